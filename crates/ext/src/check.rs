@@ -1,4 +1,4 @@
-//! A full check of a volume that changes nothing.
+//! Read-only check of a whole volume.
 //!
 //! ```text
 //!   0 superblock, groups        where everything is                layout · orphans
@@ -9,16 +9,15 @@
 //!   4 link counts               as many as names?                  counts
 //!   5 bitmaps and counters      as passes 0 to 2 found them?       counts · quota
 //! ```
-//! Law 1: passes 1 and 2 share their work among threads and share nothing but sets of
-//! bits, a word for each inode, and the list of complaints. The verdict does not depend on
-//! which came first; of files that share an indirect block, the first to come tells more.
-//! Law 2: an indirect block is walked once, however many point to it; so is a directory block.
-//! Blocks that are claimed once more are counted, and no further than a multiple of all there are.
-//! Time and memory follow the size of the disk, whatever it holds.
-//! Law 3: what a checksum seals is verified once, where it is first looked at; it is looked at
-//! whether its checksum is right or not, and each wrong one is a complaint of its own.
-//! Law 4: a volume whose journal needs recovery is checked as it will be after that.
-//! Law 5: scattered blocks are asked for together before they are looked at (`ahead`).
+//! Law 1: threads share the work of passes 1 and 2. They share only bit sets, one word per inode,
+//! and the problem log. The verdict does not depend on their order; of files that share an indirect
+//! block, the first one gets more details.
+//! Law 2: an indirect or directory block is walked once, however many pointers it has. Repeated
+//! claims are counted up to a multiple of all blocks. Time and memory follow the size of the disk.
+//! Law 3: a checksum is verified once, at first use. A block with a wrong checksum is still
+//! checked; each wrong checksum is a problem of its own.
+//! Law 4: a volume whose journal needs recovery is checked as it will be after replay.
+//! Law 5: scattered blocks are prefetched together (`prefetch`).
 //! Law 6: the verdict is that of `e2fsck -fn`, found out by watching it.
 
 mod bit_set;
@@ -61,21 +60,21 @@ use xattrs::{EaInodeUse, XattrBlockRefs};
 
 pub use problem::{Problem, Severity, What};
 
-/// Features that change what a sound volume looks like, beyond what is looked at here.
+/// Features that change the layout of a valid volume, which the checker does not know.
 const UNSUPPORTED_COMPATIBLE: Compatible =
     Compatible::LAZY_BG.union(Compatible::EXCLUDE_INODE).union(Compatible::EXCLUDE_BITMAP);
-/// How often blocks are come by another time on a volume of any size.
+/// Revisits of blocks allowed on a volume of any size.
 const MAX_REVISITS: u64 = 1 << 20;
 const KNOWN_COMPATIBLE: u32 = (1 << 13) - 1;
 
-/// How a volume is checked.
+/// Options of a check.
 #[derive(Clone, Copy, Debug)]
 pub struct CheckOptions {
-    /// Threads that share the work.
+    /// Number of threads.
     pub threads: usize,
-    /// Complaints that are kept; more are only counted.
+    /// Problems kept; further ones are only counted.
     pub max_problems: usize,
-    /// Bytes of metadata kept in memory.
+    /// Bytes of the metadata cache.
     pub cache_bytes: u64,
 }
 
@@ -85,16 +84,16 @@ impl Default for CheckOptions {
     }
 }
 
-/// What a check found.
+/// Result of a check.
 #[derive(Clone, Debug, Default)]
 pub struct Report {
-    /// What is wrong, pass by pass.
+    /// Problems, in the order of the passes.
     pub problems: Vec<Problem>,
-    /// How much more was wrong than `complaints` has room for.
+    /// Problems beyond the limit of `problems`.
     pub suppressed: u64,
-    /// Whether the check went through all passes.
+    /// True if the check completed all passes.
     pub complete: bool,
-    /// Whether what the journal holds was read as if it were in place.
+    /// True if the journal was replayed in memory for the check.
     pub replayed: bool,
     /// Label of the volume.
     pub label: Vec<u8>,
@@ -112,19 +111,19 @@ pub struct Report {
 }
 
 impl Report {
-    /// Whether `e2fsck -fn` would end with status 0.
+    /// Returns true if `e2fsck -fn` would exit with status 0.
     pub fn is_clean(&self) -> bool {
         !self.damaged
     }
 }
 
-/// How far a check is: what is done, and of how much. Called by several threads.
+/// Callback for progress: bytes done, and bytes in total. Called by several threads.
 pub type Progress<'a> = &'a (dyn Fn(u64, u64) + Sync);
 
-/// What all passes share.
+/// State shared by all passes.
 struct Check<'a> {
     disk: &'a dyn Disk,
-    /// The journal is read as if it were in place.
+    /// True if the disk is read with the journal applied.
     replayed: bool,
     raw: RawSuperblock,
     super_: Superblock,
@@ -134,38 +133,38 @@ struct Check<'a> {
     done: AtomicU64,
     problems: ProblemLog,
     groups: Vec<GroupLayout>,
-    /// Blocks of the volume's own structures, from the first data block on.
+    /// Metadata blocks of the volume, from the first data block on.
     metadata: AtomicBitSet,
-    /// Clusters that something claims.
+    /// Claimed clusters.
     used: AtomicBitSet,
-    /// Clusters that are claimed again.
+    /// Clusters claimed more than once.
     multiply_claimed: AtomicBitSet,
-    /// Blocks that were claimed, looked at or listed another time.
+    /// Repeated claims, visits and list entries of blocks.
     revisits: AtomicU64,
-    /// What is known of each inode.
+    /// State of each inode.
     inode_states: InodeStates,
-    /// Inodes on the list that the superblock begins.
+    /// Inodes on the orphan list of the superblock.
     orphans: HashSet<u32>,
     directories: Mutex<Vec<u32>>,
-    /// Their inodes.
+    /// Inodes of the directories.
     directory_inodes: prefetch::DirectoryInodeCache,
-    /// Memory of requests that are done; a few for each thread.
+    /// Buffers of finished requests; a few per thread.
     buffers: Mutex<Vec<PrivateBuffer>>,
-    /// How often each block of attributes is referred to.
+    /// References to each xattr block.
     xattr_blocks: Mutex<HashMap<u64, XattrBlockRefs>>,
-    /// How encrypted inodes are.
+    /// Encryption contexts of encrypted inodes.
     policies: Mutex<HashMap<u32, Vec<u8>>>,
-    /// What users, groups and projects use.
+    /// Usage of users, groups and projects.
     usage: Mutex<[quota::UsageById; 3]>,
-    /// Which attributes have values in inodes of their own.
+    /// References from attributes to EA inodes.
     values: Mutex<Vec<EaInodeUse>>,
 }
 
-/// Checks the volume on `disk`. It must not be written meanwhile.
+/// Checks the volume on `disk`, which must not be written meanwhile.
 ///
 /// # Errors
-/// [`Error::NotExt`]; [`Error::Unsupported`] naming what the volume needs that cannot be
-/// checked; [`Error::Io`]. Damage is no error.
+/// [`Error::NotExt`]; [`Error::Unsupported`] naming a feature that cannot be checked;
+/// [`Error::Io`]. Damage is no error.
 pub fn check(
     disk: &Arc<dyn Disk>,
     options: CheckOptions,
@@ -186,7 +185,7 @@ pub fn check(
     Ok(report)
 }
 
-/// Checks a volume whose blocks are all where `disk` says.
+/// Checks a volume whose journal needs no replay.
 fn check_in_place(
     disk: &Arc<dyn Disk>,
     raw: RawSuperblock,
@@ -322,42 +321,42 @@ fn check_supported(raw: &RawSuperblock, super_: &Superblock) -> Result<()> {
 }
 
 impl Check<'_> {
-    /// The role of what belongs to a file needs no generation here: nothing is verified by it.
+    /// Returns the file's id for block roles; its generation is unused: it verifies nothing.
     fn file_id(inode: u32) -> FileId {
         FileId { inode, generation: 0 }
     }
 
-    /// Notes that a block was come by another time. An extent of few bytes claims many blocks, so
-    /// this is done only so often; whether it may be done again.
+    /// Counts a revisit of a block and returns true below the limit. A small extent can claim many
+    /// blocks, so revisits are limited.
     fn count_revisit(&self) -> bool {
         let most = self.used.len().saturating_mul(4).saturating_add(MAX_REVISITS);
         self.revisits.fetch_add(1, Ordering::Relaxed) < most
     }
 
-    /// The place of the cluster of a block in the sets of clusters.
+    /// Returns the index of a block's cluster in the cluster sets.
     fn cluster_index(&self, block: u64) -> u64 {
         self.block_index(block).checked_div(self.super_.cluster_blocks.into()).unwrap_or(0)
     }
 
-    /// Whether an inode was in use without a name, or about to be cut short, when the volume was
-    /// left: who recovers it goes on with that, and until then it is in use.
+    /// Returns true if the inode was an orphan at unmount. Recovery deletes or truncates it, and
+    /// until then it is in use.
     fn is_orphan(&self, number: u32) -> bool {
         self.replayed && self.orphans.contains(&number)
     }
 
-    /// Whether `number` is the inode of a quota.
+    /// Returns true if `number` is a quota inode.
     fn is_quota(&self, number: u32) -> bool {
         self.super_.read_only_compatible.contains(ReadOnlyCompatible::QUOTA)
             && number != 0
             && self.super_.quotas.contains(&number)
     }
 
-    /// The place of a block in the sets of blocks.
+    /// Returns the index of a block in the block sets.
     fn block_index(&self, block: u64) -> u64 {
         block.wrapping_sub(u64::from(self.super_.first_data_block))
     }
 
-    /// Whether a pointer may say `block`.
+    /// Returns true if `block` is a valid block number.
     fn holds(&self, block: u64) -> bool {
         (u64::from(self.super_.first_data_block)..self.super_.blocks).contains(&block)
     }
@@ -366,8 +365,8 @@ impl Check<'_> {
         self.store.block(FsBlock(block), role)
     }
 
-    /// The directories that were found, but for those that are about to be deleted: they hold no
-    /// names, and their `..` does not count.
+    /// Returns the directories found, without orphans: these hold no names, and their `..` does not
+    /// count.
     fn sorted_directories(&self) -> Vec<u32> {
         let mut list =
             std::mem::take(&mut *self.directories.lock().unwrap_or_else(PoisonError::into_inner));
@@ -376,7 +375,7 @@ impl Check<'_> {
         list
     }
 
-    /// Counts `bytes` of work.
+    /// Reports `bytes` of finished work.
     fn advance(&self, bytes: u64) {
         let done = self.done.fetch_add(bytes, Ordering::Relaxed).saturating_add(bytes);
         let tables = u64::from(self.super_.inode_table_blocks())
@@ -385,8 +384,7 @@ impl Check<'_> {
         (self.progress)(done, tables);
     }
 
-    /// Runs `work` on each number below `count`, shared among the threads; ends at the
-    /// first error.
+    /// Runs `work` on each number below `count` on all threads; ends at the first error.
     fn run_parallel(&self, count: usize, work: impl Fn(usize) -> Result<()> + Sync) -> Result<()> {
         let next = AtomicU64::new(0);
         let run = || -> Result<()> {

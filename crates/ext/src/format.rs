@@ -1,14 +1,14 @@
-//! What the bytes of an ext volume mean.
+//! On-disk structures of ext2, ext3 and ext4.
 //!
 //! ```text
 //!   bytes ──▶ Raw* (field names of the format manual, any bytes) ──check──▶ meaning
 //! ```
 //!
-//! Law 1: a `Raw*` type is bytes with names; nothing is decided on it but its checks.
-//! Law 2: a value of a meaning type is sane by construction.
+//! Law 1: a `Raw*` type is bytes with field names; its only logic is validation.
+//! Law 2: a value of a checked type is valid by construction.
 //! Law 3: every loop is bounded by the slice it walks.
 //!
-//! This module is pure: it does not know what a disk or a cache is.
+//! This module is pure: it knows neither disks nor caches.
 
 pub mod acl;
 pub mod bitmap;
@@ -33,25 +33,25 @@ pub(crate) mod requirements;
 pub mod superblock;
 pub mod xattr;
 
-/// Little-endian 16 bits at `at`, if they are there.
+/// Reads a little-endian `u16` at `at`; `None` beyond the slice.
 pub(crate) fn le16(bytes: &[u8], at: usize) -> Option<u16> {
     let field = bytes.get(at..at.checked_add(2)?)?;
     Some(u16::from_le_bytes(field.try_into().ok()?))
 }
 
-/// Little-endian 32 bits at `at`, if they are there.
+/// Reads a little-endian `u32` at `at`; `None` beyond the slice.
 pub(crate) fn le32(bytes: &[u8], at: usize) -> Option<u32> {
     let field = bytes.get(at..at.checked_add(4)?)?;
     Some(u32::from_le_bytes(field.try_into().ok()?))
 }
 
-/// Puts little-endian 16 bits at `at`, if there is room.
+/// Writes a little-endian `u16` at `at`; `None` beyond the slice.
 pub(crate) fn put16(bytes: &mut [u8], at: usize, value: u16) -> Option<()> {
     bytes.get_mut(at..at.checked_add(2)?)?.copy_from_slice(&value.to_le_bytes());
     Some(())
 }
 
-/// Puts little-endian 32 bits at `at`, if there is room.
+/// Writes a little-endian `u32` at `at`; `None` beyond the slice.
 pub(crate) fn put32(bytes: &mut [u8], at: usize, value: u32) -> Option<()> {
     bytes.get_mut(at..at.checked_add(4)?)?.copy_from_slice(&value.to_le_bytes());
     Some(())

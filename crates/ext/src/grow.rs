@@ -1,6 +1,5 @@
-//! Growing a volume that is not in use: the last group is filled up, groups are added, and their
-//! descriptors take blocks of the reserve that follows the table; where that ends, they are spread
-//! (`meta_bg`).
+//! Growing an unmounted volume: fills the last group and adds groups. New descriptors use the
+//! reserved GDT blocks; beyond these they are spread (`meta_bg`).
 //!
 //! ```text
 //!   before   | super | descriptors | reserve ........... | .. | last group, cut |
@@ -8,9 +7,9 @@
 //!                                    └── never moves ──┘
 //! ```
 //! Law 1: everything is known to fit before a byte is written, the length of a file included.
-//! Law 2: nothing moves. With clusters the volume ends with a whole one, and what is new of a group
-//! begins with one.
-//! Law 3: what is beyond the end is written first, and all that was there before in one change
+//! Law 2: nothing moves. With clusters, the volume ends with a whole cluster, and the new part of a
+//! group begins with one.
+//! Law 3: blocks beyond the old end are written first, existing blocks in one atomic change
 //! (`redo`).
 
 #![allow(
@@ -37,36 +36,36 @@ use crate::redo_log::RedoLog;
 use crate::units::{saturating_u32, saturating_usize};
 use crate::{FsBlock, GroupNumber};
 
-/// Where a plan is written.
+/// Target of a grow.
 pub struct GrowTarget<'a> {
-    /// The disk; as long as the volume is to be.
+    /// The disk, at least as long as the planned volume.
     pub disk: &'a dyn Disk,
-    /// From this byte on it reads as zeros, so that zeros need not be written.
+    /// Byte from which the disk reads as zeros, so that zeros need not be written.
     pub zeroed_from_bytes: u64,
-    /// When the volume is said to have been written.
+    /// Write time for the superblock.
     pub now: Time,
-    /// Called with bytes of new groups that were handed to the disk.
+    /// Called with the bytes of new groups submitted to the disk.
     pub progress: &'a dyn Fn(u64),
 }
 
-/// A volume as it is, and as it is to be.
+/// Plan to grow a volume.
 #[derive(Debug)]
 pub struct GrowPlan {
     old: OfflineVolume,
-    /// The superblock as it is to be; free counts excepted, which are what they were.
+    /// The planned superblock, with the old free counts.
     raw: RawSuperblock,
     new: Superblock,
-    /// The top of the map of the reserve, if that has to change.
+    /// Double-indirect block of the resize inode, if it must change.
     resize_dind_block: Option<FsBlock>,
 }
 
 impl GrowPlan {
-    /// Plans to grow the volume on `disk`, which is not in use and [`crate::recover_unmounted`]d, to
-    /// `size_bytes`: less by a part of a block, and by a last group that would have no room for
-    /// files. The disk may be shorter than that until it is written.
+    /// Plans to grow the unmounted, [`crate::recover_unmounted`]d volume on `disk` to `size_bytes`.
+    /// The result is smaller by a partial block, and by a last group too small for files. The disk
+    /// may be shorter until [`Self::write`].
     ///
     /// # Errors
-    /// All but [`OfflineError::ShortDisk`] for the size to come.
+    /// All of [`OfflineError`] except [`OfflineError::ShortDisk`].
     pub fn plan(disk: &dyn Disk, size_bytes: u64) -> Result<Self> {
         let old = OfflineVolume::load(disk, "growing")?;
         let (raw, new) = target_superblock(&old, size_bytes)?;
@@ -78,17 +77,17 @@ impl GrowPlan {
         Ok(Self { old, raw, new, resize_dind_block: reserve })
     }
 
-    /// Bytes of the volume as it is.
+    /// Returns the current size in bytes.
     pub fn old_len_bytes(&self) -> u64 {
         self.old.super_.len_bytes()
     }
 
-    /// Bytes of the volume as it is to be; the same if there is nothing to do.
+    /// Returns the planned size in bytes; unchanged if there is nothing to do.
     pub fn len_bytes(&self) -> u64 {
         self.new.len_bytes()
     }
 
-    /// The superblock to come; the free counts are what they were.
+    /// Returns the planned superblock, with the old free counts.
     pub fn superblock(&self) -> &Superblock {
         &self.new
     }
@@ -97,7 +96,7 @@ impl GrowPlan {
         self.old.super_.groups..self.new.groups
     }
 
-    /// Bytes of new groups that are written where nothing reads as zeros, for a bar of progress.
+    /// Returns the bytes of new groups that must be written, for a progress bar.
     pub fn bytes_to_write(&self, zeroed_from_bytes: u64) -> u64 {
         let block_bytes = u64::from(self.new.block_bytes);
         let most = zeroed_from_bytes / block_bytes;
@@ -110,11 +109,11 @@ impl GrowPlan {
         all.saturating_mul(block_bytes)
     }
 
-    /// Grows the volume, and waits until that is durable.
+    /// Grows the volume, and waits until the change is durable.
     ///
     /// # Errors
-    /// [`OfflineError::ShortDisk`]; [`OfflineError::NoLogSpace`] where nothing is free for the log; what the device
-    /// says.
+    /// [`OfflineError::ShortDisk`]; [`OfflineError::NoLogSpace`] without free blocks for the redo
+    /// log; device errors.
     pub fn write(&self, target: &GrowTarget<'_>) -> Result<()> {
         let (disk_bytes, needed_bytes) = (target.disk.properties().len_bytes, self.len_bytes());
         if needed_bytes > disk_bytes {
@@ -141,7 +140,7 @@ impl GrowPlan {
         let end = group_bounds(&self.new, last).1;
         let gained = old.blocks.next_multiple_of(ratio).min(end)..end;
         room.push(gained.clone());
-        // As many as may change, and those of the index.
+        // As many as may change, and the index.
         let copies = (0..self.new.groups).filter(|it| self.new.has_superblock(GroupNumber(*it)));
         let each = u64::from(self.new.descriptor_blocks())
             + u64::from(self.new.reserved_descriptor_blocks)
@@ -164,7 +163,7 @@ impl GrowPlan {
         Ok(redo.commit(&raw)?)
     }
 
-    /// Writes what is in a new group, which is not seen yet; its descriptor, and what is free.
+    /// Writes a new group, which no reader sees yet; returns its descriptor and its free blocks.
     fn write_group(
         &self,
         redo: &mut RedoLog<'_>,
@@ -206,7 +205,7 @@ impl GrowPlan {
         redo.write_free_blocks(group.block_bitmap, &bytes)?;
         (target.progress)(bytes.len() as u64);
         let at_bytes = |block: u64| block * u64::from(new.block_bytes);
-        // Of its head all but the reserve is written with the descriptors.
+        // The head is written with the descriptors, except for the reserved GDT blocks.
         redo.zero_free_blocks(
             at_bytes(start),
             at_bytes(head.0).min(target.zeroed_from_bytes),
@@ -217,7 +216,7 @@ impl GrowPlan {
         Ok((group, data..end))
     }
 
-    /// What the group that was last gains is free.
+    /// Frees the blocks that the last group gains.
     fn fill_last_group(
         &self,
         redo: &mut RedoLog<'_>,
@@ -233,7 +232,7 @@ impl GrowPlan {
         to_be.set_block_bitmap(redo, last, bitmap)
     }
 
-    /// Frees a block that was there before.
+    /// Frees a block of the old volume.
     fn free_block(
         &self,
         redo: &mut RedoLog<'_>,
@@ -258,7 +257,7 @@ impl GrowPlan {
     }
 }
 
-/// The superblock of a volume of `size_bytes`, free counts excepted.
+/// Returns the superblock for `size_bytes`, with the old free counts.
 fn target_superblock(
     whole: &OfflineVolume,
     size_bytes: u64,
@@ -316,7 +315,7 @@ fn with_blocks(
         let left = reserved.saturating_sub(taken);
         raw.s_reserved_gdt_blocks = u16::try_from(left).unwrap_or(u16::MAX).into();
         if taken > reserved {
-            // From here on descriptors are spread, and nothing is kept for them.
+            // Further descriptors are spread, so no GDT blocks are reserved any more.
             let [compatible, incompatible, read_only] = raw.features();
             let compatible = compatible & !Compatible::RESIZE_INODE.bits();
             let incompatible = incompatible | Incompatible::META_BG.bits();
@@ -326,7 +325,7 @@ fn with_blocks(
     }
     let new = seal_and_parse(&mut raw)?;
     if old.cluster_blocks > 1 {
-        // What shares clusters is not counted here: the kernel does that where this is 0.
+        // Shared clusters are not counted here; the kernel computes the overhead if this is 0.
         raw.s_overhead_blocks = 0.into();
     } else if old.overhead_clusters != 0 {
         let more = new.overhead().saturating_sub(old.overhead());
@@ -335,7 +334,7 @@ fn with_blocks(
     Ok((raw, new))
 }
 
-/// Sets how many blocks there are, and with them the groups, inodes and what is reserved.
+/// Sets the block count, and with it the groups, inodes and reserved blocks.
 pub(crate) fn set_blocks(
     raw: &mut RawSuperblock,
     old: &Superblock,
@@ -360,7 +359,7 @@ pub(crate) fn set_blocks(
     Ok(())
 }
 
-/// The superblock that a raw one says, which is sealed for that.
+/// Sets the checksum of a raw superblock and parses it.
 pub(crate) fn seal_and_parse(raw: &mut RawSuperblock) -> crate::Result<Superblock> {
     raw.set_checksum();
     raw.check()

@@ -1,4 +1,4 @@
-//! Making volumes: | rules ──▶ layout | tree + layout ──▶ plan | plan ──▶ disk |
+//! Formatting: | rules ──▶ layout | tree + layout ──▶ plan | plan ──▶ disk |
 //!
 //! ```text
 //!   Options, size ──Layout::new──▶ Layout     groups, tables, reserves: mke2fs's rules
@@ -7,14 +7,14 @@
 //!   Plan, Disk    ──write────────▶ a volume   large requests, several threads
 //! ```
 //! Law 1: nothing is written before everything is known to fit.
-//! Law 2: the superblock of group 0 is wiped first and written last, each with a flush: a run that
-//! fails half-way leaves no volume.
-//! Law 3: time and chance are arguments: the same tree and options give the same bytes.
+//! Law 2: the superblock of group 0 is wiped first and written last, each with a flush: an
+//! interrupted run leaves no volume.
+//! Law 3: time and random numbers are arguments: the same tree and options give the same bytes.
 //!
-//! This module does not know where a tree comes from: file contents are asked for by a number.
+//! This module does not know the source of a tree: it requests file contents by number.
 //!
-//! Unlike the rest of the crate it computes with numbers that are its own; those that
-//! users choose are bounded by [`Layout::new`] and by [`VolumePlan::new`] before they are computed with.
+//! Arithmetic here uses computed values; [`Layout::new`] and [`VolumePlan::new`] bound the values
+//! that users choose.
 
 #![allow(
     clippy::arithmetic_side_effects,
@@ -43,34 +43,34 @@ pub use plan::{VolumePlan, plan_for_size, plan_smallest};
 pub use tree::{FileSource, NodeId, NodeKind, Tree, TreeNode};
 pub use write::{FormatTarget, write};
 
-/// Why no volume was made.
+/// Error of making a volume.
 #[derive(Debug, thiserror::Error)]
 pub enum FormatError {
-    /// The size leaves no room for a volume.
+    /// The size is too small for a volume.
     #[error("too small for a volume: {blocks} blocks of {block_bytes} bytes")]
     TooSmall {
-        /// Blocks there are.
+        /// Blocks of the volume.
         blocks: u64,
-        /// Bytes of a block.
+        /// Bytes per block.
         block_bytes: u32,
     },
-    /// More blocks than its numbers of blocks can count.
+    /// The block count exceeds 32 bits without the `64bit` feature.
     #[error(
         "too large: {blocks} blocks of {block_bytes} bytes; take larger blocks (-b), \
          or ext4 (-t), which counts them with 64 bits"
     )]
     TooLarge {
-        /// Blocks there are.
+        /// Blocks of the volume.
         blocks: u64,
-        /// Bytes of a block.
+        /// Bytes per block.
         block_bytes: u32,
     },
-    /// The inodes would take the room of the files.
+    /// The inode tables would fill the volume.
     #[error(
         "{0} inodes leave no room for files: give fewer (-N), more bytes per inode (-i), or a larger SIZE"
     )]
     TooManyInodes(u32),
-    /// An option makes no sense, or not with another.
+    /// An invalid option or combination of options.
     #[error("{0}")]
     Misuse(String),
     /// The journal would take more than half of the volume.
@@ -79,49 +79,49 @@ pub enum FormatError {
          or a larger SIZE"
     )]
     LargeJournal(u32),
-    /// The inode tables of a flex group do not fit between what has its place.
+    /// The inode tables of a flex group do not fit between the fixed structures.
     #[error(
         "the inode tables find no room: give fewer inodes (-N), more bytes per inode (-i), \
          ^flex_bg (-O), or a larger SIZE"
     )]
     NoTables,
-    /// The tree needs more blocks than there are.
+    /// The tree needs more blocks than are free.
     #[error(
         "no room: the tree needs {needed} blocks of {block_bytes} bytes, the volume has {free}; \
          give a larger SIZE"
     )]
     NoBlocks {
-        /// Blocks that it needs.
+        /// Blocks needed.
         needed: u64,
-        /// Blocks for files.
+        /// Free blocks.
         free: u64,
-        /// Bytes of a block.
+        /// Bytes per block.
         block_bytes: u32,
     },
-    /// The tree needs more inodes than there are.
+    /// The tree needs more inodes than are free.
     #[error(
         "no room: the tree needs {needed} inodes, the volume has {free}; give more (-N) or a larger SIZE"
     )]
     NoInodes {
-        /// Inodes that it needs.
+        /// Inodes needed.
         needed: u64,
-        /// Inodes for files.
+        /// Free inodes.
         free: u64,
     },
-    /// Something in the tree that ext2 cannot hold.
+    /// A node of the tree that ext2 cannot hold.
     #[error("{path}: {what}")]
     Tree {
-        /// Where.
+        /// Path of the node.
         path: String,
-        /// What.
+        /// Reason.
         what: String,
     },
     /// The contents of a file could not be read.
     #[error("{path}: {error}")]
     Source {
-        /// Which file.
+        /// Path of the file.
         path: String,
-        /// Why.
+        /// Error of the source.
         error: std::io::Error,
     },
     /// The device failed.
@@ -129,5 +129,5 @@ pub enum FormatError {
     Io(#[from] draconis_device::Error),
 }
 
-/// What making volumes answers.
+/// Result of making a volume.
 pub type Result<T> = std::result::Result<T, FormatError>;

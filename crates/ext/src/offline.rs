@@ -1,10 +1,10 @@
-//! A volume that is not in use, as a whole: its groups as they are, and its groups as they are to
-//! be after a change of all of it.
+//! Layout of an unmounted volume: its groups now, and its groups as planned after an offline
+//! change.
 //!
 //! ```text
 //!   superblock, descriptors ─▶ Whole ─▶ ToBe: superblock, groups ─▶ Redo ─▶ one change
 //! ```
-//! Law: what is read is verified, and refused where it is damaged; a change never has to guess.
+//! Law: every structure is verified when read, and refused if damaged; a change never guesses.
 
 #![allow(
     clippy::arithmetic_side_effects,
@@ -31,62 +31,62 @@ use crate::units::{saturating_u32, saturating_usize};
 use crate::volume::{OpenOptions, Volume, read_superblock};
 use crate::{FsBlock, GroupNumber, InodeNumber};
 
-/// Why a volume was not changed.
+/// Error of an offline change.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum OfflineError {
-    /// It was not unmounted properly, or damage was found and left.
+    /// The volume was not unmounted cleanly, or has unrepaired damage.
     #[error("the volume is not clean; run e2fsck -f first")]
     NotClean,
-    /// The size to grow to is less than it has.
+    /// The size to grow to is less than the current size.
     #[error(
         "the volume has {blocks} blocks of {block_bytes} bytes; draconis shrink makes it smaller"
     )]
     Shrink {
-        /// Blocks that it has.
+        /// Blocks of the volume.
         blocks: u64,
-        /// Bytes of a block.
+        /// Bytes per block.
         block_bytes: u32,
     },
-    /// The size to shrink to is more than it has.
+    /// The size to shrink to exceeds the current size.
     #[error("the volume has {blocks} blocks of {block_bytes} bytes; draconis grow makes it larger")]
     Grow {
-        /// Blocks that it has.
+        /// Blocks of the volume.
         blocks: u64,
-        /// Bytes of a block.
+        /// Bytes per block.
         block_bytes: u32,
     },
-    /// Its block numbers, or those of its inodes, do not reach so far.
+    /// The block or inode numbers of the volume cannot count the requested size.
     #[error(
         "{asked_bytes} bytes are too many: the volume can grow to {largest_bytes} bytes ({}K)",
         largest_bytes / 1024
     )]
     TooLarge {
-        /// The size asked for, in bytes.
+        /// Requested size in bytes.
         asked_bytes: u64,
-        /// The largest that works, in bytes.
+        /// Largest possible size in bytes.
         largest_bytes: u64,
     },
-    /// What it holds does not fit.
+    /// The used blocks or inodes do not fit into the requested size.
     #[error(
         "{asked_bytes} bytes are too few: the volume can shrink to {least_bytes} bytes ({}K)",
         least_bytes / 1024
     )]
     TooSmall {
-        /// The size asked for, in bytes.
+        /// Requested size in bytes.
         asked_bytes: u64,
-        /// The least that works, in bytes.
+        /// Smallest possible size in bytes.
         least_bytes: u64,
     },
-    /// There is no room for the log of the change.
+    /// Too few free blocks for the redo log.
     #[error("no room for the log of the change: free some space on the volume first")]
     NoLogSpace,
-    /// Something about the volume that is not changed here.
+    /// A property of the volume that offline changes do not support.
     #[error("{0}")]
     Unsupported(String),
-    /// The caller asked for something that makes no sense.
+    /// An invalid request of the caller.
     #[error("{0}")]
     Misuse(String),
-    /// The disk does not reach to the end of the volume as it is, or as it is to be.
+    /// The disk is shorter than the volume, now or as planned.
     #[error("the disk has {disk_bytes} bytes, the volume needs {needed_bytes}")]
     ShortDisk {
         /// Bytes of the disk.
@@ -94,7 +94,7 @@ pub enum OfflineError {
         /// Bytes of the volume.
         needed_bytes: u64,
     },
-    /// It is no volume, or damaged, or the device failed.
+    /// No ext volume, a damaged volume, or a device error.
     #[error(transparent)]
     Volume(crate::Error),
 }
@@ -102,7 +102,7 @@ pub enum OfflineError {
 impl From<crate::Error> for OfflineError {
     fn from(error: crate::Error) -> Self {
         match error {
-            // What is taken is counted before; the log alone can lack room.
+            // Allocations are counted beforehand; only the redo log can run out of space.
             crate::Error::NoSpace => Self::NoLogSpace,
             error => Self::Volume(error),
         }
@@ -115,13 +115,12 @@ impl From<draconis_device::Error> for OfflineError {
     }
 }
 
-/// What a change of a whole volume answers.
+/// Result of an offline change.
 pub type Result<T> = std::result::Result<T, OfflineError>;
 
-/// Makes the volume on `disk`, which is not in use, one whose blocks are all in place: ends a
-/// change that was cut off, and puts in place what its journal holds. Says whether there was
-/// anything to do. A volume that guards against two hosts is claimed, for what follows, too; who
-/// asked gives it back.
+/// Recovers the unmounted volume on `disk`: finishes an interrupted offline change and replays the
+/// journal. Returns true if there was something to do. With MMP the volume is claimed, also for the
+/// change that follows; the caller releases the claim.
 ///
 /// # Errors
 /// As [`Volume::open_for_writing`].
@@ -129,7 +128,7 @@ pub fn recover_unmounted(
     disk: &Arc<dyn Disk>,
     how: &MmpClaimOptions<'_>,
 ) -> crate::Result<(bool, Option<MmpClaim>)> {
-    // Meanwhile nobody else knows what the volume is.
+    // Until it is finished, an interrupted change leaves the layout unknown.
     let was_unfinished = redo_log::finish_interrupted_change(&**disk)?;
     let claim = MmpClaim::acquire_for_tool(disk, how)?;
     let now = how.now;
@@ -153,18 +152,18 @@ pub fn recover_unmounted(
     Ok((was_unfinished || needs_recovery, claim))
 }
 
-/// A volume as it is.
+/// Layout of an unmounted volume as it is.
 #[derive(Debug)]
 pub(crate) struct OfflineVolume {
     /// The superblock of group 0.
     pub(crate) raw: RawSuperblock,
     pub(crate) super_: Superblock,
     pub(crate) groups: Vec<GroupDescriptor>,
-    /// The descriptors, one after the other.
+    /// Bytes of the group descriptor table.
     descriptors: Vec<u8>,
 }
 
-/// A volume as it is to be.
+/// Layout of the volume after the change.
 #[derive(Debug)]
 pub(crate) struct PlannedVolume {
     pub(crate) raw: RawSuperblock,
@@ -173,7 +172,7 @@ pub(crate) struct PlannedVolume {
 }
 
 impl OfflineVolume {
-    /// Reads the volume on `disk`, which is not in use. `change` names what is done to it.
+    /// Reads the unmounted volume on `disk`. `change` names the change in errors.
     pub(crate) fn load(disk: &dyn Disk, change: &str) -> Result<Self> {
         let raw = read_raw(disk)?;
         let super_ = raw.check()?;
@@ -217,7 +216,7 @@ impl OfflineVolume {
         Ok(group.ok_or(crate::Error::corrupt("group number"))?)
     }
 
-    /// The block bitmap of a group, bits beyond its end set.
+    /// Returns the block bitmap of a group, with the bits beyond its end set.
     pub(crate) fn block_bitmap(&self, redo: &RedoLog<'_>, number: u32) -> Result<Vec<u8>> {
         let (group, super_) = (self.group(number)?, &self.super_);
         let len = group_clusters(super_, number);
@@ -242,7 +241,7 @@ impl OfflineVolume {
         Ok(bytes)
     }
 
-    /// The inode bitmap of a group, bits beyond its end set.
+    /// Returns the inode bitmap of a group, with the bits beyond its end set.
     pub(crate) fn inode_bitmap(&self, redo: &RedoLog<'_>, number: u32) -> Result<Vec<u8>> {
         let (group, super_) = (self.group(number)?, &self.super_);
         let count = super_.inodes_per_group;
@@ -261,7 +260,7 @@ impl OfflineVolume {
         Ok(bytes)
     }
 
-    /// Free blocks from `first` on, the last ones first: `enough` of them if there are so many.
+    /// Returns up to `enough` free blocks at or after `first`, the highest group first.
     pub(crate) fn free_blocks(
         &self,
         redo: &RedoLog<'_>,
@@ -296,7 +295,7 @@ impl OfflineVolume {
 }
 
 impl PlannedVolume {
-    /// Sets the block bitmap of a group, and what its descriptor says of it.
+    /// Sets the block bitmap of a group, with its count and checksum in the descriptor.
     pub(crate) fn set_block_bitmap(
         &mut self,
         redo: &mut RedoLog<'_>,
@@ -314,9 +313,8 @@ impl PlannedVolume {
         Ok(redo.stage_block(group.block_bitmap, bytes)?)
     }
 
-    /// Has the superblock count what its groups say, and everything written down: descriptors
-    /// and their copies, and the copies of the superblock. What is beyond the volume as it was
-    /// is written at once.
+    /// Sums the free counts of the groups for the superblock. Writes the descriptors, their copies,
+    /// and the backup superblocks. Copies beyond the old end are written at once.
     pub(crate) fn write_descriptors(
         &mut self,
         redo: &mut RedoLog<'_>,
@@ -346,7 +344,7 @@ impl PlannedVolume {
                 let number = first + slot;
                 let at = saturating_usize(number.into()) * len;
                 let to = saturating_usize(slot.into()) * len;
-                // Fields that are not known here stay what they are.
+                // Unknown fields of a descriptor stay unchanged.
                 if let (Some(from), Some(to)) =
                     (old.descriptors.get(at..at + len), block.get_mut(to..to + len))
                 {
@@ -374,30 +372,30 @@ impl PlannedVolume {
     }
 }
 
-/// A superblock as `group` keeps it.
+/// Returns the backup superblock for `group`.
 pub(crate) fn backup_superblock(raw: &RawSuperblock, group: GroupNumber) -> RawSuperblock {
     let mut copy = raw.clone();
-    // A copy knows nothing of how the volume was left.
+    // A backup does not record how the volume was unmounted.
     copy.s_state = 0.into();
     copy.s_block_group_nr = u16::try_from(group.0).unwrap_or(u16::MAX).into();
     copy.set_checksum();
     copy
 }
 
-/// The first block of a group, and one past its last.
+/// Returns the first block of a group and one past its last.
 pub(crate) fn group_bounds(super_: &Superblock, number: u32) -> (u64, u64) {
     let number = GroupNumber(number);
     (super_.group_start(number).0, super_.group_end(number).0)
 }
 
-/// Clusters of a group: the bits of its bitmap that stand for something.
+/// Returns the clusters of a group, the valid bits of its block bitmap.
 fn group_clusters(super_: &Superblock, number: u32) -> u32 {
     let (start, end) = group_bounds(super_, number);
     saturating_u32((end - start).div_ceil(super_.cluster_blocks.into()))
 }
 
-/// Sets or clears the bits of a bitmap that stand for those of `blocks` that are in its group. The
-/// bit of a cluster that is among them in part is set, and not cleared.
+/// Sets or clears the bits of those `blocks` that are in the group. The bit of a partly covered
+/// cluster is set, but never cleared.
 pub(crate) fn set_bits_in_group(
     bitmap: &mut [u8],
     blocks: Range<u64>,
@@ -421,7 +419,7 @@ pub(crate) fn set_bits_in_group(
     }
 }
 
-/// The bitmaps and the inode table of a group.
+/// Returns the block ranges of the bitmaps and the inode table of a group.
 pub(crate) fn group_tables(super_: &Superblock, group: &GroupDescriptor) -> [Range<u64>; 3] {
     let run = |at: FsBlock, len: u64| at.0..at.0 + len;
     [
@@ -431,7 +429,7 @@ pub(crate) fn group_tables(super_: &Superblock, group: &GroupDescriptor) -> [Ran
     ]
 }
 
-/// The block that an inode is in, and where in that block.
+/// Returns the block of an inode and the offset in that block.
 pub(crate) fn inode_location(
     super_: &Superblock,
     groups: &[GroupDescriptor],
@@ -448,13 +446,12 @@ pub(crate) fn inode_location(
 }
 
 impl Superblock {
-    /// Blocks of the clusters that so many blocks of a file take.
+    /// Rounds blocks of a file up to whole clusters.
     pub(crate) fn in_clusters(&self, blocks: u64) -> u64 {
         blocks.next_multiple_of(self.cluster_blocks.into())
     }
 
-    /// Where the block with the descriptors from number `nth` times those of a block on is, and
-    /// its copies.
+    /// Returns the blocks that hold descriptor block `nth`: the primary and its copies.
     pub(crate) fn descriptor_locations(&self, nth: u32) -> Vec<FsBlock> {
         let per_block = self.descriptors_per_block();
         let first = nth.saturating_mul(per_block);
@@ -475,7 +472,7 @@ impl Superblock {
             groups.retain(|group| *group < self.groups && *group <= last);
             return groups.into_iter().map(|group| behind_super(GroupNumber(group))).collect();
         }
-        // Groups whose own descriptors are spread keep no copies of the others.
+        // Groups under `meta_bg` keep no copies of the contiguous descriptor blocks.
         let end = match is_spread {
             true => self.first_meta_group.saturating_mul(per_block).min(self.groups),
             false => self.groups,
@@ -485,7 +482,7 @@ impl Superblock {
     }
 }
 
-/// Refuses what no change of the whole is made of; `change` names that.
+/// Refuses volumes that offline changes do not support; `change` names the change in the error.
 fn check_changeable(disk: &dyn Disk, super_: &Superblock, change: &str) -> Result<()> {
     let unsupported =
         |what: &str| Err(OfflineError::Unsupported(format!("{change} needs: {what}")));

@@ -1,4 +1,4 @@
-//! A change of a whole volume that is not in use, made at once.
+//! Redo log: atomic offline change of an unmounted volume.
 //!
 //! ```text
 //!   1  blocks that are free now     contents that move, and the log: (home, bytes) ..
@@ -9,11 +9,11 @@
 //! ```
 //! Each step is durable before the next.
 //!
-//! Law 1: before step 2 nothing that the volume has is written: a cut leaves it as it was.
-//! Law 2: from step 2 to step 5 everybody refuses the volume by the name of a feature, and
-//! [`finish`] makes steps 3 to 5 again: the log alone says what to do.
-//! Law 3: the superblock's checksum is right at every moment.
-//! Law 4: memory is bounded but for a few words for each block that is changed.
+//! Law 1: before step 2 only free blocks are written: an interruption leaves the volume unchanged.
+//! Law 2: from step 2 to step 5 a feature flag makes all drivers refuse the volume;
+//! [`finish_interrupted_change`] repeats steps 3 to 5 from the log alone.
+//! Law 3: the superblock's checksum is valid at every moment.
+//! Law 4: memory is bounded, except for a few words per changed block.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -29,28 +29,28 @@ use crate::format::{le32, put32};
 use crate::units::{saturating_u32, saturating_usize};
 use crate::{Error, FsBlock, Result};
 
-/// What a disk writes as a whole or not at all.
+/// Bytes that a disk writes atomically.
 pub(crate) const SECTOR_BYTES: u64 = 512;
-/// Bytes of changed blocks that are kept in memory.
+/// Limit of staged blocks in memory, in bytes.
 const MAX_STAGED_BYTES: u64 = 32 << 20;
-/// Bytes that may be on their way before they are waited for.
+/// Limit of bytes in flight.
 const MAX_IN_FLIGHT_BYTES: u64 = 16 << 20;
-/// Bytes of one request.
+/// Bytes of one write request.
 const REQUEST_BYTES: u64 = 1 << 20;
 
-/// A block of the index of the log: | magic | sum | next (8) | entries (4) | 0 (4) | (home, at) .. |
+/// Magic of an index block: | magic | checksum | next (8) | entries (4) | 0 (4) | (home, at) .. |
 const MAGIC: u32 = 0x4F44_4552;
 const INDEX_HEADER_BYTES: usize = 24;
 const ENTRY_BYTES: usize = 16;
-/// The home of the superblock to come.
+/// Home block number that stands for the planned superblock.
 const SUPERBLOCK_HOME: u64 = u64::MAX;
 
-/// A disk, in blocks of a volume.
+/// Bounded, ordered writes to a disk in blocks of a volume.
 pub(crate) struct OfflineWriter<'a> {
     disk: &'a dyn Disk,
     pub(crate) block_bytes: u32,
     under_way: u64,
-    /// What everything handed over follows.
+    /// Tickets that all submitted writes depend on.
     dependencies: Vec<Ticket>,
     last: Option<Ticket>,
 }
@@ -64,7 +64,7 @@ impl<'a> OfflineWriter<'a> {
         at.0.saturating_mul(self.block_bytes.into())
     }
 
-    /// Reads blocks as they were handed over last.
+    /// Reads blocks, including writes submitted before.
     pub(crate) fn read(&self, at: FsBlock, blocks: u64) -> Result<Vec<u8>> {
         if let Some(last) = self.last {
             self.disk.wait_visible(last)?;
@@ -72,12 +72,12 @@ impl<'a> OfflineWriter<'a> {
         read(self.disk, self.at_bytes(at), blocks.saturating_mul(self.block_bytes.into()))
     }
 
-    /// Hands over blocks; memory is bounded.
+    /// Submits a write of blocks; waits if too many bytes are in flight.
     pub(crate) fn write(&mut self, at: FsBlock, bytes: &[u8]) -> Result<()> {
         self.submit(Write { at_bytes: self.at_bytes(at), block: block_of(bytes) })
     }
 
-    /// Zeros from byte `start` up to `end`.
+    /// Writes zeros from byte `start` up to `end`.
     pub(crate) fn zeros(&mut self, start: u64, end: u64, progress: &dyn Fn(u64)) -> Result<()> {
         let mut at = start;
         while at < end {
@@ -103,7 +103,7 @@ impl<'a> OfflineWriter<'a> {
         Ok(())
     }
 
-    /// Waits until everything handed over is durable.
+    /// Waits until all submitted writes are durable.
     pub(crate) fn wait(&mut self) -> Result<()> {
         self.under_way = 0;
         if let Some(last) = self.last.take() {
@@ -113,8 +113,7 @@ impl<'a> OfflineWriter<'a> {
         Ok(())
     }
 
-    /// What is handed over next follows all that was handed over before, which becomes durable
-    /// together with `writes`.
+    /// Writes `writes` durably, after all earlier writes and before all later ones.
     fn write_barrier(&mut self, writes: Vec<Write>) -> Result<()> {
         self.wait()?;
         let ticket = self.disk.submit(Group { writes }, &self.dependencies);
@@ -123,22 +122,22 @@ impl<'a> OfflineWriter<'a> {
     }
 }
 
-/// A change that is being gathered.
+/// An offline change that is being staged.
 pub(crate) struct RedoLog<'a> {
     writer: OfflineWriter<'a>,
-    /// Free blocks for the log.
+    /// Free block ranges for the log.
     log_ranges: Vec<Range<u64>>,
-    /// By home: where in the log its bytes are.
+    /// Log block of each home block.
     home_to_log: BTreeMap<u64, u64>,
     pending: BTreeMap<u64, Vec<u8>>,
     pending_bytes: u64,
-    /// Nothing is written: what would be is counted.
+    /// True if writes are counted and not made.
     is_dry_run: bool,
 }
 
 impl<'a> RedoLog<'a> {
-    /// A change of the volume on `disk` whose log goes to `room`, which is free before the change
-    /// and not given out by it.
+    /// Creates a change of the volume on `disk`. Its log goes to `room`: blocks that are free
+    /// before the change and that the change does not allocate.
     pub(crate) fn new(disk: &'a dyn Disk, block_bytes: u32, room: Vec<Range<u64>>) -> Self {
         let mut room: Vec<_> = room.into_iter().filter(|range| !range.is_empty()).collect();
         room.reverse();
@@ -152,17 +151,17 @@ impl<'a> RedoLog<'a> {
         }
     }
 
-    /// A change that is only tried: nothing is written, and a block is always what it was.
+    /// Creates a dry run: nothing is written, and blocks read as they are on the disk.
     pub(crate) fn dry_run(disk: &'a dyn Disk, block_bytes: u32) -> Self {
         Self { is_dry_run: true, ..Self::new(disk, block_bytes, vec![]) }
     }
 
-    /// Whether it is only tried.
+    /// Returns true for a dry run.
     pub(crate) fn is_dry_run(&self) -> bool {
         self.is_dry_run
     }
 
-    /// Blocks that the log takes for what was put so far.
+    /// Returns the log blocks needed for all blocks staged so far, with the index.
     pub(crate) fn log_blocks(&self) -> u64 {
         let homes = self.home_to_log.keys().chain(self.pending.keys());
         let homes = homes.collect::<std::collections::BTreeSet<_>>().len() as u64;
@@ -172,7 +171,7 @@ impl<'a> RedoLog<'a> {
         all.saturating_add(all.div_ceil(room))
     }
 
-    /// A block as it is to be.
+    /// Returns a block as staged, or from the disk.
     pub(crate) fn block(&self, at: FsBlock) -> Result<Vec<u8>> {
         if let Some(bytes) = self.pending.get(&at.0) {
             return Ok(bytes.clone());
@@ -181,12 +180,12 @@ impl<'a> RedoLog<'a> {
         self.writer.read(logged.map_or(at, |logged| FsBlock(*logged)), 1)
     }
 
-    /// Blocks as they are on the disk.
+    /// Reads blocks as they are on the disk.
     pub(crate) fn read_old(&self, at: FsBlock, blocks: u64) -> Result<Vec<u8>> {
         self.writer.read(at, blocks)
     }
 
-    /// Sets what a block is to be.
+    /// Stages the new contents of a block.
     pub(crate) fn stage_block(&mut self, at: FsBlock, bytes: Vec<u8>) -> Result<()> {
         if self.is_dry_run {
             self.home_to_log.insert(at.0, 0);
@@ -202,7 +201,7 @@ impl<'a> RedoLog<'a> {
         Ok(())
     }
 
-    /// Changes a block.
+    /// Modifies a staged block.
     pub(crate) fn modify_block<T>(
         &mut self,
         at: FsBlock,
@@ -214,7 +213,7 @@ impl<'a> RedoLog<'a> {
         Ok(done)
     }
 
-    /// Writes to blocks that are free now: the change alone makes them anything.
+    /// Writes to blocks that are free before the change.
     pub(crate) fn write_free_blocks(&mut self, at: FsBlock, bytes: &[u8]) -> Result<()> {
         if self.is_dry_run {
             return Ok(());
@@ -222,7 +221,7 @@ impl<'a> RedoLog<'a> {
         self.writer.write(at, bytes)
     }
 
-    /// Zeros where it is free now, from byte `start` up to `end`.
+    /// Writes zeros to free blocks, from byte `start` up to `end`.
     pub(crate) fn zero_free_blocks(
         &mut self,
         start: u64,
@@ -235,7 +234,7 @@ impl<'a> RedoLog<'a> {
         self.writer.zeros(start, end, progress)
     }
 
-    /// Changes the room for the log, of which nothing may have been taken yet.
+    /// Replaces the ranges for the log, which must not have begun.
     pub(crate) fn set_log_ranges(&mut self, room: Vec<Range<u64>>) -> Result<()> {
         if !self.home_to_log.is_empty() {
             return Err(Error::Misuse("room for a log that has begun"));
@@ -255,7 +254,7 @@ impl<'a> RedoLog<'a> {
         Ok(at)
     }
 
-    /// Writes what is kept in memory to the log.
+    /// Writes the staged blocks to the log.
     fn flush_to_log(&mut self) -> Result<()> {
         self.pending_bytes = 0;
         let mut run: Option<(u64, Vec<u8>)> = None;
@@ -288,11 +287,11 @@ impl<'a> RedoLog<'a> {
         }
     }
 
-    /// Makes the change: afterwards the superblock is `to_be`, and everything is durable.
+    /// Commits the change: afterwards `to_be` is the superblock and everything is durable.
     ///
     /// # Errors
-    /// [`Error::NoSpace`] without room for the log, and the volume is as it was; what the device
-    /// answers.
+    /// [`Error::NoSpace`] if the log does not fit, which leaves the volume unchanged; device
+    /// errors.
     pub(crate) fn commit(mut self, to_be: &RawSuperblock) -> Result<()> {
         let mut last = to_be.as_bytes().to_vec();
         last.resize(saturating_usize(self.writer.block_bytes.into()), 0);
@@ -307,7 +306,7 @@ impl<'a> RedoLog<'a> {
         write_home_blocks(&mut self.writer, &super_, head)
     }
 
-    /// Writes the index, the last block first; where its first block is.
+    /// Writes the index, the last block first, and returns its first block.
     fn write_index(&mut self) -> Result<u64> {
         let block_bytes = saturating_usize(self.writer.block_bytes.into());
         let room = block_bytes.saturating_sub(INDEX_HEADER_BYTES) / ENTRY_BYTES;
@@ -335,12 +334,11 @@ impl<'a> RedoLog<'a> {
     }
 }
 
-/// Ends a change that was cut off on `disk`; says whether there was one. What the log says of the
-/// volume counts, whatever the rest of it does.
+/// Finishes an interrupted change on `disk` and returns true if there was one. Only the log
+/// describes the volume; the home blocks are not trusted.
 ///
 /// # Errors
-/// [`Error::NotExt`]; [`Error::Corrupt`] for a log that is not as it was written; what the device
-/// answers.
+/// [`Error::NotExt`]; [`Error::Corrupt`] for a damaged log; device errors.
 pub fn finish_interrupted_change(disk: &dyn Disk) -> Result<bool> {
     let super_ = read_raw(disk)?;
     let Some(head) = super_.interrupted_change() else { return Ok(false) };
@@ -352,7 +350,7 @@ pub fn finish_interrupted_change(disk: &dyn Disk) -> Result<bool> {
     Ok(true)
 }
 
-/// Steps 3 to 5.
+/// Performs steps 3 to 5.
 fn write_home_blocks(
     writer: &mut OfflineWriter<'_>,
     super_: &RawSuperblock,
@@ -360,7 +358,7 @@ fn write_home_blocks(
 ) -> Result<()> {
     let mut to_be = None;
     let mut at = head;
-    // Homes rise: so no chain leads back.
+    // Home blocks ascend, so the index has no cycle.
     let mut last = None;
     while at != 0 {
         let wrong = Error::corrupt("log of an unfinished change").in_block(FsBlock(at));
@@ -396,7 +394,7 @@ fn write_home_blocks(
     writer.write_barrier(vec![superblock_sector(&to_be, 0)])
 }
 
-/// What a block of the index says: where the next one is, and its entries.
+/// Parses an index block: the next index block, and the entries.
 fn entries(block: &[u8]) -> Option<(u64, Vec<(u64, u64)>)> {
     let mut bytes = block.to_vec();
     put32(&mut bytes, 4, 0)?;
@@ -414,9 +412,9 @@ fn entries(block: &[u8]) -> Option<(u64, Vec<(u64, u64)>)> {
 }
 
 impl RawSuperblock {
-    /// Says that a change is under way whose log begins at block `head`.
+    /// Marks the superblock as being changed, with a redo log whose index begins at block `head`.
     fn set_change_marker(&mut self, head: u64) {
-        // Whatever the revision: what was there before comes back with the end of the change.
+        // Valid on any revision: step 5 restores the old fields.
         let flag = Incompatible::UNFINISHED.bits();
         self.s_feature_incompat.set(self.s_feature_incompat.get() | flag);
         let [_, _, low, high, _] = &mut self.s_snapshot;
@@ -424,7 +422,7 @@ impl RawSuperblock {
         high.set(crate::format::inode::low32(head >> 32));
     }
 
-    /// Where the log of a change begins that was cut off, if one was.
+    /// Returns the first index block of an interrupted change, if there is one.
     pub(crate) fn interrupted_change(&self) -> Option<u64> {
         let [_, _, low, high, _] = &self.s_snapshot;
         let head = u64::from(low.get()) | u64::from(high.get()) << 32;
@@ -432,7 +430,7 @@ impl RawSuperblock {
     }
 }
 
-/// The superblock as it is on the disk.
+/// Reads the superblock from the disk, unchecked.
 pub(crate) fn read_raw(disk: &dyn Disk) -> Result<RawSuperblock> {
     let end = OFFSET_BYTES.saturating_add(LEN_BYTES as u64);
     if end > disk.properties().len_bytes {
@@ -449,7 +447,7 @@ fn read(disk: &dyn Disk, at_bytes: u64, len_bytes: u64) -> Result<Vec<u8>> {
     Ok(block.into_private().as_bytes().to_vec())
 }
 
-/// The sector of a superblock that `from` is in.
+/// Returns a write of the superblock sector at byte `from`.
 fn superblock_sector(raw: &RawSuperblock, from: u64) -> Write {
     let bytes = raw.as_bytes().get(saturating_usize(from)..).unwrap_or_default();
     let bytes = bytes.get(..saturating_usize(SECTOR_BYTES)).unwrap_or_default();

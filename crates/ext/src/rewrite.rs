@@ -1,15 +1,15 @@
-//! A volume that is not in use, reworked: inode by inode, what has to move is copied to where it is
-//! free, and what leads to it is changed; what is sealed is sealed anew.
+//! Rewrite of an unmounted volume, inode by inode: blocks move to free space, pointers to them
+//! change, and checksums are recomputed.
 //!
 //! ```text
 //!   each inode in use ─▶ its map: runs, nodes ─▶ moved where they must ─▶ new map ─▶ inode
 //!                        its names: new numbers      its attributes: block, numbers of values
 //!   then each group: bitmaps, counts ─▶ descriptors ─▶ superblock
 //! ```
-//! Law 1: what is there is never written but by the log (`redo`): until the change counts,
-//! the volume is what it was.
-//! Law 2: no more blocks are visited than the volume has, whatever the maps say.
-//! Law 3: damage that is met ends the work: nothing is moved that is not understood.
+//! Law 1: used blocks are written only through the redo log (`redo`): until it commits, the volume
+//! is unchanged.
+//! Law 2: no more blocks are visited than the volume has, whatever the maps claim.
+//! Law 3: damage ends the rewrite: only understood structures are moved.
 
 #![allow(
     clippy::arithmetic_side_effects,
@@ -41,34 +41,34 @@ use crate::{GroupNumber, InodeNumber};
 use block_usage::BlockUsage;
 use directories::DirectoryConversion;
 
-/// A volume in work.
+/// State of a rewrite.
 pub(crate) struct VolumeRewrite<'a> {
     pub(crate) old: &'a OfflineVolume,
     pub(crate) planned: PlannedVolume,
     pub(crate) redo: RedoLog<'a>,
     pub(crate) space: BlockUsage,
-    /// Inodes that get other numbers.
+    /// New numbers of renumbered inodes, by old number.
     pub(crate) renumbered: BTreeMap<u32, u32>,
-    /// Everything is sealed anew.
+    /// True if all checksums are recomputed.
     pub(crate) rewrites_checksums: bool,
-    /// What directories are to be.
+    /// Format changes of directories.
     directory_conversion: DirectoryConversion,
     pub(crate) now: Time,
-    /// Called with bytes of contents that were copied.
+    /// Called with the number of copied blocks.
     pub(crate) progress: &'a dyn Fn(u64),
-    /// Blocks that were moved.
+    /// Blocks moved so far.
     pub(crate) moved_blocks: u64,
-    /// Blocks of attributes that were seen, and where they are to be.
+    /// New location of each visited xattr block.
     xattr_blocks: BTreeMap<u64, u64>,
-    /// Whether inodes with values of attributes are among those with other numbers.
+    /// True if EA inodes are renumbered.
     values_move: bool,
-    /// What owners have more or less: user, group, project; blocks.
+    /// Change of used blocks per quota owner: user, group, project.
     usage: BTreeMap<[u32; 3], i64>,
-    /// The files of quotas: their sizes, and where their blocks are.
+    /// Sizes and block runs of the quota files, by inode number.
     quota_files: BTreeMap<u32, (u64, Vec<maps::MovedRun>)>,
     /// Blocks that may still be visited.
     budget: u64,
-    /// What verifies blocks as they are, and what seals them as they are to be.
+    /// Checksums that verify old blocks, and those that new blocks get.
     old_checksums: Option<Box<dyn BlockChecksums>>,
     new_checksums: Option<Box<dyn BlockChecksums>>,
 }
@@ -104,11 +104,11 @@ impl<'a> VolumeRewrite<'a> {
         }
     }
 
-    /// Reads what is in use, as far as it is to stay: what the volume's own structures give up is
-    /// free after the change, which changes their places.
+    /// Loads the block usage before the change, and frees the metadata blocks that the change
+    /// releases.
     pub(crate) fn build_usage(&mut self) -> Result<()> {
         let end = self.space.end();
-        // What is before the first group has no bit.
+        // Blocks before the first group have no bit.
         self.space.mark_used(0..self.old.super_.first_data_block.into());
         for number in 0..self.old.super_.groups {
             let (start, group_end) = group_bounds(&self.old.super_, number);
@@ -135,7 +135,7 @@ impl<'a> VolumeRewrite<'a> {
         Ok(())
     }
 
-    /// Visits every inode in use.
+    /// Rewrites every inode in use.
     pub(crate) fn rewrite_inodes(&mut self) -> Result<()> {
         for number in 0..self.old.super_.groups {
             self.rewrite_group_inodes(number)?;
@@ -143,7 +143,7 @@ impl<'a> VolumeRewrite<'a> {
         self.count_quotas()
     }
 
-    /// Gives the inodes in use beyond `last` numbers that are free below it.
+    /// Renumbers the inodes beyond `last` to free numbers below it.
     pub(crate) fn renumber_inodes(&mut self, last: u32) -> Result<()> {
         let per_group = self.old.super_.inodes_per_group;
         let mut target = 0;
@@ -152,7 +152,7 @@ impl<'a> VolumeRewrite<'a> {
         for number in last / per_group..self.old.super_.groups {
             for nth in self.used_inodes(number)? {
                 let from = number * per_group + nth + 1;
-                // The first free place, in the group that is filled at the time.
+                // The first free inode number; groups are filled in order.
                 let place = loop {
                     if target >= self.planned.super_.groups {
                         return Err(OfflineError::Misuse("too few inodes are free".to_owned()));
@@ -187,7 +187,7 @@ impl<'a> VolumeRewrite<'a> {
         Ok(())
     }
 
-    /// Places of the inodes of a group that are in use.
+    /// Returns the indexes of the used inodes of a group.
     pub(crate) fn used_inodes(&self, number: u32) -> Result<Vec<u32>> {
         let group = self.old.group(number)?;
         if group.flags & flags::INODE_UNINIT != 0 {
@@ -204,7 +204,7 @@ impl<'a> VolumeRewrite<'a> {
         Ok(used)
     }
 
-    /// Sets the inode bitmap of a group, and what its descriptor says of it.
+    /// Sets the inode bitmap of a group, with its counts and checksum in the descriptor.
     pub(crate) fn set_inode_bitmap(&mut self, number: u32, bytes: Vec<u8>) -> Result<()> {
         let super_ = &self.planned.super_;
         let group = self.planned.groups.get_mut(saturating_usize(number.into()));
@@ -226,7 +226,7 @@ impl<'a> VolumeRewrite<'a> {
         };
         if never_used < was {
             if group.flags & flags::INODE_ZEROED == 0 {
-                // No reader sees what is there now.
+                // Readers ignore the uninitialized part of the table.
                 let first = u64::from(super_.inodes_per_group - was);
                 let byte = |block: u64| block * u64::from(super_.block_bytes);
                 let start = byte(group.inode_table.0) + first * u64::from(super_.inode_bytes);
@@ -242,7 +242,7 @@ impl<'a> VolumeRewrite<'a> {
         Ok(self.redo.stage_block(group.inode_bitmap, bytes)?)
     }
 
-    /// The bitmaps of blocks as they are to be, of those groups where they change.
+    /// Stages the changed block bitmaps.
     pub(crate) fn rewrite_bitmaps(&mut self) -> Result<()> {
         for number in 0..self.planned.super_.groups {
             let (start, end) = group_bounds(&self.planned.super_, number);
@@ -260,12 +260,12 @@ impl<'a> VolumeRewrite<'a> {
         Ok(())
     }
 
-    /// The number that an inode is to have.
+    /// Returns the new number of an inode.
     fn new_number(&self, inode: InodeNumber) -> InodeNumber {
         InodeNumber(self.renumbered.get(&inode.0).copied().unwrap_or(inode.0))
     }
 
-    /// The superblock to come, but for its counts: with the numbers of hidden inodes.
+    /// Returns the planned superblock with renumbered system files.
     pub(crate) fn superblock(&mut self) -> Result<RawSuperblock> {
         let raw = &mut self.planned.raw;
         let hidden = [&mut raw.s_orphan_file_inum, &mut raw.s_prj_quota_inum, &mut raw.s_lpf_ino];
@@ -278,7 +278,7 @@ impl<'a> VolumeRewrite<'a> {
     }
 }
 
-/// All blocks of a volume's own structures.
+/// Returns the ranges of all metadata blocks of a volume.
 fn metadata_ranges<'a>(
     super_: &'a crate::format::superblock::Superblock,
     groups: &'a [crate::format::group::GroupDescriptor],

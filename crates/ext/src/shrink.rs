@@ -1,16 +1,15 @@
-//! Shrinking a volume that is not in use: what lies beyond the end to come is moved, inodes of
-//! groups that go get other numbers, and groups go.
+//! Shrinking an unmounted volume: blocks beyond the new end move, inodes of removed groups get new
+//! numbers, and the groups are removed.
 //!
 //! ```text
 //!   before   | super | descriptors | reserve | .. files .. | free | files | free | files |
 //!                                                  ▲──────────────────┘              │
 //!   after    | super | descr. | reserve ..   | .. files .. files ◀───────────────────┘
 //! ```
-//! Law 1: everything is tried before a byte is written, the log of the change included.
-//! Law 2: what moves goes to free blocks first; all that leads there changes at once
-//! (`redo`).
-//! Law 3: the tables of groups stay where they are: a group goes or stays as a whole, but for the
-//! free end of the last one.
+//! Law 1: a dry run of everything, the redo log included, precedes the first write.
+//! Law 2: data moves to free blocks first; all pointers to it change atomically (`redo`).
+//! Law 3: group tables do not move: a group is kept or removed whole, except for the free end of
+//! the last one.
 
 #![allow(
     clippy::arithmetic_side_effects,
@@ -31,23 +30,23 @@ use crate::redo_log::RedoLog;
 use crate::rewrite::VolumeRewrite;
 use crate::units::{saturating_u32, saturating_usize};
 
-/// Log blocks beyond what was counted when it was tried.
+/// Spare log blocks beyond the count of the dry run.
 const REDO_LOG_MARGIN_BLOCKS: u64 = 8;
 
-/// How often the distance between a size that works and one that does not is halved.
+/// Limit of bisection steps between a feasible size and an infeasible one.
 const MAX_BISECTION_STEPS: u32 = 6;
 
-/// Where a plan is written.
+/// Target of a shrink.
 pub struct ShrinkTarget<'a> {
     /// The disk.
     pub disk: &'a dyn Disk,
-    /// When the volume is said to have been written.
+    /// Write time for the superblock.
     pub now: Time,
-    /// Called with bytes of contents that were copied.
+    /// Called with the bytes of copied contents.
     pub progress: &'a dyn Fn(u64),
 }
 
-/// A volume as it is, and as it is to be.
+/// Plan to shrink a volume.
 #[derive(Debug)]
 pub struct ShrinkPlan {
     old: OfflineVolume,
@@ -56,14 +55,14 @@ pub struct ShrinkPlan {
     effort: ShrinkCost,
 }
 
-/// A size that works.
+/// A size that passed its dry run.
 struct FeasibleSize {
     raw: RawSuperblock,
     new: Superblock,
     effort: ShrinkCost,
 }
 
-/// What a change takes.
+/// Blocks moved and logged by a shrink.
 #[derive(Clone, Copy, Debug)]
 struct ShrinkCost {
     moved_blocks: u64,
@@ -71,12 +70,12 @@ struct ShrinkCost {
 }
 
 impl ShrinkPlan {
-    /// Plans to shrink the volume on `disk`, which is not in use and [`crate::recover_unmounted`]d, to
-    /// `size_bytes`, or as far as possible: more by a part of a block, less by a last group that
-    /// would have no room for files.
+    /// Plans to shrink the unmounted, [`crate::recover_unmounted`]d volume on `disk` to
+    /// `size_bytes`, or as far as possible. The result is larger by a partial block, and smaller by
+    /// a last group too small for files.
     ///
     /// # Errors
-    /// [`OfflineError::TooSmall`] with the least size; [`OfflineError::Grow`]; [`OfflineError::NotClean`]; damage.
+    /// [`OfflineError`]; `TooSmall` names the smallest size.
     pub fn plan(disk: &dyn Disk, size_bytes: Option<u64>) -> Result<Self> {
         let old = OfflineVolume::load(disk, "shrinking")?;
         let super_ = &old.super_;
@@ -106,7 +105,7 @@ impl ShrinkPlan {
         Err(OfflineError::TooSmall { asked_bytes: size_bytes, least_bytes })
     }
 
-    /// As small as what it holds, with the log of the change, lets it be.
+    /// Plans the smallest volume that holds the used blocks and the redo log.
     fn plan_minimum(disk: &dyn Disk, old: OfflineVolume) -> Result<Self> {
         let blocks = old.super_.blocks;
         let start = lower_bound(&old)?.max(mmp_block(&old.super_).saturating_add(1));
@@ -127,7 +126,7 @@ impl ShrinkPlan {
             low = start + step;
             step = (step * 2).max(16);
         }
-        // What was found is at most twice as far from the bound as what is not enough.
+        // The size found is at most twice as far from the bound as an infeasible one.
         let mut high = best.as_ref().map_or(blocks, |best| best.new.blocks);
         for _ in 0..MAX_BISECTION_STEPS {
             let middle = low + high.saturating_sub(low) / 2;
@@ -149,31 +148,31 @@ impl ShrinkPlan {
         Ok(Self { old, raw, new, effort: ShrinkCost { moved_blocks: 0, log_blocks: 0 } })
     }
 
-    /// Bytes of the volume as it is.
+    /// Returns the current size in bytes.
     pub fn old_len_bytes(&self) -> u64 {
         self.old.super_.len_bytes()
     }
 
-    /// Bytes of the volume as it is to be; the same if there is nothing to do.
+    /// Returns the planned size in bytes; unchanged if there is nothing to do.
     pub fn len_bytes(&self) -> u64 {
         self.new.len_bytes()
     }
 
-    /// The superblock to come; the free counts are what they were.
+    /// Returns the planned superblock, with the old free counts.
     pub fn superblock(&self) -> &Superblock {
         &self.new
     }
 
-    /// Bytes that are copied, for a bar of progress.
+    /// Returns the bytes to copy, for a progress bar.
     pub fn bytes_to_move(&self) -> u64 {
         self.effort.moved_blocks.saturating_mul(self.new.block_bytes.into())
     }
 
-    /// Shrinks the volume, and waits until that is durable. What is behind it on the disk is not
-    /// touched.
+    /// Shrinks the volume, and waits until the change is durable. The disk beyond the new end is
+    /// not touched.
     ///
     /// # Errors
-    /// What the device says.
+    /// Device errors.
     pub fn write(&self, target: &ShrinkTarget<'_>) -> Result<()> {
         if self.old.super_.blocks == self.new.blocks {
             return Ok(());
@@ -195,7 +194,7 @@ impl ShrinkPlan {
     }
 }
 
-/// Does what is to be done, but for the last step; the superblock to come.
+/// Stages all changes and returns the planned superblock.
 fn rewrite(rework: &mut VolumeRewrite<'_>) -> Result<RawSuperblock> {
     let (old, new) = (&rework.old.super_, &rework.planned.super_);
     let last = new.inodes;
@@ -220,7 +219,7 @@ fn rewrite(rework: &mut VolumeRewrite<'_>) -> Result<RawSuperblock> {
     rework.superblock()
 }
 
-/// Tries it: what it takes, or `None` where there is no room.
+/// Makes a dry run: returns its cost, or `None` if space is insufficient.
 fn dry_run(
     disk: &dyn Disk,
     old: &OfflineVolume,
@@ -251,8 +250,8 @@ fn planned_volume(old: &OfflineVolume, raw: &RawSuperblock, new: &Superblock) ->
     PlannedVolume { raw: raw.clone(), super_: new.clone(), groups: groups.to_vec() }
 }
 
-/// The superblock of a volume of at most so many blocks, free counts excepted; `None` where no
-/// group would be left, or too few inodes.
+/// Returns the superblock for at most `blocks` blocks, with the old free counts; `None` if no group
+/// or too few inodes would remain.
 fn largest_superblock_below(
     old: &OfflineVolume,
     mut blocks: u64,
@@ -271,7 +270,7 @@ fn largest_superblock_below(
     Ok(None)
 }
 
-/// The same of at least so many blocks.
+/// Returns the superblock for at least `blocks` blocks.
 fn smallest_superblock_above(
     old: &OfflineVolume,
     blocks: u64,
@@ -280,8 +279,8 @@ fn smallest_superblock_above(
     largest_superblock_below(old, blocks.max(min_end(old, &new)))
 }
 
-/// Where the last group of a volume ends at the earliest: behind all tables, and with room for
-/// files if it is not whole.
+/// Returns the earliest end of the last group: behind all tables, and with space for files if the
+/// group is partial.
 fn min_end(old: &OfflineVolume, new: &Superblock) -> u64 {
     let last = new.groups - 1;
     let start = new.group_start(GroupNumber(last)).0;
@@ -298,7 +297,7 @@ fn min_end(old: &OfflineVolume, new: &Superblock) -> u64 {
     end.max((start + inside + MIN_LAST_GROUP_BLOCKS).min(whole)).min(old.super_.blocks)
 }
 
-/// Fewer blocks than this there cannot be.
+/// Returns a lower bound of the size in blocks.
 fn lower_bound(old: &OfflineVolume) -> Result<u64> {
     let super_ = &old.super_;
     let first = u64::from(super_.first_data_block);
@@ -356,7 +355,7 @@ fn with_blocks(whole: &OfflineVolume, blocks: u64) -> crate::Result<(RawSuperblo
     let new = Superblock { overhead_clusters: raw.s_overhead_blocks.get(), ..new };
     Ok((raw, new))
 }
-/// The block by which hosts see that the volume is in use, which stays where it is; 0 for none.
+/// Returns the MMP block, which does not move; 0 for none.
 fn mmp_block(super_: &Superblock) -> u64 {
     super_.mmp_block.map_or(0, |block| block.0)
 }

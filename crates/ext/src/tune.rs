@@ -1,14 +1,14 @@
-//! Tuning a volume that is not in use: label, identity, what is reserved, when it is checked, and
-//! features that are added or dropped where the volume lies.
+//! Tuning an unmounted volume: label, UUID, reserved blocks, check intervals, and features added or
+//! removed in place.
 //!
-//! | what | how |
+//! | setting | change |
 //! |---|---|
-//! | label, reserve, counts, most features | one sector of the superblock |
-//! | journal, `mmp`, quotas, `orphan_file` | their blocks and inodes, in one change of the whole (`redo`) |
-//! | identity with checksums, `metadata_csum` | everything is sealed anew, in one such change |
-//! | `metadata_csum` added, `^dir_index` | directories are laid out anew, in their blocks |
+//! | label, reserved blocks, counters, most features | one sector of the superblock |
+//! | journal, `mmp`, quotas, `orphan_file` | their blocks and inodes, in one redo log |
+//! | UUID with checksums, `metadata_csum` | all checksums are recomputed, in one redo log |
+//! | `metadata_csum` added, `^dir_index` | directories are rewritten, in their blocks |
 //!
-//! Law: what would leave a volume that `e2fsck -fn` has something to say of is refused by name.
+//! Law: a change after which `e2fsck -fn` would report a problem is refused by name.
 
 #![allow(
     clippy::arithmetic_side_effects,
@@ -41,106 +41,106 @@ use crate::units::{saturating_u32, saturating_usize};
 pub use fields::MOUNT_OPTIONS;
 use system_files::SystemFileChanges;
 
-/// The largest part that can be reserved, in millionths.
+/// Largest reserved share, in millionths of the blocks.
 const MAX_RESERVED_PPM: u32 = 500_000;
 
-/// Log blocks beyond what was counted when it was tried.
+/// Spare log blocks beyond the count of the dry run.
 const REDO_LOG_MARGIN_BLOCKS: u64 = 16;
 
-/// What is kept for the superuser.
+/// Blocks reserved for the superuser.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Reserved {
-    /// So many millionths of the blocks.
+    /// Millionths of the blocks.
     Ppm(u32),
-    /// So many blocks.
+    /// Number of blocks.
     Blocks(u64),
 }
 
-/// What is to be different.
+/// Changes to superblock settings and features.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct TuneChanges {
-    /// The label.
+    /// Label.
     pub label: Option<Vec<u8>>,
-    /// The identity.
+    /// UUID.
     pub uuid: Option<[u8; 16]>,
-    /// What is reserved.
+    /// Reserved blocks.
     pub reserved: Option<Reserved>,
-    /// What the kernel does about damage: 1 goes on, 2 remounts read-only, 3 panics.
+    /// Reaction of the kernel to damage: 1 continues, 2 remounts read-only, 3 panics.
     pub errors: Option<u16>,
-    /// After how many mounts the volume is to be checked; 0 never.
+    /// Mounts between checks; 0 never.
     pub max_mounts: Option<u16>,
-    /// How often it was mounted since the last check.
+    /// Mounts since the last check.
     pub mounts: Option<u16>,
-    /// After how many seconds it is to be checked; 0 never.
+    /// Seconds between checks; 0 never.
     pub interval_seconds: Option<u32>,
-    /// When it was checked last, in seconds since 1970.
+    /// Time of the last check, in seconds since 1970.
     pub checked: Option<u64>,
-    /// The user that may take what is reserved.
+    /// User that may use reserved blocks.
     pub reserved_user: Option<u32>,
-    /// The group that may.
+    /// Group that may use reserved blocks.
     pub reserved_group: Option<u32>,
-    /// Where it was mounted last, at most 64 bytes.
+    /// Last mount point, at most 64 bytes.
     pub last_mounted: Option<Vec<u8>>,
-    /// Options of [`MOUNT_OPTIONS`] that mounts of it have by themselves: `name`, `^name`.
+    /// Default mount options out of [`MOUNT_OPTIONS`]: `name`, `^name`.
     pub mount_options: Vec<String>,
-    /// The same as text that only the kernel reads, at most 64 bytes.
+    /// Default mount options as text for the kernel, at most 64 bytes.
     pub mount_options_text: Option<Vec<u8>>,
-    /// Blocks of one disk of a stripe.
+    /// RAID stride in blocks.
     pub raid_stride: Option<u16>,
-    /// Blocks of a stripe.
+    /// RAID stripe width in blocks.
     pub raid_stripe_blocks: Option<u32>,
-    /// How new indexes of directories hash: 0 legacy, 1 half_md4, 2 tea.
+    /// Hash of new htrees: 0 legacy, 1 half_md4, 2 tea.
     pub hash_algorithm: Option<u8>,
-    /// Whether it is said to be damaged, so that the next `e2fsck` looks at all of it.
+    /// True to mark the volume as damaged, so that the next `e2fsck` checks it fully.
     pub force_check: bool,
-    /// Whether it is for trying out what is not for daily use.
+    /// Flag of test file systems.
     pub is_test_filesystem: Option<bool>,
     /// Features as `tune2fs -O` spells them: `name`, `^name`.
     pub features: Vec<String>,
-    /// MiB of a new journal; usual if it is left out.
+    /// Size of a new journal in MiB; `None` for the default.
     pub journal_mib: Option<u32>,
-    /// Whose quotas are counted from now on, and whose no longer.
+    /// Quota types to enable or disable.
     pub quotas: Vec<(QuotaType, bool)>,
-    /// How often a host says that it uses the volume, in seconds, with `mmp`; usual if it is left out.
+    /// MMP update interval in seconds; `None` for the default.
     pub mmp_interval: Option<u16>,
-    /// What a new index of directories is seeded with.
+    /// Seed of new htrees.
     pub hash_seed: [u8; 16],
 }
 
 impl TuneChanges {
-    /// Whether there is nothing to do.
+    /// Returns true if there is nothing to do.
     pub fn is_empty(&self) -> bool {
         *self == Self { hash_seed: self.hash_seed, ..Self::default() }
     }
 }
 
-/// What there is to do.
+/// Work of a tune beyond the superblock.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 struct TuneWork {
-    /// `Some(true)` adds a journal, `Some(false)` drops it.
+    /// `Some(true)` adds a journal, `Some(false)` removes it.
     journal: Option<bool>,
     rewrites_checksums: bool,
-    /// `Some(true)` adds the block by which hosts see that the volume is in use, `Some(false)` drops it.
+    /// `Some(true)` adds the MMP block, `Some(false)` removes it.
     mmp: Option<bool>,
-    /// Files without names that come or go.
+    /// System files to add or remove.
     hidden: SystemFileChanges,
-    /// Directories lose their indexes.
+    /// True if directories lose their htrees.
     drops_indexes: bool,
 }
 
-/// The superblock as it is on `disk`, unchecked.
+/// Reads the superblock on `disk`, unchecked.
 ///
 /// # Errors
-/// [`crate::Error::NotExt`]; what the device says.
+/// [`crate::Error::NotExt`]; device errors.
 pub fn superblock(disk: &dyn Disk) -> crate::Result<RawSuperblock> {
     read_raw(disk)
 }
 
-/// Changes the volume on `disk`, which is not in use and [`crate::recover_unmounted`]d, and waits until that
-/// is durable.
+/// Changes the unmounted, [`crate::recover_unmounted`]d volume on `disk`, and waits until the
+/// change is durable.
 ///
 /// # Errors
-/// [`OfflineError::Misuse`] and [`OfflineError::Unsupported`], and the volume is as it was; what the device says.
+/// [`OfflineError::Misuse`], [`OfflineError::Unsupported`]: the volume is unchanged; device errors.
 pub fn tune(disk: &dyn Disk, changes: &TuneChanges, now: Time) -> Result<()> {
     let old = read_raw(disk)?;
     let super_ = old.check()?;
@@ -187,14 +187,14 @@ pub fn tune(disk: &dyn Disk, changes: &TuneChanges, now: Time) -> Result<()> {
         return Err(OfflineError::Unsupported(what.to_owned()));
     }
     let task = TuneTask { whole: &whole, raw: &raw, new: &new, changes, work, now };
-    // First tried, then done.
+    // A dry run counts the log blocks first.
     let (tried, _) = task.rework(RedoLog::dry_run(disk, new.block_bytes), 0)?;
     let log_blocks = tried.log_blocks() + REDO_LOG_MARGIN_BLOCKS;
     let (redo, raw) = task.rework(RedoLog::new(disk, new.block_bytes, vec![]), log_blocks)?;
     Ok(redo.commit(&raw)?)
 }
 
-/// The identity, by which everything is sealed unless the superblock says otherwise.
+/// Changes the UUID, the seed of all checksums unless the superblock stores another.
 fn change_uuid(
     raw: &mut RawSuperblock,
     super_: &Superblock,
@@ -220,9 +220,9 @@ fn change_uuid(
     Ok(())
 }
 
-/// Writes what is in the first sector of a superblock.
+/// Writes the first sector of a superblock.
 fn write_sector(disk: &dyn Disk, raw: &mut RawSuperblock) -> Result<()> {
-    // The checksum is in the other sector, and stays right.
+    // The checksum is in the other sector, and stays valid.
     raw.preserve_checksum();
     let mut sector = Block::private(saturating_usize(SECTOR_BYTES));
     sector.copy_in(0, raw.as_bytes().get(..saturating_usize(SECTOR_BYTES)).unwrap_or_default());
@@ -231,7 +231,7 @@ fn write_sector(disk: &dyn Disk, raw: &mut RawSuperblock) -> Result<()> {
     Ok(disk.wait_durable(ticket.map_err(|refused| refused.error)?)?)
 }
 
-/// All that is to be done.
+/// Arguments of a tune that needs a rewrite.
 struct TuneTask<'a> {
     whole: &'a OfflineVolume,
     raw: &'a RawSuperblock,
@@ -242,7 +242,7 @@ struct TuneTask<'a> {
 }
 
 impl<'a> TuneTask<'a> {
-    /// Does it, but for the last step, with so many blocks for the log; the superblock to come.
+    /// Stages all changes with `log_blocks` for the log, and returns the planned superblock.
     fn rework(&self, redo: RedoLog<'a>, log_blocks: u64) -> Result<(RedoLog<'a>, RawSuperblock)> {
         let to_be = PlannedVolume {
             raw: self.raw.clone(),
@@ -277,7 +277,7 @@ impl<'a> TuneTask<'a> {
     }
 }
 
-/// The sums of bitmaps that stay what they are.
+/// Recomputes the checksums of unchanged bitmaps.
 fn reseal_bitmaps(rework: &mut VolumeRewrite<'_>) -> Result<()> {
     for number in 0..rework.planned.super_.groups {
         let bitmap = rework.old.inode_bitmap(&rework.redo, number)?;
@@ -291,12 +291,12 @@ fn reseal_bitmaps(rework: &mut VolumeRewrite<'_>) -> Result<()> {
     Ok(())
 }
 
-/// The seed of checksums that an identity stands for.
+/// Returns the checksum seed of a UUID.
 fn checksum_seed(uuid: &[u8; 16]) -> u32 {
     Checksum::new().update(uuid).value()
 }
 
-/// Counts clusters that no file can have, more or fewer.
+/// Adds to or subtracts from the overhead, the clusters unavailable to files.
 fn count_overhead(raw: &mut RawSuperblock, clusters: u64, more: bool) {
     let had = raw.s_overhead_blocks.get();
     if had != 0 {

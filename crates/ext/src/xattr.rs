@@ -1,4 +1,4 @@
-//! Extended attributes of an inode: those inside it, then those in its block.
+//! Extended attributes of an inode: those in the inode body, then those in its xattr block.
 
 mod ea_inode;
 
@@ -12,7 +12,7 @@ use crate::volume::Volume;
 use crate::{Error, InodeNumber, Result};
 
 impl Volume {
-    /// The names of all extended attributes, with their prefixes.
+    /// Returns the prefixed names of all extended attributes.
     ///
     /// # Errors
     /// As [`Volume::inode`]; [`Error::Corrupt`] if a list is damaged.
@@ -26,7 +26,7 @@ impl Volume {
         Ok(names)
     }
 
-    /// The value of an extended attribute, as Linux's `getxattr` answers it.
+    /// Returns the value of an extended attribute, as Linux's `getxattr`.
     ///
     /// # Errors
     /// [`Error::NoAttribute`], and as [`Volume::xattr_names`].
@@ -37,7 +37,7 @@ impl Volume {
         self.xattr_of(&inode, name)
     }
 
-    /// [`Volume::xattr`] for those who hold the gate.
+    /// Returns an attribute's value, as [`Volume::xattr`], for callers that hold the read lock.
     pub(crate) fn xattr_of(&self, inode: &Inode, name: &[u8]) -> Result<Vec<u8>> {
         let found = self.visit_xattrs(inode, |attribute| {
             attribute.is(name).then(|| self.read_value(inode, attribute))
@@ -48,7 +48,7 @@ impl Volume {
         }
     }
 
-    /// Shows the attributes of an inode to `visit` until it has what it wants.
+    /// Visits the attributes of an inode until `visit` returns a value.
     fn visit_xattrs<T>(
         &self,
         inode: &Inode,
@@ -80,7 +80,7 @@ impl Volume {
         Ok(None)
     }
 
-    /// The value of an attribute, wherever it is.
+    /// Returns the value of an attribute, in the inode, the block or an EA inode.
     fn read_value(&self, owner: &Inode, attribute: &Xattr<'_>) -> Result<Vec<u8>> {
         let disk = match attribute.ea_inode() {
             Some(outside) => self.read_ea_inode_value(owner, attribute, outside)?,
@@ -89,7 +89,7 @@ impl Volume {
         if attribute.is_acl() { acl::to_linux(&disk) } else { Ok(disk) }
     }
 
-    /// The part of an inode's slot that holds its attributes.
+    /// Returns the bytes of an inode that hold its attributes.
     pub(crate) fn inode_xattr_bytes(&self, inode: &Inode) -> Result<Option<SharedBytes>> {
         let Some(at) = inode.attributes_at else { return Ok(None) };
         let slot = self.inode_slot(inode.number)?;

@@ -1,4 +1,4 @@
-//! Names that ignore case, beside the tables of e2fsprogs, which are the kernel's.
+//! Case-insensitive names, compared with e2fsprogs, whose tables are the kernel's.
 
 mod common;
 
@@ -17,12 +17,12 @@ use draconis_ext::format::hash::{HashSeed, NameHash};
 use draconis_ext::format::inode::flags;
 use draconis_ext::{Error, Volume};
 
-/// Where `s_encoding_flags` is.
+/// Offset of `s_encoding_flags`.
 const ENCODING_FLAGS_AT: u64 = 1024 + 0x27E;
-/// Names asked of one process.
+/// Names per `debugfs` process.
 const BATCH: usize = 100_000;
 
-/// The hash of the folded name, as `debugfs` computes it; `None`, said aloud, without it.
+/// Returns the hashes of the folded names from `debugfs`; `None`, with a message, without it.
 fn hashes(image: &Image, names: &[String]) -> Option<Vec<u32>> {
     let mut script = tempfile::NamedTempFile::new().unwrap();
     for name in names {
@@ -57,7 +57,7 @@ fn hashes(image: &Image, names: &[String]) -> Option<Vec<u32>> {
     Some(found)
 }
 
-/// Each name is folded as e2fsprogs folds it; says how many were changed by that.
+/// Checks that each name folds as in e2fsprogs; returns how many names folding changed.
 fn check(image: &Image, names: &[String]) -> Option<u64> {
     let hash = NameHash::of_version(1, false, HashSeed::new([0; 4])).unwrap();
     let mut changed = 0;
@@ -72,12 +72,12 @@ fn check(image: &Image, names: &[String]) -> Option<u64> {
     Some(changed)
 }
 
-/// What the requests of `debugfs` can name.
+/// Returns true if a `debugfs` request can contain the character.
 fn is_plain(point: char) -> bool {
     !point.is_control() && !point.is_whitespace() && !matches!(point, '"' | '\\' | '/')
 }
 
-/// Of the planes that hold nothing, and those for private use, one place in sixteen is looked at.
+/// Skips empty planes; these and private use are sampled, one code point in sixteen.
 fn is_populated(point: char) -> bool {
     point < '\u{30000}' || ('\u{E0000}'..'\u{E2000}').contains(&point)
 }
@@ -97,7 +97,7 @@ fn every_character_is_folded_as_the_tables_of_the_volume_say() {
 fn characters_in_a_row_are_folded_as_the_tables_of_the_volume_say() {
     let Some(image) = Image::make(None, "1M", &[]) else { return };
     let mut random = Random::new(12);
-    // Letters with forms, marks of many classes, syllables, what is ignorable and what is new.
+    // Cased letters, marks of many classes, syllables, ignorable and new characters.
     let ranges: [(u32, u32); 12] = [
         (0x41, 0x5A),
         (0xC0, 0x17F),
@@ -126,7 +126,7 @@ fn characters_in_a_row_are_folded_as_the_tables_of_the_volume_say() {
     check(&image, &names);
 }
 
-/// Names in one form and in another that means the same.
+/// Returns names in two equivalent forms.
 fn pairs(count: u32) -> Vec<(String, String)> {
     let forms = |nth| {
         [
@@ -152,7 +152,7 @@ fn fill(dir: &Path, count: u32) {
     fs::write(dir.join(OsStr::from_bytes(INVALID)), b"").unwrap();
 }
 
-/// Has the names of a directory ignore case from now on.
+/// Makes a directory case-insensitive.
 fn fold(image: &Image, name: &str) {
     let volume = image.open();
     let inode = volume.inode(volume.lookup(volume.root(), name.as_bytes()).unwrap()).unwrap();
@@ -160,8 +160,8 @@ fn fold(image: &Image, name: &str) {
     image.debugfs_write(&format!("set_inode_field {name} flags {all:#x}"));
 }
 
-/// An image with directories whose names ignore case, in one block and with a tree, and one that
-/// does not fold.
+/// Makes an image with two case-insensitive directories, of one block and with an htree, and a
+/// plain one.
 fn make(arguments: &[&str]) -> Option<Image> {
     let source = tempfile::tempdir().unwrap();
     for (name, count) in [("few", 2), ("many", 60), ("plain", 10)] {
@@ -171,13 +171,13 @@ fn make(arguments: &[&str]) -> Option<Image> {
     all.extend(arguments);
     let image = Image::make(Some(source.path()), "8M", &all)?;
     ["few", "many"].into_iter().for_each(|name| fold(&image, name));
-    // Which makes a new tree, of folded names.
+    // Rebuilds the htree with folded names.
     common::run("e2fsck", &["-fyD", image.path()])?;
     common::run("e2fsck", &["-fn", image.path()])?;
     Some(image)
 }
 
-/// Every name is found in both forms, and nothing else is.
+/// Checks that every name is found in both forms, and no other name is.
 fn check_names(volume: &Volume, dir: &str) {
     let dir = volume.lookup(volume.root(), dir.as_bytes()).unwrap();
     let listed = compare::names(volume, dir);
@@ -223,7 +223,7 @@ fn a_strict_volume_has_no_names_that_are_no_text() {
 #[test]
 fn names_that_were_hashed_by_other_tables_are_found_unless_the_volume_says_no() {
     let Some(image) = make(&["-b", "1024", "-O", "^metadata_csum"]) else { return };
-    // The tree of this one, which is of names as they are, stays.
+    // The htree of this image keeps the hashes of unfolded names.
     let source = tempfile::tempdir().unwrap();
     fill(&source.path().join("many"), 60);
     let arguments = ["-t", "ext4", "-b", "1024", "-O", "casefold,^has_journal,^metadata_csum"];

@@ -1,6 +1,5 @@
-//! What is written, and in which order, is frozen: every group of every chain of recorded runs,
-//! byte for byte. A change of structure leaves it as it is; a change of the order on purpose
-//! makes new digests: `DRACONIS_BLESS=1 cargo test -p draconis-ext --test chains`.
+//! Golden digests of every write group of every chain in recorded runs. Refactoring must not change
+//! them. After an intended change: `DRACONIS_BLESS=1 cargo test -p draconis-ext --test chains`.
 
 mod common;
 
@@ -15,7 +14,7 @@ use draconis_ext::{AccessTimes, NewNode, OpenOptions, RenameMode, Whiteout, Writ
 
 const GOLDEN: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/chains.golden");
 const STEPS: u64 = 400;
-/// Bytes in a block, and of the volume.
+/// Block size, and bytes of the volume.
 const SHAPES: [(u32, usize); 4] =
     [(1024, 4 << 20), (4096, 24 << 20), (2048, 700 << 10), (1024, 20 << 20)];
 
@@ -44,7 +43,7 @@ fn image(block_bytes: u32, len_bytes: usize) -> Vec<u8> {
     disk.into_bytes()
 }
 
-/// FNV-1a.
+/// FNV-1a hash.
 struct Digest(u64);
 
 impl Digest {
@@ -55,7 +54,7 @@ impl Digest {
     }
 }
 
-/// What the storm does not do: files without names, and whiteouts.
+/// Makes steps that `Storm` lacks: orphans and whiteouts.
 fn step(storm: &mut Storm, nth: u64, choose: Choose<'_>) {
     let file =
         NewNode { kind: FileType::File, mode: 0o600, uid: 0, gid: 0, device: (0, 0), target: b"" };
@@ -82,7 +81,7 @@ fn step(storm: &mut Storm, nth: u64, choose: Choose<'_>) {
             let _ = storm.volume.rename_with_whiteout(root, name, root, to, how, of);
         }
         2 => {
-            // Directories inside each other, and out again.
+            // Nested directories, moved in and out.
             let directory = NewNode { kind: FileType::Directory, mode: 0o700, ..file };
             let mut dirs = vec![root];
             for depth in 0..choose(50) {
@@ -100,11 +99,11 @@ fn step(storm: &mut Storm, nth: u64, choose: Choose<'_>) {
     }
 }
 
-/// One run: what it wrote.
+/// Runs one seed; returns the line of digests.
 fn line(seed: u64) -> String {
     let (block_bytes, len_bytes) = SHAPES[seed as usize % SHAPES.len()];
     let disk = Arc::new(RecordDisk::new(MemoryDisk::new(image(block_bytes, len_bytes), 512)));
-    // A clock that only the steps move.
+    // A clock that only the steps advance.
     let time = Arc::new(AtomicI64::new(1_700_000_000));
     let now = time.clone();
     let clock = move || Time { seconds: now.load(Ordering::Relaxed), nanoseconds: 7 };

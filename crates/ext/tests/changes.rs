@@ -1,5 +1,5 @@
-//! What changes promise beyond their result: what a sync costs, who lives how long, what is
-//! refused, and what a volume in bad shape makes of it.
+//! Guarantees of changes beyond their result: cost of a sync, lifetime of inodes, refusals, and
+//! damaged volumes.
 
 mod common;
 
@@ -40,7 +40,7 @@ fn open(disk: &Arc<MemoryDisk>) -> Volume {
     Volume::open_for_writing(disk.clone(), OpenOptions::default(), writing()).unwrap()
 }
 
-/// Nothing is left of what was there, and `e2fsck` finds nothing.
+/// Checks the volume with `e2fsck`.
 fn judge(disk: Arc<MemoryDisk>) -> Image {
     let image = Image::of(&Arc::try_unwrap(disk).unwrap().into_bytes());
     run("e2fsck", &["-fn", image.path()]);
@@ -52,7 +52,7 @@ fn file_disk(path: &Path) -> Arc<FileDisk> {
     Arc::new(FileDisk::open(path, options).unwrap())
 }
 
-/// Where a superblock says whether the volume was unmounted properly.
+/// Offset of `s_state`.
 const STATE_AT: usize = 1024 + 0x3A;
 
 #[test]
@@ -83,7 +83,7 @@ fn a_volume_is_in_use_before_anything_else_of_its_first_change() {
     assert!(states > changed && changed > 5, "{changed} of {states}");
     volume.close().unwrap();
     assert_eq!(volume.create(volume.root(), b"late", &FILE), Err(Error::ReadOnly));
-    // Taken into use again it is marked again, by its first change.
+    // Reopened, its first change marks it again.
     volume.reopen().unwrap();
     assert!(written());
     volume.sync().unwrap();
@@ -98,7 +98,7 @@ fn a_volume_is_in_use_before_anything_else_of_its_first_change() {
     run("e2fsck", &["-fn", Image::of(&bytes).path()]);
 }
 
-/// Who logs, and syncs each line, goes on with a block that was written just now.
+/// A logger that syncs each line continues a block that it has just written.
 #[test]
 fn appends_find_their_block_in_memory() {
     for kind in ["ext2", "ext4"] {
@@ -152,7 +152,7 @@ fn syncs_cost_one_flush_or_two() {
         volume.sync_inode(new, false).unwrap();
     };
     assert_eq!(cost(&create), 2, "a new file");
-    // Callers that come while a flush is under way share the next one.
+    // Callers that arrive during a flush share the next one.
     std::thread::scope(|scope| {
         let all = cost(&|| {
             for nth in 0..8u64 {
@@ -200,7 +200,7 @@ fn what_is_open_outlives_its_names() {
     volume.remove_users(dir, 1);
     assert_eq!(volume.attributes(file), Err(Error::NotFound));
     assert_eq!(volume.space(), free);
-    // One that is still in use when the volume is closed.
+    // An orphan in use when the volume is closed.
     let last = volume.create(volume.root(), b"last", &FILE).unwrap();
     volume.add_user(last);
     volume.write(last, 0, &[b'x'; 5000]).unwrap();
@@ -413,7 +413,7 @@ fn deep_trees_come_and_go_in_chains_of_bounded_length() {
         volume.create(dir, b"file", &FILE).unwrap();
         way.push(dir);
     }
-    // Moved into each other while they are new.
+    // New directories, moved into each other.
     for nth in 0..80 {
         let name = format!("n{nth}");
         volume.create(volume.root(), name.as_bytes(), &DIRECTORY).unwrap();
@@ -454,7 +454,7 @@ fn a_file_without_a_name_lives_for_its_users() {
         assert_eq!(volume.write(file, 0, &[7; 30_000]), Ok(30_000));
         file
     };
-    // It goes with its last user, committed or not.
+    // It is deleted with its last user, committed or not.
     for commit in [false, true] {
         let file = unnamed(&volume);
         if commit {
@@ -466,7 +466,7 @@ fn a_file_without_a_name_lives_for_its_users() {
         volume.sync().unwrap();
         assert_eq!(volume.space(), before);
     }
-    // It gets a name, once; what lost its last name does not get another.
+    // It can get one name; an inode that lost its last name cannot.
     for commit in [false, true] {
         let file = unnamed(&volume);
         if commit {
@@ -481,7 +481,7 @@ fn a_file_without_a_name_lives_for_its_users() {
     volume.add_user(gone);
     volume.unlink(volume.root(), b"gone").unwrap();
     assert_eq!(volume.link(gone, volume.root(), b"again"), Err(Error::NotFound));
-    // What still has users when the volume is closed goes then.
+    // An orphan in use is deleted at close.
     unnamed(&volume);
     volume.close().unwrap();
     drop(volume);
@@ -499,7 +499,7 @@ fn a_whiteout_takes_the_place_of_what_moved() {
     let dir = volume.create(root, b"dir", &DIRECTORY).unwrap();
     let owner = Whiteout { uid: 7, gid: 8 };
     for (nth, commit) in [(0, false), (1, true)] {
-        // To another directory, over a file of the same one, and of another.
+        // To another directory; over a file in the same directory, and in another.
         for (from, to_dir, over) in [("a", dir, false), ("b", root, true), ("c", dir, true)] {
             let (from, to) = (format!("{from}{nth}"), format!("to {from}{nth}"));
             let file = volume.create(root, from.as_bytes(), &FILE).unwrap();
@@ -545,7 +545,7 @@ fn what_may_be_opened_follows_the_flags() {
         let found = ways.map(|access| u8::from(volume.check_open(file, access).is_ok()));
         assert_eq!(found, allowed, "{flags:#x}");
     }
-    // What stays immutable keeps its other flags, too; a flag that is none is refused.
+    // An immutable file keeps its other flags; an unknown flag is refused.
     volume.set_flags(file, IMMUTABLE).unwrap();
     assert_eq!(volume.set_flags(file, IMMUTABLE | 0x40), Err(Error::NotPermitted));
     volume.set_flags(file, 0).unwrap();

@@ -1,5 +1,5 @@
-//! The check beside `e2fsck -fn`: sound volumes of every make, one damage at a time, and
-//! damage at random.
+//! The checker compared with `e2fsck -fn`: valid volumes of many kinds, single faults, and random
+//! damage.
 
 mod common;
 
@@ -15,7 +15,7 @@ use draconis_device::{Disk, MemoryDisk, Random};
 use draconis_ext::check::{CheckOptions, Report, check};
 use draconis_ext::{Error, Result};
 
-/// What takes longer than this does not end: each takes milliseconds on a quiet machine.
+/// Time limit: each run takes milliseconds on an idle machine.
 const HANGS: Duration = Duration::from_secs(120);
 
 fn look(path: &Path) -> Result<Report> {
@@ -23,7 +23,7 @@ fn look(path: &Path) -> Result<Report> {
     check(&disk, CheckOptions::default(), &|_, _| {})
 }
 
-/// Whether `e2fsck -fn` finds nothing, and what it says.
+/// Returns true if `e2fsck -fn` finds nothing, with its output.
 fn e2fsck(path: &Path) -> Option<(bool, String)> {
     let tools = format!("{}:/usr/sbin:/sbin", std::env::var("PATH").unwrap_or_default());
     let output = Command::new("e2fsck").arg("-fn").arg(path).env("PATH", tools).output().ok()?;
@@ -38,7 +38,7 @@ fn lines(report: &Result<Report>) -> String {
     }
 }
 
-/// A sound image of one make: nothing to say, and the numbers of `e2fsck`.
+/// Checks a valid image: no problems, and the counts of `e2fsck`.
 fn sound(arguments: &[&str], rounded: bool) {
     let source = tempfile::tempdir().unwrap();
     tree::build(source.path());
@@ -102,7 +102,7 @@ fn what_cannot_be_checked_is_named() {
     assert_eq!(look(&Image::of(&[0; 1024]).path).unwrap_err(), Error::NotExt);
 }
 
-/// Small images of several makes, made once.
+/// Small images of several kinds, made once.
 fn bases() -> &'static [Vec<u8>] {
     static BASES: OnceLock<Vec<Vec<u8>>> = OnceLock::new();
     BASES.get_or_init(|| {
@@ -130,7 +130,7 @@ fn bases() -> &'static [Vec<u8>] {
     })
 }
 
-/// The bitmaps of group 0, and what matters of them.
+/// Returns ranges in the bitmaps of group 0.
 fn bitmaps(image: &[u8]) -> Vec<std::ops::Range<usize>> {
     let le32 = |at: usize| u32::from_le_bytes(image[at..at + 4].try_into().unwrap()) as usize;
     let block = 1024 << le32(1024 + 0x18);
@@ -139,7 +139,7 @@ fn bitmaps(image: &[u8]) -> Vec<std::ops::Range<usize>> {
     places.into_iter().flat_map(|at| [at..at + block, at..at + 32, at..at + 96]).collect()
 }
 
-/// An image with a few fields wrong.
+/// Returns an image with a few corrupt fields.
 fn spoilt(seed: u64) -> Option<Vec<u8>> {
     let base = bases().get(seed as usize % bases().len().max(1))?;
     let mut structures = structures(base);
@@ -153,12 +153,11 @@ fn spoilt(seed: u64) -> Option<Vec<u8>> {
     Some(image)
 }
 
-/// Where we differ from `e2fsck` 1.47 and mean to, by name. Of 10,000 images:
-/// - *copies* (about 25): it reads copies where the first superblock or the first
-///   descriptors are damaged, and may be content with those; what everybody else reads is
-///   damaged nevertheless;
-/// - *feature* (about 3): it passes over features that we do not know how to check;
-/// - *writes* (about 3): it wants to write in spite of `-n`, and fails.
+/// Intended differences from `e2fsck` 1.47, by name. Of 10,000 images:
+/// - *copies* (about 25): e2fsck reads backups if the first superblock or the first descriptors are
+///   damaged, and may accept those; other drivers read the damaged ones;
+/// - *feature* (about 3): e2fsck ignores features that we cannot check;
+/// - *writes* (about 3): e2fsck tries to write in spite of `-n`, and fails.
 fn exception(report: &Result<Report>, theirs: bool, said: &str) -> Option<&'static str> {
     match report {
         Err(Error::Unsupported { .. }) if theirs => Some("feature"),
@@ -168,7 +167,7 @@ fn exception(report: &Result<Report>, theirs: bool, said: &str) -> Option<&'stat
     }
 }
 
-/// Whatever the bytes: an answer, soon, in bounded memory.
+/// Any bytes give a result, in bounded time and memory.
 #[test]
 fn nothing_breaks_the_check() {
     for seed in 0..1500 {
@@ -193,7 +192,7 @@ fn nothing_breaks_the_check() {
         let report = check(&disk, CheckOptions::default(), &|_, _| {});
         assert!(start.elapsed() < HANGS, "seed {seed}: {:?}", start.elapsed());
         let same = check(&disk, CheckOptions { threads: 1, ..CheckOptions::default() }, &|_, _| {});
-        // Of files that share an indirect block, the first to come tells more.
+        // Of files that share an indirect block, the first one gets more details.
         let clean = |report: &Result<Report>| report.as_ref().map(Report::is_clean).ok();
         assert_eq!(clean(&report), clean(&same), "seed {seed}: threads make a difference");
     }
@@ -251,6 +250,6 @@ fn the_verdict_is_that_of_e2fsck() {
     let exceptions = exceptions.into_inner().unwrap();
     eprintln!("{rounds} images, {clean} clean, exceptions: {exceptions:?}");
     assert!(exceptions.values().sum::<u64>() <= rounds / 40, "{exceptions:?}");
-    // The test would prove little if e2fsck found all of them sound, or none.
+    // The test would prove little if e2fsck found all images valid, or none.
     assert!(bases().is_empty() || clean > rounds / 50 && damaged > rounds / 4, "{clean} {damaged}");
 }

@@ -1,4 +1,4 @@
-//! Volumes with clusters, filled by us and by the kernel: as much fits.
+//! Volumes with clusters, filled by us and by the kernel: both hold the same amount.
 
 mod common;
 
@@ -14,7 +14,7 @@ use draconis_ext::{NewNode, OpenOptions, Volume};
 const FILE: NewNode<'static> =
     NewNode { kind: FileType::File, mode: 0o644, uid: 0, gid: 0, device: (0, 0), target: b"" };
 
-/// The same directories each time.
+/// Adds a fixed hash seed.
 fn with_seed<'a>(arguments: &[&'a str]) -> Vec<&'a str> {
     let mut all = arguments.to_vec();
     all.extend(["-E", "hash_seed=01234567-89ab-cdef-0123-456789abcdef"]);
@@ -33,7 +33,7 @@ fn size_of(sizes: &[usize], nth: u64) -> usize {
     }
 }
 
-/// What fitted: files, their bytes, and free blocks then.
+/// Files that fit, their bytes, and the free blocks left.
 type Fitted = (u64, u64, u64);
 
 fn by_us(image: &Image, sizes: &[usize], step: usize) -> Fitted {
@@ -124,8 +124,8 @@ fn as_much_fits_as_with_the_kernel() {
             let Some(theirs) = by_the_kernel(&image, sizes, step) else { return };
             let what = format!("{arguments:?} {sizes:?} {step}: {ours:?} {theirs:?}");
             eprintln!("{what}");
-            // The kernel does not take a part of a large write, and its names use the last block of
-            // the directory's cluster. Where that grows one of both has a cluster more for files.
+            // The kernel does not write part of a large write, and its names use the last block of
+            // the directory's cluster. If that grows, one of the two has a cluster more for files.
             let one = (step as u64).max(2 * 16_384);
             assert!(ours.1 + one >= theirs.1, "{what}");
             assert!(ours.2 <= theirs.2 + 16, "{what}");

@@ -1,5 +1,5 @@
-//! Each complaint, planted: exactly that one is found, `e2fsck -fn` agrees on the verdict,
-//! and `e2fsck -fp` asks no question where we say that it does not.
+//! Each problem of ext2, planted: the checker finds exactly that one. `e2fsck -fn` agrees on the
+//! verdict, and `e2fsck -fp` asks nothing if we predict so.
 
 mod common;
 
@@ -17,7 +17,7 @@ const SUPER: usize = 1024;
 const BLOCK: usize = 1024;
 const DESCRIPTORS: usize = 2048;
 
-/// A sound volume: blocks of 1 KiB, inodes of 256 bytes, four groups.
+/// A valid volume: blocks of 1 KiB, inodes of 256 bytes, four groups.
 struct Sound {
     bytes: Vec<u8>,
     volume: Volume,
@@ -62,7 +62,7 @@ impl Sound {
         u32::from_le_bytes(self.bytes[at..at + 4].try_into().unwrap())
     }
 
-    /// Where an inode is, by its number.
+    /// Returns the offset of an inode.
     fn slot(&self, number: u32) -> usize {
         let per_group = self.le32(SUPER + 0x28);
         let group = ((number - 1) / per_group) as usize;
@@ -74,17 +74,17 @@ impl Sound {
         self.slot(self.number(path))
     }
 
-    /// A block pointer of a file.
+    /// Returns a block pointer of a file.
     fn pointer(&self, path: &str, nth: usize) -> u32 {
         self.le32(self.inode(path) + 40 + 4 * nth)
     }
 
-    /// Where a block of a file is.
+    /// Returns the offset of a block of a file.
     fn block(&self, path: &str, nth: usize) -> usize {
         self.pointer(path, nth) as usize * BLOCK
     }
 
-    /// Where the entry of a name is in the first block of a directory.
+    /// Returns the offset of a name's entry in the first block of a directory.
     fn entry(&self, dir: &str, name: &str) -> usize {
         let at = self.block(dir, 0);
         let block = &self.bytes[at..at + BLOCK];
@@ -93,7 +93,7 @@ impl Sound {
     }
 }
 
-/// Bytes to change: where, and to what.
+/// Changes: offset and new bytes.
 type Edits = Vec<(usize, Vec<u8>)>;
 
 fn le16(at: usize, value: u16) -> (usize, Vec<u8>) {
@@ -104,10 +104,10 @@ fn le32(at: usize, value: u32) -> (usize, Vec<u8>) {
     (at, value.to_le_bytes().to_vec())
 }
 
-/// What was planted by any test, to know what was not.
+/// Problems planted by any test, to find those that were not.
 static PLANTED: Mutex<BTreeSet<What>> = Mutex::new(BTreeSet::new());
 
-/// All that went wrong, told together.
+/// All failures, reported together.
 static WRONG: Mutex<Vec<String>> = Mutex::new(Vec::new());
 
 fn look(bytes: Vec<u8>) -> Report {
@@ -160,8 +160,7 @@ fn judge(name: &str, bytes: &[u8], expected: &[What]) {
     WRONG.lock().unwrap().extend(wrong);
 }
 
-/// Mended without a question, which a complaint of that kind does not always mean; or at
-/// the price of what it is about.
+/// Repaired without a question although such a problem may need one, or with loss of data.
 const CAREFUL: &[&str] = &[
     "quota inode",
     "inode 6",
@@ -203,7 +202,7 @@ fn every_complaint_has_been_planted() {
     assert!(left.is_empty(), "never planted: {left:?}");
 }
 
-/// Those that volumes of ext2 cannot give rise to: the test of the features plants them.
+/// Problems that ext2 volumes cannot have; the test of features plants them.
 const OF_EXT4: &[What] = &[
     What::SuperblockChecksum,
     What::GroupChecksum,
@@ -320,7 +319,7 @@ fn inodes(s: &Sound) {
 fn blocks(s: &Sound) {
     let small = s.inode("/small");
     let table = s.le32(DESCRIPTORS + 8);
-    // What the file no longer has is free.
+    // Blocks that the file no longer has are free.
     plant! { s:
         "pointer": [le32(small + 40, 99_999)]
             => PointerOutside BlockFreeButUsed GroupFreeBlocks FreeBlocks;

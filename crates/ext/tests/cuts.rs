@@ -1,4 +1,4 @@
-//! Storms of changes, cut off anywhere: `e2fsck -p` mends what is left without a question.
+//! Power loss during storms of changes: `e2fsck -p` repairs the result without a question.
 
 mod common;
 
@@ -12,7 +12,7 @@ use draconis_device::{CrashOptions, CrashStates, MemoryDisk, Random, RecordDisk}
 use draconis_ext::OpenOptions;
 
 const STEPS: u64 = 14;
-/// One state of so many is shown to `e2fsck`.
+/// One state of so many is checked with `e2fsck`.
 const SAMPLE: u64 = 4;
 
 #[test]

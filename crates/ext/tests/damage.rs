@@ -1,7 +1,6 @@
-//! Damage to volumes with each feature: no panic, no loop, bounded memory, whatever is asked.
-//!
-//! Images that the kernel filled, one for each feature, are spoilt where they keep what they are
-//! made of; then all there is is read. `DRACONIS_ROUNDS=50` spoils so many times as many.
+//! Damage to volumes with each feature: no panic, no endless loop, bounded memory. Images with each
+//! feature, filled by the kernel, are corrupted in their metadata and then read completely.
+//! `DRACONIS_ROUNDS=50` multiplies the rounds.
 
 mod common;
 #[path = "matrix/fill.rs"]
@@ -42,7 +41,7 @@ use fill::{Facts, Scale};
 use ioctl::Shutdown;
 use structures::Structures;
 
-/// A volume for each structure, with and without sums: without them what is spoilt is believed.
+/// One volume per structure, with checksums and without; without them damage is not detected.
 #[rustfmt::skip]
 const BASES: &[&str] = &[
     "-t ext2 -b 1024 -O extent,large_file,uninit_bg",
@@ -65,7 +64,7 @@ const BASES: &[&str] = &[
     "-t ext4 -b 1024 -O ^has_journal,^metadata_csum | -O project,quota -Q usrquota,grpquota,prjquota",
 ];
 
-/// Journals that are full of what is not in place.
+/// Volumes whose journals need replay.
 #[rustfmt::skip]
 const DIRTY: &[(&str, &str)] = &[
     ("-t ext3 -b 1024 -J size=1", ""),
@@ -74,11 +73,11 @@ const DIRTY: &[(&str, &str)] = &[
     ("-t ext4 -b 1024 -O ^metadata_csum,^64bit,fast_commit -J size=1", ""),
 ];
 
-/// How often each is spoilt, where no more is asked for.
+/// Rounds per volume.
 const ROUNDS: u64 = 80;
-/// Two images are in memory for each.
+/// Two images per thread are in memory.
 const THREADS: usize = 2;
-/// Many times what reading all of such a volume takes: more is a loop.
+/// Many times the reads of such a volume: more mean an endless loop.
 const MOST_READS: u64 = 400_000;
 
 #[test]
@@ -101,7 +100,7 @@ fn spoilt_structures_of_every_feature() {
     }));
 }
 
-/// Nothing panicked, and enough was opened and hurt for that to say something.
+/// Fails on a panic, or if too few images were opened and damaged.
 fn judge(results: Vec<Result<Option<Hurt>, String>>) {
     let mut all = Hurt::default();
     for result in results {
@@ -115,7 +114,7 @@ fn judge(results: Vec<Result<Option<Hurt>, String>>) {
     assert_memory_stayed_small();
 }
 
-/// What came of spoiling.
+/// Result of the corruption.
 #[derive(Default, Debug)]
 struct Hurt {
     rounds: u64,
@@ -145,7 +144,7 @@ fn spoil_often(line: &str, sound: &[u8]) -> Hurt {
             }
             Ok(Err(error)) => assert!(!error.to_string().is_empty()),
             Err(panic) => {
-                // No second volume is the same as this one.
+                // The volume is unique, so keep it.
                 let kept = std::env::temp_dir().join(format!("draconis-damage-{seed}.image"));
                 std::fs::write(&kept, spoilt()).unwrap();
                 let (why, kept) = (pool::message(panic), kept.display());
@@ -156,8 +155,8 @@ fn spoil_often(line: &str, sound: &[u8]) -> Hurt {
     hurt
 }
 
-/// Each kind of structure is as likely as the others, however many there are of it; half of the
-/// time its head.
+/// Corrupts one structure. All kinds are equally likely, however many structures they have; half of
+/// the time it is the structure's head.
 fn spoil_one(image: &mut [u8], structures: &Structures, random: &mut Random) {
     let kinds: Vec<_> = structures.values().collect();
     let kind = kinds[random.below(kinds.len() as u64) as usize];
@@ -168,7 +167,7 @@ fn spoil_one(image: &mut [u8], structures: &Structures, random: &mut Random) {
     spoil(image, range, random);
 }
 
-/// Reads all there is of one image.
+/// Reads everything in one image.
 fn look(image: Vec<u8>) -> Result<Outcome, Error> {
     let disk = Arc::new(Counted { disk: MemoryDisk::new(image, 512), reads: AtomicU64::new(0) });
     let volume = Volume::open(disk.clone(), exercise::options());
@@ -177,7 +176,7 @@ fn look(image: Vec<u8>) -> Result<Outcome, Error> {
     looked
 }
 
-/// A disk that refuses more reads than that.
+/// A disk that counts reads, to detect endless loops.
 struct Counted {
     disk: MemoryDisk,
     reads: AtomicU64,

@@ -1,4 +1,4 @@
-//! Large directories: every hash version, signed and unsigned, and damage to the tree.
+//! Large directories: every hash version, signed and unsigned, and damaged htrees.
 
 mod common;
 
@@ -15,7 +15,7 @@ use draconis_ext::{Error, InodeNumber, Volume};
 
 const NAMES: usize = 10_000;
 
-/// Names of all lengths and bytes, the same ones every time.
+/// Returns names of many lengths and bytes, always the same.
 fn odd_names() -> Vec<Vec<u8>> {
     let mut random = Random::new(11);
     let mut names: Vec<Vec<u8>> = (0..NAMES)
@@ -35,7 +35,7 @@ fn odd_names() -> Vec<Vec<u8>> {
     names
 }
 
-/// An image with one large directory, made once: `mke2fs` takes its time for these.
+/// An image with one large directory, made once because `mke2fs` is slow here.
 fn plain() -> Option<&'static [u8]> {
     static IMAGE: OnceLock<Option<Vec<u8>>> = OnceLock::new();
     let image = IMAGE.get_or_init(|| {
@@ -52,7 +52,7 @@ fn plain() -> Option<&'static [u8]> {
     image.as_deref()
 }
 
-/// The large directory under a hash tree, with characters taken as told.
+/// Returns the large directory with an htree of this hash and signedness.
 fn hashed(algorithm: &str, unsigned: bool) -> Option<Image> {
     let image = Image::of(plain()?);
     image.debugfs_write(&format!("ssv def_hash_version {algorithm}"))?;
@@ -61,7 +61,7 @@ fn hashed(algorithm: &str, unsigned: bool) -> Option<Image> {
     Some(image)
 }
 
-/// Looks up every name and says how many blocks the average look took.
+/// Looks up every name and returns the average of blocks read.
 fn look_up_all(volume: &Volume, dir: InodeNumber, all: &BTreeMap<Vec<u8>, InodeNumber>) -> f64 {
     let asked = |volume: &Volume| {
         let data = volume.statistics().data;
@@ -140,7 +140,7 @@ fn a_damaged_tree_still_has_its_names() {
         let file = fs::OpenOptions::new().write(true).open(&image.path).unwrap();
         std::os::unix::fs::FileExt::write_all_at(&file, bytes, root * 1024 + at).unwrap();
     };
-    // An unknown hash version, no levels where there are some, an impossible count.
+    // An unknown hash version, zero levels instead of some, an impossible count.
     for (at, bytes, good) in [(28, [9u8], [1u8]), (34, [0], [0]), (35, [0xFF], [0])] {
         damage(at, &bytes);
         let volume = image.open();

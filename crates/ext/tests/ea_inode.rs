@@ -1,4 +1,4 @@
-//! Attributes whose values are in inodes of their own, as the kernel and `mke2fs` make them.
+//! Attributes in EA inodes, as made by the kernel and `mke2fs`.
 
 mod common;
 
@@ -20,7 +20,7 @@ fn set(path: &Path, name: &str, value: &[u8]) -> bool {
     rustix::fs::lsetxattr(path, name, value, XattrFlags::empty()).is_ok()
 }
 
-/// Values of all lengths, shared ones among them.
+/// Sets values of all lengths, some of them shared.
 fn fill(root: &Path) {
     let all = root.join("all");
     fs::write(&all, b"contents").unwrap();
@@ -32,7 +32,7 @@ fn fill(root: &Path) {
         let file = root.join(format!("shared {nth}"));
         fs::write(&file, b"").unwrap();
         assert!(set(&file, "user.shared", &tree::pattern(7, 30_000)));
-        // So that they do not share a block of attributes, too.
+        // So that they do not share an xattr block, too.
         assert!(set(&file, "user.own", &[nth]));
     }
     let dir = root.join("directory");
@@ -40,7 +40,7 @@ fn fill(root: &Path) {
     assert!(set(&dir, "user.large", &tree::pattern(8, 12_345)));
 }
 
-/// Short links have a large value beside a short target.
+/// Creates short symbolic links with a large value.
 fn links(root: &Path) {
     for len in [10, 59, 60, 300] {
         let link = root.join(format!("link {len}"));
@@ -56,7 +56,7 @@ fn written(features: &str, arguments: &[&str]) -> Option<Image> {
     let image = Image::make(None, "16M", &all)?;
     fill(image.mount_writable()?.path());
     common::run("e2fsck", &["-fn", image.path()])?;
-    // Of these, e2fsck 1.47.0 takes the targets for blocks; the kernel decides.
+    // e2fsck 1.47.0 mistakes the targets of some for blocks; the kernel decides.
     links(image.mount_writable()?.path());
     Some(image)
 }
@@ -87,7 +87,7 @@ fn number(volume: &Volume, name: &[u8]) -> InodeNumber {
     volume.lookup(volume.root(), name).unwrap()
 }
 
-/// The inodes that hold values.
+/// Returns the EA inodes.
 fn values(volume: &Volume) -> Vec<InodeNumber> {
     let inodes = volume.superblock().inodes;
     let is_value = |number: &InodeNumber| {
@@ -104,7 +104,7 @@ fn what_is_wrong_with_a_value_is_damage_of_its_attribute_alone() {
     let Some(image) = written(features, &["-b", "1024", "-I", "256"]) else { return };
     let volume = image.open();
     let values = values(&volume);
-    // One of them is shared.
+    // One value is shared.
     assert!(values.len() > 5, "{values:?}");
     let shared = number(&volume, b"shared 0");
     let bytes = fs::read(&image.path).unwrap();
@@ -156,7 +156,7 @@ fn as_mke2fs_writes_them() {
     let source = tempfile::tempdir().unwrap();
     let file = source.path().join("file");
     fs::write(&file, b"x").unwrap();
-    // As large as most file systems that the source may be on take.
+    // About the maximum on most host file systems.
     if !set(&file, "user.large", &tree::pattern(3, 3500)) {
         return common::skipped("attributes of 3,500 bytes");
     }
@@ -167,8 +167,8 @@ fn as_mke2fs_writes_them() {
     assert_eq!(values(&volume).len(), 1);
 }
 
-/// Lustre's forerunner of the feature: a value names the inode with the attribute, and its
-/// generation, and counts nothing.
+/// EA inodes in Lustre's format: they name the owning inode and its generation, and have no
+/// reference count.
 #[test]
 fn values_as_lustre_made_them_go_with_their_owner() {
     let arguments = ["-t", "ext4", "-b", "1024", "-O", "ea_inode,^has_journal,^metadata_csum"];
@@ -188,7 +188,7 @@ fn values_as_lustre_made_them_go_with_their_owner() {
     let generation = of_owner.split("Generation: ").nth(1).unwrap().split_whitespace().next();
     let blocks = of_owner.split("Blockcount: ").nth(1).unwrap().split_whitespace().next();
     let blocks: u32 = blocks.unwrap().parse().unwrap();
-    // Their space counts for nobody.
+    // No owner is charged for their space.
     image.debugfs_write(&format!("set_inode_field <{owner}> blocks {}", blocks - 16));
     for value in &values {
         for field in [
@@ -202,7 +202,7 @@ fn values_as_lustre_made_them_go_with_their_owner() {
         }
     }
     let bytes = fs::read(&image.path).unwrap();
-    // The owner goes; one attribute goes, or is another; or the file is truncated by a name.
+    // The owner is deleted; one attribute is removed or replaced; or a rename replaces the file.
     let changes: [fn(&Volume, InodeNumber); 3] = [
         |volume, _| volume.unlink(volume.root(), b"owner").unwrap(),
         |volume, owner| {

@@ -1,5 +1,4 @@
-//! Encrypted trees without their key: as the kernel shows them, which made them with a key of its
-//! own for tests.
+//! Encrypted trees without their key, compared with the kernel, which made them with its test key.
 
 mod common;
 
@@ -12,7 +11,7 @@ use common::compare::{self, Beside};
 use draconis_exchange::contract::{FileType, Refusal};
 use draconis_ext::{Access, Cookie, Error, InodeNumber};
 
-/// The kernel encrypts whatever is new below a mount with this option.
+/// With this option the kernel encrypts all new files of a mount.
 const WITH_KEY: &str = "loop,test_dummy_encryption=v2";
 
 fn fill(root: &Path) {
@@ -39,7 +38,7 @@ fn fill(root: &Path) {
     }
 }
 
-/// An image with an encrypted tree; `None`, said aloud, where the kernel makes none.
+/// Makes an image with an encrypted tree; `None`, with a message, if the kernel cannot.
 fn make(inode_bytes: &str, hash: &str, features: &str) -> Option<Image> {
     let features = format!("encrypt,^has_journal{features}");
     let arguments = ["-t", "ext4", "-b", "1024", "-I", inode_bytes, "-O", &features];
@@ -100,8 +99,8 @@ fn names_are_found_as_they_are_shown_and_in_no_other_form() {
 fn a_directory_that_is_also_folded_says_the_hashes_of_its_entries() {
     let features = ",^extent,^64bit,^metadata_csum";
     let Some(image) = make("256", "half_md4", features) else { return };
-    // No kernel makes these without the tables of Unicode: the feature, the flag, and behind each
-    // name its two hashes, in entries that have room for them.
+    // Few kernels have the Unicode tables, so the test adds the feature, the flag and the two
+    // hashes behind each name.
     let dir = image.open().lookup(InodeNumber::ROOT, b"few").unwrap();
     let block = {
         let volume = image.open();
@@ -144,7 +143,7 @@ fn a_directory_that_is_also_folded_says_the_hashes_of_its_entries() {
     for ((name, number), (_, other)) in folded.iter().zip(&plain) {
         assert_eq!(volume.lookup(dir, name), Ok(*number));
         assert!(plain.values().any(|it| it == number) && folded.values().any(|it| it == other));
-        // The last byte of the first hash, and two bytes of the second one.
+        // Last byte of the first hash, and two bytes of the second.
         assert_eq!(&name[4..8], b"AAcA", "{}", name.escape_ascii());
     }
     let mut kinds = Vec::new();

@@ -1,5 +1,5 @@
-//! Fast commits that the kernel has left behind its log: carried out by the kernel, by us in memory
-//! and by us on disk, and cut off in that.
+//! Fast commits of the kernel, replayed by the kernel, by us in memory and on disk, with power loss
+//! during replay.
 //!
 //! ```text
 //!   mke2fs -O fast_commit ─ mount ─ full commit ─ work, each piece fsynced ─ shut down ─┬ kernel
@@ -26,7 +26,7 @@ use draconis_ext::format::checksum::Checksum;
 use draconis_ext::{BlockLocation, Cookie, InodeNumber, OpenOptions, Volume};
 use rustix::fs::{FallocateFlags, fallocate};
 
-/// What mke2fs is told.
+/// Options for mke2fs.
 const VOLUMES: [&[&str]; 5] = [
     &["-b", "4096", "-O", "fast_commit"],
     &["-b", "1024", "-O", "fast_commit"],
@@ -35,7 +35,7 @@ const VOLUMES: [&[&str]; 5] = [
     &["-b", "2048", "-O", "fast_commit,orphan_file,metadata_csum_seed"],
 ];
 
-/// Work that fast commits hold, one after the other.
+/// Work that consists of fast commits.
 type Work = fn(&Path);
 
 const WORKS: [(&str, Work); 6] = [
@@ -53,7 +53,7 @@ fn write(path: &Path, seed: u64, len: usize) -> File {
     file
 }
 
-/// What is there before: a full commit holds it.
+/// Creates the files of the full commit.
 fn before(root: &Path) {
     fs::create_dir(root.join("d")).unwrap();
     for nth in 0..8 {
@@ -64,7 +64,7 @@ fn before(root: &Path) {
     rustix::fs::syncfs(File::open(root).unwrap()).unwrap();
 }
 
-/// Files that are made, grow and shrink.
+/// Creates, extends and truncates files.
 fn files(root: &Path) {
     let file = write(&root.join("d/new"), 10, 30_000);
     file.sync_all().unwrap();
@@ -79,7 +79,7 @@ fn files(root: &Path) {
     old.sync_all().unwrap();
 }
 
-/// Names that come, go, move and replace others.
+/// Adds, removes, moves and replaces names.
 fn names(root: &Path) {
     let file = write(&root.join("d/new"), 10, 3000);
     file.sync_all().unwrap();
@@ -97,7 +97,7 @@ fn names(root: &Path) {
     file.sync_all().unwrap();
 }
 
-/// Directories that are made, and what is in them.
+/// Creates directories with files.
 fn directories(root: &Path) {
     fs::create_dir(root.join("new")).unwrap();
     let file = write(&root.join("new/in"), 20, 100);
@@ -111,7 +111,7 @@ fn directories(root: &Path) {
     file.sync_all().unwrap();
 }
 
-/// A map with many extents, some of them unwritten, and holes.
+/// Builds a map with many extents, some unwritten, and holes.
 fn pieces(root: &Path) {
     let file = fs::OpenOptions::new().write(true).open(root.join("pieces")).unwrap();
     for nth in 0..24 {
@@ -127,7 +127,7 @@ fn pieces(root: &Path) {
     file.sync_all().unwrap();
 }
 
-/// Numbers of inodes that are used again, and a file without a name that is in use.
+/// Reuses inode numbers, and leaves an orphan in use.
 fn numbers(root: &Path) {
     let file = write(&root.join("first"), 40, 9000);
     file.sync_all().unwrap();
@@ -142,7 +142,7 @@ fn numbers(root: &Path) {
     file.sync_all().unwrap();
 }
 
-/// More names than a block has room for.
+/// Creates more names than fit into a block.
 fn many(root: &Path) {
     for nth in 0..60 {
         write(&root.join(format!("d/{nth:0120}")), nth, 700);
@@ -150,7 +150,7 @@ fn many(root: &Path) {
     write(&root.join("d/last"), 60, 10).sync_all().unwrap();
 }
 
-/// What a volume shows: of each path the kind, the links of what is no directory, and the bytes.
+/// View of a volume: type, link count of non-directories, and contents of each path.
 type Seen = BTreeMap<String, (u32, u64, Vec<u8>)>;
 
 fn seen_by_kernel(mount: &Path) -> Seen {
@@ -211,7 +211,7 @@ fn seen_by_us(volume: &Volume) -> Seen {
     seen
 }
 
-/// A volume whose last work is in fast commits; `None`, said aloud, where that cannot be had.
+/// Makes a volume with fast commits to replay; `None`, with a message, if impossible.
 fn leave(arguments: &[&str], work: Work) -> Option<Vec<u8>> {
     let more = ["-t", "ext4", "-I", "256", "-N", "1000", "-J", "size=8"];
     let image = Image::make(None, "40M", &[&more, arguments].concat())?;
@@ -227,7 +227,7 @@ fn leave(arguments: &[&str], work: Work) -> Option<Vec<u8>> {
     Some(fs::read(&image.path).unwrap())
 }
 
-/// The place of the first block of fast commits.
+/// Returns the offset of the first fast-commit block.
 fn first_of(bytes: &[u8]) -> usize {
     let volume =
         Volume::open(Arc::new(MemoryDisk::new(bytes.to_vec(), 512)), OpenOptions::default());
@@ -261,12 +261,12 @@ fn what_the_kernel_commits_fast_is_recovered_by_all_to_the_same() {
         for (name, work) in WORKS {
             let what = format!("{arguments:?}, {name}");
             let Some(bytes) = leave(arguments, work) else { return };
-            // In memory, and nothing of the disk changes.
+            // In memory, without a change of the disk.
             let image = Image::of(&bytes);
             let ours = seen_by_us(&image.open());
             assert!(fs::read(&image.path).unwrap() == bytes, "{what}: reading changed it");
 
-            // Without them it would be something else, or the kernel has made none.
+            // Without fast commits the volume differs, unless the kernel made none.
             let mut without = bytes.clone();
             without[first_of(&bytes)..][..16].fill(0);
             used += usize::from(seen_by_us(&Image::of(&without).open()) != ours);
@@ -309,7 +309,7 @@ fn what_the_kernel_commits_fast_is_recovered_by_all_to_the_same() {
     assert!(used > all / 2 && compared > all / 2, "{used} and {compared} of {all}");
 }
 
-/// Cut off anywhere while they are put in place, they are carried out again or done.
+/// Interrupted replays are repeated or complete.
 #[test]
 fn a_recovery_that_is_cut_off_is_made_again() {
     for (arguments, (name, work)) in VOLUMES.into_iter().zip(WORKS) {
@@ -341,7 +341,7 @@ fn a_recovery_that_is_cut_off_is_made_again() {
     }
 }
 
-/// The blocks of fast commits, where they are.
+/// Returns the ranges of the fast-commit blocks.
 fn fast_blocks(bytes: &[u8]) -> Vec<std::ops::Range<usize>> {
     let volume =
         Volume::open(Arc::new(MemoryDisk::new(bytes.to_vec(), 512)), OpenOptions::default());
@@ -350,7 +350,7 @@ fn fast_blocks(bytes: &[u8]) -> Vec<std::ops::Range<usize>> {
     (0..12).map(|nth| first + nth * len..first + (nth + 1) * len).collect()
 }
 
-/// Puts the sums right of what is in these blocks.
+/// Sets the checksums of these blocks.
 fn seal(bytes: &mut [u8], blocks: &[std::ops::Range<usize>]) {
     const TAIL: u16 = 8;
     let mut sum = 0;
@@ -374,7 +374,7 @@ fn seal(bytes: &mut [u8], blocks: &[std::ops::Range<usize>]) {
     }
 }
 
-/// Records that say anything, with sums that are right.
+/// Random records with valid checksums.
 #[test]
 fn records_of_any_bytes_do_no_harm() {
     let mut random = Random::new(7);

@@ -1,4 +1,4 @@
-//! Changes of volumes with the small features of ext4: what each allows, and what it refuses.
+//! Changes of volumes with small ext4 features: permitted operations and refusals.
 
 mod common;
 
@@ -29,7 +29,7 @@ fn open(disk: &Arc<MemoryDisk>) -> Volume {
     Volume::open_for_writing(disk.clone(), OpenOptions::default(), writing()).unwrap()
 }
 
-/// Closes the volume; `e2fsck` judges what is left.
+/// Closes the volume and checks it with `e2fsck`.
 fn judged(volume: Volume, disk: Arc<MemoryDisk>) -> Image {
     volume.close().unwrap();
     drop(volume);
@@ -42,7 +42,7 @@ fn number(volume: &Volume, path: &str) -> InodeNumber {
     volume.resolve(volume.root(), path.as_bytes(), Follow::No).unwrap()
 }
 
-/// Sets flags beside those that are there, or takes them away, as `chattr` does.
+/// Sets or clears flags, as `chattr` does.
 fn flag(volume: &Volume, inode: InodeNumber, which: u32, on: bool) -> Result<(), Error> {
     let had = volume.attributes(inode).unwrap().flags;
     volume.set_flags(inode, if on { had | which } else { had & !which })
@@ -78,7 +78,7 @@ fn a_sealed_file_keeps_its_contents_and_goes_whole() {
     let before = volume.space().free_blocks;
     volume.unlink(volume.root(), b"sealed").unwrap();
     volume.unlink(volume.root(), b"again").unwrap();
-    // All of it: the tree of hashes behind its end, too.
+    // All of it, including the Merkle tree behind its end.
     assert!(volume.space().free_blocks >= before + 10);
     judged(volume, disk);
 }
@@ -126,7 +126,7 @@ fn projects_are_handed_down_and_keep_others_out() {
     judged(volume, disk);
 }
 
-/// An image with small files and directories inside their inodes, made by the kernel.
+/// Makes an image with inline files and directories, filled by the kernel.
 fn inside(size: &str, arguments: &[&str], fill: impl FnOnce(&Path)) -> Option<Image> {
     let mut all = vec!["-t", "ext4", "-O", "inline_data,^has_journal"];
     all.extend(arguments);
@@ -160,7 +160,7 @@ fn what_is_inside_its_inode_leaves_it_only_where_there_is_room() {
     while let Ok(taken @ 1..) = volume.write(full, at, &[7; 1024]) {
         at += taken as u64;
     }
-    // What is left where a map had no room to grow.
+    // The space left where a map could not grow.
     for nth in 0..20 {
         if let Ok(small) = volume.create(volume.root(), format!("{nth}").as_bytes(), &FILE) {
             let _ = volume.write(small, 0, b"x");
@@ -174,13 +174,13 @@ fn what_is_inside_its_inode_leaves_it_only_where_there_is_room() {
     assert_eq!(volume.create(dir, b"five", &FILE), Err(Error::NoSpace));
     assert!(volume.inode(file).unwrap().is_inline() && volume.inode(dir).unwrap().is_inline());
     assert_eq!(volume.read(file, 0, 200).unwrap()[..], tree::pattern(1, 100));
-    // Names go and change without any room.
+    // Names can be removed and replaced on a full volume.
     volume.unlink(dir, b"one").unwrap();
     volume.unlink(dir, b"four").unwrap();
     volume.rename(dir, b"two", dir, b"three", RenameMode::Replace).unwrap();
     assert_eq!(compare::names(&volume, dir).len(), 1);
     assert!(volume.inode(dir).unwrap().is_inline());
-    // Nothing takes no block.
+    // An empty file needs no block.
     volume.set_attributes(file, &cut(0)).unwrap();
     assert!(!volume.inode(file).unwrap().is_inline());
     assert_eq!(volume.xattr(file, b"user.a").unwrap(), b"beside");
@@ -252,7 +252,7 @@ fn a_directory_inside_its_inode_moves_with_its_parent() {
     judged(volume, disk);
 }
 
-/// A name of the model in another form that means the same.
+/// Returns a name of the model in an equivalent form.
 fn form(random: &mut Random, name: &str) -> String {
     match random.below(3) {
         0 => name.to_uppercase(),
@@ -331,8 +331,7 @@ fn names_that_fold_to_the_same_are_one() {
             }
         }
         if strict.is_empty() {
-            // e2fsck 1.47.0 takes the hash of the entry before for that of a name that is no
-            // text, where there is a tree.
+            // With an htree, e2fsck 1.47.0 uses the hash of the previous entry for invalid UTF-8.
             volume.unlink(dir, no_text).unwrap();
         }
         let file = volume.create(top, b"file", &FILE).unwrap();
@@ -400,7 +399,7 @@ fn without_a_key_names_go_and_none_comes() {
     judged(volume, disk);
 }
 
-/// The bytes of an image in use, as a power cut would leave them.
+/// Returns the bytes of a mounted image, as after a power loss.
 fn cut_off(image: &Image, mount: &Path) -> Image {
     rustix::fs::syncfs(File::open(mount).unwrap()).unwrap();
     Image::of(&fs::read(&image.path).unwrap())
@@ -507,7 +506,7 @@ fn a_damaged_file_of_orphans_is_damage_and_no_other_harm() {
         assert!(image.try_open().is_ok());
     }
     assert!(refused > 20 && taken + refused == 60, "{refused}");
-    // As it was, and without sums any number may be listed.
+    // The original, and any listed number without checksums.
     for listed in [0u32, 1, 2, 8, file, 5000, u32::MAX] {
         let image = Image::of(&bytes);
         image.debugfs_write("feature ^metadata_csum");
@@ -518,13 +517,13 @@ fn a_damaged_file_of_orphans_is_damage_and_no_other_harm() {
     }
 }
 
-/// `e2fsck` counts the entries that lead to each value.
+/// `e2fsck` counts the references to each EA inode.
 #[test]
 fn values_are_kept_counted_and_given_back() {
     let arguments = ["-t", "ext4", "-b", "1024", "-I", "256", "-O", "ea_inode"];
     let Some(image) = Image::make(None, "16M", &arguments) else { return };
     {
-        // The kernel shares values, and blocks of attributes with entries that lead to them.
+        // The kernel shares EA inodes, and xattr blocks that refer to them.
         let Some(mount) = image.mount_writable() else { return };
         for nth in 0..6 {
             let file = mount.path().join(format!("f{nth}"));
@@ -565,7 +564,7 @@ fn values_are_kept_counted_and_given_back() {
         volume.unlink(volume.root(), format!("f{nth}").as_bytes()).unwrap();
     }
     volume.commit().unwrap();
-    // Every value went with its last entry.
+    // Every EA inode was deleted with its last reference.
     assert_eq!(volume.space().free_inodes, free.free_inodes + 6 + 2);
     judged(volume, disk);
 }

@@ -1,4 +1,4 @@
-//! Threads that sync share commits: while some are on their way, what changes is one batch.
+//! Group commit: during commits, concurrent changes join one batch.
 
 mod common;
 
@@ -20,8 +20,8 @@ const THREADS: u64 = 16;
 const FILE: NewNode<'_> =
     NewNode { kind: FileType::File, mode: 0o644, uid: 0, gid: 0, device: (0, 0), target: b"" };
 
-/// A disk whose flushes take their time: one goes on at once, and it covers what was written
-/// when it began. What follows something is written once that is durable.
+/// A disk with slow flushes. One flush runs at a time and covers the writes before its start. A
+/// dependent write is made after its dependency is durable.
 struct SlowFlush {
     disk: MemoryDisk,
     flush: Duration,
@@ -29,13 +29,13 @@ struct SlowFlush {
     changed: Condvar,
 }
 
-/// Groups, one behind the other.
+/// Queue of groups.
 #[derive(Default)]
 struct Line {
     waiting: VecDeque<Waiting>,
-    /// The last ticket that is.
+    /// Last durable ticket.
     durable: u64,
-    /// What a power cut would leave.
+    /// Contents after a power loss.
     medium: Vec<u8>,
     flushes: u64,
     is_flushing: bool,
@@ -124,7 +124,7 @@ impl Disk for SlowFlush {
     }
 }
 
-/// An empty volume on such a disk.
+/// Makes an empty volume on such a disk.
 fn volume(
     kind: &str,
     size: &str,
@@ -139,7 +139,7 @@ fn volume(
     Some((disk, volume))
 }
 
-/// What is left, judged by e2fsck.
+/// Closes the volume, and checks it with e2fsck.
 fn left(disk: Arc<SlowFlush>, volume: Volume) -> Image {
     volume.close().unwrap();
     drop(volume);
@@ -182,7 +182,7 @@ fn threads_that_sync_share_commits() {
             });
         });
         println!("{kind}: alone {alone}, together {together}");
-        // However badly they meet, two go together.
+        // Even in the worst case, two share a flush.
         let most = alone * (THREADS - 1) / 2;
         assert!(together < most, "{kind}: {together} flushes for {THREADS}, {alone} for one");
         let volume = left(disk, volume).open();
@@ -195,7 +195,7 @@ fn threads_that_sync_share_commits() {
     }
 }
 
-/// Files that are made durable together share one commit, and what they wait for.
+/// Files synced together share one commit and one wait.
 #[test]
 fn several_files_are_durable_after_one_commit() {
     for (kind, commit) in [("ext4", 2), ("ext2", 2)] {
@@ -233,7 +233,7 @@ fn several_files_are_durable_after_one_commit() {
         assert_eq!(synced(&[1; 5000], &files, false), commit, "{kind}: new blocks");
         assert_eq!(synced(&[2; 5000], &files, true), 1, "{kind}: overwritten");
         assert_eq!(synced(&[3; 9000], &files, true), commit, "{kind}: longer, and data alone");
-        // One among them needs more than its data.
+        // One of them needs more than its data.
         let with_new: Vec<_> = files.iter().copied().chain([new("new")]).collect();
         assert!(synced(&[4; 100], &with_new, true) <= commit + 1, "{kind}");
         assert_eq!(synced(&[5; 100], &[], false), 0, "{kind}: none");
@@ -241,7 +241,7 @@ fn several_files_are_durable_after_one_commit() {
     }
 }
 
-/// What a thread synced is on the medium when it is told so, in its own commit or another thread's.
+/// Data synced by a thread is durable when the sync returns, in whichever commit.
 #[test]
 fn what_a_shared_commit_answers_for_is_durable() {
     const ROUNDS: u64 = 30;

@@ -1,4 +1,4 @@
-//! Volumes that grow: beside `resize2fs`, cut off at any moment, and refused.
+//! Growing volumes: compared with `resize2fs`, with power loss, and refusals.
 
 mod common;
 
@@ -19,7 +19,7 @@ fn plan(image: &[u8], size: u64) -> Result<GrowPlan, OfflineError> {
     GrowPlan::plan(&MemoryDisk::new(image.to_vec(), 512), size)
 }
 
-/// Grows an image; what is behind its end held something else before.
+/// Grows an image whose disk has old data behind its end.
 fn grow(image: &[u8], size: u64) -> Vec<u8> {
     let growth = plan(image, size).unwrap();
     let mut bytes = image.to_vec();
@@ -36,7 +36,7 @@ fn sound(bytes: &[u8], what: &str) {
     assert!(run("e2fsck", &["-fn", image.path()]).is_some(), "{what}");
 }
 
-/// What `dumpe2fs` says, without what depends on the clock or is not counted by `resize2fs`.
+/// Returns the output of `dumpe2fs`, without times and fields that `resize2fs` ignores.
 fn dumped(path: &str) -> Option<Vec<String>> {
     let text = run("dumpe2fs", &[path])?;
     let other = ["Overhead", "Lifetime writes", "Last write time"];
@@ -44,8 +44,8 @@ fn dumped(path: &str) -> Option<Vec<String>> {
     Some(lines.map(str::to_owned).collect())
 }
 
-/// Blocks in which two images differ; superblocks, what is free and the reserve's inode, which
-/// has times, excepted.
+/// Returns the blocks in which two images differ, except superblocks, free blocks and the resize
+/// inode, which has times.
 fn differing(ours: &[u8], theirs: &[u8], block: usize) -> Vec<usize> {
     let image = Image::of(theirs);
     let free = run("dumpe2fs", &[image.path()]).unwrap();
@@ -70,7 +70,7 @@ fn differing(ours: &[u8], theirs: &[u8], block: usize) -> Vec<usize> {
     differ.map(|(nth, _)| nth).collect()
 }
 
-/// What `debugfs` says of the inode that owns the reserve, times excepted.
+/// Returns `debugfs`'s view of the resize inode, without times.
 fn reserve_of(image: &Image) -> Vec<String> {
     let text = image.debugfs("stat <7>").unwrap_or_default();
     text.lines().filter(|line| !line.contains("time: ")).map(str::to_owned).collect()
@@ -107,14 +107,14 @@ fn beside_resize2fs(arguments: &[&str], first: &str, steps: &[u64]) {
 
 #[test]
 fn the_same_comes_out_as_with_resize2fs() {
-    // Groups of 256 blocks: a block of descriptors for every 8 MiB.
+    // Groups of 256 blocks: a descriptor block per 8 MiB.
     let small = &["-b", "1024", "-g", "256", "-N", "512", "-I", "128", "-E", "resize=65536"][..];
     beside_resize2fs(small, "2M", &[2049 * KIB, 3 * MIB, 9 * MIB, 12 * MIB, 31 * MIB]);
     beside_resize2fs(small, "2000K", &[2030 * KIB, 2100 * KIB, 2120 * KIB, 2400 * KIB]);
     beside_resize2fs(&["-b", "1024", "-I", "256"], "5M", &[20 * MIB, 64 * MIB]);
     beside_resize2fs(&["-b", "2048", "-I", "256", "-m", "1"], "8M", &[21 * MIB, 80 * MIB]);
     beside_resize2fs(&["-b", "4096", "-I", "256"], "8M", &[100 * MIB, 180 * MIB]);
-    // Without a reserve, as far as the last block of descriptors goes.
+    // Without reserved GDT blocks, up to the end of the last descriptor block.
     let plain = &["-b", "1024", "-g", "256", "-N", "512", "-O", "^resize_inode"];
     beside_resize2fs(plain, "2M", &[5 * MIB, 8 * MIB]);
     beside_resize2fs(&["-b", "1024", "-g", "512", "-O", "none", "-r", "0"], "2M", &[8 * MIB]);
@@ -133,7 +133,7 @@ fn sizes_of_all_kinds_are_sound() {
     }
 }
 
-/// What `mke2fs` makes of ext3 and ext4, small enough to grow by many groups.
+/// Kinds of ext3 and ext4, small enough to grow by many groups.
 const KINDS: &[(&str, &[&str])] = &[
     ("ext3", &["-t", "ext3", "-b", "1024", "-g", "1024"]),
     ("ext4", &["-t", "ext4", "-b", "1024", "-g", "1024"]),
@@ -155,7 +155,7 @@ const KINDS: &[(&str, &[&str])] = &[
     ("clusters, no reserve", CLUSTERS),
     ("clusters, spread", &["-t", "ext4", "-b", "4096", "-C", "8192", "-g", "512", "-O", SPREAD]),
 ];
-/// One group, which has all the inodes there will be.
+/// One group with all inodes.
 const LARGE: &[&str] = &["-t", "ext4", "-b", "1024", "-C", "32K", "-N", "2048", "-O", "bigalloc"];
 const SPREAD: &str = "bigalloc,meta_bg,^resize_inode,^metadata_csum";
 const CLUSTERS: &[&str] = &[
@@ -180,7 +180,7 @@ fn ext3_and_ext4_grow_in_small_steps_and_large_ones() {
     for (name, arguments) in KINDS {
         let Some(image) = Image::make(Some(source.path()), "9M", arguments) else { continue };
         if name == &"quota" {
-            // mke2fs counts nothing of what it copies.
+            // mke2fs does not count copied files.
             let _ = std::process::Command::new("e2fsck").args(["-fy", image.path()]).output();
         }
         let mut bytes = std::fs::read(&image.path).unwrap();
@@ -225,14 +225,14 @@ fn what_the_reserve_does_not_hold_is_spread() {
     }
 }
 
-/// Of the states before the change counts one in 64; `DRACONIS_CUTS=1` takes all.
+/// Samples one in 64 of the states before the change; `DRACONIS_CUTS=1` checks all.
 #[test]
 fn a_power_cut_leaves_the_old_volume_or_one_that_is_finished_later() {
     let source = tempfile::tempdir().unwrap();
     common::spoil::small_tree(source.path());
     let small = &["-b", "1024", "-g", "256", "-N", "512", "-I", "128", "-E", "resize=65536"][..];
     let ext4 = &["-t", "ext4", "-b", "1024", "-g", "1024"][..];
-    // Within the last group; groups without a copy; a copy more; descriptors from the reserve.
+    // Within the last group; groups without a backup; one more backup; reserved descriptors.
     for (arguments, from, to) in [
         (small, "2000K", 2040 * KIB),
         (small, "2M", 2600 * KIB),
@@ -289,12 +289,12 @@ fn what_cannot_be_is_refused_by_name() {
     let bytes = std::fs::read(&image.path).unwrap();
     let shrunk = plan(&bytes, MIB).unwrap_err();
     assert_eq!(shrunk, OfflineError::Shrink { blocks: 2048, block_bytes: 1024 });
-    // The largest size that is named works, and one block more does not.
+    // The reported maximum works, and one block more does not.
     let Err(OfflineError::TooLarge { largest_bytes, .. }) = plan(&bytes, 1 << 50) else { panic!() };
     assert_eq!(plan(&bytes, largest_bytes).unwrap().len_bytes(), largest_bytes);
     assert!(matches!(plan(&bytes, largest_bytes + KIB), Err(OfflineError::TooLarge { .. })));
     assert!(matches!(plan(&bytes, u64::MAX), Err(OfflineError::TooLarge { .. })));
-    // A disk that does not reach so far.
+    // A disk that is too short.
     let growth = plan(&bytes, 4 * MIB).unwrap();
     let disk = MemoryDisk::new(bytes.clone(), 512);
     let target = GrowTarget { disk: &disk, zeroed_from_bytes: 0, now: NOW, progress: &|_| () };
@@ -312,7 +312,7 @@ fn what_cannot_be_is_refused_by_name() {
     let error = plan(&std::fs::read(&image.path).unwrap(), 64 * MIB).unwrap_err();
     assert!(matches!(error, OfflineError::Unsupported(_)), "{error}");
     assert!(error.to_string().contains("mmp"), "{error}");
-    // A reserve that is not where it should be.
+    // A misplaced reserved GDT block.
     let top = Image::of(&bytes).debugfs("stat <7>").unwrap();
     let top = top.split("(DIND):").nth(1).unwrap().split(',').next().unwrap().parse::<usize>();
     let mut damaged = bytes.clone();

@@ -1,4 +1,4 @@
-//! Cut, corrupted and random images: no panic, no hang, bounded memory, a clear error.
+//! Truncated, corrupted and random images: no panic, no hang, bounded memory, a clear error.
 
 mod common;
 
@@ -10,10 +10,10 @@ use common::tree;
 use draconis_device::Random;
 use draconis_ext::Error;
 
-/// What takes longer than this does not end: each takes milliseconds on a quiet machine.
+/// Time limit: each run takes milliseconds on an idle machine.
 const HANGS: Duration = Duration::from_secs(120);
 
-/// Runs one image and names it if anything is wrong with how it went.
+/// Runs one image and names it on failure.
 fn run(what: &str, seed: u64, image: Vec<u8>) -> Result<Outcome, Error> {
     let start = Instant::now();
     let outcome = std::panic::catch_unwind(|| exercise::all(image));
@@ -29,7 +29,7 @@ fn run(what: &str, seed: u64, image: Vec<u8>) -> Result<Outcome, Error> {
 fn sound_images_are_read_without_an_error() {
     for base in bases() {
         let outcome = run("sound", 0, base.clone()).unwrap();
-        // Inodes that are not in use, and the four numbers that are none.
+        // Unused inodes, and the four invalid numbers.
         assert!(outcome.names > 120 && outcome.errors <= 8 && !outcome.cut_short, "{outcome:?}");
     }
 }
@@ -54,7 +54,7 @@ fn spoilt_structures() {
             damaged += u64::from(outcome != sound[seed as usize % sound.len()]);
         }
     }
-    // The test would prove little if most images were refused, or few were hurt.
+    // The test would prove little if most images were refused, or few were damaged.
     let tenth = rounds / 10;
     assert!(
         (5 * tenth..rounds).contains(&opened) && damaged > 3 * tenth,
@@ -94,7 +94,7 @@ fn noise() {
         let mut random = Random::new(seed ^ 0xA01);
         let mut image = tree::pattern(seed, 64 << 10);
         if seed % 2 == 0 {
-            // A superblock that opens, and noise for everything else.
+            // A valid superblock, and noise for everything else.
             let Some(base) = bases().get(seed as usize % bases().len().max(1)) else { return };
             image.resize(base.len(), random.next_u64() as u8);
             image[1024..2048].copy_from_slice(&base[1024..2048]);
@@ -108,7 +108,7 @@ fn noise() {
     }
 }
 
-/// Room that a superblock claims, and with it groups, of a disk that ends long before.
+/// A superblock claims far more groups than the disk holds.
 #[test]
 fn groups_that_are_claimed_take_no_memory() {
     let arguments = ["-t", "ext4", "-O", "^has_journal,^metadata_csum,64bit,bigalloc"];
@@ -117,10 +117,10 @@ fn groups_that_are_claimed_take_no_memory() {
         return;
     };
     let mut image = std::fs::read(&image.path).unwrap();
-    // s_overhead_clusters is counted anew, s_blocks_count_hi has the upper half.
+    // `s_overhead_clusters` is recounted; `s_blocks_count_hi` has the upper half.
     image[1024 + 0x248..1024 + 0x24C].fill(0);
     image[1024 + 0x150..1024 + 0x154].copy_from_slice(&0x2300u32.to_le_bytes());
-    // So few inodes in each that all of them can be counted.
+    // So few inodes per group that 32 bits count all of them.
     let number = |at: usize| u32::from_le_bytes(image[1024 + at..1028 + at].try_into().unwrap());
     let blocks = (0x2300 << 32 | u64::from(number(0x04))) - u64::from(number(0x14));
     let inodes = u32::try_from(blocks.div_ceil(number(0x20).into()) * 8).unwrap();

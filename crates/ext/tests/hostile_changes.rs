@@ -1,5 +1,5 @@
-//! Damaged images taken into use: no panic, no hang, bounded memory; what fails stops all
-//! writing, and what was not touched stays what it was.
+//! Damaged images opened for writing: no panic, no hang, bounded memory. A failure stops all
+//! writing, and untouched files stay unchanged.
 
 mod common;
 
@@ -17,14 +17,14 @@ use draconis_exchange::contract::{AttributeChange, FileType};
 use draconis_ext::grow::{GrowPlan, GrowTarget};
 use draconis_ext::{Cookie, Error, InodeNumber, NewNode, Volume};
 
-/// What takes longer than this does not end: each takes milliseconds on a quiet machine.
+/// Time limit: each run takes milliseconds on an idle machine.
 const HANGS: Duration = Duration::from_secs(120);
 const STEPS: u64 = 60;
 
-/// What it came to, and the bytes it left.
+/// Outcome, and the resulting bytes.
 type Ran = Result<(Outcome, Vec<u8>), Error>;
 
-/// A storm over one image, and everything read before and after the end.
+/// Runs a storm on one image, and reads everything before and after closing.
 fn storm(image: Vec<u8>, seed: u64) -> Ran {
     let mut random = Random::new(seed);
     let disk = Arc::new(MemoryDisk::new(image, 512));
@@ -38,7 +38,7 @@ fn storm(image: Vec<u8>, seed: u64) -> Ran {
     let outcome = std::mem::take(&mut storm.outcome);
     drop(storm);
     let bytes = Arc::try_unwrap(disk).unwrap().into_bytes();
-    // What was closed opens again, for both.
+    // A closed volume can be opened again for reading and writing.
     if !outcome.stopped {
         exercise::all(bytes.clone())?;
         let disk = Arc::new(MemoryDisk::new(bytes.clone(), 512));
@@ -49,7 +49,7 @@ fn storm(image: Vec<u8>, seed: u64) -> Ran {
     Ok((outcome, bytes))
 }
 
-/// Runs one image and names it if anything is wrong with how it went.
+/// Runs one image and names it on failure.
 fn run(what: &str, seed: u64, image: Vec<u8>) -> Ran {
     let start = Instant::now();
     let ran = std::panic::catch_unwind(|| storm(image, seed));
@@ -178,7 +178,7 @@ fn cut_images_and_noise() {
     }
 }
 
-/// Contents of all files that can be read.
+/// Returns the contents of all readable files.
 fn contents(image: &[u8]) -> HashMap<InodeNumber, Vec<u8>> {
     let disk = Arc::new(MemoryDisk::new(image.to_vec(), 512));
     let Ok(volume) = Volume::open(disk, exercise::options()) else { return HashMap::new() };
@@ -218,7 +218,7 @@ fn damaged_directories_and_attributes_cost_no_other_file() {
         let Ok((outcome, bytes)) = run("directories", seed, image) else { continue };
         let after = contents(&bytes);
         for (inode, bytes) in before {
-            // A directory may be gone, and with it the way to what was in it.
+            // A directory may be gone, with the path to its files.
             if !outcome.touched.contains(&inode)
                 && let Some(now) = after.get(&inode)
             {
@@ -228,7 +228,7 @@ fn damaged_directories_and_attributes_cost_no_other_file() {
     }
 }
 
-/// Blocks of directories, and of attributes.
+/// Returns the directory and xattr blocks.
 fn names_and_attributes(image: &[u8]) -> Vec<std::ops::Range<usize>> {
     let disk = Arc::new(MemoryDisk::new(image.to_vec(), 512));
     let volume = Volume::open(disk, exercise::options()).unwrap();
@@ -301,7 +301,7 @@ fn a_hole_as_long_as_a_file_can_be_costs_nothing() {
     volume.close().unwrap();
     assert!(start.elapsed() < HANGS, "{:?}", start.elapsed());
 
-    // An inode may claim more than that; it is deleted all the same.
+    // An inode may claim more than that; it is deleted nevertheless.
     assert!(image.debugfs_write("mknod long p").is_some());
     for (field, value) in [("mode", "0100644"), ("size", "281470681743364")] {
         image.debugfs_write(&format!("set_inode_field long {field} {value}"));
@@ -320,7 +320,7 @@ fn a_hole_as_long_as_a_file_can_be_costs_nothing() {
 #[test]
 fn a_directory_whose_map_leads_in_circles_is_changed_all_the_same() {
     let Some(image) = Image::make(None, "16M", &["-b", "65536"]) else { return };
-    // The last block of the volume leads to itself from everywhere.
+    // The last block of the volume points to itself everywhere.
     let last = 255u32;
     assert!(image.debugfs_write("mkdir dir").is_some());
     image.debugfs_write("set_inode_field dir block[TIND] 255");

@@ -1,5 +1,5 @@
-//! Damaged images that are grown, shrunk and tuned, and logs of changes that are damaged: no panic,
-//! no hang, bounded memory.
+//! Growing, shrinking and tuning damaged images, and damaged redo logs: no panic, no hang, bounded
+//! memory.
 
 mod common;
 
@@ -15,7 +15,7 @@ use draconis_ext::shrink::ShrinkPlan;
 use draconis_ext::tune::{TuneChanges, tune};
 
 const NOW: Time = Time { seconds: 1_700_000_000, nanoseconds: 0 };
-/// What takes longer than this does not end: each takes milliseconds on a quiet machine.
+/// Time limit: each run takes milliseconds on an idle machine.
 const HANGS: Duration = Duration::from_secs(120);
 const LEN: u64 = 12 << 20;
 
@@ -27,7 +27,7 @@ fn bases() -> &'static [Vec<u8>] {
         let makes: [&[&str]; 5] = [
             &["-t", "ext2", "-b", "1024", "-g", "1024"],
             &["-t", "ext3", "-b", "1024", "-g", "2048", "-O", "^sparse_super,^resize_inode"],
-            // Damage is not hidden behind checksums.
+            // Without checksums damage is not detected early.
             &["-t", "ext4", "-b", "1024", "-g", "1024", "-O", "^metadata_csum"],
             &["-t", "ext4", "-b", "1024", "-O", "^metadata_csum,meta_bg,^resize_inode,quota"],
             &["-t", "ext4", "-b", "4096", "-O", "^metadata_csum,sparse_super2,inline_data"],
@@ -41,7 +41,7 @@ fn bases() -> &'static [Vec<u8>] {
     })
 }
 
-/// All changes of the whole, one after the other; how many were made.
+/// Makes all offline changes, one after the other; returns how many succeeded.
 fn all(image: &[u8]) -> u32 {
     let mut made = 0;
     let mut disk = MemoryDisk::new(image.to_vec(), 512);

@@ -1,5 +1,5 @@
-//! Spoilt inline data, values in inodes, folded and encrypted names, read and changed: no panic, no
-//! hang, bounded memory; what is sound is read.
+//! Corrupt inline data, EA inodes, folded and encrypted names, read and changed: no panic, no hang,
+//! bounded memory; valid data is read.
 
 mod common;
 
@@ -37,7 +37,7 @@ fn fill(root: &Path, names: u64) {
     }
 }
 
-/// One image that holds it all; `None`, said aloud, where the kernel makes none.
+/// Makes an image with all of these; `None`, with a message, if the kernel cannot.
 fn base() -> Option<&'static [u8]> {
     static BASE: OnceLock<Option<Vec<u8>>> = OnceLock::new();
     let made = BASE.get_or_init(|| {
@@ -65,7 +65,7 @@ fn base() -> Option<&'static [u8]> {
     made.as_deref()
 }
 
-/// All inodes that are in use.
+/// Returns all inodes in use.
 fn used(base: &[u8]) -> Vec<usize> {
     let mut inodes = vec![1];
     inodes.extend(10..base.len().min(110));
@@ -77,8 +77,7 @@ fn a_sound_image_is_read_without_an_error() {
     let Some(base) = base() else { return };
     let outcome = exercise::all(base.to_vec()).unwrap();
     assert!(outcome.names > 90 && !outcome.cut_short, "{outcome:?}");
-    // Inodes that are not in use or are none, and of each encrypted file the pieces that are asked
-    // for.
+    // Unused and invalid inodes, and the ranges read of each encrypted file.
     assert!(outcome.errors < 60, "{outcome:?}");
 }
 
@@ -87,7 +86,7 @@ fn spoilt_structures() {
     let Some(base) = base() else { return };
     let sound = exercise::all(base.to_vec()).unwrap();
     let structures = structures_of(base, &used(base));
-    // The first ones are the superblock and descriptors, of which other tests spoil plenty.
+    // The first are superblock and descriptors, which other tests corrupt.
     let own: Vec<_> = structures.into_iter().skip(24).collect();
     let (mut opened, mut hurt) = (0, 0);
     let rounds = rounds(1500);
@@ -145,7 +144,7 @@ fn inodes_with_flags_of_others() {
     assert_memory_stayed_small();
 }
 
-/// Many changes of one image, and what they leave.
+/// Makes many changes of one image; returns the result.
 fn changed(image: Vec<u8>, seed: u64) -> draconis_ext::Result<(storm::Outcome, Vec<u8>)> {
     let mut random = Random::new(seed);
     let disk = Arc::new(MemoryDisk::new(image, 512));
@@ -163,7 +162,7 @@ fn changed(image: Vec<u8>, seed: u64) -> draconis_ext::Result<(storm::Outcome, V
 fn changes_of_a_sound_image_leave_it_sound() {
     let Some(base) = base() else { return };
     let image = Image::of(base);
-    // Which makes new trees, of folded names.
+    // Rebuilds the htrees with folded names.
     let Some(_) = common::run("e2fsck", &["-fyD", image.path()]) else { return };
     let base = fs::read(&image.path).unwrap();
     for seed in 0..rounds(30) {

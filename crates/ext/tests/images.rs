@@ -1,4 +1,4 @@
-//! Volumes of every make, beside the kernel's view of them or the tree they were made from.
+//! Volumes of many kinds, compared with the kernel's view or their source tree.
 
 mod common;
 
@@ -6,7 +6,7 @@ use common::compare::{self, Beside};
 use common::{Image, tree};
 use draconis_ext::{BlockLocation, Error, Follow, InodeNumber, Seek};
 
-/// Makes an image of the tree with one of everything and compares all of it.
+/// Makes an image of the tree with all kinds of files and compares everything.
 fn check(arguments: &[&str]) {
     let source = tempfile::tempdir().unwrap();
     tree::build(source.path());
@@ -127,7 +127,7 @@ fn five_gib_with_a_triple_indirect_tail() {
     assert_eq!(volume.seek(number, at, Seek::Data).unwrap(), None);
     assert_eq!(volume.seek(number, at, Seek::Hole).unwrap(), Some(at));
 
-    // The map says the same, and says it in few calls.
+    // The map is the same, with few calls.
     let (mut at, mut calls, mut stored) = (0u64, 0, 0u64);
     loop {
         let runs = volume.map(number, at).unwrap();

@@ -1,4 +1,4 @@
-//! Files and directories inside their inodes, as the kernel and `mke2fs` make them.
+//! Inline files and directories, as made by the kernel and `mke2fs`.
 
 mod common;
 
@@ -11,7 +11,7 @@ use common::{Image, tree};
 use draconis_ext::{Cookie, FsBlock, InodeNumber, Seek};
 use rustix::fs::XattrFlags;
 
-/// Volumes of several sizes of inodes.
+/// Volumes of several inode sizes.
 const MAKES: [&[&str]; 4] = [
     &["-t", "ext4", "-I", "256", "-b", "1024"],
     &["-t", "ext4", "-I", "512", "-b", "2048"],
@@ -26,7 +26,7 @@ fn make(source: Option<&Path>, arguments: &[&str]) -> Option<Image> {
     Image::make(source, "16M", &all)
 }
 
-/// Files, links and directories of every length around the bounds.
+/// Creates files, symbolic links and directories of lengths around the limits.
 fn fill(root: &Path) {
     for len in (0..1100).step_by(13).chain([1, 59, 60, 61, 62, 160, 164, 168]) {
         fs::write(root.join(format!("f{len}")), tree::pattern(len as u64, len)).unwrap();
@@ -44,7 +44,7 @@ fn fill(root: &Path) {
     }
 }
 
-/// What only a mount does: gaps, growth, attributes beside the contents.
+/// Makes changes that need a mount: gaps, growth, attributes next to the contents.
 fn change(root: &Path) {
     for nth in (0..30).step_by(3) {
         fs::remove_file(root.join(format!("d30/name {nth}"))).unwrap();
@@ -135,7 +135,7 @@ fn contents_inside_an_inode_have_no_place_and_are_no_hole() {
     let source = tempfile::tempdir().unwrap();
     fs::write(source.path().join("file"), tree::pattern(1, 100)).unwrap();
     let Some(image) = make(Some(source.path()), MAKES[0]) else { return };
-    // Longer than what there is: what follows reads as zeros.
+    // Longer than the stored data: the rest reads as zeros.
     image.debugfs_write("set_inode_field file size 5000");
     let volume = image.open();
     let file = volume.lookup(volume.root(), b"file").unwrap();

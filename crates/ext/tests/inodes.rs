@@ -1,4 +1,4 @@
-//! What inodes of ext4 say beside their contents: seals of `verity`, and projects.
+//! Special fields of ext4 inodes: fs-verity and projects.
 
 mod common;
 
@@ -18,7 +18,7 @@ fn the_tree_behind_a_sealed_file_is_not_shown() {
         let Some(image) = Image::make(Some(source.path()), "8M", &arguments) else { return };
         let volume = image.open();
         let sealed = volume.lookup(volume.root(), b"sealed").unwrap();
-        // What `FS_IOC_ENABLE_VERITY` leaves: a tree of hashes in blocks behind the end.
+        // As `FS_IOC_ENABLE_VERITY` leaves it: a Merkle tree in blocks behind the end.
         let all = volume.inode(sealed).unwrap().flags | flags::VERITY;
         image.debugfs_write(&format!("set_inode_field sealed flags {all:#x}"));
         image.debugfs_write("set_inode_field sealed size 2500");

@@ -1,5 +1,5 @@
-//! Journals that hold what is not in place: replayed in memory, replayed on disk, by the kernel
-//! and by `e2fsck`, and always the same.
+//! Journals that need replay, replayed in memory, on disk, by the kernel and by `e2fsck`: all
+//! results are equal.
 
 mod common;
 
@@ -14,15 +14,15 @@ use common::{Image, run, skipped, tree};
 use draconis_device::{Disk, MemoryDisk};
 use draconis_ext::{InodeNumber, OpenOptions, Volume, check};
 
-/// A copy of a volume that the kernel has in use, with a log full of work; `None`, said aloud,
-/// where we may not mount.
+/// Copies a volume that the kernel has mounted, with a full journal; `None`, with a message,
+/// without permission to mount.
 fn in_use(arguments: &[&str], options: &str) -> Option<Vec<u8>> {
     let image = Image::make(None, "48M", arguments)?;
     let mount = image.mount_with(options)?;
     let root = mount.path();
     tree::build(root);
     sync(root);
-    // Blocks of names become blocks of contents, and the other way round.
+    // Directory blocks become data blocks, and vice versa.
     for round in 0..4 {
         let dir = root.join(format!("dir{round}"));
         fs::create_dir(&dir).unwrap();
@@ -38,7 +38,7 @@ fn in_use(arguments: &[&str], options: &str) -> Option<Vec<u8>> {
             sync(root);
         }
     }
-    // Contents that look like the journal's own blocks, in a block that is logged: a long link.
+    // Logged contents that begin with the journal's magic number: a long symbolic link.
     fs::remove_file(root.join("large")).unwrap();
     sync(root);
     let bytes = fs::read(&image.path).unwrap();
@@ -64,7 +64,7 @@ fn checked(disk: Arc<dyn Disk>) -> check::Report {
     check::check(&disk, check::CheckOptions::default(), &|_, _| {}).unwrap()
 }
 
-/// Four recoveries of one volume come to the same.
+/// Checks that four recoveries of one volume give the same result.
 fn recovered_by_all(bytes: &[u8]) {
     let image = Image::of(bytes);
     if !needs_recovery(&image) {
@@ -126,8 +126,8 @@ fn with_contents_in_the_journal() {
     recovered_by_all(&bytes);
 }
 
-/// Journals of every kind, as `debugfs` writes them: two blocks of a file, one of them revoked.
-/// (Sums of the second and third kind it writes on volumes with checksums alone.)
+/// Journals of every kind that `debugfs` writes: two blocks of a file, one of them revoked.
+/// Checksums v2 and v3 need a volume with checksums.
 #[test]
 fn of_every_kind_that_debugfs_writes() {
     let plain = ["", "-c"].map(|kind| (kind, "^metadata_csum"));
@@ -156,7 +156,7 @@ fn every_kind(kind: &str, features: &str) {
         image.debugfs("blocks file").unwrap().split_whitespace().map(str::to_owned).collect();
     let script = dir.path().join("script");
     let path = new.display();
-    // It sums revoke blocks, which neither Linux nor `e2fsck` does, where commits have sums.
+    // With commit checksums it also covers revoke blocks, unlike Linux and `e2fsck`.
     let revokes = kind != "-c";
     let revoke = if revokes { format!("jw -r {}\n", blocks[2]) } else { String::new() };
     let text = format!("jo {kind}\njw -b {},{} {path}\n{revoke}jc\n", blocks[0], blocks[2]);

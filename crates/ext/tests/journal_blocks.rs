@@ -1,5 +1,5 @@
-//! What is in single blocks of a log: commit blocks that are torn, copies that look like the
-//! journal's own, and what is recorded when writing stops.
+//! Single journal blocks: torn commit blocks, copies that begin with the magic number, and the
+//! recorded error of an abort.
 
 mod common;
 
@@ -20,14 +20,14 @@ const SECTOR: usize = 512;
 const FILE: NewNode<'_> =
     NewNode { kind: FileType::File, mode: 0o644, uid: 0, gid: 0, device: (0, 0), target: b"" };
 
-/// A volume of blocks of 1 KiB with a journal of as many as there can be few.
+/// Makes a volume with blocks of 1 KiB and a minimal journal.
 fn base(size: &str, arguments: &[&str]) -> Option<Vec<u8>> {
     let all = [&["-t", "ext4", "-b", "1024", "-I", "256", "-J", "size=1"], arguments].concat();
     let image = Image::make(None, size, &all)?;
     Some(fs::read(&image.path).unwrap())
 }
 
-/// The blocks of the volume that the journal's are.
+/// Returns the volume blocks of the journal.
 fn log(bytes: &[u8]) -> Vec<u64> {
     let volume = Image::of(bytes).open();
     let mut blocks = vec![];
@@ -49,7 +49,7 @@ fn block(bytes: &[u8], at: u64) -> &[u8] {
     &bytes[at as usize * BLOCK..][..BLOCK]
 }
 
-/// Says which checksums the log of a volume has.
+/// Sets the checksum features of a journal.
 fn with_sums(mut bytes: Vec<u8>, incompatible: u32) -> Vec<u8> {
     let first = log(&bytes)[0] as usize * BLOCK;
     let raw = RawJournalSuperblock::view_mut(&mut bytes[first..]).unwrap();
@@ -59,8 +59,8 @@ fn with_sums(mut bytes: Vec<u8>, incompatible: u32) -> Vec<u8> {
     bytes
 }
 
-/// In each round of the log but the first, what was there before is left behind a torn commit
-/// block. To Linux such a block is whole; `e2fsck` 1.47.0 gives up if anything but zeros is left.
+/// In each round of the log but the first, a torn commit block is followed by old data. Linux
+/// accepts it; `e2fsck` 1.47.0 fails on anything but zeros.
 #[test]
 fn a_torn_commit_block_is_whole_or_not_there() {
     let Some(base) = base("4M", &["-O", "^64bit"]) else { return };
@@ -113,19 +113,19 @@ fn apply(medium: &mut [u8], writes: &[(u64, Vec<u8>)]) {
     }
 }
 
-/// A bitmap of blocks that begins like a block of the journal, made of files of one block.
+/// A block bitmap that begins with the journal's magic number, made of one-block files.
 #[test]
 fn a_copy_that_looks_like_the_journals_own_is_escaped() {
     const GROUP_BLOCKS: u64 = 1024;
-    // Where the directory's blocks lie follows from the seed of its hashes, which mke2fs draws: with
-    // some no group begins with 32 blocks of files.
+    // The hash seed decides where the directory's blocks are; with some seeds no group begins with
+    // 32 blocks of files.
     const SEED: &str = "hash_seed=6d1f7c1e-5a0b-4c57-9a8e-3f0c2b7d9e41";
     let more = ["-O", "^metadata_csum,^64bit,uninit_bg", "-g", "1024", "-N", "7000", "-E", SEED];
     let Some(base) = base("8M", &more) else { return };
     let disk = Arc::new(MemoryDisk::new(base, 512));
     let volume = Volume::open_for_writing(disk.clone(), OpenOptions::default(), writing()).unwrap();
     let root = volume.root();
-    // Until the volume is full, so that every bit of a group of nothing else is set.
+    // Fill the volume, so that every bit of a group is set.
     let mut files = vec![];
     for nth in 0.. {
         let name = format!("{nth}");
@@ -138,7 +138,7 @@ fn a_copy_that_looks_like_the_journals_own_is_escaped() {
         };
         files.push((name, at.0));
     }
-    // Blocks of a group begin behind the first one of the volume.
+    // Groups begin behind the first block of the volume.
     let firsts = (0..8).map(|group| 1 + group * GROUP_BLOCKS);
     let of_bit = |at: u64| files.iter().find(|(_, it)| *it == at).map(|(name, _)| name);
     let all = firsts.map(|first| (first..first + 32).filter_map(of_bit).collect::<Vec<_>>());
@@ -151,7 +151,7 @@ fn a_copy_that_looks_like_the_journals_own_is_escaped() {
     drop(volume);
     let bytes = Arc::into_inner(disk).unwrap().into_bytes();
 
-    // The copy is in the log, and it does not begin so there.
+    // The copy in the log is escaped.
     let log = log(&bytes);
     let is_escaped = |at: &&u64| block(&bytes, **at).starts_with(&[0, 0, 0, 0, 0xFF, 0xFF, 0xFF]);
     assert!(log.iter().any(|at| is_escaped(&at)));
@@ -161,7 +161,7 @@ fn a_copy_that_looks_like_the_journals_own_is_escaped() {
         );
     }
 
-    // Recovered by all to the same.
+    // All recoveries give the same result.
     let by_e2fsck = Image::of(&bytes);
     run("e2fsck", &["-fp", by_e2fsck.path()]).unwrap();
     run("e2fsck", &["-fn", by_e2fsck.path()]).unwrap();
@@ -178,7 +178,7 @@ fn a_copy_that_looks_like_the_journals_own_is_escaped() {
         run("e2fsck", &["-fn", by_kernel.path()]).unwrap();
     }
 
-    // A tag that does not say so is missed: the bits stay zero.
+    // Without the tag's escape flag the bits stay zero.
     let mut spoilt = bytes;
     let (mut flags, mut tags) = (0, 0);
     for at in &log[1..] {
@@ -186,7 +186,7 @@ fn a_copy_that_looks_like_the_journals_own_is_escaped() {
         if !matches!(header(descriptor), Some((jbd2::BlockType::Descriptor, _))) {
             continue;
         }
-        // Tags of 8 bytes: number, sum, flags; behind the first one there is an identity.
+        // Tags of 8 bytes: number, checksum, flags; a UUID follows the first.
         let mut tag = 12;
         while tag + 8 <= BLOCK {
             tags += 1;
@@ -205,7 +205,7 @@ fn a_copy_that_looks_like_the_journals_own_is_escaped() {
     assert_eq!(checked.status.code(), Some(1), "{checked:?}");
 }
 
-/// Damage that a change meets halfway ends writing; that is in the journal, for who comes next.
+/// Damage met during a change aborts the journal and is recorded in it.
 #[test]
 fn why_writing_stopped_is_recorded() {
     let Some(base) = base("4M", &[]) else { return };
@@ -218,8 +218,8 @@ fn why_writing_stopped_is_recorded() {
     volume.close().unwrap();
     drop(volume);
     let mut bytes = Arc::into_inner(disk).unwrap().into_bytes();
-    // Leaves of the map of the file begin with their magic number: one of them is found when
-    // others are cut already.
+    // Leaf nodes of the file's extent tree begin with their magic number; one is met after others
+    // were freed.
     let log = log(&bytes);
     let leaves = bytes
         .chunks_exact_mut(BLOCK)
@@ -240,7 +240,7 @@ fn why_writing_stopped_is_recorded() {
     let raw = RawJournalSuperblock::view(block(&bytes, log[0])).unwrap();
     assert_eq!(raw.s_errno.get().cast_signed(), -117);
 
-    // What was synced before is there, and the next mount says that e2fsck should look.
+    // Synced changes are present, and the next mount asks for e2fsck.
     for by_kernel in [true, false] {
         let image = Image::of(&bytes);
         if by_kernel {

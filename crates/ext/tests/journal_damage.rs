@@ -1,8 +1,8 @@
-//! Journals with one flipped bit, of every kind: what was committed and is not as it was written is
-//! damage, to us as to `e2fsck` and the kernel; a log that was not written to its end is none.
+//! Journals of every kind with one flipped bit. A changed committed block is damage, as for
+//! `e2fsck` and the kernel; an incomplete log is not.
 //!
-//! Of the bits of a block, those of its first bytes are all flipped, and one in some hundred of the
-//! others; `DRACONIS_CUTS=1` takes all.
+//! All bits in the first bytes of a block are flipped, and one in some hundred of the others;
+//! `DRACONIS_CUTS=1` flips all.
 
 mod common;
 #[path = "matrix/ioctl.rs"]
@@ -26,12 +26,12 @@ use draconis_ext::{BlockLocation, Error, InodeNumber, NewNode, OpenOptions, Volu
 const BLOCK: usize = 1024;
 const FILE: NewNode<'_> =
     NewNode { kind: FileType::File, mode: 0o644, uid: 0, gid: 0, device: (0, 0), target: b"" };
-/// Of the bits that are not in the first bytes of a block, one in so many is flipped.
+/// Of the bits behind the first bytes of a block, one in so many is flipped.
 const ONE_IN: u64 = 397;
 /// Bytes whose bits are all flipped.
 const HEAD: usize = 24;
 
-/// A kind of journal: its name, what mke2fs is told, its compatible and incompatible features.
+/// A kind of journal: name, options of mke2fs, compatible and incompatible features.
 type Row = (&'static str, &'static [&'static str], u32, u32);
 
 const KINDS: &[Row] = &[
@@ -43,7 +43,7 @@ const KINDS: &[Row] = &[
     ("csum v3, wide", &["-t", "ext4", "-O", "64bit"], 0, 3 | 0x10),
 ];
 
-/// The blocks of the volume that the journal's are.
+/// Returns the volume blocks of the journal.
 fn log(bytes: &[u8]) -> Vec<usize> {
     let volume = Image::of(bytes).open();
     let len = volume.inode(InodeNumber(8)).unwrap().size_bytes;
@@ -57,7 +57,7 @@ fn log(bytes: &[u8]) -> Vec<usize> {
     blocks
 }
 
-/// A volume whose journal holds some transactions, one of them with revokes.
+/// Makes a volume whose journal holds some transactions, one of them with revokes.
 fn dirty(row: &Row) -> Option<Vec<u8>> {
     let (_, arguments, compatible, incompatible) = row;
     let more = ["-b", "1024", "-I", "256", "-N", "128", "-J", "size=1"];
@@ -101,18 +101,18 @@ fn flip(disk: &MemoryDisk, bytes: &mut [u8], at: usize, bit: usize) {
     disk.wait_durable(ticket).unwrap();
 }
 
-/// What the bits of a block of the log are summed or recognised by.
+/// Protection of the bits of a journal block.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Sealed {
-    /// A checksum, which `e2fsck` looks at.
+    /// A checksum that `e2fsck` verifies.
     Checksum,
-    /// What a block of the journal begins with.
+    /// The header of a journal block.
     Header,
-    /// Nothing.
+    /// No protection.
     No,
 }
 
-/// Each block in the log, from the tail on, and what it is: `None` for a copy.
+/// Returns each block of the log from the tail on, with its type: `None` for a copy.
 fn blocks(bytes: &[u8], log: &[usize]) -> Vec<(usize, Option<jbd2::BlockType>)> {
     let own = |at: &usize| header(&bytes[at * BLOCK..][..BLOCK]);
     let last =
@@ -125,7 +125,7 @@ fn sealed(row: &Row, kind: Option<jbd2::BlockType>, is_last: bool, at: usize) ->
     let is_summed = incompatible & 0x18 != 0;
     match kind {
         Some(jbd2::BlockType::Commit) if is_summed && (12..60).contains(&at) => Sealed::Checksum,
-        // A commit block that is summed with its transaction says how.
+        // A commit block with a transaction checksum names its type.
         Some(jbd2::BlockType::Commit) if compatible == 1 && matches!(at, 12 | 13 | 16..20) => {
             Sealed::Checksum
         }
@@ -133,13 +133,13 @@ fn sealed(row: &Row, kind: Option<jbd2::BlockType>, is_last: bool, at: usize) ->
             Sealed::No
         }
         Some(jbd2::BlockType::Commit) if at >= 12 => Sealed::No,
-        // The kinds of descriptors and revoke blocks are one bit apart.
+        // The types of descriptors and revoke blocks differ in one bit.
         Some(jbd2::BlockType::Revoke | jbd2::BlockType::Descriptor) if at == 7 && !is_summed => {
             Sealed::No
         }
         Some(_) if at < 12 => Sealed::Header,
         Some(jbd2::BlockType::Revoke) if !is_summed => Sealed::No,
-        // Half of a sum may miss it.
+        // Half of a checksum may miss the change.
         None if incompatible & 8 != 0 => Sealed::No,
         _ if is_summed || compatible == 1 => Sealed::Checksum,
         _ => Sealed::No,
@@ -148,13 +148,13 @@ fn sealed(row: &Row, kind: Option<jbd2::BlockType>, is_last: bool, at: usize) ->
 
 fn is_damaged(disk: &Arc<MemoryDisk>) -> bool {
     let disk: Arc<dyn Disk> = disk.clone();
-    // What has no checksum may be a copy of the superblock.
+    // A copy without a checksum may be the superblock.
     let Ok(volume) = Volume::open(disk, OpenOptions::default()) else { return true };
     assert_eq!(volume.journal_damage().is_some(), volume.read_only_reason().is_some());
     volume.journal_damage().is_some()
 }
 
-/// What `e2fsck -fy` says of the journal.
+/// Returns true if `e2fsck -fy` reports the journal, with its output.
 fn by_e2fsck(bytes: &[u8]) -> (bool, String) {
     let image = Image::of(bytes);
     let done = Command::new("e2fsck").args(["-fy", image.path()]).output().unwrap();
@@ -165,7 +165,7 @@ fn by_e2fsck(bytes: &[u8]) -> (bool, String) {
     (said.lines().filter(of_journal).any(is_damage), said)
 }
 
-/// Looks at a damaged journal: nothing is written, and a check names it.
+/// Checks that a damaged journal prevents writing, and that the checker reports it.
 fn is_refused(bytes: &[u8], what: &str) {
     let disk = Arc::new(MemoryDisk::new(bytes.to_vec(), 512));
     let refused = Volume::open_for_writing(disk.clone(), OpenOptions::default(), writing()).err();
@@ -214,16 +214,16 @@ fn a_flipped_bit_of_what_was_committed_is_damage() {
                 if random.below(if takes_all() { 4000 } else { 60 }) == 0 {
                     asked += 1;
                     let (theirs, said) = by_e2fsck(&bytes);
-                    // It knows a damaged header from the end of the log no better than a kernel.
-                    // What a copy without a checksum says may be anything, and all that counts of a
-                    // commit block is in its first sector, to Linux, too.
+                    // Like a kernel, e2fsck cannot tell a damaged header from the end of the log.
+                    // Copies without checksums are unchecked, and only the first sector of a commit
+                    // block counts, as in Linux.
                     let is_told = match kind {
                         Some(jbd2::BlockType::Commit) => offset < 60,
                         Some(_) => true,
                         None => sealed == Sealed::Checksum,
                     };
                     assert!(damaged || !theirs || !is_told, "{what}: {said}");
-                    // Nor does it look at a copy of a block that is revoked later.
+                    // It also skips copies of blocks that are revoked later.
                     let is_looked_at = sealed == Sealed::Checksum && kind.is_some();
                     assert!(theirs || !is_looked_at, "{what}: {said}");
                     if sealed != Sealed::No {
@@ -259,7 +259,7 @@ fn a_flipped_bit_of_the_superblock_of_a_journal_is_damage() {
                 Err(Error::Unsupported { .. }) => true,
                 Err(other) => panic!("{what}: {other}"),
             };
-            // That which says how it is summed is summed only as long as it says so.
+            // Fields that select the checksum are protected only while they select it.
             let says_so =
                 (0x24 * 8..0x2C * 8).contains(&bit) || (0x50 * 8..0x51 * 8).contains(&bit);
             assert!(is_damaged || !is_summed || says_so, "{what}");
@@ -275,7 +275,7 @@ fn a_flipped_bit_of_the_superblock_of_a_journal_is_damage() {
     }
 }
 
-/// Cut off behind any block, a log ends before what is not there, and that is no damage.
+/// A log truncated after any block ends before the missing part, without damage.
 #[test]
 fn a_log_that_was_cut_off_is_not_damaged() {
     for row in KINDS {
@@ -287,7 +287,7 @@ fn a_log_that_was_cut_off_is_not_damaged() {
             for (block, _) in &blocks[cut..] {
                 torn[block * BLOCK..][..BLOCK].fill(0);
             }
-            // Part of the next block may be there, too, if it is no commit block.
+            // Part of the next block may be present, too, unless it is a commit block.
             let (next, kind) = blocks[cut];
             if kind != Some(jbd2::BlockType::Commit) {
                 let half = next * BLOCK..next * BLOCK + 512;
@@ -301,7 +301,7 @@ fn a_log_that_was_cut_off_is_not_damaged() {
     }
 }
 
-/// A volume whose last work is in fast commits, as the kernel leaves it.
+/// Makes a volume with fast commits of the kernel to replay.
 fn fast() -> Option<Vec<u8>> {
     let arguments = ["-t", "ext4", "-b", "1024", "-I", "256", "-N", "200", "-J", "size=4"];
     let image = Image::make(None, "16M", &[&arguments[..], &["-O", "fast_commit"]].concat())?;
@@ -333,7 +333,7 @@ fn a_flipped_bit_of_a_fast_commit_is_damage() {
         blocks => blocks,
     };
     let places = &log[word(raw + 16) - fast + 1..];
-    // Records up to the tail, which fills its block up.
+    // Records up to the tail, which fills its block.
     let used = |block: &[u8]| {
         let mut at = 0;
         loop {

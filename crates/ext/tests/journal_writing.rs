@@ -1,5 +1,5 @@
-//! Volumes written through their journals, and cut off anywhere: recovered, they are whole, and
-//! what was synced is there.
+//! Writing through journals with power loss at any moment: after recovery the volume is valid, and
+//! synced changes are present.
 
 mod common;
 
@@ -18,13 +18,13 @@ use draconis_exchange::contract::{AttributeChange, FileType};
 use draconis_ext::format::jbd2::RawJournalSuperblock;
 use draconis_ext::{Error, InodeNumber, NewNode, OpenOptions, RenameMode, Reserve, Volume, check};
 
-/// One state of so many is shown to `e2fsck`.
+/// One state of so many is checked with `e2fsck`.
 const SAMPLE: u64 = 60;
 
 const FILE: NewNode<'_> =
     NewNode { kind: FileType::File, mode: 0o644, uid: 0, gid: 0, device: (0, 0), target: b"" };
 
-/// Features of journals: compatible, incompatible.
+/// Compatible and incompatible features of journals.
 const KINDS: [(u32, u32); 5] = [(0, 0), (1, 0), (0, 8), (0, 0x10), (0, 0x12)];
 
 /// Small volumes with journals of every kind; the last one is ext4.
@@ -58,13 +58,12 @@ fn recorded(base: &[u8]) -> Arc<RecordDisk<MemoryDisk>> {
     Arc::new(RecordDisk::new(MemoryDisk::new(base.to_vec(), 512)))
 }
 
-/// What is left is whole: by our own check as it is, and sometimes by `e2fsck` once it was
-/// recovered by us and by itself.
+/// Checks a state with our checker, and a sample with `e2fsck` after recovery by us and by itself.
 fn is_whole(left: &Arc<CrashDisk>, sampled: bool, what: &str) {
     let disk: Arc<dyn Disk> = left.clone();
     match check::check(&disk, check::CheckOptions::default(), &|_, _| {}) {
         Ok(report) => assert!(report.problems.is_empty(), "{what}: {:?}", report.problems),
-        // What it does not check yet is left to the others.
+        // States that our checker does not support are left to the others.
         Err(Error::Unsupported { .. }) => {}
         Err(error) => panic!("{what}: {error}"),
     }
@@ -113,7 +112,7 @@ fn storms_with_quotas_or_clusters_that_are_cut_off_leave_whole_volumes() {
     }
 }
 
-/// Changes of every kind, cut off anywhere; how many states that makes.
+/// Makes random changes with power loss at any moment; returns the number of states.
 fn storm(base: &[u8], seed: u64, sample: u64) -> u64 {
     let mut random = Random::new(seed ^ 0x10C);
     let disk = recorded(base);
@@ -132,7 +131,7 @@ fn storm(base: &[u8], seed: u64, sample: u64) -> u64 {
     states
 }
 
-/// What a file holds after its `nth` change.
+/// Returns the contents of a file after its `nth` change.
 fn contents(nth: u64) -> Vec<u8> {
     common::tree::pattern(nth, 100 + (nth as usize * 997) % 9000)
 }
@@ -144,7 +143,7 @@ fn what_was_synced_is_there() {
         let volume =
             Volume::open_for_writing(disk.clone(), OpenOptions::default(), writing()).unwrap();
         let root = volume.root();
-        // Names come and go; each step names its file after itself and takes an old name away.
+        // Each step creates a file named after the step, and removes an old one.
         for step in 1..=60u64 {
             let name = format!("step{step}");
             let file = volume.create(root, b"new", &FILE).unwrap();
@@ -171,7 +170,7 @@ fn what_was_synced_is_there() {
             });
             let newest = newest.unwrap();
             assert!(newest >= *synced, "{what}: {newest}");
-            // All of a step or nothing of it.
+            // A step is complete or absent.
             for step in newest.saturating_sub(4).max(1)..=newest {
                 let name = format!("step{step}");
                 let file = volume.lookup(volume.root(), name.as_bytes());
@@ -184,10 +183,10 @@ fn what_was_synced_is_there() {
     }
 }
 
-/// Files that are kept.
+/// Number of files kept.
 const KEPT: u64 = 4;
 
-/// Blocks of names become contents and the other way round, over several turns through the log.
+/// Directory blocks become data blocks and vice versa, over several rounds of the log.
 fn wear(volume: &Volume, rounds: std::ops::Range<u64>, synced: &dyn Fn(u64)) {
     let root = volume.root();
     for round in rounds {
@@ -214,7 +213,7 @@ fn wear(volume: &Volume, rounds: std::ops::Range<u64>, synced: &dyn Fn(u64)) {
     }
 }
 
-/// What a mount does once nothing has changed for a while.
+/// Commits like an idle mount.
 fn is_left_alone(volume: &Volume) {
     volume.commit().unwrap();
     volume.commit().unwrap();
@@ -242,7 +241,7 @@ fn nothing_is_put_over_what_a_block_is_used_for_next() {
             }
             let volume = Volume::open(crash.disk.clone(), OpenOptions::default()).unwrap();
             let Some(last) = crash.marks().last() else { continue };
-            // The next round may have begun to take one away.
+            // The next round may have begun to remove one.
             for round in last.saturating_sub(KEPT - 2)..=*last {
                 let name = format!("file{round}");
                 let file = volume.lookup(volume.root(), name.as_bytes());
@@ -341,7 +340,7 @@ fn a_volume_that_is_left_alone_has_an_empty_log() {
             let last = CrashStates::new(base.clone(), events.clone(), options).last().unwrap();
             let image = Image::of(&last.disk.to_bytes());
             let header = run("dumpe2fs", &["-h", image.path()]).unwrap();
-            // It is in use all the same.
+            // It is mounted nevertheless.
             assert!(header.contains("needs_recovery"), "{header}");
             let start = header.lines().find(|line| line.starts_with("Journal start:")).unwrap();
             assert_eq!(start.split_whitespace().last(), Some("0"), "turn {turn}");
@@ -443,7 +442,7 @@ fn the_kernel_and_we_take_turns_and_both_are_cut_off() {
     {
         let mut bytes = base;
         for turn in 0..4u64 {
-            // Ours is left in the middle of its work.
+            // Our volume is abandoned in the middle of its work.
             let disk = Arc::new(MemoryDisk::new(bytes, 512));
             let volume =
                 Volume::open_for_writing(disk.clone(), OpenOptions::default(), writing()).unwrap();
@@ -457,7 +456,7 @@ fn the_kernel_and_we_take_turns_and_both_are_cut_off() {
             }
             let status = Command::new("sync").arg("-f").arg(mount.path()).status().unwrap();
             assert!(status.success());
-            // And theirs: a copy of what the disk would hold if the power failed now.
+            // The kernel's, too: a copy of the disk as after a power loss.
             bytes = fs::read(&image.path).unwrap();
             for nth in 0..30 {
                 let path = mount.path().join(format!("theirs {turn} {nth}"));
@@ -483,7 +482,7 @@ fn the_kernel_and_we_take_turns_and_both_are_cut_off() {
     }
 }
 
-/// A file in more groups than a small log can hold the bitmaps of.
+/// A file in more groups than a small journal can hold bitmaps of.
 #[test]
 fn a_file_that_one_transaction_cannot_lose_goes_in_several() {
     let arguments = ["-t", "ext4", "-b", "1024", "-g", "256", "-J", "size=1", "-N", "4096"];
@@ -493,7 +492,7 @@ fn a_file_that_one_transaction_cannot_lose_goes_in_several() {
     let disk = Arc::new(MemoryDisk::new(base, 512));
     let len = 250 << 20;
     let large = |volume: &Volume, name: &[u8]| {
-        // What was freed may be given out then.
+        // Makes freed blocks allocatable.
         volume.sync().unwrap();
         let file = volume.create(volume.root(), name, &FILE).unwrap();
         volume.fallocate(file, 0, len, Reserve::Allocate).unwrap();
@@ -502,7 +501,7 @@ fn a_file_that_one_transaction_cannot_lose_goes_in_several() {
     };
     let volume = Volume::open_for_writing(disk.clone(), OpenOptions::default(), writing()).unwrap();
     let free = volume.space().free_blocks;
-    // Unlinked, and unlinked while it is held.
+    // Unlinked, and unlinked while in use.
     for holds in [false, true] {
         let file = large(&volume, b"large");
         if holds {
@@ -516,7 +515,7 @@ fn a_file_that_one_transaction_cannot_lose_goes_in_several() {
         volume.sync().unwrap();
         assert!(volume.space().free_blocks >= free - 64, "{}", volume.space().free_blocks);
     }
-    // Cut, with a hole made first.
+    // Truncated, after a hole was punched.
     let file = large(&volume, b"cut");
     volume.fallocate(file, 5 << 20, 200 << 20, Reserve::PunchHole).unwrap();
     volume.sync().unwrap();
@@ -524,7 +523,7 @@ fn a_file_that_one_transaction_cannot_lose_goes_in_several() {
     let change = AttributeChange { size_bytes: Some(100), ..AttributeChange::default() };
     volume.set_attributes(file, &change).unwrap();
     assert_eq!(volume.inode(file).unwrap().size_bytes, 100);
-    // One that is held when the power fails is deleted by the next mount.
+    // An orphan in use at power loss is deleted by the next mount.
     let file = large(&volume, b"held");
     volume.add_user(file);
     volume.unlink(volume.root(), b"held").unwrap();
@@ -539,7 +538,7 @@ fn a_file_that_one_transaction_cannot_lose_goes_in_several() {
     let base = Arc::into_inner(disk).unwrap().into_bytes();
     run("e2fsck", &["-fn", Image::of(&base).path()]).unwrap();
 
-    // Cut off in the middle of it.
+    // Power loss in the middle of it.
     let disk = recorded(&base);
     let volume = Volume::open_for_writing(disk.clone(), OpenOptions::default(), writing()).unwrap();
     large(&volume, b"large");

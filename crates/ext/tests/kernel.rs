@@ -1,4 +1,4 @@
-//! Volumes that the kernel wrote: its own hash trees, gaps, attributes and times.
+//! Volumes written by the kernel: htrees, gaps, attributes and times.
 
 mod common;
 
@@ -10,7 +10,7 @@ use common::{Image, tree};
 use draconis_device::Random;
 use draconis_ext::InodeNumber;
 
-/// What years of use leave behind, in a second.
+/// Ages the volume in a second.
 fn use_it(root: &Path) {
     tree::build(root);
     let dir = root.join("busy");
@@ -63,14 +63,13 @@ fn no_file_types_and_small_inodes_as_the_kernel_writes_them() {
     check(&["-t", "ext2", "-b", "2048", "-I", "128", "-N", "16000", "-O", "^filetype,^dir_index"]);
 }
 
-/// Groups have all of their inodes: neither the kernel nor this crate reads a volume that says
-/// something else.
+/// Groups have all their inodes: neither the kernel nor this crate accepts a smaller inode count.
 #[test]
 fn what_counts_other_inodes_than_its_groups_is_refused_as_the_kernel_does() {
     for kind in ["ext2", "ext3", "ext4"] {
         let made = ["-t", kind, "-b", "1024", "-O", "^metadata_csum"];
         let Some(image) = Image::make(None, "24M", &made) else { return };
-        // Says so where the kernel cannot be asked.
+        // Prints a message if the kernel cannot be asked.
         let asks_kernel = image.mount_with("loop,ro").is_some();
         let sound = fs::read(&image.path).unwrap();
         let number = |at: usize| u32::from_le_bytes(sound[at..at + 4].try_into().unwrap());
@@ -88,8 +87,8 @@ fn what_counts_other_inodes_than_its_groups_is_refused_as_the_kernel_does() {
     }
 }
 
-/// `DRACONIS_IMAGE=path cargo test -p draconis-ext --release --test kernel -- any`; an image of
-/// this crate's sources if none is named.
+/// `DRACONIS_IMAGE=path cargo test -p draconis-ext --release --test kernel -- any`; the default is
+/// an image of this crate's sources.
 #[test]
 fn any_image_beside_the_kernel() {
     let image = match std::env::var("DRACONIS_IMAGE") {

@@ -1,5 +1,5 @@
-//! Volumes that several hosts can reach: claimed, renewed, given back, and refused while another
-//! host uses them; beside the kernel.
+//! Multi-mount protection: claims, renewals, releases, and refusals while another host uses the
+//! volume; compared with the kernel.
 
 mod common;
 
@@ -30,7 +30,7 @@ fn image(features: &str) -> Option<Image> {
     Image::make(None, "16M", &["-t", "ext4", "-b", "1024", "-O", features, "-E", interval])
 }
 
-/// Claims it, waiting as `wait` does.
+/// Claims the volume, with `wait` as the clock.
 fn claim(
     disk: &Arc<dyn Disk>,
     chance: u32,
@@ -66,7 +66,7 @@ fn a_claimed_volume_is_written_renewed_and_given_back() {
         volume.sync().unwrap();
         assert_eq!(volume.renew_claim(), Ok(Some(Duration::from_secs(1))));
 
-        // Another host finds a number that changes while it waits.
+        // Another host sees the sequence number change while it waits.
         let other = claim(&shared, 77, &|_| drop(volume.renew_claim()));
         let Err(Error::InUse { by }) = other else { panic!("{other:?}") };
         assert!(by.contains("a host"), "{by}");
@@ -85,16 +85,16 @@ fn a_claimed_volume_is_written_renewed_and_given_back() {
 fn what_a_host_left_is_taken_over_and_what_one_has_is_not() {
     let Some(image) = image("mmp") else { return };
     let disk: Arc<dyn Disk> = Arc::new(MemoryDisk::new(fs::read(&image.path).unwrap(), 512));
-    // Two hosts at once: the one that writes last has it.
+    // Two hosts at once: the last writer wins.
     let rival = Cell::new(None);
     let first = claim(&disk, 1, &|_| rival.set(claim(&disk, 2, &|_| {}).ok().flatten()));
     assert!(matches!(first, Err(Error::InUse { .. })), "{first:?}");
-    // It dies; nothing changes for as long as it may take, and again until the claim stands.
+    // It dies: the sequence stays the same for two check intervals, before and after the claim.
     let rival = rival.into_inner().unwrap();
     let waits = Cell::new(0);
     let second = claim(&disk, 3, &|_| waits.set(waits.get() + 1)).unwrap().unwrap();
     assert_eq!(waits.get(), 2);
-    // It was only asleep.
+    // The rival was only suspended.
     assert!(matches!(rival.renew(NOW), Err(Error::InUse { .. })));
     let volume =
         Volume::open_with_claim(disk.clone(), OpenOptions::default(), writing(), Some(second));
@@ -103,7 +103,7 @@ fn what_a_host_left_is_taken_over_and_what_one_has_is_not() {
     assert!(matches!(volume.renew_claim(), Err(Error::InUse { .. })));
     assert!(!volume.is_writable() && volume.failure().is_some());
     assert!(volume.create(volume.root(), b"no", &FILE).is_err());
-    // Without waiting, where the process before had it.
+    // Without waiting, after a previous process of this host.
     drop(third);
     let how = MmpClaimOptions {
         now: NOW,
@@ -117,7 +117,7 @@ fn what_a_host_left_is_taken_over_and_what_one_has_is_not() {
     assert!(matches!(long, Err(Error::Unsupported { .. })), "{long:?}");
 }
 
-/// Takes as long as the kernel waits: 11 s.
+/// Waits as long as the kernel: 11 s.
 #[test]
 fn the_kernel_and_we_keep_each_other_out() {
     let Some(image) = image("mmp") else { return };
@@ -169,7 +169,7 @@ fn a_tool_has_a_volume_until_it_gives_it_back() {
             let features = words.iter().map(|word| (*word).to_owned()).collect();
             TuneChanges { features, ..TuneChanges::default() }
         };
-        // What changes all of it asks for the claim.
+        // Offline changes need the claim.
         let error = tune(&*disk, &words(&["^mmp"]), NOW).unwrap_err();
         assert!(error.to_string().contains("a claim"), "{error}");
         assert!(
@@ -207,7 +207,7 @@ fn a_tool_has_a_volume_until_it_gives_it_back() {
         };
         assert!(sequence(&judged("shrunk")).contains("ff4d4d50"));
 
-        // One that was cut off, cleared; then without the guard, which nobody gives back.
+        // An abandoned claim, cleared; then without MMP, where nothing is released.
         drop(how(&|_| {}).unwrap());
         assert!(how(&|_| {}).is_err());
         let most_wait = Duration::ZERO;

@@ -1,5 +1,5 @@
-//! Files by path: every call of [`FileSystem`], what names may be, errors that name the path, and
-//! the judgement of e2fsck.
+//! Files by path: every call of [`FileSystem`], valid names, errors with paths, and a check by
+//! e2fsck.
 
 use std::io::ErrorKind;
 use std::path::Path;

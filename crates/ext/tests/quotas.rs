@@ -1,4 +1,4 @@
-//! Quotas: projects that directories hand down, and files of quotas that are spoilt.
+//! Quotas: inherited projects, and corrupt quota files.
 
 mod common;
 
@@ -90,7 +90,7 @@ fn projects_are_handed_down_and_not_crossed() {
     assert!(run("e2fsck", &["-fn", image.path()]).is_some());
 }
 
-/// Space and inodes by user, as inodes say it: of all that names lead to from here.
+/// Sums space and inodes by user over all files below `dir`.
 fn of_inodes(volume: &Volume, dir: InodeNumber, sums: &mut BTreeMap<u32, [u64; 2]>) {
     let mut below = vec![dir];
     volume
@@ -110,7 +110,7 @@ fn of_inodes(volume: &Volume, dir: InodeNumber, sums: &mut BTreeMap<u32, [u64; 2
     }
 }
 
-/// The same, as the file of quotas says it.
+/// Returns the same from the quota file.
 fn of_file(image: &Image) -> BTreeMap<u32, [u64; 2]> {
     let listed = image.debugfs("list_quota user").unwrap();
     let numbers = listed.lines().filter_map(|line| {
@@ -123,7 +123,7 @@ fn of_file(image: &Image) -> BTreeMap<u32, [u64; 2]> {
     numbers.filter(|(_, sums)| *sums != [0, 0]).collect()
 }
 
-/// `e2fsck` 1.47.0 cannot tell: it counts blocks where the kernel counts clusters.
+/// `e2fsck` 1.47.0 cannot check this: it counts blocks, the kernel counts clusters.
 #[test]
 fn quotas_of_clusters_are_what_inodes_say() {
     let arguments = ["-t", "ext4", "-b", "1024", "-O", "bigalloc,quota", "-C", "8192"];
@@ -167,7 +167,7 @@ fn quotas_of_clusters_are_what_inodes_say() {
     same(&image);
 }
 
-/// Everything that counts for an account; what it answers is of no interest, that it ends is.
+/// Makes all changes that affect quotas; only termination matters.
 fn exercise(volume: &Volume, random: &mut Random) {
     for nth in 0..30u32 {
         let uid = match random.below(3) {
@@ -199,7 +199,7 @@ fn spoilt_files_of_quotas_end_no_change_badly() {
     let arguments = ["-t", "ext4", "-b", "1024", "-N", "64", "-O", features];
     let Some(image) = Image::make(None, "2M", &arguments) else { return };
     {
-        // Some entries, and lists of blocks with room.
+        // Some entries, and blocks with free entries.
         let disk = disk_of(&image);
         let volume = open(&disk).unwrap();
         for uid in 1..40 {

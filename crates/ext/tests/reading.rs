@@ -1,4 +1,4 @@
-//! Streams, reads ahead, several readers at once, and disks that fail in places.
+//! Streams, read-ahead, concurrent readers, and disks with bad sectors.
 
 mod common;
 
@@ -18,13 +18,13 @@ use draconis_exchange::heap::Block;
 use draconis_ext::check::{self, check};
 use draconis_ext::{BlockLocation, Cookie, Damage, Entry, Error, InodeNumber, OpenOptions, Volume};
 
-/// A disk that serves reads ahead later, from another thread, and counts.
+/// A disk that answers read-ahead later from another thread, and counts.
 struct Later {
     memory: Arc<MemoryDisk>,
     queue: Mutex<mpsc::Sender<(Extent, Block, Promise<ReadAnswer>)>>,
     counts: Arc<Counts>,
     bad: Mutex<Vec<Range<u64>>>,
-    /// Reads ahead are dropped without an answer.
+    /// True to drop read-ahead without an answer.
     forgetful: AtomicBool,
 }
 
@@ -117,7 +117,7 @@ impl Disk for Later {
 const LARGE: usize = 12 << 20;
 const SMALL_FILES: u64 = 300;
 
-/// A volume with one large file, some small ones, and the disk under it.
+/// Makes a volume with one large file and some small ones, and its disk.
 fn volume(options: OpenOptions) -> Option<(Volume, Arc<Later>)> {
     let source = tempfile::tempdir().unwrap();
     std::fs::write(source.path().join("large"), tree::pattern(1, LARGE)).unwrap();
@@ -215,7 +215,7 @@ fn small_files_are_read_with_their_neighbours() {
 fn a_bad_sector_costs_its_block_and_no_more() {
     let Some((volume, disk)) = volume(OpenOptions::default()) else { return };
     let number = volume.lookup(volume.root(), b"large").unwrap();
-    // Far enough from the directory that was read already.
+    // Far from the directory, which was read already.
     let bad = 405u64;
     let runs = volume.map(number, bad * 4096).unwrap();
     let BlockLocation::Mapped(first) = runs[0].place else { panic!("{runs:?}") };
@@ -239,7 +239,7 @@ fn a_bad_sector_costs_its_block_and_no_more() {
 #[test]
 fn a_bad_sector_in_an_inode_table_costs_the_inodes_in_its_block() {
     let Some((volume, disk)) = volume(OpenOptions::default()) else { return };
-    // Whatever has been read to find the file is cached: start anew on the bad disk.
+    // Earlier reads are cached, so reopen on the bad disk.
     let dir = volume.lookup(volume.root(), b"small").unwrap();
     let victim = volume.lookup(dir, b"200").unwrap();
     let (table, bytes) = inode_table(&disk);
@@ -255,7 +255,7 @@ fn a_bad_sector_in_an_inode_table_costs_the_inodes_in_its_block() {
     assert!((SMALL_FILES - 16..SMALL_FILES).contains(&readable), "{readable}");
 }
 
-/// Where the inode table of group 0 starts, and how long an inode is.
+/// Returns the offset of group 0's inode table, and the inode size.
 fn inode_table(disk: &Later) -> (u64, u64) {
     let block = disk.read_now(Extent::new(0, 8192), Block::private(8192)).unwrap();
     let le32 = |at: usize| {
@@ -266,8 +266,7 @@ fn inode_table(disk: &Later) -> (u64, u64) {
     (le32(4096 + 8) * 4096, le32(1024 + 0x58) & 0xFFFF)
 }
 
-/// Directories far from each other, as a listing with attributes shows them: on a volume that is
-/// read, and on one that is written.
+/// Distant directories in a listing with attributes, on a read-only and a writable volume.
 #[test]
 fn directories_that_were_shown_are_on_their_way() {
     const DIRECTORIES: usize = 24;
@@ -319,7 +318,7 @@ fn directories_that_were_shown_are_on_their_way() {
     }
 }
 
-/// A check of the same: the second blocks of the maps, and the directories.
+/// A check of the same: second map blocks, and directories.
 #[test]
 fn a_check_waits_for_few_blocks() {
     const DIRECTORIES: usize = 60;

@@ -1,4 +1,4 @@
-//! What features need, beside `mke2fs`, `tune2fs`, `resize2fs`, `e2fsck` and the kernel.
+//! Feature dependencies, compared with `mke2fs`, `tune2fs`, `resize2fs`, `e2fsck` and the kernel.
 
 mod common;
 
@@ -24,7 +24,7 @@ fn revision_0() -> Option<Vec<u8>> {
     Some(fs::read(Image::make(None, "16M", REVISION_0)?.path).unwrap())
 }
 
-/// Revision and features, as `dumpe2fs` shows them.
+/// Returns revision and features, from `dumpe2fs`.
 fn shown(bytes: &[u8]) -> (char, Vec<String>) {
     let said = run("dumpe2fs", &["-h", Image::of(bytes).path()]).unwrap();
     let of = |name: &str| said.lines().find_map(|line| line.strip_prefix(name)).unwrap().trim();
@@ -33,7 +33,7 @@ fn shown(bytes: &[u8]) -> (char, Vec<String>) {
     (of("Filesystem revision #:").chars().next().unwrap(), features)
 }
 
-/// Sound to `e2fsck` and to the kernel, which writes it.
+/// Checks the volume with `e2fsck`, and lets the kernel write it.
 fn sound(bytes: &[u8], what: &str) {
     let image = Image::of(bytes);
     assert!(run("e2fsck", &["-fn", image.path()]).is_some(), "{what}");
@@ -62,7 +62,7 @@ fn grown(bytes: Vec<u8>, len: u64) -> Vec<u8> {
     disk.into_bytes()
 }
 
-/// A volume of revision 0 stays one, until something is needed that it has no room for.
+/// A volume keeps revision 0 until a feature needs revision 1.
 #[test]
 fn a_volume_of_revision_0_becomes_one_of_revision_1_with_its_first_feature() {
     let Some(bytes) = revision_0() else { return };
@@ -76,7 +76,7 @@ fn a_volume_of_revision_0_becomes_one_of_revision_1_with_its_first_feature() {
     assert_eq!(shown(&larger), ('0', vec![]));
     sound(&larger, "larger");
 
-    // Beyond what the blocks of descriptors that are there can say.
+    // Beyond the capacity of the existing descriptor blocks.
     let largest = grown(small.clone(), 300 * MIB);
     assert_eq!(shown(&largest), ('1', vec!["meta_bg".to_owned()]));
     sound(&largest, "beyond the descriptors");
@@ -101,12 +101,12 @@ fn a_volume_of_revision_0_becomes_one_of_revision_1_with_its_first_feature() {
     sound(&attributes, "an attribute");
 }
 
-/// Features count, whatever the revision says: Linux, `tune2fs` and `e2fsck` see them, too.
+/// Features count in any revision: Linux, `tune2fs` and `e2fsck` see them, too.
 #[test]
 fn features_of_a_volume_of_revision_0_count() {
     let Some(bytes) = revision_0() else { return };
     let image = Image::of(&bytes);
-    // It leaves the revision as it is.
+    // It keeps the revision.
     if run("tune2fs", &["-j", image.path()]).is_none() {
         return;
     }
@@ -134,8 +134,8 @@ fn tuned(bytes: &[u8], words: &str) -> Result<Vec<u8>, OfflineError> {
     Ok(disk.into_bytes())
 }
 
-/// Each feature that both can add, to volumes of both revisions: what `tune2fs` refuses is refused,
-/// and what is made is sound.
+/// Adds each feature that both support, to volumes of both revisions: refusals match those of
+/// `tune2fs`, and results are valid.
 #[test]
 fn what_tune2fs_adds_and_refuses() {
     let bases: [&[&str]; 3] =
@@ -171,14 +171,14 @@ fn what_tune2fs_adds_and_refuses() {
                     assert!(taken && has(&ours), "{what}: tune2fs refuses");
                     assert_eq!(shown(&ours).0, '1', "{what}");
                     match word {
-                        // Kernels without quotas mount none that counts projects.
+                        // Kernels without quotas do not mount project quotas.
                         "project" => {
                             run("e2fsck", &["-fn", Image::of(&ours).path()]).expect(&what);
                         }
                         _ => sound(&ours, &what),
                     }
                 }
-                // What is verified is mapped by extents, to Linux: tune2fs does not look.
+                // Linux needs extents for verity; tune2fs does not check.
                 Err(_) if word == "verity" => {}
                 Err(why) => assert!(!taken, "{what}: {why}"),
             }
@@ -186,7 +186,7 @@ fn what_tune2fs_adds_and_refuses() {
     }
 }
 
-/// Sets of features that exclude each other, or need more: refused by `mke2fs` and by us.
+/// Conflicting or incomplete features are refused by `mke2fs` and by us.
 #[test]
 fn what_mke2fs_refuses() {
     let all: [&[&str]; 7] = [

@@ -1,5 +1,5 @@
-//! Volumes that shrink: all that is there moves, beside what the kernel put there; cut off at any
-//! moment, and refused.
+//! Shrinking volumes filled by the kernel: everything moves; with power loss at any moment, and
+//! refusals.
 
 mod common;
 
@@ -20,7 +20,7 @@ fn plan(image: &[u8], size: Option<u64>) -> Result<ShrinkPlan, OfflineError> {
     ShrinkPlan::plan(&MemoryDisk::new(image.to_vec(), 512), size)
 }
 
-/// Shrinks an image; what is behind its new end is gone.
+/// Shrinks an image, and truncates it to the new end.
 fn shrink(image: &[u8], size: Option<u64>) -> Result<Vec<u8>, OfflineError> {
     let shrinking = plan(image, size)?;
     let disk = MemoryDisk::new(image.to_vec(), 512);
@@ -61,7 +61,7 @@ const KINDS: &[(&str, &[&str])] = &[
     ("casefold", &["-t", "ext4", "-b", "1024", "-g", "2048", "-O", "casefold,large_dir"]),
 ];
 
-/// Has the kernel fill a volume: first what goes again, then directories in many groups.
+/// Fills a volume by the kernel: first a file that is deleted, then directories in many groups.
 fn filled(arguments: &[&str], size: &str) -> Option<Image> {
     let image = Image::make(None, size, arguments)?;
     let mount = image.mount_writable()?;
@@ -91,7 +91,7 @@ fn filled(arguments: &[&str], size: &str) -> Option<Image> {
     Some(image)
 }
 
-/// All below `data` of a volume, beside the mounted original.
+/// Compares everything below `data` with the mounted original.
 fn same_files(volume: &Volume, original: &Path) {
     let data = volume.lookup(volume.root(), b"data").unwrap();
     compare::tree(volume, data, &original.join("data"), Beside::Source);
@@ -110,7 +110,7 @@ fn what_the_kernel_spread_over_a_volume_moves_together() {
             let shrunk = Image::of(&small);
             same_files(&shrunk.open(), original.path());
             if size.is_none() {
-                // As small as it can be, or smaller than the other tool thinks.
+                // As small as possible, and no larger than the estimate of resize2fs.
                 let least = run("resize2fs", &["-P", image.path()]).unwrap();
                 let blocks: u64 = least.rsplit(' ').next().unwrap().trim().parse().unwrap();
                 let block: u64 = 1024 << bytes[1024 + 0x18];
@@ -161,7 +161,7 @@ fn a_power_cut_leaves_the_old_volume_or_one_that_is_finished_later() {
     let source = tempfile::tempdir().unwrap();
     spoil::small_tree(source.path());
     for (name, arguments) in &KINDS[..3] {
-        // What is there is moved by growing and shrinking: files lie at the end.
+        // Growing and shrinking moves data: files are at the end.
         let Some(image) = Image::make(Some(source.path()), "12M", arguments) else { return };
         let Some(mount) = image.mount_writable() else { return };
         std::fs::write(mount.path().join("filler"), tree::pattern(1, 7 << 20)).unwrap();
@@ -192,7 +192,7 @@ fn what_cannot_be_is_refused_by_name() {
     let arguments = ["-t", "ext4", "-b", "1024", "-g", "2048"];
     let Some(image) = Image::make(Some(source.path()), "16M", &arguments) else { return };
     let bytes = std::fs::read(&image.path).unwrap();
-    // The least size that is named works, and one block less does not.
+    // The reported minimum works, and one block less does not.
     let Err(OfflineError::TooSmall { least_bytes, .. }) = plan(&bytes, Some(MIB)) else { panic!() };
     sound(&shrink(&bytes, Some(least_bytes)).unwrap(), "least");
     assert!(least_bytes > 5 * MIB && least_bytes < 10 * MIB, "{least_bytes}");

@@ -1,5 +1,5 @@
-//! Hash trees that we change: every kind of hash, names that collide, names that fold. `e2fsck`
-//! judges each, the kernel looks every name up and goes on, and we go on behind it.
+//! Changes of htrees: every hash, colliding names, folded names. `e2fsck` checks each, the kernel
+//! looks up and changes names, and we continue after it.
 
 mod common;
 
@@ -21,18 +21,18 @@ const FILE: NewNode<'static> =
     NewNode { kind: FileType::File, mode: 0o644, uid: 0, gid: 0, device: (0, 0), target: b"" };
 const DIRECTORY: NewNode<'static> = NewNode { kind: FileType::Directory, mode: 0o755, ..FILE };
 
-/// Steps of each walk, and names that it may have at a time; where names fold, every name that is
-/// not there is looked for in the whole directory.
+/// Steps of each walk, and names in use. With folding, a lookup of an absent name scans the whole
+/// directory.
 const STEPS: u64 = 1200;
 const NAMES: u64 = 900;
 const FOLDED_STEPS: u64 = 300;
 const FOLDED_NAMES: u64 = 150;
 
-/// Hashes are the same every time.
+/// Fixed hash seed.
 const SEED: &str = "hash_seed=6b33f586-a183-4183-921d-30da3fef2e5c";
 
-/// With [`SEED`] these numbers, as [`colliding`] writes them, have one hash in each row: more
-/// names than a block of 1 KiB has room for.
+/// With [`SEED`], the numbers of a row have the same hash as names of [`colliding`]: more names
+/// than fit into a block of 1 KiB.
 const LEGACY: [[u32; 4]; 3] = [
     [31_279_174, 35_483_884, 48_483_193, 51_263_320],
     [34_572_475, 36_656_597, 42_449_645, 45_103_340],
@@ -54,7 +54,7 @@ fn colliding(number: u32) -> Vec<u8> {
     format!("{}{number:08}", "x".repeat(242)).into_bytes()
 }
 
-/// A kind of tree.
+/// A kind of htree.
 #[derive(Clone, Copy)]
 struct Trees {
     hash: &'static str,
@@ -65,7 +65,7 @@ struct Trees {
 }
 
 impl Trees {
-    /// A volume that makes trees of this kind.
+    /// Makes a volume with htrees of this kind.
     fn image(&self) -> Option<Image> {
         let arguments = ["-t", "ext4", "-b", "1024", "-N", "3000", "-O", self.features, "-E", SEED];
         let image = Image::make(None, "16M", &arguments)?;
@@ -74,7 +74,7 @@ impl Trees {
         Some(image)
     }
 
-    /// What the names of a walk are taken from, each in one form or, where names fold, in three.
+    /// Returns a random name of a walk, in one form, or in three with folding.
     fn name(&self, random: &mut Random) -> Vec<u8> {
         if random.below(4) == 0 {
             let row = self.collisions[random.below(3) as usize];
@@ -95,7 +95,7 @@ impl Trees {
         name
     }
 
-    /// The same name in a form that folds to the same.
+    /// Returns a name in an equivalent form.
     fn form(&self, random: &mut Random, name: &[u8]) -> Vec<u8> {
         let Ok(text) = std::str::from_utf8(name) else { return name.to_vec() };
         match random.below(if self.folds { 4 } else { 1 }) {
@@ -107,7 +107,7 @@ impl Trees {
     }
 }
 
-/// A directory beside a model of it.
+/// A directory with its model.
 struct Walk<'v> {
     trees: Trees,
     volume: &'v Volume,
@@ -149,7 +149,7 @@ impl Walk<'_> {
         }
     }
 
-    /// Makes the names that collide and are not there, in another order than their numbers'.
+    /// Creates the missing colliding names, not in numeric order.
     fn collide(&mut self) {
         for nth in [2, 0, 3, 1] {
             for row in self.trees.collisions {
@@ -162,7 +162,7 @@ impl Walk<'_> {
         }
     }
 
-    /// Every name leads to its inode, and there are no others.
+    /// Checks that exactly the model's names exist.
     fn judge(&self) {
         for (name, inode) in &self.model {
             assert_eq!(self.volume.lookup(self.dir, name), Ok(*inode));
@@ -176,7 +176,7 @@ impl Walk<'_> {
     }
 }
 
-/// What `change` leaves of an image; e2fsck judges it.
+/// Applies `change` to an image, and checks it with e2fsck.
 fn changed(image: &Image, change: impl FnOnce(&Volume)) -> Image {
     let disk = Arc::new(MemoryDisk::new(fs::read(&image.path).unwrap(), 512));
     let volume = Volume::open_for_writing(disk.clone(), OpenOptions::default(), writing()).unwrap();
@@ -188,7 +188,7 @@ fn changed(image: &Image, change: impl FnOnce(&Volume)) -> Image {
     image
 }
 
-/// The kernel finds every name, takes some out, and puts others in.
+/// Lets the kernel find every name, remove some, and add others.
 fn by_the_kernel(image: &Image, trees: Trees, model: &mut BTreeMap<Vec<u8>, InodeNumber>) {
     let Some(mount) = image.mount_writable() else { return };
     let path = |name: &[u8]| mount.path().join("dir").join(OsStr::from_bytes(name));
@@ -230,7 +230,7 @@ fn check(trees: Trees, seed: u64) {
     });
     let dump = image.debugfs("htree_dump /dir").unwrap();
     assert!(trees.folds || dump.contains("Indirect levels: 1"), "{}: one level", trees.hash);
-    // A hash whose names went on in the next block is odd there.
+    // An odd hash marks names that continue in the next block.
     let odd = |line: &str| {
         let (_, rest) = line.split_once(": Hash 0x")?;
         Some(u32::from_str_radix(rest.get(..8)?, 16).ok()? % 2 == 1)

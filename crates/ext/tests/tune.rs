@@ -1,4 +1,4 @@
-//! Volumes that are tuned: each change judged by e2fsck and the kernel, and what tune2fs shows.
+//! Tuning: each change checked by e2fsck, the kernel and tune2fs's view.
 
 mod common;
 
@@ -23,7 +23,7 @@ fn features(words: &[&str]) -> TuneChanges {
     TuneChanges { features, hash_seed: *b"0123456789abcdef", ..TuneChanges::default() }
 }
 
-/// Judges a volume, and says what `dumpe2fs -h` shows.
+/// Checks a volume; returns the output of `dumpe2fs -h`.
 fn sound(bytes: &[u8], source: &std::path::Path, what: &str) -> String {
     let image = Image::of(bytes);
     assert!(run("e2fsck", &["-fn", image.path()]).is_some(), "{what}");
@@ -217,7 +217,7 @@ fn features_come_and_go_in_place() {
         let names: Vec<&str> = line.split_whitespace().collect();
         assert!(names.contains(&has) && !names.contains(&lacks), "{words:?}: {line}");
     }
-    // And back, with another identity in between.
+    // And back, with another UUID in between.
     let arguments = ["-t", "ext4", "-O", "metadata_csum_seed"];
     let Some(image) = Image::make(Some(source.path()), "16M", &arguments) else { return };
     let bytes = std::fs::read(&image.path).unwrap();
@@ -227,8 +227,8 @@ fn features_come_and_go_in_place() {
     sound(&tuned, source.path(), "without its seed");
 }
 
-/// A directory of many names: of all lengths, or all of one, which leaves room in every block;
-/// with an index, or without.
+/// Makes a directory of many names: of all lengths, or of one length, which leaves space in every
+/// block; with an htree or without.
 fn large_directory(
     arguments: &[&str],
     is_even: bool,
@@ -255,7 +255,7 @@ fn directories_get_room_for_checksums_or_lose_their_index() {
     for (had, is_even, is_indexed, words, stays) in [
         ("^metadata_csum", true, true, &["metadata_csum"][..], true),
         ("^metadata_csum,^extent,^64bit", true, true, &["metadata_csum"], true),
-        // Blocks without room.
+        // Blocks without free space.
         ("^metadata_csum", false, true, &["metadata_csum"], false),
         ("^metadata_csum", true, false, &["metadata_csum"], false),
         ("metadata_csum", true, true, &["^dir_index"], false),

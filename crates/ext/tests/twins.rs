@@ -1,5 +1,5 @@
-//! A volume that the kernel changes and its twin that we change: the same comes of it, and each
-//! goes on with what the other has made.
+//! The same changes by the kernel and by us on twin volumes: the results are equal, and each
+//! continues on the other's.
 
 mod common;
 
@@ -52,7 +52,7 @@ enum Step {
 }
 
 impl Step {
-    /// The file that it is about.
+    /// Returns the path of the change.
     fn path(&self) -> &str {
         match self {
             Self::Make(path, _)
@@ -83,19 +83,18 @@ fn path(random: &mut Random) -> String {
     path
 }
 
-/// What the steps may be.
+/// Parameters of the steps.
 #[derive(Clone, Copy)]
 struct Life {
-    /// The longest value of an attribute that is set.
+    /// Maximum length of attribute values.
     longest: u64,
-    /// Files are inside their inodes. What Linux 6.18 shows of them is compared after each step, but
-    /// not what it leaves on the disk: it loses some of what was written, and more with delayed
-    /// allocation (docs/decisions/0071).
+    /// True for inline files. Linux 6.18 loses some of their data on disk, more with delayed
+    /// allocation (docs/decisions/0071), so only its view is compared after each step.
     is_inline: bool,
 }
 
 impl Life {
-    /// How the kernel's twin is mounted.
+    /// Returns the mount options of the kernel's twin.
     fn mounted(self) -> &'static str {
         if self.is_inline { "loop,nodelalloc" } else { "loop" }
     }
@@ -231,12 +230,12 @@ fn by_us(volume: &Volume, top: InodeNumber, step: &Step) -> Result<(), Error> {
     }
 }
 
-/// Where the kernel's twin is mounted.
+/// Returns the test directory in the kernel's mount.
 fn top(mount: &Mount) -> PathBuf {
     mount.path().join("top")
 }
 
-/// Changes both twins; both are judged, and are the same then. Says how many steps were taken.
+/// Changes both twins, checks them and compares them; returns the number of steps.
 fn live(theirs: &Image, ours: &Image, random: &mut Random, life: Life) -> Option<u32> {
     let mount = theirs.mount_with(life.mounted())?;
     let disk = Arc::new(MemoryDisk::new(fs::read(&ours.path).unwrap(), 512));
@@ -288,7 +287,7 @@ fn live(theirs: &Image, ours: &Image, random: &mut Random, life: Life) -> Option
     Some(done)
 }
 
-/// What all files below a directory hold.
+/// Collects the contents of all files below a directory.
 fn all_contents(volume: &Volume, dir: InodeNumber, into: &mut BTreeMap<InodeNumber, Vec<u8>>) {
     for inode in compare::names(volume, dir).into_values() {
         let found = volume.inode(inode).unwrap();
@@ -327,7 +326,7 @@ fn twins(seed: u64, longest: u64, arguments: &[&str]) {
         let Some(done) = live(&theirs, &ours, &mut random, life) else { return };
         assert!(done > 60, "{done}");
         if is_inline {
-            // Both go on with what is right.
+            // Both continue with the correct one.
             fs::copy(&ours.path, &theirs.path).unwrap();
         } else {
             std::mem::swap(&mut theirs, &mut ours);

@@ -1,4 +1,4 @@
-//! Changes of a volume beside a model in memory, judged by `e2fsck`.
+//! Changes of a volume compared with a model in memory, checked by `e2fsck`.
 
 mod common;
 
@@ -31,10 +31,10 @@ fn open(disk: &Arc<MemoryDisk>) -> Volume {
     Volume::open_for_writing(disk.clone(), OpenOptions::default(), writing()).unwrap()
 }
 
-/// Where a superblock says whether its journal holds anything that is not in place.
+/// Offset of the feature word with `needs_recovery`.
 const NEEDS_RECOVERY_AT: usize = 1024 + 0x60;
 
-/// What `e2fsck -fn` says of the disk: nothing, or the test fails.
+/// Checks the disk with `e2fsck -fn`; any finding fails the test.
 fn judge(disk: Arc<MemoryDisk>, what: &str) -> Vec<u8> {
     let bytes = Arc::try_unwrap(disk).unwrap().into_bytes();
     let image = Image::of(&bytes);
@@ -63,7 +63,7 @@ struct Node {
 struct Model {
     nodes: Vec<Node>,
     random: Random,
-    /// How many users and groups there are.
+    /// Number of users and groups.
     owners: u64,
 }
 
@@ -77,7 +77,7 @@ impl Model {
         Self { nodes: vec![root], random: Random::new(seed), owners: 1 }
     }
 
-    /// A user, or a group: the superuser's alone if there is but one.
+    /// Returns a random user or group; with only one owner it is the superuser.
     fn owner(&mut self) -> u32 {
         match self.owners {
             1 => 0,
@@ -85,7 +85,7 @@ impl Model {
         }
     }
 
-    /// A directory that is there.
+    /// Returns a random directory.
     fn dir(&mut self) -> usize {
         let all: Vec<usize> =
             self.reachable().into_iter().filter(|n| self.nodes[*n].kind == DIR).collect();
@@ -197,7 +197,7 @@ fn same(volume: &Volume, model: &Model, at: usize, seen: &mut BTreeMap<u32, usiz
     }
 }
 
-/// One random operation on both; what it was.
+/// Makes one random change of both; returns its description.
 #[allow(clippy::too_many_lines)]
 fn step(volume: &Volume, model: &mut Model) -> String {
     let what = model.random.below(100);
@@ -369,7 +369,7 @@ fn step(volume: &Volume, model: &mut Model) -> String {
             }
             match volume.set_attributes(file, &change) {
                 Ok(_) => {}
-                // There may be no room to count for another owner.
+                // There may be no space to count another owner.
                 Err(Error::NoSpace) if model.owners > 1 => return shown,
                 Err(error) => panic!("{shown}: {error}"),
             }
@@ -400,7 +400,7 @@ fn step(volume: &Volume, model: &mut Model) -> String {
                     let end = end.min(contents.len());
                     contents.get_mut(offset as usize..end).unwrap_or_default().fill(0);
                 }
-                // With extents the file keeps what it was given.
+                // With extents the file keeps its allocated range.
                 let size = volume.attributes(file).unwrap().size_bytes as usize;
                 if !keep && how != Reserve::PunchHole && contents.len() < size {
                     contents.resize(size.min(end), 0);
@@ -456,7 +456,7 @@ fn step(volume: &Volume, model: &mut Model) -> String {
     shown
 }
 
-/// The kernel sees what we see, and can go on.
+/// Checks that the kernel sees the same, and can continue.
 fn beside_the_kernel(bytes: &[u8]) {
     let image = Image::of(bytes);
     {
@@ -521,7 +521,7 @@ fn storm_of(owners: u64, arguments: &[&str], size: &str, seed: u64, steps: u32) 
         let plain = Volume::open(disk.clone() as Arc<dyn Disk>, OpenOptions::default()).unwrap();
         same(&plain, &model, 0, &mut BTreeMap::new());
     }
-    // A death between two commits leaves nothing to mend.
+    // A crash between two commits leaves nothing to repair.
     let volume = open(&disk);
     for _ in 0..steps / 3 {
         step(&volume, &mut model);
@@ -550,7 +550,7 @@ fn storms_without_features() {
     storm(&["-b", "1024", "-I", "128", "-O", "^dir_index,^filetype"], "16M", 21, 1500);
 }
 
-/// One of them, or many: `DRACONIS_STORMS=200 cargo test --release -p draconis-ext --test writing -- long`.
+/// Long storms: `DRACONIS_STORMS=200 cargo test --release -p draconis-ext --test writing -- long`.
 #[test]
 fn long_storms() {
     let seeds = std::env::var("DRACONIS_STORMS").ok().and_then(|it| it.parse().ok()).unwrap_or(1);
@@ -596,7 +596,7 @@ fn a_directory_of_many_names() {
     judge(disk, "many names");
 }
 
-/// Extents, checksums, groups that were never written, descriptors of 64 bytes.
+/// Extents, checksums, uninitialized groups, descriptors of 64 bytes.
 const EXT4: &[&[&str]] = &[
     &["-t", "ext4", "-b", "1024"],
     &["-t", "ext4", "-b", "4096", "-I", "1024"],
@@ -624,7 +624,7 @@ fn storms_on_tiny_ext4_volumes_that_run_full() {
     }
 }
 
-/// Clusters of two blocks and of many; groups of many clusters and of few.
+/// Small and large clusters; groups of few and of many clusters.
 const CLUSTERS: &[&[&str]] = &[
     &["-t", "ext4", "-b", "1024", "-O", "bigalloc", "-C", "2048"],
     &["-t", "ext4", "-b", "4096", "-O", "bigalloc", "-C", "65536"],
@@ -651,7 +651,7 @@ fn storms_on_tiny_volumes_with_clusters_that_run_full() {
     }
 }
 
-/// Quotas of all kinds, with a journal, without one, and in place.
+/// Quotas of all kinds, with a journal and without.
 const QUOTAS: &[&[&str]] = &[
     &["-t", "ext4", "-b", "1024", "-O", "quota"],
     &["-t", "ext4", "-b", "4096", "-O", "quota,project", "-E", ALL_KINDS],

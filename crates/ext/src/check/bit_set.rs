@@ -1,4 +1,4 @@
-//! Sets of blocks or inodes: a bit each, in words that threads set together.
+//! Bit sets of blocks or inodes in words that threads update atomically.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -12,14 +12,14 @@ pub(super) struct AtomicBitSet {
 }
 
 impl AtomicBitSet {
-    /// An empty set of numbers below `len`.
+    /// Creates an empty set of numbers below `len`.
     pub(super) fn new(len: u64) -> Self {
         let mut words = Vec::new();
         words.resize_with(saturating_usize(len.div_ceil(64)), AtomicU64::default);
         Self { words, len }
     }
 
-    /// Numbers below this may be in the set.
+    /// Returns the limit of the numbers.
     pub(super) fn len(&self) -> u64 {
         self.len
     }
@@ -29,13 +29,13 @@ impl AtomicBitSet {
         Some((self.words.get(saturating_usize(nth / 64))?, 1 << (nth % 64)))
     }
 
-    /// Adds `nth`; says whether it was there. What is beyond the limit never is.
+    /// Adds `nth`; returns true if it was in the set. Numbers beyond the limit never are.
     pub(super) fn insert(&self, nth: u64) -> bool {
         self.word(nth).is_some_and(|(word, bit)| word.fetch_or(bit, Ordering::Relaxed) & bit != 0)
     }
 
-    /// Adds the members of `of` to the word of `nth`, a multiple of 64; those that were there. What
-    /// is beyond the limit never is.
+    /// Adds the bits `of` to the word of `nth`, a multiple of 64; returns those already set.
+    /// Numbers beyond the limit never are.
     pub(super) fn insert_all(&self, nth: u64, of: u64) -> u64 {
         let below = match self.len.saturating_sub(nth) {
             left @ 0..64 => (1u64 << left).wrapping_sub(1),
@@ -45,17 +45,17 @@ impl AtomicBitSet {
         word.map_or(0, |word| word.fetch_or(of & below, Ordering::Relaxed) & of)
     }
 
-    /// Whether `nth` is in the set.
+    /// Returns true if `nth` is in the set.
     pub(super) fn contains(&self, nth: u64) -> bool {
         self.word(nth).is_some_and(|(word, bit)| word.load(Ordering::Relaxed) & bit != 0)
     }
 
-    /// Whether the set is empty.
+    /// Returns true if the set is empty.
     pub(super) fn is_empty(&self) -> bool {
         self.words.iter().all(|word| word.load(Ordering::Relaxed) == 0)
     }
 
-    /// The 64 members from `nth` on, as bits; zeros beyond the limit.
+    /// Returns the 64 members from `nth` on as bits; zeros beyond the limit.
     pub(super) fn from(&self, nth: u64) -> u64 {
         let load = |at: u64| {
             self.words.get(saturating_usize(at)).map_or(0, |word| word.load(Ordering::Relaxed))
@@ -68,7 +68,7 @@ impl AtomicBitSet {
     }
 }
 
-/// The numbers of the bits that are set.
+/// Iterates over the numbers of the set bits.
 pub(super) fn ones(mut word: u64) -> impl Iterator<Item = u64> {
     std::iter::from_fn(move || {
         let bit = word.trailing_zeros();

@@ -1,6 +1,6 @@
-//! The blocks of files, claimed.
+//! Claims of blocks by files.
 //!
-//! What is claimed are clusters; without `bigalloc` each is a block.
+//! Claims count clusters; without `bigalloc` each cluster is a block.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -19,10 +19,10 @@ use crate::map::pointers::{Pointers, reach_blocks};
 use crate::map::{BlockLocation, Map, MapNode, MapSource, MapVisitor};
 use crate::{FileId, FsBlock, Result, SharedBytes};
 
-/// Pointers out of the volume that are told of one file.
+/// Limit of reported invalid pointers per file.
 const MAX_REPORTED_POINTERS: u64 = 12;
 
-/// Walks the map of an inode, in the order of the file.
+/// Walks the map of an inode, in file order.
 pub(super) fn walk_map(
     check: &Check<'_>,
     inode: u32,
@@ -48,11 +48,11 @@ pub(super) fn walk_map(
     Pointers(&words).walk(&source, 0..reach_blocks(block_bytes), visit)
 }
 
-/// The nodes of a tree of extents, each looked at as it is read.
+/// Reader of extent nodes that checks each node when it is read.
 struct ExtentNodeReader<'a, 'b> {
     check: &'a Check<'b>,
     file: FileId,
-    /// Where nodes begin in the file, as the nodes above them say.
+    /// Expected first file block of each node, from its parent.
     starts: RefCell<HashMap<u64, u32>>,
 }
 
@@ -79,7 +79,7 @@ impl ExtentNodeReader<'_, '_> {
         Ok(bytes)
     }
 
-    /// Remembers what a node says of those below it.
+    /// Records the first file blocks of a node's children.
     fn note(&self, bytes: &[u8]) {
         let Ok(node) = extent::ExtentNode::check(bytes, None) else { return };
         if node.depth > 0 {
@@ -89,33 +89,33 @@ impl ExtentNodeReader<'_, '_> {
     }
 }
 
-/// Claims the blocks of a file.
+/// Claims of the blocks of a file.
 pub(super) struct BlockClaimer<'a, 'b> {
     check: &'a Check<'b>,
     inode: u32,
-    /// Whether the volume's own blocks are this file's by right.
+    /// True if the file may own metadata blocks.
     may_own_metadata: bool,
-    /// Clusters claimed, those of the map included.
+    /// Claimed clusters, including those of the map.
     pub(super) count: u64,
-    /// Blocks of the map among them.
+    /// Map blocks among the claims.
     pub(super) map_blocks: u64,
-    /// The last block of the file that is there.
+    /// Last mapped file block.
     pub(super) last: Option<u64>,
-    /// The last one that was written.
+    /// Last written file block.
     pub(super) last_written: Option<u64>,
-    /// The first one, if it is the first of the file.
+    /// Disk block of file block 0, if mapped.
     pub(super) first: Option<u64>,
-    /// Inodes of its own that hold values of attributes.
+    /// EA inodes of the file's attributes.
     pub(super) values: u64,
-    /// Blocks that are there and were never written.
+    /// Unwritten blocks.
     pub(super) unwritten: u64,
-    /// Pointers that lead out of the volume.
+    /// Pointers out of the volume.
     pub(super) bad_pointers: u64,
-    /// Blocks of the map that were not walked, being claimed elsewhere, too.
+    /// True if map blocks were not walked because another claim exists.
     pub(super) skipped: bool,
-    /// The cluster of the file that was claimed last, and the one on the device.
+    /// Last claimed cluster, in the file and on the device.
     cluster: Option<(u64, u64)>,
-    /// A complaint of a misaligned block was made.
+    /// True once a misaligned block was reported.
     misaligned: bool,
 }
 
@@ -139,7 +139,7 @@ impl<'a, 'b> BlockClaimer<'a, 'b> {
         }
     }
 
-    /// Claims the cluster of a block; whether it was free to be claimed.
+    /// Claims the cluster of a block; returns true if it was unclaimed.
     pub(super) fn claim_cluster(&mut self, block: u64) -> bool {
         self.count = self.count.saturating_add(1);
         if self.check.metadata.contains(self.check.block_index(block)) {
@@ -157,8 +157,7 @@ impl<'a, 'b> BlockClaimer<'a, 'b> {
         !taken
     }
 
-    /// Claims blocks that lie together, where each is a cluster: 64 at a time, and one by one
-    /// those that are not free to be claimed.
+    /// Claims adjacent blocks if each is a cluster: 64 at a time, and claimed ones individually.
     fn claim_blocks(&mut self, block: u64, blocks: u64) {
         let Check { metadata, used, multiply_claimed: twice, .. } = self.check;
         let (mut nth, end) =
@@ -191,7 +190,7 @@ impl<'a, 'b> BlockClaimer<'a, 'b> {
         }
     }
 
-    /// Claims the blocks of a file from `at` on.
+    /// Claims a run of file blocks from `at` on.
     fn claim_run(&mut self, at: u64, blocks: u64, block: u64) {
         let ratio = u64::from(self.check.super_.cluster_blocks.max(1));
         if at == 0 {
@@ -248,7 +247,7 @@ impl MapVisitor for BlockClaimer<'_, '_> {
 
     fn node(&mut self, MapNode { block: FsBlock(block), .. }: MapNode) -> bool {
         self.map_blocks = self.map_blocks.saturating_add(1);
-        // A block that is read twice could be read a million times.
+        // Without this check a block could be read a million times.
         let own = self.check.metadata.contains(self.check.block_index(block));
         let mine = self.claim_cluster(block) && !own;
         self.skipped |= !mine;

@@ -1,4 +1,4 @@
-//! Pass 3: every directory is reached from the root, and knows its parent.
+//! Pass 3: every directory is reachable from the root, and its `..` is its parent.
 
 use super::Check;
 use super::entries::ParentTable;
@@ -6,7 +6,7 @@ use super::problem::{Problem, What};
 
 const ROOT: u32 = 2;
 
-/// Checks all directories; the answer says which of them the root reaches.
+/// Checks all directories; returns those unreachable from the root.
 pub(super) fn check_connectivity(check: &Check<'_>, parents: &ParentTable<'_>) -> Vec<u32> {
     let mut state = vec![Reachability::Unknown; parents.directories.len()];
     let mut lost = Vec::new();
@@ -18,7 +18,7 @@ pub(super) fn check_connectivity(check: &Check<'_>, parents: &ParentTable<'_>) -
         }
         let expected = if *dir == ROOT { Some(ROOT) } else { parents.parent(place) };
         let found = parents.dot_dot(place);
-        // An entry `..` that is missing was told of already.
+        // A missing `..` was reported already.
         if let Some(expected) = expected
             && found != 0
             && found != expected
@@ -38,8 +38,8 @@ enum Reachability {
     Unreachable,
 }
 
-/// Walks up until something is known; what was passed is then known, too. Each
-/// directory is passed once.
+/// Walks up to a directory with a known state, and assigns that state to the path. Each directory
+/// is walked once.
 fn resolve(parents: &ParentTable<'_>, state: &mut [Reachability], start: usize) -> bool {
     let mut passed = Vec::new();
     let mut at = Some(start);

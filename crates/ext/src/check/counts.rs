@@ -14,10 +14,10 @@ use crate::format::inode::RawInode;
 use crate::units::saturating_usize;
 use crate::{GroupNumber, Result};
 
-/// Subdirectories from which on a directory may say that it has one link.
+/// Subdirectories from which on a directory may have link count 1.
 const LINK_MAX: u64 = 65_000;
 
-/// Compares links with names, but for the directories in `lost`.
+/// Compares link counts with names, except for the directories in `lost`.
 pub(super) fn check_link_counts(check: &Check<'_>, lost: &[u32]) -> Result<()> {
     let super_ = &check.super_;
     for inode in (2..3).chain(super_.first_inode.0..=super_.inodes) {
@@ -47,8 +47,8 @@ pub(super) fn check_link_counts(check: &Check<'_>, lost: &[u32]) -> Result<()> {
     Ok(())
 }
 
-/// Compares the bitmaps and counters with what was found; inodes and blocks in use.
-/// `unwritten` is what is in use where block bitmaps were never written.
+/// Compares the bitmaps and counters with the scan; returns the used inodes and blocks. `unwritten`
+/// holds the blocks used in groups with uninitialized block bitmaps.
 pub(super) fn check_bitmaps(check: &Check<'_>, unwritten: &AtomicBitSet) -> Result<(u64, u64)> {
     let super_ = &check.super_;
     let inodes = used_inodes(check);
@@ -81,7 +81,7 @@ pub(super) fn check_bitmaps(check: &Check<'_>, unwritten: &AtomicBitSet) -> Resu
     let free_inodes = u64::from(super_.inodes).saturating_sub(used_inodes);
     let used_blocks = super_.blocks.saturating_sub(free_blocks);
     if super_.needs_recovery() {
-        // Linux brings these up to date when it unmounts; those of the groups count.
+        // Linux updates these counters at unmount; those of the groups are valid.
         return Ok((used_inodes, used_blocks));
     }
     let high = match super_.incompatible.contains(Incompatible::SIXTY_FOUR_BIT) {
@@ -113,14 +113,14 @@ fn used_inodes(check: &Check<'_>) -> AtomicBitSet {
 
 fn check_counter(check: &Check<'_>, group: u32, what: What, found: u32, all: u64, used: u64) {
     let expected = all.saturating_sub(used);
-    // The sixteen bits of short descriptors cannot say 65,536.
+    // Short descriptors cannot hold 65,536 in sixteen bits.
     let bits = if check.super_.descriptor_bytes > 32 { u64::MAX } else { 0xFFFF };
     if u64::from(found) != expected & bits {
         check.problems.add(Problem::new(what).group(group).found(found).expected(expected));
     }
 }
 
-/// Directories of a group, and inodes where it says that there are none.
+/// Checks the directory count of a group, and that its unused inodes are unused.
 fn check_inode_counters(
     check: &Check<'_>,
     group: u32,
@@ -146,16 +146,16 @@ fn check_inode_counters(
     }
 }
 
-/// A bitmap on disk, and the set it should be.
+/// A bitmap on disk with its expected set.
 struct BitmapComparison<'a> {
     group: u32,
     bitmap: u64,
     set: &'a AtomicBitSet,
     descriptor: GroupDescriptor,
-    /// Its first member in the set, and the number that has.
+    /// First member in the set, and its number.
     start: u64,
     named_from: u64,
-    /// What a member stands for in numbers of that kind.
+    /// Distance of the numbers of adjacent members.
     step: u64,
     count: u64,
     inodes: bool,
@@ -211,7 +211,7 @@ impl<'a> BitmapComparison<'a> {
         }
     }
 
-    /// What a set has where this bitmap is.
+    /// Iterates over the words of a set at this bitmap's position.
     fn words_of(&self, set: &'a AtomicBitSet) -> impl Iterator<Item = u64> {
         (0..self.count.div_ceil(64)).map(|nth| {
             let at = nth.saturating_mul(64);
@@ -219,7 +219,7 @@ impl<'a> BitmapComparison<'a> {
         })
     }
 
-    /// Whether the bitmap has the checksum that its group says.
+    /// Returns true if the bitmap matches the checksum in its descriptor.
     fn has_valid_checksum(&self, check: &Check<'_>, bytes: &[u8]) -> bool {
         match self.inodes {
             true => self.descriptor.verify_inode_bitmap_csum(bytes, &check.super_),
@@ -242,7 +242,7 @@ impl<'a> BitmapComparison<'a> {
     }
 }
 
-/// Compares a bitmap with the set that it should be; how many members the set has here.
+/// Compares a bitmap with its expected set; returns the number of members here.
 fn compare_bitmap(check: &Check<'_>, side: &BitmapComparison<'_>) -> Result<u64> {
     let bytes = check.block(side.bitmap, side.role())?;
     let words = || bytes.as_chunks::<8>().0.iter().map(|word| u64::from_le_bytes(*word));
@@ -262,7 +262,7 @@ fn compare_bitmap(check: &Check<'_>, side: &BitmapComparison<'_>) -> Result<u64>
     Ok(compare_words(check, side, words()))
 }
 
-/// The same, 64 bits at a time.
+/// Compares 64 bits at a time.
 fn compare_words(
     check: &Check<'_>,
     side: &BitmapComparison<'_>,
@@ -288,7 +288,7 @@ fn compare_words(
     used
 }
 
-/// Counts the bits of `word` and keeps the first one there ever was.
+/// Counts the bits of `word` and keeps the first position.
 fn note((first, count): &mut (u64, u64), at: u64, word: u64) {
     if *count == 0
         && let Some(bit) = ones(word).next()

@@ -1,4 +1,4 @@
-//! Pass 2: the names in every directory.
+//! Pass 2: the entries of every directory.
 
 use std::borrow::Cow;
 use std::ops::ControlFlow;
@@ -23,19 +23,19 @@ use crate::map::{BlockLocation, MapNode, MapVisitor};
 use crate::units::saturating_usize;
 use crate::{FileId, FsBlock, InodeNumber, Result, SharedBytes};
 
-/// No directory has been found yet that names this one.
+/// No parent directory found yet.
 const NO_PARENT: u32 = u32::MAX;
-/// The shortest name that is encrypted.
+/// Minimum length of an encrypted name.
 const MIN_ENCRYPTED_NAME_BYTES: usize = 16;
-/// The shortest record.
+/// Minimum record length.
 const MIN_RECORD_BYTES: usize = 12;
 
-/// The directories, in order, and what leads up from them.
+/// All directories, in order, with their parents.
 pub(super) struct ParentTable<'a> {
     pub(super) directories: &'a [u32],
-    /// The lowest directory that names each.
+    /// Lowest directory that references each directory.
     parents: Vec<AtomicU32>,
-    /// What each calls `..`.
+    /// Target of each directory's `..`.
     dot_dots: Vec<AtomicU32>,
 }
 
@@ -58,7 +58,7 @@ impl<'a> ParentTable<'a> {
         self.dot_dots.get(place).map_or(0, |it| it.load(Ordering::Relaxed))
     }
 
-    /// A directory has a name; whether it is the first.
+    /// Records a reference to a directory; returns true if it is the first.
     fn set_parent(&self, child: u32, parent: u32) -> bool {
         let word = self.index_of(child).and_then(|place| self.parents.get(place));
         word.is_none_or(|word| word.fetch_min(parent, Ordering::Relaxed) == NO_PARENT)
@@ -71,7 +71,7 @@ impl<'a> ParentTable<'a> {
     }
 }
 
-/// Goes through all directories.
+/// Checks all directories.
 pub(super) fn check_directories<'a>(check: &Check<'_>, list: &'a [u32]) -> Result<ParentTable<'a>> {
     let parents = ParentTable::new(list);
     let in_groups = check.super_.blocks.saturating_sub(check.super_.first_data_block.into());
@@ -93,7 +93,7 @@ pub(super) fn check_directories<'a>(check: &Check<'_>, list: &'a [u32]) -> Resul
     Ok(parents)
 }
 
-/// The bytes of an inode.
+/// Reads the bytes of an inode.
 pub(super) fn read_inode_slot(check: &Check<'_>, number: u32) -> Result<SharedBytes> {
     if let Some(kept) = check.directory_inodes.get(number) {
         return Ok(SharedBytes::owned(kept));
@@ -112,7 +112,7 @@ pub(super) fn read_inode_slot(check: &Check<'_>, number: u32) -> Result<SharedBy
     Ok(bytes.slice(at..at.saturating_add(saturating_usize(super_.inode_bytes.into()))))
 }
 
-/// The blocks of a directory that were not walked for another one.
+/// Blocks of a directory, without those already walked for another directory.
 struct BlockCollector<'a, 'b> {
     check: &'a Check<'b>,
     walked: &'a AtomicBitSet,
@@ -226,7 +226,7 @@ fn check_directory(
     }
 }
 
-/// A directory that is inside its inode.
+/// Checks an inline directory.
 fn inline(
     check: &Check<'_>,
     dir: u32,
@@ -239,7 +239,7 @@ fn inline(
     let Some(value) = xattrs::inline_data(slot) else { return };
     let pointers = raw.i_block.as_bytes().first_chunk::<POINTER_BYTES>();
     let Some(data) = pointers.map(|pointers| Inline::new(pointers, value)) else { return };
-    // `.` and `..` are nowhere else.
+    // Inline directories store no `.` and `..` entries.
     let scan = DirentScan {
         check,
         dir,
@@ -277,18 +277,18 @@ fn report_holes(check: &Check<'_>, dir: u32, blocks: &[(u64, u64)]) {
     }
 }
 
-/// One block of a directory.
+/// Scan of one directory block.
 struct DirentScan<'a, 'b> {
     check: &'a Check<'b>,
     dir: u32,
     at: u64,
-    /// None if the directory is inside its inode.
+    /// `None` for an inline directory.
     block: Option<u64>,
     parents: &'a ParentTable<'a>,
     hash: Option<NameHash>,
-    /// Names ignore case.
+    /// True if names are case-insensitive.
     folds: bool,
-    /// How names are encrypted, if they are.
+    /// Encryption policy of the names, if any.
     policy: Option<&'a [u8]>,
 }
 
@@ -296,7 +296,7 @@ struct RawDirentView<'a> {
     inode: u32,
     kind: u8,
     name: &'a [u8],
-    /// Whether a NUL follows the name.
+    /// True if a NUL follows the name.
     is_nul_terminated: bool,
 }
 
@@ -349,13 +349,13 @@ impl DirentScan<'_, '_> {
         range
     }
 
-    /// What a name is compared by.
+    /// Returns the folded name for comparison.
     fn comparison_key<'n>(&self, name: &'n [u8]) -> Cow<'n, [u8]> {
         let folded = if self.folds { casefold::fold_name(name) } else { None };
         folded.map_or(Cow::Borrowed(name), Cow::Owned)
     }
 
-    /// The first two entries of a directory.
+    /// Checks the first two entries of a directory.
     fn check_dots(&self, nth: u32, entry: &RawDirentView<'_>) {
         if nth == 0 {
             if entry.name != b"." || !entry.is_nul_terminated || entry.inode != self.dir {
@@ -370,7 +370,7 @@ impl DirentScan<'_, '_> {
         }
     }
 
-    /// Whether a name can be one.
+    /// Returns true if a name is valid.
     fn check_name(&self, entry: &RawDirentView<'_>) -> bool {
         if self.policy.is_some() {
             let whole = entry.name.len() >= MIN_ENCRYPTED_NAME_BYTES;
@@ -388,7 +388,7 @@ impl DirentScan<'_, '_> {
         !wrong
     }
 
-    /// What an entry names.
+    /// Checks the inode that an entry references.
     fn check_target(&self, entry: &RawDirentView<'_>, dots: bool) {
         let super_ = &self.check.super_;
         let (inode, named) = (entry.inode, entry.name);
@@ -424,7 +424,7 @@ impl DirentScan<'_, '_> {
     }
 }
 
-/// The record at `at` and its length; `None` breaks the chain.
+/// Parses the record at `at`; returns it with its length, `None` if the chain is broken.
 fn parse_record(block: &[u8], at: usize) -> Option<(RawDirentView<'_>, usize)> {
     let rest = block.get(at..)?;
     let len = rec_len_from_disk(le16(rest, 4)?, block.len());

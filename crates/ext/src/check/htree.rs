@@ -1,4 +1,4 @@
-//! Hash trees: every block of names reached once, with hashes in its range.
+//! Htrees: every dirent block is referenced once, and its hashes are in range.
 
 use super::Check;
 use super::problem::{Problem, What};
@@ -8,7 +8,7 @@ use crate::format::features::Incompatible;
 use crate::format::hash::NameHash;
 use crate::format::{le16, le32};
 
-/// The lowest and the highest hash of a block's names.
+/// Lowest and highest hash of a block's names.
 pub(super) type HashRange = Option<(u32, u32)>;
 
 const INFO_AT: usize = 24;
@@ -17,7 +17,7 @@ const NODE_AT: usize = 8;
 const ENTRY_BYTES: usize = 8;
 const BLOCK_MASK: u32 = 0x0FFF_FFFF;
 
-/// The hash that the root in `block` asks for.
+/// Returns the hash function of the root in `block`.
 pub(super) fn hash(check: &Check<'_>, block: &[u8]) -> Option<NameHash> {
     let version = *block.get(INFO_AT..)?.get(4)?;
     NameHash::of_version(version, check.super_.hash_unsigned, check.super_.hash_seed)
@@ -27,14 +27,14 @@ struct HtreeWalk<'a, 'b> {
     check: &'a Check<'b>,
     dir: u32,
     levels: u8,
-    /// Blocks of the directory, with the hashes found in them.
+    /// Blocks of the directory, with the range of hashes in each.
     blocks: &'a [(u64, u64, HashRange)],
     visited: Vec<bool>,
-    /// Part of the tree was not walked.
+    /// True if part of the tree was not walked.
     broken: bool,
 }
 
-/// Checks the tree of `dir`, whose first block is `root`.
+/// Checks the htree of `dir`, whose first block is `root`.
 pub(super) fn check(
     check: &Check<'_>,
     dir: u32,
@@ -72,7 +72,7 @@ impl HtreeWalk<'_, '_> {
         self.check.problems.add(Problem::new(what).inode(self.dir).found(at));
     }
 
-    /// Notes that the tree leads to a block; its place, the first time.
+    /// Marks a block as referenced; returns its disk block the first time.
     fn visit_block(&mut self, at: u64) -> Option<(u64, HashRange)> {
         let place = self.blocks.binary_search_by_key(&at, |(at, ..)| *at).ok()?;
         let (_, block, range) = self.blocks.get(place)?;
@@ -80,7 +80,7 @@ impl HtreeWalk<'_, '_> {
         (!std::mem::replace(seen, true)).then_some((*block, *range))
     }
 
-    /// The entries of a root or node; as deep as the root says, three levels at most.
+    /// Checks the entries of a root or node; the depth is the root's, three levels at most.
     fn check_index(
         &mut self,
         bytes: &[u8],
@@ -91,7 +91,7 @@ impl HtreeWalk<'_, '_> {
         let entries = bytes.get(start..).unwrap_or_default();
         let limit = usize::from(le16(entries, 0).unwrap_or(0));
         let count = usize::from(le16(entries, 2).unwrap_or(0));
-        // Checksums stand behind the entries.
+        // Checksums follow the entries.
         let sums = self.check.super_.checksum_seed.is_some();
         let room = entries.len() / ENTRY_BYTES;
         if limit != room.saturating_sub(sums.into()) || count == 0 || count > limit {

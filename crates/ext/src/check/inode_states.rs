@@ -1,4 +1,4 @@
-//! A word for each inode: what it is, and how many of its links have no name yet.
+//! State of each inode in one word: type, and links minus names.
 //!
 //! ```text
 //!   | used 1 | kind 3 | links of the inode less names found, from 2^27 on, 28 bits |
@@ -14,11 +14,11 @@ const LINK_BALANCE_ZERO: u32 = 1 << 27;
 const LINK_BALANCE_MASK: u32 = (1 << 28) - 1;
 const USED: u32 = 1 << 31;
 
-/// See the head of the file.
+/// States of all inodes; see the module documentation.
 #[derive(Debug)]
 pub(super) struct InodeStates(Vec<AtomicU32>);
 
-/// What is known of an inode.
+/// State of one inode.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct InodeState(u32);
 
@@ -34,7 +34,7 @@ impl InodeStates {
         self.0.get(saturating_usize(u64::from(inode.checked_sub(1)?)))
     }
 
-    /// Says that `inode` is in use.
+    /// Marks `inode` as used.
     pub(super) fn set_used(&self, inode: u32, kind: Option<FileType>, links: u16) {
         let kind = file_type(kind) << 28;
         if let Some(word) = self.word(inode) {
@@ -45,10 +45,10 @@ impl InodeStates {
         }
     }
 
-    /// A name was found.
+    /// Counts a name.
     pub(super) fn count_name(&self, inode: u32) {
         let Some(word) = self.word(inode) else { return };
-        // The lowest balance stays where it is: no inode has so many names.
+        // The lowest balance saturates: no inode has so many names.
         let _ = word.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |note| {
             (note & LINK_BALANCE_MASK > 0).then(|| note.wrapping_sub(1))
         });
@@ -64,7 +64,7 @@ impl InodeState {
         self.0 & USED != 0
     }
 
-    /// The number that directory entries have for its kind; 0 if it has none.
+    /// Returns the file type code of directory entries; 0 for none.
     pub(super) fn file_type(self) -> u8 {
         let [.., top] = self.0.to_le_bytes();
         top >> 4 & 7
@@ -74,19 +74,19 @@ impl InodeState {
         self.is_used() && self.file_type() == 2
     }
 
-    /// Names found, for an inode of `links` links.
+    /// Returns the names found, for an inode of `links` links.
     pub(super) fn names(self, links: u16) -> u64 {
         let all = u64::from(LINK_BALANCE_ZERO).saturating_add(u64::from(links));
         all.saturating_sub(u64::from(self.0 & LINK_BALANCE_MASK))
     }
 
-    /// Whether there are as many names as links.
+    /// Returns true if names and links match.
     pub(super) fn links_match(self) -> bool {
         self.0 & LINK_BALANCE_MASK == LINK_BALANCE_ZERO
     }
 }
 
-/// What directory entries say of a kind.
+/// Returns the file type code of directory entries.
 fn file_type(kind: Option<FileType>) -> u32 {
     match kind {
         None => 0,

@@ -1,4 +1,4 @@
-//! Pass 1: every inode by itself, and the blocks it claims.
+//! Pass 1: checks every inode, and claims its blocks.
 
 use std::collections::VecDeque;
 use std::ops::ControlFlow;
@@ -23,28 +23,28 @@ use crate::map::{BlockLocation, MapVisitor};
 use crate::units::saturating_usize;
 use crate::{Error, FsBlock, InodeNumber, Result};
 
-/// Inode tables are read in requests of this many bytes: what is in the system's memory is copied
-/// in the thread that looks at it.
+/// Bytes of a read request of inode tables. Small requests let the checking thread copy cached
+/// data.
 const REQUEST_BYTES: u64 = 128 << 10;
-/// So many of them at a time.
+/// Read requests in flight.
 const REQUESTS_IN_FLIGHT: usize = 8;
 
 const ROOT: u32 = 2;
 const IMAGIC: u32 = 0x2000;
 const CASEFOLD: u32 = flags::CASEFOLD;
-/// The largest file without the `large_file` feature, in bytes.
+/// Maximum file size without the `large_file` feature, in bytes.
 const MAX_SMALL_FILE_BYTES: u64 = 0x7FFF_FFFF;
 
-/// What an inode is there for.
+/// Role of an inode.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum InodeRole {
     BadBlocks,
     Root,
-    /// Of a feature that this volume does not have: must be empty.
+    /// Inode of a feature that the volume lacks: must be empty.
     UnusedFeature,
     Resize,
     Journal,
-    /// The file of orphans, or of a quota: a file that no name leads to.
+    /// System file: the orphan file or a quota file.
     Hidden,
     Reserved,
     Ordinary,
@@ -68,21 +68,21 @@ impl InodeRole {
     }
 }
 
-/// Goes through all inode tables.
+/// Checks all inode tables.
 pub(super) fn check_inode_tables(check: &Check<'_>) -> Result<()> {
     check.run_parallel(check.groups.len(), |group| {
         visit_group(check, u32::try_from(group).unwrap_or(u32::MAX), &|number, slot| {
             check_inode(check, number, slot)
         })
     })?;
-    // Where the group says that it was never used, it was not looked at.
+    // An uninitialized group was not read.
     if !check.inode_states.get(ROOT).is_used() {
         check.problems.add(Problem::new(What::RootMissing).inode(ROOT));
     }
     Ok(())
 }
 
-/// Visits the inodes of a group, with the requests after this one made.
+/// Visits the inodes of a group; reads ahead.
 pub(super) fn visit_group(
     check: &Check<'_>,
     group: u32,
@@ -92,7 +92,7 @@ pub(super) fn visit_group(
     let Some(place) = check.groups.get(saturating_usize(group.into())) else { return Ok(()) };
     let block_bytes = u64::from(super_.block_bytes);
     let start = place.inode_table.saturating_mul(block_bytes);
-    // What was never used is not read where a checksum says so.
+    // With descriptor checksums, unused inodes are not read.
     let lazy = super_.read_only_compatible.intersects(ReadOnlyCompatible::CHECKSUMS);
     let unused = if lazy { place.unused } else { 0 };
     let there = super_.inodes_per_group.saturating_sub(unused);
@@ -137,14 +137,14 @@ pub(super) fn visit_group(
     Ok(())
 }
 
-/// Memory for a request: fresh pages cost more than the inodes in them.
+/// Returns a recycled buffer for a request: fresh pages cost more than the check of their inodes.
 fn buffer(check: &Check<'_>, len: usize) -> Block {
     let mut buffers = check.buffers.lock().unwrap_or_else(PoisonError::into_inner);
     let same = buffers.iter().position(|it| it.len() == len);
     same.map_or_else(|| Block::private(len), |nth| Block::from(buffers.swap_remove(nth)))
 }
 
-/// The inode in `slot`, if its blocks count.
+/// Returns the inode in `slot` if its blocks are claimed.
 pub(super) fn inode_with_map<'s>(
     check: &Check<'_>,
     number: u32,
@@ -165,7 +165,7 @@ pub(super) fn inode_with_map<'s>(
     counts.then_some(raw)
 }
 
-/// Whether an inode has a map of blocks, of pointers or extents.
+/// Returns true if an inode has a map of pointers or extents.
 pub(super) fn has_map(check: &Check<'_>, raw: &RawInode) -> bool {
     raw.i_flags.get() & flags::INLINE_DATA == 0
         && match kind(raw) {
@@ -179,12 +179,12 @@ pub(super) fn kind(raw: &RawInode) -> Option<FileType> {
     FileType::from_mode(raw.i_mode.get().into())
 }
 
-/// Whether a symbolic link has its target in the place of its pointers: it has no block
-/// but that of its attributes.
+/// Returns true for a fast symbolic link: the target is in the inode, and its only block may hold
+/// attributes.
 pub(super) fn is_fast(check: &Check<'_>, raw: &RawInode) -> bool {
     let flags = raw.i_flags.get();
     if check.super_.incompatible.contains(Incompatible::EA_INODE) {
-        // Values in inodes of their own are counted, too.
+        // EA inodes are counted, too.
         return size(raw) < INLINE_BYTES as u64 && flags & flags::EXTENTS == 0;
     }
     let cluster = (check.super_.block_bytes >> 9).saturating_mul(check.super_.cluster_blocks);
@@ -192,7 +192,7 @@ pub(super) fn is_fast(check: &Check<'_>, raw: &RawInode) -> bool {
     raw.i_blocks_lo.get() == attributes && flags & flags::EXTENTS == 0
 }
 
-/// The block of an inode's attributes; 0 if there is none.
+/// Returns the xattr block of an inode; 0 for none.
 pub(super) fn xattr_block(check: &Check<'_>, raw: &RawInode) -> u64 {
     let high = match check.super_.incompatible.contains(Incompatible::SIXTY_FOUR_BIT) {
         true => u64::from(raw.i_file_acl_high.get()) << 32,
@@ -208,7 +208,7 @@ pub(super) fn size(raw: &RawInode) -> u64 {
 fn check_inode(check: &Check<'_>, number: u32, slot: &[u8]) -> Result<()> {
     let Ok((raw, _)) = RawInode::ref_from_prefix(slot) else { return Ok(()) };
     let complain = |what| check.problems.add(Problem::new(what).inode(number));
-    // A slot of zeros was never used and needs no sum.
+    // A slot of zeros was never used and needs no checksum.
     if !has_valid_checksum(slot, InodeNumber(number), &check.super_)
         && slot.iter().any(|it| *it != 0)
     {
@@ -304,7 +304,7 @@ fn check_inode(check: &Check<'_>, number: u32, slot: &[u8]) -> Result<()> {
     check_contents(check, number, slot, kind, role, claim)
 }
 
-/// Flags that a reserved inode never has; those of others are looked at with their kind.
+/// Returns the flags that a reserved inode must not have; those of others depend on their type.
 fn forbidden_flags(check: &Check<'_>, role: InodeRole, number: u32, mode: u16) -> u32 {
     let extents = check.super_.incompatible.contains(Incompatible::EXTENTS);
     let mapped = if extents { 0 } else { flags::EXTENTS } | flags::INLINE_DATA;
@@ -320,7 +320,7 @@ fn forbidden_flags(check: &Check<'_>, role: InodeRole, number: u32, mode: u16) -
     }
 }
 
-/// Fields that say more than this volume's features allow.
+/// Checks for fields that need features the volume lacks.
 fn check_fields(check: &Check<'_>, number: u32, raw: &RawInode, kind: Option<FileType>) {
     let super_ = &check.super_;
     let set = raw.i_flags.get();
@@ -370,8 +370,7 @@ fn check_fields(check: &Check<'_>, number: u32, raw: &RawInode, kind: Option<Fil
     }
 }
 
-/// What a slot of more than 128 bytes holds beyond them; the clusters of values of attributes that
-/// are in inodes of their own, and how many.
+/// Checks the fields beyond 128 bytes; returns the clusters and the number of EA inodes.
 fn check_extra_fields(check: &Check<'_>, number: u32, slot: &[u8]) -> (u64, u64) {
     let old = size_of::<RawInode>();
     let Some(extra) = le16(slot, old) else { return (0, 0) };
@@ -397,11 +396,11 @@ fn check_extra_fields(check: &Check<'_>, number: u32, slot: &[u8]) -> (u64, u64)
     }
 }
 
-/// The resize inode. Its blocks are the volume's own, but for one.
+/// Checks the resize inode. All its blocks are metadata, except the double-indirect block.
 fn check_resize_inode(check: &Check<'_>, number: u32, raw: &RawInode) -> Result<()> {
     let Some(reserve) = super::layout::check_reserved_gdt(check, raw)? else {
         check.problems.add(Problem::new(What::ResizeInode).inode(number));
-        // The one block that is its own stays its own.
+        // The double-indirect block stays its own.
         let [.., list, _] = raw.i_block;
         if check.holds(list.get().into()) {
             BlockClaimer::new(check, number, true).claim_cluster(list.get().into());
@@ -421,7 +420,7 @@ fn check_resize_inode(check: &Check<'_>, number: u32, raw: &RawInode) -> Result<
     Ok(())
 }
 
-/// The blocks of an inode, and what follows from them.
+/// Claims the blocks of an inode, and checks what depends on them.
 fn check_contents(
     check: &Check<'_>,
     number: u32,
@@ -432,7 +431,7 @@ fn check_contents(
 ) -> Result<()> {
     let Ok((raw, _)) = RawInode::ref_from_prefix(slot) else { return Ok(()) };
     let attributes = xattr_block(check, raw);
-    // Where a reserved inode points to nothing, that is no damage.
+    // An invalid xattr block of a reserved inode is no damage.
     let heeded = matches!(role, InodeRole::Ordinary | InodeRole::Root) || check.holds(attributes);
     if attributes != 0 && heeded {
         xattrs::check_block_reference(check, number, attributes, &mut claim)?;
@@ -454,7 +453,7 @@ fn check_contents(
     Ok(())
 }
 
-/// The size of what is inside its inode.
+/// Checks the size of inline contents.
 fn inline(check: &Check<'_>, number: u32, slot: &[u8], kind: Option<FileType>) {
     let Ok((raw, _)) = RawInode::ref_from_prefix(slot) else { return };
     let Some(value) = xattrs::inline_data(slot) else {
@@ -473,7 +472,7 @@ fn inline(check: &Check<'_>, number: u32, slot: &[u8], kind: Option<FileType>) {
     }
 }
 
-/// Whether what looks like a tree of extents is said to be one.
+/// Reports an inode that looks like an extent tree without the flag.
 fn check_extent_flag(check: &Check<'_>, number: u32, raw: &RawInode, kind: Option<FileType>) {
     let mapped = flags::EXTENTS | flags::INLINE_DATA;
     let may_have = matches!(kind, Some(FileType::File | FileType::Directory))
@@ -492,7 +491,7 @@ fn check_block_count(
     claim: &BlockClaimer<'_, '_>,
 ) {
     check_extent_flag(check, number, raw, kind);
-    // What is unknown below a pointer that leads nowhere cannot be counted.
+    // Blocks below an invalid pointer cannot be counted.
     if claim.bad_pointers > 0 || claim.skipped || kind.is_none() && raw.i_mode.get() != 0 {
         return;
     }
@@ -513,7 +512,7 @@ fn check_block_count(
     }
 }
 
-/// The size, against the last block that is there.
+/// Checks the size against the last mapped block.
 fn check_size(
     check: &Check<'_>,
     number: u32,
@@ -543,7 +542,7 @@ fn check_size(
         }
         Some(FileType::File) => {
             let extents = raw.i_flags.get() & flags::EXTENTS != 0;
-            // Blocks may be kept behind the end if they were never written.
+            // Unwritten blocks may be preallocated beyond the end.
             let last = if extents { claim.last_written } else { claim.last };
             let least = last.map_or(0, |last| last.saturating_mul(block_bytes));
             let verity = raw.i_flags.get() & flags::VERITY != 0;
@@ -569,7 +568,7 @@ fn check_size(
     Ok(())
 }
 
-/// The longest that a file may be.
+/// Returns the maximum file size.
 fn max_file_bytes(check: &Check<'_>, raw: &RawInode) -> u64 {
     let block_bytes = u64::from(check.super_.block_bytes);
     match raw.i_flags.get() & flags::EXTENTS != 0 {
@@ -578,7 +577,7 @@ fn max_file_bytes(check: &Check<'_>, raw: &RawInode) -> u64 {
     }
 }
 
-/// Whether a target is as long as its link says.
+/// Returns true if a symbolic link's target has the stored length.
 fn is_symlink(check: &Check<'_>, raw: &RawInode, claim: &BlockClaimer<'_, '_>) -> Result<bool> {
     let encrypted = raw.i_flags.get() & flags::ENCRYPT != 0;
     let len = |bytes: &[u8]| bytes.iter().take_while(|byte| **byte != 0).count() as u64;
@@ -596,7 +595,7 @@ fn is_symlink(check: &Check<'_>, raw: &RawInode, claim: &BlockClaimer<'_, '_>) -
     Ok(size > 0 && size < bytes.len() as u64 && (encrypted || len(&bytes) == size))
 }
 
-/// Whether the journal's inode leads to a journal that is empty.
+/// Checks that the journal's inode holds an empty journal.
 fn check_journal_inode(check: &Check<'_>, number: u32, raw: &RawInode) -> Result<()> {
     struct First(Option<u64>);
     impl MapVisitor for First {
@@ -625,7 +624,7 @@ fn check_journal_inode(check: &Check<'_>, number: u32, raw: &RawInode) -> Result
             }
             match raw.and_then(|raw| raw.check(check.super_.block_bytes, have)) {
                 Ok(_) => true,
-                // What is in the log does not count then, and so does where it begins.
+                // The contents of the log are irrelevant then, and so is its start.
                 Err(error) => error == RawJournalSuperblock::WRONG_START,
             }
         }

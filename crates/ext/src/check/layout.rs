@@ -1,6 +1,6 @@
-//! Pass 0: the superblock's fields, and where each group keeps its structures.
+//! Pass 0: the superblock's fields, and the locations of each group's structures.
 //!
-//! What comes later counts on this pass: where it finds damage, the check ends.
+//! Later passes rely on this one: if it finds damage, the check ends.
 
 use super::Check;
 use super::bit_set::AtomicBitSet;
@@ -15,10 +15,10 @@ use crate::format::superblock::{RawSuperblock, Superblock};
 use crate::units::saturating_usize;
 use crate::{FsBlock, GroupNumber, Result};
 
-/// The inode whose map holds the blocks kept for more descriptors.
+/// The resize inode, which owns the reserved GDT blocks.
 const RESIZE_INODE: u32 = 7;
 
-/// What a group's descriptor says.
+/// Contents of a group descriptor.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct GroupLayout {
     pub(super) descriptor: GroupDescriptor,
@@ -28,15 +28,15 @@ pub(super) struct GroupLayout {
     pub(super) free_blocks: u32,
     pub(super) free_inodes: u32,
     pub(super) directories: u32,
-    /// Inodes at the end of the table that were never used, if the descriptor is right.
+    /// Unused inodes at the end of the table, if the descriptor is valid.
     pub(super) unused: u32,
-    /// Its block bitmap was never written: the group's own blocks are in use, no others.
+    /// True if the block bitmap is uninitialized: only metadata is in use.
     pub(super) blocks_unwritten: bool,
-    /// Its inode bitmap was never written: no inode is in use.
+    /// True if the inode bitmap is uninitialized: no inode is in use.
     pub(super) inodes_unwritten: bool,
 }
 
-/// Checks the fields that [`RawSuperblock::check`] leaves alone.
+/// Checks the fields that [`RawSuperblock::check`] ignores.
 pub(super) fn check_superblock(
     raw: &RawSuperblock,
     super_: &Superblock,
@@ -116,7 +116,7 @@ fn check_feature_conflicts(raw: &RawSuperblock, super_: &Superblock, log: &Probl
     }
     let journal = raw.s_journal_inum.get();
     if super_.compatible.contains(Compatible::HAS_JOURNAL) {
-        // The identity is that of a journal on another disk.
+        // The UUID is that of an external journal.
         if journal != 8 || raw.s_journal_uuid != [0; 16] {
             log.add(Problem::new(What::JournalInode).found(journal).expected(8u64));
         }
@@ -125,8 +125,8 @@ fn check_feature_conflicts(raw: &RawSuperblock, super_: &Superblock, log: &Probl
     }
 }
 
-/// Reads all descriptors and marks what the groups take for themselves; those whose checksums
-/// are wrong.
+/// Reads all descriptors and marks the metadata of the groups; returns the layouts, and the groups
+/// with wrong checksums.
 pub(super) fn groups(check: &Check<'_>) -> Result<(Vec<GroupLayout>, Vec<u32>)> {
     let (mut places, mut unsealed) = (Vec::new(), Vec::new());
     for group in 0..check.super_.groups {
@@ -146,7 +146,7 @@ pub(super) fn groups(check: &Check<'_>) -> Result<(Vec<GroupLayout>, Vec<u32>)> 
     Ok((places, unsealed))
 }
 
-/// The descriptor of a group, and whether its checksum is right.
+/// Reads the descriptor of a group; returns true with it if its checksum is valid.
 fn read_descriptor(check: &Check<'_>, group: u32) -> Result<(GroupLayout, bool)> {
     let super_ = &check.super_;
     let (block, slot) = super_.descriptor_location(GroupNumber(group));
@@ -156,7 +156,7 @@ fn read_descriptor(check: &Check<'_>, group: u32) -> Result<(GroupLayout, bool)>
     let lazy = super_.read_only_compatible.intersects(ReadOnlyCompatible::CHECKSUMS);
     let unused = match said.unused_inodes {
         _ if said.flags & flags::INODE_UNINIT != 0 => super_.inodes_per_group,
-        // Without checksums a number is not heeded that makes no sense.
+        // Without checksums an invalid count is ignored.
         unused if unused > super_.inodes_per_group && !lazy => 0,
         unused => unused.min(super_.inodes_per_group),
     };
@@ -183,7 +183,7 @@ fn read_descriptor(check: &Check<'_>, group: u32) -> Result<(GroupLayout, bool)>
     Ok((place, is_sealed))
 }
 
-/// The block by which hosts see that the volume is in use.
+/// Checks the MMP block.
 fn check_mmp_block(check: &Check<'_>, block: u64) -> Result<()> {
     let complain = || check.problems.add(Problem::new(What::MmpBlock).block(block));
     if !check.holds(block) || mark_metadata(check, block) {
@@ -204,11 +204,11 @@ fn mark_metadata(check: &Check<'_>, block: u64) -> bool {
     check.metadata.insert(check.block_index(block))
 }
 
-/// Superblocks and descriptors, the copies included.
+/// Returns the blocks of superblock and descriptors, or their copies, in a group.
 fn super_and_descriptors(super_: &Superblock, group: u32) -> std::ops::Range<u64> {
     let start = super_.group_start(GroupNumber(group)).0;
     let copy = super_.has_superblock(GroupNumber(group));
-    // With clusters of small blocks group 0 begins before the superblock.
+    // With clusters of small blocks, group 0 begins before the superblock.
     let first = if group == 0 { super_.location().0.0.max(start) } else { start };
     let end = start.saturating_add(u64::from(super_.blocks_per_group)).min(super_.blocks);
     let count = descriptor_blocks_in(super_, group, copy).saturating_add(copy.into());
@@ -221,7 +221,7 @@ fn mark_super_and_descriptors(check: &Check<'_>, group: u32) {
     });
 }
 
-/// What is in use in the groups whose block bitmaps were never written: their own structures.
+/// Returns the metadata clusters of groups with uninitialized block bitmaps.
 pub(super) fn unwritten(check: &Check<'_>) -> AtomicBitSet {
     let places = || (0u32..).zip(&check.groups).filter(|(_, place)| place.blocks_unwritten);
     if places().next().is_none() {
@@ -240,7 +240,7 @@ pub(super) fn unwritten(check: &Check<'_>) -> AtomicBitSet {
     bits
 }
 
-/// Descriptor blocks, with their reserve, that `group` holds.
+/// Returns the descriptor blocks and reserved GDT blocks in `group`.
 fn descriptor_blocks_in(super_: &Superblock, group: u32, copy: bool) -> u64 {
     let all = super_.descriptor_blocks();
     if !super_.incompatible.contains(Incompatible::META_BG) {
@@ -256,7 +256,7 @@ fn descriptor_blocks_in(super_: &Superblock, group: u32, copy: bool) -> u64 {
     u64::from(nth < 2 || nth.saturating_add(1) == per_block)
 }
 
-/// Bitmaps and inode table, which must be where they may be and alone there.
+/// Marks bitmaps and inode table, which must be in range and not overlap.
 fn mark_tables(check: &Check<'_>, group: u32, place: &GroupLayout) {
     let super_ = &check.super_;
     let table_blocks = u64::from(super_.inode_table_blocks());
@@ -285,14 +285,14 @@ fn mark_tables(check: &Check<'_>, group: u32, place: &GroupLayout) {
     }
 }
 
-/// Clusters of a group.
+/// Returns the clusters of a group.
 pub(super) fn clusters_in(super_: &Superblock, group: u32) -> u64 {
     let start = super_.group_start(GroupNumber(group)).0;
     let blocks = super_.blocks.saturating_sub(start).min(u64::from(super_.blocks_per_group));
     blocks.div_ceil(u64::from(super_.cluster_blocks.max(1)))
 }
 
-/// Members of `bits` in `start..end`.
+/// Counts the members of `bits` in `start..end`.
 pub(super) fn count(bits: &AtomicBitSet, start: u64, end: u64) -> u64 {
     let mut sum = 0u64;
     let mut at = start;
@@ -304,24 +304,23 @@ pub(super) fn count(bits: &AtomicBitSet, start: u64, end: u64) -> u64 {
     sum
 }
 
-/// The lowest `count` bits of `word`.
+/// Returns the lowest `count` bits of `word`.
 pub(super) fn low_bits(word: u64, count: u64) -> u64 {
     if count >= 64 { word } else { word & (1u64 << count).wrapping_sub(1) }
 }
 
-/// What a resize inode leads to.
+/// Blocks of a resize inode.
 pub(super) struct ReservedGdt {
-    /// The double indirect block, the one that is not among the group's own.
+    /// The double-indirect block, the only one that is no group metadata.
     pub(super) dind_block: u64,
-    /// Blocks, that one included.
+    /// Number of blocks, including the double-indirect block.
     pub(super) count: u64,
-    /// The last block of the file.
+    /// Last block of the file.
     pub(super) last: u64,
 }
 
-/// Checks that the resize inode leads to every reserved descriptor block, through it to
-/// the copies, and nowhere else: the block for `n` descriptor blocks is entry `n` of the
-/// double indirect block, and is itself the list of its copies.
+/// Checks that the resize inode maps exactly the reserved descriptor blocks and their copies. Entry
+/// `n` of the double-indirect block points to descriptor block `n`, which lists its copies.
 pub(super) fn check_reserved_gdt(check: &Check<'_>, raw: &RawInode) -> Result<Option<ReservedGdt>> {
     let super_ = &check.super_;
     let pointers = raw.i_block.map(|it| it.get());

@@ -1,4 +1,4 @@
-//! Blocks that two files claim, and which files those are.
+//! Pass 1B: blocks that several files claim, and those files.
 
 use std::collections::HashMap;
 use std::ops::ControlFlow;
@@ -12,7 +12,7 @@ use super::problem::{Problem, What};
 use crate::map::{BlockLocation, MapNode, MapVisitor};
 use crate::{FsBlock, Result};
 
-/// Finds every inode that claims one of the blocks that were claimed twice.
+/// Search for the inodes that claim a multiply claimed block.
 struct ClaimantFinder<'a, 'b> {
     check: &'a Check<'b>,
     inode: u32,
@@ -21,7 +21,7 @@ struct ClaimantFinder<'a, 'b> {
 }
 
 impl ClaimantFinder<'_, '_> {
-    /// Whether to look on.
+    /// Reports the inode if the block is shared; returns true if the walk may continue.
     fn report_if_shared(&self, block: u64) -> bool {
         if !self.check.multiply_claimed.contains(self.check.cluster_index(block)) {
             return true;
@@ -31,8 +31,7 @@ impl ClaimantFinder<'_, '_> {
         }
         let complaint = Problem::new(What::ClaimedTwice).block(block);
         let mut first = self.first_claims.lock().unwrap_or_else(PoisonError::into_inner);
-        // Claims of one file are told once; a file that claims a block of its own again
-        // is told with the first.
+        // Repeated claims of one file are reported once, with its first claim.
         match first.insert(block, self.inode) {
             Some(before) if before == self.inode => {}
             _ => self.check.problems.add(complaint.inode(self.inode)),
@@ -58,7 +57,7 @@ impl MapVisitor for ClaimantFinder<'_, '_> {
     }
 }
 
-/// Says of every block that is claimed twice which inodes claim it.
+/// Reports every inode that claims a multiply claimed block.
 pub(super) fn report_multiply_claimed(check: &Check<'_>) -> Result<()> {
     if check.multiply_claimed.is_empty() {
         return Ok(());

@@ -1,6 +1,6 @@
-//! The list of inodes that were deleted, or cut short, while in use.
+//! Orphans: inodes deleted or truncated while in use.
 //!
-//! The superblock names the first; each one's deletion time is the number of the next. With
+//! The superblock holds the first; each one's deletion time is the number of the next. With
 //! `orphan_file` they are in the blocks of a file instead:
 //!
 //! ```text
@@ -23,16 +23,16 @@ use crate::format::le32;
 use crate::map::{BlockLocation, MapVisitor};
 use crate::{FileId, FsBlock, InodeNumber, Result};
 
-/// What each block of the file of orphans ends with.
+/// Tail of each block of the orphan file.
 const TAIL_BYTES: usize = 8;
 const TAIL_MAGIC: u32 = 0x0B10_CA04;
 
-/// The inodes on the list, as far as it makes sense.
+/// Reads the inodes on the orphan list, up to the first invalid one.
 pub(super) fn read_orphan_list(check: &Check<'_>) -> Result<HashSet<u32>> {
     let mut listed = HashSet::new();
     let mut next = check.raw.s_last_orphan.get();
     let ordinary = check.super_.first_inode.0..=check.super_.inodes;
-    // An inode is there once, so the list ends.
+    // Each inode is listed once, so the loop ends.
     while ordinary.contains(&next) && listed.insert(next) {
         let slot = entries::read_inode_slot(check, next)?;
         let Ok((raw, _)) = RawInode::ref_from_prefix(&slot) else { break };
@@ -41,10 +41,10 @@ pub(super) fn read_orphan_list(check: &Check<'_>) -> Result<HashSet<u32>> {
     Ok(listed)
 }
 
-/// The file of orphans.
+/// Blocks of the orphan file.
 struct OrphanFileBlocks {
     found: Vec<(u64, u64)>,
-    /// No file has more.
+    /// Limit of the blocks.
     max_blocks: u64,
 }
 
@@ -60,8 +60,8 @@ impl MapVisitor for OrphanFileBlocks {
     }
 }
 
-/// Looks at the file of orphans: all its blocks are there and sealed, and nothing is in them
-/// unless the volume says so; the inodes that it names.
+/// Checks the orphan file: all blocks are mapped with valid checksums, and empty unless the feature
+/// `orphan_present` is set. Returns the inodes listed.
 pub(super) fn check_orphan_file(check: &Check<'_>) -> Result<Vec<u32>> {
     let mut named = Vec::new();
     let Some(InodeNumber(number)) = check.super_.orphan_file else { return Ok(named) };

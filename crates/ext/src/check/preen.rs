@@ -1,22 +1,22 @@
-//! Which complaints `e2fsck -p` mends without asking: what a power cut may leave.
+//! Problems that `e2fsck -p` repairs without asking: those that a power loss may cause.
 //!
-//! Found out by planting each and watching it; see the tests of complaints. Where the
-//! answer depends on more than a complaint tells, it counts as a question.
+//! Found by planting each problem and watching e2fsck; see the tests of complaints. If the answer
+//! depends on more than a [`Problem`] holds, it counts as a question.
 
 use super::{Problem, What};
 
 impl What {
-    /// Whether `e2fsck -p` mends this without a question, and without losing a file that
-    /// had a name: its status is 0 or 1 if all complaints of a volume are such.
+    /// Returns true if `e2fsck -p` repairs this without asking, and without losing a file that had
+    /// a name. Its status is 0 or 1 if all problems of a volume are such.
     const fn is_preen_ok(self) -> bool {
         match self {
-            // The inode was never there or is gone, and so are its names.
+            // The inode is unused or deleted, and its names are removed.
             Self::DeletedWithoutTime
             | Self::OnOrphanList
             | Self::UsedWithDeletionTime
             | Self::EntryUnused
             | Self::UnattachedEmpty => true,
-            // Counted again.
+            // Recounted.
             Self::LinkCount
             | Self::Size
             | Self::SpecialSize
@@ -32,7 +32,7 @@ impl What {
             | Self::GroupDirectories
             | Self::FreeBlocks
             | Self::FreeInodes => true,
-            // Set right.
+            // Corrected.
             Self::JournalWithoutFeature
             | Self::JournalInode
             | Self::GroupUninitialised
@@ -40,7 +40,7 @@ impl What {
             | Self::HighHalf
             | Self::ExtraSize
             | Self::LargeFileFeature => true,
-            // The directory goes on without its index.
+            // The directory becomes linear.
             Self::TreeRoot => true,
             _ => false,
         }
@@ -48,7 +48,7 @@ impl What {
 }
 
 impl Problem {
-    /// Whether `e2fsck -p` mends this without a question.
+    /// Returns true if `e2fsck -p` repairs this without asking.
     pub fn is_preen_ok(&self) -> bool {
         let count = self.what == What::HighHalf && self.name.as_deref() == Some(b"i_blocks_hi");
         self.what.is_preen_ok() && !count

@@ -1,13 +1,12 @@
-//! What is asked of the disk before it is looked at, so that it is on its way together: else each
-//! of thousands of scattered blocks is waited for alone.
+//! Prefetch of scattered metadata, so that the checker does not wait for single blocks.
 //!
 //! ```text
 //!   a stretch of an inode table ──▶ nodes of maps, attributes      while its inodes are looked at
 //!   some directories            ──▶ their blocks                   while those before are
 //!   some groups                 ──▶ their bitmaps                  while those before are
 //! ```
-//! Law: nothing is decided here. What is asked for without need costs a read, what is not asked for
-//! is read when it is looked at. How much is under way at once is the store's to bound.
+//! Law: nothing is decided here. A needless prefetch costs a read; a missing one is read on demand.
+//! The store limits the reads in flight.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
@@ -19,24 +18,24 @@ use crate::format::extent::{ExtentNode, ROOT_ENTRIES};
 use crate::format::inode::{RawInode, flags};
 use crate::units::saturating_usize;
 
-/// Inodes whose maps are asked for together.
+/// Inodes whose maps are prefetched together.
 pub(super) const INODES_PER_BATCH: usize = 512;
-/// Directories that are asked for together.
+/// Directories prefetched together.
 pub(super) const DIRECTORIES_PER_BATCH: usize = 16;
-/// How many times as many are under way.
+/// Batches in flight.
 pub(super) const BATCHES_IN_FLIGHT: usize = 4;
-/// Groups whose bitmaps are asked for together.
+/// Groups whose bitmaps are prefetched together.
 const GROUPS_PER_BATCH: usize = 64;
-/// Blocks of a directory that are asked for with others; those of a larger one as it is looked at.
+/// Limit of blocks of a directory prefetched with others; larger ones are read ahead later.
 const MAX_PREFETCHED_DIR_BLOCKS: u64 = 32;
-/// So many at a time then, and twice as many under way.
+/// Blocks of one batch of a large directory; two batches are in flight.
 pub(super) const BLOCKS_PER_BATCH: usize = 64;
-/// Bytes of blocks that are under way at once.
+/// Limit of bytes in flight.
 pub(super) const MAX_IN_FLIGHT_BYTES: usize = 4 << 20;
-/// Bytes of inodes that are kept from the first pass for the second.
+/// Limit of inode bytes kept from the first pass for the second.
 const MAX_CACHED_INODE_BYTES: usize = 16 << 20;
 
-/// Inodes of directories, as their tables had them; as many as there is room for.
+/// Cache of directory inodes; bounded.
 #[derive(Default)]
 pub(super) struct DirectoryInodeCache(Mutex<CachedSlots>);
 
@@ -60,8 +59,7 @@ impl DirectoryInodeCache {
     }
 }
 
-/// Asks for what the inodes in `slots` are looked at with: the first nodes of their maps, and
-/// their attributes.
+/// Prefetches what checking the inodes in `slots` needs: the first map nodes, and attributes.
 pub(super) fn prefetch_maps(check: &Check<'_>, slots: &[u8]) {
     let mut blocks = vec![];
     for slot in slots.chunks_exact(saturating_usize(check.super_.inode_bytes.into())) {
@@ -88,7 +86,7 @@ pub(super) fn prefetch_maps(check: &Check<'_>, slots: &[u8]) {
     prefetch(check, blocks);
 }
 
-/// Asks for the blocks of directories.
+/// Prefetches the blocks of directories.
 pub(super) fn prefetch_directories(check: &Check<'_>, list: &[u32]) {
     let mut blocks = vec![];
     for dir in list {
@@ -116,7 +114,7 @@ pub(super) fn prefetch_directories(check: &Check<'_>, list: &[u32]) {
     prefetch(check, blocks);
 }
 
-/// Asks for bitmaps, of some groups at a time: this is called with each.
+/// Prefetches bitmaps for a batch of groups; called for each group.
 pub(super) fn prefetch_bitmaps(check: &Check<'_>, group: usize) {
     if group.is_multiple_of(GROUPS_PER_BATCH) {
         let places = check.groups.get(group..).unwrap_or_default().iter().take(GROUPS_PER_BATCH);
@@ -128,7 +126,7 @@ pub(super) fn prefetch_bitmaps(check: &Check<'_>, group: usize) {
     }
 }
 
-/// The root of a tree of extents; `None` where there are pointers.
+/// Returns the root of an extent tree; `None` for indirect maps.
 fn root(raw: &RawInode) -> Option<ExtentNode<'_>> {
     let has_extents = raw.i_flags.get() & flags::EXTENTS != 0;
     has_extents.then(|| ExtentNode::check(raw.i_block.as_bytes(), None).ok()).flatten()

@@ -1,14 +1,14 @@
-//! What is wrong and where, and a list of it that cannot grow without limit.
+//! Problems found by a check, and a bounded log of them.
 
 use std::fmt;
 use std::sync::{Mutex, PoisonError};
 
 use crate::{FsBlock, GroupNumber, InodeNumber};
 
-/// How much a complaint weighs.
+/// Severity of a problem.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum Severity {
-    /// A counter that the next mount or check sets right, with no bearing on files.
+    /// A counter that the next mount or check corrects, without effect on files.
     Notice,
     /// The volume is damaged.
     Damage,
@@ -16,32 +16,32 @@ pub enum Severity {
 
 macro_rules! whats {
     ($($pass:literal: $($severity:ident $what:ident $code:literal $text:literal;)*)*) => {
-        /// What is wrong.
+        /// Kind of a problem.
         #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
         pub enum What {
             $($(#[doc = $text] $what,)*)*
         }
 
         impl What {
-            /// All of them, in the order in which they are found.
+            /// All kinds, in the order in which a check finds them.
             pub const ALL: &[Self] = &[$($(Self::$what,)*)*];
 
-            /// A short name that does not change.
+            /// Returns a short, stable name.
             pub const fn code(self) -> &'static str {
                 match self { $($(Self::$what => $code,)*)* }
             }
 
-            /// A sentence without its place.
+            /// Returns the description without a location.
             pub const fn text(self) -> &'static str {
                 match self { $($(Self::$what => $text,)*)* }
             }
 
-            /// The pass that finds it, as `e2fsck` counts them.
+            /// Returns the pass that finds it, numbered as in `e2fsck`.
             pub const fn pass(self) -> u8 {
                 match self { $($(Self::$what => $pass,)*)* }
             }
 
-            /// How much it weighs.
+            /// Returns the severity.
             pub const fn severity(self) -> Severity {
                 match self { $($(Self::$what => Severity::$severity,)*)* }
             }
@@ -155,27 +155,27 @@ whats! {
     Notice FreeInodes "free-inodes" "the superblock counts free inodes wrong";
 }
 
-/// One thing that is wrong. What does not apply is `None`.
+/// One problem. Fields that do not apply are `None`.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Problem {
-    /// What is wrong.
+    /// Kind of the problem.
     pub what: What,
-    /// The group it is in.
+    /// Affected group.
     pub group: Option<GroupNumber>,
-    /// The inode it is about.
+    /// Affected inode.
     pub inode: Option<InodeNumber>,
-    /// The block it is in, or about; with a count, the first of them.
+    /// Affected or containing block; with a count, the first one.
     pub block: Option<FsBlock>,
-    /// The name it is about, or the field.
+    /// Affected name, or superblock field.
     pub name: Option<Vec<u8>>,
-    /// What is there.
+    /// Value found.
     pub found: Option<u64>,
-    /// What should be there.
+    /// Value expected.
     pub expected: Option<u64>,
 }
 
 impl Problem {
-    /// A complaint without a place.
+    /// Creates a problem without a location.
     pub(super) const fn new(what: What) -> Self {
         Self {
             what,
@@ -251,7 +251,7 @@ impl fmt::Display for Problem {
     }
 }
 
-/// Collects complaints of several threads.
+/// Bounded log of problems, shared by threads.
 #[derive(Debug)]
 pub(super) struct ProblemLog {
     max_problems: usize,
@@ -280,7 +280,7 @@ impl ProblemLog {
         }
     }
 
-    /// Whether damage was found so far.
+    /// Returns true if damage was found so far.
     pub(super) fn is_damaged(&self) -> bool {
         self.kept.lock().unwrap_or_else(PoisonError::into_inner).damaged
     }

@@ -1,11 +1,11 @@
-//! Quotas: what users, groups and projects use, and what the files of the quotas say.
+//! Quotas: compares the usage of users, groups and projects with the quota files.
 //!
 //! ```text
 //!   file     | head | root | blocks of 1 KiB ..        i_blocks and the file's own tree are pass 1
 //!   tree     root ─▶ node ─▶ node ─▶ node ─▶ leaf      by the bytes of the number, highest first
 //!   leaf     | head | entry of 72 bytes ..
 //! ```
-//! Law: a block of the file is visited once, whatever leads to it.
+//! Law: a block of the file is visited once, however many references it has.
 
 use std::collections::{BTreeMap, HashSet};
 use std::ops::ControlFlow;
@@ -24,10 +24,10 @@ use crate::map::{BlockLocation, MapVisitor};
 use crate::units::saturating_usize;
 use crate::{FsBlock, Result};
 
-/// Bytes and inodes, by number.
+/// Bytes and inodes, by id.
 pub(super) type UsageById = BTreeMap<u32, (u64, u64)>;
 
-/// What the files of users, groups and projects begin with.
+/// Magic numbers of the user, group and project files.
 const MAGICS: [u32; 3] = [0xD9C0_1F11, 0xD9C0_1927, 0xD9C0_3F14];
 const VERSION: u32 = 1;
 const BLOCK_BYTES: u64 = 1024;
@@ -40,7 +40,7 @@ const INODES_AT: usize = 24;
 const BYTES_AT: usize = 48;
 const PROJECT_AT: usize = 0x9C;
 
-/// Counts an inode, with `more` inodes of values of its attributes, in `clusters`.
+/// Counts an inode of `clusters`, with `more` EA inodes.
 pub(super) fn count_inode(check: &Check<'_>, slot: &[u8], clusters: u64, more: u64) {
     if !check.super_.read_only_compatible.contains(ReadOnlyCompatible::QUOTA) {
         return;
@@ -64,7 +64,7 @@ pub(super) fn count_inode(check: &Check<'_>, slot: &[u8], clusters: u64, more: u
     }
 }
 
-/// Compares what was counted with what the files say.
+/// Compares the counted usage with the quota files.
 pub(super) fn compare_usage(check: &Check<'_>) -> Result<()> {
     if !check.super_.read_only_compatible.contains(ReadOnlyCompatible::QUOTA) {
         return Ok(());
@@ -100,10 +100,10 @@ pub(super) fn compare_usage(check: &Check<'_>) -> Result<()> {
     Ok(())
 }
 
-/// The file of a quota.
+/// A quota file.
 struct QuotaFile<'a, 'b> {
     check: &'a Check<'b>,
-    /// Its blocks on the device, by their place in the file.
+    /// Blocks on the device, by file block.
     blocks: BTreeMap<u64, u64>,
     visited: HashSet<u32>,
     found: UsageById,
@@ -137,7 +137,7 @@ impl<'a, 'b> QuotaFile<'a, 'b> {
         Ok(file)
     }
 
-    /// A block of the quota, which may be a part of one of the volume.
+    /// Reads a quota block, which may be part of a volume block.
     fn block(&self, nth: u32) -> Result<Option<crate::SharedBytes>> {
         let block_bytes = u64::from(self.check.super_.block_bytes);
         let start = u64::from(nth).saturating_mul(BLOCK_BYTES);
@@ -159,7 +159,7 @@ impl<'a, 'b> QuotaFile<'a, 'b> {
         Ok(self.is_valid.then_some(self.found))
     }
 
-    /// As deep as the tree is.
+    /// Visits a node; recursion is bounded by the depth of the tree.
     fn node(&mut self, nth: u32, level: u32) -> Result<()> {
         if level == LEVELS {
             if self.visited.insert(nth) {

@@ -1,4 +1,4 @@
-//! Extended attributes, inside inodes and in blocks that several inodes may share.
+//! Extended attributes, in inodes and in shared xattr blocks.
 
 use std::sync::PoisonError;
 
@@ -16,43 +16,43 @@ use crate::format::{le16, le32, xattr};
 use crate::units::saturating_usize;
 use crate::{FsBlock, Result};
 
-/// What a list of attributes starts with.
+/// Magic number of an attribute list.
 pub(super) const MAGIC: u32 = 0xEA02_0000;
 const HEAD_BYTES: usize = 32;
 const ENTRY_BYTES: usize = 16;
 
-/// Where a list is kept.
+/// Location of an attribute list.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum XattrLocation {
     Block,
     Inode,
 }
 
-/// What is known of a block of attributes.
+/// References to an xattr block.
 #[derive(Clone, Copy, Default, Debug)]
 pub(super) struct XattrBlockRefs {
     /// Inodes that refer to it.
     count: u32,
-    /// Clusters of the values that it has in inodes of their own: each user counts them as its.
+    /// Clusters of its EA inodes; each owner includes them in its `i_blocks`.
     ea_inode_clusters: u64,
-    /// How many values those are.
+    /// Number of its EA inodes.
     values: u64,
 }
 
-/// An attribute with its value in an inode of its own.
+/// An attribute with an EA inode.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct EaInodeUse {
-    /// The inode that has the attribute.
+    /// Inode with the attribute.
     owner: u32,
     inode: u32,
     len: u32,
-    /// What it hashes to, but for the value, with the characters of its name as unsigned and as
-    /// signed; 0 if there is no hash.
+    /// Stored entry hash; 0 for none. `names` are the hashes of the name, with its characters as
+    /// unsigned and as signed.
     hash: u32,
     names: [u32; 2],
 }
 
-/// A reference to a block of attributes; the first one claims the block and looks at it.
+/// Counts a reference to an xattr block; the first one claims and checks the block.
 pub(super) fn check_block_reference(
     check: &Check<'_>,
     inode: u32,
@@ -66,7 +66,7 @@ pub(super) fn check_block_reference(
     let feature = crate::format::features::Compatible::EXT_ATTR;
     if !check.super_.compatible.contains(feature) || !check.holds(block) {
         complain();
-        // What is not a block of attributes is no block of the file either.
+        // An invalid xattr block is no block of the file.
         claim.skipped = true;
         return Ok(());
     }
@@ -100,7 +100,7 @@ pub(super) fn check_block_reference(
     Ok(())
 }
 
-/// Remembers values in inodes of their own; their clusters, and how many they are.
+/// Records EA inodes; returns their clusters and number.
 pub(super) fn record_values(check: &Check<'_>, values: Vec<EaInodeUse>) -> (u64, u64) {
     let ratio = u64::from(check.super_.cluster_blocks);
     let cluster = u64::from(check.super_.block_bytes).saturating_mul(ratio).max(1);
@@ -113,7 +113,7 @@ pub(super) fn record_values(check: &Check<'_>, values: Vec<EaInodeUse>) -> (u64,
     (sum, count)
 }
 
-/// Complains of an inode that is encrypted and does not say how; what others say does not count.
+/// Reports an encrypted inode without an encryption context; drops one of an unencrypted inode.
 pub(super) fn check_encryption_context(check: &Check<'_>, inode: u32, encrypted: bool) {
     if !check.super_.incompatible.contains(Incompatible::ENCRYPT) {
         return;
@@ -126,8 +126,8 @@ pub(super) fn check_encryption_context(check: &Check<'_>, inode: u32, encrypted:
     }
 }
 
-/// What of the context of an encrypted inode its directory has, too: all but the last 16 bytes,
-/// which are its own.
+/// Returns the part of an encryption context that the directory shares: all but the last 16 bytes,
+/// the nonce.
 fn encryption_policy(context: &[u8]) -> Option<&[u8]> {
     match (context.first(), context.len()) {
         (Some(1), 28) | (Some(2), 40) => context.get(..context.len().checked_sub(16)?),
@@ -135,7 +135,7 @@ fn encryption_policy(context: &[u8]) -> Option<&[u8]> {
     }
 }
 
-/// Compares the number of references with what each block says of it.
+/// Compares the number of references with the count in each block.
 pub(super) fn check_references(check: &Check<'_>) -> Result<()> {
     let blocks = check.xattr_blocks.lock().unwrap_or_else(PoisonError::into_inner);
     let mut all: Vec<(u64, u32)> =
@@ -155,8 +155,8 @@ pub(super) fn check_references(check: &Check<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Looks at the inodes that hold values: each is there, says what it is and how often it is used,
-/// and fits the attributes that refer to it.
+/// Checks the EA inodes: each exists, has the flag and the right reference count, and matches the
+/// attributes that refer to it.
 pub(super) fn check_ea_inodes(check: &Check<'_>) -> Result<()> {
     let mut all = std::mem::take(&mut *check.values.lock().unwrap_or_else(PoisonError::into_inner));
     all.sort_unstable_by_key(|value| (value.inode, value.owner));
@@ -194,8 +194,8 @@ pub(super) fn check_ea_inodes(check: &Check<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Looks whether the entries from `start` on, and the values they have in `bytes`, are whole,
-/// clear from each other, and have the hashes they should; the values that are elsewhere.
+/// Checks the entries from `start` on and their values in `bytes`: intact, without overlap, and
+/// with valid hashes. Returns the references to EA inodes.
 pub(super) fn check_list(
     check: &Check<'_>,
     inode: u32,
@@ -207,7 +207,7 @@ pub(super) fn check_list(
     let mut values = Vec::new();
     let outside = check.super_.incompatible.contains(Incompatible::EA_INODE);
     let mut at = start;
-    // Each turn goes on by the length of an entry.
+    // Each iteration advances by the length of an entry.
     while let Some(head) = bytes.get(at..).filter(|rest| le32(rest, 0).is_some_and(|it| it != 0)) {
         let entry = entry(bytes, head, container)?;
         if entry.is_context
@@ -247,14 +247,14 @@ pub(super) fn check_list(
     clear.then_some(values)
 }
 
-/// The value that is the rest of a file inside its inode. Values that begin outside of the inode,
-/// though they are empty, have `e2fsck` find none at all.
+/// Returns the inline data value. If any value, even an empty one, begins outside the inode,
+/// `e2fsck` finds none, and so does this.
 pub(super) fn inline_data(slot: &[u8]) -> Option<&[u8]> {
     let extra = le16(slot, size_of::<RawInode>())?;
     let rest = slot.get(size_of::<RawInode>().checked_add(extra.into())?..)?;
     let body = rest.get(4..).filter(|_| le32(rest, 0) == Some(MAGIC))?;
     let mut at = 0usize;
-    // Each turn goes on by the length of an entry.
+    // Each iteration advances by the length of an entry.
     while let Some(head) = body.get(at..).filter(|rest| le32(rest, 0).is_some_and(|it| it != 0)) {
         let entry = entry(body, head, XattrLocation::Inode)?;
         let end = u64::from(le16(head, 2)?).saturating_add(entry.size.into());
@@ -273,11 +273,11 @@ struct XattrEntry<'a> {
     name: &'a [u8],
     size: u32,
     hash: u32,
-    /// It says how an inode is encrypted.
+    /// True for an encryption context.
     is_context: bool,
-    /// The inode of its value.
+    /// EA inode of the value.
     value_inode: u32,
-    /// Place and length of its value.
+    /// Offset and length of the value.
     value: Option<(usize, usize)>,
 }
 
@@ -317,7 +317,7 @@ fn entry<'a>(bytes: &[u8], head: &'a [u8], container: XattrLocation) -> Option<X
     Some(XattrEntry { len, name, size, hash, is_context, value_inode: elsewhere, value })
 }
 
-/// The hash of an attribute, with the characters of its name as unsigned and as signed:
+/// Returns the hash of an attribute, with the characters of its name as unsigned and as signed:
 /// machines differ.
 fn hashes(name: &[u8], value: &[u8]) -> [u32; 2] {
     [false, true].map(|signed| {

@@ -1,11 +1,11 @@
-//! POSIX access control lists: short on disk, long in Linux's `system.posix_acl_*`.
+//! POSIX access control lists: the form on disk, and that of Linux's `system.posix_acl_*`.
 //!
 //! ```text
 //!   disk, version 1   | 1 | tag perm | tag perm id | ..   id only of named users and groups
 //!   Linux, version 2  | 2 | tag perm id | ..              id -1 where there is none
 //! ```
-//! A list and the mode of its inode say some things both; POSIX.1e, draft 17, sections 23.1.3
-//! and 23.1.4, keeps them in step:
+//! The list and the mode of its inode share entries; POSIX.1e, draft 17, sections 23.1.3 and
+//! 23.1.4, keeps them in step:
 //! ```text
 //!   mode     owner        group                            other
 //!   list     USER_OBJ     MASK, or GROUP_OBJ without one   OTHER
@@ -22,7 +22,7 @@ const MASK: u16 = 0x10;
 const OTHER: u16 = 0x20;
 const NO_ID: u32 = u32::MAX;
 
-/// The list on disk in the form that Linux's `getxattr` answers.
+/// Converts a list on disk to the form of Linux's `getxattr`.
 ///
 /// # Errors
 /// [`Error::Corrupt`] if the list has another version, an unknown tag, or a wrong length.
@@ -48,7 +48,7 @@ pub fn to_linux(disk: &[u8]) -> Result<Vec<u8>> {
     Ok(linux)
 }
 
-/// The list in Linux's form as it is kept on disk.
+/// Converts a list in Linux's form to the form on disk.
 ///
 /// # Errors
 /// [`Error::Misuse`] if it is no list of version 2.
@@ -70,27 +70,27 @@ pub fn to_disk(linux: &[u8]) -> Result<Vec<u8>> {
     Ok(disk)
 }
 
-/// One line of a list.
+/// One entry of a list.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct AclEntry {
     tag: u16,
-    /// Read 4, write 2, execute 1.
+    /// Permission bits: read 4, write 2, execute 1.
     perm: u16,
     id: u32,
 }
 
-/// A list that is sound: owner, named users, owning group, named groups, mask, others, in
-/// this order; a mask is there if anything is named.
+/// A valid list: owner, named users, owning group, named groups, mask, others, in this order. A
+/// mask is required with named entries.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Acl {
     entries: Vec<AclEntry>,
 }
 
 impl Acl {
-    /// Reads a list in Linux's form; `None` if it has no lines, which asks for its removal.
+    /// Parses a list in Linux's form; `None` for an empty one, which requests removal.
     ///
     /// # Errors
-    /// [`Error::Misuse`] if it is not sound, as Linux refuses it.
+    /// [`Error::Misuse`] for a list that Linux refuses.
     pub fn from_xattr(linux: &[u8]) -> Result<Option<Self>> {
         let misuse = Error::Misuse("not an access control list");
         if le32(linux, 0) != Some(2) || linux.len() % 8 != 4 {
@@ -112,7 +112,7 @@ impl Acl {
         }
     }
 
-    /// The list in Linux's form.
+    /// Returns the list in Linux's form.
     pub fn to_xattr(&self) -> Vec<u8> {
         let mut linux = 2u32.to_le_bytes().to_vec();
         for AclEntry { tag, perm, id } in &self.entries {
@@ -123,18 +123,18 @@ impl Acl {
         linux
     }
 
-    /// The nine permission bits that an inode with this access list has.
+    /// Returns the nine permission bits of an inode with this access list.
     pub fn access_mode(&self) -> u16 {
         let perm = |tag| self.perm(tag).unwrap_or(0);
         perm(USER_OBJ) << 6 | self.perm(MASK).unwrap_or(perm(GROUP_OBJ)) << 3 | perm(OTHER)
     }
 
-    /// Whether the mode says all that the list says, so that it need not be kept.
+    /// Returns true if the mode expresses the whole list, so that it need not be stored.
     pub fn is_equivalent_to_mode(&self) -> bool {
         self.entries.iter().all(|line| matches!(line.tag, USER_OBJ | GROUP_OBJ | OTHER))
     }
 
-    /// The access list after a change of the mode.
+    /// Returns the access list after a change of the mode.
     #[must_use]
     pub fn chmod(&self, mode: u16) -> Self {
         let mut list = self.clone();
@@ -150,9 +150,9 @@ impl Acl {
         list
     }
 
-    /// What a new inode inherits from this default list when it is made with `mode`, to which
-    /// no umask was applied: its access list, unless its mode says the same, and its mode. A
-    /// directory gets the default list, too; a symbolic link gets neither.
+    /// Returns the access list and mode that a new inode inherits from this default list. `mode`
+    /// has no umask applied; the list is `None` if the mode expresses it. A directory also gets the
+    /// default list, a symbolic link neither.
     pub fn inherit(&self, mode: u16) -> (Option<Self>, u16) {
         let mut list = self.clone();
         let class = list.group_class();
@@ -171,7 +171,7 @@ impl Acl {
         (access, kept)
     }
 
-    /// The line that the group bits of the mode stand for.
+    /// Returns the tag of the entry that the group bits of the mode map to.
     fn group_class(&self) -> u16 {
         if self.perm(MASK).is_some() { MASK } else { GROUP_OBJ }
     }
@@ -190,7 +190,7 @@ fn is_valid(lines: &[AclEntry]) -> bool {
         let has_id = line.id != NO_ID;
         known && line.perm <= 7 && has_id == matches!(line.tag, USER | GROUP)
     });
-    // The numbers of the tags are in the order of the lines.
+    // Tag numbers ascend in the order of the entries.
     each && lines.is_sorted_by_key(|line| line.tag)
         && [USER_OBJ, GROUP_OBJ, OTHER].into_iter().all(|tag| count(tag) == 1)
         && (masks == 1 || masks == 0 && !named)
@@ -222,7 +222,7 @@ mod tests {
         assert!(Acl::from_xattr(&[1, 0, 0, 0]).is_err() && Acl::from_xattr(&[]).is_err());
         assert!(Acl::from_xattr(&linux(&NAMED)[..19]).is_err());
         let [user, named, group, mask, other] = NAMED;
-        // Each may be left out only if nothing needs it.
+        // Each may be omitted only if no other entry needs it.
         assert!(!good(&[named, group, mask, other]) && !good(&[user, named, mask, other]));
         assert!(!good(&[user, named, group, mask]) && !good(&[user, named, group, other]));
         assert!(good(&[user, group, mask, other]));
@@ -254,7 +254,7 @@ mod tests {
                 assert_eq!(Acl::from_xattr(&changed.to_xattr()).unwrap().unwrap(), changed);
             }
         }
-        // With a mask, the owning group's own line stays.
+        // With a mask, the entry of the owning group stays.
         assert_eq!(list(&NAMED).chmod(0o700).perm(GROUP_OBJ), Some(5));
         assert_eq!(list(&OWNERS).chmod(0o700).perm(GROUP_OBJ), Some(0));
     }

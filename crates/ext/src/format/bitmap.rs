@@ -1,7 +1,7 @@
-//! Bitmaps of blocks and inodes: a bit each, 1 for what is in use, the lowest bit of the
-//! first byte first. Read in words of 64 bits.
+//! Bitmaps of blocks and inodes: 1 for used, the lowest bit of the first byte first. Read in words
+//! of 64 bits.
 //!
-//! Law: bits beyond the valid ones are never looked at, counted or changed.
+//! Law: bits beyond the valid ones are never read, counted or changed.
 
 #![allow(
     clippy::arithmetic_side_effects,
@@ -13,12 +13,12 @@ use crate::{Error, Result};
 
 const WORD: u32 = 64;
 
-/// Bits that lie side by side.
+/// A run of adjacent bits.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct BitRun {
-    /// The first of them.
+    /// First bit.
     pub start: u32,
-    /// How many.
+    /// Number of bits.
     pub len: u32,
 }
 
@@ -30,27 +30,27 @@ pub struct Bitmap<'a> {
 }
 
 impl<'a> Bitmap<'a> {
-    /// The first `bits` bits of a block; no more than it has.
+    /// Creates a view of the first `bits` bits of a block, clipped to its length.
     pub fn new(bytes: &'a [u8], bits: u32) -> Self {
         Self { bytes, bits: bits.min(saturating_u32((bytes.len() as u64).saturating_mul(8))) }
     }
 
-    /// How many bits are valid.
+    /// Returns the number of valid bits.
     pub const fn len(&self) -> u32 {
         self.bits
     }
 
-    /// Whether no bit is valid.
+    /// Returns true if no bit is valid.
     pub const fn is_empty(&self) -> bool {
         self.bits == 0
     }
 
-    /// Whether the bit is set; `None` beyond the valid ones.
+    /// Returns true if the bit is set; `None` beyond the valid ones.
     pub fn get(&self, nth: u32) -> Option<bool> {
         (nth < self.bits).then(|| self.word(nth / WORD) >> (nth % WORD) & 1 == 1)
     }
 
-    /// The word `nth`; zeros beyond the bytes.
+    /// Returns word `nth`; zeros beyond the bytes.
     #[inline]
     fn word(&self, nth: u32) -> u64 {
         let at = saturating_usize(u64::from(nth) * 8);
@@ -65,8 +65,7 @@ impl<'a> Bitmap<'a> {
         }
     }
 
-    /// The first bit from `from` on, and before `end`, that is set in its word combined with
-    /// `flip`.
+    /// Returns the first bit in `from..end` that is set after XOR with `flip`.
     #[inline]
     fn next(&self, from: u32, end: u32, flip: u64) -> Option<u32> {
         let end = end.min(self.bits);
@@ -86,30 +85,30 @@ impl<'a> Bitmap<'a> {
         (found < end).then_some(found)
     }
 
-    /// The first zero from `from` on.
+    /// Returns the first zero at or after `from`.
     pub fn next_zero(&self, from: u32) -> Option<u32> {
         self.next(from, self.bits, u64::MAX)
     }
 
-    /// The first one from `from` on.
+    /// Returns the first one at or after `from`.
     pub fn next_one(&self, from: u32) -> Option<u32> {
         self.next(from, self.bits, 0)
     }
 
-    /// How many zeros lie side by side from `from` on; counting stops at `most`.
+    /// Counts adjacent zeros from `from` on, up to `most`.
     pub fn zeros_at(&self, from: u32, most: u32) -> u32 {
         let end = from.saturating_add(most).min(self.bits);
         self.next(from, end, 0).unwrap_or(end).saturating_sub(from)
     }
 
-    /// How many ones lie side by side from `from` on; counting stops at `most`.
+    /// Counts adjacent ones from `from` on, up to `most`.
     pub fn ones_at(&self, from: u32, most: u32) -> u32 {
         let end = from.saturating_add(most).min(self.bits);
         self.next(from, end, u64::MAX).unwrap_or(end).saturating_sub(from)
     }
 
-    /// The first run of `want` zeros from `from` on; if there is none, the longest of them.
-    /// It is never longer than `want`.
+    /// Returns the first run of `want` zeros from `from` on, or else the longest run. The run is
+    /// never longer than `want`.
     pub fn next_zero_run(&self, from: u32, want: u32) -> Option<BitRun> {
         let mut best: Option<BitRun> = None;
         let mut at = from;
@@ -126,7 +125,7 @@ impl<'a> Bitmap<'a> {
         best
     }
 
-    /// How many zeros there are.
+    /// Counts the zeros.
     pub fn count_zeros(&self) -> u32 {
         self.bits - self.count_ones_in(BitRun { start: 0, len: self.bits })
     }
@@ -135,7 +134,7 @@ impl<'a> Bitmap<'a> {
         masks(run).map(|(nth, mask)| (self.word(nth) & mask).count_ones()).sum()
     }
 
-    /// Whether the run is valid and all of its bits are `value`.
+    /// Returns true if the run is valid and all its bits are `value`.
     pub fn is_all(&self, run: BitRun, value: bool) -> bool {
         let valid = run.start.checked_add(run.len).is_some_and(|end| end <= self.bits);
         let flip = if value { u64::MAX } else { 0 };
@@ -143,7 +142,7 @@ impl<'a> Bitmap<'a> {
     }
 }
 
-/// The words of a run, and which of their bits belong to it.
+/// Returns the words of a run with the masks of its bits.
 fn masks(run: BitRun) -> impl Iterator<Item = (u32, u64)> {
     let end = run.start.saturating_add(run.len);
     let words = run.start / WORD..end.div_ceil(WORD);
@@ -158,8 +157,7 @@ fn masks(run: BitRun) -> impl Iterator<Item = (u32, u64)> {
     })
 }
 
-/// Makes all bits of a run `value`, whatever they were; bits that a block does not have are
-/// left out.
+/// Sets all bits of a run to `value`; bits beyond the block are skipped.
 pub fn fill(bytes: &mut [u8], run: BitRun, value: bool) {
     for (nth, mask) in masks(run) {
         let rest = bytes.get_mut(saturating_usize(u64::from(nth) * 8)..).unwrap_or_default();
@@ -169,20 +167,18 @@ pub fn fill(bytes: &mut [u8], run: BitRun, value: bool) {
     }
 }
 
-/// Sets a run of the first `bits` bits of a block, all of which are clear.
+/// Sets a run within the first `bits` bits of a block, all of which must be clear.
 ///
 /// # Errors
-/// [`Error::Corrupt`] if one of them is set already, or none of the valid ones; the block is
-/// as before.
+/// [`Error::Corrupt`] if a bit is set already or not valid; the block is unchanged.
 pub fn set_range(bytes: &mut [u8], bits: u32, run: BitRun) -> Result<()> {
     change(bytes, bits, run, true)
 }
 
-/// Clears a run of the first `bits` bits of a block, all of which are set.
+/// Clears a run within the first `bits` bits of a block, all of which must be set.
 ///
 /// # Errors
-/// [`Error::Corrupt`] if one of them is clear already, or none of the valid ones; the block
-/// is as before.
+/// [`Error::Corrupt`] if a bit is clear already or not valid; the block is unchanged.
 pub fn clear_range(bytes: &mut [u8], bits: u32, run: BitRun) -> Result<()> {
     change(bytes, bits, run, false)
 }
@@ -195,7 +191,7 @@ fn change(bytes: &mut [u8], bits: u32, run: BitRun, value: bool) -> Result<()> {
             "bitmap: already free"
         }));
     }
-    // Every bit of the mask changes.
+    // All bits of the mask change.
     for (nth, mask) in masks(run) {
         let rest = bytes.get_mut(saturating_usize(u64::from(nth) * 8)..).unwrap_or_default();
         rest.iter_mut().zip(mask.to_le_bytes()).for_each(|(byte, mask)| *byte ^= mask);
@@ -232,7 +228,7 @@ mod tests {
         best
     }
 
-    /// A bitmap of runs of random lengths, and the same bit by bit.
+    /// Builds a bitmap of random runs, and the same as a list of bits.
     fn runs(random: &mut Random, bytes: u32, longest: u32) -> (Vec<u8>, Vec<bool>, u32) {
         let mut block = vec![0u8; bytes as usize];
         let bits = below(random, bytes * 8 + 1);
@@ -296,7 +292,7 @@ mod tests {
             bits[range].fill(value);
             let map = Bitmap::new(&block, valid);
             assert!((0..valid).all(|nth| map.get(nth) == Some(bits[nth as usize])));
-            // What is not valid stays.
+            // Invalid bits stay unchanged.
             let map = (Bitmap::new(&block, 192), Bitmap::new(&before, 192));
             assert!((valid..192).all(|nth| map.0.get(nth) == map.1.get(nth)));
         }

@@ -1,26 +1,25 @@
-//! Names that ignore case: what a name is folded to before it is compared and hashed.
+//! Case-insensitive names: folding before comparison and hashing.
 //!
 //! ```text
 //!   name ──▶ decompose, fold case, decompose ──▶ leave out what is ignorable ──▶ order marks
 //! ```
-//! The tables of a volume are those of Unicode 12.1, and stay so. A newer version of Unicode
-//! neither decomposes nor folds a character of an older one differently (its stability policies),
-//! so the libraries' newer tables serve; which characters 12.1 does not know yet is in
-//! `assigned`: those stand for themselves, whatever newer tables say of them.
+//! Volumes use the tables of Unicode 12.1. Unicode's stability policies keep decomposition and
+//! folding of existing characters in newer versions, so the libraries' newer tables serve.
+//! `assigned` lists the characters of 12.1; all others fold to themselves.
 
 mod assigned;
 
 use caseless::Caseless;
 use unicode_normalization::char::{canonical_combining_class, decompose_canonical};
 
-/// The only encoding there is, `utf8-12.1`.
+/// The only encoding, `utf8-12.1`.
 pub const UTF8: u16 = 1;
-/// Of `s_encoding_flags`: names that are not valid are refused.
+/// Bit of `s_encoding_flags`: invalid names are refused.
 pub const FLAG_STRICT: u16 = 1;
-/// Of `s_encoding_flags`: a name is where its hash says, or nowhere.
+/// Bit of `s_encoding_flags`: lookups use the hash only, without a linear search.
 pub const FLAG_BY_HASH_ONLY: u16 = 2;
 
-/// Characters that are left out: `Default_Ignorable_Code_Point`, which has places for later ones.
+/// Characters dropped by folding: `Default_Ignorable_Code_Point`, with its reserved ranges.
 const IGNORABLE: [(char, char); 17] = [
     ('\u{AD}', '\u{AD}'),
     ('\u{34F}', '\u{34F}'),
@@ -41,10 +40,10 @@ const IGNORABLE: [(char, char); 17] = [
     ('\u{E0000}', '\u{E0FFF}'),
 ];
 
-/// The most characters that one becomes, with room to spare.
+/// Limit of characters that one character decomposes to, with a margin.
 const MAX_DECOMPOSED: usize = 32;
 
-/// What `name` is folded to; `None` if it is no text in UTF-8 and stays as it is.
+/// Folds `name`; `None` if it is not valid UTF-8 and stays as it is.
 pub fn fold_name(name: &[u8]) -> Option<Vec<u8>> {
     let name = std::str::from_utf8(name).ok()?;
     let mut folded = String::with_capacity(name.len());
@@ -69,7 +68,7 @@ pub fn fold_name(name: &[u8]) -> Option<Vec<u8>> {
     Some(folded.into_bytes())
 }
 
-/// Writes the marks of one character, in the order of their classes.
+/// Writes the marks of one character, ordered by combining class.
 fn flush(marks: &mut Vec<(u8, char)>, to: &mut String) {
     marks.sort_by_key(|(class, _)| *class);
     to.extend(marks.drain(..).map(|(_, mark)| mark));
@@ -79,11 +78,11 @@ fn is_ignorable(point: char) -> bool {
     IGNORABLE.iter().any(|(first, last)| (*first..=*last).contains(&point))
 }
 
-/// What one character becomes.
+/// Decomposes and folds one character.
 fn decompose(point: char) -> Vec<char> {
     let mut parts = vec![point];
-    // Folding may yield what can be decomposed, and the other way round; twice is enough for all
-    // there are.
+    // Folding may yield decomposable characters, and vice versa; two rounds suffice for all
+    // characters.
     for _ in 0..2 {
         let mut decomposed = Vec::with_capacity(parts.len());
         for part in &parts {
@@ -121,7 +120,7 @@ mod tests {
             assert!(fold(one).is_some());
         }
         assert_ne!(fold("a"), fold("b"));
-        // What lies between two marks keeps them in their order.
+        // A character between two marks keeps their order.
         assert_ne!(fold("a\u{307}\u{34F}\u{323}"), fold("a\u{323}\u{307}"));
         assert_eq!(fold("\u{200B}"), Some(String::new()));
     }
@@ -138,7 +137,7 @@ mod tests {
                     let span = u64::from(range.end - range.start);
                     char::from_u32(range.start + random.below(span) as u32)
                 })
-                // Between two marks these keep an order that is another one without them.
+                // Between two marks these keep an order that differs without them.
                 .filter(|point| !is_ignorable(*point))
                 .collect();
             let folded = fold(&name).unwrap();

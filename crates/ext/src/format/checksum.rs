@@ -1,4 +1,4 @@
-//! Checksums of metadata: CRC-32C over a seed, what a structure belongs to, and its bytes.
+//! Checksums of metadata: CRC-32C over a seed, the owner of a structure, and its bytes.
 //!
 //! ```text
 //!   volume's seed = UUID, or what the superblock says it was when the volume was made
@@ -6,64 +6,64 @@
 //!     ├─ bitmaps · attribute block with its number · descriptor with its group's number
 //!     └─ inode number, generation ── inode · directory block · node of a hash tree · extents
 //! ```
-//! (`Documentation/filesystems/ext4/checksums.rst`.) A structure that shares its block with others
-//! of its kind is sealed by what changes it; a whole block when it is handed over.
+//! (`Documentation/filesystems/ext4/checksums.rst`.) A change to a structure that shares its block
+//! sets its checksum at once. Checksums of whole blocks are set when the block is queued.
 
-/// A checksum in the making.
+/// State of a checksum.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Checksum(u32);
 
 impl Checksum {
-    /// Of nothing.
+    /// Creates the checksum of no bytes.
     pub const fn new() -> Self {
         Self(!0)
     }
 
-    /// That goes on from a value.
+    /// Creates a checksum that continues from `seed`.
     pub const fn seeded(seed: u32) -> Self {
         Self(seed)
     }
 
-    /// With more bytes.
+    /// Adds bytes.
     #[must_use]
     pub fn update(self, bytes: &[u8]) -> Self {
-        // The library's sums are inverted before and after, these are not.
+        // The library inverts its state before and after; ext4 does not.
         Self(!crc32c::crc32c_append(!self.0, bytes))
     }
 
-    /// With a number of 32 bits.
+    /// Adds a little-endian 32-bit number.
     #[must_use]
     pub fn update_u32(self, number: u32) -> Self {
         self.update(&number.to_le_bytes())
     }
 
-    /// With a number of 64 bits.
+    /// Adds a little-endian 64-bit number.
     #[must_use]
     pub fn update_u64(self, number: u64) -> Self {
         self.update(&number.to_le_bytes())
     }
 
-    /// What is stored.
+    /// Returns the stored value.
     pub const fn value(self) -> u32 {
         self.0
     }
 
-    /// What is stored in 16 bits.
+    /// Returns the low 16 bits.
     pub const fn low16(self) -> u16 {
         let [a, b, ..] = self.0.to_le_bytes();
         u16::from_le_bytes([a, b])
     }
 
-    /// The other 16 bits.
+    /// Returns the high 16 bits.
     pub const fn high16(self) -> u16 {
         let [.., a, b] = self.0.to_le_bytes();
         u16::from_le_bytes([a, b])
     }
 }
 
-/// The number whose four bytes, between `before` and `behind`, make the sum of all three `sum`.
+/// Returns the four bytes between `before` and `behind` that make the checksum of all three `sum`.
 pub fn solve_for(before: Checksum, behind: &[u8], sum: u32) -> u32 {
-    // A sum is taken back bit by bit; what the four bytes must have made of `before` remains.
+    // The CRC is run backwards over `behind` and the four bytes; the rest is XORed with `before`.
     let back = |sum: u32, byte: u8| {
         let bits = (0..8).fold(sum, |sum, _| match sum >> 31 {
             0 => sum << 1,
@@ -81,8 +81,8 @@ impl Default for Checksum {
     }
 }
 
-/// The sum of group descriptors on volumes with `gdt_csum` alone: CRC-16 with the polynomial
-/// 0x8005, mirrored, from `sum` on.
+/// CRC-16 of group descriptors on volumes with `gdt_csum` alone: polynomial 0x8005, reflected,
+/// continued from `sum`.
 pub fn crc16(sum: u16, bytes: &[u8]) -> u16 {
     bytes.iter().fold(sum, |sum, byte| {
         (0..8).fold(sum ^ u16::from(*byte), |sum, _| {

@@ -1,24 +1,24 @@
-//! The ends of directory blocks, where their checksums stand (`metadata_csum`).
+//! Tails of directory blocks, which hold their checksums (`metadata_csum`).
 //!
 //! ```text
 //!   names    | entry .. entry                        | 0 · 12 · 0 · 0xDE · sum |
 //!   index    | head | limit,count .. entry .. free   | 0 · sum |   behind `limit` entries
 //! ```
-//! (`Documentation/filesystems/ext4/directory.rst`.) To those who do not know of them, the first
-//! is an entry that is not in use, the second lies inside of one.
+//! (`Documentation/filesystems/ext4/directory.rst`.) Drivers that do not know tails see an unused
+//! entry in the first, and the inside of an entry in the second.
 
 use super::checksum::Checksum;
 use super::htree::{ENTRY_BYTES, NODE_ENTRIES_AT, ROOT_ENTRIES_AT};
 use super::{le16, le32, put16, put32};
 
-/// Bytes of the end of a block of names.
+/// Bytes of the tail of a dirent block.
 pub const TAIL_BYTES: usize = 12;
-/// Bytes behind the entries of an index.
+/// Bytes of the tail of an htree block.
 pub const INDEX_TAIL_BYTES: usize = 8;
 const TAIL_TYPE: u8 = 0xDE;
 
-/// Where the entries of an index begin, if the block is one: a node is one unused entry, a root
-/// has nothing but `.` and `..` before its head.
+/// Returns the offset of the htree entries if the block is an htree node (one unused entry) or root
+/// (only `.` and `..` before its head).
 fn entries_at(block: &[u8]) -> Option<usize> {
     let whole = |at: usize, len: usize| {
         le16(block, at).is_some_and(|raw| super::dirent::rec_len_from_disk(raw, block.len()) == len)
@@ -33,7 +33,7 @@ fn entries_at(block: &[u8]) -> Option<usize> {
     is_root.then_some(ROOT_ENTRIES_AT)
 }
 
-/// Whether a block of a directory has the right checksum; `seed` is that of the directory.
+/// Returns true if the checksum of a directory block is valid; `seed` is that of the directory.
 pub fn has_valid_checksum(block: &[u8], seed: Checksum) -> bool {
     match entries_at(block) {
         Some(at) => {
@@ -45,7 +45,7 @@ pub fn has_valid_checksum(block: &[u8], seed: Checksum) -> bool {
     }
 }
 
-/// Makes the checksum of a block of a directory right, where it has room for one.
+/// Sets the checksum of a directory block that has a tail.
 pub fn set_checksum(block: &mut [u8], seed: Checksum) {
     let place = match entries_at(block) {
         Some(at) => index_block_csum(block, at, seed),
@@ -56,7 +56,7 @@ pub fn set_checksum(block: &mut [u8], seed: Checksum) {
     }
 }
 
-/// Where the checksum of a block of names stands, and what it must be.
+/// Returns the offset of a dirent block's checksum, and its expected value.
 fn dirent_block_csum(block: &[u8], seed: Checksum) -> Option<(usize, u32)> {
     let tail_at = block.len().checked_sub(TAIL_BYTES)?;
     let (names, tail) = block.split_at_checked(tail_at)?;
@@ -64,7 +64,7 @@ fn dirent_block_csum(block: &[u8], seed: Checksum) -> Option<(usize, u32)> {
     Some((tail_at.checked_add(8)?, seed.update(names).value()))
 }
 
-/// The same of an index whose entries begin at `at`.
+/// Returns the same for an htree block whose entries begin at `at`.
 fn index_block_csum(block: &[u8], at: usize, seed: Checksum) -> Option<(usize, u32)> {
     let entries = |count: u16| usize::from(count).checked_mul(ENTRY_BYTES)?.checked_add(at);
     let tail_at = entries(le16(block, at)?)?;
@@ -75,13 +75,13 @@ fn index_block_csum(block: &[u8], at: usize, seed: Checksum) -> Option<(usize, u
     Some((sum_at, seed.update(used).update(reserved).update(&[0; 4]).value()))
 }
 
-/// The part of a block that holds names: all but its end, where blocks end with checksums and it
-/// is none of an index.
+/// Returns the dirents of a block: the whole block without its tail; htree blocks have no dirent
+/// tail.
 pub fn dirent_area(block: &[u8], sums: bool) -> &[u8] {
     block.get(..dirent_area_end(block, sums)).unwrap_or(block)
 }
 
-/// The same, to be changed.
+/// Returns the mutable dirents of a block.
 pub fn names_mut(block: &mut [u8], sums: bool) -> &mut [u8] {
     let end = dirent_area_end(block, sums);
     block.get_mut(..end).unwrap_or_default()
@@ -94,7 +94,7 @@ fn dirent_area_end(block: &[u8], sums: bool) -> usize {
     }
 }
 
-/// Puts the end of a block of names in its place: what is there is lost.
+/// Writes an empty tail over the end of a dirent block.
 pub fn write_tail(block: &mut [u8]) {
     if let Some(at) = block.len().checked_sub(TAIL_BYTES) {
         if let Some(tail) = block.get_mut(at..) {

@@ -4,8 +4,8 @@
 //!   | inode | rec_len | name_len | file_type | name .. pad | next entry ..  to the end
 //! ```
 //!
-//! Law: the chain ends exactly at the end of the block; an entry that breaks it damages
-//! the rest of this block and no other.
+//! Law: the chain ends exactly at the end of the block; an entry that breaks it damages the rest of
+//! this block only.
 
 use draconis_exchange::contract::FileType;
 
@@ -17,26 +17,26 @@ use crate::{Error, InodeNumber, Result};
 /// Bytes before the name.
 pub const HEAD_BYTES: usize = 8;
 
-/// An entry in use.
+/// A used directory entry.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Dirent<'a> {
-    /// Where it starts in its block.
+    /// Offset in the block.
     pub at: usize,
-    /// Where the next one starts.
+    /// Offset of the next entry.
     pub next: usize,
-    /// What it names.
+    /// Inode that the entry references.
     pub inode: InodeNumber,
-    /// The kind of the inode, where the entry knows.
+    /// File type, with the `filetype` feature.
     pub kind: Option<FileType>,
     /// The name: 1 to 255 bytes, any but `/` and NUL.
     pub name: &'a [u8],
 }
 
-/// What stands at one place of the chain.
+/// One entry of the chain.
 enum ChainItem<'a> {
     Used(Dirent<'a>),
     Unused,
-    /// An entry that cannot be, in a chain that goes on.
+    /// An invalid entry that does not break the chain.
     Damaged(&'static str),
 }
 
@@ -51,29 +51,29 @@ pub struct Dirents<'a> {
 }
 
 impl<'a> Dirents<'a> {
-    /// The chain of `block`.
+    /// Iterates over the chain of `block`.
     pub fn of(block: &'a [u8], super_: &Superblock) -> Self {
         let filetype = super_.incompatible.contains(Incompatible::FILETYPE);
         Self::new(block, filetype, super_.inodes)
     }
 
-    /// The chain of `block` on a volume of so many inodes, with kinds or without.
+    /// Iterates over `block`, on a volume of `inodes` inodes, with or without file types.
     pub(crate) const fn new(block: &'a [u8], filetype: bool, inodes: u32) -> Self {
         Self { block, at: 0, filetype, inodes, any_bytes: false }
     }
 
-    /// Of names that are encrypted if `encrypted`: they hold any bytes.
+    /// Accepts encrypted names, which hold any bytes, if `encrypted`.
     #[must_use]
     pub fn allow_any_bytes(self, encrypted: bool) -> Self {
         Self { any_bytes: encrypted, ..self }
     }
 
-    /// Where the next entry starts; the length of the block at its end.
+    /// Returns the offset of the next entry; the length of the block at its end.
     pub fn position(&self) -> usize {
         self.at
     }
 
-    /// Reads the entry at the current place and moves on; `None` breaks the chain.
+    /// Reads the entry at the current offset and advances; `None` if the chain is broken.
     fn next_item(&mut self) -> Option<ChainItem<'a>> {
         let entry = self.block.get(self.at..)?;
         let len = rec_len_from_disk(le16(entry, 4)?, self.block.len());
@@ -122,8 +122,8 @@ impl<'a> Iterator for Dirents<'a> {
     }
 }
 
-/// The length of a record. 16 bits cannot say 65,536: blocks of that size borrow the two
-/// lowest bits, which are zero in every other length.
+/// Decodes a record length. 16 bits cannot hold 65,536: blocks of that size use the two lowest
+/// bits, which are zero in all other lengths.
 pub(crate) fn rec_len_from_disk(raw: u16, block_bytes: usize) -> usize {
     if block_bytes < 65536 {
         return usize::from(raw);
@@ -134,7 +134,7 @@ pub(crate) fn rec_len_from_disk(raw: u16, block_bytes: usize) -> usize {
     }
 }
 
-/// The kind that a number in an entry stands for.
+/// Decodes the file type of an entry.
 pub(crate) const fn kind(file_type: u8) -> Option<FileType> {
     Some(match file_type {
         1 => FileType::File,
@@ -148,12 +148,12 @@ pub(crate) const fn kind(file_type: u8) -> Option<FileType> {
     })
 }
 
-/// Bytes that an entry with a name of this length takes at least.
+/// Returns the minimum record length for a name of this length.
 pub const fn min_rec_len(name_bytes: usize) -> usize {
     HEAD_BYTES.saturating_add(name_bytes).next_multiple_of(4)
 }
 
-/// The number that stands for a kind in an entry.
+/// Encodes the file type of an entry.
 pub const fn file_type_code(kind: FileType) -> u8 {
     match kind {
         FileType::File => 1,
@@ -166,31 +166,31 @@ pub const fn file_type_code(kind: FileType) -> u8 {
     }
 }
 
-/// How the blocks of a volume's directories look.
+/// Format of the directory blocks of a volume.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct DirBlockFormat {
-    /// Bytes of a block.
+    /// Bytes per block.
     pub block_bytes: u32,
-    /// Entries name the kind of their inode.
+    /// True if entries store the file type (`filetype`).
     pub filetype: bool,
-    /// Blocks end with a checksum.
+    /// True if blocks end with a checksum.
     pub has_checksums: bool,
 }
 
 impl DirBlockFormat {
-    /// Bytes of a block that are for names.
+    /// Returns the bytes of a block for dirents.
     pub fn dirent_area_bytes(self) -> usize {
         let tail = if self.has_checksums { dir_tail::TAIL_BYTES } else { 0 };
         crate::units::saturating_usize(self.block_bytes.into()).saturating_sub(tail)
     }
 
-    /// Bytes of a block of an index that are for its head and entries.
+    /// Returns the bytes of an htree block for its head and entries.
     pub fn index_bytes(self) -> usize {
         let tail = if self.has_checksums { dir_tail::INDEX_TAIL_BYTES } else { 0 };
         crate::units::saturating_usize(self.block_bytes.into()).saturating_sub(tail)
     }
 
-    /// A whole block from the part of it that is for names.
+    /// Builds a whole block from its dirents.
     pub fn with_tail(self, mut names: Vec<u8>) -> Vec<u8> {
         names.resize(crate::units::saturating_usize(self.block_bytes.into()), 0);
         if self.has_checksums {
@@ -200,34 +200,34 @@ impl DirBlockFormat {
     }
 }
 
-/// Fills directory blocks, one after the other.
+/// Builder of directory blocks, one after the other.
 #[derive(Debug)]
 pub struct DirBlockBuilder {
     bytes: Vec<u8>,
     block_bytes: usize,
     shape: DirBlockFormat,
-    /// Where the last entry starts, whose record will reach to the end.
+    /// Offset of the last entry; its record will extend to the end of the block.
     last: usize,
 }
 
 impl DirBlockBuilder {
-    /// Blocks that look like that.
+    /// Creates a builder for blocks of this format.
     pub fn new(shape: DirBlockFormat) -> Self {
         let block_bytes = shape.dirent_area_bytes();
         Self { bytes: Vec::with_capacity(block_bytes), block_bytes, shape, last: 0 }
     }
 
-    /// Whether the block holds no entry.
+    /// Returns true if the current block holds no entry.
     pub fn is_empty(&self) -> bool {
         self.bytes.is_empty()
     }
 
-    /// Bytes that its entries take.
+    /// Returns the bytes used by entries.
     pub fn used_bytes(&self) -> usize {
         self.bytes.len()
     }
 
-    /// Adds an entry; `false` if it does not fit and belongs in the next block.
+    /// Adds an entry; returns false if it does not fit and belongs in the next block.
     pub fn push(&mut self, inode: u32, kind: FileType, name: &[u8]) -> bool {
         let len = min_rec_len(name.len());
         let Ok(name_len) = u8::try_from(name.len()) else { return false };
@@ -236,7 +236,7 @@ impl DirBlockBuilder {
         }
         self.last = self.bytes.len();
         self.bytes.extend(inode.to_le_bytes());
-        // A name is at most 255 bytes long, and so a record is 264 at most.
+        // A name has at most 255 bytes, and a record therefore at most 264.
         self.bytes.extend(rec_len_to_disk(len, self.block_bytes).to_le_bytes());
         self.bytes.push(name_len);
         self.bytes.push(if self.shape.filetype { file_type_code(kind) } else { 0 });
@@ -245,8 +245,8 @@ impl DirBlockBuilder {
         true
     }
 
-    /// The block, whose last record reaches to its end; an empty one holds one unused record.
-    /// The next block begins.
+    /// Returns the block; its last record extends to the end. An empty block holds one unused
+    /// record. The next block begins.
     pub fn finish(&mut self) -> Vec<u8> {
         let mut bytes = std::mem::replace(&mut self.bytes, Vec::with_capacity(self.block_bytes));
         let len = rec_len_to_disk(self.block_bytes.saturating_sub(self.last), self.block_bytes);
@@ -261,7 +261,7 @@ impl DirBlockBuilder {
     }
 }
 
-/// A record length as its 16 bits say it; see [`rec_len_from_disk`].
+/// Encodes a record length in 16 bits; see [`rec_len_from_disk`].
 pub(crate) fn rec_len_to_disk(len: usize, block_bytes: usize) -> u16 {
     match u16::try_from(len) {
         Ok(raw) => raw,

@@ -1,47 +1,47 @@
-//! Extents: a tree of sorted runs, its root in the inode.
+//! Extent trees: sorted extents with the root in the inode.
 //!
 //! ```text
 //!   | magic entries max depth generation | entry .. entry | free | checksum (not in the inode) |
 //!   depth 0: entry = file block, length, place        depth > 0: entry = file block, node below
 //! ```
-//! (`Documentation/filesystems/ext4/ifork.rst`.) Law: a [`ExtentNode`] is sorted, its entries do not
-//! overlap, and it claims no more of them than its bytes hold.
+//! (`Documentation/filesystems/ext4/ifork.rst`.) Law: the entries of an [`ExtentNode`] are sorted,
+//! do not overlap, and are no more than its bytes hold.
 
 use super::checksum::Checksum;
 use super::{le16, le32, put16, put32};
 use crate::{Error, FsBlock, Result};
 
-/// What begins every node.
+/// Magic number of every node.
 pub const MAGIC: u16 = 0xF30A;
-/// Bytes of the head of a node, and of each entry.
+/// Bytes of the header of a node, and of each entry.
 pub const ENTRY_BYTES: usize = 12;
-/// Levels below the root, at most.
+/// Maximum of levels below the root.
 pub const MAX_DEPTH: u16 = 5;
-/// Blocks of a written extent, at most; one of more is unwritten and that much shorter.
+/// Maximum of blocks in a written extent; larger stored lengths mean unwritten extents.
 pub const INIT_MAX_LEN: u32 = 1 << 15;
-/// Entries of a root.
+/// Entries of a root in the inode.
 pub const ROOT_ENTRIES: u16 = 4;
 
-/// A run of blocks.
+/// A contiguous run of blocks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Extent {
-    /// The first block in the file.
+    /// First block in the file.
     pub from: u32,
-    /// How many: 1 to [`INIT_MAX_LEN`], one less if it is unwritten.
+    /// Number of blocks: 1 to [`INIT_MAX_LEN`], one less if unwritten.
     pub blocks: u32,
-    /// Where they are.
+    /// First block on the volume.
     pub start: FsBlock,
-    /// They are there and read as zeros.
+    /// True if the blocks are allocated and read as zeros.
     pub is_unwritten: bool,
 }
 
 impl Extent {
-    /// The block of the file after it.
+    /// Returns the file block after the extent.
     pub fn end(&self) -> u64 {
         u64::from(self.from).saturating_add(self.blocks.into())
     }
 
-    /// What these bytes of a leaf say.
+    /// Decodes an entry of a leaf.
     pub fn decode(entry: &[u8; ENTRY_BYTES]) -> Option<Self> {
         let raw = u32::from(le16(entry, 4)?);
         let is_unwritten = raw > INIT_MAX_LEN;
@@ -53,7 +53,7 @@ impl Extent {
         })
     }
 
-    /// Its bytes in a leaf.
+    /// Encodes an entry of a leaf.
     pub fn encode(&self) -> [u8; ENTRY_BYTES] {
         let flag = if self.is_unwritten { INIT_MAX_LEN } else { 0 };
         let [len_a, len_b, ..] = self.blocks.saturating_add(flag).to_le_bytes();
@@ -63,17 +63,17 @@ impl Extent {
     }
 }
 
-/// What leads to a node further down.
+/// An index entry, which points to a child node.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ExtentIndex {
-    /// The first block of the file that is below.
+    /// First file block below.
     pub from: u32,
-    /// Where the node is.
+    /// Block of the child node.
     pub node: FsBlock,
 }
 
 impl ExtentIndex {
-    /// Its bytes in a node.
+    /// Encodes an index entry.
     pub fn encode(&self) -> [u8; ENTRY_BYTES] {
         let [a, b, c, d] = self.from.to_le_bytes();
         let [e, f, g, h, i, j, ..] = self.node.0.to_le_bytes();
@@ -81,22 +81,22 @@ impl ExtentIndex {
     }
 }
 
-/// A node of the tree that makes sense by itself.
+/// A node of the tree that is valid by itself.
 #[derive(Clone, Copy, Debug)]
 pub struct ExtentNode<'a> {
-    /// Levels below it.
+    /// Levels below the node.
     pub depth: u16,
-    /// Entries that it has room for.
+    /// Capacity in entries.
     pub max_entries: u16,
     entries: &'a [[u8; ENTRY_BYTES]],
 }
 
 impl<'a> ExtentNode<'a> {
-    /// Checks the node in `bytes`, of which it is known to be `depth` levels above the leaves, or
-    /// which is a root.
+    /// Checks the node in `bytes`, which must be `depth` levels above the leaves; a root may have
+    /// any depth.
     ///
     /// # Errors
-    /// [`Error::Corrupt`] naming what makes no sense.
+    /// [`Error::Corrupt`] naming the invalid field.
     pub fn check(bytes: &'a [u8], depth: Option<u16>) -> Result<Self> {
         let corrupt = |what| Error::corrupt(what);
         let head = (le16(bytes, 0), le16(bytes, 2), le16(bytes, 4), le16(bytes, 6));
@@ -135,53 +135,53 @@ impl<'a> ExtentNode<'a> {
         firsts().zip(firsts().skip(1)).all(|(a, b)| a < b)
     }
 
-    /// Their bytes.
+    /// Returns the raw entries.
     pub(crate) fn entries(&self) -> &'a [[u8; ENTRY_BYTES]] {
         self.entries
     }
 
-    /// Entries.
+    /// Returns the number of entries.
     pub fn len(&self) -> usize {
         self.entries.len()
     }
 
-    /// Whether it has none.
+    /// Returns true if there are no entries.
     pub fn is_empty(&self) -> bool {
         self.entries.is_empty()
     }
 
-    /// Extent `nth` of a leaf.
+    /// Returns extent `nth` of a leaf.
     pub fn extent(&self, nth: usize) -> Option<Extent> {
         Extent::decode(self.entries.get(nth)?)
     }
 
-    /// All extents of a leaf.
+    /// Iterates over all extents of a leaf.
     pub fn extents(&self) -> impl Iterator<Item = Extent> + use<'a> {
         let node = *self;
         (0..node.len()).filter_map(move |nth| node.extent(nth))
     }
 
-    /// Entry `nth` of a node that is no leaf.
+    /// Returns entry `nth` of an index node.
     pub fn index(&self, nth: usize) -> Option<ExtentIndex> {
         let entry = self.entries.get(nth)?;
         let node = u64::from(le32(entry, 4)?) | u64::from(le16(entry, 8)?) << 32;
         Some(ExtentIndex { from: le32(entry, 0)?, node: FsBlock(node) })
     }
 
-    /// The last entry that does not begin after file block `at`; the first stands for all
-    /// before it, too.
+    /// Returns the last entry that begins at or before file block `at`; the first entry also covers
+    /// all blocks before it.
     pub fn find(&self, at: u32) -> usize {
         let after = self.entries.partition_point(|entry| le32(entry, 0).is_some_and(|it| it <= at));
         after.saturating_sub(1)
     }
 }
 
-/// Where the checksum of a node stands in its block: behind the entries it has room for.
+/// Returns the offset of the checksum in a node's block: behind the capacity of entries.
 fn checksum_at(block: &[u8]) -> Option<usize> {
     usize::from(le16(block, 4)?).checked_add(1)?.checked_mul(ENTRY_BYTES)
 }
 
-/// Whether the checksum of a node in a block is right; `seed` is that of its inode.
+/// Returns true if the checksum of a node in a block is valid; `seed` is that of its inode.
 pub fn has_valid_checksum(block: &[u8], seed: Checksum) -> bool {
     checksum_at(block).is_some_and(|at| {
         let sum = block.get(..at).map(|bytes| seed.update(bytes).value());
@@ -189,7 +189,7 @@ pub fn has_valid_checksum(block: &[u8], seed: Checksum) -> bool {
     })
 }
 
-/// Makes the checksum of a node in a block right.
+/// Sets the checksum of a node in a block.
 pub fn set_checksum(block: &mut [u8], seed: Checksum) {
     if let Some(at) = checksum_at(block)
         && let Some(bytes) = block.get(..at)
@@ -199,13 +199,13 @@ pub fn set_checksum(block: &mut [u8], seed: Checksum) {
     }
 }
 
-/// Entries that a node in a block of its own has room for: the rest is for the checksum.
+/// Returns the capacity of a node in a block of its own; the rest holds the checksum.
 pub fn max_entries_in_block(block_bytes: u32) -> u16 {
     let room = (crate::units::saturating_usize(block_bytes.into()) / ENTRY_BYTES).saturating_sub(1);
     u16::try_from(room).unwrap_or(u16::MAX)
 }
 
-/// Writes a node: its head, and entries that fit.
+/// Writes a node: its header, and the entries that fit.
 pub fn write(bytes: &mut [u8], depth: u16, room: u16, entries: &[[u8; ENTRY_BYTES]]) {
     let count = u16::try_from(entries.len()).unwrap_or(u16::MAX).min(room);
     for (at, field) in [(0, MAGIC), (2, count), (4, room), (6, depth)] {

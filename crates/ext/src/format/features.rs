@@ -1,10 +1,10 @@
-//! The three feature sets, and what a reader makes of each.
+//! The three feature sets, and their meaning for a reader.
 //!
 //! | set | an unknown member means |
 //! |---|---|
 //! | compatible | nothing |
 //! | read-only compatible | reading is safe, writing is not |
-//! | incompatible | keep out |
+//! | incompatible | neither is safe |
 
 use bitflags::bitflags;
 
@@ -22,8 +22,8 @@ macro_rules! feature_set {
         impl $set {
             const NAMES: &[($set, &str)] = &[$(($set::$flag, $name)),*];
 
-            /// The member of that name, as `mke2fs -O` spells it; also by a second name that
-            /// mke2fs knows.
+            /// Returns the feature with that name, as `mke2fs -O` spells it, or its alias in
+            /// mke2fs.
             pub fn named(name: &str) -> Option<Self> {
                 let name = match name {
                     "extents" => "extent",
@@ -34,8 +34,8 @@ macro_rules! feature_set {
                 found.map(|(flag, _)| *flag)
             }
 
-            /// The names of the members, as `mke2fs -O` spells them; a bit without a
-            /// name is spelt by its set and number.
+            /// Returns the names of the features, as `mke2fs -O` spells them; an unnamed bit is
+            /// spelt by its set and number.
             pub fn names(self) -> Vec<String> {
                 (0..u32::BITS)
                     .filter(|bit| self.bits() & (1 << bit) != 0)
@@ -55,19 +55,19 @@ macro_rules! feature_set {
 feature_set! {
     /// Compatible features.
     Compatible, "C":
-    /// Blocks are set aside for new directories.
+    /// Blocks are preallocated for new directories.
     DIR_PREALLOC = 0 "dir_prealloc",
     /// Inodes of AFS servers.
     IMAGIC_INODES = 1 "imagic_inodes",
-    /// A journal is there.
+    /// The volume has a journal.
     HAS_JOURNAL = 2 "has_journal",
     /// Extended attributes.
     EXT_ATTR = 3 "ext_attr",
-    /// Descriptor blocks are reserved for growth.
+    /// GDT blocks are reserved for growth.
     RESIZE_INODE = 4 "resize_inode",
-    /// Directories may have hash trees.
+    /// Directories may have htrees.
     DIR_INDEX = 5 "dir_index",
-    /// Groups not yet initialised; never in wide use.
+    /// Uninitialized groups; never in wide use.
     LAZY_BG = 6 "lazy_bg",
     /// Snapshots' exclude bitmaps.
     EXCLUDE_INODE = 7 "exclude_inode",
@@ -77,9 +77,9 @@ feature_set! {
     SPARSE_SUPER2 = 9 "sparse_super2",
     /// The journal may hold fast commits.
     FAST_COMMIT = 10 "fast_commit",
-    /// Inode numbers and the identity of the volume never change.
+    /// Inode numbers and the UUID never change.
     STABLE_INODES = 11 "stable_inodes",
-    /// Orphans are listed in a file of their own.
+    /// Orphans are listed in a file.
     ORPHAN_FILE = 12 "orphan_file",
 }
 
@@ -88,11 +88,11 @@ feature_set! {
     Incompatible, "I":
     /// Compressed files.
     COMPRESSION = 0 "compression",
-    /// Directory entries name the kind of their inode.
+    /// Directory entries store the file type.
     FILETYPE = 1 "filetype",
-    /// The journal holds changes that are not in place yet.
+    /// The journal needs replay.
     RECOVER = 2 "needs_recovery",
-    /// The volume is the journal of another one.
+    /// The volume is an external journal.
     JOURNAL_DEV = 3 "journal_dev",
     /// Descriptor blocks are spread over the volume.
     META_BG = 4 "meta_bg",
@@ -102,24 +102,24 @@ feature_set! {
     SIXTY_FOUR_BIT = 7 "64bit",
     /// Protection against mounting twice.
     MMP = 8 "mmp",
-    /// Bitmaps and inode tables lie anywhere.
+    /// Bitmaps and inode tables may be outside their group.
     FLEX_BG = 9 "flex_bg",
-    /// Large extended attributes in inodes of their own.
+    /// Large extended attributes in EA inodes.
     EA_INODE = 10 "ea_inode",
     /// Data in directory entries.
     DIRDATA = 12 "dirdata",
-    /// The seed of checksums is in the superblock.
+    /// The checksum seed is in the superblock.
     CSUM_SEED = 13 "metadata_csum_seed",
-    /// Directories above 2 GiB and hash trees of three levels.
+    /// Directories above 2 GiB and htrees of three levels.
     LARGEDIR = 14 "large_dir",
-    /// Small files inside their inodes.
+    /// Small files in their inodes.
     INLINE_DATA = 15 "inline_data",
     /// Encrypted files.
     ENCRYPT = 16 "encrypt",
-    /// Names that ignore case.
+    /// Case-insensitive names.
     CASEFOLD = 17 "casefold",
-    /// A change of the whole volume was cut off: its log says how to go on. Draconis' own; the
-    /// bit is the last one that others would give a meaning.
+    /// An offline change was interrupted; its redo log continues it. A feature of Draconis; other
+    /// drivers assign the highest bit last.
     UNFINISHED = 31 "unfinished",
 }
 
@@ -134,7 +134,7 @@ feature_set! {
     BTREE_DIR = 2 "btree_dir",
     /// Files of more than 2^32 sectors.
     HUGE_FILE = 3 "huge_file",
-    /// Checksums of group descriptors, and tables not yet initialised.
+    /// Checksums of group descriptors, and uninitialized tables.
     GDT_CSUM = 4 "uninit_bg",
     /// Directories with more than 65,000 subdirectories.
     DIR_NLINK = 5 "dir_nlink",
@@ -142,28 +142,28 @@ feature_set! {
     EXTRA_ISIZE = 6 "extra_isize",
     /// Snapshots.
     HAS_SNAPSHOT = 7 "has_snapshot",
-    /// Quotas in hidden inodes.
+    /// Quotas in system files.
     QUOTA = 8 "quota",
-    /// Space is given in clusters.
+    /// Allocation in clusters.
     BIGALLOC = 9 "bigalloc",
     /// Checksums of all metadata.
     METADATA_CSUM = 10 "metadata_csum",
     /// Replicas.
     REPLICA = 11 "replica",
-    /// The volume says that it must not be written.
+    /// The volume must not be written.
     READONLY = 12 "read-only",
     /// Project quotas.
     PROJECT = 13 "project",
     /// Files may share blocks.
     SHARED_BLOCKS = 14 "shared_blocks",
-    /// Files with hash trees over their contents.
+    /// Files with Merkle trees over their contents.
     VERITY = 15 "verity",
-    /// The orphan file holds something.
+    /// The orphan file is not empty.
     ORPHAN_PRESENT = 16 "orphan_present",
 }
 
 impl Incompatible {
-    /// What only Linux's ext4 driver mounts.
+    /// Features that only Linux's ext4 driver mounts.
     pub const EXT4_ONLY: Self = Self::EXTENTS
         .union(Self::SIXTY_FOUR_BIT)
         .union(Self::MMP)
@@ -175,10 +175,10 @@ impl Incompatible {
         .union(Self::ENCRYPT)
         .union(Self::CASEFOLD);
 
-    /// What this library reads. Needing recovery has its own refusal.
+    /// Features that this library reads. Recovery is refused separately.
     pub const READABLE: Self = Self::WRITABLE.union(Self::MMP);
 
-    /// What a writer keeps intact.
+    /// Features that this library writes.
     pub const WRITABLE: Self = Self::NO_WRITER_SUPPORT_NEEDED
         .union(Self::EXTENTS)
         .union(Self::SIXTY_FOUR_BIT)
@@ -187,17 +187,17 @@ impl Incompatible {
         .union(Self::CASEFOLD)
         .union(Self::ENCRYPT);
 
-    /// What asks nothing of those who write.
+    /// Features that need no support in a writer.
     const NO_WRITER_SUPPORT_NEEDED: Self = Self::FILETYPE
         .union(Self::META_BG)
         .union(Self::FLEX_BG)
         .union(Self::CSUM_SEED)
         .union(Self::LARGEDIR);
 
-    /// What a check understands.
+    /// Features that the checker supports.
     pub const CHECKABLE: Self = Self::OFFLINE_CHANGEABLE;
 
-    /// What a change of the whole volume keeps intact.
+    /// Features that offline changes support.
     pub const OFFLINE_CHANGEABLE: Self = Self::NO_WRITER_SUPPORT_NEEDED
         .union(Self::EXTENTS)
         .union(Self::SIXTY_FOUR_BIT)
@@ -209,7 +209,7 @@ impl Incompatible {
 }
 
 impl ReadOnlyCompatible {
-    /// What only Linux's ext4 driver mounts.
+    /// Features that only Linux's ext4 driver mounts.
     pub const EXT4_ONLY: Self = Self::HUGE_FILE
         .union(Self::GDT_CSUM)
         .union(Self::DIR_NLINK)
@@ -222,7 +222,7 @@ impl ReadOnlyCompatible {
         .union(Self::VERITY)
         .union(Self::ORPHAN_PRESENT);
 
-    /// What a writer keeps intact.
+    /// Features that this library writes.
     pub const WRITABLE: Self = Self::NO_WRITER_SUPPORT_NEEDED
         .union(Self::CHECKSUMS)
         .union(Self::BIGALLOC)
@@ -234,17 +234,17 @@ impl ReadOnlyCompatible {
     /// Groups, or all metadata, carry checksums.
     pub const CHECKSUMS: Self = Self::GDT_CSUM.union(Self::METADATA_CSUM);
 
-    /// What asks nothing of those who write.
+    /// Features that need no support in a writer.
     const NO_WRITER_SUPPORT_NEEDED: Self = Self::SPARSE_SUPER
         .union(Self::LARGE_FILE)
         .union(Self::HUGE_FILE)
         .union(Self::DIR_NLINK)
         .union(Self::EXTRA_ISIZE);
 
-    /// What a check understands.
+    /// Features that the checker supports.
     pub const CHECKABLE: Self = Self::OFFLINE_CHANGEABLE.union(Self::READONLY);
 
-    /// What a change of the whole volume keeps intact.
+    /// Features that offline changes support.
     pub const OFFLINE_CHANGEABLE: Self = Self::NO_WRITER_SUPPORT_NEEDED
         .union(Self::CHECKSUMS)
         .union(Self::QUOTA)

@@ -1,4 +1,4 @@
-//! Group descriptors: where each group keeps its bitmaps and its inode table.
+//! Group descriptors: locations of each group's bitmaps and inode table.
 //!
 //! ```text
 //!   classic   | super | all descriptor blocks | ...        in group 0, copies elsewhere
@@ -16,7 +16,7 @@ use super::superblock::Superblock;
 use crate::units::saturating_usize;
 use crate::{Error, FsBlock, GroupNumber, Result};
 
-/// The bytes of a group descriptor.
+/// On-disk group descriptor.
 #[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned, Clone)]
 #[repr(C)]
 #[allow(missing_docs)]
@@ -35,7 +35,7 @@ pub struct RawGroupDescriptor {
     pub bg_checksum: U16,
 }
 
-/// The second half of the descriptors of volumes with `64bit`.
+/// Second half of the descriptors of volumes with `64bit`.
 #[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned, Clone)]
 #[repr(C)]
 #[allow(missing_docs)]
@@ -53,28 +53,28 @@ pub struct RawGroupDescriptorHigh {
     pub bg_reserved: U32,
 }
 
-/// What `bg_flags` says.
+/// Bits of `bg_flags`.
 pub mod flags {
-    /// The inode table and bitmap were never initialised: no inode is in use.
+    /// The inode table and bitmap are uninitialized: no inode is in use.
     pub const INODE_UNINIT: u16 = 1;
-    /// The block bitmap was never initialised: only the group's own blocks are in use.
+    /// The block bitmap is uninitialized: only the group's metadata is in use.
     pub const BLOCK_UNINIT: u16 = 2;
-    /// The inode table holds zeros where no inode was.
+    /// The unused part of the inode table is zeroed.
     pub const INODE_ZEROED: u16 = 4;
 }
 
-/// What a descriptor of either length says of its group.
+/// Contents of a 32-byte or 64-byte group descriptor.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct GroupDescriptor {
-    /// The block of its block bitmap.
+    /// Block of the block bitmap.
     pub block_bitmap: FsBlock,
-    /// The block of its inode bitmap.
+    /// Block of the inode bitmap.
     pub inode_bitmap: FsBlock,
-    /// The first block of its inode table.
+    /// First block of the inode table.
     pub inode_table: FsBlock,
-    /// Clusters that are free.
+    /// Free clusters.
     pub free_clusters: u32,
-    /// Inodes that are free.
+    /// Free inodes.
     pub free_inodes: u32,
     /// Directories.
     pub directories: u32,
@@ -82,15 +82,15 @@ pub struct GroupDescriptor {
     pub unused_inodes: u32,
     /// See [`flags`].
     pub flags: u16,
-    /// The checksums of the bitmaps of blocks and inodes, as far as the descriptor holds them.
+    /// Checksums of the block and inode bitmap, as far as the descriptor holds them.
     pub bitmap_checksums: [u32; 2],
 }
 
 impl RawGroupDescriptor {
-    /// Finds descriptor `slot` in a block of descriptors.
+    /// Returns descriptor `slot` of a descriptor block.
     ///
     /// # Errors
-    /// [`Error::Corrupt`] if the block is too short for it.
+    /// [`Error::Corrupt`] if the block is too short.
     pub fn view<'a>(block: &'a [u8], slot: u32, super_: &Superblock) -> Result<&'a Self> {
         let at = u64::from(slot).saturating_mul(u64::from(super_.descriptor_bytes));
         let bytes = block.get(saturating_usize(at)..).unwrap_or_default();
@@ -99,10 +99,10 @@ impl RawGroupDescriptor {
         Ok(raw)
     }
 
-    /// Names the blocks of its bitmaps and its inode table.
+    /// Sets the blocks of the bitmaps and the inode table.
     ///
     /// # Errors
-    /// [`Error::TooLarge`] for what 32 bits do not hold.
+    /// [`Error::TooLarge`] for a block number above 32 bits.
     pub fn set_table_locations(&mut self, [blocks, inodes, table]: [FsBlock; 3]) -> Result<()> {
         self.bg_block_bitmap_lo.set(blocks.to_u32()?);
         self.bg_inode_bitmap_lo.set(inodes.to_u32()?);
@@ -112,10 +112,10 @@ impl RawGroupDescriptor {
 }
 
 impl GroupDescriptor {
-    /// Reads descriptor `slot` of a block of descriptors, whatever it says.
+    /// Reads descriptor `slot` of a descriptor block, unchecked.
     ///
     /// # Errors
-    /// [`Error::Corrupt`] if the block is too short for it.
+    /// [`Error::Corrupt`] if the block is too short.
     pub fn read(block: &[u8], slot: u32, super_: &Superblock) -> Result<Self> {
         let low = RawGroupDescriptor::view(block, slot, super_)?;
         let high = descriptor(block, slot, super_)
@@ -155,32 +155,32 @@ impl GroupDescriptor {
         })
     }
 
-    /// Whether its block bitmap has the checksum that it says, or there is none.
+    /// Returns true if the block bitmap matches its checksum, or has none.
     pub fn verify_block_bitmap_csum(&self, bitmap: &[u8], super_: &Superblock) -> bool {
         matches_bitmap_csum(self.bitmap_checksums[0], bitmap, super_.clusters_per_group(), super_)
     }
 
-    /// The same of its inode bitmap.
+    /// Returns true if the inode bitmap matches its checksum, or has none.
     pub fn verify_inode_bitmap_csum(&self, bitmap: &[u8], super_: &Superblock) -> bool {
         matches_bitmap_csum(self.bitmap_checksums[1], bitmap, super_.inodes_per_group, super_)
     }
 
-    /// Notes the checksum of its block bitmap, on volumes that have them.
+    /// Sets the checksum of the block bitmap, on volumes with checksums.
     pub fn set_block_bitmap_csum(&mut self, bitmap: &[u8], super_: &Superblock) {
         self.bitmap_checksums[0] =
             bitmap_csum(bitmap, super_.clusters_per_group(), super_).unwrap_or(0);
     }
 
-    /// Notes the checksum of its inode bitmap, on volumes that have them.
+    /// Sets the checksum of the inode bitmap, on volumes with checksums.
     pub fn set_inode_bitmap_csum(&mut self, bitmap: &[u8], super_: &Superblock) {
         self.bitmap_checksums[1] =
             bitmap_csum(bitmap, super_.inodes_per_group, super_).unwrap_or(0);
     }
 
-    /// Checks that the inode table lies on the volume.
+    /// Checks that the inode table is inside the volume.
     ///
     /// # Errors
-    /// [`Error::Corrupt`] if it does not.
+    /// [`Error::Corrupt`] otherwise.
     pub fn check(self, super_: &Superblock) -> Result<Self> {
         let end = self.inode_table.offset(u64::from(super_.inode_table_blocks()));
         if !super_.is_valid_block(self.inode_table) || end.0 > super_.blocks {
@@ -193,12 +193,12 @@ impl GroupDescriptor {
         Ok(self)
     }
 
-    /// Writes where its bitmaps and its inode table are into descriptor `slot` of a block of
-    /// descriptors, which is to be sealed.
+    /// Writes the locations of the bitmaps and the inode table into descriptor `slot` of a
+    /// descriptor block, without its checksum.
     ///
     /// # Errors
-    /// [`Error::Corrupt`] if the block is too short for it; [`Error::TooLarge`] for what a
-    /// descriptor of 32 bytes does not hold.
+    /// [`Error::Corrupt`] if the block is too short; [`Error::TooLarge`] for block numbers beyond a
+    /// 32-byte descriptor.
     pub fn write_table_locations(
         &self,
         block: &mut [u8],
@@ -222,11 +222,11 @@ impl GroupDescriptor {
         low.set_table_locations(places.map(|place| FsBlock(place.0 & u64::from(u32::MAX))))
     }
 
-    /// Writes what changes while a volume is used into descriptor `slot` of a block of
-    /// descriptors, and seals that: counts, flags, checksums of the bitmaps.
+    /// Writes the counts, flags and bitmap checksums into descriptor `slot` of a descriptor block,
+    /// and sets its checksum.
     ///
     /// # Errors
-    /// [`Error::Corrupt`] if the block is too short for it, or for more than the fields hold.
+    /// [`Error::Corrupt`] if the block is too short, or a value exceeds its field.
     pub fn write(
         &self,
         block: &mut [u8],
@@ -276,13 +276,13 @@ impl GroupDescriptor {
     }
 }
 
-/// The checksum of a bitmap of `bits`.
+/// Computes the checksum of a bitmap of `bits`.
 fn bitmap_csum(bitmap: &[u8], bits: u32, super_: &Superblock) -> Option<u32> {
     let bytes = bitmap.get(..saturating_usize((bits / 8).into()))?;
     super_.checksum_seed.map(|seed| seed.update(bytes).value())
 }
 
-/// Whether `said` is that, as far as a descriptor holds it.
+/// Returns true if `said` matches the checksum, as far as a descriptor holds it.
 fn matches_bitmap_csum(said: u32, bitmap: &[u8], bits: u32, super_: &Superblock) -> bool {
     let held = if super_.descriptor_bytes >= 64 { u32::MAX } else { 0xFFFF };
     bitmap_csum(bitmap, bits, super_).is_none_or(|sum| sum & held == said & held)
@@ -307,7 +307,7 @@ fn descriptor_mut<'a>(block: &'a mut [u8], slot: u32, super_: &Superblock) -> Op
     block.get_mut(range(slot, super_)?)
 }
 
-/// Whether the checksum of descriptor `slot` is right, or there is none.
+/// Returns true if the checksum of descriptor `slot` is valid, or there is none.
 pub fn has_valid_checksum(
     block: &[u8],
     slot: u32,
@@ -319,7 +319,7 @@ pub fn has_valid_checksum(
     checksum(bytes, super_, number).is_none_or(|sum| sum == low.bg_checksum.get())
 }
 
-/// The checksum of a descriptor, on volumes that have them.
+/// Computes the checksum of a descriptor, on volumes that have them.
 fn checksum(bytes: &[u8], super_: &Superblock, number: GroupNumber) -> Option<u16> {
     let at = offset_of!(RawGroupDescriptor, bg_checksum);
     let before = bytes.get(..at)?;
@@ -337,29 +337,29 @@ fn checksum(bytes: &[u8], super_: &Superblock, number: GroupNumber) -> Option<u1
 }
 
 impl Superblock {
-    /// Clusters of a full group: as many bits as its bitmap has.
+    /// Returns the clusters of a full group, the bits of its block bitmap.
     pub fn clusters_per_group(&self) -> u32 {
         self.blocks_per_group.checked_div(self.cluster_blocks).unwrap_or(0)
     }
 
-    /// Descriptors that a block holds.
+    /// Returns the descriptors per block.
     pub fn descriptors_per_block(&self) -> u32 {
         // Both are powers of two, and a descriptor is never larger than a block.
         self.block_bytes.checked_div(self.descriptor_bytes).unwrap_or(1).max(1)
     }
 
-    /// Blocks that hold all group descriptors.
+    /// Returns the blocks that hold all group descriptors.
     pub fn descriptor_blocks(&self) -> u32 {
         self.groups.div_ceil(self.descriptors_per_block())
     }
 
-    /// The block that holds the descriptor of `group`, and its place therein.
+    /// Returns the block with the descriptor of `group`, and its index in the block.
     pub fn descriptor_location(&self, group: GroupNumber) -> (FsBlock, u32) {
         let per_block = self.descriptors_per_block();
         let nth = group.0.checked_div(per_block).unwrap_or(0);
         let slot = group.0.checked_rem(per_block).unwrap_or(0);
         if !self.in_meta_group(group) {
-            // Behind the superblock: with clusters of small blocks group 0 starts before it.
+            // Behind the superblock: with clusters of small blocks, group 0 starts before it.
             let first = self.location().0.offset(1);
             return (first.offset(u64::from(nth)), slot);
         }
@@ -372,13 +372,13 @@ impl Superblock {
         (start.offset(u64::from(self.has_superblock(holder))), slot)
     }
 
-    /// Whether the descriptor of `group` lies by the rules of `meta_bg`.
+    /// Returns true if the descriptor of `group` is in a `meta_bg` location.
     fn in_meta_group(&self, group: GroupNumber) -> bool {
         let nth = group.0.checked_div(self.descriptors_per_block()).unwrap_or(0);
         self.incompatible.contains(Incompatible::META_BG) && nth >= self.first_meta_group
     }
 
-    /// Whether `group` starts with a copy of the superblock.
+    /// Returns true if `group` starts with a copy of the superblock.
     pub fn has_superblock(&self, group: GroupNumber) -> bool {
         if group.0 == 0 {
             return true;
@@ -392,14 +392,14 @@ impl Superblock {
         is_sparse_backup(group.0)
     }
 
-    /// One past the last block of `group`.
+    /// Returns one past the last block of `group`.
     pub fn group_end(&self, group: GroupNumber) -> FsBlock {
         let next = self.group_start(group).offset(self.blocks_per_group.into());
         FsBlock(next.0.min(self.blocks))
     }
 
-    /// Blocks that superblock, descriptors and their reserve take at the start of `group`,
-    /// on a volume without `meta_bg`.
+    /// Returns the blocks of superblock, descriptors and reserved GDT at the start of `group`,
+    /// without `meta_bg`.
     pub fn backup_blocks(&self, group: GroupNumber) -> u64 {
         if !self.has_superblock(group) {
             return 0;
@@ -414,7 +414,7 @@ impl Superblock {
         copies.saturating_add(before)
     }
 
-    /// The groups that start with a copy of the superblock, if not all do.
+    /// Returns the groups that start with a copy of the superblock; `None` if all do.
     fn backups(&self) -> Option<Vec<GroupNumber>> {
         let all: Vec<u32> = if self.compatible.contains(Compatible::SPARSE_SUPER2) {
             self.backup_groups.into_iter().filter(|group| *group != 0).collect()
@@ -432,9 +432,9 @@ impl Superblock {
         Some(groups.into_iter().map(GroupNumber).collect())
     }
 
-    /// Blocks that can never be a file's, without the journal: everything before the
-    /// first group, and in each group superblock, descriptors with their reserve,
-    /// bitmaps and inode table. Costs the same for any number of groups.
+    /// Returns the blocks unavailable to files, without the journal: everything before the first
+    /// group, and each group's superblock, descriptors, reserved GDT, bitmaps and inode table. The
+    /// cost is independent of the number of groups.
     pub fn overhead(&self) -> u64 {
         let groups = u64::from(self.groups);
         let per_group = u64::from(self.inode_table_blocks()).saturating_add(2);
@@ -453,7 +453,7 @@ impl Superblock {
         let reserve = if meta { 0 } else { self.reserved_descriptor_blocks };
         let classic =
             classic_supers.saturating_mul(u64::from(table).saturating_add(u64::from(reserve)));
-        // A meta group keeps its block three times: in its first, second and last group.
+        // A meta group has three copies of its block: in its first, second and last group.
         let meta_groups = u64::from(self.groups.saturating_sub(classic_groups));
         let per_block = u64::from(per_block);
         let full = meta_groups.checked_div(per_block).unwrap_or(0).saturating_mul(3.min(per_block));
@@ -467,7 +467,7 @@ impl Superblock {
     }
 }
 
-/// Whether `group` keeps a copy of the superblock on a volume with `sparse_super`.
+/// Returns true if `group` has a backup superblock under `sparse_super`.
 pub fn is_sparse_backup(group: u32) -> bool {
     group <= 1 || [3, 5, 7].into_iter().any(|base| is_power_of(group, base))
 }

@@ -1,28 +1,27 @@
-//! Hashes of names in hash trees.
+//! Hashes of names in htrees.
 //!
-//! Three functions in two tastes: characters count as signed or as unsigned, as the
-//! machine that made the volume took them. Half MD4 is three rounds of eight steps of
-//! RFC 1320's functions; TEA is the cipher of Wheeler and Needham, sixteen cycles, used
-//! as a compression function.
+//! Three functions with signed or unsigned characters, as on the machine that made the volume. Half
+//! MD4 is three rounds of eight steps of RFC 1320's functions. TEA is the cipher of Wheeler and
+//! Needham, sixteen cycles, used as a compression function.
 
-/// The starting values of half MD4 and TEA.
+/// Initial state of half MD4 and TEA.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct HashSeed([u32; 4]);
 
-/// The starting values of RFC 1320.
+/// Initial state of RFC 1320.
 const MD4: [u32; 4] = [0x6745_2301, 0xEFCD_AB89, 0x98BA_DCFE, 0x1032_5476];
 
-/// A hash that means the end of a directory to those who use hashes as positions.
+/// Hash reserved for the end of a directory, for drivers that use hashes as positions.
 const END: u32 = 0xFFFF_FFFE;
 
 impl HashSeed {
-    /// The volume's own seed, unless it is all zero.
+    /// Uses the volume's seed, or the default if it is all zero.
     pub fn new(words: [u32; 4]) -> Self {
         Self(if words == [0; 4] { MD4 } else { words })
     }
 }
 
-/// Which function, and which taste of characters.
+/// Hash function, seed and signedness of characters.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct NameHash {
     function: HashFunction,
@@ -38,8 +37,8 @@ enum HashFunction {
 }
 
 impl NameHash {
-    /// The hash that a tree of `version` uses; versions 3 to 5 are 0 to 2 with unsigned
-    /// characters, which `unsigned` asks of 0 to 2, too. `None` if it is unknown.
+    /// Returns the hash of htree `version`. 3 to 5 are 0 to 2 with unsigned characters, as
+    /// `unsigned` makes 0 to 2. `None` if unknown.
     pub fn of_version(version: u8, unsigned: bool, seed: HashSeed) -> Option<Self> {
         let function = match version {
             0 | 3 => HashFunction::Legacy,
@@ -50,12 +49,12 @@ impl NameHash {
         Some(Self { function, unsigned: unsigned || version > 2, seed })
     }
 
-    /// The hash of `name`; its lowest bit is always zero.
+    /// Returns the hash of `name`; its lowest bit is always zero.
     pub fn of(&self, name: &[u8]) -> u32 {
         self.major_and_minor(name).0
     }
 
-    /// The hash of `name`, and a second one that no tree holds.
+    /// Returns the hash of `name` and the minor hash, which htrees do not store.
     pub fn major_and_minor(&self, name: &[u8]) -> (u32, u32) {
         let (hash, second) = match self.function {
             HashFunction::Legacy => (self.legacy(name), 0),
@@ -103,8 +102,8 @@ impl NameHash {
         (hash, second)
     }
 
-    /// The start of `left` as `N` big-endian words, filled up with its length in every
-    /// byte. A signed character below zero borrows from the bytes above it.
+    /// Returns the start of `left` as `N` big-endian words, padded with its length in every byte. A
+    /// negative signed character borrows from the bytes above it.
     fn words<const N: usize>(&self, left: &[u8]) -> [u32; N] {
         let [len, ..] = left.len().to_le_bytes();
         // Names have at most 255 bytes.
@@ -119,12 +118,12 @@ impl NameHash {
     }
 }
 
-/// What is left of `name` at the start of each of its chunks.
+/// Iterates over the remainders of `name` at the start of each chunk.
 fn remainders(name: &[u8], chunk: usize) -> impl Iterator<Item = &[u8]> {
     (0..name.len()).step_by(chunk).filter_map(|at| name.get(at..))
 }
 
-/// Eight steps of one round of RFC 1320: `order` picks the words, `shifts` turn.
+/// Runs eight steps of one round of RFC 1320: `order` selects the words, `shifts` the rotations.
 fn md4_round(
     state: &mut [u32; 4],
     words: &[u32; 8],

@@ -1,11 +1,10 @@
-//! Hash trees: index blocks inside a directory that lead from a hash to a block of names.
+//! Htrees: index blocks in a directory that map hashes to dirent blocks.
 //!
 //! ```text
 //!   root  | . | .. | dx_root_info | limit,count,block | hash,block | ..
 //!   node  | one unused entry      | limit,count,block | hash,block | ..
 //! ```
-//! To those who read a directory straight through, both look like blocks without names
-//! (the root holds `.` and `..`).
+//! A linear scan of the directory sees both as blocks without names; the root holds `.` and `..`.
 
 use draconis_exchange::contract::FileType;
 
@@ -16,26 +15,25 @@ use crate::{Error, FileBlock, Result};
 
 pub(crate) const ROOT_INFO_AT: usize = 24;
 pub(crate) const NODE_ENTRIES_AT: usize = 8;
-/// Where limit, count and the first block stand in a root.
+/// Offset of limit, count and the first block in a root.
 pub(crate) const ROOT_ENTRIES_AT: usize = ROOT_INFO_AT + 8;
 pub(crate) const ENTRY_BYTES: usize = 8;
 pub(crate) const BLOCK_MASK: u32 = 0x0FFF_FFFF;
 
-/// What the root of a tree says of all of it.
+/// Root of an htree.
 #[derive(Clone, Copy, Debug)]
 pub struct DxRoot {
-    /// How names are hashed.
+    /// Hash function of names.
     pub hash: NameHash,
-    /// How many levels of nodes are below the root: 0 to 2.
+    /// Levels of nodes below the root: 0 to 2.
     pub levels: u8,
 }
 
 impl DxRoot {
-    /// Reads the root in the first block of a directory.
+    /// Parses the root in the first block of a directory.
     ///
     /// # Errors
-    /// [`Error::Corrupt`] if it makes no sense; the directory can still be read straight
-    /// through.
+    /// [`Error::Corrupt`] if the root is invalid; the directory can still be scanned linearly.
     pub fn check(block: &[u8], unsigned: bool, seed: HashSeed) -> Result<(Self, DxEntries<'_>)> {
         let corrupt = Error::corrupt("hash tree root");
         let info = block.get(ROOT_INFO_AT..).ok_or(corrupt.clone())?;
@@ -49,22 +47,22 @@ impl DxRoot {
     }
 }
 
-/// The entries of a root or node: at least one, in order of their hashes.
+/// Entries of a root or node: at least one, ordered by hash.
 #[derive(Clone, Copy, Debug)]
 pub struct DxEntries<'a> {
     entries: &'a [u8],
 }
 
 impl<'a> DxEntries<'a> {
-    /// Reads the entries of a node.
+    /// Parses the entries of a node.
     ///
     /// # Errors
-    /// [`Error::Corrupt`] if its count makes no sense.
+    /// [`Error::Corrupt`] if the count is invalid.
     pub fn from_node(block: &'a [u8]) -> Result<Self> {
         Self::from_entries(block.get(NODE_ENTRIES_AT..).unwrap_or_default())
     }
 
-    /// Reads entries from where limit and count stand.
+    /// Parses entries, beginning with limit and count.
     pub(crate) fn from_entries(entries: &'a [u8]) -> Result<Self> {
         let corrupt = Error::corrupt("hash tree index");
         let (Some(limit), Some(count)) = (le16(entries, 0), le16(entries, 2)) else {
@@ -77,25 +75,25 @@ impl<'a> DxEntries<'a> {
         entries.get(..bytes).map(|entries| Self { entries }).ok_or(corrupt)
     }
 
-    /// How many entries there are.
+    /// Returns the number of entries.
     pub(crate) fn len(self) -> usize {
         self.entries.len() / ENTRY_BYTES
     }
 
-    /// The lowest hash below entry `nth`; its lowest bit says that names with this very
-    /// hash may be below the entry before, too.
+    /// Returns the lowest hash below entry `nth`. Its lowest bit means that names with this hash
+    /// may also be below the entry before.
     pub(crate) fn hash(self, nth: usize) -> Option<u32> {
         le32(self.entries, nth.checked_mul(ENTRY_BYTES)?)
     }
 
-    /// The block that entry `nth` leads to.
+    /// Returns the block that entry `nth` points to.
     pub fn block(self, nth: usize) -> Option<FileBlock> {
         let at = nth.checked_mul(ENTRY_BYTES)?.checked_add(4)?;
         Some(FileBlock(le32(self.entries, at)? & BLOCK_MASK))
     }
 
-    /// The last entry whose hash is not above `hash`; the first entry stands for all
-    /// that are lower.
+    /// Returns the last entry whose hash is at most `hash`; the first entry also covers all lower
+    /// hashes.
     pub fn find(self, hash: u32) -> usize {
         let (mut low, mut high) = (0, self.len().saturating_sub(1));
         while low < high {
@@ -110,38 +108,38 @@ impl<'a> DxEntries<'a> {
         low
     }
 
-    /// The entry after `nth`, if names with `hash` go on there.
+    /// Returns the entry after `nth` if names with `hash` continue there.
     pub fn next_with_hash(self, nth: usize, hash: u32) -> Option<usize> {
         let next = nth.checked_add(1)?;
         (self.hash(next)? == hash | 1).then_some(next)
     }
 
-    /// Whether `nth` is the last entry.
+    /// Returns true if `nth` is the last entry.
     pub fn is_last(self, nth: usize) -> bool {
         nth.saturating_add(1) >= self.len()
     }
 }
 
-/// One entry of an index that is to be written.
+/// An htree entry to write.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct DxEntry {
-    /// The lowest hash below it; its lowest bit says that the hash begins in the entry before.
+    /// Lowest hash below; its lowest bit means that the hash begins in the entry before.
     pub hash: u32,
-    /// The block of the directory that it leads to.
+    /// Directory block that it points to.
     pub block: u32,
 }
 
-/// Entries that a root has room for.
+/// Returns the capacity of a root in entries.
 pub fn dx_root_limit(shape: DirBlockFormat) -> usize {
     shape.index_bytes().saturating_sub(ROOT_ENTRIES_AT) / ENTRY_BYTES
 }
 
-/// Entries that a node has room for.
+/// Returns the capacity of a node in entries.
 pub fn dx_node_limit(shape: DirBlockFormat) -> usize {
     shape.index_bytes().saturating_sub(NODE_ENTRIES_AT) / ENTRY_BYTES
 }
 
-/// The first block of an indexed directory; `None` if the entries do not fit or are none.
+/// Builds the root block of an htree; `None` if `entries` is empty or does not fit.
 pub fn root(
     own: u32,
     parent: u32,
@@ -163,7 +161,7 @@ pub fn root(
     Some(block)
 }
 
-/// A block of index entries below a root; `None` if they do not fit or are none.
+/// Builds a node block below a root; `None` if `entries` is empty or does not fit.
 pub fn node(entries: &[DxEntry], shape: DirBlockFormat) -> Option<Vec<u8>> {
     let len = crate::units::saturating_usize(shape.block_bytes.into());
     let mut block = vec![0; 4];
@@ -174,7 +172,7 @@ pub fn node(entries: &[DxEntry], shape: DirBlockFormat) -> Option<Vec<u8>> {
     Some(block)
 }
 
-/// The first entry's hash is never looked at: limit and count stand in its place.
+/// Limit and count replace the hash of the first entry, which is never read.
 fn put_entries(block: &mut Vec<u8>, entries: &[DxEntry], room: usize) -> Option<()> {
     let (first, rest) = entries.split_first()?;
     if entries.len() > room {

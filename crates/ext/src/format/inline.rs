@@ -1,53 +1,52 @@
-//! Contents inside an inode: sixty bytes where block pointers would be, then the attribute
-//! `system.data`.
+//! Inline data: sixty bytes in `i_block`, continued in the attribute `system.data`.
 //!
 //! ```text
 //!   file       | i_block: 60 bytes of contents          | value: contents ..  |
 //!   directory  | number of `..` (4) | entries: 56 bytes  | value: entries ..   |
 //! ```
-//! Each part of a directory is a chain of entries of its own; `.` and `..` are not among them.
-//! What a file claims beyond both parts reads as zeros.
+//! Each part of a directory is its own chain of entries, without `.` and `..`. Bytes of a file
+//! beyond both parts read as zeros.
 
 use super::le32;
 use crate::{InodeNumber, Result};
 
-/// Bytes in the place of block pointers.
+/// Bytes of `i_block`.
 pub const POINTER_BYTES: usize = 60;
-/// Where the entries of a directory begin in them.
+/// Offset of the entries of a directory in `i_block`.
 pub const ENTRIES_AT: usize = 4;
 
-/// The bytes of an inode's contents that are inside it.
+/// Inline contents of an inode.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Inline {
     bytes: Vec<u8>,
 }
 
-/// A chain of directory entries, and where it begins in the directory.
+/// A chain of directory entries with its offset in the directory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct InlineDirPart<'a> {
-    /// The position of its first byte.
+    /// Offset of its first byte.
     pub at: usize,
     /// The entries.
     pub entries: &'a [u8],
 }
 
 impl Inline {
-    /// Both parts put together.
+    /// Joins both parts.
     pub fn new(pointers: &[u8; POINTER_BYTES], value: &[u8]) -> Self {
         Self { bytes: [pointers, value].concat() }
     }
 
-    /// How many bytes the inode has; the file may be shorter, or longer.
+    /// Returns the stored bytes; the file size may differ.
     pub fn len(&self) -> usize {
         self.bytes.len()
     }
 
-    /// Whether there are none.
+    /// Returns true if no bytes are stored.
     pub fn is_empty(&self) -> bool {
         self.bytes.is_empty()
     }
 
-    /// Fills `into` with what the file holds from `offset` on.
+    /// Fills `into` with the file's contents from `offset` on.
     pub fn read(&self, offset: u64, into: &mut [u8]) {
         let from = crate::units::saturating_usize(offset).min(self.bytes.len());
         let there = self.bytes.get(from..).unwrap_or_default();
@@ -57,16 +56,16 @@ impl Inline {
         beyond.fill(0);
     }
 
-    /// The directory that a directory is in.
+    /// Returns the parent of a directory.
     ///
     /// # Errors
-    /// [`crate::Error::Corrupt`] for a number that is none.
+    /// [`crate::Error::Corrupt`] for an invalid inode number.
     pub fn parent(&self) -> Result<InodeNumber> {
         let number = le32(&self.bytes, 0).filter(|number| *number != 0);
         number.map(InodeNumber).ok_or(crate::Error::corrupt("inline directory: parent"))
     }
 
-    /// The chains of a directory's entries.
+    /// Returns the chains of a directory's entries.
     pub fn dir_parts(&self) -> [InlineDirPart<'_>; 2] {
         let part = |at: usize, end: usize| {
             let end = end.min(self.bytes.len());

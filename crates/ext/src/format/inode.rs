@@ -1,4 +1,4 @@
-//! The inode: who owns a file, how long it is, and where its blocks are.
+//! Inodes: owner, size, times and block map of a file.
 //!
 //! ```text
 //!   | 128 bytes of ext2 | i_extra_isize bytes more | attributes inside the inode |
@@ -19,68 +19,68 @@ use super::superblock::Superblock;
 use super::{le16, le32, nokey, put16};
 use crate::{Error, FileId, FsBlock, InodeNumber, Result};
 
-/// Block pointers of an inode: twelve direct ones, then one of each level.
+/// Block pointers of an inode: twelve direct, then one per level of indirection.
 pub const POINTERS: usize = 15;
-/// How many of them are direct.
+/// Number of direct pointers.
 pub const DIRECT: u32 = 12;
 
-/// Inode flags that decide how it is read.
+/// Inode flags.
 pub mod flags {
-    /// Every change is durable before it is acknowledged.
+    /// Changes are durable before they are acknowledged.
     pub const SYNC: u32 = 0x8;
-    /// Nothing may change.
+    /// The file is immutable.
     pub const IMMUTABLE: u32 = 0x10;
-    /// Contents may only grow.
+    /// The file is append-only.
     pub const APPEND: u32 = 0x20;
-    /// Not for backups.
+    /// Excluded from dumps.
     pub const NO_DUMP: u32 = 0x40;
-    /// Reading leaves no trace.
+    /// Access times are not updated.
     pub const NO_ATIME: u32 = 0x80;
-    /// Names are durable before they are acknowledged.
+    /// Directory changes are durable before they are acknowledged.
     pub const DIR_SYNC: u32 = 0x1_0000;
-    /// A directory whose subdirectories have nothing to do with each other.
+    /// A top-level directory: its subdirectories are unrelated.
     pub const TOP_DIR: u32 = 0x2_0000;
-    /// What a program may set, as far as ext2 honours it.
+    /// Flags that programs may set on ext2.
     pub const SETTABLE: u32 = 0x0003_80FF & !COMPRESSED;
-    /// What a new inode takes over from its directory.
+    /// Flags that a new inode inherits from its directory.
     pub const INHERITED: u32 = 0x0001_C0CB;
-    /// What is made in a directory belongs to its project.
+    /// New inodes in the directory inherit its project.
     pub const PROJECT: u32 = 0x2000_0000;
-    /// A directory has a hash tree.
+    /// The directory has an htree.
     pub const INDEX: u32 = 0x1000;
     /// `i_blocks` counts file system blocks.
     pub const HUGE_FILE: u32 = 0x4_0000;
-    /// Mapped by extents.
+    /// The file is mapped by extents.
     pub const EXTENTS: u32 = 0x8_0000;
-    /// Contents inside the inode.
+    /// The contents are inline.
     pub const INLINE_DATA: u32 = 0x1000_0000;
     /// Encrypted.
     pub const ENCRYPT: u32 = 0x800;
-    /// Contents are sealed by a hash tree that lies behind their end.
+    /// fs-verity: a Merkle tree behind the end of the file protects the contents.
     pub const VERITY: u32 = 0x10_0000;
-    /// The contents are the value of an extended attribute; no name leads here.
+    /// EA inode: the contents are the value of an extended attribute; no name references it.
     pub const EA_INODE: u32 = 0x20_0000;
-    /// The names of a directory ignore case.
+    /// The directory is case-insensitive.
     pub const CASEFOLD: u32 = 0x4000_0000;
     /// Compressed.
     pub const COMPRESSED: u32 = 0x4;
-    /// What user programs may see.
+    /// Flags visible to programs.
     pub const USER_VISIBLE: u32 = 0x705B_DFFF;
-    /// What they may name when they set flags.
+    /// Flags that programs may name when they set flags.
     pub const NAMEABLE: u32 = 0x725B_DFFF;
-    /// Of these, what Linux would change. The rest stays as it is without a word, as
-    /// `chattr` writes back what it has read.
+    /// Flags of these that Linux changes. The others are ignored silently, because `chattr` writes
+    /// back all flags that it read.
     pub const USER_MODIFIABLE: u32 = 0x624B_C0FF;
-    /// Of these, what only directories have.
+    /// Flags of these that only directories have.
     pub const DIRECTORY_ONLY: u32 = 0x6003_0000;
-    /// And all that devices, fifos and links may have.
+    /// Flags that devices, fifos and symbolic links may have.
     pub const OTHER_FLMASK: u32 = NO_DUMP | NO_ATIME;
 }
 
 const GOOD_OLD_INODE_SIZE: usize = 128;
 const XATTR_MAGIC: u32 = 0xEA02_0000;
 
-/// The 128 bytes that every inode has.
+/// The 128 bytes of every inode.
 #[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned, Clone)]
 #[repr(C)]
 #[allow(missing_docs)]
@@ -112,24 +112,24 @@ pub struct RawInode {
 
 const _: () = assert!(size_of::<RawInode>() == GOOD_OLD_INODE_SIZE);
 
-/// An inode that is in use and whose kind is known.
+/// An inode in use with a valid file type.
 #[derive(Debug)]
 pub struct Inode {
-    /// Its number.
+    /// Inode number.
     pub number: InodeNumber,
-    /// What it is.
+    /// File type.
     pub kind: FileType,
     /// Length in bytes.
     pub size_bytes: u64,
-    /// `i_flags`, all of them.
+    /// `i_flags`, unfiltered.
     pub flags: u32,
-    /// The block of extended attributes, if there is one.
+    /// Block of extended attributes, if any.
     pub xattr_block: Option<FsBlock>,
-    /// The block pointers; for a fast symbolic link its target, for a device its number.
+    /// Block pointers; the target of a fast symbolic link, or the number of a device.
     pub(crate) pointers: [u32; POINTERS],
-    /// Where extended attributes start inside the inode, if there are any.
+    /// Offset of the extended attributes in the inode, if any.
     pub(crate) attributes_at: Option<u16>,
-    /// Where in a directory the last name was found: the next one is probably near.
+    /// Position in a directory of the last name found; the next one is probably near.
     pub(crate) lookup_hint: AtomicU32,
     stat: Stat,
 }
@@ -150,11 +150,11 @@ struct Stat {
 }
 
 impl Inode {
-    /// Reads the inode in `bytes`, which are all the bytes of its slot.
+    /// Parses the inode in `bytes`, the whole slot.
     ///
     /// # Errors
-    /// [`Error::NotFound`] for an inode that is not in use, [`Error::Corrupt`] for one
-    /// that makes no sense, [`Error::Unsupported`] for one this library cannot read.
+    /// [`Error::NotFound`] for an unused inode, [`Error::Corrupt`] for an invalid one,
+    /// [`Error::Unsupported`] for one that this library cannot read.
     pub fn check(bytes: &[u8], number: InodeNumber, super_: &Superblock) -> Result<Self> {
         let corrupt = |what| Error::Corrupt { what, inode: Some(number), block: None };
         let (raw, _) = RawInode::ref_from_prefix(bytes).map_err(|_| corrupt("inode"))?;
@@ -164,7 +164,7 @@ impl Inode {
         Self::parse_used(bytes, number, super_)
     }
 
-    /// A directory that can be read.
+    /// Checks that this is a readable directory.
     ///
     /// # Errors
     /// [`Error::NotADirectory`]; [`Error::Unsupported`] as [`Inode::readable`].
@@ -176,10 +176,10 @@ impl Inode {
         Ok(self)
     }
 
-    /// [`Inode::check`] for those who know that the inode is in use though nothing names it.
+    /// Parses an inode that is in use, even without links.
     ///
     /// # Errors
-    /// As [`Inode::check`], but for [`Error::NotFound`].
+    /// As [`Inode::check`], except [`Error::NotFound`].
     pub(crate) fn parse_used(
         bytes: &[u8],
         number: InodeNumber,
@@ -223,96 +223,96 @@ impl Inode {
         })
     }
 
-    /// Owner and group.
+    /// Returns owner and group.
     pub fn owner(&self) -> (u32, u32) {
         (self.stat.uid, self.stat.gid)
     }
 
-    /// Kind and permissions.
+    /// Returns file type and permissions.
     pub fn mode(&self) -> u32 {
         self.stat.mode.into()
     }
 
-    /// The project whose quota it counts for; 0 is the one that everything belongs to at first.
+    /// Returns the project for quotas; 0 is the default project.
     pub fn project(&self) -> u32 {
         self.stat.project
     }
 
-    /// Whether its contents, or the names in it, are encrypted.
+    /// Returns true if the contents, or the names of a directory, are encrypted.
     pub fn is_encrypted(&self) -> bool {
         self.flags & flags::ENCRYPT != 0
     }
 
-    /// Whether its contents are inside it.
+    /// Returns true if the contents are inline.
     pub fn is_inline(&self) -> bool {
         self.flags & flags::INLINE_DATA != 0
     }
 
-    /// Whether its contents are the value of an extended attribute.
+    /// Returns true if the contents are the value of an extended attribute.
     pub fn is_ea_inode(&self) -> bool {
         self.flags & flags::EA_INODE != 0
     }
 
-    /// The hash of the value that it holds.
+    /// Returns the hash of an EA inode's value.
     pub(crate) fn ea_inode_hash(&self) -> u32 {
         low32(self.stat.accessed.seconds.cast_unsigned())
     }
 
-    /// Whether it says that it holds a value of `owner` alone, as a forerunner of `ea_inode` did,
-    /// which kept no hash.
+    /// Returns true if the EA inode is `owner`'s alone, in the format of Lustre, the forerunner of
+    /// `ea_inode`, which has no hash.
     pub(crate) fn is_ea_inode_of(&self, owner: &Self) -> bool {
         low32(self.stat.modified.seconds.cast_unsigned()) == owner.number.0
             && self.stat.generation == owner.stat.generation
     }
 
-    /// The bytes in the place of its block pointers.
+    /// Returns the bytes of `i_block`.
     pub(crate) fn pointer_bytes(&self) -> [u8; POINTER_BYTES] {
         let mut bytes = [0; POINTER_BYTES];
         bytes.copy_from_slice(self.pointers.map(u32::to_le_bytes).as_flattened());
         bytes
     }
 
-    /// Whether blocks of a device may belong to it.
+    /// Returns true if the inode may map blocks.
     pub(crate) fn has_map(&self, super_: &Superblock) -> bool {
         matches!(self.kind, FileType::File | FileType::Directory | FileType::Symlink)
             && !self.is_inline()
             && self.fast_target(super_).is_none()
     }
 
-    /// Names that lead here.
+    /// Returns the link count.
     pub fn links(&self) -> u16 {
         self.stat.links
     }
 
-    /// The generation that tells two files apart that had the same number.
+    /// Returns the generation, which distinguishes files that reuse an inode number.
     pub fn generation(&self) -> u32 {
         self.stat.generation
     }
 
-    /// The file, as what belongs to it names it.
+    /// Returns the id that the file's metadata blocks are checked against.
     pub fn id(&self) -> FileId {
         FileId { inode: self.number.0, generation: self.stat.generation }
     }
 
-    /// Whether its blocks are found by extents.
+    /// Returns true if the file is mapped by extents.
     pub fn has_extents(&self) -> bool {
         self.flags & flags::EXTENTS != 0
     }
 
-    /// Whether extended attributes may be there.
+    /// Returns true if the inode may have extended attributes.
     pub fn has_xattrs(&self) -> bool {
         self.xattr_block.is_some() || self.attributes_at.is_some()
     }
 
-    /// The target of a symbolic link that is stored in the inode itself.
+    /// Returns the target of a fast symbolic link, which is stored in the inode.
     pub fn fast_target(&self, super_: &Superblock) -> Option<Vec<u8>> {
-        // A fast link has no data block; the only block it may own is its attributes'.
+        // A fast symbolic link has no data block; its only block may hold attributes.
         let len = usize::try_from(self.size_bytes).ok()?;
         let fast = self.kind == FileType::Symlink && len < size_of_val(&self.pointers);
         let cluster =
             u64::from(super_.block_bytes >> 9).saturating_mul(super_.cluster_blocks.into());
         let attributes = self.xattr_block.map_or(0, |_| cluster);
-        // Values in inodes of their own are counted, too: there the length decides alone.
+        // EA inodes are counted, too: with them the length alone decides.
         let by_length = super_.incompatible.contains(Incompatible::EA_INODE);
         if !fast || (!by_length && self.stat.blocks_512 > attributes) {
             return None;
@@ -320,7 +320,7 @@ impl Inode {
         self.pointer_bytes().get(..len).map(<[u8]>::to_vec)
     }
 
-    /// What `stat` shows.
+    /// Returns the attributes for `stat`.
     pub fn attributes(&self, super_: &Superblock) -> Attributes {
         let stat = &self.stat;
         Attributes {
@@ -344,7 +344,7 @@ impl Inode {
         }
     }
 
-    /// How long it is to those who have no key: an encrypted target is as long as it is shown.
+    /// Returns the size without a key: that of the encoded target for an encrypted symbolic link.
     fn reported_size(&self) -> u64 {
         match (self.kind, self.is_encrypted()) {
             (FileType::Symlink, true) => nokey::target_bytes(self.size_bytes),
@@ -352,14 +352,15 @@ impl Inode {
         }
     }
 
-    /// Linux says that a file inside its inode has sectors, lest it be taken for a hole.
+    /// Returns the sectors for `stat`. Like Linux, it counts inline contents, so that the file does
+    /// not look like a hole.
     fn reported_sectors(&self) -> u64 {
         let inside = self.kind == FileType::File && self.is_inline();
         let sectors = if inside { self.size_bytes.div_ceil(512) } else { 0 };
         self.stat.blocks_512.saturating_add(sectors)
     }
 
-    /// Major and minor number of a device: 8 bits each in the first pointer, or 12 and
+    /// Returns the major and minor number of a device: 8 bits each in the first pointer, or 12 and
     /// 20 bits in the second.
     fn device(&self) -> (u32, u32) {
         if !matches!(self.kind, FileType::CharDevice | FileType::BlockDevice) {
@@ -375,8 +376,7 @@ impl Inode {
     /// Refuses contents that this library cannot read.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] naming how the contents are stored; [`Error::NoKey`] for an
-    /// encrypted file.
+    /// [`Error::Unsupported`] naming the storage format; [`Error::NoKey`] for an encrypted file.
     pub fn readable(&self) -> Result<()> {
         let unread = [(flags::COMPRESSED, "needs: compression")];
         match unread.into_iter().find(|(flag, _)| self.flags & flag != 0) {
@@ -387,7 +387,7 @@ impl Inode {
     }
 }
 
-/// What an inode of more than 128 bytes says beyond them.
+/// Fields of an inode beyond the first 128 bytes.
 #[derive(Default)]
 struct Extra {
     changed: u32,
@@ -399,7 +399,7 @@ struct Extra {
 }
 
 impl Extra {
-    /// `None` if the inode claims more bytes than its slot has.
+    /// Parses the fields; `None` if the inode claims more bytes than its slot has.
     fn of(bytes: &[u8]) -> Option<Self> {
         let Some(extra_bytes) = le16(bytes, GOOD_OLD_INODE_SIZE) else {
             return Some(Self::default());
@@ -410,7 +410,7 @@ impl Extra {
         }
         let known = bytes.get(..end)?;
         let field = |at| le32(known, at).unwrap_or(0);
-        // Slots written by old kernels have no extra fields and no attributes either.
+        // Slots of old kernels have no extra fields and no attributes.
         let magic = extra_bytes >= 4 && le32(bytes, end) == Some(XATTR_MAGIC);
         let first = end.checked_add(4)?;
         let some = le32(bytes, first).is_some_and(|entry| entry != 0);
@@ -426,11 +426,11 @@ impl Extra {
     }
 }
 
-/// Where the two halves of the checksum of an inode stand.
+/// Offsets of the two halves of an inode's checksum.
 const CHECKSUM_AT: [usize; 2] = [0x7C, 0x82];
 
-/// The checksum of an inode, on volumes that have them: 16 bits of it where its extra fields are
-/// too few for all 32.
+/// Computes the checksum of an inode, on volumes that have them; 16 bits are stored if the extra
+/// fields lack space for 32.
 fn checksum(bytes: &[u8], number: InodeNumber, super_: &Superblock) -> Option<Checksum> {
     let [low_at, high_at] = CHECKSUM_AT;
     let part = |from: usize, to: usize| bytes.get(from..to).unwrap_or_default();
@@ -453,12 +453,12 @@ fn checksum(bytes: &[u8], number: InodeNumber, super_: &Superblock) -> Option<Ch
     )
 }
 
-/// Whether the extra fields of an inode reach the second half of its checksum.
+/// Returns true if the extra fields include the high half of the checksum.
 fn has_checksum_hi(bytes: &[u8]) -> bool {
     le16(bytes, GOOD_OLD_INODE_SIZE).is_some_and(|extra| extra >= 4)
 }
 
-/// Whether the checksum of an inode is right, or there is none.
+/// Returns true if the checksum of an inode is valid, or there is none.
 pub fn has_valid_checksum(bytes: &[u8], number: InodeNumber, super_: &Superblock) -> bool {
     let Some(sum) = checksum(bytes, number, super_) else { return true };
     let [low_at, high_at] = CHECKSUM_AT;
@@ -466,7 +466,7 @@ pub fn has_valid_checksum(bytes: &[u8], number: InodeNumber, super_: &Superblock
         && (!has_checksum_hi(bytes) || le16(bytes, high_at) == Some(sum.high16()))
 }
 
-/// Makes the checksum of an inode right, on volumes that have them.
+/// Sets the checksum of an inode, on volumes that have them.
 pub fn set_checksum(bytes: &mut [u8], number: InodeNumber, super_: &Superblock) {
     let Some(sum) = checksum(bytes, number, super_) else { return };
     let [low_at, high_at] = CHECKSUM_AT;
@@ -476,7 +476,7 @@ pub fn set_checksum(bytes: &mut [u8], number: InodeNumber, super_: &Superblock) 
     }
 }
 
-/// Zeros where the checksum of an inode stands, on volumes with checksums or without.
+/// Zeroes the checksum field of an inode, on any volume.
 pub(super) fn clear_checksum(bytes: &mut [u8]) {
     let has_high = has_checksum_hi(bytes);
     let [low_at, high_at] = CHECKSUM_AT;
@@ -486,10 +486,10 @@ pub(super) fn clear_checksum(bytes: &mut [u8]) {
     }
 }
 
-/// An inode as it is to be written.
+/// An inode to write.
 #[derive(Clone, Debug, Default)]
 pub struct NewInode<'a> {
-    /// Kind and permissions.
+    /// File type and permissions.
     pub mode: u16,
     /// Owner.
     pub uid: u32,
@@ -497,34 +497,33 @@ pub struct NewInode<'a> {
     pub gid: u32,
     /// Length in bytes.
     pub size_bytes: u64,
-    /// Names that lead here.
+    /// Link count.
     pub links: u16,
-    /// Sectors of 512 bytes that it owns, indirect and attribute blocks included: 48 bits with
-    /// `huge_file`, else 32.
+    /// Sectors of 512 bytes, with indirect and attribute blocks: 48 bits with `huge_file`, else 32.
     pub sectors: u64,
     /// `i_flags`.
     pub flags: u32,
     /// Block pointers, target or device number.
     pub pointers: [u32; POINTERS],
-    /// Last read.
+    /// Last access.
     pub accessed: Time,
-    /// Contents changed last.
+    /// Last change of the contents.
     pub modified: Time,
-    /// Inode changed last.
+    /// Last change of the inode.
     pub changed: Time,
-    /// Made; lost where the inode has no room for it.
+    /// Creation; dropped if the inode has no space for it.
     pub created: Time,
-    /// The block of extended attributes; 0 if there is none.
+    /// Block of extended attributes; 0 for none.
     pub xattr_block: u64,
-    /// The list of attributes inside the inode, without its magic number.
+    /// Attribute list in the inode, without its magic number.
     pub attributes: &'a [u8],
 }
 
-/// Bytes behind the first 128 that this library fills, where an inode has them.
+/// Bytes of extra fields that this library writes.
 pub const EXTRA_BYTES: u16 = 32;
 
 impl NewInode<'_> {
-    /// The bytes of its slot of `inode_bytes`.
+    /// Encodes the inode in a slot of `inode_bytes`.
     pub fn encode(&self, inode_bytes: u32) -> Vec<u8> {
         let has_extra = inode_bytes >= 256;
         let fit = |time: Time| if has_extra { time } else { without_epoch(time) };
@@ -573,7 +572,7 @@ impl NewInode<'_> {
     }
 }
 
-/// The two forms in which a device number is kept: small ones in the first pointer.
+/// Encodes a device number: small ones in the first pointer, others in the second.
 pub fn device_pointers((major, minor): (u32, u32)) -> [u32; POINTERS] {
     let mut pointers = [0; POINTERS];
     let [old, new, ..] = &mut pointers;
@@ -585,10 +584,10 @@ pub fn device_pointers((major, minor): (u32, u32)) -> [u32; POINTERS] {
     pointers
 }
 
-/// A symbolic link's target as pointers, if it is short enough to live in the inode.
+/// Encodes a symbolic link's target in the pointers, if it is short enough.
 pub fn target_pointers(target: &[u8]) -> Option<[u32; POINTERS]> {
     let mut bytes = [0; POINTERS * 4];
-    // One byte less than there is room: readers expect a NUL.
+    // One byte less than the capacity: readers expect a NUL.
     let (last, room) = bytes.split_last_mut()?;
     *last = 0;
     room.get_mut(..target.len())?.copy_from_slice(target);
@@ -596,7 +595,7 @@ pub fn target_pointers(target: &[u8]) -> Option<[u32; POINTERS]> {
     Some(std::array::from_fn(|_| words.next().unwrap_or(0)))
 }
 
-/// A time as its seconds field and its extra field.
+/// Splits a time into its seconds field and its extra field.
 pub(super) fn split_time(time: Time) -> (u32, u32) {
     let time = clamp_time(time, SECONDS_MAX);
     let low = low32(time.seconds.cast_unsigned());
@@ -604,15 +603,15 @@ pub(super) fn split_time(time: Time) -> (u32, u32) {
     (low, low32(epoch.cast_unsigned()) & 3 | time.nanoseconds << 2)
 }
 
-/// The nearest time that 32 bits can say.
+/// Returns the nearest time that fits into 32 bits.
 pub(super) fn without_epoch(time: Time) -> Time {
     Time { nanoseconds: 0, ..clamp_time(time, i32::MAX.into()) }
 }
 
-/// The last second that the two bits beside 32 of them can say, in 2446.
+/// Last second with two epoch bits, in 2446.
 const SECONDS_MAX: i64 = 0x3_7FFF_FFFF;
 
-/// The nearest time from the first that can be said up to `last`, as Linux clamps it.
+/// Clamps a time to the representable range up to `last`, as Linux does.
 fn clamp_time(time: Time, last: i64) -> Time {
     if InjectedFault::ClampedTimes.is_made() {
         return time;
@@ -636,8 +635,8 @@ fn join16(low: u16, high: u16) -> u32 {
     u32::from(low) | u32::from(high) << 16
 }
 
-/// Seconds are signed; the two lowest bits of the extra field carry them past 2038, the
-/// other thirty are nanoseconds.
+/// Decodes a time. Seconds are signed; the two lowest bits of the extra field extend them past
+/// 2038, and the other thirty are nanoseconds.
 fn time(low: u32, extra: u32) -> Time {
     let epoch = i64::from(extra & 3) << 32;
     Time {
@@ -646,7 +645,8 @@ fn time(low: u32, extra: u32) -> Time {
     }
 }
 
-/// Size in bytes; the high half counts for files, and for directories with `large_dir`.
+/// Decodes the size in bytes; the high half is valid for files, and for directories with
+/// `large_dir`.
 fn size(raw: &RawInode, kind: FileType, super_: &Superblock) -> Option<u64> {
     let high = match kind {
         FileType::File => raw.i_size_high.get(),
@@ -656,7 +656,7 @@ fn size(raw: &RawInode, kind: FileType, super_: &Superblock) -> Option<u64> {
         _ => 0,
     };
     let size = u64::from(raw.i_size_lo.get()) | u64::from(high) << 32;
-    // No file can be longer than its block numbers reach; nor does off_t.
+    // Block numbers and `off_t` limit the size.
     let reach = u64::from(super_.block_bytes).checked_shl(32)?;
     (size <= reach.min(i64::MAX.unsigned_abs())).then_some(size)
 }
@@ -694,7 +694,7 @@ mod tests {
         assert_eq!(time(0x8000_0000, 0).seconds, -(1 << 31));
         assert_eq!(time(0x7FFF_FFFF, 3).seconds, (1 << 31) - 1 + (3 << 32));
         assert_eq!(time(5, 7 << 2 | 1), Time { seconds: 5 + (1 << 32), nanoseconds: 7 });
-        // What lies outside becomes the nearest second that can be said.
+        // Times out of range become the nearest representable second.
         for (seconds, nearest) in [(i64::MAX, SECONDS_MAX), (i64::MIN, -(1 << 31))] {
             let (low, extra) = split_time(Time { seconds, nanoseconds: 5 });
             assert_eq!(time(low, extra), Time { seconds: nearest, nanoseconds: 0 });

@@ -1,4 +1,4 @@
-//! The bytes of an inode, to be changed field by field: what is not asked for stays.
+//! Mutable bytes of an inode, changed field by field; all other bytes stay.
 
 use draconis_exchange::contract::Time;
 use zerocopy::FromBytes;
@@ -13,28 +13,28 @@ use crate::{Error, InodeNumber, Result};
 
 const OLD_BYTES: usize = 128;
 const XATTR_MAGIC: u32 = 0xEA02_0000;
-/// Where the project is.
+/// Offset of the project.
 const PROJECT_AT: usize = 0x9C;
 const POINTERS_AT: usize = 0x28;
 
-/// Which time of an inode.
+/// One of the times of an inode.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum InodeTime {
-    /// Last read.
+    /// Last access.
     Accessed,
-    /// Contents changed last.
+    /// Last change of the contents.
     Modified,
-    /// Inode changed last.
+    /// Last change of the inode.
     Changed,
-    /// Made.
+    /// Creation.
     Created,
 }
 
-/// All the bytes of one inode.
+/// The bytes of one inode.
 #[derive(Debug)]
 pub struct InodeSlot<'a>(&'a mut [u8]);
 
-/// What the bytes of one inode at two times differ in.
+/// Comparison of two versions of an inode.
 #[derive(Clone, Copy, Debug)]
 pub struct InodeDiff<'a> {
     old: &'a [u8],
@@ -42,7 +42,7 @@ pub struct InodeDiff<'a> {
 }
 
 impl<'a> InodeDiff<'a> {
-    /// From the bytes before and after.
+    /// Compares the bytes before and after.
     pub const fn new(old: &'a [u8], new: &'a [u8]) -> Self {
         Self { old, new }
     }
@@ -54,18 +54,18 @@ impl<'a> InodeDiff<'a> {
         }
     }
 
-    /// Other blocks than before belong to it, of its contents or its attributes.
+    /// Returns true if the block map or the attribute block changed.
     pub fn changes_blocks(self) -> bool {
         self.differs(|it| (it.i_block, it.i_file_acl_lo, it.i_file_acl_high))
     }
 
-    /// Other blocks than before belong to it, or it has another length or other flags: what a
-    /// directory is read by.
+    /// Returns true if the block map, size or flags changed: all that reading a directory depends
+    /// on.
     pub fn changes_mapping(self) -> bool {
         self.changes_blocks() || self.differs(|it| (it.i_size_lo, it.i_size_high, it.i_flags))
     }
 
-    /// Nothing differs but when it was read, modified and changed, and the checksum over that.
+    /// Returns true if only times and the checksum changed.
     pub fn changes_only_times(self) -> bool {
         let without_times = |bytes: &[u8]| {
             let mut bytes = bytes.to_vec();
@@ -75,7 +75,7 @@ impl<'a> InodeDiff<'a> {
                     .into_iter()
                     .for_each(|stamp| slot.set_time(stamp, zero));
             }
-            // The checksum differs as well, and says no more.
+            // The checksum differs as well, which adds nothing.
             inode::clear_checksum(&mut bytes);
             bytes
         };
@@ -84,10 +84,10 @@ impl<'a> InodeDiff<'a> {
 }
 
 impl<'a> InodeSlot<'a> {
-    /// The inode in these bytes.
+    /// Wraps the bytes of an inode.
     ///
     /// # Errors
-    /// [`Error::Corrupt`] if they are too few.
+    /// [`Error::Corrupt`] if there are too few bytes.
     pub fn of(bytes: &'a mut [u8]) -> Result<Self> {
         if bytes.len() < OLD_BYTES {
             return Err(Error::corrupt("inode"));
@@ -103,14 +103,13 @@ impl<'a> InodeSlot<'a> {
         RawInode::ref_from_prefix(self.0).ok().map(|(raw, _)| read(raw))
     }
 
-    /// Makes every byte zero, as an inode that is not in use.
+    /// Zeroes the slot, as for an unused inode.
     pub fn clear(&mut self) {
         self.0.fill(0);
     }
 
-    /// Takes fields over from those of a record, which may be fewer; of a new inode all. Its blocks
-    /// are its own: the count of them, the root of its extents, `root` where it has none; and so
-    /// is its place in a list of orphans.
+    /// Copies the fields of a record, which may be shorter; a new inode gets all of them. The inode
+    /// keeps its block count, its extent root (`root` if it has none) and its orphan list link.
     pub fn update_from(&mut self, raw: &[u8], is_new: bool, root: [u32; POINTERS]) {
         if is_new {
             self.clear();
@@ -128,23 +127,23 @@ impl<'a> InodeSlot<'a> {
         self.set_deleted(next);
     }
 
-    /// Gives a new inode its extra fields, where there is room.
+    /// Initializes the extra fields of a new inode, if its slot has space.
     pub fn init_extra_fields(&mut self) {
         let extra = if self.0.len() >= 256 { EXTRA_BYTES } else { 0 };
         self.put(OLD_BYTES, &extra.to_le_bytes());
     }
 
-    /// Kind and permissions.
+    /// Returns file type and permissions.
     pub fn mode(&self) -> u16 {
         self.get(|raw| raw.i_mode.get()).unwrap_or(0)
     }
 
-    /// Sets kind and permissions.
+    /// Sets file type and permissions.
     pub fn set_mode(&mut self, mode: u16) {
         self.with(|raw| raw.i_mode = mode.into());
     }
 
-    /// Owner and group.
+    /// Returns owner and group.
     pub fn owner(&self) -> (u32, u32) {
         let ids = self.get(|raw| {
             let join = |low: u16, high: u16| u32::from(low) | u32::from(high) << 16;
@@ -166,17 +165,17 @@ impl<'a> InodeSlot<'a> {
         });
     }
 
-    /// Names that lead here.
+    /// Returns the link count.
     pub fn links(&self) -> u16 {
         self.get(|raw| raw.i_links_count.get()).unwrap_or(0)
     }
 
-    /// Sets the number of names.
+    /// Sets the link count.
     pub fn set_links(&mut self, links: u16) {
         self.with(|raw| raw.i_links_count = links.into());
     }
 
-    /// Sets the length in bytes.
+    /// Sets the size in bytes.
     pub fn set_size(&mut self, bytes: u64) {
         self.with(|raw| {
             raw.i_size_lo = low32(bytes).into();
@@ -184,7 +183,7 @@ impl<'a> InodeSlot<'a> {
         });
     }
 
-    /// Sectors of 512 bytes, or blocks where the flag `HUGE_FILE` says so: 48 bits.
+    /// Returns `i_blocks` with 48 bits: sectors of 512 bytes, or blocks with the flag `HUGE_FILE`.
     pub fn sectors(&self) -> u64 {
         let join = |raw: &RawInode| {
             u64::from(raw.i_blocks_lo.get()) | u64::from(raw.i_blocks_high.get()) << 32
@@ -200,7 +199,7 @@ impl<'a> InodeSlot<'a> {
         });
     }
 
-    /// Counts blocks of so many bytes more or less.
+    /// Adds blocks to `i_blocks` or subtracts them.
     pub fn count_blocks(&mut self, blocks: u64, more: bool, block_bytes: u32) {
         let unit = if self.flags() & flags::HUGE_FILE != 0 { 1 } else { block_bytes / 512 };
         let change = blocks.saturating_mul(unit.into());
@@ -212,13 +211,13 @@ impl<'a> InodeSlot<'a> {
         });
     }
 
-    /// Bytes of the blocks that it counts.
+    /// Returns the bytes of the blocks in `i_blocks`.
     pub fn bytes_of_blocks(&self, block_bytes: u32) -> u64 {
         let unit = if self.flags() & flags::HUGE_FILE != 0 { block_bytes } else { 512 };
         self.sectors().saturating_mul(unit.into())
     }
 
-    /// The project that it belongs to; 0 where it has no room to say so.
+    /// Returns the project; 0 if the inode has no field for it.
     pub fn project(&self) -> u32 {
         if self.extra_end() < PROJECT_AT.saturating_add(4) {
             return 0;
@@ -226,14 +225,14 @@ impl<'a> InodeSlot<'a> {
         le32(self.0, PROJECT_AT).unwrap_or(0)
     }
 
-    /// Sets the project that it belongs to, where it has room to say so.
+    /// Sets the project, if the inode has a field for it.
     pub fn set_project(&mut self, project: u32) {
         if self.extra_end() >= PROJECT_AT.saturating_add(4) {
             self.put(PROJECT_AT, &project.to_le_bytes());
         }
     }
 
-    /// `i_flags`.
+    /// Returns `i_flags`.
     pub fn flags(&self) -> u32 {
         self.get(|raw| raw.i_flags.get()).unwrap_or(0)
     }
@@ -243,12 +242,12 @@ impl<'a> InodeSlot<'a> {
         self.with(|raw| raw.i_flags = flags.into());
     }
 
-    /// Block pointer `nth`.
+    /// Returns block pointer `nth`.
     pub fn pointer(&self, nth: usize) -> u32 {
         self.get(|raw| raw.i_block.get(nth).map_or(0, |it| it.get())).unwrap_or(0)
     }
 
-    /// All block pointers.
+    /// Returns all block pointers.
     pub fn pointers(&self) -> [u32; POINTERS] {
         self.get(|raw| raw.i_block.map(|it| it.get())).unwrap_or([0; POINTERS])
     }
@@ -267,7 +266,7 @@ impl<'a> InodeSlot<'a> {
         self.with(|raw| raw.i_block = pointers.map(U32::from));
     }
 
-    /// The block of extended attributes; 0 if there is none.
+    /// Returns the block of extended attributes; 0 for none.
     pub fn xattr_block(&self) -> u64 {
         let join = |raw: &RawInode| {
             u64::from(raw.i_file_acl_lo.get()) | u64::from(raw.i_file_acl_high.get()) << 32
@@ -283,7 +282,7 @@ impl<'a> InodeSlot<'a> {
         });
     }
 
-    /// What tells this inode from its number's earlier ones.
+    /// Returns the generation, which distinguishes files that reuse an inode number.
     pub fn generation(&self) -> u32 {
         self.get(|raw| raw.i_generation.get()).unwrap_or(0)
     }
@@ -293,15 +292,15 @@ impl<'a> InodeSlot<'a> {
         self.with(|raw| raw.i_generation = generation.into());
     }
 
-    /// How many entries lead to the value that it holds.
+    /// Returns the reference count of an EA inode.
     pub fn ea_ref_count(&self) -> u64 {
         let join =
             |raw: &RawInode| u64::from(raw.i_ctime.get()) << 32 | u64::from(raw.i_version.get());
         self.get(join).unwrap_or(0)
     }
 
-    /// Whether the value that it holds is of `owner` alone, as with Lustre's forerunner of
-    /// `ea_inode`: that named the inode with the attribute, and its generation, and counted nothing.
+    /// Returns true if the EA inode is `owner`'s alone, in the format of Lustre, the forerunner of
+    /// `ea_inode`. It names the owning inode and its generation, and has no reference count.
     pub fn is_value_of(&self, owner: InodeNumber, generation: u32) -> bool {
         let named = self.get(|raw| raw.i_mtime.get());
         named == Some(owner.0) && self.generation() == generation
@@ -317,29 +316,29 @@ impl<'a> InodeSlot<'a> {
         });
     }
 
-    /// Sets the hash of the value that it holds.
+    /// Sets the value hash of an EA inode.
     pub fn set_value_hash(&mut self, hash: u32) {
         self.set_time(InodeTime::Accessed, Time { seconds: hash.into(), nanoseconds: 0 });
-        // Where there is no room for what is beyond 32 bits, that is not lost here.
+        // Keeps all 32 bits of the hash if the inode has no extra field for the time.
         self.with(|raw| raw.i_atime = hash.into());
     }
 
-    /// Whether it says that it holds the value of an attribute.
+    /// Returns true if this is an EA inode.
     pub fn is_value(&self) -> bool {
         self.flags() & flags::EA_INODE != 0 && self.mode() & 0o170_000 == 0o100_000
     }
 
-    /// Whether it has room for a project.
+    /// Returns true if the inode has a field for a project.
     pub fn has_project(&self) -> bool {
         self.extra_end() >= PROJECT_AT.saturating_add(4)
     }
 
-    /// When it was deleted, in seconds since 1970; for an orphan the next one's number.
+    /// Returns the deletion time in seconds since 1970; for an orphan the next orphan's number.
     pub fn deletion_time(&self) -> u32 {
         self.get(|raw| raw.i_dtime.get()).unwrap_or(0)
     }
 
-    /// Whether it is in use and has no name, where such inodes are not listed.
+    /// Returns true for an orphan on volumes without an orphan list.
     pub fn is_unlisted_orphan(&self) -> bool {
         self.links() == 0 && self.mode() != 0 && self.deletion_time() == 0
     }
@@ -349,7 +348,7 @@ impl<'a> InodeSlot<'a> {
         self.with(|raw| raw.i_dtime = seconds.into());
     }
 
-    /// Sets one of the times, as exactly as the inode has room for.
+    /// Sets one of the times, as precisely as the inode has fields for.
     pub fn set_time(&mut self, which: InodeTime, to: Time) {
         let extra_at: usize = match which {
             InodeTime::Changed => 0x84,
@@ -372,13 +371,13 @@ impl<'a> InodeSlot<'a> {
         }
     }
 
-    /// Where the fields end.
+    /// Returns the end of the fields.
     fn extra_end(&self) -> usize {
         let extra = le16(self.0, OLD_BYTES).map_or(0, usize::from);
         OLD_BYTES.saturating_add(extra).min(self.0.len())
     }
 
-    /// The list of attributes inside the inode; empty if there is none.
+    /// Returns the attribute list in the inode; empty if there is none.
     pub fn inline_xattrs(&self) -> &[u8] {
         let end = self.extra_end();
         if end <= OLD_BYTES || le32(self.0, end) != Some(XATTR_MAGIC) {
@@ -387,13 +386,13 @@ impl<'a> InodeSlot<'a> {
         self.0.get(end.saturating_add(4)..).unwrap_or_default()
     }
 
-    /// Bytes for a list of attributes inside the inode, its end mark included.
+    /// Returns the bytes available for an attribute list in the inode, including its end mark.
     pub fn xattr_capacity(&self) -> usize {
         let end = self.extra_end();
         if end <= OLD_BYTES { 0 } else { self.0.len().saturating_sub(end).saturating_sub(4) }
     }
 
-    /// Sets the list of attributes inside the inode, which must fit; an empty one leaves none.
+    /// Sets the attribute list in the inode, which must fit; an empty list removes it.
     pub fn set_inline_xattrs(&mut self, list: &[u8]) {
         let end = self.extra_end();
         if end <= OLD_BYTES {
@@ -408,8 +407,7 @@ impl<'a> InodeSlot<'a> {
         }
     }
 
-    /// The names of a directory that is inside its inode, part 0 or 1; none if there is no such
-    /// part.
+    /// Returns the inline dirents of part 0 or 1; empty if there is no such part.
     pub fn inline_dirents(&mut self, part: usize) -> &mut [u8] {
         let range = if part == 0 {
             POINTERS_AT.saturating_add(ENTRIES_AT)..POINTERS_AT.saturating_add(POINTER_BYTES)

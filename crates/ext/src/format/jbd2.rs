@@ -1,14 +1,14 @@
-//! The journal of ext3 and ext4, which is big-endian whatever the machine.
+//! The JBD2 journal of ext3 and ext4; big-endian on all machines.
 //!
 //! ```text
 //!   log block 0   first                                              len
 //!   | superblock | descriptor: tag tag tag | copy | copy | copy | commit | revoke | ..
 //!                        each tag names the block of the volume that a copy is of
 //! ```
-//! A copy that begins like a block of the journal has its first four bytes zeroed, and its tag
-//! says so. How long a tag is, and what is summed, follows from the features of the journal.
+//! A copy that begins with the journal's magic number has its first four bytes zeroed and its tag
+//! flagged (escaped). The features of the journal decide the length of a tag and the checksums.
 //!
-//! Law: what is read here has any bytes; every loop ends with the block it walks.
+//! Law: any bytes may be read here; every loop ends with the block it walks.
 
 pub mod blocks;
 mod crc;
@@ -23,22 +23,22 @@ use crate::{Error, Result};
 pub use blocks::{BlockType, ChecksumState, CommitBlock, Tag};
 pub use crc::crc32_be;
 
-/// What every block that belongs to the journal itself begins with.
+/// Magic number of every block that is part of the journal itself.
 pub const MAGIC: u32 = 0xC03B_3998;
-/// How long a superblock of a journal is, in bytes.
+/// Bytes of a journal superblock.
 pub const SUPERBLOCK_BYTES: usize = 1024;
-/// What `s_checksum_type` says of CRC-32C, the only one that is in use.
+/// Value of `s_checksum_type` for CRC-32C, the only one in use.
 const CRC32C: u8 = 4;
-/// Blocks of a journal without those of fast commits, to Linux at least.
+/// Minimum journal blocks without the fast-commit area, as in Linux.
 const LEAST_BLOCKS: u32 = 1024;
-/// Blocks of fast commits where the superblock does not say how many.
+/// Default size of the fast-commit area in blocks.
 const FAST_COMMIT_BLOCKS: u32 = 256;
 
 bitflags! {
     /// Compatible features of a journal.
     #[derive(Clone, Copy, PartialEq, Eq, Debug)]
     pub struct JournalCompatible: u32 {
-        /// Commit blocks have a sum of all blocks of their transactions.
+        /// Commit blocks have a checksum of all blocks of their transactions.
         const CHECKSUM = 1;
         const _ = !0;
     }
@@ -46,15 +46,15 @@ bitflags! {
     /// Incompatible features of a journal.
     #[derive(Clone, Copy, PartialEq, Eq, Debug)]
     pub struct JournalIncompatible: u32 {
-        /// There may be revoke blocks.
+        /// The journal may hold revoke blocks.
         const REVOKE = 1;
         /// Block numbers have 64 bits.
         const SIXTY_FOUR_BIT = 2;
-        /// A commit block may be durable before its transaction is.
+        /// A commit block may become durable before its transaction.
         const ASYNC_COMMIT = 4;
-        /// Everything is summed; the sums of copies have 16 bits.
+        /// All blocks have checksums; those of copies have 16 bits.
         const CSUM_V2 = 8;
-        /// Everything is summed; the sums of copies have 32 bits.
+        /// All blocks have checksums; those of copies have 32 bits.
         const CSUM_V3 = 0x10;
         /// The last blocks may hold fast commits.
         const FAST_COMMIT = 0x20;
@@ -62,7 +62,7 @@ bitflags! {
     }
 }
 
-/// The bytes of the superblock of a journal, with the names of the format manual.
+/// On-disk journal superblock, with the field names of the format manual.
 #[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned, Clone, Debug)]
 #[repr(C)]
 #[allow(missing_docs)]
@@ -95,66 +95,66 @@ pub struct RawJournalSuperblock {
 
 const _: () = assert!(size_of::<RawJournalSuperblock>() == SUPERBLOCK_BYTES);
 
-/// How the blocks of a journal are summed.
+/// Checksums of the blocks of a journal.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum JournalChecksums {
-    /// Not at all.
+    /// No checksums.
     None,
-    /// One sum in the commit block, of descriptors and copies.
+    /// One checksum in the commit block, of descriptors and copies.
     Commit,
-    /// Every block; tags keep half of the sums of copies.
+    /// Checksums of all blocks; tags store half the bits for copies.
     V2,
-    /// Every block.
+    /// Checksums of all blocks.
     V3,
 }
 
-/// How the blocks of a journal are made.
+/// Format of the blocks of a journal.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct JournalFormat {
-    /// Block size in bytes, the volume's.
+    /// Block size in bytes, equal to the volume's.
     pub block_bytes: u32,
-    /// What is summed.
+    /// Kind of checksums.
     pub sums: JournalChecksums,
-    /// Whether block numbers have 64 bits.
+    /// True if block numbers have 64 bits.
     pub has_64bit_blocks: bool,
-    /// What sums begin with: that of the identity.
+    /// Checksum seed: the checksum of the UUID.
     seed: u32,
 }
 
-/// The superblock of a journal that can be computed with.
+/// A validated journal superblock.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct JournalSuperblock {
-    /// How its blocks are made.
+    /// Format of its blocks.
     pub form: JournalFormat,
-    /// Blocks of the journal, the superblock and those of fast commits among them.
+    /// Blocks of the journal, including the superblock and the fast-commit area.
     pub len: u32,
-    /// The first block of the log.
+    /// First block of the log.
     pub first: u32,
-    /// The block behind the last one of the log; more than `first`.
+    /// One past the last block of the log; more than `first`.
     pub end: u32,
-    /// The number of the first transaction in the log, or of the next one.
+    /// Sequence number of the first transaction in the log, or of the next one.
     pub sequence: u32,
-    /// Where the log begins; `None` if there is nothing in it.
+    /// First block to replay; `None` if the log is empty.
     pub start: Option<u32>,
-    /// What made the last user give up, if something did.
+    /// Error that made the last user abort the journal, if any.
     pub errno: u32,
     /// Compatible features.
     pub compatible: JournalCompatible,
     /// Incompatible features.
     pub incompatible: JournalIncompatible,
-    /// Identity.
+    /// UUID.
     pub uuid: [u8; 16],
 }
 
 impl RawJournalSuperblock {
-    /// The log begins outside of itself, everything else makes sense.
+    /// The log start is out of range; everything else is valid.
     pub(crate) const WRONG_START: Error =
         Error::Corrupt { what: "journal superblock: start", inode: None, block: None };
 
-    /// Finds the superblock in the first block of a journal.
+    /// Returns the superblock in the first block of a journal.
     ///
     /// # Errors
-    /// [`Error::Corrupt`] if this is none.
+    /// [`Error::Corrupt`] if there is none.
     pub fn view(bytes: &[u8]) -> Result<&Self> {
         let (raw, _) = Self::ref_from_prefix(bytes)
             .map_err(|_| Error::corrupt("journal superblock: length"))?;
@@ -164,7 +164,7 @@ impl RawJournalSuperblock {
         Ok(raw)
     }
 
-    /// The bytes of a superblock, to be changed.
+    /// Returns the mutable superblock.
     ///
     /// # Errors
     /// As [`RawJournalSuperblock::view`].
@@ -175,12 +175,12 @@ impl RawJournalSuperblock {
             .map_err(|_| Error::corrupt("journal superblock: length"))
     }
 
-    /// Checks what the rest of the crate computes with, for a journal of `blocks` blocks of
+    /// Checks all fields that the crate computes with, for a journal of `blocks` blocks of
     /// `block_bytes`.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] naming what is missing here; [`Error::Corrupt`] naming the first
-    /// field that makes no sense.
+    /// [`Error::Unsupported`] naming a feature that is not supported; [`Error::Corrupt`] naming the
+    /// first invalid field.
     pub fn check(&self, block_bytes: u32, blocks: u64) -> Result<JournalSuperblock> {
         let has_features = match BlockType::of(self.h_blocktype.get()) {
             Some(BlockType::SuperblockV1) => false,
@@ -191,7 +191,7 @@ impl RawJournalSuperblock {
         let compatible = JournalCompatible::from_bits_retain(features(&self.s_feature_compat));
         let incompatible =
             JournalIncompatible::from_bits_retain(features(&self.s_feature_incompat));
-        // What fails its checksum is damaged, whatever features it names.
+        // A superblock with a wrong checksum is damaged, whatever features it has.
         let sums = self.sums(compatible, incompatible)?;
         refuse_what_is_missing(incompatible.bits(), features(&self.s_feature_ro_compat))?;
         if has_features && self.s_nr_users.get() > 1 {
@@ -261,22 +261,22 @@ impl RawJournalSuperblock {
         Ok(sums)
     }
 
-    /// The sum of all bytes, as if the sum itself were zero.
+    /// Returns the checksum, computed with the checksum field zeroed.
     fn sum(&self) -> u32 {
         let mut bytes = self.clone();
         bytes.s_checksum.set(0);
         crc32c(!0, bytes.as_bytes())
     }
 
-    /// Says where the log begins, if anything is in it, and with which transaction.
+    /// Sets the first block of the log, `None` if it is empty, and its first transaction.
     pub fn set_tail(&mut self, start: Option<u32>, sequence: u32) {
         self.s_start.set(start.unwrap_or(0));
         self.s_sequence.set(sequence);
         self.set_checksum();
     }
 
-    /// Says that there may be revoke blocks. A superblock of the first version has no place for
-    /// that: it becomes one of the second.
+    /// Sets the feature `revoke`. A superblock of version 1 has no feature fields: it becomes
+    /// version 2.
     pub fn enable_revokes(&mut self) {
         if BlockType::of(self.h_blocktype.get()) == Some(BlockType::SuperblockV1) {
             self.h_blocktype.set(BlockType::SuperblockV2.number());
@@ -289,7 +289,7 @@ impl RawJournalSuperblock {
         self.set_checksum();
     }
 
-    /// Says what makes its user give up: a number of Linux, below zero; or forgets it, with 0.
+    /// Sets the error that makes the user abort the journal, a negative errno; 0 clears it.
     pub fn set_errno(&mut self, errno: i32) {
         self.s_errno.set(errno.cast_unsigned());
         self.set_checksum();
@@ -306,7 +306,7 @@ impl RawJournalSuperblock {
 }
 
 impl JournalSuperblock {
-    /// The block of the log behind `at`, which is in the log: the first one behind the last.
+    /// Returns the log block after `at`; the log wraps to its first block.
     pub fn next(&self, at: u32) -> u32 {
         match at.saturating_add(1) {
             next if next < self.end => next,
@@ -314,12 +314,12 @@ impl JournalSuperblock {
         }
     }
 
-    /// Whether the superblock says that there may be revoke blocks.
+    /// Returns true if the superblock allows revoke blocks.
     pub fn may_revoke(&self) -> bool {
         self.incompatible.contains(JournalIncompatible::REVOKE)
     }
 
-    /// Blocks of the log.
+    /// Returns the number of log blocks.
     pub fn log_blocks(&self) -> u32 {
         self.end.saturating_sub(self.first)
     }
@@ -339,7 +339,7 @@ fn refuse_what_is_missing(incompatible: u32, read_only_compatible: u32) -> Resul
     Err(Error::Unsupported { feature: format!("needs, in the journal: {}", unknown.join(", ")) })
 }
 
-/// The sum of `bytes`, going on from `seed`, which is `!0` at the beginning.
+/// Continues a CRC-32C over `bytes` from `seed`, `!0` at the start.
 fn crc32c(seed: u32, bytes: &[u8]) -> u32 {
     Checksum::seeded(seed).update(bytes).value()
 }

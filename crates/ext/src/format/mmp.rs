@@ -1,11 +1,11 @@
-//! The block by which hosts see that a volume is in use (`mmp`,
+//! MMP block: detects that another host uses the volume (`mmp`,
 //! `Documentation/filesystems/ext4/mmp.rst`).
 
 use super::checksum::Checksum;
 use super::{le16, le32, put16, put32};
 use crate::{Error, Result};
 
-/// Bytes of it; the rest of its block is not used.
+/// Bytes of the MMP structure; the rest of its block is unused.
 pub(crate) const LEN_BYTES: usize = 1024;
 
 const MAGIC: u32 = 0x004D_4D50;
@@ -18,32 +18,32 @@ const DEVICE_BYTES: usize = 32;
 const INTERVAL_AT: usize = 112;
 const SUM_AT: usize = 1020;
 
-/// A host is given at least so many seconds for its next sign.
+/// Minimum seconds to wait for the next update of another host.
 pub(crate) const MIN_CHECK_INTERVAL: u16 = 5;
 
-/// The largest number that a host that uses the volume counts with.
+/// Largest sequence number of a mounted volume.
 pub(crate) const SEQ_MAX: u32 = 0xE24D_4D4F;
-/// No host uses the volume.
+/// Sequence number of an unused volume.
 pub(crate) const SEQ_CLEAN: u32 = 0xFF4D_4D50;
-/// A check or another tool works on it, and does not count.
+/// Sequence number while a tool such as e2fsck works on the volume.
 pub(crate) const SEQ_FSCK: u32 = 0xE24D_4D50;
 
-/// What it says.
+/// Contents of the MMP block.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct MmpRecord {
-    /// Another one each time that its host wrote it.
+    /// Sequence number, changed by each update.
     pub(crate) sequence: u32,
-    /// Seconds within which that happens, as its host is.
+    /// Interval of updates in seconds.
     pub(crate) interval_seconds: u16,
-    /// The host, and what it calls the device.
+    /// Name of the host, and its name of the device.
     pub(crate) node: String,
     pub(crate) device: String,
 }
 
-/// Reads it.
+/// Parses an MMP block.
 ///
 /// # Errors
-/// [`Error::Corrupt`] if it is none, or its checksum is wrong.
+/// [`Error::Corrupt`] if the magic number or the checksum is wrong.
 pub(crate) fn read(bytes: &[u8], seed: Option<Checksum>) -> Result<MmpRecord> {
     let corrupt = Error::corrupt("the block that guards against mounting twice");
     let whole = bytes.get(..LEN_BYTES).ok_or(corrupt.clone())?;
@@ -64,7 +64,7 @@ pub(crate) fn read(bytes: &[u8], seed: Option<Checksum>) -> Result<MmpRecord> {
     })
 }
 
-/// Writes it, at this time in seconds.
+/// Writes an MMP block with the time `seconds`.
 pub(crate) fn write(bytes: &mut [u8], said: &MmpRecord, seconds: u64, seed: Option<Checksum>) {
     let Some(whole) = bytes.get_mut(..LEN_BYTES) else { return };
     put32(whole, 0, MAGIC);

@@ -1,19 +1,19 @@
-//! What encrypted names are shown as where their key is not there.
+//! No-key names: encoding of encrypted names without their key.
 //!
 //! ```text
 //!   name on disk   | ciphertext: 1 to 255 bytes                                        |
 //!   shown as       base64url( hash of the name (4) | second hash (4) | ciphertext      )
 //!                  base64url( .. | first 149 bytes | SHA-256 of the rest (32)          )
 //! ```
-//! (`Documentation/filesystems/fscrypt.rst`.) The same ciphertext is always shown as the same
-//! name, which therefore finds its entry again.
+//! (`Documentation/filesystems/fscrypt.rst`.) The encoding is deterministic, so that a no-key name
+//! can be looked up.
 
 use sha2::{Digest, Sha256};
 
 use super::le16;
 use crate::{Error, Result};
 
-/// Bytes of ciphertext that are shown as they are.
+/// Ciphertext bytes encoded directly; the rest is hashed.
 const MAX_UNHASHED_BYTES: usize = 149;
 const HASHES_BYTES: usize = 8;
 const DIGEST_BYTES: usize = 32;
@@ -21,7 +21,7 @@ const MAX_NO_KEY_BYTES: usize = HASHES_BYTES + MAX_UNHASHED_BYTES + DIGEST_BYTES
 
 const ALPHABET: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
 
-/// What `ciphertext` is shown as, in a directory that hashes it to `hashes`.
+/// Encodes `ciphertext`, in a directory that hashes it to `hashes`.
 pub fn shown(hashes: (u32, u32), ciphertext: &[u8]) -> Vec<u8> {
     let (plain, rest) = ciphertext.split_at(ciphertext.len().min(MAX_UNHASHED_BYTES));
     let mut bytes = Vec::with_capacity(MAX_NO_KEY_BYTES);
@@ -34,7 +34,7 @@ pub fn shown(hashes: (u32, u32), ciphertext: &[u8]) -> Vec<u8> {
     encode(&bytes)
 }
 
-/// How long [`shown`] is for so many bytes of ciphertext.
+/// Returns the length of [`shown`] for `ciphertext_bytes`.
 pub fn shown_bytes(ciphertext_bytes: u64) -> u64 {
     let plain = ciphertext_bytes.min(MAX_UNHASHED_BYTES as u64);
     let digest = if plain < ciphertext_bytes { DIGEST_BYTES as u64 } else { 0 };
@@ -42,13 +42,13 @@ pub fn shown_bytes(ciphertext_bytes: u64) -> u64 {
     all.saturating_mul(4).div_ceil(3)
 }
 
-/// Bytes before the ciphertext of a symbolic link's target: its length.
+/// Bytes of the length before the ciphertext of a symbolic link's target.
 const TARGET_HEAD_BYTES: usize = 2;
 
-/// What the target of a symbolic link with these contents is shown as.
+/// Encodes the target of a symbolic link with these contents.
 ///
 /// # Errors
-/// [`Error::Corrupt`] if it is empty or longer than the contents.
+/// [`Error::Corrupt`] if the target is empty or longer than the contents.
 pub fn target(contents: &[u8]) -> Result<Vec<u8>> {
     let len = le16(contents, 0).map_or(0, usize::from);
     let ciphertext = contents.get(TARGET_HEAD_BYTES..).and_then(|rest| rest.get(..len));
@@ -58,12 +58,12 @@ pub fn target(contents: &[u8]) -> Result<Vec<u8>> {
     }
 }
 
-/// How long [`target`] is for a link of so many bytes.
+/// Returns the length of [`target`] for a link of `size_bytes`.
 pub fn target_bytes(size_bytes: u64) -> u64 {
     shown_bytes(size_bytes.saturating_sub(TARGET_HEAD_BYTES as u64))
 }
 
-/// A name as it was shown.
+/// A parsed no-key name.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct NoKeyName {
     plain: Vec<u8>,
@@ -71,7 +71,7 @@ pub struct NoKeyName {
 }
 
 impl NoKeyName {
-    /// Reads a name; `None` if no ciphertext is shown as that.
+    /// Parses a name; `None` if it is no valid encoding.
     pub fn read(name: &[u8]) -> Option<Self> {
         let bytes = decode(name)?;
         let rest = bytes.get(HASHES_BYTES..).filter(|rest| !rest.is_empty())?;
@@ -83,7 +83,7 @@ impl NoKeyName {
         Some(Self { plain: plain.to_vec(), digest })
     }
 
-    /// Whether it shows `ciphertext`.
+    /// Returns true if the name encodes `ciphertext`.
     pub fn is(&self, ciphertext: &[u8]) -> bool {
         let Some(rest) = ciphertext.strip_prefix(&self.plain[..]) else { return false };
         match self.digest {
@@ -93,7 +93,7 @@ impl NoKeyName {
     }
 }
 
-/// Base64 with the alphabet for names of files, without padding.
+/// Encodes unpadded base64url.
 fn encode(bytes: &[u8]) -> Vec<u8> {
     let mut text = Vec::with_capacity(bytes.len().saturating_mul(4).div_ceil(3));
     for three in bytes.chunks(3) {
@@ -112,7 +112,7 @@ fn encode(bytes: &[u8]) -> Vec<u8> {
     text
 }
 
-/// `None` for what [`encode`] does not say.
+/// Decodes [`encode`]; `None` for invalid text.
 fn decode(text: &[u8]) -> Option<Vec<u8>> {
     if text.len() > MAX_NO_KEY_BYTES.saturating_mul(4).div_ceil(3) {
         return None;
@@ -129,7 +129,7 @@ fn decode(text: &[u8]) -> Option<Vec<u8>> {
         }
         let [_, three @ ..] = word.to_be_bytes();
         let (there, beyond) = three.split_at(four.len().saturating_sub(1));
-        // One digit is no byte, and bits that are left over are zero.
+        // One digit is no byte, and spare bits must be zero.
         if there.is_empty() || beyond.iter().any(|byte| *byte != 0) {
             return None;
         }
@@ -192,7 +192,7 @@ mod tests {
         {
             assert_eq!(NoKeyName::read(wrong), None, "{}", wrong.escape_ascii());
         }
-        // A length between what is shown as it is and what has a digest.
+        // A length between direct encoding and one with a digest.
         assert_eq!(NoKeyName::read(&encode(&[1; 170])), None);
         assert!(NoKeyName::read(&encode(&[1; 9])).is_some());
     }

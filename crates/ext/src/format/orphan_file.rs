@@ -1,10 +1,9 @@
-//! The file of orphans: inodes that are in use and have no names, or are being cut.
+//! Orphan file: inodes in use without links, or in truncation.
 //!
 //! ```text
 //!   block | inode · 0 · inode .. | magic | checksum |
 //! ```
-//! A place is free where there is a zero. The checksum goes on from that of the file with the
-//! number of the block.
+//! Zero marks a free slot. The checksum continues from the file's seed with the block number.
 
 use super::checksum::Checksum;
 use super::{le32, put32};
@@ -13,17 +12,17 @@ use crate::{Error, FsBlock, InodeNumber, Result};
 const MAGIC: u32 = 0x0B10_CA04;
 const TAIL_BYTES: usize = 8;
 
-/// A block that lists nobody, and is not sealed.
+/// Builds an empty block without a checksum.
 pub(crate) fn empty(block_bytes: usize) -> Vec<u8> {
     let mut block = vec![0; block_bytes];
     let _ = put32(&mut block, block_bytes.saturating_sub(TAIL_BYTES), MAGIC);
     block
 }
 
-/// The inodes that a block lists, and in which place.
+/// Returns the inodes of a block with their slots.
 ///
 /// # Errors
-/// [`Error::Corrupt`] without the magic number.
+/// [`Error::Corrupt`] if the magic number is wrong.
 pub(crate) fn read_entries(block: &[u8]) -> Result<Vec<(usize, InodeNumber)>> {
     let (places, tail) = split(block).ok_or(Error::corrupt("file of orphans: block"))?;
     if le32(tail, 0) != Some(MAGIC) {
@@ -34,17 +33,17 @@ pub(crate) fn read_entries(block: &[u8]) -> Result<Vec<(usize, InodeNumber)>> {
     Ok(numbered.map(|(nth, number)| (nth, InodeNumber(number))).collect())
 }
 
-/// Makes a place free.
+/// Frees a slot.
 pub(crate) fn clear_entry(block: &mut [u8], nth: usize) {
     let _ = put32(block, nth.saturating_mul(4), 0);
 }
 
-/// Whether the checksum of a block is right; `seed` is the file's.
+/// Returns true if the checksum of a block is valid; `seed` is the file's.
 pub(crate) fn has_valid_checksum(block: &[u8], seed: Checksum, at: FsBlock) -> bool {
     split(block).is_some_and(|(_, tail)| le32(tail, 4) == checksum(block, seed, at))
 }
 
-/// Makes the checksum of a block right.
+/// Sets the checksum of a block.
 pub(crate) fn set_checksum(block: &mut [u8], seed: Checksum, at: FsBlock) {
     if let Some(sum) = checksum(block, seed, at) {
         let sum_at = block.len().saturating_sub(4);
@@ -56,7 +55,7 @@ fn checksum(block: &[u8], seed: Checksum, at: FsBlock) -> Option<u32> {
     Some(seed.update_u64(at.0).update(split(block)?.0).value())
 }
 
-/// The places of a block, and its tail.
+/// Returns the slots of a block, and its tail.
 fn split(block: &[u8]) -> Option<(&[u8], &[u8])> {
     block.split_at_checked(block.len().checked_sub(TAIL_BYTES)?)
 }

@@ -1,4 +1,4 @@
-//! Files of quotas: what every user, group or project has, and how much it may have.
+//! Quota files: usage and limits of every user, group or project.
 //!
 //! ```text
 //!   | header | root | references, entries, unused ..                     blocks of 1,024 bytes
@@ -6,8 +6,8 @@
 //!   header ─▶ first block of entries that is not full ⇄ next ..
 //!          ─▶ first block that is unused ─▶ next ..
 //! ```
-//! Law: a way down has four steps, whatever the references say. References and lists lead to
-//! blocks behind the root and inside of the file, or the file is damaged.
+//! Law: a lookup has four steps, whatever the references say. A reference or list entry that points
+//! to the root or beyond the file is damage.
 
 mod build;
 
@@ -19,35 +19,35 @@ pub(crate) use build::{build, file_bytes};
 
 use crate::{Error, Result};
 
-/// Bytes of a block of such a file, whatever the blocks of the volume have.
+/// Bytes of a quota block, independent of the volume's block size.
 pub const BLOCK_BYTES: u32 = 1024;
-/// The block that the tree begins at.
+/// Block of the root.
 pub const ROOT: u32 = 1;
-/// Nodes on the way from there to the entries, the root among them.
+/// Levels of nodes above the entries, including the root.
 pub const LEVELS: u32 = 4;
-/// What `version` holds.
+/// Version of the format.
 const VERSION: u32 = 1;
-/// Entries of a block.
+/// Entries per block.
 const ENTRIES: usize = 14;
 
-/// The inodes of the files of users and groups; that of projects is any.
+/// Inodes of the user and group quota files; the project file has any inode.
 pub(crate) const USERS: u32 = 3;
 /// See [`USERS`].
 pub(crate) const GROUPS: u32 = 4;
 
-/// Whose quotas a file holds.
+/// Kind of quota owners.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum QuotaType {
-    /// Those of users.
+    /// User quotas.
     User,
-    /// Those of groups.
+    /// Group quotas.
     Group,
-    /// Those of projects.
+    /// Project quotas.
     Project,
 }
 
 impl QuotaType {
-    /// All of them, in the order of the superblock.
+    /// All kinds, in the order of the superblock.
     pub const ALL: [Self; 3] = [Self::User, Self::Group, Self::Project];
 
     const fn magic(self) -> u32 {
@@ -59,7 +59,7 @@ impl QuotaType {
     }
 }
 
-/// The bytes of a header.
+/// On-disk header.
 #[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned, Clone)]
 #[repr(C)]
 #[allow(missing_docs)]
@@ -74,7 +74,7 @@ pub struct RawHeader {
     pub dqi_free_entry: U32,
 }
 
-/// The bytes of a block of entries.
+/// On-disk block of entries.
 #[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned, Clone)]
 #[repr(C)]
 #[allow(missing_docs)]
@@ -87,7 +87,7 @@ pub struct RawEntries {
     pub entries: [RawEntry; ENTRIES],
 }
 
-/// The bytes of an entry.
+/// On-disk entry.
 #[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned, Clone, PartialEq, Eq)]
 #[repr(C)]
 #[allow(missing_docs)]
@@ -106,17 +106,17 @@ pub struct RawEntry {
 
 const _: () = assert!(size_of::<RawEntries>() == BLOCK_BYTES as usize);
 
-/// Inodes and bytes, more or fewer of them.
+/// Used inodes and bytes, or a change of them.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Usage {
     /// Inodes.
     pub inodes: i64,
-    /// Bytes of the blocks that they have.
+    /// Bytes of allocated blocks.
     pub bytes: i64,
 }
 
 impl Usage {
-    /// Both together.
+    /// Adds two usages.
     #[must_use]
     pub const fn plus(self, other: Self) -> Self {
         Self {
@@ -125,29 +125,29 @@ impl Usage {
         }
     }
 
-    /// As much less.
+    /// Negates a usage.
     #[must_use]
     pub const fn negated(self) -> Self {
         Self { inodes: self.inodes.saturating_neg(), bytes: self.bytes.saturating_neg() }
     }
 }
 
-/// What a header says.
+/// Contents of a header.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Header {
-    /// Blocks in use or unused, with the header.
+    /// Blocks of the file, including the header.
     pub blocks: u32,
-    /// The first unused one; 0 if there is none.
+    /// First free block; 0 for none.
     pub first_free_block: u32,
-    /// The first one with entries that is not full; 0 if there is none.
+    /// First block with a free entry; 0 for none.
     pub first_free_entry_block: u32,
 }
 
 impl Header {
-    /// Reads the header of a file of `file_bytes`.
+    /// Parses the header of a file of `file_bytes`.
     ///
     /// # Errors
-    /// [`Error::Corrupt`] if it is none of that kind, or its numbers make no sense.
+    /// [`Error::Corrupt`] if the kind, version or a number is invalid.
     pub fn check(bytes: &[u8], kind: QuotaType, file_bytes: u64) -> Result<Self> {
         let (raw, _) =
             RawHeader::ref_from_prefix(bytes).map_err(|_| Error::corrupt("quota file: header"))?;
@@ -173,7 +173,7 @@ impl Header {
         Ok(header)
     }
 
-    /// Writes it over one that was checked.
+    /// Writes the fields into a checked header.
     pub fn write(&self, bytes: &mut [u8]) {
         if let Ok((raw, _)) = RawHeader::mut_from_prefix(bytes) {
             raw.dqi_blocks.set(self.blocks);
@@ -182,10 +182,10 @@ impl Header {
         }
     }
 
-    /// The block that a reference leads to, if it leads anywhere.
+    /// Returns the block of a reference; `None` for 0.
     ///
     /// # Errors
-    /// [`Error::Corrupt`] for one that leads out of the tree.
+    /// [`Error::Corrupt`] for a block outside the tree.
     pub fn check_reference(&self, reference: u32) -> Result<Option<u32>> {
         match reference {
             0 => Ok(None),
@@ -195,7 +195,7 @@ impl Header {
     }
 }
 
-/// Where the reference for an id is in a node of that level, the root's being 0.
+/// Returns the offset of the reference for an id in a node; the root is level 0.
 fn reference_index(id: u32, level: u32) -> usize {
     let [first, second, third, fourth] = id.to_be_bytes();
     let nth = match level {
@@ -207,7 +207,7 @@ fn reference_index(id: u32, level: u32) -> usize {
     usize::from(nth).saturating_mul(4)
 }
 
-/// The reference for an id in a node of that level.
+/// Returns the reference for an id in a node of that level.
 pub fn reference(node: &[u8], id: u32, level: u32) -> u32 {
     le32(node, reference_index(id, level)).unwrap_or(0)
 }
@@ -218,7 +218,7 @@ pub fn set_reference(node: &mut [u8], id: u32, level: u32, to: u32) {
 }
 
 impl RawEntry {
-    /// What marks an entry of id 0 that would be all zeros: that is none.
+    /// Marks the entry of id 0, because an entry of zeros is free.
     const MARK: u64 = 1;
 
     fn is_free(&self) -> bool {
@@ -243,7 +243,7 @@ impl RawEntries {
     /// Views a block of entries.
     ///
     /// # Errors
-    /// [`Error::Corrupt`] if it is too short, or has more entries than fit.
+    /// [`Error::Corrupt`] if the block is too short, or has more entries than fit.
     pub fn view(bytes: &[u8]) -> Result<&Self> {
         let damaged = || Error::corrupt("quota file: block of entries");
         let (raw, _) = Self::ref_from_prefix(bytes).map_err(|_| damaged())?;
@@ -251,7 +251,7 @@ impl RawEntries {
         fits.then_some(raw).ok_or_else(damaged)
     }
 
-    /// The same, to be changed.
+    /// Returns a mutable view of a block of entries.
     ///
     /// # Errors
     /// As [`RawEntries::view`].
@@ -262,22 +262,22 @@ impl RawEntries {
         Ok(raw)
     }
 
-    /// Which of them is that of an id.
+    /// Returns the index of the entry of an id.
     pub fn find(&self, id: u32) -> Option<usize> {
         self.entries.iter().position(|entry| entry.dqb_id.get() == id && !entry.is_free())
     }
 
-    /// Counts usage of the entry of an id that [`RawEntries::find`] found.
+    /// Adds usage to the entry found by [`RawEntries::find`].
     pub fn count(&mut self, nth: usize, usage: Usage) {
         if let Some(entry) = self.entries.get_mut(nth) {
             entry.count(usage);
         }
     }
 
-    /// Whether another entry has room; what says so must not disagree with the entries.
+    /// Returns true if an entry is free.
     ///
     /// # Errors
-    /// [`Error::Corrupt`] if they disagree.
+    /// [`Error::Corrupt`] if the stored count differs from the used entries.
     pub fn has_room(&self) -> Result<bool> {
         let used = self.entries.iter().filter(|entry| !entry.is_free()).count();
         let is_said = used == usize::from(self.dqdh_entries.get());
@@ -285,7 +285,7 @@ impl RawEntries {
         if is_said { Ok(used < self.entries.len()) } else { Err(damaged) }
     }
 
-    /// Adds an entry where there is room; whether there is more room then.
+    /// Adds an entry in a free slot; returns true if another slot is free.
     pub fn add(&mut self, id: u32, usage: Usage) -> bool {
         if let Some(entry) = self.entries.iter_mut().find(|entry| entry.is_free()) {
             entry.dqb_id.set(id);

@@ -1,19 +1,19 @@
-//! What features need: one table for making, changing, writing and checking volumes.
+//! Feature dependencies: one table for making, changing, writing and checking volumes.
 //!
-//! Any feature needs revision 1: a volume of revision 0 becomes one with its first feature, as
-//! Linux and `tune2fs` do it ([`RawSuperblock::set_features`]). All else is in [`RULES`].
+//! Every feature needs revision 1: adding a feature to revision 0 upgrades the volume, as in Linux
+//! and `tune2fs` ([`RawSuperblock::set_features`]). All other rules are in [`RULES`].
 
 use std::fmt;
 
 use super::features::{Compatible, Incompatible, ReadOnlyCompatible};
 use super::superblock::RawSuperblock;
 
-/// The first inode of files in revision 0, which has no field for it.
+/// First non-reserved inode in revision 0, which has no field for it.
 pub(super) const FIRST_INODE_OF_REVISION_0: u32 = 11;
 /// Bytes of an inode in revision 0.
 pub(super) const INODE_BYTES_OF_REVISION_0: u16 = 128;
 
-/// A feature of either set.
+/// A feature of one of the three sets.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Feature {
     C(Compatible),
@@ -21,27 +21,27 @@ pub(crate) enum Feature {
     R(ReadOnlyCompatible),
 }
 
-/// What a volume with a feature needs.
+/// A requirement of a feature.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Need {
     With(Feature),
     Without(Feature),
-    /// Inodes of at least so many bytes.
+    /// Minimum inode size in bytes.
     InodeBytes(u32),
 }
 
-/// Who insists on a rule.
+/// Component that enforces a rule.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Asker {
-    /// Volumes are not made otherwise, nor changed to be otherwise, as by `mke2fs` and `tune2fs`.
+    /// Making and tuning volumes, as in `mke2fs` and `tune2fs`.
     Maker,
-    /// Volumes that are otherwise are not written.
+    /// Mounting volumes read-write.
     Writer,
-    /// Volumes that are otherwise are damaged, as to `e2fsck`.
+    /// Checking volumes, as in `e2fsck`.
     Checker,
 }
 
-/// One need of a feature.
+/// A requirement of one feature.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Rule {
     pub(crate) feature: Feature,
@@ -57,7 +57,7 @@ const fn rule(feature: Feature, need: Need, askers: &'static [Asker]) -> Rule {
     Rule { feature, need, askers }
 }
 
-/// Every rule there is.
+/// All rules.
 const RULES: &[Rule] = &[
     rule(
         R(ReadOnlyCompatible::METADATA_CSUM),
@@ -75,7 +75,7 @@ const RULES: &[Rule] = &[
     rule(I(Incompatible::INLINE_DATA), InodeBytes(256), &[Maker]),
 ];
 
-/// The rules that `asker` insists on and that a volume with these features breaks.
+/// Returns the rules that `asker` enforces and that these features break.
 pub(crate) fn broken(
     asker: Asker,
     features: [u32; 3],
@@ -98,7 +98,7 @@ impl Feature {
             .or_else(|| ReadOnlyCompatible::named(name).map(Self::R))
     }
 
-    /// Whether it is among these: compatible, incompatible, read-only compatible.
+    /// Returns true if the feature is set in compatible, incompatible, read-only compatible.
     pub(crate) const fn is_among(self, [compatible, incompatible, read_only]: [u32; 3]) -> bool {
         match self {
             Self::C(it) => compatible & it.bits() != 0,
@@ -124,8 +124,8 @@ impl Feature {
 }
 
 impl RawSuperblock {
-    /// Sets the feature words. A volume of revision 0 has none: with its first one it becomes one
-    /// of revision 1, as it does to Linux and `tune2fs`.
+    /// Sets the feature words. Adding a feature to revision 0 upgrades the volume to revision 1, as
+    /// in Linux and `tune2fs`.
     pub fn set_features(&mut self, words: [u32; 3]) {
         let is_added = words.iter().zip(self.features()).any(|(new, old)| new & !old != 0);
         if is_added && self.s_rev_level.get() == 0 {
@@ -152,7 +152,7 @@ impl fmt::Display for Feature {
 }
 
 impl Rule {
-    /// The features that exclude each other, as a checker names them.
+    /// Returns the conflicting features, in the checker's notation.
     pub(crate) fn clash(&self) -> String {
         let feature = self.feature;
         match self.need {
@@ -163,7 +163,7 @@ impl Rule {
     }
 }
 
-/// Such as `64bit needs extent`.
+/// Formats a rule as `64bit needs extent`.
 impl fmt::Display for Rule {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let feature = self.feature;

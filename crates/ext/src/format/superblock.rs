@@ -1,7 +1,7 @@
 //! The superblock: | boot 1024 | superblock 1024 | ...
 //!
-//! What the rest of the crate computes with is checked here once: a [`Superblock`] has a
-//! block size of 1 to 64 KiB, groups that are not empty, inodes that fit their blocks.
+//! All numbers that the crate computes with are checked once: a [`Superblock`] has a block size of
+//! 1 to 64 KiB, groups that are not empty, and inodes that fit their blocks.
 
 use std::mem::offset_of;
 
@@ -15,29 +15,29 @@ use super::hash::HashSeed;
 use super::requirements::{FIRST_INODE_OF_REVISION_0, INODE_BYTES_OF_REVISION_0};
 use crate::{Error, FileId, FsBlock, GroupNumber, InodeNumber, Result};
 
-/// Where the superblock starts, in bytes.
+/// Byte offset of the superblock.
 pub const OFFSET_BYTES: u64 = 1024;
-/// How long it is, in bytes.
+/// Bytes of the superblock.
 pub const LEN_BYTES: usize = 1024;
 
-/// What `s_magic` holds.
+/// Value of `s_magic`.
 pub const MAGIC: u16 = 0xEF53;
-/// Of `s_flags`: names are hashed as signed characters.
+/// Bit of `s_flags`: names are hashed as signed characters.
 pub const FLAG_SIGNED_HASH: u32 = 1;
 const FLAG_UNSIGNED_HASH: u32 = 2;
-/// Of `s_flags`: for trying out what is not for daily use.
+/// Bit of `s_flags`: test file system.
 pub const FLAG_TEST: u32 = 4;
-/// Of `s_state`: unmounted properly.
+/// Bit of `s_state`: unmounted cleanly.
 pub const STATE_CLEAN: u16 = 1;
-/// Of `s_state`: damage was found and left.
+/// Bit of `s_state`: damage was found and not repaired.
 pub const STATE_ERRORS: u16 = 2;
-/// What is wrong with a superblock that is not as it was sealed.
+/// Error text for a wrong checksum.
 pub(crate) const WRONG_CHECKSUM: &str = "superblock: checksum";
 const INODES_COUNT: &str = "superblock: inodes count is not that of its groups";
-/// Of `s_checksum_type`: the only one there is.
+/// Value of `s_checksum_type`, the only one.
 pub(crate) const CHECKSUM_CRC32C: u8 = 1;
 
-/// The bytes of a superblock, with the names of the format manual.
+/// On-disk superblock, with the field names of the format manual.
 #[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned, Clone, Debug)]
 #[repr(C)]
 #[allow(missing_docs)]
@@ -145,26 +145,26 @@ pub struct RawSuperblock {
 
 const _: () = assert!(size_of::<RawSuperblock>() == LEN_BYTES);
 
-/// A superblock that can be computed with.
+/// A validated superblock.
 #[derive(Clone, Debug)]
 pub struct Superblock {
     /// Block size in bytes: a power of two from 1,024 to 65,536.
     pub block_bytes: u32,
     /// Blocks of the volume.
     pub blocks: u64,
-    /// Blocks kept for the superuser.
+    /// Blocks reserved for the superuser.
     pub reserved_blocks: u64,
-    /// The user that may take those, beside group 0.
+    /// User that may use them, besides group 0.
     pub reserved_uid: u32,
-    /// The first of a list of inodes that were open when their last name went; 0 if none.
+    /// Head of the orphan list; 0 if empty.
     pub last_orphan: u32,
     /// Free blocks, at most `blocks`.
     pub free_blocks: u64,
-    /// Inodes of the volume; every one lies in a group.
+    /// Inodes of the volume; all are in groups.
     pub inodes: u32,
     /// Free inodes, at most `inodes`.
     pub free_inodes: u32,
-    /// The block group 0 starts at.
+    /// First block of group 0.
     pub first_data_block: u32,
     /// Blocks of a full group: 1 to 8 times the block size.
     pub blocks_per_group: u32,
@@ -176,7 +176,7 @@ pub struct Superblock {
     pub inode_bytes: u32,
     /// Bytes of a group descriptor: a power of two from 32 to 1,024.
     pub descriptor_bytes: u32,
-    /// The first inode that is not reserved.
+    /// First non-reserved inode.
     pub first_inode: InodeNumber,
     /// Revision, 0 or 1, and its minor number.
     pub revision: (u32, u16),
@@ -186,78 +186,78 @@ pub struct Superblock {
     pub incompatible: Incompatible,
     /// Read-only compatible features.
     pub read_only_compatible: ReadOnlyCompatible,
-    /// Whether the volume was unmounted properly.
+    /// True if the volume was unmounted cleanly.
     pub clean: bool,
-    /// Whether damage was found and left.
+    /// True if damage was found and not repaired.
     pub errors: bool,
-    /// Identity.
+    /// UUID.
     pub uuid: [u8; 16],
-    /// Label, as on disk without the padding.
+    /// Label, without padding.
     pub label: Vec<u8>,
-    /// Where it was mounted last.
+    /// Last mount point.
     pub last_mounted: Vec<u8>,
-    /// Seed of directory hashes.
+    /// Seed of htree hashes.
     pub hash_seed: HashSeed,
-    /// Hash version that new hash trees get.
+    /// Hash version of new htrees.
     pub default_hash_version: u8,
-    /// Whether directory hashes take characters as unsigned.
+    /// True if htree hashes take characters as unsigned.
     pub hash_unsigned: bool,
-    /// Seconds since 1970 of: making, last mount, last write, last check.
+    /// Times of creation, last mount, last write and last check.
     pub dates: Timestamps,
-    /// How often it was mounted since the last check.
+    /// Mounts since the last check.
     pub mounts: u16,
-    /// The inode of the journal, if there is one inside.
+    /// Inode of the internal journal, if any.
     pub journal: Option<InodeNumber>,
-    /// The device of the journal, as Linux numbers them, if it is outside; 0 if not.
+    /// Device number of an external journal, as Linux encodes it; 0 for none.
     pub journal_device: u32,
-    /// The operating system that made it, as a number.
+    /// Number of the operating system that made the volume.
     pub creator_os: u32,
     /// First meta block group.
     pub first_meta_group: u32,
-    /// Descriptor blocks kept for growth.
+    /// Reserved GDT blocks.
     pub reserved_descriptor_blocks: u16,
-    /// The groups of the two backups of `sparse_super2`.
+    /// Groups of the two backups of `sparse_super2`.
     pub backup_groups: [u32; 2],
-    /// Clusters that can never be a file's, as the volume's maker counted them; 0 if not.
+    /// Clusters unavailable to files, as the volume's maker counted them; 0 if not counted.
     pub overhead_clusters: u32,
-    /// What the checksums of metadata begin with, where there are any (`metadata_csum`).
+    /// Seed of metadata checksums, with `metadata_csum`.
     pub checksum_seed: Option<Checksum>,
-    /// What the hashes of values in inodes of their own begin with (`ea_inode`).
+    /// Seed of the value hashes of EA inodes (`ea_inode`).
     pub value_seed: Checksum,
-    /// Blocks of a cluster: a power of two; 1 without `bigalloc`.
+    /// Blocks per cluster: a power of two; 1 without `bigalloc`.
     pub cluster_blocks: u32,
-    /// Groups of a flex group: a power of two; 1 without `flex_bg`.
+    /// Groups per flex group: a power of two; 1 without `flex_bg`.
     pub flex_groups: u32,
-    /// The block by which hosts see that the volume is in use (`mmp`).
+    /// MMP block (`mmp`).
     pub mmp_block: Option<FsBlock>,
-    /// Seconds between two signs of life there.
+    /// MMP update interval in seconds.
     pub mmp_interval: u16,
-    /// The inode of the file of orphans (`orphan_file`).
+    /// Inode of the orphan file (`orphan_file`).
     pub orphan_file: Option<InodeNumber>,
-    /// How names ignore case (`casefold`), and flags of that.
+    /// Encoding of case-insensitive names (`casefold`), and its flags.
     pub encoding: (u16, u16),
-    /// Inodes of the quotas of users, groups and projects; 0 where there is none.
+    /// Inodes of the user, group and project quota files; 0 for none.
     pub quotas: [u32; 3],
 }
 
-/// Dates of a volume, in seconds since 1970; 0 where it never happened.
+/// Times of a volume, in seconds since 1970; 0 for never.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Timestamps {
-    /// When it was made.
+    /// Creation.
     pub made: u32,
-    /// When it was mounted last.
+    /// Last mount.
     pub mounted: u32,
-    /// When it was written last.
+    /// Last write.
     pub written: u32,
-    /// When it was checked last.
+    /// Last check.
     pub checked: u32,
 }
 
 impl RawSuperblock {
-    /// Finds the superblock in its 1,024 bytes.
+    /// Returns the superblock in its 1,024 bytes.
     ///
     /// # Errors
-    /// [`Error::NotExt`] without the magic number.
+    /// [`Error::NotExt`] if the magic number is wrong.
     pub fn view(bytes: &[u8]) -> Result<&Self> {
         let (raw, _) = Self::ref_from_prefix(bytes).map_err(|_| Error::NotExt)?;
         if raw.s_magic.get() != MAGIC {
@@ -266,16 +266,16 @@ impl RawSuperblock {
         Ok(raw)
     }
 
-    /// The bytes of a superblock, to be changed.
+    /// Returns the mutable superblock in its bytes.
     ///
     /// # Errors
-    /// [`Error::NotExt`] without the magic number.
+    /// [`Error::NotExt`] if the magic number is wrong.
     pub fn view_mut(bytes: &mut [u8]) -> Result<&mut Self> {
         Self::view(bytes)?;
         Self::mut_from_prefix(bytes).map(|(raw, _)| raw).map_err(|_| Error::NotExt)
     }
 
-    /// Says that the volume is in use from `now` on, in seconds, as a mount does.
+    /// Marks the volume as mounted at `now`, in seconds.
     pub fn mark_in_use(&mut self, now: u32) {
         self.s_state.set(self.s_state.get() & !STATE_CLEAN);
         self.s_mnt_count.set(self.s_mnt_count.get().saturating_add(1));
@@ -283,7 +283,7 @@ impl RawSuperblock {
         self.s_wtime.set(now);
     }
 
-    /// Says that the journal makes the volume whole, from `now` on, in seconds: it is in use.
+    /// Marks the volume as mounted at `now`, in seconds, and in need of journal recovery.
     pub fn need_recovery(&mut self, now: u32) {
         let features = self.s_feature_incompat.get() | Incompatible::RECOVER.bits();
         self.s_feature_incompat.set(features);
@@ -292,26 +292,26 @@ impl RawSuperblock {
         self.s_wtime.set(now);
     }
 
-    /// Says that the journal holds nothing that is not in place.
+    /// Clears the mark for journal recovery.
     pub fn set_recovered(&mut self) {
         let features = self.s_feature_incompat.get() & !Incompatible::RECOVER.bits();
         self.s_feature_incompat.set(features);
     }
 
-    /// Says that the volume was unmounted properly.
+    /// Marks the volume as unmounted cleanly.
     pub fn mark_clean(&mut self) {
         self.s_state.set(self.s_state.get() | STATE_CLEAN);
     }
 
-    /// Says that there is damage, or may be.
+    /// Marks the volume as damaged.
     pub fn mark_errors(&mut self) {
         self.s_state.set(self.s_state.get() | STATE_ERRORS);
     }
 
-    /// Sets how many blocks and inodes are free.
+    /// Sets the free blocks and inodes.
     ///
     /// # Errors
-    /// [`Error::Corrupt`] for more than the fields hold.
+    /// [`Error::Corrupt`] if a count exceeds its field.
     pub fn set_free(&mut self, blocks: u64, inodes: u64) -> Result<()> {
         let corrupt = |_| Error::corrupt("superblock: free counts");
         if self.s_feature_incompat.get() & Incompatible::SIXTY_FOUR_BIT.bits() != 0 {
@@ -324,28 +324,28 @@ impl RawSuperblock {
         Ok(())
     }
 
-    /// The feature words: compatible, incompatible, read-only compatible.
+    /// Returns the feature words: compatible, incompatible, read-only compatible.
     pub fn features(&self) -> [u32; 3] {
         [self.s_feature_compat, self.s_feature_incompat, self.s_feature_ro_compat]
             .map(|it| it.get())
     }
 
-    /// Checks what the rest of the crate computes with.
+    /// Checks all numbers that the crate computes with.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] naming all features that are missing here, or
-    /// [`Error::Corrupt`] naming the first field that makes no sense.
+    /// [`Error::Unsupported`] naming all unsupported features, or [`Error::Corrupt`] naming the
+    /// first invalid field.
     pub fn check(&self) -> Result<Superblock> {
         let super_ = self.check_lenient()?;
-        // Linux mounts no other, and what libext2fs changes has no other.
+        // Linux mounts no others, and libext2fs writes no others.
         match u64::from(super_.inodes) == super_.inodes_in_groups() {
             true => Ok(super_),
             false => Err(Error::corrupt(INODES_COUNT)),
         }
     }
 
-    /// As [`RawSuperblock::check`], also where the volume says that it has fewer inodes than its
-    /// groups: enough to say how many they should be.
+    /// Checks like [`RawSuperblock::check`], but accepts an inode count below that of the groups,
+    /// so that the checker can report the expected count.
     ///
     /// # Errors
     /// As [`RawSuperblock::check`].
@@ -355,7 +355,7 @@ impl RawSuperblock {
             return Err(Error::Unsupported { feature: format!("needs: revision {revision}") });
         }
         let dynamic = revision == 1;
-        // Features count in revision 0, too, as they do to Linux and e2fsck.
+        // Linux and e2fsck honour features in revision 0, too.
         let [compatible, incompatible, read_only_compatible] = self.features();
         let compatible = Compatible::from_bits_retain(compatible);
         let incompatible = Incompatible::from_bits_retain(incompatible);
@@ -392,7 +392,7 @@ impl RawSuperblock {
 
         let first_data_block = self.s_first_data_block.get();
         let blocks = join(self.s_blocks_count_lo, self.s_blocks_count_hi);
-        // What 64 bits can count and bytes cannot is no size.
+        // A size must also be countable in bytes.
         let in_groups = blocks
             .checked_sub(u64::from(first_data_block))
             .filter(|count| *count > 0 && blocks < 1 << 48)
@@ -475,7 +475,7 @@ impl RawSuperblock {
         })
     }
 
-    /// Verifies its own checksum, where it has one; what other checksums begin with.
+    /// Verifies the superblock's checksum, if any; returns the seed of other checksums.
     fn verify(
         &self,
         incompatible: Incompatible,
@@ -494,7 +494,7 @@ impl RawSuperblock {
         Ok(Some(self.seed(incompatible)))
     }
 
-    /// What other checksums begin with.
+    /// Returns the seed of metadata checksums.
     fn seed(&self, incompatible: Incompatible) -> Checksum {
         match incompatible.contains(Incompatible::CSUM_SEED) {
             true => Checksum::seeded(self.s_checksum_seed.get()),
@@ -510,18 +510,18 @@ impl RawSuperblock {
         Ok(())
     }
 
-    /// What `s_checksum` must be.
+    /// Computes `s_checksum`.
     fn checksum(&self) -> u32 {
         let bytes = self.as_bytes();
         let sealed = bytes.get(..offset_of!(Self, s_checksum)).unwrap_or_default();
         Checksum::new().update(sealed).value()
     }
 
-    /// Makes the checksum right without changing it, by `s_snapshot_id`, which nothing reads. The
-    /// checksum is in the second sector and all that changes while a volume is in use in the
-    /// first: so the superblock changes whole, or not at all, where sectors do.
+    /// Keeps `s_checksum` valid without changing it, by choosing the unused field `s_snapshot_id`.
+    /// The checksum is in the second sector, and all fields that change while mounted are in the
+    /// first. Thus the superblock changes atomically if sectors do.
     pub fn preserve_checksum(&mut self) {
-        /// Where `s_snapshot_id` is.
+        /// Offset of `s_snapshot_id`.
         const AT: usize = 0x184;
         let features = ReadOnlyCompatible::from_bits_retain(self.s_feature_ro_compat.get());
         if !features.contains(ReadOnlyCompatible::METADATA_CSUM) {
@@ -535,7 +535,7 @@ impl RawSuperblock {
         snapshot_id.set(id);
     }
 
-    /// Makes its checksum right, where it has one.
+    /// Sets the checksum, if the volume has checksums.
     pub fn set_checksum(&mut self) {
         let features = ReadOnlyCompatible::from_bits_retain(self.s_feature_ro_compat.get());
         if features.contains(ReadOnlyCompatible::METADATA_CSUM) {
@@ -547,7 +547,7 @@ impl RawSuperblock {
         if !features.contains(ReadOnlyCompatible::BIGALLOC) {
             return Ok(1);
         }
-        // Linux: at most 1 GiB for one cluster.
+        // Linux limits a cluster to 1 GiB.
         let bytes = 1024u32.checked_shl(self.s_log_cluster_size.get());
         bytes
             .filter(|bytes| (block_bytes..=1 << 30).contains(bytes) && bytes.is_power_of_two())
@@ -564,7 +564,7 @@ impl RawSuperblock {
         sane.then_some(bytes).ok_or(Error::corrupt("superblock: descriptor size"))
     }
 
-    /// A power of two; Linux ignores what is larger than 2^31.
+    /// Returns the groups per flex group, a power of two; Linux ignores values above 2^31.
     fn flex_groups(&self, incompatible: Incompatible) -> u32 {
         let is_flex = incompatible.contains(Incompatible::FLEX_BG);
         let groups = 1u32.checked_shl(self.s_log_groups_per_flex.into());
@@ -587,13 +587,13 @@ fn check_features(incompatible: Incompatible) -> Result<()> {
     Ok(())
 }
 
-/// The bytes before the first NUL.
+/// Returns the bytes before the first NUL.
 fn text(field: &[u8]) -> Vec<u8> {
     field.iter().copied().take_while(|byte| *byte != 0).collect()
 }
 
 impl Superblock {
-    /// The block that holds the superblock, and where in that block it starts, in bytes.
+    /// Returns the block of the superblock, and its byte offset in the block.
     pub fn location(&self) -> (FsBlock, usize) {
         let block_bytes = u64::from(self.block_bytes);
         let block = OFFSET_BYTES.checked_div(block_bytes).unwrap_or(0);
@@ -601,18 +601,18 @@ impl Superblock {
         (FsBlock(block), crate::units::saturating_usize(at))
     }
 
-    /// Whether the journal holds changes that are not in place.
+    /// Returns true if the journal needs replay.
     pub fn needs_recovery(&self) -> bool {
         self.incompatible.contains(Incompatible::RECOVER)
     }
 
-    /// The feature words: compatible, incompatible, read-only compatible.
+    /// Returns the feature words: compatible, incompatible, read-only compatible.
     pub(crate) fn features(&self) -> [u32; 3] {
         [self.compatible.bits(), self.incompatible.bits(), self.read_only_compatible.bits()]
     }
 
-    /// Which of the family the volume is, as `mke2fs -t` names it: one with a journal alone is
-    /// `ext3`, one with any feature that came with ext4 is `ext4`.
+    /// Returns the type, as in `mke2fs -t`: `ext4` with any ext4 feature, else `ext3` with a
+    /// journal, else `ext2`.
     pub fn kind(&self) -> &'static str {
         let newer = self.incompatible.intersects(Incompatible::EXT4_ONLY)
             || self.read_only_compatible.intersects(ReadOnlyCompatible::EXT4_ONLY);
@@ -623,8 +623,8 @@ impl Superblock {
         }
     }
 
-    /// Free blocks that no user is given: those kept for the superuser, and with extents as many
-    /// as Linux keeps for what a change of their trees may need.
+    /// Returns the free blocks withheld from users: those of the superuser, and with extents
+    /// Linux's reserve for changes of extent trees.
     pub fn reserved_total(&self) -> u64 {
         if !self.incompatible.contains(Incompatible::EXTENTS) {
             return self.reserved_blocks;
@@ -634,51 +634,51 @@ impl Superblock {
         self.reserved_blocks.saturating_add(clusters.min(4096).saturating_mul(ratio))
     }
 
-    /// What the checksums of what belongs to a file begin with, on volumes that have them.
+    /// Returns the checksum seed of a file's metadata, on volumes with checksums.
     pub fn checksum_of_file(&self, file: FileId) -> Option<Checksum> {
         self.checksum_seed.map(|seed| seed.update_u32(file.inode).update_u32(file.generation))
     }
 
-    /// The size the superblock claims for the volume, in bytes.
+    /// Returns the size of the volume in bytes.
     pub fn len_bytes(&self) -> u64 {
         self.blocks.saturating_mul(u64::from(self.block_bytes))
     }
 
-    /// The hash version of a new hash tree, as its root says it: without the sign.
+    /// Returns the hash version of new htrees, without the signedness of characters.
     pub fn default_hash(&self) -> u8 {
         if self.default_hash_version <= 2 { self.default_hash_version } else { 1 }
     }
 
-    /// The first block of a group.
+    /// Returns the first block of a group.
     pub fn group_start(&self, group: GroupNumber) -> FsBlock {
         let blocks = u64::from(group.0).saturating_mul(u64::from(self.blocks_per_group));
         FsBlock(blocks.saturating_add(u64::from(self.first_data_block)))
     }
 
-    /// Whether `block` can belong to a file.
+    /// Returns true if `block` can belong to a file.
     pub fn is_valid_block(&self, block: FsBlock) -> bool {
         block.0 > u64::from(self.first_data_block) && block.0 < self.blocks
     }
 
-    /// Whether a directory entry may name `inode`.
+    /// Returns true if a directory entry may reference `inode`.
     pub fn is_valid_inode(&self, inode: InodeNumber) -> bool {
         let is_hidden = self.has_quota(inode) || self.orphan_file == Some(inode);
         inode == InodeNumber::ROOT
             || (self.first_inode..=InodeNumber(self.inodes)).contains(&inode) && !is_hidden
     }
 
-    /// Whether an inode is a file of quotas.
+    /// Returns true if an inode is a quota file.
     fn has_quota(&self, inode: InodeNumber) -> bool {
         self.read_only_compatible.contains(ReadOnlyCompatible::QUOTA)
             && self.quotas.contains(&inode.0)
     }
 
-    /// Inodes that all groups together have.
+    /// Returns the inodes of all groups together.
     pub fn inodes_in_groups(&self) -> u64 {
         u64::from(self.groups).saturating_mul(self.inodes_per_group.into())
     }
 
-    /// Blocks that an inode table takes in each group.
+    /// Returns the blocks of an inode table.
     pub fn inode_table_blocks(&self) -> u32 {
         let bytes = u64::from(self.inodes_per_group).saturating_mul(u64::from(self.inode_bytes));
         crate::units::saturating_u32(bytes.div_ceil(u64::from(self.block_bytes)))

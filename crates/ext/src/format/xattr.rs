@@ -1,10 +1,10 @@
-//! Extended attributes: a list of entries growing up, values growing down.
+//! Extended attributes: a list of entries that grows up, values that grow down.
 //!
 //! ```text
 //!   | head | entry .. entry | 0 0 0 0 |   free   | value .. value |
 //! ```
-//! In a block of its own (head of 32 bytes, values counted from the start of the block)
-//! or behind the fields of an inode (head of 4 bytes, values counted from the first entry).
+//! The list is in an xattr block (header of 32 bytes, value offsets from the start of the block) or
+//! behind the fields of an inode (header of 4 bytes, value offsets from the first entry).
 
 pub(crate) mod edit;
 
@@ -16,7 +16,7 @@ const ENTRY_BYTES: usize = 16;
 const MAGIC: u32 = 0xEA02_0000;
 const BLOCK_HEAD_BYTES: usize = 32;
 
-/// The prefix that an entry's number stands for; others are hidden, as Linux hides them.
+/// Returns the prefix for an entry's name index; other indexes are hidden, as in Linux.
 fn prefix(number: u8) -> Option<&'static [u8]> {
     Some(match number {
         1 => b"user.",
@@ -30,7 +30,7 @@ fn prefix(number: u8) -> Option<&'static [u8]> {
     })
 }
 
-/// One attribute.
+/// An extended attribute.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Xattr<'a> {
     prefix: &'static [u8],
@@ -39,10 +39,10 @@ pub struct Xattr<'a> {
     ea_inode: Option<EaInodeRef>,
 }
 
-/// A value in an inode of its own (`ea_inode`).
+/// Reference to a value in an EA inode (`ea_inode`).
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct EaInodeRef {
-    /// That inode.
+    /// EA inode.
     pub inode: InodeNumber,
     /// Bytes of the value.
     pub len: u32,
@@ -50,34 +50,33 @@ pub struct EaInodeRef {
 }
 
 impl<'a> Xattr<'a> {
-    /// The full name.
+    /// Returns the full name.
     pub fn name(&self) -> Vec<u8> {
         [self.prefix, self.suffix].concat()
     }
 
-    /// Whether `name` is its full name.
+    /// Returns true if `name` is the full name.
     pub fn is(&self, name: &[u8]) -> bool {
         name.strip_prefix(self.prefix) == Some(self.suffix)
     }
 
-    /// Whether it is an access control list, which Linux shows in another form.
+    /// Returns true for an access control list, which has another form in Linux's interface.
     pub fn is_acl(&self) -> bool {
         self.suffix.is_empty() && self.prefix.starts_with(b"system.posix_acl_")
     }
 
-    /// Whether its value is the rest of a file or directory inside its inode, which is no
-    /// attribute to those who ask for one.
+    /// Returns true if the value is the rest of inline data, which is hidden from programs.
     pub fn is_inline_data(&self) -> bool {
         self.prefix == b"system." && self.suffix == b"data"
     }
 
-    /// Where its value is, if it is in an inode of its own.
+    /// Returns the EA inode of the value, if any.
     pub fn ea_inode(&self) -> Option<EaInodeRef> {
         self.ea_inode
     }
 
-    /// Whether the entry is of a value with this hash. Some writers took the characters of the name
-    /// as signed.
+    /// Returns true if the entry's hash matches this value hash. Some writers hashed the characters
+    /// of the name as signed.
     pub fn matches_ea_inode(&self, value_hash: u32) -> bool {
         let character = |byte: &u8, signed| match signed {
             true => i32::from(byte.cast_signed()).cast_unsigned(),
@@ -93,40 +92,40 @@ impl<'a> Xattr<'a> {
         self.ea_inode.is_none_or(|outside| [false, true].map(hash).contains(&outside.hash))
     }
 
-    /// The bytes on disk.
+    /// Returns the value as stored.
     ///
     /// # Errors
-    /// [`Error::Corrupt`] if they are not in the list.
+    /// [`Error::Corrupt`] if the value is not in the list.
     pub fn value(&self) -> Result<&'a [u8]> {
         self.value.ok_or(Error::corrupt("extended attribute: value"))
     }
 }
 
-/// How many inodes share a block of attributes.
+/// Returns the number of inodes that share an xattr block.
 pub(crate) fn refcount(block: &[u8]) -> Option<u32> {
     le32(block, 4)
 }
 
-/// Sets how many inodes share a block of attributes.
+/// Sets the number of inodes that share an xattr block.
 pub(crate) fn set_refcount(block: &mut [u8], owners: u32) -> Option<()> {
     put32(block, 4, owners)
 }
 
-/// Where a block of attributes has its checksum.
+/// Offset of the checksum in an xattr block.
 const CHECKSUM_AT: usize = 16;
 
-/// The checksum of the block of attributes that is `at`.
+/// Computes the checksum of the xattr block at `at`.
 fn checksum(block: &[u8], seed: Checksum, at: FsBlock) -> Option<u32> {
     let (before, rest) = block.split_at_checked(CHECKSUM_AT)?;
     Some(seed.update_u64(at.0).update(before).update(&[0; 4]).update(rest.get(4..)?).value())
 }
 
-/// Whether the checksum of a block of attributes is right; `seed` is the volume's.
+/// Returns true if the checksum of an xattr block is valid; `seed` is the volume's.
 pub fn has_valid_checksum(block: &[u8], seed: Checksum, at: FsBlock) -> bool {
     le32(block, CHECKSUM_AT) == checksum(block, seed, at)
 }
 
-/// Whether two blocks of attributes hold the same, whatever their checksums.
+/// Returns true if two xattr blocks are equal except for their checksums.
 pub(crate) fn is_same(a: &[u8], b: &[u8]) -> bool {
     let but_for_sum = |block: &[u8]| {
         let (before, rest) = block.split_at_checked(CHECKSUM_AT)?;
@@ -135,14 +134,14 @@ pub(crate) fn is_same(a: &[u8], b: &[u8]) -> bool {
     but_for_sum(a) == but_for_sum(b)
 }
 
-/// Makes the checksum of a block of attributes right.
+/// Sets the checksum of an xattr block.
 pub fn set_checksum(block: &mut [u8], seed: Checksum, at: FsBlock) {
     if let Some(sum) = checksum(block, seed, at) {
         let _ = put32(block, CHECKSUM_AT, sum);
     }
 }
 
-/// A list of attributes.
+/// Iterator over a list of attributes.
 #[derive(Debug)]
 pub struct XattrList<'a> {
     entries: &'a [u8],
@@ -151,10 +150,10 @@ pub struct XattrList<'a> {
 }
 
 impl<'a> XattrList<'a> {
-    /// The list in a block.
+    /// Iterates over the list in an xattr block.
     ///
     /// # Errors
-    /// [`Error::Corrupt`] without the magic number.
+    /// [`Error::Corrupt`] if the magic number is wrong.
     pub fn from_block(block: &'a [u8]) -> Result<Self> {
         let entries = block.get(BLOCK_HEAD_BYTES..);
         match (le32(block, 0), le32(block, 8), entries) {
@@ -163,12 +162,12 @@ impl<'a> XattrList<'a> {
         }
     }
 
-    /// The list that starts with `body` inside an inode.
+    /// Iterates over the list in an inode, which starts with `body`.
     pub fn from_inode(body: &'a [u8]) -> Self {
         Self { entries: body, values: body, at: 0 }
     }
 
-    /// The entry at the current place, and where the next one is.
+    /// Parses the entry in `head`; returns it with the offset of the next one.
     fn entry(&self, head: &'a [u8]) -> Option<(Option<Xattr<'a>>, usize)> {
         let (name_len, number) = (usize::from(*head.first()?), *head.get(1)?);
         let value_at = usize::from(le16(head, 2)?);
@@ -193,7 +192,7 @@ impl<'a> Iterator for XattrList<'a> {
     fn next(&mut self) -> Option<Self::Item> {
         loop {
             let head = self.entries.get(self.at..)?;
-            // A list may also end with the space it is in.
+            // A list may also end with its buffer.
             if le32(head, 0).is_none_or(|first| first == 0) {
                 return None;
             }
@@ -213,8 +212,7 @@ impl<'a> Iterator for XattrList<'a> {
     }
 }
 
-/// Where in the list that starts with `body` inside an inode the value is that belongs to the
-/// inode's contents.
+/// Returns the range of the inline data value in the list of an inode, which starts with `body`.
 pub(crate) fn inline_value(body: &[u8]) -> Option<std::ops::Range<usize>> {
     let mut list = XattrList::from_inode(body);
     loop {
@@ -232,7 +230,7 @@ pub(crate) fn inline_value(body: &[u8]) -> Option<std::ops::Range<usize>> {
     }
 }
 
-/// Whether the format has a place for an attribute of that name.
+/// Checks that an attribute of that name can be stored.
 ///
 /// # Errors
 /// [`Error::Unsupported`] if not; [`Error::Misuse`] for a prefix without a name.
@@ -242,7 +240,7 @@ pub fn is_name(name: &[u8]) -> Result<()> {
         return Err(Error::Misuse("an extended attribute needs a name behind its prefix"));
     }
     match split_name(name) {
-        // Behind that name there are contents of files.
+        // This name stores inline data.
         Some(_) if name != b"system.data" => Ok(()),
         _ => Err(Error::Unsupported {
             feature: format!("extended attribute {}", name.escape_ascii()),
@@ -250,8 +248,7 @@ pub fn is_name(name: &[u8]) -> Result<()> {
     }
 }
 
-/// The number that stands for the prefix of a name, and the rest; `None` if the format has no
-/// place for such a name.
+/// Returns the name index and suffix of a name; `None` if the name cannot be stored.
 fn split_name(name: &[u8]) -> Option<(u8, &[u8])> {
     let mut numbers = 0..=8u8;
     let found = numbers.find_map(|number| {
@@ -262,24 +259,24 @@ fn split_name(name: &[u8]) -> Option<(u8, &[u8])> {
     found.filter(|(_, suffix)| suffix.len() <= 255)
 }
 
-/// An attribute that is to be written: its name's number and rest, and the bytes on disk.
+/// An attribute to write: name index and suffix, and the stored value.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct NewXattr {
-    // In this order the kernel keeps the entries of a block.
+    // Field order gives the kernel's order of entries in a block.
     number: u8,
     suffix_bytes: usize,
     suffix: Vec<u8>,
-    /// Empty if it is in an inode of its own.
+    /// Empty if the value is in an EA inode.
     value: Vec<u8>,
     outside: Option<EaInodeRef>,
 }
 
 impl NewXattr {
-    /// The attribute `name` with `value` as Linux's `setxattr` takes it; `None` if the format
-    /// has no place for such a name.
+    /// Creates the attribute `name` with `value` in the form of Linux's `setxattr`; `None` if the
+    /// name cannot be stored.
     ///
     /// # Errors
-    /// [`Error::Misuse`] if an access control list is none.
+    /// [`Error::Misuse`] for an invalid access control list.
     pub fn new(name: &[u8], value: &[u8]) -> Result<Option<Self>> {
         let Some((number, suffix)) = split_name(name) else { return Ok(None) };
         let value = match number {
@@ -295,24 +292,24 @@ impl NewXattr {
         matches!(self.number, 2 | 3)
     }
 
-    /// What an inode has of its contents beyond the place of block pointers.
+    /// Creates the attribute for inline data beyond `i_block`.
     pub(crate) fn of_contents(value: &[u8]) -> Self {
         let suffix = b"data".to_vec();
         let value = value.to_vec();
         Self { number: 7, suffix_bytes: suffix.len(), suffix, value, outside: None }
     }
 
-    /// Where its value is, if it is in an inode of its own.
+    /// Returns the EA inode of the value, if any.
     pub(crate) fn outside(&self) -> Option<EaInodeRef> {
         self.outside
     }
 
-    /// The bytes of its value that are in its list.
+    /// Returns the value bytes stored in the list.
     pub(crate) fn value(&self) -> &[u8] {
         &self.value
     }
 
-    /// The same with its value, which has this hash, in `inode`.
+    /// Returns the attribute with its value, which has this hash, moved to the EA inode `inode`.
     pub(crate) fn with_ea_inode(&self, inode: InodeNumber, value_hash: u32) -> Self {
         let len = u32::try_from(self.value.len()).unwrap_or(u32::MAX);
         let hash = self.name_hash().rotate_left(16) ^ value_hash;
@@ -320,15 +317,15 @@ impl NewXattr {
         Self { value: Vec::new(), outside, ..self.clone() }
     }
 
-    /// The full name; `None` for one that Linux hides.
+    /// Returns the full name; `None` for a hidden one.
     pub fn name(&self) -> Option<Vec<u8>> {
         Some([prefix(self.number)?, &self.suffix].concat())
     }
 
-    /// The value as Linux's `getxattr` answers it.
+    /// Returns the value in the form of Linux's `getxattr`.
     ///
     /// # Errors
-    /// [`Error::Corrupt`] if an access control list is none.
+    /// [`Error::Corrupt`] for an invalid access control list.
     pub fn linux_value(&self) -> Result<Vec<u8>> {
         match self.number {
             2 | 3 => super::acl::to_linux(&self.value),
@@ -336,12 +333,12 @@ impl NewXattr {
         }
     }
 
-    /// Whether the other has the same name.
+    /// Returns true if the other attribute has the same name.
     pub fn same_name(&self, other: &Self) -> bool {
         (self.number, &self.suffix) == (other.number, &other.suffix)
     }
 
-    /// Whether its value belongs to the contents of the inode, and must stay inside that.
+    /// Returns true for inline data, which must stay in the inode.
     pub(crate) fn is_inline_data(&self) -> bool {
         (self.number, self.suffix.as_slice()) == (7, b"data")
     }
@@ -350,7 +347,7 @@ impl NewXattr {
         ENTRY_BYTES.saturating_add(self.suffix_bytes).next_multiple_of(4)
     }
 
-    /// Bytes that it takes in a list.
+    /// Returns the bytes used in a list.
     pub fn entry_and_value_bytes(&self) -> usize {
         self.entry_bytes().saturating_add(self.value.len().next_multiple_of(4))
     }
@@ -359,7 +356,7 @@ impl NewXattr {
         self.suffix.iter().fold(0u32, |sum, byte| sum.rotate_left(5) ^ u32::from(*byte))
     }
 
-    /// The sum over name and value that entries of a block carry.
+    /// Returns the hash over name and value for entries of a block.
     fn hash(&self) -> u32 {
         if let Some(outside) = self.outside {
             return outside.hash;
@@ -374,20 +371,20 @@ impl NewXattr {
     }
 }
 
-/// Bytes for entries and values in a block of `block_bytes`; the list ends with four zeros.
+/// Returns the capacity of an xattr block for entries and values, without the four end zeros.
 pub fn block_capacity(block_bytes: u32) -> usize {
     crate::units::saturating_usize(block_bytes.into())
         .saturating_sub(BLOCK_HEAD_BYTES)
         .saturating_sub(4)
 }
 
-/// Bytes for entries and values behind the fields of an inode.
+/// Returns the capacity behind the fields of an inode for entries and values.
 pub fn inode_capacity(inode_bytes: u32) -> usize {
     let fields = 128usize.saturating_add(usize::from(super::inode::EXTRA_BYTES));
     crate::units::saturating_usize(inode_bytes.into()).saturating_sub(fields).saturating_sub(8)
 }
 
-/// A block with these attributes, which `owners` inodes share; they must fit.
+/// Builds an xattr block shared by `owners` inodes; the attributes must fit.
 pub fn encode_block(attributes: &[NewXattr], block_bytes: u32, owners: u32) -> Vec<u8> {
     let len = crate::units::saturating_usize(block_bytes.into());
     let hashes: Vec<u32> = attributes.iter().map(NewXattr::hash).collect();
@@ -406,26 +403,26 @@ pub fn encode_block(attributes: &[NewXattr], block_bytes: u32, owners: u32) -> V
     block
 }
 
-/// The list behind the fields of an inode; the attributes must fit.
+/// Builds the list behind the fields of an inode; the attributes must fit.
 pub fn encode_body(attributes: &[NewXattr], inode_bytes: u32) -> Vec<u8> {
     let none = vec![0; attributes.len()];
     encode(attributes, &none, inode_capacity(inode_bytes).saturating_add(4), 0)
 }
 
-/// A list inside an inode that has `room` bytes for it; the attributes must fit.
+/// Builds a list of `room` bytes in an inode; the attributes must fit.
 pub(crate) fn encode_list(attributes: &[NewXattr], room: usize) -> Vec<u8> {
     encode(attributes, &vec![0; attributes.len()], room, 0)
 }
 
-/// Entries from the front, values from the end of `len` bytes; `base` is where they start
-/// in what values are counted from.
+/// Encodes entries from the front and values from the end of `len` bytes; `base` is their start in
+/// the buffer that value offsets count from.
 fn encode(attributes: &[NewXattr], hashes: &[u32], len: usize, base: usize) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(len);
     let mut end = len;
     let mut values: Vec<(usize, &[u8])> = Vec::new();
     for (attribute, hash) in attributes.iter().zip(hashes) {
         let NewXattr { number, suffix_bytes, suffix, value, outside } = attribute;
-        // An entry of a value in an inode of its own has a sum wherever it stands.
+        // An entry of an EA inode always has a hash.
         let (inode, len, hash) = match outside {
             Some(outside) => (outside.inode.0, outside.len, outside.hash),
             None => (0, u32::try_from(value.len()).unwrap_or(0), *hash),

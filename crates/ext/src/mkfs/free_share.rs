@@ -1,10 +1,10 @@
-//! Volumes of which a part stays free.
+//! Volumes with a minimum share of free space.
 
 use super::plan::plan_smallest;
 use super::{FormatError, FormatOptions, Result, Tree, VolumePlan};
 
-/// Lays out the smallest volume that holds the tree and leaves `part_ppm` millionths of itself to
-/// users.
+/// Lays out the smallest volume that holds the tree and keeps `part_ppm` millionths of itself free
+/// for users.
 ///
 /// # Errors
 /// As [`plan_smallest`].
@@ -33,8 +33,8 @@ pub fn plan_smallest_with_free_share<'a>(
         if len > most {
             break;
         }
-        // What is free makes the volume larger, of which it is a part again; tables and what is
-        // reserved grow with it, for which there is another turn.
+        // Added free space enlarges the volume, and thus the free share and the metadata; the next
+        // iteration corrects for that.
         let more = (missing * PPM).div_ceil(PPM - part).max(len / MIN_GROWTH_DIVISOR);
         free_bytes = u64::try_from(free + more).unwrap_or(u64::MAX);
     }
@@ -44,11 +44,11 @@ pub fn plan_smallest_with_free_share<'a>(
     ))
 }
 
-/// The most of a volume that can be asked to be free.
+/// Largest free share in millionths.
 const MAX_FREE_PPM: u32 = 950_000;
-/// A volume is counted anew so often; with 90 % each turn leaves two thirds of what is missing.
+/// Limit of iterations; at 90 % each leaves two thirds of the missing space.
 const MAX_ITERATIONS: usize = 60;
-/// A volume becomes larger by at least this part of itself, so that this ends.
+/// Minimum growth per iteration, as a divisor of the size, so that the loop ends.
 const MIN_GROWTH_DIVISOR: u128 = 4096;
-/// What grows beyond so many times the volume without that space would grow on.
+/// Growth factor beyond which no solution exists.
 const MOST_TIMES: u128 = 1024;

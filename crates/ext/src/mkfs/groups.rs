@@ -1,11 +1,11 @@
-//! Bitmaps, inode tables, descriptors and superblocks, written.
+//! Writing of bitmaps, inode tables, descriptors and superblocks.
 //!
 //! ```text
 //!   each group: what is free ─▶ bitmaps, counts, flags ─▶ descriptor, sealed
 //!               inodes, sealed ─▶ the written part of its table
 //! ```
-//! Law: a group of which nothing is in use but what every group has, says so where it can, and its
-//! bitmaps are not written: only with checksums of descriptors, and never the last one.
+//! Law: groups with nothing but metadata are flagged uninitialized, and their bitmaps are not
+//! written. This needs descriptor checksums, and excludes the last group.
 
 use zerocopy::IntoBytes;
 
@@ -25,13 +25,13 @@ use crate::map::build::BuiltMap;
 use crate::units::{saturating_u32, saturating_usize};
 use crate::{FsBlock, GroupNumber, InodeNumber};
 
-/// Inodes that no file can have: the first ten.
+/// Reserved inodes: the first ten.
 const RESERVED_INODES: u64 = 10;
-/// A directory with more links than can be counted has one.
+/// Maximum link count; directories with more links store 1.
 const LINK_MAX: u32 = 65_000;
 
-/// Writes bitmaps, tables and the copies of superblock and descriptors of every group; returns the
-/// superblock of group 0, which is not written. `hidden` are the maps of the hidden files.
+/// Writes bitmaps, inode tables and the backups of all groups. Returns the superblock of group 0,
+/// which is not written. `hidden` are the maps of the system files.
 pub(super) fn write(
     plan: &VolumePlan<'_>,
     mapped: &[MappedInode],
@@ -90,7 +90,7 @@ pub(super) fn write(
     Ok(superblock(0))
 }
 
-/// Writes what a group starts with; of group 0 all but the superblock.
+/// Writes the head of a group; for group 0 without the superblock.
 fn write_copies(
     layout: &Layout,
     number: u32,
@@ -126,7 +126,7 @@ fn write_copies(
     Ok(())
 }
 
-/// Writes each block of descriptors to the groups of its meta group that keep it.
+/// Writes each descriptor block to the groups of its meta group that hold it.
 fn write_meta_descriptors(
     layout: &Layout,
     descriptors: &[u8],
@@ -145,7 +145,7 @@ fn write_meta_descriptors(
     Ok(())
 }
 
-/// The superblock as group `number` keeps it.
+/// Returns the superblock for group `number`.
 fn superblock(
     plan: &VolumePlan<'_>,
     number: u32,
@@ -175,7 +175,7 @@ fn superblock(
         }
     }
     raw.s_mmp_block = plan.mmp_block.into();
-    // No more than the layout has, which fits.
+    // Cannot fail: the layout bounds the counts.
     let _ = raw.set_free(
         free_clusters * plan.layout.cluster_blocks(),
         u64::from(plan.layout.super_.inodes) - used,
@@ -187,7 +187,7 @@ fn superblock(
         raw.s_kbytes_written = (1 + plan.data_bytes() / 1024).into();
     }
     if number > 0 {
-        // A copy knows nothing of how the volume was left.
+        // A backup does not record how the volume was unmounted.
         raw.s_state = 0.into();
     }
     raw.s_block_group_nr = u16::try_from(number).unwrap_or(u16::MAX).into();
@@ -199,7 +199,7 @@ fn low(value: u64) -> u32 {
     crate::format::inode::low32(value)
 }
 
-/// What a group has, and its bitmaps of blocks and of inodes where they are needed.
+/// Returns the descriptor of a group, and its block and inode bitmaps if needed.
 fn build_group(
     plan: &VolumePlan<'_>,
     number: u32,
@@ -235,7 +235,7 @@ fn build_group(
         } else {
             2 + u64::from(super_.inode_table_blocks())
         };
-        // With clusters, too, they are in one piece.
+        // Contiguous with clusters, too.
         let least = (layout.backup_blocks(number) + own).div_ceil(ratio);
         let is_last = number + 1 == super_.groups;
         is_needed = [is_last || free + least < (end - start) / ratio, inodes.last > 0];
@@ -256,12 +256,12 @@ fn build_group(
     (group, [is_needed[0].then_some(blocks), is_needed[1].then_some(inodes.bitmap)])
 }
 
-/// The inodes of a group.
+/// Inodes of a group.
 struct GroupInodes {
     bitmap: BitmapBuilder,
     free: u64,
     directories: u32,
-    /// The place of the last that is in use, counted from 1; 0 if none is.
+    /// One-based index of the last used inode; 0 for none.
     last: u64,
 }
 
@@ -271,7 +271,7 @@ impl GroupInodes {
         let first = u64::from(number) * per_group + 1;
         let mut bitmap = BitmapBuilder::full(plan.layout.block_len());
         bitmap.clear(0, per_group);
-        // The root is one of these ten. A group may have only eight.
+        // The root is one of the ten. A group may have only eight inodes.
         let reserved = (RESERVED_INODES + 1).saturating_sub(first).min(per_group);
         bitmap.set(0, reserved);
         let mut inodes =
@@ -303,7 +303,7 @@ fn is_in(inode: u32, first: u64, per_group: u64) -> bool {
     (first..first + per_group).contains(&u64::from(inode))
 }
 
-/// The inode table of a group, up to the block with its last inode that is not all zeros.
+/// Returns the inode table of a group, up to the block of its last nonzero inode.
 fn inode_table(
     plan: &VolumePlan<'_>,
     number: u32,
@@ -336,7 +336,7 @@ fn inode_table(
         let Some(mapped) = mapped.get(*nth) else { continue };
         slots.push((placed.inode, inode(plan, placed, mapped)));
     }
-    // Of two for one inode the later one counts.
+    // If two slots have the same inode, the later one wins.
     slots.sort_by_key(|slot| slot.0);
     let mut bytes: Vec<u8> = vec![];
     for (inode, slot) in slots {
@@ -348,8 +348,8 @@ fn inode_table(
     Ok(bytes)
 }
 
-/// A reserved inode that is not in use. The first, the list of bad blocks, is empty, and its times
-/// are set.
+/// Returns an unused reserved inode. Inode 1, the list of bad blocks, is empty and has its times
+/// set.
 fn empty_reserved_inode(layout: &Layout, number: u32) -> Vec<u8> {
     let mut bytes = vec![0; saturating_usize(layout.super_.inode_bytes.into())];
     if number == 1 {
@@ -368,7 +368,7 @@ fn inode(plan: &VolumePlan<'_>, placed: &NodePlacement, mapped: &MappedInode) ->
     let node = plan.tree.node(NodeId(placed.node));
     let in_body =
         node.attributes.get(..saturating_usize(placed.in_body.into())).unwrap_or_default();
-    // Where mke2fs has the rest of the contents: first.
+    // Like mke2fs, the rest of inline contents comes first.
     let contents = mapped.value.iter().map(|value| NewXattr::of_contents(value));
     let in_body: Vec<_> = contents.chain(in_body.iter().cloned()).collect();
     let body = match &in_body[..] {
@@ -397,7 +397,7 @@ fn inode(plan: &VolumePlan<'_>, placed: &NodePlacement, mapped: &MappedInode) ->
     bytes
 }
 
-/// Blocks that are to be written: neighbours become one request.
+/// Blocks to write; adjacent ones are merged into one request.
 #[derive(Default)]
 struct WriteBatch {
     parts: Vec<(u64, Vec<u8>)>,
@@ -412,7 +412,7 @@ impl WriteBatch {
         }
     }
 
-    /// Writes all, and waits once in a while, so that memory is bounded.
+    /// Writes all blocks; waits now and then, so that memory is bounded.
     fn write(&mut self, layout: &Layout, writer: &DiskWriter<'_>) -> Result<()> {
         let mut parts = std::mem::take(&mut self.parts);
         parts.sort_unstable_by_key(|part| part.0);
@@ -437,7 +437,7 @@ impl WriteBatch {
     }
 }
 
-/// Bits of a block, set in runs.
+/// A bitmap block, filled in runs.
 struct BitmapBuilder(Vec<u8>);
 
 impl BitmapBuilder {
@@ -445,12 +445,12 @@ impl BitmapBuilder {
         Self(vec![0xFF; block_bytes])
     }
 
-    /// Sets the bits from `from` up to `end`.
+    /// Sets the bits in `from..end`.
     fn set(&mut self, from: u64, end: u64) {
         self.fill(from, end, 0xFF);
     }
 
-    /// Clears them.
+    /// Clears the bits in `from..end`.
     fn clear(&mut self, from: u64, end: u64) {
         self.fill(from, end, 0);
     }

@@ -1,8 +1,8 @@
-//! Contents that a new volume keeps inside of inodes (`inline_data`): files and directories that
-//! have room there with all their attributes.
+//! Inline data of a new volume (`inline_data`): files and directories that fit in their inodes with
+//! all their attributes.
 //!
-//! Law: a directory is cut between two names: the first part has 56 bytes, the other just what its
-//! entries need.
+//! Law: a directory is split between two names: the first part has 56 bytes, the second exactly the
+//! bytes of its entries.
 
 use crate::dir::build::NewDirent;
 use crate::format::dirent::{DirBlockBuilder, DirBlockFormat, min_rec_len};
@@ -15,12 +15,12 @@ const ENTRY_BYTES: u64 = 20;
 /// Bytes of the first part of a directory.
 const FIRST_BYTES: usize = POINTER_BYTES - ENTRIES_AT;
 
-/// Bytes that contents of this length take of what an inode has for attributes.
+/// Returns the attribute bytes in the inode needed for contents of this length.
 pub(super) fn xattr_bytes_needed(len: u64) -> u64 {
     ENTRY_BYTES + len.saturating_sub(POINTER_BYTES as u64).next_multiple_of(4)
 }
 
-/// Bytes of a directory with names of these lengths.
+/// Returns the inline size of a directory with names of these lengths.
 pub(super) fn directory_bytes(names: impl Iterator<Item = usize>) -> u64 {
     let (mut first, mut rest) = (0, 0u64);
     for record in names.map(min_rec_len) {
@@ -32,7 +32,7 @@ pub(super) fn directory_bytes(names: impl Iterator<Item = usize>) -> u64 {
     POINTER_BYTES as u64 + rest
 }
 
-/// A directory in `parent` with these names.
+/// Builds the inline directory of these names in `parent`.
 pub(super) fn directory(parent: u32, names: &[NewDirent<'_>], filetype: bool) -> Vec<u8> {
     let shape = |bytes: usize| DirBlockFormat {
         block_bytes: saturating_u32(bytes as u64),
@@ -55,8 +55,7 @@ pub(super) fn directory(parent: u32, names: &[NewDirent<'_>], filetype: bool) ->
     bytes
 }
 
-/// Contents as an inode has them: what is in the place of block pointers, and the value of
-/// `system.data`.
+/// Splits inline contents into `i_block` and the value of `system.data`.
 pub(super) fn split_inline(bytes: &[u8]) -> ([u32; POINTERS], &[u8]) {
     let (first, value) = bytes.split_at_checked(POINTER_BYTES).unwrap_or((bytes, &[]));
     let mut words = first.chunks(4).map(|chunk| {

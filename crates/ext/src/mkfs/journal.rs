@@ -1,7 +1,7 @@
-//! The journal of a new volume: how long it is, where it goes, what it says.
+//! The journal of a new volume: size, location and superblock.
 //!
-//! Law: it is empty, and reads as zeros behind its superblock: what an earlier volume left there is
-//! never replayed.
+//! Law: the journal is empty, and reads as zeros behind its superblock: leftovers of an earlier
+//! volume are never replayed.
 
 use zerocopy::{FromZeros, IntoBytes};
 
@@ -12,18 +12,18 @@ use super::{FormatError, Result};
 use crate::format::features::Compatible;
 use crate::format::jbd2::{self, RawJournalSuperblock};
 
-/// Its inode.
+/// Inode of the journal.
 pub(crate) const INODE: u32 = 8;
-/// What `s_jnl_backup_type` says of `s_jnl_blocks` where these are the map of the inode.
+/// Value of `s_jnl_backup_type` if `s_jnl_blocks` holds the inode's map.
 pub(crate) const BACKUP_IS_INODE: u8 = 1;
 
-/// Blocks that a journal has at least, and at most.
+/// Minimum and maximum of journal blocks.
 const MIN_BLOCKS: u32 = 1024;
 const MAX_BLOCKS: u32 = 10_240_000;
-/// Fast commits get one block for so many of the log.
+/// Log blocks per fast-commit block.
 const JOURNAL_TO_FC_BLOCKS_RATIO: u32 = 64;
 
-/// Blocks of a journal.
+/// Blocks of the log and of the fast-commit area.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct JournalSizes {
     log: u32,
@@ -36,11 +36,11 @@ impl JournalSizes {
     }
 }
 
-/// The least volume that has a journal, in blocks.
+/// Smallest volume with a journal, in blocks.
 pub(super) const MIN_VOLUME_BLOCKS: u64 = 2048;
 
-/// How long the journal of a volume of so many blocks is; `None` if it has none, or is too small
-/// for one.
+/// Returns the journal sizes of a volume of `blocks` blocks; `None` without a journal, or if the
+/// volume is too small.
 pub(super) fn sizes(
     options: &FormatOptions,
     blocks: u64,
@@ -69,7 +69,7 @@ pub(super) fn sizes(
     }
 }
 
-/// The size that mke2fs gives.
+/// Returns mke2fs's default size.
 fn default_blocks(blocks: u64) -> u32 {
     match blocks {
         ..0x8000 => 1024,
@@ -83,9 +83,8 @@ fn default_blocks(blocks: u64) -> u32 {
     }
 }
 
-/// The block from which on it is placed. One that is mapped by extents begins in the middle of the
-/// volume, in the group with most room of those that may be; one that is not, where the volume
-/// begins.
+/// Returns the block where the search for journal space begins. With extents this is the emptiest
+/// group near the middle of the volume; without them it is the start of the volume.
 pub(super) fn placement_goal(layout: &Layout, space: &FreeRanges) -> u64 {
     let options = &layout.options;
     if !options.extents() {
@@ -118,8 +117,8 @@ pub(super) fn placement_goal(layout: &Layout, space: &FreeRanges) -> u64 {
     layout.group_start(best)
 }
 
-/// Blocks of a journal without fast commits that a volume of so many is given later; the text says
-/// why there can be none.
+/// Returns the journal blocks, without fast commits, for a journal added to an existing volume. The
+/// error text names the reason for none.
 pub(crate) fn blocks(
     mib: Option<u32>,
     volume: u64,
@@ -137,12 +136,12 @@ pub(crate) fn blocks(
     }
 }
 
-/// Its first block.
+/// Returns the first block of the journal.
 pub(super) fn superblock(layout: &Layout, sizes: JournalSizes) -> Vec<u8> {
     raw_superblock(layout.super_.block_bytes, sizes.total_blocks(), sizes.fast, layout.options.uuid)
 }
 
-/// The first block of an empty journal of `all` blocks, `fast` of which are for fast commits.
+/// Returns the first block of an empty journal of `all` blocks, `fast` of them for fast commits.
 pub(crate) fn raw_superblock(block_bytes: u32, all: u32, fast: u32, uuid: [u8; 16]) -> Vec<u8> {
     let mut raw = RawJournalSuperblock::new_zeroed();
     raw.h_magic = jbd2::MAGIC.into();

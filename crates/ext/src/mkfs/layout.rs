@@ -1,11 +1,11 @@
-//! The rules by which mke2fs lays out a volume, learnt from what it makes.
+//! Volume layout by mke2fs's rules, learnt from its output.
 //!
 //! ```text
 //!   group   | super | descriptors | reserve | block bitmap | inode bitmap | inodes .. | blocks ..
 //!             └──── group 0 and backups ───┘  └ where these are of the groups is in `tables` ┘
 //! ```
-//! Law: `dumpe2fs` shows the same for a volume of ours as for one of mke2fs with the same
-//! arguments; the tests compare byte for byte.
+//! Law: `dumpe2fs` shows the same as for a volume of mke2fs with the same arguments; the tests
+//! compare byte for byte.
 
 use draconis_exchange::contract::Time;
 use zerocopy::FromZeros;
@@ -28,50 +28,50 @@ use crate::map::build_extents;
 use crate::units::{saturating_u32, saturating_usize};
 use crate::{FileId, GroupNumber};
 
-/// Bytes of a group descriptor, and of one with block numbers of 64 bits.
+/// Bytes of a group descriptor, and of one with the `64bit` feature.
 const DESCRIPTOR_BYTES: u32 = 32;
 const WIDE_DESCRIPTOR_BYTES: u32 = 64;
-/// Groups that are kept in memory, at most: half a PiB with blocks of 4 KiB.
+/// Limit of groups in memory: half a PiB with blocks of 4 KiB.
 const MAX_GROUPS: u64 = 1 << 22;
-/// Blocks for files that the last group must have to be worth having.
+/// Minimum blocks for files in the last group; a smaller one is dropped.
 pub(crate) const MIN_LAST_GROUP_BLOCKS: u64 = 50;
-/// A group may not have more blocks than its descriptor's 16 bits can count free.
+/// Limit of a group's blocks: the descriptor counts free blocks in 16 bits.
 const MAX_BLOCKS_PER_GROUP: u32 = 65528;
-/// The reserve lets a volume grow this many times.
+/// Growth factor that the reserved GDT blocks allow.
 const RESIZE_FACTOR: u64 = 1024;
-/// Inodes that are reserved: the first ten.
+/// Reserved inodes: the first ten.
 const RESERVED_INODES: u32 = 10;
-/// lost+found gets this many bytes, or twelve blocks, but two at least.
+/// Size of lost+found: this many bytes, limited to two to twelve blocks.
 const LOST_FOUND_BYTES: u32 = 16 << 10;
 /// `user_xattr` and `acl`.
 const MOUNT_OPTIONS: u32 = 0xC;
 
-/// How files and names would be encrypted: AES-256-XTS and AES-256-CTS.
+/// Default encryption modes of contents and names: AES-256-XTS and AES-256-CTS.
 const ENCRYPTION: (u8, u8) = (1, 4);
-/// The encoding of names that ignore case: UTF-8, Unicode 12.1.
+/// Encoding of case-insensitive names: UTF-8, Unicode 12.1.
 const UTF8: u16 = 1;
 
-/// Blocks of a cluster, where that is not said.
+/// Default blocks per cluster.
 const CLUSTER_BLOCKS: u32 = 16;
-/// Bytes of a cluster, at most.
+/// Maximum bytes per cluster.
 const MAX_CLUSTER_BYTES: u32 = 1 << 29;
-/// Bytes of a cluster from which on mke2fs leaves eight out in each group.
+/// Bytes per cluster from which mke2fs omits eight clusters in each group.
 const HUGE_CLUSTER_BYTES: u32 = 1 << 27;
-/// Seconds between two signs of a host that uses the volume: usual, and most.
+/// MMP update interval in seconds: default and maximum.
 pub(crate) const MMP_INTERVAL: u16 = 5;
 pub(crate) const MAX_MMP_INTERVAL: u16 = 300;
 
-/// A volume without files: where everything is.
+/// Layout of a volume without files.
 #[derive(Clone, Debug)]
 pub struct Layout {
     pub(super) options: FormatOptions,
     pub(super) super_: Superblock,
     pub(super) raw: RawSuperblock,
-    /// The journal's blocks, if it has one.
+    /// Journal sizes, if there is a journal.
     pub(super) journal: Option<JournalSizes>,
 }
 
-/// Which of mke2fs's kinds of volume a size belongs to: block size, bytes per inode.
+/// Returns mke2fs's defaults for a size: block size, bytes per inode.
 fn defaults(size_bytes: u64) -> (u32, u32) {
     match size_bytes {
         ..0x30_0000 => (1024, 8192),
@@ -82,29 +82,29 @@ fn defaults(size_bytes: u64) -> (u32, u32) {
     }
 }
 
-/// The block size that mke2fs gives to a volume of this size.
+/// Returns mke2fs's default block size for this size.
 pub(super) fn default_block_bytes(size_bytes: u64) -> u32 {
     defaults(size_bytes).0
 }
 
-/// Bytes per inode that mke2fs gives to a volume of this size.
+/// Returns mke2fs's default bytes per inode for this size.
 pub(super) fn default_ratio(size_bytes: u64) -> u32 {
     defaults(size_bytes).1
 }
 
-/// What the search for a good division of the blocks works on.
+/// State of the search for a division into groups.
 struct GroupDivision {
     block_bytes: u32,
     inode_bytes: u32,
     descriptor_bytes: u32,
     first_data_block: u32,
     sparse: bool,
-    /// How many backups there are, if the superblock names their groups.
+    /// Number of backups with `sparse_super2`.
     backups: Option<u32>,
     meta: bool,
     resize: bool,
     resize_blocks: Option<u64>,
-    /// Blocks of a cluster.
+    /// Blocks per cluster.
     ratio: u32,
     blocks: u64,
     per_group: u32,
@@ -127,7 +127,7 @@ impl GroupDivision {
         bytes.div_ceil(self.block_bytes.into())
     }
 
-    /// Blocks of the last group that no file can have.
+    /// Returns the metadata blocks of the last group.
     fn last_overhead(&self) -> u64 {
         let has_copies = match self.backups {
             Some(backups) => backups >= if self.groups == 2 { 1 } else { 2 },
@@ -138,14 +138,14 @@ impl GroupDivision {
         copies + 2 + self.table_blocks()
     }
 
-    /// The same of a group that has all there is.
+    /// Returns the metadata blocks of a group with all structures.
     fn max_overhead(&self) -> u64 {
         let table = if self.meta { 1 } else { self.descriptor_blocks(self.groups.into()) };
         3 + table + u64::from(self.reserved_gdt_blocks) + self.table_blocks()
     }
 
-    /// Descriptor blocks kept for growth. Where they would take most of a group there are none,
-    /// and those in use are spread.
+    /// Sets the reserved GDT blocks. If descriptors would fill most of a group, none are reserved
+    /// and `meta_bg` spreads the descriptors.
     fn reserve_for_growth(&mut self) {
         let table = self.descriptor_blocks(self.groups.into());
         self.reserved_gdt_blocks = 0;
@@ -167,7 +167,7 @@ impl GroupDivision {
         }
     }
 
-    /// The groups of the two backups that the superblock names.
+    /// Returns the groups of the two backups of `sparse_super2`.
     fn backup_groups(&self) -> [u32; 2] {
         let Some(backups) = self.backups else { return [0; 2] };
         let last = self.groups - 1;
@@ -176,9 +176,8 @@ impl GroupDivision {
         [first.min(second), first.max(second)]
     }
 
-    /// Divides `inodes` among the groups: whole blocks of them, a multiple of eight, and eight
-    /// at least.
-    /// `false` if a group would need more than its bitmap can tell.
+    /// Divides `inodes` among the groups: whole blocks, a multiple of eight, and at least eight.
+    /// Returns false if a group would need more than its bitmap holds.
     fn distribute_inodes(&mut self, inodes: u32) -> bool {
         let share = inodes.div_ceil(self.groups.max(1));
         if share > self.block_bytes.saturating_mul(8) {
@@ -198,11 +197,11 @@ impl GroupDivision {
 }
 
 impl Layout {
-    /// Lays out a volume in `size_bytes`.
+    /// Computes the layout of a volume in `size_bytes`.
     ///
     /// # Errors
     /// [`FormatError::TooSmall`], [`FormatError::TooLarge`], [`FormatError::TooManyInodes`],
-    /// [`FormatError::LargeJournal`], and [`FormatError::Misuse`] for options that make no sense.
+    /// [`FormatError::LargeJournal`], and [`FormatError::Misuse`] for invalid options.
     pub fn new(options: &FormatOptions, size_bytes: u64) -> Result<Self> {
         let ResolvedOptions { block_bytes, ratio, inodes } = resolve_options(options, size_bytes)?;
         let blocks = size_bytes / u64::from(block_bytes);
@@ -217,7 +216,7 @@ impl Layout {
             InodeCount::PerBytes(bytes) => {
                 let len = blocks * u64::from(block_bytes);
                 match len / u64::from(bytes.max(1)) {
-                    // Too large a step for so small a volume: mke2fs falls back to this one.
+                    // The volume is smaller than the step: mke2fs falls back to 4096.
                     0 => saturating_u32(len / 4096),
                     count => saturating_u32(count),
                 }
@@ -227,7 +226,7 @@ impl Layout {
         if u64::from(inodes) * u64::from(options.inode_bytes) / u64::from(block_bytes) >= blocks {
             return Err(if blocks < 64 { too_small } else { FormatError::TooManyInodes(inodes) });
         }
-        // Room for the reserved ones, lost+found and a file.
+        // The reserved inodes, lost+found and one file.
         let inodes = inodes.max(RESERVED_INODES + 2);
         let asked = blocks * u64::from(options.reserved_ppm) / 1_000_000;
         let mut reserved = asked;
@@ -235,13 +234,13 @@ impl Layout {
             block_bytes,
             inode_bytes: options.inode_bytes,
             descriptor_bytes: if wide { WIDE_DESCRIPTOR_BYTES } else { DESCRIPTOR_BYTES },
-            // Clusters begin at 0 whatever blocks have.
+            // With clusters, block 0 is the first data block.
             first_data_block: u32::from(block_bytes == 1024 && !options.has_clusters()),
             sparse: options.read_only_compatible.contains(ReadOnlyCompatible::SPARSE_SUPER),
             backups: (options.compatible.contains(Compatible::SPARSE_SUPER2))
                 .then_some(options.backups),
             meta: options.incompatible.contains(Incompatible::META_BG),
-            // The map of the reserve has block numbers of 32 bits.
+            // The resize inode has 32-bit block numbers.
             resize: options.compatible.contains(Compatible::RESIZE_INODE)
                 && blocks <= u64::from(u32::MAX),
             resize_blocks: options.resize_blocks,
@@ -261,7 +260,7 @@ impl Layout {
             let per_group = u64::from(division.per_group);
             division.groups = saturating_u32(division.in_groups().div_ceil(per_group));
             if !division.distribute_inodes(inodes) {
-                // Smaller groups are more groups, and more inodes fit.
+                // Smaller groups mean more groups, and more inodes fit.
                 if division.per_group < 256 || options.has_clusters() {
                     return Err(FormatError::TooManyInodes(inodes));
                 }
@@ -304,13 +303,13 @@ impl Layout {
         options.compatible.set(Compatible::RESIZE_INODE, division.resize);
         options.incompatible.set(Incompatible::META_BG, division.meta);
         let [.., projects] = &mut options.quotas;
-        // Either asks for the other where quotas are counted.
+        // With quotas, project quotas and the feature `project` imply each other.
         let has_projects =
             *projects || options.read_only_compatible.contains(ReadOnlyCompatible::PROJECT);
         *projects = has_projects;
         options.read_only_compatible.set(ReadOnlyCompatible::PROJECT, has_projects);
         if options.read_only_compatible.contains(ReadOnlyCompatible::METADATA_CSUM) {
-            // These sums say all that the others do.
+            // Metadata checksums replace those of descriptors alone.
             options.read_only_compatible.remove(ReadOnlyCompatible::GDT_CSUM);
         }
         let journal = journal::sizes(&options, blocks, block_bytes)?;
@@ -405,7 +404,7 @@ impl Layout {
                 let overhead = super_.overhead();
                 (super_.blocks.saturating_sub(overhead), overhead)
             }
-            // What shares a cluster with a table or a copy is no file's either.
+            // Blocks that share a cluster with metadata are unavailable to files.
             _ => {
                 let (options, super_, raw) = (options.clone(), super_.clone(), raw.clone());
                 let layout = Self { options, super_, raw, journal };
@@ -415,7 +414,7 @@ impl Layout {
         };
         let journal_blocks =
             journal.map_or(0, |sizes| u64::from(sizes.total_blocks()).div_ceil(ratio));
-        // Where 32 bits do not hold it mke2fs leaves out the rest, and the kernel counts itself.
+        // Like mke2fs, it drops bits above 32; the kernel then counts itself.
         let overhead_blocks = low(overhead.saturating_add(journal_blocks));
         raw.s_overhead_blocks = overhead_blocks.into();
         raw.set_free(free, u64::from(inodes - RESERVED_INODES)).map_err(sane)?;
@@ -425,13 +424,13 @@ impl Layout {
         Ok(layout)
     }
 
-    /// A journal of a given length has at most half of what is free.
+    /// Checks that a journal of a given size has at most half of the free blocks.
     fn check_journal_fits(&self) -> Result<()> {
         let given = self.options.journal.mib.or(self.options.journal.fast_kib);
         let Some(sizes) = self.journal.filter(|_| given.is_some()) else { return Ok(()) };
         let mut free = self.super_.free_blocks;
         if self.options.groups_per_flex() > 1 {
-            // mke2fs looks before these tables are there.
+            // mke2fs checks before these tables are allocated.
             let tables = u64::from(self.super_.inode_table_blocks()) + 2;
             free += tables * u64::from(self.super_.groups);
         }
@@ -441,7 +440,7 @@ impl Layout {
         }
     }
 
-    /// Blocks that hidden files take: the reserve's map, the journal, the file of orphans.
+    /// Returns the blocks of system files: resize inode, MMP block, journal, orphan file.
     pub(super) fn system_file_blocks(&self) -> u64 {
         let reserve = u64::from(self.options.compatible.contains(Compatible::RESIZE_INODE));
         let guard = u64::from(self.options.incompatible.contains(Incompatible::MMP));
@@ -450,29 +449,29 @@ impl Layout {
         (reserve + guard) * self.cluster_blocks() + journal + self.orphan_blocks().map_or(0, file)
     }
 
-    /// Blocks that a file in one piece takes, with those of its map.
+    /// Returns the blocks of a contiguous file, with its map.
     pub(super) fn blocks_with_map(&self, blocks: u32) -> u64 {
         self.round_to_clusters(blocks.into())
             + self.map_blocks(&[(0, blocks)]) * self.cluster_blocks()
     }
 
-    /// Blocks that so many bytes take.
+    /// Returns the blocks for `bytes`.
     pub(super) fn blocks_of(&self, bytes: u64) -> u32 {
         saturating_u32(bytes.div_ceil(self.super_.block_bytes.into()))
     }
 
-    /// Blocks of a cluster.
+    /// Returns the blocks per cluster.
     pub(super) fn cluster_blocks(&self) -> u64 {
         u64::from(self.super_.cluster_blocks.max(1))
     }
 
-    /// Blocks of the clusters that so many blocks take.
+    /// Rounds blocks up to whole clusters.
     pub(super) fn round_to_clusters(&self, blocks: u64) -> u64 {
         blocks.next_multiple_of(self.cluster_blocks())
     }
 
-    /// Blocks that the map of a file with data in these runs needs beside its inode, if each run is
-    /// one on the disk, too.
+    /// Returns the map blocks outside the inode for data in these file runs, if each is also
+    /// contiguous on disk.
     pub(super) fn map_blocks(&self, runs: &[(u32, u32)]) -> u64 {
         let block_bytes = self.super_.block_bytes;
         match self.options.extents() {
@@ -481,7 +480,7 @@ impl Layout {
         }
     }
 
-    /// Blocks of the file of orphans, if there is one.
+    /// Returns the blocks of the orphan file, if there is one.
     pub(super) fn orphan_blocks(&self) -> Option<u32> {
         let is_there = self.options.compatible.contains(Compatible::ORPHAN_FILE);
         is_there.then(|| {
@@ -489,8 +488,8 @@ impl Layout {
         })
     }
 
-    /// The map of an inode with data in these runs, for which there are these places. Its nodes are
-    /// sealed.
+    /// Builds the map of an inode with data in these file runs at these disk blocks. Its nodes have
+    /// checksums.
     pub(super) fn map(
         &self,
         inode: u32,
@@ -514,32 +513,32 @@ impl Layout {
         Some(built)
     }
 
-    /// When the volume is made.
+    /// Returns the creation time of the volume.
     pub(super) fn creation_time(&self) -> Time {
         Time { seconds: i64::from(self.options.time), nanoseconds: 0 }
     }
 
-    /// What it was made for, with what mke2fs adds and takes away.
+    /// Returns the options, adjusted as by mke2fs.
     pub fn options(&self) -> &FormatOptions {
         &self.options
     }
 
-    /// The superblock, as if no file were there.
+    /// Returns the superblock of the volume without files.
     pub fn superblock(&self) -> &Superblock {
         &self.super_
     }
 
-    /// Bytes of the volume.
+    /// Returns the bytes of the volume.
     pub fn len_bytes(&self) -> u64 {
         self.super_.len_bytes()
     }
 
-    /// One past the last block of a group.
+    /// Returns one past the last block of a group.
     pub(super) fn group_end(&self, group: u32) -> u64 {
         self.super_.group_end(GroupNumber(group)).0
     }
 
-    /// Blocks that copies of superblock and descriptors take at the start of a group.
+    /// Returns the blocks of superblock and descriptor copies at the start of a group.
     pub(super) fn backup_blocks(&self, group: u32) -> u64 {
         if self.is_meta() {
             let has_super = self.super_.has_superblock(GroupNumber(group));
@@ -549,46 +548,47 @@ impl Layout {
         self.super_.backup_blocks(GroupNumber(group))
     }
 
-    /// Where the copies of a group begin: with clusters of small blocks group 0 starts before it.
+    /// Returns the block where the copies of a group begin: with clusters of small blocks, group 0
+    /// starts before it.
     pub(super) fn backup_start(&self, group: u32) -> u64 {
         let is_behind_boot = group == 0 && self.super_.block_bytes == 1024;
         self.group_start(group).max(u64::from(is_behind_boot))
     }
 
-    /// Whether descriptor blocks are spread over the volume.
+    /// Returns true with `meta_bg`.
     pub(super) fn is_meta(&self) -> bool {
         self.options.incompatible.contains(Incompatible::META_BG)
     }
 
-    /// Whether a group has a copy of the descriptors of its meta group, which the first two and the
-    /// last group of that have.
+    /// Returns true if a group holds a copy of its meta group's descriptors: the first two groups
+    /// and the last one do.
     pub(super) fn has_meta_descriptors(&self, group: u32) -> bool {
         let per_block = self.super_.descriptors_per_block();
         let nth = group % per_block;
         nth <= 1 || nth == per_block - 1
     }
 
-    /// The group that a block is in.
+    /// Returns the group of a block.
     pub(super) fn group_of(&self, block: u64) -> u32 {
         let first = u64::from(self.super_.first_data_block);
         saturating_u32(block.saturating_sub(first) / u64::from(self.super_.blocks_per_group))
     }
 
-    /// The first block of a group.
+    /// Returns the first block of a group.
     pub(super) fn group_start(&self, group: u32) -> u64 {
         self.super_.group_start(GroupNumber(group)).0
     }
 
-    /// Blocks that lost+found has at least.
+    /// Returns the minimum blocks of lost+found.
     pub(super) fn lost_found_blocks(&self) -> u64 {
         let blocks = (LOST_FOUND_BYTES / self.super_.block_bytes).clamp(2, 12);
-        // With inline data mke2fs makes it inside its inode, and the first time that it grows is
-        // the time it leaves that.
+        // With inline data, mke2fs creates it inline, and its first growth only converts it to a
+        // block.
         let leaves = self.options.incompatible.contains(Incompatible::INLINE_DATA);
         u64::from(blocks - u32::from(leaves))
     }
 
-    /// Block numbers that a block holds.
+    /// Returns the block numbers per block.
     pub(super) fn fan_out(&self) -> u64 {
         u64::from(self.super_.block_bytes / 4)
     }
@@ -598,7 +598,7 @@ impl Layout {
     }
 }
 
-/// Blocks of the file of orphans of a volume of so many.
+/// Returns the blocks of the orphan file for a volume of `blocks` blocks.
 pub(crate) fn orphan_blocks(blocks: u64) -> u32 {
     match blocks {
         ..0x2_0000 => 32,
@@ -607,22 +607,22 @@ pub(crate) fn orphan_blocks(blocks: u64) -> u32 {
     }
 }
 
-/// Clusters that mke2fs gives to a group.
+/// Returns mke2fs's clusters per group.
 fn clusters_per_group(block_bytes: u32, ratio: u32) -> u32 {
     let is_huge = ratio > 1 && block_bytes.saturating_mul(ratio) >= HUGE_CLUSTER_BYTES;
     let bytes = if is_huge { block_bytes - 1 } else { block_bytes };
     bytes.saturating_mul(8).min(MAX_BLOCKS_PER_GROUP)
 }
 
-/// What options say, with the defaults filled in.
+/// Options with their defaults applied.
 struct ResolvedOptions {
     block_bytes: u32,
-    /// Blocks of a cluster.
+    /// Blocks per cluster.
     ratio: u32,
     inodes: InodeCount,
 }
 
-/// Checks the options.
+/// Checks the options and applies the defaults.
 fn resolve_options(options: &FormatOptions, size_bytes: u64) -> Result<ResolvedOptions> {
     let misuse = |text: String| Err(FormatError::Misuse(text));
     let (default_block, default_ratio) = defaults(size_bytes);
@@ -679,7 +679,7 @@ fn resolve_options(options: &FormatOptions, size_bytes: u64) -> Result<ResolvedO
     Ok(ResolvedOptions { block_bytes, ratio, inodes })
 }
 
-/// Blocks of a cluster.
+/// Returns the blocks per cluster.
 fn cluster_blocks(options: &FormatOptions, block_bytes: u32) -> Result<u32> {
     let misuse = |text: &str| Err(FormatError::Misuse(text.to_owned()));
     match options.cluster_bytes {

@@ -1,27 +1,27 @@
-//! What a volume is to be like, in mke2fs's words.
+//! Options for new volumes, in mke2fs's terms.
 
 use crate::format::features::{Compatible, Incompatible, ReadOnlyCompatible};
 use crate::format::quota::QuotaType;
 
-/// How many inodes there are.
+/// Number of inodes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum InodeCount {
-    /// As mke2fs chooses for a volume of this size.
+    /// mke2fs's default for the size.
     Default,
-    /// One for so many bytes: 1,024 to 67,108,864.
+    /// One inode for so many bytes: 1,024 to 67,108,864.
     PerBytes(u32),
-    /// So many, or the next number that fills the tables.
+    /// Exact count, rounded up to fill the tables.
     Count(u32),
 }
 
-/// What a volume is to be like.
+/// Options of a new volume.
 #[derive(Clone, PartialEq, Debug)]
 pub struct FormatOptions {
-    /// Bytes of a block, a power of two from 1,024 to 65,536; by size if left open.
+    /// Block size, a power of two from 1,024 to 65,536; `None` for the size's default.
     pub block_bytes: Option<u32>,
-    /// Bytes of a cluster with `bigalloc`, a power of two; sixteen blocks if left open.
+    /// Cluster size with `bigalloc`, a power of two; `None` for sixteen blocks.
     pub cluster_bytes: Option<u32>,
-    /// Inodes.
+    /// Number of inodes.
     pub inodes: InodeCount,
     /// Bytes of an inode: a power of two from 128 to the block size.
     pub inode_bytes: u32,
@@ -31,60 +31,60 @@ pub struct FormatOptions {
     pub incompatible: Incompatible,
     /// Read-only-compatible features.
     pub read_only_compatible: ReadOnlyCompatible,
-    /// Blocks kept for the superuser, in millionths: at most 500,000.
+    /// Blocks reserved for the superuser, in millionths: at most 500,000.
     pub reserved_ppm: u32,
-    /// At most 16 bytes.
+    /// Label of at most 16 bytes.
     pub label: Vec<u8>,
-    /// Identity.
+    /// UUID.
     pub uuid: [u8; 16],
-    /// What hashes of names start from.
+    /// Seed of htree hashes.
     pub hash_seed: [u8; 16],
-    /// How indexed directories hash names: 0 legacy, 1 half MD4, 2 TEA.
+    /// Hash of htrees: 0 legacy, 1 half MD4, 2 TEA.
     pub hash_version: u8,
-    /// When the volume is made, in seconds since 1970.
+    /// Creation time in seconds since 1970.
     pub time: u32,
-    /// Owner and group of the root directory, where no tree says so.
+    /// Owner and group of the root directory, unless a tree sets them.
     pub root_owner: (u32, u32),
-    /// The journal, on volumes that have one.
+    /// Options of the journal.
     pub journal: JournalOptions,
-    /// Groups that keep their bitmaps and inode tables together, a power of two (`flex_bg`).
+    /// Groups per flex group, a power of two (`flex_bg`).
     pub flex_groups: u32,
-    /// The descriptors' reserve is for growth to so many blocks; for mke2fs's factor if left open.
+    /// Blocks that the reserved GDT allows to grow to; `None` for mke2fs's factor.
     pub resize_blocks: Option<u64>,
-    /// Blocks that a RAID writes to one disk before it goes to the next; 0 if not known.
+    /// RAID stride in blocks; 0 if unknown.
     pub stride: u16,
-    /// Blocks of a stripe of a RAID; 0 if not known.
+    /// RAID stripe width in blocks; 0 if unknown.
     pub stripe_width: u32,
     /// Backup superblocks with `sparse_super2`: 0 to 2.
     pub backups: u32,
-    /// All bitmaps and tables lie at the start of the volume (with `flex_bg`).
+    /// True to place all bitmaps and tables at the start of the volume (with `flex_bg`).
     pub packed_meta_blocks: bool,
-    /// Names that ignore case have to be valid (with `casefold`).
+    /// True to refuse invalid names (with `casefold`).
     pub strict_names: bool,
-    /// Whose quotas are counted, with `quota`: users', groups', projects'.
+    /// Quotas to enable with `quota`: user, group, project.
     pub quotas: [bool; 3],
-    /// How often a host says that it uses the volume, in seconds (with `mmp`); 0 as mke2fs has it.
+    /// MMP update interval in seconds (with `mmp`); 0 for mke2fs's default.
     pub mmp_interval: u16,
 }
 
-/// What the journal of a volume is to be like.
+/// Options of the journal.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct JournalOptions {
-    /// How long it is, in MiB; by the size of the volume if left open.
+    /// Size in MiB; `None` for the volume's default.
     pub mib: Option<u32>,
-    /// How long its part for fast commits is, in KiB, with `fast_commit`.
+    /// Size of the fast-commit area in KiB, with `fast_commit`.
     pub fast_kib: Option<u32>,
-    /// The block that it begins at or behind; the middle of the volume if left open.
+    /// First block at or behind this one; `None` for the middle of the volume.
     pub at: Option<u64>,
 }
 
-/// A feature that a new volume cannot have.
+/// Error of a feature list.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum FeatureError {
     /// No feature has this name.
     #[error("-O {0}: no such feature")]
     Unknown(String),
-    /// It is not made here.
+    /// New volumes cannot have this feature.
     #[error("-O {0}: format makes no volumes with this feature")]
     Unsupported(String),
 }
@@ -153,7 +153,7 @@ impl FormatOptions {
         .union(ReadOnlyCompatible::QUOTA)
         .union(ReadOnlyCompatible::BIGALLOC);
 
-    /// The defaults of mke2fs for `ext2`, `ext3` or `ext4`.
+    /// Returns mke2fs's defaults for `ext2`, `ext3` or `ext4`.
     pub fn of_type(name: &str) -> Option<Self> {
         let mut options = Self::default();
         match name {
@@ -181,23 +181,23 @@ impl FormatOptions {
         self.read_only_compatible.contains(ReadOnlyCompatible::BIGALLOC)
     }
 
-    /// The kinds of quotas that are counted.
+    /// Returns the enabled quota types.
     pub(super) fn quota_kinds(&self) -> impl Iterator<Item = QuotaType> {
         let has = self.read_only_compatible.contains(ReadOnlyCompatible::QUOTA);
         let all = QuotaType::ALL.into_iter().zip(self.quotas);
         all.filter_map(move |(kind, is_counted)| (has && is_counted).then_some(kind))
     }
 
-    /// Groups whose bitmaps and tables lie together; 1 where each group keeps its own.
+    /// Returns the groups per flex group; 1 without `flex_bg`.
     pub(super) fn groups_per_flex(&self) -> u32 {
         if self.incompatible.contains(Incompatible::FLEX_BG) { self.flex_groups } else { 1 }
     }
 
-    /// Changes the features as `-O` says: names separated by commas, `^` takes one away,
-    /// `none` takes all.
+    /// Applies a feature list as in `-O`: names separated by commas; `^` removes one, `none`
+    /// removes all.
     ///
     /// # Errors
-    /// [`FeatureError`] naming the first that cannot be.
+    /// [`FeatureError`] naming the first invalid feature.
     pub fn apply_features(&mut self, text: &str) -> Result<(), FeatureError> {
         for word in text.split(',').map(str::trim).filter(|word| !word.is_empty()) {
             if word == "none" {

@@ -1,13 +1,13 @@
-//! Which inode and which blocks each node has.
+//! Assignment of inodes and blocks to the nodes of a tree.
 //!
 //! ```text
 //!   order    dir, its files .. , then each directory below it, likewise
 //!   inodes   ──────▶ rising          both cursors only move on; each waits for the other at the
 //!   blocks   ──────▶ rising          start of a directory, if the volume has room to spare
 //! ```
-//! Law 1: a file is one run wherever there is one that has room for it; indirect blocks lie before
-//! the data they lead to, nodes of extents behind it.
-//! Law 2: space is skipped only while what is left holds everything that is to come.
+//! Law 1: a file is one run if a large enough free range exists. Indirect blocks precede the data
+//! they point to; extent nodes follow it.
+//! Law 2: space is skipped only if the rest holds everything that remains.
 
 mod clusters;
 mod cursor;
@@ -37,42 +37,42 @@ use crate::format::xattr::NewXattr;
 use crate::map::{build as map, build_extents};
 use crate::units::{saturating_u32, saturating_usize};
 
-/// The first inode that files can have; lost+found has it.
+/// First non-reserved inode, that of lost+found.
 pub(super) const LOST_FOUND: u32 = 11;
-/// Inodes that may share one block of attributes.
+/// Maximum of inodes that share an xattr block.
 const XATTR_REFCOUNT_MAX: u32 = 1024;
 
-/// A size that every block size and every number of inodes goes with.
+/// A size that is valid with every block size and inode count.
 const PROBE_VOLUME_BYTES: u64 = 64 << 30;
 
-/// Blocks that follow each other: the first, and how many.
+/// A run of disk blocks: first block, and count.
 pub(super) type DiskRun = (u64, u64);
 
-/// What a node has.
+/// Placement of a node.
 #[derive(Clone, Debug, Default)]
 pub(super) struct NodePlacement {
     pub(super) node: u32,
     pub(super) inode: u32,
     pub(super) parent: u32,
     pub(super) links: u32,
-    /// Blocks for contents, and with those of their map.
+    /// Blocks of the contents, and the same with their map.
     pub(super) data: u64,
     pub(super) blocks: u64,
-    /// Of the plan's runs, where its own begin, and how many.
+    /// First run in the plan's runs, and number of runs.
     pub(super) runs: (u32, u32),
-    /// The block of its attributes, 0 for none.
+    /// Xattr block; 0 for none.
     pub(super) xattr_block: u64,
-    /// How many of its attributes are in the inode.
+    /// Number of attributes in the inode.
     pub(super) in_body: u32,
-    /// Attributes whose values are in inodes of their own, and the blocks of those values, which
-    /// count as its own.
+    /// Attributes with EA inodes, and the blocks of their values, which the node's `i_blocks`
+    /// includes.
     pub(super) values: u32,
     pub(super) value_blocks: u64,
-    /// Whether its contents are in the inode, too.
+    /// True if the contents are inline.
     pub(super) is_inline: bool,
 }
 
-/// A block of attributes that inodes share.
+/// An xattr block shared by inodes.
 #[derive(Clone, Debug)]
 pub(super) struct SharedXattrBlock {
     pub(super) attributes: Vec<NewXattr>,
@@ -80,25 +80,25 @@ pub(super) struct SharedXattrBlock {
     pub(super) owners: u32,
 }
 
-/// A volume with everything in its place.
+/// A volume with all inodes and blocks assigned.
 #[derive(Debug)]
 pub struct VolumePlan<'a> {
     pub(super) layout: Layout,
     pub(super) tree: &'a Tree,
-    /// In the order in which blocks and inodes were given out.
+    /// In allocation order.
     pub(super) placed: Vec<NodePlacement>,
     pub(super) runs: Vec<DiskRun>,
     pub(super) shared: Vec<SharedXattrBlock>,
-    /// By the number of a node, its inode; 0 for what nothing leads to.
+    /// Inode by node number; 0 for unreachable nodes.
     pub(super) inodes: Vec<u32>,
-    /// The top of the reserve's map, if there is one.
+    /// Double-indirect block of the resize inode; 0 for none.
     pub(super) resize_dind_block: u64,
-    /// The block by which hosts see that the volume is in use, if there is one.
+    /// MMP block; 0 for none.
     pub(super) mmp_block: u64,
     pub(super) hidden: Vec<SystemFile>,
-    /// Of each group.
+    /// Tables of each group.
     pub(super) tables: Vec<GroupTables>,
-    /// What is left.
+    /// Free blocks.
     pub(super) space: FreeRanges,
     pub(super) directory_format: DirectoryFormat,
     data_bytes: u64,
@@ -106,8 +106,8 @@ pub struct VolumePlan<'a> {
 }
 
 impl NodePlacement {
-    /// Blocks that its inode counts: with its map, its attributes, their values, and the rest of
-    /// their clusters.
+    /// Returns the blocks in `i_blocks`: with the map, the attributes, their values, and whole
+    /// clusters.
     pub(super) fn owned(&self, layout: &Layout) -> u64 {
         let attributes = u64::from(self.xattr_block != 0) * layout.cluster_blocks();
         self.blocks + attributes + self.value_blocks
@@ -115,17 +115,17 @@ impl NodePlacement {
 }
 
 impl VolumePlan<'_> {
-    /// The layout.
+    /// Returns the layout.
     pub fn layout(&self) -> &Layout {
         &self.layout
     }
 
-    /// Bytes of blocks that the tree's files, directories and links take.
+    /// Returns the bytes of blocks of the tree's files, directories and links.
     pub fn data_bytes(&self) -> u64 {
         self.data_bytes
     }
 
-    /// Bytes of blocks that files without a name take: the journal, mostly.
+    /// Returns the bytes of blocks of system files, mostly the journal.
     pub fn system_file_bytes(&self) -> u64 {
         self.system_file_blocks * u64::from(self.layout.super_.block_bytes)
     }
@@ -137,7 +137,7 @@ impl VolumePlan<'_> {
     }
 }
 
-/// Adds lost+found where the tree has none.
+/// Adds lost+found to a tree that lacks it.
 fn with_lost_found(tree: &mut Tree, options: &FormatOptions) -> Result<()> {
     let time =
         draconis_exchange::contract::Time { seconds: i64::from(options.time), nanoseconds: 0 };
@@ -155,7 +155,7 @@ fn with_lost_found(tree: &mut Tree, options: &FormatOptions) -> Result<()> {
     }
 }
 
-/// Lays out the smallest volume that holds the tree and leaves `free_bytes` to users.
+/// Plans the smallest volume that holds the tree and leaves `free_bytes` to users.
 ///
 /// # Errors
 /// As [`Layout::new`] and [`VolumePlan::new`].
@@ -173,7 +173,7 @@ pub fn plan_smallest<'a>(
         if options.block_bytes.is_some() {
             return smallest_for_block_size(options, tree, free_bytes);
         }
-        // By the size it will have, as if that had been given.
+        // Use the block size of the resulting volume size.
         let with_blocks_of =
             |block_bytes| FormatOptions { block_bytes: Some(block_bytes), ..options.clone() };
         let plan = smallest_for_block_size(&with_blocks_of(1024), tree, free_bytes)?;
@@ -184,8 +184,8 @@ pub fn plan_smallest<'a>(
     })
 }
 
-/// Plans with these options, and with blocks of 4096 bytes where no size is given and the usual
-/// ones are too small for what the tree holds.
+/// Plans with these options. Falls back to blocks of 4096 bytes if no size is given and the default
+/// blocks are too small for the tree.
 fn with_roomy_blocks<'a>(
     options: &FormatOptions,
     plan: impl Fn(&FormatOptions) -> Result<VolumePlan<'a>>,
@@ -199,11 +199,11 @@ fn with_roomy_blocks<'a>(
     }
 }
 
-/// How often what a count missed makes a volume larger: maps of extents of files in many pieces, and
-/// inode tables that do not fit between what has its place.
+/// Limit of attempts to enlarge a volume: extent maps of fragmented files and inode tables between
+/// fixed structures may need more than estimated.
 const MAX_SIZE_ATTEMPTS: u64 = 20;
 
-/// The smallest volume for a tree, in blocks of a size that is given.
+/// Plans the smallest volume for a tree, with a given block size.
 fn smallest_for_block_size<'a>(
     options: &FormatOptions,
     tree: &'a Tree,
@@ -223,8 +223,8 @@ fn smallest_for_block_size<'a>(
     }
 }
 
-/// Lays out a volume of `size_bytes` for the tree. Where it is not said how many inodes there are,
-/// there are as many as the tree needs.
+/// Plans a volume of `size_bytes` for the tree. By default there are at least as many inodes as the
+/// tree needs.
 ///
 /// # Errors
 /// As [`Layout::new`] and [`VolumePlan::new`].
@@ -258,23 +258,23 @@ fn smallest_layout(
 ) -> Result<(Layout, TreeRequirements)> {
     let block_bytes = u64::from(options.block_bytes.unwrap_or(1024));
     let mut options = options.clone();
-    // What a tree needs depends on the sizes of blocks and inodes and on nothing else.
+    // The needs of a tree depend only on the sizes of blocks and inodes.
     let any = FormatOptions { inodes: InodeCount::Default, ..options.clone() };
     let needs = measure_tree(&Layout::new(&any, PROBE_VOLUME_BYTES)?, tree)?;
     let inodes = wanted_inodes(&needs) + LOST_FOUND;
     let ratio = super::layout::default_ratio(needs.blocks.saturating_mul(block_bytes));
-    // Free room wants inodes, too, where it is not said how many.
+    // By default, free space gets inodes, too.
     let spare = match options.inodes {
         InodeCount::Default => saturating_u32(free_bytes / u64::from(ratio)),
         _ => 0,
     };
     let inodes = inodes.saturating_add(spare);
     let tables = u64::from(inodes) * u64::from(options.inode_bytes) / block_bytes;
-    // Sizes that mappings of pages like.
+    // Sizes aligned to pages, for memory maps.
     let step = (4096 / block_bytes).max(1);
     let mut blocks = (needs.blocks + tables).max(64).next_multiple_of(step);
     if options.compatible.contains(Compatible::HAS_JOURNAL) {
-        // It was asked for.
+        // The journal was requested.
         blocks = blocks.max(journal::MIN_VOLUME_BLOCKS);
     }
     loop {
@@ -296,12 +296,12 @@ fn smallest_layout(
                 InodeCount::Count(count) if count < inodes => {
                     return Err(no_inodes(&layout, &needs));
                 }
-                // Rounded down: ask for a few more.
+                // Rounded down: request a few more.
                 InodeCount::Count(count) => {
                     options.inodes = InodeCount::Count(count.saturating_add(8))
                 }
                 InodeCount::PerBytes(_) => blocks += blocks.div_ceil(64).next_multiple_of(step),
-                // More than this size would get: as many as the tree has.
+                // More than this size gets by default: use the tree's count.
                 InodeCount::Default => options.inodes = InodeCount::Count(inodes),
             }
             continue;
@@ -318,7 +318,7 @@ fn smallest_layout(
     }
 }
 
-/// Inodes beyond the reserved ones and lost+found.
+/// Returns the inodes beyond the reserved ones and lost+found.
 fn wanted_inodes(needs: &TreeRequirements) -> u32 {
     saturating_u32(needs.placed.len() as u64).saturating_sub(2).saturating_add(needs.inodes)
 }
@@ -331,11 +331,11 @@ fn no_inodes(layout: &Layout, needs: &TreeRequirements) -> FormatError {
 }
 
 impl<'a> VolumePlan<'a> {
-    /// Places a tree on a layout.
+    /// Plans a tree on a layout.
     ///
     /// # Errors
     /// [`FormatError::NoBlocks`] and [`FormatError::NoInodes`] before anything is written, and
-    /// [`FormatError::Tree`] for what ext2 cannot hold.
+    /// [`FormatError::Tree`] for nodes that ext2 cannot hold.
     pub fn new(layout: Layout, tree: &'a mut Tree) -> Result<Self> {
         with_lost_found(tree, &layout.options)?;
         values::move_out(&layout, tree);
@@ -344,7 +344,7 @@ impl<'a> VolumePlan<'a> {
     }
 }
 
-/// What a node's contents are made of, as blocks of the file.
+/// Returns the file blocks that hold a node's data.
 pub(super) fn data_runs(what: &NodeKind, block_bytes: u32) -> Vec<(u32, u32)> {
     let mut runs: Vec<(u32, u32)> = vec![];
     match what {
@@ -352,7 +352,7 @@ pub(super) fn data_runs(what: &NodeKind, block_bytes: u32) -> Vec<(u32, u32)> {
             for (start, end) in data {
                 let (mut from, mut blocks) =
                     map::to_blocks(*start, (*end).min(*size_bytes), block_bytes);
-                // Two pieces of data may share a block.
+                // Two data ranges may share a block.
                 if let Some((last, count)) = runs.last()
                     && let Some(overlap) = (last + count).checked_sub(from)
                 {
@@ -391,7 +391,7 @@ pub(super) fn style(layout: &Layout) -> DirectoryFormat {
     }
 }
 
-/// The blocks of a directory, with the inodes it names.
+/// Builds the blocks of a directory with inode numbers.
 pub(super) fn directory_of(
     tree: &Tree,
     dir: NodeId,
@@ -402,7 +402,7 @@ pub(super) fn directory_of(
     directory::build(own, parent, &names_of(tree, dir, inodes), style)
 }
 
-/// The names in a directory, with the inodes that they name.
+/// Returns the names in a directory with their inodes.
 pub(super) fn names_of<'a>(tree: &'a Tree, dir: NodeId, inodes: &[u32]) -> Vec<NewDirent<'a>> {
     let name = |(name, id): (&'a [u8], NodeId)| NewDirent {
         name,
@@ -421,7 +421,7 @@ fn place(layout: Layout, tree: &Tree, needs: TreeRequirements) -> Result<VolumeP
     }
     let hidden_blocks = needs.system_file_blocks(&layout);
     let needed = needs.blocks + hidden_blocks;
-    // Asked again where it cannot happen: no panic hangs on counting right.
+    // Later checks use this error, too, so that a wrong estimate cannot panic.
     let too_few = || FormatError::NoBlocks { needed, free, block_bytes };
     if needed > free {
         return Err(too_few());
@@ -486,7 +486,7 @@ struct Placer<'a> {
     inodes_left: u32,
     runs: Vec<DiskRun>,
     shared: Vec<SharedXattrBlock>,
-    /// The block of each list of attributes that has room for another owner.
+    /// Xattr block of each attribute list that may get another owner.
     open: HashMap<&'a [NewXattr], usize>,
     inodes: Vec<u32>,
     resize_dind_block: u64,
@@ -496,7 +496,7 @@ struct Placer<'a> {
 }
 
 impl<'a> Placer<'a> {
-    /// Places what no name leads to, as mke2fs does: right after root and lost+found.
+    /// Places the system files like mke2fs: right after root and lost+found.
     fn place_system_files(&mut self) -> Option<()> {
         let super_ = &self.layout.super_;
         if self.layout.options.compatible.contains(Compatible::RESIZE_INODE) {
@@ -552,12 +552,12 @@ impl<'a> Placer<'a> {
         Some(())
     }
 
-    /// The first free block from `goal` on, in a cluster of its own.
+    /// Allocates the first free block from `goal` on, in a cluster of its own.
     fn allocate_block_from(&mut self, goal: u64) -> Option<u64> {
         Some(self.blocks.take_from(goal, self.layout.cluster_blocks())?.first()?.0)
     }
 
-    /// The next inode, for a file that is not in the tree.
+    /// Allocates the next inode for a system file.
     fn next_system_inode(&mut self) -> u32 {
         self.next_inode += 1;
         self.inodes_left = self.inodes_left.saturating_sub(1);
@@ -586,12 +586,12 @@ impl<'a> Placer<'a> {
             let (extents, _) = build_extents::extents(&runs, &places)?;
             let nodes =
                 build_extents::nodes_needed(extents.len() as u64, self.layout.super_.block_bytes);
-            // Where mke2fs puts them: just before the file, if they have room there.
+            // Like mke2fs, nodes go right before the file, if they fit there.
             let before = places.first().map_or(goal, |first| first.0.saturating_sub(1));
             let ratio = self.layout.cluster_blocks();
             owned += nodes * ratio;
             let of_nodes = self.blocks.take_from(before, nodes * ratio)?;
-            // What the last cluster has beyond the file's end is no node's.
+            // Nodes do not use the rest of the file's last cluster.
             places = truncate_runs(places, blocks.into());
             places.extend(cluster_starts(&of_nodes, ratio));
         }
@@ -648,7 +648,7 @@ impl<'a> Placer<'a> {
         Some(())
     }
 
-    /// Takes the blocks for what a node holds; which blocks of the file those are.
+    /// Allocates the blocks of a node's contents; returns their file runs.
     fn data(&mut self, node: &TreeNode, placed: &NodePlacement) -> Option<Vec<(u32, u32)>> {
         let runs = match &node.what {
             _ if placed.is_inline => vec![],
@@ -667,13 +667,13 @@ impl<'a> Placer<'a> {
         Some(runs)
     }
 
-    /// Nodes that a map needs whose data is in the runs from `first` on.
+    /// Returns the extent nodes for data in the runs from `first` on.
     fn nodes(&self, data: &[(u32, u32)], first: usize) -> Option<u64> {
         let (extents, _) = build_extents::extents(data, self.runs.get(first..)?)?;
         Some(build_extents::nodes_needed(extents.len() as u64, self.layout.super_.block_bytes))
     }
 
-    /// The block with these attributes.
+    /// Returns the xattr block with these attributes, shared or new.
     fn share(&mut self, attributes: &'a [NewXattr]) -> Option<u64> {
         if let Some(shared) = self.open.get(attributes).and_then(|nth| self.shared.get_mut(*nth))
             && shared.owners < XATTR_REFCOUNT_MAX
@@ -691,7 +691,7 @@ impl<'a> Placer<'a> {
         Some(at)
     }
 
-    /// Brings the cursor that is in an earlier flex group to that of the other.
+    /// Advances the lagging cursor (inodes or blocks) to the other cursor's flex group.
     fn align_cursors(&mut self) {
         let flex = self.layout.options.groups_per_flex();
         let per_flex = self.layout.super_.inodes_per_group.saturating_mul(flex);

@@ -1,5 +1,4 @@
-//! The descriptors' reserve: blocks behind the descriptors into which these grow, kept by an inode of
-//! its own.
+//! Reserved GDT blocks: space behind the descriptors for growth, owned by the resize inode.
 //!
 //! ```text
 //!   inode 7 ─▶ top ─▶ each reserved block of group 0 ─▶ its copies in the groups that have them
@@ -10,12 +9,12 @@ use crate::format::inode::{NewInode, POINTERS, set_checksum};
 use crate::units::saturating_usize;
 use crate::{FsBlock, GroupNumber, InodeNumber};
 
-/// The inode that keeps it.
+/// The resize inode.
 pub(super) const INODE: u32 = 7;
 
-/// The block of the map of the resize inode that leads to each reserved descriptor block of
-/// group 0, which in turn leads to its copies. A descriptor block's place among all
-/// descriptor blocks is its place in this one, counted round.
+/// Builds the double-indirect block of the resize inode. It points to each reserved descriptor
+/// block of group 0, which points to its copies. A block's index here is its number among all
+/// descriptor blocks, modulo the capacity.
 pub(super) fn resize_dind_block(layout: &Layout) -> crate::Result<Vec<u8>> {
     let mut top = vec![0; layout.block_len()];
     let first = u64::from(layout.super_.descriptor_blocks());
@@ -29,7 +28,7 @@ pub(super) fn resize_dind_block(layout: &Layout) -> crate::Result<Vec<u8>> {
     Ok(top)
 }
 
-/// The reserved descriptor blocks of group 0: each leads to its copies in other groups.
+/// Builds the reserved descriptor blocks of group 0, which point to their copies in other groups.
 pub(super) fn reserved_gdt_blocks(layout: &Layout) -> crate::Result<Vec<u8>> {
     let super_ = &layout.super_;
     let backups: Vec<u64> = (1..super_.groups)
@@ -37,8 +36,8 @@ pub(super) fn reserved_gdt_blocks(layout: &Layout) -> crate::Result<Vec<u8>> {
         .map(|group| u64::from(group) * u64::from(super_.blocks_per_group))
         .collect();
     let mut bytes = vec![];
-    // Linux and e2fsck look for a copy as far behind the start of its group as the block is behind
-    // block 0, also where group 0 begins elsewhere than the others.
+    // Linux and e2fsck expect a copy at the offset from its group's start that the block has from
+    // block 0, even if group 0 starts elsewhere.
     let first = layout.backup_start(0) + 1 + u64::from(super_.descriptor_blocks());
     for nth in first..first + u64::from(super_.reserved_descriptor_blocks) {
         let start = bytes.len();
@@ -50,8 +49,8 @@ pub(super) fn reserved_gdt_blocks(layout: &Layout) -> crate::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Blocks that the reserve's map owns: its top, its blocks in group 0 and all their copies, each
-/// counted as a cluster.
+/// Returns the blocks that the resize inode owns: the double-indirect block, its blocks in group 0
+/// and all copies, each counted as a cluster.
 fn owned_blocks(layout: &Layout) -> u64 {
     let super_ = &layout.super_;
     let copies = (0..super_.groups).filter(|group| super_.has_superblock(GroupNumber(*group)));
@@ -59,7 +58,7 @@ fn owned_blocks(layout: &Layout) -> u64 {
     (1 + copies * u64::from(super_.reserved_descriptor_blocks)) * layout.cluster_blocks()
 }
 
-/// The inode that owns it, as a file beyond any that could be; the top of its map lies at `top`.
+/// Builds the resize inode, with a size beyond any real file; `top` is its double-indirect block.
 pub(super) fn inode(layout: &Layout, top: u64) -> crate::Result<Vec<u8>> {
     let now = layout.creation_time();
     let block_bytes = u64::from(layout.super_.block_bytes);

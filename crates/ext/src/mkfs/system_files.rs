@@ -1,5 +1,4 @@
-//! Files that no name leads to: the journal, the files of quotas, and the file of orphans; and the
-//! block by which hosts see that the volume is in use.
+//! System files: the journal, the quota files and the orphan file; also the MMP block.
 
 use std::collections::BTreeMap;
 
@@ -15,28 +14,28 @@ use crate::map::build::BuiltMap;
 use crate::units::saturating_usize;
 use crate::{FileId, FsBlock, InodeNumber};
 
-/// Which of them it is.
+/// Kind of a system file.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum SystemFileKind {
     Journal(journal::JournalSizes),
     Quota(QuotaType),
     Orphans,
-    /// The value of this number.
+    /// The EA inode of the value with this index.
     Value(usize),
 }
 
-/// One of them, in its place.
+/// A system file with its blocks.
 #[derive(Clone, Debug)]
 pub(super) struct SystemFile {
     pub(super) purpose: SystemFileKind,
     pub(super) inode: u32,
-    /// Blocks of its contents.
+    /// Blocks of the contents.
     pub(super) blocks: u32,
-    /// Its length, if that does not end with a block.
+    /// Size, unless it is a multiple of the block size.
     pub(super) size_bytes: Option<u64>,
-    /// Blocks that it counts as its own: whole clusters, and those of its map.
+    /// Blocks in `i_blocks`: whole clusters, and the map.
     pub(super) owned: u64,
-    /// Where these are and those of its map, in the order in which maps take them.
+    /// Blocks of contents and map, in the order in which maps use them.
     pub(super) places: Vec<DiskRun>,
 }
 
@@ -45,7 +44,7 @@ impl SystemFile {
         layout.map(self.inode, &[(0, self.blocks)], &self.places)
     }
 
-    /// The bytes of its slot in the inode table.
+    /// Builds the inode.
     pub(super) fn inode(&self, plan: &VolumePlan<'_>, built: &BuiltMap) -> Vec<u8> {
         let layout = &plan.layout;
         let now = layout.creation_time();
@@ -83,8 +82,8 @@ impl SystemFile {
         bytes
     }
 
-    /// What its block number `nth`, which lies at `at`, holds; `None` for zeros. A file of quotas
-    /// and one of a value have `bytes`.
+    /// Returns the contents of file block `nth`, which is on disk block `at`; `None` for zeros.
+    /// `bytes` are the contents of a quota file or value.
     pub(super) fn block(
         &self,
         layout: &Layout,
@@ -116,7 +115,7 @@ impl SystemFile {
     }
 }
 
-/// Places of the blocks of a file of quotas as mke2fs takes them: it writes the root last.
+/// Orders the blocks of a quota file like mke2fs, which writes the root last.
 pub(super) fn quota_file_order(
     places: Vec<DiskRun>,
     blocks: u32,
@@ -134,7 +133,7 @@ pub(super) fn quota_file_order(
     }
 }
 
-/// What the owners in a tree have, by their numbers.
+/// Returns the usage of the owners in a tree, by id.
 pub(super) fn tree_usage(plan: &VolumePlan<'_>, kind: QuotaType) -> BTreeMap<u32, Usage> {
     let layout = &plan.layout;
     let block_bytes = u64::from(layout.super_.block_bytes);
@@ -155,7 +154,7 @@ pub(super) fn tree_usage(plan: &VolumePlan<'_>, kind: QuotaType) -> BTreeMap<u32
     all
 }
 
-/// The block by which hosts see that the volume is in use: it says that it is not.
+/// Builds the MMP block of an unused volume.
 pub(super) fn mmp_block(layout: &Layout) -> Vec<u8> {
     let mut bytes = vec![0; layout.block_len()];
     let said = MmpRecord {

@@ -1,23 +1,22 @@
-//! Where the bitmaps and the inode table of each group lie, and what is left.
+//! Placement of each group's bitmaps and inode table, and the free ranges.
 //!
 //! ```text
 //!   each its own   | copies | block bitmap | inode bitmap | inode table | ..
 //!   flex groups    | copies | block bitmaps of 16 groups | inode bitmaps | inode tables | ..
 //!   packed         the same, of all groups
 //! ```
-//! The tables of a flex group go on behind what is in their place: copies in a group of theirs.
-//! mke2fs's rules for that are kept, and where they are odd, too: a flex group of one group, the
-//! last, leaves as much room as one of all.
+//! The tables of a flex group skip structures in their way, such as backups. mke2fs's rules are
+//! followed, even the odd ones: a last flex group of one group leaves as much space as a full one.
 
 use std::collections::BTreeMap;
 
 use super::layout::Layout;
 use super::{FormatError, Result};
 
-/// The blocks that are free, as ranges.
+/// Free blocks as ranges.
 #[derive(Clone, Debug)]
 pub(super) struct FreeRanges {
-    /// By the first block, one past the last.
+    /// End of each range, by its first block.
     free: BTreeMap<u64, u64>,
 }
 
@@ -26,7 +25,7 @@ impl FreeRanges {
         Self { free: BTreeMap::from([(first, end)]) }
     }
 
-    /// The same in clusters of so many blocks: those of which all blocks are free.
+    /// Trims the ranges to whole clusters of `ratio` blocks.
     fn in_clusters(mut self, ratio: u64) -> Self {
         if ratio > 1 {
             let whole = |(start, end): (u64, u64)| {
@@ -38,12 +37,12 @@ impl FreeRanges {
         self
     }
 
-    /// Ranges that there are.
+    /// Returns the number of ranges.
     pub(super) fn ranges(&self) -> u64 {
         self.free.len() as u64
     }
 
-    /// The free blocks at or behind `at` up to one that is not.
+    /// Returns the next free range at or behind `at`.
     pub(super) fn from(&self, at: u64) -> Option<(u64, u64)> {
         if let Some((_, end)) = self.free.range(..=at).next_back()
             && *end > at
@@ -53,7 +52,7 @@ impl FreeRanges {
         self.free.range(at..).next().map(|(start, end)| (*start, *end))
     }
 
-    /// The ranges between two blocks, cut off there.
+    /// Iterates over the free ranges between two blocks, clipped.
     pub(super) fn between(&self, from: u64, end: u64) -> impl Iterator<Item = (u64, u64)> {
         let first = self.free.range(..from).next_back();
         let all = first.into_iter().chain(self.free.range(from..end.max(from)));
@@ -61,12 +60,12 @@ impl FreeRanges {
             .filter(|(start, stop)| start < stop)
     }
 
-    /// Free blocks between two.
+    /// Returns the free blocks between two blocks.
     pub(super) fn free_in(&self, from: u64, end: u64) -> u64 {
         self.between(from, end).map(|(start, end)| end - start).sum()
     }
 
-    /// The first place from `from` on, before `before`, at which so many blocks are free.
+    /// Returns the first block in `from..before` where `blocks` blocks are free.
     fn first_fit(&self, from: u64, before: u64, blocks: u64) -> Option<u64> {
         let first = self.free.range(..from).next_back();
         let mut all = first.into_iter().chain(self.free.range(from..before.max(from)));
@@ -77,7 +76,7 @@ impl FreeRanges {
         fit.filter(|start| *start < before)
     }
 
-    /// Takes blocks that are free; `None` if they are not.
+    /// Allocates `blocks` blocks; `None` if they are not free.
     pub(super) fn take(&mut self, from: u64, blocks: u64) -> Option<()> {
         let end = from + blocks;
         let (start, stop) = self.free.range(..=from).next_back().map(|it| (*it.0, *it.1))?;
@@ -94,7 +93,7 @@ impl FreeRanges {
         Some(())
     }
 
-    /// Takes the first free blocks from `goal` on, and from the start of the volume behind its end.
+    /// Allocates the first free blocks from `goal` on; wraps at the end of the volume.
     pub(super) fn take_from(&mut self, goal: u64, mut blocks: u64) -> Option<Vec<(u64, u64)>> {
         let mut taken = vec![];
         let mut at = goal;
@@ -110,7 +109,7 @@ impl FreeRanges {
     }
 }
 
-/// Where a group's own tables are.
+/// Locations of a group's bitmaps and inode table.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct GroupTables {
     pub(super) blocks: u64,
@@ -118,10 +117,10 @@ pub(super) struct GroupTables {
     pub(super) table: u64,
 }
 
-/// Places the tables of all groups; what is left has room for files.
+/// Places the tables of all groups; returns them with the free ranges.
 ///
 /// # Errors
-/// [`FormatError::NoTables`] where the tables of a flex group have no room.
+/// [`FormatError::NoTables`] if the tables of a flex group do not fit.
 pub(super) fn place_tables(layout: &Layout) -> Result<(Vec<GroupTables>, FreeRanges)> {
     let super_ = &layout.super_;
     let mut space = FreeRanges::new(super_.first_data_block.into(), super_.blocks);
@@ -144,7 +143,7 @@ pub(super) fn place_tables(layout: &Layout) -> Result<(Vec<GroupTables>, FreeRan
         (_, false) => (0..super_.groups).try_for_each(|group| placing.place_in_flex_group(group)),
     };
     placed.ok_or(FormatError::NoTables)?;
-    // Tables lie at any block, and share clusters with what is before or behind them.
+    // Tables may start at any block, and share clusters with their neighbours.
     Ok((placing.all, placing.space.in_clusters(layout.cluster_blocks())))
 }
 
@@ -158,13 +157,13 @@ struct TablePlacer<'a> {
 }
 
 impl TablePlacer<'_> {
-    /// In the group itself.
+    /// Places the tables in the group itself.
     fn place_in_group(&mut self, group: u32) -> Option<()> {
         let (start, last) = (self.layout.group_start(group), self.layout.group_end(group) - 1);
         let mut from = start;
         let stride = u64::from(self.layout.options.stride);
         if stride > 0 {
-            // The bitmaps of neighbours go to different disks of a RAID.
+            // Bitmaps of adjacent groups go to different disks of a RAID.
             let first = self.space.first_fit(start, last, 1)? + self.table;
             from = first + stride * u64::from(group) % (last + 1).saturating_sub(first).max(1);
             if from >= last {
@@ -184,7 +183,7 @@ impl TablePlacer<'_> {
         Some(())
     }
 
-    /// Beside those of the other groups of its flex group.
+    /// Places the tables next to those of the other groups of its flex group.
     fn place_in_flex_group(&mut self, group: u32) -> Option<()> {
         let nth = group % self.place_in_flex_group;
         let before = self.all.last().copied().filter(|_| nth > 0);
@@ -203,11 +202,11 @@ impl TablePlacer<'_> {
         Some(())
     }
 
-    /// Takes a bitmap or a table of `blocks`, of which `rest` are still to come: near `next`, or
-    /// where all of them fit, or where one does.
+    /// Allocates a bitmap or table of `blocks`, of which `rest` remain: near `next`, or where all
+    /// fit, or where one fits.
     fn take(&mut self, group: u32, next: Option<u64>, rest: u64, blocks: u64) -> Option<u64> {
         let super_ = &self.layout.super_;
-        // More than this of a group is not looked for in one piece.
+        // Limit of the contiguous space searched for.
         let most = u64::from(super_.blocks_per_group / 4);
         let together = (rest * blocks).min(most);
         let first = self.layout.group_start(group - group % self.place_in_flex_group);
@@ -223,7 +222,7 @@ impl TablePlacer<'_> {
         Some(at)
     }
 
-    /// One kind after the other, from the start of the volume on.
+    /// Places one kind of table after the other, from the start of the volume.
     fn place_packed(&mut self) -> Option<()> {
         let (groups, end) = (self.layout.super_.groups, self.layout.super_.blocks);
         let mut at = 0;

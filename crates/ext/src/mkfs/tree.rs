@@ -1,4 +1,4 @@
-//! A tree of files that is to become a volume.
+//! The tree of files for a new volume.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -10,7 +10,7 @@ use super::{FormatError, Result};
 use crate::format::acl::Acl;
 use crate::format::xattr::NewXattr;
 
-/// The number of a node in its tree.
+/// Index of a node in its tree.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct NodeId(pub(super) u32);
 
@@ -19,18 +19,18 @@ impl NodeId {
     pub const ROOT: Self = Self(0);
 }
 
-/// What a node is.
+/// Type-specific part of a node.
 #[derive(Clone, Debug)]
 pub enum NodeKind {
     /// A directory.
     Directory,
-    /// A file.
+    /// A regular file.
     File {
         /// Length in bytes.
         size_bytes: u64,
-        /// Where it has data: start and end in bytes, rising; holes elsewhere.
+        /// Data ranges in bytes, ascending; the rest are holes.
         data: Vec<(u64, u64)>,
-        /// What [`FileSource::read`] is asked for.
+        /// Argument for [`FileSource::read`].
         source: u64,
     },
     /// A symbolic link and its target.
@@ -39,16 +39,16 @@ pub enum NodeKind {
     CharDevice(u32, u32),
     /// A block device: major and minor number.
     BlockDevice(u32, u32),
-    /// A pipe with a name.
+    /// A named pipe.
     Fifo,
     /// A socket.
     Socket,
 }
 
-/// A file of any kind, under any number of names.
+/// An inode of the tree, with any number of names.
 #[derive(Clone, Debug)]
 pub struct TreeNode {
-    /// What it is.
+    /// Type and type-specific data.
     pub what: NodeKind,
     /// Permissions, setuid, setgid and sticky bits.
     pub mode: u16,
@@ -56,42 +56,42 @@ pub struct TreeNode {
     pub uid: u32,
     /// Group.
     pub gid: u32,
-    /// Last read.
+    /// Last access.
     pub accessed: Time,
-    /// Contents changed last.
+    /// Last change of the contents.
     pub modified: Time,
-    /// Inode changed last.
+    /// Last change of the inode.
     pub changed: Time,
-    /// Made.
+    /// Creation.
     pub created: Time,
-    /// Extended attributes by [`Node::attribute`], in the order of the format.
+    /// Extended attributes set by [`TreeNode::attribute`], in on-disk order.
     pub(super) attributes: Vec<NewXattr>,
 }
 
 impl TreeNode {
-    /// Drops its access control lists.
+    /// Removes the access control lists.
     pub fn remove_acls(&mut self) {
         self.attributes.retain(|attribute| !attribute.is_acl());
     }
 }
 
-/// The contents of the files of a tree.
+/// Source of the contents of a tree's files.
 pub trait FileSource: Sync {
-    /// Fills `into` with what file `source` has at `at_bytes`; all of it was said to be there.
+    /// Fills `into` with the data of file `source` at `at_bytes`, all within its data ranges.
     ///
     /// # Errors
-    /// What the source says; it becomes [`FormatError::Source`] with the path of the file.
+    /// Error of the source; it becomes [`FormatError::Source`] with the path of the file.
     fn read(&self, source: u64, at_bytes: u64, into: &mut [u8]) -> std::io::Result<()>;
 
-    /// Whether they had better be read in the order of `source`, and each file from its start:
-    /// what comes as a stream is begun again for every step back.
+    /// Returns true if files should be read in the order of `source`, each from its start: a stream
+    /// restarts for every step back.
     fn is_sequential(&self) -> bool {
         false
     }
 }
 
 impl NodeKind {
-    /// Where a file of this length has data, in bytes.
+    /// Iterates over the data ranges within `size_bytes`.
     pub(super) fn data_within(&self, size_bytes: u64) -> impl Iterator<Item = (u64, u64)> {
         let data = match self {
             Self::File { data, .. } => &data[..],
@@ -100,7 +100,7 @@ impl NodeKind {
         data.iter().map(move |(start, end)| (*start, (*end).min(size_bytes)))
     }
 
-    /// The kind.
+    /// Returns the file type.
     pub fn kind(&self) -> FileType {
         match self {
             Self::Directory => FileType::Directory,
@@ -115,7 +115,7 @@ impl NodeKind {
 }
 
 impl TreeNode {
-    /// A node of the superuser, from 1970.
+    /// Creates a node owned by the superuser, with times of 1970.
     pub fn new(what: NodeKind, mode: u16) -> Self {
         let never = Time::default();
         Self {
@@ -131,16 +131,16 @@ impl TreeNode {
         }
     }
 
-    /// The same with all its times set.
+    /// Sets all times.
     #[must_use]
     pub fn at(mut self, time: Time) -> Self {
         (self.accessed, self.modified, self.changed, self.created) = (time, time, time, time);
         self
     }
 
-    /// Gives it an extended attribute, named and valued as with Linux's `setxattr`; `false` if
-    /// ext2 has no place for such a name, or Linux refuses such an access control list. An access
-    /// list sets the permission bits, and is kept if it says more than they do.
+    /// Sets an extended attribute, with name and value as for Linux's `setxattr`. Returns false if
+    /// ext2 cannot store the name, or Linux refuses the access control list. An access list sets
+    /// the permission bits, and is stored if they cannot express it.
     pub fn attribute(&mut self, name: &[u8], value: &[u8]) -> bool {
         let Ok(Some(new)) = NewXattr::new(name, value) else { return false };
         let is_kept = match name {
@@ -160,8 +160,8 @@ impl TreeNode {
         true
     }
 
-    /// Sets the permission bits from an access list; whether the list says more, `None` if it is
-    /// not sound.
+    /// Sets the permission bits from an access list; returns true if they cannot express it, `None`
+    /// if it is invalid.
     fn set_access_list(&mut self, value: &[u8]) -> Option<bool> {
         let is_link = matches!(self.what, NodeKind::Symlink(_));
         let list = Acl::from_xattr(value).ok().filter(|_| !is_link)?;
@@ -170,12 +170,12 @@ impl TreeNode {
         Some(!list.is_equivalent_to_mode())
     }
 
-    /// Its extended attributes, named and valued as with Linux's `setxattr`.
+    /// Iterates over the extended attributes, with names and values as for Linux's `setxattr`.
     pub fn attributes(&self) -> impl Iterator<Item = (Vec<u8>, Vec<u8>)> {
         self.attributes.iter().filter_map(|it| Some((it.name()?, it.linux_value().ok()?)))
     }
 
-    /// `i_mode`.
+    /// Returns `i_mode`.
     pub(super) fn raw_mode(&self) -> u16 {
         let kind = match self.what.kind() {
             FileType::Fifo => 0o010000,
@@ -194,16 +194,16 @@ impl TreeNode {
 #[derive(Clone, Debug)]
 pub struct Tree {
     nodes: Vec<TreeNode>,
-    /// The names in each directory.
+    /// Names in each directory.
     names: BTreeMap<NodeId, BTreeMap<Box<[u8]>, NodeId>>,
-    /// One directory that a node is in, and its name there: enough for messages.
+    /// One parent directory per node: enough for messages.
     parents: Vec<NodeId>,
-    /// Values of attributes that were moved out of their nodes.
+    /// Values moved to EA inodes.
     pub(super) values: Vec<Value>,
 }
 
 impl Tree {
-    /// A tree of nothing but its root.
+    /// Creates a tree with only its root.
     pub fn new(root: TreeNode) -> Self {
         Self {
             nodes: vec![root],
@@ -213,41 +213,41 @@ impl Tree {
         }
     }
 
-    /// A node.
+    /// Returns a node.
     pub fn node(&self, id: NodeId) -> &TreeNode {
-        // An id is given out only by `add` of this tree; one of another may lie beyond it.
+        // Ids come only from `add`; the id of another tree may be out of range.
         self.nodes.get(index(id)).or(self.nodes.first()).unwrap_or(&NO_NODE)
     }
 
-    /// A node, to be changed.
+    /// Returns a mutable node.
     pub fn node_mut(&mut self, id: NodeId) -> Option<&mut TreeNode> {
         self.nodes.get_mut(index(id))
     }
 
-    /// Nodes that were added, reachable or not.
+    /// Returns the number of nodes, reachable or not.
     pub fn len(&self) -> usize {
         self.nodes.len()
     }
 
-    /// Never: there is a root.
+    /// Returns false: there is always a root.
     pub fn is_empty(&self) -> bool {
         self.nodes.is_empty()
     }
 
-    /// The names in a directory, in the order of their bytes.
+    /// Iterates over the names in a directory, in byte order.
     pub fn names(&self, dir: NodeId) -> impl Iterator<Item = (&[u8], NodeId)> {
         self.names.get(&dir).into_iter().flatten().map(|(name, id)| (&name[..], *id))
     }
 
-    /// What `name` names in `dir`.
+    /// Looks up `name` in `dir`.
     pub fn lookup(&self, dir: NodeId, name: &[u8]) -> Option<NodeId> {
         self.names.get(&dir)?.get(name).copied()
     }
 
-    /// Adds a node under a name; what had the name is replaced.
+    /// Adds a node under a name, replacing an existing one.
     ///
     /// # Errors
-    /// [`FormatError::Tree`] for a name that cannot be, or if `dir` is no directory.
+    /// [`FormatError::Tree`] for an invalid name, or if `dir` is no directory.
     pub fn add(&mut self, dir: NodeId, name: &[u8], node: TreeNode) -> Result<NodeId> {
         let id = NodeId(crate::units::saturating_u32(self.nodes.len() as u64));
         let is_dir = matches!(node.what, NodeKind::Directory);
@@ -260,7 +260,7 @@ impl Tree {
         Ok(id)
     }
 
-    /// Gives a node another name; what had the name is replaced.
+    /// Adds a name to a node, replacing an existing one.
     ///
     /// # Errors
     /// As [`Tree::add`].
@@ -296,23 +296,23 @@ impl Tree {
         Ok(())
     }
 
-    /// Takes a name from a directory; what had it, which may have others.
+    /// Removes a name from a directory; returns its node, which may have other names.
     pub fn remove(&mut self, dir: NodeId, name: &[u8]) -> Option<NodeId> {
         self.names.get_mut(&dir)?.remove(name)
     }
 
-    /// A path that leads to a node.
+    /// Returns a path of a node.
     pub fn path(&self, id: NodeId) -> String {
         let names = self.names_to(id);
         let shown: Vec<_> = names.iter().map(|name| String::from_utf8_lossy(name)).collect();
         format!("/{}", shown.join("/"))
     }
 
-    /// The names on the way from the root to a node.
+    /// Returns the names on the path from the root to a node.
     pub fn names_to(&self, id: NodeId) -> Vec<Vec<u8>> {
         let mut names = vec![];
         let mut at = id;
-        // A parent is older than what lives in it, so this ends at the root.
+        // A parent has a lower index than its children, so the loop ends at the root.
         while at != NodeId::ROOT {
             let Some(parent) = self.parents.get(index(at)).copied().filter(|parent| *parent < at)
             else {

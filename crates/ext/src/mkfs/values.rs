@@ -1,11 +1,11 @@
-//! Values of attributes that a new volume keeps in inodes of their own (`ea_inode`).
+//! Attribute values of a new volume in EA inodes (`ea_inode`).
 //!
 //! ```text
 //!   node | entry ──▶ inode | flag EA_INODE | one entry | hash | value |
 //! ```
-//! Law 1: a value moves only where the attributes of a node do not fit beside it.
-//! Law 2: each value has one entry, so that no block of attributes with such an entry is shared.
-//! Law 3: the inodes of values follow those of the other hidden files, in the order of the nodes.
+//! Law 1: a value moves only if the attributes of a node do not fit otherwise.
+//! Law 2: each value has one entry, so xattr blocks with such an entry are not shared.
+//! Law 3: EA inodes follow the other system files, in the order of the nodes.
 
 use std::collections::BTreeSet;
 
@@ -21,10 +21,10 @@ use crate::format::quota::QuotaType;
 use crate::format::xattr::{NewXattr, block_capacity, inode_capacity};
 use crate::units::{saturating_u32, saturating_usize};
 
-/// The longest value, in bytes.
+/// Maximum value length in bytes.
 const MOST_BYTES: usize = 64 << 10;
 
-/// A value in an inode of its own.
+/// A value in an EA inode.
 #[derive(Clone, Debug)]
 pub(super) struct Value {
     pub(super) bytes: Vec<u8>,
@@ -34,7 +34,7 @@ pub(super) struct Value {
 }
 
 impl Value {
-    /// Marks an inode as one that holds this value.
+    /// Makes an inode the EA inode of this value.
     pub(super) fn mark(&self, inode: &mut [u8]) {
         let Ok(mut slot) = InodeSlot::of(inode) else { return };
         let before = slot.flags();
@@ -44,14 +44,14 @@ impl Value {
     }
 }
 
-/// Inodes of hidden files that come before those of values, but for the reserved ones.
+/// Returns the inodes of system files between the reserved ones and the EA inodes.
 pub(super) fn inodes_before(options: &FormatOptions) -> u32 {
     let has_orphans = options.compatible.contains(Compatible::ORPHAN_FILE);
     let has_projects = options.quota_kinds().any(|kind| kind == QuotaType::Project);
     u32::from(has_orphans) + u32::from(has_projects)
 }
 
-/// How many of these attributes have room in the inode, if the others fit in one block.
+/// Returns how many attributes go into the inode, if the others fit in one block.
 pub(super) fn split(all: &[NewXattr], layout: &Layout) -> Option<usize> {
     let fits = |list: &[NewXattr], room: usize| {
         list.iter().map(NewXattr::entry_and_value_bytes).fold(0, usize::saturating_add) <= room
@@ -62,7 +62,7 @@ pub(super) fn split(all: &[NewXattr], layout: &Layout) -> Option<usize> {
     fits(rest, block_capacity(layout.super_.block_bytes)).then_some(in_body?)
 }
 
-/// Moves values that have no room out of the nodes of a tree, the longest first.
+/// Moves values that do not fit to EA inodes, the longest first.
 pub(super) fn move_out(layout: &Layout, tree: &mut Tree) {
     if !layout.options.incompatible.contains(Incompatible::EA_INODE) {
         return;
@@ -87,7 +87,7 @@ pub(super) fn move_out(layout: &Layout, tree: &mut Tree) {
     }
 }
 
-/// Everything that a name leads to, and the root.
+/// Returns all reachable nodes, with the root.
 fn reachable(tree: &Tree) -> BTreeSet<NodeId> {
     let mut seen = BTreeSet::from([NodeId::ROOT]);
     let mut stack = vec![NodeId::ROOT];
@@ -97,7 +97,7 @@ fn reachable(tree: &Tree) -> BTreeSet<NodeId> {
     seen
 }
 
-/// How many of these attributes have their values elsewhere, and how many blocks those take.
+/// Returns how many attributes have EA inodes, and the blocks of those.
 pub(super) fn outside(attributes: &[NewXattr], layout: &Layout) -> (u32, u64) {
     let lens = attributes.iter().filter_map(NewXattr::outside).map(|it| it.len);
     lens.fold((0, 0), |(count, blocks), len| {
@@ -105,7 +105,7 @@ pub(super) fn outside(attributes: &[NewXattr], layout: &Layout) -> (u32, u64) {
     })
 }
 
-/// Why attributes do not fit, and what helps.
+/// Returns the reason why attributes do not fit, with a remedy.
 pub(super) fn unfit(all: &[NewXattr], layout: &Layout) -> &'static str {
     let has_values = layout.options.incompatible.contains(Incompatible::EA_INODE);
     let needed = all.iter().map(NewXattr::entry_and_value_bytes).fold(0, usize::saturating_add);

@@ -1,12 +1,12 @@
-//! A plan, written: contents in the order of the disk, then the tables, then the superblock.
+//! Writing of a plan: contents in disk order, then the tables, then the superblock.
 //!
 //! ```text
 //!   wipe ─flush─▶ contents (threads fill, the disk writes) ─▶ tables of each group ─flush─▶ super ─flush
 //! ```
-//! Contents that had better be read in order are written last, in the order of their source:
-//! batches of them, each in the order of the disk.
+//! Contents of a sequential source are written last, in batches: read in source order, written in
+//! disk order.
 //!
-//! Law: memory is bounded whatever the tree holds: so many requests are under way and no more.
+//! Law: memory is bounded whatever the tree holds: the number of requests in flight is limited.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -30,29 +30,29 @@ use crate::{FileId, FsBlock};
 
 /// Bytes of one request for contents.
 const REQUEST_BYTES: u64 = 1 << 20;
-/// Bytes that are handed over until those before them must be out of memory.
+/// Limit of submitted bytes that are still in memory.
 pub(super) const MAX_UNSETTLED_BYTES: u64 = 8 << 20;
-/// Bytes that are handed over until those before them must be durable: so the disk has something
-/// to do from the start, and progress is not told long before it is made.
+/// Limit of bytes not yet durable. It keeps the disk busy from the start, and progress close to the
+/// truth.
 const MAX_UNDURABLE_BYTES: u64 = 32 << 20;
-/// Bytes that are read in the order of their source before they are written in the disk's.
+/// Bytes read in source order before they are written in disk order.
 const SOURCE_BATCH_BYTES: u64 = 4 << 20;
-/// Threads that read contents. More than there are CPUs: they wait for the source's disk.
+/// Reader threads; more than CPUs, because they wait for the source's disk.
 const READER_THREADS: usize = 4;
-/// What is wiped at the start and at the end of a disk that may hold something else.
+/// Bytes wiped at the start and end of a disk that may hold old data.
 const WIPE_BYTES: u64 = 128 << 10;
 
-/// Where a volume is written.
+/// Target of a new volume.
 pub struct FormatTarget<'a> {
-    /// The disk; at least as long as the volume.
+    /// The disk, at least as long as the volume.
     pub disk: &'a dyn Disk,
-    /// All of it reads as zeros, so that zeros need not be written.
+    /// True if the disk reads as zeros, so that zeros need not be written.
     pub zeroed: bool,
-    /// Called with the bytes of contents that were handed to the disk.
+    /// Called with the bytes of contents submitted to the disk.
     pub progress: &'a (dyn Fn(u64) + Sync),
 }
 
-/// Writes the volume. Until this has returned there is none on the disk.
+/// Writes the volume. Until this function returns, the disk holds no valid volume.
 ///
 /// # Errors
 /// [`FormatError::Io`] and [`FormatError::Source`].
@@ -76,7 +76,7 @@ pub fn write(
     Ok(target.disk.wait_durable(ticket)?)
 }
 
-/// Writes the hidden files; returns their maps.
+/// Writes the system files; returns their maps.
 fn write_hidden(plan: &VolumePlan<'_>, writer: &DiskWriter<'_>) -> Result<Vec<BuiltMap>> {
     let layout = &plan.layout;
     if plan.mmp_block != 0 {
@@ -118,7 +118,7 @@ fn write_hidden(plan: &VolumePlan<'_>, writer: &DiskWriter<'_>) -> Result<Vec<Bu
     Ok(maps)
 }
 
-/// The disk, in blocks of the volume.
+/// Writer of blocks of the volume.
 pub(super) struct DiskWriter<'a> {
     target: &'a FormatTarget<'a>,
     block_bytes: u32,
@@ -140,7 +140,7 @@ impl DiskWriter<'_> {
         self.bytes(at * u64::from(self.block_bytes), bytes)
     }
 
-    /// Zeros from block `from` up to `end`, where they are not there already.
+    /// Writes zeros in blocks `from..end`, unless the disk is zeroed.
     pub(super) fn zeros(&self, from: u64, end: u64) -> Result<()> {
         if self.target.zeroed {
             return Ok(());
@@ -158,7 +158,7 @@ impl DiskWriter<'_> {
         Ok(())
     }
 
-    /// Writes a batch in the order of the disk, and waits until the one before is out of memory.
+    /// Writes a batch in disk order, and waits until the previous one is visible.
     fn batch(&self, mut batch: Vec<Write>, before: &mut Option<Ticket>) -> Result<()> {
         batch.sort_unstable_by_key(|write| write.at_bytes);
         let bytes = batch.iter().map(|write| write.block.len() as u64).sum();
@@ -171,19 +171,19 @@ impl DiskWriter<'_> {
         Ok(())
     }
 
-    /// What was submitted up to this is durable.
+    /// Waits until everything submitted up to `ticket` is durable.
     pub(super) fn wait(&self, ticket: Ticket) -> Result<()> {
         Ok(self.target.disk.wait_durable(ticket)?)
     }
 
-    /// Everything submitted so far is durable.
+    /// Waits until everything submitted so far is durable.
     fn sync(&self) -> Result<()> {
         let empty = self.target.disk.submit(Group::default(), &[]);
         let ticket = empty.map_err(|refused| FormatError::Io(refused.error))?;
         Ok(self.target.disk.wait_durable(ticket)?)
     }
 
-    /// Takes away what others would know this disk by.
+    /// Wipes old signatures from the disk.
     fn wipe(&self, len_bytes: u64) -> Result<()> {
         if !self.target.zeroed {
             let end = len_bytes.max(4096);
@@ -195,32 +195,32 @@ impl DiskWriter<'_> {
     }
 }
 
-/// A stretch of the disk and what it is filled with.
+/// A run of the disk with its contents.
 struct WriteRequest {
     at: u64,
     blocks: u64,
     parts: Vec<(u64, Fill)>,
 }
 
-/// What blocks of a request hold.
+/// Contents of some blocks of a request.
 enum Fill {
     Bytes(Vec<u8>),
     Contents { node: u32, at_bytes: u64, len_bytes: u64 },
 }
 
-/// What is known of an inode once its contents are mapped.
+/// Map of an inode's contents.
 #[derive(Clone, Default)]
 pub(super) struct MappedInode {
     pub(super) pointers: [u32; POINTERS],
     pub(super) size_bytes: u64,
-    /// Of its flags, those that say how.
+    /// The flags of the map.
     pub(super) flags: u32,
-    /// What the attribute of contents inside the inode has; `None` if they are not there.
+    /// Value of `system.data`; `None` if the contents are not inline.
     pub(super) value: Option<Vec<u8>>,
 }
 
 impl MappedInode {
-    /// Contents that are inside of the inode.
+    /// Stores contents inline.
     fn store_inline(&mut self, bytes: &[u8]) {
         let (pointers, value) = inline_data::split_inline(bytes);
         (self.pointers, self.value) = (pointers, Some(value.to_vec()));
@@ -229,7 +229,7 @@ impl MappedInode {
     }
 }
 
-/// Writes what files, directories and links hold; returns how each placed inode was mapped.
+/// Writes the contents of files, directories and links; returns the map of each placed inode.
 fn write_contents(
     plan: &VolumePlan<'_>,
     contents: &dyn FileSource,
@@ -271,7 +271,7 @@ fn write_contents(
     Ok(producer.mapped)
 }
 
-/// A run of contents that is written once its turn has come in the source.
+/// A run of contents that is written later, in source order.
 struct DeferredRun {
     source: u64,
     node: u32,
@@ -280,11 +280,11 @@ struct DeferredRun {
     to: DeferredTarget,
 }
 
-/// Where it goes.
+/// Destination of a deferred run.
 enum DeferredTarget {
-    /// To this block of the disk.
+    /// This disk block.
     Block(u64),
-    /// Into the inode of what was mapped as this.
+    /// The inode with this index in the map list.
     Inode(usize),
 }
 
@@ -345,12 +345,12 @@ fn write_deferred(
     writer.batch(batch, &mut before)
 }
 
-/// What was handed over since a ticket.
+/// Bytes submitted since a ticket.
 #[derive(Default)]
 struct FlightWindow(u64, Option<Ticket>);
 
 impl FlightWindow {
-    /// The ticket of the window before, once this one has `most` bytes.
+    /// Counts bytes; once the window has `most` bytes, returns the previous window's ticket.
     fn advance(&mut self, most: u64, ticket: Ticket, bytes: u64) -> Option<Ticket> {
         self.0 += bytes;
         if self.0 < most {
@@ -367,7 +367,7 @@ struct FlightWindows {
     undurable: FlightWindow,
 }
 
-/// Waits for what was submitted a window ago, so that memory is bounded.
+/// Waits for the requests of the window before, so that memory is bounded.
 fn throttle(
     writer: &DiskWriter<'_>,
     windows: &Mutex<FlightWindows>,
@@ -414,16 +414,16 @@ fn fill(plan: &VolumePlan<'_>, contents: &dyn FileSource, request: WriteRequest)
     Ok(memory.into())
 }
 
-/// Turns the plan into requests, in the order of the disk.
+/// Producer of write requests from a plan, in disk order.
 struct RequestProducer<'a> {
     plan: &'a VolumePlan<'a>,
     next: usize,
     shared: usize,
-    /// Parts of what was placed already that no request has taken.
+    /// Parts of mapped nodes that no request holds yet.
     parts: std::collections::VecDeque<(u64, u64, Fill)>,
     mapped: Vec<MappedInode>,
     broken: bool,
-    /// Whether contents are for later.
+    /// True if contents are deferred to source order.
     in_order: bool,
     later: Vec<DeferredRun>,
 }
@@ -442,7 +442,7 @@ impl<'a> RequestProducer<'a> {
         }
     }
 
-    /// The next request: parts that follow each other on the disk, up to the size of one.
+    /// Returns the next request: parts adjacent on disk, up to the request size.
     fn next(&mut self) -> Option<WriteRequest> {
         let most = REQUEST_BYTES / u64::from(self.plan.layout.super_.block_bytes);
         self.map_next_node();
@@ -467,7 +467,7 @@ impl<'a> RequestProducer<'a> {
         Some(request)
     }
 
-    /// The first `taken` of `blocks` blocks, and the rest.
+    /// Splits `blocks` blocks into the first `taken` and the rest.
     fn split(&self, what: Fill, taken: u64, blocks: u64) -> (Fill, Option<Fill>) {
         if taken >= blocks {
             return (what, None);
@@ -490,7 +490,7 @@ impl<'a> RequestProducer<'a> {
         }
     }
 
-    /// Maps what was placed next until there is a part.
+    /// Maps placed nodes until there is a part.
     fn map_next_node(&mut self) {
         while self.parts.is_empty() {
             let Some(placed) = self.plan.placed.get(self.next) else { return };
@@ -501,7 +501,7 @@ impl<'a> RequestProducer<'a> {
         }
     }
 
-    /// Has the contents of one put into its inode.
+    /// Stores the contents of a node inline.
     fn store_inline(&mut self, placed: &NodePlacement, mapped: &mut MappedInode) {
         let id = NodeId(placed.node);
         match &self.plan.tree.node(id).what {
@@ -522,7 +522,7 @@ impl<'a> RequestProducer<'a> {
         }
     }
 
-    /// Maps one, and queues its parts; `None` if it has fewer blocks than it needs.
+    /// Maps a node and queues its parts; `None` if it has too few blocks.
     fn map(&mut self, placed: &NodePlacement) -> Option<MappedInode> {
         let block_bytes = self.plan.layout.super_.block_bytes;
         let mapping = if self.plan.layout.options.extents() { flags::EXTENTS } else { 0 };
@@ -575,8 +575,8 @@ impl<'a> RequestProducer<'a> {
         Some(mapped)
     }
 
-    /// Builds the map of a file with these runs and queues its blocks; `fill` says what is
-    /// between two bytes of it.
+    /// Builds the map of a file with these runs and queues its blocks; `fill` returns the contents
+    /// of a byte range.
     fn queue_mapped(
         &mut self,
         placed: &NodePlacement,
@@ -615,7 +615,7 @@ impl<'a> RequestProducer<'a> {
         Some(built.pointers)
     }
 
-    /// Queues the block of attributes that lies behind this one's contents, if it is new.
+    /// Queues the xattr block behind the node's contents, if it is new.
     fn queue_xattr_block(&mut self, placed: &NodePlacement) {
         if let Some(shared) = self.plan.shared.get(self.shared)
             && shared.at == placed.xattr_block
@@ -631,7 +631,7 @@ impl<'a> RequestProducer<'a> {
     }
 }
 
-/// The blocks of a directory, padded to what it was given; whether it is indexed.
+/// Returns the blocks of a directory, padded to its allocation, and true if it has an htree.
 fn directory_bytes(plan: &VolumePlan<'_>, placed: &NodePlacement) -> (Vec<u8>, bool) {
     let DirectoryFormat { shape, .. } = plan.directory_format;
     let parent = plan.inodes.get(saturating_usize(placed.parent.into())).copied().unwrap_or(0);

@@ -1,4 +1,4 @@
-//! The blocks that are kept for more descriptors, and inode 7, which owns them.
+//! Reserved GDT blocks, and the resize inode (7), which owns them.
 //!
 //! ```text
 //!   inode 7 ─▶ top: a pointer for each reserved block of group 0 ─▶ its copies in other groups
@@ -21,15 +21,15 @@ use crate::redo_log::RedoLog;
 use crate::units::saturating_usize;
 use crate::{Error, FsBlock, GroupNumber, InodeNumber, Result};
 
-/// The inode that owns the reserve.
+/// The resize inode.
 pub(crate) const RESIZE_INODE: InodeNumber = InodeNumber(7);
-/// Which of its pointers leads to the top of its map.
+/// Index of its double-indirect pointer.
 const DIND_POINTER: usize = 13;
 
-/// The top of the map of the reserve; `None` on a volume without one.
+/// Returns the double-indirect block of the resize inode; `None` if there is none.
 ///
 /// # Errors
-/// [`Error::Corrupt`] where that map is not what the superblock says.
+/// [`Error::Corrupt`] if the map of the inode contradicts the superblock.
 pub(crate) fn resize_dind_block(
     redo: &RedoLog<'_>,
     whole: &OfflineVolume,
@@ -55,8 +55,8 @@ pub(crate) fn resize_dind_block(
     Ok(Some(top))
 }
 
-/// The reserved blocks of group 0, and where in the top of the map each has its pointer: at its
-/// place among all descriptor blocks, counted round.
+/// Iterates over the reserved blocks of group 0, each with its pointer's offset in the
+/// double-indirect block: its number among all descriptor blocks, modulo the capacity.
 fn reserved_gdt_blocks(super_: &Superblock) -> impl Iterator<Item = (usize, FsBlock)> + use<> {
     let table = super_.location().0.offset(1);
     let fan_out = u64::from(super_.block_bytes) / 4;
@@ -65,8 +65,8 @@ fn reserved_gdt_blocks(super_: &Superblock) -> impl Iterator<Item = (usize, FsBl
     (first..end).map(move |nth| (saturating_usize(nth % fan_out.max(1)) * 4, table.offset(nth)))
 }
 
-/// Sets the reserve to what the superblock to come says; its map has its top at `top`. Without
-/// one to come the inode is cleared, and the top is for the caller to free.
+/// Rewrites the resize inode for the planned superblock; `top` is its double-indirect block. If the
+/// feature is removed, the inode is cleared and the caller frees `top`.
 pub(crate) fn rewrite(
     redo: &mut RedoLog<'_>,
     to_be: &PlannedVolume,
@@ -81,7 +81,7 @@ pub(crate) fn rewrite(
     let copies = (1..super_.groups).map(GroupNumber).filter(|it| super_.has_superblock(*it));
     let starts: Vec<FsBlock> = copies.map(|group| super_.group_start(group)).collect();
     let reserved = u64::from(super_.reserved_descriptor_blocks);
-    // Each counts as a cluster, as for e2fsprogs and the kernel.
+    // Each counts as a cluster, as in e2fsprogs and the kernel.
     let sectors_each = block_bytes / 512 * u64::from(super_.cluster_blocks);
     let sectors = (reserved * (starts.len() as u64 + 1) + 1) * sectors_each;
     let change = |bytes: &mut [u8]| -> Result<()> {

@@ -1,29 +1,28 @@
-//! Which blocks are in use, and are to be, while a volume is reworked.
+//! Used blocks before and after an offline change.
 //!
-//! Law: what is given out is free before the change and after it: it can be written at once, and a
-//! change that is not made leaves nothing behind. With clusters all that is kept, released and found
-//! are whole ones.
+//! Law: an allocated block is free both before and after the change, so it can be written at once,
+//! and an abandoned change leaves no trace. With clusters all operations round to whole clusters.
 
 use std::ops::Range;
 
 use crate::units::saturating_usize;
 
-/// A bit for each block below the end to come.
+/// One bit per block below the new end.
 #[derive(Debug)]
 pub(crate) struct BlockUsage {
     end: u64,
-    /// Blocks of a cluster.
+    /// Blocks per cluster.
     ratio: u64,
-    /// In use after the change.
+    /// Blocks used after the change.
     used_after: Vec<u64>,
-    /// In use before or after it, or by its log.
+    /// Blocks used before the change, after it, or by its log.
     unavailable: Vec<u64>,
-    /// Where the search goes on.
+    /// Start of the next search.
     cursor: u64,
 }
 
 impl BlockUsage {
-    /// Blocks below `end`, none of them in use, in clusters of `ratio` blocks.
+    /// Creates the usage of unused blocks below `end`, in clusters of `ratio` blocks.
     pub(crate) fn new(end: u64, ratio: u32) -> Self {
         let words = vec![0; saturating_usize(end.div_ceil(64))];
         Self {
@@ -35,25 +34,25 @@ impl BlockUsage {
         }
     }
 
-    /// One past the last block there is to be.
+    /// Returns one past the last block after the change.
     pub(crate) fn end(&self) -> u64 {
         self.end
     }
 
-    /// These are in use before the change, and after it.
+    /// Marks blocks as used before and after the change.
     pub(crate) fn mark_used(&mut self, blocks: Range<u64>) {
         let blocks = self.clip(blocks);
         fill(&mut self.used_after, blocks.clone(), true);
         fill(&mut self.unavailable, blocks, true);
     }
 
-    /// These are in use before the change only.
+    /// Marks blocks as used only before the change.
     pub(crate) fn release(&mut self, blocks: Range<u64>) {
         let blocks = self.clip(blocks);
         fill(&mut self.used_after, blocks, false);
     }
 
-    /// The bits of the blocks from `start` up to `end`, as a bitmap has them.
+    /// Copies the bits of `start..end` in the format of a block bitmap.
     pub(crate) fn copy_bits(&self, start: u64, end: u64, into: &mut [u8]) {
         if self.ratio > 1 {
             let mut clusters = (start..).step_by(saturating_usize(self.ratio));
@@ -85,12 +84,12 @@ impl BlockUsage {
         word(&self.used_after, block / 64) >> (block % 64) & 1 == 1
     }
 
-    /// Has the search for free blocks go on from `block`, or the next cluster.
+    /// Continues the search for free blocks at `block`, or the next cluster.
     pub(crate) fn search_from(&mut self, block: u64) {
         self.cursor = block.checked_next_multiple_of(self.ratio).unwrap_or(block);
     }
 
-    /// Takes up to `want` free blocks that lie together.
+    /// Allocates up to `want` adjacent free blocks.
     pub(crate) fn allocate(&mut self, want: u64) -> Option<Range<u64>> {
         let start = self.next_free(self.cursor).or_else(|| self.next_free(0))?;
         let most = start.saturating_add(want.max(1)).min(self.end);
@@ -100,11 +99,11 @@ impl BlockUsage {
         Some(start..end)
     }
 
-    /// Takes `blocks` free ones for the log, the last ones first; `None` if there are too few.
+    /// Allocates `blocks` blocks for the log, from the end; `None` if there are too few.
     pub(crate) fn allocate_log(&mut self, mut blocks: u64) -> Option<Vec<Range<u64>>> {
         let mut room: Vec<Range<u64>> = vec![];
         let mut at = self.end;
-        // All of the cluster where the log begins is the log's.
+        // The log gets all of its first cluster.
         while blocks > 0 || at < self.end && self.cluster(at) != at {
             at = at.checked_sub(1)?;
             if word(&self.unavailable, at / 64) == u64::MAX && at % 64 == 63 {
@@ -124,12 +123,12 @@ impl BlockUsage {
         Some(room)
     }
 
-    /// Where the cluster of a block begins.
+    /// Returns the first block of a block's cluster.
     fn cluster(&self, block: u64) -> u64 {
         block.saturating_sub(block.checked_rem(self.ratio).unwrap_or(0))
     }
 
-    /// The whole clusters of blocks, as far as there are any.
+    /// Rounds a range to whole clusters, clipped to the end.
     fn clip(&self, blocks: Range<u64>) -> Range<u64> {
         if blocks.is_empty() {
             return 0..0;
@@ -151,7 +150,7 @@ fn word(words: &[u64], nth: u64) -> u64 {
     words.get(saturating_usize(nth)).copied().unwrap_or(0)
 }
 
-/// The first bit from `from` on that is set in its word combined with `flip`.
+/// Returns the first bit from `from` on that is set after XOR with `flip`.
 fn next(words: &[u64], from: u64, flip: u64) -> Option<u64> {
     let first = from / 64;
     let mut mask = u64::MAX << (from % 64);

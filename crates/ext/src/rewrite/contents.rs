@@ -1,4 +1,4 @@
-//! Contents of files: copied to where they are to be; names and lists of inodes changed on the way.
+//! Contents of files: copying to new blocks, with inode numbers replaced.
 
 #![allow(
     clippy::arithmetic_side_effects,
@@ -15,12 +15,12 @@ use crate::format::inode::Inode;
 use crate::offline::Result;
 use crate::{FileId, FsBlock};
 
-/// Blocks that are copied at once, in bytes.
+/// Bytes of one copy.
 const COPY_BYTES: u64 = 1 << 20;
 
 impl VolumeRewrite<'_> {
-    /// Copies what of a file has another place, and changes what it says of inodes. For a directory
-    /// that is a list from now on, what it has more.
+    /// Copies the moved blocks of a file, and replaces inode numbers in them. For a directory that
+    /// becomes linear, returns its additional blocks.
     pub(super) fn contents(
         &mut self,
         node: &Inode,
@@ -67,7 +67,7 @@ impl VolumeRewrite<'_> {
         Ok(())
     }
 
-    /// Goes through blocks that are sealed.
+    /// Rewrites blocks with checksums.
     fn blocks(&mut self, old_role: Role, new_role: Role, pieces: &[MovedRun]) -> Result<()> {
         for piece in pieces {
             for nth in 0..u64::from(piece.blocks) {

@@ -1,14 +1,13 @@
-//! Directories in another form: with room for checksums, or without an index.
+//! Conversion of directories: adding checksum tails, removing htrees.
 //!
 //! | before | after |
 //! |---|---|
-//! | names fill a block but for the room of a checksum | they are packed |
-//! | an index has room for one entry less | it says so |
-//! | one of these does not fit | the directory is a list in the same blocks, which `e2fsck -fD` indexes again |
-//! | an index that is to go | the same |
+//! | the names leave space for a checksum tail | they are packed |
+//! | an htree block has a free entry | its limit is reduced |
+//! | one of these does not fit | the directory becomes linear; `e2fsck -fD` indexes it again |
+//! | an htree is to be removed | the directory becomes linear |
 //!
-//! Law: a directory has at least as many blocks after as before; where its names do not fit into
-//! them it gets more.
+//! Law: a directory never loses blocks; it gets more if its names do not fit.
 
 #![allow(clippy::arithmetic_side_effects, reason = "computes with numbers of a checked superblock")]
 
@@ -29,24 +28,24 @@ use crate::offline::{OfflineError, Result};
 use crate::units::saturating_u32;
 use crate::{FileId, FsBlock};
 
-/// Directories larger than this are not laid out anew, in bytes: they are taken into memory.
+/// Limit of a converted directory's bytes, which are held in memory.
 const MAX_CONVERTED_DIR_BYTES: u64 = 256 << 20;
 
-/// What is to be another with directories.
+/// Format changes applied to directories.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 pub(crate) struct DirectoryConversion {
-    /// Blocks get room for checksums.
+    /// True if blocks get checksum tails.
     pub(crate) adds_checksums: bool,
-    /// Indexes go.
+    /// True if htrees are removed.
     pub(crate) drops_indexes: bool,
 }
 
-/// A block of a directory: where it is, and where it is to be.
+/// A directory block: file block, old disk block, new disk block.
 type MovedDirBlock = (u32, u64, u64);
 
 impl VolumeRewrite<'_> {
-    /// Gives a directory the form that it is to have; `None` if it stays what it was: a list or a
-    /// tree. Else it is a list that ends in these pieces.
+    /// Converts a directory; `None` if it remains linear or an htree as before. Otherwise it is
+    /// linear now, and the returned runs are its additional blocks.
     pub(super) fn convert_directory(
         &mut self,
         node: &Inode,
@@ -83,7 +82,7 @@ impl VolumeRewrite<'_> {
         }
     }
 
-    /// Gives each block room for its checksum; `false`, and nothing is done, if one has none.
+    /// Makes space for a checksum in each block; returns false, unchanged, if one lacks it.
     fn make_checksum_room(
         &mut self,
         node: &Inode,
@@ -97,10 +96,10 @@ impl VolumeRewrite<'_> {
             true => self.index_blocks(node, places),
             false => Ok(BTreeSet::new()),
         }) else {
-            // An index that makes no sense: a list it is.
+            // An invalid htree becomes linear.
             return Ok(false);
         };
-        // First looked at, then done.
+        // Check all blocks first, then change them.
         for is_done in [false, true] {
             for (nth, old, new) in places {
                 let was = self.read(Role::Directory(node.id()), FsBlock(*old))?;
@@ -121,7 +120,7 @@ impl VolumeRewrite<'_> {
         Ok(true)
     }
 
-    /// The blocks of a directory that are its index.
+    /// Returns the htree blocks of a directory.
     fn index_blocks(&self, node: &Inode, places: &[MovedDirBlock]) -> Result<BTreeSet<u32>> {
         let super_ = &self.old.super_;
         let role = Role::Directory(node.id());
@@ -152,8 +151,8 @@ impl VolumeRewrite<'_> {
         Ok(indexes)
     }
 
-    /// Lists all names in the blocks of a directory, without an index, and in those that it needs
-    /// behind them.
+    /// Writes all names into the blocks of a directory without an htree, and into additional
+    /// blocks.
     fn convert_to_linear(
         &mut self,
         node: &Inode,
@@ -199,13 +198,13 @@ impl VolumeRewrite<'_> {
     }
 }
 
-/// The blocks that the entries of an index lead to.
+/// Returns the blocks that htree entries point to.
 fn below(index: DxEntries<'_>) -> Vec<u32> {
     (0..index.len()).filter_map(|nth| index.block(nth)).map(|block| block.0).collect()
 }
 
 impl DirectoryConversion {
-    /// What makes directories of one volume such of another.
+    /// Returns the conversion between the features of two superblocks.
     pub(crate) fn between(old: &Superblock, new: &Superblock) -> Self {
         let has_index = |super_: &Superblock| super_.compatible.contains(Compatible::DIR_INDEX);
         Self {

@@ -1,4 +1,4 @@
-//! Inodes, one after the other: what belongs to each is moved, and it is written where it is to be.
+//! Rewriting of inodes: blocks and attributes move, and the inode is written at its new number.
 
 #![allow(clippy::arithmetic_side_effects, reason = "computes with places inside of inode tables")]
 
@@ -14,13 +14,13 @@ use crate::offline::{OfflineError, Result, inode_location};
 use crate::units::saturating_usize;
 use crate::{FsBlock, InodeNumber};
 
-/// The inode of the list of bad blocks.
+/// The bad-blocks inode.
 const BAD_BLOCKS: InodeNumber = InodeNumber(1);
-/// Blocks of an inode table that are read at once.
+/// Inode table blocks per read.
 const TABLE_BLOCKS: u64 = 32;
 
 impl VolumeRewrite<'_> {
-    /// Visits the inodes of a group: those in use, and with new seals all that were ever used.
+    /// Rewrites the inodes of a group: those in use, and with new checksums all initialized ones.
     pub(super) fn rewrite_group_inodes(&mut self, number: u32) -> Result<()> {
         let old = self.old;
         let group = *old.group(number)?;
@@ -105,7 +105,7 @@ impl VolumeRewrite<'_> {
         Ok(())
     }
 
-    /// Writes an inode where it is to be.
+    /// Stages an inode at its planned location.
     pub(crate) fn write_inode(&mut self, number: InodeNumber, mut slot: Vec<u8>) -> Result<()> {
         let super_ = &self.planned.super_;
         set_checksum(&mut slot, number, super_);
@@ -119,8 +119,8 @@ impl VolumeRewrite<'_> {
         Ok(())
     }
 
-    /// The extended attributes of an inode: their block is moved, and values that got other
-    /// numbers are found.
+    /// Rewrites the extended attributes of an inode: moves the xattr block, and updates references
+    /// to renumbered EA inodes.
     fn rewrite_xattrs(&mut self, node: &Inode, slot: &mut [u8]) -> Result<()> {
         let mut slot = InodeSlot::of(slot)?;
         if self.values_move {
@@ -144,7 +144,7 @@ impl VolumeRewrite<'_> {
         Ok(())
     }
 
-    /// Moves a block of attributes, if it must; where it is to be.
+    /// Moves an xattr block if needed; returns its new block.
     fn move_xattr_block(&mut self, block: FsBlock) -> Result<u64> {
         let must_move = block.0 >= self.space.end();
         if !must_move && !self.rewrites_checksums && !self.values_move {

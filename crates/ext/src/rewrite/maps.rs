@@ -1,7 +1,7 @@
-//! Maps of files: blocks beyond the end are given others, and the map leads there.
+//! Block maps: blocks beyond the new end move, and the map follows.
 //!
-//! Law: a map of pointers keeps its shape, each block that changes is changed or moved; a tree of
-//! extents is built anew, in the blocks of its old nodes as far as they stay.
+//! Law: an indirect map keeps its shape; changed blocks are rewritten or moved. An extent tree is
+//! rebuilt, reusing the old node blocks that stay.
 
 #![allow(
     clippy::arithmetic_side_effects,
@@ -24,10 +24,10 @@ use crate::offline::{OfflineError, Result};
 use crate::units::{saturating_u32, saturating_usize};
 use crate::{FileId, FsBlock, InodeNumber};
 
-/// Blocks of a file that lie together, before and after.
+/// Adjacent blocks of a file, before and after the move.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct MovedRun {
-    /// The first block of the file.
+    /// First block in the file.
     pub(super) from: u32,
     pub(super) blocks: u32,
     pub(super) old: u64,
@@ -35,7 +35,7 @@ pub(super) struct MovedRun {
     pub(super) is_unwritten: bool,
 }
 
-/// What a walk finds.
+/// Blocks found by a walk of the map.
 struct FileMap {
     runs: Vec<Extent>,
     nodes: Vec<u64>,
@@ -78,8 +78,8 @@ impl MapVisitor for FileMap {
 }
 
 impl VolumeRewrite<'_> {
-    /// Moves what of a file lies beyond the end, and changes its map in `slot`; `to` is the number
-    /// that its inode is to have.
+    /// Moves the blocks of a file beyond the new end, and updates its map in `slot`; `to` is the
+    /// inode's new number.
     pub(super) fn map(&mut self, node: &Inode, to: InodeNumber, slot: &mut [u8]) -> Result<()> {
         let found = self.walk(node)?;
         let end = self.space.end();
@@ -119,7 +119,7 @@ impl VolumeRewrite<'_> {
         Ok(())
     }
 
-    /// Frees all blocks of a file; how many its contents had.
+    /// Frees all blocks of a file; returns the number of data blocks.
     pub(crate) fn free_file_blocks(&mut self, node: &Inode) -> Result<u64> {
         let found = self.walk(node)?;
         let mut blocks = 0;
@@ -163,7 +163,7 @@ impl VolumeRewrite<'_> {
         Ok(found)
     }
 
-    /// Where the blocks of runs are to be: those beyond the end are given others.
+    /// Assigns new blocks to runs beyond the end.
     fn place_runs(&mut self, runs: &[Extent]) -> Result<Vec<MovedRun>> {
         let end = self.space.end();
         let mut pieces = vec![];
@@ -194,14 +194,14 @@ impl VolumeRewrite<'_> {
         Ok(pieces)
     }
 
-    /// One free block.
+    /// Allocates a free block.
     pub(crate) fn allocate_block(&mut self) -> Result<u64> {
         self.moved_blocks += 1;
         let taken = self.space.allocate(1).ok_or(crate::Error::NoSpace)?;
         Ok(taken.start)
     }
 
-    /// Builds the tree of a file anew; what goes into the inode.
+    /// Rebuilds the extent tree of a file; returns the root for the inode.
     fn tree(
         &mut self,
         node: &Inode,
@@ -230,7 +230,7 @@ impl VolumeRewrite<'_> {
             let old = if nth < in_place { at } else { 0 };
             self.write(Role::ExtentNode(file), old, at, bytes, &[])?;
         }
-        // Each has a cluster of its own.
+        // Each node has a cluster of its own.
         let ratio = u64::from(self.planned.super_.cluster_blocks);
         let (had, has) = (old_nodes.len() as u64 * ratio, needed * ratio);
         if had != has {
@@ -242,7 +242,7 @@ impl VolumeRewrite<'_> {
         Ok(pointers)
     }
 
-    /// The pointers of an inode as they are to be, and the blocks that they lead to.
+    /// Rewrites the block pointers of an inode and the indirect blocks below.
     fn pointers(
         &mut self,
         pointers: [u32; POINTERS],
@@ -258,7 +258,7 @@ impl VolumeRewrite<'_> {
         Ok(new)
     }
 
-    /// What a pointer is to be that has so many levels below it.
+    /// Returns the new value of a pointer with `levels` levels below it.
     fn pointer(
         &mut self,
         pointer: u32,
@@ -289,7 +289,7 @@ impl VolumeRewrite<'_> {
         Ok(FsBlock(to).to_u32()?)
     }
 
-    /// A block as it is, verified.
+    /// Reads a block as on disk, verified.
     pub(super) fn read(&self, role: Role, block: FsBlock) -> Result<Vec<u8>> {
         let bytes = self.redo.read_old(block, 1)?;
         if let Some(sums) = &self.old_checksums {
@@ -298,8 +298,8 @@ impl VolumeRewrite<'_> {
         Ok(bytes)
     }
 
-    /// Seals and writes a block: where it is new at once, in its old place by the log, if it is
-    /// not what it was.
+    /// Sets the checksum of a block and writes it: at once if it moves, through the redo log if it
+    /// stays and changed.
     pub(crate) fn write(
         &mut self,
         role: Role,
@@ -322,7 +322,7 @@ impl VolumeRewrite<'_> {
     }
 }
 
-/// Runs that stay where they are.
+/// Returns runs that do not move.
 fn unmoved_runs(runs: &[Extent]) -> Vec<MovedRun> {
     let piece = |run: &Extent| MovedRun {
         from: run.from,
@@ -334,7 +334,7 @@ fn unmoved_runs(runs: &[Extent]) -> Vec<MovedRun> {
     runs.iter().map(piece).collect()
 }
 
-/// The extents of pieces: as few as there can be.
+/// Merges runs into as few extents as possible.
 fn extents(pieces: &[MovedRun]) -> Vec<Extent> {
     let mut extents: Vec<Extent> = vec![];
     for piece in pieces {
@@ -364,7 +364,7 @@ fn extents(pieces: &[MovedRun]) -> Vec<Extent> {
     extents
 }
 
-/// What is read of numbers in a list of blocks.
+/// Reads an inode number in a list of blocks.
 pub(super) fn number_at(bytes: &[u8], at: usize) -> Result<u32> {
     le32(bytes, at)
         .ok_or(OfflineError::Volume(crate::Error::corrupt("directory entry: record length")))

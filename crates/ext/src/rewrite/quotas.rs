@@ -1,4 +1,4 @@
-//! Quotas: a map that is built anew may take more blocks than before, or fewer.
+//! Quota updates: a rebuilt map may use more or fewer blocks.
 
 #![allow(clippy::arithmetic_side_effects, reason = "computes with places inside of a quota file")]
 
@@ -13,7 +13,7 @@ use crate::units::saturating_usize;
 use crate::{Error, FsBlock, InodeNumber};
 
 impl VolumeRewrite<'_> {
-    /// Counts what owners have more or less, in files that are in their places to be.
+    /// Adds the usage changes of owners to the moved quota files.
     pub(super) fn count_quotas(&mut self) -> Result<()> {
         let has_quotas = self.old.super_.read_only_compatible.contains(ReadOnlyCompatible::QUOTA);
         if !has_quotas || self.redo.is_dry_run() {
@@ -59,7 +59,7 @@ impl VolumeRewrite<'_> {
             let bytes = read(&self.redo, node)?;
             match header.check_reference(reference(&bytes, id, level)).map_err(of_file)? {
                 Some(below) => node = below,
-                // Nothing was counted for it.
+                // The id has no entry.
                 None => return Ok(()),
             }
         }
@@ -77,7 +77,7 @@ impl VolumeRewrite<'_> {
     }
 }
 
-/// A file of quotas.
+/// A quota file.
 struct QuotaFile<'a> {
     inode: InodeNumber,
     size: u64,
@@ -85,7 +85,7 @@ struct QuotaFile<'a> {
 }
 
 impl QuotaFile<'_> {
-    /// Where a block of the file is to be: in which block of the volume, and where in that.
+    /// Returns the planned volume block of a quota block, and the offset in it.
     fn block_location(&self, nth: u32, block_bytes: u32) -> crate::Result<(FsBlock, usize)> {
         let at = u64::from(nth) * u64::from(BLOCK_BYTES);
         let (block, at) = (at / u64::from(block_bytes), at % u64::from(block_bytes));

@@ -1,4 +1,4 @@
-//! Numbers of inodes in names and in attributes, where those got others.
+//! Renumbering of inodes in directory entries and attributes.
 
 #![allow(clippy::arithmetic_side_effects, reason = "computes with places inside of a block")]
 
@@ -13,12 +13,12 @@ use crate::format::inode_slot::InodeSlot;
 use crate::format::{le16, put32};
 use crate::offline::{OfflineError, Result};
 
-/// Bytes of the head of an attribute's entry, and where it has the number of its value.
+/// Bytes of an attribute entry's header, and the offset of its EA inode number.
 const ATTRIBUTE_BYTES: usize = 16;
 const VALUE_AT: usize = 4;
 
 impl VolumeRewrite<'_> {
-    /// Renames what the entries of a chain lead to.
+    /// Renumbers the inodes of the entries of a chain.
     pub(super) fn renumber_dirents(&self, chain: &mut [u8], dir: InodeNumber) -> Result<()> {
         let damaged = || {
             let error = crate::Error::corrupt("directory entry: record length");
@@ -39,7 +39,7 @@ impl VolumeRewrite<'_> {
         Ok(())
     }
 
-    /// The same of a directory inside its inode.
+    /// Renumbers the inodes of an inline directory.
     pub(super) fn renumber_inline_dirents(&self, node: &Inode, slot: &mut [u8]) -> Result<()> {
         if node.kind != FileType::Directory || self.renumbered.is_empty() {
             return Ok(());
@@ -54,7 +54,7 @@ impl VolumeRewrite<'_> {
         Ok(())
     }
 
-    /// Renames the values that a list of attributes from `at` on leads to; says whether any was.
+    /// Renumbers the EA inodes of an attribute list from `at` on; returns true if any changed.
     pub(super) fn renumber_ea_inodes(&self, list: &mut [u8], mut at: usize) -> Result<bool> {
         let mut is_changed = false;
         while let Some([name_len, _, _, _]) = list.get(at..at + 4) {

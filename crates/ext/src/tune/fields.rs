@@ -1,14 +1,14 @@
-//! Fields of the superblock that stand by themselves.
+//! Independent superblock fields.
 
 use super::{MAX_RESERVED_PPM, OfflineError, Reserved, Result, TuneChanges};
 use crate::format::features::Incompatible;
 use crate::format::inode::low32;
 use crate::format::superblock::{FLAG_TEST, RawSuperblock, Superblock};
 
-/// The most a stripe may have, in blocks, and one disk of it: what the kernel computes with.
+/// Limit of the RAID stride and stripe width in blocks, from the kernel's arithmetic.
 const MAX_STRIPE_BLOCKS: u32 = i32::MAX.cast_unsigned();
 
-/// Mount options that a volume can ask for by itself: name, bits, and the bits that say it.
+/// Default mount options of a volume: name, bits, and mask of the bits.
 pub const MOUNT_OPTIONS: [(&str, u32, u32); 12] = [
     ("debug", 0x1, 0x1),
     ("bsdgroups", 0x2, 0x2),
@@ -24,7 +24,7 @@ pub const MOUNT_OPTIONS: [(&str, u32, u32); 12] = [
     ("nodelalloc", 0x800, 0x800),
 ];
 
-/// Changes them.
+/// Applies the field changes.
 pub(super) fn change(
     raw: &mut RawSuperblock,
     super_: &Superblock,
@@ -46,7 +46,7 @@ pub(super) fn change(
         Some(_) => return Err(OfflineError::Misuse("-e: continue, remount-ro or panic".into())),
     }
     if let Some(mounts) = changes.max_mounts {
-        // Linux: all ones are never, too.
+        // Linux also treats 0xFFFF as never.
         raw.s_max_mnt_count = if mounts == 0 { u16::MAX } else { mounts }.into();
     }
     if let Some(mounts) = changes.mounts {
@@ -135,7 +135,7 @@ fn short(number: u32, option: &str) -> Result<u16> {
     })
 }
 
-/// A field of text, padded with NUL.
+/// Pads a text field with NUL.
 fn filled<const LEN: usize>(text: &[u8], what: &str) -> Result<[u8; LEN]> {
     let mut field = [0; LEN];
     if text.len() > LEN || text.contains(&0) {

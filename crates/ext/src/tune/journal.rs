@@ -1,4 +1,4 @@
-//! The journal: made where there is room, as near to the middle as mke2fs makes it, or taken away.
+//! Adding a journal, as close to the volume's middle as in mke2fs, and removing it.
 
 #![allow(
     clippy::arithmetic_side_effects,
@@ -19,7 +19,7 @@ use crate::{FsBlock, InodeNumber};
 
 const JOURNAL: InodeNumber = InodeNumber(INODE);
 
-/// Makes a journal.
+/// Adds a journal.
 pub(super) fn add_journal(rework: &mut VolumeRewrite<'_>, mib: Option<u32>) -> Result<()> {
     let super_ = rework.planned.super_.clone();
     let misuse = |text: String| OfflineError::Misuse(format!("-J size: {text}"));
@@ -70,7 +70,7 @@ pub(super) fn add_journal(rework: &mut VolumeRewrite<'_>, mib: Option<u32>) -> R
 
 type IBlock = [u32; crate::format::inode::POINTERS];
 
-/// Contents in as few runs as there can be, then the nodes of the tree; blocks that it owns.
+/// Allocates the contents in few runs, then the extent nodes; returns the block count.
 fn map_by_extents(rework: &mut VolumeRewrite<'_>, len: u32) -> Result<(IBlock, u64)> {
     let super_ = rework.planned.super_.clone();
     let block_bytes = super_.block_bytes;
@@ -120,7 +120,7 @@ fn map_by_pointers(rework: &mut VolumeRewrite<'_>, len: u32) -> Result<(IBlock, 
     Ok((built.pointers, owned))
 }
 
-/// Writes blocks of an empty log of `len` blocks, from block `from` of that on.
+/// Writes blocks of an empty journal of `len` blocks, beginning with its block `from`.
 fn write(rework: &mut VolumeRewrite<'_>, from: u32, at: u64, blocks: u32, len: u32) -> Result<()> {
     let super_ = &rework.planned.super_;
     let block_bytes = u64::from(super_.block_bytes);
@@ -133,7 +133,7 @@ fn write(rework: &mut VolumeRewrite<'_>, from: u32, at: u64, blocks: u32, len: u
     Ok(rework.redo.zero_free_blocks((at + first) * block_bytes, end, &|_| ())?)
 }
 
-/// Takes the journal away, and frees its blocks.
+/// Removes the journal, and frees its blocks.
 pub(super) fn remove_journal(rework: &mut VolumeRewrite<'_>) -> Result<()> {
     let super_ = &rework.old.super_;
     let Some(number) = super_.journal else {

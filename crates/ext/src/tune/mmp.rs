@@ -1,5 +1,4 @@
-//! The block by which hosts see that the volume is in use (`mmp`): added, dropped, and how often
-//! they sign.
+//! Adding and removing the MMP block (`mmp`), and setting its update interval.
 
 use super::{OfflineError, Result, TuneChanges};
 use crate::commit::to_disk_seconds;
@@ -10,7 +9,7 @@ use crate::rewrite::VolumeRewrite;
 use crate::units::saturating_usize;
 use crate::{FsBlock, mkfs};
 
-/// Sets how often a host says that it uses the volume.
+/// Sets the MMP update interval.
 pub(super) fn set_interval(raw: &mut RawSuperblock, changes: &TuneChanges) -> Result<()> {
     let [_, incompatible, _] = raw.features();
     let has_guard = incompatible & Incompatible::MMP.bits() != 0;
@@ -32,7 +31,7 @@ pub(super) fn set_interval(raw: &mut RawSuperblock, changes: &TuneChanges) -> Re
     Ok(())
 }
 
-/// Takes a block for it, and has that say that no host uses the volume.
+/// Allocates the MMP block and marks it as unused.
 pub(super) fn add_mmp_block(rework: &mut VolumeRewrite<'_>) -> Result<()> {
     let block = rework.allocate_block()?;
     let super_ = &rework.planned.super_;
@@ -49,7 +48,7 @@ pub(super) fn add_mmp_block(rework: &mut VolumeRewrite<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Frees it.
+/// Frees the MMP block.
 pub(super) fn remove_mmp_block(rework: &mut VolumeRewrite<'_>) -> Result<()> {
     if let Some(FsBlock(block)) = rework.old.super_.mmp_block {
         rework.space.release(block..block.saturating_add(1));

@@ -1,7 +1,7 @@
-//! Files that no name leads to: the file of orphans and the files of quotas, added and dropped.
+//! Adding and removing system files: the orphan file and the quota files.
 //!
-//! Law: what owners have is counted from all inodes before anything is changed; the files of quotas
-//! and the file of orphans count for no owner.
+//! Law: usage is counted from all inodes before any change; quota files and the orphan file have no
+//! owner.
 
 #![allow(
     clippy::arithmetic_side_effects,
@@ -28,16 +28,16 @@ use crate::rewrite::VolumeRewrite;
 use crate::units::{saturating_u32, saturating_usize};
 use crate::{FileId, FsBlock, InodeNumber};
 
-/// What is to be there, where that changes.
+/// System files to add or remove; `None` leaves a file as it is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(super) struct SystemFileChanges {
-    /// The file of orphans.
+    /// The orphan file.
     pub(super) orphans: Option<bool>,
     /// Quotas of users, groups and projects.
     pub(super) quotas: Option<[bool; 3]>,
 }
 
-/// Adds and drops files.
+/// Adds and removes system files.
 pub(super) fn apply(rework: &mut VolumeRewrite<'_>, hidden: SystemFileChanges) -> Result<()> {
     let mut inodes = InodeBitmaps::default();
     if let Some(wanted) = hidden.quotas {
@@ -119,7 +119,7 @@ fn quotas(
     Ok(())
 }
 
-/// What every user, group and project has.
+/// Counts the usage of every user, group and project.
 fn count(rework: &VolumeRewrite<'_>) -> Result<BTreeMap<(QuotaType, u32), Usage>> {
     let super_ = &rework.old.super_;
     let mut all: BTreeMap<(QuotaType, u32), Usage> = BTreeMap::new();
@@ -157,7 +157,7 @@ fn count(rework: &VolumeRewrite<'_>) -> Result<BTreeMap<(QuotaType, u32), Usage>
     Ok(all)
 }
 
-/// Makes a file of `size` bytes, whose blocks `block` says.
+/// Creates a file of `size` bytes with the blocks that `block` returns.
 fn create_file(
     rework: &mut VolumeRewrite<'_>,
     inode: InodeNumber,
@@ -250,7 +250,7 @@ fn delete_file(rework: &mut VolumeRewrite<'_>, inode: InodeNumber) -> Result<()>
     rework.write_inode(inode, vec![0; len])
 }
 
-/// Bitmaps of inodes as they are to be, of the groups where they change.
+/// Planned inode bitmaps of the changed groups.
 #[derive(Default)]
 struct InodeBitmaps(BTreeMap<u32, Vec<u8>>);
 
@@ -262,7 +262,7 @@ impl InodeBitmaps {
         })
     }
 
-    /// The first inode that is free.
+    /// Allocates the first free inode.
     fn take(&mut self, rework: &VolumeRewrite<'_>) -> Result<InodeNumber> {
         let super_ = &rework.old.super_;
         let per_group = super_.inodes_per_group;

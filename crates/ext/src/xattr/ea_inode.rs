@@ -1,12 +1,12 @@
-//! Values in inodes of their own (`ea_inode`).
+//! Attribute values in EA inodes (`ea_inode`).
 //!
 //! ```text
 //!   entry | e_value_inum, size, hash of name and value's hash |
 //!              ▼
 //!   inode | flag EA_INODE | size | i_atime: CRC-32C of the value | .. | contents: the value |
 //! ```
-//! Law: a value is what was hashed, or an error of this attribute; no more than Linux hands out is
-//! read, whatever is claimed.
+//! Law: a value must match its hash, or reading the attribute fails. At most as many bytes as Linux
+//! returns are read.
 
 use draconis_exchange::contract::FileType;
 
@@ -17,14 +17,14 @@ use crate::units::saturating_usize;
 use crate::volume::Volume;
 use crate::{Error, Result};
 
-/// The most that Linux hands out of a value, in bytes.
+/// Maximum value bytes that Linux returns.
 const XATTR_SIZE_MAX: u32 = 64 << 10;
 
 impl Volume {
-    /// The value of `attribute`, which `owner` has, from the inode that holds it.
+    /// Returns the value of `owner`'s `attribute` from its EA inode.
     ///
     /// # Errors
-    /// [`Error::Corrupt`] if that is no such inode or its contents are not what was hashed;
+    /// [`Error::Corrupt`] if this is no EA inode or its contents do not match the hash;
     /// [`Error::TooLarge`]; [`Error::Io`].
     pub(super) fn read_ea_inode_value(
         &self,

@@ -1,5 +1,5 @@
-//! The check of ext3 and ext4 beside `e2fsck -fn`: volumes with each feature that the kernel
-//! filled are clean, and those that were spoilt have the same verdict.
+//! The checker on ext3 and ext4 compared with `e2fsck -fn`: volumes with each feature, filled by
+//! the kernel, are clean; corrupted ones get the same verdict.
 
 #[path = "../common/mod.rs"]
 mod common;
@@ -49,7 +49,7 @@ fn lines_of(report: &Result<Report>) -> String {
     }
 }
 
-/// Whether `e2fsck -fn` finds nothing, and what it says.
+/// Returns true if `e2fsck -fn` finds nothing, with its output.
 fn e2fsck(path: &Path) -> (bool, String) {
     let tools = format!("{}:/usr/sbin:/sbin", std::env::var("PATH").unwrap_or_default());
     let output = Command::new("e2fsck").arg("-fn").arg(path).env("PATH", tools).output().unwrap();
@@ -90,12 +90,12 @@ fn volumes_that_the_kernel_filled_are_clean() {
     assert!(wrong.is_empty(), "{} wrong:\n{}", wrong.len(), wrong.join("\n"));
 }
 
-/// Where the verdict differs and means to, by name (docs/decisions/0066):
-/// - *feature*: e2fsck passes over features that we do not know how to check;
-/// - *copies*: it may be content with copies of damaged superblocks and descriptors;
-/// - *writes*: it wants to write in spite of `-n`, and fails;
-/// - *reserve*: what the resize inode leads to is wrong, which it says, or does not, and is content;
-/// - *kernel*: it is content with what the kernel does not mount for writing, or does not read.
+/// Intended differences of the verdict, by name (docs/decisions/0066):
+/// - *feature*: e2fsck ignores features that we cannot check;
+/// - *copies*: it may accept backups of damaged superblocks and descriptors;
+/// - *writes*: it tries to write in spite of `-n`, and fails;
+/// - *reserve*: the blocks of the resize inode are wrong, and it accepts them;
+/// - *kernel*: it accepts volumes that the kernel does not mount read-write, or cannot read.
 fn exception(
     report: &Result<Report>,
     theirs: bool,
@@ -124,12 +124,12 @@ fn exception(
     }
 }
 
-/// Whether the kernel mounts a volume so.
+/// Returns true if the kernel mounts a volume with these options.
 fn mounts(path: &Path, options: &str) -> bool {
     with_mount(path, options, |_| ()).is_some()
 }
 
-/// Whether the kernel reads all files of a volume.
+/// Returns true if the kernel reads all files of a volume.
 fn is_read(path: &Path) -> bool {
     let read = |root: &Path| {
         let mut cat = Command::new("find");
@@ -148,7 +148,7 @@ fn with_mount<T>(path: &Path, options: &str, work: impl FnOnce(&Path) -> T) -> O
     Some(done)
 }
 
-/// What is spoilt.
+/// Volumes to corrupt.
 const SPOILT: &[&str] = &[
     "-t ext4 -b 1024",
     "-t ext4 -b 4096 -O ^metadata_csum,uninit_bg",
@@ -226,7 +226,7 @@ fn the_verdict_is_that_of_e2fsck() {
     assert!(clean > rounds / 50 && damaged > rounds / 4, "{clean} {damaged}");
 }
 
-/// Every complaint that volumes of ext2 cannot give rise to; `complaints.rs` has the others.
+/// Plants every problem that ext2 volumes cannot have; `complaints.rs` plants the others.
 #[test]
 fn every_complaint_has_been_planted() {
     let mut lines: Vec<&str> = plants::PLANTS.iter().map(|(line, ..)| *line).collect();
@@ -252,8 +252,8 @@ fn every_complaint_has_been_planted() {
     assert!(wrong.is_empty(), "{} wrong:\n{}", wrong.len(), wrong.join("\n"));
 }
 
-/// What a journal holds is checked as it will be once it is in place: as e2fsck finds it after the
-/// kernel has put it there.
+/// A volume with an unreplayed journal is checked as after replay, like e2fsck after the kernel's
+/// replay.
 #[test]
 fn what_a_journal_holds_is_checked() {
     let few = [0usize, 5, 8, 11, 14, 18, 20];

@@ -1,4 +1,4 @@
-//! Where a sound volume keeps what it is made of, and how each part of it is sealed.
+//! Structures of a valid volume, and the checksum of each.
 
 use std::ops::Range;
 
@@ -11,7 +11,7 @@ use draconis_ext::{FileId, FsBlock, GroupNumber, InodeNumber};
 
 use crate::common::spoil::spoil;
 
-/// How a part is made whole again after it was changed.
+/// Checksum to update after a structure was changed.
 #[derive(Clone, Copy, Debug)]
 pub enum Seal {
     None,
@@ -28,7 +28,7 @@ pub enum Seal {
     Orphans(FileId, u64),
 }
 
-/// A part of a volume.
+/// A structure of a volume.
 #[derive(Clone, Debug)]
 pub struct Part {
     pub what: &'static str,
@@ -36,7 +36,7 @@ pub struct Part {
     pub seal: Seal,
 }
 
-/// A sound volume and its parts.
+/// A valid volume with its structures.
 pub struct Base {
     pub line: String,
     pub image: Vec<u8>,
@@ -200,7 +200,7 @@ impl Base {
         }
     }
 
-    /// The volume with up to three fields spoilt, and what was.
+    /// Returns the volume with up to three corrupt fields, and their description.
     pub fn spoilt(&self, random: &mut Random) -> (Vec<u8>, String) {
         let mut image = self.image.clone();
         let mut kinds: Vec<&str> = self.parts.iter().map(|part| part.what).collect();

@@ -1,4 +1,4 @@
-//! Complaints that only volumes of ext3 and ext4 give rise to, each planted: it is found, and the
+//! Problems that only ext3 and ext4 volumes can have, each planted: the checker finds it, and the
 //! verdict is that of e2fsck.
 
 use draconis_ext::check::What;
@@ -11,7 +11,7 @@ const EXTENTS: u32 = 0x8_0000;
 const VALUE: u32 = 0x20_0000;
 const INLINE: u32 = 0x1000_0000;
 
-/// Where a plant grows, what changes, and whether it is sealed.
+/// Volume, expected problem, and change.
 type Plant = (&'static str, What, fn(&mut Changed<'_>));
 
 /// A volume that is being changed.
@@ -25,7 +25,7 @@ impl Changed<'_> {
         self.base.parts.iter().find(|part| part.what == what).expect(what).clone()
     }
 
-    /// The part of an inode whose bytes are so.
+    /// Returns an inode whose bytes satisfy `is`.
     fn inode(&self, is: impl Fn(&[u8]) -> bool) -> Part {
         let mut inodes = self.base.parts.iter().filter(|part| {
             part.what == "inode"
@@ -66,7 +66,7 @@ fn kind(inode: &[u8]) -> u8 {
     inode[1] >> 4
 }
 
-/// The lines of the volumes.
+/// Options of the volumes.
 pub const USUAL: &str = "-t ext4 -b 1024 -O orphan_file";
 pub const GUARDED: &str = "-t ext4 -b 1024 -O mmp";
 pub const CLUSTERS: &str = "-t ext4 -b 1024 -O bigalloc -C 4096";
@@ -74,7 +74,7 @@ pub const INSIDE: &str = "-t ext4 -b 1024 -O inline_data,ea_inode -I 256";
 pub const SECRET: &str = "-t ext4 -b 1024 -O encrypt";
 pub const COUNTED: &str = "-t ext4 -b 4096 | -O project,quota -Q usrquota,grpquota,prjquota";
 
-/// All of them.
+/// All planted problems.
 pub const PLANTS: &[Plant] = &[
     (USUAL, What::SuperblockChecksum, |it| it.image[1024 + 0x30] ^= 1),
     (USUAL, What::GroupChecksum, |it| {

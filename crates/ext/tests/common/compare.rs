@@ -1,4 +1,4 @@
-//! A volume beside a tree that the host shows: byte for byte, attribute for attribute.
+//! Compares a volume with a directory tree of the host: bytes and attributes.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -10,20 +10,19 @@ use draconis_exchange::contract::FileType;
 use draconis_ext::{Cookie, Error, Follow, InodeNumber, Seek, Volume};
 use rustix::fs::SeekFrom;
 
-/// What the host's tree is.
+/// Origin of the host's tree.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Beside {
-    /// The same volume, mounted: everything is the same.
+    /// The same volume, mounted: everything is equal.
     Mount,
-    /// The tree it was made from: what `mke2fs -d` takes over is the same.
+    /// The source of the volume: everything that `mke2fs -d` copies is equal.
     Source,
 }
 
-/// Compares everything below `dir`; returns how many names there were.
+/// Compares everything below `dir`; returns the number of names.
 pub fn tree(volume: &Volume, dir: InodeNumber, host: &Path, beside: Beside) -> u64 {
     if beside == Beside::Mount && dir == InodeNumber::ROOT {
-        // Before anything is read: what the kernel has read of blocks that were never written it
-        // calls data.
+        // Before the first read: the kernel reports unwritten blocks as data once they are cached.
         all_holes(volume, host);
     }
     let ours = names(volume, dir);
@@ -48,7 +47,7 @@ pub fn tree(volume: &Volume, dir: InodeNumber, host: &Path, beside: Beside) -> u
     count
 }
 
-/// All names of a directory, taken a few at a time.
+/// Lists all names of a directory in small batches.
 pub fn names(volume: &Volume, dir: InodeNumber) -> BTreeMap<Vec<u8>, InodeNumber> {
     let mut all = BTreeMap::new();
     let mut from = Cookie::default();
@@ -122,7 +121,7 @@ fn node(volume: &Volume, number: InodeNumber, path: &Path, beside: Beside) {
     }
 }
 
-/// Whether the contents are encrypted and the key is not there.
+/// Returns true if the contents are encrypted and the key is missing.
 fn is_locked(path: &Path) -> bool {
     let opened = File::open(path).map_err(|error| error.raw_os_error());
     opened.is_err_and(|errno| errno == Some(rustix::io::Errno::NOKEY.raw_os_error()))
@@ -151,10 +150,10 @@ fn attributes(volume: &Volume, number: InodeNumber, path: &Path) {
     assert!(volume.xattr(number, b"user.not there").is_err());
 }
 
-/// Of the pieces that both say are all hole, one in so many is read.
+/// Of the pieces that are holes on both sides, one in so many is read.
 const HOLES_READ: u64 = 8;
 
-/// Contents in pieces of odd sizes; where we say there is a hole, the host reads zeros.
+/// Compares contents in pieces of odd sizes; the host must read zeros in our holes.
 fn contents(volume: &Volume, number: InodeNumber, path: &Path) {
     let file = File::open(path).unwrap();
     let size = file.metadata().unwrap().size();
@@ -190,14 +189,14 @@ fn contents(volume: &Volume, number: InodeNumber, path: &Path) {
         let data = volume.read_from_inode(&inode, at, usize::MAX).unwrap();
         assert!(!data.is_empty());
         at += data.len() as u64;
-        // Of a long hole its ends are read.
+        // Only the ends of a long hole are read.
         let next = if at < size { volume.seek(number, at, Seek::Data).unwrap() } else { None };
         at = at.max(next.unwrap_or(size).saturating_sub(1 << 20));
     }
     assert_eq!(at, size);
 }
 
-/// Paths that the kernel resolves in its mount we resolve to the same inode.
+/// Checks that paths resolve to the same inodes as in the kernel's mount.
 pub fn paths(volume: &Volume, host: &Path, paths: &[&str]) {
     for path in paths {
         let theirs = fs::metadata(host.join(path)).unwrap().ino();
@@ -218,7 +217,7 @@ fn all_holes(volume: &Volume, host: &Path) {
     }
 }
 
-/// Data and holes alternate where the kernel says they do.
+/// Checks that data and holes are where the kernel reports them.
 fn holes(volume: &Volume, number: InodeNumber, path: &Path) {
     let file = File::open(path).unwrap();
     let size = file.metadata().unwrap().size();

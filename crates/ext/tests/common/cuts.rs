@@ -1,5 +1,5 @@
-//! A change of a whole volume, cut off at any moment: what is left is the volume as it was, as it
-//! is to be, or one that is refused by name and finished later.
+//! Power loss at any moment of an offline change: the volume is unchanged, complete, or refused by
+//! a feature and finished later.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use draconis_ext::{InodeNumber, OpenOptions, Volume};
 use super::compare::{self, Beside};
 use super::{Image, run};
 
-/// How many states were looked at.
+/// Number of states checked.
 #[derive(Debug, Default)]
 pub struct States {
     pub before: usize,
@@ -18,8 +18,8 @@ pub struct States {
     pub after: usize,
 }
 
-/// Has `change` change the volume in `bytes`, which holds what is in `source`, and judges what is
-/// left by a cut at any moment. `DRACONIS_CUTS=1` takes all of them.
+/// Applies `change` to the volume in `bytes`, with the contents of `source`, and checks the states
+/// after a power loss at any moment. `DRACONIS_CUTS=1` checks all.
 pub fn judge(bytes: &[u8], source: &Path, change: impl FnOnce(&dyn Disk)) -> States {
     let every = std::env::var("DRACONIS_CUTS").ok().and_then(|text| text.parse::<usize>().ok());
     let every = every.unwrap_or(64).max(1);
@@ -35,7 +35,7 @@ pub fn judge(bytes: &[u8], source: &Path, change: impl FnOnce(&dyn Disk)) -> Sta
         let left = crash.disk.to_bytes();
         let is_unfinished = left[1024 + 0x63] & 0x80 != 0;
         let is_before = !is_unfinished && blocks(&left) == old_blocks;
-        // Most states look the same: nothing leads to what is written.
+        // Most states look the same: written blocks are unreferenced.
         let turn = &mut seen[usize::from(is_unfinished) + 2 * usize::from(is_before)];
         *turn += 1;
         let every = if is_before { every } else { every.div_ceil(16) };

@@ -1,4 +1,4 @@
-//! Asks a volume everything, believing nothing: what a fuzzer runs on any bytes.
+//! Reads everything on an untrusted volume: for fuzzers and damaged images.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -7,17 +7,17 @@ use draconis_device::{Disk, MemoryDisk};
 use draconis_exchange::contract::FileType;
 use draconis_ext::{Cookie, Error, Follow, InodeNumber, OpenOptions, Seek, Volume};
 
-/// What came of it.
+/// Result of a run.
 #[derive(Default, Debug, PartialEq, Eq)]
 pub struct Outcome {
     pub names: u64,
     pub bytes: u64,
     pub errors: u64,
-    /// Whether the bounds below ended it.
+    /// True if a limit below ended the run.
     pub cut_short: bool,
 }
 
-/// No image of the tests has as many names, nor as many bytes that are not holes.
+/// Limits above the names and the non-hole bytes of all test images.
 const MOST_NAMES: u64 = 5_000;
 const MOST_READS: u64 = 20_000;
 
@@ -31,16 +31,16 @@ pub fn options() -> OpenOptions {
     }
 }
 
-/// Opens `image` and reads all there is, up to a bound.
+/// Opens `image` and reads everything, up to the limits.
 ///
 /// # Errors
-/// Why it cannot be opened.
+/// The error of opening it.
 pub fn all(image: Vec<u8>) -> Result<Outcome, Error> {
     let disk: Arc<dyn Disk> = Arc::new(MemoryDisk::new(image, 512));
     Ok(look(&Volume::open(disk, options())?))
 }
 
-/// Reads all there is on an open volume, up to a bound.
+/// Reads everything on an open volume, up to the limits.
 pub fn look(volume: &Volume) -> Outcome {
     let mut outcome = Outcome::default();
     let (info, space) = (volume.info(), volume.space());
@@ -64,7 +64,7 @@ pub fn look(volume: &Volume) -> Outcome {
             break;
         }
     }
-    // Inodes that no name leads to.
+    // Inodes without names.
     for number in [0, 1, 2, 7, 8, 11, 12, u32::MAX].map(InodeNumber) {
         node(volume, number, &mut outcome, &mut reads);
     }
@@ -75,7 +75,7 @@ pub fn look(volume: &Volume) -> Outcome {
     outcome
 }
 
-/// Names a directory; each must be found again by name.
+/// Lists a directory and looks each name up again.
 fn list(volume: &Volume, dir: InodeNumber, outcome: &mut Outcome) -> Vec<InodeNumber> {
     let mut names = Vec::new();
     let mut last = Cookie::default();

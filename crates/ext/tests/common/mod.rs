@@ -1,4 +1,4 @@
-//! Images made by others, and what others see in them.
+//! Images made by other tools, and the view of other tools on images.
 #![allow(dead_code, reason = "every test binary takes what it needs")]
 
 #[path = "../../../../tests/common/skipped.rs"]
@@ -25,10 +25,10 @@ pub mod spoil;
 pub mod storm;
 pub mod tree;
 
-/// Has `mke2fs` hash names the same way every time.
+/// Fixed hash seed for `mke2fs`.
 pub const HASH_SEED: &str = "hash_seed=6b33f586-a183-4383-921d-30da3fef2e5c";
 
-/// The least a disk can be: a file and `pread`.
+/// A minimal disk: a file and `pread`.
 pub struct Pread {
     file: File,
     len_bytes: u64,
@@ -84,7 +84,7 @@ impl Disk for Pread {
     }
 }
 
-/// Runs a tool; `None`, said aloud, where it is not installed.
+/// Runs a tool; `None`, with a message, if it is not installed.
 pub fn run(tool: &str, arguments: &[&str]) -> Option<String> {
     let path = format!("{}:/usr/sbin:/sbin", std::env::var("PATH").unwrap_or_default());
     let output = match Command::new(tool).args(arguments).env("PATH", path).output() {
@@ -97,13 +97,13 @@ pub fn run(tool: &str, arguments: &[&str]) -> Option<String> {
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     if !output.status.success() {
         let why = String::from_utf8_lossy(&output.stderr).into_owned();
-        // e2fsck says 1 when it has changed something.
+        // e2fsck exits with 1 if it changed something.
         assert_eq!((tool, output.status.code()), ("e2fsck", Some(1)), "{arguments:?}: {text}{why}");
     }
     Some(text)
 }
 
-/// An image in a file that goes away with it.
+/// An image in a temporary file.
 pub struct Image {
     pub dir: TempDir,
     pub path: PathBuf,
@@ -124,7 +124,7 @@ impl Image {
         Some(Self { dir, path })
     }
 
-    /// An image of these bytes.
+    /// Creates an image of these bytes.
     pub fn of(bytes: &[u8]) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("image");
@@ -152,13 +152,12 @@ impl Image {
         Volume::open(Arc::new(Pread::open(&self.path, 512)), OpenOptions::default())
     }
 
-    /// The image as the kernel shows it; `None`, said aloud, where we may not mount.
+    /// Mounts the image read-only; `None`, with a message, without permission.
     pub fn mount(&self) -> Option<Mount> {
         self.mount_with("ro,loop")
     }
 
-    /// The image as the kernel shows it, where its blocks are no larger than the kernel's pages or
-    /// the kernel mounts it all the same; not every kernel does.
+    /// Mounts the image read-only, also with blocks larger than pages if the kernel supports that.
     pub fn mount_large(&self) -> Option<Mount> {
         let block_bytes = self.open().superblock().block_bytes;
         if block_bytes as usize <= rustix::param::page_size() {
@@ -176,12 +175,12 @@ impl Image {
         }
     }
 
-    /// The image for the kernel to write.
+    /// Mounts the image read-write.
     pub fn mount_writable(&self) -> Option<Mount> {
         self.mount_with("loop")
     }
 
-    /// The image mounted with these options.
+    /// Mounts the image with these options.
     pub fn mount_with(&self, options: &str) -> Option<Mount> {
         if !rustix::process::geteuid().is_root() {
             skipped("mounting needs root");
@@ -191,7 +190,7 @@ impl Image {
         self.try_mount(options).map_err(|why| skipped(format_args!("mount{needs}: {why}"))).ok()
     }
 
-    /// What a kernel must be built with to write the image.
+    /// Returns the kernel configuration needed to write the image.
     fn configuration(&self) -> String {
         use std::os::unix::fs::FileExt;
         let mut words = [0; 8];
@@ -210,7 +209,7 @@ impl Image {
         .collect()
     }
 
-    /// The image mounted with these options, or why the kernel does not mount it.
+    /// Mounts the image with these options, or returns the kernel's error.
     pub fn try_mount(&self, options: &str) -> Result<Mount, String> {
         let dir = tempfile::tempdir().unwrap();
         let mut tries = 0;
@@ -227,7 +226,7 @@ impl Image {
             }
             let why = String::from_utf8_lossy(&output.stderr).trim().to_string();
             tries += 1;
-            // The loop device of a mount of it that has just ended may not have given it back yet.
+            // The loop device of a previous mount may not be released yet.
             if !why.contains("busy") || tries == 100 {
                 return Err(why);
             }
@@ -236,7 +235,7 @@ impl Image {
     }
 }
 
-/// A kernel mount that ends with it.
+/// A kernel mount, unmounted on drop.
 pub struct Mount {
     dir: TempDir,
 }
@@ -249,7 +248,7 @@ impl Mount {
 
 impl Drop for Mount {
     fn drop(&mut self) {
-        // Another test's child may hold our files between its fork and its exec.
+        // A child of another test may hold our files between fork and exec.
         for _ in 0..50 {
             let done = Command::new("umount").arg("-q").arg(self.dir.path()).status();
             if done.is_ok_and(|status| status.success()) {

@@ -1,4 +1,4 @@
-//! Images with a few bytes wrong, where it hurts.
+//! Corruption of a few bytes in metadata.
 
 use std::os::unix::fs::FileExt;
 use std::path::Path;
@@ -8,13 +8,13 @@ use draconis_device::Random;
 
 use super::{Image, tree};
 
-/// How many images: `DRACONIS_ROUNDS` times as many as usual.
+/// Returns the number of images: `usual` times `DRACONIS_ROUNDS`.
 pub fn rounds(usual: u64) -> u64 {
     let times = std::env::var("DRACONIS_ROUNDS").ok().and_then(|times| times.parse().ok());
     usual * times.unwrap_or(1)
 }
 
-/// Small images of several makes, made once.
+/// Small images of several kinds, made once.
 pub fn bases() -> &'static [Vec<u8>] {
     static BASES: OnceLock<Vec<Vec<u8>>> = OnceLock::new();
     BASES.get_or_init(|| {
@@ -38,7 +38,7 @@ pub fn bases() -> &'static [Vec<u8>] {
     })
 }
 
-/// The memory of this process was never larger than this, whatever the images claimed.
+/// Asserts that the peak memory of this process stayed small.
 pub fn assert_memory_stayed_small() {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
     let line = status.lines().find(|line| line.starts_with("VmHWM")).unwrap();
@@ -46,7 +46,7 @@ pub fn assert_memory_stayed_small() {
     assert!(kib < 192 << 10, "{kib} KiB");
 }
 
-/// One of everything, in little room.
+/// Builds a small tree with one file of each kind.
 pub fn small_tree(root: &Path) {
     for len in [0, 10, 1500, 14_000, 90_000] {
         std::fs::write(root.join(format!("f{len}")), tree::pattern(len as u64, len)).unwrap();
@@ -72,12 +72,12 @@ pub fn small_tree(root: &Path) {
     }
 }
 
-/// Byte ranges in which every field counts.
+/// Returns byte ranges where every field matters.
 pub fn structures(image: &[u8]) -> Vec<std::ops::Range<usize>> {
     structures_of(image, &[1, 7, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21])
 }
 
-/// [`structures`], with these inodes, counted from 0.
+/// Returns [`structures`] for these inodes, counted from 0.
 pub fn structures_of(image: &[u8], inodes: &[usize]) -> Vec<std::ops::Range<usize>> {
     let le16 = |at: usize| u16::from_le_bytes(image[at..at + 2].try_into().unwrap());
     let le32 = |at: usize| u32::from_le_bytes(image[at..at + 4].try_into().unwrap()) as usize;
@@ -92,7 +92,7 @@ pub fn structures_of(image: &[u8], inodes: &[usize]) -> Vec<std::ops::Range<usiz
     for nth in inodes {
         let at = table + nth * inode;
         found.push(at..at + inode);
-        // What it points to: data, directory or indirect blocks, attributes.
+        // Blocks that it points to: data, directory, indirect or xattr blocks.
         for pointer in (40..100).step_by(4).chain([104]) {
             let start = le32(at + pointer) * block;
             if start > 0 && start + block <= image.len() {
@@ -104,7 +104,7 @@ pub fn structures_of(image: &[u8], inodes: &[usize]) -> Vec<std::ops::Range<usiz
     found
 }
 
-/// Plants a value of the kind that breaks parsers.
+/// Writes a value that often breaks parsers.
 pub fn spoil(image: &mut [u8], range: std::ops::Range<usize>, random: &mut Random) {
     let width = [1, 2, 4, 4][random.below(4) as usize];
     let at = range.start + random.below((range.len() / width) as u64) as usize * width;

@@ -1,4 +1,4 @@
-//! Changes a volume in every way there is, believing nothing: what a fuzzer runs on any bytes.
+//! Random changes of an untrusted volume: for fuzzers and damaged images.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -11,20 +11,20 @@ use draconis_ext::{
     WriteOptions, XattrSet,
 };
 
-/// What is chosen: a number below the one that is given.
+/// Source of choices: returns a number below its argument.
 pub type Choose<'a> = &'a mut dyn FnMut(u64) -> u64;
 
-/// Names that are looked for before the storm.
+/// Limit of names collected before the storm.
 const MOST_NAMES: usize = 150;
 
-/// What came of it.
+/// Result of a storm.
 #[derive(Default, Debug)]
 pub struct Outcome {
     pub done: u64,
     pub errors: u64,
-    /// Inodes that something was done to.
+    /// Inodes that were changed.
     pub touched: HashSet<InodeNumber>,
-    /// The volume stopped.
+    /// True if the volume stopped writing.
     pub stopped: bool,
 }
 
@@ -39,30 +39,30 @@ pub fn writing() -> WriteOptions {
     }
 }
 
-/// A volume, and names of it.
+/// A volume with some of its names.
 pub struct Storm {
     pub volume: Volume,
     names: Vec<(InodeNumber, Vec<u8>, InodeNumber)>,
     dirs: Vec<InodeNumber>,
     held: Vec<InodeNumber>,
     pub outcome: Outcome,
-    /// Directories stay where they are, files in their directories, and nothing is exchanged.
+    /// True to keep directories and files in their directories, without exchanges.
     pub calm: bool,
 }
 
 impl Storm {
-    /// Takes the volume into use.
+    /// Opens the volume for writing.
     ///
     /// # Errors
-    /// Why that cannot be.
+    /// The error of opening it.
     pub fn new(disk: Arc<dyn Disk>, options: OpenOptions) -> Result<Self, Error> {
         Self::with(disk, options, writing())
     }
 
-    /// The same, written as `writing` says.
+    /// Opens the volume with these write options.
     ///
     /// # Errors
-    /// Why that cannot be.
+    /// The error of opening it.
     pub fn with(
         disk: Arc<dyn Disk>,
         options: OpenOptions,
@@ -117,7 +117,7 @@ impl Storm {
         }
     }
 
-    /// One change.
+    /// Makes one random change.
     pub fn step(&mut self, choose: Choose<'_>) {
         let done = match choose(16) {
             0 | 1 => self.create(choose),
@@ -281,7 +281,7 @@ impl Storm {
         }
     }
 
-    /// Closes the volume; a failed one is read-only, and says so to everybody.
+    /// Closes the volume; a failed one must be read-only and return errors.
     pub fn end(&mut self) {
         let stopped = !self.volume.is_writable();
         assert_eq!(stopped, self.volume.failure().is_some());
@@ -306,7 +306,7 @@ fn new_name(choose: Choose<'_>) -> Vec<u8> {
     format!("{:0len$}", choose(40)).into_bytes()
 }
 
-/// Anywhere that could matter: near the start, behind maps of every depth, at the very end.
+/// Chooses an interesting offset: near the start, at each level of the map, at the maximum.
 fn offset(choose: Choose<'_>) -> u64 {
     match choose(10) {
         0 => choose(1 << 27),

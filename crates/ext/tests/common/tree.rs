@@ -1,4 +1,4 @@
-//! A small tree with one of everything.
+//! A small tree with one file of each kind.
 
 use std::ffi::OsStr;
 use std::fs::{self, File};
@@ -11,7 +11,7 @@ use rustix::fs::{CWD, FileType, Mode, Timespec, Timestamps, XattrFlags};
 
 use super::skipped;
 
-/// Bytes that show where in a file they are.
+/// Returns pseudo-random bytes, unique for each position.
 pub fn pattern(seed: u64, len: usize) -> Vec<u8> {
     let mut random = Random::new(seed);
     let mut bytes: Vec<u8> =
@@ -44,7 +44,7 @@ pub fn build(root: &Path) {
     times(&root.join("f1024"), (1 << 32) + 77, 123_456_789);
 }
 
-/// Data at the start, inside every level of the map, and a hole at the end.
+/// Writes data at the start and at each level of the map, with a hole at the end.
 fn sparse(path: &Path) {
     let file = File::create(path).unwrap();
     for at in [0u64, 11 * 1024, 12 * 1024, 100 * 1024, 700 * 1024, 70_000 * 1024, 150_000 * 1024] {

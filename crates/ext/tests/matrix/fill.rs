@@ -1,4 +1,4 @@
-//! What the kernel puts on a volume: a tree that uses what the volume is about.
+//! Fills volumes by the kernel, with files that use the volume's features.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
@@ -17,10 +17,10 @@ use crate::common::tree::{self, pattern};
 use crate::common::{run, spoil};
 use crate::ioctl::{self, Policy};
 
-/// How much is put there.
+/// Amount of data.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Scale {
-    /// One of everything, in 4 MiB.
+    /// One file of each kind, in 4 MiB.
     Tiny,
     /// Enough for trees of two levels.
     Usual,
@@ -28,7 +28,7 @@ pub enum Scale {
     Large,
 }
 
-/// What `dumpe2fs` says of a volume.
+/// Output of `dumpe2fs`.
 #[derive(Clone, Debug, Default)]
 pub struct Facts {
     pub features: BTreeSet<String>,
@@ -96,7 +96,7 @@ pub fn fill(root: &Path, facts: &Facts, scale: Scale, random: &mut Random) {
     }
 }
 
-/// What goes beside a tree that mke2fs copies, where the kernel mounts no such volume.
+/// Fills the source tree for mke2fs if the kernel cannot mount the volume.
 pub fn fill_source(root: &Path, facts: &Facts) {
     let file = File::create(root.join("fragments")).unwrap();
     for nth in 0..9 {
@@ -108,21 +108,21 @@ pub fn fill_source(root: &Path, facts: &Facts) {
     used_directory(&dir, Scale::Tiny, &mut Random::new(facts.block_bytes));
 }
 
-/// A file whose Merkle tree lies beyond its end once it is said to be one.
+/// A file with a Merkle tree beyond its end, once flagged.
 pub const VERITY: &str = "verity";
 const VERITY_SEED: u64 = 31;
 const VERITY_STORED: usize = 80_000;
 const VERITY_SIZE: usize = 5_000;
 
-/// What that file holds.
+/// Returns the contents of that file.
 pub fn verity_contents() -> Vec<u8> {
     let mut contents = pattern(VERITY_SEED, VERITY_STORED);
     contents.truncate(VERITY_SIZE);
     contents
 }
 
-/// Requests to debugfs, for what this kernel does not do: afterwards the volume is as one that
-/// does leaves it.
+/// Returns debugfs requests for features that this kernel lacks; the result is as from a kernel
+/// that has them.
 pub fn finish(facts: &Facts, tune2fs: &[&str]) -> Vec<String> {
     let mut requests = Vec::new();
     let extents = if facts.has("extent") { 0x8_0000 } else { 0 };
@@ -138,13 +138,13 @@ pub fn finish(facts: &Facts, tune2fs: &[&str]) -> Vec<String> {
     requests
 }
 
-/// Every other block of a file, some of them reserved and never written.
+/// Writes every other block of a file, some of them unwritten.
 fn fragments(root: &Path, facts: &Facts, scale: Scale) {
     let file = File::create(root.join("fragments")).unwrap();
     let per_node = (facts.block_bytes - 12) / 12;
     let count = match scale {
         Scale::Tiny => 12,
-        // Four in the inode, each leading to a leaf: one more takes a second level.
+        // Four in the inode, each pointing to a leaf: one more needs a second level.
         Scale::Usual => 4 * per_node + 60,
         Scale::Large => (6 * per_node).min(3000),
     };
@@ -164,7 +164,7 @@ fn fragments(root: &Path, facts: &Facts, scale: Scale) {
     file.set_len(count * step + 1).unwrap();
 }
 
-/// Ranges that are reserved, half written, punched, zeroed, taken out and put in.
+/// Makes preallocated, half-written, punched, zeroed, collapsed and inserted ranges.
 fn ranges(root: &Path, facts: &Facts) {
     let file = File::create(root.join("ranges")).unwrap();
     let (block, cluster) = (facts.block_bytes, facts.cluster_bytes);
@@ -184,14 +184,14 @@ fn ranges(root: &Path, facts: &Facts) {
     change(FallocateFlags::ZERO_RANGE, 9 * unit, block);
     change(FallocateFlags::COLLAPSE_RANGE, 13 * unit, unit);
     change(FallocateFlags::INSERT_RANGE, 2 * unit, unit);
-    // Reserved beyond the end.
+    // Preallocated beyond the end.
     change(keeping, 26 * unit, 3 * unit);
     let tail = File::create(root.join("reserved beyond the end")).unwrap();
     tail.write_all_at(b"short", 0).unwrap();
     let _ = fallocate(&tail, keeping, 0, 20 * block);
 }
 
-/// Contents beyond 4 GiB, and as far out as the kernel goes.
+/// Writes beyond 4 GiB, and up to the kernel's limit.
 fn far(root: &Path, facts: &Facts) {
     let block = facts.block_bytes;
     let file = File::create(root.join("far")).unwrap();
@@ -213,7 +213,7 @@ fn owners(root: &Path) {
     }
 }
 
-/// Flags that `chattr` sets; a file that is mapped by blocks among others by extents.
+/// Sets flags as `chattr`; one file of many is mapped by indirect blocks.
 fn flags(root: &Path, facts: &Facts) {
     let all = [
         ("append", IFlags::APPEND),
@@ -233,11 +233,11 @@ fn flags(root: &Path, facts: &Facts) {
     let file = File::open(&path).unwrap();
     file.sync_all().unwrap();
     let without = IFlags::from_bits_retain(ioctl_getflags(&file).unwrap().bits() & !0x8_0000);
-    // Refused where blocks come in clusters.
+    // Refused with clusters.
     let _ = ioctl_setflags(&file, without);
 }
 
-/// Attributes in inodes, in blocks that files share, in inodes of their own.
+/// Sets attributes in inodes, in shared xattr blocks, and in EA inodes.
 fn attributes(root: &Path, facts: &Facts, scale: Scale) {
     let set = |path: &Path, name: &str, value: &[u8]| {
         rustix::fs::lsetxattr(path, name, value, XattrFlags::empty())
@@ -249,7 +249,7 @@ fn attributes(root: &Path, facts: &Facts, scale: Scale) {
     for nth in 0..files {
         let path = dir.join(format!("shares {nth}"));
         fs::write(&path, b"").unwrap();
-        // A kernel without attributes on this volume makes them a feature of it.
+        // On a volume without attributes, this adds the feature.
         set(&path, "user.shared", &shared).unwrap();
         if nth % 7 == 1 {
             set(&path, "user.shared", &shared[1..]).unwrap();
@@ -310,14 +310,14 @@ fn times(root: &Path) {
     }
 }
 
-/// So many long names of one file that their hash tree has one level more than it needs for few;
-/// then some go, and some change.
+/// Adds so many long names of one file that the htree gets an additional level; then removes and
+/// changes some.
 fn tree_of_names(dir: &Path, facts: &Facts, scale: Scale, random: &mut Random) {
     fs::create_dir(dir).unwrap();
     let first = dir.join("first");
     fs::write(&first, b"one file").unwrap();
     let entries = (facts.block_bytes - 32) / 8;
-    // What does not fit beside the root: one level more is there.
+    // Does not fit into the root: one more level.
     let deep = match scale {
         Scale::Tiny => 6,
         _ if !facts.has("dir_index") => 40,
@@ -346,7 +346,7 @@ fn tree_of_names(dir: &Path, facts: &Facts, scale: Scale, random: &mut Random) {
     }
 }
 
-/// Small files under names of every length, of which many went again.
+/// Creates small files with names of every length, and removes many again.
 fn used_directory(dir: &Path, scale: Scale, random: &mut Random) {
     fs::create_dir(dir).unwrap();
     let count = match scale {
@@ -376,7 +376,7 @@ fn used_directory(dir: &Path, scale: Scale, random: &mut Random) {
     }
 }
 
-/// Files, directories and links of every length around what inodes hold.
+/// Creates files, directories and symbolic links of lengths around the inode's capacity.
 fn inline(dir: &Path, facts: &Facts, scale: Scale) {
     fs::create_dir(dir).unwrap();
     let step = if scale == Scale::Tiny { 23 } else { 1 };
@@ -388,7 +388,7 @@ fn inline(dir: &Path, facts: &Facts, scale: Scale) {
             symlink("l".repeat(len as usize), dir.join(format!("link {len}"))).unwrap();
         }
     }
-    // What grew beyond and what shrank again.
+    // Contents that grew out of the inode, and that shrank again.
     let path = dir.join("grown");
     fs::write(&path, b"in the inode").unwrap();
     let file = File::options().write(true).open(&path).unwrap();
@@ -399,7 +399,7 @@ fn inline(dir: &Path, facts: &Facts, scale: Scale) {
     let path = dir.join("extended");
     fs::write(&path, b"a few").unwrap();
     File::options().write(true).open(&path).unwrap().set_len(70).unwrap();
-    // Attributes beside contents.
+    // Attributes next to inline contents.
     for len in [10, 40, 90] {
         let path = dir.join(format!("attributed {len}"));
         fs::write(&path, pattern(len, len as usize)).unwrap();
@@ -423,7 +423,7 @@ fn inline(dir: &Path, facts: &Facts, scale: Scale) {
     }
 }
 
-/// What is left without a key: names, kinds and lengths.
+/// Creates files to be read without a key: names, types and lengths.
 fn encrypted(root: &Path, scale: Scale) {
     for (name, policy, padding) in
         [("encrypted", Policy::Second, 2), ("encrypted before", Policy::First, 0)]
@@ -443,7 +443,7 @@ fn encrypted(root: &Path, scale: Scale) {
     }
 }
 
-/// Names that differ from how they will be asked for.
+/// Names and equivalent forms to look them up by.
 pub const FOLDED: [(&str, &str); 4] = [
     ("Readme", "README"),
     ("UPPER and lower", "upper AND LOWER"),
@@ -464,7 +464,7 @@ fn folded(dir: &Path) {
     }
 }
 
-/// More than a link count holds.
+/// Creates more subdirectories than a link count holds.
 fn many_subdirectories(dir: &Path) {
     fs::create_dir(dir).unwrap();
     for nth in 0..65_100 {

@@ -1,29 +1,29 @@
-//! What the kernel's ext4 answers to `ioctl` alone.
+//! `ioctl` calls of the kernel's ext4 without a wrapper elsewhere.
 //!
-//! Each number below says how many bytes the kernel reads and writes; the arrays are no shorter.
+//! Each number encodes the bytes that the kernel reads and writes; the arrays are no shorter.
 
 use std::fs::File;
 
 use rustix::io::Result;
 use rustix::ioctl::{Setter, Updater, ioctl};
 
-/// How a mount is shut down.
+/// Kind of shutdown.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Shutdown {
-    /// What no commit holds yet is lost.
+    /// Uncommitted changes are lost.
     WithoutCommit = 2,
-    /// What was done is committed first; nothing of it need be in place.
+    /// Changes are committed first, but not checkpointed.
     AfterCommit = 1,
 }
 
-/// Ends the use of the volume that `file` is on, as a crash does: nothing more is written to it.
+/// Shuts down the volume of `file` like a crash: nothing more is written to it.
 pub fn shut_down(file: &File, how: Shutdown) -> Result<()> {
     const SHUTDOWN: u32 = 0x8004_587D;
     // SAFETY: the kernel reads four bytes.
     unsafe { ioctl(file, Setter::<SHUTDOWN, u32>::new(how as u32)) }
 }
 
-/// The generation of an inode.
+/// Returns the generation of an inode.
 pub fn generation(file: &File) -> Result<u32> {
     const GETVERSION: u32 = 0x8008_7601;
     let mut answer = [0u32; 2];
@@ -32,17 +32,16 @@ pub fn generation(file: &File) -> Result<u32> {
     Ok(answer[0])
 }
 
-/// The two kinds of encryption policies, which differ in how they name their key.
+/// Version of an encryption policy, which determines how it names its key.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Policy {
-    /// By a descriptor of eight bytes.
+    /// Version 1: by a descriptor of eight bytes.
     First,
-    /// By an identifier that the kernel computes from the key.
+    /// Version 2: by an identifier that the kernel computes from the key.
     Second,
 }
 
-/// Encrypts what will be made in `dir`, which is empty, with a key that the mount forgets at its
-/// end.
+/// Encrypts new files in the empty directory `dir`, with a key that the mount forgets at its end.
 pub fn encrypt(dir: &File, policy: Policy, padding: u8) -> Result<()> {
     const ADD_KEY: u32 = 0xC050_6617;
     const SET_POLICY: u32 = 0x800C_6613;
@@ -66,6 +65,6 @@ pub fn encrypt(dir: &File, policy: Policy, padding: u8) -> Result<()> {
             rules[8..].copy_from_slice(&key[8..24]);
         }
     }
-    // SAFETY: the kernel reads 12 bytes of the first kind, 24 of the second.
+    // SAFETY: the kernel reads 12 bytes of version 1, 24 of version 2.
     unsafe { ioctl(dir, Setter::<SET_POLICY, _>::new(rules)) }
 }

@@ -1,4 +1,4 @@
-//! Journals that the kernel left in the middle of its work.
+//! Journals of the kernel, shut down in the middle of its work.
 //!
 //! ```text
 //!   mke2fs ─ mount ─ work ─ shut down ─┬─ the kernel recovers a copy ─┐
@@ -20,7 +20,7 @@ use crate::ioctl::{self, Shutdown};
 use crate::made::{Combination, judge, keep, mounts, scratch};
 use crate::seen::Seen;
 
-/// What mke2fs is told, and with which options the kernel mounts.
+/// Options for mke2fs, and mount options.
 #[rustfmt::skip]
 pub const JOURNALS: &[(&str, &str)] = &[
     ("-t ext3 -b 1024 -J size=1", ""),
@@ -45,17 +45,18 @@ pub const JOURNALS: &[(&str, &str)] = &[
     ("-t ext4 -b 4096 -O bigalloc -C 16384", ""),
     ("-t ext4 -b 1024 -O inline_data,ea_inode -I 512", ""),
     ("-t ext4 -b 4096 -O fast_commit", ""),
-    // Not with inline_data: Linux 6.18 miscounts the blocks of files that leave their inodes so.
+    // Not with inline_data: Linux 6.18 miscounts the blocks of files that leave their inodes this
+    // way.
     ("-t ext4 -b 1024 -O fast_commit,^metadata_csum", ""),
 ];
 
-/// A volume whose journal holds what is not in place.
+/// A volume whose journal needs replay.
 pub struct Dirty {
     pub image: Image,
     pub facts: Facts,
 }
 
-/// Works on a volume and shuts it down; `None`, said aloud, where that cannot be done here.
+/// Works on a volume and shuts it down; `None`, with a message, if impossible here.
 pub fn leave(line: &str, options: &str, how: Shutdown, random: &mut Random) -> Option<Dirty> {
     let mut combination = Combination::of(line);
     combination.mke2fs.extend(["-N", "2000"]);
@@ -70,7 +71,7 @@ pub fn leave(line: &str, options: &str, how: Shutdown, random: &mut Random) -> O
             rustix::fs::syncfs(&handle).unwrap();
         }
     }
-    // Files in use that have no name any more.
+    // Orphans in use.
     let orphans: Vec<File> = (0..3)
         .map(|nth| {
             let path = root.join(format!("orphan {nth}"));
@@ -98,11 +99,11 @@ pub fn leave(line: &str, options: &str, how: Shutdown, random: &mut Random) -> O
     Some(Dirty { image, facts })
 }
 
-/// What the three make of it differs so, a line each; none if they agree. `None` where there is
-/// nothing to compare with: Linux 6.18 does not recover all fast commits that it makes.
+/// Returns the differences between the three recoveries, one per line. `None` without a reference:
+/// Linux 6.18 does not recover all of its fast commits.
 pub fn differences(dirty: &Dirty) -> Option<Vec<String>> {
     let recovered = copy(&dirty.image);
-    // Mounting recovers; the second mount shows what the first has written.
+    // Mounting recovers; the second mount shows what the first wrote.
     if !mounts(&recovered)? {
         let kept = keep(&dirty.image);
         assert!(dirty.facts.has("fast_commit"), "the kernel does not recover its journal; {kept}");
@@ -112,7 +113,7 @@ pub fn differences(dirty: &Dirty) -> Option<Vec<String>> {
     judge(&recovered);
     let theirs = look(&recovered);
     let mut lines = Vec::new();
-    // e2fsck 1.47.0 does not read every fast commit that the kernel makes.
+    // e2fsck 1.47.0 cannot read all fast commits of the kernel.
     if !dirty.facts.has("fast_commit") {
         let checked = copy(&dirty.image);
         run("e2fsck", &["-fy", "-E", "no_optimize_extents", checked.path()]);
@@ -124,7 +125,7 @@ pub fn differences(dirty: &Dirty) -> Option<Vec<String>> {
     match dirty.image.try_open() {
         Ok(volume) => {
             let mut ours = Seen::by_us(&volume);
-            // The kernel has given back what files without names had; we change nothing.
+            // The kernel has freed the orphans' space; we change nothing.
             ours.space.clone_from(&theirs.space);
             if dirty.facts.has("fast_commit") {
                 ours.set_times_of_directories(&theirs);
@@ -148,12 +149,12 @@ fn copy(image: &Image) -> Image {
     Image { dir, path }
 }
 
-/// Steps of the work between two looks at what commits have done.
+/// Steps between two observations of the commits.
 const STEPS: usize = 700;
-/// What a block of a journal begins with: contents that do must be told from one.
+/// Magic number of journal blocks; contents that begin with it must be told apart.
 const JOURNAL_MAGIC: [u8; 4] = [0xC0, 0x3B, 0x39, 0x98];
 
-/// Changes of every kind, some of them made durable.
+/// Random changes, some of them synced.
 struct Work {
     root: PathBuf,
     made: Vec<PathBuf>,
@@ -210,7 +211,7 @@ impl Work {
                 let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
                 let _ = fallocate(&file, hole, at / 2, len / 2);
             }
-            // Directories whose blocks become contents.
+            // Directories whose blocks become data blocks.
             (14, _) => {
                 fs::create_dir(&fresh).unwrap();
                 for nth in 0..20 {
@@ -225,12 +226,12 @@ impl Work {
         }
     }
 
-    /// Changes that the kernel makes durable by fast commits, where it has them: each with its own.
+    /// Makes changes that the kernel commits with one fast commit each, if supported.
     fn commit_fast(&mut self, random: &mut Random) {
         let dir = self.root.join("fast");
         fs::create_dir(&dir).unwrap();
         File::open(&dir).unwrap().sync_all().unwrap();
-        // Each takes a block, and a journal has few for them: then the kernel makes a full one.
+        // Each takes a block, and a journal has few for them; then the kernel makes a full commit.
         for nth in 0..6 {
             let path = dir.join(format!("file {nth}"));
             let file = File::create(&path).unwrap();

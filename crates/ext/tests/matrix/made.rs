@@ -1,4 +1,4 @@
-//! A combination made: a volume that mke2fs made and the kernel filled, judged by e2fsck.
+//! Volumes made by mke2fs, filled by the kernel, and checked by e2fsck.
 
 use std::fs::File;
 use std::io::Write;
@@ -13,7 +13,7 @@ use crate::common::{Image, run, skipped, tree};
 use crate::fill::{self, FOLDED, Facts, Scale};
 use crate::seen::Seen;
 
-/// A line of the table, in its parts.
+/// A parsed line of the table.
 pub struct Combination<'a> {
     pub mke2fs: Vec<&'a str>,
     pub before: Vec<&'a str>,
@@ -28,7 +28,7 @@ impl<'a> Combination<'a> {
         Self { mke2fs: words(line), before: words(before), after: words(after) }
     }
 
-    /// An empty volume; `None` where mke2fs refuses the combination, said aloud.
+    /// Makes an empty volume; `None`, with a message, if mke2fs refuses the combination.
     pub fn make(&self, size: &str, source: Option<&Path>) -> Option<Image> {
         let dir = scratch();
         let path = dir.path().join("image");
@@ -49,29 +49,29 @@ impl<'a> Combination<'a> {
     }
 }
 
-/// A directory in memory, where the machine has such.
+/// Creates a directory in memory, if available.
 pub fn scratch() -> tempfile::TempDir {
     let memory = Path::new("/dev/shm");
     let made = if memory.is_dir() { tempfile::tempdir_in(memory) } else { tempfile::tempdir() };
     made.unwrap()
 }
 
-/// What a filled volume is compared with.
+/// Reference for a filled volume.
 pub enum Oracle {
-    /// The kernel, which mounts it.
+    /// The mounting kernel.
     Kernel,
-    /// What it was filled from: this kernel mounts no such volume.
+    /// The source tree, because this kernel cannot mount the volume.
     Source(tempfile::TempDir),
 }
 
-/// A volume with something on it.
+/// A filled volume.
 pub struct Made {
     pub image: Image,
     pub facts: Facts,
     pub oracle: Oracle,
 }
 
-/// Makes a volume and fills it; `None`, said aloud, where that cannot be done here.
+/// Makes and fills a volume; `None`, with a message, if impossible here.
 pub fn make(line: &str, scale: Scale, random: &mut Random) -> Option<Made> {
     let combination = Combination::of(line);
     let large = combination.mke2fs.iter().any(|it| it.len() == 5 && it.parse::<u32>().is_ok());
@@ -101,14 +101,14 @@ pub fn make(line: &str, scale: Scale, random: &mut Random) -> Option<Made> {
     fill::fill(mount.path(), &facts, scale, random);
     drop(mount);
     let made = finish(image, &facts, &with_inodes);
-    // What tune2fs did may have brought the trees into a smaller form.
+    // tune2fs may have compacted the trees.
     if scale != Scale::Tiny && combination.after.is_empty() {
         assert_depth(&made, scale);
     }
     Some(made)
 }
 
-/// Whether the kernel mounts it; `None` where we may not ask.
+/// Returns true if the kernel mounts it; `None` without permission.
 pub fn mounts(image: &Image) -> Option<bool> {
     if !rustix::process::geteuid().is_root() {
         skipped("mounting needs root");
@@ -130,12 +130,12 @@ fn from_source(combination: &Combination, size: &str, facts: Facts) -> Made {
     tree::build(source.path());
     fill::fill_source(source.path(), &facts);
     if facts.has("inline_data") {
-        // mke2fs 1.47.0 then leaves holes at the ends of files out.
+        // mke2fs 1.47.0 would drop holes at the ends of files.
         let sparse = File::options().append(true).open(source.path().join("sparse"));
         sparse.unwrap().write_all(b"end").unwrap();
     }
     let image = combination.make(size, Some(source.path())).unwrap();
-    // Blocks that are reserved and not written, and a hole.
+    // Unwritten blocks, and a hole.
     let mut requests = vec!["fallocate sparse 0 30".to_owned(), "punch large 2 3".to_owned()];
     let large = File::options().write(true).open(source.path().join("large")).unwrap();
     let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
@@ -153,7 +153,7 @@ fn from_source(combination: &Combination, size: &str, facts: Facts) -> Made {
         }
     }
     debugfs(&image, &requests);
-    // Hash trees, which debugfs does not make; a tree changed so is found changed by a second one.
+    // debugfs makes no htrees; a second run of e2fsck would find its own changes.
     run("e2fsck", &["-fyD", image.path()]);
     let mut made = finish(image, &facts, combination);
     made.oracle = Oracle::Source(source);
@@ -168,7 +168,7 @@ fn finish(image: Image, facts: &Facts, combination: &Combination) -> Made {
     Made { image, facts, oracle: Oracle::Kernel }
 }
 
-/// Nothing is wrong with it.
+/// Asserts that e2fsck finds nothing.
 pub fn judge(image: &Image) {
     run("e2fsck", &["-fn", image.path()]);
 }
@@ -177,11 +177,11 @@ fn tune2fs(image: &Image, words: &[&str]) {
     if words.is_empty() {
         return;
     }
-    // tune2fs asks for a check before some of what it does.
+    // tune2fs requires a check before some changes.
     run("e2fsck", &["-fp", image.path()]);
     let all: Vec<&str> = ["-f"].iter().chain(words).copied().chain([image.path()]).collect();
     run("tune2fs", &all);
-    // It leaves directories without room for their sums, and counts quotas differently.
+    // It leaves directories without checksum tails, and counts quotas differently.
     let again =
         ["dir_index", "metadata_csum"].iter().any(|it| words.iter().any(|word| word.contains(it)));
     run("e2fsck", &[if again { "-fyD" } else { "-fy" }, image.path()]);
@@ -196,7 +196,7 @@ fn debugfs(image: &Image, requests: &[String]) {
     run("debugfs", &["-w", "-f", script.to_str().unwrap(), image.path()]);
 }
 
-/// The tree of extents, and that of names, have the levels that the test is to show.
+/// Asserts that the extent tree and the htree have the expected levels.
 fn assert_depth(made: &Made, scale: Scale) {
     let ask = |request: &str| made.image.debugfs(request).unwrap();
     if made.facts.has("extent") && !made.facts.has("bigalloc") && scale == Scale::Usual {
@@ -210,8 +210,7 @@ fn assert_depth(made: &Made, scale: Scale) {
     }
 }
 
-/// Keeps a volume that was not read as it should be, where `DRACONIS_MATRIX_KEEP` says, and says
-/// under which name.
+/// Keeps a failing volume in the directory `DRACONIS_MATRIX_KEEP`; returns its name.
 pub fn keep(image: &Image) -> String {
     let Some(dir) = std::env::var_os("DRACONIS_MATRIX_KEEP") else {
         return "DRACONIS_MATRIX_KEEP=DIR keeps it".into();
@@ -222,7 +221,7 @@ pub fn keep(image: &Image) -> String {
     format!("kept as {}", kept.display())
 }
 
-/// What differs between what the volume is filled with and what we show; a line each.
+/// Returns the differences between the volume's reference and our view, one per line.
 pub fn differences(made: &Made) -> Vec<String> {
     let volume = match made.image.try_open() {
         Ok(volume) => volume,

@@ -1,10 +1,10 @@
-//! Volumes of every combination of features that mke2fs makes, filled by the kernel, read by us:
-//! all that `stat`, `getfattr`, `ls`, `cat` and `readlink` show is compared.
+//! Volumes of every combination of features that mke2fs makes, filled by the kernel and read by us:
+//! everything that `stat`, `getfattr`, `ls`, `cat` and `readlink` show is compared.
 //!
-//! A combination is a line in `table.rs`. `DRACONIS_MATRIX=50` takes so many combinations from a
-//! seed instead of a few, and puts more on every volume; `DRACONIS_MATRIX_SEED` is the seed,
-//! `DRACONIS_MATRIX_ONLY` a part of the lines to be tried, and `DRACONIS_MATRIX_KEEP` a directory
-//! for the images of those that fail.
+//! A combination is a line in `table.rs`. `DRACONIS_MATRIX=50` takes so many random combinations
+//! instead of a few, and puts more on every volume. `DRACONIS_MATRIX_SEED` is the seed,
+//! `DRACONIS_MATRIX_ONLY` a substring of the lines to try, and `DRACONIS_MATRIX_KEEP` a directory
+//! for failing images.
 
 #[path = "../common/mod.rs"]
 mod common;
@@ -22,18 +22,18 @@ use draconis_device::Random;
 use fill::Scale;
 use ioctl::Shutdown;
 
-/// More than a small machine has processors: mounting waits for devices.
+/// More than the CPUs of a small machine: mounting waits for devices.
 const THREADS: usize = 4;
-/// Combinations from the seed, where none are asked for.
+/// Default number of random combinations.
 const USUAL_RANDOM: usize = 6;
-/// How many differences of one volume are told.
+/// Limit of differences reported per volume.
 const TOLD: usize = 12;
 
 fn number(name: &str) -> Option<u64> {
     std::env::var(name).ok().map(|text| text.parse().unwrap_or_else(|_| panic!("{name}={text}")))
 }
 
-/// The lines to be tried, and how much is put on each volume.
+/// Returns the lines to try, the amount of data on each volume, and the seed.
 fn lines() -> (Vec<String>, Scale, u64) {
     let more = number("DRACONIS_MATRIX");
     let seed = number("DRACONIS_MATRIX_SEED").unwrap_or(1);
@@ -79,7 +79,7 @@ fn what_the_kernel_left_in_a_journal_is_read() {
     judge(seed, &lines, results);
 }
 
-/// What is wrong with these differences, if they are not known.
+/// Returns an error text for unexpected differences.
 fn verdict(
     line: &str,
     image: &Image,
@@ -97,7 +97,7 @@ fn verdict(
     }
 }
 
-/// Fails if anything is wrong, and says it all.
+/// Fails with all errors, if there are any.
 fn judge(seed: u64, lines: &[String], results: Vec<Result<Option<String>, String>>) {
     let wrong: Vec<String> = results
         .into_iter()
@@ -110,7 +110,7 @@ fn judge(seed: u64, lines: &[String], results: Vec<Result<Option<String>, String
     assert!(wrong.is_empty(), "seed {seed}: {} wrong:\n{}", wrong.len(), wrong.join("\n"));
 }
 
-/// The first of the differences.
+/// Returns the first differences.
 fn told(differences: &[String]) -> String {
     let first: Vec<&str> = differences.iter().take(TOLD).map(String::as_str).collect();
     format!("{} differences\n  {}\n ", differences.len(), first.join("\n  "))

@@ -1,14 +1,14 @@
-//! Many things on few threads.
+//! A small thread pool.
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// What is kept of what a panic said.
+/// Limit of a panic message.
 const LONGEST: usize = 1500;
 
-/// What `work` makes of each, in their order; a panic is its message.
+/// Returns the results of `work` in order; a panic gives its message.
 pub fn each<T: Sync, R: Send>(
     threads: usize,
     things: &[T],
@@ -33,7 +33,7 @@ pub fn each<T: Sync, R: Send>(
     results.into_iter().map(|(_, result)| result).collect()
 }
 
-/// What a panic said.
+/// Returns the message of a panic.
 pub fn message(panic: Box<dyn Any + Send>) -> String {
     match panic.downcast::<String>() {
         Ok(text) => text.chars().take(LONGEST).collect(),

@@ -1,8 +1,8 @@
-//! Valid combinations from a seed.
+//! Random valid combinations of features.
 
 use draconis_device::Random;
 
-/// Features of which each goes with all others, on ext4.
+/// Features that combine with all others on ext4.
 const FREE: &[&str] = &[
     "inline_data",
     "ea_inode",
@@ -22,14 +22,14 @@ const FREE: &[&str] = &[
     "sparse_super2",
 ];
 
-/// A line as in the table.
+/// Returns a line as in the table.
 pub fn combination(random: &mut Random) -> String {
     let mut one_of =
         |choices: &[&'static str]| choices[random.below(choices.len() as u64) as usize];
     let block: u32 = one_of(&["1024", "1024", "2048", "4096", "4096"]).parse().unwrap();
     let inode = one_of(&["256", "256", "512", "1024"]);
     let mut features = vec![];
-    // How inodes map, and how wide a descriptor is.
+    // Block maps, and descriptor size.
     features.extend(one_of(&["", "", "^64bit", "^extent,^64bit"]).split(',').map(str::to_owned));
     features.push(
         one_of(&["", "", "metadata_csum_seed", "^metadata_csum", "^metadata_csum,uninit_bg"])

@@ -1,7 +1,7 @@
-//! All that can be seen of a volume, by the kernel and by us, in words that can be compared.
+//! Comparable views of a volume, by the kernel and by us.
 //!
-//! A name leads to a number, a number to its fields; every field is a text. Contents are digests
-//! of what lies between holes, so that holes are compared, too.
+//! Names map to inode numbers, numbers to text fields. Contents are digests of the data between
+//! holes, so that holes are compared, too.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -19,25 +19,25 @@ use rustix::io::Errno;
 
 use crate::ioctl;
 
-/// What was seen, and under which name.
+/// Observed values by name.
 pub type Fields = BTreeMap<Cow<'static, str>, String>;
 
-/// A volume as one reader sees it.
+/// One reader's view of a volume.
 #[derive(Default, Debug)]
 pub struct Seen {
-    /// What `statfs` tells.
+    /// Fields of `statfs`.
     pub space: Fields,
-    /// Paths, `.` and `..` among them: the inode's number, and its kind as the directory says.
+    /// Paths, with `.` and `..`: inode number, and type in the directory entry.
     pub names: BTreeMap<Vec<u8>, (u64, String)>,
-    /// What `stat`, `getfattr`, `cat` and `readlink` tell of each inode.
+    /// Output of `stat`, `getfattr`, `cat` and `readlink` for each inode.
     pub nodes: BTreeMap<u64, Fields>,
 }
 
-/// Contents are read in pieces of so many bytes, which end at no boundary.
+/// Bytes per read, not aligned to any boundary.
 const PIECE_BYTES: usize = 100_003;
 
 impl Seen {
-    /// What the kernel shows below `mount`.
+    /// Returns the kernel's view below `mount`.
     pub fn by_kernel(mount: &Path) -> Self {
         let mut seen = Self::default();
         let space = rustix::fs::statvfs(mount).unwrap();
@@ -55,7 +55,7 @@ impl Seen {
         seen
     }
 
-    /// What we show of `volume`.
+    /// Returns our view of `volume`.
     pub fn by_us(volume: &Volume) -> Self {
         let mut seen = Self::default();
         let space = volume.space();
@@ -73,7 +73,7 @@ impl Seen {
         seen
     }
 
-    /// What differs from `theirs`, a line each: none if nothing does.
+    /// Returns the differences to `theirs`, one per line.
     pub fn differences(&self, theirs: &Self) -> Vec<String> {
         let mut lines = Vec::new();
         fields("space", &self.space, &theirs.space, &mut lines);
@@ -91,8 +91,8 @@ impl Seen {
         lines
     }
 
-    /// Directories changed when they did to `other`. Fast commits do not say when: Linux takes the
-    /// time at which it carries them out.
+    /// Copies the directory times of `other`. Fast commits do not store them: Linux uses the time
+    /// of the replay.
     pub fn set_times_of_directories(&mut self, other: &Self) {
         let dirs = self.names.iter().filter(|(name, _)| name.ends_with(b"/."));
         let dirs: Vec<u64> = dirs.map(|(_, (number, _))| *number).collect();
@@ -104,8 +104,8 @@ impl Seen {
         }
     }
 
-    /// What the kernel refuses to open, as one without fs-verity does its files, is `bytes`; what
-    /// it tells only of open files is as `other` says.
+    /// Fills in a file that the kernel refuses to open, such as a verity file without fs-verity.
+    /// The contents are `bytes`; fields of open files come from `other`.
     pub fn set_refused(&mut self, path: &[u8], bytes: &[u8], other: &Self) {
         let Some((number, _)) = self.names.get(path) else { return };
         if let Some(node) = self.nodes.get_mut(number)
@@ -213,7 +213,7 @@ impl Seen {
                 Ok(found) if found == number => {}
                 other => self.name(path, b"not looked up", 0, other.map(|_| FileType::File).ok()),
             }
-            // Without an extra question each name is one that is not there.
+            // Each name is also looked up in a variant that does not exist.
             let mut absent = name.clone();
             absent.push(b'~');
             if !matches!(
@@ -252,7 +252,7 @@ impl Seen {
     }
 }
 
-/// What neither of the two lets be read.
+/// Contents that neither reader may read.
 const REFUSED: &str = "refused";
 
 fn join(path: &[u8], name: &[u8]) -> Vec<u8> {
@@ -272,7 +272,7 @@ fn space_fields(numbers: [u64; 7]) -> Fields {
     names.into_iter().map(Cow::from).zip(numbers.map(|number| number.to_string())).collect()
 }
 
-/// The fields of both, where they differ.
+/// Lists the fields that differ.
 fn fields(what: &str, ours: &Fields, theirs: &Fields, lines: &mut Vec<String>) {
     each(ours, theirs, |name, ours, theirs| {
         let text = |it: Option<&String>| it.map_or("nothing".into(), |it| short(it));
@@ -284,7 +284,7 @@ fn short(text: &str) -> String {
     text.chars().take(300).collect()
 }
 
-/// Shows each key whose values differ.
+/// Visits each key whose values differ.
 fn each<K: Ord, V: PartialEq>(
     ours: &BTreeMap<K, V>,
     theirs: &BTreeMap<K, V>,
@@ -301,7 +301,7 @@ fn each<K: Ord, V: PartialEq>(
     }
 }
 
-/// What `stat` tells.
+/// Fields of `stat`.
 struct Stat<T> {
     mode: u32,
     links: u32,
@@ -369,8 +369,8 @@ fn digest(bytes: &[u8]) -> u64 {
     hasher.finish()
 }
 
-/// Where data lies between holes, and its digest. What is read is in memory then, and blocks that
-/// are reserved but not written count as data as long as they are: all is found before any is read.
+/// Returns the data ranges and their digest. Reading caches unwritten blocks, which then count as
+/// data, so all ranges are found before any is read.
 fn kernel_contents(file: &File, size: u64) -> String {
     let mut found = Vec::new();
     let mut at = 0;
@@ -388,7 +388,7 @@ fn kernel_contents(file: &File, size: u64) -> String {
     text
 }
 
-/// The digest of the bytes from `start` to `end`.
+/// Returns the digest of the bytes in `start..end`.
 fn digest_of(start: u64, end: u64, read: impl Fn(u64, &mut [u8]) -> Option<usize>) -> String {
     let mut hasher = DefaultHasher::new();
     let mut piece = vec![0; PIECE_BYTES];
@@ -467,7 +467,7 @@ fn our_attributes(
     }
 }
 
-/// As [`kernel_contents`]; of each hole its ends are read.
+/// As [`kernel_contents`], but reads only the ends of each hole.
 fn our_contents(volume: &Volume, number: InodeNumber) -> String {
     let inode = volume.inode(number).unwrap();
     let size = inode.size_bytes;
@@ -501,14 +501,14 @@ fn our_contents(volume: &Volume, number: InodeNumber) -> String {
     text
 }
 
-/// Where data begins and ends next; twice the size where none follows.
+/// Returns the next data range; twice the size if there is none.
 fn next_data(
     volume: &Volume,
     number: InodeNumber,
     at: u64,
     size: u64,
 ) -> Result<(u64, u64), Error> {
-    // An empty file is opened, too.
+    // Also opens an empty file.
     volume.read(number, at, 1)?;
     if at >= size {
         return Ok((size, size));

@@ -1,14 +1,14 @@
-//! Where a volume keeps what it is made of: places in which a wrong byte hurts.
+//! Metadata of a volume: ranges where a wrong byte matters.
 //!
-//! A parser of its own, of sound images only, so that it shares no mistake with the one it tests.
+//! A separate parser for valid images only, so that it shares no bug with the tested one.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-/// Byte ranges by what they are.
+/// Byte ranges by kind of structure.
 pub type Structures = BTreeMap<&'static str, Vec<Range<usize>>>;
 
-/// The structures of a sound image whose descriptors lie behind its superblock.
+/// Returns the structures of a valid image whose descriptors follow its superblock.
 pub fn of(image: &[u8]) -> Structures {
     let volume = Volume::of(image);
     let mut found = Structures::new();
@@ -105,7 +105,7 @@ impl<'a> Volume<'a> {
         self.le32(self.descriptors + group * self.descriptor_bytes + 8) as usize * self.block_bytes
     }
 
-    /// What the inode in the slot at `at` leads to.
+    /// Adds the blocks of the inode in the slot at `at`.
     fn of_inode(&self, number: usize, at: usize, add: &mut impl FnMut(&'static str, Range<usize>)) {
         let (kind, flags) = (self.le16(at) >> 12, self.le32(at + 32));
         let attributes = self.le32(at + 104) as usize;
@@ -120,7 +120,7 @@ impl<'a> Volume<'a> {
             (10, _) => Some("links"),
             _ => None,
         };
-        // Devices, and links that are in the inode, lead nowhere.
+        // Devices and fast symbolic links have no blocks.
         let size = self.le32(at + 4);
         if flags & INLINE != 0 || !matches!(kind, 4 | 8 | 10) || kind == 10 && size < 60 {
             return;

@@ -1,14 +1,14 @@
-//! The combinations of features, a line each, and what of them is not read yet.
+//! Combinations of features, one per line, and known failures.
 //!
 //! ```text
 //! what mke2fs is told [: what tune2fs is told before the volume is filled]
 //!                     [| what tune2fs is told after it]
 //! ```
 
-/// Every feature by itself, and in its usual company.
+/// Every feature by itself, and with its usual companions.
 #[rustfmt::skip]
 pub const COMBINATIONS: &[&str] = &[
-    // Those that protect against mounting twice wait longest: they go first.
+    // MMP waits longest, so these go first.
     "-t ext4 -b 4096 -O mmp",
     "-t ext2 -b 1024 -O mmp",
     // ext2.
@@ -50,7 +50,7 @@ pub const COMBINATIONS: &[&str] = &[
     "-t ext3 -b 2048 -O meta_bg,^resize_inode,dir_nlink,huge_file,extra_isize -I 512",
     "-t ext3 -b 1024 | -O ^has_journal",
     "-t ext3 -b 1024 : -O extent,uninit_bg,dir_index",
-    // ext4, and with one feature less or more.
+    // ext4, also with one feature less or more.
     "-t ext4 -b 1024",
     "-t ext4 -b 2048",
     "-t ext4 -b 4096",
@@ -117,11 +117,11 @@ pub const COMBINATIONS: &[&str] = &[
     "-t ext2 -b 65536",
 ];
 
-/// Features, combinations as above and journals as `line ; options ; shutdown` that are not read as
-/// the kernel reads them, and why. What is read by now fails the test until its line is gone.
+/// Features, combinations and journals (`line ; options ; shutdown`) that we do not read like the
+/// kernel, with reasons. A line that reads correctly fails the test until it is removed.
 pub const NOT_YET: &[(&str, &str)] = &[];
 
-/// Whether one of these makes the combination unreadable: the line, if there is one.
+/// Returns the line that makes the combination unreadable, if any.
 pub fn not_yet<'a>(
     name: &str,
     mut has: impl FnMut(&str) -> bool,

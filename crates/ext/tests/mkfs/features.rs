@@ -1,4 +1,4 @@
-//! Volumes with clusters, quotas, guards and inline data, beside those of `mke2fs`.
+//! Volumes with clusters, quotas, MMP and inline data, compared with `mke2fs`.
 
 use super::same_as_mke2fs;
 
@@ -35,8 +35,8 @@ fn volumes_with_clusters_quotas_and_guards_are_mke2fs_s_byte_for_byte() {
 
 #[test]
 fn volumes_with_clusters_are_laid_out_as_mke2fs_s() {
-    // Of these the first two and the next differ in bytes at any size: mke2fs's lost+found has an
-    // unused entry where it left its inode, its quotas two extents that could be one.
+    // The first three differ in bytes at any size. mke2fs's lost+found has an unused entry where it
+    // left its inode; its quota files have two extents that could be one.
     for (arguments, kib) in [
         ("-t ext4 -O inline_data", 66_000),
         ("-t ext4 -b 4096 -O inline_data,bigalloc -I 1024", 66_000),

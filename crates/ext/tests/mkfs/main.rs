@@ -1,4 +1,4 @@
-//! Volumes that we make, beside those of `mke2fs`, and as others see them.
+//! Our volumes compared with those of `mke2fs`, and viewed by other tools.
 
 #[path = "../common/mod.rs"]
 mod common;
@@ -51,7 +51,7 @@ fn root() -> Tree {
     Tree::new(TreeNode::new(NodeKind::Directory, 0o755).at(time))
 }
 
-/// Writes a plan into a fresh file.
+/// Writes a plan to a new file.
 fn write(plan: &VolumePlan<'_>, contents: &dyn FileSource, path: &Path) -> mkfs::Result<()> {
     let file = std::fs::File::create(path).unwrap();
     file.set_len(plan.layout().len_bytes()).unwrap();
@@ -60,7 +60,7 @@ fn write(plan: &VolumePlan<'_>, contents: &dyn FileSource, path: &Path) -> mkfs:
     mkfs::write(plan, contents, &FormatTarget { disk: &disk, zeroed: true, progress: &|_| {} })
 }
 
-/// The arguments of `mke2fs` as options.
+/// Parses arguments of `mke2fs` into options.
 fn parse(arguments: &str) -> FormatOptions {
     let mut options = options();
     let mut words = arguments.split_whitespace();
@@ -110,17 +110,17 @@ fn parse(arguments: &str) -> FormatOptions {
     options
 }
 
-/// What mke2fs makes of the same arguments, or `None` if it refuses; `size` in KiB.
+/// Makes a volume with mke2fs, or `None` if it refuses; `size` in KiB.
 fn theirs(arguments: &str, size: u64) -> Option<Image> {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("image");
     let mut extended = format!("hash_seed={SEED},root_owner=0:0");
     if has_sums(arguments) {
-        // Tables that are written, as ours are.
+        // Written tables, as ours.
         extended += ",lazy_itable_init=0";
     }
     let mut words: Vec<&str> = arguments.split_whitespace().collect();
-    // Of two lists mke2fs takes the last.
+    // Of two lists, mke2fs uses the last.
     if let Some(at) = words.iter().position(|word| *word == "-E") {
         extended = format!("{extended},{}", words[at + 1]);
         words.drain(at..at + 2);
@@ -148,7 +148,7 @@ fn ours(arguments: &str, size: u64) -> mkfs::Result<Image> {
     Ok(Image { dir, path })
 }
 
-/// Whether descriptors have checksums, and say what was initialised.
+/// Returns true if descriptors have checksums and uninitialized flags.
 fn has_sums(arguments: &str) -> bool {
     let features = parse(arguments).read_only_compatible;
     features.intersects(draconis_ext::format::features::ReadOnlyCompatible::CHECKSUMS)
@@ -160,8 +160,8 @@ fn same_as_mke2fs(arguments: &str, size: u64) {
         (Some(theirs), Ok(ours)) => {
             check(&ours);
             let (ours_shown, theirs_shown) = (dump(&ours), dump(&theirs));
-            // With eight inodes in a group lost+found is not in the first, and mke2fs places it
-            // there; ours stays where the volume begins.
+            // With eight inodes per group, lost+found is not in group 0, and mke2fs places its
+            // blocks in its group; ours stay at the start of the volume.
             if theirs_shown.contains("Inodes per group:         8\n") {
                 return;
             }
@@ -182,7 +182,7 @@ fn same_as_mke2fs(arguments: &str, size: u64) {
     }
 }
 
-/// What volumes say differently: how much was written, which host guards them, sums over that.
+/// Fields that differ: bytes written, MMP host, and checksums over them.
 const OWN: [&str; 6] = [
     "Lifetime writes:",
     "Checksum:",
@@ -192,14 +192,14 @@ const OWN: [&str; 6] = [
     "    checksum:",
 ];
 
-/// What dumpe2fs says, without how much was written to make the volume, and the sum over that.
+/// Returns the output of dumpe2fs without these fields.
 fn dump(image: &Image) -> String {
     let shown = run("dumpe2fs", &[image.path()]).unwrap();
     let is_own = |line: &&str| !OWN.iter().any(|own| line.starts_with(own));
     shown.lines().filter(is_own).map(|line| format!("{line}\n")).collect()
 }
 
-/// The bytes of a volume, with the same exceptions.
+/// Returns the bytes of a volume without these fields.
 fn bytes_of(image: &Image) -> Vec<u8> {
     let mut bytes = std::fs::read(&image.path).unwrap();
     let magic = [0x53, 0xEF];
@@ -433,7 +433,7 @@ fn what_does_not_fit_is_said_before_anything_is_written() {
     assert!(matches!(error, FormatError::NoInodes { needed: 100, free: 53 }), "{error}");
     assert!(mkfs::plan_smallest(&parse("-N 64"), &mut made.tree, 0).is_err());
     mkfs::plan_smallest(&parse("-N 112"), &mut made.tree, 0).unwrap();
-    // Without a number there are enough, even of more than a volume of this size gets.
+    // By default there are enough, even more than a volume of this size gets.
     for nth in 100..2000 {
         made.full(NodeId::ROOT, &format!("{nth}"), 0);
     }
@@ -469,9 +469,9 @@ fn long_files_are_one_piece_and_broken_ones_have_trees() {
         let data = (0..count).map(|nth| (nth * 2 * block, nth * 2 * block + 1)).collect();
         made.file(NodeId::ROOT, name, count * 2 * block, data);
     }
-    // Longer than a group, and than an extent can be.
+    // Longer than a group, and than an extent.
     made.full(NodeId::ROOT, "long", 50 << 20);
-    // Copies in groups 3, 5, 7 and 9 break it, and the most that an extent holds.
+    // Backups in groups 3, 5, 7 and 9 and the maximum extent length split it.
     for (arguments, pieces) in [("-t ext4 -b 1024", 6), ("-t ext4 -b 1024 -O ^has_journal", 6)] {
         let options = parse(arguments);
         let image = Image::of(&[]);
@@ -480,7 +480,7 @@ fn long_files_are_one_piece_and_broken_ones_have_trees() {
         write(&VolumePlan::new(layout, &mut tree).unwrap(), &made, &image.path).unwrap();
         check(&image);
         let shown = image.debugfs("dump_extents -l /long").unwrap();
-        // One line of headings.
+        // One header line.
         let found = shown.trim().lines().count() - 1;
         assert!((2..=pieces).contains(&found), "{arguments}: {found} extents");
         same_for_the_kernel(&image, &tree, &made);
@@ -538,7 +538,7 @@ fn volumes_of_every_kind_are_changed_by_the_kernel() {
             std::fs::create_dir_all(&dir).unwrap();
             std::fs::write(dir.join(format!("{nth}")), vec![7; nth * 500]).unwrap();
         }
-        // An orphan, and a file that uses blocks of groups that were never written.
+        // An orphan, and a file in uninitialized groups.
         let held = std::fs::File::create(mount.path().join("held")).unwrap();
         held.set_len(40 << 20).unwrap();
         std::fs::write(mount.path().join("large"), vec![1; 40 << 20]).unwrap();
@@ -608,7 +608,7 @@ fn what_is_asked_to_stay_free_is_free() {
     }
 }
 
-/// Arguments at random; `DRACONIS_LAYOUTS=1000` tries more of them.
+/// Random arguments; `DRACONIS_LAYOUTS=1000` tries more.
 #[test]
 fn any_size_is_laid_out_as_mke2fs_s() {
     let count = std::env::var("DRACONIS_LAYOUTS").ok().and_then(|text| text.parse().ok());
@@ -719,7 +719,7 @@ fn a_disk_full_of_something_else_becomes_the_same_volume() {
             same_as_made(&image, &tree, &made);
             images.push(image);
         }
-        // All that a volume uses is the same; the rest was never its own.
+        // All used bytes are equal; the rest is old data.
         assert_eq!(dump(&images[0]), dump(&images[1]));
     }
 }

@@ -1,15 +1,15 @@
-//! Volumes made of trees: what is in them is what was to be, for us, `e2fsck` and the kernel.
+//! Volumes made of trees: contents checked by us, `e2fsck` and the kernel.
 
 use super::*;
 
-/// A tree of made-up files, whose contents follow from their numbers.
+/// A tree of synthetic files, whose contents follow from their numbers.
 pub struct Made {
     pub tree: Tree,
-    /// By the number of a source: its data.
+    /// Data ranges by source number.
     pub files: Vec<Vec<(u64, u64)>>,
 }
 
-/// The byte at a place of a file.
+/// Returns the byte at an offset of a file.
 fn byte(source: u64, at: u64) -> u8 {
     let mixed =
         (source + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15) ^ (at / 61).wrapping_mul(0xC2B2_AE35);
@@ -28,7 +28,7 @@ impl FileSource for Made {
     }
 }
 
-/// The same, which must be read in order.
+/// A source that must be read sequentially.
 struct InOrder(Made, std::sync::Mutex<(u64, u64)>);
 
 impl FileSource for InOrder {
@@ -64,7 +64,7 @@ fn contents_in_their_order_make_the_same_volume() {
     }
 }
 
-/// Only the contents: the tree is lent to the plan meanwhile.
+/// Splits off the contents, because the plan borrows the tree.
 pub fn split(made: Made) -> (Tree, Made) {
     (made.tree, Made { tree: root(), files: made.files })
 }
@@ -95,7 +95,7 @@ impl Made {
     }
 }
 
-/// Files at every boundary of the map, and directories of many sizes.
+/// Makes files at every boundary of the map, and directories of many sizes.
 pub fn made(seed: u64, block: u64) -> Made {
     let mut made = Made::new();
     let mut random = Random::new(seed);
@@ -155,7 +155,7 @@ fn specials(made: &mut Made) {
         list.extend(id.to_le_bytes());
     }
     for nth in 0..1500 {
-        // More inodes than may share one block.
+        // More inodes than may share one xattr block.
         let id = made.full(dir, &format!("attributes {nth}"), 0);
         let node = made.tree.node_mut(id).unwrap();
         assert!(node.attribute(b"user.shared", &[b'v'; 300]));
@@ -173,7 +173,7 @@ fn specials(made: &mut Made) {
     assert!(node.attribute(b"user.b", &[7; 600]));
 }
 
-/// Compares a volume with the tree it was made of, through our own reader.
+/// Compares a volume with its source tree, through our reader.
 pub fn same_as_made(image: &Image, tree: &Tree, made: &Made) {
     let volume = image.open();
     let mut stack = vec![(NodeId::ROOT, volume.root())];
@@ -234,7 +234,7 @@ pub fn same_contents(
     }
 }
 
-/// What the kernel reads of the same files.
+/// Compares the kernel's view of the same files.
 pub fn same_for_the_kernel(image: &Image, tree: &Tree, made: &Made) {
     let Some(mount) = image.mount() else { return };
     for (name, id) in tree.names(NodeId::ROOT) {
@@ -251,7 +251,7 @@ pub fn same_for_the_kernel(image: &Image, tree: &Tree, made: &Made) {
         }
     }
     let volume = image.open();
-    // The longest file is gigabytes of holes on larger blocks: one size is enough for all of it.
+    // The longest file has gigabytes of holes with larger blocks, so check one size only.
     if volume.superblock().block_bytes == 1024 {
         common::compare::tree(&volume, InodeNumber::ROOT, mount.path(), Beside::Mount);
     }
@@ -266,12 +266,12 @@ fn populate(arguments: &str, seed: u64) {
     write(&plan, &made, &image.path).unwrap();
     let hidden = plan.system_file_bytes();
     let free = plan.layout().superblock().free_blocks * block - plan.data_bytes() - hidden;
-    // The least volume with a journal has room.
+    // The smallest volume with a journal has space left.
     assert!(free < 1 << 20 || image.path.metadata().unwrap().len() == 2048 * block);
     check(&image);
     same_as_made(&image, &tree, &made);
     same_for_the_kernel(&image, &tree, &made);
-    // Again, with room: other places, the same files; and twice the same bytes.
+    // Again with more space: other locations, same files; and twice the same bytes.
     let size = image.path.metadata().unwrap().len() + (80 << 20);
     let mut images = vec![];
     for _ in 0..2 {
@@ -389,7 +389,7 @@ fn large_directories_are_trees_of_every_hash() {
             assert!(std::fs::symlink_metadata(dir.join(name)).is_ok(), "{name}");
         }
         assert!(std::fs::symlink_metadata(dir.join("no such name")).is_err());
-        // The kernel goes on where we stopped.
+        // The kernel continues on our volume.
         for nth in 0..40 {
             std::fs::write(dir.join(format!("new {nth}")), b"").unwrap();
         }

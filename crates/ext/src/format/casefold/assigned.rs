@@ -1,6 +1,6 @@
-//! Which code points Unicode 12.1 knows.
+//! Code points assigned in Unicode 12.1.
 
-/// Where what is assigned begins and ends, in turns.
+/// Alternating starts and ends of the assigned ranges.
 static BOUNDS: [u32; 1352] = [
     0x0000, 0x0378, 0x037A, 0x0380, 0x0384, 0x038B, 0x038C, 0x038D, 0x038E, 0x03A2, 0x03A3, 0x0530,
     0x0531, 0x0557, 0x0559, 0x058B, 0x058D, 0x0590, 0x0591, 0x05C8, 0x05D0, 0x05EB, 0x05EF, 0x05F5,
@@ -128,7 +128,7 @@ static BOUNDS: [u32; 1352] = [
     0xE0002, 0xE0020, 0xE0080, 0xE0100, 0xE01F0, 0xEFFFE, 0x110000,
 ];
 
-/// Whether Unicode 12.1 assigns `point`: to a character, to private use, or as no character.
+/// Returns true if Unicode 12.1 assigns `point`: character, private use, or noncharacter.
 pub(super) fn is_assigned(point: char) -> bool {
     BOUNDS.partition_point(|bound| *bound <= u32::from(point)) % 2 == 1
 }
@@ -139,7 +139,7 @@ mod tests {
 
     #[test]
     fn characters_of_later_versions_are_not_known() {
-        // The last that 12.1 brought is the square of the era Reiwa.
+        // The last character that 12.1 added is the square of the era Reiwa.
         for (point, known) in [
             ('a', true),
             ('\u{32FF}', true),

@@ -1,4 +1,4 @@
-//! The blocks of a log: descriptors, revokes and commits, read and made.
+//! Descriptor, revoke and commit blocks of the journal: parsing and building.
 
 use std::time::Duration;
 
@@ -8,10 +8,10 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 use super::{JournalChecksums, JournalFormat, MAGIC, crc32c};
 use crate::units::saturating_usize;
 
-/// What kind of block of the journal this is.
+/// Type of a journal block.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum BlockType {
-    /// Names the blocks whose copies follow.
+    /// Lists the blocks whose copies follow.
     Descriptor,
     /// Ends a transaction.
     Commit,
@@ -19,42 +19,42 @@ pub enum BlockType {
     SuperblockV1,
     /// A superblock.
     SuperblockV2,
-    /// Names blocks whose older copies do not count.
+    /// Lists blocks whose older copies must not be replayed.
     Revoke,
 }
 
-/// A tag of a descriptor: of one copy in the log.
+/// Descriptor tag of one copy in the log.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Tag {
-    /// The block of the volume.
+    /// Home block on the volume.
     pub block: u64,
-    /// Whether the first four bytes of the copy were zeroed.
+    /// True if the first four bytes of the copy were zeroed.
     pub escaped: bool,
-    /// The sum of the copy; 16 bits of it in journals of [`JournalChecksums::V2`].
+    /// Checksum of the copy; 16 bits of it with [`JournalChecksums::V2`].
     pub sum: u32,
 }
 
-/// What a commit block says.
+/// Contents of a commit block.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct CommitBlock {
-    /// When, since 1970.
+    /// Commit time since 1970.
     pub time: Duration,
-    /// Whether the block itself is sound.
+    /// Validity of the block itself.
     pub soundness: ChecksumState,
-    /// The sum of descriptors and copies, if it holds one.
+    /// Checksum of descriptors and copies, if stored.
     pub transaction_sum: Option<u32>,
 }
 
-/// What the sum of a block says of it.
+/// Result of a checksum verification.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ChecksumState {
-    /// It is as it was written.
+    /// The checksum matches.
     Valid,
-    /// It is not.
+    /// The checksum does not match.
     Invalid,
 }
 
-/// What every block of the journal itself begins with.
+/// Header of every block that is part of the journal itself.
 #[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned, Clone, Copy)]
 #[repr(C)]
 struct RawHeader {
@@ -69,7 +69,7 @@ struct RawTag {
     t_blocknr: U32,
     t_checksum: U16,
     t_flags: U16,
-    /// Only with wide numbers.
+    /// Only with 64-bit block numbers.
     t_blocknr_high: U32,
 }
 
@@ -86,7 +86,7 @@ struct RawTag3 {
 #[repr(C)]
 struct RawRevoke {
     header: RawHeader,
-    /// Bytes in use, this head among them.
+    /// Bytes used, including this header.
     r_count: U32,
 }
 
@@ -111,11 +111,11 @@ const TAIL_BYTES: usize = 4;
 const ESCAPED: u32 = 1;
 const SAME_UUID: u32 = 2;
 const LAST: u32 = 8;
-/// What `h_chksum_type` and `h_chksum_size` say of a CRC-32.
+/// `h_chksum_type` and `h_chksum_size` of a CRC-32.
 const CRC32: (u8, u8) = (1, 4);
 
 impl BlockType {
-    /// The kind of that number.
+    /// Returns the type with that number.
     pub(super) fn of(number: u32) -> Option<Self> {
         let all =
             [Self::Descriptor, Self::Commit, Self::SuperblockV1, Self::SuperblockV2, Self::Revoke];
@@ -133,8 +133,7 @@ impl BlockType {
     }
 }
 
-/// The kind of a block of the log, and its transaction; `None` if it does not belong to the
-/// journal itself.
+/// Returns the type and the transaction of a journal block; `None` for other blocks.
 pub fn header(block: &[u8]) -> Option<(BlockType, u32)> {
     let (raw, _) = RawHeader::ref_from_prefix(block).ok()?;
     if raw.h_magic.get() != MAGIC {
@@ -143,17 +142,17 @@ pub fn header(block: &[u8]) -> Option<(BlockType, u32)> {
     Some((BlockType::of(raw.h_blocktype.get())?, raw.h_sequence.get()))
 }
 
-/// Whether a copy of this block must be escaped: it begins like a block of the journal.
+/// Returns true if a copy of this block must be escaped, because it begins with the magic number.
 pub fn needs_escape(block: &[u8]) -> bool {
     block.starts_with(&MAGIC.to_be_bytes())
 }
 
-/// Zeroes the beginning of a copy.
+/// Zeroes the first four bytes of a copy.
 pub fn escape(block: &mut [u8]) {
     block.iter_mut().take(4).for_each(|byte| *byte = 0);
 }
 
-/// Gives a copy the beginning back that it was escaped for.
+/// Restores the first four bytes of an escaped copy.
 pub fn unescape(block: &mut [u8]) {
     block.iter_mut().zip(MAGIC.to_be_bytes()).for_each(|(byte, magic)| *byte = magic);
 }
@@ -167,12 +166,12 @@ impl JournalFormat {
         matches!(self.sums, JournalChecksums::V2 | JournalChecksums::V3)
     }
 
-    /// Whether a commit block has a sum of all of itself.
+    /// Returns true if commit blocks have a checksum of themselves.
     pub fn has_commit_checksum(&self) -> bool {
         self.has_tails()
     }
 
-    /// Bytes of a descriptor or a revoke block before its tail.
+    /// Returns the bytes of a descriptor or revoke block before its tail.
     fn body_len(&self) -> usize {
         self.block_len().saturating_sub(if self.has_tails() { TAIL_BYTES } else { 0 })
     }
@@ -180,7 +179,7 @@ impl JournalFormat {
     fn tag_bytes(&self) -> usize {
         match (self.sums, self.has_64bit_blocks) {
             (JournalChecksums::V3, _) => size_of::<RawTag3>(),
-            // Two bytes more than the tag has, for ever: the first implementation had them.
+            // Two bytes more than the tag has: the first implementation wrote them.
             (JournalChecksums::V2, true) => 14,
             (JournalChecksums::V2, false) => 10,
             (_, true) => 12,
@@ -188,13 +187,13 @@ impl JournalFormat {
         }
     }
 
-    /// Blocks that one descriptor can name.
+    /// Returns the capacity of a descriptor in tags.
     pub fn tags_per_descriptor(&self) -> usize {
         let room = self.body_len().saturating_sub(HEADER_BYTES.saturating_add(UUID_BYTES));
         room.checked_div(self.tag_bytes()).unwrap_or(0)
     }
 
-    /// Blocks that one revoke block can name.
+    /// Returns the capacity of a revoke block in block numbers.
     pub fn revokes_per_block(&self) -> usize {
         let room = self.body_len().saturating_sub(REVOKE_BYTES);
         room.checked_div(self.revoke_bytes()).unwrap_or(0)
@@ -204,7 +203,7 @@ impl JournalFormat {
         if self.has_64bit_blocks { 8 } else { 4 }
     }
 
-    /// The tags of a descriptor; they end where it does, whatever it says.
+    /// Parses the tags of a descriptor, up to the end of the block at most.
     pub fn tags(&self, block: &[u8]) -> Vec<Tag> {
         let len = self.tag_bytes();
         let mut rest = block.get(HEADER_BYTES..self.body_len()).unwrap_or_default();
@@ -235,13 +234,13 @@ impl JournalFormat {
             let block = number | u64::from(high) << 32;
             return Some((Tag { block, escaped: flags & ESCAPED != 0, sum }, flags));
         };
-        // Wide or not, tags of this kind have a place for all of a number.
+        // This kind of tag always has a field for the high half.
         let high = if self.has_64bit_blocks { high } else { 0 };
         let block = u64::from(low.get()) | u64::from(high) << 32;
         Some((Tag { block, escaped: flags & ESCAPED != 0, sum }, flags))
     }
 
-    /// What the tail of a descriptor or a revoke block says of it.
+    /// Verifies the checksum in the tail of a descriptor or revoke block.
     pub fn verify_tail(&self, block: &[u8]) -> ChecksumState {
         if !self.has_tails() {
             return ChecksumState::Valid;
@@ -253,9 +252,9 @@ impl JournalFormat {
         if tail == sum.as_bytes() { ChecksumState::Valid } else { ChecksumState::Invalid }
     }
 
-    /// Whether a block is one of this transaction but for its header: with that as it should be,
-    /// its checksum is right. Where blocks have none, one bit of the header but not of the number
-    /// is another.
+    /// Returns true if the block belongs to this transaction but has a damaged header: with the
+    /// expected header its checksum is valid. Without checksums, the header must differ in one bit
+    /// outside its sequence number.
     pub fn is_damaged_header(&self, block: &[u8], sequence: u32) -> bool {
         let Some((head, rest)) = block.split_at_checked(HEADER_BYTES) else { return false };
         [BlockType::Descriptor, BlockType::Revoke, BlockType::Commit].into_iter().any(|kind| {
@@ -274,7 +273,7 @@ impl JournalFormat {
         })
     }
 
-    /// What a revoke block revokes; `None` if its length makes no sense.
+    /// Returns the blocks that a revoke block revokes; `None` if its length is invalid.
     pub fn revokes<'a>(&self, block: &'a [u8]) -> Option<impl Iterator<Item = u64> + use<'a>> {
         let (raw, _) = RawRevoke::ref_from_prefix(block).ok()?;
         let end = saturating_usize(raw.r_count.get().into());
@@ -286,7 +285,7 @@ impl JournalFormat {
         Some(entries.map(number))
     }
 
-    /// The sum of a copy as it is stored, escaped, as the tag of this kind of journal has it.
+    /// Returns the checksum of a copy as stored (escaped) for its tag.
     pub fn tag_checksum(&self, sequence: u32, stored: &[u8]) -> u32 {
         let sum = || crc32c(crc32c(self.seed, &sequence.to_be_bytes()), stored);
         match self.sums {
@@ -296,7 +295,7 @@ impl JournalFormat {
         }
     }
 
-    /// What a commit block says; `None` if it is too short.
+    /// Parses a commit block; `None` if it is too short.
     pub fn parse_commit(&self, block: &[u8]) -> Option<CommitBlock> {
         let (raw, _) = RawCommit::ref_from_prefix(block).ok()?;
         let [claimed, ..] = &raw.h_chksum;
@@ -305,8 +304,7 @@ impl JournalFormat {
         let is_sound = match self.sums {
             JournalChecksums::None => true,
             JournalChecksums::Commit => has_sum || (kind, claimed.get()) == ((0, 0), 0),
-            // Of a block that was torn, all that counts is in the first sector; the rest is zero
-            // in a block that is whole.
+            // In a torn block only the first sector counts; the rest of an intact block is zero.
             JournalChecksums::V2 | JournalChecksums::V3 => {
                 let head = block.get(..COMMIT_BYTES).unwrap_or_default();
                 let zeros = vec![0; block.len().saturating_sub(COMMIT_BYTES)];
@@ -325,7 +323,7 @@ impl JournalFormat {
         })
     }
 
-    /// The sum of a commit block, as if the sum in its head were zero.
+    /// Returns the checksum of a commit block, with its checksum field zeroed.
     fn commit_checksum(&self, head: &[u8], rest: &[u8]) -> u32 {
         let mut head = head.to_vec();
         if let Ok((raw, _)) = RawCommit::mut_from_prefix(&mut head)
@@ -336,7 +334,7 @@ impl JournalFormat {
         crc32c(crc32c(self.seed, &head), rest)
     }
 
-    /// A descriptor; there are no more tags than [`JournalFormat::tags_per_descriptor`].
+    /// Builds a descriptor of at most [`JournalFormat::tags_per_descriptor`] tags.
     pub fn build_descriptor(&self, sequence: u32, tags: &[Tag]) -> Vec<u8> {
         let mut block = self.start_block(BlockType::Descriptor, sequence);
         for (nth, tag) in tags.iter().enumerate() {
@@ -345,7 +343,7 @@ impl JournalFormat {
             let flags = if tag.escaped { ESCAPED } else { 0 } | same | last;
             self.put_tag(&mut block, tag, flags);
             if nth == 0 {
-                // The identity of the one volume that has this journal: zero, as Linux has it.
+                // UUID of the only volume that uses the journal: zero, as in Linux.
                 block.extend([0; UUID_BYTES]);
             }
         }
@@ -370,7 +368,7 @@ impl JournalFormat {
         into.resize(end, 0);
     }
 
-    /// A revoke block; there are no more blocks than [`JournalFormat::revokes_per_block`].
+    /// Builds a revoke block of at most [`JournalFormat::revokes_per_block`] blocks.
     #[allow(clippy::cast_possible_truncation, reason = "numbers of 32 bits, and lengths of blocks")]
     pub fn revoke_block(&self, sequence: u32, blocks: &[u64]) -> Vec<u8> {
         let mut block = self.start_block(BlockType::Revoke, sequence);
@@ -385,8 +383,8 @@ impl JournalFormat {
         self.finish_block(block)
     }
 
-    /// A commit block; `transaction_sum` is of descriptors and copies, for journals of
-    /// [`JournalChecksums::Commit`].
+    /// Builds a commit block. With [`JournalChecksums::Commit`], `transaction_sum` covers
+    /// descriptors and copies.
     pub fn commit_block(&self, sequence: u32, time: Duration, transaction_sum: u32) -> Vec<u8> {
         let header = self.header(BlockType::Commit, sequence);
         let (kind, len, sum) = match self.sums {
@@ -425,7 +423,7 @@ impl JournalFormat {
         block
     }
 
-    /// Fills a descriptor or a revoke block up, with its tail.
+    /// Pads a descriptor or revoke block and sets its tail.
     fn finish_block(&self, mut block: Vec<u8>) -> Vec<u8> {
         block.resize(self.block_len(), 0);
         if self.has_tails()

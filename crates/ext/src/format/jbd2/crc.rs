@@ -1,7 +1,6 @@
-//! The sum of a whole transaction; all other sums of a journal are those of the volume.
+//! CRC-32 of whole transactions; all other checksums of a journal are CRC-32C.
 
-/// The CRC-32 that takes the highest bit first, going on from `seed`: the sum of a whole
-/// transaction in its commit block.
+/// Continues a big-endian (most significant bit first) CRC-32 from `seed`, as in commit blocks.
 pub fn crc32_be(seed: u32, bytes: &[u8]) -> u32 {
     bytes.iter().fold(seed, |sum, byte| {
         let [high, ..] = sum.to_be_bytes();
@@ -45,7 +44,7 @@ mod tests {
 
     #[test]
     fn the_sum_of_the_digits_is_that_of_the_catalogue() {
-        // Called CRC-32/MPEG-2 there.
+        // Its name there is CRC-32/MPEG-2.
         assert_eq!(crc32_be(!0, b"123456789"), 0x0376_E6E7);
         assert_eq!(crc32_be(crc32_be(!0, b"1234"), b"56789"), 0x0376_E6E7);
     }

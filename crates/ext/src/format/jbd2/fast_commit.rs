@@ -1,15 +1,15 @@
-//! Fast commits: what Linux writes behind the log in place of small transactions.
+//! Fast commits, which Linux writes behind the log instead of small transactions.
 //!
 //! ```text
 //!   block   | head: transaction | record | .. | tail: sum, transaction |   one commit
 //!   block   | record | record | .. | tail |                                the next, and so on
 //! ```
-//! They follow the transaction before the one that they name. All of it is little-endian, unlike
-//! the rest of a journal. A record is | tag | length | value |, and none crosses a block.
+//! They follow the transaction before the one that they name. Unlike the rest of a journal, they
+//! are little-endian. A record is | tag | length | value | within one block.
 //! (`Documentation/filesystems/ext4/journal.rst`.)
 //!
-//! Law: what is read here has any bytes. A commit counts if its sum is right, and behind the first
-//! one that does not count is nothing.
+//! Law: any bytes may be read here. A commit is valid if its checksum matches; everything behind
+//! the first invalid commit is ignored.
 
 use super::crc32c;
 use crate::format::extent::{ENTRY_BYTES, Extent};
@@ -17,63 +17,63 @@ use crate::format::{le16, le32};
 use crate::{InodeNumber, Result};
 
 const HEADER_BYTES: usize = 4;
-/// The tag of a tail.
+/// Tag of a tail.
 const TAIL: u16 = 8;
 const NAME_BYTES: usize = 255;
-/// Of an inode there are at least these.
+/// Minimum bytes of an inode.
 const INODE_BYTES: usize = 128;
 
-/// What a record says is so.
+/// A record of a fast commit.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum FastCommitRecord {
-    /// Blocks of a file are there.
+    /// Blocks mapped in a file.
     AddRange {
-        /// The file.
+        /// File.
         inode: InodeNumber,
-        /// Which blocks, and where.
+        /// The mapped extent.
         extent: Extent,
     },
-    /// A file has no blocks there.
+    /// Blocks unmapped from a file.
     DelRange {
-        /// The file.
+        /// File.
         inode: InodeNumber,
-        /// The first block.
+        /// First file block.
         from: u32,
-        /// How many.
+        /// Number of blocks.
         blocks: u32,
     },
-    /// A name is there, or is gone.
+    /// A dirent that was added or removed.
     Name {
-        /// What became of it.
+        /// Kind of change.
         change: DentryChange,
-        /// The directory.
+        /// Directory.
         dir: InodeNumber,
-        /// What the name leads to, or led to.
+        /// Inode that the name references.
         inode: InodeNumber,
-        /// The name.
+        /// Name.
         name: Vec<u8>,
     },
-    /// An inode, but for its map of extents.
+    /// Contents of an inode, without its extents.
     Inode {
-        /// Which one.
+        /// Inode number.
         inode: InodeNumber,
-        /// Its bytes, those at the end of a large one perhaps missing.
+        /// On-disk bytes of the inode; the end of a large inode may be missing.
         raw: Vec<u8>,
     },
 }
 
-/// What became of a name.
+/// Kind of change of a dirent.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum DentryChange {
-    /// It is the first one of an inode.
+    /// Added as the first name of a new inode.
     Create,
-    /// It is one more.
+    /// Added as a further name.
     Link,
-    /// It is gone.
+    /// Removed.
     Unlink,
 }
 
-/// The kinds of records, and those around them.
+/// Classes of tags.
 #[derive(Clone, Copy)]
 enum TagClass {
     Record,
@@ -82,7 +82,7 @@ enum TagClass {
     Head,
 }
 
-/// Finds out how many records count, block by block.
+/// Scan that counts the valid records, block by block.
 #[derive(Debug)]
 pub struct FastCommitScan {
     transaction: u32,
@@ -95,7 +95,7 @@ pub struct FastCommitScan {
 }
 
 impl FastCommitScan {
-    /// For commits that follow what is before this transaction.
+    /// Creates a scan for commits that follow the transaction before `transaction`.
     pub const fn new(transaction: u32) -> Self {
         Self {
             transaction,
@@ -108,7 +108,7 @@ impl FastCommitScan {
         }
     }
 
-    /// Passes the next block; whether to go on.
+    /// Scans the next block; returns true if the scan may continue.
     pub fn scan_block(&mut self, block: &[u8]) -> bool {
         self.counted_bytes = 0;
         let mut at = 0usize;
@@ -140,7 +140,7 @@ impl FastCommitScan {
             }
             at = end;
         }
-        // What does not fill a block ends in something that fits.
+        // A block that is not full ends with a record or tail.
         let is_filled = at.saturating_add(HEADER_BYTES) > block.len();
         if !is_filled {
             self.look_for_tail(block, at);
@@ -148,8 +148,8 @@ impl FastCommitScan {
         is_filled
     }
 
-    /// Notes whether what is here is a tail but for its tag, length or transaction: with those as
-    /// they should be, its checksum is right.
+    /// Checks for a damaged tail: one whose checksum is valid once its tag, length and transaction
+    /// are corrected.
     fn look_for_tail(&mut self, block: &[u8], at: usize) {
         let Some(len) = block.len().checked_sub(at.saturating_add(HEADER_BYTES)) else { return };
         let Ok(len) = u16::try_from(len) else { return };
@@ -159,24 +159,24 @@ impl FastCommitScan {
         self.has_damaged_tail |= self.has_head && sum == Some(crc32c(self.sum, &tail));
     }
 
-    /// Records that count, from the first one on.
+    /// Returns the number of valid records.
     pub const fn valid_records(&self) -> u64 {
         self.valid_records
     }
 
-    /// Bytes of the last block that was passed, up to the end of the last commit that counts.
+    /// Returns the bytes of the last scanned block up to the end of its last valid commit.
     pub const fn counted_bytes(&self) -> usize {
         self.counted_bytes
     }
 
-    /// Whether a commit ends in a tail that is damaged.
+    /// Returns true if a commit has a damaged tail.
     pub const fn has_damaged_tail(&self) -> bool {
         self.has_damaged_tail
     }
 }
 
-/// Whether a block has a tail of this transaction behind its first bytes, at any place. It is
-/// written once all that it ends is durable, and fills its block.
+/// Returns true if a block has a tail of this transaction anywhere after its first `behind` bytes.
+/// A tail is written once its commit is durable, and fills its block.
 pub fn has_tail(block: &[u8], behind: usize, transaction: u32) -> bool {
     let is_tail = |at: usize| {
         let len = usize::from(le16(block, at.saturating_add(2)).unwrap_or(0));
@@ -189,7 +189,7 @@ pub fn has_tail(block: &[u8], behind: usize, transaction: u32) -> bool {
     (behind..block.len()).any(is_tail)
 }
 
-/// The records of a block.
+/// Iterates over the records of a block.
 pub fn records(block: &[u8]) -> impl Iterator<Item = Result<FastCommitRecord>> + '_ {
     let mut at = 0usize;
     std::iter::from_fn(move || {
@@ -205,7 +205,7 @@ pub fn records(block: &[u8]) -> impl Iterator<Item = Result<FastCommitRecord>> +
     })
 }
 
-/// What is at a place of a block; `None` if nothing is that has its length.
+/// Returns the tag and value at `at`; `None` if the length is invalid.
 fn next(block: &[u8], at: usize) -> Option<(TagClass, &[u8])> {
     let header = block.get(at..at.checked_add(HEADER_BYTES)?)?;
     let len = usize::from(le16(header, 2)?);
@@ -250,7 +250,7 @@ fn record(tag: u16, value: &[u8]) -> Option<FastCommitRecord> {
     })
 }
 
-/// Bytes of a block that a fast commit of this transaction begins with, for tests of others.
+/// Builds the first block of a fast commit, for tests of other modules.
 #[cfg(test)]
 pub(crate) fn block_of(transaction: u32, records: &[(u16, Vec<u8>)], block_bytes: u32) -> Vec<u8> {
     let mut block = Vec::new();
@@ -307,7 +307,7 @@ mod tests {
         assert_eq!(records[2], named(DentryChange::Create));
         assert_eq!(records[3], FastCommitRecord::Inode { inode, raw: vec![7; 160] });
         assert_eq!(records[4], named(DentryChange::Unlink));
-        // One of the transaction before, left over.
+        // A leftover block of the previous transaction.
         assert!(!counting.scan_block(&block_of(6, &some(), 1024)));
         assert_eq!(counting.valid_records(), 5);
     }

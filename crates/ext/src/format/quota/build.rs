@@ -1,4 +1,4 @@
-//! A whole file of quotas, of what owners have.
+//! Building quota files from usage.
 
 #![allow(
     clippy::arithmetic_side_effects,
@@ -15,10 +15,10 @@ use super::{
 };
 use crate::units::{saturating_u32, saturating_usize};
 
-/// How long one may have more than the soft limit: a week, as Linux has it.
+/// Grace period of soft limits: a week, as in Linux.
 const GRACE_SECONDS: u32 = 7 * 24 * 60 * 60;
 
-/// Bytes of a file with entries of these ids, and of no others.
+/// Returns the bytes of a file with entries for exactly these ids.
 pub(crate) fn file_bytes(ids: &BTreeSet<u32>) -> u64 {
     let nodes = |level: u32| {
         let above: BTreeSet<u32> = ids.iter().map(|id| id >> (8 * (LEVELS - level))).collect();
@@ -28,7 +28,7 @@ pub(crate) fn file_bytes(ids: &BTreeSet<u32>) -> u64 {
     (2 + (1..LEVELS).map(nodes).sum::<u64>() + entries) * u64::from(BLOCK_BYTES)
 }
 
-/// A whole file of what these have; none has a limit.
+/// Builds a quota file of this usage, without limits.
 pub(crate) fn build(kind: QuotaType, all: &BTreeMap<u32, Usage>) -> Vec<u8> {
     let block = saturating_usize(BLOCK_BYTES.into());
     // The header and the root.

@@ -1,11 +1,11 @@
-//! Lists of attributes, changed: read whole, changed in memory, and placed again.
+//! Editing of attribute lists: parsed completely, changed in memory, and laid out again.
 //!
 //! ```text
 //!   inode | list ─┐                              ┌─▶ inode | list
 //!                 ├─▶ read ─▶ set, remove ─▶ place
 //!   block | list ─┘                              └─▶ block | list
 //! ```
-//! Law: what the format allows and is not known here is kept, byte for byte.
+//! Law: valid but unknown attributes are preserved byte for byte.
 
 use super::{
     BLOCK_HEAD_BYTES, ENTRY_BYTES, EaInodeRef, MAGIC, NewXattr, block_capacity, encode,
@@ -15,30 +15,29 @@ use crate::format::{le16, le32};
 use crate::ops::XattrSet;
 use crate::{Error, InodeNumber, Result};
 
-/// Lists as they are to be written.
+/// Attribute lists to write.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct XattrLayout {
-    /// The list behind the fields of the inode, as long as the room there; zeros if it is
-    /// empty.
+    /// List behind the fields of the inode, with the length of that area; zeros if empty.
     pub(crate) body: Vec<u8>,
-    /// Whether the inode holds any attribute.
+    /// True if the inode holds any attribute.
     pub(crate) has_inode_xattrs: bool,
-    /// The block of attributes, owned by one inode, if any attribute needs it.
+    /// Xattr block with one owner, if any attribute needs it.
     pub(crate) block: Option<Vec<u8>>,
 }
 
-/// The attributes in the list that starts with `body` inside an inode.
+/// Parses the list in an inode, which starts with `body`.
 ///
 /// # Errors
-/// [`Error::Corrupt`] if the list is damaged: it must not be written again.
+/// [`Error::Corrupt`] for a damaged list, which must not be rewritten.
 pub(crate) fn read_body(body: &[u8]) -> Result<Vec<NewXattr>> {
     read(body, body)
 }
 
-/// The attributes in a block.
+/// Parses the list in an xattr block.
 ///
 /// # Errors
-/// [`Error::Corrupt`] without the magic number, or if the list is damaged.
+/// [`Error::Corrupt`] if the magic number is wrong or the list is damaged.
 pub(crate) fn read_block(block: &[u8]) -> Result<Vec<NewXattr>> {
     match (le32(block, 0), le32(block, 8), block.get(BLOCK_HEAD_BYTES..)) {
         (Some(MAGIC), Some(1), Some(entries)) => read(entries, block),
@@ -49,7 +48,7 @@ pub(crate) fn read_block(block: &[u8]) -> Result<Vec<NewXattr>> {
 fn read(entries: &[u8], values: &[u8]) -> Result<Vec<NewXattr>> {
     let mut list = Vec::new();
     let mut rest = entries;
-    // A list may also end with the space it is in. Each turn goes on by an entry.
+    // A list may also end with its buffer. Each iteration advances by an entry.
     while le32(rest, 0).is_some_and(|first| first != 0) {
         let attribute =
             entry(rest, values).ok_or(Error::corrupt("extended attribute: entry or value"))?;
@@ -74,7 +73,7 @@ fn entry(head: &[u8], values: &[u8]) -> Option<NewXattr> {
 /// Adds or replaces an attribute.
 ///
 /// # Errors
-/// [`Error::Exists`] or [`Error::NoAttribute`] as `how` says; the list is as before.
+/// [`Error::Exists`] or [`Error::NoAttribute`] as `how` demands; the list is unchanged.
 pub(crate) fn set(list: &mut Vec<NewXattr>, new: NewXattr, how: XattrSet) -> Result<()> {
     match (list.iter_mut().find(|old| old.same_name(&new)), how) {
         (Some(_), XattrSet::Create) => Err(Error::Exists),
@@ -101,11 +100,11 @@ pub(crate) fn remove(list: &mut Vec<NewXattr>, name: &[u8]) -> Result<()> {
     if list.len() == before { Err(Error::NoAttribute) } else { Ok(()) }
 }
 
-/// Places attributes: what belongs to the contents inside the inode, the others in their order inside the inode, whose list has `body_bytes`, and those
-/// that do not fit in a block. Should they not fit so, the largest go inside first.
+/// Lays out attributes: inline data first, then the others in order, in the inode list of
+/// `body_bytes`. The rest goes to a block. If that fails, the largest go to the inode first.
 ///
 /// # Errors
-/// [`Error::NoSpace`] if inode and block cannot hold them.
+/// [`Error::NoSpace`] if they do not fit.
 pub(crate) fn lay_out(
     attributes: &[NewXattr],
     body_bytes: usize,
@@ -120,7 +119,7 @@ pub(crate) fn lay_out(
         .ok_or(Error::NoSpace)?;
     let in_body = !body.is_empty();
     let none = vec![0; body.len()];
-    // In this order the kernel keeps the entries of a block.
+    // The kernel's order of entries in a block.
     block.sort();
     Ok(XattrLayout {
         body: encode(&body, &none, body_bytes, 0),
@@ -129,13 +128,13 @@ pub(crate) fn lay_out(
     })
 }
 
-/// Those for the inode and those for the block; `None` if the block cannot hold the latter.
+/// Splits the list between inode and block; `None` if the block is too small.
 fn split_inode_and_block(
     attributes: &[&NewXattr],
     body_bytes: usize,
     block_bytes: u32,
 ) -> Option<(Vec<NewXattr>, Vec<NewXattr>)> {
-    // A list ends with four zeros.
+    // Four zeros end a list.
     let mut in_body = body_bytes.saturating_sub(4);
     let mut in_block = block_capacity(block_bytes);
     let (mut body, mut block) = (Vec::new(), Vec::new());
@@ -251,7 +250,7 @@ mod tests {
         let placed = lay_out(std::slice::from_ref(&small), 92, 1024).unwrap();
         assert!(placed.has_inode_xattrs && placed.block.is_none());
         assert_eq!(placed.body, encode_body(std::slice::from_ref(&small), 256));
-        // 40 bytes inside leave no room for 80 more, and the block has room for all but 40.
+        // 40 bytes in the inode leave too little for 80 more, and the block holds all but 40.
         let (big, huge) = (new(b"user.b", &[2; 56]), new(b"user.h", &[3; 920]));
         assert_eq!(block_capacity(1024) - huge.entry_and_value_bytes(), 48);
         let placed = lay_out(&[small.clone(), big.clone(), huge.clone()], 92, 1024).unwrap();

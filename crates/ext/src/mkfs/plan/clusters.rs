@@ -1,5 +1,4 @@
-//! Runs of files in clusters: a block of a file lies in its cluster where it would lie in one of
-//! the file.
+//! File runs in clusters: a block has the same offset in its disk cluster as in its file cluster.
 //!
 //! ```text
 //!   file      | . . d d | d . . . |    (4 blocks of a cluster)
@@ -9,7 +8,7 @@
 
 use super::DiskRun;
 
-/// The clusters of a file that its runs lie in: the first, and how many; rising.
+/// Returns the file clusters that the runs touch, ascending: first cluster, and count.
 pub(super) fn touched_clusters(runs: &[(u32, u32)], ratio: u64) -> Vec<DiskRun> {
     let mut all: Vec<DiskRun> = vec![];
     for (from, blocks) in runs.iter().filter(|run| run.1 > 0) {
@@ -23,14 +22,14 @@ pub(super) fn touched_clusters(runs: &[(u32, u32)], ratio: u64) -> Vec<DiskRun> 
     all
 }
 
-/// Where the blocks of the runs are, whose clusters are `touched` and lie in `taken`.
+/// Returns the disk blocks of the runs, whose clusters are `touched` and allocated at `taken`.
 pub(super) fn runs_in_clusters(
     runs: &[(u32, u32)],
     touched: &[DiskRun],
     taken: &[DiskRun],
     ratio: u64,
 ) -> Option<Vec<DiskRun>> {
-    // By the block of the file at which it begins: a stretch of whole clusters.
+    // Stretches of whole clusters, by their first file block.
     let mut stretches: Vec<(u64, DiskRun)> = vec![];
     let mut taken = taken.iter().copied();
     let mut place = (0, 0);
@@ -65,18 +64,18 @@ pub(super) fn runs_in_clusters(
     Some(found)
 }
 
-/// The first block of each cluster.
+/// Returns the first block of each cluster.
 pub(super) fn cluster_starts(taken: &[DiskRun], ratio: u64) -> impl Iterator<Item = DiskRun> {
     let starts = taken.iter().flat_map(move |(start, count)| {
         (0..count / ratio).map(move |nth| (start + nth * ratio, 1))
     });
-    // Neighbours are one run where a block is a cluster.
+    // With one block per cluster, runs stay merged.
     let merges = ratio == 1;
     let whole = taken.iter().copied().filter(move |_| merges);
     whole.chain(starts.filter(move |_| !merges))
 }
 
-/// The first `blocks` of some.
+/// Returns the first `blocks` blocks of the runs.
 pub(super) fn truncate_runs(places: Vec<DiskRun>, mut blocks: u64) -> Vec<DiskRun> {
     let mut kept = vec![];
     for (start, count) in places {

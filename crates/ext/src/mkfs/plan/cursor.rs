@@ -1,20 +1,20 @@
-//! Blocks, given out in rising order: space is skipped only while what is left holds everything
-//! that is to come.
+//! Block allocation in ascending order: space is skipped only if the rest holds everything that
+//! remains.
 
 use super::super::layout::Layout;
 use super::super::tables::FreeRanges;
 use super::DiskRun;
 
-/// Gives out blocks in rising order.
+/// Block allocator that works in ascending order.
 pub(super) struct BlockCursor<'a> {
     layout: &'a Layout,
     pub(super) space: FreeRanges,
     pub(super) next: u64,
-    /// Free blocks from here to the end.
+    /// Free blocks from the cursor to the end.
     pub(super) left: u64,
-    /// Blocks that are yet to be given out.
+    /// Blocks still to be allocated.
     pub(super) blocks_outstanding: u64,
-    /// Blocks that maps may need beyond that: one where a range ends.
+    /// Further blocks that maps may need: one per end of a free range.
     pub(super) map_reserve: u64,
 }
 
@@ -26,7 +26,7 @@ impl<'a> BlockCursor<'a> {
         cursor
     }
 
-    /// Begins anew, with the first block that is free.
+    /// Restarts at the first free block.
     pub(super) fn start(&mut self) {
         self.next = 0;
         self.left = self.space.free_in(0, self.layout.super_.blocks);
@@ -36,13 +36,13 @@ impl<'a> BlockCursor<'a> {
         };
     }
 
-    /// Takes blocks out of turn.
+    /// Allocates blocks at `goal`, independent of the cursor.
     pub(super) fn take_from(&mut self, goal: u64, blocks: u64) -> Option<Vec<DiskRun>> {
         self.left = self.left.checked_sub(blocks)?;
         self.space.take_from(goal, blocks)
     }
 
-    /// The range that blocks are given out from.
+    /// Returns the free range at the cursor.
     pub(super) fn current_range(&self) -> Option<DiskRun> {
         self.space.from(self.next)
     }
@@ -51,7 +51,7 @@ impl<'a> BlockCursor<'a> {
         self.left.saturating_sub(blocks) >= self.blocks_outstanding + self.map_reserve
     }
 
-    /// Moves to the next range if `blocks` are one run there and not here.
+    /// Moves to the next range if `blocks` fit there as one run and not here.
     pub(super) fn skip_to_fit(&mut self, blocks: u64) {
         let Some((start, end)) = self.current_range() else { return };
         if blocks <= end - start {
@@ -64,7 +64,7 @@ impl<'a> BlockCursor<'a> {
         }
     }
 
-    /// Moves to a later place if there is room to spare.
+    /// Moves to a later block if there is spare space.
     pub(super) fn advance_to(&mut self, place: u64) {
         let skipped = self.space.free_in(self.next, place);
         if place > self.next && self.can_skip(skipped) {

@@ -1,5 +1,4 @@
-//! What a tree needs before anything is placed: blocks, inodes, and which contents have room in
-//! their inodes.
+//! Requirements of a tree before placement: blocks, inodes, and inline contents.
 
 use std::collections::{BTreeSet, HashMap};
 
@@ -14,24 +13,24 @@ use crate::format::quota::{self, QuotaType as Quota};
 use crate::format::xattr::{NewXattr, inode_capacity};
 use crate::units::{saturating_u32, saturating_usize};
 
-/// Names that one inode can have.
+/// Maximum link count.
 const LINK_MAX: u32 = 65_000;
 
-/// What a tree needs before anything is placed.
+/// Requirements of a tree before placement.
 #[derive(Clone)]
 pub(super) struct TreeRequirements {
     pub(super) placed: Vec<NodePlacement>,
     pub(super) blocks: u64,
-    /// Of files that are not in the tree.
+    /// Inodes of system files.
     pub(super) inodes: u32,
-    /// Blocks of files with values of attributes.
+    /// Blocks of EA inodes.
     pub(super) value_blocks: u64,
-    /// Bytes of files that are made of what is in the tree.
+    /// Bytes of the quota files.
     pub(super) quotas: Vec<(Quota, u64)>,
 }
 
 impl TreeRequirements {
-    /// Blocks of files that no name leads to.
+    /// Returns the blocks of system files.
     pub(super) fn system_file_blocks(&self, layout: &Layout) -> u64 {
         let quotas =
             self.quotas.iter().map(|(_, bytes)| layout.blocks_with_map(layout.blocks_of(*bytes)));
@@ -39,7 +38,7 @@ impl TreeRequirements {
     }
 }
 
-/// Walks the tree and counts what it needs.
+/// Walks the tree and counts its requirements.
 pub(super) fn measure_tree(layout: &Layout, tree: &Tree) -> Result<TreeRequirements> {
     let mut walk = TreeMeasurer {
         layout,
@@ -89,16 +88,16 @@ struct TreeMeasurer<'a> {
     style: DirectoryFormat,
     lost_found: Option<NodeId>,
     needs: TreeRequirements,
-    /// By the number of a node, where among the placed it is.
+    /// Index of the placement, by node number.
     node_placement: Vec<Option<usize>>,
-    /// Attributes in blocks of their own, and how many inodes have them.
+    /// Number of owners of each shared attribute list.
     shared: HashMap<&'a [NewXattr], u32>,
-    /// Users and groups that have something.
+    /// Users and groups with usage.
     owners: [BTreeSet<u32>; 2],
 }
 
 impl<'a> TreeMeasurer<'a> {
-    /// Counts a directory with all that is in it but directories, which are returned.
+    /// Counts a directory and its entries; returns its subdirectories.
     fn directory(&mut self, dir: NodeId, parent: NodeId) -> Result<Vec<NodeId>> {
         if self.node_placement(dir).is_none() {
             self.add_node(dir, parent, 2)?;
@@ -168,7 +167,7 @@ impl<'a> TreeMeasurer<'a> {
         Ok(())
     }
 
-    /// Counts the block that attributes beyond the inode's room need; how many it has room for.
+    /// Counts the xattr block for attributes beyond the inode; returns the number in the inode.
     fn attributes(&mut self, id: NodeId) -> Result<u32> {
         let tree = self.tree;
         let all = &tree.node(id).attributes[..];
@@ -191,7 +190,7 @@ impl<'a> TreeMeasurer<'a> {
         Ok(saturating_u32(in_body as u64))
     }
 
-    /// Blocks for what a node holds, and with those of its map.
+    /// Returns the blocks of a node's contents, and the same with their map.
     fn contents(&self, id: NodeId) -> Result<(u64, u64)> {
         let what = &self.tree.node(id).what;
         let block_bytes = self.layout.super_.block_bytes;
@@ -214,7 +213,7 @@ impl<'a> TreeMeasurer<'a> {
         let blocks = owned + self.layout.map_blocks(&runs) * ratio;
         let huge = self.layout.options.read_only_compatible.contains(ReadOnlyCompatible::HUGE_FILE);
         let bits = if huge { 48 } else { 32 };
-        // `i_blocks` counts sectors; one block may come for attributes.
+        // `i_blocks` counts sectors; an xattr block may be added.
         if (blocks + ratio) * u64::from(block_bytes / 512) >= 1 << bits {
             let what = "more data than an inode can count; the feature huge_file helps (-O)";
             return Err(tree_error(self.tree, id, what));
@@ -222,7 +221,7 @@ impl<'a> TreeMeasurer<'a> {
         Ok((data, blocks))
     }
 
-    /// Whether the contents of a node are in its inode, with all its attributes.
+    /// Returns true if the contents of a node are inline, with all attributes in the inode.
     fn is_inline(&self, id: NodeId, in_body: u32) -> bool {
         let node = self.tree.node(id);
         let has_feature = self.layout.options.incompatible.contains(Incompatible::INLINE_DATA);
@@ -231,7 +230,7 @@ impl<'a> TreeMeasurer<'a> {
             return false;
         }
         let len = match &node.what {
-            // These two e2fsck and others expect in blocks.
+            // e2fsck and others expect these two in blocks.
             NodeKind::Directory if id == NodeId::ROOT || Some(id) == self.lost_found => {
                 return false;
             }
@@ -240,7 +239,7 @@ impl<'a> TreeMeasurer<'a> {
                 inline_data::directory_bytes(names)
             }
             NodeKind::File { size_bytes, .. } => *size_bytes,
-            // Linux makes no targets there, and e2fsck does not count them in quotas.
+            // Linux creates no inline symbolic links, and e2fsck does not count them in quotas.
             _ => return false,
         };
         let taken = node.attributes.iter().map(NewXattr::entry_and_value_bytes).sum();
@@ -248,10 +247,10 @@ impl<'a> TreeMeasurer<'a> {
         inline_data::xattr_bytes_needed(len) <= room as u64
     }
 
-    /// How long a file can be.
+    /// Returns the maximum file size.
     fn max_file_bytes(&self) -> u64 {
         let block_bytes = self.layout.super_.block_bytes;
-        // The last number of a block of a file is kept for the end.
+        // The last file block number is reserved.
         let numbers = (u64::from(block_bytes) << 32) - u64::from(block_bytes);
         match self.layout.options.extents() {
             true => numbers,
