@@ -1,13 +1,13 @@
 //! Read-only check of a whole volume.
 //!
 //! ```text
-//!   0 superblock, groups        where everything is                layout · orphans
-//!   1 inode tables, block maps  which inode claims which block     inodes · blocks · attributes
-//!                               and where two claim one            twice
-//!   2 directory blocks          which directory names which inode  entries · tree
-//!   3 directories               reached from the root?             connect
-//!   4 link counts               as many as names?                  counts
-//!   5 bitmaps and counters      as passes 0 to 2 found them?       counts · quota
+//!   0 superblock, groups        locations of all structures        layout · orphans
+//!   1 inode tables, block maps  claims of blocks by inodes         inodes · blocks · xattrs
+//!                               and multiply claimed blocks        multiply_claimed
+//!   2 directory blocks          references from names to inodes    entries · htree
+//!   3 directories               reachable from the root?           connectivity
+//!   4 link counts               equal to the names?                counts
+//!   5 bitmaps and counters      equal to the result of 0 to 2?     counts · quota
 //! ```
 //! Law 1: threads share the work of passes 1 and 2. They share only bit sets, one word per inode,
 //! and the problem log. The verdict does not depend on their order; of files that share an indirect

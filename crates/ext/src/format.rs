@@ -1,7 +1,7 @@
 //! On-disk structures of ext2, ext3 and ext4.
 //!
 //! ```text
-//!   bytes ──▶ Raw* (field names of the format manual, any bytes) ──check──▶ meaning
+//!   bytes ──▶ Raw* (field names of the format manual, any bytes) ──check──▶ checked type
 //! ```
 //!
 //! Law 1: a `Raw*` type is bytes with field names; its only logic is validation.

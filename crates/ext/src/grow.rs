@@ -2,8 +2,8 @@
 //! reserved GDT blocks; beyond these they are spread (`meta_bg`).
 //!
 //! ```text
-//!   before   | super | descriptors | reserve ........... | .. | last group, cut |
-//!   after    | super | descriptors ....... | reserve ... | .. | last group .... | new | new |
+//!   before   | super | descriptors | reserved GDT ...... | .. | last group, partial |
+//!   after    | super | descriptors ....... | reserved .. | .. | last group ........ | new | new |
 //!                                    └── never moves ──┘
 //! ```
 //! Law 1: everything is known to fit before a byte is written, the length of a file included.

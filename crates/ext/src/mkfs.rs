@@ -1,10 +1,10 @@
 //! Formatting: | rules ──▶ layout | tree + layout ──▶ plan | plan ──▶ disk |
 //!
 //! ```text
-//!   Options, size ──Layout::new──▶ Layout     groups, tables, reserves: mke2fs's rules
-//!   Layout        ──tables───────▶ Space      where bitmaps and inodes lie, and what is left
-//!   Tree          ──Plan::new────▶ Plan       which inode and which blocks each node has
-//!   Plan, Disk    ──write────────▶ a volume   large requests, several threads
+//!   Options, size ──Layout::new──▶ Layout      groups, tables, reserved GDT: mke2fs's rules
+//!   Layout        ──tables───────▶ FreeRanges  locations of bitmaps and tables, free blocks
+//!   Tree          ──VolumePlan───▶ VolumePlan  inode and blocks of each node
+//!   plan, Disk    ──write────────▶ a volume    large requests, several threads
 //! ```
 //! Law 1: nothing is written before everything is known to fit.
 //! Law 2: the superblock of group 0 is wiped first and written last, each with a flush: an

@@ -2,7 +2,7 @@
 //! change.
 //!
 //! ```text
-//!   superblock, descriptors ─▶ Whole ─▶ ToBe: superblock, groups ─▶ Redo ─▶ one change
+//!   superblock, descriptors ─▶ OfflineVolume ─▶ PlannedVolume ─▶ RedoLog ─▶ one atomic change
 //! ```
 //! Law: every structure is verified when read, and refused if damaged; a change never guesses.
 

@@ -1,11 +1,11 @@
 //! Redo log: atomic offline change of an unmounted volume.
 //!
 //! ```text
-//!   1  blocks that are free now     contents that move, and the log: (home, bytes) ..
-//!   2  superblock, one sector       the change counts: feature `unfinished`, and where the log is
-//!   3  homes                        the log is put in place
-//!   4  superblock, other sector     what is there, sealed for the first one as it is
-//!   5  superblock, one sector       as it is to be, without `unfinished`
+//!   1  blocks free before the change    moved contents, and the redo log: (home, bytes) ..
+//!   2  superblock, first sector         commit point: feature `unfinished`, location of the log
+//!   3  home blocks                      written from the log
+//!   4  superblock, second sector        new contents; checksum valid with the first sector
+//!   5  superblock, first sector         new contents, without `unfinished`
 //! ```
 //! Each step is durable before the next.
 //!

@@ -2,8 +2,8 @@
 //! change, and checksums are recomputed.
 //!
 //! ```text
-//!   each inode in use ─▶ its map: runs, nodes ─▶ moved where they must ─▶ new map ─▶ inode
-//!                        its names: new numbers      its attributes: block, numbers of values
+//!   each used inode ─▶ its map: runs, nodes ─▶ moved if necessary ─▶ new map ─▶ inode
+//!                      its names: new numbers    its attributes: xattr block, EA inode numbers
 //!   then each group: bitmaps, counts ─▶ descriptors ─▶ superblock
 //! ```
 //! Law 1: used blocks are written only through the redo log (`redo`): until it commits, the volume

@@ -2,9 +2,9 @@
 //! numbers, and the groups are removed.
 //!
 //! ```text
-//!   before   | super | descriptors | reserve | .. files .. | free | files | free | files |
+//!   before   | super | descriptors | res. GDT| .. files .. | free | files | free | files |
 //!                                                  ▲──────────────────┘              │
-//!   after    | super | descr. | reserve ..   | .. files .. files ◀───────────────────┘
+//!   after    | super | descr. | reserved GDT | .. files .. files ◀───────────────────┘
 //! ```
 //! Law 1: a dry run of everything, the redo log included, precedes the first write.
 //! Law 2: data moves to free blocks first; all pointers to it change atomically (`redo`).

@@ -2,9 +2,9 @@
 //! during replay.
 //!
 //! ```text
-//!   mke2fs -O fast_commit ─ mount ─ full commit ─ work, each piece fsynced ─ shut down ─┬ kernel
-//!                                                                                       ├ we, read
-//!                                                                                       └ we, write
+//!   mke2fs -O fast_commit ─ mount ─ full commit ─ work with fsyncs ─ shut down ─┬ replay: kernel
+//!                                                                               ├ ours, in memory
+//!                                                                               └ ours, on disk
 //! ```
 
 mod common;

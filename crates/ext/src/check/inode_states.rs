@@ -1,7 +1,7 @@
 //! State of each inode in one word: type, and links minus names.
 //!
 //! ```text
-//!   | used 1 | kind 3 | links of the inode less names found, from 2^27 on, 28 bits |
+//!   | used 1 | file type 3 | link count minus names found, biased by 2^27, 28 bits |
 //! ```
 
 use std::sync::atomic::{AtomicU32, Ordering};

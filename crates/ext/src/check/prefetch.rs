@@ -1,9 +1,9 @@
 //! Prefetch of scattered metadata, so that the checker does not wait for single blocks.
 //!
 //! ```text
-//!   a stretch of an inode table ──▶ nodes of maps, attributes      while its inodes are looked at
-//!   some directories            ──▶ their blocks                   while those before are
-//!   some groups                 ──▶ their bitmaps                  while those before are
+//!   part of an inode table ──▶ map nodes, xattr blocks      while its inodes are checked
+//!   some directories       ──▶ their blocks                while the previous ones are checked
+//!   some groups            ──▶ their bitmaps               while the previous ones are checked
 //! ```
 //! Law: nothing is decided here. A needless prefetch costs a read; a missing one is read on demand.
 //! The store limits the reads in flight.

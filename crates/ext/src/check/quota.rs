@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   file     | head | root | blocks of 1 KiB ..        i_blocks and the file's own tree are pass 1
-//!   tree     root ─▶ node ─▶ node ─▶ node ─▶ leaf      by the bytes of the number, highest first
+//!   tree     root ─▶ node ─▶ node ─▶ node ─▶ leaf      by the bytes of the id, highest first
 //!   leaf     | head | entry of 72 bytes ..
 //! ```
 //! Law: a block of the file is visited once, however many references it has.

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   disk, version 1   | 1 | tag perm | tag perm id | ..   id only of named users and groups
-//!   Linux, version 2  | 2 | tag perm id | ..              id -1 where there is none
+//!   Linux, version 2  | 2 | tag perm id | ..              id -1 for none
 //! ```
 //! The list and the mode of its inode share entries; POSIX.1e, draft 17, sections 23.1.3 and
 //! 23.1.4, keeps them in step:

@@ -1,7 +1,7 @@
 //! Case-insensitive names: folding before comparison and hashing.
 //!
 //! ```text
-//!   name ──▶ decompose, fold case, decompose ──▶ leave out what is ignorable ──▶ order marks
+//!   name ──▶ decompose, fold case, decompose ──▶ drop ignorable characters ──▶ order marks
 //! ```
 //! Volumes use the tables of Unicode 12.1. Unicode's stability policies keep decomposition and
 //! folding of existing characters in newer versions, so the libraries' newer tables serve.

@@ -1,10 +1,10 @@
 //! Checksums of metadata: CRC-32C over a seed, the owner of a structure, and its bytes.
 //!
 //! ```text
-//!   volume's seed = UUID, or what the superblock says it was when the volume was made
-//!     ├─ superblock                                    (begins anew, without the seed)
-//!     ├─ bitmaps · attribute block with its number · descriptor with its group's number
-//!     └─ inode number, generation ── inode · directory block · node of a hash tree · extents
+//!   volume's seed = checksum of the UUID, or `s_checksum_seed`
+//!     ├─ superblock                                    (starts without the seed)
+//!     ├─ bitmaps · xattr block with its number · descriptor with its group's number
+//!     └─ inode number, generation ── inode · directory block · htree node · extent node
 //! ```
 //! (`Documentation/filesystems/ext4/checksums.rst`.) A change to a structure that shares its block
 //! sets its checksum at once. Checksums of whole blocks are set when the block is queued.

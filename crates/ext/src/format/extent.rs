@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   | magic entries max depth generation | entry .. entry | free | checksum (not in the inode) |
-//!   depth 0: entry = file block, length, place        depth > 0: entry = file block, node below
+//!   depth 0: entry = file block, length, disk block   depth > 0: entry = file block, node below
 //! ```
 //! (`Documentation/filesystems/ext4/ifork.rst`.) Law: the entries of an [`ExtentNode`] are sorted,
 //! do not overlap, and are no more than its bytes hold.

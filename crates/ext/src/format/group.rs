@@ -1,7 +1,7 @@
 //! Group descriptors: locations of each group's bitmaps and inode table.
 //!
 //! ```text
-//!   classic   | super | all descriptor blocks | ...        in group 0, copies elsewhere
+//!   classic   | super | all descriptor blocks | ...        in group 0, copies in backups
 //!   meta_bg   | super?| one descriptor block  | ...        in the first group it describes
 //! ```
 

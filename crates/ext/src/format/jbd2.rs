@@ -3,7 +3,7 @@
 //! ```text
 //!   log block 0   first                                              len
 //!   | superblock | descriptor: tag tag tag | copy | copy | copy | commit | revoke | ..
-//!                        each tag names the block of the volume that a copy is of
+//!                        each tag holds the home block of a copy
 //! ```
 //! A copy that begins with the journal's magic number has its first four bytes zeroed and its tag
 //! flagged (escaped). The features of the journal decide the length of a tag and the checksums.

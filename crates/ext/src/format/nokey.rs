@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   name on disk   | ciphertext: 1 to 255 bytes                                        |
-//!   shown as       base64url( hash of the name (4) | second hash (4) | ciphertext      )
+//!   no-key name    base64url( hash of the name (4) | second hash (4) | ciphertext      )
 //!                  base64url( .. | first 149 bytes | SHA-256 of the rest (32)          )
 //! ```
 //! (`Documentation/filesystems/fscrypt.rst`.) The encoding is deterministic, so that a no-key name

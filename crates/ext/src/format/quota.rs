@@ -3,8 +3,8 @@
 //! ```text
 //!   | header | root | references, entries, unused ..                     blocks of 1,024 bytes
 //!   root ─ bits 24-31 of the id ▶ node ─ 16-23 ▶ node ─ 8-15 ▶ node ─ 0-7 ▶ 14 entries
-//!   header ─▶ first block of entries that is not full ⇄ next ..
-//!          ─▶ first block that is unused ─▶ next ..
+//!   header ─▶ first block of entries with a free entry ⇄ next ..
+//!          ─▶ first free block ─▶ next ..
 //! ```
 //! Law: a lookup has four steps, whatever the references say. A reference or list entry that points
 //! to the root or beyond the file is damage.

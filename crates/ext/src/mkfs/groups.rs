@@ -1,8 +1,8 @@
 //! Writing of bitmaps, inode tables, descriptors and superblocks.
 //!
 //! ```text
-//!   each group: what is free ─▶ bitmaps, counts, flags ─▶ descriptor, sealed
-//!               inodes, sealed ─▶ the written part of its table
+//!   each group: free ranges ─▶ bitmaps, counts, flags ─▶ descriptor with checksum
+//!               inodes with checksums ─▶ the written part of its table
 //! ```
 //! Law: groups with nothing but metadata are flagged uninitialized, and their bitmaps are not
 //! written. This needs descriptor checksums, and excludes the last group.

@@ -1,8 +1,8 @@
 //! Volume layout by mke2fs's rules, learnt from its output.
 //!
 //! ```text
-//!   group   | super | descriptors | reserve | block bitmap | inode bitmap | inodes .. | blocks ..
-//!             └──── group 0 and backups ───┘  └ where these are of the groups is in `tables` ┘
+//!   group   | super | descr. | reserved GDT | block bitmap | inode bitmap | inodes .. | blocks ..
+//!             └──── group 0 and backups ───┘  └──── locations of all groups: `tables` ────────┘
 //! ```
 //! Law: `dumpe2fs` shows the same as for a volume of mke2fs with the same arguments; the tests
 //! compare byte for byte.

@@ -2,8 +2,8 @@
 //!
 //! ```text
 //!   order    dir, its files .. , then each directory below it, likewise
-//!   inodes   ──────▶ rising          both cursors only move on; each waits for the other at the
-//!   blocks   ──────▶ rising          start of a directory, if the volume has room to spare
+//!   inodes   ──────▶ ascending       both cursors only advance; at the start of a directory the
+//!   blocks   ──────▶ ascending       lagging one catches up, if the volume has spare space
 //! ```
 //! Law 1: a file is one run if a large enough free range exists. Indirect blocks precede the data
 //! they point to; extent nodes follow it.

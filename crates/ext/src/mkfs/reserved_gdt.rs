@@ -1,7 +1,7 @@
 //! Reserved GDT blocks: space behind the descriptors for growth, owned by the resize inode.
 //!
 //! ```text
-//!   inode 7 ─▶ top ─▶ each reserved block of group 0 ─▶ its copies in the groups that have them
+//!   inode 7 ─▶ dind block ─▶ each reserved block of group 0 ─▶ its copies in backup groups
 //! ```
 
 use super::layout::Layout;

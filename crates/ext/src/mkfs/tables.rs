@@ -1,9 +1,9 @@
 //! Placement of each group's bitmaps and inode table, and the free ranges.
 //!
 //! ```text
-//!   each its own   | copies | block bitmap | inode bitmap | inode table | ..
+//!   without flex   | copies | block bitmap | inode bitmap | inode table | ..
 //!   flex groups    | copies | block bitmaps of 16 groups | inode bitmaps | inode tables | ..
-//!   packed         the same, of all groups
+//!   packed         like flex groups, with all groups in one
 //! ```
 //! The tables of a flex group skip structures in their way, such as backups. mke2fs's rules are
 //! followed, even the odd ones: a last flex group of one group leaves as much space as a full one.

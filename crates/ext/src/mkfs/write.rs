@@ -1,7 +1,7 @@
 //! Writing of a plan: contents in disk order, then the tables, then the superblock.
 //!
 //! ```text
-//!   wipe ─flush─▶ contents (threads fill, the disk writes) ─▶ tables of each group ─flush─▶ super ─flush
+//!   wipe ─flush─▶ contents (threads fill buffers, the disk writes) ─▶ tables ─flush─▶ super ─flush
 //! ```
 //! Contents of a sequential source are written last, in batches: read in source order, written in
 //! disk order.

@@ -1,7 +1,7 @@
 //! Reserved GDT blocks, and the resize inode (7), which owns them.
 //!
 //! ```text
-//!   inode 7 ─▶ top: a pointer for each reserved block of group 0 ─▶ its copies in other groups
+//!   inode 7 ─▶ dind block: a pointer per reserved block of group 0 ─▶ its copies in other groups
 //! ```
 
 #![allow(

@@ -1,8 +1,8 @@
 //! Combinations of features, one per line, and known failures.
 //!
 //! ```text
-//! what mke2fs is told [: what tune2fs is told before the volume is filled]
-//!                     [| what tune2fs is told after it]
+//! options of mke2fs [: options of tune2fs before the volume is filled]
+//!                   [| options of tune2fs afterwards]
 //! ```
 
 /// Every feature by itself, and with its usual companions.

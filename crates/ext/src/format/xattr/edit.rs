@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   inode | list ─┐                              ┌─▶ inode | list
-//!                 ├─▶ read ─▶ set, remove ─▶ place
+//!                 ├─▶ read ─▶ set, remove ─▶ lay out
 //!   block | list ─┘                              └─▶ block | list
 //! ```
 //! Law: valid but unknown attributes are preserved byte for byte.

@@ -3,7 +3,7 @@
 //! ```text
 //!   file      | . . d d | d . . . |    (4 blocks of a cluster)
 //!   touched   |    0    |    1    |
-//!   taken     |   96    |   104   | ─▶ d d at 98, d at 104
+//!   allocated |   96    |   104   | ─▶ d d at 98, d at 104
 //! ```
 
 use super::DiskRun;
