@@ -5,10 +5,9 @@
 //!   shrink   what lies behind the new end is moved, then as above, the other way round
 //! ```
 //!
-//! Law 1: writing the first copies of the superblock switches to the new size. The copies at the
-//! new end are written before, and are invalid until then. Those at the old end are never written
-//! again.
-//! Law 2: segments keep their addresses; growing moves nothing.
+//! Law 1: writing the first copies of the superblock switches to the new size. Those at the new end
+//! are written before, and invalid until then; those at the old end are never written again.
+//! Law 2: segments keep their addresses; a store grows without moves.
 //! Law 3: a new size that is too small is refused before anything is moved.
 #![allow(
     clippy::arithmetic_side_effects,

@@ -20,9 +20,9 @@ use crate::recovery::open_degraded;
 use crate::store::OpenOptions;
 use crate::{Error, Group, NewObject, ObjectId, Result, Store};
 
-/// What is gathered for one group, in bytes.
+/// Bytes of one group.
 const GROUP_BYTES: usize = 1 << 20;
-/// What is read of an object at once, in bytes; where that fails, by pieces.
+/// Bytes of one read of an object; if it fails, single blocks are read.
 const READ_BYTES: u64 = 1 << 20;
 
 /// Result of a salvage.

@@ -5,8 +5,7 @@
 //!                                    │ for groups │ to give up │ upkeep  │
 //! ```
 //!
-//! Law 1: every admitted group leaves space for the checkpoint after it, so that the store can be
-//! opened and can free space.
+//! Law 1: each group leaves space for the checkpoint after it: the store opens, and can free space.
 //! Law 2: groups that only free space may use the delete reserve; others are refused before it is
 //! touched.
 //! Law 3: repeating a refused request costs nothing.
@@ -76,8 +75,7 @@ impl Core {
         u64::from(self.checkpoints.superblock.geometry.segment_bytes)
     }
 
-    /// Returns the segments that a checkpoint would take now. The cleaner's copies are in the log,
-    /// too.
+    /// Returns the segments that a checkpoint would take now, with the cleaner's copies.
     pub fn due(&self) -> usize {
         // On the disk a pair takes at most half of its memory.
         let run_bytes = self.levels.unwritten_bytes() as u64 / 2;

@@ -234,8 +234,7 @@ impl SegmentTable {
         self.all.iter_mut().for_each(|segment| segment.since = 0);
     }
 
-    /// Marks closed segments without live bytes and without log after `seq` as emptied; returns
-    /// them.
+    /// Marks segments without live bytes or log after `seq` as emptied; returns them.
     pub fn empty(&mut self, seq: u64) -> Vec<u32> {
         let mut emptied = vec![];
         for (number, segment) in (0..).zip(&mut self.all) {
