@@ -1,4 +1,5 @@
 //! Bucket API: six kinds of requests, and their errors.
+//!
 //! Law 1: an object is visible as a whole or not at all.
 //! Law 2: every later request sees an acknowledged one, lists too.
 //! Law 3: of concurrent creations of one key, one succeeds (the [probe](crate::probe) checks that).

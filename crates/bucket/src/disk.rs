@@ -154,7 +154,7 @@ impl BucketDisk {
         Ok(Self { shared, has_journal, pump, left: Mutex::default() })
     }
 
-    /// Ends the opening: from now on the journal buffers writes while the bucket is away.
+    /// Ends the opening: from now on a mount retries transient errors.
     pub(crate) fn begin(&self) {
         self.be_patient(true);
     }

@@ -300,8 +300,8 @@ impl Shared {
         }
     }
 
-    /// After a failure of the journal, uploads the acknowledged part of an incomplete object as an
-    /// object. It replaces one that would be reassembled from the journal later.
+    /// After a failure of the journal, uploads the acknowledged part of an incomplete object. An
+    /// opening that reassembles the object from the journal later does not send it again.
     fn send_acknowledged(self: &Arc<Self>, state: &mut MutexGuard<'_, State>) {
         let Some(keeping) = &state.keeping else { return };
         let ((nth, kept), flushed) = (keeping.newest, keeping.flushed);
@@ -420,7 +420,7 @@ impl Shared {
             self.write_journal(state);
             return Some(now);
         }
-        // The bucket has everything: mark the journal as empty.
+        // The bucket has everything: release all records.
         let has_all = !has_drafts && state.open.is_none() && state.durable == state.next;
         // Others may have been added meanwhile.
         if has_all && self.release_journal_space(state) {

@@ -10,8 +10,9 @@
 //! ```
 //!
 //! Law 1: objects are immutable, and names are never reused.
-//! Law 2: names hold all information that opening needs: opening lists, and reads little.
+//! Law 2: names hold all metadata of data objects, so opening needs only a list and the root.
 //! Law 3: the only conditional request is create-if-absent; it is probed first.
+//!
 //! This crate knows disks, clocks, threads and networks; not stores.
 
 #![forbid(unsafe_code)]

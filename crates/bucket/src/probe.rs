@@ -1,4 +1,5 @@
 //! Probes the guarantees of a bucket with a scratch object.
+//!
 //! The only conditional request is create-if-absent, on which the single writer of an epoch
 //! depends.
 

@@ -7,6 +7,7 @@
 //! ```
 //!
 //! Objects are immutable, so cached bytes never become stale.
+//!
 //! Law 1: each window is requested once. A reader requests a queued window itself and waits only
 //! for a request in flight.
 //! Law 2: a failed window is dropped: readers request their own ranges.

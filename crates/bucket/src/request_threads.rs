@@ -1,4 +1,5 @@
 //! Thread pool for blocking requests.
+//!
 //! Law 1: jobs run in order, on as many threads as there are jobs, up to a limit.
 //! Law 2: no job waits for another.
 

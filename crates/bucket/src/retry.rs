@@ -1,4 +1,5 @@
 //! Retries of requests, with limits and counts.
+//!
 //! Law 1: transient errors are retried until the deadline, at growing intervals. Before the first
 //! answer the deadline is shorter, so that a wrong address is reported soon.
 //! A refusal is transient if a request of its kind has worked before; otherwise it is reported at

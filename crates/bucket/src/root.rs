@@ -1,4 +1,5 @@
 //! Root: the start of opening a bucket.
+//!
 //! It holds the first and the last sectors of the disk, where a store keeps its superblocks. For
 //! each older epoch it has the number of live objects; later objects of a fenced writer are
 //! ignored.

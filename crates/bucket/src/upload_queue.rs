@@ -156,7 +156,7 @@ impl State {
     /// Marks objects as unneeded from object `nth` on.
     pub fn retire(&mut self, dead: Vec<ObjectNumber>, nth: u64) {
         for object in dead {
-            // An open object has no name yet; its dead sectors stay out of the map.
+            // An open object has no name yet, and is dead already when it gets one.
             if let Some(key) = self.names.remove(&object) {
                 self.dead.push((key, nth));
             }

@@ -1,5 +1,5 @@
 //! A journal for a bucket: it has awaited data while the bucket is away, and uploads it later.
-//! Opening without it is refused, by name. No contents of a journal file cause a panic.
+//! Without the journal, opening is refused with its path. No journal file causes a panic.
 
 mod common;
 

@@ -2,6 +2,7 @@
 //! the bucket and any write of the journal, which then has any part of its unflushed writes.
 //! Acknowledged data is there after the journal is opened again, in order; without the journal the
 //! bucket is refused. `SEED` and `RUNS` make it longer.
+//!
 //! Mutation tests: deliberate violations of the laws are detected.
 
 use std::sync::Arc;

@@ -1,4 +1,5 @@
 //! Cache of the disk: pages of payloads, and index nodes.
+//!
 //! Law: both share one limit, so that either may use all of it.
 
 mod page_index;

@@ -1,4 +1,5 @@
 //! Bytes from the disk, verified and cached.
+//!
 //! Law 1: nothing referenced leaves here unless its checksum was right.
 //! Law 2: frames that the disk may not show to reads yet are read from memory (`unsettled_frames`),
 //! which holds them until the disk says that reads see them.
@@ -47,7 +48,7 @@ const AROUND: u64 = 128 << 10;
 const TOGETHER: usize = 64;
 const LINE: usize = 64;
 
-/// Prefetched nodes, one after the other, before they are dropped.
+/// Most singly prefetched nodes that are kept.
 const AHEAD_MAX: usize = 4096;
 
 /// Statistics of the caches.

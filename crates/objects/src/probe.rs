@@ -540,8 +540,7 @@ impl Probe<'_> {
         Ok(per_second(done, took))
     }
 
-    /// Returns the relative cost of writes of `2 * unit` bytes that are a `unit` off their
-    /// boundary.
+    /// Returns the cost of writes of `2 * unit` a `unit` off their boundary, relative to on it.
     fn across(&mut self, unit: u64, time_ns: u64) -> Result<f64> {
         measure_until_stable(unit as u32, &mut |turn| {
             // Alternating the order cancels drift.
@@ -553,8 +552,7 @@ impl Probe<'_> {
         })
     }
 
-    /// Returns scattered writes a second of `2 * unit` bytes, `off` their boundary, with full
-    /// caches.
+    /// Returns scattered writes of `2 * unit`, `off` their boundary, a second, with full caches.
     fn write_rate(&mut self, unit: u64, off: u64, time_ns: u64) -> Result<u64> {
         let start = self.now();
         let (mut asked, mut warm): (u64, Option<(u64, u64)>) = (0, None);

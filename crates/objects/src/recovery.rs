@@ -6,7 +6,9 @@
 //!
 //! Damage affects only the items in it. Readers go without unreadable chunks of runs, and the
 //! checkpoint has two copies. Writers are refused, because building on damage would lose more.
+//!
 //! Opening reads the checkpoint and at most the log since it; nothing of the tree.
+//!
 //! Law: before anything else is written, a new incarnation is durable, which no earlier attempt to
 //! open the store had. Remains of lost commits, and of lost attempts to open, never pass for new
 //! ones.

@@ -1,4 +1,5 @@
 //! While a caller waits for the disk, it does not hold the store's lock: others read and write.
+//!
 //! The test disk checks this at each wait; answers are never ready before.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};

@@ -1,4 +1,5 @@
 //! AWS credentials that change while they are used: of files, containers, web identities.
+//!
 //! Law 1: credentials are renewed before they expire; those that cannot be renewed stay in use.
 
 use std::fs::read_to_string;

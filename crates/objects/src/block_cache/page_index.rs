@@ -1,7 +1,9 @@
 //! Direct-mapped index of cached pages by number, for readers while the cache does not evict.
+//!
 //! A lookup in the cache costs four dependent memory accesses and a reference count. This index
 //! needs one access and no count. A reader that holds the whole index can touch many pages at once,
 //! so that the processor overlaps their cache misses.
+//!
 //! Law: every page here is in the table, or about to be; a page that leaves the table leaves this
 //! index.
 

@@ -177,8 +177,8 @@ impl Core {
         Ok(())
     }
 
-    /// Deletes the object without own extents and moves its names and children to the other one.
-    /// `over` are the child's children, `names` its names. Returns true if that was possible.
+    /// Deletes the object without own extents; the other one takes its place. `over` are the
+    /// child's children, `names` its names. Returns false if extents are left.
     pub fn join(
         &mut self,
         (parent, child): (ObjectId, ObjectId),

@@ -1,4 +1,5 @@
 //! Cursor over pairs, in both directions.
+//!
 //! A cursor merges all memtables, runs and the tree. For equal keys the newest entry wins. It does
 //! not handle intervals.
 

@@ -6,6 +6,7 @@
 //!
 //! A leaf stays encoded in memory, which holds twice the index that way. A lookup is a binary
 //! search over the restart points, then a linear scan. Scans and changes decode all pairs.
+//!
 //! Law: loading a leaf decodes every pair once, so decoding it again cannot fail.
 
 use std::cmp::Ordering;

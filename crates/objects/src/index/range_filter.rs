@@ -1,5 +1,6 @@
 //! Filter for the ranges of objects that the intervals of a memtable touch: most memtables need no
 //! search.
+//!
 //! Law: it may have false positives, never false negatives.
 #![allow(
     clippy::arithmetic_side_effects,

@@ -1,4 +1,5 @@
 //! Merge of two memtables, a few pairs at a time.
+//!
 //! Law: hidden entries of the older one are reported once.
 #![allow(
     clippy::arithmetic_side_effects,

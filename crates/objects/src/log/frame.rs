@@ -7,6 +7,7 @@
 //!
 //! A commit is one or more frames, in any streams, with one number. Its items are numbered across
 //! its frames.
+//!
 //! Law 1: the header's checksum covers header and summary; the summary has those of the payloads.
 //! Law 2: a frame names its address, store and incarnation, so that older bytes there never pass
 //! for it.

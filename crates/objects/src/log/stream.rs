@@ -1,4 +1,5 @@
 //! Streams: an open segment and an open frame for each.
+//!
 //! Law: a stream has its next segment before it fills this one, and each of its frames names that.
 #![allow(
     clippy::arithmetic_side_effects,

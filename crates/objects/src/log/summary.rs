@@ -8,6 +8,7 @@
 //! Neighbours are similar. A pair stores the length of the key prefix that it shares with the pair
 //! before it. A payload that follows the last one, with the same length, stores only its checksums.
 //! So the summary of 1 MiB of 4 KiB updates fits the page of its header.
+//!
 //! Law: the bytes that an item adds to the key before it are bounded, so that decoding a hostile
 //! summary cannot need much more memory than the summary has bytes.
 

@@ -7,6 +7,7 @@
 //! A checkpoint seals the active memtable. Changes account the entries it hides, a few pairs each.
 //! Then the memtable is written as a sorted *run*, with all changed inner nodes. The disk orders
 //! the writes: frames, then two superblocks, then the other two.
+//!
 //! Law 1: the *image* is a log in another form: not accounted, written when a store is opened after
 //! a crash, and replayed before the log after it.
 //! Law 2: the segment table counts exactly the bytes that this checkpoint refers to, because a
@@ -42,7 +43,7 @@ pub(crate) struct Checkpoints {
     pub superblock: Superblock,
     /// The newest one, while it may not be durable.
     pub written: Option<SubmittedCheckpoint>,
-    /// Where it lies.
+    /// Its blocks.
     pub ptrs: Vec<BlockPtr>,
     /// Segments that earlier readers still pin; oldest first.
     pub pinned_segments: VecDeque<(Arc<ReaderPin>, Vec<u32>)>,

@@ -21,7 +21,7 @@ use crate::maintenance::{MissPolicy, RequiredIo, Step, WorkBudget};
 /// retry.
 const MAX_UNLOCKED_RETRIES: u32 = 8;
 
-/// Most retries of a lookup with the nodes read so far.
+/// Most nodes that a lookup reads without the lock.
 const LOOKS: usize = 64;
 
 fn patience(needs: u32) -> MissPolicy {

@@ -1,4 +1,5 @@
 //! Power cuts during the creation of a store: over noise, and over an older store.
+//!
 //! The result is no store, the new store, empty, or the older one, unchanged. A store can be
 //! created there again.
 

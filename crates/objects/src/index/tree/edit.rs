@@ -1,4 +1,5 @@
 //! Copy-on-write changes of the tree: changed nodes are new ones, and so is the path to them.
+//!
 //! Law: a replaced node is dead once its replacement is written. A failure leaves the tree
 //! unchanged.
 #![allow(
