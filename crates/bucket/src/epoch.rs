@@ -48,7 +48,7 @@ pub(crate) struct Epoch {
 
 impl Epoch {
     /// Creates the newest epoch and fences the others. `names` is a list of the bucket just before.
-    /// Returns the roots of then, and the list of all objects after that.
+    /// Returns the current roots, and a later list of all objects.
     pub fn claim(
         bucket: &RetryingStore,
         options: &BucketOptions,
