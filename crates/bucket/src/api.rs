@@ -1,47 +1,47 @@
-//! What a bucket can do: six kinds of requests, and how they fail.
+//! Bucket API: six kinds of requests, and their errors.
 //!
-//! Law 1: an object that is there is whole; none is seen by half.
-//! Law 2: what was answered is seen by every request that begins later, lists too.
-//! Law 3: of several who create one key, one is told that it did (the [probe](crate::probe) asks).
+//! Law 1: an object is visible as a whole or not at all.
+//! Law 2: every later request sees an acknowledged one, lists too.
+//! Law 3: of concurrent creations of one key, one succeeds (the [probe](crate::probe) checks that).
 
 use bytes::Bytes;
 
-/// Why a request was not done.
+/// Error of a bucket request.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum RequestError {
     /// There is no such object.
     #[error("there is no such object")]
     NotFound,
-    /// There is one already.
+    /// The object exists already.
     #[error("the object is there already")]
     AlreadyExists,
-    /// It may work when it is tried again; and it may have been done, its answer lost.
+    /// A retry may work. The request may have been done, with its answer lost.
     #[error("{0}")]
     Transient(String),
-    /// The server does not do it now: a clock that is wrong, a credential that has run out, a
-    /// bucket that is not there. What it did before it may do again.
+    /// The server refuses it for now: a wrong clock, an expired credential, a missing bucket.
+    /// Requests that worked before may work again.
     #[error("{0}")]
     Denied(String),
-    /// It will not work, however often it is tried.
+    /// Retries will not help.
     #[error("{0}")]
     Permanent(String),
 }
 
-/// What requests return.
+/// Result of a request.
 pub type RequestResult<T> = Result<T, RequestError>;
 
-/// An object as a list has it.
+/// An entry of a list.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ListEntry {
-    /// Its key, behind the prefix of all.
+    /// Key, without the common prefix.
     pub key: String,
-    /// Its length.
+    /// Length.
     pub len_bytes: u64,
 }
 
-/// A bucket, or the part of one behind a prefix. Requests wait in the calling thread.
+/// A bucket, or the part of one under a prefix. Requests block the calling thread.
 pub trait BucketApi: Send + Sync {
-    /// Writes an object, in place of what is there.
+    /// Writes an object, and replaces an existing one.
     ///
     /// # Errors
     /// [`RequestError::Transient`], [`RequestError::Denied`] or [`RequestError::Permanent`].
@@ -53,26 +53,26 @@ pub trait BucketApi: Send + Sync {
     /// [`RequestError::AlreadyExists`], and as [`BucketApi::put`].
     fn create(&self, key: &str, bytes: Bytes) -> RequestResult<()>;
 
-    /// Reads `len_bytes` from a byte on; all of the object if there is no range.
+    /// Reads `len_bytes` from a byte on, or the whole object if there is no range.
     ///
     /// # Errors
     /// [`RequestError::NotFound`], and as [`BucketApi::put`].
     fn get(&self, key: &str, range: Option<(u64, u64)>) -> RequestResult<Bytes>;
 
-    /// Says how long an object is.
+    /// Returns the length of an object.
     ///
     /// # Errors
     /// As [`BucketApi::get`].
     fn head(&self, key: &str) -> RequestResult<u64>;
 
-    /// Deletes an object; that there is none is no error.
+    /// Deletes an object; a missing one is no error.
     ///
     /// # Errors
     /// As [`BucketApi::put`].
     fn delete(&self, key: &str) -> RequestResult<()>;
 
-    /// All objects whose keys begin with `folder` and a slash, in any order; with an empty name
-    /// all there are.
+    /// Lists all objects whose keys begin with `folder` and a slash, in any order; all objects if
+    /// `folder` is empty.
     ///
     /// # Errors
     /// As [`BucketApi::put`].

@@ -1,14 +1,14 @@
-//! What was read of a bucket, kept in a directory of this machine.
+//! Local read cache of a bucket, in a directory.
 //!
 //! ```text
 //!   DIR/DRACONIS-CACHE        DIR/<sum of store, key and place>: | sum | up to 128 KiB of an object |
 //! ```
 //!
-//! Law 1: nothing is believed: what has the wrong sum is read from the bucket again.
-//! Law 2: objects never change, so nothing in here is ever old; what was not used for longest goes
-//! when there is too much.
-//! Law 3: a directory that holds something else is not touched. A cache that fails is none: the
-//! bucket has all.
+//! Law 1: cached bytes are verified: those with a wrong checksum are read from the bucket again.
+//! Law 2: objects are immutable, so entries are never stale; the least recently used ones are
+//! evicted.
+//! Law 3: a directory with other contents is not touched. A failing cache is bypassed: the bucket
+//! has everything.
 
 use std::collections::{BTreeMap, HashMap};
 use std::io::{Read, Write};
@@ -20,19 +20,19 @@ use draconis_device::Error;
 use parking_lot::Mutex;
 use twox_hash::XxHash3_64;
 
-/// What is kept, and read of a bucket, at once.
+/// Unit of caching and of reads from the bucket, in bytes.
 const CHUNK: u64 = 128 << 10;
 const MARK: &str = "DRACONIS-CACHE";
 
 pub(crate) struct Cache {
     dir: PathBuf,
     max_bytes: u64,
-    /// Tells stores from each other.
+    /// Id of the store.
     store: u128,
     kept: Mutex<LruIndex>,
 }
 
-/// Files by when they were used last.
+/// Index of the files by their last use.
 #[derive(Default)]
 struct LruIndex {
     bytes: u64,
@@ -59,7 +59,7 @@ impl LruIndex {
 }
 
 impl Cache {
-    /// The cache in a directory, which is made if it is not there.
+    /// Opens the cache in a directory, which is created if it is missing.
     pub fn open(dir: &Path, most_bytes: u64, store: u128) -> Result<Self, String> {
         let said = |error: std::io::Error| format!("{}: {error}", dir.display());
         std::fs::create_dir_all(dir).map_err(said)?;
@@ -70,7 +70,7 @@ impl Cache {
             let Ok(name) = entry.file_name().into_string() else { continue };
             is_marked |= name == MARK;
             is_empty = false;
-            // Gone again, if there is no metadata: others use the cache, too.
+            // Deleted meanwhile, if there is no metadata: other processes use the cache, too.
             if let Ok(meta) = entry.metadata()
                 && is_chunk(&name)
             {
@@ -93,7 +93,7 @@ impl Cache {
         Ok(cache)
     }
 
-    /// Reads `len` bytes from a byte of an object of `object_bytes`; `fetch` has the bucket do it.
+    /// Reads a range of an object of `object_bytes`; `fetch` reads from the bucket.
     pub fn read(
         &self,
         key: &str,
@@ -106,7 +106,7 @@ impl Cache {
         let count = end.div_ceil(CHUNK) - first;
         let chunks: Vec<Option<Bytes>> =
             (first..first + count).map(|nth| self.get(key, nth, object_bytes)).collect();
-        // What is missing comes in one request.
+        // One request reads all missing chunks.
         let is_missing = |chunk: &Option<Bytes>| chunk.is_none();
         let missing = chunks.iter().position(is_missing).zip(chunks.iter().rposition(is_missing));
         let mut all = vec![0; (count * CHUNK) as usize];
@@ -154,7 +154,7 @@ impl Cache {
         }
         kept.used(&name, bytes.len() as u64);
         drop(kept);
-        // The next process goes by that.
+        // The next process orders files by that.
         let _ = file.set_modified(SystemTime::now());
         Some(bytes.slice(8..))
     }
@@ -167,7 +167,7 @@ impl Cache {
         let unfinished = self.dir.join(format!("{name}.{}", std::process::id()));
         let kept = std::fs::File::create(&unfinished).and_then(|mut file| {
             file.write_all(&bytes)?;
-            // By the clock that readers go by: that of file systems is coarser.
+            // By the readers' clock: that of file systems is coarser.
             file.set_modified(SystemTime::now())?;
             std::fs::rename(&unfinished, self.dir.join(&name))
         });
@@ -210,7 +210,7 @@ mod tests {
         (0..LEN).map(|at| ((at * 7) >> 3) as u8).collect::<Vec<_>>().into()
     }
 
-    /// Reads, and says how many bytes came from the bucket.
+    /// Reads, and returns the number of bytes that came from the bucket.
     fn read(cache: &Cache, key: &str, from: u64, len: u64) -> u64 {
         let fetched = Cell::new(0);
         let bytes = cache.read(key, LEN, (from, len), |from, len| {

@@ -1,4 +1,4 @@
-//! Buckets of clouds: S3 and what speaks like it, Google's, Azure's.
+//! Cloud buckets: S3 and compatible ones, Google Cloud Storage, Azure.
 
 mod credentials;
 mod profile;
@@ -12,12 +12,12 @@ use object_store::gcp::GoogleCloudStorageBuilder;
 use object_store::{ClientOptions, Error, ObjectStore, RetryConfig};
 use tokio::runtime::Handle;
 
-/// How long one request may take before it counts as lost.
+/// Timeout of one request.
 const REQUEST: Duration = Duration::from_secs(30);
 const CONNECT: Duration = Duration::from_secs(5);
 
-/// The bucket of that name, of `s3`, `gs` or `az`, with credentials from where the kind's own tools
-/// have them.
+/// Returns the bucket of that name, of `s3`, `gs` or `az`, with the credentials of the provider's
+/// own tools.
 pub(crate) fn store(
     scheme: &str,
     bucket: &str,
@@ -26,7 +26,7 @@ pub(crate) fn store(
     runtime: &Handle,
 ) -> Result<Arc<dyn ObjectStore>, String> {
     let said = |error: Error| format!("{address}: {error}");
-    // What speaks TLS wants to be told whose ciphers; it was told already if this fails.
+    // TLS needs a process-wide provider of ciphers; this fails if there is one already.
     let _ = rustls::crypto::ring::default_provider().install_default();
     let request = REQUEST.min(timeout.max(Duration::from_secs(1)));
     let client =

@@ -1,4 +1,4 @@
-//! A bucket as a disk.
+//! The disk of a bucket.
 //!
 //! ```text
 //!   submit ─▶ open pack ─▶ sealed: an object with a number ─▶ sent, several at once
@@ -7,16 +7,16 @@
 //!                                                    is the epoch still ours? ─▶ durable
 //! ```
 //!
-//! Law 1: objects have numbers without a gap. Who opens the disk later counts those before the
-//! first that is missing, so whatever was sent out of order is in order.
-//! Law 2: something is durable once it was sent, all before it was, and the epoch was found to be
-//! ours after that: who takes over ends the epoch first and lists the objects then.
-//! Law 3: a root is sent when all before it was. Up to the newest root objects may be missing:
-//! those that nothing led to.
-//! What a reader that goes on will need is asked for ahead: `ahead`.
-//! With a journal something is durable once that has it, and the rest goes on behind: `keeping`.
-//! Law 4: an object is deleted once two roots are durable that do without it; readers of the root
-//! before may still be at it.
+//! Law 1: object numbers have no gaps. An opener uses objects up to the first missing number, so
+//! uploads may complete out of order.
+//! Law 2: data is durable once its object and all before it were uploaded, and a later check found
+//! the epoch unchanged. A new writer first fences the epoch, then lists the objects.
+//! Law 3: a root is uploaded after all objects before it. Those before the newest root may be
+//! missing: nothing refers to them.
+//! Read-ahead is in `read_ahead`. With a journal, data is durable once that has it; `journal_queue`
+//! uploads in the background.
+//! Law 4: an object is deleted once two roots that do not need it are durable; readers may still
+//! use the root before.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
@@ -46,52 +46,52 @@ use crate::root::{EDGE_SECTORS, Root};
 use crate::upload_queue::{Shared, State, WaitGoal, WritePolicy};
 use crate::{OBJECT_BYTES, SECTOR};
 
-/// A disk that keeps its bytes in a bucket.
+/// A disk that stores its data in a bucket.
 pub struct BucketDisk {
     shared: Arc<Shared>,
     has_journal: bool,
-    /// Works behind a journal.
+    /// Uploader thread of a journal.
     pump: Mutex<Option<JoinHandle<()>>>,
-    /// What could not be sent, once it is closed.
+    /// Description of data that was not uploaded at close.
     left: Mutex<Option<String>>,
 }
 
-/// How a disk stands that is written.
+/// State of a writable disk.
 #[derive(Clone, Debug)]
 pub struct Writing {
-    /// What ended it.
+    /// Error that stopped writes.
     pub error: Option<String>,
-    /// Why the bucket takes nothing at present, and since when.
+    /// Reason why the bucket is not available, and since when.
     pub away: Option<(String, SystemTime)>,
-    /// Bytes that it does not have yet.
+    /// Bytes that are not in the bucket yet.
     pub waiting_bytes: u64,
 }
 
-/// How old an answer is that the epoch is still ours before it is asked for again.
+/// Age from which the result of an epoch check is renewed.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
-/// How long that is waited for.
+/// Wait for the renewal.
 const LOOK_WAIT: Duration = Duration::from_millis(150);
 
-/// What is known when a bucket was opened.
+/// Contents of a bucket found at open.
 pub(crate) struct OpenedBucket {
     pub root: Root,
     pub map: SectorMap,
-    /// The keys of objects that count.
+    /// Keys of live objects.
     pub names: HashMap<ObjectNumber, Arc<str>>,
-    /// What can go once a root of ours does without.
+    /// Objects to delete once a root of this writer is durable.
     pub garbage: Vec<Arc<str>>,
     /// None for readers.
     pub epoch: Option<Epoch>,
-    /// Of the epoch of the newest root so many objects count.
+    /// Number of live objects of the newest root's epoch.
     pub end: u64,
 }
 
-/// What a read needs of one object.
+/// Range of one object that a read needs.
 struct BlockRange {
     key: Arc<str>,
     from_bytes: u64,
     len: usize,
-    /// Where in the block it goes.
+    /// Offset in the block.
     into: usize,
 }
 
@@ -154,16 +154,16 @@ impl BucketDisk {
         Ok(Self { shared, has_journal, pump, left: Mutex::default() })
     }
 
-    /// It is open: from now on a journal takes what the bucket does not.
+    /// Ends the opening: from now on a mount retries transient errors.
     pub(crate) fn begin(&self) {
         self.be_patient(true);
     }
 
     fn be_patient(&self, is_patient: bool) {
         let mut state = self.shared.state.lock();
-        // Who does one thing and ends wants to know what came of it.
+        // A one-shot command reports errors instead of waiting.
         state.is_patient = is_patient && self.shared.pace.gives_back;
-        // What is left alone is tried at once.
+        // End a back-off at once.
         if let Some(keeping) = &mut state.keeping {
             keeping.rests_until = keeping.rests_until.map(|_| Instant::now());
             self.shared.pump_wakes.notify_one();
@@ -175,16 +175,15 @@ impl BucketDisk {
         }
     }
 
-    /// It is about to be closed: from now on what the bucket does not take before the deadline has
-    /// failed.
+    /// Prepares for close: from now on uploads that miss the deadline have failed.
     pub fn finish(&self) {
         if !self.has_journal {
             self.be_patient(false);
         }
     }
 
-    /// What was written and is not in the bucket, and why; that another has taken it over. It is
-    /// asked for, in a while.
+    /// Returns the data that is not in the bucket, with the reason, and whether another writer
+    /// fenced this one. It checks the epoch if the last check is old.
     pub fn state_of_writing(&self) -> Writing {
         let mut state = self.shared.state.lock();
         let is_old = state.asked_at.is_none_or(|at| at.elapsed() >= LOOK_EVERY);
@@ -198,7 +197,7 @@ impl BucketDisk {
                     shared.verify_epoch(&mut state);
                 }
             });
-            // Mostly it answers soon.
+            // The answer usually comes soon.
             self.shared.changed.wait_for(&mut state, LOOK_WAIT);
         }
         Writing {
@@ -208,33 +207,33 @@ impl BucketDisk {
         }
     }
 
-    /// What went by the journal, if there is one.
+    /// Returns the statistics of the journal, if there is one.
     pub fn journal_statistics(&self) -> Option<JournalStatistics> {
         self.shared.state.lock().keeping.as_ref().map(|keeping| keeping.kept)
     }
 
-    /// Once it is closed: that a journal keeps what the bucket has not, and why.
+    /// After close: describes data that is only in the journal, with the reason.
     pub fn close_error(&self) -> Option<String> {
         self.left.lock().clone()
     }
 
-    /// What was asked of the bucket since it was opened.
+    /// Returns counts of the bucket requests since the disk was opened.
     pub fn requests(&self) -> Requests {
         self.shared.bucket.requests()
     }
 
-    /// How many objects hold what the disk has, and how many bytes are in them.
+    /// Returns the number and bytes of live objects.
     pub fn usage(&self) -> (u64, u64) {
         let state = self.shared.state.lock();
         let objects = state.map.objects().count() as u64;
         (objects, state.names.values().map(|key| len_of(key)).sum::<u64>())
     }
 
-    /// Gives the disk another length. Every sector that both have keeps its bytes: what a shorter
-    /// one has at its end goes to the root, what the old end of a longer one had to an object.
+    /// Resizes the disk. Sectors in both sizes keep their bytes. The last sectors of a smaller disk
+    /// go to the root; those at the old end of a larger one go to an object.
     ///
     /// # Errors
-    /// It would be too short, or what reading and writing gave.
+    /// The size is too small, or errors of reading and writing.
     pub fn resize(&self, len_bytes: u64) -> Result<(), Error> {
         let (sectors, now) = (len_bytes / SECTOR, self.properties().len_bytes / SECTOR);
         if self.shared.is_read_only {
@@ -248,7 +247,7 @@ impl BucketDisk {
             });
         }
         let (edge, old_edge) = (sectors - EDGE_SECTORS, now - EDGE_SECTORS);
-        // Where one of the two ends is, as far as both have it.
+        // The sectors of either end that both sizes have.
         let moved = edge.min(old_edge)..sectors.min(now).min(edge.min(old_edge) + EDGE_SECTORS);
         let at = Extent::new(moved.start * SECTOR, (moved.end - moved.start) * SECTOR);
         let block = self.read_now(at, Block::private(at.len_bytes as usize));
@@ -261,7 +260,7 @@ impl BucketDisk {
         {
             let mut state = self.shared.state.lock();
             if old_edge < edge {
-                // Sent before the root: as long as that is not there, it is hidden by the old end.
+                // Uploaded before the root: until that is there, the old end hides it.
                 let to = moved.end.min(edge);
                 self.shared.put(&mut state, moved.start, &part(moved.start, to));
             }
@@ -278,7 +277,7 @@ impl BucketDisk {
             }
             state.root.sectors = sectors;
         }
-        // A length is known when the bucket knows it.
+        // The resize is done once the bucket has the root.
         self.be_patient(false);
         let written = self.write_root();
         self.be_patient(true);
@@ -297,13 +296,12 @@ impl BucketDisk {
         self.shared.wait(ticket, WaitGoal::Durable)
     }
 
-    /// Sends all that was written, deletes what is not needed, and returns once that is done, as
-    /// far as it can be.
+    /// Uploads all data, deletes unneeded objects, and waits for both, as far as possible.
     pub fn close(&self) {
         self.be_patient(false);
         {
             let mut state = self.shared.state.lock();
-            // What has no waiter may be lost; but there is no need for it.
+            // Data without a waiter may be lost, but need not be.
             if state.open.is_some() && state.error.is_none() {
                 self.shared.seal(&mut state);
             }
@@ -320,11 +318,11 @@ impl BucketDisk {
             *self.left.lock() = left;
         }
         if let Some(pump) = self.pump.lock().take() {
-            // A thread that panicked has said so.
+            // A thread that panicked has printed its message.
             let _ = pump.join();
         }
         self.shared.lanes.end();
-        // After a failure it may be another's, and what is there was not all that was written.
+        // After a failure the epoch may be fenced, or acknowledged data may be missing.
         let is_whole = self.shared.state.lock().error.is_none();
         if self.shared.pace.gives_back && !self.shared.is_read_only && is_whole {
             self.shared.epoch.release(&self.shared.bucket);
@@ -335,7 +333,7 @@ impl BucketDisk {
         SectorRun { sector: extent.start_bytes / SECTOR, count: extent.len_bytes / SECTOR }
     }
 
-    /// Fills a block with what memory has; what the bucket has to be asked for.
+    /// Fills a block from memory; returns the ranges to read from the bucket.
     fn plan(&self, at: Extent, into: &mut Block) -> Vec<BlockRange> {
         let run = Self::sectors_of(at);
         into.copy_in(0, &vec![0; into.len()]);
@@ -488,7 +486,7 @@ impl Disk for BucketDisk {
         for whole in extents.iter().filter_map(|extent| extent.whole_units(SECTOR)) {
             state.map.clear(Self::sectors_of(whole), &mut dead);
         }
-        // Until a root is durable that was written behind this, they may still be needed.
+        // They may be needed until a later root is durable.
         let next = state.next;
         state.retire(dead, next);
         Ok(())
@@ -501,7 +499,7 @@ impl Drop for BucketDisk {
     }
 }
 
-/// How long an object is, by its name.
+/// Returns the length of an object, from its name.
 fn len_of(key: &str) -> u64 {
     match Name::of(key) {
         Some(Name::Data(_, runs)) => runs.iter().map(|run| run.count).sum::<u64>() * SECTOR,
@@ -550,7 +548,7 @@ impl Shared {
         }
     }
 
-    /// Reads a part of an object, and what a reader that goes on will need next.
+    /// Reads a range of an object, and starts read-ahead.
     fn read_with_readahead(
         self: &Arc<Self>,
         key: &Arc<str>,
@@ -580,7 +578,7 @@ impl Shared {
         Ok(came?.slice(skip..skip + len as usize))
     }
 
-    /// The object that was written next, if the bucket has it.
+    /// Returns the object that was written next, if the bucket has it.
     fn behind(&self, key: &str) -> Option<Arc<str>> {
         let Some(Name::Data(number, _)) = Name::of(key) else { return None };
         let next = ObjectNumber { sequence: number.sequence + 1, ..number };

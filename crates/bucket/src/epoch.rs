@@ -1,20 +1,20 @@
-//! Who may write: the writer of the youngest epoch.
+//! Epochs: the writer of the newest epoch may write.
 //!
 //! ```text
 //!   list ─▶ create epoch n + 1 with my name ─▶ list and empty those before ─▶ list roots, then all
 //!   an older writer: object sent ─▶ does its epoch still have its name? ─▶ it is durable
 //! ```
 //!
-//! Law 1: an epoch is created with the one condition that is relied on, so it has one writer.
-//! Law 2: an epoch is ended by making its object empty, before anything is listed. Objects of ended
-//! epochs stay until there are many: a writer that listed long ago finds that its number is taken.
-//! Law 3: who finds a younger epoch than its own has lost it: the youngest has nothing to find.
-//! Law 4: a writer that stays says so in its epoch, and empties that itself when it is done. As long
-//! as it did not it is there, or dead: another writer ends it only if it is told to, or sits where
-//! that one sat, which is gone from there then.
-//! Law 5: a writer with a journal says which that is, and where. As long as it did not empty both,
-//! what it acknowledged may be there alone: another writer ends the epoch only with that journal,
-//! or if it is told to.
+//! Law 1: an epoch is created with create-if-absent, so it has one writer.
+//! Law 2: an epoch is fenced by emptying its object, before anything is listed. The newest empty
+//! ones stay, so that a writer with an old list finds its number taken.
+//! Law 3: a writer that finds a newer epoch is fenced.
+//! Law 4: a mount records itself in its epoch object and empties it at unmount. Until then it is
+//! alive or crashed. Another writer fences it only with `--take-over`, or from the same host id,
+//! where the mount is known to be gone.
+//! Law 5: a writer with a journal records the journal's id and path. Until both are empty,
+//! acknowledged data may be only in the journal. Another writer fences the epoch only with that
+//! journal, or with `--take-over`.
 
 use std::collections::BTreeMap;
 
@@ -27,28 +27,28 @@ use crate::name::{Name, ObjectNumber};
 use crate::open::{BucketOptions, list, remote};
 use crate::retry::RetryingStore;
 
-/// How often a writer finds that another one was there just before.
+/// Most attempts of a writer that others precede.
 const ATTEMPTS: usize = 50;
-/// Ended epochs whose objects stay.
+/// Fenced epochs whose objects stay.
 const KEPT: u32 = 16;
-/// Before the seat of a writer that stays, on the third line of its epoch.
+/// Prefix of a mount's host id, on the third line of its epoch.
 const STAYS: &str = "stays at ";
-/// Before the number of a journal and its path, on the fourth line.
+/// Prefix of the id of a journal and its path, on the fourth line.
 const JOURNAL: &str = "journal ";
 
-/// An epoch of ours.
+/// An epoch of this writer.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub(crate) struct Epoch {
     pub number: u32,
-    /// What its object says while it is ours.
+    /// Text of its object while it is not fenced.
     text: Bytes,
-    /// Whether it is kept for long.
+    /// True if the writer is a mount.
     stays: bool,
 }
 
 impl Epoch {
-    /// Makes an epoch after all others and ends those. `names` is what the bucket had just before;
-    /// what comes back are the roots that it has then, and after that all it has.
+    /// Creates the newest epoch and fences the others. `names` is a list of the bucket just before.
+    /// Returns the current roots, and a later list of all objects.
     pub fn claim(
         bucket: &RetryingStore,
         options: &BucketOptions,
@@ -56,7 +56,7 @@ impl Epoch {
         mut names: BTreeMap<Name, u64>,
     ) -> Result<(Self, [BTreeMap<Name, u64>; 2]), Error> {
         let mut text = format!("{}\n{:032x}\n", options.who, options.token);
-        // A program that knows of no journals leaves alone who stays.
+        // Programs without journal support do not fence mounts.
         if options.is_mount || journal.is_some() {
             text += &format!("{STAYS}{}\n", options.host_id);
         }
@@ -79,7 +79,7 @@ impl Epoch {
                 }
                 Err(trouble) => return Err(said("writing", number, &trouble)),
             }
-            // Listed anew: an older one that comes after this list finds this one in its own.
+            // Listed again: a later writer with an older number finds this one in its list.
             names = list(bucket, "epoch")?;
             let before = names.iter().filter_map(|(name, len_bytes)| match name {
                 Name::Epoch(epoch) if *epoch < number => Some((*epoch, *len_bytes)),
@@ -97,7 +97,7 @@ impl Epoch {
             let roots = list(bucket, "root")?;
             names = list(bucket, "")?;
             let mine = Self { number, text, stays: options.is_mount };
-            // To take another one then would be answered in kind, without end.
+            // Creating another epoch would make both writers fence each other without end.
             return match youngest(&names) == number {
                 true => Ok((mine, [roots, names])),
                 false => Err(mine.fenced_error(bucket)),
@@ -107,7 +107,7 @@ impl Epoch {
         Err(remote(format!("{address}: others opened it each time it was tried; try again")))
     }
 
-    /// The epoch with that number, if its writer has this journal and did not empty it.
+    /// Returns the epoch with that number, if its writer has this journal and did not empty it.
     pub fn find_by_journal(
         bucket: &RetryingStore,
         number: u32,
@@ -123,7 +123,7 @@ impl Epoch {
         }
     }
 
-    /// Whether it is still ours.
+    /// Returns true if this writer is not fenced.
     pub fn is_current(&self, bucket: &RetryingStore) -> RequestResult<bool> {
         match bucket.get(&Name::Epoch(self.number).key(), None) {
             Ok(text) => Ok(text == self.text),
@@ -132,7 +132,7 @@ impl Epoch {
         }
     }
 
-    /// One that may be another's.
+    /// Returns an epoch that may be another writer's.
     pub fn at(number: u32) -> Self {
         Self { number, ..Self::default() }
     }
@@ -141,8 +141,8 @@ impl Epoch {
         Name::Epoch(self.number).key()
     }
 
-    /// Says that the one who stays here goes. What fails is no harm: the next one is told that
-    /// the epoch was not ended.
+    /// Records the end of a mount. Errors are ignored: the next writer is told that the epoch was
+    /// not released.
     pub fn release(&self, bucket: &RetryingStore) {
         let key = Name::Epoch(self.number).key();
         if let Err(trouble) = bucket.put(&key, &Bytes::new()) {
@@ -150,7 +150,7 @@ impl Epoch {
         }
     }
 
-    /// What a writer is told whose epoch is over.
+    /// Returns the error of a fenced writer.
     pub fn fenced_error(&self, bucket: &RetryingStore) -> Error {
         let who = self.fenced_by(bucket);
         let step = match self.stays {
@@ -163,9 +163,9 @@ impl Epoch {
         ))
     }
 
-    /// By whom it was ended.
+    /// Returns the name of the writer that fenced this epoch.
     pub fn fenced_by(&self, bucket: &RetryingStore) -> String {
-        // One that is found may be ended before it is read: then there is another.
+        // The one found may be fenced before it is read: then there is a newer one.
         let who = (0..ATTEMPTS).find_map(|_| {
             let names = list(bucket, "epoch").ok()?;
             let younger = |name: &Name| *name > Name::Epoch(self.number);
@@ -177,12 +177,12 @@ impl Epoch {
     }
 }
 
-/// What an epoch's object says of its writer.
+/// Decoded text of an epoch object.
 #[derive(Default)]
 struct EpochRecord {
     who: String,
     seat: Option<String>,
-    /// Its number, and where it is.
+    /// Its id, and its path.
     journal: Option<(String, String)>,
 }
 
@@ -208,7 +208,7 @@ impl EpochRecord {
     }
 }
 
-/// Whether the epochs that are there may be ended.
+/// Returns an error if the existing epochs must not be fenced.
 fn check_may_fence(
     bucket: &RetryingStore,
     options: &BucketOptions,
@@ -222,7 +222,7 @@ fn check_may_fence(
     let Some(key) = last else { return Ok(()) };
     let text = match bucket.get(&key, None) {
         Ok(text) => text,
-        // Ended since it was listed.
+        // Fenced since it was listed.
         Err(RequestError::NotFound) => return Ok(()),
         Err(trouble) => return Err(bucket.error("asking for", &key, &trouble)),
     };
@@ -254,7 +254,7 @@ fn check_may_fence(
     }
 }
 
-/// The youngest epoch that anything tells of.
+/// Returns the newest epoch in any name.
 pub(crate) fn youngest(names: &BTreeMap<Name, u64>) -> u32 {
     let epochs = names.keys().map(|name| match name {
         Name::Epoch(epoch) => *epoch,

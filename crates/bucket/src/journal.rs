@@ -1,20 +1,20 @@
-//! A journal: a file of this machine that has what was acknowledged and is not in the bucket yet.
+//! Journal: a local file with acknowledged data that is not in the bucket yet.
 //!
 //! ```text
 //!   | head | head | ring: records one behind the other, and from its begin again |
 //!   a record: | sum | magic | number | .. | runs of sectors | bytes |  up to a whole sector
 //! ```
 //!
-//! Law 1: what is in a record is acknowledged once that is durable, and an object is sent once it
-//! is complete and all its records are: what is composed of them later has the name and the bytes
-//! with which it was sent.
-//! Law 2: what the newest head leads to is not written over: there is another head first, and
-//! that is durable.
-//! Law 3: each opening is a life of its own. Sums have the journal and its life in them, so what an
-//! earlier one left is no record.
-//! Law 4: a record says how many before it were durable. If one of those cannot be read, the journal
-//! is damaged; what cannot be read behind those is what a power cut has torn.
-//! Law 5: a file that has no head of a journal is not written.
+//! Law 1: data is acknowledged once its record is durable. An object is uploaded once it is
+//! complete and all its records are durable. So an object reassembled from the records has the same
+//! name and bytes.
+//! Law 2: records that the newest header refers to are not overwritten before a newer header is
+//! durable.
+//! Law 3: each opening is an incarnation. Checksums include journal and incarnation, so older bytes
+//! are no records.
+//! Law 4: a record declares how many before it were durable. If one of those is unreadable, the
+//! journal is damaged; later unreadable ones are torn by a power cut.
+//! Law 5: a file without a journal header is not overwritten.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fs::File;
@@ -34,24 +34,24 @@ use crate::{OBJECT_BYTES, SECTOR};
 const MAGIC: &[u8; 8] = b"DracoJnl";
 const RECORD: &[u8; 8] = b"DracoRec";
 const VERSION: u32 = 1;
-/// Where the second head is; a sector of 4 KiB has one of them.
+/// Offsets of the two headers; each is in its own 4 KiB block.
 const HEADS: [u64; 2] = [0, 4096];
 const RING: u64 = 8192;
-/// The fixed part of a record.
+/// Bytes of the fixed part of a record.
 const FIXED: usize = 64;
-/// More runs than the name of an object takes.
+/// More runs than the name of an object has.
 const RUNS_MAX: u32 = 64;
-/// The longest address that a head keeps.
+/// Longest address in a header, in bytes.
 const ADDRESS_MAX: usize = 300;
-/// Nothing is counted so far.
+/// Bound of counters.
 const COUNT_MAX: u64 = 1 << 60;
-/// What is read at once to look for records.
+/// Bytes of one read in a search for records.
 const STRIDE: u64 = 1 << 20;
 
-/// The shortest journal: several of the longest objects.
+/// Shortest journal: several of the longest objects.
 pub(crate) const LEN_MIN: u64 = 16 << 20;
 
-/// Where a journal is.
+/// A journal file or disk, with its path.
 #[derive(Clone)]
 pub struct JournalDevice {
     disk: Arc<dyn Disk>,
@@ -65,11 +65,10 @@ impl std::fmt::Debug for JournalDevice {
 }
 
 impl JournalDevice {
-    /// The journal in a file. Where none is, it is made with that length, and `id`, a number that
-    /// no other journal has.
+    /// Opens the journal in a file. A missing file is created with this length and the unique `id`.
     ///
     /// # Errors
-    /// A sentence: it is in use, it is something else, there is no room.
+    /// A message: it is in use, it is no journal, there is no space.
     pub fn file(path: &Path, len_bytes: u64, id: u128) -> Result<Self, String> {
         let said = |error: std::io::Error| format!("{}: {error}", path.display());
         if !path.try_exists().map_err(said)? {
@@ -84,15 +83,15 @@ impl JournalDevice {
         Ok(Self { disk: Arc::new(disk), place })
     }
 
-    /// A journal on a disk, which has one or is [formatted](JournalDevice::format) first.
+    /// Returns the journal on a disk, which has one or is [formatted](JournalDevice::format) first.
     pub fn on(disk: Arc<dyn Disk>, place: &str) -> Self {
         Self { disk, place: clean(place).into() }
     }
 
-    /// Makes an empty journal on a disk.
+    /// Writes an empty journal to a disk.
     ///
     /// # Errors
-    /// What writing gave.
+    /// Errors of writing.
     pub fn format(disk: &dyn Disk, id: u128) -> Result<(), Error> {
         let head = JournalHeader {
             id,
@@ -103,7 +102,7 @@ impl JournalDevice {
     }
 }
 
-/// Makes a journal beside its place, and puts it there when it is whole.
+/// Creates a journal under a temporary name, and links it once it is complete.
 fn make(path: &Path, len_bytes: u64, id: u128) -> Result<(), String> {
     if len_bytes < LEN_MIN {
         return Err(format!("{}: a journal has {} MiB at least", path.display(), LEN_MIN >> 20));
@@ -113,10 +112,10 @@ fn make(path: &Path, len_bytes: u64, id: u128) -> Result<(), String> {
     let unfinished = Path::new(&unfinished);
     let made = || -> std::io::Result<()> {
         let mut options = File::options();
-        // What users write is in it.
+        // It will have users' data.
         options.read(true).write(true).create_new(true).mode(0o600);
         let file = options.open(unfinished)?;
-        // Its room is its own from now on.
+        // Allocates all blocks now.
         let flags = rustix::fs::FallocateFlags::empty();
         match rustix::fs::fallocate(&file, flags, 0, len_bytes) {
             Err(rustix::io::Errno::OPNOTSUPP) => file.set_len(len_bytes)?,
@@ -127,7 +126,7 @@ fn make(path: &Path, len_bytes: u64, id: u128) -> Result<(), String> {
         JournalDevice::format(&disk, id).map_err(std::io::Error::other)?;
         drop(disk);
         file.sync_all()?;
-        // Another one may have been there first: that is used then.
+        // Another process may have created it first: then that one is used.
         match std::fs::hard_link(unfinished, path) {
             Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {}
             linked => linked?,
@@ -142,15 +141,15 @@ fn make(path: &Path, len_bytes: u64, id: u128) -> Result<(), String> {
     })
 }
 
-/// What a head says.
+/// Contents of a header.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 struct JournalHeader {
     id: u128,
     incarnation: u64,
-    /// The newer one of two has more.
+    /// The newer one of two has the larger number.
     generation: u64,
     len_bytes: u64,
-    /// The store of this life.
+    /// Store of this incarnation.
     store: u128,
     address: String,
     /// The first record that is needed.
@@ -158,7 +157,7 @@ struct JournalHeader {
     tail_nth: u64,
     /// Records before this one are durable.
     durable: u64,
-    /// Nothing waits.
+    /// True if nothing waits for the upload.
     is_empty: bool,
 }
 
@@ -183,7 +182,7 @@ impl JournalHeader {
         out
     }
 
-    /// What a sector says; none if it is no head, or a torn one.
+    /// Decodes a header; none if the sector has none, or a torn one.
     fn decode(bytes: &[u8]) -> Option<Result<Self, &'static str>> {
         let (told, sum) = bytes.split_at_checked(SECTOR as usize - 8)?;
         if !told.starts_with(MAGIC) || sum != XxHash3_64::oneshot(told).to_le_bytes() {
@@ -210,7 +209,7 @@ impl JournalHeader {
         Some(Ok(head))
     }
 
-    /// The sum of a record of this life.
+    /// Returns the checksum of a record of this incarnation.
     fn sum(&self, bytes: &[u8]) -> u64 {
         XxHash3_64::oneshot_with_seed(
             (self.id >> 64) as u64 ^ self.id as u64 ^ self.incarnation,
@@ -219,7 +218,7 @@ impl JournalHeader {
     }
 }
 
-/// Eight bytes as a number; what is not there is 0.
+/// Decodes eight bytes as a number; missing ones are 0.
 fn word(bytes: &[u8], at: usize) -> u64 {
     let mut word = [0; 8];
     if let Some(found) = bytes.get(at..at + 8) {
@@ -232,7 +231,7 @@ fn clean(text: &str) -> String {
     text.chars().filter(|c| !c.is_control()).collect()
 }
 
-/// What goes into one record: something of an object.
+/// Data of one record: a part of an object.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct PendingRecord {
     pub nth: u64,
@@ -246,13 +245,13 @@ impl PendingRecord {
         self.bytes.iter().map(|bytes| bytes.len() as u64).sum()
     }
 
-    /// What it takes in the ring.
+    /// Returns its length in the ring.
     fn room(&self) -> u64 {
         (FIXED as u64 + 16 * self.runs.len() as u64 + self.len()).next_multiple_of(SECTOR)
     }
 }
 
-/// An object that waits in a journal.
+/// An object in a journal that the bucket lacks.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct JournaledObject {
     pub is_root: bool,
@@ -269,42 +268,42 @@ impl JournaledObject {
     }
 }
 
-/// All that waits.
+/// All objects in a journal that the bucket lacks.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub(crate) struct UnsentObjects {
     pub epoch: u32,
     pub objects: BTreeMap<u64, JournaledObject>,
 }
 
-/// What went by a journal.
+/// Statistics of a journal.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct JournalStatistics {
     /// Records written.
     pub records: u64,
-    /// And how many bytes.
+    /// Bytes written.
     pub bytes: u64,
-    /// How often the file was flushed.
+    /// Number of flushes.
     pub flushes: u64,
-    /// How often writers waited because it was full.
+    /// Number of waits of writers because it was full.
     pub full: u64,
-    /// Objects sent at the opening that an earlier writer had left.
+    /// Objects of an earlier writer that were uploaded at open.
     pub sent_late: u64,
 }
 
-/// A journal that is open.
+/// An open journal.
 pub(crate) struct Journal {
     local: JournalDevice,
     head: JournalHeader,
-    /// Where the next record goes, if there is room.
+    /// Offset of the next record, if it fits there.
     at: u64,
     nth: u64,
-    /// Those that the head on the disk leads to: of which object, and where.
+    /// Records since the header's tail: the number of the object, and the offset.
     records: VecDeque<(u64, u64)>,
     pub kept: JournalStatistics,
 }
 
 impl Journal {
-    /// Opens a journal, and says what waits in it.
+    /// Opens a journal; returns it with its unsent objects.
     pub fn open(local: &JournalDevice) -> Result<(Self, UnsentObjects), Error> {
         let place = &local.place;
         let len_bytes = local.disk.properties().len_bytes;
@@ -355,13 +354,13 @@ impl Journal {
         &self.local.place
     }
 
-    /// The store that it was used for last, and its address.
+    /// Returns the id and address of the store that last used it.
     pub fn store(&self) -> (u128, &str) {
         (self.head.store, &self.head.address)
     }
 
-    /// The longest object that it should be asked to take: the records of one may be twice as long,
-    /// and no object is sent before it has them all.
+    /// Returns the length limit of objects. Their records may be twice as long, and an object is
+    /// uploaded only once the journal has all of them.
     pub fn object_bytes(&self) -> u64 {
         let part = (self.end() - RING) / 8;
         (part - part % SECTOR).clamp(SECTOR, OBJECT_BYTES)
@@ -371,7 +370,7 @@ impl Journal {
         self.head.len_bytes - self.head.len_bytes % SECTOR
     }
 
-    /// Reads what waits, and goes to the end of it.
+    /// Reads all records, and moves to the end.
     fn replay(&mut self) -> Result<UnsentObjects, Error> {
         let mut waiting = UnsentObjects::default();
         if self.head.incarnation == 0 || self.head.is_empty {
@@ -379,7 +378,7 @@ impl Journal {
         }
         let mut durable = self.head.durable;
         loop {
-            // At the ring's end it goes on at its begin: a number is given once.
+            // After the ring's end it continues at the start: each number is unique.
             let found = match self.record_at(self.at)? {
                 Some(found) => Some((self.at, found)),
                 None => self.record_at(RING)?.map(|found| (RING, found)),
@@ -401,7 +400,7 @@ impl Journal {
         Ok(waiting)
     }
 
-    /// The record with the next number, if it is there.
+    /// Returns the record with the next number, if it is there.
     fn record_at(&self, at: u64) -> Result<Option<Record>, Error> {
         if at + SECTOR > self.end() {
             return Ok(None);
@@ -415,7 +414,7 @@ impl Journal {
         Ok(self.whole(bytes).filter(|record| record.number == nth))
     }
 
-    /// Number and room of what could be a record, by its first sector.
+    /// Returns number and length of a possible record, from its first sector.
     fn is_record(&self, first: &[u8], at: u64) -> Option<(u64, u64)> {
         if first.get(8..16)? != RECORD {
             return None;
@@ -429,14 +428,14 @@ impl Journal {
         (at + room <= self.end()).then_some((word(first, 16), room))
     }
 
-    /// A record of this life, if its sum says so.
+    /// Decodes a record of this incarnation, if its checksum is right.
     fn whole(&self, bytes: Vec<u8>) -> Option<Record> {
         if self.head.sum(bytes.get(8..)?) != word(&bytes, 0) {
             return None;
         }
         let (flags, runs, len) = (word(&bytes, 40), word(&bytes, 48) as usize, word(&bytes, 56));
         let bytes = Bytes::from(bytes);
-        // The bounds are those of its first sector.
+        // Its first sector was checked for bounds.
         let from = FIXED + 16 * runs;
         let run = |nth: usize| {
             let at = FIXED + 16 * nth;
@@ -454,7 +453,7 @@ impl Journal {
         })
     }
 
-    /// Whether a record behind the end says that one at it was durable.
+    /// Returns true if a later record declares the one at the end durable.
     fn has_evidence_of_loss(&self) -> Result<bool, Error> {
         let mut start = RING;
         while start < self.end() {
@@ -474,7 +473,7 @@ impl Journal {
         Ok(false)
     }
 
-    /// Makes what was read durable as it was read: who read it may act on it.
+    /// Makes the replayed state durable, so that the caller may act on it.
     pub fn persist_replay(&mut self) -> Result<(), Error> {
         let (at, nth) = match self.records.front() {
             Some((_, at)) => (*at, self.head.tail_nth),
@@ -483,14 +482,14 @@ impl Journal {
         self.put_head(at, nth, false)
     }
 
-    /// Forgets all that waits: the bucket has it.
+    /// Discards all records: the bucket has them.
     pub fn mark_empty(&mut self) -> Result<(), Error> {
         self.put_head(self.at, self.nth, true)?;
         self.records.clear();
         Ok(())
     }
 
-    /// Begins a life, of an empty journal, for a store.
+    /// Begins an incarnation of an empty journal, for a store.
     pub fn begin_incarnation(&mut self, store: u128, address: &str) -> Result<(), Error> {
         let (life, address) = (self.head.incarnation + 1, clean(address));
         self.head = JournalHeader { incarnation: life, store, address, ..self.head.clone() };
@@ -499,7 +498,7 @@ impl Journal {
         self.put_head(RING, 0, false)
     }
 
-    /// Gives back the room of objects before `durable`, which the bucket has.
+    /// Releases the space of objects before `durable`, which the bucket has.
     pub fn release(&mut self, durable: u64) -> Result<(), Error> {
         let gone = self.records.iter().take_while(|(nth, _)| *nth < durable).count();
         if gone == 0 {
@@ -511,29 +510,29 @@ impl Journal {
         Ok(())
     }
 
-    /// Whether there is room for a record now.
+    /// Returns true if a record fits now.
     pub fn has_room_for(&self, draft: &PendingRecord) -> bool {
         self.room(draft.room()).is_some()
     }
 
-    /// The first object that it has something of.
+    /// Returns the first object that it has a record of.
     pub fn first(&self) -> Option<u64> {
         self.records.front().map(|(nth, _)| *nth)
     }
 
-    /// Whether more than half of the ring is in use.
+    /// Returns true if more than half of the ring is in use.
     pub fn is_half_full(&self) -> bool {
         let Some((_, tail)) = self.records.front() else { return false };
         let ring = self.end() - RING;
         (self.at + ring - tail) % ring > ring / 2 || self.at == *tail
     }
 
-    /// Whether a record of that length can ever be written.
+    /// Returns true if a record of that length fits the empty journal.
     pub fn takes(&self, draft: &PendingRecord) -> bool {
         draft.room() <= self.end() - RING
     }
 
-    /// Where a record of that length goes, if there is room.
+    /// Returns the offset for a record of that length, if there is space.
     fn room(&self, len: u64) -> Option<u64> {
         let Some((_, tail)) = self.records.front() else {
             return [self.at, RING].into_iter().find(|at| at + len <= self.end());
@@ -547,8 +546,7 @@ impl Journal {
         (RING + len <= *tail).then_some(RING)
     }
 
-    /// Writes as many records as there is room for, and returns how many that are, when they are
-    /// durable.
+    /// Writes as many records as fit, waits until they are durable, and returns their number.
     pub fn write(&mut self, epoch: u32, drafts: &[PendingRecord]) -> Result<usize, Error> {
         let (durable, mut writes, mut done) = (self.nth, vec![], 0);
         for draft in drafts {
@@ -586,7 +584,7 @@ impl Journal {
         out
     }
 
-    /// Writes a head over the older one of both.
+    /// Writes a header over the older one of both.
     fn put_head(&mut self, tail_at: u64, tail_nth: u64, is_empty: bool) -> Result<(), Error> {
         let (generation, durable) = (self.head.generation + 1, self.nth);
         let old = self.head.clone();
@@ -607,7 +605,7 @@ impl Journal {
     }
 }
 
-/// What a record says.
+/// A decoded record.
 struct Record {
     number: u64,
     durable: u64,
@@ -619,7 +617,7 @@ struct Record {
     room: u64,
 }
 
-/// Adds what a record has to what waits; what is wrong about it.
+/// Adds a record to the unsent objects; returns the reason if it is invalid.
 fn add(waiting: &mut UnsentObjects, record: Record) -> Result<(), &'static str> {
     let Record { epoch, nth, is_root, runs, bytes, .. } = record;
     let last = waiting.objects.last_key_value().map(|(nth, _)| *nth);
@@ -674,7 +672,7 @@ fn read(disk: &dyn Disk, at: u64, len: u64, place: &str) -> Result<Vec<u8>, Erro
     Ok(bytes)
 }
 
-/// Writes, and returns when it is durable.
+/// Writes, and waits until the data is durable.
 fn write(disk: &dyn Disk, writes: Vec<(u64, Vec<u8>)>) -> Result<(), Error> {
     let writes = writes.into_iter().map(|(at_bytes, bytes)| {
         let mut block = Block::private(bytes.len());

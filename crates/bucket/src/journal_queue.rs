@@ -1,5 +1,5 @@
-//! What a disk with a journal does beside: what is waited for goes to the journal, and from there to
-//! the bucket in its own time.
+//! Journal queue: writes are acknowledged once they are durable in the journal; an uploader thread
+//! sends them to the bucket.
 //!
 //! ```text
 //!   written ─▶ drafts ── keep: one flush for all who wait ─▶ kept: acknowledged
@@ -8,12 +8,12 @@
 //!                    pump: sealed, sent, found to be durable ─▶ room in the journal
 //! ```
 //!
-//! Law 1: an object is sent once it is sealed and all of it is in the journal.
-//! Law 2: a journal that is full makes writers wait, as long as the bucket takes something now and
-//! then; a bucket that takes nothing for as long as requests are tried again ends writing then.
-//! Law 3: as long as there is room a bucket that cannot be reached disturbs none; who closes the disk
-//! waits as long as requests are tried again.
-//! Law 4: when the journal fails, what it has is sent all the same, as far as it was acknowledged.
+//! Law 1: an object is uploaded once it is sealed and all of it is in the journal.
+//! Law 2: a full journal makes writers wait as long as uploads make progress. If none succeeds
+//! within the retry deadline, writing stops.
+//! Law 3: while the journal has space, an unreachable bucket affects no writer. Closing the disk
+//! waits for the retry deadline.
+//! Law 4: if the journal fails, its acknowledged data is still uploaded.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -29,43 +29,43 @@ use crate::name::{Name, ObjectNumber, SectorRun};
 use crate::open::remote;
 use crate::upload_queue::{Shared, State};
 
-/// Most that goes to the journal at once; and more than that does not wait for it.
+/// Most bytes of one write to the journal, and of data in memory before writers wait.
 const BATCH_BYTES: u64 = 8 << 20;
-/// One draft is no longer.
+/// Most bytes of one record.
 const DRAFT_BYTES: u64 = 1 << 20;
 const DRAFT_RUNS: usize = 32;
-/// How long who waits for room sleeps at most before it looks whether all stands still.
+/// Poll interval of writers that wait for journal space.
 const LOOK: Duration = Duration::from_millis(100);
-/// Whether the epoch is still ours is asked so many times less often than objects are made.
+/// Commit intervals between two epoch checks of the uploader, unless a waiter needs one sooner.
 const EPOCH_CHECK_COMMITS: u32 = 20;
 
-/// What of a disk concerns its journal.
+/// Journal queue of a disk.
 pub(crate) struct JournalQueue {
-    /// None while one writes it.
+    /// None while a thread writes it.
     journal: Option<Journal>,
     pub place: Arc<str>,
-    /// Objects are no longer, so that the journal has room for several, however they are made.
+    /// Length limit of objects, so that the journal holds several of any structure.
     object_bytes: u64,
     pub kept: JournalStatistics,
-    /// Not in the journal yet.
+    /// Records that are not in the journal yet.
     drafts: VecDeque<PendingRecord>,
     drafts_bytes: u64,
-    /// Being written.
+    /// Number of records being written.
     in_flight: u64,
-    /// Drafts that are durable, counted from the first.
+    /// Number of durable records, from the first on.
     flushed: u64,
-    /// Up to which draft a ticket is.
+    /// Tickets with the number of their last record.
     marks: VecDeque<(u64, u64)>,
     /// All tickets up to here are durable in the journal.
     journaled_ticket: u64,
-    /// How much of the newest object that it has something of.
+    /// Newest object with durable data, and the number of its durable bytes.
     newest: (u64, u64),
     wants_room: bool,
     is_half_full: bool,
-    /// Since when nothing has moved, and what was sent and durable then.
+    /// Start of a time without progress, and the sent and durable counts of then.
     stuck: Option<(Instant, u64, u64)>,
     last_asked: Option<Instant>,
-    /// The bucket could not be reached, and is left alone until then.
+    /// End of a back-off after the bucket was unreachable.
     pub rests_until: Option<Instant>,
     pub is_over: bool,
 }
@@ -93,12 +93,12 @@ impl JournalQueue {
         }
     }
 
-    /// The journal counts all but how often it was waited for.
+    /// Takes the journal's statistics, but keeps the count of waits.
     fn add_statistics(&mut self, kept: JournalStatistics) {
         self.kept = JournalStatistics { full: self.kept.full, ..kept };
     }
 
-    /// The last draft so far, counted from the first.
+    /// Returns the number of the last record, from the first on.
     fn last(&self) -> u64 {
         self.flushed + self.in_flight + self.drafts.len() as u64
     }
@@ -135,7 +135,7 @@ impl JournalQueue {
 }
 
 impl State {
-    /// Something of an object is to be kept.
+    /// Queues a part of an object for the journal.
     pub fn draft(&mut self, nth: u64, run: SectorRun, bytes: &Bytes) {
         if let Some(keeping) = &mut self.keeping {
             keeping.add(nth, run, bytes);
@@ -150,7 +150,7 @@ impl State {
         }
     }
 
-    /// All tickets up to now have their drafts.
+    /// Records that all tickets so far have their records queued.
     pub fn mark(&mut self) {
         let ticket = self.tickets;
         if let Some(keeping) = &mut self.keeping {
@@ -162,12 +162,12 @@ impl State {
         }
     }
 
-    /// How long an object can be.
+    /// Returns the length limit of an object.
     pub fn object_bytes(&self) -> u64 {
         self.keeping.as_ref().map_or(OBJECT_BYTES, |keeping| keeping.object_bytes)
     }
 
-    /// Up to which draft has to be kept before what is sealed now can be sent.
+    /// Returns the number of the last record needed by an object that is sealed now.
     pub fn last_draft(&self) -> u64 {
         self.keeping.as_ref().map_or(0, JournalQueue::last)
     }
@@ -178,7 +178,7 @@ impl State {
 }
 
 impl Shared {
-    /// Returns once a ticket is durable in the journal.
+    /// Waits until a ticket is durable in the journal.
     pub fn wait_journaled(self: &Arc<Self>, ticket: Ticket) -> Result<(), Error> {
         let mut state = self.state.lock();
         loop {
@@ -196,7 +196,7 @@ impl Shared {
         }
     }
 
-    /// Waits until not too much is in memory alone.
+    /// Waits while too many bytes are only in memory.
     pub fn wait_for_room(self: &Arc<Self>, state: &mut MutexGuard<'_, State>) {
         while state.error.is_none()
             && state.keeping.as_ref().is_some_and(|it| it.drafts_bytes > BATCH_BYTES)
@@ -212,8 +212,8 @@ impl Shared {
         }
     }
 
-    /// Writes what is drafted to the journal, as far as there is room; if there is none, waits a
-    /// moment for that.
+    /// Writes queued records to the journal, as far as they fit; without space, waits briefly for
+    /// some.
     fn write_journal(self: &Arc<Self>, state: &mut MutexGuard<'_, State>) {
         let (durable, epoch) = (state.durable, self.epoch.number);
         let Some(keeping) = &mut state.keeping else { return };
@@ -262,7 +262,7 @@ impl Shared {
         self.pump_wakes.notify_one();
     }
 
-    /// The journal is full: the pump is told, and given time, but not for ever.
+    /// Handles a full journal: wakes the uploader and waits, up to the deadline.
     fn wait_for_journal_space(self: &Arc<Self>, state: &mut MutexGuard<'_, State>) {
         let (now, sent, durable) = (Instant::now(), state.sent, state.durable);
         let Some(keeping) = &mut state.keeping else { return };
@@ -291,7 +291,7 @@ impl Shared {
         }
     }
 
-    /// Sends what is complete, and was not sent.
+    /// Uploads all complete objects that are not being sent.
     pub fn send_all(self: &Arc<Self>, state: &mut MutexGuard<'_, State>) {
         let waiting = state.sealed.iter().filter(|(_, sealed)| !sealed.is_sending);
         let waiting: Vec<u64> = waiting.map(|(nth, _)| *nth).collect();
@@ -300,8 +300,8 @@ impl Shared {
         }
     }
 
-    /// The journal has failed: what it has of an object that is not complete was acknowledged, and
-    /// goes to the bucket as an object. One that is composed of the journal later is not sent then.
+    /// After a failure of the journal, uploads the acknowledged part of an incomplete object. An
+    /// opening that reassembles the object from the journal later does not send it again.
     fn send_acknowledged(self: &Arc<Self>, state: &mut MutexGuard<'_, State>) {
         let Some(keeping) = &state.keeping else { return };
         let ((nth, kept), flushed) = (keeping.newest, keeping.flushed);
@@ -333,7 +333,7 @@ impl Shared {
         });
     }
 
-    /// The bucket could not be reached: it is left alone for a while.
+    /// Starts a back-off, because the bucket could not be reached.
     pub fn start_backoff(&self, state: &mut State) {
         let until = Instant::now() + self.bucket.rest();
         let Some(keeping) = &mut state.keeping else { return };
@@ -344,7 +344,7 @@ impl Shared {
         self.pump_wakes.notify_one();
     }
 
-    /// Does behind what none waits for, until the disk is closed.
+    /// Runs the uploader until the disk is closed.
     pub fn run_uploader(self: &Arc<Self>) {
         let mut state = self.state.lock();
         while state.keeping.as_ref().is_some_and(|keeping| !keeping.is_over) {
@@ -360,14 +360,14 @@ impl Shared {
         }
     }
 
-    /// Does one thing, or says when there will be one.
+    /// Does one step, or returns the time of the next one.
     fn pump_once(self: &Arc<Self>, state: &mut MutexGuard<'_, State>) -> Option<Instant> {
         let now = Instant::now();
         let commit = self.pace.commit;
         let Some(keeping) = &mut state.keeping else { return None };
         let mut due: Option<Instant> = None;
         let mut at = |moment: Instant| due = Some(due.map_or(moment, |it| it.min(moment)));
-        // The bucket was left alone for long enough.
+        // The back-off is over.
         let rests_until = keeping.rests_until;
         if let Some(until) = rests_until {
             if until <= now {
@@ -377,7 +377,7 @@ impl Shared {
             }
             at(until);
         }
-        // What the journal has goes to the bucket after a while.
+        // After the commit interval, the journal's data goes to the bucket.
         let newest = keeping.newest.0;
         let wants_room = keeping.wants_room;
         let is_pressing = wants_room || keeping.is_half_full;
@@ -394,7 +394,7 @@ impl Shared {
                 }
             }
         }
-        // What was sent is durable if the epoch is still ours.
+        // Uploaded objects are durable if the epoch is still current.
         if state.sent > state.durable && !state.is_asking && rests_until.is_none() {
             let next = last_asked.map(|last| last + commit * EPOCH_CHECK_COMMITS);
             match next.filter(|next| *next > now && !is_pressing) {
@@ -409,7 +409,7 @@ impl Shared {
             }
         }
         if !has_journal {
-            // Who has it says when that is over.
+            // Its user will notify.
             return due;
         }
         let is_complete = |nth: &u64| {
@@ -420,16 +420,16 @@ impl Shared {
             self.write_journal(state);
             return Some(now);
         }
-        // The bucket has all: the journal need not say otherwise.
+        // The bucket has everything: release all records.
         let has_all = !has_drafts && state.open.is_none() && state.durable == state.next;
-        // Others may have come meanwhile.
+        // Others may have been added meanwhile.
         if has_all && self.release_journal_space(state) {
             return Some(now);
         }
         due
     }
 
-    /// Gives back all the room of what the bucket has.
+    /// Releases the space of all objects that the bucket has.
     fn release_journal_space(self: &Arc<Self>, state: &mut MutexGuard<'_, State>) -> bool {
         let durable = state.durable;
         let Some(keeping) = &mut state.keeping else { return false };
@@ -448,7 +448,7 @@ impl Shared {
         true
     }
 
-    /// The end: the bucket has all, and the journal says so. What is said if it could not be.
+    /// Closes the journal once the bucket has everything. Returns a message if that was impossible.
     pub fn close_journal(self: &Arc<Self>, state: &mut MutexGuard<'_, State>) -> Option<String> {
         while state.error.is_none() && state.durable < state.next {
             match state.is_asking {

@@ -1,4 +1,4 @@
-//! A bucket of objects as a disk: what is written is never changed, and the younger writer wins.
+//! A bucket of immutable objects as a disk; the writer with the newest epoch fences the others.
 //!
 //! ```text
 //!   trait Disk ── BucketDisk: sectors ─▶ packs ─▶ immutable objects, names that say what is in them
@@ -9,11 +9,11 @@
 //!   S3, Google, Azure, a directory (object_store) · memory, with faults
 //! ```
 //!
-//! Law 1: an object is never changed, and no name is given out twice.
-//! Law 2: all that is known before anything is read is in the names: opening lists.
-//! Law 3: one condition is relied on, that what exists is not created; it is probed first.
+//! Law 1: objects are immutable, and names are never reused.
+//! Law 2: names hold all metadata of data objects, so opening needs only a list and the root.
+//! Law 3: the only conditional request is create-if-absent; it is probed first.
 //!
-//! This crate knows what a disk is, a clock, threads and a network; not what a store is.
+//! This crate knows disks, clocks, threads and networks; not stores.
 
 #![forbid(unsafe_code)]
 
@@ -45,8 +45,8 @@ pub use object_store_bucket::{ObjectStoreBucket, is_address};
 pub use open::BucketOptions;
 pub use retry::Requests;
 
-/// The unit of the disk, in bytes.
+/// Unit of the disk, in bytes.
 const SECTOR: u64 = 512;
 
-/// The longest object, in bytes: what takes about as long to send as the answer does to come.
+/// Longest object, in bytes: its transfer takes about as long as the latency of a request.
 const OBJECT_BYTES: u64 = 4 << 20;

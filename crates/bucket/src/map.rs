@@ -1,13 +1,13 @@
-//! Where each sector is: in which object, and where in it.
+//! Map of sectors to objects.
 //!
-//! Law 1: what came later wins.
-//! Law 2: an object of which no sector counts any more is named, once.
+//! Law 1: later writes win.
+//! Law 2: an object without live sectors is reported, once.
 
 use std::collections::{BTreeMap, HashMap};
 
 use crate::name::{ObjectNumber, SectorRun};
 
-/// A run of sectors of one object; it begins where it is filed.
+/// A run of sectors of one object, keyed by its first sector.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct MappedRun {
     pub count: u64,
@@ -19,13 +19,13 @@ pub(crate) struct MappedRun {
 #[derive(Debug, Default)]
 pub(crate) struct SectorMap {
     pieces: BTreeMap<u64, MappedRun>,
-    /// How many sectors of each object count.
+    /// Number of live sectors of each object.
     alive: HashMap<ObjectNumber, u64>,
 }
 
 impl SectorMap {
-    /// These sectors are in an object now, from its sector `from` on. Objects of which nothing
-    /// counts any more go to `dead`.
+    /// Maps sectors to an object, from its sector `from` on. Objects without live sectors are added
+    /// to `dead`.
     pub fn set(
         &mut self,
         run: SectorRun,
@@ -33,13 +33,13 @@ impl SectorMap {
         from: u64,
         dead: &mut Vec<ObjectNumber>,
     ) {
-        // Counted first: what it replaces may be of the same object.
+        // Counted first: the replaced run may be of the same object.
         *self.alive.entry(object).or_default() += run.count;
         self.clear(run, dead);
         self.pieces.insert(run.sector, MappedRun { count: run.count, object, from });
     }
 
-    /// These sectors are nowhere.
+    /// Unmaps sectors.
     pub fn clear(&mut self, run: SectorRun, dead: &mut Vec<ObjectNumber>) {
         let end = run.sector.saturating_add(run.count);
         let before = self.pieces.range(..run.sector).next_back();
@@ -72,8 +72,7 @@ impl SectorMap {
         }
     }
 
-    /// The pieces that have something of these sectors, cut to them, in order; between them
-    /// there is nothing.
+    /// Returns the mapped runs within these sectors, trimmed to them, in order; gaps are unmapped.
     pub fn within(&self, run: SectorRun) -> Vec<(u64, MappedRun)> {
         let end = run.sector.saturating_add(run.count);
         let first = self.pieces.range(..=run.sector).next_back().map_or(run.sector, |it| *it.0);
@@ -89,7 +88,7 @@ impl SectorMap {
         pieces.collect()
     }
 
-    /// Objects of which something counts.
+    /// Returns the objects with live sectors.
     pub fn objects(&self) -> impl Iterator<Item = ObjectNumber> {
         self.alive.keys().copied()
     }

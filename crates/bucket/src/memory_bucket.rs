@@ -1,13 +1,13 @@
-//! A bucket in memory, and what goes wrong with buckets.
+//! In-memory bucket with injected faults.
 //!
 //! ```text
 //!   client, its faults ──┐
 //!   client ──────────────┴─ server: objects, requests that did not arrive yet
 //! ```
 //!
-//! Law 1: the server keeps its promises, unless it was told which one it does not.
-//! Law 2: faults are of a client and follow from a seed and the order of its requests. A request
-//! that was refused may have been done, or be done later, even after its client died.
+//! Law 1: the server keeps its guarantees, except those that a test removes.
+//! Law 2: faults belong to a client, and follow from a seed and the order of its requests. A
+//! refused request may have been done, or be done later, even after its client died.
 
 use std::collections::BTreeMap;
 use std::ops::Bound::{Excluded, Unbounded};
@@ -20,45 +20,45 @@ use parking_lot::Mutex;
 
 use crate::api::{BucketApi, ListEntry, RequestError, RequestResult};
 
-/// How many objects a list has before it asks for more.
+/// Objects of one page of a list.
 const PAGE: usize = 4;
 
-/// What goes wrong for a client: one request in so many, 0 for none.
+/// Faults of a client: one request in so many, 0 for none.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Faults {
-    /// Makes a run.
+    /// Seed of a run.
     pub seed: u64,
     /// Refused, and not done.
     pub refused: u64,
-    /// Done, and the answer lost.
+    /// Done, with the answer lost.
     pub lost: u64,
     /// Refused, and done later.
     pub late: u64,
-    /// Answered only after others, that were asked for later.
+    /// Answered only after later requests.
     pub slow: u64,
-    /// After so many requests the client is dead: none of its requests is answered.
+    /// Number of requests after which the client is dead: no later request is answered.
     pub dies_after: Option<u64>,
 }
 
-/// What a server promises.
+/// Guarantees of a server.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ServerGuarantees {
-    /// What exists is not created.
+    /// Creation fails if the object exists.
     pub creates_once: bool,
-    /// Lists have what was written before.
+    /// Lists include all earlier writes.
     pub lists_all: bool,
-    /// Of a range it answers only that.
+    /// A range request returns only the range.
     pub ranges: bool,
-    /// What was deleted is gone.
+    /// Deleted objects are gone.
     pub deletes: bool,
 }
 
 impl ServerGuarantees {
-    /// All of them.
+    /// All guarantees.
     pub const ALL: Self = Self { creates_once: true, lists_all: true, ranges: true, deletes: true };
 }
 
-/// A client of a bucket in memory.
+/// A client of an in-memory bucket.
 pub struct MemoryBucket {
     server: Arc<Mutex<Server>>,
     client: Mutex<Client>,
@@ -68,7 +68,7 @@ struct Server {
     objects: BTreeMap<String, Bytes>,
     promises: ServerGuarantees,
     requests: u64,
-    /// When, and what.
+    /// Time and change.
     late: Vec<(u64, Change)>,
 }
 
@@ -85,7 +85,7 @@ struct Client {
     requests: u64,
 }
 
-/// What becomes of a request.
+/// Result of a request.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Fate {
     Done,
@@ -102,13 +102,13 @@ impl Default for MemoryBucket {
 }
 
 impl MemoryBucket {
-    /// An empty bucket whose server promises no more than that.
+    /// Creates an empty bucket whose server has only these guarantees.
     pub fn promising(promises: ServerGuarantees) -> Self {
         let server = Server { objects: BTreeMap::new(), promises, requests: 0, late: vec![] };
         Self::with(Arc::new(Mutex::new(server)), Faults::default())
     }
 
-    /// Another client of the same bucket.
+    /// Returns another client of the same bucket.
     #[must_use]
     pub fn client(&self, faults: Faults) -> Self {
         Self::with(self.server.clone(), faults)
@@ -119,13 +119,13 @@ impl MemoryBucket {
         Self { server, client: Mutex::new(client) }
     }
 
-    /// From now on other things go wrong for this client.
+    /// Replaces the faults of this client.
     pub fn set(&self, faults: Faults) {
         let mut client = self.client.lock();
         *client = Client { faults, dice: Random::new(faults.seed), requests: 0 };
     }
 
-    /// All keys.
+    /// Returns all keys.
     pub fn keys(&self) -> Vec<String> {
         self.server.lock().objects.keys().cloned().collect()
     }
@@ -139,7 +139,7 @@ impl MemoryBucket {
         let is_slow = is_one_of(slow);
         let delay = client.dice.below(40);
         let is_dead = dies_after.is_some_and(|most| client.requests > most);
-        // What it sent just before it died may arrive.
+        // Its last requests may still arrive.
         let is_last = dies_after.is_some_and(|most| client.requests <= most + 8);
         let arrives = is_dead && is_last && client.dice.below(3) == 0;
         drop(client);
@@ -189,7 +189,7 @@ impl MemoryBucket {
 }
 
 impl Server {
-    /// A moment passes: what is late may arrive.
+    /// Advances time: late requests may arrive.
     fn pass(&mut self) {
         self.requests += 1;
         let now = self.requests;
@@ -252,8 +252,8 @@ impl BucketApi for MemoryBucket {
     fn list(&self, folder: &str) -> RequestResult<Vec<ListEntry>> {
         let folder = if folder.is_empty() { String::new() } else { format!("{folder}/") };
         let mut found: Vec<ListEntry> = vec![];
-        // Page by page: a list is no moment. It fails before the first or not at all: a list with
-        // many pages would never end.
+        // Page by page: a list is not atomic. It fails before the first page or not at all: a list
+        // of many pages would never end.
         self.look(|_| Ok(()))?;
         loop {
             let last = found.last().map_or(&folder, |listed| &listed.key).clone();

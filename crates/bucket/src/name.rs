@@ -1,4 +1,4 @@
-//! What objects are called: the name says all that has to be known of one.
+//! Names of objects: a name has all metadata of its object.
 //!
 //! ```text
 //!   epoch/0000002a                     who may write, and who says so
@@ -6,11 +6,11 @@
 //!   data/0000002a-000000000d-800.40-10c2.8      64 sectors at sector 0x800, 8 at 0x10c2
 //! ```
 //!
-//! Law 1: nothing that is listed is believed: what is not a name of ours is none.
+//! Law 1: listed keys are untrusted: an invalid name is ignored.
 
 use std::fmt::Write;
 
-/// The place of an object in the order of all: its writer, and the how manieth it was.
+/// Number of an object: the epoch of its writer, and its sequence number.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub(crate) struct ObjectNumber {
     pub epoch: u32,
@@ -24,7 +24,7 @@ pub(crate) struct SectorRun {
     pub count: u64,
 }
 
-/// What an object is.
+/// Decoded name of an object.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) enum Name {
     Epoch(u32),
@@ -32,9 +32,9 @@ pub(crate) enum Name {
     Data(ObjectNumber, Vec<SectorRun>),
 }
 
-/// The longest name of data, without its folder: file systems take 255 bytes.
+/// Longest name of data, without its folder: file systems allow 255 bytes.
 const NAME_MAX: usize = 240;
-/// More than any disk has: what is named lies below.
+/// Bound of sector numbers, larger than any disk.
 pub(crate) const SECTORS_MAX: u64 = 1 << 48;
 
 impl Name {
@@ -45,7 +45,7 @@ impl Name {
             Self::Data(number, runs) => {
                 let mut key = format!("data/{}", number.text());
                 for SectorRun { sector, count } in runs {
-                    // Into a string nothing fails.
+                    // Writing to a string cannot fail.
                     let _ = write!(key, "-{sector:x}.{count:x}");
                 }
                 key
@@ -88,7 +88,7 @@ fn run(text: &str) -> Option<SectorRun> {
     is_sane.then_some(SectorRun { sector, count })
 }
 
-/// Whether the name of an object with so many runs, and one more, is short enough.
+/// Returns true if the name of an object with these runs and one more is short enough.
 pub(crate) fn has_room(runs: &[SectorRun], more: SectorRun) -> bool {
     let digits = |value: u64| value.max(1).ilog2() as usize / 4 + 1;
     let of = |run: &SectorRun| 2 + digits(run.sector) + digits(run.count);

@@ -1,4 +1,4 @@
-//! In the place of the buckets of clouds, where the program is built without them.
+//! Replacement of the cloud buckets in builds without them.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -6,7 +6,7 @@ use std::time::Duration;
 use object_store::ObjectStore;
 use tokio::runtime::Handle;
 
-/// Says that there are none.
+/// Returns an error: there are none.
 pub(crate) fn store(
     _: &str,
     _: &str,

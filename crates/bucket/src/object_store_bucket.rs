@@ -1,8 +1,7 @@
-//! Buckets that others keep, and directories, through `object_store`.
+//! Remote buckets, and directories, through `object_store`.
 //!
-//! Law 1: it is asked once for each request: whether again is decided in one place, where tries
-//! are counted.
-//! Law 2: no more is read than was asked for, whatever the server answers.
+//! Law 1: this module never retries. `RetryingStore` decides about retries and counts them.
+//! Law 2: reads return no more than was requested, whatever the server sends.
 
 use std::path::Path as FilePath;
 use std::sync::Arc;
@@ -18,18 +17,18 @@ use tokio::runtime::{Builder, Handle};
 use crate::api::{BucketApi, ListEntry, RequestError, RequestResult};
 use crate::clouds;
 
-/// The longest object that is read as a whole.
+/// Longest object that is read as a whole.
 const WHOLE_MAX: u64 = 64 << 20;
 
 /// A bucket, or a directory, at an address.
 pub struct ObjectStoreBucket {
     store: Arc<dyn ObjectStore>,
-    /// The folder of all keys.
+    /// Folder of all keys.
     prefix: Path,
     network: Network,
 }
 
-/// A thread that waits for the network. It ends when this is dropped.
+/// A thread that drives network I/O. It ends when this is dropped.
 struct Network {
     runtime: Handle,
     _alive: tokio::sync::oneshot::Sender<()>,
@@ -44,7 +43,7 @@ impl Network {
         std::thread::Builder::new()
             .name("network".to_owned())
             .spawn(move || {
-                // An error: the other end was dropped, as it is meant to be.
+                // The error is expected: the sender was dropped.
                 let _ = runtime.block_on(ended);
             })
             .map_err(|error| format!("no thread for the network: {error}"))?;
@@ -52,7 +51,7 @@ impl Network {
     }
 }
 
-/// Whether a text is an address of a bucket, of a kind that is known here or not.
+/// Returns true if a text is an address of a bucket, with a known scheme or not.
 pub fn is_address(text: &str) -> bool {
     text.split_once("://").is_some_and(|(scheme, _)| {
         !scheme.is_empty() && scheme.bytes().all(|byte| byte.is_ascii_alphanumeric())
@@ -60,12 +59,12 @@ pub fn is_address(text: &str) -> bool {
 }
 
 impl ObjectStoreBucket {
-    /// The bucket at `s3://BUCKET/PREFIX`, `gs://BUCKET/PREFIX`, `az://CONTAINER/PREFIX` or
-    /// `file:///DIRECTORY`, with credentials from where the kind's own tools have them. A directory that is not there is made if `makes` says so. No request waits longer than
-    /// `timeout` for its answer.
+    /// Opens the bucket at `s3://BUCKET/PREFIX`, `gs://BUCKET/PREFIX`, `az://CONTAINER/PREFIX` or
+    /// `file:///DIRECTORY`, with the credentials of the provider's own tools. A missing directory
+    /// is created if `makes` is set. Each request has this `timeout`.
     ///
     /// # Errors
-    /// What is wrong with the address or the environment.
+    /// The fault of the address or the environment.
     pub fn open(address: &str, makes: bool, timeout: Duration) -> Result<Self, String> {
         let (scheme, rest) = address.split_once("://").ok_or("not an address of a bucket")?;
         let (bucket, prefix) = rest.split_once('/').unwrap_or((rest, ""));
@@ -105,7 +104,7 @@ impl ObjectStoreBucket {
             }
             Err(error) => return Err(format!("{address}: {error}")),
         };
-        // Without this what was answered may be gone after a power cut.
+        // Otherwise acknowledged data may be lost in a power cut.
         Ok(Self { store: Arc::new(store.with_fsync(true)), prefix: Path::ROOT, network })
     }
 
@@ -118,7 +117,7 @@ impl ObjectStoreBucket {
         let put = self.store.put_opts(&path, bytes.into(), options);
         match self.network.runtime.block_on(put) {
             Ok(_) => Ok(()),
-            // Of an object that is written: there is no such bucket.
+            // A missing object cannot be the cause of a failed write: the bucket is missing.
             Err(error @ Error::NotFound { .. }) => Err(RequestError::Denied(told(&error))),
             Err(error) => Err(to_request_error(&error)),
         }
@@ -187,7 +186,7 @@ impl BucketApi for ObjectStoreBucket {
         let folder = Some(&folder).filter(|folder| !folder.as_ref().is_empty());
         let all = self.network.runtime.block_on(self.store.list(folder).try_collect::<Vec<_>>());
         let all = all.map_err(|error| match error {
-            // A directory that changes while it is listed; a bucket says what it lacks.
+            // A directory changed while it was listed; buckets report what they lack.
             Error::NotFound { .. } if self.prefix.is_root() => {
                 RequestError::Transient(told(&error))
             }
@@ -202,8 +201,7 @@ impl BucketApi for ObjectStoreBucket {
     }
 }
 
-/// The folder of a prefix, any characters of which a server has as they are. Slashes in a row count
-/// as one.
+/// Returns the folder of a prefix, with its characters unescaped. Repeated slashes count as one.
 fn folder(address: &str, prefix: &str) -> Result<Path, String> {
     let names: Vec<&str> = prefix.split('/').filter(|name| !name.is_empty()).collect();
     let is_odd = |name: &&&str| {
@@ -221,7 +219,7 @@ fn folder(address: &str, prefix: &str) -> Result<Path, String> {
 
 fn to_request_error(error: &Error) -> RequestError {
     match error {
-        // It is not the object that is missing.
+        // The bucket is missing, not the object.
         Error::NotFound { .. } if all_told(error).contains("NoSuchBucket") => {
             RequestError::Denied(told(error))
         }
@@ -238,13 +236,13 @@ fn to_request_error(error: &Error) -> RequestError {
     }
 }
 
-/// Whether a server says that it does not do what it is asked, by the only thing that is told of
-/// its answer. One that has waited too long for the request's bytes says so by the same number.
+/// Returns true if the error text reports status 400, except `RequestTimeout`, which S3 sends with
+/// the same status.
 fn is_malformed(told: &str) -> bool {
     told.contains("400 Bad Request") && !told.contains("RequestTimeout")
 }
 
-/// An error in one sentence: what the server said of it, if it said something.
+/// Returns an error as one sentence, with the server's message, if there is one.
 fn told(error: &Error) -> String {
     let all = all_told(error);
     let part = |name: &str| {
@@ -269,10 +267,10 @@ fn told(error: &Error) -> String {
     }
 }
 
-/// An error with its causes, which say what the error does not.
+/// Returns an error with its causes, which have the details.
 fn all_told(error: &Error) -> String {
     let error: &dyn std::error::Error = match error {
-        // These only say that there is a cause.
+        // These only state that there is a cause.
         Error::Generic { source, .. } | Error::Unauthenticated { source, .. } => source.as_ref(),
         error => error,
     };

@@ -1,24 +1,24 @@
-//! Making and opening a disk in a bucket, and taking it over from who writes it.
+//! Creates and opens a disk in a bucket, and fences its previous writer.
 //!
 //! ```text
 //!   writers  epoch of my own, the others' ended ─▶ newest root ─▶ objects that count
 //!   readers                                        newest root ─▶ objects that count ─▶ still it?
 //! ```
 //!
-//! Law 1: a writer ends the epochs before its own and lists then: what another one was told is
-//! durable was in the bucket before its epoch ended, so it is in the list.
-//! Law 2: of the objects of the epoch that wrote the newest root count those up to the first that
-//! is missing; of those before as many as the root says; of all others none.
-//! Law 3: a list is no moment. The root is of a list before that of the objects, so what it leads to
-//! is in that; a newer one may lead to what is not.
-//! Law 4: who stays writes a root at once. Until one is written, objects that an ended writer sends
-//! late, and is told that they are not durable, count for who opens the disk next.
-//! Law 5: what a journal has is sent first, while the epoch that it was written in is still the
-//! last, and the journal is emptied before there is another epoch.
-//! Law 6: readers write nothing and end no epoch. If there is another root afterwards, they list
-//! again: what the first one led to may have been written over.
-//! Law 7: the ends of the disk are the root's alone. What an object has of them, or of sectors
-//! behind the end, was written when the disk had another length, and is hidden.
+//! Law 1: a writer fences the older epochs, then lists. Data acknowledged by an older writer was in
+//! the bucket before it was fenced, so the list has it.
+//! Law 2: of the epoch of the newest root, objects up to the first missing number are live. Of
+//! older epochs, as many as the root states; of all others none.
+//! Law 3: a list is not atomic. The root comes from an earlier list than the objects, so that list
+//! has everything the root refers to. A newer root may refer to missing objects.
+//! Law 4: a mount writes a root at once. Until then, late objects of a fenced writer, which it
+//! reports as not durable, are live for the next opener.
+//! Law 5: a journal is uploaded first, while its epoch is still the newest, and is emptied before
+//! the next epoch is created.
+//! Law 6: readers write nothing and fence no epoch. If the root has changed, they list again:
+//! objects of the old root may be deleted.
+//! Law 7: the ends of the disk are only in the root. Sectors of objects there, or past the end,
+//! were written when the disk had another length, and are hidden.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::path::PathBuf;
@@ -41,37 +41,36 @@ use crate::retry::RetryingStore;
 use crate::root::{EDGE_SECTORS, Root};
 use crate::upload_queue::WritePolicy;
 
-/// How often readers list again because the store changed meanwhile.
+/// Most attempts of readers to list an unchanged store.
 const ATTEMPTS: usize = 50;
-/// Of objects that are void so many are named.
+/// Most lost objects that an error names.
 const NAMED: usize = 4;
 
-/// How a bucket is used.
+/// Options of a bucket.
 #[derive(Clone, Debug)]
 pub struct BucketOptions {
-    /// How long a request is tried again before it failed.
+    /// Time limit of the retries of a request.
     pub deadline: Duration,
-    /// The first pause before that; later ones are longer.
+    /// First pause between retries; later ones are longer.
     pub pause: Duration,
-    /// Commits that are waited for begin at least so long after each other: those between go
-    /// together.
+    /// Minimum interval between awaited commits; those within it are sent together.
     pub commit: Duration,
-    /// Requests at once.
+    /// Concurrent requests.
     pub lanes: usize,
-    /// Who writes, for those who are told that they do no longer.
+    /// Name of the writer, for the errors of writers that it fences.
     pub who: String,
-    /// A number that no other writer has; chance is an argument.
+    /// Random number, unique to the writer.
     pub token: u128,
-    /// Where the writer sits: a place that has one writer that stays at most, so that who comes to
-    /// it knows that the one before is gone.
+    /// Identifies the host and its runtime directory, which hold one mount at most: a new mount
+    /// there implies that the old one ended.
     pub host_id: String,
-    /// It stays for long, as a mount does: others do not end its epoch without being told to.
+    /// True for a mount: others do not fence it unless asked.
     pub is_mount: bool,
-    /// The epoch of a writer that stays is ended all the same.
+    /// True to fence a mount.
     pub take_over: bool,
-    /// What is waited for is durable in there, and sent behind.
+    /// Journal: it acknowledges writes; the upload follows in the background.
     pub journal: Option<JournalDevice>,
-    /// Where what was read is kept, and how many bytes of it at most.
+    /// Directory of the read cache, and its size limit in bytes.
     pub cache: Option<(PathBuf, u64)>,
 }
 
@@ -118,11 +117,10 @@ impl BucketOptions {
 }
 
 impl BucketDisk {
-    /// Makes a disk of zeros in a bucket, after it was probed; with `over` in
-    /// place of one that is there.
+    /// Creates a disk of zeros in a bucket, after a probe; with `over` it replaces an existing one.
     ///
     /// # Errors
-    /// One is there, the bucket does not keep its promises, or what it says.
+    /// A disk exists, the bucket lacks a guarantee, or an error of the bucket.
     pub fn create(
         engine: Arc<dyn BucketApi>,
         address: &str,
@@ -137,7 +135,7 @@ impl BucketDisk {
         }
         crate::probe::probe_guarantees(&bucket, options.token)?;
         let there = || remote(format!("{address} holds a store; --force overwrites it"));
-        // Who writes it is not disturbed for that.
+        // The check must not fence its current writer.
         let names = list(&bucket, "")?;
         if !over && newest(&names).is_some() {
             return Err(there());
@@ -168,17 +166,17 @@ impl BucketDisk {
         Ok(disk)
     }
 
-    /// Opens the disk in a bucket to write it, and ends the epoch of who did before.
+    /// Opens the disk in a bucket for writing, and fences its previous writer.
     ///
     /// # Errors
-    /// There is none, it is damaged, or what the bucket says.
+    /// There is no disk, it is damaged, or an error of the bucket.
     pub fn open(
         engine: Arc<dyn BucketApi>,
         address: &str,
         options: &BucketOptions,
     ) -> Result<Self, Error> {
         let bucket = options.steady(engine, address);
-        // What is no store gets no epoch.
+        // A bucket without a store gets no epoch.
         let names = list(&bucket, "")?;
         if newest(&names).is_none() {
             return Err(nothing(address));
@@ -190,7 +188,7 @@ impl BucketDisk {
         let (epoch, [roots, names]) = Epoch::claim(&bucket, options, journal.as_ref(), names)?;
         let newest = newest(&roots).ok_or_else(|| nothing(address))?;
         let root = read_root(&bucket, newest).map_err(|trouble| match trouble {
-            // Only a younger writer does away with it.
+            // Only a newer writer deletes it.
             RequestError::NotFound => epoch.fenced_error(&bucket),
             trouble => bucket.error("reading", &Name::Root(newest).key(), &trouble),
         })?;
@@ -203,10 +201,10 @@ impl BucketDisk {
         Ok(disk)
     }
 
-    /// Opens the disk in a bucket to read it as it is now, while others may write it.
+    /// Opens the disk in a bucket for reading, in its current state, while others may write it.
     ///
     /// # Errors
-    /// There is none, it is damaged, it changes all the time, or what the bucket says.
+    /// There is no disk, it is damaged, it changes all the time, or an error of the bucket.
     pub fn open_to_read(
         engine: Arc<dyn BucketApi>,
         address: &str,
@@ -250,7 +248,7 @@ fn nothing(address: &str) -> Error {
     remote(format!("{address}: no store is there; draconis store create {address} makes one"))
 }
 
-/// Our names in a folder, with the length of each object.
+/// Returns the valid names in a folder, with the length of each object.
 pub(crate) fn list(bucket: &RetryingStore, folder: &str) -> Result<BTreeMap<Name, u64>, Error> {
     let all = bucket.list(folder).map_err(|trouble| bucket.error("listing", folder, &trouble))?;
     let ours = all
@@ -259,7 +257,7 @@ pub(crate) fn list(bucket: &RetryingStore, folder: &str) -> Result<BTreeMap<Name
     Ok(ours.collect())
 }
 
-/// What waits in a journal was written for another store.
+/// Returns the error for a journal with data of another store.
 fn of_another(journal: &Journal, address: &str) -> Error {
     let (place, (_, other)) = (journal.place(), journal.store());
     remote(format!(
@@ -268,7 +266,7 @@ fn of_another(journal: &Journal, address: &str) -> Error {
     ))
 }
 
-/// Opens a journal, and sees to it that the bucket has what it has, if that can still be.
+/// Opens a journal and uploads its data to the bucket, if that is still possible.
 fn open_journal_and_upload(
     bucket: &RetryingStore,
     options: &BucketOptions,
@@ -285,7 +283,7 @@ fn open_journal_and_upload(
     if root.id != journal.store().0 {
         return Err(of_another(&journal, &bucket.address));
     }
-    // Another machine, which knew nothing of the journal, may have it all the same.
+    // A machine without the journal may have uploaded everything before.
     let end = match newest.epoch == waiting.epoch {
         true => live_objects(names, newest, root, None).end,
         false => root.epoch_ends.get(&waiting.epoch).copied().unwrap_or(0),
@@ -298,7 +296,7 @@ fn open_journal_and_upload(
         None if waiting.objects.range(end..).next().is_none() => {}
         None => return Err(fenced_journal_error(bucket, &journal, &waiting, end)),
         Some(epoch) => {
-            // What is sent is composed of what is there at every later opening, too.
+            // Every later opening will reassemble the same objects.
             journal.persist_replay()?;
             let sent = send(bucket, options.lanes, &waiting, newest, names)?;
             match epoch.is_current(bucket) {
@@ -313,8 +311,8 @@ fn open_journal_and_upload(
     Ok(journal)
 }
 
-/// Sends what waits under its names, in the order of the numbers as far as that matters: a root is
-/// sent when all before it is there. Returns how many objects that took.
+/// Uploads unsent objects under their names. A root is uploaded once all before it are there.
+/// Returns the number of uploads.
 fn send(
     bucket: &RetryingStore,
     lanes: usize,
@@ -323,7 +321,7 @@ fn send(
     names: &BTreeMap<Name, u64>,
 ) -> Result<u64, Error> {
     let epoch = waiting.epoch;
-    // What is before a root was sent before it; some of it may have been deleted since.
+    // Objects before a root were uploaded before it; some may have been deleted since.
     let first = if newest.epoch == epoch { newest.sequence + 1 } else { 0 };
     let there: BTreeSet<u64> = names
         .keys()
@@ -357,7 +355,7 @@ fn send(
     Ok(missing.len() as u64)
 }
 
-/// What another machine has made void, by name.
+/// Returns the error for journal data that another machine has fenced, with object names.
 fn fenced_journal_error(
     bucket: &RetryingStore,
     journal: &Journal,
@@ -396,7 +394,7 @@ fn read_root(bucket: &RetryingStore, number: ObjectNumber) -> Result<Root, Reque
     Root::decode(&bytes).map_err(|what| RequestError::Permanent(format!("damaged: {what}")))
 }
 
-/// Which objects count, and what they have.
+/// Returns the live objects and their sectors.
 fn live_objects(
     names: &BTreeMap<Name, u64>,
     newest: ObjectNumber,
@@ -427,7 +425,7 @@ fn live_objects(
         let counts =
             root.epoch_ends.get(&number.epoch).is_some_and(|end| number.sequence < *end) && is_sane;
         if !counts {
-            // Of a younger epoch it is none of ours.
+            // Objects of a newer epoch are not ours to delete.
             if mine.is_some_and(|mine| number.epoch < mine) {
                 dead.push(key.into());
             }
@@ -442,7 +440,7 @@ fn live_objects(
             from += run.count;
         }
     }
-    // What nothing leads to, or only the disk as long as it once was, is not needed.
+    // Objects without references, or only beyond the current ends, are not needed.
     let alive: HashSet<ObjectNumber> = map.objects().collect();
     dead.extend(keys.extract_if(|number, _| !alive.contains(number)).map(|(_, key)| key));
     let is_old = |name: &&Name| match name {
@@ -450,7 +448,7 @@ fn live_objects(
         _ => false,
     };
     dead.extend(names.keys().filter(is_old).map(|name| name.key().into()));
-    // An epoch without objects needs no end: what still comes of it does not count then.
+    // An epoch without objects needs no end: its late objects are not live then.
     let epochs: BTreeSet<u32> = map.objects().map(|number| number.epoch).collect();
     root.epoch_ends.retain(|epoch, _| epochs.contains(epoch));
     OpenedBucket { root, map, names: keys, garbage: dead, epoch, end }

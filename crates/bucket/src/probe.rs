@@ -1,7 +1,7 @@
-//! Whether a bucket does what is relied on, found out with a scratch object.
+//! Probes the guarantees of a bucket with a scratch object.
 //!
-//! There is one condition: that what is there is not created again. On it hangs that one writer
-//! has an epoch.
+//! The only conditional request is create-if-absent, on which the single writer of an epoch
+//! depends.
 
 use bytes::Bytes;
 use draconis_device::Error;
@@ -9,13 +9,13 @@ use draconis_device::Error;
 use crate::api::RequestError;
 use crate::retry::RetryingStore;
 
-/// Those who create one key at once.
+/// Number of concurrent creations of one key.
 const RIVALS: usize = 4;
 
 /// Writes, creates, lists, reads and deletes a scratch object, as writers will.
 ///
 /// # Errors
-/// Which promise the bucket does not keep; or what it says.
+/// The guarantee that the bucket lacks, or an error of the bucket.
 pub(crate) fn probe_guarantees(bucket: &RetryingStore, token: u128) -> Result<(), Error> {
     let key = format!("probe/{token:032x}");
     let probed = ask(bucket, &key);
@@ -44,7 +44,7 @@ fn ask(bucket: &RetryingStore, key: &str) -> Result<(), Error> {
     let said =
         |doing: &'static str| move |trouble: RequestError| bucket.error(doing, key, &trouble);
     let text = |rival: usize| Bytes::from(format!("probe of rival {rival}"));
-    // Several at once, then one more: one of them wins.
+    // Several concurrently, then one more: exactly one must win.
     let winners: Vec<usize> = std::thread::scope(|scope| {
         let create = |rival| scope.spawn(move || bucket.create(key, &text(rival)));
         let rivals: Vec<_> = (0..RIVALS).map(create).collect();

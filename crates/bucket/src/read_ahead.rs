@@ -1,4 +1,4 @@
-//! What comes next of objects that are read in order.
+//! Read-ahead for sequential readers of objects.
 //!
 //! ```text
 //!   read, read, read ─▶ in order: a window, each twice as long ─▶ the rest of the object
@@ -6,12 +6,12 @@
 //!                                 behind the end of an object it is the next object's begin
 //! ```
 //!
-//! Objects never change, so what was read of one is right for as long as it is kept.
+//! Objects are immutable, so cached bytes never become stale.
 //!
-//! Law 1: a window is asked for once, by who comes to it first: a reader that needs one which waits
-//! in a queue asks for it itself, and waits only for a request that is under way.
-//! Law 2: a window that could not be had is forgotten: who needs it asks for what it needs.
-//! Law 3: what is kept has a bound, and is forgotten once it was read to its end.
+//! Law 1: each window is requested once. A reader requests a queued window itself and waits only
+//! for a request in flight.
+//! Law 2: a failed window is dropped: readers request their own ranges.
+//! Law 3: cached windows are bounded, and dropped once they are read to their end.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -19,20 +19,20 @@ use std::sync::Arc;
 use bytes::Bytes;
 use parking_lot::{Condvar, Mutex};
 
-/// The first window; it is worth a request by itself, and little is lost where nothing follows.
+/// First window, in bytes: worth a request, and a small loss if no read follows.
 const FIRST_BYTES: u64 = 256 << 10;
-/// The longest: what takes longer to come than the answer does.
+/// Longest window, in bytes: its transfer takes longer than the latency of a request.
 pub(crate) const MAX_WINDOW_BYTES: u64 = 1 << 20;
-/// How many windows are kept.
+/// Most cached windows.
 const WINDOWS: usize = 24;
-/// How many readers in order are told from each other.
+/// Most sequential readers that are tracked.
 const STREAMS: usize = 16;
-/// What lies between two reads that are in order all the same: a header, or what was in memory.
+/// Largest gap between sequential reads: a header, or bytes that were in memory.
 const GAP_BYTES: u64 = 64 << 10;
-/// Windows that are asked for ahead of a reader.
+/// Windows requested ahead of a reader.
 const AHEAD: usize = 3;
 
-/// A part of an object.
+/// A range of an object.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct ObjectRange {
     pub key: Arc<str>,
@@ -52,7 +52,7 @@ impl ObjectRange {
 
 enum WindowState {
     Waits,
-    /// A request is under way.
+    /// A request is in flight.
     Asked,
     Here(Bytes),
 }
@@ -62,13 +62,13 @@ struct Window {
     held: WindowState,
 }
 
-/// A reader that goes on.
+/// A sequential reader.
 struct Stream {
-    /// Where it is: what it read last was from there up to here.
+    /// Key and range of its last read.
     key: Arc<str>,
     from: u64,
     at: u64,
-    /// What was asked for ends here.
+    /// Last range that was requested for it.
     ahead: Option<ObjectRange>,
     window: u64,
 }
@@ -76,28 +76,29 @@ struct Stream {
 #[derive(Default)]
 struct State {
     windows: VecDeque<Window>,
-    /// The one that went on last is last.
+    /// In order of use, the newest last.
     streams: VecDeque<Stream>,
 }
 
-/// See the module.
+/// Read-ahead of objects.
 #[derive(Default)]
 pub(crate) struct ReadAhead {
     state: Mutex<State>,
     changed: Condvar,
 }
 
-/// What a reader does.
+/// Action of a reader.
 pub(crate) enum ReadAction {
-    /// It is here.
+    /// Use these bytes.
     Here(Bytes),
-    /// It asks for that, which has what it needs, and [gives](Ahead::give) it.
+    /// Request this range, which has the wanted one, and [complete](ReadAhead::complete_window) it.
     Ask(ObjectRange),
 }
 
 impl ReadAhead {
-    /// What a reader of `wanted` does, and which windows are to be [asked for](Ahead::take) beside:
-    /// `len_of` says how long an object is, `next` which one comes behind it.
+    /// Returns the action of a reader of `wanted`, and further windows to
+    /// [claim](ReadAhead::claim_window). `len_of` and `next` return an object's length and
+    /// successor.
     pub fn read(
         &self,
         wanted: &ObjectRange,
@@ -129,7 +130,7 @@ impl ReadAhead {
         (ReadAction::Ask(wanted.clone()), more)
     }
 
-    /// Whether a window still waits to be asked for: then by who asks this.
+    /// Claims a queued window for a request by the caller; returns false if it is not queued.
     pub fn claim_window(&self, span: &ObjectRange) -> bool {
         let mut state = self.state.lock();
         let window = state.windows.iter_mut().find(|window| window.span == *span);
@@ -137,7 +138,7 @@ impl ReadAhead {
         waits.map(|window| window.held = WindowState::Asked).is_some()
     }
 
-    /// What was asked for came, or did not.
+    /// Completes a requested window, or drops it after a failure.
     pub fn complete_window(&self, span: &ObjectRange, came: Option<&Bytes>) {
         let mut state = self.state.lock();
         let nth = state.windows.iter().position(|window| window.span == *span);
@@ -152,7 +153,7 @@ impl ReadAhead {
 }
 
 impl State {
-    /// Sees that a reader is at `wanted`; the windows that it will need, which wait from now on.
+    /// Moves a reader to `wanted`; returns the windows that it will need, which are queued now.
     fn advance_reader(
         &mut self,
         wanted: &ObjectRange,
@@ -161,7 +162,7 @@ impl State {
     ) -> Vec<ObjectRange> {
         let is_next = |stream: &Stream| match stream.key == wanted.key {
             true => (stream.at..=stream.at + GAP_BYTES).contains(&wanted.from),
-            // At its end it goes on with the next.
+            // At the end of an object it continues with the next.
             false => {
                 wanted.from <= GAP_BYTES
                     && stream.at + GAP_BYTES >= len_of(&stream.key)
@@ -177,7 +178,7 @@ impl State {
             self.streams.push_back(Stream { key, from, at, ahead: None, window: FIRST_BYTES });
             return vec![];
         };
-        // What it has just left behind is read to its end, in part by a read that went over that.
+        // Windows before `wanted` are read to their end, maybe by a read across it.
         self.windows.retain(|window| {
             let (span, is_same) = (&window.span, stream.key == wanted.key);
             let is_left = span.end() > stream.from && (!is_same || span.end() <= wanted.from);
@@ -187,7 +188,7 @@ impl State {
         let mut more = vec![];
         let behind = next(&wanted.key);
         let is_of = |key: &Arc<str>| *key == wanted.key || behind.as_ref() == Some(key);
-        // A reader that was not seen to go on begins with what it wants now.
+        // A new sequential reader begins with the current range.
         let ahead = stream.ahead.take().filter(|last| is_of(&last.key));
         let mut last = ahead.unwrap_or_else(|| ObjectRange { len: 0, ..wanted.clone() });
         let left = |state: &Self| {
@@ -206,7 +207,7 @@ impl State {
                 },
                 false => break,
             };
-            // Another reader may have come by.
+            // Another reader may have requested it.
             let covers =
                 |it: &&Window| it.span.key == key && (it.span.from..it.span.end()).contains(&from);
             if let Some(there) = self.windows.iter().find(covers) {
@@ -246,7 +247,7 @@ mod tests {
         (span.from..span.end()).map(|at| (at >> 9) as u8).collect::<Vec<u8>>().into()
     }
 
-    /// One reader, and what it asks a bucket for that has two objects, "a" and "b".
+    /// A reader, and its requests to a bucket with two objects, "a" and "b".
     #[derive(Default)]
     struct Reader {
         ahead: ReadAhead,
@@ -287,10 +288,10 @@ mod tests {
                 places.for_each(|at| reader.read(&span(key, at, step)));
             }
             let count = reader.asked.len();
-            // What lies in two windows is asked for by itself.
+            // A range in two windows is requested separately.
             assert!(count <= 24, "{count}: {:?}", reader.asked);
             let all: u64 = reader.asked.iter().map(|span| span.len).sum();
-            // The first read, before it was seen that others follow, may come again.
+            // The first read, before the sequence was detected, may be repeated.
             assert!(all <= 2 * LEN + 12 * step, "{all}");
             assert!(reader.ahead.state.lock().windows.len() <= 1, "read, and kept");
         }
@@ -322,7 +323,7 @@ mod tests {
         ahead.complete_window(&first, None);
         let (ReadAction::Ask(again), _) = read(2000) else { panic!("nothing came") };
         assert_eq!(again, span("a", 2000, 1000));
-        // One that waits in a queue is taken by who needs it.
+        // A reader that needs a queued window claims it.
         let (ReadAction::Ask(second), _) = read(more[0].from) else { panic!("nothing came") };
         assert_eq!(second, more[0]);
         assert!(

@@ -1,6 +1,6 @@
-//! Threads in which requests wait for their answers.
+//! Thread pool for blocking requests.
 //!
-//! Law 1: what is pushed is done, in turn, by as many threads as there is work for, up to a bound.
+//! Law 1: jobs run in order, on as many threads as there are jobs, up to a limit.
 //! Law 2: no job waits for another.
 
 use std::collections::VecDeque;
@@ -42,7 +42,7 @@ impl RequestThreads {
             std::thread::Builder::new().name("bucket".to_owned()).spawn(move || lanes.work());
         match spawned {
             Ok(thread) => queue.threads.push(thread),
-            // Others will come to it.
+            // Existing threads will run it.
             Err(_) if !queue.threads.is_empty() => {
                 self.changed.notify_one();
             }
@@ -74,7 +74,7 @@ impl RequestThreads {
         }
     }
 
-    /// Returns once all is done; nothing may be pushed afterwards.
+    /// Waits until all jobs are done; none may be pushed afterwards.
     pub fn end(&self) {
         let threads = {
             let mut queue = self.queue.lock();

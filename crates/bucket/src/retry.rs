@@ -1,13 +1,13 @@
-//! Requests that are tried again, within bounds, and counted.
+//! Retries of requests, with limits and counts.
 //!
-//! Law 1: what passes is tried again until the deadline, at longer and longer intervals; before
-//! anything was ever answered, a shorter one: an address that is wrong is told soon.
-//! What a server refuses passes if it has done the like before: what is refused from the start is
-//! told at once.
-//! Law 2: an answer may be lost and its effect not. What is written twice is the same both times,
-//! and who creates what is there looks whether it is its own.
-//! Law 3: a bucket that could not be reached until a deadline is asked once for each request, until
-//! it answers again: what takes several requests does not wait as many times.
+//! Law 1: transient errors are retried until the deadline, at growing intervals. Before the first
+//! answer the deadline is shorter, so that a wrong address is reported soon.
+//! A refusal is transient if a request of its kind has worked before; otherwise it is reported at
+//! once.
+//! Law 2: an answer may be lost although the request was done. Repeated writes have the same bytes,
+//! and a failed creation compares the existing object with its own.
+//! Law 3: a bucket that was unreachable until a deadline gets no retries until it answers again. So
+//! an operation of several requests does not wait for several deadlines.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -18,25 +18,25 @@ use draconis_device::{Error, Random};
 
 use crate::api::{BucketApi, ListEntry, RequestError, RequestResult};
 
-/// How long the first answer may take.
+/// Deadline of the first answer.
 const FIRST_ANSWER: Duration = Duration::from_secs(10);
-/// The longest pause between two tries.
+/// Longest pause between retries.
 const PAUSE_MAX: Duration = Duration::from_secs(3);
 
-/// How often each kind of request was made, tries counted one by one.
+/// Numbers of requests of each kind, including retries.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Requests {
-    /// Objects written, or tried to.
+    /// Objects written, or attempted.
     pub puts: u64,
     /// Objects read, whole or in part.
     pub gets: u64,
-    /// Questions whether an object is there.
+    /// Checks whether an object exists.
     pub heads: u64,
-    /// Lists; one of very many objects takes more than one request.
+    /// Lists; one of very many objects takes several requests.
     pub lists: u64,
     /// Objects deleted.
     pub deletes: u64,
-    /// Requests of all kinds that were tried again.
+    /// Retries of all kinds.
     pub again: u64,
     /// Bytes sent with puts.
     pub sent_bytes: u64,
@@ -56,21 +56,21 @@ struct Counts {
     received_bytes: AtomicU64,
 }
 
-/// A bucket that is asked again.
+/// A bucket client that retries requests.
 #[derive(Clone)]
 pub(crate) struct RetryingStore {
     engine: Arc<dyn BucketApi>,
-    /// What it is called in errors.
+    /// Its name in errors.
     pub address: Arc<str>,
     deadline: Duration,
     pause: Duration,
     counts: Arc<Counts>,
     has_answered: Arc<AtomicBool>,
-    /// It has written something.
+    /// True once a write has worked.
     has_written: Arc<AtomicBool>,
-    /// It has told of something that is there.
+    /// True once a read or a list has worked.
     has_told: Arc<AtomicBool>,
-    /// It was tried until a deadline, and nothing was answered since.
+    /// True since an unreachable bucket exceeded a deadline, until the next answer.
     is_away: Arc<AtomicBool>,
 }
 
@@ -94,17 +94,17 @@ impl RetryingStore {
         }
     }
 
-    /// How long a request is tried again.
+    /// Returns the time limit of retries.
     pub fn deadline(&self) -> Duration {
         self.deadline
     }
 
-    /// It is tried again until a deadline, whatever it did not answer before.
+    /// Enables retries again after a time without answers.
     pub fn expect_answers(&self) {
         self.is_away.store(false, Ordering::Relaxed);
     }
 
-    /// How long to leave a bucket alone that could not be reached until then.
+    /// Returns the back-off after the bucket was unreachable.
     pub fn rest(&self) -> Duration {
         (self.pause * 10).min(PAUSE_MAX)
     }
@@ -131,7 +131,7 @@ impl RetryingStore {
         })
     }
 
-    /// Creates an object whose bytes no other would write there.
+    /// Creates an object with bytes that no other writer would write.
     pub fn create(&self, key: &str, bytes: &Bytes) -> RequestResult<()> {
         let create = || {
             self.counts.sent_bytes.fetch_add(bytes.len() as u64, Ordering::Relaxed);
@@ -139,7 +139,7 @@ impl RetryingStore {
                 Err(RequestError::AlreadyExists) => match self.get(key, None) {
                     Ok(there) if there == *bytes => Ok(()),
                     Ok(_) => Err(RequestError::AlreadyExists),
-                    // S3 says so, too, of two who come at once, and neither may have won.
+                    // S3 also answers so for concurrent creations, of which none may have won.
                     Err(RequestError::NotFound) => {
                         Err(RequestError::Transient("two at once".to_owned()))
                     }
@@ -169,7 +169,7 @@ impl RetryingStore {
         self.retry(&self.counts.lists, &self.has_told, || self.engine.list(folder))
     }
 
-    /// Trouble in the words of disks.
+    /// Converts a request error to a disk error.
     pub fn error(&self, doing: &str, key: &str, trouble: &RequestError) -> Error {
         let (address, slash) = (&self.address, if key.is_empty() { "" } else { "/" });
         let step = match trouble {
@@ -186,8 +186,8 @@ impl RetryingStore {
         Error::Remote(format!("{doing} {address}{slash}{key}: {trouble}{step}").into())
     }
 
-    /// Makes a request until it is answered, or until the deadline. Of its kind one `has_worked`
-    /// before, or not.
+    /// Makes a request until it is answered, or until the deadline. `has_worked` is set once a
+    /// request of its kind has worked.
     fn retry<T>(
         &self,
         count: &AtomicU64,
@@ -223,7 +223,7 @@ impl RetryingStore {
                 return answer;
             }
             self.counts.again.fetch_add(1, Ordering::Relaxed);
-            // Writers that were refused together do not come back together.
+            // Randomized, so that refused writers do not retry together.
             let seed = || Random::new(u64::from(begun.elapsed().subsec_nanos()));
             let part = dice.get_or_insert_with(seed).below(1000) as u32;
             std::thread::sleep(pause / 2 + pause / 2 * part / 1000);

@@ -1,8 +1,8 @@
-//! The root: what opening a bucket begins from.
+//! Root: the start of opening a bucket.
 //!
-//! It has the first and the last sectors of the disk - where a store keeps its superblocks - and
-//! says of each epoch before its own how many objects count: what a writer that lost its epoch
-//! still wrote is behind that.
+//! It holds the first and the last sectors of the disk, where a store keeps its superblocks. For
+//! each older epoch it has the number of live objects; later objects of a fenced writer are
+//! ignored.
 //!
 //! ```text
 //!   | magic | version | id | sectors of the disk | epochs: n × (epoch, end) | n × (sector, bytes) | sum |
@@ -18,30 +18,30 @@ use crate::name::SectorRun;
 
 const MAGIC: &[u8; 8] = b"DracoBkt";
 const VERSION: u32 = 1;
-/// Sectors at each end that the root has: two superblocks with pages of up to 4 KiB.
+/// Sectors at each end that the root holds: two superblocks with pages of up to 4 KiB.
 pub(crate) const EDGE_SECTORS: u64 = 16;
-/// The longest root that is read.
+/// Longest root, in bytes.
 const LEN_MAX: usize = 64 << 20;
 
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub(crate) struct Root {
-    /// Tells disks from each other; by chance.
+    /// Random id of the disk.
     pub id: u128,
-    /// Length of the disk.
+    /// Length of the disk, in sectors.
     pub sectors: u64,
-    /// Of each epoch before, how many of its objects count.
+    /// Number of live objects of each older epoch.
     pub epoch_ends: BTreeMap<u32, u64>,
-    /// What the ends of the disk have; what is not here is zeros.
+    /// Sectors at the ends of the disk; missing ones are zeros.
     pub edge_sectors: BTreeMap<u64, Bytes>,
 }
 
 impl Root {
-    /// Whether a sector is the root's.
+    /// Returns true if the root holds a sector.
     pub fn has(&self, sector: u64) -> bool {
         sector < EDGE_SECTORS || sector >= self.sectors.saturating_sub(EDGE_SECTORS)
     }
 
-    /// The part of a run that objects have, and how many sectors before it are cut off.
+    /// Returns the part of a run that objects hold, and the number of sectors cut off before it.
     pub fn between_ends(&self, run: SectorRun) -> Option<(u64, SectorRun)> {
         let first = run.sector.max(EDGE_SECTORS);
         let end = (run.sector + run.count).min(self.sectors.saturating_sub(EDGE_SECTORS));
@@ -68,7 +68,7 @@ impl Root {
         out.into()
     }
 
-    /// What the bytes say; why they say nothing.
+    /// Decodes a root; returns the reason if it is invalid.
     pub fn decode(bytes: &Bytes) -> Result<Self, &'static str> {
         let told =
             bytes.len().checked_sub(8).filter(|_| bytes.len() <= LEN_MAX).ok_or("its length")?;
@@ -89,7 +89,7 @@ impl Root {
         if !(EDGE_SECTORS * 2..1 << 48).contains(&root.sectors) {
             return Err("the length of the disk");
         }
-        // Each count is followed by as much: a false one ends where the bytes do.
+        // Each counted item takes bytes: a wrong count ends with them.
         for _ in 0..reader.u64()? {
             let (epoch, end) = (reader.u32()?, reader.u64()?);
             root.epoch_ends.insert(epoch, end);

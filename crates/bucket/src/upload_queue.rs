@@ -1,16 +1,15 @@
-//! What was written and is not durable yet.
+//! Upload queue: data that is not durable yet.
 //!
 //! ```text
 //!   open pack ─▶ sealed: an object with a number ─▶ sent, several at once ─▶ durable
 //! ```
 //!
-//! Law 1: objects have numbers without a gap, in the order in which they were written.
-//! Law 2: a root is sent when all before it was.
-//! Law 3: what was sent is durable once the epoch was found to be ours after that.
-//! Law 4: what fails once fails for good: nothing is sent afterwards that follows it.
-//! Law 5: for a writer that stays what passes is no failure, however long it takes: what was
-//! written is kept in memory, one request at a time asks whether the bucket takes it now, and who
-//! waits is told after the deadline that it is away.
+//! Law 1: object numbers have no gaps and follow the order of writes.
+//! Law 2: a root is uploaded after all objects before it.
+//! Law 3: uploaded objects are durable once a later check finds the epoch current.
+//! Law 4: a failure is permanent: nothing is uploaded after it.
+//! Law 5: a mount retries transient errors without limit. Its data stays in memory, single requests
+//! probe the bucket, and waiters get an error after the deadline.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
@@ -32,17 +31,17 @@ use crate::retry::RetryingStore;
 use crate::root::{EDGE_SECTORS, Root};
 use crate::{OBJECT_BYTES, SECTOR};
 
-/// How a disk goes about it.
+/// Write policy of a disk.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct WritePolicy {
-    /// What is waited for is not sent sooner after what was sent before.
+    /// Minimum interval between awaited commits.
     pub commit: Duration,
     pub lanes: usize,
-    /// The epoch is given back at the end.
+    /// True if the epoch is released at close.
     pub gives_back: bool,
 }
 
-/// A disk, for all who work for it.
+/// State of a disk that all its threads share.
 pub(crate) struct Shared {
     pub bucket: RetryingStore,
     pub cache: Option<Cache>,
@@ -53,56 +52,56 @@ pub(crate) struct Shared {
     pub epoch: Epoch,
     pub state: Mutex<State>,
     pub changed: Condvar,
-    /// For who works behind a journal.
+    /// Wakes the uploader of a journal.
     pub pump_wakes: Condvar,
 }
 
-/// What changes.
+/// Mutable state.
 pub(crate) struct State {
     pub root: Root,
     pub map: SectorMap,
     pub names: HashMap<ObjectNumber, Arc<str>>,
 
-    /// Takes what is written.
+    /// Receives writes.
     pub open: Option<OpenObject>,
-    /// Sealed and not sent yet.
+    /// Sealed and not uploaded yet.
     pub sealed: BTreeMap<u64, SealedObject>,
-    /// The next object has this number.
+    /// Number of the next object.
     pub next: u64,
-    /// All before this one were sent.
+    /// All objects before this one were uploaded.
     pub sent: u64,
-    /// Those behind it that were.
+    /// Later ones that were uploaded.
     pub sent_early: BTreeSet<u64>,
-    /// All before this one are durable.
+    /// All objects before this one are durable.
     pub durable: u64,
     pub is_asking: bool,
     pub last_sealed: Option<Instant>,
 
     pub tickets: u64,
     pub durable_ticket: u64,
-    /// The last ticket of each object that is not durable.
+    /// Last ticket of each object that is not durable.
     pub ends: VecDeque<(u64, u64)>,
 
-    /// What was written to the ends of the disk is in no root yet.
+    /// True if writes to the ends of the disk are in no root yet.
     pub is_root_due: bool,
-    /// Roots of ours.
+    /// Roots of this writer.
     pub roots: VecDeque<u64>,
-    /// Objects that nothing leads to from the object with the number on.
+    /// Unneeded objects, with the number of the object that replaced them.
     pub dead: Vec<(Arc<str>, u64)>,
     pub error: Option<Error>,
-    /// What passes is not the end.
+    /// True if transient errors are retried and do not stop the disk.
     pub is_patient: bool,
-    /// The bucket takes nothing at present.
+    /// Set while the bucket is not available.
     pub away: Option<Away>,
     pub is_probing: bool,
-    /// When it was last asked whether the epoch is still ours.
+    /// Time of the last epoch check.
     pub asked_at: Option<Instant>,
     pub is_closed: bool,
-    /// What concerns the journal, if there is one.
+    /// Journal queue, if there is a journal.
     pub keeping: Option<JournalQueue>,
 }
 
-/// Why nothing is taken, and since when.
+/// Unavailability of the bucket: reason and start.
 #[derive(Clone, Debug)]
 pub(crate) struct Away {
     pub why: String,
@@ -110,7 +109,7 @@ pub(crate) struct Away {
     pub at: SystemTime,
 }
 
-/// So much may be on its way to a bucket that is away before writers wait for it.
+/// Most bytes in memory for a bucket that is away before writers wait.
 const AWAY_BYTES: usize = 64 << 20;
 
 /// An object that is being filled.
@@ -126,11 +125,11 @@ pub(crate) struct SealedObject {
     pub bytes: Bytes,
     pub is_root: bool,
     pub is_sending: bool,
-    /// The draft up to which the journal has to have all before it is sent.
+    /// Number of the journal record that must be durable before the upload.
     pub needs_record: u64,
 }
 
-/// What a waiter waits for.
+/// Goal of a waiter.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum WaitGoal {
     Sent,
@@ -138,12 +137,12 @@ pub(crate) enum WaitGoal {
 }
 
 impl State {
-    /// Whether what passes is waited for, behind.
+    /// Returns true if transient errors are retried in the background.
     pub fn is_patient(&self) -> bool {
         self.error.is_none() && self.is_patient
     }
 
-    /// The bytes of an object of ours that may not be in the bucket yet.
+    /// Returns the bytes of an own object that may not be in the bucket yet.
     pub fn in_memory(&self, epoch: u32, object: ObjectNumber) -> Option<&[u8]> {
         if object.epoch != epoch {
             return None;
@@ -154,17 +153,17 @@ impl State {
         }
     }
 
-    /// These objects are not needed from the object `nth` on.
+    /// Marks objects as unneeded from object `nth` on.
     pub fn retire(&mut self, dead: Vec<ObjectNumber>, nth: u64) {
         for object in dead {
-            // One that is still open has no name yet; what is in it is dead when it gets one.
+            // An open object has no name yet, and is dead already when it gets one.
             if let Some(key) = self.names.remove(&object) {
                 self.dead.push((key, nth));
             }
         }
     }
 
-    /// A ticket's last bytes are in an object.
+    /// Records the object with a ticket's last bytes.
     fn ends_in(&mut self, ticket: u64, nth: u64) {
         match self.ends.back_mut() {
             Some(last) if last.1 == nth => last.0 = ticket,
@@ -175,13 +174,13 @@ impl State {
 }
 
 impl Shared {
-    /// Takes one group: parts of it go to the root, the rest to packs.
+    /// Queues one group: sectors at the ends go to the root, the rest to objects.
     pub fn queue_group(self: &Arc<Self>, state: &mut MutexGuard<'_, State>, group: &Group) {
         let has_data = |state: &State| {
             let mut starts = group.writes.iter().map(|write| write.at_bytes / SECTOR);
             starts.any(|sector| !state.root.has(sector))
         };
-        // What comes after a root has a later number.
+        // Data after a root needs a later number.
         if state.is_root_due && has_data(state) {
             self.seal_root(state);
         }
@@ -202,7 +201,7 @@ impl Shared {
                     sector += 1;
                     continue;
                 }
-                // As much as one object takes, and no more than there is before the end's.
+                // At most one object, and only up to the end's sectors.
                 let most = sector + state.object_bytes() / SECTOR;
                 let edge = state.root.sectors - EDGE_SECTORS;
                 let to = (first + count).min(most).min(edge);
@@ -213,7 +212,7 @@ impl Shared {
         state.tickets += 1;
         let ticket = state.tickets;
         if state.is_root_due {
-            // It ends in the root that will be.
+            // It ends in the next root.
             return;
         }
         let last = state.next.checked_sub(1).filter(|last| *last >= state.durable);
@@ -224,7 +223,7 @@ impl Shared {
         }
     }
 
-    /// Puts sectors into the open pack.
+    /// Appends sectors to the open object.
     pub fn put(self: &Arc<Self>, state: &mut MutexGuard<'_, State>, sector: u64, bytes: &Bytes) {
         let run = SectorRun { sector, count: bytes.len() as u64 / SECTOR };
         let most = state.object_bytes();
@@ -238,7 +237,7 @@ impl Shared {
             self.seal(state);
         }
         if state.open.is_none() {
-            // The first object of an epoch says which of those before count.
+            // The first object of an epoch states the live ones of older epochs.
             if state.next == 0 {
                 self.seal_root(state);
             }
@@ -264,7 +263,7 @@ impl Shared {
         state.retire(dead, nth);
     }
 
-    /// Ends the open pack and sends it.
+    /// Seals the open object and uploads it.
     pub fn seal(self: &Arc<Self>, state: &mut MutexGuard<'_, State>) {
         let Some(OpenObject { nth, runs, bytes }) = state.open.take() else { return };
         let number = ObjectNumber { epoch: self.epoch.number, sequence: nth };
@@ -284,7 +283,7 @@ impl Shared {
         self.pump_wakes.notify_one();
     }
 
-    /// Makes a root of what the ends of the disk have.
+    /// Seals a root with the sectors at the ends of the disk.
     pub fn seal_root(self: &Arc<Self>, state: &mut MutexGuard<'_, State>) {
         self.seal(state);
         let nth = state.next;
@@ -306,7 +305,7 @@ impl Shared {
         self.pump_wakes.notify_one();
     }
 
-    /// Sends a sealed object, unless it has to wait for those before it, or for the journal.
+    /// Uploads a sealed object, unless it has to wait for earlier ones or for the journal.
     pub fn send(self: &Arc<Self>, state: &mut MutexGuard<'_, State>, nth: u64) {
         let sent = state.sent;
         let needs = state.sealed.get(&nth).map_or(0, |sealed| sealed.needs_record);
@@ -317,7 +316,7 @@ impl Shared {
         if sealed.is_sending || sealed.is_root && sent < nth {
             return;
         }
-        // Until the bucket takes something again, one asks for all.
+        // While the bucket is away, only the probe sends.
         if state.away.is_some() && state.keeping.is_none() {
             return;
         }
@@ -327,12 +326,12 @@ impl Shared {
         self.lanes.push(move || shared.send_now(nth, &sealed));
     }
 
-    /// Sends a sealed object in this thread.
+    /// Uploads a sealed object in this thread.
     fn send_now(self: &Arc<Self>, nth: u64, sealed: &SealedObject) {
         let begun = (Instant::now(), SystemTime::now());
         let put = match sealed.is_root {
             false => self.bucket.put(&sealed.key, &sealed.bytes),
-            // No other has the epoch, if the bucket keeps its promises.
+            // No other writer has the epoch, if the bucket keeps its guarantees.
             true => self.bucket.create(&sealed.key, &sealed.bytes),
         };
         let mut state = self.state.lock();
@@ -353,7 +352,7 @@ impl Shared {
         self.changed.notify_all();
     }
 
-    /// The bucket does not take what is sent: it is asked again later, as long as it takes.
+    /// Records that the bucket is away: uploads are retried without limit.
     fn is_away(self: &Arc<Self>, state: &mut State, why: String, begun: (Instant, SystemTime)) {
         match &mut state.away {
             Some(away) => away.why = why,
@@ -372,7 +371,7 @@ impl Shared {
         }
     }
 
-    /// It is not away any more, or that is to be found out by all who wait.
+    /// Records that the bucket is back, or makes all waiters check that.
     pub fn is_back(self: &Arc<Self>, state: &mut MutexGuard<'_, State>) {
         if state.away.take().is_some() {
             log::info!("{} takes what is written again", self.bucket.address);
@@ -381,7 +380,7 @@ impl Shared {
         }
     }
 
-    /// Asks a bucket that is away for one thing at a time, until it does that.
+    /// Sends single requests to a bucket that is away, until one works.
     fn probe(self: &Arc<Self>) {
         let mut state = self.state.lock();
         loop {
@@ -407,14 +406,14 @@ impl Shared {
         state.is_probing = false;
     }
 
-    /// What is said at the end of what could not be sent, by a writer that stayed.
+    /// Returns a mount's message at close about data that was not uploaded.
     pub fn left_behind(&self, state: &State) -> Option<String> {
         let (bytes, address) = (Self::waiting_bytes(state), &self.bucket.address);
         let error = state.error.as_ref().filter(|_| self.pace.gives_back && bytes > 0)?;
         Some(format!("{bytes} bytes that were written last are not in {address}: {error}"))
     }
 
-    /// Bytes that were written and that the bucket does not have.
+    /// Returns the bytes that are not in the bucket.
     pub fn waiting_bytes(state: &State) -> usize {
         let open = state.open.as_ref().map_or(0, |pack| pack.bytes.len());
         open + state.sealed.values().map(|sealed| sealed.bytes.len()).sum::<usize>()
@@ -433,10 +432,10 @@ impl Shared {
         self.pump_wakes.notify_one();
     }
 
-    /// Waits until what is waited for may be sent.
+    /// Waits for the minimum interval between awaited commits.
     pub fn wait_commit_interval(&self) {
         let mut state = self.state.lock();
-        // A journal has its own pace: what it has is durable.
+        // A journal needs no interval: its data is durable.
         while state.keeping.is_none() && state.error.is_none() && !state.is_closed {
             let due = state.last_sealed.map(|last| last + self.pace.commit);
             let Some(due) = due.filter(|due| *due > Instant::now()) else { return };
@@ -478,7 +477,7 @@ impl Shared {
         }
     }
 
-    /// Waits for something to change; for what is durable not much longer than the deadline.
+    /// Waits for a change; for durability not much longer than the deadline.
     fn wait_patiently(
         &self,
         state: &mut MutexGuard<'_, State>,
@@ -490,7 +489,7 @@ impl Shared {
             return Ok(());
         }
         let deadline = self.bucket.deadline();
-        // What takes several waits does not take as many deadlines.
+        // Several waits do not take several deadlines.
         let end = match &state.away {
             Some(away) => (away.since.min(begun) + deadline).max(begun + self.bucket.rest()),
             None => begun + deadline,
@@ -506,7 +505,7 @@ impl Shared {
         Ok(())
     }
 
-    /// Asks whether the epoch is still ours; if so, what was sent before is durable.
+    /// Checks the epoch; if it is current, objects uploaded before are durable.
     pub fn verify_epoch(self: &Arc<Self>, state: &mut MutexGuard<'_, State>) {
         let sent = state.sent;
         let begun = (Instant::now(), SystemTime::now());
@@ -517,7 +516,7 @@ impl Shared {
         match answer {
             Ok(true) => {
                 self.mark_durable(state, sent);
-                // What is sealed asks for itself.
+                // Sealed objects probe by themselves.
                 if state.keeping.is_some() || state.sealed.is_empty() {
                     self.is_back(state);
                 }
@@ -548,7 +547,7 @@ impl Shared {
         }
         let durable = state.durable;
         let are_durable = state.roots.iter().take_while(|nth| **nth < durable).count();
-        // Of two durable roots the older one is for those who read.
+        // The older one of two durable roots is kept for readers.
         while state.roots.len() > 1 && state.roots[1] < durable && are_durable > 1 {
             let Some(old) = state.roots.pop_front() else { break };
             let key: Arc<str> =
@@ -563,7 +562,7 @@ impl Shared {
         for (key, _) in gone {
             let shared = self.clone();
             self.lanes.push(move || {
-                // It only takes room; who opens the store next tries again.
+                // It only takes space; the next opener tries again.
                 if let Err(trouble) = shared.bucket.delete(&key) {
                     log::warn!("{}", shared.bucket.error("deleting", &key, &trouble));
                 }

@@ -1,4 +1,4 @@
-//! What is read in order comes in few requests, and right; what is read here and there in short ones.
+//! Sequential reads take few requests, random ones short requests; all bytes are right.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,7 +8,7 @@ use draconis_device::{Disk, Extent, Group, Urgency, Write};
 use draconis_exchange::heap::Block;
 
 const LEN_BYTES: u64 = 64 << 20;
-/// Where it begins, and how much there is.
+/// Start and length of the written part.
 const FROM: u64 = 1 << 20;
 const BYTES: u64 = 16 << 20;
 
@@ -16,7 +16,7 @@ fn byte_at(at: u64) -> u8 {
     (at >> 9).wrapping_mul(37) as u8
 }
 
-/// A bucket with a disk of which a part was written in groups of 100 KiB.
+/// Returns a bucket with a disk, partly written in groups of 100 KiB.
 fn filled() -> MemoryBucket {
     let memory = MemoryBucket::default();
     let engine = Arc::new(memory.client(Faults::default()));
@@ -74,7 +74,7 @@ fn here_and_there_no_more_comes_than_is_asked_for() {
     assert!(came <= 110 * 4096, "{came} bytes");
 }
 
-/// Several readers, each with several requests on their way, of a bucket that fails now and then.
+/// Several readers, each with several requests in flight, on an unreliable bucket.
 #[test]
 fn many_at_once_read_what_is_there() {
     let memory = filled();

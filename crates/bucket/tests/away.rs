@@ -1,5 +1,5 @@
-//! Buckets that take nothing for a while: what passes is waited for, writers that stay are told
-//! after the deadline and go on later, and nothing that was written is lost meanwhile.
+//! Buckets that are away for a while: transient errors are retried, mounts report them after the
+//! deadline and continue later, and no written data is lost meanwhile.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,7 +14,7 @@ use draconis_exchange::heap::Block;
 
 const DEADLINE: Duration = Duration::from_millis(400);
 
-/// A bucket that refuses to be changed as long as it is told to.
+/// A bucket that refuses changes while its switch is set.
 struct Denying(MemoryBucket, Arc<AtomicBool>);
 
 impl Denying {
@@ -66,7 +66,7 @@ fn options(stays: bool) -> BucketOptions {
     }
 }
 
-/// A server with an empty disk, and the switch of those who are refused.
+/// Returns a server with an empty disk, and the switch of the refusals.
 fn server() -> (MemoryBucket, Arc<AtomicBool>) {
     let server = MemoryBucket::default();
     let machine = Arc::new(server.client(Default::default()));
@@ -113,7 +113,7 @@ fn a_writer_that_stays_goes_on_when_the_bucket_does() {
         assert!(why.contains("403 AccessDenied") && since.elapsed().unwrap() < DEADLINE * 4);
         assert!(state.waiting_bytes >= 8192 && state.error.is_none(), "{state:?}");
         assert_eq!([0, 1, 2].map(|at| byte(&disk, at)), [1, 2 + round, 12 + round]);
-        // What is only seen does not wait for the bucket.
+        // Visibility does not depend on the bucket.
         disk.wait_visible(tickets[1]).unwrap();
         denies.store(false, Ordering::SeqCst);
         let until = Instant::now() + Duration::from_secs(10);
@@ -158,7 +158,7 @@ fn who_leaves_a_bucket_that_is_away_is_told_what_stays_behind() {
     assert!(begun.elapsed() < DEADLINE * 4, "{:?}", begun.elapsed());
     let left = disk.close_error().unwrap();
     assert!(left.contains("4096 bytes") && left.contains("AccessDenied"), "{left}");
-    // A bucket that answers in time has all.
+    // A bucket that answers in time gets everything.
     denies.store(false, Ordering::SeqCst);
     let disk = open(&server, &denies, &options(true)).unwrap();
     disk.wait_durable(write(&disk, 0, 3)).unwrap();

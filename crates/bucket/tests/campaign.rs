@@ -1,5 +1,5 @@
-//! The store's promises on buckets that delay, refuse, lose answers and carry out late, and whose
-//! clients die at any request. `SEED` and `RUNS` in the environment make it longer.
+//! Store guarantees on buckets that delay, refuse, lose answers and act late, with clients that die
+//! at any request. `SEED` and `RUNS` in the environment make it longer.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,7 +17,7 @@ struct Machines {
     server: MemoryBucket,
     now: Arc<MemoryBucket>,
     dice: Random,
-    /// How many more die.
+    /// Number of further deaths.
     dying: u64,
 }
 
@@ -97,6 +97,6 @@ fn machines_that_die() {
         }
     }
     println!("{all:?}");
-    // It is no campaign if all of them live.
+    // A campaign without deaths tests nothing.
     assert!(all.disks > all.refused && all.refused > 0 || number("RUNS", 60) < 20);
 }

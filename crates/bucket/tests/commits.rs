@@ -1,4 +1,4 @@
-//! Writers that wait together share what is sent.
+//! Concurrent waiters share uploads.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -24,13 +24,13 @@ fn what_is_put_while_another_waits_goes_along() {
     Store::create(disk.clone(), &CreateOptions { profile, id: 1 }).unwrap();
     let how = OpenOptions { cache_bytes: 1 << 20, read_only: false };
     let kv = Kv::new(Store::open(disk, &how).unwrap());
-    // From now on the next has to wait.
+    // From now on the next upload has to wait.
     kv.wait(kv.put(b"before", b"1").unwrap()).unwrap();
     let before = bucket.requests().puts;
     let first = kv.put(b"first", b"1").unwrap();
     std::thread::scope(|scope| {
         let waiting = scope.spawn(|| kv.wait(first));
-        // It has handed over what there is, if it does so before it waits.
+        // It would have submitted its commit by now if it did so before the interval.
         std::thread::sleep(PACE / 5);
         let second = kv.put(b"second", b"1").unwrap();
         waiting.join().unwrap().unwrap();

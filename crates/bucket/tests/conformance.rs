@@ -1,4 +1,4 @@
-//! A bucket does what every disk does, in memory, with faults, and in a directory.
+//! Conformance of buckets as disks, in memory, with faults, and in a directory.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,7 +10,7 @@ use draconis_device::conform;
 
 const LEN_BYTES: u64 = 1 << 20;
 
-/// As it is where pauses are short.
+/// Options with short pauses.
 fn options() -> BucketOptions {
     let pause = Duration::from_micros(50);
     BucketOptions { pause, commit: Duration::ZERO, ..BucketOptions::default() }
@@ -50,11 +50,11 @@ fn in_a_directory() {
 
 #[test]
 fn a_disk_is_the_same_when_it_is_opened_again() {
-    // What was overwritten in it is written and read through both.
+    // Overwritten data is written and read through both.
     let memory = MemoryBucket::default();
     let engine = || Arc::new(memory.client(Faults::default()));
     drop(made(engine()));
-    // What was discarded may be zeros now and the old bytes later.
+    // Discarded sectors may be zeros now and the old bytes later.
     for (_, check) in conform::CHECKS.into_iter().filter(|(name, _)| !name.contains("discard")) {
         let disk = BucketDisk::open(engine(), "memory", &options()).unwrap();
         check(&disk);

@@ -1,5 +1,5 @@
-//! A journal before a bucket: what is waited for is in it while the bucket is away, is sent when it
-//! is back, and is asked for by name when it is missing. Nothing that a file can hold is a panic.
+//! A journal for a bucket: it has awaited data while the bucket is away, and uploads it later.
+//! Without the journal, opening is refused with its path. No journal file causes a panic.
 
 mod common;
 
@@ -118,11 +118,11 @@ fn what_was_acknowledged_is_sent_later_and_missed_by_others() {
     made(&memory);
     let drive = drive(JOURNAL_BYTES);
     left(&memory, local(&drive));
-    // Without the journal, from anywhere: where it is, and what to do.
+    // Without the journal, from anywhere: the error has its path, and the next step.
     let said = opened(&memory, &options("another", 3, None)).err().expect("it is refused");
     assert!(said.contains("with a journal, /var/the journal, by the one that died"), "{said}");
     assert!(said.contains("--journal /var/the journal") && said.contains("--take-over"), "{said}");
-    // Who reads is not shown less than was acknowledged by who knows the journal.
+    // A reader that knows the journal must not see less than was acknowledged.
     let engine = || Arc::new(memory.client(Faults::default()));
     let how = options("a reader", 4, local(&drive));
     let said = BucketDisk::open_to_read(engine(), "memory", &how).err().expect("it waits");
@@ -137,7 +137,7 @@ fn what_was_acknowledged_is_sent_later_and_missed_by_others() {
     disk.close();
     assert_eq!(disk.close_error(), None);
     drop(disk);
-    // It went, so all may come, and the journal serves another store.
+    // It was unmounted, so others may open it, and the journal serves another store.
     let disk = opened(&memory, &options("another", 6, None)).unwrap();
     is_all_there(&disk);
     assert_eq!(read(&disk, 200), Ok(9));
@@ -316,7 +316,7 @@ fn no_bytes_of_a_journal_are_believed() {
     }
     let said = told(image[..100 << 10].to_vec());
     assert!(said.contains("damaged") && said.contains("bytes of"), "{said}");
-    // What a later record says was durable is missed.
+    // Damage to a record that a later one declares durable is detected.
     let mut damaged = 0;
     let mut dice = Random::new(7);
     for at in (0..end).step_by(97) {
@@ -325,7 +325,7 @@ fn no_bytes_of_a_journal_are_believed() {
         damaged += u64::from(told(other).contains("the journal is damaged"));
     }
     assert!(damaged > 20, "{damaged}");
-    // Heads whose sums are right, and what they say is not.
+    // Headers with right checksums and wrong contents.
     let mut sane = 0;
     for round in 0..2000 {
         let mut other = image.clone();

@@ -1,9 +1,9 @@
-//! The promises of a store in a bucket with a journal, over both: machines lose their power at any
-//! request to the bucket and at any write of the journal, which then has any part of what was not
-//! flushed. What was acknowledged is there when the journal is opened again, in the order in which
-//! it was; without the journal the bucket is refused. `SEED` and `RUNS` make it longer.
+//! Guarantees of a store in a bucket with a journal: machines lose their power at any request to
+//! the bucket and any write of the journal, which then has any part of its unflushed writes.
+//! Acknowledged data is there after the journal is opened again, in order; without the journal the
+//! bucket is refused. `SEED` and `RUNS` make it longer.
 //!
-//! Laws that are left out on purpose are caught.
+//! Mutation tests: deliberate violations of the laws are detected.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -27,26 +27,26 @@ fn number(name: &str, otherwise: u64) -> u64 {
     std::env::var(name).ok().and_then(|it| it.parse().ok()).unwrap_or(otherwise)
 }
 
-/// What is left out.
+/// Deliberate violation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Sin {
     None,
     /// The journal answers before it is flushed.
     Hasty,
-    /// Objects with data are sent after the roots that lead to them.
+    /// Data objects are uploaded after the roots that refer to them.
     Disordered,
-    /// The epoch does not say that there is a journal.
+    /// The epoch does not record the journal.
     Unmarked,
 }
 
-/// A machine is on for so many steps of its bucket and its journal.
+/// Power of a machine, for so many steps of its bucket and its journal.
 struct Power {
     left: Option<u64>,
     dice: Random,
 }
 
 impl Power {
-    /// Takes a step; whether it is done though the power ends with it.
+    /// Takes a step; an error states if it is done though the power ends with it.
     fn step(power: &Mutex<Self>) -> Result<(), bool> {
         let mut power = power.lock();
         match &mut power.left {
@@ -63,13 +63,13 @@ impl Power {
     }
 }
 
-/// The bucket, as a machine sees it.
+/// The bucket of one machine.
 struct Client {
     bucket: MemoryBucket,
     faults: Faults,
     power: Arc<Mutex<Power>>,
     sin: Sin,
-    /// Epochs as their writer thinks that they are.
+    /// Epoch texts as their writer knows them.
     told: Mutex<Vec<(String, Bytes)>>,
     held_back: Mutex<Vec<(String, Bytes)>>,
 }
@@ -87,7 +87,7 @@ impl Client {
         }
     }
 
-    /// What the bucket is told of an epoch.
+    /// Returns the epoch text that the bucket gets.
     fn unmarked(&self, key: &str, bytes: Bytes) -> Bytes {
         if self.sin != Sin::Unmarked || !key.starts_with("epoch/") || bytes.is_empty() {
             return bytes;
@@ -155,7 +155,7 @@ impl BucketApi for Client {
     }
 }
 
-/// The disk of a journal, as a machine sees it.
+/// The journal's disk of one machine.
 struct Drive {
     disk: RecordDisk<MemoryDisk>,
     power: Arc<Mutex<Power>>,
@@ -195,17 +195,17 @@ impl draconis_device::ForwardingDisk for Drive {
     }
 }
 
-/// A bucket, and the machines that write it, with a journal that goes from one to the next.
+/// A bucket, and its machines, with a journal that each passes to the next.
 struct Machines {
     server: MemoryBucket,
     sin: Sin,
     dice: Random,
-    /// What the journal had when the machine that has it now was switched on.
+    /// Contents of the journal when its current machine started.
     image: Vec<u8>,
     now: Option<(Arc<Drive>, Arc<Mutex<Power>>)>,
-    /// What goes wrong with the first machine once it has made its disk.
+    /// Faults of the first machine, once it has created its disk.
     first: Option<(Arc<Client>, Faults)>,
-    /// How many more die.
+    /// Number of further deaths.
     dying: u64,
     /// Openings without the journal that were refused.
     refused: u64,
@@ -230,13 +230,13 @@ impl Machines {
         }
     }
 
-    /// The power of the machine before is cut; what its journal has then.
+    /// Cuts the power of the current machine; returns the contents of its journal.
     fn cut(&mut self) {
         let Some((drive, power)) = self.now.take() else { return };
         power.lock().left = Some(0);
         let mut events = drive.disk.take();
         let mut image = std::mem::take(&mut self.image);
-        // One waits for what it wrote before it writes more: all that was durable is in the image.
+        // Each write waits for the one before: the image has all durable ones.
         let durable = events.iter().rposition(|event| matches!(event, Event::Durable(_)));
         for event in events.drain(..durable.map_or(0, |at| at + 1)) {
             let Event::Group { writes, .. } = event else { continue };
@@ -295,7 +295,7 @@ impl DiskFactory for Machines {
     fn first(&mut self) -> BucketDisk {
         let len_bytes = Shape::BUCKET.disk_bytes as u64;
         let (client, options) = self.next(None, true);
-        // What arrives late would be taken for a server that breaks its promises.
+        // Late requests would look like a broken guarantee of the server.
         let faults = client.faults;
         client.bucket.set(Faults::default());
         self.first = Some((client.clone(), faults));
@@ -323,9 +323,9 @@ impl DiskFactory for Machines {
         Some(opened)
     }
 
-    /// Who only reads has what the bucket has: all, once the journal was opened.
+    /// Opens a reader, which sees the bucket: everything, once the journal was opened.
     fn reader(&mut self) -> Result<BucketDisk, Error> {
-        // Of some it is asked first what a machine without the journal is told.
+        // Sometimes a machine without the journal tries first.
         if self.dice.below(2) == 0 {
             match self.open(None, false) {
                 Ok(disk) => return Ok(disk),

@@ -1,4 +1,4 @@
-//! The layout for buckets does what every layout does.
+//! Conformance of the layout for buckets.
 
 #[test]
 fn the_layout_for_buckets_is_a_layout() {

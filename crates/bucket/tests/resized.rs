@@ -1,6 +1,6 @@
-//! Stores in buckets that grow and shrink while machines die: after each step the full check has
-//! no complaint, and all that was acknowledged is there. `SEED`, `RUNS` and `STEPS` in the
-//! environment make it longer.
+//! Stores in buckets that grow and shrink while machines die: after each step the full check
+//! passes, and all acknowledged data is there. `SEED`, `RUNS` and `STEPS` in the environment make
+//! it longer.
 
 use std::collections::BTreeMap;
 use std::ops::RangeFull;
@@ -18,7 +18,7 @@ fn number(name: &str, otherwise: u64) -> u64 {
     std::env::var(name).ok().and_then(|it| it.parse().ok()).unwrap_or(otherwise)
 }
 
-/// The values that a key may have: the last that was acknowledged, and those behind it.
+/// Possible values of a key: the last acknowledged one, and later ones.
 type Keys = BTreeMap<Vec<u8>, Vec<Option<Vec<u8>>>>;
 
 struct User {
@@ -127,7 +127,7 @@ impl User {
             let Some(seen) = values.iter().rposition(|it| *it == value) else {
                 return Err(format!("key {key:?} has none of its {} values", values.len()));
             };
-            // What was seen stays; what a machine sent before it died may still arrive.
+            // A value seen once stays; late requests of a dead machine may still arrive.
             values.drain(..seen);
         }
         Ok(())
@@ -190,7 +190,7 @@ fn a_disk_that_was_shorter_has_what_was_written_to_its_end() {
             assert!(read(&disk)[..common] == bytes[..], "{len}");
         }
         bytes.resize(len as usize, 0);
-        // What is behind the old end is not told.
+        // Data after the old end is not shown.
         let disk = BucketDisk::open_to_read(machine(), "memory", &options).unwrap();
         bytes = read(&disk);
     }

@@ -1,5 +1,5 @@
-//! Several writers of one bucket: one has it, the others are told; readers disturb none; a
-//! bucket that does not keep its promises gets no store.
+//! Several writers of one bucket: one has it, the others are fenced; readers disturb none; a bucket
+//! without the guarantees gets no store.
 
 mod common;
 
@@ -59,7 +59,7 @@ fn the_older_writer_is_told_by_whom_and_harms_nothing() {
     let new = opened(&memory, "someone on another machine", 2).unwrap();
     let said = write(&old, 100, 2).unwrap_err().to_string();
     assert!(said.contains("memory was taken over by someone on another machine"), "{said}");
-    // It says so from now on, too.
+    // Later writes fail with the same error.
     assert_eq!(write(&old, 101, 2).unwrap_err().to_string(), said);
     assert_eq!(read(&new, 100), Ok(1));
     write(&new, 101, 3).unwrap();
@@ -76,7 +76,7 @@ fn of_writers_that_race_the_last_to_be_told_nothing_is_one() {
     for round in first..first + rounds {
         let memory = MemoryBucket::default();
         drop(made(&memory));
-        // Each opens, and writes to a sector of its own and to one that all have.
+        // Each opens, and writes to a sector of its own and to a shared one.
         let results: Vec<Result<BucketDisk, Error>> = std::thread::scope(|scope| {
             let race = |nth: u64| {
                 let memory = &memory;
@@ -92,7 +92,7 @@ fn of_writers_that_race_the_last_to_be_told_nothing_is_one() {
         });
         let winners: Vec<usize> = (0..4).filter(|nth| results[*nth].is_ok()).collect();
         assert!(!winners.is_empty(), "round {round}: none won");
-        // Those who were told that all is done: it is there. Of all one still can write.
+        // Acknowledged writes are there. Only one can still write.
         let reader = Arc::new(memory.client(Faults::default()));
         let reader = BucketDisk::open_to_read(reader, "memory", &options("", 0)).unwrap();
         for nth in &winners {
@@ -124,8 +124,8 @@ fn readers_see_what_is_there_and_write_nothing() {
     assert_eq!(read(&reader, 100), Ok(1), "it is as it was when it was opened");
 }
 
-/// Groups go out side by side, in objects of their own; of those that arrived a beginning counts,
-/// with all that were waited for.
+/// Groups are uploaded concurrently, in objects of their own. A prefix of those that arrived is
+/// live, with all awaited ones.
 #[test]
 fn what_is_left_of_a_machine_that_died_is_a_beginning() {
     const GROUP_BYTES: usize = 300 << 10;
@@ -143,7 +143,7 @@ fn what_is_left_of_a_machine_that_died_is_a_beginning() {
         for nth in 0..40u64 {
             let mut block = Block::private(GROUP_BYTES);
             block.copy_in(0, &vec![nth as u8 + 1; GROUP_BYTES]);
-            // Every other place, so that none continues another.
+            // Every other range, so that none continues another.
             let at_bytes = (1 << 20) + nth * 2 * GROUP_BYTES as u64;
             let group = Group { writes: vec![Write { at_bytes, block }] };
             let Ok(ticket) = disk.submit(group, &[]) else { break };
@@ -170,8 +170,8 @@ fn what_is_left_of_a_machine_that_died_is_a_beginning() {
     assert!(shorter > 20 && stragglers > 5, "{shorter} ended early, {stragglers} out of order");
 }
 
-/// A writer that keeps two sectors and the root's alike, each by turns in another object; a disk
-/// that is opened meanwhile, to read or to take it over, has them as some root had them.
+/// A writer keeps two sectors and the root's equal, each time in another object. A disk opened
+/// meanwhile, for reading or with take-over, shows them as of one root.
 #[test]
 fn who_lists_while_it_is_written_sees_one_moment() {
     let memory = MemoryBucket::default();
@@ -179,7 +179,7 @@ fn who_lists_while_it_is_written_sees_one_moment() {
     for taking_over in [false, true] {
         for round in 0..60u64 {
             let writer = opened(&memory, "the writer", 100).unwrap();
-            // What the writer before has left may be any number, and this one begins again.
+            // The previous writer may have left any number, and this one starts again.
             write(&writer, 0, 0).unwrap();
             std::thread::scope(|scope| {
                 let writer = &writer;
@@ -202,10 +202,10 @@ fn who_lists_while_it_is_written_sees_one_moment() {
                         true => BucketDisk::open(engine.clone(), "memory", &options("other", 9)),
                     };
                     let disk = opened.unwrap();
-                    // What its root was written behind.
+                    // Its root was written after this sector.
                     let nth = read(&disk, 0).unwrap();
                     let there = read(&disk, 100 + u64::from(nth) % 7);
-                    // Of who only reads an object may be gone meanwhile; that is told.
+                    // A reader may find an object deleted; that is reported.
                     if !taking_over && there.is_err() {
                         continue;
                     }
@@ -225,7 +225,7 @@ fn what_is_not_needed_is_deleted() {
     let disk = made(&memory);
     for round in 0..50 {
         write(&disk, 100, round).unwrap();
-        // The first sector is the root's.
+        // The first sector is in the root.
         write(&disk, 0, round).unwrap();
     }
     drop(disk);
@@ -285,7 +285,7 @@ fn what_is_there_is_not_made_over_unless_that_is_said() {
     let again = BucketDisk::create(engine(), "memory", LEN_BYTES, false, &options("", 2));
     let said = again.err().expect("a store is there").to_string();
     assert!(said.contains("holds a store; --force"), "{said}");
-    // Who writes it was not disturbed.
+    // Its writer was not fenced.
     write(&disk, 100, 2).unwrap();
     let over = BucketDisk::create(engine(), "memory", LEN_BYTES, true, &options("", 3)).unwrap();
     assert_eq!(read(&over, 100), Ok(0));
@@ -365,26 +365,26 @@ fn who_stays_is_left_alone_until_it_goes_or_is_taken_over() {
     drop(made(&memory));
     let first = staying(&memory, 2, "home", false).unwrap();
     write(&first, 100, 1).unwrap();
-    // Neither one that stays nor one that comes for a moment ends its epoch.
+    // Neither a mount nor a one-shot command fences its epoch.
     for refused in [staying(&memory, 3, "abroad", false), opened(&memory, "a visitor", 4)] {
         let said = refused.err().expect("it is refused").to_string();
         assert!(said.contains("memory is mounted by the one at home; unmount it there"), "{said}");
         assert!(said.contains("--take-over"), "{said}");
     }
     write(&first, 101, 2).unwrap();
-    // It went by itself: all may come.
+    // It was unmounted: others may open it.
     drop(first);
     write(&opened(&memory, "a visitor", 5).unwrap(), 102, 3).unwrap();
     let second = staying(&memory, 6, "abroad", false).unwrap();
     write(&second, 103, 4).unwrap();
-    // Dead, or out of reach: who is told to ends its epoch, and it does no harm.
+    // Crashed or out of reach: take-over fences its epoch, and it can do no harm.
     let third = staying(&memory, 7, "home", true).unwrap();
     let said = write(&second, 103, 5).unwrap_err().to_string();
     assert!(said.contains("was taken over by the one at home"), "{said}");
     drop(second);
     let refused = opened(&memory, "a visitor", 8).err().expect("the third is there");
     assert!(refused.to_string().contains("mounted by the one at home"), "{refused}");
-    // Who comes to the same seat knows that it is free.
+    // A mount with the same host id knows that the old one is gone.
     let fourth = staying(&memory, 9, "home", false).unwrap();
     write(&third, 104, 6).unwrap_err();
     for (sector, byte) in [(100, 1), (101, 2), (102, 3), (103, 4), (104, 0)] {

@@ -1,9 +1,9 @@
-//! Random writes of 4 KiB to a disk in a store, beside the same to a plain file.
+//! Random writes of 4 KiB to a disk in a store, compared to a plain file.
 //!
 //! `cargo run --release -p draconis-objects --example object_disk -- DIR`
 //!
-//! Each disk of 256 MiB is filled, and then overwritten at random: not waited for until the end,
-//! and waited for one by one. Last, all of it is read in order, 128 KiB at a time.
+//! Each disk of 256 MiB is filled, then overwritten at random: with one wait at the end, and with a
+//! wait for each write. Last, all of it is read sequentially, 128 KiB at a time.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

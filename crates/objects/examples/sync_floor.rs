@@ -1,5 +1,5 @@
-//! Durable puts of 512 bytes on files that are made in three ways, beside the floor: a write
-//! of 4 KiB and `fdatasync` into a file that was written before.
+//! Durable puts of 512 bytes on files that are created in three ways, compared to the floor: a
+//! write of 4 KiB and `fdatasync` to a file with allocated, written blocks.
 //!
 //! ```text
 //!   sparse     one hole: each commit has the file system find room
@@ -7,7 +7,7 @@
 //!   written    zeros were written: nothing of the file changes but its bytes
 //! ```
 //!
-//! In turns, so that whoever else uses the disk does so to all of them; medians.
+//! In turns, so that other users of the disk affect all of them; medians.
 //!
 //! `cargo run -p draconis-objects --release --example sync_floor -- DIRECTORY [TURNS]`
 
@@ -113,7 +113,7 @@ fn store(path: &Path, made: Made, uring: bool) -> Result<Kv, Failure> {
     Ok(Kv::new(Store::open(disk, &OpenOptions::default())?))
 }
 
-/// What one takes, in the mean of a turn.
+/// Returns the mean time of one write and flush in a turn.
 fn write_and_flush(file: &File, first: u64) -> Result<f64, Failure> {
     let mut bytes = PrivateBuffer::new(4096);
     bytes.fill(7);

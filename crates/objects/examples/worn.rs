@@ -1,5 +1,5 @@
-//! What a store that is nearly full writes for each byte, how long each group waits, and how
-//! long opening takes after a cut, on the models.
+//! Write amplification of a nearly full store, wait of each group, and time of opening after a
+//! power cut, on simulated disks.
 //!
 //! ```text
 //! cargo run --release -p draconis-objects --example worn -- store=4G segment=1M
@@ -8,10 +8,10 @@
 //!     disk=hdd layout=log store=1024G segment=64M block=128K cut=400000
 //! ```
 //!
-//! `fill` is how much of all segments' bytes is alive after filling, in percent; every turn
-//! then overwrites as much as that. `wait=1` waits for each group. `cut=N` updates N blocks
-//! after filling, cuts the power and opens the store. `cache` is the store's memory: an
-//! index that it does not hold is read again for what is counted, cleaned and merged.
+//! `fill` is the percentage of live bytes of all segments after filling; every turn then overwrites
+//! as much. `wait=1` waits for each group. `cut=N` updates N blocks after filling, cuts the power
+//! and opens the store. `cache` is the store's memory: nodes that do not fit are read again for
+//! flushes, cleaning and merges.
 
 use std::collections::HashMap;
 use std::error::Error;
@@ -93,7 +93,7 @@ fn main() -> Done<()> {
     Ok(())
 }
 
-/// A store that is worn out.
+/// A nearly full store.
 struct Worn {
     store: Arc<Store>,
     disk: Arc<SimDisk>,
@@ -119,7 +119,7 @@ impl Worn {
         Ok(self.store.submit(group, &[]).map_err(|refused| refused.error)?)
     }
 
-    /// Fills so much of all segments, index and all.
+    /// Fills a percentage of all segments, including the index.
     fn fill(&mut self, percent: u64) -> Done<()> {
         let new = self.store.new_object();
         self.id = new.id();
@@ -127,7 +127,7 @@ impl Worn {
         group.create(new, Hint::Unknown);
         self.store.submit(group, &[]).map_err(|refused| refused.error)?;
         let (began, since) = (Instant::now(), self.clock.now_ns());
-        // What the index takes is known when it is there.
+        // The size of the index is known only once it is written.
         while !self.blocks.is_multiple_of(1024)
             || self.store.info().used_bytes < self.all / 100 * percent
         {

@@ -1,21 +1,21 @@
-//! A layout for a device of zones that are written in order: shingled disks, zoned flash.
+//! Layout for a device with zones that are written sequentially: shingled disks, zoned flash.
 //!
-//! A segment is a zone. Such a device has few zones open at a time, and what is dead in one costs
-//! nothing until the zone is reset, which a segment's discard is. So two streams will do: what
-//! is written and what leads to it goes to one zone, what survived goes to another. Cleaning takes
-//! the oldest of what is worth it: a zone that was left alone for long has what stays.
+//! A segment is a zone. Such a device has few open zones, and dead bytes cost nothing until the
+//! zone is reset, which is the segment's discard. So two streams are enough: new payloads and the
+//! index share a zone, and cleaned payloads go to another. The cleaner takes the oldest segments
+//! with a benefit: old zones hold long-lived bytes.
 //!
-//! `cargo run -p draconis-objects --example zoned` puts it to the checks that every layout passes.
+//! `cargo run -p draconis-objects --example zoned` runs the conformance checks on it.
 
 use draconis_objects::layout::{Layout, PayloadKind, StoreDimensions, conform, register};
 
-/// The number by which stores know it.
+/// Layout number on the disk.
 pub const NUMBER: u16 = 300;
 
-/// See the head of the file.
+/// Zoned layout.
 struct Zoned(StoreDimensions);
 
-/// Makes one.
+/// Creates the layout.
 pub fn make(site: &StoreDimensions) -> Box<dyn Layout> {
     Box::new(Zoned(*site))
 }
@@ -38,7 +38,7 @@ impl Layout for Zoned {
     }
 
     fn read_bytes(&self) -> usize {
-        // A zone is read from its beginning on.
+        // A zone is read from its start.
         self.0.at_most(1 << 20, 1)
     }
 

@@ -1,7 +1,6 @@
-//! What is remembered of the disk: pages of payloads, and nodes.
+//! Cache of the disk: pages of payloads, and index nodes.
 //!
-//! Law: both share one limit, so that a store whose index is large, or whose payloads are,
-//! has all of it for that.
+//! Law: both share one limit, so that either may use all of it.
 
 mod page_index;
 
@@ -16,7 +15,7 @@ use self::page_index::PageIndex;
 pub(crate) use self::page_index::PageIndexGuard;
 use crate::index::tree::{BlockPtr, Node};
 
-/// A page by its number, or a node by its sum.
+/// A page by its number, or a node by its checksum.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum CacheKey {
     Page(u64),
@@ -25,7 +24,7 @@ enum CacheKey {
 
 impl Hash for CacheKey {
     fn hash<H: Hasher>(&self, state: &mut H) {
-        // Sums are spread already: numbers of pages are small beside them.
+        // Checksums are spread already; page numbers are small beside them.
         match self {
             Self::Page(name) | Self::Node(name) => state.write_u64(*name),
         }
@@ -50,7 +49,7 @@ impl Weighter<CacheKey, CacheEntry> for ByWeight {
     }
 }
 
-/// Addresses are spread by one multiplication and a shift.
+/// Spreads addresses by one multiplication and a shift.
 #[derive(Default)]
 struct Mixer(u64);
 
@@ -70,7 +69,7 @@ impl Hasher for Mixer {
     }
 }
 
-/// What the table drives out is not near any more.
+/// Removes pages that the table evicts from the page index.
 #[derive(Clone, Debug)]
 struct EvictionHook(Arc<PageIndex>);
 
@@ -86,9 +85,9 @@ impl Lifecycle<CacheKey, CacheEntry> for EvictionHook {
 
 type Table = Cache<CacheKey, CacheEntry, ByWeight, BuildHasherDefault<Mixer>, EvictionHook>;
 
-/// Where pages are looked for.
+/// Lookup of cached pages.
 pub(crate) trait Pages {
-    /// What `take` makes of a page, if that is in memory.
+    /// Returns the result of `take` on a page, if the page is cached.
     fn with<T>(&self, number: u64, take: impl Fn(&[u8]) -> T) -> Option<T>;
 }
 
@@ -109,17 +108,17 @@ impl Pages for BlockCache {
     }
 }
 
-/// Pages and nodes.
+/// Cache of pages and nodes.
 pub(crate) struct BlockCache {
     table: Table,
     near: Arc<PageIndex>,
-    /// What was put in since it was last asked how full it is, in bytes.
+    /// Bytes inserted since the fill level was last checked.
     unasked: AtomicU64,
     is_calm: AtomicBool,
 }
 
 impl BlockCache {
-    /// At most `capacity` bytes; most things have about `typical`.
+    /// Creates a cache of at most `capacity` bytes; most entries have about `typical` bytes.
     pub fn new(capacity: u64, typical: u64) -> Self {
         let items = capacity.checked_div(typical).unwrap_or(0).clamp(16, 1 << 24);
         let near = Arc::new(PageIndex::new(items));
@@ -133,14 +132,14 @@ impl BlockCache {
             .build();
         let table = match options {
             Ok(options) => Cache::with_options(options, ByWeight, hasher, lifecycle),
-            // Both numbers are given above; the builder asks for nothing else.
+            // Both required numbers are given above.
             Err(_) => Cache::with(items, capacity, ByWeight, hasher, lifecycle),
         };
         Self { table, near, unasked: AtomicU64::new(0), is_calm: AtomicBool::new(true) }
     }
 
-    /// Whether there is so much room that nothing is driven out yet: then it need not be known
-    /// what is used. It is a bit behind.
+    /// Returns true while the cache is too empty to evict, so that usage need not be tracked. It
+    /// lags a bit.
     pub fn is_below_eviction(&self) -> bool {
         self.is_calm.load(Ordering::Relaxed)
     }
@@ -149,7 +148,7 @@ impl BlockCache {
         let weight = ByWeight.weight(&name, &kept);
         self.table.insert(name, kept);
         let capacity = self.table.capacity();
-        // All parts of the table are asked: not each time.
+        // The weight is a sum over all shards: not computed each time.
         if self.unasked.fetch_add(weight, Ordering::Relaxed) >= capacity / 32 {
             self.unasked.store(0, Ordering::Relaxed);
             self.is_calm
@@ -162,12 +161,12 @@ impl BlockCache {
         self.table.weight()
     }
 
-    /// Whether most of it is unused.
+    /// Returns true if more than half of the capacity is unused.
     pub fn is_half_empty(&self) -> bool {
         self.table.weight() < self.table.capacity() / 2
     }
 
-    /// All pages that can be had without asking the table, while nothing is driven out.
+    /// Locks the page index for reading; `None` once the cache may evict.
     pub fn hold(&self) -> Option<PageIndexGuard<'_>> {
         self.is_below_eviction().then(|| self.near.hold())
     }
@@ -202,8 +201,8 @@ impl BlockCache {
         }
     }
 
-    /// Nodes are known by their sums, which hold the place: an address that is used again
-    /// cannot be mistaken.
+    /// Nodes are known by their checksums, which include the address: a reused address cannot be
+    /// mistaken.
     pub fn keep_node(&self, ptr: BlockPtr, node: Arc<Node>) {
         self.keep(CacheKey::Node(ptr.sum), CacheEntry::Node(node));
     }
@@ -234,7 +233,7 @@ mod tests {
         assert!(memory.is_below_eviction());
         (0..1000).for_each(|number| memory.keep_page(number, Arc::from(&[2; 4096][..])));
         assert!(!memory.is_below_eviction());
-        // Pages alone may have all.
+        // Pages alone may use all.
         assert!((900 << 10..=1 << 20).contains(&memory.used_bytes()), "{}", memory.used_bytes());
     }
 

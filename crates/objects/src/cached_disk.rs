@@ -1,10 +1,9 @@
-//! Bytes from the disk, verified and remembered.
+//! Bytes from the disk, verified and cached.
 //!
-//! Law 1: nothing that was pointed to leaves here without its sum having been right.
-//! Law 2: what was given to the disk and may not be readable there yet is read from
-//! memory (`recent`), which holds it until the disk says that reads see it.
-//! Law 3: what is remembered may be old or rotten: where it has the wrong sum the disk is
-//! asked again.
+//! Law 1: nothing referenced leaves here unless its checksum was right.
+//! Law 2: frames that the disk may not show to reads yet are read from memory (`unsettled_frames`),
+//! which holds them until the disk says that reads see them.
+//! Law 3: cached bytes may be stale or rotten: on a wrong checksum the disk is read again.
 #![allow(
     clippy::arithmetic_side_effects,
     clippy::cast_possible_truncation,
@@ -31,57 +30,57 @@ use crate::recovery::superblock::Geometry;
 use crate::test_hooks::{InjectedFault, is_fault_injected};
 use crate::{Error, Result};
 
-/// Reads longer than this are not remembered.
+/// Longest read that is cached, in bytes.
 const REMEMBERED_MAX: u64 = 64 << 10;
 
-/// Payloads with no larger a gap between them are read as one.
+/// Largest gap between payloads that are read in one request.
 const COALESCE_GAP_BYTES: u64 = 16 << 10;
-/// The longest read of several payloads.
+/// Longest request that reads several payloads.
 const FAR_MAX: u64 = 256 << 10;
 
-/// What is longer is read in parts of so many bytes, where it may be long.
+/// Longer reads are split into parts of this many bytes, where they may be long.
 const PART: usize = 4 << 20;
 
-/// While most of memory is unused, what lies around a payload is read with it, in bytes.
+/// Alignment of read-around, in bytes: used while most of the cache is empty.
 const AROUND: u64 = 128 << 10;
 
-/// Payloads in memory that are looked for together, and how far bytes lie that are fetched as one.
+/// Cached payloads that are looked up together, and the size of a processor's cache line.
 const TOGETHER: usize = 64;
 const LINE: usize = 64;
 
-/// Nodes that are loaded ahead, one after the other, before they are forgotten.
+/// Most singly prefetched nodes that are kept.
 const AHEAD_MAX: usize = 4096;
 
-/// What the caches did.
+/// Statistics of the caches.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct CacheInfo {
-    /// Questions that memory answered.
+    /// Lookups answered from memory.
     pub hits: u64,
-    /// Questions that the disk had to answer.
+    /// Lookups that needed the disk.
     pub misses: u64,
     /// Memory in use, in bytes.
     pub used_bytes: u64,
 }
 
-/// The disk, with what is remembered of it.
+/// The disk, with its caches.
 pub(crate) struct CachedDisk {
     pub disk: Arc<dyn Disk>,
     pub geometry: Geometry,
     pub summer: Checksummer,
     memory: BlockCache,
     unsettled_frames: RwLock<BTreeMap<u64, Arc<SealedFrame>>>,
-    /// Nodes in frames that were not given to the disk yet.
+    /// Nodes in frames that were not submitted to the disk yet.
     unsubmitted_nodes: RwLock<HashMap<u64, Arc<Node>>>,
-    /// Nodes that were loaded ahead last: the cache may not keep what was not used yet.
+    /// Nodes that were prefetched last: the cache may evict an entry that was never used.
     ahead: RwLock<NodeMap>,
-    /// Frames on their way to the disk, oldest first, and how many bytes they have.
+    /// Submitted frames that reads may not see yet, oldest first, and their bytes.
     queue: Mutex<VecDeque<(DiskTicket, Arc<SealedFrame>)>>,
     queued_bytes: AtomicUsize,
     hits: AtomicU64,
     misses: AtomicU64,
 }
 
-/// What may wait to be written, in bytes, before a writer of more waits too.
+/// Bytes that may wait to be written before a writer of more waits, too.
 const RECENT_MAX: usize = 16 << 20;
 
 impl CachedDisk {
@@ -123,8 +122,8 @@ impl CachedDisk {
         recent.extend(frames.iter().map(|frame| (frame.at, frame.clone())));
     }
 
-    /// Frames were given to the disk as `ticket`. Waits only where far more was than
-    /// [`Io::throttle`] leaves.
+    /// Records that frames were submitted to the disk as `ticket`. Waits only if far more is queued
+    /// than [`CachedDisk::throttle`] leaves.
     pub fn track_submitted(&self, ticket: DiskTicket, frames: Vec<Arc<SealedFrame>>) -> Result<()> {
         let mut queue = self.queue.lock();
         let bytes = frames.iter().map(|frame| frame.len).sum();
@@ -139,7 +138,7 @@ impl CachedDisk {
         Ok(())
     }
 
-    /// Waits until not much is on its way to the disk. No other caller waits for it.
+    /// Waits until few bytes are on their way to the disk. No other caller waits for it.
     pub fn throttle(&self) -> Result<()> {
         while self.queued_bytes.load(Ordering::Relaxed) > RECENT_MAX {
             let first = self.queue.lock().front().map(|(ticket, _)| *ticket);
@@ -160,7 +159,7 @@ impl CachedDisk {
         }
     }
 
-    /// Everything up to `ticket` can be read from the disk.
+    /// Records that reads see everything up to `ticket`, and drops those frames.
     pub fn settled(&self, ticket: DiskTicket) {
         let mut queue = self.queue.lock();
         while queue.front().is_some_and(|(first, _)| *first <= ticket) {
@@ -172,13 +171,13 @@ impl CachedDisk {
         let Some((_, frame)) = queue.pop_front() else { return };
         self.queued_bytes.fetch_sub(frame.len, Ordering::Relaxed);
         let mut recent = self.unsettled_frames.write();
-        // Its place may be another frame's by now.
+        // Another frame may have its address by now.
         if recent.get(&frame.at).is_some_and(|other| Arc::ptr_eq(other, &frame)) {
             recent.remove(&frame.at);
         }
     }
 
-    /// Nothing of these bytes is to be remembered: they will be others.
+    /// Drops everything cached of these bytes, because they will be overwritten.
     pub fn invalidate(&self, start: u64, len: u64) {
         let page = self.page();
         for index in start / page..(start + len).div_ceil(page) {
@@ -204,7 +203,8 @@ impl CachedDisk {
         }
     }
 
-    /// Reads whole pages as [`Io::direct`] does, in parts that are under way together where it is long.
+    /// Reads whole pages as [`CachedDisk::direct`] does; parts of a long read are in flight
+    /// together.
     pub fn direct_in_parts(&self, at: u64, len: usize) -> Result<PrivateBuffer> {
         if len <= PART {
             return self.direct(at, len);
@@ -242,7 +242,7 @@ impl CachedDisk {
         (at + len as u64 <= start + frame.len as u64).then(|| frame.clone())
     }
 
-    /// Pages from `first` to `last`, if memory has all of them.
+    /// Returns the pages from `first` to `last`, if all of them are cached.
     fn remembered_pages(&self, first: u64, last: u64) -> Option<SmallVec<[Arc<[u8]>; 2]>> {
         let mut pages = SmallVec::new();
         for index in first..=last {
@@ -251,11 +251,11 @@ impl CachedDisk {
         Some(pages)
     }
 
-    /// Reads pages, and what is around them if that is to be kept too; where it begins.
+    /// Reads pages, with their surroundings if `keeps` is set. Returns the start and the bytes.
     fn fetch(&self, (start, end): (u64, u64), keeps: bool) -> Result<(u64, PrivateBuffer)> {
         let (from, to) = if keeps { self.around((start, end)) } else { (start, end) };
         match self.direct(from, to.saturating_sub(from) as usize) {
-            // What cannot be read may be what was not asked for.
+            // The error may be of the surroundings.
             Err(_) if (from, to) != (start, end) => {
                 Ok((start, self.direct(start, end.saturating_sub(start) as usize)?))
             }
@@ -263,7 +263,7 @@ impl CachedDisk {
         }
     }
 
-    /// What is read for these pages: more, while there is memory for it that nothing is in.
+    /// Returns the range to read for these pages: a larger one while the cache is half empty.
     fn around(&self, (from, to): (u64, u64)) -> (u64, u64) {
         if !self.memory.is_half_empty() {
             return (from, to);
@@ -272,8 +272,8 @@ impl CachedDisk {
         (from - from % AROUND, end.max(to))
     }
 
-    /// Hands bytes of the disk to `take`, in one piece, which says whether they are right.
-    /// Their pages may be kept.
+    /// Passes bytes of the disk to `take` in one slice; `take` verifies them. Their pages may be
+    /// cached.
     fn with<T>(
         &self,
         at: u64,
@@ -328,7 +328,7 @@ impl CachedDisk {
         Ok(taken)
     }
 
-    /// Verifies the pieces of a payload.
+    /// Verifies the checksum blocks of a payload.
     pub fn verify(&self, data: &PayloadRef, stored: &[u8]) -> Result<()> {
         let mut at = data.at;
         for (piece, &sum) in stored.chunks(CHECKSUM_BLOCK_BYTES as usize).zip(&data.sums) {
@@ -342,7 +342,7 @@ impl CachedDisk {
         Ok(())
     }
 
-    /// Copies what counts of a payload.
+    /// Copies the referenced part of a payload.
     pub fn read_data(&self, data: &PayloadRef, into: &mut [u8]) -> Result<()> {
         if data.stored == 0 {
             return Ok(());
@@ -354,14 +354,14 @@ impl CachedDisk {
         })
     }
 
-    /// What counts of a payload, if memory has it and it is right: as a sum holds the place too,
-    /// what was there before is not mistaken for it, and nothing else has to be asked.
+    /// Returns the referenced part of a payload, if it is cached and right. The checksum includes
+    /// the address, so stale bytes of that address do not pass.
     pub fn cached_value(&self, data: &PayloadRef) -> Option<Vec<u8>> {
         self.value_in(&self.memory, data)
     }
 
-    /// The same of several. The first is used once all have been looked for, and looked at: what a
-    /// processor needs of them it waits for together.
+    /// Looks up several cached payloads and touches all of them first, so that the processor
+    /// overlaps their cache misses.
     pub fn values_near(&self, all: &[&PayloadRef]) -> Vec<Option<Vec<u8>>> {
         let mut values = Vec::with_capacity(all.len());
         for some in all.chunks(TOGETHER) {
@@ -418,7 +418,7 @@ impl CachedDisk {
         Some(value)
     }
 
-    /// What counts of a payload.
+    /// Returns the referenced part of a payload.
     pub fn value(&self, data: &PayloadRef) -> Result<Vec<u8>> {
         if data.stored == 0 {
             return Ok(vec![]);
@@ -429,8 +429,8 @@ impl CachedDisk {
         })
     }
 
-    /// What of payloads must come from the disk, asked for together; what lies close to each
-    /// other in one request. `None` is what is in memory, or what could not be read.
+    /// Reads the uncached payloads together; neighbours share a request. `None`: the payload is
+    /// cached, or could not be read.
     pub fn read_uncached(&self, all: &[&PayloadRef]) -> Vec<Option<Vec<u8>>> {
         let mut values = vec![None; all.len()];
         let far: Vec<usize> = (0..all.len()).filter(|&nth| !self.is_near(all[nth])).collect();
@@ -460,12 +460,12 @@ impl CachedDisk {
         values
     }
 
-    /// Loads nodes that will be needed, together, for the one who works on the index.
+    /// Prefetches nodes that the index will need, together.
     pub fn prefetch_nodes(&self, ptrs: &[BlockPtr]) {
         *self.ahead.write() = self.loaded(ptrs);
     }
 
-    /// The same, beside what was loaded last.
+    /// Prefetches nodes in addition to those prefetched last.
     pub fn load_more_ahead(&self, ptrs: &[BlockPtr]) {
         let more = self.loaded(ptrs);
         let mut ahead = self.ahead.write();
@@ -475,7 +475,7 @@ impl CachedDisk {
         ahead.extend(more);
     }
 
-    /// Nodes from the disk by their sums. What cannot be read is found out when it is needed.
+    /// Reads nodes from the disk, by their checksums. Unreadable ones are left out.
     fn loaded(&self, ptrs: &[BlockPtr]) -> NodeMap {
         let mut loaded = NodeMap::new();
         let places = ptrs.iter().enumerate();
@@ -496,7 +496,7 @@ impl CachedDisk {
         loaded
     }
 
-    /// The pages that bytes from `at` to `end` are in.
+    /// Returns the page range of bytes from `at` to `end`.
     fn pages_of(&self, at: u64, end: u64) -> (u64, u64) {
         let page = self.page();
         let sector = u64::from(self.disk.properties().sector_bytes);
@@ -504,8 +504,8 @@ impl CachedDisk {
         (at / page * page, end.next_multiple_of(page).min(limit))
     }
 
-    /// Reads numbered places, all at once; what has gaps of `gap` bytes at most in one request.
-    /// Yields where each request began, its bytes, and the numbers of what is in it.
+    /// Reads numbered ranges at once, in one request if they have gaps of at most `gap` bytes.
+    /// Yields the start of each request, its bytes, and the numbers of the ranges in it.
     fn read_together(
         &self,
         mut places: Vec<(usize, u64, u64)>,
@@ -519,7 +519,7 @@ impl CachedDisk {
                 _ => self.around(self.pages_of(at, behind)),
             };
             let len = behind - at;
-            // What is longer is read alone, or only said to be.
+            // A longer or invalid range is left to a read of its own.
             if start >= end || len > FAR_MAX || !self.geometry.contains(at, len) {
                 continue;
             }
@@ -548,7 +548,7 @@ impl CachedDisk {
         })
     }
 
-    /// Whether a payload can be had without the disk.
+    /// Returns true if a payload can be read without the disk.
     fn is_near(&self, data: &PayloadRef) -> bool {
         let (first, last) = (data.at / self.page(), (data.end().max(1) - 1) / self.page());
         !self.geometry.contains(data.at, u64::from(data.stored))
@@ -556,7 +556,7 @@ impl CachedDisk {
             || self.recent(data.at, data.stored as usize).is_some()
     }
 
-    /// Remembers pages of what was read at `at`, of which something was verified.
+    /// Caches the pages from `from` to `to` of bytes read at `at`; a part of them was verified.
     fn keep_pages(&self, at: u64, bytes: &[u8], (from, to): (u64, u64)) {
         let page = self.page();
         for index in from / page..to.div_ceil(page) {
@@ -568,7 +568,7 @@ impl CachedDisk {
         }
     }
 
-    /// Bytes that a pointer leads to.
+    /// Returns the bytes that a pointer refers to.
     pub fn read_ptr(&self, ptr: BlockPtr) -> Result<Vec<u8>> {
         self.read_ptr_near(ptr, false)
     }
@@ -584,18 +584,18 @@ impl CachedDisk {
         })
     }
 
-    /// Keeps a node that was just made.
+    /// Caches a node that was just made.
     pub fn cache_node(&self, ptr: BlockPtr, node: Arc<Node>) {
         self.unsubmitted_nodes.write().insert(ptr.sum, node.clone());
         self.memory.keep_node(ptr, node);
     }
 
-    /// Makes room: nothing but snapshots leads to this node any more.
+    /// Evicts a node that only snapshots refer to.
     pub fn forget_node(&self, ptr: BlockPtr) {
         self.memory.forget_node(ptr);
     }
 
-    /// A node, if it is in memory, for who uses it.
+    /// Returns a node that is in memory, and marks it as used.
     fn near(&self, ptr: BlockPtr) -> Option<Arc<Node>> {
         if let Some(node) = self.memory.node(ptr) {
             self.hits.fetch_add(1, Ordering::Relaxed);
@@ -609,14 +609,14 @@ impl CachedDisk {
         Some(node)
     }
 
-    /// A node that was seen: while memory has room, nothing has to know what is used.
+    /// Returns a node by its weak reference, while the cache does not evict.
     fn seen(&self, ptr: BlockPtr, seen: &NodeRef) -> Option<Arc<Node>> {
         let node = seen.node(ptr).filter(|_| self.memory.is_below_eviction())?;
         self.hits.fetch_add(1, Ordering::Relaxed);
         Some(node)
     }
 
-    /// Keeps where a node was found, and gives it.
+    /// Stores the weak reference of a found node, and returns the node.
     fn found(&self, ptr: BlockPtr, seen: &NodeRef, node: Arc<Node>) -> Arc<Node> {
         if self.memory.is_below_eviction() {
             seen.keep(ptr, &node);
@@ -624,14 +624,14 @@ impl CachedDisk {
         node
     }
 
-    /// Whether a node is in memory.
+    /// Returns true if a node is in memory.
     pub fn has_node(&self, ptr: BlockPtr) -> bool {
         self.memory.node(ptr).is_some()
             || self.unsubmitted_nodes.read().contains_key(&ptr.sum)
             || self.ahead.read().contains_key(&ptr.sum)
     }
 
-    /// Every frame can be read from `recent` now, or from the disk.
+    /// Drops the unsubmitted nodes: their frames are readable now.
     pub fn all_handed_over(&self) {
         let mut fresh = self.unsubmitted_nodes.write();
         if !fresh.is_empty() {
@@ -640,10 +640,10 @@ impl CachedDisk {
     }
 }
 
-/// Nodes that are in memory: others are not read, and the first of them is kept.
+/// Source of nodes in memory only: it reads no others, and records the first that is missing.
 pub(crate) struct CachedNodes<'a> {
     io: &'a CachedDisk,
-    /// What was read before, for who looks again.
+    /// Nodes that an earlier attempt read.
     read: Option<&'a NodeMap>,
     missing: Cell<Option<BlockPtr>>,
 }
@@ -653,12 +653,12 @@ impl<'a> CachedNodes<'a> {
         Self { io, read: None, missing: Cell::new(None) }
     }
 
-    /// The same, and what was read.
+    /// The same, with nodes that an earlier attempt read.
     pub fn with_loaded(io: &'a CachedDisk, read: &'a NodeMap) -> Self {
         Self { read: Some(read), ..Self::of(io) }
     }
 
-    /// What was asked for first that is not there.
+    /// Returns the first requested node that is not in memory.
     pub fn missing(&self) -> Option<BlockPtr> {
         self.missing.get()
     }
@@ -703,7 +703,7 @@ impl NodeSource for CachedDisk {
         if let Some(node) = self.near(ptr) {
             return Ok(node);
         }
-        // What is made of the bytes is kept, and their pages only for their neighbours.
+        // The decoded node is cached; its pages only while the cache is half empty.
         let bytes = self.read_ptr_near(ptr, self.memory.is_half_empty())?;
         let node = Arc::new(Node::decode(&bytes, ptr.at)?);
         self.memory.keep_node(ptr, node.clone());

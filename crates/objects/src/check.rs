@@ -1,4 +1,4 @@
-//! Checks a whole store: every sum, every map, every count.
+//! Checks a whole store: every checksum, every map, every count.
 //!
 //! ```text
 //!   open, read-only ─▶ superblocks ─▶ walk: nodes · order · owners · recount
@@ -6,15 +6,15 @@
 //!                                          who lies where · payloads in disk order
 //! ```
 //!
-//! Two views are looked at. *Counted* is runs over the tree; what the log behind them hides
-//! is alive until the next checkpoint counts it. *Visible* is the log over that: what people
-//! read.
+//! The check walks two views: runs over the tree (*counted*, what the live-byte counts cover), and
+//! the log over both (*visible*, what readers see). Entries that the log hides are live until the
+//! next memtable flush accounts them.
 //!
 //! Law 1: nothing is written.
-//! Law 2: damage is a finding, not an error, and the check goes on behind it.
-//! Law 3: alive in a segment is exactly what counted leads to, what the log leads to, and the
-//! nodes and chunks that hold all this. The table must say the same, byte for byte.
-//! Law 4: memory is bounded: payloads are gathered for as many segments as fit.
+//! Law 2: damage is a finding, not an error, and the check goes on after it.
+//! Law 3: the live bytes of a segment are exactly those that the counted view and the log refer to,
+//! and the nodes and chunks that hold both. The segment table must agree, byte for byte.
+//! Law 4: memory is bounded: the check gathers payloads for as many segments as fit.
 
 mod index;
 mod live_bytes;
@@ -38,13 +38,12 @@ use crate::recovery::OpenDamage;
 use crate::store::OpenOptions;
 use crate::{Error, Result, Store};
 
-/// How to check.
+/// Options of a check.
 #[derive(Clone, Debug)]
 pub struct CheckOptions {
-    /// Memory for what is known of payloads, in bytes. The index is read once more for each
-    /// time it is filled.
+    /// Memory for payload records, in bytes. The index is read once more each time it is full.
     pub memory_bytes: u64,
-    /// Findings that are kept; more are counted.
+    /// Findings to keep; further ones are only counted.
     pub findings_max: usize,
 }
 
@@ -54,7 +53,7 @@ impl Default for CheckOptions {
     }
 }
 
-/// Hears of bytes that were looked at, and of how many there are.
+/// Callback with the number of checked bytes, and of all.
 pub type Progress<'p> = &'p mut dyn FnMut(u64, u64);
 
 impl Store {
@@ -69,7 +68,7 @@ impl Store {
         progress: Progress<'_>,
     ) -> Result<Report> {
         let mut report = Report::default();
-        // Small: the walk goes through everything once.
+        // Small: the walk reads everything once.
         let how = OpenOptions { cache_bytes: 16 << 20, read_only: true };
         let mut lost = vec![];
         let core = match crate::recovery::open_degraded(disk.clone(), &how, &mut lost) {
@@ -99,21 +98,21 @@ impl Store {
     }
 }
 
-/// A check under way.
+/// A check in progress.
 struct Checker<'c> {
     core: Core,
     map: Arc<IndexSnapshot>,
     options: &'c CheckOptions,
     report: Report,
     progress: Progress<'c>,
-    /// What is alive in each segment, counted here.
+    /// Live bytes of each segment, recounted by the check.
     recounted_live: Vec<i64>,
-    /// Memory that the payloads of each segment take.
+    /// Memory that the payload records of each segment need.
     weights: Vec<u64>,
     done_bytes: u64,
     total_bytes: u64,
-    /// Whether the checkpoint and the log could be read: without them it cannot be said what is
-    /// missing.
+    /// True if the checkpoint and the log could be read. Otherwise missing items cannot be
+    /// reported.
     is_whole: bool,
 }
 

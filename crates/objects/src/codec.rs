@@ -1,16 +1,16 @@
-//! Numbers and bytes on the disk, and the sum that guards them.
+//! Numbers and bytes on the disk, and their checksum.
 
 use twox_hash::XxHash3_64;
 
 use crate::{Error, Result};
 
-/// Guards what is pointed to: depends on the bytes, on where they are and on whose they
-/// are, so bytes that landed elsewhere, or were there before, do not pass.
+/// Checksum over the bytes, their address and the store's seed. Misplaced or stale bytes do not
+/// pass.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Checksummer(pub u64);
 
 impl Checksummer {
-    /// The sum of `bytes` at byte `at` of the disk.
+    /// Returns the checksum of `bytes` at byte `at` of the disk.
     pub fn checksum(self, at: u64, bytes: &[u8]) -> u64 {
         XxHash3_64::oneshot(bytes) ^ mix(at ^ self.0)
     }
@@ -33,35 +33,34 @@ pub(crate) fn put_varint(into: &mut Vec<u8>, mut value: u64) {
     into.push(low_byte(value));
 }
 
-/// The lowest eight bits.
+/// Returns the lowest eight bits.
 pub(crate) fn low_byte(value: u64) -> u8 {
     let [low, ..] = value.to_le_bytes();
     low
 }
 
-/// The lowest 32 bits.
+/// Returns the lowest 32 bits.
 pub(crate) fn low_half(value: u64) -> u32 {
     let [a, b, c, d, ..] = value.to_le_bytes();
     u32::from_le_bytes([a, b, c, d])
 }
 
-/// A length or place in memory: what is beyond all memory becomes the largest there is, which
-/// no slice has.
+/// Converts a length or index in memory. Larger values become `usize::MAX`, which no slice has.
 pub(crate) fn to_usize_saturating(value: u64) -> usize {
     usize::try_from(value).unwrap_or(usize::MAX)
 }
 
-/// A length on the disk, which has 32 bits there: what is beyond becomes the largest.
+/// Converts a length to its 32 bits on the disk. Larger values become the largest.
 pub(crate) fn to_u32_saturating(value: u64) -> u32 {
     u32::try_from(value).unwrap_or(u32::MAX)
 }
 
-/// Reads what the `put_..` functions wrote; never behind the end, never panics.
+/// Decoder of the `put_..` functions' output. Never reads past the end, never panics.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Reader<'a> {
     bytes: &'a [u8],
     pos: usize,
-    /// Where on the disk the bytes are, for complaints.
+    /// Address of the bytes on the disk, for errors.
     at: u64,
 }
 
@@ -74,7 +73,7 @@ impl<'a> Reader<'a> {
         self.pos
     }
 
-    /// What was not read yet.
+    /// Returns the unread bytes.
     pub fn rest(&self) -> &'a [u8] {
         self.bytes.get(self.pos..).unwrap_or_default()
     }
@@ -83,7 +82,7 @@ impl<'a> Reader<'a> {
         self.pos == self.bytes.len()
     }
 
-    /// The complaint about the place where the reader stands.
+    /// Returns an error for the reader's current position.
     pub fn corrupt(&self, what: &'static str) -> Error {
         Error::Corrupt { what, at_bytes: self.at.saturating_add(self.pos as u64) }
     }
@@ -128,12 +127,12 @@ impl<'a> Reader<'a> {
         Err(self.corrupt("a number without an end"))
     }
 
-    /// A number that must fit.
+    /// Reads a number that must fit.
     pub fn varint_u32(&mut self) -> Result<u32> {
         u32::try_from(self.varint()?).map_err(|_| self.corrupt("a number that is too large"))
     }
 
-    /// Bytes that begin with how many they are.
+    /// Reads a length-prefixed byte string.
     pub fn length_prefixed(&mut self) -> Result<&'a [u8]> {
         let len = self.varint_u32()?;
         self.bytes(len as usize)

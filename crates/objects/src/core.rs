@@ -1,4 +1,4 @@
-//! The state of an open store: its parts, and what a change is.
+//! State of an open store: its parts, and the steps of a change.
 //!
 //! ```text
 //!   log         streams, the open commit, what is alive where      writes
@@ -8,9 +8,10 @@
 //!   upkeep      what is owed of all that
 //! ```
 //!
-//! Law 1: a group is refused before anything of it was done, or not at all.
+//! Law 1: a group is refused before any of it is applied, or not at all.
 //! Law 2: all items of a group are in one commit.
-//! Law 3: what fails while something is changed ends all changes: half of it may be in the commit.
+//! Law 3: a failure while a group is applied stops all changes: half of the group may be in the
+//! commit.
 #![allow(
     clippy::arithmetic_side_effects,
     reason = "sequence numbers and counts are this process's own"
@@ -31,7 +32,7 @@ use crate::space::clean::Cleaner;
 use crate::space::{NoSpaceState, Reserve};
 use crate::{Error, Group, Result, Ticket};
 
-/// The state of a store. Everything here is under one lock.
+/// State of a store. All of it is under one lock.
 pub(crate) struct Core {
     pub log: LogWriter,
     pub levels: Levels,
@@ -41,18 +42,18 @@ pub(crate) struct Core {
     pub reserve: Reserve,
 
     pub next_id: u64,
-    /// Values that are objects.
+    /// Number of values stored as objects.
     pub value_objects: u64,
-    /// What was refused last, for lack of room.
+    /// Last refusal for lack of space.
     pub last_no_space: Option<NoSpaceState>,
-    /// Set once writing is over, for good.
+    /// Error that stopped all writes, for good.
     pub stopped: Option<Error>,
-    /// Half a group is in the active layer: nothing may be read any more.
+    /// True if half a group is in the active memtable: reads fail from then on.
     pub has_partial_group: bool,
 }
 
 impl Core {
-    /// Of a store of which nothing was read yet.
+    /// Creates the state of a store of which nothing was read yet.
     pub fn new(log: LogWriter, mut levels: Levels, checkpoints: Checkpoints) -> Self {
         levels.view = Arc::new(View { token: levels.token.clone(), ..View::default() });
         let reserve = Reserve::of(&checkpoints.superblock.geometry, &*log.layout);
@@ -71,12 +72,12 @@ impl Core {
         }
     }
 
-    /// Whether the store was opened for reading.
+    /// Returns true if the store was opened read-only.
     pub fn is_read_only(&self) -> bool {
         matches!(self.stopped, Some(Error::Misuse(_)))
     }
 
-    /// Whether the active layer has whole groups only.
+    /// Returns an error if the active memtable holds a partial group.
     pub fn check_no_partial_group(&self) -> Result<()> {
         if self.has_partial_group { self.check_running() } else { Ok(()) }
     }
@@ -89,7 +90,7 @@ impl Core {
         }
     }
 
-    /// Keeps an error that ends all writing.
+    /// Stops all writes with `error`, and returns it. The first error is kept.
     pub fn stop(&mut self, error: Error) -> Error {
         if self.stopped.is_none() {
             log::error!("the store takes no more changes: {error}");
@@ -98,14 +99,14 @@ impl Core {
         error
     }
 
-    /// Has a view show all there is, unless half a group is where it is not seen.
+    /// Seals the memtable and publishes a view of it, unless the memtable holds a partial group.
     pub fn seal(&mut self) {
         if !self.has_partial_group {
             self.levels.seal(&mut self.log.segments);
         }
     }
 
-    /// Takes a group, or asks for what of the index it has to know.
+    /// Submits a group, or returns the index I/O that must complete first.
     pub fn submit(
         &mut self,
         group: &Group,
@@ -127,7 +128,7 @@ impl Core {
             .map(ControlFlow::Continue)
     }
 
-    /// Does something as one group that needs so many bytes, or only gives up, and brings so many.
+    /// Applies `apply` as one group of `needed_bytes`; if it only `frees`, from the delete reserve.
     pub fn change(
         &mut self,
         (needed_bytes, frees): (u64, bool),
@@ -135,12 +136,12 @@ impl Core {
         apply: impl FnOnce(&mut Self) -> Result<()>,
     ) -> Result<Ticket> {
         self.ensure_space(needed_bytes, frees)?;
-        // From here on whatever fails ends the store: half a group may be in the commit.
+        // From here on any failure stops the store: half a group may be in the commit.
         if let Err(error) = apply(self) {
             self.has_partial_group = true;
             return Err(self.stop(error));
         }
-        // A group that changes nothing is as durable as what was before it.
+        // A group that changes nothing is as durable as the groups before it.
         let log = &mut self.log;
         let ticket = Ticket(log.batch.seq - u64::from(log.is_batch_empty()));
         log.counters.groups += 1;

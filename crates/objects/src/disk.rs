@@ -1,19 +1,18 @@
-//! An object as a disk, so that a file system can live on it.
+//! Presents an object as a disk, for a file system.
 //!
 //! ```text
 //!   submit_chain ─▶ one group of the store ─▶ settled at once ─▶ wait: the store's wait
 //! ```
 //!
-//! Law 1: a chain is one group of the store. It is taken or refused as a whole, space
-//! included, and after a power cut all of it is there or nothing: that is more than the order
-//! which a chain asks for.
-//! Law 2: tickets are the disk's own. The store gives one to several groups that become
+//! Law 1: a chain is one group of the store. It is accepted or refused as a whole, space included,
+//! and after a power cut all of it is there or nothing. A chain asks only for order.
+//! Law 2: tickets are the disk's own. The store gives one ticket to several groups that become
 //! durable together; a disk must not.
 //! Law 3: the disk is as long as the object was when it was opened.
-//! Law 4: what is discarded is a hole: it reads as zeros and takes no room.
-//! Law 5: room that was kept for a disk is there when it writes; what it did not write is given
-//! back with it.
-//! Law 6: a disk may become that of another object that shows the same, between its requests.
+//! Law 4: a discarded range is a hole: it reads as zeros and takes no space.
+//! Law 5: space reserved for a disk is there when it writes; unused space is released with the
+//! disk.
+//! Law 6: between two requests, a disk may switch to another object with the same contents.
 
 mod fork;
 pub(crate) mod lineage;
@@ -31,10 +30,9 @@ use rustix::io::Errno;
 
 use crate::{Error, Group, ObjectId, Result, Store, Ticket};
 
-/// What may be read and written at once. Any length would do; this one every file system
-/// can live with.
+/// Unit of reads and writes. Any length would do; every file system can use this one.
 const SECTOR_BYTES: u32 = 512;
-/// The longest payload of one entry: longer requests gain nothing.
+/// Longest payload of one entry: longer requests gain nothing.
 #[allow(clippy::cast_possible_truncation, reason = "a constant that fits")]
 const BEST_IO_BYTES: u32 = crate::entry::PAYLOAD_MAX as u32;
 
@@ -47,16 +45,16 @@ pub struct ObjectDisk {
     given: Mutex<DiskTickets>,
 }
 
-/// The object that a disk is of: read by each request as long as it lasts.
+/// Object id of an open disk: each request holds a read lock on it.
 pub(crate) type CurrentObject = RwLock<ObjectId>;
 
-/// Tickets that were given out.
+/// Issued tickets of a disk.
 #[derive(Debug, Default)]
 struct DiskTickets {
     last: u64,
-    /// Bytes that room is kept for in the store.
+    /// Bytes reserved in the store.
     kept_bytes: u64,
-    /// The last disk ticket of each of the store's, for those that may not be durable yet.
+    /// Last disk ticket of each store ticket that may not be durable yet.
     open: VecDeque<(DiskTicket, Ticket)>,
 }
 
@@ -65,7 +63,7 @@ impl DiskTickets {
         if ticket.0 > self.last { Err(DiskError::UnknownTicket(ticket)) } else { Ok(()) }
     }
 
-    /// Names a group that the store took.
+    /// Issues disk tickets for a group that the store accepted.
     fn name(&mut self, groups: usize, ticket: Ticket) -> Vec<DiskTicket> {
         let first = self.last.saturating_add(1);
         self.last = self.last.saturating_add(groups as u64);
@@ -77,7 +75,7 @@ impl DiskTickets {
         (first..=self.last).map(DiskTicket).collect()
     }
 
-    /// What has to be durable in the store for a ticket to be.
+    /// Returns the store ticket that a disk ticket waits for.
     fn of(&self, ticket: DiskTicket) -> Option<Ticket> {
         let index = self.open.partition_point(|(last, _)| *last < ticket);
         self.open.get(index).map(|(_, ticket)| *ticket)
@@ -91,12 +89,11 @@ impl DiskTickets {
 }
 
 impl Store {
-    /// The object as a disk of the length that it has now, whose groups are atomic against
-    /// power cuts. It must not be changed by others meanwhile. One that others are over is
-    /// read-only.
+    /// Returns the object as a disk of its current length, with groups that are atomic against
+    /// power cuts. No other user may change the object meanwhile. The disk is read-only if the
+    /// object has children.
     ///
-    /// # Errors
-    /// [`Error::NoObject`], or what reading the index gave.
+    /// [`Error::NoObject`], or the error of reading the index.
     pub fn disk(self: &Arc<Self>, id: ObjectId) -> Result<ObjectDisk> {
         let record = self.object_record(id)?.ok_or(Error::NoObject(id))?;
         let (len, is_read_only) = (record.len, self.is_read_only() || record.children > 0);
@@ -116,19 +113,19 @@ impl Store {
 }
 
 impl ObjectDisk {
-    /// The same, that takes nothing.
+    /// Returns the disk as a read-only one.
     #[must_use]
     pub fn read_only(mut self) -> Self {
         (self.properties.read_only, self.properties.discards) = (true, false);
         self
     }
 
-    /// The object.
+    /// Returns the object's id.
     pub fn id(&self) -> ObjectId {
         *self.place.read()
     }
 
-    /// So many bytes of what is kept are not needed any more.
+    /// Releases `bytes` of the disk's reservation.
     fn use_up(&self, given: &mut DiskTickets, bytes: u64) {
         let used = bytes.min(given.kept_bytes);
         given.kept_bytes = given.kept_bytes.saturating_sub(used);
@@ -153,7 +150,7 @@ impl ObjectDisk {
         for write in chain.iter().flat_map(|group| &group.writes) {
             match write.block.bytes() {
                 Some(bytes) => group.write(id, write.at_bytes, bytes),
-                // Shared memory may change while it is read: from a copy.
+                // Shared memory may change while it is read: the store gets a copy.
                 None => {
                     let mut bytes = vec![0; write.block.len()];
                     write.block.copy_out(0, &mut bytes);
@@ -165,7 +162,7 @@ impl ObjectDisk {
     }
 }
 
-/// A store's error in the words of disks.
+/// Converts a store's error to a disk error.
 fn to_disk_error(what: &'static str, extent: Extent, error: Error) -> DiskError {
     let errno = match error {
         Error::Device(error) => return error,
@@ -230,8 +227,8 @@ impl Disk for ObjectDisk {
         }
         let id = self.place.read();
         let group = Self::group_of(*id, &chain);
-        // Held over both: tickets ascend as the store takes groups. Groups of a store follow
-        // each other anyway, so `after` has only to be checked.
+        // Held over both: tickets ascend in the store's order. Groups of a store are ordered
+        // anyway, so `after` is only checked.
         let mut given = self.given.lock();
         if let Some(error) = after.iter().find_map(|&ticket| given.check(ticket).err()) {
             return Err(Refused { payload: Some(chain), error });
@@ -276,7 +273,7 @@ impl Disk for ObjectDisk {
         }
         let mut given = self.given.lock();
         if bytes > given.kept_bytes {
-            // Held meanwhile: what others keep counts.
+            // Held meanwhile: reservations of other disks count.
             let mut all = self.store.kept_bytes.lock();
             let kept = all.saturating_sub(given.kept_bytes).saturating_add(bytes);
             self.store
@@ -294,8 +291,7 @@ impl Disk for ObjectDisk {
     ) -> std::result::Result<(), DiskError> {
         self.properties.check_extents(extents)?;
         let id = self.place.read();
-        // Groups of a store follow each other, so that the holes are there only once what is
-        // in `after` is.
+        // Groups of a store are ordered, so the holes come after the tickets in `after`.
         let given = self.given.lock();
         after.iter().try_for_each(|&ticket| given.check(ticket))?;
         if self.properties.read_only {
@@ -310,9 +306,9 @@ impl Disk for ObjectDisk {
             return Ok(());
         }
         match self.store.submit(group, &[]) {
-            // No ticket is that of a hole: it is durable with what comes next.
+            // A discard has no ticket: it is durable with the next group.
             Ok(_) => {}
-            // A hint that was not taken.
+            // Discards are hints and may be refused.
             Err(refused) => log::debug!("a discard of an object: {}", refused.error),
         }
         Ok(())

@@ -1,4 +1,4 @@
-//! Keys and what they lead to: the same in layers, in the tree and in frames.
+//! Keys and entries: the same in memtables, in the tree and in frames.
 //!
 //! ```text
 //!   1 object              -> its length and hint
@@ -7,9 +7,9 @@
 //!   4 name                -> the object that it names
 //! ```
 //!
-//! Law 1: intervals of one object do not overlap within one layer or the tree.
-//! Law 2: a payload has a sum for each piece of 4 KiB. A reader of a part of a piece
-//! reads all of it, so what is left of a payload keeps the whole pieces it touches.
+//! Law 1: intervals of one object do not overlap within one memtable or the tree.
+//! Law 2: a payload has a checksum for each block of 4 KiB. Readers of a part of a block read all
+//! of it, so a trimmed payload keeps the whole blocks it touches.
 
 use smallvec::SmallVec;
 
@@ -17,23 +17,23 @@ use crate::codec::{Reader, put_varint, to_u32_saturating};
 use crate::test_hooks::{InjectedFault, is_fault_injected};
 use crate::{Hint, ObjectId, Result};
 
-/// Sorts as bytes do.
+/// Key in byte order.
 pub(crate) type Key = SmallVec<[u8; 24]>;
 
-/// Bytes with one sum.
+/// Bytes with one checksum.
 pub(crate) const CHECKSUM_BLOCK_BYTES: u32 = 4096;
 
-/// The longest payload of one entry.
+/// Longest payload of one entry.
 pub(crate) const PAYLOAD_MAX: usize = 128 << 10;
 
-/// The longest value that an entry has itself: what it would say of a place is as long. Such a
-/// value is never moved, only merged.
+/// Longest value stored inline: a payload reference would take as many bytes. Such a value is never
+/// moved, only merged.
 pub(crate) const INLINE_VALUE_MAX: usize = 24;
 
-/// The longest key of the kv, in bytes.
+/// Longest key of the key-value store, in bytes.
 pub(crate) const KEY_MAX: usize = 64 << 10;
 
-/// The longest name of an object, in bytes.
+/// Longest name of an object, in bytes.
 pub(crate) const NAME_MAX: usize = 255;
 
 const OBJECT: u8 = 1;
@@ -70,14 +70,14 @@ pub(crate) fn name_key(of: &[u8]) -> Key {
     key
 }
 
-/// Flags of an object, beside its hint.
+/// Flags of an object, stored with its hint.
 const VALUE_FLAG: u8 = 0x80;
 const LEAVING: u8 = 0x40;
 
-/// Behind the keys of all names.
+/// Bound after the keys of all names.
 pub(crate) const NAMES_END: &[u8] = &[NAME.wrapping_add(1)];
 
-/// What a key means.
+/// A decoded key.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum DecodedKey<'a> {
     Object(ObjectId),
@@ -86,7 +86,7 @@ pub(crate) enum DecodedKey<'a> {
     Name(&'a [u8]),
 }
 
-/// Reads a key; `None` if it is none of ours.
+/// Decodes a key; `None` if it is invalid.
 pub(crate) fn decode_key(key: &[u8]) -> Option<DecodedKey<'_>> {
     let (&kind, rest) = key.split_first()?;
     let word = |at: usize| Some(u64::from_be_bytes(*rest.get(at..)?.first_chunk()?));
@@ -99,30 +99,30 @@ pub(crate) fn decode_key(key: &[u8]) -> Option<DecodedKey<'_>> {
     }
 }
 
-/// Bytes somewhere on the disk, or a part of them.
+/// Reference to stored bytes on the disk, or to a part of them.
 #[derive(PartialEq, Eq, Debug)]
 pub(crate) struct PayloadRef {
     /// First stored byte, on the disk.
     pub at: u64,
-    /// Stored bytes; all pieces but the last are full.
+    /// Stored bytes; all checksum blocks but the last are full.
     pub stored: u32,
-    /// Stored bytes before the first that counts; less than a piece.
+    /// Stored bytes before the referenced part; fewer than a checksum block.
     pub skip: u32,
-    /// Bytes that count.
+    /// Referenced bytes.
     pub len: u32,
-    /// The sum of each piece.
+    /// Checksum of each block.
     pub sums: SmallVec<[u64; 1]>,
 }
 
 impl Clone for PayloadRef {
     fn clone(&self) -> Self {
-        // At once, where the derived one takes a sum after the other.
+        // Copies all checksums at once; the derived implementation copies one by one.
         Self { sums: SmallVec::from_slice(&self.sums), ..*self }
     }
 }
 
 impl PayloadRef {
-    /// The part from `from`, `len` bytes, with the pieces it touches.
+    /// Returns the part from `from`, `len` bytes, with the checksum blocks it touches.
     pub fn part(&self, from: u32, len: u32) -> Self {
         debug_assert!(len > 0 && from.saturating_add(len) <= self.len);
         let skip = self.skip.saturating_add(from);
@@ -142,57 +142,57 @@ impl PayloadRef {
         }
     }
 
-    /// One behind the last stored byte.
+    /// Returns the address after the last stored byte.
     pub fn end(&self) -> u64 {
         self.at.saturating_add(u64::from(self.stored))
     }
 }
 
-/// What a key leads to.
+/// Entry of a key.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum Entry {
     /// Bytes of an object from the key's offset on, or the value of a key.
     Data(PayloadRef),
-    /// Nothing of the object from the key's offset on, for so many bytes (to the end of
-    /// numbers: `u64::MAX - offset`): hides what older layers have there, and no more.
+    /// A hole from the key's offset on, for so many bytes (up to `u64::MAX - offset`). It only
+    /// hides older entries.
     Hole(u64),
-    /// Zeros of the object for so many bytes: as a hole, and what lies below it in the object that
-    /// it is over is not shown either. It stays in the tree.
+    /// Zeros of the object for so many bytes: a hole that also hides the parent's bytes. It stays
+    /// in the tree.
     Zeros(u64),
-    /// Hides what older layers have under the key.
+    /// Hides older entries of the key.
     Tombstone,
     /// An object.
     Object(ObjectRecord),
-    /// The value is what this object holds.
+    /// The value is stored as this object.
     ValueObject(ObjectId, u64),
-    /// The value itself; of a name, the number of its object.
+    /// An inline value; under a name, the number of its object.
     Inline(SmallVec<[u8; INLINE_VALUE_MAX]>),
 }
 
-/// What is known of an object.
+/// Attributes of an object.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct ObjectRecord {
     /// Length in bytes.
     pub len: u64,
-    /// What its maker said.
+    /// Hint of its creator.
     pub hint: Hint,
-    /// Holds a value of the kv: not listed.
+    /// True if it holds a value of a key: not listed.
     pub is_value: bool,
-    /// Where it has nothing of its own it shows what this one has.
+    /// Parent: its bytes show where this object has no extent.
     pub parent: Option<ObjectId>,
-    /// Objects that are over it; it does not change while there is one.
+    /// Number of children; the object does not change while it has one.
     pub children: u32,
-    /// Was removed, and is there for what the only one over it shows of it: not listed.
+    /// True if it was deleted, but its only child still reads it: not listed.
     pub is_pending_delete: bool,
 }
 
 impl ObjectRecord {
-    /// An empty object by itself.
+    /// Returns the record of an empty object without a parent.
     pub fn new(hint: Hint) -> Self {
         Self { len: 0, hint, is_value: false, parent: None, children: 0, is_pending_delete: false }
     }
 
-    /// What stands for `len` bytes that were given up.
+    /// Returns the entry for `len` freed bytes.
     pub fn hole(&self, len: u64) -> Entry {
         match self.parent.is_some() && !is_fault_injected(InjectedFault::ForkZeros) {
             true => Entry::Zeros(len),
@@ -202,7 +202,7 @@ impl ObjectRecord {
 }
 
 impl Entry {
-    /// Bytes that the entry covers from its key's offset on.
+    /// Returns the number of bytes that the entry covers from its key's offset on.
     pub fn covers(&self) -> u64 {
         match self {
             Self::Data(data) => u64::from(data.len),
@@ -211,17 +211,17 @@ impl Entry {
         }
     }
 
-    /// Whether it is something of an object, and not only the absence of what is older.
+    /// Returns true if it is content of an object, and does not only hide older entries.
     pub fn is_own(&self) -> bool {
         matches!(self, Self::Data(_) | Self::Zeros(_))
     }
 
-    /// What a name leads to.
+    /// Returns the entry of a name.
     pub fn for_name(id: ObjectId) -> Self {
         Self::Inline(SmallVec::from_slice(&id.0.to_be_bytes()))
     }
 
-    /// The object that an entry under a name leads to.
+    /// Returns the object that an entry under a name refers to.
     pub fn named_object(&self) -> Option<ObjectId> {
         match self {
             Self::Inline(number) => {
@@ -231,7 +231,7 @@ impl Entry {
         }
     }
 
-    /// The part from `from`, `len` bytes, of an interval.
+    /// Returns the part from `from`, `len` bytes, of an interval.
     pub fn part(&self, from: u64, len: u64) -> Self {
         match self {
             Self::Data(data) => {
@@ -246,7 +246,7 @@ impl Entry {
     pub fn encode(&self, into: &mut Vec<u8>) {
         match self {
             Self::Data(data) => {
-                // A whole payload is by far the most frequent: without its skip and length.
+                // A whole payload is by far the most frequent: without skip and length.
                 let is_whole = data.skip == 0 && data.len == data.stored;
                 into.push(if is_whole { 0 } else { 1 });
                 put_varint(into, data.at);
@@ -265,7 +265,7 @@ impl Entry {
             }
             Self::Tombstone => into.push(3),
             Self::Object(record) => {
-                // Most are by themselves.
+                // Most have neither parent nor children.
                 let is_alone =
                     record.parent.is_none() && record.children == 0 && !record.is_pending_delete;
                 into.push(if is_alone { 4 } else { 7 });
@@ -299,7 +299,7 @@ impl Entry {
         }
     }
 
-    /// Goes to the end of an entry that was read before.
+    /// Skips an entry that was decoded before.
     pub fn pass(reader: &mut Reader<'_>) -> Result<()> {
         let numbers = match reader.u8()? {
             kind @ (0 | 1) => {
@@ -393,14 +393,14 @@ pub(crate) fn put_key(into: &mut Vec<u8>, key: &[u8]) {
     into.extend_from_slice(key);
 }
 
-/// Puts a key of which only what differs from the one before it is told.
+/// Appends `key`, delta-coded against `previous`.
 pub(crate) fn put_key_delta(into: &mut Vec<u8>, previous: &[u8], key: &[u8]) {
     let shared = previous.iter().zip(key).take_while(|(a, b)| a == b).count();
     put_varint(into, shared as u64);
     put_key(into, key.get(shared..).unwrap_or_default());
 }
 
-/// Makes of a key the next one, which must be behind it.
+/// Replaces a key by the next one of a delta-coded sequence, which must be greater.
 pub(crate) fn read_key_behind(reader: &mut Reader<'_>, key: &mut Key) -> Result<()> {
     let shared = reader.varint_u32()? as usize;
     let rest = reader.length_prefixed()?;
@@ -413,13 +413,13 @@ pub(crate) fn read_key_behind(reader: &mut Reader<'_>, key: &mut Key) -> Result<
     Ok(())
 }
 
-/// The most that `len` bytes with pairs may become in memory, in bytes: long keys that hardly
-/// differ take little on the disk, but no store writes more of them than this.
+/// Returns the limit of `len` encoded bytes of pairs, decoded, in bytes. Long keys with long shared
+/// prefixes take little space on the disk, but no store writes more of them than this.
 pub(crate) const fn unfolded_max(len: usize) -> usize {
     len.saturating_mul(32).saturating_add(4 * KEY_MAX)
 }
 
-/// Makes of a key the next one, and reads its entry, which must fit.
+/// Replaces a key by the next one, and decodes its entry, which must be valid there.
 pub(crate) fn read_pair_delta(reader: &mut Reader<'_>, key: &mut Key) -> Result<Entry> {
     read_key_behind(reader, key)?;
     let entry = Entry::decode(reader)?;
@@ -430,12 +430,12 @@ pub(crate) fn read_pair_delta(reader: &mut Reader<'_>, key: &mut Key) -> Result<
     }
 }
 
-/// Pieces of a payload of `len` bytes: each has a sum.
+/// Returns the number of checksum blocks of a payload of `len` bytes.
 pub(crate) const fn checksum_blocks(len: usize) -> usize {
     len.div_ceil(CHECKSUM_BLOCK_BYTES as usize)
 }
 
-/// Whether an entry may stand under a key.
+/// Returns true if an entry is valid under a key.
 pub(crate) fn is_valid_under(key: &[u8], entry: &Entry) -> bool {
     match decode_key(key) {
         Some(DecodedKey::Object(_)) => matches!(entry, Entry::Object(_) | Entry::Tombstone),
@@ -488,7 +488,7 @@ mod tests {
         }
         assert!(reader.is_done());
         for (previous, bytes) in [
-            // The same again; one before it; more shared than there is; nothing at all.
+            // The same key again; a smaller one; too long a shared prefix; an empty key.
             (&b"ab"[..], &[2, 0][..]),
             (b"ab", &[1, 1, b'a']),
             (b"ab", &[3, 1, b'a']),

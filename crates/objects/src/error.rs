@@ -1,42 +1,42 @@
-//! What goes wrong, and whose fault it is.
+//! Errors of the store.
 
 use draconis_device as device;
 
 use crate::{Group, ObjectId};
 
-/// What went wrong.
+/// Error of an operation.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum Error {
-    /// The caller asked for something that cannot be.
+    /// Invalid request of the caller.
     #[error("{0}")]
     Misuse(&'static str),
     /// There is no such object.
     #[error("there is no object {0}")]
     NoObject(ObjectId),
-    /// A disk by a name, and why that cannot be done with it.
+    /// A disk by its name, and the reason for the refusal.
     #[error("{0}")]
     Disk(String),
-    /// The store has no room for the group. Nothing of it was done.
+    /// The store has no space for the group. Nothing of it was applied.
     #[error(
         "the store is full: {needed_bytes} bytes are needed with their entries, {free_bytes} are free beside {kept_bytes} that deleting, cleaning and checkpoints need; delete something or make the store larger"
     )]
     NoSpace {
-        /// What the group needs, with its entries.
+        /// Bytes that the group needs, with its entries.
         needed_bytes: u64,
-        /// What there is for groups that do not only give up.
+        /// Bytes available to groups that do not only free space.
         free_bytes: u64,
-        /// What is kept so that giving up, cleaning and checkpoints always work.
+        /// Bytes reserved for deletions, cleaning and checkpoints.
         kept_bytes: u64,
     },
-    /// The disk holds no store, or one of a version that is not known.
+    /// The disk holds no store, or one of an unknown version.
     #[error("not a store: {0}")]
     NotAStore(String),
-    /// What is on the disk is not what was written there.
+    /// The bytes on the disk are not those that were written.
     #[error("damaged: {what} at byte {at_bytes}")]
     Corrupt {
-        /// What is wrong.
+        /// Damaged item.
         what: &'static str,
-        /// Where on the disk.
+        /// Byte on the disk.
         at_bytes: u64,
     },
     /// The disk failed.
@@ -47,16 +47,16 @@ pub enum Error {
     Stopped(device::Error),
 }
 
-/// What this crate's functions return.
+/// Result of this crate's functions.
 pub type Result<T> = std::result::Result<T, Error>;
 
 /// A refused group and the reason.
 #[derive(Debug, thiserror::Error)]
 #[error("{error}")]
 pub struct Refused {
-    /// The group, as it was.
+    /// The group, unchanged.
     pub group: Group,
-    /// Why.
+    /// Reason.
     #[source]
     pub error: Error,
 }

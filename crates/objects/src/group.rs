@@ -1,8 +1,8 @@
-//! Changes that become visible together: pure memory.
+//! Groups: changes that become visible together, in memory.
 
 use std::fmt;
 
-/// The name of an object. Never given out twice by one store.
+/// Number of an object. A store never reuses one.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub struct ObjectId(pub u64);
 
@@ -12,22 +12,21 @@ impl fmt::Display for ObjectId {
     }
 }
 
-/// The name of an object that is yet to be created; creating uses it up.
+/// Number of an object to be created; creating consumes it.
 #[derive(Debug, PartialEq, Eq)]
 pub struct NewObject(pub(crate) ObjectId);
 
 impl NewObject {
-    /// What the object will be called.
+    /// Returns the number of the future object.
     pub fn id(&self) -> ObjectId {
         self.0
     }
 }
 
-/// What the one who creates an object knows of its future. A hint moves bytes, it never
-/// changes what is read.
+/// Expected lifetime of an object's bytes. A hint affects placement, never contents.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub enum Hint {
-    /// Nothing is known: the store watches how long things live.
+    /// Unknown: the store measures lifetimes.
     #[default]
     Unknown,
     /// Overwritten or deleted soon.
@@ -36,7 +35,7 @@ pub enum Hint {
     Cold,
 }
 
-/// One change. Payloads lie in the group's buffer.
+/// One change. Payloads are in the group's buffer.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum Op {
     Create { id: ObjectId, hint: Hint },
@@ -66,17 +65,17 @@ impl fmt::Debug for Group {
 }
 
 impl Group {
-    /// Nothing yet.
+    /// Creates an empty group.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Whether nothing would change.
+    /// Returns true if the group has no changes.
     pub fn is_empty(&self) -> bool {
         self.ops.is_empty()
     }
 
-    /// Bytes of payload.
+    /// Returns the bytes of payload.
     pub fn len_bytes(&self) -> usize {
         self.bytes.len()
     }
@@ -87,56 +86,56 @@ impl Group {
         new.0
     }
 
-    /// Creates an object over another one: it shows what that shows wherever nothing else was
-    /// written to it, and costs as much as an empty one. The other one does not change as long as
-    /// there is one over it, and is not deleted.
+    /// Creates a child of an object: it shows the parent's bytes until they are overwritten, and
+    /// costs as much as an empty object. A parent cannot be changed or deleted while it has
+    /// children.
     pub fn fork(&mut self, new: NewObject, parent: ObjectId) -> ObjectId {
         self.ops.push(Op::Fork { id: new.0, parent });
         new.0
     }
 
-    /// Writes `bytes` at byte `at` of an object, which grows where they end behind it;
-    /// what lies between reads as zeros.
+    /// Writes `bytes` at byte `at` of an object. The object grows if they end past its end; the gap
+    /// reads as zeros.
     pub fn write(&mut self, id: ObjectId, at: u64, bytes: &[u8]) {
         let from = self.keep(bytes);
         self.ops.push(Op::Write { id, at, from, len: bytes.len() });
     }
 
-    /// Writes `bytes` behind the end that the object has by then.
+    /// Writes `bytes` at the end that the object has by then.
     pub fn append(&mut self, id: ObjectId, bytes: &[u8]) {
         let from = self.keep(bytes);
         self.ops.push(Op::Append { id, from, len: bytes.len() });
     }
 
-    /// Gives an object a length; what is new reads as zeros.
+    /// Sets the length of an object; new bytes read as zeros.
     pub fn truncate(&mut self, id: ObjectId, len: u64) {
         self.ops.push(Op::Truncate { id, len });
     }
 
-    /// Gives up `len` bytes of an object from byte `at` on: they read as zeros, and take no room.
-    /// Its length stays.
+    /// Frees `len` bytes of an object from byte `at` on: they read as zeros and take no space. Its
+    /// length stays.
     pub fn punch(&mut self, id: ObjectId, at: u64, len: u64) {
         self.ops.push(Op::Punch { id, at, len });
     }
 
-    /// Gives an object a name, of 1 to 255 bytes, whatever the name led to before.
+    /// Gives an object a name of 1 to 255 bytes. An existing name is moved to this object.
     pub fn name(&mut self, name: &[u8], id: ObjectId) {
         let at = self.keep(name);
         self.ops.push(Op::Name { name: at, name_len: name.len(), id });
     }
 
-    /// Takes a name away, if it is there; the object stays.
+    /// Removes a name, if it exists; the object stays.
     pub fn unname(&mut self, name: &[u8]) {
         let at = self.keep(name);
         self.ops.push(Op::Unname { name: at, name_len: name.len() });
     }
 
-    /// Deletes an object. Its names lead nowhere then: take them away with it.
+    /// Deletes an object. Its names should be removed in the same group.
     pub fn delete(&mut self, id: ObjectId) {
         self.ops.push(Op::Delete { id });
     }
 
-    /// Gives `key` a value.
+    /// Sets the value of `key`.
     pub(crate) fn put(&mut self, key: &[u8], value: &[u8]) {
         self.bytes.reserve(key.len().saturating_add(value.len()));
         let (key_at, value_at) = (self.keep(key), self.keep(value));
@@ -148,7 +147,7 @@ impl Group {
         });
     }
 
-    /// Takes a key away.
+    /// Removes a key.
     pub(crate) fn remove(&mut self, key: &[u8]) {
         let at = self.keep(key);
         self.ops.push(Op::Remove { key: at, key_len: key.len() });

@@ -1,15 +1,15 @@
-//! The index of an open store: what changed lately over everything else.
+//! Index of an open store: memtables over sorted runs over the tree.
 //!
 //! ```text
 //!   active ─ sealed ─▶ log layers ─ counted ─▶ runs ─ folded, merged ─▶ tree        newer hides older
 //! ```
 //!
-//! Law 1: what is alive is what this leads to, and nothing else: an entry says where its payload
-//! is, the tree where its nodes are, a run where its parts are.
-//! Law 2: what is replaced is dead at once where both are of the log, and when the newer one is
-//! counted where the older one is in a run or in the tree: once.
-//! Law 3: a view has layers and a tree that change no more, and a token that keeps what they lead
-//! to from being used again.
+//! Law 1: live bytes are exactly those that the index refers to: entries refer to payloads, the
+//! tree to its nodes, runs to their chunks.
+//! Law 2: a replaced log entry is dead at once. A replaced run or tree entry is dead when the
+//! memtable flush accounts it, once.
+//! Law 3: a view has immutable memtables and an immutable tree, and a reader pin that keeps their
+//! segments from being reused.
 
 pub(crate) mod cursor;
 pub(crate) mod leaf;

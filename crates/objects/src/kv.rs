@@ -1,13 +1,13 @@
-//! A key-value store: keys in order, values of any length.
+//! Key-value store: keys in order, values of any length.
 //!
 //! ```text
 //!   key ─▶ value, in the log       longer than 128 KiB: an object of its own
 //!                                  up to 24 bytes: in the index
 //! ```
 //!
-//! It is the store's own index under other keys, so it has all that the store promises. There
-//! is no compaction: what is overwritten makes segments empty, and the cleaner works as much
-//! as is written.
+//! It shares the index of the store, under other keys, and has all guarantees of the store. Values
+//! are not compacted: overwritten values leave dead bytes in segments, which the cleaner frees at
+//! the pace of writes.
 
 pub(crate) mod count;
 
@@ -20,7 +20,7 @@ use crate::index::cursor::Cursor;
 use crate::store::Snapshot;
 use crate::{Error, Group, Refused, Result, Store, Ticket};
 
-/// The key-value store of a [`Store`].
+/// Key-value store of a [`Store`].
 #[derive(Clone, Debug)]
 pub struct Kv {
     store: Arc<Store>,
@@ -33,44 +33,44 @@ pub struct Batch {
 }
 
 impl Batch {
-    /// Nothing yet.
+    /// Creates an empty batch.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Gives `key` a value.
+    /// Sets the value of `key`.
     pub fn put(&mut self, key: &[u8], value: &[u8]) {
         self.group.put(key, value);
     }
 
-    /// Takes `key` away, if it is there.
+    /// Deletes `key`, if it exists.
     pub fn delete(&mut self, key: &[u8]) {
         self.group.remove(key);
     }
 
-    /// Whether nothing would change.
+    /// Returns true if the batch has no changes.
     pub fn is_empty(&self) -> bool {
         self.group.is_empty()
     }
 
-    /// Keys and values, in bytes.
+    /// Returns the bytes of keys and values.
     pub fn len_bytes(&self) -> usize {
         self.group.len_bytes()
     }
 }
 
 impl Kv {
-    /// The keys of `store`.
+    /// Returns the key-value store of `store`.
     pub fn new(store: Arc<Store>) -> Self {
         Self { store }
     }
 
-    /// The store that the keys are in.
+    /// Returns the store.
     pub fn store(&self) -> &Arc<Store> {
         &self.store
     }
 
-    /// Gives `key` a value; durable after [`Kv::wait`].
+    /// Sets the value of `key`; durable after [`Kv::wait`].
     ///
     /// # Errors
     /// As [`Store::submit`]; a key is at most 64 KiB long, and a 32nd of a segment.
@@ -80,7 +80,7 @@ impl Kv {
         self.store.submit_ref(&group, &[])
     }
 
-    /// Takes `key` away, if it is there; durable after [`Kv::wait`].
+    /// Deletes `key`, if it exists; durable after [`Kv::wait`].
     ///
     /// # Errors
     /// As [`Store::submit`].
@@ -90,17 +90,17 @@ impl Kv {
         self.store.submit_ref(&group, &[])
     }
 
-    /// Makes all changes of a batch, or none.
+    /// Applies all changes of a batch, or none.
     ///
     /// # Errors
-    /// The batch comes back.
+    /// The error, with the batch.
     pub fn write(&self, batch: Batch) -> std::result::Result<Ticket, Box<(Batch, Error)>> {
         self.store
             .submit(batch.group, &[])
             .map_err(|Refused { group, error }| Box::new((Batch { group }, error)))
     }
 
-    /// Returns once a change is durable.
+    /// Waits until a change is durable.
     ///
     /// # Errors
     /// As [`Store::wait`].
@@ -108,10 +108,10 @@ impl Kv {
         self.store.wait(ticket)
     }
 
-    /// The value of `key`.
+    /// Returns the value of `key`.
     ///
     /// # Errors
-    /// [`Error::Corrupt`] rather than a value that was not put there.
+    /// [`Error::Corrupt`] rather than a wrong value.
     pub fn get(&self, key: &[u8]) -> Result<Option<Vec<u8>>> {
         let mut before = None;
         loop {
@@ -134,29 +134,29 @@ impl Kv {
                 Ok(_) | Err(Error::NoObject(_)) => {}
                 Err(error) => return Err(error),
             }
-            // Replaced just now: look again. What was replaced does not come back.
+            // Replaced just now: look again. A replaced value object does not come back.
             if before.replace(id) == Some(id) {
                 return Err(NO_VALUE);
             }
         }
     }
 
-    /// All keys as they are now; see [`KvSnapshot::get`] and [`KvSnapshot::scan`].
+    /// Returns a snapshot of all keys; see [`KvSnapshot::get`] and [`KvSnapshot::scan`].
     pub fn snapshot(&self) -> KvSnapshot {
         KvSnapshot { snapshot: self.store.snapshot() }
     }
 
-    /// Keys and values of a range as they are now, in order; from both ends.
+    /// Returns the current keys and values of a range, in order; from both ends.
     pub fn scan<R: RangeBounds<[u8]> + ?Sized>(&self, range: &R) -> Scan {
         self.snapshot().scan(range)
     }
 }
 
-/// A key that leads to an object which is not there, or is not what the key says. Where the
-/// key lies is not known any more.
+/// A key whose value object is missing or has another length. The key's address is not known any
+/// more.
 const NO_VALUE: Error = Error::Corrupt { what: "a key whose long value is not there", at_bytes: 0 };
 
-/// Memory for a value, which lies on a disk of `disk_bytes` as a whole.
+/// Allocates memory for a value, which cannot be longer than its disk.
 pub(crate) fn allocate_value(len: u64, disk_bytes: u64) -> Result<Vec<u8>> {
     let longer = Error::Misuse("a value longer than memory");
     if len > disk_bytes {
@@ -169,14 +169,14 @@ pub(crate) fn allocate_value(len: u64, disk_bytes: u64) -> Result<Vec<u8>> {
     Ok(value)
 }
 
-/// The keys as they were at one moment.
+/// Snapshot of the keys.
 #[derive(Clone, Debug)]
 pub struct KvSnapshot {
     snapshot: Snapshot,
 }
 
 impl KvSnapshot {
-    /// The value that `key` had.
+    /// Returns the value of `key` in the snapshot.
     ///
     /// # Errors
     /// As [`Kv::get`].
@@ -210,7 +210,7 @@ impl KvSnapshot {
         }
     }
 
-    /// Keys and values of a range, in order; from both ends.
+    /// Returns keys and values of a range, in order; from both ends.
     pub fn scan<R: RangeBounds<[u8]> + ?Sized>(&self, range: &R) -> Scan {
         let behind = |key: &[u8]| {
             let mut key = value_key(key);
@@ -226,7 +226,7 @@ impl KvSnapshot {
             Bound::Included(key) => behind(key),
             Bound::Excluded(key) => value_key(key),
             Bound::Unbounded => {
-                // Behind all that begin like a value.
+                // After all keys of values.
                 value_key(&[]).into_iter().map(|kind| kind.saturating_add(1)).collect()
             }
         };
@@ -234,24 +234,24 @@ impl KvSnapshot {
     }
 }
 
-/// Keys and values of a range of a snapshot. Where the index is damaged an error stands for what
-/// is lost, and what lies behind it follows.
+/// Keys and values of a range of a snapshot. A damaged part of the index yields one error; the scan
+/// continues after it.
 #[derive(Debug)]
 pub struct Scan {
     snapshot: KvSnapshot,
-    /// Keys from here on, and before that, were not given yet.
+    /// Bounds of the keys that were not yielded yet.
     from: Key,
     to: Key,
     front: End,
     back: End,
 }
 
-/// One end of a scan: what was read ahead of it.
+/// One end of a scan, with its read-ahead.
 #[derive(Debug, Default)]
 struct End {
     cursor: Option<Cursor>,
     ready: VecDeque<(Key, PrefetchedValue)>,
-    /// Pairs that were asked for last.
+    /// Pairs of the last read-ahead.
     asked: usize,
     is_over: bool,
 }
@@ -259,12 +259,12 @@ struct End {
 #[derive(Debug)]
 enum PrefetchedValue {
     Value(Result<Vec<u8>>),
-    /// A long value is read when it is given.
+    /// A long value is read when it is yielded.
     Long(Entry),
     Failed(Error),
 }
 
-/// What is read ahead of a scan at most: pairs, and bytes of values.
+/// Read-ahead limits of a scan: pairs, and bytes of values.
 const AHEAD: usize = 256;
 const AHEAD_BYTES: usize = 512 << 10;
 
@@ -275,7 +275,7 @@ impl Scan {
         if is_front { &mut self.front } else { &mut self.back }
     }
 
-    /// The next pair of one end.
+    /// Returns the next pair of one end.
     fn next_pair(&mut self, is_front: bool) -> Option<Pair> {
         if self.from >= self.to {
             return None;
@@ -289,7 +289,7 @@ impl Scan {
             PrefetchedValue::Long(entry) => self.snapshot.value(&entry),
             PrefetchedValue::Failed(error) => return Some(Err(error)),
         };
-        // What the other end gave is not given again.
+        // The other end may have yielded it.
         if key < self.from || key >= self.to {
             self.from = self.to.clone();
             return None;
@@ -307,7 +307,7 @@ impl Scan {
         Some(value.map(|value| (name, value)))
     }
 
-    /// Reads what comes next at one end: a few pairs at first, then more.
+    /// Reads the next pairs of one end: a few at first, then more.
     fn read_ahead(&mut self, is_front: bool) {
         if self.end(is_front).is_over {
             return;
@@ -335,7 +335,7 @@ impl Scan {
             end.ready.push_back((key, ready));
         }
         if let Some(error) = failed {
-            // What comes behind it is given next.
+            // The pairs after it follow.
             end.ready.push_back((Key::new(), PrefetchedValue::Failed(error)));
         }
     }

@@ -1,4 +1,4 @@
-//! What a kind of hardware wants: placement, cadence, depth. Everything else is shared.
+//! Layouts: placement, checkpoint interval and queue depth for a kind of hardware.
 //!
 //! ```text
 //!   log   0 what is written   1 what is cleaned   2 nodes, runs
@@ -6,33 +6,30 @@
 //!   bucket   as log
 //! ```
 //!
-//! A store is segments. Some of them are open, one for each *stream*; what is written goes to the
-//! stream that the layout says, in *frames* that describe themselves. A commit is the frames of
-//! all streams that have something, given to the disk together. Segments that have little alive
-//! are cleaned: what is alive of them is written again. Now and then a checkpoint is due; opening
-//! a store reads what came behind the last one.
+//! A store consists of segments. One segment is open for each *stream*. The layout chooses the
+//! stream of a payload, which is written in self-describing *frames*. A commit submits the frames
+//! of all streams together. The cleaner moves live bytes out of segments that have few, and frees
+//! them. Opening a store replays the log after the last checkpoint.
 //!
-//! A layout says where and how much, never what: it sees no byte, and a store reads and promises
-//! the same with any of them. So one that chooses badly is slow, and not wrong. To write one for a
-//! device that you know:
+//! A layout chooses places and sizes and never sees a byte. A store reads and guarantees the same
+//! with any layout: a bad one is slow, not wrong. To write one for a device:
 //!
-//! 1. implement [`Layout`]: four questions have no default;
-//! 2. [`register`] it under a number of your own, which stores that have it say on disk: who opens
-//!    them needs it;
-//! 3. put it to [`conform::check_all`], and make a store with the [`crate::Profile`] of your device.
+//! 1. implement [`Layout`]: four methods have no default;
+//! 2. [`register`] it under a number of your own: opening a store needs its layout;
+//! 3. check it with [`conform::check_all`], and create a store with the [`crate::Profile`] of your
+//!    device.
 //!
 //! `examples/zoned.rs` is one, for a device whose zones are written in order.
 //!
-//! # Who chooses
+//! # Choice of a layout
 //!
-//! [`crate::probe`] measures a disk and chooses between `log` and `cow` by one rule: where short
-//! reads anywhere, or short writes anywhere, cost clearly more than neighbours do, distance costs
-//! time, and that is `log`; else it is `cow`. A bucket gets `bucket`, since it is none of both and
-//! says so. A layout that is registered is chosen by who makes the store: what it is made for is
-//! known, and not to be measured.
+//! [`crate::probe`] measures a disk. If short random reads or writes cost clearly more than
+//! sequential ones, distance costs time, and it chooses `log`; otherwise `cow`. A bucket reports
+//! itself as one and gets `bucket`. A registered layout is chosen by the creator of the store, who
+//! knows the device.
 //!
-//! Law: a layout answers alike as long as a store is open, and [`Layout::streams`] and
-//! [`Layout::index_stream`] as long as there is one: where streams stood is read by their number.
+//! Law: a layout returns the same answers as long as a store is open. [`Layout::streams`] and
+//! [`Layout::index_stream`] never change: checkpoints record stream positions by number.
 
 mod bucket;
 pub mod conform;
@@ -45,30 +42,30 @@ use parking_lot::Mutex;
 
 use crate::{Error, Hint, LayoutKind, Result};
 
-/// What is known of a payload when its place is chosen.
+/// Properties of a payload that decide its place.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum PayloadKind {
     /// Written by a client.
     Written {
-        /// What its object's maker said.
+        /// Hint of the object's creator.
         hint: Hint,
-        /// Bytes that were written since what it replaces was; none if it replaces
-        /// nothing that is in memory, or [`Layout::separates_by_age`] says no.
+        /// Age of the payload that it replaces, in bytes written since. None if that is not in
+        /// memory or does not exist, or if [`Layout::separates_by_age`] is false.
         replaced_after: Option<u64>,
     },
-    /// Moved by the cleaner: so many bytes were written since it was.
+    /// Moved by the cleaner.
     Moved {
-        /// Bytes.
+        /// Bytes written since the payload was.
         age: u64,
     },
     /// A node of the tree.
     Node,
-    /// A part of a run or checkpoint: the next ones replace it.
+    /// A chunk of a run or checkpoint: the next ones replace it.
     ShortLived,
 }
 
 impl PayloadKind {
-    /// One of each that a layout may tell apart.
+    /// One of each kind that a layout may distinguish.
     const SAMPLES: [Self; 8] = [
         Self::Written { hint: Hint::Unknown, replaced_after: None },
         Self::Written { hint: Hint::Unknown, replaced_after: Some(0) },
@@ -81,129 +78,129 @@ impl PayloadKind {
     ];
 }
 
-/// Where a store lies that is to be laid out.
+/// Sizes of a store.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct StoreDimensions {
-    /// No write is smaller, in bytes.
+    /// Unit of writes, in bytes.
     pub page_bytes: u32,
     /// Length of a segment, in bytes: at least four pages.
     pub segment_bytes: u32,
-    /// All segments together, in bytes.
+    /// Bytes of all segments.
     pub capacity_bytes: u64,
 }
 
 impl StoreDimensions {
-    /// So many bytes, but not more than a part of a segment.
+    /// Returns `bytes`, but at most the `part`th part of a segment.
     pub fn at_most(&self, bytes: usize, part: usize) -> usize {
         bytes.min((self.segment_bytes as usize).checked_div(part).unwrap_or(0))
     }
 
-    /// A 512th of `capacity_bytes`, within what recovery may read: what is dead is free only
-    /// behind a checkpoint, so that much more is kept free.
+    /// Returns a 512th of `capacity_bytes`, within what recovery may read. Dead bytes become free
+    /// only after a checkpoint, so this much more is reserved.
     pub fn log_bytes(&self, capacity_bytes: u64, most: u64) -> u64 {
         (capacity_bytes / 512).max(u64::from(self.segment_bytes) / 2).min(most)
     }
 }
 
-/// A layout's choices. What has a default is what serves where distance costs nothing, requests
-/// are few and long, and nothing is known of how long things live.
+/// Choices of a layout. The defaults suit devices without seek costs, with few and long requests,
+/// and data of unknown lifetime.
 pub trait Layout: Send + Sync {
-    /// Where the store lies: as it was made for.
+    /// Returns the sizes that the layout was made for.
     fn site(&self) -> &StoreDimensions;
 
-    /// How many segments are filled at a time, at most 16.
+    /// Returns the number of segments that are filled at a time, at most 16.
     fn streams(&self) -> usize {
         3
     }
 
-    /// Which of them gets a payload. In a trickle commits are small, and each has a waiter: who
-    /// parts them makes it wait for two places.
+    /// Returns the stream of a payload. Small, awaited commits (`is_trickle`) should use one
+    /// stream: each further stream adds a write to the wait.
     fn stream_of(&self, kind: PayloadKind, is_trickle: bool) -> usize {
         match kind {
             _ if is_trickle && !matches!(kind, PayloadKind::Moved { .. }) => 0,
             PayloadKind::Written { .. } => 0,
-            // What survived until its segment was cleaned is older than what is written:
-            // apart from it, it stays together.
+            // Bytes that survived until their segment was cleaned are older than new ones: kept
+            // apart, they stay together.
             PayloadKind::Moved { .. } => 1,
-            // A merge replaces nearly all: then they leave whole segments behind. Among
-            // payloads each hole of theirs costs moving the neighbours.
+            // A merge replaces nearly all nodes, so whole segments become free. Among payloads,
+            // each dead node would cost moving its neighbours.
             PayloadKind::Node | PayloadKind::ShortLived => 2,
         }
     }
 
-    /// Which of them has nodes and runs, and nothing else but in a trickle.
+    /// Returns the stream of nodes and runs; only a trickle mixes it.
     fn index_stream(&self) -> usize {
         2
     }
 
-    /// Whether the age of what a payload replaces matters to its place: it is looked up then.
+    /// Returns true if the age of replaced payloads affects placement: it is looked up then.
     fn separates_by_age(&self) -> bool {
         false
     }
 
-    /// The longest frame, in bytes: what is worth one request. At most a segment.
+    /// Returns the longest frame, in bytes, which is one request. At most a segment.
     fn frame_bytes(&self) -> usize {
         self.site().at_most(4 << 20, 1)
     }
 
-    /// Whether what is as long as a page begins with one: then no more pages than it needs are
-    /// read for it.
+    /// Returns true if items of a page or more begin on a page boundary, so that a read needs no
+    /// extra page.
     fn is_page_aligned(&self) -> bool {
         false
     }
 
-    /// What is gathered of changes without a waiter, in bytes: the more, the less is
-    /// lost where frames end. At most the log.
+    /// Returns the bytes gathered without a waiter before a commit. More bytes waste less space at
+    /// the ends of frames. At most the log.
     fn commit_bytes(&self) -> usize {
         crate::codec::to_usize_saturating((16 << 20).min(self.log_bytes() / 2))
     }
 
-    /// What the cleaner reads at once, in bytes: the time that this takes should be some times
-    /// that of going there.
+    /// Returns the bytes of one read of the cleaner. Its transfer should take several times as long
+    /// as a seek.
     fn read_bytes(&self) -> usize;
 
-    /// The cleaner jumps from one thing that is alive to the next where fewer than one byte
-    /// of so many is; else it reads what is between.
+    /// Returns the ratio of segment bytes to live bytes above which the cleaner reads live parts
+    /// separately, and not the gaps between them.
     fn sparse_read_ratio(&self) -> u64 {
         16
     }
 
-    /// How many such reads it asks for before it needs them.
+    /// Returns the number of such reads in flight ahead of use.
     fn reads_ahead(&self) -> usize;
 
-    /// What is read of a stream's log at once when a store is opened, in bytes.
+    /// Returns the bytes of one read of a stream's log at open.
     fn log_read_bytes(&self) -> usize {
         1 << 20
     }
 
-    /// About how long a node is, in bytes, at most an eighth of a segment. A lookup reads one or
-    /// two; each that changed is written whole.
+    /// Returns the target size of a node, in bytes, at most an eighth of a segment. A lookup reads
+    /// one or two nodes; each changed one is written whole.
     fn node_bytes(&self) -> usize;
 
-    /// The longest part of a run or a table, in bytes, at most an eighth of a segment: opening a
-    /// store reads each by itself.
+    /// Returns the longest chunk of a run or a table, in bytes, at most an eighth of a segment:
+    /// opening a store reads each separately.
     fn chunk_bytes(&self) -> usize {
         self.site().at_most(1 << 20, 8)
     }
 
-    /// Bytes of log after which a checkpoint is due, from 4 KiB to 40 MiB: opening reads as much,
-    /// and so much is kept free. See [`StoreDimensions::log_bytes`].
+    /// Returns the bytes of log after which a checkpoint is due, from 4 KiB to 40 MiB. Opening
+    /// reads as much, and as much is reserved. See [`StoreDimensions::log_bytes`].
     fn log_bytes(&self) -> u64 {
         self.site().log_bytes(self.site().capacity_bytes, 24 << 20)
     }
 
-    /// The worth of cleaning a segment: `used` of its bytes are alive, of `len`; what is
-    /// in it was written `age` bytes ago, on average. Not less where less is alive.
+    /// Returns the benefit of cleaning a segment of `len` bytes with `used` live ones, written
+    /// `age` bytes ago on average. It must not fall as live bytes do.
     fn cleaning_benefit(&self, used: u64, len: u64, age: u64) -> f64 {
-        // Cost-benefit (Rosenblum and Ousterhout, section 3.5): what is gained, and for how
-        // long, over what is read and written again. Of the age only the root: where what
-        // dies together lies together it says less, and measured 1.8 against 1.9.
+        // Cost-benefit (Rosenblum and Ousterhout, section 3.5): the gain, and its duration, over
+        // the bytes read and written. Only the root of the age: with placement by lifetime it says
+        // less, and measured 1.8 against 1.9.
         let u = used as f64 / len as f64;
         (1.0 - u) * (age as f64).sqrt() / (1.0 + u)
     }
 }
 
-/// Makes a layout for a store.
+/// Constructor of a layout.
 pub type Make = fn(&StoreDimensions) -> Box<dyn Layout>;
 
 /// Numbers below this are layouts of this crate.
@@ -212,11 +209,11 @@ const STREAMS_MAX: usize = 16;
 
 static OTHERS: Mutex<BTreeMap<u16, Make>> = Mutex::new(BTreeMap::new());
 
-/// Has stores of this program know a layout by a number, 256 or more, from now on. What had that
-/// number is forgotten.
+/// Registers a layout in this process by a number, 256 or more. It replaces a layout with the same
+/// number.
 ///
 /// # Errors
-/// [`Error::Misuse`] for numbers of this crate's own.
+/// [`Error::Misuse`] for the numbers of this crate.
 pub fn register(number: u16, make: Make) -> Result<LayoutKind> {
     if number < FIRST_OF_OTHERS {
         return Err(Error::Misuse("layouts of others have numbers from 256 on"));
@@ -225,7 +222,7 @@ pub fn register(number: u16, make: Make) -> Result<LayoutKind> {
     Ok(LayoutKind::Other(number))
 }
 
-/// What stores say on disk of their layout.
+/// Returns the number of a layout on the disk.
 pub(crate) fn number_of(kind: LayoutKind) -> u32 {
     match kind {
         LayoutKind::Log => 1,
@@ -235,7 +232,7 @@ pub(crate) fn number_of(kind: LayoutKind) -> u32 {
     }
 }
 
-/// The layout that a store says it has.
+/// Returns the layout of a number on the disk.
 pub(crate) fn kind_of(number: u32) -> Option<LayoutKind> {
     match number {
         1 => Some(LayoutKind::Log),
@@ -248,10 +245,10 @@ pub(crate) fn kind_of(number: u32) -> Option<LayoutKind> {
     }
 }
 
-/// The layout for a store at a site.
+/// Returns the layout for a store of these sizes.
 ///
 /// # Errors
-/// [`Error::NotAStore`] where it was not registered, [`Error::Misuse`] where its sizes do not fit.
+/// [`Error::NotAStore`] if it is not registered, [`Error::Misuse`] if its sizes do not fit.
 pub(crate) fn layout(kind: LayoutKind, site: &StoreDimensions) -> Result<Box<dyn Layout>> {
     let site = *site;
     let layout: Box<dyn Layout> = match kind {
@@ -271,7 +268,7 @@ pub(crate) fn layout(kind: LayoutKind, site: &StoreDimensions) -> Result<Box<dyn
     Ok(layout)
 }
 
-/// Whether a layout's answers fit each other and its site; else which does not.
+/// Checks that a layout's answers fit each other and its sizes.
 fn fits(layout: &dyn Layout) -> std::result::Result<(), &'static str> {
     let site = layout.site();
     let (page, segment) = (site.page_bytes as usize, site.segment_bytes as usize);

@@ -12,37 +12,37 @@
 //!      │ trait Disk
 //! ```
 //!
-//! What a store promises, whatever the disk loses in a power cut:
+//! Guarantees of a store, whatever the disk loses in a power cut:
 //!
-//! - **A, atomic**: of each group everything is there or nothing, at any size.
-//! - **B, ordered**: if a group is there, so is all it follows: the tickets in `after`,
-//!   and what was submitted before it.
-//! - **C, durable**: once `wait` returned, the group is there.
-//! - **D, read your submits**: what was submitted is read, durable or not.
-//! - **E, no leak, no resurrection**: space of what is not there is free; a deleted
-//!   object never comes back, and its number is not given out again.
-//! - **F, room to give up**: delete, punch and truncate to less do not fail for lack of space. What
-//!   they give up is free once no snapshot shows it: a client that holds one and gives up without
-//!   end uses up what is kept for that.
+//! - **A, atomic**: all of a group is there or nothing of it, at any size.
+//! - **B, ordered**: if a group is there, so is all it follows: the tickets in `after`, and all
+//!   groups submitted before it.
+//! - **C, durable**: once `wait` returned, the group is durable.
+//! - **D, read your submits**: reads see every submitted group, durable or not.
+//! - **E, no leak, no resurrection**: unreachable space is free. A deleted object never comes back,
+//!   and its number is never reused.
+//! - **F, space to free**: delete, punch and shrinking truncate do not fail for lack of space. The
+//!   space is free once no snapshot refers to it. A client that keeps one snapshot and frees
+//!   without end uses up the reserve for that.
 //!
 //! Law 1: nothing on the disk is changed in place but the superblocks, two at a time.
-//! Law 2: the sum of whatever is pointed to is kept where the pointer is.
-//! Law 3: a segment is used again only once a durable checkpoint does without it, and
-//! what was there has no reader.
-//! Law 4: after a failed write the store takes no more groups, and says why.
+//! Law 2: every pointer holds the checksum of its target.
+//! Law 3: a segment is reused only once a durable checkpoint does not need it and no reader uses
+//! its old contents.
+//! Law 4: after a failed write the store refuses further groups and reports the cause.
 //!
-//! | room | holds |
+//! | module | contents |
 //! |---|---|
-//! | `core` | the state in parts; what a group would do (`plan`) and does (`apply`) |
-//! | `log` | frames and tables; streams, the open commit, what the disk was given |
-//! | `index` | layers, runs, tree; counting, folding, merging; views and cursors |
-//! | `space` | segments and what is alive in them, cleaning, room |
-//! | `recovery` | superblock, checkpoint, replay, salvage, another size |
-//! | `upkeep` | what is due, what it costs, who pays |
-//! | `store`, `io` | how the lock is held, snapshots; verified and remembered bytes |
-//! | `disk`, `kv`, `layout`, `check` | objects as disks, keys, hardware, the check |
+//! | `core` | the state in parts; planning (`plan`) and applying (`apply`) a group |
+//! | `log` | frames and their summaries; streams, the open commit, submission to the disk |
+//! | `index` | memtables, sorted runs, tree; flush, compaction, tree merge; views and cursors |
+//! | `space` | segments and their live bytes, cleaning, free space and reserves |
+//! | `recovery` | superblock, checkpoint, replay, salvage, resizing |
+//! | `maintenance` | backlog, cost and work budget of background work |
+//! | `store`, `cached_disk` | the lock, snapshots; verified and cached reads |
+//! | `disk`, `kv`, `layout`, `check` | objects as disks, keys, placement for hardware, the check |
 //!
-//! A store made, an object put, and read after the store was opened again:
+//! Creates a store, writes an object, and reads it after reopening the store:
 //!
 //! ```
 //! use std::sync::Arc;

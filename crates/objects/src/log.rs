@@ -1,4 +1,4 @@
-//! How a store writes: into the frames of its streams, and a commit's frames to the disk.
+//! The write path: frames of streams, and commits of frames to the disk.
 //!
 //! ```text
 //!   payload, entry, node ─▶ the open frame of a stream ─ full ─▶ done
@@ -7,11 +7,10 @@
 //!                          commit: all its frames to the disk at once
 //! ```
 //!
-//! Law 1: what is written between two commits has one number, and counts only if all of its
-//! frames are there.
-//! Law 2: what is written is alive from then on, as the table of segments has it, until it is
-//! said to be dead, once.
-//! Law 3: this knows no index: who writes something has to lead to it.
+//! Law 1: everything written between two commits has one number, and is valid only if all frames of
+//! the commit are there.
+//! Law 2: written bytes are live in the segment table until they are marked dead, once.
+//! Law 3: the log knows no index: its callers set the entries that refer to written bytes.
 
 pub(crate) mod commit;
 pub(crate) mod frame;

@@ -1,26 +1,26 @@
-//! Upkeep: what is due, in which order, and how much of it a change does.
+//! Maintenance: background work, its order, and the part that each change does.
 //!
-//! Everything is reckoned in one unit, bytes that the disk took: that is what uses up segments and
-//! makes logs long. Each work is spread over so many of them that it is done before more of its
-//! kind comes, and every change does its share, so that none waits for much:
+//! All work is measured in bytes written to the disk, which use up segments and lengthen the log.
+//! Each kind of work is spread over so many bytes that it ends before more of its kind comes. Every
+//! change does a part, so that none waits for long:
 //!
-//! | work | done while so many bytes came | which |
+//! | work | done within | bytes counted |
 //! |---|---|---|
-//! | count a sealed log | half a log: then half a log's time is left to write the run | all |
-//! | fold two runs | a sixteenth: long before the next run comes | the log's |
-//! | merge runs | half of what came since the last merge began, one log to eight | the log's |
-//! | clean a segment | as much as it gains, or less, the more is missing | what changes bring |
+//! | flush a sealed memtable | half a log: the other half is left to write the run | all |
+//! | compact two runs | a sixteenth: long before the next run comes | the log's |
+//! | merge runs | half of the bytes since the last merge began, one log to eight | the log's |
+//! | clean a segment | as much as it gains, or less as free space shrinks | those of changes |
 //! | begin a checkpoint | a log | the log's |
 //!
-//! Where what work itself writes would pay for that same work it does not count: a merge that its
-//! own nodes pay for goes on till all is merged. Cleaning is paid by what changes bring, times what
-//! the disk takes for that on average but for what is moved: nodes and runs come many at once, and
-//! cleaning for them at once uses up what is free.
+//! Bytes written by maintenance do not grow its own backlog; otherwise a merge would continue until
+//! everything is merged. The backlog of cleaning grows by the payload of changes, times the write
+//! amplification without moved bytes. Nodes and runs come in bursts, and cleaning for a burst at
+//! once would use up free space.
 //!
-//! Law 1: a step changes things in memory and hands writes over. What it has to read or wait for
-//! first is a need, which the caller fulfils without the lock; only after some in vain it waits.
-//! Law 2: what is owed stays owed: a change that leaves a step to the next one pays all the same.
-//! Law 3: who has time may pay for what others will write: nothing is done that is not due then.
+//! Law 1: a step changes memory and submits writes. The caller performs required I/O without the
+//! lock; only after some failed attempts a step blocks.
+//! Law 2: a backlog stays: a change that leaves a step to the next one still grows it.
+//! Law 3: idle time may reduce backlogs in advance; it starts no work that is not due.
 #![allow(
     clippy::arithmetic_side_effects,
     clippy::cast_possible_truncation,
@@ -41,41 +41,41 @@ use crate::index::memtable_flush::AHEAD;
 use crate::index::tree::{BlockPtr, NodeSource};
 use crate::space::segment_reader::SegmentReader;
 
-/// Pairs of one step of folding and merging.
+/// Pairs of one step of compaction and merge.
 const STEP: u64 = 64;
-/// Pairs that one change folds, at most, and one for so many bytes of its own: a group of a
+/// Most pairs that one change compacts, and one more for so many bytes of its own: a group of a
 /// thousand pairs brings more than these.
 const FOLDED_AT_ONCE: u64 = 1024;
 const FOLDED_FOR_BYTES: u64 = 16;
-/// What one change looks at when it cleans, at most, if it is short.
+/// Bytes that a short change cleans at most.
 const CLEANED_AT_ONCE: u64 = 96 << 10;
-/// What may be owed before a change waits for what the cleaner reads.
+/// Backlog of cleaning, in bytes, from which a change waits for the cleaner's reads.
 const OWED_MAX: u64 = 1 << 20;
 
-/// Something that a step needs of the disk.
+/// I/O that a step requires.
 pub(crate) enum RequiredIo {
     /// Nodes of the index.
     Nodes(Vec<BlockPtr>),
-    /// What the cleaner reads, up to this byte of the disk.
+    /// Reads of the cleaner, up to this byte of the disk.
     Bytes(Arc<Mutex<SegmentReader>>, u64),
-    /// Writes that reads are to see.
+    /// Writes that must be visible to reads.
     Settled(Ticket),
-    /// Writes that are to be durable.
+    /// Writes that must be durable.
     Durable(Ticket),
 }
 
-/// What the disk said of a need.
+/// Result of required I/O.
 pub(crate) enum CompletedIo {
     Settled(Ticket),
     Durable(Ticket),
 }
 
 impl RequiredIo {
-    /// Fulfils it, which may take long; what was read for those before stays if `is_further`. What
-    /// fails is found out by the step, for an error that says it all.
+    /// Performs the I/O, which may block for long. Nodes of earlier attempts stay prefetched if
+    /// `is_further`. The next try of the step reports errors, with their context.
     pub fn perform(self, io: &CachedDisk, is_further: bool) -> Option<CompletedIo> {
         match self {
-            // One by itself does not drive out those that were asked for together.
+            // A single node does not evict those that were prefetched together.
             Self::Nodes(nodes) if is_further || nodes.len() == 1 => io.load_more_ahead(&nodes),
             Self::Nodes(nodes) => io.prefetch_nodes(&nodes),
             Self::Bytes(reading, to) => reading.lock().wait(to),
@@ -90,19 +90,19 @@ impl RequiredIo {
     }
 }
 
-/// What a step did, in its own measure, or what it needs first.
+/// Work of a step, in its own unit, or the I/O that it requires first.
 pub(crate) type Step = ControlFlow<RequiredIo, u64>;
 
-/// What a step does about what is not in memory.
+/// Policy of a step for a cache miss.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum MissPolicy {
-    /// Asks for it.
+    /// Return it as required I/O.
     Defer,
-    /// Waits for it.
+    /// Wait for it.
     Block,
 }
 
-/// Looks something up in the index, as patience is.
+/// Looks something up in the index, with a miss policy.
 pub(crate) fn look<T>(
     io: &CachedDisk,
     patience: MissPolicy,
@@ -119,12 +119,12 @@ pub(crate) fn look<T>(
     }
 }
 
-/// What is owed of a work, in its own measure.
+/// Backlog of a kind of work, in its own unit.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
 pub(crate) struct Backlog(f64);
 
 impl Backlog {
-    /// `bytes` came of the `span` in which all of `work` is to be done.
+    /// Grows by `bytes` out of the `span` within which all of `work` must be done.
     pub fn grow(&mut self, bytes: u64, work: u64, span: u64) {
         self.0 += bytes as f64 * work as f64 / span.max(1) as f64;
     }
@@ -133,18 +133,18 @@ impl Backlog {
         self.0 as u64
     }
 
-    /// So much was done: more than was due, where a step went on to a good end.
+    /// Subtracts work that was done. It may exceed the due work if a step was extended.
     pub fn did(&mut self, work: u64) {
         self.0 -= work as f64;
     }
 }
 
-/// What was written, as it counts for each work.
+/// Bytes written, as they count for each kind of work.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) struct WorkDone {
     all: u64,
     log: u64,
-    /// What a change takes, as a moving average has it: all but what was moved.
+    /// Expected disk bytes of a change, without moved bytes: a moving average.
     brought: u64,
 }
 
@@ -157,36 +157,36 @@ impl WorkDone {
         }
     }
 
-    /// As if so much had been written.
+    /// Returns `bytes` for each kind.
     pub fn bytes(bytes: u64) -> Self {
         Self { all: bytes, log: bytes, brought: bytes }
     }
 }
 
-/// What is owed, and what was paid for.
+/// Backlogs of maintenance.
 #[derive(Debug, Default)]
 pub(crate) struct Maintenance {
-    /// What was written when it was paid for last.
+    /// Bytes written at the last update.
     seen: WorkDone,
-    /// Bytes that the cleaner is to look at.
+    /// Bytes that the cleaner has to process.
     pub cleaning: Backlog,
 }
 
-/// What one change does, at most.
+/// Limits of the maintenance in one change.
 #[derive(Debug)]
 pub(crate) struct WorkBudget {
     folds: u64,
     cleans: u64,
-    /// How often it waits for what the cleaner reads.
+    /// Number of waits for the cleaner's reads.
     waits: u64,
-    /// Whether it may begin a checkpoint: in a small store that makes the next one due.
+    /// True if it may begin a checkpoint: in a small store that makes the next one due.
     begins: bool,
-    /// Whether it may begin to clean a segment: not one after the other.
+    /// True if it may begin to clean a segment: one per change.
     chooses: bool,
 }
 
 impl WorkBudget {
-    /// Of a change that brought so many bytes.
+    /// Returns the budget of a change of so many bytes.
     pub fn of(bytes: u64) -> Self {
         Self {
             folds: FOLDED_AT_ONCE + bytes / FOLDED_FOR_BYTES,
@@ -199,7 +199,7 @@ impl WorkBudget {
 }
 
 impl Core {
-    /// Sees what was written since, and what is owed for it, where a change brought so many bytes.
+    /// Grows the backlogs by the writes since the last call. The change had `brought_bytes`.
     pub fn grow_backlogs(&mut self, brought_bytes: u64) {
         let (all, log) = (self.log.written_bytes(), self.log.logged_bytes());
         let now = WorkDone { all, log, brought: self.log.spent.estimate_disk_bytes(brought_bytes) };
@@ -207,12 +207,12 @@ impl Core {
         self.owe(now.since(before));
     }
 
-    /// What is owed for what was written.
+    /// Grows the backlogs by written bytes.
     pub fn owe(&mut self, paid: WorkDone) {
         let log_bytes = self.reserve.log_bytes;
         let levels = &mut self.levels;
         if let Some(counting) = &mut levels.counting {
-            // Each with what it hides.
+            // Each pair with the entry that it hides.
             let all = counting.layer.pairs.len() as u64 * 2 + 1;
             counting.debt.grow(paid.all, all, log_bytes / 2);
         }
@@ -233,8 +233,8 @@ impl Core {
         }
     }
 
-    /// How much is cleaned for a byte, in 64ths: one is freed for each that is written where an
-    /// eighth of what should be free is missing; the more is missing the more.
+    /// Returns the bytes to clean per written byte, in 64ths. If an eighth of the free target is
+    /// missing, cleaning frees one byte per written byte; the more is missing, the more.
     fn cleaning_rate_64ths(&self) -> u64 {
         let low = self.low() as u64;
         let missing = low.saturating_sub(
@@ -243,17 +243,17 @@ impl Core {
         (missing * 64 * 8 / low.max(1)).clamp(8, 4 * 64)
     }
 
-    /// Whether a checkpoint is due.
+    /// Returns true if a checkpoint is due.
     fn is_log_long(&self) -> bool {
         self.log.bytes + self.log.batch.bytes as u64 >= self.reserve.log_bytes
     }
 
-    /// Whether folding and merging leave enough to write into.
+    /// Returns true if there is free space for compaction and merge.
     fn has_room(&self) -> bool {
         self.log.segments.free() > self.floor()
     }
 
-    /// Does the next step that is due, if one is and it is within the share.
+    /// Does the next step that is due and within the budget, if there is one.
     pub fn next_step(
         &mut self,
         share: &mut WorkBudget,
@@ -293,7 +293,7 @@ impl Core {
     fn next_count(&mut self, patience: MissPolicy) -> Result<Option<Step>> {
         let Some(counting) = &self.levels.counting else { return Ok(None) };
         let (due, all) = (counting.debt.due(), counting.layer.pairs.len() as u64 * 2 + 1);
-        // In small lots, to use what is loaded; all of it before the next begins.
+        // In batches that use the prefetched leaves; all of it before the next batch begins.
         let is_late = self.is_log_long();
         if !counting.is_ready_to_finish && !is_late && due < all.min(16) {
             return Ok(None);
@@ -339,19 +339,19 @@ impl Core {
         let is_idle = self.levels.counting.is_none() && self.checkpoints.written.is_none();
         if free + self.segments_awaiting_checkpoint() >= low && self.cleaner.cleaning.is_none() {
             self.upkeep.cleaning = Backlog::default();
-            // What was cleaned is free after a checkpoint.
+            // Cleaned segments are free after a checkpoint.
             if free < low * 3 / 4 && is_idle && !self.cleaner.since.is_empty() {
                 return self.begin_within(share);
             }
             return Ok(None);
         }
         if free <= self.floor() {
-            // Only what is emptied helps, and that is for who looks for room.
+            // Only empty segments help; `ensure_space` reclaims them.
             return Ok(None);
         }
         if self.cleaner.cleaning.is_none() {
             if !self.checkpoints.pinned_segments.is_empty() {
-                // A snapshot keeps what was given up: cleaning would only use up what is left.
+                // A snapshot pins freed segments: cleaning would only use up the rest.
                 return Ok(None);
             }
             if !share.chooses {
@@ -365,7 +365,7 @@ impl Core {
                 }
                 return Ok(Some(step));
             }
-            // What was emptied is free after a checkpoint.
+            // Empty segments are free after a checkpoint.
             if self.log.segments.has_empty() && is_idle {
                 return self.begin_within(share);
             }
@@ -376,7 +376,7 @@ impl Core {
             return Ok(None);
         }
         let patience = match self.cleaner.waits_for() {
-            // Later, if it does not matter much.
+            // Later, if the backlog is small.
             Some(_) if due < OWED_MAX || share.waits + due / (OWED_MAX * 4) == 0 => {
                 return Ok(None);
             }
@@ -394,7 +394,7 @@ impl Core {
         Ok(Some(step))
     }
 
-    /// Whether there is work under way.
+    /// Returns true if maintenance is in progress.
     pub fn is_working(&self) -> bool {
         let levels = &self.levels;
         levels.counting.is_some()
@@ -403,8 +403,8 @@ impl Core {
             || self.cleaner.cleaning.is_some()
     }
 
-    /// The next step to checkpoint number `wanted` of this opening, till it is durable. Others may
-    /// begin more meanwhile: this ends all the same.
+    /// Does the next step until checkpoint number `wanted` of this opening is durable. It ends even
+    /// if others begin more checkpoints meanwhile.
     pub fn next_to_checkpoint(
         &mut self,
         wanted: u64,
@@ -415,7 +415,7 @@ impl Core {
         if written < wanted && self.levels.counting.is_some() {
             return self.count_on(AHEAD, patience).map(Some);
         }
-        // What is written completes what was before it.
+        // Writing a checkpoint completes the one before it.
         if written != wanted || self.checkpoints.written.is_none() {
             return Ok(None);
         }
@@ -423,7 +423,7 @@ impl Core {
         Ok(Some(need.map_or(Step::Continue(0), Step::Break)))
     }
 
-    /// Counts so many pairs, and writes the checkpoint once all are counted.
+    /// Accounts so many pairs, and writes the checkpoint once all are accounted.
     pub fn count_on(&mut self, pairs: usize, patience: MissPolicy) -> Result<Step> {
         let step = self.levels.account_dead(&mut self.log, pairs, patience)?;
         let Some(counting) = &mut self.levels.counting else { return Ok(step) };
@@ -449,7 +449,7 @@ mod tests {
                 let due = debt.due();
                 debt.did(due);
                 done += due;
-                // Not ahead of what came, and never more than a unit behind.
+                // Never ahead of the bytes, and at most a unit behind.
                 let fair = came as f64 * work as f64 / span as f64;
                 assert!(done as f64 <= fair + 0.001 && done as f64 > fair - 1.001, "{done} {fair}");
             }

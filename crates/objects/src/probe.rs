@@ -1,4 +1,4 @@
-//! What a disk is good at, measured, and the profile that follows from it.
+//! Measures the characteristics of a disk and derives a profile.
 //!
 //! ```text
 //!   fill in order ─▶ read in order · read at random · 1..32 at once ─▶ writes together, apart
@@ -7,17 +7,16 @@
 //!                                                                  page
 //! ```
 //!
-//! The page is not found by throughput alone, which small writes lose to the cost of each
-//! command: writes of two units are compared that lie on a multiple of two units, and one
-//! unit off it. Within a page there is no telling; across its boundary two pages are read and
-//! written where one was written.
+//! Throughput alone does not show the page size: for small writes the cost of each command hides
+//! it. So writes of two units at a multiple of two units are compared with those one unit off it.
+//! Within a page both cost the same. Across a page boundary, two pages are read and written instead
+//! of one.
 //!
-//! Who else uses the disk makes any two measurements differ. So what is compared is measured
-//! in turns, and again until the turns agree; the median counts. In doubt a page has 4 KiB:
-//! what speaks for another one must be clear. It is never less than what the device says of
-//! itself.
+//! Other users of the disk disturb measurements. So compared values are measured in turns, repeated
+//! until the turns agree, and the median counts. The default page is 4 KiB; other sizes need clear
+//! evidence. A page is never smaller than the unit that the device reports.
 //!
-//! Law 1: only the region is written.
+//! Law 1: writes stay within the region.
 //! Law 2: time is an argument, so that a simulated disk is measured in its own.
 //! Law 3: each step ends after its share of time, however slow the disk is.
 #![allow(
@@ -36,71 +35,70 @@ use draconis_exchange::heap::{Block, PrivateBuffer};
 
 use crate::{Error, LayoutKind, Profile, Result};
 
-/// The shortest region that tells anything, in bytes.
+/// Shortest region that gives useful results, in bytes.
 pub const REGION_BYTES_MIN: u64 = 4 << 20;
-/// A region of this length tells everything, in bytes.
+/// Length of a region that gives complete results, in bytes.
 pub const REGION_BYTES: u64 = 256 << 20;
 
-/// Requests of a step in order.
+/// Length of sequential requests.
 const LONG_BYTES: u64 = 1 << 20;
-/// Requests of a step at random.
+/// Length of random requests.
 const SHORT_BYTES: u64 = 4096;
-/// What is tried at once.
+/// Measured queue depths.
 const DEPTHS: [u32; 6] = [1, 2, 4, 8, 16, 32];
-/// Half the sizes of a page that are told from each other; see the module's head.
+/// Half of each page size that is tested; see the module's head.
 const UNITS: [u32; 6] = [512, 1024, 2048, 4096, 8192, 16384];
-/// Pages that a segment has at least, and segments that a small store has, if that can be.
+/// Fewest pages of a segment, and fewest segments of a small store, if possible.
 const SEGMENT_PAGES: u64 = 16;
 const SEGMENTS_SMALL: u64 = 128;
-/// Writes of one group.
+/// Number of writes in a group.
 const GROUP: u64 = 32;
 
-/// Time for each step, in ns. All of them together are about ten seconds as a rule.
+/// Time for each step, in ns. All steps together usually take about ten seconds.
 const FILL_NS: u64 = 1_500_000_000;
 const STEP_NS: u64 = 300_000_000;
-/// Time for writes of each of [`UNITS`], on a boundary and off it. Short ones take longer to
-/// fill a write buffer, and nothing is felt before that is full.
+/// Time for writes of each of [`UNITS`], on a boundary and off it. Short writes take longer to fill
+/// a write buffer, and only a full buffer shows a difference.
 const WRITES_NS: [u64; 6] =
     [240_000_000, 200_000_000, 200_000_000, 150_000_000, 150_000_000, 150_000_000];
 
-/// What was measured.
+/// Results of a measurement.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct ProbeResults {
-    /// Long writes in order, in bytes a second.
+    /// Throughput of long sequential writes, in bytes a second.
     pub write_bytes_per_s: u64,
-    /// Long reads in order, in bytes a second.
+    /// Throughput of long sequential reads, in bytes a second.
     pub read_bytes_per_s: u64,
-    /// A short read behind the one before it, in ns.
+    /// Latency of a short sequential read, in ns.
     pub near_read_ns: u64,
-    /// A short read anywhere, in ns.
+    /// Latency of a short random read, in ns.
     pub far_read_ns: u64,
-    /// Each of some short writes side by side, flushed, in ns.
+    /// Time per write of adjacent short writes with one flush, in ns.
     pub near_write_ns: u64,
-    /// Each of as many anywhere, in ns.
+    /// The same for random writes, in ns.
     pub far_write_ns: u64,
-    /// A short write and a flush, in ns.
+    /// Time of a short write and a flush, in ns.
     pub flush_ns: u64,
     /// Short reads a second with 1, 2, 4, 8, 16 and 32 in flight.
     pub reads_per_s: [u64; 6],
-    /// What writes across a boundary of 1, 2, 4, 8, 16 and 32 KiB cost, relative to those on
-    /// it. Zeros below the first that is felt, and where distance hides it.
+    /// Cost of writes across a boundary of 1, 2, 4, 8, 16 and 32 KiB, relative to those on it.
+    /// Zeros below the first boundary that is measurable, and where seeks hide it.
     pub misalignment_cost: [f64; 6],
-    /// The unit in which the device says that it is written, in bytes; 0 where it says
-    /// nothing.
+    /// Unit of writes that the device reports, in bytes; 0 if none.
     pub reported_unit_bytes: u32,
-    /// The unit in which the disk is written, in bytes.
+    /// Derived unit of writes, in bytes.
     pub page_bytes: u32,
 }
 
-/// Something that was decided, and why.
+/// Decisions with their reasons.
 pub type Reasons = Vec<String>;
 
-/// Measures `region` of a disk, which is overwritten. `told_bytes` is the unit in which it
-/// says that it is written, 0 if nothing. `clock` tells ns; `progress` hears of steps that are
-/// done, and of how many there are.
+/// Measures `region` of a disk, which is overwritten. `told_bytes` is the unit of writes that the
+/// device reports, 0 if none. `clock` returns ns; `progress` is called with the number of finished
+/// steps, and of all.
 ///
 /// # Errors
-/// [`Error::Misuse`] where the region is too short; what the disk says.
+/// [`Error::Misuse`] if the region is too short; errors of the disk.
 pub fn probe(
     disk: &dyn Disk,
     clock: &dyn Fn() -> u64,
@@ -152,7 +150,7 @@ pub fn probe(
     };
     let floor = properties.sector_bytes.max(told_bytes);
     if !measured.seeks() {
-        // From the largest down: the first that is felt is the page's.
+        // From the largest down: the first measurable boundary is the page's.
         for (nth, unit) in UNITS.into_iter().enumerate().rev() {
             if unit >= floor {
                 measured.misalignment_cost[nth] = probe.across(u64::from(unit), WRITES_NS[nth])?;
@@ -169,13 +167,13 @@ pub fn probe(
     Ok(measured)
 }
 
-/// The smallest page that is not felt any more: twice the largest unit whose boundary is.
+/// Returns the page size: twice the largest unit with a measurable boundary.
 fn page(across: &[f64; 6]) -> u32 {
-    // Below the smallest nothing can be written.
+    // Nothing smaller can be written.
     felt(across).map_or(UNITS[0], |index| 2 * UNITS[index])
 }
 
-/// The largest of [`UNITS`] whose boundary is felt.
+/// Returns the largest of [`UNITS`] with a measurable boundary.
 fn felt(across: &[f64; 6]) -> Option<usize> {
     (0..UNITS.len()).rev().find(|&nth| is_felt(nth, across[nth]))
 }
@@ -184,19 +182,19 @@ fn is_felt(nth: usize, across: f64) -> bool {
     across > across_min(UNITS[nth])
 }
 
-/// What a boundary of two units costs at least, if there is one. Little speaks for one of up
-/// to 4 KiB, much for a larger one.
+/// Returns the least relative cost that counts as a boundary of two units. Boundaries of up to 4
+/// KiB need little evidence, larger ones much.
 fn across_min(unit: u32) -> f64 {
     if u64::from(unit) < SHORT_BYTES { 1.12 } else { 1.25 }
 }
 
-/// How far a turn must be from the line to be on one side of it.
+/// Factor by which a turn must differ from the threshold to be clear.
 const CLEAR: f64 = 1.07;
-/// Turns that must agree, and turns after which that is given up.
+/// Turns that must agree, and the most turns.
 const TURNS: (usize, usize) = (3, 7);
 
-/// What a boundary of two units costs, in turns until all are clearly on one side of the
-/// line; the median of them. If they never are, what speaks for 4 KiB: the second best.
+/// Measures the cost of a boundary of two units in turns, until all are clearly on one side of the
+/// threshold. Returns the median; if they never agree, the value that favours 4 KiB.
 fn measure_until_stable(unit: u32, turn: &mut dyn FnMut(usize) -> Result<f64>) -> Result<f64> {
     let line = across_min(unit);
     let mut turns = vec![];
@@ -218,27 +216,27 @@ fn measure_until_stable(unit: u32, turn: &mut dyn FnMut(usize) -> Result<f64>) -
 }
 
 impl ProbeResults {
-    /// Whether distance costs time: short requests take several times as long, and longer
-    /// than anything without moving parts takes.
+    /// Returns true if distance costs time: random requests take several times as long as
+    /// sequential ones, and longer than on any device without moving parts.
     pub fn seeks(&self) -> bool {
         let costs = |near: u64, far: u64| far > 1_000_000 && far > 4 * near;
         costs(self.near_read_ns, self.far_read_ns) || costs(self.near_write_ns, self.far_write_ns)
     }
 
-    /// What going elsewhere costs, in ns.
+    /// Returns the cost of a seek, in ns.
     fn distance_ns(&self) -> u64 {
         let reads = self.far_read_ns.saturating_sub(self.near_read_ns);
         reads.max(self.far_write_ns.saturating_sub(self.near_write_ns))
     }
 
-    /// Requests that are worth having in flight.
+    /// Returns the useful queue depth.
     pub fn queue_depth(&self) -> u32 {
         let most = self.reads_per_s.iter().copied().max().unwrap_or(0);
         let enough = |rate: &u64| *rate as f64 >= most as f64 * 0.9;
         self.reads_per_s.iter().position(enough).map_or(1, |index| DEPTHS[index])
     }
 
-    /// The profile for a store of `disk_bytes` on such a disk, and why it is that one.
+    /// Returns the profile for a store of `disk_bytes` on such a disk, with the reasons.
     pub fn profile(&self, disk_bytes: u64) -> (Profile, Reasons) {
         let mut why = vec![];
         let is_log = self.seeks();
@@ -289,28 +287,28 @@ impl ProbeResults {
         (Profile { layout, page_bytes, segment_bytes, queue_depth }, why)
     }
 
-    /// The page, or less of it where the store would have few segments. However long a page was
-    /// measured to be, a store of some length can be made, and holds about the same.
+    /// Returns the page, reduced if the store would have too few segments. So even a large measured
+    /// page allows small stores of about the same capacity.
     fn page_fitting(&self, disk_bytes: u64) -> u32 {
         let fits = disk_bytes / (SEGMENTS_SMALL * SEGMENT_PAGES);
         let fits = u32::try_from(fits.max(SHORT_BYTES)).unwrap_or(u32::MAX);
-        // What the device says stays.
+        // The unit that the device reports stays a minimum.
         self.page_bytes.min((1 << fits.ilog2()).max(self.reported_unit_bytes))
     }
 
     fn segment_bytes(&self, disk_bytes: u64, page_bytes: u32) -> (u32, String) {
-        // Going there is at most a 14th of writing it.
+        // A seek takes at most a 14th of the time to write a segment.
         let bytes_per_ns = self.write_bytes_per_s as f64 / 1e9;
         let wanted = (self.distance_ns() as f64 * bytes_per_ns * 14.0) as u64;
         let (least, most, parts) = match self.seeks() {
             true => (16u64 << 20, 64u64 << 20, 128),
-            // Some forty segments are kept free: a small part of thousands.
+            // About forty segments are kept free: a small part of thousands.
             false => (4 << 20, 16 << 20, 2048),
         };
         let wanted = wanted.clamp(least, most).next_power_of_two().min(most);
         let fits = 1 << (disk_bytes / parts).max(1).ilog2();
         let floor = (u64::from(page_bytes) * SEGMENT_PAGES).max(64 << 10);
-        // Fewer pages where those of the device are long for the store.
+        // Fewer pages if those of the device are long for the store.
         let is_enough = |segment: &u64| disk_bytes / segment >= SEGMENTS_SMALL;
         let mut floors = [floor, floor / 2, floor / 4].into_iter();
         let floor = floors.find(is_enough).unwrap_or(floor / 4);
@@ -325,7 +323,7 @@ impl ProbeResults {
     }
 }
 
-/// A time in the unit that suits it.
+/// A time with a suitable unit.
 struct Time(u64);
 
 impl fmt::Display for Time {
@@ -338,7 +336,7 @@ impl fmt::Display for Time {
     }
 }
 
-/// A power of two, or so.
+/// A number of bytes with a binary unit.
 struct Bytes(u64);
 
 impl fmt::Display for Bytes {
@@ -354,7 +352,7 @@ impl fmt::Display for Bytes {
 struct Probe<'p> {
     disk: &'p dyn Disk,
     clock: &'p dyn Fn() -> u64,
-    /// What was written so far of what may be.
+    /// The part of the region that was written.
     region: Extent,
     random: u64,
     last: Option<Ticket>,
@@ -365,7 +363,7 @@ impl Probe<'_> {
         (self.clock)()
     }
 
-    /// Bytes that no disk can make shorter.
+    /// Returns incompressible bytes.
     fn noise(&mut self, len: u64) -> Block {
         let mut bytes = PrivateBuffer::new_uninitialized(len as usize);
         for word in bytes.chunks_mut(8) {
@@ -375,7 +373,7 @@ impl Probe<'_> {
         Block::from(bytes)
     }
 
-    /// A place in the region: one of those `len` long that begin on `step`.
+    /// Returns a random address in the region for `len` bytes, at a multiple of `step`.
     fn anywhere(&mut self, step: u64, len: u64) -> u64 {
         self.random = crate::codec::mix(self.random);
         let places = (self.region.len_bytes - len) / step;
@@ -395,8 +393,8 @@ impl Probe<'_> {
         self.last.map_or(Ok(()), |ticket| self.disk.wait_durable(ticket)).map_err(Error::Device)
     }
 
-    /// Writes the region in order, as far as time lasts; bytes a second. The rest of the
-    /// region is not looked at any more.
+    /// Writes the region sequentially, within the time limit. Returns bytes a second. The unwritten
+    /// rest of the region is not used.
     fn fill(&mut self) -> Result<u64> {
         let start = self.now();
         let mut done = 0;
@@ -419,8 +417,8 @@ impl Probe<'_> {
         Ok(per_second(done, self.now() - start))
     }
 
-    /// Reads with `depth` in flight, from where `next` says, until it says no more or time is
-    /// up; requests and the time they took.
+    /// Reads with `depth` in flight at the addresses of `next`, until `most` requests or the time
+    /// limit. Returns the number of requests and their time.
     fn reads(
         &mut self,
         depth: usize,
@@ -445,7 +443,7 @@ impl Probe<'_> {
                 None => return Err(draconis_device::Error::ServiceEnded.into()),
             }
             if self.now() - start > STEP_NS {
-                // What is in flight is waited for, and not counted.
+                // Requests in flight are awaited, but not counted.
                 let took = self.now() - start;
                 flying.into_iter().for_each(|pending| drop(pending.wait()));
                 return Ok((done, took));
@@ -461,7 +459,7 @@ impl Probe<'_> {
         Ok(per_second(done * LONG_BYTES, took))
     }
 
-    /// What a short read takes, in ns: behind the one before it, and anywhere. In turns.
+    /// Returns the latencies of sequential and random short reads, in ns. Measured in turns.
     fn read_latencies(&mut self) -> Result<(u64, u64)> {
         const TURN: u64 = 16;
         let (mut near, mut far) = (vec![], vec![]);
@@ -469,7 +467,7 @@ impl Probe<'_> {
         let first = self.anywhere(SHORT_BYTES, half);
         let start = self.now();
         while near.len() < 2000 && (near.is_empty() || self.now() - start < 2 * STEP_NS) {
-            // The seek to the first of a turn is not a short one.
+            // The seek to the first read of a turn is not sequential.
             let next = near.len() as u64;
             for nth in 0..=TURN {
                 let at = first + (next + nth) * SHORT_BYTES % half;
@@ -494,8 +492,8 @@ impl Probe<'_> {
         Ok(self.now() - before)
     }
 
-    /// What each of some short writes takes that are flushed together, in ns: side by side,
-    /// and anywhere. In turns.
+    /// Returns the time per short write of a flushed group, in ns: adjacent and random. Measured in
+    /// turns.
     fn write_latencies(&mut self) -> Result<(u64, u64)> {
         let (mut near, mut far) = (vec![], vec![]);
         let start = self.now();
@@ -542,10 +540,10 @@ impl Probe<'_> {
         Ok(per_second(done, took))
     }
 
-    /// What writes of `2 * unit` cost a `unit` off their boundary, relative to those on it.
+    /// Returns the cost of writes of `2 * unit` a `unit` off their boundary, relative to on it.
     fn across(&mut self, unit: u64, time_ns: u64) -> Result<f64> {
         measure_until_stable(unit as u32, &mut |turn| {
-            // Whatever becomes slower or faster meanwhile does so to both.
+            // Alternating the order cancels drift.
             let mut rates = [0; 2];
             for nth in [turn % 2, 1 - turn % 2] {
                 rates[nth] = self.write_rate(unit, nth as u64 * unit, time_ns)?;
@@ -554,14 +552,13 @@ impl Probe<'_> {
         })
     }
 
-    /// Writes a second of `2 * unit` bytes here and there, `off` their boundary, once caches are full.
+    /// Returns scattered writes of `2 * unit`, `off` their boundary, a second, with full caches.
     fn write_rate(&mut self, unit: u64, off: u64, time_ns: u64) -> Result<u64> {
         let start = self.now();
         let (mut asked, mut warm): (u64, Option<(u64, u64)>) = (0, None);
         let mut flying: VecDeque<Ticket> = VecDeque::new();
-        // Far from each other, and none twice before all were: what is still in a buffer
-        // when it is written again costs nothing.
-        // An odd step goes through a power of two of places.
+        // Far from each other, and none twice before all: rewriting buffered bytes costs nothing.
+        // An odd step visits all of a power of two of addresses.
         let places = 1u64 << (self.region.len_bytes / (4 * unit) - 1).max(1).ilog2();
         let step = (places as f64 * 0.618_034) as u64 | 1;
         let mut place = self.random % places;
@@ -669,11 +666,11 @@ mod tests {
         let measured = probe(&*disk, &clock, region, 4096, &mut |_, _| {}).unwrap();
         let (profile, why) = measured.profile(128 << 20);
         assert_eq!((profile.page_bytes, &*why[1]), (4096, "page 4 KiB: the device says so"));
-        // Nothing below is asked for.
+        // Nothing smaller is measured.
         assert_eq!(measured.misalignment_cost[..3], [0.0; 3]);
     }
 
-    /// What 500 disks are found to be whose two rates differ by `is`, when each measurement is
+    /// Returns how many of 500 disks with a cost of `is` show a boundary, if each measurement is
     /// wrong by up to `noise`.
     fn found(unit: u32, is: f64, noise: f64) -> usize {
         let nth = UNITS.iter().position(|it| *it == unit).unwrap();
@@ -699,7 +696,7 @@ mod tests {
         assert!(found(2048, 1.0, 0.6) > 300, "{}", found(2048, 1.0, 0.6));
     }
 
-    /// What a disk is found to be that answers as if others used it all the time, in any way.
+    /// Returns results of disks with arbitrary disturbance.
     fn extremes(told_bytes: u32) -> Vec<ProbeResults> {
         let mut all = vec![];
         for rate in [0, 1, 5_000_000, u64::MAX] {
@@ -726,7 +723,7 @@ mod tests {
 
     #[test]
     fn a_store_is_made_however_its_disk_was_measured() {
-        // The shortest that is measured, others, and one that ends within a segment.
+        // The shortest region, others, and one that ends within a segment.
         for len in [2 * REGION_BYTES_MIN, 13 << 20, (32 << 20) + 4096, 256 << 20] {
             for (told_bytes, measured) in [0, 512, 4096, 65536].map(|told| (told, extremes(told))) {
                 for measured in measured {
@@ -734,7 +731,7 @@ mod tests {
                     let made = Geometry::of(&profile, len);
                     assert!(made.is_ok(), "{len} {made:?} {profile:?} {why:?}");
                     assert!(profile.page_bytes >= told_bytes, "{profile:?}");
-                    // So that what it holds does not follow from what was measured.
+                    // So that the capacity does not depend on the measurement.
                     let segments = len / u64::from(profile.segment_bytes);
                     assert!(segments >= 128 || told_bytes > 4096, "{len} {profile:?} {why:?}");
                 }
@@ -746,7 +743,7 @@ mod tests {
     fn nothing_but_the_region_is_written() {
         let disk = RecordDisk::new(MemoryDisk::new(vec![0; 8 << 20], 512));
         let region = Extent::new(1_000_000, 6 << 20);
-        // A clock that goes on whenever it is asked.
+        // A clock that advances at each call.
         let time = std::cell::Cell::new(0);
         let clock = || time.replace(time.get() + 2_000_000);
         let mut steps = vec![];

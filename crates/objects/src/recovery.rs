@@ -1,17 +1,17 @@
-//! Opening a store, after whatever happened to it.
+//! Opening a store, after any crash.
 //!
 //! ```text
 //!   superblock ─▶ checkpoint ─▶ runs, image ─▶ the log behind it, commit by commit
 //! ```
 //!
-//! Damage costs what it is in: a reader goes without the parts of runs that cannot be read, and
-//! of the checkpoint there are two copies. A writer would lose more by building on that.
+//! Damage affects only the items in it. Readers go without unreadable chunks of runs, and the
+//! checkpoint has two copies. Writers are refused, because building on damage would lose more.
 //!
-//! What is read: the checkpoint, and at most the log since it; nothing of the tree.
+//! Opening reads the checkpoint and at most the log since it; nothing of the tree.
 //!
-//! Law: before anything else is written a new incarnation is durable, which no one who
-//! tried to open the store before had: what is left of lost commits, and of lost attempts to
-//! open, can never be taken for new ones.
+//! Law: before anything else is written, a new incarnation is durable, which no earlier attempt to
+//! open the store had. Remains of lost commits, and of lost attempts to open, never pass for new
+//! ones.
 
 pub(crate) mod checkpoint;
 pub(crate) mod checkpoint_record;
@@ -45,7 +45,7 @@ use crate::store::{CreateOptions, OpenOptions};
 use crate::test_hooks::{InjectedFault, is_fault_injected};
 use crate::{Error, Result};
 
-/// An empty core over a disk; everything in it is to be filled in.
+/// Creates an empty state over a disk, to be filled in.
 fn empty_core(disk: Arc<dyn Disk>, superblock: Superblock, cache_bytes: u64) -> Result<Core> {
     let geometry = superblock.geometry;
     let profile = superblock.profile;
@@ -64,7 +64,7 @@ fn empty_core(disk: Arc<dyn Disk>, superblock: Superblock, cache_bytes: u64) -> 
     Ok(Core::new(log, levels, Checkpoints::new(superblock)))
 }
 
-/// Makes an empty store.
+/// Creates an empty store.
 pub(crate) fn create(disk: Arc<dyn Disk>, options: &CreateOptions) -> Result<()> {
     let properties = disk.properties();
     let profile = options.profile;
@@ -84,7 +84,7 @@ pub(crate) fn create(disk: Arc<dyn Disk>, options: &CreateOptions) -> Result<()>
     };
     // A layout that does not fit is refused before anything is written.
     let mut core = empty_core(disk.clone(), superblock, 1 << 20)?;
-    // What was there must not be found if this ends before its time.
+    // An earlier store must not be found if a crash interrupts this.
     let group = draconis_device::Group { writes: wipe(&*disk) };
     if !group.writes.is_empty() && !is_fault_injected(InjectedFault::Wipe) {
         let ticket = disk.submit(group, &[]).map_err(|refused| Error::Device(refused.error))?;
@@ -98,7 +98,7 @@ pub(crate) fn create(disk: Arc<dyn Disk>, options: &CreateOptions) -> Result<()>
     core.write_image()
 }
 
-/// Opens a store; writes nothing if that is asked for.
+/// Opens a store; a read-only opening writes nothing.
 pub(crate) fn open(disk: Arc<dyn Disk>, options: &OpenOptions) -> Result<Core> {
     let mut lost = vec![];
     let core = open_degraded(disk, options, &mut lost)?;
@@ -106,16 +106,15 @@ pub(crate) fn open(disk: Arc<dyn Disk>, options: &OpenOptions) -> Result<Core> {
     lost.into_iter().next().map_or(Ok(core), |lost| Err(lost.error))
 }
 
-/// Something that could not be read while a store was opened.
+/// Damage found while a store was opened.
 #[derive(Clone, Debug)]
 pub(crate) struct OpenDamage {
     pub error: Error,
-    /// Whether readers cannot know what is missing.
+    /// True if readers cannot know what is missing.
     pub is_needed: bool,
 }
 
-/// Opens a store as far as it can be read; writes nothing if that is asked for, or if something
-/// was lost.
+/// Opens a store as far as it is readable. Writes nothing if it is opened read-only or damaged.
 pub(crate) fn open_degraded(
     disk: Arc<dyn Disk>,
     options: &OpenOptions,
@@ -140,7 +139,7 @@ pub(crate) fn open_degraded(
         return Ok(core);
     }
     if newest < agree.len() {
-        // A crash came between them: before there is a newer one, all are this one.
+        // A crash came between the copies: all must be equal before there is a newer one.
         let ticket = core.checkpoints.write_copies(&mut core.log, [1, 0])?;
         core.log.io.disk.wait_durable(ticket)?;
     }
@@ -156,7 +155,7 @@ pub(crate) fn open_degraded(
     Ok(core)
 }
 
-/// What the checkpoint says, by one of its copies.
+/// Reads the checkpoint record, from one of its copies.
 fn read_blob(core: &Core) -> Result<CheckpointRecord> {
     let read = |ptr: BlockPtr| CheckpointRecord::decode(&core.log.io.read_ptr(ptr)?, ptr.at);
     let Superblock { checkpoint, checkpoint_copy: twin, .. } = core.checkpoints.superblock;
@@ -214,7 +213,7 @@ fn load(core: &mut Core, blob: &CheckpointRecord, lost: &mut Vec<OpenDamage>) ->
         // Readers do without.
         Err(error) => lost.push(OpenDamage { error, is_needed: false }),
     }
-    // The table was written before itself.
+    // The segment table was encoded before its own chunks were stored.
     let copies =
         [vec![checkpoint], core.checkpoints.superblock.checkpoint_copy.into_iter().collect()]
             .concat();
@@ -227,7 +226,7 @@ fn load(core: &mut Core, blob: &CheckpointRecord, lost: &mut Vec<OpenDamage>) ->
     for chunks in &blob.runs {
         let layer = Some(Arc::new(read_layer(core, chunks, lost)?));
         core.levels.runs.push(SortedRun { layer, chunks: chunks.clone() });
-        // What a part hid that is lost must not be seen: then each stays as it is.
+        // An unreadable chunk may have hidden older entries: then the memtables stay separate.
         if lost.len() == before {
             core.levels.merge_loaded_runs();
         }

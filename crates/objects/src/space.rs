@@ -1,10 +1,10 @@
-//! Where on the disk there is room, and how segments become free.
+//! Space on the disk: segments, and how they become free.
 //!
-//! Law 1: what is alive in a segment is what the index leads to; the table of segments counts it,
-//! and `check` counts again. There is one door for what is born (`Segments::add`) and one for what
-//! dies (`Segments::kill`).
-//! Law 2: a segment is used again only once a durable checkpoint does without it, and what was
-//! there has no reader.
+//! Law 1: live bytes of a segment are those that the index refers to. The segment table counts
+//! them, and `check` recounts. Only `SegmentTable::add_live` adds live bytes, and only `sub_live`
+//! subtracts.
+//! Law 2: a segment is reused only once a durable checkpoint does not need it and no reader uses
+//! its old contents.
 
 pub(crate) mod clean;
 mod reserve;

@@ -1,4 +1,4 @@
-//! The store: what people call.
+//! The public API of a store.
 #![allow(
     clippy::arithmetic_side_effects,
     clippy::cast_possible_truncation,
@@ -26,21 +26,21 @@ use crate::{Error, Group, NewObject, ObjectId, Refused, Result};
 
 pub use self::snapshot::Snapshot;
 
-/// The name of a submitted group. Tickets ascend with the groups, but groups that become
-/// durable together may share one. A store that is opened again gives out new ones.
+/// Ticket of a submitted group. Tickets ascend with the groups, but groups that become durable
+/// together may share one. Tickets of an earlier opening are invalid.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub struct Ticket(pub u64);
 
-/// Which component decides where bytes go.
+/// Placement policy of a store.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum LayoutKind {
-    /// For disks on which distance costs time: one log.
+    /// For disks with seeks: one log.
     Log,
-    /// For flash: several, by how long things live.
+    /// For flash: several streams, by lifetime.
     Cow,
-    /// For buckets, where a request takes long and has a price.
+    /// For buckets, where a request is slow and has a price.
     Bucket,
-    /// One that was registered by this number: see [`crate::layout::register`].
+    /// A layout registered with this number: see [`crate::layout::register`].
     Other(u16),
 }
 
@@ -55,35 +55,34 @@ impl fmt::Display for LayoutKind {
     }
 }
 
-/// What is known of a disk, and what follows from it.
+/// Layout and sizes of a store, derived from its disk.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Profile {
-    /// Which layout.
+    /// Layout.
     pub layout: LayoutKind,
-    /// No write is smaller, or begins elsewhere than on a multiple; a power of two.
+    /// Unit of writes: their length and alignment; a power of two.
     pub page_bytes: u32,
     /// Length of a segment; a multiple of the page.
     pub segment_bytes: u32,
-    /// Requests that are worth having in flight together.
+    /// Useful number of requests in flight.
     pub queue_depth: u32,
 }
 
-/// How to make a store.
+/// Options of a new store.
 #[derive(Clone, Debug)]
 pub struct CreateOptions {
     /// Layout and its sizes.
     pub profile: Profile,
-    /// Tells stores from each other; chance is an argument.
+    /// Random id that distinguishes stores.
     pub id: u128,
 }
 
-/// How to open a store.
+/// Options for opening a store.
 #[derive(Clone, Debug)]
 pub struct OpenOptions {
-    /// Memory for what was read, in bytes. Changes since the last checkpoint, a few MB,
-    /// come on top.
+    /// Memory of the cache, in bytes. Changes since the last checkpoint need a few MB more.
     pub cache_bytes: u64,
-    /// Write nothing; groups are refused.
+    /// True to write nothing and refuse groups.
     pub read_only: bool,
 }
 
@@ -96,7 +95,7 @@ impl Default for OpenOptions {
 /// Sizes and counts of a store.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Info {
-    /// The name it was made with.
+    /// Id of the store.
     pub id: u128,
     /// Layout and its sizes.
     pub profile: Profile,
@@ -104,26 +103,26 @@ pub struct Info {
     pub disk_bytes: u64,
     /// Bytes that objects, values and their index can fill.
     pub capacity_bytes: u64,
-    /// Bytes that they fill. What was overwritten since the last checkpoint counts still.
+    /// Bytes in use. Overwritten bytes count until the next checkpoint.
     pub used_bytes: u64,
     /// Segments.
     pub segments: u32,
-    /// Segments with nothing in them.
+    /// Free segments.
     pub free_segments: u32,
-    /// How often the store was opened for writing.
+    /// Number of openings for writing.
     pub incarnation: u64,
-    /// Changes that are not in the tree yet: keys in memory.
+    /// Number of keys in memory that are not in the tree yet.
     pub pending_keys: u64,
-    /// What was done since the store was opened.
+    /// Counters since the store was opened.
     pub counters: Counters,
-    /// What memory answered.
+    /// Statistics of the cache.
     pub cache: CacheInfo,
 }
 
-/// Payloads shorter than this are asked for together.
+/// Payloads shorter than this are read together.
 const SHORT_PAYLOAD: u32 = 32 << 10;
 
-/// A store. Everything takes `&self`, from any number of threads.
+/// An object store. All methods take `&self`, from any number of threads.
 pub struct Store {
     core: RwLock<Core>,
     io: Arc<CachedDisk>,
@@ -131,13 +130,13 @@ pub struct Store {
     flushed: Condvar,
     /// Objects that are open as disks.
     pub(crate) open: Mutex<Vec<Weak<CurrentObject>>>,
-    /// Bytes that room is kept for, of all disks.
+    /// Bytes reserved by all disks.
     pub(crate) kept_bytes: Mutex<u64>,
-    /// Held by who changes which objects are over which.
+    /// Held by operations that change parents of objects.
     pub(crate) lineage: Mutex<()>,
 }
 
-/// Who waits for the disk.
+/// State of the flush that waiters share.
 #[derive(Debug, Default)]
 struct Flusher {
     is_busy: bool,
@@ -150,19 +149,19 @@ impl fmt::Debug for Store {
 }
 
 impl Store {
-    /// Makes an empty store on `disk`, over whatever is there.
+    /// Creates an empty store on `disk`, which is overwritten.
     ///
     /// # Errors
-    /// [`Error::Misuse`] where the profile does not fit the disk; what the disk says.
+    /// [`Error::Misuse`] if the profile does not fit the disk; errors of the disk.
     pub fn create(disk: Arc<dyn Disk>, options: &CreateOptions) -> Result<()> {
         crate::recovery::create(disk, options)
     }
 
-    /// Opens the store on `disk`, after whatever happened to it.
+    /// Opens the store on `disk`, after any crash.
     ///
     /// # Errors
-    /// [`Error::NotAStore`], or [`Error::Corrupt`] where the disk lost or changed what it
-    /// had; never for what a power cut left.
+    /// [`Error::NotAStore`], or [`Error::Corrupt`] if the disk lost or changed durable bytes; never
+    /// for the effects of a power cut.
     pub fn open(disk: Arc<dyn Disk>, options: &OpenOptions) -> Result<Arc<Self>> {
         let core = crate::recovery::open(disk, options)?;
         let io = core.log.io.clone();
@@ -177,16 +176,16 @@ impl Store {
         }))
     }
 
-    /// The length and the profile of the store on `disk`, by its superblock alone.
+    /// Returns the length and the profile of the store on `disk`, from its superblock.
     ///
     /// # Errors
-    /// [`Error::NotAStore`], or what the disk says.
+    /// [`Error::NotAStore`], or errors of the disk.
     pub fn read_profile(disk: &dyn Disk) -> Result<(u64, Profile)> {
         let (superblock, _) = crate::recovery::superblock::Superblock::find(disk)?;
         Ok((superblock.geometry.disk_bytes, superblock.profile))
     }
 
-    /// A name for an object to create; see [`Group::create`].
+    /// Reserves the number of an object to create; see [`Group::create`].
     pub fn new_object(&self) -> NewObject {
         let mut core = self.core.write();
         let id = ObjectId(core.next_id);
@@ -194,19 +193,19 @@ impl Store {
         NewObject(id)
     }
 
-    /// New objects have larger numbers than this.
+    /// Makes new objects have larger numbers than this.
     pub(crate) fn raise_numbers(&self, id: ObjectId) {
         let mut core = self.core.write();
         core.next_id = core.next_id.max(id.0.saturating_add(1));
     }
 
-    /// Takes a group. It follows all tickets in `after`, and in fact everything that was
-    /// submitted before. Returns at once, unless very much waits to be written; the group
-    /// is durable once [`Store::wait`] returned.
+    /// Submits a group. It follows all tickets in `after`, and in fact all earlier groups. Returns
+    /// at once unless very many bytes wait to be written; [`Store::wait`] returns once the group is
+    /// durable.
     ///
     /// # Errors
-    /// The group comes back, and nothing of it was done: no room, no such object, or the
-    /// store is stopped by an earlier failure.
+    /// The group, with nothing of it applied: no space, no such object, or the store was stopped by
+    /// an earlier failure.
     pub fn submit(&self, group: Group, after: &[Ticket]) -> std::result::Result<Ticket, Refused> {
         match self.submit_ref(&group, after) {
             Ok(ticket) => Ok(ticket),
@@ -218,12 +217,12 @@ impl Store {
         self.change(group.bytes.len() as u64, |core, patience| core.submit(group, after, patience))
     }
 
-    /// Does upkeep that is due anyway as if `bytes` more had been written, so that the next writers
-    /// find less to do: for who has time, or a thread. Says whether something is left under way.
-    /// Others read and write meanwhile.
+    /// Does maintenance in advance, as if `bytes` more had been written, so that later writers have
+    /// less to do: for idle callers, or a thread. Returns true if work is still in progress. Other
+    /// threads read and write meanwhile.
     ///
     /// # Errors
-    /// What the disk said; then the store takes no more groups.
+    /// Error of the disk; then the store accepts no more groups.
     pub fn maintain(&self, bytes: u64) -> Result<bool> {
         let mut core = self.core.write();
         core.check_running()?;
@@ -233,11 +232,10 @@ impl Store {
         Ok(self.core.read().is_working())
     }
 
-    /// Returns once the group is durable, with everything before it. Those who wait
-    /// together share one flush.
+    /// Waits until the group and all before it are durable. Concurrent waiters share one flush.
     ///
     /// # Errors
-    /// What the disk said of the first write or flush that failed.
+    /// Error of the first write or flush that failed.
     pub fn wait(&self, ticket: Ticket) -> Result<()> {
         loop {
             {
@@ -269,9 +267,9 @@ impl Store {
         }
     }
 
-    /// Hands over the open commit if the ticket is in it, and waits without the lock.
+    /// Submits the open commit if the ticket is in it, and waits without the lock.
     fn flush_for(&self, ticket: Ticket) -> Result<()> {
-        // What others submit meanwhile is in the same commit.
+        // Groups submitted meanwhile join the same commit.
         self.io.disk.wait_commit_interval();
         let (seq, disk_ticket) = {
             let mut core = self.core.write();
@@ -293,14 +291,14 @@ impl Store {
         let mut core = self.core.write();
         match waited {
             Ok(()) => core.log.mark_durable(seq),
-            // It waits on its way.
+            // The write stays queued.
             Err(error @ draconis_device::Error::Away(_)) => return Err(error.into()),
             Err(error) => return Err(core.stop(error.into())),
         }
         Ok(())
     }
 
-    /// Makes everything durable that was submitted.
+    /// Makes all submitted groups durable.
     ///
     /// # Errors
     /// As [`Store::wait`].
@@ -332,7 +330,7 @@ impl Store {
         if let Some(error) = &self.core.read().stopped {
             return if matches!(error, Error::Misuse(_)) { Ok(()) } else { Err(stopped(error)) };
         }
-        // What is on its way first, then all that came since.
+        // First the checkpoint in progress, then one with all later changes.
         let core = self.core.write();
         let under_way = u64::from(core.levels.counting.is_some());
         let first = core.log.counters.checkpoints + under_way;
@@ -345,14 +343,13 @@ impl Store {
         self.drive(core, |core, patience| core.next_to_checkpoint(next, patience))
     }
 
-    /// Reads from byte `at` of an object; returns how many bytes there were. Holes read as
-    /// zeros.
+    /// Reads from byte `at` of an object; returns the number of bytes. Holes read as zeros.
     ///
     /// # Errors
     /// [`Error::NoObject`]; [`Error::Corrupt`] rather than a byte that was not written.
     pub fn read(&self, id: ObjectId, at: u64, into: &mut [u8]) -> Result<usize> {
         let wanted = into.len() as u64;
-        // The view is held until all is read: it keeps segments from being used again.
+        // The view is held until the end of the read: it keeps segments from being reused.
         let ((parts, len), _view) = self.lookup(|index, nodes| {
             let record = index.object(nodes, id)?.ok_or(Error::NoObject(id))?;
             let len = record.len.saturating_sub(at).min(wanted);
@@ -368,8 +365,8 @@ impl Store {
         })
     }
 
-    /// Short payloads that must come from the disk, asked for together: `None` is what is in
-    /// memory, is long enough for a request of its own, or could not be read.
+    /// Reads short uncached payloads together. `None`: cached, long enough for a request of its
+    /// own, or unreadable.
     fn read_together(&self, parts: &[(u64, PayloadRef)]) -> Vec<Option<Vec<u8>>> {
         let is_short = |data: &PayloadRef| data.stored < SHORT_PAYLOAD;
         if parts.len() < 2 || parts.iter().filter(|(_, data)| is_short(data)).count() < 2 {
@@ -393,7 +390,7 @@ impl Store {
         found
     }
 
-    /// Copies a payload that the index led to.
+    /// Copies a payload found in the index.
     pub(crate) fn read_data(&self, data: &PayloadRef, into: &mut [u8]) -> Result<()> {
         {
             let core = self.core.read();
@@ -418,7 +415,7 @@ impl Store {
         self.io.value(data)
     }
 
-    /// What a key of the index leads to, and a view that keeps it there.
+    /// Returns the entry of a key, and a view that keeps its bytes from being reused.
     pub(crate) fn find_key(&self, key: &[u8]) -> Result<(Option<Entry>, Arc<View>)> {
         let core = self.core.read();
         core.check_no_partial_group()?;
@@ -435,23 +432,23 @@ impl Store {
         Ok(self.lookup(|index, nodes| index.object(nodes, id))?.0)
     }
 
-    /// Length of an object in bytes.
+    /// Returns the length of an object in bytes.
     ///
     /// # Errors
-    /// [`Error::NoObject`], or what reading the index gave.
+    /// [`Error::NoObject`], or the error of reading the index.
     pub fn len(&self, id: ObjectId) -> Result<u64> {
         Ok(self.object_record(id)?.ok_or(Error::NoObject(id))?.len)
     }
 
-    /// All objects in order of their names, with their lengths.
+    /// Returns all objects in order of their numbers, with their lengths.
     ///
     /// # Errors
-    /// What reading the index gave.
+    /// The error of reading the index.
     pub fn list(self: &Arc<Self>) -> Result<Vec<(ObjectId, u64)>> {
         self.snapshot().list()
     }
 
-    /// The store as it is now. Changes go on; what the snapshot shows does not.
+    /// Returns an immutable snapshot of the store.
     pub fn snapshot(self: &Arc<Self>) -> Snapshot {
         let mut core = self.core.write();
         core.seal();
@@ -462,22 +459,22 @@ impl Store {
         }
     }
 
-    /// Whether the store was opened for reading.
+    /// Returns true if the store was opened read-only.
     pub fn is_read_only(&self) -> bool {
         self.core.read().is_read_only()
     }
 
-    /// Bytes of the disk below.
+    /// Returns the bytes of the store's disk.
     pub(crate) fn disk_bytes(&self) -> u64 {
         self.io.geometry.disk_bytes
     }
 
-    /// Whether distance costs time on the disk below.
+    /// Returns true if distance costs time on the store's disk.
     pub(crate) fn is_rotational(&self) -> bool {
         self.io.disk.properties().rotational
     }
 
-    /// Sizes and counts.
+    /// Returns sizes and counts.
     pub fn info(&self) -> Info {
         let core = self.core.read();
         let superblock = &core.checkpoints.superblock;
@@ -498,8 +495,8 @@ impl Store {
 }
 
 impl Drop for Store {
-    /// What was submitted and not waited for may be lost, as in a crash; this makes that
-    /// less likely, and says nothing if it fails.
+    /// Submits the open commit. Groups without a waiter may be lost anyway, as in a crash; errors
+    /// are ignored.
     fn drop(&mut self) {
         let core = self.core.get_mut();
         if core.stopped.is_none() {
@@ -515,7 +512,7 @@ fn stopped(error: &Error) -> Error {
     }
 }
 
-/// Fills `into` with payloads and zeros between them.
+/// Fills `into` with payloads, and zeros between them.
 pub(crate) fn fill(
     at: u64,
     into: &mut [u8],

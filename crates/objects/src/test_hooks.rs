@@ -1,42 +1,42 @@
-//! Where tests make a store smaller, or worse, than it is.
+//! Test hooks: smaller limits and injected faults.
 //!
-//! Without the feature `torture` everything here is a constant. With it each thread has
-//! settings of its own: a store does all its work in the threads of those who call it.
+//! Without the feature `torture` everything here is constant. With it, each thread has its own
+//! settings: a store does all its work in the threads of its callers.
 
-/// Something that a store does, and that its promises need. Left out, the campaign fails.
+/// A step that the guarantees need. If a test omits it, the campaign must fail.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum InjectedFault {
-    /// Waiting for the disk before an answer says that a group is durable.
+    /// Wait for the disk before a group is reported as durable.
     Flush,
-    /// A checkpoint is durable before a superblock leads to it.
+    /// Flush a checkpoint before its superblock.
     SuperblockAfterFrames,
-    /// Old commits are durable before frames say so.
+    /// Flush old commits before frames declare them durable.
     Barrier,
-    /// A checkpoint is durable before the segments are used again that it does without.
+    /// Flush a checkpoint before the segments that it frees are reused.
     FreeAfterCheckpoint,
-    /// Commits count only as long as none is missing.
+    /// Ignore commits after a missing one.
     NoGaps,
-    /// A commit counts only if all its frames are there.
+    /// Ignore a commit with missing frames.
     WholeCommits,
-    /// Payloads are verified where the log may have holes.
+    /// Verify payloads where the log may have holes.
     VerifiedReplay,
-    /// A store that is opened again does not take old frames for its own.
+    /// Change the incarnation at each opening, so that old frames are ignored.
     Incarnation,
-    /// What an older store is found by is gone before a new one is made over it.
+    /// Erase the superblocks of an older store before a new one is created.
     Wipe,
-    /// What a frame's header says of the commits before it.
+    /// The declaration of durable commits in frame headers.
     DurableMark,
-    /// What is given up of an object over another does not show that one's bytes.
+    /// Hide the parent's bytes in freed ranges of a child.
     ForkZeros,
-    /// The sum of a frame's header and table.
+    /// The checksum of a frame's header and summary.
     FrameSum,
-    /// The sums of payloads.
+    /// The checksums of payloads.
     PayloadSum,
-    /// The sums of nodes, runs and checkpoints.
+    /// The checksums of nodes, runs and checkpoints.
     NodeSum,
-    /// The sum of a superblock.
+    /// The checksum of a superblock.
     SuperblockSum,
-    /// All sums: what reads the disk must bear anything.
+    /// All checksums: decoders must survive any bytes.
     Sums,
 }
 
@@ -46,21 +46,20 @@ impl InjectedFault {
     }
 }
 
-/// How a thread's stores differ from others.
+/// Settings of the stores of a thread.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[cfg_attr(not(feature = "torture"), allow(dead_code))]
 pub struct Settings {
-    /// A commit is handed over when it has so many bytes, if the layout does not want it
-    /// sooner.
+    /// Bytes at which a commit is submitted, if the layout does not want it sooner.
     pub commit_bytes: usize,
-    /// Bytes of log after which the disk is asked to flush.
+    /// Bytes of log after which the disk is flushed.
     pub barrier_bytes: u64,
-    /// What is left out.
+    /// Omitted step.
     pub fault: Option<InjectedFault>,
 }
 
 impl Settings {
-    /// As stores are.
+    /// Settings without changes.
     pub const USUAL: Self = Self { commit_bytes: usize::MAX, barrier_bytes: 32 << 20, fault: None };
 }
 
@@ -74,7 +73,7 @@ mod set {
         static SETTINGS: Cell<Settings> = const { Cell::new(Settings::USUAL) };
     }
 
-    /// How stores are from now on in this thread.
+    /// Sets the settings of this thread.
     pub fn set(settings: Settings) {
         SETTINGS.set(settings);
     }
@@ -94,20 +93,20 @@ mod set {
 #[cfg(feature = "torture")]
 pub use set::set;
 
-/// A commit is handed over when it has so many bytes, if not sooner.
+/// Returns the bytes at which a commit is submitted, if not sooner.
 #[inline]
 pub(crate) fn commit_bytes() -> usize {
     set::settings().commit_bytes
 }
 
-/// Bytes of log after which the disk is asked to flush, with or without a waiter: so much may have
-/// holes after a power cut, and is verified then.
+/// Returns the bytes of log after which the disk is flushed, even without a waiter. So many bytes
+/// may have holes after a power cut, and are verified then.
 #[inline]
 pub(crate) fn barrier_bytes() -> u64 {
     set::settings().barrier_bytes
 }
 
-/// Whether a test leaves this out.
+/// Returns true if a test omits this step.
 #[inline]
 pub(crate) fn is_fault_injected(what: InjectedFault) -> bool {
     cfg!(feature = "torture")

@@ -1,4 +1,4 @@
-//! Power cuts, second power cuts and bad disks: what must hold of a store after them.
+//! Crash tests: power cuts, second power cuts and bad disks.
 //!
 //! ```text
 //!   script ── Store ── recorder ── memory      marks: how many groups were waited for
@@ -9,10 +9,10 @@
 //!                                                             open again
 //! ```
 //!
-//! Law 1: what a state shows is what some prefix of the groups shows, whole, and that
-//! prefix holds every group that was waited for.
-//! Law 2: a seed makes a run; a state is named by seed and number.
-//! Law 3: the judge knows nothing of how a store works: it opens, reads and writes.
+//! Law 1: the contents of a state are those after some whole prefix of the groups, which includes
+//! every awaited group.
+//! Law 2: a seed determines a run; seed and number identify a state.
+//! Law 3: the judge knows nothing of the implementation: it opens, reads and writes.
 #![allow(
     clippy::arithmetic_side_effects,
     clippy::cast_possible_truncation,

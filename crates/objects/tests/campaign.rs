@@ -1,10 +1,10 @@
-//! Power cuts, judged: the short form. The long one is `draconis-lab store-crash`; `RUNS`,
-//! `LETTERS` and `SECTORS` in the environment make this one longer.
+//! Power-cut campaign, short form. The long one is `draconis-lab store-crash`; `RUNS`, `LETTERS`
+//! and `SECTORS` in the environment make this one longer.
 
 use draconis_device::CrashOptions;
 use draconis_objects::torture::{self, DamageTally, Effort, Settings, Shape, Tally, Violation};
 
-/// The seed, or its number, in `NAME` of the environment.
+/// Returns the number in the environment variable `name`, or `otherwise`.
 fn number(name: &str, otherwise: u64) -> u64 {
     std::env::var(name).ok().and_then(|it| it.parse().ok()).unwrap_or(otherwise)
 }
@@ -28,7 +28,7 @@ fn long_runs() {
     println!("{all:?}");
 }
 
-/// Values that are objects, payloads at odd bytes, holes, groups over several segments.
+/// Value objects, payloads at odd bytes, holes, groups over several segments.
 fn large(seed: u64) -> Result<Tally, Violation> {
     let shape = Shape::ALL[(seed % 4) as usize];
     let script = torture::random_large(seed, shape, 100);
@@ -48,7 +48,7 @@ fn large_runs() {
     println!("{all:?}");
 }
 
-/// Segments as long as those of real stores.
+/// Segments of real sizes.
 #[test]
 fn real_segments() {
     let first = number("SEED", 1);

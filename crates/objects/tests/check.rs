@@ -1,4 +1,4 @@
-//! Checks of stores that rotted anywhere: they end, and what is read wrong is found.
+//! Checks of randomly damaged stores: they end, and report damage that readers see.
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ fn content(id: u64) -> Vec<u8> {
     (0..20_000 + id * 1000).map(|at| (at * 7 + id) as u8).collect()
 }
 
-/// The bytes of a disk with objects and keys, some in the tree, some in runs and the log.
+/// Returns the bytes of a disk with objects and keys, some in the tree, some in runs and the log.
 fn made(layout: LayoutKind) -> Vec<u8> {
     let memory = Arc::new(MemoryDisk::new(vec![0; DISK], 512));
     let disk: Arc<dyn Disk> = memory.clone();
@@ -50,7 +50,7 @@ fn rot_anywhere_is_found_before_it_is_read() {
             let mut bytes = whole.clone();
             for _ in 0..1 + random.below(20) {
                 let at = random.below(DISK as u64) as usize;
-                // Most of the disk is empty: look for something near.
+                // Most of the disk is empty: damage the next used byte.
                 let at = (at..DISK).find(|&at| bytes[at] != 0).unwrap_or(0);
                 bytes[at] ^= 1 << random.below(8);
             }
@@ -72,7 +72,7 @@ fn rot_anywhere_is_found_before_it_is_read() {
                 let mut have = vec![0; expected.len()];
                 match store.read(ObjectId(id), 0, &mut have) {
                     Ok(got) => assert!(have[..got] == expected[..got], "wrong bytes of {id}"),
-                    // The end of the log, which a power cut may have torn for all we know.
+                    // The end of the log, which may look like a torn write.
                     Err(Error::NoObject(_)) => {}
                     Err(error) => assert!(!is_clean, "{error}, but the check found nothing"),
                 }

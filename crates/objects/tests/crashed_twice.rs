@@ -1,5 +1,5 @@
-//! A machine that dies while it opens a store, and again while it opens what that left: the check
-//! is content each time.
+//! A machine that crashes while it opens a store, and again at the next opening: the check passes
+//! each time.
 
 use std::sync::Arc;
 
@@ -20,7 +20,7 @@ fn check(disk: Arc<dyn Disk>) {
     assert!(report.is_clean(), "{:?}", report.damage);
 }
 
-/// The states that a crash can leave of opening the store in `image`.
+/// Returns the states after crashes while the store in `image` is opened.
 fn crashes(image: Vec<u8>) -> impl Iterator<Item = Vec<u8>> {
     let disk = Arc::new(RecordDisk::new(MemoryDisk::new(image.clone(), 512)));
     drop(Store::open(disk.clone(), &OpenOptions::default()).unwrap());

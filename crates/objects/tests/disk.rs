@@ -1,4 +1,4 @@
-//! Objects as disks: what every disk does, and what only these promise.
+//! Objects as disks: conformance, and their additional guarantees.
 
 use std::sync::Arc;
 
@@ -69,7 +69,7 @@ fn a_chain_without_room_is_refused_whole() {
     assert_eq!(refused.payload.unwrap().len(), 2);
     let read = disk.read_now(Extent::new(0, 512), Block::private(512)).unwrap();
     assert_eq!(read.bytes().unwrap(), [0; 512]);
-    // The next one is taken.
+    // The next one is accepted.
     let ticket = disk.submit(group(0, 512), &[]).unwrap();
     assert_eq!(disk.wait_durable(ticket), Ok(()));
 }
@@ -107,7 +107,7 @@ fn what_is_discarded_reads_as_zeros_and_takes_no_room() {
     let id = object(&store, 64 << 20);
     let disk = store.disk(id).unwrap();
     assert!(disk.properties().discards);
-    // Many times what the store has room for, since each is given up again.
+    // Many times the capacity, since each is freed again.
     for round in 0..40u8 {
         let at = u64::from(round) << 20;
         let group = DiskGroup { writes: vec![write(at, 1 << 20, round + 1)] };
@@ -146,7 +146,7 @@ fn short_payloads_are_asked_for_together() {
     store.sync().unwrap();
     store.checkpoint().unwrap();
     drop((disk, store));
-    // In device time, with memory for nearly nothing: what is read comes from the disk.
+    // In device time, with almost no cache: reads come from the disk.
     let time_of = |len: usize| {
         let options = OpenOptions { cache_bytes: 1, ..OpenOptions::default() };
         let store = Store::open(device.clone(), &options).unwrap();

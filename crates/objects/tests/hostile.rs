@@ -1,11 +1,11 @@
-//! Spoilt stores: no panic, no hang, bounded memory. With the sums left out whatever reads
-//! the disk sees what was spoilt; a sum is no secret, so it must bear that.
+//! Damaged stores: no panic, no hang, bounded memory. Without checksum verification, decoders see
+//! the damage; checksums can be forged, so they must survive it.
 
 use std::time::{Duration, Instant};
 
 use draconis_objects::torture::{self, InjectedFault, Random, Settings};
 
-/// What takes longer than this does not end: each takes milliseconds on a quiet machine.
+/// Anything longer counts as a hang: each takes milliseconds on a quiet machine.
 const HANGS: Duration = Duration::from_secs(120);
 
 fn number(name: &str, otherwise: u64) -> u64 {
@@ -57,9 +57,9 @@ fn spoilt_with_sums_to_match() {
     println!("{opened} opened, {refused} refused");
 }
 
-/// What a fuzzer found to reach ever more of the code, each with its length before it. When
-/// stores change their form it reaches less, and is made anew: `make fuzz TARGET=store`,
-/// `cargo fuzz cmin store`.
+/// Fuzzer corpus with high code coverage: each input, prefixed with its length. When the on-disk
+/// format changes, it covers less and must be regenerated: `make fuzz TARGET=store`, `cargo fuzz
+/// cmin store`.
 const FUZZED: &[u8] = include_bytes!("fuzzed.bin");
 
 #[test]

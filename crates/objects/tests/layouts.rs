@@ -1,5 +1,5 @@
-//! Layouts: those of this crate and the example, put to what every layout does; and those that do
-//! not fit, or that nobody knows.
+//! Conformance of the layouts of this crate and of the example; refusal of layouts that do not fit
+//! or are not registered.
 
 use std::sync::Arc;
 
@@ -46,7 +46,7 @@ fn a_store_whose_layout_is_not_known_is_refused_by_its_number() {
     assert!(matches!(register(255, zoned::make), Err(Error::Misuse(_))));
 }
 
-/// One that is wrong in the way that its number says.
+/// A layout with the fault of its number.
 struct Wrong<const WHAT: u16>(StoreDimensions);
 
 impl<const WHAT: u16> Layout for Wrong<WHAT> {
@@ -112,7 +112,7 @@ fn a_layout_that_does_not_fit_is_refused_before_anything_is_written() {
         let kind = register(400 + nth, make).unwrap();
         let done = Store::create(disk.clone(), &profile(kind));
         assert!(matches!(done, Err(Error::Misuse(_))), "{nth}: {done:?}");
-        // What was there still is.
+        // The older store is still there.
         let store = Store::open(disk, &OpenOptions::default()).unwrap();
         assert_eq!(store.info().profile.layout, LayoutKind::Log, "{nth}");
     }

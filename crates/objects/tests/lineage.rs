@@ -1,5 +1,5 @@
-//! Snapshots, clones and rollbacks of disks beside a model: any order, while disks are open, with
-//! the full check after each step, and at power cuts in the middle of each.
+//! Snapshots, clones and rollbacks of disks against a model: in any order, with open disks, a full
+//! check after each step, and power cuts within each.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -43,7 +43,7 @@ fn check(disk: Arc<dyn Disk>) {
     assert!(report.is_clean(), "{:?}", report.damage);
 }
 
-/// What each name shows.
+/// Contents of each name.
 type Shown = BTreeMap<String, Vec<u8>>;
 
 fn shown(store: &Arc<Store>) -> Shown {
@@ -65,7 +65,7 @@ fn same(is: &Shown, should: &Shown) {
     }
 }
 
-/// A disk that is written, or some of it discarded.
+/// Writes to a disk, or discards some of it.
 fn change(disk: &ObjectDisk, dice: &mut Random, bytes: &mut [u8]) {
     let sectors = LEN as u64 / 512;
     for _ in 0..1 + dice.below(12) {
@@ -86,7 +86,7 @@ fn change(disk: &ObjectDisk, dice: &mut Random, bytes: &mut [u8]) {
     }
 }
 
-/// One thing that a user does, of a store and of its model. What may not be is refused.
+/// Performs one operation on a store and on its model. Invalid ones must be refused.
 fn act(store: &Arc<Store>, dice: &mut Random, model: &mut Shown, nth: u64) {
     let pick = |dice: &mut Random, snapshots: bool| {
         let names: Vec<String> =
@@ -105,7 +105,7 @@ fn act(store: &Arc<Store>, dice: &mut Random, model: &mut Shown, nth: u64) {
             let open = store.disk_named(name.as_bytes()).unwrap();
             store.take_snapshot(name.as_bytes(), format!("s{nth}").as_bytes()).unwrap();
             model.insert(format!("{name}@s{nth}"), model[&name].clone());
-            // It goes on while it is open.
+            // It stays usable while it is open.
             change(&open, dice, model.get_mut(&name).unwrap());
         }
         7 => {
@@ -125,7 +125,7 @@ fn act(store: &Arc<Store>, dice: &mut Random, model: &mut Shown, nth: u64) {
         }
         9 | 10 => {
             let Some(name) = snapshot else { return };
-            // Disks that are open are written meanwhile, or become another object.
+            // Open disks are written meanwhile, or switch to another object.
             let held: Vec<ObjectDisk> = model
                 .keys()
                 .filter(|name| !name.contains('@'))
@@ -177,7 +177,7 @@ fn any_order_of_snapshots_clones_rollbacks_and_removals_shows_what_a_model_does(
             }
             same(&shown(&store), &model);
             match dice.below(6) {
-                // Layers into the tree, by checkpoints of their own.
+                // Moves memtables to the tree, by several checkpoints.
                 0 => (0..4).for_each(|_| store.checkpoint().unwrap()),
                 1 => {
                     drop(store);
@@ -189,7 +189,7 @@ fn any_order_of_snapshots_clones_rollbacks_and_removals_shows_what_a_model_does(
             store.sync().unwrap();
             check(disk.clone());
         }
-        // All is given back: clones first.
+        // Removes everything: clones first.
         while !model.is_empty() {
             let disks: Vec<String> =
                 model.keys().filter(|name| !name.contains('@')).cloned().collect();
@@ -223,7 +223,7 @@ fn a_power_cut_in_the_middle_shows_what_was_before_or_behind() {
             let block = recorded.read_now(all, Block::private(4 << 20)).unwrap();
             image.extend_from_slice(&block.into_private());
             recorded.take();
-            // Of what is written to disks any group may be the last.
+            // Any group of the writes to disks may be the last.
             let name = model.keys().rfind(|name| name.contains('@')).cloned();
             match (name, nth % 3) {
                 (Some(name), 0) => {
@@ -256,7 +256,7 @@ fn a_power_cut_in_the_middle_shows_what_was_before_or_behind() {
                 if !is_before {
                     same(&is, &model);
                 }
-                // What was cut short goes on.
+                // An interrupted removal continues.
                 let any = is.keys().find(|name| !name.contains('@')).unwrap();
                 after.take_snapshot(any.as_bytes(), b"after").unwrap();
                 let mut expected = is.clone();
@@ -265,7 +265,7 @@ fn a_power_cut_in_the_middle_shows_what_was_before_or_behind() {
                 drop(after);
                 check(crash.disk.clone());
             }
-            // Something between, durable.
+            // A durable change in between.
             if let Some(name) = model.keys().find(|name| !name.contains('@')).cloned() {
                 let disk = store.disk_named(name.as_bytes()).unwrap();
                 change(&disk, dice, model.get_mut(&name).unwrap());

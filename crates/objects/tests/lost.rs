@@ -1,4 +1,4 @@
-//! A segment that the disk lost is missed: opening says so, or all that is in it is still told.
+//! A segment lost by the disk is detected: opening fails, or all its contents are still there.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ const LEN: u64 = 256 << 20;
 const SEGMENT: u64 = 64 << 10;
 const OBJECTS: usize = 60;
 
-/// A store of objects, each durable before the next was begun.
+/// Creates a store of objects, each durable before the next begins.
 fn stored(layout: LayoutKind, len_of: impl Fn(usize) -> usize) -> Arc<SimDisk> {
     let (disk, _) = SimDisk::ssd(LEN, 1);
     let profile =
@@ -30,7 +30,7 @@ fn stored(layout: LayoutKind, len_of: impl Fn(usize) -> usize) -> Arc<SimDisk> {
 
 #[test]
 fn a_segment_that_is_lost_is_missed() {
-    // Frames that fill a segment take the way to the next one with them.
+    // Frames that fill a segment also hold the link to the next one.
     let lens: [fn(usize) -> usize; 2] = [|nth| 3000 + nth % 4 * 14_000, |_| 58_000];
     for (layout, len_of) in [LayoutKind::Log, LayoutKind::Cow]
         .into_iter()
@@ -54,7 +54,7 @@ fn a_segment_that_is_lost_is_missed() {
                 }
             }
         }
-        // Behind the last frames nothing says that there were any: that is a torn end.
+        // After the last frames nothing refers to them: that is a torn end.
         assert!(shorter.iter().all(|&lost| lost <= 3), "{layout:?}: {shorter:?} lost in silence");
         assert!(refused > 5, "{layout:?}: {refused}");
     }

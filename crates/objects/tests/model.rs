@@ -1,5 +1,5 @@
-//! Random changes against plain memory, with everything that may come between: waiting,
-//! snapshots, checkpoints, closing and opening again.
+//! Random changes against a model in memory, with waits, snapshots, checkpoints, closing and
+//! reopening in between.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -42,7 +42,7 @@ fn compare(store: &Arc<Store>, objects: &Objects, keys: &Keys) {
     assert!(back.iter().map(|(k, v)| (k, v)).eq(keys.iter().rev()));
 }
 
-/// What is on the disk is whole, also while a store has it open.
+/// The disk passes the check, also while a store has it open.
 fn check(disk: &Arc<dyn Disk>, objects: &Objects, keys: &Keys) {
     let report = Store::check(disk.clone(), &CheckOptions::default(), &mut |_, _| {}).unwrap();
     assert!(report.is_clean(), "{:#?}", report.damage);
@@ -133,11 +133,11 @@ fn run(layout: LayoutKind, seed: u64, disk_bytes: usize, segment_bytes: u32, rou
             }
             Err(Error::NoSpace { .. }) => {
                 full += 1;
-                // A snapshot keeps what it shows; without it there may be room.
+                // A snapshot pins its segments; without it there may be space.
                 if kept.take().is_some() {
                     continue;
                 }
-                // Giving up always works.
+                // Freeing space always works.
                 if let Some(&id) = objects.keys().next() {
                     let mut group = Group::new();
                     group.delete(id);
@@ -166,7 +166,7 @@ fn run(layout: LayoutKind, seed: u64, disk_bytes: usize, segment_bytes: u32, rou
             }
             1 => store.checkpoint().unwrap(),
             2 => {
-                // Everything, or a crash behind a wait: in memory both are the same.
+                // Everything, or a crash after a wait: in memory both are the same.
                 store.sync().unwrap();
                 kept = None;
                 cleaned += store.info().counters.cleaned;

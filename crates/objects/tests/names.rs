@@ -1,4 +1,4 @@
-//! Names of objects: what they lead to, in groups, after opening again, and after power cuts.
+//! Names of objects: lookups, in groups, after reopening, and after power cuts.
 
 use std::sync::Arc;
 

@@ -1,12 +1,11 @@
-//! The campaign finds what it is there for: with one flush, one sum or one dependency left
-//! out it fails.
+//! Mutation tests of the campaign: with one flush, checksum or dependency omitted, it must fail.
 
 use draconis_device::CrashOptions;
 use draconis_objects::torture::{self, Effort, InjectedFault, Settings, Shape, Violation};
 
 const EFFORT: Effort = Effort { second_life: 2, second_cut: 8, emptied: 0, read_only: 0 };
 
-/// Runs with power cuts, until one breaks a promise.
+/// Runs with power cuts, until one violates a guarantee.
 fn cuts(settings: Settings) -> Option<Violation> {
     (1..40).find_map(|seed| {
         let shape = Shape::ALL[(seed % 2) as usize];
@@ -16,7 +15,7 @@ fn cuts(settings: Settings) -> Option<Violation> {
     })
 }
 
-/// Runs with damaged disks, until one breaks a promise.
+/// Runs with damaged disks, until one violates a guarantee.
 fn damages(settings: Settings) -> Option<Violation> {
     (1..120).find_map(|seed| {
         let shape = Shape::ALL[(seed % 4) as usize];
@@ -24,7 +23,7 @@ fn damages(settings: Settings) -> Option<Violation> {
     })
 }
 
-/// Stores that are made while the power is cut, until one breaks a promise.
+/// Creates stores with power cuts, until one violates a guarantee.
 fn makings(settings: Settings) -> Option<Violation> {
     (1..20).find_map(|seed| torture::make_over(seed, settings).err())
 }
@@ -37,7 +36,7 @@ fn quiet() {
     std::panic::set_hook(Box::new(|_| {}));
 }
 
-/// Where the campaign is to find an omission.
+/// Campaign that must detect an omission.
 type Find = fn(Settings) -> Option<Violation>;
 
 const ALL: [(InjectedFault, Find); 15] = [

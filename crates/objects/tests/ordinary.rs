@@ -1,9 +1,9 @@
-//! Ordinary use, for long, with the full check after every act. Longer is
-//! `draconis-lab store-use`; `SEED`, `RUNS` and `ACTS` in the environment change this one.
+//! Ordinary use with a full check after each act. `draconis-lab store-use` runs longer; `SEED`,
+//! `RUNS` and `ACTS` in the environment change this one.
 
 use draconis_objects::torture::{Usage, ordinary};
 
-/// The number in `NAME` of the environment.
+/// Returns the number in the environment variable `name`, or `otherwise`.
 fn number(name: &str, otherwise: u64) -> u64 {
     std::env::var(name).ok().and_then(|it| it.parse().ok()).unwrap_or(otherwise)
 }

@@ -1,4 +1,4 @@
-//! What comes from memory, what from the disk, and what along with it.
+//! Reads from memory, reads from the disk, and read-around.
 
 use std::sync::Arc;
 
@@ -28,7 +28,7 @@ fn content(block: u64) -> Vec<u8> {
     block.to_le_bytes().repeat(BLOCK as usize / 8)
 }
 
-/// An object of blocks, each with its number in it.
+/// Creates an object of blocks, each with its number in it.
 fn fill(store: &Arc<Store>) -> ObjectId {
     let new = store.new_object();
     let id = new.id();
@@ -51,7 +51,7 @@ fn read(store: &Store, id: ObjectId, block: u64) -> Result<(), Error> {
     Ok(())
 }
 
-/// All blocks, none behind its neighbour.
+/// Returns all blocks, none after its neighbour.
 fn jumping() -> impl Iterator<Item = u64> {
     (0..BLOCKS).map(|nth| nth * 389 % BLOCKS)
 }
@@ -70,13 +70,13 @@ fn neighbours_come_along_while_memory_is_unused() {
     let (reads, bytes) = reads_of(64 << 20);
     assert!(reads < BLOCKS / 16, "{reads} reads");
     assert!(bytes < BLOCKS * BLOCK * 2, "{bytes} bytes");
-    // Where memory is short, nothing is read in vain.
+    // With little memory nothing is read in vain.
     let (reads, bytes) = reads_of(256 << 10);
     assert!(reads >= BLOCKS / 2, "{reads} reads");
     assert!(bytes < BLOCKS * BLOCK * 2, "{bytes} bytes");
 }
 
-/// Where a block's bytes lie.
+/// Returns the address of a block's bytes.
 fn place_of(disk: &dyn Disk, block: u64) -> Extent {
     let len = disk.properties().len_bytes;
     let all = disk.read_now(Extent::new(0, len), Block::private(len as usize)).unwrap();
@@ -99,7 +99,7 @@ fn rot_that_was_read_along_harms_no_other_read() {
         faults.heal();
         read(&store, id, 501).unwrap();
     }
-    // What memory has of it is wrong, the disk is right by now.
+    // The cached copy is wrong, the disk is right by now.
     let store = open(faults.clone(), 64 << 20);
     faults.add(FaultTarget::Reads(place), Fault::Flip { bit: 3 });
     read(&store, id, 500).unwrap();
@@ -132,6 +132,6 @@ fn a_scan_asks_for_leaves_together() {
     };
     reads_of(&mut || all().count(), 1);
     reads_of(&mut || all().rev().count(), 1);
-    // No reader takes another's leaves away.
+    // Readers do not evict each other's leaves.
     reads_of(&mut || all().zip(all().rev()).count() * 2, 2);
 }

@@ -1,12 +1,12 @@
-//! Threads that submit, wait, read and take snapshots at once, while the power is cut.
+//! Threads that submit, wait, read and take snapshots concurrently, while the power is cut.
 //!
 //! ```text
 //!   writer t: group n = object and log of t both say n, and how far the others were
 //!   reader:   snapshot ─▶ judge        cutter: what was waited for, then the disk ─▶ judge
 //! ```
 //!
-//! A state shows of each thread some number of groups, whole. It holds all that were waited
-//! for, and with a group all that were submitted, by any thread, before that group was.
+//! A state has some number of whole groups of each thread. It has all awaited groups, and with each
+//! group all groups that any thread submitted before it.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
@@ -21,10 +21,10 @@ use draconis_objects::{
 const WRITERS: usize = 3;
 const GROUPS: u64 = 400;
 const LEN: u64 = 16 << 20;
-/// Where the record of an object begins: an odd byte.
+/// Offset of an object's record: an odd byte.
 const AT: u64 = 777;
 
-/// How far each writer is.
+/// Number of groups of each writer.
 type Reached = [u64; WRITERS];
 
 #[derive(Default)]
@@ -38,7 +38,7 @@ fn all(of: &[AtomicU64; WRITERS]) -> Reached {
     std::array::from_fn(|writer| of[writer].load(SeqCst))
 }
 
-/// What a writer's object holds from [`AT`] on after group `n`, which knew of `others`.
+/// Returns a writer's record from [`AT`] on after group `n`, with the progress of `others`.
 fn record(n: u64, others: Reached) -> Vec<u8> {
     let mut bytes: Vec<u8> = [n].iter().chain(&others).flat_map(|it| it.to_le_bytes()).collect();
     let mut dice = Random::new(n);
@@ -46,7 +46,7 @@ fn record(n: u64, others: Reached) -> Vec<u8> {
     bytes
 }
 
-/// How many groups of each writer a store shows.
+/// Returns the number of each writer's groups in a store.
 fn judge(
     objects: &[ObjectId; 2 * WRITERS],
     read: &dyn Fn(ObjectId) -> Vec<u8>,
@@ -63,7 +63,7 @@ fn judge(
         };
         let n = number(AT as usize);
         known[writer] = std::array::from_fn(|other| number(AT as usize + 8 + 8 * other));
-        // What was written is there to its end; what is behind it is older.
+        // The record is complete; bytes after it are older.
         let expected = if n == 0 { vec![] } else { record(n, known[writer]) };
         let there = bytes.get(AT as usize..).unwrap_or_default();
         assert!(n == 0 || there.starts_with(&expected), "writer {writer}, group {n} in part");
@@ -169,7 +169,7 @@ fn run(seed: u64, without: Option<InjectedFault>) -> usize {
         });
         let mut dice = Random::new(seed);
         while writers.iter().any(|writer| !writer.is_finished()) {
-            // A few things happen in the disk, or in the store.
+            // Gives the disk and the store some time.
             (0..dice.below(2000)).for_each(|_| std::hint::spin_loop());
             if states.len() < 200 && dice.once_in(3) {
                 let waited = all(&progress.waited);
@@ -204,12 +204,12 @@ fn everybody_at_once() {
     assert!(states > 0);
 }
 
-/// Threads do not replay: a few runs are enough by far.
+/// Threads are not deterministic: a few runs are more than enough.
 #[test]
 fn what_is_left_out_is_missed() {
     for what in [InjectedFault::Flush, InjectedFault::NoGaps] {
         let missed = |seed| std::panic::catch_unwind(|| run(seed, Some(what))).is_err();
-        // On a busy machine they seldom meet.
+        // On a busy machine races are rare.
         assert!((1..400).any(missed), "{what:?}");
     }
 }

@@ -1,6 +1,6 @@
-//! While a caller waits for the disk, the state of the store is not held: others read and write.
+//! While a caller waits for the disk, it does not hold the store's lock: others read and write.
 //!
-//! The disk asks whenever it is waited for, and no answer is there before.
+//! The test disk checks this at each wait; answers are never ready before.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, OnceLock, Weak};
@@ -15,7 +15,7 @@ use draconis_objects::kv::{Batch, Kv};
 use draconis_objects::torture::Random;
 use draconis_objects::{CreateOptions, Group, Hint, LayoutKind, OpenOptions, Profile, Store};
 
-/// Sees who waits for the disk while the store is held.
+/// Disk that detects waits under the store's lock.
 struct Watch {
     disk: MemoryDisk,
     seen: Arc<Seen>,
@@ -49,7 +49,7 @@ impl Seen {
     }
 }
 
-/// An answer that is there once it was waited for.
+/// An answer that is ready only once it was awaited.
 #[derive(Debug)]
 struct Late {
     answer: Pending<ReadAnswer>,
@@ -107,7 +107,7 @@ fn profile(layout: LayoutKind) -> Profile {
     Profile { layout, page_bytes: 4096, segment_bytes: 128 << 10, queue_depth: 4 }
 }
 
-/// Writes, reads, deletes and waits, over a store that is much larger than its memory.
+/// Writes, reads, deletes and waits, on a store much larger than its memory.
 fn use_store(store: &Arc<Store>, random: &mut Random, rounds: u64) {
     let kv = Kv::new(store.clone());
     let key = |random: &mut Random| random.below(60_000).to_be_bytes();
@@ -143,8 +143,8 @@ fn use_store(store: &Arc<Store>, random: &mut Random, rounds: u64) {
     }
 }
 
-/// Uses a store of so many bytes: how often the disk was waited for, how often of that under the
-/// lock, and how many segments were cleaned.
+/// Uses a store of so many bytes. Returns the numbers of waits for the disk, of those under the
+/// lock, and of cleaned segments.
 fn watched(layout: LayoutKind, len: usize, rounds: u64, seed: u64) -> (usize, usize, u64) {
     let seen = Arc::new(Seen::default());
     let disk = MemoryDisk::new(vec![0; len], 512);
@@ -176,14 +176,14 @@ fn who_waits_for_the_disk_holds_nothing() {
     }
 }
 
-/// Where room has to be looked for, that is done under the lock, and little else.
+/// Reclaiming segments runs under the lock, and little else does.
 #[test]
 fn little_is_waited_for_under_the_lock_while_segments_are_cleaned() {
     let (waited, held, cleaned) = watched(LayoutKind::Cow, 40 << 20, 1500, 1);
     assert!(cleaned > 50 && held < waited / 20, "{waited} {held} {cleaned}");
 }
 
-/// One thread has time, and does what would be due anyway; others write, read and wait.
+/// One thread does maintenance in advance; others write, read and wait.
 #[test]
 fn a_thread_may_do_the_upkeep() {
     let disk: Arc<dyn Disk> = Arc::new(MemoryDisk::new(vec![0; 64 << 20], 512));
@@ -210,7 +210,7 @@ fn a_thread_may_do_the_upkeep() {
         is_over.store(true, SeqCst);
         ended.into_iter().for_each(|ended| ended.unwrap());
     });
-    // Without a writer it comes to an end: then nothing is left that the next writer finds.
+    // Without a writer it ends, and leaves no work to the next writer.
     for _ in 0..100_000 {
         if !store.maintain(1 << 20).unwrap() {
             break;

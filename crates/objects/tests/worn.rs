@@ -1,4 +1,4 @@
-//! What updates cost a store that is nearly full, and their waiters.
+//! Cost of updates of a nearly full store, and of waits for them.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use draconis_objects::{
 
 const BLOCK: u64 = 512;
 
-/// A new store, open, with one object.
+/// Creates and opens a store with one object.
 fn store_with_object(
     layout: LayoutKind,
     disk: Arc<SimDisk>,
@@ -36,7 +36,7 @@ struct Worn {
 }
 
 impl Worn {
-    /// A store of `bytes`, `percent` of which are filled with blocks.
+    /// Creates a store of `bytes`, `percent` of which are filled with blocks.
     fn filled(layout: LayoutKind, disk: Arc<SimDisk>, bytes: u64, percent: u64) -> Self {
         let (store, id) = store_with_object(layout, disk.clone(), 256 << 10);
         let blocks = bytes / BLOCK * percent / 100;
@@ -64,8 +64,8 @@ impl Worn {
     }
 }
 
-/// A segment that was cleaned waits for a checkpoint, and is not read again till it was
-/// written again; nor are leaves that memory has room for.
+/// A cleaned segment waits for a checkpoint, and is not read again before it is reused; nor are
+/// cached leaves.
 #[test]
 fn no_more_is_read_than_is_written() {
     let (disk, _) = SimDisk::hdd(48 << 20, 1);
@@ -81,8 +81,8 @@ fn no_more_is_read_than_is_written() {
     assert!(read < written, "{read} bytes read, {written} written");
 }
 
-/// Where each pair has a leaf of its own, merging some makes more bytes than they have. Those
-/// must not be what the next ones are merged for, or one group pays for all.
+/// If each pair changes another leaf, merging writes more bytes than the pairs have. Those must not
+/// grow the merge's own backlog, or one group pays for all.
 #[test]
 fn a_merge_does_not_pay_for_itself() {
     let (disk, _) = SimDisk::ssd(128 << 20, 1);
@@ -99,8 +99,7 @@ fn a_merge_does_not_pay_for_itself() {
     assert!(most < 512 << 10, "one group wrote {most} bytes");
 }
 
-/// Of long payloads both ends are alive and nothing between: further apart than what the
-/// cleaner reads at once.
+/// Only both ends of long payloads are live, further apart than one read of the cleaner.
 #[test]
 fn parts_that_are_far_apart_are_moved() {
     const LONG: u64 = 128 << 10;
@@ -127,8 +126,8 @@ fn parts_that_are_far_apart_are_moved() {
     }
 }
 
-/// Every group is durable before the next. No group cleans until there is room again: what
-/// one finishes is little, even of segments in which hardly anything is alive.
+/// Every group is durable before the next. No group cleans until there is space again: each does
+/// little, even with segments of few live bytes.
 #[test]
 fn waits_are_bounded_while_segments_are_cleaned() {
     const BLOCK: u64 = 4096;
@@ -170,8 +169,8 @@ fn waits_are_bounded_while_segments_are_cleaned() {
     );
 }
 
-/// A group of thousands of pairs folds and merges as many: else runs stay until all are folded
-/// at once, by one group, out of more memory than was allowed.
+/// A group of thousands of pairs compacts and merges as many. Otherwise one later group would
+/// compact all runs at once, with more memory than allowed.
 #[test]
 fn long_groups_leave_no_more_behind_than_short_ones() {
     const PAIRS: u32 = 600_000;

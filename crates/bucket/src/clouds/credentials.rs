@@ -1,6 +1,6 @@
-//! Credentials of AWS that may change while they are used: of files, containers, web identities.
+//! AWS credentials that change while they are used: of files, containers, web identities.
 //!
-//! Law 1: what was fetched is fetched again before it ends; what cannot be fetched again is used on.
+//! Law 1: credentials are renewed before they expire; those that cannot be renewed stay in use.
 
 use std::fs::read_to_string;
 use std::io::ErrorKind;
@@ -13,25 +13,25 @@ use object_store::{CredentialProvider, Error};
 
 use super::profile::{Environment, Profile};
 
-/// How long credentials of a server are used: they hold for 15 minutes at least.
+/// Renewal interval of a server's credentials, which are valid for 15 minutes at least.
 const FETCHED: Duration = Duration::from_secs(300);
-/// How long those of a file are, which a user may replace at any time.
+/// Renewal interval of a file's credentials, which a user may replace at any time.
 const READ: Duration = Duration::from_secs(10);
-/// The longest answer of a server, in bytes.
+/// Longest answer of a server, in bytes.
 const ANSWER_MAX: usize = 64 << 10;
 
-/// Where credentials come from.
+/// Source of credentials.
 #[derive(Clone, Debug)]
 pub(super) enum Source {
     /// The files of AWS.
     Profile(Environment),
     /// A server that exchanges the token in a file for credentials.
     WebIdentity { endpoint: String, role: String, session: String, token_file: String },
-    /// A server beside the container.
+    /// A server next to the container.
     Container { url: String, token_file: Option<String>, token: Option<String> },
 }
 
-/// Credentials of a source, and when they were fetched.
+/// Credentials of a source, with the time of their renewal.
 #[derive(Debug)]
 pub(super) struct Credentials {
     source: Source,
@@ -39,7 +39,7 @@ pub(super) struct Credentials {
     cached: std::sync::Mutex<Option<(Arc<AwsCredential>, Instant)>>,
 }
 
-/// Why there are none: by what was answered, or for now.
+/// Failure to get credentials: permanent or transient.
 enum Failure {
     Refused(String),
     Passing(String),
@@ -115,7 +115,7 @@ impl Credentials {
     }
 }
 
-/// What `async_trait` makes of `async fn get_credential`.
+/// Return type that `async_trait` makes of `async fn get_credential`.
 type Getting<'a> =
     Pin<Box<dyn Future<Output = object_store::Result<Arc<AwsCredential>>> + Send + 'a>>;
 
@@ -138,7 +138,7 @@ impl CredentialProvider for Credentials {
     }
 }
 
-/// The keys of a profile, if it has both.
+/// Returns the keys of a profile, if it has both.
 pub(super) fn keys(profile: &Profile) -> Option<AwsCredential> {
     Some(AwsCredential {
         key_id: profile.get("aws_access_key_id")?.to_owned(),
@@ -200,14 +200,14 @@ fn whole(
     }
 }
 
-/// The text of an element. Keys and tokens have nothing that XML would escape.
+/// Returns the text of an element. Keys and tokens have nothing that XML would escape.
 fn part_of_xml(xml: &str, name: &str) -> Option<String> {
     let (_, rest) = xml.split_once(&format!("<{name}>"))?;
     let (text, _) = rest.split_once(&format!("</{name}>"))?;
     Some(text.trim().to_owned())
 }
 
-/// A value of a form.
+/// Encodes a value of a form.
 fn encoded(text: &str) -> String {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~".contains(&byte);
     let code =
@@ -222,7 +222,7 @@ mod tests {
 
     use super::*;
 
-    /// A server that gives each request the next answer; its address, and the requests at the end.
+    /// Starts a server with these answers; returns its address, and in the end the requests.
     fn server(answers: &[&str]) -> (String, std::thread::JoinHandle<Vec<String>>) {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let url = format!("http://{}/", listener.local_addr().unwrap());

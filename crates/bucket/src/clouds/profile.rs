@@ -9,27 +9,27 @@
 //!     endpoint_url = http://localhost:9000
 //! ```
 //!
-//! Law 1: a file that is not there is empty; one that makes no sense is named, with its line.
+//! Law 1: a missing file is empty; an invalid one is reported, with its line.
 
 use std::collections::BTreeMap;
 use std::io::{ErrorKind, Read};
 use std::path::{Path, PathBuf};
 
-/// Variables of the environment that are not empty.
+/// Environment variables that are not empty.
 pub(super) type Environment = BTreeMap<String, String>;
-/// Settings by name. A setting within another one is called `s3.endpoint_url`.
+/// Settings by name. A nested setting is called `s3.endpoint_url`.
 type Settings = BTreeMap<String, String>;
 type Sections = BTreeMap<String, Settings>;
 
-/// The longest file of settings, in bytes.
+/// Longest file of settings, in bytes.
 const MAX_BYTES: u64 = 1 << 20;
 
-/// The profile that the environment selects.
+/// The selected profile.
 #[derive(Clone, Default, Debug)]
 pub(super) struct Profile {
     pub name: String,
     settings: Settings,
-    /// Settings of single services, of the section that the profile names.
+    /// Settings of single services, from the section that the profile names.
     services: Settings,
 }
 
@@ -62,19 +62,19 @@ impl Profile {
         Ok(Self { name, settings, services })
     }
 
-    /// The value of a setting.
+    /// Returns the value of a setting.
     pub fn get(&self, name: &str) -> Option<&str> {
         self.settings.get(name).map(String::as_str).filter(|value| !value.is_empty())
     }
 
-    /// The address of a service, if the profile has one.
+    /// Returns the endpoint of a service, if the profile has one.
     pub fn endpoint(&self, service: &str) -> Option<&str> {
         let name = format!("{service}.endpoint_url");
         self.services.get(&name).map(String::as_str).or_else(|| self.get("endpoint_url"))
     }
 }
 
-/// The files of credentials and of settings; none where there is no home directory.
+/// Returns the files of credentials and of settings; none without a home directory.
 pub(super) fn files(environment: &Environment) -> [Option<PathBuf>; 2] {
     let home = environment.get("HOME").map(Path::new);
     let file = |variable: &str, name: &str| match environment.get(variable) {
@@ -87,7 +87,7 @@ pub(super) fn files(environment: &Environment) -> [Option<PathBuf>; 2] {
     [file("AWS_SHARED_CREDENTIALS_FILE", "credentials"), file("AWS_CONFIG_FILE", "config")]
 }
 
-/// A path for a message.
+/// Returns a path for a message.
 pub(super) fn shown(path: Option<&Path>) -> String {
     path.map_or("~/.aws (HOME is not set)".to_owned(), |path| path.display().to_string())
 }
@@ -114,11 +114,11 @@ fn read_file(path: Option<&Path>) -> Result<Sections, String> {
     }
 }
 
-/// Parses a file, or returns the number of the line that makes no sense.
+/// Parses a file, or returns the number of the first invalid line.
 fn parse(text: &str) -> Result<Sections, usize> {
     let mut sections = Sections::new();
     let mut section: Option<&mut Settings> = None;
-    // The last setting that is in no other one, and how far it is indented.
+    // Last setting on the outer level, and its indentation.
     let mut outer = (String::new(), usize::MAX);
     for (at, line) in text.trim_start_matches('\u{feff}').lines().enumerate() {
         let trimmed = line.trim();
@@ -143,7 +143,7 @@ fn parse(text: &str) -> Result<Sections, usize> {
                 settings.insert(name.clone(), value);
                 outer = (name, indent);
             }
-            // A value that goes on: no setting of ours does.
+            // A continued value: no setting that we read has one.
             None if indent > outer.1 => {}
             None => return Err(at + 1),
         }
@@ -151,14 +151,14 @@ fn parse(text: &str) -> Result<Sections, usize> {
     Ok(sections)
 }
 
-/// The name of a section with one blank between its words and no quotes.
+/// Returns the name of a section, with one blank between its words and without quotes.
 fn section_name(header: &str) -> String {
     let words = header.trim().splitn(2, char::is_whitespace);
     let words = words.map(|word| word.trim().trim_matches(['"', '\'']));
     words.collect::<Vec<_>>().join(" ")
 }
 
-/// A value without the comment behind it.
+/// Returns a value without the comment after it.
 fn uncommented(value: &str) -> String {
     let marks = [" #", " ;", "\t#", "\t;"];
     let end = marks.iter().filter_map(|mark| value.find(mark)).min().unwrap_or(value.len());
@@ -215,7 +215,7 @@ mod tests {
         }
         let said = of(&"#\n".repeat(1 << 20), "", None).unwrap_err();
         assert!(said.contains("config: longer than"), "{said}");
-        // Where there are no files there are no settings.
+        // Without files there are no settings.
         assert!(Profile::read(&Environment::new()).unwrap().get("region").is_none());
     }
 }

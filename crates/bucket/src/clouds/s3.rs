@@ -1,4 +1,4 @@
-//! Buckets of S3: settings and credentials from where users of AWS keep them.
+//! S3 buckets, with the settings and credentials of AWS tools.
 //!
 //! ```text
 //!   variables ─▶ web identity ─▶ profile in ~/.aws ─▶ container ─▶ instance
@@ -14,12 +14,12 @@ use tokio::runtime::Handle;
 use super::credentials::{Credentials, Source, keys};
 use super::profile::{Environment, Profile, files, shown};
 
-/// How long the service of an instance may take: it is near, or not there.
+/// Timeout of an instance's metadata service, which is local.
 const INSTANCE: Duration = Duration::from_millis(800);
-/// Where it is.
+/// Its address.
 const METADATA: &str = "http://169.254.169.254";
 
-/// Where the credentials of a bucket are.
+/// Location of the credentials of a bucket.
 enum Found {
     /// The builder has them, or needs none.
     Given,
@@ -28,7 +28,7 @@ enum Found {
     Unknown,
 }
 
-/// The bucket of that name.
+/// Returns the bucket of that name.
 pub(super) fn bucket(
     bucket: &str,
     client: ClientOptions,
@@ -45,7 +45,7 @@ pub(super) fn bucket(
     let has_keys = has(Key::AccessKeyId) || has(Key::SecretAccessKey);
     let profile = match Profile::read(&environment) {
         Ok(profile) => profile,
-        // Who has the keys at hand needs no files.
+        // Explicit keys need no files.
         Err(why) if has_keys => {
             log::debug!("{why}");
             Profile::default()
@@ -67,7 +67,7 @@ pub(super) fn bucket(
     }
     let endpoint = builder.get_config_value(&Key::S3Endpoint);
     let endpoint = endpoint.or_else(|| builder.get_config_value(&Key::Endpoint));
-    // Who names an endpoint without TLS means it.
+    // An endpoint without TLS is used as given.
     let is_plain = endpoint.is_some_and(|endpoint| endpoint.starts_with("http://"));
     let builder = builder.with_client_options(client.with_allow_http(is_plain)).with_retry(retry);
     let built = builder.with_bucket_name(bucket).build().map_err(|error| error.to_string())?;
@@ -102,13 +102,13 @@ fn ignores_endpoints(environment: &Environment) -> bool {
     is_true(environment, "AWS_IGNORE_CONFIGURED_ENDPOINT_URLS")
 }
 
-/// The address of a service: what names the service counts more, then the environment.
+/// Returns the address of a service: settings of the service first, then those of the environment.
 fn endpoint(environment: &Environment, profile: &Profile, service: &str) -> Option<String> {
     if ignores_endpoints(environment) {
         return None;
     }
     let own = format!("AWS_ENDPOINT_URL_{}", service.to_uppercase());
-    // The second is what `object_store` calls it.
+    // `object_store` uses the second name.
     let names = [own.as_str(), "AWS_ENDPOINT_URL", "AWS_ENDPOINT"];
     let of_environment = names.iter().find_map(|name| environment.get(*name));
     of_environment.cloned().or_else(|| profile.endpoint(service).map(str::to_owned))
@@ -193,7 +193,7 @@ fn container(environment: &Environment) -> Option<Source> {
     })
 }
 
-/// Sees that the instance has credentials, where nothing else has.
+/// Checks that the instance has credentials, if there are no others.
 fn ask_instance(
     bucket: &AmazonS3,
     environment: &Environment,

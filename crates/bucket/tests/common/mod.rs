@@ -1,4 +1,4 @@
-//! What tests of buckets have in common.
+//! Helpers for tests of buckets.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -1,11 +1,11 @@
-//! Where pages are, by their number alone: for readers, while memory has room for all of them.
+//! Direct-mapped index of cached pages by number, for readers while the cache does not evict.
 //!
-//! The table of what is remembered knows what is used. That costs a reader four places in memory,
-//! each far from the one before, and the last of them counts who has the page. Here it is one and
-//! nothing is counted; and who holds all of it can go to many at once: a processor that needs none
-//! of them before it goes to the next waits for all together.
+//! A lookup in the cache costs four dependent memory accesses and a reference count. This index
+//! needs one access and no count. A reader that holds the whole index can touch many pages at once,
+//! so that the processor overlaps their cache misses.
 //!
-//! Law: what is here is in the table, too, or about to be; what leaves that leaves this.
+//! Law: every page here is in the table, or about to be; a page that leaves the table leaves this
+//! index.
 
 use std::array::from_fn;
 use std::sync::Arc;
@@ -14,19 +14,19 @@ use parking_lot::{RwLock, RwLockReadGuard};
 
 use crate::codec::to_usize_saturating;
 
-/// Parts with a lock of their own. Page `n` is in part `n % PARTS`.
+/// Shards with a lock of their own. Page `n` is in shard `n % PARTS`.
 const PARTS: usize = 8;
-/// Places that are made together, once one of them is needed.
+/// Slots that are allocated together, on first use.
 const SHELF: usize = 512;
 
-/// A place for one of the pages whose numbers lead here.
+/// A slot for one of the pages whose numbers map to it.
 #[derive(Debug, Default)]
 struct PageSlot {
     number: u64,
     page: Option<Arc<[u8]>>,
 }
 
-/// In a line of its own, so that readers of one part do not disturb those of another.
+/// Aligned to a cache line, so that readers of one shard do not disturb those of another.
 #[derive(Debug)]
 #[repr(align(64))]
 struct Shard {
@@ -35,21 +35,21 @@ struct Shard {
 
 type Shelves = Box<[Option<Box<[PageSlot]>>]>;
 
-/// See the head of the file.
+/// Direct-mapped index of cached pages.
 #[derive(Debug)]
 pub(super) struct PageIndex {
     parts: [Shard; PARTS],
-    /// Places of a part, less one: a power of two less one.
+    /// Slots of a shard, less one: a power of two less one.
     mask: u64,
 }
 
-/// All that is near, as long as it is held. Nothing new is kept meanwhile.
+/// Read lock of the whole index. Insertions wait meanwhile.
 pub(crate) struct PageIndexGuard<'a> {
     parts: [RwLockReadGuard<'a, Shelves>; PARTS],
     mask: u64,
 }
 
-/// The part of a page, and its shelf and place there.
+/// Returns the shard of a page, and its shelf and slot there.
 fn place_of(number: u64, mask: u64) -> (usize, usize, usize) {
     const EACH: u64 = PARTS as u64;
     let place = to_usize_saturating((number / EACH) & mask);
@@ -63,7 +63,7 @@ fn page_in(shelves: &Shelves, number: u64, mask: u64) -> Option<&Arc<[u8]>> {
 }
 
 impl PageIndexGuard<'_> {
-    /// A page, if it is here.
+    /// Returns a page, if it is here.
     pub fn page(&self, number: u64) -> Option<&[u8]> {
         let (part, ..) = place_of(number, self.mask);
         page_in(self.parts.get(part)?, number, self.mask).map(|page| &**page)
@@ -71,7 +71,7 @@ impl PageIndexGuard<'_> {
 }
 
 impl PageIndex {
-    /// For about so many pages.
+    /// Creates an index for about `pages` pages.
     pub fn new(pages: u64) -> Self {
         let places = pages.clamp(1, 1 << 24).div_ceil(PARTS as u64).next_power_of_two();
         let shelves = || (0..to_usize_saturating(places).div_ceil(SHELF)).map(|_| None).collect();
@@ -79,7 +79,7 @@ impl PageIndex {
         Self { parts, mask: places.saturating_sub(1) }
     }
 
-    /// The most memory that it takes, beside the pages.
+    /// Returns the most memory that it uses, without the pages.
     pub fn bytes_max(&self) -> u64 {
         let places = self.mask.saturating_add(1).saturating_mul(PARTS as u64);
         places.saturating_mul(size_of::<PageSlot>() as u64)
@@ -90,7 +90,7 @@ impl PageIndex {
         self.parts.get(part).map(|part| &part.shelves)
     }
 
-    /// All of it. It is to be given back soon: those who have something new wait.
+    /// Locks the whole index for reading. Callers should drop it soon: insertions wait.
     pub fn hold(&self) -> PageIndexGuard<'_> {
         PageIndexGuard {
             parts: self.parts.each_ref().map(|part| part.shelves.read()),
@@ -98,13 +98,13 @@ impl PageIndex {
         }
     }
 
-    /// What `take` makes of the page, if it is here.
+    /// Returns the result of `take` on the page, if it is here.
     pub fn with<T>(&self, number: u64, take: impl FnOnce(&[u8]) -> T) -> Option<T> {
         let shelves = self.part(number)?.read();
         page_in(&shelves, number, self.mask).map(|page| take(page))
     }
 
-    /// Keeps a page in its place, whatever was there.
+    /// Stores a page in its slot and replaces the page there.
     pub fn keep(&self, number: u64, page: Arc<[u8]>) {
         let (_, shelf, place) = place_of(number, self.mask);
         let Some(part) = self.part(number) else { return };
@@ -147,7 +147,7 @@ mod tests {
         near.keep(6, page(2));
         near.keep(5 + PARTS as u64, page(5));
         assert_eq!((first(5), first(6), first(13), first(7)), (Some(1), Some(2), Some(5), None));
-        // 4096 places: this one leads to the same.
+        // 4096 slots: this number maps to the same one.
         near.forget(5 + 4096);
         assert_eq!(first(5), Some(1));
         near.keep(5 + 4096, page(3));
@@ -156,7 +156,7 @@ mod tests {
         assert_eq!(first(5 + 4096), Some(3));
         near.forget(5 + 4096);
         assert_eq!((first(5 + 4096), first(6)), (None, Some(2)));
-        // The largest number there is.
+        // The largest number.
         near.keep(u64::MAX, page(4));
         assert_eq!(first(u64::MAX), Some(4));
         assert_eq!(near.bytes_max(), 4096 * 24);

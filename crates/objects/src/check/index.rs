@@ -1,4 +1,4 @@
-//! The first walk: the index itself, what it says is alive, and which owner it says.
+//! The first walk: verifies the index, recounts live bytes and records owners.
 
 use std::collections::BTreeMap;
 
@@ -10,16 +10,16 @@ use crate::entry::{DecodedKey, ObjectRecord, PayloadRef};
 use crate::index::tree::BlockPtr;
 
 impl Checker<'_> {
-    /// Runs, tables and checkpoint: everything but nodes and payloads.
+    /// Returns the chunks of runs, tables and checkpoint: everything but nodes and payloads.
     pub(super) fn chunks(&self) -> Vec<BlockPtr> {
         let runs = self.core.levels.runs.iter().flat_map(|run| run.chunks.iter().copied());
         runs.chain(self.core.checkpoints.ptrs.iter().copied()).collect()
     }
 
-    /// Looks at the index, counts, and asks who owns what.
+    /// Verifies the index, recounts live bytes and checks owners.
     pub(super) fn walk_index(&mut self) {
         for ptr in self.chunks() {
-            // They were read when the store was opened, but perhaps not all.
+            // They were read at open, but perhaps not all.
             if self.is_whole
                 && let Err(error) = self.core.log.io.read_ptr(ptr)
             {
@@ -67,9 +67,9 @@ impl Checker<'_> {
         self.did(u64::from(ptr.len));
     }
 
-    /// Counts what is alive, in its segment.
+    /// Adds live bytes to their segment.
     fn count(&mut self, at: u64, len: u32, weight: u64, of: Option<Owner>) {
-        // Nothing is nowhere: its segment may be another's by now.
+        // An empty payload has no bytes: its segment may be reused by now.
         if len == 0 {
             return;
         }
@@ -90,7 +90,7 @@ impl Checker<'_> {
         self.weigh(segment, weight);
     }
 
-    /// What the payloads of a segment take in memory.
+    /// Adds to the memory that the payload records of a segment need.
     fn weigh(&mut self, segment: u32, more: u64) {
         if let Some(weight) = self.weights.get_mut(segment as usize) {
             *weight = weight.saturating_add(more);
@@ -149,7 +149,7 @@ impl Checker<'_> {
         }
     }
 
-    /// What is over another was made after it, and each knows how many are over it.
+    /// Checks that children are newer than their parents, and the child counts of parents.
     fn forks(&mut self, map: &IndexSnapshot, owners: &Owners) {
         if !self.report.is_complete || !self.is_whole {
             return;
@@ -199,7 +199,7 @@ impl Checker<'_> {
         }
     }
 
-    /// A name leads to an object that is listed.
+    /// Checks that a name refers to an object that is listed.
     fn name(&mut self, map: &IndexSnapshot, name: &[u8], id: ObjectId) {
         self.report.names = self.report.names.saturating_add(1);
         if !self.is_whole {
@@ -236,14 +236,14 @@ impl Checker<'_> {
         self.add(DamageKind::NoValue, text, None, Some(Owner::Key(key.to_vec())));
     }
 
-    /// Each value has one key.
+    /// Checks that each value object has one key.
     fn values(&mut self, mut owners: Owners) {
         owners.values.sort_unstable();
         owners.links.sort_unstable();
         if !self.report.is_complete {
             return;
         }
-        // Replaying counts links and not what took them away, so there may be fewer.
+        // Replay counts added value objects but not removed ones, so there may be fewer.
         if owners.links.len() as u64 > self.core.value_objects {
             let (counted, is) = (self.core.value_objects, owners.links.len());
             let text = format!("{counted} long values are counted, {is} are there");
@@ -263,21 +263,21 @@ impl Checker<'_> {
     }
 }
 
-/// Who owns what.
+/// Owners found by the walk.
 #[derive(Default)]
 struct Owners {
-    /// The object that was asked for last.
+    /// The object that was looked up last.
     last: Option<(ObjectId, Option<ObjectRecord>)>,
     /// Objects that are values.
     values: Vec<ObjectId>,
-    /// Objects that keys lead to.
+    /// Objects that keys refer to.
     links: Vec<ObjectId>,
-    /// Objects over others, or under them.
+    /// Objects with a parent or children.
     forks: Vec<(ObjectId, ObjectRecord)>,
 }
 
 impl Owners {
-    /// The record of an object; none if the index cannot be read there.
+    /// Returns the record of an object; none if the index cannot be read there.
     fn record(&mut self, map: &IndexSnapshot, id: ObjectId) -> Option<Option<ObjectRecord>> {
         if let Some((last, record)) = self.last
             && last == id

@@ -1,4 +1,4 @@
-//! What was counted in each segment, beside what the table of segments says.
+//! Compares the recounted live bytes of each segment with the segment table.
 
 use super::Checker;
 use super::report::{DamageKind, finding};
@@ -25,7 +25,7 @@ impl Checker<'_> {
                 let text = format!("segment {number} could not be cleaned");
                 self.report.notes.push(finding(DamageKind::Count, text, at, None));
             }
-            // Of a tree that cannot be read the rest is not known.
+            // The rest of an unreadable tree is not known.
             if counted != segment.live && self.report.is_complete {
                 let live = segment.live;
                 let text =

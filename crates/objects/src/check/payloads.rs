@@ -1,5 +1,4 @@
-//! Payloads, a window of segments at a time: that no two have the same bytes, and that each
-//! is what was written.
+//! Payloads, a window of segments at a time: no two share bytes, and each is what was written.
 #![allow(
     clippy::arithmetic_side_effects,
     clippy::cast_possible_truncation,
@@ -21,7 +20,7 @@ use crate::{Error, ObjectId};
 
 /// The longest request.
 const REQUEST_BYTES: u64 = 1 << 20;
-/// Bytes that are not asked for are read, if that saves a request.
+/// Largest gap that a request reads to save another request.
 const GAP_BYTES: u64 = 64 << 10;
 /// Requests in flight.
 const REQUESTS_MAX: u32 = 32;
@@ -101,7 +100,7 @@ impl Checker<'_> {
         }
     }
 
-    /// Reads and verifies payloads, in the order in which they lie.
+    /// Reads and verifies payloads, in disk order.
     fn read(&mut self, payloads: &[Payload]) {
         let depth =
             self.core.checkpoints.superblock.profile.queue_depth.clamp(1, REQUESTS_MAX) as usize;
@@ -127,7 +126,7 @@ impl Checker<'_> {
         }
     }
 
-    /// The request that brings the first of `payloads`, and how many it brings.
+    /// Returns the request that reads the first of `payloads`, and how many it covers.
     fn request(&self, payloads: &[Payload]) -> (Extent, usize) {
         let page = u64::from(self.core.checkpoints.superblock.geometry.page_bytes);
         let start = payloads[0].data.at / page * page;
@@ -157,7 +156,7 @@ impl Checker<'_> {
                 let from = (data.at - start) as usize;
                 io.verify(data, &bytes[from..from + data.stored as usize])
             }
-            // The request failed: perhaps not because of this one.
+            // The request failed, perhaps because of another payload.
             None => {
                 let page = u64::from(self.core.checkpoints.superblock.geometry.page_bytes);
                 let first = data.at / page * page;
@@ -181,7 +180,7 @@ impl Checker<'_> {
     }
 }
 
-/// Bytes of the disk that have an owner.
+/// Disk bytes with an owner.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct Span {
     from: u64,
@@ -189,7 +188,7 @@ struct Span {
     of: Option<ObjectId>,
 }
 
-/// A payload that is read.
+/// A payload that readers see.
 struct Payload {
     data: PayloadRef,
     key: Key,

@@ -1,49 +1,49 @@
-//! What a check finds: damage with its owner, and counts.
+//! Findings of a check: damage with its owner, and counts.
 
 use std::fmt;
 
 use super::CheckOptions;
 use crate::ObjectId;
 
-/// What kind of damage.
+/// Kind of damage.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum DamageKind {
     /// The store cannot be opened.
     Open,
     /// A copy of the superblock.
     Superblock,
-    /// A node or a part of the index is not what was written.
+    /// A node or chunk of the index is not what was written.
     Node,
-    /// Keys that are not where they are looked for.
+    /// Keys outside the range of their node.
     Order,
     /// A payload is not what was written.
     Payload,
     /// The disk cannot read it.
     Unreadable,
-    /// Two have the same bytes.
+    /// Two owners have the same bytes.
     Shared,
     /// An address that is in no segment, or in two.
     OutsideSegments,
-    /// An address in a segment that is free, or behind what was written there.
+    /// An address in a free segment, or past the written end of one.
     UnwrittenSpace,
-    /// Bytes of an object that is not there.
+    /// Bytes of a missing object.
     NoObject,
-    /// Bytes behind an object's end.
+    /// Bytes past an object's end.
     PastEnd,
-    /// A key whose value is not there.
+    /// A key whose value is missing.
     NoValue,
-    /// A value that no key leads to.
+    /// A value without a key.
     NoKey,
-    /// An object whose number will be given out again.
+    /// An object with a number that the store will assign again.
     Number,
-    /// An object over one that is not there, or not as many over it as it says.
+    /// An object with a missing parent, or with a wrong number of children.
     Lineage,
-    /// A count.
+    /// A wrong count.
     Count,
 }
 
 impl DamageKind {
-    /// A word for scripts.
+    /// Returns the identifier of the kind, for scripts.
     pub fn code(self) -> &'static str {
         match self {
             Self::Open => "open",
@@ -66,10 +66,10 @@ impl DamageKind {
     }
 }
 
-/// Whose bytes.
+/// Owner of damaged bytes.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Owner {
-    /// An object's.
+    /// An object.
     Object(ObjectId),
     /// The value of a key.
     Key(Vec<u8>),
@@ -87,16 +87,16 @@ impl fmt::Display for Owner {
     }
 }
 
-/// One thing that is wrong.
+/// One finding.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Finding {
-    /// What kind of damage.
+    /// Kind of damage.
     pub what: DamageKind,
-    /// In words.
+    /// Description.
     pub text: String,
-    /// Where on the disk.
+    /// Byte on the disk.
     pub at_bytes: Option<u64>,
-    /// Whose.
+    /// Owner.
     pub of: Option<Owner>,
 }
 
@@ -113,35 +113,35 @@ impl fmt::Display for Finding {
     }
 }
 
-/// What a check found.
+/// Result of a check.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Report {
-    /// What is wrong, as it was found.
+    /// Damage, in the order of its discovery.
     pub damage: Vec<Finding>,
-    /// What else is wrong and was not kept.
+    /// Number of further findings that were not kept.
     pub more: u64,
-    /// What is worth knowing and not wrong.
+    /// Notes that are no damage.
     pub notes: Vec<Finding>,
-    /// Whether all was looked at. Behind damage there may be more of the index.
+    /// True if everything was checked. There may be more of the index below damage.
     pub is_complete: bool,
     /// Objects.
     pub objects: u64,
     /// Names of objects.
     pub names: u64,
-    /// Keys of the kv.
+    /// Keys of the key-value store.
     pub keys: u64,
     /// Bytes of objects and values.
     pub payload_bytes: u64,
     /// Bytes of nodes, runs and checkpoint.
     pub index_bytes: u64,
-    /// Segments with something in them, or open.
+    /// Segments that are open or have live bytes.
     pub used_segments: u32,
-    /// Segments with nothing in them.
+    /// Segments without live bytes.
     pub free_segments: u32,
 }
 
 impl Report {
-    /// Whether nothing is wrong.
+    /// Returns true if the check was complete and found no damage.
     pub fn is_clean(&self) -> bool {
         self.damage.is_empty() && self.is_complete
     }
@@ -156,7 +156,7 @@ impl Report {
     }
 }
 
-/// A finding of its parts.
+/// Makes a finding of its parts.
 pub(super) fn finding(
     what: DamageKind,
     text: String,

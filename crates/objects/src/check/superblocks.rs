@@ -5,14 +5,14 @@ use super::report::{DamageKind, Report, finding};
 use crate::Error;
 use crate::core::Core;
 
-/// All four copies are the newest one, or the one before it.
+/// Checks that all four copies are the newest one, or the one before it.
 pub(super) fn superblocks(core: &Core, report: &mut Report, options: &CheckOptions) {
     let newest = &core.checkpoints.superblock;
     for (copy, (at, found)) in newest.copies(&*core.log.io.disk).into_iter().enumerate() {
         let name = format!("copy {copy} of the superblock");
         let found = match found {
             Ok(found) => found,
-            // A power cut while the store was made.
+            // A power cut while the store was created.
             Err(Error::NotAStore(_)) if newest.generation <= 1 => {
                 let text = format!("{name} was not written yet");
                 report.notes.push(finding(DamageKind::Superblock, text, Some(at), None));
@@ -28,7 +28,7 @@ pub(super) fn superblocks(core: &Core, report: &mut Report, options: &CheckOptio
             continue;
         }
         let behind = newest.generation.wrapping_sub(found.generation);
-        // The one before may be of when the store was longer, or shorter.
+        // The previous one may describe a longer or shorter store.
         let is_same_store = found.id == newest.id;
         if behind == 1 && is_same_store {
             // Copies are written two at a time: a power cut came between.

@@ -31,7 +31,7 @@ fn made(layout: LayoutKind) -> Arc<dyn Disk> {
     }
     batch.put(b"long", &[5; LONG]);
     kv.write(batch).unwrap();
-    // All of it in the tree, and something over it.
+    // All of it in the tree, and a change over it.
     store.checkpoint().unwrap();
     let mut core = crate::recovery::open(disk.clone(), &OpenOptions::default()).unwrap();
     drop(store);
@@ -61,7 +61,7 @@ fn whats(report: &Report) -> Vec<DamageKind> {
     whats
 }
 
-/// Spoils a store from the inside, so that its next checkpoint writes it down.
+/// Damages the state of a store, so that its next checkpoint contains the damage.
 fn plant(spoil: impl FnOnce(&mut Core)) -> Report {
     let disk = made(LayoutKind::Cow);
     let mut core = crate::recovery::open(disk.clone(), &OpenOptions::default()).unwrap();
@@ -190,7 +190,7 @@ fn copies_of_the_superblock() {
     let report = check(&disk);
     assert_eq!(whats(&report), [DamageKind::Superblock]);
     assert!(report.damage[0].text.contains("copy 1"), "{report:#?}");
-    // The last two one checkpoint old: that is what a power cut leaves.
+    // The last two one checkpoint old, as after a power cut.
     let disk = made(LayoutKind::Log);
     let (newest, _) = Superblock::find(&*disk).unwrap();
     for (behind, is_clean) in [(1, true), (2, false)] {
@@ -201,7 +201,7 @@ fn copies_of_the_superblock() {
         assert_eq!(report.is_clean(), is_clean, "{report:#?}");
         assert_eq!(report.notes.len(), if is_clean { 2 } else { 0 });
     }
-    // The log names its checkpoint: an old superblock is the store of then, or none.
+    // The log names its checkpoint: an old superblock opens the old store, or none.
     for pair in 0..2 {
         let zeros = newest.writes(pair).into_iter().map(|mut write| {
             write.block = Block::private(write.block.len());
@@ -217,7 +217,7 @@ fn copies_of_the_superblock() {
 fn a_store_that_cannot_be_opened_is_a_finding() {
     let disk = made(LayoutKind::Log);
     let (newest, _) = Superblock::find(&*disk).unwrap();
-    // Either copy serves.
+    // Either copy is sufficient.
     flip(&disk, newest.checkpoint.at);
     assert_eq!(whats(&check(&disk)), [DamageKind::Node]);
     Store::open(disk.clone(), &OpenOptions { read_only: true, ..OpenOptions::default() }).unwrap();

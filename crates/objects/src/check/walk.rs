@@ -1,4 +1,4 @@
-//! A walk over all that leads somewhere: the tree, the runs over it, and the log.
+//! Walks over everything that refers to bytes: the tree, the runs over it, and the log.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -13,40 +13,40 @@ use crate::index::tree::{BlockPtr, Child, Inner, Node, NodeSource, Tree};
 use crate::index::view::Index;
 use crate::{Error, ObjectId};
 
-/// Leaves that are asked for together.
+/// Leaves that are requested together.
 const LEAVES_AT_ONCE: usize = 32;
 
-/// What a walk comes across.
+/// Item that a walk yields.
 pub(super) enum WalkItem<'w> {
     /// A node that could be read.
     Node(BlockPtr),
-    /// Something is wrong with the tree.
+    /// Damage of the tree.
     Broken(Finding),
-    /// A payload that is alive.
+    /// A live payload.
     Live(Option<ObjectId>, &'w PayloadRef),
-    /// A payload that is read: of an object with its offset, or of a key.
+    /// A visible payload: of an object with its offset, or of a key.
     Payload(DecodedKey<'w>, &'w PayloadRef),
-    /// Zeros of an object over another, and where.
+    /// Zeros of an object with a parent, and their offset.
     Zeros(ObjectId, u64),
     /// An object.
     Object(ObjectId, ObjectRecord),
-    /// A key whose value is an object.
+    /// A key with a value object.
     Link(&'w [u8], ObjectId, u64),
-    /// A key that has its value of so many bytes itself.
+    /// A key with an inline value of so many bytes.
     Short(usize),
-    /// A name, and the object that it leads to.
+    /// A name, and the object that it refers to.
     Name(&'w [u8], ObjectId),
 }
 
-/// Everything that leads somewhere.
+/// Tree, merged runs and log of the store under check.
 pub(super) struct IndexSnapshot {
     pub(super) io: Arc<CachedDisk>,
     tree: Tree,
-    /// Runs, as one.
+    /// All runs, merged.
     counted: Arc<ImmutableMemtable>,
     /// The log.
     log: Arc<ImmutableMemtable>,
-    /// Both, as one.
+    /// Runs and log, merged.
     full: [Arc<ImmutableMemtable>; 1],
 }
 
@@ -65,7 +65,7 @@ impl IndexSnapshot {
         Index { top: None, layers: &self.full, tree: &self.tree }
     }
 
-    /// Goes through all there is.
+    /// Walks over everything.
     pub(super) fn walk(&self, see: &mut dyn FnMut(WalkItem<'_>)) {
         if let Some(root) = &self.tree.root {
             let mut inner_nodes = HashSet::new();
@@ -83,12 +83,12 @@ impl IndexSnapshot {
         }
     }
 
-    /// Whether nothing was lost that may hide what is under the key.
+    /// Returns true if no unreadable chunk may hide the key.
     fn is_known(&self, key: &[u8]) -> bool {
         self.full[0].check(key, key).is_ok()
     }
 
-    /// A node and all below it: keys from `lower` on, before `upper`.
+    /// Walks a node and all below it: keys from `lower` on, before `upper`.
     fn node(
         &self,
         child: &Child,
@@ -126,7 +126,7 @@ impl IndexSnapshot {
         match &*node {
             Node::Leaf(leaf) => {
                 let mut walk = leaf.iter();
-                // Every pair was read once when the node was.
+                // Decoding the node has read every pair once.
                 while let Ok(Some((key, entry))) = walk.next() {
                     let Ok(entry) = Entry::decode(&mut Reader::new(entry, ptr.at)) else {
                         continue;
@@ -142,7 +142,7 @@ impl IndexSnapshot {
                 }
             }
             Node::Inner(inner) => {
-                // No node has two parents, so this ends even on a disk that lies.
+                // No node has two parents, so this ends even on a corrupt disk.
                 let is_new = inner_nodes.insert(ptr.at);
                 if !is_new || !inner.children.iter().skip(1).all(|(key, _)| is_within(key)) {
                     return see(broken(
@@ -169,14 +169,14 @@ impl IndexSnapshot {
                 let next: Vec<BlockPtr> = next.filter_map(|(_, child)| child.on_disk()).collect();
                 self.io.prefetch_nodes(&next);
             }
-            // The first child has what is before its key, too.
+            // The first child holds smaller keys, too.
             let from = if index == 0 { lower } else { key };
             let to = inner.children.get(index.saturating_add(1)).map(|(key, _)| key).or(upper);
             self.node(child, level, (from, to), inner_nodes, see);
         }
     }
 
-    /// A pair of the tree, as far as layers do not hide it.
+    /// Yields a pair of the tree, as far as memtables do not hide it.
     fn tree_pair(&self, key: &[u8], entry: &Entry, see: &mut dyn FnMut(WalkItem<'_>)) {
         match (decode_key(key), entry) {
             (Some(DecodedKey::Extent(id, at)), Entry::Data(data)) => {
@@ -213,7 +213,7 @@ impl IndexSnapshot {
     }
 }
 
-/// The part from `from` to `to` of data that begins at `at`.
+/// Returns the part from `from` to `to` of data that begins at `at`.
 fn part(data: &PayloadRef, at: u64, from: u64, to: u64) -> PayloadRef {
     data.part(
         to_u32_saturating(from.saturating_sub(at)),
@@ -246,7 +246,7 @@ fn show(key: &[u8], entry: &Entry, see: &mut dyn FnMut(WalkItem<'_>)) {
     }
 }
 
-/// What of `[from, to)` of an object a layer does not hide.
+/// Yields the ranges of `[from, to)` of an object that a memtable does not hide.
 fn for_each_visible_range(
     layer: &ImmutableMemtable,
     id: ObjectId,

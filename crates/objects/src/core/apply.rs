@@ -1,4 +1,4 @@
-//! What a group does: payloads and entries into the commit, entries into the active layer.
+//! Applies a group: payloads and entries to the commit, entries to the active memtable.
 #![allow(
     clippy::arithmetic_side_effects,
     clippy::cast_possible_truncation,
@@ -88,8 +88,8 @@ impl Core {
         bytes: &[u8],
     ) -> Result<()> {
         let mut offset = at;
-        // Payloads begin on multiples of their longest, so that what is written again with the
-        // same bounds replaces whole ones.
+        // Payloads begin on multiples of their longest length, so that a rewrite of the same range
+        // replaces whole ones.
         let step = self.log.payload_max() as u64;
         let mut rest = bytes;
         while !rest.is_empty() {
@@ -113,14 +113,14 @@ impl Core {
         let mut next = Some(id);
         while let Some(id) = next.take() {
             let record = self.record(id)?;
-            // What is empty may have zeros that hide what it is or was over.
+            // An empty object may have zeros that hide its parent's bytes.
             self.put_entry(extent_key(id, 0), Entry::Hole(u64::MAX))?;
             self.put_entry(object_key(id), Entry::Tombstone)?;
             if let Some(parent) = record.parent {
                 let record = self.record(parent)?;
                 let children = record.children.saturating_sub(1);
                 self.set_object(parent, ObjectRecord { children, ..record })?;
-                // What was removed was there for this one alone.
+                // A pending deletion ends with its last child.
                 next = Some(parent).filter(|_| record.is_pending_delete && children == 0);
             }
         }
@@ -131,7 +131,7 @@ impl Core {
         let key = value_key(key);
         self.unlink(&key)?;
         if value.len() <= INLINE_VALUE_MAX {
-            // It comes as often as what it replaces was moved: time goes on by it.
+            // An inline value advances the clock as a payload of its length does.
             self.log.clock += value.len() as u64;
             return self.put_entry(key, Entry::Inline(value.into()));
         }
@@ -149,7 +149,7 @@ impl Core {
     }
 
     fn remove(&mut self, key: Key) -> Result<()> {
-        // Where there is little room nothing is written for what is not there.
+        // When space is scarce, no tombstone is written for a missing key.
         if self.is_scarce() && self.levels.index().get(&*self.log.io, &key)?.is_none() {
             return Ok(());
         }
@@ -157,7 +157,7 @@ impl Core {
         self.put_entry(key, Entry::Tombstone)
     }
 
-    /// Deletes the object that holds the key's value, if one does.
+    /// Deletes the value object of the key, if there is one.
     fn unlink(&mut self, key: &Key) -> Result<()> {
         if self.value_objects == 0 {
             return Ok(());
@@ -169,9 +169,9 @@ impl Core {
         Ok(())
     }
 
-    /// How long ago what is under the key was written, as far as memory knows.
+    /// Returns the age of the key's payload, if it is cached.
     fn age_of(&self, key: &Key) -> Option<u64> {
-        // Where there is room enough, it matters little what lies together.
+        // With ample free space, separation by age matters little.
         if !self.log.layout.separates_by_age()
             || self.log.segments.free() > self.log.segments.all.len() / 2
         {
@@ -185,12 +185,12 @@ impl Core {
         }
     }
 
-    /// Whether there is little room.
+    /// Returns true if free space is scarce.
     pub(super) fn is_scarce(&self) -> bool {
         self.log.segments.free() < self.low()
     }
 
-    /// Puts an entry without a payload into the commit, and has its key lead to it.
+    /// Appends an entry without a payload to the commit and the memtable.
     pub fn put_entry(&mut self, key: Key, entry: Entry) -> Result<()> {
         self.log.pair(&key, &entry)?;
         self.levels.set(&mut self.log.segments, key, entry);

@@ -1,4 +1,4 @@
-//! What a group would do, and whether it can: looked at before anything is done.
+//! Plans a group: checks what it needs before any of it is applied.
 #![allow(
     clippy::arithmetic_side_effects,
     clippy::indexing_slicing,
@@ -24,7 +24,7 @@ fn check_name(len: usize) -> Result<()> {
     }
 }
 
-/// What a group needs.
+/// Space and objects that a group needs.
 #[derive(Debug, Default)]
 pub(super) struct GroupPlan {
     objects: HashMap<ObjectId, Option<ObjectRecord>>,
@@ -33,7 +33,7 @@ pub(super) struct GroupPlan {
 }
 
 impl GroupPlan {
-    /// How much it needs, and whether it only gives up.
+    /// Returns the bytes that it needs, and true if it only frees.
     pub fn space_needed(&self) -> (u64, bool) {
         (self.needed_bytes, self.only_frees)
     }
@@ -53,7 +53,7 @@ impl GroupPlan {
         entry.as_mut().ok_or(Error::NoObject(id))
     }
 
-    /// The same, to be changed: what others are over shows through them.
+    /// The same, for a change: an object with children must not change.
     fn mutable_object(
         &mut self,
         index: &Index<'_>,
@@ -74,7 +74,7 @@ impl GroupPlan {
 }
 
 impl Core {
-    /// Looks at what a group would do, and whether it can.
+    /// Plans a group and checks that it can be applied.
     pub(super) fn plan(&self, group: &Group, nodes: &dyn NodeSource) -> Result<GroupPlan> {
         let mut plan = GroupPlan::default();
         let index = self.levels.index();
@@ -157,7 +157,7 @@ impl Core {
                 }
             }
         }
-        // Something that only frees may use what is kept for that.
+        // A group that only frees may use the delete reserve.
         plan.only_frees &= group.bytes.len() <= 4096 + KEY_MAX
             && group.ops.iter().all(|op| {
                 matches!(
@@ -179,8 +179,7 @@ impl Core {
         Ok(())
     }
 
-    /// The leaves that say whether keys of a group have values that are objects, which go with
-    /// them, or are there at all, if they are not in memory.
+    /// Returns the uncached leaves that say whether keys of a group exist and have value objects.
     pub(super) fn prefetch_value_links(
         &self,
         group: &Group,

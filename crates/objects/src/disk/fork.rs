@@ -1,16 +1,16 @@
-//! Objects over objects: how one becomes part of the one that it is over, or that is over it.
+//! Forked objects: joins an object with its parent or its only child.
 //!
 //! ```text
 //!   disk ──▶ snapshot ──▶ older snapshot         who has nothing of its own asks the next
 //!   clone ─────▲
 //! ```
 //!
-//! Law 1: each byte has one owner: what is shared is in the object below, and what is over it has
-//! nothing there. So what is alive follows from the index as ever: what an entry leads to.
-//! Law 2: an object that others are over does not change, and was there before them.
-//! Law 3: what an object gives up over another is zeros that stay in the tree.
-//! Law 4: moving what an object has to its neighbour is a group for each piece, and after each
-//! of them everybody reads what was read before.
+//! Law 1: each byte has one owner. Shared bytes are in the parent, and the child has no extent
+//! there. So live bytes follow from the index as for other objects.
+//! Law 2: an object with children does not change, and is older than they are.
+//! Law 3: a range that a child frees becomes zeros that stay in the tree.
+//! Law 4: extents move between neighbours in one group each. After each group all readers see the
+//! same bytes as before.
 #![allow(
     clippy::arithmetic_side_effects,
     reason = "offsets of entries were held against `fits`, so their ends do not overflow"
@@ -24,24 +24,24 @@ use crate::index::tree::NodeSource;
 use crate::index::view::{DEPTH_MAX, Index};
 use crate::{Error, ObjectId, Result};
 
-/// What is moved by one group, in bytes and in entries.
+/// Bytes and entries that one group moves at most.
 const MOVED_BYTES: u64 = 1 << 20;
 const MOVED_ENTRIES: usize = 256;
 
-/// What an object has of its own: where, and what.
+/// Extents stored in an object itself, with their offsets.
 type OwnExtents = Vec<(u64, Entry)>;
 
-/// Which of the two that are over each other goes on.
+/// Surviving object of a join.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum JoinTarget {
-    /// The one above gets what it shows of the one below.
+    /// The child receives the parent's extents that it shows.
     Child,
-    /// The one below gets what the one above has.
+    /// The parent receives the child's extents.
     Parent,
 }
 
 impl ObjectRecord {
-    /// A record for one that is over this one, which is `id`.
+    /// Returns a record for a child of this object, which is `id`.
     pub fn fork_child(&mut self, id: ObjectId) -> Result<Self> {
         if self.is_value || self.is_pending_delete {
             return Err(Error::Misuse("a value of a key, or what was removed, is not forked"));
@@ -53,20 +53,20 @@ impl ObjectRecord {
 }
 
 impl Core {
-    /// Whether there may be one more over an object.
+    /// Returns an error if an object has too many ancestors for another child.
     pub fn check_depth(&self, id: ObjectId, nodes: &dyn NodeSource) -> Result<()> {
         let index = self.levels.index();
         let mut below = Some(id);
         for _ in 1..DEPTH_MAX {
             let Some(id) = below else { return Ok(()) };
-            // What is not there is made by the same group, or refused there.
+            // A missing object is created by the same group, or refused there.
             below = index.object(nodes, id)?.and_then(|record| record.parent);
         }
         Err(Error::Misuse("a thousand objects are over each other: remove snapshots"))
     }
 
-    /// Takes from `parent`, from byte `at` on, what the only one over it does not show. Returns
-    /// where to go on.
+    /// Frees the extents of `parent`, from byte `at` on, that its only child hides. Returns the
+    /// offset to continue at.
     pub fn free_hidden_extents(
         &mut self,
         parent: ObjectId,
@@ -93,8 +93,8 @@ impl Core {
         Ok(next)
     }
 
-    /// Moves a piece of what `parent`, from byte `at` on, still has to its child, or the other
-    /// way round. Returns where to go on.
+    /// Moves a batch of extents from `parent`, from byte `at` on, to its child, or the other way
+    /// round. Returns the offset to continue at.
     pub fn move_extents(
         &mut self,
         parent: ObjectId,
@@ -122,7 +122,7 @@ impl Core {
                 let (at, entry) = (*at, &*entry);
                 let piece = match entry.part(from - at, to - from) {
                     Entry::Data(data) => MovedExtent::Bytes(self.bytes_of(&data)?),
-                    // Where nothing is below, what is not there is zeros.
+                    // Without a further parent, a gap reads as zeros.
                     _ if below.is_none() => MovedExtent::Hole(to - from),
                     _ => MovedExtent::Zeros(to - from),
                 };
@@ -131,7 +131,7 @@ impl Core {
             }
             done += 1;
             if reached < end {
-                // Much is over one stretch of zeros: the rest of it by the next group.
+                // One stretch of zeros hides much: the next group moves the rest.
                 (*entry, next) = (entry.part(0, reached - *at), Some(reached));
                 break;
             }
@@ -165,7 +165,7 @@ impl Core {
         Ok(next)
     }
 
-    /// Has the parent as long as the child, so that it can take what that has.
+    /// Makes the parent as long as the child, so that it can receive the child's extents.
     pub fn lengthen(&mut self, parent: ObjectId, child: ObjectId) -> Result<()> {
         self.check_running()?;
         let record = self.check_leaving(parent, child)?;
@@ -177,8 +177,8 @@ impl Core {
         Ok(())
     }
 
-    /// Ends the one that has nothing of its own any more; the other one is in its place. `over`
-    /// are those that are over the child, `names` those that lead to it. Says whether that was so.
+    /// Deletes the object without own extents; the other one takes its place. `over` are the
+    /// child's children, `names` its names. Returns false if extents are left.
     pub fn join(
         &mut self,
         (parent, child): (ObjectId, ObjectId),
@@ -219,7 +219,7 @@ impl Core {
         Ok(true)
     }
 
-    /// Marks an object that was removed and that one is over; its name goes with it.
+    /// Marks an object with one child as a pending deletion, and removes its name.
     pub fn mark_pending_delete(&mut self, id: ObjectId, name: &[u8]) -> Result<crate::Ticket> {
         self.check_running()?;
         let record = self.record(id)?;
@@ -241,8 +241,8 @@ impl Core {
         Ok(record)
     }
 
-    /// What an object has of its own within `bounds`, so many bytes and entries of it, and where
-    /// there may be more.
+    /// Returns the extents of an object within `bounds`, limited in bytes and entries, and the
+    /// offset where more may follow.
     fn own(
         &self,
         id: ObjectId,
@@ -273,7 +273,7 @@ impl Core {
         Ok((own, next))
     }
 
-    /// Where an object has nothing of its own within bounds, and up to where that was looked for.
+    /// Returns the gaps between an object's own extents within bounds, and the end of the search.
     fn gaps(&self, id: ObjectId, (from, to): (u64, u64)) -> Result<(Vec<(u64, u64)>, u64)> {
         let (mut gaps, mut done) = (vec![], from);
         let walked = self.levels.index().resolve(
@@ -312,7 +312,7 @@ impl Core {
     }
 }
 
-/// A piece on its way from one object to another.
+/// Extent that moves between objects.
 enum MovedExtent {
     Bytes(Vec<u8>),
     Zeros(u64),
@@ -325,7 +325,7 @@ impl MovedExtent {
     }
 }
 
-/// Bytes of payloads that an object has of its own.
+/// Returns the bytes of an object's own payloads.
 pub(crate) fn own_bytes(index: &Index<'_>, nodes: &dyn NodeSource, id: ObjectId) -> Result<u64> {
     let mut bytes = 0;
     let _ = index.resolve(nodes, id, (0, u64::MAX), &mut None, &mut |_, entry| {

@@ -1,4 +1,4 @@
-//! Disks, their snapshots and clones: names over objects that are over each other.
+//! Disks, their snapshots and clones: names over forked objects.
 //!
 //! ```text
 //!   snapshot   a new object over the disk's gets the name; the old one is NAME@SNAPSHOT
@@ -7,13 +7,13 @@
 //!   remove     what the only one over a snapshot does not show is dropped, the rest is joined
 //! ```
 //!
-//! Law 1: each is one group, and costs no more the larger a disk is; only removing a snapshot
-//! moves bytes, as many as the one of the two that are joined which has fewer.
-//! Law 2: what would take something along that has another name is refused, with that name.
-//! Law 3: a disk that is open goes on over its snapshot; nothing that it took is before or behind
-//! it in part.
-//! Law 4: a removal that was cut short goes on with the next change of this kind. Meanwhile
-//! everybody else reads what was there.
+//! Law 1: each operation is one group, and its cost does not grow with the disk. Only removing a
+//! snapshot moves bytes: those of the object that has fewer.
+//! Law 2: an operation that would remove data of another name is refused, with that name.
+//! Law 3: an open disk continues over its snapshot. Each group is before or after the snapshot as a
+//! whole.
+//! Law 4: an interrupted removal is finished by the next operation of this kind. Meanwhile readers
+//! see unchanged data.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -23,25 +23,25 @@ use crate::disk::fork::{JoinTarget, own_bytes};
 use crate::entry::ObjectRecord;
 use crate::{Error, Group, ObjectDisk, ObjectId, Result, Store};
 
-/// Between the name of a disk and that of its snapshot.
+/// Separator between the name of a disk and that of its snapshot.
 pub const SNAPSHOT_MARK: u8 = b'@';
 
 /// A disk or a snapshot of one.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct DiskInfo {
-    /// Its name, of a snapshot with that of the disk.
+    /// Name; that of a snapshot includes the disk's.
     pub name: Vec<u8>,
-    /// The object that has it.
+    /// Object with this name.
     pub id: ObjectId,
     /// Its length, in bytes.
     pub len: u64,
-    /// Bytes that it has of its own: what it would be without those that it is over.
+    /// Bytes of its own payloads, without those of its parents.
     pub own_bytes: u64,
-    /// The name of what it is over.
+    /// Name of the parent.
     pub parent: Option<Vec<u8>>,
 }
 
-/// Names and what they lead to, with all that those are over.
+/// Names and their objects, with all ancestors.
 struct DiskTree {
     names: BTreeMap<Vec<u8>, ObjectId>,
     records: BTreeMap<ObjectId, ObjectRecord>,
@@ -56,7 +56,7 @@ impl DiskTree {
             while let Some(id) = next
                 && let Some(record) = store.object_record(id)?
             {
-                // What is below has the smaller number, so this ends.
+                // A parent has a smaller id than its child, so this ends.
                 next = record.parent.filter(|below| *below < id && !records.contains_key(below));
                 records.insert(id, record);
             }
@@ -80,13 +80,13 @@ impl DiskTree {
         self.names.iter().filter(|(_, of)| **of == id).map(|(name, _)| name.clone()).collect()
     }
 
-    /// Those that are right over an object.
+    /// Returns the children of an object.
     fn children_of(&self, id: ObjectId) -> Vec<ObjectId> {
         let over = self.records.iter().filter(|(_, record)| record.parent == Some(id));
         over.map(|(id, _)| *id).collect()
     }
 
-    /// The names of those that are right over an object, in words.
+    /// Returns the names of an object's children, for messages.
     fn told_over(&self, id: ObjectId) -> String {
         let names = self.children_of(id).into_iter().flat_map(|id| self.names_of(id));
         names.map(|name| shown(&name)).collect::<Vec<_>>().join(", ")
@@ -113,7 +113,7 @@ fn shown(name: &[u8]) -> String {
     name.escape_ascii().to_string()
 }
 
-/// Whether a name is that of a snapshot.
+/// Returns true if a name is that of a snapshot.
 pub(crate) fn is_snapshot(name: &[u8]) -> bool {
     mark(name).is_some()
 }
@@ -126,10 +126,10 @@ fn snapshot_name(disk: &[u8], snapshot: &[u8]) -> Result<Vec<u8>> {
 }
 
 impl Store {
-    /// The disk that has a name, or the snapshot: that one is read-only.
+    /// Returns the disk with a name, or the snapshot, which is read-only.
     ///
     /// # Errors
-    /// [`Error::Disk`] where there is none, or what reading the index gave.
+    /// [`Error::Disk`] if there is none, or the error of reading the index.
     pub fn disk_named(self: &Arc<Self>, name: &[u8]) -> Result<ObjectDisk> {
         let _alone = self.lineage.lock();
         let found = self.named(name)?;
@@ -139,10 +139,10 @@ impl Store {
         Ok(if is_snapshot(name) { disk.read_only() } else { disk })
     }
 
-    /// All disks and snapshots, by name.
+    /// Returns all disks and snapshots, by name.
     ///
     /// # Errors
-    /// What reading the index gave.
+    /// The error of reading the index.
     pub fn disks(self: &Arc<Self>) -> Result<Vec<DiskInfo>> {
         let family = DiskTree::read(self)?;
         let mut disks = vec![];
@@ -166,10 +166,10 @@ impl Store {
         own_bytes(&snapshot.view().index(), snapshot.io(), id)
     }
 
-    /// Keeps a disk as it is now, under a name of its own. An open one goes on meanwhile.
+    /// Takes a snapshot of a disk. An open disk stays usable.
     ///
     /// # Errors
-    /// [`Error::Disk`] where that cannot be, by name; [`Error::NoSpace`]; as [`Store::wait`].
+    /// [`Error::Disk`] with the reason for a refusal; [`Error::NoSpace`]; as [`Store::wait`].
     pub fn take_snapshot(self: &Arc<Self>, disk: &[u8], snapshot: &[u8]) -> Result<()> {
         let _alone = self.lineage.lock();
         self.finish_removals()?;
@@ -182,8 +182,8 @@ impl Store {
         self.with_disks_locked(id, goes_on, || self.submit_and_wait(group))
     }
 
-    /// Makes a disk that has what a snapshot has, or another disk: that gets a snapshot of its own
-    /// then, with the name of the new one.
+    /// Creates a disk as a clone of a snapshot. A clone of a disk takes a snapshot first, with the
+    /// name of the new disk.
     ///
     /// # Errors
     /// As [`Store::take_snapshot`].
@@ -208,11 +208,10 @@ impl Store {
         self.with_disks_locked(id, goes_on, || self.submit_and_wait(group))
     }
 
-    /// Makes a disk what it was when the snapshot was taken. What it had since is gone; later
-    /// snapshots stay.
+    /// Rolls a disk back to a snapshot. Later changes are lost; later snapshots stay.
     ///
     /// # Errors
-    /// As [`Store::take_snapshot`]; [`Error::Disk`] where the disk is open.
+    /// As [`Store::take_snapshot`]; [`Error::Disk`] if the disk is open.
     pub fn roll_back(self: &Arc<Self>, disk: &[u8], snapshot: &[u8]) -> Result<()> {
         let _alone = self.lineage.lock();
         self.finish_removals()?;
@@ -228,11 +227,11 @@ impl Store {
         self.submit_and_wait(group)
     }
 
-    /// Removes a disk that has no snapshots, or one with them, or a snapshot. All that another
-    /// disk needs of it stays.
+    /// Removes a snapshot, or a disk without snapshots or with all of them. Data that other disks
+    /// share stays.
     ///
     /// # Errors
-    /// [`Error::Disk`] where it is open, has snapshots, or two others are over it: which.
+    /// [`Error::Disk`] if it is open, has snapshots or has two children: with their names.
     pub fn remove_disk(self: &Arc<Self>, name: &[u8], with_snapshots: bool) -> Result<()> {
         let _alone = self.lineage.lock();
         self.finish_removals()?;
@@ -251,7 +250,7 @@ impl Store {
                 told.join(", ")
             )));
         }
-        // Clones are no reason to keep the disk, but then nothing is removed.
+        // Clones of its snapshots block the removal as a whole.
         let goes: BTreeSet<ObjectId> = snapshots
             .iter()
             .chain([&name.to_vec()])
@@ -272,7 +271,7 @@ impl Store {
                 )));
             }
         }
-        // Nothing else is over them: from the newest on each is over none when it goes.
+        // They have no other children: in order from the newest, each has none when it is deleted.
         let mut goes: Vec<ObjectId> = goes.into_iter().collect();
         goes.sort_unstable_by_key(|id| std::cmp::Reverse(depth(&family, *id)));
         let mut group = Group::new();
@@ -316,10 +315,10 @@ impl Store {
         }
     }
 
-    /// Joins what was removed with what is over it.
+    /// Joins pending deletions with their children.
     ///
     /// # Errors
-    /// [`Error::NoSpace`]; what reading and writing gave.
+    /// [`Error::NoSpace`]; errors of reading and writing.
     fn finish_removals(self: &Arc<Self>) -> Result<()> {
         loop {
             let family = DiskTree::read(self)?;
@@ -340,7 +339,7 @@ impl Store {
         while let Some(from) = at {
             at = self.with_core(|core| core.free_hidden_extents(parent, child, from))?;
         }
-        // The one that has less is moved.
+        // The object with fewer bytes is moved.
         let below = self.own_bytes(parent)?;
         let above = self.own_bytes(child)?;
         let into = if below <= above { JoinTarget::Child } else { JoinTarget::Parent };
@@ -361,7 +360,7 @@ impl Store {
             is_joined = self.with_core(|core| core.join((parent, child), into, &over, &names))?;
         }
         if !is_joined {
-            // What was written meanwhile: there is no writer now.
+            // Moves the bytes written meanwhile: there is no writer now.
             let goes_on = if into == JoinTarget::Child { child } else { parent };
             self.with_disks_locked(child, goes_on, || {
                 all()?;
@@ -371,8 +370,8 @@ impl Store {
         self.sync()
     }
 
-    /// Does something while the disks of an object have no reader and no writer; after it they are
-    /// those of another one.
+    /// Runs `act` while the disks of an object have no reader and no writer, then switches them to
+    /// `to`.
     fn with_disks_locked(
         &self,
         id: ObjectId,
@@ -406,7 +405,7 @@ impl Store {
     }
 }
 
-/// Has what an object has kept under a name: the object that goes on with its other names.
+/// Makes an object a named snapshot. Returns its new child, which gets its other names.
 fn snapshot_object(
     group: &mut Group,
     family: &DiskTree,
@@ -420,7 +419,7 @@ fn snapshot_object(
     goes_on
 }
 
-/// How many an object is over.
+/// Returns the number of objects from this one to its oldest ancestor.
 fn depth(family: &DiskTree, id: ObjectId) -> usize {
     let next = |id: &ObjectId| family.records.get(id)?.parent.filter(|below| below < id);
     std::iter::successors(Some(id), next).count()

@@ -1,7 +1,7 @@
-//! Names of objects: what people call them by.
+//! Names of objects.
 //!
-//! Law: a name leads to an object that is there, or it is none: who deletes an object takes its
-//! names away in the same group, and `check` complains where that was not done.
+//! Law: a name of a missing object does not exist for readers. A group that deletes an object
+//! removes its names, too; otherwise `check` reports damage.
 
 use std::sync::Arc;
 
@@ -10,10 +10,10 @@ use crate::index::cursor::Cursor;
 use crate::{Error, ObjectId, Result, Store};
 
 impl Store {
-    /// The object that has this name.
+    /// Returns the object with this name.
     ///
     /// # Errors
-    /// What reading the index gave.
+    /// The error of reading the index.
     pub fn named(&self, name: &[u8]) -> Result<Option<ObjectId>> {
         let (entry, _view) = self.find_key(&name_key(name))?;
         let Some(id) = entry.and_then(|entry| entry.named_object()) else { return Ok(None) };
@@ -24,10 +24,10 @@ impl Store {
         }
     }
 
-    /// All names in order, with their objects.
+    /// Returns all names in order, with their objects.
     ///
     /// # Errors
-    /// What reading the index gave.
+    /// The error of reading the index.
     pub fn names(self: &Arc<Self>) -> Result<Vec<(Vec<u8>, ObjectId)>> {
         let snapshot = self.snapshot();
         let (view, io) = (snapshot.view(), snapshot.io());

@@ -1,7 +1,7 @@
-//! Pairs one after the other, from either end.
+//! Cursor over pairs, in both directions.
 //!
-//! A cursor stands in every layer and in the tree; of what it stands at, the first is next,
-//! and of one key the newest counts. Not for intervals.
+//! A cursor merges all memtables, runs and the tree. For equal keys the newest entry wins. It does
+//! not handle intervals.
 
 use std::sync::Arc;
 
@@ -12,45 +12,44 @@ use crate::index::tree::{BlockPtr, BoundedLeaf, Node, NodeMap, NodeRef, NodeSour
 use crate::index::view::View;
 use crate::{Error, Result};
 
-/// A place in a view that does not change.
+/// A position in an immutable view.
 #[derive(Debug)]
 pub(crate) struct Cursor {
     is_front: bool,
-    /// In each layer: pairs before the place.
+    /// Position in each memtable: the number of pairs before it.
     layers: Vec<usize>,
-    /// The leaf of the place; none where the tree ends.
+    /// Position in the tree; none where the tree ends.
     leaf: Option<LeafPosition>,
-    /// Leaves behind this one, which were read with it: the more, the longer it goes on.
+    /// Prefetched leaves; their number grows as the cursor advances.
     ahead: NodeMap,
     together: usize,
-    /// What layers lost within the bounds and was not told yet.
+    /// Unreadable ranges of memtables within the bounds, not yet reported.
     lost: Vec<UnreadableRange>,
-    /// The same, told or not.
+    /// All unreadable ranges within the bounds.
     unsure: Vec<UnreadableRange>,
-    /// A leaf that cannot be read, and where the tree goes on behind it.
+    /// A leaf that cannot be read, and the key at which the tree continues after it.
     broken: Option<(Error, Option<Key>)>,
 }
 
-/// The most leaves that are asked for together.
+/// Most leaves that are prefetched together.
 const TOGETHER_MAX: usize = 32;
 
-/// A place in a leaf.
+/// A position in a leaf.
 #[derive(Debug)]
 struct LeafPosition {
     found: BoundedLeaf,
     pairs: EncodedPairs,
-    /// Pairs before the place.
+    /// Number of pairs before the position.
     place: usize,
 }
 
 impl Cursor {
-    /// A cursor before the first pair at `from` or behind it; of what is damaged it tells what
-    /// may be before `to`.
+    /// Returns a cursor before the first pair at or after `from`. It reports damage before `to`.
     pub fn at(view: &View, nodes: &dyn NodeSource, (from, to): (&[u8], &[u8])) -> Result<Self> {
         Self::new(view, nodes, (from, to), true)
     }
 
-    /// A cursor behind the last pair before `to`, which goes backwards, down to `from`.
+    /// Returns a cursor after the last pair before `to`, which moves backwards, down to `from`.
     pub fn before(view: &View, nodes: &dyn NodeSource, (from, to): (&[u8], &[u8])) -> Result<Self> {
         Self::new(view, nodes, (from, to), false)
     }
@@ -81,7 +80,7 @@ impl Cursor {
         Ok(cursor)
     }
 
-    /// Goes to the leaf of `key`, or of what is before it.
+    /// Moves to the leaf of `key`, or of the pair before it.
     fn load_leaf(&mut self, tree: &Tree, nodes: &dyn NodeSource, key: &[u8]) {
         let nodes = &WithPrefetched { nodes, ahead: &self.ahead };
         let found = match self.is_front {
@@ -104,7 +103,7 @@ impl Cursor {
         }
     }
 
-    /// The next pair that nothing hides, in the view that the cursor was made for.
+    /// Returns the next visible pair of the view that the cursor was made for.
     pub fn next(&mut self, view: &View, nodes: &dyn NodeSource) -> Result<Option<(Key, Entry)>> {
         loop {
             if let Some((error, next)) = self.broken.take() {
@@ -147,7 +146,7 @@ impl Cursor {
             };
             let key = Key::from_slice(key);
             self.skip_key(view, nodes, &key);
-            // What was lost may have hidden it.
+            // An unreadable range may have hidden it.
             let is_sure = !self.unsure.iter().any(|lost| lost.touches(&key, &key));
             if is_sure && !matches!(entry, Entry::Tombstone) {
                 return Ok(Some((key, entry)));
@@ -159,7 +158,7 @@ impl Cursor {
         if self.is_front { key < than } else { key > than }
     }
 
-    /// Leaves `key` behind, wherever it is.
+    /// Skips `key` in all memtables and the tree.
     fn skip_key(&mut self, view: &View, nodes: &dyn NodeSource, key: &[u8]) {
         let is_front = self.is_front;
         let step = |place: &mut usize| {
@@ -183,9 +182,9 @@ impl Cursor {
         Some(pairs.key(place.saturating_sub(usize::from(!self.is_front))))
     }
 
-    /// Reads what comes from the leaf of `key` on, if that is not there.
+    /// Prefetches the leaves from that of `key` on, if it is not prefetched.
     fn prefetch_leaves(&mut self, tree: &Tree, nodes: &dyn NodeSource, key: &[u8]) {
-        // What cannot be read is found out when it is needed.
+        // Unreadable leaves are left out; the step that needs one reports it.
         let next = tree.leaves_from(nodes, key, !self.is_front, TOGETHER_MAX).unwrap_or_default();
         if next.first().is_some_and(|next| !self.ahead.contains_key(&next.sum)) {
             self.together = self.together.saturating_mul(2).min(TOGETHER_MAX);
@@ -193,7 +192,7 @@ impl Cursor {
         }
     }
 
-    /// Goes to the next leaf where this one is at its end.
+    /// Moves to the next leaf at the end of this one.
     fn advance_leaf(&mut self, tree: &Tree, nodes: &dyn NodeSource) {
         while let Some(LeafPosition { found, pairs, place }) = &self.leaf {
             let is_over = if self.is_front { *place == pairs.len() } else { *place == 0 };
@@ -211,7 +210,7 @@ impl Cursor {
             };
             self.prefetch_leaves(tree, nodes, &key);
             self.load_leaf(tree, nodes, &key);
-            // A leaf without one before it is the first.
+            // A leaf without a predecessor is the first.
             let is_last = |next: &LeafPosition| !self.is_front && *next.found.lower() >= lower;
             if self.leaf.as_ref().is_some_and(is_last) {
                 self.leaf = None;
@@ -220,7 +219,7 @@ impl Cursor {
     }
 }
 
-/// Nodes, some of which are here.
+/// Node source with prefetched nodes.
 struct WithPrefetched<'a> {
     nodes: &'a dyn NodeSource,
     ahead: &'a NodeMap,

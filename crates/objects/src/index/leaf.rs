@@ -4,11 +4,10 @@
 //!   marks of every eighth pair · their keys, whole · what differs from the key before, entry · ..
 //! ```
 //!
-//! A leaf stays folded in memory, so that half as much of it holds the same index: a key is
-//! found by halving between marks, and then one pair after the other. A reader that goes through
-//! all, or changes some, unfolds it.
+//! A leaf stays encoded in memory, which holds twice the index that way. A lookup is a binary
+//! search over the restart points, then a linear scan. Scans and changes decode all pairs.
 //!
-//! Law: every pair was read once when the leaf was, so reading it again cannot fail.
+//! Law: loading a leaf decodes every pair once, so decoding it again cannot fail.
 
 use std::cmp::Ordering;
 
@@ -16,34 +15,34 @@ use crate::Result;
 use crate::codec::{Reader, put_varint, to_u32_saturating};
 use crate::entry::{Entry, Key, put_key_delta, read_key_behind, read_pair_delta, unfolded_max};
 
-/// Pairs from one mark to the next.
+/// Pairs from one restart point to the next.
 const RESTART_INTERVAL: usize = 8;
 
-/// A pair whose key is there as a whole.
+/// Restart point: a pair with its whole key.
 #[derive(Clone, Copy, Debug)]
 struct RestartPoint {
-    /// Where the pair begins, among the pairs.
+    /// Offset of the pair, among the pairs.
     pair: u32,
-    /// Where its key begins.
+    /// Offset of its key.
     key: u32,
 }
 
-/// Bytes of a mark.
+/// Bytes of a restart point.
 const RESTART_POINT_BYTES: usize = 8;
 
-/// Pairs, folded.
+/// Encoded pairs.
 #[derive(Debug)]
 pub(crate) struct Leaf {
-    /// Marks, the keys of those, and the pairs: what is looked at together lies together.
+    /// Restart points, their keys, and the pairs: bytes of one lookup are adjacent.
     bytes: Box<[u8]>,
-    /// Where the pairs begin.
+    /// Offset of the pairs.
     pairs_at: u32,
     count: u32,
     at: u64,
 }
 
 impl Leaf {
-    /// Reads `count` pairs, all that `reader` has left of `bytes`; `at` is for complaints.
+    /// Decodes `count` pairs, all that `reader` has left of `bytes`; `at` is for errors.
     pub fn decode(reader: &mut Reader<'_>, bytes: &[u8], count: usize, at: u64) -> Result<Self> {
         let begin = reader.pos();
         let (mut key, mut unfolded) = (Key::new(), 0usize);
@@ -72,7 +71,7 @@ impl Leaf {
         Ok(Self { bytes, pairs_at, count: to_u32_saturating(count as u64), at })
     }
 
-    /// As it is on the disk.
+    /// Returns the leaf as it is on the disk.
     pub fn encode(&self) -> Vec<u8> {
         let mut bytes = vec![0];
         put_varint(&mut bytes, u64::from(self.count));
@@ -84,7 +83,7 @@ impl Leaf {
         self.count as usize
     }
 
-    /// Memory that it takes, about.
+    /// Returns its approximate memory, in bytes.
     pub fn weight(&self) -> u64 {
         self.bytes.len().saturating_add(96) as u64
     }
@@ -93,7 +92,7 @@ impl Leaf {
         self.bytes.get(self.pairs_at as usize..).unwrap_or_default()
     }
 
-    /// How many marks there are.
+    /// Returns the number of restart points.
     fn marks(&self) -> usize {
         self.len().div_ceil(RESTART_INTERVAL)
     }
@@ -116,7 +115,7 @@ impl Leaf {
         self.key_of(0)
     }
 
-    /// All pairs, in order.
+    /// Returns all pairs, in order.
     pub fn iter(&self) -> LeafIter<'_> {
         self.walk_from(0)
     }
@@ -127,8 +126,8 @@ impl Leaf {
         LeafIter { reader, key: Key::new(), first: Some(self.key_of(mark)) }
     }
 
-    /// The last mark that `is_before` holds for, which it does up to some key; the first if there
-    /// is none.
+    /// Returns the last restart point for which `is_before` holds, or the first. `is_before` must
+    /// be true up to some key.
     fn mark_near(&self, is_before: impl Fn(&[u8]) -> bool) -> usize {
         let (mut low, mut high) = (0, self.marks());
         while low < high {
@@ -146,13 +145,13 @@ impl Leaf {
         Entry::decode(&mut Reader::new(bytes, self.at))
     }
 
-    /// What is under the key. Keys on the way to it are not made whole: one that shares more with
-    /// the one before it than that does with `key` is before `key`, too.
+    /// Returns the entry of a key. Keys on the way are not decoded: a key that shares more with its
+    /// predecessor than that shares with `key` is smaller than `key`, too.
     pub fn get(&self, key: &[u8]) -> Result<Option<Entry>> {
         let nearest = self.mark_near(|mark| mark <= key);
         let from = self.mark(nearest).map_or(usize::MAX, |mark| mark.pair as usize);
         let mut reader = Reader::new(self.pairs().get(from..).unwrap_or_default(), self.at);
-        // Of the last pair: how much of its key is `key`'s, too.
+        // Number of bytes that the last key shares with `key`.
         let (mut alike, mut is_first) = (0, true);
         while !reader.is_done() {
             let (mut shared, mut rest) = (reader.varint_u32()? as usize, reader.length_prefixed()?);
@@ -174,7 +173,7 @@ impl Leaf {
         Ok(None)
     }
 
-    /// The first pair at `key` or behind it.
+    /// Returns the first pair at or after `key`.
     pub fn at_or_after(&self, key: &[u8]) -> Result<Option<(Key, Entry)>> {
         let mut walk = self.walk_from(self.mark_near(|mark| mark <= key));
         while let Some((have, entry)) = walk.next()? {
@@ -185,7 +184,7 @@ impl Leaf {
         Ok(None)
     }
 
-    /// The last pair before `key`.
+    /// Returns the last pair before `key`.
     pub fn before(&self, key: &[u8]) -> Result<Option<(Key, Entry)>> {
         let mut walk = self.walk_from(self.mark_near(|mark| mark < key));
         let mut last: Option<(Key, &[u8])> = None;
@@ -198,7 +197,7 @@ impl Leaf {
         last.map(|(key, entry)| Ok((key, self.entry(entry)?))).transpose()
     }
 
-    /// All pairs with whole keys.
+    /// Returns all pairs with whole keys.
     pub fn decode_pairs(&self) -> Result<EncodedPairs> {
         let mut pairs = EncodedPairs::default();
         pairs.merge(self, &[])?;
@@ -206,16 +205,16 @@ impl Leaf {
     }
 }
 
-/// Pairs of a leaf one after the other.
+/// Iterator over the pairs of a leaf.
 pub(crate) struct LeafIter<'a> {
     reader: Reader<'a>,
     key: Key,
-    /// The key of the first pair, which is not read from what was before it.
+    /// Key of the first pair, which is not delta-decoded.
     first: Option<&'a [u8]>,
 }
 
 impl<'a> LeafIter<'a> {
-    /// The next pair: its key, and its entry as bytes.
+    /// Returns the next pair: its key, and its encoded entry.
     pub fn next(&mut self) -> Result<Option<(&[u8], &'a [u8])>> {
         if self.reader.is_done() {
             return Ok(None);
@@ -236,14 +235,14 @@ impl<'a> LeafIter<'a> {
     }
 }
 
-/// A change of one pair: its entry, or none to take it away.
+/// A change of one pair: its entry, or none to remove it.
 pub(crate) type Edit = (Key, Option<Entry>);
 
-/// Encoded pairs, in order, to be found by their number.
+/// Encoded pairs, in order, by index.
 #[derive(Debug, Default)]
 pub(crate) struct EncodedPairs {
     bytes: Vec<u8>,
-    /// Where the key of each begins and ends; its entry is behind it.
+    /// Start and end of each key; the entry follows.
     places: Vec<(u32, u32)>,
 }
 
@@ -264,7 +263,7 @@ impl EncodedPairs {
         }
     }
 
-    /// Adds a leaf's pairs with edits.
+    /// Appends a leaf's pairs with edits.
     pub fn merge(&mut self, leaf: &Leaf, edits: &[Edit]) -> Result<()> {
         let room = leaf.bytes.len().saturating_mul(2);
         self.bytes.reserve(room.saturating_add(edits.len().saturating_mul(64)));
@@ -288,7 +287,7 @@ impl EncodedPairs {
         self.places.len()
     }
 
-    /// Bytes of all, unfolded.
+    /// Returns the bytes of all pairs, with whole keys.
     pub fn bytes(&self) -> usize {
         self.bytes.len()
     }
@@ -310,23 +309,23 @@ impl EncodedPairs {
         self.bytes.get(self.place(index).1..self.end(index)).unwrap_or_default()
     }
 
-    /// Where a pair begins in all bytes.
+    /// Returns the offset at which a pair begins.
     pub fn start(&self, index: usize) -> usize {
         self.place(index).0
     }
 
-    /// Where it ends.
+    /// Returns the offset at which it ends.
     pub fn end(&self, index: usize) -> usize {
         self.places.get(index.saturating_add(1)).map_or(self.bytes.len(), |next| next.0 as usize)
     }
 
-    /// The number of the first pair at `key` or behind it.
+    /// Returns the index of the first pair at or after `key`.
     pub fn seek(&self, key: &[u8]) -> usize {
         let key_at = |from: u32, to: u32| self.bytes.get(from as usize..to as usize);
         self.places.partition_point(|&(from, to)| key_at(from, to).unwrap_or_default() < key)
     }
 
-    /// Some of them as a leaf on the disk.
+    /// Encodes a range of the pairs as a leaf.
     pub fn encode(&self, which: std::ops::Range<usize>) -> Vec<u8> {
         let mut bytes = vec![0];
         put_varint(&mut bytes, which.len() as u64);
@@ -362,7 +361,7 @@ mod tests {
             let mut model = BTreeMap::new();
             while model.len() < count {
                 random = mix(random);
-                // Neighbours with much in common, of any length.
+                // Neighbours with long shared prefixes, of any length.
                 let name = format!("{:b}", random % 2048 + 1);
                 model.insert(
                     value_key(name.as_bytes()),

@@ -1,4 +1,4 @@
-//! Layers, runs and tree, as the parts of one index.
+//! Levels of the index: memtables, runs and tree.
 #![allow(
     clippy::arithmetic_side_effects,
     clippy::indexing_slicing,
@@ -22,22 +22,22 @@ use crate::log::LogWriter;
 use crate::maintenance::{MissPolicy, RequiredIo, look};
 use crate::space::segment::SegmentTable;
 
-/// All that leads somewhere.
+/// Memtables, runs and tree.
 #[derive(Default)]
 pub(crate) struct Levels {
     pub active: Memtable,
-    /// Sealed by snapshots since the last checkpoint began, oldest first.
+    /// Memtables sealed by snapshots since the last checkpoint began, oldest first.
     pub sealed_memtables: Vec<Arc<ImmutableMemtable>>,
     pub counting: Option<MemtableFlush>,
     /// Oldest first.
     pub runs: Vec<SortedRun>,
     pub folding: Option<RunCompaction>,
     pub merging: Option<TreeMerge>,
-    /// The oldest runs that are merged as soon as they are one layer.
+    /// Number of the oldest runs that are merged once they are compacted to one.
     pub to_merge: usize,
-    /// Pairs in runs after which they are merged.
+    /// Number of pairs in runs that starts a merge.
     pub merge_pairs: usize,
-    /// Bytes that the log had when a merge began last.
+    /// Bytes of the log when the last merge began.
     pub merged_at: u64,
     pub tree: Tree,
     pub token: Arc<ReaderPin>,
@@ -45,12 +45,12 @@ pub(crate) struct Levels {
 }
 
 impl Levels {
-    /// Everything, as it is now.
+    /// Returns the current index.
     pub fn index(&self) -> Index<'_> {
         Index { top: Some(&self.active), layers: &self.view.layers, tree: &self.tree }
     }
 
-    /// Makes the view anew: layers or tree are others now.
+    /// Publishes a new view after a change of memtables or tree.
     pub fn publish_view(&mut self) {
         let mut layers: Vec<Arc<ImmutableMemtable>> =
             self.sealed_memtables.iter().rev().cloned().collect();
@@ -60,15 +60,14 @@ impl Levels {
         self.view = Arc::new(view);
     }
 
-    /// Who looks from now on does not keep what was emptied before: who still may holds what this
-    /// returns.
+    /// Installs a new reader pin. Returns the old one, which earlier readers still hold.
     pub fn replace_reader_pin(&mut self) -> Arc<ReaderPin> {
         let old = std::mem::replace(&mut self.token, Arc::new(ReaderPin));
         self.publish_view();
         old
     }
 
-    /// Runs, and what is being merged, newest first.
+    /// Returns the runs, and those being merged, newest first.
     pub fn run_memtables(&self) -> Vec<Arc<ImmutableMemtable>> {
         let merged = self.merging.as_ref().map_or(0, |merging| merging.runs);
         let mut layers: Vec<Arc<ImmutableMemtable>> =
@@ -77,13 +76,13 @@ impl Levels {
         layers
     }
 
-    /// Ends the active layer, so that a view has everything.
+    /// Seals the active memtable, so that a view has everything.
     pub fn seal(&mut self, segments: &mut SegmentTable) {
         if self.active.map.is_empty() {
             return;
         }
         self.sealed_memtables.push(Arc::new(self.active.seal()));
-        // Few layers: each lookup asks all of them. Sizes double from new to old.
+        // Lookups search all memtables, so they are few: sizes double from new to old.
         while let [.., older, newer] = self.sealed_memtables.as_slice()
             && (newer.pairs.len() * 2 >= older.pairs.len())
         {
@@ -94,12 +93,12 @@ impl Levels {
         self.publish_view();
     }
 
-    /// Gives a key its entry in the active layer.
+    /// Sets a key's entry in the active memtable.
     pub fn set(&mut self, segments: &mut SegmentTable, key: Key, entry: Entry) {
         self.active.set(key, entry, &mut |dead| segments.kill_data(dead, true));
     }
 
-    /// Writes a payload that a key leads to from now on.
+    /// Writes a payload and sets it as the key's entry.
     pub fn put(
         &mut self,
         log: &mut LogWriter,
@@ -112,13 +111,13 @@ impl Levels {
         Ok(())
     }
 
-    /// Keys in layers.
+    /// Returns the number of keys in memtables and runs.
     pub fn pending_keys(&self) -> u64 {
         let layers: usize = self.view.layers.iter().map(|layer| layer.pairs.len()).sum();
         (self.active.map.len() + layers) as u64
     }
 
-    /// What layers have of a key that is no interval's.
+    /// Returns a key's entry in the memtables. Not for intervals.
     pub fn get_in_memory(&self, key: &Key) -> Option<&Entry> {
         self.active.map.get(key).or_else(|| {
             let hash = crate::index::memtable::hash(key);
@@ -126,7 +125,7 @@ impl Levels {
         })
     }
 
-    /// What memory knows a key to have that is no interval's.
+    /// Returns a key's entry, if memtables or cached nodes have it. Not for intervals.
     pub fn get_cached(&self, io: &CachedDisk, key: &Key) -> Option<Entry> {
         match self.get_in_memory(key) {
             Some(entry) => Some(entry.clone()),
@@ -134,8 +133,8 @@ impl Levels {
         }
     }
 
-    /// The leaves that are not in memory and that these keys, which are sorted, will be looked up
-    /// in: one by one each would be waited for. `is_known` says which are answered without.
+    /// Returns the uncached leaves of the sorted `keys`, so that the caller loads them in one
+    /// batch. Keys for which `is_known` is true need no leaf.
     fn far_leaves<'k>(
         &self,
         (io, nodes): (&CachedDisk, &dyn NodeSource),
@@ -160,7 +159,7 @@ impl Levels {
         Ok(wanted)
     }
 
-    /// Has the leaves in memory that these sorted keys will be looked up in, or says which are not.
+    /// Loads the leaves of these sorted keys, or returns those that are not in memory.
     pub fn prefetch_leaves<'k>(
         &self,
         log: &LogWriter,
@@ -182,7 +181,7 @@ impl Levels {
         Ok(None)
     }
 
-    /// The parts of all runs, and of those that are being written.
+    /// Returns the chunks of all runs, and of those that are being written.
     pub fn chunks_mut(&mut self) -> impl Iterator<Item = &mut BlockPtr> {
         let counting = self.counting.iter_mut().flat_map(|counting| &mut counting.chunks.stored);
         let folding = self.folding.iter_mut().filter_map(|folding| folding.chunks.as_mut());
@@ -190,13 +189,13 @@ impl Levels {
         runs.chain(counting).chain(folding.flat_map(|chunks| &mut chunks.stored))
     }
 
-    /// Bytes of all runs on the disk.
+    /// Returns the bytes of all runs on the disk.
     pub fn run_bytes(&self) -> u64 {
         let chunks = self.runs.iter().flat_map(|run| &run.chunks);
         chunks.map(|chunk| u64::from(chunk.len)).sum()
     }
 
-    /// Memory that what is no run yet takes, in bytes.
+    /// Returns the memory of memtables that are no run yet, in bytes.
     pub fn unwritten_bytes(&self) -> usize {
         let counting = self.counting.iter().map(|counting| counting.layer.bytes);
         let layers = self.sealed_memtables.iter().map(|layer| layer.bytes).chain(counting);
@@ -204,7 +203,7 @@ impl Levels {
     }
 }
 
-/// `newer` over `older`, both of the log.
+/// Merges two memtables of the log.
 pub(crate) fn merge_memtables(
     segments: &mut SegmentTable,
     newer: &Arc<ImmutableMemtable>,

@@ -1,14 +1,13 @@
-//! What changed lately, sorted, in memory.
+//! Memtables: recent changes, sorted, in memory.
 //!
 //! ```text
 //!   active   ── sealed ──▶ layer · layer · .. ──▶ tree        newer hides older
 //! ```
 //!
-//! Law 1: an interval hides what older layers have in it, whatever keys that has.
-//! Law 2: what is replaced within one layer is told to the caller that replaces it: those bytes
-//! are dead at once. What is hidden in older layers is counted later, once.
-//! Law 3: where a part of a layer could not be read it is unknown what it hid: what older layers
-//! have there is not shown.
+//! Law 1: an interval hides older entries within it, whatever their keys are.
+//! Law 2: an entry that is replaced within one memtable is reported to the caller, because its
+//! bytes are dead at once. Entries hidden in older memtables and runs are accounted later, once.
+//! Law 3: older entries under an unreadable range are not shown, because it may have hidden them.
 #![allow(
     clippy::arithmetic_side_effects,
     clippy::cast_possible_truncation,
@@ -25,15 +24,15 @@ use super::two_way_merge::TwoWayMerge;
 use crate::entry::{DecodedKey, Entry, Key, PayloadRef, decode_key, extent_key};
 use crate::{Error, ObjectId, Result};
 
-/// The layer that takes changes.
+/// The active memtable.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Memtable {
     pub map: BTreeMap<Key, Entry>,
-    /// Memory that it takes, about.
+    /// Approximate memory, in bytes.
     pub bytes: usize,
 }
 
-/// Memory that one pair takes, about.
+/// Returns the approximate memory of one pair, in bytes.
 pub(crate) fn weight(key: &Key, entry: &Entry) -> usize {
     let spilled = if key.spilled() { key.len() } else { 0 };
     let sums = match entry {
@@ -44,7 +43,7 @@ pub(crate) fn weight(key: &Key, entry: &Entry) -> usize {
 }
 
 impl Memtable {
-    /// Gives a key its entry; `dead` hears of payloads that nothing leads to any more.
+    /// Sets a key's entry; `dead` is called with payloads that became unreachable.
     pub fn set(&mut self, key: Key, entry: Entry, dead: &mut dyn FnMut(&PayloadRef)) {
         match decode_key(&key) {
             Some(DecodedKey::Extent(id, at)) => self.set_interval(id, at, key, entry, dead),
@@ -66,7 +65,7 @@ impl Memtable {
         dead: &mut dyn FnMut(&PayloadRef),
     ) {
         let end = at + entry.covers();
-        // What begins before and reaches in.
+        // The interval that begins before and reaches in.
         let before = self.map.range_mut::<Key, _>(extent_key(id, 0)..key.clone()).next_back();
         if let Some((old_key, old)) = before
             && let Some(DecodedKey::Extent(_, old_at)) = decode_key(old_key)
@@ -80,7 +79,7 @@ impl Memtable {
                 self.keep(id, end, whole.part(end - old_at, old_end - end));
             }
         }
-        // What begins inside.
+        // Intervals that begin inside.
         let inside: Vec<Key> = self
             .map
             .range::<Key, _>((Bound::Included(&key), Bound::Excluded(&extent_key(id, end))))
@@ -120,42 +119,42 @@ impl Memtable {
         }
     }
 
-    /// Ends the layer.
+    /// Seals the memtable.
     pub fn seal(&mut self) -> ImmutableMemtable {
         let Self { map, bytes } = std::mem::take(self);
         ImmutableMemtable::new(map.into_iter().collect(), bytes)
     }
 }
 
-/// A layer that changes no more.
+/// A sealed memtable.
 #[derive(Debug, Default)]
 pub(crate) struct ImmutableMemtable {
     pub pairs: Vec<(Key, Entry)>,
-    /// Memory that it takes, about.
+    /// Approximate memory, in bytes.
     pub bytes: usize,
-    /// Where exact keys are: open addressing, half of it empty. A slot is 8 bits of the
-    /// hash and 24 of the index, plus one; keys behind those are searched for.
+    /// Hash table of exact keys: open addressing, half of it empty. A slot is 8 bits of the hash
+    /// and 24 of the index, plus one. Pairs past its end need a binary search.
     slots: Vec<u32>,
-    /// Pairs from the first on that are in `slots`.
+    /// Number of leading pairs that are in `slots`.
     slotted: usize,
     touched: RangeFilter,
-    /// What could not be read.
+    /// Ranges that could not be read.
     pub lost: Vec<UnreadableRange>,
 }
 
 /// Pairs between two keys that could not be read.
 #[derive(Clone, Debug)]
 pub(crate) struct UnreadableRange {
-    /// Behind this key; from the first on if it is empty.
+    /// Exclusive lower bound; unbounded if empty.
     pub behind: Key,
-    /// Before this key, if there is one.
+    /// Exclusive upper bound, if there is one.
     pub before: Option<Key>,
-    /// Where on the disk they were.
+    /// Their byte on the disk.
     pub at: u64,
 }
 
 impl UnreadableRange {
-    /// Whether it may have something from `from` to `to`, both included.
+    /// Returns true if the range may contain a key from `from` to `to`, both included.
     pub fn touches(&self, from: &[u8], to: &[u8]) -> bool {
         let is_behind = self.behind.is_empty() || to > self.behind.as_slice();
         is_behind && self.before.as_ref().is_none_or(|before| from < before.as_slice())
@@ -166,7 +165,7 @@ impl UnreadableRange {
     }
 }
 
-/// Indices that fit a slot.
+/// Indexes that fit a slot.
 const SLOTTED: usize = (1 << 24) - 1;
 
 fn take_slot(slots: &mut [u32], key: &[u8], index: usize) {
@@ -181,24 +180,24 @@ fn take_slot(slots: &mut [u32], key: &[u8], index: usize) {
     slots[at] = ((hash >> 56) as u32) << 24 | (index as u32 + 1);
 }
 
-/// Spreads a key, for [`SortedLookup::get`].
+/// Hashes a key, for [`SortedLookup::get`].
 pub(crate) fn hash(key: &[u8]) -> u64 {
     twox_hash::XxHash3_64::oneshot(key)
 }
 
-/// Where pairs are looked up: both kinds of layer.
+/// Lookup of pairs, in both kinds of memtable.
 pub(crate) trait SortedLookup {
-    /// The pair with exactly this key; `hash` is the key's.
+    /// Returns the entry of exactly this key; `hash` is the key's.
     fn get(&self, key: &[u8], hash: u64) -> Option<&Entry>;
-    /// The first pair at `key` or behind it.
+    /// Returns the first pair at or after `key`.
     fn at_or_after(&self, key: &[u8]) -> Option<(&Key, &Entry)>;
-    /// The last pair before `key`.
+    /// Returns the last pair before `key`.
     fn before(&self, key: &[u8]) -> Option<(&Key, &Entry)>;
-    /// Whether an interval may touch `[from, to)` of an object.
+    /// Returns true if an interval may touch `[from, to)` of an object.
     fn may_touch(&self, _: ObjectId, _from: u64, _to: u64) -> bool {
         true
     }
-    /// What could not be read, if that may have been from `from` to `to`.
+    /// Returns an error if an unreadable range overlaps `from` to `to`.
     fn check(&self, _from: &[u8], _to: &[u8]) -> Result<()> {
         Ok(())
     }
@@ -219,7 +218,7 @@ impl SortedLookup for Memtable {
 }
 
 impl ImmutableMemtable {
-    /// A layer of sorted pairs.
+    /// Creates a sealed memtable of sorted pairs.
     pub fn new(pairs: Vec<(Key, Entry)>, bytes: usize) -> Self {
         let (slots, touched) = (slots_for(pairs.len()), RangeFilter::of(&pairs));
         let mut layer = Self { pairs, bytes, slots, slotted: 0, touched, lost: vec![] };
@@ -227,14 +226,14 @@ impl ImmutableMemtable {
         layer
     }
 
-    /// The same, of which something could not be read.
+    /// The same, with unreadable ranges.
     pub fn without(pairs: Vec<(Key, Entry)>, bytes: usize, lost: Vec<UnreadableRange>) -> Self {
         Self { lost, ..Self::new(pairs, bytes) }
     }
 
-    /// An empty one with room for both of these, which are folded into it.
+    /// Creates an empty memtable with capacity for the merge of both.
     pub(super) fn for_both(newer: &Self, older: &Self) -> Self {
-        // An interval may hide the middle of another: then there is one more.
+        // An interval may split another one: that adds a pair.
         let most = older.pairs.len() + newer.pairs.len() * 2;
         Self {
             pairs: Vec::with_capacity(older.pairs.len() + newer.pairs.len()),
@@ -246,15 +245,14 @@ impl ImmutableMemtable {
         }
     }
 
-    /// One pair more, behind the others; found once [`Layer::take_slots`] was called.
+    /// Appends a pair; lookups find it after [`ImmutableMemtable::take_slots`].
     pub(super) fn push(&mut self, pair: (Key, Entry)) {
         self.touched.add(&pair.0, &pair.1);
         self.bytes += weight(&pair.0, &pair.1);
         self.pairs.push(pair);
     }
 
-    /// Gives slots to the pairs that came last: many in a row, since each waits for memory, and
-    /// nothing between them does.
+    /// Adds the newest pairs to the hash table: many in a row, so that their cache misses overlap.
     pub(super) fn take_slots(&mut self) {
         let Some(new) = self.pairs.get(self.slotted..) else { return };
         for (nth, (key, _)) in new.iter().enumerate() {
@@ -263,12 +261,12 @@ impl ImmutableMemtable {
         self.slotted = self.pairs.len();
     }
 
-    /// The index of the first pair at `key` or behind it.
+    /// Returns the index of the first pair at or after `key`.
     pub fn seek(&self, key: &[u8]) -> usize {
         self.pairs.partition_point(|(have, _)| have.as_slice() < key)
     }
 
-    /// `newer` over `older` as one layer; `dead` hears what of the older one is hidden.
+    /// Merges `newer` over `older`; `dead` is called with hidden payloads of the older one.
     pub fn merge(newer: &Arc<Self>, older: &Arc<Self>, dead: &mut dyn FnMut(&PayloadRef)) -> Self {
         let mut fold = TwoWayMerge::new(newer.clone(), older.clone());
         while !fold.step(usize::MAX, dead) {}
@@ -322,8 +320,8 @@ impl SortedLookup for ImmutableMemtable {
     }
 }
 
-/// The intervals of `layer` that touch `[from, to)` of an object, in order, each with the
-/// offset at which it begins.
+/// Passes the intervals of `layer` that touch `[from, to)` of an object to `take`, in order, with
+/// their offsets.
 pub(crate) fn intervals<'a>(
     layer: &'a dyn SortedLookup,
     id: ObjectId,
@@ -362,7 +360,7 @@ mod tests {
         Entry::Data(PayloadRef { at, stored: len, skip: 0, len, sums })
     }
 
-    /// Which payload byte each byte of object 1 reads, against a plain array.
+    /// Returns the payload byte that each byte of object 1 reads; asserts no overlap.
     fn bytes(layer: &dyn SortedLookup, to: u64) -> Vec<Option<u64>> {
         let mut out = vec![None; to as usize];
         intervals(layer, ObjectId(1), 0, to, &mut |at, entry| {

@@ -1,8 +1,7 @@
-//! A layer of the log becomes a run: what it hides in older runs and in the tree is dead from then
-//! on.
+//! Flushes a sealed memtable to a sorted run and accounts the older entries it hides as dead.
 //!
-//! Law: what a pair hides is looked for once, when the pair is counted, and is what the index
-//! below the layer has there: nothing else says what is dead.
+//! Law: each pair of the memtable is accounted once. The entries it hides in the index below it are
+//! dead; nothing else marks them.
 #![allow(
     clippy::arithmetic_side_effects,
     clippy::indexing_slicing,
@@ -22,35 +21,35 @@ use crate::index::{Levels, merge_memtables};
 use crate::log::{LogWriter, StreamPosition};
 use crate::maintenance::{Backlog, MissPolicy, RequiredIo, Step, look};
 
-/// Pairs whose leaves are asked for together.
+/// Pairs whose leaves are requested together.
 pub(crate) const AHEAD: usize = 64;
 
-/// A layer on its way to become a run.
+/// A memtable being flushed to a run.
 pub(crate) struct MemtableFlush {
     pub layer: Arc<ImmutableMemtable>,
-    /// The last commit that is in it, and where the streams stood then.
+    /// Last commit in it, and the stream positions at that time.
     pub seq: u64,
     pub places: Vec<StreamPosition>,
-    /// The next pair, and where in its interval.
+    /// Next pair, and offset in its interval.
     next: usize,
     resume: u64,
-    /// The first pair whose leaf was not asked for.
+    /// First pair whose leaf was not requested.
     ahead: usize,
     pub debt: Backlog,
-    /// All are counted and paid for: the checkpoint is to be written.
+    /// True if all pairs are accounted and paid for: the checkpoint can be written.
     pub is_ready_to_finish: bool,
     pub chunks: ChunkWriter,
 }
 
 impl MemtableFlush {
-    /// Whether all pairs are counted.
+    /// Returns true if all pairs are accounted.
     pub fn is_done(&self) -> bool {
         self.next == self.layer.pairs.len()
     }
 }
 
 impl Levels {
-    /// Seals the log so far, to be counted.
+    /// Seals the active memtable for a flush.
     pub fn begin_memtable_flush(&mut self, log: &mut LogWriter) {
         let mut layer = Arc::new(self.active.seal());
         while let Some(older) = self.sealed_memtables.pop() {
@@ -74,7 +73,7 @@ impl Levels {
         self.publish_view();
     }
 
-    /// Counts so many pairs, at most [`AHEAD`].
+    /// Accounts the entries hidden by so many pairs, at most [`AHEAD`].
     pub fn account_dead(
         &mut self,
         log: &mut LogWriter,
@@ -94,7 +93,7 @@ impl Levels {
         counted
     }
 
-    /// What leaves the next pairs are looked up in, if they are not in memory.
+    /// Returns the uncached leaves that the next pairs need.
     fn prefetch_flush_leaves(
         &self,
         log: &LogWriter,
@@ -120,7 +119,7 @@ impl Levels {
         Ok(need)
     }
 
-    /// The layer that was counted is a run.
+    /// Finishes the flush: the memtable becomes a run.
     pub fn finish_memtable_flush(
         &mut self,
         log: &mut LogWriter,
@@ -135,7 +134,7 @@ impl Levels {
 }
 
 impl MemtableFlush {
-    /// Counts so many pairs over what is `below`.
+    /// Accounts so many pairs over the index `below`.
     fn count(
         &mut self,
         log: &mut LogWriter,
@@ -171,7 +170,7 @@ impl MemtableFlush {
         })
     }
 
-    /// What the next pair hides; where in its interval to go on, if that is much.
+    /// Collects the payloads hidden by the next pair. Returns the offset to resume at, if any.
     fn hidden(
         &self,
         below: &Index<'_>,
@@ -206,7 +205,7 @@ impl MemtableFlush {
     }
 }
 
-/// What an exact key leads to, with a hint for the tree.
+/// Returns the entry of an exact key, with a hint for the tree.
 fn point(
     index: &Index<'_>,
     nodes: &dyn NodeSource,

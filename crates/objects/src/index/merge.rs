@@ -1,19 +1,18 @@
-//! Runs become one, and part of the tree, a few pairs with every change.
+//! Compaction of runs, and their merge into the tree, a few pairs with every change.
 //!
 //! ```text
 //!   run run run run ── folded, two at a time ──▶ one layer ── merged ──▶ tree
 //! ```
 //!
-//! Small runs are folded as they come, so that few layers are asked; where a layer stands
-//! for many runs on the disk it is written as one. Once there are many pairs all runs are
-//! folded, and what they became is merged: the more pairs, the fewer nodes are written for
-//! each.
+//! Small runs are compacted in memory as they come, so that lookups search few memtables. A
+//! memtable that stands for many runs on the disk is written as one run. Once there are many pairs,
+//! all runs are compacted and the result is merged into the tree: the more pairs, the fewer nodes
+//! are written for each.
 //!
-//! Law 1: until all is merged the runs stay above the tree, and hide in it what they did
-//! before and what came of them: a reader sees no difference, and a crash in the middle
-//! begins anew with the same result.
-//! Law 2: a run that is replaced is free only when a checkpoint does without it, as
-//! everything is.
+//! Law 1: until the merge ends, the runs stay above the tree and hide both the old entries and the
+//! merged ones. Readers see no difference, and after a crash the merge starts anew with the same
+//! result.
+//! Law 2: a replaced run is free only when a durable checkpoint does not need it.
 #![allow(
     clippy::arithmetic_side_effects,
     clippy::cast_possible_truncation,
@@ -36,34 +35,34 @@ use crate::log::LogWriter;
 use crate::maintenance::{Backlog, MissPolicy, Step, look};
 use crate::{Error, ObjectId, Result};
 
-/// Runs on the disk that begin to be merged, however few pairs they have: opening a store
-/// reads all of them.
+/// Number of runs that starts a merge, however few pairs they have: opening a store reads all of
+/// them.
 const RUNS: usize = 32;
-/// Bytes of runs on the disk that begin to be merged, for the same reason.
+/// Bytes of runs that start a merge, for the same reason.
 const RUN_BYTES: u64 = 24 << 20;
-/// Runs that are written as one when their layers are folded.
+/// Number of runs that are written as one when their memtables are merged.
 const TIER: usize = 8;
-/// Pairs of one step that ends where its last leaf does.
+/// Most pairs of a step that is extended to the end of its last leaf.
 const STEP_MAX: usize = 4096;
 
-/// Runs on their way into the tree.
+/// Merge of runs into the tree.
 pub(crate) struct TreeMerge {
-    /// All of them as one.
+    /// All of them, merged.
     pub layer: Arc<ImmutableMemtable>,
-    /// How many of the oldest runs it has.
+    /// Number of oldest runs in it.
     pub runs: usize,
     next: usize,
-    /// Where in the next pair's interval.
+    /// Offset in the next pair's interval.
     resume: u64,
     pub debt: Backlog,
-    /// Bytes of the log that are written while it is merged.
+    /// Bytes of log within which the merge has to be done.
     pub span: u64,
 }
 
-/// Two layers of runs on their way to become one.
+/// Compaction of two memtables of runs.
 pub(crate) struct RunCompaction {
     fold: TwoWayMerge,
-    /// The runs whose layers they are.
+    /// Indexes of their runs.
     older: usize,
     newer: usize,
     pub debt: Backlog,
@@ -72,15 +71,15 @@ pub(crate) struct RunCompaction {
 }
 
 impl RunCompaction {
-    /// Pairs that are to be looked at.
+    /// Returns the number of pairs of both.
     pub fn pairs(&self) -> u64 {
         self.fold.pairs() as u64
     }
 }
 
-/// Pairs in runs after which they are merged.
+/// Returns the number of pairs in runs that starts a merge.
 pub(crate) fn merge_pairs(capacity: u64, cache_bytes: u64) -> usize {
-    // A small store merges often, as a large one does in its time.
+    // The limit of a small store is lower, so that it merges often, too.
     let often = capacity >> 13;
     let usual = capacity.saturating_sub(64 << 20) >> 10;
     often.max(usual).clamp(64, 1 << 20).min((cache_bytes >> 8).max(4096)) as usize
@@ -91,8 +90,8 @@ impl Levels {
         self.merging.as_ref().map_or(0, |merging| merging.runs)
     }
 
-    /// Sees what is to be folded or merged next. Called when there is a run more, and when
-    /// something was done.
+    /// Schedules the next compaction or merge. Called after each new run and after each finished
+    /// step.
     pub fn schedule_merges(&mut self, log: &LogWriter) {
         let merged = self.merged_runs();
         if self.merging.is_none() && self.to_merge == 0 {
@@ -124,7 +123,7 @@ impl Levels {
         let (Some(new), Some(old)) = (&self.runs[newer].layer, &self.runs[older].layer) else {
             return;
         };
-        // Sizes double from new to old, unless all are to be one.
+        // Sizes double from new to old, unless all are compacted to one.
         if self.to_merge == 0 && new.pairs.len() * 2 < old.pairs.len() {
             return;
         }
@@ -138,7 +137,7 @@ impl Levels {
         });
     }
 
-    /// Folds the layers of runs that were just read, so that few are asked; nothing is written.
+    /// Merges the memtables of loaded runs, so that lookups search few; nothing is written.
     pub fn merge_loaded_runs(&mut self) {
         loop {
             let mut newest = self.runs.iter_mut().rev().filter(|run| run.layer.is_some());
@@ -159,7 +158,7 @@ impl Levels {
         let Some(layer) = self.runs.first_mut().and_then(|run| run.layer.take()) else { return };
         let logged = log.logged_bytes();
         let since = logged.saturating_sub(std::mem::replace(&mut self.merged_at, logged));
-        // Done before as many pairs came again, and before as many runs did.
+        // The merge ends before as many pairs, or as many runs, have accumulated again.
         let log_bytes = log.layout.log_bytes();
         let span = (since / 2).clamp(log_bytes, log_bytes * (RUNS as u64 / 4));
         let debt = Backlog::default();
@@ -167,13 +166,13 @@ impl Levels {
         self.publish_view();
     }
 
-    /// Whether folding and merging are so far behind that all of it is due: opening a store reads
-    /// all runs.
+    /// Returns true if compaction and merge are so far behind that all of it is due: opening a
+    /// store reads all runs.
     pub fn is_merge_backlogged(&self) -> bool {
         self.runs.len() >= 2 * RUNS
     }
 
-    /// Merges all there is, at once.
+    /// Merges all runs, at once.
     #[cfg(test)]
     pub fn merge_all(&mut self, log: &mut LogWriter) -> Result<()> {
         self.to_merge = self.runs.len();
@@ -185,10 +184,10 @@ impl Levels {
         Ok(())
     }
 
-    /// Goes on folding by so many pairs.
+    /// Compacts so many pairs.
     pub fn compact_step(&mut self, log: &mut LogWriter, pairs: usize) -> Result<()> {
         let Some(mut folding) = self.folding.take() else { return Ok(()) };
-        // What is hidden was counted when the newer run was.
+        // Hidden entries were accounted when the newer run was flushed.
         let is_done = folding.fold.step(pairs, &mut |_| {});
         if let Some(chunks) = &mut folding.chunks {
             chunks.feed(log, folding.fold.done())?;
@@ -216,8 +215,8 @@ impl Levels {
         Ok(())
     }
 
-    /// Where a step of `pairs` pairs from `next` on ends: it takes along what goes into its
-    /// last leaf, which would be written for each step again.
+    /// Returns the end of a merge step of `pairs` pairs. The step includes all pairs of its last
+    /// leaf, so that no leaf is written twice.
     fn end_of_leaf(
         &self,
         nodes: &dyn NodeSource,
@@ -240,7 +239,7 @@ impl Levels {
         Ok(end)
     }
 
-    /// Goes on merging by so many pairs, or some more.
+    /// Merges so many pairs, or some more.
     pub fn tree_merge_step(
         &mut self,
         log: &mut LogWriter,
@@ -286,14 +285,14 @@ impl Levels {
     }
 }
 
-/// What is left of an interval of the tree behind one that hid its middle.
+/// Rest of a tree interval after one that hid its middle.
 struct IntervalTail {
     id: ObjectId,
     at: u64,
     entry: Entry,
 }
 
-/// The edits that bring `pairs` pairs of a layer into the tree, and where to go on.
+/// Returns the edits that merge `pairs` pairs into the tree, and the position to resume at.
 fn edits(
     layer: &ImmutableMemtable,
     (mut next, mut resume): (usize, u64),
@@ -303,7 +302,7 @@ fn edits(
 ) -> Result<(Vec<Edit>, usize, u64)> {
     let mut out: Vec<Edit> = vec![];
     let mut rest: Option<IntervalTail> = None;
-    // Intervals of the tree that begin before this offset are done with.
+    // Intervals of the tree that begin before this offset are handled.
     let mut handled: (ObjectId, u64) = (ObjectId(0), 0);
     let mut hint: Option<BoundedLeaf> = None;
     let mut left = pairs;
@@ -318,7 +317,7 @@ fn edits(
             continue;
         };
         let (a, b) = (start + resume, start + entry.covers());
-        // One that ends before this interval is done with; another may reach in.
+        // An interval that ends before this one is handled; another may reach in.
         let ends = |rest: &IntervalTail| rest.at + rest.entry.covers() <= a;
         if rest.as_ref().is_some_and(|rest| rest.id != id || ends(rest)) {
             flush(&mut out, &mut rest);
@@ -326,7 +325,7 @@ fn edits(
         if handled.0 != id {
             handled = (id, 0);
         }
-        // What begins before and reaches in: a rest, or an interval of the tree.
+        // The interval that begins before and reaches in: a rest, or one of the tree.
         let before = match rest.take() {
             Some(rest) => Some((rest.at, rest.entry)),
             None => match tree.before(nodes, &extent_key(id, a), &mut hint)? {
@@ -350,12 +349,12 @@ fn edits(
                 rest = Some(IntervalTail { id, at: b, entry: before.part(b - at, end - b) });
             }
         }
-        // Zeros stay, as payloads do; a hole only takes away.
+        // Zeros stay, as payloads do; a hole only removes.
         let place = out.len();
         if entry.is_own() {
             out.push((extent_key(id, a), Some(entry.part(a - start, b - a))));
         }
-        // What begins inside.
+        // Intervals that begin inside.
         let mut from = a;
         let mut stopped = false;
         while let Some((key, inside)) = tree.at_or_after(nodes, &extent_key(id, from), &mut hint)? {
@@ -390,7 +389,7 @@ fn edits(
     }
     flush(&mut out, &mut rest);
     if !out.is_sorted_by(|(a, _), (b, _)| a < b) {
-        // Only a tree or a run that was not made here has intervals that overlap.
+        // Only a tree or run from elsewhere has intervals that overlap.
         let at = out.iter().find_map(|(_, entry)| match entry {
             Some(Entry::Data(data)) => Some(data.at),
             _ => None,

@@ -1,4 +1,4 @@
-//! Nodes of the tree: leaves, and inner nodes with the sums of their children.
+//! Nodes of the tree: leaves, and inner nodes with the checksums of their children.
 //!
 //! ```text
 //!   inner   key, where the child is, its sum · ..     a child has the keys from its key on
@@ -15,7 +15,7 @@ use crate::entry::{Key, put_key};
 use crate::index::leaf::Leaf;
 use crate::{Error, Result};
 
-/// Where something on the disk is, and what its sum must be.
+/// Address, length and checksum of a block on the disk.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct BlockPtr {
     pub at: u64,
@@ -35,49 +35,48 @@ impl BlockPtr {
     }
 }
 
-/// No tree is deeper; a disk that says so is damaged.
+/// Maximum depth of a tree; a deeper one is damaged.
 pub(crate) const LEVELS_MAX: u8 = 24;
 
-/// A node as it was on the disk.
+/// A decoded node.
 #[derive(Debug)]
 pub(crate) enum Node {
     Leaf(Leaf),
     Inner(Inner),
 }
 
-/// Children, each with the first key that it may have.
+/// Children, each with the first key of its range.
 #[derive(Clone, Debug)]
 pub(crate) struct Inner {
     pub level: u8,
     pub children: Vec<(Key, Child)>,
-    /// What all keys but the first begin with, in bytes, and of each key the eight bytes behind
-    /// that: they lie close together, and mostly say which child it is.
+    /// Length of the prefix that all keys but the first share, and the next eight bytes of each
+    /// key. These are adjacent, and mostly decide which child has a key.
     shared: usize,
     heads: Vec<u64>,
-    /// Of each child, where it was found.
+    /// Weak reference to each child in memory.
     child_refs: Vec<NodeRef>,
 }
 
-/// Where a node was found in memory, so that it is not looked up again by its sum. It does not
-/// keep the node there.
+/// Weak reference to a cached node. It saves the lookup by checksum and does not prevent eviction.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct NodeRef(OnceLock<(u64, Weak<Node>)>);
 
 impl NodeRef {
-    /// The node, if it is still in memory, and the one that `ptr` leads to: a child may have
+    /// Returns the node, if it is still in memory and is the target of `ptr`: the child may have
     /// been replaced.
     pub fn node(&self, ptr: BlockPtr) -> Option<Arc<Node>> {
         let (sum, node) = self.0.get()?;
         if *sum == ptr.sum { node.upgrade() } else { None }
     }
 
-    /// Keeps where a node is; the first that is told counts.
+    /// Stores a reference to a node; the first one stays.
     pub fn keep(&self, ptr: BlockPtr, node: &Arc<Node>) {
         self.0.get_or_init(|| (ptr.sum, Arc::downgrade(node)));
     }
 }
 
-/// Eight bytes of a key from `at` on, with zeros behind its end: as numbers they sort as the keys.
+/// Returns eight bytes of a key from `at` on, zero-padded, as a number that sorts as the key.
 fn head_of(key: &[u8], at: usize) -> u64 {
     let mut head = [0; 8];
     let behind = key.get(at..).unwrap_or_default();
@@ -96,13 +95,13 @@ impl Inner {
         Self { level, children, shared, heads, child_refs: seen }
     }
 
-    /// Which child has `key`, or what is just before it.
+    /// Returns the child of `key`, or of the key just before it.
     fn child_for(&self, key: &[u8], is_before: bool) -> usize {
         let is_behind = |first: &Key| match is_before {
             true => first.as_slice() < key,
             false => first.as_slice() <= key,
         };
-        // One of them stands for all, where the key is before or behind what they share.
+        // If `key` differs from the shared prefix, it is before or after all of them.
         let Some((one, _)) = self.children.get(1) else { return 0 };
         let (told, mine) = (one.get(..self.shared), key.get(..self.shared.min(key.len())));
         if told != mine {
@@ -116,7 +115,7 @@ impl Inner {
         from.saturating_add(before)
     }
 
-    /// A child: one that changed, or one of the disk, in memory.
+    /// Returns a child in memory: a changed one, or one loaded from the disk.
     pub fn load(&self, nodes: &dyn NodeSource, index: usize) -> Result<LoadedChild> {
         let Some((_, child)) = self.children.get(index) else {
             return Err(Error::Misuse("a child that is not there"));
@@ -133,12 +132,12 @@ impl Inner {
         }
     }
 
-    /// The child that has `key`.
+    /// Returns the child whose range has `key`.
     pub fn child_of(&self, key: &[u8]) -> usize {
         self.child_for(key, false)
     }
 
-    /// The child that has what is just before `key`.
+    /// Returns the child whose range has the key just before `key`.
     pub fn child_before(&self, key: &[u8]) -> usize {
         self.child_for(key, true)
     }
@@ -155,21 +154,21 @@ impl Inner {
     }
 }
 
-/// A node on the disk, or an inner one that changed.
+/// Reference to a node on the disk, or a changed inner node.
 #[derive(Clone, Debug)]
 pub(crate) enum Child {
     Disk(BlockPtr),
     Changed(Arc<Inner>),
 }
 
-/// A child that is in memory now.
+/// A child in memory.
 pub(crate) enum LoadedChild {
     Disk(BlockPtr, Arc<Node>),
     Changed(Arc<Inner>),
 }
 
 impl Child {
-    /// The root of a tree, in memory.
+    /// Loads the root of a tree.
     pub fn load(&self, nodes: &dyn NodeSource) -> Result<LoadedChild> {
         match self {
             Self::Disk(ptr) => Ok(LoadedChild::Disk(*ptr, nodes.load(*ptr)?)),
@@ -186,7 +185,7 @@ impl Child {
 }
 
 impl Node {
-    /// Reads a node, whole; `at` is for complaints.
+    /// Decodes a node; `at` is for errors.
     pub fn decode(bytes: &[u8], at: u64) -> Result<Self> {
         let mut reader = Reader::new(bytes, at);
         let level = reader.u8()?;
@@ -212,7 +211,7 @@ impl Node {
         Ok(Self::Inner(Inner::new(level, children)))
     }
 
-    /// Memory that the node takes, about.
+    /// Returns the node's approximate memory, in bytes.
     pub fn weight(&self) -> u64 {
         match self {
             Self::Leaf(leaf) => leaf.weight(),
@@ -222,7 +221,7 @@ impl Node {
         }
     }
 
-    /// The first key, as its parent may know it or later.
+    /// Returns the first key; its parent's key may be smaller.
     pub fn first_key(&self) -> &[u8] {
         match self {
             Self::Leaf(leaf) => leaf.first_key(),
@@ -238,30 +237,30 @@ impl Node {
     }
 }
 
-/// Nodes by their sums.
+/// Nodes by their checksums.
 pub(crate) type NodeMap = HashMap<u64, Arc<Node>>;
 
-/// Where nodes come from.
+/// Source of nodes.
 pub(crate) trait NodeSource {
-    /// A node, its sum verified.
+    /// Returns a node with a verified checksum.
     fn load(&self, ptr: BlockPtr) -> Result<Arc<Node>>;
-    /// The same, for who knows where it was found before; where it is found now is kept there.
+    /// The same, with a weak reference, which is used and updated.
     fn load_via_ref(&self, ptr: BlockPtr, _: &NodeRef) -> Result<Arc<Node>> {
         self.load(ptr)
     }
-    /// Nodes that will be needed next, read together if the first has to be read.
+    /// Reads nodes that will be needed next, together, if the first is not in memory.
     fn prefetch(&self, _: &[BlockPtr]) -> NodeMap {
         NodeMap::new()
     }
 }
 
-/// Where nodes go to.
+/// Destination of nodes.
 pub(crate) trait NodeStore: NodeSource {
     /// Stores a node.
     fn write(&mut self, bytes: Vec<u8>) -> Result<BlockPtr>;
-    /// Nothing leads to the node any more.
+    /// Marks a node as dead.
     fn mark_dead(&mut self, ptr: BlockPtr);
-    /// Nodes are about so large.
+    /// Returns the target size of a node, in bytes.
     fn node_bytes(&self) -> usize;
 }
 
@@ -278,7 +277,7 @@ mod tests {
             random % below
         };
         for round in 0..2000 {
-            // Short ones of few letters have much in common, and zeros at their ends.
+            // Short keys of few letters share long prefixes, and have zeros at their ends.
             let mut key = |shared: u64| {
                 let mut key: Key = (0..shared).map(|_| 9).collect();
                 (0..next(12)).for_each(|_| key.push(next(3) as u8));
@@ -307,7 +306,7 @@ mod tests {
         assert!(seen.node(ptr(7)).is_none());
         seen.keep(ptr(7), &node);
         assert!(seen.node(ptr(7)).is_some_and(|have| Arc::ptr_eq(&have, &node)));
-        // A child that was moved has another sum.
+        // A moved child has another checksum.
         assert!(seen.node(ptr(8)).is_none());
         drop(node);
         assert!(seen.node(ptr(7)).is_none());

@@ -1,6 +1,7 @@
-//! Which parts of objects the intervals of a layer touch: so that most layers are not searched.
+//! Filter for the ranges of objects that the intervals of a memtable touch: most memtables need no
+//! search.
 //!
-//! Law: it may say more than there is, never less.
+//! Law: it may have false positives, never false negatives.
 #![allow(
     clippy::arithmetic_side_effects,
     clippy::cast_possible_truncation,
@@ -12,22 +13,22 @@ use crate::ObjectId;
 use crate::codec::mix;
 use crate::entry::{CHECKSUM_BLOCK_BYTES, DecodedKey, Entry, Key, decode_key};
 
-/// Which parts of objects a layer's intervals touch; may say more than there is.
+/// Filter for the ranges of objects that a memtable's intervals touch.
 #[derive(Debug, Default)]
 pub(super) struct RangeFilter {
-    /// A bit for each piece of an object that hashes to it.
+    /// A bit for each 4 KiB block of an object that hashes to it.
     bits: Vec<u64>,
-    /// Pieces that were added.
+    /// Number of added blocks.
     pub(super) pieces: usize,
-    /// Those that touch very much.
+    /// Intervals that are too long for bits.
     wide: Vec<(ObjectId, u64, u64)>,
 }
 
-/// Pieces of an interval that are noted one by one.
+/// Most blocks of an interval that get bits.
 const NARROW: u64 = 64;
-/// Pieces that are asked for one by one: for more, the layer is searched.
+/// Most blocks that a query tests: for more, the memtable is searched.
 const ASKED: u64 = 3;
-/// Wide intervals that are gone through.
+/// Most wide intervals: they are scanned.
 const WIDE: usize = 16;
 
 fn pieces(from: u64, to: u64) -> std::ops::Range<u64> {
@@ -35,7 +36,7 @@ fn pieces(from: u64, to: u64) -> std::ops::Range<u64> {
 }
 
 impl RangeFilter {
-    /// For so many pieces, at 16 bits for each.
+    /// Creates a filter for so many blocks, at 16 bits each.
     pub(super) fn sized(pieces: usize) -> Self {
         let words = if pieces == 0 { 0 } else { (pieces / 4).next_power_of_two() };
         Self { bits: vec![0; words], pieces: 0, wide: vec![] }

@@ -1,10 +1,10 @@
-//! Runs: sorted pairs on the disk, in parts that are read by themselves.
+//! Sorted runs: sorted pairs on the disk, in chunks that are read separately.
 //!
 //! ```text
 //!   part   what differs from the key before, entry · ..
 //! ```
 //!
-//! Law: a run is counted: what it hides in older runs and the tree is dead already.
+//! Law: a run is accounted: the older entries it hides in runs and the tree are dead.
 #![allow(
     clippy::arithmetic_side_effects,
     clippy::indexing_slicing,
@@ -20,28 +20,28 @@ use crate::index::memtable::ImmutableMemtable;
 use crate::index::tree::BlockPtr;
 use crate::log::LogWriter;
 
-/// A counted layer, in memory and on the disk.
+/// A flushed memtable, in memory and on the disk.
 pub(crate) struct SortedRun {
-    /// None if an older run, or what is being merged, has its pairs too.
+    /// None if the memtable of an older run, or of the merge, includes its pairs.
     pub layer: Option<Arc<ImmutableMemtable>>,
     pub chunks: Vec<BlockPtr>,
 }
 
-/// Pairs on their way to the disk, each within one chunk.
+/// Encoder of pairs to chunks; no pair is in two.
 #[derive(Debug, Default)]
 pub(crate) struct ChunkWriter {
-    /// Those that were stored.
+    /// Chunks that were stored.
     pub stored: Vec<BlockPtr>,
     bytes: Vec<u8>,
-    /// The last key in them, and how long all of them are.
+    /// Last key of the chunk, and the length of all its keys.
     last: Key,
     keys_bytes: usize,
-    /// Pairs that were taken.
+    /// Number of encoded pairs.
     taken: usize,
 }
 
 impl ChunkWriter {
-    /// Takes what was not taken yet of `pairs`.
+    /// Encodes the pairs that were not encoded yet.
     pub fn feed(&mut self, log: &mut LogWriter, pairs: &[(Key, Entry)]) -> Result<()> {
         let limit = log.layout.chunk_bytes();
         let mut pair = vec![];
@@ -65,7 +65,7 @@ impl ChunkWriter {
         Ok(())
     }
 
-    /// Where all of them are.
+    /// Stores the last chunk and returns all of them.
     pub fn finish(mut self, log: &mut LogWriter) -> Result<Vec<BlockPtr>> {
         if !self.bytes.is_empty() {
             self.flush(log)?;
@@ -82,7 +82,7 @@ impl ChunkWriter {
     }
 }
 
-/// Reads one part of a run or an image.
+/// Decodes one chunk of a run or an image.
 pub(crate) fn read_chunk(bytes: &[u8], at: u64, into: &mut Vec<(Key, Entry)>) -> Result<()> {
     let mut reader = Reader::new(bytes, at);
     let (mut key, mut room) = (Key::new(), unfolded_max(bytes.len()));

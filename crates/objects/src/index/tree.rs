@@ -1,8 +1,8 @@
-//! Everything that did not change lately: a B+ tree of immutable nodes, as it is read.
+//! B+ tree of immutable nodes, for reading.
 //!
-//! Law 1: what changes is written elsewhere, and so is the path to it (`edit`). Inner nodes that
-//! changed stay in memory until a checkpoint.
-//! Law 2: a `Tree` is read as it was by its holders, whatever is applied to its clones.
+//! Law 1: changed nodes are written to new addresses, and so is the path to them (`edit`). Changed
+//! inner nodes stay in memory until a checkpoint.
+//! Law 2: a `Tree` never changes for its holder, whatever is applied to its clones.
 //! Law 3: no leaf is empty; a tree without pairs has no root.
 #![allow(
     clippy::arithmetic_side_effects,
@@ -24,22 +24,22 @@ pub(crate) use crate::index::node::{
 };
 use crate::{Error, Result};
 
-/// The first key that something may have, and the first that it may not have.
+/// Inclusive lower and exclusive upper bound.
 type KeyRange = (Key, Option<Key>);
 
-/// The tree, as of one moment.
+/// An immutable version of the tree.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Tree {
     pub root: Option<Child>,
 }
 
-/// A leaf and the keys that it may have.
+/// A leaf and its key range.
 #[derive(Clone, Debug)]
 pub(crate) struct BoundedLeaf {
     node: Arc<Node>,
-    /// First key that it may have.
+    /// Inclusive lower bound.
     lower: Key,
-    /// First key that it may not have.
+    /// Exclusive upper bound.
     upper: Option<Key>,
 }
 
@@ -56,25 +56,25 @@ impl BoundedLeaf {
         leaf_in(&self.node)
     }
 
-    /// First key that the leaf may have.
+    /// Returns the inclusive lower bound of the leaf's range.
     pub fn lower(&self) -> &Key {
         &self.lower
     }
 
-    /// First key that it may not have.
+    /// Returns its exclusive upper bound.
     pub fn upper(&self) -> Option<&Key> {
         self.upper.as_ref()
     }
 
-    /// Whether `key` is looked for here.
+    /// Returns true if `key` is in the leaf's range.
     pub fn may_have(&self, key: &[u8]) -> bool {
         self.lower.as_slice() <= key && self.upper.as_ref().is_none_or(|upper| key < upper)
     }
 }
 
 impl Tree {
-    /// Goes down to the leaf in which `key` is or would be, or what is just before it; `see`
-    /// gets each inner node on the way, and which of its children is next.
+    /// Descends to the leaf of `key`, or of the key just before it. `see` is called with each inner
+    /// node on the way and the index of the next child.
     fn walk(
         &self,
         nodes: &dyn NodeSource,
@@ -111,8 +111,8 @@ impl Tree {
         }
     }
 
-    /// The same; and what keys it may have, or the node that cannot be read on the way to it: the
-    /// first, and the first that it may not have.
+    /// The same; returns also the key range of the leaf, or of the unreadable node on the way to
+    /// it.
     fn walk_within(
         &self,
         nodes: &dyn NodeSource,
@@ -139,26 +139,26 @@ impl Tree {
         Ok(node?.map(|node| BoundedLeaf { node, lower, upper }))
     }
 
-    /// What keys the node may have that cannot be read on the way to the leaf of `key`, or of
-    /// what is just before it: the first, and the first that it may not have.
+    /// Returns the key range of the unreadable node on the way to the leaf of `key`, or of the key
+    /// just before it.
     pub fn unreadable(&self, nodes: &dyn NodeSource, key: &[u8], is_before: bool) -> KeyRange {
-        // Ends where it fails, which it does.
+        // The walk ends at the node that fails.
         self.walk_within(nodes, key, is_before).1
     }
 
-    /// The leaf in which `key` is or would be.
+    /// Returns the leaf of `key`.
     pub fn leaf_of(&self, nodes: &dyn NodeSource, key: &[u8]) -> Result<Option<BoundedLeaf>> {
         self.descend(nodes, key, false)
     }
 
-    /// The leaf in which the last key before `key` is, if there is one.
+    /// Returns the leaf of the last key before `key`, if there is one.
     pub fn leaf_before(&self, nodes: &dyn NodeSource, key: &[u8]) -> Result<Option<BoundedLeaf>> {
         self.descend(nodes, key, true)
     }
 
-    /// Goes down as far as to the parent of the leaf in which `key` is or would be, or what is
-    /// just before it: `take` gets the parent, which child the leaf is, and the first key that
-    /// it may not have. `None` where the root is all there is.
+    /// Descends to the parent of the leaf of `key`, or of the key just before it. `take` is called
+    /// with the parent, the index of the leaf, and the leaf's exclusive upper bound. `None` if the
+    /// root is a leaf.
     fn above_leaf<T>(
         &self,
         nodes: &dyn NodeSource,
@@ -188,14 +188,14 @@ impl Tree {
             if level == 1 {
                 return Ok(Some(take(inner, index, upper)));
             }
-            // Cloned before what it is in goes.
+            // Cloned before its owner is dropped.
             let below = inner.children[index].1.clone();
             child = below;
         }
     }
 
-    /// Where the leaf in which `key` is or would be lies, and the first key that it may not
-    /// have; `None` where the root is all there is.
+    /// Returns the pointer to the leaf of `key`, and the leaf's exclusive upper bound; `None` if
+    /// the root is a leaf.
     pub fn place_of_leaf(
         &self,
         nodes: &dyn NodeSource,
@@ -207,8 +207,8 @@ impl Tree {
         Ok(place.flatten())
     }
 
-    /// Where the leaf of `key` lies and those behind it, or the leaf of what is just before
-    /// `key` and those before it; at most `count`, and no more than have one parent.
+    /// Returns pointers to the leaf of `key` and its successors, or to the leaf before `key` and
+    /// its predecessors: at most `count`, all with the same parent.
     pub fn leaves_from(
         &self,
         nodes: &dyn NodeSource,
@@ -235,8 +235,7 @@ impl Tree {
         }
     }
 
-    /// The first pair at `key` or behind it. `hint` is a leaf that was found before, and is
-    /// one that may help next time.
+    /// Returns the first pair at or after `key`. `hint` is a leaf found before, and is updated.
     pub fn at_or_after(
         &self,
         nodes: &dyn NodeSource,
@@ -259,7 +258,7 @@ impl Tree {
         }
     }
 
-    /// The last pair before `key`; `hint` as in [`Tree::at_or_after`].
+    /// Returns the last pair before `key`; `hint` as in [`Tree::at_or_after`].
     pub fn before(
         &self,
         nodes: &dyn NodeSource,
@@ -285,7 +284,7 @@ impl Tree {
         }
     }
 
-    /// Whether the node at `at` on `level` that begins with `key` belongs to the tree.
+    /// Returns true if the node at `at` on `level` that begins with `key` belongs to the tree.
     pub fn has_node(&self, nodes: &dyn NodeSource, key: &[u8], level: u8, at: u64) -> Result<bool> {
         let Some(root) = &self.root else { return Ok(false) };
         let mut child = root.clone();

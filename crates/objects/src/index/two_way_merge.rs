@@ -1,6 +1,6 @@
-//! Two layers become one, a few pairs at a time.
+//! Merge of two memtables, a few pairs at a time.
 //!
-//! Law: what of the older one is hidden is told once.
+//! Law: hidden entries of the older one are reported once.
 #![allow(
     clippy::arithmetic_side_effects,
     clippy::indexing_slicing,
@@ -13,7 +13,7 @@ use std::sync::Arc;
 use super::memtable::ImmutableMemtable;
 use crate::entry::{DecodedKey, Entry, Key, PayloadRef, decode_key, extent_key};
 
-/// Two layers on their way to become one, a few pairs at a time.
+/// Merge of two memtables, a few pairs at a time.
 #[derive(Debug)]
 pub(crate) struct TwoWayMerge {
     newer: Arc<ImmutableMemtable>,
@@ -21,7 +21,7 @@ pub(crate) struct TwoWayMerge {
     /// The next pair of each.
     new: usize,
     old: usize,
-    /// What is left of the older one's interval that `old` is at.
+    /// Rest of the older one's interval at `old`.
     rest: Option<(Key, Entry)>,
     into: ImmutableMemtable,
 }
@@ -32,12 +32,12 @@ impl TwoWayMerge {
         Self { newer, older, new: 0, old: 0, rest: None, into }
     }
 
-    /// Pairs that are to be looked at.
+    /// Returns the number of pairs of both.
     pub fn pairs(&self) -> usize {
         self.newer.pairs.len() + self.older.pairs.len()
     }
 
-    /// Goes on by so many pairs; says whether all are done.
+    /// Merges so many pairs; returns true if all are done.
     pub fn step(&mut self, pairs: usize, dead: &mut dyn FnMut(&PayloadRef)) -> bool {
         let is_done = self.take(pairs, dead);
         self.into.take_slots();
@@ -93,12 +93,12 @@ impl TwoWayMerge {
         pair
     }
 
-    /// What is folded so far.
+    /// Returns the merged pairs so far.
     pub fn done(&self) -> &[(Key, Entry)] {
         &self.into.pairs
     }
 
-    /// All as one; [`TwoWayMerge::step`] has said that it is done.
+    /// Returns the result after [`TwoWayMerge::step`] returned true.
     pub fn finish(mut self) -> ImmutableMemtable {
         let pairs = &mut self.into.pairs;
         if pairs.len() < pairs.capacity() / 4 * 3 {
@@ -108,15 +108,15 @@ impl TwoWayMerge {
     }
 }
 
-/// What is next, where an older and a newer layer go on.
+/// Next item of a merge.
 enum Side {
     New,
     Old,
     /// The older one, which the newer one hides.
     Hidden,
-    /// So much of the older one, which the newer one does not hide.
+    /// So many bytes of the older one, which the newer one does not hide.
     Before(u64),
-    /// So much of the older one, which the newer one hides.
+    /// So many bytes of the older one, which the newer one hides.
     HiddenBefore(u64),
 }
 
@@ -140,12 +140,12 @@ fn side(old: &(Key, Entry), new: &(Key, Entry)) -> Side {
     }
 }
 
-/// A pair once more: what is short is copied as a whole, where `clone` goes byte by byte.
+/// Copies a pair: short keys as a whole, where `clone` copies byte by byte.
 fn copied((key, entry): &(Key, Entry)) -> (Key, Entry) {
     (Key::from_slice(key), entry.clone())
 }
 
-/// The first `len` bytes of an interval, and what is behind them.
+/// Splits an interval after `len` bytes.
 fn divided((key, entry): (Key, Entry), len: u64) -> ((Key, Entry), (Key, Entry)) {
     let Some(DecodedKey::Extent(id, at)) = decode_key(&key) else {
         return ((key.clone(), entry.clone()), (key, entry));

@@ -1,4 +1,4 @@
-//! The store as of one moment: layers over the tree, newest first.
+//! The store at one moment: memtables over the tree, newest first.
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -12,22 +12,22 @@ use crate::index::memtable::{ImmutableMemtable, SortedLookup, intervals};
 use crate::index::tree::{BoundedLeaf, NodeSource, Tree};
 use crate::{Error, ObjectId, Result};
 
-/// Held by those who may still read what a checkpoint did away with.
+/// Held by readers of segments that a checkpoint has freed.
 #[derive(Debug, Default)]
 pub(crate) struct ReaderPin;
 
-/// Layers and tree that change no more.
+/// Immutable memtables and tree.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct View {
     /// Newest first.
     pub layers: Vec<Arc<ImmutableMemtable>>,
     pub tree: Tree,
-    /// Only held.
+    /// Only held, never read.
     #[expect(dead_code)]
     pub token: Arc<ReaderPin>,
 }
 
-/// What is looked through, newest first: maybe the active layer, and a view.
+/// Levels of a lookup, newest first: maybe the active memtable, and a view.
 #[derive(Clone, Copy)]
 pub(crate) struct Index<'a> {
     pub top: Option<&'a dyn SortedLookup>,
@@ -41,11 +41,10 @@ impl View {
     }
 }
 
-/// Hears of what an object has of its own in an interval, payloads and zeros, with its offset;
-/// may end the walk.
+/// Callback with an object's own extents, payloads and zeros, and their offsets; may end the walk.
 pub(crate) type ExtentVisitor<'t> = dyn FnMut(u64, Entry) -> ControlFlow<()> + 't;
 
-/// The most objects over each other: a read may ask each of them.
+/// Most objects of a chain of parents: a read may visit each of them.
 pub(crate) const DEPTH_MAX: usize = 1000;
 
 impl Index<'_> {
@@ -57,7 +56,7 @@ impl Index<'_> {
         Some((&**first, Index { top: None, layers: rest, tree: self.tree }))
     }
 
-    /// What a key leads to: what hides something is `None`. Not for intervals.
+    /// Returns the entry of a key; `None` for a tombstone. Not for intervals.
     pub fn get(&self, nodes: &dyn NodeSource, key: &[u8]) -> Result<Option<Entry>> {
         let hash = crate::index::memtable::hash(key);
         let mut found = self.top.and_then(|top| top.get(key, hash));
@@ -77,7 +76,7 @@ impl Index<'_> {
         }
     }
 
-    /// What an object has of its own of `[from, to)`, in order.
+    /// Passes an object's own extents within `[from, to)` to `take`, in order.
     pub fn resolve(
         &self,
         nodes: &dyn NodeSource,
@@ -95,7 +94,7 @@ impl Index<'_> {
         if !top.may_touch(id, from, to) {
             return below.resolve(nodes, id, (from, to), hint, take);
         }
-        // An interval of what is lost may have begun anywhere before.
+        // An interval of the unreadable range may have begun anywhere before.
         top.check(&extent_key(id, 0), &extent_key(id, to))?;
         let mut found: SmallVec<[(u64, &Entry); 4]> = SmallVec::new();
         intervals(top, id, from, to, &mut |at, entry| found.push((at, entry)));
@@ -116,8 +115,8 @@ impl Index<'_> {
         below.resolve(nodes, id, (done, to), hint, take)
     }
 
-    /// The payloads that an object shows of `[from, to)`, in order: its own, and where it has
-    /// nothing those of what it is over.
+    /// Returns the payloads that an object shows within `[from, to)`, in order: its own, and in
+    /// gaps those of its parent.
     pub fn visible_payloads(
         &self,
         nodes: &dyn NodeSource,
@@ -154,7 +153,7 @@ impl Index<'_> {
         Ok(parts)
     }
 
-    /// The record of what an object is over, which is the `depth`th.
+    /// Returns the record of an object's parent, which is the `depth`th.
     pub fn parent_record(
         &self,
         nodes: &dyn NodeSource,
@@ -163,15 +162,15 @@ impl Index<'_> {
         depth: usize,
     ) -> Result<ObjectRecord> {
         let wrong = |what| Error::Corrupt { what, at_bytes: 0 };
-        // What is below was there before, so this ends even on a disk that lies.
+        // A parent has a smaller id than its child, so this ends even on a corrupt disk.
         if below >= id || depth >= DEPTH_MAX {
             return Err(wrong("objects over each other in a circle, or too many"));
         }
         self.object(nodes, below)?.ok_or(wrong("an object over one that is not there"))
     }
 
-    /// What is alive of a payload that was stored with this key: what the key, or the interval
-    /// that begins with it, leads to in it now.
+    /// Returns the live parts of a payload that was stored with this key: those that the key, or
+    /// its interval, still refers to.
     pub fn live_parts(
         &self,
         nodes: &dyn NodeSource,
@@ -204,7 +203,7 @@ impl Index<'_> {
         Ok(parts)
     }
 
-    /// An object's record.
+    /// Returns an object's record.
     pub fn object(&self, nodes: &dyn NodeSource, id: ObjectId) -> Result<Option<ObjectRecord>> {
         match self.get(nodes, &object_key(id))? {
             Some(Entry::Object(record)) => Ok(Some(record)),

@@ -1,28 +1,28 @@
-//! How much the kv holds: from the index alone, values are not read.
+//! Statistics of the key-value store, from the index alone.
 
 use crate::Result;
 use crate::entry::{DecodedKey, Entry, decode_key, value_key};
 use crate::index::cursor::Cursor;
 use crate::kv::Kv;
 
-/// What the kv holds.
+/// Statistics of the key-value store.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct KvCount {
     /// Keys.
     pub keys: u64,
-    /// Bytes of them.
+    /// Bytes of the keys.
     pub key_bytes: u64,
-    /// Bytes of their values.
+    /// Bytes of the values.
     pub value_bytes: u64,
-    /// Values that are objects of their own, because they are long.
+    /// Values stored as objects, because they are long.
     pub long_values: u64,
 }
 
 impl Kv {
-    /// Counts keys and their bytes, as they are now. Reads all of the index.
+    /// Counts keys and their bytes. Reads all of the index.
     ///
     /// # Errors
-    /// What reading the index gave.
+    /// The error of reading the index.
     pub fn count(&self) -> Result<KvCount> {
         let snapshot = self.store().snapshot();
         let (view, io) = (snapshot.view(), snapshot.io());

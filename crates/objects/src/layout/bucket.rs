@@ -1,9 +1,9 @@
-//! For buckets: each request takes long and has a price, many at once cost no more time, and
-//! distance is nothing.
+//! Layout for buckets: each request is slow and has a price, many at once take no longer, and
+//! distance costs nothing.
 //!
-//! A frame is an object of the bucket, and a commit with a waiter one request. Nodes are so large
-//! that a lookup takes two requests in stores of some gigabytes. Ranges begin at any byte, so
-//! nothing is aligned. Room is not scarce: what is cleaned is what has little alive.
+//! A frame is an object of the bucket, and a commit with a waiter is one request. Nodes are large:
+//! a lookup takes two requests in stores of some gigabytes. Ranges begin at any byte, so nothing is
+//! aligned. Space is not scarce: the cleaner takes segments with few live bytes.
 
 use super::{Layout, StoreDimensions};
 
@@ -15,7 +15,7 @@ impl Layout for Bucket {
     }
 
     fn read_bytes(&self) -> usize {
-        // What comes in about the time of an answer.
+        // The transfer takes about as long as the latency of a request.
         4 << 20
     }
 
@@ -42,7 +42,7 @@ impl Layout for Bucket {
     }
 
     fn cleaning_benefit(&self, used: u64, len: u64, _age: u64) -> f64 {
-        // What is moved is paid for by the byte, now; what may die later costs nothing now.
+        // Moved bytes are paid for now; bytes that may die later cost nothing now.
         1.0 - used as f64 / len as f64
     }
 }

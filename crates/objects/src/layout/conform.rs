@@ -1,4 +1,4 @@
-//! What every layout does, as checks that any of them can be put to.
+//! Conformance checks for layouts.
 //!
 //! ```
 //! use draconis_objects::LayoutKind;
@@ -7,8 +7,8 @@
 //! conform::all(LayoutKind::Log);
 //! ```
 //!
-//! A layout of others is registered first: see [`super::register`]. A check panics, saying what was
-//! wrong. That stores keep their promises at power cuts is not for here: no layout can break them.
+//! A layout of another crate is registered first: see [`super::register`]. A check panics with the
+//! failure. Guarantees at power cuts are not checked here: no layout can break them.
 #![allow(
     clippy::arithmetic_side_effects,
     clippy::cast_possible_truncation,
@@ -27,10 +27,10 @@ use crate::check::CheckOptions;
 use crate::kv::Kv;
 use crate::{CreateOptions, Error, Group, Hint, LayoutKind, ObjectId, OpenOptions, Profile, Store};
 
-/// The name of a check, and the check.
+/// Name and function of a check.
 pub type Check = (&'static str, fn(LayoutKind));
 
-/// Every check.
+/// All checks.
 pub const CHECKS: [Check; 4] = [
     ("its sizes fit each other", its_sizes_fit_each_other),
     ("what has less alive is worth more", what_has_less_alive_is_worth_more),
@@ -38,10 +38,10 @@ pub const CHECKS: [Check; 4] = [
     ("a full store is emptied", a_full_store_is_emptied),
 ];
 
-/// Puts a layout to every check.
+/// Runs all checks on a layout.
 ///
 /// # Panics
-/// If it does not do what every layout does.
+/// If a check fails.
 pub fn check_all(kind: LayoutKind) {
     for (name, check) in CHECKS {
         log::debug!("conform: {name}");
@@ -53,8 +53,8 @@ fn must<T>(done: crate::Result<T>, what: &str) -> T {
     done.unwrap_or_else(|error| panic!("{what}: {error}"))
 }
 
-/// Every page from 512 bytes to 64 KiB, segments from 16 pages to 64 MiB, stores of 256 to a
-/// million segments.
+/// Pages of 512 bytes to 64 KiB, segments of 16 pages to 64 MiB, stores of 256 to a million
+/// segments.
 fn its_sizes_fit_each_other(kind: LayoutKind) {
     for page_bytes in (9..=16).map(|bits| 1u32 << bits) {
         let segments = (14..=26).map(|bits| 1u32 << bits);
@@ -126,7 +126,7 @@ impl Used {
         bytes
     }
 
-    /// A new object, a change of one or its end, as one group; whether there was room.
+    /// Creates, changes or deletes an object, as one group; returns true if there was space.
     fn change(&mut self, is_growing: bool) -> bool {
         let mut group = Group::new();
         let any = self.dice.below(self.objects.len().max(1) as u64) as usize;
@@ -180,7 +180,7 @@ impl Used {
         }
     }
 
-    /// All is read, the store is checked, and opened again.
+    /// Reads all, checks the store, and opens it again.
     fn look(&mut self) {
         must(self.store.sync(), "sync");
         for (id, bytes) in &self.objects {
@@ -206,7 +206,7 @@ impl Used {
     }
 }
 
-/// Far more is written than there is room for, so that segments are cleaned.
+/// Writes far more than the capacity, so that segments are cleaned.
 fn a_store_is_used_for_long(kind: LayoutKind) {
     let mut used = Used::new(kind);
     let mut cleaned = 0;

@@ -1,4 +1,4 @@
-//! For flash: what dies together lies together, so that segments become empty by themselves.
+//! Layout for flash: bytes with similar lifetimes share segments, which empty without cleaning.
 
 use super::{Layout, PayloadKind, StoreDimensions};
 use crate::Hint;
@@ -24,14 +24,14 @@ impl Layout for Cow {
         match kind {
             PayloadKind::Node => NODES,
             PayloadKind::ShortLived => HOT,
-            // Young, and moved only because its neighbours died even sooner: it will follow.
+            // Young, and moved only because its neighbours died sooner: it will die soon.
             PayloadKind::Moved { age } if age < self.0.capacity_bytes / 4 => HOT,
             PayloadKind::Moved { .. } => MOVED,
             // One request for a commit with a waiter.
             PayloadKind::Written { .. } if is_trickle => TRICKLE,
             PayloadKind::Written { hint: Hint::Hot, .. } => HOT,
             PayloadKind::Written { hint: Hint::Cold, .. } => COLD,
-            // What was replaced soon will be replaced soon again (SepBIT).
+            // A payload that was replaced soon will be replaced soon again (SepBIT).
             PayloadKind::Written { replaced_after: Some(bytes), .. }
                 if bytes < self.0.capacity_bytes / 4 =>
             {
@@ -62,7 +62,7 @@ impl Layout for Cow {
     }
 
     fn read_bytes(&self) -> usize {
-        // The waiter for a commit waits for it too.
+        // An awaited commit waits for it, too.
         64 << 10
     }
 
@@ -71,7 +71,7 @@ impl Layout for Cow {
     }
 
     fn reads_ahead(&self) -> usize {
-        // One alone has a channel or two of many.
+        // A single read uses one or two channels of many.
         4
     }
 

@@ -1,8 +1,8 @@
-//! For disks on which distance costs time: everything goes to one place, in long requests.
+//! Layout for disks with seeks: all writes go to one place, in long requests.
 //!
-//! The cleaner writes long frames, so the seek between its stream and that of what is written is
-//! paid rarely. A page more takes less than a hundredth of the seek there, and what is lost
-//! between nodes is a tenth of them, so nothing is aligned.
+//! The cleaner writes long frames, so the seek between its stream and that of new writes is rare. A
+//! page more takes less than a hundredth of a seek, and padding between nodes would cost a tenth of
+//! their size, so nothing is aligned.
 
 use super::{Layout, StoreDimensions};
 
@@ -14,7 +14,7 @@ impl Layout for Log {
     }
 
     fn read_bytes(&self) -> usize {
-        // Three times as long as it takes to go there.
+        // Three times as long as a seek.
         8 << 20
     }
 
@@ -28,8 +28,8 @@ impl Layout for Log {
     }
 
     fn log_bytes(&self) -> u64 {
-        // Superblocks are far away: a checkpoint takes as long as 12 MB of log. Reading all of
-        // it when the store is opened takes a quarter of a second.
+        // Superblocks are far away: a checkpoint takes as long as 12 MB of log. Reading all of it
+        // at open takes a quarter of a second.
         self.0.log_bytes(self.0.capacity_bytes.saturating_mul(4), 40 << 20)
     }
 }

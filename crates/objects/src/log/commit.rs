@@ -1,8 +1,8 @@
-//! The open commit, and what the disk was given of those before it.
+//! The open commit, and the submitted ones.
 //!
-//! Law 1: the first frames of a long commit may go ahead; its last one goes last, and says that
-//! it is the last.
-//! Law 2: what frames say is durable was waited for, or is by the order that the disk was given.
+//! Law 1: the first frames of a long commit may be submitted early. Its last frame is submitted
+//! last, and is marked as the last.
+//! Law 2: commits that a frame declares durable were flushed, or precede it by the disk's order.
 #![allow(
     clippy::arithmetic_side_effects,
     clippy::cast_possible_truncation,
@@ -22,23 +22,23 @@ use crate::maintenance::CompletedIo;
 use crate::test_hooks::{InjectedFault, barrier_bytes, is_fault_injected};
 use crate::{Error, Result};
 
-/// The commit that takes groups.
+/// The commit that groups are added to.
 #[derive(Debug, Default)]
 pub(crate) struct OpenCommit {
     pub seq: u64,
-    /// Items so far.
+    /// Number of items so far.
     order: u64,
-    /// Frames that were numbered so far.
+    /// Number of finished frames so far.
     frames: u32,
     pub(super) done: Vec<SealedFrame>,
     pub bytes: usize,
-    /// The commit's first frames, given to the disk already.
+    /// Ticket of the commit's first frames, submitted early.
     early: Option<Ticket>,
     pub(super) early_bytes: u64,
 }
 
 impl OpenCommit {
-    /// An empty commit.
+    /// Creates an empty commit.
     pub fn numbered(seq: u64) -> Self {
         Self { seq, ..Self::default() }
     }
@@ -49,29 +49,29 @@ impl OpenCommit {
     }
 }
 
-/// What the disk was given.
+/// Commits submitted to the disk.
 #[derive(Debug, Default)]
 pub(crate) struct SubmittedCommits {
     /// Commits that may not be durable yet, oldest first.
     pub commits: VecDeque<(u64, Ticket)>,
     pub durable: u64,
-    /// Commits up to here are durable before anything else is written.
+    /// Commits up to this one are durable before anything later is written.
     pub barrier: u64,
     unflushed_bytes: u64,
     pub last: Option<Ticket>,
-    /// What the disk said is durable, and what it said that reads see.
+    /// Newest tickets that the disk reported as durable and as visible.
     pub durable_ticket: Option<Ticket>,
     settled: Option<Ticket>,
 }
 
-/// What the disk takes for what changes bring: headers, what fills pages, nodes and runs.
+/// Write amplification: headers, padding, nodes and runs per payload byte.
 #[derive(Debug)]
 pub(crate) struct WriteAmplification {
-    /// What changes brought since the last commit, in bytes.
+    /// Payload of changes since the last commit, in bytes.
     brought_bytes: u64,
-    /// Bytes on the disk for each of those, in 64ths: a moving average.
+    /// Disk bytes per payload byte, in 64ths: a moving average.
     each_64ths: u64,
-    /// What was written, but for what was moved, when the last commit ended.
+    /// Bytes written when the last commit ended, without those moved by the cleaner.
     before: u64,
 }
 
@@ -82,13 +82,13 @@ impl Default for WriteAmplification {
 }
 
 impl WriteAmplification {
-    /// A change brought so many bytes: how many it takes of the disk, as things are.
+    /// Records a change of so many bytes. Returns the disk bytes that it is expected to take.
     pub fn estimate_disk_bytes(&mut self, bytes: u64) -> u64 {
         self.brought_bytes += bytes;
         bytes * self.each_64ths / 64
     }
 
-    /// A commit ended.
+    /// Updates the average at the end of a commit.
     fn see(&mut self, written: u64) {
         let spent = written.saturating_sub(std::mem::replace(&mut self.before, written));
         let brought = std::mem::take(&mut self.brought_bytes);
@@ -99,18 +99,18 @@ impl WriteAmplification {
 }
 
 impl SubmittedCommits {
-    /// All commits up to `seq` were found on the disk.
+    /// Records that all commits up to `seq` were found on the disk.
     pub fn mark_recovered(&mut self, seq: u64) {
         (self.durable, self.barrier) = (seq, seq);
     }
 
-    /// The write that reads have to see before they see all of commit `seq`.
+    /// Returns the ticket that must be visible before reads see all of commit `seq`.
     pub fn unsettled(&self, seq: u64) -> Option<Ticket> {
         let ticket = self.commits.iter().find(|(of, _)| *of >= seq)?.1;
         (self.settled < Some(ticket)).then_some(ticket)
     }
 
-    /// The disk did what was needed.
+    /// Records completed I/O.
     pub fn record_completed(&mut self, granted: CompletedIo) {
         match granted {
             CompletedIo::Settled(ticket) => self.settled = self.settled.max(Some(ticket)),
@@ -122,13 +122,13 @@ impl SubmittedCommits {
 }
 
 impl LogWriter {
-    /// Gives the first frames of a long commit to the disk.
+    /// Submits the first frames of a long commit.
     pub(super) fn submit_early_frames(&mut self) -> Result<()> {
         let waiting: usize = self.batch.done.iter().map(|done| done.len).sum();
         if waiting < self.commit_limit().saturating_mul(4) {
             return Ok(());
         }
-        // One frame stays: the last one says that it is the last.
+        // One frame stays: the last one is marked as the last.
         let kept = self.batch.done.pop();
         let frames = std::mem::take(&mut self.batch.done);
         self.batch.early_bytes += waiting as u64;
@@ -138,7 +138,7 @@ impl LogWriter {
         Ok(())
     }
 
-    /// Gives the commit to the disk; returns at once.
+    /// Submits the commit to the disk; returns at once.
     pub fn commit(&mut self) -> Result<()> {
         for stream in 0..self.streams.len() {
             self.finish_frame(stream);
@@ -149,8 +149,8 @@ impl LogWriter {
         let frames = std::mem::take(&mut self.batch.done);
         let len: usize =
             frames.iter().map(|done| done.len).sum::<usize>() + self.batch.early_bytes as usize;
-        // A long commit's first frames are durable before its last: it need not be
-        // verified when the store is opened.
+        // A long commit's first frames are durable before its last: opening a store need not verify
+        // them.
         let mut after: Vec<Ticket> = vec![];
         if self.batch.early_bytes > barrier_bytes() {
             after.extend(self.batch.early);
@@ -200,8 +200,8 @@ impl LogWriter {
             };
             self.batch.frames += 1;
             frame.stamp(header, self.tag, self.io.summer);
-            // As large as the frame's own, which was used before: new memory is cleared page
-            // by page, and that takes longer than copying.
+            // As large as the frame's own buffer, so that the allocator reuses memory: clearing new
+            // pages takes longer than copying.
             let mut memory = PrivateBuffer::new_uninitialized(frame.capacity());
             memory.truncate(frame.len);
             memory.copy_from_slice(frame.bytes());
@@ -220,7 +220,7 @@ impl LogWriter {
         Ok(ticket)
     }
 
-    /// Commits up to `seq` are durable.
+    /// Records that commits up to `seq` are durable.
     pub fn mark_durable(&mut self, seq: u64) {
         self.sent.durable = self.sent.durable.max(seq);
         while let Some(&(first, ticket)) = self.sent.commits.front()

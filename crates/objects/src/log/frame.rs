@@ -1,18 +1,18 @@
-//! Frames: what is written at once, and describes itself.
+//! Frames: self-describing units of writing.
 //!
 //! ```text
 //!   | header | payload | payload | .. | table |      whole pages; the table may lie in the
 //!                                                    gap before the first aligned payload
 //! ```
 //!
-//! A commit is one or more frames, in any streams, with one number. Its items have an
-//! order of their own across its frames.
+//! A commit is one or more frames, in any streams, with one number. Its items are numbered across
+//! its frames.
 //!
-//! Law 1: the header's sum covers header and table; payloads have theirs in the table.
-//! Law 2: a frame names its place, its store and its incarnation: what lay there before is
-//! never taken for it.
-//! Law 3: `durable` is true when the frame is: every commit up to it was durable before the
-//! frame was given to the disk. Only later ones can have holes after a power cut.
+//! Law 1: the header's checksum covers header and summary; the summary has those of the payloads.
+//! Law 2: a frame names its address, store and incarnation, so that older bytes there never pass
+//! for it.
+//! Law 3: `durable` is true when the frame is: all commits up to it were durable before the frame
+//! was submitted. Only later commits can have holes after a power cut.
 
 use draconis_exchange::heap::PrivateBuffer;
 
@@ -24,16 +24,16 @@ use crate::test_hooks::{InjectedFault, is_fault_injected};
 
 const MAGIC: u32 = u32::from_le_bytes(*b"DrFr");
 pub(crate) const HEADER: usize = 72;
-/// Marks the last part of a commit.
+/// Marks the last frame of a commit.
 const LAST: u32 = 1 << 31;
 
-/// What the header says.
+/// Decoded header of a frame.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Header {
     pub incarnation: u64,
     /// First byte on the disk.
     pub at: u64,
-    /// The commit.
+    /// Number of the commit.
     pub seq: u64,
     /// All commits up to this one are durable.
     pub durable: u64,
@@ -41,11 +41,11 @@ pub(crate) struct Header {
     pub len: u32,
     pub table_at: u32,
     pub table_len: u32,
-    /// Which of the commit's frames.
+    /// Index among the commit's frames.
     pub frame_index: u32,
-    /// Whether the commit has no more frames.
+    /// True if the commit has no more frames.
     pub is_last: bool,
-    /// Where the stream goes on after this segment.
+    /// Segment in which the stream continues.
     pub next_segment: u32,
 }
 
@@ -68,8 +68,8 @@ impl Header {
         header
     }
 
-    /// Reads a header without its table: `None` if it is not one of this store at `at`, of
-    /// at most `room` bytes.
+    /// Decodes a header without its summary; `None` unless it is one of this store at `at`, of at
+    /// most `room` bytes.
     pub fn decode_header(bytes: &[u8], at: u64, store: u32, room: u64) -> Option<Self> {
         let mut reader = Reader::new(bytes.get(..HEADER)?, at);
         let mine = reader.u32().ok()? == MAGIC && reader.u32().ok()? == store;
@@ -101,7 +101,7 @@ impl Header {
         })
     }
 
-    /// Whether header and table are what was written.
+    /// Returns true if header and summary have the right checksum.
     pub fn is_whole(&self, header: &[u8], table: &[u8], summer: Checksummer) -> bool {
         let Some(bytes) = header.get(..HEADER) else { return false };
         let Some((told, sum)) = bytes.split_last_chunk() else { return false };
@@ -111,7 +111,7 @@ impl Header {
     }
 }
 
-/// A frame that is being filled.
+/// A frame being filled.
 #[derive(Debug)]
 pub(crate) struct FrameBuilder {
     /// First byte on the disk.
@@ -119,7 +119,7 @@ pub(crate) struct FrameBuilder {
     bytes: PrivateBuffer,
     /// End of the last payload.
     used: usize,
-    /// Where the gap before the first aligned payload begins and ends.
+    /// Start and end of the gap before the first aligned payload.
     gap: (usize, usize),
     table: FrameSummary,
 }
@@ -131,7 +131,7 @@ pub(crate) struct FrameBuilder {
     reason = "builds in a buffer of its own: `holds` was asked before anything is put"
 )]
 impl FrameBuilder {
-    /// An empty frame of at most `capacity` bytes.
+    /// Creates an empty frame of at most `capacity` bytes.
     pub fn new(at: u64, capacity: usize) -> Self {
         Self {
             at,
@@ -142,9 +142,9 @@ impl FrameBuilder {
         }
     }
 
-    /// The shortest frame that has a payload of `payload` bytes and a line of `line` bytes in
-    /// its table. What is as long as `align`, if that is more than a byte, begins at a multiple
-    /// of it.
+    /// Returns the length of the shortest frame for a payload of `payload` bytes and an item of
+    /// `line` bytes in its summary. Payloads of `align` bytes or more begin at a multiple of
+    /// `align`.
     pub fn min_len(payload: usize, line: usize, align: usize, page: usize) -> usize {
         match align > 1 && payload >= align {
             true if line <= align - HEADER => align + payload,
@@ -154,7 +154,7 @@ impl FrameBuilder {
         .next_multiple_of(page)
     }
 
-    /// Whether a payload of `payload` bytes and a line of `line` bytes still find room.
+    /// Returns true if a payload of `payload` bytes and an item of `line` bytes still fit.
     pub fn holds(&self, payload: usize, line: usize, align: usize) -> bool {
         let table = self.table.bytes.len() + line;
         let begin = if payload >= align { self.used.next_multiple_of(align) } else { self.used };
@@ -170,8 +170,8 @@ impl FrameBuilder {
         self.table.bytes.is_empty()
     }
 
-    /// Puts a payload, at a multiple of `align` if it is as long. The caller saw that the
-    /// frame [holds](FrameBuilder::holds) it.
+    /// Appends a payload, at a multiple of `align` if it is as long. The caller has checked that
+    /// the frame [holds](FrameBuilder::holds) it.
     pub fn put(&mut self, payload: &[u8], align: usize) -> u64 {
         if payload.len() >= align && !self.used.is_multiple_of(align) {
             let aligned = self.used.next_multiple_of(align);
@@ -191,19 +191,19 @@ impl FrameBuilder {
         self.table.pair(order, key, entry);
     }
 
-    /// Notes a payload that is a node, or a chunk.
+    /// Adds the item of a node or a chunk.
     pub fn add_block(&mut self, is_node: bool, at: u64, len: u32) {
         self.table.note(is_node, at, len);
     }
 
-    /// What lies at a byte of the disk, if the frame has it.
+    /// Returns the bytes at a disk address, if the frame has them.
     pub fn get(&self, at: u64, len: usize) -> Option<&[u8]> {
         let from = usize::try_from(at.checked_sub(self.at)?).ok()?;
         self.bytes.get(from..from.checked_add(len)?).filter(|_| from + len <= self.used)
     }
 
-    /// Ends the frame: puts the table, pads to whole pages. The header comes with
-    /// [`Done::stamp`]. The stream goes on in `next_segment` after this one.
+    /// Finishes the frame: appends the summary and pads to whole pages. [`SealedFrame::stamp`] adds
+    /// the header. The stream continues in `next_segment` after this segment.
     pub fn finish(mut self, page: usize, next_segment: u32) -> SealedFrame {
         let table_len = self.table.bytes.len();
         let table_at = if table_len <= self.gap.1 - self.gap.0 { self.gap.0 } else { self.used };
@@ -222,7 +222,7 @@ impl FrameBuilder {
     }
 }
 
-/// A frame that takes no more.
+/// A finished frame.
 #[derive(Debug)]
 pub(crate) struct SealedFrame {
     pub at: u64,
@@ -244,12 +244,12 @@ impl SealedFrame {
         &self.bytes[..self.len]
     }
 
-    /// Bytes that it could have had.
+    /// Returns the length of its buffer.
     pub fn capacity(&self) -> usize {
         self.bytes.len()
     }
 
-    /// Puts the header; `header` has place and sizes from here.
+    /// Writes the header, with the frame's address and lengths.
     pub fn stamp(&mut self, mut header: Header, store: u32, summer: Checksummer) {
         header.at = self.at;
         header.len = self.len as u32;
@@ -261,7 +261,7 @@ impl SealedFrame {
     }
 }
 
-/// Complains about a frame that must be there.
+/// Returns the error for a missing durable frame.
 pub(crate) fn missing(at: u64) -> Error {
     Error::Corrupt { what: "the log: a frame that was durable is gone", at_bytes: at }
 }
@@ -300,7 +300,7 @@ mod tests {
         frame.add_block(true, large, 8192);
         assert_eq!(frame.get(small, 5), Some(&b"small"[..]));
         let mut done = frame.finish(4096, 9);
-        // The table lies in the gap: one page for all but the large payload.
+        // The summary lies in the gap: one page for all but the large payload.
         assert_eq!(done.len, 3 * 4096);
         done.stamp(header(8), 11, summer);
         let bytes = done.bytes().to_vec();

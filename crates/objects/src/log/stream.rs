@@ -1,6 +1,6 @@
-//! The places that are being filled: a segment and an open frame for each stream.
+//! Streams: an open segment and an open frame for each.
 //!
-//! Law: a stream knows where it goes on before it gets there, and each of its frames says so.
+//! Law: a stream has its next segment before it fills this one, and each of its frames names that.
 #![allow(
     clippy::arithmetic_side_effects,
     clippy::cast_possible_truncation,
@@ -12,34 +12,34 @@ use super::LogWriter;
 use crate::log::frame::FrameBuilder;
 use crate::{Error, Result};
 
-/// Where a stream stood: segment, position in it, the segment after it.
+/// Position of a stream: segment, offset in it, next segment.
 pub(crate) type StreamPosition = (u32, u32, u32);
 
-/// A place that is being filled.
+/// A segment being filled.
 #[derive(Debug)]
 pub(crate) struct Stream {
     pub segment: u32,
-    /// Where the next frame begins, in the segment.
+    /// Offset of the next frame in the segment.
     pub pos: u32,
-    /// Where the stream goes on.
+    /// Segment in which the stream continues.
     pub next: u32,
     pub frame: Option<FrameBuilder>,
 }
 
 impl Stream {
-    /// One that goes on from `place`.
+    /// Creates a stream that continues from `place`.
     pub fn at((segment, pos, next): StreamPosition) -> Self {
         Self { segment, pos, next, frame: None }
     }
 }
 
 impl LogWriter {
-    /// Where all streams stand.
+    /// Returns the positions of all streams.
     pub fn places(&self) -> Vec<StreamPosition> {
         self.streams.iter().map(|stream| (stream.segment, stream.pos, stream.next)).collect()
     }
 
-    /// The frame of a stream, with room for a payload and a line of its table.
+    /// Returns the open frame of a stream, with space for a payload and an item of its summary.
     pub(super) fn frame_for(
         &mut self,
         stream: usize,
@@ -70,16 +70,16 @@ impl LogWriter {
             let at = geometry.start_of(place.segment) + u64::from(place.pos);
             place.frame = Some(FrameBuilder::new(at, capacity));
         }
-        // It was there, or was made just now.
+        // It existed, or was created just now.
         self.streams[stream].frame.as_mut().ok_or(Error::Misuse("no frame"))
     }
 
-    /// Has a stream go on in its next segment.
+    /// Moves a stream to its next segment.
     pub fn next_segment(&mut self, stream: usize) -> Result<()> {
         let place = &self.streams[stream];
         let (old, new) = (place.segment, place.next);
         let Some(next) = self.segments.take(new) else {
-            // Who makes room keeps enough for whatever comes here.
+            // The reserve covers every segment that streams need.
             log::error!("no segment for stream {stream}");
             let needed_bytes = u64::from(self.segments.geometry.segment_bytes);
             return Err(Error::NoSpace { needed_bytes, free_bytes: 0, kept_bytes: 0 });
@@ -105,7 +105,7 @@ impl LogWriter {
         self.batch.done.push(done);
     }
 
-    /// Bytes that are in a frame which the disk does not have yet.
+    /// Returns bytes that are in a frame not yet submitted to the disk.
     pub fn in_frames(&self, at: u64, len: usize) -> Option<&[u8]> {
         let open = self.streams.iter().filter_map(|stream| stream.frame.as_ref());
         if let Some(bytes) = open.filter_map(|frame| frame.get(at, len)).next() {

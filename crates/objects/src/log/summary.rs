@@ -1,16 +1,16 @@
-//! The table of a frame: what is in it, in as few bytes as can be.
+//! Summary of a frame: its items, delta-coded.
 //!
 //! ```text
 //!   flags · order? · shared · rest · entry      of a pair
 //!   flags · place · length                      of a node or a chunk
 //! ```
 //!
-//! Neighbours are much alike: a pair says how many of its key's first bytes are those of the
-//! key before it, and a payload that follows the one before, of the same length, says only
-//! its sums. So a mebibyte of 4 KiB updates has its table in the page of its header.
+//! Neighbours are similar. A pair stores the length of the key prefix that it shares with the pair
+//! before it. A payload that follows the last one, with the same length, stores only its checksums.
+//! So the summary of 1 MiB of 4 KiB updates fits the page of its header.
 //!
-//! Law: what one line adds to the key before it is bounded, so that a table that no store
-//! here made cannot ask for much more memory than it has bytes.
+//! Law: the bytes that an item adds to the key before it are bounded, so that decoding a hostile
+//! summary cannot need much more memory than the summary has bytes.
 
 use crate::codec::{Reader, low_byte, put_varint};
 use crate::entry::{Entry, Key, PayloadRef, checksum_blocks, is_valid_under};
@@ -21,9 +21,9 @@ const PAIR: u8 = 0;
 const NODE: u8 = 1;
 const CHUNK: u8 = 2;
 const KIND: u8 = 3;
-/// The pair comes right after the one before it.
+/// The pair directly follows the one before it.
 const IN_ORDER: u8 = 1 << 2;
-/// The payload lies right behind the last one, is whole, and as long as the one before.
+/// The payload is whole, directly follows the last one, and is as long as that of the pair before.
 const ALIKE: u8 = 1 << 3;
 /// The upper three bits: zeros at the end of the key.
 const ZEROS_SHIFT: u32 = 5;
@@ -31,23 +31,23 @@ const ZEROS_MAX: usize = 7;
 /// Bytes that a key may share with the one before it.
 const SHARED_MAX: usize = 64;
 
-/// One line of a table.
+/// One item of a summary.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum Item {
-    /// A change: its place among the commit's changes, its key and what that leads to.
+    /// A change: its number in the commit, its key and its entry.
     Pair(u64, Key, Entry),
     /// A node of the tree.
     Node { at: u64, len: u32 },
-    /// A part of a run or of a checkpoint.
+    /// A chunk of a run or of a checkpoint.
     Chunk { at: u64, len: u32 },
 }
 
-/// What the next line is told by.
+/// Context for the delta-coding of the next item.
 #[derive(Clone, Debug, Default)]
 struct DeltaContext {
     order: u64,
     key: Key,
-    /// One behind the last payload, on the disk.
+    /// Address after the last payload.
     end: u64,
     /// Length of the last pair's payload.
     stored: u32,
@@ -69,11 +69,11 @@ impl DeltaContext {
     }
 }
 
-/// The table of a frame that is being filled.
+/// Summary of a frame being filled.
 #[derive(Debug)]
 pub(crate) struct FrameSummary {
     pub bytes: Vec<u8>,
-    /// Where the frame begins on the disk.
+    /// Address of the frame.
     frame_at: u64,
     before: DeltaContext,
 }
@@ -83,7 +83,7 @@ impl FrameSummary {
         Self { bytes: vec![], frame_at, before: DeltaContext::default() }
     }
 
-    /// The most that a pair takes, with a payload of `len` bytes.
+    /// Returns the most bytes that a pair takes, with a payload of `len` bytes.
     pub fn most(key_len: usize, len: usize) -> usize {
         key_len.saturating_add(checksum_blocks(len).saturating_mul(8)).saturating_add(56)
     }
@@ -121,7 +121,7 @@ impl FrameSummary {
         self.before.see(order, key, entry);
     }
 
-    /// Notes a payload that is a node, or a chunk.
+    /// Adds the item of a node or a chunk.
     pub fn note(&mut self, is_node: bool, at: u64, len: u32) {
         self.bytes.push(if is_node { NODE } else { CHUNK });
         put_varint(&mut self.bytes, at.saturating_sub(self.frame_at));
@@ -130,7 +130,7 @@ impl FrameSummary {
     }
 }
 
-/// Reads a table.
+/// Decoder of a summary.
 #[derive(Debug)]
 pub(crate) struct Items<'a> {
     reader: Reader<'a>,
@@ -139,8 +139,8 @@ pub(crate) struct Items<'a> {
 }
 
 impl<'a> Items<'a> {
-    /// The lines of `table`, which lies `table_at` bytes into the frame at byte `frame_at` of
-    /// the disk.
+    /// Decodes the items of `table`, which is at offset `table_at` of the frame at address
+    /// `frame_at`.
     pub fn new(table: &'a [u8], frame_at: u64, table_at: u32) -> Self {
         let reader = Reader::new(table, frame_at.saturating_add(u64::from(table_at)));
         Self { reader, frame_at, before: DeltaContext::default() }

@@ -1,4 +1,4 @@
-//! Everything that a store writes with: payloads, entries and nodes go into frames.
+//! Writer of a store: appends payloads, entries and nodes to frames.
 #![allow(
     clippy::arithmetic_side_effects,
     clippy::cast_possible_truncation,
@@ -22,7 +22,7 @@ use crate::test_hooks::commit_bytes;
 /// Commits shorter than this are a trickle.
 const TRICKLE_BYTES: usize = 32 << 10;
 
-/// Everything that a store writes with.
+/// Writer of a store.
 pub(crate) struct LogWriter {
     pub io: Arc<CachedDisk>,
     pub layout: Box<dyn Layout>,
@@ -31,32 +31,32 @@ pub(crate) struct LogWriter {
     pub batch: OpenCommit,
     pub sent: SubmittedCommits,
     pub spent: WriteAmplification,
-    /// What frames say of whose they are: of the store, and of which opening of it.
+    /// Identity of the store and of this opening, in each frame.
     pub tag: u32,
     pub incarnation: u64,
-    /// A moving average of a commit's bytes.
+    /// Moving average of a commit's bytes.
     pub usual_bytes: usize,
     /// Bytes of log since the last checkpoint began.
     pub bytes: u64,
-    /// Payload that groups brought so far, in bytes: how time is told here.
+    /// Payload of all groups so far, in bytes: the clock of payload ages.
     pub clock: u64,
     pub counters: Counters,
 }
 
-/// What a store did since it was opened.
+/// Counters since the store was opened.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Counters {
-    /// Groups taken.
+    /// Groups accepted.
     pub groups: u64,
-    /// Payload that groups brought, in bytes.
+    /// Payload of groups, in bytes.
     pub payload_bytes: u64,
     /// Payload that the cleaner moved, in bytes.
     pub moved_bytes: u64,
     /// Nodes, runs and checkpoints, in bytes.
     pub index_bytes: u64,
-    /// Everything given to the disk, in bytes.
+    /// Bytes submitted to the disk.
     pub written_bytes: u64,
-    /// Commits given to the disk.
+    /// Commits submitted to the disk.
     pub commits: u64,
     /// Checkpoints written.
     pub checkpoints: u64,
@@ -65,7 +65,7 @@ pub struct Counters {
 }
 
 impl LogWriter {
-    /// What writes into a store that is new, or was found.
+    /// Creates the writer of a new or existing store.
     pub fn new(io: CachedDisk, layout: Box<dyn Layout>, tag: u32) -> Self {
         Self {
             segments: SegmentTable::new(io.geometry),
@@ -84,17 +84,17 @@ impl LogWriter {
         }
     }
 
-    /// Whether the open commit would write nothing.
+    /// Returns true if the open commit is empty.
     pub fn is_batch_empty(&self) -> bool {
         self.batch.bytes == 0
     }
 
-    /// A commit without a waiter is handed over when it has so many bytes.
+    /// Returns the bytes at which a commit without a waiter is submitted.
     pub fn commit_limit(&self) -> usize {
         commit_bytes().min(self.layout.commit_bytes())
     }
 
-    /// The longest payload of one entry.
+    /// Returns the longest payload of one entry.
     pub fn payload_max(&self) -> usize {
         let quarter = self.segments.geometry.segment_bytes as usize / 4;
         PAYLOAD_MAX
@@ -102,7 +102,7 @@ impl LogWriter {
             .max(CHECKSUM_BLOCK_BYTES as usize / 4)
     }
 
-    /// Everything that the disk was given, and what the open commit will give it.
+    /// Returns all bytes submitted to the disk, and those of the open commit.
     pub fn written_bytes(&self) -> u64 {
         let open = (self.batch.bytes as u64).saturating_sub(self.batch.early_bytes);
         self.counters.written_bytes + open
@@ -113,8 +113,8 @@ impl LogWriter {
         self.written_bytes().saturating_sub(self.counters.index_bytes)
     }
 
-    /// Puts a payload and its entry, which is returned, into the commit; `stamp` is when it was
-    /// written first.
+    /// Appends a payload and its entry, which is returned, to the commit. `stamp` is the clock of
+    /// its first write.
     pub fn payload(
         &mut self,
         key: &Key,
@@ -146,7 +146,7 @@ impl LogWriter {
         Ok(entry)
     }
 
-    /// Puts an entry without a payload into the commit.
+    /// Appends an entry without a payload to the commit.
     pub fn pair(&mut self, key: &Key, entry: &Entry) -> Result<()> {
         let order = self.batch.next_order();
         let short = match entry {
@@ -159,7 +159,7 @@ impl LogWriter {
         Ok(())
     }
 
-    /// Stores something that is not of the log: a node, or else what the next one replaces.
+    /// Stores a block outside of the log: a node, or a short-lived chunk.
     pub fn append_block(&mut self, bytes: &[u8], is_node: bool) -> Result<BlockPtr> {
         self.store_in(
             if is_node { PayloadKind::Node } else { PayloadKind::ShortLived },
@@ -168,7 +168,7 @@ impl LogWriter {
         )
     }
 
-    /// The same, where what is of `kind` lies.
+    /// Stores a block in the stream of `kind`.
     pub fn store_in(&mut self, kind: PayloadKind, bytes: &[u8], is_node: bool) -> Result<BlockPtr> {
         let align = self.alignment();
         let stream = self.stream_of(kind);
@@ -183,25 +183,25 @@ impl LogWriter {
         Ok(BlockPtr { at, len, sum: self.io.summer.checksum(at, bytes) })
     }
 
-    /// Nothing leads any more to what was stored.
+    /// Marks stored blocks as dead.
     pub fn forget(&mut self, ptrs: impl IntoIterator<Item = BlockPtr>) {
         for ptr in ptrs {
             self.segments.sub_live(ptr.at, ptr.len, false);
         }
     }
 
-    /// Stores bytes in as many parts as the layout wants.
+    /// Stores bytes in chunks of the layout's length.
     pub fn append_chunks(&mut self, bytes: &[u8]) -> Result<Vec<BlockPtr>> {
         bytes.chunks(self.layout.chunk_bytes()).map(|part| self.append_block(part, false)).collect()
     }
 
     fn stream_of(&self, kind: PayloadKind) -> usize {
         let stream = self.layout.stream_of(kind, self.usual_bytes < TRICKLE_BYTES);
-        // Layouts of others were asked before, but not for all.
+        // Layouts of other crates were checked for samples only.
         stream.min(self.streams.len().saturating_sub(1))
     }
 
-    /// Payloads as long as this begin at a multiple of it.
+    /// Returns the alignment of payloads that are at least as long.
     pub(super) fn alignment(&self) -> usize {
         if self.layout.is_page_aligned() { self.segments.geometry.page_bytes as usize } else { 1 }
     }

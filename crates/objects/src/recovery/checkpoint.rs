@@ -1,19 +1,19 @@
-//! Checkpoints: what recovery begins from.
+//! Checkpoints: the state that recovery begins from.
 //!
 //! ```text
 //!   superblock ─▶ blob, twice ─▶ tree's root · runs · image · table of segments · where streams stood
 //! ```
 //!
-//! The layer of the log so far is sealed; what it hides is counted, a few pairs with every
-//! change; then it is written as a *run*, sorted and compact, together with whatever inner
-//! nodes changed. Order comes from the disk: frames, then two superblocks, then the others.
+//! A checkpoint seals the active memtable. Changes account the entries it hides, a few pairs each.
+//! Then the memtable is written as a sorted *run*, with all changed inner nodes. The disk orders
+//! the writes: frames, then two superblocks, then the other two.
 //!
-//! Law 1: the *image* is a log in another form: not counted, written when a store is opened
-//! after an accident, and replayed before the log behind it.
-//! Law 2: the table of segments counts what this checkpoint leads to and nothing else: a store
-//! that is opened from it knows of nothing else.
-//! Law 3: what a checkpoint does away with is free once the checkpoint is durable and
-//! everybody who might read it has gone.
+//! Law 1: the *image* is a log in another form: not accounted, written when a store is opened after
+//! a crash, and replayed before the log after it.
+//! Law 2: the segment table counts exactly the bytes that this checkpoint refers to, because a
+//! store opened from it knows no others.
+//! Law 3: segments that a checkpoint frees are reusable once it is durable and no reader uses their
+//! old contents.
 #![allow(
     clippy::arithmetic_side_effects,
     reason = "sequence numbers, counts and places are this process's own; what was decoded was bounded there"
@@ -38,45 +38,45 @@ use crate::recovery::superblock::Superblock;
 use crate::test_hooks::{InjectedFault, is_fault_injected};
 use crate::{Error, Result};
 
-/// What the disk has to begin from, and what waits for that.
+/// Superblock and checkpoint on the disk, and segments that wait for them.
 pub(crate) struct Checkpoints {
     pub superblock: Superblock,
     /// The newest one, while it may not be durable.
     pub written: Option<SubmittedCheckpoint>,
-    /// Where it lies.
+    /// Its blocks.
     pub ptrs: Vec<BlockPtr>,
-    /// Segments that wait until those who hold the token let it go; oldest first.
+    /// Segments that earlier readers still pin; oldest first.
     pub pinned_segments: VecDeque<(Arc<ReaderPin>, Vec<u32>)>,
-    /// The next superblock is the first of another length.
+    /// True if the next superblock is the first of another length.
     pub is_resized: bool,
 }
 
-/// A checkpoint that the disk has, durable or not.
+/// A submitted checkpoint, durable or not.
 #[derive(Debug)]
 pub(crate) struct SubmittedCheckpoint {
     ticket: DiskTicket,
     pub emptied: Vec<u32>,
     /// Segments that were cleaned before it began.
     pub cleaned: HashSet<u32>,
-    /// Bytes that the disk was given before it.
+    /// Bytes submitted to the disk before it.
     written_bytes: u64,
 }
 
 impl Checkpoints {
-    /// Of a store that this leads to.
+    /// Creates the state of a store with this superblock.
     pub fn new(superblock: Superblock) -> Self {
         let epochs = VecDeque::new();
         Self { superblock, written: None, ptrs: vec![], pinned_segments: epochs, is_resized: false }
     }
 
-    /// Writes all copies of the superblock behind everything that was written.
+    /// Writes all copies of the superblock after all earlier writes.
     pub fn write_superblock(&mut self, log: &mut LogWriter) -> Result<DiskTicket> {
         self.superblock.generation += 1;
-        // Where the store ends from now on there is none yet: till there is, all is as it was.
+        // The new end of the store has no superblock yet: until it has, the old ones count.
         self.write_copies(log, if self.is_resized { [1, 0] } else { [0, 1] })
     }
 
-    /// Writes all copies of the superblock as it is, the second of the pairs behind the first.
+    /// Writes all copies of the current superblock, the second of `pairs` after the first.
     pub fn write_copies(&self, log: &mut LogWriter, pairs: [usize; 2]) -> Result<DiskTicket> {
         let chain = pairs.map(|pair| DiskGroup { writes: self.superblock.writes(pair) });
         let is_ordered = !is_fault_injected(InjectedFault::SuperblockAfterFrames);
@@ -85,7 +85,7 @@ impl Checkpoints {
         let tickets = disk
             .submit_chain(chain.into(), &after)
             .map_err(|refused| Error::Device(refused.error))?;
-        // The second pair is written behind a flush that made the first durable.
+        // A flush makes the first pair durable before the second is written.
         let ticket = *tickets.last().ok_or(Error::Device(draconis_device::Error::ServiceEnded))?;
         log.sent.last = Some(ticket);
         Ok(ticket)
@@ -93,7 +93,7 @@ impl Checkpoints {
 }
 
 impl Core {
-    /// Seals the log so far. Counting it goes on with every change.
+    /// Seals the active memtable. Later changes account it.
     pub fn begin_checkpoint(&mut self) -> Result<Step> {
         self.finish_counting()?;
         self.log.commit()?;
@@ -104,7 +104,7 @@ impl Core {
         Ok(Step::Continue(0))
     }
 
-    /// Counts all and writes the checkpoint that is on its way, if one is.
+    /// Accounts all pairs and writes the checkpoint in progress, if there is one.
     pub fn finish_counting(&mut self) -> Result<()> {
         while self.levels.counting.is_some() {
             let _ = self.count_on(AHEAD, MissPolicy::Block)?;
@@ -112,7 +112,7 @@ impl Core {
         Ok(())
     }
 
-    /// Writes what is left of the run, and all that leads to it.
+    /// Writes the rest of the run, and the checkpoint record.
     pub fn finish_checkpoint(&mut self, patience: MissPolicy) -> Result<Step> {
         if let Some(need) = self.complete_checkpoint(patience)? {
             return Ok(Step::Break(need));
@@ -125,7 +125,7 @@ impl Core {
         Ok(Step::Continue(0))
     }
 
-    /// A store that was opened writes what it replayed, uncounted.
+    /// Writes the replayed log as an image, without accounting it.
     pub fn write_image(&mut self) -> Result<()> {
         self.log.segments.begin();
         let places = self.log.places();
@@ -150,7 +150,7 @@ impl Core {
         let root = levels.tree.write_changed(log)?;
         log.forget(std::mem::take(&mut self.checkpoints.ptrs));
         let emptied = log.segments.empty(seq);
-        // A run that is being written as one is led to by a later checkpoint.
+        // A later checkpoint will refer to a run that compaction is still writing.
         let folding = levels.folding.iter().filter_map(|folding| folding.chunks.as_ref());
         let unled: Vec<BlockPtr> =
             folding.flat_map(|chunks| chunks.stored.iter().copied()).collect();
@@ -169,9 +169,9 @@ impl Core {
             table: table.clone(),
         };
         let bytes = blob.encode();
-        // In a commit of its own number: `own_seq` is the one that is open now.
+        // In a commit of its own number: `own_seq` is the open one.
         let checkpoint = log.append_block(&bytes, false)?;
-        // All hangs on it, so there are two, in two places where there are two.
+        // Everything depends on it, so there are two copies, in two streams if there are two.
         let twin = log.store_in(PayloadKind::Node, &bytes, false)?;
         log.commit()?;
         let superblock = &mut self.checkpoints.superblock;
@@ -187,7 +187,7 @@ impl Core {
         Ok(())
     }
 
-    /// Frees what the last checkpoint did away with, once that is durable.
+    /// Frees the segments that the last checkpoint does not need, once it is durable.
     pub fn complete_checkpoint(&mut self, patience: MissPolicy) -> Result<Option<RequiredIo>> {
         let Some(written) = &self.checkpoints.written else {
             self.release();
@@ -209,7 +209,7 @@ impl Core {
         Ok(None)
     }
 
-    /// Frees segments that have no reader any more.
+    /// Frees segments without readers.
     pub fn release(&mut self) {
         while let Some((token, _)) = self.checkpoints.pinned_segments.front()
             && Arc::strong_count(token) == 1
@@ -225,10 +225,10 @@ impl Core {
             for (&segment, extent) in emptied.iter().zip(&extents) {
                 log.io.invalidate(extent.start_bytes, len);
                 log.segments.release(segment);
-                // Others will write there: what was read of it is no longer true.
+                // They will be overwritten: data read from them is stale.
                 self.cleaner.cleaning.take_if(|cleaning| cleaning.segment == segment);
             }
-            // Only a hint; that it fails changes nothing.
+            // Only a hint; a failure changes nothing.
             if !extents.is_empty() && log.io.disk.properties().discards {
                 let after: Vec<DiskTicket> = log.sent.last.into_iter().collect();
                 let _ = log.io.disk.discard(&extents, &after);
@@ -236,7 +236,7 @@ impl Core {
         }
     }
 
-    /// Completes a checkpoint that was written so long ago that the disk has it by now.
+    /// Completes a checkpoint that is so old that the disk should have written it by now.
     pub fn complete_old_checkpoint(&mut self, patience: MissPolicy) -> Result<Option<Step>> {
         let age = self.reserve.log_bytes / 8;
         let is_old = self.checkpoints.written.as_ref().is_some_and(|written| {
@@ -251,7 +251,7 @@ impl Core {
         Ok(None)
     }
 
-    /// A whole checkpoint, now, durable.
+    /// Writes a whole checkpoint, and waits until it is durable.
     pub fn checkpoint_now(&mut self) -> Result<()> {
         let _ = self.begin_checkpoint()?;
         self.finish_counting()?;

@@ -1,16 +1,16 @@
-//! What a checkpoint leads to, as bytes.
+//! Encoding of a checkpoint record.
 
 use crate::Result;
 use crate::codec::{Reader, put_varint};
 use crate::index::tree::BlockPtr;
 use crate::log::StreamPosition;
 
-/// What the blob says.
+/// Contents of a checkpoint.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub(crate) struct CheckpointRecord {
-    /// The last commit that runs and image have.
+    /// Last commit in runs and image.
     pub seq: u64,
-    /// The commit that the blob is in: durable.
+    /// Commit that contains this record: durable.
     pub own_seq: u64,
     pub clock: u64,
     pub next_id: u64,

@@ -1,9 +1,9 @@
-//! The log behind a checkpoint, commit by commit.
+//! Replay of the log after a checkpoint, commit by commit.
 //!
-//! Law 1: commits count as long as none is missing. What is behind a hole was never acknowledged,
-//! unless a frame says that it was durable: then the disk lost it, and that is an error, not a
-//! shorter store.
-//! Law 2: what may have holes is verified, payloads too.
+//! Law 1: commits are valid as long as none is missing. Commits after a hole were never
+//! acknowledged, unless a frame declares that the hole was durable. Then the disk lost it, and
+//! opening fails rather than return an older state.
+//! Law 2: frames that may have holes are verified, with their payloads.
 
 use std::collections::{BTreeMap, HashSet};
 
@@ -20,10 +20,10 @@ use crate::recovery::checkpoint_record::CheckpointRecord;
 use crate::space::segment::State;
 use crate::test_hooks::{InjectedFault, is_fault_injected};
 
-/// How far behind a hole frames are looked for that say it should not be there.
+/// Search range after a hole for frames that declare its commits durable.
 const LOOK_BYTES: u32 = 1 << 20;
 
-/// Segments in which they are looked for where a whole segment may be lost.
+/// Segments to search if a whole segment may be lost.
 const LOOK_SEGMENTS: usize = 8;
 
 /// A frame of the log.
@@ -40,7 +40,7 @@ impl LogFrame {
     }
 }
 
-/// Reads the frames of one stream from where the checkpoint left it.
+/// Reads the frames of one stream from its position in the checkpoint.
 fn scan(core: &Core, stream: usize, place: StreamPosition, out: &mut Vec<LogFrame>) -> Result<u64> {
     let geometry = core.checkpoints.superblock.geometry;
     let (mut segment, mut pos, mut next) = place;
@@ -65,7 +65,7 @@ fn scan(core: &Core, stream: usize, place: StreamPosition, out: &mut Vec<LogFram
             pos = pos.saturating_add(header.len);
             out.push(LogFrame { header, stream, segment, table });
         }
-        // Something behind the hole may know that it should not be one.
+        // A later frame may declare the missing one durable.
         let reach =
             to_u32_saturating((LOOK_BYTES as usize).max(core.log.layout.frame_bytes()) as u64);
         let reach = reach.saturating_add(geometry.page_bytes.saturating_mul(2));
@@ -80,8 +80,8 @@ fn scan(core: &Core, stream: usize, place: StreamPosition, out: &mut Vec<LogFram
             look = look.saturating_add(geometry.page_bytes);
         }
         if out.len() == before && pos == 0 {
-            // A frame that was all of its segment took the link to the next one with it. Where
-            // the stream most likely went is known: to what was free behind it.
+            // A frame that filled its segment held the link to the next one. The stream most likely
+            // continued in the next free segments.
             for next in core.log.segments.free_behind(segment).take(LOOK_SEGMENTS) {
                 let header = frame_at(core, geometry.start_of(next), 0, 0, &mut None)?;
                 let later = header.map(|(header, _)| header).filter(|header| header.seq >= seq);
@@ -94,7 +94,7 @@ fn scan(core: &Core, stream: usize, place: StreamPosition, out: &mut Vec<LogFram
     Ok(durable)
 }
 
-/// The frame at a place, if a whole one of this incarnation is there.
+/// Returns the frame at an address, if a whole one of this incarnation is there.
 fn frame_at(
     core: &Core,
     start: u64,
@@ -138,7 +138,7 @@ fn frame_at(
     Ok(None)
 }
 
-/// Whether every payload of a frame is what it was.
+/// Verifies all payloads of a frame.
 fn has_payloads(core: &Core, found: &LogFrame) -> Result<bool> {
     let page = core.checkpoints.superblock.geometry.page_bytes as usize;
     let bytes =
@@ -158,7 +158,7 @@ fn has_payloads(core: &Core, found: &LogFrame) -> Result<bool> {
     Ok(true)
 }
 
-/// Replays what came behind the checkpoint.
+/// Replays the log after the checkpoint.
 pub(super) fn replay(core: &mut Core, blob: &CheckpointRecord) -> Result<()> {
     let mut found: Vec<LogFrame> = vec![];
     let mut durable = blob.own_seq;
@@ -200,7 +200,7 @@ pub(super) fn replay(core: &mut Core, blob: &CheckpointRecord) -> Result<()> {
     }
     core.log.batch.seq = seq.saturating_add(1);
     core.log.sent.mark_recovered(seq);
-    // What nothing leads to, and no stream stands in, is free.
+    // Segments without live bytes and without a stream are free.
     let standing: HashSet<u32> =
         core.log.streams.iter().flat_map(|stream| [stream.segment, stream.next]).collect();
     for number in 0..core.checkpoints.superblock.geometry.segments {
@@ -214,7 +214,7 @@ pub(super) fn replay(core: &mut Core, blob: &CheckpointRecord) -> Result<()> {
     Ok(())
 }
 
-/// The next commit, if the one before it may be missing.
+/// Returns the next commit although one may be missing, if that fault is injected.
 fn behind_a_gap(commits: &mut BTreeMap<u64, Vec<LogFrame>>) -> Option<Vec<LogFrame>> {
     is_fault_injected(InjectedFault::NoGaps).then(|| commits.pop_first())?.map(|(_, frames)| frames)
 }

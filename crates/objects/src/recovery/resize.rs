@@ -1,14 +1,14 @@
-//! Stores become larger, and smaller.
+//! Resizing of stores.
 //!
 //! ```text
 //!   grow     | segments ............ | 2 | 3 |  ──▶  | segments ............ ....... | 2 | 3 |
 //!   shrink   what lies behind the new end is moved, then as above, the other way round
 //! ```
 //!
-//! Law 1: the first copies of the superblock make the difference: those at the new end are
-//! written before, and mean nothing until then. Those at the old end are never written again.
-//! Law 2: segments begin where they began; nothing is moved to grow.
-//! Law 3: what does not fit is refused before anything is moved.
+//! Law 1: writing the first copies of the superblock switches to the new size. Those at the new end
+//! are written before, and invalid until then; those at the old end are never written again.
+//! Law 2: segments keep their addresses; a store grows without moves.
+//! Law 3: a new size that is too small is refused before anything is moved.
 #![allow(
     clippy::arithmetic_side_effects,
     clippy::indexing_slicing,
@@ -26,16 +26,16 @@ use crate::space::segment::State;
 use crate::store::OpenOptions;
 use crate::{Error, Result, Store};
 
-/// Segments that are cleaned between checkpoints to have some free.
+/// Segments that are cleaned between checkpoints to free some.
 const CLEARED_AT_ONCE: usize = 8;
 
 impl Store {
-    /// Gives the store on `disk`, which is not open, the length `len_bytes`: more, up to what the
-    /// disk has, or less. Of a disk that is larger the rest is left alone.
+    /// Resizes the closed store on `disk` to `len_bytes`, up to the length of the disk. Bytes of
+    /// the disk after that stay unused.
     ///
     /// # Errors
-    /// [`Error::NoSpace`] where what it holds does not fit, [`Error::Misuse`] where no store
-    /// would; what opening and writing gave.
+    /// [`Error::NoSpace`] if the contents do not fit, [`Error::Misuse`] if no store of this size is
+    /// possible; errors of opening and writing.
     pub fn resize(disk: Arc<dyn Disk>, len_bytes: u64) -> Result<()> {
         if len_bytes > disk.properties().len_bytes {
             return Err(Error::Misuse("a store cannot be longer than its disk"));
@@ -54,7 +54,7 @@ impl Store {
 }
 
 impl Core {
-    /// Moves all that lies behind the end of `new` to before it.
+    /// Moves all live bytes after the end of `new` to before it.
     fn evacuate_tail(&mut self, new: Geometry) -> Result<()> {
         let old = self.set_geometry(new);
         let fits = self.fits(0);
@@ -70,7 +70,7 @@ impl Core {
         if self.log.segments.free() <= self.floor() {
             self.reclaim_segments(self.floor() + 1)?;
         }
-        // Streams go on before the end: nothing is in their log that only they lead to.
+        // Moves the streams before the end: then no log after it is needed.
         for stream in 0..self.log.streams.len() {
             while self.log.streams[stream].segment.max(self.log.streams[stream].next)
                 >= new.segments
@@ -79,8 +79,8 @@ impl Core {
             }
         }
         self.checkpoint_now()?;
-        // Nothing is moved behind the end, so each segment is cleaned once; what was given up
-        // meanwhile is known after a checkpoint.
+        // Nothing is moved past the end, so each segment is cleaned once. A checkpoint accounts the
+        // entries freed meanwhile.
         for _ in 0..2 {
             for number in new.segments..old.segments {
                 self.empty(number)?;
@@ -99,8 +99,8 @@ impl Core {
         }
     }
 
-    /// Has some segments before `end` free, while those behind it may still be taken: what is
-    /// moved later has to go there, and moving needs room.
+    /// Frees some segments before `end`, while those after it are still usable: later moves go
+    /// there, and moving needs space.
     fn clear_below(&mut self, end: u32) -> Result<()> {
         let needed = self.floor() + 1;
         for _ in 0..end {
@@ -123,7 +123,7 @@ impl Core {
             for (_, number) in closed.into_iter().take(room) {
                 self.empty(number)?;
             }
-            // What was cleaned is free after the second.
+            // Cleaned segments are free after the second checkpoint.
             self.checkpoint_now()?;
             self.checkpoint_now()?;
         }

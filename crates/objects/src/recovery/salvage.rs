@@ -1,9 +1,9 @@
-//! What can be read of a damaged store, brought into another.
+//! Salvage: copies the readable contents of a damaged store to another one.
 //!
-//! Law 1: what is brought is what was written: verified when it is read. What cannot be told
-//! from damage is left out and named.
-//! Law 2: of an object everything is brought but the pieces that cannot be read: they are holes,
-//! and named. A value is brought whole or not at all.
+//! Law 1: copied bytes are what was written: they are verified when read. Contents that cannot be
+//! verified are left out and reported.
+//! Law 2: an object is copied without its unreadable blocks, which become holes and are reported. A
+//! value is copied whole or not at all.
 
 use std::sync::Arc;
 
@@ -20,29 +20,29 @@ use crate::recovery::open_degraded;
 use crate::store::OpenOptions;
 use crate::{Error, Group, NewObject, ObjectId, Result, Store};
 
-/// What is gathered for one group, in bytes.
+/// Bytes of one group.
 const GROUP_BYTES: usize = 1 << 20;
-/// What is read of an object at once, in bytes; where that fails, by pieces.
+/// Bytes of one read of an object; if it fails, single blocks are read.
 const READ_BYTES: u64 = 1 << 20;
 
-/// What a salvage brought, and what it did not.
+/// Result of a salvage.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct SalvageReport {
-    /// Objects, whole or in part.
+    /// Copied objects, whole or in part.
     pub objects: u64,
-    /// Keys with their values.
+    /// Copied keys with their values.
     pub keys: u64,
-    /// Names of objects.
+    /// Copied names of objects.
     pub names: u64,
-    /// Bytes of both.
+    /// Copied bytes of objects and values.
     pub bytes: u64,
-    /// What is lost, in words; nothing if all was brought.
+    /// Descriptions of losses; empty if everything was copied.
     pub lost: Vec<String>,
-    /// What is lost and was not kept in words.
+    /// Number of further losses.
     pub more: u64,
 }
 
-/// Losses that are named.
+/// Most losses that are described.
 const NAMED: usize = 10_000;
 
 impl SalvageReport {
@@ -56,12 +56,12 @@ impl SalvageReport {
 }
 
 impl Store {
-    /// Brings into this store, which is to be empty, what can be read of the one on `from`.
+    /// Copies the readable contents of the store on `from` to this one, which must be empty.
     /// Objects keep their numbers.
     ///
     /// # Errors
-    /// [`Error::NotAStore`] or [`Error::Corrupt`] where not even the checkpoint can be read;
-    /// what this store says.
+    /// [`Error::NotAStore`] or [`Error::Corrupt`] if not even the checkpoint can be read; errors of
+    /// this store.
     pub fn salvage(&self, from: Arc<dyn Disk>) -> Result<SalvageReport> {
         let options = OpenOptions { read_only: true, ..OpenOptions::default() };
         let mut losses = vec![];
@@ -79,7 +79,7 @@ impl Store {
         Ok(work.done)
     }
 
-    /// An object with this number; the next ones have larger ones.
+    /// Returns a new object with this number; later ones get larger numbers.
     fn numbered(&self, id: ObjectId) -> NewObject {
         self.raise_numbers(id);
         NewObject(id)
@@ -144,7 +144,7 @@ impl Work<'_> {
         Ok(())
     }
 
-    /// A name is brought with its object.
+    /// Copies a name, after its object.
     fn name(&mut self, name: &[u8], entry: &Entry) -> Result<()> {
         let Some(id) = entry.named_object() else { return Ok(()) };
         self.submit()?;
@@ -177,7 +177,7 @@ impl Work<'_> {
         self.into.submit(group, &[]).map(drop).map_err(|refused| refused.error)
     }
 
-    /// Reads from a byte of an object on; all of `into` is there.
+    /// Fills `into` from byte `at` of an object; fails if any of it is unreadable.
     fn read(&self, id: ObjectId, at: u64, into: &mut [u8]) -> Result<()> {
         let to = at.saturating_add(into.len() as u64);
         let mut parts: Vec<(u64, PayloadRef)> = vec![];
@@ -197,7 +197,7 @@ impl Work<'_> {
         Ok(())
     }
 
-    /// A value that is an object.
+    /// Returns the value of a value object.
     fn long(&self, id: ObjectId, len: u64) -> Result<Vec<u8>> {
         let record =
             self.view.index().object(&*self.core.log.io, id)?.ok_or(Error::NoObject(id))?;
@@ -214,9 +214,9 @@ impl Work<'_> {
 
     fn object(&mut self, id: ObjectId, record: &ObjectRecord) -> Result<()> {
         let len = record.len;
-        // Its number may not be the next one: nothing else is made meanwhile.
+        // Numbers may skip: nothing else creates objects meanwhile.
         match record.parent {
-            // That has the smaller number, and was brought before.
+            // The parent has a smaller number, and was copied before.
             Some(parent) => {
                 self.submit()?;
                 if self.into.object_record(parent)?.is_some() {
@@ -234,7 +234,7 @@ impl Work<'_> {
         self.group.truncate(id, len);
         self.done.objects = self.done.objects.saturating_add(1);
         let mut at = 0u64;
-        // Behind the last byte that is anywhere there is nothing but a hole.
+        // After the last extent there is only a hole.
         while let Some((first, part_len, is_zeros)) = self.next_part(id, at, len) {
             at = first;
             if is_zeros {
@@ -243,7 +243,7 @@ impl Work<'_> {
                 at = at.saturating_add(part_len);
                 continue;
             }
-            // What is over another is brought by what it has itself.
+            // Of a child only its own extents are copied.
             let together = if record.parent.is_some() { part_len } else { READ_BYTES };
             let end = at.saturating_add(together).min(len);
             let mut bytes = vec![0; crate::codec::to_usize_saturating(end.saturating_sub(at))];
@@ -259,7 +259,7 @@ impl Work<'_> {
         Ok(())
     }
 
-    /// Where the next bytes are that are somewhere, or may be.
+    /// Returns the next extent that exists, or may exist.
     fn next_part(&self, id: ObjectId, from: u64, len: u64) -> Option<(u64, u64, bool)> {
         let mut found = None;
         let looked = self.view.index().resolve(
@@ -274,14 +274,14 @@ impl Work<'_> {
         );
         match looked {
             Ok(_) => found,
-            // Some of it may be there.
+            // Some of it may be readable.
             Err(_) => {
                 (from < len).then_some((from, len.saturating_sub(from).min(READ_BYTES), false))
             }
         }
     }
 
-    /// Brings a part of an object by pieces, as far as each can be read.
+    /// Copies a range of an object block by block, as far as they are readable.
     fn pieces(&mut self, id: ObjectId, from: u64, to: u64) -> Result<()> {
         let piece = u64::from(CHECKSUM_BLOCK_BYTES);
         let mut lost: Option<(u64, u64, Error)> = None;

@@ -1,15 +1,14 @@
-//! What a store is, and where its checkpoint lies: four copies.
+//! Superblock: identity of the store and its checkpoint, in four copies.
 //!
 //! ```text
 //!   | 0 | 1 | segment 0 | segment 1 | .. | segment n-1 | 2 | 3 |
 //! ```
 //!
-//! Law 1: copies 0 and 1 are written together, 2 and 3 together once those are durable. So
-//! two copies of one generation are whole at any moment. Copies that a crash left behind are
-//! brought up to the newest before there is a newer one: none is more than one generation behind.
-//! Law 2: a copy lies within one sector of 512 bytes: it is whole or old.
-//! Law 3: the newest copy is believed; everything it leads to was durable before it was
-//! written.
+//! Law 1: copies 0 and 1 are written together, then 2 and 3 once the first are durable. So two
+//! copies of one generation are whole at any moment. Opening repairs copies that a crash left old
+//! before writing a newer one: none is more than one generation old.
+//! Law 2: a copy lies within one sector of 512 bytes: it is new or old as a whole.
+//! Law 3: the newest copy is valid; everything it refers to was durable before it was written.
 
 use draconis_device::{Disk, Extent, Urgency};
 use draconis_exchange::heap::Block;
@@ -22,22 +21,21 @@ use crate::{Error, Profile, Result};
 
 /// "DracoObj", as little-endian bytes.
 const MAGIC: u64 = u64::from_le_bytes(*b"DracoObj");
-/// 2: tables of frames tell what differs from line to line. 3: so do leaves and runs, and the
-/// log layout has a stream for them. 4: short values are in the index, and checkpoints have two
-/// copies; a store of version 3 is one of version 4 without them. 5: objects may have names. 6: objects
-/// may be over others.
+/// Versions. 2: summaries of frames are delta-coded. 3: so are leaves and runs, and the log layout
+/// has a stream for them. 4: inline values, and two copies of a checkpoint; stores of version 3 are
+/// read as version 4 without them. 5: names of objects. 6: forked objects.
 const VERSION: u32 = 6;
 const VERSION_WITHOUT_COPIES: u32 = 3;
-/// Encoded length with its sum.
+/// Encoded length with its checksum.
 const LEN: usize = 128;
-/// Copies have at least so much between their starts, in bytes.
+/// Least distance between copies, in bytes.
 const COPY_BYTES_MIN: u32 = 4096;
-/// The fewest segments.
+/// Fewest segments of a store.
 const SEGMENTS_MIN: u32 = 24;
-/// The smallest segment, in pages.
+/// Smallest segment, in pages.
 pub(crate) const SEGMENT_PAGES_MIN: u32 = 4;
 
-/// Where things are on a disk.
+/// Addresses and sizes on a disk.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Geometry {
     pub disk_bytes: u64,
@@ -49,7 +47,7 @@ pub(crate) struct Geometry {
 }
 
 impl Geometry {
-    /// The geometry that `profile` gives on a disk; says what does not fit.
+    /// Returns the geometry for `profile` on a disk, or the reason why it does not fit.
     pub fn of(profile: &Profile, disk_bytes: u64) -> Result<Self> {
         let page = profile.page_bytes;
         let segment = profile.segment_bytes;
@@ -65,7 +63,7 @@ impl Geometry {
             ));
         }
         let copies = u64::from(page.max(COPY_BYTES_MIN)) * 2;
-        // Segments begin where discards like it, but small stores have no room for that.
+        // Discards prefer aligned segments, but small stores have no space for that.
         let align = u64::from(segment.min(1 << 20)).next_power_of_two().min(disk_bytes / 64);
         let first_byte = match align {
             0 => copies,
@@ -83,7 +81,7 @@ impl Geometry {
         Ok(Self { disk_bytes, page_bytes: page, segment_bytes: segment, segments, first_byte })
     }
 
-    /// The same with segments from a byte on; none if that cannot be.
+    /// Returns the same with another start of segment 0; none if that is impossible.
     fn beginning_at(self, first_byte: u64) -> Option<Self> {
         let copies = self.copies();
         let page = u64::from(self.page_bytes);
@@ -97,7 +95,7 @@ impl Geometry {
         Some(Self { first_byte, segments, ..self })
     }
 
-    /// The same on a disk of another length.
+    /// Returns the same for another length of the disk.
     pub fn resized(&self, profile: &Profile, disk_bytes: u64) -> Result<Self> {
         Self::of(profile, disk_bytes)?
             .beginning_at(self.first_byte)
@@ -109,14 +107,14 @@ impl Geometry {
         self.first_byte.saturating_add(behind)
     }
 
-    /// The segment that holds a byte.
+    /// Returns the segment that holds a byte.
     pub fn segment_of(&self, at: u64) -> Option<u32> {
         let behind = at.checked_sub(self.first_byte)?;
         let segment = behind.checked_div(u64::from(self.segment_bytes))?;
         u32::try_from(segment).ok().filter(|segment| *segment < self.segments)
     }
 
-    /// Whether `[at, at + len)` lies in one segment.
+    /// Returns true if `[at, at + len)` lies in one segment.
     pub fn contains(&self, at: u64, len: u64) -> bool {
         let Some(end) = at.checked_add(len.max(1)) else { return false };
         self.segment_of(at).is_some()
@@ -131,30 +129,30 @@ impl Geometry {
     }
 }
 
-/// The part of `len_bytes` that is whole pages.
+/// Rounds `len_bytes` down to whole pages.
 fn whole_pages(len_bytes: u64, page_bytes: u32) -> u64 {
     let rest = len_bytes.checked_rem(u64::from(page_bytes)).unwrap_or(0);
     len_bytes.saturating_sub(rest)
 }
 
-/// What the newest copy says.
+/// Contents of a superblock.
 #[derive(Clone, PartialEq, Debug)]
 pub(crate) struct Superblock {
     pub id: u128,
     pub generation: u64,
-    /// Counts how often opening began of the store for writing.
+    /// Number of openings for writing.
     pub incarnation: u64,
-    /// The incarnation that wrote the log behind the checkpoint.
+    /// Incarnation that wrote the log after the checkpoint.
     pub log_incarnation: u64,
     pub profile: Profile,
     pub geometry: Geometry,
     pub checkpoint: BlockPtr,
-    /// Its other copy; stores of older programs have none.
+    /// Second copy of the checkpoint; stores of older versions have none.
     pub checkpoint_copy: Option<BlockPtr>,
 }
 
 impl Superblock {
-    /// Guards everything in the store but the superblocks.
+    /// Returns the checksummer for everything in the store but the superblocks.
     pub fn summer(&self) -> Checksummer {
         let half = |id: u128| u64::try_from(id & u128::from(u64::MAX)).unwrap_or_default();
         let (low, high) = (half(self.id), half(self.id >> 64));
@@ -178,7 +176,7 @@ impl Superblock {
         out.extend_from_slice(&self.checkpoint.len.to_le_bytes());
         out.extend_from_slice(&self.checkpoint.at.to_le_bytes());
         out.extend_from_slice(&self.checkpoint.sum.to_le_bytes());
-        // As long as the first.
+        // It is as long as the first.
         let (twin_at, twin_sum) = self.checkpoint_copy.map_or((0, 0), |twin| (twin.at, twin.sum));
         out.extend_from_slice(&twin_at.to_le_bytes());
         out.extend_from_slice(&twin_sum.to_le_bytes());
@@ -231,7 +229,7 @@ impl Superblock {
         }
         let wrong = Error::Corrupt { what: "a superblock's sizes", at_bytes: at };
         let mut geometry = Geometry::of(&profile, made_for).map_err(|_| wrong.clone())?;
-        // Where segments begin stays as it was when the store was made, whatever it grew to.
+        // Segments keep their start from creation on, whatever the size is now.
         let first_byte = reader.u64()?;
         if version != VERSION_WITHOUT_COPIES {
             geometry = geometry.beginning_at(first_byte).ok_or(wrong)?;
@@ -248,7 +246,7 @@ impl Superblock {
         })
     }
 
-    /// The writes of one pair of copies.
+    /// Returns the writes of one pair of copies.
     pub fn writes(&self, pair: usize) -> Vec<draconis_device::Write> {
         let page = self.geometry.page_bytes as usize;
         let copies = self.geometry.copies().into_iter();
@@ -263,16 +261,16 @@ impl Superblock {
             .collect()
     }
 
-    /// What each of the four copies says, and where it is.
+    /// Reads all four copies; returns them with their addresses.
     pub fn copies(&self, disk: &dyn Disk) -> [(u64, Result<Self>); 4] {
         self.geometry.copies().map(|at| (at, read_copy(disk, at)))
     }
 
-    /// The newest copy on a disk, and which of the four copies agree with it.
+    /// Returns the newest copy on a disk, and which of the four are equal to it.
     ///
     /// # Errors
-    /// [`Error::NotAStore`] where no copy is, [`Error::Corrupt`] where none is whole, what
-    /// the disk says where it cannot be read.
+    /// [`Error::NotAStore`] if there is no copy, [`Error::Corrupt`] if none is whole, errors of the
+    /// disk if they cannot be read.
     pub fn find(disk: &dyn Disk) -> Result<(Self, [bool; 4])> {
         let properties = disk.properties();
         let mut found: Vec<(u64, Self)> = vec![];
@@ -285,7 +283,7 @@ impl Superblock {
                 Err(error) => *why = error,
             };
         take(0, &mut found, &mut why);
-        // The first copy says where the others are. Without it each page size is tried.
+        // The first copy determines the others' addresses. Without it, each page size is tried.
         let places = match found.first() {
             Some((_, copy)) => copy.geometry.copies()[1..].to_vec(),
             None => everywhere(properties.len_bytes),
@@ -299,7 +297,7 @@ impl Superblock {
     }
 }
 
-/// Where copies but the first can be, with pages of any size.
+/// Returns the possible addresses of copies other than the first, for any page size.
 fn everywhere(disk_bytes: u64) -> Vec<u64> {
     let places = (12..=20).flat_map(|shift| {
         let stride = 1u64 << shift;
@@ -309,8 +307,8 @@ fn everywhere(disk_bytes: u64) -> Vec<u64> {
     places.flatten().collect()
 }
 
-/// Writes that make copies belong to no store, whichever they were of, and with whatever pages;
-/// nothing else is touched, so a store that keeps one of them is still whole.
+/// Returns writes that erase superblock copies of any store and page size. Nothing else is
+/// overwritten, so a store that keeps one copy is still whole.
 pub(crate) fn wipe(disk: &dyn Disk) -> Vec<draconis_device::Write> {
     let properties = disk.properties();
     let len = properties.sector_bytes.max(512) as usize;

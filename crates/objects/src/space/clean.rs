@@ -1,9 +1,8 @@
-//! Segments become free: what is alive in one is written elsewhere.
+//! Cleaning: frees a segment by moving its live bytes.
 //!
 //! Law 1: a moved payload is a change like any other: in the log, with the same key. It was
-//! verified first; what is rotten stays where it is.
-//! Law 2: what is alive is what the index leads to when it is looked at, and nothing else: no count
-//! is asked.
+//! verified first; damaged bytes stay where they are.
+//! Law 2: live items are those that the index refers to at that time; counts do not matter.
 #![allow(
     clippy::arithmetic_side_effects,
     clippy::cast_possible_truncation,
@@ -33,7 +32,7 @@ use crate::space::segment_reader::SegmentReader;
 use crate::test_hooks::{InjectedFault, is_fault_injected};
 use crate::{Error, Result};
 
-/// Something in a frame that may be alive.
+/// An item of a frame that may be live.
 #[derive(Debug)]
 enum Candidate {
     Payload(Key, PayloadRef),
@@ -50,45 +49,45 @@ impl Candidate {
     }
 }
 
-/// Which segment is cleaned, and which were since when.
+/// The segment being cleaned, and those cleaned since the last checkpoints.
 #[derive(Default)]
 pub(crate) struct Cleaner {
     pub cleaning: Option<Cleaning>,
-    /// Segments that were cleaned since the last checkpoint: what is left in them waits for it.
+    /// Segments cleaned since the last checkpoint began: they wait for the next one.
     pub since: HashSet<u32>,
-    /// Those that were cleaned before the checkpoint that is being counted began.
+    /// Segments cleaned before the checkpoint in progress began.
     pub before: HashSet<u32>,
 }
 
-/// The segment that is being cleaned.
+/// A segment being cleaned.
 pub(crate) struct Cleaning {
     pub segment: u32,
-    /// Where it begins on the disk.
+    /// Address of its first byte.
     start: u64,
-    /// The next frame.
+    /// Offset of the next frame.
     pos: u32,
     used: u32,
-    /// What cleaning it gains, in bytes.
+    /// Bytes that cleaning it frees.
     pub dead: u64,
     stamp: u64,
-    /// Shared with who waits for it.
+    /// Shared with a caller that waits for reads.
     reading: Arc<Mutex<SegmentReader>>,
-    /// Up to where on the disk the next step needs it.
+    /// Address up to which the next step needs bytes.
     needed: u64,
-    /// Whether frames are read whole, since a jump takes longer than what it passes over.
+    /// True if frames are read whole, because a seek takes longer than reading the gap.
     is_whole: bool,
-    /// What is left of the frame, last first.
+    /// Remaining items of the frame, last first.
     candidates: Vec<Candidate>,
 }
 
 impl Cleaning {
-    /// Where in the segment a byte of the disk is.
+    /// Returns the offset of an address in the segment.
     fn place(&self, at: u64) -> Result<u32> {
         let gone = Error::Corrupt { what: "an item outside of its segment", at_bytes: at };
         at.checked_sub(self.start).and_then(|at| u32::try_from(at).ok()).ok_or(gone)
     }
 
-    /// Asks for bytes of the segment; says whether they had been asked for.
+    /// Requests bytes of the segment; returns true if they were requested before.
     fn want(
         &mut self,
         io: &CachedDisk,
@@ -102,14 +101,14 @@ impl Cleaning {
 }
 
 impl Cleaner {
-    /// What the next step would wait for, if it would.
+    /// Returns the I/O that the next step would wait for.
     pub fn waits_for(&self) -> Option<RequiredIo> {
         let cleaning = self.cleaning.as_ref()?;
         let waits = cleaning.reading.try_lock().is_none_or(|it| it.waits(cleaning.needed));
         waits.then(|| RequiredIo::Bytes(cleaning.reading.clone(), cleaning.needed))
     }
 
-    /// Looks at the next thing in the segment; how many bytes of it that were.
+    /// Processes the next item of the segment; returns its bytes.
     fn step(
         &mut self,
         log: &mut LogWriter,
@@ -122,7 +121,7 @@ impl Cleaner {
             log.counters.cleaned += 1;
             return Ok(Step::Continue(64));
         }
-        // Who holds it waits for the disk: `waits_for` was asked before, or this has to wait, too.
+        // A lock holder waits for the disk: the caller checked `waits_for`, or has to wait, too.
         let reading = cleaning.reading.clone();
         let mut reading = reading.lock();
         let done = match cleaning.candidates.pop() {
@@ -160,16 +159,16 @@ impl Cleaner {
     }
 }
 
-/// What became of a candidate.
+/// Result of moving a candidate.
 enum Moved {
     Done,
-    /// Its bytes were asked for.
+    /// Its bytes were requested.
     Asked,
     Wants(RequiredIo),
 }
 
 impl Cleaning {
-    /// Reads what is in the next frame; how many bytes of it are nothing that can be alive.
+    /// Reads the items of the next frame; returns the bytes of it that cannot be live.
     fn next_frame(
         &mut self,
         log: &LogWriter,
@@ -194,7 +193,7 @@ impl Cleaning {
             reading.get(io, pos, header.len as usize)?;
         }
         let (table_at, table_len) = (pos + header.table_at, header.table_len as usize);
-        // The table of a long frame is behind its payloads, which are read as they are needed.
+        // The summary of a long frame is after its payloads, which are read as they are needed.
         let Some(table) = reading.apart(io, table_at, table_len)? else { return Ok(64) };
         if !header.is_whole(&first, &table, io.summer) {
             return Err(gone);
@@ -216,7 +215,7 @@ impl Cleaning {
         Ok(u64::from(header.len).saturating_sub(in_items) + 64)
     }
 
-    /// Moves what is alive of a candidate.
+    /// Moves the live parts of a candidate.
     fn move_candidate(
         &mut self,
         log: &mut LogWriter,
@@ -234,7 +233,7 @@ impl Cleaning {
                     ControlFlow::Continue(parts) => parts,
                     ControlFlow::Break(need) => return Ok(Moved::Wants(need)),
                 };
-                // At once: parts that are asked for one by one drive each other out for ever.
+                // Together: parts that are requested one by one would evict each other forever.
                 if let (Some((_, first)), Some((_, last))) = (parts.first(), parts.last()) {
                     let (from, to) = (self.place(first.at)?, self.place(last.end())?);
                     if !self.want(&io, reading, from, to.saturating_sub(from) as usize) {
@@ -291,13 +290,13 @@ impl Cleaning {
 }
 
 impl Core {
-    /// Segments that are free after a checkpoint or two.
+    /// Returns the number of segments that are free after one or two checkpoints.
     pub fn segments_awaiting_checkpoint(&self) -> usize {
         let emptied = self.checkpoints.written.as_ref().map_or(0, |written| written.emptied.len());
         emptied + self.cleaner.since.len() + self.cleaner.before.len()
     }
 
-    /// Whether what is left in a segment only waits for a checkpoint.
+    /// Returns true if a segment only waits for a checkpoint.
     fn is_cleaned(&self, segment: u32) -> bool {
         let written = self.checkpoints.written.as_ref().map(|written| &written.cleaned);
         [Some(&self.cleaner.since), Some(&self.cleaner.before), written]
@@ -306,8 +305,8 @@ impl Core {
             .any(|cleaned| cleaned.contains(&segment))
     }
 
-    /// The segment that is worth most, if one is worth anything: of all, or without those of
-    /// the index that still have much of it.
+    /// Returns the segment with the largest benefit, if there is one: of all, or without index
+    /// segments that still have many live bytes.
     fn best(&self, all: bool) -> Option<u32> {
         let len = u64::from(self.log.segments.geometry.segment_bytes);
         let worth = |(number, segment): (u32, &Segment)| {
@@ -326,10 +325,10 @@ impl Core {
         Some(worths.max_by(|(a, _), (b, _)| a.total_cmp(b))?.1)
     }
 
-    /// The segment that is worth most, if one is worth anything.
+    /// Returns the segment that is best to clean, if there is one.
     pub fn best_to_clean(&self) -> Option<u32> {
-        // A merge takes one leaf after the other, as they were written: it empties their
-        // segments by itself, and the one that it has half emptied would look best.
+        // A merge rewrites leaves in the order of their addresses: it empties their segments, and
+        // the half-emptied one would look best.
         let all = self.levels.merging.is_none() || self.log.segments.free() <= self.kept();
         self.best(all).or_else(|| self.best(true))
     }
@@ -340,7 +339,7 @@ impl Core {
         let len = u64::from(geometry.segment_bytes);
         let segment = self.log.segments.all[number as usize];
         if segment.last_seq == self.log.batch.seq {
-            // Its last frames are not even given to the disk.
+            // Its last frames were not submitted yet.
             self.log.commit()?;
         }
         if let Some(ticket) = self.log.sent.unsettled(segment.last_seq) {
@@ -351,7 +350,7 @@ impl Core {
         }
         let live = segment.held() as u64;
         let layout = &self.log.layout;
-        // Where little is alive the cleaner jumps; what it passes over is not read.
+        // With few live bytes the cleaner skips the gaps between them.
         let is_dense = live * layout.sparse_read_ratio() > u64::from(segment.used);
         let depth = if is_dense { layout.reads_ahead() } else { 0 };
         let start = geometry.start_of(number);
@@ -377,7 +376,7 @@ impl Core {
         self.cleaner.step(&mut self.log, &mut self.levels, patience)
     }
 
-    /// Cleans the segment that is being cleaned to its end.
+    /// Finishes cleaning the current segment.
     pub fn finish_cleaning(&mut self) -> Result<()> {
         while self.cleaner.cleaning.is_some() {
             let _ = self.clean(MissPolicy::Block)?;

@@ -1,14 +1,14 @@
-//! Room: what there is, what is kept for what, and how more is found.
+//! Free space: reserves, admission of groups and reclamation of segments.
 //!
 //! ```text
 //!   segments │ held by what is alive │ free ............................ │
 //!                                    │ for groups │ to give up │ upkeep  │
 //! ```
 //!
-//! Law 1: whatever is taken, what is left suffices for the checkpoint after it: a store can be
-//! opened, and can give up.
-//! Law 2: what only gives up may use what is kept for that; everything else is refused before.
-//! Law 3: a refusal costs nothing when it is asked for again.
+//! Law 1: each group leaves space for the checkpoint after it: the store opens, and can free space.
+//! Law 2: groups that only free space may use the delete reserve; others are refused before it is
+//! touched.
+//! Law 3: repeating a refused request costs nothing.
 #![allow(
     clippy::arithmetic_side_effects,
     clippy::cast_possible_truncation,
@@ -21,10 +21,10 @@ use crate::maintenance::MissPolicy;
 use crate::recovery::superblock::Geometry;
 use crate::{Error, Result};
 
-/// Checkpoints after which nothing was gained in vain.
+/// Checkpoints without a gain after which reclamation gives up.
 const IN_VAIN: usize = 8;
 
-/// What was refused, and how things stood then: it is refused again until they changed.
+/// A refused request and the state at that time: the refusal is repeated until the state changes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct NoSpaceState {
     needed_bytes: u64,
@@ -33,7 +33,7 @@ pub(crate) struct NoSpaceState {
     epochs: usize,
 }
 
-/// What is kept free for what: the same as long as a store has its length.
+/// Reserves of a store: constant as long as its size is.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Reserve {
     floor: usize,
@@ -45,26 +45,26 @@ pub(crate) struct Reserve {
 }
 
 impl Reserve {
-    /// Of a store in so many segments.
+    /// Returns the reserves of a store of this geometry.
     pub fn of(geometry: &Geometry, layout: &dyn Layout) -> Self {
         let (segment_bytes, log_bytes) = (u64::from(geometry.segment_bytes), layout.log_bytes());
         let segments = geometry.segments as usize;
-        // What a checkpoint may take after a whole log: for the log's commit, for nodes, for a
-        // run with what leads to it.
+        // Most segments that a checkpoint after a whole log takes: for the log's commit, for nodes,
+        // and for a run with the record.
         let upkeep = 3 + log_bytes.div_ceil(segment_bytes) as usize;
-        // Cleaning that many together gains more than the pages of the checkpoint after it, even
-        // where a sixteenth of each is dead.
+        // Cleaning that many together gains more than the pages of the checkpoint after it, even if
+        // only a sixteenth of each is dead.
         let pages = (u64::from(geometry.page_bytes) * 64).div_ceil(segment_bytes) as usize;
         let floor = upkeep + 4 + pages;
-        // A store of few segments has none to spare for what comes in bursts.
+        // A store of few segments cannot spare any for bursts.
         let kept = floor + (layout.streams() + 3).min(segments / 8 + 2);
-        // What `make_room` asks for, and what is filled until a checkpoint frees what was
-        // cleaned. The cleaner keeps up with what is written when an eighth is missing; as much
-        // again is for what comes in bursts: long commits, merged runs.
+        // The target of `reclaim_segments`, and the segments filled until a checkpoint frees
+        // cleaned ones. The cleaner keeps up with writes when an eighth is missing; another eighth
+        // is for bursts: long commits, merged runs.
         let filled = (log_bytes * 2).div_ceil(segment_bytes) as usize;
         let low = (kept + 2 + filled) * 8 / 7 + 1;
-        // Each stream has a segment that it fills and one that it fills next. Segments have ends
-        // that nothing fits into, and cleaning has to gain something.
+        // Each stream has an open segment and a next one. Segments have unusable ends, and cleaning
+        // has to gain something.
         let filled = segments.saturating_sub(layout.streams() * 2 + kept) as u64;
         Self { floor, kept, low, capacity_bytes: filled * segment_bytes / 16 * 15, log_bytes }
     }
@@ -75,59 +75,59 @@ impl Core {
         u64::from(self.checkpoints.superblock.geometry.segment_bytes)
     }
 
-    /// Segments that a checkpoint would take now: what the cleaner moved is in the log, too.
+    /// Returns the segments that a checkpoint would take now, with the cleaner's copies.
     pub fn due(&self) -> usize {
-        // On the disk a pair takes at most half of what it takes in memory.
+        // On the disk a pair takes at most half of its memory.
         let run_bytes = self.levels.unwritten_bytes() as u64 / 2;
         3 + run_bytes.div_ceil(self.segment_bytes()) as usize
     }
 
-    /// Whether runs have so much that merging them is due before more is taken.
+    /// Returns true if runs are so large that they must be merged before more is admitted.
     fn is_crowded(&self, needed_bytes: u64) -> bool {
         let few = self.floor() as u64 * self.segment_bytes() / 4;
         !self.fits(needed_bytes) && self.merge_bytes() > (self.capacity_bytes() / 32).min(few)
     }
 
-    /// Free segments that only what gives up, the cleaner and checkpoints may use.
+    /// Returns the free segments reserved for freeing groups, the cleaner and checkpoints.
     pub fn floor(&self) -> usize {
         self.reserve.floor
     }
 
-    /// Free segments that groups which only add may not use.
+    /// Returns the free segments that other groups may not use.
     pub fn kept(&self) -> usize {
         self.reserve.kept
     }
 
-    /// The cleaner begins when fewer segments are free.
+    /// Returns the free segments below which cleaning begins.
     pub fn low(&self) -> usize {
         self.reserve.low
     }
 
-    /// Bytes that groups can fill.
+    /// Returns the bytes that groups can fill.
     pub fn capacity_bytes(&self) -> u64 {
         self.reserve.capacity_bytes
     }
 
-    /// The store has this length from now on; yields the one that it had.
+    /// Sets the geometry; returns the old one.
     pub fn set_geometry(&mut self, geometry: Geometry) -> Geometry {
         self.reserve = Reserve::of(&geometry, &*self.log.layout);
         std::mem::replace(&mut self.checkpoints.superblock.geometry, geometry)
     }
 
-    /// Bytes that merging writes before it gives back what it merged.
+    /// Returns the bytes that a merge writes before it frees the merged runs.
     fn merge_bytes(&self) -> u64 {
         self.levels.run_bytes() + self.log.bytes
     }
 
-    /// Whether so many bytes more leave enough for merging.
+    /// Returns true if so many more bytes leave enough space for a merge.
     pub fn fits(&self, needed_bytes: u64) -> bool {
         let (bytes, capacity) = (self.log.segments.held() + needed_bytes, self.capacity_bytes());
-        // Runs are held, too: mostly it is clear without going through them.
+        // Runs are live, too: this mostly decides without visiting them.
         bytes * 2 + self.log.bytes <= capacity || bytes + self.merge_bytes() <= capacity
     }
 
-    /// Segments that a group of so many bytes takes: at the end of each less is left than its
-    /// next payload is long.
+    /// Returns the segments that a group of so many bytes takes. The unused end of each is shorter
+    /// than the next payload.
     fn taken_by(&self, bytes: u64) -> usize {
         let gap = self.log.payload_max() as u64
             + u64::from(self.checkpoints.superblock.geometry.page_bytes) * 2;
@@ -135,13 +135,13 @@ impl Core {
         bytes.div_ceil(usable) as usize
     }
 
-    /// Bytes of segments that groups cannot fill.
+    /// Returns the bytes of segments that groups cannot fill.
     fn kept_bytes(&self) -> u64 {
         let geometry = &self.checkpoints.superblock.geometry;
         (u64::from(geometry.segments) * self.segment_bytes()).saturating_sub(self.capacity_bytes())
     }
 
-    /// Sees that a group of `needed_bytes` fits. `frees` may use what is kept for that.
+    /// Ensures that a group of `needed_bytes` fits, from the delete reserve if it only `frees`.
     pub fn ensure_space(&mut self, needed_bytes: u64, frees: bool) -> Result<()> {
         let kept = if frees { self.floor() } else { self.kept() };
         let needed = self.taken_by(needed_bytes) + kept;
@@ -161,8 +161,8 @@ impl Core {
             return Err(self.no_space(needed_bytes));
         }
         self.look_for_room(needed, needed_bytes, frees).map_err(|error| self.stop(error))?;
-        // What gives up goes on as long as its checkpoint has room: a snapshot may keep what
-        // was given up.
+        // Freeing groups continue as long as their checkpoint has space: a snapshot may pin the
+        // freed segments.
         let is_enough = match frees {
             true => self.log.segments.free() + self.floor() > needed + self.due(),
             false => self.log.segments.free() >= needed && self.fits(needed_bytes),
@@ -176,10 +176,10 @@ impl Core {
         Err(self.no_space(needed_bytes))
     }
 
-    /// Sees that so many bytes fit that come in any pieces.
+    /// Ensures that so many bytes fit, in writes of any size.
     pub fn ensure_reservable(&mut self, bytes: u64) -> Result<()> {
         self.check_running()?;
-        // With their entries, and what is lost at the ends of commits.
+        // With their entries, and padding at the ends of commits.
         self.ensure_space(
             bytes.saturating_add(bytes / 8).saturating_add(self.segment_bytes()),
             false,
@@ -188,7 +188,7 @@ impl Core {
 
     fn look_for_room(&mut self, needed: usize, needed_bytes: u64, frees: bool) -> Result<()> {
         if self.is_crowded(needed_bytes) || !frees && !self.fits(needed_bytes) {
-            // What was overwritten may not be counted yet.
+            // Overwritten entries may not be accounted yet.
             self.checkpoint_now()?;
             if self.is_crowded(needed_bytes) {
                 self.merge_now()?;
@@ -204,7 +204,7 @@ impl Core {
     pub fn no_space(&self, needed_bytes: u64) -> Error {
         let held = self.log.segments.held() + self.merge_bytes();
         let by_bytes = self.capacity_bytes().saturating_sub(held);
-        // Not more than what was tried to be found.
+        // Not more than was searched for.
         let segments = self.log.segments.free().saturating_sub(self.kept()) as u64;
         let free_bytes = by_bytes.min(segments * self.segment_bytes() / 4 * 3);
         Error::NoSpace { needed_bytes, free_bytes, kept_bytes: self.kept_bytes() }
@@ -215,9 +215,9 @@ impl Core {
         NoSpaceState { needed_bytes, groups, free, epochs: self.checkpoints.pinned_segments.len() }
     }
 
-    /// Looks for free segments until there are `needed`, or no more can be had: cleaning moves
-    /// what is alive together, merging does away with what runs hide, and a checkpoint frees what
-    /// came of both. Each needs a little room itself.
+    /// Reclaims segments until `needed` are free, or no more can be. Cleaning compacts live bytes,
+    /// merging drops hidden entries, and checkpoints free the segments of both. Each needs a little
+    /// space itself.
     pub fn reclaim_segments(&mut self, needed: usize) -> Result<()> {
         let (start, mut in_vain) = (self.log.segments.free(), 0);
         let mut best = start;
@@ -231,14 +231,14 @@ impl Core {
                 let _ = self.complete_checkpoint(MissPolicy::Block)?;
                 continue;
             }
-            // What was given up since the last checkpoint is not known to be dead. Where
-            // that is little it is tried last.
+            // Entries freed since the last checkpoint are not accounted yet. If they are few, this
+            // is tried last.
             if !is_counted && self.log.bytes >= self.reserve.log_bytes / 4 {
                 is_counted = true;
                 self.checkpoint_now()?;
                 continue;
             }
-            // While a snapshot keeps what was given up, cleaning only uses up what is left.
+            // While a snapshot pins freed segments, cleaning only uses up the rest.
             if !self.checkpoints.pinned_segments.is_empty() {
                 if is_counted {
                     return Ok(());
@@ -256,8 +256,8 @@ impl Core {
                 self.checkpoint_now()?;
                 continue;
             }
-            // A waiter does not pay for more than is missing, and for what the checkpoint takes
-            // that gives it, unless that gains nothing.
+            // A waiter cleans only for the missing segments and for the checkpoint that frees them,
+            // unless that gains nothing.
             let waiting = self.cleaner.since.len() + self.cleaner.before.len();
             let missing = needed + self.due() - self.log.segments.free();
             let is_enough = in_vain < IN_VAIN / 2 && waiting >= missing;
@@ -267,7 +267,7 @@ impl Core {
                 || !can_clean
                 || (self.cleaner.cleaning.is_none() && !self.clean_best()?);
             if is_due {
-                // The last try: what was given up may not be known to be dead.
+                // Last attempt: freed entries may not be accounted yet.
                 if waiting == 0 && !self.log.segments.has_empty() {
                     in_vain = IN_VAIN;
                     if is_counted {
@@ -289,14 +289,14 @@ impl Core {
         }
     }
 
-    /// Begins to clean what is worth most; says whether anything is worth it.
+    /// Begins to clean the best segment; returns false if there is none.
     fn clean_best(&mut self) -> Result<bool> {
         let Some(number) = self.best_to_clean() else { return Ok(false) };
         let _ = self.begin_cleaning(number, MissPolicy::Block)?;
         Ok(true)
     }
 
-    /// Makes all runs part of the tree, as far as there is room for that.
+    /// Merges all runs into the tree, as far as free space allows.
     pub fn merge_now(&mut self) -> Result<()> {
         let mut is_begun = false;
         loop {
@@ -327,8 +327,8 @@ impl Core {
         }
     }
 
-    /// Pairs that a step of merging may bring into the tree: each may change a leaf of its own,
-    /// and what leads to it.
+    /// Returns the most pairs that one step may merge into the tree: each may change a leaf and the
+    /// path to it.
     pub fn merged_at_once(&self) -> usize {
         let room =
             self.log.segments.free().saturating_sub(self.due()) as u64 * self.segment_bytes();

@@ -1,14 +1,14 @@
-//! Which segments are in use, and how much of each is alive.
+//! Segment table: state and live bytes of each segment.
 //!
 //! ```text
 //!   free ──taken──▶ open ──full──▶ closed ──nothing alive──▶ emptied ──checkpoint──▶ free
 //! ```
 //!
-//! Law 1: alive is what index, tree, runs and checkpoint lead to. It is added when it is
-//! written and taken away once, when what led to it goes.
-//! Law 2: a checkpoint saves what it leads to itself, byte for byte, as `check` counts it:
-//! without what the log behind it adds, which replaying adds again (`since`), and without what
-//! is written for later and nothing leads to yet (a run on its way).
+//! Law 1: live bytes are those that index, tree, runs and checkpoint refer to. They are added when
+//! written and subtracted once, when their reference goes.
+//! Law 2: a checkpoint stores the live bytes that it refers to itself, as `check` counts them. It
+//! excludes those of the log after it, which replay adds again (`since`), and those of runs still
+//! being written, which nothing refers to yet.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -23,29 +23,29 @@ pub(crate) enum State {
     Free,
     Open,
     Closed,
-    /// Waits until a checkpoint does without it.
+    /// Waits for a checkpoint that does not need it.
     Emptied,
 }
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Segment {
     pub state: State,
-    /// Bytes that something leads to.
+    /// Live bytes.
     pub live: i64,
-    /// Changes of `live` by the log since the last checkpoint began.
+    /// Change of `live` by the log since the last checkpoint began.
     since: i64,
-    /// The clock when its bytes were written, on average; the cleaner's copies keep theirs.
+    /// Average clock of the writes of its bytes; the cleaner's copies keep theirs.
     pub stamp: u64,
     stamped: u64,
-    /// The clock when it was full.
+    /// Clock when it was full.
     pub closed: u64,
-    /// Bytes in frames.
+    /// Bytes of its frames.
     pub used: u32,
-    /// The last commit that wrote into it.
+    /// Last commit that wrote to it.
     pub last_seq: u64,
-    /// Cannot be cleaned: something in it is damaged.
+    /// True if damage prevents cleaning.
     pub is_bad: bool,
-    /// Nodes and runs lie in it, by themselves.
+    /// True if it has only nodes and runs.
     pub is_index: bool,
 }
 
@@ -62,21 +62,21 @@ const FREE: Segment = Segment {
     is_index: false,
 };
 
-/// The table of all segments.
+/// Table of all segments.
 #[derive(Clone, Debug)]
 pub(crate) struct SegmentTable {
     pub geometry: Geometry,
     pub all: Vec<Segment>,
     free: BTreeSet<u32>,
-    /// Segments from here on are to be given up: they are not taken.
+    /// Segments from here on will be removed and are not opened.
     pub end: u32,
-    /// Sum of what all of them hold.
+    /// Sum of [`Segment::held`] over all.
     held: i64,
 }
 
 impl Segment {
-    /// Bytes that cleaning would have to write again: what is alive, and its share of headers,
-    /// tables and gaps. Of short values those are most of it.
+    /// Returns the bytes that cleaning would write again: live bytes, with their share of headers,
+    /// summaries and gaps, which dominate for short values.
     pub fn held(&self) -> i64 {
         let is_full = self.state == State::Closed && self.stamped > 0;
         if !is_full || u64::from(self.used) <= self.stamped {
@@ -99,12 +99,12 @@ impl SegmentTable {
         }
     }
 
-    /// Bytes that all segments hold; see [`Segment::held`].
+    /// Returns the bytes held by all segments; see [`Segment::held`].
     pub fn held(&self) -> u64 {
         self.held.max(0).unsigned_abs()
     }
 
-    /// Bytes that something leads to.
+    /// Returns all live bytes.
     pub fn live(&self) -> u64 {
         self.all.iter().map(|segment| segment.live.max(0).unsigned_abs()).sum()
     }
@@ -113,42 +113,42 @@ impl SegmentTable {
         self.free.len()
     }
 
-    /// How many before `end` are free.
+    /// Returns the number of free segments before `end`.
     pub fn free_below(&self, end: u32) -> usize {
         self.free.range(..end).count()
     }
 
-    /// Takes a free segment, if possible right behind `near`.
+    /// Opens a free segment, if possible the next one after `near`.
     pub fn take(&mut self, near: u32) -> Option<u32> {
         let segment = self.free.range(near..).next().or(self.free.first()).copied()?;
         self.open(segment);
         Some(segment)
     }
 
-    /// Free segments in the order in which they are taken after `segment`.
+    /// Returns the free segments in the order in which they are opened after `segment`.
     pub fn free_behind(&self, segment: u32) -> impl Iterator<Item = u32> {
         self.free.range(segment..).chain(self.free.range(..segment)).copied()
     }
 
-    /// Leaves no segment from `end` on to be taken.
+    /// Prevents segments from `end` on from being opened.
     pub fn withhold(&mut self, end: u32) {
         self.end = end;
         drop(self.free.split_off(&end));
     }
 
-    /// There are so many segments now; those that are new are not to be taken yet.
+    /// Sets the number of segments; new ones are not free yet.
     pub fn resize(&mut self, geometry: Geometry) {
         self.geometry = geometry;
         self.all.resize(geometry.segments as usize, FREE);
     }
 
-    /// Takes this segment.
+    /// Opens this segment.
     pub fn open(&mut self, segment: u32) {
         self.free.remove(&segment);
         self.set(segment, |it| *it = Segment { state: State::Open, ..FREE });
     }
 
-    /// What was found in use is in use.
+    /// Opens a segment that was found in use.
     pub fn reopen(&mut self, segment: u32) {
         self.free.remove(&segment);
         self.set(segment, |it| it.state = State::Open);
@@ -168,7 +168,7 @@ impl SegmentTable {
         }
     }
 
-    /// Changes a segment, and what all hold with it.
+    /// Changes a segment, and the held bytes of all.
     pub fn set(&mut self, segment: u32, change: impl FnOnce(&mut Segment)) {
         if let Some(segment) = self.all.get_mut(segment as usize) {
             let before = segment.held();
@@ -177,15 +177,14 @@ impl SegmentTable {
         }
     }
 
-    /// The same of the segment that has this byte.
+    /// The same for the segment of an address.
     fn set_at(&mut self, at: u64, change: impl FnOnce(&mut Segment)) {
         if let Some(segment) = self.geometry.segment_of(at) {
             self.set(segment, change);
         }
     }
 
-    /// Something leads to `len` bytes at `at` now, which were written when the clock was at
-    /// `stamp`.
+    /// Adds `len` live bytes at `at`, first written when the clock was at `stamp`.
     pub fn add_live(&mut self, at: u64, len: u32, stamp: u64, is_log: bool) {
         self.set_at(at, |segment| {
             segment.live = segment.live.saturating_add(i64::from(len));
@@ -200,14 +199,14 @@ impl SegmentTable {
         });
     }
 
-    /// Nothing leads to these bytes any more.
+    /// Subtracts dead bytes.
     pub fn sub_live(&mut self, at: u64, len: u32, is_log: bool) {
         self.set_at(at, |segment| {
             segment.live = segment.live.saturating_sub(i64::from(len));
             if is_log {
                 segment.since = segment.since.saturating_sub(i64::from(len));
             }
-            // Of our own tests: a crafted store may say what it likes.
+            // In tests only: a crafted store may have any counts.
             debug_assert!(
                 !cfg!(feature = "torture")
                     || segment.live >= 0
@@ -219,23 +218,23 @@ impl SegmentTable {
         });
     }
 
-    /// Nothing leads to what this entry's data shows any more.
+    /// Subtracts the bytes of a dead payload.
     pub fn kill_data(&mut self, data: &PayloadRef, is_log: bool) {
         self.sub_live(data.at.saturating_add(u64::from(data.skip)), data.len, is_log);
     }
 
-    /// When what is at `at` was written, about.
+    /// Returns the approximate clock of the write of the bytes at `at`.
     pub fn stamp_of(&self, at: u64) -> u64 {
         let segment = self.geometry.segment_of(at);
         segment.and_then(|segment| self.all.get(segment as usize)).map_or(0, |it| it.stamp)
     }
 
-    /// A checkpoint begins: from now on the log counts for the next.
+    /// Begins a checkpoint: later changes of the log count for the next one.
     pub fn begin(&mut self) {
         self.all.iter_mut().for_each(|segment| segment.since = 0);
     }
 
-    /// Segments that nothing leads to and that no log behind `seq` is in.
+    /// Marks segments without live bytes or log after `seq` as emptied; returns them.
     pub fn empty(&mut self, seq: u64) -> Vec<u32> {
         let mut emptied = vec![];
         for (number, segment) in (0..).zip(&mut self.all) {
@@ -247,12 +246,12 @@ impl SegmentTable {
         emptied
     }
 
-    /// Whether a checkpoint would free segments.
+    /// Returns true if a checkpoint would free segments.
     pub fn has_empty(&self) -> bool {
         self.all.iter().any(|segment| segment.state == State::Closed && segment.live == 0)
     }
 
-    /// The table as of a checkpoint that does not lead to `unled`.
+    /// Encodes the table for a checkpoint that does not refer to `unled`.
     pub fn encode(&self, unled: &[BlockPtr]) -> Vec<u8> {
         let mut unled_bytes: BTreeMap<u32, i64> = BTreeMap::new();
         for ptr in unled {
@@ -278,7 +277,7 @@ impl SegmentTable {
         out
     }
 
-    /// Reads a table; all that is used is closed.
+    /// Decodes a table; used segments are closed.
     pub fn decode(geometry: Geometry, bytes: &[u8], at: u64) -> Result<Self> {
         let mut table = Self::new(geometry);
         let mut reader = Reader::new(bytes, at);
@@ -312,7 +311,7 @@ impl SegmentTable {
     }
 }
 
-/// A stamp, as often as it counts.
+/// Weights a clock value by its bytes.
 fn weighted(stamp: u64, count: u64) -> u128 {
     u128::from(stamp).saturating_mul(u128::from(count))
 }

@@ -1,10 +1,10 @@
-//! The bytes of a segment from its beginning to its end, some asked for ahead.
+//! Reader of a segment from start to end, with read-ahead.
 //!
 //! ```text
 //!   | passed over | held | asked · asked · asked |    not yet    |
 //! ```
 //!
-//! Law: what is asked for ahead follows what is held without a gap.
+//! Law: requested bytes follow the held ones without a gap.
 #![allow(
     clippy::arithmetic_side_effects,
     clippy::cast_possible_truncation,
@@ -20,24 +20,24 @@ use draconis_exchange::heap::PrivateBuffer;
 use crate::cached_disk::CachedDisk;
 use crate::{Error, Result};
 
-/// A segment that is read.
+/// Reader of a segment.
 pub(crate) struct SegmentReader {
-    /// Where the segment begins on the disk.
+    /// Address of the segment.
     start: u64,
-    /// Bytes of it that were written, and the same in whole pages.
+    /// Written bytes, and the same rounded up to whole pages.
     used: u32,
     end: u32,
     /// Bytes of one request.
     window: u32,
-    /// Requests ahead of what is held.
+    /// Requests ahead of the held bytes.
     depth: usize,
     held: Option<(u32, PrivateBuffer)>,
     ahead: VecDeque<PendingRead>,
-    /// Bytes that are read by themselves.
+    /// A separate read outside of the window.
     apart: Option<PendingRead>,
 }
 
-/// Bytes on their way.
+/// A read in flight.
 struct PendingRead {
     at: u32,
     len: u32,
@@ -45,8 +45,8 @@ struct PendingRead {
 }
 
 impl SegmentReader {
-    /// Begins to read the segment at byte `start` of the disk, of which `used` bytes were
-    /// written. The first request is made at once.
+    /// Begins to read the segment at address `start`, of which `used` bytes were written. The first
+    /// request is submitted at once.
     pub fn new(io: &CachedDisk, start: u64, used: u32, window: usize, depth: usize) -> Self {
         let end = used.next_multiple_of(io.geometry.page_bytes);
         let window = window as u32;
@@ -56,13 +56,13 @@ impl SegmentReader {
         reading
     }
 
-    /// Whether what was asked for before byte `to` of the disk must be waited for.
+    /// Returns true if requested bytes before address `to` are not there yet.
     pub fn waits(&self, to: u64) -> bool {
         let asked = self.ahead.iter().take_while(|ahead| to > self.start + u64::from(ahead.at));
         asked.chain(&self.apart).any(|ahead| !ahead.read.is_ready())
     }
 
-    /// Waits for what was asked for before byte `to` of the disk.
+    /// Waits for the requested bytes before address `to`.
     pub fn wait(&mut self, to: u64) {
         let start = self.start;
         let asked = self.ahead.iter_mut().take_while(|ahead| to > start + u64::from(ahead.at));
@@ -74,8 +74,8 @@ impl SegmentReader {
         }
     }
 
-    /// `len` bytes from byte `from` of the segment on, by themselves where what is held has not
-    /// all of them; they are asked for the first time.
+    /// Returns `len` bytes from offset `from`, with a separate read if they are not held: the first
+    /// call requests them and returns none.
     pub fn apart(&mut self, io: &CachedDisk, from: u32, len: usize) -> Result<Option<Vec<u8>>> {
         let page = io.geometry.page_bytes;
         let first = from - from % page;
@@ -83,7 +83,7 @@ impl SegmentReader {
         if let Some(asked) = self.apart.take() {
             let bytes = match asked.read.wait() {
                 Some(Ok(block)) => block.into_private(),
-                // Once more, for an error that says it all.
+                // Once more, for an error with its context.
                 _ => io.direct(self.start + u64::from(first), whole as usize)?,
             };
             let skip = (from - first) as usize;
@@ -102,10 +102,10 @@ impl SegmentReader {
         Ok(None)
     }
 
-    /// Asks for `len` bytes from byte `from` on; says whether it had already.
+    /// Requests `len` bytes from offset `from`; returns true if they were requested before.
     pub fn want(&mut self, io: &CachedDisk, from: u32, len: usize) -> bool {
         if from as usize + len > self.used as usize {
-            // `get` says what is wrong.
+            // `get` returns the error.
             return true;
         }
         let to = from + len as u32;
@@ -122,7 +122,7 @@ impl SegmentReader {
         false
     }
 
-    /// `len` bytes from byte `from` of the segment on.
+    /// Returns `len` bytes from offset `from`.
     pub fn get(&mut self, io: &CachedDisk, from: u32, len: usize) -> Result<&[u8]> {
         let gone = Error::Corrupt { what: "an item outside of its segment", at_bytes: self.start };
         if from as usize + len > self.used as usize {
@@ -139,14 +139,14 @@ impl SegmentReader {
         bytes.get(from..from + len).ok_or(gone)
     }
 
-    /// Whether these bytes are held.
+    /// Returns true if these bytes are held.
     pub fn holds(&self, from: u32, len: usize) -> bool {
         self.held.as_ref().is_some_and(|(at, bytes)| {
             *at <= from && from as usize + len <= *at as usize + bytes.len()
         })
     }
 
-    /// Where what is held, or what was asked for, begins.
+    /// Returns the first held or requested offset.
     fn begin(&self) -> Option<u32> {
         match (&self.held, self.ahead.front()) {
             (Some((at, _)), _) => Some(*at),
@@ -155,7 +155,7 @@ impl SegmentReader {
         }
     }
 
-    /// One behind what was asked for.
+    /// Returns the offset after the last requested byte.
     fn asked(&self) -> u32 {
         match (self.ahead.back(), &self.held) {
             (Some(last), _) => last.at + last.len,
@@ -175,14 +175,14 @@ impl SegmentReader {
         });
     }
 
-    /// Holds what was asked for next, with what is still needed of what was held; or what
-    /// has the bytes, where nothing was asked for.
+    /// Holds the next requested bytes, with the held ones that are still needed. Without a request,
+    /// reads the bytes.
     fn take_next(&mut self, io: &CachedDisk, from: u32, len: usize) -> Result<()> {
         if self.begin().is_some_and(|begin| begin <= from)
             && let Some(ahead) = self.ahead.pop_front()
         {
             if from >= ahead.at + ahead.len {
-                // Passed over.
+                // Skipped.
                 self.held = None;
                 return Ok(());
             }
@@ -196,7 +196,7 @@ impl SegmentReader {
                 });
                 return Ok(());
             }
-            // What cannot be read is read again, for an error that says it all.
+            // A failed read is repeated, for an error with its context.
         }
         self.ahead.clear();
         let page = io.geometry.page_bytes;
@@ -228,7 +228,7 @@ mod tests {
 
     const SEGMENT: usize = 256 << 10;
 
-    /// Any places, in any order, with any number of requests ahead: what is read is there.
+    /// Random offsets and read-ahead return the bytes of the disk.
     #[test]
     fn bytes_are_those_of_the_disk() {
         let disk = Arc::new(MemoryDisk::new(vec![0; 8 << 20], 512));
@@ -257,7 +257,7 @@ mod tests {
             let mut reading = SegmentReader::new(&io, start, used as u32, 16 << 10, round % 5);
             let mut at = 0;
             for _ in 0..40 {
-                // Forwards as the cleaner goes; now and then anywhere.
+                // Mostly forwards, as the cleaner does; sometimes anywhere.
                 at = if below(8) == 0 { below(used) } else { (at + below(20_000)).min(used - 1) };
                 let len = (1 + below(40_000)).min(used - at);
                 if below(2) == 0 {

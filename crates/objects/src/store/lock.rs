@@ -1,8 +1,8 @@
-//! How the state of a store is held, and what is done without it.
+//! Locking of a store's state, and work done without the lock.
 //!
-//! Law 1: under the lock memory is changed and writes are handed over. What has to be read first,
-//! or waited for, is read and waited for without it, and then it is tried again.
-//! Law 2: what is looked up stays where it is while who looks holds the view.
+//! Law 1: code under the lock changes memory and submits writes. Required reads and waits happen
+//! without the lock, and then the operation is retried.
+//! Law 2: items found by a lookup stay at their addresses while the caller holds the view.
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -17,11 +17,11 @@ use crate::index::tree::{NodeMap, NodeSource};
 use crate::index::view::{Index, View};
 use crate::maintenance::{MissPolicy, RequiredIo, Step, WorkBudget};
 
-/// Needs in turn before what is missing is read under the lock: others may drive out what was read
-/// for one, or change what it was read for.
+/// Retries before a miss is read under the lock: evictions and concurrent changes can defeat each
+/// retry.
 const MAX_UNLOCKED_RETRIES: u32 = 8;
 
-/// How often one looks again with what it read before.
+/// Most nodes that a lookup reads without the lock.
 const LOOKS: usize = 64;
 
 fn patience(needs: u32) -> MissPolicy {
@@ -29,7 +29,7 @@ fn patience(needs: u32) -> MissPolicy {
 }
 
 impl Store {
-    /// Looks something up in the index; yields the view in which it is, too.
+    /// Looks something up in the index; returns also the view that holds it.
     pub(super) fn lookup<T>(
         &self,
         look: impl Fn(Index<'_>, &dyn NodeSource) -> Result<T>,
@@ -51,8 +51,8 @@ impl Store {
         }
     }
 
-    /// Changes the state by what brings so many bytes, which may need something first; then
-    /// does its share of what is due.
+    /// Runs a change of so many bytes, with retries for required I/O, then does its part of
+    /// maintenance.
     pub(super) fn change<T>(
         &self,
         brought_bytes: u64,
@@ -75,19 +75,19 @@ impl Store {
         }
     }
 
-    /// Does something to the whole state, and then a share of what is due.
+    /// Runs `act` on the whole state, then a part of maintenance.
     pub(crate) fn with_core<T>(&self, mut act: impl FnMut(&mut Core) -> Result<T>) -> Result<T> {
         self.change(0, |core, _| act(core).map(ControlFlow::Continue))
     }
 
-    /// Does what is due, as far as a change of so many bytes has to.
+    /// Does due maintenance, within the budget of a change of so many bytes.
     pub(super) fn work<'s>(&'s self, core: RwLockWriteGuard<'s, Core>, bytes: u64) -> Result<()> {
         let mut share = WorkBudget::of(bytes.saturating_add(64));
         self.drive(core, |core, patience| core.next_step(&mut share, patience))?;
         self.io.throttle()
     }
 
-    /// Does step after step as long as there is one.
+    /// Does steps until none is due.
     pub(super) fn drive<'s>(
         &'s self,
         mut core: RwLockWriteGuard<'s, Core>,
@@ -114,7 +114,7 @@ impl Store {
         }
     }
 
-    /// Whether the state is held, for tests.
+    /// Returns true if the state is locked, for tests.
     #[cfg(feature = "torture")]
     pub fn is_held(&self) -> bool {
         self.core.try_write().is_none()

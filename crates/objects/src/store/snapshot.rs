@@ -1,4 +1,4 @@
-//! A store as it was at one moment.
+//! Immutable snapshots of a store.
 
 use std::fmt;
 use std::sync::{Arc, Weak};
@@ -10,7 +10,7 @@ use crate::index::cursor::Cursor;
 use crate::index::view::View;
 use crate::{Error, ObjectId, Result};
 
-/// A store as it was at one moment. It keeps what it shows from being freed.
+/// An immutable snapshot of a store. It keeps its bytes from being freed.
 #[derive(Clone)]
 pub struct Snapshot {
     pub(super) view: Arc<View>,
@@ -37,7 +37,7 @@ impl Snapshot {
         fill(at, &mut into[..len as usize], parts, |data, into| self.read_data(data, into))
     }
 
-    /// Copies a payload that the index led to.
+    /// Copies a payload found in the index.
     pub(crate) fn read_data(&self, data: &PayloadRef, into: &mut [u8]) -> Result<()> {
         match self.store.upgrade() {
             Some(store) => store.read_data(data, into),
@@ -45,7 +45,7 @@ impl Snapshot {
         }
     }
 
-    /// Payloads that the index led to: what the disk has is asked for together.
+    /// Reads payloads found in the index; uncached ones together.
     pub(crate) fn read_many(&self, all: &[&PayloadRef]) -> Vec<Result<Vec<u8>>> {
         let mut found = self.io.values_near(all);
         let lacks = |value: &&mut Option<Vec<u8>>| value.is_none();
@@ -57,7 +57,7 @@ impl Snapshot {
         }
         let answers = all.iter().zip(&mut found).map(|(data, far)| match far.take() {
             Some(value) => Ok(value),
-            // In memory, or not what was expected: once more, for an error that says it all.
+            // In an open frame, or damaged: once more, for an error with its context.
             None => {
                 let mut value = vec![0; data.len as usize];
                 self.read_data(data, &mut value).map(|()| value)

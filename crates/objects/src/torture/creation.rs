@@ -1,7 +1,7 @@
-//! Power cuts while a store is made: over noise, and over an older store.
+//! Power cuts during the creation of a store: over noise, and over an older store.
 //!
-//! What is left says that it is no store, or is one: the new one, empty, or the older one as
-//! it was. And a store can be made there again.
+//! The result is no store, the new store, empty, or the older one, unchanged. A store can be
+//! created there again.
 
 use std::sync::Arc;
 
@@ -20,21 +20,21 @@ impl std::fmt::Debug for Before<'_> {
     }
 }
 
-/// What is where a store is made.
+/// Contents of the disk before the creation.
 #[derive(Clone, Copy)]
 enum Before<'a> {
-    /// Bytes that mean nothing.
+    /// Random bytes.
     Noise,
-    /// What a script left of a store of this shape, on a disk as long. It may have the very
-    /// name that the new one has.
+    /// The store that a script left, of this shape, on a disk of the same length. It may have the
+    /// id of the new one.
     Store(Shape, &'a Script),
 }
 
-/// Makes a store of each of [`Shape::ALL`] over noise, over an older one like it, and over
-/// one with other pages; the sum.
+/// Creates a store of each of [`Shape::ALL`] over noise, over an older one like it, and over one
+/// with other pages. Returns the sum of the tallies.
 ///
 /// # Errors
-/// The first promise that is broken.
+/// The first violation.
 pub fn make_over(seed: u64, settings: Settings) -> Result<Tally, Violation> {
     let mut all = Tally::default();
     for shape in Shape::ALL {
@@ -42,8 +42,8 @@ pub fn make_over(seed: u64, settings: Settings) -> Result<Tally, Violation> {
         let larger = Shape { page_bytes: 8192, segment_bytes: 32 << 10, ..shape };
         let script = super::random(seed, shape, 40);
         let older = Before::Store(shape, &script);
-        // Two stores of one name are told apart by their incarnations, as long as what was
-        // first written to both is alike.
+        // Two stores of one id differ by their incarnations, as long as their first writes are the
+        // same.
         for (before, is_namesake) in [
             (Before::Noise, false),
             (older, false),
@@ -60,10 +60,10 @@ pub fn make_over(seed: u64, settings: Settings) -> Result<Tally, Violation> {
     Ok(all)
 }
 
-/// Makes a store, and judges states that power cuts leave of that.
+/// Creates a store, and judges states that power cuts during the creation leave.
 ///
 /// # Errors
-/// The first promise that is broken.
+/// The first violation.
 fn making(
     shape: Shape,
     before: Before<'_>,
@@ -85,7 +85,7 @@ fn making(
     super::set(Settings { fault: settings.fault, ..Settings::USUAL });
     Store::create(disk.clone(), &how)
         .map_err(|error| Violation(format!("making a store: {error}")))?;
-    // To be told by who asked for the store to be made: from here on it is there.
+    // The creation has returned: from here on the store must be there.
     disk.mark(1);
     let store = Store::open(Arc::new(MemoryDisk::new(bytes_of(&*disk), 512)), &SMALL);
     shows(&store.map_err(|error| Violation(format!("opening it: {error}")))?, None)?;
@@ -110,7 +110,7 @@ fn judge(
     is_made: bool,
 ) -> Result<(), Violation> {
     match Store::open(disk.clone(), &SMALL) {
-        // The last of its writes need not be durable when the first that can be opened is.
+        // The last of its writes need not be durable when the first superblock is.
         Err(Error::NotAStore(_)) if !is_made => {}
         Err(error) => return Err(Violation(format!("open says {error}"))),
         Ok(store) => shows(&store, older.filter(|_| !is_made))?,
@@ -122,7 +122,7 @@ fn judge(
     shows(&store, None)
 }
 
-/// Whether a store is empty, or shows what the older one did.
+/// Checks that a store is empty, or has the contents of the older one.
 fn shows(store: &Arc<Store>, older: Option<&Contents>) -> Result<(), Violation> {
     let seen = Contents::read(store).map_err(|error| Violation(format!("read: {error}")))?;
     let is = |other: &Contents| seen.objects == other.objects && seen.keys == other.keys;

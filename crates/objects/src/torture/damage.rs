@@ -1,9 +1,8 @@
-//! Disks that lose, misplace, change and refuse what they were given.
+//! Disks that lose, misplace, change and refuse writes.
 //!
-//! What is promised of them: no read gives bytes that were not written there; nothing
-//! panics or spins; and what was waited for is there, or an open or a read says that it is
-//! not. One loss cannot be told from a power cut: that of what was handed over last, when
-//! nothing that was written later knows of it.
+//! Guarantees: no read returns bytes that were not written there; nothing panics or spins. Awaited
+//! groups are there, or an open or a read fails. One loss looks like a power cut: that of the last
+//! submitted writes, when no later write refers to them.
 
 use std::ops::RangeFull;
 use std::sync::Arc;
@@ -15,32 +14,32 @@ use super::{Contents, History, Random, Recorded, Script, Settings, Shape, Violat
 use crate::kv::Kv;
 use crate::{Error, ObjectId, OpenOptions, Store};
 
-/// What a disk does wrong.
+/// A fault of a disk.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Damage {
-    /// Some bits of one sector are others.
+    /// Some bits of one sector flipped.
     Rot,
-    /// One write was said to be done, and was not.
+    /// One write was acknowledged, but not done.
     Lost,
-    /// One write went to another place.
+    /// One write went to another address.
     Misdirected,
 }
 
 impl Damage {
-    /// All of them.
+    /// All faults.
     pub const ALL: [Self; 3] = [Self::Rot, Self::Lost, Self::Misdirected];
 }
 
-/// What came of damage.
+/// Results of damage.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct DamageTally {
     /// Disks that were damaged.
     pub disks: u64,
     /// Stores that could not be opened.
     pub refused: u64,
-    /// Those of which something could not be read.
+    /// Stores with unreadable contents.
     pub unreadable: u64,
-    /// Those that showed less than all, as after a power cut.
+    /// Stores that lost the newest groups, as after a power cut.
     pub shorter: u64,
 }
 
@@ -56,10 +55,10 @@ impl std::ops::AddAssign for DamageTally {
 /// One write of a run.
 type Write<'a> = (u64, &'a [u8]);
 
-/// Runs a script, then damages what it left `rounds` times, each time from the same state.
+/// Runs a script, then damages the resulting disk `rounds` times, each time from the same state.
 ///
 /// # Errors
-/// The first promise that is broken.
+/// The first violation.
 pub fn damage(
     shape: Shape,
     script: &Script,
@@ -94,7 +93,7 @@ pub fn damage(
     Ok(harm)
 }
 
-/// How many groups something on the disk knows of that was written after they were durable.
+/// Returns the number of groups that some later write declares durable.
 fn known(events: &[Event]) -> usize {
     let is_write =
         |event: &Event| matches!(event, Event::Group { writes, .. } if !writes.is_empty());
@@ -106,8 +105,8 @@ fn known(events: &[Event]) -> usize {
     events[..last].iter().filter_map(mark).max().unwrap_or(0)
 }
 
-/// The disk after the run, damaged; whether it can be told from a power cut for certain; and
-/// where.
+/// Returns the disk after the run, damaged; true if the damage certainly differs from a power cut;
+/// and the damaged extents.
 fn spoil(
     shape: Shape,
     recorded: &Recorded,
@@ -132,11 +131,11 @@ fn spoil(
         return (image, false, vec![]);
     }
     let mut chosen = dice.below(writes.len() as u64) as usize;
-    // What was written last is alive, more often than not.
+    // The last writes are mostly live.
     if dice.once_in(2) {
         chosen = writes.len() - 1 - dice.below(16.min(writes.len() as u64)) as usize;
     }
-    // Superblocks are small: without help they would be hit rarely.
+    // Superblocks are small and would be hit rarely.
     if dice.once_in(6)
         && let Some(nth) = writes.iter().rposition(|(at, _)| shape.is_superblock(*at))
     {
@@ -163,7 +162,7 @@ fn spoil(
         }
         Damage::Misdirected => {
             let pages = (recorded.image.len() - bytes.len()) as u64 / 512;
-            // Where something is, as a rule.
+            // Mostly at an address in use.
             let to = match dice.once_in(3) {
                 true => dice.below(pages) * 512,
                 false => writes[dice.below(writes.len() as u64) as usize].0.min(pages * 512),
@@ -193,7 +192,7 @@ fn look(image: Vec<u8>, history: &History, least: usize) -> Result<DamageTally, 
     let groups = seen.find(history, least)?;
     harm.shorter += u64::from(groups < history.groups() && seen.errors == 0);
     drop(store);
-    // For writing, too: the same, or it says why not.
+    // A writable opening shows the same, or fails.
     if let Ok(store) = Store::open(disk, &SMALL) {
         PartialContents::read(&store, history)?.find(history, least)?;
         let _ = store.checkpoint();
@@ -205,10 +204,10 @@ fn look(image: Vec<u8>, history: &History, least: usize) -> Result<DamageTally, 
 /// A key and its value.
 type Pair = (Vec<u8>, Vec<u8>);
 
-/// A key and what it led to.
+/// A key and its value, if any.
 type Found = (Arc<[u8]>, Option<Vec<u8>>);
 
-/// What could be read of a store.
+/// Readable contents of a store.
 pub(super) struct PartialContents {
     list: Option<Vec<(ObjectId, u64)>>,
     objects: Vec<(ObjectId, Option<Vec<u8>>)>,
@@ -259,7 +258,7 @@ impl PartialContents {
         Ok(seen)
     }
 
-    /// After how many groups, `least` or more, all this can be seen.
+    /// Returns the number of groups, `least` or more, after which these contents are visible.
     pub fn find(&self, history: &History, least: usize) -> Result<usize, Violation> {
         let place = (0..=history.groups()).rev().find(|groups| self.is_of(history.after(*groups)));
         match place {
@@ -274,7 +273,7 @@ impl PartialContents {
         }
     }
 
-    /// Where this differs from what should be seen.
+    /// Returns a description of the difference from the expected contents.
     pub fn differs(&self, contents: &Contents) -> String {
         for (id, bytes) in &self.objects {
             let should = contents.objects.get(id).map(|it| &it[..]);
@@ -313,11 +312,11 @@ impl PartialContents {
     }
 }
 
-/// Runs a script on a disk that begins to fail at one of its steps, and opens it again when
-/// it has stopped failing.
+/// Runs a script on a disk that begins to fail at one of its steps, and opens it again when the
+/// disk works again.
 ///
 /// # Errors
-/// The first promise that is broken.
+/// The first violation.
 pub fn fail(
     shape: Shape,
     script: &Script,
@@ -361,7 +360,7 @@ fn try_fail(
     let what =
         |Violation(why): Violation| Violation(format!("{hits:?}, {fault:?} from step {at}: {why}"));
     ran.map_err(what)?;
-    // What is left, on a disk that works.
+    // The rest, on a disk that works.
     faults.heal();
     let store =
         Store::open(below, &SMALL).map_err(|error| what(Violation(format!("open: {error}"))))?;

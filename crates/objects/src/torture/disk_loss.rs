@@ -1,5 +1,5 @@
-//! Disks whose requests end at some moment, and that are opened again from elsewhere: what was
-//! waited for is there, what was not is whole or absent.
+//! Disks that stop answering and are reopened by another client. Awaited groups survive; others are
+//! whole or absent.
 
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
@@ -11,24 +11,24 @@ use super::run::{SMALL, ScriptRunner};
 use super::{DamageTally, History, Script, Settings, Shape, Violation};
 use crate::{Error, OpenOptions, Store};
 
-/// The disks of one run, from the first to the last.
+/// Disks of one run, from the first to the last.
 pub trait DiskFactory {
-    /// What a disk is.
+    /// Type of the disks.
     type Disk: Disk + 'static;
 
-    /// The first, as long as the shape says.
+    /// Returns the first disk, of the shape's length.
     fn first(&mut self) -> Self::Disk;
 
-    /// All that is done before the script is done: from now on requests may end.
+    /// Called before the script starts: from now on requests may fail.
     fn begins(&mut self);
 
-    /// Opens it again, if it can be, while it may end once more; none if it shall not again.
+    /// Reopens the disk, which may fail once more; none after the last such attempt.
     fn again(&mut self) -> Option<Result<Self::Disk, draconis_device::Error>>;
 
-    /// Opens it to be read only; it does not end.
+    /// Opens the disk for reading; it does not fail.
     fn reader(&mut self) -> Result<Self::Disk, draconis_device::Error>;
 
-    /// Opens it for good.
+    /// Opens the disk for the last time.
     fn last(&mut self) -> Result<Self::Disk, draconis_device::Error>;
 }
 
@@ -36,10 +36,10 @@ fn said(doing: &'static str) -> impl Fn(Error) -> Violation {
     move |error| Violation(format!("{doing}: {error}"))
 }
 
-/// Carries out a script until its disk ends, and judges what later ones show.
+/// Runs a script until its disk stops, and judges the later openings.
 ///
 /// # Errors
-/// The first promise that is broken.
+/// The first violation.
 pub fn ended(
     shape: Shape,
     script: &Script,
@@ -64,7 +64,7 @@ fn try_ended(
     actor.until_failure(&script.steps)?;
     let waited = actor.waited;
     let history = actor.end();
-    // What was seen once stays: a later life may have made it durable.
+    // Contents seen once stay: a later opening may have made them durable.
     while let Some(disk) = lives.again() {
         harm.disks += 1;
         let opened = disk.map_err(Error::Device);
@@ -90,12 +90,12 @@ fn try_ended(
     Ok(harm)
 }
 
-/// Whether a store's disk answers no more.
+/// Returns true if a store's disk does not answer any more.
 fn is_over(store: &Arc<Store>) -> bool {
     store.list().is_err() || store.checkpoint().is_err()
 }
 
-/// Opens it for good, changes it, and opens it once more.
+/// Opens the disk for the last time, changes the store, and opens it once more.
 fn last(
     lives: &mut impl DiskFactory,
     history: &History,

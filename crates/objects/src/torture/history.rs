@@ -1,4 +1,4 @@
-//! What a reader sees, after each group.
+//! Expected contents after each group.
 
 use std::collections::{BTreeMap, HashMap};
 use std::ops::RangeFull;
@@ -9,16 +9,16 @@ use twox_hash::XxHash3_64;
 use crate::kv::Kv;
 use crate::{Error, ObjectId, Store};
 
-/// Everything that a reader sees of a store.
+/// Contents of a store.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Contents {
     /// Objects.
     pub objects: BTreeMap<ObjectId, Arc<[u8]>>,
     /// Keys and values.
     pub keys: BTreeMap<Arc<[u8]>, Arc<[u8]>>,
-    /// The largest name that an object had up to here.
+    /// Largest number of an object so far.
     pub last_id: u64,
-    /// Objects that are over others: over which. No reader sees it.
+    /// Parents of objects; not visible to readers.
     pub over: BTreeMap<ObjectId, ObjectId>,
 }
 
@@ -26,7 +26,7 @@ impl Contents {
     /// Reads all of a store.
     ///
     /// # Errors
-    /// Of the first thing that cannot be read.
+    /// The first read error.
     pub fn read(store: &Arc<Store>) -> Result<Self, Error> {
         let mut contents = Self::default();
         for (id, len) in store.list()? {
@@ -39,12 +39,12 @@ impl Contents {
         Ok(contents)
     }
 
-    /// How many objects are over one.
+    /// Returns the number of an object's children.
     pub fn forks(&self, id: ObjectId) -> usize {
         self.over.values().filter(|below| **below == id).count()
     }
 
-    /// An object was removed, and what is over it goes on as `child`, maybe under its number.
+    /// Removes an object; its child continues as `now`, maybe with the object's number.
     pub fn join(&mut self, id: ObjectId, child: ObjectId, now: ObjectId) {
         let below = self.over.remove(&id);
         if now != child {
@@ -61,22 +61,22 @@ impl Contents {
         };
     }
 
-    /// Bytes of objects, keys and values.
+    /// Returns the bytes of objects, keys and values.
     pub fn len_bytes(&self) -> u64 {
         let objects: usize = self.objects.values().map(|bytes| bytes.len()).sum();
         let keys: usize = self.keys.iter().map(|(key, value)| key.len() + value.len()).sum();
         (objects + keys) as u64
     }
 
-    /// Bytes that must be somewhere: zeros may be holes.
+    /// Returns the least stored bytes: zeros may be holes.
     fn stored_bytes(&self) -> u64 {
-        // What is over another may have nothing of its own.
+        // A child may have no extents of its own.
         let alone = self.objects.iter().filter(|(id, _)| !self.over.contains_key(id));
         let all = alone.map(|(_, bytes)| bytes).chain(self.keys.values());
         all.map(|bytes| bytes.iter().filter(|byte| **byte != 0).count() as u64).sum()
     }
 
-    /// A number that others do not have: hashes of 64 bits are trusted here.
+    /// Returns a 64-bit hash of the contents; collisions are ignored.
     fn digest(&self) -> u64 {
         let object = |(id, bytes): (&ObjectId, &Arc<[u8]>)| {
             crate::codec::mix(id.0 ^ XxHash3_64::oneshot(bytes))
@@ -89,7 +89,7 @@ impl Contents {
         self.keys.iter().map(pair).fold(objects, sum)
     }
 
-    /// Where this and `other` differ first, in words.
+    /// Returns a description of the first difference.
     pub fn differs(&self, other: &Self) -> String {
         for id in self.objects.keys().chain(other.objects.keys()) {
             let (mine, others) = (self.objects.get(id), other.objects.get(id));
@@ -108,9 +108,9 @@ impl Contents {
     }
 }
 
-/// Reads an object of `len` bytes, which has no more.
+/// Reads an object of exactly `len` bytes.
 pub(super) fn read_object(store: &Store, id: ObjectId, len: u64) -> Result<Arc<[u8]>, Error> {
-    // One byte more is asked for: there must be none.
+    // One byte more is requested: it must not exist.
     let mut bytes = vec![0xA5; len as usize + 1];
     let got = store.read(id, 0, &mut bytes)?;
     bytes.truncate(got);
@@ -133,46 +133,46 @@ fn bytes_differ(is: Option<&Arc<[u8]>>, should: Option<&Arc<[u8]>>) -> String {
     }
 }
 
-/// What a reader sees after each prefix of the groups; after none first.
+/// Contents after each prefix of the groups, from the empty one on.
 #[derive(Clone, Debug)]
 pub struct History {
     prefixes: Vec<Contents>,
-    /// Of each, bytes that must be somewhere.
+    /// Least stored bytes of each.
     stored: Vec<u64>,
     by_digest: HashMap<u64, Vec<usize>>,
 }
 
 impl History {
-    /// Nothing was done yet to what shows `contents`.
+    /// Creates a history that starts with `contents`.
     pub fn new(contents: Contents) -> Self {
         let mut history = Self { prefixes: vec![], stored: vec![], by_digest: HashMap::new() };
         history.push(contents);
         history
     }
 
-    /// One more group.
+    /// Adds the contents after one more group.
     pub fn push(&mut self, contents: Contents) {
         self.by_digest.entry(contents.digest()).or_default().push(self.prefixes.len());
         self.stored.push(contents.stored_bytes());
         self.prefixes.push(contents);
     }
 
-    /// Groups so far.
+    /// Returns the number of groups.
     pub fn groups(&self) -> usize {
         self.prefixes.len() - 1
     }
 
-    /// What is seen after so many groups.
+    /// Returns the contents after so many groups.
     pub fn after(&self, groups: usize) -> &Contents {
         &self.prefixes[groups]
     }
 
-    /// Bytes that must be somewhere after so many groups: zeros may be holes.
+    /// Returns the least stored bytes after so many groups: zeros may be holes.
     pub fn stored_bytes(&self, groups: usize) -> u64 {
         self.stored[groups]
     }
 
-    /// Every object and key that ever was, each with the longest that it was.
+    /// Returns every object and key that ever existed, each at its longest.
     pub fn all(&self) -> Contents {
         let mut all = Contents::default();
         for contents in &self.prefixes {
@@ -189,15 +189,15 @@ impl History {
         all
     }
 
-    /// What is seen now.
+    /// Returns the current contents.
     pub fn last(&self) -> &Contents {
         self.after(self.groups())
     }
 
-    /// After how many groups, `least` or more, a reader sees this; in words if never.
+    /// Returns the number of groups, `least` or more, after which these contents are visible.
     ///
     /// # Errors
-    /// In words.
+    /// A description, if there is none.
     pub fn find(&self, contents: &Contents, least: usize) -> Result<usize, String> {
         let places = self.by_digest.get(&contents.digest()).into_iter().flatten();
         let mut fewer = None;

@@ -1,4 +1,4 @@
-//! Any bytes as a store: nothing panics, spins or takes much memory.
+//! Arbitrary bytes as a store: nothing panics, spins or takes much memory.
 
 use std::ops::RangeFull;
 use std::sync::Arc;
@@ -10,25 +10,25 @@ use super::{Random, Recorded, Settings, Shape, Violation, random, record};
 use crate::kv::{Kv, Scan};
 use crate::{Error, Group, Hint, OpenOptions, Store};
 
-/// Things that are looked at, of each kind; a damaged store may claim to have many.
+/// Most items of each kind to read; a damaged store may claim to have many.
 const MANY: usize = 2000;
-/// Bytes that are read at once.
+/// Bytes of one read.
 const PIECE: usize = 64 << 10;
 
-/// A store that random changes left; for hostile images to begin from.
+/// Returns a store after random changes, as a base for hostile images.
 ///
 /// # Errors
-/// What the store did wrong.
+/// A violation by the store.
 pub fn base(seed: u64) -> Result<Vec<u8>, Violation> {
     let shape = Shape::ALL[(seed % 4) as usize];
     let Recorded { last_image, .. } = record(shape, &random(seed, shape, 100), Settings::USUAL)?;
     Ok(last_image)
 }
 
-/// Changes some bytes of an image where something is.
+/// Changes some bytes of an image that are in use.
 pub fn spoil(image: &mut [u8], dice: &mut Random) {
     for _ in 0..1 + dice.below(8) {
-        // Most of what means something begins a page, or is near.
+        // Most structures begin at a page, or close to it.
         let mut at = dice.below(image.len() as u64) as usize;
         for _ in 0..50 {
             if image[at] != 0xEE && image[at] != 0 {
@@ -56,8 +56,7 @@ pub fn spoil(image: &mut [u8], dice: &mut Random) {
     }
 }
 
-/// An image out of any bytes, as a fuzzer makes them: changes of one of `bases`, or the bytes
-/// themselves.
+/// Makes an image of a fuzzer's bytes: changes of one of `bases`, or the bytes themselves.
 ///
 /// ```text
 ///   | which | place (3 bytes) len - 1 bytes.. | place len - 1 bytes.. | ..
@@ -82,11 +81,10 @@ pub fn altered(bases: &[Vec<u8>], bytes: &[u8]) -> Option<Vec<u8>> {
     Some(image)
 }
 
-/// Does everything with a disk that holds these bytes: opens, reads, changes. How many
-/// things could be looked at.
+/// Opens, reads and changes a disk with these bytes. Returns the number of readable items.
 ///
 /// # Errors
-/// Why it cannot be opened.
+/// The error of opening it.
 pub fn exercise(image: Vec<u8>) -> Result<u64, Error> {
     let disk: Arc<dyn Disk> = Arc::new(MemoryDisk::new(image, 512));
     let store = Store::open(disk.clone(), &OpenOptions { read_only: true, ..SMALL })?;

@@ -1,4 +1,4 @@
-//! What must hold of a store after a power cut.
+//! Checks of a store after a power cut.
 
 use std::any::Any;
 use std::fmt;
@@ -11,7 +11,7 @@ use super::run::{SMALL, key_of};
 use super::{Contents, History};
 use crate::{Error, Group, Hint, OpenOptions, Store};
 
-/// A promise that was broken, in words.
+/// Description of a broken guarantee.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Violation(pub String);
 
@@ -31,28 +31,27 @@ impl Violation {
     }
 }
 
-/// What is tried with states, each once in so many; 0 for never. Opening and reading is
-/// tried with all.
+/// Frequencies of checks, each once in so many states; 0 for never. Every state is opened and read.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Effort {
-    /// Changing it, waiting, opening it once more.
+    /// Change it, wait, reopen it.
     pub second_life: u64,
-    /// Cutting the power again while it is opened and changed.
+    /// Cut the power again while it is opened and changed.
     pub second_cut: u64,
-    /// Deleting everything: all space must be free then.
+    /// Delete everything: all space must be free then.
     pub emptied: u64,
-    /// Opening it for reading only.
+    /// Open it read-only.
     pub read_only: u64,
 }
 
 impl Effort {
-    /// A state every now and then.
+    /// Some checks on some states.
     pub const SOME: Self = Self { second_life: 4, second_cut: 64, emptied: 32, read_only: 16 };
-    /// All that can be done, with every state.
+    /// All checks on every state.
     pub const ALL: Self = Self { second_life: 1, second_cut: 1, emptied: 1, read_only: 1 };
 }
 
-/// Judges the states of one run.
+/// Judge of the states of one run.
 #[derive(Debug)]
 pub struct Judge<'a> {
     history: &'a History,
@@ -64,16 +63,16 @@ fn said(doing: &'static str) -> impl Fn(Error) -> Violation {
 }
 
 impl<'a> Judge<'a> {
-    /// States of a run with this history.
+    /// Creates a judge for a run with this history.
     pub fn new(history: &'a History, seed: u64) -> Self {
         Self { history, seed }
     }
 
-    /// Tries everything that `effort` asks for with state `number`; how many states of its
-    /// recovery were judged, too.
+    /// Does the checks of `effort` on state `number`. Returns the number of judged states of its
+    /// recovery.
     ///
     /// # Errors
-    /// The first promise that is broken.
+    /// The first violation.
     pub fn judge(
         &mut self,
         crash: &CrashState,
@@ -134,7 +133,7 @@ impl<'a> Judge<'a> {
             let judged = (|| {
                 let store = Store::open(again.disk.clone(), &SMALL).map_err(said("open"))?;
                 match again.marks().last() {
-                    // What there is was in no answer.
+                    // Nothing was acknowledged before.
                     None => find(&store, self.history, waited),
                     Some(mark) => find(&store, &second, *mark as usize),
                 }
@@ -150,7 +149,7 @@ impl<'a> Judge<'a> {
     }
 }
 
-/// After how many groups, `waited` or more, a store shows what it shows.
+/// Returns the number of groups, `waited` or more, after which the store's contents are visible.
 pub(super) fn find(
     store: &Arc<Store>,
     history: &History,
@@ -188,7 +187,7 @@ pub(super) fn compare(store: &Arc<Store>, expected: &Contents) -> Result<(), Vio
     Err(Violation(seen.differs(expected)))
 }
 
-/// Changes a store, waits, and says what it shows then.
+/// Changes a store, waits, and returns the new contents.
 pub(super) fn live_on(store: &Arc<Store>, before: &Contents) -> Result<Contents, Violation> {
     let mut after = before.clone();
     let mut group = Group::new();
@@ -210,7 +209,7 @@ pub(super) fn live_on(store: &Arc<Store>, before: &Contents) -> Result<Contents,
         Ok(ticket) => ticket,
         Err(refused) => match refused.error {
             Error::NoSpace { .. } => {
-                // Giving up always works.
+                // Freeing space always works.
                 let mut group = Group::new();
                 after = before.clone();
                 for id in before.objects.keys().rev() {
@@ -232,16 +231,16 @@ pub(super) fn live_on(store: &Arc<Store>, before: &Contents) -> Result<Contents,
 /// Deletes everything: all space must be free then.
 fn empty(store: &Arc<Store>, contents: &Contents) -> Result<(), Violation> {
     let mut group = Group::new();
-    // What is over another has the larger number.
+    // A child has a larger number than its parent.
     contents.objects.keys().rev().for_each(|id| group.delete(*id));
     contents.keys.keys().for_each(|key| group.remove(key));
     store.submit(group, &[]).map_err(|refused| said("delete all")(refused.error))?;
-    // The second one no longer has what the first did away with.
+    // The second checkpoint no longer needs the segments that the first freed.
     for _ in 0..3 {
         store.checkpoint().map_err(said("checkpoint"))?;
     }
     let info = store.info();
-    // Entries of what is gone stay until they are merged; payloads do not.
+    // Tombstones stay until they are merged; payloads do not.
     let entries = 256 * (contents.objects.len() as u64 * 2 + contents.keys.len() as u64)
         + 64 * info.pending_keys;
     if info.used_bytes > entries + (16 << 10) {
@@ -253,7 +252,7 @@ fn empty(store: &Arc<Store>, contents: &Contents) -> Result<(), Violation> {
     compare(store, &Contents::default())
 }
 
-/// What was asked of a disk, a line for each request that changes something.
+/// Returns a line for each request that changed the disk.
 pub(super) fn tell(events: &[Event]) -> String {
     let mut out = String::new();
     for event in events {

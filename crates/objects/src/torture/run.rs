@@ -1,4 +1,4 @@
-//! Carries out a script, and judges what power cuts leave of it.
+//! Runs a script, and judges the states that power cuts leave.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -12,33 +12,33 @@ use super::{
 };
 use crate::{Error, Group, Hint, ObjectId, OpenOptions, Snapshot, Store, Ticket};
 
-/// What a script did.
+/// Record of a script.
 #[derive(Debug)]
 pub struct Recorded {
-    /// The disk before its steps.
+    /// Disk before its steps.
     pub image: Vec<u8>,
-    /// What its steps asked of the disk, with marks: how many groups were waited for.
+    /// Disk events of its steps, with marks: the number of awaited groups.
     pub events: Vec<Event>,
-    /// What its groups show.
+    /// Contents after each group.
     pub history: History,
-    /// The disk after its steps.
+    /// Disk after its steps.
     pub last_image: Vec<u8>,
-    /// Groups that were waited for.
+    /// Number of awaited groups.
     pub waited: usize,
-    /// How often the store was full.
+    /// Number of refusals for lack of space.
     pub full: u64,
     /// Checkpoints that its steps wrote, and segments that they cleaned.
     pub worked: (u64, u64),
 }
 
-/// How judging went.
+/// Result of judging.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Tally {
     /// States of runs.
     pub states: u64,
     /// States of recoveries.
     pub second: u64,
-    /// How often stores were full.
+    /// Number of refusals for lack of space.
     pub full: u64,
     /// Checkpoints that were written while it was recorded.
     pub checkpoints: u64,
@@ -56,10 +56,10 @@ impl std::ops::AddAssign for Tally {
     }
 }
 
-/// Little memory: stores that are opened and dropped quickly.
+/// Options with little memory, for stores that are opened and dropped quickly.
 pub(super) const SMALL: OpenOptions = OpenOptions { cache_bytes: 128 << 10, read_only: false };
 
-/// All bytes of a disk.
+/// Returns all bytes of a disk.
 pub(crate) fn bytes_of(disk: &dyn Disk) -> Vec<u8> {
     let len = disk.properties().len_bytes;
     match disk.read_now(Extent::new(0, len), Block::private(len as usize)) {
@@ -68,19 +68,19 @@ pub(crate) fn bytes_of(disk: &dyn Disk) -> Vec<u8> {
     }
 }
 
-/// Who carries out a script.
+/// Runner of a script.
 pub(super) struct ScriptRunner<D: Disk + 'static> {
     disk: Arc<RecordDisk<D>>,
-    /// None for the moment in which it is opened again.
+    /// None while it is reopened.
     store: Option<Arc<Store>>,
     slots: BTreeMap<u8, ObjectId>,
-    /// Names of slots whose objects are over others, or under them.
+    /// Names of slots whose objects have parents or children.
     names: BTreeMap<u8, Vec<u8>>,
-    /// A removal was refused halfway, for lack of room: of this one, over which is that.
+    /// A removal refused halfway for lack of space: its object, and the slot of the child.
     half: Option<(ObjectId, u8)>,
     now: Contents,
     history: History,
-    /// Of each group, with how many groups there are with it.
+    /// Ticket of each group, with the number of groups up to it.
     tickets: Vec<(Ticket, usize)>,
     pub waited: usize,
     dice: Random,
@@ -90,12 +90,12 @@ pub(super) struct ScriptRunner<D: Disk + 'static> {
     worked: (u64, u64),
 }
 
-/// Does all steps of a script.
+/// Runs all steps of a script.
 ///
 /// # Errors
-/// What the store did wrong without a power cut.
+/// A violation without a power cut.
 pub fn record(shape: Shape, script: &Script, settings: Settings) -> Result<Recorded, Violation> {
-    // What was there before is not zeros.
+    // Earlier bytes of the disk are not zeros.
     let memory = MemoryDisk::new(vec![0xEE; shape.disk_bytes], 512);
     let disk = Arc::new(RecordDisk::new(memory));
     let mut actor = ScriptRunner::begin(shape, script, settings, disk)?;
@@ -120,13 +120,13 @@ pub fn record(shape: Shape, script: &Script, settings: Settings) -> Result<Recor
     })
 }
 
-/// Why a script ended early.
+/// Reason for an early end of a script.
 pub(super) enum Stop {
-    /// A promise was broken.
+    /// A guarantee was broken.
     Broken(Violation),
-    /// The store says that something failed.
+    /// The store reported an error.
     Failed(&'static str, Error),
-    /// What had no waiter is gone, as it may be.
+    /// Groups without a waiter are lost, which is allowed.
     Shorter,
 }
 
@@ -149,7 +149,7 @@ impl<D: Disk + 'static> ScriptRunner<D> {
         self.store.as_ref().expect("it was opened, or the run is over")
     }
 
-    /// A store with everything that is done before, durable.
+    /// Returns a store after the durable preparatory steps.
     pub fn begin(
         shape: Shape,
         script: &Script,
@@ -193,9 +193,9 @@ impl<D: Disk + 'static> ScriptRunner<D> {
         Ok(())
     }
 
-    /// Goes on until the store says that it cannot.
+    /// Runs steps until the store reports an error.
     pub fn until_failure(&mut self, steps: &[Step]) -> Result<(), Violation> {
-        // What is rotten stays where it is: the store may be full early.
+        // Damaged bytes are never moved: the store may be full early.
         self.is_failing = true;
         let mut last = String::new();
         for (nth, step) in steps.iter().enumerate() {
@@ -220,7 +220,7 @@ impl<D: Disk + 'static> ScriptRunner<D> {
         }
         self.kept = None;
         let Some(store) = &self.store else { return Ok(()) };
-        // What can still be read is right.
+        // Contents that can still be read are right.
         let shown = PartialContents::read(store, &self.history)?;
         let groups = self.history.groups().saturating_sub(1);
         shown.find(&self.history, groups).map(drop).map_err(|Violation(why)| {
@@ -228,7 +228,7 @@ impl<D: Disk + 'static> ScriptRunner<D> {
         })
     }
 
-    /// What its groups show; the store is closed.
+    /// Closes the store and returns the history.
     pub fn end(self) -> History {
         self.history
     }
@@ -252,7 +252,7 @@ impl<D: Disk + 'static> ScriptRunner<D> {
         Ok(())
     }
 
-    /// Removes what one other is over, and what was left of the last time.
+    /// Removes an object with one child, or finishes the last refused removal.
     fn join(&mut self, slot: u8) -> Result<(), Stop> {
         if let Some((id, child)) = self.half.take() {
             let done = self.store().remove_disk(b"nothing@here", false);
@@ -306,7 +306,7 @@ impl<D: Disk + 'static> ScriptRunner<D> {
                 self.make_room()
             }
             Err(error) => {
-                // It may be there all the same, either way.
+                // The removal may be durable or not.
                 let (one, other) = (joined(was), joined(id));
                 self.history.push(one);
                 self.history.push(other);
@@ -337,7 +337,7 @@ impl<D: Disk + 'static> ScriptRunner<D> {
         let opened = Store::open(self.disk.clone(), &SMALL);
         self.store = Some(opened.map_err(failed("open"))?);
         if self.is_failing {
-            // What was not waited for may have failed when the store was dropped.
+            // Writes without a waiter may have failed when the store was dropped.
             let seen = Contents::read(self.store()).map_err(failed("read"))?;
             let groups = self.history.find(&seen, self.waited);
             let groups = groups.map_err(|why| Stop::Broken(Violation(why)))?;
@@ -355,7 +355,7 @@ impl<D: Disk + 'static> ScriptRunner<D> {
         self.worked.1 += counters.cleaned;
     }
 
-    /// Whether the store shows what it should.
+    /// Checks that the store has the expected contents.
     fn look(&self) -> Result<(), Stop> {
         let seen = Contents::read(self.store()).map_err(failed("read"))?;
         if seen.objects == self.now.objects && seen.keys == self.now.keys {
@@ -383,7 +383,7 @@ impl<D: Disk + 'static> ScriptRunner<D> {
             .filter(|_| self.history.groups().is_multiple_of(2))
             .map(|it| it.0)
             .collect();
-        // What there is none of cannot be given up: nothing is left of such a group.
+        // An empty group frees nothing.
         only_frees &= !group.is_empty();
         let bytes = group.len_bytes() as u64;
         match self.store().submit(group, &after) {
@@ -399,7 +399,7 @@ impl<D: Disk + 'static> ScriptRunner<D> {
                 let broken = |error: Error| {
                     let held =
                         if self.kept.is_some() { "with a snapshot" } else { "without a snapshot" };
-                    // Whether it is room that a checkpoint would have found.
+                    // Would checkpoints have found the space?
                     let done = (0..3).try_for_each(|_| self.store().checkpoint());
                     Stop::Broken(Violation(format!(
                         "submit, {held}: {error}; {} bytes are seen; {info:?}; used after checkpoints: {}, {done:?}",
@@ -409,7 +409,7 @@ impl<D: Disk + 'static> ScriptRunner<D> {
                 };
                 match refused.error {
                     error @ Error::NoSpace { .. } => {
-                        // A snapshot keeps what was deleted since.
+                        // A snapshot pins bytes that were deleted later.
                         let is_early = self.now.len_bytes() + bytes < info.capacity_bytes / 4;
                         if !self.is_failing && (only_frees || is_early && self.kept.is_none()) {
                             return Err(broken(error));
@@ -419,7 +419,7 @@ impl<D: Disk + 'static> ScriptRunner<D> {
                     }
                     error @ (Error::Misuse(_) | Error::NoObject(_)) => Err(broken(error)),
                     error => {
-                        // No answer said that it was taken; it may be there all the same.
+                        // It was not acknowledged, but may be durable.
                         self.history.push(next);
                         Err(Stop::Failed("submit", error))
                     }
@@ -428,7 +428,7 @@ impl<D: Disk + 'static> ScriptRunner<D> {
         }
     }
 
-    /// Gives something up, which always works.
+    /// Frees some space, which always works.
     fn make_room(&mut self) -> Result<(), Stop> {
         self.kept = None;
         let half = self.half.map(|(_, slot)| slot);
@@ -450,7 +450,7 @@ impl<D: Disk + 'static> ScriptRunner<D> {
         slots: &mut BTreeMap<u8, ObjectId>,
         next: &mut Contents,
     ) {
-        // What others are over does not change; nor does what waits to be joined, by its number.
+        // An object with children does not change, nor does one that waits for a join.
         let half = self.half.map(|(_, slot)| slot);
         let is_fixed = |slots: &BTreeMap<u8, ObjectId>, next: &Contents, slot: u8| {
             slots.get(&slot).is_none_or(|&id| next.forks(id) > 0)
@@ -531,7 +531,7 @@ impl<D: Disk + 'static> ScriptRunner<D> {
         }
     }
 
-    /// Bytes that are nowhere else.
+    /// Returns unique bytes.
     fn payload(&mut self, len: u32) -> Vec<u8> {
         let words = (0..len.div_ceil(8)).flat_map(|_| self.dice.next_u64().to_le_bytes());
         words.take(len as usize).collect()
@@ -564,11 +564,11 @@ fn compare(snapshot: &Snapshot, was: &Contents) -> Result<(), Stop> {
     Ok(())
 }
 
-/// Runs a script and judges states that power cuts leave of it; with what it did, the
-/// number of the state that broke a promise, if one did.
+/// Runs a script and judges states that power cuts leave. An error names the state that broke a
+/// guarantee.
 ///
 /// # Errors
-/// The first promise that is broken.
+/// The first violation.
 pub fn cut(
     shape: Shape,
     script: &Script,
@@ -600,7 +600,7 @@ pub fn cut(
     Ok(tally)
 }
 
-/// The lines of what was asked of a disk that a state is about.
+/// Returns the lines of disk requests around a state.
 fn around(told: &str, durable: u64, written: u64) -> String {
     let ticket = |line: &str| line.split_whitespace().next().and_then(|it| it.parse::<u64>().ok());
     let lines: Vec<&str> = told.lines().collect();

@@ -1,9 +1,9 @@
-//! What is done to a store.
+//! Scripts of store operations.
 
 use super::Random;
 use crate::{CreateOptions, LayoutKind, Profile};
 
-/// Layout and sizes of a store that is cut.
+/// Layout and sizes of a store under test.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Shape {
     /// Layout.
@@ -17,7 +17,7 @@ pub struct Shape {
 }
 
 impl Shape {
-    /// Four small ones: both layouts, large pages and small ones.
+    /// Four small shapes: both layouts, large pages and small ones.
     pub const ALL: [Self; 4] = [
         Self::tiny(LayoutKind::Log, 512, 16 << 10),
         Self::tiny(LayoutKind::Cow, 512, 16 << 10),
@@ -25,7 +25,7 @@ impl Shape {
         Self::tiny(LayoutKind::Cow, 4096, 32 << 10),
     ];
 
-    /// Segments as large as those of real stores. A disk has as few as may be: it is copied
+    /// Shapes with segments of real sizes. The disks have few segments, because they are copied
     /// many times.
     pub const REAL: [Self; 2] = [
         Self {
@@ -42,7 +42,7 @@ impl Shape {
         },
     ];
 
-    /// A small one of the layout for buckets.
+    /// A small shape with the layout for buckets.
     pub const BUCKET: Self = Self::tiny(LayoutKind::Bucket, 512, 16 << 10);
 
     const fn tiny(layout: LayoutKind, page_bytes: u32, segment_bytes: u32) -> Self {
@@ -50,13 +50,13 @@ impl Shape {
         Self { layout, page_bytes, segment_bytes, disk_bytes: segment_bytes as usize * 48 }
     }
 
-    /// Whether the superblocks are there, of which each can be done without.
+    /// Returns true if a superblock is at `at`; each single one may be lost.
     pub fn is_superblock(&self, at: u64) -> bool {
         let copies = 2 * u64::from(self.page_bytes.max(4096));
         at < copies || at >= self.disk_bytes as u64 - copies
     }
 
-    /// How to make such a store.
+    /// Returns the options for a store of this shape.
     pub fn options(&self) -> CreateOptions {
         let Self { layout, page_bytes, segment_bytes, .. } = *self;
         CreateOptions {
@@ -66,7 +66,7 @@ impl Shape {
     }
 }
 
-/// A change of a group. Objects are known by slots: one slot has one object after the other.
+/// A change in a group. Slots name objects: each slot has one object at a time.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Op {
     /// Creates the object of a slot, if it has none.
@@ -75,55 +75,55 @@ pub enum Op {
     Write(u8, u64, u32),
     /// Appends so many bytes.
     Append(u8, u32),
-    /// Gives it this length.
+    /// Sets its length.
     Truncate(u8, u64),
-    /// Makes a hole of so many bytes at a byte.
+    /// Punches a hole of so many bytes at a byte.
     Punch(u8, u64, u64),
-    /// Deletes it, if no other is over it.
+    /// Deletes it, if it has no children.
     Delete(u8),
-    /// Makes an object over that of the first slot, for the second one.
+    /// Forks the object of the first slot to the second one.
     Fork(u8, u8),
-    /// Gives a key a value of so many bytes.
+    /// Sets the value of a key to so many bytes.
     Put(u16, u32),
-    /// Takes a key away.
+    /// Removes a key.
     Remove(u16),
 }
 
-/// What is done next.
+/// A step of a script.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Step {
-    /// Submits a group; what its slots do not allow is left out.
+    /// Submits a group, without changes that its slots do not allow.
     Group(Vec<Op>),
     /// Waits for the newest group.
     Wait,
     /// Waits for a group that many groups ago.
     WaitOlder(usize),
-    /// A whole checkpoint.
+    /// Writes a whole checkpoint.
     Checkpoint,
-    /// Keeps a snapshot, or compares and drops the one that is kept.
+    /// Takes a snapshot, or compares and drops the one taken before.
     Snapshot,
-    /// Removes the object of a slot that one other is over.
+    /// Removes the object of a slot that has one child.
     Join(u8),
     /// Drops the store and opens it again.
     Reopen,
 }
 
-/// Steps, and how the store does them.
+/// Steps, with the settings of the store.
 #[derive(Clone, Debug)]
 pub struct Script {
-    /// Done before; nothing of it is cut.
+    /// Preparatory steps, without power cuts.
     pub before: Vec<Step>,
-    /// Done while everything is recorded.
+    /// Recorded steps.
     pub steps: Vec<Step>,
     /// See [`super::Settings`].
     pub commit_bytes: usize,
     /// See [`super::Settings`].
     pub barrier_bytes: u64,
-    /// Payloads come from it.
+    /// Seed of the payloads.
     pub seed: u64,
 }
 
-/// What sequences are made of.
+/// Number of different steps in sequences.
 const ALPHABET: usize = 10;
 
 fn letter(nth: usize, page: u32) -> Step {
@@ -142,15 +142,14 @@ fn letter(nth: usize, page: u32) -> Step {
     }])
 }
 
-/// How many sequences there are of so many steps.
+/// Returns the number of sequences of so many steps.
 pub const fn sequences(groups: usize) -> usize {
     ALPHABET.pow(groups as u32) << groups
 }
 
-/// A sequence of `groups` steps of an alphabet of ten, on a store that has one object and
-/// two keys. The numbers below [`sequences`] are all there are: with every choice of which
-/// steps are waited for, each in one commit and in several. What was waited for goes to
-/// `before`, so each state comes up once.
+/// Returns a sequence of `groups` steps of an alphabet of ten, on a store with one object and two
+/// keys. The numbers below [`sequences`] cover all: every choice of awaited steps, in one commit
+/// and in several. Awaited steps go to `before`, so each state comes up once.
 pub fn sequence(groups: usize, number: usize, shape: Shape) -> Script {
     let is_split = number % 2 == 1;
     let mut waits = number / 2 % (1 << (groups - 1));
@@ -171,7 +170,7 @@ pub fn sequence(groups: usize, number: usize, shape: Shape) -> Script {
     Script { before, steps, commit_bytes, barrier_bytes: 32 << 20, seed: number as u64 }
 }
 
-/// As [`random`], with groups among its steps that are longer than a small segment: one in 30.
+/// Returns a [`random`] script in which one step in 30 is a group longer than a small segment.
 pub fn random_large(seed: u64, shape: Shape, steps: usize) -> Script {
     let mut script = random(seed, shape, steps);
     let mut dice = Random::new(seed ^ 0x1A26E);
@@ -183,14 +182,14 @@ pub fn random_large(seed: u64, shape: Shape, steps: usize) -> Script {
     script
 }
 
-/// A long run with everything in it.
+/// Returns a long run of all kinds of steps.
 pub fn random(seed: u64, shape: Shape, steps: usize) -> Script {
     let mut dice = Random::new(seed);
     let dice = &mut dice;
     let wait_in = [1, 3, 10, 60][dice.below(4) as usize];
     let (rare, large_in) = (20 + dice.below(100), 2 + dice.below(20));
     let keys = 4 + dice.below(200);
-    // Long before it is cut, it may have run full and been cleaned.
+    // Long before the cuts, the store may have been full and cleaned.
     let old = [0, 100, 1500][dice.below(3) as usize];
     let before = (0..old).map(|_| step(dice, shape, wait_in, rare, large_in, keys)).collect();
     let steps = (0..steps).map(|_| step(dice, shape, wait_in, rare, large_in, keys)).collect();
@@ -203,15 +202,15 @@ pub fn random(seed: u64, shape: Shape, steps: usize) -> Script {
     }
 }
 
-/// A group that is longer than a segment of a small store: values that are objects of their
-/// own, payloads at odd bytes, objects with holes.
+/// Returns a group that is longer than a segment of a small store: value objects, payloads at odd
+/// bytes, objects with holes.
 fn large(dice: &mut Random, shape: Shape) -> Step {
     let segment = u64::from(shape.segment_bytes).min(64 << 10);
     let (slot, key) = (dice.below(12) as u8, dice.below(50) as u16);
     let odd = |dice: &mut Random, end: u64| dice.below(end / 2) * 2 + 1;
     let (at, len) = (odd(dice, 20_000), (segment + dice.below(2 * segment)) as u32);
     Step::Group(match dice.below(4) {
-        // Longer than 128 KiB it is not in the log of the keys.
+        // A value longer than 128 KiB is an object.
         0 => vec![Op::Put(key, (128 << 10) - 2 + dice.below(20_000) as u32), Op::Put(key + 1, 40)],
         1 => vec![Op::Create(slot), Op::Write(slot, at, len), Op::Append(slot, 1 + at as u32)],
         2 => {

@@ -1,5 +1,5 @@
-//! What people do with a store, for long: load, load again, overwrite, delete, fill to the brim,
-//! empty, keep snapshots, clone, roll back, grow, shrink, open again, be killed.
+//! Long-term use of a store: load, reload, overwrite, delete, fill up, empty, take snapshots,
+//! clone, roll back, grow, shrink, reopen, be killed.
 //!
 //! ```text
 //!   seed ─▶ act ── groups ──▶ store          what it holds, beside it in memory
@@ -7,11 +7,11 @@
 //!             └── again ◀── full check, and all is read and compared
 //! ```
 //!
-//! Law 1: after every act the whole store is checked: every sum, every map, every count.
-//! Law 2: what gives up space is refused only while a snapshot keeps what was given up.
-//! Law 3: after a kill or a power cut in the middle of an act there is some prefix of its
-//! groups, with all that were waited for.
-//! Law 4: a seed makes a run.
+//! Law 1: after each act the whole store is checked: every checksum, every map, every count.
+//! Law 2: groups that only free space are refused only while a snapshot pins the freed segments.
+//! Law 3: after a kill or a power cut within an act, the contents are those after some prefix of
+//! its groups, with all awaited ones.
+//! Law 4: a seed determines a run.
 
 mod disks;
 
@@ -29,20 +29,20 @@ use crate::check::CheckOptions;
 use crate::kv::{Batch, Kv};
 use crate::{Error, Group, Hint, LayoutKind, ObjectId, OpenOptions, Snapshot, Store};
 
-/// What a run came across.
+/// Statistics of a run.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Usage {
-    /// Acts, each with a full check behind it.
+    /// Acts, each followed by a full check.
     pub acts: u64,
-    /// Groups that were taken.
+    /// Accepted groups.
     pub groups: u64,
-    /// How often a store was full.
+    /// Refusals for lack of space.
     pub full: u64,
-    /// States that kills and power cuts left, each opened, compared and checked.
+    /// States after kills and power cuts, each opened, compared and checked.
     pub cuts: u64,
-    /// Segments that were cleaned.
+    /// Cleaned segments.
     pub cleaned: u64,
-    /// How often a store was given another length.
+    /// Resizes of a store.
     pub resized: u64,
 }
 
@@ -57,40 +57,40 @@ impl std::ops::AddAssign for Usage {
     }
 }
 
-/// What is done next.
+/// Next operation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Act {
-    /// Puts so many keys from one on, in lots, each a group, with values of so many bytes.
+    /// Puts so many keys from `first` on, in groups of `lot`, with values of `len` bytes.
     Load { first: u32, keys: u32, len: u32, lot: u32 },
-    /// The last load once more.
+    /// Repeats the last load.
     LoadAgain,
-    /// New values for keys anywhere, of any length up to this, one a group.
+    /// Sets random keys to values of any length up to `len`, one a group.
     Overwrite { keys: u32, len: u32 },
-    /// Every other key is deleted, so many in a group.
+    /// Deletes every other key, `lot` in a group.
     DeleteHalf { lot: u32 },
-    /// All keys of a range, in order.
+    /// Deletes all keys of a range, in order.
     DeleteRange { first: u32, keys: u32, lot: u32 },
-    /// Puts until there is no room, then deletes a few.
+    /// Puts until the store is full, then deletes a few.
     Fill { len: u32, lot: u32 },
-    /// New objects until there is no room, then deletes a few.
+    /// Creates objects until the store is full, then deletes a few.
     FillObjects { len: u32 },
-    /// Writes into objects, appends, truncates.
+    /// Writes to objects, appends, truncates.
     ChangeObjects { times: u32 },
-    /// Makes disks, writes to them, keeps them as they are, clones, rolls back and removes them.
+    /// Creates disks, writes to them, takes snapshots, clones, rolls back and removes.
     Disks { times: u32 },
-    /// Everything is deleted, so many in a group.
+    /// Deletes everything, `lot` in a group.
     Empty { lot: u32 },
-    /// Keeps a snapshot, or compares and drops the one that is kept.
+    /// Takes a snapshot, or compares and drops the one taken before.
     Snapshot,
-    /// Closes the store and opens it again, so often.
+    /// Closes and reopens the store, so many times.
     Reopen { times: u32 },
-    /// A whole checkpoint.
+    /// Writes a whole checkpoint.
     Checkpoint,
-    /// Gives the store so many of a hundred parts of the disk, more or less than it has.
+    /// Resizes the store to a percentage of the disk.
     Resize { percent: u64 },
 }
 
-/// Keys, objects by their numbers, disks and snapshots by their names, and what they hold.
+/// Keys, objects by number, disks and snapshots by name.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 enum Name {
     Key(Arc<[u8]>),
@@ -100,7 +100,7 @@ enum Name {
 
 type ModelContents = BTreeMap<Name, Arc<[u8]>>;
 
-/// Changes of one group, each with what was there before.
+/// Undo record of a group: names with their earlier contents.
 type Undo = Vec<(Name, Option<Arc<[u8]>>)>;
 
 struct Workload {
@@ -108,20 +108,20 @@ struct Workload {
     options: OpenOptions,
     dice: Random,
     disk: Arc<RecordDisk<MemoryDisk>>,
-    /// None while it is opened again.
+    /// None while it is reopened.
     store: Option<Arc<Store>>,
     held: ModelContents,
     digest: u64,
-    /// Of the groups since the act began: how to undo each, and the digest behind it.
+    /// Undo record and digest of each group since the act began.
     done: Vec<(Undo, u64)>,
-    /// The digest when the act began.
+    /// Digest when the act began.
     before: u64,
     kept: Option<(Snapshot, ModelContents)>,
     last_load: Option<Act>,
     usage: Usage,
 }
 
-/// Layouts and sizes, by number.
+/// Returns layout and sizes by number.
 fn shape(number: u64) -> Shape {
     let layout = if number.is_multiple_of(2) { LayoutKind::Cow } else { LayoutKind::Log };
     let (page_bytes, segment_bytes, disk_bytes) = match number / 2 % 5 {
@@ -134,10 +134,10 @@ fn shape(number: u64) -> Shape {
     Shape { layout, page_bytes, segment_bytes, disk_bytes }
 }
 
-/// Uses the store that a seed makes, for so many acts.
+/// Runs so many acts on the store of a seed.
 ///
 /// # Errors
-/// The first promise that is broken, with the act that broke it.
+/// The first violation, with its act.
 pub fn ordinary(seed: u64, acts: usize) -> Result<Usage, Violation> {
     super::set(Settings::USUAL);
     let run = || {
@@ -178,7 +178,7 @@ fn key_of(number: u32) -> Name {
     Name::Key(format!("k{number:08}").into_bytes().into())
 }
 
-/// All that a store shows.
+/// Reads the contents of a store.
 fn read_all(store: &Arc<Store>) -> Result<ModelContents, Violation> {
     let said = |error: Error| failed("reading all", &error);
     let mut held = ModelContents::new();
@@ -200,7 +200,7 @@ fn read_all(store: &Arc<Store>) -> Result<ModelContents, Violation> {
     Ok(held)
 }
 
-/// Where two differ first, in words.
+/// Returns a description of the first difference.
 fn differ(is: &ModelContents, should: &ModelContents) -> String {
     let wrong = is.keys().chain(should.keys()).find(|name| is.get(*name) != should.get(*name));
     let told = |held: &ModelContents, name| held.get(name).map(|bytes| bytes.len());
@@ -227,7 +227,7 @@ impl Workload {
         let shape = shape(seed);
         let cache_bytes = [128 << 10, 1 << 20, 64 << 20][dice.below(3) as usize];
         let options = OpenOptions { cache_bytes, read_only: false };
-        // What was there before is not zeros.
+        // Earlier bytes of the disk are not zeros.
         let disk = RecordDisk::new(MemoryDisk::new(vec![0xEE; shape.disk_bytes], 512));
         let disk = Arc::new(disk);
         Store::create(disk.clone(), &shape.options()).map_err(|error| failed("create", &error))?;
@@ -252,7 +252,7 @@ impl Workload {
         self.store.clone().expect("it was opened, or the run is over")
     }
 
-    /// Keys that a store of this size may have.
+    /// Returns the most keys for a store of this size.
     fn keys_max(&self) -> u64 {
         self.shape.disk_bytes as u64 / 64
     }
@@ -287,7 +287,7 @@ impl Workload {
         }
     }
 
-    /// Does something; all is compared and checked then. One in five is cut short.
+    /// Performs an act, then compares and checks everything. One in five is cut short.
     fn act(&mut self, act: Act) -> Result<(), Violation> {
         let is_cut = self.dice.once_in(5);
         self.done.clear();
@@ -329,7 +329,7 @@ impl Workload {
                 self.delete_all(all.into_iter().step_by(2).collect(), lot)?;
             }
             Act::DeleteRange { first, keys, lot } => {
-                // Some were never there: no error, and no room that is lost.
+                // Some never existed: no error, and no lost space.
                 let all = (first..first + keys.min(5000)).map(key_of).collect();
                 self.delete_all(all, lot)?;
             }
@@ -431,7 +431,7 @@ impl Workload {
         self.give_up_some()
     }
 
-    /// Deletes a few of a full store, one in a group.
+    /// Deletes a few items of a full store, one in a group.
     fn give_up_some(&mut self) -> Result<(), Violation> {
         for _ in 0..1 + self.dice.below(30) {
             let Some(last) = (self.held.len() as u64).checked_sub(1) else { return Ok(()) };
@@ -442,7 +442,7 @@ impl Workload {
         Ok(())
     }
 
-    /// Puts pairs as one group; says whether there was room.
+    /// Puts pairs as one group; returns false if there was no space.
     fn put(&mut self, pairs: Vec<(Name, Arc<[u8]>)>) -> Result<bool, Violation> {
         let mut batch = Batch::new();
         for (name, value) in &pairs {
@@ -455,7 +455,7 @@ impl Workload {
         self.taken(taken, changes.collect())
     }
 
-    /// Whether a group was taken; what it did is known then.
+    /// Returns true if a group was accepted, and applies its changes to the model.
     fn taken(
         &mut self,
         taken: Result<(), Error>,
@@ -482,7 +482,7 @@ impl Workload {
         }
     }
 
-    /// Gives a name its bytes, or none; returns what it had.
+    /// Sets the bytes of a name, or removes it; returns the old bytes.
     fn set(&mut self, name: Name, bytes: Option<Arc<[u8]>>) -> Option<Arc<[u8]>> {
         let new = bytes.as_ref().map_or(0, |bytes| hash_of(&name, bytes));
         let old = match bytes {
@@ -521,7 +521,7 @@ impl Workload {
                 && matches!(refused.error, Error::NoSpace { .. })
                 && let Some((snapshot, was)) = self.kept.take()
             {
-                // It keeps what was given up; without it there must be room.
+                // The snapshot pins freed segments; without it there must be space.
                 compare(&snapshot, &was)?;
                 drop(snapshot);
                 taken = self.store().submit(delete(), &[]).map(drop);
@@ -579,7 +579,7 @@ impl Workload {
         self.taken(taken, vec![(name, Some(bytes.into()))]).map(drop)
     }
 
-    /// Closes the store and opens it again, maybe on another disk.
+    /// Closes and reopens the store, maybe on another disk.
     fn reopen(&mut self, bytes: Option<Vec<u8>>) -> Result<(), Violation> {
         self.kept = None;
         if let Some(store) = self.store.take() {
@@ -594,7 +594,7 @@ impl Workload {
         Ok(())
     }
 
-    /// Compares and checks all.
+    /// Compares and checks everything.
     fn look(&mut self) -> Result<(), Violation> {
         self.wait()?;
         let is = read_all(&self.store())?;
@@ -604,18 +604,18 @@ impl Workload {
         check(self.disk.clone())
     }
 
-    /// The program was killed, or the power was cut, somewhere in the act: two such states are
-    /// looked at, and the run goes on with the second.
+    /// Simulates a kill or a power cut within the act: checks two such states, and continues with
+    /// the second.
     fn cut(&mut self, image: Vec<u8>) -> Result<(), Violation> {
         let seed = self.dice.next_u64();
-        // Closing writes what waits: that may be cut, too.
+        // Closing writes the open commit: that may be cut, too.
         self.kept = None;
         drop(self.store.take());
         let options = CrashOptions { seed, subsets: 3, exhaustive_sectors: 0 };
         let mut chosen: Vec<(Vec<u8>, usize)> = vec![];
         for (nth, crash) in CrashStates::new(image, self.disk.take(), options).take(150).enumerate()
         {
-            // Each of those so far is as likely as the others.
+            // Reservoir sampling: each state is equally likely.
             let place = if nth < 2 { nth } else { self.dice.below(nth as u64 + 1) as usize };
             if place < 2 {
                 let waited = crash.marks().last().copied().unwrap_or(0) as usize;
@@ -664,7 +664,7 @@ impl Workload {
         check(self.disk.clone())
     }
 
-    /// After how many groups of the act a store shows this.
+    /// Returns the number of groups of the act after which a store has these contents.
     fn prefix(
         &self,
         digests: &HashMap<u64, usize>,
@@ -684,7 +684,7 @@ impl Workload {
     }
 }
 
-/// The full check of a store that does not change meanwhile.
+/// Runs the full check of a store that does not change meanwhile.
 fn check(disk: Arc<dyn Disk>) -> Result<(), Violation> {
     let report = Store::check(disk, &CheckOptions::default(), &mut |_, _| {});
     let report = report.map_err(|error| failed("check", &error))?;

@@ -1,7 +1,7 @@
-//! How the tree changes: what changes is written elsewhere, and the path to it is one that changed.
+//! Copy-on-write changes of the tree: changed nodes are new ones, and so is the path to them.
 //!
-//! Law: what is replaced is dead once what replaces it is there, and a failure leaves the tree as
-//! it was.
+//! Law: a replaced node is dead once its replacement is written. A failure leaves the tree
+//! unchanged.
 #![allow(
     clippy::arithmetic_side_effects,
     clippy::indexing_slicing,
@@ -37,7 +37,7 @@ impl Tree {
             children = split_inner(nodes, level, list);
         }
         self.root = children.pop().map(|(_, child, _)| child);
-        // A root with one child is one level too many.
+        // A root with one child is replaced by the child.
         while let Some(Child::Changed(inner)) = &self.root
             && let [(_, only)] = inner.children.as_slice()
         {
@@ -46,7 +46,7 @@ impl Tree {
         Ok(())
     }
 
-    /// Writes all inner nodes that changed; returns where the root is then.
+    /// Writes all changed inner nodes; returns the pointer to the root.
     pub fn write_changed(&mut self, nodes: &mut dyn NodeStore) -> Result<Option<BlockPtr>> {
         let Some(root) = &self.root else { return Ok(None) };
         let ptr = write_child(nodes, root)?;
@@ -54,8 +54,8 @@ impl Tree {
         Ok(Some(ptr))
     }
 
-    /// Writes the node at `at` that begins with `key` and belongs to the tree elsewhere. The path
-    /// to it becomes one that changed; an inner node is not written before the next checkpoint.
+    /// Moves the node at `at` that begins with `key` to a new address. The path to it becomes a
+    /// changed one; an inner node is written at the next checkpoint.
     pub fn move_node(&mut self, nodes: &mut dyn NodeStore, key: &[u8], at: u64) -> Result<()> {
         let Some(root) = self.root.take() else { return Ok(()) };
         let moved = moved(nodes, root.clone(), key, at).inspect_err(|_| self.root = Some(root))?;
@@ -64,10 +64,10 @@ impl Tree {
     }
 }
 
-/// Children that take a child's place, with their level.
+/// Nodes that replace a child, with their level.
 type Replacements = Vec<(Key, Child, u8)>;
 
-/// What takes the child's place once `edits`, all within it, are applied.
+/// Returns the replacements of a child after `edits`, which are all in its range.
 fn apply_to(
     nodes: &mut dyn NodeStore,
     child: Child,
@@ -117,7 +117,7 @@ fn apply_to(
     if let Some(old) = old {
         nodes.mark_dead(old);
     }
-    // The first child answers for all that is before it.
+    // The first child's range begins with its parent's.
     if let Some(first) = children.first_mut() {
         first.0 = lower.clone();
     }
@@ -178,13 +178,13 @@ fn write_leaves(
     Ok(out)
 }
 
-/// The shortest key that is behind `left` and not behind `right`.
+/// Returns the shortest key greater than `left` and not greater than `right`.
 fn separator(left: &[u8], right: &[u8]) -> Key {
     let common = left.iter().zip(right).take_while(|(a, b)| a == b).count();
     Key::from_slice(&right[..(common + 1).min(right.len())])
 }
 
-/// Children as inner nodes of `level` that are not too long.
+/// Splits children into inner nodes of `level`.
 fn split_inner(nodes: &dyn NodeStore, level: u8, children: Vec<(Key, Child)>) -> Replacements {
     if children.is_empty() {
         return vec![];

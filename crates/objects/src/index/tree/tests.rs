@@ -6,7 +6,7 @@ use crate::codec::mix;
 use crate::entry::value_key;
 use crate::index::leaf::Edit;
 
-/// Nodes in a map, by a number that is never used again.
+/// Nodes in a map, by a number that is never reused.
 #[derive(Default)]
 struct Memory {
     nodes: BTreeMap<u64, Arc<Node>>,
@@ -94,7 +94,7 @@ fn batches_of_edits_against_a_map() {
         let probe = key(next(900));
         assert_eq!(tree.get(&nodes, &probe).unwrap(), model.get(&probe).cloned());
     }
-    // Every node but those of the tree is dead.
+    // All nodes outside of the tree are dead.
     let gone = model.keys().map(|key| (key.clone(), None)).collect::<Vec<_>>();
     tree.apply(&mut nodes, &gone).unwrap();
     assert!(tree.root.is_none());

@@ -1,4 +1,4 @@
-//! What people do with disks: write, keep as they are, clone, roll back, remove.
+//! Disk operations: write, take snapshots, clone, roll back, remove.
 
 use std::sync::Arc;
 
@@ -7,7 +7,7 @@ use crate::torture::Violation;
 use crate::{Error, Group, Hint};
 
 impl Workload {
-    /// One thing that is done with disks and their snapshots.
+    /// Performs one operation on disks and their snapshots.
     pub(super) fn change_disks(&mut self, nth: u32) -> Result<(), Violation> {
         let disks = self.names(|name| matches!(name, Name::Disk(_)));
         let any = disks.get(self.dice.below(disks.len().max(1) as u64) as usize).cloned();
@@ -78,7 +78,7 @@ impl Workload {
         self.taken(taken, vec![(Name::Disk(name.clone()), Some(bytes.into()))]).map(drop)
     }
 
-    /// Removes disks and snapshots, as far as no others are in the way.
+    /// Removes disks and snapshots, as far as no others prevent it.
     pub(super) fn remove_disks(&mut self, mut names: Vec<Name>) -> Result<(), Violation> {
         let mut before = usize::MAX;
         while names.len() < before {
@@ -87,13 +87,13 @@ impl Workload {
             for disk in names {
                 let Name::Disk(name) = &disk else { continue };
                 let mut done = self.store().remove_disk(name, false);
-                // It keeps what was given up.
+                // The snapshot pins freed segments.
                 if matches!(done, Err(Error::NoSpace { .. })) && self.kept.take().is_some() {
                     done = self.store().remove_disk(name, false);
                 }
                 let is_there = self.store().named(name).map_err(|error| failed("names", &error))?;
                 match done {
-                    // What it moves has no room: the rest of it is done the next time.
+                    // No space for the moved bytes: the next operation finishes the removal.
                     Err(Error::NoSpace { .. }) if is_there.is_none() => {}
                     Err(Error::NoSpace { .. }) => self.usage.full += 1,
                     Err(Error::Disk(_)) => {}
