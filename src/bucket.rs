@@ -316,7 +316,7 @@ impl ForwardingDisk for Watched {
     }
 
     fn outage(&self) -> Option<String> {
-        let Writing { error, away, waiting_bytes } = self.0.state_of_writing();
+        let Writing { error, away, waiting_bytes } = self.0.write_state();
         error.or_else(|| {
             let (why, since) = away?;
             let since = jiff::Timestamp::try_from(since).ok()?;

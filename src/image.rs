@@ -16,7 +16,7 @@ pub use draconis_access::image::{BackingFiles, UnreadImage, detect_contents, par
 pub use draconis_access::listing::{Listed, Listing};
 pub use draconis_access::store_disk;
 use draconis_access::store_disk::{StoreDiskName, UnreadStoreDisk};
-use draconis_container::is_indexed;
+use draconis_container::is_seekable;
 use draconis_device::{Disk, LockMode, lock_file};
 use draconis_ext::{Follow, InodeNumber, Volume};
 use draconis_service::options::MountOptions;
@@ -165,7 +165,7 @@ pub fn disk(
     };
     let whole = start(file)?;
     let whole = match packed {
-        Some(packed) if !is_indexed(whole.clone()).with_context(|| shown.to_string())? => {
+        Some(packed) if !is_seekable(whole.clone()).with_context(|| shown.to_string())? => {
             let mut progress = Progress::unbounded(ProgressMode::Auto);
             start(packed.unpack(image, &mut |bytes| progress.add(bytes))?)?
         }

@@ -158,7 +158,7 @@ impl TreeImport<'_> {
             for (name, id) in self.source.tree.names(dir) {
                 let made = run.entry(number, name, id);
                 let made = made.map_err(|error| self.with_context(dir, name, error))?;
-                if matches!(self.source.tree.node(id).what, NodeKind::Directory) {
+                if matches!(self.source.tree.node(id).kind_data, NodeKind::Directory) {
                     run.entered.insert(made);
                     dirs.push((id, made));
                 }
@@ -193,7 +193,7 @@ impl TreeImport<'_> {
 }
 
 fn data_bytes(node: &TreeNode) -> u64 {
-    match &node.what {
+    match &node.kind_data {
         NodeKind::File { data, .. } => data.iter().map(|(start, end)| end - start).sum(),
         _ => 0,
     }
@@ -218,7 +218,7 @@ impl ImportRun<'_> {
     fn entry(&mut self, dir: InodeNumber, name: &[u8], id: NodeId) -> anyhow::Result<InodeNumber> {
         let volume = self.graft.volume;
         let node = self.graft.source.tree.node(id);
-        let is_dir = matches!(node.what, NodeKind::Directory);
+        let is_dir = matches!(node.kind_data, NodeKind::Directory);
         let there = match volume.lookup(dir, name) {
             Ok(number) => Some(volume.inode(number)?),
             Err(Error::NotFound) => None,
@@ -244,7 +244,7 @@ impl ImportRun<'_> {
         if !is_dir {
             self.links.insert(id, made);
             self.made.insert(made, id);
-            match (&node.what, &mut self.in_order) {
+            match (&node.kind_data, &mut self.in_order) {
                 (NodeKind::File { source, .. }, Some(later)) => later.push((*source, id, made)),
                 _ => self.fill(made, node)?,
             }
@@ -261,7 +261,7 @@ impl ImportRun<'_> {
 
     /// Contents and attributes of what is no directory.
     fn fill(&mut self, made: InodeNumber, node: &TreeNode) -> anyhow::Result<()> {
-        if let NodeKind::File { data, source, .. } = &node.what {
+        if let NodeKind::File { data, source, .. } = &node.kind_data {
             self.contents(made, *source, data)?;
         }
         self.finish(made, node)
@@ -297,7 +297,7 @@ impl ImportRun<'_> {
         id: NodeId,
     ) -> anyhow::Result<()> {
         let TreeImport { volume, source, protected: kept, replace_kinds, .. } = self.graft;
-        let is_dir = matches!(source.tree.node(id).what, NodeKind::Directory);
+        let is_dir = matches!(source.tree.node(id).kind_data, NodeKind::Directory);
         ensure!(!kept.contains(&there.number), "is the same file");
         if there.kind == FileType::Directory {
             ensure!(*replace_kinds, "is a directory; rm -r removes it");
@@ -325,14 +325,14 @@ impl ImportRun<'_> {
     fn new_node<'n>(&self, node: &'n TreeNode) -> NewNode<'n> {
         let OwnerArg { uid, gid } =
             self.graft.owner.unwrap_or(OwnerArg { uid: node.uid, gid: node.gid });
-        let (device, target) = match &node.what {
+        let (device, target) = match &node.kind_data {
             NodeKind::CharDevice(major, minor) | NodeKind::BlockDevice(major, minor) => {
                 ((*major, *minor), &[][..])
             }
             NodeKind::Symlink(target) => ((0, 0), &target[..]),
             _ => ((0, 0), &[][..]),
         };
-        NewNode { kind: node.what.kind(), mode: node.mode.into(), uid, gid, device, target }
+        NewNode { kind: node.kind_data.kind(), mode: node.mode.into(), uid, gid, device, target }
     }
 
     /// Writes what a file has; holes stay holes.
@@ -365,7 +365,7 @@ impl ImportRun<'_> {
             })?;
         }
         let new = self.new_node(node);
-        let size_bytes = match &node.what {
+        let size_bytes = match &node.kind_data {
             // A hole at the end; nothing else is longer than what was written.
             NodeKind::File { size_bytes, data, source } => {
                 let written = data.last().map_or(0, |(_, end)| *end);

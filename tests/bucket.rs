@@ -7,10 +7,10 @@ use std::net::TcpListener;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use common::bucket::Place;
+use common::bucket::TestBucket;
 
 /// All that is done with a store.
-fn everything(place: &Place) {
+fn everything(place: &TestBucket) {
     let (store, draconis) = (&place.address[..], &place.draconis);
     let said = place.fails(&["kv", "get", store, "a"]);
     assert!(said.contains("store create") && said.contains("makes"), "{said}");
@@ -61,7 +61,7 @@ fn everything(place: &Place) {
 }
 
 /// A command that is killed has lost nothing that was there before.
-fn killed(place: &Place) {
+fn killed(place: &TestBucket) {
     let (store, draconis) = (&place.address[..], &place.draconis);
     place.ok(&["store", "create", store, "--size", "64M"]);
     let input = draconis.path("lines");
@@ -84,7 +84,7 @@ fn killed(place: &Place) {
 
 /// A command with a journal that is killed has lost nothing that was there, and the next one sends
 /// what it left.
-fn journaled(place: &Place) {
+fn journaled(place: &TestBucket) {
     let (store, draconis) = (&place.address[..], &place.draconis);
     let journal = format!("{},32M", draconis.path("journal").display());
     place.ok(&["store", "create", "--journal", &journal, store, "--size", "64M"]);
@@ -114,7 +114,7 @@ fn journaled(place: &Place) {
 }
 
 /// Of two that change a store at once one is told who has it, or none.
-fn raced(place: &Place) {
+fn raced(place: &TestBucket) {
     let (store, draconis) = (&place.address[..], &place.draconis);
     place.ok(&["store", "create", store, "--size", "64M"]);
     for round in 0..6 {
@@ -147,47 +147,47 @@ fn raced(place: &Place) {
 
 #[test]
 fn commands_with_a_journal_are_killed_in_a_directory() {
-    journaled(&Place::directory());
+    journaled(&TestBucket::directory());
 }
 
 #[test]
 fn commands_with_a_journal_are_killed_on_a_server() {
-    Place::server().iter().for_each(journaled);
+    TestBucket::server().iter().for_each(journaled);
 }
 
 #[test]
 fn a_directory_has_a_store() {
-    everything(&Place::directory());
+    everything(&TestBucket::directory());
 }
 
 #[test]
 fn a_killed_command_loses_nothing_in_a_directory() {
-    killed(&Place::directory());
+    killed(&TestBucket::directory());
 }
 
 #[test]
 fn writers_race_for_a_directory() {
-    raced(&Place::directory());
+    raced(&TestBucket::directory());
 }
 
 #[test]
 fn a_server_has_a_store() {
-    Place::server().iter().for_each(everything);
+    TestBucket::server().iter().for_each(everything);
 }
 
 #[test]
 fn a_killed_command_loses_nothing_on_a_server() {
-    Place::server().iter().for_each(killed);
+    TestBucket::server().iter().for_each(killed);
 }
 
 #[test]
 fn writers_race_for_a_bucket_of_a_server() {
-    Place::server().iter().for_each(raced);
+    TestBucket::server().iter().for_each(raced);
 }
 
 #[test]
 fn what_is_wrong_with_an_address_is_told() {
-    let place = Place::directory();
+    let place = TestBucket::directory();
     for (address, why) in [
         ("ftp://host/x", "ftp:// is not known; s3://, gs://, az:// and file:/// are"),
         ("s3://", "no bucket is named"),
@@ -213,7 +213,7 @@ const ODD: [&str; 7] = ["tilde~", "ünï", "x#y", "50%", "q[1]*?", "two words/+&
 
 #[test]
 fn any_prefix_is_a_place_for_a_store() {
-    let Some(place) = Place::server() else { return };
+    let Some(place) = TestBucket::server() else { return };
     for prefix in ODD {
         let address = format!("s3://bucket/{prefix}");
         place.ok(&["store", "create", &address, "--size", "16M"]);
@@ -227,7 +227,7 @@ fn any_prefix_is_a_place_for_a_store() {
 }
 
 /// A command without what tests say of credentials, in a home directory of its own.
-fn at_home(place: &Place, arguments: &[&str]) -> Command {
+fn at_home(place: &TestBucket, arguments: &[&str]) -> Command {
     let mut command = place.command(arguments);
     let ours = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok());
     for name in ours.filter(|name| name.starts_with("AWS_") && name != "AWS_ENDPOINT_URL") {
@@ -242,7 +242,7 @@ fn at_home(place: &Place, arguments: &[&str]) -> Command {
 
 #[test]
 fn credentials_are_where_users_of_aws_keep_them() {
-    let Some(place) = Place::server() else { return };
+    let Some(place) = TestBucket::server() else { return };
     let aws = place.draconis.make_dir("home").join(".aws");
     std::fs::create_dir(&aws).unwrap();
     let keys = "aws_access_key_id = access\naws_secret_access_key = secret-of-a-test\n";
@@ -276,7 +276,7 @@ fn credentials_are_where_users_of_aws_keep_them() {
 
 #[test]
 fn no_credentials_are_told_at_once() {
-    let place = Place::directory();
+    let place = TestBucket::directory();
     for disabled in ["false", "true"] {
         let start = Instant::now();
         let mut command = at_home(&place, &["store", "ls", "s3://bucket/x"]);

@@ -8,7 +8,7 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::process::Command;
 
-use common::bucket::Place;
+use common::bucket::TestBucket;
 use common::volume::shell;
 use common::{Without, eventually, fuse, look, mounts_below, same, tree_of_sources};
 use rustix::process::{Pid, Signal, kill_process};
@@ -28,7 +28,7 @@ fn write_durably(at: &Path, bytes: &[u8]) -> std::io::Result<()> {
 }
 
 /// What is unpacked on one machine is there on another, which has nothing of it.
-fn moved(place: &Place) {
+fn moved(place: &TestBucket) {
     place.ok(&["store", "create", &place.address, "--size", "1G"]);
     let tree = place.draconis.make_dir("tree");
     tree_of_sources(&tree);
@@ -59,7 +59,7 @@ fn moved(place: &Place) {
 }
 
 /// Every command takes such an image.
-fn commands(place: &Place) {
+fn commands(place: &TestBucket) {
     place.ok(&["store", "create", &place.address, "--size", "256M"]);
     let (one, two) = (place.disk("one"), place.disk("two"));
     let said = place.fails(&["ls", &place.address]);
@@ -104,7 +104,7 @@ fn commands(place: &Place) {
 
 /// The second machine is refused by the name of the first, or takes over; then the first one is
 /// told, and harms nothing.
-fn two_at_once(place: &Place) {
+fn two_at_once(place: &TestBucket) {
     place.ok(&["store", "create", &place.address, "--size", "256M"]);
     place.ok(&["format", "-t", "ext4", &place.disk("vol"), "32M"]);
     place.ok(&["format", "-t", "ext2", &place.disk("two"), "16M"]);
@@ -158,7 +158,7 @@ fn two_at_once(place: &Place) {
 }
 
 /// The process that runs `command` for those who have this runtime directory.
-fn process_of(place: &Place, command: &str) -> Pid {
+fn process_of(place: &TestBucket, command: &str) -> Pid {
     let run = place.draconis.path("run");
     let is_it = |pid: &i32| {
         let line = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
@@ -173,7 +173,7 @@ fn process_of(place: &Place, command: &str) -> Pid {
 
 /// A store keeper that is killed takes its mounts along, and nothing that was synced; the same
 /// machine mounts the volume again without being told to take over.
-fn killed(place: &Place) {
+fn killed(place: &TestBucket) {
     place.ok(&["store", "create", &place.address, "--size", "256M"]);
     place.ok(&["format", "-t", "ext4", &place.disk("vol"), "32M"]);
     for round in 0..3 {
@@ -192,7 +192,7 @@ fn killed(place: &Place) {
 
 /// What was synced with a journal is in that alone when the store keeper is killed: other machines
 /// and commands are told where it is, and who mounts with it has all.
-fn journaled(place: &Place) {
+fn journaled(place: &TestBucket) {
     place.ok(&["store", "create", &place.address, "--size", "256M"]);
     place.ok(&["format", "-t", "ext4", &place.disk("vol"), "32M"]);
     let file = place.draconis.path("journal");
@@ -251,7 +251,7 @@ fn journaled(place: &Place) {
 }
 
 /// A journal takes what the server does not: `umount` says what is there alone, and where.
-fn left_behind(mut place: Place) {
+fn left_behind(mut place: TestBucket) {
     place.ok(&["store", "create", &place.address, "--size", "256M"]);
     place.ok(&["format", "-t", "ext4", &place.disk("vol"), "32M"]);
     let file = place.draconis.path("journal");
@@ -276,7 +276,7 @@ fn left_behind(mut place: Place) {
 }
 
 /// What `-o` says of buckets is refused where it makes no sense, by its name.
-fn words(place: &Place) {
+fn words(place: &TestBucket) {
     place.ok(&["store", "create", &place.address, "--size", "256M"]);
     place.ok(&["format", "-t", "ext4", &place.disk("vol"), "32M"]);
     let (at, cache) = (place.draconis.make_dir("at"), place.draconis.path("cache"));
@@ -304,7 +304,7 @@ fn words(place: &Place) {
 }
 
 /// A worker that dies, and another program, go on with the mount.
-fn followed(place: &Place) {
+fn followed(place: &TestBucket) {
     place.ok(&["store", "create", &place.address, "--size", "256M"]);
     place.ok(&["format", "-t", "ext4", &place.disk("vol"), "32M"]);
     let at = place.mount("vol", "at", &[]);
@@ -334,7 +334,7 @@ fn followed(place: &Place) {
 }
 
 /// Without the server what was read can be read; what is written waits for it.
-fn without_server(mut place: Place) {
+fn without_server(mut place: TestBucket) {
     place.ok(&["store", "create", &place.address, "--size", "256M"]);
     place.ok(&["format", "-t", "ext4", &place.disk("vol"), "32M"]);
     let bytes: Vec<u8> = (0..900_000u32).map(|at| (at.wrapping_mul(at) >> 9) as u8).collect();
@@ -378,100 +378,100 @@ fn without_server(mut place: Place) {
 #[test]
 fn a_volume_in_a_directory_moves_from_machine_to_machine() {
     if fuse("mounts of buckets") {
-        moved(&Place::directory());
+        moved(&TestBucket::directory());
     }
 }
 
 #[test]
 fn a_volume_on_a_server_moves_from_machine_to_machine() {
     if fuse("mounts of buckets") {
-        Place::server().iter().for_each(moved);
+        TestBucket::server().iter().for_each(moved);
     }
 }
 
 #[test]
 fn commands_take_volumes_in_a_directory() {
-    commands(&Place::directory());
+    commands(&TestBucket::directory());
 }
 
 #[test]
 fn commands_take_volumes_on_a_server() {
-    Place::server().iter().for_each(commands);
+    TestBucket::server().iter().for_each(commands);
 }
 
 #[test]
 fn two_machines_mount_a_volume_in_a_directory() {
     if fuse("mounts of buckets") {
-        two_at_once(&Place::directory());
+        two_at_once(&TestBucket::directory());
     }
 }
 
 #[test]
 fn two_machines_mount_a_volume_on_a_server() {
     if fuse("mounts of buckets") {
-        Place::server().iter().for_each(two_at_once);
+        TestBucket::server().iter().for_each(two_at_once);
     }
 }
 
 #[test]
 fn a_killed_store_keeper_loses_nothing_in_a_directory() {
     if fuse("killing store keepers") {
-        killed(&Place::directory());
+        killed(&TestBucket::directory());
     }
 }
 
 #[test]
 fn a_killed_store_keeper_loses_nothing_on_a_server() {
     if fuse("killing store keepers") {
-        Place::server().iter().for_each(killed);
+        TestBucket::server().iter().for_each(killed);
     }
 }
 
 #[test]
 fn what_only_a_journal_has_is_asked_for_in_a_directory() {
     if fuse("mounts of buckets with journals") {
-        journaled(&Place::directory());
+        journaled(&TestBucket::directory());
     }
 }
 
 #[test]
 fn what_only_a_journal_has_is_asked_for_on_a_server() {
     if fuse("mounts of buckets with journals") {
-        Place::server().iter().for_each(journaled);
+        TestBucket::server().iter().for_each(journaled);
     }
 }
 
 #[test]
 fn umount_says_what_only_a_journal_has() {
     if fuse("mounts of buckets with journals") {
-        Place::server().into_iter().for_each(left_behind);
+        TestBucket::server().into_iter().for_each(left_behind);
     }
 }
 
 #[test]
 fn options_of_mounts_say_what_flags_of_buckets_do() {
     if fuse("mounts of buckets") {
-        words(&Place::directory());
+        words(&TestBucket::directory());
     }
 }
 
 #[test]
 fn a_mount_in_a_directory_goes_on_by_others() {
     if fuse("killing workers of buckets") {
-        followed(&Place::directory());
+        followed(&TestBucket::directory());
     }
 }
 
 #[test]
 fn a_mount_on_a_server_goes_on_by_others() {
     if fuse("killing workers of buckets") {
-        Place::server().iter().for_each(followed);
+        TestBucket::server().iter().for_each(followed);
     }
 }
 
 #[test]
 fn a_mount_lives_without_its_server_for_a_while() {
     if fuse("mounts of buckets") {
-        Place::server().into_iter().for_each(without_server);
+        TestBucket::server().into_iter().for_each(without_server);
     }
 }

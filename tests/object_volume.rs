@@ -156,13 +156,13 @@ fn a_volume_on_an_object_is_whole_after_any_power_cut() {
             let state: Arc<dyn Disk> = crash.disk.clone();
             let report =
                 Store::check(state.clone(), &CheckOptions::default(), &mut |_, _| {}).unwrap();
-            assert!(report.is_clean(), "{:?}: {:#?}", crash.cut, report.damage);
+            assert!(report.is_clean(), "{:?}: {:#?}", crash.kind, report.damage);
             let store = open(state);
             let on: Arc<dyn Disk> = Arc::new(store.disk(id).unwrap());
-            assert_eq!(damage(&on), [""; 0], "{layout}, {:?}", crash.cut);
+            assert_eq!(damage(&on), [""; 0], "{layout}, {:?}", crash.kind);
             let volume = Volume::open(on, OpenOptions::default()).unwrap();
             for &nth in crash.marks() {
-                assert!(has(&volume, nth as usize), "{layout}, {:?}: file {nth}", crash.cut);
+                assert!(has(&volume, nth as usize), "{layout}, {:?}: file {nth}", crash.kind);
             }
             states += 1;
         }

@@ -15,11 +15,11 @@ const PROFILE: &str =
 const LOST: Without = Without { what_a_copy_loses: true, fractions: true };
 
 /// A place to work in, with a store `s` of 192 MiB; commands run there.
-struct Place {
+struct TestStore {
     draconis: Draconis,
 }
 
-impl Place {
+impl TestStore {
     fn new() -> Self {
         let draconis = Draconis::new();
         std::fs::write(draconis.path("profile"), PROFILE).unwrap();
@@ -65,7 +65,7 @@ impl Place {
 
 #[test]
 fn a_disk_is_made_listed_made_longer_and_removed() {
-    let place = Place::new();
+    let place = TestStore::new();
     assert_eq!(place.ok("store disk s vol 8M"), "s#vol: 8.0 MiB\n");
     assert_eq!(place.ok("store disk s vol 16M"), "s#vol: 16.0 MiB, was 8.0 MiB\n");
     assert_eq!(place.ok("store ls s"), "1\t16777216\t0\tvol\n");
@@ -97,7 +97,7 @@ fn a_disk_is_made_listed_made_longer_and_removed() {
 
 #[test]
 fn every_command_works_on_a_disk_in_a_store() {
-    let place = Place::new();
+    let place = TestStore::new();
     let tree = place.path("tree");
     tree_of_sources(&tree);
     for (kind, name) in [("ext2", "two"), ("ext4", "four")] {
@@ -155,7 +155,7 @@ fn every_command_works_on_a_disk_in_a_store() {
 #[test]
 fn a_raw_image_goes_in_and_comes_out_with_its_holes() {
     use std::os::unix::fs::MetadataExt;
-    let place = Place::new();
+    let place = TestStore::new();
     tree_of_sources(&place.path("tree"));
     // Longer than the store, and longer than one group.
     place.ok("format -t ext2 --from tree raw.img 100M");
@@ -179,7 +179,7 @@ fn a_raw_image_goes_in_and_comes_out_with_its_holes() {
 
 #[test]
 fn a_store_that_is_changed_has_no_other_user_and_readers_share_it() {
-    let place = Place::new();
+    let place = TestStore::new();
     place.ok("format -t ext2 s#vol 8M");
     let file = std::fs::File::open(place.path("s")).unwrap();
     draconis_device::lock_file(&file, draconis_device::LockMode::Shared).unwrap();
@@ -195,7 +195,7 @@ fn a_store_that_is_changed_has_no_other_user_and_readers_share_it() {
 
 #[test]
 fn a_full_store_says_so_and_what_was_there_stays() {
-    let place = Place::new();
+    let place = TestStore::new();
     // As long as two stores.
     place.ok("format -t ext2 s#vol 400M");
     std::fs::write(place.path("small"), b"kept").unwrap();

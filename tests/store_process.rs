@@ -21,11 +21,11 @@ use rustix::process::{PidfdFlags, getpid, pidfd_open};
 const PROFILE: &str =
     r#"{"layout": "cow", "page_bytes": 4096, "segment_bytes": 262144, "queue_depth": 8}"#;
 
-struct Place {
+struct TestStore {
     draconis: Draconis,
 }
 
-impl Place {
+impl TestStore {
     /// A store with disks of these names, of 1 MiB each.
     fn new(names: &[&str]) -> Self {
         let place = Self { draconis: Draconis::new() };
@@ -95,7 +95,7 @@ fn refused<T: std::fmt::Debug>(answer: Result<T, StoreError>) -> String {
 
 #[test]
 fn a_disk_of_the_process_is_a_disk_like_any_other() {
-    let place = Place::new(&["vol"]);
+    let place = TestStore::new(&["vol"]);
     let process = place.start();
     let mut last = None;
     conform::check_all(|| {
@@ -113,7 +113,7 @@ fn a_disk_of_the_process_is_a_disk_like_any_other() {
 
 #[test]
 fn several_disks_are_served_at_once_and_what_was_acknowledged_outlives_a_kill() {
-    let place = Place::new(&["a", "b"]);
+    let place = TestStore::new(&["a", "b"]);
     let process = place.start();
     let ((a, _), (b, _)) = (attach(&process, "a"), attach(&process, "b"));
     std::thread::scope(|scope| {
@@ -168,7 +168,7 @@ fn an_ext4_volume_lives_on_a_disk_of_the_process() {
     if !tool("a volume on a disk of a process", "e2fsck") {
         return;
     }
-    let place = Place::new(&[]);
+    let place = TestStore::new(&[]);
     let store = place.store();
     let image = format!("{}#vol", store.display());
     place.draconis.ok(["format", "-t", "ext4", &image, "16M"]);
@@ -211,7 +211,7 @@ fn an_ext4_volume_lives_on_a_disk_of_the_process() {
 
 #[test]
 fn what_is_no_store_is_refused_and_so_is_what_is_not_there() {
-    let place = Place::new(&["vol"]);
+    let place = TestStore::new(&["vol"]);
     let file = place.draconis.path("zeros");
     std::fs::write(&file, vec![0; 1 << 20]).unwrap();
     let zeros = std::fs::File::options().read(true).write(true).open(&file).unwrap();
@@ -231,13 +231,13 @@ fn what_is_no_store_is_refused_and_so_is_what_is_not_there() {
 }
 
 /// A process that is told things by hand.
-struct Told {
+struct StoreStatus {
     child: std::process::Child,
     control: OwnedFd,
 }
 
-impl Told {
-    fn new(place: &Place) -> Self {
+impl StoreStatus {
+    fn new(place: &TestStore) -> Self {
         let flags = SocketFlags::CLOEXEC;
         let (control, theirs) =
             socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap();
@@ -260,8 +260,8 @@ impl Told {
 
 #[test]
 fn what_makes_no_sense_is_refused_and_the_process_goes_on() {
-    let place = Place::new(&["vol"]);
-    let mut told = Told::new(&place);
+    let place = TestStore::new(&["vol"]);
+    let mut told = StoreStatus::new(&place);
     let (other, _end) = std::os::unix::net::UnixStream::pair().unwrap();
     let other = OwnedFd::from(other);
     let long = [b'a'; 2000];
@@ -281,7 +281,7 @@ fn what_makes_no_sense_is_refused_and_the_process_goes_on() {
         let answer = told.say(question, &fds).expect("an answer");
         assert_eq!(answer[0], 1, "{:?}", question.escape_ascii().to_string());
     }
-    let Told { child, control } = &mut told;
+    let StoreStatus { child, control } = &mut told;
     drop(std::mem::replace(control, drop_peer()));
     assert!(child.wait().unwrap().success());
 }
@@ -289,7 +289,7 @@ fn what_makes_no_sense_is_refused_and_the_process_goes_on() {
 #[test]
 fn a_worker_that_dies_or_talks_nonsense_loses_its_disk_and_no_other() {
     use draconis_exchange::contract::{self, volume};
-    let place = Place::new(&["a", "b", "c"]);
+    let place = TestStore::new(&["a", "b", "c"]);
     let process = place.start();
     let (a, _) = attach(&process, "a");
     let mut dying = Command::new("sleep").arg("1000").spawn().unwrap();

@@ -9,11 +9,11 @@ use std::process::Command;
 use common::volume::check;
 use common::{Draconis, fuse, tool};
 
-struct Place {
+struct TestStore {
     draconis: Draconis,
 }
 
-impl Place {
+impl TestStore {
     /// A store `s` with an ext4 volume on a disk `vol`.
     fn new() -> Self {
         let place = Self { draconis: Draconis::new() };
@@ -73,7 +73,7 @@ impl Place {
 
 #[test]
 fn what_a_disk_was_is_read_cloned_and_brought_back() {
-    let place = Place::new();
+    let place = TestStore::new();
     place.put("s#vol", "a", "first");
     place.ok("store snapshot s#vol one");
     assert_eq!(place.own("vol"), 0);
@@ -136,7 +136,7 @@ fn a_mounted_disk_is_kept_with_all_that_was_written() {
     if !fuse("snapshots of mounted disks") {
         return;
     }
-    let place = Place::new();
+    let place = TestStore::new();
     let at = place.draconis.mount(&place.draconis.path("s#vol"), "a", "rw,commit=1000,writeback");
     for round in 0..4u8 {
         std::fs::write(at.join("file"), vec![round; 300_000]).unwrap();
@@ -172,7 +172,7 @@ fn a_mounted_disk_is_kept_with_all_that_was_written() {
 
 #[test]
 fn a_bucket_has_snapshots() {
-    let place = Place::new();
+    let place = TestStore::new();
     place.ok("store get s vol image");
     let bucket = place.draconis.path("bucket");
     std::fs::create_dir(&bucket).unwrap();
@@ -204,7 +204,7 @@ fn a_mount_in_a_full_store_says_no_space_and_goes_on() {
     if !fuse("a full store under a mount") {
         return;
     }
-    let place = Place::new();
+    let place = TestStore::new();
     // Longer than the store.
     place.ok("store rm s#vol");
     place.ok("format -t ext2 s#vol 400M");
@@ -245,7 +245,7 @@ fn a_mount_in_a_full_store_says_no_space_and_goes_on() {
 
 #[test]
 fn what_a_volume_frees_goes_back_to_its_store() {
-    let place = Place::new();
+    let place = TestStore::new();
     std::fs::write(place.draconis.path("large"), vec![7; 20 << 20]).unwrap();
     let empty = place.own("vol");
     place.ok("put large s#vol:/");

@@ -354,7 +354,7 @@ fn parse_free_space(text: &str) -> Result<FreeSpace, String> {
 /// What the command line asks for, and the owner of the root if it names one.
 fn options(arguments: &Arguments) -> anyhow::Result<(FormatOptions, Option<(u32, u32)>)> {
     let kind = &arguments.kind;
-    let defaults = FormatOptions::of_type(kind)
+    let defaults = FormatOptions::for_type(kind)
         .with_context(|| format!("-t {kind}: no such type; ext2, ext3 and ext4 are made"))?;
     let narrow = |flag: &str, size: u64| {
         u32::try_from(size).with_context(|| format!("{flag} {size}: too large"))

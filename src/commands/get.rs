@@ -185,7 +185,7 @@ impl Extraction<'_> {
             let has_pieces = item.attributes.kind == FileType::File && item.link_to.is_none();
             if let Err(failure) = self.item(item) {
                 match failure {
-                    Failure::System(errno) => self.complain(item, "cannot be created", errno),
+                    Failure::System(errno) => self.report_error(item, "cannot be created", errno),
                     Failure::Refused(error) => {
                         self.failed = true;
                         report::print_error(&error);
@@ -205,12 +205,12 @@ impl Extraction<'_> {
                 // Those that were not reached are missing.
                 && !self.is_full
             {
-                self.complain(item, "attributes cannot be set", errno);
+                self.report_error(item, "attributes cannot be set", errno);
             }
         }
     }
 
-    fn complain(&mut self, item: &Item, what: &str, errno: Errno) {
+    fn report_error(&mut self, item: &Item, what: &str, errno: Errno) {
         self.failed = true;
         self.is_full |= matches!(errno, Errno::NOSPC | Errno::DQUOT | Errno::ROFS);
         let path = self.shown(item);
@@ -355,7 +355,7 @@ impl Extraction<'_> {
             }
         }
         if let Some(errno) = failed {
-            self.complain(item, "cannot be written", errno);
+            self.report_error(item, "cannot be written", errno);
             return Ok(());
         }
         if end != item.attributes.size_bytes {

@@ -111,7 +111,7 @@ impl List<'_> {
                     dirs.push((found, &target.path));
                 }
                 Ok((found, _)) => self.print_entry(&target.path, &target.path, found)?,
-                Err(error) => self.complain(&error),
+                Err(error) => self.report_error(&error),
             }
         }
         dirs.into_iter().try_for_each(|(found, path)| self.directories(found, path))
@@ -133,7 +133,7 @@ impl List<'_> {
             let listing = match image::names(self.volume, dir, &self.display_path(&path)) {
                 Ok(listing) => listing,
                 Err(error) => {
-                    self.complain(&error);
+                    self.report_error(&error);
                     continue;
                 }
             };
@@ -163,7 +163,7 @@ impl List<'_> {
         format!("{}:{}", image.unwrap_or_default(), printable(path))
     }
 
-    fn complain(&mut self, error: &anyhow::Error) {
+    fn report_error(&mut self, error: &anyhow::Error) {
         self.failed = true;
         report::print_error(error);
     }
@@ -177,7 +177,7 @@ impl List<'_> {
         match written {
             Err(error) if error.is::<std::io::Error>() => Err(error),
             Err(error) => {
-                self.complain(&error);
+                self.report_error(&error);
                 Ok(())
             }
             Ok(()) => Ok(()),
@@ -200,7 +200,7 @@ impl List<'_> {
                     self.out.name(&target)?;
                 }
                 Ok(None) => {}
-                Err(error) => self.complain(&named(error)),
+                Err(error) => self.report_error(&named(error)),
             }
         } else {
             self.out.name(name)?;

@@ -184,7 +184,7 @@ fn count_runs(
         let map = volume.map_inode(&inode, offset)?;
         let Some(last) = map.last() else { return Ok(Some(runs)) };
         for run in &map {
-            if let draconis_ext::BlockLocation::Mapped(at) = run.place {
+            if let draconis_ext::BlockLocation::Mapped(at) = run.location {
                 // Two pieces that continue each other are one run.
                 runs += u64::from(end != Some(at.0));
                 end = Some(at.0 + u64::from(run.blocks));

@@ -52,13 +52,14 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
 
 /// Dead mounts of this user that no keeper knows: they outlived theirs.
 fn keeperless(known: &[MountStatus]) -> Vec<LostMount> {
-    let is_known =
-        |entry: &mount_table::MountEntry| known.iter().any(|mount| mount.mount_point == entry.at);
+    let is_known = |entry: &mount_table::MountEntry| {
+        known.iter().any(|mount| mount.mount_point == entry.mount_point)
+    };
     let dead = mount_table::dead_mounts(rustix::process::geteuid(), is_known).into_iter();
     dead.map(|entry| LostMount {
         volume: entry.volume(),
         why: "its keeper is gone".into(),
-        mount_point: entry.at,
+        mount_point: entry.mount_point,
     })
     .collect()
 }

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use anyhow::bail;
 use clap::Args;
 use draconis_service::client::{RuntimeDir, request_if_running};
-use draconis_service::mount_table::{self, Answer};
+use draconis_service::mount_table::{self, ServerState};
 use draconis_service::mounter::Mounter;
 use draconis_service::protocol::{Reply, Request};
 
@@ -40,7 +40,7 @@ fn without_manager(mount_point: &Path, force: bool) -> anyhow::Result<ExitCode> 
     let Some(entry) = mount_table::mount_at(mount_point) else {
         bail!("{name}: nothing is mounted there")
     };
-    let dead = entry.is_fuse() && entry.probe() == Answer::Dead;
+    let dead = entry.is_fuse() && entry.probe() == ServerState::Dead;
     if !entry.is_ours() && !dead {
         bail!("{name}: what is mounted there is not ours but of type {}", entry.fs_type);
     }

@@ -42,7 +42,7 @@ impl RequestServer for FuseServer {
         let options = ServerOptions {
             permissions: tree.permissions(),
             write_back: tree.write_back(),
-            busy_poll: tree.no_polling(),
+            no_polling: tree.no_polling(),
         };
         let server = Server::new(tree, options).with_recorder(recorder).with_notices(notices);
         server.serve(connection, &self.0)

@@ -7,7 +7,7 @@ use std::process::{Child, Command, Output, Stdio};
 use super::{Draconis, eventually, skipped, tool};
 
 /// Somewhere to put a store, and what commands need to get there.
-pub struct Place {
+pub struct TestBucket {
     pub draconis: Draconis,
     pub address: String,
     environment: Vec<(&'static str, String)>,
@@ -41,7 +41,7 @@ impl Drop for Server {
     }
 }
 
-impl Place {
+impl TestBucket {
     pub fn directory() -> Self {
         let draconis = Draconis::new();
         let address = format!("file://{}", draconis.path("bucket").display());

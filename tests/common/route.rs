@@ -35,12 +35,12 @@ impl RequestLog for Remembered {
         self.rooms.allocate(len)
     }
     fn begin_request(&self, _: u64, _: Option<(&[u8], RequestData<'_>)>) {}
-    fn decided(&self, _: Outcome) {}
+    fn record_outcome(&self, _: Outcome) {}
     fn finish_request(&self) {}
     fn defer(&self) -> Option<Deferred> {
         None
     }
-    fn deferred_done(&self, _: Deferred) {}
+    fn finish_deferred(&self, _: Deferred) {}
     fn is_quarantined(&self, _: u64) -> bool {
         false
     }

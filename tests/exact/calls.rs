@@ -104,7 +104,7 @@ impl<'a> Acts<'a> {
     }
 
     /// Notes an answer; the step's number tells two of one name from each other.
-    fn tell(&mut self, step: &str, answer: String) {
+    fn record_answer(&mut self, step: &str, answer: String) {
         let number = self.answers.len();
         self.answers.push((format!("answer {number:02} {step}"), answer));
     }
@@ -112,21 +112,21 @@ impl<'a> Acts<'a> {
     /// Makes a call as the user, and notes what it returned.
     fn call(&mut self, step: &str, call: impl FnOnce() -> Answer) -> Answer {
         let answer = self.who.act(call);
-        self.tell(step, said(&answer, i64::to_string));
+        self.record_answer(step, said(&answer, i64::to_string));
         answer
     }
 
     /// The same for a call that gives out a descriptor, whose number is no matter.
     fn open(&mut self, step: &str, open: impl FnOnce() -> Result<OwnedFd, i32>) -> Option<OwnedFd> {
         let answer = self.who.act(open);
-        self.tell(step, said(&answer, |_| "open".into()));
+        self.record_answer(step, said(&answer, |_| "open".into()));
         answer.ok()
     }
 
     /// The same for bytes.
     fn bytes(&mut self, step: &str, call: impl FnOnce() -> Result<Vec<u8>, i32>) {
         let answer = self.who.act(call);
-        self.tell(step, said(&answer, |bytes| short(bytes)));
+        self.record_answer(step, said(&answer, |bytes| short(bytes)));
     }
 
     fn descriptor(&mut self, flags: i32, given: bool) -> Option<OwnedFd> {
@@ -137,10 +137,10 @@ impl<'a> Acts<'a> {
             return self.open("open", || sys::open(&t, flags, 0));
         }
         let opened = sys::open(&self.t, flags, 0);
-        self.tell("open by root", said(&opened, |_| "open".into()));
+        self.record_answer("open by root", said(&opened, |_| "open".into()));
         if self.unlinked && opened.is_ok() {
             let removed = sys::unlink(&self.t, 0);
-            self.tell("unlink by root", said(&removed, i64::to_string));
+            self.record_answer("unlink by root", said(&removed, i64::to_string));
         }
         opened.ok()
     }

@@ -43,13 +43,13 @@ impl Iterator for Contents {
 }
 
 /// A file, by what its contents come of.
-struct Made {
+struct BuiltImage {
     path: String,
     len: u64,
     seed: u64,
 }
 
-impl Made {
+impl BuiltImage {
     fn contents(&self) -> Contents {
         Contents { random: Random::new(self.seed), left: self.len }
     }
@@ -59,7 +59,7 @@ impl Made {
 struct Layer<'a> {
     packer: Child,
     random: &'a mut Random,
-    made: Vec<Made>,
+    made: Vec<BuiltImage>,
 }
 
 impl<'a> Layer<'a> {
@@ -75,7 +75,7 @@ impl<'a> Layer<'a> {
     }
 
     fn file(&mut self, path: String, len: u64) {
-        let made = Made { path, len, seed: self.random.next_u64() };
+        let made = BuiltImage { path, len, seed: self.random.next_u64() };
         self.write(&sized(&made.path, b'0', "", len, b""));
         made.contents().for_each(|piece| self.write(&piece));
         self.write(&vec![0; (len.next_multiple_of(512) - len) as usize]);
@@ -99,7 +99,7 @@ impl<'a> Layer<'a> {
         }
     }
 
-    fn finish(mut self) -> Vec<Made> {
+    fn finish(mut self) -> Vec<BuiltImage> {
         self.write(&[0; 1024]);
         drop(self.packer.stdin.take());
         assert!(self.packer.wait().unwrap().success());
@@ -107,7 +107,7 @@ impl<'a> Layer<'a> {
     }
 }
 
-fn is_inside(draconis: &Draconis, image: &Path, made: &Made) {
+fn is_inside(draconis: &Draconis, image: &Path, made: &BuiltImage) {
     let mut command = draconis.command();
     command.arg("cat").arg(format!("{}:/{}", image.display(), made.path));
     let mut cat = command.stdout(Stdio::piped()).spawn().unwrap();

@@ -140,10 +140,10 @@ fn as_image(upper: &Path) {
 }
 
 /// Layers as tars, and what the kernel makes of them.
-type Made = (Vec<Vec<u8>>, BTreeMap<PathBuf, Seen>);
+type BuiltLayers = (Vec<Vec<u8>>, BTreeMap<PathBuf, Seen>);
 
 /// Layers by chance.
-fn layers(dir: &Path, seed: u64) -> Option<Made> {
+fn layers(dir: &Path, seed: u64) -> Option<BuiltLayers> {
     let mut random = Random::new(seed);
     let empty = dir.join("empty");
     std::fs::create_dir_all(&empty).unwrap();

@@ -58,7 +58,7 @@ pub enum Step {
 }
 
 /// Hears how far a step is: bytes done, and of how many.
-pub type Progress<'a> = &'a mut dyn FnMut(Step, u64, u64);
+pub type CreateProgress<'a> = &'a mut dyn FnMut(Step, u64, u64);
 
 /// Refuses to make a store where something would be lost that may not be: a store and a volume need
 /// no name of their kind. `word` is how the caller says that it may.
@@ -85,7 +85,7 @@ pub fn create_in_file(
     device: &Path,
     file: File,
     wanted: &StoreSpec,
-    progress: Progress<'_>,
+    progress: CreateProgress<'_>,
 ) -> anyhow::Result<CreatedStore> {
     let shown = device.display();
     let is_file = file.metadata()?.is_file();
@@ -162,7 +162,7 @@ pub fn measure(
     device: &Path,
     file: File,
     wanted: u64,
-    progress: Progress<'_>,
+    progress: CreateProgress<'_>,
 ) -> anyhow::Result<ProbeResults> {
     let told_bytes = write_unit_bytes(&file).unwrap_or(0);
     let disk = disk(file, device, true, true)?;
@@ -189,7 +189,7 @@ pub fn preallocate(file: &File, len: u64) -> rustix::io::Result<()> {
 
 /// Writes zeros everywhere: what was written once is written again without a change of the
 /// file system's.
-fn zero_fill(disk: &dyn Disk, progress: Progress<'_>) -> Result<(), draconis_device::Error> {
+fn zero_fill(disk: &dyn Disk, progress: CreateProgress<'_>) -> Result<(), draconis_device::Error> {
     let len = disk.properties().len_bytes;
     let (mut at, mut last) = (0, None);
     while at < len {

@@ -53,20 +53,21 @@ impl Identity {
 
 /// What bytes lie on, and the device through which that is reached.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-struct Layer {
+struct StackedDevice {
     on: Identity,
     through: Option<Identity>,
 }
 
 /// A file or device with all that it lies on, itself first.
-fn layers(of: Identity) -> Vec<Layer> {
-    let mut all = vec![Layer { on: of, through: None }];
+fn layers(of: Identity) -> Vec<StackedDevice> {
+    let mut all = vec![StackedDevice { on: of, through: None }];
     let mut at = 0;
-    while let Some(Layer { on, .. }) = all.get(at).copied() {
+    while let Some(StackedDevice { on, .. }) = all.get(at).copied() {
         at += 1;
         let Identity::Device(number) = on else { continue };
-        let below =
-            below(number).into_iter().map(|on_below| Layer { on: on_below, through: Some(on) });
+        let below = below(number)
+            .into_iter()
+            .map(|on_below| StackedDevice { on: on_below, through: Some(on) });
         all.extend(below.take(MAX_LAYERS.saturating_sub(all.len())));
     }
     all
@@ -98,8 +99,8 @@ fn device_number(file: &Path) -> Option<Identity> {
 }
 
 /// Whether writing to one changes the other.
-fn overlap(one: &[Layer], other: &[Layer]) -> bool {
-    let is_on = |top: Option<&Layer>, all: &[Layer]| {
+fn overlap(one: &[StackedDevice], other: &[StackedDevice]) -> bool {
+    let is_on = |top: Option<&StackedDevice>, all: &[StackedDevice]| {
         top.is_some_and(|top| all.iter().any(|layer| layer.on == top.on))
     };
     // Two loop devices of one file; two partitions of one device lie parts_of each other.
@@ -114,9 +115,9 @@ fn overlap(one: &[Layer], other: &[Layer]) -> bool {
 
 /// Something that is read.
 #[derive(Debug)]
-struct Source {
+struct ReadSource {
     shown: String,
-    layers: Vec<Layer>,
+    layers: Vec<StackedDevice>,
     /// A directory all of whose files are read: those directories that it consists of.
     is_dir: bool,
 }
@@ -124,7 +125,7 @@ struct Source {
 /// What a command reads: no file of the host that it writes may be one of these.
 #[derive(Debug, Default)]
 pub struct Sources {
-    all: Vec<Source>,
+    all: Vec<ReadSource>,
     attached: Vec<Attached>,
 }
 
@@ -160,8 +161,8 @@ impl Sources {
         };
         let Ok(found) = std::fs::metadata(&path) else { return };
         let source = match found.is_dir() {
-            true => Source { shown, layers: directories(&path), is_dir: true },
-            false => Source { shown, layers: layers(Identity::of(&found)), is_dir: false },
+            true => ReadSource { shown, layers: directories(&path), is_dir: true },
+            false => ReadSource { shown, layers: layers(Identity::of(&found)), is_dir: false },
         };
         self.all.push(source);
     }
@@ -170,7 +171,7 @@ impl Sources {
     pub fn add_input(&mut self) {
         if let Some(identity) = opened_identity(std::io::stdin()) {
             let shown = "standard input".to_owned();
-            self.all.push(Source { shown, layers: layers(identity), is_dir: false });
+            self.all.push(ReadSource { shown, layers: layers(identity), is_dir: false });
         }
     }
 
@@ -308,12 +309,12 @@ fn same(dest: &str, source: &str) -> anyhow::Error {
 }
 
 /// A directory and all directories in it.
-fn directories(top: &Path) -> Vec<Layer> {
+fn directories(top: &Path) -> Vec<StackedDevice> {
     let mut found = vec![];
     let mut stack = vec![top.to_path_buf()];
     while let Some(dir) = stack.pop() {
         let Ok(meta) = std::fs::metadata(&dir) else { continue };
-        found.push(Layer { on: Identity::of(&meta), through: None });
+        found.push(StackedDevice { on: Identity::of(&meta), through: None });
         let entries = std::fs::read_dir(&dir).into_iter().flatten().flatten();
         stack.extend(
             entries

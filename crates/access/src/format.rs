@@ -70,7 +70,7 @@ impl Part {
         let shown = || image.display().to_string();
         let chance = RandomState::new().build_hasher().finish();
         let opened = open_for_writing(whole, &[], chance).with_context(shown)?;
-        if let (Some(format), None) = (opened.format, &opened.image) {
+        if let (Some(format), None) = (opened.format, &opened.session) {
             bail!("{}: {} images are only read", shown(), format.name());
         }
         let disk = opened.disk;

@@ -126,7 +126,7 @@ impl<W: Write> Archive<'_, W> {
         Ok(())
     }
 
-    fn complain(&mut self, item: &Item, error: draconis_ext::Error) {
+    fn report_error(&mut self, item: &Item, error: draconis_ext::Error) {
         self.failed = true;
         let error = with_context(&printable(&self.path(item)), error);
         self.watch.on_error(&error);
@@ -162,7 +162,7 @@ impl<W: Write> Archive<'_, W> {
             pax.record("mtime", pax_time(modified.seconds, modified.nanoseconds).as_bytes());
         }
         if let Err(error) = self.xattrs(item, &mut pax) {
-            self.complain(item, error);
+            self.report_error(item, error);
         }
         if let Some(first) = item.link_to {
             header.set_entry_type(EntryType::Link);
@@ -178,7 +178,7 @@ impl<W: Write> Archive<'_, W> {
                 match self.volume.read_link_of(item.inode()) {
                     Ok(target) => set_link(&mut header, &mut pax, &target),
                     Err(error) => {
-                        self.complain(item, error);
+                        self.report_error(item, error);
                         return Ok(());
                     }
                 }
@@ -239,7 +239,7 @@ impl<W: Write> Archive<'_, W> {
             match segment {
                 Ok((start, end)) => layout.add(start, end),
                 Err(error) => {
-                    self.complain(item, error);
+                    self.report_error(item, error);
                     self.skip_pieces();
                     return Ok(());
                 }
@@ -272,7 +272,7 @@ impl<W: Write> Archive<'_, W> {
                 FileChunk::Data(offset, data) => (offset, data),
                 FileChunk::End(read) => {
                     if let Err(error) = read {
-                        self.complain(item, error);
+                        self.report_error(item, error);
                     }
                     break;
                 }

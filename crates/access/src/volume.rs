@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use anyhow::Context;
 use draconis_container::create::NewFormat;
-use draconis_container::is_indexed;
+use draconis_container::is_seekable;
 use draconis_device::Disk;
 use draconis_exchange::contract::{AttributeChange, Attributes, FileType, Time};
 use draconis_ext::check::{self, Report};
@@ -618,7 +618,7 @@ fn readable_file(image: &Path) -> anyhow::Result<Arc<dyn Disk>> {
     let whole = start(file)?;
     match packed {
         Some(packed)
-            if !is_indexed(whole.clone()).with_context(|| image.display().to_string())? =>
+            if !is_seekable(whole.clone()).with_context(|| image.display().to_string())? =>
         {
             start(packed.unpack(image, &mut |_| {})?)
         }
@@ -672,7 +672,7 @@ fn open_resize_target(
 
 fn create(image: &Path, new: &NewVolume) -> anyhow::Result<CreatedVolume> {
     let shown = image.display();
-    let defaults = mkfs::FormatOptions::of_type(&new.kind)
+    let defaults = mkfs::FormatOptions::for_type(&new.kind)
         .with_context(|| format!("{}: no such type; ext2, ext3 and ext4 are made", new.kind))?;
     let mut identities = UuidGenerator::new(None);
     // An empty volume is for the user who makes it. What a source does not say is root's.

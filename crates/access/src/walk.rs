@@ -370,7 +370,7 @@ impl Iterator for Segments<'_> {
             };
             let (start, end) = self.range(&run);
             let end = end.min(self.inode.size_bytes);
-            let before = match (&mut self.open, run.place) {
+            let before = match (&mut self.open, run.location) {
                 (open, BlockLocation::Hole) => open.take(),
                 (Some(open), _) if open.1 == start => {
                     open.1 = end;

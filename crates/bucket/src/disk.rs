@@ -43,7 +43,7 @@ use crate::read_ahead::{MAX_WINDOW_BYTES, ObjectRange, ReadAction, ReadAhead};
 use crate::request_threads::RequestThreads;
 use crate::retry::{Requests, RetryingStore};
 use crate::root::{EDGE_SECTORS, Root};
-use crate::upload_queue::{Shared, State, WaitGoal, WritePolicy};
+use crate::upload_queue::{QueueState, Shared, WaitGoal, WritePolicy};
 use crate::{OBJECT_BYTES, SECTOR};
 
 /// A disk that stores its data in a bucket.
@@ -51,9 +51,9 @@ pub struct BucketDisk {
     shared: Arc<Shared>,
     has_journal: bool,
     /// Uploader thread of a journal.
-    pump: Mutex<Option<JoinHandle<()>>>,
+    uploader: Mutex<Option<JoinHandle<()>>>,
     /// Description of data that was not uploaded at close.
-    left: Mutex<Option<String>>,
+    close_message: Mutex<Option<String>>,
 }
 
 /// State of a writable disk.
@@ -68,9 +68,9 @@ pub struct Writing {
 }
 
 /// Age from which the result of an epoch check is renewed.
-const LOOK_EVERY: Duration = Duration::from_millis(500);
+const EPOCH_CHECK_AGE: Duration = Duration::from_millis(500);
 /// Wait for the renewal.
-const LOOK_WAIT: Duration = Duration::from_millis(150);
+const EPOCH_CHECK_WAIT: Duration = Duration::from_millis(150);
 
 /// Contents of a bucket found at open.
 pub(crate) struct OpenedBucket {
@@ -104,7 +104,7 @@ impl BucketDisk {
         journal: Option<Journal>,
     ) -> Result<Self, Error> {
         let OpenedBucket { root, map, names, garbage: dead, epoch, .. } = opened;
-        let state = State {
+        let state = QueueState {
             root,
             map,
             names,
@@ -114,7 +114,7 @@ impl BucketDisk {
             sent: 0,
             sent_early: BTreeSet::new(),
             durable: 0,
-            is_asking: false,
+            is_checking_epoch: false,
             last_sealed: None,
             tickets: 0,
             durable_ticket: 0,
@@ -123,14 +123,14 @@ impl BucketDisk {
             roots: VecDeque::new(),
             dead: dead.into_iter().map(|key| (key, 0)).collect(),
             error: None,
-            is_patient: false,
+            retries_transient: false,
             away: None,
             is_probing: false,
-            asked_at: None,
+            epoch_checked_at: None,
             is_closed: false,
-            keeping: journal.map(JournalQueue::new),
+            journal_queue: journal.map(JournalQueue::new),
         };
-        let has_journal = state.keeping.is_some();
+        let has_journal = state.journal_queue.is_some();
         let shared = Shared {
             lanes: RequestThreads::new(pace.lanes),
             bucket,
@@ -141,7 +141,7 @@ impl BucketDisk {
             epoch: epoch.unwrap_or_default(),
             state: Mutex::new(state),
             changed: Condvar::new(),
-            pump_wakes: Condvar::new(),
+            uploader_wakes: Condvar::new(),
         };
         let shared = Arc::new(shared);
         let pump = has_journal.then(|| {
@@ -151,54 +151,54 @@ impl BucketDisk {
             spawned.map_err(|error| remote(format!("no thread for the journal: {error}")))
         });
         let pump = Mutex::new(pump.transpose()?);
-        Ok(Self { shared, has_journal, pump, left: Mutex::default() })
+        Ok(Self { shared, has_journal, uploader: pump, close_message: Mutex::default() })
     }
 
     /// Ends the opening: from now on a mount retries transient errors.
     pub(crate) fn begin(&self) {
-        self.be_patient(true);
+        self.set_retry_transient(true);
     }
 
-    fn be_patient(&self, is_patient: bool) {
+    fn set_retry_transient(&self, is_patient: bool) {
         let mut state = self.shared.state.lock();
         // A one-shot command reports errors instead of waiting.
-        state.is_patient = is_patient && self.shared.pace.gives_back;
+        state.retries_transient = is_patient && self.shared.pace.releases_epoch;
         // End a back-off at once.
-        if let Some(keeping) = &mut state.keeping {
-            keeping.rests_until = keeping.rests_until.map(|_| Instant::now());
-            self.shared.pump_wakes.notify_one();
+        if let Some(keeping) = &mut state.journal_queue {
+            keeping.backoff_until = keeping.backoff_until.map(|_| Instant::now());
+            self.shared.uploader_wakes.notify_one();
         } else if !is_patient {
             self.shared.bucket.expect_answers();
         }
         if !is_patient {
-            self.shared.is_back(&mut state);
+            self.shared.mark_back(&mut state);
         }
     }
 
     /// Prepares for close: from now on uploads that miss the deadline have failed.
     pub fn finish(&self) {
         if !self.has_journal {
-            self.be_patient(false);
+            self.set_retry_transient(false);
         }
     }
 
     /// Returns the data that is not in the bucket, with the reason, and whether another writer
     /// fenced this one. It checks the epoch if the last check is old.
-    pub fn state_of_writing(&self) -> Writing {
+    pub fn write_state(&self) -> Writing {
         let mut state = self.shared.state.lock();
-        let is_old = state.asked_at.is_none_or(|at| at.elapsed() >= LOOK_EVERY);
-        let is_idle = state.error.is_none() && state.away.is_none() && !state.is_asking;
+        let is_old = state.epoch_checked_at.is_none_or(|at| at.elapsed() >= EPOCH_CHECK_AGE);
+        let is_idle = state.error.is_none() && state.away.is_none() && !state.is_checking_epoch;
         if is_old && is_idle && !self.shared.is_read_only && !state.is_closed {
-            state.asked_at = Some(Instant::now());
+            state.epoch_checked_at = Some(Instant::now());
             let shared = self.shared.clone();
             self.shared.lanes.push(move || {
                 let mut state = shared.state.lock();
-                if !state.is_asking && state.error.is_none() {
+                if !state.is_checking_epoch && state.error.is_none() {
                     shared.verify_epoch(&mut state);
                 }
             });
             // The answer usually comes soon.
-            self.shared.changed.wait_for(&mut state, LOOK_WAIT);
+            self.shared.changed.wait_for(&mut state, EPOCH_CHECK_WAIT);
         }
         Writing {
             error: state.error.as_ref().map(ToString::to_string),
@@ -209,12 +209,12 @@ impl BucketDisk {
 
     /// Returns the statistics of the journal, if there is one.
     pub fn journal_statistics(&self) -> Option<JournalStatistics> {
-        self.shared.state.lock().keeping.as_ref().map(|keeping| keeping.kept)
+        self.shared.state.lock().journal_queue.as_ref().map(|keeping| keeping.kept)
     }
 
     /// After close: describes data that is only in the journal, with the reason.
     pub fn close_error(&self) -> Option<String> {
-        self.left.lock().clone()
+        self.close_message.lock().clone()
     }
 
     /// Returns counts of the bucket requests since the disk was opened.
@@ -278,9 +278,9 @@ impl BucketDisk {
             state.root.sectors = sectors;
         }
         // The resize is done once the bucket has the root.
-        self.be_patient(false);
+        self.set_retry_transient(false);
         let written = self.write_root();
-        self.be_patient(true);
+        self.set_retry_transient(true);
         written
     }
 
@@ -298,7 +298,7 @@ impl BucketDisk {
 
     /// Uploads all data, deletes unneeded objects, and waits for both, as far as possible.
     pub fn close(&self) {
-        self.be_patient(false);
+        self.set_retry_transient(false);
         {
             let mut state = self.shared.state.lock();
             // Data without a waiter may be lost, but need not be.
@@ -313,18 +313,18 @@ impl BucketDisk {
             }
             let left = match self.has_journal {
                 true => self.shared.close_journal(&mut state),
-                false => self.shared.left_behind(&state),
+                false => self.shared.unsent_message(&state),
             };
-            *self.left.lock() = left;
+            *self.close_message.lock() = left;
         }
-        if let Some(pump) = self.pump.lock().take() {
+        if let Some(pump) = self.uploader.lock().take() {
             // A thread that panicked has printed its message.
             let _ = pump.join();
         }
         self.shared.lanes.end();
         // After a failure the epoch may be fenced, or acknowledged data may be missing.
         let is_whole = self.shared.state.lock().error.is_none();
-        if self.shared.pace.gives_back && !self.shared.is_read_only && is_whole {
+        if self.shared.pace.releases_epoch && !self.shared.is_read_only && is_whole {
             self.shared.epoch.release(&self.shared.bucket);
         }
     }
@@ -556,14 +556,14 @@ impl Shared {
     ) -> Result<Bytes, Error> {
         let wanted = ObjectRange { key: key.clone(), from, len };
         if len >= MAX_WINDOW_BYTES {
-            return self.ask_for(&wanted);
+            return self.fetch_range(&wanted);
         }
-        let (step, more) = self.ahead.read(&wanted, len_of, |key| self.behind(key));
+        let (step, more) = self.ahead.read(&wanted, len_of, |key| self.next_object(key));
         for window in more {
             let shared = self.clone();
             self.lanes.push(move || {
                 if shared.ahead.claim_window(&window) {
-                    let came = shared.ask_for(&window);
+                    let came = shared.fetch_range(&window);
                     shared.ahead.complete_window(&window, came.as_ref().ok());
                 }
             });
@@ -572,14 +572,14 @@ impl Shared {
             ReadAction::Here(bytes) => return Ok(bytes),
             ReadAction::Ask(asked) => asked,
         };
-        let came = self.ask_for(&asked);
+        let came = self.fetch_range(&asked);
         self.ahead.complete_window(&asked, came.as_ref().ok());
         let skip = (from - asked.from) as usize;
         Ok(came?.slice(skip..skip + len as usize))
     }
 
     /// Returns the object that was written next, if the bucket has it.
-    fn behind(&self, key: &str) -> Option<Arc<str>> {
+    fn next_object(&self, key: &str) -> Option<Arc<str>> {
         let Some(Name::Data(number, _)) = Name::of(key) else { return None };
         let next = ObjectNumber { sequence: number.sequence + 1, ..number };
         let state = self.state.lock();
@@ -587,7 +587,7 @@ impl Shared {
         state.names.get(&next).filter(|_| is_sent).cloned()
     }
 
-    fn ask_for(&self, span: &ObjectRange) -> Result<Bytes, Error> {
+    fn fetch_range(&self, span: &ObjectRange) -> Result<Bytes, Error> {
         let trouble = match self.bucket.get(&span.key, Some((span.from, span.len))) {
             Ok(bytes) if bytes.len() as u64 == span.len => return Ok(bytes),
             Ok(bytes) => {

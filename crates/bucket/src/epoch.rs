@@ -32,7 +32,7 @@ const ATTEMPTS: usize = 50;
 /// Fenced epochs whose objects stay.
 const KEPT: u32 = 16;
 /// Prefix of a mount's host id, on the third line of its epoch.
-const STAYS: &str = "stays at ";
+const MOUNT_PREFIX: &str = "stays at ";
 /// Prefix of the id of a journal and its path, on the fourth line.
 const JOURNAL: &str = "journal ";
 
@@ -43,7 +43,7 @@ pub(crate) struct Epoch {
     /// Text of its object while it is not fenced.
     text: Bytes,
     /// True if the writer is a mount.
-    stays: bool,
+    is_mount: bool,
 }
 
 impl Epoch {
@@ -58,7 +58,7 @@ impl Epoch {
         let mut text = format!("{}\n{:032x}\n", options.who, options.token);
         // Programs without journal support do not fence mounts.
         if options.is_mount || journal.is_some() {
-            text += &format!("{STAYS}{}\n", options.host_id);
+            text += &format!("{MOUNT_PREFIX}{}\n", options.host_id);
         }
         if let Some(journal) = journal {
             text += &format!("{JOURNAL}{:032x} {}\n", journal.id(), journal.place());
@@ -96,7 +96,7 @@ impl Epoch {
             }
             let roots = list(bucket, "root")?;
             names = list(bucket, "")?;
-            let mine = Self { number, text, stays: options.is_mount };
+            let mine = Self { number, text, is_mount: options.is_mount };
             // Creating another epoch would make both writers fence each other without end.
             return match youngest(&names) == number {
                 true => Ok((mine, [roots, names])),
@@ -116,7 +116,7 @@ impl Epoch {
         let key = Name::Epoch(number).key();
         match bucket.get(&key, None) {
             Ok(text) if EpochRecord::of(&text).is_of(journal) => {
-                Ok(Some(Self { number, text, stays: false }))
+                Ok(Some(Self { number, text, is_mount: false }))
             }
             Ok(_) | Err(RequestError::NotFound) => Ok(None),
             Err(trouble) => Err(bucket.error("asking for", &key, &trouble)),
@@ -153,7 +153,7 @@ impl Epoch {
     /// Returns the error of a fenced writer.
     pub fn fenced_error(&self, bucket: &RetryingStore) -> Error {
         let who = self.fenced_by(bucket);
-        let step = match self.stays {
+        let step = match self.is_mount {
             true => "; unmount it, and mount it with --take-over to take it over in turn",
             false => ": run this again, and it takes over in turn",
         };
@@ -193,7 +193,7 @@ impl EpochRecord {
         let mut mark =
             Self { who: clean(text.lines().next().unwrap_or_default()), ..Self::default() };
         for line in text.lines().skip(2) {
-            if let Some(seat) = line.strip_prefix(STAYS) {
+            if let Some(seat) = line.strip_prefix(MOUNT_PREFIX) {
                 mark.seat = Some(seat.to_owned());
             } else if let Some(journal) = line.strip_prefix(JOURNAL) {
                 mark.journal =

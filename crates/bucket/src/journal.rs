@@ -154,7 +154,7 @@ struct JournalHeader {
     address: String,
     /// The first record that is needed.
     tail_at: u64,
-    tail_nth: u64,
+    tail_index: u64,
     /// Records before this one are durable.
     durable: u64,
     /// True if nothing waits for the upload.
@@ -173,7 +173,7 @@ impl JournalHeader {
         for word in [self.incarnation, self.generation, self.len_bytes] {
             out.extend(word.to_le_bytes());
         }
-        for word in [self.tail_at, self.tail_nth, self.durable, self.is_empty.into()] {
+        for word in [self.tail_at, self.tail_index, self.durable, self.is_empty.into()] {
             out.extend(word.to_le_bytes());
         }
         out.extend(address);
@@ -201,7 +201,7 @@ impl JournalHeader {
             generation: word(56),
             len_bytes: word(64),
             tail_at: word(72),
-            tail_nth: word(80),
+            tail_index: word(80),
             durable: word(88),
             is_empty: word(96) != 0,
             address: clean(&String::from_utf8_lossy(address)),
@@ -330,7 +330,7 @@ impl Journal {
             return Err(damaged(place, &format!("it has {len_bytes} bytes of {told}")));
         }
         let is_in_ring = (RING..=head.len_bytes).contains(&head.tail_at) || head.incarnation == 0;
-        let counts = [head.incarnation, head.generation, head.tail_nth, head.durable];
+        let counts = [head.incarnation, head.generation, head.tail_index, head.durable];
         if head.len_bytes < RING + SECTOR
             || !is_in_ring
             || !head.tail_at.is_multiple_of(SECTOR)
@@ -339,7 +339,7 @@ impl Journal {
             return Err(damaged(place, "its head"));
         }
         let at = head.tail_at.max(RING);
-        let nth = head.tail_nth;
+        let nth = head.tail_index;
         let (local, records, kept) = (local.clone(), VecDeque::new(), JournalStatistics::default());
         let mut journal = Self { local, head, at, nth, records, kept };
         let waiting = journal.replay()?;
@@ -476,7 +476,7 @@ impl Journal {
     /// Makes the replayed state durable, so that the caller may act on it.
     pub fn persist_replay(&mut self) -> Result<(), Error> {
         let (at, nth) = match self.records.front() {
-            Some((_, at)) => (*at, self.head.tail_nth),
+            Some((_, at)) => (*at, self.head.tail_index),
             None => (self.at, self.nth),
         };
         self.put_head(at, nth, false)
@@ -505,7 +505,7 @@ impl Journal {
             return Ok(());
         }
         let at = self.records.get(gone).map_or(self.at, |(_, at)| *at);
-        self.put_head(at, self.head.tail_nth + gone as u64, false)?;
+        self.put_head(at, self.head.tail_index + gone as u64, false)?;
         self.records.drain(..gone);
         Ok(())
     }
@@ -528,7 +528,7 @@ impl Journal {
     }
 
     /// Returns true if a record of that length fits the empty journal.
-    pub fn takes(&self, draft: &PendingRecord) -> bool {
+    pub fn can_hold(&self, draft: &PendingRecord) -> bool {
         draft.room() <= self.end() - RING
     }
 
@@ -588,7 +588,8 @@ impl Journal {
     fn put_head(&mut self, tail_at: u64, tail_nth: u64, is_empty: bool) -> Result<(), Error> {
         let (generation, durable) = (self.head.generation + 1, self.nth);
         let old = self.head.clone();
-        self.head = JournalHeader { tail_at, tail_nth, durable, is_empty, generation, ..old };
+        self.head =
+            JournalHeader { tail_at, tail_index: tail_nth, durable, is_empty, generation, ..old };
         let at = HEADS[(generation % 2) as usize];
         let bytes = self.head.encode();
         self.flushed(vec![(at, bytes)])

@@ -27,7 +27,7 @@ use crate::OBJECT_BYTES;
 use crate::journal::{Journal, JournalStatistics, PendingRecord};
 use crate::name::{Name, ObjectNumber, SectorRun};
 use crate::open::remote;
-use crate::upload_queue::{Shared, State};
+use crate::upload_queue::{QueueState, Shared};
 
 /// Most bytes of one write to the journal, and of data in memory before writers wait.
 const BATCH_BYTES: u64 = 8 << 20;
@@ -35,7 +35,7 @@ const BATCH_BYTES: u64 = 8 << 20;
 const DRAFT_BYTES: u64 = 1 << 20;
 const DRAFT_RUNS: usize = 32;
 /// Poll interval of writers that wait for journal space.
-const LOOK: Duration = Duration::from_millis(100);
+const SPACE_POLL_INTERVAL: Duration = Duration::from_millis(100);
 /// Commit intervals between two epoch checks of the uploader, unless a waiter needs one sooner.
 const EPOCH_CHECK_COMMITS: u32 = 20;
 
@@ -63,10 +63,10 @@ pub(crate) struct JournalQueue {
     wants_room: bool,
     is_half_full: bool,
     /// Start of a time without progress, and the sent and durable counts of then.
-    stuck: Option<(Instant, u64, u64)>,
+    no_progress_since: Option<(Instant, u64, u64)>,
     last_asked: Option<Instant>,
     /// End of a back-off after the bucket was unreachable.
-    pub rests_until: Option<Instant>,
+    pub backoff_until: Option<Instant>,
     pub is_over: bool,
 }
 
@@ -86,9 +86,9 @@ impl JournalQueue {
             newest: (u64::MAX, 0),
             wants_room: false,
             is_half_full: false,
-            stuck: None,
+            no_progress_since: None,
             last_asked: None,
-            rests_until: None,
+            backoff_until: None,
             is_over: false,
         }
     }
@@ -134,16 +134,16 @@ impl JournalQueue {
     }
 }
 
-impl State {
+impl QueueState {
     /// Queues a part of an object for the journal.
     pub fn draft(&mut self, nth: u64, run: SectorRun, bytes: &Bytes) {
-        if let Some(keeping) = &mut self.keeping {
+        if let Some(keeping) = &mut self.journal_queue {
             keeping.add(nth, run, bytes);
         }
     }
 
     pub fn draft_root(&mut self, nth: u64, bytes: &Bytes) {
-        if let Some(keeping) = &mut self.keeping {
+        if let Some(keeping) = &mut self.journal_queue {
             keeping.drafts_bytes += bytes.len() as u64;
             let bytes = vec![bytes.clone()];
             keeping.drafts.push_back(PendingRecord { nth, runs: vec![], bytes, is_root: true });
@@ -153,7 +153,7 @@ impl State {
     /// Records that all tickets so far have their records queued.
     pub fn mark(&mut self) {
         let ticket = self.tickets;
-        if let Some(keeping) = &mut self.keeping {
+        if let Some(keeping) = &mut self.journal_queue {
             let last = keeping.last();
             match last == keeping.flushed {
                 true => keeping.journaled_ticket = ticket,
@@ -164,16 +164,16 @@ impl State {
 
     /// Returns the length limit of an object.
     pub fn object_bytes(&self) -> u64 {
-        self.keeping.as_ref().map_or(OBJECT_BYTES, |keeping| keeping.object_bytes)
+        self.journal_queue.as_ref().map_or(OBJECT_BYTES, |keeping| keeping.object_bytes)
     }
 
     /// Returns the number of the last record needed by an object that is sealed now.
     pub fn last_draft(&self) -> u64 {
-        self.keeping.as_ref().map_or(0, JournalQueue::last)
+        self.journal_queue.as_ref().map_or(0, JournalQueue::last)
     }
 
     pub fn is_journaled(&self, draft: u64) -> bool {
-        self.keeping.as_ref().is_none_or(|keeping| draft <= keeping.flushed)
+        self.journal_queue.as_ref().is_none_or(|keeping| draft <= keeping.flushed)
     }
 }
 
@@ -182,7 +182,7 @@ impl Shared {
     pub fn wait_journaled(self: &Arc<Self>, ticket: Ticket) -> Result<(), Error> {
         let mut state = self.state.lock();
         loop {
-            let Some(keeping) = &state.keeping else { return Err(Error::ServiceEnded) };
+            let Some(keeping) = &state.journal_queue else { return Err(Error::ServiceEnded) };
             if ticket.0 > state.tickets {
                 return Err(Error::UnknownTicket(ticket));
             }
@@ -192,21 +192,21 @@ impl Shared {
             if let Some(error) = &state.error {
                 return Err(error.clone());
             }
-            self.keep_or_wait(&mut state);
+            self.write_journal_or_wait(&mut state);
         }
     }
 
     /// Waits while too many bytes are only in memory.
-    pub fn wait_for_room(self: &Arc<Self>, state: &mut MutexGuard<'_, State>) {
+    pub fn wait_for_room(self: &Arc<Self>, state: &mut MutexGuard<'_, QueueState>) {
         while state.error.is_none()
-            && state.keeping.as_ref().is_some_and(|it| it.drafts_bytes > BATCH_BYTES)
+            && state.journal_queue.as_ref().is_some_and(|it| it.drafts_bytes > BATCH_BYTES)
         {
-            self.keep_or_wait(state);
+            self.write_journal_or_wait(state);
         }
     }
 
-    fn keep_or_wait(self: &Arc<Self>, state: &mut MutexGuard<'_, State>) {
-        match state.keeping.as_ref().is_some_and(|keeping| keeping.journal.is_some()) {
+    fn write_journal_or_wait(self: &Arc<Self>, state: &mut MutexGuard<'_, QueueState>) {
+        match state.journal_queue.as_ref().is_some_and(|keeping| keeping.journal.is_some()) {
             true => self.write_journal(state),
             false => self.changed.wait(state),
         }
@@ -214,9 +214,9 @@ impl Shared {
 
     /// Writes queued records to the journal, as far as they fit; without space, waits briefly for
     /// some.
-    fn write_journal(self: &Arc<Self>, state: &mut MutexGuard<'_, State>) {
+    fn write_journal(self: &Arc<Self>, state: &mut MutexGuard<'_, QueueState>) {
         let (durable, epoch) = (state.durable, self.epoch.number);
-        let Some(keeping) = &mut state.keeping else { return };
+        let Some(keeping) = &mut state.journal_queue else { return };
         let Some(mut journal) = keeping.journal.take() else { return };
         let (mut drafts, mut len) = (vec![], 0);
         while len < BATCH_BYTES
@@ -228,7 +228,7 @@ impl Shared {
         keeping.in_flight = drafts.len() as u64;
         let done = MutexGuard::unlocked(state, || -> Result<usize, Error> {
             if let Some(first) = drafts.first().filter(|first| !journal.has_room_for(first)) {
-                if !journal.takes(first) {
+                if !journal.can_hold(first) {
                     let (place, len) = (journal.place(), first.len());
                     return Err(remote(format!("{place} is too short for {len} bytes at once")));
                 }
@@ -236,7 +236,7 @@ impl Shared {
             }
             journal.write(epoch, &drafts)
         });
-        let Some(keeping) = &mut state.keeping else { return };
+        let Some(keeping) = &mut state.journal_queue else { return };
         keeping.add_statistics(journal.kept);
         keeping.is_half_full = journal.is_half_full();
         keeping.journal = Some(journal);
@@ -250,7 +250,7 @@ impl Shared {
         match done {
             Ok(0) if had_drafts => return self.wait_for_journal_space(state),
             Ok(_) => {
-                (keeping.wants_room, keeping.stuck) = (false, None);
+                (keeping.wants_room, keeping.no_progress_since) = (false, None);
                 self.send_all(state);
             }
             Err(error) => {
@@ -259,22 +259,24 @@ impl Shared {
             }
         }
         self.changed.notify_all();
-        self.pump_wakes.notify_one();
+        self.uploader_wakes.notify_one();
     }
 
     /// Handles a full journal: wakes the uploader and waits, up to the deadline.
-    fn wait_for_journal_space(self: &Arc<Self>, state: &mut MutexGuard<'_, State>) {
+    fn wait_for_journal_space(self: &Arc<Self>, state: &mut MutexGuard<'_, QueueState>) {
         let (now, sent, durable) = (Instant::now(), state.sent, state.durable);
-        let Some(keeping) = &mut state.keeping else { return };
+        let Some(keeping) = &mut state.journal_queue else { return };
         if !std::mem::replace(&mut keeping.wants_room, true) {
             keeping.kept.full += 1;
         }
-        let moved = keeping.stuck.is_none_or(|(_, before, then)| (before, then) != (sent, durable));
+        let moved = keeping
+            .no_progress_since
+            .is_none_or(|(_, before, then)| (before, then) != (sent, durable));
         if moved {
-            keeping.stuck = Some((now, sent, durable));
+            keeping.no_progress_since = Some((now, sent, durable));
         }
-        let since = keeping.stuck.map_or(now, |(since, ..)| since);
-        if now.duration_since(since) > self.bucket.deadline() + LOOK {
+        let since = keeping.no_progress_since.map_or(now, |(since, ..)| since);
+        if now.duration_since(since) > self.bucket.deadline() + SPACE_POLL_INTERVAL {
             let (place, address) = (&keeping.place, &self.bucket.address);
             let error = remote(format!(
                 "{place} is full, and {address} has taken nothing of it for {} seconds: see that the \
@@ -285,14 +287,14 @@ impl Shared {
             state.error.get_or_insert(error);
         }
         self.changed.notify_all();
-        self.pump_wakes.notify_one();
+        self.uploader_wakes.notify_one();
         if state.error.is_none() {
-            self.changed.wait_for(state, LOOK);
+            self.changed.wait_for(state, SPACE_POLL_INTERVAL);
         }
     }
 
     /// Uploads all complete objects that are not being sent.
-    pub fn send_all(self: &Arc<Self>, state: &mut MutexGuard<'_, State>) {
+    pub fn send_all(self: &Arc<Self>, state: &mut MutexGuard<'_, QueueState>) {
         let waiting = state.sealed.iter().filter(|(_, sealed)| !sealed.is_sending);
         let waiting: Vec<u64> = waiting.map(|(nth, _)| *nth).collect();
         for nth in waiting {
@@ -302,8 +304,8 @@ impl Shared {
 
     /// After a failure of the journal, uploads the acknowledged part of an incomplete object. An
     /// opening that reassembles the object from the journal later does not send it again.
-    fn send_acknowledged(self: &Arc<Self>, state: &mut MutexGuard<'_, State>) {
-        let Some(keeping) = &state.keeping else { return };
+    fn send_acknowledged(self: &Arc<Self>, state: &mut MutexGuard<'_, QueueState>) {
+        let Some(keeping) = &state.journal_queue else { return };
         let ((nth, kept), flushed) = (keeping.newest, keeping.flushed);
         let open = state.open.as_ref().filter(|pack| pack.nth == nth);
         let (runs, bytes) = match (open, state.sealed.get(&nth)) {
@@ -334,44 +336,44 @@ impl Shared {
     }
 
     /// Starts a back-off, because the bucket could not be reached.
-    pub fn start_backoff(&self, state: &mut State) {
-        let until = Instant::now() + self.bucket.rest();
-        let Some(keeping) = &mut state.keeping else { return };
-        if keeping.rests_until.replace(until).is_none() {
+    pub fn start_backoff(&self, state: &mut QueueState) {
+        let until = Instant::now() + self.bucket.back_off();
+        let Some(keeping) = &mut state.journal_queue else { return };
+        if keeping.backoff_until.replace(until).is_none() {
             let (address, place) = (&self.bucket.address, &keeping.place);
             log::warn!("{address}: what is written waits in {place}");
         }
-        self.pump_wakes.notify_one();
+        self.uploader_wakes.notify_one();
     }
 
     /// Runs the uploader until the disk is closed.
     pub fn run_uploader(self: &Arc<Self>) {
         let mut state = self.state.lock();
-        while state.keeping.as_ref().is_some_and(|keeping| !keeping.is_over) {
+        while state.journal_queue.as_ref().is_some_and(|keeping| !keeping.is_over) {
             let due = match state.error {
-                None => self.pump_once(&mut state),
-                Some(_) => Some(Instant::now() + LOOK),
+                None => self.upload_step(&mut state),
+                Some(_) => Some(Instant::now() + SPACE_POLL_INTERVAL),
             };
             match due {
                 Some(due) if due <= Instant::now() => {}
-                Some(due) => drop(self.pump_wakes.wait_until(&mut state, due)),
-                None => self.pump_wakes.wait(&mut state),
+                Some(due) => drop(self.uploader_wakes.wait_until(&mut state, due)),
+                None => self.uploader_wakes.wait(&mut state),
             }
         }
     }
 
     /// Does one step, or returns the time of the next one.
-    fn pump_once(self: &Arc<Self>, state: &mut MutexGuard<'_, State>) -> Option<Instant> {
+    fn upload_step(self: &Arc<Self>, state: &mut MutexGuard<'_, QueueState>) -> Option<Instant> {
         let now = Instant::now();
         let commit = self.pace.commit;
-        let Some(keeping) = &mut state.keeping else { return None };
+        let Some(keeping) = &mut state.journal_queue else { return None };
         let mut due: Option<Instant> = None;
         let mut at = |moment: Instant| due = Some(due.map_or(moment, |it| it.min(moment)));
         // The back-off is over.
-        let rests_until = keeping.rests_until;
+        let rests_until = keeping.backoff_until;
         if let Some(until) = rests_until {
             if until <= now {
-                keeping.rests_until = None;
+                keeping.backoff_until = None;
                 self.send_all(state);
                 return Some(now);
             }
@@ -395,12 +397,12 @@ impl Shared {
             }
         }
         // Uploaded objects are durable if the epoch is still current.
-        if state.sent > state.durable && !state.is_asking && rests_until.is_none() {
+        if state.sent > state.durable && !state.is_checking_epoch && rests_until.is_none() {
             let next = last_asked.map(|last| last + commit * EPOCH_CHECK_COMMITS);
             match next.filter(|next| *next > now && !is_pressing) {
                 Some(next) => at(next),
                 None => {
-                    if let Some(keeping) = &mut state.keeping {
+                    if let Some(keeping) = &mut state.journal_queue {
                         keeping.last_asked = Some(now);
                     }
                     self.verify_epoch(state);
@@ -430,14 +432,14 @@ impl Shared {
     }
 
     /// Releases the space of all objects that the bucket has.
-    fn release_journal_space(self: &Arc<Self>, state: &mut MutexGuard<'_, State>) -> bool {
+    fn release_journal_space(self: &Arc<Self>, state: &mut MutexGuard<'_, QueueState>) -> bool {
         let durable = state.durable;
-        let Some(keeping) = &mut state.keeping else { return false };
+        let Some(keeping) = &mut state.journal_queue else { return false };
         let Some(mut journal) = keeping.journal.take_if(|it| it.first().is_some()) else {
             return false;
         };
         let done = MutexGuard::unlocked(state, || journal.release(durable));
-        let Some(keeping) = &mut state.keeping else { return false };
+        let Some(keeping) = &mut state.journal_queue else { return false };
         keeping.add_statistics(journal.kept);
         keeping.is_half_full = journal.is_half_full();
         keeping.journal = Some(journal);
@@ -449,21 +451,24 @@ impl Shared {
     }
 
     /// Closes the journal once the bucket has everything. Returns a message if that was impossible.
-    pub fn close_journal(self: &Arc<Self>, state: &mut MutexGuard<'_, State>) -> Option<String> {
+    pub fn close_journal(
+        self: &Arc<Self>,
+        state: &mut MutexGuard<'_, QueueState>,
+    ) -> Option<String> {
         while state.error.is_none() && state.durable < state.next {
-            match state.is_asking {
+            match state.is_checking_epoch {
                 true => self.changed.wait(state),
                 false => self.verify_epoch(state),
             }
         }
-        let keeping = state.keeping.as_mut()?;
+        let keeping = state.journal_queue.as_mut()?;
         keeping.is_over = true;
-        self.pump_wakes.notify_one();
-        while state.keeping.as_ref().is_some_and(|keeping| keeping.journal.is_none()) {
+        self.uploader_wakes.notify_one();
+        while state.journal_queue.as_ref().is_some_and(|keeping| keeping.journal.is_none()) {
             self.changed.wait(state);
         }
         let has_failed = state.error.is_some();
-        let keeping = state.keeping.as_mut()?;
+        let keeping = state.journal_queue.as_mut()?;
         let journal = keeping.journal.as_mut()?;
         let emptied = if has_failed { Ok(()) } else { journal.mark_empty() };
         let kept = journal.kept;

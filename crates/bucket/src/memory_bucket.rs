@@ -66,7 +66,7 @@ pub struct MemoryBucket {
 
 struct Server {
     objects: BTreeMap<String, Bytes>,
-    promises: ServerGuarantees,
+    guarantees: ServerGuarantees,
     requests: u64,
     /// Time and change.
     late: Vec<(u64, Change)>,
@@ -97,14 +97,15 @@ enum Fate {
 
 impl Default for MemoryBucket {
     fn default() -> Self {
-        Self::promising(ServerGuarantees::ALL)
+        Self::with_guarantees(ServerGuarantees::ALL)
     }
 }
 
 impl MemoryBucket {
     /// Creates an empty bucket whose server has only these guarantees.
-    pub fn promising(promises: ServerGuarantees) -> Self {
-        let server = Server { objects: BTreeMap::new(), promises, requests: 0, late: vec![] };
+    pub fn with_guarantees(promises: ServerGuarantees) -> Self {
+        let server =
+            Server { objects: BTreeMap::new(), guarantees: promises, requests: 0, late: vec![] };
         Self::with(Arc::new(Mutex::new(server)), Faults::default())
     }
 
@@ -159,7 +160,7 @@ impl MemoryBucket {
     fn change(&self, change: Change) -> RequestResult<()> {
         let fate = self.fate();
         let mut server = self.server.lock();
-        server.pass();
+        server.advance_time();
         match fate {
             Fate::Done => server.apply(change),
             Fate::Refused => Err(RequestError::Transient("503 slow down".to_owned())),
@@ -179,7 +180,7 @@ impl MemoryBucket {
     fn look<T>(&self, look: impl FnOnce(&Server) -> RequestResult<T>) -> RequestResult<T> {
         let fate = self.fate();
         let mut server = self.server.lock();
-        server.pass();
+        server.advance_time();
         match fate {
             Fate::Done => look(&server),
             Fate::Dead => Err(RequestError::Permanent("the machine is off".to_owned())),
@@ -190,7 +191,7 @@ impl MemoryBucket {
 
 impl Server {
     /// Advances time: late requests may arrive.
-    fn pass(&mut self) {
+    fn advance_time(&mut self) {
         self.requests += 1;
         let now = self.requests;
         let (due, late) = std::mem::take(&mut self.late).into_iter().partition(|it| it.0 <= now);
@@ -204,14 +205,14 @@ impl Server {
     fn apply(&mut self, change: Change) -> RequestResult<()> {
         match change {
             Change::Create(key, _)
-                if self.promises.creates_once && self.objects.contains_key(&key) =>
+                if self.guarantees.creates_once && self.objects.contains_key(&key) =>
             {
                 return Err(RequestError::AlreadyExists);
             }
             Change::Put(key, bytes) | Change::Create(key, bytes) => {
                 self.objects.insert(key, bytes);
             }
-            Change::Delete(key) if self.promises.deletes => drop(self.objects.remove(&key)),
+            Change::Delete(key) if self.guarantees.deletes => drop(self.objects.remove(&key)),
             Change::Delete(_) => {}
         }
         Ok(())
@@ -230,7 +231,7 @@ impl BucketApi for MemoryBucket {
     fn get(&self, key: &str, range: Option<(u64, u64)>) -> RequestResult<Bytes> {
         self.look(|server| {
             let bytes = server.objects.get(key).ok_or(RequestError::NotFound)?;
-            let Some((from, len)) = range.filter(|_| server.promises.ranges) else {
+            let Some((from, len)) = range.filter(|_| server.guarantees.ranges) else {
                 return Ok(bytes.clone());
             };
             let from = (from as usize).min(bytes.len());
@@ -260,7 +261,7 @@ impl BucketApi for MemoryBucket {
             let page = {
                 let server = self.server.lock();
                 let all = server.objects.range::<String, _>((Excluded(&last), Unbounded));
-                let all = all.filter(|_| server.promises.lists_all);
+                let all = all.filter(|_| server.guarantees.lists_all);
                 let within = all.take_while(|(key, _)| key.starts_with(&folder));
                 let listed = |(key, bytes): (&String, &Bytes)| ListEntry {
                     key: key.clone(),

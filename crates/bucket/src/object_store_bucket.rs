@@ -118,7 +118,7 @@ impl ObjectStoreBucket {
         match self.network.runtime.block_on(put) {
             Ok(_) => Ok(()),
             // A missing object cannot be the cause of a failed write: the bucket is missing.
-            Err(error @ Error::NotFound { .. }) => Err(RequestError::Denied(told(&error))),
+            Err(error @ Error::NotFound { .. }) => Err(RequestError::Denied(error_message(&error))),
             Err(error) => Err(to_request_error(&error)),
         }
     }
@@ -188,9 +188,9 @@ impl BucketApi for ObjectStoreBucket {
         let all = all.map_err(|error| match error {
             // A directory changed while it was listed; buckets report what they lack.
             Error::NotFound { .. } if self.prefix.is_root() => {
-                RequestError::Transient(told(&error))
+                RequestError::Transient(error_message(&error))
             }
-            Error::NotFound { .. } => RequestError::Denied(told(&error)),
+            Error::NotFound { .. } => RequestError::Denied(error_message(&error)),
             error => to_request_error(&error),
         })?;
         let ours = all.into_iter().filter_map(|meta| {
@@ -220,19 +220,21 @@ fn folder(address: &str, prefix: &str) -> Result<Path, String> {
 fn to_request_error(error: &Error) -> RequestError {
     match error {
         // The bucket is missing, not the object.
-        Error::NotFound { .. } if all_told(error).contains("NoSuchBucket") => {
-            RequestError::Denied(told(error))
+        Error::NotFound { .. } if error_with_causes(error).contains("NoSuchBucket") => {
+            RequestError::Denied(error_message(error))
         }
         Error::NotFound { .. } => RequestError::NotFound,
         Error::AlreadyExists { .. } | Error::Precondition { .. } => RequestError::AlreadyExists,
-        Error::Generic { .. } if is_malformed(&all_told(error)) => {
-            RequestError::Denied(told(error))
+        Error::Generic { .. } if is_malformed(&error_with_causes(error)) => {
+            RequestError::Denied(error_message(error))
         }
         Error::PermissionDenied { .. } | Error::Unauthenticated { .. } => {
-            RequestError::Denied(told(error))
+            RequestError::Denied(error_message(error))
         }
-        Error::Generic { .. } | Error::JoinError { .. } => RequestError::Transient(told(error)),
-        _ => RequestError::Permanent(told(error)),
+        Error::Generic { .. } | Error::JoinError { .. } => {
+            RequestError::Transient(error_message(error))
+        }
+        _ => RequestError::Permanent(error_message(error)),
     }
 }
 
@@ -243,8 +245,8 @@ fn is_malformed(told: &str) -> bool {
 }
 
 /// Returns an error as one sentence, with the server's message, if there is one.
-fn told(error: &Error) -> String {
-    let all = all_told(error);
+fn error_message(error: &Error) -> String {
+    let all = error_with_causes(error);
     let part = |name: &str| {
         let (_, rest) = all.split_once(&format!("<{name}>"))?;
         let (text, _) = rest.split_once(&format!("</{name}>"))?;
@@ -268,7 +270,7 @@ fn told(error: &Error) -> String {
 }
 
 /// Returns an error with its causes, which have the details.
-fn all_told(error: &Error) -> String {
+fn error_with_causes(error: &Error) -> String {
     let error: &dyn std::error::Error = match error {
         // These only state that there is a cause.
         Error::Generic { source, .. } | Error::Unauthenticated { source, .. } => source.as_ref(),

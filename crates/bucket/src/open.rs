@@ -93,7 +93,7 @@ impl Default for BucketOptions {
 }
 
 impl BucketOptions {
-    fn steady(&self, engine: Arc<dyn BucketApi>, address: &str) -> RetryingStore {
+    fn retrying_store(&self, engine: Arc<dyn BucketApi>, address: &str) -> RetryingStore {
         RetryingStore::new(engine, address, self.deadline, self.pause)
     }
 
@@ -108,7 +108,8 @@ impl BucketOptions {
             .as_ref()
             .map(|(dir, most_bytes)| Cache::open(dir, *most_bytes, opened.root.id).map_err(remote));
         let gives_back = self.is_mount || journal.is_some();
-        let pace = WritePolicy { commit: self.commit, lanes: self.lanes, gives_back };
+        let pace =
+            WritePolicy { commit: self.commit, lanes: self.lanes, releases_epoch: gives_back };
         if let Some(journal) = &mut journal {
             journal.begin_incarnation(opened.root.id, &bucket.address)?;
         }
@@ -128,7 +129,7 @@ impl BucketDisk {
         over: bool,
         options: &BucketOptions,
     ) -> Result<Self, Error> {
-        let bucket = options.steady(engine, address);
+        let bucket = options.retrying_store(engine, address);
         let sectors = len_bytes / SECTOR;
         if sectors < EDGE_SECTORS * 4 {
             return Err(remote(format!("{address}: {len_bytes} bytes are too few for a disk")));
@@ -144,7 +145,7 @@ impl BucketDisk {
             None => None,
             Some(local) => match Journal::open(local)? {
                 (journal, waiting) if waiting.objects.is_empty() => Some(journal),
-                (journal, _) => return Err(of_another(&journal, address)),
+                (journal, _) => return Err(other_store_error(&journal, address)),
             },
         };
         let (epoch, [roots, names]) = Epoch::claim(&bucket, options, journal.as_ref(), names)?;
@@ -175,7 +176,7 @@ impl BucketDisk {
         address: &str,
         options: &BucketOptions,
     ) -> Result<Self, Error> {
-        let bucket = options.steady(engine, address);
+        let bucket = options.retrying_store(engine, address);
         // A bucket without a store gets no epoch.
         let names = list(&bucket, "")?;
         if newest(&names).is_none() {
@@ -210,7 +211,7 @@ impl BucketDisk {
         address: &str,
         options: &BucketOptions,
     ) -> Result<Self, Error> {
-        let bucket = options.steady(engine, address);
+        let bucket = options.retrying_store(engine, address);
         if let Some(local) = &options.journal {
             let (journal, waiting) = Journal::open(local)?;
             if !waiting.objects.is_empty() {
@@ -258,7 +259,7 @@ pub(crate) fn list(bucket: &RetryingStore, folder: &str) -> Result<BTreeMap<Name
 }
 
 /// Returns the error for a journal with data of another store.
-fn of_another(journal: &Journal, address: &str) -> Error {
+fn other_store_error(journal: &Journal, address: &str) -> Error {
     let (place, (_, other)) = (journal.place(), journal.store());
     remote(format!(
         "{place} has what waits for {other}, not for the store at {address}: open that one with \
@@ -281,7 +282,7 @@ fn open_journal_and_upload(
     let root = read_root(bucket, newest)
         .map_err(|trouble| bucket.error("reading", &Name::Root(newest).key(), &trouble))?;
     if root.id != journal.store().0 {
-        return Err(of_another(&journal, &bucket.address));
+        return Err(other_store_error(&journal, &bucket.address));
     }
     // A machine without the journal may have uploaded everything before.
     let end = match newest.epoch == waiting.epoch {

@@ -74,7 +74,7 @@ struct Stream {
 }
 
 #[derive(Default)]
-struct State {
+struct ReadAheadState {
     windows: VecDeque<Window>,
     /// In order of use, the newest last.
     streams: VecDeque<Stream>,
@@ -83,7 +83,7 @@ struct State {
 /// Read-ahead of objects.
 #[derive(Default)]
 pub(crate) struct ReadAhead {
-    state: Mutex<State>,
+    state: Mutex<ReadAheadState>,
     changed: Condvar,
 }
 
@@ -152,7 +152,7 @@ impl ReadAhead {
     }
 }
 
-impl State {
+impl ReadAheadState {
     /// Moves a reader to `wanted`; returns the windows that it will need, which are queued now.
     fn advance_reader(
         &mut self,

@@ -14,7 +14,7 @@ type Job = Box<dyn FnOnce() + Send>;
 pub(crate) struct RequestThreads {
     queue: Mutex<Queue>,
     changed: Condvar,
-    most: usize,
+    max_threads: usize,
 }
 
 #[derive(Default)]
@@ -27,13 +27,17 @@ struct Queue {
 
 impl RequestThreads {
     pub fn new(most: usize) -> Arc<Self> {
-        Arc::new(Self { queue: Mutex::default(), changed: Condvar::new(), most: most.max(1) })
+        Arc::new(Self {
+            queue: Mutex::default(),
+            changed: Condvar::new(),
+            max_threads: most.max(1),
+        })
     }
 
     pub fn push(self: &Arc<Self>, job: impl FnOnce() + Send + 'static) {
         let mut queue = self.queue.lock();
         queue.jobs.push_back(Box::new(job));
-        if queue.idle >= queue.jobs.len() || queue.threads.len() >= self.most {
+        if queue.idle >= queue.jobs.len() || queue.threads.len() >= self.max_threads {
             self.changed.notify_one();
             return;
         }

@@ -45,7 +45,7 @@ pub struct Requests {
 }
 
 #[derive(Debug, Default)]
-struct Counts {
+struct RequestCounters {
     puts: AtomicU64,
     gets: AtomicU64,
     heads: AtomicU64,
@@ -64,12 +64,12 @@ pub(crate) struct RetryingStore {
     pub address: Arc<str>,
     deadline: Duration,
     pause: Duration,
-    counts: Arc<Counts>,
+    counts: Arc<RequestCounters>,
     has_answered: Arc<AtomicBool>,
     /// True once a write has worked.
     has_written: Arc<AtomicBool>,
     /// True once a read or a list has worked.
-    has_told: Arc<AtomicBool>,
+    has_read: Arc<AtomicBool>,
     /// True since an unreachable bucket exceeded a deadline, until the next answer.
     is_away: Arc<AtomicBool>,
 }
@@ -89,7 +89,7 @@ impl RetryingStore {
             counts: Arc::default(),
             has_answered: Arc::default(),
             has_written: Arc::default(),
-            has_told: Arc::default(),
+            has_read: Arc::default(),
             is_away: Arc::default(),
         }
     }
@@ -105,7 +105,7 @@ impl RetryingStore {
     }
 
     /// Returns the back-off after the bucket was unreachable.
-    pub fn rest(&self) -> Duration {
+    pub fn back_off(&self) -> Duration {
         (self.pause * 10).min(PAUSE_MAX)
     }
 
@@ -152,13 +152,13 @@ impl RetryingStore {
     }
 
     pub fn get(&self, key: &str, range: Option<(u64, u64)>) -> RequestResult<Bytes> {
-        let got = self.retry(&self.counts.gets, &self.has_told, || self.engine.get(key, range))?;
+        let got = self.retry(&self.counts.gets, &self.has_read, || self.engine.get(key, range))?;
         self.counts.received_bytes.fetch_add(got.len() as u64, Ordering::Relaxed);
         Ok(got)
     }
 
     pub fn head(&self, key: &str) -> RequestResult<u64> {
-        self.retry(&self.counts.heads, &self.has_told, || self.engine.head(key))
+        self.retry(&self.counts.heads, &self.has_read, || self.engine.head(key))
     }
 
     pub fn delete(&self, key: &str) -> RequestResult<()> {
@@ -166,7 +166,7 @@ impl RetryingStore {
     }
 
     pub fn list(&self, folder: &str) -> RequestResult<Vec<ListEntry>> {
-        self.retry(&self.counts.lists, &self.has_told, || self.engine.list(folder))
+        self.retry(&self.counts.lists, &self.has_read, || self.engine.list(folder))
     }
 
     /// Converts a request error to a disk error.

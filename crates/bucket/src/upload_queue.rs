@@ -38,7 +38,7 @@ pub(crate) struct WritePolicy {
     pub commit: Duration,
     pub lanes: usize,
     /// True if the epoch is released at close.
-    pub gives_back: bool,
+    pub releases_epoch: bool,
 }
 
 /// State of a disk that all its threads share.
@@ -50,14 +50,14 @@ pub(crate) struct Shared {
     pub pace: WritePolicy,
     pub is_read_only: bool,
     pub epoch: Epoch,
-    pub state: Mutex<State>,
+    pub state: Mutex<QueueState>,
     pub changed: Condvar,
     /// Wakes the uploader of a journal.
-    pub pump_wakes: Condvar,
+    pub uploader_wakes: Condvar,
 }
 
 /// Mutable state.
-pub(crate) struct State {
+pub(crate) struct QueueState {
     pub root: Root,
     pub map: SectorMap,
     pub names: HashMap<ObjectNumber, Arc<str>>,
@@ -74,7 +74,7 @@ pub(crate) struct State {
     pub sent_early: BTreeSet<u64>,
     /// All objects before this one are durable.
     pub durable: u64,
-    pub is_asking: bool,
+    pub is_checking_epoch: bool,
     pub last_sealed: Option<Instant>,
 
     pub tickets: u64,
@@ -90,15 +90,15 @@ pub(crate) struct State {
     pub dead: Vec<(Arc<str>, u64)>,
     pub error: Option<Error>,
     /// True if transient errors are retried and do not stop the disk.
-    pub is_patient: bool,
+    pub retries_transient: bool,
     /// Set while the bucket is not available.
     pub away: Option<Away>,
     pub is_probing: bool,
     /// Time of the last epoch check.
-    pub asked_at: Option<Instant>,
+    pub epoch_checked_at: Option<Instant>,
     pub is_closed: bool,
     /// Journal queue, if there is a journal.
-    pub keeping: Option<JournalQueue>,
+    pub journal_queue: Option<JournalQueue>,
 }
 
 /// Unavailability of the bucket: reason and start.
@@ -136,10 +136,10 @@ pub(crate) enum WaitGoal {
     Durable,
 }
 
-impl State {
+impl QueueState {
     /// Returns true if transient errors are retried in the background.
     pub fn is_patient(&self) -> bool {
-        self.error.is_none() && self.is_patient
+        self.error.is_none() && self.retries_transient
     }
 
     /// Returns the bytes of an own object that may not be in the bucket yet.
@@ -175,8 +175,8 @@ impl State {
 
 impl Shared {
     /// Queues one group: sectors at the ends go to the root, the rest to objects.
-    pub fn queue_group(self: &Arc<Self>, state: &mut MutexGuard<'_, State>, group: &Group) {
-        let has_data = |state: &State| {
+    pub fn queue_group(self: &Arc<Self>, state: &mut MutexGuard<'_, QueueState>, group: &Group) {
+        let has_data = |state: &QueueState| {
             let mut starts = group.writes.iter().map(|write| write.at_bytes / SECTOR);
             starts.any(|sector| !state.root.has(sector))
         };
@@ -224,7 +224,12 @@ impl Shared {
     }
 
     /// Appends sectors to the open object.
-    pub fn put(self: &Arc<Self>, state: &mut MutexGuard<'_, State>, sector: u64, bytes: &Bytes) {
+    pub fn put(
+        self: &Arc<Self>,
+        state: &mut MutexGuard<'_, QueueState>,
+        sector: u64,
+        bytes: &Bytes,
+    ) {
         let run = SectorRun { sector, count: bytes.len() as u64 / SECTOR };
         let most = state.object_bytes();
         let has_room = state.open.as_ref().is_none_or(|pack| {
@@ -264,7 +269,7 @@ impl Shared {
     }
 
     /// Seals the open object and uploads it.
-    pub fn seal(self: &Arc<Self>, state: &mut MutexGuard<'_, State>) {
+    pub fn seal(self: &Arc<Self>, state: &mut MutexGuard<'_, QueueState>) {
         let Some(OpenObject { nth, runs, bytes }) = state.open.take() else { return };
         let number = ObjectNumber { epoch: self.epoch.number, sequence: nth };
         let key: Arc<str> = Name::Data(number, runs).key().into();
@@ -280,11 +285,11 @@ impl Shared {
         };
         state.sealed.insert(nth, sealed);
         self.send(state, nth);
-        self.pump_wakes.notify_one();
+        self.uploader_wakes.notify_one();
     }
 
     /// Seals a root with the sectors at the ends of the disk.
-    pub fn seal_root(self: &Arc<Self>, state: &mut MutexGuard<'_, State>) {
+    pub fn seal_root(self: &Arc<Self>, state: &mut MutexGuard<'_, QueueState>) {
         self.seal(state);
         let nth = state.next;
         state.next += 1;
@@ -302,11 +307,11 @@ impl Shared {
             SealedObject { key, bytes, is_root: true, is_sending: false, needs_record: needs },
         );
         self.send(state, nth);
-        self.pump_wakes.notify_one();
+        self.uploader_wakes.notify_one();
     }
 
     /// Uploads a sealed object, unless it has to wait for earlier ones or for the journal.
-    pub fn send(self: &Arc<Self>, state: &mut MutexGuard<'_, State>, nth: u64) {
+    pub fn send(self: &Arc<Self>, state: &mut MutexGuard<'_, QueueState>, nth: u64) {
         let sent = state.sent;
         let needs = state.sealed.get(&nth).map_or(0, |sealed| sealed.needs_record);
         if !state.is_journaled(needs) {
@@ -317,7 +322,7 @@ impl Shared {
             return;
         }
         // While the bucket is away, only the probe sends.
-        if state.away.is_some() && state.keeping.is_none() {
+        if state.away.is_some() && state.journal_queue.is_none() {
             return;
         }
         let Some(sealed) = state.sealed.get_mut(&nth) else { return };
@@ -342,7 +347,7 @@ impl Shared {
                     sealed.is_sending = false;
                 }
                 let why = format!("writing {}/{}: {trouble}", self.bucket.address, sealed.key);
-                self.is_away(&mut state, why, begun);
+                self.mark_away(&mut state, why, begun);
             }
             Err(trouble) => {
                 let error = self.bucket.error("writing", &sealed.key, &trouble);
@@ -353,7 +358,12 @@ impl Shared {
     }
 
     /// Records that the bucket is away: uploads are retried without limit.
-    fn is_away(self: &Arc<Self>, state: &mut State, why: String, begun: (Instant, SystemTime)) {
+    fn mark_away(
+        self: &Arc<Self>,
+        state: &mut QueueState,
+        why: String,
+        begun: (Instant, SystemTime),
+    ) {
         match &mut state.away {
             Some(away) => away.why = why,
             None => {
@@ -362,7 +372,7 @@ impl Shared {
                 state.away = Some(Away { why, since, at });
             }
         }
-        if state.keeping.is_some() {
+        if state.journal_queue.is_some() {
             return self.start_backoff(state);
         }
         if !std::mem::replace(&mut state.is_probing, true) {
@@ -372,7 +382,7 @@ impl Shared {
     }
 
     /// Records that the bucket is back, or makes all waiters check that.
-    pub fn is_back(self: &Arc<Self>, state: &mut MutexGuard<'_, State>) {
+    pub fn mark_back(self: &Arc<Self>, state: &mut MutexGuard<'_, QueueState>) {
         if state.away.take().is_some() {
             log::info!("{} takes what is written again", self.bucket.address);
             self.send_all(state);
@@ -384,14 +394,14 @@ impl Shared {
     fn probe(self: &Arc<Self>) {
         let mut state = self.state.lock();
         loop {
-            let until = Instant::now() + self.bucket.rest();
+            let until = Instant::now() + self.bucket.back_off();
             while state.away.is_some() && state.error.is_none() && Instant::now() < until {
                 self.changed.wait_until(&mut state, until);
             }
             if state.away.is_none() || state.error.is_some() {
                 break;
             }
-            let is_asking = state.is_asking;
+            let is_asking = state.is_checking_epoch;
             match state.sealed.first_entry() {
                 Some(first) if first.get().is_sending => {}
                 Some(mut first) => {
@@ -407,36 +417,36 @@ impl Shared {
     }
 
     /// Returns a mount's message at close about data that was not uploaded.
-    pub fn left_behind(&self, state: &State) -> Option<String> {
+    pub fn unsent_message(&self, state: &QueueState) -> Option<String> {
         let (bytes, address) = (Self::waiting_bytes(state), &self.bucket.address);
-        let error = state.error.as_ref().filter(|_| self.pace.gives_back && bytes > 0)?;
+        let error = state.error.as_ref().filter(|_| self.pace.releases_epoch && bytes > 0)?;
         Some(format!("{bytes} bytes that were written last are not in {address}: {error}"))
     }
 
     /// Returns the bytes that are not in the bucket.
-    pub fn waiting_bytes(state: &State) -> usize {
+    pub fn waiting_bytes(state: &QueueState) -> usize {
         let open = state.open.as_ref().map_or(0, |pack| pack.bytes.len());
         open + state.sealed.values().map(|sealed| sealed.bytes.len()).sum::<usize>()
     }
 
-    fn mark_sent(self: &Arc<Self>, state: &mut MutexGuard<'_, State>, nth: u64) {
+    fn mark_sent(self: &Arc<Self>, state: &mut MutexGuard<'_, QueueState>, nth: u64) {
         state.sealed.remove(&nth);
         state.sent_early.insert(nth);
         while state.sent_early.first() == Some(&state.sent) {
             state.sent_early.pop_first();
             state.sent += 1;
         }
-        self.is_back(state);
+        self.mark_back(state);
         let next = state.sent;
         self.send(state, next);
-        self.pump_wakes.notify_one();
+        self.uploader_wakes.notify_one();
     }
 
     /// Waits for the minimum interval between awaited commits.
     pub fn wait_commit_interval(&self) {
         let mut state = self.state.lock();
         // A journal needs no interval: its data is durable.
-        while state.keeping.is_none() && state.error.is_none() && !state.is_closed {
+        while state.journal_queue.is_none() && state.error.is_none() && !state.is_closed {
             let due = state.last_sealed.map(|last| last + self.pace.commit);
             let Some(due) = due.filter(|due| *due > Instant::now()) else { return };
             self.changed.wait_until(&mut state, due);
@@ -469,7 +479,7 @@ impl Shared {
                     || state.away.is_some() && Self::waiting_bytes(&state) < AWAY_BYTES)
             {
                 return Ok(());
-            } else if state.sent <= nth || state.is_asking || state.away.is_some() {
+            } else if state.sent <= nth || state.is_checking_epoch || state.away.is_some() {
                 self.wait_patiently(&mut state, until, begun)?;
             } else {
                 self.verify_epoch(&mut state);
@@ -480,7 +490,7 @@ impl Shared {
     /// Waits for a change; for durability not much longer than the deadline.
     fn wait_patiently(
         &self,
-        state: &mut MutexGuard<'_, State>,
+        state: &mut MutexGuard<'_, QueueState>,
         until: WaitGoal,
         begun: Instant,
     ) -> Result<(), Error> {
@@ -491,7 +501,7 @@ impl Shared {
         let deadline = self.bucket.deadline();
         // Several waits do not take several deadlines.
         let end = match &state.away {
-            Some(away) => (away.since.min(begun) + deadline).max(begun + self.bucket.rest()),
+            Some(away) => (away.since.min(begun) + deadline).max(begun + self.bucket.back_off()),
             None => begun + deadline,
         };
         if self.changed.wait_until(state, end).timed_out() && Instant::now() >= end {
@@ -500,25 +510,25 @@ impl Shared {
                 Some(away) => format!("{}; it waits in memory", away.why),
                 None => format!("{address} has not answered for {} s", deadline.as_secs()),
             };
-            return Err(Error::Away(why.into()));
+            return Err(Error::Unreachable(why.into()));
         }
         Ok(())
     }
 
     /// Checks the epoch; if it is current, objects uploaded before are durable.
-    pub fn verify_epoch(self: &Arc<Self>, state: &mut MutexGuard<'_, State>) {
+    pub fn verify_epoch(self: &Arc<Self>, state: &mut MutexGuard<'_, QueueState>) {
         let sent = state.sent;
         let begun = (Instant::now(), SystemTime::now());
-        state.asked_at = Some(begun.0);
-        state.is_asking = true;
+        state.epoch_checked_at = Some(begun.0);
+        state.is_checking_epoch = true;
         let answer = MutexGuard::unlocked(state, || self.epoch.is_current(&self.bucket));
-        state.is_asking = false;
+        state.is_checking_epoch = false;
         match answer {
             Ok(true) => {
                 self.mark_durable(state, sent);
                 // Sealed objects probe by themselves.
-                if state.keeping.is_some() || state.sealed.is_empty() {
-                    self.is_back(state);
+                if state.journal_queue.is_some() || state.sealed.is_empty() {
+                    self.mark_back(state);
                 }
             }
             Ok(false) => {
@@ -527,7 +537,7 @@ impl Shared {
             }
             Err(trouble @ RequestError::Transient(_)) if state.is_patient() => {
                 let (address, key) = (&self.bucket.address, self.epoch.key());
-                self.is_away(state, format!("asking for {address}/{key}: {trouble}"), begun);
+                self.mark_away(state, format!("asking for {address}/{key}: {trouble}"), begun);
             }
             Err(trouble) => {
                 let error = self.bucket.error("asking for", &self.epoch.key(), &trouble);
@@ -537,7 +547,7 @@ impl Shared {
         self.changed.notify_all();
     }
 
-    fn mark_durable(self: &Arc<Self>, state: &mut MutexGuard<'_, State>, sent: u64) {
+    fn mark_durable(self: &Arc<Self>, state: &mut MutexGuard<'_, QueueState>, sent: u64) {
         state.durable = state.durable.max(sent);
         while let Some(&(last, nth)) = state.ends.front()
             && nth < state.durable

@@ -105,10 +105,10 @@ fn a_writer_that_stays_goes_on_when_the_bucket_does() {
         let tickets = [write(&disk, 1, 2 + round), write(&disk, 2, 12 + round)];
         let begun = Instant::now();
         let told = disk.wait_durable(tickets[1]).unwrap_err();
-        assert!(matches!(&told, Error::Away(why) if why.contains("AccessDenied")), "{told}");
+        assert!(matches!(&told, Error::Unreachable(why) if why.contains("AccessDenied")), "{told}");
         let took = begun.elapsed();
         assert!(took >= DEADLINE / 2 && took < DEADLINE * 4, "{took:?}");
-        let state = disk.state_of_writing();
+        let state = disk.write_state();
         let (why, since) = state.away.clone().unwrap();
         assert!(why.contains("403 AccessDenied") && since.elapsed().unwrap() < DEADLINE * 4);
         assert!(state.waiting_bytes >= 8192 && state.error.is_none(), "{state:?}");
@@ -121,7 +121,7 @@ fn a_writer_that_stays_goes_on_when_the_bucket_does() {
             assert!(Instant::now() < until);
         }
         disk.wait_durable(write(&disk, 3, round)).unwrap();
-        assert!(disk.state_of_writing().away.is_none());
+        assert!(disk.write_state().away.is_none());
     }
     drop(disk);
     let machine = Arc::new(server.client(Default::default()));
@@ -183,7 +183,7 @@ fn a_writer_that_was_taken_over_says_so_without_writing() {
     let (server, denies) = server();
     let disk = open(&server, &denies, &options(true)).unwrap();
     disk.wait_durable(write(&disk, 0, 1)).unwrap();
-    assert!(disk.state_of_writing().error.is_none());
+    assert!(disk.write_state().error.is_none());
     let other = BucketOptions {
         host_id: "there".to_owned(),
         token: 7,
@@ -195,7 +195,7 @@ fn a_writer_that_was_taken_over_says_so_without_writing() {
     std::thread::sleep(Duration::from_millis(600));
     let until = Instant::now() + Duration::from_secs(5);
     let why = loop {
-        if let Some(why) = disk.state_of_writing().error {
+        if let Some(why) = disk.write_state().error {
             break why;
         }
         assert!(Instant::now() < until);

@@ -267,7 +267,7 @@ fn a_server_that_ignores_a_condition_is_refused_by_what_it_ignores() {
         (ServerGuarantees { ranges: false, ..ServerGuarantees::ALL }, "range"),
         (ServerGuarantees { deletes: false, ..ServerGuarantees::ALL }, "after DELETE"),
     ] {
-        let memory = MemoryBucket::promising(promises);
+        let memory = MemoryBucket::with_guarantees(promises);
         let engine = Arc::new(memory.client(Faults::default()));
         let made = BucketDisk::create(engine, "memory", LEN_BYTES, false, &options("", 7));
         let said = made.err().expect("it is refused").to_string();

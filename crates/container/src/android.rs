@@ -16,7 +16,7 @@ use crate::{Error, Format, Unsupported};
 /// Maximum chunks of one image.
 const MAX_CHUNKS: u32 = 4 << 20;
 /// Maximum files of a split image.
-const MOST_FILES: u32 = 64;
+const MAX_FILES: u32 = 64;
 
 /// Opens the disk in a file and in the further files of a split image, in order.
 pub(crate) fn open(file: ImageFile, others: &[Arc<dyn Disk>]) -> Result<Arc<dyn Disk>, Error> {
@@ -60,7 +60,7 @@ pub fn chunks(name: &str) -> Option<Chunks> {
     }
     let number: u32 = number.parse().ok()?;
     let named = |number: u32| format!("{beginning}{number:0digits$}");
-    let following = number.saturating_add(1)..MOST_FILES;
+    let following = number.saturating_add(1)..MAX_FILES;
     Some(Chunks { first: named(0), following: following.map(named).collect() })
 }
 

@@ -18,7 +18,7 @@ use crate::{Error, Format, Unsupported, open, vhd, vhdx, vmdk};
 pub(crate) struct BackingFile {
     /// Name, as the image has it.
     pub(crate) name: String,
-    pub(crate) is: BackingId,
+    pub(crate) id: BackingId,
 }
 
 /// Identity of a backing file.
@@ -36,7 +36,7 @@ pub(crate) fn open_backing_chain(
     map: &impl ImageMap,
     behind: &[Arc<dyn Disk>],
 ) -> Result<Option<Arc<dyn Disk>>, Error> {
-    let Some(BackingFile { name, is }) = map.behind() else { return Ok(None) };
+    let Some(BackingFile { name, id: is }) = map.backing_file() else { return Ok(None) };
     let Some((next, rest)) = behind.split_first() else {
         return Err(Unsupported::NeedsBacking(name.clone()).into());
     };

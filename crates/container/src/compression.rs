@@ -63,12 +63,14 @@ impl Compression {
     /// [`ErrorKind::Unsupported`] for bzip2.
     pub fn unpack<'a>(self, packed: impl BufRead + Send + 'a) -> Result<Box<dyn Read + Send + 'a>> {
         Ok(match self {
-            Self::Gzip => Box::new(Told(Gzip::new(packed))),
+            Self::Gzip => Box::new(CountingReader(Gzip::new(packed))),
             Self::Xz => {
                 let most_kib = (WINDOW_BYTES >> 10) as u32;
-                Box::new(Told(lzma_rust2::XzReader::new_mem_limit(packed, true, most_kib)))
+                Box::new(CountingReader(lzma_rust2::XzReader::new_mem_limit(
+                    packed, true, most_kib,
+                )))
             }
-            Self::Zstd => Box::new(Told(Zstd::new(packed))),
+            Self::Zstd => Box::new(CountingReader(Zstd::new(packed))),
             Self::Bzip2 => {
                 let what = "compressed with bzip2, which is not read here: bzip2 -dc unpacks it";
                 return Err(Error::new(ErrorKind::Unsupported, what));
@@ -78,9 +80,9 @@ impl Compression {
 }
 
 /// A decompressor with descriptive errors; errors of the underlying file are unchanged.
-struct Told<R>(R);
+struct CountingReader<R>(R);
 
-impl<R: Read> Read for Told<R> {
+impl<R: Read> Read for CountingReader<R> {
     fn read(&mut self, into: &mut [u8]) -> Result<usize> {
         self.0.read(into).map_err(|error| {
             if error.raw_os_error().is_some() || error.kind() == ErrorKind::Interrupted {
@@ -109,20 +111,20 @@ const GZIP_MAGIC: [u8; 2] = [0x1F, 0x8B];
 /// ignores other trailing data with a warning.
 struct Gzip<R> {
     /// `None` once all is read.
-    member: Option<GzDecoder<WithMagic<R>>>,
+    member: Option<GzDecoder<Prefixed<R>>>,
 }
 
 impl<R: BufRead> Gzip<R> {
     fn new(packed: R) -> Self {
-        Self { member: Some(GzDecoder::new(WithMagic { magic: &[], packed })) }
+        Self { member: Some(GzDecoder::new(Prefixed { magic: &[], packed })) }
     }
 }
 
 /// Starts the next member in `packed`.
-fn next_member<R: BufRead>(mut packed: R) -> Result<Option<GzDecoder<WithMagic<R>>>> {
+fn next_member<R: BufRead>(mut packed: R) -> Result<Option<GzDecoder<Prefixed<R>>>> {
     let is_member = is_next(&mut packed, GZIP_MAGIC[0])?;
     if is_member && is_next(&mut packed, GZIP_MAGIC[1])? {
-        return Ok(Some(GzDecoder::new(WithMagic { magic: &GZIP_MAGIC, packed })));
+        return Ok(Some(GzDecoder::new(Prefixed { magic: &GZIP_MAGIC, packed })));
     }
     if !is_member {
         let has_zeros = packed.fill_buf()?.first() == Some(&0);
@@ -162,12 +164,12 @@ impl<R: BufRead> Read for Gzip<R> {
 }
 
 /// A stream, preceded by bytes that were already taken from it.
-struct WithMagic<R> {
+struct Prefixed<R> {
     magic: &'static [u8],
     packed: R,
 }
 
-impl<R: BufRead> Read for WithMagic<R> {
+impl<R: BufRead> Read for Prefixed<R> {
     fn read(&mut self, into: &mut [u8]) -> Result<usize> {
         let got = self.fill_buf()?.read(into)?;
         self.consume(got);
@@ -175,7 +177,7 @@ impl<R: BufRead> Read for WithMagic<R> {
     }
 }
 
-impl<R: BufRead> BufRead for WithMagic<R> {
+impl<R: BufRead> BufRead for Prefixed<R> {
     fn fill_buf(&mut self) -> Result<&[u8]> {
         match self.magic {
             [] => self.packed.fill_buf(),

@@ -189,7 +189,7 @@ impl<'a> NewImage<'a> {
     }
 
     /// Translates a write to the offsets of its units in the file.
-    fn placed(&self, places: &mut UnitOffsets, write: Write) -> Vec<Write> {
+    fn translate_write(&self, places: &mut UnitOffsets, write: Write) -> Vec<Write> {
         let unit = self.format.unit_bytes();
         let Write { at_bytes, block } = write;
         let len = block.len() as u64;
@@ -260,7 +260,11 @@ impl Disk for NewImage<'_> {
         }
         let mut places = self.places.lock().unwrap_or_else(PoisonError::into_inner);
         let place = |group: Group| Group {
-            writes: group.writes.into_iter().flat_map(|it| self.placed(&mut places, it)).collect(),
+            writes: group
+                .writes
+                .into_iter()
+                .flat_map(|it| self.translate_write(&mut places, it))
+                .collect(),
         };
         let chain = chain.into_iter().map(place).collect();
         drop(places);

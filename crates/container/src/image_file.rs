@@ -13,9 +13,9 @@ pub(crate) struct ImageFile {
     disk: Arc<dyn Disk>,
     len_bytes: u64,
     /// Length up to which it can be read.
-    room_bytes: u64,
+    max_len_bytes: u64,
     /// True if it reads as zeros past its end.
-    zeros_behind: bool,
+    has_zero_tail: bool,
     sector_bytes: u64,
 }
 
@@ -24,24 +24,24 @@ impl ImageFile {
         let properties = disk.properties();
         let sector_bytes = u64::from(properties.sector_bytes).max(1);
         let len_bytes = properties.len_bytes;
-        Self { disk, len_bytes, room_bytes: len_bytes, zeros_behind: false, sector_bytes }
+        Self { disk, len_bytes, max_len_bytes: len_bytes, has_zero_tail: false, sector_bytes }
     }
 
     /// Makes the file read as zeros past its end if it was not closed cleanly: its tables may
     /// already refer there.
-    pub(crate) fn zero_tail_if_unclean(mut self, was_left: bool) -> Self {
-        self.zeros_behind = was_left;
+    pub(crate) fn zero_tail_if_unclean(mut self, is_unclean: bool) -> Self {
+        self.has_zero_tail = is_unclean;
         self
     }
 
     /// Allows reads up to the length to which the file may grow.
     pub(crate) fn with_growth(mut self) -> Self {
-        self.room_bytes = self.disk.max_len_bytes().max(self.len_bytes);
+        self.max_len_bytes = self.disk.max_len_bytes().max(self.len_bytes);
         self
     }
 
     pub(crate) fn room_bytes(&self) -> u64 {
-        self.room_bytes
+        self.max_len_bytes
     }
 
     pub(crate) fn sector_bytes(&self) -> u64 {
@@ -58,8 +58,8 @@ impl ImageFile {
 
     /// Fills `into` from offset `at`.
     pub(crate) fn read(&self, at: u64, into: &mut [u8]) -> Result<(), Error> {
-        if self.zeros_behind {
-            let there = self.room_bytes.saturating_sub(at).min(into.len() as u64) as usize;
+        if self.has_zero_tail {
+            let there = self.max_len_bytes.saturating_sub(at).min(into.len() as u64) as usize;
             let (there, behind) = into.split_at_mut(there);
             behind.fill(0);
             return self.read_there(at, there);
@@ -72,10 +72,10 @@ impl ImageFile {
             return Ok(());
         }
         let len = into.len() as u64;
-        let end = at.checked_add(len).filter(|end| *end <= self.room_bytes);
+        let end = at.checked_add(len).filter(|end| *end <= self.max_len_bytes);
         let end = end.ok_or(Error::Damaged("what it refers to lies behind its end"))?;
         let start = at - at % self.sector_bytes;
-        let end = end.next_multiple_of(self.sector_bytes).min(self.room_bytes);
+        let end = end.next_multiple_of(self.sector_bytes).min(self.max_len_bytes);
         let extent = Extent::new(start, end - start);
         let block = Block::private((end - start) as usize);
         let read = self.disk.read_now(extent, block).map_err(|refused| refused.error)?;

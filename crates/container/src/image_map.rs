@@ -16,8 +16,8 @@ use crate::image_file::ImageFile;
 use crate::read_only::{ReadOnlyDisk, ReadSource};
 
 /// Maximum cached chunks, and their bytes; the latest one is always cached.
-const KEPT: usize = 16;
-const KEPT_BYTES: usize = 32 << 20;
+const MAX_CACHED_CHUNKS: usize = 16;
+const MAX_CACHED_BYTES: usize = 32 << 20;
 /// Maximum size of a decompressed chunk.
 pub(crate) const MAX_CHUNK_BYTES: u64 = 2 << 20;
 
@@ -44,7 +44,7 @@ pub(crate) trait ImageMap: Send + Sync {
     fn find(&self, file: &ImageFile, at: u64) -> Result<(Location, u64), Error>;
 
     /// Returns the backing file, if the image has one.
-    fn behind(&self) -> Option<&BackingFile> {
+    fn backing_file(&self) -> Option<&BackingFile> {
         None
     }
 
@@ -78,7 +78,7 @@ impl DecompressedCache {
                 let there = there.get(..room.len());
                 room.copy_from_slice(there.ok_or(Error::Damaged("a packed piece is short"))?);
             }
-            Location::Backing(from) => read_behind(behind, from, room)?,
+            Location::Backing(from) => read_backing(behind, from, room)?,
         }
         Ok(())
     }
@@ -96,7 +96,7 @@ impl DecompressedCache {
         let mut kept = lock();
         kept.push_back((piece, bytes.clone()));
         let sum = |kept: &VecDeque<(u64, Arc<Vec<u8>>)>| kept.iter().map(|(_, it)| it.len()).sum();
-        while kept.len() > KEPT || kept.len() > 1 && KEPT_BYTES < sum(&kept) {
+        while kept.len() > MAX_CACHED_CHUNKS || kept.len() > 1 && MAX_CACHED_BYTES < sum(&kept) {
             kept.pop_front();
         }
         Ok(bytes)
@@ -104,7 +104,7 @@ impl DecompressedCache {
 }
 
 /// Reads from the backing file, which reads as zeros past its end.
-fn read_behind(behind: Option<&Arc<dyn Disk>>, from: u64, room: &mut [u8]) -> Result<(), Error> {
+fn read_backing(behind: Option<&Arc<dyn Disk>>, from: u64, room: &mut [u8]) -> Result<(), Error> {
     room.fill(0);
     let Some(behind) = behind else { return Ok(()) };
     let left = behind.properties().len_bytes.saturating_sub(from);

@@ -209,7 +209,7 @@ impl Error {
     }
 
     /// Maps the error to a device error for a write.
-    fn of_a_write(self) -> draconis_device::Error {
+    fn into_write_error(self) -> draconis_device::Error {
         match self {
             Self::Disk(error) => error,
             other => draconis_device::Error::Remote(other.to_string().into()),
@@ -235,14 +235,14 @@ pub struct Opened {
     /// Format of the file; `None` for a raw disk.
     pub format: Option<Format>,
     /// The same disk, if it is written in sessions.
-    pub image: Option<Arc<dyn SessionDisk>>,
+    pub session: Option<Arc<dyn SessionDisk>>,
 }
 
 /// Returns true if [`open`] reads a compressed file in place: it need not be decompressed.
 ///
 /// # Errors
 /// Error of the file's disk.
-pub fn is_indexed(file: Arc<dyn Disk>) -> Result<bool, Error> {
+pub fn is_seekable(file: Arc<dyn Disk>) -> Result<bool, Error> {
     let source = ImageFile::new(file);
     Ok(seekable::SeekableFile::open(&source, &head(&source)?)?.is_some())
 }
@@ -301,7 +301,7 @@ fn open_headed(
 ) -> Result<Opened, Error> {
     let len = source.len_bytes();
     let tail = source.bytes(len.saturating_sub(512), len.min(512) as usize)?;
-    let opened = |disk, format| Opened { disk, format, image: None };
+    let opened = |disk, format| Opened { disk, format, session: None };
     if let Some(len_bytes) = vhd::fixed(&tail, len) {
         // A raw disk before the footer, writable like any other.
         let disk = Arc::new(SubDisk::new(file, Extent::new(0, len_bytes))?);
@@ -374,5 +374,5 @@ pub fn open_for_writing(
         }
         _ => return open_outer(file, source, &head, behind),
     };
-    Ok(Opened { disk: image.clone(), format, image: Some(image) })
+    Ok(Opened { disk: image.clone(), format, session: Some(image) })
 }

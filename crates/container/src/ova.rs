@@ -13,9 +13,9 @@ use crate::{Error, Unsupported};
 
 const SECTOR: u64 = 512;
 /// Maximum headers that are read.
-const MOST_MEMBERS: usize = 256;
+const MAX_MEMBERS: usize = 256;
 /// Maximum names that are displayed.
-const MOST_SHOWN: usize = 16;
+const MAX_SHOWN_NAMES: usize = 16;
 /// Magic number of an ext volume, which takes precedence.
 const EXT_MARK: (u64, [u8; 2]) = (1080, [0x53, 0xEF]);
 /// Extensions of disk names.
@@ -46,7 +46,7 @@ pub(crate) fn only_disk(file: &ImageFile, head: &[u8]) -> Result<Option<Extent>,
         [] => Ok(None),
         [only] => Ok(Some(only.extent)),
         [first, ..] => {
-            let names = disks.iter().take(MOST_SHOWN).map(|disk| format!("{:?}", disk.name));
+            let names = disks.iter().take(MAX_SHOWN_NAMES).map(|disk| format!("{:?}", disk.name));
             let names = names.collect::<Vec<_>>().join(", ");
             Err(Unsupported::Disks { names, first: first.name.clone() }.into())
         }
@@ -69,7 +69,7 @@ struct Member {
 fn members(file: &ImageFile) -> Result<(Vec<Member>, bool), Error> {
     let mut members = vec![];
     let mut at = 0u64;
-    for _ in 0..MOST_MEMBERS {
+    for _ in 0..MAX_MEMBERS {
         if at.checked_add(SECTOR).is_none_or(|end| end > file.len_bytes()) {
             break;
         }
@@ -159,7 +159,7 @@ mod tests {
             assert_eq!(opened.format, Some(Format::Ova));
             assert!(all(&*opened.disk).unwrap() == contents(1 << 20));
             let opened = open_for_writing(memory(archive), &[], 1).unwrap();
-            assert!(opened.image.is_none() && opened.disk.properties().read_only);
+            assert!(opened.session.is_none() && opened.disk.properties().read_only);
         }
         let Some(archive) = ova(&[("a.vmdk", 1 << 16), ("b.vmdk", 1 << 16)], "ustar") else {
             return;

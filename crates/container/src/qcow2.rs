@@ -46,13 +46,13 @@ const COMPRESSION: u64 = 8;
 const EXTENDED_L2: u64 = 16;
 
 /// A table, by its place in the file.
-type Table = (u64, Arc<Vec<u64>>);
+type CachedL2Table = (u64, Arc<Vec<u64>>);
 
 pub(crate) struct Qcow2 {
     len_bytes: u64,
     cluster_bits: u32,
     l1_table: Vec<u64>,
-    kept: Mutex<Vec<Table>>,
+    kept: Mutex<Vec<CachedL2Table>>,
     zstd: bool,
     /// Whether a second word of each entry says which parts of its cluster are there.
     has_subclusters: bool,
@@ -120,9 +120,9 @@ impl Qcow2 {
         let behind = match behind {
             None => None,
             Some(name) if says_raw(file, &head, version)? => {
-                Some(BackingFile { name, is: BackingId::Raw })
+                Some(BackingFile { name, id: BackingId::Raw })
             }
-            Some(name) => Some(BackingFile { name, is: BackingId::Any }),
+            Some(name) => Some(BackingFile { name, id: BackingId::Any }),
         };
         let kept = Mutex::default();
         Ok(Self {
@@ -264,7 +264,7 @@ impl ImageMap for Qcow2 {
         }
     }
 
-    fn behind(&self) -> Option<&BackingFile> {
+    fn backing_file(&self) -> Option<&BackingFile> {
         self.behind.as_ref()
     }
 

@@ -201,7 +201,7 @@ fn dictzip(
     }
     // The last chunk has the remaining length: the trailer has the total, below 4 GiB.
     let Some(last) = found.pieces.pop() else { return Ok(None) };
-    let trailer = start_of_trailer(file, place)?;
+    let trailer = read_trailer(file, place)?;
     let len = u64::from(le32(&trailer, 4));
     let rest = len.checked_sub(last.start).filter(|rest| (1..=chunk).contains(rest));
     let Some(rest) = rest else { return Ok(None) };
@@ -211,7 +211,7 @@ fn dictzip(
 }
 
 /// Returns checksum and length of a stream that ends near `at`: the chunks exclude its end.
-fn start_of_trailer(file: &ImageFile, at: u64) -> Result<Vec<u8>, Error> {
+fn read_trailer(file: &ImageFile, at: u64) -> Result<Vec<u8>, Error> {
     let rest = file.len_bytes().saturating_sub(at).min(2 * SECTOR_BYTES) as usize;
     let bytes = file.bytes(at, rest)?;
     // An empty last block of the stream, of two bytes or of five.

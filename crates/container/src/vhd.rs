@@ -36,7 +36,7 @@ pub(crate) fn is_footer(bytes: &[u8]) -> bool {
 /// bytes. No other format is detected by the end of a file.
 pub(crate) fn fixed(footer: &[u8], len: u64) -> Option<u64> {
     let disk = be64(footer, 48);
-    let is = is_footer(footer) && sum_fits(footer, 64) && be32(footer, 60) == 2;
+    let is = is_footer(footer) && has_valid_checksum(footer, 64) && be32(footer, 60) == 2;
     (is && disk.checked_add(FOOTER_BYTES) == Some(len)).then_some(disk)
 }
 
@@ -45,7 +45,7 @@ pub(crate) fn fixed(footer: &[u8], len: u64) -> Option<u64> {
 pub(crate) fn identity(file: &ImageFile) -> Result<Option<String>, Error> {
     for at in [file.len_bytes().saturating_sub(FOOTER_BYTES), 0] {
         let footer = file.bytes(at, FOOTER_BYTES.min(file.len_bytes() - at) as usize)?;
-        if is_footer(&footer) && sum_fits(&footer, 64) {
+        if is_footer(&footer) && has_valid_checksum(&footer, 64) {
             return Ok(Some(shown(footer.get(68..84).unwrap_or_default())));
         }
     }
@@ -56,7 +56,7 @@ fn shown(identity: &[u8]) -> String {
     identity.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-fn sum_fits(bytes: &[u8], at: usize) -> bool {
+fn has_valid_checksum(bytes: &[u8], at: usize) -> bool {
     let inside = |nth: usize| (at..at + 4).contains(&nth);
     let bytes_but_it = bytes.iter().enumerate().filter(|(nth, _)| !inside(*nth));
     let sum = bytes_but_it.fold(0u32, |sum, (_, byte)| sum.wrapping_add(u32::from(*byte)));
@@ -67,7 +67,7 @@ impl Vhd {
     pub(crate) fn open(file: &ImageFile) -> Result<Self, Error> {
         // The copy at the start equals the footer, and is present in truncated files.
         let footer = file.bytes(0, 512)?;
-        if !is_footer(&footer) || !sum_fits(&footer, 64) {
+        if !is_footer(&footer) || !has_valid_checksum(&footer, 64) {
             return Err(Error::Damaged("VHD: checksum of the footer"));
         }
         let len_bytes = be64(&footer, 48);
@@ -80,7 +80,7 @@ impl Vhd {
         let (block_bytes, table) = dynamic(file, &header, len_bytes)?;
         let behind = differs.then(|| BackingFile {
             name: utf16(header.get(64..576).unwrap_or_default(), u16::from_be_bytes),
-            is: BackingId::One(Format::Vhd, vec![shown(header.get(40..56).unwrap_or_default())]),
+            id: BackingId::One(Format::Vhd, vec![shown(header.get(40..56).unwrap_or_default())]),
         });
         Ok(Self { len_bytes, block_bytes, table, behind })
     }
@@ -95,7 +95,7 @@ impl Vhd {
 }
 
 fn dynamic(file: &ImageFile, header: &[u8], len_bytes: u64) -> Result<(u64, Vec<u32>), Error> {
-    if !header.starts_with(b"cxsparse") || !sum_fits(header, 36) {
+    if !header.starts_with(b"cxsparse") || !has_valid_checksum(header, 36) {
         return Err(Error::Damaged("VHD: checksum of the header"));
     }
     let block = u64::from(be32(header, 32));
@@ -140,7 +140,7 @@ impl ImageMap for Vhd {
         })
     }
 
-    fn behind(&self) -> Option<&BackingFile> {
+    fn backing_file(&self) -> Option<&BackingFile> {
         self.behind.as_ref()
     }
 }

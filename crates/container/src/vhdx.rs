@@ -183,7 +183,7 @@ impl Vhdx {
 
     /// For a partially present block: returns true if the sector at `at` is the image's own, and
     /// the length up to the next sector that differs in this.
-    fn own_part(&self, file: &ImageFile, at: u64) -> Result<(bool, u64), Error> {
+    fn sector_presence(&self, file: &ImageFile, at: u64) -> Result<(bool, u64), Error> {
         let chunk_bytes = self.chunk_ratio * self.block_bytes;
         let nth = usize::try_from(at / chunk_bytes * (self.chunk_ratio + 1) + self.chunk_ratio);
         let entry = nth.ok().and_then(|nth| self.bat.get(nth)).copied().unwrap_or(0);
@@ -213,12 +213,12 @@ impl Vhdx {
     }
 
     /// Removes and returns the contents of the log.
-    fn replayed(&mut self) -> Vec<LogWrite> {
+    fn take_replay(&mut self) -> Vec<LogWrite> {
         self.replay.take().map(|replay| replay.patches).unwrap_or_default()
     }
 
     /// Returns the index of the BAT entry for disk offset `at`.
-    fn nth(&self, at: u64) -> usize {
+    fn bat_index(&self, at: u64) -> usize {
         let nth = at / self.block_bytes;
         usize::try_from(nth + nth / self.chunk_ratio).unwrap_or(usize::MAX)
     }
@@ -236,7 +236,7 @@ pub(crate) fn set_checksum(bytes: &mut [u8]) {
     put(sum);
 }
 
-fn sum_fits(bytes: &[u8]) -> bool {
+fn has_valid_checksum(bytes: &[u8]) -> bool {
     let mut clear = bytes.to_vec();
     if let Some(sum) = clear.get_mut(4..8) {
         sum.fill(0);
@@ -259,7 +259,7 @@ fn newest_header(file: &ImageFile) -> Result<(u64, Vec<u8>), Error> {
     for at in HEADERS {
         let header = file.bytes(at, HEADER_BYTES)?;
         let newer = best.as_ref().is_none_or(|(_, best)| le64(best, 8) < le64(&header, 8));
-        if header.starts_with(b"head") && sum_fits(&header) && newer {
+        if header.starts_with(b"head") && has_valid_checksum(&header) && newer {
             best = Some((at, header));
         }
     }
@@ -269,7 +269,7 @@ fn newest_header(file: &ImageFile) -> Result<(u64, Vec<u8>), Error> {
 fn regions(bytes: &dyn Fn(u64, usize) -> Result<Vec<u8>, Error>) -> Result<Vec<u8>, Error> {
     for at in [192 * KIB, 256 * KIB] {
         let table = bytes(at, (64 * KIB) as usize)?;
-        if table.starts_with(b"regi") && sum_fits(&table) {
+        if table.starts_with(b"regi") && has_valid_checksum(&table) {
             return Ok(table);
         }
     }
@@ -283,7 +283,7 @@ impl ImageMap for Vhdx {
 
     fn find(&self, file: &ImageFile, at: u64) -> Result<(Location, u64), Error> {
         let skip = at % self.block_bytes;
-        let entry = self.bat.get(self.nth(at)).copied().unwrap_or(0);
+        let entry = self.bat.get(self.bat_index(at)).copied().unwrap_or(0);
         let rest = self.block_bytes - skip;
         let here = Location::File((entry >> 20 << 20) + skip);
         Ok(match (entry & 7, &self.behind) {
@@ -292,14 +292,14 @@ impl ImageMap for Vhdx {
             (0..=3, _) => (Location::Zeros, rest),
             (6, _) => (here, rest),
             (7, Some(_)) => {
-                let (is_own, run) = self.own_part(file, at)?;
+                let (is_own, run) = self.sector_presence(file, at)?;
                 (if is_own { here } else { Location::Backing(at) }, rest.min(run))
             }
             _ => return Err(Error::Damaged("VHDX: a block in an impossible state")),
         })
     }
 
-    fn behind(&self) -> Option<&BackingFile> {
+    fn backing_file(&self) -> Option<&BackingFile> {
         self.behind.as_ref()
     }
 }

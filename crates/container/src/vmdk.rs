@@ -25,9 +25,9 @@ const GD_AT_END: u64 = u64::MAX;
 /// Parent CID of an image without a parent.
 const CID_NOPARENT: u32 = u32::MAX;
 const MAX_GRAIN_DIRECTORY_ENTRIES: u64 = 4 << 20;
-const KEPT: usize = 32;
+const MAX_CACHED_TABLES: usize = 32;
 
-type Table = (u32, Arc<Vec<u32>>);
+type GrainTable = (u32, Arc<Vec<u32>>);
 
 pub(crate) struct Vmdk {
     len_bytes: u64,
@@ -36,7 +36,7 @@ pub(crate) struct Vmdk {
     directory: Vec<u32>,
     packed: bool,
     behind: Option<BackingFile>,
-    kept: Mutex<Vec<Table>>,
+    kept: Mutex<Vec<GrainTable>>,
 }
 
 impl Vmdk {
@@ -71,7 +71,7 @@ impl Vmdk {
         let id = number(&descriptor, "parentCID")?.filter(|id| *id != CID_NOPARENT);
         let behind = id.map(|id| BackingFile {
             name: value(&descriptor, "parentFileNameHint").unwrap_or_default().to_owned(),
-            is: BackingId::One(Format::Vmdk, vec![shown(id)]),
+            id: BackingId::One(Format::Vmdk, vec![shown(id)]),
         });
         let packed = le32(&header, 8) & COMPRESSED != 0;
         if packed && le16(&header, 77) != 1 {
@@ -112,7 +112,7 @@ impl Vmdk {
         }
         let found = Arc::new(table(file, u64::from(sector) * SECTOR, self.grain_table_entries)?);
         let mut kept = lock();
-        if kept.len() >= KEPT {
+        if kept.len() >= MAX_CACHED_TABLES {
             kept.remove(0);
         }
         kept.push((sector, found.clone()));
@@ -183,7 +183,7 @@ impl ImageMap for Vmdk {
         })
     }
 
-    fn behind(&self) -> Option<&BackingFile> {
+    fn backing_file(&self) -> Option<&BackingFile> {
         self.behind.as_ref()
     }
 

@@ -388,7 +388,7 @@ impl<T: AllocationTables> draconis_device::ForwardingDisk for WritableImage<T> {
             Ok(plan) => plan,
             Err(error) => {
                 state.stopped = true;
-                return Err(Refused { payload: Some(chain), error: error.of_a_write() });
+                return Err(Refused { payload: Some(chain), error: error.into_write_error() });
             }
         };
         drop(state);
@@ -445,7 +445,7 @@ impl<T: AllocationTables> SessionDisk for WritableImage<T> {
         let rested =
             out.wait().and_then(|()| tables.close_session(&mut out)).and_then(|()| out.wait());
         *stopped |= rested.is_err();
-        rested.map_err(Error::of_a_write)
+        rested.map_err(Error::into_write_error)
     }
 }
 

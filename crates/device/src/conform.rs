@@ -33,7 +33,7 @@ pub const CHECKS: [Check; 13] = [
     ("many at once", many_reads_and_groups_at_once_all_get_their_own_answer),
     ("a chain is taken whole", a_chain_is_taken_whole_and_in_order),
     ("a refused chain comes back", a_chain_that_is_refused_comes_back_whole_and_changes_nothing),
-    ("what is settled is seen", what_is_settled_is_seen_by_every_read),
+    ("what is settled is seen", every_read_sees_a_visible_group),
     ("waiting ends for all", waiting_in_many_threads_ends_for_all),
     ("tickets ascend", tickets_ascend_across_threads),
     ("discards harm nothing else", a_discard_harms_nothing_else),
@@ -350,7 +350,7 @@ pub fn a_chain_that_is_refused_comes_back_whole_and_changes_nothing(disk: &dyn D
 }
 
 /// Every read sees a group once `wait_visible` has returned.
-pub fn what_is_settled_is_seen_by_every_read(disk: &dyn Disk) {
+pub fn every_read_sees_a_visible_group(disk: &dyn Disk) {
     let it = Subject::of(disk);
     for round in 0..50u8 {
         let at = u64::from(round) * 2;
@@ -419,7 +419,7 @@ pub fn a_discard_harms_nothing_else(disk: &dyn Disk) {
         let bytes = it.bytes(0, SECTORS as usize);
         for (sector, byte) in bytes.into_iter().enumerate() {
             let was = sector as u8;
-            let is_gone = |at: &Extent| at.touches(it.extent(sector as u64, 1)) && *at != odd;
+            let is_gone = |at: &Extent| at.overlaps(it.extent(sector as u64, 1)) && *at != odd;
             match sector {
                 20 | 21 | 155 => assert_eq!(byte, 0xcc, "sector {sector}"),
                 40 => assert_eq!(byte, 0xcd),

@@ -84,7 +84,7 @@ pub struct CrashState {
     /// No group after this ticket is present.
     pub written: Ticket,
     /// Origin of the state.
-    pub cut: CrashKind,
+    pub kind: CrashKind,
     marks: Arc<[u64]>,
     acknowledged: usize,
 }
@@ -185,12 +185,12 @@ impl CrashStates {
     }
 
     /// As [`CrashStates::new`], for a disk that is atomic against power cuts.
-    pub fn of_atomic(image: Vec<u8>, events: Vec<Event>, options: CrashOptions) -> Self {
+    pub fn new_atomic(image: Vec<u8>, events: Vec<Event>, options: CrashOptions) -> Self {
         Self::begin(image, events, options, true)
     }
 
     fn begin(image: Vec<u8>, events: Vec<Event>, options: CrashOptions, by_groups: bool) -> Self {
-        let log = EventLog::of(events);
+        let log = EventLog::from_events(events);
         let before = log.groups.first().map_or(0, |group| group.ticket.saturating_sub(1));
         let first = log.epoch(before, &options, by_groups);
         let (epoch, image) = (Some(first), Arc::new(image));
@@ -257,7 +257,7 @@ impl Iterator for CrashStates {
                 disk: Arc::new(CrashDisk::new(self.image.clone(), sectors)),
                 durable: Ticket(epoch.durable),
                 written: Ticket(epoch.written),
-                cut: match plan {
+                kind: match plan {
                     Plan::Prefix(n) => CrashKind::Prefix(n),
                     Plan::Torn(n) => CrashKind::Torn(n),
                     Plan::Random | Plan::Groups | Plan::Exact(_) => CrashKind::Subset,
@@ -270,7 +270,7 @@ impl Iterator for CrashStates {
 }
 
 impl EventLog {
-    fn of(events: Vec<Event>) -> Self {
+    fn from_events(events: Vec<Event>) -> Self {
         let (mut groups, mut discards, mut durable, mut marks) = (vec![], vec![], vec![], vec![]);
         for (place, event) in events.into_iter().enumerate() {
             match event {
@@ -342,7 +342,7 @@ impl EventLog {
 impl Recorded {
     fn touches(&self, extent: Extent) -> bool {
         let place = |(at, bytes): &(u64, Arc<[u8]>)| Extent::new(*at, bytes.len() as u64);
-        self.writes.iter().any(|write| place(write).touches(extent))
+        self.writes.iter().any(|write| place(write).overlaps(extent))
     }
 }
 
@@ -456,12 +456,12 @@ impl CrashDisk {
     /// Returns all bytes of the disk, for checkers that need a file.
     pub fn to_bytes(&self) -> Vec<u8> {
         let mut bytes = self.image.to_vec();
-        self.lay_over(0, &mut bytes);
+        self.apply_sectors(0, &mut bytes);
         bytes
     }
 
     /// Applies the state's own sectors to `bytes`, read at disk offset `from`.
-    fn lay_over(&self, from: u64, bytes: &mut [u8]) {
+    fn apply_sectors(&self, from: u64, bytes: &mut [u8]) {
         let end = from + bytes.len() as u64;
         let own = self.own.read().unwrap_or_else(PoisonError::into_inner);
         let range = from / SECTOR_BYTES..end.div_ceil(SECTOR_BYTES);
@@ -495,10 +495,10 @@ impl Disk for CrashDisk {
         let from = at.start_bytes as usize;
         into.copy_in(0, &self.image[from..from + at.len_bytes as usize]);
         match into.bytes_mut() {
-            Some(bytes) => self.lay_over(at.start_bytes, bytes),
+            Some(bytes) => self.apply_sectors(at.start_bytes, bytes),
             None => {
                 let mut bytes = self.image[from..from + at.len_bytes as usize].to_vec();
-                self.lay_over(at.start_bytes, &mut bytes);
+                self.apply_sectors(at.start_bytes, &mut bytes);
                 into.copy_in(0, &bytes);
             }
         }
@@ -657,7 +657,7 @@ mod tests {
     fn prefixes_come_in_order_and_the_next_write_torn() {
         let events = vec![group(1, &[], &[(0, 1, 1), (1, 2, 2)]), group(2, &[1], &[(3, 1, 3)])];
         let crashes = CrashStates::new(vec![0; 4096], events, PREFIXES);
-        let cuts: Vec<_> = crashes.map(|crash| (crash.durable.0, crash.cut)).collect();
+        let cuts: Vec<_> = crashes.map(|crash| (crash.durable.0, crash.kind)).collect();
         let expected = [
             (0, CrashKind::Prefix(0)),
             (0, CrashKind::Prefix(1)),

@@ -27,7 +27,7 @@ impl Extent {
     }
 
     /// Returns true if the ranges overlap.
-    pub const fn touches(self, other: Self) -> bool {
+    pub const fn overlaps(self, other: Self) -> bool {
         self.start_bytes < other.start_bytes.saturating_add(other.len_bytes)
             && other.start_bytes < self.start_bytes.saturating_add(self.len_bytes)
     }
@@ -134,7 +134,7 @@ impl ChainBounds {
     }
 
     /// Returns the sum of this and `other`.
-    pub const fn and(self, other: Self) -> Self {
+    pub const fn plus(self, other: Self) -> Self {
         Self {
             groups: self.groups.saturating_add(other.groups),
             writes: self.writes.saturating_add(other.writes),
@@ -215,7 +215,7 @@ pub enum Error {
     /// The remote store of the disk is unreachable. Submitted groups are kept and written later;
     /// nothing has failed.
     #[error("{0}")]
-    Away(Arc<str>),
+    Unreachable(Arc<str>),
 }
 
 impl Error {

@@ -9,7 +9,7 @@ use crate::{Extent, Promise, ReadAnswer};
 
 /// One read and the promise of its answer.
 #[derive(Debug)]
-pub(crate) struct Request {
+pub(crate) struct ReadRequest {
     pub(crate) at: Extent,
     pub(crate) into: Block,
     pub(crate) promise: Promise<ReadAnswer>,
@@ -23,7 +23,7 @@ const RUN_REQUESTS: usize = 64;
 /// Requests in disk order.
 #[derive(Debug, Default)]
 pub(crate) struct Elevator {
-    waiting: BTreeMap<(u64, u64), Request>,
+    waiting: BTreeMap<(u64, u64), ReadRequest>,
     waiting_bytes: u64,
     /// Number of requests that start where another one ends.
     neighbours: u64,
@@ -32,7 +32,7 @@ pub(crate) struct Elevator {
 }
 
 impl Elevator {
-    pub(crate) fn push(&mut self, request: Request) {
+    pub(crate) fn push(&mut self, request: ReadRequest) {
         // The arrival number distinguishes requests for the same offset.
         self.arrivals += 1;
         self.waiting_bytes += request.at.len_bytes;
@@ -42,13 +42,13 @@ impl Elevator {
         self.neighbours += self.neighbours_at(key);
     }
 
-    pub(crate) fn pop(&mut self) -> Option<Request> {
+    pub(crate) fn pop(&mut self) -> Option<ReadRequest> {
         let ahead = self.waiting.range((self.head_bytes, 0)..).next();
         let key = *ahead.or_else(|| self.waiting.first_key_value())?.0;
         self.take(&key)
     }
 
-    fn take(&mut self, key: &(u64, u64)) -> Option<Request> {
+    fn take(&mut self, key: &(u64, u64)) -> Option<ReadRequest> {
         self.neighbours -= self.neighbours_at(*key);
         let request = self.waiting.remove(key);
         self.neighbours += self.neighbours_at(*key);
@@ -75,7 +75,7 @@ impl Elevator {
         let from =
             self.waiting.range(key..).take(if self.waiting.contains_key(&key) { 2 } else { 1 });
         let mut end = None;
-        let follows = |((start, _), it): (&(u64, u64), &Request)| {
+        let follows = |((start, _), it): (&(u64, u64), &ReadRequest)| {
             let follows = end == Some(*start);
             end = it.at.end_bytes();
             u64::from(follows)
@@ -84,8 +84,8 @@ impl Elevator {
     }
 
     /// Removes the next request and those that follow it without a gap.
-    pub(crate) fn pop_run(&mut self) -> Vec<Request> {
-        let mut run: Vec<Request> = self.pop().into_iter().collect();
+    pub(crate) fn pop_run(&mut self) -> Vec<ReadRequest> {
+        let mut run: Vec<ReadRequest> = self.pop().into_iter().collect();
         let mut bytes = run.first().map_or(0, |first| first.at.len_bytes);
         while let Some(entry) = self.waiting.range((self.head_bytes, 0)..).next() {
             let (key, at) = (*entry.0, entry.1.at);
@@ -111,7 +111,7 @@ mod tests {
         let mut push = |start| {
             let (promise, _) = pending();
             let at = Extent::new(start, 10);
-            elevator.push(Request { at, into: Block::private(0), promise });
+            elevator.push(ReadRequest { at, into: Block::private(0), promise });
         };
         [50, 10, 90, 10].into_iter().for_each(&mut push);
         let order: Vec<u64> =
@@ -125,7 +125,7 @@ mod tests {
         for start in [30, 10, 20, 50, 60, 60] {
             let (promise, _) = pending();
             let at = Extent::new(start, 10);
-            elevator.push(Request { at, into: Block::private(0), promise });
+            elevator.push(ReadRequest { at, into: Block::private(0), promise });
         }
         let runs: Vec<usize> =
             std::iter::from_fn(|| Some(elevator.pop_run().len()).filter(|len| *len > 0)).collect();
@@ -140,7 +140,7 @@ mod tests {
             if round / 200 % 2 == 0 || elevator.pop().is_none() {
                 let (promise, _) = pending();
                 let at = Extent::new(random.below(60) * 5, 5 + 5 * random.below(2));
-                elevator.push(Request { at, into: Block::private(0), promise });
+                elevator.push(ReadRequest { at, into: Block::private(0), promise });
             }
             let all: Vec<Extent> = elevator.waiting.values().map(|it| it.at).collect();
             let joined =

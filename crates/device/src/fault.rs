@@ -99,7 +99,7 @@ struct Broken {
     /// Last issued ticket.
     last: Ticket,
     error: Error,
-    is_dark: bool,
+    is_powered_off: bool,
 }
 
 impl<D: Disk> FaultDisk<D> {
@@ -116,7 +116,7 @@ impl<D: Disk> FaultDisk<D> {
 
     /// Flips a bit of the stored byte, as [`Fault::Rot`].
     pub fn rot(&self, at_bytes: u64, bit: u8) {
-        *self.rotten().entry(at_bytes).or_default() |= 1 << (bit & 7);
+        *self.flipped_bits().entry(at_bytes).or_default() |= 1 << (bit & 7);
     }
 
     /// Adds a fault; it stays until [`FaultDisk::heal`], and its damage remains.
@@ -137,7 +137,7 @@ impl<D: Disk> FaultDisk<D> {
     /// Returns the inner disk: as a power cut left it, with the flipped bits.
     pub fn into_inner(self) -> D {
         let sector_bytes = u64::from(self.disk.properties().sector_bytes);
-        let rotten = std::mem::take(&mut *self.rotten());
+        let rotten = std::mem::take(&mut *self.flipped_bits());
         for (byte, bits) in rotten {
             let at = Extent::new(byte - byte % sector_bytes, sector_bytes);
             let Ok(mut block) = self.disk.read_now(at, Block::private(sector_bytes as usize))
@@ -152,7 +152,7 @@ impl<D: Disk> FaultDisk<D> {
         self.disk
     }
 
-    fn rotten(&self) -> MutexGuard<'_, BTreeMap<u64, u8>> {
+    fn flipped_bits(&self) -> MutexGuard<'_, BTreeMap<u64, u8>> {
         self.rotten.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -160,7 +160,7 @@ impl<D: Disk> FaultDisk<D> {
     fn apply_bit_rot(&self, at: Extent, answer: ReadAnswer) -> ReadAnswer {
         answer.map(|mut block| {
             let end = at.start_bytes + at.len_bytes;
-            for (byte, bits) in self.rotten().range(at.start_bytes..end) {
+            for (byte, bits) in self.flipped_bits().range(at.start_bytes..end) {
                 flip(&mut block, byte - at.start_bytes, *bits);
             }
             block
@@ -169,7 +169,7 @@ impl<D: Disk> FaultDisk<D> {
 
     fn is_spoiled(&self, at: Extent) -> bool {
         let end = at.start_bytes.saturating_add(at.len_bytes);
-        self.rotten().range(at.start_bytes..end.max(at.start_bytes)).next().is_some()
+        self.flipped_bits().range(at.start_bytes..end.max(at.start_bytes)).next().is_some()
     }
 
     /// Submits a chain, subject to the faults.
@@ -181,7 +181,7 @@ impl<D: Disk> FaultDisk<D> {
         let refuse = |chain, error| Err(Refused { payload: Some(chain), error });
         let mut writing = self.writing();
         if let Some(broken) = &writing.broken {
-            let error = if broken.is_dark { Error::ServiceEnded } else { Error::Stopped };
+            let error = if broken.is_powered_off { Error::ServiceEnded } else { Error::Stopped };
             return refuse(chain, error);
         }
         let faults = self.group_faults(&chain, writing.groups);
@@ -202,16 +202,18 @@ impl<D: Disk> FaultDisk<D> {
             }
         }
         match breaks {
-            Some((nth, fault)) => self.break_in(chain, after, nth, fault, &mut writing.broken),
-            None if faults.is_empty() && self.rotten().is_empty() => {
+            Some((nth, fault)) => {
+                self.submit_until_break(chain, after, nth, fault, &mut writing.broken)
+            }
+            None if faults.is_empty() && self.flipped_bits().is_empty() => {
                 self.disk.submit_chain(chain, after)
             }
-            None => self.submit_harmed(chain, after, &faults),
+            None => self.submit_with_write_faults(chain, after, &faults),
         }
     }
 
     /// Submits a chain of which some writes are lost or misdirected.
-    fn submit_harmed(
+    fn submit_with_write_faults(
         &self,
         mut chain: Vec<Group>,
         after: &[Ticket],
@@ -223,7 +225,7 @@ impl<D: Disk> FaultDisk<D> {
         }
         let len_bytes = self.properties().len_bytes;
         let mut harmed = vec![];
-        let rots: Vec<_> = faults.iter().filter_map(|it| rot_of(&chain, it)).collect();
+        let rots: Vec<_> = faults.iter().filter_map(|it| bit_to_flip(&chain, it)).collect();
         for &(nth, hits, fault) in faults {
             harmed.extend(
                 apply_write_fault(&mut chain[nth].writes, hits, fault, len_bytes)
@@ -234,7 +236,7 @@ impl<D: Disk> FaultDisk<D> {
         let written: Vec<_> = chain.iter().flat_map(|group| &group.writes).map(extent_of).collect();
         match self.disk.submit_chain(chain, after) {
             Ok(tickets) => {
-                let mut rotten = self.rotten();
+                let mut rotten = self.flipped_bits();
                 rotten
                     .retain(|byte, _| !written.iter().any(|it| touch(*it, Extent::new(*byte, 1))));
                 rotten.extend(rots);
@@ -258,7 +260,7 @@ impl<D: Disk> FaultDisk<D> {
     /// Returns the error for `ticket` on a disk that broke.
     fn broken(&self, ticket: Ticket) -> Result<(), Error> {
         match &self.writing().broken {
-            Some(broken) if broken.is_dark => Err(Error::ServiceEnded),
+            Some(broken) if broken.is_powered_off => Err(Error::ServiceEnded),
             Some(broken) if ticket > broken.last => Err(Error::UnknownTicket(ticket)),
             Some(broken) if ticket >= broken.first => Err(broken.error.clone()),
             _ => Ok(()),
@@ -284,7 +286,7 @@ impl<D: Disk> FaultDisk<D> {
     }
 
     /// Writes everything before the break; tickets are the same as without a fault.
-    fn break_in(
+    fn submit_until_break(
         &self,
         mut chain: Vec<Group>,
         after: &[Ticket],
@@ -305,7 +307,7 @@ impl<D: Disk> FaultDisk<D> {
             first,
             last: Ticket(first.0 + lost),
             error: failed("write", extent),
-            is_dark: matches!(fault, Fault::PowerCut { .. }),
+            is_powered_off: matches!(fault, Fault::PowerCut { .. }),
         });
         Ok(tickets)
     }
@@ -341,7 +343,7 @@ impl WriteFault {
 }
 
 /// Returns true if a fault that hits a group applies to this write of it.
-fn means(hits: FaultTarget, write: &Write) -> bool {
+fn applies_to(hits: FaultTarget, write: &Write) -> bool {
     !matches!(hits, FaultTarget::Writes(extent) if !touch(extent, extent_of(write)))
 }
 
@@ -357,12 +359,12 @@ fn apply_write_fault(
         Fault::Misdirected { to_bytes } => Some(to_bytes),
         _ => return vec![],
     };
-    let Some(first) = writes.iter().find(|write| means(hits, write)) else { return vec![] };
+    let Some(first) = writes.iter().find(|write| applies_to(hits, write)) else { return vec![] };
     let from_bytes = first.at_bytes;
     let mut harmed = vec![];
     let mut nth = 0;
     while nth < writes.len() {
-        if !means(hits, &writes[nth]) {
+        if !applies_to(hits, &writes[nth]) {
             nth += 1;
             continue;
         }
@@ -385,9 +387,12 @@ fn apply_write_fault(
 }
 
 /// Returns the bit that flips once `chain` is written.
-fn rot_of(chain: &[Group], (nth, hits, fault): &(usize, FaultTarget, Fault)) -> Option<(u64, u8)> {
+fn bit_to_flip(
+    chain: &[Group],
+    (nth, hits, fault): &(usize, FaultTarget, Fault),
+) -> Option<(u64, u8)> {
     let Fault::Rot { bit } = fault else { return None };
-    let write = chain[*nth].writes.iter().find(|write| means(*hits, write))?;
+    let write = chain[*nth].writes.iter().find(|write| applies_to(*hits, write))?;
     let byte = match hits {
         FaultTarget::Writes(extent) => extent.start_bytes.max(write.at_bytes),
         _ => write.at_bytes,
@@ -414,7 +419,7 @@ impl<D: Disk> crate::ForwardingDisk for FaultDisk<D> {
 
     fn read(&self, at: Extent, into: Block, urgency: Urgency) -> Pending<ReadAnswer> {
         let number = self.requests.fetch_add(1, Ordering::Relaxed);
-        if self.writing().broken.as_ref().is_some_and(|broken| broken.is_dark) {
+        if self.writing().broken.as_ref().is_some_and(|broken| broken.is_powered_off) {
             return Pending::ready(Err(Refused {
                 payload: Some(into),
                 error: Error::ServiceEnded,
@@ -493,7 +498,7 @@ impl<D: Disk> crate::ForwardingDisk for FaultDisk<D> {
     fn discard(&self, extents: &[Extent], after: &[Ticket]) -> Result<(), Error> {
         // A broken disk neither writes nor discards.
         match &self.writing().broken {
-            Some(broken) if broken.is_dark => Err(Error::ServiceEnded),
+            Some(broken) if broken.is_powered_off => Err(Error::ServiceEnded),
             Some(_) => Ok(()),
             None => self.disk().discard(extents, after),
         }

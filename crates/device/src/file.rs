@@ -47,7 +47,7 @@ const HEAD_BYTES: usize = 16;
 /// Request size beyond which this machine's disks hardly gain throughput.
 const BEST_IO_BYTES: u32 = 512 << 10;
 /// Maximum length of a growing file: the system's maximum.
-const ROOM_BYTES: u64 = i64::MAX as u64 / SECTOR_BYTES as u64 * SECTOR_BYTES as u64;
+const MAX_GROWN_BYTES: u64 = i64::MAX as u64 / SECTOR_BYTES as u64 * SECTOR_BYTES as u64;
 
 /// Options for opening a file disk.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -77,7 +77,7 @@ impl FileDisk {
     /// # Errors
     /// Error of the system; [`std::io::ErrorKind::ResourceBusy`] if it is in use.
     pub fn open(path: &Path, options: FileOptions) -> std::io::Result<Self> {
-        Ok(Self::claimed(path, options)?.start())
+        Ok(Self::open_locked(path, options)?.start())
     }
 
     /// As [`FileDisk::open`], for a user that owns the whole disk and discards unneeded blocks:
@@ -86,10 +86,10 @@ impl FileDisk {
     /// # Errors
     /// As [`FileDisk::open`].
     pub fn open_discarding(path: &Path, options: FileOptions) -> std::io::Result<Self> {
-        Ok(Self::claimed(path, options)?.discarding().start())
+        Ok(Self::open_locked(path, options)?.discarding().start())
     }
 
-    fn claimed(path: &Path, options: FileOptions) -> std::io::Result<OpenedFile> {
+    fn open_locked(path: &Path, options: FileOptions) -> std::io::Result<OpenedFile> {
         let file = File::options().read(true).write(options.write).open(path)?;
         let how = if options.write { LockMode::Exclusive } else { LockMode::Shared };
         lock_file(&file, how).map_err(|errno| match errno {
@@ -143,7 +143,7 @@ impl FileDisk {
 
 /// Returns the end of a file that ends inside a sector: such a file often contains an image,
 /// compressed or not.
-fn uneven_end(len_bytes: u64, options: FileOptions) -> Option<u64> {
+fn unaligned_end(len_bytes: u64, options: FileOptions) -> Option<u64> {
     let uneven = !len_bytes.is_multiple_of(SECTOR_BYTES.into());
     (uneven && !options.write && !options.uring).then_some(len_bytes)
 }
@@ -167,10 +167,16 @@ impl OpenedFile {
     /// neither a file nor a block device.
     pub fn new(fd: OwnedFd, options: FileOptions) -> std::io::Result<Self> {
         let len_bytes = len_bytes(&fd)?;
-        let end_bytes = uneven_end(len_bytes, options);
+        let end_bytes = unaligned_end(len_bytes, options);
         let align_bytes = if options.direct { enable_direct_io(&fd) } else { 1 };
         Ok(Self {
-            file: RawFile { fd, align_bytes, end_bytes, grows: false, flushes: AtomicU64::new(0) },
+            file: RawFile {
+                fd,
+                align_bytes,
+                end_bytes,
+                can_grow: false,
+                flushes: AtomicU64::new(0),
+            },
             len_bytes,
             options,
             discards: false,
@@ -206,8 +212,8 @@ impl OpenedFile {
     pub fn growing(mut self) -> std::io::Result<Self> {
         if is_file(&self.file.fd) {
             self.len_bytes = len_bytes(&self.file.fd)?;
-            self.file.end_bytes = uneven_end(self.len_bytes, self.options);
-            self.file.grows = true;
+            self.file.end_bytes = unaligned_end(self.len_bytes, self.options);
+            self.file.can_grow = true;
         }
         Ok(self)
     }
@@ -220,7 +226,7 @@ impl OpenedFile {
         let properties = Properties {
             len_bytes: match file.end_bytes {
                 Some(end) => end.next_multiple_of(sector),
-                None if file.grows => len_bytes.next_multiple_of(sector).min(ROOM_BYTES),
+                None if file.can_grow => len_bytes.next_multiple_of(sector).min(MAX_GROWN_BYTES),
                 None => len_bytes - len_bytes % sector,
             },
             sector_bytes: SECTOR_BYTES,
@@ -232,7 +238,7 @@ impl OpenedFile {
         };
         let ahead = ReadAhead::start(file.clone(), options.uring);
         let writer = options.write.then(|| Writer::start(file.clone(), options.uring));
-        let room_bytes = if file.grows { ROOM_BYTES } else { properties.len_bytes };
+        let room_bytes = if file.can_grow { MAX_GROWN_BYTES } else { properties.len_bytes };
         FileDisk { file, properties, room_bytes, ahead, writer }
     }
 }
@@ -279,11 +285,11 @@ impl Disk for FileDisk {
     }
 
     fn wait_visible(&self, ticket: Ticket) -> Result<(), Error> {
-        self.writer_of(ticket)?.settle(ticket)
+        self.writer_of(ticket)?.wait_visible(ticket)
     }
 
     fn wait_durable(&self, ticket: Ticket) -> Result<(), Error> {
-        self.writer_of(ticket)?.wait(ticket)
+        self.writer_of(ticket)?.wait_durable(ticket)
     }
 
     fn discard(&self, extents: &[Extent], after: &[Ticket]) -> Result<(), Error> {

@@ -5,10 +5,10 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 /// Receiving side of a [`Promise`].
 #[derive(Debug)]
 #[must_use = "the answer of a disk is lost without a waiter"]
-pub struct Pending<T>(State<T>);
+pub struct Pending<T>(PendingState<T>);
 
 #[derive(Debug)]
-enum State<T> {
+enum PendingState<T> {
     Ready(T),
     Later(Arc<Slot<T>>),
     Run(Box<dyn DeferredAnswer<T>>),
@@ -43,38 +43,38 @@ pub struct Promise<T>(Arc<Slot<T>>);
 /// Creates a promise and its receiving side.
 pub fn pending<T>() -> (Promise<T>, Pending<T>) {
     let slot = Arc::new(Slot { value: Mutex::new(PromiseState::NotYet), changed: Condvar::new() });
-    (Promise(slot.clone()), Pending(State::Later(slot)))
+    (Promise(slot.clone()), Pending(PendingState::Later(slot)))
 }
 
 impl<T> Pending<T> {
     /// Creates an answer that is ready.
     pub fn ready(value: T) -> Self {
-        Self(State::Ready(value))
+        Self(PendingState::Ready(value))
     }
 
     /// Creates an answer that is computed when it is waited for.
     pub fn deferred(answer: impl DeferredAnswer<T> + 'static) -> Self {
-        Self(State::Run(Box::new(answer)))
+        Self(PendingState::Run(Box::new(answer)))
     }
 
     /// Returns true if [`Pending::wait`] would return at once.
     pub fn is_ready(&self) -> bool {
         match &self.0 {
-            State::Ready(_) => true,
-            State::Later(slot) => !matches!(
+            PendingState::Ready(_) => true,
+            PendingState::Later(slot) => !matches!(
                 *slot.value.lock().unwrap_or_else(PoisonError::into_inner),
                 PromiseState::NotYet
             ),
-            State::Run(answer) => answer.is_ready(),
+            PendingState::Run(answer) => answer.is_ready(),
         }
     }
 
     /// Waits for the value; `None` if the promise was dropped without one.
     pub fn wait(self) -> Option<T> {
         let slot = match self.0 {
-            State::Ready(value) => return Some(value),
-            State::Run(answer) => return answer.wait(),
-            State::Later(slot) => slot,
+            PendingState::Ready(value) => return Some(value),
+            PendingState::Run(answer) => return answer.wait(),
+            PendingState::Later(slot) => slot,
         };
         let mut kept = slot.value.lock().unwrap_or_else(PoisonError::into_inner);
         loop {
@@ -136,8 +136,8 @@ mod tests {
     #[test]
     fn an_answer_is_made_by_who_waits_for_it() {
         #[derive(Debug)]
-        struct Made(Arc<Mutex<u32>>);
-        impl DeferredAnswer<u32> for Made {
+        struct CountedAnswer(Arc<Mutex<u32>>);
+        impl DeferredAnswer<u32> for CountedAnswer {
             fn is_ready(&self) -> bool {
                 *self.0.lock().unwrap() > 0
             }
@@ -148,7 +148,10 @@ mod tests {
             }
         }
         let made = Arc::new(Mutex::new(0));
-        let (one, other) = (Pending::deferred(Made(made.clone())), Pending::deferred(Made(made)));
+        let (one, other) = (
+            Pending::deferred(CountedAnswer(made.clone())),
+            Pending::deferred(CountedAnswer(made)),
+        );
         assert!(!one.is_ready());
         assert_eq!(one.wait(), Some(1));
         assert!(other.is_ready());

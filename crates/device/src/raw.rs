@@ -28,7 +28,7 @@ pub(crate) struct RawFile {
     /// End of a file that ends inside a sector; the rest of the sector reads as zeros.
     pub(crate) end_bytes: Option<u64>,
     /// True if writes lengthen the file; bytes past its end read as zeros.
-    pub(crate) grows: bool,
+    pub(crate) can_grow: bool,
     pub(crate) flushes: AtomicU64,
 }
 
@@ -145,7 +145,7 @@ impl RawFile {
     /// Fills the bytes past the end of the file with zeros, if the end stopped the read.
     fn with_zeros(&self, at: Extent, got: usize, into: &mut [u8]) -> usize {
         let is_end = self.end_bytes.is_some_and(|end| at.start_bytes + got as u64 == end);
-        if !self.grows && !is_end {
+        if !self.can_grow && !is_end {
             return got;
         }
         into[got..].fill(0);
@@ -231,11 +231,11 @@ impl RawFile {
             let got = self.read_up_to(wide, &mut bounce)?;
             if got < bounce.len() {
                 // The file ends inside the range: writing all of it would lengthen the file.
-                put_together(run, &mut bounce[skip..end]);
+                assemble(run, &mut bounce[skip..end]);
                 return self.write_buffered(extent.start_bytes, &bounce[skip..end]);
             }
         }
-        put_together(run, &mut bounce[skip..end]);
+        assemble(run, &mut bounce[skip..end]);
         self.write_all(wide.start_bytes, &bounce)
     }
 
@@ -284,7 +284,7 @@ fn extent_of(run: &[&Write]) -> Extent {
 }
 
 /// Copies the blocks of `run` into `bytes`, one after the other.
-fn put_together(run: &[&Write], bytes: &mut [u8]) {
+fn assemble(run: &[&Write], bytes: &mut [u8]) {
     let mut at = 0;
     for write in run {
         at += write.block.copy_out(0, &mut bytes[at..]);
@@ -304,7 +304,7 @@ mod tests {
             fd: file.into(),
             align_bytes: 1,
             end_bytes: None,
-            grows: false,
+            can_grow: false,
             flushes: Default::default(),
         };
         let read = |start, lens: [usize; 3]| {

@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use draconis_exchange::heap::Block;
 
-use crate::elevator::{Elevator, Request};
+use crate::elevator::{Elevator, ReadRequest};
 use crate::pending::DeferredAnswer;
 use crate::raw::{NowaitRead, RawFile};
 use crate::readers::{ReadHandler, ReaderThreads};
@@ -62,7 +62,7 @@ impl ReadAhead {
             match self.file.read_nowait(at, &mut into) {
                 NowaitRead::Done => return Pending::ready(Ok(into)),
                 NowaitRead::Started => {
-                    let state = Mutex::new(State::Started(into));
+                    let state = Mutex::new(ReadAheadState::Started(into));
                     return Pending::deferred(KernelReadAhead {
                         file: self.file.clone(),
                         at,
@@ -73,7 +73,7 @@ impl ReadAhead {
             }
         }
         let (promise, answer) = pending();
-        let request = Request { at, into, promise };
+        let request = ReadRequest { at, into, promise };
         match &self.queue {
             Queue::Uring(ring) => ring.read(request),
             Queue::Threads(readers) => readers.read(request),
@@ -87,11 +87,11 @@ impl ReadAhead {
 struct KernelReadAhead {
     file: Arc<RawFile>,
     at: Extent,
-    state: Mutex<State>,
+    state: Mutex<ReadAheadState>,
 }
 
 #[derive(Debug)]
-enum State {
+enum ReadAheadState {
     Started(Block),
     Done(Block),
 }
@@ -99,19 +99,19 @@ enum State {
 impl DeferredAnswer<ReadAnswer> for KernelReadAhead {
     fn is_ready(&self) -> bool {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        if let State::Started(into) = &mut *state
+        if let ReadAheadState::Started(into) = &mut *state
             && matches!(self.file.read_nowait(self.at, into), NowaitRead::Done)
         {
             let into = std::mem::replace(into, Block::private(0));
-            *state = State::Done(into);
+            *state = ReadAheadState::Done(into);
         }
-        matches!(*state, State::Done(_))
+        matches!(*state, ReadAheadState::Done(_))
     }
 
     fn wait(self: Box<Self>) -> Option<ReadAnswer> {
         Some(match self.state.into_inner().unwrap_or_else(PoisonError::into_inner) {
-            State::Done(into) => Ok(into),
-            State::Started(into) => self.file.read(self.at, into),
+            ReadAheadState::Done(into) => Ok(into),
+            ReadAheadState::Started(into) => self.file.read(self.at, into),
         })
     }
 }
@@ -122,19 +122,19 @@ const READERS: usize = 8;
 /// Reads neighbours with one request if possible. Otherwise, or if that fails, reads each alone:
 /// some may still succeed.
 impl ReadHandler for RawFile {
-    fn take(elevator: &mut Elevator) -> Vec<Request> {
+    fn take_batch(elevator: &mut Elevator) -> Vec<ReadRequest> {
         elevator.pop_run()
     }
 
-    fn shares(elevator: &Elevator) -> u64 {
+    fn min_threads(elevator: &Elevator) -> u64 {
         elevator.runs()
     }
 
-    fn answer(&self, mut run: Vec<Request>) {
+    fn answer(&self, mut run: Vec<ReadRequest>) {
         let start_bytes = run.first().map_or(0, |first| first.at.start_bytes);
         let together = run.len() > 1
             && self.read_scattered(start_bytes, run.iter_mut().map(|it| &mut it.into));
-        for Request { at, into, promise } in run {
+        for ReadRequest { at, into, promise } in run {
             promise.fulfil(if together { Ok(into) } else { self.read(at, into) });
         }
     }

@@ -5,37 +5,37 @@
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
-use crate::elevator::{Elevator, Request};
+use crate::elevator::{Elevator, ReadRequest};
 
 /// Source of requests and reader for one kind of thread.
 pub(crate) trait ReadHandler: Send + Sync + 'static {
     /// Removes the requests that one thread serves at once; empty if there are none.
-    fn take(elevator: &mut Elevator) -> Vec<Request>;
+    fn take_batch(elevator: &mut Elevator) -> Vec<ReadRequest>;
 
     /// Returns the minimum number of threads that would find requests.
-    fn shares(elevator: &Elevator) -> u64;
+    fn min_threads(elevator: &Elevator) -> u64;
 
     /// Reads, and fulfils the promises.
-    fn answer(&self, requests: Vec<Request>);
+    fn answer(&self, requests: Vec<ReadRequest>);
 }
 
 /// A pool of up to as many threads as requests in flight.
 #[derive(Debug)]
 pub(crate) struct ReaderThreads<R> {
-    shared: Arc<Shared<R>>,
+    shared: Arc<ReadersShared<R>>,
     threads: Mutex<Vec<JoinHandle<()>>>,
     most: u64,
 }
 
 #[derive(Debug)]
-struct Shared<R> {
+struct ReadersShared<R> {
     reads: Arc<R>,
-    state: Mutex<State>,
+    state: Mutex<ReadersState>,
     changed: Condvar,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct ReadersState {
     elevator: Elevator,
     closing: bool,
     started: u64,
@@ -53,7 +53,7 @@ enum Next {
     Start,
 }
 
-impl State {
+impl ReadersState {
     /// Decides whether to wake or start a thread. Waking costs a system call and starting more, so
     /// one thread serves all that it can take at once.
     fn next(&mut self, shares: u64, most: u64) -> Next {
@@ -74,14 +74,14 @@ impl State {
 
 impl<R: ReadHandler> ReaderThreads<R> {
     pub(crate) fn new(reads: Arc<R>, most: usize) -> Self {
-        let shared = Shared { reads, state: Mutex::default(), changed: Condvar::new() };
+        let shared = ReadersShared { reads, state: Mutex::default(), changed: Condvar::new() };
         Self { shared: Arc::new(shared), threads: Mutex::default(), most: most as u64 }
     }
 
-    pub(crate) fn read(&self, request: Request) {
+    pub(crate) fn read(&self, request: ReadRequest) {
         let mut state = self.shared.lock();
         state.elevator.push(request);
-        let shares = R::shares(&state.elevator);
+        let shares = R::min_threads(&state.elevator);
         let next = state.next(shares, self.most);
         drop(state);
         match next {
@@ -122,16 +122,19 @@ impl<R> Drop for ReaderThreads<R> {
     }
 }
 
-impl<R: ReadHandler> Shared<R> {
-    fn lock(&self) -> MutexGuard<'_, State> {
+impl<R: ReadHandler> ReadersShared<R> {
+    fn lock(&self) -> MutexGuard<'_, ReadersState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Serves all pending requests; returns the lock once none are left.
-    fn serve_until_empty<'a>(&'a self, mut state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
+    fn serve_until_empty<'a>(
+        &'a self,
+        mut state: MutexGuard<'a, ReadersState>,
+    ) -> MutexGuard<'a, ReadersState> {
         // Closing breaks the pending promises, which have no waiters any more.
         while !state.closing {
-            let requests = R::take(&mut state.elevator);
+            let requests = R::take_batch(&mut state.elevator);
             if requests.is_empty() {
                 break;
             }
@@ -170,15 +173,15 @@ mod tests {
     struct Noting(Mutex<BTreeSet<String>>);
 
     impl ReadHandler for Noting {
-        fn take(elevator: &mut Elevator) -> Vec<Request> {
+        fn take_batch(elevator: &mut Elevator) -> Vec<ReadRequest> {
             elevator.pop().into_iter().collect()
         }
 
-        fn shares(_: &Elevator) -> u64 {
+        fn min_threads(_: &Elevator) -> u64 {
             u64::MAX
         }
 
-        fn answer(&self, requests: Vec<Request>) {
+        fn answer(&self, requests: Vec<ReadRequest>) {
             let id: ThreadId = std::thread::current().id();
             self.0.lock().unwrap().insert(format!("{id:?}"));
             requests.into_iter().for_each(|request| request.promise.fulfil(Ok(request.into)));
@@ -194,7 +197,7 @@ mod tests {
             .map(|i| {
                 let (promise, answer) = pending();
                 let at = Extent::new(i * 512, 512);
-                readers.read(Request { at, into: Block::private(512), promise });
+                readers.read(ReadRequest { at, into: Block::private(512), promise });
                 answer
             })
             .collect();

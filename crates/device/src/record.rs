@@ -57,7 +57,7 @@ impl<D: Disk> RecordDisk<D> {
 
     /// Records a mark of the caller, such as an acknowledgement.
     pub fn mark(&self, mark: u64) {
-        self.note(Event::Mark(mark));
+        self.record(Event::Mark(mark));
     }
 
     /// Returns the inner disk.
@@ -69,7 +69,7 @@ impl<D: Disk> RecordDisk<D> {
         self.events.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn note(&self, event: Event) {
+    fn record(&self, event: Event) {
         self.lock().push(event);
     }
 }
@@ -92,7 +92,7 @@ impl<D: Disk> crate::ForwardingDisk for RecordDisk<D> {
     }
 
     fn read(&self, at: Extent, into: Block, urgency: Urgency) -> Pending<ReadAnswer> {
-        self.note(Event::Read(at, urgency));
+        self.record(Event::Read(at, urgency));
         self.disk().read(at, into, urgency)
     }
 
@@ -119,7 +119,7 @@ impl<D: Disk> crate::ForwardingDisk for RecordDisk<D> {
 
     fn wait_durable(&self, ticket: Ticket) -> Result<(), Error> {
         self.disk().wait_durable(ticket)?;
-        self.note(Event::Durable(ticket));
+        self.record(Event::Durable(ticket));
         Ok(())
     }
 

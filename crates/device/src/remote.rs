@@ -33,7 +33,7 @@ fn refusal(error: &Error) -> Refusal {
         // For a writable disk, this refusal means that it has stopped.
         Error::ReadOnly | Error::Stopped => Refusal::ReadOnly,
         Error::ServiceEnded => Refusal::Gone,
-        Error::Away(_) => Refusal::Timeout,
+        Error::Unreachable(_) => Refusal::Timeout,
         Error::ChainTooLarge { .. } => Refusal::Quota,
         Error::UnknownTicket(_) => Refusal::NotFound,
     }
@@ -45,7 +45,7 @@ fn error(why: Refusal, what: &'static str, extent: Extent) -> Error {
     match why {
         Refusal::ReadOnly => Error::Stopped,
         Refusal::Gone => Error::ServiceEnded,
-        Refusal::Timeout => Error::Away("the disk does not take what is written yet".into()),
+        Refusal::Timeout => Error::Unreachable("the disk does not take what is written yet".into()),
         Refusal::Io => Error::Io { what, extent, errno: Errno::IO },
         other => Error::Io { what, extent, errno: other.errno() },
     }

@@ -33,4 +33,4 @@ pub use clock::Clock;
 pub use disk::{SimDisk, Statistics};
 pub use hdd::{Hdd, HddParameters};
 pub use ssd::{Ssd, SsdParameters};
-pub use timing::{Completion, Model, Request, RequestKind, Timing, WorkCounters};
+pub use timing::{Completion, Model, RequestKind, SimRequest, Timing, WorkCounters};

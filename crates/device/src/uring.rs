@@ -23,7 +23,7 @@ use io_uring::{IoUring, opcode, squeue, types};
 use rustix::io::Errno;
 use rustix::ioctl;
 
-use crate::elevator::{Elevator, Request};
+use crate::elevator::{Elevator, ReadRequest};
 use crate::raw::{RawFile, VectoredWrite};
 use crate::{Extent, Promise, ReadAnswer};
 
@@ -36,19 +36,19 @@ const STOP: u64 = u64::MAX;
 /// A ring, its reaper thread, and the reads that wait for a free entry.
 #[derive(Debug)]
 pub(crate) struct Ring {
-    shared: Arc<Shared>,
+    shared: Arc<RingShared>,
     reaper: Option<JoinHandle<()>>,
 }
 
-struct Shared {
+struct RingShared {
     file: Arc<RawFile>,
     ring: IoUring,
     /// Guards the state and the submission queue.
-    state: Mutex<State>,
+    state: Mutex<RingState>,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct RingState {
     elevator: Elevator,
     in_flight: HashMap<u64, InFlight>,
     next_id: u64,
@@ -63,7 +63,7 @@ struct InFlight {
     promise: Promise<ReadAnswer>,
 }
 
-impl std::fmt::Debug for Shared {
+impl std::fmt::Debug for RingShared {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Shared").field("file", &self.file).finish_non_exhaustive()
     }
@@ -77,14 +77,14 @@ impl Ring {
     pub(crate) fn start(file: Arc<RawFile>) -> std::io::Result<Self> {
         // Entries for every read and the stop message.
         let ring = IoUring::new(2 * DEPTH as u32)?;
-        let shared = Arc::new(Shared { file, ring, state: Mutex::new(State::default()) });
+        let shared = Arc::new(RingShared { file, ring, state: Mutex::new(RingState::default()) });
         let mine = shared.clone();
         let reaper =
             std::thread::Builder::new().name("disk-uring".into()).spawn(move || mine.reap())?;
         Ok(Self { shared, reaper: Some(reaper) })
     }
 
-    pub(crate) fn read(&self, request: Request) {
+    pub(crate) fn read(&self, request: ReadRequest) {
         // A ring needs aligned private memory.
         if request.into.bytes().is_none() || !self.shared.file.is_aligned(request.at) {
             request.promise.fulfil(self.shared.file.read(request.at, request.into));
@@ -116,18 +116,18 @@ impl Drop for Ring {
     }
 }
 
-impl Shared {
-    fn lock(&self) -> MutexGuard<'_, State> {
+impl RingShared {
+    fn lock(&self) -> MutexGuard<'_, RingState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Moves reads from the elevator into the ring while fewer than `DEPTH` are in flight.
-    fn fill(&self, state: &mut State) -> rustix::io::Result<()> {
+    fn fill(&self, state: &mut RingState) -> rustix::io::Result<()> {
         while state.in_flight.len() < DEPTH {
             let Some(request) = state.elevator.pop() else { break };
             let id = state.next_id;
             state.next_id += 1;
-            let Request { at, into, promise } = request;
+            let ReadRequest { at, into, promise } = request;
             let mut memory = into.into_private();
             let len = u32::try_from(memory.len()).unwrap_or(u32::MAX);
             let fd = types::Fd(self.file.fd.as_raw_fd());
@@ -148,7 +148,7 @@ impl Shared {
         Ok(())
     }
 
-    fn push(&self, _guard: &State, entry: &squeue::Entry) -> rustix::io::Result<()> {
+    fn push(&self, _guard: &RingState, entry: &squeue::Entry) -> rustix::io::Result<()> {
         // SAFETY: only this function accesses the submission queue, and `_guard` proves that the
         // state's lock is held. The entry's memory lives in `in_flight` until its completion is
         // seen (law 1), and moving a `PrivateBuffer` does not move its bytes.
@@ -388,7 +388,7 @@ mod tests {
                 fd,
                 align_bytes: 1,
                 end_bytes: None,
-                grows: false,
+                can_grow: false,
                 flushes: AtomicU64::new(0),
             };
             let Ok(mut ring) = WriteRing::start(&file_of_disk, with_pool) else {

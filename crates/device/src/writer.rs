@@ -45,19 +45,19 @@ const IDLE_TICKS: u32 = 20;
 /// Maximum waiting discards.
 const DISCARDS_MAX: usize = 4096;
 /// Minimum runs of a group for which a ring is faster than sequential writes.
-const AT_ONCE_RUNS: usize = 8;
+const MIN_RING_RUNS: usize = 8;
 
 /// Writes groups in its own thread, and in waiting threads.
 #[derive(Debug)]
 pub(crate) struct Writer {
-    shared: Arc<Shared>,
+    shared: Arc<WriterShared>,
     thread: Option<JoinHandle<()>>,
 }
 
 #[derive(Debug)]
-struct Shared {
+struct WriterShared {
     file: Arc<RawFile>,
-    state: Mutex<State>,
+    state: Mutex<WriterState>,
     /// Notifies the thread: there is something to write.
     work: Condvar,
     /// Notifies all others: something was written, is durable, or has failed.
@@ -67,11 +67,11 @@ struct Shared {
 }
 
 #[derive(Debug, Default)]
-struct State {
-    queue: VecDeque<Queued>,
+struct WriterState {
+    queue: VecDeque<QueuedGroup>,
     queued_bytes: u64,
     /// Counts of groups: issued tickets, written, durable; each at most the one before.
-    given: u64,
+    issued: u64,
     written: u64,
     durable: u64,
     writing: bool,
@@ -100,7 +100,7 @@ enum ThreadState {
 
 /// A queued group.
 #[derive(Debug)]
-struct Queued {
+struct QueuedGroup {
     group: Group,
     bytes: u64,
     /// Newest ticket that it depends on: it is written after that is durable.
@@ -120,9 +120,9 @@ impl Writer {
             ring.inspect_err(|error| log::info!("no io_uring here ({error}): one write at a time"))
                 .ok()
         });
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(WriterShared {
             file,
-            state: Mutex::new(State::default()),
+            state: Mutex::new(WriterState::default()),
             work: Condvar::new(),
             changed: Condvar::new(),
             ring: Mutex::new(ring),
@@ -147,7 +147,7 @@ impl Writer {
         let bytes = ChainBounds::of(&chain).bytes;
         let mut state = self.shared.lock();
         let newest = after.iter().copied().max().unwrap_or(Ticket(0));
-        if newest.0 > state.given {
+        if newest.0 > state.issued {
             return refuse(chain, Error::UnknownTicket(newest));
         }
         while (state.is_full(bytes) || state.is_discarding(&chain)) && state.failed.is_none() {
@@ -175,7 +175,7 @@ impl Writer {
     ) -> Result<(), Error> {
         let mut state = self.shared.lock();
         let newest = after.iter().copied().max().unwrap_or(Ticket(0));
-        if newest.0 > state.given {
+        if newest.0 > state.issued {
             return Err(Error::UnknownTicket(newest));
         }
         if can && state.failed.is_none() {
@@ -190,7 +190,7 @@ impl Writer {
         Ok(())
     }
 
-    pub(crate) fn settle(&self, ticket: Ticket) -> Result<(), Error> {
+    pub(crate) fn wait_visible(&self, ticket: Ticket) -> Result<(), Error> {
         let mut state = self.shared.lock();
         loop {
             if state.reached(ticket, state.written)? {
@@ -200,7 +200,7 @@ impl Writer {
         }
     }
 
-    pub(crate) fn wait(&self, ticket: Ticket) -> Result<(), Error> {
+    pub(crate) fn wait_durable(&self, ticket: Ticket) -> Result<(), Error> {
         let mut state = self.shared.lock();
         loop {
             if state.reached(ticket, state.durable)? {
@@ -224,12 +224,12 @@ impl Drop for Writer {
     }
 }
 
-impl Shared {
-    fn lock(&self) -> MutexGuard<'_, State> {
+impl WriterShared {
+    fn lock(&self) -> MutexGuard<'_, WriterState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn sleep<'a>(&self, mut state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
+    fn sleep<'a>(&self, mut state: MutexGuard<'a, WriterState>) -> MutexGuard<'a, WriterState> {
         state.sleepers += 1;
         let mut state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
         state.sleepers -= 1;
@@ -237,7 +237,7 @@ impl Shared {
     }
 
     /// Notifies all waiters, and the thread if it is needed: each costs a system call.
-    fn notify(&self, state: &mut State) {
+    fn notify(&self, state: &mut WriterState) {
         if state.sleepers > 0 {
             self.changed.notify_all();
         }
@@ -245,7 +245,7 @@ impl Shared {
     }
 
     /// Wakes the thread if work cannot wait for its next tick.
-    fn wake_thread(&self, state: &mut State) {
+    fn wake_thread(&self, state: &mut WriterState) {
         let is_awaited = match state.thread {
             ThreadState::Busy => false,
             ThreadState::Dozing => state.queued_bytes > WAKE_THRESHOLD_BYTES,
@@ -258,8 +258,12 @@ impl Shared {
     }
 
     /// Waits for a tick without work; after some of them, sleeps until woken.
-    fn doze<'a>(&self, mut state: MutexGuard<'a, State>, idle: &mut u32) -> MutexGuard<'a, State> {
-        let given = state.given;
+    fn doze<'a>(
+        &self,
+        mut state: MutexGuard<'a, WriterState>,
+        idle: &mut u32,
+    ) -> MutexGuard<'a, WriterState> {
+        let given = state.issued;
         state.thread = if *idle < IDLE_TICKS { ThreadState::Dozing } else { ThreadState::Asleep };
         let mut state = match state.thread {
             ThreadState::Dozing => {
@@ -269,13 +273,16 @@ impl Shared {
             _ => self.work.wait(state).unwrap_or_else(PoisonError::into_inner),
         };
         state.thread = ThreadState::Busy;
-        *idle = if state.given == given { *idle + 1 } else { 0 };
+        *idle = if state.issued == given { *idle + 1 } else { 0 };
         state
     }
 
     /// Writes the next group instead of sleeping: waking the writer thread costs more than a small
     /// write.
-    fn write_or_sleep<'a>(&'a self, state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
+    fn write_or_sleep<'a>(
+        &'a self,
+        state: MutexGuard<'a, WriterState>,
+    ) -> MutexGuard<'a, WriterState> {
         if state.writing || state.queue.is_empty() {
             self.sleep(state)
         } else {
@@ -284,7 +291,7 @@ impl Shared {
     }
 
     /// Flushes, or waits for the flush in progress; the caller then checks if it was sufficient.
-    fn flush<'a>(&'a self, mut state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
+    fn flush<'a>(&'a self, mut state: MutexGuard<'a, WriterState>) -> MutexGuard<'a, WriterState> {
         if state.flushing {
             return self.sleep(state);
         }
@@ -319,9 +326,9 @@ impl Shared {
     /// Discards a range while others may write elsewhere.
     fn discard<'a>(
         &'a self,
-        mut state: MutexGuard<'a, State>,
+        mut state: MutexGuard<'a, WriterState>,
         extent: Extent,
-    ) -> MutexGuard<'a, State> {
+    ) -> MutexGuard<'a, WriterState> {
         state.discarding = Some(extent);
         drop(state);
         // A device that does not guarantee zeroes afterwards needs another call.
@@ -338,10 +345,13 @@ impl Shared {
     }
 
     /// Writes the first queued group, or flushes its dependency. No other thread writes meanwhile.
-    fn process_first<'a>(&'a self, mut state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
+    fn process_first<'a>(
+        &'a self,
+        mut state: MutexGuard<'a, WriterState>,
+    ) -> MutexGuard<'a, WriterState> {
         let durable = state.durable;
-        let Some(Queued { group, bytes, .. }) =
-            state.queue.pop_front_if(|next: &mut Queued| next.follows <= durable)
+        let Some(QueuedGroup { group, bytes, .. }) =
+            state.queue.pop_front_if(|next: &mut QueuedGroup| next.follows <= durable)
         else {
             // All earlier groups are written, so one flush is enough.
             return self.flush(state);
@@ -366,7 +376,9 @@ impl Shared {
         let runs = runs(&writes);
         let mut ring = self.ring.lock().unwrap_or_else(PoisonError::into_inner);
         let at_once = match ring.as_mut() {
-            Some(ring) if !overlap && runs.len() >= AT_ONCE_RUNS => self.write_at_once(&runs, ring),
+            Some(ring) if !overlap && runs.len() >= MIN_RING_RUNS => {
+                self.write_at_once(&runs, ring)
+            }
             _ => None,
         };
         let mut done = at_once.unwrap_or_default().into_iter();
@@ -383,7 +395,7 @@ impl Shared {
     }
 }
 
-impl State {
+impl WriterState {
     fn is_full(&self, more_bytes: u64) -> bool {
         let full = self.queue.len() >= QUEUE_GROUPS_MAX
             || self.queued_bytes.saturating_add(more_bytes) > QUEUE_BYTES_MAX;
@@ -399,11 +411,11 @@ impl State {
         let mut tickets = Vec::with_capacity(chain.len());
         for group in chain {
             let bytes = group.writes.iter().map(|write| write.block.len() as u64).sum();
-            self.given += 1;
+            self.issued += 1;
             self.queued_bytes += bytes;
-            self.queue.push_back(Queued { group, bytes, follows });
-            tickets.push(Ticket(self.given));
-            follows = self.given;
+            self.queue.push_back(QueuedGroup { group, bytes, follows });
+            tickets.push(Ticket(self.issued));
+            follows = self.issued;
         }
         tickets
     }
@@ -425,7 +437,7 @@ impl State {
     /// Returns true if `count` has reached `ticket`; durable tickets stay so after a later failure.
     fn reached(&self, ticket: Ticket, count: u64) -> Result<bool, Error> {
         match &self.failed {
-            _ if ticket.0 > self.given => Err(Error::UnknownTicket(ticket)),
+            _ if ticket.0 > self.issued => Err(Error::UnknownTicket(ticket)),
             _ if ticket.0 <= self.durable => Ok(true),
             Some(error) => Err(error.clone()),
             None => Ok(ticket.0 <= count),
@@ -480,7 +492,7 @@ fn touches_extent(chain: &[Group], extent: Extent) -> bool {
     let writes = chain.iter().flat_map(|group| &group.writes);
     writes
         .map(|write| Extent::new(write.at_bytes, write.block.len() as u64))
-        .any(|write| write.touches(extent))
+        .any(|write| write.overlaps(extent))
 }
 
 /// Returns the offset after the last byte; the range was checked before.

@@ -173,7 +173,7 @@ conform! {
         many_reads_and_groups_at_once_all_get_their_own_answer,
         a_chain_is_taken_whole_and_in_order,
         a_chain_that_is_refused_comes_back_whole_and_changes_nothing,
-        what_is_settled_is_seen_by_every_read,
+        every_read_sees_a_visible_group,
         waiting_in_many_threads_ends_for_all,
         tickets_ascend_across_threads,
         a_discard_harms_nothing_else,

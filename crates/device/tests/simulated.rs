@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use draconis_device::sim::{
-    Clock, Completion, Hdd, HddParameters, Request, RequestKind, SimDisk, Ssd, SsdParameters,
+    Clock, Completion, Hdd, HddParameters, RequestKind, SimDisk, SimRequest, Ssd, SsdParameters,
     Statistics, Timing,
 };
 use draconis_device::{
@@ -317,7 +317,7 @@ fn a_hard_disk_chooses_what_is_near_and_reads_on() {
 
 /// Sends random requests at random times and runs the device until it is idle; returns requests and
 /// completions.
-fn drive(timing: &mut dyn Timing, seed: u64) -> (Vec<(Request, u64)>, Vec<Completion>) {
+fn drive(timing: &mut dyn Timing, seed: u64) -> (Vec<(SimRequest, u64)>, Vec<Completion>) {
     let mut x = seed;
     let mut chance = |end: u64| {
         x = x.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
@@ -334,7 +334,7 @@ fn drive(timing: &mut dyn Timing, seed: u64) -> (Vec<(Request, u64)>, Vec<Comple
         };
         let len = 512 << chance(12);
         let at = Extent::new(chance((64 * MIB - len) / 512) * 512, len);
-        let request = Request {
+        let request = SimRequest {
             id,
             kind,
             at: if kind == RequestKind::Flush { Extent::new(0, 0) } else { at },
@@ -350,7 +350,7 @@ fn drive(timing: &mut dyn Timing, seed: u64) -> (Vec<(Request, u64)>, Vec<Comple
         }
         now_ns = now_ns.max(until_ns);
         timing.advance(now_ns, &mut done);
-        timing.take(now_ns, request);
+        timing.submit(now_ns, request);
         asked.push((request, now_ns));
     }
     while let Some(next) = timing.next_ns() {
@@ -387,7 +387,7 @@ fn a_device_does_everything_once_and_in_its_time() {
         }
         // A copy after a power cut is idle.
         let mut copy = device.fork();
-        copy.take(u64::MAX / 4, asked[0].0);
+        copy.submit(u64::MAX / 4, asked[0].0);
         copy.power_cut(u64::MAX / 4);
         assert_eq!(copy.next_ns(), None);
     }
@@ -399,7 +399,7 @@ fn what_is_flushed_is_on_the_platters() {
     let mut device = Hdd::new(parameters);
     let (mut done, mut now_ns, mut id) = (vec![], 0, 0);
     let mut take = |device: &mut Hdd, now_ns, kind, at| {
-        device.take(now_ns, Request { id, kind, at });
+        device.submit(now_ns, SimRequest { id, kind, at });
         id += 1;
         id - 1
     };

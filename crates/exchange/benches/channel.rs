@@ -174,7 +174,7 @@ fn serve_as_child(cpu: usize) {
     let socket = std::io::stdin().as_fd().try_clone_to_owned().expect("the socket");
     let session = session::accept(&socket, Instant::now() + PATIENCE).expect("a session");
     let server = session.server::<File>(0).expect("lane 0");
-    let _ = server.teller();
+    let _ = server.change_notifier();
     let _ = file::serve(server, &Filler, PATIENCE);
 }
 

@@ -131,43 +131,43 @@ pub trait Transport<Tx, Rx>: Send {
 /// An untyped endpoint: a transport and its state.
 pub struct RawEndpoint<Tx, Rx> {
     link: Box<dyn Transport<Tx, Rx>>,
-    turn: ExpectedState,
+    expected: ExpectedState,
 }
 
 impl<Tx: Wire, Rx: Wire> RawEndpoint<Tx, Rx> {
     /// Creates an endpoint over `link` in the contract's first state; `peer` is the other side.
     pub fn new(link: Box<dyn Transport<Tx, Rx>>, table: &'static Fsm, peer: Sender) -> Self {
-        Self { link, turn: ExpectedState { table, state: table.start, peer } }
+        Self { link, expected: ExpectedState { table, state: table.start, peer } }
     }
 
     fn send(&mut self, message: Tx) {
-        let me = match self.turn.peer {
+        let me = match self.expected.peer {
             Sender::Client => Sender::Server,
             Sender::Server => Sender::Client,
         };
         // The typed endpoints and the generated `answer` send only messages that the state allows.
-        self.turn.state = self
-            .turn
+        self.expected.state = self
+            .expected
             .table
-            .next(self.turn.state, message.tag(), me)
+            .next(self.expected.state, message.tag(), me)
             .expect("a message was sent that the contract does not allow here");
         self.link.send(message);
     }
 
     fn receive(&mut self, deadline: Instant) -> Result<Rx, ChannelError> {
-        if self.turn.table.is_final(self.turn.state) {
+        if self.expected.table.is_final(self.expected.state) {
             return Err(ChannelError::Closed);
         }
-        let message = self.link.receive(&self.turn, deadline)?;
-        self.turn.state = self.turn.next_state(u32::from(message.tag()))?;
+        let message = self.link.receive(&self.expected, deadline)?;
+        self.expected.state = self.expected.next_state(u32::from(message.tag()))?;
         Ok(message)
     }
 }
 
 impl<Tx, Rx> fmt::Debug for RawEndpoint<Tx, Rx> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let state = self.turn.table.states[usize::from(self.turn.state)];
-        write!(f, "{} in {state}", self.turn.table.name)
+        let state = self.expected.table.states[usize::from(self.expected.state)];
+        write!(f, "{} in {state}", self.expected.table.name)
     }
 }
 
@@ -254,7 +254,7 @@ impl<C: Contract, S> Client<C, S> {
     ///
     /// # Errors
     /// The server is lost; a death is detected within some milliseconds.
-    pub fn told(&self) -> Result<Option<u64>, ChannelError> {
+    pub fn change_count(&self) -> Result<Option<u64>, ChannelError> {
         self.core.link.change_count()
     }
 }
@@ -262,7 +262,7 @@ impl<C: Contract, S> Client<C, S> {
 impl<C: Contract, S> Server<C, S> {
     /// Returns the writer of this channel's change counter. From now on, the server must notify
     /// every change that affects answers it has given or will give.
-    pub fn teller(&self) -> ChangeNotifier {
+    pub fn change_notifier(&self) -> ChangeNotifier {
         self.core.link.change_notifier()
     }
 }
@@ -417,6 +417,6 @@ impl<C: Contract> Field for Server<C> {
         if u64::unpack(from)? != C::FINGERPRINT {
             return Err(Violation::Fingerprint);
         }
-        Ok(from.goods().end(lane)?.server())
+        Ok(from.attachments().end(lane)?.server())
     }
 }

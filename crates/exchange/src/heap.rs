@@ -274,7 +274,7 @@ mod tests {
 
     #[test]
     fn blocks_are_copied_from_each_other() {
-        let sources = [lent(&[b"01", b"234", b"5"], 6), lent(&[b"012345"], 6).own_block()];
+        let sources = [lent(&[b"01", b"234", b"5"], 6), lent(&[b"012345"], 6).into_private_block()];
         for from in &sources {
             for (at, from_at, len) in [(0, 0, 6), (1, 1, 4), (3, 2, 4), (0, 5, 9), (6, 0, 1)] {
                 let mut into = Block::private(6);
@@ -289,7 +289,7 @@ mod tests {
     }
 
     impl Block {
-        fn own_block(mut self) -> Self {
+        fn into_private_block(mut self) -> Self {
             self.make_private();
             self
         }

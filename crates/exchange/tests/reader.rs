@@ -92,7 +92,7 @@ fn with_reader(
     test: impl Fn(&mut CachingReader),
 ) {
     let serve = |client: Client<File>, server: Server<File>, blocks: Blocks| {
-        *content.teller.lock().unwrap() = tells.then(|| server.teller());
+        *content.teller.lock().unwrap() = tells.then(|| server.change_notifier());
         content.messages();
         let served = content.clone();
         let peer = std::thread::spawn(move || file::serve(server, &*served, PATIENCE));
@@ -276,7 +276,7 @@ fn readers_beside_one_who_changes_see_whole_states_that_grow() {
 #[test]
 fn a_server_that_has_gone_is_told_of() {
     let (client, server) = channel::pair::<File>();
-    let _ = server.teller();
+    let _ = server.change_notifier();
     let mut reader = CachingReader::new(client, PATIENCE, 4, |len| Some(Block::unallocated(len)));
     drop(server);
     for _ in 0..2 {

@@ -80,16 +80,16 @@ struct ReservationWindow {
     len: u32,
 }
 
-fn bits(bytes: &[u8]) -> Bitmap<'_> {
+fn bitmap_view(bytes: &[u8]) -> Bitmap<'_> {
     Bitmap::new(bytes, u32::MAX)
 }
 
-fn mark(bytes: &mut [u8], start: u32, len: u32, used: bool) {
+fn set_bits(bytes: &mut [u8], start: u32, len: u32, used: bool) {
     bitmap::fill(bytes, BitRun { start, len }, used);
 }
 
-fn is_all(bytes: &[u8], start: u32, len: u32, used: bool) -> bool {
-    bits(bytes).is_all(BitRun { start, len }, used)
+fn all_bits_are(bytes: &[u8], start: u32, len: u32, used: bool) -> bool {
+    bitmap_view(bytes).is_all(BitRun { start, len }, used)
 }
 
 /// All block groups.
@@ -223,7 +223,7 @@ impl Groups {
     }
 
     /// Returns the group of a block, and the bit of its cluster.
-    fn group_of(&self, block: u64) -> Option<(u32, u32)> {
+    fn locate_block_bit(&self, block: u64) -> Option<(u32, u32)> {
         let nth = block.checked_sub(self.first_data_block)?;
         let per_group = u64::from(self.per_group.0);
         let bit = nth % per_group / u64::from(self.cluster_blocks);
@@ -259,16 +259,16 @@ impl Groups {
     /// Makes these blocks and inodes allocatable.
     fn mark_allocatable(&mut self, blocks: &[(u64, u32)], inodes: &[u32]) {
         for &(start, count) in blocks {
-            let Some((group, at)) = self.group_of(start) else { continue };
+            let Some((group, at)) = self.locate_block_bit(start) else { continue };
             let count = self.clusters_of(count);
             if let Ok(Group { allocation_bitmaps: Some(search), .. }) = self.get_mut(group) {
-                mark(&mut search.blocks, at, count, false);
+                set_bits(&mut search.blocks, at, count, false);
             }
         }
         for &inode in inodes {
             let Some((group, at)) = self.locate_inode_bit(InodeNumber(inode)) else { continue };
             if let Ok(Group { allocation_bitmaps: Some(search), .. }) = self.get_mut(group) {
-                mark(&mut search.inodes, at, 1, false);
+                set_bits(&mut search.inodes, at, 1, false);
             }
         }
     }
@@ -316,7 +316,7 @@ impl Groups {
         let mut blocks = if flags & group::flags::BLOCK_UNINIT != 0 {
             let mut bytes = vec![0; len];
             for &(start, end) in &own {
-                mark(&mut bytes, saturating_u32(start), saturating_u32(end - start), true);
+                set_bits(&mut bytes, saturating_u32(start), saturating_u32(end - start), true);
             }
             group.initial_blocks = Some(pad_bitmap(bytes.clone(), group.bitmap_clusters));
             bytes
@@ -339,12 +339,12 @@ impl Groups {
         };
         for (start, end) in own {
             let (at, count) = (saturating_u32(start), saturating_u32(end - start));
-            if !is_all(&blocks, at, count, true) {
+            if !all_bits_are(&blocks, at, count, true) {
                 return corrupt("block bitmap: the volume's own block is free", block_bitmap);
             }
         }
         if number == 0 {
-            mark(&mut inodes, 0, first_inode.saturating_sub(1).min(group.inodes), true);
+            set_bits(&mut inodes, 0, first_inode.saturating_sub(1).min(group.inodes), true);
         }
         let free = [
             Bitmap::new(&blocks, group.bitmap_clusters).count_zeros(),
@@ -362,8 +362,8 @@ impl Groups {
         let past = |len: usize, count: u32| saturating_u32((len as u64) * 8).saturating_sub(count);
         let (all_blocks, all_inodes) =
             (past(blocks.len(), group.whole_clusters), past(inodes.len(), group.inodes));
-        mark(&mut blocks, group.whole_clusters, all_blocks, true);
-        mark(&mut inodes, group.inodes, all_inodes, true);
+        set_bits(&mut blocks, group.whole_clusters, all_blocks, true);
+        set_bits(&mut inodes, group.inodes, all_inodes, true);
         group.allocation_bitmaps = Some(AllocationBitmaps { blocks, inodes });
         if free != claimed {
             let sum =
@@ -414,7 +414,7 @@ impl Group {
 /// Sets all bits of a bitmap after `count`.
 fn pad_bitmap(mut bits: Vec<u8>, count: u32) -> Vec<u8> {
     let all = saturating_u32((bits.len() as u64) * 8);
-    mark(&mut bits, count, all.saturating_sub(count), true);
+    set_bits(&mut bits, count, all.saturating_sub(count), true);
     bits
 }
 

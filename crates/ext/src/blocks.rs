@@ -62,7 +62,7 @@ pub(crate) struct ReadPlan {
     /// Length of the chunk in bytes.
     pub(crate) len: usize,
     /// Device ranges and their offsets in the chunk; the rest is zero.
-    pub(crate) parts: Vec<ReadSegment>,
+    pub(crate) segments: Vec<ReadSegment>,
     /// True if the adjacent blocks will be needed, too, as with the files of a directory.
     pub(crate) is_near_siblings: bool,
 }
@@ -89,7 +89,7 @@ struct PendingRead {
     pending: Pending<ReadAnswer>,
     /// Range of the wanted bytes in the read sectors.
     wanted: Range<usize>,
-    to: usize,
+    chunk_offset: usize,
 }
 
 /// A device with its data cache.
@@ -101,14 +101,14 @@ pub(crate) struct BlockStore {
     piece_bytes: u64,
     cache: Cache<CacheKey, Arc<Chunk>>,
     in_flight: Mutex<InFlightChunks>,
-    stretches: DeviceReadAhead,
+    device_read_ahead: DeviceReadAhead,
     pool: Arc<Pool>,
     reads: AtomicU64,
     read_bytes: AtomicU64,
     /// Write-back cache; empty on a read-only volume.
     pub(crate) write_back: WriteBackCache,
     /// Sets and verifies block checksums, on volumes that have them.
-    pub(crate) sums: Option<Box<dyn BlockChecksums>>,
+    pub(crate) checksums: Option<Box<dyn BlockChecksums>>,
 }
 
 #[derive(Default)]
@@ -148,13 +148,13 @@ impl BlockStore {
                 ..InFlightChunks::default()
             }),
             // Read-ahead must not evict recent reads.
-            stretches: DeviceReadAhead::new(ahead_bytes.min(limit / 4), piece_bytes),
+            device_read_ahead: DeviceReadAhead::new(ahead_bytes.min(limit / 4), piece_bytes),
             pool: Pool::new([piece_bytes, CHUNK_BYTES], false),
             piece_bytes,
             reads: AtomicU64::new(0),
             read_bytes: AtomicU64::new(0),
             write_back: WriteBackCache::default(),
-            sums: None,
+            checksums: None,
         }
     }
 
@@ -190,7 +190,7 @@ impl BlockStore {
 
     /// Verifies the checksum of a block read from the disk.
     pub(crate) fn verify_checksum(&self, block: FsBlock, role: Role, bytes: &[u8]) -> Result<()> {
-        self.sums.as_ref().map_or(Ok(()), |sums| sums.verify_checksum(role, block, bytes))
+        self.checksums.as_ref().map_or(Ok(()), |sums| sums.verify_checksum(role, block, bytes))
     }
 
     /// Returns a metadata block if it is in memory.
@@ -221,7 +221,7 @@ impl BlockStore {
             Err(Error::Io(_)) => {
                 let part = ReadSegment { start_bytes: start, len, chunk_offset: 0 };
                 let alone =
-                    self.load(&ReadPlan { len, parts: vec![part], is_near_siblings: false })?;
+                    self.load(&ReadPlan { len, segments: vec![part], is_near_siblings: false })?;
                 Ok(SharedBytes::of(alone, 0, len))
             }
             Err(other) => Err(other),
@@ -232,7 +232,7 @@ impl BlockStore {
     fn piece(&self, nth: u64) -> Result<Arc<Chunk>> {
         let key = CacheKey { inode: 0, index: nth };
         let started = || {
-            if let Some(ahead) = self.stretches.at(nth) {
+            if let Some(ahead) = self.device_read_ahead.at(nth) {
                 self.read_pieces_ahead(ahead);
             }
         };
@@ -283,7 +283,7 @@ impl BlockStore {
             saturating_usize(self.disk_bytes.saturating_sub(start_bytes).min(self.piece_bytes));
         ReadPlan {
             len,
-            parts: vec![ReadSegment { start_bytes, len, chunk_offset: 0 }],
+            segments: vec![ReadSegment { start_bytes, len, chunk_offset: 0 }],
             is_near_siblings: false,
         }
     }
@@ -347,7 +347,7 @@ impl BlockStore {
     /// Returns the blocks of a plan: number, offset in the chunk, and length.
     fn blocks_of(&self, plan: &ReadPlan) -> impl Iterator<Item = (FsBlock, usize, usize)> {
         let block_bytes = u64::from(self.block_bytes);
-        plan.parts.iter().flat_map(move |part| {
+        plan.segments.iter().flat_map(move |part| {
             let (first, len, to) =
                 (part.start_bytes.checked_div(block_bytes), part.len, part.chunk_offset);
             (0..len).step_by(saturating_usize(block_bytes)).zip(0u64..).filter_map(
@@ -382,7 +382,7 @@ impl BlockStore {
     /// Invalidates these chunks of a file, also those in flight.
     pub(crate) fn invalidate_chunks(&self, inode: u32, chunks: std::ops::Range<u64>) {
         let among = |key: &CacheKey| key.inode == inode && chunks.contains(&key.index);
-        let mut flights = self.lock_flights();
+        let mut flights = self.lock_in_flight();
         let InFlightChunks { by_key, bytes, .. } = &mut *flights;
         by_key.retain(|key, flight| {
             let gone = among(key);
@@ -416,12 +416,12 @@ impl BlockStore {
 
     /// Returns true if the file's first block is near recent reads.
     fn is_near_recent_reads(&self, plan: &ReadPlan) -> bool {
-        let [first, ..] = plan.parts.as_slice() else { return false };
-        if plan.parts.len() > MAX_CLUSTERED_RUNS {
+        let [first, ..] = plan.segments.as_slice() else { return false };
+        if plan.segments.len() > MAX_CLUSTERED_RUNS {
             return false;
         }
         let (nth, _) = self.locate_in_piece(first.start_bytes);
-        match self.stretches.at(nth) {
+        match self.device_read_ahead.at(nth) {
             Some(ahead) => {
                 self.read_pieces_ahead(ahead);
                 true
@@ -433,7 +433,7 @@ impl BlockStore {
     /// Assembles a small file from pieces of the device.
     fn assemble_from_pieces(&self, plan: &ReadPlan) -> Result<Arc<Chunk>> {
         let mut memory = Memory::zeros(plan.len);
-        for part in &plan.parts {
+        for part in &plan.segments {
             let into =
                 memory.get_mut(part.chunk_offset..part.chunk_offset.saturating_add(part.len));
             let mut rest = into.unwrap_or_default();
@@ -465,7 +465,7 @@ impl BlockStore {
             return true;
         }
         {
-            let mut flights = self.lock_flights();
+            let mut flights = self.lock_in_flight();
             if flights.by_key.contains_key(&key) {
                 return true;
             }
@@ -483,7 +483,7 @@ impl BlockStore {
         }
         let Ok(mut flight) = self.submit_reads(&plan, Urgency::Ahead) else { return false };
         flight.marked = marked;
-        let mut flights = self.lock_flights();
+        let mut flights = self.lock_in_flight();
         flights.bytes = flights.bytes.saturating_add(flight.len);
         if let Some(twin) = flights.by_key.insert(key, flight) {
             flights.bytes = flights.bytes.saturating_sub(twin.len);
@@ -493,7 +493,7 @@ impl BlockStore {
 
     /// Removes and returns the in-flight read of a chunk.
     fn take_in_flight(&self, key: CacheKey) -> Option<InFlightChunk> {
-        let mut flights = self.lock_flights();
+        let mut flights = self.lock_in_flight();
         let flight = flights.by_key.remove(&key)?;
         flights.bytes = flights.bytes.saturating_sub(flight.len);
         Some(flight)
@@ -513,7 +513,7 @@ impl BlockStore {
         }
     }
 
-    fn lock_flights(&self) -> std::sync::MutexGuard<'_, InFlightChunks> {
+    fn lock_in_flight(&self) -> std::sync::MutexGuard<'_, InFlightChunks> {
         self.in_flight.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -524,8 +524,8 @@ impl BlockStore {
     }
 
     fn submit_reads(&self, plan: &ReadPlan, urgency: Urgency) -> Result<InFlightChunk> {
-        let mut reads = Vec::with_capacity(plan.parts.len());
-        for part in &plan.parts {
+        let mut reads = Vec::with_capacity(plan.segments.len());
+        for part in &plan.segments {
             reads.push(self.submit_read(part, urgency)?);
         }
         Ok(InFlightChunk { len: plan.len, reads, marked: false })
@@ -552,7 +552,7 @@ impl BlockStore {
             self.pool.acquire(saturating_usize(len)),
             urgency,
         );
-        Ok(PendingRead { pending, wanted, to: part.chunk_offset })
+        Ok(PendingRead { pending, wanted, chunk_offset: part.chunk_offset })
     }
 }
 
@@ -565,7 +565,7 @@ impl InFlightChunk {
     fn wait_for_chunk(mut self, pool: &Arc<Pool>) -> Result<Arc<Chunk>> {
         let whole = matches!(
             self.reads.as_slice(),
-            [PendingRead { to: 0, wanted, .. }] if wanted.len() == self.len
+            [PendingRead { chunk_offset: 0, wanted, .. }] if wanted.len() == self.len
         );
         let chunk = match self.reads.pop() {
             Some(read) if whole => {
@@ -577,7 +577,7 @@ impl InFlightChunk {
             last => {
                 let mut memory = Memory::zeros(self.len);
                 for read in self.reads.into_iter().chain(last) {
-                    let (to, wanted) = (read.to, read.wanted.clone());
+                    let (to, wanted) = (read.chunk_offset, read.wanted.clone());
                     let block = read.wait()?;
                     let into = memory.get_mut(to..to.saturating_add(wanted.len()));
                     block.copy_out(wanted.start, into.unwrap_or_default());

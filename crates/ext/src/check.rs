@@ -357,7 +357,7 @@ impl Check<'_> {
     }
 
     /// Returns true if `block` is a valid block number.
-    fn holds(&self, block: u64) -> bool {
+    fn is_valid_block(&self, block: u64) -> bool {
         (u64::from(self.super_.first_data_block)..self.super_.blocks).contains(&block)
     }
 

@@ -65,12 +65,12 @@ pub(crate) fn to_disk_seconds(time: Time) -> u32 {
 }
 
 impl Volume {
-    pub(crate) fn outbox(&self) -> Result<&CommitQueue> {
+    pub(crate) fn commit_queue(&self) -> Result<&CommitQueue> {
         self.writing.as_ref().map(|writing| &writing.commit_queue).ok_or(Error::ReadOnly)
     }
 
-    fn gathering(&self) -> Result<&GroupCommit> {
-        self.writing.as_ref().map(|writing| &writing.gathering).ok_or(Error::ReadOnly)
+    fn group_commit(&self) -> Result<&GroupCommit> {
+        self.writing.as_ref().map(|writing| &writing.group_commit).ok_or(Error::ReadOnly)
     }
 
     /// Queues all changes as one chain and sends it. Waits for it only to release freed blocks, or
@@ -94,8 +94,8 @@ impl Volume {
         }
         // Freed blocks are allocatable once the chain is durable. A disk that can be unreachable
         // buffers chains until a wait.
-        let outbox = self.outbox()?;
-        let wanted = if outbox.waits_apart { outbox.last()? } else { outbox.last_freed()? };
+        let outbox = self.commit_queue()?;
+        let wanted = if outbox.waits_separately { outbox.last()? } else { outbox.last_freed()? };
         match wanted {
             Some(ticket) => self.wait(ticket),
             None => Ok(()),
@@ -115,8 +115,8 @@ impl Volume {
     /// # Errors
     /// As [`Volume::commit`].
     pub fn sync(&self) -> Result<()> {
-        let outbox = self.outbox()?;
-        let gathering = self.gathering()?;
+        let outbox = self.commit_queue()?;
+        let gathering = self.group_commit()?;
         let mut entered = gathering.enter();
         if gathering.has_others()
             && let Some(ticket) = outbox.sync_ticket()?
@@ -169,7 +169,7 @@ impl Volume {
         }
         if is_ahead {
             self.send_queued()?;
-            if let Some(ticket) = self.outbox()?.last()? {
+            if let Some(ticket) = self.commit_queue()?.last()? {
                 return self.wait(ticket);
             }
         }
@@ -216,7 +216,7 @@ impl Volume {
                 if self.failure().is_none() {
                     return Ok(());
                 }
-                let outbox = self.outbox()?;
+                let outbox = self.commit_queue()?;
                 if let Ok(Some(last)) = outbox.last()
                     && let Err(error) = outbox.wait(last, |_, _| {})
                 {
@@ -226,7 +226,7 @@ impl Volume {
             }
             Err(error) => return Err(error),
         };
-        if changed && let Some(ticket) = self.outbox()?.last()? {
+        if changed && let Some(ticket) = self.commit_queue()?.last()? {
             self.wait(ticket)?;
         }
         let Some(writing) = &self.writing else { return Ok(()) };
@@ -283,7 +283,7 @@ impl Volume {
         if let Err(error) = self.ensure_disk_space(bytes) {
             // Blocks freed by the batch may give the disk space once it is durable.
             self.transact(|tx| tx.close_batch())?;
-            if let (Error::NoSpace, Some(ticket)) = (&error, self.outbox()?.last()?) {
+            if let (Error::NoSpace, Some(ticket)) = (&error, self.commit_queue()?.last()?) {
                 self.wait(ticket)?;
             }
             self.ensure_disk_space(bytes)?;
@@ -310,12 +310,13 @@ impl Volume {
             Ok(thaws)
         })?;
         if thaws {
-            if let Some(ticket) = self.outbox()?.last()? {
+            if let Some(ticket) = self.commit_queue()?.last()? {
                 self.wait(ticket)?;
             }
             return Ok(true);
         }
-        let Some(pause) = self.writing.as_ref().and_then(|writing| writing.on_no_room.get()) else {
+        let Some(pause) = self.writing.as_ref().and_then(|writing| writing.on_no_space.get())
+        else {
             return Ok(false);
         };
         let before = self.orphan_count();
@@ -337,7 +338,7 @@ impl Volume {
     pub fn on_no_space(&self, pause: impl Fn() + Send + Sync + 'static) {
         if let Some(writing) = &self.writing {
             // Only the first call has an effect.
-            let _ = writing.on_no_room.set(Box::new(pause));
+            let _ = writing.on_no_space.set(Box::new(pause));
         }
     }
 
@@ -365,9 +366,9 @@ impl Transaction<'_> {
     }
 
     /// Reports an effect to the protocol and the batch.
-    pub(crate) fn record_effect(&mut self, intent: Effect) {
-        self.writer.protocol.record(&self.writer.batch, intent);
-        self.writer.batch.record_effect(&intent);
+    pub(crate) fn record_effect(&mut self, effect: Effect) {
+        self.writer.protocol.record(&self.writer.batch, effect);
+        self.writer.batch.record_effect(&effect);
     }
 
     /// Closes a complete batch, and keeps dirty data and the next chain within their limits.
@@ -385,7 +386,7 @@ impl Transaction<'_> {
         let writes = blocks.saturating_mul(groups);
         let needs =
             ChainBounds { groups, writes, bytes: (writes as u64).saturating_mul(block_bytes) };
-        let fits = needs.and(CHAIN_HEADROOM).is_within(self.outbox()?.bounds());
+        let fits = needs.plus(CHAIN_HEADROOM).is_within(self.commit_queue()?.bounds());
         if blocks > 0
             && (!fits || blocks * saturating_usize(block_bytes) >= MAX_BATCH_METADATA_BYTES)
         {
@@ -552,7 +553,7 @@ impl Transaction<'_> {
             checkpointed: vec![],
         };
         let sealed = self.queue_batch_chain(sealed)?;
-        self.volume.gathering()?.count_closed_batch();
+        self.volume.group_commit()?.count_closed_batch();
         let mut blocks = self.volume.store.write_back.write();
         for block in written {
             if let Some(buffer) = blocks.metadata.get_mut(&block) {
@@ -579,7 +580,7 @@ impl Transaction<'_> {
 
     /// Sets the checksum of each metadata block according to its role.
     fn set_block_checksums(&self, stages: &mut [Stage]) {
-        let Some(sums) = &self.volume.store.sums else { return };
+        let Some(sums) = &self.volume.store.checksums else { return };
         let blocks = self.volume.store.write_back.read();
         for (block, bytes) in stages.iter_mut().flatten() {
             if let Some(buffer) = blocks.metadata.get(block) {
@@ -588,21 +589,21 @@ impl Transaction<'_> {
         }
     }
 
-    fn outbox(&self) -> Result<&CommitQueue> {
-        self.volume.outbox()
+    fn commit_queue(&self) -> Result<&CommitQueue> {
+        self.volume.commit_queue()
     }
 
     /// Queues data blocks, or one metadata block that already has its checksum.
     pub(crate) fn queue_chain(&mut self, chain: QueuedChain) -> Result<u64> {
         let contents = chain.contents.clone();
-        let sealed = self.outbox()?.enqueue(chain);
+        let sealed = self.commit_queue()?.enqueue(chain);
         self.volume.store.write_back.write().mark_contents_queued(&contents, sealed);
         Ok(sealed)
     }
 
     /// Queues the chain of the batch, with the number of the last change it contains.
     pub(crate) fn queue_batch_chain(&mut self, chain: QueuedChain) -> Result<u64> {
-        Ok(self.outbox()?.enqueue_changes(chain, self.writer.batch_change))
+        Ok(self.commit_queue()?.enqueue_changes(chain, self.writer.batch_change))
     }
 
     /// Writes the free counts of groups and superblock.
@@ -629,7 +630,7 @@ impl Transaction<'_> {
                 said.write(bytes, slot, super_, group)
             })??;
         }
-        let (blocks, inodes) = self.writer.free();
+        let (blocks, inodes) = self.writer.free_counts();
         let now = to_disk_seconds(self.now);
         self.modify_superblock(|raw| {
             if now != 0 {

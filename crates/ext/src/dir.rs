@@ -41,7 +41,7 @@ pub struct Entry<'a> {
 
 /// A damaged part of a directory.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Damage {
+pub struct DirDamage {
     /// Kind and location of the damage.
     pub error: Error,
     /// Position after the damage.
@@ -105,7 +105,7 @@ impl Volume {
         dir: InodeNumber,
         from: Cookie,
         dots: bool,
-        visit: impl FnMut(std::result::Result<Entry<'_>, Damage>) -> bool,
+        visit: impl FnMut(std::result::Result<Entry<'_>, DirDamage>) -> bool,
     ) -> Result<()> {
         let _reading = self.read_lock();
         let inode = self.directory(dir)?;
@@ -136,7 +136,7 @@ impl Volume {
     /// Reads one block of a directory; `None` for a hole.
     fn directory_block(&self, dir: &Inode, nth: FileBlock) -> Result<Option<SharedBytes>> {
         let run = self.map_runs(dir, nth, nth.offset(1))?.first().copied();
-        match run.map(|run| run.place) {
+        match run.map(|run| run.location) {
             Some(BlockLocation::Mapped(_)) => {}
             Some(BlockLocation::Hole | BlockLocation::Unwritten(_)) | None => return Ok(None),
             Some(BlockLocation::Damaged(block)) => {
@@ -146,7 +146,7 @@ impl Volume {
         }
         // A writable volume changes and caches directories block by block.
         if self.writing.is_some()
-            && let Some(BlockLocation::Mapped(block)) = run.map(|run| run.place)
+            && let Some(BlockLocation::Mapped(block)) = run.map(|run| run.location)
         {
             return self
                 .store
@@ -157,7 +157,7 @@ impl Volume {
         let len = u64::from(self.super_.block_bytes);
         let block = self.contents(dir, u64::from(nth.0).saturating_mul(len), saturating_usize(len));
         let block = block.map_err(|error| error.of_inode(dir.number))?;
-        if let Some(BlockLocation::Mapped(at)) = run.map(|run| run.place) {
+        if let Some(BlockLocation::Mapped(at)) = run.map(|run| run.location) {
             self.store
                 .verify_checksum(at, Role::Directory(dir.id()), &block)
                 .map_err(|error| error.of_inode(dir.number))?;
@@ -169,7 +169,7 @@ impl Volume {
     fn with_location(&self, dir: &Inode, nth: FileBlock, error: Error) -> Error {
         let run =
             self.map_runs(dir, nth, nth.offset(1)).ok().and_then(|runs| runs.first().copied());
-        match run.map(|run| run.place) {
+        match run.map(|run| run.location) {
             Some(BlockLocation::Mapped(block)) => error.in_block(block).of_inode(dir.number),
             _ => error.of_inode(dir.number),
         }

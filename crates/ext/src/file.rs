@@ -140,12 +140,14 @@ impl Volume {
     }
 
     /// Starts the read-ahead after a read of `chunk`.
-    fn start_read_ahead(&self, inode: &Inode, chunk: u64, there: bool) {
+    fn start_read_ahead(&self, inode: &Inode, chunk: u64, is_cached: bool) {
         let chunks = inode.size_bytes.div_ceil(CHUNK_BYTES);
         if chunks <= 1 {
             return;
         }
-        let Some(ahead) = self.streams.on_read(inode.number.0, chunk, there) else { return };
+        let Some(ahead) = self.file_read_ahead.on_read(inode.number.0, chunk, is_cached) else {
+            return;
+        };
         for nth in ahead.from..ahead.end.min(chunks) {
             let key = CacheKey { inode: inode.number.0, index: nth };
             let marked = nth == ahead.mark;
@@ -169,7 +171,7 @@ impl Volume {
         let block_bytes = u64::from(self.super_.block_bytes);
         let mut parts = Vec::new();
         for run in self.map_runs(inode, from, end)? {
-            match run.place {
+            match run.location {
                 BlockLocation::Hole | BlockLocation::Unwritten(_) => {}
                 BlockLocation::Mapped(block) => {
                     let skipped = u64::from(run.from.0.saturating_sub(from.0));
@@ -191,7 +193,7 @@ impl Volume {
                 }
             }
         }
-        Ok(ReadPlan { len, parts, is_near_siblings: inode.kind == FileType::File })
+        Ok(ReadPlan { len, segments: parts, is_near_siblings: inode.kind == FileType::File })
     }
 
     /// Prefetches the first blocks of a directory that is likely to be listed soon, for example
@@ -213,7 +215,7 @@ impl Volume {
             return;
         }
         let Ok(runs) = self.map_runs(&inode, FileBlock(0), end) else { return };
-        let blocks = runs.iter().filter_map(|run| match run.place {
+        let blocks = runs.iter().filter_map(|run| match run.location {
             BlockLocation::Mapped(block) => {
                 Some((0..u64::from(run.blocks)).map(move |nth| block.offset(nth).0))
             }
@@ -279,7 +281,8 @@ impl Volume {
         let full = from.offset(SEGMENT_BLOCKS);
         let end = full.min(self.file_block_end(inode.size_bytes));
         let key = SegmentKey { inode: inode.number.0, segment };
-        let runs = self.maps.get_or_load(key, || self.scan(inode, from, end).map(Arc::new))?;
+        let runs =
+            self.block_maps.get_or_load(key, || self.scan(inode, from, end).map(Arc::new))?;
         Ok((runs, full))
     }
 
@@ -345,7 +348,7 @@ impl Volume {
         for _ in 0..MAX_SEEK_SEGMENTS {
             let runs = self.map_inode(&inode, at)?;
             let Some(last) = runs.last() else { break };
-            let is_hole = |run: &&Run| run.place.is_zeros() == (what == Seek::Hole);
+            let is_hole = |run: &&Run| run.location.is_zeros() == (what == Seek::Hole);
             if let Some(run) = runs.iter().find(is_hole) {
                 let start = u64::from(run.from.0).saturating_mul(block_bytes).max(offset);
                 return Ok(Some(start).filter(|start| *start < inode.size_bytes));

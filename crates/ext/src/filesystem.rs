@@ -74,14 +74,15 @@ impl FileSystem {
         let image = image.as_ref();
         let file = File::options().read(true).write(true).create_new(true).open(image);
         let made =
-            file.and_then(|file| file.set_len(len_bytes)).map_err(|error| named(image, error));
+            file.and_then(|file| file.set_len(len_bytes)).map_err(|error| with_path(image, error));
         made?;
-        let created = disk(image, true).and_then(|disk| Self::create_on(disk, &ext4(), true));
+        let created =
+            open_disk(image, true).and_then(|disk| Self::create_on(disk, &ext4_options(), true));
         if created.is_err() {
             // It holds no data.
             let _ = std::fs::remove_file(image);
         }
-        created.map_err(|error| named(image, error))
+        created.map_err(|error| with_path(image, error))
     }
 
     /// Creates an empty volume on a disk and opens it. `zeroed` says that the disk reads as zeros.
@@ -107,7 +108,7 @@ impl FileSystem {
     /// There is no volume, it is in use, or it is read-only.
     pub fn open(image: impl AsRef<Path>) -> io::Result<Self> {
         let image = image.as_ref();
-        disk(image, true).and_then(Self::open_on).map_err(|error| named(image, error))
+        open_disk(image, true).and_then(Self::open_on).map_err(|error| with_path(image, error))
     }
 
     /// Opens the volume in an image for reading, shared with other readers.
@@ -117,7 +118,8 @@ impl FileSystem {
     pub fn open_read_only(image: impl AsRef<Path>) -> io::Result<Self> {
         let image = image.as_ref();
         let open = |disk| Volume::open(disk, OpenOptions::default()).map_err(io_error);
-        let volume = disk(image, false).and_then(open).map_err(|error| named(image, error))?;
+        let volume =
+            open_disk(image, false).and_then(open).map_err(|error| with_path(image, error))?;
         Ok(Self { volume })
     }
 
@@ -151,7 +153,8 @@ impl FileSystem {
     /// The name exists, or its parent does not.
     pub fn create_dir(&self, path: impl AsRef<Path>) -> io::Result<()> {
         let path = path.as_ref();
-        self.make(path, FileType::Directory, 0o755, b"").map_err(|error| about(path, error))
+        self.create_inode(path, FileType::Directory, 0o755, b"")
+            .map_err(|error| path_error(path, error))
     }
 
     /// Creates a directory and its missing parents; an existing directory is no error.
@@ -166,15 +169,15 @@ impl FileSystem {
             match self.find(above, Follow::Yes).and_then(|found| self.volume.inode(found)) {
                 Err(Error::NotFound) => missing.push(above),
                 Ok(found) if found.kind == FileType::Directory => break,
-                Ok(_) => return Err(about(above, Error::NotADirectory)),
-                Err(error) => return Err(about(above, error)),
+                Ok(_) => return Err(path_error(above, Error::NotADirectory)),
+                Err(error) => return Err(path_error(above, error)),
             }
         }
         for path in missing.into_iter().rev() {
-            match self.make(path, FileType::Directory, 0o755, b"") {
+            match self.create_inode(path, FileType::Directory, 0o755, b"") {
                 // Another thread created it meanwhile, or the path repeats it, as in `a/b/../b`.
                 Err(Error::Exists) if self.metadata(path).is_ok() => {}
-                made => made.map_err(|error| about(path, error))?,
+                made => made.map_err(|error| path_error(path, error))?,
             }
         }
         Ok(())
@@ -189,15 +192,15 @@ impl FileSystem {
         let write = || {
             let inode = self.volume.resolve_or_create(
                 self.volume.root(),
-                bytes(path)?,
-                &node(FileType::File, 0o644, b""),
+                path_bytes(path)?,
+                &root_owned_node(FileType::File, 0o644, b""),
             )?;
             self.volume.add_user(inode);
             let written = self.replace(inode, contents);
             self.volume.remove_users(inode, 1);
             written
         };
-        write().map_err(|error| about(path, error))
+        write().map_err(|error| path_error(path, error))
     }
 
     /// Reads a whole file.
@@ -207,17 +210,19 @@ impl FileSystem {
     pub fn read(&self, path: impl AsRef<Path>) -> io::Result<Vec<u8>> {
         let path = path.as_ref();
         let inode = self.find(path, Follow::Yes).and_then(|found| self.file(found));
-        let inode = inode.map_err(|error| about(path, error))?;
+        let inode = inode.map_err(|error| path_error(path, error))?;
         let mut all = vec![];
         loop {
             let offset = u64::try_from(all.len()).unwrap_or(u64::MAX);
             let piece = self.volume.read(inode, offset, PIECE_BYTES);
-            let piece = piece.map_err(|error| about(path, error))?.to_vec();
+            let piece = piece.map_err(|error| path_error(path, error))?.to_vec();
             if piece.is_empty() {
                 return Ok(all);
             }
             let room = all.try_reserve(piece.len());
-            room.map_err(|error| named(path, io::Error::new(io::ErrorKind::OutOfMemory, error)))?;
+            room.map_err(|error| {
+                with_path(path, io::Error::new(io::ErrorKind::OutOfMemory, error))
+            })?;
             all.extend_from_slice(&piece);
         }
     }
@@ -229,7 +234,7 @@ impl FileSystem {
     pub fn read_to_string(&self, path: impl AsRef<Path>) -> io::Result<String> {
         let path = path.as_ref();
         let text = String::from_utf8(self.read(path)?);
-        text.map_err(|error| named(path, io::Error::new(io::ErrorKind::InvalidData, error)))
+        text.map_err(|error| with_path(path, io::Error::new(io::ErrorKind::InvalidData, error)))
     }
 
     /// Lists a directory, sorted, without `.` and `..`.
@@ -238,7 +243,7 @@ impl FileSystem {
     /// It is not a directory, or damaged.
     pub fn read_dir(&self, path: impl AsRef<Path>) -> io::Result<Vec<DirEntry>> {
         let path = path.as_ref();
-        self.list(path).map_err(|error| about(path, error))
+        self.list(path).map_err(|error| path_error(path, error))
     }
 
     /// Returns the attributes of a file; follows symbolic links.
@@ -262,7 +267,7 @@ impl FileSystem {
     /// # Errors
     /// It does not exist, or is a directory.
     pub fn remove_file(&self, path: impl AsRef<Path>) -> io::Result<()> {
-        self.named(path.as_ref(), |dir, name| self.volume.unlink(dir, name))
+        self.with_parent(path.as_ref(), |dir, name| self.volume.unlink(dir, name))
     }
 
     /// Removes an empty directory.
@@ -270,7 +275,7 @@ impl FileSystem {
     /// # Errors
     /// It does not exist, is not a directory, or is not empty.
     pub fn remove_dir(&self, path: impl AsRef<Path>) -> io::Result<()> {
-        self.named(path.as_ref(), |dir, name| self.volume.remove_directory(dir, name))
+        self.with_parent(path.as_ref(), |dir, name| self.volume.remove_directory(dir, name))
     }
 
     /// Renames a file or directory; replaces an existing file or empty directory.
@@ -279,8 +284,8 @@ impl FileSystem {
     /// `from` does not exist; `to` exists and cannot be replaced.
     pub fn rename(&self, from: impl AsRef<Path>, to: impl AsRef<Path>) -> io::Result<()> {
         let (from, to) = (from.as_ref(), to.as_ref());
-        let (to_dir, to_name) = self.parent(to).map_err(|error| about(to, error))?;
-        self.named(from, |dir, name| {
+        let (to_dir, to_name) = self.parent(to).map_err(|error| path_error(to, error))?;
+        self.with_parent(from, |dir, name| {
             self.volume.rename(dir, name, to_dir, to_name, RenameMode::Replace)
         })
     }
@@ -291,8 +296,8 @@ impl FileSystem {
     /// `original` does not exist or is a directory; the new name exists.
     pub fn hard_link(&self, original: impl AsRef<Path>, link: impl AsRef<Path>) -> io::Result<()> {
         let original = original.as_ref();
-        let inode = self.find(original, Follow::No).map_err(|error| about(original, error))?;
-        self.named(link.as_ref(), |dir, name| self.volume.link(inode, dir, name))
+        let inode = self.find(original, Follow::No).map_err(|error| path_error(original, error))?;
+        self.with_parent(link.as_ref(), |dir, name| self.volume.link(inode, dir, name))
     }
 
     /// Creates a symbolic link to `original`.
@@ -301,7 +306,8 @@ impl FileSystem {
     /// The name exists, or there is no space.
     pub fn symlink(&self, original: impl AsRef<Path>, link: impl AsRef<Path>) -> io::Result<()> {
         let (target, link) = (original.as_ref().as_os_str().as_bytes(), link.as_ref());
-        self.make(link, FileType::Symlink, 0o777, target).map_err(|error| about(link, error))
+        self.create_inode(link, FileType::Symlink, 0o777, target)
+            .map_err(|error| path_error(link, error))
     }
 
     /// Returns the target of a symbolic link.
@@ -311,7 +317,7 @@ impl FileSystem {
     pub fn read_link(&self, path: impl AsRef<Path>) -> io::Result<PathBuf> {
         let path = path.as_ref();
         let target = self.find(path, Follow::No).and_then(|found| self.volume.read_link(found));
-        Ok(OsString::from_vec(target.map_err(|error| about(path, error))?).into())
+        Ok(OsString::from_vec(target.map_err(|error| path_error(path, error))?).into())
     }
 
     /// Makes all changes durable.
@@ -332,26 +338,26 @@ impl FileSystem {
     }
 
     fn find(&self, path: &Path, follow: Follow) -> Result<InodeNumber> {
-        self.volume.resolve(self.volume.root(), bytes(path)?, follow)
+        self.volume.resolve(self.volume.root(), path_bytes(path)?, follow)
     }
 
     fn parent<'p>(&self, path: &'p Path) -> Result<(InodeNumber, &'p [u8])> {
-        self.volume.resolve_parent(self.volume.root(), bytes(path)?)
+        self.volume.resolve_parent(self.volume.root(), path_bytes(path)?)
     }
 
     /// Runs `work` with the directory and the name of a path.
-    fn named(
+    fn with_parent(
         &self,
         path: &Path,
         work: impl FnOnce(InodeNumber, &[u8]) -> Result<()>,
     ) -> io::Result<()> {
         let named = self.parent(path).and_then(|(dir, name)| work(dir, name));
-        named.map_err(|error| about(path, error))
+        named.map_err(|error| path_error(path, error))
     }
 
-    fn make(&self, path: &Path, kind: FileType, mode: u32, target: &[u8]) -> Result<()> {
-        let new = node(kind, mode, target);
-        self.volume.create_by_path(self.volume.root(), bytes(path)?, &new).map(drop)
+    fn create_inode(&self, path: &Path, kind: FileType, mode: u32, target: &[u8]) -> Result<()> {
+        let new = root_owned_node(kind, mode, target);
+        self.volume.create_by_path(self.volume.root(), path_bytes(path)?, &new).map(drop)
     }
 
     /// Returns the inode if it is a regular file.
@@ -405,7 +411,7 @@ impl FileSystem {
 
     fn attributes(&self, path: &Path, follow: Follow) -> io::Result<Attributes> {
         let found = self.find(path, follow).and_then(|found| self.volume.attributes(found));
-        found.map_err(|error| about(path, error))
+        found.map_err(|error| path_error(path, error))
     }
 }
 
@@ -433,7 +439,7 @@ impl FileSource for NoFiles {
 }
 
 /// Returns the `mke2fs` defaults of ext4, with a random UUID.
-fn ext4() -> mkfs::FormatOptions {
+fn ext4_options() -> mkfs::FormatOptions {
     let chance = || {
         let half = |of: u64| RandomState::new().hash_one(of).to_le_bytes();
         let mut bytes = [0; 16];
@@ -448,7 +454,7 @@ fn ext4() -> mkfs::FormatOptions {
     *version = *version & 0x0F | 0x40;
     *variant = *variant & 0x3F | 0x80;
     let time = u32::try_from(now().seconds).unwrap_or(u32::MAX);
-    let options = mkfs::FormatOptions::of_type("ext4").unwrap_or_default();
+    let options = mkfs::FormatOptions::for_type("ext4").unwrap_or_default();
     mkfs::FormatOptions { uuid, hash_seed: chance(), time, ..options }
 }
 
@@ -461,19 +467,19 @@ fn now() -> Time {
     }
 }
 
-fn disk(image: &Path, write: bool) -> io::Result<Arc<dyn Disk>> {
+fn open_disk(image: &Path, write: bool) -> io::Result<Arc<dyn Disk>> {
     let options = FileOptions { write, direct: false, uring: false };
     Ok(Arc::new(FileDisk::open(image, options)?))
 }
 
 /// Returns the bytes of a path; an empty path is `NotFound`.
-fn bytes(path: &Path) -> Result<&[u8]> {
+fn path_bytes(path: &Path) -> Result<&[u8]> {
     let path = path.as_os_str().as_bytes();
     if path.is_empty() { Err(Error::NotFound) } else { Ok(path) }
 }
 
 /// Describes a new inode owned by root.
-fn node(kind: FileType, mode: u32, target: &[u8]) -> NewNode<'_> {
+fn root_owned_node(kind: FileType, mode: u32, target: &[u8]) -> NewNode<'_> {
     NewNode { kind, mode, uid: 0, gid: 0, device: (0, 0), target }
 }
 
@@ -482,11 +488,11 @@ fn io_error(error: Error) -> io::Error {
     io::Error::new(kind, error)
 }
 
-fn about(path: &Path, error: Error) -> io::Error {
-    named(path, io_error(error))
+fn path_error(path: &Path, error: Error) -> io::Error {
+    with_path(path, io_error(error))
 }
 
 /// Adds the path to an error.
-fn named(path: &Path, error: io::Error) -> io::Error {
+fn with_path(path: &Path, error: io::Error) -> io::Error {
     io::Error::new(error.kind(), format!("{}: {error}", path.display()))
 }

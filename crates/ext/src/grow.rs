@@ -259,10 +259,10 @@ impl GrowPlan {
 
 /// Returns the superblock for `size_bytes`, with the old free counts.
 fn target_superblock(
-    whole: &OfflineVolume,
+    volume: &OfflineVolume,
     size_bytes: u64,
 ) -> Result<(RawSuperblock, Superblock)> {
-    let (raw, old) = (&whole.raw, &whole.super_);
+    let (raw, old) = (&volume.raw, &volume.super_);
     let block_bytes = u64::from(old.block_bytes);
     let first = u64::from(old.first_data_block);
     let per_group = u64::from(old.blocks_per_group);
@@ -307,7 +307,7 @@ fn with_blocks(
 ) -> crate::Result<(RawSuperblock, Superblock)> {
     let mut raw = raw.clone();
     set_blocks(&mut raw, old, blocks)?;
-    let grown = seal_and_parse(&mut raw)?;
+    let grown = set_checksum_and_parse(&mut raw)?;
     let taken = grown.descriptor_blocks().saturating_sub(old.descriptor_blocks());
     let reserved = u32::from(old.reserved_descriptor_blocks);
     let is_meta = old.incompatible.contains(Incompatible::META_BG);
@@ -323,7 +323,7 @@ fn with_blocks(
             raw.s_first_meta_bg = (old.descriptor_blocks() + reserved).into();
         }
     }
-    let new = seal_and_parse(&mut raw)?;
+    let new = set_checksum_and_parse(&mut raw)?;
     if old.cluster_blocks > 1 {
         // Shared clusters are not counted here; the kernel computes the overhead if this is 0.
         raw.s_overhead_blocks = 0.into();
@@ -360,7 +360,7 @@ pub(crate) fn set_blocks(
 }
 
 /// Sets the checksum of a raw superblock and parses it.
-pub(crate) fn seal_and_parse(raw: &mut RawSuperblock) -> crate::Result<Superblock> {
+pub(crate) fn set_checksum_and_parse(raw: &mut RawSuperblock) -> crate::Result<Superblock> {
     raw.set_checksum();
     raw.check()
 }

@@ -8,7 +8,7 @@ use draconis_exchange::contract::FileType;
 use crate::blocks::CHUNK_BYTES;
 use crate::blocks::data::SharedBytes;
 use crate::dir::name_query::{NameDisplay, NameQuery};
-use crate::dir::{Cookie, Damage, Entry};
+use crate::dir::{Cookie, DirDamage, Entry};
 use crate::file::Seek;
 use crate::format::dirent::Dirents;
 use crate::format::inline::{ENTRIES_AT, Inline};
@@ -87,14 +87,14 @@ impl Volume {
         dir: &Inode,
         from: Cookie,
         dots: bool,
-        mut visit: impl FnMut(std::result::Result<Entry<'_>, Damage>) -> bool,
+        mut visit: impl FnMut(std::result::Result<Entry<'_>, DirDamage>) -> bool,
     ) -> Result<()> {
         let names = NameDisplay::of(self, dir);
         let all = Cookie(u64::MAX);
         let inline = match self.inline_of(dir) {
             Ok(inline) => inline,
             Err(error) => {
-                visit(Err(Damage { error, next: all }));
+                visit(Err(DirDamage { error, next: all }));
                 return Ok(());
             }
         };
@@ -104,7 +104,7 @@ impl Volume {
             let next = Cookie(next);
             let found = inode
                 .map(|inode| Entry { name, inode, kind: Some(FileType::Directory), next })
-                .map_err(|error| Damage { error, next });
+                .map_err(|error| DirDamage { error, next });
             if dots && from < next && !visit(found) {
                 return Ok(());
             }
@@ -126,7 +126,7 @@ impl Volume {
                         kind: entry.kind,
                         next,
                     })),
-                    Err(error) => visit(Err(Damage { error: error.of_inode(dir.number), next })),
+                    Err(error) => visit(Err(DirDamage { error: error.of_inode(dir.number), next })),
                 };
                 if !goes_on {
                     return Ok(());

@@ -101,7 +101,7 @@ pub use draconis_exchange::contract::{AttributeChange, Attributes, FileType, Set
 pub use blocks::DeviceStatistics;
 pub use blocks::data::SharedBytes;
 pub use cache::CacheStatistics;
-pub use dir::{Cookie, Damage, Entry};
+pub use dir::{Cookie, DirDamage, Entry};
 pub use error::{Error, Result};
 pub use file::Seek;
 pub use filesystem::{DirEntry, FileSystem};

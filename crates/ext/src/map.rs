@@ -59,7 +59,7 @@ pub struct Run {
     /// Number of blocks.
     pub blocks: u32,
     /// Location of the blocks.
-    pub place: BlockLocation,
+    pub location: BlockLocation,
 }
 
 impl Run {
@@ -73,12 +73,12 @@ impl Run {
         let (start, end) = (self.from.max(from), self.end().min(end));
         let blocks = end.0.checked_sub(start.0).filter(|blocks| *blocks > 0)?;
         let skipped = u64::from(start.0.saturating_sub(self.from.0));
-        let place = match self.place {
+        let place = match self.location {
             BlockLocation::Mapped(first) => BlockLocation::Mapped(first.offset(skipped)),
             BlockLocation::Unwritten(first) => BlockLocation::Unwritten(first.offset(skipped)),
             other => other,
         };
-        Some(Self { from: start, blocks, place })
+        Some(Self { from: start, blocks, location: place })
     }
 }
 
@@ -92,7 +92,7 @@ impl RunList {
             return;
         }
         if let Some(last) = self.0.last_mut() {
-            let joins = match (last.place, run.place) {
+            let joins = match (last.location, run.location) {
                 (BlockLocation::Hole, BlockLocation::Hole) => true,
                 (BlockLocation::Mapped(first), BlockLocation::Mapped(next))
                 | (BlockLocation::Unwritten(first), BlockLocation::Unwritten(next)) => {
@@ -121,7 +121,7 @@ impl RunList {
 
     /// Returns true if the runs are only a hole.
     pub(crate) fn is_hole(&self) -> bool {
-        self.0.iter().all(|run| run.place == BlockLocation::Hole)
+        self.0.iter().all(|run| run.location == BlockLocation::Hole)
     }
 }
 
@@ -378,7 +378,7 @@ impl MapVisitor for RunList {
     fn run(&mut self, at: u64, blocks: u64, place: BlockLocation) -> ControlFlow<()> {
         // The requested range ends at a 32-bit file block, so these fit.
         if let (Ok(from), Ok(blocks)) = (u32::try_from(at), u32::try_from(blocks)) {
-            self.push(Run { from: FileBlock(from), blocks, place });
+            self.push(Run { from: FileBlock(from), blocks, location: place });
         }
         ControlFlow::Continue(())
     }
@@ -405,14 +405,14 @@ pub(crate) fn hole_end(
     source: &MapSource<'_>,
     at: FileBlock,
 ) -> Result<Option<FileBlock>> {
-    struct First(Option<u64>);
-    impl MapVisitor for First {
+    struct FirstMapped(Option<u64>);
+    impl MapVisitor for FirstMapped {
         fn run(&mut self, at: u64, blocks: u64, place: BlockLocation) -> ControlFlow<()> {
             self.0 = (place == BlockLocation::Hole).then_some(at.saturating_add(blocks));
             ControlFlow::Break(())
         }
     }
-    let mut first = First(None);
+    let mut first = FirstMapped(None);
     map.walk(source, u64::from(at.0)..u64::from(u32::MAX), &mut first)?;
     Ok(first.0.and_then(|end| u32::try_from(end).ok()).map(FileBlock))
 }

@@ -241,12 +241,12 @@ impl MmpClaim {
         mmp::read(bytes.get(skip..).unwrap_or_default(), self.seed)
     }
 
-    fn write(&self, said: &MmpRecord, now: Time) -> Result<()> {
+    fn write(&self, record: &MmpRecord, now: Time) -> Result<()> {
         let mut bytes = self.bytes()?;
         let at = self.extent();
         let skip = saturating_usize(self.at_bytes - at.start_bytes);
         let seconds = u64::from(to_disk_seconds(now));
-        mmp::write(bytes.get_mut(skip..).unwrap_or_default(), said, seconds, self.seed);
+        mmp::write(bytes.get_mut(skip..).unwrap_or_default(), record, seconds, self.seed);
         let mut block = Block::private(bytes.len());
         block.copy_in(0, &bytes);
         let group = Group { writes: vec![Write { at_bytes: at.start_bytes, block }] };
@@ -282,7 +282,7 @@ impl fmt::Debug for MmpClaim {
     }
 }
 
-fn in_use_error(said: &MmpRecord, by: &str) -> Error {
-    let MmpRecord { node, device, .. } = said;
+fn in_use_error(record: &MmpRecord, by: &str) -> Error {
+    let MmpRecord { node, device, .. } = record;
     Error::InUse { by: format!("{by} (it calls itself {node:?}, and the device {device:?})") }
 }

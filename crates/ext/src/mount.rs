@@ -21,7 +21,7 @@ use crate::commit::queue::{ChainDependency, CommitQueue, FreedSpace, QueuedChain
 use crate::commit::to_disk_seconds;
 use crate::dir::edit::referenced_inodes;
 use crate::format::inode_slot::InodeSlot;
-use crate::format::requirements::{Asker, broken};
+use crate::format::requirements::{Enforcer, violated_rules};
 use crate::format::superblock::{RawSuperblock, Superblock};
 use crate::journal::{self, JournalFile};
 use crate::mmp::MmpClaim;
@@ -39,7 +39,7 @@ impl Volume {
         disk: Arc<dyn Disk>,
         options: OpenOptions,
         writing: WriteOptions,
-        taken_over: Option<CrashedProcess>,
+        crashed: Option<CrashedProcess>,
         claim: Option<MmpClaim>,
     ) -> Result<Self> {
         let properties = disk.properties();
@@ -61,12 +61,12 @@ impl Volume {
         let mut volume = Self::open_unreplayed(disk.clone(), options, super_);
         let super_ = &volume.super_;
         let is_clean = super_.clean && !super_.errors;
-        let clean = taken_over.as_ref().map_or(is_clean, |before| before.was_clean);
+        let clean = crashed.as_ref().map_or(is_clean, |before| before.was_clean);
         let groups = Groups::load(&volume.store, super_)?;
         let outbox = CommitQueue::new(disk, super_.block_bytes);
         let protocol = protocol::for_volume(super_, &properties, journal);
         let mut writer = WriteState::new(protocol, groups, &writing, clean);
-        writer.is_resumed = taken_over.is_some();
+        writer.is_resumed = crashed.is_some();
         writer.is_marked_in_use = writer.is_resumed && clean && !is_clean;
         writer.quotas = Quotas::of(super_)?;
         let mut writing = WriteContext::new(writer, outbox, writing);
@@ -80,7 +80,7 @@ impl Volume {
             tx.process_orphans(first)?;
             tx.process_orphan_file()
         })?;
-        if let Some(before) = taken_over {
+        if let Some(before) = crashed {
             volume.transact(|tx| {
                 tx.may_block = true;
                 tx.find_orphans(before.clone())
@@ -259,7 +259,9 @@ fn check_writable(super_: &Superblock, disk: &Properties, is_claimed: bool) -> R
         let feature = "writing needs: the journal, which is on another device".to_owned();
         return Err(Error::Unsupported { feature });
     }
-    if let Some(rule) = broken(Asker::Writer, super_.features(), super_.inode_bytes).next() {
+    if let Some(rule) =
+        violated_rules(Enforcer::Writer, super_.features(), super_.inode_bytes).next()
+    {
         let feature = format!("writing needs: another set of features: {rule}");
         return Err(Error::Unsupported { feature });
     }

@@ -197,7 +197,7 @@ impl Volume {
     /// # Errors
     /// As [`Volume::create`].
     pub fn create_tmpfile(&self, dir: InodeNumber, new: &NewNode<'_>) -> Result<InodeNumber> {
-        self.transact_with_space(0, |tx| tx.create_unnamed(dir, new))
+        self.transact_with_space(0, |tx| tx.create_tmpfile(dir, new))
     }
 
     /// Returns `Ok` if the inode's flags permit `access`, by the rules of Linux.

@@ -223,13 +223,13 @@ impl Transaction<'_> {
     pub(crate) fn transfer_usage(
         &mut self,
         inode: InodeNumber,
-        give: impl FnOnce(&mut InodeSlot<'_>),
+        set_owner: impl FnOnce(&mut InodeSlot<'_>),
     ) -> Result<()> {
         let block_bytes = self.volume.super_.block_bytes;
         let (before, after, bytes) = self.change_slot(inode, |it| {
             let before = Owner::of(it);
-            give(it);
-            (before, Owner::of(it), it.bytes_of_blocks(block_bytes))
+            set_owner(it);
+            (before, Owner::of(it), it.allocated_bytes(block_bytes))
         })?;
         if self.is_counted(inode) && before != after {
             let usage = Usage { inodes: 1, bytes: i64::try_from(bytes).unwrap_or(i64::MAX) };
@@ -327,7 +327,7 @@ impl Transaction<'_> {
         if header.first_free_entry_block != 0 {
             let bytes = self.quota_block(file, header.first_free_entry_block)?;
             let entries = RawEntries::view(&bytes).map_err(of_file)?;
-            if !entries.has_room().map_err(of_file)? {
+            if !entries.has_free_entry().map_err(of_file)? {
                 return Err(of_file(Error::corrupt("quota file: list of blocks with room")));
             }
             next_room = header.check_reference(entries.dqdh_next_free.get()).map_err(of_file)?;
@@ -337,10 +337,10 @@ impl Transaction<'_> {
         }
         let mut nodes = Vec::new();
         for _ in level + 1..LEVELS {
-            nodes.push(self.take_quota_block(file, &mut header)?);
+            nodes.push(self.allocate_quota_block(file, &mut header)?);
         }
         if header.first_free_entry_block == 0 {
-            header.first_free_entry_block = self.take_quota_block(file, &mut header)?;
+            header.first_free_entry_block = self.allocate_quota_block(file, &mut header)?;
         }
         let block = header.first_free_entry_block;
         let has_room = self.change_quota(file, block, |bytes| {
@@ -372,7 +372,7 @@ impl Transaction<'_> {
 
     /// Returns a zeroed block of a quota file: an unused one, or a new one at the end. Updates
     /// `header`, which the caller writes to the file.
-    fn take_quota_block(&mut self, file: InodeNumber, header: &mut Header) -> Result<u32> {
+    fn allocate_quota_block(&mut self, file: InodeNumber, header: &mut Header) -> Result<u32> {
         if header.first_free_block != 0 {
             let block = header.first_free_block;
             let bytes = self.quota_block(file, block)?;

@@ -49,7 +49,7 @@ const SUPERBLOCK_HOME: u64 = u64::MAX;
 pub(crate) struct OfflineWriter<'a> {
     disk: &'a dyn Disk,
     pub(crate) block_bytes: u32,
-    under_way: u64,
+    in_flight_bytes: u64,
     /// Tickets that all submitted writes depend on.
     dependencies: Vec<Ticket>,
     last: Option<Ticket>,
@@ -57,7 +57,7 @@ pub(crate) struct OfflineWriter<'a> {
 
 impl<'a> OfflineWriter<'a> {
     pub(crate) fn new(disk: &'a dyn Disk, block_bytes: u32) -> Self {
-        Self { disk, block_bytes, under_way: 0, dependencies: vec![], last: None }
+        Self { disk, block_bytes, in_flight_bytes: 0, dependencies: vec![], last: None }
     }
 
     fn at_bytes(&self, at: FsBlock) -> u64 {
@@ -96,8 +96,8 @@ impl<'a> OfflineWriter<'a> {
             .submit(Group { writes: vec![write] }, &self.dependencies)
             .map_err(|refused| refused.error)?;
         self.last = Some(ticket);
-        self.under_way = self.under_way.saturating_add(len);
-        if self.under_way >= MAX_IN_FLIGHT_BYTES {
+        self.in_flight_bytes = self.in_flight_bytes.saturating_add(len);
+        if self.in_flight_bytes >= MAX_IN_FLIGHT_BYTES {
             self.wait()?;
         }
         Ok(())
@@ -105,7 +105,7 @@ impl<'a> OfflineWriter<'a> {
 
     /// Waits until all submitted writes are durable.
     pub(crate) fn wait(&mut self) -> Result<()> {
-        self.under_way = 0;
+        self.in_flight_bytes = 0;
         if let Some(last) = self.last.take() {
             self.disk.wait_durable(last)?;
             self.dependencies = vec![last];
@@ -138,8 +138,8 @@ pub(crate) struct RedoLog<'a> {
 impl<'a> RedoLog<'a> {
     /// Creates a change of the volume on `disk`. Its log goes to `room`: blocks that are free
     /// before the change and that the change does not allocate.
-    pub(crate) fn new(disk: &'a dyn Disk, block_bytes: u32, room: Vec<Range<u64>>) -> Self {
-        let mut room: Vec<_> = room.into_iter().filter(|range| !range.is_empty()).collect();
+    pub(crate) fn new(disk: &'a dyn Disk, block_bytes: u32, log_ranges: Vec<Range<u64>>) -> Self {
+        let mut room: Vec<_> = log_ranges.into_iter().filter(|range| !range.is_empty()).collect();
         room.reverse();
         Self {
             writer: OfflineWriter::new(disk, block_bytes),
@@ -235,11 +235,11 @@ impl<'a> RedoLog<'a> {
     }
 
     /// Replaces the ranges for the log, which must not have begun.
-    pub(crate) fn set_log_ranges(&mut self, room: Vec<Range<u64>>) -> Result<()> {
+    pub(crate) fn set_log_ranges(&mut self, log_ranges: Vec<Range<u64>>) -> Result<()> {
         if !self.home_to_log.is_empty() {
             return Err(Error::Misuse("room for a log that has begun"));
         }
-        self.log_ranges = room.into_iter().filter(|range| !range.is_empty()).collect();
+        self.log_ranges = log_ranges.into_iter().filter(|range| !range.is_empty()).collect();
         self.log_ranges.reverse();
         Ok(())
     }

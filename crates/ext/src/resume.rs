@@ -82,10 +82,10 @@ impl Volume {
     }
 
     /// Installs the change recorder. Only the first call has an effect.
-    pub fn set_change_recorder(&self, witness: Arc<dyn ChangeRecorder>) {
+    pub fn set_change_recorder(&self, recorder: Arc<dyn ChangeRecorder>) {
         if let Some(writing) = &self.writing {
             // An existing recorder stays.
-            let _ = writing.change_recorder.set(witness);
+            let _ = writing.change_recorder.set(recorder);
         }
     }
 

@@ -61,7 +61,7 @@ pub(crate) struct VolumeRewrite<'a> {
     /// New location of each visited xattr block.
     xattr_blocks: BTreeMap<u64, u64>,
     /// True if EA inodes are renumbered.
-    values_move: bool,
+    renumbers_ea_inodes: bool,
     /// Change of used blocks per quota owner: user, group, project.
     usage: BTreeMap<[u32; 3], i64>,
     /// Sizes and block runs of the quota files, by inode number.
@@ -98,7 +98,7 @@ impl<'a> VolumeRewrite<'a> {
             progress,
             moved_blocks: 0,
             xattr_blocks: BTreeMap::new(),
-            values_move: false,
+            renumbers_ea_inodes: false,
             usage: BTreeMap::new(),
             quota_files: BTreeMap::new(),
         }
@@ -183,7 +183,7 @@ impl<'a> VolumeRewrite<'a> {
             self.set_inode_bitmap(number, bytes)?;
         }
         let has_values = self.old.super_.incompatible.contains(Incompatible::EA_INODE);
-        self.values_move = has_values && !self.renumbered.is_empty();
+        self.renumbers_ea_inodes = has_values && !self.renumbered.is_empty();
         Ok(())
     }
 

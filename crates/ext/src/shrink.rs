@@ -22,7 +22,7 @@ use draconis_exchange::contract::Time;
 use crate::GroupNumber;
 use crate::format::features::{Compatible, Incompatible};
 use crate::format::superblock::{RawSuperblock, Superblock};
-use crate::grow::{seal_and_parse, set_blocks};
+use crate::grow::{set_blocks, set_checksum_and_parse};
 use crate::mkfs::MIN_LAST_GROUP_BLOCKS;
 pub use crate::offline::{OfflineError, Result};
 use crate::offline::{OfflineVolume, PlannedVolume, group_bounds, group_tables, reserved_gdt};
@@ -189,13 +189,13 @@ impl ShrinkPlan {
         let rest = rework.space.allocate_log(needed.saturating_sub(found));
         room.extend(rest.ok_or(OfflineError::NoLogSpace)?);
         rework.redo.set_log_ranges(room)?;
-        let raw = rewrite(&mut rework)?;
+        let raw = stage_rewrite(&mut rework)?;
         Ok(rework.redo.commit(&raw)?)
     }
 }
 
 /// Stages all changes and returns the planned superblock.
-fn rewrite(rework: &mut VolumeRewrite<'_>) -> Result<RawSuperblock> {
+fn stage_rewrite(rework: &mut VolumeRewrite<'_>) -> Result<RawSuperblock> {
     let (old, new) = (&rework.old.super_, &rework.planned.super_);
     let last = new.inodes;
     if last < old.inodes {
@@ -230,7 +230,7 @@ fn dry_run(
     let now = Time { seconds: 0, nanoseconds: 0 };
     let mut rework = VolumeRewrite::new(old, planned_volume(old, raw, new), redo, now, &|_| ());
     rework.build_usage()?;
-    match rewrite(&mut rework) {
+    match stage_rewrite(&mut rework) {
         Ok(_) => {}
         Err(OfflineError::NoLogSpace) => return Ok(None),
         Err(error) => return Err(error),
@@ -331,7 +331,7 @@ fn with_blocks(whole: &OfflineVolume, blocks: u64) -> crate::Result<(RawSuperblo
     let old = &whole.super_;
     let mut raw = whole.raw.clone();
     set_blocks(&mut raw, old, blocks)?;
-    let shrunk = seal_and_parse(&mut raw)?;
+    let shrunk = set_checksum_and_parse(&mut raw)?;
     let table = shrunk.descriptor_blocks();
     if old.incompatible.contains(Incompatible::META_BG) {
         raw.s_first_meta_bg = old.first_meta_group.min(table).into();
@@ -347,7 +347,7 @@ fn with_blocks(whole: &OfflineVolume, blocks: u64) -> crate::Result<(RawSuperblo
             group.set(0);
         }
     }
-    let new = seal_and_parse(&mut raw)?;
+    let new = set_checksum_and_parse(&mut raw)?;
     if old.overhead_clusters != 0 {
         let less = old.overhead().saturating_sub(new.overhead());
         raw.s_overhead_blocks = old.overhead_clusters.saturating_sub(saturating_u32(less)).into();

@@ -50,7 +50,7 @@ pub(crate) struct WriteContext {
     /// Write lock: transactions hold it exclusively, readers share it.
     pub(crate) state: RwLock<WriteState>,
     pub(crate) commit_queue: CommitQueue,
-    pub(crate) gathering: GroupCommit,
+    pub(crate) group_commit: GroupCommit,
     /// Limit of dirty data in memory, in bytes.
     pub(crate) dirty_limit: u64,
     pub(crate) clock: Arc<dyn Fn() -> Time + Send + Sync>,
@@ -62,9 +62,9 @@ pub(crate) struct WriteContext {
     /// Callback for the first change after a commit.
     pub(crate) on_first_change: Mutex<Option<Box<dyn Fn() + Send + Sync>>>,
     /// Callback between retries of a change that finds no space.
-    pub(crate) on_no_room: OnceLock<Box<dyn Fn() + Send + Sync>>,
+    pub(crate) on_no_space: OnceLock<Box<dyn Fn() + Send + Sync>>,
     /// Callback for queued data that a separate thread sends.
-    pub(crate) on_contents: OnceLock<Box<dyn Fn() + Send + Sync>>,
+    pub(crate) on_queued_contents: OnceLock<Box<dyn Fn() + Send + Sync>>,
     /// Recorder of every change, for a restarted process.
     pub(crate) change_recorder: OnceLock<Arc<dyn ChangeRecorder>>,
     /// MMP claim, if other hosts can reach the volume.
@@ -77,14 +77,14 @@ impl WriteContext {
             stopped: writer.is_stopped.clone(),
             state: RwLock::new(writer),
             commit_queue: outbox,
-            gathering: GroupCommit::default(),
+            group_commit: GroupCommit::default(),
             dirty_limit: writing.dirty_bytes,
             clock: writing.clock,
             pending_access_times: PendingAccessTimes::new(writing.atime),
             discard: writing.discard,
             on_first_change: Mutex::default(),
-            on_no_room: OnceLock::new(),
-            on_contents: OnceLock::new(),
+            on_no_space: OnceLock::new(),
+            on_queued_contents: OnceLock::new(),
             change_recorder: OnceLock::new(),
             claim: None,
         }
@@ -206,7 +206,7 @@ impl WriteState {
     }
 
     /// Returns the numbers of free blocks and inodes.
-    pub(crate) fn free(&self) -> (u64, u64) {
+    pub(crate) fn free_counts(&self) -> (u64, u64) {
         (self.groups.free_blocks(), self.groups.free_inodes)
     }
 

@@ -123,7 +123,7 @@ struct TuneWork {
     /// `Some(true)` adds the MMP block, `Some(false)` removes it.
     mmp: Option<bool>,
     /// System files to add or remove.
-    hidden: SystemFileChanges,
+    system_files: SystemFileChanges,
     /// True if directories lose their htrees.
     drops_indexes: bool,
 }
@@ -162,7 +162,7 @@ pub fn tune(disk: &dyn Disk, changes: &TuneChanges, now: Time) -> Result<()> {
         return Err(OfflineError::Unsupported(what.to_owned()));
     }
     if (work.rewrites_checksums || work.drops_indexes)
-        && work.hidden != SystemFileChanges::default()
+        && work.system_files != SystemFileChanges::default()
     {
         let what =
             "-O: quota, project and orphan_file by themselves, other features before or then";
@@ -186,11 +186,11 @@ pub fn tune(disk: &dyn Disk, changes: &TuneChanges, now: Time) -> Result<()> {
         let what = "-O: directories are not laid out anew on a volume with clusters (bigalloc)";
         return Err(OfflineError::Unsupported(what.to_owned()));
     }
-    let task = TuneTask { whole: &whole, raw: &raw, new: &new, changes, work, now };
+    let task = TuneTask { volume: &whole, raw: &raw, new: &new, changes, work, now };
     // A dry run counts the log blocks first.
-    let (tried, _) = task.rework(RedoLog::dry_run(disk, new.block_bytes), 0)?;
+    let (tried, _) = task.stage(RedoLog::dry_run(disk, new.block_bytes), 0)?;
     let log_blocks = tried.log_blocks() + REDO_LOG_MARGIN_BLOCKS;
-    let (redo, raw) = task.rework(RedoLog::new(disk, new.block_bytes, vec![]), log_blocks)?;
+    let (redo, raw) = task.stage(RedoLog::new(disk, new.block_bytes, vec![]), log_blocks)?;
     Ok(redo.commit(&raw)?)
 }
 
@@ -233,7 +233,7 @@ fn write_sector(disk: &dyn Disk, raw: &mut RawSuperblock) -> Result<()> {
 
 /// Arguments of a tune that needs a rewrite.
 struct TuneTask<'a> {
-    whole: &'a OfflineVolume,
+    volume: &'a OfflineVolume,
     raw: &'a RawSuperblock,
     new: &'a Superblock,
     changes: &'a TuneChanges,
@@ -243,13 +243,13 @@ struct TuneTask<'a> {
 
 impl<'a> TuneTask<'a> {
     /// Stages all changes with `log_blocks` for the log, and returns the planned superblock.
-    fn rework(&self, redo: RedoLog<'a>, log_blocks: u64) -> Result<(RedoLog<'a>, RawSuperblock)> {
+    fn stage(&self, redo: RedoLog<'a>, log_blocks: u64) -> Result<(RedoLog<'a>, RawSuperblock)> {
         let to_be = PlannedVolume {
             raw: self.raw.clone(),
             super_: self.new.clone(),
-            groups: self.whole.groups.clone(),
+            groups: self.volume.groups.clone(),
         };
-        let mut rework = VolumeRewrite::new(self.whole, to_be, redo, self.now, &|_| ());
+        let mut rework = VolumeRewrite::new(self.volume, to_be, redo, self.now, &|_| ());
         rework.rewrites_checksums = self.work.rewrites_checksums;
         rework.build_usage()?;
         let room = rework.space.allocate_log(log_blocks).ok_or(OfflineError::NoLogSpace)?;
@@ -259,7 +259,7 @@ impl<'a> TuneTask<'a> {
             Some(false) => journal::remove_journal(&mut rework)?,
             None => {}
         }
-        system_files::apply(&mut rework, self.work.hidden)?;
+        system_files::apply(&mut rework, self.work.system_files)?;
         match self.work.mmp {
             Some(true) => mmp::add_mmp_block(&mut rework)?,
             Some(false) => mmp::remove_mmp_block(&mut rework)?,
@@ -269,7 +269,7 @@ impl<'a> TuneTask<'a> {
             rework.rewrite_inodes()?;
         }
         if self.work.rewrites_checksums {
-            reseal_bitmaps(&mut rework)?;
+            recompute_bitmap_checksums(&mut rework)?;
         }
         rework.rewrite_bitmaps()?;
         let raw = rework.superblock()?;
@@ -278,7 +278,7 @@ impl<'a> TuneTask<'a> {
 }
 
 /// Recomputes the checksums of unchanged bitmaps.
-fn reseal_bitmaps(rework: &mut VolumeRewrite<'_>) -> Result<()> {
+fn recompute_bitmap_checksums(rework: &mut VolumeRewrite<'_>) -> Result<()> {
     for number in 0..rework.planned.super_.groups {
         let bitmap = rework.old.inode_bitmap(&rework.redo, number)?;
         let super_ = rework.planned.super_.clone();

@@ -58,8 +58,8 @@ impl Default for OpenOptions {
 pub struct Volume {
     pub(crate) super_: Superblock,
     pub(crate) store: BlockStore,
-    pub(crate) streams: FileReadAhead,
-    pub(crate) maps: Cache<SegmentKey, Arc<RunList>>,
+    pub(crate) file_read_ahead: FileReadAhead,
+    pub(crate) block_maps: Cache<SegmentKey, Arc<RunList>>,
     pub(crate) inodes: Cache<u32, Arc<Inode>>,
     /// State of a writable volume; `None` on a read-only one.
     pub(crate) writing: Option<WriteContext>,
@@ -172,11 +172,11 @@ impl Volume {
             options.data_cache_bytes,
             options.read_ahead_bytes,
         );
-        store.sums = MetadataChecksums::for_volume(&super_);
+        store.checksums = MetadataChecksums::for_volume(&super_);
         Self {
             store,
-            streams: FileReadAhead::new(options.read_ahead_bytes),
-            maps: Cache::new(options.block_map_cache, 1, 65),
+            file_read_ahead: FileReadAhead::new(options.read_ahead_bytes),
+            block_maps: Cache::new(options.block_map_cache, 1, 65),
             inodes: Cache::new(options.inode_cache, 1, 1),
             writing: None,
             journal_damage: None,
@@ -297,9 +297,10 @@ impl Volume {
     pub fn space(&self) -> StatFs {
         let super_ = &self.super_;
         let writer = self.read_lock();
-        let (free_blocks, free_inodes) = writer
-            .as_ref()
-            .map_or((super_.free_blocks, u64::from(super_.free_inodes)), |writer| writer.free());
+        let (free_blocks, free_inodes) =
+            writer.as_ref().map_or((super_.free_blocks, u64::from(super_.free_inodes)), |writer| {
+                writer.free_counts()
+            });
         StatFs {
             block_bytes: super_.block_bytes,
             blocks: super_.blocks.saturating_sub(self.overhead()),
@@ -430,7 +431,7 @@ impl Volume {
     pub fn statistics(&self) -> Statistics {
         Statistics {
             inodes: self.inodes.statistics(),
-            block_maps: self.maps.statistics(),
+            block_maps: self.block_maps.statistics(),
             data: self.store.cache_statistics(),
             device: self.store.device_statistics(),
         }

@@ -77,7 +77,7 @@ fn a_volume_is_in_use_before_anything_else_of_its_first_change() {
         states += 1;
         if bytes[2048..] != base[2048..] {
             changed += 1;
-            assert_eq!(bytes[STATE_AT] & 1, 0, "{:?}", crash.cut);
+            assert_eq!(bytes[STATE_AT] & 1, 0, "{:?}", crash.kind);
         }
     }
     assert!(states > changed && changed > 5, "{changed} of {states}");
@@ -356,7 +356,7 @@ fn groups_and_times_follow_the_rules() {
 }
 
 #[test]
-fn a_volume_that_runs_full_gives_freed_space_out_again() {
+fn a_full_volume_reuses_freed_space() {
     let Some(disk) = memory("2M", &["-b", "1024", "-m", "0"]) else { return };
     let volume = open(&disk);
     let file = volume.create(volume.root(), b"file", &FILE).unwrap();
@@ -556,7 +556,7 @@ fn what_may_be_opened_follows_the_flags() {
 }
 
 #[test]
-fn the_first_change_after_a_commit_is_told() {
+fn the_first_change_after_a_commit_is_notified() {
     let Some(disk) = memory("4M", &["-b", "1024"]) else { return };
     let volume = open(&disk);
     let told = Arc::new(AtomicU32::new(0));

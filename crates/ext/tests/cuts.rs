@@ -34,7 +34,7 @@ fn storms_that_are_cut_off_are_mended() {
                 let checked = Command::new("e2fsck").args(["-fp", image.path()]).output().unwrap();
                 let said = String::from_utf8_lossy(&checked.stdout);
                 let mended = matches!(checked.status.code(), Some(0 | 1));
-                assert!(mended, "seed {seed}, {:?}: {said}", crash.cut);
+                assert!(mended, "seed {seed}, {:?}: {said}", crash.kind);
             }
         }
     }

@@ -235,7 +235,7 @@ fn first_of(bytes: &[u8]) -> usize {
     let block_bytes = volume.superblock().block_bytes as usize;
     let at = |nth: u64| {
         let runs = volume.map(InodeNumber(8), nth * block_bytes as u64).unwrap();
-        let BlockLocation::Mapped(at) = runs[0].place else { panic!("a journal with a hole") };
+        let BlockLocation::Mapped(at) = runs[0].location else { panic!("a journal with a hole") };
         at.0 as usize * block_bytes
     };
     let word = |offset: usize| {
@@ -255,7 +255,7 @@ fn recovered(bytes: &[u8]) -> Vec<u8> {
 }
 
 #[test]
-fn what_the_kernel_commits_fast_is_recovered_by_all_to_the_same() {
+fn all_recoveries_of_fast_commits_give_the_same_result() {
     let (mut used, mut compared) = (0, 0);
     for arguments in VOLUMES {
         for (name, work) in WORKS {
@@ -327,7 +327,7 @@ fn a_recovery_that_is_cut_off_is_made_again() {
             if states % 4 != 0 {
                 continue;
             }
-            let what = format!("{arguments:?}, {name}, state {states}, {:?}", crash.cut);
+            let what = format!("{arguments:?}, {name}, state {states}, {:?}", crash.kind);
             let volume = Volume::open(crash.disk.clone(), OpenOptions::default());
             let volume = volume.unwrap_or_else(|error| panic!("{what}: {error}"));
             assert!(seen_by_us(&volume) == ours, "{what}");
@@ -351,7 +351,7 @@ fn fast_blocks(bytes: &[u8]) -> Vec<std::ops::Range<usize>> {
 }
 
 /// Sets the checksums of these blocks.
-fn seal(bytes: &mut [u8], blocks: &[std::ops::Range<usize>]) {
+fn set_checksum(bytes: &mut [u8], blocks: &[std::ops::Range<usize>]) {
     const TAIL: u16 = 8;
     let mut sum = 0;
     for block in blocks {
@@ -383,7 +383,7 @@ fn records_of_any_bytes_do_no_harm() {
         let Some(bytes) = leave(arguments, work) else { return };
         let blocks = fast_blocks(&bytes);
         let mut same = bytes.clone();
-        seal(&mut same, &blocks);
+        set_checksum(&mut same, &blocks);
         assert!(same == bytes, "{arguments:?}: sums are what the kernel has");
         for _ in 0..spoil::rounds(60) {
             let mut spoilt = bytes.clone();
@@ -393,7 +393,7 @@ fn records_of_any_bytes_do_no_harm() {
                 let at = block.start + random.below(700.min(block.len() as u64 - 8)) as usize;
                 spoil::spoil(&mut spoilt, at..at + 8, &mut random);
             }
-            seal(&mut spoilt, &blocks);
+            set_checksum(&mut spoilt, &blocks);
             let disk = Arc::new(MemoryDisk::new(spoilt, 512));
             all += 1;
             let seen = Volume::open(disk.clone(), OpenOptions::default());

@@ -53,7 +53,7 @@ fn cut(to: u64) -> AttributeChange {
 }
 
 #[test]
-fn a_sealed_file_keeps_its_contents_and_goes_whole() {
+fn a_verity_file_is_immutable_and_deleted_completely() {
     let source = tempfile::tempdir().unwrap();
     fs::write(source.path().join("sealed"), tree::pattern(1, 10 << 10)).unwrap();
     let arguments = ["-t", "ext4", "-b", "1024", "-O", "verity"];
@@ -136,7 +136,7 @@ fn inside(size: &str, arguments: &[&str], fill: impl FnOnce(&Path)) -> Option<Im
 }
 
 #[test]
-fn what_is_inside_its_inode_leaves_it_only_where_there_is_room() {
+fn inline_data_moves_to_blocks_only_with_free_space() {
     let filled = inside("1M", &["-b", "1024", "-m", "0"], |root| {
         fs::write(root.join("file"), tree::pattern(1, 100)).unwrap();
         rustix::fs::setxattr(
@@ -472,7 +472,7 @@ fn our_orphans_are_read_beside_a_file_of_them() {
 }
 
 #[test]
-fn a_damaged_file_of_orphans_is_damage_and_no_other_harm() {
+fn a_damaged_orphan_file_harms_nothing_else() {
     let arguments = ["-t", "ext4", "-b", "1024", "-O", "orphan_file"];
     let Some(image) = Image::make(None, "8M", &arguments) else { return };
     let stat = image.debugfs("stats").unwrap();
@@ -519,7 +519,7 @@ fn a_damaged_file_of_orphans_is_damage_and_no_other_harm() {
 
 /// `e2fsck` counts the references to each EA inode.
 #[test]
-fn values_are_kept_counted_and_given_back() {
+fn ea_inodes_are_counted_and_freed() {
     let arguments = ["-t", "ext4", "-b", "1024", "-I", "256", "-O", "ea_inode"];
     let Some(image) = Image::make(None, "16M", &arguments) else { return };
     {
@@ -570,7 +570,7 @@ fn values_are_kept_counted_and_given_back() {
 }
 
 #[test]
-fn a_volume_that_several_hosts_may_use_is_written_by_who_claims_it() {
+fn only_the_claiming_host_writes_a_volume_with_mmp() {
     let Some(image) = Image::make(None, "8M", &["-t", "ext4", "-O", "mmp"]) else { return };
     assert!(image.try_open().is_ok());
     let disk = disk(&image);

@@ -243,7 +243,7 @@ fn several_files_are_durable_after_one_commit() {
 
 /// Data synced by a thread is durable when the sync returns, in whichever commit.
 #[test]
-fn what_a_shared_commit_answers_for_is_durable() {
+fn data_of_a_shared_commit_is_durable() {
     const ROUNDS: u64 = 30;
     let tiny = OpenOptions {
         inode_cache: 4,

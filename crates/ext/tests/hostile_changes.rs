@@ -238,7 +238,7 @@ fn names_and_attributes(image: &[u8]) -> Vec<std::ops::Range<usize>> {
         let Ok(inode) = volume.inode(number) else { continue };
         if inode.kind == FileType::Directory {
             for run in volume.map(number, 0).unwrap_or_default() {
-                if let draconis_ext::BlockLocation::Mapped(at) = run.place {
+                if let draconis_ext::BlockLocation::Mapped(at) = run.location {
                     let at = at.0 as usize * block;
                     found.push(at..at + block * run.blocks as usize);
                 }

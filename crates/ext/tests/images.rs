@@ -133,7 +133,7 @@ fn five_gib_with_a_triple_indirect_tail() {
         let runs = volume.map(number, at).unwrap();
         let Some(last) = runs.last() else { break };
         calls += 1;
-        let there = runs.iter().filter(|run| matches!(run.place, BlockLocation::Mapped(_)));
+        let there = runs.iter().filter(|run| matches!(run.location, BlockLocation::Mapped(_)));
         stored += there.map(|run| u64::from(run.blocks)).sum::<u64>();
         at = u64::from(last.end().0) * 1024;
     }

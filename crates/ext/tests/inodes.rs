@@ -32,7 +32,7 @@ fn the_tree_behind_a_sealed_file_is_not_shown() {
         assert!(volume.read(sealed, 2500, 100).unwrap().is_empty());
         assert_eq!(volume.seek(sealed, 0, Seek::Hole), Ok(Some(2500)));
         let runs = volume.map(sealed, 0).unwrap();
-        assert!(runs.iter().all(|run| matches!(run.place, BlockLocation::Mapped(_))));
+        assert!(runs.iter().all(|run| matches!(run.location, BlockLocation::Mapped(_))));
         assert_eq!(runs.last().unwrap().end().0, 3);
         assert_eq!(volume.read_only_reason(), None);
     }

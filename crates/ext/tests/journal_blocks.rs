@@ -36,7 +36,7 @@ fn log(bytes: &[u8]) -> Vec<u64> {
         let runs = volume.map(InodeNumber(8), at).unwrap();
         let before = blocks.len();
         for run in runs {
-            let BlockLocation::Mapped(first) = run.place else { continue };
+            let BlockLocation::Mapped(first) = run.location else { continue };
             blocks.extend((0..u64::from(run.blocks)).map(|nth| first.0 + nth));
         }
         if blocks.len() == before {
@@ -133,7 +133,7 @@ fn a_copy_that_looks_like_the_journals_own_is_escaped() {
         if volume.write(file, 0, b"one block").is_err() {
             break;
         }
-        let BlockLocation::Mapped(at) = volume.map(file, 0).unwrap()[0].place else {
+        let BlockLocation::Mapped(at) = volume.map(file, 0).unwrap()[0].location else {
             panic!("{name}")
         };
         files.push((name, at.0));

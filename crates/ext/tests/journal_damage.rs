@@ -50,7 +50,9 @@ fn log(bytes: &[u8]) -> Vec<usize> {
     let mut blocks = vec![];
     while (blocks.len() * BLOCK) as u64 != len {
         for run in volume.map(InodeNumber(8), (blocks.len() * BLOCK) as u64).unwrap() {
-            let BlockLocation::Mapped(first) = run.place else { panic!("a journal with a hole") };
+            let BlockLocation::Mapped(first) = run.location else {
+                panic!("a journal with a hole")
+            };
             blocks.extend((0..run.blocks).map(|nth| (first.0 + u64::from(nth)) as usize));
         }
     }
@@ -103,7 +105,7 @@ fn flip(disk: &MemoryDisk, bytes: &mut [u8], at: usize, bit: usize) {
 
 /// Protection of the bits of a journal block.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Sealed {
+enum Protection {
     /// A checksum that `e2fsck` verifies.
     Checksum,
     /// The header of a journal block.
@@ -120,29 +122,31 @@ fn blocks(bytes: &[u8], log: &[usize]) -> Vec<(usize, Option<jbd2::BlockType>)> 
     log[1..=last.unwrap()].iter().map(|at| (*at, own(at).map(|(kind, _)| kind))).collect()
 }
 
-fn sealed(row: &Row, kind: Option<jbd2::BlockType>, is_last: bool, at: usize) -> Sealed {
+fn checksummed(row: &Row, kind: Option<jbd2::BlockType>, is_last: bool, at: usize) -> Protection {
     let (.., compatible, incompatible) = *row;
     let is_summed = incompatible & 0x18 != 0;
     match kind {
-        Some(jbd2::BlockType::Commit) if is_summed && (12..60).contains(&at) => Sealed::Checksum,
+        Some(jbd2::BlockType::Commit) if is_summed && (12..60).contains(&at) => {
+            Protection::Checksum
+        }
         // A commit block with a transaction checksum names its type.
         Some(jbd2::BlockType::Commit) if compatible == 1 && matches!(at, 12 | 13 | 16..20) => {
-            Sealed::Checksum
+            Protection::Checksum
         }
         Some(jbd2::BlockType::Commit) if (8..12).contains(&at) && is_last && !is_summed => {
-            Sealed::No
+            Protection::No
         }
-        Some(jbd2::BlockType::Commit) if at >= 12 => Sealed::No,
+        Some(jbd2::BlockType::Commit) if at >= 12 => Protection::No,
         // The types of descriptors and revoke blocks differ in one bit.
         Some(jbd2::BlockType::Revoke | jbd2::BlockType::Descriptor) if at == 7 && !is_summed => {
-            Sealed::No
+            Protection::No
         }
-        Some(_) if at < 12 => Sealed::Header,
-        Some(jbd2::BlockType::Revoke) if !is_summed => Sealed::No,
+        Some(_) if at < 12 => Protection::Header,
+        Some(jbd2::BlockType::Revoke) if !is_summed => Protection::No,
         // Half of a checksum may miss the change.
-        None if incompatible & 8 != 0 => Sealed::No,
-        _ if is_summed || compatible == 1 => Sealed::Checksum,
-        _ => Sealed::No,
+        None if incompatible & 8 != 0 => Protection::No,
+        _ if is_summed || compatible == 1 => Protection::Checksum,
+        _ => Protection::No,
     }
 }
 
@@ -208,9 +212,9 @@ fn a_flipped_bit_of_what_was_committed_is_damage() {
                 let (offset, at) = (bit / 8, block * BLOCK + bit / 8);
                 flip(&disk, &mut bytes, at, bit % 8);
                 let damaged = is_damaged(&disk);
-                let sealed = sealed(row, *kind, is_last, offset);
+                let sealed = checksummed(row, *kind, is_last, offset);
                 let what = format!("{}: {kind:?} in {block}, byte {offset}, bit {bit}", row.0);
-                assert!(damaged || sealed == Sealed::No, "{what}");
+                assert!(damaged || sealed == Protection::No, "{what}");
                 if random.below(if takes_all() { 4000 } else { 60 }) == 0 {
                     asked += 1;
                     let (theirs, said) = by_e2fsck(&bytes);
@@ -220,13 +224,13 @@ fn a_flipped_bit_of_what_was_committed_is_damage() {
                     let is_told = match kind {
                         Some(jbd2::BlockType::Commit) => offset < 60,
                         Some(_) => true,
-                        None => sealed == Sealed::Checksum,
+                        None => sealed == Protection::Checksum,
                     };
                     assert!(damaged || !theirs || !is_told, "{what}: {said}");
                     // It also skips copies of blocks that are revoked later.
-                    let is_looked_at = sealed == Sealed::Checksum && kind.is_some();
+                    let is_looked_at = sealed == Protection::Checksum && kind.is_some();
                     assert!(theirs || !is_looked_at, "{what}: {said}");
-                    if sealed != Sealed::No {
+                    if sealed != Protection::No {
                         is_refused(&bytes, &what);
                     }
                 }

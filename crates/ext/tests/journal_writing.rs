@@ -125,7 +125,7 @@ fn storm(base: &[u8], seed: u64, sample: u64) -> u64 {
     let mut states = 0;
     for crash in cuts(base, disk.take(), seed) {
         states += 1;
-        let what = format!("seed {seed}, {:?}", crash.cut);
+        let what = format!("seed {seed}, {:?}", crash.kind);
         is_whole(&crash.disk, random.below(sample) == 0, &what);
     }
     states
@@ -161,7 +161,7 @@ fn what_was_synced_is_there() {
         drop(volume);
         let mut random = Random::new(5);
         for crash in cuts(base, disk.take(), kind as u64) {
-            let what = format!("kind {kind}, {:?}, {:?}", crash.cut, crash.marks().last());
+            let what = format!("kind {kind}, {:?}, {:?}", crash.kind, crash.marks().last());
             is_whole(&crash.disk, random.below(SAMPLE * 4) == 0, &what);
             let Some(synced) = crash.marks().last() else { continue };
             let volume = Volume::open(crash.disk.clone(), OpenOptions::default()).unwrap();
@@ -220,7 +220,7 @@ fn is_left_alone(volume: &Volume) {
 }
 
 #[test]
-fn nothing_is_put_over_what_a_block_is_used_for_next() {
+fn reused_blocks_are_not_overwritten_by_replay() {
     for (kind, base) in bases().iter().enumerate() {
         let disk = recorded(base);
         let volume =
@@ -235,7 +235,7 @@ fn nothing_is_put_over_what_a_block_is_used_for_next() {
         drop(volume);
         let mut random = Random::new(5);
         for crash in cuts(base, disk.take(), kind as u64) {
-            let what = format!("kind {kind}, {:?}, {:?}", crash.cut, crash.marks().last());
+            let what = format!("kind {kind}, {:?}, {:?}", crash.kind, crash.marks().last());
             if random.below(8) == 0 {
                 is_whole(&crash.disk, random.below(SAMPLE) == 0, &what);
             }
@@ -255,7 +255,7 @@ fn nothing_is_put_over_what_a_block_is_used_for_next() {
 }
 
 #[test]
-fn what_is_left_is_recovered_by_all_to_the_same() {
+fn all_recoveries_give_the_same_result() {
     for (kind, base) in bases().iter().enumerate() {
         let disk = recorded(base);
         let volume =
@@ -484,7 +484,7 @@ fn the_kernel_and_we_take_turns_and_both_are_cut_off() {
 
 /// A file in more groups than a small journal can hold bitmaps of.
 #[test]
-fn a_file_that_one_transaction_cannot_lose_goes_in_several() {
+fn large_deletions_take_several_transactions() {
     let arguments = ["-t", "ext4", "-b", "1024", "-g", "256", "-J", "size=1", "-N", "4096"];
     let Some(image) = Image::make(None, "320M", &arguments) else { return };
     let base = fs::read(&image.path).unwrap();

@@ -65,7 +65,7 @@ fn no_file_types_and_small_inodes_as_the_kernel_writes_them() {
 
 /// Groups have all their inodes: neither the kernel nor this crate accepts a smaller inode count.
 #[test]
-fn what_counts_other_inodes_than_its_groups_is_refused_as_the_kernel_does() {
+fn wrong_inode_counts_are_refused_like_the_kernel() {
     for kind in ["ext2", "ext3", "ext4"] {
         let made = ["-t", kind, "-b", "1024", "-O", "^metadata_csum"];
         let Some(image) = Image::make(None, "24M", &made) else { return };

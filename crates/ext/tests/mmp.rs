@@ -49,7 +49,7 @@ fn sequence(bytes: &[u8]) -> String {
 }
 
 #[test]
-fn a_claimed_volume_is_written_renewed_and_given_back() {
+fn a_claimed_volume_is_written_renewed_and_released() {
     for features in ["mmp", "mmp,^metadata_csum"] {
         let Some(image) = image(features) else { return };
         let disk = Arc::new(MemoryDisk::new(fs::read(&image.path).unwrap(), 512));
@@ -82,7 +82,7 @@ fn a_claimed_volume_is_written_renewed_and_given_back() {
 }
 
 #[test]
-fn what_a_host_left_is_taken_over_and_what_one_has_is_not() {
+fn abandoned_claims_are_taken_and_live_ones_refused() {
     let Some(image) = image("mmp") else { return };
     let disk: Arc<dyn Disk> = Arc::new(MemoryDisk::new(fs::read(&image.path).unwrap(), 512));
     // Two hosts at once: the last writer wins.

@@ -162,7 +162,7 @@ fn a_full_volume_says_so_and_stays_whole() {
 #[test]
 fn any_disk_will_do() {
     let disk = Arc::new(MemoryDisk::new(vec![0; 8 << 20], 512));
-    let options = mkfs::FormatOptions::of_type("ext2").unwrap();
+    let options = mkfs::FormatOptions::for_type("ext2").unwrap();
     let fs = FileSystem::create_on(disk.clone(), &options, true).unwrap();
     fs.write("/f", "in memory").unwrap();
     fs.close().unwrap();

@@ -16,20 +16,22 @@ use draconis_device::{
 use draconis_exchange::contract::FileType;
 use draconis_exchange::heap::Block;
 use draconis_ext::check::{self, check};
-use draconis_ext::{BlockLocation, Cookie, Damage, Entry, Error, InodeNumber, OpenOptions, Volume};
+use draconis_ext::{
+    BlockLocation, Cookie, DirDamage, Entry, Error, InodeNumber, OpenOptions, Volume,
+};
 
 /// A disk that answers read-ahead later from another thread, and counts.
 struct Later {
     memory: Arc<MemoryDisk>,
     queue: Mutex<mpsc::Sender<(Extent, Block, Promise<ReadAnswer>)>>,
-    counts: Arc<Counts>,
+    counts: Arc<ReadCounters>,
     bad: Mutex<Vec<Range<u64>>>,
     /// True to drop read-ahead without an answer.
     forgetful: AtomicBool,
 }
 
 #[derive(Default)]
-struct Counts {
+struct ReadCounters {
     bytes: AtomicU64,
     ahead: AtomicU64,
     flying: AtomicU64,
@@ -39,7 +41,7 @@ struct Counts {
 impl Later {
     fn new(image: Vec<u8>) -> Arc<Self> {
         let memory = Arc::new(MemoryDisk::new(image, 512));
-        let counts = Arc::new(Counts::default());
+        let counts = Arc::new(ReadCounters::default());
         let (queue, requests) = mpsc::channel::<(Extent, Block, Promise<ReadAnswer>)>();
         let (disk, mine) = (memory.clone(), counts.clone());
         std::thread::spawn(move || {
@@ -159,7 +161,7 @@ fn a_stream_is_read_once_and_ahead() {
 }
 
 #[test]
-fn a_small_cache_bounds_what_flies() {
+fn a_small_cache_bounds_reads_in_flight() {
     let options = OpenOptions { data_cache_bytes: 1 << 20, ..OpenOptions::default() };
     let Some((volume, disk)) = volume(options) else { return };
     read_large(&volume, 64 << 10);
@@ -218,7 +220,7 @@ fn a_bad_sector_costs_its_block_and_no_more() {
     // Far from the directory, which was read already.
     let bad = 405u64;
     let runs = volume.map(number, bad * 4096).unwrap();
-    let BlockLocation::Mapped(first) = runs[0].place else { panic!("{runs:?}") };
+    let BlockLocation::Mapped(first) = runs[0].location else { panic!("{runs:?}") };
     let at = first.0 * 4096;
     disk.spoil(at + 512..at + 1024);
     let expected = tree::pattern(1, LARGE);
@@ -268,7 +270,7 @@ fn inode_table(disk: &Later) -> (u64, u64) {
 
 /// Distant directories in a listing with attributes, on a read-only and a writable volume.
 #[test]
-fn directories_that_were_shown_are_on_their_way() {
+fn listed_directories_are_prefetched() {
     const DIRECTORIES: usize = 24;
     let source = tempfile::tempdir().unwrap();
     for nth in 0..DIRECTORIES {
@@ -291,7 +293,7 @@ fn directories_that_were_shown_are_on_their_way() {
             let volume = volume.unwrap();
             let mut directories = vec![];
             let list = |dir, each: &mut dyn FnMut(InodeNumber)| {
-                let visit = |found: std::result::Result<Entry<'_>, Damage>| {
+                let visit = |found: std::result::Result<Entry<'_>, DirDamage>| {
                     each(found.unwrap().inode);
                     true
                 };

@@ -212,7 +212,7 @@ fn what_mke2fs_refuses() {
                 _ => panic!("{arguments:?}"),
             }
         }
-        let mut options = mkfs::FormatOptions::of_type("ext4").unwrap();
+        let mut options = mkfs::FormatOptions::for_type("ext4").unwrap();
         options.inode_bytes = inode_bytes;
         options.apply_features(&features).unwrap();
         let refused = mkfs::Layout::new(&options, 16 * MIB).is_err();

@@ -4,11 +4,11 @@
 mod common;
 
 use common::kernel::*;
-use common::recorder::Heir;
-use common::tree::Memory;
-use common::{with_heir, with_kernel};
+use common::recorder::ScriptedLog;
+use common::tree::MemoryTree;
+use common::{with_kernel, with_log};
 use draconis_exchange::contract::request_log::Outcome;
-use draconis_exchange::contract::{FileType, Kept, Refusal};
+use draconis_exchange::contract::{CacheValidity, FileType, Refusal};
 
 const EINVAL: i32 = 22;
 const EPERM: i32 = 1;
@@ -25,7 +25,7 @@ const DIRECT: u32 = 2;
 
 #[test]
 fn what_is_written_is_read_in_any_lengths() {
-    let tree = Memory::new();
+    let tree = MemoryTree::new();
     with_kernel(&tree, |kernel| {
         let file = kernel.create(1, "file").unwrap_err();
         assert_eq!(file, ENOSYS, "opening needs no message here, so making does not open");
@@ -54,10 +54,10 @@ fn what_is_written_is_read_in_any_lengths() {
 
 #[test]
 fn a_write_from_the_cache_is_written_whole() {
-    let tree = Memory::new();
+    let tree = MemoryTree::new();
     let file = tree.add(1, b"file", FileType::File);
     with_kernel(&tree, |kernel| {
-        tree.state().write_most = Some(1000);
+        tree.state().max_write_bytes = Some(1000);
         for nth in 0..4u64 {
             let bytes = [nth as u8 + 1; 4096];
             assert_eq!(kernel.write(file, nth * 4096, &bytes, FROM_CACHE), Ok(4096));
@@ -65,14 +65,14 @@ fn a_write_from_the_cache_is_written_whole() {
         }
         let read = kernel.read(file, 0, 16384).unwrap();
         assert!(read.chunks(4096).zip(1..).all(|(piece, byte)| piece == [byte; 4096]));
-        tree.state().write_most = Some(0);
+        tree.state().max_write_bytes = Some(0);
         assert_eq!(kernel.write(file, 0, &[9; 100], FROM_CACHE), Err(28), "no space");
     });
 }
 
 #[test]
 fn a_direct_write_beside_pages_is_told_before_it_is_answered() {
-    let tree = Memory::new();
+    let tree = MemoryTree::new();
     let file = tree.add(1, b"file", FileType::File);
     with_kernel(&tree, |kernel| {
         kernel.write(file, 0, &[1; 8192], DIRECT).unwrap();
@@ -99,7 +99,7 @@ fn write_request(unique: u64, file: u64, offset: u64, bytes: &[u8], flags: u32) 
 
 #[test]
 fn every_change_that_is_replayed_has_its_answer() {
-    let tree = Memory::new();
+    let tree = MemoryTree::new();
     let file = tree.add(1, b"file", FileType::File);
     let flags = {
         let mut body = [0; 40];
@@ -108,7 +108,7 @@ fn every_change_that_is_replayed_has_its_answer() {
         body
     };
     let xattr = [&words(&[5, 0, 0, 0])[..], b"user.a\0value"].concat();
-    let heir = Heir::of(vec![
+    let heir = ScriptedLog::with_requests(vec![
         (write_request(2, file, 0, &[1; 8192], 0), None),
         // A direct write beside the pages that the previous write leaves.
         (write_request(4, file, 4096, &[2; 4096], DIRECT), None),
@@ -120,7 +120,7 @@ fn every_change_that_is_replayed_has_its_answer() {
             Some(Outcome { errno: 0, written_bytes: 1000 }),
         ),
     ]);
-    with_heir(&tree, &heir, |kernel| {
+    with_log(&tree, &heir, |kernel| {
         for unique in [2_u64, 4, 6, 8, 10] {
             // The kernel resends it; the contents of the request no longer matter.
             kernel.send_bytes(&request(WRITE, unique | 1 << 63, file, &[0; 40]));
@@ -155,15 +155,15 @@ fn every_change_that_is_replayed_has_its_answer() {
 
 #[test]
 fn a_change_that_cannot_be_replayed_contradicts_the_log() {
-    let tree = Memory::new();
+    let tree = MemoryTree::new();
     let file = tree.add(1, b"file", FileType::File);
-    tree.state().write_most = Some(10);
+    tree.state().max_write_bytes = Some(10);
     let written = |bytes| Some(Outcome { errno: 0, written_bytes: bytes });
-    let heir = Heir::of(vec![
+    let heir = ScriptedLog::with_requests(vec![
         (write_request(2, file, 0, &[1; 100], 0), written(10)),
         (write_request(4, file, 100, &[1; 100], 0), written(100)),
     ]);
-    with_heir(&tree, &heir, |kernel| kernel.fsync(file).unwrap());
+    with_log(&tree, &heir, |kernel| kernel.fsync(file).unwrap());
     let contradictions = heir.contradictions.lock().unwrap();
     assert_eq!(contradictions.len(), 1, "{contradictions:?}");
     assert!(contradictions[0].contains("of 100 bytes that were written only 10"));
@@ -171,10 +171,10 @@ fn a_change_that_cannot_be_replayed_contradicts_the_log() {
 
 #[test]
 fn a_direct_write_is_done_when_its_answer_is_sent() {
-    let tree = Memory::new();
+    let tree = MemoryTree::new();
     let file = tree.add(1, b"file", FileType::File);
-    let heir = Heir::default();
-    with_heir(&tree, &heir, |kernel| {
+    let heir = ScriptedLog::default();
+    with_log(&tree, &heir, |kernel| {
         kernel.write(file, 0, &[1; 4096], DIRECT).unwrap();
         kernel.write(file, 0, &[1; 4096], 0).unwrap();
         // The sync is answered after both.
@@ -187,7 +187,7 @@ fn a_direct_write_is_done_when_its_answer_is_sent() {
 
 #[test]
 fn names_are_counted_and_forgotten() {
-    let tree = Memory::new();
+    let tree = MemoryTree::new();
     let file = tree.add(1, b"file", FileType::File);
     with_kernel(&tree, |kernel| {
         for _ in 0..2 {
@@ -200,7 +200,7 @@ fn names_are_counted_and_forgotten() {
         // A forget has no reply; the next request comes after it.
         kernel.ask(GETATTR, file, &[0; 16]).unwrap();
     });
-    assert_eq!(tree.state().holds.get(&file), Some(&0));
+    assert_eq!(tree.state().user_counts.get(&file), Some(&0));
 }
 
 /// Parses the entries of a READDIRPLUS reply: node of the entry, offset of the next, name.
@@ -218,7 +218,7 @@ fn plus(mut bytes: &[u8]) -> Vec<(u64, u64, String)> {
 
 #[test]
 fn a_listing_goes_on_where_it_ended_and_holds_what_it_gives() {
-    let tree = Memory::new();
+    let tree = MemoryTree::new();
     for nth in 0..40 {
         tree.add(1, format!("name {nth:02}").as_bytes(), FileType::File);
     }
@@ -245,25 +245,32 @@ fn a_listing_goes_on_where_it_ended_and_holds_what_it_gives() {
     let state = tree.state();
     for (node, _, name) in &found {
         let held = if name.starts_with('.') { 0 } else { *node };
-        assert_eq!(state.holds.get(&held).copied().unwrap_or(0), i64::from(held != 0), "{name}");
+        assert_eq!(
+            state.user_counts.get(&held).copied().unwrap_or(0),
+            i64::from(held != 0),
+            "{name}"
+        );
     }
 }
 
 #[test]
 fn opening_says_what_the_kernel_may_keep() {
-    let tree = Memory::new();
+    let tree = MemoryTree::new();
     let file = tree.add(1, b"file", FileType::File);
     let open = |kernel: &mut Kernel| kernel.ask(OPEN, file, &[0; 8]).map(|it| word(&it, 8));
     with_kernel(&tree, |kernel| {
         assert_eq!(open(kernel), Err(ENOSYS), "never again");
-        for (kept, flags) in [(Kept::Valid, KEEP_CACHE), (Kept::Stale, 0), (Kept::Never, DIRECT_IO)]
-        {
-            tree.state().opening = Some(Ok(kept));
+        for (kept, flags) in [
+            (CacheValidity::Valid, KEEP_CACHE),
+            (CacheValidity::Stale, 0),
+            (CacheValidity::Never, DIRECT_IO),
+        ] {
+            tree.state().open_result = Some(Ok(kept));
             assert_eq!(open(kernel).map(|it| it & (KEEP_CACHE | DIRECT_IO)), Ok(flags));
         }
-        tree.state().opening = Some(Err(Refusal::NotPermitted));
+        tree.state().open_result = Some(Err(Refusal::NotPermitted));
         assert_eq!(open(kernel), Err(EPERM));
-        tree.state().opening = Some(Ok(Kept::Valid));
+        tree.state().open_result = Some(Ok(CacheValidity::Valid));
         let made = kernel.create(1, "made").unwrap();
         assert_eq!(tree.state().nodes[&1].names[&b"made"[..]], made);
         assert_eq!(kernel.create(1, "made"), Ok(made), "not exclusive");
@@ -272,7 +279,7 @@ fn opening_says_what_the_kernel_may_keep() {
 
 #[test]
 fn attributes_are_set_and_read_at_the_length_that_is_asked() {
-    let tree = Memory::new();
+    let tree = MemoryTree::new();
     let file = tree.add(1, b"file", FileType::File);
     let get = |kernel: &mut Kernel, name: &str, room: u32| {
         kernel.ask(GETXATTR, file, &[&words(&[room, 0])[..], name.as_bytes(), b"\0"].concat())
@@ -293,7 +300,7 @@ fn attributes_are_set_and_read_at_the_length_that_is_asked() {
 
 #[test]
 fn flags_are_changed_and_the_kernel_told() {
-    let tree = Memory::new();
+    let tree = MemoryTree::new();
     let file = tree.add(1, b"file", FileType::File);
     with_kernel(&tree, |kernel| {
         let ioctl = |command: u32, flags: u32| words(&[0, 0, 0, command, 0, 0, 4, 4, flags]);
@@ -310,7 +317,7 @@ fn flags_are_changed_and_the_kernel_told() {
 
 #[test]
 fn the_handshake_agrees_on_what_both_can_do() {
-    with_kernel(&Memory::new(), |kernel| {
+    with_kernel(&MemoryTree::new(), |kernel| {
         let all = words(&[7, 41, 1 << 17, u32::MAX, u32::MAX]);
         let body = [&all[..], &[0; 44]].concat();
         let answer = kernel.ask(INIT, 0, &body).unwrap();
@@ -330,7 +337,7 @@ fn random(seed: &mut u64) -> u64 {
 
 #[test]
 fn messages_that_make_no_sense_do_no_harm() {
-    let tree = Memory::new();
+    let tree = MemoryTree::new();
     let file = tree.add(1, b"file", FileType::File);
     // Only requests that always have a reply.
     let asked = [LOOKUP, GETATTR, MKDIR, UNLINK, OPEN, READ, FSYNC, SETXATTR, GETXATTR];

@@ -128,7 +128,7 @@ mod tests {
         for y in values {
             outcome.add("mem", &[Sample::at("speed", "", 1.0, *y)]);
         }
-        outcome.settle();
+        outcome.finalize();
         outcome.points.remove(0)
     }
 

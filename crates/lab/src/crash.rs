@@ -192,7 +192,7 @@ fn cut(
 ) -> anyhow::Result<CrashStats> {
     let Run { image, events, failed } = record(workload, image, seed, protocol)?;
     let is_atomic = protocol == Protocol::Atomic;
-    let states = if is_atomic { CrashStates::of_atomic } else { CrashStates::new };
+    let states = if is_atomic { CrashStates::new_atomic } else { CrashStates::new };
     let crashes = states(image, events, arguments.options(seed));
     let mut tally = judge_all(workload, seed, crashes, arguments)?;
     if let Some(error) = failed {
@@ -309,7 +309,7 @@ fn print_progress(
     violation: &Violation,
 ) {
     let name = workload.name();
-    let CrashState { durable, written, cut, .. } = crash;
+    let CrashState { durable, written, kind: cut, .. } = crash;
     println!(
         "{name} seed {seed} state {number} ({cut:?}, durable {}, written {}): {violation}",
         durable.0, written.0

@@ -43,14 +43,14 @@ struct Object {
 
 enum Content {
     File(Vec<u8>),
-    Directory(Names),
+    Directory(NameTable),
     Link(Vec<u8>),
     Other,
 }
 
 /// Names by themselves, and in the order in which they came.
 #[derive(Default)]
-struct Names {
+struct NameTable {
     parent: u64,
     by_name: HashMap<Vec<u8>, (u64, u64)>,
     by_age: BTreeMap<u64, Vec<u8>>,
@@ -64,7 +64,7 @@ fn now() -> Time {
     Time { seconds: since.as_secs() as i64, nanoseconds: since.subsec_nanos() }
 }
 
-impl Names {
+impl NameTable {
     fn add(&mut self, name: &[u8], node: u64) {
         self.next += 1;
         self.by_name.insert(name.to_vec(), (node, self.next));
@@ -87,7 +87,7 @@ impl Nodes {
         self.by_number.get_mut(&node.0).ok_or(Refusal::NotFound)
     }
 
-    fn names(&mut self, node: Node) -> Done<&mut Names> {
+    fn names(&mut self, node: Node) -> Done<&mut NameTable> {
         match &mut self.get_mut(node)?.what {
             Content::Directory(names) => Ok(names),
             _ => Err(Refusal::NotADirectory),
@@ -189,7 +189,7 @@ impl Nodes {
     }
 
     /// Gives `node` the name it has now; directories know their parent.
-    fn settle(&mut self, from: Node, to: Node, node: Node) -> Done<()> {
+    fn finish_rename(&mut self, from: Node, to: Node, node: Node) -> Done<()> {
         if from != to && self.is_directory(node) {
             self.names(node)?.parent = to.0;
             self.get_mut(from)?.attributes.links -= 1;
@@ -211,8 +211,8 @@ impl Nodes {
                 self.names(m.to)?.take(new);
                 self.names(m.from)?.add(old, other.0);
                 self.names(m.to)?.add(new, node.0);
-                self.settle(m.to, m.from, other)?;
-                return self.settle(m.from, m.to, node);
+                self.finish_rename(m.to, m.from, other)?;
+                return self.finish_rename(m.from, m.to, node);
             }
             (Some(_), _) => self.remove(m.to, new, self.is_directory(node))?,
             (None, _) => {}
@@ -221,7 +221,7 @@ impl Nodes {
         self.names(m.to)?.add(new, node.0);
         self.touch(m.from);
         self.touch(m.to);
-        self.settle(m.from, m.to, node)
+        self.finish_rename(m.from, m.to, node)
     }
 
     fn change(&mut self, m: &directory::SetAttributes) -> Done<Attributes> {
@@ -282,7 +282,7 @@ impl MemoryTree {
             changed: time,
             created: None,
         };
-        let what = Content::Directory(Names { parent: 1, ..Names::default() });
+        let what = Content::Directory(NameTable { parent: 1, ..NameTable::default() });
         let root = Object { attributes, holds: 1, xattrs: BTreeMap::new(), what };
         nodes.by_number.insert(1, root);
         Self { nodes: Mutex::new(nodes), keeps }
@@ -370,7 +370,8 @@ impl DirectoryServer for MemoryTree {
 
     fn make_directory(&self, request: &mut directory::MakeDirectory) -> Done<Attributes> {
         let mode = FileType::Directory.mode_bits() | (request.mode & 0o7777 & !request.umask);
-        let what = Content::Directory(Names { parent: request.parent.0, ..Names::default() });
+        let what =
+            Content::Directory(NameTable { parent: request.parent.0, ..NameTable::default() });
         let owner = (request.uid, request.gid);
         self.lock().make(request.parent, &request.name, mode, owner, (0, 0), what)
     }

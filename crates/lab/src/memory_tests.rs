@@ -44,7 +44,7 @@ fn mounted(write_back: bool) -> Option<Mounted> {
     let connection = fuse::mount(dir.path(), &options).unwrap();
     let tree = Arc::new(MemoryTree::new(true));
     let served = tree.clone();
-    let behaviour = ServerOptions { permissions: true, write_back, busy_poll: false };
+    let behaviour = ServerOptions { permissions: true, write_back, no_polling: false };
     let server = std::thread::spawn(move || {
         Server::new(&*served, behaviour).serve(connection, &Activity::default()).unwrap();
     });

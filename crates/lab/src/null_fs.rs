@@ -27,6 +27,6 @@ pub fn serve(at: &Path, write_back: bool) -> anyhow::Result<()> {
     };
     let connection = fuse::mount(at, &options)?;
     let tree = MemoryTree::new(false);
-    let behaviour = fuse::ServerOptions { permissions: true, write_back, busy_poll: false };
+    let behaviour = fuse::ServerOptions { permissions: true, write_back, no_polling: false };
     Ok(fuse::Server::new(&tree, behaviour).serve(connection, &Activity::default())?)
 }

@@ -218,7 +218,7 @@ mod tests {
                 }
             }
         }
-        outcome.settle();
+        outcome.finalize();
         outcome
     }
 

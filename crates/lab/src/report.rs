@@ -64,7 +64,7 @@ pub mod tests {
         let mut outcome = Outcome { name: "one".into(), ..Outcome::default() };
         outcome.figures = vec![Figure::new(Shape::Lines, "speed", "Speed").y("speed", "B/s")];
         outcome.add("mem", &[Sample::at("speed", "", 1.0, 2.0), Sample::at("speed", "", 2.0, 3.0)]);
-        outcome.settle();
+        outcome.finalize();
         results.experiments.push(outcome);
         let dir = tempfile::tempdir().unwrap();
         results.write(dir.path()).unwrap();

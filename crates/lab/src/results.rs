@@ -306,7 +306,7 @@ impl Outcome {
     }
 
     /// Works out medians and spreads.
-    pub fn settle(&mut self) {
+    pub fn finalize(&mut self) {
         for point in &mut self.points {
             point.median = stats::median(&point.values).unwrap_or(0.0);
             point.spread = stats::spread(&point.values);
@@ -501,7 +501,7 @@ mod tests {
             outcome.add("mem", &[Sample::at("speed", "warm", 4.0, y).cold(y < 3.0)]);
         }
         outcome.add("mem", &[Sample::named("speed", "warm", "x", 9.0)]);
-        outcome.settle();
+        outcome.finalize();
         assert_eq!(outcome.points.len(), 2);
         assert_eq!(outcome.look().at("speed", "mem", "warm", 4.0), Some(2.0));
         assert_eq!(outcome.points[0].cold, Some(false));

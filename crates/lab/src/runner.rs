@@ -162,7 +162,7 @@ impl<'a> Running<'a> {
             outcome.notes.push(format!("ended early: {error:#}"));
             self.results.warnings.push(format!("{}: {error:#}", self.about.name));
         }
-        outcome.settle();
+        outcome.finalize();
         outcome.found = self.experiment.summarize(outcome.look());
         outcome.seconds = started.elapsed().as_secs_f64();
         outcome
@@ -225,7 +225,7 @@ impl<'a> Running<'a> {
                     Err(error) if error.is::<Stopped>() => return Err(error),
                     Err(error) => {
                         *alive = false;
-                        self.complain(outcome, &subject.name(), &format!("{error:#}"));
+                        self.report_error(outcome, &subject.name(), &format!("{error:#}"));
                     }
                 }
                 bar.inc(1);
@@ -236,7 +236,7 @@ impl<'a> Running<'a> {
         outcome.profiles = context.take_profiles();
         for (subject, _) in &mut subjects {
             if let Err(error) = subject.close() {
-                self.complain(outcome, &subject.name(), &format!("{error:#}"));
+                self.report_error(outcome, &subject.name(), &format!("{error:#}"));
             }
         }
         Ok(())
@@ -258,7 +258,7 @@ impl<'a> Running<'a> {
         bar
     }
 
-    fn complain(&mut self, outcome: &mut Outcome, subject: &str, what: &str) {
+    fn report_error(&mut self, outcome: &mut Outcome, subject: &str, what: &str) {
         eprintln!("{}: {subject}: {what}", outcome.name);
         outcome.notes.push(format!("{subject}: {what}"));
         self.results.warnings.push(format!("{}: {subject}: {what}", outcome.name));

@@ -40,7 +40,7 @@ pub struct StoreCrashArguments {
     steps: usize,
     /// Only the pieces of this kind.
     #[arg(long)]
-    only: Option<Kind>,
+    only: Option<CrashTarget>,
     /// Threads; as many as there are processors otherwise.
     #[arg(long)]
     threads: Option<usize>,
@@ -48,7 +48,7 @@ pub struct StoreCrashArguments {
 
 /// What a piece is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, clap::ValueEnum)]
-enum Kind {
+enum CrashTarget {
     /// Long runs.
     Runs,
     /// Long runs with groups of several segments.
@@ -90,7 +90,7 @@ pub fn run(arguments: &StoreCrashArguments) -> anyhow::Result<()> {
         while !is_over.load(Ordering::Relaxed) {
             let number = next.fetch_add(1, Ordering::Relaxed);
             let kind = match arguments.sweep {
-                true => Kind::Sequences,
+                true => CrashTarget::Sequences,
                 false => arguments.only.unwrap_or(kind_of(number)),
             };
             let done = match (arguments.sweep, swept(number)) {
@@ -138,15 +138,15 @@ pub fn run(arguments: &StoreCrashArguments) -> anyhow::Result<()> {
 }
 
 /// Most are sequences, which are shorter.
-fn kind_of(number: u64) -> Kind {
+fn kind_of(number: u64) -> CrashTarget {
     match number % 50 {
         // A hundred times as long as a sequence.
-        0 if number.is_multiple_of(400) => Kind::Real,
-        1 => Kind::Making,
-        2..=15 => Kind::Runs,
-        16..=20 => Kind::Large,
-        21..=25 => Kind::Disks,
-        _ => Kind::Sequences,
+        0 if number.is_multiple_of(400) => CrashTarget::Real,
+        1 => CrashTarget::Making,
+        2..=15 => CrashTarget::Runs,
+        16..=20 => CrashTarget::Large,
+        21..=25 => CrashTarget::Disks,
+        _ => CrashTarget::Sequences,
     }
 }
 
@@ -196,17 +196,17 @@ fn print(sum: &Sum, time: Duration) {
     );
 }
 
-fn piece(kind: Kind, number: u64, steps: usize) -> Result<(Tally, DamageTally), Violation> {
+fn piece(kind: CrashTarget, number: u64, steps: usize) -> Result<(Tally, DamageTally), Violation> {
     let shape = Shape::ALL[(number % 4) as usize];
     let usual = Settings::USUAL;
     match kind {
-        Kind::Runs => {
+        CrashTarget::Runs => {
             let options = CrashOptions { seed: number, subsets: 24, exhaustive_sectors: 8 };
             let script = torture::random(number, shape, steps);
             let tally = torture::cut(shape, &script, options, Effort::SOME, usual)?;
             Ok((tally, DamageTally::default()))
         }
-        Kind::Large => {
+        CrashTarget::Large => {
             let options = CrashOptions { seed: number, subsets: 24, exhaustive_sectors: 8 };
             let script = torture::random_large(number, shape, steps);
             Ok((
@@ -214,7 +214,7 @@ fn piece(kind: Kind, number: u64, steps: usize) -> Result<(Tally, DamageTally), 
                 DamageTally::default(),
             ))
         }
-        Kind::Real => {
+        CrashTarget::Real => {
             let shape = Shape::REAL[(number / 400 % 2) as usize];
             let options = CrashOptions { seed: number, subsets: 8, exhaustive_sectors: 8 };
             // Each of these copies the disk.
@@ -222,15 +222,15 @@ fn piece(kind: Kind, number: u64, steps: usize) -> Result<(Tally, DamageTally), 
             let script = torture::random_large(number, shape, steps);
             Ok((torture::cut(shape, &script, options, effort, usual)?, DamageTally::default()))
         }
-        Kind::Making => Ok((torture::make_over(number, usual)?, DamageTally::default())),
-        Kind::Sequences => {
+        CrashTarget::Making => Ok((torture::make_over(number, usual)?, DamageTally::default())),
+        CrashTarget::Sequences => {
             // Spread, so that a short time has some of all.
             let place = number / 4;
             let groups = if place.is_multiple_of(8) { 2 } else { 3 };
             let all = torture::sequences(groups) as u64;
             sequence(shape, groups, (place.wrapping_mul(7919) % all) as usize, number)
         }
-        Kind::Disks => {
+        CrashTarget::Disks => {
             let script = torture::random(number, shape, steps);
             let mut harm = torture::damage(shape, &script, 40, usual)?;
             for nth in 0..4 {

@@ -29,7 +29,7 @@ const PUTS: u64 = 200;
 type Failure = Box<dyn std::error::Error>;
 
 #[derive(Clone, Copy, Debug)]
-enum Made {
+enum FileKind {
     Sparse,
     Reserved,
     Written,
@@ -40,12 +40,12 @@ fn main() -> Result<(), Failure> {
     let dir = args.next().ok_or("sync_floor DIRECTORY [TURNS]")?;
     let turns = args.next().map_or(Ok(15), |it| it.parse())?;
     let dir = tempfile::tempdir_in(dir)?;
-    let floor = file(&dir.path().join("floor"), Made::Written)?;
+    let floor = file(&dir.path().join("floor"), FileKind::Written)?;
     let stores = [
-        (Made::Sparse, false),
-        (Made::Reserved, false),
-        (Made::Written, false),
-        (Made::Written, true),
+        (FileKind::Sparse, false),
+        (FileKind::Reserved, false),
+        (FileKind::Written, false),
+        (FileKind::Written, true),
     ];
     let stores = stores
         .iter()
@@ -81,15 +81,15 @@ fn main() -> Result<(), Failure> {
     Ok(())
 }
 
-fn file(path: &Path, made: Made) -> Result<File, Failure> {
+fn file(path: &Path, made: FileKind) -> Result<File, Failure> {
     let mut options = File::options();
     options.read(true).write(true).create(true).custom_flags(OFlags::DIRECT.bits() as i32);
     let file = options.open(path)?;
     file.set_len(LEN)?;
     match made {
-        Made::Sparse => {}
-        Made::Reserved => rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, LEN)?,
-        Made::Written => {
+        FileKind::Sparse => {}
+        FileKind::Reserved => rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, LEN)?,
+        FileKind::Written => {
             let zeros = PrivateBuffer::new(1 << 20);
             (0..LEN >> 20).try_for_each(|nth| file.write_all_at(&zeros, nth << 20))?;
         }
@@ -98,7 +98,7 @@ fn file(path: &Path, made: Made) -> Result<File, Failure> {
     Ok(file)
 }
 
-fn store(path: &Path, made: Made, uring: bool) -> Result<Kv, Failure> {
+fn store(path: &Path, made: FileKind, uring: bool) -> Result<Kv, Failure> {
     let blocks = file(path, made)?.metadata()?.blocks();
     println!("{made:?}: {} MiB of {} are there", blocks >> 11, LEN >> 20);
     let options = FileOptions { write: true, direct: true, uring };

@@ -100,7 +100,7 @@ impl Pages for PageIndexGuard<'_> {
 impl Pages for BlockCache {
     fn with<T>(&self, number: u64, take: impl Fn(&[u8]) -> T) -> Option<T> {
         if self.is_below_eviction()
-            && let Some(taken) = self.near.with(number, &take)
+            && let Some(taken) = self.pages_by_number.with(number, &take)
         {
             return Some(taken);
         }
@@ -111,10 +111,10 @@ impl Pages for BlockCache {
 /// Cache of pages and nodes.
 pub(crate) struct BlockCache {
     table: Table,
-    near: Arc<PageIndex>,
+    pages_by_number: Arc<PageIndex>,
     /// Bytes inserted since the fill level was last checked.
-    unasked: AtomicU64,
-    is_calm: AtomicBool,
+    inserted_since_check: AtomicU64,
+    is_below_limit: AtomicBool,
 }
 
 impl BlockCache {
@@ -135,23 +135,28 @@ impl BlockCache {
             // Both required numbers are given above.
             Err(_) => Cache::with(items, capacity, ByWeight, hasher, lifecycle),
         };
-        Self { table, near, unasked: AtomicU64::new(0), is_calm: AtomicBool::new(true) }
+        Self {
+            table,
+            pages_by_number: near,
+            inserted_since_check: AtomicU64::new(0),
+            is_below_limit: AtomicBool::new(true),
+        }
     }
 
     /// Returns true while the cache is too empty to evict, so that usage need not be tracked. It
     /// lags a bit.
     pub fn is_below_eviction(&self) -> bool {
-        self.is_calm.load(Ordering::Relaxed)
+        self.is_below_limit.load(Ordering::Relaxed)
     }
 
-    fn keep(&self, name: CacheKey, kept: CacheEntry) {
+    fn insert_entry(&self, name: CacheKey, kept: CacheEntry) {
         let weight = ByWeight.weight(&name, &kept);
         self.table.insert(name, kept);
         let capacity = self.table.capacity();
         // The weight is a sum over all shards: not computed each time.
-        if self.unasked.fetch_add(weight, Ordering::Relaxed) >= capacity / 32 {
-            self.unasked.store(0, Ordering::Relaxed);
-            self.is_calm
+        if self.inserted_since_check.fetch_add(weight, Ordering::Relaxed) >= capacity / 32 {
+            self.inserted_since_check.store(0, Ordering::Relaxed);
+            self.is_below_limit
                 .store(self.table.weight() < (capacity / 4).saturating_mul(3), Ordering::Relaxed);
         }
     }
@@ -168,7 +173,7 @@ impl BlockCache {
 
     /// Locks the page index for reading; `None` once the cache may evict.
     pub fn hold(&self) -> Option<PageIndexGuard<'_>> {
-        self.is_below_eviction().then(|| self.near.hold())
+        self.is_below_eviction().then(|| self.pages_by_number.hold())
     }
 
     pub fn page(&self, number: u64) -> Option<Arc<[u8]>> {
@@ -184,13 +189,13 @@ impl BlockCache {
 
     pub fn keep_page(&self, number: u64, page: Arc<[u8]>) {
         if self.is_below_eviction() {
-            self.near.keep(number, page.clone());
+            self.pages_by_number.keep(number, page.clone());
         }
-        self.keep(CacheKey::Page(number), CacheEntry::Page(page));
+        self.insert_entry(CacheKey::Page(number), CacheEntry::Page(page));
     }
 
     pub fn forget_page(&self, number: u64) {
-        self.near.forget(number);
+        self.pages_by_number.forget(number);
         self.table.remove(&CacheKey::Page(number));
     }
 
@@ -204,7 +209,7 @@ impl BlockCache {
     /// Nodes are known by their checksums, which include the address: a reused address cannot be
     /// mistaken.
     pub fn keep_node(&self, ptr: BlockPtr, node: Arc<Node>) {
-        self.keep(CacheKey::Node(ptr.sum), CacheEntry::Node(node));
+        self.insert_entry(CacheKey::Node(ptr.sum), CacheEntry::Node(node));
     }
 
     pub fn forget_node(&self, ptr: BlockPtr) {
@@ -240,7 +245,7 @@ mod tests {
     #[test]
     fn what_is_driven_out_is_not_near_either() {
         let memory = BlockCache::new(1 << 20, 4096);
-        let near = |number| memory.near.with(number, |page| page[0]).is_some();
+        let near = |number| memory.pages_by_number.with(number, |page| page[0]).is_some();
         (0..100).for_each(|number| memory.keep_page(number, Arc::from(&[1; 4096][..])));
         assert!((0..100).all(near) && memory.hold().is_some());
         assert_eq!(memory.with(7, |page| page.len()), Some(4096));

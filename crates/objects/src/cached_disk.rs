@@ -31,25 +31,25 @@ use crate::test_hooks::{InjectedFault, is_fault_injected};
 use crate::{Error, Result};
 
 /// Longest read that is cached, in bytes.
-const REMEMBERED_MAX: u64 = 64 << 10;
+const CACHED_READ_MAX: u64 = 64 << 10;
 
 /// Largest gap between payloads that are read in one request.
 const COALESCE_GAP_BYTES: u64 = 16 << 10;
 /// Longest request that reads several payloads.
-const FAR_MAX: u64 = 256 << 10;
+const COALESCED_READ_MAX: u64 = 256 << 10;
 
 /// Longer reads are split into parts of this many bytes, where they may be long.
 const PART: usize = 4 << 20;
 
 /// Alignment of read-around, in bytes: used while most of the cache is empty.
-const AROUND: u64 = 128 << 10;
+const READ_AROUND_BYTES: u64 = 128 << 10;
 
 /// Cached payloads that are looked up together, and the size of a processor's cache line.
-const TOGETHER: usize = 64;
+const LOOKUP_BATCH: usize = 64;
 const LINE: usize = 64;
 
 /// Most singly prefetched nodes that are kept.
-const AHEAD_MAX: usize = 4096;
+const PREFETCHED_NODES_MAX: usize = 4096;
 
 /// Statistics of the caches.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -68,7 +68,7 @@ pub(crate) struct CachedDisk {
     pub geometry: Geometry,
     pub summer: Checksummer,
     memory: BlockCache,
-    unsettled_frames: RwLock<BTreeMap<u64, Arc<SealedFrame>>>,
+    invisible_frames: RwLock<BTreeMap<u64, Arc<SealedFrame>>>,
     /// Nodes in frames that were not submitted to the disk yet.
     unsubmitted_nodes: RwLock<HashMap<u64, Arc<Node>>>,
     /// Nodes that were prefetched last: the cache may evict an entry that was never used.
@@ -81,7 +81,7 @@ pub(crate) struct CachedDisk {
 }
 
 /// Bytes that may wait to be written before a writer of more waits, too.
-const RECENT_MAX: usize = 16 << 20;
+const QUEUED_BYTES_MAX: usize = 16 << 20;
 
 impl CachedDisk {
     pub fn new(
@@ -98,7 +98,7 @@ impl CachedDisk {
                 cache_bytes.max(128 << 10),
                 u64::from(geometry.page_bytes.max(1024)),
             ),
-            unsettled_frames: RwLock::default(),
+            invisible_frames: RwLock::default(),
             unsubmitted_nodes: RwLock::default(),
             ahead: RwLock::default(),
             queue: Mutex::default(),
@@ -118,7 +118,7 @@ impl CachedDisk {
 
     /// Keeps frames for readers while the disk writes them.
     pub fn keep_frames(&self, frames: &[Arc<SealedFrame>]) {
-        let mut recent = self.unsettled_frames.write();
+        let mut recent = self.invisible_frames.write();
         recent.extend(frames.iter().map(|frame| (frame.at, frame.clone())));
     }
 
@@ -129,7 +129,7 @@ impl CachedDisk {
         let bytes = frames.iter().map(|frame| frame.len).sum();
         self.queued_bytes.fetch_add(bytes, Ordering::Relaxed);
         queue.extend(frames.into_iter().map(|frame| (ticket, frame)));
-        while self.queued_bytes.load(Ordering::Relaxed) > RECENT_MAX * 4
+        while self.queued_bytes.load(Ordering::Relaxed) > QUEUED_BYTES_MAX * 4
             && let Some((ticket, _)) = queue.front()
         {
             self.disk.wait_visible(*ticket)?;
@@ -140,11 +140,11 @@ impl CachedDisk {
 
     /// Waits until few bytes are on their way to the disk. No other caller waits for it.
     pub fn throttle(&self) -> Result<()> {
-        while self.queued_bytes.load(Ordering::Relaxed) > RECENT_MAX {
+        while self.queued_bytes.load(Ordering::Relaxed) > QUEUED_BYTES_MAX {
             let first = self.queue.lock().front().map(|(ticket, _)| *ticket);
             let Some(ticket) = first else { break };
             self.disk.wait_visible(ticket)?;
-            self.settled(ticket);
+            self.mark_visible(ticket);
         }
         Ok(())
     }
@@ -153,14 +153,14 @@ impl CachedDisk {
     pub fn wait_long(&self, ticket: DiskTicket) -> Result<()> {
         loop {
             match self.disk.wait_durable(ticket) {
-                Err(draconis_device::Error::Away(_)) => {}
+                Err(draconis_device::Error::Unreachable(_)) => {}
                 waited => return Ok(waited?),
             }
         }
     }
 
     /// Records that reads see everything up to `ticket`, and drops those frames.
-    pub fn settled(&self, ticket: DiskTicket) {
+    pub fn mark_visible(&self, ticket: DiskTicket) {
         let mut queue = self.queue.lock();
         while queue.front().is_some_and(|(first, _)| *first <= ticket) {
             self.drop_first(&mut queue);
@@ -170,7 +170,7 @@ impl CachedDisk {
     fn drop_first(&self, queue: &mut VecDeque<(DiskTicket, Arc<SealedFrame>)>) {
         let Some((_, frame)) = queue.pop_front() else { return };
         self.queued_bytes.fetch_sub(frame.len, Ordering::Relaxed);
-        let mut recent = self.unsettled_frames.write();
+        let mut recent = self.invisible_frames.write();
         // Another frame may have its address by now.
         if recent.get(&frame.at).is_some_and(|other| Arc::ptr_eq(other, &frame)) {
             recent.remove(&frame.at);
@@ -183,7 +183,7 @@ impl CachedDisk {
         for index in start / page..(start + len).div_ceil(page) {
             self.memory.forget_page(index);
         }
-        let mut recent = self.unsettled_frames.write();
+        let mut recent = self.invisible_frames.write();
         let old: Vec<u64> = recent.range(start..start + len).map(|(at, _)| *at).collect();
         old.iter().for_each(|at| drop(recent.remove(at)));
     }
@@ -237,13 +237,13 @@ impl CachedDisk {
     }
 
     fn recent(&self, at: u64, len: usize) -> Option<Arc<SealedFrame>> {
-        let recent = self.unsettled_frames.read();
+        let recent = self.invisible_frames.read();
         let (&start, frame) = recent.range(..=at).next_back()?;
         (at + len as u64 <= start + frame.len as u64).then(|| frame.clone())
     }
 
     /// Returns the pages from `first` to `last`, if all of them are cached.
-    fn remembered_pages(&self, first: u64, last: u64) -> Option<SmallVec<[Arc<[u8]>; 2]>> {
+    fn cached_pages(&self, first: u64, last: u64) -> Option<SmallVec<[Arc<[u8]>; 2]>> {
         let mut pages = SmallVec::new();
         for index in first..=last {
             pages.push(self.memory.page(index)?);
@@ -253,7 +253,7 @@ impl CachedDisk {
 
     /// Reads pages, with their surroundings if `keeps` is set. Returns the start and the bytes.
     fn fetch(&self, (start, end): (u64, u64), keeps: bool) -> Result<(u64, PrivateBuffer)> {
-        let (from, to) = if keeps { self.around((start, end)) } else { (start, end) };
+        let (from, to) = if keeps { self.read_around_range((start, end)) } else { (start, end) };
         match self.direct(from, to.saturating_sub(from) as usize) {
             // The error may be of the surroundings.
             Err(_) if (from, to) != (start, end) => {
@@ -264,12 +264,12 @@ impl CachedDisk {
     }
 
     /// Returns the range to read for these pages: a larger one while the cache is half empty.
-    fn around(&self, (from, to): (u64, u64)) -> (u64, u64) {
+    fn read_around_range(&self, (from, to): (u64, u64)) -> (u64, u64) {
         if !self.memory.is_half_empty() {
             return (from, to);
         }
-        let (_, end) = self.pages_of(from, to.next_multiple_of(AROUND));
-        (from - from % AROUND, end.max(to))
+        let (_, end) = self.pages_of(from, to.next_multiple_of(READ_AROUND_BYTES));
+        (from - from % READ_AROUND_BYTES, end.max(to))
     }
 
     /// Passes bytes of the disk to `take` in one slice; `take` verifies them. Their pages may be
@@ -294,9 +294,8 @@ impl CachedDisk {
         let gone = Error::Corrupt { what: "an address behind the end", at_bytes: at };
         let (start, end) = self.pages_of(at, at + len.max(1) as u64);
         let pages = (start / self.page(), end.div_ceil(self.page()));
-        let is_short = len as u64 <= REMEMBERED_MAX;
-        if is_short
-            && let Some(remembered) = self.remembered_pages(pages.0, pages.1.saturating_sub(1))
+        let is_short = len as u64 <= CACHED_READ_MAX;
+        if is_short && let Some(remembered) = self.cached_pages(pages.0, pages.1.saturating_sub(1))
         {
             let many;
             let bytes = match &remembered[..] {
@@ -362,9 +361,9 @@ impl CachedDisk {
 
     /// Looks up several cached payloads and touches all of them first, so that the processor
     /// overlaps their cache misses.
-    pub fn values_near(&self, all: &[&PayloadRef]) -> Vec<Option<Vec<u8>>> {
+    pub fn cached_values(&self, all: &[&PayloadRef]) -> Vec<Option<Vec<u8>>> {
         let mut values = Vec::with_capacity(all.len());
-        for some in all.chunks(TOGETHER) {
+        for some in all.chunks(LOOKUP_BATCH) {
             match self.memory.hold() {
                 Some(held) => {
                     let page = self.page();
@@ -373,7 +372,7 @@ impl CachedDisk {
                         let held = held.page(data.at / page)?;
                         held.get(from..(from + data.stored as usize).min(held.len()))
                     };
-                    let stored: SmallVec<[&[u8]; TOGETHER]> =
+                    let stored: SmallVec<[&[u8]; LOOKUP_BATCH]> =
                         some.iter().filter_map(stored).collect();
                     let lines = stored.iter().flat_map(|stored| stored.iter().step_by(LINE));
                     std::hint::black_box(lines.fold(0, |all, byte| all ^ byte));
@@ -389,7 +388,7 @@ impl CachedDisk {
         if data.stored == 0 {
             return Some(vec![]);
         }
-        if u64::from(data.stored) > REMEMBERED_MAX {
+        if u64::from(data.stored) > CACHED_READ_MAX {
             return None;
         }
         let (page, len) = (self.page(), data.stored as usize);
@@ -433,7 +432,7 @@ impl CachedDisk {
     /// cached, or could not be read.
     pub fn read_uncached(&self, all: &[&PayloadRef]) -> Vec<Option<Vec<u8>>> {
         let mut values = vec![None; all.len()];
-        let far: Vec<usize> = (0..all.len()).filter(|&nth| !self.is_near(all[nth])).collect();
+        let far: Vec<usize> = (0..all.len()).filter(|&nth| !self.is_cached(all[nth])).collect();
         if far.len() < 2 {
             return values;
         }
@@ -449,7 +448,7 @@ impl CachedDisk {
                 }
                 let value = &stored[data.skip as usize..][..data.len as usize];
                 values[nth] = Some(value.to_vec());
-                if !is_roomy && u64::from(data.stored) <= REMEMBERED_MAX {
+                if !is_roomy && u64::from(data.stored) <= CACHED_READ_MAX {
                     self.keep_pages(from, &bytes, self.pages_of(data.at, data.end()));
                 }
             }
@@ -466,10 +465,10 @@ impl CachedDisk {
     }
 
     /// Prefetches nodes in addition to those prefetched last.
-    pub fn load_more_ahead(&self, ptrs: &[BlockPtr]) {
+    pub fn prefetch_more_nodes(&self, ptrs: &[BlockPtr]) {
         let more = self.loaded(ptrs);
         let mut ahead = self.ahead.write();
-        if ahead.len() >= AHEAD_MAX {
+        if ahead.len() >= PREFETCHED_NODES_MAX {
             ahead.clear();
         }
         ahead.extend(more);
@@ -516,16 +515,16 @@ impl CachedDisk {
         for (nth, at, behind) in places {
             let (start, end) = match gap {
                 0 => self.pages_of(at, behind),
-                _ => self.around(self.pages_of(at, behind)),
+                _ => self.read_around_range(self.pages_of(at, behind)),
             };
             let len = behind - at;
             // A longer or invalid range is left to a read of its own.
-            if start >= end || len > FAR_MAX || !self.geometry.contains(at, len) {
+            if start >= end || len > COALESCED_READ_MAX || !self.geometry.contains(at, len) {
                 continue;
             }
             match runs.last_mut() {
                 Some((from, to, members))
-                    if start <= *to + gap && end.max(*to) - *from <= FAR_MAX =>
+                    if start <= *to + gap && end.max(*to) - *from <= COALESCED_READ_MAX =>
                 {
                     *to = end.max(*to);
                     members.push(nth);
@@ -549,7 +548,7 @@ impl CachedDisk {
     }
 
     /// Returns true if a payload can be read without the disk.
-    fn is_near(&self, data: &PayloadRef) -> bool {
+    fn is_cached(&self, data: &PayloadRef) -> bool {
         let (first, last) = (data.at / self.page(), (data.end().max(1) - 1) / self.page());
         !self.geometry.contains(data.at, u64::from(data.stored))
             || (first..=last).all(|index| self.memory.has_page(index))
@@ -596,7 +595,7 @@ impl CachedDisk {
     }
 
     /// Returns a node that is in memory, and marks it as used.
-    fn near(&self, ptr: BlockPtr) -> Option<Arc<Node>> {
+    fn cached_node(&self, ptr: BlockPtr) -> Option<Arc<Node>> {
         if let Some(node) = self.memory.node(ptr) {
             self.hits.fetch_add(1, Ordering::Relaxed);
             return Some(node);
@@ -610,14 +609,14 @@ impl CachedDisk {
     }
 
     /// Returns a node by its weak reference, while the cache does not evict.
-    fn seen(&self, ptr: BlockPtr, seen: &NodeRef) -> Option<Arc<Node>> {
+    fn node_via_ref(&self, ptr: BlockPtr, seen: &NodeRef) -> Option<Arc<Node>> {
         let node = seen.node(ptr).filter(|_| self.memory.is_below_eviction())?;
         self.hits.fetch_add(1, Ordering::Relaxed);
         Some(node)
     }
 
     /// Stores the weak reference of a found node, and returns the node.
-    fn found(&self, ptr: BlockPtr, seen: &NodeRef, node: Arc<Node>) -> Arc<Node> {
+    fn keep_node_ref(&self, ptr: BlockPtr, seen: &NodeRef, node: Arc<Node>) -> Arc<Node> {
         if self.memory.is_below_eviction() {
             seen.keep(ptr, &node);
         }
@@ -632,7 +631,7 @@ impl CachedDisk {
     }
 
     /// Drops the unsubmitted nodes: their frames are readable now.
-    pub fn all_handed_over(&self) {
+    pub fn clear_unsubmitted_nodes(&self) {
         let mut fresh = self.unsubmitted_nodes.write();
         if !fresh.is_empty() {
             fresh.clear();
@@ -669,16 +668,16 @@ impl NodeSource for CachedNodes<'_> {
         if let Some(node) = self.read.and_then(|read| read.get(&ptr.sum)) {
             return Ok(node.clone());
         }
-        self.io.near(ptr).ok_or_else(|| {
+        self.io.cached_node(ptr).ok_or_else(|| {
             self.missing.set(self.missing.get().or(Some(ptr)));
             Error::Misuse("a node that is not in memory")
         })
     }
 
     fn load_via_ref(&self, ptr: BlockPtr, seen: &NodeRef) -> Result<Arc<Node>> {
-        match self.io.seen(ptr, seen) {
+        match self.io.node_via_ref(ptr, seen) {
             Some(node) => Ok(node),
-            None => self.load(ptr).map(|node| self.io.found(ptr, seen, node)),
+            None => self.load(ptr).map(|node| self.io.keep_node_ref(ptr, seen, node)),
         }
     }
 }
@@ -700,7 +699,7 @@ impl NodeSource for CachedDisk {
     }
 
     fn load(&self, ptr: BlockPtr) -> Result<Arc<Node>> {
-        if let Some(node) = self.near(ptr) {
+        if let Some(node) = self.cached_node(ptr) {
             return Ok(node);
         }
         // The decoded node is cached; its pages only while the cache is half empty.
@@ -711,9 +710,9 @@ impl NodeSource for CachedDisk {
     }
 
     fn load_via_ref(&self, ptr: BlockPtr, seen: &NodeRef) -> Result<Arc<Node>> {
-        match self.seen(ptr, seen) {
+        match self.node_via_ref(ptr, seen) {
             Some(node) => Ok(node),
-            None => self.load(ptr).map(|node| self.found(ptr, seen, node)),
+            None => self.load(ptr).map(|node| self.keep_node_ref(ptr, seen, node)),
         }
     }
 }

@@ -74,7 +74,7 @@ impl<'a> Reader<'a> {
     }
 
     /// Returns the unread bytes.
-    pub fn rest(&self) -> &'a [u8] {
+    pub fn remaining(&self) -> &'a [u8] {
         self.bytes.get(self.pos..).unwrap_or_default()
     }
 
@@ -88,7 +88,7 @@ impl<'a> Reader<'a> {
     }
 
     pub fn bytes(&mut self, len: usize) -> Result<&'a [u8]> {
-        let bytes = self.rest().get(..len);
+        let bytes = self.remaining().get(..len);
         let bytes = bytes.ok_or_else(|| self.corrupt("a structure that ends early"))?;
         self.pos = self.pos.saturating_add(len);
         Ok(bytes)

@@ -26,7 +26,7 @@ use std::sync::Arc;
 use crate::index::Levels;
 use crate::index::view::View;
 use crate::log::LogWriter;
-use crate::maintenance::{Maintenance, MissPolicy, RequiredIo, look};
+use crate::maintenance::{Maintenance, MissPolicy, RequiredIo, with_miss_policy};
 use crate::recovery::checkpoint::Checkpoints;
 use crate::space::clean::Cleaner;
 use crate::space::{NoSpaceState, Reserve};
@@ -38,7 +38,7 @@ pub(crate) struct Core {
     pub levels: Levels,
     pub cleaner: Cleaner,
     pub checkpoints: Checkpoints,
-    pub upkeep: Maintenance,
+    pub maintenance: Maintenance,
     pub reserve: Reserve,
 
     pub next_id: u64,
@@ -62,7 +62,7 @@ impl Core {
             levels,
             cleaner: Cleaner::default(),
             checkpoints,
-            upkeep: Maintenance::default(),
+            maintenance: Maintenance::default(),
             reserve,
             next_id: 1,
             value_objects: 0,
@@ -120,7 +120,8 @@ impl Core {
         if let Some(need) = self.prefetch_value_links(group, patience)? {
             return Ok(ControlFlow::Break(need));
         }
-        let room = match look(&self.log.io, patience, |nodes| self.plan(group, nodes))? {
+        let room = match with_miss_policy(&self.log.io, patience, |nodes| self.plan(group, nodes))?
+        {
             ControlFlow::Continue(plan) => plan.space_needed(),
             ControlFlow::Break(need) => return Ok(ControlFlow::Break(need)),
         };

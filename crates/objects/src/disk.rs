@@ -42,7 +42,7 @@ pub struct ObjectDisk {
     store: Arc<Store>,
     place: Arc<CurrentObject>,
     properties: Properties,
-    given: Mutex<DiskTickets>,
+    tickets: Mutex<DiskTickets>,
 }
 
 /// Object id of an open disk: each request holds a read lock on it.
@@ -108,7 +108,7 @@ impl Store {
         };
         let place = Arc::new(RwLock::new(id));
         self.open.lock().push(Arc::downgrade(&place));
-        Ok(ObjectDisk { store: self.clone(), place, properties, given: Mutex::default() })
+        Ok(ObjectDisk { store: self.clone(), place, properties, tickets: Mutex::default() })
     }
 }
 
@@ -126,7 +126,7 @@ impl ObjectDisk {
     }
 
     /// Releases `bytes` of the disk's reservation.
-    fn use_up(&self, given: &mut DiskTickets, bytes: u64) {
+    fn release_reservation(&self, given: &mut DiskTickets, bytes: u64) {
         let used = bytes.min(given.kept_bytes);
         given.kept_bytes = given.kept_bytes.saturating_sub(used);
         let mut all = self.store.kept_bytes.lock();
@@ -179,8 +179,8 @@ fn to_disk_error(what: &'static str, extent: Extent, error: Error) -> DiskError 
 
 impl Drop for ObjectDisk {
     fn drop(&mut self) {
-        let mut given = std::mem::take(&mut *self.given.lock());
-        self.use_up(&mut given, u64::MAX);
+        let mut given = std::mem::take(&mut *self.tickets.lock());
+        self.release_reservation(&mut given, u64::MAX);
     }
 }
 
@@ -229,14 +229,14 @@ impl Disk for ObjectDisk {
         let group = Self::group_of(*id, &chain);
         // Held over both: tickets ascend in the store's order. Groups of a store are ordered
         // anyway, so `after` is only checked.
-        let mut given = self.given.lock();
+        let mut given = self.tickets.lock();
         if let Some(error) = after.iter().find_map(|&ticket| given.check(ticket).err()) {
             return Err(Refused { payload: Some(chain), error });
         }
         let bytes = group.len_bytes() as u64;
         match self.store.submit(group, &[]) {
             Ok(ticket) => {
-                self.use_up(&mut given, bytes);
+                self.release_reservation(&mut given, bytes);
                 Ok(given.name(chain.len(), ticket))
             }
             Err(refused) => {
@@ -251,19 +251,19 @@ impl Disk for ObjectDisk {
     }
 
     fn wait_visible(&self, ticket: DiskTicket) -> std::result::Result<(), DiskError> {
-        self.given.lock().check(ticket)
+        self.tickets.lock().check(ticket)
     }
 
     fn wait_durable(&self, ticket: DiskTicket) -> std::result::Result<(), DiskError> {
         let stored = {
-            let given = self.given.lock();
+            let given = self.tickets.lock();
             given.check(ticket)?;
             given.of(ticket)
         };
         let Some(stored) = stored else { return Ok(()) };
         let whole = Extent::new(0, self.properties.len_bytes);
         self.store.wait(stored).map_err(|error| to_disk_error("flush", whole, error))?;
-        self.given.lock().forget_durable(stored);
+        self.tickets.lock().forget_durable(stored);
         Ok(())
     }
 
@@ -271,7 +271,7 @@ impl Disk for ObjectDisk {
         if self.properties.read_only {
             return Err(DiskError::ReadOnly);
         }
-        let mut given = self.given.lock();
+        let mut given = self.tickets.lock();
         if bytes > given.kept_bytes {
             // Held meanwhile: reservations of other disks count.
             let mut all = self.store.kept_bytes.lock();
@@ -292,7 +292,7 @@ impl Disk for ObjectDisk {
         self.properties.check_extents(extents)?;
         let id = self.place.read();
         // Groups of a store are ordered, so the holes come after the tickets in `after`.
-        let given = self.given.lock();
+        let given = self.tickets.lock();
         after.iter().try_for_each(|&ticket| given.check(ticket))?;
         if self.properties.read_only {
             return Ok(());

@@ -72,7 +72,7 @@ pub(crate) fn name_key(of: &[u8]) -> Key {
 
 /// Flags of an object, stored with its hint.
 const VALUE_FLAG: u8 = 0x80;
-const LEAVING: u8 = 0x40;
+const PENDING_DELETE_FLAG: u8 = 0x40;
 
 /// Bound after the keys of all names.
 pub(crate) const NAMES_END: &[u8] = &[NAME.wrapping_add(1)];
@@ -275,7 +275,7 @@ impl Entry {
                     Hint::Hot => 1,
                     Hint::Cold => 2,
                 };
-                let leaving = if record.is_pending_delete { LEAVING } else { 0 };
+                let leaving = if record.is_pending_delete { PENDING_DELETE_FLAG } else { 0 };
                 into.push(hint | leaving | if record.is_value { VALUE_FLAG } else { 0 });
                 if !is_alone {
                     put_varint(into, record.parent.map_or(0, |parent| parent.0.saturating_add(1)));
@@ -300,7 +300,7 @@ impl Entry {
     }
 
     /// Skips an entry that was decoded before.
-    pub fn pass(reader: &mut Reader<'_>) -> Result<()> {
+    pub fn skip_encoded(reader: &mut Reader<'_>) -> Result<()> {
         let numbers = match reader.u8()? {
             kind @ (0 | 1) => {
                 reader.varint()?;
@@ -356,7 +356,7 @@ impl Entry {
             kind @ (4 | 7) => {
                 let len = reader.varint()?;
                 let flags = reader.u8()?;
-                let hint = match flags & !(VALUE_FLAG | LEAVING) {
+                let hint = match flags & !(VALUE_FLAG | PENDING_DELETE_FLAG) {
                     0 => Hint::Unknown,
                     1 => Hint::Hot,
                     2 => Hint::Cold,
@@ -372,7 +372,7 @@ impl Entry {
                     is_value: flags & VALUE_FLAG != 0,
                     parent: parent.checked_sub(1).map(ObjectId),
                     children,
-                    is_pending_delete: flags & LEAVING != 0,
+                    is_pending_delete: flags & PENDING_DELETE_FLAG != 0,
                 })
             }
             8 => Self::Zeros(reader.varint()?),
@@ -401,7 +401,7 @@ pub(crate) fn put_key_delta(into: &mut Vec<u8>, previous: &[u8], key: &[u8]) {
 }
 
 /// Replaces a key by the next one of a delta-coded sequence, which must be greater.
-pub(crate) fn read_key_behind(reader: &mut Reader<'_>, key: &mut Key) -> Result<()> {
+pub(crate) fn read_key_delta(reader: &mut Reader<'_>, key: &mut Key) -> Result<()> {
     let shared = reader.varint_u32()? as usize;
     let rest = reader.length_prefixed()?;
     let is_behind = key.get(shared..).is_some_and(|old| old < rest);
@@ -415,13 +415,13 @@ pub(crate) fn read_key_behind(reader: &mut Reader<'_>, key: &mut Key) -> Result<
 
 /// Returns the limit of `len` encoded bytes of pairs, decoded, in bytes. Long keys with long shared
 /// prefixes take little space on the disk, but no store writes more of them than this.
-pub(crate) const fn unfolded_max(len: usize) -> usize {
+pub(crate) const fn decoded_len_max(len: usize) -> usize {
     len.saturating_mul(32).saturating_add(4 * KEY_MAX)
 }
 
 /// Replaces a key by the next one, and decodes its entry, which must be valid there.
 pub(crate) fn read_pair_delta(reader: &mut Reader<'_>, key: &mut Key) -> Result<Entry> {
-    read_key_behind(reader, key)?;
+    read_key_delta(reader, key)?;
     let entry = Entry::decode(reader)?;
     if is_valid_under(key, &entry) {
         Ok(entry)
@@ -483,7 +483,7 @@ mod tests {
         }
         let (mut reader, mut key) = (Reader::new(&bytes, 0), Key::new());
         for expected in &keys {
-            read_key_behind(&mut reader, &mut key).unwrap();
+            read_key_delta(&mut reader, &mut key).unwrap();
             assert_eq!(key, *expected);
         }
         assert!(reader.is_done());
@@ -495,7 +495,7 @@ mod tests {
             (b"", &[0, 0]),
         ] {
             let mut key = Key::from_slice(previous);
-            assert!(read_key_behind(&mut Reader::new(bytes, 0), &mut key).is_err());
+            assert!(read_key_delta(&mut Reader::new(bytes, 0), &mut key).is_err());
         }
     }
 
@@ -535,8 +535,8 @@ mod tests {
             assert_eq!(read_pair_delta(&mut reader, &mut read), Ok(entry.clone()));
             assert!(reader.is_done() && read == *key);
             let mut reader = Reader::new(&bytes, 0);
-            read_key_behind(&mut reader, &mut Key::new()).unwrap();
-            Entry::pass(&mut reader).unwrap();
+            read_key_delta(&mut reader, &mut Key::new()).unwrap();
+            Entry::skip_encoded(&mut reader).unwrap();
             assert!(reader.is_done());
         }
     }

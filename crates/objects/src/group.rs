@@ -37,7 +37,7 @@ pub enum Hint {
 
 /// One change. Payloads are in the group's buffer.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(crate) enum Op {
+pub(crate) enum GroupOp {
     Create { id: ObjectId, hint: Hint },
     Fork { id: ObjectId, parent: ObjectId },
     Write { id: ObjectId, at: u64, from: usize, len: usize },
@@ -54,7 +54,7 @@ pub(crate) enum Op {
 /// Changes that become visible together, in the order in which they were added.
 #[derive(Clone, PartialEq, Eq, Default)]
 pub struct Group {
-    pub(crate) ops: Vec<Op>,
+    pub(crate) ops: Vec<GroupOp>,
     pub(crate) bytes: Vec<u8>,
 }
 
@@ -82,7 +82,7 @@ impl Group {
 
     /// Creates an empty object.
     pub fn create(&mut self, new: NewObject, hint: Hint) -> ObjectId {
-        self.ops.push(Op::Create { id: new.0, hint });
+        self.ops.push(GroupOp::Create { id: new.0, hint });
         new.0
     }
 
@@ -90,7 +90,7 @@ impl Group {
     /// costs as much as an empty object. A parent cannot be changed or deleted while it has
     /// children.
     pub fn fork(&mut self, new: NewObject, parent: ObjectId) -> ObjectId {
-        self.ops.push(Op::Fork { id: new.0, parent });
+        self.ops.push(GroupOp::Fork { id: new.0, parent });
         new.0
     }
 
@@ -98,48 +98,48 @@ impl Group {
     /// reads as zeros.
     pub fn write(&mut self, id: ObjectId, at: u64, bytes: &[u8]) {
         let from = self.keep(bytes);
-        self.ops.push(Op::Write { id, at, from, len: bytes.len() });
+        self.ops.push(GroupOp::Write { id, at, from, len: bytes.len() });
     }
 
     /// Writes `bytes` at the end that the object has by then.
     pub fn append(&mut self, id: ObjectId, bytes: &[u8]) {
         let from = self.keep(bytes);
-        self.ops.push(Op::Append { id, from, len: bytes.len() });
+        self.ops.push(GroupOp::Append { id, from, len: bytes.len() });
     }
 
     /// Sets the length of an object; new bytes read as zeros.
     pub fn truncate(&mut self, id: ObjectId, len: u64) {
-        self.ops.push(Op::Truncate { id, len });
+        self.ops.push(GroupOp::Truncate { id, len });
     }
 
     /// Frees `len` bytes of an object from byte `at` on: they read as zeros and take no space. Its
     /// length stays.
     pub fn punch(&mut self, id: ObjectId, at: u64, len: u64) {
-        self.ops.push(Op::Punch { id, at, len });
+        self.ops.push(GroupOp::Punch { id, at, len });
     }
 
     /// Gives an object a name of 1 to 255 bytes. An existing name is moved to this object.
     pub fn name(&mut self, name: &[u8], id: ObjectId) {
         let at = self.keep(name);
-        self.ops.push(Op::Name { name: at, name_len: name.len(), id });
+        self.ops.push(GroupOp::Name { name: at, name_len: name.len(), id });
     }
 
     /// Removes a name, if it exists; the object stays.
     pub fn unname(&mut self, name: &[u8]) {
         let at = self.keep(name);
-        self.ops.push(Op::Unname { name: at, name_len: name.len() });
+        self.ops.push(GroupOp::Unname { name: at, name_len: name.len() });
     }
 
     /// Deletes an object. Its names should be removed in the same group.
     pub fn delete(&mut self, id: ObjectId) {
-        self.ops.push(Op::Delete { id });
+        self.ops.push(GroupOp::Delete { id });
     }
 
     /// Sets the value of `key`.
     pub(crate) fn put(&mut self, key: &[u8], value: &[u8]) {
         self.bytes.reserve(key.len().saturating_add(value.len()));
         let (key_at, value_at) = (self.keep(key), self.keep(value));
-        self.ops.push(Op::Put {
+        self.ops.push(GroupOp::Put {
             key: key_at,
             key_len: key.len(),
             value: value_at,
@@ -150,7 +150,7 @@ impl Group {
     /// Removes a key.
     pub(crate) fn remove(&mut self, key: &[u8]) {
         let at = self.keep(key);
-        self.ops.push(Op::Remove { key: at, key_len: key.len() });
+        self.ops.push(GroupOp::Remove { key: at, key_len: key.len() });
     }
 
     fn keep(&mut self, bytes: &[u8]) -> usize {

@@ -268,7 +268,7 @@ enum PrefetchedValue {
 const AHEAD: usize = 256;
 const AHEAD_BYTES: usize = 512 << 10;
 
-type Pair = Result<(Vec<u8>, Vec<u8>)>;
+type PairResult = Result<(Vec<u8>, Vec<u8>)>;
 
 impl Scan {
     fn end(&mut self, is_front: bool) -> &mut End {
@@ -276,7 +276,7 @@ impl Scan {
     }
 
     /// Returns the next pair of one end.
-    fn next_pair(&mut self, is_front: bool) -> Option<Pair> {
+    fn next_pair(&mut self, is_front: bool) -> Option<PairResult> {
         if self.from >= self.to {
             return None;
         }
@@ -373,15 +373,15 @@ impl Scan {
 }
 
 impl Iterator for Scan {
-    type Item = Pair;
+    type Item = PairResult;
 
-    fn next(&mut self) -> Option<Pair> {
+    fn next(&mut self) -> Option<PairResult> {
         self.next_pair(true)
     }
 }
 
 impl DoubleEndedIterator for Scan {
-    fn next_back(&mut self) -> Option<Pair> {
+    fn next_back(&mut self) -> Option<PairResult> {
         self.next_pair(false)
     }
 }

@@ -204,10 +204,10 @@ pub trait Layout: Send + Sync {
 pub type Make = fn(&StoreDimensions) -> Box<dyn Layout>;
 
 /// Numbers below this are layouts of this crate.
-const FIRST_OF_OTHERS: u16 = 256;
+const FIRST_CUSTOM_NUMBER: u16 = 256;
 const STREAMS_MAX: usize = 16;
 
-static OTHERS: Mutex<BTreeMap<u16, Make>> = Mutex::new(BTreeMap::new());
+static REGISTERED: Mutex<BTreeMap<u16, Make>> = Mutex::new(BTreeMap::new());
 
 /// Registers a layout in this process by a number, 256 or more. It replaces a layout with the same
 /// number.
@@ -215,10 +215,10 @@ static OTHERS: Mutex<BTreeMap<u16, Make>> = Mutex::new(BTreeMap::new());
 /// # Errors
 /// [`Error::Misuse`] for the numbers of this crate.
 pub fn register(number: u16, make: Make) -> Result<LayoutKind> {
-    if number < FIRST_OF_OTHERS {
+    if number < FIRST_CUSTOM_NUMBER {
         return Err(Error::Misuse("layouts of others have numbers from 256 on"));
     }
-    OTHERS.lock().insert(number, make);
+    REGISTERED.lock().insert(number, make);
     Ok(LayoutKind::Other(number))
 }
 
@@ -240,7 +240,7 @@ pub(crate) fn kind_of(number: u32) -> Option<LayoutKind> {
         3 => Some(LayoutKind::Bucket),
         _ => {
             let number = u16::try_from(number).ok()?;
-            (number >= FIRST_OF_OTHERS).then_some(LayoutKind::Other(number))
+            (number >= FIRST_CUSTOM_NUMBER).then_some(LayoutKind::Other(number))
         }
     }
 }
@@ -256,7 +256,7 @@ pub(crate) fn layout(kind: LayoutKind, site: &StoreDimensions) -> Result<Box<dyn
         LayoutKind::Cow => Box::new(cow::Cow(site)),
         LayoutKind::Bucket => Box::new(bucket::Bucket(site)),
         LayoutKind::Other(number) => {
-            let make = OTHERS.lock().get(&number).copied();
+            let make = REGISTERED.lock().get(&number).copied();
             let make = make.ok_or_else(|| {
                 Error::NotAStore(format!("its layout, number {number}, is not one of this program"))
             })?;

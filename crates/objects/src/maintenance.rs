@@ -45,12 +45,12 @@ use crate::space::segment_reader::SegmentReader;
 const STEP: u64 = 64;
 /// Most pairs that one change compacts, and one more for so many bytes of its own: a group of a
 /// thousand pairs brings more than these.
-const FOLDED_AT_ONCE: u64 = 1024;
-const FOLDED_FOR_BYTES: u64 = 16;
+const COMPACTED_PAIRS: u64 = 1024;
+const BYTES_PER_COMPACTED_PAIR: u64 = 16;
 /// Bytes that a short change cleans at most.
-const CLEANED_AT_ONCE: u64 = 96 << 10;
+const CLEANED_BYTES_MIN: u64 = 96 << 10;
 /// Backlog of cleaning, in bytes, from which a change waits for the cleaner's reads.
-const OWED_MAX: u64 = 1 << 20;
+const CLEANING_BACKLOG_MAX: u64 = 1 << 20;
 
 /// I/O that a step requires.
 pub(crate) enum RequiredIo {
@@ -76,7 +76,7 @@ impl RequiredIo {
     pub fn perform(self, io: &CachedDisk, is_further: bool) -> Option<CompletedIo> {
         match self {
             // A single node does not evict those that were prefetched together.
-            Self::Nodes(nodes) if is_further || nodes.len() == 1 => io.load_more_ahead(&nodes),
+            Self::Nodes(nodes) if is_further || nodes.len() == 1 => io.prefetch_more_nodes(&nodes),
             Self::Nodes(nodes) => io.prefetch_nodes(&nodes),
             Self::Bytes(reading, to) => reading.lock().wait(to),
             Self::Settled(ticket) => {
@@ -103,7 +103,7 @@ pub(crate) enum MissPolicy {
 }
 
 /// Looks something up in the index, with a miss policy.
-pub(crate) fn look<T>(
+pub(crate) fn with_miss_policy<T>(
     io: &CachedDisk,
     patience: MissPolicy,
     act: impl FnOnce(&dyn NodeSource) -> Result<T>,
@@ -134,7 +134,7 @@ impl Backlog {
     }
 
     /// Subtracts work that was done. It may exceed the due work if a step was extended.
-    pub fn did(&mut self, work: u64) {
+    pub fn subtract_done(&mut self, work: u64) {
         self.0 -= work as f64;
     }
 }
@@ -175,25 +175,25 @@ pub(crate) struct Maintenance {
 /// Limits of the maintenance in one change.
 #[derive(Debug)]
 pub(crate) struct WorkBudget {
-    folds: u64,
-    cleans: u64,
+    compact_pairs: u64,
+    clean_bytes: u64,
     /// Number of waits for the cleaner's reads.
     waits: u64,
     /// True if it may begin a checkpoint: in a small store that makes the next one due.
-    begins: bool,
+    may_begin_checkpoint: bool,
     /// True if it may begin to clean a segment: one per change.
-    chooses: bool,
+    may_begin_cleaning: bool,
 }
 
 impl WorkBudget {
     /// Returns the budget of a change of so many bytes.
     pub fn of(bytes: u64) -> Self {
         Self {
-            folds: FOLDED_AT_ONCE + bytes / FOLDED_FOR_BYTES,
-            cleans: (bytes * 16).max(CLEANED_AT_ONCE),
+            compact_pairs: COMPACTED_PAIRS + bytes / BYTES_PER_COMPACTED_PAIR,
+            clean_bytes: (bytes * 16).max(CLEANED_BYTES_MIN),
             waits: bytes / 8192 + 1,
-            begins: true,
-            chooses: true,
+            may_begin_checkpoint: true,
+            may_begin_cleaning: true,
         }
     }
 }
@@ -203,33 +203,33 @@ impl Core {
     pub fn grow_backlogs(&mut self, brought_bytes: u64) {
         let (all, log) = (self.log.written_bytes(), self.log.logged_bytes());
         let now = WorkDone { all, log, brought: self.log.spent.estimate_disk_bytes(brought_bytes) };
-        let before = std::mem::replace(&mut self.upkeep.seen, now);
-        self.owe(now.since(before));
+        let before = std::mem::replace(&mut self.maintenance.seen, now);
+        self.grow_backlogs_by(now.since(before));
     }
 
     /// Grows the backlogs by written bytes.
-    pub fn owe(&mut self, paid: WorkDone) {
+    pub fn grow_backlogs_by(&mut self, paid: WorkDone) {
         let log_bytes = self.reserve.log_bytes;
         let levels = &mut self.levels;
-        if let Some(counting) = &mut levels.counting {
+        if let Some(counting) = &mut levels.flush {
             // Each pair with the entry that it hides.
             let all = counting.layer.pairs.len() as u64 * 2 + 1;
             counting.debt.grow(paid.all, all, log_bytes / 2);
         }
-        if let Some(folding) = &mut levels.folding {
+        if let Some(folding) = &mut levels.compaction {
             folding.debt.grow(paid.log, folding.pairs() + 1, log_bytes / 16);
         }
-        if let Some(merging) = &mut levels.merging {
+        if let Some(merging) = &mut levels.tree_merge {
             merging.debt.grow(paid.log, merging.layer.pairs.len() as u64 + 1, merging.span);
         }
-        self.owe_for_cleaning(paid.brought);
+        self.grow_cleaning_backlog(paid.brought);
     }
 
-    fn owe_for_cleaning(&mut self, bytes: u64) {
+    fn grow_cleaning_backlog(&mut self, bytes: u64) {
         if let Some(cleaning) = &self.cleaner.cleaning {
             let segment_bytes = u64::from(self.log.segments.geometry.segment_bytes);
             let span = cleaning.dead * 64 / self.cleaning_rate_64ths();
-            self.upkeep.cleaning.grow(bytes, segment_bytes, span);
+            self.maintenance.cleaning.grow(bytes, segment_bytes, span);
         }
     }
 
@@ -265,10 +265,10 @@ impl Core {
         if let Some(step) = self.complete_old_checkpoint(patience)? {
             return Ok(Some(step));
         }
-        if let Some(step) = self.next_count(patience)? {
+        if let Some(step) = self.next_flush_step(patience)? {
             return Ok(Some(step));
         }
-        if let Some(step) = self.next_fold(share)? {
+        if let Some(step) = self.next_compaction_step(share)? {
             return Ok(Some(step));
         }
         if let Some(step) = self.next_merge(patience)? {
@@ -277,21 +277,21 @@ impl Core {
         if let Some(step) = self.next_clean(share, patience)? {
             return Ok(Some(step));
         }
-        if self.is_log_long() && self.levels.counting.is_none() {
+        if self.is_log_long() && self.levels.flush.is_none() {
             return self.begin_within(share);
         }
         Ok(None)
     }
 
     fn begin_within(&mut self, share: &mut WorkBudget) -> Result<Option<Step>> {
-        match std::mem::take(&mut share.begins) {
+        match std::mem::take(&mut share.may_begin_checkpoint) {
             true => self.begin_checkpoint().map(Some),
             false => Ok(None),
         }
     }
 
-    fn next_count(&mut self, patience: MissPolicy) -> Result<Option<Step>> {
-        let Some(counting) = &self.levels.counting else { return Ok(None) };
+    fn next_flush_step(&mut self, patience: MissPolicy) -> Result<Option<Step>> {
+        let Some(counting) = &self.levels.flush else { return Ok(None) };
         let (due, all) = (counting.debt.due(), counting.layer.pairs.len() as u64 * 2 + 1);
         // In batches that use the prefetched leaves; all of it before the next batch begins.
         let is_late = self.is_log_long();
@@ -299,29 +299,29 @@ impl Core {
             return Ok(None);
         }
         let pairs = if is_late { AHEAD } else { AHEAD.min(due as usize + 1) };
-        self.count_on(pairs, patience).map(Some)
+        self.flush_step(pairs, patience).map(Some)
     }
 
-    fn next_fold(&mut self, share: &mut WorkBudget) -> Result<Option<Step>> {
+    fn next_compaction_step(&mut self, share: &mut WorkBudget) -> Result<Option<Step>> {
         let (is_behind, has_room) = (self.levels.is_merge_backlogged(), self.has_room());
-        let Some(folding) = &mut self.levels.folding else { return Ok(None) };
+        let Some(folding) = &mut self.levels.compaction else { return Ok(None) };
         let due = folding.debt.due();
         let pairs = match is_behind {
-            true => FOLDED_AT_ONCE,
-            false if due >= STEP || due >= folding.pairs() => due.min(share.folds),
+            true => COMPACTED_PAIRS,
+            false if due >= STEP || due >= folding.pairs() => due.min(share.compact_pairs),
             false => 0,
         };
         if !has_room || pairs == 0 {
             return Ok(None);
         }
-        folding.debt.did(pairs);
-        share.folds = share.folds.saturating_sub(pairs);
+        folding.debt.subtract_done(pairs);
+        share.compact_pairs = share.compact_pairs.saturating_sub(pairs);
         self.levels.compact_step(&mut self.log, pairs as usize + 1)?;
         Ok(Some(Step::Continue(pairs)))
     }
 
     fn next_merge(&mut self, patience: MissPolicy) -> Result<Option<Step>> {
-        let Some(merging) = &self.levels.merging else { return Ok(None) };
+        let Some(merging) = &self.levels.tree_merge else { return Ok(None) };
         let due = merging.debt.due();
         let pairs = match self.levels.is_merge_backlogged() {
             true => self.merged_at_once(),
@@ -336,9 +336,9 @@ impl Core {
 
     fn next_clean(&mut self, share: &mut WorkBudget, patience: MissPolicy) -> Result<Option<Step>> {
         let (free, low) = (self.log.segments.free(), self.low());
-        let is_idle = self.levels.counting.is_none() && self.checkpoints.written.is_none();
+        let is_idle = self.levels.flush.is_none() && self.checkpoints.written.is_none();
         if free + self.segments_awaiting_checkpoint() >= low && self.cleaner.cleaning.is_none() {
-            self.upkeep.cleaning = Backlog::default();
+            self.maintenance.cleaning = Backlog::default();
             // Cleaned segments are free after a checkpoint.
             if free < low * 3 / 4 && is_idle && !self.cleaner.since.is_empty() {
                 return self.begin_within(share);
@@ -354,14 +354,14 @@ impl Core {
                 // A snapshot pins freed segments: cleaning would only use up the rest.
                 return Ok(None);
             }
-            if !share.chooses {
+            if !share.may_begin_cleaning {
                 return Ok(None);
             }
             if let Some(number) = self.best_to_clean() {
                 let step = self.begin_cleaning(number, patience)?;
                 if step.is_continue() {
-                    share.chooses = false;
-                    self.owe_for_cleaning(self.upkeep.seen.brought);
+                    share.may_begin_cleaning = false;
+                    self.grow_cleaning_backlog(self.maintenance.seen.brought);
                 }
                 return Ok(Some(step));
             }
@@ -371,13 +371,16 @@ impl Core {
             }
             return Ok(None);
         }
-        let due = self.upkeep.cleaning.due();
-        if due == 0 || share.cleans == 0 {
+        let due = self.maintenance.cleaning.due();
+        if due == 0 || share.clean_bytes == 0 {
             return Ok(None);
         }
         let patience = match self.cleaner.waits_for() {
             // Later, if the backlog is small.
-            Some(_) if due < OWED_MAX || share.waits + due / (OWED_MAX * 4) == 0 => {
+            Some(_)
+                if due < CLEANING_BACKLOG_MAX
+                    || share.waits + due / (CLEANING_BACKLOG_MAX * 4) == 0 =>
+            {
                 return Ok(None);
             }
             Some(need) if patience == MissPolicy::Defer => {
@@ -388,8 +391,8 @@ impl Core {
         };
         let step = self.clean(patience)?;
         if let Step::Continue(bytes) = step {
-            self.upkeep.cleaning.did(bytes);
-            share.cleans = share.cleans.saturating_sub(bytes);
+            self.maintenance.cleaning.subtract_done(bytes);
+            share.clean_bytes = share.clean_bytes.saturating_sub(bytes);
         }
         Ok(Some(step))
     }
@@ -397,9 +400,9 @@ impl Core {
     /// Returns true if maintenance is in progress.
     pub fn is_working(&self) -> bool {
         let levels = &self.levels;
-        levels.counting.is_some()
-            || levels.folding.is_some()
-            || levels.merging.is_some()
+        levels.flush.is_some()
+            || levels.compaction.is_some()
+            || levels.tree_merge.is_some()
             || self.cleaner.cleaning.is_some()
     }
 
@@ -412,8 +415,8 @@ impl Core {
     ) -> Result<Option<Step>> {
         self.check_running()?;
         let written = self.log.counters.checkpoints;
-        if written < wanted && self.levels.counting.is_some() {
-            return self.count_on(AHEAD, patience).map(Some);
+        if written < wanted && self.levels.flush.is_some() {
+            return self.flush_step(AHEAD, patience).map(Some);
         }
         // Writing a checkpoint completes the one before it.
         if written != wanted || self.checkpoints.written.is_none() {
@@ -424,11 +427,11 @@ impl Core {
     }
 
     /// Accounts so many pairs, and writes the checkpoint once all are accounted.
-    pub fn count_on(&mut self, pairs: usize, patience: MissPolicy) -> Result<Step> {
+    pub fn flush_step(&mut self, pairs: usize, patience: MissPolicy) -> Result<Step> {
         let step = self.levels.account_dead(&mut self.log, pairs, patience)?;
-        let Some(counting) = &mut self.levels.counting else { return Ok(step) };
+        let Some(counting) = &mut self.levels.flush else { return Ok(step) };
         if let Step::Continue(pairs) = step {
-            counting.debt.did(pairs);
+            counting.debt.subtract_done(pairs);
         }
         counting.is_ready_to_finish = counting.is_done() && step.is_continue();
         if counting.is_ready_to_finish { self.finish_checkpoint(patience) } else { Ok(step) }
@@ -447,7 +450,7 @@ mod tests {
                 debt.grow(step, work, span);
                 came += step;
                 let due = debt.due();
-                debt.did(due);
+                debt.subtract_done(due);
                 done += due;
                 // Never ahead of the bytes, and at most a unit behind.
                 let fair = came as f64 * work as f64 / span as f64;
@@ -456,7 +459,7 @@ mod tests {
             assert!(done + 1 >= work, "{done} of {work}");
         }
         let mut ahead = Backlog::default();
-        ahead.did(10);
+        ahead.subtract_done(10);
         ahead.grow(5, 10, 10);
         assert_eq!(ahead.due(), 0);
         ahead.grow(6, 10, 10);

@@ -153,9 +153,10 @@ pub fn probe(
         // From the largest down: the first measurable boundary is the page's.
         for (nth, unit) in UNITS.into_iter().enumerate().rev() {
             if unit >= floor {
-                measured.misalignment_cost[nth] = probe.across(u64::from(unit), WRITES_NS[nth])?;
+                measured.misalignment_cost[nth] =
+                    probe.boundary_cost(u64::from(unit), WRITES_NS[nth])?;
             }
-            if is_felt(nth, measured.misalignment_cost[nth]) {
+            if is_significant(nth, measured.misalignment_cost[nth]) {
                 break;
             }
             tell();
@@ -170,21 +171,21 @@ pub fn probe(
 /// Returns the page size: twice the largest unit with a measurable boundary.
 fn page(across: &[f64; 6]) -> u32 {
     // Nothing smaller can be written.
-    felt(across).map_or(UNITS[0], |index| 2 * UNITS[index])
+    largest_boundary(across).map_or(UNITS[0], |index| 2 * UNITS[index])
 }
 
 /// Returns the largest of [`UNITS`] with a measurable boundary.
-fn felt(across: &[f64; 6]) -> Option<usize> {
-    (0..UNITS.len()).rev().find(|&nth| is_felt(nth, across[nth]))
+fn largest_boundary(across: &[f64; 6]) -> Option<usize> {
+    (0..UNITS.len()).rev().find(|&nth| is_significant(nth, across[nth]))
 }
 
-fn is_felt(nth: usize, across: f64) -> bool {
-    across > across_min(UNITS[nth])
+fn is_significant(nth: usize, across: f64) -> bool {
+    across > boundary_cost_min(UNITS[nth])
 }
 
 /// Returns the least relative cost that counts as a boundary of two units. Boundaries of up to 4
 /// KiB need little evidence, larger ones much.
-fn across_min(unit: u32) -> f64 {
+fn boundary_cost_min(unit: u32) -> f64 {
     if u64::from(unit) < SHORT_BYTES { 1.12 } else { 1.25 }
 }
 
@@ -196,7 +197,7 @@ const TURNS: (usize, usize) = (3, 7);
 /// Measures the cost of a boundary of two units in turns, until all are clearly on one side of the
 /// threshold. Returns the median; if they never agree, the value that favours 4 KiB.
 fn measure_until_stable(unit: u32, turn: &mut dyn FnMut(usize) -> Result<f64>) -> Result<f64> {
-    let line = across_min(unit);
+    let line = boundary_cost_min(unit);
     let mut turns = vec![];
     loop {
         turns.push(turn(turns.len())?);
@@ -252,7 +253,7 @@ impl ProbeResults {
             ),
         });
         let page_bytes = self.page_fitting(disk_bytes);
-        let felt = felt(&self.misalignment_cost);
+        let felt = largest_boundary(&self.misalignment_cost);
         why.push(match felt {
             _ if page_bytes < self.page_bytes => {
                 let measured = Bytes(self.page_bytes.into());
@@ -374,7 +375,7 @@ impl Probe<'_> {
     }
 
     /// Returns a random address in the region for `len` bytes, at a multiple of `step`.
-    fn anywhere(&mut self, step: u64, len: u64) -> u64 {
+    fn random_address(&mut self, step: u64, len: u64) -> u64 {
         self.random = crate::codec::mix(self.random);
         let places = (self.region.len_bytes - len) / step;
         self.region.start_bytes + self.random % places.max(1) * step
@@ -464,7 +465,7 @@ impl Probe<'_> {
         const TURN: u64 = 16;
         let (mut near, mut far) = (vec![], vec![]);
         let half = self.region.len_bytes / 2;
-        let first = self.anywhere(SHORT_BYTES, half);
+        let first = self.random_address(SHORT_BYTES, half);
         let start = self.now();
         while near.len() < 2000 && (near.is_empty() || self.now() - start < 2 * STEP_NS) {
             // The seek to the first read of a turn is not sequential.
@@ -477,7 +478,7 @@ impl Probe<'_> {
                 }
             }
             for _ in 0..TURN {
-                let at = self.anywhere(SHORT_BYTES, SHORT_BYTES);
+                let at = self.random_address(SHORT_BYTES, SHORT_BYTES);
                 far.push(self.read_once(at)?);
             }
         }
@@ -498,9 +499,11 @@ impl Probe<'_> {
         let (mut near, mut far) = (vec![], vec![]);
         let start = self.now();
         while near.len() < 50 && (near.len() < 3 || self.now() - start < 2 * STEP_NS) {
-            let first = self.anywhere(SHORT_BYTES, GROUP * SHORT_BYTES);
+            let first = self.random_address(SHORT_BYTES, GROUP * SHORT_BYTES);
             near.push(self.write_once(&mut |_, nth| first + nth * SHORT_BYTES)?);
-            far.push(self.write_once(&mut |probe, _| probe.anywhere(SHORT_BYTES, SHORT_BYTES))?);
+            far.push(
+                self.write_once(&mut |probe, _| probe.random_address(SHORT_BYTES, SHORT_BYTES))?,
+            );
         }
         Ok((median(near), median(far)))
     }
@@ -520,7 +523,7 @@ impl Probe<'_> {
     fn flush_latency(&mut self) -> Result<u64> {
         let mut times = vec![];
         let start = self.now();
-        let first = self.anywhere(SHORT_BYTES, 64 * SHORT_BYTES);
+        let first = self.random_address(SHORT_BYTES, 64 * SHORT_BYTES);
         while times.len() < 64 && (times.len() < 3 || self.now() - start < STEP_NS) {
             let at_bytes = first + times.len() as u64 * SHORT_BYTES;
             let block = self.noise(SHORT_BYTES);
@@ -535,13 +538,13 @@ impl Probe<'_> {
     fn read_rate(&mut self, depth: u32) -> Result<u64> {
         let most = 500 * u64::from(depth);
         let (done, took) = self.reads(depth as usize, SHORT_BYTES, most, &mut |probe, _| {
-            probe.anywhere(SHORT_BYTES, SHORT_BYTES)
+            probe.random_address(SHORT_BYTES, SHORT_BYTES)
         })?;
         Ok(per_second(done, took))
     }
 
     /// Returns the cost of writes of `2 * unit` a `unit` off their boundary, relative to on it.
-    fn across(&mut self, unit: u64, time_ns: u64) -> Result<f64> {
+    fn boundary_cost(&mut self, unit: u64, time_ns: u64) -> Result<f64> {
         measure_until_stable(unit as u32, &mut |turn| {
             // Alternating the order cancels drift.
             let mut rates = [0; 2];
@@ -682,7 +685,7 @@ mod tests {
         let mut felt = 0;
         for _ in 0..500 {
             let across = measure_until_stable(unit, &mut |_| Ok(rate(is) / rate(1.0))).unwrap();
-            felt += usize::from(is_felt(nth, across));
+            felt += usize::from(is_significant(nth, across));
         }
         felt
     }

@@ -126,7 +126,7 @@ pub(crate) fn open_degraded(
         log::warn!("only {newest} of four superblocks is the newest");
     }
     let mut core = empty_core(disk, superblock, options.cache_bytes)?;
-    let blob = read_blob(&core)?;
+    let blob = read_checkpoint_record(&core)?;
     load(&mut core, &blob, lost)?;
     match replay(&mut core, &blob) {
         Ok(()) => {}
@@ -156,7 +156,7 @@ pub(crate) fn open_degraded(
 }
 
 /// Reads the checkpoint record, from one of its copies.
-fn read_blob(core: &Core) -> Result<CheckpointRecord> {
+fn read_checkpoint_record(core: &Core) -> Result<CheckpointRecord> {
     let read = |ptr: BlockPtr| CheckpointRecord::decode(&core.log.io.read_ptr(ptr)?, ptr.at);
     let Superblock { checkpoint, checkpoint_copy: twin, .. } = core.checkpoints.superblock;
     read(checkpoint).or_else(|error| {
@@ -185,7 +185,7 @@ fn read_layer(
             Err(error) => {
                 pairs.truncate(before);
                 let behind = pairs.last().map(|(key, _)| key.clone()).unwrap_or_default();
-                lost.push(UnreadableRange { behind, before: None, at: chunk.at });
+                lost.push(UnreadableRange { after: behind, before: None, at: chunk.at });
                 losses.push(OpenDamage { error, is_needed: false });
             }
         }

@@ -227,7 +227,7 @@ impl Store {
         let mut core = self.core.write();
         core.check_running()?;
         core.grow_backlogs(0);
-        core.owe(WorkDone::bytes(bytes));
+        core.grow_backlogs_by(WorkDone::bytes(bytes));
         self.work(core, bytes)?;
         Ok(self.core.read().is_working())
     }
@@ -292,7 +292,7 @@ impl Store {
         match waited {
             Ok(()) => core.log.mark_durable(seq),
             // The write stays queued.
-            Err(error @ draconis_device::Error::Away(_)) => return Err(error.into()),
+            Err(error @ draconis_device::Error::Unreachable(_)) => return Err(error.into()),
             Err(error) => return Err(core.stop(error.into())),
         }
         Ok(())
@@ -332,7 +332,7 @@ impl Store {
         }
         // First the checkpoint in progress, then one with all later changes.
         let core = self.core.write();
-        let under_way = u64::from(core.levels.counting.is_some());
+        let under_way = u64::from(core.levels.flush.is_some());
         let first = core.log.counters.checkpoints + under_way;
         self.drive(core, |core, patience| core.next_to_checkpoint(first, patience))?;
         let mut core = self.core.write();

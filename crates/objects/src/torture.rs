@@ -48,5 +48,5 @@ pub use judge::{Effort, Judge, Violation};
 #[cfg(test)]
 pub(crate) use run::bytes_of;
 pub use run::{Recorded, Tally, cut, record};
-pub use script::{Op, Script, Shape, Step, random, random_large, sequence, sequences};
+pub use script::{Script, ScriptOp, ScriptStep, Shape, random, random_large, sequence, sequences};
 pub use usage::{Usage, ordinary};

@@ -144,10 +144,10 @@ fn after_a_power_cut_names_and_objects_are_there_together() {
     let mut states = 0;
     for crash in CrashStates::new(image, disk.take(), options) {
         let report = check(crash.disk.clone());
-        assert!(report.is_clean(), "{:?}: {:?}", crash.cut, report.damage);
+        assert!(report.is_clean(), "{:?}: {:?}", crash.kind, report.damage);
         let store = open(crash.disk.clone());
         let names = store.names().unwrap();
-        assert_eq!(names.len(), store.list().unwrap().len(), "{:?}", crash.cut);
+        assert_eq!(names.len(), store.list().unwrap().len(), "{:?}", crash.kind);
         for (name, id) in names {
             let mut bytes = vec![0; 100];
             let len = store.read(id, 0, &mut bytes).unwrap();

@@ -18,7 +18,7 @@ use crate::remote_disk::{self, RemoteCredentials};
 use crate::store_keeper::StoreDiskHandle;
 
 /// Length of the part of a volume's name that is used as the name of a memfd.
-const MEMORY_NAME_MAX: usize = 240;
+const MAX_MEMFD_NAME_BYTES: usize = 240;
 /// Length of a memfd that represents a volume: longer than any block of one.
 const STAND_IN_BYTES: u64 = 1 << 20;
 /// Maximum number of backing and extent files.
@@ -124,12 +124,12 @@ impl ClaimedVolume {
     }
 
     fn try_open(volume: &Path, read_only: bool) -> Result<Self, OpenFailure> {
-        let guard = guard(volume)?;
+        let guard = open_guard(volume)?;
         let mut note = None;
         if !read_only {
             match open(volume, OFlags::RDWR) {
                 Ok(disk) => {
-                    claim_as(volume, &disk, LockMode::Exclusive)?;
+                    lock_volume(volume, &disk, LockMode::Exclusive)?;
                     let image = reopen(&disk, OFlags::RDONLY)
                         .map_err(|errno| describe_errno(volume, errno))?;
                     let backing = reopen(&disk, OFlags::RDWR).ok().filter(|_| guard.is_none());
@@ -143,7 +143,7 @@ impl ClaimedVolume {
             }
         }
         let image = open(volume, OFlags::RDONLY).map_err(|errno| describe_errno(volume, errno))?;
-        claim_as(volume, &image, LockMode::Shared)?;
+        lock_volume(volume, &image, LockMode::Shared)?;
         let source = VolumeSource::File { image, disk: None };
         Ok(Self { source, note, guards: VolumeGuards { backing: None, guard } })
     }
@@ -181,9 +181,9 @@ impl VolumeGuards {
     ///
     /// # Errors
     /// The system's error, for the user.
-    pub(crate) fn stand_in(&mut self, volume: &Path) -> Result<(), String> {
+    pub(crate) fn create_memfd(&mut self, volume: &Path) -> Result<(), String> {
         let name: Vec<u8> =
-            volume.as_os_str().as_bytes().iter().copied().take(MEMORY_NAME_MAX).collect();
+            volume.as_os_str().as_bytes().iter().copied().take(MAX_MEMFD_NAME_BYTES).collect();
         let made = rustix::fs::memfd_create(name, MemfdFlags::CLOEXEC).and_then(|file| {
             rustix::fs::ftruncate(&file, STAND_IN_BYTES)?;
             Ok(file)
@@ -198,7 +198,7 @@ impl VolumeGuards {
     /// # Errors
     /// A message for the user.
     pub(crate) fn reacquire_guard(&mut self, volume: &Path) -> Result<(), String> {
-        self.guard = guard(volume).map_err(OpenFailure::into_message)?;
+        self.guard = open_guard(volume).map_err(OpenFailure::into_message)?;
         Ok(())
     }
 }
@@ -221,7 +221,7 @@ pub(crate) fn open_backing_files(
     let open_part = |name: &PathBuf| {
         let file = volume.with_file_name(name);
         let fd = parts::open(volume, name).map_err(|errno| describe_errno(&file, errno))?;
-        claim_behind(fd, &file)
+        lock_backing_file(fd, &file)
     };
     let mut known = vec![image];
     let mut open_one = |file: &PathBuf| {
@@ -233,13 +233,13 @@ pub(crate) fn open_backing_files(
         }
         known.push(found);
         let fd = open(file, OFlags::RDONLY).map_err(|errno| describe_errno(file, errno))?;
-        claim_behind(fd, file)
+        lock_backing_file(fd, file)
     };
     let parts = options.parts.iter().map(open_part);
     parts.chain(options.backing.iter().map(&mut open_one)).collect()
 }
 
-fn claim_behind(fd: OwnedFd, file: &Path) -> Result<OwnedFd, String> {
+fn lock_backing_file(fd: OwnedFd, file: &Path) -> Result<OwnedFd, String> {
     match lock_file(&fd, LockMode::Shared) {
         Ok(()) => Ok(fd),
         Err(Errno::WOULDBLOCK) => {
@@ -275,7 +275,7 @@ fn open(volume: &Path, flags: OFlags) -> rustix::io::Result<OwnedFd> {
 }
 
 /// Opens a block device with `O_EXCL`, which fails while the kernel has it mounted.
-fn guard(volume: &Path) -> Result<Option<OwnedFd>, OpenFailure> {
+fn open_guard(volume: &Path) -> Result<Option<OwnedFd>, OpenFailure> {
     if identity(volume)?.1 != u64::MAX {
         return Ok(None);
     }
@@ -288,7 +288,7 @@ fn guard(volume: &Path) -> Result<Option<OwnedFd>, OpenFailure> {
     })
 }
 
-fn claim_as(volume: &Path, fd: &OwnedFd, how: LockMode) -> Result<(), OpenFailure> {
+fn lock_volume(volume: &Path, fd: &OwnedFd, how: LockMode) -> Result<(), OpenFailure> {
     try_lock_file(fd, how).map_err(|errno| match errno {
         Errno::WOULDBLOCK => {
             OpenFailure::InUse(format!("{} is in use by another mount or tool", volume.display()))

@@ -22,7 +22,7 @@ const RESEND_MIN_KERNEL: (u32, u32) = (6, 9);
 
 /// Timeout for the kernel to finish the notifications in progress.
 const PAUSE_WAIT: Duration = Duration::from_secs(2);
-const PAUSE_LOOK: Duration = Duration::from_millis(1);
+const PAUSE_POLL_INTERVAL: Duration = Duration::from_millis(1);
 
 /// Threads that send workers' notifications. A thread that blocks in the kernel when its worker
 /// dies continues once the successor has answered the request that it waits for.
@@ -58,7 +58,7 @@ impl Relays {
                 Ok(paused) => return Some(paused),
                 Err(TryLockError::Poisoned(poisoned)) => return Some(poisoned.into_inner()),
                 Err(TryLockError::WouldBlock) if Instant::now() > until => return None,
-                Err(TryLockError::WouldBlock) => std::thread::sleep(PAUSE_LOOK),
+                Err(TryLockError::WouldBlock) => std::thread::sleep(PAUSE_POLL_INTERVAL),
             }
         }
     }

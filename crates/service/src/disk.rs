@@ -277,34 +277,34 @@ mod tests {
     }
 
     /// A worker that breaks the protocol: it writes its messages into the session's memory itself.
-    struct Liar {
+    struct HostileWorker {
         memory: OwnedFd,
-        bells: Vec<OwnedFd>,
+        event_fds: Vec<OwnedFd>,
     }
 
     /// Offsets of a mailbox and its fields: see the lanes of `exchange`.
-    const LINE_STRIDE: u64 = 17 * 128;
+    const MAILBOX_STRIDE: u64 = 17 * 128;
     const FINGERPRINT_AT: u64 = 2120;
     const CLOSED_AT: u64 = 2112;
     /// Slot number of a block that is in the page pool.
-    const BESIDE: u32 = u32::MAX;
+    const POOL_SLOT: u32 = u32::MAX;
 
-    impl Liar {
+    impl HostileWorker {
         fn accept(socket: &OwnedFd) -> Self {
             let hello = descriptors::receive(socket, &mut [0; 512], RecvFlags::empty()).unwrap();
             let mut fds = hello.fds.into_iter();
             let memory = fds.next().unwrap();
             // The fd after the memory is the pidfd.
-            Self { memory, bells: fds.skip(1).collect() }
+            Self { memory, event_fds: fds.skip(1).collect() }
         }
 
         fn put(&self, lane: u32, at: u64, bytes: &[u8]) {
-            let at = u64::from(lane) * 2 * LINE_STRIDE + at;
+            let at = u64::from(lane) * 2 * MAILBOX_STRIDE + at;
             assert_eq!(rustix::io::pwrite(&self.memory, bytes, at), Ok(bytes.len()));
         }
 
-        fn ring(&self, lane: u32) {
-            rustix::io::write(&self.bells[lane as usize * 2], &1u64.to_ne_bytes()).unwrap();
+        fn signal(&self, lane: u32) {
+            rustix::io::write(&self.event_fds[lane as usize * 2], &1u64.to_ne_bytes()).unwrap();
         }
 
         /// Submits a group as the first message of `lane`. Each block is its offset on the disk,
@@ -313,7 +313,9 @@ mod tests {
             let mut payload = (blocks.len() as u32).to_le_bytes().to_vec();
             for (at, place, len) in blocks {
                 payload.extend(at.to_le_bytes());
-                [BESIDE, *place, *len].iter().for_each(|word| payload.extend(word.to_le_bytes()));
+                [POOL_SLOT, *place, *len]
+                    .iter()
+                    .for_each(|word| payload.extend(word.to_le_bytes()));
             }
             // One group end, no predecessor, no mark, not durable, no further data.
             for word in [1, blocks.len() as u32, 0, 0, 0] {
@@ -326,19 +328,19 @@ mod tests {
             self.put(lane, FINGERPRINT_AT, &disk::Disk::FINGERPRINT.to_ne_bytes());
             self.put(lane, 8, &payload);
             self.put(lane, 0, &head.to_ne_bytes());
-            self.ring(lane);
+            self.signal(lane);
         }
 
         fn close(&self) {
             for lane in 1..=DISK_LANES {
                 self.put(lane, CLOSED_AT, &(1u64 << 63 | 1 << 16).to_ne_bytes());
-                self.ring(lane);
+                self.signal(lane);
             }
         }
     }
 
     #[test]
-    fn a_worker_that_names_places_that_are_not_there_harms_itself_only() {
+    fn invalid_pool_ranges_are_refused() {
         let file = tempfile::NamedTempFile::new().unwrap();
         let before: Vec<u8> = (0..1 << 20).map(|at| (at / 512) as u8).collect();
         std::fs::write(file.path(), &before).unwrap();
@@ -353,7 +355,7 @@ mod tests {
             ((0, 512, 0), 512),
         ] {
             let (service, host, socket, _memory) = served(file.path());
-            let liar = Liar::accept(&socket);
+            let liar = HostileWorker::accept(&socket);
             // The valid block of the same message is not written, either.
             liar.submit(2, &[good, lie]);
             liar.close();
@@ -364,7 +366,7 @@ mod tests {
         // Writes beyond the end of the disk are refused, but are no protocol violation. Neither are
         // two writes whose source ranges overlap.
         let (service, host, socket, memory) = served(file.path());
-        let liar = Liar::accept(&socket);
+        let liar = HostileWorker::accept(&socket);
         memory.copy_in(8192, &[0xee; 1024]);
         liar.submit(1, &[good, (1 << 20, 8192, 512)]);
         liar.submit(2, &[good, (u64::MAX - 511, 8192, 512)]);

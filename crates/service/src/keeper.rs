@@ -56,7 +56,7 @@ const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
 /// A keeper and its mount.
 pub struct Keeper {
-    front: Box<dyn Mounter>,
+    mounter: Box<dyn Mounter>,
     listener: UnixListener,
     /// Set from the mount request on.
     mount: Mutex<Option<Arc<Mount>>>,
@@ -132,7 +132,7 @@ impl Keeper {
     pub fn new(front: Box<dyn Mounter>, listener: UnixListener) -> Arc<Self> {
         let (mount, watchers) = (Mutex::default(), Mutex::default());
         let (told, clients) = (Condvar::new(), AtomicU64::new(0));
-        Arc::new(Self { front, listener, mount, changed: told, clients, watchers })
+        Arc::new(Self { mounter: front, listener, mount, changed: told, clients, watchers })
     }
 
     /// Serves clients, each in its own thread, until the mount has ended. Returns early if no mount
@@ -304,7 +304,7 @@ impl Mount {
         let device = lock(&self.state).device.clone();
         device.is_some_and(|device| {
             let mut all = mount_table::mounts().into_iter();
-            all.any(|entry| entry.device == device && entry.at == self.mount_point)
+            all.any(|entry| entry.device == device && entry.mount_point == self.mount_point)
         })
     }
 

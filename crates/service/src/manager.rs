@@ -18,7 +18,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use self::keepers::{AskError, KeeperHandle, KeeperPhase};
+use self::keepers::{KeeperHandle, KeeperPhase, KeeperRequestError};
 use crate::claimed_volume::identity;
 use crate::client::RuntimeDir;
 use crate::protocol::{self, Kept, LostMount, Reply, Request, Status, Upgraded, volume_name};
@@ -135,10 +135,10 @@ impl Manager {
             match keeper.request(&request, None) {
                 Ok(reply) => return reply,
                 // The keeper is being upgraded: repeat the wait.
-                Err(AskError::Lost(_)) if is_wait && keeper.is_running() => {}
-                Err(AskError::Gone) if is_wait => return Reply::Ended { why: None },
-                Err(AskError::Gone) => return Reply::NotMounted,
-                Err(AskError::Lost(error)) => {
+                Err(KeeperRequestError::Lost(_)) if is_wait && keeper.is_running() => {}
+                Err(KeeperRequestError::Gone) if is_wait => return Reply::Ended { why: None },
+                Err(KeeperRequestError::Gone) => return Reply::NotMounted,
+                Err(KeeperRequestError::Lost(error)) => {
                     let why = format!("{}: its keeper does not answer: {error}", at.display());
                     return Reply::Failed { why };
                 }
@@ -240,9 +240,11 @@ impl Manager {
                 Ok(Reply::Done) => None,
                 Ok(Reply::Failed { why }) => Some(why),
                 // It was unmounted meanwhile.
-                Ok(Reply::NotMounted) | Err(AskError::Gone) => return None,
+                Ok(Reply::NotMounted) | Err(KeeperRequestError::Gone) => return None,
                 Ok(other) => Some(format!("its keeper answers something else: {other:?}")),
-                Err(AskError::Lost(error)) => Some(format!("its keeper was lost: {error}")),
+                Err(KeeperRequestError::Lost(error)) => {
+                    Some(format!("its keeper was lost: {error}"))
+                }
             };
             Some(Upgraded { mount_point, why })
         };
@@ -255,8 +257,8 @@ impl Manager {
         for keeper in self.keepers() {
             match keeper.request(&Request::End, None) {
                 Ok(Reply::Failed { why }) => log::error!("{why}"),
-                Ok(_) | Err(AskError::Gone) => {}
-                Err(AskError::Lost(error)) => {
+                Ok(_) | Err(KeeperRequestError::Gone) => {}
+                Err(KeeperRequestError::Lost(error)) => {
                     log::error!("{}: {error}", keeper.mount.mount_point.display());
                 }
             }

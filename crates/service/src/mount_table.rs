@@ -22,7 +22,7 @@ pub struct MountEntry {
     /// Major and minor number, as `0:45`. They are unique among existing mounts.
     pub device: String,
     /// The mount point.
-    pub at: PathBuf,
+    pub mount_point: PathBuf,
     /// The file system type.
     pub fs_type: String,
     /// The source of the mount.
@@ -33,7 +33,7 @@ pub struct MountEntry {
 
 /// State of the server of a mount.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Answer {
+pub enum ServerState {
     /// It answers.
     Serving,
     /// It has ended.
@@ -54,7 +54,7 @@ impl MountEntry {
     }
 
     /// Returns true if the kernel passes `sync` and `syncfs` on to its server.
-    pub fn hears_of_syncs(&self) -> bool {
+    pub fn receives_syncs(&self) -> bool {
         self.fs_type.starts_with("fuseblk")
     }
 
@@ -75,17 +75,17 @@ impl MountEntry {
     }
 
     /// Calls `statfs` on it, with a timeout.
-    pub fn probe(&self) -> Answer {
-        let path = self.at.clone();
+    pub fn probe(&self) -> ServerState {
+        let path = self.mount_point.clone();
         let (done, wait) = channel();
         std::thread::spawn(move || {
             // After the timeout nobody receives the answer.
             let _ = done.send(rustix::fs::statfs(&path).err());
         });
         match wait.recv_timeout(ANSWER_WAIT) {
-            Ok(Some(Errno::NOTCONN | Errno::CONNABORTED)) => Answer::Dead,
-            Ok(_) => Answer::Serving,
-            Err(_) => Answer::Silent,
+            Ok(Some(Errno::NOTCONN | Errno::CONNABORTED)) => ServerState::Dead,
+            Ok(_) => ServerState::Serving,
+            Err(_) => ServerState::Silent,
         }
     }
 }
@@ -98,7 +98,7 @@ pub fn mounts() -> Vec<MountEntry> {
 
 /// Returns the topmost mount at exactly this path.
 pub fn mount_at(path: &Path) -> Option<MountEntry> {
-    mounts().into_iter().rfind(|entry| entry.at == path)
+    mounts().into_iter().rfind(|entry| entry.mount_point == path)
 }
 
 /// Returns our mounts whose server has ended: those of `user`, or of all users for root. Skips
@@ -110,7 +110,7 @@ pub fn dead_mounts(
 ) -> Vec<MountEntry> {
     let all = mounts().into_iter();
     let own = all.filter(|it| it.is_ours() && (user.is_root() || it.user == Some(user.as_raw())));
-    own.filter(|entry| !is_known(entry) && entry.probe() == Answer::Dead).collect()
+    own.filter(|entry| !is_known(entry) && entry.probe() == ServerState::Dead).collect()
 }
 
 fn parse(line: &[u8]) -> Option<MountEntry> {
@@ -124,7 +124,7 @@ fn parse(line: &[u8]) -> Option<MountEntry> {
     let (kind, source) = (text(fields.next()?), unescape(fields.next()?));
     let options = text(fields.next().unwrap_or_default());
     let user = options.split(',').find_map(|option| option.strip_prefix("user_id=")?.parse().ok());
-    Some(MountEntry { device, at, fs_type: kind, source, user })
+    Some(MountEntry { device, mount_point: at, fs_type: kind, source, user })
 }
 
 /// Decodes the octal escapes that the kernel writes for space, tab, newline and backslash.
@@ -161,7 +161,7 @@ mod tests {
             fuse.draconis /srv/my\\040disk.img rw,user_id=1000,group_id=100,allow_other";
         let entry = parse(line).unwrap();
         assert_eq!((entry.device.as_str(), entry.user), ("0:45", Some(1000)));
-        assert_eq!(entry.at, PathBuf::from("/mnt/a b\\c"));
+        assert_eq!(entry.mount_point, PathBuf::from("/mnt/a b\\c"));
         assert_eq!(entry.source, PathBuf::from("/srv/my disk.img"));
         assert!(entry.is_ours() && entry.is_fuse());
         let line = b"29 1 8:1 / / rw - ext4 /dev/root rw";

@@ -39,8 +39,10 @@ pub(crate) fn find_mount_users(mount: &MountEntry) -> Vec<String> {
 
 fn nested_mounts(mount: &MountEntry) -> Vec<String> {
     let below = mount_table::mounts().into_iter();
-    let below = below.filter(|it| it.at != mount.at && it.at.starts_with(&mount.at));
-    below.map(|it| format!("what is mounted on {}", it.at.display())).collect()
+    let below = below.filter(|it| {
+        it.mount_point != mount.mount_point && it.mount_point.starts_with(&mount.mount_point)
+    });
+    below.map(|it| format!("what is mounted on {}", it.mount_point.display())).collect()
 }
 
 fn processes(mount: &MountEntry) -> Vec<String> {
@@ -60,8 +62,9 @@ fn processes(mount: &MountEntry) -> Vec<String> {
 }
 
 fn process_uses_mount(process: &Path, mount: &MountEntry) -> bool {
-    let leads_there =
-        |link: &Path| std::fs::read_link(link).is_ok_and(|target| target.starts_with(&mount.at));
+    let leads_there = |link: &Path| {
+        std::fs::read_link(link).is_ok_and(|target| target.starts_with(&mount.mount_point))
+    };
     if ["cwd", "root", "exe"].iter().any(|link| leads_there(&process.join(link))) {
         return true;
     }
@@ -103,7 +106,7 @@ mod tests {
     fn mappings_are_told_by_device() {
         let mount = MountEntry {
             device: "0:45".into(),
-            at: "/mnt/a".into(),
+            mount_point: "/mnt/a".into(),
             fs_type: "fuse.draconis".into(),
             source: "x".into(),
             user: None,
@@ -120,7 +123,7 @@ mod tests {
         let dir = dir.path().canonicalize().unwrap();
         let mount = MountEntry {
             device: "0:1048575".into(),
-            at: dir.clone(),
+            mount_point: dir.clone(),
             fs_type: String::new(),
             source: "x".into(),
             user: None,

@@ -63,9 +63,9 @@ const FORMAT_AT: usize = 0;
 /// Offset of the clean mark of the volume before the first worker: 1 not clean, 2 clean, 0 unknown.
 const CLEAN_AT: usize = 16;
 /// Offset of tail and head, in units: one word, so that both change together.
-const ENDS_AT: usize = 24;
+const TAIL_AND_HEAD_AT: usize = 24;
 /// Offset of the index of the orphan table part in use.
-const FILLED_AT: usize = 32;
+const ORPHAN_PART_AT: usize = 32;
 /// Offset of the epoch of the last worker that marked which entries the disk has accepted.
 const MARKED_EPOCH_AT: usize = 8;
 /// Offset of the requests in flight, one slot per thread.
@@ -91,7 +91,7 @@ const DATA_LEN: usize = 68;
 /// Outcome of the change.
 const ERRNO: usize = 72;
 const WRITTEN_BYTES: usize = 76;
-const REQUEST: usize = 80;
+const REQUEST_AT: usize = 80;
 
 /// The greatest errno that the kernel accepts in a reply.
 const ERRNO_MAX: u32 = 511;
@@ -105,7 +105,7 @@ const STATE_DROPPED: u32 = 3;
 const FLAG_REPLIED: u32 = 1;
 const FLAG_ACCEPTED: u32 = 2;
 /// The outcome of the change is known.
-const DECIDED: u32 = 4;
+const FLAG_DECIDED: u32 = 4;
 
 thread_local! {
     /// The entry that the thread works on, and the thread's slot among the requests in flight.
@@ -171,13 +171,13 @@ pub struct CorruptOplog(&'static str);
 /// The oplog of a mount, as used by its current worker.
 pub(crate) struct OpLog {
     memory: Arc<SharedMemory>,
-    rooms: Arc<PagePool>,
+    pool: Arc<PagePool>,
     epoch: u64,
     /// The disk has accepted all changes of this epoch up to this number.
-    taken: AtomicU64,
+    accepted_number: AtomicU64,
     ring: Mutex<Ring>,
-    hands: AtomicU32,
-    nameless: OrphanTable,
+    next_slot: AtomicU32,
+    orphan_table: OrphanTable,
 }
 
 /// The ring. Its positions grow beyond the end of the ring (modulo [`RING_BYTES`]).
@@ -185,7 +185,7 @@ struct Ring {
     tail: u64,
     head: u64,
     /// Pool buffers of the entries, by position of the entry.
-    rooms: VecDeque<(u64, Arc<PoolBuffer>)>,
+    pool_buffers: VecDeque<(u64, Arc<PoolBuffer>)>,
 }
 
 impl OpLog {
@@ -201,18 +201,26 @@ impl OpLog {
         if epoch == 1 {
             memory.atomic_u64(MARKED_EPOCH_AT).store(1, Ordering::Relaxed);
         }
-        let ends = memory.atomic_u64(ENDS_AT).load(Ordering::Relaxed);
+        let ends = memory.atomic_u64(TAIL_AND_HEAD_AT).load(Ordering::Relaxed);
         let (tail, used) = (ends >> 32, (ends as u32).wrapping_sub((ends >> 32) as u32));
         let tail = tail * ENTRY_ALIGN_BYTES;
         let (head, rooms) = (tail + u64::from(used) * ENTRY_ALIGN_BYTES, VecDeque::new());
-        let ring = Mutex::new(Ring { tail, head, rooms });
+        let ring = Mutex::new(Ring { tail, head, pool_buffers: rooms });
         let part = MEMORY_BYTES - POOL_BYTES..MEMORY_BYTES;
         // SAFETY: the keeper writes to the head only; one worker lives at a time, and this is its
         // only oplog.
         let rooms = unsafe { PagePool::new(memory.clone(), part) };
         let (taken, hands) = (AtomicU64::new(0), AtomicU32::new(0));
         let nameless = OrphanTable::new(&memory, epoch == 1);
-        Ok(Self { memory, rooms, epoch, taken, ring, hands, nameless })
+        Ok(Self {
+            memory,
+            pool: rooms,
+            epoch,
+            accepted_number: taken,
+            ring,
+            next_slot: hands,
+            orphan_table: nameless,
+        })
     }
 
     /// Records whether the volume was clean before it was opened.
@@ -249,7 +257,7 @@ impl OpLog {
             if self.u32_field(at, STATE).load(Ordering::Acquire) == STATE_APPLIED {
                 let found_room = self.reclaim_buffer(at)?;
                 found.push(self.entry(at, len, taken, found_room.as_deref())?);
-                ring.rooms.extend(found_room.map(|room| (at, room)));
+                ring.pool_buffers.extend(found_room.map(|room| (at, room)));
             } else {
                 // It changed nothing visible.
                 self.u32_field(at, STATE).store(STATE_DROPPED, Ordering::Relaxed);
@@ -281,20 +289,20 @@ impl OpLog {
             return Err(CorruptOplog("an errno"));
         }
         let outcome = Outcome { errno: errno as i32, written_bytes: word(WRITTEN_BYTES) };
-        let outcome = (flags & DECIDED != 0).then_some(outcome);
+        let outcome = (flags & FLAG_DECIDED != 0).then_some(outcome);
         // The partial result of a failed change was submitted before its outcome was recorded.
-        let has_failed = flags & DECIDED != 0 && errno != 0;
+        let has_failed = flags & FLAG_DECIDED != 0 && errno != 0;
         let is_taken =
             has_failed || flags & FLAG_ACCEPTED != 0 || epoch == taken.0 && number <= taken.1;
         if is_taken {
             self.u32_field(at, FLAGS).fetch_or(FLAG_ACCEPTED, Ordering::Relaxed);
         }
         let request_len = word(REQUEST_LEN) as usize;
-        if request_len as u64 > len - REQUEST as u64 {
+        if request_len as u64 > len - REQUEST_AT as u64 {
             return Err(CorruptOplog("the length of a request"));
         }
         let mut request = vec![0; request_len];
-        self.memory.copy_out(self.byte_offset(at) + REQUEST, &mut request);
+        self.memory.copy_out(self.byte_offset(at) + REQUEST_AT, &mut request);
         // A change that is not replayed needs no data.
         request.extend_from_slice(contents.filter(|_| !is_taken).map_or(&[], |room| room));
         let inode = word(CREATED_INODE);
@@ -326,13 +334,13 @@ impl OpLog {
             return Ok(None);
         }
         let place = word(DATA_PAGE).checked_mul(ALIGN_BYTES).ok_or(CorruptOplog("a room"))?;
-        let room = self.rooms.allocate_at(place, len).ok_or(CorruptOplog("a room"))?;
+        let room = self.pool.allocate_at(place, len).ok_or(CorruptOplog("a room"))?;
         Ok(Some(Arc::new(room)))
     }
 
     /// Returns the pool of buffers for write data.
     pub(crate) fn buffers(&self) -> &Arc<PagePool> {
-        &self.rooms
+        &self.pool
     }
 
     /// Returns the memory of the oplog.
@@ -342,12 +350,12 @@ impl OpLog {
 
     /// Returns true if so much of the pool is in use that a commit should free some of it.
     pub(crate) fn needs_commit(&self) -> bool {
-        self.rooms.used_bytes() > COMMIT_THRESHOLD_BYTES
+        self.pool.used_bytes() > COMMIT_THRESHOLD_BYTES
     }
 
     /// Returns true if requests must wait for that commit.
     pub(crate) fn must_wait(&self) -> bool {
-        self.rooms.used_bytes() > WAIT_THRESHOLD_BYTES
+        self.pool.used_bytes() > WAIT_THRESHOLD_BYTES
     }
 
     /// Frees finished entries.
@@ -361,14 +369,14 @@ impl OpLog {
         &self,
         unique: u64,
         changing: Option<(&[u8], RequestData<'_>)>,
-        make_room: impl Fn() -> bool,
+        free_space: impl Fn() -> bool,
     ) {
         self.in_flight_slot().store(unique, Ordering::Relaxed);
         let Some((bytes, contents)) = changing else { return };
         let entry = loop {
             match self.append(unique, bytes, contents) {
                 Some(entry) => break entry,
-                None if make_room() => {}
+                None if free_space() => {}
                 // No further changes are possible.
                 None => return,
             }
@@ -388,7 +396,7 @@ impl OpLog {
         let Some(at) = CURRENT_ENTRY.get() else { return };
         self.u32_field(at, ERRNO).store(outcome.errno as u32, Ordering::Relaxed);
         self.u32_field(at, WRITTEN_BYTES).store(outcome.written_bytes, Ordering::Relaxed);
-        self.u32_field(at, FLAGS).fetch_or(DECIDED, Ordering::Release);
+        self.u32_field(at, FLAGS).fetch_or(FLAG_DECIDED, Ordering::Release);
     }
 
     /// Detaches the calling thread's entry, for the thread that will reply.
@@ -398,18 +406,18 @@ impl OpLog {
 
     /// Records that a deferred request was answered.
     pub(crate) fn deferred_done(&self, Deferred(at): Deferred) {
-        self.answered(at);
+        self.mark_replied(at);
     }
 
     /// Records that the calling thread has replied.
     pub(crate) fn finish_request(&self) {
         if let Some(at) = CURRENT_ENTRY.take() {
-            self.answered(at);
+            self.mark_replied(at);
         }
         self.in_flight_slot().store(0, Ordering::Relaxed);
     }
 
-    fn answered(&self, at: u64) {
+    fn mark_replied(&self, at: u64) {
         if InjectedFault::LogFirst.is_made()
             && self.u64_field(at, EPOCH).load(Ordering::Relaxed) != 0
         {
@@ -437,7 +445,7 @@ impl OpLog {
 
     /// Marks all entries of earlier epochs as answered: the kernel will not resend them any more.
     pub(crate) fn finish_inherited(&self, inherited: impl Iterator<Item = u64>) {
-        self.nameless.end_replay();
+        self.orphan_table.end_replay();
         let ring = self.ring();
         // Entries before the tail are freed, and their space may be reused.
         for at in inherited.filter(|at| *at >= ring.tail) {
@@ -452,12 +460,12 @@ impl OpLog {
     fn append(&self, unique: u64, bytes: &[u8], contents: RequestData<'_>) -> Option<u64> {
         let (parts, room) = match contents {
             RequestData::Bytes(more) => ([bytes, more], None),
-            RequestData::Room(room) => ([bytes, &[]], Some(room)),
+            RequestData::Buffer(room) => ([bytes, &[]], Some(room)),
         };
         let mut ring = self.ring();
         self.trim(&mut ring);
         let request_len: usize = parts.iter().map(|part| part.len()).sum();
-        let len = (REQUEST as u64 + request_len as u64).next_multiple_of(ENTRY_ALIGN_BYTES);
+        let len = (REQUEST_AT as u64 + request_len as u64).next_multiple_of(ENTRY_ALIGN_BYTES);
         // No entry wraps around the end of the ring.
         let left = RING_BYTES - ring.head % RING_BYTES;
         let skip = if left < len { left } else { 0 };
@@ -483,12 +491,12 @@ impl OpLog {
         self.u32_field(at, DATA_PAGE).store(page as u32, Ordering::Relaxed);
         self.u32_field(at, DATA_LEN)
             .store(room.map_or(0, |room| room.len()) as u32, Ordering::Relaxed);
-        let mut place = self.byte_offset(at) + REQUEST;
+        let mut place = self.byte_offset(at) + REQUEST_AT;
         for part in parts {
             self.memory.copy_in(place, part);
             place += part.len();
         }
-        ring.rooms.extend(room.map(|room| (at, room.clone())));
+        ring.pool_buffers.extend(room.map(|room| (at, room.clone())));
         ring.head += len;
         self.store_tail_and_head(&ring);
         Some(at)
@@ -496,7 +504,7 @@ impl OpLog {
 
     /// Frees finished entries at the ring's tail.
     fn trim(&self, ring: &mut Ring) {
-        let taken = self.taken.load(Ordering::Acquire);
+        let taken = self.accepted_number.load(Ordering::Acquire);
         let old = ring.tail;
         while ring.tail < ring.head {
             let at = ring.tail;
@@ -525,7 +533,7 @@ impl OpLog {
             self.store_tail_and_head(ring);
         }
         // Buffers are freed only after their entries.
-        while let Some((_, room)) = ring.rooms.pop_front_if(|(at, _)| *at < ring.tail) {
+        while let Some((_, room)) = ring.pool_buffers.pop_front_if(|(at, _)| *at < ring.tail) {
             drop(room);
         }
     }
@@ -533,7 +541,7 @@ impl OpLog {
     fn store_tail_and_head(&self, ring: &Ring) {
         let units = |at: u64| u64::from((at / ENTRY_ALIGN_BYTES) as u32);
         let ends = units(ring.tail) << 32 | units(ring.head);
-        self.memory.atomic_u64(ENDS_AT).store(ends, Ordering::Release);
+        self.memory.atomic_u64(TAIL_AND_HEAD_AT).store(ends, Ordering::Release);
     }
 
     fn len_of(&self, at: u64) -> Option<u64> {
@@ -558,7 +566,7 @@ impl OpLog {
     /// Returns the in-flight slot of the calling thread.
     fn in_flight_slot(&self) -> &AtomicU64 {
         let hand = IN_FLIGHT_SLOT.get().unwrap_or_else(|| {
-            let hand = self.hands.fetch_add(1, Ordering::Relaxed) as usize % IN_FLIGHT_SLOTS;
+            let hand = self.next_slot.fetch_add(1, Ordering::Relaxed) as usize % IN_FLIGHT_SLOTS;
             IN_FLIGHT_SLOT.set(Some(hand));
             hand
         });
@@ -593,13 +601,13 @@ impl ChangeRecorder for OpLog {
 
     fn accepted_through(&self, number: u64) {
         DelayPoint::Committed.pass();
-        self.taken.fetch_max(number, Ordering::Release);
-        self.nameless.on_chain_accepted(&self.memory, number);
+        self.accepted_number.fetch_max(number, Ordering::Release);
+        self.orphan_table.on_chain_accepted(&self.memory, number);
     }
 
     fn record_orphan(&self, number: u64, inode: InodeNumber, all: &dyn Fn() -> Vec<InodeNumber>) {
         if !InjectedFault::RecordOrphans.is_made() {
-            self.nameless.add(&self.memory, number, inode, all);
+            self.orphan_table.add(&self.memory, number, inode, all);
         }
     }
 }

@@ -366,16 +366,19 @@ impl MountOptions {
             "remount" => self.remount = true,
             "data" => self.journal = data(value)?,
             "check" if value == "none" => {}
-            "check" => return Err(value_of("check", "'none' (e2fsck checks)", value)),
+            "check" => return Err(invalid_value("check", "'none' (e2fsck checks)", value)),
             "sb" if value == "1" => {}
             "sb" => {
-                return Err(refused("sb", "the first superblock is used; mend it with e2fsck -b"));
+                return Err(unsupported(
+                    "sb",
+                    "the first superblock is used; mend it with e2fsck -b",
+                ));
             }
             "resuid" | "resgid" if value == "0" => {}
             "resuid" | "resgid" => {
                 let why =
                     "who may use reserved blocks is written on the volume; see tune2fs -u, -g";
-                return Err(refused(name, why));
+                return Err(unsupported(name, why));
             }
             "cache_size" => self.data_cache_bytes = size("cache_size", value)?,
             "inode_cache" => self.inode_cache = number("inode_cache", value)?,
@@ -395,7 +398,7 @@ impl MountOptions {
             "dirsync" => self.dir_sync = true,
             "writeback" => self.write_back = true,
             "nowriteback" => self.write_back = false,
-            "polling" => self.no_polling = no_polling(value)?,
+            "polling" => self.no_polling = parse_polling(value)?,
             "commit" => self.commit_s = number("commit", value)?,
             "dirty" => self.dirty_bytes = size("dirty", value)?,
             "deadline" => self.deadline_s = number("deadline", value)?,
@@ -407,7 +410,7 @@ impl MountOptions {
             _ if name.starts_with("x-") || name.starts_with("X-") => {}
             _ if IGNORED_OPTIONS.contains(&name) => {}
             _ => match REFUSED_OPTIONS.iter().find(|(refused, _)| *refused == name) {
-                Some((name, why)) => return Err(refused(name, why)),
+                Some((name, why)) => return Err(unsupported(name, why)),
                 None => return Err(OptionError::Unknown(option.to_string())),
             },
         }
@@ -441,17 +444,17 @@ fn split(list: &str) -> Vec<String> {
     all.into_iter().map(|one| one.trim().to_string()).filter(|one| !one.is_empty()).collect()
 }
 
-fn refused(name: &str, why: &'static str) -> OptionError {
+fn unsupported(name: &str, why: &'static str) -> OptionError {
     OptionError::Refused { name: name.to_string(), why }
 }
 
-fn value_of(name: &'static str, what: &'static str, value: &str) -> OptionError {
+fn invalid_value(name: &'static str, what: &'static str, value: &str) -> OptionError {
     OptionError::Value { name, what, value: value.to_string() }
 }
 
 fn text(name: &'static str, value: &str) -> Result<String, OptionError> {
     let plain = !value.is_empty() && !value.chars().any(char::is_control);
-    plain.then(|| value.to_string()).ok_or_else(|| value_of(name, "a name", value))
+    plain.then(|| value.to_string()).ok_or_else(|| invalid_value(name, "a name", value))
 }
 
 /// Parses the reaction to a volume that has errors.
@@ -461,9 +464,9 @@ fn on_errors(value: &str) -> Result<bool, OptionError> {
         "continue" => Ok(true),
         "panic" => {
             let why = "a volume does not stop the machine; use errors=remount-ro";
-            Err(refused("errors=panic", why))
+            Err(unsupported("errors=panic", why))
         }
-        _ => Err(value_of("errors", "remount-ro or continue", value)),
+        _ => Err(invalid_value("errors", "remount-ro or continue", value)),
     }
 }
 
@@ -475,18 +478,18 @@ fn data(value: &str) -> Result<bool, OptionError> {
         "journal" => {
             let why = "contents do not go through the journal; data=ordered has them on the disk \
                        before what leads to them, and sync makes each write durable";
-            Err(refused("data=journal", why))
+            Err(unsupported("data=journal", why))
         }
-        _ => Err(value_of("data", "ordered or writeback", value)),
+        _ => Err(invalid_value("data", "ordered or writeback", value)),
     }
 }
 
 /// Parses `polling=`; returns true if busy-polling is off.
-fn no_polling(value: &str) -> Result<bool, OptionError> {
+fn parse_polling(value: &str) -> Result<bool, OptionError> {
     match value {
         "auto" => Ok(false),
         "off" => Ok(true),
-        _ => Err(value_of("polling", "auto or off", value)),
+        _ => Err(invalid_value("polling", "auto or off", value)),
     }
 }
 

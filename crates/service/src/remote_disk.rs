@@ -41,7 +41,7 @@ use crate::store_process::open_session_disk;
 
 /// Peer timeout of both sides of a disk: none, since requests have their own bounds and a death is
 /// noticed at once.
-const PATIENCE: Duration = Duration::MAX;
+const NO_TIMEOUT: Duration = Duration::MAX;
 /// Timeout for receiving a hello that was sent already.
 const HELLO_TIMEOUT: Duration = Duration::from_secs(10);
 /// Maximum length of a [`RemoteDiskRequest`] message, in bytes.
@@ -243,7 +243,7 @@ impl draconis_device::ForwardingDisk for OutOfProcessDisk {
 ///
 /// # Errors
 /// A message if the process was not started by a draconis command.
-pub fn run(elsewhere: &dyn RemoteDiskProvider) -> Result<(), String> {
+pub fn run(provider: &dyn RemoteDiskProvider) -> Result<(), String> {
     let not_started = "a disk process is started by a command; see draconis-store(1)";
     let control = std::io::stdin().as_fd().try_clone_to_owned().map_err(|_| not_started)?;
     let mut text = vec![0; MESSAGE_BYTES];
@@ -252,7 +252,7 @@ pub fn run(elsewhere: &dyn RemoteDiskProvider) -> Result<(), String> {
     let text = text.get(..got.len).filter(|_| got.is_complete).ok_or(not_started)?;
     let opening: RemoteDiskRequest = serde_json::from_slice(text).map_err(|_| not_started)?;
     let user = got.fds.pop().ok_or(not_started)?;
-    let hosted = elsewhere.open(&opening).and_then(|disk| {
+    let hosted = provider.open(&opening).and_then(|disk| {
         DiskServerThread::new(disk, user).map_err(|error| format!("{}: {error}", opening.address))
     });
     let (hosted, socket) = match hosted {
@@ -302,7 +302,7 @@ impl DiskServerThread {
         let thread = std::thread::Builder::new().name("disk".into()).spawn(move || {
             let lanes = 0..DISK_LANES;
             let ends = lanes.filter_map(|lane| session.server::<disk::Disk>(lane)).collect();
-            if let Err(lost) = serve(&told, ends, PATIENCE) {
+            if let Err(lost) = serve(&told, ends, NO_TIMEOUT) {
                 log::debug!("a disk that is elsewhere was closed: {lost}");
             }
         })?;
@@ -332,7 +332,7 @@ struct ErrorRecordingDisk {
 impl ErrorRecordingDisk {
     fn record_error(&self, error: &Error) {
         // An outage: the disk has logged it and keeps trying.
-        if matches!(error, Error::Away(_)) {
+        if matches!(error, Error::Unreachable(_)) {
             return log::warn!("{error}");
         }
         if matches!(error, Error::Remote(_)) && self.failure.set(error.to_string()).is_ok() {

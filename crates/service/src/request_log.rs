@@ -20,7 +20,7 @@ use crate::volume::VolumeTree;
 
 /// Interval at which replayed changes are committed: a worker that dies during replay then leaves
 /// fewer changes to its successor.
-const REPEAT_FOR: Duration = Duration::from_millis(20);
+const REPLAY_COMMIT_INTERVAL: Duration = Duration::from_millis(20);
 
 /// Parameters that a keeper passes to a worker that it starts.
 #[derive(Debug, Serialize, Deserialize)]
@@ -46,16 +46,16 @@ pub(crate) struct WorkerRequestLog {
     log: Arc<OpLog>,
     tree: Arc<OnceLock<VolumeTree>>,
     epoch: u64,
-    taken: (u64, u64),
-    refused: Vec<u64>,
+    accepted_through: (u64, u64),
+    quarantined: Vec<u64>,
     /// Descriptions of the quarantined requests that were refused.
-    refusals: Mutex<Vec<String>>,
+    refused_descriptions: Mutex<Vec<String>>,
     /// Results of the inherited changes by their position in the oplog.
-    left: Mutex<HashMap<u64, ChangeRecord>>,
+    inherited: Mutex<HashMap<u64, ChangeRecord>>,
     /// Time of the first replayed change that is not committed yet.
-    repeated_since: Mutex<Option<Instant>>,
+    replay_uncommitted_since: Mutex<Option<Instant>>,
     /// Thread that commits to free space in the oplog before it is full.
-    helper: OnceLock<Thread>,
+    commit_helper: OnceLock<Thread>,
 }
 
 impl WorkerRequestLog {
@@ -67,34 +67,44 @@ impl WorkerRequestLog {
         let (epoch, taken, refused) = (start.epoch, start.taken, start.refused.clone());
         let (refusals, left, helper) = (Mutex::default(), Mutex::default(), OnceLock::new());
         let repeated_since = Mutex::default();
-        Self { log, tree, epoch, taken, refused, refusals, left, repeated_since, helper }
+        Self {
+            log,
+            tree,
+            epoch,
+            accepted_through: taken,
+            quarantined: refused,
+            refused_descriptions: refusals,
+            inherited: left,
+            replay_uncommitted_since: repeated_since,
+            commit_helper: helper,
+        }
     }
 
     /// Returns descriptions of the refused requests, which had killed workers.
     pub(crate) fn quarantine_messages(&self) -> Vec<String> {
-        self.refusals.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.refused_descriptions.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// Returns true if the oplog needs space soon.
-    pub(crate) fn is_pressed(&self) -> bool {
+    pub(crate) fn needs_commit(&self) -> bool {
         self.log.needs_commit()
     }
 
     /// Sets the thread that commits when little space is left in the oplog.
     pub(crate) fn set_commit_helper(&self, helper: Thread) {
         // A second call has no effect.
-        let _ = self.helper.set(helper);
+        let _ = self.commit_helper.set(helper);
     }
 
     fn inherited_results(&self) -> MutexGuard<'_, HashMap<u64, ChangeRecord>> {
-        self.left.lock().unwrap_or_else(PoisonError::into_inner)
+        self.inherited.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Commits to the disk to free space in the oplog. Returns true if further changes are
     /// possible.
     pub(crate) fn commit_to_free_space(&self) -> bool {
         let Some(tree) = self.tree() else { return false };
-        let taken = self.hand_over();
+        let taken = self.submit_all();
         self.log.free_finished_entries();
         // The oplog keeps submitted changes until they are written.
         while taken && self.log.needs_commit() && tree.volume().wait_oldest_visible() == Ok(true) {}
@@ -108,18 +118,19 @@ impl WorkerRequestLog {
     }
 
     /// Submits all changes to the disk; returns true on success. A failure ends all changes.
-    fn hand_over(&self) -> bool {
+    fn submit_all(&self) -> bool {
         // File data as well that another thread had queued.
         let volume = self.tree().map(VolumeTree::volume);
         volume.is_some_and(|it| it.submit_commit().and_then(|()| it.send_queued()).is_ok())
     }
 
     /// Counts a replayed change; commits at intervals of [`REPEAT_FOR`].
-    fn keep_repeated(&self) {
-        let mut since = self.repeated_since.lock().unwrap_or_else(PoisonError::into_inner);
-        if since.get_or_insert_with(Instant::now).elapsed() >= REPEAT_FOR {
+    fn commit_replayed(&self) {
+        let mut since =
+            self.replay_uncommitted_since.lock().unwrap_or_else(PoisonError::into_inner);
+        if since.get_or_insert_with(Instant::now).elapsed() >= REPLAY_COMMIT_INTERVAL {
             *since = None;
-            self.hand_over();
+            self.submit_all();
         }
     }
 }
@@ -130,8 +141,8 @@ impl RequestLog for WorkerRequestLog {
     }
 
     fn begin_request(&self, unique: u64, changing: Option<(&[u8], RequestData<'_>)>) {
-        if changing.is_some() && self.is_pressed() {
-            match self.helper.get().filter(|_| !self.log.must_wait()) {
+        if changing.is_some() && self.needs_commit() {
+            match self.commit_helper.get().filter(|_| !self.log.must_wait()) {
                 Some(helper) => helper.unpark(),
                 None => drop(self.commit_to_free_space()),
             }
@@ -139,9 +150,9 @@ impl RequestLog for WorkerRequestLog {
         self.log.begin_request(unique, changing, || self.commit_to_free_space());
     }
 
-    fn decided(&self, outcome: Outcome) {
+    fn record_outcome(&self, outcome: Outcome) {
         if outcome.errno != 0 && self.log.has_changed() {
-            self.hand_over();
+            self.submit_all();
         }
         self.log.decided(outcome);
     }
@@ -154,24 +165,25 @@ impl RequestLog for WorkerRequestLog {
         self.log.defer()
     }
 
-    fn deferred_done(&self, deferred: Deferred) {
+    fn finish_deferred(&self, deferred: Deferred) {
         self.log.deferred_done(deferred);
     }
 
     fn is_quarantined(&self, unique: u64) -> bool {
-        self.refused.contains(&unique)
+        self.quarantined.contains(&unique)
     }
 
     fn report_quarantined(&self, what: String) {
         log::error!("{what} is refused: workers died over it");
-        self.refusals.lock().unwrap_or_else(PoisonError::into_inner).push(what);
+        self.refused_descriptions.lock().unwrap_or_else(PoisonError::into_inner).push(what);
     }
 
     fn unfinished_requests(&self) -> Result<Option<Vec<LoggedRequest>>, String> {
         if self.epoch <= 1 {
             return Ok(None);
         }
-        let found = self.log.load_unfinished(self.taken).map_err(|why| why.to_string())?;
+        let found =
+            self.log.load_unfinished(self.accepted_through).map_err(|why| why.to_string())?;
         let mut left = self.inherited_results();
         left.extend(found.iter().map(|(inherited, made)| (inherited.position, *made)));
         Ok(Some(found.into_iter().map(|(inherited, _)| inherited).collect()))
@@ -186,7 +198,7 @@ impl RequestLog for WorkerRequestLog {
         }));
         self.log.replay(inherited.position, inherited.unique, work);
         tree.volume().set_replay(None);
-        self.keep_repeated();
+        self.commit_replayed();
     }
 
     fn fail_replay(&self, why: &str) {

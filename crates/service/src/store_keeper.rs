@@ -212,7 +212,7 @@ pub fn change(directory: &RuntimeDir, store: &Path, change: &DiskCommand) -> Res
 pub fn list(directory: &RuntimeDir, store: &Path) -> Result<Option<Vec<ObjectEntry>>, String> {
     let Some(store) = connect_running(directory, store)? else { return Ok(None) };
     let pipe = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC);
-    let (read, write) = pipe.map_err(|errno| sentence(&errno.into()))?;
+    let (read, write) = pipe.map_err(|errno| error_message(&errno.into()))?;
     request_running(&store, &StoreRequest::List, &[write.as_fd()])?;
     drop(write);
     receive_list(read).map(Some)
@@ -220,7 +220,7 @@ pub fn list(directory: &RuntimeDir, store: &Path) -> Result<Option<Vec<ObjectEnt
 
 /// Connects to the running store keeper of `store`.
 fn connect_running(directory: &RuntimeDir, store: &Path) -> Result<Option<UnixStream>, String> {
-    let Ok(store) = UnixStream::connect(socket_of(&directory.store_sockets(), store)?) else {
+    let Ok(store) = UnixStream::connect(store_socket(&directory.store_sockets(), store)?) else {
         return Ok(None);
     };
     // A store keeper that is just ending does not answer: the store has no owner then.
@@ -260,16 +260,16 @@ fn wait_for_exit(store: &UnixStream, wait: Option<Duration>) -> Option<String> {
     }
 }
 
-fn sentence(error: &std::io::Error) -> String {
+fn error_message(error: &std::io::Error) -> String {
     crate::error_text(error)
 }
 
-fn socket_of(sockets: &Path, store: &Path) -> Result<PathBuf, String> {
+fn store_socket(sockets: &Path, store: &Path) -> Result<PathBuf, String> {
     let (device, inode) = crate::claimed_volume::identity(store)?;
     Ok(sockets.join(format!("{device}-{inode}.sock")))
 }
 
-fn socket_of_address(sockets: &Path, address: &str) -> PathBuf {
+fn url_socket(sockets: &Path, address: &str) -> PathBuf {
     let (one, other) = url_identity(address);
     sockets.join(format!("{one}-{other}.sock"))
 }
@@ -371,7 +371,7 @@ impl ClientCount {
 ///
 /// # Errors
 /// A message if anything but a keeper started the process.
-pub fn run(elsewhere: &dyn RemoteDiskProvider) -> Result<(), String> {
+pub fn run(provider: &dyn RemoteDiskProvider) -> Result<(), String> {
     let by_hand = || "a store keeper is started by a keeper; see draconis-mount(1)".to_string();
     let stdin = std::io::stdin().as_fd().try_clone_to_owned().map_err(|_| by_hand())?;
     let (start, fds): (StartMessage, _) =
@@ -387,7 +387,7 @@ pub fn run(elsewhere: &dyn RemoteDiskProvider) -> Result<(), String> {
             let given = store.try_clone().map_err(|error| error.to_string())?;
             StoreProcess::start(program, given, read_only).map_err(|error| error.to_string())
         }
-        StartMessage::Elsewhere(opening) => elsewhere.open(&opening).and_then(|disk| {
+        StartMessage::Elsewhere(opening) => provider.open(&opening).and_then(|disk| {
             let started = StoreProcess::start_on_disk(program, disk);
             started.map_err(|error| format!("{}: {error}", opening.address))
         }),
@@ -416,10 +416,10 @@ pub fn run(elsewhere: &dyn RemoteDiskProvider) -> Result<(), String> {
         // The directory may be gone already.
         let _ = std::fs::remove_file(path);
     }
-    elsewhere.finish();
+    provider.finish();
     // Once no disk is served any more, it writes a checkpoint.
     let closed = (*process).as_ref().map_or(Ok(()), StoreProcess::close);
-    connected.closed(elsewhere.close());
+    connected.closed(provider.close());
     closed.map_err(|error| error.to_string())
 }
 

@@ -54,7 +54,7 @@ const OPEN_TIMEOUT: Duration = Duration::from_secs(60);
 const OPEN_REMOTE_TIMEOUT: Duration = Duration::from_secs(600);
 /// Peer timeout of both sides of a disk: none, since a disk may take arbitrarily long. A death is
 /// noticed at once.
-const PATIENCE: Duration = Duration::MAX;
+const NO_TIMEOUT: Duration = Duration::MAX;
 /// Limit of the process's private memory.
 const MEMORY_BYTES: u64 = 2 << 30;
 
@@ -97,7 +97,7 @@ pub struct StoreProcess {
     /// The backing disk of a store that is in no local file.
     backing_disk: Mutex<Option<DiskServerThread>>,
     /// Timeout of a reply.
-    patience: Duration,
+    reply_timeout: Duration,
 }
 
 /// A disk that the process serves, to be passed to the worker.
@@ -156,7 +156,7 @@ impl StoreProcess {
             .ok_or_else(|| std::io::Error::from(std::io::ErrorKind::NotFound))?;
         let pidfd = pidfd_open(pid, PidfdFlags::empty()).map_err(std::io::Error::from)?;
         let (control, below) = (Mutex::new(control), Mutex::default());
-        Ok(Self { child, pidfd, control, backing_disk: below, patience })
+        Ok(Self { child, pidfd, control, backing_disk: below, reply_timeout: patience })
     }
 
     /// Returns the error that ended all writing of the backing disk, if that is served here.
@@ -236,7 +236,7 @@ impl StoreProcess {
     fn ask(&self, question: &[u8], fds: &[BorrowedFd<'_>]) -> Result<u64, StoreError> {
         let control = self.control.lock().unwrap_or_else(PoisonError::into_inner);
         descriptors::send(&*control, question, fds).map_err(|_| StoreError::Gone)?;
-        let timeout = self.patience.try_into().ok();
+        let timeout = self.reply_timeout.try_into().ok();
         let mut ready = [PollFd::new(&*control, PollFlags::IN)];
         if !matches!(poll(&mut ready, timeout.as_ref()), Ok(1)) {
             return Err(StoreError::Gone);
@@ -300,6 +300,6 @@ pub fn open_session_disk(session: &Arc<Session>) -> Result<RemoteDisk, draconis_
         return Err(draconis_device::Error::ServiceEnded);
     }
     let blocks = session.clone();
-    let disk = RemoteDisk::new(ends, Some(Box::new(move |len| blocks.block(len))), PATIENCE)?;
-    Ok(disk.away_at_times())
+    let disk = RemoteDisk::new(ends, Some(Box::new(move |len| blocks.block(len))), NO_TIMEOUT)?;
+    Ok(disk.with_outages())
 }

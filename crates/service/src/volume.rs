@@ -94,9 +94,9 @@ pub fn open(
     behind: &[Arc<dyn Disk>],
     options: &MountOptions,
 ) -> Result<VolumeTree, OpenError> {
-    let LocatedVolume { disk, is_of_backup, .. } = locate(disk, behind, options)?;
+    let LocatedVolume { disk, uses_backup_gpt: is_of_backup, .. } = locate(disk, behind, options)?;
     let mut tree = open_whole_disk(disk, options)?;
-    tree.is_of_backup = is_of_backup;
+    tree.uses_backup_gpt = is_of_backup;
     Ok(tree)
 }
 
@@ -160,21 +160,21 @@ fn open_with(
     claim: impl FnOnce(&Arc<dyn Disk>) -> draconis_ext::Result<Option<MmpClaim>>,
 ) -> Result<VolumeTree, OpenError> {
     let (part, only_read) = locate::locate_for_mount(disk, behind, options)?;
-    let is_of_backup = part.is_of_backup;
+    let is_of_backup = part.uses_backup_gpt;
     let mut tree = match only_read {
-        None => open_found(part, options, before, claim)?,
+        None => open_located(part, options, before, claim)?,
         Some(why) => {
             let mut tree = open_whole_disk(part.disk, options)?;
             tree.read_only_reason = Some(why.to_string());
             tree
         }
     };
-    tree.is_of_backup = is_of_backup;
+    tree.uses_backup_gpt = is_of_backup;
     Ok(tree)
 }
 
 /// [`open_with`] for a located volume that can be written.
-fn open_found(
+fn open_located(
     part: LocatedVolume,
     options: &MountOptions,
     before: Option<CrashedProcess>,
@@ -262,7 +262,7 @@ fn now() -> Time {
 /// root directory's.
 pub struct VolumeTree {
     volume: Volume,
-    told: Arc<ChangeFanout>,
+    change_fanout: Arc<ChangeFanout>,
     /// The disk image of the volume, if changing it requires closing a session.
     image: Option<Arc<dyn SessionDisk>>,
     /// True if it was opened for writing. Write access may end later, but reference counts of its
@@ -271,11 +271,11 @@ pub struct VolumeTree {
     /// The reason why it was opened read-only although writing was requested.
     read_only_reason: Option<String>,
     /// True if it is in a partition of a backup GPT.
-    is_of_backup: bool,
+    uses_backup_gpt: bool,
     /// Which changes the options make durable.
-    durable: Durable,
+    durable: SyncPolicy,
     /// True if the kernel checks permissions.
-    permissions: bool,
+    kernel_checks_permissions: bool,
     /// True if the kernel may use its writeback cache.
     write_back: bool,
     /// True if FUSE threads sleep until a request arrives instead of busy-polling.
@@ -294,11 +294,11 @@ pub struct VolumeTree {
 
 /// Which changes are durable before their replies.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Durable {
+enum SyncPolicy {
     /// Only explicit syncs.
     OnRequest,
     /// Every change of a directory.
-    Names,
+    DirectoryChanges,
     /// Every change.
     All,
 }
@@ -318,9 +318,9 @@ fn refusal(error: draconis_ext::Error) -> Refusal {
 impl VolumeTree {
     fn new(volume: Volume, writing: bool, options: &MountOptions) -> Self {
         let durable = match (options.sync, options.dir_sync) {
-            (true, _) => Durable::All,
-            (false, true) => Durable::Names,
-            (false, false) => Durable::OnRequest,
+            (true, _) => SyncPolicy::All,
+            (false, true) => SyncPolicy::DirectoryChanges,
+            (false, false) => SyncPolicy::OnRequest,
         };
         let (permissions, write_back) = (options.default_permissions, options.write_back);
         let (directory_group, minix_df) = (options.directory_group, options.minix_df);
@@ -330,13 +330,13 @@ impl VolumeTree {
         volume.set_change_recorder(told.clone());
         Self {
             volume,
-            told,
+            change_fanout: told,
             image: None,
             opened_writable: writing,
             read_only_reason: not_written,
-            is_of_backup: false,
+            uses_backup_gpt: false,
             durable,
-            permissions,
+            kernel_checks_permissions: permissions,
             write_back,
             no_polling: options.no_polling,
             directory_group,
@@ -349,7 +349,7 @@ impl VolumeTree {
 
     /// Returns true if the kernel is to check permissions.
     pub fn permissions(&self) -> bool {
-        self.permissions
+        self.kernel_checks_permissions
     }
 
     /// Returns true if the kernel may use its writeback cache.
@@ -405,7 +405,7 @@ impl VolumeTree {
 
     /// Passes every change from now on to `witness`. Only the first call has an effect.
     pub(crate) fn set_change_recorder(&self, witness: Arc<dyn ChangeRecorder>) {
-        self.told.set_oplog(witness);
+        self.change_fanout.set_oplog(witness);
     }
 
     /// Returns true if the volume cannot be written.
@@ -441,7 +441,7 @@ impl VolumeTree {
     fn notes(&self) -> Vec<String> {
         let info = self.volume.info();
         let mut notes = vec![];
-        if self.is_of_backup {
+        if self.uses_backup_gpt {
             notes.push(locate::BACKUP_TABLE.to_owned());
         }
         if let Some(reason) = info.read_only_reason {
@@ -473,16 +473,16 @@ impl VolumeTree {
     /// Makes a change of names durable, if the options require it.
     fn commit_names(&self) -> Result<(), Refusal> {
         match self.durable {
-            Durable::OnRequest => Ok(()),
-            Durable::Names | Durable::All => self.sync_if_required(),
+            SyncPolicy::OnRequest => Ok(()),
+            SyncPolicy::DirectoryChanges | SyncPolicy::All => self.sync_if_required(),
         }
     }
 
     /// Makes any other change durable, if the options require it.
     fn commit_contents(&self) -> Result<(), Refusal> {
         match self.durable {
-            Durable::OnRequest | Durable::Names => Ok(()),
-            Durable::All => self.sync_if_required(),
+            SyncPolicy::OnRequest | SyncPolicy::DirectoryChanges => Ok(()),
+            SyncPolicy::All => self.sync_if_required(),
         }
     }
 
@@ -538,9 +538,9 @@ impl Tree for VolumeTree {
 
     fn notify_changes_to(&self, end: &Server<File>) {
         // A client of a read-only volume expects notifications, too; none will come.
-        let teller = end.teller();
+        let teller = end.change_notifier();
         if self.opened_writable {
-            self.told.add_client(teller);
+            self.change_fanout.add_client(teller);
         }
     }
 

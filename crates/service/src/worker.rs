@@ -34,7 +34,7 @@ use crate::worker_process::{
 
 /// Peer timeout for the keeper: none. A keeper stopped by Ctrl-Z continues some day, and a death is
 /// noticed at once.
-const PATIENCE: Duration = Duration::MAX;
+const NO_TIMEOUT: Duration = Duration::MAX;
 /// Timeout for the keeper to set up the session.
 const START_WAIT: Duration = Duration::from_secs(10);
 
@@ -106,12 +106,12 @@ pub fn run(
         confine(&SandboxProfile::Worker, memory_limit_bytes).map_err(|error| error.to_string())?;
     prefault_heap();
     let worker = Arc::new(Control {
-        given: Mutex::new(Some(WorkerResources { image, behind, log })),
+        resources: Mutex::new(Some(WorkerResources { image, backing_files: behind, log })),
         session: session.clone(),
         tree: Arc::default(),
-        recorder: OnceLock::new(),
+        request_log: OnceLock::new(),
         confinement,
-        serve,
+        server: serve,
     });
     let waiting = worker.clone();
     std::thread::Builder::new()
@@ -121,7 +121,7 @@ pub fn run(
     let end =
         session.server::<Volume>(VOLUME_LANE).ok_or("the session has no lane for a volume")?;
     // However the session ends, the keeper is gone.
-    volume::serve(end, &*worker, PATIENCE).map_err(|error| format!("the keeper is gone: {error}"))
+    volume::serve(end, &*worker, NO_TIMEOUT).map_err(|error| format!("the keeper is gone: {error}"))
 }
 
 /// Prefaults heap memory for opening the volume; the allocator keeps it. Clients wait while a
@@ -134,7 +134,7 @@ fn prefault_heap() {
 struct WorkerResources {
     image: VolumeInput,
     /// Backing files of the image, the nearest first.
-    behind: Vec<OpenedFile>,
+    backing_files: Vec<OpenedFile>,
     log: Arc<SharedMemory>,
 }
 
@@ -146,12 +146,12 @@ enum VolumeInput {
 }
 
 struct Control<S> {
-    given: Mutex<Option<WorkerResources>>,
+    resources: Mutex<Option<WorkerResources>>,
     session: Arc<Session>,
     tree: Arc<OnceLock<VolumeTree>>,
-    recorder: OnceLock<Arc<WorkerRequestLog>>,
+    request_log: OnceLock<Arc<WorkerRequestLog>>,
     confinement: Confinement,
-    serve: S,
+    server: S,
 }
 
 impl<S: RequestServer> Control<S> {
@@ -162,11 +162,11 @@ impl<S: RequestServer> Control<S> {
             std::process::exit(1)
         };
         let notices = Notices::new(notices);
-        let (Some(tree), Some(recorder)) = (self.tree.get(), self.recorder.get()) else {
+        let (Some(tree), Some(recorder)) = (self.tree.get(), self.request_log.get()) else {
             std::process::exit(1)
         };
         self.serve_control(control);
-        let mut code = match self.serve.serve(connection, &notices, tree, &**recorder) {
+        let mut code = match self.server.serve(connection, &notices, tree, &**recorder) {
             Ok(()) => 0,
             Err(error) => {
                 eprintln!("draconis: worker {}: {error}", std::process::id());
@@ -205,9 +205,9 @@ impl<S: RequestServer> Control<S> {
     fn open(&self, options: &[u8]) -> Result<VolumeTree, OpenError> {
         let start: WorkerStart = serde_json::from_slice(options)
             .map_err(|error| OpenError::Options(error.to_string()))?;
-        let given = self.given.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let given = self.resources.lock().unwrap_or_else(PoisonError::into_inner).take();
         let given = given.ok_or_else(|| OpenError::Options("mounted already".into()))?;
-        let WorkerResources { image, behind, log } = given;
+        let WorkerResources { image, backing_files: behind, log } = given;
         let log = Arc::new(OpLog::new(log, start.epoch).map_err(OpenError::Options)?);
         let tree = self.open_volume(image, behind, &log, &start)?;
         let recorder = WorkerRequestLog::new(log, self.tree.clone(), &start);
@@ -216,7 +216,7 @@ impl<S: RequestServer> Control<S> {
             spawn_writeback(tree.volume(), &recorder, self.tree.clone());
         }
         // Called once, so it is not set yet.
-        let _ = self.recorder.set(recorder);
+        let _ = self.request_log.set(recorder);
         Ok(tree)
     }
 
@@ -245,8 +245,8 @@ impl<S: RequestServer> Control<S> {
         if options.read_only {
             return open(disk, &behind, options);
         }
-        let nameless = || log.orphans();
-        let before = was_clean.map(|was_clean| CrashedProcess { was_clean, orphans: nameless() });
+        let orphans = || log.orphans();
+        let before = was_clean.map(|was_clean| CrashedProcess { was_clean, orphans: orphans() });
         let tree = open_for_mount(disk, &behind, options, before)?;
         if tree.read_only() {
             return Ok(tree);
@@ -325,14 +325,17 @@ impl<S: RequestServer> Control<S> {
 
     fn status(&self) -> WorkerStatus {
         let mut status = self.tree.get().map(VolumeTree::status).unwrap_or_default();
-        status.requests = self.serve.requests();
-        let by_opcode = self.serve.requests_by_opcode().into_iter();
+        status.requests = self.server.requests();
+        let by_opcode = self.server.requests_by_opcode().into_iter();
         status.by_opcode = by_opcode.map(|(name, count)| (name.into(), count)).collect();
         status.busy_ms =
-            u64::try_from(self.serve.current_request_age().as_millis()).unwrap_or(u64::MAX);
+            u64::try_from(self.server.current_request_age().as_millis()).unwrap_or(u64::MAX);
         status.sandbox = self.confinement.clone();
-        status.refused =
-            self.recorder.get().map(|recorder| recorder.quarantine_messages()).unwrap_or_default();
+        status.refused = self
+            .request_log
+            .get()
+            .map(|recorder| recorder.quarantine_messages())
+            .unwrap_or_default();
         status
     }
 }
@@ -350,7 +353,7 @@ fn spawn_writeback(
             let Some(tree) = tree.get() else { continue };
             // The next change reports the error.
             let sent = tree.volume().send_queued();
-            if sent.is_ok() && making.is_pressed() {
+            if sent.is_ok() && making.needs_commit() {
                 making.commit_to_free_space();
             }
         }

@@ -427,11 +427,11 @@ impl Worker {
     }
 
     /// Ends it; returns the last of its changes that the disk has accepted.
-    pub(crate) fn end(mut self) -> u64 {
-        self.finish()
+    pub(crate) fn terminate(mut self) -> u64 {
+        self.kill_and_wait()
     }
 
-    fn finish(&mut self) -> u64 {
+    fn kill_and_wait(&mut self) -> u64 {
         self.kill();
         self.reap();
         // Everything completely accepted is written before the volume is released.
@@ -454,7 +454,7 @@ impl Worker {
 
 impl Drop for Worker {
     fn drop(&mut self) {
-        self.finish();
+        self.kill_and_wait();
     }
 }
 

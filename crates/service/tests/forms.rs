@@ -126,7 +126,7 @@ both_forms! {
     a_client_that_closes_ends_it,
 }
 
-type Make = fn(&Path) -> Form;
+type OpenForm = fn(&Path) -> Form;
 
 /// A directory tree, and a volume that contains it.
 struct Volume {
@@ -253,7 +253,7 @@ fn on_host(top: &Path) -> BTreeMap<String, (u32, Vec<u8>)> {
     found
 }
 
-fn everything_is_found_and_read(make: Make) {
+fn everything_is_found_and_read(make: OpenForm) {
     let volume = Volume::new();
     let mut form = make(&volume.image());
     let (mut found, mut stack) = (BTreeMap::new(), vec![(String::new(), Node::ROOT)]);
@@ -289,7 +289,7 @@ fn everything_is_found_and_read(make: Make) {
     }
 }
 
-fn links_attributes_and_holes_are_told(make: Make) {
+fn links_attributes_and_holes_are_told(make: OpenForm) {
     let volume = Volume::new();
     let mut form = make(&volume.image());
     assert_eq!(form.read("link").unwrap(), b"Hello, volume!");
@@ -308,7 +308,7 @@ fn links_attributes_and_holes_are_told(make: Make) {
     assert_eq!((seek(1 << 20, true), seek(end, true), seek(end, false)), (Some(end), None, None));
 }
 
-fn what_cannot_be_done_is_refused_with_its_reason(make: Make) {
+fn what_cannot_be_done_is_refused_with_its_reason(make: OpenForm) {
     let volume = Volume::new();
     let mut form = make(&volume.image());
     assert_eq!(form.lookup(Node::ROOT, "nothing").unwrap_err(), Refusal::NotFound);
@@ -335,7 +335,7 @@ fn what_cannot_be_done_is_refused_with_its_reason(make: Make) {
     assert_eq!(form.read("hello").unwrap(), b"Hello, volume!");
 }
 
-fn files_are_read_beside_each_other(make: Make) {
+fn files_are_read_beside_each_other(make: OpenForm) {
     let volume = Volume::new();
     let mut form = make(&volume.image());
     let paths = ["hello", "deep/long", "sparse", "deep/er/file 007"];
@@ -349,7 +349,7 @@ fn files_are_read_beside_each_other(make: Make) {
     });
 }
 
-fn a_reader_that_keeps_what_it_read_reads_the_same(make: Make) {
+fn a_reader_that_keeps_what_it_read_reads_the_same(make: OpenForm) {
     let volume = Volume::new();
     let mut form = make(&volume.image());
     for path in ["hello", "deep/long", "sparse"] {
@@ -371,7 +371,7 @@ fn a_reader_that_keeps_what_it_read_reads_the_same(make: Make) {
     }
 }
 
-fn a_client_that_closes_ends_it(make: Make) {
+fn a_client_that_closes_ends_it(make: OpenForm) {
     let volume = Volume::new();
     let mut form = make(&volume.image());
     let (mut hello, _) = form.open("hello").unwrap();

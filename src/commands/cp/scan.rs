@@ -157,7 +157,7 @@ impl Scan<'_> {
         let volume = self.files.volume;
         for attribute in volume.xattr_names(inode.number)? {
             let value = volume.xattr(inode.number, &attribute)?;
-            if !node.attribute(&attribute, &value) {
+            if !node.set_xattr(&attribute, &value) {
                 let what = format!("the attribute {} is", printable(&attribute));
                 self.left_out.record(&what, &printable(name));
             }

@@ -126,13 +126,13 @@ struct Checked {
     index_bytes: u64,
     used_segments: u32,
     free_segments: u32,
-    damage: Vec<Said>,
+    damage: Vec<CheckSummary>,
     more_damage: u64,
-    notes: Vec<Said>,
+    notes: Vec<CheckSummary>,
 }
 
 #[derive(Serialize)]
-struct Said {
+struct CheckSummary {
     what: &'static str,
     text: String,
     at_bytes: Option<u64>,
@@ -141,7 +141,7 @@ struct Said {
     name: Option<String>,
 }
 
-fn said(finding: &Finding) -> Said {
+fn said(finding: &Finding) -> CheckSummary {
     let (object, key, name) = match &finding.of {
         Some(Owner::Object(id)) => (Some(id.0), None, None),
         Some(Owner::Key(key)) => (None, Some(printable(key)), None),
@@ -149,5 +149,5 @@ fn said(finding: &Finding) -> Said {
         None => (None, None, None),
     };
     let text = finding.to_string();
-    Said { what: finding.what.code(), text, at_bytes: finding.at_bytes, object, key, name }
+    CheckSummary { what: finding.what.code(), text, at_bytes: finding.at_bytes, object, key, name }
 }

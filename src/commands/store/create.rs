@@ -147,7 +147,7 @@ fn make(arguments: &Arguments, file: File, given: Option<Profile>) -> anyhow::Re
     };
     let mut bars = StepProgress::new(arguments.progress);
     let made = create_store::create_in_file(device, file, &wanted, &mut |step, done, total| {
-        bars.tell(step, done, total);
+        bars.show_progress(step, done, total);
     })?;
     print_summary(device, len, &made.profile, &made.why)
 }
@@ -163,7 +163,7 @@ impl StepProgress {
         Self { when, bar: None }
     }
 
-    pub fn tell(&mut self, step: create_store::Step, done: u64, total: u64) {
+    pub fn show_progress(&mut self, step: create_store::Step, done: u64, total: u64) {
         if self.bar.as_ref().is_none_or(|(of, ..)| *of != step) {
             self.bar = Some((step, Progress::new(self.when, total), 0));
         }

@@ -66,8 +66,9 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
         (file, there.map_or(64 << 30, |there| there.len()))
     };
     let mut bars = StepProgress::new(arguments.progress);
-    let measured = measure(device, file, wanted, &mut |step, done, all| bars.tell(step, done, all))
-        .map_err(|error| anyhow!("{shown}: {error}"))?;
+    let measured =
+        measure(device, file, wanted, &mut |step, done, all| bars.show_progress(step, done, all))
+            .map_err(|error| anyhow!("{shown}: {error}"))?;
     let (profile, why) = measured.profile(disk_bytes);
     if arguments.json {
         let probed = ProbeJson { profile: profile.into(), why, measured: figures(&measured) };

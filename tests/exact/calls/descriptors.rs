@@ -16,7 +16,7 @@ pub fn add(table: &mut Table) {
         table.on_descriptor(format!("pread {name}"), read, move |acts, fd| {
             let mut buffer = vec![0; len];
             let answer = acts.who.act(|| sys::pread(fd, &mut buffer, at));
-            acts.tell("pread", said(&answer, |&len| short(&buffer[..len as usize])));
+            acts.record_answer("pread", said(&answer, |&len| short(&buffer[..len as usize])));
         });
     }
     for (name, at, len) in [
@@ -100,7 +100,7 @@ pub fn add(table: &mut Table) {
         let _ = acts.call("splice", || sys::splice(fd, &to, 1000));
         let mut buffer = [0; 1000];
         let answer = sys::read(&from, &mut buffer);
-        acts.tell("arrived", said(&answer, |&len| short(&buffer[..len as usize])));
+        acts.record_answer("arrived", said(&answer, |&len| short(&buffer[..len as usize])));
     });
     table.on_descriptor("lseek", read, |acts, fd| {
         for (name, whence) in [("data", libc::SEEK_DATA), ("hole", libc::SEEK_HOLE)] {
@@ -158,11 +158,11 @@ pub fn add(table: &mut Table) {
     add_flags(table);
     table.on_descriptor("names", read, |acts, fd| {
         let answer = acts.who.act(|| sys::names(fd));
-        acts.tell("names", said(&answer, |names| names.join(" ")));
+        acts.record_answer("names", said(&answer, |names| names.join(" ")));
     });
     table.on_descriptor("names noatime", read | libc::O_NOATIME, |acts, fd| {
         let answer = acts.who.act(|| sys::names(fd));
-        acts.tell("names", said(&answer, |names| names.len().to_string()));
+        acts.record_answer("names", said(&answer, |names| names.len().to_string()));
     });
     table.on_descriptor("pread noatime", read | libc::O_NOATIME, |acts, fd| {
         acts.bytes("read", || look::read_all(fd));
@@ -187,11 +187,11 @@ fn add_flags(table: &mut Table) {
     ] {
         table.on_descriptor(format!("SETFLAGS {name}"), read, move |acts, fd| {
             let now = sys::flags(fd);
-            acts.tell("GETFLAGS", said(&now, |flags| format!("{flags:x}")));
+            acts.record_answer("GETFLAGS", said(&now, |flags| format!("{flags:x}")));
             let flags = (now.unwrap_or(0) & !off) | on;
             let _ = acts.call("SETFLAGS", || sys::set_flags(fd, flags));
             let now = sys::flags(fd);
-            acts.tell("GETFLAGS", said(&now, |flags| format!("{flags:x}")));
+            acts.record_answer("GETFLAGS", said(&now, |flags| format!("{flags:x}")));
         });
     }
     for (name, flags, project) in
@@ -199,13 +199,13 @@ fn add_flags(table: &mut Table) {
     {
         table.on_descriptor(format!("FSSETXATTR {name}"), read, move |acts, fd| {
             let now = acts.who.act(|| sys::fsxattr(fd));
-            acts.tell("FSGETXATTR", said(&now, |value| format!("{value:x?}")));
+            acts.record_answer("FSGETXATTR", said(&now, |value| format!("{value:x?}")));
             let mut value = now.unwrap_or_default();
             value[0] |= flags;
             value[3] = project;
             let _ = acts.call("FSSETXATTR", || sys::set_fsxattr(fd, value));
             let now = sys::fsxattr(fd);
-            acts.tell("FSGETXATTR", said(&now, |value| format!("{value:x?}")));
+            acts.record_answer("FSGETXATTR", said(&now, |value| format!("{value:x?}")));
         });
     }
     table.on_descriptor("GETVERSION", read, |acts, fd| {
@@ -220,7 +220,7 @@ fn mapped_store(acts: &mut Acts, fd: &std::os::fd::OwnedFd, at: usize) {
         return;
     }
     let mapped = acts.who.act(|| Mapping::new(fd, len, true));
-    acts.tell("map", said(&mapped, |_| "mapped".into()));
+    acts.record_answer("map", said(&mapped, |_| "mapped".into()));
     if let Ok(mut mapped) = mapped {
         let _ = acts.call("store", || mapped.store(at, b"mapped"));
         let _ = acts.call("sync", || mapped.sync());

@@ -78,16 +78,22 @@ pub fn add(table: &mut Table) {
     table.add(path, "statfs", |acts| {
         let t = acts.t.clone();
         let answer = acts.who.act(|| sys::statfs(&t));
-        acts.tell("kind", said(&answer, |seen| format!("{:x}", seen.f_type)));
-        acts.tell("block", said(&answer, |seen| format!("{} {}", seen.f_bsize, seen.f_frsize)));
-        acts.tell("names", said(&answer, |seen| seen.f_namelen.to_string()));
-        acts.tell("space", said(&answer, |seen| format!("{} {}", seen.f_blocks, seen.f_files)));
+        acts.record_answer("kind", said(&answer, |seen| format!("{:x}", seen.f_type)));
+        acts.record_answer(
+            "block",
+            said(&answer, |seen| format!("{} {}", seen.f_bsize, seen.f_frsize)),
+        );
+        acts.record_answer("names", said(&answer, |seen| seen.f_namelen.to_string()));
+        acts.record_answer(
+            "space",
+            said(&answer, |seen| format!("{} {}", seen.f_blocks, seen.f_files)),
+        );
     });
     add_xattrs(table);
     table.add(path, "name_to_handle_at", |acts| {
         let t = acts.t.clone();
         let handle = acts.who.act(|| sys::name_to_handle(&t));
-        acts.tell("handle", said(&handle, |_| "a handle".into()));
+        acts.record_answer("handle", said(&handle, |_| "a handle".into()));
         let mount = sys::open(acts.top, libc::O_RDONLY | libc::O_DIRECTORY, 0).unwrap();
         if let Ok(handle) = handle {
             let how = libc::O_RDONLY | libc::O_NONBLOCK;

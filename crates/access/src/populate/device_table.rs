@@ -133,7 +133,7 @@ fn change(source: &mut Source<'_>, line: &Line) -> anyhow::Result<()> {
 }
 
 fn set(node: &mut TreeNode, line: &Line) {
-    if !matches!(node.what, NodeKind::Symlink(_)) {
+    if !matches!(node.kind_data, NodeKind::Symlink(_)) {
         node.mode = line.mode;
     }
     (node.uid, node.gid) = (line.uid, line.gid);
@@ -161,7 +161,7 @@ fn make(
     if matches!(what, NodeKind::Directory)
         && let Some(there) = find(&source.tree, &parts)
         && let Some(node) = source.tree.node_mut(there)
-        && matches!(node.what, NodeKind::Directory)
+        && matches!(node.kind_data, NodeKind::Directory)
     {
         set(node, line);
         source.implied_dirs.remove(&there);
@@ -207,8 +207,8 @@ mod tests {
         let dev = tree.lookup(NodeId::ROOT, b"dev").unwrap();
         assert_eq!(tree.names(dev).count(), 26);
         let node = |name: &str| tree.node(tree.lookup(dev, name.as_bytes()).unwrap());
-        assert!(matches!(node("tty9").what, NodeKind::CharDevice(4, 9)));
-        assert!(matches!(node("hda15").what, NodeKind::BlockDevice(3, 15)));
+        assert!(matches!(node("tty9").kind_data, NodeKind::CharDevice(4, 9)));
+        assert!(matches!(node("hda15").kind_data, NodeKind::BlockDevice(3, 15)));
         assert_eq!((node("hda1").mode, node("log").uid, node("log").gid), (0o700, 7, 8));
     }
 

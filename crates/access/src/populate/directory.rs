@@ -14,7 +14,7 @@ use draconis_ext::mkfs::{FileSource, NodeId, NodeKind, Tree, TreeNode};
 use rustix::fs::{OFlags, SeekFrom};
 use rustix::io::Errno;
 
-use super::lengths::{self, Faults, Kept, fingerprint};
+use super::lengths::{self, CopiedFile, Faults, fingerprint};
 use super::{Patterns, SkippedItems, Source, TimestampPolicy};
 use crate::image::container_file;
 use crate::messages::printable;
@@ -35,7 +35,7 @@ struct Files {
     /// What each file looked like when it was found.
     fingerprints: Vec<u64>,
     /// What files of unknown length hold.
-    kept: Kept,
+    kept: CopiedFile,
     faults: Arc<Faults>,
 }
 
@@ -105,7 +105,7 @@ fn open(path: &Path) -> std::io::Result<File> {
     }
 }
 
-struct Scan<'a> {
+struct DirectoryScan<'a> {
     tree: Tree,
     files: Files,
     stamp: TimestampPolicy,
@@ -139,7 +139,7 @@ pub fn scan(
     let mut left_out = SkippedItems::default();
     set_metadata(&mut root, &found, stamp);
     attributes(&mut root, top, &mut left_out).with_context(shown)?;
-    let mut scan = Scan::new(top, image, root, stamp, exclude);
+    let mut scan = DirectoryScan::new(top, image, root, stamp, exclude);
     scan.left_out = left_out;
     match list {
         Some(list) => scan.scan_listed(list)?,
@@ -170,7 +170,7 @@ pub struct FileScan<'a> {
 pub fn scan_files(what: FileScan<'_>, stamp: TimestampPolicy) -> anyhow::Result<Source<'static>> {
     let root = TreeNode::new(NodeKind::Directory, 0o755).at(stamp.now);
     let all = Patterns::default();
-    let mut scan = Scan::new(Path::new(""), what.image, root, stamp, &all);
+    let mut scan = DirectoryScan::new(Path::new(""), what.image, root, stamp, &all);
     let mut stack = vec![];
     for source in what.sources {
         let shown = || source.display().to_string();
@@ -227,7 +227,7 @@ struct SourcePath<'a> {
     name_there: &'a [u8],
 }
 
-impl<'a> Scan<'a> {
+impl<'a> DirectoryScan<'a> {
     fn new(
         top: &Path,
         image: &'a Path,
@@ -543,7 +543,7 @@ fn each_attribute(
             Err(Errno::NODATA | Errno::PERM | Errno::ACCESS) => continue,
             Err(errno) => return Err(errno.into()),
         };
-        if !node.attribute(name, value.get(..len).unwrap_or_default()) {
+        if !node.set_xattr(name, value.get(..len).unwrap_or_default()) {
             let name = String::from_utf8_lossy(name);
             left_out.record(&format!("the attribute {name} is"), &path.display());
         }

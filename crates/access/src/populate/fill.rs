@@ -134,7 +134,7 @@ fn derive_ids(follows: DerivedFields, options: &mut FormatOptions, tree: &Tree) 
         text.clear();
         for (name, id) in tree.names(dir) {
             let node = tree.node(id);
-            let length = match &node.what {
+            let length = match &node.kind_data {
                 NodeKind::File { size_bytes, .. } => *size_bytes,
                 NodeKind::Directory => {
                     dirs.push(id);
@@ -143,7 +143,7 @@ fn derive_ids(follows: DerivedFields, options: &mut FormatOptions, tree: &Tree) 
                 _ => 0,
             };
             let Time { seconds, nanoseconds } = node.modified;
-            let (kind, mode, owner) = (node.what.kind(), node.mode, (node.uid, node.gid));
+            let (kind, mode, owner) = (node.kind_data.kind(), node.mode, (node.uid, node.gid));
             let _ =
                 write!(text, "{name:?} {kind:?} {mode} {owner:?} {length} {seconds}.{nanoseconds}");
             for (name, value) in node.attributes() {

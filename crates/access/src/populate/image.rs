@@ -17,7 +17,7 @@ use serde::{Deserialize, Deserializer};
 
 use super::blob::Blob;
 use super::digest::Digest;
-use super::layers::Layer;
+use super::layers::ImageLayer;
 use super::merge::parts;
 use super::platform::Platform;
 
@@ -334,7 +334,7 @@ fn open_layers(
         }
         let archive = store.described(layer)?;
         let shown = format!("layer {}", layer.digest);
-        found.push(Layer { archive, display_name: shown, whiteouts: true });
+        found.push(ImageLayer { archive, display_name: shown, whiteouts: true });
     }
     if let Ok(config) = serde_json::from_slice::<Config>(&text) {
         check_platform(&config, choice)?;
@@ -390,14 +390,14 @@ fn docker(
         let digest = Digest::parse(id)?;
         let compared = digest.compare(archive.decompress(choice.limit)?);
         compared.with_context(|| format!("the layer {name}"))?;
-        layers.push(Layer { archive, display_name: format!("layer {name}"), whiteouts: true });
+        layers.push(ImageLayer { archive, display_name: format!("layer {name}"), whiteouts: true });
     }
     Ok(Archives { layers, config: Some(text) })
 }
 
 /// The archives of an origin.
 pub(super) struct Archives {
-    pub layers: Vec<Layer>,
+    pub layers: Vec<ImageLayer>,
     /// An image's configuration.
     pub config: Option<Vec<u8>>,
 }

@@ -28,7 +28,7 @@ const SELINUX: &[u8] = b"RHT.security.selinux";
 const PIECE_BYTES: u64 = 24;
 
 /// One archive.
-pub struct Layer {
+pub struct ImageLayer {
     pub archive: Blob,
     /// What it is called in messages.
     pub display_name: String,
@@ -53,7 +53,7 @@ struct FileLocation {
 }
 
 /// The contents of all files.
-struct Archives {
+struct ArchiveReaders {
     open: Vec<OpenArchive>,
     places: Vec<FileLocation>,
     /// Of one archive only: what unpacks it can refer back to 128 MiB, and keeps them.
@@ -74,7 +74,7 @@ struct StreamPosition {
     reached: u64,
 }
 
-impl Archives {
+impl ArchiveReaders {
     fn read_from(&self, layer: u32, into: &mut [u8], at: u64) -> std::io::Result<()> {
         let open = self.open.get(layer as usize).ok_or(std::io::ErrorKind::NotFound)?;
         if !open.is_compressed {
@@ -102,7 +102,7 @@ impl Archives {
     }
 }
 
-impl FileSource for Archives {
+impl FileSource for ArchiveReaders {
     fn read(&self, source: u64, at_bytes: u64, into: &mut [u8]) -> std::io::Result<()> {
         let place = usize::try_from(source).ok().and_then(|nth| self.places.get(nth));
         let place = place.ok_or(std::io::ErrorKind::NotFound)?;
@@ -124,13 +124,13 @@ impl FileSource for Archives {
 
 /// Scans archives, each laid over those before.
 pub fn scan(
-    layers: Vec<Layer>,
+    layers: Vec<ImageLayer>,
     root: TreeNode,
     stamp: TimestampPolicy,
     keep_owners: bool,
     limit: Option<u64>,
 ) -> anyhow::Result<Source<'static>> {
-    let mut scan = Scan {
+    let mut scan = LayerScan {
         merge: Merge::new(root, stamp),
         stamp,
         keep_owners,
@@ -147,13 +147,13 @@ pub fn scan(
         let packed = layer.archive.compression()?.is_some();
         open.push(OpenArchive { archive: layer.archive, limit, is_compressed: packed });
     }
-    let contents = Archives { open, places: scan.places, unpacking: Mutex::new(None) };
+    let contents = ArchiveReaders { open, places: scan.places, unpacking: Mutex::new(None) };
     let Merge { tree, implied, outside, .. } = scan.merge;
     let notes = scan.left_out.notes;
     Ok(Source { implied_dirs: implied, outside, notes, ..Source::new(tree, contents) })
 }
 
-struct Scan {
+struct LayerScan {
     merge: Merge,
     stamp: TimestampPolicy,
     /// Takes the owners that the archives name; otherwise everything is root's.
@@ -164,7 +164,7 @@ struct Scan {
     names: acl::Names,
 }
 
-impl Scan {
+impl LayerScan {
     fn layer(&mut self, archive: &Blob, limit: Option<u64>) -> anyhow::Result<()> {
         let mut entries = Entries::new(archive, limit)?;
         while let Some(entry) = entries.next()? {
@@ -255,7 +255,7 @@ impl Scan {
                 continue;
             };
             self.merge.charge((attribute.len() + value.len()) as u64)?;
-            if !node.attribute(&attribute, &value) {
+            if !node.set_xattr(&attribute, &value) {
                 let what = format!("the attribute {} is", printable(&attribute));
                 self.left_out.record(&what, &printable(&entry.name));
             }

@@ -75,13 +75,13 @@ pub fn changed(path: &Path) -> String {
 /// Contents of files whose length is only known once they are read, one behind the other in a
 /// file without a name.
 #[derive(Default)]
-pub struct Kept {
+pub struct CopiedFile {
     file: Option<File>,
     end: u64,
     places: HashMap<u64, (u64, u64)>,
 }
 
-impl Kept {
+impl CopiedFile {
     /// Reads a file to its end, and keeps what it holds for `source`; its length.
     pub fn keep(&mut self, source: u64, file: &mut File, beside: &Path) -> anyhow::Result<u64> {
         let kept = match &mut self.file {

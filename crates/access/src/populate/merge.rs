@@ -93,7 +93,7 @@ impl Merge {
         let parts = parts(path)?;
         let Some((last, above)) = parts.split_last() else {
             ensure!(
-                matches!(node.what, NodeKind::Directory),
+                matches!(node.kind_data, NodeKind::Directory),
                 "it has no name, or is the root directory, which it cannot be"
             );
             self.described.insert(NodeId::ROOT);
@@ -105,8 +105,8 @@ impl Merge {
         let dir = self.dir(above)?;
         let there = self.tree.lookup(dir, last);
         if let Some(there) = there
-            && matches!(node.what, NodeKind::Directory)
-            && matches!(self.tree.node(there).what, NodeKind::Directory)
+            && matches!(node.kind_data, NodeKind::Directory)
+            && matches!(self.tree.node(there).kind_data, NodeKind::Directory)
         {
             self.described.insert(there);
             self.touch(there);
@@ -121,7 +121,8 @@ impl Merge {
         self.charge(ENTRY_BYTES + path.len() as u64)?;
         let target = parts(target).with_context(|| format!("a link to {}", printable(target)))?;
         let to = self.find(&target)?;
-        let is_dir = to.is_some_and(|to| matches!(self.tree.node(to).what, NodeKind::Directory));
+        let is_dir =
+            to.is_some_and(|to| matches!(self.tree.node(to).kind_data, NodeKind::Directory));
         ensure!(!is_dir, "a hard link to a directory");
         let parts = parts(path)?;
         let (last, above) = parts.split_last().context("a link that is the root directory")?;
@@ -291,7 +292,7 @@ impl PathWalk {
 
     /// Goes into what was found; `false` if that is neither a directory nor a link.
     fn enter(&mut self, tree: &Tree, child: NodeId) -> anyhow::Result<bool> {
-        match &tree.node(child).what {
+        match &tree.node(child).kind_data {
             NodeKind::Directory => self.stack.push(child),
             NodeKind::Symlink(target) => {
                 self.links += 1;
@@ -362,7 +363,7 @@ mod tests {
         while let Some((path, dir)) = stack.pop() {
             for (name, id) in merge.tree.names(dir) {
                 let path = format!("{path}{}", String::from_utf8_lossy(name));
-                let is_dir = matches!(merge.tree.node(id).what, NodeKind::Directory);
+                let is_dir = matches!(merge.tree.node(id).kind_data, NodeKind::Directory);
                 if is_dir {
                     stack.push((format!("{path}/"), id));
                 }

@@ -17,7 +17,7 @@ use anyhow::{Context, ensure};
 
 use super::blob::Blob;
 use super::image::{self, Archives, ImageKind, ImageOptions};
-use super::layers::Layer;
+use super::layers::ImageLayer;
 
 /// Where files come from.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -104,7 +104,7 @@ impl SourceSpec {
                 Blob::new(File::open(path)?, choice.temp_dir_of)?
             }
         };
-        let layer = Layer { archive, display_name: self.to_string(), whiteouts: false };
+        let layer = ImageLayer { archive, display_name: self.to_string(), whiteouts: false };
         Ok(Archives { layers: vec![layer], config: None })
     }
 }

@@ -175,7 +175,7 @@ pub fn exclude(tree: &mut Tree, patterns: &Patterns) {
     while let Some(dir) = dirs.pop() {
         let mut gone = vec![];
         for (name, id) in tree.names(dir) {
-            let is_dir = matches!(tree.node(id).what, NodeKind::Directory);
+            let is_dir = matches!(tree.node(id).kind_data, NodeKind::Directory);
             if patterns.matches(tree, dir, name, is_dir) {
                 gone.push(name.to_vec());
             } else if is_dir {
@@ -199,7 +199,7 @@ fn for_each_node(tree: &mut Tree, mut change: impl FnMut(&mut TreeNode)) {
         for id in ids {
             if let Some(node) = tree.node_mut(id) {
                 change(node);
-                if matches!(node.what, NodeKind::Directory) {
+                if matches!(node.kind_data, NodeKind::Directory) {
                     dirs.push(id);
                 }
             }
@@ -216,7 +216,7 @@ pub fn set_owner(tree: &mut Tree, uid: u32, gid: u32) {
 /// access control lists, which give some back.
 pub fn squash_perms(tree: &mut Tree) {
     for_each_node(tree, |node| {
-        if !matches!(node.what, NodeKind::Symlink(_)) {
+        if !matches!(node.kind_data, NodeKind::Symlink(_)) {
             node.mode &= 0o7700;
             node.remove_acls();
         }

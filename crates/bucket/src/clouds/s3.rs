@@ -20,7 +20,7 @@ const INSTANCE: Duration = Duration::from_millis(800);
 const METADATA: &str = "http://169.254.169.254";
 
 /// Location of the credentials of a bucket.
-enum Found {
+enum CredentialSource {
     /// The builder has them, or needs none.
     Given,
     Elsewhere(Source),
@@ -61,8 +61,8 @@ pub(super) fn bucket(
         builder = builder.with_endpoint(&endpoint);
     }
     let found = found(&environment, &builder, &profile)?;
-    let is_unknown = matches!(found, Found::Unknown);
-    if let Found::Elsewhere(source) = found {
+    let is_unknown = matches!(found, CredentialSource::Unknown);
+    if let CredentialSource::Elsewhere(source) = found {
         builder = builder.with_credentials(Arc::new(Credentials::new(source, timeout)?));
     }
     let endpoint = builder.get_config_value(&Key::S3Endpoint);
@@ -118,10 +118,10 @@ fn found(
     environment: &Environment,
     builder: &AmazonS3Builder,
     profile: &Profile,
-) -> Result<Found, String> {
+) -> Result<CredentialSource, String> {
     let value = |key| builder.get_config_value(&key);
     match (value(Key::AccessKeyId), value(Key::SecretAccessKey)) {
-        (Some(_), Some(_)) => return Ok(Found::Given),
+        (Some(_), Some(_)) => return Ok(CredentialSource::Given),
         (Some(_), None) => {
             return Err("AWS_ACCESS_KEY_ID is set, AWS_SECRET_ACCESS_KEY is not".to_owned());
         }
@@ -129,16 +129,16 @@ fn found(
             return Err("AWS_SECRET_ACCESS_KEY is set, AWS_ACCESS_KEY_ID is not".to_owned());
         }
         (None, None) if value(Key::SkipSignature).is_some_and(|skips| skips == "true") => {
-            return Ok(Found::Given);
+            return Ok(CredentialSource::Given);
         }
         (None, None) => {}
     }
     if let Some(source) = web_identity(environment, builder, profile) {
-        return Ok(Found::Elsewhere(source));
+        return Ok(CredentialSource::Elsewhere(source));
     }
     let name = &profile.name;
     if keys(profile).is_some() && profile.get("role_arn").is_none() {
-        return Ok(Found::Elsewhere(Source::Profile(environment.clone())));
+        return Ok(CredentialSource::Elsewhere(Source::Profile(environment.clone())));
     }
     let others = ["role_arn", "sso_session", "sso_start_url", "credential_process"];
     if let Some(setting) = others.iter().find(|setting| profile.get(setting).is_some()) {
@@ -155,7 +155,7 @@ fn found(
             return Err(format!("profile '{name}' has {one}, and no {other}"));
         }
     }
-    Ok(container(environment).map_or(Found::Unknown, Found::Elsewhere))
+    Ok(container(environment).map_or(CredentialSource::Unknown, CredentialSource::Elsewhere))
 }
 
 fn web_identity(

@@ -17,7 +17,7 @@ fn put(bytes: &mut [u8], at: usize, what: &[u8]) {
     bytes[at..at + what.len()].copy_from_slice(what);
 }
 
-fn seal(bytes: &mut [u8], at: usize) {
+fn set_checksum(bytes: &mut [u8], at: usize) {
     bytes[at..at + 4].fill(0);
     let sum = bytes.iter().fold(0u32, |sum, byte| sum.wrapping_add(u32::from(*byte)));
     put(bytes, at, &(!sum).to_be_bytes());
@@ -33,7 +33,7 @@ fn footer(kind: u32, len: usize, identity: u8, header_at: u64) -> Vec<u8> {
     put(&mut footer, 48, &(len as u64).to_be_bytes());
     put(&mut footer, 60, &kind.to_be_bytes());
     put(&mut footer, 68, &[identity; 16]);
-    seal(&mut footer, 64);
+    set_checksum(&mut footer, 64);
     footer
 }
 
@@ -60,7 +60,7 @@ fn over(
     put(&mut header, 40, &[behind.unwrap_or(0); 16]);
     let name: Vec<u8> = "päront.vhd".encode_utf16().flat_map(u16::to_be_bytes).collect();
     put(&mut header, 64, &name);
-    seal(&mut header, 36);
+    set_checksum(&mut header, 36);
     let mut image = [footer.clone(), header].concat();
     let table_at = image.len();
     image.resize((table_at + 4 * blocks.len()).next_multiple_of(SECTOR), 0xFF);
@@ -220,8 +220,8 @@ fn no_broken_image_over_another_makes_a_panic() {
         let at = random.below(2048) as usize;
         broken[at] = random.below(256) as u8;
         // With valid checksums, as an attacker would write them.
-        seal(&mut broken[..512], 64);
-        seal(&mut broken[512..1536], 36);
+        set_checksum(&mut broken[..512], 64);
+        set_checksum(&mut broken[512..1536], 36);
         let files = [memory(broken.clone()), Arc::clone(&parent)];
         match open(memory(broken), &files) {
             Ok(it) => {

@@ -482,7 +482,7 @@ impl Refcounts {
     }
 
     /// Ends the session.
-    pub(super) fn rest(&mut self, out: &mut MetadataWriter<'_>) -> Result<(), Error> {
+    pub(super) fn close_session(&mut self, out: &mut MetadataWriter<'_>) -> Result<(), Error> {
         if !self.in_session {
             return Ok(());
         }

@@ -316,6 +316,6 @@ impl AllocationTables for WritableQcow2 {
 
     fn close_session(&mut self, out: &mut MetadataWriter<'_>) -> Result<(), Error> {
         self.unsettled = None;
-        self.counts.rest(out)
+        self.counts.close_session(out)
     }
 }

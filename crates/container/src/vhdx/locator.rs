@@ -49,7 +49,7 @@ pub(super) fn behind(locator: &[u8]) -> Result<BackingFile, Error> {
     let identities = identities.iter().map(|text| text.to_ascii_lowercase()).collect();
     let names = all(&["relative_path", "absolute_win32_path", "volume_path"]);
     let name = names.into_iter().next().unwrap_or_default();
-    Ok(BackingFile { name, is: BackingId::One(Format::Vhdx, identities) })
+    Ok(BackingFile { name, id: BackingId::One(Format::Vhdx, identities) })
 }
 
 /// Formats a GUID as in a locator, in lower case.

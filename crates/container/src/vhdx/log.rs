@@ -12,7 +12,7 @@
 
 use std::collections::BTreeMap;
 
-use super::{MIB, set_checksum, sum_fits};
+use super::{MIB, has_valid_checksum, set_checksum};
 use crate::image_file::{ImageFile, le32, le64};
 use crate::{Error, Unsupported};
 
@@ -26,8 +26,8 @@ const MAX_SCAN_FACTOR: u64 = 8;
 const HEAD: usize = 64;
 const DESCRIPTOR: usize = 32;
 /// Number of descriptors in the first sector of an entry.
-pub(super) const IN_FIRST: usize = (SECTOR - HEAD) / DESCRIPTOR;
-const IN_OTHERS: usize = SECTOR / DESCRIPTOR;
+pub(super) const FIRST_SECTOR_DESCRIPTORS: usize = (SECTOR - HEAD) / DESCRIPTOR;
+const SECTOR_DESCRIPTORS: usize = SECTOR / DESCRIPTOR;
 
 /// A write in the log.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -62,7 +62,7 @@ impl Replay {
         }
         let log = file.bytes(at, len as usize)?;
         let entries = entries(&log, id)?;
-        let Some(active) = active(&entries, log.len()) else {
+        let Some(active) = active_sequence(&entries, log.len()) else {
             return Err(Error::DamagedAt("VHDX: its log has no whole sequence", at));
         };
         let head = active.last().and_then(|at| entries.get(at));
@@ -138,7 +138,7 @@ fn entry(bytes: &[u8]) -> Option<Entry> {
     if number == 0 || !tail.is_multiple_of(SECTOR) || in_descriptors > bytes.len() / SECTOR {
         return None;
     }
-    if !sum_fits(bytes) {
+    if !has_valid_checksum(bytes) {
         return None;
     }
     let mut sectors = bytes.chunks_exact(SECTOR).skip(in_descriptors);
@@ -168,11 +168,11 @@ fn entry(bytes: &[u8]) -> Option<Entry> {
 }
 
 fn descriptor_sectors(count: usize) -> usize {
-    1 + count.saturating_sub(IN_FIRST).div_ceil(IN_OTHERS)
+    1 + count.saturating_sub(FIRST_SECTOR_DESCRIPTORS).div_ceil(SECTOR_DESCRIPTORS)
 }
 
 /// Returns the offsets of the newest complete sequence, from its tail.
-fn active(entries: &BTreeMap<usize, Entry>, log_len: usize) -> Option<Vec<usize>> {
+fn active_sequence(entries: &BTreeMap<usize, Entry>, log_len: usize) -> Option<Vec<usize>> {
     let mut best: Option<(u64, Vec<usize>)> = None;
     let mut starts = entries.keys().copied();
     let mut not_before = 0;

@@ -14,7 +14,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use draconis_device::{Error as DiskError, Extent, Ticket};
 
-use super::log::{IN_FIRST, LogWrite, SECTOR, new_entry};
+use super::log::{FIRST_SECTOR_DESCRIPTORS, LogWrite, SECTOR, new_entry};
 use super::{DATA_WRITE, FILE_WRITE_GUID_AT, LOG, MIB, Vhdx, set_checksum};
 use crate::image_file::{ImageFile, le64};
 use crate::image_map::{ImageMap, Location};
@@ -170,7 +170,7 @@ impl AllocationTables for WritableVhdx {
     }
 
     fn writable_offset(&mut self, _: &ImageFile, at: u64) -> Result<Option<u64>, Error> {
-        let entry = self.map.bat.get(self.map.nth(at)).copied().unwrap_or(0);
+        let entry = self.map.bat.get(self.map.bat_index(at)).copied().unwrap_or(0);
         Ok((entry & 7 == IS_WHOLE).then_some(entry >> 20 << 20))
     }
 
@@ -186,7 +186,7 @@ impl AllocationTables for WritableVhdx {
             let sector = out.file.sector_bytes();
             put_right.push((self.end - sector, vec![0; sector as usize]));
         }
-        for patch in self.map.replayed() {
+        for patch in self.map.take_replay() {
             put_right.push(match patch {
                 LogWrite::Sector(at, sector) => (at, sector),
                 LogWrite::Zeros(at, len) => (at, vec![0; len as usize]),
@@ -219,7 +219,7 @@ impl AllocationTables for WritableVhdx {
     }
 
     fn map_unit(&mut self, _: &mut MetadataWriter<'_>, at: u64, place: u64) -> Result<(), Error> {
-        let nth = self.map.nth(at);
+        let nth = self.map.bat_index(at);
         if let Some(entry) = self.map.bat.get_mut(nth) {
             *entry = place | IS_WHOLE;
         }
@@ -232,7 +232,7 @@ impl AllocationTables for WritableVhdx {
             return Ok(());
         }
         let mut after = out.followed();
-        let most = IN_FIRST.min(self.half() as usize / SECTOR - 1);
+        let most = FIRST_SECTOR_DESCRIPTORS.min(self.half() as usize / SECTOR - 1);
         let sectors: Vec<u64> = std::mem::take(&mut self.changed).into_iter().collect();
         for sectors in sectors.chunks(most) {
             let sectors: Vec<(u64, Vec<u8>)> =

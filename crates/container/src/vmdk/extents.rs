@@ -278,7 +278,7 @@ mod tests {
         let lines = "RW 2000 SPARSE \"a disk-s001.vmdk\"\nRW 7 ZERO\n\
                      RDONLY 100 FLAT \"a disk-f002.vmdk\" 3";
         let opened = open(described(lines), &given).unwrap();
-        assert_eq!((opened.format, opened.image.is_none()), (Some(Format::VmdkText), true));
+        assert_eq!((opened.format, opened.session.is_none()), (Some(Format::VmdkText), true));
         let last = &contents(1 << 16)[3 * 512..103 * 512];
         let expected = [&raw[..2000 * 512], &[0; 7 * 512], last].concat();
         assert!(all(&*opened.disk).unwrap() == expected);

@@ -241,7 +241,8 @@ fn what_is_written_over_clusters_of_all_sorts_is_there_with_what_is_around_it() 
         let opened = open(file.clone(), &behind).unwrap();
         let mut expected = all(&*opened.disk).unwrap();
         for session in 0..3u8 {
-            let Opened { disk, image, .. } = open_for_writing(file.clone(), &behind, 7).unwrap();
+            let Opened { disk, session: image, .. } =
+                open_for_writing(file.clone(), &behind, 7).unwrap();
             let len = disk.properties().len_bytes;
             for round in 0..40u8 {
                 let count = 1 + random.below(if round % 8 == 0 { 600 } else { 20 });
@@ -385,13 +386,13 @@ fn a_power_cut_loses_nothing_that_was_durable() {
         let mut states = 0;
         for crash in crashes {
             states += 1;
-            let what = format!("{options:?}: state {states}, {:?}", crash.cut);
+            let what = format!("{options:?}: state {states}, {:?}", crash.kind);
             let opened = open(crash.disk.clone(), &[]);
             let found = all(&*opened.unwrap_or_else(|error| panic!("{what}: {error}")).disk);
             let found = found.unwrap();
             for (sector, bytes) in found.chunks(512).enumerate() {
                 let at = Extent::new(sector as u64 * 512, 512);
-                let of_it = history.iter().filter(|(_, extent, _)| extent.touches(at));
+                let of_it = history.iter().filter(|(_, extent, _)| extent.overlaps(at));
                 let old = before[sector * 512];
                 let mut durable = of_it.clone().filter(|(ticket, ..)| *ticket <= crash.durable.0);
                 let durable = durable.next_back().map_or(old, |(_, _, with)| *with);
@@ -454,7 +455,7 @@ fn a_power_cut_finds_a_whole_log() {
     drop(disk);
     let few = CrashOptions { subsets: 1, exhaustive_sectors: 0, ..CrashOptions::default() };
     for (state, crash) in CrashStates::new(start, file.take(), few).enumerate() {
-        let what = format!("state {state}, {:?}", crash.cut);
+        let what = format!("state {state}, {:?}", crash.kind);
         if state % 3 != 0 {
             continue;
         }

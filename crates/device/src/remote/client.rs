@@ -13,7 +13,7 @@ use draconis_exchange::heap::{Block, PagePool};
 
 use super::error;
 use super::lane_pool::{Lane, LanePool, Priority};
-use crate::elevator::{Elevator, Request};
+use crate::elevator::{Elevator, ReadRequest};
 use crate::readers::{ReadHandler, ReaderThreads};
 use crate::{
     Atomic, ChainBounds, Disk, Error, Extent, Group, Pending, Properties, ReadAnswer, Refused,
@@ -37,18 +37,18 @@ const HEAP_RETRIES: u32 = 10_000;
 /// reads and chains come first. Read-ahead and waits leave one lane to them, and waits use at most
 /// half of the lanes.
 pub struct RemoteDisk {
-    shared: Arc<Shared>,
-    readers: ReaderThreads<Shared>,
+    shared: Arc<ClientShared>,
+    readers: ReaderThreads<ClientShared>,
     can_be_away: bool,
 }
 
-struct Shared {
+struct ClientShared {
     properties: Properties,
     bounds: ChainBounds,
     lanes: LanePool,
     blocks: Option<BlockAllocator>,
     /// Page pool whose buffers are written without a copy.
-    rooms: OnceLock<Arc<PagePool>>,
+    page_pool: OnceLock<Arc<PagePool>>,
 }
 
 impl RemoteDisk {
@@ -76,14 +76,14 @@ impl RemoteDisk {
             bytes: told.chain_bytes_max,
         };
         let rooms = OnceLock::new();
-        let shared = Arc::new(Shared { properties, bounds, lanes, blocks, rooms });
+        let shared = Arc::new(ClientShared { properties, bounds, lanes, blocks, page_pool: rooms });
         let readers = ReaderThreads::new(shared.clone(), readers);
         Ok(Self { shared, readers, can_be_away: false })
     }
 
     /// Declares that the disk may be unreachable: [`Disk::can_be_unreachable`].
     #[must_use]
-    pub fn away_at_times(self) -> Self {
+    pub fn with_outages(self) -> Self {
         Self { can_be_away: true, ..self }
     }
 
@@ -91,7 +91,7 @@ impl RemoteDisk {
     #[must_use]
     pub fn with_shared_memory(self, rooms: Arc<PagePool>) -> Self {
         // A second call is ignored.
-        let _ = self.shared.rooms.set(rooms);
+        let _ = self.shared.page_pool.set(rooms);
         self
     }
 }
@@ -128,7 +128,7 @@ impl Disk for RemoteDisk {
             return Pending::ready(self.shared.read(at, into, Priority::Now));
         }
         let (promise, answer) = pending();
-        self.readers.read(Request { at, into, promise });
+        self.readers.read(ReadRequest { at, into, promise });
         answer
     }
 
@@ -222,17 +222,17 @@ fn answered(
     }
 }
 
-impl ReadHandler for Shared {
-    fn take(elevator: &mut Elevator) -> Vec<Request> {
+impl ReadHandler for ClientShared {
+    fn take_batch(elevator: &mut Elevator) -> Vec<ReadRequest> {
         elevator.pop().into_iter().collect()
     }
 
-    fn shares(elevator: &Elevator) -> u64 {
+    fn min_threads(elevator: &Elevator) -> u64 {
         elevator.len()
     }
 
-    fn answer(&self, requests: Vec<Request>) {
-        for Request { at, into, promise } in requests {
+    fn answer(&self, requests: Vec<ReadRequest>) {
+        for ReadRequest { at, into, promise } in requests {
             promise.fulfil(self.read(at, into, Priority::Ahead));
         }
     }
@@ -252,7 +252,7 @@ impl From<Error> for SubmitFailure {
     }
 }
 
-impl Shared {
+impl ClientShared {
     fn read(&self, at: Extent, mut into: Block, need: Priority) -> ReadAnswer {
         let urgent = need == Priority::Now;
         let mut lane = match self.lanes.acquire(need) {
@@ -298,7 +298,7 @@ impl Shared {
             let part = match &self.blocks {
                 None => Ok(place.move_part(chain)),
                 Some(blocks) => {
-                    let rooms = self.rooms.get().map(|rooms| &**rooms);
+                    let rooms = self.page_pool.get().map(|rooms| &**rooms);
                     place.copy_part(chain, blocks, rooms, self.properties.sector_bytes)
                 }
             };
@@ -410,11 +410,11 @@ impl ChainCursor {
             let writes = &chain[self.group].writes[self.write..];
             let at_bytes = writes[0].at_bytes + self.skip as u64;
             let lent = rooms.and_then(|rooms| {
-                let (at, len) = lent_run(rooms, writes, self.skip, MAX_LENT_BYTES - beside)?;
+                let (at, len) = pool_range(rooms, writes, self.skip, MAX_LENT_BYTES - beside)?;
                 rooms.block_at(at, len)
             });
             if let Some(block) = lent {
-                self.pass(writes, block.len());
+                self.advance(writes, block.len());
                 beside += block.len();
                 part.blocks.push((at_bytes, block));
                 continue;
@@ -425,7 +425,7 @@ impl ChainCursor {
                 true => {
                     let at = Extent::new(at_bytes, want as u64);
                     let room = allocate_block(blocks, sector_bytes as usize, want);
-                    Some(room.ok_or_else(|| no_room("write", at))?)
+                    Some(room.ok_or_else(|| heap_full("write", at))?)
                 }
             };
             let Some(mut block) = block else { break };
@@ -437,7 +437,7 @@ impl ChainCursor {
     }
 
     /// Advances by `len` bytes.
-    fn pass(&mut self, writes: &[Write], mut len: usize) {
+    fn advance(&mut self, writes: &[Write], mut len: usize) {
         for write in writes {
             let left = write.block.len() - self.skip;
             if len < left {
@@ -473,7 +473,7 @@ impl ChainCursor {
 
 /// Returns the pool range of the next bytes of `writes`, from `skip` in the first, that are
 /// contiguous both in the pool and on the disk: at most `most` bytes.
-fn lent_run(
+fn pool_range(
     rooms: &PagePool,
     writes: &[Write],
     skip: usize,
@@ -545,7 +545,7 @@ fn read_by_copy(
     while done < into.len() {
         let start_bytes = at.start_bytes + done as u64;
         let want = (into.len() - done).min(PART_BYTES);
-        let buffer = allocate_block(blocks, sector, want).ok_or_else(|| no_room("read", at))?;
+        let buffer = allocate_block(blocks, sector, want).ok_or_else(|| heap_full("read", at))?;
         let len = buffer.len();
         let read = Read { at_bytes: start_bytes, buffer, urgent };
         let buffer = match lane.call(read) {
@@ -575,6 +575,6 @@ fn allocate_block(blocks: &BlockAllocator, sector: usize, want: usize) -> Option
     None
 }
 
-fn no_room(what: &'static str, extent: Extent) -> Error {
+fn heap_full(what: &'static str, extent: Extent) -> Error {
     Error::Io { what, extent, errno: rustix::io::Errno::NOBUFS }
 }

@@ -18,12 +18,12 @@ use crate::Error;
 
 /// The lanes, and counts of their waiters.
 pub(super) struct LanePool {
-    state: Mutex<State>,
+    state: Mutex<LanePoolState>,
     changed: Condvar,
     timeout: Duration,
 }
 
-struct State {
+struct LanePoolState {
     idle: Vec<Client<Disk>>,
     /// Number of idle or used lanes; lost lanes do not count.
     open: usize,
@@ -51,7 +51,7 @@ pub(super) struct Lane<'a> {
     need: Priority,
 }
 
-impl State {
+impl LanePoolState {
     /// Returns true if a request may have a lane now.
     fn is_due(&self, need: Priority) -> bool {
         let left_to_others = match need {
@@ -65,7 +65,7 @@ impl State {
 
 impl LanePool {
     pub(super) fn new(ends: Vec<Client<Disk>>, patience: Duration) -> Self {
-        let state = State { open: ends.len(), idle: ends, urgent: 0, long: 0 };
+        let state = LanePoolState { open: ends.len(), idle: ends, urgent: 0, long: 0 };
         Self { state: Mutex::new(state), changed: Condvar::new(), timeout: patience }
     }
 
@@ -91,7 +91,7 @@ impl LanePool {
         Ok(Lane { lanes: self, caller: Some(RpcClient::new(end?, self.timeout)), need })
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, LanePoolState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

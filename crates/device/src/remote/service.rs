@@ -61,20 +61,20 @@ pub fn serve(
 struct Service<'a> {
     disk: &'a dyn Disk,
     /// Held while a chain is submitted, so that the client's tickets ascend like the disk's.
-    giving: Mutex<()>,
+    submitting: Mutex<()>,
     tickets: Mutex<Tickets>,
 }
 
 #[derive(Default)]
 struct Tickets {
     /// Number of issued client tickets; the first is 1.
-    given: u64,
+    issued: u64,
     /// All groups up to this ticket are visible.
     settled: u64,
     /// Groups not known to be durable: the disk's ticket, and the group's memory.
     live: BTreeMap<u64, (Ticket, u64)>,
     /// Memory of groups that are not yet visible.
-    unsettled_bytes: u64,
+    invisible_bytes: u64,
 }
 
 /// One endpoint of the contract.
@@ -157,7 +157,7 @@ impl DiskServer for ServedLane<'_> {
     }
 
     fn wait_visible(&self, request: &mut Settle) -> Result<(), Refusal> {
-        self.service.settle(request.ticket)
+        self.service.wait_visible(request.ticket)
     }
 
     fn wait(&self, request: &mut Wait) -> Result<(), Refusal> {
@@ -267,7 +267,7 @@ fn extent_of(run: &[(u64, Block)]) -> Result<Extent, Refusal> {
 
 impl<'a> Service<'a> {
     fn new(disk: &'a dyn Disk) -> Self {
-        Self { disk, giving: Mutex::default(), tickets: Mutex::default() }
+        Self { disk, submitting: Mutex::default(), tickets: Mutex::default() }
     }
 
     /// Returns the chain limits for a client: those of the disk, within the service's bounds.
@@ -286,26 +286,26 @@ impl<'a> Service<'a> {
 
     /// Submits a complete chain to the disk; returns the ticket of its first group.
     fn apply(&self, parts: ChainAssembly, mark: u64) -> Result<u64, Refusal> {
-        self.make_room(parts.chain.len(), parts.needs.held_bytes)?;
-        let _giving = self.giving.lock().unwrap_or_else(PoisonError::into_inner);
+        self.wait_for_capacity(parts.chain.len(), parts.needs.held_bytes)?;
+        let _giving = self.submitting.lock().unwrap_or_else(PoisonError::into_inner);
         let after = self.lock().find_all(&parts.after)?;
         let (chain, bytes): (Vec<_>, Vec<_>) = parts.chain.into_iter().unzip();
         let submitted = self.disk.submit_with(chain, &after, SubmitOptions { mark, durable: None });
         let tickets = submitted.map_err(|refused| refusal(&refused.error))?;
         let mut ours = self.lock();
-        let first = ours.given + 1;
-        tickets.into_iter().zip(bytes).for_each(|(ticket, bytes)| ours.give(ticket, bytes));
+        let first = ours.issued + 1;
+        tickets.into_iter().zip(bytes).for_each(|(ticket, bytes)| ours.add_group(ticket, bytes));
         Ok(first)
     }
 
     /// Waits until the client may submit this much more.
-    fn make_room(&self, groups: usize, bytes: u64) -> Result<(), Refusal> {
+    fn wait_for_capacity(&self, groups: usize, bytes: u64) -> Result<(), Refusal> {
         loop {
             // Not in the loop's head: the lock would be held during the wait.
             let in_the_way = self.lock().blocking_ticket(groups, bytes);
             match in_the_way {
-                Some((ticket, Until::Settled)) => self.settle(ticket)?,
-                Some((ticket, Until::Durable)) => self.wait_long(ticket)?,
+                Some((ticket, RequiredState::Settled)) => self.wait_visible(ticket)?,
+                Some((ticket, RequiredState::Durable)) => self.wait_long(ticket)?,
                 None => return Ok(()),
             }
         }
@@ -321,10 +321,10 @@ impl<'a> Service<'a> {
         }
     }
 
-    fn settle(&self, ticket: u64) -> Result<(), Refusal> {
+    fn wait_visible(&self, ticket: u64) -> Result<(), Refusal> {
         let Some(ours) = self.lock().find(ticket)? else { return Ok(()) };
         self.disk.wait_visible(ours).map_err(|error| refusal(&error))?;
-        self.lock().settled_to(ticket);
+        self.lock().mark_visible(ticket);
         Ok(())
     }
 
@@ -332,14 +332,14 @@ impl<'a> Service<'a> {
         let Some(ours) = self.lock().find(ticket)? else { return Ok(()) };
         self.disk.wait_durable(ours).map_err(|error| refusal(&error))?;
         let mut tickets = self.lock();
-        tickets.settled_to(ticket);
-        tickets.forget_to(ticket);
+        tickets.mark_visible(ticket);
+        tickets.mark_durable(ticket);
         Ok(())
     }
 }
 
 /// State that a group must reach before others can be accepted.
-enum Until {
+enum RequiredState {
     Settled,
     Durable,
 }
@@ -347,7 +347,7 @@ enum Until {
 impl Tickets {
     /// Returns the disk's ticket, or `None` if the group is already durable.
     fn find(&self, ticket: u64) -> Result<Option<Ticket>, Refusal> {
-        if ticket == 0 || ticket > self.given {
+        if ticket == 0 || ticket > self.issued {
             return Err(Refusal::NotFound);
         }
         Ok(self.live.get(&ticket).map(|(ours, _)| *ours))
@@ -358,35 +358,35 @@ impl Tickets {
     }
 
     /// Returns the ticket to wait for, and its state, before so much more can be accepted.
-    fn blocking_ticket(&self, groups: usize, bytes: u64) -> Option<(u64, Until)> {
-        if self.unsettled_bytes > 0 && self.unsettled_bytes + bytes > LIVE_BYTES_MAX {
-            return Some((self.settled + 1, Until::Settled));
+    fn blocking_ticket(&self, groups: usize, bytes: u64) -> Option<(u64, RequiredState)> {
+        if self.invisible_bytes > 0 && self.invisible_bytes + bytes > LIVE_BYTES_MAX {
+            return Some((self.settled + 1, RequiredState::Settled));
         }
         // Half of them at once, so that not every group costs a flush.
         let half = self.live.keys().nth(self.live.len() / 2);
         half.filter(|_| self.live.len() + groups > LIVE_GROUPS_MAX)
-            .map(|ticket| (*ticket, Until::Durable))
+            .map(|ticket| (*ticket, RequiredState::Durable))
     }
 
-    fn give(&mut self, ours: Ticket, bytes: u64) {
-        self.given += 1;
-        self.live.insert(self.given, (ours, bytes));
-        self.unsettled_bytes += bytes;
+    fn add_group(&mut self, ours: Ticket, bytes: u64) {
+        self.issued += 1;
+        self.live.insert(self.issued, (ours, bytes));
+        self.invisible_bytes += bytes;
     }
 
     /// Records that groups up to `ticket` are visible and hold no memory.
-    fn settled_to(&mut self, ticket: u64) {
+    fn mark_visible(&mut self, ticket: u64) {
         // Another lane may have recorded a later ticket.
         if ticket > self.settled {
             let done: u64 =
                 self.live.range(self.settled + 1..=ticket).map(|(_, (_, bytes))| bytes).sum();
-            self.unsettled_bytes -= done;
+            self.invisible_bytes -= done;
             self.settled = ticket;
         }
     }
 
     /// Records that groups up to `ticket` are durable.
-    fn forget_to(&mut self, ticket: u64) {
+    fn mark_durable(&mut self, ticket: u64) {
         self.live = self.live.split_off(&(ticket + 1));
     }
 }
@@ -571,6 +571,6 @@ mod tests {
         let last = LIVE_GROUPS_MAX as u64 + 100;
         assert!(lane.wait(&mut Wait { ticket: last }).is_ok());
         let tickets = service.lock();
-        assert_eq!((tickets.live.len(), tickets.unsettled_bytes), (0, 0));
+        assert_eq!((tickets.live.len(), tickets.invisible_bytes), (0, 0));
     }
 }

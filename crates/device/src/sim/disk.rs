@@ -18,8 +18,8 @@ use draconis_exchange::heap::Block;
 use super::image::Image;
 use super::undo::{Undo, Undone};
 use super::{
-    Clock, Completion, Hdd, HddParameters, Model, Request, RequestKind, Ssd, SsdParameters, Timing,
-    WorkCounters,
+    Clock, Completion, Hdd, HddParameters, Model, RequestKind, SimRequest, Ssd, SsdParameters,
+    Timing, WorkCounters,
 };
 use crate::Random;
 use crate::{
@@ -81,11 +81,11 @@ struct Core {
     /// Time up to which the device has run.
     device_ns: u64,
     next_id: u64,
-    urgent: VecDeque<Request>,
-    usual: VecDeque<Request>,
+    urgent: VecDeque<SimRequest>,
+    usual: VecDeque<SimRequest>,
     in_device: usize,
     asked: HashMap<u64, OutstandingRequest>,
-    queue: VecDeque<Queued>,
+    queue: VecDeque<DependentGroup>,
     flying: VecDeque<InFlightGroup>,
     unwritten_bytes: u64,
     discards: VecDeque<(u64, Extent)>,
@@ -102,7 +102,7 @@ struct Core {
 /// An incomplete request and its purpose.
 #[derive(Debug)]
 struct OutstandingRequest {
-    request: Request,
+    request: SimRequest,
     purpose: Purpose,
 }
 
@@ -116,7 +116,7 @@ enum Purpose {
 
 /// A group that waits for its dependencies.
 #[derive(Debug)]
-struct Queued {
+struct DependentGroup {
     follows: u64,
     bytes: u64,
     runs: Vec<Extent>,
@@ -274,7 +274,7 @@ impl Disk for SimDisk {
             }
         }
         let id = core.ask(RequestKind::Read, at, Purpose::Read, urgency);
-        core.pump();
+        core.dispatch();
         drop(core);
         Pending::deferred(ReadLater { core: self.core.clone(), id, block: into })
     }
@@ -297,7 +297,7 @@ impl Disk for SimDisk {
         let _ = self.run(|core| Ok(!core.is_full(bytes)));
         let mut core = self.lock();
         let tickets = core.submit(chain, newest.0);
-        core.pump();
+        core.dispatch();
         Ok(tickets)
     }
 
@@ -326,7 +326,7 @@ impl Disk for SimDisk {
         if self.model.discards {
             let whole = extents.iter().filter_map(|extent| extent.whole_units(SECTOR_BYTES));
             core.discards.extend(whole.map(|extent| (newest.0, extent)));
-            core.pump();
+            core.dispatch();
         }
         Ok(())
     }
@@ -405,14 +405,14 @@ impl Core {
             self.finish(one);
         }
         self.done = done;
-        self.pump();
+        self.dispatch();
         true
     }
 
     fn ask(&mut self, kind: RequestKind, at: Extent, purpose: Purpose, urgency: Urgency) -> u64 {
         let id = self.next_id;
         self.next_id += 1;
-        let request = Request { id, kind, at };
+        let request = SimRequest { id, kind, at };
         self.asked.insert(id, OutstandingRequest { request, purpose });
         match (urgency, kind) {
             // It covers completed writes only, so it need not wait for others.
@@ -424,7 +424,7 @@ impl Core {
     }
 
     /// Starts requests and groups that the device can accept.
-    fn pump(&mut self) {
+    fn dispatch(&mut self) {
         self.discard();
         while let Some(next) = self.queue.front() {
             if next.follows > self.durable {
@@ -440,20 +440,20 @@ impl Core {
             let next = self.urgent.pop_front().or_else(|| self.usual.pop_front());
             let Some(request) = next else { break };
             self.in_device += 1;
-            self.timing.take(self.device_ns, request);
+            self.timing.submit(self.device_ns, request);
         }
     }
 
     /// Starts to write the first group of the queue.
     fn start(&mut self) {
-        let Some(Queued { bytes, runs, .. }) = self.queue.pop_front() else { return };
+        let Some(DependentGroup { bytes, runs, .. }) = self.queue.pop_front() else { return };
         self.started += 1;
         let ticket = self.started;
         self.flying.push_back(InFlightGroup { ticket, bytes, left: runs.len() });
         for at in runs {
             self.ask(RequestKind::Write, at, Purpose::Write { ticket }, Urgency::Ahead);
         }
-        self.land();
+        self.count_written();
     }
 
     /// Requests a flush, unless one is in flight.
@@ -467,7 +467,7 @@ impl Core {
                 Purpose::Flush { covers },
                 Urgency::Now,
             );
-            self.pump();
+            self.dispatch();
         }
     }
 
@@ -508,7 +508,7 @@ impl Core {
                 if let Some(group) = self.flying.get_mut((ticket - first) as usize) {
                     group.left -= 1;
                 }
-                self.land();
+                self.count_written();
             }
             Purpose::Flush { covers } => {
                 statistics.flushes += 1;
@@ -520,7 +520,7 @@ impl Core {
     }
 
     /// Counts groups as written once their last request is done, in ticket order.
-    fn land(&mut self) {
+    fn count_written(&mut self) {
         while let Some(group) = self.flying.pop_front_if(|group| group.left == 0) {
             self.written = group.ticket;
             self.unwritten_bytes -= group.bytes;
@@ -552,7 +552,7 @@ impl Core {
             let runs = runs(&group);
             let bytes = runs.iter().map(|run| run.len_bytes).sum();
             self.unwritten_bytes += bytes;
-            self.queue.push_back(Queued { follows, bytes, runs });
+            self.queue.push_back(DependentGroup { follows, bytes, runs });
             tickets.push(Ticket(self.given));
             follows = self.given;
         }
@@ -562,7 +562,7 @@ impl Core {
     /// Stores a block in the image, where reads see it, and saves the old contents for undo.
     fn store(&mut self, at_bytes: u64, block: &Block) {
         let extent = Extent::new(at_bytes, block.len() as u64);
-        self.discards.retain(|(_, discard)| !discard.touches(extent));
+        self.discards.retain(|(_, discard)| !discard.overlaps(extent));
         let mut old = vec![0; block.len()];
         self.image.read(at_bytes, &mut old);
         self.undo.push(Undone { ticket: self.given, at_bytes, bytes: old });
@@ -602,7 +602,7 @@ fn runs(group: &Group) -> Vec<Extent> {
     let all: Vec<_> = group.writes.iter().map(extent).filter(|it| it.len_bytes > 0).collect();
     let mut sorted = all.clone();
     sorted.sort_unstable();
-    let overlap = sorted.windows(2).any(|pair| pair[0].touches(pair[1]));
+    let overlap = sorted.windows(2).any(|pair| pair[0].overlaps(pair[1]));
     let mut runs: Vec<Extent> = vec![];
     for next in if overlap { all } else { sorted } {
         match runs.last_mut() {

@@ -24,7 +24,7 @@ use std::collections::{BinaryHeap, VecDeque};
 
 use self::cache::{Dirty, ReadCache};
 use self::geometry::{Geometry, PhysicalPosition};
-use super::{Completion, Model, Request, RequestKind, Timing, WorkCounters};
+use super::{Completion, Model, RequestKind, SimRequest, Timing, WorkCounters};
 use crate::Extent;
 use crate::Random;
 
@@ -74,7 +74,7 @@ const DESTAGE_BYTES: u64 = 1 << 20;
 /// Number of cached runs considered on each side of the head.
 const NEAR_RUNS: usize = 32;
 /// Waiting time after which a request is next, in ns.
-const PATIENCE_NS: u64 = 1_000_000_000;
+const MAX_WAIT_NS: u64 = 1_000_000_000;
 
 /// A hard disk with one arm.
 #[derive(Clone, Debug)]
@@ -86,10 +86,10 @@ pub struct Hdd {
     head_byte: u64,
     busy: Option<Busy>,
     /// Read-ahead of the idle head, if in progress.
-    reads_on: Option<HeadReadAhead>,
+    idle_read_ahead: Option<HeadReadAhead>,
     queue: Vec<Waiting>,
     /// Writes that do not fit the cache.
-    outside: VecDeque<Request>,
+    overflow: VecDeque<SimRequest>,
     /// Cached writes by the flush that will cover them, the next one first; the last is open.
     dirty: VecDeque<Generation>,
     known: ReadCache,
@@ -100,7 +100,7 @@ pub struct Hdd {
 
 #[derive(Clone, Copy, Debug)]
 struct Waiting {
-    request: Request,
+    request: SimRequest,
     since_ns: u64,
 }
 
@@ -110,7 +110,7 @@ struct Busy {
     until_ns: u64,
     at: Extent,
     /// Request that it serves; `None` while destaging.
-    request: Option<Request>,
+    request: Option<SimRequest>,
 }
 
 /// Read-ahead of an idle head, which is over `from` at `since_ns` and continues to `to`.
@@ -184,9 +184,9 @@ impl Hdd {
             geometry,
             head_byte: 0,
             busy: None,
-            reads_on: None,
+            idle_read_ahead: None,
             queue: vec![],
-            outside: VecDeque::new(),
+            overflow: VecDeque::new(),
             dirty: VecDeque::from([Generation::default()]),
             known: ReadCache::default(),
             link_ns: 0,
@@ -210,7 +210,7 @@ impl Hdd {
     }
 
     /// Completes a request from memory once its bytes have crossed the link.
-    fn complete_after_transfer(&mut self, now_ns: u64, Request { id, at, .. }: Request) {
+    fn complete_after_transfer(&mut self, now_ns: u64, SimRequest { id, at, .. }: SimRequest) {
         let takes_ns = at.len_bytes * 1_000_000_000 / self.parameters.link_bytes_per_s;
         self.link_ns = self.link_ns.max(now_ns) + takes_ns;
         self.complete(id, self.link_ns + self.parameters.command_ns);
@@ -220,11 +220,11 @@ impl Hdd {
         self.dirty.iter().map(|generation| generation.dirty.bytes()).sum()
     }
 
-    fn take_write(&mut self, now_ns: u64, request: Request) {
+    fn take_write(&mut self, now_ns: u64, request: SimRequest) {
         let full = self.dirty_bytes() + request.at.len_bytes > self.parameters.cache_bytes;
         // A request that is larger than the cache passes through it alone.
         if full && self.dirty_bytes() > 0 {
-            self.outside.push_back(request);
+            self.overflow.push_back(request);
             return;
         }
         if let Some(open) = self.dirty.back_mut() {
@@ -256,22 +256,22 @@ impl Hdd {
     }
 
     /// Adds to the read cache the bytes that an idle head has passed.
-    fn look_back(&mut self, now_ns: u64) {
-        if let Some(HeadReadAhead { from, to, since_ns }) = self.reads_on {
+    fn collect_read_ahead(&mut self, now_ns: u64) {
+        if let Some(HeadReadAhead { from, to, since_ns }) = self.idle_read_ahead {
             let passed = self.geometry.passed_bytes(from, to, since_ns, now_ns.max(since_ns));
             self.known.add(from, passed);
         }
     }
 
     /// Answers requests from memory.
-    fn answer_known(&mut self, now_ns: u64) {
-        self.look_back(now_ns);
+    fn answer_cached(&mut self, now_ns: u64) {
+        self.collect_read_ahead(now_ns);
         let mut nth = 0;
         while nth < self.queue.len() {
             let Waiting { request, .. } = self.queue[nth];
             let end = request.at.start_bytes + request.at.len_bytes;
             let is_dirty = || self.dirty.iter().any(|it| it.dirty.holds(request.at));
-            let is_known = self.known.known_until(request.at.start_bytes) >= end;
+            let is_known = self.known.cached_until(request.at.start_bytes) >= end;
             if request.kind == RequestKind::Read && (is_known || is_dirty()) {
                 self.queue.remove(nth);
                 self.complete_after_transfer(now_ns, request);
@@ -282,9 +282,9 @@ impl Hdd {
     }
 
     /// Returns the byte at which the mechanics would start a request.
-    fn starts_at(&self, request: &Request) -> u64 {
+    fn starts_at(&self, request: &SimRequest) -> u64 {
         match request.kind {
-            RequestKind::Read => self.known.known_until(request.at.start_bytes),
+            RequestKind::Read => self.known.cached_until(request.at.start_bytes),
             _ => request.at.start_bytes,
         }
     }
@@ -292,7 +292,7 @@ impl Hdd {
     /// Returns the time at which the head can be over `byte`; without a seek if its read-ahead passes
     /// it.
     fn reached_ns(&self, byte: u64, now_ns: u64, writes: bool) -> u64 {
-        if let Some(HeadReadAhead { from, to, since_ns }) = self.reads_on
+        if let Some(HeadReadAhead { from, to, since_ns }) = self.idle_read_ahead
             && !writes
             && (from..=to).contains(&byte)
         {
@@ -306,13 +306,13 @@ impl Hdd {
 
     /// Returns the byte that the head's read-ahead has reached.
     fn passed(&self, now_ns: u64) -> u64 {
-        self.reads_on.map_or(self.head_byte, |on| {
+        self.idle_read_ahead.map_or(self.head_byte, |on| {
             self.geometry.passed_bytes(on.from, on.to, on.since_ns, now_ns.max(on.since_ns))
         })
     }
 
     fn head_now(&self, now_ns: u64) -> PhysicalPosition {
-        match self.reads_on {
+        match self.idle_read_ahead {
             Some(_) => self.geometry.place(self.passed(now_ns).min(self.last_byte())),
             None => self.head,
         }
@@ -327,7 +327,7 @@ impl Hdd {
         if self.busy.is_some() {
             return;
         }
-        self.answer_known(now_ns);
+        self.answer_cached(now_ns);
         let Some(choice) = self.choose(now_ns) else { return };
         let (at, request) = match choice {
             Choice::Queued(nth) => {
@@ -353,7 +353,7 @@ impl Hdd {
         if writes {
             self.work.programmed_bytes += at.len_bytes;
         }
-        self.reads_on = None;
+        self.idle_read_ahead = None;
         self.busy = Some(Busy { until_ns, at, request });
     }
 
@@ -361,7 +361,7 @@ impl Hdd {
     fn choose(&self, now_ns: u64) -> Option<Choice> {
         let oldest = (0..self.queue.len()).min_by_key(|nth| self.queue[*nth].since_ns);
         if let Some(nth) = oldest
-            && self.queue[nth].since_ns + PATIENCE_NS < now_ns
+            && self.queue[nth].since_ns + MAX_WAIT_NS < now_ns
         {
             return Some(Choice::Queued(nth));
         }
@@ -392,13 +392,14 @@ impl Hdd {
                     self.known.add(at.start_bytes, end);
                     let to =
                         (end + self.parameters.read_ahead_bytes).min(self.parameters.len_bytes);
-                    self.reads_on = Some(HeadReadAhead { from: end, to, since_ns: until_ns });
+                    self.idle_read_ahead =
+                        Some(HeadReadAhead { from: end, to, since_ns: until_ns });
                 }
             }
             None => {
                 self.land_flushes(until_ns);
                 // The cache has free space again.
-                for request in std::mem::take(&mut self.outside) {
+                for request in std::mem::take(&mut self.overflow) {
                     self.take_write(until_ns, request);
                 }
             }
@@ -418,7 +419,7 @@ impl Timing for Hdd {
         }
     }
 
-    fn take(&mut self, now_ns: u64, request: Request) {
+    fn submit(&mut self, now_ns: u64, request: SimRequest) {
         match request.kind {
             RequestKind::Write if self.parameters.volatile_cache => {
                 self.take_write(now_ns, request)
@@ -453,11 +454,11 @@ impl Timing for Hdd {
     }
 
     fn power_cut(&mut self, now_ns: u64) {
-        self.look_back(now_ns);
+        self.collect_read_ahead(now_ns);
         self.busy = None;
-        self.reads_on = None;
+        self.idle_read_ahead = None;
         self.queue.clear();
-        self.outside.clear();
+        self.overflow.clear();
         self.dirty = VecDeque::from([Generation::default()]);
         self.known = ReadCache::default();
         self.done.clear();

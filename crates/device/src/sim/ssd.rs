@@ -21,7 +21,7 @@ use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashSet, VecDeque};
 
 use self::ftl::{Ftl, Op, Shape};
-use super::{Completion, Model, Request, RequestKind, Timing, WorkCounters};
+use super::{Completion, Model, RequestKind, SimRequest, Timing, WorkCounters};
 use crate::Extent;
 use crate::Random;
 
@@ -224,7 +224,7 @@ impl Ssd {
 
     /// Returns the time at which the host has a read's bytes, the last of which are ready at
     /// `from_ns`: earlier bytes cross the link meanwhile.
-    fn carry(&mut self, now_ns: u64, from_ns: u64, bytes: u64) -> u64 {
+    fn transfer_to_host(&mut self, now_ns: u64, from_ns: u64, bytes: u64) -> u64 {
         let takes_ns = |bytes| ns(bytes, self.parameters.read_bytes_per_s);
         let last_ns = takes_ns(bytes.min(self.parameters.page_bytes.into()));
         self.link.schedule_background(now_ns, takes_ns(bytes)).max(from_ns + last_ns)
@@ -252,7 +252,7 @@ impl Ssd {
             let channel = die % self.channels.len();
             end_ns = end_ns.max(self.channels[channel].schedule_urgent(there_ns, takes, 0));
         }
-        self.carry(start_ns, end_ns, at.len_bytes) + self.parameters.read_fixed_ns
+        self.transfer_to_host(start_ns, end_ns, at.len_bytes) + self.parameters.read_fixed_ns
     }
 
     fn write(&mut self, start_ns: u64, at: Extent) -> u64 {
@@ -298,12 +298,12 @@ impl Ssd {
         }
         let mut ops = std::mem::take(&mut self.ops);
         self.ftl.write(page, &mut ops);
-        self.carry_out(now_ns, &mut ops);
+        self.schedule_ops(now_ns, &mut ops);
         self.ops = ops;
     }
 
     /// Schedules the operations of the translation layer as background work.
-    fn carry_out(&mut self, now_ns: u64, ops: &mut Vec<Op>) {
+    fn schedule_ops(&mut self, now_ns: u64, ops: &mut Vec<Op>) {
         for op in ops.drain(..) {
             match op {
                 Op::Fetch { unit } => self.fetch(now_ns, unit),
@@ -363,7 +363,7 @@ impl Ssd {
             }
             let mut ops = std::mem::take(&mut self.ops);
             self.ftl.close_unit(&mut ops);
-            self.carry_out(start_ns, &mut ops);
+            self.schedule_ops(start_ns, &mut ops);
             self.ops = ops;
             let last = self.buffer.leaving.iter().map(|Reverse((left_ns, _))| *left_ns).max();
             end_ns = end_ns.max(last.unwrap_or(0));
@@ -395,7 +395,7 @@ impl Timing for Ssd {
         }
     }
 
-    fn take(&mut self, now_ns: u64, Request { id, kind, at }: Request) {
+    fn submit(&mut self, now_ns: u64, SimRequest { id, kind, at }: SimRequest) {
         let start_ns = self.controller.schedule_background(now_ns, self.parameters.command_ns);
         let at_ns = match kind {
             RequestKind::Read => self.read(start_ns, at),

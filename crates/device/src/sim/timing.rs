@@ -17,7 +17,7 @@ pub enum RequestKind {
 
 /// A request to a device.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Request {
+pub struct SimRequest {
     /// Identifier in its completion; ascends.
     pub id: u64,
     /// Type.
@@ -82,7 +82,7 @@ pub trait Timing: Send + std::fmt::Debug {
     fn model(&self) -> Model;
 
     /// Queues a request at `now_ns`.
-    fn take(&mut self, now_ns: u64, request: Request);
+    fn submit(&mut self, now_ns: u64, request: SimRequest);
 
     /// Returns the time of the next internal event if no further request comes.
     fn next_ns(&self) -> Option<u64>;

@@ -31,9 +31,9 @@ impl SpinBudget {
     }
 
     /// Polls until `there` returns true; returns false once the budget is used up.
-    pub(super) fn spin_until(&mut self, mut there: impl FnMut() -> bool) -> bool {
+    pub(super) fn spin_until(&mut self, mut condition: impl FnMut() -> bool) -> bool {
         for _ in 0..self.spins {
-            if there() {
+            if condition() {
                 self.spins = (self.spins * 2).min(MAX_SPINS);
                 return true;
             }

@@ -282,7 +282,7 @@ impl LaneTransport {
         }
     }
 
-    fn place(&self) -> LaneSide {
+    fn lane_side(&self) -> LaneSide {
         self.reader.place
     }
 
@@ -300,7 +300,7 @@ impl LaneTransport {
 
     fn signal_peer(&self) {
         if self.session.shared().atomic_u32(self.out_at + SLEEPING_AT).load(SeqCst) != 0 {
-            self.session.signal(self.place().outgoing());
+            self.session.signal(self.lane_side().outgoing());
         }
     }
 
@@ -323,7 +323,7 @@ impl LaneTransport {
             if self.is_ready() || self.session.is_dead() || self.session.violation().is_some() {
                 return Ok(());
             }
-            self.session.wait(self.place().incoming(), deadline)?;
+            self.session.wait(self.lane_side().incoming(), deadline)?;
         }
         Err(self.session.record_violation(Violation::Flood).into())
     }
@@ -358,7 +358,7 @@ impl<Tx: Wire, Rx: Wire> Transport<Tx, Rx> for LaneTransport {
             return;
         }
         self.sent.head.seq = self.sent.head.seq.wrapping_add(1);
-        if self.place().side == Sender::Client {
+        if self.lane_side().side == Sender::Client {
             // The table has one step per message, in message order.
             let state = self.table.steps[usize::from(tag)].to;
             let turn = ExpectedState { table: self.table, state, peer: Sender::Server };
@@ -406,22 +406,22 @@ impl<Tx: Wire, Rx: Wire> Transport<Tx, Rx> for LaneTransport {
         let told =
             self.session.shared().atomic_u64(self.reader.line_at + CHANGE_COUNT_AT).load(Acquire);
         // Ignores a counter that an earlier endpoint of the lane left.
-        Ok(Some(told).filter(|told| told >> 48 == u64::from(self.place().epoch)))
+        Ok(Some(told).filter(|told| told >> 48 == u64::from(self.lane_side().epoch)))
     }
 
     fn change_notifier(&self) -> ChangeNotifier {
         let at = self.out_at + CHANGE_COUNT_AT;
-        let first = u64::from(self.place().epoch) << 48;
+        let first = u64::from(self.lane_side().epoch) << 48;
         self.teller.get_or_init(|| ChangeNotifier::for_lane(&self.session, at, first)).clone()
     }
 
     fn into_lane_name(mut self: Box<Self>) -> Option<LaneName> {
         let unused = self.sent.head.seq == 0 && self.reader.received == 0;
-        if self.place().side == Sender::Client || !unused {
+        if self.lane_side().side == Sender::Client || !unused {
             return None;
         }
         self.given = true;
-        let name = self.place().to_bits();
+        let name = self.lane_side().to_bits();
         Some(LaneName { session: Arc::as_ptr(&self.session) as usize, lane: name })
     }
 }
@@ -436,7 +436,7 @@ impl Drop for LaneTransport {
         }
         let session = self.session.clone();
         // Drops a request that arrived unread, so that its attachments return.
-        if self.place().side == Sender::Server
+        if self.lane_side().side == Sender::Server
             && let Ok(Some(head)) = self.reader.peek(&session)
             && usize::from(head.tag) < self.table.messages.len()
             && self.reader.copy_message(&session, head).is_ok()
@@ -445,10 +445,10 @@ impl Drop for LaneTransport {
         }
         // The lane's creator reuses it once the server has marked it closed. Our own table must
         // show that before.
-        if self.place().side == Sender::Server {
-            session.on_endpoint_dropped(self.place());
+        if self.lane_side().side == Sender::Server {
+            session.on_endpoint_dropped(self.lane_side());
         }
-        let bits = closed_bits(self.place().epoch, self.reader.received);
+        let bits = closed_bits(self.lane_side().epoch, self.reader.received);
         session.shared().atomic_u64(self.out_at + CLOSED_AT).store(bits, SeqCst);
         self.signal_peer();
         if self.awaits.is_some() {
@@ -456,8 +456,8 @@ impl Drop for LaneTransport {
         }
         self.set_awaiting(None);
         // The reuse also waits until the session owns the late reply.
-        if self.place().side == Sender::Client {
-            session.on_endpoint_dropped(self.place());
+        if self.lane_side().side == Sender::Client {
+            session.on_endpoint_dropped(self.lane_side());
         }
         session.reclaim_lost();
     }
@@ -467,7 +467,7 @@ impl LaneTransport {
     /// Hands the request to the session, which polls for its late reply.
     fn abandon_request(&mut self) {
         let Some(awaits) = self.awaits else { return };
-        let place = self.place();
+        let place = self.lane_side();
         let reader = std::mem::replace(&mut self.reader, LaneReceiver::new(place, 0));
         let head = self.sent.head;
         let bytes = std::mem::replace(&mut self.sent.bytes, Box::new([0; MAX_MESSAGE_BYTES]));

@@ -301,7 +301,7 @@ struct LaneState {
     /// The server's endpoint was sent to the peer.
     server_sent: bool,
     /// A late reply may still come.
-    orphaned: bool,
+    is_abandoned: bool,
 }
 
 /// One side of a session.
@@ -309,7 +309,7 @@ pub struct Session {
     plan: SessionConfig,
     shared: Arc<SharedMemory>,
     heap: Arc<Arena>,
-    bells: Vec<OwnedFd>,
+    event_fds: Vec<OwnedFd>,
     peer: OwnedFd,
     host: bool,
     dead: AtomicBool,
@@ -319,12 +319,12 @@ pub struct Session {
     /// Number of clients that await a reply.
     awaiting: AtomicUsize,
     lanes: Mutex<Vec<LaneState>>,
-    orphans: Mutex<Vec<AbandonedRequest>>,
+    abandoned: Mutex<Vec<AbandonedRequest>>,
 }
 
 impl std::fmt::Debug for Session {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Session({} lanes, {:?})", self.bells.len() / 2, self.heap.audit())
+        write!(f, "Session({} lanes, {:?})", self.event_fds.len() / 2, self.heap.audit())
     }
 }
 
@@ -350,7 +350,7 @@ impl Session {
             plan,
             shared,
             heap: Arc::new(heap),
-            bells,
+            event_fds: bells,
             peer,
             host,
             dead: AtomicBool::new(false),
@@ -358,24 +358,24 @@ impl Session {
             blame: OnceLock::new(),
             awaiting: AtomicUsize::new(0),
             lanes: Mutex::new(lanes),
-            orphans: Mutex::default(),
+            abandoned: Mutex::default(),
         }
     }
 
     /// Returns the client's endpoint of static lane `lane`, once.
     pub fn client<C: Contract>(self: &Arc<Self>, lane: u32) -> Option<Client<C>> {
-        let place = self.fixed(lane, Sender::Client)?;
+        let place = self.take_static_side(lane, Sender::Client)?;
         let link = LaneTransport::new::<C>(self, place);
         Some(RawEndpoint::new(Box::new(link), C::TABLE, Sender::Server).into())
     }
 
     /// Returns the server's endpoint of static lane `lane`, once.
     pub fn server<C: Contract>(self: &Arc<Self>, lane: u32) -> Option<Server<C>> {
-        let place = self.fixed(lane, Sender::Server)?;
+        let place = self.take_static_side(lane, Sender::Server)?;
         Some(LaneEndpoint::new(self, place).server())
     }
 
-    fn fixed(&self, lane: u32, side: Sender) -> Option<LaneSide> {
+    fn take_static_side(&self, lane: u32, side: Sender) -> Option<LaneSide> {
         let mut lanes = lock(&self.lanes);
         if lane >= self.plan.static_lanes || lanes[lane as usize].epoch != 0 {
             return None;
@@ -405,7 +405,7 @@ impl Session {
         let mut lanes = lock(&self.lanes);
         let lane = self.own_lanes().find(|&lane| {
             let ends = lanes[lane as usize];
-            let idle = !ends.client && !ends.server && !ends.orphaned;
+            let idle = !ends.client && !ends.server && !ends.is_abandoned;
             let place = LaneSide { lane, epoch: ends.epoch, side: Sender::Client };
             idle && ends.epoch < u16::MAX && (!ends.server_sent || place.peer_closed(self))
         })?;
@@ -509,19 +509,21 @@ impl Session {
 
     pub(super) fn signal(&self, bell: usize) {
         // An event fd whose counter is full is signalled already.
-        let _ = io::write(&self.bells[bell], &1u64.to_ne_bytes());
+        let _ = io::write(&self.event_fds[bell], &1u64.to_ne_bytes());
     }
 
     /// Sleeps until event fd `bell` is signalled or the peer dies.
     pub(super) fn wait(&self, bell: usize, deadline: Instant) -> Result<(), ChannelError> {
-        let mut fds =
-            [PollFd::new(&self.bells[bell], PollFlags::IN), PollFd::new(&self.peer, PollFlags::IN)];
+        let mut fds = [
+            PollFd::new(&self.event_fds[bell], PollFlags::IN),
+            PollFd::new(&self.peer, PollFlags::IN),
+        ];
         wait_for(&mut fds, deadline)?;
         let [rung, died] = [fds[0].revents(), fds[1].revents()];
         self.note_death(died);
         if rung.contains(PollFlags::IN) {
             // Another thread may have drained it; the read does not block.
-            let _ = io::read(&self.bells[bell], &mut [0; 8]);
+            let _ = io::read(&self.event_fds[bell], &mut [0; 8]);
         }
         Ok(())
     }
@@ -586,23 +588,23 @@ impl Session {
     }
 
     pub(super) fn add_abandoned(&self, orphan: AbandonedRequest) {
-        lock(&self.lanes)[orphan.lane() as usize].orphaned = true;
-        lock(&self.orphans).push(orphan);
+        lock(&self.lanes)[orphan.lane() as usize].is_abandoned = true;
+        lock(&self.abandoned).push(orphan);
     }
 
     /// Reclaims attachments: late replies, and all slots of a dead peer once no message of it is
     /// left to read.
     pub(super) fn reclaim_lost(self: &Arc<Self>) {
         // Taken out first: reclaiming drops endpoints, which may reclaim in turn.
-        let mut orphans = std::mem::take(&mut *lock(&self.orphans));
+        let mut orphans = std::mem::take(&mut *lock(&self.abandoned));
         orphans.retain_mut(|orphan| {
             let settled = orphan.try_reclaim(self);
             if settled {
-                lock(&self.lanes)[orphan.lane() as usize].orphaned = false;
+                lock(&self.lanes)[orphan.lane() as usize].is_abandoned = false;
             }
             !settled
         });
-        let mut kept = lock(&self.orphans);
+        let mut kept = lock(&self.abandoned);
         kept.append(&mut orphans);
         let quiet = kept.is_empty() && self.awaiting.load(Acquire) == 0;
         drop(kept);

@@ -47,7 +47,7 @@ const ASLEEP: u32 = 1;
 struct Mailbox<T> {
     slots: Box<[MailboxCell<T>]>,
     /// Futex that the receiver sleeps on.
-    bell: Futex,
+    sleep_word: Futex,
     /// Set once, when the sender is gone.
     closed: AtomicU32,
 }
@@ -62,42 +62,44 @@ impl<T> Mailbox<T> {
         let slot = || MailboxCell { full: AtomicU32::new(0), message: Cell::new(None) };
         Self {
             slots: (0..len).map(|_| slot()).collect(),
-            bell: Futex::new(AWAKE),
+            sleep_word: Futex::new(AWAKE),
             closed: AtomicU32::new(0),
         }
     }
 
     /// Wakes the receiver if it sleeps; called after the state it waits for has changed.
-    fn ring(&self) {
+    fn wake_receiver(&self) {
         // Pairs with the fence in `sleep`: either we see that it sleeps, or it sees what we wrote.
         fence(SeqCst);
-        if self.bell.word.load(Acquire) == ASLEEP && self.bell.word.swap(AWAKE, AcqRel) == ASLEEP {
-            self.bell.wake();
+        if self.sleep_word.word.load(Acquire) == ASLEEP
+            && self.sleep_word.word.swap(AWAKE, AcqRel) == ASLEEP
+        {
+            self.sleep_word.wake();
         }
     }
 
-    fn ready(&self, at: usize) -> bool {
+    fn is_full(&self, at: usize) -> bool {
         self.slots[at].full.load(Acquire) == 1 || self.closed.load(Acquire) == 1
     }
 
     /// Sleeps until cell `at` is full, the sender is gone, or the deadline has passed.
     fn sleep(&self, at: usize, deadline: Instant) -> Result<(), ChannelError> {
         let result = self.sleep_until_ready(at, deadline);
-        self.bell.word.swap(AWAKE, AcqRel);
+        self.sleep_word.word.swap(AWAKE, AcqRel);
         result
     }
 
     fn sleep_until_ready(&self, at: usize, deadline: Instant) -> Result<(), ChannelError> {
         loop {
             // A swap, not a store, so that it is ordered with the swap of the other side.
-            self.bell.word.swap(ASLEEP, AcqRel);
+            self.sleep_word.word.swap(ASLEEP, AcqRel);
             fence(SeqCst);
-            if self.ready(at) {
+            if self.is_full(at) {
                 return Ok(());
             }
             let left =
                 deadline.checked_duration_since(Instant::now()).ok_or(ChannelError::Timeout)?;
-            self.bell.wait(ASLEEP, left);
+            self.sleep_word.wait(ASLEEP, left);
         }
     }
 }
@@ -140,7 +142,7 @@ impl<Tx: Send, Rx: Send> Transport<Tx, Rx> for ThreadTransport<Tx, Rx> {
         slot.message.with_mut(|place| unsafe { *place = Some(message) });
         slot.full.store(1, Release);
         self.send_at = (self.send_at + 1) % self.to.slots.len();
-        self.to.ring();
+        self.to.wake_receiver();
     }
 
     fn receive(&mut self, _turn: &ExpectedState, deadline: Instant) -> Result<Rx, ChannelError> {
@@ -153,7 +155,7 @@ impl<Tx: Send, Rx: Send> Transport<Tx, Rx> for ThreadTransport<Tx, Rx> {
 
     fn wait(&mut self, deadline: Instant) -> Result<(), ChannelError> {
         let (from, at) = (&self.from, self.receive_at);
-        if self.spin.spin_until(|| from.ready(at)) { Ok(()) } else { from.sleep(at, deadline) }
+        if self.spin.spin_until(|| from.is_full(at)) { Ok(()) } else { from.sleep(at, deadline) }
     }
 
     fn change_count(&self) -> Result<Option<u64>, ChannelError> {
@@ -174,7 +176,7 @@ impl<Tx, Rx> Drop for ThreadTransport<Tx, Rx> {
             teller.close();
         }
         self.to.closed.store(1, Release);
-        self.to.ring();
+        self.to.wake_receiver();
         // Drops unread messages now, so that their attachments return before the peer closes too.
         while self.take_message().is_some() {}
     }

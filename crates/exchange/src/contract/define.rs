@@ -461,7 +461,7 @@ macro_rules! contract {
                         )*
                         $(fsm::Transition { from: StateId::$S as u8, tag: Tag::$T as u8, to: StateId::$TTo as u8 },)*
                     )*],
-                    families: &[$($(fsm::CallTags {
+                    calls: &[$($(fsm::CallTags {
                         request: Tag::$R as u8,
                         ack: Tag::$A as u8,
                         nak: Tag::$N as u8,

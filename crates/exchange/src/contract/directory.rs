@@ -11,7 +11,8 @@ mod entries;
 pub use entries::{DirEntry, EntryReader, EntryWriter};
 
 use super::{
-    Access, AttributeChange, AttributeName, Attributes, FileType, Kept, Name, Node, Refusal,
+    Access, AttributeChange, AttributeName, Attributes, CacheValidity, FileType, Name, Node,
+    Refusal,
     file::File,
     fsm::type_hash,
     wire::{Field, Packer, Unpacker, Violation},
@@ -127,7 +128,7 @@ crate::contract! {
             /// Checks whether a file or directory may be opened where the node, not its mode,
             /// decides. The answer says how the client may use cached contents.
             call open: Open { node: Node, access: Access }
-                -> AckOpen { kept: Kept } => Ready
+                -> AckOpen { kept: CacheValidity } => Ready
                  | NakOpen why Refusal => Ready, or NotSupported;
 
             /// Creates a directory.

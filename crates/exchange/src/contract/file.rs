@@ -78,7 +78,7 @@ impl Read {
 
 impl Write {
     /// Returns true if the request stays within its buffer and within 64 bits of file.
-    pub fn fits(&self) -> bool {
+    pub fn is_in_bounds(&self) -> bool {
         fits(&self.buffer, self.buffer_offset, self.offset, self.len)
     }
 }

@@ -80,7 +80,7 @@ pub struct Fsm {
     /// All steps.
     pub steps: &'static [Transition],
     /// All requests that have replies.
-    pub families: &'static [CallTags],
+    pub calls: &'static [CallTags],
     /// First state of a channel.
     pub start: u8,
 }
@@ -167,8 +167,8 @@ impl Fsm {
     /// Panics otherwise; at compile time, as [`Fsm::queue_bound`].
     pub const fn check(&self, line_bytes: usize) {
         let mut i = 0;
-        while i < self.families.len() {
-            let family = &self.families[i];
+        while i < self.calls.len() {
+            let family = &self.calls[i];
             let request = self.messages[family.request as usize].fields;
             let ack = self.messages[family.ack as usize].fields;
             let nak = self.messages[family.nak as usize].fields;
@@ -328,7 +328,7 @@ mod tests {
             states: &["A", "B", "C"],
             messages: &[ASK, TELL],
             steps,
-            families: &[],
+            calls: &[],
             start: 0,
         }
     }

@@ -26,7 +26,7 @@ pub trait RequestLog: Sync {
 
     /// Records the outcome of the calling thread's change; its answer is sent next. When this
     /// returns, what a failed change left in the tree survives the server: it is never replayed.
-    fn decided(&self, outcome: Outcome);
+    fn record_outcome(&self, outcome: Outcome);
 
     /// Records that the calling thread's request was answered.
     fn finish_request(&self);
@@ -35,7 +35,7 @@ pub trait RequestLog: Sync {
     fn defer(&self) -> Option<Deferred>;
 
     /// Records that a deferred request was answered.
-    fn deferred_done(&self, deferred: Deferred);
+    fn finish_deferred(&self, deferred: Deferred);
 
     /// Returns true if the request is quarantined: it killed earlier servers.
     fn is_quarantined(&self, unique: u64) -> bool;
@@ -78,7 +78,7 @@ pub enum RequestData<'a> {
     /// Bytes, possibly none.
     Bytes(&'a [u8]),
     /// Data that was read into a pool buffer.
-    Room(&'a Arc<PoolBuffer>),
+    Buffer(&'a Arc<PoolBuffer>),
 }
 
 /// Outcome of a change.

@@ -190,7 +190,7 @@ pub struct Access {
 
 /// How a client may use contents or listings cached by an earlier open.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Kept {
+pub enum CacheValidity {
     /// Use them.
     Valid,
     /// Drop them, and cache new ones: reading updates the access time.

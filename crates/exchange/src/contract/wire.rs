@@ -12,8 +12,8 @@
 //! [`Violation`].
 
 use super::{
-    Access, AttributeChange, AttributeName, Attributes, Credentials, FallocateMode, FileType, Kept,
-    Name, Node, Refusal, SetTime, StatFs, Time,
+    Access, AttributeChange, AttributeName, Attributes, CacheValidity, Credentials, FallocateMode,
+    FileType, Name, Node, Refusal, SetTime, StatFs, Time,
     disk::DiskProperties,
     fsm::type_hash,
     volume::{MountError, MountedVolume},
@@ -123,7 +123,7 @@ impl<'a> Unpacker<'a> {
     }
 
     /// Returns the importer of attachments.
-    pub fn goods(&mut self) -> &mut dyn ImportAttachments {
+    pub fn attachments(&mut self) -> &mut dyn ImportAttachments {
         self.goods
     }
 
@@ -314,7 +314,7 @@ impl Field for Block {
             generation: u32::unpack(from)?,
             len: u32::unpack(from)?,
         };
-        from.goods().block(name)
+        from.attachments().block(name)
     }
 }
 
@@ -428,21 +428,21 @@ impl Field for Access {
     }
 }
 
-impl Field for Kept {
+impl Field for CacheValidity {
     const TYPE_HASH: u64 = type_hash("Kept", &[]);
     const MAX_BYTES: usize = 1;
     fn pack(self, into: &mut Packer<'_>) {
         into.put(&[match self {
-            Kept::Valid => 0,
-            Kept::Stale => 1,
-            Kept::Never => 2,
+            CacheValidity::Valid => 0,
+            CacheValidity::Stale => 1,
+            CacheValidity::Never => 2,
         }]);
     }
     fn unpack(from: &mut Unpacker<'_>) -> Result<Self, Violation> {
         Ok(match from.take()? {
-            [0] => Kept::Valid,
-            [1] => Kept::Stale,
-            [2] => Kept::Never,
+            [0] => CacheValidity::Valid,
+            [1] => CacheValidity::Stale,
+            [2] => CacheValidity::Never,
             _ => return Err(Violation::Value("Kept")),
         })
     }
@@ -571,10 +571,10 @@ mod tests {
             goes_round(how);
         }
         assert!(unpacked::<FallocateMode>(&[5]).is_err());
-        for kept in [Kept::Valid, Kept::Stale, Kept::Never] {
+        for kept in [CacheValidity::Valid, CacheValidity::Stale, CacheValidity::Never] {
             goes_round(kept);
         }
-        assert!(unpacked::<Kept>(&[3]).is_err());
+        assert!(unpacked::<CacheValidity>(&[3]).is_err());
         goes_round(Access { read: true, write: false, append: true });
         assert!(unpacked::<Access>(&[0, 2, 0]).is_err());
         Refusal::ALL.into_iter().for_each(goes_round);

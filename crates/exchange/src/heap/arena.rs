@@ -57,32 +57,32 @@ pub struct Class {
 enum SlotState {
     Free,
     Held,
-    Away,
+    Exported,
     Retired,
 }
 
 /// One entry of the table, packed into 64 bits: state 2, generation 31, length 31.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Entry {
-    place: SlotState,
+    state: SlotState,
     generation: u32,
     len: u32,
 }
 
 impl Entry {
     const fn to_bits(self) -> u64 {
-        (self.place as u64) << 62 | (self.generation as u64) << 31 | self.len as u64
+        (self.state as u64) << 62 | (self.generation as u64) << 31 | self.len as u64
     }
 
     const fn from_bits(bits: u64) -> Self {
         let place = match bits >> 62 {
             0 => SlotState::Free,
             1 => SlotState::Held,
-            2 => SlotState::Away,
+            2 => SlotState::Exported,
             _ => SlotState::Retired,
         };
         let mask = (1 << 31) - 1;
-        Self { place, generation: (bits >> 31 & mask) as u32, len: (bits & mask) as u32 }
+        Self { state: place, generation: (bits >> 31 & mask) as u32, len: (bits & mask) as u32 }
     }
 }
 
@@ -187,8 +187,8 @@ impl Arena {
         let mut at = slots_at;
         for (classes, home) in [(host, we_are_host), (guest, !we_are_host)] {
             for class in classes {
-                let place = if home { SlotState::Free } else { SlotState::Away };
-                let entry = Entry { place, generation: 0, len: 0 };
+                let place = if home { SlotState::Free } else { SlotState::Exported };
+                let entry = Entry { state: place, generation: 0, len: 0 };
                 let first = slots.len() as u32;
                 for _ in 0..class.slots {
                     let entry = AtomicU64::new(entry.to_bits());
@@ -228,7 +228,7 @@ impl Arena {
         let slot = &self.slots[index as usize];
         let generation = slot.load().generation;
         // A slot is smaller than 2^30 bytes, and `len` fits it.
-        slot.store(Entry { place: SlotState::Held, generation, len: len as u32 });
+        slot.store(Entry { state: SlotState::Held, generation, len: len as u32 });
         Some(OwnedSlot::new(self, index, len as u32))
     }
 
@@ -254,7 +254,7 @@ impl Arena {
     /// are first copied into a slot of this one; `None` if the arena is full.
     pub(crate) fn export(self: &Arc<Self>, block: Block) -> Option<BlockName> {
         if let (BlockStorage::Beside(lent), Some(memory)) = (&block.0, self.pool_memory.get())
-            && let Some(generation) = lent.place_in(memory)
+            && let Some(generation) = lent.offset_in(memory)
         {
             return Some(BlockName { slot: POOL_SLOT, generation, len: lent.len() as u32 });
         }
@@ -279,12 +279,12 @@ impl Arena {
         held.arena = None;
         let slot = &self.slots[held.index as usize];
         let mut entry = slot.load();
-        debug_assert_eq!(entry.place, SlotState::Held);
+        debug_assert_eq!(entry.state, SlotState::Held);
         if slot.is_own {
             entry.generation += 1;
         }
         let len = held.len;
-        slot.store(Entry { place: SlotState::Away, len, ..entry });
+        slot.store(Entry { state: SlotState::Exported, len, ..entry });
         BlockName { slot: held.index, generation: entry.generation, len }
     }
 
@@ -310,7 +310,7 @@ impl Arena {
         let index = name.slot;
         let slot = self.slots.get(index as usize).ok_or(Violation::Slot(index))?;
         let entry = slot.load();
-        if entry.place != SlotState::Away {
+        if entry.state != SlotState::Exported {
             return Err(Violation::Owner(index));
         }
         let fresh = if slot.is_own {
@@ -324,7 +324,7 @@ impl Arena {
         if name.len > slot.bytes || (slot.is_own && name.len != entry.len) {
             return Err(Violation::BlockLength(index));
         }
-        let held = Entry { place: SlotState::Held, generation: name.generation, len: name.len };
+        let held = Entry { state: SlotState::Held, generation: name.generation, len: name.len };
         // A peer may offer the same slot on two lanes at once; only one import succeeds.
         if !slot.swap(entry, held) {
             return Err(Violation::Owner(index));
@@ -335,8 +335,9 @@ impl Arena {
     /// Takes back the export of a message that was never sent.
     pub(crate) fn cancel_export(self: &Arc<Self>, name: BlockName) -> Option<OwnedSlot> {
         let slot = self.slots.get(name.slot as usize)?;
-        let given = Entry { place: SlotState::Away, generation: name.generation, len: name.len };
-        let held = Entry { place: SlotState::Held, ..given };
+        let given =
+            Entry { state: SlotState::Exported, generation: name.generation, len: name.len };
+        let held = Entry { state: SlotState::Held, ..given };
         slot.swap(given, held).then(|| OwnedSlot::new(self, name.slot, name.len))
     }
 
@@ -346,7 +347,7 @@ impl Arena {
         if slot.is_own {
             self.free(index, entry);
         } else {
-            slot.store(Entry { place: SlotState::Away, ..entry });
+            slot.store(Entry { state: SlotState::Exported, ..entry });
             self.release_word(index).store(entry.generation, Release);
         }
     }
@@ -354,7 +355,7 @@ impl Arena {
     fn free(&self, index: u32, from: Entry) {
         let retire = from.generation >= MAX_GENERATION - 1;
         let place = if retire { SlotState::Retired } else { SlotState::Free };
-        let to = Entry { place, generation: from.generation, len: 0 };
+        let to = Entry { state: place, generation: from.generation, len: 0 };
         if self.slots[index as usize].swap(from, to) && !retire {
             self.push(index);
         }
@@ -362,19 +363,21 @@ impl Arena {
 
     /// Frees the slots that the peer has released.
     fn collect_released(&self) {
-        self.free_away(|index, entry| self.release_word(index).load(Acquire) == entry.generation);
+        self.free_exported_where(|index, entry| {
+            self.release_word(index).load(Acquire) == entry.generation
+        });
     }
 
     /// Frees all exported slots. Only after the peer's death is confirmed.
     pub(crate) fn reclaim_exported(&self) {
-        self.free_away(|_, _| true);
+        self.free_exported_where(|_, _| true);
     }
 
-    fn free_away(&self, which: impl Fn(u32, Entry) -> bool) {
+    fn free_exported_where(&self, which: impl Fn(u32, Entry) -> bool) {
         for (index, slot) in self.slots.iter().enumerate().filter(|(_, slot)| slot.is_own) {
             // There are at most 2^32 slots: names count them so.
             let (index, entry) = (index as u32, slot.load());
-            if entry.place == SlotState::Away && which(index, entry) {
+            if entry.state == SlotState::Exported && which(index, entry) {
                 self.free(index, entry);
             }
         }
@@ -386,13 +389,13 @@ impl Arena {
         let mut audit = Audit::default();
         for slot in &self.slots {
             let bytes = u64::from(slot.bytes);
-            match (slot.load().place, slot.is_own) {
+            match (slot.load().state, slot.is_own) {
                 (SlotState::Free, _) => audit.free_bytes += bytes,
                 (SlotState::Retired, _) => audit.retired_bytes += bytes,
                 (SlotState::Held, true) => audit.held_bytes += bytes,
-                (SlotState::Away, true) => audit.exported_bytes += bytes,
+                (SlotState::Exported, true) => audit.exported_bytes += bytes,
                 (SlotState::Held, false) => audit.borrowed_bytes += bytes,
-                (SlotState::Away, false) => {}
+                (SlotState::Exported, false) => {}
             }
         }
         audit
@@ -563,7 +566,7 @@ mod tests {
     #[test]
     fn a_slot_whose_generations_are_used_up_retires() {
         let (home, _) = sides();
-        let worn = Entry { place: SlotState::Free, generation: MAX_GENERATION - 1, len: 0 };
+        let worn = Entry { state: SlotState::Free, generation: MAX_GENERATION - 1, len: 0 };
         home.slots[0].store(worn);
         assert_eq!(Entry::from_bits(worn.to_bits()), worn);
         drop(home.block(1).unwrap());

@@ -20,10 +20,10 @@ struct BufferCache {
     pages: usize,
 }
 
-static SPARE: Mutex<BufferCache> = Mutex::new(BufferCache { memory: VecDeque::new(), pages: 0 });
+static CACHE: Mutex<BufferCache> = Mutex::new(BufferCache { memory: VecDeque::new(), pages: 0 });
 
 fn lock() -> MutexGuard<'static, BufferCache> {
-    SPARE.lock().unwrap_or_else(PoisonError::into_inner)
+    CACHE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Returns memory of exactly `pages` pages, with its old contents.

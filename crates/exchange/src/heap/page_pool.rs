@@ -63,7 +63,7 @@ impl PagePool {
         let (first, count) = (*first, *count);
         self.mark_used(&mut free, (first, count), first, pages);
         drop(free);
-        let mut room = PoolBuffer { rooms: self.clone(), first, len };
+        let mut room = PoolBuffer { pool: self.clone(), first, len };
         let touched = &self.faulted[first..first + pages];
         if touched.iter().any(|touched| !touched.load(Ordering::Relaxed)) {
             let at = self.start + first * ALIGN_BYTES;
@@ -88,7 +88,7 @@ impl PagePool {
             return None;
         }
         self.mark_used(&mut free, (at, count), first, pages);
-        Some(PoolBuffer { rooms: self.clone(), first, len })
+        Some(PoolBuffer { pool: self.clone(), first, len })
     }
 
     /// Returns the allocated bytes, in whole pages.
@@ -161,7 +161,7 @@ impl PagePool {
 /// A run of consecutive pages.
 #[derive(Debug)]
 pub struct PoolBuffer {
-    rooms: Arc<PagePool>,
+    pool: Arc<PagePool>,
     /// Index of the first page.
     first: usize,
     /// Length in bytes.
@@ -179,11 +179,11 @@ impl PoolBuffer {
         let had = self.len.div_ceil(ALIGN_BYTES);
         self.len = self.len.min(len);
         let keeps = self.len.div_ceil(ALIGN_BYTES);
-        self.rooms.free_pages(self.first + keeps, had - keeps);
+        self.pool.free_pages(self.first + keeps, had - keeps);
     }
 
     fn at(&self) -> usize {
-        self.rooms.start + self.offset()
+        self.pool.start + self.offset()
     }
 }
 
@@ -192,14 +192,14 @@ impl std::ops::Deref for PoolBuffer {
     fn deref(&self) -> &[u8] {
         // SAFETY: the buffer owns these bytes, so only `self`, which is borrowed, could write them;
         // other processes do not write, as the caller of `PagePool::new` promised.
-        unsafe { self.rooms.memory.slice(self.at(), self.len) }
+        unsafe { self.pool.memory.slice(self.at(), self.len) }
     }
 }
 
 impl std::ops::DerefMut for PoolBuffer {
     fn deref_mut(&mut self) -> &mut [u8] {
         // SAFETY: as above; concurrent reads by other processes do not affect this one.
-        unsafe { self.rooms.memory.slice_mut(self.at(), self.len) }
+        unsafe { self.pool.memory.slice_mut(self.at(), self.len) }
     }
 }
 
@@ -211,7 +211,7 @@ impl AsRef<[u8]> for PoolBuffer {
 
 impl Drop for PoolBuffer {
     fn drop(&mut self) {
-        self.rooms.free_pages(self.first, self.len.div_ceil(ALIGN_BYTES));
+        self.pool.free_pages(self.first, self.len.div_ceil(ALIGN_BYTES));
     }
 }
 
@@ -234,7 +234,7 @@ impl PoolSlice {
     }
 
     /// Returns the offset in `memory`, if the range is in it.
-    pub(super) fn place_in(&self, memory: &Arc<SharedMemory>) -> Option<u32> {
+    pub(super) fn offset_in(&self, memory: &Arc<SharedMemory>) -> Option<u32> {
         Arc::ptr_eq(&self.memory, memory).then(|| u32::try_from(self.at).ok()).flatten()
     }
 

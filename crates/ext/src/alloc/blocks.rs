@@ -6,7 +6,8 @@
 )]
 
 use super::{
-    Group, MAX_RESERVATION_WINDOWS, RESERVATION_BLOCKS, ReservationWindow, bits, is_all, mark,
+    Group, MAX_RESERVATION_WINDOWS, RESERVATION_BLOCKS, ReservationWindow, all_bits_are,
+    bitmap_view, set_bits,
 };
 use crate::blocks::role::Role;
 use crate::blocks::write_back::BufferState;
@@ -126,7 +127,7 @@ impl Transaction<'_> {
             .clamp(RESERVATION_BLOCKS.0, RESERVATION_BLOCKS.1)
             .max(count.min(RESERVATION_BLOCKS.1));
         let next = start + u64::from(count);
-        let Some((group, at)) = groups.group_of(next) else { return };
+        let Some((group, at)) = groups.locate_block_bit(next) else { return };
         if groups.reservation_windows.len() >= MAX_RESERVATION_WINDOWS {
             groups.discard_reservation_windows();
         }
@@ -134,9 +135,9 @@ impl Transaction<'_> {
         let Ok(Group { allocation_bitmaps: Some(search), .. }) = groups.get_mut(group) else {
             return;
         };
-        let kept = bits(&search.blocks).zeros_at(at, clusters);
+        let kept = bitmap_view(&search.blocks).zeros_at(at, clusters);
         if kept > 0 {
-            mark(&mut search.blocks, at, kept, true);
+            set_bits(&mut search.blocks, at, kept, true);
             let kept = kept * ratio;
             groups
                 .reservation_windows
@@ -180,7 +181,7 @@ impl Transaction<'_> {
 
     /// Preloads the block bitmap of a block's group, and its allocation bitmaps.
     pub(crate) fn preload_bitmap_of_block(&mut self, block: u64) -> Result<()> {
-        let Some((number, _)) = self.writer.groups.group_of(block) else { return Ok(()) };
+        let Some((number, _)) = self.writer.groups.locate_block_bit(block) else { return Ok(()) };
         if self.writer.groups.get(number).is_none() {
             return Ok(());
         }
@@ -193,7 +194,7 @@ impl Transaction<'_> {
         let super_ = &self.volume.super_;
         let goal = request.goal.clamp(u64::from(super_.first_data_block), super_.blocks - 1);
         let (first_group, at) =
-            self.writer.groups.group_of(goal).ok_or(Error::corrupt("block number"))?;
+            self.writer.groups.locate_block_bit(goal).ok_or(Error::corrupt("block number"))?;
         let count = super_.groups;
         let want = self.writer.groups.clusters_of(request.count);
         let mut best: Option<(u64, u32)> = None;
@@ -210,14 +211,14 @@ impl Transaction<'_> {
             let from = if step == 0 { at } else { 0 };
             // The block right after the previous one is the best, however short the run.
             if step == 0 {
-                let len = bits(&search.blocks).zeros_at(from, want);
+                let len = bitmap_view(&search.blocks).zeros_at(from, want);
                 if len > 0 {
                     return Ok(Some(groups.blocks_of(group, BitRun { start: from, len })));
                 }
             }
-            let mut found = bits(&search.blocks).next_zero_run(from, want);
+            let mut found = bitmap_view(&search.blocks).next_zero_run(from, want);
             if from > 0 && found.is_none_or(|found| found.len < want) {
-                let wrapped = bits(&search.blocks).next_zero_run(0, want);
+                let wrapped = bitmap_view(&search.blocks).next_zero_run(0, want);
                 found = [found, wrapped].into_iter().flatten().max_by_key(|run| run.len);
             }
             let Some(run) = found else { continue };
@@ -258,7 +259,7 @@ impl Transaction<'_> {
 
     fn mark_blocks_used(&mut self, start: u64, blocks: u32) -> Result<()> {
         let (number, at) =
-            self.writer.groups.group_of(start).ok_or(Error::corrupt("block number"))?;
+            self.writer.groups.locate_block_bit(start).ok_or(Error::corrupt("block number"))?;
         let count = self.writer.groups.clusters_of(blocks);
         if self.writer.groups.overlaps_system_zone(start, start + u64::from(blocks)) {
             return Err(Error::corrupt("block bitmap: the volume's own block is free"));
@@ -270,13 +271,13 @@ impl Transaction<'_> {
         group.descriptor.free_clusters = group.descriptor.free_clusters.saturating_sub(count);
         group.changed = true;
         if let Some(search) = &mut group.allocation_bitmaps {
-            mark(&mut search.blocks, at, count, true);
+            set_bits(&mut search.blocks, at, count, true);
         }
         self.writer.groups.free_clusters =
             self.writer.groups.free_clusters.saturating_sub(u64::from(count));
         let new = self.modify_block(bitmap_at, Role::BlockBitmap(number), |bits| {
-            let new = is_all(bits, at, count, false);
-            mark(bits, at, count, true);
+            let new = all_bits_are(bits, at, count, false);
+            set_bits(bits, at, count, true);
             new
         })?;
         if !new {
@@ -291,7 +292,7 @@ impl Transaction<'_> {
             self.load_group_bitmaps(number)?;
             let group = self.writer.groups.get_mut(number)?;
             if let Some(search) = &mut group.allocation_bitmaps {
-                mark(&mut search.blocks, bit, clusters, true);
+                set_bits(&mut search.blocks, bit, clusters, true);
             }
         }
         Ok(())
@@ -310,14 +311,14 @@ impl Transaction<'_> {
             let before = self.block(bitmap_at, role)?;
             let mut nth = 0;
             while nth < clusters {
-                let free = bits(&before).zeros_at(bit + nth, clusters - nth);
+                let free = bitmap_view(&before).zeros_at(bit + nth, clusters - nth);
                 if free > 0 {
                     let blocks = u64::from(free) * ratio;
                     self.mark_blocks_used(at + u64::from(nth) * ratio, saturating_u32(blocks))?;
                     taken += blocks;
                 }
                 nth += free;
-                nth += bits(&before).ones_at(bit + nth, clusters - nth);
+                nth += bitmap_view(&before).ones_at(bit + nth, clusters - nth);
             }
             at += u64::from(clusters) * ratio;
         }
@@ -336,7 +337,7 @@ impl Transaction<'_> {
         }
         let mut parts = Vec::new();
         while at < end {
-            let (number, bit) = groups.group_of(at).ok_or(wrong(at))?;
+            let (number, bit) = groups.locate_block_bit(at).ok_or(wrong(at))?;
             let whole = groups.get(number).ok_or(wrong(at))?.whole_clusters;
             let left = saturating_u32((end - at).div_ceil(groups.cluster_blocks.into()));
             let clusters = left.min(whole.saturating_sub(bit));
@@ -359,7 +360,9 @@ impl Transaction<'_> {
         }
         let mut freed = 0;
         while at < end {
-            let Some((number, bit)) = self.writer.groups.group_of(at) else { return wrong(at) };
+            let Some((number, bit)) = self.writer.groups.locate_block_bit(at) else {
+                return wrong(at);
+            };
             self.load_group_bitmaps(number)?;
             let bitmap_at = self.preload_bitmap(number, Role::BlockBitmap(number))?;
             self.may_block = true;
@@ -374,8 +377,8 @@ impl Transaction<'_> {
             group.changed = true;
             groups.free_clusters += u64::from(clusters);
             let used = self.modify_block(bitmap_at, Role::BlockBitmap(number), |bits| {
-                let used = is_all(bits, bit, clusters, true);
-                mark(bits, bit, clusters, false);
+                let used = all_bits_are(bits, bit, clusters, true);
+                set_bits(bits, bit, clusters, false);
                 used
             })?;
             if !used {
@@ -409,12 +412,12 @@ impl Transaction<'_> {
             // Run by run: rare except in short-lived files, which are small.
             let mut nth = 0;
             while nth < count {
-                let fresh = bits(base).zeros_at(at + nth, count - nth);
+                let fresh = bitmap_view(base).zeros_at(at + nth, count - nth);
                 if fresh > 0 {
                     new.push(blocks(nth, fresh));
                 }
                 nth += fresh;
-                let known = bits(base).ones_at(at + nth, count - nth);
+                let known = bitmap_view(base).ones_at(at + nth, count - nth);
                 if known > 0 {
                     self.writer.batch.freed_blocks.push(blocks(nth, known));
                     self.writer.groups.pending_free_clusters += u64::from(known);

@@ -7,7 +7,7 @@
 
 use draconis_exchange::contract::FileType;
 
-use super::{Group, bits, is_all, mark};
+use super::{Group, all_bits_are, bitmap_view, set_bits};
 use crate::blocks::role::Role;
 use crate::format::bitmap::Bitmap;
 use crate::format::group;
@@ -133,7 +133,7 @@ impl Transaction<'_> {
         else {
             return Ok(None);
         };
-        let free = bits(&search.inodes).next_zero(wanted.unwrap_or(0));
+        let free = bitmap_view(&search.inodes).next_zero(wanted.unwrap_or(0));
         let Some(at) = free.filter(|at| wanted.is_none_or(|wanted| wanted == *at)) else {
             return Ok(None);
         };
@@ -156,7 +156,7 @@ impl Transaction<'_> {
         let bitmap_at = self.preload_bitmap(number, role)?;
         let group = self.writer.groups.get(number).ok_or(Error::NotFound)?;
         let was_written = group.descriptor.flags & group::flags::INODE_UNINIT == 0;
-        Ok(was_written && is_all(&self.block(bitmap_at, role)?, at, 1, true))
+        Ok(was_written && all_bits_are(&self.block(bitmap_at, role)?, at, 1, true))
     }
 
     /// Allocates this inode if it is free; returns false if it was used.
@@ -170,7 +170,7 @@ impl Transaction<'_> {
         let role = Role::InodeBitmap(number);
         let bitmap_at = self.preload_bitmap(number, role)?;
         self.initialize_bitmaps(number, true)?;
-        let is_free = is_all(&self.block(bitmap_at, role)?, at, 1, false);
+        let is_free = all_bits_are(&self.block(bitmap_at, role)?, at, 1, false);
         if is_free {
             self.mark_inode_used(number, at, bitmap_at, kind)?;
         }
@@ -190,14 +190,14 @@ impl Transaction<'_> {
         let never_used = group.inodes.saturating_sub(at + 1);
         group.descriptor.unused_inodes = group.descriptor.unused_inodes.min(never_used);
         if let Some(search) = &mut group.allocation_bitmaps {
-            mark(&mut search.inodes, at, 1, true);
+            set_bits(&mut search.inodes, at, 1, true);
         }
         group.descriptor.free_inodes = group.descriptor.free_inodes.saturating_sub(1);
         group.descriptor.directories += u32::from(kind == FileType::Directory);
         group.changed = true;
         self.writer.groups.directories += u64::from(kind == FileType::Directory);
         self.writer.groups.free_inodes = self.writer.groups.free_inodes.saturating_sub(1);
-        self.modify_block(bitmap_at, Role::InodeBitmap(number), |bits| mark(bits, at, 1, true))
+        self.modify_block(bitmap_at, Role::InodeBitmap(number), |bits| set_bits(bits, at, 1, true))
     }
 
     /// Marks an inode as used so that it is never allocated.
@@ -211,14 +211,14 @@ impl Transaction<'_> {
         let never_used = group.inodes.saturating_sub(at + 1);
         group.descriptor.unused_inodes = group.descriptor.unused_inodes.min(never_used);
         let Some(search) = &mut group.allocation_bitmaps else { return Ok(()) };
-        if is_all(&search.inodes, at, 1, true) {
+        if all_bits_are(&search.inodes, at, 1, true) {
             return Ok(());
         }
-        mark(&mut search.inodes, at, 1, true);
+        set_bits(&mut search.inodes, at, 1, true);
         group.descriptor.free_inodes = group.descriptor.free_inodes.saturating_sub(1);
         group.changed = true;
         self.writer.groups.free_inodes = self.writer.groups.free_inodes.saturating_sub(1);
-        self.modify_block(bitmap_at, Role::InodeBitmap(number), |bits| mark(bits, at, 1, true))
+        self.modify_block(bitmap_at, Role::InodeBitmap(number), |bits| set_bits(bits, at, 1, true))
     }
 
     /// Frees an inode without names.
@@ -237,8 +237,8 @@ impl Transaction<'_> {
         self.writer.groups.directories = self.writer.groups.directories.saturating_sub(fewer);
         self.writer.groups.discard_reservation_window(inode.0);
         let used = self.modify_block(bitmap_at, Role::InodeBitmap(number), |bits| {
-            let used = is_all(bits, at, 1, true);
-            mark(bits, at, 1, false);
+            let used = all_bits_are(bits, at, 1, true);
+            set_bits(bits, at, 1, false);
             used
         })?;
         if !used {

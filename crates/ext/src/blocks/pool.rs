@@ -39,20 +39,20 @@ impl Pool {
         Arc::new(Self { size_classes: lens.map(shelf), keeps_pages: of_pages })
     }
 
-    fn shelf(&self, len: usize) -> Option<&SizeClass> {
+    fn size_class(&self, len: usize) -> Option<&SizeClass> {
         self.size_classes.iter().find(|shelf| shelf.len == len)
     }
 
     /// Returns a block of `len` bytes with undefined content.
     pub(crate) fn acquire(&self, len: usize) -> Block {
         let used = self
-            .shelf(len)
+            .size_class(len)
             .and_then(|shelf| shelf.free.lock().unwrap_or_else(PoisonError::into_inner).pop());
         used.map_or_else(|| Block::private(len), Block::from)
     }
 
     fn recycle(&self, memory: PrivateBuffer) {
-        let Some(shelf) = self.shelf(memory.len()) else { return };
+        let Some(shelf) = self.size_class(memory.len()) else { return };
         let mut free = shelf.free.lock().unwrap_or_else(PoisonError::into_inner);
         if free.len() < shelf.max_free {
             free.push(memory);

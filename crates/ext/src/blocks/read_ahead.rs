@@ -107,7 +107,7 @@ pub(crate) struct DeviceReadAhead {
 
 #[derive(Debug, Default)]
 struct DeviceRegions {
-    stretches: [DeviceRegion; MAX_REGIONS],
+    regions: [DeviceRegion; MAX_REGIONS],
     oldest: usize,
 }
 
@@ -130,14 +130,14 @@ impl DeviceReadAhead {
     /// pieces to read ahead, possibly none.
     pub(crate) fn at(&self, piece: u64) -> Option<ReadAheadWindow> {
         let mut table = self.all.lock().unwrap_or_else(PoisonError::into_inner);
-        let known = table.stretches.iter_mut().find(|it| it.is_near(piece));
+        let known = table.regions.iter_mut().find(|it| it.is_near(piece));
         if let Some(stretch) = known {
             return Some(stretch.advance(piece, self.limit_pieces));
         }
         let next = piece.saturating_add(1);
         let oldest = table.oldest;
         table.oldest = oldest.wrapping_add(1) % MAX_REGIONS;
-        if let Some(place) = table.stretches.get_mut(oldest) {
+        if let Some(place) = table.regions.get_mut(oldest) {
             *place = DeviceRegion { next, requested_end: next, window: 0 };
         }
         None

@@ -32,7 +32,7 @@ fn blocks_are_read_in_the_role_in_which_they_were_sealed() {
     let roles = Roles::default();
     for round in 0..3u32 {
         let mut volume = open(disk.clone());
-        volume.store.sums = Some(Box::new(roles.clone()));
+        volume.store.checksums = Some(Box::new(roles.clone()));
         let root = volume.root();
         let name = |what: &str, nth: u32| format!("{what} {round} {nth}").into_bytes();
         // Blocks of earlier rounds come from the disk.

@@ -68,7 +68,7 @@ pub(crate) struct DataBlock {
 /// A block committed to the journal and not yet checkpointed.
 #[derive(Debug)]
 pub(crate) struct CheckpointBlock {
-    pub(crate) now: SharedBytes,
+    pub(crate) current: SharedBytes,
     /// Number of the chain that checkpoints the block, once queued.
     pub(crate) checkpoint_chain: Option<u64>,
 }
@@ -96,7 +96,7 @@ impl WriteBackBlocks {
         if let Some(content) = self.contents.get(&block.0) {
             return Some(content.current.clone());
         }
-        self.awaiting_checkpoint.get(&block.0).map(|logged| logged.now.clone())
+        self.awaiting_checkpoint.get(&block.0).map(|logged| logged.current.clone())
     }
 
     /// Inserts a dirty data block, replacing an older version.
@@ -109,11 +109,11 @@ impl WriteBackBlocks {
     }
 
     /// Marks data blocks as queued in chain `sealed`.
-    pub(crate) fn mark_contents_queued(&mut self, contents: &[u64], sealed: u64) {
+    pub(crate) fn mark_contents_queued(&mut self, contents: &[u64], chain_number: u64) {
         for block in contents {
             let Some(content) = self.contents.get_mut(block) else { continue };
             let was_dirty = std::mem::replace(&mut content.dirty, false);
-            content.chain_number = sealed;
+            content.chain_number = chain_number;
             self.dirty_contents = self.dirty_contents.saturating_sub(usize::from(was_dirty));
         }
     }

@@ -36,7 +36,7 @@ impl AtomicBitSet {
 
     /// Adds the bits `of` to the word of `nth`, a multiple of 64; returns those already set.
     /// Numbers beyond the limit never are.
-    pub(super) fn insert_all(&self, nth: u64, of: u64) -> u64 {
+    pub(super) fn insert_word(&self, nth: u64, of: u64) -> u64 {
         let below = match self.len.saturating_sub(nth) {
             left @ 0..64 => (1u64 << left).wrapping_sub(1),
             _ => u64::MAX,
@@ -56,7 +56,7 @@ impl AtomicBitSet {
     }
 
     /// Returns the 64 members from `nth` on as bits; zeros beyond the limit.
-    pub(super) fn from(&self, nth: u64) -> u64 {
+    pub(super) fn word_from(&self, nth: u64) -> u64 {
         let load = |at: u64| {
             self.words.get(saturating_usize(at)).map_or(0, |word| word.load(Ordering::Relaxed))
         };
@@ -69,7 +69,7 @@ impl AtomicBitSet {
 }
 
 /// Iterates over the numbers of the set bits.
-pub(super) fn ones(mut word: u64) -> impl Iterator<Item = u64> {
+pub(super) fn set_bits(mut word: u64) -> impl Iterator<Item = u64> {
     std::iter::from_fn(move || {
         let bit = word.trailing_zeros();
         (word != 0).then(|| {
@@ -88,11 +88,11 @@ mod tests {
         let bits = AtomicBitSet::new(130);
         assert!(!bits.insert(0) && !bits.insert(129) && bits.insert(129) && !bits.insert(130));
         assert!(bits.contains(0) && !bits.contains(1) && !bits.contains(130));
-        assert_eq!(ones(0x8001).collect::<Vec<_>>(), [0, 15]);
-        assert_eq!(bits.from(72), 1 << 57);
-        assert_eq!(bits.from(128), 2);
-        assert_eq!((bits.insert_all(64, 3), bits.insert_all(64, 6)), (0, 2));
-        assert_eq!((bits.from(64), bits.insert_all(128, u64::MAX)), (7, 2));
-        assert_eq!((bits.from(128), bits.insert_all(192, 1)), (3, 0));
+        assert_eq!(set_bits(0x8001).collect::<Vec<_>>(), [0, 15]);
+        assert_eq!(bits.word_from(72), 1 << 57);
+        assert_eq!(bits.word_from(128), 2);
+        assert_eq!((bits.insert_word(64, 3), bits.insert_word(64, 6)), (0, 2));
+        assert_eq!((bits.word_from(64), bits.insert_word(128, u64::MAX)), (7, 2));
+        assert_eq!((bits.word_from(128), bits.insert_word(192, 1)), (3, 0));
     }
 }

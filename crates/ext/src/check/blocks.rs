@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use std::ops::ControlFlow;
 
 use super::Check;
-use super::bit_set::ones;
+use super::bit_set::set_bits;
 use super::problem::{Problem, What};
 use crate::blocks::role::Role as BlockRole;
 use crate::format::checksum::Checksum;
@@ -112,7 +112,7 @@ pub(super) struct BlockClaimer<'a, 'b> {
     /// Pointers out of the volume.
     pub(super) bad_pointers: u64,
     /// True if map blocks were not walked because another claim exists.
-    pub(super) skipped: bool,
+    pub(super) has_skipped_blocks: bool,
     /// Last claimed cluster, in the file and on the device.
     cluster: Option<(u64, u64)>,
     /// True once a misaligned block was reported.
@@ -133,7 +133,7 @@ impl<'a, 'b> BlockClaimer<'a, 'b> {
             values: 0,
             unwritten: 0,
             bad_pointers: 0,
-            skipped: false,
+            has_skipped_blocks: false,
             cluster: None,
             misaligned: false,
         }
@@ -167,13 +167,13 @@ impl<'a, 'b> BlockClaimer<'a, 'b> {
             let len = end.saturating_sub(nth).min(64u64.saturating_sub(skipped));
             let word = nth.saturating_sub(skipped);
             let these = (u64::MAX >> 64u64.saturating_sub(len)) << skipped;
-            if metadata.from(word) & these == 0 {
-                let taken = used.insert_all(word, these);
+            if metadata.word_from(word) & these == 0 {
+                let taken = used.insert_word(word, these);
                 self.count = self.count.saturating_add(len);
                 if taken != 0 {
-                    twice.insert_all(word, taken);
-                    if !ones(taken).all(|_| self.check.count_revisit()) {
-                        self.skipped = true;
+                    twice.insert_word(word, taken);
+                    if !set_bits(taken).all(|_| self.check.count_revisit()) {
+                        self.has_skipped_blocks = true;
                         return;
                     }
                 }
@@ -181,7 +181,7 @@ impl<'a, 'b> BlockClaimer<'a, 'b> {
                 for nth in nth..nth.saturating_add(len) {
                     let block = nth.saturating_add(self.check.super_.first_data_block.into());
                     if !self.claim_cluster(block) && !self.check.count_revisit() {
-                        self.skipped = true;
+                        self.has_skipped_blocks = true;
                         return;
                     }
                 }
@@ -213,7 +213,7 @@ impl<'a, 'b> BlockClaimer<'a, 'b> {
             }
             let is_new = self.cluster.replace((in_file, on_device)) != Some((in_file, on_device));
             if is_new && !self.claim_cluster(block) && !self.check.count_revisit() {
-                self.skipped = true;
+                self.has_skipped_blocks = true;
                 return;
             }
         }
@@ -235,7 +235,7 @@ impl MapVisitor for BlockClaimer<'_, '_> {
             BlockLocation::Damaged(FsBlock(block)) => {
                 self.bad_pointers = self.bad_pointers.saturating_add(1);
                 if self.bad_pointers <= MAX_REPORTED_POINTERS {
-                    let held = self.check.holds(block) || block == 0;
+                    let held = self.check.is_valid_block(block) || block == 0;
                     let what = if held { What::ExtentNode } else { What::PointerOutside };
                     let complaint = Problem::new(what).inode(self.inode);
                     self.check.problems.add(complaint.block(block));
@@ -250,7 +250,7 @@ impl MapVisitor for BlockClaimer<'_, '_> {
         // Without this check a block could be read a million times.
         let own = self.check.metadata.contains(self.check.block_index(block));
         let mine = self.claim_cluster(block) && !own;
-        self.skipped |= !mine;
+        self.has_skipped_blocks |= !mine;
         mine
     }
 }

@@ -3,7 +3,7 @@
 use draconis_exchange::contract::FileType;
 use zerocopy::FromBytes;
 
-use super::bit_set::{AtomicBitSet, ones};
+use super::bit_set::{AtomicBitSet, set_bits};
 use super::layout::{GroupLayout, clusters_in, low_bits};
 use super::problem::{Problem, What};
 use super::{Check, entries, inodes, prefetch};
@@ -154,7 +154,7 @@ struct BitmapComparison<'a> {
     descriptor: GroupDescriptor,
     /// First member in the set, and its number.
     start: u64,
-    named_from: u64,
+    first_number: u64,
     /// Distance of the numbers of adjacent members.
     step: u64,
     count: u64,
@@ -182,7 +182,7 @@ impl<'a> BitmapComparison<'a> {
             set: &check.used,
             descriptor: place.descriptor,
             start: check.cluster_index(first),
-            named_from: first,
+            first_number: first,
             step: check.super_.cluster_blocks.into(),
             count,
             inodes: false,
@@ -204,7 +204,7 @@ impl<'a> BitmapComparison<'a> {
             set,
             descriptor: said,
             start,
-            named_from,
+            first_number: named_from,
             step: 1,
             count,
             inodes: true,
@@ -215,7 +215,7 @@ impl<'a> BitmapComparison<'a> {
     fn words_of(&self, set: &'a AtomicBitSet) -> impl Iterator<Item = u64> {
         (0..self.count.div_ceil(64)).map(|nth| {
             let at = nth.saturating_mul(64);
-            low_bits(set.from(self.start.saturating_add(at)), self.count.saturating_sub(at))
+            low_bits(set.word_from(self.start.saturating_add(at)), self.count.saturating_sub(at))
         })
     }
 
@@ -227,11 +227,11 @@ impl<'a> BitmapComparison<'a> {
         }
     }
 
-    fn complain(&self, check: &Check<'_>, what: What, (first, count): (u64, u64)) {
+    fn report_problem(&self, check: &Check<'_>, what: What, (first, count): (u64, u64)) {
         if count == 0 {
             return;
         }
-        let named = self.named_from.saturating_add(first.saturating_mul(self.step));
+        let named = self.first_number.saturating_add(first.saturating_mul(self.step));
         let complaint = Problem::new(what).group(self.group).found(count);
         let complaint = if self.inodes {
             complaint.inode(u32::try_from(named).unwrap_or(u32::MAX))
@@ -272,7 +272,7 @@ fn compare_words(
     let (mut used, mut at) = (0u64, 0u64);
     for there in words {
         let left = side.count.saturating_sub(at);
-        let should = low_bits(side.set.from(side.start.saturating_add(at)), left);
+        let should = low_bits(side.set.word_from(side.start.saturating_add(at)), left);
         used = used.saturating_add(should.count_ones().into());
         note(&mut free, at, should & !there);
         note(&mut taken, at, low_bits(there, left) & !should);
@@ -283,15 +283,15 @@ fn compare_words(
     } else {
         (What::BlockUsedButFree, What::BlockFreeButUsed)
     };
-    side.complain(check, used_but_free, free);
-    side.complain(check, free_but_used, taken);
+    side.report_problem(check, used_but_free, free);
+    side.report_problem(check, free_but_used, taken);
     used
 }
 
 /// Counts the bits of `word` and keeps the first position.
 fn note((first, count): &mut (u64, u64), at: u64, word: u64) {
     if *count == 0
-        && let Some(bit) = ones(word).next()
+        && let Some(bit) = set_bits(word).next()
     {
         *first = at.saturating_add(bit);
     }

@@ -213,7 +213,7 @@ fn check_directory(
             policy: policy.as_deref(),
         };
         if seed.is_some_and(|seed| !dir_tail::has_valid_checksum(&bytes, seed)) {
-            scan.complain(What::DirectoryChecksum, |it| it);
+            scan.report_problem(What::DirectoryChecksum, |it| it);
         }
         let range = scan.entries(dir_tail::dirent_area(&bytes, seed.is_some()));
         if first.is_some() {
@@ -259,7 +259,7 @@ fn inline(
                 true,
             );
         }
-        Err(_) => scan.complain(What::DotDot, |it| it),
+        Err(_) => scan.report_problem(What::DotDot, |it| it),
     }
     for part in data.dir_parts() {
         scan.entries(part.entries);
@@ -301,7 +301,7 @@ struct RawDirentView<'a> {
 }
 
 impl DirentScan<'_, '_> {
-    fn complain(&self, what: What, with: impl FnOnce(Problem) -> Problem) {
+    fn report_problem(&self, what: What, with: impl FnOnce(Problem) -> Problem) {
         let complaint = Problem::new(what).inode(self.dir);
         let complaint = Problem { block: self.block.map(FsBlock), ..complaint };
         self.check.problems.add(with(complaint));
@@ -314,7 +314,7 @@ impl DirentScan<'_, '_> {
         let mut nth = 0u32;
         while at < bytes.len() {
             let Some((entry, len)) = parse_record(bytes, at) else {
-                self.complain(What::EntryChain, |it| it.found(at as u64));
+                self.report_problem(What::EntryChain, |it| it.found(at as u64));
                 return range;
             };
             let dots = self.at == 0 && nth < 2;
@@ -336,14 +336,14 @@ impl DirentScan<'_, '_> {
             nth = nth.saturating_add(1);
         }
         if self.at == 0 && nth < 2 {
-            self.complain(What::DotDot, |it| it);
+            self.report_problem(What::DotDot, |it| it);
         }
         names.sort_unstable();
         for pair in names.windows(2) {
             if let [one, two] = pair
                 && one == two
             {
-                self.complain(What::EntryTwice, |it| it.name(one));
+                self.report_problem(What::EntryTwice, |it| it.name(one));
             }
         }
         range
@@ -359,12 +359,12 @@ impl DirentScan<'_, '_> {
     fn check_dots(&self, nth: u32, entry: &RawDirentView<'_>) {
         if nth == 0 {
             if entry.name != b"." || !entry.is_nul_terminated || entry.inode != self.dir {
-                self.complain(What::Dot, |it| it.found(entry.inode).expected(self.dir));
+                self.report_problem(What::Dot, |it| it.found(entry.inode).expected(self.dir));
             }
             return;
         }
         if entry.name != b".." || !entry.is_nul_terminated || entry.inode == 0 {
-            self.complain(What::DotDot, |it| it.found(entry.inode));
+            self.report_problem(What::DotDot, |it| it.found(entry.inode));
         } else {
             self.parents.put_dot_dot(self.dir, entry.inode);
         }
@@ -375,7 +375,7 @@ impl DirentScan<'_, '_> {
         if self.policy.is_some() {
             let whole = entry.name.len() >= MIN_ENCRYPTED_NAME_BYTES;
             if !whole {
-                self.complain(What::EntryName, |it| it.name(entry.name));
+                self.report_problem(What::EntryName, |it| it.name(entry.name));
             }
             return whole;
         }
@@ -383,7 +383,7 @@ impl DirentScan<'_, '_> {
             || matches!(entry.name, b"." | b"..")
             || entry.name.iter().any(|byte| matches!(byte, 0 | b'/'));
         if wrong {
-            self.complain(What::EntryName, |it| it.name(entry.name));
+            self.report_problem(What::EntryName, |it| it.name(entry.name));
         }
         !wrong
     }
@@ -394,19 +394,19 @@ impl DirentScan<'_, '_> {
         let (inode, named) = (entry.inode, entry.name);
         let reserved = inode < super_.first_inode.0 && inode != 2;
         if inode > super_.inodes || reserved || inode == 2 && !dots {
-            self.complain(What::EntryInode, |it| it.name(named).found(inode));
+            self.report_problem(What::EntryInode, |it| it.name(named).found(inode));
             return;
         }
         let note = self.check.inode_states.get(inode);
         if !note.is_used() {
-            self.complain(What::EntryUnused, |it| it.name(named).found(inode));
+            self.report_problem(What::EntryUnused, |it| it.name(named).found(inode));
             return;
         }
         let typed = super_.incompatible.contains(Incompatible::FILETYPE);
         let expected = if typed { note.file_type() } else { 0 };
         if entry.kind != expected && !(typed && entry.kind == 0) {
             let with = |it: Problem| it.name(named).found(entry.kind).expected(expected);
-            self.complain(What::EntryKind, with);
+            self.report_problem(What::EntryKind, with);
         }
         if let Some(policy) = self.policy
             && !dots
@@ -414,7 +414,7 @@ impl DirentScan<'_, '_> {
         {
             let all = self.check.policies.lock().unwrap_or_else(PoisonError::into_inner);
             if all.get(&inode).map(Vec::as_slice) != Some(policy) {
-                self.complain(What::EntryEncryption, |it| it.name(named).found(inode));
+                self.report_problem(What::EntryEncryption, |it| it.name(named).found(inode));
             }
         }
         self.check.inode_states.count_name(inode);

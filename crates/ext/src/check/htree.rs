@@ -68,7 +68,7 @@ pub(super) fn check(
 }
 
 impl HtreeWalk<'_, '_> {
-    fn complain(&self, what: What, at: u64) {
+    fn report_problem(&self, what: What, at: u64) {
         self.check.problems.add(Problem::new(what).inode(self.dir).found(at));
     }
 
@@ -96,7 +96,7 @@ impl HtreeWalk<'_, '_> {
         let room = entries.len() / ENTRY_BYTES;
         if limit != room.saturating_sub(sums.into()) || count == 0 || count > limit {
             self.broken = true;
-            self.complain(What::TreeNode, u64::from(level));
+            self.report_problem(What::TreeNode, u64::from(level));
             return Ok(());
         }
         let word = |nth: usize, at: usize| {
@@ -107,7 +107,7 @@ impl HtreeWalk<'_, '_> {
             let next = nth.saturating_add(1);
             let high = if next < count { word(next, 0) } else { top };
             if high < low {
-                self.complain(What::TreeOrder, u64::from(word(nth, 4) & BLOCK_MASK));
+                self.report_problem(What::TreeOrder, u64::from(word(nth, 4) & BLOCK_MASK));
             }
             self.check_child(u64::from(word(nth, 4) & BLOCK_MASK), level, (low, high))?;
             low = high;
@@ -117,7 +117,7 @@ impl HtreeWalk<'_, '_> {
 
     fn check_child(&mut self, at: u64, level: u8, within: (u32, u32)) -> Result<()> {
         let Some((block, range)) = self.visit_block(at) else {
-            self.complain(What::TreeBlock, at);
+            self.report_problem(What::TreeBlock, at);
             return Ok(());
         };
         if level < self.levels {
@@ -125,7 +125,7 @@ impl HtreeWalk<'_, '_> {
             let unused = le32(&bytes, 0) == Some(0);
             if !unused {
                 self.broken = true;
-                self.complain(What::TreeNode, at);
+                self.report_problem(What::TreeNode, at);
                 return Ok(());
             }
             return self.check_index(&bytes, NODE_AT, level.saturating_add(1), within);
@@ -134,7 +134,7 @@ impl HtreeWalk<'_, '_> {
         if let Some((least, most)) = range
             && (least < low & !1 || most > high)
         {
-            self.complain(What::TreeRange, at);
+            self.report_problem(What::TreeRange, at);
         }
         Ok(())
     }

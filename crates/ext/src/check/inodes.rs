@@ -388,7 +388,7 @@ fn check_extra_fields(check: &Check<'_>, number: u32, slot: &[u8]) -> (u64, u64)
     }
     let list = rest.get(4..).unwrap_or_default();
     match xattrs::check_list(check, number, list, 0, xattrs::XattrLocation::Inode) {
-        Some(values) => xattrs::record_values(check, values),
+        Some(values) => xattrs::record_ea_inodes(check, values),
         None => {
             check.problems.add(Problem::new(What::AttributesInInode).inode(number));
             (0, 0)
@@ -402,14 +402,14 @@ fn check_resize_inode(check: &Check<'_>, number: u32, raw: &RawInode) -> Result<
         check.problems.add(Problem::new(What::ResizeInode).inode(number));
         // The double-indirect block stays its own.
         let [.., list, _] = raw.i_block;
-        if check.holds(list.get().into()) {
+        if check.is_valid_block(list.get().into()) {
             BlockClaimer::new(check, number, true).claim_cluster(list.get().into());
         }
         return Ok(());
     };
     let mut claim = BlockClaimer::new(check, number, false);
     let attributes = xattr_block(check, raw);
-    if attributes != 0 && check.holds(attributes) {
+    if attributes != 0 && check.is_valid_block(attributes) {
         xattrs::check_block_reference(check, number, attributes, &mut claim)?;
     }
     claim.claim_cluster(reserve.dind_block);
@@ -432,7 +432,8 @@ fn check_contents(
     let Ok((raw, _)) = RawInode::ref_from_prefix(slot) else { return Ok(()) };
     let attributes = xattr_block(check, raw);
     // An invalid xattr block of a reserved inode is no damage.
-    let heeded = matches!(role, InodeRole::Ordinary | InodeRole::Root) || check.holds(attributes);
+    let heeded =
+        matches!(role, InodeRole::Ordinary | InodeRole::Root) || check.is_valid_block(attributes);
     if attributes != 0 && heeded {
         xattrs::check_block_reference(check, number, attributes, &mut claim)?;
     }
@@ -492,7 +493,8 @@ fn check_block_count(
 ) {
     check_extent_flag(check, number, raw, kind);
     // Blocks below an invalid pointer cannot be counted.
-    if claim.bad_pointers > 0 || claim.skipped || kind.is_none() && raw.i_mode.get() != 0 {
+    if claim.bad_pointers > 0 || claim.has_skipped_blocks || kind.is_none() && raw.i_mode.get() != 0
+    {
         return;
     }
     let huge = check.super_.read_only_compatible.contains(ReadOnlyCompatible::HUGE_FILE);
@@ -533,7 +535,7 @@ fn check_size(
     match kind {
         Some(FileType::Directory) => {
             let size = u64::from(raw.i_size_lo.get());
-            if !claim.skipped && (size != whole || whole == 0) {
+            if !claim.has_skipped_blocks && (size != whole || whole == 0) {
                 wrong_size();
             }
             if claim.unwritten > 0 {
@@ -587,7 +589,9 @@ fn is_symlink(check: &Check<'_>, raw: &RawInode, claim: &BlockClaimer<'_, '_>) -
         let bytes = words.as_flattened();
         return Ok(size > 0 && size < bytes.len() as u64 && (encrypted || len(bytes) == size));
     }
-    let Some(block) = claim.first.filter(|block| check.holds(*block)) else { return Ok(false) };
+    let Some(block) = claim.first.filter(|block| check.is_valid_block(*block)) else {
+        return Ok(false);
+    };
     if claim.last != Some(0) || claim.map_blocks > 0 {
         return Ok(false);
     }
@@ -597,8 +601,8 @@ fn is_symlink(check: &Check<'_>, raw: &RawInode, claim: &BlockClaimer<'_, '_>) -
 
 /// Checks that the journal's inode holds an empty journal.
 fn check_journal_inode(check: &Check<'_>, number: u32, raw: &RawInode) -> Result<()> {
-    struct First(Option<u64>);
-    impl MapVisitor for First {
+    struct FirstBlock(Option<u64>);
+    impl MapVisitor for FirstBlock {
         fn run(&mut self, at: u64, _: u64, place: BlockLocation) -> ControlFlow<()> {
             if let (0, BlockLocation::Mapped(FsBlock(block))) = (at, place) {
                 self.0 = Some(block);
@@ -606,13 +610,13 @@ fn check_journal_inode(check: &Check<'_>, number: u32, raw: &RawInode) -> Result
             ControlFlow::Break(())
         }
     }
-    let mut first = First(None);
+    let mut first = FirstBlock(None);
     let there = kind(raw) == Some(FileType::File) && raw.i_links_count.get() != 0;
     if there {
         walk_map(check, number, raw, &mut first)?;
     }
     let have = size(raw).checked_div(check.super_.block_bytes.into()).unwrap_or(0);
-    let sound = match first.0.filter(|block| check.holds(*block)) {
+    let sound = match first.0.filter(|block| check.is_valid_block(*block)) {
         None => false,
         Some(block) => {
             let bytes = check.block(block, BlockRole::Contents)?;

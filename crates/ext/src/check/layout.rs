@@ -10,7 +10,7 @@ use crate::format::features::{Compatible, Incompatible, ReadOnlyCompatible};
 use crate::format::group::{self, GroupDescriptor, flags};
 use crate::format::inode::RawInode;
 use crate::format::le32;
-use crate::format::requirements::{Asker, broken};
+use crate::format::requirements::{Enforcer, violated_rules};
 use crate::format::superblock::{RawSuperblock, Superblock};
 use crate::units::saturating_usize;
 use crate::{FsBlock, GroupNumber, Result};
@@ -104,8 +104,8 @@ pub(super) fn check_superblock(
 
 fn check_feature_conflicts(raw: &RawSuperblock, super_: &Superblock, log: &ProblemLog) {
     let resize = super_.compatible.contains(Compatible::RESIZE_INODE);
-    for rule in broken(Asker::Checker, super_.features(), super_.inode_bytes) {
-        log.add(Problem::new(What::FeatureClash).name(rule.clash().as_bytes()));
+    for rule in violated_rules(Enforcer::Checker, super_.features(), super_.inode_bytes) {
+        log.add(Problem::new(What::FeatureClash).name(rule.conflict().as_bytes()));
     }
     if super_.incompatible.contains(Incompatible::MMP) && raw.s_mmp_block.get() == 0 {
         log.add(Problem::new(What::MmpBlock).block(0));
@@ -128,13 +128,13 @@ fn check_feature_conflicts(raw: &RawSuperblock, super_: &Superblock, log: &Probl
 /// Reads all descriptors and marks the metadata of the groups; returns the layouts, and the groups
 /// with wrong checksums.
 pub(super) fn groups(check: &Check<'_>) -> Result<(Vec<GroupLayout>, Vec<u32>)> {
-    let (mut places, mut unsealed) = (Vec::new(), Vec::new());
+    let (mut places, mut bad_checksums) = (Vec::new(), Vec::new());
     for group in 0..check.super_.groups {
         mark_super_and_descriptors(check, group);
-        let (place, is_sealed) = read_descriptor(check, group)?;
+        let (place, is_sealed) = read_group_layout(check, group)?;
         places.push(place);
         if !is_sealed {
-            unsealed.push(group);
+            bad_checksums.push(group);
         }
     }
     for (group, place) in (0u32..).zip(&places) {
@@ -143,11 +143,11 @@ pub(super) fn groups(check: &Check<'_>) -> Result<(Vec<GroupLayout>, Vec<u32>)> 
     if let Some(FsBlock(block)) = check.super_.mmp_block {
         check_mmp_block(check, block)?;
     }
-    Ok((places, unsealed))
+    Ok((places, bad_checksums))
 }
 
 /// Reads the descriptor of a group; returns true with it if its checksum is valid.
-fn read_descriptor(check: &Check<'_>, group: u32) -> Result<(GroupLayout, bool)> {
+fn read_group_layout(check: &Check<'_>, group: u32) -> Result<(GroupLayout, bool)> {
     let super_ = &check.super_;
     let (block, slot) = super_.descriptor_location(GroupNumber(group));
     let bytes = check.store.block(block, BlockRole::Descriptors)?;
@@ -186,7 +186,7 @@ fn read_descriptor(check: &Check<'_>, group: u32) -> Result<(GroupLayout, bool)>
 /// Checks the MMP block.
 fn check_mmp_block(check: &Check<'_>, block: u64) -> Result<()> {
     let complain = || check.problems.add(Problem::new(What::MmpBlock).block(block));
-    if !check.holds(block) || mark_metadata(check, block) {
+    if !check.is_valid_block(block) || mark_metadata(check, block) {
         complain();
         return Ok(());
     }
@@ -297,8 +297,9 @@ pub(super) fn count(bits: &AtomicBitSet, start: u64, end: u64) -> u64 {
     let mut sum = 0u64;
     let mut at = start;
     while at < end {
-        sum =
-            sum.saturating_add(low_bits(bits.from(at), end.saturating_sub(at)).count_ones().into());
+        sum = sum.saturating_add(
+            low_bits(bits.word_from(at), end.saturating_sub(at)).count_ones().into(),
+        );
         at = at.saturating_add(64);
     }
     sum
@@ -328,7 +329,10 @@ pub(super) fn check_reserved_gdt(check: &Check<'_>, raw: &RawInode) -> Result<Op
     let list = u64::from(double);
     let others = (0..).zip(pointers).any(|(nth, pointer)| nth != 13 && pointer != 0);
     let regular = raw.i_mode.get() & 0o170_000 == 0o100_000 && raw.i_links_count.get() != 0;
-    if others || !regular || !check.holds(list) || check.metadata.contains(check.block_index(list))
+    if others
+        || !regular
+        || !check.is_valid_block(list)
+        || check.metadata.contains(check.block_index(list))
     {
         return Ok(None);
     }

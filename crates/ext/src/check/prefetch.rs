@@ -133,6 +133,6 @@ fn root(raw: &RawInode) -> Option<ExtentNode<'_>> {
 }
 
 fn prefetch(check: &Check<'_>, mut blocks: Vec<u64>) {
-    blocks.retain(|block| *block != 0 && check.holds(*block));
+    blocks.retain(|block| *block != 0 && check.is_valid_block(*block));
     check.store.prefetch(blocks);
 }

@@ -74,7 +74,7 @@ pub(super) fn compare_usage(check: &Check<'_>) -> Result<()> {
         if inode == 0 {
             continue;
         }
-        let said = QuotaFile::open(check, inode)?.read(magic)?;
+        let said = CheckedQuotaFile::open(check, inode)?.read(magic)?;
         let complain = || Problem::new(What::Quota).inode(inode);
         let Some(said) = said else {
             check.problems.add(complain());
@@ -101,7 +101,7 @@ pub(super) fn compare_usage(check: &Check<'_>) -> Result<()> {
 }
 
 /// A quota file.
-struct QuotaFile<'a, 'b> {
+struct CheckedQuotaFile<'a, 'b> {
     check: &'a Check<'b>,
     /// Blocks on the device, by file block.
     blocks: BTreeMap<u64, u64>,
@@ -110,7 +110,7 @@ struct QuotaFile<'a, 'b> {
     is_valid: bool,
 }
 
-impl MapVisitor for QuotaFile<'_, '_> {
+impl MapVisitor for CheckedQuotaFile<'_, '_> {
     fn run(&mut self, at: u64, blocks: u64, place: BlockLocation) -> ControlFlow<()> {
         if let BlockLocation::Mapped(FsBlock(block)) = place {
             let left = self.check.super_.blocks.saturating_sub(self.blocks.len() as u64);
@@ -122,7 +122,7 @@ impl MapVisitor for QuotaFile<'_, '_> {
     }
 }
 
-impl<'a, 'b> QuotaFile<'a, 'b> {
+impl<'a, 'b> CheckedQuotaFile<'a, 'b> {
     fn open(check: &'a Check<'b>, inode: u32) -> Result<Self> {
         let (blocks, visited, found) = (BTreeMap::new(), HashSet::new(), UsageById::new());
         let mut file = Self { check, blocks, visited, found, is_valid: true };

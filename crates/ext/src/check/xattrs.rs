@@ -49,7 +49,7 @@ pub(super) struct EaInodeUse {
     /// Stored entry hash; 0 for none. `names` are the hashes of the name, with its characters as
     /// unsigned and as signed.
     hash: u32,
-    names: [u32; 2],
+    name_hashes: [u32; 2],
 }
 
 /// Counts a reference to an xattr block; the first one claims and checks the block.
@@ -64,10 +64,10 @@ pub(super) fn check_block_reference(
         check.problems.add(complaint.block(block));
     };
     let feature = crate::format::features::Compatible::EXT_ATTR;
-    if !check.super_.compatible.contains(feature) || !check.holds(block) {
+    if !check.super_.compatible.contains(feature) || !check.is_valid_block(block) {
         complain();
         // An invalid xattr block is no block of the file.
-        claim.skipped = true;
+        claim.has_skipped_blocks = true;
         return Ok(());
     }
     let mut blocks = check.xattr_blocks.lock().unwrap_or_else(PoisonError::into_inner);
@@ -86,7 +86,7 @@ pub(super) fn check_block_reference(
         match found {
             None => complain(),
             Some(values) => {
-                (shared.ea_inode_clusters, shared.values) = record_values(check, values);
+                (shared.ea_inode_clusters, shared.values) = record_ea_inodes(check, values);
                 claim.values = claim.values.saturating_add(shared.values);
                 claim.count = claim.count.saturating_add(shared.ea_inode_clusters);
             }
@@ -101,7 +101,7 @@ pub(super) fn check_block_reference(
 }
 
 /// Records EA inodes; returns their clusters and number.
-pub(super) fn record_values(check: &Check<'_>, values: Vec<EaInodeUse>) -> (u64, u64) {
+pub(super) fn record_ea_inodes(check: &Check<'_>, values: Vec<EaInodeUse>) -> (u64, u64) {
     let ratio = u64::from(check.super_.cluster_blocks);
     let cluster = u64::from(check.super_.block_bytes).saturating_mul(ratio).max(1);
     let clusters = values.iter().map(|value| u64::from(value.len).div_ceil(cluster));
@@ -179,7 +179,10 @@ pub(super) fn check_ea_inodes(check: &Check<'_>) -> Result<()> {
         let value_hash = raw.i_atime.get();
         for value in users {
             let fits = value.hash == 0
-                || value.names.iter().any(|name| name.rotate_left(16) ^ value_hash == value.hash);
+                || value
+                    .name_hashes
+                    .iter()
+                    .any(|name| name.rotate_left(16) ^ value_hash == value.hash);
             if !is_value || !fits || inodes::size(raw) != u64::from(value.len) {
                 complain(value.owner);
             }
@@ -229,7 +232,7 @@ pub(super) fn check_list(
                 inode: entry.value_inode,
                 len: entry.size,
                 hash,
-                names,
+                name_hashes: names,
             });
         }
         taken.push((at, entry.len));

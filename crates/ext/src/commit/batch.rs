@@ -35,8 +35,8 @@ impl Batch {
     }
 
     /// Records the facts that every protocol needs.
-    pub(crate) fn record_effect(&mut self, intent: &Effect) {
-        match *intent {
+    pub(crate) fn record_effect(&mut self, effect: &Effect) {
+        match *effect {
             Effect::Created { inode, .. } => drop(self.created_inodes.insert(inode.0)),
             Effect::LastLinkDropped { inode, .. } | Effect::Freed { inode }
                 if self.is_on_disk(inode) =>

@@ -29,17 +29,17 @@ pub(crate) struct GroupCommit {
     /// Syncing threads whose changes may not be in a closed batch yet.
     uncommitted_threads: AtomicUsize,
     /// Number of syncing threads when the last commit was durable.
-    expected: AtomicUsize,
+    expected_threads: AtomicUsize,
     /// Lock of the thread that closes the batch.
     leader: Mutex<()>,
 }
 
 /// One syncing thread.
 pub(crate) struct SyncTicket<'a> {
-    gathering: &'a GroupCommit,
+    group: &'a GroupCommit,
     /// Number of closed batches on entry: none of them has this thread's changes.
     batches: u64,
-    is_open: bool,
+    is_uncommitted: bool,
 }
 
 impl GroupCommit {
@@ -47,7 +47,11 @@ impl GroupCommit {
     pub(crate) fn enter(&self) -> SyncTicket<'_> {
         self.syncing_threads.fetch_add(1, Ordering::Relaxed);
         self.uncommitted_threads.fetch_add(1, Ordering::Relaxed);
-        SyncTicket { gathering: self, batches: self.batches.load(Ordering::Acquire), is_open: true }
+        SyncTicket {
+            group: self,
+            batches: self.batches.load(Ordering::Acquire),
+            is_uncommitted: true,
+        }
     }
 
     /// Returns true if other threads sync, too.
@@ -64,29 +68,29 @@ impl GroupCommit {
 impl SyncTicket<'_> {
     /// Makes the caller the leader; returns `None` if another leader has committed its changes.
     pub(crate) fn try_lead(&self) -> Option<MutexGuard<'_, ()>> {
-        let turn = self.gathering.leader.lock();
+        let turn = self.group.leader.lock();
         if self.is_sealed() {
             return None;
         }
         for _ in 0..MAX_YIELDS {
-            let open = self.gathering.uncommitted_threads.load(Ordering::Relaxed);
-            if open >= self.gathering.expected.load(Ordering::Relaxed) {
+            let open = self.group.uncommitted_threads.load(Ordering::Relaxed);
+            if open >= self.group.expected_threads.load(Ordering::Relaxed) {
                 break;
             }
             std::thread::yield_now();
         }
-        self.gathering.expected.store(0, Ordering::Relaxed);
+        self.group.expected_threads.store(0, Ordering::Relaxed);
         (!self.is_sealed()).then_some(turn)
     }
 
     fn is_sealed(&self) -> bool {
-        self.gathering.batches.load(Ordering::Acquire) > self.batches
+        self.group.batches.load(Ordering::Acquire) > self.batches
     }
 
     /// Notes that a closed batch has all the changes of this thread.
     pub(crate) fn finish(&mut self) {
-        if std::mem::take(&mut self.is_open) {
-            self.gathering.uncommitted_threads.fetch_sub(1, Ordering::Relaxed);
+        if std::mem::take(&mut self.is_uncommitted) {
+            self.group.uncommitted_threads.fetch_sub(1, Ordering::Relaxed);
         }
     }
 }
@@ -94,7 +98,7 @@ impl SyncTicket<'_> {
 impl Drop for SyncTicket<'_> {
     fn drop(&mut self) {
         self.finish();
-        let inside = self.gathering.syncing_threads.fetch_sub(1, Ordering::Relaxed);
-        self.gathering.expected.fetch_max(inside, Ordering::Relaxed);
+        let inside = self.group.syncing_threads.fetch_sub(1, Ordering::Relaxed);
+        self.group.expected_threads.fetch_max(inside, Ordering::Relaxed);
     }
 }

@@ -113,11 +113,11 @@ impl JournalProtocol {
         }
     }
 
-    fn form(&self) -> &JournalFormat {
-        &self.journal_file.super_.form
+    fn journal_format(&self) -> &JournalFormat {
+        &self.journal_file.super_.format
     }
 
-    fn len(&self) -> u32 {
+    fn log_blocks(&self) -> u32 {
         self.journal_file.super_.log_blocks()
     }
 
@@ -125,8 +125,8 @@ impl JournalProtocol {
     fn is_batch_full(&self, batch: &Batch) -> bool {
         let freed: u64 = batch.freed_blocks.iter().map(|(_, count)| u64::from(*count)).sum();
         let revokes = saturating_usize(freed.min(self.used.into()));
-        log_blocks_needed(self.form(), batch.blocks.len() + batch.usage.len(), revokes)
-            >= self.len() / 4
+        log_blocks_needed(self.journal_format(), batch.blocks.len() + batch.usage.len(), revokes)
+            >= self.log_blocks() / 4
     }
 
     fn volume_block(&self, at: u32) -> Result<u64> {
@@ -156,12 +156,12 @@ impl JournalProtocol {
         blocks: Stage,
         revoked: &[u64],
     ) -> Result<Chain> {
-        let room = log_blocks_needed(self.form(), blocks.len(), revoked.len());
-        if room > self.len() - self.used {
+        let room = log_blocks_needed(self.journal_format(), blocks.len(), revoked.len());
+        if room > self.log_blocks() - self.used {
             self.queue_checkpoint(tx, AfterCheckpoint::LogContinues)?;
         }
-        if room > self.len() {
-            let have = self.len();
+        if room > self.log_blocks() {
+            let have = self.log_blocks();
             let feature = format!("a change needs {room} blocks of the journal, which has {have}");
             return Err(Error::Unsupported { feature });
         }
@@ -199,19 +199,20 @@ impl JournalProtocol {
         for (block, now) in blocks {
             overlay
                 .awaiting_checkpoint
-                .insert(block, CheckpointBlock { now, checkpoint_chain: None });
+                .insert(block, CheckpointBlock { current: now, checkpoint_chain: None });
         }
         Ok(Chain { stages: vec![stage, laid.commit], sync_stage: 1, dependency: after })
     }
 
     /// Queues a checkpoint: writes all committed blocks to their home blocks, then moves the tail.
     fn queue_checkpoint(&mut self, tx: &mut Transaction<'_>, then: AfterCheckpoint) -> Result<()> {
-        let most = CHECKPOINT_CHAIN_BYTES / saturating_usize(self.form().block_bytes.into()).max(1);
+        let most = CHECKPOINT_CHAIN_BYTES
+            / saturating_usize(self.journal_format().block_bytes.into()).max(1);
         let mut all: Vec<(u64, SharedBytes)> = {
             let overlay = tx.volume.store.write_back.read();
             let waiting =
                 overlay.awaiting_checkpoint.iter().filter(|(_, it)| it.checkpoint_chain.is_none());
-            waiting.map(|(block, it)| (*block, it.now.clone())).collect()
+            waiting.map(|(block, it)| (*block, it.current.clone())).collect()
         };
         while !all.is_empty() {
             let rest = all.split_off(all.len().min(most.max(1)));
@@ -289,7 +290,7 @@ impl CommitProtocol for JournalProtocol {
     fn max_blocks_per_truncate(&self, groups: u32) -> Option<u32> {
         // Each block may be in another group, which changes that group's bitmap and descriptor.
         let needed = u64::from(groups) * 2 + 16;
-        (needed > u64::from(self.len() / 4)).then_some((self.len() / 16).max(1))
+        (needed > u64::from(self.log_blocks() / 4)).then_some((self.log_blocks() / 16).max(1))
     }
 
     fn has_journal(&self) -> bool {
@@ -324,9 +325,9 @@ impl CommitProtocol for JournalProtocol {
     }
 
     fn checkpoint(&mut self, tx: &mut Transaction<'_>) -> Result<()> {
-        let block_bytes = saturating_usize(self.form().block_bytes.into());
+        let block_bytes = saturating_usize(self.journal_format().block_bytes.into());
         let logged = tx.volume.store.write_back.read().awaiting_checkpoint.len();
-        if self.used > self.len() / 2
+        if self.used > self.log_blocks() / 2
             || (self.used > 0 && logged * block_bytes > MAX_UNCHECKPOINTED_BYTES)
         {
             self.queue_checkpoint(tx, AfterCheckpoint::LogContinues)?;

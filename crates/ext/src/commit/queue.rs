@@ -77,10 +77,10 @@ impl FreedSpace {
 /// A chain that was sent and may not be visible to readers of the disk yet.
 #[derive(Debug)]
 pub(crate) struct InFlightChain {
-    pub(crate) sealed: u64,
+    pub(crate) chain_number: u64,
     last: Ticket,
     pub(crate) contents: Vec<u64>,
-    pub(crate) placed: Vec<u64>,
+    pub(crate) checkpointed: Vec<u64>,
     bytes: u64,
 }
 
@@ -89,10 +89,10 @@ pub(crate) struct CommitQueue {
     disk: Arc<dyn Disk>,
     block_bytes: usize,
     /// True if sending and waiting are separate calls, because the disk can be unreachable.
-    pub(crate) waits_apart: bool,
+    pub(crate) waits_separately: bool,
     queue: Mutex<Queue>,
     /// True if the queue holds anything.
-    waiting: AtomicBool,
+    has_chains: AtomicBool,
     /// True if the queue holds more than data written ahead.
     is_due: AtomicBool,
     /// Bytes queued or sent that may not be visible to readers of the disk yet.
@@ -139,13 +139,13 @@ impl CommitQueue {
         // Most disks have their whole space allocated.
         let kept_bytes = AtomicU64::new(disk.reserve(0).unwrap_or(0));
         Self {
-            waits_apart: disk.can_be_unreachable(),
+            waits_separately: disk.can_be_unreachable(),
             disk,
             reserved_bytes: kept_bytes,
             unsent_bytes: AtomicU64::new(0),
             block_bytes: saturating_usize(block_bytes.into()),
             queue: Mutex::default(),
-            waiting: AtomicBool::new(false),
+            has_chains: AtomicBool::new(false),
             is_due: AtomicBool::new(false),
             in_flight_bytes: AtomicU64::new(0),
             sent: Mutex::default(),
@@ -172,7 +172,7 @@ impl CommitQueue {
             self.is_due.store(true, Ordering::Relaxed);
         }
         queue.chains.push_back((sealed, number, chain));
-        self.waiting.store(true, Ordering::Release);
+        self.has_chains.store(true, Ordering::Release);
         sealed
     }
 
@@ -185,7 +185,7 @@ impl CommitQueue {
         if self.reserved_bytes.load(Ordering::Relaxed) >= needed() {
             return Ok(());
         }
-        let _sent = self.sent()?;
+        let _sent = self.lock_sent()?;
         let needed = needed();
         // Reserves more, so that not every change sends a request.
         let asked = self.disk.reserve(needed.saturating_add(EXTRA_RESERVE_BYTES));
@@ -216,7 +216,7 @@ impl CommitQueue {
 
     /// Returns true if only data written ahead is queued, and less than `most` bytes of it.
     pub(crate) fn has_only_early_contents(&self, most: u64) -> bool {
-        self.waiting.load(Ordering::Acquire)
+        self.has_chains.load(Ordering::Acquire)
             && !self.is_due.load(Ordering::Relaxed)
             && self.unsent_bytes.load(Ordering::Relaxed) < most
     }
@@ -229,15 +229,15 @@ impl CommitQueue {
     /// An error of the disk, now or before.
     pub(crate) fn send(&self, and_wait: bool) -> Result<u64> {
         let mut taken = 0;
-        if !self.waiting.load(Ordering::Acquire) {
+        if !self.has_chains.load(Ordering::Acquire) {
             return Ok(taken);
         }
-        let mut sent = self.sent()?;
+        let mut sent = self.lock_sent()?;
         loop {
             let next = {
                 let mut queue = self.queue.lock();
                 let next = queue.chains.pop_front();
-                self.waiting.store(next.is_some(), Ordering::Release);
+                self.has_chains.store(next.is_some(), Ordering::Release);
                 if next.is_none() {
                     self.is_due.store(false, Ordering::Relaxed);
                 }
@@ -245,8 +245,8 @@ impl CommitQueue {
             };
             let Some((sealed, number, chain)) = next else { return Ok(taken) };
             taken = taken.max(number);
-            let is_last = !self.waiting.load(Ordering::Acquire);
-            let and_wait = and_wait && is_last && !self.waits_apart;
+            let is_last = !self.has_chains.load(Ordering::Acquire);
+            let and_wait = and_wait && is_last && !self.waits_separately;
             if let Err(error) = self.send_chain(&mut sent, sealed, number, chain, and_wait) {
                 sent.failed = Some(error.clone());
                 return Err(error);
@@ -288,7 +288,13 @@ impl CommitQueue {
             sent.pending_frees.push_back((last, chain.freed));
         }
         let QueuedChain { contents, checkpointed: placed, .. } = chain;
-        sent.in_flight.push_back(InFlightChain { sealed, last, contents, placed, bytes });
+        sent.in_flight.push_back(InFlightChain {
+            chain_number: sealed,
+            last,
+            contents,
+            checkpointed: placed,
+            bytes,
+        });
         Ok(())
     }
 
@@ -313,7 +319,7 @@ impl CommitQueue {
             let mut piece = Vec::new();
             let mut needs = ChainBounds { groups: 0, writes: 0, bytes: 0 };
             while let Some(group) = chain.next_if(|group| {
-                let more = needs.and(ChainBounds::of(std::slice::from_ref(group)));
+                let more = needs.plus(ChainBounds::of(std::slice::from_ref(group)));
                 let fits = needs.groups == 0 || more.is_within(bounds);
                 needs = if fits { more } else { needs };
                 fits
@@ -366,7 +372,7 @@ impl CommitQueue {
     /// # Errors
     /// The error with which the disk refused a chain: it will never be durable.
     pub(crate) fn sync_ticket(&self) -> Result<Option<Ticket>> {
-        Ok(self.sent()?.sync_ticket())
+        Ok(self.lock_sent()?.sync_ticket())
     }
 
     /// Returns the last ticket.
@@ -374,7 +380,7 @@ impl CommitQueue {
     /// # Errors
     /// As [`CommitQueue::sync_ticket`].
     pub(crate) fn last(&self) -> Result<Option<Ticket>> {
-        Ok(self.sent()?.last)
+        Ok(self.lock_sent()?.last)
     }
 
     /// Returns the ticket of the last chain with frees, unless it is durable.
@@ -382,11 +388,11 @@ impl CommitQueue {
     /// # Errors
     /// As [`CommitQueue::sync_ticket`].
     pub(crate) fn last_freed(&self) -> Result<Option<Ticket>> {
-        Ok(self.sent()?.pending_frees.back().map(|(ticket, _)| *ticket))
+        Ok(self.lock_sent()?.pending_frees.back().map(|(ticket, _)| *ticket))
     }
 
     /// Locks the sent state, which waits for a thread that is sending.
-    fn sent(&self) -> Result<MutexGuard<'_, SentState>> {
+    fn lock_sent(&self) -> Result<MutexGuard<'_, SentState>> {
         let sent = self.sent.lock();
         match &sent.failed {
             Some(failed) => Err(failed.clone()),
@@ -401,7 +407,7 @@ impl CommitQueue {
     /// An error of the disk.
     pub(crate) fn wait_visible(&self, all: bool) -> Result<Vec<InFlightChain>> {
         let last = {
-            let sent = self.sent()?;
+            let sent = self.lock_sent()?;
             let flight = if all { sent.in_flight.back() } else { sent.in_flight.front() };
             flight.map(|flight| flight.last)
         };

@@ -22,7 +22,7 @@ impl Volume {
     /// in-flight and cached bytes. With `and_wait`, waits until the chain is durable.
     pub(crate) fn write_out_after_change(&self, and_wait: bool) -> Result<()> {
         let Some(writing) = &self.writing else { return Ok(()) };
-        let sends = writing.on_contents.get().filter(|_| !and_wait);
+        let sends = writing.on_queued_contents.get().filter(|_| !and_wait);
         match sends
             .filter(|_| writing.commit_queue.has_only_early_contents(writing.dirty_limit / 4))
         {
@@ -47,7 +47,7 @@ impl Volume {
     pub fn on_queued_contents(&self, tell: impl Fn() + Send + Sync + 'static) {
         if let Some(writing) = &self.writing {
             // Only the first call has an effect.
-            let _ = writing.on_contents.set(Box::new(tell));
+            let _ = writing.on_queued_contents.set(Box::new(tell));
         }
     }
 
@@ -75,7 +75,7 @@ impl Volume {
 
     /// Waits until `ticket` is durable; the caller holds no lock.
     pub(super) fn wait(&self, ticket: Ticket) -> Result<()> {
-        let waited = self.outbox()?.wait(ticket, |landed, freed| {
+        let waited = self.commit_queue()?.wait(ticket, |landed, freed| {
             self.discard(&freed);
             self.release_visible(landed, &freed);
         });
@@ -98,7 +98,7 @@ impl Volume {
     /// # Errors
     /// As [`Volume::commit`].
     pub fn wait_oldest_visible(&self) -> Result<bool> {
-        let flies = self.outbox()?.in_flight_bytes() > 0;
+        let flies = self.commit_queue()?.in_flight_bytes() > 0;
         if flies {
             self.wait_visible(false)?;
         }
@@ -107,7 +107,7 @@ impl Volume {
 
     /// Waits until readers of the disk see the oldest in-flight chain, or all of them.
     pub(super) fn wait_visible(&self, all: bool) -> Result<()> {
-        let landed = self.stop_on_error(self.outbox()?.wait_visible(all))?;
+        let landed = self.stop_on_error(self.commit_queue()?.wait_visible(all))?;
         self.release_visible(landed, &[]);
         Ok(())
     }
@@ -115,7 +115,7 @@ impl Volume {
     /// Stops all writing if the disk failed. An unreachable disk keeps the chains sent to it and
     /// writes them later.
     pub(super) fn stop_on_error<T>(&self, done: Result<T>) -> Result<T> {
-        if let Err(Error::Io(draconis_device::Error::Away(_))) = &done {
+        if let Err(Error::Io(draconis_device::Error::Unreachable(_))) = &done {
             return done;
         }
         if let (Err(error), Some(writing)) = (&done, &self.writing) {
@@ -138,23 +138,24 @@ impl Volume {
             let mut blocks = self.store.write_back.write();
             for block in &flight.contents {
                 let gone = blocks.contents.get(block);
-                if gone
-                    .is_some_and(|content| !content.dirty && content.chain_number <= flight.sealed)
-                    && let Some(content) = blocks.contents.remove(block)
+                if gone.is_some_and(|content| {
+                    !content.dirty && content.chain_number <= flight.chain_number
+                }) && let Some(content) = blocks.contents.remove(block)
                 {
                     self.store.update_cached_block(FsBlock(*block), &content.current);
                 }
             }
-            for block in &flight.placed {
+            for block in &flight.checkpointed {
                 let gone = blocks.awaiting_checkpoint.get(block);
-                if gone.is_some_and(|it| it.checkpoint_chain.is_some_and(|at| at <= flight.sealed))
-                {
+                if gone.is_some_and(|it| {
+                    it.checkpoint_chain.is_some_and(|at| at <= flight.chain_number)
+                }) {
                     blocks.awaiting_checkpoint.remove(block);
                     self.store.invalidate_block(FsBlock(*block));
                 }
             }
             drop(blocks);
-            writer.visible_chain = writer.visible_chain.max(flight.sealed);
+            writer.visible_chain = writer.visible_chain.max(flight.chain_number);
         }
     }
 

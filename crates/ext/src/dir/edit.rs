@@ -68,7 +68,7 @@ pub(crate) enum SlotSearch {
     /// The name exists.
     Found(FoundRecord),
     /// The name does not exist; a slot for it.
-    Room(DirentSlot),
+    Free(DirentSlot),
     /// The name does not exist, and no slot is large enough.
     Full,
 }
@@ -282,7 +282,7 @@ pub(crate) fn find_or_slot_by(
         }
         previous = Some(record.at);
     }
-    Ok(best.map_or(SlotSearch::Full, SlotSearch::Room))
+    Ok(best.map_or(SlotSearch::Full, SlotSearch::Free))
 }
 
 /// Inserts an entry into a slot found in this block.

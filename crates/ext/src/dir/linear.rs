@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering;
 
 use super::name_query::{NameDisplay, NameQuery};
-use super::{Cookie, Damage, Entry, is_dots};
+use super::{Cookie, DirDamage, Entry, is_dots};
 use crate::format::dirent::Dirents;
 use crate::format::inode::Inode;
 use crate::volume::Volume;
@@ -56,7 +56,7 @@ pub(super) fn enumerate(
     dir: &Inode,
     from: Cookie,
     dots: bool,
-    mut visit: impl FnMut(std::result::Result<Entry<'_>, Damage>) -> bool,
+    mut visit: impl FnMut(std::result::Result<Entry<'_>, DirDamage>) -> bool,
 ) -> Result<()> {
     let names = NameDisplay::of(volume, dir);
     let (first, skip) = volume.cookie_position(from);
@@ -68,7 +68,7 @@ pub(super) fn enumerate(
             Ok(Some(block)) => block,
             Ok(None) => continue,
             Err(error) => {
-                if !visit(Err(Damage { error, next: next_block })) {
+                if !visit(Err(DirDamage { error, next: next_block })) {
                     return Ok(());
                 }
                 continue;
@@ -87,7 +87,7 @@ pub(super) fn enumerate(
                 Err(_) if entries.position() <= skip => true,
                 Err(error) => {
                     let error = volume.with_location(dir, nth, error);
-                    visit(Err(Damage { error, next }))
+                    visit(Err(DirDamage { error, next }))
                 }
             };
             if !wanted {

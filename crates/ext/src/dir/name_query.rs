@@ -56,7 +56,7 @@ impl NameDisplay {
             Self::NoKey(NoKeyHashSource::Computed(hash)) => hash.major_and_minor(entry.name),
             Self::NoKey(NoKeyHashSource::InEntry) => stored_hashes(block, entry).unwrap_or((0, 0)),
         };
-        Cow::Owned(nokey::shown(hashes, entry.name))
+        Cow::Owned(nokey::no_key_name(hashes, entry.name))
     }
 }
 

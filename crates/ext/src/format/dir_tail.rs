@@ -82,7 +82,7 @@ pub fn dirent_area(block: &[u8], sums: bool) -> &[u8] {
 }
 
 /// Returns the mutable dirents of a block.
-pub fn names_mut(block: &mut [u8], sums: bool) -> &mut [u8] {
+pub fn dirent_area_mut(block: &mut [u8], sums: bool) -> &mut [u8] {
     let end = dirent_area_end(block, sums);
     block.get_mut(..end).unwrap_or_default()
 }

@@ -205,7 +205,7 @@ impl DirBlockFormat {
 pub struct DirBlockBuilder {
     bytes: Vec<u8>,
     block_bytes: usize,
-    shape: DirBlockFormat,
+    format: DirBlockFormat,
     /// Offset of the last entry; its record will extend to the end of the block.
     last: usize,
 }
@@ -214,7 +214,7 @@ impl DirBlockBuilder {
     /// Creates a builder for blocks of this format.
     pub fn new(shape: DirBlockFormat) -> Self {
         let block_bytes = shape.dirent_area_bytes();
-        Self { bytes: Vec::with_capacity(block_bytes), block_bytes, shape, last: 0 }
+        Self { bytes: Vec::with_capacity(block_bytes), block_bytes, format: shape, last: 0 }
     }
 
     /// Returns true if the current block holds no entry.
@@ -239,7 +239,7 @@ impl DirBlockBuilder {
         // A name has at most 255 bytes, and a record therefore at most 264.
         self.bytes.extend(rec_len_to_disk(len, self.block_bytes).to_le_bytes());
         self.bytes.push(name_len);
-        self.bytes.push(if self.shape.filetype { file_type_code(kind) } else { 0 });
+        self.bytes.push(if self.format.filetype { file_type_code(kind) } else { 0 });
         self.bytes.extend(name);
         self.bytes.resize(self.last.saturating_add(len), 0);
         true
@@ -257,7 +257,7 @@ impl DirBlockBuilder {
             field.copy_from_slice(&len.to_le_bytes());
         }
         self.last = 0;
-        self.shape.with_tail(bytes)
+        self.format.with_tail(bytes)
     }
 }
 

@@ -283,9 +283,9 @@ fn bitmap_csum(bitmap: &[u8], bits: u32, super_: &Superblock) -> Option<u32> {
 }
 
 /// Returns true if `said` matches the checksum, as far as a descriptor holds it.
-fn matches_bitmap_csum(said: u32, bitmap: &[u8], bits: u32, super_: &Superblock) -> bool {
+fn matches_bitmap_csum(stored: u32, bitmap: &[u8], bits: u32, super_: &Superblock) -> bool {
     let held = if super_.descriptor_bytes >= 64 { u32::MAX } else { 0xFFFF };
-    bitmap_csum(bitmap, bits, super_).is_none_or(|sum| sum & held == said & held)
+    bitmap_csum(bitmap, bits, super_).is_none_or(|sum| sum & held == stored & held)
 }
 
 fn halves(value: u32) -> (u16, u16) {

@@ -212,7 +212,7 @@ impl<'a> InodeSlot<'a> {
     }
 
     /// Returns the bytes of the blocks in `i_blocks`.
-    pub fn bytes_of_blocks(&self, block_bytes: u32) -> u64 {
+    pub fn allocated_bytes(&self, block_bytes: u32) -> u64 {
         let unit = if self.flags() & flags::HUGE_FILE != 0 { block_bytes } else { 512 };
         self.sectors().saturating_mul(unit.into())
     }
@@ -301,13 +301,13 @@ impl<'a> InodeSlot<'a> {
 
     /// Returns true if the EA inode is `owner`'s alone, in the format of Lustre, the forerunner of
     /// `ea_inode`. It names the owning inode and its generation, and has no reference count.
-    pub fn is_value_of(&self, owner: InodeNumber, generation: u32) -> bool {
+    pub fn is_ea_inode_of(&self, owner: InodeNumber, generation: u32) -> bool {
         let named = self.get(|raw| raw.i_mtime.get());
         named == Some(owner.0) && self.generation() == generation
     }
 
     /// Sets [`InodeSlot::ea_ref_count`].
-    pub fn set_value_owners(&mut self, owners: u64) {
+    pub fn set_ea_ref_count(&mut self, owners: u64) {
         let [low, high] = [low32(owners), low32(owners >> 32)];
         self.set_time(InodeTime::Changed, Time { seconds: 0, nanoseconds: 0 });
         self.with(|raw| {
@@ -324,7 +324,7 @@ impl<'a> InodeSlot<'a> {
     }
 
     /// Returns true if this is an EA inode.
-    pub fn is_value(&self) -> bool {
+    pub fn is_ea_inode(&self) -> bool {
         self.flags() & flags::EA_INODE != 0 && self.mode() & 0o170_000 == 0o100_000
     }
 

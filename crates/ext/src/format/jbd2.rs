@@ -30,7 +30,7 @@ pub const SUPERBLOCK_BYTES: usize = 1024;
 /// Value of `s_checksum_type` for CRC-32C, the only one in use.
 const CRC32C: u8 = 4;
 /// Minimum journal blocks without the fast-commit area, as in Linux.
-const LEAST_BLOCKS: u32 = 1024;
+const MIN_JOURNAL_BLOCKS: u32 = 1024;
 /// Default size of the fast-commit area in blocks.
 const FAST_COMMIT_BLOCKS: u32 = 256;
 
@@ -114,7 +114,7 @@ pub struct JournalFormat {
     /// Block size in bytes, equal to the volume's.
     pub block_bytes: u32,
     /// Kind of checksums.
-    pub sums: JournalChecksums,
+    pub checksums: JournalChecksums,
     /// True if block numbers have 64 bits.
     pub has_64bit_blocks: bool,
     /// Checksum seed: the checksum of the UUID.
@@ -125,7 +125,7 @@ pub struct JournalFormat {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct JournalSuperblock {
     /// Format of its blocks.
-    pub form: JournalFormat,
+    pub format: JournalFormat,
     /// Blocks of the journal, including the superblock and the fast-commit area.
     pub len: u32,
     /// First block of the log.
@@ -193,7 +193,7 @@ impl RawJournalSuperblock {
             JournalIncompatible::from_bits_retain(features(&self.s_feature_incompat));
         // A superblock with a wrong checksum is damaged, whatever features it has.
         let sums = self.sums(compatible, incompatible)?;
-        refuse_what_is_missing(incompatible.bits(), features(&self.s_feature_ro_compat))?;
+        refuse_unsupported_features(incompatible.bits(), features(&self.s_feature_ro_compat))?;
         if has_features && self.s_nr_users.get() > 1 {
             let feature = "needs: a journal of one volume; this one is shared".to_owned();
             return Err(Error::Unsupported { feature });
@@ -215,7 +215,7 @@ impl RawJournalSuperblock {
         let first = self.s_first.get();
         let end = len.checked_sub(fast).filter(|end| *end > first && first > 0);
         let end = end.ok_or(Error::corrupt("journal superblock: first block"))?;
-        if fast > 0 && end < LEAST_BLOCKS {
+        if fast > 0 && end < MIN_JOURNAL_BLOCKS {
             return Err(Error::corrupt("journal superblock: fast commit blocks"));
         }
         let start = Some(self.s_start.get()).filter(|start| *start != 0);
@@ -225,7 +225,7 @@ impl RawJournalSuperblock {
         let seed = crc32c(!0, &self.s_uuid);
         let wide = incompatible.contains(JournalIncompatible::SIXTY_FOUR_BIT);
         Ok(JournalSuperblock {
-            form: JournalFormat { block_bytes, sums, has_64bit_blocks: wide, seed },
+            format: JournalFormat { block_bytes, checksums: sums, has_64bit_blocks: wide, seed },
             len,
             first,
             end,
@@ -325,7 +325,7 @@ impl JournalSuperblock {
     }
 }
 
-fn refuse_what_is_missing(incompatible: u32, read_only_compatible: u32) -> Result<()> {
+fn refuse_unsupported_features(incompatible: u32, read_only_compatible: u32) -> Result<()> {
     const KNOWN: u32 = 0x3F;
     let named = |set: char, bits: u32| {
         let bits = (0..u32::BITS).filter(move |bit| bits & (1 << bit) != 0);

@@ -65,16 +65,16 @@ pub(crate) fn read(bytes: &[u8], seed: Option<Checksum>) -> Result<MmpRecord> {
 }
 
 /// Writes an MMP block with the time `seconds`.
-pub(crate) fn write(bytes: &mut [u8], said: &MmpRecord, seconds: u64, seed: Option<Checksum>) {
+pub(crate) fn write(bytes: &mut [u8], record: &MmpRecord, seconds: u64, seed: Option<Checksum>) {
     let Some(whole) = bytes.get_mut(..LEN_BYTES) else { return };
     put32(whole, 0, MAGIC);
-    put32(whole, SEQUENCE_AT, said.sequence);
-    put16(whole, INTERVAL_AT, said.interval_seconds);
+    put32(whole, SEQUENCE_AT, record.sequence);
+    put16(whole, INTERVAL_AT, record.interval_seconds);
     if let Some(field) = whole.get_mut(TIME_AT..NODE_AT) {
         field.copy_from_slice(&seconds.to_le_bytes());
     }
     for (text, at, len) in
-        [(&said.node, NODE_AT, NODE_BYTES), (&said.device, DEVICE_AT, DEVICE_BYTES)]
+        [(&record.node, NODE_AT, NODE_BYTES), (&record.device, DEVICE_AT, DEVICE_BYTES)]
     {
         let field = whole.get_mut(at..).and_then(|rest| rest.get_mut(..len)).unwrap_or_default();
         let text = text.bytes().chain(std::iter::repeat(0));

@@ -22,7 +22,7 @@ const MAX_NO_KEY_BYTES: usize = HASHES_BYTES + MAX_UNHASHED_BYTES + DIGEST_BYTES
 const ALPHABET: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
 
 /// Encodes `ciphertext`, in a directory that hashes it to `hashes`.
-pub fn shown(hashes: (u32, u32), ciphertext: &[u8]) -> Vec<u8> {
+pub fn no_key_name(hashes: (u32, u32), ciphertext: &[u8]) -> Vec<u8> {
     let (plain, rest) = ciphertext.split_at(ciphertext.len().min(MAX_UNHASHED_BYTES));
     let mut bytes = Vec::with_capacity(MAX_NO_KEY_BYTES);
     bytes.extend(hashes.0.to_le_bytes());
@@ -35,7 +35,7 @@ pub fn shown(hashes: (u32, u32), ciphertext: &[u8]) -> Vec<u8> {
 }
 
 /// Returns the length of [`shown`] for `ciphertext_bytes`.
-pub fn shown_bytes(ciphertext_bytes: u64) -> u64 {
+pub fn no_key_name_bytes(ciphertext_bytes: u64) -> u64 {
     let plain = ciphertext_bytes.min(MAX_UNHASHED_BYTES as u64);
     let digest = if plain < ciphertext_bytes { DIGEST_BYTES as u64 } else { 0 };
     let all = plain.saturating_add(digest).saturating_add(HASHES_BYTES as u64);
@@ -53,14 +53,14 @@ pub fn target(contents: &[u8]) -> Result<Vec<u8>> {
     let len = le16(contents, 0).map_or(0, usize::from);
     let ciphertext = contents.get(TARGET_HEAD_BYTES..).and_then(|rest| rest.get(..len));
     match ciphertext.filter(|it| !it.is_empty()) {
-        Some(ciphertext) => Ok(shown((0, 0), ciphertext)),
+        Some(ciphertext) => Ok(no_key_name((0, 0), ciphertext)),
         None => Err(Error::corrupt("symbolic link: length of its encrypted target")),
     }
 }
 
 /// Returns the length of [`target`] for a link of `size_bytes`.
 pub fn target_bytes(size_bytes: u64) -> u64 {
-    shown_bytes(size_bytes.saturating_sub(TARGET_HEAD_BYTES as u64))
+    no_key_name_bytes(size_bytes.saturating_sub(TARGET_HEAD_BYTES as u64))
 }
 
 /// A parsed no-key name.
@@ -146,8 +146,8 @@ mod tests {
     fn names_are_found_by_what_they_are_shown_as() {
         for len in [1usize, 2, 3, 16, 148, 149, 150, 255] {
             let ciphertext: Vec<u8> = (0..len).map(|nth| (nth * 89) as u8).collect();
-            let name = shown((0x1234_5678, 9), &ciphertext);
-            assert!(name.len() <= 255 && name.len() as u64 == shown_bytes(len as u64));
+            let name = no_key_name((0x1234_5678, 9), &ciphertext);
+            assert!(name.len() <= 255 && name.len() as u64 == no_key_name_bytes(len as u64));
             let read = NoKeyName::read(&name).unwrap();
             assert!(read.is(&ciphertext), "{len}");
             let mut other = ciphertext.clone();

@@ -63,7 +63,7 @@ impl QuotaType {
 #[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned, Clone)]
 #[repr(C)]
 #[allow(missing_docs)]
-pub struct RawHeader {
+pub struct RawQuotaHeader {
     pub dqh_magic: U32,
     pub dqh_version: U32,
     pub dqi_bgrace: U32,
@@ -149,8 +149,8 @@ impl Header {
     /// # Errors
     /// [`Error::Corrupt`] if the kind, version or a number is invalid.
     pub fn check(bytes: &[u8], kind: QuotaType, file_bytes: u64) -> Result<Self> {
-        let (raw, _) =
-            RawHeader::ref_from_prefix(bytes).map_err(|_| Error::corrupt("quota file: header"))?;
+        let (raw, _) = RawQuotaHeader::ref_from_prefix(bytes)
+            .map_err(|_| Error::corrupt("quota file: header"))?;
         if (raw.dqh_magic.get(), raw.dqh_version.get()) != (kind.magic(), VERSION) {
             return Err(Error::corrupt("quota file: kind or version"));
         }
@@ -175,7 +175,7 @@ impl Header {
 
     /// Writes the fields into a checked header.
     pub fn write(&self, bytes: &mut [u8]) {
-        if let Ok((raw, _)) = RawHeader::mut_from_prefix(bytes) {
+        if let Ok((raw, _)) = RawQuotaHeader::mut_from_prefix(bytes) {
             raw.dqi_blocks.set(self.blocks);
             raw.dqi_free_blk.set(self.first_free_block);
             raw.dqi_free_entry.set(self.first_free_entry_block);
@@ -278,7 +278,7 @@ impl RawEntries {
     ///
     /// # Errors
     /// [`Error::Corrupt`] if the stored count differs from the used entries.
-    pub fn has_room(&self) -> Result<bool> {
+    pub fn has_free_entry(&self) -> Result<bool> {
         let used = self.entries.iter().filter(|entry| !entry.is_free()).count();
         let is_said = used == usize::from(self.dqdh_entries.get());
         let damaged = Error::corrupt("quota file: number of entries");
@@ -321,14 +321,14 @@ mod tests {
             assert!(entries.add(id, one));
         }
         assert!(!entries.add(13, one), "that was the last one");
-        assert_eq!(entries.has_room(), Ok(false));
+        assert_eq!(entries.has_free_entry(), Ok(false));
         entries.count(0, one.negated());
         assert_eq!(entries.find(0), Some(0), "it has nothing, and is an entry");
         entries.count(0, one);
         let again = entries.entries.first().unwrap();
         assert_eq!((again.dqb_curspace.get(), again.dqb_itime.get()), (4096, 0));
         entries.dqdh_entries.set(3);
-        assert!(entries.has_room().is_err());
+        assert!(entries.has_free_entry().is_err());
         entries.dqdh_entries.set(15);
         assert!(RawEntries::view(&bytes).is_err());
     }
@@ -336,7 +336,7 @@ mod tests {
     #[test]
     fn a_header_is_of_one_kind_and_within_its_file() {
         let mut bytes = vec![0; 1024];
-        let (raw, _) = RawHeader::mut_from_prefix(&mut bytes).unwrap();
+        let (raw, _) = RawQuotaHeader::mut_from_prefix(&mut bytes).unwrap();
         raw.dqh_magic.set(QuotaType::Group.magic());
         raw.dqh_version.set(1);
         raw.dqi_blocks.set(6);

@@ -32,7 +32,7 @@ pub(crate) enum Need {
 
 /// Component that enforces a rule.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Asker {
+pub(crate) enum Enforcer {
     /// Making and tuning volumes, as in `mke2fs` and `tune2fs`.
     Maker,
     /// Mounting volumes read-write.
@@ -46,15 +46,15 @@ pub(crate) enum Asker {
 pub(crate) struct Rule {
     pub(crate) feature: Feature,
     pub(crate) need: Need,
-    askers: &'static [Asker],
+    enforcers: &'static [Enforcer],
 }
 
-use Asker::{Checker, Maker, Writer};
+use Enforcer::{Checker, Maker, Writer};
 use Feature::{C, I, R};
 use Need::{InodeBytes, With, Without};
 
-const fn rule(feature: Feature, need: Need, askers: &'static [Asker]) -> Rule {
-    Rule { feature, need, askers }
+const fn rule(feature: Feature, need: Need, askers: &'static [Enforcer]) -> Rule {
+    Rule { feature, need, enforcers: askers }
 }
 
 /// All rules.
@@ -76,18 +76,18 @@ const RULES: &[Rule] = &[
 ];
 
 /// Returns the rules that `asker` enforces and that these features break.
-pub(crate) fn broken(
-    asker: Asker,
+pub(crate) fn violated_rules(
+    asker: Enforcer,
     features: [u32; 3],
     inode_bytes: u32,
 ) -> impl Iterator<Item = Rule> {
     let is_met = move |need: Need| match need {
-        With(other) => other.is_among(features),
-        Without(other) => !other.is_among(features),
+        With(other) => other.is_set_in(features),
+        Without(other) => !other.is_set_in(features),
         InodeBytes(least) => inode_bytes >= least,
     };
-    let rules = RULES.iter().filter(move |rule| rule.askers.contains(&asker)).copied();
-    rules.filter(move |rule| rule.feature.is_among(features) && !is_met(rule.need))
+    let rules = RULES.iter().filter(move |rule| rule.enforcers.contains(&asker)).copied();
+    rules.filter(move |rule| rule.feature.is_set_in(features) && !is_met(rule.need))
 }
 
 impl Feature {
@@ -99,7 +99,7 @@ impl Feature {
     }
 
     /// Returns true if the feature is set in compatible, incompatible, read-only compatible.
-    pub(crate) const fn is_among(self, [compatible, incompatible, read_only]: [u32; 3]) -> bool {
+    pub(crate) const fn is_set_in(self, [compatible, incompatible, read_only]: [u32; 3]) -> bool {
         match self {
             Self::C(it) => compatible & it.bits() != 0,
             Self::I(it) => incompatible & it.bits() != 0,
@@ -108,7 +108,7 @@ impl Feature {
     }
 
     pub(crate) fn is_in(self, raw: &RawSuperblock) -> bool {
-        self.is_among(raw.features())
+        self.is_set_in(raw.features())
     }
 
     pub(crate) fn set(self, raw: &mut RawSuperblock, on: bool) {
@@ -153,7 +153,7 @@ impl fmt::Display for Feature {
 
 impl Rule {
     /// Returns the conflicting features, in the checker's notation.
-    pub(crate) fn clash(&self) -> String {
+    pub(crate) fn conflict(&self) -> String {
         let feature = self.feature;
         match self.need {
             With(other) => format!("{feature}, ^{other}"),

@@ -126,7 +126,7 @@ pub fn has_valid_checksum(block: &[u8], seed: Checksum, at: FsBlock) -> bool {
 }
 
 /// Returns true if two xattr blocks are equal except for their checksums.
-pub(crate) fn is_same(a: &[u8], b: &[u8]) -> bool {
+pub(crate) fn equals_ignoring_checksum(a: &[u8], b: &[u8]) -> bool {
     let but_for_sum = |block: &[u8]| {
         let (before, rest) = block.split_at_checked(CHECKSUM_AT)?;
         Some((before.to_vec(), rest.get(4..)?.to_vec()))
@@ -268,7 +268,7 @@ pub struct NewXattr {
     suffix: Vec<u8>,
     /// Empty if the value is in an EA inode.
     value: Vec<u8>,
-    outside: Option<EaInodeRef>,
+    ea_inode: Option<EaInodeRef>,
 }
 
 impl NewXattr {
@@ -284,7 +284,7 @@ impl NewXattr {
             _ => value.to_vec(),
         };
         let (suffix_bytes, suffix) = (suffix.len(), suffix.to_vec());
-        Ok(Some(Self { number, suffix_bytes, suffix, value, outside: None }))
+        Ok(Some(Self { number, suffix_bytes, suffix, value, ea_inode: None }))
     }
 
     /// Returns true for an access control list.
@@ -293,15 +293,15 @@ impl NewXattr {
     }
 
     /// Creates the attribute for inline data beyond `i_block`.
-    pub(crate) fn of_contents(value: &[u8]) -> Self {
+    pub(crate) fn from_inline_data(value: &[u8]) -> Self {
         let suffix = b"data".to_vec();
         let value = value.to_vec();
-        Self { number: 7, suffix_bytes: suffix.len(), suffix, value, outside: None }
+        Self { number: 7, suffix_bytes: suffix.len(), suffix, value, ea_inode: None }
     }
 
     /// Returns the EA inode of the value, if any.
-    pub(crate) fn outside(&self) -> Option<EaInodeRef> {
-        self.outside
+    pub(crate) fn ea_inode(&self) -> Option<EaInodeRef> {
+        self.ea_inode
     }
 
     /// Returns the value bytes stored in the list.
@@ -314,7 +314,7 @@ impl NewXattr {
         let len = u32::try_from(self.value.len()).unwrap_or(u32::MAX);
         let hash = self.name_hash().rotate_left(16) ^ value_hash;
         let outside = Some(EaInodeRef { inode, len, hash });
-        Self { value: Vec::new(), outside, ..self.clone() }
+        Self { value: Vec::new(), ea_inode: outside, ..self.clone() }
     }
 
     /// Returns the full name; `None` for a hidden one.
@@ -358,7 +358,7 @@ impl NewXattr {
 
     /// Returns the hash over name and value for entries of a block.
     fn hash(&self) -> u32 {
-        if let Some(outside) = self.outside {
+        if let Some(outside) = self.ea_inode {
             return outside.hash;
         }
         self.value.chunks(4).fold(self.name_hash(), |sum, chunk| {
@@ -421,7 +421,7 @@ fn encode(attributes: &[NewXattr], hashes: &[u32], len: usize, base: usize) -> V
     let mut end = len;
     let mut values: Vec<(usize, &[u8])> = Vec::new();
     for (attribute, hash) in attributes.iter().zip(hashes) {
-        let NewXattr { number, suffix_bytes, suffix, value, outside } = attribute;
+        let NewXattr { number, suffix_bytes, suffix, value, ea_inode: outside } = attribute;
         // An entry of an EA inode always has a hash.
         let (inode, len, hash) = match outside {
             Some(outside) => (outside.inode.0, outside.len, outside.hash),

@@ -22,7 +22,7 @@ use draconis_exchange::contract::{FileType, Time};
 
 use super::cow_disk::CowDisk;
 use super::journal_file::JournalFile;
-use super::recovery::{Damage, Source};
+use super::recovery::{JournalDamage, LogSource};
 use crate::blocks::role::Role;
 use crate::format::inode;
 use crate::format::inode_slot::InodeSlot;
@@ -55,7 +55,7 @@ pub(super) struct Survey {
     /// Number of valid records.
     pub(super) records: u64,
     /// Damage that makes committed records invalid.
-    pub(super) damage: Option<Damage>,
+    pub(super) damage: Option<JournalDamage>,
 }
 
 /// Scans the fast commits based on the transaction before `next`.
@@ -69,7 +69,7 @@ pub(super) fn survey(log: &JournalFile, next: u32) -> Result<Survey> {
         return Ok(survey);
     }
     let mut counting = FastCommitScan::new(next);
-    let mut places = places(log).peekable();
+    let mut places = fast_commit_blocks(log).peekable();
     while let Some(at) = places.peek()
         && counting.scan_block(&log.read(*at)?)
     {
@@ -78,14 +78,14 @@ pub(super) fn survey(log: &JournalFile, next: u32) -> Result<Survey> {
     survey.records = counting.valid_records();
     let what = "journal: checksum of a fast commit";
     if counting.has_damaged_tail() {
-        survey.damage = places.peek().map(|at| Damage { what, at: *at });
+        survey.damage = places.peek().map(|at| JournalDamage { what, at: *at });
         return Ok(survey);
     }
     // A tail is durable only after the records that it ends.
     let mut behind = counting.counted_bytes();
     for at in places {
         if has_tail(&log.read(at)?, behind, next) {
-            survey.damage = Some(Damage { what, at });
+            survey.damage = Some(JournalDamage { what, at });
             break;
         }
         behind = 0;
@@ -95,7 +95,7 @@ pub(super) fn survey(log: &JournalFile, next: u32) -> Result<Survey> {
 
 /// Returns the log blocks of fast commits. Linux leaves the first block after the journal proper
 /// unused.
-fn places(log: &JournalFile) -> Range<u32> {
+fn fast_commit_blocks(log: &JournalFile) -> Range<u32> {
     log.super_.end.saturating_add(1)..log.super_.len
 }
 
@@ -135,7 +135,7 @@ pub(super) fn replay_fast_commits(
     let volume = Volume::for_recovery(scratch.clone(), REPLAY_OPTIONS, writing, super_)?;
     let all = |each: &mut dyn FnMut(FastCommitRecord) -> Result<()>| {
         let mut left = count;
-        for at in places(log) {
+        for at in fast_commit_blocks(log) {
             if left == 0 {
                 break;
             }

@@ -8,7 +8,7 @@ use std::time::Duration;
 use draconis_device::{Disk, Extent, Group, Ticket, Write};
 use draconis_exchange::heap::Block;
 
-use super::recovery::{Damage, LoggedBlock, ScannedLog, Source, scan_log};
+use super::recovery::{JournalDamage, LogSource, LoggedBlock, ScannedLog, scan_log};
 use super::transaction_layout::{TransactionContents, lay_out_transaction};
 use super::unusable_journal_error;
 use crate::blocks::data::SharedBytes;
@@ -45,7 +45,7 @@ pub(crate) struct JournalFile {
     /// Block runs, in logical order.
     runs: Vec<Run>,
     /// Volume blocks of the journal itself, sorted.
-    own: Vec<Range<u64>>,
+    journal_blocks: Vec<Range<u64>>,
 }
 
 impl JournalFile {
@@ -59,7 +59,7 @@ impl JournalFile {
         let node = plain.inode(inode)?;
         let blocks = node.size_bytes.checked_div(volume.block_bytes.into()).unwrap_or(0);
         let mut runs = journal_runs(&plain, &node, FileBlock(0)..FileBlock(1))?;
-        let Some(Run { place: BlockLocation::Mapped(first), .. }) = runs.pop() else {
+        let Some(Run { location: BlockLocation::Mapped(first), .. }) = runs.pop() else {
             return Err(Error::corrupt(MISSING).of_inode(inode));
         };
         let first = read_block(&*disk, volume, first)?;
@@ -67,13 +67,13 @@ impl JournalFile {
             .and_then(|raw| raw.check(volume.block_bytes, blocks.min(plain.disk_blocks())))
             .map_err(|error| error.of_inode(inode))?;
         let runs = self::journal_runs(&plain, &node, FileBlock(0)..FileBlock(super_.len))?;
-        let blocks = |run: &Run| match run.place {
+        let blocks = |run: &Run| match run.location {
             BlockLocation::Mapped(first) => Some(first.0..first.offset(run.blocks.into()).0),
             _ => None,
         };
         let mut own: Vec<Range<u64>> = runs.iter().filter_map(blocks).collect();
         own.sort_unstable_by_key(|own| own.start);
-        Ok(Self { disk, volume: volume.clone(), super_, first, runs, own })
+        Ok(Self { disk, volume: volume.clone(), super_, first, runs, journal_blocks: own })
     }
 
     /// Returns the volume block of a log block.
@@ -81,7 +81,7 @@ impl JournalFile {
         let at = FileBlock(at);
         let nth = self.runs.partition_point(|run| run.end() <= at);
         let run = self.runs.get(nth)?.clip(at, at.offset(1))?;
-        match run.place {
+        match run.location {
             BlockLocation::Mapped(block) => Some(block),
             _ => None,
         }
@@ -110,7 +110,7 @@ impl JournalFile {
     }
 
     /// Returns the error for damage of the log.
-    pub(crate) fn error(&self, damage: Damage) -> Error {
+    pub(crate) fn error(&self, damage: JournalDamage) -> Error {
         let error = Error::corrupt(damage.what);
         match self.volume_block(damage.at) {
             Some(block) => error.in_block(block),
@@ -131,7 +131,7 @@ impl JournalFile {
         let block_bytes = u64::from(self.volume.block_bytes);
         let mut writes = Vec::new();
         let mut held = 0usize;
-        for (block, copy) in found.between(FsBlock(0)..FsBlock(u64::MAX)) {
+        for (block, copy) in found.copies_in(FsBlock(0)..FsBlock(u64::MAX)) {
             let bytes = self.read_copy(copy)?;
             held = held.saturating_add(bytes.len());
             writes.push(write(block.0.saturating_mul(block_bytes), &bytes));
@@ -189,22 +189,22 @@ impl JournalFile {
     }
 }
 
-impl Source for JournalFile {
+impl LogSource for JournalFile {
     fn read(&self, at: u32) -> Result<SharedBytes> {
         read_block(&*self.disk, &self.volume, self.volume_block(at).ok_or(Error::corrupt(MISSING))?)
     }
 
-    fn refusal(&self, block: u64) -> Option<&'static str> {
+    fn copy_problem(&self, block: u64) -> Option<&'static str> {
         if block >= self.volume.blocks {
             return Some("journal: a copy of a block that the volume does not have");
         }
-        let nth = self.own.partition_point(|own| own.start <= block);
-        let own = nth.checked_sub(1).and_then(|nth| self.own.get(nth));
+        let nth = self.journal_blocks.partition_point(|own| own.start <= block);
+        let own = nth.checked_sub(1).and_then(|nth| self.journal_blocks.get(nth));
         let is_own = own.is_some_and(|own| own.contains(&block));
         is_own.then_some("journal: a copy of a block of its own")
     }
 
-    fn in_use_since(&self) -> Duration {
+    fn mount_time(&self) -> Duration {
         Duration::from_secs(self.volume.dates.mounted.into())
     }
 }
@@ -268,7 +268,7 @@ fn journal_runs(volume: &Volume, node: &Inode, range: Range<FileBlock>) -> Resul
 }
 
 fn is_mapped(run: &Run) -> bool {
-    matches!(run.place, BlockLocation::Mapped(_))
+    matches!(run.location, BlockLocation::Mapped(_))
 }
 
 /// Reads a volume block without caches.

@@ -35,12 +35,12 @@ pub(crate) struct ScannedLog {
     /// Number of transactions.
     pub(crate) transactions: u32,
     /// Damage of a committed transaction after the last valid one.
-    pub(crate) damage: Option<Damage>,
+    pub(crate) damage: Option<JournalDamage>,
 }
 
 /// Damage of a log.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Damage {
+pub(crate) struct JournalDamage {
     /// Damaged structure.
     pub(crate) what: &'static str,
     /// Log block of the damage.
@@ -48,13 +48,13 @@ pub(crate) struct Damage {
 }
 
 /// Access to a log for recovery.
-pub(crate) trait Source {
+pub(crate) trait LogSource {
     /// Reads a log block.
     fn read(&self, at: u32) -> Result<SharedBytes>;
     /// Returns the reason why the log must not have a copy of this volume block, if any.
-    fn refusal(&self, block: u64) -> Option<&'static str>;
+    fn copy_problem(&self, block: u64) -> Option<&'static str>;
     /// Returns the mount time of the volume: its later commits are not older.
-    fn in_use_since(&self) -> Duration;
+    fn mount_time(&self) -> Duration;
 }
 
 /// A copy of a block in the log.
@@ -72,7 +72,7 @@ pub(crate) struct LoggedBlock {
 ///
 /// # Errors
 /// Errors of `source`.
-pub(crate) fn scan_log(journal: &JournalSuperblock, source: &dyn Source) -> Result<ScannedLog> {
+pub(crate) fn scan_log(journal: &JournalSuperblock, source: &dyn LogSource) -> Result<ScannedLog> {
     let mut found = ScannedLog {
         copies: BTreeMap::new(),
         next: journal.sequence,
@@ -88,14 +88,14 @@ pub(crate) fn scan_log(journal: &JournalSuperblock, source: &dyn Source) -> Resu
         sequence: journal.sequence,
         pending: PendingTransaction::default(),
         last_commit_time: Duration::ZERO,
-        doubted: None,
+        suspected_damage: None,
         revokes: vec![],
     };
     let end = loop {
         match scan.step(&mut found)? {
             ScanStep::Continue => {}
             ScanStep::Stop => break None,
-            ScanStep::Stray(stray) => break Some(stray),
+            ScanStep::Unexpected(stray) => break Some(stray),
         }
     };
     if let Some(stray) = end
@@ -106,7 +106,7 @@ pub(crate) fn scan_log(journal: &JournalSuperblock, source: &dyn Source) -> Resu
     }
     for (nth, at) in scan.revokes {
         let block = source.read(at)?;
-        for block in journal.form.revokes(&block).into_iter().flatten() {
+        for block in journal.format.revokes(&block).into_iter().flatten() {
             if found.copies.get(&block).is_some_and(|copy| copy.nth <= nth) {
                 found.copies.remove(&block);
             }
@@ -120,7 +120,7 @@ pub(crate) fn scan_log(journal: &JournalSuperblock, source: &dyn Source) -> Resu
 struct PendingTransaction {
     copies: Vec<(u64, u32, bool)>,
     revokes: Vec<u32>,
-    damage: Option<Damage>,
+    damage: Option<JournalDamage>,
     sum: u32,
 }
 
@@ -135,13 +135,13 @@ enum ScanStep {
     /// The log ends, and no further search is needed.
     Stop,
     /// The log ends, unless a later commit block is found.
-    Stray(Stray),
+    Unexpected(UnexpectedBlock),
 }
 
 /// A block that does not belong to the expected transaction.
-struct Stray {
+struct UnexpectedBlock {
     /// Damage, if that transaction or a later one was committed.
-    damage: Damage,
+    damage: JournalDamage,
     /// Number of blocks to search for a commit block.
     within: u32,
 }
@@ -151,7 +151,7 @@ const LOOK_AHEAD_BYTES: u32 = 1 << 20;
 
 struct LogScan<'a> {
     journal: &'a JournalSuperblock,
-    source: &'a dyn Source,
+    source: &'a dyn LogSource,
     at: u32,
     /// Log blocks that are not scanned yet.
     left: u32,
@@ -160,7 +160,7 @@ struct LogScan<'a> {
     /// Commit time of the last valid transaction.
     last_commit_time: Duration,
     /// Damage of the previous transaction, which may never have been durable.
-    doubted: Option<Damage>,
+    suspected_damage: Option<JournalDamage>,
     /// Revoke blocks with the index of their transaction.
     revokes: Vec<(u32, u32)>,
 }
@@ -169,14 +169,14 @@ impl LogScan<'_> {
     /// Scans one journal block, with the copies that its tags name.
     fn step(&mut self, found: &mut ScannedLog) -> Result<ScanStep> {
         let Some((at, block)) = self.next_block()? else { return Ok(ScanStep::Stop) };
-        let form = &self.journal.form;
+        let form = &self.journal.format;
         match header(&block) {
             Some((BlockType::Descriptor, sequence)) if sequence == self.sequence => {
                 if form.verify_tail(&block) != ChecksumState::Valid {
                     // The number of copies is unknown.
-                    return Ok(self.unsound("journal: checksum of a descriptor block", at));
+                    return Ok(self.checksum_failure("journal: checksum of a descriptor block", at));
                 }
-                if form.sums == JournalChecksums::Commit {
+                if form.checksums == JournalChecksums::Commit {
                     self.pending.sum = crc32_be(self.pending.sum, &block);
                 }
                 for tag in form.tags(&block) {
@@ -188,10 +188,10 @@ impl LogScan<'_> {
             }
             Some((BlockType::Revoke, sequence)) if sequence == self.sequence => {
                 if form.verify_tail(&block) != ChecksumState::Valid {
-                    return Ok(self.unsound("journal: checksum of a revoke block", at));
+                    return Ok(self.checksum_failure("journal: checksum of a revoke block", at));
                 }
                 if form.revokes(&block).is_none() {
-                    self.first_bad_commit_time("journal: length of a revoke block", at);
+                    self.record_damage("journal: length of a revoke block", at);
                 }
                 self.pending.revokes.push(at);
                 Ok(ScanStep::Continue)
@@ -203,25 +203,31 @@ impl LogScan<'_> {
                 }
             }
             _ if form.is_damaged_header(&block, self.sequence) => {
-                found.damage = Some(Damage { what: "journal: header of a block", at });
+                found.damage = Some(JournalDamage { what: "journal: header of a block", at });
                 Ok(ScanStep::Stop)
             }
             _ => {
                 let what = "journal: a transaction that was committed is not there";
                 let within = LOOK_AHEAD_BYTES.checked_div(form.block_bytes).unwrap_or(0);
-                Ok(ScanStep::Stray(Stray { damage: Damage { what, at }, within }))
+                Ok(ScanStep::Unexpected(UnexpectedBlock {
+                    damage: JournalDamage { what, at },
+                    within,
+                }))
             }
         }
     }
 
     /// Returns the step for a block of the current transaction that fails its checksum.
-    fn unsound(&self, what: &'static str, at: u32) -> ScanStep {
-        ScanStep::Stray(Stray { damage: Damage { what, at }, within: self.left })
+    fn checksum_failure(&self, what: &'static str, at: u32) -> ScanStep {
+        ScanStep::Unexpected(UnexpectedBlock {
+            damage: JournalDamage { what, at },
+            within: self.left,
+        })
     }
 
     /// Records damage of the current transaction, unless there is an earlier one.
-    fn first_bad_commit_time(&mut self, what: &'static str, at: u32) {
-        self.pending.damage = self.pending.damage.or(Some(Damage { what, at }));
+    fn record_damage(&mut self, what: &'static str, at: u32) {
+        self.pending.damage = self.pending.damage.or(Some(JournalDamage { what, at }));
     }
 
     /// Reads and passes the next log block; `None` at the end.
@@ -243,23 +249,23 @@ impl LogScan<'_> {
     /// Scans the copy of one tag of the descriptor at `descriptor`; returns `false` if the log
     /// ends.
     fn consume_copy(&mut self, tag: &Tag, descriptor: u32) -> Result<bool> {
-        let (at, form) = (self.at, &self.journal.form);
-        if form.sums == JournalChecksums::None {
+        let (at, form) = (self.at, &self.journal.format);
+        if form.checksums == JournalChecksums::None {
             if !self.advance() {
                 return Ok(false);
             }
         } else {
             let Some((_, bytes)) = self.next_block()? else { return Ok(false) };
-            match form.sums {
+            match form.checksums {
                 JournalChecksums::Commit => self.pending.sum = crc32_be(self.pending.sum, &bytes),
                 _ if form.tag_checksum(self.sequence, &bytes) != tag.sum => {
-                    self.first_bad_commit_time("journal: checksum of a copy", at);
+                    self.record_damage("journal: checksum of a copy", at);
                 }
                 _ => {}
             }
         }
-        if let Some(what) = self.source.refusal(tag.block) {
-            self.first_bad_commit_time(what, descriptor);
+        if let Some(what) = self.source.copy_problem(tag.block) {
+            self.record_damage(what, descriptor);
         }
         self.pending.copies.push((tag.block, at, tag.escaped));
         Ok(true)
@@ -273,11 +279,11 @@ impl LogScan<'_> {
         found: &mut ScannedLog,
     ) -> ScanStep {
         let pending = std::mem::take(&mut self.pending);
-        let is_sound = commit.soundness == ChecksumState::Valid;
+        let is_sound = commit.checksum_state == ChecksumState::Valid;
         self.sequence = self.sequence.wrapping_add(1);
         // A block of an earlier cycle through the log.
         let is_stale = commit.time.as_secs() < self.last_commit_time.as_secs();
-        if let Some(damage) = self.doubted {
+        if let Some(damage) = self.suspected_damage {
             // Only a durable transaction is followed by another commit block.
             found.damage = Some(damage).filter(|_| is_sound && !is_stale);
             return ScanStep::Stop;
@@ -288,10 +294,10 @@ impl LogScan<'_> {
                 Some("journal: checksum of a transaction")
             }
             None => None,
-            Some(damage) => return self.end(damage, is_stale, found),
+            Some(damage) => return self.end_at_damage(damage, is_stale, found),
         };
         if let Some(what) = damage {
-            return self.end(Damage { what, at }, is_stale, found);
+            return self.end_at_damage(JournalDamage { what, at }, is_stale, found);
         }
         let nth = found.transactions;
         found.transactions = found.transactions.saturating_add(1);
@@ -305,14 +311,19 @@ impl LogScan<'_> {
     }
 
     /// Ends the scan at a committed transaction that is damaged.
-    fn end(&mut self, damage: Damage, is_stale: bool, found: &mut ScannedLog) -> ScanStep {
+    fn end_at_damage(
+        &mut self,
+        damage: JournalDamage,
+        is_stale: bool,
+        found: &mut ScannedLog,
+    ) -> ScanStep {
         if is_stale {
             return ScanStep::Stop;
         }
         if self.journal.incompatible.contains(JournalIncompatible::ASYNC_COMMIT) {
             // A power cut may have left only the commit block.
             ::log::warn!("the last transaction of the journal is not whole: it does not count");
-            self.doubted = Some(damage);
+            self.suspected_damage = Some(damage);
             return ScanStep::Continue;
         }
         found.damage = Some(damage);
@@ -322,8 +333,8 @@ impl LogScan<'_> {
     /// Returns true if one of the next `within` blocks is a commit block of the current transaction
     /// or a later one.
     fn has_later_commit(&mut self, within: u32) -> Result<bool> {
-        let form = &self.journal.form;
-        let since = self.last_commit_time.max(self.source.in_use_since()).as_secs();
+        let form = &self.journal.format;
+        let since = self.last_commit_time.max(self.source.mount_time()).as_secs();
         for distance in 0..within {
             let Some((_, block)) = self.next_block()? else { break };
             let Some((BlockType::Commit, sequence)) = header(&block) else { continue };
@@ -332,7 +343,7 @@ impl LogScan<'_> {
             // position.
             let is_ahead = sequence.wrapping_sub(self.sequence) <= distance;
             let is_newer = commit.time.as_secs() >= since;
-            if is_ahead && is_newer && commit.soundness == ChecksumState::Valid {
+            if is_ahead && is_newer && commit.checksum_state == ChecksumState::Valid {
                 return Ok(true);
             }
         }
@@ -342,7 +353,7 @@ impl LogScan<'_> {
 
 impl ScannedLog {
     /// Returns the volume blocks in `range` that have copies.
-    pub(crate) fn between(
+    pub(crate) fn copies_in(
         &self,
         range: std::ops::Range<FsBlock>,
     ) -> impl Iterator<Item = (FsBlock, LoggedBlock)> + '_ {

@@ -30,7 +30,7 @@ impl ReplayedDisk {
             .filter_map(|copy| Some((copy.at, log.volume_block(copy.at)?)))
             .collect();
         places.sort_unstable();
-        Self { disk, found, places, block_bytes: log.super_.form.block_bytes.into() }
+        Self { disk, found, places, block_bytes: log.super_.format.block_bytes.into() }
     }
 
     /// Reads a logged copy.
@@ -48,7 +48,7 @@ impl ReplayedDisk {
     /// Overwrites the blocks of an extent that have logged copies.
     fn apply_copies(&self, at: Extent, into: &mut Block) -> Result<(), Error> {
         let end = at.start_bytes.saturating_add(at.len_bytes);
-        for (block, copy) in self.found.between(self.blocks_of(at)) {
+        for (block, copy) in self.found.copies_in(self.blocks_of(at)) {
             let bytes = self.read_copy(copy.at, copy.escaped)?;
             let start = block.0.saturating_mul(self.block_bytes);
             let from = at.start_bytes.max(start);
@@ -74,7 +74,7 @@ impl Disk for ReplayedDisk {
     }
 
     fn read(&self, at: Extent, into: Block, urgency: Urgency) -> Pending<ReadAnswer> {
-        if self.found.between(self.blocks_of(at)).next().is_none() {
+        if self.found.copies_in(self.blocks_of(at)).next().is_none() {
             return self.disk.read(at, into, urgency);
         }
         let renewed = self.disk.read_now(at, into).and_then(|mut block| {

@@ -64,7 +64,7 @@ pub(crate) fn lay_out_transaction(
     head: u32,
     contents: &TransactionContents<'_>,
 ) -> Result<TransactionLayout> {
-    let form = &log.super_.form;
+    let form = &log.super_.format;
     let (sequence, time) = (contents.sequence, contents.time);
     let mut laid = TransactionLayout {
         first: BlockImages::new(),
@@ -74,7 +74,7 @@ pub(crate) fn lay_out_transaction(
     };
     let sum = laid.write_copies(log, sequence, contents.copies)?;
     for some in contents.revoked.chunks(form.revokes_per_block().max(1)) {
-        let block = form.revoke_block(sequence, some);
+        let block = form.build_revoke(sequence, some);
         let at = laid.advance(log)?;
         laid.first.insert(at, owned(block));
     }
@@ -82,7 +82,7 @@ pub(crate) fn lay_out_transaction(
     if form.has_commit_checksum() && log.sector_bytes() < form.block_bytes {
         laid.first.insert(at, owned(vec![0; saturating_usize(form.block_bytes.into())]));
     }
-    laid.commit.insert(at, owned(form.commit_block(sequence, time, sum)));
+    laid.commit.insert(at, owned(form.build_commit(sequence, time, sum)));
     Ok(laid)
 }
 
@@ -104,7 +104,7 @@ impl TransactionLayout {
         sequence: u32,
         blocks: &BlockImages,
     ) -> Result<u32> {
-        let form = &log.super_.form;
+        let form = &log.super_.format;
         let mut sum = !0;
         let mut left = blocks.iter().peekable();
         while left.peek().is_some() {
@@ -122,7 +122,7 @@ impl TransactionLayout {
                 copies.push(copy);
             }
             let descriptor = form.build_descriptor(sequence, &tags);
-            if form.sums == JournalChecksums::Commit {
+            if form.checksums == JournalChecksums::Commit {
                 sum = crc32_be(sum, &descriptor);
                 sum = copies.iter().fold(sum, |sum, copy| crc32_be(sum, copy));
             }

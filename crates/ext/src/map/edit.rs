@@ -52,7 +52,7 @@ struct MapPreloader {
     per_group: u64,
     nodes: u32,
     /// One block of each group.
-    of_groups: Vec<u64>,
+    group_blocks: Vec<u64>,
 }
 
 impl MapVisitor for MapPreloader {
@@ -60,8 +60,8 @@ impl MapVisitor for MapPreloader {
         if let BlockLocation::Mapped(FsBlock(first)) = place {
             let last = first + blocks.saturating_sub(1);
             for group in first / self.per_group..=last / self.per_group {
-                if self.of_groups.last().is_none_or(|last| last / self.per_group != group) {
-                    self.of_groups.push(first.max(group * self.per_group));
+                if self.group_blocks.last().is_none_or(|last| last / self.per_group != group) {
+                    self.group_blocks.push(first.max(group * self.per_group));
                 }
             }
         }
@@ -147,14 +147,14 @@ impl Transaction<'_> {
 
     /// Returns the device block of a file block, if it has one.
     pub(crate) fn lookup_block(&self, inode: InodeNumber, at: u32) -> Result<Option<FsBlock>> {
-        struct First(BlockLocation);
-        impl MapVisitor for First {
+        struct FirstLocation(BlockLocation);
+        impl MapVisitor for FirstLocation {
             fn run(&mut self, _: u64, _: u64, place: BlockLocation) -> ControlFlow<()> {
                 self.0 = place;
                 ControlFlow::Break(())
             }
         }
-        let mut first = First(BlockLocation::Hole);
+        let mut first = FirstLocation(BlockLocation::Hole);
         self.walk(inode, at.into()..u64::from(at) + 1, &mut first)?;
         match first.0 {
             BlockLocation::Hole | BlockLocation::Unwritten(_) => Ok(None),
@@ -243,9 +243,9 @@ impl Transaction<'_> {
         }
         let end = inode.size_bytes.div_ceil(super_.block_bytes.into());
         let per_group = u64::from(super_.blocks_per_group);
-        let mut look = MapPreloader { per_group, nodes: 0, of_groups: vec![] };
+        let mut look = MapPreloader { per_group, nodes: 0, group_blocks: vec![] };
         self.walk_of(inode, from..end, &mut look)?;
-        for block in look.of_groups {
+        for block in look.group_blocks {
             self.preload_bitmap_of_block(block)?;
         }
         Ok(())
@@ -299,7 +299,7 @@ impl Transaction<'_> {
         taking: AllocationPolicy,
     ) -> Result<Vec<MappedRun>> {
         let mut all: Vec<MappedRun> = Vec::new();
-        let mut goal = self.goal(inode, from)?;
+        let mut goal = self.allocation_goal(inode, from)?;
         let mut at = from;
         while at < end {
             let leaf = match self.resolve_pointers(inode, at, &mut goal, taking) {
@@ -413,7 +413,7 @@ impl Transaction<'_> {
 
     /// Returns the best device block for file block `at`: after the previous file block, or else in
     /// the inode's group.
-    fn goal(&self, inode: InodeNumber, at: u32) -> Result<u64> {
+    fn allocation_goal(&self, inode: InodeNumber, at: u32) -> Result<u64> {
         if let Some(before) = at.checked_sub(1)
             && let Some(block) = self.lookup_block(inode, before)?
         {
@@ -440,7 +440,7 @@ impl Transaction<'_> {
             let pointer = self.read_slot(inode, |it| it.pointer(slot))?;
             if pointer != 0 {
                 self.change_slot(inode, |it| it.set_pointer(slot, 0))?;
-                self.free(&mut freeing, pointer)?;
+                self.free_pointer(&mut freeing, pointer)?;
             }
         }
         let mut start = u64::from(DIRECT);
@@ -460,11 +460,11 @@ impl Transaction<'_> {
             let block = self.check_pointer(pointer, inode)?;
             if self.clear_tree(inode, block, levels, (low, high), &mut freeing)? {
                 self.change_slot(inode, |it| it.set_pointer(slot, 0))?;
-                self.free(&mut freeing, pointer)?;
+                self.free_pointer(&mut freeing, pointer)?;
             }
         }
         let freed = freeing.blocks;
-        self.finish(freeing)?;
+        self.finish_free_batch(freeing)?;
         Ok(freed)
     }
 
@@ -496,7 +496,7 @@ impl Transaction<'_> {
                 self.clear_tree(inode, child, levels - 1, part, freeing)?
             };
             if empty {
-                self.free(freeing, pointer)?;
+                self.free_pointer(freeing, pointer)?;
                 cleared.push(nth);
             }
         }
@@ -514,7 +514,7 @@ impl Transaction<'_> {
         })
     }
 
-    fn free(&mut self, freeing: &mut FreeBatch, pointer: u32) -> Result<()> {
+    fn free_pointer(&mut self, freeing: &mut FreeBatch, pointer: u32) -> Result<()> {
         let block = u64::from(pointer);
         freeing.blocks += 1;
         match &mut freeing.run {
@@ -528,7 +528,7 @@ impl Transaction<'_> {
         Ok(())
     }
 
-    fn finish(&mut self, freeing: FreeBatch) -> Result<()> {
+    fn finish_free_batch(&mut self, freeing: FreeBatch) -> Result<()> {
         match freeing.run {
             Some((start, count)) => self.free_blocks(start, count).map(drop),
             None => Ok(()),
@@ -554,7 +554,7 @@ impl Transaction<'_> {
         let size = self.volume.node(inode).map_or(0, |it| it.size_bytes);
         let last = saturating_u32(size / u64::from(self.volume.super_.block_bytes)).min(end);
         let (first, last) = (from / SEGMENT_BLOCKS, last.max(from) / SEGMENT_BLOCKS);
-        self.volume.maps.remove_range(
+        self.volume.block_maps.remove_range(
             first.into()..u64::from(last) + 1,
             |segment| SegmentKey { inode: inode.0, segment: saturating_u32(segment) },
             |key| key.inode == inode.0 && (first..=last).contains(&key.segment),

@@ -117,7 +117,7 @@ impl Map for Extents {
         inode: InodeNumber,
         range: Range<u32>,
     ) -> Result<()> {
-        tx.have_room_for_hole(inode, range)
+        tx.ensure_nodes_for_hole(inode, range)
     }
 
     fn free_range(

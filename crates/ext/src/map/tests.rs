@@ -110,8 +110,8 @@ fn another_map_is_read_given_and_taken_through_the_same_seam() {
     with_source(store, super_, map.role(FileId { inode: file.0, generation: 0 }), |source| {
         let runs = scan(&map, source, FileBlock(0), FileBlock(100)).unwrap();
         let all: Vec<Run> = runs.between(FileBlock(0), FileBlock(100)).collect();
-        let there = Run { from: FileBlock(0), blocks: 40, place: BlockLocation::Mapped(at) };
-        let hole = Run { from: FileBlock(40), blocks: 60, place: BlockLocation::Hole };
+        let there = Run { from: FileBlock(0), blocks: 40, location: BlockLocation::Mapped(at) };
+        let hole = Run { from: FileBlock(40), blocks: 60, location: BlockLocation::Hole };
         assert_eq!(all, [there, hole]);
         let end = hole_end(&map, source, FileBlock(50)).unwrap();
         assert_eq!(end, Some(FileBlock(u32::MAX)));

@@ -29,7 +29,7 @@ pub fn plan_smallest_with_free_share<'a>(
         if missing == 0 {
             return plan_smallest(options, tree, free_bytes);
         }
-        let most = *most.get_or_insert(len.saturating_mul(MOST_TIMES));
+        let most = *most.get_or_insert(len.saturating_mul(MAX_GROWTH_FACTOR));
         if len > most {
             break;
         }
@@ -51,4 +51,4 @@ const MAX_ITERATIONS: usize = 60;
 /// Minimum growth per iteration, as a divisor of the size, so that the loop ends.
 const MIN_GROWTH_DIVISOR: u128 = 4096;
 /// Growth factor beyond which no solution exists.
-const MOST_TIMES: u128 = 1024;
+const MAX_GROWTH_FACTOR: u128 = 1024;

@@ -13,7 +13,7 @@ use super::layout::Layout;
 use super::plan::{NodePlacement, VolumePlan};
 use super::system_files::{SystemFile, SystemFileKind};
 use super::tree::{NodeId, NodeKind};
-use super::write::{DiskWriter, MAX_UNSETTLED_BYTES, MappedInode};
+use super::write::{DiskWriter, MAX_UNWRITTEN_BYTES, MappedInode};
 use super::{FormatError, Result, reserved_gdt};
 use crate::format::features::ReadOnlyCompatible;
 use crate::format::group::{GroupDescriptor, flags as group_flags};
@@ -75,7 +75,7 @@ pub(super) fn write(
         gathered.put(group.inode_table.0, table);
         writer.zeros(written.0, end.0)?;
         let is_last_of_flex = (number + 1).is_multiple_of(layout.options.groups_per_flex());
-        if is_last_of_flex || gathered.bytes >= MAX_UNSETTLED_BYTES {
+        if is_last_of_flex || gathered.bytes >= MAX_UNWRITTEN_BYTES {
             gathered.write(layout, writer)?;
         }
     }
@@ -154,7 +154,7 @@ fn superblock(
 ) -> RawSuperblock {
     let mut raw = plan.layout.raw.clone();
     let mut used = plan.placed.len() as u64 - 1 + RESERVED_INODES;
-    for (hidden, built) in plan.hidden.iter().zip(hidden) {
+    for (hidden, built) in plan.system_files.iter().zip(hidden) {
         if u64::from(hidden.inode) > RESERVED_INODES {
             used += 1;
         }
@@ -284,7 +284,7 @@ impl GroupInodes {
                 inodes.last = inodes.last.max(nth + 1);
             }
         };
-        for hidden in plan.hidden.iter().filter(|it| is_in(it.inode, first, per_group)) {
+        for hidden in plan.system_files.iter().filter(|it| is_in(it.inode, first, per_group)) {
             take(hidden.inode);
         }
         for placed in mine.iter().filter_map(|nth| plan.placed.get(*nth)) {
@@ -292,7 +292,7 @@ impl GroupInodes {
         }
         let nodes = mine.iter().filter_map(|nth| plan.placed.get(*nth));
         let is_directory = |placed: &&NodePlacement| {
-            matches!(plan.tree.node(NodeId(placed.node)).what, NodeKind::Directory)
+            matches!(plan.tree.node(NodeId(placed.node)).kind_data, NodeKind::Directory)
         };
         inodes.directories = saturating_u32(nodes.filter(is_directory).count() as u64);
         inodes
@@ -327,7 +327,7 @@ fn inode_table(
             slots.push((reserved_gdt::INODE, reserved_gdt::inode(layout, plan.resize_dind_block)?));
         }
     }
-    let hidden = plan.hidden.iter().zip(hidden);
+    let hidden = plan.system_files.iter().zip(hidden);
     for (it, built) in hidden.filter(|(it, _)| is_in(it.inode, first, per_group)) {
         slots.push((it.inode, SystemFile::inode(it, plan, built)));
     }
@@ -369,7 +369,7 @@ fn inode(plan: &VolumePlan<'_>, placed: &NodePlacement, mapped: &MappedInode) ->
     let in_body =
         node.attributes.get(..saturating_usize(placed.in_body.into())).unwrap_or_default();
     // Like mke2fs, the rest of inline contents comes first.
-    let contents = mapped.value.iter().map(|value| NewXattr::of_contents(value));
+    let contents = mapped.value.iter().map(|value| NewXattr::from_inline_data(value));
     let in_body: Vec<_> = contents.chain(in_body.iter().cloned()).collect();
     let body = match &in_body[..] {
         [] => vec![],
@@ -429,7 +429,7 @@ impl WriteBatch {
         for (at, bytes) in runs {
             last = Some(writer.blocks(at, &bytes)?);
         }
-        if let Some(ticket) = last.filter(|_| self.bytes >= MAX_UNSETTLED_BYTES) {
+        if let Some(ticket) = last.filter(|_| self.bytes >= MAX_UNWRITTEN_BYTES) {
             self.bytes = 0;
             writer.wait(ticket)?;
         }

@@ -164,7 +164,7 @@ mod tests {
 
     #[test]
     fn journals_grow_with_their_volumes() {
-        let options = FormatOptions::of_type("ext3").unwrap();
+        let options = FormatOptions::for_type("ext3").unwrap();
         let all = |options: &FormatOptions, blocks| {
             sizes(options, blocks, 4096).map(|sizes| sizes.map(JournalSizes::total_blocks))
         };

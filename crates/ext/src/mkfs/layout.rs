@@ -19,7 +19,7 @@ use crate::format::extent;
 use crate::format::features::{Compatible, Incompatible, ReadOnlyCompatible};
 use crate::format::group::is_sparse_backup;
 use crate::format::inode::EXTRA_BYTES;
-use crate::format::requirements::{Asker, broken};
+use crate::format::requirements::{Enforcer, violated_rules};
 use crate::format::superblock::{
     CHECKSUM_CRC32C, FLAG_SIGNED_HASH, MAGIC, RawSuperblock, STATE_CLEAN, Superblock,
 };
@@ -146,7 +146,7 @@ impl GroupDivision {
 
     /// Sets the reserved GDT blocks. If descriptors would fill most of a group, none are reserved
     /// and `meta_bg` spreads the descriptors.
-    fn reserve_for_growth(&mut self) {
+    fn set_reserved_gdt_blocks(&mut self) {
         let table = self.descriptor_blocks(self.groups.into());
         self.reserved_gdt_blocks = 0;
         if self.resize {
@@ -268,7 +268,7 @@ impl Layout {
                 division.blocks = blocks;
                 continue;
             }
-            division.reserve_for_growth();
+            division.set_reserved_gdt_blocks();
             let last = division.in_groups() % per_group;
             let overhead = division.last_overhead();
             if last > 0 && last < overhead + MIN_LAST_GROUP_BLOCKS {
@@ -456,7 +456,7 @@ impl Layout {
     }
 
     /// Returns the blocks for `bytes`.
-    pub(super) fn blocks_of(&self, bytes: u64) -> u32 {
+    pub(super) fn blocks_for_bytes(&self, bytes: u64) -> u32 {
         saturating_u32(bytes.div_ceil(self.super_.block_bytes.into()))
     }
 
@@ -661,7 +661,7 @@ fn resolve_options(options: &FormatOptions, size_bytes: u64) -> Result<ResolvedO
         options.incompatible.bits(),
         options.read_only_compatible.bits() | project,
     ];
-    if let Some(rule) = broken(Asker::Maker, features, options.inode_bytes).next() {
+    if let Some(rule) = violated_rules(Enforcer::Maker, features, options.inode_bytes).next() {
         return misuse(format!("-O {rule}"));
     }
     if !options.flex_groups.is_power_of_two() {

@@ -154,7 +154,7 @@ impl FormatOptions {
         .union(ReadOnlyCompatible::BIGALLOC);
 
     /// Returns mke2fs's defaults for `ext2`, `ext3` or `ext4`.
-    pub fn of_type(name: &str) -> Option<Self> {
+    pub fn for_type(name: &str) -> Option<Self> {
         let mut options = Self::default();
         match name {
             "ext2" => {}

@@ -66,7 +66,7 @@ pub(super) struct NodePlacement {
     pub(super) in_body: u32,
     /// Attributes with EA inodes, and the blocks of their values, which the node's `i_blocks`
     /// includes.
-    pub(super) values: u32,
+    pub(super) ea_inodes: u32,
     pub(super) value_blocks: u64,
     /// True if the contents are inline.
     pub(super) is_inline: bool,
@@ -95,7 +95,7 @@ pub struct VolumePlan<'a> {
     pub(super) resize_dind_block: u64,
     /// MMP block; 0 for none.
     pub(super) mmp_block: u64,
-    pub(super) hidden: Vec<SystemFile>,
+    pub(super) system_files: Vec<SystemFile>,
     /// Tables of each group.
     pub(super) tables: Vec<GroupTables>,
     /// Free blocks.
@@ -147,7 +147,7 @@ fn with_lost_found(tree: &mut Tree, options: &FormatOptions) -> Result<()> {
             (node.uid, node.gid) = options.root_owner;
             tree.add(NodeId::ROOT, b"lost+found", node).map(drop)
         }
-        Some(id) if matches!(tree.node(id).what, NodeKind::Directory) => Ok(()),
+        Some(id) if matches!(tree.node(id).kind_data, NodeKind::Directory) => Ok(()),
         Some(_) => Err(FormatError::Tree {
             path: "/lost+found".into(),
             what: "e2fsck needs a directory of this name".into(),
@@ -167,9 +167,9 @@ pub fn plan_smallest<'a>(
     with_lost_found(tree, options)?;
     let block_bytes = Some(options.block_bytes.unwrap_or(1024));
     let any = FormatOptions { inodes: InodeCount::Default, block_bytes, ..options.clone() };
-    values::move_out(&Layout::new(&any, PROBE_VOLUME_BYTES)?, tree);
+    values::move_values_to_ea_inodes(&Layout::new(&any, PROBE_VOLUME_BYTES)?, tree);
     let tree = &*tree;
-    with_roomy_blocks(options, |options| {
+    with_larger_block_fallback(options, |options| {
         if options.block_bytes.is_some() {
             return smallest_for_block_size(options, tree, free_bytes);
         }
@@ -186,7 +186,7 @@ pub fn plan_smallest<'a>(
 
 /// Plans with these options. Falls back to blocks of 4096 bytes if no size is given and the default
 /// blocks are too small for the tree.
-fn with_roomy_blocks<'a>(
+fn with_larger_block_fallback<'a>(
     options: &FormatOptions,
     plan: impl Fn(&FormatOptions) -> Result<VolumePlan<'a>>,
 ) -> Result<VolumePlan<'a>> {
@@ -234,9 +234,9 @@ pub fn plan_for_size<'a>(
     size_bytes: u64,
 ) -> Result<VolumePlan<'a>> {
     with_lost_found(tree, options)?;
-    values::move_out(&Layout::new(options, size_bytes)?, tree);
+    values::move_values_to_ea_inodes(&Layout::new(options, size_bytes)?, tree);
     let tree = &*tree;
-    with_roomy_blocks(options, |options| {
+    with_larger_block_fallback(options, |options| {
         let mut layout = Layout::new(options, size_bytes)?;
         let needs = measure_tree(&layout, tree)?;
         let inodes = wanted_inodes(&needs).saturating_add(LOST_FOUND);
@@ -338,7 +338,7 @@ impl<'a> VolumePlan<'a> {
     /// [`FormatError::Tree`] for nodes that ext2 cannot hold.
     pub fn new(layout: Layout, tree: &'a mut Tree) -> Result<Self> {
         with_lost_found(tree, &layout.options)?;
-        values::move_out(&layout, tree);
+        values::move_values_to_ea_inodes(&layout, tree);
         let needs = measure_tree(&layout, tree)?;
         place(layout, tree, needs)
     }
@@ -407,7 +407,7 @@ pub(super) fn names_of<'a>(tree: &'a Tree, dir: NodeId, inodes: &[u32]) -> Vec<N
     let name = |(name, id): (&'a [u8], NodeId)| NewDirent {
         name,
         inode: inodes.get(saturating_usize(id.0.into())).copied().unwrap_or(0),
-        kind: tree.node(id).what.kind(),
+        kind: tree.node(id).kind_data.kind(),
     };
     tree.names(dir).map(name).collect()
 }
@@ -436,12 +436,12 @@ fn place(layout: Layout, tree: &Tree, needs: TreeRequirements) -> Result<VolumeP
         tree,
         runs: vec![],
         shared: vec![],
-        open: HashMap::new(),
+        shareable_blocks: HashMap::new(),
         inodes: vec![0; tree.len()],
         resize_dind_block: 0,
         mmp_block: 0,
         quotas,
-        place_system_files: vec![],
+        system_files: vec![],
     };
     for (nth, one) in placed.iter_mut().enumerate() {
         placing.place(nth, one).ok_or_else(too_few)?;
@@ -456,7 +456,7 @@ fn place(layout: Layout, tree: &Tree, needs: TreeRequirements) -> Result<VolumeP
         inodes,
         resize_dind_block: reserve_map,
         mmp_block: guard,
-        place_system_files: hidden,
+        system_files: hidden,
         ..
     } = placing;
     let space = blocks.space;
@@ -468,7 +468,7 @@ fn place(layout: Layout, tree: &Tree, needs: TreeRequirements) -> Result<VolumeP
         inodes,
         resize_dind_block: reserve_map,
         mmp_block: guard,
-        hidden,
+        system_files: hidden,
         tables,
         space,
         directory_format: style(&layout),
@@ -487,12 +487,12 @@ struct Placer<'a> {
     runs: Vec<DiskRun>,
     shared: Vec<SharedXattrBlock>,
     /// Xattr block of each attribute list that may get another owner.
-    open: HashMap<&'a [NewXattr], usize>,
+    shareable_blocks: HashMap<&'a [NewXattr], usize>,
     inodes: Vec<u32>,
     resize_dind_block: u64,
     mmp_block: u64,
     quotas: Vec<(Quota, u64)>,
-    place_system_files: Vec<SystemFile>,
+    system_files: Vec<SystemFile>,
 }
 
 impl<'a> Placer<'a> {
@@ -525,10 +525,10 @@ impl<'a> Placer<'a> {
             self.place_system_file(
                 SystemFileKind::Quota(kind),
                 inode,
-                self.layout.blocks_of(bytes),
+                self.layout.blocks_for_bytes(bytes),
                 0,
             )?;
-            if let Some(hidden) = self.place_system_files.last_mut() {
+            if let Some(hidden) = self.system_files.last_mut() {
                 hidden.size_bytes = Some(bytes);
             }
         }
@@ -541,10 +541,10 @@ impl<'a> Placer<'a> {
             self.place_system_file(
                 SystemFileKind::Value(nth),
                 inode,
-                self.layout.blocks_of(bytes),
+                self.layout.blocks_for_bytes(bytes),
                 0,
             )?;
-            if let Some(hidden) = self.place_system_files.last_mut() {
+            if let Some(hidden) = self.system_files.last_mut() {
                 hidden.size_bytes = Some(bytes);
             }
         }
@@ -554,7 +554,7 @@ impl<'a> Placer<'a> {
 
     /// Allocates the first free block from `goal` on, in a cluster of its own.
     fn allocate_block_from(&mut self, goal: u64) -> Option<u64> {
-        Some(self.blocks.take_from(goal, self.layout.cluster_blocks())?.first()?.0)
+        Some(self.blocks.allocate_from(goal, self.layout.cluster_blocks())?.first()?.0)
     }
 
     /// Allocates the next inode for a system file.
@@ -576,7 +576,7 @@ impl<'a> Placer<'a> {
         if !self.layout.options.extents() {
             count += self.layout.map_blocks(&runs);
         }
-        let mut places = self.blocks.take_from(goal, count)?;
+        let mut places = self.blocks.allocate_from(goal, count)?;
         let mut owned = count;
         if matches!(purpose, SystemFileKind::Quota(_)) && self.layout.cluster_blocks() == 1 {
             let block_bytes = self.layout.super_.block_bytes;
@@ -590,12 +590,12 @@ impl<'a> Placer<'a> {
             let before = places.first().map_or(goal, |first| first.0.saturating_sub(1));
             let ratio = self.layout.cluster_blocks();
             owned += nodes * ratio;
-            let of_nodes = self.blocks.take_from(before, nodes * ratio)?;
+            let of_nodes = self.blocks.allocate_from(before, nodes * ratio)?;
             // Nodes do not use the rest of the file's last cluster.
             places = truncate_runs(places, blocks.into());
             places.extend(cluster_starts(&of_nodes, ratio));
         }
-        self.place_system_files.push(SystemFile {
+        self.system_files.push(SystemFile {
             purpose,
             inode,
             blocks,
@@ -612,7 +612,7 @@ impl<'a> Placer<'a> {
             0 => crate::InodeNumber::ROOT.0,
             1 => LOST_FOUND,
             _ => {
-                if matches!(node.what, NodeKind::Directory) {
+                if matches!(node.kind_data, NodeKind::Directory) {
                     self.align_cursors();
                 }
                 self.inodes_left = self.inodes_left.saturating_sub(1);
@@ -621,7 +621,7 @@ impl<'a> Placer<'a> {
             }
         };
         *self.inodes.get_mut(saturating_usize(placed.node.into()))? = placed.inode;
-        if node.what.kind() == FileType::File {
+        if node.kind_data.kind() == FileType::File {
             self.blocks.skip_to_fit(placed.blocks);
         }
         let first = self.runs.len();
@@ -629,53 +629,58 @@ impl<'a> Placer<'a> {
             self.blocks.blocks_outstanding.saturating_sub(placed.blocks);
         if self.layout.options.extents() {
             let ratio = self.layout.cluster_blocks();
-            let data = self.data(node, placed)?;
-            let nodes = self.nodes(&data, first)?;
+            let data = self.allocate_data(node, placed)?;
+            let nodes = self.count_extent_nodes(&data, first)?;
             let mut of_nodes = vec![];
-            self.blocks.take(nodes * ratio, &mut of_nodes)?;
+            self.blocks.allocate(nodes * ratio, &mut of_nodes)?;
             self.runs.extend(cluster_starts(&of_nodes, ratio));
             let owned: u64 = touched_clusters(&data, ratio).iter().map(|run| run.1 * ratio).sum();
             placed.blocks = owned + nodes * ratio;
         } else {
-            self.blocks.take(placed.blocks, &mut self.runs)?;
+            self.blocks.allocate(placed.blocks, &mut self.runs)?;
         }
         placed.runs =
             (saturating_u32(first as u64), saturating_u32((self.runs.len() - first) as u64));
         let rest = node.attributes.get(saturating_usize(placed.in_body.into())..)?;
         if !rest.is_empty() {
-            placed.xattr_block = self.share(rest)?;
+            placed.xattr_block = self.allocate_xattr_block(rest)?;
         }
         Some(())
     }
 
     /// Allocates the blocks of a node's contents; returns their file runs.
-    fn data(&mut self, node: &TreeNode, placed: &NodePlacement) -> Option<Vec<(u32, u32)>> {
-        let runs = match &node.what {
+    fn allocate_data(
+        &mut self,
+        node: &TreeNode,
+        placed: &NodePlacement,
+    ) -> Option<Vec<(u32, u32)>> {
+        let runs = match &node.kind_data {
             _ if placed.is_inline => vec![],
             NodeKind::Directory => vec![(0, saturating_u32(placed.data))],
             what => data_runs(what, self.layout.super_.block_bytes),
         };
         let ratio = self.layout.cluster_blocks();
         if ratio == 1 {
-            self.blocks.take(placed.data, &mut self.runs)?;
+            self.blocks.allocate(placed.data, &mut self.runs)?;
             return Some(runs);
         }
         let touched = touched_clusters(&runs, ratio);
         let mut taken = vec![];
-        self.blocks.take(touched.iter().map(|run| run.1 * ratio).sum(), &mut taken)?;
+        self.blocks.allocate(touched.iter().map(|run| run.1 * ratio).sum(), &mut taken)?;
         self.runs.extend(runs_in_clusters(&runs, &touched, &taken, ratio)?);
         Some(runs)
     }
 
     /// Returns the extent nodes for data in the runs from `first` on.
-    fn nodes(&self, data: &[(u32, u32)], first: usize) -> Option<u64> {
+    fn count_extent_nodes(&self, data: &[(u32, u32)], first: usize) -> Option<u64> {
         let (extents, _) = build_extents::extents(data, self.runs.get(first..)?)?;
         Some(build_extents::nodes_needed(extents.len() as u64, self.layout.super_.block_bytes))
     }
 
     /// Returns the xattr block with these attributes, shared or new.
-    fn share(&mut self, attributes: &'a [NewXattr]) -> Option<u64> {
-        if let Some(shared) = self.open.get(attributes).and_then(|nth| self.shared.get_mut(*nth))
+    fn allocate_xattr_block(&mut self, attributes: &'a [NewXattr]) -> Option<u64> {
+        if let Some(shared) =
+            self.shareable_blocks.get(attributes).and_then(|nth| self.shared.get_mut(*nth))
             && shared.owners < XATTR_REFCOUNT_MAX
         {
             shared.owners += 1;
@@ -684,9 +689,9 @@ impl<'a> Placer<'a> {
         let mut runs = vec![];
         let ratio = self.layout.cluster_blocks();
         self.blocks.blocks_outstanding = self.blocks.blocks_outstanding.saturating_sub(ratio);
-        self.blocks.take(ratio, &mut runs)?;
+        self.blocks.allocate(ratio, &mut runs)?;
         let (at, _) = *runs.first()?;
-        self.open.insert(attributes, self.shared.len());
+        self.shareable_blocks.insert(attributes, self.shared.len());
         self.shared.push(SharedXattrBlock { attributes: attributes.to_vec(), at, owners: 1 });
         Some(at)
     }

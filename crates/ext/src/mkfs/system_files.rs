@@ -134,7 +134,7 @@ pub(super) fn quota_file_order(
 }
 
 /// Returns the usage of the owners in a tree, by id.
-pub(super) fn tree_usage(plan: &VolumePlan<'_>, kind: QuotaType) -> BTreeMap<u32, Usage> {
+pub(super) fn count_tree_usage(plan: &VolumePlan<'_>, kind: QuotaType) -> BTreeMap<u32, Usage> {
     let layout = &plan.layout;
     let block_bytes = u64::from(layout.super_.block_bytes);
     let mut all: BTreeMap<u32, Usage> = BTreeMap::new();
@@ -146,7 +146,7 @@ pub(super) fn tree_usage(plan: &VolumePlan<'_>, kind: QuotaType) -> BTreeMap<u32
             QuotaType::Project => 0,
         };
         let bytes = placed.owned(layout) * block_bytes;
-        let inodes = 1 + i64::from(placed.values);
+        let inodes = 1 + i64::from(placed.ea_inodes);
         let usage = Usage { inodes, bytes: bytes.cast_signed() };
         let sum = all.entry(id).or_default();
         *sum = sum.plus(usage);
@@ -174,7 +174,7 @@ mod tests {
 
     #[test]
     fn blocks_of_orphans_are_empty_and_end_with_their_tail() {
-        let mut options = super::super::FormatOptions::of_type("ext4").unwrap();
+        let mut options = super::super::FormatOptions::for_type("ext4").unwrap();
         options.apply_features("orphan_file").unwrap();
         let layout = Layout::new(&options, 64 << 20).unwrap();
         let hidden = SystemFile {

@@ -133,11 +133,11 @@ pub(super) fn place_tables(layout: &Layout) -> Result<(Vec<GroupTables>, FreeRan
     let mut placing = TablePlacer {
         layout,
         space,
-        place_in_flex_group: layout.options.groups_per_flex(),
+        groups_per_flex: layout.options.groups_per_flex(),
         table: u64::from(super_.inode_table_blocks()),
         all: Vec::with_capacity(crate::units::saturating_usize(super_.groups.into())),
     };
-    let placed = match (placing.place_in_flex_group, layout.options.packed_meta_blocks) {
+    let placed = match (placing.groups_per_flex, layout.options.packed_meta_blocks) {
         (1, _) => (0..super_.groups).try_for_each(|group| placing.place_in_group(group)),
         (_, true) => placing.place_packed(),
         (_, false) => (0..super_.groups).try_for_each(|group| placing.place_in_flex_group(group)),
@@ -150,7 +150,7 @@ pub(super) fn place_tables(layout: &Layout) -> Result<(Vec<GroupTables>, FreeRan
 struct TablePlacer<'a> {
     layout: &'a Layout,
     space: FreeRanges,
-    place_in_flex_group: u32,
+    groups_per_flex: u32,
     /// Blocks of an inode table.
     table: u64,
     all: Vec<GroupTables>,
@@ -185,13 +185,13 @@ impl TablePlacer<'_> {
 
     /// Places the tables next to those of the other groups of its flex group.
     fn place_in_flex_group(&mut self, group: u32) -> Option<()> {
-        let nth = group % self.place_in_flex_group;
+        let nth = group % self.groups_per_flex;
         let before = self.all.last().copied().filter(|_| nth > 0);
-        let last = (group | (self.place_in_flex_group - 1)).min(self.layout.super_.groups - 1);
+        let last = (group | (self.groups_per_flex - 1)).min(self.layout.super_.groups - 1);
         let rest = u64::from(last - group + 1);
-        let gap = match last % self.place_in_flex_group {
+        let gap = match last % self.groups_per_flex {
             others if last == self.layout.super_.groups - 1 && others > 0 => u64::from(others) + 1,
-            _ => u64::from(self.place_in_flex_group),
+            _ => u64::from(self.groups_per_flex),
         };
         let blocks = self.take(group, before.map(|it| it.blocks + 1), rest, 1)?;
         let next = before.map_or(blocks + gap, |it| it.inodes + 1);
@@ -209,8 +209,8 @@ impl TablePlacer<'_> {
         // Limit of the contiguous space searched for.
         let most = u64::from(super_.blocks_per_group / 4);
         let together = (rest * blocks).min(most);
-        let first = self.layout.group_start(group - group % self.place_in_flex_group);
-        let last = (group | (self.place_in_flex_group - 1)).min(super_.groups - 1);
+        let first = self.layout.group_start(group - group % self.groups_per_flex);
+        let last = (group | (self.groups_per_flex - 1)).min(super_.groups - 1);
         let end = self.layout.group_end(last) - 1;
         let near = next.filter(|next| *next < super_.blocks);
         let near = near.and_then(|next| self.space.first_fit(next, next + together, blocks));

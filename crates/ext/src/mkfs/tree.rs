@@ -49,7 +49,7 @@ pub enum NodeKind {
 #[derive(Clone, Debug)]
 pub struct TreeNode {
     /// Type and type-specific data.
-    pub what: NodeKind,
+    pub kind_data: NodeKind,
     /// Permissions, setuid, setgid and sticky bits.
     pub mode: u16,
     /// Owner.
@@ -119,7 +119,7 @@ impl TreeNode {
     pub fn new(what: NodeKind, mode: u16) -> Self {
         let never = Time::default();
         Self {
-            what,
+            kind_data: what,
             mode: mode & 0o7777,
             uid: 0,
             gid: 0,
@@ -141,12 +141,12 @@ impl TreeNode {
     /// Sets an extended attribute, with name and value as for Linux's `setxattr`. Returns false if
     /// ext2 cannot store the name, or Linux refuses the access control list. An access list sets
     /// the permission bits, and is stored if they cannot express it.
-    pub fn attribute(&mut self, name: &[u8], value: &[u8]) -> bool {
+    pub fn set_xattr(&mut self, name: &[u8], value: &[u8]) -> bool {
         let Ok(Some(new)) = NewXattr::new(name, value) else { return false };
         let is_kept = match name {
             b"system.posix_acl_access" => self.set_access_list(value),
             b"system.posix_acl_default" => {
-                let is_dir = matches!(self.what, NodeKind::Directory);
+                let is_dir = matches!(self.kind_data, NodeKind::Directory);
                 Acl::from_xattr(value).ok().filter(|_| is_dir).map(|list| list.is_some())
             }
             _ => Some(true),
@@ -163,7 +163,7 @@ impl TreeNode {
     /// Sets the permission bits from an access list; returns true if they cannot express it, `None`
     /// if it is invalid.
     fn set_access_list(&mut self, value: &[u8]) -> Option<bool> {
-        let is_link = matches!(self.what, NodeKind::Symlink(_));
+        let is_link = matches!(self.kind_data, NodeKind::Symlink(_));
         let list = Acl::from_xattr(value).ok().filter(|_| !is_link)?;
         let Some(list) = list else { return Some(false) };
         self.mode = self.mode & !0o777 | list.access_mode();
@@ -177,7 +177,7 @@ impl TreeNode {
 
     /// Returns `i_mode`.
     pub(super) fn raw_mode(&self) -> u16 {
-        let kind = match self.what.kind() {
+        let kind = match self.kind_data.kind() {
             FileType::Fifo => 0o010000,
             FileType::CharDevice => 0o020000,
             FileType::Directory => 0o040000,
@@ -250,7 +250,7 @@ impl Tree {
     /// [`FormatError::Tree`] for an invalid name, or if `dir` is no directory.
     pub fn add(&mut self, dir: NodeId, name: &[u8], node: TreeNode) -> Result<NodeId> {
         let id = NodeId(crate::units::saturating_u32(self.nodes.len() as u64));
-        let is_dir = matches!(node.what, NodeKind::Directory);
+        let is_dir = matches!(node.kind_data, NodeKind::Directory);
         self.nodes.push(node);
         self.parents.push(dir);
         self.link(dir, name, id)?;
@@ -328,7 +328,7 @@ impl Tree {
 }
 
 static NO_NODE: TreeNode = TreeNode {
-    what: NodeKind::Directory,
+    kind_data: NodeKind::Directory,
     mode: 0o755,
     uid: 0,
     gid: 0,

@@ -22,7 +22,7 @@ use crate::format::xattr::{NewXattr, block_capacity, inode_capacity};
 use crate::units::{saturating_u32, saturating_usize};
 
 /// Maximum value length in bytes.
-const MOST_BYTES: usize = 64 << 10;
+const MAX_VALUE_BYTES: usize = 64 << 10;
 
 /// A value in an EA inode.
 #[derive(Clone, Debug)]
@@ -39,7 +39,7 @@ impl Value {
         let Ok(mut slot) = InodeSlot::of(inode) else { return };
         let before = slot.flags();
         slot.set_flags(before | flags::EA_INODE);
-        slot.set_value_owners(1);
+        slot.set_ea_ref_count(1);
         slot.set_value_hash(self.hash);
     }
 }
@@ -52,7 +52,7 @@ pub(super) fn inodes_before(options: &FormatOptions) -> u32 {
 }
 
 /// Returns how many attributes go into the inode, if the others fit in one block.
-pub(super) fn split(all: &[NewXattr], layout: &Layout) -> Option<usize> {
+pub(super) fn attributes_in_inode(all: &[NewXattr], layout: &Layout) -> Option<usize> {
     let fits = |list: &[NewXattr], room: usize| {
         list.iter().map(NewXattr::entry_and_value_bytes).fold(0, usize::saturating_add) <= room
     };
@@ -63,7 +63,7 @@ pub(super) fn split(all: &[NewXattr], layout: &Layout) -> Option<usize> {
 }
 
 /// Moves values that do not fit to EA inodes, the longest first.
-pub(super) fn move_out(layout: &Layout, tree: &mut Tree) {
+pub(super) fn move_values_to_ea_inodes(layout: &Layout, tree: &mut Tree) {
     if !layout.options.incompatible.contains(Incompatible::EA_INODE) {
         return;
     }
@@ -72,12 +72,13 @@ pub(super) fn move_out(layout: &Layout, tree: &mut Tree) {
         loop {
             let nth = saturating_u32(tree.values.len() as u64);
             let Some(node) = tree.node_mut(id) else { break };
-            if split(&node.attributes, layout).is_some() {
+            if attributes_in_inode(&node.attributes, layout).is_some() {
                 break;
             }
             let owner = (node.uid, node.gid);
             let candidates = node.attributes.iter_mut();
-            let candidates = candidates.filter(|it| (1..=MOST_BYTES).contains(&it.value().len()));
+            let candidates =
+                candidates.filter(|it| (1..=MAX_VALUE_BYTES).contains(&it.value().len()));
             let Some(longest) = candidates.max_by_key(|it| it.value().len()) else { break };
             let bytes = longest.value().to_vec();
             let hash = layout.super_.value_seed.update(&bytes).value();
@@ -98,22 +99,22 @@ fn reachable(tree: &Tree) -> BTreeSet<NodeId> {
 }
 
 /// Returns how many attributes have EA inodes, and the blocks of those.
-pub(super) fn outside(attributes: &[NewXattr], layout: &Layout) -> (u32, u64) {
-    let lens = attributes.iter().filter_map(NewXattr::outside).map(|it| it.len);
+pub(super) fn count_ea_inodes(attributes: &[NewXattr], layout: &Layout) -> (u32, u64) {
+    let lens = attributes.iter().filter_map(NewXattr::ea_inode).map(|it| it.len);
     lens.fold((0, 0), |(count, blocks), len| {
-        (count + 1, blocks + layout.round_to_clusters(layout.blocks_of(len.into()).into()))
+        (count + 1, blocks + layout.round_to_clusters(layout.blocks_for_bytes(len.into()).into()))
     })
 }
 
 /// Returns the reason why attributes do not fit, with a remedy.
-pub(super) fn unfit(all: &[NewXattr], layout: &Layout) -> &'static str {
+pub(super) fn unfit_reason(all: &[NewXattr], layout: &Layout) -> &'static str {
     let has_values = layout.options.incompatible.contains(Incompatible::EA_INODE);
     let needed = all.iter().map(NewXattr::entry_and_value_bytes).fold(0, usize::saturating_add);
     let is_small = layout.super_.block_bytes < 4096;
     match needed <= block_capacity(4096) && is_small {
         true => "its extended attributes do not fit in one block; larger ones (-b 4096) have room",
         false if has_values => "its extended attributes do not fit, even with values elsewhere",
-        false if saturating_usize(needed as u64) <= MOST_BYTES => {
+        false if saturating_usize(needed as u64) <= MAX_VALUE_BYTES => {
             "its extended attributes do not fit in one block; with -O ea_inode large values have \
              inodes of their own"
         }

@@ -31,7 +31,7 @@ use crate::{FileId, FsBlock};
 /// Bytes of one request for contents.
 const REQUEST_BYTES: u64 = 1 << 20;
 /// Limit of submitted bytes that are still in memory.
-pub(super) const MAX_UNSETTLED_BYTES: u64 = 8 << 20;
+pub(super) const MAX_UNWRITTEN_BYTES: u64 = 8 << 20;
 /// Limit of bytes not yet durable. It keeps the disk busy from the start, and progress close to the
 /// truth.
 const MAX_UNDURABLE_BYTES: u64 = 32 << 20;
@@ -69,7 +69,7 @@ pub fn write(
     let writer = DiskWriter { target, block_bytes: plan.layout.super_.block_bytes };
     writer.wipe(len_bytes)?;
     let mapped = write_contents(plan, contents, &writer)?;
-    let hidden = write_hidden(plan, &writer)?;
+    let hidden = write_system_files(plan, &writer)?;
     let primary = groups::write(plan, &mapped, &hidden, &writer)?;
     writer.sync()?;
     let ticket = writer.bytes(superblock::OFFSET_BYTES, primary.as_bytes())?;
@@ -77,17 +77,17 @@ pub fn write(
 }
 
 /// Writes the system files; returns their maps.
-fn write_hidden(plan: &VolumePlan<'_>, writer: &DiskWriter<'_>) -> Result<Vec<BuiltMap>> {
+fn write_system_files(plan: &VolumePlan<'_>, writer: &DiskWriter<'_>) -> Result<Vec<BuiltMap>> {
     let layout = &plan.layout;
     if plan.mmp_block != 0 {
         writer.blocks(plan.mmp_block, &system_files::mmp_block(layout))?;
     }
     let too_few = || FormatError::Misuse("the plan gave out too few blocks".into());
     let mut maps = vec![];
-    for hidden in &plan.hidden {
+    for hidden in &plan.system_files {
         let bytes = match hidden.purpose {
             SystemFileKind::Quota(kind) => {
-                Some(quota::build(kind, &system_files::tree_usage(plan, kind)))
+                Some(quota::build(kind, &system_files::count_tree_usage(plan, kind)))
             }
             SystemFileKind::Value(nth) => plan.tree.values.get(nth).map(|it| it.bytes.clone()),
             SystemFileKind::Journal(_) | SystemFileKind::Orphans => None,
@@ -159,7 +159,7 @@ impl DiskWriter<'_> {
     }
 
     /// Writes a batch in disk order, and waits until the previous one is visible.
-    fn batch(&self, mut batch: Vec<Write>, before: &mut Option<Ticket>) -> Result<()> {
+    fn write_batch(&self, mut batch: Vec<Write>, before: &mut Option<Ticket>) -> Result<()> {
         batch.sort_unstable_by_key(|write| write.at_bytes);
         let bytes = batch.iter().map(|write| write.block.len() as u64).sum();
         let ticket = self.target.disk.submit(Group { writes: batch }, &[]);
@@ -264,9 +264,9 @@ fn write_contents(
     });
     done?;
     let mut producer = producer.into_inner().unwrap_or_else(PoisonError::into_inner);
-    match producer.broken {
+    match producer.has_failed {
         true => return Err(FormatError::Misuse("the plan gave out too few blocks".into())),
-        false => write_deferred(plan, contents, writer, producer.later, &mut producer.mapped)?,
+        false => write_deferred(plan, contents, writer, producer.deferred, &mut producer.mapped)?,
     }
     Ok(producer.mapped)
 }
@@ -311,7 +311,7 @@ fn write_deferred(
             DeferredTarget::Block(at) => at,
             DeferredTarget::Inode(nth) => {
                 let mut bytes = vec![0; saturating_usize(run.len_bytes)];
-                let what = &plan.tree.node(NodeId(run.node)).what;
+                let what = &plan.tree.node(NodeId(run.node)).kind_data;
                 for (start, end) in what.data_within(run.len_bytes) {
                     if let Some(room) =
                         bytes.get_mut(saturating_usize(start)..saturating_usize(end))
@@ -337,12 +337,12 @@ fn write_deferred(
             batch.push(Write { at_bytes, block: memory.into() });
             done += len;
             if held >= SOURCE_BATCH_BYTES {
-                writer.batch(std::mem::take(&mut batch), &mut before)?;
+                writer.write_batch(std::mem::take(&mut batch), &mut before)?;
                 held = 0;
             }
         }
     }
-    writer.batch(batch, &mut before)
+    writer.write_batch(batch, &mut before)
 }
 
 /// Bytes submitted since a ticket.
@@ -363,7 +363,7 @@ impl FlightWindow {
 
 #[derive(Default)]
 struct FlightWindows {
-    unsettled: FlightWindow,
+    unwritten: FlightWindow,
     undurable: FlightWindow,
 }
 
@@ -376,7 +376,7 @@ fn throttle(
 ) -> Result<()> {
     let (settled, durable) = {
         let mut windows = windows.lock().unwrap_or_else(PoisonError::into_inner);
-        let settled = windows.unsettled.advance(MAX_UNSETTLED_BYTES, ticket, bytes);
+        let settled = windows.unwritten.advance(MAX_UNWRITTEN_BYTES, ticket, bytes);
         (settled, windows.undurable.advance(MAX_UNDURABLE_BYTES, ticket, bytes))
     };
     if let Some(ticket) = settled {
@@ -401,7 +401,7 @@ fn fill(plan: &VolumePlan<'_>, contents: &dyn FileSource, request: WriteRequest)
             }
             Fill::Contents { node, at_bytes, len_bytes } => {
                 let Some(room) = room.get_mut(..saturating_usize(len_bytes)) else { continue };
-                let NodeKind::File { source, .. } = plan.tree.node(NodeId(node)).what else {
+                let NodeKind::File { source, .. } = plan.tree.node(NodeId(node)).kind_data else {
                     continue;
                 };
                 contents.read(source, at_bytes, room).map_err(|error| FormatError::Source {
@@ -422,10 +422,10 @@ struct RequestProducer<'a> {
     /// Parts of mapped nodes that no request holds yet.
     parts: std::collections::VecDeque<(u64, u64, Fill)>,
     mapped: Vec<MappedInode>,
-    broken: bool,
+    has_failed: bool,
     /// True if contents are deferred to source order.
-    in_order: bool,
-    later: Vec<DeferredRun>,
+    is_sequential: bool,
+    deferred: Vec<DeferredRun>,
 }
 
 impl<'a> RequestProducer<'a> {
@@ -436,9 +436,9 @@ impl<'a> RequestProducer<'a> {
             shared: 0,
             parts: Default::default(),
             mapped: Vec::with_capacity(plan.placed.len()),
-            broken: false,
-            in_order,
-            later: vec![],
+            has_failed: false,
+            is_sequential: in_order,
+            deferred: vec![],
         }
     }
 
@@ -496,7 +496,7 @@ impl<'a> RequestProducer<'a> {
             let Some(placed) = self.plan.placed.get(self.next) else { return };
             self.next += 1;
             let mapped = self.map(placed);
-            self.broken |= mapped.is_none();
+            self.has_failed |= mapped.is_none();
             self.mapped.push(mapped.unwrap_or_default());
         }
     }
@@ -504,14 +504,14 @@ impl<'a> RequestProducer<'a> {
     /// Stores the contents of a node inline.
     fn store_inline(&mut self, placed: &NodePlacement, mapped: &mut MappedInode) {
         let id = NodeId(placed.node);
-        match &self.plan.tree.node(id).what {
+        match &self.plan.tree.node(id).kind_data {
             NodeKind::Directory => {
                 let names = plan::names_of(self.plan.tree, id, &self.plan.inodes);
                 let parent = self.plan.inodes.get(saturating_usize(placed.parent.into())).copied();
                 let filetype = self.plan.directory_format.shape.filetype;
                 mapped.store_inline(&inline_data::directory(parent.unwrap_or(0), &names, filetype));
             }
-            NodeKind::File { source, size_bytes, .. } => self.later.push(DeferredRun {
+            NodeKind::File { source, size_bytes, .. } => self.deferred.push(DeferredRun {
                 source: *source,
                 node: placed.node,
                 at_bytes: 0,
@@ -527,7 +527,7 @@ impl<'a> RequestProducer<'a> {
         let block_bytes = self.plan.layout.super_.block_bytes;
         let mapping = if self.plan.layout.options.extents() { flags::EXTENTS } else { 0 };
         let mut mapped = MappedInode::default();
-        match &self.plan.tree.node(NodeId(placed.node)).what {
+        match &self.plan.tree.node(NodeId(placed.node)).kind_data {
             _ if placed.is_inline => self.store_inline(placed, &mut mapped),
             NodeKind::Directory => {
                 let (bytes, indexed) = directory_bytes(self.plan, placed);
@@ -596,12 +596,12 @@ impl<'a> RequestProducer<'a> {
                 }
             };
             match what {
-                Fill::Contents { node, at_bytes, len_bytes } if self.in_order => {
-                    let NodeKind::File { source, .. } = self.plan.tree.node(NodeId(node)).what
+                Fill::Contents { node, at_bytes, len_bytes } if self.is_sequential => {
+                    let NodeKind::File { source, .. } = self.plan.tree.node(NodeId(node)).kind_data
                     else {
                         continue;
                     };
-                    self.later.push(DeferredRun {
+                    self.deferred.push(DeferredRun {
                         source,
                         node,
                         at_bytes,

@@ -28,13 +28,13 @@ pub(crate) struct PendingAccessTimes {
     /// Number of entries, readable without the lock.
     len: AtomicUsize,
     /// Number of times ever recorded.
-    noted: AtomicU64,
+    recorded: AtomicU64,
 }
 
 impl PendingAccessTimes {
     pub(crate) fn new(rule: AccessTimes) -> Self {
         let (len, noted) = (AtomicUsize::new(0), AtomicU64::new(0));
-        Self { rule, pending: Mutex::default(), len, noted }
+        Self { rule, pending: Mutex::default(), len, recorded: noted }
     }
 
     /// Returns true if there are times that need a commit.
@@ -43,10 +43,10 @@ impl PendingAccessTimes {
     }
 
     pub(crate) fn recorded_count(&self) -> u64 {
-        self.noted.load(Ordering::Relaxed)
+        self.recorded.load(Ordering::Relaxed)
     }
 
-    fn of(&self, inode: InodeNumber) -> Option<Time> {
+    fn get(&self, inode: InodeNumber) -> Option<Time> {
         if self.len.load(Ordering::Acquire) == 0 {
             return None;
         }
@@ -72,11 +72,11 @@ impl PendingAccessTimes {
     fn record(&self, inode: InodeNumber, now: Time) -> bool {
         let mut pending = self.pending.lock();
         pending.insert(inode.0, now);
-        self.noted.fetch_add(1, Ordering::Relaxed);
+        self.recorded.fetch_add(1, Ordering::Relaxed);
         self.len.swap(pending.len(), Ordering::AcqRel) == 0
     }
 
-    fn forget(&self, inode: InodeNumber) -> Option<Time> {
+    fn remove(&self, inode: InodeNumber) -> Option<Time> {
         if self.len.load(Ordering::Acquire) == 0 {
             return None;
         }
@@ -86,7 +86,7 @@ impl PendingAccessTimes {
         time
     }
 
-    fn all(&self) -> Vec<InodeNumber> {
+    fn pending_inodes(&self) -> Vec<InodeNumber> {
         match self.len.load(Ordering::Acquire) {
             0 => vec![],
             _ => self.pending.lock().keys().copied().map(InodeNumber).collect(),
@@ -130,7 +130,7 @@ impl Volume {
 
     /// Returns the pending access time of an inode, if there is one.
     pub(crate) fn pending_access_time(&self, inode: InodeNumber) -> Option<Time> {
-        self.writing.as_ref()?.pending_access_times.of(inode)
+        self.writing.as_ref()?.pending_access_times.get(inode)
     }
 }
 
@@ -138,7 +138,7 @@ impl Transaction<'_> {
     /// Discards the pending access time: the inode was reused, or its time set explicitly.
     pub(crate) fn discard_access_time(&self, inode: InodeNumber) {
         if let Some(writing) = &self.volume.writing {
-            writing.pending_access_times.forget(inode);
+            writing.pending_access_times.remove(inode);
         }
     }
 
@@ -147,7 +147,7 @@ impl Transaction<'_> {
         let Some(writing) = &self.volume.writing else { return Ok(()) };
         writing
             .pending_access_times
-            .all()
+            .pending_inodes()
             .into_iter()
             .try_for_each(|inode| self.read_slot(inode, |_| ()))
     }
@@ -155,8 +155,8 @@ impl Transaction<'_> {
     /// Writes the pending access times to their inodes.
     pub(crate) fn write_access_times(&mut self) -> Result<()> {
         let Some(writing) = &self.volume.writing else { return Ok(()) };
-        for inode in writing.pending_access_times.all() {
-            let Some(time) = writing.pending_access_times.forget(inode) else { continue };
+        for inode in writing.pending_access_times.pending_inodes() {
+            let Some(time) = writing.pending_access_times.remove(inode) else { continue };
             if self.read_slot(inode, |it| it.links())? != 0 || self.is_orphan(inode) {
                 self.change_slot(inode, |it| it.set_time(InodeTime::Accessed, time))?;
             }

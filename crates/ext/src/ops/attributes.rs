@@ -248,7 +248,7 @@ impl Transaction<'_> {
             all.extend(edit::read_block(&block).map_err(|error| of_inode(error.in_block(at)))?);
         }
         let known = self.volume.super_.incompatible.contains(Incompatible::EA_INODE);
-        if !known && all.iter().any(|attribute| attribute.outside().is_some()) {
+        if !known && all.iter().any(|attribute| attribute.ea_inode().is_some()) {
             let what = "extended attribute: value outside, without ea_inode";
             return Err(of_inode(Error::corrupt(what)));
         }
@@ -262,7 +262,9 @@ impl Transaction<'_> {
         let old = self.read_slot(number, |it| it.xattr_block())?;
         let placed = edit::lay_out(all, room, block_bytes)?;
         let same = match (&placed.block, old) {
-            (Some(new), 1..) => xattr::is_same(&self.block(FsBlock(old), Role::XattrBlock)?, new),
+            (Some(new), 1..) => {
+                xattr::equals_ignoring_checksum(&self.block(FsBlock(old), Role::XattrBlock)?, new)
+            }
             (None, 0) => true,
             _ => false,
         };

@@ -45,7 +45,7 @@ const MAX_SPLITS: usize = 6;
 /// Location of a directory entry.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct DirentLocation {
-    pub(crate) site: DirentContainer,
+    pub(crate) container: DirentContainer,
     pub(crate) found: FoundRecord,
 }
 
@@ -98,7 +98,7 @@ struct DxFrame {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum NameMatch {
     /// Exact match.
-    Same,
+    Exact,
     /// Exact match, or equal after case folding.
     Folded,
 }
@@ -122,7 +122,7 @@ impl Transaction<'_> {
     }
 
     /// Returns the format of directory blocks.
-    pub(crate) fn shape(&self) -> DirBlockFormat {
+    pub(crate) fn dir_block_format(&self) -> DirBlockFormat {
         let super_ = &self.volume.super_;
         let sums = super_.checksum_seed.is_some();
         DirBlockFormat {
@@ -133,7 +133,7 @@ impl Transaction<'_> {
     }
 
     /// Returns the part of a block that holds directory entries.
-    fn names_of<'a>(&self, bytes: &'a [u8]) -> &'a [u8] {
+    fn dirent_area<'a>(&self, bytes: &'a [u8]) -> &'a [u8] {
         dir_tail::dirent_area(bytes, self.volume.super_.checksum_seed.is_some())
     }
 
@@ -163,7 +163,7 @@ impl Transaction<'_> {
             return Err(Error::Misuse("not a name"));
         }
         let wanted = NameQuery::of(self.volume, dir, name)?;
-        let same = self.find_matching(dir, &wanted, NameMatch::Same)?;
+        let same = self.find_matching(dir, &wanted, NameMatch::Exact)?;
         if same.is_ok() || !wanted.is_case_insensitive() {
             return Ok(same);
         }
@@ -219,7 +219,7 @@ impl Transaction<'_> {
         for (nth, part) in self.read_inline(dir)?.dir_parts().iter().enumerate() {
             let sought = self.find_in_dirents(part.entries, wanted, like);
             if let SlotSearch::Found(found) = sought.map_err(|error| error.of_inode(dir.number))? {
-                return Ok(Ok(DirentLocation { site: DirentContainer::Inline(nth), found }));
+                return Ok(Ok(DirentLocation { container: DirentContainer::Inline(nth), found }));
             }
         }
         Ok(Err(InsertionPoint::ConvertInline))
@@ -237,19 +237,22 @@ impl Transaction<'_> {
         let mut place = None;
         for nth in (hint..count).chain(0..hint) {
             let Some((block, bytes)) = self.read_directory_block(dir, nth)? else { continue };
-            let sought = self.find_in_dirents(self.names_of(&bytes), wanted, like);
+            let sought = self.find_in_dirents(self.dirent_area(&bytes), wanted, like);
             match sought.map_err(|error| error.in_block(block).of_inode(dir.number))? {
                 SlotSearch::Found(found) => {
-                    return Ok(Ok(DirentLocation { site: DirentContainer::Block(block), found }));
+                    return Ok(Ok(DirentLocation {
+                        container: DirentContainer::Block(block),
+                        found,
+                    }));
                 }
                 // Free space in the root of a hash tree belongs to the index.
-                SlotSearch::Room(room) if !tree => {
+                SlotSearch::Free(room) if !tree => {
                     place.get_or_insert(InsertionPoint::FreeSlot(block, room));
                 }
-                SlotSearch::Room(_) if nth > 0 => {
+                SlotSearch::Free(_) if nth > 0 => {
                     place.get_or_insert(InsertionPoint::DropHtree);
                 }
-                SlotSearch::Room(_) | SlotSearch::Full => {}
+                SlotSearch::Free(_) | SlotSearch::Full => {}
             }
         }
         Ok(Err(place.unwrap_or(InsertionPoint::AppendBlock)))
@@ -292,12 +295,15 @@ impl Transaction<'_> {
             let hash = if turn == 0 { of_name } else { 0 };
             let bytes = self.descend_to_leaf(dir, &mut descent, hash)?;
             let block = descent.leaf.1;
-            let sought = self.find_in_dirents(self.names_of(&bytes), wanted, like);
+            let sought = self.find_in_dirents(self.dirent_area(&bytes), wanted, like);
             match sought.map_err(|error| error.in_block(block).of_inode(dir.number))? {
                 SlotSearch::Found(found) => {
-                    return Ok(Ok(DirentLocation { site: DirentContainer::Block(block), found }));
+                    return Ok(Ok(DirentLocation {
+                        container: DirentContainer::Block(block),
+                        found,
+                    }));
                 }
-                SlotSearch::Room(room) => {
+                SlotSearch::Free(room) => {
                     place.get_or_insert(InsertionPoint::FreeSlot(block, room));
                 }
                 SlotSearch::Full if turn == 0 => {
@@ -400,9 +406,10 @@ impl Transaction<'_> {
         for _ in 0..MAX_SPLITS {
             match place {
                 InsertionPoint::FreeSlot(block, room) => {
-                    let DirBlockFormat { filetype, has_checksums: sums, .. } = self.shape();
+                    let DirBlockFormat { filetype, has_checksums: sums, .. } =
+                        self.dir_block_format();
                     return self.modify_block(block, self.directory_role(dir)?, |bytes| {
-                        let names = dir_tail::names_mut(bytes, sums);
+                        let names = dir_tail::dirent_area_mut(bytes, sums);
                         edit::insert(names, &room, inode, kind, name, filetype)
                     })?;
                 }
@@ -429,8 +436,12 @@ impl Transaction<'_> {
             && count == 1
             && !self.volume.has_tree(&node)
             && let Some((first, bytes)) = self.read_directory_block(&node, 0)?
-            && let Ok((root, leaf)) =
-                index::make_indexed(&bytes, self.volume.super_.default_hash(), 1, self.shape())
+            && let Ok((root, leaf)) = index::make_indexed(
+                &bytes,
+                self.volume.super_.default_hash(),
+                1,
+                self.dir_block_format(),
+            )
         {
             let (_, block) = self.append_block(dir)?;
             self.put_new_block(block, self.directory_role(dir)?, leaf);
@@ -444,13 +455,13 @@ impl Transaction<'_> {
             self.drop_htree(dir)?;
         }
         let (nth, block) = self.append_block(dir)?;
-        self.put_new_block(block, self.directory_role(dir)?, edit::empty(self.shape()));
+        self.put_new_block(block, self.directory_role(dir)?, edit::empty(self.dir_block_format()));
         self.writer.insert_hints.insert(dir.0, nth);
         Ok(())
     }
 
     fn drop_htree(&mut self, dir: InodeNumber) -> Result<()> {
-        if self.shape().has_checksums {
+        if self.dir_block_format().has_checksums {
             // Its index blocks lack the checksum tail of linear blocks.
             return Err(Error::corrupt("hash tree").of_inode(dir));
         }
@@ -484,7 +495,8 @@ impl Transaction<'_> {
             if index::has_room(&self.block(step.block, role)?, step.level)? {
                 let Some(lower) = full else { return self.split_leaf(dir, descent, *step) };
                 let lower: DxFrame = lower;
-                let split = index::split_node(&self.block(lower.block, role)?, self.shape())?;
+                let split =
+                    index::split_node(&self.block(lower.block, role)?, self.dir_block_format())?;
                 let (nth, block) = self.append_block(dir)?;
                 self.put_new_block(block, role, split.high);
                 self.modify_block(lower.block, role, |bytes| bytes.copy_from_slice(&split.low))?;
@@ -498,8 +510,12 @@ impl Transaction<'_> {
             if depth == 0 {
                 let most = index::max_levels(self.large_dir());
                 let nth = self.volume.directory_blocks(&*self.directory(dir)?);
-                let (root, node) =
-                    index::add_level(&self.block(step.block, role)?, nth, most, self.shape())?;
+                let (root, node) = index::add_level(
+                    &self.block(step.block, role)?,
+                    nth,
+                    most,
+                    self.dir_block_format(),
+                )?;
                 let (_, block) = self.append_block(dir)?;
                 self.put_new_block(block, role, node);
                 return self.modify_block(step.block, role, |bytes| bytes.copy_from_slice(&root));
@@ -511,14 +527,14 @@ impl Transaction<'_> {
     fn split_leaf(&mut self, dir: InodeNumber, descent: &HtreePath, above: DxFrame) -> Result<()> {
         let role = self.directory_role(dir)?;
         let old = self.block(descent.leaf.1, role)?;
-        let shape = self.shape();
+        let shape = self.dir_block_format();
         let folds = name_query::is_casefolded(self.volume, &*self.directory(dir)?);
         let hash = |name: &[u8]| descent.hash.of(&name_query::hash_input_of(folds, name));
-        let halves = edit::split_by(self.names_of(&old), hash)?;
+        let halves = edit::split_by(self.dirent_area(&old), hash)?;
         let (nth, block) = self.append_block(dir)?;
         self.put_new_block(block, role, shape.with_tail(halves.high));
         self.modify_block(descent.leaf.1, role, |bytes| {
-            dir_tail::names_mut(bytes, shape.has_checksums).copy_from_slice(&halves.low);
+            dir_tail::dirent_area_mut(bytes, shape.has_checksums).copy_from_slice(&halves.low);
         })?;
         let entry = DxEntry { hash: halves.hash, block: nth };
         let put = self.modify_block(above.block, role, |bytes| {
@@ -530,11 +546,11 @@ impl Transaction<'_> {
     /// Removes a name.
     pub(crate) fn remove_name(&mut self, dir: InodeNumber, spot: DirentLocation) -> Result<()> {
         self.record_effect(Effect::NameRemoved { dir });
-        let sums = self.shape().has_checksums;
-        match spot.site {
+        let sums = self.dir_block_format().has_checksums;
+        match spot.container {
             DirentContainer::Block(block) => {
                 self.modify_block(block, self.directory_role(dir)?, |bytes| {
-                    edit::remove(dir_tail::names_mut(bytes, sums), &spot.found)
+                    edit::remove(dir_tail::dirent_area_mut(bytes, sums), &spot.found)
                 })?
             }
             DirentContainer::Inline(nth) => {
@@ -555,7 +571,7 @@ impl Transaction<'_> {
         self.record_effect(Effect::NameAdded { dir });
         let kinds = self.has_filetype();
         let set = |bytes: &mut [u8]| edit::set_inode(bytes, spot.found.at, inode, kind, kinds);
-        match spot.site {
+        match spot.container {
             DirentContainer::Block(block) => {
                 self.modify_block(block, self.directory_role(dir)?, set)?
             }
@@ -579,7 +595,7 @@ impl Transaction<'_> {
         }
         for nth in 0..self.volume.directory_blocks(dir) {
             let Some((block, bytes)) = self.read_directory_block(dir, nth)? else { continue };
-            let empty = edit::is_empty(self.names_of(&bytes), nth == 0);
+            let empty = edit::is_empty(self.dirent_area(&bytes), nth == 0);
             if !empty.map_err(|error| error.in_block(block).of_inode(dir.number))? {
                 return Ok(false);
             }
@@ -594,17 +610,17 @@ impl Transaction<'_> {
             let inode = self.read_inline(&node)?.parent().map_err(|error| error.of_inode(dir))?;
             let kind = Some(FileType::Directory);
             let found = FoundRecord { at: 0, previous: None, inode, kind };
-            return Ok(DirentLocation { site: DirentContainer::Parent, found });
+            return Ok(DirentLocation { container: DirentContainer::Parent, found });
         }
         let missing = Error::corrupt("directory: no `..`").of_inode(dir);
         let (block, bytes) = self.read_directory_block(&node, 0)?.ok_or(missing.clone())?;
         let found = edit::find(&bytes, self.has_filetype(), b"..")?.ok_or(missing)?;
-        Ok(DirentLocation { site: DirentContainer::Block(block), found })
+        Ok(DirentLocation { container: DirentContainer::Block(block), found })
     }
 
     /// Builds the first block of a new directory.
     pub(crate) fn dot_entries_block(&self, own: InodeNumber, parent: InodeNumber) -> Vec<u8> {
-        let mut block = crate::format::dirent::DirBlockBuilder::new(self.shape());
+        let mut block = crate::format::dirent::DirBlockBuilder::new(self.dir_block_format());
         block.push(own.0, FileType::Directory, b".");
         block.push(parent.0, FileType::Directory, b"..");
         block.finish()

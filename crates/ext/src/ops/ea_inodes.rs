@@ -36,7 +36,7 @@ use crate::{Error, FsBlock, InodeNumber, Result};
 /// Size limit of a value, in bytes.
 const XATTR_SIZE_MAX: usize = 64 << 10;
 /// Change that drops all references to a value, whatever its count.
-const EVERY_ENTRY: i64 = i64::MIN;
+const DROP_ALL_REFS: i64 = i64::MIN;
 /// Limit of blocks for a value beyond its data: of its map, and of xattrs.
 const MAX_EXTRA_BLOCKS: u64 = 4;
 
@@ -57,16 +57,16 @@ impl EaInodeRefChanges {
     }
 
     /// Drops uncounted values with the first entry that is removed.
-    fn release(&mut self, uncounted: &BTreeSet<u32>) {
+    fn drop_uncounted(&mut self, uncounted: &BTreeSet<u32>) {
         let going = self.entries.iter_mut().filter(|(_, by)| **by < 0);
         for (_, by) in going.filter(|(inode, _)| uncounted.contains(inode)) {
-            *by = EVERY_ENTRY;
+            *by = DROP_ALL_REFS;
         }
     }
 }
 
 fn ea_inode_refs(list: &[NewXattr]) -> Vec<EaInodeRef> {
-    list.iter().filter_map(NewXattr::outside).collect()
+    list.iter().filter_map(NewXattr::ea_inode).collect()
 }
 
 impl Transaction<'_> {
@@ -139,7 +139,7 @@ impl Transaction<'_> {
             it.set_pointers(if by_extents { empty_root() } else { [0; POINTERS] });
             it.set_time(InodeTime::Modified, now);
             it.set_time(InodeTime::Created, now);
-            it.set_value_owners(0);
+            it.set_ea_ref_count(0);
             it.set_value_hash(hash);
             it.set_size(value.len() as u64);
         })?;
@@ -190,7 +190,7 @@ impl Transaction<'_> {
             Some(block) => ea_inode_refs(&edit::read_block(block)?),
             None => vec![],
         };
-        let uncounted = self.uncounted(number, [&body, &block])?;
+        let uncounted = self.uncounted_ea_inodes(number, [&body, &block])?;
         let blocks = |lists: [&[EaInodeRef]; 2]| {
             let counted = lists.into_iter().flatten().filter(|it| !uncounted.contains(&it.inode.0));
             counted.map(|it| self.value_blocks(it.len)).sum()
@@ -208,10 +208,10 @@ impl Transaction<'_> {
             shifted.add_refs(&block, -1);
         }
         shifted.entries.retain(|_, by| *by != 0);
-        shifted.release(&uncounted);
+        shifted.drop_uncounted(&uncounted);
         for (inode, by) in &shifted.entries {
             let inode = InodeNumber(*inode);
-            if *by > 0 && Some(inode) != stand_in && !self.is_value(inode)? {
+            if *by > 0 && Some(inode) != stand_in && !self.is_ea_inode(inode)? {
                 let what = "extended attribute: inode of its value";
                 return Err(Error::corrupt(what).of_inode(number));
             }
@@ -238,11 +238,11 @@ impl Transaction<'_> {
     }
 
     /// Returns true if it is a valid EA inode.
-    fn is_value(&self, number: InodeNumber) -> Result<bool> {
+    fn is_ea_inode(&self, number: InodeNumber) -> Result<bool> {
         if !self.volume.super_.is_valid_inode(number) || number == InodeNumber::ROOT {
             return Ok(false);
         }
-        self.read_slot(number, |it| it.is_value() && it.links() > 0)
+        self.read_slot(number, |it| it.is_ea_inode() && it.links() > 0)
     }
 
     /// Returns the blocks accounted for a value of `len` bytes.
@@ -278,8 +278,8 @@ impl Transaction<'_> {
             Ok((body, block, goes)) => {
                 lost.add_refs(&body, -1);
                 lost.add_refs(if goes { &block } else { &[] }, -1);
-                let uncounted = self.uncounted(inode.number, [&body, &block])?;
-                lost.release(&uncounted);
+                let uncounted = self.uncounted_ea_inodes(inode.number, [&body, &block])?;
+                lost.drop_uncounted(&uncounted);
             }
             Err(Error::Corrupt { .. }) => {}
             Err(other) => return Err(other),
@@ -289,12 +289,16 @@ impl Transaction<'_> {
 
     /// Returns the values that only `owner` has and that count no entries (format of Lustre). Their
     /// space is not accounted.
-    fn uncounted(&self, owner: InodeNumber, lists: [&[EaInodeRef]; 2]) -> Result<BTreeSet<u32>> {
+    fn uncounted_ea_inodes(
+        &self,
+        owner: InodeNumber,
+        lists: [&[EaInodeRef]; 2],
+    ) -> Result<BTreeSet<u32>> {
         let generation = self.read_slot(owner, |it| it.generation())?;
         let mut uncounted = BTreeSet::new();
         for value in lists.into_iter().flatten() {
-            if self.is_value(value.inode)?
-                && self.read_slot(value.inode, |it| it.is_value_of(owner, generation))?
+            if self.is_ea_inode(value.inode)?
+                && self.read_slot(value.inode, |it| it.is_ea_inode_of(owner, generation))?
             {
                 uncounted.insert(value.inode.0);
             }
@@ -306,16 +310,16 @@ impl Transaction<'_> {
     pub(crate) fn update_ea_refs(&mut self, entries: BTreeMap<u32, i64>) -> Result<()> {
         for (inode, by) in entries {
             let number = InodeNumber(inode);
-            if !self.is_value(number)? {
+            if !self.is_ea_inode(number)? {
                 log::warn!("inode {number} holds no value of an attribute: run e2fsck");
                 continue;
             }
             let left = self.change_slot(number, |it| {
                 let left = match by {
-                    EVERY_ENTRY => 0,
+                    DROP_ALL_REFS => 0,
                     _ => it.ea_ref_count().saturating_add_signed(by),
                 };
-                it.set_value_owners(left);
+                it.set_ea_ref_count(left);
                 left
             })?;
             if left == 0 {

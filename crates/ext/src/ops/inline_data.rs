@@ -76,7 +76,7 @@ impl Transaction<'_> {
         let dir = self.directory(number)?;
         let inside = self.read_inline(&dir)?;
         let of_dir = |error: Error| error.of_inode(number);
-        let mut block = DirBlockBuilder::new(self.shape());
+        let mut block = DirBlockBuilder::new(self.dir_block_format());
         block.push(number.0, FileType::Directory, b".");
         block.push(inside.parent().map_err(of_dir)?.0, FileType::Directory, b"..");
         for part in inside.dir_parts() {

@@ -169,7 +169,7 @@ impl Transaction<'_> {
     }
 
     /// Creates an `O_TMPFILE` inode: an orphan that may still get a name.
-    pub(crate) fn create_unnamed(
+    pub(crate) fn create_tmpfile(
         &mut self,
         dir: InodeNumber,
         new: &NewNode<'_>,
@@ -238,7 +238,7 @@ impl Transaction<'_> {
         parent: &Inode,
         number: InodeNumber,
         new: &NewNode<'_>,
-        birth: InodePlan,
+        plan: InodePlan,
         links: u16,
     ) -> Result<()> {
         let dir = parent.number;
@@ -257,16 +257,16 @@ impl Transaction<'_> {
         };
         // A target in the inode needs no map.
         let is_mapped = matches!(new.kind, FileType::File | FileType::Directory)
-            || matches!(birth.target, Some(None));
+            || matches!(plan.target, Some(None));
         let has_extents = self.volume.super_.incompatible.contains(Incompatible::EXTENTS);
         let of_map = if is_mapped && has_extents { flags::EXTENTS } else { 0 };
-        let full_mode = u16::try_from(new.kind.mode_bits() | birth.mode).unwrap_or(0);
+        let full_mode = u16::try_from(new.kind.mode_bits() | plan.mode).unwrap_or(0);
         self.change_slot(number, |it| {
             it.clear();
             it.init_extra_fields();
             it.set_mode(full_mode);
-            it.set_owner(new.uid, birth.gid);
-            it.set_project(birth.project);
+            it.set_owner(new.uid, plan.gid);
+            it.set_project(plan.project);
             it.set_links(links);
             it.set_flags(inherited_flags | of_map);
             it.set_generation(generation);
@@ -275,7 +275,7 @@ impl Transaction<'_> {
             {
                 it.set_time(stamp, now);
             }
-            match (new.kind, birth.target) {
+            match (new.kind, plan.target) {
                 (FileType::CharDevice | FileType::BlockDevice, _) => {
                     it.set_pointers(device_pointers(new.device));
                 }
@@ -299,7 +299,7 @@ impl Transaction<'_> {
             self.put_new_block(first, self.directory_role(number)?, names);
             self.change_slot(number, |it| it.set_size(block_bytes.into()))?;
             self.count_subdirectory(dir, true)?;
-        } else if matches!(birth.target, Some(None)) {
+        } else if matches!(plan.target, Some(None)) {
             let all = self.map_blocks(number, 0..1, taking)?;
             let first = all.first().ok_or(Error::NoSpace)?.at;
             let mut bytes = new.target.to_vec();
@@ -307,8 +307,8 @@ impl Transaction<'_> {
             self.put_contents(first, &SharedBytes::owned(bytes.into_boxed_slice()));
             self.change_slot(number, |it| it.set_size(new.target.len() as u64))?;
         }
-        if !birth.attributes.is_empty() {
-            self.write_xattrs(number, &birth.attributes)?;
+        if !plan.attributes.is_empty() {
+            self.write_xattrs(number, &plan.attributes)?;
         }
         Ok(())
     }

@@ -67,7 +67,7 @@ impl VolumeRewrite<'_> {
         }
         let sums = self.directory_conversion.adds_checksums;
         if !(self.directory_conversion.drops_indexes && has_tree)
-            && (!sums || self.make_checksum_room(node, file, &places, has_tree)?)
+            && (!sums || self.make_space_for_checksums(node, file, &places, has_tree)?)
         {
             return Ok(None);
         }
@@ -83,7 +83,7 @@ impl VolumeRewrite<'_> {
     }
 
     /// Makes space for a checksum in each block; returns false, unchanged, if one lacks it.
-    fn make_checksum_room(
+    fn make_space_for_checksums(
         &mut self,
         node: &Inode,
         file: FileId,
@@ -134,7 +134,7 @@ impl VolumeRewrite<'_> {
         let root = read(0)?;
         let (says, top) = DxRoot::check(&root, super_.hash_unsigned, super_.hash_seed)?;
         let mut indexes = BTreeSet::from([0]);
-        let mut level = below(top);
+        let mut level = child_blocks(top);
         for depth in 0..says.levels {
             let mut next = vec![];
             for nth in &level {
@@ -143,7 +143,7 @@ impl VolumeRewrite<'_> {
                 }
                 if depth + 1 < says.levels {
                     let block = read(*nth)?;
-                    next.extend(below(DxEntries::from_node(&block)?));
+                    next.extend(child_blocks(DxEntries::from_node(&block)?));
                 }
             }
             level = next;
@@ -199,7 +199,7 @@ impl VolumeRewrite<'_> {
 }
 
 /// Returns the blocks that htree entries point to.
-fn below(index: DxEntries<'_>) -> Vec<u32> {
+fn child_blocks(index: DxEntries<'_>) -> Vec<u32> {
     (0..index.len()).filter_map(|nth| index.block(nth)).map(|block| block.0).collect()
 }
 

@@ -123,7 +123,7 @@ impl VolumeRewrite<'_> {
     /// to renumbered EA inodes.
     fn rewrite_xattrs(&mut self, node: &Inode, slot: &mut [u8]) -> Result<()> {
         let mut slot = InodeSlot::of(slot)?;
-        if self.values_move {
+        if self.renumbers_ea_inodes {
             let mut list = slot.inline_xattrs().to_vec();
             if !list.is_empty() && self.renumber_ea_inodes(&mut list, 0)? {
                 slot.set_inline_xattrs(&list);
@@ -147,12 +147,12 @@ impl VolumeRewrite<'_> {
     /// Moves an xattr block if needed; returns its new block.
     fn move_xattr_block(&mut self, block: FsBlock) -> Result<u64> {
         let must_move = block.0 >= self.space.end();
-        if !must_move && !self.rewrites_checksums && !self.values_move {
+        if !must_move && !self.rewrites_checksums && !self.renumbers_ea_inodes {
             return Ok(block.0);
         }
         let mut bytes = self.read(Role::XattrBlock, block)?;
         let was = bytes.clone();
-        if self.values_move {
+        if self.renumbers_ea_inodes {
             self.renumber_ea_inodes(&mut bytes, 32)?;
         }
         let to = if must_move { self.allocate_block()? } else { block.0 };

@@ -26,7 +26,7 @@ impl VolumeRewrite<'_> {
                 continue;
             };
             let Some((size, pieces)) = files.get(inode) else { continue };
-            let file = QuotaFile { inode: InodeNumber(*inode), size: *size, pieces };
+            let file = RewrittenQuotaFile { inode: InodeNumber(*inode), size: *size, pieces };
             for (ids, blocks) in &self.usage.clone() {
                 let usage = Usage { inodes: 0, bytes: blocks * block_bytes };
                 if let Some(id) = ids.get(nth) {
@@ -39,7 +39,7 @@ impl VolumeRewrite<'_> {
 
     fn count(
         &mut self,
-        file: &QuotaFile<'_>,
+        file: &RewrittenQuotaFile<'_>,
         kind: QuotaType,
         id: u32,
         usage: Usage,
@@ -78,13 +78,13 @@ impl VolumeRewrite<'_> {
 }
 
 /// A quota file.
-struct QuotaFile<'a> {
+struct RewrittenQuotaFile<'a> {
     inode: InodeNumber,
     size: u64,
     pieces: &'a [MovedRun],
 }
 
-impl QuotaFile<'_> {
+impl RewrittenQuotaFile<'_> {
     /// Returns the planned volume block of a quota block, and the offset in it.
     fn block_location(&self, nth: u32, block_bytes: u32) -> crate::Result<(FsBlock, usize)> {
         let at = u64::from(nth) * u64::from(BLOCK_BYTES);

@@ -3,7 +3,7 @@
 use super::{OfflineError, Result, TuneChanges, TuneWork, checksum_seed};
 use crate::format::features::{Compatible, Incompatible, ReadOnlyCompatible};
 use crate::format::quota::QuotaType;
-use crate::format::requirements::{Asker, Feature, Rule, broken};
+use crate::format::requirements::{Enforcer, Feature, Rule, violated_rules};
 use crate::format::superblock::{CHECKSUM_CRC32C, RawSuperblock, Superblock};
 
 /// Of `s_log_groups_per_flex`, where groups were not flexible before: sixteen.
@@ -43,16 +43,18 @@ pub(super) fn change(
     }
     let has = |feature: Feature| feature.is_in(raw);
     let bytes = super_.inode_bytes;
-    let was_broken =
-        |rule: &Rule| broken(Asker::Maker, super_.features(), bytes).any(|it| it == *rule);
-    let rule = broken(Asker::Maker, raw.features(), bytes).find(|rule| !was_broken(rule));
+    let was_broken = |rule: &Rule| {
+        violated_rules(Enforcer::Maker, super_.features(), bytes).any(|it| it == *rule)
+    };
+    let rule =
+        violated_rules(Enforcer::Maker, raw.features(), bytes).find(|rule| !was_broken(rule));
     if let Some(rule) = rule {
         return Err(OfflineError::Misuse(format!("-O {rule}")));
     }
     let orphans = Feature::C(Compatible::ORPHAN_FILE);
     let had = super_.compatible.contains(Compatible::ORPHAN_FILE);
-    work.hidden.orphans = (has(orphans) != had).then(|| has(orphans));
-    work.hidden.quotas = quotas(raw, super_, changes)?;
+    work.system_files.orphans = (has(orphans) != had).then(|| has(orphans));
+    work.system_files.quotas = quotas(raw, super_, changes)?;
     Ok(())
 }
 

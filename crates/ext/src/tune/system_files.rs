@@ -138,9 +138,9 @@ fn count(rework: &VolumeRewrite<'_>) -> Result<BTreeMap<(QuotaType, u32), Usage>
             };
             let slot = bytes.get_mut(at..at + len).unwrap_or_default();
             let slot = InodeSlot::of(slot)?;
-            if slot.links() > 0 && !slot.is_value() {
+            if slot.links() > 0 && !slot.is_ea_inode() {
                 let (user, group) = slot.owner();
-                let blocks = slot.bytes_of_blocks(super_.block_bytes).cast_signed();
+                let blocks = slot.allocated_bytes(super_.block_bytes).cast_signed();
                 let usage = Usage { inodes: 1, bytes: blocks };
                 for account in [
                     (QuotaType::User, user),

@@ -13,7 +13,7 @@ use crate::common::spoil::spoil;
 
 /// Checksum to update after a structure was changed.
 #[derive(Clone, Copy, Debug)]
-pub enum Seal {
+pub enum ChecksumOwner {
     None,
     Superblock,
     Group(u32),
@@ -33,7 +33,7 @@ pub enum Seal {
 pub struct Part {
     pub what: &'static str,
     pub range: Range<usize>,
-    pub seal: Seal,
+    pub seal: ChecksumOwner,
 }
 
 /// A valid volume with its structures.
@@ -70,7 +70,7 @@ impl Base {
         start..start.saturating_add(len)
     }
 
-    fn add(&mut self, what: &'static str, range: Range<usize>, seal: Seal) {
+    fn add(&mut self, what: &'static str, range: Range<usize>, seal: ChecksumOwner) {
         if range.end <= self.image.len() && !range.is_empty() {
             self.parts.push(Part { what, range, seal });
         }
@@ -85,26 +85,26 @@ impl Base {
     }
 
     fn find(&mut self) {
-        self.add("superblock", 1024..1024 + 0x70, Seal::Superblock);
-        self.add("superblock", 1024..1024 + 0x180, Seal::Superblock);
-        self.add("superblock", 1024 + 0x180..2048, Seal::Superblock);
+        self.add("superblock", 1024..1024 + 0x70, ChecksumOwner::Superblock);
+        self.add("superblock", 1024..1024 + 0x180, ChecksumOwner::Superblock);
+        self.add("superblock", 1024 + 0x180..2048, ChecksumOwner::Superblock);
         if let Some(FsBlock(block)) = self.super_.mmp_block {
             let range = self.block(block);
-            self.add("mmp", range.start..range.start + 1024, Seal::Mmp);
+            self.add("mmp", range.start..range.start + 1024, ChecksumOwner::Mmp);
         }
         for number in 0..self.super_.groups {
             let (group, range) = self.group(number);
-            self.add("descriptor", range, Seal::Group(number));
+            self.add("descriptor", range, ChecksumOwner::Group(number));
             let of_blocks = self.block(group.block_bitmap.0);
             let start = of_blocks.start;
             if group.flags & 2 == 0 {
-                self.add("bitmap", start..start + 32, Seal::BlockBitmap(number));
-                self.add("bitmap", of_blocks, Seal::BlockBitmap(number));
+                self.add("bitmap", start..start + 32, ChecksumOwner::BlockBitmap(number));
+                self.add("bitmap", of_blocks, ChecksumOwner::BlockBitmap(number));
             }
             let start = self.block(group.inode_bitmap.0).start;
             if group.flags & 1 == 0 {
                 let len = self.super_.inodes_per_group as usize / 8 + 8;
-                self.add("bitmap", start..start + len, Seal::InodeBitmap(number));
+                self.add("bitmap", start..start + len, ChecksumOwner::InodeBitmap(number));
             }
             let table = self.block(group.inode_table.0).start;
             for nth in 0..self.super_.inodes_per_group {
@@ -124,9 +124,9 @@ impl Base {
         if number > 30 && (mode == 0 || links == 0) {
             return;
         }
-        self.add("inode", at..at + len, Seal::Inode(number));
-        self.add("inode", at..at + 128, Seal::Inode(number));
-        self.add("map in an inode", at + 40..at + 100, Seal::Inode(number));
+        self.add("inode", at..at + len, ChecksumOwner::Inode(number));
+        self.add("inode", at..at + 128, ChecksumOwner::Inode(number));
+        self.add("map in an inode", at + 40..at + 100, ChecksumOwner::Inode(number));
         if mode == 0 {
             return;
         }
@@ -135,17 +135,21 @@ impl Base {
         let attributes = u64::from(le32(&self.image, at + 104));
         if attributes > 0 {
             let range = self.block(attributes);
-            self.add("attributes", range.start..range.start + 96, Seal::Attributes(attributes));
-            self.add("attributes", range, Seal::Attributes(attributes));
+            self.add(
+                "attributes",
+                range.start..range.start + 96,
+                ChecksumOwner::Attributes(attributes),
+            );
+            self.add("attributes", range, ChecksumOwner::Attributes(attributes));
         }
         let orphans = self.super_.orphan_file.is_some_and(|it| it.0 == number);
         let quota = self.super_.quotas.contains(&number);
         let leaf = match kind {
-            _ if number == JOURNAL => Some(("journal", Seal::Journal)),
-            _ if orphans => Some(("orphan file", Seal::Orphans(file, 0))),
-            _ if quota => Some(("quota", Seal::None)),
-            4 => Some(("directory", Seal::Directory(file))),
-            10 => Some(("link", Seal::None)),
+            _ if number == JOURNAL => Some(("journal", ChecksumOwner::Journal)),
+            _ if orphans => Some(("orphan file", ChecksumOwner::Orphans(file, 0))),
+            _ if quota => Some(("quota", ChecksumOwner::None)),
+            4 => Some(("directory", ChecksumOwner::Directory(file))),
+            10 => Some(("link", ChecksumOwner::None)),
             _ => None,
         };
         let size = le32(&self.image, at + 4);
@@ -161,18 +165,20 @@ impl Base {
             match (pointer, nth) {
                 (0, _) => {}
                 (_, 0..12) => self.leaf(pointer, leaf),
-                _ => self.add("map", self.block(pointer), Seal::None),
+                _ => self.add("map", self.block(pointer), ChecksumOwner::None),
             }
         }
     }
 
-    fn leaf(&mut self, block: u64, leaf: Option<(&'static str, Seal)>) {
+    fn leaf(&mut self, block: u64, leaf: Option<(&'static str, ChecksumOwner)>) {
         let Some((what, seal)) = leaf else { return };
         let range = self.block(block);
         let seal = match seal {
-            Seal::Orphans(file, _) => Seal::Orphans(file, block),
-            Seal::Journal if self.parts.iter().any(|part| part.what == "journal") => return,
-            Seal::Journal => {
+            ChecksumOwner::Orphans(file, _) => ChecksumOwner::Orphans(file, block),
+            ChecksumOwner::Journal if self.parts.iter().any(|part| part.what == "journal") => {
+                return;
+            }
+            ChecksumOwner::Journal => {
                 self.add(what, range.start..range.start + 0x60, seal);
                 return;
             }
@@ -182,15 +188,15 @@ impl Base {
         self.add(what, range, seal);
     }
 
-    fn extents(&mut self, node: usize, file: FileId, leaf: Option<(&'static str, Seal)>) {
+    fn extents(&mut self, node: usize, file: FileId, leaf: Option<(&'static str, ChecksumOwner)>) {
         let (depth, count) = (le16(&self.image, node + 6), le16(&self.image, node + 2));
         for entry in (0..usize::from(count)).map(|nth| node + 12 + 12 * nth) {
             if depth > 0 {
                 let range = self.block(le32(&self.image, entry + 4).into());
                 let start = range.start;
-                self.add("node", start..start + 36, Seal::Extents(file));
+                self.add("node", start..start + 36, ChecksumOwner::Extents(file));
                 let used = 12 + 12 * usize::from(le16(&self.image, start + 2));
-                self.add("node", start..start + used, Seal::Extents(file));
+                self.add("node", start..start + used, ChecksumOwner::Extents(file));
                 self.extents(start, file, leaf);
             } else if leaf.is_some() {
                 let start = u64::from(le32(&self.image, entry + 8));
@@ -214,7 +220,7 @@ impl Base {
             let part = parts[random.below(parts.len() as u64) as usize];
             spoil(&mut image, part.range.clone(), random);
             if sealed {
-                self.seal(&mut image, part);
+                self.set_checksum(&mut image, part);
             }
             let at = part.range.clone().find(|at| image[*at] != self.image[*at]);
             let at = at.map_or(0, |at| at - part.range.start);
@@ -223,7 +229,7 @@ impl Base {
         (image, told)
     }
 
-    pub fn seal(&self, image: &mut [u8], part: &Part) {
+    pub fn set_checksum(&self, image: &mut [u8], part: &Part) {
         let super_ = &self.super_;
         let seed = super_.checksum_seed.unwrap_or_default();
         let sums = super_.checksum_seed.is_some();
@@ -231,31 +237,39 @@ impl Base {
         let block = self.block(block as u64);
         let of = |file: FileId| seed.update_u32(file.inode).update_u32(file.generation);
         match part.seal {
-            Seal::Superblock => RawSuperblock::view_mut(&mut image[1024..2048])
+            ChecksumOwner::Superblock => RawSuperblock::view_mut(&mut image[1024..2048])
                 .map_or((), RawSuperblock::set_checksum),
-            Seal::Group(number) => self.change_group(image, number, |_, _| ()),
-            Seal::BlockBitmap(number) => self.change_group(image, number, |group, image| {
-                group.set_block_bitmap_csum(&image[block.clone()], super_);
-            }),
-            Seal::InodeBitmap(number) => self.change_group(image, number, |group, image| {
-                group.set_inode_bitmap_csum(&image[block.clone()], super_);
-            }),
-            Seal::Inode(number) => {
+            ChecksumOwner::Group(number) => self.change_group(image, number, |_, _| ()),
+            ChecksumOwner::BlockBitmap(number) => {
+                self.change_group(image, number, |group, image| {
+                    group.set_block_bitmap_csum(&image[block.clone()], super_);
+                })
+            }
+            ChecksumOwner::InodeBitmap(number) => {
+                self.change_group(image, number, |group, image| {
+                    group.set_inode_bitmap_csum(&image[block.clone()], super_);
+                })
+            }
+            ChecksumOwner::Inode(number) => {
                 let len = super_.inode_bytes as usize;
                 let start = part.range.start - part.range.start % 128;
                 let start = self.slot_start(number).unwrap_or(start);
                 inode::set_checksum(&mut image[start..start + len], InodeNumber(number), super_);
             }
-            Seal::Directory(file) if sums => dir_tail::set_checksum(&mut image[block], of(file)),
-            Seal::Extents(file) if sums => extent::set_checksum(&mut image[block], of(file)),
-            Seal::Attributes(number) if sums => {
+            ChecksumOwner::Directory(file) if sums => {
+                dir_tail::set_checksum(&mut image[block], of(file))
+            }
+            ChecksumOwner::Extents(file) if sums => {
+                extent::set_checksum(&mut image[block], of(file))
+            }
+            ChecksumOwner::Attributes(number) if sums => {
                 xattr::set_checksum(&mut image[block], seed, FsBlock(number));
             }
-            Seal::Mmp if sums => {
+            ChecksumOwner::Mmp if sums => {
                 let sum = seed.update(&image[block.start..block.start + 1020]).value();
                 image[block.start + 1020..block.start + 1024].copy_from_slice(&sum.to_le_bytes());
             }
-            Seal::Journal => {
+            ChecksumOwner::Journal => {
                 let journal = &mut image[block.start..block.start + 1024];
                 journal[0xFC..0x100].fill(0);
                 if journal[0x28..0x2C].iter().any(|it| it & 0x18 != 0) {
@@ -263,7 +277,7 @@ impl Base {
                     journal[0xFC..0x100].copy_from_slice(&sum.to_be_bytes());
                 }
             }
-            Seal::Orphans(file, number) if sums => {
+            ChecksumOwner::Orphans(file, number) if sums => {
                 let end = block.end;
                 let sum = of(file).update_u64(number).update(&image[block.start..end - 8]).value();
                 image[end - 4..end].copy_from_slice(&sum.to_le_bytes());
@@ -274,7 +288,7 @@ impl Base {
 
     fn slot_start(&self, number: u32) -> Option<usize> {
         let is_of = |part: &&Part| {
-            matches!(part.seal, Seal::Inode(of) if of == number) && part.what == "inode"
+            matches!(part.seal, ChecksumOwner::Inode(of) if of == number) && part.what == "inode"
         };
         self.parts.iter().find(is_of).map(|part| part.range.start)
     }

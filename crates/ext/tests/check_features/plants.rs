@@ -4,7 +4,7 @@
 use draconis_ext::check::What;
 use draconis_ext::format::group::GroupDescriptor;
 
-use crate::parts::{Base, Part, Seal};
+use crate::parts::{Base, ChecksumOwner, Part};
 
 const ENCRYPTED: u32 = 0x800;
 const EXTENTS: u32 = 0x8_0000;
@@ -30,7 +30,7 @@ impl Changed<'_> {
         let mut inodes = self.base.parts.iter().filter(|part| {
             part.what == "inode"
                 && part.range.len() > 128
-                && !matches!(part.seal, Seal::Inode(..11))
+                && !matches!(part.seal, ChecksumOwner::Inode(..11))
         });
         inodes.find(|part| is(&self.image[part.range.clone()])).expect("an inode").clone()
     }
@@ -38,14 +38,14 @@ impl Changed<'_> {
     fn flip(&mut self, part: &Part, at: usize, sealed: bool) {
         self.image[part.range.start + at] ^= 1;
         if sealed {
-            self.base.seal(&mut self.image, part);
+            self.base.set_checksum(&mut self.image, part);
         }
     }
 
     fn put(&mut self, part: &Part, at: usize, bytes: &[u8]) {
         let at = part.range.start + at;
         self.image[at..at + bytes.len()].copy_from_slice(bytes);
-        self.base.seal(&mut self.image, part);
+        self.base.set_checksum(&mut self.image, part);
     }
 
     fn clear_flag(&mut self, part: &Part, flag: u32) {

@@ -31,7 +31,7 @@ pub fn judge(bytes: &[u8], source: &Path, change: impl FnOnce(&dyn Disk)) -> Sta
     let mut states = States::default();
     let mut seen = [0; 3];
     for (nth, crash) in CrashStates::new(bytes.to_vec(), events, options).enumerate() {
-        let what = format!("{:?} {nth}", crash.cut);
+        let what = format!("{:?} {nth}", crash.kind);
         let left = crash.disk.to_bytes();
         let is_unfinished = left[1024 + 0x63] & 0x80 != 0;
         let is_before = !is_unfinished && blocks(&left) == old_blocks;

@@ -65,14 +65,14 @@ pub enum Oracle {
 }
 
 /// A filled volume.
-pub struct Made {
+pub struct BuiltVolume {
     pub image: Image,
     pub facts: Facts,
     pub oracle: Oracle,
 }
 
 /// Makes and fills a volume; `None`, with a message, if impossible here.
-pub fn make(line: &str, scale: Scale, random: &mut Random) -> Option<Made> {
+pub fn make(line: &str, scale: Scale, random: &mut Random) -> Option<BuiltVolume> {
     let combination = Combination::of(line);
     let large = combination.mke2fs.iter().any(|it| it.len() == 5 && it.parse::<u32>().is_ok());
     let size = match scale {
@@ -125,7 +125,7 @@ pub fn mounts(image: &Image) -> Option<bool> {
     Some(mounted)
 }
 
-fn from_source(combination: &Combination, size: &str, facts: Facts) -> Made {
+fn from_source(combination: &Combination, size: &str, facts: Facts) -> BuiltVolume {
     let source = scratch();
     tree::build(source.path());
     fill::fill_source(source.path(), &facts);
@@ -160,12 +160,12 @@ fn from_source(combination: &Combination, size: &str, facts: Facts) -> Made {
     made
 }
 
-fn finish(image: Image, facts: &Facts, combination: &Combination) -> Made {
+fn finish(image: Image, facts: &Facts, combination: &Combination) -> BuiltVolume {
     debugfs(&image, &fill::finish(facts, &combination.after));
     tune2fs(&image, &combination.after);
     judge(&image);
     let facts = Facts::of(&image.path);
-    Made { image, facts, oracle: Oracle::Kernel }
+    BuiltVolume { image, facts, oracle: Oracle::Kernel }
 }
 
 /// Asserts that e2fsck finds nothing.
@@ -197,7 +197,7 @@ fn debugfs(image: &Image, requests: &[String]) {
 }
 
 /// Asserts that the extent tree and the htree have the expected levels.
-fn assert_depth(made: &Made, scale: Scale) {
+fn assert_depth(made: &BuiltVolume, scale: Scale) {
     let ask = |request: &str| made.image.debugfs(request).unwrap();
     if made.facts.has("extent") && !made.facts.has("bigalloc") && scale == Scale::Usual {
         let extents = ask("dump_extents fragments");
@@ -222,7 +222,7 @@ pub fn keep(image: &Image) -> String {
 }
 
 /// Returns the differences between the volume's reference and our view, one per line.
-pub fn differences(made: &Made) -> Vec<String> {
+pub fn differences(made: &BuiltVolume) -> Vec<String> {
     let volume = match made.image.try_open() {
         Ok(volume) => volume,
         Err(error) => return vec![format!("not opened: {error}")],

@@ -89,9 +89,9 @@ fn verdict(
     match (differences, table::not_yet(line, has)) {
         ([], None) => None,
         ([], Some((key, _))) => Some(format!("is read by now: delete {key:?} from NOT_YET")),
-        (all, None) => Some(format!("{} {}", told(all), made::keep(image))),
+        (all, None) => Some(format!("{} {}", format_differences(all), made::keep(image))),
         (all, Some((key, why))) => {
-            println!("not yet ({key}: {why}): {line}: {}", told(all));
+            println!("not yet ({key}: {why}): {line}: {}", format_differences(all));
             None
         }
     }
@@ -111,7 +111,7 @@ fn judge(seed: u64, lines: &[String], results: Vec<Result<Option<String>, String
 }
 
 /// Returns the first differences.
-fn told(differences: &[String]) -> String {
+fn format_differences(differences: &[String]) -> String {
     let first: Vec<&str> = differences.iter().take(TOLD).map(String::as_str).collect();
     format!("{} differences\n  {}\n ", differences.len(), first.join("\n  "))
 }

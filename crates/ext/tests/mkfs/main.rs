@@ -17,7 +17,7 @@ use draconis_ext::mkfs::{
     NodeKind, Tree, TreeNode, VolumePlan,
 };
 use draconis_ext::{Follow, InodeNumber, Volume};
-use trees::{Made, made, same_as_made, same_contents, same_for_the_kernel, split};
+use trees::{BuiltTree, made, same_as_made, same_contents, same_for_the_kernel, split};
 
 const UUID: &str = "11111111-2222-3333-4444-555555555555";
 const SEED: &str = "01234567-89ab-cdef-0123-456789abcdef";
@@ -73,7 +73,7 @@ fn parse(arguments: &str) -> FormatOptions {
                     uuid,
                     hash_seed,
                     time,
-                    ..FormatOptions::of_type(value).unwrap()
+                    ..FormatOptions::for_type(value).unwrap()
                 };
             }
             "-G" => options.flex_groups = value.parse().unwrap(),
@@ -419,12 +419,12 @@ fn what_makes_no_sense_is_said_and_nothing_panics() {
 
 #[test]
 fn what_does_not_fit_is_said_before_anything_is_written() {
-    let mut made = Made::new();
+    let mut made = BuiltTree::new();
     made.full(NodeId::ROOT, "large", 4 << 20);
     let error =
         VolumePlan::new(Layout::new(&options(), 4 << 20).unwrap(), &mut made.tree).unwrap_err();
     assert!(matches!(error, FormatError::NoBlocks { needed: 4127, free: ..4096, .. }), "{error}");
-    let mut made = Made::new();
+    let mut made = BuiltTree::new();
     for nth in 0..100 {
         made.full(NodeId::ROOT, &format!("{nth}"), 0);
     }
@@ -462,7 +462,7 @@ fn what_does_not_fit_is_said_before_anything_is_written() {
 
 #[test]
 fn long_files_are_one_piece_and_broken_ones_have_trees() {
-    let mut made = Made::new();
+    let mut made = BuiltTree::new();
     // Holes in every second block: as many extents as blocks.
     let block = 1024;
     for (name, count) in [("few", 4), ("some", 5), ("many", 400), ("trees", 3000)] {
@@ -486,7 +486,7 @@ fn long_files_are_one_piece_and_broken_ones_have_trees() {
         same_for_the_kernel(&image, &tree, &made);
         let volume = image.open();
         for (name, id) in tree.names(NodeId::ROOT) {
-            if let NodeKind::File { source, data, .. } = &tree.node(id).what {
+            if let NodeKind::File { source, data, .. } = &tree.node(id).kind_data {
                 let inode = volume.lookup(volume.root(), name).unwrap();
                 same_contents(&volume, inode, &made, *source, data);
             }
@@ -496,7 +496,7 @@ fn long_files_are_one_piece_and_broken_ones_have_trees() {
 
 #[test]
 fn directories_have_more_subdirectories_than_can_be_counted() {
-    let mut made = Made::new();
+    let mut made = BuiltTree::new();
     let top = made.dir(NodeId::ROOT, "top");
     for nth in 0..65_100 {
         made.dir(top, &format!("{nth}"));
@@ -526,7 +526,7 @@ fn volumes_of_every_kind_are_changed_by_the_kernel() {
         "-t ext4 -b 4096 -O bigalloc,^has_journal,^flex_bg -C 16384",
         "-t ext4 -b 2048 -O mmp,uninit_bg,^metadata_csum -E mmp_update_interval=1",
     ] {
-        let mut made = Made::new();
+        let mut made = BuiltTree::new();
         made.full(NodeId::ROOT, "there", 3 << 20);
         let (mut tree, made) = split(made);
         let image = Image::of(&[]);
@@ -557,7 +557,7 @@ fn volumes_of_every_kind_are_changed_by_the_kernel() {
 fn a_run_that_fails_leaves_no_volume() {
     let mut whole = None;
     for fails_at in 0.. {
-        let mut made = Made::new();
+        let mut made = BuiltTree::new();
         made.full(NodeId::ROOT, "large", 3 << 20);
         let (mut tree, made) = split(made);
         let plan = VolumePlan::new(Layout::new(&options(), 12 << 20).unwrap(), &mut tree).unwrap();
@@ -598,7 +598,7 @@ fn a_source_that_fails_is_named() {
 #[test]
 fn what_is_asked_to_stay_free_is_free() {
     for free in [0, 1 << 20, 100 << 20] {
-        let mut made = Made::new();
+        let mut made = BuiltTree::new();
         made.full(NodeId::ROOT, "large", 3 << 20);
         let plan = mkfs::plan_smallest(&options(), &mut made.tree, free).unwrap();
         let super_ = plan.layout().superblock();

@@ -3,7 +3,7 @@
 use super::*;
 
 /// A tree of synthetic files, whose contents follow from their numbers.
-pub struct Made {
+pub struct BuiltTree {
     pub tree: Tree,
     /// Data ranges by source number.
     pub files: Vec<Vec<(u64, u64)>>,
@@ -16,7 +16,7 @@ fn byte(source: u64, at: u64) -> u8 {
     (mixed >> 13) as u8 | 1
 }
 
-impl FileSource for Made {
+impl FileSource for BuiltTree {
     fn read(&self, source: u64, at_bytes: u64, into: &mut [u8]) -> std::io::Result<()> {
         for (start, end) in &self.files[source as usize] {
             let (from, to) = ((*start).max(at_bytes), (*end).min(at_bytes + into.len() as u64));
@@ -29,7 +29,7 @@ impl FileSource for Made {
 }
 
 /// A source that must be read sequentially.
-struct InOrder(Made, std::sync::Mutex<(u64, u64)>);
+struct InOrder(BuiltTree, std::sync::Mutex<(u64, u64)>);
 
 impl FileSource for InOrder {
     fn read(&self, source: u64, at_bytes: u64, into: &mut [u8]) -> std::io::Result<()> {
@@ -65,11 +65,11 @@ fn contents_in_their_order_make_the_same_volume() {
 }
 
 /// Splits off the contents, because the plan borrows the tree.
-pub fn split(made: Made) -> (Tree, Made) {
-    (made.tree, Made { tree: root(), files: made.files })
+pub fn split(made: BuiltTree) -> (Tree, BuiltTree) {
+    (made.tree, BuiltTree { tree: root(), files: made.files })
 }
 
-impl Made {
+impl BuiltTree {
     pub fn new() -> Self {
         Self { tree: root(), files: vec![] }
     }
@@ -96,8 +96,8 @@ impl Made {
 }
 
 /// Makes files at every boundary of the map, and directories of many sizes.
-pub fn made(seed: u64, block: u64) -> Made {
-    let mut made = Made::new();
+pub fn made(seed: u64, block: u64) -> BuiltTree {
+    let mut made = BuiltTree::new();
     let mut random = Random::new(seed);
     let fan_out = block / 4;
     let edges = [0, 1, block, 12 * block, (12 + fan_out) * block, 1 << 20];
@@ -134,7 +134,7 @@ pub fn made(seed: u64, block: u64) -> Made {
     made
 }
 
-fn specials(made: &mut Made) {
+fn specials(made: &mut BuiltTree) {
     let dir = made.dir(NodeId::ROOT, "special");
     for (name, what) in [
         ("fifo", NodeKind::Fifo),
@@ -158,23 +158,23 @@ fn specials(made: &mut Made) {
         // More inodes than may share one xattr block.
         let id = made.full(dir, &format!("attributes {nth}"), 0);
         let node = made.tree.node_mut(id).unwrap();
-        assert!(node.attribute(b"user.shared", &[b'v'; 300]));
-        assert!(node.attribute(b"system.posix_acl_access", &list));
-        assert!(node.attribute(b"security.small", b"fits"));
-        assert!(!node.attribute(b"btrfs.compression", b"zlib"));
+        assert!(node.set_xattr(b"user.shared", &[b'v'; 300]));
+        assert!(node.set_xattr(b"system.posix_acl_access", &list));
+        assert!(node.set_xattr(b"security.small", b"fits"));
+        assert!(!node.set_xattr(b"btrfs.compression", b"zlib"));
     }
     let id = made.full(dir, "own attributes", 10);
     let node = made.tree.node_mut(id).unwrap();
     for (name, value) in
         [(&b"user.empty"[..], &b""[..]), (b"trusted.t", b"123"), (b"user.b", b"old")]
     {
-        assert!(node.attribute(name, value));
+        assert!(node.set_xattr(name, value));
     }
-    assert!(node.attribute(b"user.b", &[7; 600]));
+    assert!(node.set_xattr(b"user.b", &[7; 600]));
 }
 
 /// Compares a volume with its source tree, through our reader.
-pub fn same_as_made(image: &Image, tree: &Tree, made: &Made) {
+pub fn same_as_made(image: &Image, tree: &Tree, made: &BuiltTree) {
     let volume = image.open();
     let mut stack = vec![(NodeId::ROOT, volume.root())];
     while let Some((dir, inode)) = stack.pop() {
@@ -185,13 +185,13 @@ pub fn same_as_made(image: &Image, tree: &Tree, made: &Made) {
             let inode = volume.lookup(inode, name).unwrap();
             let node = tree.node(id);
             let found = volume.attributes(inode).unwrap();
-            assert_eq!(found.kind, node.what.kind());
+            assert_eq!(found.kind, node.kind_data.kind());
             assert_eq!(found.mode & 0o7777, u32::from(node.mode));
             assert_eq!((found.uid, found.gid), (node.uid, node.gid));
             if volume.superblock().inode_bytes > 128 {
                 assert_eq!((found.modified, found.accessed), (node.modified, node.accessed));
             }
-            match &node.what {
+            match &node.kind_data {
                 NodeKind::Directory => stack.push((id, inode)),
                 NodeKind::File { size_bytes, source, data } => {
                     assert_eq!(found.size_bytes, *size_bytes);
@@ -220,7 +220,7 @@ pub fn same_as_made(image: &Image, tree: &Tree, made: &Made) {
 pub fn same_contents(
     volume: &draconis_ext::Volume,
     inode: draconis_ext::InodeNumber,
-    made: &Made,
+    made: &BuiltTree,
     source: u64,
     data: &[(u64, u64)],
 ) {
@@ -235,10 +235,12 @@ pub fn same_contents(
 }
 
 /// Compares the kernel's view of the same files.
-pub fn same_for_the_kernel(image: &Image, tree: &Tree, made: &Made) {
+pub fn same_for_the_kernel(image: &Image, tree: &Tree, made: &BuiltTree) {
     let Some(mount) = image.mount() else { return };
     for (name, id) in tree.names(NodeId::ROOT) {
-        let NodeKind::File { size_bytes, source, data } = &tree.node(id).what else { continue };
+        let NodeKind::File { size_bytes, source, data } = &tree.node(id).kind_data else {
+            continue;
+        };
         let path = mount.path().join(std::str::from_utf8(name).unwrap());
         let file = std::fs::File::open(path).unwrap();
         assert_eq!(file.metadata().unwrap().len(), *size_bytes);
@@ -354,7 +356,7 @@ fn large_directories_are_trees_of_every_hash() {
         ("ext4", 4096, 1, 60_000, 1),
         ("large", 1024, 1, 285_000, 2),
     ] {
-        let mut made = Made::new();
+        let mut made = BuiltTree::new();
         let dir = made.dir(NodeId::ROOT, "large");
         let mut random = Random::new(version);
         let names: Vec<String> =

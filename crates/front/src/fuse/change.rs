@@ -20,7 +20,8 @@ use draconis_exchange::contract::file::{Fallocate, FileServer};
 use draconis_exchange::contract::request_log::Outcome;
 use draconis_exchange::contract::tree::Tree;
 use draconis_exchange::contract::{
-    AttributeChange, AttributeName, Attributes, FallocateMode, FileType, Kept, Name, Node, Refusal,
+    AttributeChange, AttributeName, Attributes, CacheValidity, FallocateMode, FileType, Name, Node,
+    Refusal,
 };
 use draconis_exchange::heap::Block;
 use draconis_exchange::injected_fault::InjectedFault;
@@ -47,15 +48,15 @@ pub(super) enum Change {
     SetXattr(decoder::SetXattr),
     RemoveXattr { name: AttributeName },
     Create(decoder::Create),
-    CreateUnnamed { mode: u32, umask: u32 },
-    Reserve { offset: u64, len: u64, how: FallocateMode },
+    CreateTmpfile { mode: u32, umask: u32 },
+    Fallocate { offset: u64, len: u64, how: FallocateMode },
     SetFlags { flags: u32 },
-    SetExtendedFlags { xflags: u32 },
+    SetXflags { xflags: u32 },
 }
 
 /// The answer to a change, with the notifications that the kernel needs before it.
 #[derive(Clone, Debug)]
-pub(super) struct Answer {
+pub(super) struct ChangeReply {
     pub(super) outcome: Outcome,
     pub(super) reply: Reply,
     /// The kernel's attributes of the node are outdated.
@@ -64,7 +65,7 @@ pub(super) struct Answer {
     pub(super) drop_pages: Option<Reply>,
 }
 
-impl Answer {
+impl ChangeReply {
     fn new(header: Header, body: Result<ReplyBody, Errno>) -> Self {
         let errno = body.as_ref().err().map_or(0, |errno| errno.raw_os_error());
         let outcome = Outcome { errno, written_bytes: 0 };
@@ -80,11 +81,11 @@ impl Answer {
 
 impl<T: Tree + Sync> Server<'_, T> {
     /// Applies the change of a request and returns its answer.
-    pub(super) fn apply(&self, header: Header, request: &mut Request) -> Answer {
+    pub(super) fn apply(&self, header: Header, request: &mut Request) -> ChangeReply {
         let setxattr_ext = self.has_setxattr_ext();
         match Change::decode(header, request.bytes(), request.detached_len(), setxattr_ext) {
             Ok(change) => self.apply_change(header, change, request),
-            Err(errno) => Answer::error(header, errno),
+            Err(errno) => ChangeReply::error(header, errno),
         }
     }
 
@@ -96,9 +97,9 @@ impl<T: Tree + Sync> Server<'_, T> {
         request: &[u8],
         made: Option<Node>,
         outcome: Option<Outcome>,
-    ) -> Option<Answer> {
+    ) -> Option<ChangeReply> {
         if let Some(errno) = outcome.map(|it| it.errno).filter(|errno| *errno != 0) {
-            return Some(Answer::error(header, Errno::from_raw_os_error(errno)));
+            return Some(ChangeReply::error(header, Errno::from_raw_os_error(errno)));
         }
         // The oplog has no data of a write that the tree has.
         let change = Change::decode(header, request, MAX_IO_BYTES, self.has_setxattr_ext()).ok()?;
@@ -112,12 +113,12 @@ impl<T: Tree + Sync> Server<'_, T> {
                 _,
             ) => named(node(made)),
             (Change::Link { node: linked, .. }, _) => named(node(Some(linked))),
-            (Change::Create(_) | Change::CreateUnnamed { .. }, _) => node(made).map(|it| {
+            (Change::Create(_) | Change::CreateTmpfile { .. }, _) => node(made).map(|it| {
                 let entry_timeout = self.entry_timeout_seconds(header.node);
                 reply::create_reply(
                     &it,
                     entry_timeout,
-                    open::fopen_flags(FileType::File, Kept::Valid),
+                    open::fopen_flags(FileType::File, CacheValidity::Valid),
                 )
             }),
             (
@@ -134,41 +135,44 @@ impl<T: Tree + Sync> Server<'_, T> {
             (Change::SetAttributes(_), Some(_)) => {
                 node(Some(header.node)).map(|it| reply::attributes(&it))
             }
-            (Change::Reserve { .. }, Some(_)) => Ok(ReplyBody::default()),
-            (Change::SetFlags { .. } | Change::SetExtendedFlags { .. }, Some(_)) => {
+            (Change::Fallocate { .. }, Some(_)) => Ok(ReplyBody::default()),
+            (Change::SetFlags { .. } | Change::SetXflags { .. }, Some(_)) => {
                 let body = Ok(reply::ioctl_empty_reply());
-                return Some(Answer { outdates_attributes: true, ..Answer::new(header, body) });
+                return Some(ChangeReply {
+                    outdates_attributes: true,
+                    ..ChangeReply::new(header, body)
+                });
             }
             (Change::Write(write), Some(outcome)) => {
-                return Some(self.written(header, write, Ok(outcome.written_bytes)));
+                return Some(self.write_answer(header, write, Ok(outcome.written_bytes)));
             }
         };
-        Some(Answer::new(header, into_errno(body)))
+        Some(ChangeReply::new(header, into_errno(body)))
     }
 
-    fn apply_change(&self, header: Header, change: Change, request: &mut Request) -> Answer {
+    fn apply_change(&self, header: Header, change: Change, request: &mut Request) -> ChangeReply {
         let (tree, Header { node, uid, gid, .. }) = (self.tree, header);
         let done = |()| ReplyBody::default();
         let body = match change {
             Change::Write(write) => {
-                return self.written(header, write, request.write(tree, node, write));
+                return self.write_answer(header, write, request.write(tree, node, write));
             }
             Change::SetFlags { flags } => return self.set_flags(header, Ok(flags)),
-            Change::SetExtendedFlags { xflags } => {
+            Change::SetXflags { xflags } => {
                 let flags = self.attributes(node).and_then(|it| {
                     decoder::apply_xflags(it.flags, xflags).ok_or(Refusal::NotSupported)
                 });
                 return self.set_flags(header, flags);
             }
             Change::Create(create) => {
-                return Answer::new(
+                return ChangeReply::new(
                     header,
                     into_errno_or_enosys(open::create(tree, header, create)),
                 );
             }
-            Change::CreateUnnamed { mode, umask } => {
-                let made = open::create_unnamed(tree, header, (mode, umask));
-                return Answer::new(header, into_errno_or_enosys(made));
+            Change::CreateTmpfile { mode, umask } => {
+                let made = open::create_tmpfile(tree, header, (mode, umask));
+                return ChangeReply::new(header, into_errno_or_enosys(made));
             }
             Change::SetAttributes(change) => tree
                 .set_attributes(&mut SetAttributes { node, change })
@@ -178,19 +182,19 @@ impl<T: Tree + Sync> Server<'_, T> {
                 block.copy_in(0, &target);
                 let (parent, len) = (node, target.len() as u32);
                 let mut make = Symlink { parent, name, target: block, len, uid, gid };
-                tree.symlink(&mut make).map(|made| self.hold_made(node, &made))
+                tree.symlink(&mut make).map(|made| self.reference_entry(node, &made))
             }
             Change::MakeNode { name, mode, umask, device } => {
                 let mut make = Create { parent: node, name, mode, umask, uid, gid, device };
-                tree.create(&mut make).map(|made| self.hold_made(node, &made))
+                tree.create(&mut make).map(|made| self.reference_entry(node, &made))
             }
             Change::MakeDirectory { name, mode, umask } => {
                 let mut make = MakeDirectory { parent: node, name, mode, umask, uid, gid };
-                tree.make_directory(&mut make).map(|made| self.hold_made(node, &made))
+                tree.make_directory(&mut make).map(|made| self.reference_entry(node, &made))
             }
             Change::Link { node: linked, name } => {
                 let mut link = Link { node: linked, parent: node, name };
-                tree.link(&mut link).map(|made| self.hold_made(node, &made))
+                tree.link(&mut link).map(|made| self.reference_entry(node, &made))
             }
             Change::Unlink { name } => tree.unlink(&mut Unlink { parent: node, name }).map(done),
             Change::RemoveDirectory { name } => {
@@ -205,15 +209,15 @@ impl<T: Tree + Sync> Server<'_, T> {
             Change::RemoveXattr { name } => {
                 tree.remove_xattr(&mut RemoveXattr { node, name }).map(done)
             }
-            Change::Reserve { offset, len, how } => {
+            Change::Fallocate { offset, len, how } => {
                 tree.file(node).fallocate(&mut Fallocate { offset, len, how }).map(done)
             }
         };
-        Answer::new(header, into_errno(body))
+        ChangeReply::new(header, into_errno(body))
     }
 
     /// Returns the answer with a new name of a node, which the kernel references from now on.
-    fn hold_made(&self, parent: Node, attributes: &Attributes) -> ReplyBody {
+    fn reference_entry(&self, parent: Node, attributes: &Attributes) -> ReplyBody {
         self.tree.add_user(attributes.node);
         reply::entry_reply(attributes, self.entry_timeout_seconds(parent))
     }
@@ -223,14 +227,14 @@ impl<T: Tree + Sync> Server<'_, T> {
     }
 
     /// Returns the answer to a write. A direct write leaves the kernel's pages outdated.
-    fn written(
+    fn write_answer(
         &self,
         header: Header,
         write: decoder::Write,
         written: Result<u32, Refusal>,
-    ) -> Answer {
+    ) -> ChangeReply {
         let body = into_errno(written.map(reply::write_reply));
-        let mut answer = Answer::new(header, body);
+        let mut answer = ChangeReply::new(header, body);
         let Ok(len) = written else { return answer };
         answer.outcome.written_bytes = len;
         // Before buffered writes, the kernel announces that privileges are cleared.
@@ -264,12 +268,12 @@ impl<T: Tree + Sync> Server<'_, T> {
     }
 
     /// Changes flags, and with them the ctime, which the kernel does not expect.
-    fn set_flags(&self, header: Header, flags: Result<u32, Refusal>) -> Answer {
+    fn set_flags(&self, header: Header, flags: Result<u32, Refusal>) -> ChangeReply {
         let node = header.node;
         let set = flags.and_then(|flags| self.tree.set_flags(&mut SetFlags { node, flags }));
         let outdates_attributes = set.is_ok() && !InjectedFault::StaleCtimeAfterFlags.is_made();
         let body = into_errno(set.map(|_| reply::ioctl_empty_reply()));
-        Answer { outdates_attributes, ..Answer::new(header, body) }
+        ChangeReply { outdates_attributes, ..ChangeReply::new(header, body) }
     }
 
     pub(super) fn attributes(&self, node: Node) -> Result<Attributes, Refusal> {

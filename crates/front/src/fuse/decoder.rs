@@ -239,7 +239,7 @@ impl Header {
     }
 
     /// Returns true if the kernel waits for a reply.
-    pub(super) fn wants_answer(self) -> bool {
+    pub(super) fn wants_reply(self) -> bool {
         !matches!(self.opcode, FORGET | BATCH_FORGET | INTERRUPT)
     }
 

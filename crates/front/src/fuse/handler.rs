@@ -24,7 +24,7 @@ use fuse_backend_rs::api::filesystem::{
 };
 use rustix::io::Errno;
 
-use super::open::NO_ATIME;
+use super::open::NO_ATIME_HANDLE;
 use super::reply::{self, CACHE_TIMEOUT_SECONDS};
 
 /// Cache timeout: the volume changes only through this server, so the kernel's caches stay valid.
@@ -167,7 +167,7 @@ impl<'a, T: Tree + Sync> Handler<'a, T> {
                 cookie,
                 buffer: self.buffer((size as usize).max(4096)),
                 with_attributes,
-                no_atime: handle == NO_ATIME,
+                no_atime: handle == NO_ATIME_HANDLE,
             };
             let listed = self.tree.enumerate(&mut request);
             let records = listed.and_then(|len| {

@@ -140,7 +140,7 @@ mod tests {
     #[test]
     fn what_the_kernel_cannot_do_is_not_asked_for() {
         let of = |capable| Init { major: MAJOR, max_read_ahead: 1 << 17, kernel_flags: capable };
-        let options = ServerOptions { permissions: true, write_back: true, busy_poll: false };
+        let options = ServerOptions { permissions: true, write_back: true, no_polling: false };
         assert_eq!(flags(of(0), options, true), 0);
         let all = flags(of(KERNEL), options, true);
         assert!(all & (WRITEBACK_CACHE | POSIX_ACL | SETXATTR_EXT) > 0 && all & (1 << 3) == 0);

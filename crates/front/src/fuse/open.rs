@@ -8,7 +8,7 @@ use draconis_exchange::contract::directory::{
     Create as CreateNode, CreateTmpfile, GetAttributes, Lookup, Open as OpenNode,
 };
 use draconis_exchange::contract::tree::Tree;
-use draconis_exchange::contract::{Access, Attributes, FileType, Kept, Node, Refusal};
+use draconis_exchange::contract::{Access, Attributes, CacheValidity, FileType, Node, Refusal};
 
 use super::decoder::{Create, Header};
 use super::reply::{ReplyBody, create_reply, entry_timeout_seconds, open_reply};
@@ -23,20 +23,20 @@ const FOPEN_CACHE_DIR: u32 = 1 << 3;
 const FOPEN_NOFLUSH: u32 = 1 << 5;
 
 /// Handle of a file or directory opened without access time updates.
-pub(super) const NO_ATIME: u64 = 1;
+pub(super) const NO_ATIME_HANDLE: u64 = 1;
 
 /// The reply to the kernel, or the refusal.
 type ReplyResult = Result<ReplyBody, Refusal>;
 
 /// Returns the `FOPEN_*` flags of an opened node.
-pub(super) fn fopen_flags(kind: FileType, kept: Kept) -> u32 {
+pub(super) fn fopen_flags(kind: FileType, kept: CacheValidity) -> u32 {
     match (kind, kept) {
-        (FileType::Directory, Kept::Valid) => FOPEN_CACHE_DIR | FOPEN_KEEP_CACHE,
-        (FileType::Directory, Kept::Stale) => FOPEN_CACHE_DIR,
-        (FileType::Directory, Kept::Never) => 0,
-        (_, Kept::Valid) => FOPEN_NOFLUSH | FOPEN_KEEP_CACHE,
-        (_, Kept::Stale) => FOPEN_NOFLUSH,
-        (_, Kept::Never) => FOPEN_NOFLUSH | FOPEN_DIRECT_IO,
+        (FileType::Directory, CacheValidity::Valid) => FOPEN_CACHE_DIR | FOPEN_KEEP_CACHE,
+        (FileType::Directory, CacheValidity::Stale) => FOPEN_CACHE_DIR,
+        (FileType::Directory, CacheValidity::Never) => 0,
+        (_, CacheValidity::Valid) => FOPEN_NOFLUSH | FOPEN_KEEP_CACHE,
+        (_, CacheValidity::Stale) => FOPEN_NOFLUSH,
+        (_, CacheValidity::Never) => FOPEN_NOFLUSH | FOPEN_DIRECT_IO,
     }
 }
 
@@ -50,7 +50,7 @@ pub(super) fn open<T: Tree>(tree: &T, node: Node, access: Access, directory: boo
         return Err(Refusal::NotSupported);
     }
     let kept = tree.open(&mut OpenNode { node, access })?;
-    let handle = if access.read { 0 } else { NO_ATIME };
+    let handle = if access.read { 0 } else { NO_ATIME_HANDLE };
     Ok(open_reply(handle, fopen_flags(kind, kept)))
 }
 
@@ -68,7 +68,7 @@ pub(super) fn create<T: Tree>(tree: &T, header: Header, create: Create) -> Reply
     let (uid, gid) = (header.uid, header.gid);
     let device = (0, 0);
     match tree.create(&mut CreateNode { parent, name, mode, umask, uid, gid, device }) {
-        Ok(made) => Ok(entry_open_reply(tree, parent, &made, Kept::Valid)),
+        Ok(made) => Ok(entry_open_reply(tree, parent, &made, CacheValidity::Valid)),
         // Another caller has created it since the kernel's lookup.
         Err(Refusal::Exists) if !exclusive => {
             let found = tree.lookup(&mut Lookup { parent, name })?;
@@ -83,14 +83,14 @@ pub(super) fn create<T: Tree>(tree: &T, header: Header, create: Create) -> Reply
 ///
 /// # Errors
 /// The tree's error.
-pub(super) fn create_unnamed<T: Tree>(
+pub(super) fn create_tmpfile<T: Tree>(
     tree: &T,
     header: Header,
     (mode, umask): (u32, u32),
 ) -> ReplyResult {
     let (parent, uid, gid) = (header.node, header.uid, header.gid);
     let made = tree.create_tmpfile(&mut CreateTmpfile { parent, mode, umask, uid, gid })?;
-    Ok(entry_open_reply(tree, parent, &made, Kept::Valid))
+    Ok(entry_open_reply(tree, parent, &made, CacheValidity::Valid))
 }
 
 /// Returns the reply with a node created in `parent`, which the kernel references from now on.
@@ -98,7 +98,7 @@ fn entry_open_reply<T: Tree>(
     tree: &T,
     parent: Node,
     attributes: &Attributes,
-    kept: Kept,
+    kept: CacheValidity,
 ) -> ReplyBody {
     tree.add_user(attributes.node);
     let directory = tree.get_attributes(&mut GetAttributes { node: parent });
@@ -113,18 +113,21 @@ mod tests {
     #[test]
     fn what_is_kept_is_used_unless_reading_must_be_seen() {
         assert_eq!(
-            fopen_flags(FileType::File, Kept::Valid) & (FOPEN_KEEP_CACHE | FOPEN_DIRECT_IO),
+            fopen_flags(FileType::File, CacheValidity::Valid)
+                & (FOPEN_KEEP_CACHE | FOPEN_DIRECT_IO),
             FOPEN_KEEP_CACHE
         );
         assert_eq!(
-            fopen_flags(FileType::File, Kept::Stale) & (FOPEN_KEEP_CACHE | FOPEN_DIRECT_IO),
+            fopen_flags(FileType::File, CacheValidity::Stale)
+                & (FOPEN_KEEP_CACHE | FOPEN_DIRECT_IO),
             0
         );
         assert_eq!(
-            fopen_flags(FileType::File, Kept::Never) & (FOPEN_KEEP_CACHE | FOPEN_DIRECT_IO),
+            fopen_flags(FileType::File, CacheValidity::Never)
+                & (FOPEN_KEEP_CACHE | FOPEN_DIRECT_IO),
             FOPEN_DIRECT_IO
         );
-        assert_eq!(fopen_flags(FileType::Directory, Kept::Stale), FOPEN_CACHE_DIR);
-        assert_eq!(fopen_flags(FileType::Directory, Kept::Never), 0);
+        assert_eq!(fopen_flags(FileType::Directory, CacheValidity::Stale), FOPEN_CACHE_DIR);
+        assert_eq!(fopen_flags(FileType::Directory, CacheValidity::Never), 0);
     }
 }

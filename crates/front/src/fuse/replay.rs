@@ -23,7 +23,7 @@ use draconis_exchange::contract::tree::Tree;
 use draconis_exchange::injected_fault::InjectedFault;
 use rustix::io::Errno;
 
-use super::change::Answer;
+use super::change::ChangeReply;
 use super::decoder::{Header, UNIQUE_RESEND};
 use super::notify::{Notifier, NotifyTask};
 use super::reply::Reply;
@@ -38,7 +38,7 @@ const UNUSED_WAIT: Duration = Duration::from_millis(100);
 #[derive(Default)]
 pub(super) struct PendingReplies {
     /// By the id of the request.
-    by_request: Mutex<HashMap<u64, Answer>>,
+    by_request: Mutex<HashMap<u64, ChangeReply>>,
     /// Orphans that those answers create: the kernel may not know them.
     unannounced_orphans: Mutex<Vec<Node>>,
     /// True while the kernel may resend requests.
@@ -59,8 +59,8 @@ impl PendingReplies {
             return false;
         };
         // The reply must have the id of the resent request.
-        let reply = answer.reply.clone().renumbered(header.unique);
-        link.deliver(header, Answer { reply, ..answer });
+        let reply = answer.reply.clone().with_unique(header.unique);
+        link.deliver(header, ChangeReply { reply, ..answer });
         true
     }
 
@@ -72,7 +72,7 @@ impl PendingReplies {
         header: Header,
         notifier: &Notifier,
     ) {
-        let is_new = !header.is_resent() && header.wants_answer();
+        let is_new = !header.is_resent() && header.wants_reply();
         if !is_new || !self.is_resend_possible.load(Ordering::Relaxed) {
             return;
         }
@@ -152,7 +152,7 @@ impl<T: Tree + Sync> Server<'_, T> {
         header: Header,
         inherited: &LoggedRequest,
         later: &[LoggedRequest],
-    ) -> Option<Answer> {
+    ) -> Option<ChangeReply> {
         if recorder.is_quarantined(inherited.unique) {
             recorder.fail_replay("a change that was made ends the worker that makes it again");
             return None;
@@ -167,17 +167,17 @@ impl<T: Tree + Sync> Server<'_, T> {
         let mut answer = None;
         recorder.replay(inherited, &mut || {
             let mut applied = self.apply(header, &mut request);
-            if contradiction(header, inherited.outcome, applied.outcome).is_some() {
+            if find_contradiction(header, inherited.outcome, applied.outcome).is_some() {
                 self.release_unused_orphans(&fuse, recorder, later);
                 applied = self.apply(header, &mut request);
             }
             if inherited.outcome.is_none() {
-                recorder.decided(applied.outcome);
+                recorder.record_outcome(applied.outcome);
             }
             answer = Some(applied);
         });
         let answer = answer?;
-        if let Some(why) = contradiction(header, inherited.outcome, answer.outcome) {
+        if let Some(why) = find_contradiction(header, inherited.outcome, answer.outcome) {
             recorder.fail_replay(&why);
         }
         Some(answer)
@@ -223,7 +223,7 @@ fn next_use(later: &[LoggedRequest], node: Node) -> NextUse {
     later
         .iter()
         .find_map(|one| {
-            if names(&one.request, node) {
+            if uses_node(&one.request, node) {
                 Some(NextUse::SameNode)
             } else {
                 (one.created == Some(node)).then_some(NextUse::NewNode)
@@ -233,13 +233,17 @@ fn next_use(later: &[LoggedRequest], node: Node) -> NextUse {
 }
 
 /// Returns true if a request names `node`.
-fn names(request: &[u8], node: Node) -> bool {
+fn uses_node(request: &[u8], node: Node) -> bool {
     Header::parse(request)
         .is_some_and(|header| header.node == node || header.linked(request) == Some(node))
 }
 
 /// Returns how the outcome of a replay contradicts the original change, if it does.
-fn contradiction(header: Header, recorded: Option<Outcome>, replayed: Outcome) -> Option<String> {
+fn find_contradiction(
+    header: Header,
+    recorded: Option<Outcome>,
+    replayed: Outcome,
+) -> Option<String> {
     // The worker may have died between two steps, and the next step finds no space: no caller was
     // told that the change succeeded.
     let may_be_partial = recorded.is_none() && header.has_steps();

@@ -123,7 +123,7 @@ impl Reply {
     }
 
     /// Returns the same reply for the request `unique`.
-    pub(super) fn renumbered(mut self, unique: u64) -> Self {
+    pub(super) fn with_unique(mut self, unique: u64) -> Self {
         self.bytes[8..HEADER_BYTES].copy_from_slice(&unique.to_ne_bytes());
         self
     }

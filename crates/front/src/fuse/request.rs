@@ -78,10 +78,10 @@ impl Request {
         recorder: Option<&dyn RequestLog>,
     ) -> Result<(), Errno> {
         (self.data, self.pool_buffer) = (None, None);
-        if !matches!(self.predicted, WriteBuffer::Room(_))
+        if !matches!(self.predicted, WriteBuffer::Pooled(_))
             && let Some(room) = recorder.and_then(|recorder| recorder.allocate_buffer(MAX_IO_BYTES))
         {
-            self.predicted = WriteBuffer::Room(room);
+            self.predicted = WriteBuffer::Pooled(room);
         }
         let Self { block, head, predicted: expected, .. } = self;
         let block = block.bytes_mut().unwrap_or_default();
@@ -101,13 +101,13 @@ impl Request {
         let data_len = len.saturating_sub(WRITE_DATA_AT);
         let expected = self.predicted.as_ref().len();
         let lends = match self.predicted {
-            WriteBuffer::Room(_) => (POOL_MIN_BYTES..=expected).contains(&data_len),
+            WriteBuffer::Pooled(_) => (POOL_MIN_BYTES..=expected).contains(&data_len),
             _ => data_len == expected && data_len > 0,
         };
         if writes && lends {
             let mut data = Block::unallocated(data_len);
             match std::mem::replace(&mut self.predicted, WriteBuffer::new(0)) {
-                WriteBuffer::Room(mut room) => {
+                WriteBuffer::Pooled(mut room) => {
                     room.shorten(data_len);
                     let room = Arc::new(room);
                     data.put_slice(0, SharedSlice::from_owner(room.clone(), 0..data_len));
@@ -125,7 +125,8 @@ impl Request {
             self.block.copy_in(0, &self.head[..head]);
             self.block.copy_in(head, &self.predicted.as_ref()[..behind]);
         }
-        if writes && !matches!(self.predicted, WriteBuffer::Room(_)) && self.pool_buffer.is_none() {
+        if writes && !matches!(self.predicted, WriteBuffer::Pooled(_)) && self.pool_buffer.is_none()
+        {
             let repeated =
                 data_len == self.last_write && data_len.is_multiple_of(PREDICT_ALIGN_BYTES);
             if repeated && data_len != expected && data_len <= MAX_IO_BYTES {
@@ -151,7 +152,7 @@ impl Request {
     pub(super) fn split(&self) -> (&[u8], RequestData<'_>) {
         let data = || self.data.as_ref().and_then(|data| data.slices().next());
         let contents = match &self.pool_buffer {
-            Some(room) => RequestData::Room(room),
+            Some(room) => RequestData::Buffer(room),
             None => RequestData::Bytes(data().unwrap_or_default()),
         };
         (self.bytes(), contents)
@@ -230,9 +231,9 @@ impl Request {
 
 /// Buffer for the data of one write.
 enum WriteBuffer {
-    Room(PoolBuffer),
+    Pooled(PoolBuffer),
     Small(Box<[u8]>),
-    PageCacheFilter(PrivateBuffer),
+    Pages(PrivateBuffer),
 }
 
 impl WriteBuffer {
@@ -241,15 +242,15 @@ impl WriteBuffer {
         if len < PAGES_MIN_BYTES {
             Self::Small(vec![0; len].into_boxed_slice())
         } else {
-            Self::PageCacheFilter(PrivateBuffer::new_uninitialized(len))
+            Self::Pages(PrivateBuffer::new_uninitialized(len))
         }
     }
 
     fn as_mut(&mut self) -> &mut [u8] {
         match self {
-            Self::Room(room) => room,
+            Self::Pooled(room) => room,
             Self::Small(bytes) => bytes,
-            Self::PageCacheFilter(bytes) => bytes,
+            Self::Pages(bytes) => bytes,
         }
     }
 }
@@ -257,9 +258,9 @@ impl WriteBuffer {
 impl AsRef<[u8]> for WriteBuffer {
     fn as_ref(&self) -> &[u8] {
         match self {
-            Self::Room(room) => room,
+            Self::Pooled(room) => room,
             Self::Small(bytes) => bytes,
-            Self::PageCacheFilter(bytes) => bytes,
+            Self::Pages(bytes) => bytes,
         }
     }
 }

@@ -32,7 +32,7 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 
 use super::activity::Activity;
-use super::change::Answer;
+use super::change::ChangeReply;
 use super::decoder::{self, Header, Message, UNIQUE_RESEND};
 use super::handler::Handler;
 use super::init::Init;
@@ -56,7 +56,7 @@ pub struct ServerOptions {
     /// space is reported late.
     pub write_back: bool,
     /// Sleep until a request arrives, instead of busy-polling for a while.
-    pub busy_poll: bool,
+    pub no_polling: bool,
 }
 
 /// Serves a tree to the kernel.
@@ -139,7 +139,7 @@ impl<'a, T: Tree + Sync> Server<'a, T> {
                 log_send_error(self.notify(&fuse, &notice, None));
                 send_reply(&fuse, &reply);
                 if let (Some(recorder), Some(deferred)) = (self.recorder, deferred) {
-                    recorder.deferred_done(deferred);
+                    recorder.finish_deferred(deferred);
                 }
             }
             NotifyTask::CheckOrphan(node) => {
@@ -268,7 +268,7 @@ pub(super) struct Connection<'l> {
 
 impl Connection<'_> {
     /// Sends the answer to a change, after its notifications.
-    pub(super) fn deliver(&self, header: Header, answer: Answer) {
+    pub(super) fn deliver(&self, header: Header, answer: ChangeReply) {
         if answer.outdates_attributes {
             self.send_reply(&Reply::invalidate_attributes(header.node));
         }
@@ -326,7 +326,7 @@ impl<'s, 'a, T: Tree + Sync, F: AsFd + Sync> LeaderFollowers<'s, 'a, T, F> {
         notifier: &'s Notifier,
     ) -> Self {
         let (threads, followers) = (AtomicUsize::new(1), AtomicUsize::new(0));
-        let leader = Mutex::new(PollBudget::new(server.options.busy_poll));
+        let leader = Mutex::new(PollBudget::new(server.options.no_polling));
         let syncs = SyncBatcher::default();
         Self { server, fuse, activity, notifier, leader, threads, followers, syncs }
     }
@@ -374,8 +374,8 @@ impl<'s, 'a, T: Tree + Sync, F: AsFd + Sync> LeaderFollowers<'s, 'a, T, F> {
                     self.run_sync_batches();
                     continue;
                 }
-                let away = header.may_block() || self.may_block(header, &request);
-                if away && self.ensure_follower(scope) {
+                let can_block = header.may_block() || self.may_block(header, &request);
+                if can_block && self.ensure_follower(scope) {
                     drop(poll_budget);
                     if header.is_seek() {
                         self.flush_kernel_pages(header, &request);
@@ -519,7 +519,7 @@ impl<'s, 'a, T: Tree + Sync, F: AsFd + Sync> LeaderFollowers<'s, 'a, T, F> {
         if header.is_mutation(request.bytes()) {
             let answer = server.apply(header, request);
             if let Some(recorder) = server.recorder {
-                recorder.decided(answer.outcome);
+                recorder.record_outcome(answer.outcome);
             }
             link.deliver(header, answer);
         } else {

@@ -7,11 +7,11 @@ pub mod tree;
 use draconis_front::fuse::{Activity, Server, ServerOptions};
 
 use kernel::Kernel;
-use recorder::Heir;
-use tree::Memory;
+use recorder::ScriptedLog;
+use tree::MemoryTree;
 
 /// Serves a tree to a scripted kernel until the test is done.
-pub fn with_kernel(tree: &Memory, test: impl FnOnce(&mut Kernel)) {
+pub fn with_kernel(tree: &MemoryTree, test: impl FnOnce(&mut Kernel)) {
     let (mut kernel, device) = Kernel::new();
     let activity = Activity::default();
     std::thread::scope(|scope| {
@@ -25,7 +25,7 @@ pub fn with_kernel(tree: &Memory, test: impl FnOnce(&mut Kernel)) {
 }
 
 /// Serves a tree with a server that replays the requests of `heir`.
-pub fn with_heir(tree: &Memory, heir: &Heir, test: impl FnOnce(&mut Kernel)) {
+pub fn with_log(tree: &MemoryTree, heir: &ScriptedLog, test: impl FnOnce(&mut Kernel)) {
     let (mut kernel, device) = Kernel::new();
     let activity = Activity::default();
     std::thread::scope(|scope| {

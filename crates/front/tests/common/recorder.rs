@@ -9,7 +9,7 @@ use draconis_exchange::contract::request_log::{
 use draconis_exchange::heap::PoolBuffer;
 
 #[derive(Default)]
-pub struct Heir {
+pub struct ScriptedLog {
     pub inherited: Mutex<Vec<LoggedRequest>>,
     /// Reported contradictions between the log and the tree.
     pub contradictions: Mutex<Vec<String>>,
@@ -19,8 +19,8 @@ pub struct Heir {
     pub done: Mutex<(u64, u64)>,
 }
 
-impl Heir {
-    pub fn of(requests: Vec<(Vec<u8>, Option<Outcome>)>) -> Self {
+impl ScriptedLog {
+    pub fn with_requests(requests: Vec<(Vec<u8>, Option<Outcome>)>) -> Self {
         let inherited =
             requests.into_iter().zip(0..).map(|((request, outcome), at)| LoggedRequest {
                 position: at,
@@ -35,14 +35,14 @@ impl Heir {
     }
 }
 
-impl RequestLog for Heir {
+impl RequestLog for ScriptedLog {
     fn allocate_buffer(&self, _: usize) -> Option<PoolBuffer> {
         None
     }
 
     fn begin_request(&self, _: u64, _: Option<(&[u8], RequestData<'_>)>) {}
 
-    fn decided(&self, outcome: Outcome) {
+    fn record_outcome(&self, outcome: Outcome) {
         self.decided.lock().unwrap().push(outcome);
     }
 
@@ -54,7 +54,7 @@ impl RequestLog for Heir {
         Some(Deferred(7))
     }
 
-    fn deferred_done(&self, deferred: Deferred) {
+    fn finish_deferred(&self, deferred: Deferred) {
         assert_eq!(deferred.0, 7);
         self.done.lock().unwrap().1 += 1;
     }

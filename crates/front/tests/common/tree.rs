@@ -6,21 +6,23 @@ use std::sync::{Mutex, MutexGuard};
 use draconis_exchange::contract::directory::{self, DirEntry, DirectoryServer, EntryWriter};
 use draconis_exchange::contract::file::{self, FileServer};
 use draconis_exchange::contract::tree::Tree;
-use draconis_exchange::contract::{Attributes, FileType, Kept, Name, Node, Refusal, StatFs, Time};
+use draconis_exchange::contract::{
+    Attributes, CacheValidity, FileType, Name, Node, Refusal, StatFs, Time,
+};
 use draconis_exchange::heap::SharedSlice;
 
 #[derive(Default)]
-pub struct Memory(Mutex<State>);
+pub struct MemoryTree(Mutex<State>);
 
 #[derive(Default)]
 pub struct State {
     pub nodes: BTreeMap<u64, Object>,
     /// Reference counts of the nodes, as counted by the front end.
-    pub holds: BTreeMap<u64, i64>,
+    pub user_counts: BTreeMap<u64, i64>,
     /// Result of open; `None` if open needs no request.
-    pub opening: Option<Result<Kept, Refusal>>,
+    pub open_result: Option<Result<CacheValidity, Refusal>>,
     /// Maximum length of one write, in bytes.
-    pub write_most: Option<usize>,
+    pub max_write_bytes: Option<usize>,
     /// The `no_atime` flags of the reads.
     pub no_atime: Vec<bool>,
 }
@@ -34,7 +36,7 @@ pub struct Object {
     pub flags: u32,
 }
 
-impl Memory {
+impl MemoryTree {
     /// Creates a tree with only a root directory.
     pub fn new() -> Self {
         let tree = Self::default();
@@ -100,7 +102,7 @@ impl State {
     }
 }
 
-impl DirectoryServer for Memory {
+impl DirectoryServer for MemoryTree {
     fn lookup(&self, request: &mut directory::Lookup) -> Result<Attributes, Refusal> {
         let state = self.state();
         let parent = state.get(request.parent)?;
@@ -143,8 +145,8 @@ impl DirectoryServer for Memory {
         self.state().attributes(Node(node))
     }
 
-    fn open(&self, _: &mut directory::Open) -> Result<Kept, Refusal> {
-        self.state().opening.unwrap_or(Err(Refusal::NotSupported))
+    fn open(&self, _: &mut directory::Open) -> Result<CacheValidity, Refusal> {
+        self.state().open_result.unwrap_or(Err(Refusal::NotSupported))
     }
 
     fn get_xattr(&self, request: &mut directory::GetXattr) -> Result<u32, Refusal> {
@@ -171,7 +173,7 @@ impl DirectoryServer for Memory {
     }
 }
 
-impl Tree for Memory {
+impl Tree for MemoryTree {
     type File<'a> = MemoryFile<'a>;
 
     fn file(&self, node: Node) -> MemoryFile<'_> {
@@ -187,20 +189,20 @@ impl Tree for Memory {
     }
 
     fn handles_open(&self, _: FileType) -> bool {
-        self.state().opening.is_some()
+        self.state().open_result.is_some()
     }
 
     fn add_user(&self, node: Node) {
-        *self.state().holds.entry(node.0).or_default() += 1;
+        *self.state().user_counts.entry(node.0).or_default() += 1;
     }
 
     fn remove_users(&self, node: Node, users: u64) {
-        *self.state().holds.entry(node.0).or_default() -= users as i64;
+        *self.state().user_counts.entry(node.0).or_default() -= users as i64;
     }
 }
 
 pub struct MemoryFile<'a> {
-    tree: &'a Memory,
+    tree: &'a MemoryTree,
     node: Node,
 }
 
@@ -222,9 +224,9 @@ impl FileServer for MemoryFile<'_> {
     }
 
     fn write(&self, request: &mut file::Write) -> Result<u32, Refusal> {
-        assert!(request.fits());
+        assert!(request.is_in_bounds());
         let mut state = self.tree.state();
-        let len = (request.len as usize).min(state.write_most.unwrap_or(usize::MAX));
+        let len = (request.len as usize).min(state.max_write_bytes.unwrap_or(usize::MAX));
         let bytes = &mut state.get_mut(self.node)?.bytes;
         let at = request.offset as usize;
         bytes.resize(bytes.len().max(at + len), 0);

@@ -146,7 +146,7 @@ impl Log {
         while (blocks.len() as u64) < len / block_bytes {
             let before = blocks.len();
             for run in volume.map(JOURNAL, before as u64 * block_bytes)? {
-                if let BlockLocation::Mapped(first) = run.place {
+                if let BlockLocation::Mapped(first) = run.location {
                     blocks.extend((0..u64::from(run.blocks)).map(|nth| first.0 + nth));
                 }
             }

@@ -220,7 +220,7 @@ impl StateChecker<'_> {
         let options = CrashOptions { seed: written as u64, subsets: 2, exhaustive_sectors: 0 };
         for again in CrashStates::new(bytes.clone(), events, options).step_by(5) {
             if let Some(lost) = self.verify_acknowledged(again.disk.clone(), crash.marks()) {
-                let why = format!("cut off in that ({:?}): {lost}", again.cut);
+                let why = format!("cut off in that ({:?}): {lost}", again.kind);
                 return Ok(Some(Violation::NotRecovered(why)));
             }
         }

@@ -40,7 +40,7 @@ pub(super) const KINDS: [(&str, VolumeConfig); 4] = [
 /// A store with a fresh volume in it, and what it is.
 pub(super) fn fresh(seed: u64) -> anyhow::Result<(String, Vec<u8>)> {
     let (kind, shape) = KINDS[(seed % KINDS.len() as u64) as usize];
-    let options = mkfs::FormatOptions::of_type(kind).context("a type that is made")?;
+    let options = mkfs::FormatOptions::for_type(kind).context("a type that is made")?;
     let volume = make(shape, options, seed)?;
     let layout = if (seed / 4).is_multiple_of(2) { LayoutKind::Cow } else { LayoutKind::Log };
     // Small segments and little room: they are cleaned while the workload runs.

@@ -139,7 +139,7 @@ fn walk(volume: &Volume) -> Result<Vec<(String, InodeNumber, FileType)>, String>
     let mut left = vec![(String::new(), InodeNumber::ROOT)];
     while let Some((path, dir)) = left.pop() {
         let mut damage = None;
-        let visit = |entry: Result<draconis_ext::Entry<'_>, draconis_ext::Damage>| {
+        let visit = |entry: Result<draconis_ext::Entry<'_>, draconis_ext::DirDamage>| {
             match entry {
                 Ok(entry) => {
                     let path = format!("{path}/{}", entry.name.escape_ascii());

@@ -131,7 +131,7 @@ impl FioCheck {
 
 /// Past the caches there is nothing to empty; but what was written before must be out of
 /// the way, also for a subject that does not first take a while to start.
-fn settle() {
+fn wait_idle() {
     rustix::fs::sync();
     std::thread::sleep(Duration::from_millis(150));
 }
@@ -182,7 +182,7 @@ impl Experiment for FioCheck {
                 let even = (turn + context.repetition).is_multiple_of(2);
                 for fio_now in [even, !even] {
                     context.check()?;
-                    settle();
+                    wait_idle();
                     if !fio_now {
                         ours.push(Self::by_us(context, subject, job, block)?);
                         continue;
@@ -193,7 +193,7 @@ impl Experiment for FioCheck {
                     }
                 }
                 if job == "randwrite" {
-                    settle();
+                    wait_idle();
                     match Self::by_sysbench(context, &dir) {
                         Ok(speed) => sysbench.push(speed),
                         Err(error) => context.note(format!("without sysbench: {error:#}")),

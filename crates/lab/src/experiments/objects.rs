@@ -38,14 +38,14 @@ const CHAIN_STORE_BYTES: u64 = 256 << 20;
 const BLOCK_BYTES: u64 = 4096;
 
 /// Where a store lies, and the time there.
-struct Place {
+struct ScratchStore {
     disk: Arc<dyn Disk>,
     clock: Arc<dyn Clock>,
     region: Extent,
     model: Option<Arc<SimDisk>>,
 }
 
-impl Place {
+impl ScratchStore {
     fn of(subject: &dyn Subject, bytes: u64) -> anyhow::Result<Self> {
         if let Some(timing) = subject.timing() {
             let clock = Virtual::new();
@@ -124,7 +124,7 @@ fn appends(
     layout: LayoutKind,
     is_chain: bool,
 ) -> anyhow::Result<f64> {
-    let place = Place::of(subject, CHAIN_STORE_BYTES)?;
+    let place = ScratchStore::of(subject, CHAIN_STORE_BYTES)?;
     let store = place.store(layout)?;
     let id = filled(&store, 0)?;
     let groups = context.number("ops")? * 16;
@@ -347,7 +347,7 @@ impl Experiment for Objects {
             let free = appends(context, subject, layout, false)?;
             let chained = appends(context, subject, layout, true)?;
             samples.push(Sample::named("chain", "", name, chained / free));
-            let place = Place::of(subject, bytes)?;
+            let place = ScratchStore::of(subject, bytes)?;
             let store = place.store(layout)?;
             let (clock, samples) = (&*place.clock, &mut samples);
             let mut measuring = Measuring { context, clock, store, layout: name, samples };

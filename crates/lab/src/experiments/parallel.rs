@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use draconis_device::Extent;
-use draconis_device::sim::{Request, RequestKind as Ask, Timing};
+use draconis_device::sim::{RequestKind as Ask, SimRequest, Timing};
 
 use super::{Experiment, ExperimentInfo, Paper};
 use crate::buffer::Buffer;
@@ -181,7 +181,7 @@ impl Load {
         while answered < total {
             while asked < total && ready.front().is_some_and(|at| *at <= now) {
                 let at = Extent::new(all.place(dice), self.block);
-                timing.take(now, Request { id: asked, kind: Ask::Write, at });
+                timing.submit(now, SimRequest { id: asked, kind: Ask::Write, at });
                 ready.pop_front();
                 asked += 1;
             }

@@ -22,7 +22,7 @@ pub struct ProfileText {
 
 /// Reads the results.
 pub fn words(results: &Results) -> ProfileText {
-    let all = Found { results };
+    let all = ProfileRow { results };
     let profile = [
         all.reading(),
         all.distance(),
@@ -61,11 +61,11 @@ fn best(line: &[(f64, Range)]) -> Option<(f64, Range)> {
     line.iter().find(|(at, _)| *at == x).copied()
 }
 
-struct Found<'a> {
+struct ProfileRow<'a> {
     results: &'a Results,
 }
 
-impl<'a> Found<'a> {
+impl<'a> ProfileRow<'a> {
     fn outcome(&self, name: &str) -> Option<&'a Outcome> {
         self.results.experiments.iter().find(|outcome| outcome.name == name)
     }
@@ -416,7 +416,7 @@ mod tests {
             outcome.add("model:ssd", &[Sample::at("rate", "", threads, rate * 3.0)]);
             outcome.add("file", &[Sample::at("rate", "", threads, rate)]);
         }
-        outcome.settle();
+        outcome.finalize();
         results.experiments.push(outcome);
         let words = words(&results);
         assert_eq!(words.profile.len(), 1);
@@ -433,7 +433,7 @@ mod tests {
             let at = |threads, rate| Sample::at("rate", "", threads, rate);
             outcome.add("file", &[at(1.0, rates[0]), at(8.0, rates[1])]);
         }
-        outcome.settle();
+        outcome.finalize();
         results.experiments.push(outcome);
         assert_eq!(words(&results).guidance.len(), 1);
         for point in &mut results.experiments[0].points {

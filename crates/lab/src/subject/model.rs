@@ -17,7 +17,7 @@ use anyhow::{Context, bail};
 
 use draconis_device::Extent;
 use draconis_device::sim::{
-    self, Hdd, HddParameters, Request, RequestKind as Ask, SimDisk, Ssd, SsdParameters, Timing,
+    self, Hdd, HddParameters, RequestKind as Ask, SimDisk, SimRequest, Ssd, SsdParameters, Timing,
 };
 
 use super::raw::Regions;
@@ -200,7 +200,7 @@ impl Host {
         let (id, now) = (self.next_id, self.clock.now_ns());
         self.next_id += 1;
         self.timing.advance(now, &mut self.done);
-        self.timing.take(now, Request { id, kind, at: Extent::new(at_bytes, len_bytes) });
+        self.timing.submit(now, SimRequest { id, kind, at: Extent::new(at_bytes, len_bytes) });
         loop {
             if let Some(done) = self.done.iter().find(|done| done.id == id) {
                 self.clock.advance_to(done.at_ns);

@@ -17,7 +17,7 @@ use crate::codec::to_usize_saturating;
 /// Shards with a lock of their own. Page `n` is in shard `n % PARTS`.
 const PARTS: usize = 8;
 /// Slots that are allocated together, on first use.
-const SHELF: usize = 512;
+const SLOTS_PER_CHUNK: usize = 512;
 
 /// A slot for one of the pages whose numbers map to it.
 #[derive(Debug, Default)]
@@ -30,10 +30,10 @@ struct PageSlot {
 #[derive(Debug)]
 #[repr(align(64))]
 struct Shard {
-    shelves: RwLock<Shelves>,
+    shelves: RwLock<SlotChunks>,
 }
 
-type Shelves = Box<[Option<Box<[PageSlot]>>]>;
+type SlotChunks = Box<[Option<Box<[PageSlot]>>]>;
 
 /// Direct-mapped index of cached pages.
 #[derive(Debug)]
@@ -45,19 +45,19 @@ pub(super) struct PageIndex {
 
 /// Read lock of the whole index. Insertions wait meanwhile.
 pub(crate) struct PageIndexGuard<'a> {
-    parts: [RwLockReadGuard<'a, Shelves>; PARTS],
+    parts: [RwLockReadGuard<'a, SlotChunks>; PARTS],
     mask: u64,
 }
 
 /// Returns the shard of a page, and its shelf and slot there.
-fn place_of(number: u64, mask: u64) -> (usize, usize, usize) {
+fn slot_of(number: u64, mask: u64) -> (usize, usize, usize) {
     const EACH: u64 = PARTS as u64;
     let place = to_usize_saturating((number / EACH) & mask);
-    (to_usize_saturating(number % EACH), place / SHELF, place % SHELF)
+    (to_usize_saturating(number % EACH), place / SLOTS_PER_CHUNK, place % SLOTS_PER_CHUNK)
 }
 
-fn page_in(shelves: &Shelves, number: u64, mask: u64) -> Option<&Arc<[u8]>> {
-    let (_, shelf, place) = place_of(number, mask);
+fn page_in(shelves: &SlotChunks, number: u64, mask: u64) -> Option<&Arc<[u8]>> {
+    let (_, shelf, place) = slot_of(number, mask);
     let place = shelves.get(shelf)?.as_ref()?.get(place)?;
     place.page.as_ref().filter(|_| place.number == number)
 }
@@ -65,7 +65,7 @@ fn page_in(shelves: &Shelves, number: u64, mask: u64) -> Option<&Arc<[u8]>> {
 impl PageIndexGuard<'_> {
     /// Returns a page, if it is here.
     pub fn page(&self, number: u64) -> Option<&[u8]> {
-        let (part, ..) = place_of(number, self.mask);
+        let (part, ..) = slot_of(number, self.mask);
         page_in(self.parts.get(part)?, number, self.mask).map(|page| &**page)
     }
 }
@@ -74,7 +74,8 @@ impl PageIndex {
     /// Creates an index for about `pages` pages.
     pub fn new(pages: u64) -> Self {
         let places = pages.clamp(1, 1 << 24).div_ceil(PARTS as u64).next_power_of_two();
-        let shelves = || (0..to_usize_saturating(places).div_ceil(SHELF)).map(|_| None).collect();
+        let shelves =
+            || (0..to_usize_saturating(places).div_ceil(SLOTS_PER_CHUNK)).map(|_| None).collect();
         let parts = from_fn(|_| Shard { shelves: RwLock::new(shelves()) });
         Self { parts, mask: places.saturating_sub(1) }
     }
@@ -85,8 +86,8 @@ impl PageIndex {
         places.saturating_mul(size_of::<PageSlot>() as u64)
     }
 
-    fn part(&self, number: u64) -> Option<&RwLock<Shelves>> {
-        let (part, ..) = place_of(number, self.mask);
+    fn part(&self, number: u64) -> Option<&RwLock<SlotChunks>> {
+        let (part, ..) = slot_of(number, self.mask);
         self.parts.get(part).map(|part| &part.shelves)
     }
 
@@ -106,18 +107,18 @@ impl PageIndex {
 
     /// Stores a page in its slot and replaces the page there.
     pub fn keep(&self, number: u64, page: Arc<[u8]>) {
-        let (_, shelf, place) = place_of(number, self.mask);
+        let (_, shelf, place) = slot_of(number, self.mask);
         let Some(part) = self.part(number) else { return };
         let mut shelves = part.write();
         let Some(shelf) = shelves.get_mut(shelf) else { return };
-        let make = || (0..SHELF).map(|_| PageSlot::default()).collect();
+        let make = || (0..SLOTS_PER_CHUNK).map(|_| PageSlot::default()).collect();
         if let Some(place) = shelf.get_or_insert_with(make).get_mut(place) {
             *place = PageSlot { number, page: Some(page) };
         }
     }
 
     pub fn forget(&self, number: u64) {
-        let (_, shelf, place) = place_of(number, self.mask);
+        let (_, shelf, place) = slot_of(number, self.mask);
         let Some(part) = self.part(number) else { return };
         let mut shelves = part.write();
         let shelf = shelves.get_mut(shelf).and_then(Option::as_mut);

@@ -10,7 +10,7 @@ use crate::core::Core;
 use crate::entry::{
     Entry, INLINE_VALUE_MAX, Key, ObjectRecord, extent_key, name_key, object_key, value_key,
 };
-use crate::group::Op;
+use crate::group::GroupOp;
 use crate::layout::PayloadKind;
 use crate::{Error, Group, Hint, ObjectId, Result};
 
@@ -18,52 +18,52 @@ impl Core {
     pub(super) fn apply(&mut self, group: &Group) -> Result<()> {
         for op in &group.ops {
             match *op {
-                Op::Create { id, hint } => self.set_object(id, ObjectRecord::new(hint))?,
-                Op::Fork { id, parent } => {
+                GroupOp::Create { id, hint } => self.set_object(id, ObjectRecord::new(hint))?,
+                GroupOp::Fork { id, parent } => {
                     let mut record = self.record(parent)?;
                     let new = record.fork_child(parent)?;
                     self.set_object(parent, record)?;
                     self.set_object(id, new)?;
                 }
-                Op::Write { id, at, from, len } => {
+                GroupOp::Write { id, at, from, len } => {
                     let record = self.record(id)?;
                     self.write(id, record, at, &group.bytes[from..from + len])?;
                 }
-                Op::Append { id, from, len } => {
+                GroupOp::Append { id, from, len } => {
                     let record = self.record(id)?;
                     self.write(id, record, record.len, &group.bytes[from..from + len])?;
                 }
-                Op::Truncate { id, len } => {
+                GroupOp::Truncate { id, len } => {
                     let record = self.record(id)?;
                     if len < record.len {
                         self.put_entry(extent_key(id, len), record.hole(u64::MAX - len))?;
                     }
                     self.set_object(id, ObjectRecord { len, ..record })?;
                 }
-                Op::Punch { id, at, len } => {
+                GroupOp::Punch { id, at, len } => {
                     let record = self.record(id)?;
                     let len = record.len.saturating_sub(at).min(len);
                     if len > 0 {
                         self.put_entry(extent_key(id, at), record.hole(len))?;
                     }
                 }
-                Op::Name { name, name_len, id } => {
+                GroupOp::Name { name, name_len, id } => {
                     self.record(id)?;
                     let key = name_key(&group.bytes[name..name + name_len]);
                     self.put_entry(key, Entry::for_name(id))?;
                 }
-                Op::Unname { name, name_len } => {
+                GroupOp::Unname { name, name_len } => {
                     let key = name_key(&group.bytes[name..name + name_len]);
                     if self.levels.index().get(&*self.log.io, &key)?.is_some() {
                         self.put_entry(key, Entry::Tombstone)?;
                     }
                 }
-                Op::Delete { id } => self.delete(id)?,
-                Op::Put { key, key_len, value, value_len } => {
+                GroupOp::Delete { id } => self.delete(id)?,
+                GroupOp::Put { key, key_len, value, value_len } => {
                     let key = &group.bytes[key..key + key_len];
                     self.put(key, &group.bytes[value..value + value_len])?;
                 }
-                Op::Remove { key, key_len } => {
+                GroupOp::Remove { key, key_len } => {
                     let key = value_key(&group.bytes[key..key + key_len]);
                     self.remove(key)?;
                 }

@@ -11,7 +11,7 @@ use crate::core::Core;
 use crate::entry::{
     CHECKSUM_BLOCK_BYTES, KEY_MAX, Key, NAME_MAX, ObjectRecord, name_key, value_key,
 };
-use crate::group::Op;
+use crate::group::GroupOp;
 use crate::index::tree::NodeSource;
 use crate::index::view::Index;
 use crate::maintenance::{MissPolicy, RequiredIo};
@@ -82,16 +82,16 @@ impl Core {
         for op in &group.ops {
             plan.needed_bytes += 96;
             match *op {
-                Op::Create { id, hint } => {
+                GroupOp::Create { id, hint } => {
                     plan.objects.insert(id, Some(ObjectRecord::new(hint)));
                 }
-                Op::Fork { id, parent } => {
+                GroupOp::Fork { id, parent } => {
                     self.check_depth(parent, nodes)?;
                     let parent_record = plan.existing(&index, nodes, parent)?;
                     let record = parent_record.fork_child(parent)?;
                     plan.objects.insert(id, Some(record));
                 }
-                Op::Write { id, at, len, .. } => {
+                GroupOp::Write { id, at, len, .. } => {
                     let record = plan.mutable_object(&index, nodes, id)?;
                     let end = at
                         .checked_add(len as u64)
@@ -100,7 +100,7 @@ impl Core {
                     record.len = record.len.max(end);
                     plan.add(len, per_piece, self.log.payload_max());
                 }
-                Op::Append { id, len, .. } => {
+                GroupOp::Append { id, len, .. } => {
                     let record = plan.mutable_object(&index, nodes, id)?;
                     record.len = record
                         .len
@@ -109,7 +109,7 @@ impl Core {
                         .ok_or(Error::Misuse("an object that would be too long"))?;
                     plan.add(len, per_piece, self.log.payload_max());
                 }
-                Op::Truncate { id, len } => {
+                GroupOp::Truncate { id, len } => {
                     let record = plan.mutable_object(&index, nodes, id)?;
                     if len == u64::MAX {
                         return Err(Error::Misuse("an object that would be too long"));
@@ -117,22 +117,22 @@ impl Core {
                     record.len = len;
                     plan.only_frees = true;
                 }
-                Op::Punch { id, .. } => {
+                GroupOp::Punch { id, .. } => {
                     plan.mutable_object(&index, nodes, id)?;
                     plan.only_frees = true;
                 }
-                Op::Name { name_len, id, .. } => {
+                GroupOp::Name { name_len, id, .. } => {
                     check_name(name_len)?;
                     plan.existing(&index, nodes, id)?;
                     plan.needed_bytes += name_len as u64 * 2;
                 }
-                Op::Unname { name, name_len } => {
+                GroupOp::Unname { name, name_len } => {
                     check_name(name_len)?;
                     index.get(nodes, &name_key(&group.bytes[name..name + name_len]))?;
                     plan.needed_bytes += name_len as u64 * 2;
                     plan.only_frees = true;
                 }
-                Op::Delete { id } => {
+                GroupOp::Delete { id } => {
                     let mut parent = plan.mutable_object(&index, nodes, id)?.parent;
                     plan.objects.insert(id, None);
                     while let Some(below) = parent.take() {
@@ -145,12 +145,12 @@ impl Core {
                     }
                     plan.only_frees = true;
                 }
-                Op::Put { key_len, value_len, .. } => {
+                GroupOp::Put { key_len, value_len, .. } => {
                     self.check_key(key_len)?;
                     plan.needed_bytes += key_len as u64 * 2;
                     plan.add(value_len, per_piece, self.log.payload_max());
                 }
-                Op::Remove { key_len, .. } => {
+                GroupOp::Remove { key_len, .. } => {
                     self.check_key(key_len)?;
                     plan.needed_bytes += key_len as u64 * 2;
                     plan.only_frees = true;
@@ -162,11 +162,11 @@ impl Core {
             && group.ops.iter().all(|op| {
                 matches!(
                     op,
-                    Op::Truncate { .. }
-                        | Op::Punch { .. }
-                        | Op::Delete { .. }
-                        | Op::Remove { .. }
-                        | Op::Unname { .. }
+                    GroupOp::Truncate { .. }
+                        | GroupOp::Punch { .. }
+                        | GroupOp::Delete { .. }
+                        | GroupOp::Remove { .. }
+                        | GroupOp::Unname { .. }
                 )
             });
         Ok(plan)
@@ -189,9 +189,9 @@ impl Core {
         if !has_links && !self.is_scarce() {
             return Ok(None);
         }
-        let key_of = |op: &Op| match *op {
-            Op::Put { key, key_len, .. } if has_links => Some((key, key_len)),
-            Op::Remove { key, key_len } => Some((key, key_len)),
+        let key_of = |op: &GroupOp| match *op {
+            GroupOp::Put { key, key_len, .. } if has_links => Some((key, key_len)),
+            GroupOp::Remove { key, key_len } => Some((key, key_len)),
             _ => None,
         };
         let asked = group.ops.iter().filter_map(key_of);

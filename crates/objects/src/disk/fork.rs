@@ -74,12 +74,12 @@ impl Core {
         at: u64,
     ) -> Result<Option<u64>> {
         self.check_running()?;
-        self.check_leaving(parent, child)?;
-        let (hiding, next) = self.own(child, (at, u64::MAX), u64::MAX, MOVED_ENTRIES)?;
+        self.check_pending_delete(parent, child)?;
+        let (hiding, next) = self.own_extents(child, (at, u64::MAX), u64::MAX, MOVED_ENTRIES)?;
         let mut hidden: Vec<(u64, u64)> = vec![];
         for (at, entry) in hiding {
             let end = at + entry.covers();
-            if !self.own(parent, (at, end), u64::MAX, 1)?.0.is_empty() {
+            if !self.own_extents(parent, (at, end), u64::MAX, 1)?.0.is_empty() {
                 hidden.push((at, end));
             }
         }
@@ -103,12 +103,13 @@ impl Core {
         at: u64,
     ) -> Result<Option<u64>> {
         self.check_running()?;
-        let below = self.check_leaving(parent, child)?.parent;
+        let below = self.check_pending_delete(parent, child)?.parent;
         let (from, to) = match into {
             JoinTarget::Child => (parent, child),
             JoinTarget::Parent => (child, parent),
         };
-        let (mut own, mut next) = self.own(from, (at, u64::MAX), MOVED_BYTES, MOVED_ENTRIES)?;
+        let (mut own, mut next) =
+            self.own_extents(from, (at, u64::MAX), MOVED_BYTES, MOVED_ENTRIES)?;
         let mut moved: Vec<(u64, MovedExtent)> = vec![];
         let mut bytes = 0;
         let mut done = 0;
@@ -168,7 +169,7 @@ impl Core {
     /// Makes the parent as long as the child, so that it can receive the child's extents.
     pub fn lengthen(&mut self, parent: ObjectId, child: ObjectId) -> Result<()> {
         self.check_running()?;
-        let record = self.check_leaving(parent, child)?;
+        let record = self.check_pending_delete(parent, child)?;
         let len = self.record(child)?.len.max(record.len);
         if len > record.len {
             let set = |core: &mut Self| core.set_object(parent, ObjectRecord { len, ..record });
@@ -187,13 +188,13 @@ impl Core {
         names: &[Vec<u8>],
     ) -> Result<bool> {
         self.check_running()?;
-        let below = self.check_leaving(parent, child)?;
+        let below = self.check_pending_delete(parent, child)?;
         let above = self.record(child)?;
         let (ends, goes_on) = match into {
             JoinTarget::Child => (parent, child),
             JoinTarget::Parent => (child, parent),
         };
-        if !self.own(ends, (0, u64::MAX), u64::MAX, 1)?.0.is_empty() {
+        if !self.own_extents(ends, (0, u64::MAX), u64::MAX, 1)?.0.is_empty() {
             return Ok(false);
         }
         if above.children as usize != over.len() && into == JoinTarget::Parent {
@@ -232,7 +233,7 @@ impl Core {
         })
     }
 
-    fn check_leaving(&self, parent: ObjectId, child: ObjectId) -> Result<ObjectRecord> {
+    fn check_pending_delete(&self, parent: ObjectId, child: ObjectId) -> Result<ObjectRecord> {
         let record = self.record(parent)?;
         let is_over = self.record(child)?.parent == Some(parent);
         if !record.is_pending_delete || record.children != 1 || !is_over {
@@ -243,7 +244,7 @@ impl Core {
 
     /// Returns the extents of an object within `bounds`, limited in bytes and entries, and the
     /// offset where more may follow.
-    fn own(
+    fn own_extents(
         &self,
         id: ObjectId,
         bounds: (u64, u64),

@@ -87,7 +87,7 @@ impl DiskTree {
     }
 
     /// Returns the names of an object's children, for messages.
-    fn told_over(&self, id: ObjectId) -> String {
+    fn names_of_children(&self, id: ObjectId) -> String {
         let names = self.children_of(id).into_iter().flat_map(|id| self.names_of(id));
         names.map(|name| shown(&name)).collect::<Vec<_>>().join(", ")
     }
@@ -309,7 +309,7 @@ impl Store {
             }
             _ => Err(Error::Disk(format!(
                 "{} are over {}: all but one of them have to be removed first",
-                family.told_over(id),
+                family.names_of_children(id),
                 shown(name)
             ))),
         }

@@ -26,7 +26,7 @@ pub(crate) struct Cursor {
     /// Unreadable ranges of memtables within the bounds, not yet reported.
     lost: Vec<UnreadableRange>,
     /// All unreadable ranges within the bounds.
-    unsure: Vec<UnreadableRange>,
+    unreadable_ranges: Vec<UnreadableRange>,
     /// A leaf that cannot be read, and the key at which the tree continues after it.
     broken: Option<(Error, Option<Key>)>,
 }
@@ -71,7 +71,7 @@ impl Cursor {
             leaf: None,
             ahead: NodeMap::new(),
             together: 1,
-            unsure: lost.clone(),
+            unreadable_ranges: lost.clone(),
             lost,
             broken: None,
         };
@@ -128,7 +128,7 @@ impl Cursor {
             }
             let is_passed = |lost: &UnreadableRange| match (best, self.is_front) {
                 (None, _) => true,
-                (Some((key, _)), true) => key > lost.behind.as_slice(),
+                (Some((key, _)), true) => key > lost.after.as_slice(),
                 (Some((key, _)), false) => {
                     lost.before.as_ref().is_none_or(|before| key < before.as_slice())
                 }
@@ -147,7 +147,7 @@ impl Cursor {
             let key = Key::from_slice(key);
             self.skip_key(view, nodes, &key);
             // An unreadable range may have hidden it.
-            let is_sure = !self.unsure.iter().any(|lost| lost.touches(&key, &key));
+            let is_sure = !self.unreadable_ranges.iter().any(|lost| lost.touches(&key, &key));
             if is_sure && !matches!(entry, Entry::Tombstone) {
                 return Ok(Some((key, entry)));
             }

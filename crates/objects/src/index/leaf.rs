@@ -13,7 +13,7 @@ use std::cmp::Ordering;
 
 use crate::Result;
 use crate::codec::{Reader, put_varint, to_u32_saturating};
-use crate::entry::{Entry, Key, put_key_delta, read_key_behind, read_pair_delta, unfolded_max};
+use crate::entry::{Entry, Key, decoded_len_max, put_key_delta, read_key_delta, read_pair_delta};
 
 /// Pairs from one restart point to the next.
 const RESTART_INTERVAL: usize = 8;
@@ -55,7 +55,7 @@ impl Leaf {
                 return Err(reader.corrupt("an entry that hides another"));
             }
             unfolded = unfolded.saturating_add(key.len());
-            if unfolded > unfolded_max(bytes.len()) {
+            if unfolded > decoded_len_max(bytes.len()) {
                 return Err(reader.corrupt("a leaf's length"));
             }
             if index.is_multiple_of(RESTART_INTERVAL) {
@@ -93,7 +93,7 @@ impl Leaf {
     }
 
     /// Returns the number of restart points.
-    fn marks(&self) -> usize {
+    fn restart_points(&self) -> usize {
         self.len().div_ceil(RESTART_INTERVAL)
     }
 
@@ -101,7 +101,7 @@ impl Leaf {
         let bytes = self
             .bytes
             .get(nth.saturating_mul(RESTART_POINT_BYTES)..)
-            .filter(|_| nth < self.marks())?;
+            .filter(|_| nth < self.restart_points())?;
         let (pair, key) = (bytes.first_chunk()?, bytes.get(4..)?.first_chunk()?);
         Some(RestartPoint { pair: u32::from_le_bytes(*pair), key: u32::from_le_bytes(*key) })
     }
@@ -128,8 +128,8 @@ impl Leaf {
 
     /// Returns the last restart point for which `is_before` holds, or the first. `is_before` must
     /// be true up to some key.
-    fn mark_near(&self, is_before: impl Fn(&[u8]) -> bool) -> usize {
-        let (mut low, mut high) = (0, self.marks());
+    fn seek_restart_point(&self, is_before: impl Fn(&[u8]) -> bool) -> usize {
+        let (mut low, mut high) = (0, self.restart_points());
         while low < high {
             let middle = usize::midpoint(low, high);
             if is_before(self.key_of(middle)) {
@@ -148,7 +148,7 @@ impl Leaf {
     /// Returns the entry of a key. Keys on the way are not decoded: a key that shares more with its
     /// predecessor than that shares with `key` is smaller than `key`, too.
     pub fn get(&self, key: &[u8]) -> Result<Option<Entry>> {
-        let nearest = self.mark_near(|mark| mark <= key);
+        let nearest = self.seek_restart_point(|mark| mark <= key);
         let from = self.mark(nearest).map_or(usize::MAX, |mark| mark.pair as usize);
         let mut reader = Reader::new(self.pairs().get(from..).unwrap_or_default(), self.at);
         // Number of bytes that the last key shares with `key`.
@@ -168,14 +168,14 @@ impl Leaf {
                 let more = rest.iter().zip(wanted).take_while(|(a, b)| a == b).count();
                 alike = shared.saturating_add(more);
             }
-            Entry::pass(&mut reader)?;
+            Entry::skip_encoded(&mut reader)?;
         }
         Ok(None)
     }
 
     /// Returns the first pair at or after `key`.
     pub fn at_or_after(&self, key: &[u8]) -> Result<Option<(Key, Entry)>> {
-        let mut walk = self.walk_from(self.mark_near(|mark| mark <= key));
+        let mut walk = self.walk_from(self.seek_restart_point(|mark| mark <= key));
         while let Some((have, entry)) = walk.next()? {
             if have >= key {
                 return Ok(Some((Key::from_slice(have), self.entry(entry)?)));
@@ -186,7 +186,7 @@ impl Leaf {
 
     /// Returns the last pair before `key`.
     pub fn before(&self, key: &[u8]) -> Result<Option<(Key, Entry)>> {
-        let mut walk = self.walk_from(self.mark_near(|mark| mark < key));
+        let mut walk = self.walk_from(self.seek_restart_point(|mark| mark < key));
         let mut last: Option<(Key, &[u8])> = None;
         while let Some((have, entry)) = walk.next()? {
             if have >= key {
@@ -225,11 +225,11 @@ impl<'a> LeafIter<'a> {
                 self.reader.length_prefixed()?;
                 self.key = Key::from_slice(first);
             }
-            None => read_key_behind(&mut self.reader, &mut self.key)?,
+            None => read_key_delta(&mut self.reader, &mut self.key)?,
         }
-        let rest = self.reader.rest();
+        let rest = self.reader.remaining();
         let from = self.reader.pos();
-        Entry::pass(&mut self.reader)?;
+        Entry::skip_encoded(&mut self.reader)?;
         let entry = rest.get(..self.reader.pos().saturating_sub(from)).unwrap_or_default();
         Ok(Some((&self.key, entry)))
     }

@@ -19,7 +19,7 @@ use crate::index::tree::{BlockPtr, NodeSource, Tree};
 use crate::index::view::{Index, ReaderPin, View};
 use crate::layout::PayloadKind;
 use crate::log::LogWriter;
-use crate::maintenance::{MissPolicy, RequiredIo, look};
+use crate::maintenance::{MissPolicy, RequiredIo, with_miss_policy};
 use crate::space::segment::SegmentTable;
 
 /// Memtables, runs and tree.
@@ -28,11 +28,11 @@ pub(crate) struct Levels {
     pub active: Memtable,
     /// Memtables sealed by snapshots since the last checkpoint began, oldest first.
     pub sealed_memtables: Vec<Arc<ImmutableMemtable>>,
-    pub counting: Option<MemtableFlush>,
+    pub flush: Option<MemtableFlush>,
     /// Oldest first.
     pub runs: Vec<SortedRun>,
-    pub folding: Option<RunCompaction>,
-    pub merging: Option<TreeMerge>,
+    pub compaction: Option<RunCompaction>,
+    pub tree_merge: Option<TreeMerge>,
     /// Number of the oldest runs that are merged once they are compacted to one.
     pub to_merge: usize,
     /// Number of pairs in runs that starts a merge.
@@ -54,7 +54,7 @@ impl Levels {
     pub fn publish_view(&mut self) {
         let mut layers: Vec<Arc<ImmutableMemtable>> =
             self.sealed_memtables.iter().rev().cloned().collect();
-        layers.extend(self.counting.iter().map(|counting| counting.layer.clone()));
+        layers.extend(self.flush.iter().map(|counting| counting.layer.clone()));
         layers.extend(self.run_memtables());
         let view = View { layers, tree: self.tree.clone(), token: self.token.clone() };
         self.view = Arc::new(view);
@@ -69,10 +69,10 @@ impl Levels {
 
     /// Returns the runs, and those being merged, newest first.
     pub fn run_memtables(&self) -> Vec<Arc<ImmutableMemtable>> {
-        let merged = self.merging.as_ref().map_or(0, |merging| merging.runs);
+        let merged = self.tree_merge.as_ref().map_or(0, |merging| merging.runs);
         let mut layers: Vec<Arc<ImmutableMemtable>> =
             self.runs[merged..].iter().rev().filter_map(|run| run.layer.clone()).collect();
-        layers.extend(self.merging.iter().map(|merging| merging.layer.clone()));
+        layers.extend(self.tree_merge.iter().map(|merging| merging.layer.clone()));
         layers
     }
 
@@ -95,7 +95,7 @@ impl Levels {
 
     /// Sets a key's entry in the active memtable.
     pub fn set(&mut self, segments: &mut SegmentTable, key: Key, entry: Entry) {
-        self.active.set(key, entry, &mut |dead| segments.kill_data(dead, true));
+        self.active.set(key, entry, &mut |dead| segments.sub_live_payload(dead, true));
     }
 
     /// Writes a payload and sets it as the key's entry.
@@ -135,7 +135,7 @@ impl Levels {
 
     /// Returns the uncached leaves of the sorted `keys`, so that the caller loads them in one
     /// batch. Keys for which `is_known` is true need no leaf.
-    fn far_leaves<'k>(
+    fn uncached_leaves<'k>(
         &self,
         (io, nodes): (&CachedDisk, &dyn NodeSource),
         keys: impl Iterator<Item = &'k Key>,
@@ -168,7 +168,9 @@ impl Levels {
         patience: MissPolicy,
     ) -> Result<Option<RequiredIo>> {
         let io = &*log.io;
-        let far = look(io, patience, |nodes| self.far_leaves((io, nodes), keys, &is_known))?;
+        let far = with_miss_policy(io, patience, |nodes| {
+            self.uncached_leaves((io, nodes), keys, &is_known)
+        })?;
         let far = match far {
             ControlFlow::Break(need) => return Ok(Some(need)),
             ControlFlow::Continue(far) => far,
@@ -183,8 +185,8 @@ impl Levels {
 
     /// Returns the chunks of all runs, and of those that are being written.
     pub fn chunks_mut(&mut self) -> impl Iterator<Item = &mut BlockPtr> {
-        let counting = self.counting.iter_mut().flat_map(|counting| &mut counting.chunks.stored);
-        let folding = self.folding.iter_mut().filter_map(|folding| folding.chunks.as_mut());
+        let counting = self.flush.iter_mut().flat_map(|counting| &mut counting.chunks.stored);
+        let folding = self.compaction.iter_mut().filter_map(|folding| folding.chunks.as_mut());
         let runs = self.runs.iter_mut().flat_map(|run| &mut run.chunks);
         runs.chain(counting).chain(folding.flat_map(|chunks| &mut chunks.stored))
     }
@@ -197,7 +199,7 @@ impl Levels {
 
     /// Returns the memory of memtables that are no run yet, in bytes.
     pub fn unwritten_bytes(&self) -> usize {
-        let counting = self.counting.iter().map(|counting| counting.layer.bytes);
+        let counting = self.flush.iter().map(|counting| counting.layer.bytes);
         let layers = self.sealed_memtables.iter().map(|layer| layer.bytes).chain(counting);
         self.active.bytes + layers.sum::<usize>()
     }
@@ -209,5 +211,7 @@ pub(crate) fn merge_memtables(
     newer: &Arc<ImmutableMemtable>,
     older: &Arc<ImmutableMemtable>,
 ) -> ImmutableMemtable {
-    ImmutableMemtable::merge(newer, older, &mut |dead: &PayloadRef| segments.kill_data(dead, true))
+    ImmutableMemtable::merge(newer, older, &mut |dead: &PayloadRef| {
+        segments.sub_live_payload(dead, true)
+    })
 }

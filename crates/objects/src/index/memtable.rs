@@ -146,7 +146,7 @@ pub(crate) struct ImmutableMemtable {
 #[derive(Clone, Debug)]
 pub(crate) struct UnreadableRange {
     /// Exclusive lower bound; unbounded if empty.
-    pub behind: Key,
+    pub after: Key,
     /// Exclusive upper bound, if there is one.
     pub before: Option<Key>,
     /// Their byte on the disk.
@@ -156,7 +156,7 @@ pub(crate) struct UnreadableRange {
 impl UnreadableRange {
     /// Returns true if the range may contain a key from `from` to `to`, both included.
     pub fn touches(&self, from: &[u8], to: &[u8]) -> bool {
-        let is_behind = self.behind.is_empty() || to > self.behind.as_slice();
+        let is_behind = self.after.is_empty() || to > self.after.as_slice();
         is_behind && self.before.as_ref().is_none_or(|before| from < before.as_slice())
     }
 
@@ -168,7 +168,7 @@ impl UnreadableRange {
 /// Indexes that fit a slot.
 const SLOTTED: usize = (1 << 24) - 1;
 
-fn take_slot(slots: &mut [u32], key: &[u8], index: usize) {
+fn insert_slot(slots: &mut [u32], key: &[u8], index: usize) {
     if index >= SLOTTED {
         return;
     }
@@ -222,7 +222,7 @@ impl ImmutableMemtable {
     pub fn new(pairs: Vec<(Key, Entry)>, bytes: usize) -> Self {
         let (slots, touched) = (slots_for(pairs.len()), RangeFilter::of(&pairs));
         let mut layer = Self { pairs, bytes, slots, slotted: 0, touched, lost: vec![] };
-        layer.take_slots();
+        layer.index_new_pairs();
         layer
     }
 
@@ -253,10 +253,10 @@ impl ImmutableMemtable {
     }
 
     /// Adds the newest pairs to the hash table: many in a row, so that their cache misses overlap.
-    pub(super) fn take_slots(&mut self) {
+    pub(super) fn index_new_pairs(&mut self) {
         let Some(new) = self.pairs.get(self.slotted..) else { return };
         for (nth, (key, _)) in new.iter().enumerate() {
-            take_slot(&mut self.slots, key, self.slotted + nth);
+            insert_slot(&mut self.slots, key, self.slotted + nth);
         }
         self.slotted = self.pairs.len();
     }

@@ -19,7 +19,7 @@ use crate::index::tree::{BoundedLeaf, NodeSource};
 use crate::index::view::Index;
 use crate::index::{Levels, merge_memtables};
 use crate::log::{LogWriter, StreamPosition};
-use crate::maintenance::{Backlog, MissPolicy, RequiredIo, Step, look};
+use crate::maintenance::{Backlog, MissPolicy, RequiredIo, Step, with_miss_policy};
 
 /// Pairs whose leaves are requested together.
 pub(crate) const AHEAD: usize = 64;
@@ -59,7 +59,7 @@ impl Levels {
                 _ => Arc::new(merge_memtables(&mut log.segments, &layer, &older)),
             };
         }
-        self.counting = Some(MemtableFlush {
+        self.flush = Some(MemtableFlush {
             layer,
             seq: log.batch.seq - 1,
             places: log.places(),
@@ -80,7 +80,7 @@ impl Levels {
         pairs: usize,
         patience: MissPolicy,
     ) -> Result<Step> {
-        let Some(mut counting) = self.counting.take() else { return Ok(Step::Continue(0)) };
+        let Some(mut counting) = self.flush.take() else { return Ok(Step::Continue(0)) };
         let older = self.run_memtables();
         let below = Index { top: None, layers: &older, tree: &self.tree };
         let counted = self
@@ -89,7 +89,7 @@ impl Levels {
                 Some(need) => Ok(Step::Break(need)),
                 None => counting.count(log, &below, pairs, patience),
             });
-        self.counting = Some(counting);
+        self.flush = Some(counting);
         counted
     }
 
@@ -124,7 +124,7 @@ impl Levels {
         &mut self,
         log: &mut LogWriter,
     ) -> Result<Option<(u64, Vec<StreamPosition>)>> {
-        let Some(counting) = self.counting.take() else { return Ok(None) };
+        let Some(counting) = self.flush.take() else { return Ok(None) };
         if !counting.layer.pairs.is_empty() {
             let chunks = counting.chunks.finish(log)?;
             self.runs.push(SortedRun { layer: Some(counting.layer), chunks });
@@ -149,7 +149,7 @@ impl MemtableFlush {
         let mut need = None;
         while left > 0 && !self.is_done() {
             let known = dead.len();
-            let looked = look(&io, patience, |nodes| {
+            let looked = with_miss_policy(&io, patience, |nodes| {
                 self.hidden(below, nodes, &mut left, &mut hint, &mut dead)
             })?;
             match looked {
@@ -162,7 +162,7 @@ impl MemtableFlush {
                 }
             }
         }
-        dead.iter().for_each(|dead| log.segments.kill_data(dead, false));
+        dead.iter().for_each(|dead| log.segments.sub_live_payload(dead, false));
         self.chunks.feed(log, &self.layer.pairs[..self.next])?;
         Ok(match need {
             Some(need) if (self.next, self.resume) == before => Step::Break(need),

@@ -32,7 +32,7 @@ use crate::index::run::ChunkWriter;
 use crate::index::tree::{BoundedLeaf, NodeSource, Tree};
 use crate::index::two_way_merge::TwoWayMerge;
 use crate::log::LogWriter;
-use crate::maintenance::{Backlog, MissPolicy, Step, look};
+use crate::maintenance::{Backlog, MissPolicy, Step, with_miss_policy};
 use crate::{Error, ObjectId, Result};
 
 /// Number of runs that starts a merge, however few pairs they have: opening a store reads all of
@@ -87,14 +87,14 @@ pub(crate) fn merge_pairs(capacity: u64, cache_bytes: u64) -> usize {
 
 impl Levels {
     fn merged_runs(&self) -> usize {
-        self.merging.as_ref().map_or(0, |merging| merging.runs)
+        self.tree_merge.as_ref().map_or(0, |merging| merging.runs)
     }
 
     /// Schedules the next compaction or merge. Called after each new run and after each finished
     /// step.
     pub fn schedule_merges(&mut self, log: &LogWriter) {
         let merged = self.merged_runs();
-        if self.merging.is_none() && self.to_merge == 0 {
+        if self.tree_merge.is_none() && self.to_merge == 0 {
             let layers = self.runs.iter().filter_map(|run| run.layer.as_ref());
             let pairs: usize = layers.map(|layer| layer.pairs.len()).sum();
             let is_much = self.runs.len() >= RUNS || self.run_bytes() >= RUN_BYTES;
@@ -102,7 +102,7 @@ impl Levels {
                 self.to_merge = self.runs.len();
             }
         }
-        if self.folding.is_some() {
+        if self.compaction.is_some() {
             return;
         }
         let (from, to) = match self.to_merge {
@@ -128,7 +128,7 @@ impl Levels {
             return;
         }
         let is_written = self.to_merge == 0 && end - older >= TIER;
-        self.folding = Some(RunCompaction {
+        self.compaction = Some(RunCompaction {
             fold: TwoWayMerge::new(new.clone(), old.clone()),
             older,
             newer,
@@ -162,7 +162,7 @@ impl Levels {
         let log_bytes = log.layout.log_bytes();
         let span = (since / 2).clamp(log_bytes, log_bytes * (RUNS as u64 / 4));
         let debt = Backlog::default();
-        self.merging = Some(TreeMerge { layer, runs, next: 0, resume: 0, debt, span });
+        self.tree_merge = Some(TreeMerge { layer, runs, next: 0, resume: 0, debt, span });
         self.publish_view();
     }
 
@@ -177,7 +177,7 @@ impl Levels {
     pub fn merge_all(&mut self, log: &mut LogWriter) -> Result<()> {
         self.to_merge = self.runs.len();
         self.schedule_merges(log);
-        while self.folding.is_some() || self.merging.is_some() {
+        while self.compaction.is_some() || self.tree_merge.is_some() {
             self.compact_step(log, 1024)?;
             let _ = self.tree_merge_step(log, 256, MissPolicy::Block)?;
         }
@@ -186,14 +186,14 @@ impl Levels {
 
     /// Compacts so many pairs.
     pub fn compact_step(&mut self, log: &mut LogWriter, pairs: usize) -> Result<()> {
-        let Some(mut folding) = self.folding.take() else { return Ok(()) };
+        let Some(mut folding) = self.compaction.take() else { return Ok(()) };
         // Hidden entries were accounted when the newer run was flushed.
         let is_done = folding.fold.step(pairs, &mut |_| {});
         if let Some(chunks) = &mut folding.chunks {
             chunks.feed(log, folding.fold.done())?;
         }
         if !is_done {
-            self.folding = Some(folding);
+            self.compaction = Some(folding);
             return Ok(());
         }
         let RunCompaction { fold, older, newer, chunks, .. } = folding;
@@ -246,12 +246,12 @@ impl Levels {
         pairs: usize,
         patience: MissPolicy,
     ) -> Result<Step> {
-        let Some(merging) = &self.merging else { return Ok(Step::Continue(0)) };
+        let Some(merging) = &self.tree_merge else { return Ok(Step::Continue(0)) };
         let layer = merging.layer.clone();
         let (next, resume) = (merging.next, merging.resume);
         let io: Arc<CachedDisk> = log.io.clone();
         let end = |nodes: &dyn NodeSource| self.end_of_leaf(nodes, &layer.pairs, next, pairs);
-        let to = match look(&io, patience, end)? {
+        let to = match with_miss_policy(&io, patience, end)? {
             ControlFlow::Continue(to) => to,
             ControlFlow::Break(need) => return Ok(Step::Break(need)),
         };
@@ -262,19 +262,19 @@ impl Levels {
         let pairs = pairs.max(to - next);
         let edits =
             |nodes: &dyn NodeSource| edits(&layer, (next, resume), pairs, &self.tree, nodes);
-        let (edits, next, resume) = match look(&io, patience, edits)? {
+        let (edits, next, resume) = match with_miss_policy(&io, patience, edits)? {
             ControlFlow::Continue(edits) => edits,
             ControlFlow::Break(need) => return Ok(Step::Break(need)),
         };
         self.tree.apply(log, &edits)?;
-        if let Some(merging) = &mut self.merging {
+        if let Some(merging) = &mut self.tree_merge {
             (merging.next, merging.resume) = (next, resume);
-            merging.debt.did(pairs as u64);
+            merging.debt.subtract_done(pairs as u64);
         }
         if next == layer.pairs.len() {
-            let merged = self.merging.take().map_or(0, |merging| merging.runs);
+            let merged = self.tree_merge.take().map_or(0, |merging| merging.runs);
             log.forget(self.runs.drain(..merged).flat_map(|run| run.chunks));
-            if let Some(folding) = &mut self.folding {
+            if let Some(folding) = &mut self.compaction {
                 folding.older -= merged;
                 folding.newer -= merged;
             }

@@ -15,7 +15,7 @@ use std::sync::Arc;
 
 use crate::Result;
 use crate::codec::Reader;
-use crate::entry::{Entry, Key, put_key_delta, read_pair_delta, unfolded_max};
+use crate::entry::{Entry, Key, decoded_len_max, put_key_delta, read_pair_delta};
 use crate::index::memtable::ImmutableMemtable;
 use crate::index::tree::BlockPtr;
 use crate::log::LogWriter;
@@ -50,7 +50,7 @@ impl ChunkWriter {
             put_key_delta(&mut pair, &self.last, key);
             entry.encode(&mut pair);
             let len = self.bytes.len() + pair.len();
-            let is_full = len > limit || self.keys_bytes + key.len() > unfolded_max(len);
+            let is_full = len > limit || self.keys_bytes + key.len() > decoded_len_max(len);
             if !self.bytes.is_empty() && is_full {
                 self.flush(log)?;
                 pair.clear();
@@ -85,7 +85,7 @@ impl ChunkWriter {
 /// Decodes one chunk of a run or an image.
 pub(crate) fn read_chunk(bytes: &[u8], at: u64, into: &mut Vec<(Key, Entry)>) -> Result<()> {
     let mut reader = Reader::new(bytes, at);
-    let (mut key, mut room) = (Key::new(), unfolded_max(bytes.len()));
+    let (mut key, mut room) = (Key::new(), decoded_len_max(bytes.len()));
     while !reader.is_done() {
         let entry = read_pair_delta(&mut reader, &mut key)?;
         room = room.checked_sub(key.len()).ok_or_else(|| reader.corrupt("a run's length"))?;

@@ -40,7 +40,7 @@ impl TwoWayMerge {
     /// Merges so many pairs; returns true if all are done.
     pub fn step(&mut self, pairs: usize, dead: &mut dyn FnMut(&PayloadRef)) -> bool {
         let is_done = self.take(pairs, dead);
-        self.into.take_slots();
+        self.into.index_new_pairs();
         is_done
     }
 

@@ -4,7 +4,7 @@
 //! use draconis_objects::LayoutKind;
 //! use draconis_objects::layout::conform;
 //!
-//! conform::all(LayoutKind::Log);
+//! conform::check_all(LayoutKind::Log);
 //! ```
 //!
 //! A layout of another crate is registered first: see [`super::register`]. A check panics with the

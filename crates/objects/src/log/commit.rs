@@ -61,7 +61,7 @@ pub(crate) struct SubmittedCommits {
     pub last: Option<Ticket>,
     /// Newest tickets that the disk reported as durable and as visible.
     pub durable_ticket: Option<Ticket>,
-    settled: Option<Ticket>,
+    visible_ticket: Option<Ticket>,
 }
 
 /// Write amplification: headers, padding, nodes and runs per payload byte.
@@ -89,7 +89,7 @@ impl WriteAmplification {
     }
 
     /// Updates the average at the end of a commit.
-    fn see(&mut self, written: u64) {
+    fn update_average(&mut self, written: u64) {
         let spent = written.saturating_sub(std::mem::replace(&mut self.before, written));
         let brought = std::mem::take(&mut self.brought_bytes);
         if let Some(part) = (spent * 64).checked_div(brought) {
@@ -105,15 +105,17 @@ impl SubmittedCommits {
     }
 
     /// Returns the ticket that must be visible before reads see all of commit `seq`.
-    pub fn unsettled(&self, seq: u64) -> Option<Ticket> {
+    pub fn ticket_not_visible(&self, seq: u64) -> Option<Ticket> {
         let ticket = self.commits.iter().find(|(of, _)| *of >= seq)?.1;
-        (self.settled < Some(ticket)).then_some(ticket)
+        (self.visible_ticket < Some(ticket)).then_some(ticket)
     }
 
     /// Records completed I/O.
     pub fn record_completed(&mut self, granted: CompletedIo) {
         match granted {
-            CompletedIo::Settled(ticket) => self.settled = self.settled.max(Some(ticket)),
+            CompletedIo::Settled(ticket) => {
+                self.visible_ticket = self.visible_ticket.max(Some(ticket))
+            }
             CompletedIo::Durable(ticket) => {
                 self.durable_ticket = self.durable_ticket.max(Some(ticket));
             }
@@ -167,8 +169,8 @@ impl LogWriter {
         self.counters.commits += 1;
         self.sent.commits.push_back((self.batch.seq, ticket));
         self.batch = OpenCommit::numbered(self.batch.seq + 1);
-        self.io.all_handed_over();
-        self.spent.see(self.counters.written_bytes - self.counters.moved_bytes);
+        self.io.clear_unsubmitted_nodes();
+        self.spent.update_average(self.counters.written_bytes - self.counters.moved_bytes);
         Ok(())
     }
 
@@ -226,7 +228,7 @@ impl LogWriter {
         while let Some(&(first, ticket)) = self.sent.commits.front()
             && first <= seq
         {
-            self.io.settled(ticket);
+            self.io.mark_visible(ticket);
             self.sent.durable_ticket = self.sent.durable_ticket.max(Some(ticket));
             self.sent.commits.pop_front();
         }

@@ -95,7 +95,7 @@ impl Checkpoints {
 impl Core {
     /// Seals the active memtable. Later changes account it.
     pub fn begin_checkpoint(&mut self) -> Result<Step> {
-        self.finish_counting()?;
+        self.finish_flush()?;
         self.log.commit()?;
         self.levels.begin_memtable_flush(&mut self.log);
         self.log.segments.begin();
@@ -105,9 +105,9 @@ impl Core {
     }
 
     /// Accounts all pairs and writes the checkpoint in progress, if there is one.
-    pub fn finish_counting(&mut self) -> Result<()> {
-        while self.levels.counting.is_some() {
-            let _ = self.count_on(AHEAD, MissPolicy::Block)?;
+    pub fn finish_flush(&mut self) -> Result<()> {
+        while self.levels.flush.is_some() {
+            let _ = self.flush_step(AHEAD, MissPolicy::Block)?;
         }
         Ok(())
     }
@@ -149,9 +149,9 @@ impl Core {
         let (log, levels) = (&mut self.log, &mut self.levels);
         let root = levels.tree.write_changed(log)?;
         log.forget(std::mem::take(&mut self.checkpoints.ptrs));
-        let emptied = log.segments.empty(seq);
+        let emptied = log.segments.mark_emptied(seq);
         // A later checkpoint will refer to a run that compaction is still writing.
-        let folding = levels.folding.iter().filter_map(|folding| folding.chunks.as_ref());
+        let folding = levels.compaction.iter().filter_map(|folding| folding.chunks.as_ref());
         let unled: Vec<BlockPtr> =
             folding.flat_map(|chunks| chunks.stored.iter().copied()).collect();
         let table = log.segments.encode(&unled);
@@ -254,7 +254,7 @@ impl Core {
     /// Writes a whole checkpoint, and waits until it is durable.
     pub fn checkpoint_now(&mut self) -> Result<()> {
         let _ = self.begin_checkpoint()?;
-        self.finish_counting()?;
+        self.finish_flush()?;
         self.complete_checkpoint(MissPolicy::Block).map(drop)
     }
 }

@@ -21,10 +21,10 @@ use crate::space::segment::State;
 use crate::test_hooks::{InjectedFault, is_fault_injected};
 
 /// Search range after a hole for frames that declare its commits durable.
-const LOOK_BYTES: u32 = 1 << 20;
+const GAP_SEARCH_BYTES: u32 = 1 << 20;
 
 /// Segments to search if a whole segment may be lost.
-const LOOK_SEGMENTS: usize = 8;
+const GAP_SEARCH_SEGMENTS: usize = 8;
 
 /// A frame of the log.
 struct LogFrame {
@@ -66,8 +66,9 @@ fn scan(core: &Core, stream: usize, place: StreamPosition, out: &mut Vec<LogFram
             out.push(LogFrame { header, stream, segment, table });
         }
         // A later frame may declare the missing one durable.
-        let reach =
-            to_u32_saturating((LOOK_BYTES as usize).max(core.log.layout.frame_bytes()) as u64);
+        let reach = to_u32_saturating(
+            (GAP_SEARCH_BYTES as usize).max(core.log.layout.frame_bytes()) as u64,
+        );
         let reach = reach.saturating_add(geometry.page_bytes.saturating_mul(2));
         let end = pos.saturating_add(reach).min(geometry.segment_bytes);
         let mut look = pos.saturating_add(geometry.page_bytes);
@@ -82,7 +83,7 @@ fn scan(core: &Core, stream: usize, place: StreamPosition, out: &mut Vec<LogFram
         if out.len() == before && pos == 0 {
             // A frame that filled its segment held the link to the next one. The stream most likely
             // continued in the next free segments.
-            for next in core.log.segments.free_behind(segment).take(LOOK_SEGMENTS) {
+            for next in core.log.segments.free_behind(segment).take(GAP_SEARCH_SEGMENTS) {
                 let header = frame_at(core, geometry.start_of(next), 0, 0, &mut None)?;
                 let later = header.map(|(header, _)| header).filter(|header| header.seq >= seq);
                 durable = durable.max(later.map_or(0, |header| header.durable));
@@ -173,7 +174,7 @@ pub(super) fn replay(core: &mut Core, blob: &CheckpointRecord) -> Result<()> {
     }
     let mut seq = blob.seq;
     while let Some(mut frames) =
-        commits.remove(&seq.saturating_add(1)).or_else(|| behind_a_gap(&mut commits))
+        commits.remove(&seq.saturating_add(1)).or_else(|| next_after_gap(&mut commits))
     {
         frames.sort_by_key(|frame| frame.header.frame_index);
         let is_numbered =
@@ -215,7 +216,7 @@ pub(super) fn replay(core: &mut Core, blob: &CheckpointRecord) -> Result<()> {
 }
 
 /// Returns the next commit although one may be missing, if that fault is injected.
-fn behind_a_gap(commits: &mut BTreeMap<u64, Vec<LogFrame>>) -> Option<Vec<LogFrame>> {
+fn next_after_gap(commits: &mut BTreeMap<u64, Vec<LogFrame>>) -> Option<Vec<LogFrame>> {
     is_fault_injected(InjectedFault::NoGaps).then(|| commits.pop_first())?.map(|(_, frames)| frames)
 }
 

@@ -107,10 +107,15 @@ impl Core {
             if self.log.segments.free_below(end) >= needed {
                 break;
             }
-            if self.log.segments.free() <= self.due() + 2 {
-                self.reclaim_segments(self.due() + 3)?;
+            if self.log.segments.free() <= self.checkpoint_segments() + 2 {
+                self.reclaim_segments(self.checkpoint_segments() + 3)?;
             }
-            let room = self.log.segments.free().saturating_sub(self.due() + 1).min(CLEARED_AT_ONCE);
+            let room = self
+                .log
+                .segments
+                .free()
+                .saturating_sub(self.checkpoint_segments() + 1)
+                .min(CLEARED_AT_ONCE);
             let below = self.log.segments.all[..end as usize].iter().zip(0..);
             let mut closed: Vec<(i64, u32)> = below
                 .filter(|(it, _)| it.state == State::Closed && it.live > 0 && !it.is_bad)
@@ -135,10 +140,10 @@ impl Core {
         if segment.state != State::Closed || segment.live == 0 || segment.is_bad {
             return Ok(());
         }
-        if self.log.segments.free() <= self.due() + 2 {
-            self.reclaim_segments(self.due() + 3)?;
+        if self.log.segments.free() <= self.checkpoint_segments() + 2 {
+            self.reclaim_segments(self.checkpoint_segments() + 3)?;
         }
-        if self.log.segments.free() <= self.due() + 1 {
+        if self.log.segments.free() <= self.checkpoint_segments() + 1 {
             return Err(
                 self.no_space(u64::from(self.checkpoints.superblock.geometry.segment_bytes))
             );

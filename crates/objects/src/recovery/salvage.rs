@@ -117,7 +117,7 @@ impl Work<'_> {
                 }
             };
             let Some((key, entry)) = next else { break };
-            let name = told(&key);
+            let name = format_key(&key);
             if std::mem::take(&mut is_lost) {
                 self.done.lose(format!("{what} up to {name}: as above"));
             }
@@ -316,7 +316,7 @@ impl Work<'_> {
     }
 }
 
-fn told(key: &Key) -> String {
+fn format_key(key: &Key) -> String {
     match decode_key(key) {
         Some(DecodedKey::Object(id)) => format!("object {id}"),
         Some(DecodedKey::Value(key)) => format!("key {}", key.escape_ascii()),

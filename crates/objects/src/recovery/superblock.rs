@@ -286,7 +286,7 @@ impl Superblock {
         // The first copy determines the others' addresses. Without it, each page size is tried.
         let places = match found.first() {
             Some((_, copy)) => copy.geometry.copies()[1..].to_vec(),
-            None => everywhere(properties.len_bytes),
+            None => possible_copies(properties.len_bytes),
         };
         places.into_iter().for_each(|at| take(at, &mut found, &mut why));
         let newest = found.iter().max_by_key(|(_, copy)| copy.generation);
@@ -298,7 +298,7 @@ impl Superblock {
 }
 
 /// Returns the possible addresses of copies other than the first, for any page size.
-fn everywhere(disk_bytes: u64) -> Vec<u64> {
+fn possible_copies(disk_bytes: u64) -> Vec<u64> {
     let places = (12..=20).flat_map(|shift| {
         let stride = 1u64 << shift;
         let end = whole_pages(disk_bytes, 4096);
@@ -312,7 +312,7 @@ fn everywhere(disk_bytes: u64) -> Vec<u64> {
 pub(crate) fn wipe(disk: &dyn Disk) -> Vec<draconis_device::Write> {
     let properties = disk.properties();
     let len = properties.sector_bytes.max(512) as usize;
-    let mut places = everywhere(properties.len_bytes);
+    let mut places = possible_copies(properties.len_bytes);
     places.push(0);
     places.sort_unstable();
     places.dedup();

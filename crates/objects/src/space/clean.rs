@@ -26,7 +26,7 @@ use crate::layout::PayloadKind;
 use crate::log::LogWriter;
 use crate::log::frame::{HEADER, Header};
 use crate::log::summary::{Item, Items};
-use crate::maintenance::{MissPolicy, RequiredIo, Step, look};
+use crate::maintenance::{MissPolicy, RequiredIo, Step, with_miss_policy};
 use crate::space::segment::{Segment, State};
 use crate::space::segment_reader::SegmentReader;
 use crate::test_hooks::{InjectedFault, is_fault_injected};
@@ -130,12 +130,12 @@ impl Cleaner {
                 let moved =
                     cleaning.move_candidate(log, levels, &mut reading, &candidate, patience);
                 match moved {
-                    Ok(Moved::Done) => Ok(Step::Continue(candidate.len())),
-                    Ok(Moved::Asked) => {
+                    Ok(MoveResult::Done) => Ok(Step::Continue(candidate.len())),
+                    Ok(MoveResult::Asked) => {
                         cleaning.candidates.push(candidate);
                         Ok(Step::Continue(64))
                     }
-                    Ok(Moved::Wants(need)) => {
+                    Ok(MoveResult::Wants(need)) => {
                         cleaning.candidates.push(candidate);
                         Ok(Step::Break(need))
                     }
@@ -160,7 +160,7 @@ impl Cleaner {
 }
 
 /// Result of moving a candidate.
-enum Moved {
+enum MoveResult {
     Done,
     /// Its bytes were requested.
     Asked,
@@ -194,7 +194,7 @@ impl Cleaning {
         }
         let (table_at, table_len) = (pos + header.table_at, header.table_len as usize);
         // The summary of a long frame is after its payloads, which are read as they are needed.
-        let Some(table) = reading.apart(io, table_at, table_len)? else { return Ok(64) };
+        let Some(table) = reading.read_separately(io, table_at, table_len)? else { return Ok(64) };
         if !header.is_whole(&first, &table, io.summer) {
             return Err(gone);
         }
@@ -223,21 +223,22 @@ impl Cleaning {
         reading: &mut MutexGuard<'_, SegmentReader>,
         candidate: &Candidate,
         patience: MissPolicy,
-    ) -> Result<Moved> {
+    ) -> Result<MoveResult> {
         let io = log.io.clone();
         match candidate {
             Candidate::Payload(key, stored) => {
-                let alive =
-                    look(&io, patience, |nodes| levels.index().live_parts(nodes, key, stored))?;
+                let alive = with_miss_policy(&io, patience, |nodes| {
+                    levels.index().live_parts(nodes, key, stored)
+                })?;
                 let parts = match alive {
                     ControlFlow::Continue(parts) => parts,
-                    ControlFlow::Break(need) => return Ok(Moved::Wants(need)),
+                    ControlFlow::Break(need) => return Ok(MoveResult::Wants(need)),
                 };
                 // Together: parts that are requested one by one would evict each other forever.
                 if let (Some((_, first)), Some((_, last))) = (parts.first(), parts.last()) {
                     let (from, to) = (self.place(first.at)?, self.place(last.end())?);
                     if !self.want(&io, reading, from, to.saturating_sub(from) as usize) {
-                        return Ok(Moved::Asked);
+                        return Ok(MoveResult::Asked);
                     }
                 }
                 for (key, part) in parts {
@@ -251,15 +252,16 @@ impl Cleaning {
             }
             Candidate::Node { at, len } => {
                 if !self.want(&io, reading, self.place(*at)?, *len as usize) {
-                    return Ok(Moved::Asked);
+                    return Ok(MoveResult::Asked);
                 }
                 let bytes = reading.get(&io, self.place(*at)?, *len as usize)?;
                 let node = Node::decode(bytes, *at)?;
                 let (key, level) = (Key::from_slice(node.first_key()), node.level());
-                let found =
-                    look(&io, patience, |nodes| levels.tree.has_node(nodes, &key, level, *at))?;
+                let found = with_miss_policy(&io, patience, |nodes| {
+                    levels.tree.has_node(nodes, &key, level, *at)
+                })?;
                 match found {
-                    ControlFlow::Break(need) => return Ok(Moved::Wants(need)),
+                    ControlFlow::Break(need) => return Ok(MoveResult::Wants(need)),
                     ControlFlow::Continue(false) => {}
                     ControlFlow::Continue(true) => {
                         levels.tree.move_node(log, &key, *at)?;
@@ -269,10 +271,10 @@ impl Cleaning {
             }
             Candidate::Chunk { at, len } => {
                 let Some(old) = levels.chunks_mut().find(|ptr| ptr.at == *at).copied() else {
-                    return Ok(Moved::Done);
+                    return Ok(MoveResult::Done);
                 };
                 if !self.want(&io, reading, self.place(*at)?, *len as usize) {
-                    return Ok(Moved::Asked);
+                    return Ok(MoveResult::Asked);
                 }
                 let bytes = reading.get(&io, self.place(*at)?, *len as usize)?;
                 if io.summer.checksum(*at, bytes) != old.sum
@@ -285,7 +287,7 @@ impl Cleaning {
                 levels.chunks_mut().filter(|ptr| **ptr == old).for_each(|ptr| *ptr = new);
             }
         }
-        Ok(Moved::Done)
+        Ok(MoveResult::Done)
     }
 }
 
@@ -329,7 +331,7 @@ impl Core {
     pub fn best_to_clean(&self) -> Option<u32> {
         // A merge rewrites leaves in the order of their addresses: it empties their segments, and
         // the half-emptied one would look best.
-        let all = self.levels.merging.is_none() || self.log.segments.free() <= self.kept();
+        let all = self.levels.tree_merge.is_none() || self.log.segments.free() <= self.kept();
         self.best(all).or_else(|| self.best(true))
     }
 
@@ -342,7 +344,7 @@ impl Core {
             // Its last frames were not submitted yet.
             self.log.commit()?;
         }
-        if let Some(ticket) = self.log.sent.unsettled(segment.last_seq) {
+        if let Some(ticket) = self.log.sent.ticket_not_visible(segment.last_seq) {
             if patience == MissPolicy::Defer {
                 return Ok(Step::Break(RequiredIo::Settled(ticket)));
             }

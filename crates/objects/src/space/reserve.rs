@@ -22,7 +22,7 @@ use crate::recovery::superblock::Geometry;
 use crate::{Error, Result};
 
 /// Checkpoints without a gain after which reclamation gives up.
-const IN_VAIN: usize = 8;
+const FUTILE_CHECKPOINTS_MAX: usize = 8;
 
 /// A refused request and the state at that time: the refusal is repeated until the state changes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -76,14 +76,14 @@ impl Core {
     }
 
     /// Returns the segments that a checkpoint would take now, with the cleaner's copies.
-    pub fn due(&self) -> usize {
+    pub fn checkpoint_segments(&self) -> usize {
         // On the disk a pair takes at most half of its memory.
         let run_bytes = self.levels.unwritten_bytes() as u64 / 2;
         3 + run_bytes.div_ceil(self.segment_bytes()) as usize
     }
 
     /// Returns true if runs are so large that they must be merged before more is admitted.
-    fn is_crowded(&self, needed_bytes: u64) -> bool {
+    fn must_merge_runs(&self, needed_bytes: u64) -> bool {
         let few = self.floor() as u64 * self.segment_bytes() / 4;
         !self.fits(needed_bytes) && self.merge_bytes() > (self.capacity_bytes() / 32).min(few)
     }
@@ -146,32 +146,32 @@ impl Core {
         let kept = if frees { self.floor() } else { self.kept() };
         let needed = self.taken_by(needed_bytes) + kept;
         let is_roomy = match frees {
-            true => !self.is_crowded(needed_bytes),
+            true => !self.must_merge_runs(needed_bytes),
             false => self.fits(needed_bytes),
         };
         if self.log.segments.free() >= needed && is_roomy {
             return Ok(());
         }
         self.release();
-        let now = self.standing(needed_bytes);
+        let now = self.no_space_state(needed_bytes);
         let is_as_before = |was: &NoSpaceState| {
             NoSpaceState { needed_bytes, ..*was } == now && needed_bytes >= was.needed_bytes
         };
         if !frees && self.last_no_space.as_ref().is_some_and(is_as_before) {
             return Err(self.no_space(needed_bytes));
         }
-        self.look_for_room(needed, needed_bytes, frees).map_err(|error| self.stop(error))?;
+        self.find_space(needed, needed_bytes, frees).map_err(|error| self.stop(error))?;
         // Freeing groups continue as long as their checkpoint has space: a snapshot may pin the
         // freed segments.
         let is_enough = match frees {
-            true => self.log.segments.free() + self.floor() > needed + self.due(),
+            true => self.log.segments.free() + self.floor() > needed + self.checkpoint_segments(),
             false => self.log.segments.free() >= needed && self.fits(needed_bytes),
         };
         if is_enough {
             return Ok(());
         }
         if !frees {
-            self.last_no_space = Some(self.standing(needed_bytes));
+            self.last_no_space = Some(self.no_space_state(needed_bytes));
         }
         Err(self.no_space(needed_bytes))
     }
@@ -186,11 +186,11 @@ impl Core {
         )
     }
 
-    fn look_for_room(&mut self, needed: usize, needed_bytes: u64, frees: bool) -> Result<()> {
-        if self.is_crowded(needed_bytes) || !frees && !self.fits(needed_bytes) {
+    fn find_space(&mut self, needed: usize, needed_bytes: u64, frees: bool) -> Result<()> {
+        if self.must_merge_runs(needed_bytes) || !frees && !self.fits(needed_bytes) {
             // Overwritten entries may not be accounted yet.
             self.checkpoint_now()?;
-            if self.is_crowded(needed_bytes) {
+            if self.must_merge_runs(needed_bytes) {
                 self.merge_now()?;
                 self.checkpoint_now()?;
             }
@@ -210,7 +210,7 @@ impl Core {
         Error::NoSpace { needed_bytes, free_bytes, kept_bytes: self.kept_bytes() }
     }
 
-    fn standing(&self, needed_bytes: u64) -> NoSpaceState {
+    fn no_space_state(&self, needed_bytes: u64) -> NoSpaceState {
         let (groups, free) = (self.log.counters.groups, self.log.segments.free());
         NoSpaceState { needed_bytes, groups, free, epochs: self.checkpoints.pinned_segments.len() }
     }
@@ -247,7 +247,7 @@ impl Core {
                 self.checkpoint_now()?;
                 continue;
             }
-            if in_vain >= IN_VAIN {
+            if in_vain >= FUTILE_CHECKPOINTS_MAX {
                 if is_merged {
                     return Ok(());
                 }
@@ -259,9 +259,9 @@ impl Core {
             // A waiter cleans only for the missing segments and for the checkpoint that frees them,
             // unless that gains nothing.
             let waiting = self.cleaner.since.len() + self.cleaner.before.len();
-            let missing = needed + self.due() - self.log.segments.free();
-            let is_enough = in_vain < IN_VAIN / 2 && waiting >= missing;
-            let can_clean = self.log.segments.free() > self.due() + 1;
+            let missing = needed + self.checkpoint_segments() - self.log.segments.free();
+            let is_enough = in_vain < FUTILE_CHECKPOINTS_MAX / 2 && waiting >= missing;
+            let can_clean = self.log.segments.free() > self.checkpoint_segments() + 1;
             let is_due = is_enough
                 || self.log.segments.has_empty()
                 || !can_clean
@@ -269,7 +269,7 @@ impl Core {
             if is_due {
                 // Last attempt: freed entries may not be accounted yet.
                 if waiting == 0 && !self.log.segments.has_empty() {
-                    in_vain = IN_VAIN;
+                    in_vain = FUTILE_CHECKPOINTS_MAX;
                     if is_counted {
                         continue;
                     }
@@ -300,7 +300,7 @@ impl Core {
     pub fn merge_now(&mut self) -> Result<()> {
         let mut is_begun = false;
         loop {
-            if self.levels.folding.is_none() && self.levels.merging.is_none() {
+            if self.levels.compaction.is_none() && self.levels.tree_merge.is_none() {
                 if is_begun || self.levels.runs.is_empty() {
                     return Ok(());
                 }
@@ -309,15 +309,15 @@ impl Core {
                 self.levels.schedule_merges(&self.log);
                 continue;
             }
-            if self.log.segments.free() <= self.due() {
+            if self.log.segments.free() <= self.checkpoint_segments() {
                 self.checkpoint_now()?;
                 let (free, can_clean) =
                     (self.log.segments.free(), self.checkpoints.pinned_segments.is_empty());
-                if free <= self.due() + 1 && can_clean && self.clean_best()? {
+                if free <= self.checkpoint_segments() + 1 && can_clean && self.clean_best()? {
                     self.finish_cleaning()?;
                     self.checkpoint_now()?;
                 }
-                if self.log.segments.free() <= self.due() {
+                if self.log.segments.free() <= self.checkpoint_segments() {
                     return Ok(());
                 }
             }
@@ -330,8 +330,8 @@ impl Core {
     /// Returns the most pairs that one step may merge into the tree: each may change a leaf and the
     /// path to it.
     pub fn merged_at_once(&self) -> usize {
-        let room =
-            self.log.segments.free().saturating_sub(self.due()) as u64 * self.segment_bytes();
+        let room = self.log.segments.free().saturating_sub(self.checkpoint_segments()) as u64
+            * self.segment_bytes();
         let pages = room / u64::from(self.checkpoints.superblock.geometry.page_bytes);
         (pages as usize / 4).clamp(1, 256)
     }

@@ -219,7 +219,7 @@ impl SegmentTable {
     }
 
     /// Subtracts the bytes of a dead payload.
-    pub fn kill_data(&mut self, data: &PayloadRef, is_log: bool) {
+    pub fn sub_live_payload(&mut self, data: &PayloadRef, is_log: bool) {
         self.sub_live(data.at.saturating_add(u64::from(data.skip)), data.len, is_log);
     }
 
@@ -235,7 +235,7 @@ impl SegmentTable {
     }
 
     /// Marks segments without live bytes or log after `seq` as emptied; returns them.
-    pub fn empty(&mut self, seq: u64) -> Vec<u32> {
+    pub fn mark_emptied(&mut self, seq: u64) -> Vec<u32> {
         let mut emptied = vec![];
         for (number, segment) in (0..).zip(&mut self.all) {
             if segment.state == State::Closed && segment.live == 0 && segment.last_seq <= seq {

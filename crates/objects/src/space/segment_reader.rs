@@ -76,7 +76,12 @@ impl SegmentReader {
 
     /// Returns `len` bytes from offset `from`, with a separate read if they are not held: the first
     /// call requests them and returns none.
-    pub fn apart(&mut self, io: &CachedDisk, from: u32, len: usize) -> Result<Option<Vec<u8>>> {
+    pub fn read_separately(
+        &mut self,
+        io: &CachedDisk,
+        from: u32,
+        len: usize,
+    ) -> Result<Option<Vec<u8>>> {
         let page = io.geometry.page_bytes;
         let first = from - from % page;
         let whole = ((from - first) + len as u32).next_multiple_of(page);

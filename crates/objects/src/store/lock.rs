@@ -22,9 +22,9 @@ use crate::maintenance::{MissPolicy, RequiredIo, Step, WorkBudget};
 const MAX_UNLOCKED_RETRIES: u32 = 8;
 
 /// Most nodes that a lookup reads without the lock.
-const LOOKS: usize = 64;
+const UNLOCKED_NODES_MAX: usize = 64;
 
-fn patience(needs: u32) -> MissPolicy {
+fn miss_policy(needs: u32) -> MissPolicy {
     if needs < MAX_UNLOCKED_RETRIES { MissPolicy::Defer } else { MissPolicy::Block }
 }
 
@@ -39,7 +39,7 @@ impl Store {
             let core = self.core.read();
             core.check_no_partial_group()?;
             let view = core.levels.view.clone();
-            if read.len() >= LOOKS {
+            if read.len() >= UNLOCKED_NODES_MAX {
                 return Ok((look(core.levels.index(), &*self.io)?, view));
             }
             let nodes = CachedNodes::with_loaded(&self.io, &read);
@@ -61,7 +61,7 @@ impl Store {
         let mut needs = 0;
         loop {
             let mut core = self.core.write();
-            match act(&mut core, patience(needs))? {
+            match act(&mut core, miss_policy(needs))? {
                 ControlFlow::Continue(done) => {
                     self.work(core, brought_bytes)?;
                     return Ok(done);
@@ -95,7 +95,7 @@ impl Store {
     ) -> Result<()> {
         let mut needs = 0;
         loop {
-            let need = match step(&mut core, patience(needs)) {
+            let need = match step(&mut core, miss_policy(needs)) {
                 Ok(None) => return Ok(()),
                 Ok(Some(ControlFlow::Continue(_))) => {
                     needs = 0;

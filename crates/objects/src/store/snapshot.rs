@@ -47,7 +47,7 @@ impl Snapshot {
 
     /// Reads payloads found in the index; uncached ones together.
     pub(crate) fn read_many(&self, all: &[&PayloadRef]) -> Vec<Result<Vec<u8>>> {
-        let mut found = self.io.values_near(all);
+        let mut found = self.io.cached_values(all);
         let lacks = |value: &&mut Option<Vec<u8>>| value.is_none();
         let far = all.iter().zip(&found).filter(|(_, value)| value.is_none());
         let far: Vec<&PayloadRef> = far.map(|(data, _)| *data).collect();

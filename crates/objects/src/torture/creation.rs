@@ -97,7 +97,7 @@ fn making(
             std::panic::catch_unwind(|| judge(crash.disk.clone(), &how, older.as_ref(), is_made));
         let judged = judged.unwrap_or_else(|panic| Err(Violation::of_panic("judging", &*panic)));
         judged.map_err(|Violation(why)| {
-            Violation(format!("making, state {} ({:?}): {why}", tally.states, crash.cut))
+            Violation(format!("making, state {} ({:?}): {why}", tally.states, crash.kind))
         })?;
     }
     Ok(tally)

@@ -202,17 +202,17 @@ fn look(image: Vec<u8>, history: &History, least: usize) -> Result<DamageTally, 
 }
 
 /// A key and its value.
-type Pair = (Vec<u8>, Vec<u8>);
+type KeyValue = (Vec<u8>, Vec<u8>);
 
 /// A key and its value, if any.
-type Found = (Arc<[u8]>, Option<Vec<u8>>);
+type ExposedKey = (Arc<[u8]>, Option<Vec<u8>>);
 
 /// Readable contents of a store.
 pub(super) struct PartialContents {
     list: Option<Vec<(ObjectId, u64)>>,
     objects: Vec<(ObjectId, Option<Vec<u8>>)>,
-    keys: Vec<Found>,
-    scanned: Option<Vec<Pair>>,
+    keys: Vec<ExposedKey>,
+    scanned: Option<Vec<KeyValue>>,
     errors: u64,
 }
 

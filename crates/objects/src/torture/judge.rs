@@ -127,7 +127,7 @@ impl<'a> Judge<'a> {
         let options = CrashOptions { seed: self.seed ^ number, subsets: 6, exhaustive_sectors: 4 };
         let mut states = 0;
         let events = disk.take();
-        let told = tell(&events);
+        let told = describe_events(&events);
         for again in CrashStates::new(image, events, options) {
             states += 1;
             let judged = (|| {
@@ -141,7 +141,7 @@ impl<'a> Judge<'a> {
             judged.map_err(|Violation(why)| {
                 Violation(format!(
                     "second cut, state {states} ({:?}, durable {}): {why}\n{told}",
-                    again.cut, again.durable.0
+                    again.kind, again.durable.0
                 ))
             })?;
         }
@@ -253,7 +253,7 @@ fn empty(store: &Arc<Store>, contents: &Contents) -> Result<(), Violation> {
 }
 
 /// Returns a line for each request that changed the disk.
-pub(super) fn tell(events: &[Event]) -> String {
+pub(super) fn describe_events(events: &[Event]) -> String {
     let mut out = String::new();
     for event in events {
         let line = match event {

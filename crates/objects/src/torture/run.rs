@@ -8,7 +8,8 @@ use draconis_exchange::heap::Block;
 
 use super::damage::PartialContents;
 use super::{
-    Contents, Effort, History, Judge, Op, Random, Script, Settings, Shape, Step, Violation,
+    Contents, Effort, History, Judge, Random, Script, ScriptOp, ScriptStep, Settings, Shape,
+    Violation,
 };
 use crate::{Error, Group, Hint, ObjectId, OpenOptions, Snapshot, Store, Ticket};
 
@@ -184,7 +185,7 @@ impl<D: Disk + 'static> ScriptRunner<D> {
         Ok(actor)
     }
 
-    pub fn all(&mut self, steps: &[Step]) -> Result<(), Violation> {
+    pub fn all(&mut self, steps: &[ScriptStep]) -> Result<(), Violation> {
         for (nth, step) in steps.iter().enumerate() {
             self.step(step).map_err(|stop| {
                 Violation(format!("step {nth}, {step:?}: {}", Violation::from(stop)))
@@ -194,7 +195,7 @@ impl<D: Disk + 'static> ScriptRunner<D> {
     }
 
     /// Runs steps until the store reports an error.
-    pub fn until_failure(&mut self, steps: &[Step]) -> Result<(), Violation> {
+    pub fn until_failure(&mut self, steps: &[ScriptStep]) -> Result<(), Violation> {
         // Damaged bytes are never moved: the store may be full early.
         self.is_failing = true;
         let mut last = String::new();
@@ -233,21 +234,21 @@ impl<D: Disk + 'static> ScriptRunner<D> {
         self.history
     }
 
-    fn step(&mut self, step: &Step) -> Result<(), Stop> {
+    fn step(&mut self, step: &ScriptStep) -> Result<(), Stop> {
         match step {
-            Step::Group(ops) => self.group(ops)?,
-            Step::Wait => self.wait(0)?,
-            Step::WaitOlder(back) => self.wait(*back)?,
-            Step::Checkpoint => {
+            ScriptStep::Group(ops) => self.group(ops)?,
+            ScriptStep::Wait => self.wait(0)?,
+            ScriptStep::WaitOlder(back) => self.wait(*back)?,
+            ScriptStep::Checkpoint => {
                 self.store().checkpoint().map_err(failed("checkpoint"))?;
                 self.was_waited_for(self.history.groups());
             }
-            Step::Snapshot => match self.kept.take() {
+            ScriptStep::Snapshot => match self.kept.take() {
                 None => self.kept = Some((self.store().snapshot(), self.now.clone())),
                 Some((snapshot, was)) => compare(&snapshot, &was)?,
             },
-            Step::Join(slot) => self.join(*slot)?,
-            Step::Reopen => self.reopen()?,
+            ScriptStep::Join(slot) => self.join(*slot)?,
+            ScriptStep::Reopen => self.reopen()?,
         }
         Ok(())
     }
@@ -364,14 +365,15 @@ impl<D: Disk + 'static> ScriptRunner<D> {
         Err(Stop::Broken(Violation(seen.differs(&self.now))))
     }
 
-    fn group(&mut self, ops: &[Op]) -> Result<(), Stop> {
+    fn group(&mut self, ops: &[ScriptOp]) -> Result<(), Stop> {
         let (mut slots, mut next, mut group) = (self.slots.clone(), self.now.clone(), Group::new());
         let names = self.names.clone();
         let mut only_frees = true;
         for op in ops {
-            only_frees &= matches!(op, Op::Truncate(..) | Op::Delete(_) | Op::Remove(_));
+            only_frees &=
+                matches!(op, ScriptOp::Truncate(..) | ScriptOp::Delete(_) | ScriptOp::Remove(_));
             self.op(op, &mut group, &mut slots, &mut next);
-            if let Op::Truncate(..) = op {
+            if let ScriptOp::Truncate(..) = op {
                 only_frees = false;
             }
         }
@@ -436,16 +438,16 @@ impl<D: Disk + 'static> ScriptRunner<D> {
             .slots
             .iter()
             .filter(|(slot, id)| self.now.forks(**id) == 0 && half != Some(**slot));
-        let ops: Vec<Op> = match free.map(|(slot, _)| slot).nth(self.dice.below(4) as usize) {
-            Some(&slot) => vec![Op::Delete(slot)],
-            None => (0..200).map(Op::Remove).collect(),
+        let ops: Vec<ScriptOp> = match free.map(|(slot, _)| slot).nth(self.dice.below(4) as usize) {
+            Some(&slot) => vec![ScriptOp::Delete(slot)],
+            None => (0..200).map(ScriptOp::Remove).collect(),
         };
         self.group(&ops)
     }
 
     fn op(
         &mut self,
-        op: &Op,
+        op: &ScriptOp,
         group: &mut Group,
         slots: &mut BTreeMap<u8, ObjectId>,
         next: &mut Contents,
@@ -461,14 +463,14 @@ impl<D: Disk + 'static> ScriptRunner<D> {
             next.objects.insert(id, bytes.into());
         };
         match *op {
-            Op::Create(slot) if !slots.contains_key(&slot) => {
+            ScriptOp::Create(slot) if !slots.contains_key(&slot) => {
                 let hint = [Hint::Unknown, Hint::Hot, Hint::Cold][self.dice.below(3) as usize];
                 let id = group.create(self.store().new_object(), hint);
                 slots.insert(slot, id);
                 next.objects.insert(id, vec![].into());
                 next.last_id = next.last_id.max(id.0);
             }
-            Op::Write(slot, at, len) if !is_fixed(slots, next, slot) => {
+            ScriptOp::Write(slot, at, len) if !is_fixed(slots, next, slot) => {
                 let Some(&id) = slots.get(&slot) else { return };
                 let payload = self.payload(len);
                 group.write(id, at, &payload);
@@ -478,18 +480,18 @@ impl<D: Disk + 'static> ScriptRunner<D> {
                     bytes[at as usize..end].copy_from_slice(&payload);
                 });
             }
-            Op::Append(slot, len) if !is_fixed(slots, next, slot) => {
+            ScriptOp::Append(slot, len) if !is_fixed(slots, next, slot) => {
                 let Some(&id) = slots.get(&slot) else { return };
                 let payload = self.payload(len);
                 group.append(id, &payload);
                 change(next, id, &|bytes| bytes.extend_from_slice(&payload));
             }
-            Op::Truncate(slot, len) if !is_fixed(slots, next, slot) => {
+            ScriptOp::Truncate(slot, len) if !is_fixed(slots, next, slot) => {
                 let Some(&id) = slots.get(&slot) else { return };
                 group.truncate(id, len);
                 change(next, id, &|bytes| bytes.resize(len as usize, 0));
             }
-            Op::Punch(slot, at, len) if !is_fixed(slots, next, slot) => {
+            ScriptOp::Punch(slot, at, len) if !is_fixed(slots, next, slot) => {
                 let Some(&id) = slots.get(&slot) else { return };
                 group.punch(id, at, len);
                 change(next, id, &|bytes| {
@@ -497,7 +499,7 @@ impl<D: Disk + 'static> ScriptRunner<D> {
                     bytes[(at as usize).min(end)..end].fill(0);
                 });
             }
-            Op::Delete(slot) if !is_fixed(slots, next, slot) && half != Some(slot) => {
+            ScriptOp::Delete(slot) if !is_fixed(slots, next, slot) && half != Some(slot) => {
                 let Some(id) = slots.remove(&slot) else { return };
                 group.delete(id);
                 next.objects.remove(&id);
@@ -506,7 +508,7 @@ impl<D: Disk + 'static> ScriptRunner<D> {
                     group.unname(&name);
                 }
             }
-            Op::Fork(slot, new) if slots.contains_key(&slot) && !slots.contains_key(&new) => {
+            ScriptOp::Fork(slot, new) if slots.contains_key(&slot) && !slots.contains_key(&new) => {
                 let below = slots[&slot];
                 let id = group.fork(self.store().new_object(), below);
                 for (slot, id) in [(slot, below), (new, id)] {
@@ -518,12 +520,12 @@ impl<D: Disk + 'static> ScriptRunner<D> {
                 next.over.insert(id, below);
                 next.last_id = next.last_id.max(id.0);
             }
-            Op::Put(key, len) => {
+            ScriptOp::Put(key, len) => {
                 let payload = self.payload(len);
                 group.put(&key_of(key), &payload);
                 next.keys.insert(key_of(key).into(), payload.into());
             }
-            Op::Remove(key) => {
+            ScriptOp::Remove(key) => {
                 group.remove(&key_of(key));
                 next.keys.remove(&key_of(key)[..]);
             }
@@ -581,13 +583,13 @@ pub fn cut(
         Err(panic) => return Err(Violation::of_panic("running", &*panic)),
     };
     let Recorded { image, events, history, full, worked, .. } = recorded;
-    let told = super::judge::tell(&events);
+    let told = super::judge::describe_events(&events);
     let mut judge = Judge::new(&history, options.seed);
     let mut tally = Tally { full, checkpoints: worked.0, cleaned: worked.1, ..Tally::default() };
     for crash in CrashStates::new(image, events, options) {
         tally.states += 1;
         tally.second += judge.judge(&crash, tally.states, effort).map_err(|Violation(why)| {
-            let draconis_device::CrashState { durable, written, cut, .. } = &crash;
+            let draconis_device::CrashState { durable, written, kind: cut, .. } = &crash;
             Violation(format!(
                 "state {} ({cut:?}, durable {}, written {}): {why}\n{}",
                 tally.states,

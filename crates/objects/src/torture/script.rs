@@ -68,7 +68,7 @@ impl Shape {
 
 /// A change in a group. Slots name objects: each slot has one object at a time.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Op {
+pub enum ScriptOp {
     /// Creates the object of a slot, if it has none.
     Create(u8),
     /// Writes so many bytes at a byte.
@@ -91,9 +91,9 @@ pub enum Op {
 
 /// A step of a script.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Step {
+pub enum ScriptStep {
     /// Submits a group, without changes that its slots do not allow.
-    Group(Vec<Op>),
+    Group(Vec<ScriptOp>),
     /// Waits for the newest group.
     Wait,
     /// Waits for a group that many groups ago.
@@ -112,9 +112,9 @@ pub enum Step {
 #[derive(Clone, Debug)]
 pub struct Script {
     /// Preparatory steps, without power cuts.
-    pub before: Vec<Step>,
+    pub before: Vec<ScriptStep>,
     /// Recorded steps.
-    pub steps: Vec<Step>,
+    pub steps: Vec<ScriptStep>,
     /// See [`super::Settings`].
     pub commit_bytes: usize,
     /// See [`super::Settings`].
@@ -126,19 +126,19 @@ pub struct Script {
 /// Number of different steps in sequences.
 const ALPHABET: usize = 10;
 
-fn letter(nth: usize, page: u32) -> Step {
+fn letter(nth: usize, page: u32) -> ScriptStep {
     let large = page * 2 + 100;
-    Step::Group(vec![match nth {
-        0 => Op::Create(1),
-        1 => Op::Write(0, 40, 60),
-        2 => Op::Write(0, 100, large),
-        3 => Op::Append(0, 300),
-        4 => Op::Truncate(0, 50),
-        5 => Op::Delete(0),
-        6 => Op::Put(0, 200),
-        7 => Op::Remove(0),
-        8 => return Step::Checkpoint,
-        _ => return Step::Reopen,
+    ScriptStep::Group(vec![match nth {
+        0 => ScriptOp::Create(1),
+        1 => ScriptOp::Write(0, 40, 60),
+        2 => ScriptOp::Write(0, 100, large),
+        3 => ScriptOp::Append(0, 300),
+        4 => ScriptOp::Truncate(0, 50),
+        5 => ScriptOp::Delete(0),
+        6 => ScriptOp::Put(0, 200),
+        7 => ScriptOp::Remove(0),
+        8 => return ScriptStep::Checkpoint,
+        _ => return ScriptStep::Reopen,
     }])
 }
 
@@ -154,18 +154,23 @@ pub fn sequence(groups: usize, number: usize, shape: Shape) -> Script {
     let is_split = number % 2 == 1;
     let mut waits = number / 2 % (1 << (groups - 1));
     let mut rest = (number / 2) >> (groups - 1);
-    let first = vec![Op::Create(0), Op::Append(0, 700), Op::Put(0, 100), Op::Put(1, 30)];
-    let (mut before, mut steps) = (vec![Step::Group(first)], vec![]);
+    let first = vec![
+        ScriptOp::Create(0),
+        ScriptOp::Append(0, 700),
+        ScriptOp::Put(0, 100),
+        ScriptOp::Put(1, 30),
+    ];
+    let (mut before, mut steps) = (vec![ScriptStep::Group(first)], vec![]);
     for _ in 0..groups {
         steps.push(letter(rest % ALPHABET, shape.page_bytes));
         rest /= ALPHABET;
         if waits & 1 == 1 {
             before.append(&mut steps);
-            before.push(Step::Wait);
+            before.push(ScriptStep::Wait);
         }
         waits >>= 1;
     }
-    steps.push(Step::Wait);
+    steps.push(ScriptStep::Wait);
     let commit_bytes = if is_split { 1 } else { 1 << 20 };
     Script { before, steps, commit_bytes, barrier_bytes: 32 << 20, seed: number as u64 }
 }
@@ -204,20 +209,31 @@ pub fn random(seed: u64, shape: Shape, steps: usize) -> Script {
 
 /// Returns a group that is longer than a segment of a small store: value objects, payloads at odd
 /// bytes, objects with holes.
-fn large(dice: &mut Random, shape: Shape) -> Step {
+fn large(dice: &mut Random, shape: Shape) -> ScriptStep {
     let segment = u64::from(shape.segment_bytes).min(64 << 10);
     let (slot, key) = (dice.below(12) as u8, dice.below(50) as u16);
     let odd = |dice: &mut Random, end: u64| dice.below(end / 2) * 2 + 1;
     let (at, len) = (odd(dice, 20_000), (segment + dice.below(2 * segment)) as u32);
-    Step::Group(match dice.below(4) {
+    ScriptStep::Group(match dice.below(4) {
         // A value longer than 128 KiB is an object.
-        0 => vec![Op::Put(key, (128 << 10) - 2 + dice.below(20_000) as u32), Op::Put(key + 1, 40)],
-        1 => vec![Op::Create(slot), Op::Write(slot, at, len), Op::Append(slot, 1 + at as u32)],
+        0 => vec![
+            ScriptOp::Put(key, (128 << 10) - 2 + dice.below(20_000) as u32),
+            ScriptOp::Put(key + 1, 40),
+        ],
+        1 => vec![
+            ScriptOp::Create(slot),
+            ScriptOp::Write(slot, at, len),
+            ScriptOp::Append(slot, 1 + at as u32),
+        ],
         2 => {
             let far = odd(dice, 400_000);
-            vec![Op::Create(slot), Op::Write(slot, far, 700), Op::Write(slot, far / 3, 70)]
+            vec![
+                ScriptOp::Create(slot),
+                ScriptOp::Write(slot, far, 700),
+                ScriptOp::Write(slot, far / 3, 70),
+            ]
         }
-        _ => (0..12).map(|nth| Op::Put(key + nth, len / 10 + u32::from(nth))).collect(),
+        _ => (0..12).map(|nth| ScriptOp::Put(key + nth, len / 10 + u32::from(nth))).collect(),
     })
 }
 
@@ -228,16 +244,20 @@ fn step(
     rare: u64,
     large_in: u64,
     keys: u64,
-) -> Step {
+) -> ScriptStep {
     if dice.once_in(wait_in + 1) {
-        return if dice.once_in(3) { Step::WaitOlder(dice.below(8) as usize) } else { Step::Wait };
+        return if dice.once_in(3) {
+            ScriptStep::WaitOlder(dice.below(8) as usize)
+        } else {
+            ScriptStep::Wait
+        };
     }
     if dice.once_in(rare) {
         return match dice.below(5) {
-            0 => Step::Checkpoint,
-            1 => Step::Snapshot,
-            2 | 3 => Step::Join(dice.below(12) as u8),
-            _ => Step::Reopen,
+            0 => ScriptStep::Checkpoint,
+            1 => ScriptStep::Snapshot,
+            2 | 3 => ScriptStep::Join(dice.below(12) as u8),
+            _ => ScriptStep::Reopen,
         };
     }
     let len = |dice: &mut Random| {
@@ -253,17 +273,17 @@ fn step(
     let ops = (0..1 + dice.below(4)).map(|_| {
         let (slot, key) = (dice.below(12) as u8, dice.below(keys) as u16);
         match dice.below(14) {
-            13 => Op::Fork(slot, dice.below(12) as u8),
-            0 | 1 => Op::Create(slot),
-            2 => Op::Write(slot, dice.below(u64::from(shape.page_bytes) * 4), len(dice)),
-            3 | 4 => Op::Write(slot, dice.below(64) * 512, len(dice)),
-            5 => Op::Append(slot, len(dice)),
-            6 => Op::Truncate(slot, dice.below(30_000)),
-            7 => Op::Delete(slot),
-            8..=10 => Op::Put(key, len(dice)),
-            11 => Op::Remove(key),
-            _ => Op::Punch(slot, dice.below(30_000), u64::from(len(dice))),
+            13 => ScriptOp::Fork(slot, dice.below(12) as u8),
+            0 | 1 => ScriptOp::Create(slot),
+            2 => ScriptOp::Write(slot, dice.below(u64::from(shape.page_bytes) * 4), len(dice)),
+            3 | 4 => ScriptOp::Write(slot, dice.below(64) * 512, len(dice)),
+            5 => ScriptOp::Append(slot, len(dice)),
+            6 => ScriptOp::Truncate(slot, dice.below(30_000)),
+            7 => ScriptOp::Delete(slot),
+            8..=10 => ScriptOp::Put(key, len(dice)),
+            11 => ScriptOp::Remove(key),
+            _ => ScriptOp::Punch(slot, dice.below(30_000), u64::from(len(dice))),
         }
     });
-    Step::Group(ops.collect())
+    ScriptStep::Group(ops.collect())
 }

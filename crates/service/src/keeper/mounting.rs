@@ -34,7 +34,7 @@ const RELEASE_TIMEOUT: Duration = Duration::from_secs(3);
 pub(super) struct MountResources {
     pub(super) supervision: WorkerSupervision,
     /// Loop device and guard of the volume.
-    pub(super) keep: VolumeGuards,
+    pub(super) guards: VolumeGuards,
     /// The connection to the kernel.
     pub(super) fuse: OwnedFd,
     /// The threads that send the workers' notifications over it.
@@ -120,8 +120,8 @@ impl Keeper {
     /// Detaches a dead mount of ours, of any keeper.
     fn clear_dead_mount(&self, mount_point: &Path) -> Result<(), String> {
         match mount_table::mount_at(mount_point) {
-            Some(entry) if entry.is_ours() && entry.probe() == mount_table::Answer::Dead => {
-                let detached = self.front.detach(mount_point, true);
+            Some(entry) if entry.is_ours() && entry.probe() == mount_table::ServerState::Dead => {
+                let detached = self.mounter.detach(mount_point, true);
                 detached.map_err(|why| why.message(mount_point))
             }
             _ => Ok(()),
@@ -170,10 +170,10 @@ impl Keeper {
                 notes.push(MISSES_SYNCS.to_owned());
             }
         }
-        self.front.set_read_ahead(&mount.mount_point);
+        self.mounter.set_read_ahead(&mount.mount_point);
         self.spawn_supervisor(
             mount,
-            MountResources { supervision: lives, keep, fuse, relays },
+            MountResources { supervision: lives, guards: keep, fuse, relays },
             worker,
         );
         log::info!(
@@ -197,7 +197,7 @@ impl Keeper {
         let options = MountOptions { read_only: worker.read_only, ..options.clone() };
         let fuse = self.attach(mount, keep, &options)?;
         let entry = mount_table::mount_at(&mount.mount_point);
-        let hears_of_syncs = entry.as_ref().is_some_and(mount_table::MountEntry::hears_of_syncs);
+        let hears_of_syncs = entry.as_ref().is_some_and(mount_table::MountEntry::receives_syncs);
         {
             let mut state = lock(&mount.state);
             state.device = entry.map(|entry| entry.device);
@@ -232,7 +232,7 @@ impl Keeper {
         std::thread::spawn(move || {
             // The volume is released after this returns.
             let why = keeper.supervise(&mount, worker, &mut held, (&asks, &asked));
-            let MountResources { supervision: lives, keep, fuse, relays } = held;
+            let MountResources { supervision: lives, guards: keep, fuse, relays } = held;
             drop(keep);
             let left = lives.release_source();
             // Closing the keeper's descriptor of the connection ends the waits of clients.
@@ -256,7 +256,7 @@ impl Keeper {
     ) -> Result<OwnedFd, String> {
         let Mount { mount_point, volume, .. } = mount;
         let attach =
-            |device: Option<&Path>| self.front.attach(mount_point, volume, device, options);
+            |device: Option<&Path>| self.mounter.attach(mount_point, volume, device, options);
         let is_root = rustix::process::geteuid().is_root();
         if options.block_device == Some(true) && !is_root {
             return Err("mount option 'fuseblk' is for root only; leave it out".into());
@@ -266,7 +266,7 @@ impl Keeper {
             return attach(None);
         }
         // A disk in a store has no file of its own.
-        let ready = if mount.disk.is_some() { keep.stand_in(volume) } else { Ok(()) };
+        let ready = if mount.disk.is_some() { keep.create_memfd(volume) } else { Ok(()) };
         let attached = ready
             .and_then(|()| keep.attach_block_device(volume))
             .and_then(|source| attach(Some(&source.path)));
@@ -336,7 +336,7 @@ fn check_mount_point(mount_point: &Path) -> Result<(), String> {
     let name = mount_point.display();
     // Checked first: a mount whose worker is gone does not answer `stat`.
     match mount_table::mount_at(mount_point) {
-        Some(entry) if entry.is_ours() && entry.probe() == mount_table::Answer::Dead => {
+        Some(entry) if entry.is_ours() && entry.probe() == mount_table::ServerState::Dead => {
             return Err(dead_mount_message(mount_point, &entry.volume()));
         }
         Some(_) => return Err(format!("{name} is already a mount point")),

@@ -37,7 +37,7 @@ const MAX_TRACKED_REQUESTS: usize = 1024;
 pub(super) struct WorkerSupervision {
     source: VolumeSource,
     /// Backing files of the image, the nearest first. All workers read them.
-    behind: Vec<OwnedFd>,
+    backing_files: Vec<OwnedFd>,
     log: Arc<SharedMemory>,
     options: MountOptions,
     epoch: u64,
@@ -47,16 +47,16 @@ pub(super) struct WorkerSupervision {
     /// Number of workers that each request killed.
     deaths_by_request: HashMap<u64, u32>,
     quarantined: Vec<u64>,
-    next: Next,
+    standby: Standby,
 }
 
 /// The standby process.
-enum Next {
+enum Standby {
     /// None; a successor is started when needed.
     None,
-    Waits(Box<StandbyWorker>),
+    Ready(Box<StandbyWorker>),
     /// It exited before it was needed; another might, too.
-    Gone,
+    Exited,
 }
 
 /// State that an upgrade hands over to the next program.
@@ -81,10 +81,10 @@ impl WorkerSupervision {
     ) -> std::io::Result<Self> {
         let log = oplog::create_memory()?;
         let (deaths, died_over, refused) = (VecDeque::new(), HashMap::new(), vec![]);
-        let (epoch, taken, next) = (0, (0, 0), Next::None);
+        let (epoch, taken, next) = (0, (0, 0), Standby::None);
         Ok(Self {
             source,
-            behind,
+            backing_files: behind,
             log,
             options,
             epoch,
@@ -92,7 +92,7 @@ impl WorkerSupervision {
             deaths,
             deaths_by_request: died_over,
             quarantined: refused,
-            next,
+            standby: next,
         })
     }
 
@@ -105,10 +105,10 @@ impl WorkerSupervision {
     ) -> Self {
         let SupervisionState { options, epoch, taken, died_over, refused } = past;
         let (deaths, died_over) = (VecDeque::new(), died_over.into_iter().collect());
-        let next = Next::None;
+        let next = Standby::None;
         Self {
             source,
-            behind,
+            backing_files: behind,
             log,
             options,
             epoch,
@@ -116,7 +116,7 @@ impl WorkerSupervision {
             deaths,
             deaths_by_request: died_over,
             quarantined: refused,
-            next,
+            standby: next,
         }
     }
 
@@ -148,7 +148,7 @@ impl WorkerSupervision {
     }
 
     pub(super) fn backing_files(&self) -> &[OwnedFd] {
-        &self.behind
+        &self.backing_files
     }
 
     pub(super) fn oplog(&self) -> BorrowedFd<'_> {
@@ -159,30 +159,34 @@ impl WorkerSupervision {
     /// would be a second user of the disk.
     pub(super) fn ensure_standby(&mut self) {
         let is_file = matches!(self.source, VolumeSource::File { .. });
-        match &mut self.next {
-            Next::None if self.options.restart && is_file => {}
-            Next::None | Next::Gone => return,
-            Next::Waits(ready) => {
+        match &mut self.standby {
+            Standby::None if self.options.restart && is_file => {}
+            Standby::None | Standby::Exited => return,
+            Standby::Ready(ready) => {
                 if ready.has_exited() {
                     log::warn!("the process that would follow a worker has ended");
-                    self.next = Next::Gone;
+                    self.standby = Standby::Exited;
                 }
                 return;
             }
         }
-        self.next =
-            match Worker::start_standby(&self.source, &self.behind, &self.log, &self.options) {
-                Ok(ready) => Next::Waits(Box::new(ready)),
-                Err(error) => {
-                    log::warn!("no process waits to follow a worker: {error}");
-                    Next::Gone
-                }
-            };
+        self.standby = match Worker::start_standby(
+            &self.source,
+            &self.backing_files,
+            &self.log,
+            &self.options,
+        ) {
+            Ok(ready) => Standby::Ready(Box::new(ready)),
+            Err(error) => {
+                log::warn!("no process waits to follow a worker: {error}");
+                Standby::Exited
+            }
+        };
     }
 
     /// Ends the standby process.
     pub(super) fn stop_standby(&mut self) {
-        self.next = Next::None;
+        self.standby = Standby::None;
     }
 
     /// Has the successor open the volume. `read_only`: the mount has been made read-only since.
@@ -199,14 +203,14 @@ impl WorkerSupervision {
             closed: read_only && !self.options.read_only,
             refused: self.quarantined.clone(),
         };
-        if let Next::Waits(ready) = std::mem::replace(&mut self.next, Next::None) {
+        if let Standby::Ready(ready) = std::mem::replace(&mut self.standby, Standby::None) {
             match ready.open(&start) {
                 // The standby was killed.
                 Err(StartError::Lost(why)) => log::warn!("{why}"),
                 opened => return opened,
             }
         }
-        Worker::start(&self.source, &self.behind, &self.log, &start)
+        Worker::start(&self.source, &self.backing_files, &self.log, &start)
     }
 
     /// Records that the worker died or was killed by another process. `taken` is the last of its
@@ -215,7 +219,7 @@ impl WorkerSupervision {
         if oplog::marked_epoch(&self.log) == self.epoch {
             self.accepted_through = (self.epoch, taken);
         }
-        let in_hand = oplog::take_in_flight(&self.log);
+        let in_flight = oplog::take_in_flight(&self.log);
         if was_killed {
             return true;
         }
@@ -225,7 +229,7 @@ impl WorkerSupervision {
         if self.deaths_by_request.len() > MAX_TRACKED_REQUESTS {
             self.deaths_by_request.clear();
         }
-        for unique in in_hand {
+        for unique in in_flight {
             let deaths = self.deaths_by_request.entry(unique).or_default();
             *deaths += 1;
             if *deaths == MAX_DEATHS_PER_REQUEST {

@@ -13,7 +13,7 @@ use crate::worker_process::Worker;
 /// Poll interval of a worker's status.
 const STATUS_INTERVAL: Duration = Duration::from_secs(1);
 /// Poll interval of its disk's status while no client asks.
-const ASK_DISK_EVERY: Duration = Duration::from_secs(15);
+const DISK_STATUS_INTERVAL: Duration = Duration::from_secs(15);
 /// Time that a worker serves before its standby is started: starting takes a CPU from programs that
 /// waited for this worker.
 const STANDBY_DELAY: Duration = Duration::from_millis(10);
@@ -69,23 +69,23 @@ impl Keeper {
             let end = self.watch_worker(mount, &mut worker, &mut held.supervision, asked);
             let began = Instant::now();
             let (why, deaths) = match end {
-                End::Over { why } => return why,
-                End::Death { why, .. } if !mount.can_restart() => return Some(why),
-                End::Death { why, was_killed } => {
-                    let may_go_on = held.supervision.record_death(worker.end(), was_killed);
+                WatchResult::Over { why } => return why,
+                WatchResult::Death { why, .. } if !mount.can_restart() => return Some(why),
+                WatchResult::Death { why, was_killed } => {
+                    let may_restart = held.supervision.record_death(worker.terminate(), was_killed);
                     log::error!("{at}: {why}");
-                    if !may_go_on {
+                    if !may_restart {
                         return Some(format!("{why}, as too many did before it"));
                     }
                     (why, 1)
                 }
-                End::Upgrade(request, failed) => {
+                WatchResult::Upgrade(request, failed) => {
                     // A relay thread that waits in the kernel would keep this program from ending.
                     let Some(paused) = held.relays.pause() else {
                         let _ = failed.send("the kernel waits for what is written back".into());
                         continue;
                     };
-                    let taken = worker.end();
+                    let taken = worker.terminate();
                     wait_for_exit_event(asked);
                     held.supervision.record_death(taken, true);
                     held.supervision.stop_standby();
@@ -123,7 +123,7 @@ impl Keeper {
         worker: &mut Worker,
         lives: &mut WorkerSupervision,
         asked: &Receiver<SupervisorEvent>,
-    ) -> End {
+    ) -> WatchResult {
         let deadline = Duration::from_secs(mount.options.deadline_s.max(1));
         let mut hung = None;
         let mut closed = false;
@@ -139,10 +139,10 @@ impl Keeper {
                         exit.failure_reason(&words.unwrap_or_else(|| worker.final_message()))
                     });
                     if !exit.is_abnormal() || closed {
-                        return End::Over { why };
+                        return WatchResult::Over { why };
                     }
                     let was_killed = exit.was_killed() && !is_hung;
-                    return End::Death { why: why.unwrap_or_default(), was_killed };
+                    return WatchResult::Death { why: why.unwrap_or_default(), was_killed };
                 }
                 // The worker is about to exit, or to be killed.
                 Ok(SupervisorEvent::Upgrade(_, failed)) if closed || hung.is_some() => {
@@ -150,7 +150,7 @@ impl Keeper {
                     None
                 }
                 Ok(SupervisorEvent::Upgrade(request, failed)) => {
-                    return End::Upgrade(request, failed);
+                    return WatchResult::Upgrade(request, failed);
                 }
                 Ok(SupervisorEvent::Close(waiting)) => {
                     closed = true;
@@ -180,7 +180,7 @@ impl Keeper {
                 Ok(told) if Duration::from_millis(told.busy_ms) <= deadline => {
                     self.update_status(mount, "serving", Some(told));
                     // Some disks send a request for it, which has a price.
-                    if waiting.is_some() || asked_disk.elapsed() >= ASK_DISK_EVERY {
+                    if waiting.is_some() || asked_disk.elapsed() >= DISK_STATUS_INTERVAL {
                         asked_disk = Instant::now();
                         lock(&mount.state).status.disk = worker.disk_failure();
                     }
@@ -217,7 +217,7 @@ impl Keeper {
     /// Detaches a mount point that was never served.
     pub(super) fn detach_unserved(&self, mount: &Mount) {
         if mount.is_in_place()
-            && let Err(why) = self.front.detach(&mount.mount_point, true)
+            && let Err(why) = self.mounter.detach(&mount.mount_point, true)
         {
             log::error!("{}", why.message(&mount.mount_point));
         }
@@ -225,7 +225,7 @@ impl Keeper {
 }
 
 /// Result of supervising one worker.
-enum End {
+enum WatchResult {
     /// The mount is over.
     Over {
         /// The error, if any.

@@ -37,7 +37,7 @@ impl Keeper {
         let until = Instant::now() + BUSY_WAIT;
         let (mut held, mut since) = (vec![], Instant::now());
         loop {
-            let detached = self.front.detach(mount_point, force);
+            let detached = self.mounter.detach(mount_point, force);
             if detached != Err(DetachError::Busy) || Instant::now() > until {
                 return detached;
             }
@@ -111,7 +111,7 @@ impl Keeper {
         }
         let options = MountOptions { read_only, ..mount.options.clone() };
         let kernel = || {
-            let done = self.front.remount(&mount.mount_point, &mount.volume, &options);
+            let done = self.mounter.remount(&mount.mount_point, &mount.volume, &options);
             done.map_err(|why| match why {
                 DetachError::Busy => "it is busy: files are open for writing there".to_string(),
                 DetachError::Failed(why) => why,
@@ -175,7 +175,7 @@ impl Keeper {
             return Err(in_use);
         }
         sync_mount(&mount.mount_point);
-        let detached = self.front.detach(&mount.mount_point, true);
+        let detached = self.mounter.detach(&mount.mount_point, true);
         detached.map_err(|why| why.message(&mount.mount_point))?;
         let asks = lock(&mount.state).events.clone();
         let (done, wait) = channel();

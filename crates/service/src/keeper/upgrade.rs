@@ -140,7 +140,7 @@ impl Keeper {
         held: &MountResources,
         request: &UpgradeRequest,
     ) -> String {
-        let MountResources { supervision: lives, keep, fuse, .. } = held;
+        let MountResources { supervision: lives, guards: keep, fuse, .. } = held;
         let [backing, guard] = keep.fds();
         let client = request.client.as_fd();
         let (volume, disk, store) = match lives.source() {
@@ -149,7 +149,7 @@ impl Keeper {
             }
             VolumeSource::Store(disk) => (disk.connection(), None, Some(disk.state())),
         };
-        let may = [disk, backing, guard, Some(client)];
+        let optional_fds = [disk, backing, guard, Some(client)];
         let state = {
             let state = lock(&mount.state);
             HandoverState {
@@ -163,11 +163,11 @@ impl Keeper {
                 status: state.status.clone(),
                 past: lives.state(),
                 store,
-                has: may.map(|fd| fd.is_some()),
+                has: optional_fds.map(|fd| fd.is_some()),
             }
         };
         let fixed = [self.listener.as_fd(), lives.oplog(), volume, fuse.as_fd()];
-        let fds = fixed.into_iter().chain(may.into_iter().flatten());
+        let fds = fixed.into_iter().chain(optional_fds.into_iter().flatten());
         let fds: Vec<BorrowedFd<'_>> =
             fds.chain(lives.backing_files().iter().map(AsFd::as_fd)).collect();
         let put = || {
@@ -236,7 +236,7 @@ impl Keeper {
         keeper.register_mount(&mount)?;
         let reply = match keeper.resume_serving(
             &mount,
-            MountResources { supervision: lives, keep, fuse, relays: Relays::default() },
+            MountResources { supervision: lives, guards: keep, fuse, relays: Relays::default() },
         ) {
             Ok(()) => Reply::Done,
             Err(why) => Reply::Failed { why },

@@ -38,7 +38,7 @@ pub(super) enum KeeperPhase {
 
 /// Reasons why a keeper has not replied.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum AskError {
+pub(super) enum KeeperRequestError {
     /// It has ended.
     #[error("it has ended")]
     Gone,
@@ -120,14 +120,14 @@ impl KeeperHandle {
         &self,
         request: &Request,
         wait: Option<Duration>,
-    ) -> Result<Reply, AskError> {
-        let keeper = self.connect().ok_or(AskError::Gone)?;
+    ) -> Result<Reply, KeeperRequestError> {
+        let keeper = self.connect().ok_or(KeeperRequestError::Gone)?;
         let ask = || {
             keeper.set_read_timeout(wait)?;
             protocol::send(&keeper, request)?;
             protocol::receive(&keeper)
         };
-        ask().map_err(AskError::Lost)
+        ask().map_err(KeeperRequestError::Lost)
     }
 }
 

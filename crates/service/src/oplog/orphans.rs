@@ -16,7 +16,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use draconis_exchange::shm::SharedMemory;
 use draconis_ext::InodeNumber;
 
-use super::{FILLED_AT, ORPHANS_AT};
+use super::{ORPHAN_PART_AT, ORPHANS_AT};
 
 /// Number of inodes in a part.
 const PART_CAPACITY: u32 = (1 << 16) - 1;
@@ -33,7 +33,7 @@ const SWITCH_AFTER: u32 = 512;
 pub(super) struct OrphanTable(Mutex<OrphanState>);
 
 struct OrphanState {
-    filled: usize,
+    current_part: usize,
     /// Inodes that this worker has put into the part in use.
     present: HashSet<u32>,
     /// Count at which the other part is begun.
@@ -73,10 +73,10 @@ fn entry_offset(part: usize, nth: u32) -> usize {
 impl OrphanTable {
     /// Opens the table for the first worker of a mount, or for a successor.
     pub(super) fn new(memory: &SharedMemory, is_first: bool) -> Self {
-        let filled = memory.atomic_u64(FILLED_AT).load(Ordering::Acquire) as usize & 1;
+        let filled = memory.atomic_u64(ORPHAN_PART_AT).load(Ordering::Acquire) as usize & 1;
         let (there, turned_at, repeats) = (HashSet::new(), None, !is_first);
         Self(Mutex::new(OrphanState {
-            filled,
+            current_part: filled,
             present: there,
             switch_at: SWITCH_AFTER,
             switched_at: turned_at,
@@ -98,12 +98,12 @@ impl OrphanTable {
         }
         if !known.is_replaying
             && known.switched_at.is_none()
-            && count(memory, known.filled) >= known.switch_at
+            && count(memory, known.current_part) >= known.switch_at
         {
             known.switch_parts(memory, number, others);
             known.present.insert(inode.0);
         }
-        push(memory, known.filled, inode.0);
+        push(memory, known.current_part, inode.0);
     }
 
     /// Handles that the disk has accepted all changes up to `number`.
@@ -111,7 +111,7 @@ impl OrphanTable {
         let mut known = self.known();
         if known.switched_at.is_some_and(|turned_at| turned_at <= number) {
             known.switched_at = None;
-            set_count(memory, 1 - known.filled, 0);
+            set_count(memory, 1 - known.current_part, 0);
         }
     }
 
@@ -134,7 +134,7 @@ impl OrphanState {
         others: &dyn Fn() -> Vec<InodeNumber>,
     ) {
         self.switched_at = Some(number);
-        let next = 1 - self.filled;
+        let next = 1 - self.current_part;
         if count(memory, next) != 0 {
             // An earlier worker has switched.
             return;
@@ -146,8 +146,8 @@ impl OrphanState {
                 push(memory, next, inode.0);
             }
         }
-        memory.atomic_u64(FILLED_AT).store(next as u64, Ordering::Release);
-        self.filled = next;
+        memory.atomic_u64(ORPHAN_PART_AT).store(next as u64, Ordering::Release);
+        self.current_part = next;
         self.switch_at = count(memory, next).saturating_add(SWITCH_AFTER);
     }
 }
@@ -239,7 +239,7 @@ mod tests {
                 log = OrphanTable::new(&memory, false);
                 (model.memory, model.number) = (model.disk.clone(), 0);
                 let again: Vec<_> = model.changes.iter().copied().collect();
-                let dies_on_the_way = random.once_in(3);
+                let dies_during_replay = random.once_in(3);
                 for (nth, change) in again.iter().enumerate() {
                     model.change(&log, &memory, *change);
                     if random.once_in(60) {
@@ -248,7 +248,7 @@ mod tests {
                         model.take(&log, &memory, count as usize, again.len() - nth - 1);
                     }
                 }
-                if !dies_on_the_way {
+                if !dies_during_replay {
                     log.end_replay();
                 }
             }

@@ -4,12 +4,12 @@ use draconis_device::Random;
 
 use super::*;
 
-fn again(memory: &SharedMemory, epoch: u64) -> OpLog {
+fn reopen(memory: &SharedMemory, epoch: u64) -> OpLog {
     let memory = memory.as_fd().try_clone_to_owned().unwrap();
     OpLog::new(map_existing(memory).unwrap(), epoch).unwrap()
 }
 
-fn made(seconds: i64, inode: u32) -> ChangeRecord {
+fn change_record(seconds: i64, inode: u32) -> ChangeRecord {
     let inode = (inode != 0).then_some(FileId { inode, generation: inode + 1 });
     ChangeRecord {
         now: Time { seconds, nanoseconds: 5 },
@@ -18,7 +18,7 @@ fn made(seconds: i64, inode: u32) -> ChangeRecord {
     }
 }
 
-fn all<'a>(bytes: &'a [u8], more: &'a [u8]) -> Option<(&'a [u8], RequestData<'a>)> {
+fn mutation<'a>(bytes: &'a [u8], more: &'a [u8]) -> Option<(&'a [u8], RequestData<'a>)> {
     Some((bytes, RequestData::Bytes(more)))
 }
 
@@ -27,59 +27,59 @@ fn never() -> bool {
 }
 
 /// Returns unique id, accepted and answered flags of the unfinished requests.
-fn left(log: &OpLog, taken: (u64, u64)) -> Vec<(u64, bool, bool)> {
+fn unfinished(log: &OpLog, taken: (u64, u64)) -> Vec<(u64, bool, bool)> {
     let all = log.load_unfinished(taken).unwrap().into_iter();
     all.map(|(one, _)| (one.unique, one.is_accepted, one.answered)).collect()
 }
 
 #[test]
-fn what_was_changed_is_found_by_the_next_worker() {
+fn successor_finds_unfinished_changes() {
     let memory = create_memory().unwrap();
-    let log = again(&memory, 1);
-    log.begin_request(10, all(b"head", b" and data"), never);
-    log.record_change(1, made(-7, 12));
+    let log = reopen(&memory, 1);
+    log.begin_request(10, mutation(b"head", b" and data"), never);
+    log.record_change(1, change_record(-7, 12));
     // The first has no reply; the second has one; the third changes nothing.
-    log.begin_request(11, all(b"second", b""), never);
-    log.record_change(2, made(8, 0));
+    log.begin_request(11, mutation(b"second", b""), never);
+    log.record_change(2, change_record(8, 0));
     log.finish_request();
-    log.begin_request(12, all(b"third", b""), never);
+    log.begin_request(12, mutation(b"third", b""), never);
     log.finish_request();
     log.begin_request(13, None, never);
-    log.record_change(3, made(9, 0));
+    log.record_change(3, change_record(9, 0));
     let mut hands = take_in_flight(&memory);
     hands.dedup();
     assert_eq!(hands, [13]);
     assert!(take_in_flight(&memory).is_empty(), "it is told once");
 
-    let log = again(&memory, 2);
+    let log = reopen(&memory, 2);
     let found = log.load_unfinished((1, 1)).unwrap();
     let (first, how) = &found[0];
     assert_eq!((first.request.as_slice(), first.unique), (&b"head and data"[..], 10));
-    assert_eq!((first.created, *how), (Some(Node(12)), made(-7, 12)));
-    assert_eq!(left(&log, (1, 1)), [(10, true, false), (11, false, true)]);
+    assert_eq!((first.created, *how), (Some(Node(12)), change_record(-7, 12)));
+    assert_eq!(unfinished(&log, (1, 1)), [(10, true, false), (11, false, true)]);
     // The second is replayed, and this worker dies, too.
-    log.replay(found[1].0.position, 11, &mut || log.record_change(1, made(8, 0)));
+    log.replay(found[1].0.position, 11, &mut || log.record_change(1, change_record(8, 0)));
     assert_eq!((marked_epoch(&memory), was_clean(&memory)), (2, None));
-    let log = again(&memory, 3);
-    assert_eq!(left(&log, (2, 0)), [(11, false, true), (10, true, false)]);
-    let log = again(&memory, 4);
-    assert_eq!(left(&log, (2, 1)), [(11, true, true), (10, true, false)]);
+    let log = reopen(&memory, 3);
+    assert_eq!(unfinished(&log, (2, 0)), [(11, false, true), (10, true, false)]);
+    let log = reopen(&memory, 4);
+    assert_eq!(unfinished(&log, (2, 1)), [(11, true, true), (10, true, false)]);
     log.finish_inherited(found.iter().map(|(one, _)| one.position));
-    let log = again(&memory, 5);
-    assert_eq!(left(&log, (2, 1)), []);
+    let log = reopen(&memory, 5);
+    assert_eq!(unfinished(&log, (2, 1)), []);
 }
 
 #[test]
 fn the_next_worker_knows_how_a_change_ended() {
     let memory = create_memory().unwrap();
-    let log = again(&memory, 1);
+    let log = reopen(&memory, 1);
     let partial = Outcome { errno: 0, written_bytes: 100 };
     for (unique, outcome) in
         [(10, None), (11, Some(partial)), (12, Some(Outcome { errno: 28, written_bytes: 0 }))]
     {
-        log.begin_request(unique, all(b"request", b""), never);
+        log.begin_request(unique, mutation(b"request", b""), never);
         assert!(!log.has_changed());
-        log.record_change(unique, made(1, 0));
+        log.record_change(unique, change_record(1, 0));
         assert!(log.has_changed());
         outcome.into_iter().for_each(|outcome| log.decided(outcome));
         // Another thread replies to the second.
@@ -88,14 +88,14 @@ fn the_next_worker_knows_how_a_change_ended() {
             log.finish_request();
         }
         CURRENT_ENTRY.set(None);
-        let found = again(&memory, 2).load_unfinished((1, 0)).unwrap();
+        let found = reopen(&memory, 2).load_unfinished((1, 0)).unwrap();
         let (found, _) = found.last().unwrap();
         assert_eq!((found.unique, found.outcome), (unique, outcome));
         assert_eq!(found.is_accepted, unique == 12, "a change that failed is not replayed");
         assert_eq!(found.answered, unique == 12);
         if let Some(deferred) = deferred {
             log.deferred_done(deferred);
-            assert!(again(&memory, 2).load_unfinished((1, 0)).unwrap()[1].0.answered);
+            assert!(reopen(&memory, 2).load_unfinished((1, 0)).unwrap()[1].0.answered);
         }
     }
 }
@@ -103,41 +103,41 @@ fn the_next_worker_knows_how_a_change_ended() {
 #[test]
 fn a_full_log_waits_until_the_disk_has_taken_what_is_in_it() {
     let memory = create_memory().unwrap();
-    let log = again(&memory, 1);
+    let log = reopen(&memory, 1);
     let data = vec![1; 1 << 20];
     let (asked, mut number) = (Cell::new(0), 0);
     for unique in 0..100 {
-        log.begin_request(unique, all(b"x", &data), || {
+        log.begin_request(unique, mutation(b"x", &data), || {
             asked.set(asked.get() + 1);
             log.accepted_through(number);
             true
         });
         number += 1;
-        log.record_change(number, made(1, 0));
+        log.record_change(number, change_record(1, 0));
         log.finish_request();
     }
     assert!((12..=17).contains(&asked.get()), "{}", asked.get());
     // The disk accepts nothing any more: the request is not logged.
     for unique in 100..140 {
-        log.begin_request(unique, all(b"x", &data), || false);
-        log.record_change(u64::MAX, made(1, 0));
+        log.begin_request(unique, mutation(b"x", &data), || false);
+        log.record_change(u64::MAX, change_record(1, 0));
         log.finish_request();
     }
     log.accepted_through(number);
-    log.begin_request(200, all(b"y", b""), never);
+    log.begin_request(200, mutation(b"y", b""), never);
     log.finish_request();
 }
 
 #[test]
-fn contents_stay_in_their_rooms_until_the_disk_has_taken_them() {
+fn pool_buffers_are_held_until_the_disk_has_accepted_them() {
     let memory = create_memory().unwrap();
-    let log = again(&memory, 1);
+    let log = reopen(&memory, 1);
     for unique in 1..=3 {
         let mut room = log.buffers().allocate(5000).unwrap();
         room.fill(unique as u8);
         let room = Arc::new(room);
-        log.begin_request(unique, Some((b"write", RequestData::Room(&room))), never);
-        log.record_change(unique, made(1, 0));
+        log.begin_request(unique, Some((b"write", RequestData::Buffer(&room))), never);
+        log.record_change(unique, change_record(1, 0));
         log.finish_request();
     }
     assert_eq!(log.buffers().used_bytes(), 3 * 8192, "entries hold them");
@@ -146,14 +146,14 @@ fn contents_stay_in_their_rooms_until_the_disk_has_taken_them() {
     assert_eq!(log.buffers().used_bytes(), 2 * 8192);
 
     // The second was accepted, but the worker did not learn that.
-    let log = again(&memory, 2);
+    let log = reopen(&memory, 2);
     let found = log.load_unfinished((1, 2)).unwrap();
     let lens: Vec<_> = found.iter().map(|(one, _)| one.request.len()).collect();
     assert_eq!(lens, [5, 5005], "what was taken is not done again");
     assert_eq!(found[1].0.request[5..], [3; 5000]);
     assert_eq!(log.buffers().used_bytes(), 2 * 8192);
     assert_eq!(log.buffers().allocate(1).unwrap().offset(), 0, "that of the first");
-    log.replay(found[1].0.position, 3, &mut || log.record_change(1, made(1, 0)));
+    log.replay(found[1].0.position, 3, &mut || log.record_change(1, change_record(1, 0)));
     log.finish_inherited(found.iter().map(|(one, _)| one.position));
     log.accepted_through(1);
     log.free_finished_entries();
@@ -161,9 +161,9 @@ fn contents_stay_in_their_rooms_until_the_disk_has_taken_them() {
 }
 
 #[test]
-fn what_finds_no_room_is_in_the_ring_and_nothing_is_lost() {
+fn data_without_a_pool_buffer_goes_into_the_ring() {
     let memory = create_memory().unwrap();
-    let log = again(&memory, 1);
+    let log = reopen(&memory, 1);
     let all_others = log.buffers().allocate(POOL_BYTES - 3 * 8192).unwrap();
     let contents = |unique: u64| [unique as u8; 5000];
     let mut in_rooms = 0;
@@ -174,15 +174,15 @@ fn what_finds_no_room_is_in_the_ring_and_nothing_is_lost() {
         });
         in_rooms += u32::from(room.is_some());
         let bytes = contents(unique);
-        let said = room.as_ref().map_or(RequestData::Bytes(&bytes), RequestData::Room);
+        let said = room.as_ref().map_or(RequestData::Bytes(&bytes), RequestData::Buffer);
         log.begin_request(unique, Some((b"write", said)), never);
-        log.record_change(unique, made(1, 0));
+        log.record_change(unique, change_record(1, 0));
         log.finish_request();
     }
     assert_eq!((in_rooms, log.buffers().used_bytes()), (3, POOL_BYTES));
     assert!(log.must_wait());
 
-    let next = again(&memory, 2);
+    let next = reopen(&memory, 2);
     let found: Vec<_> = next.load_unfinished((1, 1)).unwrap();
     let requests = found.iter().map(|(one, _)| (one.unique, &one.request[..5]));
     assert!(requests.eq((1..=8).map(|unique| (unique, &b"write"[..]))));
@@ -203,15 +203,15 @@ fn a_log_that_a_hostile_worker_left_is_nonsense_at_worst() {
     let memory = create_memory().unwrap();
     let mut random = Random::new(9);
     for round in 0..200 {
-        let log = again(&memory, 1);
+        let log = reopen(&memory, 1);
         for unique in 0..40 {
             let room = log.buffers().allocate(unique as usize * 100).map(Arc::new);
             let contents = match &room {
-                Some(room) if !room.is_empty() => RequestData::Room(room),
+                Some(room) if !room.is_empty() => RequestData::Buffer(room),
                 _ => RequestData::Bytes(b""),
             };
             log.begin_request(unique, Some((&[7; 100], contents)), never);
-            log.record_change(unique + 1, made(1, 1));
+            log.record_change(unique + 1, change_record(1, 1));
             log.finish_request();
         }
         for _ in 0..=round % 9 {
@@ -219,11 +219,11 @@ fn a_log_that_a_hostile_worker_left_is_nonsense_at_worst() {
             memory.atomic_u32(near.max(8)).store(random.next_u64() as u32, Ordering::Relaxed);
         }
         if random.once_in(4) {
-            memory.atomic_u64(ENDS_AT).store(random.next_u64(), Ordering::Relaxed);
+            memory.atomic_u64(TAIL_AND_HEAD_AT).store(random.next_u64(), Ordering::Relaxed);
         }
-        let log = again(&memory, 1 + random.below(4));
+        let log = reopen(&memory, 1 + random.below(4));
         // Any result will do, but no panic.
         let _ = log.load_unfinished((random.below(3), random.below(50)));
-        memory.atomic_u64(ENDS_AT).store(0, Ordering::Relaxed);
+        memory.atomic_u64(TAIL_AND_HEAD_AT).store(0, Ordering::Relaxed);
     }
 }

@@ -13,8 +13,8 @@ use std::time::{Duration, Instant};
 use draconis_device::{LockMode, try_lock_file};
 
 use super::{
-    CLOSE_WAIT, StartMessage, StoreReply, StoreRequest, receive, send, sentence, socket_of,
-    socket_of_address, wait_for_exit,
+    CLOSE_WAIT, StartMessage, StoreReply, StoreRequest, error_message, receive, send, store_socket,
+    url_socket, wait_for_exit,
 };
 use crate::remote_disk::{
     RemoteCredentials, RemoteDiskRequest, open_lock_file, owner_id_of, parse_url,
@@ -42,14 +42,16 @@ impl ConnectPlan {
         read_only: bool,
     ) -> Result<(Self, Option<String>), String> {
         let shown = store.display();
-        let socket = socket_of(sockets, store)?;
+        let socket = store_socket(sockets, store)?;
         let writable = File::options().read(true).write(true).open(store);
         let note = match &writable {
-            Err(error) if !read_only => Some(format!("read-only: {shown}: {}", sentence(error))),
+            Err(error) if !read_only => {
+                Some(format!("read-only: {shown}: {}", error_message(error)))
+            }
             _ => None,
         };
         let file = writable.or_else(|_| File::open(store));
-        let claim = file.map_err(|error| format!("{shown}: {}", sentence(&error)))?;
+        let claim = file.map_err(|error| format!("{shown}: {}", error_message(&error)))?;
         Ok((Self { socket, claim, start: StartMessage::File, environment: None }, note))
     }
 
@@ -62,12 +64,13 @@ impl ConnectPlan {
         means: Option<&RemoteCredentials>,
     ) -> Result<Self, String> {
         let means = means.ok_or_else(|| format!("{address}: it is not said how to open it"))?;
-        let writers = socket_of(sockets, Path::new(address))?;
+        let writers = store_socket(sockets, Path::new(address))?;
         let is_read = read_only && UnixStream::connect(&writers).is_err();
         let name = if is_read { format!("{address} to read") } else { address.to_owned() };
-        let claim = open_lock_file(sockets, &name)
-            .map_err(|error| format!("{address}: no claim can be made: {}", sentence(&error)))?;
-        let socket = if is_read { socket_of_address(sockets, &name) } else { writers };
+        let claim = open_lock_file(sockets, &name).map_err(|error| {
+            format!("{address}: no claim can be made: {}", error_message(&error))
+        })?;
+        let socket = if is_read { url_socket(sockets, &name) } else { writers };
         let start = StartMessage::Elsewhere(RemoteDiskRequest {
             address: address.to_owned(),
             read_only: is_read,
@@ -87,7 +90,7 @@ impl ConnectPlan {
                 Err(_) if try_lock_file(&self.claim, LockMode::Exclusive).is_ok() => {
                     // The new store keeper has the claim from now on.
                     let started = self.start().map_err(|error| {
-                        format!("cannot start a process for the store: {}", sentence(&error))
+                        format!("cannot start a process for the store: {}", error_message(&error))
                     });
                     Some(started?)
                 }

@@ -15,8 +15,9 @@ use draconis_objects::{ObjectDisk, OpenOptions, SNAPSHOT_MARK, Store};
 use rustix::net::RecvFlags;
 
 use super::{
-    ATTACH, ATTACH_READ_ONLY, CHANGE, DISK_LANES, DONE, DiskCommand, LIST, MESSAGE_BYTES, OPEN,
-    OPEN_READ_ONLY, OPEN_REMOTE, PATIENCE, POLL_CHANGE, REFUSED, WAIT_DETACHED, open_session_disk,
+    ATTACH, ATTACH_READ_ONLY, CHANGE, DISK_LANES, DONE, DiskCommand, LIST, MESSAGE_BYTES,
+    NO_TIMEOUT, OPEN, OPEN_READ_ONLY, OPEN_REMOTE, POLL_CHANGE, REFUSED, WAIT_DETACHED,
+    open_session_disk,
 };
 use crate::accepted_mark::AcceptedMarkDisk;
 use crate::sandbox::{SandboxProfile, close_others, confine};
@@ -162,8 +163,8 @@ impl StoreServer {
                 self.attach(name, *how == ATTACH_READ_ONLY, &socket)
             }
             (Some((&WAIT_DETACHED, number)), None, true) => {
-                let number = number.try_into().map_err(|_| UNKNOWN)?;
-                self.ended(u64::from_le_bytes(number))
+                let number = number.try_into().map_err(|_| UNKNOWN_REQUEST)?;
+                self.wait_detached(u64::from_le_bytes(number))
             }
             (Some((&LIST, [])), Some(pipe), true) => {
                 super::listing::send(&self.store, pipe).map_err(|error| error.to_string())?;
@@ -171,10 +172,10 @@ impl StoreServer {
             }
             (Some((&CHANGE, text)), None, true) => self.change(text),
             (Some((&POLL_CHANGE, number)), None, true) => {
-                let number = number.try_into().map_err(|_| UNKNOWN)?;
+                let number = number.try_into().map_err(|_| UNKNOWN_REQUEST)?;
                 self.poll_change(u64::from_le_bytes(number))
             }
-            _ => Err(UNKNOWN.into()),
+            _ => Err(UNKNOWN_REQUEST.into()),
         }
     }
 
@@ -217,7 +218,7 @@ impl StoreServer {
 
     /// Starts a command; returns its number.
     fn change(&self, text: &[u8]) -> Result<u64, String> {
-        let change: DiskCommand = serde_json::from_slice(text).map_err(|_| UNKNOWN)?;
+        let change: DiskCommand = serde_json::from_slice(text).map_err(|_| UNKNOWN_REQUEST)?;
         let mut all = lock(&self.changes.all);
         let number = all.last_key_value().map_or(0, |(last, _)| *last) + 1;
         let (store, changes) = (self.store.clone(), self.changes.clone());
@@ -245,11 +246,11 @@ impl StoreServer {
         if timeout.timed_out() {
             return Ok(1);
         }
-        all.remove(&number).flatten().unwrap_or_else(|| Err(UNKNOWN.into())).map(|()| 0)
+        all.remove(&number).flatten().unwrap_or_else(|| Err(UNKNOWN_REQUEST.into())).map(|()| 0)
     }
 
     /// Waits until a disk is not served any more; returns its mark, and forgets it.
-    fn ended(&self, number: u64) -> Result<u64, String> {
+    fn wait_detached(&self, number: u64) -> Result<u64, String> {
         let disks = lock(&self.disks.all);
         if !disks.contains_key(&number) {
             return Err(format!("no disk {number} was served"));
@@ -282,7 +283,7 @@ impl StoreServer {
     }
 }
 
-const UNKNOWN: &str = "what was asked is not known here";
+const UNKNOWN_REQUEST: &str = "what was asked is not known here";
 
 fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
@@ -292,7 +293,7 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
 fn serve_disk(disk: &AcceptedMarkDisk<ObjectDisk>, session: &Arc<Session>) {
     let ends: Vec<_> =
         (0..DISK_LANES).filter_map(|lane| session.server::<disk::Disk>(lane)).collect();
-    if let Err(lost) = serve(disk, ends, PATIENCE) {
+    if let Err(lost) = serve(disk, ends, NO_TIMEOUT) {
         log::debug!("a disk of a store was closed: {lost}");
     }
 }

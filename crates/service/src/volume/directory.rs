@@ -10,7 +10,7 @@ use draconis_exchange::contract::directory::{
     SetXattr, Symlink, SyncVolume, Unlink,
 };
 use draconis_exchange::contract::{
-    AccessTimes, Attributes, FileType, Kept, Name, Node, Refusal, clear_suid_sgid,
+    AccessTimes, Attributes, CacheValidity, FileType, Name, Node, Refusal, clear_suid_sgid,
 };
 use draconis_exchange::heap::Block;
 use draconis_exchange::injected_fault::{CRASHING_NAME, InjectedFault};
@@ -86,7 +86,7 @@ impl DirectoryServer for VolumeTree {
         self.attributes(made)
     }
 
-    fn open(&self, request: &mut Open) -> Result<Kept, Refusal> {
+    fn open(&self, request: &mut Open) -> Result<CacheValidity, Refusal> {
         let node = inode(request.node)?;
         if !InjectedFault::OpenFlags.is_made() {
             self.volume.check_open(node, request.access).map_err(refusal)?;
@@ -99,9 +99,9 @@ impl DirectoryServer for VolumeTree {
             && !InjectedFault::AccessTime.is_made();
         let strict = self.volume.access_times() == AccessTimes::Strict;
         Ok(match due {
-            false => Kept::Valid,
-            true if strict => Kept::Never,
-            true => Kept::Stale,
+            false => CacheValidity::Valid,
+            true if strict => CacheValidity::Never,
+            true => CacheValidity::Stale,
         })
     }
 

@@ -51,7 +51,7 @@ impl FileServer for VolumeFile<'_> {
     }
 
     fn write(&self, request: &mut Write) -> Result<u32, Refusal> {
-        if !request.fits() {
+        if !request.is_in_bounds() {
             return Err(Refusal::Invalid);
         }
         let node = inode(self.node)?;

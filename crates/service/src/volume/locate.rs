@@ -24,7 +24,7 @@ pub struct LocatedVolume {
     /// The disk image, if changing it requires closing a session.
     pub image: Option<Arc<dyn SessionDisk>>,
     /// True if the partition was found in the backup GPT.
-    pub is_of_backup: bool,
+    pub uses_backup_gpt: bool,
 }
 
 /// Note for the user about such a table.
@@ -43,19 +43,19 @@ pub fn locate(
     behind: &[Arc<dyn Disk>],
     options: &MountOptions,
 ) -> Result<LocatedVolume, OpenError> {
-    part_of(draconis_container::open(file, behind)?, options)
+    select_volume(draconis_container::open(file, behind)?, options)
 }
 
-fn part_of(
+fn select_volume(
     opened: draconis_container::Opened,
     options: &MountOptions,
 ) -> Result<LocatedVolume, OpenError> {
-    let draconis_container::Opened { disk, format, image } = opened;
+    let draconis_container::Opened { disk, format, session: image } = opened;
     let found = |disk, partition, is_of_backup| {
         if is_of_backup {
             log::warn!("{BACKUP_TABLE}");
         }
-        Ok(LocatedVolume { disk, partition, format, image, is_of_backup })
+        Ok(LocatedVolume { disk, partition, format, image, uses_backup_gpt: is_of_backup })
     };
     if let Some(number) = options.partition {
         let extent = partition(&*disk, number)?;
@@ -94,8 +94,8 @@ pub fn locate_for_writing(
     behind: &[Arc<dyn Disk>],
     options: &MountOptions,
 ) -> Result<LocatedVolume, OpenError> {
-    let chance = RandomState::new().build_hasher().finish();
-    let part = part_of(open_for_writing(file, behind, chance)?, options)?;
+    let random = RandomState::new().build_hasher().finish();
+    let part = select_volume(open_for_writing(file, behind, random)?, options)?;
     match part.format {
         Some(format) if part.image.is_none() => Err(OpenError::ReadOnlyFormat(format)),
         _ => Ok(part),

@@ -32,7 +32,7 @@ impl ReadCache {
     }
 
     /// Returns the end of the cached bytes that start at `byte`.
-    pub(crate) fn known_until(&self, byte: u64) -> u64 {
+    pub(crate) fn cached_until(&self, byte: u64) -> u64 {
         let holds = |it: &&(u64, u64)| it.0 <= byte && byte < it.1;
         self.segments.iter().rev().find(holds).map_or(byte, |it| it.1)
     }
@@ -119,9 +119,9 @@ mod tests {
         let mut cache = ReadCache::default();
         cache.add(100, 200);
         cache.add(200, 300);
-        assert_eq!((cache.known_until(150), cache.known_until(300)), (300, 300));
-        assert_eq!(cache.known_until(99), 99);
+        assert_eq!((cache.cached_until(150), cache.cached_until(300)), (300, 300));
+        assert_eq!(cache.cached_until(99), 99);
         (40..56).for_each(|i| cache.add(i * 1000, i * 1000 + 10));
-        assert_eq!((cache.known_until(150), cache.known_until(55_005)), (150, 55_010));
+        assert_eq!((cache.cached_until(150), cache.cached_until(55_005)), (150, 55_010));
     }
 }

@@ -19,11 +19,11 @@ use std::ops::Range;
 use super::SsdParameters;
 
 /// Target number of free superblocks.
-const FREE: usize = 4;
+const MIN_FREE_SUPERBLOCKS: usize = 4;
 /// Empty entry of a table.
 const NONE: u32 = u32::MAX;
 /// Minimum superblocks of a small disk, so that one of them is a small part.
-const SUPERBLOCKS: u64 = 256;
+const MIN_SUPERBLOCKS: u64 = 256;
 
 /// Numbers of pages, units and superblocks.
 #[derive(Clone, Copy, Debug)]
@@ -51,9 +51,9 @@ pub(crate) enum Op {
 pub(crate) struct Ftl {
     shape: Shape,
     map: SparseTable,
-    back: SparseTable,
+    reverse_map: SparseTable,
     /// Number of valid pages in each superblock.
-    held: Vec<u32>,
+    valid_pages: Vec<u32>,
     is_full: Vec<bool>,
     free: VecDeque<u32>,
     host: Open,
@@ -90,11 +90,12 @@ impl Shape {
         let units = pages.div_ceil(pages_per_unit.into());
         let dies = u64::from(parameters.channels * parameters.dies_per_channel);
         let most = dies * u64::from(parameters.units_per_block.max(1));
-        let fit = (units / SUPERBLOCKS).clamp(4, most.max(4));
+        let fit = (units / MIN_SUPERBLOCKS).clamp(4, most.max(4));
         // Whole rounds over the dies if at least one fits.
         let units_per_superblock = if fit > dies { fit - fit % dies } else { fit };
         let spare = units * u64::from(parameters.spare_percent) / 100 / units_per_superblock;
-        let superblocks = units.div_ceil(units_per_superblock) + spare.max(FREE as u64 + 4);
+        let superblocks =
+            units.div_ceil(units_per_superblock) + spare.max(MIN_FREE_SUPERBLOCKS as u64 + 4);
         let slots = superblocks * units_per_superblock * u64::from(pages_per_unit);
         assert!(slots < u64::from(NONE), "more pages than 32 bits can name");
         Self {
@@ -114,8 +115,8 @@ impl Ftl {
     pub(crate) fn new(shape: Shape) -> Self {
         Self {
             map: SparseTable::new(shape.pages),
-            back: SparseTable::new(shape.superblocks * shape.slots_per_superblock()),
-            held: vec![0; shape.superblocks as usize],
+            reverse_map: SparseTable::new(shape.superblocks * shape.slots_per_superblock()),
+            valid_pages: vec![0; shape.superblocks as usize],
             is_full: vec![false; shape.superblocks as usize],
             free: (0..shape.superblocks).collect(),
             host: Open::default(),
@@ -148,7 +149,7 @@ impl Ftl {
 
     /// Writes `page` to the next slot.
     pub(crate) fn write(&mut self, page: u32, ops: &mut Vec<Op>) {
-        self.clean_a_little(ops);
+        self.clean_step(ops);
         if self.host.superblock.is_none() {
             // The last superblock is reserved for moved pages.
             while self.free.len() < 2 && self.clean_one(ops) {}
@@ -164,7 +165,7 @@ impl Ftl {
             match self.map.next_chunk_if_empty(page) {
                 Some(next) => page = next,
                 None => {
-                    self.drop_page(page);
+                    self.invalidate_page(page);
                     page += 1;
                 }
             }
@@ -192,9 +193,9 @@ impl Ftl {
         self.close_unit(&mut vec![]);
     }
 
-    fn drop_page(&mut self, page: u32) {
+    fn invalidate_page(&mut self, page: u32) {
         if let Some(slot) = self.find(page) {
-            self.held[(slot / self.shape.slots_per_superblock()) as usize] -= 1;
+            self.valid_pages[(slot / self.shape.slots_per_superblock()) as usize] -= 1;
             self.map.set(page, NONE);
         }
     }
@@ -208,11 +209,11 @@ impl Ftl {
                 superblock
             }
         };
-        self.drop_page(page);
+        self.invalidate_page(page);
         let slot = superblock * self.shape.slots_per_superblock() + open.next;
         self.map.set(page, slot);
-        self.back.set(slot, page);
-        self.held[superblock as usize] += 1;
+        self.reverse_map.set(slot, page);
+        self.valid_pages[superblock as usize] += 1;
         open.next += 1;
         open.in_unit += 1;
         if open.next.is_multiple_of(self.shape.pages_per_unit) {
@@ -235,8 +236,8 @@ impl Ftl {
     }
 
     /// Moves the share of pages that belongs to one host page.
-    fn clean_a_little(&mut self, ops: &mut Vec<Op>) {
-        if self.victim.is_none() && (self.free.len() > FREE || !self.choose()) {
+    fn clean_step(&mut self, ops: &mut Vec<Op>) {
+        if self.victim.is_none() && (self.free.len() > MIN_FREE_SUPERBLOCKS || !self.choose()) {
             return;
         }
         if let Some(victim) = &mut self.victim {
@@ -264,8 +265,10 @@ impl Ftl {
     /// Selects the full superblock with the fewest valid pages.
     fn choose(&mut self) -> bool {
         let full = (0..self.shape.superblocks).filter(|it| self.is_full[*it as usize]);
-        let Some(superblock) = full.min_by_key(|it| self.held[*it as usize]) else { return false };
-        let held = u64::from(self.held[superblock as usize]);
+        let Some(superblock) = full.min_by_key(|it| self.valid_pages[*it as usize]) else {
+            return false;
+        };
+        let held = u64::from(self.valid_pages[superblock as usize]);
         let slots = u64::from(self.shape.slots_per_superblock());
         self.is_full[superblock as usize] = false;
         self.victim = Some(Victim {
@@ -284,10 +287,10 @@ impl Ftl {
         let Some(mut victim) = self.victim else { return };
         let slots = self.shape.slots_per_superblock();
         let first = victim.superblock * slots;
-        while victim.next < slots && self.held[victim.superblock as usize] > 0 {
+        while victim.next < slots && self.valid_pages[victim.superblock as usize] > 0 {
             let slot = first + victim.next;
             victim.next += 1;
-            let page = self.back.get(slot);
+            let page = self.reverse_map.get(slot);
             if page == NONE || self.map.get(page) != slot {
                 continue;
             }
@@ -353,11 +356,11 @@ mod tests {
         let mut held = vec![0; ftl.shape.superblocks as usize];
         for page in 0..ftl.shape.pages {
             if let Some(slot) = ftl.find(page) {
-                assert_eq!(ftl.back.get(slot), page);
+                assert_eq!(ftl.reverse_map.get(slot), page);
                 held[(slot / slots) as usize] += 1;
             }
         }
-        assert_eq!(held, ftl.held);
+        assert_eq!(held, ftl.valid_pages);
     }
 
     #[test]
@@ -380,7 +383,7 @@ mod tests {
         assert!(ops.iter().any(|op| matches!(op, Op::Erase { .. })));
         ftl.discard(0..pages);
         check(&ftl);
-        assert!(ftl.held.iter().all(|held| *held == 0));
+        assert!(ftl.valid_pages.iter().all(|held| *held == 0));
     }
 
     #[test]

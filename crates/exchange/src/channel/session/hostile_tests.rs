@@ -199,7 +199,7 @@ fn one_breach_closes_every_lane() {
 #[test]
 fn a_full_bell_blocks_no_end_and_a_drained_one_none_for_long() {
     let (host, guest) = sides();
-    for bell in &guest.bells {
+    for bell in &guest.event_fds {
         io::write(bell, &(u64::MAX - 1).to_ne_bytes()).unwrap();
     }
     let server = guest.server::<File>(0).unwrap();
@@ -216,7 +216,7 @@ fn a_full_bell_blocks_no_end_and_a_drained_one_none_for_long() {
     thread::scope(|scope| {
         scope.spawn(|| {
             while !over.load(Relaxed) {
-                for bell in &guest.bells {
+                for bell in &guest.event_fds {
                     let _ = io::read(bell, &mut [0; 8]);
                 }
             }
@@ -470,7 +470,7 @@ fn an_answer_longer_than_its_block_or_than_was_asked_ends_the_reader() {
 fn a_peer_that_writes_to_what_is_kept_and_to_its_count_changes_bytes_and_nothing_else() {
     let (host, guest) = sides();
     let server = guest.server::<File>(0).unwrap();
-    let _ = server.teller();
+    let _ = server.change_notifier();
     let mut reader = reader(&host);
     let over = AtomicBool::new(false);
     thread::scope(|scope| {
@@ -500,19 +500,19 @@ fn a_peer_that_writes_to_what_is_kept_and_to_its_count_changes_bytes_and_nothing
 fn an_end_that_took_a_lane_over_is_not_told_of_by_the_one_before() {
     let (host, guest) = sides();
     let (client, server) = host.pair::<File>().unwrap();
-    assert_eq!(client.told(), Ok(None));
-    let teller = server.teller();
-    let before = client.told().unwrap().unwrap();
-    assert!(teller.notify_change() && client.told().unwrap().unwrap() > before);
+    assert_eq!(client.change_count(), Ok(None));
+    let teller = server.change_notifier();
+    let before = client.change_count().unwrap().unwrap();
+    assert!(teller.notify_change() && client.change_count().unwrap().unwrap() > before);
     // A new endpoint reuses the same lane of the session.
     drop((client, server));
     assert!(!teller.notify_change());
     let (client, server) = host.pair::<File>().unwrap();
-    assert_eq!(client.told(), Ok(None), "what the one before told is nothing");
+    assert_eq!(client.change_count(), Ok(None), "what the one before told is nothing");
     assert!(!teller.notify_change());
-    assert_eq!(client.told(), Ok(None));
-    let _ = server.teller();
-    assert!(client.told().unwrap().is_some());
+    assert_eq!(client.change_count(), Ok(None));
+    let _ = server.change_notifier();
+    assert!(client.change_count().unwrap().is_some());
     drop(guest);
 }
 

@@ -156,8 +156,8 @@ impl CachingReader {
     /// Returns the change counter, if caching uses it.
     fn change_count(&self) -> Result<Option<u64>, ChannelError> {
         let told = match &self.end {
-            ReaderState::Idle(end) => end.told(),
-            ReaderState::Asked(end, _) => end.told(),
+            ReaderState::Idle(end) => end.change_count(),
+            ReaderState::Asked(end, _) => end.change_count(),
             ReaderState::Lost(lost) => Err(*lost),
         };
         told.map(|told| told.filter(|_| self.is_caching))
@@ -167,7 +167,7 @@ impl CachingReader {
         (at / CHUNK % self.cache.len() as u64) as usize
     }
 
-    fn is_kept(&self, at: u64, len: usize, told: Option<u64>) -> bool {
+    fn is_cached(&self, at: u64, len: usize, told: Option<u64>) -> bool {
         let kept = self.cache[self.slot_of(at)].as_ref();
         told.is_some() && kept.is_some_and(|kept| kept.asked.told == told && kept.covers(at, len))
     }
@@ -180,12 +180,12 @@ impl CachingReader {
         told: Option<u64>,
         is_sequential: bool,
     ) -> Result<(), ReadError> {
-        if self.is_kept(at, len, told) {
+        if self.is_cached(at, len, told) {
             return Ok(());
         }
         // The request in flight is received first and may be the one needed. Its refusal is not
         // this read's.
-        if self.receive_read()?.is_ok() && self.is_kept(at, len, told) {
+        if self.receive_read()?.is_ok() && self.is_cached(at, len, told) {
             return Ok(());
         }
         let (start, want) = self.request_range(at, len, told, is_sequential);
@@ -224,7 +224,7 @@ impl CachingReader {
             && !ends
             && self.cache.len() > 1
             && matches!(self.end, ReaderState::Idle(_))
-            && !self.is_kept(next, 1, told)
+            && !self.is_cached(next, 1, told)
         {
             // A failed prefetch is requested again when it is needed.
             let _ = self.send_read(next, CHUNK_BYTES);

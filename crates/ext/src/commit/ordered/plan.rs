@@ -17,7 +17,7 @@ pub(super) struct StagePlan {
     /// Nesting depth of created directories below one that is in use on disk.
     pub(super) depths: HashMap<u32, u32>,
     /// Number of stages for created directories.
-    pub(super) deepest: u32,
+    pub(super) creation_stages: u32,
 }
 
 impl StagePlan {
@@ -51,7 +51,7 @@ impl StagePlan {
             first_creation_stage: named.max(1),
             deletion_stages: recorded.dying.clone(),
             depths,
-            deepest,
+            creation_stages: deepest,
         }
     }
 }

@@ -120,7 +120,7 @@ impl Transaction<'_> {
             let stage = if let Some(depth) = plan.depths.get(inode) {
                 plan.first_creation_stage + depth
             } else if batch.created_inodes.contains(inode) {
-                plan.first_creation_stage + plan.deepest
+                plan.first_creation_stage + plan.creation_stages
             } else if let Some(stage) = plan.deletion_stages.get(inode) {
                 *stage
             } else if let Some((stage, true)) = plan.dirs.get(inode) {

@@ -61,7 +61,7 @@ mod tests {
         for nth in 0..count {
             let name = format!("{nth:010}");
             let sought = find_or_slot(&block, true, name.as_bytes()).unwrap();
-            let SlotSearch::Room(room) = sought else { panic!("{sought:?}") };
+            let SlotSearch::Free(room) = sought else { panic!("{sought:?}") };
             let inode = InodeNumber(nth + 12);
             insert(&mut block, &room, inode, FileType::File, name.as_bytes(), true).unwrap();
         }

@@ -98,7 +98,7 @@ impl Model {
         let room = find_slot(&self.block, need).unwrap();
         let sought = match (found, room) {
             (Some(found), _) => SlotSearch::Found(found),
-            (None, room) => room.map_or(SlotSearch::Full, SlotSearch::Room),
+            (None, room) => room.map_or(SlotSearch::Full, SlotSearch::Free),
         };
         assert_eq!(find_or_slot(&self.block, self.filetype, &name).unwrap(), sought);
         let Some(room) = room else { return false };

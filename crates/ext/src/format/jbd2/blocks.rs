@@ -40,7 +40,7 @@ pub struct CommitBlock {
     /// Commit time since 1970.
     pub time: Duration,
     /// Validity of the block itself.
-    pub soundness: ChecksumState,
+    pub checksum_state: ChecksumState,
     /// Checksum of descriptors and copies, if stored.
     pub transaction_sum: Option<u32>,
 }
@@ -57,7 +57,7 @@ pub enum ChecksumState {
 /// Header of every block that is part of the journal itself.
 #[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned, Clone, Copy)]
 #[repr(C)]
-struct RawHeader {
+struct RawJournalHeader {
     h_magic: U32,
     h_blocktype: U32,
     h_sequence: U32,
@@ -85,7 +85,7 @@ struct RawTag3 {
 #[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 struct RawRevoke {
-    header: RawHeader,
+    header: RawJournalHeader,
     /// Bytes used, including this header.
     r_count: U32,
 }
@@ -93,7 +93,7 @@ struct RawRevoke {
 #[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 struct RawCommit {
-    header: RawHeader,
+    header: RawJournalHeader,
     h_chksum_type: u8,
     h_chksum_size: u8,
     h_padding: [u8; 2],
@@ -102,7 +102,7 @@ struct RawCommit {
     h_commit_nsec: U32,
 }
 
-const HEADER_BYTES: usize = size_of::<RawHeader>();
+const HEADER_BYTES: usize = size_of::<RawJournalHeader>();
 const REVOKE_BYTES: usize = size_of::<RawRevoke>();
 const COMMIT_BYTES: usize = size_of::<RawCommit>();
 const UUID_BYTES: usize = 16;
@@ -135,7 +135,7 @@ impl BlockType {
 
 /// Returns the type and the transaction of a journal block; `None` for other blocks.
 pub fn header(block: &[u8]) -> Option<(BlockType, u32)> {
-    let (raw, _) = RawHeader::ref_from_prefix(block).ok()?;
+    let (raw, _) = RawJournalHeader::ref_from_prefix(block).ok()?;
     if raw.h_magic.get() != MAGIC {
         return None;
     }
@@ -163,7 +163,7 @@ impl JournalFormat {
     }
 
     fn has_tails(&self) -> bool {
-        matches!(self.sums, JournalChecksums::V2 | JournalChecksums::V3)
+        matches!(self.checksums, JournalChecksums::V2 | JournalChecksums::V3)
     }
 
     /// Returns true if commit blocks have a checksum of themselves.
@@ -177,7 +177,7 @@ impl JournalFormat {
     }
 
     fn tag_bytes(&self) -> usize {
-        match (self.sums, self.has_64bit_blocks) {
+        match (self.checksums, self.has_64bit_blocks) {
             (JournalChecksums::V3, _) => size_of::<RawTag3>(),
             // Two bytes more than the tag has: the first implementation wrote them.
             (JournalChecksums::V2, true) => 14,
@@ -221,7 +221,7 @@ impl JournalFormat {
     }
 
     fn tag(&self, bytes: &[u8]) -> Option<(Tag, u32)> {
-        let (low, high, flags, sum) = if self.sums == JournalChecksums::V3 {
+        let (low, high, flags, sum) = if self.checksums == JournalChecksums::V3 {
             let (raw, _) = RawTag3::ref_from_prefix(bytes).ok()?;
             (&raw.t_blocknr, raw.t_blocknr_high.get(), raw.t_flags.get(), raw.t_checksum.get())
         } else {
@@ -266,7 +266,7 @@ impl JournalFormat {
             }
             let whole = [header.as_bytes(), rest].concat();
             let soundness = match kind {
-                BlockType::Commit => self.parse_commit(&whole).map(|commit| commit.soundness),
+                BlockType::Commit => self.parse_commit(&whole).map(|commit| commit.checksum_state),
                 _ => Some(self.verify_tail(&whole)),
             };
             wrong > 0 && soundness == Some(ChecksumState::Valid)
@@ -288,7 +288,7 @@ impl JournalFormat {
     /// Returns the checksum of a copy as stored (escaped) for its tag.
     pub fn tag_checksum(&self, sequence: u32, stored: &[u8]) -> u32 {
         let sum = || crc32c(crc32c(self.seed, &sequence.to_be_bytes()), stored);
-        match self.sums {
+        match self.checksums {
             JournalChecksums::None | JournalChecksums::Commit => 0,
             JournalChecksums::V2 => sum() & 0xFFFF,
             JournalChecksums::V3 => sum(),
@@ -301,7 +301,7 @@ impl JournalFormat {
         let [claimed, ..] = &raw.h_chksum;
         let kind = (raw.h_chksum_type, raw.h_chksum_size);
         let has_sum = kind == CRC32;
-        let is_sound = match self.sums {
+        let is_sound = match self.checksums {
             JournalChecksums::None => true,
             JournalChecksums::Commit => has_sum || (kind, claimed.get()) == ((0, 0), 0),
             // In a torn block only the first sector counts; the rest of an intact block is zero.
@@ -317,8 +317,8 @@ impl JournalFormat {
             .saturating_add(Duration::from_nanos(raw.h_commit_nsec.get().into()));
         Some(CommitBlock {
             time,
-            soundness: if is_sound { ChecksumState::Valid } else { ChecksumState::Invalid },
-            transaction_sum: (self.sums == JournalChecksums::Commit && has_sum)
+            checksum_state: if is_sound { ChecksumState::Valid } else { ChecksumState::Invalid },
+            transaction_sum: (self.checksums == JournalChecksums::Commit && has_sum)
                 .then_some(claimed.get()),
         })
     }
@@ -354,7 +354,7 @@ impl JournalFormat {
     fn put_tag(&self, into: &mut Vec<u8>, tag: &Tag, flags: u32) {
         let (low, high) = (U32::new(tag.block as u32), U32::new((tag.block >> 32) as u32));
         let end = into.len().saturating_add(self.tag_bytes());
-        if self.sums == JournalChecksums::V3 {
+        if self.checksums == JournalChecksums::V3 {
             let (flags, sum) = (U32::new(flags), U32::new(tag.sum));
             let raw =
                 RawTag3 { t_blocknr: low, t_flags: flags, t_blocknr_high: high, t_checksum: sum };
@@ -370,7 +370,7 @@ impl JournalFormat {
 
     /// Builds a revoke block of at most [`JournalFormat::revokes_per_block`] blocks.
     #[allow(clippy::cast_possible_truncation, reason = "numbers of 32 bits, and lengths of blocks")]
-    pub fn revoke_block(&self, sequence: u32, blocks: &[u64]) -> Vec<u8> {
+    pub fn build_revoke(&self, sequence: u32, blocks: &[u64]) -> Vec<u8> {
         let mut block = self.start_block(BlockType::Revoke, sequence);
         let len = blocks.len().saturating_mul(self.revoke_bytes()).saturating_add(REVOKE_BYTES);
         block.extend((len as u32).to_be_bytes());
@@ -385,9 +385,9 @@ impl JournalFormat {
 
     /// Builds a commit block. With [`JournalChecksums::Commit`], `transaction_sum` covers
     /// descriptors and copies.
-    pub fn commit_block(&self, sequence: u32, time: Duration, transaction_sum: u32) -> Vec<u8> {
+    pub fn build_commit(&self, sequence: u32, time: Duration, transaction_sum: u32) -> Vec<u8> {
         let header = self.header(BlockType::Commit, sequence);
-        let (kind, len, sum) = match self.sums {
+        let (kind, len, sum) = match self.checksums {
             JournalChecksums::Commit => (CRC32.0, CRC32.1, transaction_sum),
             _ => (0, 0, 0),
         };
@@ -409,8 +409,8 @@ impl JournalFormat {
         block
     }
 
-    fn header(&self, kind: BlockType, sequence: u32) -> RawHeader {
-        RawHeader {
+    fn header(&self, kind: BlockType, sequence: u32) -> RawJournalHeader {
+        RawJournalHeader {
             h_magic: U32::new(MAGIC),
             h_blocktype: U32::new(kind.number()),
             h_sequence: U32::new(sequence),
@@ -450,7 +450,7 @@ mod tests {
         let all = sums.into_iter().flat_map(|sums| [(sums, false), (sums, true)]);
         all.map(|(sums, wide)| JournalFormat {
             block_bytes: 1024,
-            sums,
+            checksums: sums,
             has_64bit_blocks: wide,
             seed: 0x1234_5678,
         })
@@ -460,8 +460,9 @@ mod tests {
     fn what_is_made_is_read_back() {
         for form in forms() {
             let high = if form.has_64bit_blocks { 1 << 40 } else { 0 };
-            let sum = if form.sums == JournalChecksums::V3 { 0xDEAD_BEEF } else { 0xBEEF };
-            let sum = if matches!(form.sums, JournalChecksums::None | JournalChecksums::Commit) {
+            let sum = if form.checksums == JournalChecksums::V3 { 0xDEAD_BEEF } else { 0xBEEF };
+            let sum = if matches!(form.checksums, JournalChecksums::None | JournalChecksums::Commit)
+            {
                 0
             } else {
                 sum
@@ -479,7 +480,7 @@ mod tests {
             }
             let blocks: Vec<u64> = (0..form.revokes_per_block() as u64).map(|n| n | high).collect();
             for count in [0, 1, blocks.len()] {
-                let block = form.revoke_block(9, &blocks[..count]);
+                let block = form.build_revoke(9, &blocks[..count]);
                 assert_eq!((block.len(), header(&block)), (1024, Some((BlockType::Revoke, 9))));
                 assert_eq!(form.verify_tail(&block), ChecksumState::Valid);
                 assert!(form.revokes(&block).unwrap().eq(blocks[..count].iter().copied()));
@@ -491,21 +492,21 @@ mod tests {
     fn a_commit_block_holds_through_a_tear_and_no_flipped_bit() {
         for form in forms() {
             let time = Duration::new(1_700_000_000, 5);
-            let block = form.commit_block(3, time, 77);
+            let block = form.build_commit(3, time, 77);
             assert_eq!((block.len(), header(&block)), (1024, Some((BlockType::Commit, 3))));
             let commit = form.parse_commit(&block).unwrap();
-            assert_eq!((commit.time, commit.soundness), (time, ChecksumState::Valid));
+            assert_eq!((commit.time, commit.checksum_state), (time, ChecksumState::Valid));
             assert_eq!(
                 commit.transaction_sum,
-                (form.sums == JournalChecksums::Commit).then_some(77)
+                (form.checksums == JournalChecksums::Commit).then_some(77)
             );
             let mut torn = block.clone();
             torn[512..].fill(9);
-            assert_eq!(form.parse_commit(&torn).unwrap().soundness, ChecksumState::Valid);
+            assert_eq!(form.parse_commit(&torn).unwrap().checksum_state, ChecksumState::Valid);
             let mut other = block;
             other[0x37] ^= 1;
             assert_eq!(
-                form.parse_commit(&other).unwrap().soundness == ChecksumState::Invalid,
+                form.parse_commit(&other).unwrap().checksum_state == ChecksumState::Invalid,
                 form.has_tails()
             );
         }

@@ -10,7 +10,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use zerocopy::FromBytes;
 
 use super::{
-    BLOCK_BYTES, ENTRIES, LEVELS, QuotaType, ROOT, RawEntries, RawHeader, Usage, VERSION,
+    BLOCK_BYTES, ENTRIES, LEVELS, QuotaType, ROOT, RawEntries, RawQuotaHeader, Usage, VERSION,
     reference, set_reference,
 };
 use crate::units::{saturating_u32, saturating_usize};
@@ -60,7 +60,7 @@ pub(crate) fn build(kind: QuotaType, all: &BTreeMap<u32, Usage>) -> Vec<u8> {
         }
     }
     let blocks = saturating_u32((bytes.len() / block) as u64);
-    if let Ok((raw, _)) = RawHeader::mut_from_prefix(&mut bytes) {
+    if let Ok((raw, _)) = RawQuotaHeader::mut_from_prefix(&mut bytes) {
         raw.dqh_magic.set(kind.magic());
         raw.dqh_version.set(VERSION);
         raw.dqi_bgrace.set(GRACE_SECONDS);
@@ -99,7 +99,7 @@ mod tests {
             let has_room = header.first_free_entry_block != 0
                 && RawEntries::view(block(header.first_free_entry_block))
                     .unwrap()
-                    .has_room()
+                    .has_free_entry()
                     .unwrap();
             assert_eq!(has_room, !all.len().is_multiple_of(ENTRIES));
         }

@@ -67,7 +67,7 @@ fn entry(head: &[u8], values: &[u8]) -> Option<NewXattr> {
         (Some(_), _) | (None, 0) => &[],
         (None, len) => values.get(usize::from(le16(head, 2)?)..)?.get(..len)?,
     };
-    Some(NewXattr { number, suffix_bytes, suffix, value: value.to_vec(), outside })
+    Some(NewXattr { number, suffix_bytes, suffix, value: value.to_vec(), ea_inode: outside })
 }
 
 /// Adds or replaces an attribute.
@@ -267,7 +267,7 @@ mod tests {
             suffix_bytes: 3,
             suffix: b"odd".to_vec(),
             value: b"value".to_vec(),
-            outside: None,
+            ea_inode: None,
         };
         let block = encode_block(std::slice::from_ref(&strange), 1024, 3);
         let mut list = read_block(&block).unwrap();
@@ -287,7 +287,7 @@ mod tests {
             let placed = lay_out(&all, room, 1024).unwrap();
             let mut list = reread(&placed);
             list.sort();
-            let outside = list[0].outside().unwrap();
+            let outside = list[0].ea_inode().unwrap();
             assert_eq!((outside.inode, outside.len), (InodeNumber(99), 5000));
             let mut sorted = all.to_vec();
             sorted.sort();

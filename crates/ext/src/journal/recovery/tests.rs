@@ -12,7 +12,7 @@ const BLOCK: usize = 1024;
 const LEN: u32 = 32;
 
 /// An in-memory log, and the position of its next block.
-struct Made {
+struct BuiltJournal {
     journal: JournalSuperblock,
     blocks: Vec<Vec<u8>>,
     at: u32,
@@ -22,7 +22,7 @@ struct Made {
     reads: Cell<u32>,
 }
 
-impl Made {
+impl BuiltJournal {
     fn new(compatible: u32, incompatible: u32, start: u32) -> Self {
         let mut raw = RawJournalSuperblock::new_zeroed();
         raw.h_magic.set(MAGIC);
@@ -48,7 +48,7 @@ impl Made {
 
     /// Appends a transaction whose commit time is `age` seconds too old.
     fn transaction(&mut self, sequence: u32, blocks: &[(u64, u8)], revoked: &[u64]) {
-        let form = self.journal.form;
+        let form = self.journal.format;
         let mut stored = vec![];
         let mut tags = vec![];
         for (block, byte) in blocks {
@@ -74,10 +74,10 @@ impl Made {
             self.put(bytes);
         }
         if !revoked.is_empty() {
-            self.put(form.revoke_block(sequence, revoked));
+            self.put(form.build_revoke(sequence, revoked));
         }
         self.time += 1;
-        self.put(form.commit_block(sequence, Duration::from_secs(self.time), sum));
+        self.put(form.build_commit(sequence, Duration::from_secs(self.time), sum));
     }
 
     fn recover(&self) -> ScannedLog {
@@ -94,17 +94,17 @@ impl Made {
     }
 }
 
-impl Source for Made {
+impl LogSource for BuiltJournal {
     fn read(&self, at: u32) -> Result<SharedBytes> {
         self.reads.set(self.reads.get() + 1);
         Ok(SharedBytes::owned(self.blocks[at as usize].clone().into()))
     }
 
-    fn refusal(&self, block: u64) -> Option<&'static str> {
+    fn copy_problem(&self, block: u64) -> Option<&'static str> {
         (block == 66).then_some("not to be copied")
     }
 
-    fn in_use_since(&self) -> Duration {
+    fn mount_time(&self) -> Duration {
         Duration::from_secs(self.since)
     }
 }
@@ -118,7 +118,7 @@ const KINDS: [(u32, u32); 7] =
 #[test]
 fn the_newest_copy_counts_and_numbers_and_places_wrap() {
     for (compatible, incompatible) in KINDS {
-        let mut made = Made::new(compatible, incompatible, LEN - 4);
+        let mut made = BuiltJournal::new(compatible, incompatible, LEN - 4);
         made.transaction(FIRST, &[(70, 1), (71, 2)], &[]);
         made.transaction(FIRST + 1, &[(71, 3)], &[]);
         made.transaction(0, &[(72, 0xC0)], &[]);
@@ -132,7 +132,7 @@ fn the_newest_copy_counts_and_numbers_and_places_wrap() {
 #[test]
 fn a_revoke_ends_what_is_not_newer() {
     for (compatible, incompatible) in KINDS {
-        let mut made = Made::new(compatible, incompatible, 1);
+        let mut made = BuiltJournal::new(compatible, incompatible, 1);
         made.transaction(FIRST, &[(70, 1), (71, 2), (72, 3)], &[]);
         made.transaction(FIRST + 1, &[(75, 1)], &[70, 71, 99]);
         made.transaction(0, &[(71, 3)], &[]);
@@ -146,7 +146,7 @@ fn a_revoke_ends_what_is_not_newer() {
 #[test]
 fn what_was_committed_and_is_not_there_is_damage() {
     for (compatible, incompatible) in KINDS {
-        let mut made = Made::new(compatible, incompatible, 1);
+        let mut made = BuiltJournal::new(compatible, incompatible, 1);
         made.transaction(FIRST, &[(70, 1)], &[]);
         let end = made.at;
         made.transaction(FIRST + 1, &[(71, 1)], &[70]);
@@ -154,9 +154,9 @@ fn what_was_committed_and_is_not_there_is_damage() {
         for at in end..=commit {
             let kept = std::mem::replace(&mut made.blocks[at as usize], vec![0; BLOCK]);
             let is_copy = at == end + 1;
-            if !(is_copy && made.journal.form.sums == JournalChecksums::None) {
-                assert_eq!(made.copies(), [(70, 2)], "block {at} of {:?}", made.journal.form);
-                assert_eq!(made.damage().is_some(), at < commit, "{at}: {:?}", made.journal.form);
+            if !(is_copy && made.journal.format.checksums == JournalChecksums::None) {
+                assert_eq!(made.copies(), [(70, 2)], "block {at} of {:?}", made.journal.format);
+                assert_eq!(made.damage().is_some(), at < commit, "{at}: {:?}", made.journal.format);
             }
             made.blocks[at as usize] = kept;
         }
@@ -168,20 +168,20 @@ fn what_was_committed_and_is_not_there_is_damage() {
 fn a_transaction_that_fails_its_checksum_is_damage() {
     for (compatible, incompatible) in &KINDS[2..] {
         for is_last in [false, true] {
-            let mut made = Made::new(*compatible, *incompatible, 1);
+            let mut made = BuiltJournal::new(*compatible, *incompatible, 1);
             made.transaction(FIRST, &[(70, 1)], &[]);
             made.transaction(FIRST + 1, &[(71, 1)], &[]);
             if !is_last {
                 made.transaction(0, &[(72, 1)], &[]);
             }
             made.blocks[5][9] ^= 1;
-            assert!(made.damage().is_some(), "{:?}", made.journal.form);
+            assert!(made.damage().is_some(), "{:?}", made.journal.format);
             assert_eq!(made.copies(), [(70, 2)]);
         }
     }
     // If a commit block may be durable before the rest, only a later commit block proves damage.
     for is_last in [false, true] {
-        let mut made = Made::new(0, 1 | 4 | 0x10, 1);
+        let mut made = BuiltJournal::new(0, 1 | 4 | 0x10, 1);
         made.transaction(FIRST, &[(70, 1)], &[]);
         made.transaction(FIRST + 1, &[(71, 1)], &[]);
         if !is_last {
@@ -190,7 +190,7 @@ fn a_transaction_that_fails_its_checksum_is_damage() {
         made.blocks[5][9] ^= 1;
         assert_eq!((made.copies(), made.damage().is_some()), (vec![(70, 2)], !is_last));
     }
-    let mut made = Made::new(0, 1, 1);
+    let mut made = BuiltJournal::new(0, 1, 1);
     made.transaction(FIRST, &[(70, 1)], &[]);
     made.transaction(FIRST + 1, &[(66, 1)], &[]);
     assert_eq!((made.copies(), made.damage()), (vec![(70, 2)], Some("not to be copied")));
@@ -201,7 +201,7 @@ fn a_transaction_that_fails_its_checksum_is_damage() {
 #[test]
 fn a_flipped_bit_of_a_header_is_damage() {
     for (compatible, incompatible) in KINDS {
-        let mut made = Made::new(compatible, incompatible, 1);
+        let mut made = BuiltJournal::new(compatible, incompatible, 1);
         made.transaction(FIRST, &[(70, 1)], &[]);
         made.transaction(FIRST + 1, &[(71, 1)], &[70]);
         let last = made.at - 1;
@@ -210,13 +210,17 @@ fn a_flipped_bit_of_a_header_is_damage() {
                 made.blocks[at][bit / 8] ^= 1 << (bit % 8);
                 let is_number_of_last = at == last as usize && bit >= 64;
                 let has_sums = !matches!(
-                    made.journal.form.sums,
+                    made.journal.format.checksums,
                     JournalChecksums::None | JournalChecksums::Commit
                 );
                 // Descriptor and revoke blocks differ in one bit: only a checksum shows the flip.
                 let is_other_kind = bit == 58 && !has_sums && matches!(at, 1 | 4 | 6);
                 if (has_sums || !is_number_of_last) && !is_other_kind {
-                    assert!(made.damage().is_some(), "{at}, bit {bit} of {:?}", made.journal.form);
+                    assert!(
+                        made.damage().is_some(),
+                        "{at}, bit {bit} of {:?}",
+                        made.journal.format
+                    );
                 }
                 made.blocks[at][bit / 8] ^= 1 << (bit % 8);
             }
@@ -227,7 +231,7 @@ fn a_flipped_bit_of_a_header_is_damage() {
 
 #[test]
 fn what_an_earlier_lap_left_does_not_count() {
-    let mut made = Made::new(0, 1 | 0x10, 1);
+    let mut made = BuiltJournal::new(0, 1 | 0x10, 1);
     made.transaction(FIRST, &[(70, 1)], &[]);
     made.time = 50;
     made.transaction(FIRST + 1, &[(71, 1)], &[]);
@@ -237,7 +241,7 @@ fn what_an_earlier_lap_left_does_not_count() {
     // The log has transactions of a previous volume, with higher numbers; the first transaction of
     // the new volume is missing.
     for (compatible, incompatible) in KINDS {
-        let mut made = Made::new(compatible, incompatible, 1);
+        let mut made = BuiltJournal::new(compatible, incompatible, 1);
         for nth in 0..4 {
             made.transaction(FIRST.wrapping_add(nth), &[(70, 1)], &[]);
         }
@@ -250,10 +254,10 @@ fn what_an_earlier_lap_left_does_not_count() {
 
 #[test]
 fn a_log_that_never_ends_is_passed_once() {
-    let mut made = Made::new(0, 1, 1);
+    let mut made = BuiltJournal::new(0, 1, 1);
     for sequence in 0..LEN - 1 {
         let commit =
-            made.journal.form.commit_block(FIRST.wrapping_add(sequence), Duration::ZERO, 0);
+            made.journal.format.build_commit(FIRST.wrapping_add(sequence), Duration::ZERO, 0);
         made.put(commit);
     }
     assert_eq!((made.recover().transactions, made.reads.get()), (LEN - 1, LEN - 1));
@@ -264,7 +268,7 @@ fn no_bytes_make_it_fail_otherwise_than_by_an_error() {
     let mut random = draconis_device::Random::new(7);
     for round in 0..3000u32 {
         let (compatible, incompatible) = KINDS[round as usize % KINDS.len()];
-        let mut made = Made::new(compatible, incompatible, 1 + round % 3);
+        let mut made = BuiltJournal::new(compatible, incompatible, 1 + round % 3);
         for sequence in 0..4 {
             let block = random.below(1 << 40);
             made.transaction(FIRST.wrapping_add(sequence), &[(block, 1), (7, 2)], &[block, 8]);

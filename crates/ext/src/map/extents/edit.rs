@@ -36,7 +36,7 @@ struct ExtentPathNode {
     /// Its block; the root has none.
     at: Option<FsBlock>,
     depth: u16,
-    room: usize,
+    max_entries: usize,
     entries: Vec<[u8; ENTRY_BYTES]>,
     /// Index of the entry on the path.
     nth: usize,
@@ -47,7 +47,7 @@ impl ExtentPathNode {
         Self {
             at,
             depth: node.depth,
-            room: node.max_entries.into(),
+            max_entries: node.max_entries.into(),
             entries: node.entries().to_vec(),
             nth: node.find(file_block),
         }
@@ -69,7 +69,7 @@ struct ExtentPath {
 impl ExtentPath {
     /// Returns the nodes that may be needed for up to two more extents in the leaf.
     fn nodes_needed(&self) -> u64 {
-        let leaf = self.steps.last().is_some_and(|leaf| leaf.entries.len() + 2 <= leaf.room);
+        let leaf = self.steps.last().is_some_and(|leaf| leaf.entries.len() + 2 <= leaf.max_entries);
         if leaf { 0 } else { self.steps.len() as u64 + 1 }
     }
 }
@@ -226,7 +226,7 @@ impl Transaction<'_> {
         let hole = if is_had { saturating_u32(begun) - from } else { hole };
         let best = match goal {
             Some(goal) => goal,
-            None => self.goal_of(inode, path, nth, from)?,
+            None => self.extent_goal(inode, path, nth, from)?,
         };
         let spare = self.allocatable_blocks(taking.privileged);
         let (start, taken) = self.allocate_blocks(AllocationRequest {
@@ -243,8 +243,8 @@ impl Transaction<'_> {
     /// Returns the first block of the cluster for file block `at`, if any leaf maps a block of that
     /// cluster.
     fn cluster_of(&self, inode: InodeNumber, at: u32) -> Result<Option<FsBlock>> {
-        struct First(Option<(u64, BlockLocation)>);
-        impl MapVisitor for First {
+        struct FirstExtent(Option<(u64, BlockLocation)>);
+        impl MapVisitor for FirstExtent {
             fn run(&mut self, at: u64, _: u64, place: BlockLocation) -> ControlFlow<()> {
                 if place == BlockLocation::Hole {
                     return ControlFlow::Continue(());
@@ -259,7 +259,7 @@ impl Transaction<'_> {
             return Ok(None);
         }
         let start = u64::from(at) - u64::from(at) % ratio;
-        let mut first = First(None);
+        let mut first = FirstExtent(None);
         self.walk(inode, start..start + ratio, &mut first)?;
         match first.0 {
             None | Some((_, BlockLocation::Hole)) => Ok(None),
@@ -277,7 +277,13 @@ impl Transaction<'_> {
 
     /// Returns the best device block for an unmapped file block: as if the extent before were
     /// longer, or before the extent after it, or else in the inode's group.
-    fn goal_of(&self, inode: InodeNumber, path: &ExtentPath, nth: usize, at: u32) -> Result<u64> {
+    fn extent_goal(
+        &self,
+        inode: InodeNumber,
+        path: &ExtentPath,
+        nth: usize,
+        at: u32,
+    ) -> Result<u64> {
         let before = nth.checked_sub(1).and_then(|nth| path.leaf.get(nth));
         if let Some(before) = before {
             return Ok(before.start.0 + u64::from(at - before.from));
@@ -318,7 +324,7 @@ impl Transaction<'_> {
         self.walk(inode, extent.from.into()..end.into(), &mut runs)?;
         for run in runs.between(FileBlock(extent.from), FileBlock(end)) {
             let from = run.from.0;
-            match run.place {
+            match run.location {
                 BlockLocation::Mapped(block) | BlockLocation::Unwritten(block)
                     if block == at(from) =>
                 {
@@ -349,7 +355,11 @@ impl Transaction<'_> {
 
     /// Checks that the nodes for a hole in `range` are allocatable: a hole may split one extent
     /// into two.
-    pub(super) fn have_room_for_hole(&self, inode: InodeNumber, range: Range<u32>) -> Result<()> {
+    pub(super) fn ensure_nodes_for_hole(
+        &self,
+        inode: InodeNumber,
+        range: Range<u32>,
+    ) -> Result<()> {
         let mut path = self.path_to(inode, range.start)?;
         let before = path.leaf.len();
         remove_range(&mut path.leaf, &(range.start.into()..range.end.into()), &mut |_| ());
@@ -405,7 +415,7 @@ impl Transaction<'_> {
             }
         }
         let mut freed = 0;
-        for (from, start, blocks) in in_clusters(gone, ratio) {
+        for (from, start, blocks) in clusters_of_extents(gone, ratio) {
             let (mut first, mut end) = (from, from + blocks);
             if kept.contains(&Some(first)) {
                 first += ratio;
@@ -496,12 +506,12 @@ impl Transaction<'_> {
                 continue;
             }
             let mut changed = false;
-            if step.entries.len() > step.room {
+            if step.entries.len() > step.max_entries {
                 // A file that grows at its end leaves full nodes behind.
-                let at_end = step.nth + 1 >= step.room;
-                let kept = if at_end { step.room } else { step.entries.len() / 2 };
+                let at_end = step.nth + 1 >= step.max_entries;
+                let kept = if at_end { step.max_entries } else { step.entries.len() / 2 };
                 let rest = step.entries.split_off(kept);
-                for (nth, right) in (above.nth + 1..).zip(rest.chunks(step.room.max(1))) {
+                for (nth, right) in (above.nth + 1..).zip(rest.chunks(step.max_entries.max(1))) {
                     let node = self.make_node(inode, step.depth, right, block, nodes)?;
                     let from = right.first().and_then(|it| crate::format::le32(it, 0)).unwrap_or(0);
                     let nth = nth.min(above.entries.len());
@@ -534,7 +544,7 @@ impl Transaction<'_> {
         if root.entries.is_empty() {
             root.depth = 0;
         }
-        if root.entries.len() > root.room {
+        if root.entries.len() > root.max_entries {
             if root.depth >= MAX_DEPTH {
                 return Err(Error::TooLarge);
             }
@@ -546,7 +556,7 @@ impl Transaction<'_> {
             root.entries = vec![ExtentIndex { from, node }.encode()];
             root.depth += 1;
         }
-        let room = u16::try_from(root.room).unwrap_or(extent::ROOT_ENTRIES);
+        let room = u16::try_from(root.max_entries).unwrap_or(extent::ROOT_ENTRIES);
         let words = super::words(root.depth, room, &root.entries);
         self.change_slot(inode, |it| it.set_pointers(words))
     }
@@ -584,7 +594,7 @@ impl Transaction<'_> {
         step: &ExtentPathNode,
     ) -> Result<()> {
         let role = super::role(self.file_id(inode)?);
-        let room = u16::try_from(step.room).unwrap_or(0);
+        let room = u16::try_from(step.max_entries).unwrap_or(0);
         self.modify_block(block, role, |bytes| {
             extent::write(bytes, step.depth, room, &step.entries)
         })
@@ -605,7 +615,7 @@ impl Transaction<'_> {
             return Ok(());
         }
         let mut step = ExtentPathNode::of(&leaf, None, 0);
-        step.room = root.max_entries.into();
+        step.max_entries = root.max_entries.into();
         nodes.freed += self.free_blocks(block.0, 1)?;
         self.write_root(inode, step, &mut NodeCountChange::default())
     }
@@ -649,7 +659,7 @@ fn insert_extent(leaf: &mut Vec<Extent>, new: Extent) {
 
 /// Returns the clusters of extents, each once: first file block, first device block, number of
 /// blocks.
-fn in_clusters(extents: &[Extent], ratio: u64) -> Vec<(u64, u64, u64)> {
+fn clusters_of_extents(extents: &[Extent], ratio: u64) -> Vec<(u64, u64, u64)> {
     let mut all: Vec<(u64, u64, u64)> = Vec::with_capacity(extents.len());
     for extent in extents {
         let from = u64::from(extent.from);
@@ -711,8 +721,8 @@ mod tests {
     #[test]
     fn each_cluster_of_extents_is_counted_once() {
         let extents = [extent(1, 2, 101), extent(3, 1, 103), extent(6, 7, 206), extent(14, 1, 214)];
-        assert_eq!(in_clusters(&extents, 4), [(0, 100, 4), (4, 204, 12)]);
+        assert_eq!(clusters_of_extents(&extents, 4), [(0, 100, 4), (4, 204, 12)]);
         let apart = [extent(1, 2, 101), extent(3, 1, 103)];
-        assert_eq!(in_clusters(&apart, 1), [(1, 101, 2), (3, 103, 1)]);
+        assert_eq!(clusters_of_extents(&apart, 1), [(1, 101, 2), (3, 103, 1)]);
     }
 }

@@ -11,7 +11,7 @@ pub(super) struct BlockCursor<'a> {
     pub(super) space: FreeRanges,
     pub(super) next: u64,
     /// Free blocks from the cursor to the end.
-    pub(super) left: u64,
+    pub(super) free_blocks: u64,
     /// Blocks still to be allocated.
     pub(super) blocks_outstanding: u64,
     /// Further blocks that maps may need: one per end of a free range.
@@ -20,8 +20,14 @@ pub(super) struct BlockCursor<'a> {
 
 impl<'a> BlockCursor<'a> {
     pub(super) fn new(layout: &'a Layout, space: FreeRanges, needed: u64) -> Self {
-        let mut cursor =
-            Self { layout, space, next: 0, left: 0, blocks_outstanding: needed, map_reserve: 0 };
+        let mut cursor = Self {
+            layout,
+            space,
+            next: 0,
+            free_blocks: 0,
+            blocks_outstanding: needed,
+            map_reserve: 0,
+        };
         cursor.start();
         cursor
     }
@@ -29,7 +35,7 @@ impl<'a> BlockCursor<'a> {
     /// Restarts at the first free block.
     pub(super) fn start(&mut self) {
         self.next = 0;
-        self.left = self.space.free_in(0, self.layout.super_.blocks);
+        self.free_blocks = self.space.free_in(0, self.layout.super_.blocks);
         self.map_reserve = match self.layout.options.extents() {
             true => self.space.ranges() * self.layout.cluster_blocks(),
             false => 0,
@@ -37,8 +43,8 @@ impl<'a> BlockCursor<'a> {
     }
 
     /// Allocates blocks at `goal`, independent of the cursor.
-    pub(super) fn take_from(&mut self, goal: u64, blocks: u64) -> Option<Vec<DiskRun>> {
-        self.left = self.left.checked_sub(blocks)?;
+    pub(super) fn allocate_from(&mut self, goal: u64, blocks: u64) -> Option<Vec<DiskRun>> {
+        self.free_blocks = self.free_blocks.checked_sub(blocks)?;
         self.space.take_from(goal, blocks)
     }
 
@@ -48,7 +54,7 @@ impl<'a> BlockCursor<'a> {
     }
 
     pub(super) fn can_skip(&self, blocks: u64) -> bool {
-        self.left.saturating_sub(blocks) >= self.blocks_outstanding + self.map_reserve
+        self.free_blocks.saturating_sub(blocks) >= self.blocks_outstanding + self.map_reserve
     }
 
     /// Moves to the next range if `blocks` fit there as one run and not here.
@@ -59,7 +65,7 @@ impl<'a> BlockCursor<'a> {
         }
         let Some((next, stop)) = self.space.from(end) else { return };
         if blocks <= stop - next && self.can_skip(end - start) {
-            self.left -= end - start;
+            self.free_blocks -= end - start;
             self.next = next;
         }
     }
@@ -68,13 +74,13 @@ impl<'a> BlockCursor<'a> {
     pub(super) fn advance_to(&mut self, place: u64) {
         let skipped = self.space.free_in(self.next, place);
         if place > self.next && self.can_skip(skipped) {
-            self.left -= skipped;
+            self.free_blocks -= skipped;
             self.next = place;
         }
     }
 
-    pub(super) fn take(&mut self, mut blocks: u64, runs: &mut Vec<DiskRun>) -> Option<()> {
-        self.left = self.left.checked_sub(blocks)?;
+    pub(super) fn allocate(&mut self, mut blocks: u64, runs: &mut Vec<DiskRun>) -> Option<()> {
+        self.free_blocks = self.free_blocks.checked_sub(blocks)?;
         while blocks > 0 {
             let (start, end) = self.current_range()?;
             let count = blocks.min(end - start);

@@ -32,8 +32,10 @@ pub(super) struct TreeRequirements {
 impl TreeRequirements {
     /// Returns the blocks of system files.
     pub(super) fn system_file_blocks(&self, layout: &Layout) -> u64 {
-        let quotas =
-            self.quotas.iter().map(|(_, bytes)| layout.blocks_with_map(layout.blocks_of(*bytes)));
+        let quotas = self
+            .quotas
+            .iter()
+            .map(|(_, bytes)| layout.blocks_with_map(layout.blocks_for_bytes(*bytes)));
         layout.system_file_blocks().saturating_add(quotas.sum()).saturating_add(self.value_blocks)
     }
 }
@@ -63,7 +65,8 @@ pub(super) fn measure_tree(layout: &Layout, tree: &Tree) -> Result<TreeRequireme
     walk.needs.inodes =
         values::inodes_before(&layout.options) + saturating_u32(tree.values.len() as u64);
     let lens = tree.values.iter().map(|value| value.bytes.len() as u64);
-    walk.needs.value_blocks = lens.map(|len| layout.blocks_with_map(layout.blocks_of(len))).sum();
+    walk.needs.value_blocks =
+        lens.map(|len| layout.blocks_with_map(layout.blocks_for_bytes(len))).sum();
     let mut stack = vec![(NodeId::ROOT, NodeId::ROOT)];
     while let Some((dir, parent)) = stack.pop() {
         let below = walk.directory(dir, parent)?;
@@ -105,7 +108,7 @@ impl<'a> TreeMeasurer<'a> {
         let mut below = vec![];
         let tree = self.tree;
         for (_, id) in tree.names(dir) {
-            if matches!(tree.node(id).what, NodeKind::Directory) {
+            if matches!(tree.node(id).kind_data, NodeKind::Directory) {
                 below.push(id);
             } else if self.node_placement(id).is_some() {
                 self.more_links(id, 1)?;
@@ -128,7 +131,7 @@ impl<'a> TreeMeasurer<'a> {
         };
         placed.links = placed.links.saturating_add(saturating_u32(more as u64));
         let countless = self.layout.options.read_only_compatible;
-        let is_countless = matches!(self.tree.node(id).what, NodeKind::Directory)
+        let is_countless = matches!(self.tree.node(id).kind_data, NodeKind::Directory)
             && countless.contains(ReadOnlyCompatible::DIR_NLINK);
         match placed.links > LINK_MAX && !is_countless {
             true => {
@@ -147,7 +150,7 @@ impl<'a> TreeMeasurer<'a> {
         users.insert(node.uid);
         groups.insert(node.gid);
         let in_body = self.attributes(id)?;
-        let (values, value_blocks) = values::outside(&node.attributes, self.layout);
+        let (values, value_blocks) = values::count_ea_inodes(&node.attributes, self.layout);
         let (data, blocks) = self.contents(id)?;
         let is_inside = self.is_inline(id, in_body);
         let (data, blocks) = if is_inside { (0, 0) } else { (data, blocks) };
@@ -159,7 +162,7 @@ impl<'a> TreeMeasurer<'a> {
             data,
             blocks,
             in_body,
-            values,
+            ea_inodes: values,
             value_blocks,
             is_inline: is_inside,
             ..NodePlacement::default()
@@ -177,8 +180,8 @@ impl<'a> TreeMeasurer<'a> {
         if !self.layout.options.compatible.contains(Compatible::EXT_ATTR) {
             return Err(tree_error(tree, id, "extended attributes need the feature ext_attr (-O)"));
         }
-        let Some(in_body) = values::split(all, self.layout) else {
-            return Err(tree_error(tree, id, values::unfit(all, self.layout)));
+        let Some(in_body) = values::attributes_in_inode(all, self.layout) else {
+            return Err(tree_error(tree, id, values::unfit_reason(all, self.layout)));
         };
         let rest = all.get(in_body..).unwrap_or_default();
         if !rest.is_empty() {
@@ -192,7 +195,7 @@ impl<'a> TreeMeasurer<'a> {
 
     /// Returns the blocks of a node's contents, and the same with their map.
     fn contents(&self, id: NodeId) -> Result<(u64, u64)> {
-        let what = &self.tree.node(id).what;
+        let what = &self.tree.node(id).kind_data;
         let block_bytes = self.layout.super_.block_bytes;
         let runs = match what {
             NodeKind::Directory => vec![(0, self.directory_blocks(id))],
@@ -229,7 +232,7 @@ impl<'a> TreeMeasurer<'a> {
         if !has_feature || !are_attributes_inside {
             return false;
         }
-        let len = match &node.what {
+        let len = match &node.kind_data {
             // e2fsck and others expect these two in blocks.
             NodeKind::Directory if id == NodeId::ROOT || Some(id) == self.lost_found => {
                 return false;

@@ -61,11 +61,11 @@ impl Change {
                 Ok(Self::SetAttributes(change))
             }
             SYMLINK => {
-                let [name, target] = names(body, 0)?;
+                let [name, target] = two_strings(body, 0)?;
                 if target.len() > TARGET_BYTES_MAX {
                     return Err(Errno::NAMETOOLONG);
                 }
-                Ok(Self::Symlink { name: name_of(name)?, target: target.to_vec() })
+                Ok(Self::Symlink { name: parse_name(name)?, target: target.to_vec() })
             }
             MKNOD => Ok(Self::MakeNode {
                 name: name_at(body, 16)?,
@@ -83,8 +83,8 @@ impl Change {
             RENAME | RENAME2 => {
                 let (flags, fixed_bytes) =
                     if header.opcode == RENAME { (0, 8) } else { (u32_of(8)?, 16) };
-                let [name, new_name] = names(body, fixed_bytes)?;
-                let (name, new_name) = (name_of(name)?, Box::new(name_of(new_name)?));
+                let [name, new_name] = two_strings(body, fixed_bytes)?;
+                let (name, new_name) = (parse_name(name)?, Box::new(parse_name(new_name)?));
                 Ok(Self::Rename { name, to: u64_of(0)?, new_name, flags })
             }
             LINK => Ok(Self::Link { node: u64_of(0)?, name: name_at(body, 8)? }),
@@ -105,17 +105,17 @@ impl Change {
                 access: access(u32_of(0)?),
                 exclusive: u32_of(0)? & OFlags::EXCL.bits() != 0,
             })),
-            TMPFILE => Ok(Self::CreateUnnamed { mode: u32_of(4)?, umask: u32_of(8)? }),
+            TMPFILE => Ok(Self::CreateTmpfile { mode: u32_of(4)?, umask: u32_of(8)? }),
             FALLOCATE => {
-                let how = reservation(u32_of(24)?).ok_or(Errno::OPNOTSUPP)?;
-                Ok(Self::Reserve { offset: u64_of(8)?.0, len: u64_of(16)?.0, how })
+                let how = fallocate_mode(u32_of(24)?).ok_or(Errno::OPNOTSUPP)?;
+                Ok(Self::Fallocate { offset: u64_of(8)?.0, len: u64_of(16)?.0, how })
             }
             IOCTL if IOC_SETFLAGS.contains(&u32_of(12)?) => {
                 Ok(Self::SetFlags { flags: u32_of(32)? })
             }
             // Only project id 0 is supported.
             IOCTL if u32_of(12)? == IOC_FSSETXATTR && u32_of(32 + FSX_PROJID_AT)? == 0 => {
-                Ok(Self::SetExtendedFlags { xflags: u32_of(32)? })
+                Ok(Self::SetXflags { xflags: u32_of(32)? })
             }
             _ => Err(Errno::OPNOTSUPP),
         }
@@ -128,17 +128,17 @@ fn string_at(body: &[u8], at: usize) -> Result<&[u8], Errno> {
 }
 
 /// Returns two NUL-terminated strings, the first at `at`.
-fn names(body: &[u8], at: usize) -> Result<[&[u8]; 2], Errno> {
+fn two_strings(body: &[u8], at: usize) -> Result<[&[u8]; 2], Errno> {
     let first = string_at(body, at)?;
     Ok([first, string_at(body, at + first.len() + 1)?])
 }
 
-fn name_of(bytes: &[u8]) -> Result<Name, Errno> {
+fn parse_name(bytes: &[u8]) -> Result<Name, Errno> {
     Name::new(bytes).map_err(Refusal::errno)
 }
 
 fn name_at(body: &[u8], at: usize) -> Result<Name, Errno> {
-    name_of(string_at(body, at)?)
+    parse_name(string_at(body, at)?)
 }
 
 fn write(request: &[u8], body: &[u8], detached_len: usize) -> Option<decoder::Write> {
@@ -175,7 +175,7 @@ fn device(rdev: u32) -> (u32, u32) {
 
 /// Returns the operation of a `fallocate` mode, if ext volumes have it. The kernel itself refuses
 /// to collapse, insert or unshare a range.
-fn reservation(mode: u32) -> Option<FallocateMode> {
+fn fallocate_mode(mode: u32) -> Option<FallocateMode> {
     let (keep, punch, zero) = (
         FallocateFlags::KEEP_SIZE.bits(),
         FallocateFlags::PUNCH_HOLE.bits(),
@@ -372,7 +372,7 @@ mod tests {
         let (mode, umask) = (0o100_644, 0o22);
         let create = decoder::Create { name: name(b"file"), mode, umask, access, exclusive: true };
         assert_eq!(decoded(&request(CREATE, &body)), Ok(Change::Create(create)));
-        let unnamed = Change::CreateUnnamed { mode, umask };
+        let unnamed = Change::CreateTmpfile { mode, umask };
         assert_eq!(decoded(&request(TMPFILE, &body)), Ok(unnamed));
     }
 
@@ -437,13 +437,13 @@ mod tests {
     #[test]
     fn reservations_are_those_of_fallocate() {
         let (keep, punch, zero) = (1, 2, 16);
-        assert_eq!(reservation(0), Some(FallocateMode::Allocate));
-        assert_eq!(reservation(keep), Some(FallocateMode::KeepSize));
-        assert_eq!(reservation(punch | keep), Some(FallocateMode::PunchHole));
-        assert_eq!(reservation(zero), Some(FallocateMode::ZeroRange { keep_size: false }));
+        assert_eq!(fallocate_mode(0), Some(FallocateMode::Allocate));
+        assert_eq!(fallocate_mode(keep), Some(FallocateMode::KeepSize));
+        assert_eq!(fallocate_mode(punch | keep), Some(FallocateMode::PunchHole));
+        assert_eq!(fallocate_mode(zero), Some(FallocateMode::ZeroRange { keep_size: false }));
         // A hole that would move the end, collapsing, inserting.
         for mode in [punch, 8, 32, punch | zero] {
-            assert_eq!(reservation(mode), None);
+            assert_eq!(fallocate_mode(mode), None);
         }
     }
 }

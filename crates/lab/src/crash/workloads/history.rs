@@ -82,11 +82,11 @@ struct Model<'a> {
     trees: &'a mut Vec<u64>,
     /// By directory and name.
     names: BTreeMap<(InodeNumber, String), InodeNumber>,
-    files: HashMap<InodeNumber, Node>,
+    files: HashMap<InodeNumber, HistoryNode>,
 }
 
 #[derive(Default)]
-struct Node {
+struct HistoryNode {
     is_directory: bool,
     bytes: Vec<u8>,
     note: Vec<u8>,
@@ -116,7 +116,7 @@ impl Model<'_> {
     fn pick(
         &self,
         dice: &mut Random,
-        which: impl Fn(&Node) -> bool,
+        which: impl Fn(&HistoryNode) -> bool,
     ) -> Option<(InodeNumber, String, InodeNumber)> {
         let meant = |inode: &InodeNumber| self.files.get(inode).is_some_and(&which);
         let all: Vec<_> = self.names.iter().filter(|(_, inode)| meant(inode)).collect();
@@ -141,7 +141,7 @@ impl Model<'_> {
         let inode = create(volume, dir, name, kind)?;
         self.names.insert((dir, name.to_owned()), inode);
         let is_directory = kind == FileType::Directory;
-        self.files.insert(inode, Node { is_directory, ..Node::default() });
+        self.files.insert(inode, HistoryNode { is_directory, ..HistoryNode::default() });
         self.done();
         Ok(inode)
     }
@@ -191,7 +191,7 @@ fn change(
     step: u64,
     dice: &mut Random,
 ) -> anyhow::Result<()> {
-    let is_file = |node: &Node| !node.is_directory;
+    let is_file = |node: &HistoryNode| !node.is_directory;
     let new = format!("{step} {}", "n".repeat(dice.below(60) as usize));
     let len = 16 + dice.below(9_000) / 16 * 16;
     let what = dice.below(20);
