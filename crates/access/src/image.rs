@@ -1,8 +1,8 @@
-//! Opening the image that a path names.
+//! Opening images by path.
 //!
-//! Law 1: nothing of an image is looked at before [`UnreadImage::into_disk`], so that a process which
-//! confines itself can do so before.
-//! Law 2: who changes an image has it alone; who reads shuts out those who change.
+//! Law 1: no byte of an image is parsed before [`UnreadImage::into_disk`], so that the process
+//! can confine itself first.
+//! Law 2: writers lock the image exclusively; readers share a lock that excludes writers.
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -27,19 +27,19 @@ use rustix::io::Errno;
 use crate::error::{Error, busy_error, not_found_error};
 use crate::store_disk::{StoreDiskName, UnreadStoreDisk};
 
-/// What is shorter has no place for a superblock.
+/// Smallest image: a superblock ends at this byte.
 const MIN_IMAGE_BYTES: u64 = 2048;
-/// How long a loop device that goes with its last user may take, and how often that is looked at.
+/// Timeout and poll interval for a loop device that detaches itself (autoclear).
 const RELEASE_WAIT: Duration = Duration::from_secs(1);
 const RELEASE_PAUSE: Duration = Duration::from_millis(5);
 
-/// Why a volume was not opened; where there is none, what is there instead.
+/// Returns the error for a volume that cannot be opened; names other contents if there are any.
 pub fn refused(image: &Path, disk: &dyn Disk, error: OpenError) -> anyhow::Error {
     let shown = image.display();
     if matches!(error, OpenError::NotAVolume(_)) {
         return anyhow!("{shown}: {error}");
     }
-    // What is too short for a superblock holds none either.
+    // An image too short for a superblock holds no volume either.
     let none = matches!(
         &error,
         OpenError::Ext(OfVolume::NotExt | OfVolume::Io(draconis_device::Error::OutOfRange { .. }))
@@ -66,14 +66,14 @@ pub fn refused(image: &Path, disk: &dyn Disk, error: OpenError) -> anyhow::Error
     }
 }
 
-/// The first file of a split image of which `image` is another, by its name.
+/// Returns the name of the first file of a split image of which `image` is a later one.
 fn split_image(image: &Path) -> Option<String> {
     let name = image.file_name().and_then(OsStr::to_str)?;
     let first = draconis_container::chunks(name)?.first;
     (first != name).then(|| image.with_file_name(first).display().to_string())
 }
 
-/// Opens the image for writing, alone; `None` if it is not there.
+/// Opens the image read-write and locks it exclusively; `None` if it does not exist.
 pub fn open_exclusive(image: &Path) -> anyhow::Result<Option<File>> {
     let shown = image.display();
     let kind = match std::fs::metadata(image) {
@@ -86,7 +86,7 @@ pub fn open_exclusive(image: &Path) -> anyhow::Result<Option<File>> {
         Err(error) => return Err(open_error(image, error)),
     };
     check_file_type(image, kind)?;
-    // A device that the kernel has mounted refuses to be opened alone.
+    // O_EXCL fails on a device that the kernel has mounted.
     let flags = if kind.is_block_device() { OFlags::EXCL.bits() as i32 } else { 0 };
     let file = match File::options().read(true).write(true).custom_flags(flags).open(image) {
         Err(error) if error.kind() == ErrorKind::ResourceBusy => return Err(in_use_error(image)),
@@ -99,12 +99,12 @@ pub fn open_exclusive(image: &Path) -> anyhow::Result<Option<File>> {
     Ok(Some(file))
 }
 
-/// The file that an image is in: its own, or that of its store.
+/// Returns the file that contains an image: the image itself, or the file of its store.
 pub fn container_file(image: &Path) -> PathBuf {
     StoreDiskName::parse(image).map_or_else(|| image.to_owned(), |object| object.store)
 }
 
-/// What is lost if all of a file or device is overwritten, as far as that is easily known.
+/// Detects contents that overwriting the file or device would lose, by known signatures.
 pub fn detect_contents(file: &File) -> anyhow::Result<Option<DetectedContent>> {
     let read = |at: u64, most: usize| -> std::io::Result<Vec<u8>> {
         let mut bytes = vec![0; most];
@@ -123,7 +123,7 @@ pub fn detect_contents(file: &File) -> anyhow::Result<Option<DetectedContent>> {
     Ok(lost(&head, &tail))
 }
 
-/// The same of a disk.
+/// Detects the contents of a disk likewise.
 pub fn held_by(disk: &dyn Disk) -> anyhow::Result<Option<DetectedContent>> {
     let properties = disk.properties();
     let sector = u64::from(properties.sector_bytes).max(1);
@@ -137,7 +137,7 @@ pub fn held_by(disk: &dyn Disk) -> anyhow::Result<Option<DetectedContent>> {
     Ok(lost(&head, &tail))
 }
 
-/// A skippable frame of zstd may come first, which is no signature of its own.
+/// Skips a leading skippable frame of zstd, which is not a signature.
 fn lost(head: &[u8], tail: &[u8]) -> Option<DetectedContent> {
     let packed = || {
         let zstd = Compression::of(head.get(..HEAD_BYTES)?)?;
@@ -146,12 +146,12 @@ fn lost(head: &[u8], tail: &[u8]) -> Option<DetectedContent> {
     signature::lost(head, tail).or_else(packed)
 }
 
-/// The length of a file or device.
+/// Returns the length of a file or device.
 pub fn len_bytes(file: &File) -> anyhow::Result<u64> {
     Ok(rustix::fs::seek(file, rustix::fs::SeekFrom::End(0))?)
 }
 
-/// Refuses what cannot hold a volume.
+/// Refuses file types that cannot hold a volume.
 pub fn check_file_type(image: &Path, kind: std::fs::FileType) -> anyhow::Result<()> {
     let shown = image.display();
     if kind.is_dir() {
@@ -163,7 +163,7 @@ pub fn check_file_type(image: &Path, kind: std::fs::FileType) -> anyhow::Result<
     Ok(())
 }
 
-/// Claims an open image against everybody else.
+/// Locks an open image exclusively.
 pub fn claim_exclusive(file: &File, image: &Path) -> anyhow::Result<()> {
     match lock_file(file, LockMode::Exclusive) {
         Err(Errno::WOULDBLOCK) => Err(in_use_error(image)),
@@ -175,8 +175,8 @@ fn in_use_error(image: &Path) -> anyhow::Error {
     busy_error(format!("{} is in use; unmount it first", image.display()))
 }
 
-/// The loop device that the kernel has on a file and keeps. One that goes with its last user may be
-/// on its way out: a mount that has just ended leaves it for a moment.
+/// Returns the loop device that is attached to a file. Waits for one that is detaching itself, as
+/// happens for a moment after an unmount.
 fn remaining_loop_device(image: &Path) -> Option<String> {
     let until = Instant::now() + RELEASE_WAIT;
     loop {
@@ -190,7 +190,7 @@ fn remaining_loop_device(image: &Path) -> Option<String> {
     }
 }
 
-/// The loop device that the kernel has on a file.
+/// Returns the loop device that is attached to a file.
 fn loop_device(image: &Path) -> Option<String> {
     let image = std::fs::metadata(image).ok()?;
     let backs = |device: &Path| -> Option<bool> {
@@ -203,7 +203,7 @@ fn loop_device(image: &Path) -> Option<String> {
     using.next().map(|device| format!("/dev/{}", device.file_name().display()))
 }
 
-/// What an image's name led to: open, claimed, and not looked at.
+/// An image that is open and locked, but not yet read.
 pub enum UnreadImage {
     /// A file or block device.
     File(OpenedFile),
@@ -212,7 +212,7 @@ pub enum UnreadImage {
 }
 
 impl UnreadImage {
-    /// The disk; who is to be confined is, by now.
+    /// Returns the disk. Callers that confine themselves must have done so.
     pub fn into_disk(self) -> anyhow::Result<Arc<dyn Disk>> {
         match self {
             Self::File(file) => Ok(Arc::new(start_disk(file)?)),
@@ -221,19 +221,18 @@ impl UnreadImage {
     }
 }
 
-/// The disk of an open file; one that holds a machine's disk grows where that is changed.
+/// Starts the disk of an open file; dynamic disk image formats may grow the file.
 pub fn start_disk(file: OpenedFile) -> std::io::Result<FileDisk> {
     let grows = draconis_container::grows(&file.head()?);
     Ok(if grows { file.growing()? } else { file }.start())
 }
 
-/// What an image differs from, the nearest first, or what its contents are in: open, and not looked
-/// at.
+/// Backing files of an image, nearest first, or its extent files: open, but not yet read.
 #[derive(Default)]
 pub struct BackingFiles(Vec<OpenedFile>);
 
 impl BackingFiles {
-    /// Opens what is only read: the parts that `image` names, then what the user names.
+    /// Opens read-only the extent files that `image` names, then the files that the user names.
     pub fn open(image: &Path, paths: &[PathBuf]) -> anyhow::Result<Self> {
         let named = paths.iter().map(|path| readable_file(path));
         let parts = open_parts(image).into_iter().map(|(name, file)| {
@@ -243,14 +242,14 @@ impl BackingFiles {
         parts.chain(named).collect::<anyhow::Result<_>>().map(Self)
     }
 
-    /// The disks.
+    /// Returns the disks.
     pub fn start(self) -> Vec<Arc<dyn Disk>> {
         self.0.into_iter().map(|file| Arc::new(file.start()) as Arc<dyn Disk>).collect()
     }
 }
 
-/// The files that a disk is in besides `image`, relative to its directory: those in it or below
-/// it, up to the first that is not there.
+/// Returns the extent files besides `image`, relative to its directory and only from below it, up
+/// to the first missing one.
 pub fn parts_of(image: &Path) -> Vec<PathBuf> {
     open_parts(image).into_iter().map(|(name, _)| name).collect()
 }
@@ -263,8 +262,8 @@ fn open_parts(image: &Path) -> Vec<(PathBuf, File)> {
     parts.map_while(|part| part).collect()
 }
 
-/// The names of the parts: a text names them; of a split image they follow the name of its first
-/// file.
+/// Returns the names of the extent files: from a VMDK descriptor, or derived from the name of the
+/// first file of a split image.
 fn part_names(image: &Path) -> Option<Vec<String>> {
     if !std::fs::metadata(image).is_ok_and(|found| found.is_file()) {
         return None;
@@ -287,7 +286,7 @@ fn part_names(image: &Path) -> Option<Vec<String>> {
     }
 }
 
-/// Opens an image that must be there, to be changed, alone.
+/// Opens an existing image read-write and locks it exclusively.
 pub fn writable(image: &Path) -> anyhow::Result<UnreadImage> {
     if let Some(name) = StoreDiskName::parse(image) {
         return name.open_exclusive().map(UnreadImage::InStore);
@@ -297,7 +296,7 @@ pub fn writable(image: &Path) -> anyhow::Result<UnreadImage> {
     open_file(open_exclusive(image)?.ok_or_else(none)?, image, true).map(UnreadImage::File)
 }
 
-/// Opens an image that is only read beside one that is changed.
+/// Opens an image read-only: a file, a device, or a disk in a store.
 pub fn readable(image: &Path) -> anyhow::Result<UnreadImage> {
     match StoreDiskName::parse(image) {
         Some(name) => name.open_shared().map(UnreadImage::InStore),
@@ -305,12 +304,12 @@ pub fn readable(image: &Path) -> anyhow::Result<UnreadImage> {
     }
 }
 
-/// Opens a file or device that is only read.
+/// Opens a file or device read-only.
 pub fn readable_file(image: &Path) -> anyhow::Result<OpenedFile> {
     open_file(open_shared(image)?, image, false)
 }
 
-/// Opens a file or device that is only read, and claims it beside others who read.
+/// Opens a file or device read-only with a shared lock.
 pub fn open_shared(image: &Path) -> anyhow::Result<File> {
     let kind = match std::fs::metadata(image) {
         Ok(found) => found.file_type(),
@@ -330,7 +329,7 @@ fn claim_shared(file: File, image: &Path) -> anyhow::Result<File> {
     }
 }
 
-/// What the system says of a path; of an address, that nothing here reaches it.
+/// Returns the error of opening a path, with a hint if the path is an address of a bucket.
 pub(crate) fn open_error(path: &Path, error: std::io::Error) -> anyhow::Error {
     if error.kind() == ErrorKind::NotFound
         && let Some(address) = remote_disk::parse_url(path)
@@ -344,9 +343,9 @@ pub(crate) fn open_error(path: &Path, error: std::io::Error) -> anyhow::Error {
     anyhow::Error::from(error).context(path.display().to_string())
 }
 
-/// An open image as a disk that is not started.
+/// Wraps an open image as a disk that is not started.
 pub fn open_file(file: File, image: &Path, write: bool) -> anyhow::Result<OpenedFile> {
-    // Through the page cache, as with every tool that runs once.
+    // Uses the page cache, as every one-shot tool does.
     let how = FileOptions { write, direct: false, uring: false };
     OpenedFile::new(file.into(), how).with_context(|| image.display().to_string())
 }

@@ -1,4 +1,4 @@
-//! What `--from` names: a directory, an archive, or a container image.
+//! Values of `--from`: a directory, an archive, or a container image.
 //!
 //! ```text
 //!   DIR   FILE   -                   a directory, a tar archive, one on standard input
@@ -6,7 +6,7 @@
 //!   oci-archive:FILE[:TAG]           the same in a tar archive
 //!   docker-archive:FILE[:TAG]        what docker save writes
 //! ```
-//! A file whose name begins like that is named as `./oci:...`.
+//! A file whose name begins like that can be given as `./oci:...`.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
@@ -19,30 +19,30 @@ use super::blob::Blob;
 use super::image::{self, ImageOptions};
 use super::layers::Layer;
 
-/// Where files come from.
+/// Source of files.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SourceSpec {
-    /// Standard input, an archive.
+    /// An archive on standard input.
     Stdin,
     /// A directory or an archive.
     Path(PathBuf),
     /// A container image.
     Image {
-        /// How it is stored.
+        /// Storage of the image.
         kind: ImageKind,
-        /// With the tag, if there is one.
+        /// Path, and the tag if there is one.
         name: OsString,
     },
 }
 
-/// How a container image is stored.
+/// Storage of a container image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ImageKind {
-    /// A directory of the OCI's layout.
+    /// A directory in OCI layout.
     OciDirectory,
-    /// The same in an archive.
+    /// An OCI layout in a tar archive.
     OciArchive,
-    /// What `docker save` writes.
+    /// An archive of `docker save`.
     DockerArchive,
 }
 
@@ -81,20 +81,20 @@ impl std::fmt::Display for SourceSpec {
     }
 }
 
-/// The archives of an origin.
+/// Archives of a source.
 pub(super) struct Archives {
     pub layers: Vec<Layer>,
-    /// An image's configuration.
+    /// Configuration of the image.
     pub config: Option<Vec<u8>>,
 }
 
 impl SourceSpec {
-    /// Whether it is a directory of this machine.
+    /// Returns true for a directory of this machine.
     pub fn is_directory(&self) -> bool {
         matches!(self, Self::Path(path) if path.is_dir())
     }
 
-    /// Where it is on this machine; none of standard input.
+    /// Returns the host path; `None` for standard input.
     pub fn path(&self) -> Option<PathBuf> {
         match self {
             Self::Stdin => None,
@@ -105,7 +105,7 @@ impl SourceSpec {
         }
     }
 
-    /// Opens its archives; what has a digest fits it then.
+    /// Opens the archives and verifies their digests.
     pub(super) fn archives(&self, choice: &ImageOptions<'_>) -> anyhow::Result<Archives> {
         let shown = self.to_string();
         self.open(choice).with_context(|| shown)
@@ -135,8 +135,8 @@ impl SourceSpec {
     }
 }
 
-/// A path and a tag behind a colon, both of which may have colons themselves: the shortest
-/// path that is there.
+/// Splits `PATH:TAG`, both of which may contain colons: the shortest existing path
+/// wins.
 fn split_tag(name: &OsStr) -> anyhow::Result<(PathBuf, Option<String>)> {
     if Path::new(name).exists() {
         return Ok((name.into(), None));
@@ -150,7 +150,7 @@ fn split_tag(name: &OsStr) -> anyhow::Result<(PathBuf, Option<String>)> {
             return Ok((path.into(), Some(tag).filter(|tag| !tag.is_empty()).map(str::to_owned)));
         }
     }
-    // What opening it says is the error.
+    // Opening the path will report the error.
     Ok((name.into(), None))
 }
 
