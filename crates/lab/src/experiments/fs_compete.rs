@@ -1,4 +1,4 @@
-//! Small fsyncs beside a large one.
+//! Small fsyncs next to a large one.
 
 use std::sync::Barrier;
 
