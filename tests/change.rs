@@ -95,8 +95,7 @@ impl Image {
         path
     }
 
-    /// Describes the tree below a directory as the kernel shows it; without root, as `get` restores
-    /// it.
+    /// Describes a tree as the kernel shows it; without root, as `get` restores it.
     fn seen(&self, below: &str) -> BTreeMap<PathBuf, Seen> {
         let at = self.draconis.make_dir("kernel");
         let mut seen = match Kernel::mount(&self.path, at, "change") {

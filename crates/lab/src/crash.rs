@@ -494,8 +494,7 @@ mod tests {
         let arguments = CrashArguments { journal: true, e2fsck_every: 0, ..few() };
         for omission in Omission::ALL {
             let mut found = 0;
-            // Without checksums, so that a log block can be altered; with checksums for their own
-            // fault.
+            // No checksums, so that blocks can be altered; except for the checksum fault.
             let shape = match omission {
                 Omission::Sum => journal::SHAPES[3],
                 _ => journal::SHAPES[0],

@@ -174,8 +174,7 @@ impl<'a> StateChecker<'a> {
         let Some(e2fsck) = &self.e2fsck else { return Ok(None) };
         let path = self.put(&store_volumes::bytes_of(disk)?)?;
         let (status, said) = run_and_capture(Command::new(e2fsck).arg("-fp").arg(&path))?;
-        // Status 1 is also given for a volume that was in use; orphans are deleted, as a mount
-        // does.
+        // Status 1 is also that of a volume that was in use. A mount deletes orphans, too.
         let is_known = |line: &str| {
             line.is_empty() || line.contains("Clearing orphaned inode") || line.contains(" files (")
         };

@@ -192,8 +192,7 @@ fn measure(
             for _ in 0..ROUNDS {
                 context.check()?;
                 for (way, times) in ways.iter_mut().zip(&mut times) {
-                    // The other ways have used the CPU caches meanwhile, so the first pass is a
-                    // warm-up.
+                    // The first pass is a warm-up: other ways have used the CPU caches.
                     way.pass(bytes, &mut into).context(way.name)?;
                     times.push(way.pass(bytes, &mut into).context(way.name)?);
                 }
