@@ -273,7 +273,7 @@ impl PathWalk {
         self.stack.last().copied().unwrap_or(NodeId::ROOT)
     }
 
-    /// Returns the next name to look up in [`Walk::dir`].
+    /// Returns the next name to look up in [`PathWalk::dir`].
     fn next(&mut self) -> anyhow::Result<Option<Vec<u8>>> {
         loop {
             match self.todo.pop_front() {
