@@ -246,7 +246,7 @@ fn keepers_end_with_what_they_keep() {
     });
     assert_eq!(std::fs::read_dir(&one).map(drop).unwrap_err().raw_os_error(), Some(107));
     draconis.ok(["umount".as_ref(), one.as_os_str()]);
-    // A keeper that is asked to end unmounts cleanly.
+    // On SIGTERM, a keeper makes all changes durable and unmounts.
     let pid = Pid::from_raw(keeper(1) as i32).unwrap();
     kill_process(pid, Signal::TERM).unwrap();
     eventually("the keeper ends", || is_gone(keeper(1)));

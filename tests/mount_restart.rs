@@ -156,7 +156,7 @@ fn a_request_that_workers_die_over_is_refused_and_named() {
     let draconis = Draconis::new();
     let image = volume(&draconis, "ext2");
     let at = draconis.make_dir("at");
-    // The manager that this starts passes it on to its workers.
+    // Starts a manager that passes the injected fault on to its workers.
     let status = Command::new(env!("CARGO_BIN_EXE_draconis"))
         .arg("mount")
         .args([&image, &at])

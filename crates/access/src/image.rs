@@ -137,7 +137,7 @@ pub fn held_by(disk: &dyn Disk) -> anyhow::Result<Option<DetectedContent>> {
     Ok(lost(&head, &tail))
 }
 
-/// Skips a leading skippable frame of zstd, which is not a signature.
+/// Detects contents that would be lost, including zstd data that begins with a skippable frame.
 fn lost(head: &[u8], tail: &[u8]) -> Option<DetectedContent> {
     let packed = || {
         let zstd = Compression::of(head.get(..HEAD_BYTES)?)?;
