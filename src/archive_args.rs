@@ -1,4 +1,4 @@
-//! What a command line says of how archives and images are read.
+//! Command line options for reading archives and images.
 
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStrExt;
@@ -34,17 +34,17 @@ impl ArchiveArgs {
         self.exclude.iter().map(|pattern| pattern.as_bytes())
     }
 
-    /// What is chosen; what cannot be read twice may be kept in the directory of `beside`.
+    /// Returns the image options. Temporary files go to the directory of `temp_dir_of`.
     pub fn image_options<'a>(&self, temp_dir_of: &'a Path) -> ImageOptions<'a> {
         ImageOptions { platform: self.platform.clone(), temp_dir_of, limit: self.limit }
     }
 
-    /// Refuses to write the configuration over what is read or made.
+    /// Refuses a configuration file that is one of the sources.
     pub fn refuse_config(&self, sources: &Sources) -> anyhow::Result<()> {
         self.config.as_deref().map_or(Ok(()), |path| sources.refuse(path))
     }
 
-    /// Refuses a configuration that is wanted and not there.
+    /// Fails if a configuration is requested and the sources have none.
     pub fn check_config(&self, config: Option<&[u8]>) -> anyhow::Result<()> {
         ensure!(
             self.config.is_none() || config.is_some(),
@@ -53,7 +53,7 @@ impl ArchiveArgs {
         Ok(())
     }
 
-    /// Writes the configuration where that is wanted, and where nothing is that is read or made.
+    /// Writes the configuration if requested; never over a source.
     pub fn write_config(&self, config: Option<&[u8]>, sources: &Sources) -> anyhow::Result<()> {
         self.check_config(config)?;
         match (&self.config, config) {

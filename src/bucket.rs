@@ -1,4 +1,4 @@
-//! Buckets: how what is in one is opened, and what that took.
+//! Buckets: opening disks in them, and request statistics.
 //!
 //! ```text
 //!   store, kv ── in this process ──▶ bucket
@@ -6,10 +6,10 @@
 //!   mounts ══ store process, confined ══ store keeper ──▶ bucket
 //! ```
 //!
-//! Law 1: who changes a store in a bucket takes it over from who did before, but for mounts: those
-//! are ended by who is told to, alone. Who reads it is not noticed.
-//! Law 2: what a command asked of a bucket is counted until all is done.
-//! Law 3: who looks at a volume has no network.
+//! Law 1: a command that opens a store for writing fences the previous writer. Mounts are the
+//! exception: only `--take-over` ends them. Readers disturb no writer.
+//! Law 2: the requests of a command are counted until everything is uploaded.
+//! Law 3: the process that parses a volume has no network access.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
@@ -52,7 +52,7 @@ pub struct BucketArgs {
     /// FILE is created with SIZE bytes (default: 256M; suffixes K, M, G, T). After a crash, the next
     /// command or mount that changes the store must use the same FILE: it uploads the rest.
     /// --take-over discards it.
-    // A name of its own: commands have journals of volumes.
+    // Its own ID, because some commands have a `journal` option for volumes.
     #[arg(id = "bucket_journal", long = "journal")]
     #[arg(global = true, value_name = "FILE[,SIZE]", value_parser = |text: &str| journal(text, ','))]
     #[arg(help_heading = "Bucket options", hide_short_help = true)]
@@ -69,8 +69,8 @@ pub struct BucketArgs {
 }
 
 impl BucketArgs {
-    /// Takes what `-o bucket_NAME=VALUE` says, which is what the flags do: a line of fstab has no
-    /// flags. A size is behind a colon, since commas part options.
+    /// Parses `-o bucket_NAME=VALUE`, the mount option for a flag, as used in fstab. A size follows
+    /// a colon, since commas separate options.
     fn add(&mut self, name: &str, value: &str) -> Result<(), String> {
         match name {
             "cache" => self.cache = Some(cache(value, ':')?),
@@ -85,36 +85,36 @@ impl BucketArgs {
     }
 }
 
-/// What one process says of a bucket to the one that opens it.
+/// Bucket settings that a command passes to the process that opens the bucket.
 #[derive(Serialize, Deserialize)]
 struct BucketSettings {
     options: BucketArgs,
-    /// Whose it is; none if it is that process's own.
+    /// Process ID of the command; `None` for the opening process itself.
     process: Option<u32>,
 }
 
-/// How long a journal is made.
+/// Default size of a new journal.
 const DEFAULT_JOURNAL_BYTES: u64 = 256 << 20;
 
-/// What this process was told.
+/// Options of this command line.
 static CLI_OPTIONS: OnceLock<BucketArgs> = OnceLock::new();
-/// What it opened.
+/// Disks that this process has opened.
 static OPEN_BUCKETS: Mutex<Vec<OpenBucket>> = Mutex::new(vec![]);
 
-/// A disk in a bucket, in use.
+/// An open disk in a bucket.
 struct OpenBucket {
     disk: Arc<BucketDisk>,
     stats: bool,
-    /// Keeps it from being mounted here meanwhile.
+    /// Lock that prevents mounts on this machine meanwhile.
     _claim: Option<std::fs::File>,
 }
 
-/// Keeps what the command line says, until [`finish`].
+/// Stores the command line's options until [`finish`].
 pub fn init(options: &BucketArgs) {
     let _ = CLI_OPTIONS.set(options.clone());
 }
 
-/// Ends what was opened, and says what it took if that was asked for.
+/// Closes the open disks, and prints statistics if requested.
 pub fn finish() {
     let opened = std::mem::take(&mut *OPEN_BUCKETS.lock().unwrap_or_else(PoisonError::into_inner));
     for OpenBucket { disk, stats, .. } in opened {
@@ -157,28 +157,28 @@ fn number(text: &str) -> Result<u64, String> {
     text.parse().map_err(|_| format!("a whole number, not '{text}'"))
 }
 
-/// Parses a file, and a size if there is one behind a `mark`.
+/// Parses a file, and an optional size after `mark`.
 fn journal(text: &str, mark: char) -> Result<(PathBuf, u64), String> {
     let sized = text.rsplit_once(mark).and_then(|(file, len)| Some((file, text::size(len).ok()?)));
     let (file, len) = sized.unwrap_or((text, DEFAULT_JOURNAL_BYTES));
     Ok((std::path::absolute(file).map_err(|error| error.to_string())?, len))
 }
 
-/// Parses a directory and a size behind a `mark`.
+/// Parses a directory and a size after `mark`.
 fn cache(text: &str, mark: char) -> Result<(PathBuf, u64), String> {
     let (dir, most) =
         text.rsplit_once(mark).ok_or_else(|| format!("a directory, a '{mark}' and a size"))?;
-    // Who opens it may be in another directory.
+    // The process that opens it may have another working directory.
     let dir = std::path::absolute(dir).map_err(|error| error.to_string())?;
     Ok((dir, text::size(most)?))
 }
 
-/// The address, if it is one of a bucket.
+/// Returns the path as a bucket URL, if it is one.
 pub fn bucket_url(device: &Path) -> Option<&str> {
     remote_disk::parse_url(device)
 }
 
-/// An address as it is the same however it is written.
+/// Returns the canonical spelling of a bucket URL.
 pub fn normalize_url(address: &str) -> String {
     match address.strip_prefix("file://").map(|path| Path::new(path).canonicalize()) {
         Some(Ok(path)) => format!("file://{}", path.display()),
@@ -186,21 +186,21 @@ pub fn normalize_url(address: &str) -> String {
     }
 }
 
-/// Opens the disk in a bucket to change it, and takes it over.
+/// Opens a disk in a bucket for writing; fences the previous writer.
 pub fn writable(address: &str) -> anyhow::Result<Arc<BucketDisk>> {
     let claim = claim(address)?;
     let disk = BucketDisk::open(connect(address, false)?, address, &own_options(true)?);
     Ok(register_open(disk.map_err(|error| anyhow!("{error}"))?, claim))
 }
 
-/// Opens the disk in a bucket to read it, while others may change it.
+/// Opens a disk in a bucket for reading, while others may write to it.
 pub fn readable(address: &str) -> anyhow::Result<Arc<dyn Disk>> {
     let options = own_options(false)?;
     let disk = BucketDisk::open_to_read(connect(address, false)?, address, &options);
     Ok(register_open(disk.map_err(|error| anyhow!("{error}"))?, None))
 }
 
-/// Makes a disk in a bucket.
+/// Creates a disk in a bucket.
 pub fn create_disk(address: &str, len_bytes: u64, over: bool) -> anyhow::Result<Arc<BucketDisk>> {
     let engine = connect(address, true)?;
     let claim = claim(address)?;
@@ -208,7 +208,7 @@ pub fn create_disk(address: &str, len_bytes: u64, over: bool) -> anyhow::Result<
     Ok(register_open(disk.map_err(|error| anyhow!("{error}"))?, claim))
 }
 
-/// The disk in a bucket, in a process of its own: this one can be confined before it is looked at.
+/// Opens a disk in a bucket through a separate process, so that this one can confine itself.
 pub fn start_disk_process(
     address: &str,
     write: bool,
@@ -226,8 +226,8 @@ pub fn start_disk_process(
     Ok((served.map_err(|why| anyhow!("{why}"))?, claim))
 }
 
-/// What a mount needs of this process, and how long a request is tried again, in seconds; `words`
-/// are those of `-o`.
+/// Returns the credentials of this process for a mount, and the retry timeout in seconds.
+/// `words` are the bucket options of `-o`.
 pub fn remote_credentials(
     words: &[(String, String)],
 ) -> anyhow::Result<(Box<RemoteCredentials>, u64)> {
@@ -237,7 +237,7 @@ pub fn remote_credentials(
     }
     let deadline_s = options.deadline;
     let settings = BucketSettings { options, process: None };
-    // What is no text is no setting of ours.
+    // Settings and credentials are always UTF-8.
     let all = std::env::vars_os();
     let all =
         all.filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)));
@@ -252,7 +252,7 @@ pub fn remote_credentials(
     ))
 }
 
-/// The path of a file of credentials as another process finds it, which is in another directory.
+/// Returns the absolute path of a credentials file, for a process with another working directory.
 fn from_anywhere(variable: &str, path: &str) -> Option<String> {
     let is_file = matches!(
         variable,
@@ -266,7 +266,7 @@ fn from_anywhere(variable: &str, path: &str) -> Option<String> {
     path.into_os_string().into_string().ok()
 }
 
-/// Buckets, for the processes that serve what is in them.
+/// Opens buckets for the processes that serve disks in them.
 pub struct BucketProvider;
 
 impl RemoteDiskProvider for BucketProvider {
@@ -305,7 +305,7 @@ impl RemoteDiskProvider for BucketProvider {
     }
 }
 
-/// A disk in a bucket that says how its writing stands.
+/// A disk in a bucket that reports upload failures.
 struct Watched(Arc<BucketDisk>);
 
 impl ForwardingDisk for Watched {
@@ -326,7 +326,7 @@ impl ForwardingDisk for Watched {
     }
 }
 
-/// What suits all buckets.
+/// Returns the store profile for buckets.
 pub fn profile(len_bytes: u64) -> (Profile, Vec<String>) {
     let segment_bytes = (1u64 << (len_bytes / 128).max(1).ilog2()).clamp(64 << 10, 16 << 20) as u32;
     let profile =
@@ -334,7 +334,7 @@ pub fn profile(len_bytes: u64) -> (Profile, Vec<String>) {
     (profile, vec!["layout bucket: requests take long and have a price".to_owned()])
 }
 
-/// Refuses a bucket where there is nothing that could be done with one.
+/// Refuses a bucket for a command that does not support buckets.
 pub fn refuse_bucket(device: &Path, why: &str) -> anyhow::Result<()> {
     match bucket_url(device) {
         Some(address) => bail!("{address}: {why}"),
@@ -342,7 +342,7 @@ pub fn refuse_bucket(device: &Path, why: &str) -> anyhow::Result<()> {
     }
 }
 
-/// The journal that the command line names.
+/// Returns the journal file of the command line.
 pub fn journal_file() -> Option<PathBuf> {
     CLI_OPTIONS.get()?.journal.as_ref().map(|(file, _)| file.clone())
 }
@@ -359,9 +359,9 @@ fn register_open(disk: BucketDisk, claim: Option<std::fs::File>) -> Arc<BucketDi
     disk
 }
 
-/// Sees that nothing at an address is mounted here.
+/// Locks a bucket URL against mounts on this machine.
 fn claim(address: &str) -> anyhow::Result<Option<std::fs::File>> {
-    // Who cannot have such a directory has mounted nothing.
+    // A user without a runtime directory has no mounts.
     let Ok(directory) = RuntimeDir::open() else { return Ok(None) };
     Ok(Some(
         remote_disk::lock_url(&directory, &normalize_url(address))
@@ -373,7 +373,7 @@ fn owner_id() -> String {
     RuntimeDir::open().map(|directory| remote_disk::owner_id(&directory)).unwrap_or_default()
 }
 
-/// What the command line says.
+/// Returns the options of the command line.
 fn cli_options() -> BucketArgs {
     let defaults = BucketArgs {
         commit_ms: 50,
@@ -402,7 +402,7 @@ fn bucket_options(
     let names = rustix::system::uname();
     let BucketArgs { commit_ms, deadline, cache, journal, take_over, .. } = options;
     let number = || u128::from_le_bytes(UuidGenerator::new(None).uuid());
-    // Who only reads makes none.
+    // A reader uses an existing journal, but creates none.
     let journal = journal.filter(|(file, _)| writes || file.exists());
     let journal =
         journal.map(|(file, len)| JournalDevice::file(&file, len, number())).transpose()?;

@@ -1,4 +1,4 @@
-//! The command line: which commands there are. Flags and help texts stand with each command.
+//! The list of commands. Options and help texts are in each command's file.
 
 use std::process::ExitCode;
 
@@ -92,7 +92,7 @@ pub enum Command {
 }
 
 impl Command {
-    /// Its exit code, or an error to be written.
+    /// Runs the command; returns its exit code or the error to print.
     pub fn run(self) -> anyhow::Result<ExitCode> {
         match self {
             Self::Mount(arguments) => mount::run(&arguments),
@@ -139,7 +139,7 @@ impl Command {
     }
 }
 
-/// The command for what other tools call `name`, and what it does.
+/// Suggests the command for a name that other tools use.
 pub fn hint(name: &str) -> Option<&'static str> {
     Some(match name {
         "fsck" | "e2fsck" => "draconis check IMAGE looks for damage",
@@ -177,8 +177,8 @@ mod tests {
         Cli::command().debug_assert();
     }
 
-    /// What a command calls an argument that all commands have is taken for that one, of any
-    /// type: neither the compiler nor `debug_assert` sees it.
+    /// A command must not reuse the ID of a global argument: clap would mix up the two, whatever
+    /// their types, and neither the compiler nor `debug_assert` detects it.
     #[test]
     fn no_command_has_an_argument_named_as_one_of_all() {
         fn look(command: &clap::Command, of_all: &[&clap::Id]) -> usize {

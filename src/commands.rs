@@ -1,4 +1,4 @@
-//! Each command, one file each: its arguments with their help, and what it does.
+//! Commands, one file each: arguments, help and implementation.
 
 pub mod cat;
 pub mod check;

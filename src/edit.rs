@@ -1,11 +1,11 @@
-//! A volume that a tool changes without mounting it: opened, changed, closed.
+//! Changing a volume without mounting it: open, change, close.
 //!
 //! ```text
 //!   image ──alone──▶ confined ──▶ open for writing ──▶ operations ──▶ close: durable, clean
 //! ```
-//! Law 1: the image has no other user meanwhile.
-//! Law 2: interrupted anywhere, the image is consistent; what was done last may be missing.
-//! Law 3: an error names what it is about, and the next step where there is one.
+//! Law 1: the image is locked exclusively.
+//! Law 2: after an interruption at any point the image is consistent; the latest changes may be
+//! missing. Law 3: an error names its object, and the next step where there is one.
 
 use std::collections::HashSet;
 use std::path::Path;
@@ -25,18 +25,18 @@ use crate::report;
 use crate::target::ImagePath;
 use crate::text::printable;
 
-/// Who makes something new, as a program on a mounted volume would.
+/// Owner and umask for new files, as for a program on a mounted volume.
 #[derive(Clone, Copy, Debug)]
 pub struct Creator {
     pub uid: u32,
     pub gid: u32,
-    /// Permission bits that are not given.
+    /// Permission bits to clear.
     pub umask: u32,
 }
 
 impl Creator {
-    /// The user who runs this, or the owner that was asked for. Must be asked before the
-    /// process is confined.
+    /// Uses the given owner or the calling user. Call it before the process is confined: it reads
+    /// the umask.
     pub fn new(owner: Option<OwnerArg>) -> Self {
         let umask = rustix::process::umask(rustix::fs::Mode::empty());
         rustix::process::umask(umask);
@@ -46,19 +46,19 @@ impl Creator {
         Self { uid, gid, umask: umask.as_raw_mode() }
     }
 
-    /// Something new of this maker's, without a device or a target.
+    /// Returns a new node of this owner, without a device number or link target.
     pub fn node(self, kind: FileType, mode: u32) -> NewNode<'static> {
         let Self { uid, gid, .. } = self;
         NewNode { kind, mode, uid, gid, device: (0, 0), target: b"" }
     }
 
-    /// An empty file.
+    /// Returns a new empty file.
     pub fn file(self) -> NewNode<'static> {
         self.node(FileType::File, 0o666 & !self.umask)
     }
 }
 
-/// `UID:GID`
+/// Owner as `UID:GID`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct OwnerArg {
     pub uid: u32,
@@ -76,7 +76,7 @@ impl std::str::FromStr for OwnerArg {
     }
 }
 
-/// Now, or what SOURCE_DATE_EPOCH says.
+/// Returns the current time, or SOURCE_DATE_EPOCH if it is set.
 pub fn now_or_source_date() -> anyhow::Result<Time> {
     match std::env::var("SOURCE_DATE_EPOCH") {
         Ok(text) => {
@@ -87,8 +87,8 @@ pub fn now_or_source_date() -> anyhow::Result<Time> {
     }
 }
 
-/// Opens the volume in `image`, confines this process, does `work`, and closes the volume,
-/// whatever came of it.
+/// Opens the volume in `image`, confines this process, calls `work`, and closes the volume even
+/// if `work` fails.
 pub fn edit_volume<T>(
     image: &Path,
     place: &VolumeArgs,
@@ -99,7 +99,7 @@ pub fn edit_volume<T>(
     change_opened(opened, image, place, work)
 }
 
-/// [`edit_volume`] of an image that is open already, in a process as it is.
+/// Runs [`edit_volume`] on an open image; leaves confinement to the caller.
 pub fn change_opened<T>(
     (opened, behind): (UnreadImage, BackingFiles),
     image: &Path,
@@ -109,7 +109,7 @@ pub fn change_opened<T>(
     change_disk((opened.into_disk()?, behind.start()), image, place, work)
 }
 
-/// The same of a disk, and of what it may differ from.
+/// Runs [`edit_volume`] on a disk and its backing files; leaves confinement to the caller.
 pub fn change_disk<T>(
     (disk, behind): (Arc<dyn Disk>, Vec<Arc<dyn Disk>>),
     image: &Path,
@@ -137,7 +137,7 @@ pub fn change_disk<T>(
     }
 }
 
-/// The image that all targets name.
+/// Returns the image that all targets have in common.
 pub fn single_image(targets: &[ImagePath]) -> anyhow::Result<&Path> {
     let first = targets.first().context("nothing is named")?;
     match targets.iter().find(|other| other.image != first.image) {
@@ -146,7 +146,7 @@ pub fn single_image(targets: &[ImagePath]) -> anyhow::Result<&Path> {
     }
 }
 
-/// Does `work` with each target in one session; tells what fails and goes on with the next.
+/// Calls `work` for each target in one session; reports failures and continues.
 pub fn for_each_target(
     place: &VolumeArgs,
     targets: &[ImagePath],
@@ -167,7 +167,7 @@ pub fn for_each_target(
     })
 }
 
-/// A name in a directory, there or not.
+/// A name in a directory; it may not exist.
 #[derive(Clone, Debug)]
 pub struct TargetName {
     pub dir: InodeNumber,
@@ -175,7 +175,7 @@ pub struct TargetName {
 }
 
 impl TargetName {
-    /// Where the last name of a target is or would be.
+    /// Resolves the parent directory of a target.
     pub fn of(volume: &Volume, target: &ImagePath) -> anyhow::Result<Self> {
         let (above, name) = split(&target.path);
         match name {
@@ -194,7 +194,7 @@ impl TargetName {
         Ok(Self { dir, name: name.to_vec() })
     }
 
-    /// What has the name.
+    /// Returns the inode with this name.
     pub fn lookup(&self, volume: &Volume) -> draconis_ext::Result<Option<Arc<Inode>>> {
         match volume.lookup(self.dir, &self.name) {
             Ok(number) => volume.inode(number).map(Some),
@@ -204,8 +204,8 @@ impl TargetName {
     }
 }
 
-/// Where to put something: into a directory that is there, under its own name, or as the
-/// last name of the target.
+/// Returns where to put a file: under its own name in an existing directory, or else as the last
+/// name of the target.
 pub fn destination(
     volume: &Volume,
     target: &ImagePath,
@@ -228,8 +228,8 @@ pub fn destination(
     }
 }
 
-/// Finds what a target names, and makes an empty file if it is not there and `make` says so, also
-/// where a symbolic link leads to.
+/// Finds the inode of a target, following symbolic links; creates an empty file if it is missing
+/// and `make` is true.
 pub fn find_or_create(
     volume: &Volume,
     target: &ImagePath,
@@ -247,7 +247,7 @@ pub fn find_or_create(
     match made {
         Ok(made) => Ok(Some(made)),
         Err(error @ Error::NotFound) => {
-            // Names the directory if the target's own is missing.
+            // If the parent directory of the target is missing, the error names that.
             TargetName::of(volume, target)?;
             bail!("{target}: {error}: the symbolic link leads into a directory that is not there")
         }
@@ -255,7 +255,7 @@ pub fn find_or_create(
     }
 }
 
-/// Changes what a target names, or all of a tree; a symbolic link in a tree is changed itself.
+/// Changes a target, or with `recursive` its whole tree, without following links in the tree.
 pub fn change_attributes(
     volume: &Volume,
     target: &ImagePath,
@@ -277,7 +277,7 @@ pub fn change_attributes(
     Ok(())
 }
 
-/// Whether `dir` is `top` or below it.
+/// Returns true if `dir` is `top` or below it.
 pub fn is_below(volume: &Volume, dir: InodeNumber, top: InodeNumber) -> anyhow::Result<bool> {
     let mut at = dir;
     let mut seen = HashSet::new();
@@ -290,7 +290,7 @@ pub fn is_below(volume: &Volume, dir: InodeNumber, top: InodeNumber) -> anyhow::
     Ok(true)
 }
 
-/// Everything at and below `top`, a directory before what it holds.
+/// Returns all inodes at and below `top`; a directory precedes its contents.
 pub fn subtree(volume: &Volume, top: InodeNumber, label: &str) -> anyhow::Result<Vec<Arc<Inode>>> {
     let mut all = vec![volume.inode(top)?];
     let mut seen = HashSet::from([top]);
@@ -309,7 +309,7 @@ pub fn subtree(volume: &Volume, top: InodeNumber, label: &str) -> anyhow::Result
     Ok(all)
 }
 
-/// A path without the slashes at its end.
+/// Removes trailing slashes from a path.
 fn trimmed(path: &[u8]) -> &[u8] {
     let len = path.iter().rposition(|byte| *byte != b'/').map_or(0, |at| at + 1);
     &path[..len]

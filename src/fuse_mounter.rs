@@ -1,4 +1,4 @@
-//! FUSE, as a keeper needs it: attach, tune, detach.
+//! FUSE operations of a keeper: attach, tune, detach.
 
 use std::os::fd::OwnedFd;
 use std::path::Path;
@@ -7,8 +7,8 @@ use draconis_front::fuse;
 use draconis_service::mounter::{DetachError, Mounter};
 use draconis_service::options::MountOptions;
 
-/// Read-ahead of the kernel on our mounts, in KiB. FUSE starts at 128, where every read of
-/// a cold file waits for a round trip.
+/// Read-ahead of the kernel on our mounts, in KiB. The FUSE default of 128 KiB makes each read of
+/// an uncached file wait for a round trip.
 const READ_AHEAD_KIB: u32 = 1024;
 
 /// Mounts through the kernel's FUSE.
@@ -43,7 +43,7 @@ impl Mounter for FuseMounter {
         let current = std::fs::read_to_string(&file).ok();
         let current: Option<u32> = current.and_then(|text| text.trim().parse().ok());
         if current.is_some_and(|kib| kib < READ_AHEAD_KIB) {
-            // Only root may. docs/compatibility.md says what a user can ask for.
+            // Only root may write this file; see docs/compatibility.md for other users.
             let _ = std::fs::write(&file, READ_AHEAD_KIB.to_string());
         }
     }

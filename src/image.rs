@@ -1,4 +1,4 @@
-//! Opening the image that a command was given.
+//! Opening the image of a command.
 
 use std::fs::File;
 use std::os::fd::BorrowedFd;
@@ -49,28 +49,28 @@ pub struct VolumeArgs {
 }
 
 impl VolumeArgs {
-    /// The same for what is not of the command line.
+    /// Returns the location as the library's type.
     pub fn to_location(&self) -> draconis_access::VolumeLocation {
         let Self { offset, partition, backing } = self.clone();
         draconis_access::VolumeLocation { offset_bytes: offset, partition, backing }
     }
 
-    /// The same as mount options.
+    /// Returns the location as mount options.
     pub fn options(&self) -> MountOptions {
         self.to_location().options()
     }
 }
 
-/// What a command reads that reads an image: no file that it writes may be one of these.
+/// Returns the files that a command reads with an image, which it must not overwrite.
 pub fn sources(image: &Path, place: &VolumeArgs) -> Sources {
     let mut sources = Sources::of_image(image, &place.backing);
     bucket::journal_file().iter().for_each(|file| sources.add(file));
     sources
 }
 
-/// The disk in a store that an image is, if it is one: of a file, or in a bucket.
+/// Parses the name of a disk in a store, in a file or a bucket; `None` for other images.
 pub fn in_store(image: &Path) -> anyhow::Result<Option<StoreDiskName>> {
-    // A file of that name is that file.
+    // An existing file of that name takes precedence.
     let Some(address) =
         bucket::bucket_url(image).filter(|_| std::fs::symlink_metadata(image).is_err())
     else {
@@ -85,7 +85,7 @@ pub fn in_store(image: &Path) -> anyhow::Result<Option<StoreDiskName>> {
     }
 }
 
-/// Opens the store of a disk to be changed, alone.
+/// Opens the store of a disk for writing, exclusively.
 pub fn open_exclusive_in(name: StoreDiskName) -> anyhow::Result<UnreadStoreDisk> {
     name.check_writable(true)?;
     let Some(address) = bucket::bucket_url(&name.store) else { return name.open_exclusive() };
@@ -93,14 +93,14 @@ pub fn open_exclusive_in(name: StoreDiskName) -> anyhow::Result<UnreadStoreDisk>
     name.open_remote(disk, true, claim)
 }
 
-/// Opens the store of a disk to be read, beside others who do.
+/// Opens the store of a disk for reading, shared with other readers.
 fn open_shared_in(name: StoreDiskName) -> anyhow::Result<UnreadStoreDisk> {
     let Some(address) = bucket::bucket_url(&name.store) else { return name.open_shared() };
     let (disk, claim) = bucket::start_disk_process(address, false)?;
     name.open_remote(disk, false, claim)
 }
 
-/// Opens an image that must be there, to be changed, alone.
+/// Opens an existing image for writing, exclusively.
 pub fn writable(image: &Path) -> anyhow::Result<UnreadImage> {
     refuse_output(image, &[])?;
     match in_store(image)? {
@@ -109,7 +109,7 @@ pub fn writable(image: &Path) -> anyhow::Result<UnreadImage> {
     }
 }
 
-/// Opens an image that is only read beside one that is changed.
+/// Opens an image for reading.
 pub fn readable(image: &Path) -> anyhow::Result<UnreadImage> {
     refuse_output(image, &[])?;
     match in_store(image)? {
@@ -118,7 +118,7 @@ pub fn readable(image: &Path) -> anyhow::Result<UnreadImage> {
     }
 }
 
-/// Opens the volume in `image` and confines this process to reading it.
+/// Opens the volume in `image` read-only, and confines this process.
 pub fn open(
     image: &Path,
     place: &VolumeArgs,
@@ -129,8 +129,8 @@ pub fn open(
     opened.map_err(|error| refused(image, &*disk, error))
 }
 
-/// Opens the part of `image` that the volume is in, and confines this process: afterwards it
-/// can read that, write to what is open, and create files in `beneath` if that is given.
+/// Locates the volume in `image`, and confines this process. Afterwards it can read the image,
+/// write to open files, and create files below `beneath` if that is given.
 pub fn disk(
     image: &Path,
     place: &VolumeArgs,
@@ -156,7 +156,7 @@ pub fn disk(
         }
         claimed => claimed.with_context(|| shown.to_string())?,
     }
-    // Opened while that can be done; what is in them is looked at later.
+    // Opened before confinement, read afterwards.
     let packed = detect(&file, image)?;
     let behind = BackingFiles::open(image, &place.backing)?;
     sandbox::confine(&profile, None)?;
@@ -175,24 +175,24 @@ pub fn disk(
     Ok(part.with_context(|| shown.to_string())?.disk)
 }
 
-/// Confines this process to what it has open, whose length it may change.
+/// Confines this process to its open files, which it may resize.
 pub fn confine_resizer() -> anyhow::Result<()> {
     sandbox::confine(&SandboxProfile::Resizer, None)?;
     Ok(())
 }
 
-/// Confines this process to what it has open.
+/// Confines this process to its open files.
 pub fn confine() -> anyhow::Result<()> {
     sandbox::confine(&SandboxProfile::Reader, None)?;
     Ok(())
 }
 
-/// Finds what a target names; the error names the target.
+/// Resolves a target; errors name the target.
 pub fn find(volume: &Volume, target: &ImagePath, follow: Follow) -> anyhow::Result<InodeNumber> {
     volume.resolve(volume.root(), &target.path, follow).map_err(|error| with_context(target, error))
 }
 
-/// The names in a directory, sorted, without `.` and `..`; damage is told and left out.
+/// Returns the names in a directory, sorted, without `.` and `..`. Reports damage and skips it.
 pub fn names(volume: &Volume, dir: InodeNumber, label: &str) -> anyhow::Result<Listing> {
     draconis_access::listing::names(volume, dir, label, &mut |error| report::print_error(error))
 }

@@ -1,15 +1,15 @@
-//! A tree of files put into a volume, below a directory that is there.
+//! Copying a tree of files into an existing directory of a volume.
 //!
 //! ```text
 //!   names, a directory before what it holds:  create · link · write · attributes
 //!   contents that come in an order:           write · attributes
 //!   directories, the deepest first:           mode and times, which filling them changes
 //! ```
-//! Law 1: a directory stays and is added to, also through a symbolic link; no link leads out of the
-//! volume.
-//! Law 2: anything else that has a name gives way to its like, and to another kind if that is asked
-//! for. A directory gives way only when it is empty.
-//! Law 3: a directory that the source does not describe replaces nothing, and keeps its attributes.
+//! Law 1: existing directories are kept and merged, also through a symbolic link; no link leads
+//! out of the volume.
+//! Law 2: any other existing file is replaced by one of the same kind, and by another kind only
+//! on request. A directory is replaced only if it is empty.
+//! Law 3: an implied directory replaces nothing, and does not change existing attributes.
 
 use std::collections::{HashMap, HashSet};
 use std::process::ExitCode;
@@ -25,27 +25,27 @@ use crate::progress::{Progress, ProgressMode};
 use crate::report;
 use crate::text::{self, printable};
 
-/// Bytes that are read and written at once.
+/// Size of one read and write, in bytes.
 const PIECE_BYTES: u64 = 1 << 20;
 
-/// The time of what is put.
+/// Returns the timestamp rules for copied files.
 pub fn timestamp_policy() -> anyhow::Result<TimestampPolicy> {
     let reproducible = std::env::var_os("SOURCE_DATE_EPOCH").is_some();
     Ok(TimestampPolicy { now: now_or_source_date()?, reproducible })
 }
 
-/// How a tree is put into a volume.
+/// Options for copying a tree into a volume.
 #[derive(Clone, Copy)]
 pub struct How {
-    /// The owner of everything, instead of each one's own.
+    /// Owner of all files, instead of their own.
     pub owner: Option<OwnerArg>,
     /// Replaces a file by a directory and an empty directory by a file, as `tar -x` does.
     pub replace_kinds: bool,
-    /// When to show progress.
+    /// Progress mode.
     pub progress: ProgressMode,
 }
 
-/// Puts `source` into a directory.
+/// Copies `source` into a directory.
 pub fn import_tree(
     volume: &Volume,
     source: &Source<'_>,
@@ -63,30 +63,30 @@ pub fn import_tree(
     Ok(if faults.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// What is put where.
+/// Source and destination of a copy.
 pub struct TreeImport<'a> {
     pub volume: &'a Volume,
     pub source: &'a Source<'a>,
-    /// The directory that becomes the root of the tree.
+    /// Directory that becomes the root of the tree.
     pub into: InodeNumber,
-    /// Its path, for messages.
+    /// Path of the directory, for messages.
     pub label: String,
-    /// The owner of everything, instead of each one's own.
+    /// Owner of all files, instead of their own.
     pub owner: Option<OwnerArg>,
     /// Replaces a file by a directory and an empty directory by a file, as `tar -x` does.
     pub replace_kinds: bool,
-    /// Inodes of the volume that are still to be read, and so are not to be replaced.
+    /// Inodes that are still to be read, and so must not be replaced.
     pub protected: HashSet<InodeNumber>,
 }
 
 impl TreeImport<'_> {
-    /// Bytes of all files.
+    /// Returns the bytes of all files.
     fn bytes(&self) -> u64 {
         self.each().map(data_bytes).sum()
     }
 
-    /// Refuses what cannot fit before anything is changed. Directories and maps come on top;
-    /// what is replaced may make room: this is no promise.
+    /// Refuses contents that exceed the free space. This is an estimate: it ignores metadata and
+    /// files that will be replaced.
     fn check_space(&self) -> anyhow::Result<()> {
         let space = self.volume.space();
         let block = u64::from(space.block_bytes).max(1);
@@ -101,24 +101,24 @@ impl TreeImport<'_> {
         Ok(())
     }
 
-    /// All nodes, each once.
+    /// Returns all nodes, each once.
     fn each(&self) -> impl Iterator<Item = &TreeNode> {
         self.source.nodes().map(|id| self.source.tree.node(id))
     }
 
-    /// Puts all of it.
+    /// Copies the whole tree.
     pub fn run(&self, progress: ProgressMode) -> anyhow::Result<()> {
         report::notes(&self.source.notes);
         self.check_space()?;
         let outside = self.outside()?;
-        // A target lives on when something takes its only name.
+        // Keeps the inode of a link target alive if its only name is replaced.
         outside.values().for_each(|number| self.volume.add_user(*number));
         let done = self.put(outside.clone(), progress);
         outside.values().for_each(|number| self.volume.remove_users(*number, 1));
         done
     }
 
-    /// The inodes of the volume that hard links of the source lead to.
+    /// Resolves hard links to targets outside the source to inodes of the volume.
     fn outside(&self) -> anyhow::Result<HashMap<NodeId, InodeNumber>> {
         let mut found = HashMap::new();
         for id in self.source.nodes() {
@@ -201,20 +201,20 @@ fn data_bytes(node: &TreeNode) -> u64 {
 
 struct ImportRun<'a> {
     graft: &'a TreeImport<'a>,
-    /// The inodes of nodes that may have more names.
+    /// Inodes of nodes that may have several names.
     links: HashMap<NodeId, InodeNumber>,
-    /// The nodes of inodes that were made.
+    /// Nodes of new inodes.
     made: HashMap<InodeNumber, NodeId>,
-    /// Directories of the volume that something is put into.
+    /// Directories of the volume that receive files.
     entered: HashSet<InodeNumber>,
     buffer: Vec<u8>,
-    /// Files whose contents come later, in the order of their source.
+    /// Files whose contents are written later, in source order.
     in_order: Option<Vec<(u64, NodeId, InodeNumber)>>,
     progress: &'a mut Progress,
 }
 
 impl ImportRun<'_> {
-    /// Gives `name` in `dir` to a node; its inode.
+    /// Creates or links `name` in `dir` for a node, and returns its inode.
     fn entry(&mut self, dir: InodeNumber, name: &[u8], id: NodeId) -> anyhow::Result<InodeNumber> {
         let volume = self.graft.volume;
         let node = self.graft.source.tree.node(id);
@@ -259,7 +259,7 @@ impl ImportRun<'_> {
         later
     }
 
-    /// Contents and attributes of what is no directory.
+    /// Writes contents and attributes of a node that is no directory.
     fn fill(&mut self, made: InodeNumber, node: &TreeNode) -> anyhow::Result<()> {
         if let NodeKind::File { data, source, .. } = &node.kind_data {
             self.contents(made, *source, data)?;
@@ -267,7 +267,7 @@ impl ImportRun<'_> {
         self.finish(made, node)
     }
 
-    /// The directory that a symbolic link leads to, if it leads to one.
+    /// Returns the directory that a symbolic link leads to, if it leads to one.
     fn directory_behind(
         &self,
         dir: InodeNumber,
@@ -288,7 +288,7 @@ impl ImportRun<'_> {
         }
     }
 
-    /// Takes away what has the name of a node, if it may be replaced by that.
+    /// Removes the existing file of a name, if the node may replace it.
     fn replace(
         &mut self,
         dir: InodeNumber,
@@ -313,7 +313,7 @@ impl ImportRun<'_> {
         let may_become_dir = *replace_kinds && !source.implied_dirs.contains(&id);
         ensure!(!is_dir || may_become_dir, "is there and no directory; remove it first");
         volume.unlink(dir, name)?;
-        // Two paths of the source may lead to one name, through a link on the volume.
+        // Through a link on the volume, two paths of the source may lead to one name.
         if there.links() <= 1
             && let Some(gone) = self.made.remove(&there.number)
         {
@@ -335,7 +335,7 @@ impl ImportRun<'_> {
         NewNode { kind: node.kind_data.kind(), mode: node.mode.into(), uid, gid, device, target }
     }
 
-    /// Writes what a file has; holes stay holes.
+    /// Writes the data of a file; holes stay holes.
     fn contents(
         &mut self,
         number: InodeNumber,
@@ -356,7 +356,7 @@ impl ImportRun<'_> {
         Ok(())
     }
 
-    /// Attributes, in the order in which they do not undo each other.
+    /// Sets the attributes, in an order in which none undoes another.
     fn finish(&self, number: InodeNumber, node: &TreeNode) -> anyhow::Result<()> {
         let volume = self.graft.volume;
         for (name, value) in node.attributes() {
@@ -366,10 +366,10 @@ impl ImportRun<'_> {
         }
         let new = self.new_node(node);
         let size_bytes = match &node.kind_data {
-            // A hole at the end; nothing else is longer than what was written.
+            // Only a hole at the end makes the file longer than its written data.
             NodeKind::File { size_bytes, data, source } => {
                 let written = data.last().map_or(0, |(_, end)| *end);
-                // One that became shorter has zeros where there was nothing to be read.
+                // A file that became shorter while it was read ends where reading ended.
                 let read = self.graft.source.faults.len_bytes(*source);
                 let size_bytes = read.unwrap_or(*size_bytes);
                 (written != size_bytes).then_some(size_bytes)

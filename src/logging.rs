@@ -1,4 +1,4 @@
-//! Messages to the standard error, a line each.
+//! Log messages on standard error, one line each.
 
 use draconis_service::error_text;
 use log::{LevelFilter, Log, Metadata, Record};
@@ -7,7 +7,7 @@ use crate::report;
 
 struct Lines;
 
-/// Starts writing messages: errors and warnings, with `verbose` more.
+/// Starts logging: errors and warnings, more with `verbose`.
 pub fn start(verbose: u8) {
     let level = match verbose {
         0 => LevelFilter::Warn,
@@ -22,7 +22,7 @@ pub fn start(verbose: u8) {
 
 impl Log for Lines {
     fn enabled(&self, metadata: &Metadata<'_>) -> bool {
-        // Libraries below may talk when we are asked to say everything.
+        // Messages of other crates appear only at trace level.
         metadata.target().starts_with("draconis") || log::max_level() == LevelFilter::Trace
     }
 

@@ -1,6 +1,6 @@
 //! The `draconis` command.
 #![forbid(unsafe_code)]
-// They panic where the output is closed; `say` has what does not.
+// These macros panic if the output is closed; `report` does not.
 #![deny(clippy::print_stdout, clippy::print_stderr)]
 
 mod archive_args;
@@ -24,12 +24,12 @@ use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser};
 
-/// musl's own is slower, and gives back what is wanted again at once (docs/decisions/0089).
+/// musl's allocator is slower, and unmaps memory that is soon needed again (docs/decisions/0089).
 #[cfg(target_env = "musl")]
 #[global_allocator]
 static ALLOCATOR: dlmalloc::GlobalDlmalloc = dlmalloc::GlobalDlmalloc;
 
-/// Ends the program: the command line makes no sense, or asks for help.
+/// Exits with a usage error, or after printing help.
 fn end_misused(mut error: clap::Error) -> ! {
     use clap::error::{ContextKind, ContextValue, ErrorKind};
     if error.kind() == ErrorKind::InvalidSubcommand

@@ -1,8 +1,8 @@
-//! Manual pages: what clap knows of each command, a synopsis with the values of options, and
-//! examples.
+//! Manual pages, generated from the clap definition of each command, a synopsis with the values of
+//! options, and examples.
 //!
-//! Law: the same sources make the same pages. Their date is the release's, or what
-//! SOURCE_DATE_EPOCH says.
+//! Law: equal sources give equal pages. Their date is the release date, or
+//! SOURCE_DATE_EPOCH.
 
 mod examples;
 
@@ -11,18 +11,18 @@ use clap::{Arg, ArgAction, Command};
 use clap_mangen::Man;
 use jiff::Timestamp;
 
-/// When this version was released.
+/// Release date of this version.
 const RELEASED: &str = "2026-11-22";
-/// What the pages belong to, in the middle of their heads.
+/// Title of the manual, in the centre of the page header.
 const MANUAL: &str = "Draconis Manual";
 
-/// A page.
+/// A manual page.
 pub struct Page {
     pub file_name: String,
     pub text: Vec<u8>,
 }
 
-/// The pages of a command and of all below it that is not hidden.
+/// Returns the pages of a command and its visible subcommands.
 pub fn pages(command: Command) -> anyhow::Result<Vec<Page>> {
     let date = date()?;
     let mut command = command.disable_help_subcommand(true);
@@ -75,7 +75,7 @@ fn page(command: &Command, date: &str) -> anyhow::Result<Page> {
     Ok(Page { file_name: format!("{name}.1"), text })
 }
 
-/// Lines as they are, without filling.
+/// Adds lines without filling.
 fn push_verbatim(text: &mut Vec<u8>, lines: &str) {
     text.extend_from_slice(b".nf\n");
     for line in lines.lines() {
@@ -85,13 +85,13 @@ fn push_verbatim(text: &mut Vec<u8>, lines: &str) {
     text.extend_from_slice(b".fi\n");
 }
 
-/// Text that troff takes for text.
+/// Escapes text for troff.
 fn escaped(line: &str) -> String {
     let line = line.replace('\\', "\\e").replace('-', "\\-").replace('\'', "\\(aq");
     if line.starts_with('.') { format!("\\&{line}") } else { line }
 }
 
-/// The command with everything that it takes; what every command takes is left out.
+/// Returns the synopsis of a command, without global options.
 fn synopsis(command: &Command) -> String {
     let mut words = vec![command.get_bin_name().unwrap_or(command.get_name()).to_owned()];
     let everywhere = ["help", "version", "verbose"];
@@ -99,7 +99,7 @@ fn synopsis(command: &Command) -> String {
         |one: &Arg| everywhere.contains(&one.get_id().as_str()) || one.is_hide_short_help_set();
     let options = command.get_opts().chain(command.get_arguments().filter(|one| is_flag(one)));
     let mut options: Vec<&Arg> = options.filter(|one| !is_everywhere(one)).collect();
-    // Flags first, and what has a short name before what has none.
+    // Flags first, then options; those with a short name before those without.
     options.sort_by_key(|one| (!is_flag(one), one.get_short().is_none()));
     options.dedup_by_key(|one| one.get_id().clone());
     words.extend(options.iter().filter(|one| !one.is_hide_set()).map(|one| option(one)));
@@ -125,7 +125,7 @@ fn option(one: &Arg) -> String {
     if one.is_required_set() { format!("{text}{many}") } else { format!("[{text}]{many}") }
 }
 
-/// What an option takes: its name, or the few values that there are.
+/// Returns the value of an option: its name, or the few possible values.
 fn value(one: &Arg) -> String {
     let known = one.get_possible_values();
     let names: Vec<&str> = known.iter().map(|value| value.get_name()).collect();

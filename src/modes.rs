@@ -1,4 +1,4 @@
-//! Modes as `chmod` takes them: octal, or clauses of who, what to do, and permissions.
+//! Modes as `chmod` parses them: octal, or clauses of who, operator and permissions.
 //!
 //! ```text
 //!   u+rwX,g=u,o-t      who: u g o a     do: + - =     permissions: r w x X s t, or u g o
@@ -7,24 +7,24 @@
 const ALL: u32 = 0o7777;
 const SET_IDS: u32 = 0o6000;
 
-/// A change of a mode.
+/// A parsed change of a mode.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum ModeChange {
-    /// To these bits; directories keep setuid and setgid unless five digits are given.
+    /// Sets these bits; directories keep setuid and setgid unless five digits are given.
     To {
-        /// The bits.
+        /// Permission bits.
         bits: u32,
-        /// Whether it says everything.
+        /// True if setuid and setgid of directories are set too.
         whole: bool,
     },
-    /// One step after the other.
+    /// Symbolic clauses, applied in order.
     Steps(Vec<ModeClause>),
 }
 
-/// One step of a change.
+/// One symbolic clause.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ModeClause {
-    /// The bits that it is about; none if none were named.
+    /// Bits of the named classes; 0 if none is named.
     who: u32,
     what: ModeOp,
     permissions: Permissions,
@@ -39,9 +39,9 @@ enum ModeOp {
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Permissions {
-    /// Bits for all; `search` adds execution where anyone has it, and to directories.
+    /// Bits for all classes; `search` adds `x` to directories, and to files that have any `x`.
     Bits { bits: u32, search: bool },
-    /// Those of the owner, the group or others: by how far they are shifted.
+    /// Copy of the bits of owner, group or others, given as a shift.
     Copy { shift: u32 },
 }
 
@@ -62,7 +62,7 @@ impl std::str::FromStr for ModeChange {
     }
 }
 
-/// The steps of one clause.
+/// Parses the operators of one clause.
 fn clause_steps(clause: &[u8], steps: &mut Vec<ModeClause>) -> Option<()> {
     let start = clause.iter().position(|byte| matches!(byte, b'+' | b'-' | b'='))?;
     let (who, mut rest) = clause.split_at(start);
@@ -116,7 +116,7 @@ fn permissions(letters: &[u8]) -> Option<Permissions> {
 }
 
 impl ModeChange {
-    /// The mode after the change; `umask` counts where a step names none.
+    /// Returns the changed mode; `umask` applies to clauses that name no class.
     pub fn apply(&self, old: u32, is_dir: bool, umask: u32) -> u32 {
         let old = old & ALL;
         match self {
@@ -144,7 +144,7 @@ impl ModeClause {
             ModeOp::Add => old | bits,
             ModeOp::Remove => old & !bits,
             ModeOp::Set => {
-                // Directories lose these only if they are spoken of.
+                // Directories lose setuid and setgid only if these are named.
                 let kept = if is_dir { SET_IDS & !named } else { 0 };
                 let cleared = if self.who == 0 { ALL } else { self.who };
                 old & (!cleared | kept) | bits
@@ -157,7 +157,7 @@ impl ModeClause {
 mod tests {
     use super::*;
 
-    /// What GNU `chmod` makes of these.
+    /// Results of GNU `chmod`.
     #[test]
     fn modes_change_as_with_chmod() {
         for (text, old, is_dir, new) in [
@@ -190,7 +190,7 @@ mod tests {
         }
     }
 
-    /// Random changes, judged by the program itself.
+    /// Compares random changes with the system's `chmod`.
     #[test]
     fn chmod_itself_agrees() {
         use std::os::unix::fs::PermissionsExt;
@@ -216,7 +216,7 @@ mod tests {
             let ((one, old), (two, _)) = (clause(), clause());
             let text = format!("{one},{two}");
             for (path, is_dir) in [(&file, false), (&dir, true)] {
-                // Not every system lets a user set every bit.
+                // Some systems do not let a user set every bit.
                 let mode = std::fs::Permissions::from_mode(old & !0o2000 | 0o600);
                 std::fs::set_permissions(path, mode).unwrap();
                 let old = std::fs::metadata(path).unwrap().permissions().mode() & ALL;

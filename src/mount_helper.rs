@@ -1,4 +1,4 @@
-//! What mount(8) calls for the type `fuse.draconis`: this program, under another name.
+//! Mount helper: how mount(8) calls this program for the type `fuse.draconis`.
 
 use std::ffi::{OsStr, OsString};
 use std::path::Path;
@@ -7,13 +7,13 @@ use clap::CommandFactory;
 
 use crate::cli::Cli;
 
-/// Names under which mount(8) calls this program, for the types `fuse.draconis` and
+/// Names of the helper for the types `fuse.draconis`, `fuseblk.draconis` and
 /// `draconis`.
 const HELPERS: [&str; 3] = ["mount.fuse.draconis", "mount.fuseblk.draconis", "mount.draconis"];
 
-/// Turns what mount(8) says into `draconis mount`; anything else stays as it is. It says
-/// `mount.fuse.draconis IMAGE DIR [-sfnv] [-o OPTIONS] [-t TYPE]`, and where it finds no such
-/// helper `draconis IMAGE DIR -o OPTIONS`, by way of mount.fuse3.
+/// Translates a call by mount(8) into `draconis mount`; leaves other calls unchanged. mount(8)
+/// calls `mount.fuse.draconis IMAGE DIR [-sfnv] [-o OPTIONS] [-t TYPE]`, or through mount.fuse3
+/// `draconis IMAGE DIR -o OPTIONS`.
 pub fn command_line(arguments: impl Iterator<Item = OsString>) -> Vec<OsString> {
     let arguments: Vec<OsString> = arguments.collect();
     let called = arguments.first().and_then(|name| Path::new(name).file_name());
@@ -25,7 +25,7 @@ pub fn command_line(arguments: impl Iterator<Item = OsString>) -> Vec<OsString> 
     let mut rest = arguments.into_iter().skip(1);
     while let Some(argument) = rest.next() {
         match argument.to_str() {
-            // Sloppy options, no entry in mtab, verbose: without a meaning here.
+            // Sloppy options, no mtab entry, verbose: ignored.
             Some("-s" | "-n" | "-v") => {}
             Some("-t") => drop(rest.next()),
             _ => translated.push(argument),
@@ -34,7 +34,7 @@ pub fn command_line(arguments: impl Iterator<Item = OsString>) -> Vec<OsString> 
     translated
 }
 
-/// Whether these are `IMAGE DIR -o OPTIONS` without a command before them.
+/// Returns true for `IMAGE DIR -o OPTIONS` without a command.
 fn names_image_and_dir(arguments: &[OsString]) -> bool {
     let [_, image, dir, option, _] = arguments else { return false };
     let is_command = |name: &OsStr| {

@@ -1,4 +1,4 @@
-//! Progress of anything that takes longer than two seconds, on a terminal only.
+//! Progress bars on terminals, for operations that take longer than two seconds.
 
 use std::io::IsTerminal;
 use std::time::{Duration, Instant};
@@ -17,28 +17,28 @@ pub enum ProgressMode {
     Never,
 }
 
-/// What is shorter than this needs no bar.
+/// Delay before the bar appears.
 const SHOW_AFTER: Duration = Duration::from_secs(2);
-/// The bar looks at the clock once in so many bytes.
+/// Bytes between two looks at the clock.
 const STEP_BYTES: u64 = 1 << 20;
 
-/// A bar that counts bytes.
+/// A progress bar that counts bytes.
 pub struct Progress {
     bar: ProgressBar,
-    /// When the bar may show itself; `None` once it has, or if it never will.
+    /// Time at which the bar appears; `None` once it has, or if it never will.
     due: Option<Instant>,
     done_bytes: u64,
     reported_bytes: u64,
 }
 
 impl Progress {
-    /// A bar for `total_bytes`.
+    /// Creates a bar for `total_bytes`.
     pub fn new(when: ProgressMode, total_bytes: u64) -> Self {
         let template = "{bar:32} {bytes} of {total_bytes}, {bytes_per_sec}, {eta} left";
         Self::with(when, Some(total_bytes), template)
     }
 
-    /// A count of bytes where it is not known how many will come.
+    /// Creates a counter for an unknown number of bytes.
     pub fn unbounded(when: ProgressMode) -> Self {
         Self::with(when, None, "{bytes}, {bytes_per_sec}")
     }

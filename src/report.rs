@@ -1,6 +1,6 @@
-//! Lines on standard output, and complaints on standard error.
+//! Lines on standard output and errors on standard error.
 //!
-//! Law 1: a closed output ends a command quietly, and a closed standard error changes nothing.
+//! Law 1: a closed output ends a command silently; a closed standard error has no effect.
 
 use std::fmt::Display;
 use std::io::{self, Write};
@@ -9,23 +9,23 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use draconis_access::messages::{DAMAGE_HINT, split_message};
 
-/// The exit status of a program that SIGPIPE ended.
+/// Exit status of a program that SIGPIPE killed.
 const OUTPUT_CLOSED: u8 = 128 + 13;
 
 /// Writes a line to standard output.
 ///
 /// # Errors
-/// Why it cannot be written; the reader may have closed it.
+/// The line cannot be written, for example because the reader closed the pipe.
 pub fn print_line(line: impl Display) -> io::Result<()> {
     writeln!(io::stdout(), "{line}")
 }
 
-/// Writes a line to standard error, if that is still open.
+/// Writes a line to standard error; ignores failures.
 pub fn warn_line(line: impl Display) {
     let _ = writeln!(io::stderr(), "{line}");
 }
 
-/// Writes a failure to standard error.
+/// Writes an error to standard error.
 pub fn print_error(error: &anyhow::Error) {
     static DAMAGE_HINT_SHOWN: AtomicBool = AtomicBool::new(false);
     let (text, step) = split_message(error);
@@ -38,8 +38,8 @@ pub fn print_error(error: &anyhow::Error) {
     }
 }
 
-/// Ends a command that failed: writes why, and returns `status`. A reader that closed the output
-/// has seen enough: nothing is written then.
+/// Ends a failed command: prints the error and returns `status`. Prints nothing if the reader
+/// closed the output.
 pub fn end_failed(error: &anyhow::Error, status: u8) -> ExitCode {
     if is_broken_pipe(error) {
         return ExitCode::from(OUTPUT_CLOSED);
@@ -48,7 +48,7 @@ pub fn end_failed(error: &anyhow::Error, status: u8) -> ExitCode {
     ExitCode::from(status)
 }
 
-/// Writes what a user should know.
+/// Prints notes for the user.
 pub fn notes(notes: &[String]) {
     notes.iter().for_each(|note| warn_line(format_args!("draconis: {note}")));
 }

@@ -1,4 +1,4 @@
-//! `IMAGE[:/path]`, as people write it.
+//! Targets on the command line: `IMAGE[:/path]`.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
@@ -6,7 +6,7 @@ use std::path::PathBuf;
 
 pub use draconis_access::listing::join;
 
-/// What an address in a bucket begins with.
+/// Schemes of bucket URLs.
 const SCHEMES: &[&str] = &["s3", "gs", "az", "file"];
 
 /// An image and a path in its volume.
@@ -14,13 +14,13 @@ const SCHEMES: &[&str] = &["s3", "gs", "az", "file"];
 pub struct ImagePath {
     /// Image: file, block device or STORE#NAME.
     pub image: PathBuf,
-    /// The path in the volume, as bytes; `/` if none was given.
+    /// Path in the volume, as bytes; `/` if none was given.
     pub path: Vec<u8>,
 }
 
 impl ImagePath {
-    /// Splits at the first `:/`, so that an image may have colons in its name and a path too; of an
-    /// address in a bucket at the next.
+    /// Splits at the first `:/`, so that image names and paths may contain colons. In a bucket URL,
+    /// skips the `://` of the scheme.
     fn parse(text: &OsStr) -> Self {
         let bytes = text.as_bytes();
         let is_of = |scheme: &&&str| {
@@ -30,21 +30,21 @@ impl ImagePath {
         let rest = bytes.get(skip..).unwrap_or_default();
         let (image, path) = match rest.windows(2).position(|pair| pair == b":/") {
             Some(colon) => bytes.split_at(skip + colon),
-            // `IMAGE:` is the root, too, as with scp.
+            // `IMAGE:` means the root directory, as with scp.
             None => (bytes.strip_suffix(b":").unwrap_or(bytes), &b":/"[..]),
         };
         let path = path.get(1..).unwrap_or_default();
         Self { image: OsString::from_vec(image.to_vec()).into(), path: path.to_vec() }
     }
 
-    /// The directory of the last name, as it is written.
+    /// Returns the directory of the last name, as it was written.
     pub fn parent(&self) -> String {
         let text = self.to_string();
         let text = text.trim_end_matches('/');
         text.rfind('/').map_or(text, |cut| &text[..=cut]).to_string()
     }
 
-    /// The last name of the path; empty for the root directory.
+    /// Returns the last name of the path; empty for the root directory.
     pub fn file_name(&self) -> &[u8] {
         let mut names = self.path.split(|&b| b == b'/').filter(|name| !name.is_empty());
         names.next_back().unwrap_or_default()

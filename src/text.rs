@@ -1,4 +1,4 @@
-//! Numbers, names, modes and times as people read them.
+//! Formatting and parsing of numbers, names, modes and times.
 
 use std::io::{self, IsTerminal, Write};
 
@@ -13,18 +13,18 @@ pub fn size(text: &str) -> Result<u64, String> {
         .ok_or_else(|| "not a size such as 4096, 64K or 1G".to_string())
 }
 
-/// A UUID as it is written everywhere.
+/// Formats a UUID.
 pub fn uuid(bytes: [u8; 16]) -> String {
     let hex: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
     [&hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..]].join("-")
 }
 
-/// A number of things: `1 directory`, `2 directories`.
+/// Formats a count: `1 directory`, `2 directories`.
 pub fn pluralize(n: u64, one: &str, many: &str) -> String {
     format!("{n} {}", if n == 1 { one } else { many })
 }
 
-/// `drwxr-xr-x`, as `ls -l` writes a mode.
+/// Formats a mode as `ls -l` does: `drwxr-xr-x`.
 pub fn mode(mode: u32) -> String {
     let kind = match FileType::from_mode(mode) {
         Some(FileType::Directory) => 'd',
@@ -53,7 +53,7 @@ pub fn mode(mode: u32) -> String {
     text
 }
 
-/// What `stat` calls a kind.
+/// Returns the name of a file type, as `stat` shows it.
 pub fn kind(kind: FileType) -> &'static str {
     match kind {
         FileType::File => "regular file",
@@ -66,26 +66,26 @@ pub fn kind(kind: FileType) -> &'static str {
     }
 }
 
-/// Writes times in the zone of this machine, which must be found before files are closed off.
+/// Formats times in the local time zone, which must be loaded before the process is confined.
 pub struct Clock(TimeZone);
 
 impl Clock {
-    /// Finds the zone.
+    /// Loads the time zone.
     pub fn new() -> Self {
         Self(TimeZone::system())
     }
 
-    /// `2026-11-20 23:36`
+    /// Formats `2026-11-20 23:36`.
     pub fn minute(&self, time: Time) -> String {
         self.format(time, "%Y-%m-%d %H:%M")
     }
 
-    /// `2026-11-20 23:36:01.123456789 +0100`
+    /// Formats `2026-11-20 23:36:01.123456789 +0100`.
     pub fn precise(&self, time: Time) -> String {
         self.format(time, "%Y-%m-%d %H:%M:%S.%9f %z")
     }
 
-    /// `Fri Nov 20 23:36:01 2026`, as the C library writes it.
+    /// Formats `Fri Nov 20 23:36:01 2026`, as ctime(3) does.
     pub fn ctime(&self, time: Time) -> String {
         self.format(time, "%a %b %e %H:%M:%S %Y")
     }
@@ -93,14 +93,14 @@ impl Clock {
     fn format(&self, time: Time, format: &str) -> String {
         match Timestamp::new(time.seconds, time.nanoseconds as i32) {
             Ok(stamp) => stamp.to_zoned(self.0.clone()).strftime(format).to_string(),
-            // Beyond what calendars are made for: the number itself.
+            // Times outside the range of calendars are shown in seconds.
             Err(_) => format!("@{}", time.seconds),
         }
     }
 }
 
-/// A time as people write it: `2026-11-20`, `2026-11-20 23:36:01.5`, with a zone or in that of
-/// this machine, or `@SECONDS`.
+/// Parses a time: `2026-11-20`, `2026-11-20 23:36:01.5`, with a time zone or in the local one, or
+/// `@SECONDS`.
 pub fn time(text: &str) -> Result<Time, String> {
     let wrong = |_| format!("{text}: not a time such as 2026-11-20 23:36 or @1795304161");
     if let Some(seconds) = text.strip_prefix('@') {
@@ -108,7 +108,7 @@ pub fn time(text: &str) -> Result<Time, String> {
         let seconds: i64 = whole.parse().map_err(|_| wrong(()))?;
         let digits: String = fraction.chars().chain("000000000".chars()).take(9).collect();
         let nanoseconds: u32 = digits.parse().map_err(|_| wrong(()))?;
-        // A fraction counts away from zero, nanoseconds always forwards.
+        // The fraction counts away from zero, but nanoseconds always count forwards.
         return Ok(match (whole.starts_with('-'), nanoseconds) {
             (true, 1..) => Time { seconds: seconds - 1, nanoseconds: 1_000_000_000 - nanoseconds },
             _ => Time { seconds, nanoseconds },
@@ -126,8 +126,8 @@ pub fn time(text: &str) -> Result<Time, String> {
     })
 }
 
-/// A time of this machine's zone in digits alone, as tune2fs takes it: `20261120`, and two more for
-/// each of hours, minutes and seconds.
+/// Parses a local time in digits, as tune2fs does: `20261120`, then optionally two digits each for
+/// hours, minutes and seconds.
 pub fn time_in_digits(text: &str) -> Option<Time> {
     if !matches!(text.len(), 8 | 10 | 12 | 14) || !text.bytes().all(|byte| byte.is_ascii_digit()) {
         return None;
@@ -137,15 +137,15 @@ pub fn time_in_digits(text: &str) -> Option<Time> {
     Some(Time { seconds: stamp.as_second(), nanoseconds: 0 })
 }
 
-/// Standard output, which shows names as they are, or harmlessly on a terminal: a name on a
-/// volume may hold anything but a slash and a NUL.
+/// Standard output. Names are written as they are, but escaped on a terminal: a name may contain
+/// any byte but slash and NUL.
 pub struct Output {
     out: io::BufWriter<io::StdoutLock<'static>>,
     terminal: bool,
 }
 
 impl Output {
-    /// Takes the standard output.
+    /// Locks standard output.
     pub fn new() -> Self {
         let out = io::stdout();
         let terminal = out.is_terminal();

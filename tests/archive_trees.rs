@@ -1,5 +1,5 @@
-//! Random trees through archives, both ways: what GNU tar and bsdtar write arrives as they
-//! unpack it themselves, and what `draconis tar` writes they unpack as it was.
+//! Random trees through archives in both directions: archives of GNU tar and bsdtar must unpack as
+//! with these tools, and they must unpack archives of `draconis tar` to the original tree.
 
 mod common;
 
@@ -15,12 +15,12 @@ use common::{Draconis, Kernel, Seen, Without, look, mke2fs, root, tool};
 use draconis_device::Random;
 use rustix::fs::{AtFlags, CWD, FileType, Timespec, Timestamps, XattrFlags};
 
-/// A tree with names, kinds, owners, times and attributes that are hard to keep.
+/// A random tree with names, types, owners, times and attributes that are hard to preserve.
 struct RandomTree {
     random: Random,
     dirs: Vec<PathBuf>,
     others: Vec<PathBuf>,
-    /// Only what a format without extensions holds.
+    /// True if the tree must fit a format without extensions.
     is_plain: bool,
 }
 
@@ -40,7 +40,7 @@ impl RandomTree {
         for nth in 0..count / 8 {
             let Some(from) = hard.get((nth * 7) as usize % hard.len().max(1)) else { break };
             let to = tree.name();
-            // Not all file systems link all kinds.
+            // Some file systems do not support hard links to every file type.
             if std::fs::hard_link(from, &to).is_ok() {
                 tree.others.push(to);
             }
@@ -48,7 +48,7 @@ impl RandomTree {
         for path in tree.others.clone().iter().chain(tree.dirs.clone()[1..].iter().rev()) {
             tree.adorn(path);
         }
-        // Making what is in a directory changed its time.
+        // Adding entries has changed the times of the directories.
         for path in tree.dirs.clone()[1..].iter().rev() {
             tree.times(path);
         }
@@ -58,7 +58,7 @@ impl RandomTree {
         of[self.random.below(of.len() as u64) as usize]
     }
 
-    /// A new path in one of the directories.
+    /// Returns a new path in one of the directories.
     fn name(&mut self) -> PathBuf {
         loop {
             let lens: &[usize] = match self.is_plain {
@@ -136,7 +136,7 @@ impl RandomTree {
         self.others.push(path);
     }
 
-    /// Gives an owner, a mode, attributes and times.
+    /// Sets owner, mode, attributes and times.
     fn adorn(&mut self, path: &Path) {
         let kind = path.symlink_metadata().unwrap().file_type();
         let ids = [0, 1, 1000, 65_534, 2_097_151, 2_097_152, 4_000_000_000];
@@ -186,7 +186,7 @@ impl RandomTree {
         self.times(path);
     }
 
-    /// Gives an access control list.
+    /// Sets an access control list.
     fn list(&mut self, path: &Path, name: &str) {
         let mut entries = vec![(1u16, u32::MAX), (4, u32::MAX), (16, u32::MAX), (32, u32::MAX)];
         for tag in [2, 8] {
@@ -216,7 +216,7 @@ impl RandomTree {
     }
 }
 
-/// A volume that the kernel changes.
+/// A volume mounted by the kernel.
 struct Scratch {
     image: PathBuf,
     kernel: Kernel,
@@ -238,7 +238,7 @@ impl Scratch {
     }
 }
 
-/// What is below a directory, but for what no copy has.
+/// Describes everything below a directory that a copy can preserve.
 fn below(top: &Path) -> BTreeMap<PathBuf, Seen> {
     let mut seen = look(top, Without { what_a_copy_loses: true, fractions: false });
     seen.remove(Path::new(""));
@@ -251,7 +251,7 @@ fn shell(script: &str) -> (bool, String) {
     (output.status.success(), String::from_utf8_lossy(&output.stderr).into_owned())
 }
 
-/// A tool that packs and unpacks archives.
+/// An archiver.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Tool {
     Gnu,
@@ -260,7 +260,7 @@ enum Tool {
 use Tool::{Bsd, Gnu};
 
 impl Tool {
-    /// The command, with the options for what only pax archives hold.
+    /// Returns the command, with the options for features that only pax archives have.
     fn command(self, is_pax: bool, locale: &str) -> String {
         let (tool, only_pax) = match self {
             Gnu => ("tar", "--acls --xattrs --xattrs-include='*' --selinux"),
@@ -270,8 +270,8 @@ impl Tool {
         format!("LC_ALL={locale} {tool} {only_pax} --numeric-owner")
     }
 
-    /// Leaves out what bsdtar cannot do: it counts fractions of seconds before 1970 from the wrong
-    /// end, does not link devices, and takes names of attributes that GNU tar codes as they are, too.
+    /// Removes what bsdtar gets wrong: negative fractions of seconds, hard links of devices, and
+    /// attribute names that GNU tar encodes.
     fn without_flaws(self, mut seen: BTreeMap<PathBuf, Seen>) -> BTreeMap<PathBuf, Seen> {
         for one in seen.values_mut().filter(|_| self == Bsd) {
             if one.times[1].0 <= 0 {
@@ -291,7 +291,7 @@ fn tools(test: &str) -> bool {
     root(test) && tool(test, "bsdtar") && tool(test, "tar")
 }
 
-/// Asserts that two looks are the same; the end of each different path is told in words.
+/// Asserts that two descriptions are equal; the panic message shows the differences.
 fn equal(what: &str, ours: &BTreeMap<PathBuf, Seen>, wanted: &BTreeMap<PathBuf, Seen>) {
     let line = |seen: Option<&Seen>| {
         let Some(it) = seen else { return "nothing".to_owned() };
@@ -343,11 +343,11 @@ fn trees_in_archives_of_others_arrive() {
             let is_pax = format.starts_with('p');
             let command = tool.command(is_pax, locale);
             let what = format!("seed {seed}, {command} --format={format}");
-            // They tell what a format cannot hold, and leave it out.
+            // They report and skip what the format cannot hold.
             shell(&format!(
                 "cd {at} && {command} --format={format} --exclude=./lost+found -cf {shown} ."
             ));
-            // GNU tar judges its own archives; bsdtar does not read all that it writes.
+            // GNU tar checks its own archives; bsdtar cannot read everything that it writes.
             let theirs = Scratch::new(&draconis, "theirs");
             let into = theirs.kernel.at.display();
             let (_, said) = shell(&format!("{command} -xpf {shown} -C {into}"));
@@ -404,7 +404,7 @@ fn others_unpack_archives_of_random_volumes() {
     }
 }
 
-/// The seeds; others by the variable `DRACONIS_SEEDS`, as `3..9`.
+/// Returns the seeds: from `DRACONIS_SEEDS` (`3..9`), or the defaults.
 fn seeds() -> std::ops::Range<u64> {
     let range = std::env::var("DRACONIS_SEEDS").unwrap_or_default();
     let ends = range.split_once("..");

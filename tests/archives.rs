@@ -1,4 +1,4 @@
-//! Archives and trees over what a volume has already: GNU tar judges each, and `e2fsck`.
+//! Archives and trees extracted over existing files, compared with GNU tar and checked by `e2fsck`.
 
 mod common;
 
@@ -8,7 +8,7 @@ use std::process::Command;
 
 use common::Draconis;
 
-/// A volume and a directory of this machine that have the same files.
+/// A volume and a host directory with the same files.
 struct Pair {
     draconis: Draconis,
     image: PathBuf,
@@ -21,7 +21,7 @@ fn shell(dir: &Path, script: &str) {
     assert!(output.status.success(), "{script}: {said}");
 }
 
-/// Every name below a directory: what it is, how many names it has, what it holds.
+/// Returns every name below a directory, with type, link count and contents.
 fn tree_at(dir: &Path) -> BTreeMap<String, String> {
     let script = "find . -mindepth 1 -name lost+found -prune -o -type d -printf '%P\\0d %m\\0' \
         -o -printf '%P\\0%y %m %n %l ' '(' -type f -exec cat {} ';' , -printf '\\0' ')'";
@@ -37,7 +37,7 @@ fn tree_at(dir: &Path) -> BTreeMap<String, String> {
 }
 
 impl Pair {
-    /// Both hold what the script makes.
+    /// Creates both with the files of a script.
     fn new(script: &str) -> Self {
         let draconis = Draconis::new();
         let (image, dir) = (draconis.path("image"), draconis.make_dir("dir"));
@@ -53,7 +53,7 @@ impl Pair {
         format!("{}:{path}", self.image.display())
     }
 
-    /// An archive of what the script makes in an empty directory.
+    /// Creates an archive of the files that a script creates in an empty directory.
     fn archive(&self, script: &str, arguments: &str) -> PathBuf {
         let archive = self.draconis.path("archive.tar");
         let from = tempfile::tempdir().unwrap();
@@ -75,7 +75,7 @@ impl Pair {
         tree_at(into.path())
     }
 
-    /// Unpacks an archive into both, which then have the same files.
+    /// Extracts an archive into both, and compares them.
     fn unpack(&self, archive: &Path) {
         let file = archive.to_str().unwrap();
         let tar = "tar --keep-directory-symlink --warning=none -xpf";
@@ -85,7 +85,7 @@ impl Pair {
         assert_eq!(self.tree(), tree_at(&self.dir));
     }
 
-    /// Unpacks an archive that is refused, and changes nothing.
+    /// Extracts an archive that must be refused without changing anything.
     fn refuses(&self, archive: &Path, why: &str) {
         let before = self.tree();
         let file = archive.to_str().unwrap();
@@ -104,10 +104,10 @@ fn names_go_through_linked_directories() {
     let pair = Pair::new(MERGED);
     let make = "umask 022; mkdir -p lib/modules/6.1 usr/deep; echo m > lib/modules/6.1/x.ko; \
         echo d > usr/deep/d; echo n > lib/old";
-    // With entries of the directories, and without.
+    // With and without directory entries.
     pair.unpack(&pair.archive(make, "lib usr"));
     pair.unpack(&pair.archive(make, "lib/modules/6.1/x.ko usr/deep/d lib/old"));
-    // `put -r` does the same.
+    // `put -r` behaves likewise.
     let from = pair.draconis.make_dir("from");
     shell(&from, "mkdir -p lib/put; echo p > lib/put/p");
     shell(&pair.dir, "mkdir usr/lib/put; echo p > usr/lib/put/p");
@@ -115,7 +115,7 @@ fn names_go_through_linked_directories() {
     pair.draconis.ok(["put", "-r", lib.to_str().unwrap(), &pair.at("/")]);
     pair.check();
     assert_eq!(pair.tree(), tree_at(&pair.dir));
-    // The root of a volume is above itself: nothing of this machine is reached.
+    // The parent of a volume's root is the root: `..` reaches no host files.
     let pair = Pair::new("umask 022; mkdir in; ln -s ../../../../in away; ln -s away again");
     pair.draconis.ok([
         "untar",
@@ -130,7 +130,7 @@ fn names_go_through_linked_directories() {
 #[test]
 fn two_paths_to_one_name_leave_one_file() {
     let pair = Pair::new(MERGED);
-    // The second path takes the name of a file that has another name, and of one that has none.
+    // The second path takes the name of a file with another link, and of one without.
     let make = "umask 022; mkdir -p lib usr/lib; echo 1 > usr/lib/a; ln usr/lib/a b; \
         echo 2 > usr/lib/c; echo 3 > lib/a; echo 4 > lib/c";
     for packed in ["", "-z"] {
@@ -154,18 +154,18 @@ fn hard_links_lead_to_files_of_the_volume() {
     let archive = pair.archive(both, "d/a b c e");
     shell(archive.parent().unwrap(), "tar --delete -f archive.tar d/a");
     pair.unpack(&archive);
-    // Through a linked directory.
+    // Through a symbolic link to a directory.
     let make = "umask 022; mkdir to; echo x > to/a; ln to/a d2";
     let archive = pair.archive(make, "to/a d2");
     shell(archive.parent().unwrap(), "tar --delete -f archive.tar to/a");
     pair.unpack(&archive);
-    // The archive replaces the target after the link was made.
+    // The archive replaces the target after creating the link.
     let archive = pair.archive("echo new > single; ln single kept", "single kept");
     let add = "tar --delete -f archive.tar single; echo new > single; tar -rf archive.tar single";
     shell(archive.parent().unwrap(), add);
     pair.unpack(&archive);
     assert_eq!(pair.draconis.ok(["cat", &pair.at("/kept")]), "y\n");
-    // There is no such file; it is a directory.
+    // The target does not exist, or is a directory.
     for (target, why) in [("gone", "neither before it"), ("d", "which is a directory")] {
         let archive =
             pair.archive(&format!("echo > {target}; ln {target} l"), &format!("{target} l"));
@@ -202,11 +202,11 @@ fn other_kinds_are_replaced() {
             }
         }
     }
-    // A directory that no entry describes replaces nothing.
+    // An implied directory replaces nothing.
     let pair = Pair::new("echo f > x");
     let archive = pair.archive("mkdir x; echo f > x/f", "x/f");
     pair.refuses(&archive, "no directory");
-    // `cp` refuses, as its namesake.
+    // `cp` refuses this, as GNU cp does.
     let from = pair.at("/d");
     pair.draconis.ok(["mkdir", "-p", &pair.at("/d/x")]);
     let said = pair.draconis.fails(["cp", "-r", &pair.at("/d/x"), &pair.at("/")]);
@@ -230,7 +230,7 @@ fn names_with_an_inner_parent_stay_inside() {
     pair.refuses(&archive, "out of the archive");
 }
 
-/// Owners and groups of all entries, as 64 bits with a sign in base 256, or in octal.
+/// Sets owner and group of all entries: signed 64-bit in base 256, or octal.
 fn set_owners(archive: &Path, id: i64) {
     let mut bytes = std::fs::read(archive).unwrap();
     for header in bytes.chunks_exact_mut(512).filter(|header| &header[257..262] == b"ustar") {
@@ -271,7 +271,7 @@ fn owners_of_any_size_are_taken() {
             assert_eq!(owner_of(&pair, "/f"), (owner, owner), "{id}: {arguments:?}");
         }
     }
-    // In pax records, also beyond 64 bits, and no number at all.
+    // In pax records: beyond 64 bits, too, and a text that is no number.
     for (id, taken) in [("-2", Some(low - 1)), ("36893488147419103237", Some(5)), ("x", None)] {
         let archive =
             pair.archive("echo x > f", &format!("--format=pax --pax-option=uid:={id},gid:={id} f"));
@@ -295,14 +295,14 @@ const LISTS: &str = "umask 022; mkdir d p; echo x > f; echo y > d/g; echo z > pl
     setfacl -m u:9:rwx d; setfattr -n 'user.a%3Db=c%25d%' -v 'v=1' f; setfattr -n user.é -v 2 f
     setfattr -n user.plain -v 3 d; setfattr -n security.selinux -v 0x753a6f626a6563743a7300 plain || true";
 
-/// Lists and attributes of everything below a directory, as the tools of this machine show them.
+/// Returns ACLs and attributes of everything below a directory, as the host's tools show them.
 fn attributes_at(dir: &Path) -> String {
     let script = "getfacl -nR . 2>/dev/null | sed '/^# owner/d;/^# group/d'; \
         find . -type f -o -type d | sort | while read -r name; do \
         getfattr -hd -m - -e hex \"$name\" 2>/dev/null; done";
     let output = Command::new("bash").args(["-c", script]).current_dir(dir).output().unwrap();
     let text = String::from_utf8(output.stdout).unwrap();
-    // The root of a volume holds what a directory of this machine does not.
+    // Only the volume has lost+found.
     text.split("\n\n").filter(|it| !it.contains("lost+found")).collect::<Vec<_>>().join("\n\n")
 }
 
@@ -351,7 +351,7 @@ fn lists_and_names_of_attributes_arrive_both_ways() {
                 }
                 false => assert_eq!(found, wanted, "{from}"),
             }
-            // A list that says no more than the mode is none.
+            // An ACL equal to the mode is not stored.
             let request = ["-R", "ea_list plain", shown];
             let said = Command::new("debugfs").args(request).output().unwrap();
             let said = String::from_utf8_lossy(&said.stdout).into_owned();
@@ -399,7 +399,7 @@ fn large_attributes_have_inodes_of_their_own() {
                 std::fs::remove_file(&out).unwrap();
             }
         }
-        // The values go with what has them.
+        // Deleting the files deletes their EA inodes.
         if options.contains("quota") {
             continue;
         }

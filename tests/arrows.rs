@@ -7,7 +7,7 @@ mod imports;
 use std::collections::BTreeSet;
 use std::process::Command;
 
-/// Each crate and the crates of ours that it may use.
+/// Permitted dependencies of each crate on our other crates.
 const MAY_USE: &[(&str, &[&str])] = &[
     ("exchange", &[]),
     ("device", &["exchange"]),
@@ -20,7 +20,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("access", &["container", "device", "exchange", "ext", "objects", "service"]),
     ("capi", &["access", "exchange", "ext", "objects"]),
     ("lab", &["device", "exchange", "ext", "front", "objects", "service"]),
-    // Stores that others wrote, for the lab, which starts it as a program.
+    // Other stores, for the lab, which runs this as a separate program.
     ("peers", &["bucket", "device", "objects"]),
     (
         "",
@@ -38,7 +38,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ),
 ];
 
-/// Licences that a dependency may have.
+/// Permitted licences of dependencies.
 const LICENCES: &[&str] = &[
     "MIT",
     "Apache-2.0",
@@ -56,7 +56,7 @@ const LICENCES: &[&str] = &[
 ];
 
 fn metadata() -> serde_json::Value {
-    // What other platforms would need was never fetched.
+    // Packages for other platforms are not downloaded.
     let platform = format!("{}-unknown-linux-gnu", std::env::consts::ARCH);
     let output = Command::new(env!("CARGO"))
         .args(["metadata", "--format-version=1", "--locked", "--offline"])
@@ -68,7 +68,7 @@ fn metadata() -> serde_json::Value {
     serde_json::from_slice(&output.stdout).unwrap()
 }
 
-/// `draconis-ext` is `ext`, and `draconis` itself is the empty name.
+/// Strips the prefix `draconis-`; `draconis` itself is the empty name.
 fn ours(name: &str) -> Option<&str> {
     if name == "draconis" { Some("") } else { name.strip_prefix("draconis-") }
 }
@@ -85,7 +85,7 @@ fn no_crate_uses_another_against_the_arrows() {
         };
         for dependency in package["dependencies"].as_array().unwrap() {
             let used = dependency["name"].as_str().unwrap();
-            // What a crate's own tests use binds no user of it.
+            // Test dependencies do not count.
             if !dependency["kind"].is_null() {
                 continue;
             }
@@ -106,7 +106,7 @@ fn every_dependency_has_a_permissive_licence() {
         let name = &package["name"];
         let licence =
             package["license"].as_str().unwrap_or_else(|| panic!("{name} has no licence"));
-        // An expression: alternatives of which one, or parts of which all, must be allowed.
+        // In an SPDX expression, one alternative or all parts must be permitted.
         let allowed = licence.split(" OR ").flat_map(|part| part.split('/')).any(|alternative| {
             let names = alternative.split([' ', '(', ')']).filter(|word| !word.is_empty());
             let names: BTreeSet<&str> =
@@ -117,7 +117,7 @@ fn every_dependency_has_a_permissive_licence() {
     }
 }
 
-/// The crates that are for others.
+/// Published crates.
 const PUBLISHED: &[&str] = &["exchange", "device", "ext", "objects"];
 
 #[test]
@@ -135,7 +135,7 @@ fn what_is_published_says_what_it_is_and_needs_nothing_of_ours_that_is_not() {
         assert!(!package["keywords"].as_array().unwrap().is_empty(), "{name} has no keywords");
         for dependency in package["dependencies"].as_array().unwrap() {
             let Some(used) = ours(dependency["name"].as_str().unwrap()) else { continue };
-            // Tests are not published.
+            // Test dependencies are not published.
             if dependency["kind"].is_null() {
                 assert!(PUBLISHED.contains(&used), "{name} needs {used}, which is not published");
                 assert_ne!(dependency["req"], "*", "{name} takes any version of {used}");
@@ -144,7 +144,7 @@ fn what_is_published_says_what_it_is_and_needs_nothing_of_ours_that_is_not() {
     }
 }
 
-/// Whatever a command or a library overwrites was compared with what it reads before.
+/// Files are overwritten only after they were compared with the sources of the command.
 #[test]
 fn files_of_the_host_are_overwritten_in_one_place() {
     const PLACE: &str = "crates/access/src/destination.rs";
@@ -162,7 +162,7 @@ fn files_of_the_host_are_overwritten_in_one_place() {
         let code = text.split("#[cfg(test)]").next().unwrap();
         let opens = ["File::create(", ".create(true)", ".truncate(true)", "OFlags::TRUNC"];
         let writes = code.matches("std::fs::write(").count();
-        // What the front tells the kernel to read ahead is no file.
+        // The read-ahead setting of a mount is a sysfs file.
         let writes = writes - code.matches("std::fs::write(&file, READ_AHEAD_KIB").count();
         if writes > 0 || opens.iter().any(|word| code.contains(word)) {
             found.insert(path.strip_prefix(root).unwrap().to_string_lossy().into_owned());
@@ -171,7 +171,7 @@ fn files_of_the_host_are_overwritten_in_one_place() {
     assert_eq!(found, BTreeSet::from([PLACE.to_owned()]));
 }
 
-/// Where unsafe code may be. The first of them are in ARCHITECTURE.md, the tests are not.
+/// Where unsafe code is permitted; ARCHITECTURE.md lists all but the tests.
 const UNSAFE: &[&str] = &[
     "crates/exchange/",
     "crates/device/src/uring.rs",
@@ -183,11 +183,11 @@ const UNSAFE: &[&str] = &[
     "crates/peers/src/cxx.rs",
     "crates/peers/src/lmdb.rs",
     "crates/peers/src/mapping.rs",
-    // Attacks it.
+    // Attacks the sandbox.
     "crates/service/tests/sandbox.rs",
-    // Asks the kernel what no library passes on as it is.
+    // Makes system calls without a wrapper library.
     "tests/exact/sys.rs",
-    // Gives both sides of a session one memory.
+    // Shares memory between both sides of a session.
     "tests/common/route.rs",
     "crates/ext/tests/matrix/ioctl.rs",
 ];

@@ -1,4 +1,4 @@
-//! Every command on every page of the book works, and says what the page says.
+//! Runs every command on every page of the book, and compares its output with the page.
 //!
 //! ```text
 //! $ command            typed, in a directory of the page's own
@@ -14,7 +14,7 @@ use std::process::{Command, Stdio};
 
 use common::{Draconis, fuse, skipped};
 
-/// The pages, by name.
+/// Returns the pages.
 fn pages() -> Vec<PathBuf> {
     let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/book/src");
     let mut pages: Vec<PathBuf> =
@@ -23,7 +23,7 @@ fn pages() -> Vec<PathBuf> {
     pages
 }
 
-/// What is typed, each with the lines that the page shows of its output.
+/// Returns the commands of a page, each with its output lines.
 fn commands(page: &str) -> Vec<(String, Vec<&str>)> {
     let mut found: Vec<(String, Vec<&str>)> = vec![];
     let mut inside = false;
@@ -44,7 +44,7 @@ fn commands(page: &str) -> Vec<(String, Vec<&str>)> {
     found
 }
 
-/// Whether lines are as shown; `...` stands for any of them.
+/// Returns true if lines match the page; `...` stands for any lines.
 fn matches(shown: &[&str], lines: &[&str]) -> bool {
     match shown.split_first() {
         None => lines.is_empty(),
@@ -55,11 +55,11 @@ fn matches(shown: &[&str], lines: &[&str]) -> bool {
     }
 }
 
-/// The libraries for C and Python, as they would be installed.
+/// The libraries for C and Python, as installed.
 struct Libraries {
     dir: PathBuf,
     c: bool,
-    /// Where the Python is that has the package.
+    /// Python interpreter that has the package.
     python: Option<String>,
 }
 
@@ -80,7 +80,7 @@ impl Libraries {
                 .replace("@VERSION@", env!("CARGO_PKG_VERSION"));
             std::fs::write(dir.join("draconis.pc"), text).unwrap();
         }
-        // What tools/python test installed the package in.
+        // The virtual environment of `tools/python test`.
         let home = || Path::new(&std::env::var("HOME").unwrap_or("/root".into())).join(".cache");
         let cache = std::env::var("XDG_CACHE_HOME").map_or_else(|_| home(), PathBuf::from);
         let all = std::fs::read_dir(cache.join("draconis")).into_iter().flatten().flatten();
@@ -94,7 +94,7 @@ impl Libraries {
         Self { dir: dir.to_owned(), c, python }
     }
 
-    /// Whether what a command needs is there.
+    /// Returns true if the requirements of a command are available.
     fn have(&self, typed: &str) -> bool {
         if !self.c && (typed.starts_with("cc ") || typed.starts_with("./tree")) {
             skipped("the book's program in C needs libdraconis to be built, cc and pkg-config");

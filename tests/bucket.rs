@@ -1,5 +1,5 @@
-//! Stores in buckets on the command line: in a directory, and on a real server (versitygw) where
-//! the machine has one.
+//! Stores in buckets on the command line: in a directory, and on a real server (versitygw) if it
+//! is installed.
 
 mod common;
 
@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use common::bucket::TestBucket;
 
-/// All that is done with a store.
+/// All commands of a store.
 fn everything(place: &TestBucket) {
     let (store, draconis) = (&place.address[..], &place.draconis);
     let said = place.fails(&["kv", "get", store, "a"]);
@@ -60,7 +60,7 @@ fn everything(place: &TestBucket) {
     assert!(said.contains("a bucket is not measured"), "{said}");
 }
 
-/// A command that is killed has lost nothing that was there before.
+/// A killed command loses no earlier data.
 fn killed(place: &TestBucket) {
     let (store, draconis) = (&place.address[..], &place.draconis);
     place.ok(&["store", "create", store, "--size", "64M"]);
@@ -82,8 +82,8 @@ fn killed(place: &TestBucket) {
     }
 }
 
-/// A command with a journal that is killed has lost nothing that was there, and the next one sends
-/// what it left.
+/// A killed command with a journal loses no earlier data, and the next command uploads the rest of
+/// the journal.
 fn journaled(place: &TestBucket) {
     let (store, draconis) = (&place.address[..], &place.draconis);
     let journal = format!("{},32M", draconis.path("journal").display());
@@ -104,7 +104,7 @@ fn journaled(place: &TestBucket) {
             assert_eq!(place.ok(&["kv", "get", store, &format!("done {before}")]), "yes");
         }
     }
-    // It was emptied.
+    // The journal was emptied.
     place.ok(&["kv", "put", store, "key", "value"]);
     let letters = draconis.path("letters");
     std::fs::write(&letters, "dear").unwrap();
@@ -113,7 +113,7 @@ fn journaled(place: &TestBucket) {
     assert_eq!(std::fs::read(&letters).unwrap(), b"dear");
 }
 
-/// Of two that change a store at once one is told who has it, or none.
+/// Of concurrent writers, those that are fenced report the winner.
 fn raced(place: &TestBucket) {
     let (store, draconis) = (&place.address[..], &place.draconis);
     place.ok(&["store", "create", store, "--size", "64M"]);
@@ -197,7 +197,7 @@ fn what_is_wrong_with_an_address_is_told() {
         let said = place.fails(&["kv", "get", address, "a"]);
         assert!(said.contains(why), "{said}");
     }
-    // Nothing listens there.
+    // Nothing listens on this port.
     let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
     let mut command = place.command(&["store", "ls", "--deadline", "1", "s3://bucket/x"]);
     command.env("AWS_ENDPOINT_URL", format!("http://127.0.0.1:{port}"));
@@ -208,7 +208,7 @@ fn what_is_wrong_with_an_address_is_told() {
     assert!(said.contains("listing s3://bucket/x") && said.contains("--deadline"), "{said}");
 }
 
-/// Prefixes with characters that an address on the web would encode.
+/// Prefixes with characters that URLs must encode.
 const ODD: [&str; 7] = ["tilde~", "ünï", "x#y", "50%", "q[1]*?", "two words/+&=", "%41"];
 
 #[test]
@@ -226,7 +226,7 @@ fn any_prefix_is_a_place_for_a_store() {
     assert!(said.contains("'..' cannot be in a prefix"), "{said}");
 }
 
-/// A command without what tests say of credentials, in a home directory of its own.
+/// Returns a command without the credentials of the tests, with its own home directory.
 fn at_home(place: &TestBucket, arguments: &[&str]) -> Command {
     let mut command = place.command(arguments);
     let ours = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok());
@@ -265,7 +265,7 @@ fn credentials_are_where_users_of_aws_keep_them() {
     std::fs::write(aws.join("config"), "nothing\n").unwrap();
     let said = fails("AWS_REGION", "us-east-1");
     assert!(said.contains(".aws/config: line 1 is neither"), "{said}");
-    // As a build in a container has them.
+    // As for a build in a container.
     let file = place.draconis.path("keys");
     std::fs::write(&file, format!("[default]\nregion = us-east-1\n{keys}")).unwrap();
     let mut command = at_home(&place, &["store", "ls", "s3://bucket/x"]);
@@ -281,7 +281,7 @@ fn no_credentials_are_told_at_once() {
         let start = Instant::now();
         let mut command = at_home(&place, &["store", "ls", "s3://bucket/x"]);
         command.env("AWS_EC2_METADATA_DISABLED", disabled);
-        // Nothing answers there, nor refuses.
+        // This address neither answers nor refuses connections.
         command.env("AWS_EC2_METADATA_SERVICE_ENDPOINT", "http://192.0.2.1");
         let output = command.output().unwrap();
         let said = String::from_utf8(output.stderr).unwrap();

@@ -1,5 +1,5 @@
-//! Volumes in buckets: by every command, mounted on one machine and then on another, by two at once,
-//! by processes that die, without the server; in a directory, and on versitygw where there is one.
+//! Volumes in buckets: every command; mounts on two machines, in turn and at once; killed
+//! processes; an unreachable server. Runs in a directory, and on versitygw if it is installed.
 
 mod common;
 
@@ -13,21 +13,21 @@ use common::volume::shell;
 use common::{Without, eventually, fuse, look, mounts_below, same, tree_of_sources};
 use rustix::process::{Pid, Signal, kill_process};
 
-/// What an archive brings back.
+/// What an archive cannot restore.
 const LOST: Without = Without { what_a_copy_loses: true, fractions: true };
 
 fn text(path: &Path) -> &str {
     path.to_str().unwrap()
 }
 
-/// Writes, and returns once it is durable.
+/// Writes a file and syncs it.
 fn write_durably(at: &Path, bytes: &[u8]) -> std::io::Result<()> {
     let file = File::create(at)?;
     file.write_all_at(bytes, 0)?;
     file.sync_all()
 }
 
-/// What is unpacked on one machine is there on another, which has nothing of it.
+/// A tree extracted on one machine is visible on another one without a cache.
 fn moved(place: &TestBucket) {
     place.ok(&["store", "create", &place.address, "--size", "1G"]);
     let tree = place.draconis.make_dir("tree");
@@ -58,7 +58,7 @@ fn moved(place: &TestBucket) {
     assert!(out.join("from afar").exists());
 }
 
-/// Every command takes such an image.
+/// Every command accepts such an image.
 fn commands(place: &TestBucket) {
     place.ok(&["store", "create", &place.address, "--size", "256M"]);
     let (one, two) = (place.disk("one"), place.disk("two"));
@@ -102,8 +102,8 @@ fn commands(place: &TestBucket) {
     assert!(said.contains("requests: 0 PUT, ") && said.contains(" GET, "), "{said}");
 }
 
-/// The second machine is refused by the name of the first, or takes over; then the first one is
-/// told, and harms nothing.
+/// The second machine is refused with the name of the first, or fences it. The first one then
+/// reports that, and its later writes have no effect.
 fn two_at_once(place: &TestBucket) {
     place.ok(&["store", "create", &place.address, "--size", "256M"]);
     place.ok(&["format", "-t", "ext4", &place.disk("vol"), "32M"]);
@@ -121,10 +121,10 @@ fn two_at_once(place: &TestBucket) {
         let said = other.fails(refused);
         assert!(said.contains(" is mounted by ") && said.contains("--take-over"), "{said}");
     }
-    // Here it is known who has it.
+    // On the same machine, the error names the mount.
     let said = place.fails(&["mkdir", &format!("{}:/dir", place.disk("two"))]);
     assert!(said.contains("disks in it are mounted here"), "{said}");
-    // Who only reads disturbs none, here and there.
+    // Readers disturb no writer, on either machine.
     assert_eq!(place.ok(&["cat", &format!("{}:/first", place.disk("vol"))]), "1");
     let read = other.mount("vol", "read", &["-o", "ro"]);
     assert_eq!(std::fs::read(read.join("first")).unwrap(), b"1");
@@ -146,7 +146,7 @@ fn two_at_once(place: &TestBucket) {
     assert!(said.contains("was taken over by "), "{said}");
     write_durably(&there.join("fourth"), b"4").unwrap();
     other.unmount(&there);
-    // It went by itself, so there is nothing to take over.
+    // The writer has closed the store, so there is nothing to fence.
     let at = place.mount("vol", "at", &[]);
     let names = ["first", "second", "third", "fourth"];
     for (nth, name) in (b'1'..).zip(names) {
@@ -157,7 +157,7 @@ fn two_at_once(place: &TestBucket) {
     place.judge("vol");
 }
 
-/// The process that runs `command` for those who have this runtime directory.
+/// Returns the process that runs `command` with this runtime directory.
 fn process_of(place: &TestBucket, command: &str) -> Pid {
     let run = place.draconis.path("run");
     let is_it = |pid: &i32| {
@@ -171,8 +171,8 @@ fn process_of(place: &TestBucket, command: &str) -> Pid {
     Pid::from_raw(pids.find(is_it).expect("it runs")).unwrap()
 }
 
-/// A store keeper that is killed takes its mounts along, and nothing that was synced; the same
-/// machine mounts the volume again without being told to take over.
+/// Killing a store keeper ends its mounts, but loses no synced data. The same machine can
+/// mount the volume again without `--take-over`.
 fn killed(place: &TestBucket) {
     place.ok(&["store", "create", &place.address, "--size", "256M"]);
     place.ok(&["format", "-t", "ext4", &place.disk("vol"), "32M"]);
@@ -190,15 +190,14 @@ fn killed(place: &TestBucket) {
     }
 }
 
-/// What was synced with a journal is in that alone when the store keeper is killed: other machines
-/// and commands are told where it is, and who mounts with it has all.
+/// After the store keeper is killed, synced data is only in the journal. Other machines and
+/// commands name the journal, and a mount with the journal recovers all data.
 fn journaled(place: &TestBucket) {
     place.ok(&["store", "create", &place.address, "--size", "256M"]);
     place.ok(&["format", "-t", "ext4", &place.disk("vol"), "32M"]);
     let file = place.draconis.path("journal");
     let journal = format!("{},16M", file.display());
-    // Nothing is sent by itself meanwhile.
-    // Nothing is sent by itself meanwhile.
+    // Prevents uploads in the background meanwhile.
     let more = ["--journal", &journal, "--commit-ms", "1000000"];
     let at = place.mount("vol", "at", &more);
     write_durably(&at.join("kept"), b"1").unwrap();
@@ -219,14 +218,14 @@ fn journaled(place: &TestBucket) {
     }
     let said = place.fails(&["ls", "--journal", &journal, &place.disk("vol")]);
     assert!(said.contains("has what ") && said.contains(" has not yet"), "{said}");
-    // As a line of fstab says it.
+    // As in fstab.
     let words = format!("bucket_journal={}:16M,bucket_commit_ms=1000000", file.display());
     let at = place.mount("vol", "at", &["-o", &words]);
     assert_eq!(std::fs::read(at.join("kept")).unwrap(), b"1");
     assert!(!at.join("lost").exists());
     write_durably(&at.join("second"), b"2").unwrap();
     place.unmount(&at);
-    // The bucket has all, and the journal is not missed.
+    // The bucket is complete, and the journal is no longer needed.
     let at = other.mount("vol", "there", &[]);
     for (name, bytes) in [("kept", b"1"), ("second", b"2")] {
         assert_eq!(std::fs::read(at.join(name)).unwrap(), bytes);
@@ -250,7 +249,7 @@ fn journaled(place: &TestBucket) {
     place.judge("vol");
 }
 
-/// A journal takes what the server does not: `umount` says what is there alone, and where.
+/// With the server stopped, a journal accepts writes; `umount` reports what is only in the journal.
 fn left_behind(mut place: TestBucket) {
     place.ok(&["store", "create", &place.address, "--size", "256M"]);
     place.ok(&["format", "-t", "ext4", &place.disk("vol"), "32M"]);
@@ -275,7 +274,7 @@ fn left_behind(mut place: TestBucket) {
     place.judge("vol");
 }
 
-/// What `-o` says of buckets is refused where it makes no sense, by its name.
+/// Invalid bucket options of `-o` are refused by name.
 fn words(place: &TestBucket) {
     place.ok(&["store", "create", &place.address, "--size", "256M"]);
     place.ok(&["format", "-t", "ext4", &place.disk("vol"), "32M"]);
@@ -294,7 +293,7 @@ fn words(place: &TestBucket) {
     std::fs::write(&image, "").unwrap();
     let said = refused("bucket_deadline=5", text(&image));
     assert!(said.contains("'bucket_deadline': ") && said.contains("is in no bucket"), "{said}");
-    // What is read is kept where it says, and what it lasts for is counted.
+    // Read data goes to the given cache directory.
     let kept = format!("bucket_cache={}:8M,bucket_deadline=100", cache.display());
     let at = place.mount("vol", "at", &["-o", &kept]);
     write_durably(&at.join("file"), b"1").unwrap();
@@ -303,7 +302,7 @@ fn words(place: &TestBucket) {
     place.judge("vol");
 }
 
-/// A worker that dies, and another program, go on with the mount.
+/// A mount survives the death of its worker, and an upgrade of the program.
 fn followed(place: &TestBucket) {
     place.ok(&["store", "create", &place.address, "--size", "256M"]);
     place.ok(&["format", "-t", "ext4", &place.disk("vol"), "32M"]);
@@ -321,7 +320,7 @@ fn followed(place: &TestBucket) {
             assert_eq!(bytes, [before; 9000]);
         }
     }
-    // Beside it, by the process that has the store.
+    // Meanwhile, by the process of the store.
     place.ok(&["store", "snapshot", &place.disk("vol"), "now"]);
     place.ok(&["store", "clone", &place.disk("vol@now"), "copy"]);
     assert!(place.ok(&["store", "ls", &place.address]).contains("\tcopy\n"));
@@ -333,7 +332,7 @@ fn followed(place: &TestBucket) {
     place.judge("copy");
 }
 
-/// Without the server what was read can be read; what is written waits for it.
+/// Without the server, cached data can be read, and writes wait.
 fn without_server(mut place: TestBucket) {
     place.ok(&["store", "create", &place.address, "--size", "256M"]);
     place.ok(&["format", "-t", "ext4", &place.disk("vol"), "32M"]);
@@ -352,11 +351,11 @@ fn without_server(mut place: TestBucket) {
     place.unmount(&at);
     place.judge("vol");
 
-    // It never comes back: that is told, and nothing is said to be durable that is not.
+    // The server does not come back: writes fail, and nothing is acknowledged as durable.
     let at = place.mount("vol", "at", &["--deadline", "1"]);
     assert_eq!(std::fs::read(at.join("waits")).unwrap(), b"for it");
     let start = place.stop_server();
-    // What no cache has is an error, and the mount lives.
+    // Reading uncached data fails, but the mount survives.
     std::fs::read(at.join("not read")).unwrap_err();
     assert_eq!(std::fs::read(at.join("waits")).unwrap(), b"for it");
     write_durably(&at.join("lost"), b"x").unwrap_err();
@@ -368,7 +367,7 @@ fn without_server(mut place: TestBucket) {
     assert_eq!(std::fs::read(at.join("waits")).unwrap(), b"for it");
     place.fails(&["umount", text(&at)]);
     start(&mut place);
-    // It did not say that it goes, but it sat here.
+    // The store was not closed, but the last writer was on this machine.
     let at = place.mount("vol", "at", &[]);
     assert!(std::fs::read(at.join("file")).unwrap() == bytes);
     place.unmount(&at);

@@ -1,4 +1,4 @@
-//! The commands that change an image without mounting it; `e2fsck` judges after each.
+//! Commands that change an image without mounting it, each checked by `e2fsck`.
 
 mod common;
 
@@ -10,7 +10,7 @@ use std::time::Instant;
 use common::{Draconis, Kernel, Seen, Without, is_root, look, odd_tree, same};
 use serde_json::Value;
 
-/// An empty volume, made by the program itself, and the commands that change it.
+/// A new empty volume, and the commands that change it.
 struct Image {
     draconis: Draconis,
     path: PathBuf,
@@ -39,7 +39,7 @@ impl Image {
         format!("{}:{path}", self.path.display())
     }
 
-    /// The arguments of a command; those that begin with `:/` are paths in the image.
+    /// Returns the arguments of a command; those with the prefix `:/` become paths in the image.
     fn arguments(&self, line: &[&str]) -> Vec<String> {
         let one = |text: &&str| match text.strip_prefix(":/") {
             Some(path) => self.at(&format!("/{path}")),
@@ -53,7 +53,7 @@ impl Image {
         check(&self.path);
     }
 
-    /// A command that is refused, and leaves every byte as it is but those of a mount.
+    /// Runs a command that must be refused without changing files.
     fn refuses(&self, line: &[&str], why: &str) {
         let before = self.tree();
         let said = self.draconis.fails(self.arguments(line));
@@ -76,26 +76,26 @@ impl Image {
         said.lines().map(str::to_string).filter(|name| !matches!(&name[..], "." | "..")).collect()
     }
 
-    /// All names, and what `ls -l` says of them.
+    /// Returns all names, as of `ls -alR`.
     fn tree(&self) -> String {
         self.draconis.ok(["ls", "-alR", self.path.to_str().unwrap()])
     }
 
-    /// What `debugfs` says.
+    /// Returns the output of `debugfs`.
     fn debugfs(&self, request: &str) -> String {
         let output =
             Command::new("debugfs").args(["-R", request]).arg(&self.path).output().unwrap();
         String::from_utf8_lossy(&output.stdout).into_owned()
     }
 
-    /// A file of this machine.
+    /// Creates a host file.
     fn file(&self, name: &str, bytes: &[u8]) -> PathBuf {
         let path = self.draconis.path(name);
         std::fs::write(&path, bytes).unwrap();
         path
     }
 
-    /// The tree below a directory as the kernel shows it; without root, as `get` restores it.
+    /// Describes a tree as the kernel shows it; without root, as `get` restores it.
     fn seen(&self, below: &str) -> BTreeMap<PathBuf, Seen> {
         let at = self.draconis.make_dir("kernel");
         let mut seen = match Kernel::mount(&self.path, at, "change") {
@@ -113,7 +113,7 @@ impl Image {
     }
 }
 
-/// Access times change by looking, inode numbers and blocks are the volume's own.
+/// Comparison without access times, inode numbers and block counts.
 fn contents() -> Without {
     Without { what_a_copy_loses: true, fractions: !is_root() }
 }
@@ -123,7 +123,7 @@ fn check(image: &Path) {
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
 }
 
-/// The odd tree with a sparse file that is quicker to compare than one of five gibibytes.
+/// The odd tree with a smaller sparse file, which is faster to compare than 5 GiB.
 fn small_odd_tree(top: &Path) {
     odd_tree(top);
     let sparse = std::fs::File::options().write(true).open(top.join("sparse")).unwrap();
@@ -153,7 +153,7 @@ fn a_tree_is_put_as_it_is_and_again_over_itself() {
         let source = tree.to_str().unwrap();
         image.ok(&["put", "-r", source, ":/"]);
         same(&image.seen("tree"), &tree_at(&tree));
-        // Holes stayed holes: a file of 70 MiB is in a volume of 64.
+        // Holes stay holes: a file of 70 MiB fits a volume of 64.
         image.ok(&["put", "-r", source, ":/copy"]);
         same(&image.seen("copy"), &tree_at(&tree));
         image.ok(&["put", "-rT", source, ":/copy"]);
@@ -178,7 +178,7 @@ fn single_files_go_where_cp_would_put_them() {
     assert_eq!((image.text("/one"), image.text("/named")), ("first".into(), "second".into()));
     let owned = image.stat("/owned");
     assert_eq!((&owned["uid"], &owned["gid"]), (&7.into(), &8.into()));
-    // A link on the command line is followed, unless trees are copied.
+    // A symbolic link on the command line is followed, except with -r.
     std::os::unix::fs::symlink("two", image.draconis.path("link")).unwrap();
     let link = image.draconis.path("link");
     image.ok(&["put", link.to_str().unwrap(), ":/followed"]);
@@ -206,7 +206,7 @@ fn standard_input_is_put_whole_or_not_at_all() {
         let mut command = image.draconis.command();
         command.arg("put").args(image.arguments(arguments));
         let mut child = command.stdin(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-        // Who refuses does not read.
+        // A command that refuses does not read its input.
         let _ = child.stdin.take().unwrap().write_all(bytes);
         let output = child.wait_with_output().unwrap();
         check(&image.path);
@@ -259,7 +259,7 @@ fn archives_are_unpacked_as_they_are() {
         image.ok(&["mkdir", "-p", ":/a/b"]);
         image.ok(&["untar", "-f", archive.to_str().unwrap(), ":/a/b"]);
         same(&image.seen("a/b"), &tree_at(&tree));
-        // From standard input, over what is there.
+        // From standard input, over an existing file.
         let output = image
             .draconis
             .command()
@@ -306,7 +306,7 @@ fn names_are_made_moved_linked_and_removed() {
             (image.names("/moved"), image.names("/a/b")),
             (vec!["file".to_string()], vec!["d".to_string()])
         );
-        // `..` of a directory that was moved, and the links of its parents.
+        // `..` of the moved directory, and the link counts of its parents.
         assert!(
             image.debugfs("ls /moved").contains("2  (12) .."),
             "{}",
@@ -399,7 +399,7 @@ fn attributes_change_as_asked() {
         image.ok(&["chmod", "-x", ":/d/e"]);
         image.ok(&["chmod", "u=rwxs", ":/d/e/f"]);
         assert!(mode("/d/e/f").ends_with("4760"), "{}", mode("/d/e/f"));
-        // Who gets a new owner loses what the old one granted.
+        // Changing the owner clears setuid and setgid.
         image.ok(&["chown", "70000:123456", ":/d/e/f"]);
         assert!(mode("/d/e/f").ends_with("0760") || mode("/d/e/f").ends_with("100760"));
         image.ok(&["chown", "-R", ":9", ":/d"]);
@@ -437,7 +437,7 @@ fn attributes_change_as_asked() {
     }
 }
 
-/// As open(2) with O_CREAT does: what the kernel shows is what the tools of this machine make.
+/// As for open(2) with O_CREAT: the kernel's result equals that of the host's tools.
 #[test]
 fn files_are_made_where_symbolic_links_lead_to() {
     let image = Image::new(&["-t", "ext4"], "8M");
@@ -505,7 +505,7 @@ fn labels_are_set_and_nothing_else() {
     assert_eq!(label(), "sixteen bytes ..");
     let after = std::fs::read(&image.path).unwrap();
     let changed = |at: usize| before[at] != after[at];
-    // `s_wtime` and `s_volume_name`
+    // All but `s_wtime` and `s_volume_name`.
     let others = (0..before.len()).filter(|at| !(1072..1076).contains(at));
     assert!(others.filter(|at| !(1144..1160).contains(at)).all(|at| !changed(at)));
     image.ok(&["set-label", path]);
@@ -521,7 +521,7 @@ fn labels_are_set_and_nothing_else() {
     image.draconis.ok(["set-label", "--offset", "1M", inside.to_str().unwrap(), "inside"]);
     let bytes = std::fs::read(&inside).unwrap();
     assert_eq!(&bytes[(1 << 20) + 1144..][..7], b"inside\0");
-    // The superblock's checksum stays right.
+    // The superblock's checksum is updated.
     let theirs = image.draconis.path("theirs");
     common::mke2fs(&theirs, None, &["-t", "ext4", "-O", "metadata_csum"], "8M");
     image.draconis.ok(["set-label", theirs.to_str().unwrap(), "with sums"]);
@@ -539,7 +539,7 @@ fn volumes_grow_with_their_files() {
     let len = |path: &Path| std::fs::metadata(path).unwrap().len();
     image.ok(&["grow", "--progress", "always", path, "20000"]);
     assert_eq!(len(&image.path), 20_000 << 10);
-    // All of the file, once it is there; then there is nothing to do.
+    // The whole file, after it was extended; a second run has nothing to do.
     std::fs::File::options().write(true).open(path).unwrap().set_len(64 << 20).unwrap();
     image.ok(&["grow", path]);
     image.ok(&["grow", path, "64M"]);
@@ -558,7 +558,7 @@ fn volumes_grow_with_their_files() {
     refused("32M", "draconis shrink makes it smaller");
     refused("64T", "can grow to");
     refused("x", "not a size");
-    // A volume inside a larger image grows with that, too.
+    // A volume inside a larger image also grows to its end.
     let inside = image.draconis.path("inside");
     let bytes = std::fs::read(&image.path).unwrap();
     std::fs::write(&inside, [vec![0; 1 << 20], bytes].concat()).unwrap();
@@ -593,11 +593,11 @@ fn volumes_shrink_with_their_files() {
     let least = len(&image.path);
     assert!(least < 9 << 20, "{least}");
     check(&image.path);
-    // A second run finds nothing more, and says the size.
+    // A second run changes nothing, and prints the size.
     let said = image.draconis.ok(["shrink", path]);
     assert!(said.contains(&format!("{least} bytes")), "{said}");
     assert_eq!(len(&image.path), least);
-    // Tables far behind are free only once their groups are gone.
+    // Tables near the end are freed only with their groups.
     let image_of_groups = Image::new(&["-t", "ext4", "-b", "1024", "-N", "65536"], "256M");
     let path_of_groups = image_of_groups.path.to_str().unwrap();
     image_of_groups.ok(&["put", file.to_str().unwrap(), ":/file"]);
@@ -608,7 +608,7 @@ fn volumes_shrink_with_their_files() {
     assert_eq!(len(&image_of_groups.path), least);
     check(&image_of_groups.path);
     assert_eq!(image.tree(), before);
-    // What is behind the volume in a larger file stays.
+    // Data behind the volume in a larger file stays.
     let longer = image.draconis.path("longer");
     image.ok(&["grow", path, "20M"]);
     let bytes = std::fs::read(&image.path).unwrap();
@@ -656,7 +656,7 @@ fn volumes_are_tuned_as_by_tune2fs() {
     check(&image.path);
 }
 
-/// Takes as long as signs of other hosts are waited for: 11 s.
+/// Takes 11 s, the time that MMP waits for other hosts.
 #[test]
 fn volumes_that_guard_against_two_hosts_are_changed() {
     let image = Image::new(&["-t", "ext4", "-b", "1024"], "32M");
@@ -719,7 +719,7 @@ fn a_command_that_is_killed_leaves_a_whole_volume() {
     for nth in 0..2000 {
         std::fs::write(tree.join(format!("{nth}")), vec![7; nth]).unwrap();
     }
-    // More than is kept in memory, so that the volume is written all along.
+    // More than the limit of dirty data, so that the volume is written all the time.
     for nth in 0..30 {
         std::fs::write(tree.join(format!("large {nth}")), vec![nth; 3 << 20]).unwrap();
     }

@@ -1,4 +1,4 @@
-//! `draconis check`: its words and its exit statuses.
+//! Output and exit statuses of `draconis check`.
 
 mod common;
 

@@ -1,4 +1,4 @@
-//! What bash offers for the words of a command line.
+//! Bash completions of command lines.
 
 mod common;
 
@@ -7,12 +7,12 @@ use std::process::Command;
 
 use common::{Draconis, have, skipped};
 
-/// Has bash complete a line in `dir`, as readline asks for it; what is offered, sorted as
-/// readline shows it.
+/// Lets bash complete a line in `dir` as readline does; returns the sorted
+/// completions.
 fn offered(draconis: &Draconis, dir: &Path, line: &str) -> Vec<String> {
     let own = Path::new(env!("CARGO_BIN_EXE_draconis")).parent().unwrap();
     let path = format!("{}:{}", own.display(), std::env::var("PATH").unwrap());
-    // The words are split as readline does, by COMP_WORDBREAKS, without quotes.
+    // Splits the words as readline does, by COMP_WORDBREAKS, without quotes.
     let script = r#"
         source "$SCRIPT"
         COMP_LINE=$LINE COMP_POINT=${#LINE} COMP_WORDS=()
@@ -47,7 +47,7 @@ fn offered(draconis: &Draconis, dir: &Path, line: &str) -> Vec<String> {
     bash.env("PATH", path).env("SCRIPT", file).env("LINE", line);
     let output = bash.output().unwrap();
     let said = String::from_utf8_lossy(&output.stderr);
-    // compopt complains where no line is edited; it is told to be quiet.
+    // compopt complains outside of completion; the script silences it.
     assert!(output.status.success() && said.is_empty(), "{line}: {said}");
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     let mut offered: Vec<String> = text.lines().map(str::to_string).collect();
@@ -85,14 +85,14 @@ fn bash_offers_options_then_files_then_paths_in_images() {
     assert_eq!(offers("draconis tar --sparse "), ["always", "auto", "never"]);
     assert_eq!(offers("draconis store c"), ["check", "clone", "create"]);
 
-    // Files of this machine, also after options and other words.
+    // Host files, also after options and other words.
     assert_eq!(offers("draconis ls d"), ["directory", "disk.img"]);
     assert_eq!(offers("draconis ls -l di"), ["directory", "disk.img"]);
     assert_eq!(offers("draconis put disk.img my"), ["my disk.img"]);
     assert_eq!(offers("draconis info --json dis"), ["disk.img"]);
     assert!(!offers("draconis cat ").iter().any(|word| word.starts_with('-')));
 
-    // Paths in an image: only what is behind the colon is the word that bash replaces.
+    // Paths in an image: bash replaces only the part behind the colon.
     assert_eq!(offers("draconis cat disk.img:/et"), ["/etc/"]);
     assert_eq!(offers("draconis cat disk.img:/e"), ["/etc/", "/exe"]);
     assert_eq!(offers("draconis cat disk.img:/etc/"), ["/etc/hosts", "/etc/ssl/", "/etc/systemd/"]);
@@ -104,7 +104,7 @@ fn bash_offers_options_then_files_then_paths_in_images() {
     assert_eq!(offers(r"draconis cat disk.img:/a\ di"), ["/a dir/"]);
     assert_eq!(offers(r"draconis cat disk.img:/a\ dir/"), ["/a dir/x"]);
 
-    // Nothing, and nothing said, where nothing can be read.
+    // No completions and no messages for unreadable targets.
     for line in ["disk.img:/none/", "disk.img:/q", "broken.img:/", "none.img:/", "directory:/"] {
         assert!(offers(&format!("draconis cat {line}")).is_empty(), "{line}");
     }

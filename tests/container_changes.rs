@@ -1,5 +1,5 @@
-//! Volumes that are changed where they lie: in disk images. After each change qemu-img finds the
-//! image to be all right, and e2fsck the volume in it.
+//! Volumes changed inside disk images. After each change, qemu-img checks the image, and e2fsck the
+//! volume.
 
 mod common;
 
@@ -24,7 +24,7 @@ fn text(path: &Path) -> &str {
     path.to_str().unwrap()
 }
 
-/// A volume of 32 MiB with a file.
+/// Creates a volume of 32 MiB with a file.
 fn volume(draconis: &Draconis) -> PathBuf {
     let tree = draconis.make_dir("tree");
     std::fs::write(tree.join("file"), "in the volume").unwrap();
@@ -35,7 +35,7 @@ fn volume(draconis: &Draconis) -> PathBuf {
     image
 }
 
-/// Images with that volume: as they come, packed, of old versions, over another.
+/// Creates images of that volume: default, compressed, old versions, with a backing file.
 fn images(draconis: &Draconis) -> Vec<(PathBuf, Vec<String>)> {
     let raw = volume(draconis);
     let mut images = vec![];
@@ -63,10 +63,10 @@ fn images(draconis: &Draconis) -> Vec<(PathBuf, Vec<String>)> {
     images
 }
 
-/// Has qemu-img and e2fsck look at an image that is not in use.
+/// Checks an unused image with qemu-img and e2fsck.
 fn judged(draconis: &Draconis, image: &Path) {
     let kind = image.extension().unwrap().to_str().unwrap();
-    // It reads only, and would refuse an image with a log.
+    // qemu-img is read-only, and refuses an image with a log.
     ran("qemu-img", &["check", "-q", "-f", kind, text(image)]);
     let info = ran("qemu-img", &["info", "--output=json", text(image)]);
     assert!(!info.contains("\"dirty-flag\": true"), "{info}");
@@ -116,7 +116,7 @@ fn every_command_changes_a_volume_in_an_image() {
         assert_eq!(read("/moved"), b"in the volume", "{shown}");
         assert!(read("/noise") == noise && read("/dir/again") == noise, "{shown}");
         assert!(read("/dir/tree/long") == std::fs::read(tree.join("long")).unwrap(), "{shown}");
-        // The disk inside is as long as it is.
+        // The virtual size of an image does not change.
         let told = draconis.fails([&["grow"], &more[..], &[shown, "64M"]].concat());
         assert!(told.contains("more room first"), "{told}");
         let info = ran("qemu-img", &["info", "--output=json", shown]);
@@ -125,13 +125,13 @@ fn every_command_changes_a_volume_in_an_image() {
     }
 }
 
-/// Mount options that say what an image differs from, as commands are told by `more`.
+/// Returns the mount options for backing files, from the arguments `more` of commands.
 fn options(how: &str, more: &[String]) -> String {
     let behind = more.iter().skip(1).step_by(2).map(|file| format!(",backing={file}"));
     how.to_owned() + &behind.collect::<String>()
 }
 
-/// What the volume in an image has in a file.
+/// Reads a file of the volume in an image.
 fn contents(draconis: &Draconis, image: &Path, more: &[String], path: &str) -> Vec<u8> {
     let target = format!("{}:{path}", image.display());
     let line = ["cat", &target].into_iter().chain(more.iter().map(String::as_str));
@@ -160,7 +160,7 @@ fn a_mount_changes_a_volume_in_an_image() {
         draconis.ok(["umount".as_ref(), at.as_os_str()]);
         judged(&draconis, &image);
         assert!(contents(&draconis, &image, &more, "/all") == bytes, "{}", image.display());
-        // Read-only while it is mounted, and changed again.
+        // Read-only while it is mounted; afterwards writable again.
         let at = draconis.mount(&image, "at", &rw);
         std::fs::write(at.join("more"), &bytes).unwrap();
         let remount = |how: &str| {
@@ -175,8 +175,8 @@ fn a_mount_changes_a_volume_in_an_image() {
     }
 }
 
-/// A worker that is killed is followed by one that counts anew; where none follows, what was waited
-/// for is there, and who changes the image next mends what it counts.
+/// After a worker is killed, the next one rebuilds the refcounts. If none follows, synced data is
+/// there, and the next command that changes the image repairs the refcounts.
 #[test]
 fn a_worker_that_dies_leaves_an_image_that_is_mended() {
     if !tool("changing disk images", "qemu-img") || !fuse("killing workers of disk images") {
@@ -219,7 +219,7 @@ fn a_worker_that_dies_leaves_an_image_that_is_mended() {
     }
 }
 
-/// The process that stands by has opened the image before it grew: it takes it as it is by then.
+/// A standby worker opened the image before it grew: it must re-read the image's state.
 #[test]
 fn an_image_that_grows_is_followed_by_each_next_worker() {
     if !tool("growing disk images", "qemu-img") || !fuse("killing workers of disk images") {
@@ -233,7 +233,7 @@ fn an_image_that_grows_is_followed_by_each_next_worker() {
         let at = draconis.mount(&image, "at", &options("rw", &[]));
         let worker = || draconis.status()["mounts"][0]["worker_pid"].as_i64().unwrap();
         for nth in 0..8u8 {
-            // The next worker may be ready by now: what follows is behind the end that it saw.
+            // The standby worker may be ready by now: the next write is beyond the end that it saw.
             std::thread::sleep(Duration::from_millis(200));
             let grown = std::fs::File::create(at.join(format!("grown{nth}"))).unwrap();
             (&grown).write_all(&vec![nth + 1; 1 << 20]).unwrap();
@@ -252,8 +252,8 @@ fn an_image_that_grows_is_followed_by_each_next_worker() {
     }
 }
 
-/// An image over two others: the files behind it are opened for the mount, stay with it over the
-/// deaths of workers and an upgrade, and are not changed.
+/// An image with two backing files: they are opened for the mount, kept across worker deaths and an
+/// upgrade, and not changed.
 #[test]
 fn a_chain_of_images_is_mounted_and_changed() {
     if !tool("chains of images", "qemu-img") || !fuse("mounting chains of images") {
@@ -261,7 +261,7 @@ fn a_chain_of_images_is_mounted_and_changed() {
     }
     let draconis = Draconis::new();
     let raw = volume(&draconis);
-    // A comma is part of the name.
+    // The name contains a comma.
     let [base, middle, top] =
         ["base,1.qcow2", "middle.qcow2", "top.qcow2"].map(|n| draconis.path(n));
     ran("qemu-img", &["convert", "-c", "-f", "raw", "-O", "qcow2", text(&raw), text(&base)]);
@@ -296,13 +296,13 @@ fn a_chain_of_images_is_mounted_and_changed() {
     assert_eq!(std::fs::read(at.join("below")).unwrap(), b"from below");
     let write = |name: &str, byte: u8| {
         std::fs::write(at.join(name), vec![byte; 1 << 20]).unwrap();
-        // Partly over what is behind.
+        // Partly over data of the backing file.
         let long = std::fs::File::options().write(true).open(at.join("long")).unwrap();
         std::os::unix::fs::FileExt::write_all_at(&long, &[byte; 700], u64::from(byte) * 9999)
             .unwrap();
     };
     write("first", 1);
-    // What a mount reads no tool changes.
+    // No tool may change a file that a mount reads.
     let refused = put(text(&base), &[]);
     assert!(String::from_utf8_lossy(&refused.stderr).contains("in use"), "{refused:?}");
     for nth in 2..4 {
@@ -323,7 +323,7 @@ fn a_chain_of_images_is_mounted_and_changed() {
 
     assert!(before == [&base, &middle].map(|image| std::fs::read(image).unwrap()));
     judged(&draconis, &top);
-    // As QEMU has it.
+    // As QEMU reads it.
     let state = draconis.path("judged");
     for (name, byte) in [("first", 1), ("after2", 2), ("after3", 3), ("upgraded", 4)] {
         let found = contents(&draconis, &state, &[], &format!("/{name}"));
@@ -336,7 +336,7 @@ fn a_chain_of_images_is_mounted_and_changed() {
     assert!(std::fs::write(at.join("first"), "x").is_err());
     draconis.ok(["umount", text(&at)]);
 
-    // What does not fit is one error, and no mount.
+    // Invalid backing files give one error, and no mount.
     let missing = draconis.path("missing");
     let pipe = draconis.path("pipe");
     ran("mkfifo", &[text(&pipe)]);
@@ -357,7 +357,7 @@ fn a_chain_of_images_is_mounted_and_changed() {
             assert!(told.contains(said) && told.lines().count() == 1, "{behind:?}: {told}");
         }
     }
-    // Two that each say that they lie over the other.
+    // Two images that each name the other as backing file.
     for (image, behind) in [(middle, top), (base, middle)] {
         ran("qemu-img", &["rebase", "-u", "-F", "qcow2", "-b", behind, image]);
     }

@@ -1,4 +1,4 @@
-//! Volumes inside other files: images that other programs made, partitions, compressed ones.
+//! Volumes inside other files: images of other programs, partitions, compressed images.
 
 mod common;
 
@@ -14,7 +14,7 @@ fn ran(command: &mut Command) -> Vec<u8> {
     output.stdout
 }
 
-/// A volume with a file.
+/// Creates a volume with a file.
 fn volume(draconis: &Draconis) -> PathBuf {
     let tree = draconis.make_dir("tree");
     std::fs::write(tree.join("file"), "in the volume").unwrap();
@@ -25,7 +25,7 @@ fn volume(draconis: &Draconis) -> PathBuf {
     image
 }
 
-/// Whether every command that reads finds the volume.
+/// Asserts that every reading command finds the volume.
 fn is_read(draconis: &Draconis, image: &Path, more: &[&str]) {
     let shown = image.to_str().unwrap();
     let line = |words: &[&str], target: &str| -> Vec<String> {
@@ -40,7 +40,7 @@ fn is_read(draconis: &Draconis, image: &Path, more: &[&str]) {
     assert!(long == std::fs::read(draconis.path("tree/long")).unwrap(), "{shown}");
 }
 
-/// Whether it is mounted, and if it is not to be changed only to be read.
+/// Asserts that the volume can be mounted; read-only unless `is_changed`.
 fn is_mounted(draconis: &Draconis, image: &Path, name: &str, is_changed: bool) {
     if !fuse("mounting disk images") {
         return;
@@ -116,7 +116,7 @@ fn disk_images_are_made_for_other_programs() {
                 .args([&raw, &image]));
             let len = std::fs::metadata(&image).unwrap().len();
             assert!(len < 40 << 20, "{kind} {size:?}: {len}");
-            // The same bytes of the same source.
+            // Equal sources give equal bytes.
             let before = std::fs::read(&image).unwrap();
             let again = draconis.path("again");
             let _ = std::fs::remove_file(&again);
@@ -130,7 +130,7 @@ fn disk_images_are_made_for_other_programs() {
     let made = draconis.path("made.qcow2");
     let told = draconis.fails(["format", "--image-format", "vhdx", made.to_str().unwrap(), "8M"]);
     assert!(told.contains("--force=qcow2"), "{told}");
-    // Nothing else becomes of a disk image than what is asked for.
+    // Formatting never changes the format of an existing disk image.
     let shown = made.to_str().unwrap();
     let before = std::fs::read(&made).unwrap();
     let told = draconis.fails(["format", "--force", shown, "8M"]);
@@ -144,7 +144,7 @@ fn disk_images_are_made_for_other_programs() {
     assert!(draconis.ok(["info", shown]).contains("ext4"));
 }
 
-/// A VHD of fixed length is a disk with a footer behind it, which is there after it was formatted.
+/// A fixed VHD is a raw disk with a footer, which formatting preserves.
 #[test]
 fn a_new_volume_in_a_vhd_of_fixed_length_leaves_it_one() {
     if !tool("VHDs of fixed length", "qemu-img") {
@@ -185,7 +185,7 @@ fn a_new_volume_in_a_vhd_of_fixed_length_leaves_it_one() {
     draconis.ok(["grow", shown]);
     let bytes = std::fs::read(&image).unwrap();
     assert!(bytes.len() == before.len() && footer(&bytes) == footer(&before));
-    // What is asked for by name takes its place.
+    // A format requested by name replaces it.
     draconis.ok(["format", "--force", "--image-format", "raw", shown, "64M"]);
     assert_eq!(std::fs::metadata(&image).unwrap().len(), 64 << 20);
     ran(Command::new("e2fsck").arg("-fn").arg(&image));
@@ -215,7 +215,7 @@ fn what_an_image_differs_from_is_never_guessed() {
             assert!(told.contains("--backing") && told.contains(raw.to_str().unwrap()), "{told}");
         }
     }
-    // An image that is behind itself ends where the names end.
+    // An image that is its own backing file: the chain ends after the given files.
     let circle = draconis.path("circle");
     ran(Command::new("qemu-img").args(["create", "-f", "qcow2"]).arg(&circle).arg("16M"));
     ran(Command::new("qemu-img")
@@ -256,7 +256,7 @@ fn images_over_others_are_read_and_mounted_to_be_read() {
     assert_eq!(draconis.ok(["cat", more[0], more[1], &place]), "put there");
     let told = draconis.fails(["rm", more[0], more[1], &place]);
     assert!(told.contains("only read"), "{told}");
-    // Another image of the same kind is not what it differs from.
+    // Another image of the same format is not its backing file.
     let other = draconis.path("other.vmdk");
     convert(&[], &raw, &other);
     let told = draconis.fails(["ls", "--backing", other.to_str().unwrap(), over.to_str().unwrap()]);
@@ -276,7 +276,7 @@ fn images_in_several_files_are_read_with_what_lies_beside_them() {
     }
     let draconis = Draconis::new();
     let raw = volume(&draconis);
-    // Longer than one of the files that it is cut into.
+    // Longer than the extent files of a split image.
     let long = std::fs::File::options().write(true).open(&raw).unwrap();
     long.set_len((2 << 30) + (5 << 20)).unwrap();
     draconis.ok(["grow", raw.to_str().unwrap()]);
@@ -294,21 +294,21 @@ fn images_in_several_files_are_read_with_what_lies_beside_them() {
         assert!(told.contains("only read"), "{told}");
         is_mounted(&draconis, &image, kind, false);
         let Some(second) = second else { continue };
-        // Where one is missing it is named, and can be said.
+        // A missing extent file is named, and can be given as an option.
         let (named, elsewhere) =
             (draconis.path(&format!("{kind}{second}")), draconis.path("elsewhere"));
         std::fs::rename(&named, &elsewhere).unwrap();
         let told = draconis.fails(["ls", image.to_str().unwrap()]);
         assert!(told.contains(second) && told.contains("1 of 2"), "{told}");
         is_read(&draconis, &image, &["--backing", elsewhere.to_str().unwrap()]);
-        // A link that leads out of the directory is not followed.
+        // A symbolic link out of the directory is not followed.
         let outside = draconis.make_dir("outside").join("part");
         std::fs::rename(&elsewhere, &outside).unwrap();
         std::os::unix::fs::symlink(&outside, &named).unwrap();
         let told = draconis.fails(["ls", image.to_str().unwrap()]);
         assert!(told.contains(second) && told.contains("1 of 2"), "{told}");
         std::fs::remove_file(&named).unwrap();
-        // No name leads out of it, either.
+        // A name with `..` is not followed, either.
         let text = std::fs::read_to_string(&image).unwrap();
         let own = format!("{kind}{second}");
         for hostile in ["../outside/part", outside.to_str().unwrap(), "/dev/zero", "..", ""] {
@@ -316,7 +316,7 @@ fn images_in_several_files_are_read_with_what_lies_beside_them() {
             let told = draconis.fails(["ls", image.to_str().unwrap()]);
             assert!(told.contains("not opened") && told.contains("qemu-img convert"), "{told}");
         }
-        // A file below it is found, also behind a byte order mark and through a link.
+        // A file in a subdirectory is found, also after a byte order mark and through a link.
         let below = draconis.make_dir("below");
         std::fs::rename(&outside, below.join("part")).unwrap();
         std::os::unix::fs::symlink("below/part", &named).unwrap();
@@ -329,7 +329,7 @@ fn images_in_several_files_are_read_with_what_lies_beside_them() {
     }
 }
 
-/// One file holds both halves of a disk, in the other order.
+/// One file contains both halves of a disk, in reverse order.
 #[test]
 fn a_file_that_a_vmdk_names_twice_is_read_and_mounted() {
     let draconis = Draconis::new();
@@ -351,13 +351,13 @@ fn a_file_that_a_vmdk_names_twice_is_read_and_mounted() {
     assert!(std::fs::read(&read).unwrap() == bytes);
     is_read(&draconis, &image, &[]);
     is_mounted(&draconis, &image, "twice", false);
-    // What the image is read from is not overwritten.
+    // Extent files of the image are not overwritten.
     let part = draconis.path("sub/turned");
     let from = format!("{}:/file", image.display());
     draconis.fails(["get", &from, part.to_str().unwrap()]);
 }
 
-/// The disk of a virtual machine is read in its archive; of several the names are told.
+/// A single disk in an OVA archive is read in place; of several, the error lists the names.
 #[test]
 fn ova_archives_are_read_and_mounted() {
     if !tool("OVA archives", "qemu-img") {
@@ -392,7 +392,7 @@ fn ova_archives_are_read_and_mounted() {
     assert!(told.contains("a tar archive"), "{told}");
 }
 
-/// A sparse image in several files is joined when the first is named.
+/// A split sparse image is joined when its first file is opened.
 #[test]
 fn split_android_images_are_read_and_mounted() {
     if !tool("split images", "simg2simg") {
@@ -411,7 +411,7 @@ fn split_android_images_are_read_and_mounted() {
     assert!(told.contains("sparsechunk.0") && told.contains("simg2img"), "{told}");
 }
 
-/// The backup of a GPT counts where the first one is gone, and a user is told.
+/// The backup GPT is used if the primary is damaged, with a note.
 #[test]
 fn the_backup_of_a_gpt_is_used() {
     if !tool("GPT", "sfdisk") {
@@ -467,7 +467,7 @@ fn compressed_images_are_read() {
             let told = draconis.fails(["mount".as_ref(), image.as_os_str(), at.as_os_str()]);
             assert!(told.contains(&format!("{program} -d")), "{told}");
         }
-        // Padding that the program takes is taken.
+        // Padding that the compressor accepts is accepted.
         if program != "zstd" {
             std::fs::write(&image, [&packed[..], &[0; 4096]].concat()).unwrap();
             is_read(&draconis, &image, &[]);
@@ -478,7 +478,7 @@ fn compressed_images_are_read() {
     }
 }
 
-/// Frames of zstd with a table of their lengths are read where they lie.
+/// zstd files with a seek table are read in place.
 #[test]
 fn compressed_images_with_an_index_are_read_in_place() {
     if !tool("seekable images", "zstd") {
@@ -506,14 +506,14 @@ fn compressed_images_with_an_index_are_read_in_place() {
     std::fs::write(&image, &file).unwrap();
     assert!(ran(Command::new("zstd").args(["-dc"]).arg(&image)) == std::fs::read(&raw).unwrap());
     is_read(&draconis, &image, &[]);
-    // A worker has no place to unpack to, and needs none.
+    // A worker has no place to decompress to, and needs none.
     is_mounted(&draconis, &image, "mount", false);
     let told = draconis.fails(["rm", &format!("{}:/file", image.display())]);
     assert!(told.contains("zstd -d"), "{told}");
     assert!(std::fs::read(&image).unwrap() == file);
 }
 
-/// A disk with a table of partitions of 16 MiB each, made by sfdisk.
+/// Creates a disk with a table of partitions of 16 MiB each, by sfdisk.
 fn disk(draconis: &Draconis, label: &str, parts: &[Option<&Path>]) -> PathBuf {
     use std::io::Write as _;
     use std::os::unix::fs::FileExt;
@@ -557,7 +557,7 @@ fn the_only_volume_of_a_disk_is_taken_and_several_are_listed() {
         let target = format!("{}:/new", one.display());
         draconis.ok(["mkdir", &target]);
         draconis.ok(["stat", &target]);
-        // It cannot become longer than its partition, and neither does the disk.
+        // The volume cannot outgrow its partition, and the disk does not grow.
         let before = one.metadata().unwrap().len();
         draconis.run(["grow", one.to_str().unwrap()]);
         draconis.run(["grow", one.to_str().unwrap(), "100M"]);

@@ -1,8 +1,8 @@
-//! How often contents are copied between the kernel's messages and the device: the whole
-//! route of a mount in one process, the disk service behind its session among it.
+//! Number of copies of file data between the FUSE messages and the device. Runs the whole path of
+//! a mount in one process, including the disk service behind its session.
 //!
-//! The kernel's own copies - of a request into the worker, of a reply out of it - and the
-//! device's are not among them.
+//! The copies by the kernel (requests into the worker, replies out of it) and by the device do not
+//! count.
 
 #[path = "common/route.rs"]
 mod route;
@@ -11,18 +11,18 @@ use draconis_exchange::copy_counter;
 use route::kernel::Kernel;
 use route::with_mount;
 
-/// What the route is asked to carry, and in pieces of how many bytes.
+/// Bytes to transfer, and the size of a piece.
 const BYTES: usize = 2 << 20;
 const PIECE: usize = 128 << 10;
 
-/// How often each byte of `bytes` was copied meanwhile, in tenths: metadata weighs a little.
+/// Returns the copies per byte of `bytes` in tenths; metadata adds a little.
 fn tenths_of(bytes: usize, what: impl FnOnce()) -> u64 {
     let before = copy_counter::bytes().expect("a build that counts");
     what();
     (copy_counter::bytes().unwrap() - before) * 10 / bytes as u64
 }
 
-/// One test: what is counted is counted for the process.
+/// A single test, because the counter is global to the process.
 #[test]
 fn contents_are_copied_as_rarely_as_the_map_says() {
     with_mount(16 << 20, |kernel, _| {
@@ -48,5 +48,5 @@ fn contents_are_copied_as_rarely_as_the_map_says() {
     });
 }
 
-/// Out of the memory that the kernel filled and the disk service knows.
+/// The copy out of the memory that the kernel filled and the disk service knows.
 const WRITE_COPIES: u64 = 1;

@@ -1,4 +1,4 @@
-//! No command destroys what it reads: whatever leads to a source, it is refused as a destination.
+//! No command destroys its sources: a destination that leads to a source is refused.
 
 mod common;
 
@@ -9,7 +9,7 @@ use std::process::{Command, Stdio};
 
 use common::{Draconis, fuse, have, root, skipped};
 
-/// A volume with a file, a file called as the image, and a link called as another image.
+/// Creates a volume with a file, a file named like the image, and a link to another image's name.
 fn image(draconis: &Draconis) -> PathBuf {
     let image = draconis.path("a.img");
     let tree = draconis.make_dir("tree");
@@ -24,7 +24,7 @@ fn text(path: &Path) -> &str {
     path.to_str().unwrap()
 }
 
-/// Runs commands that must fail, and looks at what they read.
+/// Runs commands that must fail, and compares their sources before and after.
 struct Watched<'a> {
     draconis: &'a Draconis,
     files: Vec<(PathBuf, Vec<u8>)>,
@@ -70,11 +70,11 @@ fn an_image_is_not_replaced_by_what_is_in_it() {
         watched.refuses(&["tar", "--oci", dest, shown], SAME);
     }
     watched.refuses(&["get", &format!("{shown}:/a.img"), place], SAME);
-    // Of a tree the rest is there.
+    // The rest of the tree was extracted.
     let _ = std::fs::remove_file(draconis.path("f"));
     watched.refuses(&["get", "-r", &format!("{shown}:/"), place], SAME);
     assert_eq!(std::fs::read(draconis.path("f")).unwrap(), b"precious");
-    // A copy elsewhere is none.
+    // A copy in another directory is no source.
     draconis.ok(["get", "-r", &format!("{shown}:/"), text(&draconis.path("elsewhere"))]);
     assert_eq!(std::fs::read(draconis.path("elsewhere/a.img")).unwrap(), b"hostile");
 }
@@ -125,7 +125,7 @@ fn what_an_image_differs_from_is_a_source() {
         let line: Vec<&str> = line.iter().map(String::as_str).collect();
         watched.refuses(&line, SAME);
     }
-    // The files of a disk in several.
+    // The extent files of a split disk.
     let parts = draconis.path("v.vmdk");
     let options = ["-f", "raw", "-O", "vmdk", "-o", "subformat=twoGbMaxExtentFlat"];
     let mut command = Command::new("qemu-img");
@@ -153,7 +153,7 @@ fn stores_and_archives_are_not_overwritten_by_what_is_in_them() {
         watched.refuses(&["store", "append", text(&store), "1", store_as], SAME);
         watched.refuses(&["kv", "load", text(&store), store_as], SAME);
     }
-    // A bucket in a directory is all of its files.
+    // For a bucket in a directory, all of its files are sources.
     let bucket = draconis.make_dir("bucket");
     let address = format!("file://{}", bucket.display());
     draconis.ok(["store", "create", "--size", "16M", &address]);
@@ -171,7 +171,7 @@ fn stores_and_archives_are_not_overwritten_by_what_is_in_them() {
     for file in &files {
         watched.refuses(&["store", "get", &address, "1", text(file)], SAME);
     }
-    // An archive that a volume is made of, forced or not.
+    // An archive that is the source of a volume, with and without --force.
     let archive = draconis.path("t.tar");
     let mut command = Command::new("tar");
     command.arg("-cf").arg(&archive).arg("-C").arg(draconis.dir.path()).arg("object");
@@ -206,7 +206,7 @@ fn devices_are_what_they_lie_on() {
     watched.refuses(&["tar", "--oci", device, text(&image)], SAME);
     watched.refuses(&["get", &format!("{}:/f", image.display()), device], SAME);
     watched.refuses(&["get", &format!("{device}:/f"), text(&image)], SAME);
-    // What is attached is in use, whatever it is to be replaced by.
+    // A file attached to a loop device is in use, whatever would replace it.
     let into = text(draconis.dir.path());
     watched.refuses(&["get", "-r", &format!("{}:/", other.display()), into], "detach it first");
     watched.refuses(&["tar", "--oci", text(&image), text(&other)], "detach it first");

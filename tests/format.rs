@@ -1,4 +1,4 @@
-//! `draconis format`: volumes made from directories and archives, judged by others.
+//! `draconis format`: volumes from directories and archives, checked by other programs.
 
 mod common;
 
@@ -14,12 +14,12 @@ use common::{
 };
 use draconis_device::Random;
 
-/// Access times change by looking, inode numbers and blocks are the volume's own.
+/// Comparison without access times, inode numbers and block counts.
 fn contents() -> Without {
     Without { what_a_copy_loses: true, fractions: false }
 }
 
-/// The odd tree with a sparse file that is quicker to compare than one of five gibibytes.
+/// The odd tree with a smaller sparse file, which is faster to compare than 5 GiB.
 fn small_odd_tree(top: &Path) {
     odd_tree(top);
     let sparse = std::fs::File::options().write(true).open(top.join("sparse")).unwrap();
@@ -32,7 +32,7 @@ fn check(image: &Path) {
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
 }
 
-/// The tree in a volume as the kernel shows it; without root, as `draconis get` restores it.
+/// Describes the tree in a volume as the kernel shows it; without root, as `draconis get` does.
 fn tree_in(draconis: &Draconis, image: &Path) -> BTreeMap<PathBuf, Seen> {
     let mut seen = match Kernel::mount(image, draconis.make_dir("kernel"), "format") {
         Some(kernel) => look(&kernel.at, contents()),
@@ -48,7 +48,7 @@ fn tree_in(draconis: &Draconis, image: &Path) -> BTreeMap<PathBuf, Seen> {
         }
     };
     assert!(seen.remove(Path::new("lost+found")).is_some());
-    // The root is everybody's own.
+    // The root directory differs.
     seen.remove(Path::new(""));
     seen
 }
@@ -61,7 +61,7 @@ fn tree_at(top: &Path) -> BTreeMap<PathBuf, Seen> {
 
 fn archive(top: &Path, arguments: &[&str], into: &Path) {
     let mut tar = Command::new("tar");
-    // Only pax archives have room for attributes.
+    // Only pax archives can hold attributes.
     if !arguments.contains(&"--format=gnu") {
         tar.args(["--format=pax", "--xattrs", "--xattrs-include=*"]);
     }
@@ -150,7 +150,7 @@ fn what_is_not_made_is_refused_by_name() {
         assert!(!output.status.success() && text.contains(said), "{arguments:?}: {text}");
         assert!(!image.exists());
     }
-    // As mke2fs does it, but not silently.
+    // As with mke2fs, but with a warning.
     let output = draconis.run(["format", "-t", "ext4", image.to_str().unwrap(), "1M"]);
     let text = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success() && text.contains("too small for a journal"), "{text}");
@@ -177,7 +177,7 @@ fn an_archive_of_any_kind_becomes_the_same_volume() {
         same(&tree_in(&draconis, &image), &expected);
         std::fs::remove_file(&image).unwrap();
     }
-    // GNU tar's own format: no attributes, no fractions of seconds.
+    // GNU tar's own format has no attributes and no fractions of seconds.
     let plain = draconis.make_dir("plain");
     for nth in 0..30 {
         let name = format!("{nth} {}", "long name ".repeat(nth));
@@ -203,7 +203,7 @@ fn an_archive_of_any_kind_becomes_the_same_volume() {
     same(&found, &expected);
 }
 
-/// A program that packs standard input.
+/// Compresses bytes with a program.
 fn pack(tool: &str, bytes: &[u8]) -> Option<Vec<u8>> {
     if !have(tool) {
         skipped(format_args!("{tool} is not installed"));
@@ -307,7 +307,7 @@ fn the_same_source_gives_the_same_bytes() {
         std::fs::read(image).unwrap()
     };
     let first = format("7", &draconis.path("a"));
-    // Looking at files and copying them changes times that the volume must not show.
+    // Reading and copying files changes times that must not appear in the volume.
     std::fs::read(tree.join("big")).unwrap();
     std::fs::set_permissions(
         tree.join("one"),
@@ -330,7 +330,7 @@ fn what_is_there_is_not_overwritten_unless_forced() {
     let before = std::fs::read(&image).unwrap();
     let said = draconis.fails(["format", name]);
     assert!(said.contains("an ext file system") && said.contains("--force"), "{said}");
-    // What does not fit changes nothing either, forced or not.
+    // A source that does not fit changes nothing, with and without --force.
     let big = draconis.path("big");
     std::fs::write(&big, vec![1; 3 << 20]).unwrap();
     let tree = draconis.make_dir("tree");
@@ -359,7 +359,7 @@ fn what_is_there_is_not_overwritten_unless_forced() {
         assert!(found.contains(said), "{found}");
     }
     check(&image);
-    // Read-only images of others are known, too.
+    // Read-only file system images of others are recognised, too.
     let mut foreign = vec![0; 1 << 20];
     foreign[..4].copy_from_slice(b"XFSB");
     std::fs::write(&image, foreign).unwrap();
@@ -508,7 +508,7 @@ fn an_empty_volume_is_its_makers() {
     }
 }
 
-/// What is recognised is lost only where its kind is named, and a partition is written alone.
+/// Recognised contents are lost only if their kind is named; a partition is written alone.
 #[test]
 fn nothing_that_is_recognised_is_overwritten_by_accident() {
     if !["sfdisk", "mkswap", "zstd"].into_iter().all(have) {
@@ -549,7 +549,7 @@ fn nothing_that_is_recognised_is_overwritten_by_accident() {
     let part = part.to_str().unwrap();
     let said = draconis.fails(["format", "--offset", "1M", part]);
     assert!(said.contains("holds an ext file system; --force overwrites it"), "{said}");
-    // Behind it there is room.
+    // The space behind the volume is free.
     let file = std::fs::File::options().write(true).open(part).unwrap();
     file.set_len(40 << 20).unwrap();
     draconis.ok(["format", "-t", "ext4", "--offset", "20M", part]);
@@ -557,7 +557,7 @@ fn nothing_that_is_recognised_is_overwritten_by_accident() {
     let whole = std::fs::read(part).unwrap();
     std::fs::write(draconis.path("second"), &whole[20 << 20..]).unwrap();
     check(&draconis.path("second"));
-    // What is compressed may be anything.
+    // Compressed data is never overwritten.
     let packed = draconis.path("packed");
     let before = std::fs::read(&packed).unwrap();
     let packed = packed.to_str().unwrap();
@@ -572,7 +572,7 @@ fn nothing_that_is_recognised_is_overwritten_by_accident() {
         assert!(said.contains("never overwritten"), "{said}");
         assert!(std::fs::read(packed).unwrap() == before, "{arguments:?}");
     }
-    // Who only reads is not told to overwrite what is there.
+    // A reading command does not suggest overwriting.
     for arguments in [
         &["ls", "--partition", "1", name][..],
         &["info", name],
@@ -599,7 +599,7 @@ fn letters_of_mke2fs_mean_the_same() {
         check(&image);
         serde_json::from_str(&draconis.ok(["info", "--json", name])).unwrap()
     };
-    // What is fitted to a tree has space, as the help says.
+    // A volume sized for its tree has free space, as the help says.
     let fitted = info(&["-q", "-d", tree, name]);
     let number = |of: &serde_json::Value, what: &str| of[what].as_u64().unwrap();
     let free = number(&fitted, "free_blocks") - number(&fitted, "reserved_blocks");

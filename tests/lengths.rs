@@ -1,4 +1,4 @@
-//! Files that say a wrong length, or change while they are read.
+//! Files whose reported length is wrong, or that change while they are read.
 
 mod common;
 
@@ -14,7 +14,7 @@ fn text(path: &Path) -> &str {
     path.to_str().unwrap()
 }
 
-/// Files of proc have no length, those of sysfs one of a page: what they hold is stored.
+/// Files of proc report length 0, those of sysfs one page: their real contents are stored.
 #[test]
 fn files_of_unknown_length_are_read_to_their_end() {
     let draconis = Draconis::new();
@@ -43,7 +43,7 @@ fn files_of_unknown_length_are_read_to_their_end() {
     assert_eq!(draconis.ok(["store", "get", text(&store), "v"]).as_bytes(), there[0]);
 }
 
-/// What of proc cannot be read is left out and told, the rest is stored.
+/// Unreadable files of proc are skipped and reported; the others are stored.
 #[test]
 fn what_cannot_be_read_is_told() {
     let draconis = Draconis::new();
@@ -59,7 +59,7 @@ fn what_cannot_be_read_is_told() {
     check(&image);
 }
 
-/// A file that is written on and on is stored as it was read, told, and ends with status 1.
+/// A file that grows all the time is stored as it was read, reported, and gives status 1.
 #[test]
 fn files_that_grow_are_told() {
     let draconis = Draconis::new();

@@ -1,4 +1,4 @@
-//! The manual pages: whole, the same whenever they are made, and every example works.
+//! Manual pages: complete and reproducible, and every example works.
 
 mod common;
 
@@ -40,7 +40,7 @@ fn pages_have_all_parts_and_are_the_same_each_time() {
         assert!(title.starts_with(&format!(".TH {name} 1 ")), "{title}");
         assert!(title.contains(&version) && title.contains("Draconis Manual"), "{title}");
         assert!(!text.contains(".SH VERSION"), "{name}");
-        // No worker and nothing else that is not for people.
+        // Internal commands have no page.
         assert!(!name.contains("worker") && !name.contains("complete-path"));
     }
     let dated = draconis.make_dir("dated");
@@ -65,7 +65,7 @@ fn pages_have_all_parts_and_are_the_same_each_time() {
     }
 }
 
-/// The commands of a page's EXAMPLES, each as the lines that are to be typed.
+/// Returns the commands of a page's EXAMPLES.
 fn examples(page: &str) -> Vec<String> {
     let (_, text) = page.split_once(".SH EXAMPLES\n").unwrap();
     let text = text.split("\n.SH ").next().unwrap();
@@ -76,7 +76,7 @@ fn examples(page: &str) -> Vec<String> {
     parts.map(|part| plain(part.split("\n.fi").next().unwrap())).collect()
 }
 
-/// What the examples name.
+/// Creates the files that the examples name.
 fn workplace(draconis: &Draconis, name: &str) -> PathBuf {
     let dir = draconis.make_dir(name);
     for below in ["tree/sub", "mnt", "root/etc", "root/home/ann"] {
@@ -93,7 +93,7 @@ fn workplace(draconis: &Draconis, name: &str) -> PathBuf {
     }
     std::os::unix::fs::symlink("hosts", dir.join("root/etc/link")).unwrap();
     let image = dir.join("disk.img");
-    // Room for more group descriptors, so that it can grow.
+    // A reserve of group descriptors, so that it can grow.
     mke2fs(&image, Some(&dir.join("root")), &["-t", "ext2", "-b", "1024"], "16M");
     draconis.ok(["format", dir.join("other.img").to_str().unwrap(), "8M"]);
     let volume = std::fs::read(&image).unwrap();
@@ -136,7 +136,7 @@ fn every_example_works() {
     if !lab {
         skipped("the examples of draconis lab need draconis-lab to be built");
     }
-    // Made once, since a store's disk is measured first.
+    // Created once, because creating a store measures the disk.
     let template = workplace(&draconis, "template");
     let mut ran = 0;
     for (name, page) in pages(&draconis, "pages") {
@@ -157,7 +157,7 @@ fn every_example_works() {
             let said = String::from_utf8_lossy(&output.stderr);
             assert!(output.status.success(), "{name}: {example}: {said}");
             assert!(!said.contains("draconis: "), "{name}: {example}: {said}");
-            // What it makes is made anew by the next one.
+            // Removes files that the next example creates again.
             for made in ["new.img", "new.store", "mnt/notes.txt"] {
                 if example.lines().count() == 1 {
                     let _ = std::fs::remove_file(dir.join(made));

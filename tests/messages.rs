@@ -1,5 +1,5 @@
-//! What the program says when something is not as it should be: what it is about, once; what
-//! is wrong, in words; and the next step.
+//! Error messages: each names the object once, states the failure in words, and gives the next
+//! step.
 
 mod common;
 
@@ -8,7 +8,7 @@ use std::process::{Command, Stdio};
 
 use common::{Draconis, copy_of_draconis, have, is_root, skipped};
 
-/// Runs a line of words, where `D/` is the directory of the test; what it says.
+/// Runs a command line, with `D/` as the directory of the test; returns its error output.
 fn said(draconis: &Draconis, line: &str) -> String {
     let dir = format!("{}/", draconis.dir.path().display());
     let arguments = line.split(' ').map(|word| word.replace("D/", &dir));
@@ -19,7 +19,7 @@ fn said(draconis: &Draconis, line: &str) -> String {
     said
 }
 
-/// What is true of every message.
+/// Asserts the rules for every message.
 fn sound(line: &str, said: &str) {
     assert!(!said.contains("os error"), "{line}: {said}");
     for message in said.lines() {
@@ -120,14 +120,14 @@ fn each_failure_is_said_in_one_sentence() {
     assert!(tree.ends_with("\n0 directories, 0 files\n"), "{tree}");
 }
 
-/// The image with a broken root directory, and how each command speaks of it.
+/// Each command reports a broken root directory as damage, with one hint.
 #[test]
 fn damage_is_called_damage_and_what_to_do_is_said_once() {
     let draconis = Draconis::new();
     let image = volume(&draconis);
     let bytes = std::fs::read(&image).unwrap();
     let u32_at = |at: usize| u32::from_le_bytes(bytes[at..at + 4].try_into().unwrap()) as usize;
-    // The first group's inode table, in it the root's second inode, its first block.
+    // Inode table of the first group; in it the root inode's first block.
     let root = u32_at(2048 + 8) * 1024 + 256;
     let block = u32_at(root + 40) * 1024;
     let spoil = |name: &str, at: usize, new: &[u8]| {
@@ -213,7 +213,7 @@ fn what_is_in_use_or_forbidden_or_full_is_said() {
         skipped("what is full needs a tmpfs");
         return;
     }
-    // It goes away with the test, whatever comes of it.
+    // Unmounted at the end of the test, even if it fails.
     let _small = common::Kernel { at: small.clone() };
     std::fs::write(draconis.path("much"), vec![7; 3 << 20]).unwrap();
     said_ok(&draconis, "put D/much D/v.img:/much");
@@ -223,7 +223,7 @@ fn what_is_in_use_or_forbidden_or_full_is_said() {
         "draconis: D/small/much: cannot be written: No space left on device; make room there\n"
     );
     std::fs::remove_file(small.join("much")).unwrap();
-    // One error, however much does not fit.
+    // One error, however many files do not fit.
     for nth in 0..40 {
         said_ok(&draconis, &format!("put D/much D/v.img:/d/f{nth}").replace("much", "file"));
     }
@@ -266,7 +266,7 @@ fn a_closed_output_ends_commands_quietly() {
         "completions bash",
         "--help",
     ] {
-        // The reader is gone before the command begins.
+        // The reader closes the pipe before the command begins.
         let (reader, writer) = std::io::pipe().unwrap();
         drop(reader);
         let mut command = draconis.command();

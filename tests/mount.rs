@@ -1,4 +1,4 @@
-//! Mounts: what programs see through them, and what happens when workers die.
+//! Mounts: what programs see through them, and the worker's sandbox.
 
 mod common;
 
@@ -10,7 +10,7 @@ use common::{
     odd_tree, same, skipped, tree_of_sources,
 };
 
-/// A small volume with something to read.
+/// Creates a small volume with a file.
 fn small(draconis: &Draconis, name: &str) -> std::path::PathBuf {
     let tree = draconis.make_dir("small");
     std::fs::write(tree.join("hello"), "hello\n").unwrap();
@@ -56,7 +56,7 @@ fn programs_see_what_the_kernel_shows() {
     }
 }
 
-/// Where data and holes begin in a file, in turns.
+/// Returns the alternating starts of data and holes in a file.
 fn segments(path: &Path) -> Vec<(bool, u64)> {
     use rustix::fs::{SeekFrom, seek};
     let file = std::fs::File::open(path).unwrap();
@@ -119,7 +119,7 @@ fn a_real_tree_is_the_same_through_the_mount() {
     let Some(kernel) = Kernel::mount(&image, draconis.path("kernel"), "a real tree") else {
         return;
     };
-    // Caches too small to hold anything for long: eviction must not show.
+    // Caches too small to keep anything: eviction must not be visible.
     let options = "ro,inode_cache=64,block_map_cache=16,data_cache=1M";
     let ours = draconis.mount(&image, "ours", options);
     same(&look(&ours, Without::default()), &look(&kernel.at, Without::default()));
@@ -153,7 +153,7 @@ fn status_tells_everything() {
     assert!(draconis.ok(["status"]).contains("seccomp kills"));
 }
 
-/// Reads what the kernel says of a process.
+/// Reads a field of a process's status.
 fn proc_status(pid: i32, field: &str) -> String {
     let text = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
     let line = text.lines().find(|line| line.starts_with(field)).unwrap_or_default();
@@ -173,8 +173,8 @@ fn the_worker_has_nothing_but_what_it_needs() {
     assert_eq!(proc_status(pid, "CapEff"), "0000000000000000");
     assert_eq!(proc_status(pid, "CapPrm"), "0000000000000000");
     assert!(!proc_status(pid, "Uid").starts_with("0\t"), "still root");
-    // Its descriptors: standard ones, two to the manager, the image, the connection, and the
-    // session's memory, pidfd and bells. No directory, no other file.
+    // Descriptors of the worker: standard streams, two to the manager, the image, the FUSE
+    // connection, and the session's memory, pidfd and eventfds. No directory, no other file.
     if is_root() {
         let mut regular = 0;
         for entry in std::fs::read_dir(format!("/proc/{pid}/fd")).unwrap() {
@@ -189,7 +189,7 @@ fn the_worker_has_nothing_but_what_it_needs() {
         }
         assert_eq!(regular, 1);
     }
-    // Nothing of ours is in its environment, only a setting of its allocator.
+    // The environment contains only a setting of the allocator.
     if let Ok(environment) = std::fs::read(format!("/proc/{pid}/environ")) {
         assert_eq!(environment.split(|&b| b == 0).filter(|it| !it.is_empty()).count(), 1);
         assert!(environment.starts_with(b"GLIBC_TUNABLES="));
@@ -210,13 +210,13 @@ fn nothing_is_used_twice() {
     };
     let said = mount(&draconis, &one, &elsewhere);
     assert!(said.contains("is already mounted on"), "{said}");
-    // By another name, too.
+    // By another name of the image, too.
     let link = draconis.path("link.img");
     std::fs::hard_link(&one, &link).unwrap();
     assert!(mount(&draconis, &link, &elsewhere).contains("is already mounted on"));
     let said = mount(&draconis, &two, &at);
     assert!(said.contains("is already a mount point"), "{said}");
-    // Another manager and a tool can read beside it; none can write.
+    // Another manager and a tool can read at the same time; none can write.
     let other = Draconis::new();
     let beside = other.mount(&one, "beside", "ro");
     other.ok(["ls", one.to_str().unwrap()]);
@@ -224,7 +224,7 @@ fn nothing_is_used_twice() {
     let (image, dir) = (one.to_str().unwrap(), elsewhere.to_str().unwrap());
     assert!(other.fails(["mount", image, dir]).contains("is in use by another"));
     draconis.ok(["umount", at.to_str().unwrap()]);
-    // Beside one that may write none can read.
+    // While the volume may be written, no other process can read it.
     let at = draconis.mount(&one, "at", "nofuseblk");
     assert!(mount(&other, &one, &elsewhere).contains("is in use by another"));
     assert!(other.fails(["ls", image]).contains("is mounted"));
@@ -282,7 +282,7 @@ fn a_foreground_mount_ends_with_its_mount_and_with_ctrl_c() {
             .spawn()
             .unwrap();
         eventually("it is mounted", || at.join("hello").exists());
-        // Seen before it is announced: until then its worker has no number.
+        // The mount is in the table before it is announced: until then its worker has no ID.
         eventually("it is served", || draconis.status()["mounts"][0]["state"] == "serving");
         assert_eq!(draconis.status()["mounts"].as_array().unwrap().len(), 1);
         if by_signal {
@@ -312,7 +312,7 @@ fn mount_options_are_honoured() {
     assert!(said.contains("/no/such"), "{said}");
     let said = draconis.fails(["mount", "-o", "ro,offset=64M", image, at]);
     assert!(said.contains("reaches beyond"), "{said}");
-    // A volume that is refused leaves nothing behind.
+    // A refused volume leaves no mount behind.
     assert!(mounts_below(Path::new(at)).is_empty());
     assert!(draconis.status()["mounts"].as_array().unwrap().is_empty());
 }
@@ -328,7 +328,7 @@ fn a_program_runs_from_a_mount_and_cannot_write_there() {
     let image = draconis.path("programs.img");
     mke2fs(&image, Some(&tree), &["-t", "ext2", "-b", "1024"], "8M");
     let at = draconis.mount(&image, "at", "ro");
-    // A program is mapped, not read: this is what mmap through FUSE is for.
+    // A program is mapped, not read: this tests mmap over FUSE.
     let output = Command::new(at.join("echo")).arg("mapped").output().unwrap();
     assert_eq!(output.stdout, b"mapped\n");
     let error = std::fs::write(at.join("new"), "x").unwrap_err();

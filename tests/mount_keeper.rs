@@ -1,5 +1,5 @@
-//! Mounts whose manager dies, or that go on as another program: programs that use them see
-//! nothing of it.
+//! Mounts whose manager dies, or that are upgraded to another program, without interrupting the
+//! programs that use them.
 
 mod common;
 
@@ -29,7 +29,7 @@ fn kill(pid: &Value) {
     });
 }
 
-/// The program that a process runs.
+/// Returns the executable of a process.
 fn program(pid: &Value) -> PathBuf {
     std::fs::read_link(format!("/proc/{pid}/exe")).unwrap()
 }
@@ -56,7 +56,7 @@ fn a_manager_that_dies_is_followed_by_one_that_knows_everything() {
     for round in 0..3 {
         let manager = draconis.status()["manager_pid"].clone();
         kill(&manager);
-        // No mount needs one to go on.
+        // Mounts do not need the manager.
         open.write_all(b"x").unwrap();
         std::fs::write(two.join(format!("new{round}")), "y").unwrap();
         let status = draconis.status();
@@ -64,7 +64,7 @@ fn a_manager_that_dies_is_followed_by_one_that_knows_everything() {
         assert_eq!(workers(&status), workers(&before));
         assert_eq!(status["mounts"][0]["restarts"], 0);
     }
-    // The next one refuses what the first one would have.
+    // The next manager refuses what the first one would have refused.
     kill(&draconis.status()["manager_pid"]);
     let three = draconis.make_dir("three");
     let mount = |image: &Path, at: &Path| {
@@ -74,7 +74,7 @@ fn a_manager_that_dies_is_followed_by_one_that_knows_everything() {
     assert!(said.contains("is already mounted on") && said.contains("/one"), "{said}");
     let said = mount(&volume(&draconis, "c.img", "ext2"), &one);
     assert!(said.contains("is already a mount point, of") && said.contains("a.img"), "{said}");
-    // Why a mount is dead is known to its keeper.
+    // The keeper knows why a mount is dead.
     kill(&draconis.status()["mounts"][1]["worker_pid"]);
     eventually("it is dead", || draconis.status()["mounts"][1]["state"] == "dead");
     kill(&draconis.status()["manager_pid"]);
@@ -97,7 +97,7 @@ fn a_mount_in_the_foreground_waits_on_when_the_manager_dies() {
     let draconis = Draconis::new();
     let (image, at) = (volume(&draconis, "a.img", "ext2"), draconis.make_dir("at"));
     let mut mounted = draconis.command().args(["mount", "-f"]).args([&image, &at]).spawn().unwrap();
-    // That it is mounted the manager may not have said yet: the next one is asked again then.
+    // The manager may not have replied yet: the request is then sent to the next one.
     eventually("it is mounted", || mounts_below(&at).len() == 1);
     kill(&draconis.status()["manager_pid"]);
     std::fs::write(at.join("new"), "x").unwrap();
@@ -161,13 +161,13 @@ fn another_program_takes_over_while_files_are_open() {
         (&nameless).read_to_string(&mut bytes).unwrap();
         assert_eq!(bytes, "no name");
         drop((kept, nameless));
-        // And back, as after a release that was none.
+        // And back, as after a withdrawn release.
         draconis.ok(["upgrade"]);
         let manager = draconis.status()["manager_pid"].clone();
         assert_eq!(program(&manager), Path::new(env!("CARGO_BIN_EXE_draconis")));
         let bytes = std::fs::read(one.join("kept")).unwrap();
         assert_eq!((bytes.len() as u64, bytes.last()), (len + 1, Some(&b'y')));
-        // A worker of the new keeper is followed, too.
+        // A killed worker of the new keeper is replaced, too.
         kill(&draconis.status()["mounts"][0]["worker_pid"]);
         std::fs::write(one.join("after"), "z").unwrap();
         eventually("it is counted", || draconis.status()["mounts"][0]["restarts"] == 1);
@@ -177,7 +177,7 @@ fn another_program_takes_over_while_files_are_open() {
     }
 }
 
-/// Asks the manager as a program would that is no draconis.
+/// Sends a request to the manager in the way of other programs.
 fn ask(draconis: &Draconis, request: &Value) -> Value {
     let mut manager = UnixStream::connect(draconis.path("run/manager.sock")).unwrap();
     writeln!(manager, "{request}").unwrap();
@@ -234,31 +234,31 @@ fn keepers_end_with_what_they_keep() {
     let status = draconis.status();
     let keeper = |nth: usize| status["mounts"][nth]["keeper_pid"].as_i64().unwrap();
     let is_gone = |pid: i64| !Path::new(&format!("/proc/{pid}")).exists();
-    // One that dies takes its own mount along, and no other.
+    // Killing a keeper ends its own mount and no other.
     kill(&status["mounts"][0]["keeper_pid"]);
     std::fs::write(two.join("new"), "x").unwrap();
     eventually("the other is known to be dead", || {
         let status = draconis.status();
-        // Those of other tests may be among them.
+        // Dead mounts of other tests may be in the list.
         let dead = status["dead"].as_array().unwrap();
         let is_dead = dead.iter().any(|mount| mount["mount_point"] == one.to_str().unwrap());
         is_dead && status["mounts"].as_array().unwrap().len() == 1
     });
     assert_eq!(std::fs::read_dir(&one).map(drop).unwrap_err().raw_os_error(), Some(107));
     draconis.ok(["umount".as_ref(), one.as_os_str()]);
-    // One that is asked to end brings everything home.
+    // On SIGTERM, a keeper makes all changes durable and unmounts.
     let pid = Pid::from_raw(keeper(1) as i32).unwrap();
     kill_process(pid, Signal::TERM).unwrap();
     eventually("the keeper ends", || is_gone(keeper(1)));
     assert!(mounts_below(&two).is_empty());
     images.iter().skip(1).for_each(|image| check(image));
-    // A mount that fails leaves none behind.
+    // A mount that fails leaves no keeper behind.
     let mut bad = std::fs::File::create(draconis.path("bad.img")).unwrap();
     bad.write_all(&[0; 8192]).unwrap();
     draconis.fails(["mount".as_ref(), draconis.path("bad.img").as_os_str(), two.as_os_str()]);
     let keepers = draconis.path("run/keepers");
     eventually("none is left", || std::fs::read_dir(&keepers).unwrap().count() == 0);
-    // And one that is started by hand says so.
+    // A keeper that is started by hand reports that.
     let mut command = draconis.command();
     let output = command.arg("keeper").stdin(Stdio::null()).output().unwrap();
     let said = String::from_utf8_lossy(&output.stderr);

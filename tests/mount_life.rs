@@ -1,5 +1,5 @@
-//! The life of a mount: how it ends, what is left when its worker or its manager dies, and
-//! that volume and directory can be used again at once.
+//! The life cycle of a mount: how it ends, what remains when its worker or manager dies, and that
+//! volume and directory can be reused at once.
 
 mod common;
 
@@ -13,7 +13,7 @@ use common::{
 };
 use rustix::process::{Pid, Signal, kill_process};
 
-/// What the kernel says of a mount whose server is gone.
+/// ENOTCONN, the error of a mount whose server is gone.
 const NOT_CONNECTED: i32 = 107;
 
 fn small(draconis: &Draconis, name: &str) -> PathBuf {
@@ -35,7 +35,7 @@ fn is_not_connected(result: std::io::Result<impl std::fmt::Debug>) {
     assert_eq!(error.raw_os_error(), Some(NOT_CONNECTED), "{error}");
 }
 
-/// Waits until the only mount is dead; why.
+/// Waits until the only mount is dead; returns the reason.
 fn dead(draconis: &Draconis) -> String {
     eventually("the loss is noticed", || draconis.status()["mounts"][0]["state"] == "dead");
     draconis.status()["mounts"][0]["why"].as_str().unwrap().to_string()
@@ -55,7 +55,7 @@ fn a_mount_whose_worker_is_killed_stays_dead_in_its_place() {
     let image = small(&draconis, "a.img");
     let at = draconis.mount(&image, "at", "rw,norestart");
     let open = std::fs::File::open(at.join("large")).unwrap();
-    // A reader that waits: the worker is stopped, then killed.
+    // A reader is blocked: the worker is stopped, then killed.
     let worker = draconis.status()["mounts"][0]["worker_pid"].clone();
     stop(worker.as_i64().unwrap());
     let reader = std::thread::spawn(move || {
@@ -69,15 +69,15 @@ fn a_mount_whose_worker_is_killed_stays_dead_in_its_place() {
     assert!(said.contains("dead") && said.contains("signal 9"), "{said}");
     let log = std::fs::read_to_string(draconis.path("run/manager.log")).unwrap();
     assert!(log.contains("was killed by signal 9"), "{log}");
-    // What is written by its path does not go to the disk below.
+    // Writes by path do not reach the directory below the mount.
     is_not_connected(std::fs::write(at.join("new"), "lost"));
     is_not_connected(std::fs::read(at.join("hello")));
-    // The volume is free: for tools, and for a mount elsewhere.
+    // The volume is free for tools, and for a mount in another directory.
     draconis.ok(["check".as_ref(), image.as_os_str()]);
     let elsewhere = draconis.mount(&image, "elsewhere", "ro");
     assert_eq!(std::fs::read_to_string(elsewhere.join("hello")).unwrap(), "hello\n");
     draconis.ok(["umount".as_ref(), elsewhere.as_os_str()]);
-    // The directory is not, unless one asks for it.
+    // The directory is not, unless --replace is given.
     let said = draconis.fails(arguments(&["mount"], &image, &at));
     assert!(said.contains("dead mount") && said.contains("--replace"), "{said}");
     draconis.ok(arguments(&["mount", "--replace"], &image, &at));
@@ -106,7 +106,7 @@ fn a_dead_mount_is_cleared_by_every_command_that_unmounts() {
     }
     for words in commands {
         let at = draconis.mount(&image, "at", "rw,norestart");
-        // Held open: there is nothing that could still be lost.
+        // Held open, without data that could be lost.
         let held = words[0].ends_with("draconis").then(|| std::fs::File::open(at.join("hello")));
         kill(&draconis.status()["mounts"][0]["worker_pid"], Signal::KILL);
         dead(&draconis);
@@ -129,7 +129,7 @@ fn a_hung_worker_is_killed_by_the_deadline() {
     stop(draconis.status()["mounts"][0]["worker_pid"].as_i64().unwrap());
     std::fs::read(at.join("large")).unwrap_err();
     assert!(dead(&draconis).contains("did not answer for 1 s"));
-    // Written after the mount is shown as dead: the two have no order.
+    // Logged after the mount is shown as dead, so the order is not guaranteed.
     eventually("the log says why", || {
         let log = std::fs::read_to_string(draconis.path("run/manager.log")).unwrap();
         log.contains("did not answer for 1 s")
@@ -147,7 +147,7 @@ fn a_manager_keeps_nothing_open_of_what_started_it() {
     let at = draconis.mount(&small(&draconis, "a.img"), "at", "ro");
     let below = other.make_dir("below");
     let image = small(&other, "b.img");
-    // A shell with a file open starts another manager.
+    // A shell with an open file starts another manager.
     let script = "exec 7<\"$1\"; \"$2\" mount -o ro \"$3\" \"$4\"";
     let status = Command::new("sh")
         .args(["-euc", script, "sh"])
@@ -168,7 +168,7 @@ fn a_hung_worker_does_not_keep_its_mount_from_being_taken_away() {
     }
     let draconis = Draconis::new();
     let image = small(&draconis, "a.img");
-    // No deadline comes for as long as this test runs.
+    // The deadline is longer than this test.
     for options in ["rw,deadline=100000", "ro,deadline=100000"] {
         let at = draconis.mount(&image, "at", options);
         stop(draconis.status()["mounts"][0]["worker_pid"].as_i64().unwrap());
@@ -178,7 +178,7 @@ fn a_hung_worker_does_not_keep_its_mount_from_being_taken_away() {
     }
 }
 
-/// Kills the keeper of the only mount, and waits until its worker is gone, too.
+/// Kills the keeper of the only mount, and waits until its worker is gone.
 fn kill_keeper(draconis: &Draconis) {
     let mount = &draconis.status()["mounts"][0];
     kill(&mount["keeper_pid"], Signal::KILL);
@@ -203,7 +203,7 @@ fn what_outlives_its_keeper_is_shown_and_cleared() {
         let at = draconis.mount(&image, "at", "rw");
         let held = std::fs::File::open(at.join("hello")).unwrap();
         kill_keeper(&draconis);
-        // The connection is gone with both of them.
+        // Without both processes, the FUSE connection is closed.
         is_not_connected(std::fs::read(at.join("hello")));
         assert!(is_shown_dead(&draconis, &at));
         let said = draconis.ok(["status"]);
@@ -228,7 +228,7 @@ fn what_outlives_its_keeper_is_shown_and_cleared() {
     draconis.ok(arguments(&["mount", "--replace"], &image, &at));
     assert_eq!(mounts_below(&at).len(), 1);
     assert_eq!(std::fs::read_to_string(at.join("hello")).unwrap(), "hello\n");
-    // What is alive is not replaced.
+    // A mount that is alive is not replaced.
     let said = draconis.fails(arguments(&["mount", "--replace"], &small(&draconis, "b.img"), &at));
     assert!(said.contains("already"), "{said}");
     draconis.ok(["umount".as_ref(), at.as_os_str()]);
@@ -246,10 +246,10 @@ fn volume_and_directory_can_be_used_again_at_once() {
     for round in 0..12 {
         let at = draconis.mount(&one, "at", "rw");
         std::fs::write(at.join("round"), round.to_string()).unwrap();
-        // By the command, and by programs that do not wait for the worker.
+        // By the command, and by umount(8), which does not wait for the worker.
         if round % 2 == 0 {
             draconis.ok(["umount".as_ref(), at.as_os_str()]);
-            // What it returned for holds for others, too: no waiting here.
+            // The command returns after the volume is released: others need not wait.
             check(&one);
             draconis.ok(["mkdir", "-p", &format!("{}:/between", one.display())]);
         } else if is_root() {
@@ -288,7 +288,7 @@ fn who_keeps_a_mount_busy_is_named() {
     draconis.ok(["umount".as_ref(), at.as_os_str()]);
 }
 
-/// Where a volume says that it was unmounted properly.
+/// Offset of `s_state` in the volume.
 const STATE_AT: usize = 1024 + 0x3A;
 
 #[test]
@@ -299,18 +299,18 @@ fn a_volume_is_marked_by_its_first_change_and_not_before() {
     let draconis = Draconis::new();
     let image = small(&draconis, "a.img");
     let before = std::fs::read(&image).unwrap();
-    // A mount that fails after its worker has opened the volume: no such name can be shown.
+    // A mount that fails after its worker has opened the volume: the name is too long.
     let at = draconis.make_dir("at");
     let name = format!("fsname={}", "x".repeat(5000));
     draconis.fails(arguments(&["mount", "-o", &name], &image, &at));
     assert!(std::fs::read(&image).unwrap() == before, "a mount that failed");
-    // One that could write and does not.
+    // A mount that could write and does not.
     draconis.mount(&image, "at", "rw,noatime,commit=1");
     assert_eq!(std::fs::read_to_string(at.join("hello")).unwrap(), "hello\n");
     rustix::fs::syncfs(std::fs::File::open(&at).unwrap()).unwrap();
     draconis.ok(["umount".as_ref(), at.as_os_str()]);
     assert!(std::fs::read(&image).unwrap() == before, "a mount that only read");
-    // One that writes: in use as soon as anything of it is durable, and clean at the end.
+    // A mount that writes: marked in use with its first durable change, and clean at the end.
     draconis.mount(&image, "at", "rw,noatime,commit=1000");
     let file = std::fs::File::create(at.join("new")).unwrap();
     assert!(std::fs::read(&image).unwrap() == before, "not committed yet");
@@ -354,7 +354,7 @@ fn what_was_synced_by_whatever_call_is_in_the_image() {
     }
 }
 
-/// What the kernel's table says of a mount: type and source.
+/// Returns type and source of a mount in the kernel's table.
 fn shown(at: &Path) -> (String, String) {
     let table = std::fs::read_to_string("/proc/self/mounts").unwrap();
     let line = table.lines().rfind(|line| line.split(' ').nth(1) == at.to_str()).unwrap();
@@ -363,7 +363,7 @@ fn shown(at: &Path) -> (String, String) {
     (fields.nth(1).unwrap().to_string(), source)
 }
 
-/// Loop devices of `image`.
+/// Lists the loop devices of `image`.
 fn loops(image: &Path) -> String {
     let said = Command::new("losetup").arg("-j").arg(image).output().unwrap();
     String::from_utf8(said.stdout).unwrap()
@@ -386,7 +386,7 @@ fn the_loop_device_of_a_mount_goes_with_it() {
             kill(&draconis.status()["mounts"][0]["worker_pid"], Signal::KILL);
             dead(&draconis);
             is_not_connected(std::fs::read_dir(&at).and_then(|mut dir| dir.next().unwrap()));
-            // The device does not hold the volume.
+            // The loop device does not keep the volume busy.
             let elsewhere = draconis.mount(&image, "elsewhere", "rw");
             std::fs::write(elsewhere.join("new"), "x").unwrap();
             draconis.ok(["umount".as_ref(), elsewhere.as_os_str()]);
@@ -401,7 +401,7 @@ fn the_loop_device_of_a_mount_goes_with_it() {
     draconis.ok(["umount".as_ref(), at.as_os_str()]);
 }
 
-/// A loop device of the test's own.
+/// A loop device of the test.
 struct Device(PathBuf);
 
 impl Drop for Device {
@@ -491,7 +491,7 @@ fn a_read_only_mount_lets_others_read() {
     }
     assert_eq!(std::fs::read(at.join("f")).unwrap(), b"precious");
     draconis.ok(["umount", at.to_str().unwrap()]);
-    // A mount that may write shuts readers out.
+    // A mount that may write excludes readers.
     let at = draconis.mount(&image, "at", "nofuseblk");
     assert!(draconis.fails(["cat", &file]).contains("mounted"));
     draconis.ok(["umount", at.to_str().unwrap()]);
@@ -552,7 +552,7 @@ fn damaged_descriptors_are_said_when_a_mount_is_made() {
     let said = String::from_utf8(output.stderr).unwrap();
     assert!(output.status.success() && said.contains("group descriptor"), "{said}");
     assert!(std::fs::read_dir(&at).unwrap().count() > 0);
-    // Who stands in a mount does not keep it busy by asking for its end.
+    // A working directory in the mount does not keep it busy for `umount`.
     let mut command = draconis.command();
     let ended = command.args(["umount", "."]).current_dir(&at).output().unwrap();
     assert!(ended.status.success(), "{}", String::from_utf8_lossy(&ended.stderr));

@@ -1,5 +1,5 @@
-//! Options of mounts: lines that were written for other drivers, what they do, and how
-//! mount(8) hands them over.
+//! Mount options: lines written for other drivers, the effects of options, and how mount(8) passes
+//! them.
 
 mod common;
 
@@ -11,7 +11,7 @@ use common::volume::check;
 use common::{Draconis, copy_program, fuse, have, is_root, mke2fs, mounts_below, skipped};
 
 const READ_ONLY: i32 = 30;
-/// Where a volume says how it was left: 1 clean, 2 damaged.
+/// Offset of `s_state` in the volume: 1 clean, 2 damaged.
 const STATE_AT: usize = 1024 + 0x3A;
 
 fn small(draconis: &Draconis) -> PathBuf {
@@ -159,13 +159,13 @@ fn a_mount_becomes_read_only_and_writable_again() {
         let refused = std::fs::write(at.join("new"), "x").unwrap_err();
         assert_eq!(refused.raw_os_error(), Some(READ_ONLY), "{refused}");
         assert_eq!(draconis.status()["mounts"][0]["read_only"], true);
-        // Home, and clean, while it is mounted.
+        // Written back and clean, while it is mounted.
         let copy = draconis.path("copy.img");
         std::fs::copy(&image, &copy).unwrap();
         assert_eq!(std::fs::read(&copy).unwrap()[STATE_AT] & 1, 1);
         check(&copy);
         assert_eq!(draconis.ok(["cat", &format!("{}:/new", copy.display())]), options);
-        // And without the image, as one says it oneself.
+        // Without the image, as users type it.
         draconis.ok(["mount".as_ref(), "-o".as_ref(), "remount,rw".as_ref(), at.as_os_str()]);
         let file = std::fs::File::create(at.join("again")).unwrap();
         file.sync_all().unwrap();
@@ -182,7 +182,7 @@ fn a_mount_becomes_read_only_and_writable_again() {
     unmount(&draconis, &at);
 }
 
-/// Runs a script as root with its own view of mounts, where `/sbin` has only what it is given.
+/// Runs a script as root in a mount namespace whose `/sbin` contains only the given programs.
 fn in_a_namespace(draconis: &Draconis, script: &str) -> String {
     let path = format!("{}:/usr/bin:/bin", draconis.path("prefix/bin").display());
     let output = Command::new("unshare")
@@ -197,7 +197,7 @@ fn in_a_namespace(draconis: &Draconis, script: &str) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// Mounts by hand and by a line of fstab, and remounts, as mount(8) does it.
+/// Mounts by hand and by fstab, and remounts, through mount(8).
 const BY_MOUNT: &str = r#"
     mount --bind sbin /sbin
     mount -t fuse.draconis "$PWD/a.img" at -o rw,noatime
@@ -259,7 +259,7 @@ fn mount_gets_along_without_a_helper_of_ours() {
     for name in ["mount.fuse", "mount.fuse3"] {
         copy_program(found.trim(), &sbin.join(name));
     }
-    // It looks for programs in the usual places only.
+    // mount.fuse3 searches programs in the usual directories only.
     let script = r#"
         mount --bind prefix/bin /usr/local/bin
         mount --bind sbin /sbin
@@ -282,7 +282,7 @@ fn times_of_access_follow_the_options() {
     }
     let draconis = Draconis::new();
     let image = small(&draconis);
-    // What reading changes: the file, the directory.
+    // Access times that reading changes: of the file, of the directory.
     for (options, changes) in [
         ("relatime", [true, true]),
         ("nodiratime", [true, false]),
@@ -294,7 +294,7 @@ fn times_of_access_follow_the_options() {
         let long_ago = rustix::fs::Timespec { tv_sec: 1_000, tv_nsec: 0 };
         let times = rustix::fs::Timestamps { last_access: long_ago, last_modification: long_ago };
         for name in &names {
-            // What the kernel keeps of it is not to be enough.
+            // Reads again, beyond the kernel's caches.
             std::fs::read_dir(&at).unwrap().count();
             let _ = std::fs::read(name);
             let flags = rustix::fs::AtFlags::empty();

@@ -1,4 +1,4 @@
-//! Mounts whose worker dies: another takes over, and programs go on.
+//! Mounts whose worker dies: the keeper restarts it, and programs continue.
 
 mod common;
 
@@ -15,7 +15,7 @@ fn worker(draconis: &Draconis) -> i64 {
     draconis.status()["mounts"][0]["worker_pid"].as_i64().unwrap()
 }
 
-/// Sends the worker a signal; which one it was.
+/// Sends the worker a signal; returns its process ID.
 fn signal(draconis: &Draconis, signal: Signal) -> i64 {
     let worker = worker(draconis);
     kill_process(Pid::from_raw(worker as i32).unwrap(), signal).unwrap();
@@ -101,7 +101,7 @@ fn what_was_written_comes_home_though_the_worker_dies_while_it_is_unmounted() {
         std::fs::write(at.join("new"), vec![5; 300_000]).unwrap();
         stop(worker(&draconis));
         std::thread::scope(|scope| {
-            // Others who look at the mount while it does not answer keep it busy.
+            // Other processes that access the unresponsive mount keep it busy.
             let unmounting = scope.spawn(|| {
                 eventually("it is unmounted", || {
                     let output = draconis.run(["umount".as_ref(), at.as_os_str()]);
@@ -131,7 +131,7 @@ fn a_worker_that_dies_again_and_again_is_given_up() {
     let at = draconis.mount(&image, "at", "rw");
     for death in 0.. {
         assert!(death <= 11, "it is never given up");
-        // Not killed, as one that is in the way is: it dies by itself.
+        // Not SIGKILL, which the keeper itself sends: the worker dies by itself.
         let dead = signal(&draconis, Signal::ABORT);
         eventually("the death is noticed", || {
             let mount = &draconis.status()["mounts"][0];
@@ -156,7 +156,7 @@ fn a_request_that_workers_die_over_is_refused_and_named() {
     let draconis = Draconis::new();
     let image = volume(&draconis, "ext2");
     let at = draconis.make_dir("at");
-    // The manager that this starts hands it on to its workers.
+    // Starts a manager that passes the injected fault on to its workers.
     let status = Command::new(env!("CARGO_BIN_EXE_draconis"))
         .arg("mount")
         .args([&image, &at])
@@ -191,7 +191,7 @@ fn where_the_kernel_sends_nothing_again_what_was_in_hand_fails_once() {
         open.write_all(b"x").unwrap();
         let error = std::fs::metadata(at.join("deadly")).unwrap_err();
         assert_eq!(error.raw_os_error(), Some(103), "{error}");
-        // Everything else goes on, with what was not committed.
+        // The restart keeps uncommitted changes.
         open.write_all(b"y").unwrap();
         assert_eq!(std::fs::read_to_string(at.join("hello")).unwrap(), "hello\n");
         let mount = draconis.status()["mounts"][0].clone();
@@ -205,7 +205,7 @@ fn where_the_kernel_sends_nothing_again_what_was_in_hand_fails_once() {
     check(&image);
 }
 
-/// What the block says by which hosts see that a volume is in use: its sequence, and who signed it.
+/// Returns sequence number and node name of the MMP block.
 fn sign(image: &Path) -> (u32, String) {
     let mut debugfs = Command::new("debugfs");
     let output = debugfs.args(["-c", "-R", "dump_mmp"]).arg(image).output().unwrap();
@@ -218,7 +218,7 @@ fn sign(image: &Path) -> (u32, String) {
     (u32::from_str_radix(sequence.trim_start_matches("0x"), 16).unwrap(), field("node_name"))
 }
 
-/// Takes as long as signs of other hosts are waited for: 11 s, and the kernel as long.
+/// Takes 11 s, the time that MMP waits for other hosts, and as long again for the kernel.
 #[test]
 fn a_volume_that_hosts_share_stays_ours_after_a_death() {
     const CLEAN: u32 = 0xFF4D_4D50;
@@ -241,13 +241,13 @@ fn a_volume_that_hosts_share_stays_ours_after_a_death() {
         assert!(then < CLEAN && who == node, "{then:#x} {who}");
         eventually("it is signed again", || sign(&image).0 != then);
     }
-    // A manager that knows nothing of the first one, and a kernel that knows no other claims.
+    // A manager without knowledge of the first one, and a kernel that knows no other locks.
     let other = Draconis::new();
     let elsewhere = other.make_dir("at");
     let said = other.fails(["mount".as_ref(), image.as_os_str(), elsewhere.as_os_str()]);
     assert!(said.contains("in use"), "{said}");
     if root("asking the kernel") {
-        // By a loop device of its own: mount(8) takes the one of our mount.
+        // With its own loop device: mount(8) would reuse the one of our mount.
         let losetup = |what: &[&str], of: &Path| {
             let output = Command::new("losetup").args(what).arg(of).output().unwrap();
             assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));

@@ -1,7 +1,7 @@
-//! Mounts that are changed: the usual programs, and what is left when something dies.
+//! Writable mounts: common programs, and what remains when a process dies.
 //!
-//! After every test `e2fsck -fn` has nothing to say, and the kernel's own driver shows what
-//! the mount showed.
+//! After every test `e2fsck -fn` must report nothing, and the kernel's driver must show what the
+//! mount showed.
 
 mod common;
 
@@ -33,7 +33,7 @@ fn a_tree_is_copied_with_everything_it_has() {
         let tree = volume.draconis.make_dir("tree");
         odd_tree(&tree);
         if block == "4096" {
-            // Read once, through every level of its map, is enough of its five gigabytes.
+            // Of the sparse file, one read through every level of the map suffices.
             std::fs::remove_file(tree.join("sparse")).unwrap();
         }
         run(Command::new("cp").args(["-a", "--sparse=always"]).arg(&tree).arg(&volume.at));
@@ -67,7 +67,7 @@ fn unpack_and_remove(volume: &Volume) {
     let copy = Without { what_a_copy_loses: true, ..Without::default() };
     same(&look(&tree, copy), &look(&volume.at("sources"), copy));
     shell("mv sources other; cp -r other twice; rm -r other twice", &volume.at);
-    // What was removed is free once the kernel has forgotten it.
+    // Removed files are freed once the kernel has forgotten their inodes.
     eventually("all space is free again", || space() == before);
     volume.judge();
 }
@@ -208,7 +208,7 @@ fn bytes_and_space_are_right_however_they_came() {
         direct.read_exact_at(&mut found, 0).unwrap();
         assert!(found == model, "{block}, read past the cache");
         assert!(std::fs::read(&path).unwrap() == model, "{block}");
-        // Blocks behind the end are damage to e2fsck: ext2 cannot say that they are wanted.
+        // e2fsck treats blocks beyond the end as damage: ext2 cannot mark them as intended.
         let behind = rustix::fs::fallocate(&cached, FallocateFlags::KEEP_SIZE, 4 << 20, 1 << 20);
         assert_eq!(behind, Err(Errno::OPNOTSUPP));
         rustix::fs::fallocate(&cached, FallocateFlags::KEEP_SIZE, 0, 1 << 20).unwrap();
@@ -275,7 +275,7 @@ fn what_lost_its_name_is_used_until_it_is_closed() {
     assert_eq!((found.len(), found[0], found[2_999_999]), (3_000_000, 7, 8));
     drop(file);
     eventually("its space is free", || free() == before);
-    // One that is open when the worker dies is freed by the next mount.
+    // A file that is open when the worker dies is freed by the next mount.
     let open = File::create_new(volume.at("orphan")).unwrap();
     open.write_all_at(&[9; 500_000], 0).unwrap();
     std::fs::remove_file(volume.at("orphan")).unwrap();
@@ -305,7 +305,7 @@ fn what_lost_its_name_just_before_unmounting_is_freed() {
             })
             .collect();
         drop(files);
-        // The kernel may not have told that it has forgotten them.
+        // The kernel may not have sent FORGET yet.
         volume.unmount();
         check(&volume.image);
         volume.draconis.mount(&volume.image, "at", "rw");
@@ -338,7 +338,7 @@ fn owners_modes_lists_and_flags() {
              setfacl -b team/file",
             &volume.at,
         );
-        // The default list counts, not the umask.
+        // The default ACL applies, not the umask.
         assert_eq!(mode("lists/file"), 0o660);
     }
     if tool("attributes on a mount", "chattr") {
@@ -387,7 +387,7 @@ fn a_full_volume_says_so_and_goes_on() {
     let volume = Volume::new("1024", "4M", "rw,noatime");
     let mut file = File::create_new(volume.at("file")).unwrap();
     let piece = [7; 65536];
-    // The kernel takes more than there is room for, and says so when it writes it back.
+    // The kernel accepts more than fits, and reports ENOSPC on write-back.
     let full = (0..200).find_map(|_| file.write_all(&piece).and_then(|()| file.sync_all()).err());
     assert_eq!(full.unwrap().raw_os_error(), Some(Errno::NOSPC.raw_os_error()));
     drop(file);
@@ -421,7 +421,7 @@ fn what_is_removed_is_room_for_the_next_call() {
         }
     };
     std::thread::scope(|scope| {
-        // The kernel tells of what is not in use any more behind what others ask.
+        // The kernel sends FORGET messages behind the requests of others.
         for k in 0..3 {
             let (volume, ended) = (&volume, &ended);
             scope.spawn(move || {
@@ -497,7 +497,7 @@ fn a_killed_worker_leaves_a_whole_volume() {
         volume.kill_worker();
         busy.wait().unwrap();
         check(&volume.image);
-        // What is there is right, and the volume goes on.
+        // Existing files are right, and the volume is usable.
         volume.draconis.mount(&volume.image, "at", "rw,noatime");
         kept += std::fs::read_dir(volume.at("include")).map_or(0, Iterator::count);
         std::fs::write(volume.at("after"), "x").unwrap();
@@ -536,7 +536,7 @@ fn what_was_synced_survives_the_worker() {
     let mut file = File::create_new(volume.at("dir/file")).unwrap();
     file.write_all(&[7; 300_000]).unwrap();
     file.sync_all().unwrap();
-    // Appended within its last block, and overwritten: durable, too.
+    // Appended within the last block, and overwritten: must be durable, too.
     file.write_all(b"tail").unwrap();
     file.write_all_at(b"head", 0).unwrap();
     file.sync_data().unwrap();
@@ -561,7 +561,7 @@ fn a_volume_that_must_not_be_written_is_mounted_read_only_and_says_why() {
     let draconis = Draconis::new();
     let image = draconis.path("a.img");
     mke2fs(&image, None, &["-t", "ext2"], "8M");
-    // A feature that does not exist yet, and forbids to write what does not know it.
+    // An unknown read-only compatible feature.
     let mut bytes = std::fs::read(&image).unwrap();
     bytes[1024 + 0x67] |= 0x40;
     std::fs::write(&image, bytes).unwrap();
@@ -591,7 +591,7 @@ fn options_of_mounts_that_write() {
     let again = ["mount", "--create", "16M", image.to_str().unwrap(), at.to_str().unwrap()];
     let said = draconis.fails(again);
     assert!(said.contains("--force"), "{said}");
-    // Synchronous: all of it is there although there was no time to commit.
+    // Synchronous: everything is durable without a commit.
     mount("sync,dirsync,commit=1000,norestart");
     std::fs::create_dir(at.join("dir")).unwrap();
     std::fs::write(at.join("dir/file"), "durable").unwrap();
@@ -629,7 +629,7 @@ fn what_has_changed_is_on_the_disk_once_nothing_changes() {
     let bytes: Vec<u8> =
         (0..2000u32).flat_map(|i| i.wrapping_mul(0x9E37_79B1).to_le_bytes()).collect();
     std::fs::write(volume.at("file"), &bytes).unwrap();
-    // The first block of it, wherever that lies.
+    // The first block of the file, wherever it is.
     eventually("it is in the image", || {
         let image = std::fs::read(&volume.image).unwrap();
         image.chunks(1024).any(|block| block == &bytes[..1024])

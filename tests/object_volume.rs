@@ -1,4 +1,4 @@
-//! An ext2 volume on an object of a store: files come back, and power cuts leave it whole.
+//! An ext2 volume on an object of a store, with simulated power cuts.
 
 use std::sync::Arc;
 
@@ -37,7 +37,7 @@ fn open(disk: Arc<dyn Disk>) -> Arc<Store> {
     Store::open(disk, &StoreOptions { cache_bytes: 1 << 20, read_only: false }).unwrap()
 }
 
-/// A store with one object, and an empty volume on that.
+/// Creates a store with one object, and an empty volume on it.
 fn made(disk: Arc<dyn Disk>, layout: LayoutKind) -> (Arc<Store>, ObjectId) {
     let profile = Profile { layout, page_bytes: 4096, segment_bytes: 128 << 10, queue_depth: 8 };
     Store::create(disk.clone(), &CreateOptions { profile, id: 5 }).unwrap();
@@ -63,7 +63,7 @@ fn name(nth: usize) -> Vec<u8> {
     format!("file {nth}").into_bytes()
 }
 
-/// Makes a file with its bytes; all of it is durable then.
+/// Creates a file durably.
 fn put(volume: &Volume, nth: usize) -> InodeNumber {
     let new =
         NewNode { kind: FileType::File, mode: 0o644, uid: 0, gid: 0, device: (0, 0), target: b"" };
@@ -91,7 +91,7 @@ fn has(volume: &Volume, nth: usize) -> bool {
     }
 }
 
-/// Complaints about the volume that are damage.
+/// Returns the problems of the volume that are damage.
 fn damage(disk: &Arc<dyn Disk>) -> Vec<String> {
     let report = check::check(disk, check::CheckOptions::default(), &|_, _| {}).unwrap();
     let is_damage = |it: &&check::Problem| it.what.severity() == check::Severity::Damage;
@@ -132,7 +132,7 @@ fn a_volume_on_an_object_is_whole_after_any_power_cut() {
         let (store, id) = made(disk.clone(), layout);
         store.sync().unwrap();
         drop(store);
-        // What was before is the image.
+        // The image before the recorded writes.
         let mut image = vec![0; 8 << 20];
         for event in disk.take() {
             if let draconis_device::Event::Group { writes, .. } = event {

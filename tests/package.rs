@@ -1,4 +1,4 @@
-//! What is given to others: made twice it is the same, and what is installed works and goes away.
+//! Packages: reproducible, and they install, work and uninstall.
 
 mod common;
 
@@ -7,7 +7,7 @@ use std::process::Command;
 
 use common::{Draconis, root, tool};
 
-/// Has tools/dist make these of the program under test.
+/// Lets tools/dist build parts of a package with the program under test.
 fn made(draconis: &Draconis, into: &str, parts: &[&str]) -> PathBuf {
     let out = draconis.path(into);
     let mut dist = Command::new("tools/dist");
@@ -26,7 +26,7 @@ fn ran(command: &mut Command) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// The only file whose name ends so.
+/// Returns the only file with a name suffix.
 fn only(dir: &Path, end: &str) -> PathBuf {
     let paths = std::fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().path());
     let mut found = paths.filter(|path| path.to_str().unwrap().ends_with(end));

@@ -1,4 +1,4 @@
-//! Real trees, large directories and damage, seen through every way there is.
+//! Real trees, large directories and damage, accessed in every way.
 //!
 //! `DRACONIS_TEST_TREE=/usr make long` takes a larger tree, in every block size.
 
@@ -9,10 +9,10 @@ use std::process::{Command, Stdio};
 
 use common::{Draconis, Kernel, Without, fuse, is_root, look, mke2fs, same};
 
-/// What a copy cannot keep.
+/// What a copy cannot preserve.
 const COPY: Without = Without { what_a_copy_loses: true, fractions: false };
 
-/// The tree, the types and block sizes of volumes for it, and how large these must be.
+/// Returns the tree, the types and block sizes of its volumes, and their length.
 fn tree() -> (PathBuf, Vec<(&'static str, &'static str)>, String) {
     let asked = std::env::var_os("DRACONIS_TEST_TREE").map(PathBuf::from);
     let kinds = match asked {
@@ -53,7 +53,7 @@ fn a_real_tree_is_the_same_everywhere() {
     }
 }
 
-/// Twice: with the usual caches, and with some that hold next to nothing.
+/// Compares through mounts with the default caches, and with tiny ones.
 fn through_a_mount(
     draconis: &Draconis,
     image: &Path,
@@ -69,12 +69,12 @@ fn through_a_mount(
         let caches = mount["worker"]["caches"].as_array().unwrap();
         let data = caches.iter().find(|cache| cache["name"] == "data").unwrap();
         let capacity = data["capacity"].as_u64().unwrap();
-        // Without the program itself, which is in memory once for all.
+        // Without the program's own pages, which are shared.
         let status = format!("/proc/{}/status", mount["worker_pid"]);
         let status = std::fs::read_to_string(status).unwrap();
         let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).unwrap();
         let own: u64 = line.trim().trim_end_matches(" kB").parse().unwrap();
-        // The other two caches are small beside it: 16 MiB with the usual options.
+        // The other two caches are small in comparison: 16 MiB with the default options.
         let most_kib = (capacity >> 10) + (64 << 10) + (16 << 10);
         assert!(own <= most_kib, "{own} KiB of its own with {options}, and {most_kib} is the most");
         draconis.ok(["umount", ours.to_str().unwrap()]);
@@ -101,7 +101,7 @@ fn sixty_thousand_names_in_one_directory() {
     }
     let draconis = Draconis::new();
     let many = draconis.make_dir("tree/many");
-    // mke2fs takes minutes for what the kernel does in seconds, and makes no index.
+    // mke2fs takes minutes where the kernel takes seconds, and creates no htree.
     let count = if is_root() { 60_000 } else { 5_000 };
     for i in 0..count {
         std::fs::write(many.join(format!("name number {i}")), "").unwrap();
@@ -156,11 +156,11 @@ fn damage_costs_the_file_it_is_in() {
     for name in ["good", "other"] {
         assert_eq!(std::fs::read(at.join(name)).unwrap(), vec![b'x'; 300_000]);
     }
-    // EUCLEAN, as the kernel says it.
+    // EUCLEAN, as the kernel returns it.
     let said = |result: std::io::Result<()>| result.unwrap_err().raw_os_error();
     assert_eq!(said(std::fs::metadata(at.join("bad inode")).map(drop)), Some(117));
     assert_eq!(said(std::fs::read(at.join("bad map")).map(drop)), Some(117));
-    // The part before the damage can be read, and the worker is as well as before.
+    // The part before the damage is readable, and the worker survives.
     let start = std::fs::File::open(at.join("bad map")).unwrap();
     let mut bytes = [0; 12 * 1024];
     std::os::unix::fs::FileExt::read_exact_at(&start, &mut bytes, 0).unwrap();

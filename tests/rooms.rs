@@ -1,4 +1,4 @@
-//! What a mount does when all rooms for contents are in use: it copies, and loses nothing.
+//! A mount whose buffer pool is exhausted: it copies instead, and loses no data.
 
 #[path = "common/route.rs"]
 mod route;
@@ -6,8 +6,8 @@ mod route;
 use route::with_mount;
 
 const PIECE: usize = 128 << 10;
-/// Room for one request, which takes 1 MiB until it is there, and a little more: that is in use as
-/// long as the disk has not what the first writes brought.
+/// Buffers for one request, which takes 1 MiB until it has arrived, and a little more. They stay in
+/// use until the disk has completed the first writes.
 const ROOMS_BYTES: usize = (1 << 20) + 2 * PIECE;
 const PIECES: usize = 24;
 

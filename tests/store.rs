@@ -11,7 +11,7 @@ use common::Draconis;
 const PROFILE: &str =
     r#"{"layout": "cow", "page_bytes": 4096, "segment_bytes": 262144, "queue_depth": 8}"#;
 
-/// A store of 32 MiB that was not measured for.
+/// Creates a store of 32 MiB without measuring.
 fn store(draconis: &Draconis) -> PathBuf {
     let (store, profile) = (draconis.path("test.store"), draconis.path("profile"));
     std::fs::write(&profile, PROFILE).unwrap();
@@ -20,7 +20,7 @@ fn store(draconis: &Draconis) -> PathBuf {
     store
 }
 
-/// Runs it with something on its standard input.
+/// Runs a command with standard input.
 fn fed(draconis: &Draconis, arguments: &[&str], input: &[u8]) -> Output {
     let mut command = draconis.command();
     command.args(arguments).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -49,7 +49,7 @@ fn objects_go_in_and_come_out() {
     let got = draconis.run(["store", "get", store, id]);
     assert!(got.status.success() && got.stdout == bytes);
 
-    // Appended, replaced by something shorter, listed, removed.
+    // Appended, replaced by shorter contents, listed, removed.
     assert!(fed(&draconis, &["store", "append", store, id, "-"], b"the end").status.success());
     let list = json(&draconis.ok(["store", "ls", "--json", store]));
     assert_eq!(list[0]["len_bytes"], 3_000_007);
@@ -168,7 +168,7 @@ fn a_store_is_made_only_where_nothing_is() {
     assert!(said.contains("no such file; draconis store create makes a store"), "{said}");
     let said = draconis.fails(["store", "create", draconis.path("none").to_str().unwrap()]);
     assert!(said.contains("--size is needed"), "{said}");
-    // What could not be made is not left behind.
+    // A failed creation leaves no file behind.
     let small = draconis.path("small");
     let said = draconis.fails(["store", "create", small.to_str().unwrap(), "--size", "64K"]);
     assert!(said.contains("larger --size") && !small.exists(), "{said}");
@@ -251,7 +251,7 @@ fn a_disk_is_measured_and_the_profile_can_be_used() {
     let before = std::fs::read_dir(draconis.dir.path()).unwrap().count();
     let dir = draconis.dir.path().to_str().unwrap();
     let said = draconis.ok(["store", "probe", "--json", "--size", "16M", dir]);
-    // What was measured in is gone; the directory for the manager came.
+    // The file for measuring is deleted; the manager has created its directory.
     assert!(std::fs::read_dir(draconis.dir.path()).unwrap().count() <= before + 1);
     let probed = json(&said);
     assert!(probed["measured"]["write_bytes_per_s"].as_u64().unwrap() > 0);
@@ -266,7 +266,7 @@ fn a_disk_is_measured_and_the_profile_can_be_used() {
     draconis.ok(["store", "check", store]);
 }
 
-/// What a kill leaves is what some number of lots left, and the store is whole.
+/// A killed load leaves whole batches, and the store is consistent.
 #[test]
 fn a_load_that_is_killed_leaves_whole_lots() {
     let draconis = Draconis::new();
@@ -299,7 +299,7 @@ fn a_load_that_is_killed_leaves_whole_lots() {
 fn a_full_store_says_what_is_in_it_is_emptied_and_grows() {
     let draconis = Draconis::new();
     let (store, profile) = (draconis.path("test.store"), draconis.path("profile"));
-    // As `store create` chooses for so small a one.
+    // The segment size that `store create` chooses for so small a store.
     std::fs::write(&profile, PROFILE.replace("262144", "65536")).unwrap();
     let (store, profile) = (store.to_str().unwrap(), profile.to_str().unwrap());
     draconis.ok(["store", "create", store, "--size", "32M", "--profile", profile]);
@@ -311,7 +311,7 @@ fn a_full_store_says_what_is_in_it_is_emptied_and_grows() {
     let keys = draconis.ok(["kv", "scan", store, "--keys"]).lines().count();
     assert!(said.contains(&format!("lines 1 to {keys} were loaded, no other")), "{said}");
     assert!(said.contains("deleting, cleaning and checkpoints need"), "{said}");
-    // Three quarters of the file at least.
+    // At least three quarters of the file.
     assert!(keys > 24_500, "{keys} pairs of 1 KB");
     for nth in [7, 0, keys - 1] {
         draconis.ok(["kv", "del", store, &format!("k{nth:08}")]);
@@ -332,8 +332,8 @@ fn a_full_store_says_what_is_in_it_is_emptied_and_grows() {
     assert_eq!(draconis.ok(["kv", "get", store, "k00000009"]), format!("{:01000}", 9));
 }
 
-/// Spoils a store where it is written, again and again: what can be read is right, the check
-/// finds all of it, and salvage brings the rest.
+/// Corrupts a store in written places, again and again: readable data is right, the check finds
+/// all damage, and salvage copies the rest.
 #[test]
 fn damage_costs_what_it_is_in() {
     let draconis = Draconis::new();

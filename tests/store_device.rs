@@ -1,5 +1,5 @@
-//! Stores on a real block device, and files that are written out. Devices need root and a
-//! loop device; what is skipped for that is said.
+//! Stores on a real block device, and zero-filled files. Devices need root and a loop device;
+//! skipped tests are reported.
 
 mod common;
 
@@ -9,7 +9,7 @@ use std::process::Command;
 
 use common::{Draconis, skipped};
 
-/// A loop device on a file; detached when it goes.
+/// A loop device on a file, detached on drop.
 struct Loop(PathBuf);
 
 impl Loop {
@@ -41,7 +41,7 @@ fn allocated(file: &Path) -> u64 {
     std::fs::metadata(file).unwrap().blocks() * 512
 }
 
-/// A file with a profile, so that nothing is measured.
+/// Writes a profile to a file, to avoid measuring.
 fn profile(draconis: &Draconis) -> String {
     let path = draconis.path("profile");
     let profile =
@@ -69,7 +69,7 @@ fn a_device_is_touched_only_by_who_says_so() {
         let said = draconis.run(command);
         assert!(!said.status.success());
     }
-    // Nothing was written, not even to look.
+    // Nothing was written, not even for detection.
     assert_eq!(allocated(&file), 0);
 
     run("mke2fs", &["-q", "-F", "-t", "ext2", device]);
@@ -121,7 +121,7 @@ fn what_a_store_needs_no_more_is_discarded() {
     let (one, other) = (put(), put());
     let before = used();
     draconis.ok(["store", "rm", device, &one, &other]);
-    // A checkpoint without them is durable before anything of them goes.
+    // A checkpoint without them is durable before they are discarded.
     draconis.ok(["kv", "put", device, "a", "b"]);
     draconis.ok(["kv", "put", device, "a", "c"]);
     let after = used();
@@ -151,7 +151,7 @@ fn a_file_is_written_out_unless_it_is_to_be_sparse() {
         draconis.ok(["kv", "put", name, "a", "b"]);
         draconis.ok(["kv", "put", name, "a", "c"]);
         let less = allocated(store);
-        // What was written out stays so; a hole is made where nothing is, else.
+        // A zero-filled store is not punched; a sparse one is.
         assert_eq!(less >= len, more.is_empty(), "{less} bytes of {len} are there");
         assert_eq!(less + (8 << 20) < full, !more.is_empty(), "{full}, then {less}");
         draconis.ok(["store", "check", name]);

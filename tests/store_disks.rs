@@ -1,5 +1,5 @@
-//! Disks in a store, as images: every command works on `STORE#NAME`, and `e2fsck` judges what
-//! `store get` brings out.
+//! Disks in a store as images: every command accepts `STORE#NAME`; `store get` exports them for
+//! `e2fsck`.
 
 mod common;
 
@@ -11,10 +11,10 @@ use common::{Draconis, Without, look, same, tool, tree_of_sources};
 const PROFILE: &str =
     r#"{"layout": "cow", "page_bytes": 4096, "segment_bytes": 262144, "queue_depth": 8}"#;
 
-/// What `get` cannot bring back.
+/// What `get` cannot restore.
 const LOST: Without = Without { what_a_copy_loses: true, fractions: true };
 
-/// A place to work in, with a store `s` of 192 MiB; commands run there.
+/// A working directory with a store `s` of 192 MiB.
 struct TestStore {
     draconis: Draconis,
 }
@@ -52,7 +52,7 @@ impl TestStore {
         said
     }
 
-    /// What our check, `e2fsck` and the check of the store say of a disk.
+    /// Checks a disk with our check and `e2fsck`, and the store.
     fn judge(&self, name: &str) {
         self.ok(&format!("check s#{name}"));
         self.ok(&format!("store get s {name} judged.img"));
@@ -88,7 +88,7 @@ fn a_disk_is_made_listed_made_longer_and_removed() {
     place.ok("store rm s vol");
     assert_eq!(place.ok("store ls s"), "");
     place.ok("store rm -f s vol");
-    // By number, too, with its name.
+    // By number, too, which removes the name.
     place.ok("store disk s vol 8M");
     place.ok("store rm s 2");
     assert_eq!(place.ok("store ls s"), "");
@@ -102,7 +102,7 @@ fn every_command_works_on_a_disk_in_a_store() {
     tree_of_sources(&tree);
     for (kind, name) in [("ext2", "two"), ("ext4", "four")] {
         let at = |line: &str| line.replace('@', &format!("s#{name}"));
-        // A disk that is not there is made, as a file would be.
+        // A missing disk is created, as a file would be.
         place.ok(&at(&format!("format -t {kind} @ 48M")));
         place.judge(name);
         let said = place.fails(&at("format @"));
@@ -142,7 +142,7 @@ fn every_command_works_on_a_disk_in_a_store() {
     place.judge("four");
     place.ok("get -r s#four:/from-two back");
     same(&look(&tree, LOST), &look(&place.path("back"), LOST));
-    // An archive through a pipe, which holds neither store while the other is written.
+    // An archive in a file, so that the store is not read and written at once.
     let archive = std::fs::File::create(place.path("tar")).unwrap();
     let made = place.command("tar s#two:/tree").stdout(archive).status().unwrap();
     assert!(made.success());
@@ -157,7 +157,7 @@ fn a_raw_image_goes_in_and_comes_out_with_its_holes() {
     use std::os::unix::fs::MetadataExt;
     let place = TestStore::new();
     tree_of_sources(&place.path("tree"));
-    // Longer than the store, and longer than one group.
+    // Longer than the store, and than one group.
     place.ok("format -t ext2 --from tree raw.img 100M");
     place.ok("store put s vol raw.img");
     place.judge("vol");
@@ -168,7 +168,7 @@ fn a_raw_image_goes_in_and_comes_out_with_its_holes() {
     same(&place.path("raw.img"), &place.path("judged.img"));
     let held = std::fs::metadata(place.path("judged.img")).unwrap().blocks() * 512;
     assert!(held < 20 << 20, "{held} bytes");
-    // Over what was there.
+    // Over existing contents.
     place.ok("format -t ext4 --from tree other.img 24M");
     place.ok("store put s vol other.img");
     place.judge("vol");
@@ -196,7 +196,7 @@ fn a_store_that_is_changed_has_no_other_user_and_readers_share_it() {
 #[test]
 fn a_full_store_says_so_and_what_was_there_stays() {
     let place = TestStore::new();
-    // As long as two stores.
+    // Twice as long as the store.
     place.ok("format -t ext2 s#vol 400M");
     std::fs::write(place.path("small"), b"kept").unwrap();
     place.ok("put small s#vol:/");

@@ -1,5 +1,5 @@
-//! Disks in stores that are mounted: several of one store at once, by workers that die, by another
-//! program; and what others may do meanwhile.
+//! Mounted disks of a store: several at once, with killed workers and an upgrade; and what other
+//! commands may do meanwhile.
 
 mod common;
 
@@ -10,7 +10,7 @@ use common::{Draconis, eventually, fuse, mounts_below};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
-/// A store with an ext2 volume `one` and an ext4 volume `two`.
+/// Creates a store with an ext2 volume `one` and an ext4 volume `two`.
 fn store() -> (Draconis, PathBuf) {
     let draconis = Draconis::new();
     let (store, profile) = (draconis.path("s"), draconis.path("profile"));
@@ -30,7 +30,7 @@ fn kill(pid: &Value) {
     kill_process(pid, Signal::KILL).unwrap();
 }
 
-/// The number of the process that has this name below `parent`'s, or runs it at all.
+/// Returns the process with this command and this runtime directory in its environment.
 fn process(command: &str, run: &str) -> Option<u64> {
     let of = |pid: u64| -> Option<u64> {
         let line = std::fs::read(format!("/proc/{pid}/cmdline")).ok()?;
@@ -42,7 +42,7 @@ fn process(command: &str, run: &str) -> Option<u64> {
     names.filter_map(|name| name.file_name().to_str()?.parse().ok()).find_map(of)
 }
 
-/// What the store has: checked, and each volume judged.
+/// Checks the store and each volume.
 fn judge(draconis: &Draconis, store: &std::path::Path) {
     draconis.ok(["store".as_ref(), "check".as_ref(), store.as_os_str()]);
     for disk in ["one", "two"] {
@@ -66,7 +66,7 @@ fn disks_of_one_store_are_mounted_beside_each_other() {
     assert!(said.contains("s#one is already mounted on"), "{said}");
     let said = draconis.fails(["ls".as_ref(), names[0].as_os_str()]);
     assert!(said.contains("in use: unmount its disks"), "{said}");
-    // What there is the process says that has it.
+    // The listing comes from the process of the store.
     let listed = draconis.ok(["store".as_ref(), "ls".as_ref(), store.as_os_str()]);
     assert!(listed.contains("\tone\n") && listed.contains("\ttwo\n"), "{listed}");
     let listed = draconis.ok(["store", "ls", "--json", store.to_str().unwrap()]);
@@ -75,7 +75,7 @@ fn disks_of_one_store_are_mounted_beside_each_other() {
     let missing = format!("{}#three", store.display());
     let said = draconis.fails(["mount".as_ref(), missing.as_ref(), three.as_os_str()]);
     assert!(said.contains("no disk three"), "{said}");
-    // Beside each other, by workers that die, and by another program.
+    // Concurrently, with killed workers, and with an upgrade.
     for round in 0..4 {
         std::thread::scope(|scope| {
             for at in [&one, &two] {
@@ -108,7 +108,7 @@ fn disks_of_one_store_are_mounted_beside_each_other() {
         }
         draconis.ok(["umount".as_ref(), at.as_os_str()]);
     }
-    // When the last of them is unmounted the store is free.
+    // After the last unmount the store is free.
     judge(&draconis, &store);
     let at = draconis.mount(&names[1], "a", "ro");
     assert_eq!(std::fs::read(at.join("moved3/7")).unwrap(), vec![7; 9000]);
@@ -136,13 +136,13 @@ fn a_store_that_dies_takes_its_mounts_along_and_nothing_that_was_synced() {
         let pid = if victim == "store-keeper" {
             process(victim, run).unwrap()
         } else {
-            // It has no environment: it is the only child of the other.
+            // It has no environment: it is the only child of the keeper.
             let keeper = process("store-keeper", run).unwrap();
             let children = format!("/proc/{keeper}/task/{keeper}/children");
             std::fs::read_to_string(children).unwrap().trim().parse().unwrap()
         };
         kill(&pid.into());
-        // No call waits for ever, and nothing is said to be durable that is not.
+        // No call blocks forever, and no data is wrongly acknowledged as durable.
         let _ = std::fs::write(at.join("lost"), "x");
         if let Ok(file) = std::fs::File::create(at.join("lost too")) {
             let synced = file.sync_all();

@@ -1,5 +1,5 @@
-//! A process that serves the disks of a store: as any disk, to several at once, confined, and
-//! whatever is said to it.
+//! The process that serves the disks of a store: several disks at once, sandboxed, and robust
+//! against malformed messages.
 
 mod common;
 
@@ -26,7 +26,7 @@ struct TestStore {
 }
 
 impl TestStore {
-    /// A store with disks of these names, of 1 MiB each.
+    /// Creates a store with disks of 1 MiB each.
     fn new(names: &[&str]) -> Self {
         let place = Self { draconis: Draconis::new() };
         let (profile, store) = (place.draconis.path("profile"), place.store());
@@ -100,7 +100,7 @@ fn a_disk_of_the_process_is_a_disk_like_any_other() {
     let mut last = None;
     conform::check_all(|| {
         if let Some(number) = last {
-            // The one before is closed by now.
+            // The previous attachment is closed by now.
             process.wait_detached(number).unwrap();
         }
         let (disk, number) = attach(&process, "vol");
@@ -128,7 +128,7 @@ fn several_disks_are_served_at_once_and_what_was_acknowledged_outlives_a_kill() 
             });
         }
     });
-    // What has two users, one of which writes, has one.
+    // A disk with a writer has no second user.
     let said = refused(process.attach("a", true, me().as_fd()));
     assert_eq!(said, "the disk a is in use; unmount it first");
     process.kill();
@@ -150,7 +150,7 @@ fn several_disks_are_served_at_once_and_what_was_acknowledged_outlives_a_kill() 
     drop(a);
     assert_eq!(process.wait_detached(number).unwrap(), 5);
     refused(process.wait_detached(number));
-    // Two readers share a disk, which takes nothing then.
+    // Two readers share a disk, which is then read-only.
     let readers = [0, 1].map(|_| process.attach("a", true, me().as_fd()).unwrap());
     for attached in &readers {
         let (disk, _session) = disk(attached);
@@ -197,7 +197,7 @@ fn an_ext4_volume_lives_on_a_disk_of_the_process() {
         done += volume.write(file, done as u64, &bytes[done..]).unwrap();
     }
     volume.sync().unwrap();
-    // Synced, so it is there, whatever ends the process now.
+    // Synced data survives any end of the process.
     process.kill();
     process.join().unwrap();
     drop(volume);
@@ -223,14 +223,14 @@ fn what_is_no_store_is_refused_and_so_is_what_is_not_there() {
     let process = StoreProcess::start(program(), place.file(false), true).unwrap();
     let said = refused(process.attach("other", true, me().as_fd()));
     assert_eq!(said, "the store has no disk other");
-    // All of a store that is only read is only read.
+    // All disks of a read-only store are read-only.
     let attached = process.attach("vol", false, me().as_fd()).unwrap();
     assert!(disk(&attached).0.properties().read_only);
     refused(process.wait_detached(99));
     assert!(process.join().unwrap().success());
 }
 
-/// A process that is told things by hand.
+/// A process that receives hand-made messages.
 struct StoreStatus {
     child: std::process::Child,
     control: OwnedFd,
@@ -247,7 +247,7 @@ impl StoreStatus {
         told
     }
 
-    /// What it answers.
+    /// Sends a message; returns the reply.
     fn say(&self, bytes: &[u8], fds: &[OwnedFd]) -> Option<Vec<u8>> {
         let fds: Vec<_> = fds.iter().map(AsFd::as_fd).collect();
         descriptors::send(&self.control, bytes, &fds).unwrap();
@@ -269,7 +269,7 @@ fn what_makes_no_sense_is_refused_and_the_process_goes_on() {
         (b"x", vec![]),
         (b"a", vec![]),
         (b"avol", vec![]),
-        // A hello that never comes is not waited for where its sender is gone.
+        // The process does not wait for a hello from a sender that is gone.
         (b"avol", vec![drop_peer()]),
         (b"avol", vec![other.try_clone().unwrap(), other.try_clone().unwrap()]),
         (b"avol", vec![std::fs::File::open("/dev/null").unwrap().into()]),
@@ -301,13 +301,13 @@ fn a_worker_that_dies_or_talks_nonsense_loses_its_disk_and_no_other() {
     assert_eq!(process.wait_detached(attached.number).unwrap(), 0);
     dying.wait().unwrap();
     attach(&process, "b");
-    // Another contract than that of disks.
+    // A contract other than that of disks.
     let attached = process.attach("c", false, me().as_fd()).unwrap();
     let session = accept(&attached.socket, Instant::now() + Duration::from_secs(10)).unwrap();
     let end = session.client::<volume::Volume>(0).unwrap();
     let text = Block::private(64);
     drop(end.send(volume::Mount { options: text, len: 0 }));
-    // The others are closed in good order; with a worker that is killed they would be, too.
+    // The other lanes are closed in order; a killed worker would close them, too.
     (1..64).for_each(|lane| drop(session.client::<contract::disk::Disk>(lane)));
     process.wait_detached(attached.number).unwrap();
     assert_eq!(byte(&a, 0), 0);
@@ -315,7 +315,7 @@ fn a_worker_that_dies_or_talks_nonsense_loses_its_disk_and_no_other() {
     assert!(process.join().unwrap().success());
 }
 
-/// A socket whose other end is gone.
+/// Returns a socket whose peer is closed.
 fn drop_peer() -> OwnedFd {
     let flags = SocketFlags::CLOEXEC;
     socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap().0

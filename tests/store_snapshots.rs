@@ -1,5 +1,5 @@
-//! Snapshots, clones and rollbacks of disks in stores: by commands, while they are mounted, in a
-//! directory that is a bucket; `e2fsck` judges each.
+//! Snapshots, clones and rollbacks of disks in stores: by commands, while mounted, and in a bucket
+//! in a directory; each checked by `e2fsck`.
 
 mod common;
 
@@ -14,7 +14,7 @@ struct TestStore {
 }
 
 impl TestStore {
-    /// A store `s` with an ext4 volume on a disk `vol`.
+    /// Creates a store `s` with an ext4 volume on a disk `vol`.
     fn new() -> Self {
         let place = Self { draconis: Draconis::new() };
         let text = r#"{"layout":"cow","page_bytes":4096,"segment_bytes":262144,"queue_depth":8}"#;
@@ -50,7 +50,7 @@ impl TestStore {
         self.ok(&format!("put {name} {disk}:/{name}"));
     }
 
-    /// What our checks and that of others say of all of these.
+    /// Checks the store and these disks, also with `e2fsck`.
     fn judge(&self, names: &[&str]) {
         self.ok("store check s");
         for name in names {
@@ -84,7 +84,7 @@ fn what_a_disk_was_is_read_cloned_and_brought_back() {
     assert_eq!(place.ok("cat s#vol@two:/a"), "second");
     assert_eq!(place.ok("cat s#vol:/a"), "second");
     assert!(place.own("vol") < 1 << 20 && place.own("vol@two") < 1 << 20);
-    // Nothing changes a snapshot.
+    // No command changes a snapshot.
     for line in
         ["put a s#vol@one:/a", "rm s#vol@one:/a", "format --force s#vol@one", "grow s#vol@one"]
     {
@@ -92,14 +92,14 @@ fn what_a_disk_was_is_read_cloned_and_brought_back() {
         assert!(said.contains("is a snapshot, and read-only; draconis store clone"), "{said}");
     }
     assert!(place.fails("store append s vol@one a").contains("is a snapshot"));
-    // A clone goes on by itself.
+    // A clone is independent.
     place.ok("store clone s#vol@one next");
     place.put("s#next", "c", "fourth");
     place.ok("store clone s#vol copy");
     assert_eq!(place.ok("cat s#copy:/b"), "third");
     assert_eq!(place.ok("cat s#next:/a"), "first");
     place.judge(&["vol", "vol@one", "vol@two", "vol@copy", "next", "copy"]);
-    // What stands in the way is named.
+    // Refusals name the reason.
     let refusals = [
         ("store snapshot s#vol two", "vol@two is there already"),
         ("store clone s#vol@one vol", "vol is there already"),
@@ -118,7 +118,7 @@ fn what_a_disk_was_is_read_cloned_and_brought_back() {
     assert!(place.fails("cat s#vol:/b").contains("no such file"));
     place.ok("store rollback s#vol two");
     place.judge(&["vol", "vol@one", "vol@two", "copy"]);
-    // Removed from the middle, and what is left.
+    // Snapshots are removed from the middle.
     place.ok("store rm s#copy");
     place.ok("store rm s vol@copy");
     place.ok("store rm s#next");
@@ -147,7 +147,7 @@ fn a_mounted_disk_is_kept_with_all_that_was_written() {
     place.ok("store clone s#vol other");
     let said = place.fails("store rollback s#vol s1");
     assert!(said.contains("vol is in use: unmount it first"), "{said}");
-    // Of two that are in the middle, one while it is read.
+    // Two in the middle, one of them while it is read.
     let kept = place.draconis.make_dir("b");
     let said = place.ok("mount s#vol@s1 b");
     assert!(said.contains("read-only: s#vol@s1 is a snapshot"), "{said}");
@@ -220,7 +220,7 @@ fn a_mount_in_a_full_store_says_no_space_and_goes_on() {
         });
         let errno = full.map(|error| error.raw_os_error());
         assert_eq!(errno, Some(Some(rustix::io::Errno::NOSPC.raw_os_error())), "round {round}");
-        // What was answered for is there, and what gives up is taken.
+        // Acknowledged data is there, and deletions can free space.
         let synced = std::fs::File::open(&at).unwrap();
         synced.sync_all().unwrap();
         assert!(whole > 20, "{whole} files in round {round}");
@@ -237,7 +237,7 @@ fn a_mount_in_a_full_store_says_no_space_and_goes_on() {
     let status = place.draconis.status();
     assert_eq!(status["mounts"][0]["worker"]["failure"], serde_json::Value::Null, "{status}");
     place.ok("umount a");
-    // What was freed was given back.
+    // Freed space was discarded.
     assert!(place.own("vol") < 4 << 20, "{}", place.own("vol"));
     place.judge(&[]);
     place.ok("check s#vol");
@@ -253,7 +253,7 @@ fn what_a_volume_frees_goes_back_to_its_store() {
     place.ok("rm s#vol:/large");
     assert!(place.own("vol") < empty + (1 << 20), "{}", place.own("vol"));
     place.judge(&["vol"]);
-    // Below a snapshot it stays what it was.
+    // Space shared with a snapshot is not freed.
     place.ok("put large s#vol:/");
     place.ok("store snapshot s#vol kept");
     place.ok("rm s#vol:/large");
@@ -272,7 +272,7 @@ fn what_a_volume_frees_goes_back_to_its_store() {
         place.ok("umount a");
         assert_eq!(place.own("vol") < 5 << 20, is_less, "{options}: {}", place.own("vol"));
     }
-    // Files are given back to the file system below where that is asked for.
+    // With the option, files discard in the file system below, too.
     let image = place.draconis.path("image");
     place.ok("format -t ext4 image 64M");
     let blocks = || std::os::unix::fs::MetadataExt::blocks(&std::fs::metadata(&image).unwrap());

@@ -1,4 +1,4 @@
-//! What is there for systemd: unit files that it understands, its socket, and its being told.
+//! systemd integration: valid unit files, socket activation, notification.
 
 mod common;
 
@@ -9,7 +9,7 @@ use std::process::{Child, Command, Stdio};
 use common::{Draconis, eventually, fuse, mke2fs, tool};
 use rustix::process::{Pid, Signal, kill_process};
 
-/// A process that ends with the test.
+/// A process that is killed on drop.
 struct Ends(Child);
 
 impl Drop for Ends {
@@ -62,7 +62,7 @@ fn a_manager_serves_the_socket_that_it_is_passed_and_says_when() {
     }
     command.args([env!("CARGO_BIN_EXE_draconis"), "serve"]);
     let manager = Ends(command.stderr(Stdio::null()).spawn().unwrap());
-    // Who connects first has it started.
+    // The first connection starts the manager.
     eventually("the socket is there", || UnixStream::connect(&socket).is_ok());
     let mut text = [0; 64];
     let len = told.recv(&mut text).unwrap();

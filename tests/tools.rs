@@ -1,4 +1,4 @@
-//! The commands that read an image without mounting it.
+//! Commands that read an image without mounting it.
 
 mod common;
 
@@ -8,7 +8,7 @@ use std::process::{Command, Stdio};
 use common::{Draconis, Kernel, Without, is_root, look, mke2fs, odd_tree, same};
 use draconis_device::Random;
 
-/// What a copy cannot keep, and fractions of seconds where `mke2fs` made the volume.
+/// What a copy cannot preserve, and fractions of seconds if `mke2fs` made the volume.
 fn copy() -> Without {
     Without { what_a_copy_loses: true, fractions: !is_root() }
 }
@@ -17,8 +17,8 @@ fn target(image: &Path, path: &str) -> String {
     format!("{}:{path}", image.display())
 }
 
-/// Volumes of the odd tree in each block size and of both kinds, and the tree itself. The kernel
-/// fills them where it may, since `mke2fs -d` rounds times to seconds.
+/// Creates volumes of the odd tree in each block size and of both types, and the tree. The kernel
+/// fills them if possible, because `mke2fs -d` rounds times to seconds.
 fn odd_images(draconis: &Draconis) -> Vec<std::path::PathBuf> {
     let tree = draconis.make_dir("tree");
     odd_tree(&tree);
@@ -45,11 +45,11 @@ fn get_copies_a_tree_as_it_is() {
         draconis.ok(["get", "-r", &target(&image, "/"), copied.to_str().unwrap()]);
         std::fs::remove_dir(copied.join("lost+found")).unwrap();
         let (mut ours, mut theirs) = (look(&copied, copy()), look(&draconis.path("tree"), copy()));
-        // The top got the root directory's mode and time; mke2fs gives that its own.
+        // mke2fs sets mode and time of the root directory itself.
         ours.remove(Path::new(""));
         theirs.remove(Path::new(""));
         same(&ours, &theirs);
-        // Holes stayed holes: five gibibytes fit a few blocks.
+        // Holes stay holes: five gibibytes fit a few blocks.
         let sparse = std::os::unix::fs::MetadataExt::blocks(
             &std::fs::metadata(copied.join("sparse")).unwrap(),
         );
@@ -83,7 +83,7 @@ fn tar_archives_a_tree_as_it_is() {
     }
 }
 
-/// An archive of `image` in a file.
+/// Writes an archive of `image` to a file.
 fn archive(draconis: &Draconis, image: &Path, sparse: &str) -> std::path::PathBuf {
     let path = draconis.path(&format!("{sparse}.tar"));
     let mut command = draconis.command();
@@ -188,7 +188,7 @@ fn archives_hold_files_of_any_shape() {
             same(&below(&by_us), &expected);
             std::fs::remove_dir_all(by_us).unwrap();
         }
-        // Few holes are written out unless asked otherwise; many are not unless asked.
+        // In automatic mode, small holes are written as zeros and large ones as a sparse entry.
         assert!(lens[0] < lens[1] && lens[1] < lens[2], "{lens:?}");
     }
 }
@@ -260,7 +260,7 @@ fn several_paths_are_listed_as_ls_lists_them() {
     std::os::unix::fs::symlink("a", tree.join("link")).unwrap();
     let image = draconis.path("image");
     draconis.ok(["format", "--from", tree.to_str().unwrap(), image.to_str().unwrap()]);
-    // What ls itself says of the same tree, where paths are those of the tree.
+    // The output of ls for the same tree, with its paths replaced.
     let theirs = |arguments: &[&str]| {
         let mut ls = Command::new("ls");
         ls.env("LC_ALL", "C").current_dir(&tree).args(arguments);
@@ -289,7 +289,7 @@ fn several_paths_are_listed_as_ls_lists_them() {
             .filter(|line| !matches!(*line, "." | ".."))
             .map(|line| format!("{line}\n"))
             .collect();
-        // Arguments are listed in the order in which they are given, not sorted.
+        // Arguments are listed in the given order, not sorted.
         let sorted = |text: &str| {
             let mut parts: Vec<String> =
                 text.split("\n\n").map(|part| part.trim_end().into()).collect();
@@ -329,7 +329,7 @@ fn listings_as_json_say_what_listings_say() {
     let all = list(&["-aR", whole]);
     let said = draconis.ok(["ls", "-alR", whole]);
     let lines = said.lines().filter(|line| line.get(10..11) == Some(" ") && line.len() > 40);
-    // The name with a newline in it takes a second line.
+    // The name with a newline takes a second line.
     assert_eq!(lines.count(), all.len(), "{said}");
     let of = |path: &str| all.iter().find(|one| one["path"] == path).unwrap();
     for object in &all {
@@ -350,7 +350,7 @@ fn listings_as_json_say_what_listings_say() {
         assert!(path.ends_with(object["name"].as_str().unwrap()));
     }
     assert_eq!(of("/fast link")["link_target"], "one");
-    // A name that is not UTF-8 can be had back, byte by byte.
+    // A name that is not UTF-8 is available in hexadecimal.
     let odd = all.iter().find(|one| one.get("name_hex").is_some()).unwrap();
     assert_eq!(odd["name"], "odd \u{1}\u{1b}[31m\\xff\\xfe\\ \"name\"\n");
     let hex = odd["name_hex"].as_str().unwrap();
@@ -379,7 +379,7 @@ fn get_writes_a_file_to_standard_output() {
     assert!(said.contains("draconis tar"), "{said}");
     let said = draconis.fails(["get", &target(image, "/deep"), "-"]);
     assert!(said.contains("is a directory"), "{said}");
-    // A file whose name is a hyphen has a path.
+    // A file named `-` is given as a path.
     let dir = draconis.make_dir("in here");
     let mut command = draconis.command();
     command.args(["get", &target(image, "/one"), "./-"]).current_dir(&dir);
@@ -450,7 +450,7 @@ fn partitions_and_offsets_are_found() {
     }
     let said = draconis.fails(["ls", "--partition", "2", image.to_str().unwrap()]);
     assert!(said.contains("no partition 2; the table has: 1"), "{said}");
-    // The only one with a volume need not be named.
+    // The only partition with a volume need not be named.
     assert!(draconis.ok(["ls", image.to_str().unwrap()]).contains("hello"));
     let said = draconis.fails(["ls", "--offset", "4M", image.to_str().unwrap()]);
     assert!(said.contains("reaches beyond"), "{said}");
@@ -469,7 +469,7 @@ fn what_cannot_be_read_is_refused_by_name() {
     assert!(said.contains("neither a file nor a block device"), "{said}");
 }
 
-/// A volume whose directory entries were changed to lead out of the destination.
+/// A volume whose dirents were changed to lead out of the destination.
 #[test]
 fn a_hostile_volume_cannot_write_outside_the_destination() {
     let draconis = Draconis::new();
@@ -481,7 +481,7 @@ fn a_hostile_volume_cannot_write_outside_the_destination() {
     std::fs::write(tree.join("xx"), "up").unwrap();
     let image = draconis.path("bad.img");
     mke2fs(&image, Some(&tree), &["-t", "ext2", "-b", "1024", "-O", "^dir_index"], "1M");
-    // `dix` becomes a second `dir`, and `xx` becomes `..`, in the root directory's block.
+    // In the root directory's block, `dix` becomes a second `dir`, and `xx` becomes `..`.
     let mut bytes = std::fs::read(&image).unwrap();
     let mut changed = 0;
     for at in 0..bytes.len() - 8 {

@@ -1,4 +1,4 @@
-//! `draconis tune` beside `tune2fs`: what it lists, and what it changes.
+//! `draconis tune` compared with `tune2fs`: listing and changes.
 
 mod common;
 
@@ -8,14 +8,14 @@ use std::process::Command;
 use common::volume::check;
 use common::{Draconis, mke2fs};
 
-/// What `tune2fs -l` says, without the line that names its version.
+/// Returns the output of `tune2fs -l`, without the version line.
 fn theirs(image: &Path) -> String {
     let output = Command::new("tune2fs").arg("-l").arg(image).output().unwrap();
     let text = String::from_utf8(output.stdout).unwrap();
     text.split_once('\n').unwrap().1.to_owned()
 }
 
-/// What is listed is what `tune2fs` lists.
+/// Asserts that our listing equals that of `tune2fs`, and returns it.
 fn same_listing(draconis: &Draconis, image: &Path) -> String {
     let ours = draconis.ok(["tune", "-l", image.to_str().unwrap()]);
     assert_eq!(ours, theirs(image));
@@ -108,7 +108,7 @@ fn fields_are_changed_as_tune2fs_changes_them() {
         let theirs = Command::new("tune2fs").args(line.split(' ')).arg(&twin).output().unwrap();
         assert!(theirs.status.success(), "{line}");
         draconis.ok(["tune"].into_iter().chain(line.split(' ')).chain([image.to_str().unwrap()]));
-        // When it was written differs, and so does the sum of it all.
+        // Write time and checksum differ.
         let seen = |image: &Path| {
             let listed = same_listing(&draconis, image);
             let lines = listed.lines().filter(|line| {

@@ -24,11 +24,11 @@ pub struct Arguments {
     targets: Vec<ImagePath>,
 }
 
-/// Asked of the library at once, in bytes.
+/// Size of one read, in bytes.
 const PIECE_BYTES: usize = 1 << 20;
 
 pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
-    // One image, since the process gives up opening files with the first.
+    // A single image: once confined, the process can open no other.
     let tree = image::open(single_image(&arguments.targets)?, &arguments.place, None)?;
     let mut code = ExitCode::SUCCESS;
     for target in &arguments.targets {

@@ -32,13 +32,13 @@ pub struct Arguments {
     image: PathBuf,
 }
 
-/// The statuses of `e2fsck`: damage left as it is, and a check that could not be.
+/// Exit statuses as of `e2fsck`: damage that was not repaired, and a failed check.
 const DAMAGED: u8 = 4;
 const FAILED: u8 = 8;
-/// The next step.
+/// Hint for a damaged volume.
 const REPAIR: &str = "copy what can be read (draconis get -r), then let e2fsck -f repair it";
 
-/// A report, as JSON has it.
+/// JSON form of a report.
 #[derive(Serialize)]
 struct ReportJson {
     clean: bool,
@@ -68,7 +68,7 @@ struct ComplaintJson {
     expected: Option<u64>,
 }
 
-/// Everything that can go wrong has the same status, so there is no error.
+/// Runs the command. All errors give the same status, so it returns no `Result`.
 pub fn run(arguments: &Arguments) -> ExitCode {
     match try_run(arguments) {
         Ok(true) => ExitCode::SUCCESS,
@@ -77,7 +77,7 @@ pub fn run(arguments: &Arguments) -> ExitCode {
     }
 }
 
-/// Checks and tells; whether the volume is clean.
+/// Checks the volume and prints the report; returns true if the volume is clean.
 fn try_run(arguments: &Arguments) -> anyhow::Result<bool> {
     let disk = image::disk(&arguments.image, &arguments.place, None)?;
     let name = arguments.image.display();

@@ -33,7 +33,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let change = |volume: &Volume, inode: &Inode| {
         let old = volume.attributes_of(inode).mode;
         let mode = arguments.mode.apply(old, inode.kind == FileType::Directory, umask);
-        // A symbolic link has no mode of its own.
+        // Symbolic links have no mode.
         (inode.kind != FileType::Symlink)
             .then(|| AttributeChange { mode: Some(mode), ..AttributeChange::default() })
     };

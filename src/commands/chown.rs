@@ -39,7 +39,7 @@ const SET_GID: u32 = 0o2000;
 pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let change = |volume: &Volume, inode: &Inode| {
         let old = volume.attributes_of(inode).mode;
-        // A program must not run with the rights of an owner who never said so.
+        // Clears setuid and setgid, so that no program runs with the rights of its new owner.
         let executable_by_group = if old & 0o010 != 0 { SET_GID } else { 0 };
         let kept = old & 0o7777 & !(SET_UID | executable_by_group);
         let mode = (inode.kind == FileType::File && kept != old & 0o7777).then_some(kept);
@@ -52,7 +52,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     })
 }
 
-/// `OWNER`, `OWNER:GROUP`, `OWNER:` or `:GROUP`, in numbers.
+/// Numeric `OWNER`, `OWNER:GROUP`, `OWNER:` or `:GROUP`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct NewOwner {
     uid: Option<u32>,

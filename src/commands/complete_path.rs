@@ -1,7 +1,7 @@
-//! `draconis complete-path`: what a path in an image may go on with, for completion by a shell.
+//! `draconis complete-path`: completions of a path in an image, for shells.
 //!
-//! Law: a shell waits for this while its user types, so nothing is said but the answer, and
-//! where there is none the status tells.
+//! Law: a shell calls this while the user types, so it prints nothing but completions; failures
+//! only set the exit status.
 
 use std::io::Write;
 use std::process::ExitCode;
@@ -35,7 +35,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     })
 }
 
-/// The paths that begin like the one asked for, a line each; directories end in a slash.
+/// Returns the paths that begin with the given prefix, one per line; directories end in a slash.
 fn names(arguments: &Arguments) -> anyhow::Result<Vec<u8>> {
     let target = &arguments.target;
     let tree = image::open(&target.image, &arguments.place, None)?;
@@ -47,7 +47,7 @@ fn names(arguments: &Arguments) -> anyhow::Result<Vec<u8>> {
     volume.entries(number, Default::default(), false, |entry| {
         if let Ok(entry) = entry {
             let hidden = entry.name.starts_with(b".") && !begin.starts_with(b".");
-            // A line is a name, so a name with a line's end in it cannot be offered.
+            // Names with a newline cannot be offered, because each line is one name.
             let told = entry.name.starts_with(begin) && !hidden && !entry.name.contains(&b'\n');
             if told && !matches!(entry.name, b"." | b"..") {
                 found.push((entry.name.to_vec(), entry.inode));

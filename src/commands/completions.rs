@@ -1,4 +1,4 @@
-//! `draconis completions`, made from the command line's own description.
+//! `draconis completions`, generated from the clap definition.
 
 use std::io::Write;
 use std::process::ExitCode;
@@ -13,7 +13,7 @@ pub struct Arguments {
     shell: Shell,
 }
 
-/// What bash needs besides: paths, on this machine and in images.
+/// Additional bash functions that complete paths on the host and in images.
 const BASH_PATHS: &str = include_str!("completions/paths.bash");
 
 pub fn run(arguments: &Arguments, mut line: Command) -> anyhow::Result<ExitCode> {

@@ -65,10 +65,10 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     if !same {
         image::sources(from, &arguments.place).refuse(&dest.image)?;
     }
-    // Both are opened before the process gives up opening files.
+    // Both images are opened before the process is confined.
     let other = if same { None } else { Some(image::readable(from)?) };
     let opened = image::writable(&dest.image)?;
-    // Of two images, they are what the one that is read differs from.
+    // With two images, the backing files belong to the source.
     let behind = BackingFiles::open(from, &arguments.place.backing)?;
     image::confine()?;
     let (other, behind) = match other {
@@ -88,7 +88,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     })
 }
 
-/// Copies from one disk of a store to another: the store is opened once, for both.
+/// Copies between two disks of one store, which is opened once for both.
 fn within_store(
     arguments: &Arguments,
     sources: &[ImagePath],
@@ -111,7 +111,7 @@ fn within_store(
 
 fn is_same_file(one: &Path, other: &Path) -> anyhow::Result<bool> {
     use std::os::unix::fs::MetadataExt;
-    // Of disks, too, the store is what counts.
+    // Two disks of one store count as the same file.
     let address = |path: &Path| {
         let address = bucket::bucket_url(path)?;
         Some(bucket::normalize_url(address.rsplit_once('#').map_or(address, |(store, _)| store)))
@@ -125,7 +125,7 @@ fn is_same_file(one: &Path, other: &Path) -> anyhow::Result<bool> {
         let path = object.as_ref().map_or(path, |object| &object.store);
         let found = std::fs::metadata(path).with_context(|| path.display().to_string())?;
         let device = found.rdev();
-        // Two nodes of one device are the same, too.
+        // Two nodes of one device count as the same file.
         Ok(if device != 0 { (device, 0, 0) } else { (0, found.dev(), found.ino()) })
     };
     Ok(identity(one)? == identity(other)?)

@@ -1,4 +1,4 @@
-//! `draconis disk-process`: what a command starts that looks at a volume in a bucket.
+//! `draconis disk-process`: serves a bucket to a command that reads a volume in it.
 
 use std::process::ExitCode;
 

@@ -1,6 +1,6 @@
-//! `draconis format`: an ext2, ext3 or ext4 volume in a file or on a device, empty or filled.
+//! `draconis format`: creates an ext2, ext3 or ext4 volume, empty or filled.
 //!
-//! Law: what is in use, and what holds something unless forced, is not touched.
+//! Law: targets in use, and existing contents unless forced, are not touched.
 
 mod contents;
 
@@ -195,7 +195,7 @@ enum ImageFormat {
 }
 
 impl ImageFormat {
-    /// That of a disk image.
+    /// Returns the disk image format; `None` for raw.
     fn disk_image_format(self) -> Option<NewFormat> {
         match self {
             Self::Raw => None,
@@ -209,7 +209,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let image = &arguments.image;
     let shown = image.display();
     let (mut options, root_owner) = options(arguments)?;
-    // With a tree to read it keeps the power to open that.
+    // If it fills the volume, the process stays unconfined, because it must open the sources.
     let mut sources = populate::sources(&arguments.from);
     let lists = [&arguments.list, &arguments.devices];
     lists.into_iter().flatten().for_each(|file| sources.add(file));
@@ -284,7 +284,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     Ok(if faults.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// Where -E offset= says that the volume begins, in bytes.
+/// Returns the offset from `-E offset=`, in bytes.
 fn offset(arguments: &Arguments) -> anyhow::Result<Option<u64>> {
     let mut options = arguments.extended.iter().flat_map(|list| list.split(','));
     let Some(text) = options.find_map(|option| option.strip_prefix("offset=")) else {
@@ -297,9 +297,9 @@ fn offset(arguments: &Arguments) -> anyhow::Result<Option<u64>> {
     Ok(Some(offset))
 }
 
-/// Space that is left free in a volume fitted to a tree, in millionths of it.
+/// Free space of a volume that is sized for its contents, in millionths of the volume.
 const DEFAULT_FREE_PPM: u32 = 100_000;
-/// The least of that, in bytes.
+/// Minimum of that free space, in bytes.
 const MIN_FREE_BYTES: u64 = 16 << 20;
 
 /// What a volume is for: the names that mke2fs.conf(5) has.
@@ -316,7 +316,7 @@ enum Usage {
 }
 
 impl Usage {
-    /// Sets what the usage says and no option says otherwise.
+    /// Sets block size and bytes per inode of the usage, unless other options give them.
     fn apply(self, options: &mut FormatOptions) {
         let (block_bytes, bytes_per_inode) = match self {
             Self::Floppy => (Some(1024), 8192),
@@ -333,11 +333,11 @@ impl Usage {
     }
 }
 
-/// Space that is left free.
+/// Free space to leave.
 #[derive(Clone, Copy, PartialEq, Debug)]
 enum FreeSpace {
     Bytes(u64),
-    /// Of the volume, in millionths.
+    /// Part of the volume, in millionths.
     Part(u32),
 }
 
@@ -351,7 +351,7 @@ fn parse_free_space(text: &str) -> Result<FreeSpace, String> {
     }
 }
 
-/// What the command line asks for, and the owner of the root if it names one.
+/// Converts the arguments to options, and to the owner of the root directory if one is given.
 fn options(arguments: &Arguments) -> anyhow::Result<(FormatOptions, Option<(u32, u32)>)> {
     let kind = &arguments.kind;
     let defaults = FormatOptions::for_type(kind)
@@ -382,8 +382,8 @@ fn options(arguments: &Arguments) -> anyhow::Result<(FormatOptions, Option<(u32,
         options.apply_features(list)?;
     }
     let user = (rustix::process::getuid().as_raw(), rustix::process::getgid().as_raw());
-    // An empty volume is for the user who makes it. What a tree does not say is root's, as with
-    // mke2fs: the same tree makes the same volume for every user.
+    // An empty volume belongs to the calling user. With --from, the root directory defaults to root
+    // as in mke2fs, so that equal trees give equal volumes for every user.
     options.root_owner = if arguments.from.is_empty() { user } else { (0, 0) };
     let mut identities = UuidGenerator::new(arguments.seed);
     options.uuid = parse_uuid(&arguments.uuid, &mut identities)?;
@@ -411,7 +411,7 @@ fn options(arguments: &Arguments) -> anyhow::Result<(FormatOptions, Option<(u32,
     Ok((options, root_owner))
 }
 
-/// One option of -J.
+/// Applies one option of -J.
 fn journal(options: &mut FormatOptions, option: &str) -> anyhow::Result<()> {
     let (name, value) = option.split_once('=').unwrap_or((option, ""));
     let number =
@@ -427,12 +427,12 @@ fn journal(options: &mut FormatOptions, option: &str) -> anyhow::Result<()> {
         "" => return Ok(()),
         _ => bail!("-J {name}: no such option; see draconis format --help"),
     }
-    // As with mke2fs, what says how the journal is to be asks for one.
+    // As with mke2fs, any -J option requests a journal.
     options.compatible |= Compatible::HAS_JOURNAL;
     Ok(())
 }
 
-/// One option of -E that says nothing of the root directory.
+/// Applies one option of -E, except those about the root directory.
 fn extended(options: &mut FormatOptions, name: &str, value: &str) -> anyhow::Result<()> {
     let number = |most: u64| {
         let number = value.parse::<u64>().ok().filter(|number| *number <= most);
@@ -467,7 +467,7 @@ fn extended(options: &mut FormatOptions, name: &str, value: &str) -> anyhow::Res
         "mmp_update_interval" => options.mmp_interval = number(u16::MAX.into())? as u16,
         "encoding_flags" if value == "strict" => options.strict_names = true,
         "encoding_flags" => bail!("-E encoding_flags={value}: only strict is known"),
-        // Read by `offset`.
+        // Handled by `offset`.
         "offset" => {}
         "lazy_itable_init" | "lazy_journal_init" | "discard" | "nodiscard" | "" => {}
         _ => bail!("-E {name}: no such option; see draconis format --help"),
@@ -475,7 +475,7 @@ fn extended(options: &mut FormatOptions, name: &str, value: &str) -> anyhow::Res
     Ok(())
 }
 
-/// The kinds of quotas that `usrquota:grpquota` names.
+/// Parses kinds of quotas, as `usrquota:grpquota`.
 fn quotas(text: &str) -> anyhow::Result<[bool; 3]> {
     let known = ["usrquota", "grpquota", "prjquota"];
     let mut quotas = [false; 3];
@@ -487,7 +487,7 @@ fn quotas(text: &str) -> anyhow::Result<[bool; 3]> {
     Ok(quotas)
 }
 
-/// `12.5` in millionths.
+/// Parses a percentage such as `12.5` into millionths.
 fn percent(text: &str) -> Option<u32> {
     let (whole, rest) = text.split_once('.').unwrap_or((text, ""));
     let digits: String = rest.chars().chain("0000".chars()).take(4).collect();
@@ -496,7 +496,7 @@ fn percent(text: &str) -> Option<u32> {
 
 fn parse_uuid(text: &str, identities: &mut UuidGenerator) -> anyhow::Result<[u8; 16]> {
     match text {
-        // One made from the time would tell it, and the machine's address besides.
+        // A time-based UUID would disclose the time and the MAC address.
         "random" | "time" => Ok(identities.uuid()),
         "clear" => Ok([0; 16]),
         text => {
@@ -505,7 +505,7 @@ fn parse_uuid(text: &str, identities: &mut UuidGenerator) -> anyhow::Result<[u8;
     }
 }
 
-/// A size as mke2fs has it: without a letter in KiB, or in blocks where their size was given.
+/// Parses a size as mke2fs does: without a suffix in KiB, or in blocks if -b is given.
 pub fn size(text: &str, block: Option<u64>) -> Option<u64> {
     if text.bytes().all(|byte| byte.is_ascii_digit()) {
         return text.parse::<u64>().ok()?.checked_mul(block.unwrap_or(1024));

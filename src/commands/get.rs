@@ -1,11 +1,11 @@
-//! `draconis get`: a file or a tree of a volume, copied into a directory.
+//! `draconis get`: copies a file or a tree from a volume into a host directory.
 //!
-//! Law 1: nothing is created outside the destination, whatever names, links or twins the
-//! volume holds: every path is opened beneath it and through no symbolic link, and the
-//! kernel holds the process to that directory besides.
-//! Law 2: what may not be restored without privilege (owners, devices) is left out as `cp`
-//! does; what should have been restored and was not is told, and the exit status says so.
-//! Law 3: nothing that is read, mounted or attached to a loop device is replaced.
+//! Law 1: nothing is created outside the destination, whatever names or links the volume holds.
+//! Every path is opened beneath it without following symbolic links, and Landlock restricts the
+//! process to that directory.
+//! Law 2: what needs privileges to restore (owners, devices) is skipped, as with `cp`; any other
+//! failure to restore is reported and sets the exit status.
+//! Law 3: a file that is a source, mounted or attached to a loop device is never replaced.
 
 use std::collections::HashMap;
 use std::ffi::OsStr;
@@ -54,7 +54,7 @@ pub struct Arguments {
     dest: PathBuf,
 }
 
-/// Directories that are kept open.
+/// Maximum number of directories kept open.
 const OPEN_DIRS: usize = 256;
 
 pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
@@ -62,7 +62,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         return to_output(arguments);
     }
     let (parent, name) = destination(arguments)?;
-    // Loop devices are only seen before the process is confined.
+    // A confined process cannot see loop devices.
     let sources = image::sources(&arguments.target.image, &arguments.place);
     let beneath = open_beneath(&parent).with_context(|| parent.display().to_string())?;
     let root = rustix::fs::open(&parent, OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
@@ -104,7 +104,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     Ok(if failed || walk.damaged { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
-/// A file to standard output, by a process that can create nothing.
+/// Writes a file to standard output; the process cannot create files.
 fn to_output(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let target = &arguments.target;
     if arguments.recursive {
@@ -118,9 +118,9 @@ fn to_output(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The directory to create in, and the name that the top gets there. As with `cp`: into
-/// DEST if it is a directory, else as DEST. The root directory has no name of its own and
-/// becomes DEST.
+/// Returns the directory to create in, and the name of the top there. As with `cp`, copies into
+/// DEST if it is a directory, else as DEST. The root directory has no name and becomes
+/// DEST.
 fn destination(arguments: &Arguments) -> anyhow::Result<(PathBuf, Vec<u8>)> {
     let dest = &arguments.dest;
     let own = arguments.target.file_name();
@@ -142,7 +142,7 @@ struct Extraction<'a> {
     volume: &'a Volume,
     walk: &'a Walk,
     root: OwnedFd,
-    /// Its path, for messages.
+    /// Path of `root`, for messages.
     parent: PathBuf,
     /// Name of the top beneath `root`; empty if it is `root` itself.
     name: Vec<u8>,
@@ -152,20 +152,20 @@ struct Extraction<'a> {
     pieces: ChunkReceiver,
     progress: Progress,
     failed: bool,
-    /// The destination takes nothing more: there is no use in going on.
+    /// True once the destination is full, which ends the extraction.
     is_full: bool,
 }
 
-/// A path beneath the destination.
+/// An open directory beneath the destination, and a name in it.
 struct DestPath {
     dir: Rc<OwnedFd>,
     name: Vec<u8>,
 }
 
-/// Why something was not created.
+/// Reason why a file was not created.
 enum Failure {
     System(Errno),
-    /// What has the name may not be replaced.
+    /// An existing file with this name must not be replaced.
     Refused(anyhow::Error),
 }
 
@@ -196,13 +196,13 @@ impl Extraction<'_> {
                 }
             }
         }
-        // Directories get their modes and times last, the deepest first: a read-only one
-        // could not be filled, and filling it changes its time.
+        // Sets modes and times of directories last, deepest first: a read-only directory cannot be
+        // filled, and filling a directory changes its time.
         for &at in plan.iter().rev() {
             let item = &self.walk.items[at];
             if item.attributes.kind == FileType::Directory
                 && let Err(errno) = self.finish_dir(item)
-                // Those that were not reached are missing.
+                // Directories that were not reached do not exist.
                 && !self.is_full
             {
                 self.report_error(item, "attributes cannot be set", errno);
@@ -219,7 +219,7 @@ impl Extraction<'_> {
         report::print_error(&anyhow::Error::from(errno).context(format!("{path}: {what}{rest}")));
     }
 
-    /// Where an item is put, as messages have it.
+    /// Returns the path of an item for messages.
     fn shown(&self, item: &Item) -> String {
         let path = self.path(item);
         let path = printable(path.strip_suffix(b"/").unwrap_or(&path));
@@ -254,8 +254,8 @@ impl Extraction<'_> {
         Ok(open)
     }
 
-    /// Creates; what has the name already goes first, as with `tar x`. A directory stays, and so
-    /// does what is read or in use.
+    /// Calls `create`; removes an existing file first, as `tar x` does. Keeps existing directories,
+    /// and files that are sources or in use.
     fn create_replacing(
         &self,
         item: &Item,
@@ -290,7 +290,7 @@ impl Extraction<'_> {
         match attributes.kind {
             FileType::Directory => {
                 match rustix::fs::mkdirat(&there.dir, &there.name[..], Mode::RWXU) {
-                    // It may be there already, but it must not be a link to elsewhere.
+                    // An existing directory is fine, but not a symbolic link to one.
                     Err(Errno::EXIST) => {
                         let path = self.path(item);
                         Ok(self.dir(&path).map(drop)?)
@@ -359,7 +359,7 @@ impl Extraction<'_> {
             return Ok(());
         }
         if end != item.attributes.size_bytes {
-            // A hole at the end, or contents that could not be read.
+            // Sets the length, for a hole at the end or unreadable contents.
             rustix::fs::ftruncate(&file, item.attributes.size_bytes)?;
         }
         Ok(self.finish(item, &file)?)
@@ -371,7 +371,7 @@ impl Extraction<'_> {
         self.finish(item, &*dir)
     }
 
-    /// Owner, attributes, mode and times, in the order in which they do not undo each other.
+    /// Sets owner, xattrs, mode and times, in an order in which none undoes another.
     fn finish(&mut self, item: &Item, file: impl AsFd) -> Result<(), Errno> {
         let attributes = &item.attributes;
         let mut mode = attributes.mode & 0o7777;
@@ -379,7 +379,7 @@ impl Extraction<'_> {
             let (uid, gid) = (Uid::from_raw(attributes.uid), Gid::from_raw(attributes.gid));
             rustix::fs::fchown(&file, Some(uid), Some(gid))?;
         } else if attributes.kind == FileType::File {
-            // A setuid file would be one of the wrong user.
+            // Without the owner, setuid and setgid would apply to the wrong user.
             mode &= 0o1777;
         }
         if !attributes.no_xattrs {
@@ -394,7 +394,7 @@ impl Extraction<'_> {
         for name in self.volume.xattr_names(number).map_err(|_| Errno::UCLEAN)? {
             let value = self.volume.xattr(number, &name).map_err(|_| Errno::UCLEAN)?;
             match rustix::fs::fsetxattr(&file, &name[..], &value, XattrFlags::empty()) {
-                // Only root may set these; a destination without attributes takes none.
+                // Some xattrs need root, and some file systems have none.
                 Err(Errno::PERM | Errno::OPNOTSUPP) if !self.is_root => {}
                 set => set?,
             }
@@ -402,7 +402,7 @@ impl Extraction<'_> {
         Ok(())
     }
 
-    /// Owner, mode and times of something that is not opened.
+    /// Sets owner, mode and times of a file that is not opened.
     fn finish_name(&self, attributes: &Attributes, there: &DestPath) -> Result<(), Errno> {
         let nofollow = AtFlags::SYMLINK_NOFOLLOW;
         let name = &there.name[..];

@@ -25,7 +25,7 @@ pub struct Arguments {
     image: PathBuf,
 }
 
-/// What there is to know of a volume, as JSON has it.
+/// JSON form of the information about a volume.
 #[derive(Serialize)]
 struct VolumeJson {
     kind: &'static str,
@@ -52,7 +52,7 @@ struct VolumeJson {
     written: u32,
     checked: u32,
     read_only_because: Option<String>,
-    /// What is known to be wrong, and what to do about it.
+    /// Damage found without a full check, and hints.
     damage: Vec<String>,
 }
 
@@ -109,7 +109,7 @@ fn facts(volume: &Volume) -> VolumeJson {
     }
 }
 
-/// What a look at the superblock, the descriptors and the root directory tells; a check tells more.
+/// Returns damage visible in the superblock, group descriptors and root directory.
 fn damage(volume: &Volume, info: &Info) -> Vec<String> {
     let mut damage = vec![];
     if info.truncated {
@@ -184,7 +184,7 @@ fn write(facts: &VolumeJson, clock: &Clock, out: &mut Output) -> std::io::Result
 }
 
 fn state(facts: &VolumeJson) -> String {
-    // What is damaged needs more than this.
+    // Other states mean damage, which `e2fsck -p` may not repair.
     match facts.state.as_str() {
         "not clean" => "not clean: it was not unmounted; e2fsck -p settles that".to_string(),
         state => state.to_string(),

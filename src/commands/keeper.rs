@@ -1,4 +1,4 @@
-//! `draconis keeper`: what the manager starts for each mount.
+//! `draconis keeper`: started by the manager for each mount.
 
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixListener;

@@ -46,7 +46,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Makes all changes of a batch; they need not be durable yet.
+/// Submits a batch of changes, without waiting until they are durable.
 fn write(kv: &Kv, store: &Path, batch: Batch) -> anyhow::Result<()> {
     match kv.write(batch) {
         Ok(_) => Ok(()),

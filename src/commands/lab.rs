@@ -1,4 +1,4 @@
-//! `draconis lab`: becomes the program beside this one, which carries what measuring needs.
+//! `draconis lab`: executes draconis-lab, which has the benchmarks and crash tests.
 
 use std::ffi::OsString;
 use std::io::ErrorKind;
@@ -21,12 +21,12 @@ pub struct Arguments {
     arguments: Vec<OsString>,
 }
 
-/// The program.
+/// Name of the program.
 const NAME: &str = "draconis-lab";
 
 pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let beside = std::env::current_exe().ok().map(|own| own.with_file_name(NAME));
-    // Where it is installed elsewhere, by its name.
+    // If it is not in the same directory, it is searched in PATH.
     let program = beside.filter(|path| path.exists()).unwrap_or_else(|| PathBuf::from(NAME));
     let error = Command::new(&program).args(&arguments.arguments).exec();
     if error.kind() == ErrorKind::NotFound {

@@ -41,7 +41,7 @@ pub struct Arguments {
 pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let Arguments { target, link, symbolic, force, .. } = arguments;
     let maker = Creator::new(arguments.owner);
-    // Only a hard link is a name for something in the image.
+    // Only the target of a hard link is in the image.
     let existing = ImagePath::from(target.clone());
     ensure!(
         *symbolic || existing.image == link.image,
@@ -75,7 +75,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     })
 }
 
-/// Removes what has the name, unless it is what the link is to name.
+/// Removes the existing file, unless it is the target of the link.
 fn remove_existing(
     volume: &Volume,
     entry: &TargetName,

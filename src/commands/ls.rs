@@ -88,15 +88,15 @@ struct List<'a> {
     arguments: &'a Arguments,
     clock: Clock,
     out: Output,
-    /// Whether directories are named before what they hold.
+    /// True if directories are printed with a heading.
     has_headings: bool,
-    /// Whether nothing was written yet.
+    /// True until the first output.
     first: bool,
     failed: bool,
 }
 
 impl List<'_> {
-    /// As `ls`: first what is listed itself, then what directories hold.
+    /// Lists files first and then the contents of directories, as `ls` does.
     fn targets(&mut self) -> anyhow::Result<()> {
         let follow = if self.arguments.directory { Follow::No } else { Follow::Yes };
         let mut dirs = vec![];
@@ -117,7 +117,7 @@ impl List<'_> {
         dirs.into_iter().try_for_each(|(found, path)| self.directories(found, path))
     }
 
-    /// Lists a directory and, if asked, those below it: a stack, since a volume may be deep.
+    /// Lists a directory and, with -R, its subdirectories, on a stack: a tree may be deep.
     fn directories(&mut self, start: InodeNumber, path: &[u8]) -> anyhow::Result<()> {
         let mut stack = vec![(start, path.to_vec())];
         let mut seen = std::collections::HashSet::from([start]);
@@ -147,7 +147,7 @@ impl List<'_> {
                 self.print_entry(&whole, &entry.name, entry.inode)?;
                 let is_dir = self.arguments.recursive
                     && self.volume.inode(entry.inode).is_ok_and(|i| i.kind == FileType::Directory);
-                // A damaged volume may hold a directory below itself.
+                // In a damaged volume a directory may be below itself.
                 if is_dir && seen.insert(entry.inode) {
                     below.push((entry.inode, whole));
                 }
@@ -157,7 +157,7 @@ impl List<'_> {
         Ok(())
     }
 
-    /// A path as messages have it.
+    /// Returns a path for messages.
     fn display_path(&self, path: &[u8]) -> String {
         let image = self.arguments.targets.first().map(|target| target.image.display().to_string());
         format!("{}:{}", image.unwrap_or_default(), printable(path))
@@ -168,7 +168,7 @@ impl List<'_> {
         report::print_error(error);
     }
 
-    /// Writes an entry; fails only if the output does, since there is no use in going on.
+    /// Writes an entry; fails only if standard output does.
     fn print_entry(&mut self, path: &[u8], shown: &[u8], inode: InodeNumber) -> anyhow::Result<()> {
         let written = match self.arguments.json {
             true => self.object(path, inode),
@@ -234,7 +234,7 @@ impl List<'_> {
     }
 }
 
-/// What is written of a name.
+/// JSON form of a directory entry.
 #[derive(Serialize)]
 struct EntryJson {
     path: String,
@@ -250,7 +250,7 @@ struct EntryJson {
     error: Option<String>,
 }
 
-/// What is written of what has the name.
+/// JSON form of an inode.
 #[derive(Serialize)]
 struct InodeJson {
     kind: &'static str,
@@ -287,7 +287,7 @@ impl InodeJson {
     }
 }
 
-/// Bytes as JSON has text: as they are, with `\xNN` for each that is not UTF-8.
+/// Converts bytes to text; each byte that is not UTF-8 becomes `\xNN`.
 fn text(bytes: &[u8]) -> String {
     let mut text = String::new();
     for chunk in bytes.utf8_chunks() {
@@ -297,13 +297,13 @@ fn text(bytes: &[u8]) -> String {
     text
 }
 
-/// All bytes in hexadecimal, where the text does not say them.
+/// Returns the bytes in hexadecimal if they are not UTF-8.
 fn hex(bytes: &[u8]) -> Option<String> {
     let lost = std::str::from_utf8(bytes).is_err();
     lost.then(|| bytes.iter().map(|byte| format!("{byte:02x}")).collect())
 }
 
-/// The columns of `ls -ln` up to the name.
+/// Formats the columns of `ls -ln` before the name.
 fn long(attributes: &Attributes, clock: &Clock, human: bool) -> String {
     let size = match attributes.kind {
         FileType::CharDevice | FileType::BlockDevice => {
@@ -322,12 +322,12 @@ fn long(attributes: &Attributes, clock: &Clock, human: bool) -> String {
     )
 }
 
-/// A size as `ls -h` shows it: rounded up, with one digit after the point below ten.
+/// Formats a size as `ls -h` does: rounded up, with one decimal below ten.
 fn human_size(bytes: u64) -> String {
     let units = ["K", "M", "G", "T", "P", "E"];
     let nth = (bytes.max(1).ilog2() / 10) as usize;
     let tenths = |nth: usize| (u128::from(bytes) * 10).div_ceil(1 << (10 * nth));
-    // What rounds up to 1024 of a unit is one of the next.
+    // A size that rounds up to 1024 is shown in the next unit.
     let nth = nth + usize::from(nth > 0 && tenths(nth) > 10_230);
     match nth.checked_sub(1).and_then(|nth| units.get(nth)) {
         None => bytes.to_string(),

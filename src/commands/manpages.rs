@@ -1,4 +1,4 @@
-//! `draconis manpages`, made from the command line's own description.
+//! `draconis manpages`, generated from the clap definition.
 
 use std::path::PathBuf;
 use std::process::ExitCode;

@@ -52,12 +52,12 @@ fn make(
     mode: Option<&ModeChange>,
 ) -> draconis_ext::Result<InodeNumber> {
     let usual = 0o777 & !maker.umask;
-    // As with `mkdir -m`: changes start from everything.
+    // As with `mkdir -m`, symbolic modes apply to 0777.
     let mode = mode.map_or(usual, |mode| mode.apply(0o777, true, maker.umask));
     volume.create(dir, name, &maker.node(FileType::Directory, mode))
 }
 
-/// Makes what is missing of a path; the mode is for the last of it.
+/// Creates missing parent directories; the mode applies to the last directory.
 fn parents(
     volume: &Volume,
     target: &ImagePath,

@@ -116,8 +116,8 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let (volume, means) = match bucket::bucket_url(file) {
         Some(_) => {
             let (means, deadline_s) = bucket::remote_credentials(&options.bucket)?;
-            // A worker that waits for a bucket does not hang: to send something and to ask whether
-            // that counts may each take as long as requests are tried again.
+            // A worker that waits for a bucket is not hung: an upload and the check of its fencing
+            // epoch may each take the whole retry timeout.
             let patience_s = deadline_s.saturating_mul(2).saturating_add(30);
             options.deadline_s = options.deadline_s.max(patience_s);
             (file.clone(), Some(means))
@@ -144,7 +144,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     print_reply(request_or_start(&directory, &request)?)
 }
 
-/// Lets a mount be written, or not.
+/// Remounts read-only or read-write.
 fn remount(dir: &Path, options: &MountOptions) -> anyhow::Result<ExitCode> {
     let mount_point = mount_point(dir)?;
     let name = mount_point.display().to_string();
@@ -155,7 +155,7 @@ fn remount(dir: &Path, options: &MountOptions) -> anyhow::Result<ExitCode> {
     }
 }
 
-/// Makes an empty volume that belongs to the caller, as `draconis format` would.
+/// Creates an empty volume that belongs to the caller, as `draconis format` does.
 fn create(image: &Path, size: &str) -> anyhow::Result<()> {
     let line = ["format", "-E", "root_owner", "--"].map(OsStr::new);
     let line = line.into_iter().chain([image.as_os_str(), OsStr::new(size)]);
@@ -164,7 +164,7 @@ fn create(image: &Path, size: &str) -> anyhow::Result<()> {
     format::run(&format::Arguments::from_arg_matches(&matches)?).map(drop)
 }
 
-/// Mounts, and waits for the end.
+/// Mounts, and waits for the unmount.
 fn foreground(
     directory: &RuntimeDir,
     mount_point: PathBuf,
@@ -176,7 +176,7 @@ fn foreground(
     let other = directory.clone();
     super::serve::on_signal(move || {
         if let Some(manager) = other.connect() {
-            // The wait below tells how it went.
+            // The wait below reports the result.
             let _ = send_request(&manager, &unmount);
         }
     })?;
@@ -193,7 +193,7 @@ fn exit_code(why: Option<String>) -> anyhow::Result<ExitCode> {
     }
 }
 
-/// Writes what a manager answered; its exit code.
+/// Prints the reply of a manager; returns the exit code.
 pub fn print_reply(reply: Reply) -> anyhow::Result<ExitCode> {
     match reply {
         Reply::Failed { why } => bail!("{why}"),
@@ -213,8 +213,8 @@ fn absolute(path: &Path) -> anyhow::Result<PathBuf> {
     path.canonicalize().map_err(|error| path_error(path, &error))
 }
 
-/// The directory without links, found without asking the directory itself: a mount whose
-/// worker hangs must be possible to name.
+/// Resolves symbolic links above the directory, without a request to the directory itself: the
+/// worker of its mount may hang.
 pub fn mount_point(dir: &Path) -> anyhow::Result<PathBuf> {
     resolve_links(dir).map_err(|error| path_error(dir, &error))
 }

@@ -47,7 +47,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         let several = sources.len() > 1 && to.name != from.name;
         ensure!(!several, "{dest}: no such directory");
         match volume.rename(from.dir, &from.name, to.dir, &to.name, how) {
-            // As with `mv -n`: what is there stays, and that is no failure.
+            // As with `mv -n`, an existing file stays, without an error.
             Err(Error::Exists) if arguments.no_clobber => Ok(()),
             Err(Error::Misuse(_)) => {
                 bail!("{source}: a directory cannot be moved into itself")

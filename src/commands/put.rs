@@ -1,4 +1,4 @@
-//! `draconis put`: files of this machine into a volume.
+//! `draconis put`: copies host files into a volume.
 
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -45,11 +45,11 @@ pub struct Arguments {
     target: ImagePath,
 }
 
-/// Bytes that are taken from standard input at once.
+/// Size of one read from standard input, in bytes.
 const PIECE_BYTES: usize = 1 << 20;
 
-/// Files are read while the volume is written, so this process is not confined, unless all
-/// it reads is its standard input.
+/// Runs the command. Host files are read while the volume is written, so the process is confined
+/// only if it reads nothing but standard input.
 pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let Arguments { target, sources, .. } = arguments;
     if sources.iter().any(|source| source == Path::new("-")) {
@@ -96,8 +96,8 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     })
 }
 
-/// Puts standard input: as a file without a name, which takes the place of what has the name
-/// once it is whole.
+/// Stores standard input in an orphan inode, which replaces the existing file once it is
+/// complete.
 fn put_input(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let target = &arguments.target;
     let mut input = Sources::new();
@@ -134,7 +134,7 @@ fn put_input(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     })
 }
 
-/// Writes standard input into a file.
+/// Copies standard input into a file.
 fn fill(
     volume: &Volume,
     file: InodeNumber,

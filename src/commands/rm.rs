@@ -48,8 +48,8 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     })
 }
 
-/// Removes all that a directory holds. Only the directories on the path down are remembered,
-/// each with the directories in it that are still to go.
+/// Removes the contents of a directory. Keeps only the directories on the current path, each
+/// with its remaining subdirectories.
 fn remove_below(volume: &Volume, target: &ImagePath, top: InodeNumber) -> anyhow::Result<()> {
     let label = target.to_string();
     let mut stack = vec![(top, directories(volume, top, &label)?)];
@@ -77,7 +77,7 @@ fn remove_below(volume: &Volume, target: &ImagePath, top: InodeNumber) -> anyhow
     Ok(())
 }
 
-/// Removes what is no directory; the directories that are left.
+/// Removes all other files; returns the remaining subdirectories.
 fn directories(
     volume: &Volume,
     dir: InodeNumber,

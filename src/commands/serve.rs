@@ -21,18 +21,18 @@ pub struct Arguments {
     until_idle: bool,
 }
 
-/// How long a manager that was started for a mount stays without one.
+/// Time after the last unmount until a manager started for a mount exits.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(5);
 
 pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     if arguments.until_idle {
-        // What the program has open that started it - a file on a mount, say - is not for a
-        // process that outlives it.
+        // Closes inherited descriptors: a file open on a mount, for example, would keep that mount
+        // busy.
         close_others(&[]);
     }
     let directory = RuntimeDir::open()?;
     let Some(listener) = listener(&directory)? else {
-        // Two mounts at once start two managers; one is enough.
+        // Two concurrent mounts may each start a manager; one of them exits.
         if arguments.until_idle {
             return Ok(ExitCode::SUCCESS);
         }
@@ -40,7 +40,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     };
     let manager = Manager::new(directory)?;
     manager.listen(listener);
-    // Nothing hears it where no systemd has started it.
+    // A no-op unless systemd started the manager.
     sd_notify::notify(&[sd_notify::NotifyState::Ready])?;
     let ending = manager.clone();
     on_signal(move || {
@@ -55,14 +55,14 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The socket that systemd has passed, else our own; none if another manager has that.
+/// Returns the socket passed by systemd, else a new one; `None` if another manager runs.
 fn listener(directory: &RuntimeDir) -> std::io::Result<Option<UnixListener>> {
     let passed = ListenFd::from_env().take_unix_listener(0)?;
     passed.map_or_else(|| directory.bind(), |passed| Ok(Some(passed)))
 }
 
-/// Calls `then` on the first Ctrl-C or request to end; the second one ends the process at
-/// once.
+/// Calls `then` on the first SIGINT, SIGTERM or SIGHUP; the second one ends the process
+/// at once.
 pub fn on_signal(then: impl FnOnce() + Send + 'static) -> anyhow::Result<()> {
     let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP])?;
     std::thread::spawn(move || {

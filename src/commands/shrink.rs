@@ -63,12 +63,12 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The length that a volume is to have.
+/// Parses the new length of a volume.
 pub fn length(size: &str) -> anyhow::Result<u64> {
     format::size(size, None).with_context(|| format!("{size}: not a size such as 4096, 64K or 1G"))
 }
 
-/// Says what became of a volume.
+/// Prints the new size of a volume.
 pub fn report(image: &Path, resized: &Resized) {
     let (shown, new) = (image.display(), &resized.superblock);
     if resized.len_bytes() == resized.old_len_bytes {

@@ -55,7 +55,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     Ok(code)
 }
 
-/// What there is to know of a file.
+/// JSON form of an inode's metadata.
 #[derive(Serialize)]
 struct FileJson {
     path: String,
@@ -76,7 +76,7 @@ struct FileJson {
     modified: (i64, u32),
     changed: (i64, u32),
     created: Option<(i64, u32)>,
-    /// Runs of contiguous blocks that hold the contents.
+    /// Number of contiguous runs of blocks.
     runs: Option<u64>,
     xattrs: Vec<String>,
     #[serde(skip)]
@@ -123,7 +123,7 @@ impl FileJson {
         })
     }
 
-    /// As coreutils' `stat` writes it, and what ext has besides.
+    /// Writes the format of coreutils' `stat`, plus fields specific to ext.
     fn write(&self, clock: &Clock, out: &mut Output) -> std::io::Result<()> {
         let attributes = &self.attributes;
         write!(out, "  File: {}", self.path)?;
@@ -168,7 +168,7 @@ impl FileJson {
     }
 }
 
-/// Pieces that a file is in; none that can be told if it is encrypted.
+/// Counts the contiguous runs of a file; `None` if it is encrypted.
 fn count_runs(
     volume: &Volume,
     number: draconis_ext::InodeNumber,
@@ -185,7 +185,7 @@ fn count_runs(
         let Some(last) = map.last() else { return Ok(Some(runs)) };
         for run in &map {
             if let draconis_ext::BlockLocation::Mapped(at) = run.location {
-                // Two pieces that continue each other are one run.
+                // Adjacent extents count as one run.
                 runs += u64::from(end != Some(at.0));
                 end = Some(at.0 + u64::from(run.blocks));
             }

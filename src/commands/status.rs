@@ -26,7 +26,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         Some(Reply::Status(status)) => status,
         Some(Reply::Failed { why }) => bail!("{why}"),
         Some(_) => bail!("the manager answered something else; is it another version?"),
-        // No manager, no mounts: that is an answer, too.
+        // Without a manager there are no mounts.
         None => Status::default(),
     };
     status.dead = keeperless(&status.mounts);
@@ -50,7 +50,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Dead mounts of this user that no keeper knows: they outlived theirs.
+/// Returns this user's dead mounts that have lost their keeper.
 fn keeperless(known: &[MountStatus]) -> Vec<LostMount> {
     let is_known = |entry: &mount_table::MountEntry| {
         known.iter().any(|mount| mount.mount_point == entry.mount_point)
@@ -123,7 +123,7 @@ fn format_mount(mount: &MountStatus) -> String {
     text
 }
 
-/// What the user should know about the volume, and why a mount is read-only.
+/// Returns notes about the volume, and why a mount is read-only.
 fn shown_notes(mount: &MountStatus) -> String {
     let Some(worker) = &mount.worker else { return String::new() };
     let mut text: String =

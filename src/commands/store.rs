@@ -1,14 +1,14 @@
-//! `draconis store`: objects in a file, on a device or in a bucket.
+//! `draconis store`: object stores in files, on devices or in buckets.
 //!
 //! ```text
 //!   writers ──alone──▶ disk ─▶ store        readers ──shared──▶ disk ─▶ store, read-only
 //! ```
 //!
-//! Law 1: what is in use, and what holds something unless forced, is not touched.
-//! Law 2: a block device is measured, or made a store, only by who says --destroy;
-//! everywhere else what is measured is a file of our own.
-//! Law 3: a file that was written out stays so: nothing of it is discarded, since each hole
-//! that is written to again costs a commit of the file system's journal.
+//! Law 1: targets in use, and existing contents unless forced, are not touched.
+//! Law 2: a block device is measured or becomes a store only with --destroy; otherwise a
+//! temporary file is measured.
+//! Law 3: a zero-filled store file is never hole-punched, because each later write to a hole would
+//! cost a journal commit of the file system.
 
 mod append;
 mod check;
@@ -98,7 +98,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// An object on the command line: by its number, or as the disk that has a name.
+/// An object argument: a number, or the name of a disk.
 #[derive(Clone, PartialEq, Eq, Debug)]
 enum ObjectArg {
     Number(u64),
@@ -124,7 +124,7 @@ impl std::str::FromStr for ObjectArg {
 }
 
 impl ObjectArg {
-    /// Refuses a snapshot, which does not change.
+    /// Refuses a snapshot, which is read-only.
     fn check_writable(&self, device: &Path) -> anyhow::Result<()> {
         match self {
             Self::Name(name) if name.contains('@') => {
@@ -135,7 +135,7 @@ impl ObjectArg {
         }
     }
 
-    /// The object that a name leads to; a number is taken as it is.
+    /// Returns the object with a name; a number is not looked up.
     fn find(&self, store: &Store, device: &Path) -> anyhow::Result<ObjectId> {
         let name = match self {
             Self::Number(number) => return Ok(ObjectId(*number)),

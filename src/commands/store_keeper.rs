@@ -1,4 +1,4 @@
-//! `draconis store-keeper`: what a keeper starts for a store with mounted disks.
+//! `draconis store-keeper`: started by a mount's keeper for a store with mounted disks.
 
 use std::process::ExitCode;
 

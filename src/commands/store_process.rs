@@ -1,4 +1,4 @@
-//! `draconis store-process`: what a store keeper starts.
+//! `draconis store-process`: started by a store keeper.
 
 use std::process::ExitCode;
 

@@ -68,7 +68,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     Ok(code)
 }
 
-/// Writes the archive; what it was written to comes back.
+/// Writes the archive; returns the exit code and the output.
 fn archive<W: Write>(arguments: &Arguments, out: W) -> anyhow::Result<(ExitCode, W)> {
     let target = &arguments.target;
     let tree = image::open(&target.image, &arguments.place, None)?;
@@ -76,7 +76,7 @@ fn archive<W: Write>(arguments: &Arguments, out: W) -> anyhow::Result<(ExitCode,
     let top = find(volume, target, Follow::Yes)?;
     let is_layer = arguments.oci.is_some();
     let how = TarOptions {
-        // The root of an image is its own.
+        // A layer's root directory has no name.
         prefix: if is_layer { vec![] } else { target.file_name().to_vec() },
         sparse: match arguments.sparse {
             ProgressMode::Auto => Sparse::Auto,
@@ -90,7 +90,7 @@ fn archive<W: Write>(arguments: &Arguments, out: W) -> anyhow::Result<(ExitCode,
     Ok((if whole { ExitCode::SUCCESS } else { ExitCode::FAILURE }, out))
 }
 
-/// A bar, and complaints on standard error.
+/// A progress bar; errors go to standard error.
 struct TarProgress {
     when: ProgressMode,
     bar: Option<Progress>,

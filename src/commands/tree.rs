@@ -39,14 +39,14 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     if volume.inode(start).map_err(|error| with_context(top, error))?.kind != FileType::Directory {
         bail!("{top}: not a directory; draconis ls -l shows what it is");
     }
-    // What is above what is being listed, for messages.
+    // Paths of the directories on the stack, for messages.
     let mut paths = vec![top.path.clone()];
     let mut out = Output::new();
     out.name(&arguments.target.path)?;
     writeln!(out)?;
     let (mut dirs, mut files, mut failed) = (0u64, 0u64, false);
     let mut seen = std::collections::HashSet::from([start]);
-    // One level of the stack per directory that is still being listed.
+    // One stack entry per directory that is being listed.
     let mut stack = vec![level(volume, arguments, start, &top.path, &mut failed)];
     while let Some(rest) = stack.last_mut() {
         let Some(entry) = rest.next() else {

@@ -44,7 +44,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     })
 }
 
-/// A length, or how it changes.
+/// A length, absolute or relative.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum NewSize {
     To(u64),
@@ -53,7 +53,7 @@ pub enum NewSize {
 }
 
 impl NewSize {
-    /// The new length of a file that has `old`; `None` beyond 64 bits.
+    /// Returns the new length of a file of length `old`; `None` if it exceeds 64 bits.
     fn of(self, old: u64) -> Option<u64> {
         match self {
             Self::To(size) => Some(size),

@@ -133,7 +133,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Changes the volume; the disk that it is on.
+/// Changes the volume; returns its disk.
 fn apply(
     arguments: &Arguments,
     changes: &TuneChanges,
@@ -215,7 +215,7 @@ fn changes(arguments: &Arguments, owners: &Owners, now: Time) -> anyhow::Result<
     Ok(changes)
 }
 
-/// A kind of quotas, and whether they are counted.
+/// Parses a quota type, and `^` to disable it.
 fn quota(word: &str) -> anyhow::Result<(QuotaType, bool)> {
     let (name, is_counted) = word.strip_prefix('^').map_or((word, true), |name| (name, false));
     let kind = match name {
@@ -227,7 +227,7 @@ fn quota(word: &str) -> anyhow::Result<(QuotaType, bool)> {
     Ok((kind, is_counted))
 }
 
-/// What `-E` asks for.
+/// Applies the options of `-E`.
 fn extended(options: &[String], changes: &mut TuneChanges) -> anyhow::Result<()> {
     for option in options {
         let number = |text: &str| {
@@ -267,7 +267,7 @@ fn extended(options: &[String], changes: &mut TuneChanges) -> anyhow::Result<()>
     Ok(())
 }
 
-/// When a volume was checked, in seconds.
+/// Parses the time of the last check, in seconds.
 fn checked(text: &str, now: Time) -> anyhow::Result<u64> {
     let time = match text {
         "now" => now,
@@ -280,7 +280,7 @@ fn checked(text: &str, now: Time) -> anyhow::Result<u64> {
     u64::try_from(time.seconds).with_context(|| format!("-T {text}: a time since 1970 is needed"))
 }
 
-/// Days, or with a letter weeks or months, in seconds.
+/// Parses days, weeks or months, in seconds.
 fn interval(text: &str) -> anyhow::Result<u32> {
     const DAY: u32 = 86_400;
     let (number, unit) = match text.char_indices().last() {

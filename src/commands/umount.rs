@@ -24,7 +24,7 @@ pub struct Arguments {
 
 pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let mount_point = super::mount::mount_point(&arguments.dir)?;
-    // This process is not to be what keeps the mount busy.
+    // The working directory of this process must not keep the mount busy.
     std::env::set_current_dir("/")?;
     let force = arguments.force;
     let request = Request::Unmount { mount_point: mount_point.clone(), force };
@@ -34,7 +34,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     }
 }
 
-/// Unmounts what another user's manager mounted, or has lost its keeper.
+/// Unmounts a mount of another user's manager, or one that has lost its keeper.
 fn without_manager(mount_point: &Path, force: bool) -> anyhow::Result<ExitCode> {
     let name = mount_point.display();
     let Some(entry) = mount_table::mount_at(mount_point) else {

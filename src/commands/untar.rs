@@ -1,4 +1,4 @@
-//! `draconis untar`: an archive into a volume.
+//! `draconis untar`: extracts an archive into a volume.
 
 use std::process::ExitCode;
 
@@ -62,7 +62,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let mut sources = populate::sources(from);
     sources.add(&target.image);
     arguments.reading.write_config(config.as_deref(), &sources)?;
-    // The archive is open, or unpacked: nothing else is needed of this machine.
+    // The archive is open or decompressed: no other host file is needed.
     image::confine()?;
     edit::change_opened(opened, &target.image, &arguments.place, |volume| {
         let into = match volume.resolve(volume.root(), &target.path, Follow::Yes) {

@@ -1,4 +1,4 @@
-//! `draconis worker`: what the keeper starts.
+//! `draconis worker`: started by the keeper.
 
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;

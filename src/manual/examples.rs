@@ -1,7 +1,7 @@
-//! The examples of the manual pages. `tests/manual.rs` runs each of them, those of a page in
-//! order, in a directory that holds what they name.
+//! Examples of the manual pages. `tests/manual.rs` runs them page by page, in order, in a
+//! directory with the files that they name.
 
-/// Pages by name, each with what an example does and how.
+/// Examples of each page: description and commands.
 pub const EXAMPLES: &[(&str, &[(&str, &str)])] = &[
     (
         "draconis",

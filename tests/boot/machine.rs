@@ -1,5 +1,5 @@
-//! A virtual machine: QEMU, a kernel that `tools/kernel` found, and a first program in memory
-//! that loads the drivers of the disk, mounts it, and starts its `/sbin/init`.
+//! A virtual machine: QEMU, a kernel that `tools/kernel` found, and an initramfs that loads the
+//! drivers of the disk, mounts it, and starts its `/sbin/init`.
 
 use std::fmt::Write as _;
 use std::io::{BufRead, BufReader};
@@ -11,22 +11,22 @@ use std::time::Duration;
 use crate::common::{Draconis, skipped, tool};
 
 const QEMU: &str = "qemu-system-x86_64";
-/// How long a guest may say nothing before it is taken for one that hangs.
+/// Time without output after which a guest counts as hung.
 const SILENCE: Duration = Duration::from_secs(120);
 
-/// What starts machines.
+/// Requirements for starting machines.
 pub(crate) struct Machine {
     kernel: PathBuf,
-    /// The first program and what it needs, as the kernel takes it.
+    /// The initramfs.
     first: Vec<u8>,
-    /// A shell and all tools in one static program.
+    /// A static busybox.
     pub busybox: Vec<u8>,
-    /// The names that it goes by.
+    /// Names of the busybox applets.
     pub applets: Vec<String>,
 }
 
 impl Machine {
-    /// Looks for all of it; says what is skipped where something is missing.
+    /// Finds the requirements; reports the test as skipped if one is missing.
     pub(crate) fn find(test: &str) -> Option<Self> {
         if !cfg!(target_arch = "x86_64") {
             skipped(format_args!("{test} needs an x86-64 machine"));
@@ -59,7 +59,7 @@ impl Machine {
         Some(Self { kernel, first, busybox, applets })
     }
 
-    /// Starts a machine from a disk.
+    /// Starts a machine with a disk.
     pub(crate) fn boot(&self, draconis: &Draconis, disk: &Disk) -> Guest {
         let first = draconis.path("first.cpio");
         std::fs::write(&first, &self.first).unwrap();
@@ -95,7 +95,7 @@ impl Machine {
     }
 }
 
-/// What a guest's root file system lies on.
+/// Disk of a guest's root file system.
 pub(crate) struct Disk {
     path: PathBuf,
     format: &'static str,
@@ -113,7 +113,7 @@ impl Disk {
     }
 }
 
-/// A machine that runs. It ends with this.
+/// A running machine, killed on drop.
 pub(crate) struct Guest {
     child: Child,
     lines: Receiver<String>,
@@ -121,7 +121,7 @@ pub(crate) struct Guest {
 }
 
 impl Guest {
-    /// It must say that all went well, and turn itself off.
+    /// Waits until the guest reports success and powers itself off.
     pub(crate) fn until_it_is_off(mut self) {
         self.until_it_has_said("DONE");
         self.until_the_end();
@@ -129,7 +129,7 @@ impl Guest {
         assert!(status.success(), "{status}: {}", self.said);
     }
 
-    /// Takes the power away once it has said this.
+    /// Cuts the power once the guest has printed a word.
     pub(crate) fn until_it_says(mut self, word: &str) {
         self.until_it_has_said(word);
     }
@@ -166,8 +166,8 @@ impl Drop for Guest {
     }
 }
 
-/// How instructions are carried out. A hypervisor may have a /dev/kvm that takes only kernels
-/// made for it; then the processor does not tell of virtualisation.
+/// Returns the accelerator. A hypervisor may have a /dev/kvm that supports only special kernels;
+/// the CPU flags then do not include virtualisation.
 fn accelerator() -> &'static str {
     let processor = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let tells = processor.split_whitespace().any(|word| word == "vmx" || word == "svm");
@@ -175,7 +175,7 @@ fn accelerator() -> &'static str {
     if tells && kvm.is_ok() { "kvm" } else { "tcg" }
 }
 
-/// Loads all drivers, whatever the order that they need, mounts the root and goes on there.
+/// Script that loads all drivers in any order, mounts the root and switches to it.
 const FIRST: &str = r#"#!/bin/busybox sh
 b=/bin/busybox
 $b mount -t devtmpfs devices /dev
@@ -190,7 +190,7 @@ $b mount --move /dev /root/dev
 exec $b switch_root /root /sbin/init
 "#;
 
-/// The archive that a kernel unpacks into memory and whose `/init` it starts.
+/// Creates the initramfs.
 fn first_program(busybox: &[u8], modules: &[PathBuf]) -> Vec<u8> {
     let mut archive = vec![];
     for dir in ["bin", "dev", "modules", "root"] {
@@ -206,7 +206,7 @@ fn first_program(busybox: &[u8], modules: &[PathBuf]) -> Vec<u8> {
     archive
 }
 
-/// One entry of an archive of cpio's form `newc`.
+/// Adds an entry in cpio's format `newc`.
 fn entry(archive: &mut Vec<u8>, name: &str, mode: usize, bytes: &[u8]) {
     let inode = archive.len() + 1;
     let fields = [inode, mode, 0, 0, 1, 0, bytes.len(), 0, 0, 0, 0, name.len() + 1, 0];
@@ -223,7 +223,7 @@ fn entry(archive: &mut Vec<u8>, name: &str, mode: usize, bytes: &[u8]) {
     pad(archive);
 }
 
-/// Whether an ELF program needs another to start it, as those that are not static do.
+/// Returns true if an ELF program has an interpreter, so is not static.
 fn has_interpreter(program: &[u8]) -> bool {
     const INTERPRETER: u32 = 3;
     let number = |at: usize, len: usize| -> Option<u64> {

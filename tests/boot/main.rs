@@ -1,8 +1,8 @@
-//! Root file systems that `draconis format` makes, booted in a virtual machine: what the guest
-//! sees is what was given, and what it writes is what we see.
+//! Root file systems of `draconis format`, booted in a virtual machine: the guest must see the
+//! given files, and we must see the guest's changes.
 //!
-//! Disks are written by the kernel's own driver, through a virtual disk that can be taken away
-//! at any moment.
+//! The guest's kernel writes to a virtual disk, whose power can be cut at any
+//! moment.
 
 #[path = "../common/mod.rs"]
 mod common;
@@ -18,7 +18,7 @@ use common::{Draconis, tool};
 use machine::{Disk, Machine};
 use root::{Facts, Root};
 
-/// A volume that is a root file system.
+/// Creates a volume with a root file system.
 fn volume(draconis: &Draconis, machine: &Machine, kind: &str) -> PathBuf {
     let image = draconis.path("root.img");
     let tar = Root::new(machine).write(&draconis.path("root.tar"));
@@ -27,7 +27,7 @@ fn volume(draconis: &Draconis, machine: &Machine, kind: &str) -> PathBuf {
     image
 }
 
-/// What a guest that is given `/given` sees there is what the archive said.
+/// Asserts that the guest's view of `/given` equals the archive.
 fn sees_what_was_given(draconis: &Draconis, image: &Path) {
     let report = draconis.ok(["cat", &format!("{}:/report/given", image.display())]);
     Facts::of_guest(&report).same(&Facts::given());
@@ -35,7 +35,7 @@ fn sees_what_was_given(draconis: &Draconis, image: &Path) {
     assert_eq!(denied, "own\ndenied\n");
 }
 
-/// What the guest made is what we see: names, kinds, modes, links, owners and bytes.
+/// Asserts that we see names, types, modes, links, owners and contents that the guest made.
 fn holds_what_was_made(draconis: &Draconis, image: &Path) {
     draconis.ok(["check", image.to_str().unwrap()]);
     let of = |path: &str| format!("{}:{path}", image.display());
@@ -67,7 +67,7 @@ fn a_guest_on_ext4_that_is_killed_and_boots_again() {
     let draconis = Draconis::new();
     let image = volume(&draconis, &machine, "ext4");
     machine.boot(&draconis, &Disk::raw(&image, "ext4")).until_it_says("SYNCED");
-    // Its journal has what it did last: read as if recovered, and recovered by the first change.
+    // The journal has the last changes: reads see them, and the first change replays it.
     let info = draconis.ok(["info", image.to_str().unwrap()]);
     assert!(info.contains("needs_recovery"), "{info}");
     sees_what_was_given(&draconis, &image);
@@ -78,7 +78,7 @@ fn a_guest_on_ext4_that_is_killed_and_boots_again() {
     draconis.ok(["put", letter.to_str().unwrap(), &into]);
     draconis.ok(["rm", "-r", &format!("{}:/made", image.display())]);
     check(&image);
-    // The second time it makes the same anew, and finds the letter.
+    // The second boot makes the same changes again, and finds the letter.
     machine.boot(&draconis, &Disk::raw(&image, "ext4")).until_it_is_off();
     check(&image);
     holds_what_was_made(&draconis, &image);

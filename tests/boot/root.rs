@@ -1,4 +1,4 @@
-//! A root file system as one archive, what its `/sbin/init` does, and the facts that are compared.
+//! A root file system as an archive, its `/sbin/init`, and the facts to compare.
 
 use std::collections::BTreeSet;
 use std::os::unix::fs::FileExt;
@@ -9,11 +9,11 @@ use crate::common::Draconis;
 use crate::common::volume::run;
 use crate::machine::Machine;
 
-/// Where the only partition of [`partitioned`] begins.
+/// Offset of the only partition of [`partitioned`].
 pub(crate) const PARTITION_AT: usize = 1 << 20;
 
-/// What the guest does: tells what it sees of `/given`, makes `/made` and tells of that, syncs,
-/// and shuts down as a machine does, with its root read-only at last.
+/// Script of the guest: reports `/given`, creates and reports `/made`, syncs, and shuts down with
+/// its root remounted read-only.
 const INIT: &str = r#"#!/bin/sh
 export PATH=/bin
 mount -t proc proc /proc
@@ -51,10 +51,10 @@ mount -o remount,ro / && echo DONE
 poweroff -f
 "#;
 
-/// A name in `/given`: kind, mode, links, owner.
+/// A name in `/given`: name, type, mode, links, owner.
 type Given = (&'static str, &'static str, u32, u64, (u64, u64));
 
-/// What is in `/given`.
+/// Contents of `/given`.
 const GIVEN: &[Given] = &[
     ("", "directory", 0o755, 3, (0, 0)),
     ("/dir", "directory", 0o2775, 2, (7, 70_000)),
@@ -101,7 +101,7 @@ impl Root {
         root
     }
 
-    /// Writes it to a file, whose name this returns as `--from` takes it.
+    /// Writes it to a file; returns the argument for `--from`.
     pub(crate) fn write(self, into: &Path) -> String {
         std::fs::write(into, self.tar.into_inner().unwrap()).unwrap();
         into.to_str().unwrap().to_owned()
@@ -138,7 +138,7 @@ impl Root {
     }
 }
 
-/// What is known of each name: path, kind, mode, links, owner and group.
+/// Facts of each name: path, type, mode, links, owner and group.
 pub(crate) struct Facts(pub(crate) BTreeSet<(String, String, u32, u64, u64, u64)>);
 
 impl Facts {
@@ -149,7 +149,7 @@ impl Facts {
         Self(facts.collect())
     }
 
-    /// What `stat` said in the guest.
+    /// Parses the output of `stat` in the guest.
     pub(crate) fn of_guest(report: &str) -> Self {
         let facts = report.lines().map(|line| {
             let [path, kind, mode, links, uid, gid] =
@@ -162,13 +162,13 @@ impl Facts {
         Self(facts.collect())
     }
 
-    /// Asserts that both are the same, and names what one has alone.
+    /// Asserts that both are equal; prints the first differences.
     pub(crate) fn same(&self, other: &Self) {
         let differ: Vec<_> = self.0.symmetric_difference(&other.0).take(10).collect();
         assert!(differ.is_empty(), "{differ:#?}");
     }
 
-    /// What `draconis ls --json` says, which leaves out the directory that is listed.
+    /// Parses the output of `draconis ls --json`, which omits the listed directory.
     pub(crate) fn of_listing(json: &str) -> Self {
         let list: Vec<serde_json::Value> = serde_json::from_str(json).unwrap();
         let facts = list.iter().map(|one| {
@@ -181,7 +181,7 @@ impl Facts {
     }
 }
 
-/// A qcow2 disk whose only partition holds `volume`.
+/// Creates a qcow2 disk with one partition that contains `volume`.
 pub(crate) fn partitioned(draconis: &Draconis, volume: &Path, disk: &Path) {
     use std::io::Write as _;
     let bytes = std::fs::read(volume).unwrap();

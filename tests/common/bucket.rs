@@ -1,4 +1,4 @@
-//! Somewhere to put a store: a directory, or a bucket of versitygw where the machine has that.
+//! Locations for stores: a directory, or a bucket of versitygw if it is installed.
 
 use std::net::{TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
@@ -6,7 +6,7 @@ use std::process::{Child, Command, Output, Stdio};
 
 use super::{Draconis, eventually, skipped, tool};
 
-/// Somewhere to put a store, and what commands need to get there.
+/// Location of a store, and the environment of commands that access it.
 pub struct TestBucket {
     pub draconis: Draconis,
     pub address: String,
@@ -14,7 +14,7 @@ pub struct TestBucket {
     server: Option<Server>,
 }
 
-/// Ends with the test.
+/// A server, killed on drop.
 struct Server {
     child: Child,
     root: PathBuf,
@@ -22,7 +22,7 @@ struct Server {
 }
 
 impl Server {
-    /// Starts versitygw for a directory.
+    /// Starts versitygw on a directory.
     fn start(root: PathBuf, port: u16) -> Option<Self> {
         let mut command = Command::new(versitygw()?);
         command.args(["--access", "access", "--secret", "secret-of-a-test", "--quiet", "--port"]);
@@ -48,7 +48,7 @@ impl TestBucket {
         Self { draconis, address, environment: vec![], server: None }
     }
 
-    /// A bucket of versitygw; none where there is no such program.
+    /// Returns a bucket of versitygw; `None` if it is not installed.
     pub fn server() -> Option<Self> {
         if versitygw().is_none() {
             skipped("buckets of a real server: versitygw is not there (tools/packages test)");
@@ -57,7 +57,7 @@ impl TestBucket {
         let draconis = Draconis::new();
         let root = draconis.make_dir("served");
         std::fs::create_dir(root.join("bucket")).unwrap();
-        // Free a moment ago; no other is told of it.
+        // A port that was free a moment ago.
         let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
         let server = Server::start(root, port);
         let environment = vec![
@@ -70,7 +70,7 @@ impl TestBucket {
         Some(Self { draconis, address, environment, server })
     }
 
-    /// The same place, seen from another machine: nothing is known there of what this one has.
+    /// Returns the same location for another machine, with its own runtime directory.
     pub fn other_machine(&self) -> Self {
         let Self { address, environment, .. } = self;
         let draconis = Draconis::new();
@@ -78,7 +78,7 @@ impl TestBucket {
         Self { draconis, address, environment, server: None }
     }
 
-    /// Ends the server; what it has been sent it has.
+    /// Stops the server; it keeps the data that it has received.
     pub fn stop_server(&mut self) -> impl FnOnce(&mut Self) + use<> {
         let server = self.server.take().expect("a place with a server");
         let (root, port) = (server.root.clone(), server.port);
@@ -86,12 +86,12 @@ impl TestBucket {
         move |place| place.server = Server::start(root, port)
     }
 
-    /// A disk in the store.
+    /// Returns the name of a disk in the store.
     pub fn disk(&self, name: &str) -> String {
         format!("{}#{name}", self.address)
     }
 
-    /// Mounts a disk on a directory of that name, with more arguments.
+    /// Mounts a disk on a new directory, with additional arguments.
     pub fn mount(&self, disk: &str, at: &str, more: &[&str]) -> PathBuf {
         let (disk, at) = (self.disk(disk), self.draconis.make_dir(at));
         let arguments = [&["mount"], more, &[&disk, at.to_str().unwrap()]].concat();
@@ -100,7 +100,7 @@ impl TestBucket {
     }
 
     pub fn unmount(&self, at: &Path) {
-        // Another test's child may hold our files between its fork and its exec.
+        // A child of another test may hold our files between its fork and its exec.
         eventually("it is not busy", || {
             let output = self.run(&["umount", at.to_str().unwrap()]);
             let said = String::from_utf8_lossy(&output.stderr);
@@ -109,7 +109,7 @@ impl TestBucket {
         });
     }
 
-    /// What all checks say of a volume, e2fsck last.
+    /// Checks the store and a volume, finally with e2fsck.
     pub fn judge(&self, disk: &str) {
         self.ok(&["check", &self.disk(disk)]);
         let image = self.draconis.path("judged.img");
@@ -146,7 +146,7 @@ impl TestBucket {
     }
 }
 
-/// Where `tools/packages test` puts it, or where the PATH has it.
+/// Finds the program where `tools/packages test` installs it, or in PATH.
 fn versitygw() -> Option<PathBuf> {
     let home = std::env::var_os("HOME").map(|home| PathBuf::from(home).join(".cache"));
     let cache = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from).or(home);

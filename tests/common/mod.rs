@@ -1,4 +1,4 @@
-//! What the tests of the program share: images, mounts, and ways to compare trees.
+//! Shared test code: images, mounts, and comparisons of trees.
 #![allow(dead_code, reason = "each test file uses its part")]
 
 pub mod bucket;
@@ -16,10 +16,10 @@ use std::time::{Duration, Instant};
 use draconis_device::Random;
 pub use skipped::skipped;
 
-/// The program under test, with a manager of its own.
+/// The program under test, with its own manager.
 pub struct Draconis {
     pub dir: tempfile::TempDir,
-    /// What it is told to leave out, by name.
+    /// Name of an injected fault.
     pub leaves_out: Option<String>,
 }
 
@@ -45,12 +45,12 @@ impl Draconis {
         command
     }
 
-    /// Runs it; what it writes and says.
+    /// Runs a command; returns its output.
     pub fn run<S: AsRef<OsStr>>(&self, arguments: impl IntoIterator<Item = S>) -> Output {
         self.command().args(arguments).output().unwrap()
     }
 
-    /// Runs it and expects that it works.
+    /// Runs a command that must succeed; returns its output.
     pub fn ok<S: AsRef<OsStr>>(&self, arguments: impl IntoIterator<Item = S>) -> String {
         let output = self.run(arguments);
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
@@ -58,7 +58,7 @@ impl Draconis {
         String::from_utf8_lossy(&output.stdout).into_owned()
     }
 
-    /// Runs it and expects that it fails with status 1; what it says.
+    /// Runs a command that must fail with status 1; returns its error output.
     pub fn fails<S: AsRef<OsStr>>(&self, arguments: impl IntoIterator<Item = S>) -> String {
         let output = self.run(arguments);
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
@@ -87,7 +87,7 @@ impl Draconis {
 
 impl Drop for Draconis {
     fn drop(&mut self) {
-        // Whatever a failed test left mounted; the manager ends by itself then.
+        // Unmounts what a failed test left mounted; the manager then exits by itself.
         for at in mounts_below(self.dir.path()) {
             let _ = Command::new("umount").arg("-l").arg(&at).stderr(Stdio::null()).status();
             let _ = Command::new("fusermount3").arg("-uz").arg(&at).stderr(Stdio::null()).status();
@@ -95,15 +95,15 @@ impl Drop for Draconis {
     }
 }
 
-/// Copies a program to where it is to be run. A child writes the copy: what another test starts
-/// while this process has the copy open for writing keeps it open until it is itself executed, and
-/// so long the copy is busy (ETXTBSY).
+/// Copies a program that is to be run. A child process writes the copy: if this process had it open
+/// for writing, a child forked by another test would inherit the descriptor until its exec, and
+/// running the copy would fail with ETXTBSY.
 pub fn copy_program(from: impl AsRef<OsStr>, to: &Path) {
     let copied = Command::new("cp").arg("--").arg(from).arg(to).status();
     assert!(copied.unwrap().success());
 }
 
-/// The program under test, copied to where another user may run it.
+/// Copies the program under test to a path where another user may run it.
 pub fn copy_of_draconis(to: &Path) {
     copy_program(env!("CARGO_BIN_EXE_draconis"), to);
 }
@@ -118,7 +118,7 @@ pub fn is_root() -> bool {
     rustix::process::geteuid().is_root()
 }
 
-/// Whether FUSE can be used here; says what is skipped where not.
+/// Returns true if FUSE is available; otherwise reports the test as skipped.
 pub fn fuse(test: &str) -> bool {
     let there = std::fs::File::options().read(true).write(true).open("/dev/fuse").is_ok();
     let can = there && (is_root() || have("fusermount3"));
@@ -128,7 +128,7 @@ pub fn fuse(test: &str) -> bool {
     can
 }
 
-/// Whether this is root; says what is skipped where not.
+/// Returns true for root; otherwise reports the test as skipped.
 pub fn root(test: &str) -> bool {
     if !is_root() {
         skipped(format_args!("{test} needs root"));
@@ -136,7 +136,7 @@ pub fn root(test: &str) -> bool {
     is_root()
 }
 
-/// Whether a program is installed; says what is skipped where not.
+/// Returns true if a program is installed; otherwise reports the test as skipped.
 pub fn tool(test: &str, program: &str) -> bool {
     let is_here = have(program);
     if !is_here {
@@ -150,7 +150,7 @@ pub fn have(program: &str) -> bool {
     found.is_ok_and(|output| output.status.success())
 }
 
-/// Makes a volume with `mke2fs` from the files in `from`.
+/// Creates a volume with `mke2fs` from the files in `from`.
 pub fn mke2fs(image: &Path, from: Option<&Path>, arguments: &[&str], size: &str) {
     let mut command = Command::new("mke2fs");
     command.args(["-q", "-F"]).args(arguments);
@@ -161,13 +161,13 @@ pub fn mke2fs(image: &Path, from: Option<&Path>, arguments: &[&str], size: &str)
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
 }
 
-/// The kernel's own view of an image, where a test may have it.
+/// A mount of an image by the kernel's driver.
 pub struct Kernel {
     pub at: PathBuf,
 }
 
 impl Kernel {
-    /// Has the kernel copy a tree into an empty volume.
+    /// Copies a tree into an empty volume with the kernel's driver.
     pub fn fill(image: &Path, at: PathBuf, tree: &Path) {
         let mounted = Self::attach("loop", image, &at).unwrap();
         assert!(mounted.status.success(), "{}", String::from_utf8_lossy(&mounted.stderr));
@@ -177,7 +177,7 @@ impl Kernel {
         assert!(copy.status().unwrap().success());
     }
 
-    /// Mounts `image` read-only through a loop device; says what is skipped where that fails.
+    /// Mounts `image` read-only through a loop device; if that fails, reports the test as skipped.
     pub fn mount(image: &Path, at: PathBuf, test: &str) -> Option<Self> {
         std::fs::create_dir_all(&at).unwrap();
         if is_root() {
@@ -191,8 +191,8 @@ impl Kernel {
         None
     }
 
-    /// Runs mount(8). The loop device of a mount of the same image that has just ended may not
-    /// have given it back yet: then it is busy for a moment.
+    /// Runs mount(8). Retries while the loop device of a previous mount of the image is still
+    /// detaching.
     fn attach(options: &str, image: &Path, at: &Path) -> std::io::Result<Output> {
         for _ in 0..100 {
             let mounted =
@@ -210,7 +210,7 @@ impl Kernel {
 
 impl Drop for Kernel {
     fn drop(&mut self) {
-        // Another test's child may hold our files between its fork and its exec.
+        // A child of another test may hold our files between its fork and its exec.
         for _ in 0..50 {
             let done = Command::new("umount").arg("-q").arg(&self.at).status();
             if done.is_ok_and(|status| status.success()) {
@@ -222,7 +222,7 @@ impl Drop for Kernel {
     }
 }
 
-/// Everything that can be seen of a file.
+/// Visible properties of a file.
 #[derive(PartialEq, Eq, Debug, Clone)]
 pub struct Seen {
     pub inode: u64,
@@ -235,21 +235,21 @@ pub struct Seen {
     pub times: [(i64, i64); 3],
     pub target: Option<PathBuf>,
     pub xattrs: BTreeMap<Vec<u8>, Vec<u8>>,
-    /// Sum of the contents of a file.
+    /// Checksum of a file's contents.
     pub sum: u64,
 }
 
-/// Which parts of [`Seen`] a comparison leaves out.
+/// Properties of [`Seen`] that a comparison ignores.
 #[derive(Clone, Copy, Default)]
 pub struct Without {
-    /// Inode numbers, link counts of directories, block counts, change and access times:
-    /// what a copy cannot have.
+    /// Inode numbers, link counts of directories, block counts, change and access times, which a
+    /// copy cannot preserve.
     pub what_a_copy_loses: bool,
     /// Fractions of seconds.
     pub fractions: bool,
 }
 
-/// Looks at everything below `top`, by path.
+/// Returns the properties of everything below `top`, by path.
 pub fn look(top: &Path, without: Without) -> BTreeMap<PathBuf, Seen> {
     let mut seen = BTreeMap::new();
     let mut stack = vec![top.to_path_buf()];
@@ -320,13 +320,13 @@ fn xattrs(path: &Path) -> BTreeMap<Vec<u8>, Vec<u8>> {
         .collect()
 }
 
-/// How much of a file is summed at once.
+/// Unit of checksums, in bytes.
 const CHUNK_BYTES: u64 = 1 << 20;
-/// Of the chunks that are all hole one in so many is read: enough to see that a hole is zeros,
-/// and five gibibytes of it cost no seconds.
+/// One in this many hole chunks is read: enough to check that holes are zeros, and fast for 5 GiB
+/// of holes.
 const HOLES_READ: u64 = 64;
 
-/// A sum over the contents that sees any change of bytes or order, and not where holes are.
+/// Computes a checksum of the contents and their positions, independent of where holes are.
 pub fn sum(path: &Path) -> u64 {
     use std::os::unix::fs::FileExt;
     let failed = |error| -> ! { panic!("{path:?}: {error}") };
@@ -343,7 +343,7 @@ pub fn sum(path: &Path) -> u64 {
             data = match rustix::fs::seek(&file, rustix::fs::SeekFrom::Data(at)) {
                 Ok(data) => data,
                 Err(rustix::io::Errno::NXIO) => len,
-                // Nothing is known of its holes.
+                // Holes are not supported: everything is data.
                 Err(_) => at,
             };
         }
@@ -370,7 +370,7 @@ pub fn sum(path: &Path) -> u64 {
     hash
 }
 
-/// Asserts that two looks are the same, and names the first few differences.
+/// Asserts that two trees are equal; prints the first differences.
 pub fn same(ours: &BTreeMap<PathBuf, Seen>, theirs: &BTreeMap<PathBuf, Seen>) {
     let mut different = vec![];
     for path in ours.keys().chain(theirs.keys()) {
@@ -382,8 +382,8 @@ pub fn same(ours: &BTreeMap<PathBuf, Seen>, theirs: &BTreeMap<PathBuf, Seen>) {
     assert_eq!(ours.len(), theirs.len());
 }
 
-/// Waits until `done`, at most a minute: only what never comes true takes that, on a machine
-/// with much else to do, too.
+/// Waits until `done`, at most a minute; long enough even for a machine under heavy
+/// load.
 pub fn eventually(what: &str, mut done: impl FnMut() -> bool) {
     let until = Instant::now() + Duration::from_secs(60);
     while !done() {
@@ -392,13 +392,13 @@ pub fn eventually(what: &str, mut done: impl FnMut() -> bool) {
     }
 }
 
-/// Stops a process, and waits until each of its threads has: one that runs on another CPU answers a
-/// request or two after the signal was sent.
+/// Stops a process, and waits until each thread has stopped: one on another CPU may still answer
+/// requests after the signal.
 pub fn stop(pid: i64) {
     let process = rustix::process::Pid::from_raw(pid as i32).unwrap();
     rustix::process::kill_process(process, rustix::process::Signal::STOP).unwrap();
     let is_stopped = |thread: std::fs::DirEntry| {
-        // Behind the name, which may hold anything but a closing bracket at its end.
+        // Skips the name in parentheses, which may contain any character.
         let stat = std::fs::read_to_string(thread.path().join("stat")).unwrap_or_default();
         stat.rsplit_once(") ").is_none_or(|(_, state)| state.starts_with('T'))
     };
@@ -408,7 +408,7 @@ pub fn stop(pid: i64) {
     });
 }
 
-/// A tree as sources are: 2,400 files in 60 directories, most of them short, 24 MiB in all.
+/// Creates a tree like sources: 2,400 files in 60 directories, mostly short, 24 MiB in total.
 pub fn tree_of_sources(top: &Path) {
     let mut random = Random::new(60);
     for dir in 0..60 {
@@ -426,7 +426,7 @@ pub fn tree_of_sources(top: &Path) {
     }
 }
 
-/// A tree with one of everything that is hard to keep.
+/// Creates a tree with one of everything that is hard to preserve.
 pub fn odd_tree(top: &Path) {
     use std::os::unix::fs::{PermissionsExt, symlink};
     let write = |name: &[u8], bytes: &[u8]| {
@@ -451,7 +451,7 @@ pub fn odd_tree(top: &Path) {
     symlink("/nowhere", top.join("broken link")).unwrap();
     std::fs::hard_link(top.join("one"), top.join("hard link")).unwrap();
     std::fs::hard_link(top.join("one"), top.join("deep/another")).unwrap();
-    // Holes: at the start, in the middle, at the end; behind the triple indirect block.
+    // Holes at the start, in the middle, at the end, and behind the triple indirect block.
     let sparse = std::fs::File::create(top.join("sparse")).unwrap();
     use std::os::unix::fs::FileExt;
     sparse.write_all_at(b"middle", 5_000_000).unwrap();

@@ -1,4 +1,4 @@
-//! The whole route of a mount in one process, the disk service behind its session among it.
+//! The whole path of a mount in one process, including the disk service behind its session.
 
 #[path = "../../crates/front/tests/common/kernel.rs"]
 #[allow(dead_code, reason = "the tests of the front use more of it")]
@@ -25,7 +25,7 @@ use rustix::process::{PidfdFlags, getpid, pidfd_open};
 
 const LANES: u32 = 6;
 
-/// Gives rooms, as what a worker has does, and remembers nothing.
+/// A request log that allocates buffers like a worker's, but stores nothing.
 struct Remembered {
     rooms: Arc<PagePool>,
 }
@@ -61,7 +61,7 @@ impl RequestLog for Remembered {
     fn release_orphan(&self, _: Node) {}
 }
 
-/// Both sides of a session, each the other's peer.
+/// Creates both sides of a session.
 fn session() -> (Arc<Session>, Arc<Session>) {
     let class = |slot_bytes, slots| Class { slot_bytes, slots };
     let plan = SessionConfig {
@@ -76,8 +76,8 @@ fn session() -> (Arc<Session>, Arc<Session>) {
     (host, accept(&socket, Instant::now() + Duration::from_secs(10)).unwrap())
 }
 
-/// Has a kernel talk to a worker with so much room for contents, whose volume is written by a disk
-/// service.
+/// Connects a simulated kernel to a worker with a buffer pool of `rooms_bytes`, whose volume is on
+/// a disk service.
 pub fn with_mount(rooms_bytes: usize, test: impl FnOnce(&mut Kernel, &PagePool)) {
     let image = tempfile::NamedTempFile::new().unwrap();
     image.as_file().set_len(64 << 20).unwrap();

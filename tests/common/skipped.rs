@@ -1,9 +1,9 @@
-//! What a test does where the machine lacks what it needs.
+//! Skipping tests whose requirements are missing.
 
 use std::fmt::Display;
 
-/// Says what is skipped. With `DRACONIS_REQUIRE=all` the machine is one that has all that the
-/// tests need, so that is a failure, unless a word of `DRACONIS_LACKS` is in `what`.
+/// Reports a skipped test. With `DRACONIS_REQUIRE=all` the machine should have all requirements, so
+/// this is a failure, unless a word of `DRACONIS_LACKS` is in `what`.
 #[track_caller]
 pub fn skipped(what: impl Display) {
     let what = what.to_string();

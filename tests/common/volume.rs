@@ -1,4 +1,4 @@
-//! A volume that is mounted to be changed, and those who judge it afterwards.
+//! A volume mounted read-write, and its checks afterwards.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -7,7 +7,7 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use super::{Draconis, Kernel, Without, eventually, look, mke2fs, mounts_below, same};
 
-/// A fresh volume, mounted to be changed.
+/// A new volume, mounted read-write.
 pub struct Volume {
     pub draconis: Draconis,
     pub image: PathBuf,
@@ -20,7 +20,7 @@ impl Volume {
         Self::of("ext2", block, size, options)
     }
 
-    /// One of ext2, ext3 or ext4.
+    /// Creates and mounts a volume of type ext2, ext3 or ext4.
     pub fn of(kind: &str, block: &str, size: &str, options: &str) -> Self {
         let draconis = Draconis::new();
         let image = draconis.path("volume.img");
@@ -38,7 +38,7 @@ impl Volume {
     }
 
     pub fn unmount(&self) {
-        // Another test's child may hold our files between its fork and its exec.
+        // A child of another test may hold our files between its fork and its exec.
         eventually("it is not busy", || {
             let output = self.draconis.run(["umount".as_ref(), self.at.as_os_str()]);
             let said = String::from_utf8_lossy(&output.stderr);
@@ -47,10 +47,10 @@ impl Volume {
         });
     }
 
-    /// Unmounts; the volume is whole, and the kernel sees what we saw.
+    /// Unmounts and checks the volume, and compares it with the kernel's view.
     pub fn judge(&self) {
         if self.keeps_access_times {
-            // The first look may change them.
+            // The first look may change access times.
             look(&self.at, Without::default());
         }
         let seen = look(&self.at, Without::default());
@@ -62,7 +62,7 @@ impl Volume {
         }
     }
 
-    /// Kills the worker, waits until the manager has noticed, and clears the dead mount.
+    /// Kills the worker, waits until the manager has noticed, and removes the dead mount.
     pub fn kill_worker(&self) {
         kill_process(self.worker(), Signal::KILL).unwrap();
         eventually("the loss is noticed", || {
@@ -81,12 +81,12 @@ impl Volume {
     }
 }
 
-/// Has `e2fsck` look at everything; it must have nothing to say.
+/// Runs `e2fsck -fn`, which must report nothing.
 pub fn check(image: &Path) {
     let output = Command::new("e2fsck").args(["-fn"]).arg(image).output().unwrap();
     let said = String::from_utf8_lossy(&output.stdout).into_owned();
     assert!(output.status.success(), "{said}");
-    // A remark is no damage, but we leave none either.
+    // Remarks are not damage, but are not accepted either.
     let remarks = said.lines().filter(|line| line.ends_with("? no") || line.contains("WARNING"));
     assert_eq!(remarks.count(), 0, "{said}");
 }

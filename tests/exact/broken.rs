@@ -1,8 +1,8 @@
-//! The judge's judge: a program that leaves something out is caught, each time.
+//! Test of the comparison itself: each injected fault must be detected.
 //!
-//! The program under test can leave out what [`Omission`] names; the one that is built
-//! cannot. Each omission is met by a handful of cases or by a scenario, and the same cases
-//! show no difference where nothing is left out.
+//! The program under test can inject the faults of [`InjectedFault`]; a release build cannot. For
+//! each fault, some cases or a scenario must show a difference, and the same cases must show none
+//! without the fault.
 
 use draconis_exchange::injected_fault::InjectedFault;
 
@@ -13,16 +13,16 @@ use crate::verdict::Verdict;
 use crate::volumes::{self, Pair};
 use crate::{chosen_by, combinations, verdict};
 
-/// What meets an omission.
+/// Test that detects a fault.
 enum By {
-    /// Cases whose names have all these words.
+    /// Cases whose names contain all these words.
     Cases(&'static [&'static str]),
     Scenario(&'static str),
 }
 
-/// Cases of one omission.
+/// Maximum number of cases per fault.
 const CASES: usize = 8;
-/// Runs of a scenario that is to catch one.
+/// Maximum runs of a scenario until it detects the fault.
 const ATTEMPTS: usize = 20;
 
 fn met_by(omission: InjectedFault) -> By {
@@ -60,14 +60,14 @@ fn met_by(omission: InjectedFault) -> By {
     }
 }
 
-/// Runs what meets `omission`, and says what was found.
+/// Runs the test of a fault, with the fault injected if `is_made`.
 fn judged(all: &[Case], omission: InjectedFault, is_made: bool) -> Verdict {
     let leaves_out = is_made.then(|| format!("{omission:?}"));
     let pair = Pair::broken("ext2", "4096", "64M", "rw,suid,dev", leaves_out);
     let mut verdict = verdict();
     match met_by(omission) {
         By::Scenario(name) => {
-            // Where threads have to meet, a busy machine keeps them from it for a while.
+            // On a busy machine it may take several runs until the threads meet.
             for _ in 0..if is_made { ATTEMPTS } else { 1 } {
                 scenarios::run(&pair, &mut verdict, |it| it == name);
                 if verdict.unknown() > 0 {

@@ -1,5 +1,5 @@
-//! The table of calls. Each is a few system calls on the names of a case, whose answers are
-//! noted; dimensions that belong to a call (flags, modes, offsets) are spelt out in its name.
+//! Table of calls. Each makes a few system calls on the names of a case and records the results.
+//! Dimensions of a call (flags, modes, offsets) are part of its name.
 
 mod descriptors;
 mod names;
@@ -13,30 +13,30 @@ use crate::look::{self, Fields, Seen, said, short};
 use crate::sys::{self, Answer};
 use crate::who::Who;
 
-/// What a call's row needs to know of a case that it is combined with.
+/// Group of a call, which decides the cases that it is combined with.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Group {
     /// Opens the target, and reads and writes.
     Open,
     /// Works on a descriptor of the target.
     Descriptor,
-    /// Works on what a path leads to.
+    /// Works on the target of a path.
     Path,
-    /// Makes, moves or removes names.
+    /// Creates, moves or removes names.
     Name,
-    /// Runs the target.
+    /// Executes the target.
     Run,
 }
 
 pub struct Call {
     pub name: String,
     pub group: Group,
-    /// Opened by root and given to the user, for calls on descriptors.
+    /// True if root opens the descriptors and passes them to the user.
     pub given: bool,
     pub run: Box<dyn Fn(&mut Acts) + Send + Sync>,
 }
 
-/// All calls.
+/// Returns all calls.
 pub fn all() -> &'static [Call] {
     static CALLS: std::sync::OnceLock<Vec<Call>> = std::sync::OnceLock::new();
     CALLS.get_or_init(|| {
@@ -61,7 +61,7 @@ impl Table {
         self.0.push(Call { name: name.into(), group, given: false, run: Box::new(run) });
     }
 
-    /// On a descriptor that the user opens, and on one that was opened by root.
+    /// Adds a call on a descriptor opened by the user, and on one opened by root.
     fn on_descriptor(
         &mut self,
         name: impl Into<String>,
@@ -83,14 +83,14 @@ impl Table {
     }
 }
 
-/// A call under way: its paths, who makes it, and what was answered.
+/// A call in progress: its paths, user and results.
 pub struct Acts<'a> {
     pub who: Who,
     pub t: PathBuf,
     pub o: PathBuf,
     pub d: PathBuf,
     pub n: PathBuf,
-    /// Whether descriptors that are given lead to what has lost its name.
+    /// True if passed descriptors refer to an orphan.
     pub unlinked: bool,
     pub answers: Fields,
     pub held: Vec<OwnedFd>,
@@ -103,34 +103,34 @@ impl<'a> Acts<'a> {
         Self { who, t, o, d, n, unlinked: false, answers: vec![], held: vec![], top }
     }
 
-    /// Notes an answer; the step's number tells two of one name from each other.
+    /// Records a result; the step number distinguishes equal names.
     fn record_answer(&mut self, step: &str, answer: String) {
         let number = self.answers.len();
         self.answers.push((format!("answer {number:02} {step}"), answer));
     }
 
-    /// Makes a call as the user, and notes what it returned.
+    /// Makes a call as the user, and records its result.
     fn call(&mut self, step: &str, call: impl FnOnce() -> Answer) -> Answer {
         let answer = self.who.act(call);
         self.record_answer(step, said(&answer, i64::to_string));
         answer
     }
 
-    /// The same for a call that gives out a descriptor, whose number is no matter.
+    /// Makes a call that returns a descriptor, whose number is not recorded.
     fn open(&mut self, step: &str, open: impl FnOnce() -> Result<OwnedFd, i32>) -> Option<OwnedFd> {
         let answer = self.who.act(open);
         self.record_answer(step, said(&answer, |_| "open".into()));
         answer.ok()
     }
 
-    /// The same for bytes.
+    /// Makes a call that returns bytes.
     fn bytes(&mut self, step: &str, call: impl FnOnce() -> Result<Vec<u8>, i32>) {
         let answer = self.who.act(call);
         self.record_answer(step, said(&answer, |bytes| short(bytes)));
     }
 
     fn descriptor(&mut self, flags: i32, given: bool) -> Option<OwnedFd> {
-        // Neither waits for the other end of a FIFO, nor becomes a link's target unnoticed.
+        // Must not block on a FIFO, nor follow a symbolic link.
         let flags = flags | libc::O_NONBLOCK;
         if !given {
             let t = self.t.clone();
@@ -145,7 +145,7 @@ impl<'a> Acts<'a> {
         opened.ok()
     }
 
-    /// Descriptors that are still open, for a look at their files.
+    /// Returns the properties of the files behind open descriptors.
     pub fn look_at_held(&self) -> Vec<Seen> {
         let seen = self.held.iter().enumerate().filter_map(|(i, fd)| {
             Some(look::of(&format!("descriptor {i}"), &sys::fstat(fd).ok()?))

@@ -1,5 +1,5 @@
-//! A case: a call, on a target of some kind, by a user, in a state. Each has a directory of
-//! its own:
+//! A case: a call on a type of target, by a user, in a state. Each has its own
+//! directory:
 //!
 //! | name | what it is |
 //! |---|---|
@@ -7,7 +7,7 @@
 //! | `f`, `g` | the file or directory that `t` leads to, if it is a link |
 //! | `o` | another file, of the owner |
 //! | `d` | a directory with the file `x` |
-//! | `n` | nothing, the name of what is made |
+//! | `n` | a missing name, for new files |
 
 use std::fmt;
 use std::path::Path;
@@ -60,7 +60,7 @@ impl Kind {
     }
 }
 
-/// How the target and its directory are before the call.
+/// State of the target and its directory before the call.
 #[derive(Clone, Copy)]
 pub struct State {
     pub name: &'static str,
@@ -69,7 +69,7 @@ pub struct State {
     flags: u32,
     acl: bool,
     linked: bool,
-    /// The descriptors that are given lead to a file without a name.
+    /// True if passed descriptors refer to an orphan.
     pub unlinked: bool,
     parent_mode: u32,
     parent_owner: (u32, u32),
@@ -78,7 +78,7 @@ pub struct State {
 }
 
 impl State {
-    /// Whether something is immutable or append-only.
+    /// Returns true if a file is immutable or append-only.
     pub fn has_flags(&self) -> bool {
         (self.flags | self.parent_flags) & (IMMUTABLE | APPEND) != 0
     }
@@ -134,9 +134,9 @@ pub struct Case {
     pub kind: Kind,
     pub who: Who,
     pub state: &'static State,
-    /// Whether another process has the target open and cached; where not, nothing is cached.
+    /// True if another process has the target open and cached; otherwise nothing is cached.
     pub watched: bool,
-    /// Full, read-only, or whatever else is the matter with all of the volume.
+    /// State of the whole volume, such as full or read-only.
     pub volume: &'static str,
 }
 
@@ -152,12 +152,12 @@ impl fmt::Display for Case {
     }
 }
 
-/// Bytes that differ from page to page.
+/// Returns bytes that differ from page to page.
 pub fn pattern(len: usize) -> Vec<u8> {
     (0..len).map(|i| (i / 7 + i / 4096 * 31 + i) as u8 | 1).collect()
 }
 
-/// An access list that lets one more user write.
+/// Returns an ACL that lets one more user write.
 pub fn access_list(mask: u16) -> Vec<u8> {
     let entries: [(u16, u16, u32); 5] =
         [(1, 7, !0), (2, 6, OTHER), (4, 4, !0), (16, mask, !0), (32, 4, !0)];
@@ -170,7 +170,7 @@ pub fn access_list(mask: u16) -> Vec<u8> {
     bytes
 }
 
-/// One that says what a mode says.
+/// Returns an ACL equivalent to a mode.
 pub fn minimal_list(mode: u16) -> Vec<u8> {
     let mut bytes = 2_u32.to_le_bytes().to_vec();
     for (tag, permissions) in [(1_u16, mode >> 6 & 7), (4, mode >> 3 & 7), (32, mode & 7)] {
@@ -184,7 +184,7 @@ pub fn minimal_list(mode: u16) -> Vec<u8> {
 pub const ACCESS_ACL: &str = "system.posix_acl_access";
 pub const DEFAULT_ACL: &str = "system.posix_acl_default";
 
-/// Long ago, and a little later: relatime would change the first when it is read.
+/// Old times: with relatime, reading updates the first, because it is older than the second.
 const OLD: [(i64, i64); 2] = [(1_000_000_000, 5), (1_100_000_000, 6)];
 
 fn file(path: &Path, bytes: &[u8]) {
@@ -196,7 +196,7 @@ fn give(path: &Path, owner: (u32, u32)) {
     sys::chown(path, owner.0, owner.1, libc::AT_SYMLINK_NOFOLLOW).unwrap();
 }
 
-/// Makes the directory of a case, but for its times and flags.
+/// Creates the directory of a case, without times and flags.
 pub fn make(dir: &Path, kind: Kind, state: &State) {
     sys::mkdir(dir, 0o755).unwrap();
     let t = dir.join("t");
@@ -206,7 +206,7 @@ pub fn make(dir: &Path, kind: Kind, state: &State) {
     sys::mkdir(&dir.join("d"), 0o775).unwrap();
     file(&dir.join("d/x"), b"within");
     give(&dir.join("d"), owner);
-    // What `t` is, or leads to.
+    // The target itself, or behind the link `t`.
     let mut real = t.clone();
     match kind {
         Kind::Regular => file(&t, &pattern(10_000)),
@@ -239,7 +239,7 @@ pub fn make(dir: &Path, kind: Kind, state: &State) {
         }
         Kind::Fifo => drop(sys::mknod(&t, libc::S_IFIFO | 0o664, 0).unwrap()),
         Kind::Socket => drop(sys::mknod(&t, libc::S_IFSOCK | 0o664, 0).unwrap()),
-        // The null device, and a block device that is not there.
+        // The null device, and a block device that does not exist.
         Kind::Character => drop(sys::mknod(&t, libc::S_IFCHR | 0o664, 0x103).unwrap()),
         Kind::Block => drop(sys::mknod(&t, libc::S_IFBLK | 0o664, 0xc855).unwrap()),
         Kind::Missing => (),
@@ -272,7 +272,7 @@ pub fn make(dir: &Path, kind: Kind, state: &State) {
     }
 }
 
-/// Sets times that are long ago, and then the flags that forbid it.
+/// Sets old times, and then the flags that forbid changing them.
 pub fn finish(dir: &Path, kind: Kind, state: &State) {
     for name in ["t", "f", "g", "o", "d", "d/x", "t/x", "."] {
         match sys::utimens(&dir.join(name), OLD, libc::AT_SYMLINK_NOFOLLOW) {

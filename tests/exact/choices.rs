@@ -1,5 +1,5 @@
-//! What we do otherwise on purpose, since it is more than the kernel's driver does. Every row
-//! must still be shown by a case.
+//! Intentional differences, where we do more than the kernel's driver. A case must show every
+//! row.
 
 use crate::verdict::Known;
 

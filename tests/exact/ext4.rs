@@ -1,4 +1,4 @@
-//! What is otherwise on volumes of ext4 alone. Every row must still be shown by a case.
+//! Differences on ext4 volumes only. A case must show every row.
 
 use crate::verdict::Known;
 
@@ -21,7 +21,7 @@ pub const ROWS: &[Known] = &[
     },
 ];
 
-/// Whether a row says that this case shows it.
+/// Returns true if a row names this case.
 pub fn shows(case: &str) -> bool {
     ROWS.iter().any(|row| row.shown_by == case)
 }

@@ -1,4 +1,4 @@
-//! What FUSE cannot do, each with the reason. Every row must still be shown by a case.
+//! Limits of FUSE, each with the reason. A case must show every row.
 
 use crate::calls::Group;
 use crate::case::Kind;

@@ -1,7 +1,7 @@
-//! What can be seen of files, as fields that are compared one by one.
+//! Visible properties of files, as fields that are compared one by one.
 //!
-//! Inodes are named by the names they had before the call, and times by how they relate to
-//! those before it: neither numbers nor hours are the same on two volumes.
+//! Inodes are identified by their names before the call, and times by their relation to earlier
+//! ones: neither inode numbers nor absolute times are equal on two volumes.
 
 use std::collections::{BTreeMap, HashMap};
 use std::os::fd::OwnedFd;
@@ -13,17 +13,17 @@ use crate::sys;
 
 pub type Fields = Vec<(String, String)>;
 
-/// What was seen of one file, by one process at one moment.
+/// Properties of a file, as one process sees them at a time.
 #[derive(Serialize, Deserialize, Clone, Debug)]
 pub struct Seen {
     pub name: String,
     pub inode: u64,
-    /// Of access, of contents, of attributes, of birth.
+    /// Times of access, modification, change and birth.
     pub times: [(i64, i64); 4],
     pub fields: Fields,
 }
 
-/// What files were before a call: their names and times, by inode.
+/// Names and times of files before a call, by inode number.
 #[derive(Default, Clone, Debug)]
 pub struct Before(HashMap<u64, (String, [(i64, i64); 4])>);
 
@@ -36,8 +36,8 @@ impl Before {
         Self(files)
     }
 
-    /// What was seen since, with `prefix` before the names of its fields; the call began at
-    /// `start`.
+    /// Converts properties to fields relative to the state before; `prefix` is added to their
+    /// names. The call began at `start`.
     pub fn relate(&self, prefix: &str, seen: Vec<Seen>, start: (i64, i64)) -> Fields {
         let mut fields = vec![];
         let mut new: BTreeMap<u64, String> = BTreeMap::new();
@@ -59,7 +59,7 @@ impl Before {
             for (key, told) in ["atime", "mtime", "ctime", "btime"].iter().zip(&told) {
                 fields.push((format!("{name}.{key}"), told.clone()));
             }
-            // What is made may have its attributes a tick later.
+            // A new file may get its ctime a tick later.
             if known.is_some() && told[1] == "now" && told[2] == "now" {
                 let same = one.times[1] == one.times[2];
                 fields.push((format!("{name}.mtime=ctime"), same.to_string()));
@@ -69,7 +69,7 @@ impl Before {
     }
 }
 
-/// Clocks of files tick every few milliseconds.
+/// Time stamps of files advance every few milliseconds.
 const TICK_NS: i64 = 12_000_000;
 
 fn relation(time: (i64, i64), before: Option<(i64, i64)>, start: (i64, i64)) -> String {
@@ -83,26 +83,26 @@ fn relation(time: (i64, i64), before: Option<(i64, i64)>, start: (i64, i64)) -> 
     {
         "now".into()
     } else if (1_750_000_000..start.0 + 600).contains(&time.0) {
-        // That of another file, or of an earlier change.
+        // The time of another file, or of an earlier change.
         if before.is_none_or(|before| time > before) { "earlier" } else { "turned back" }.into()
     } else {
         format!("{}.{:09}", time.0, time.1)
     }
 }
 
-/// The clock that the kernel stamps files by: it may stand for longer than a tick on a machine
-/// that is busy.
+/// Returns the clock of the kernel's time stamps, which may stand still for longer than a tick on a
+/// busy machine.
 pub fn now() -> (i64, i64) {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::RealtimeCoarse);
     (now.tv_sec, now.tv_nsec)
 }
 
-/// The names that the directory of a case can have, so that times are seen before a listing
-/// changes them.
+/// Possible names in the directory of a case, so that no listing (which changes times) is
+/// necessary.
 const NAMES: [&str; 10] = [".", "t", "f", "g", "h", "o", "n", "d", "d/x", "d/y"];
 const BELOW: [&str; 3] = ["t/x", "t/n", "t/y"];
 
-/// What `statx` says of the files of a case, without a listing.
+/// Returns the result of `statx` for the files of a case, without a listing.
 pub fn glance(dir: &Path) -> Vec<Seen> {
     let mut seen = vec![];
     let mut look = |name: &str| {
@@ -111,7 +111,7 @@ pub fn glance(dir: &Path) -> Vec<Seen> {
         found.is_some_and(|found| kind(&found) == libc::S_IFDIR)
     };
     for name in NAMES {
-        // Names below a link would follow it, which is an access.
+        // Names below a symbolic link would follow it, which is an access.
         if look(name) && name == "t" {
             let _ = BELOW.map(&mut look);
         }
@@ -119,7 +119,7 @@ pub fn glance(dir: &Path) -> Vec<Seen> {
     seen
 }
 
-/// All files at and below `dir`, with their listings; its own name is ".".
+/// Returns all files at and below `dir`, with listings; `dir` itself is ".".
 pub fn walk(dir: &Path) -> Vec<Seen> {
     let mut seen = vec![];
     let mut stack = vec![(dir.to_path_buf(), String::from("."))];
@@ -155,14 +155,14 @@ pub fn kind(seen: &libc::statx) -> u32 {
     u32::from(seen.stx_mode) & libc::S_IFMT
 }
 
-/// What `statx` says.
+/// Converts the result of `statx`.
 pub fn of(name: &str, seen: &libc::statx) -> Seen {
     let mut fields: Fields = vec![];
     let mut tell = |key: &str, value: String| fields.push((key.into(), value));
     tell("mode", format!("{:o}", seen.stx_mode));
     tell("links", seen.stx_nlink.to_string());
     tell("owner", format!("{}:{}", seen.stx_uid, seen.stx_gid));
-    // How a directory grows and shrinks is the driver's choice.
+    // Sizes of directories depend on the driver.
     if kind(seen) != libc::S_IFDIR {
         tell("size", seen.stx_size.to_string());
         tell("blocks", seen.stx_blocks.to_string());
@@ -183,7 +183,7 @@ pub fn of(name: &str, seen: &libc::statx) -> Seen {
     }
 }
 
-/// What takes more calls: extended attributes, targets, flags.
+/// Adds extended attributes, link targets and inode flags.
 fn attributes(path: &Path, found: &libc::statx, fields: &mut Fields) {
     let names = sys::listxattr(path);
     fields.push(("xattrs".into(), said(&names, |names| names.join(" "))));
@@ -205,7 +205,7 @@ fn attributes(path: &Path, found: &libc::statx, fields: &mut Fields) {
     }
 }
 
-/// The contents of the regular files among `seen`, by each kind of reading.
+/// Reads the contents of the regular files in each way.
 pub fn contents(dir: &Path, seen: &[Seen]) -> Fields {
     let mut fields = vec![];
     for one in seen {
@@ -228,7 +228,7 @@ pub fn contents(dir: &Path, seen: &[Seen]) -> Fields {
 }
 
 pub fn read_all(fd: &OwnedFd) -> Result<Vec<u8>, i32> {
-    // Direct reads need memory at such an address.
+    // Direct reads need aligned memory.
     let mut memory = vec![0_u8; (256 << 10) + 4096];
     let skip = memory.as_ptr().align_offset(4096);
     let buffer = &mut memory[skip..skip + (256 << 10)];
@@ -250,7 +250,7 @@ fn read_mapped(fd: &OwnedFd) -> Result<Vec<u8>, i32> {
     sys::Mapping::new(fd, len, false)?.bytes(len)
 }
 
-/// Bytes as they are, or their number and sum.
+/// Formats bytes, or their number and checksum.
 pub fn short(bytes: &[u8]) -> String {
     if bytes.len() <= 48 {
         return format!("\"{}\"", bytes.escape_ascii());
@@ -262,7 +262,7 @@ pub fn short(bytes: &[u8]) -> String {
     format!("{} bytes, {sum:016x}", bytes.len())
 }
 
-/// A result in words.
+/// Formats a result.
 pub fn said<T>(result: &Result<T, i32>, tell: impl FnOnce(&T) -> String) -> String {
     match result {
         Ok(value) => tell(value),

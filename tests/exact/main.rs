@@ -1,19 +1,18 @@
-//! A mount answers every call as the kernel's own driver does.
+//! Compares every call on a mount with the kernel's own driver.
 //!
-//! The same call is made on two mounts of two copies of one image, ours and the kernel's, and
-//! everything is compared that a process can see: what is returned, what `statx` says of every
-//! file near it, listings, attributes, contents by each kind of reading, and what a second
-//! process sees that had the file open and cached. At the end both volumes are unmounted and
-//! compared.
+//! The same call is made on two copies of an image, mounted by us and by the kernel. Everything
+//! that a process can see is compared: results, `statx` of every file nearby, listings, attributes,
+//! contents by each kind of reading, and what a second process sees that had the file open and
+//! cached. At the end both volumes are unmounted and compared.
 //!
 //! ```text
 //! calls × kinds × who × states ──▶ cases ──▶ run on both ──▶ fields ──▶ verdict
 //!                                                                   limits ┘ └ open
 //! ```
 //!
-//! `DRACONIS_EXACT=all` runs all combinations instead of some thousands that are the same in
-//! every run; `DRACONIS_EXACT=<words>` runs those whose names have all the words, which commas
-//! part. `DRACONIS_EXACT_REPORT=<file>` has all that was found written down.
+//! `DRACONIS_EXACT=all` runs all combinations instead of a fixed selection of some thousands.
+//! `DRACONIS_EXACT=<words>` runs those whose names contain all the comma-separated words.
+//! `DRACONIS_EXACT_REPORT=<file>` writes all differences to a file.
 
 #[path = "../common/mod.rs"]
 mod common;
@@ -44,8 +43,8 @@ use verdict::{Known, Verdict};
 use volumes::Pair;
 use who::Who;
 
-/// Whether a combination makes sense: what has no target has no state of its own, and a state
-/// is tried on files and directories.
+/// Returns true for useful combinations: a missing target has no state, and states are tried on
+/// files and directories.
 fn applies(call: &Call, kind: Kind, state: &State) -> bool {
     let plain = state.name == "plain";
     if call.group == Group::Run {
@@ -54,7 +53,7 @@ fn applies(call: &Call, kind: Kind, state: &State) -> bool {
     if kind == Kind::Program || (state.unlinked && !call.given) {
         return false;
     }
-    // Opening a device says nothing of the volume.
+    // Opening a device does not access the volume.
     if call.group == Group::Descriptor && matches!(kind, Kind::Block | Kind::Character) {
         return false;
     }
@@ -62,7 +61,7 @@ fn applies(call: &Call, kind: Kind, state: &State) -> bool {
     plain || (stateful && !(state.unlinked && kind.is_directory()))
 }
 
-/// Every combination, without those of whole volumes.
+/// Returns all combinations, except those that need a state of the whole volume.
 fn combinations() -> Vec<Case> {
     let mut cases = vec![];
     let kinds = Kind::ALL.iter().chain([&Kind::Program]);
@@ -80,13 +79,13 @@ fn combinations() -> Vec<Case> {
     cases
 }
 
-/// Those whose names have all the words.
+/// Returns the cases whose names contain all words.
 fn chosen_by(cases: &[Case], words: &[&str]) -> Vec<Case> {
     let has = |case: &&Case| words.iter().all(|word| case.to_string().contains(word));
     cases.iter().filter(has).copied().collect()
 }
 
-/// The same part of the combinations in every run, or those that are asked for.
+/// Returns a fixed selection of the combinations, or the requested ones.
 fn chosen(cases: Vec<Case>, number: usize) -> Vec<Case> {
     let asked = std::env::var("DRACONIS_EXACT").unwrap_or_default();
     if asked == "all" {
@@ -101,7 +100,7 @@ fn chosen(cases: Vec<Case>, number: usize) -> Vec<Case> {
         .enumerate()
         .map(|(i, case)| ((i as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29), case))
         .collect();
-    // What a table of differences names is always among them.
+    // Cases named in a table of known differences are always selected.
     let rows = TABLES.iter().flat_map(|(_, rows)| rows.iter());
     let shown: BTreeSet<&str> = rows.map(|row| row.shown_by).collect();
     for (place, case) in &mut numbered {
@@ -114,8 +113,8 @@ fn chosen(cases: Vec<Case>, number: usize) -> Vec<Case> {
     numbered.into_iter().map(|one| one.1).collect()
 }
 
-/// Says what was found; a difference that no table explains is a failure, and so is a row of a
-/// table that nothing shows.
+/// Prints the differences; fails on a difference that no table explains, and on a table row that
+/// no case shows.
 fn judge(verdict: &Verdict, is_whole: bool) {
     eprintln!("{} cases, {} kinds of unexplained differences", verdict.compared, verdict.unknown());
     if let Some(path) = std::env::var_os("DRACONIS_EXACT_REPORT") {
@@ -142,7 +141,7 @@ fn every_call_is_answered_alike() {
     eprintln!("{} combinations", all.len());
     let mut verdict = verdict();
     let mut pairs = vec![];
-    // What fits on one volume.
+    // As many cases as fit a volume.
     for cases in chosen(all.clone(), 3000).chunks(30_000) {
         let pair = Pair::new("ext2", "4096", "2G", "rw,suid,dev");
         pairs.push(run::run(pair, Condition::Normal, cases, &mut verdict));
@@ -155,7 +154,7 @@ fn every_call_is_answered_alike() {
     let full = Pair::new("ext2", "1024", "64M", "rw,suid,dev");
     pairs.push(run::run(full, Condition::Full, &chosen(of("full"), 400), &mut verdict));
     for volume in ["strictatime", "noatime"] {
-        // Calls that read, and what they touch.
+        // Calls that only read, but change access times.
         let reads = |case: &&Case| {
             let name = &case.call.name;
             case.state.name == "plain"

@@ -1,6 +1,6 @@
 //! A process that had files open, mapped, listed and cached before another process changed them.
 //!
-//! It is this program again, started for one test that asks its standard input what to do.
+//! It is this program, started for a single test that reads commands from standard input.
 
 use std::collections::HashMap;
 use std::io::{BufRead, BufReader, Write};
@@ -23,7 +23,7 @@ enum Ask {
     Forget(usize),
 }
 
-/// What the observer saw: attributes, before it read, and then contents.
+/// What the observer sees: attributes before reading, and then contents.
 #[derive(Serialize, Deserialize, Default)]
 pub struct View {
     pub seen: Vec<Seen>,
@@ -55,7 +55,7 @@ impl Observer {
         self.ask(&Ask::Watch(id, path.to_path_buf()));
     }
 
-    /// What it sees now of a file that it watches.
+    /// Returns the observer's current view of a watched file.
     pub fn look(&mut self, id: usize) -> View {
         self.ask(&Ask::Look(id))
     }
@@ -81,12 +81,12 @@ impl Drop for Observer {
     }
 }
 
-/// What the child holds of a file.
+/// Descriptors that the child holds for a file.
 struct Watched {
     path: PathBuf,
-    /// The file itself, whatever its kind.
+    /// The file itself, of any type.
     file: Option<OwnedFd>,
-    /// Of a regular file or directory.
+    /// An open regular file or directory.
     open: Option<OwnedFd>,
     mapping: Option<Mapping>,
 }
@@ -131,7 +131,7 @@ impl Watched {
     }
 }
 
-/// Not a test of its own: what [`Observer`] starts.
+/// Not a test: the child that [`Observer`] starts.
 #[test]
 fn child() {
     if std::env::var_os(CHILD).is_none() {

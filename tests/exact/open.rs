@@ -1,5 +1,5 @@
-//! Differences that are ours and not yet mended. Every row must still be shown by a case, so
-//! that who mends one deletes it.
+//! Differences that are our bugs and still open. A case must show every row, so that a fix removes
+//! its row.
 
 use crate::verdict::Known;
 

@@ -1,4 +1,4 @@
-//! Runs the same cases on both mounts, in step, and compares what each showed.
+//! Runs the same cases on both mounts, in step, and compares the results.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -12,7 +12,7 @@ use crate::sys;
 use crate::verdict::{Difference, Verdict};
 use crate::volumes::Pair;
 
-/// Cases that are made together, wait together for the clock, and are run one by one.
+/// Cases that are created together, share a wait for the clock, and run one by one.
 const BATCH: usize = 200;
 
 /// One of the two mounts.
@@ -21,7 +21,7 @@ struct Side {
     observer: Observer,
 }
 
-/// A case on one side, made and not yet run.
+/// A case on one side, prepared but not yet run.
 struct Ready {
     case: Case,
     id: usize,
@@ -31,13 +31,13 @@ struct Ready {
 
 pub type Ran = (Pair, BTreeSet<String>);
 
-/// What is the matter with the volume while calls are made.
+/// State of the whole volume during the calls.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Condition {
     Normal,
-    /// No block is free before any call.
+    /// No block is free.
     Full,
-    /// Mounted to be read, once everything is there.
+    /// Remounted read-only, once the files are created.
     ReadOnly,
 }
 
@@ -51,7 +51,7 @@ pub fn run(mut pair: Pair, condition: Condition, cases: &[Case], verdict: &mut V
     let mut first = 0;
     let mut different = BTreeSet::from(["filler".into()]);
     for (cases, is_cold) in [(watched, false), (cold, true)] {
-        // A volume is mounted to be read once; so all of its cases are one batch.
+        // The volume is remounted once, so all cases form a single batch.
         let size = if condition == Condition::ReadOnly { cases.len().max(1) } else { BATCH };
         for batch in cases.chunks(size) {
             let watch_last = condition == Condition::ReadOnly;
@@ -66,7 +66,7 @@ pub fn run(mut pair: Pair, condition: Condition, cases: &[Case], verdict: &mut V
             for made in &mut made {
                 made.iter_mut().for_each(|one| one.before = Before::of(&look::glance(&one.dir)));
             }
-            // So that a time of now is later than what was made.
+            // The time of the calls must be later than that of the preparation.
             std::thread::sleep(Duration::from_millis(30));
             if is_cold {
                 both(&mut sides, |side| sync(&side.at));
@@ -101,7 +101,7 @@ fn watch(side: &mut Side, ids: std::ops::Range<usize>, watched: bool) {
     }
 }
 
-/// Takes the last free block.
+/// Allocates all free blocks.
 fn fill(top: &Path) {
     let filler =
         sys::open(&top.join("filler"), libc::O_CREAT | libc::O_WRONLY | libc::O_APPEND, 0o600);
@@ -112,7 +112,7 @@ fn fill(top: &Path) {
     }
 }
 
-/// Does the same on both sides at once.
+/// Does the same on both sides in parallel.
 fn both<T: Send>(sides: &mut [Side; 2], deed: impl Fn(&mut Side) -> T + Sync) -> [T; 2] {
     let [ours, theirs] = sides;
     std::thread::scope(|scope| {
@@ -124,13 +124,13 @@ fn both<T: Send>(sides: &mut [Side; 2], deed: impl Fn(&mut Side) -> T + Sync) ->
 
 fn sync(top: &Path) {
     let top = sys::open(top, libc::O_RDONLY, 0).unwrap();
-    // It may tell of a write-back that failed, which is a case's own answer.
+    // May report a failed write-back, which is a result of the case itself.
     let _ = sys::sync(libc::SYS_syncfs, &top);
 }
 
 fn make(side: &mut Side, cases: &[Case], first: usize, watch: bool) -> Vec<Ready> {
     sys::own_umask(0);
-    // What is unlinked is room for the next call, also over FUSE.
+    // Unlinking frees space for the next call, also over FUSE.
     let _ = sys::unlink(&side.at.join("filler"), 0);
     let mut ready = vec![];
     for (i, case) in cases.iter().enumerate() {
@@ -157,8 +157,8 @@ fn run_side(side: &mut Side, condition: Condition, ready: Vec<Ready>) -> Vec<Fie
     ready.into_iter().map(run).collect()
 }
 
-/// The call, and then every look at what it left: attributes before contents, since reading
-/// changes times.
+/// Makes the call and collects all properties: attributes before contents, because reading changes
+/// times.
 fn run_one(side: &mut Side, one: Ready) -> Fields {
     let Ready { case, id, dir, before } = one;
     let mut acts = Acts::new(&dir, &side.at, case.who);
@@ -185,7 +185,7 @@ fn run_one(side: &mut Side, one: Ready) -> Fields {
     fields
 }
 
-/// The fields in which two sides differ.
+/// Returns the fields that differ.
 pub fn differences(ours: &Fields, theirs: &Fields) -> Vec<Difference> {
     let tables: [BTreeMap<&str, &str>; 2] = [ours, theirs]
         .map(|fields| fields.iter().map(|(key, value)| (key.as_str(), value.as_str())).collect());

@@ -1,5 +1,5 @@
-//! What takes more than one call, or more than one process: each is done on both mounts, and
-//! what it tells is compared.
+//! Scenarios with several calls or processes: each runs on both mounts, and the results are
+//! compared.
 
 use std::path::Path;
 use std::process::Command;
@@ -26,7 +26,7 @@ const SCENARIOS: [(&str, Scenario); 6] = [
     ("a saved document", saved_document),
 ];
 
-/// Does those on both mounts that are chosen by name.
+/// Runs the scenarios whose names are chosen.
 pub fn run(pair: &Pair, verdict: &mut Verdict, is_chosen: impl Fn(&str) -> bool) {
     static CALLS: OnceLock<Vec<Call>> = OnceLock::new();
     let calls = CALLS.get_or_init(|| {
@@ -59,12 +59,12 @@ pub fn run(pair: &Pair, verdict: &mut Verdict, is_chosen: impl Fn(&str) -> bool)
     }
 }
 
-/// The directories that were used, which may differ.
+/// Returns the directories of the scenarios, which may differ.
 pub fn directories() -> impl Iterator<Item = String> {
     (0..SCENARIOS.len()).map(|i| format!("scenario{i}"))
 }
 
-/// Whether the scenario is among those that the environment asks for.
+/// Returns true if the environment selects a scenario.
 pub fn is_asked_for(name: &str) -> bool {
     std::env::var("DRACONIS_EXACT").is_ok_and(|words| words == "all" || name.contains(&words))
         || std::env::var_os("DRACONIS_EXACT").is_none()
@@ -73,8 +73,8 @@ pub fn is_asked_for(name: &str) -> bool {
 const PAGE: usize = 4096;
 const PAGES: usize = 64;
 
-/// A reader goes on reading by its descriptor while another has direct writes in flight; after
-/// each round everybody must see that round's bytes.
+/// Reads through a descriptor while another one has direct writes in flight; after each round every
+/// reader must see the new bytes.
 fn asynchronous_writes(dir: &Path) -> Fields {
     let path = dir.join("file");
     std::fs::write(&path, vec![0; PAGES * PAGE]).unwrap();
@@ -94,11 +94,11 @@ fn asynchronous_writes(dir: &Path) -> Fields {
                 }
             }
         });
-        // The reader ends whatever happens here.
+        // The reader must end even if this thread panics.
         let _end = Raised(&stop);
         let mut memory = vec![0_u8; 2 * PAGE];
         let skip = memory.as_ptr().align_offset(PAGE);
-        // Chance decides in which round; most show it within a few.
+        // Random: most mounts show the difference within a few rounds.
         for round in 1..=200_u8 {
             if stale.iter().all(|&stale| stale > 0) {
                 break;
@@ -115,7 +115,7 @@ fn asynchronous_writes(dir: &Path) -> Fields {
         }
     });
     answers.dedup();
-    // How many, chance decides.
+    // The exact number is random.
     let told = |stale: usize| if stale == 0 { "none" } else { "some" }.to_string();
     vec![
         ("answers".into(), format!("{answers:?}")),
@@ -125,7 +125,7 @@ fn asynchronous_writes(dir: &Path) -> Fields {
     ]
 }
 
-/// Raises a flag when it goes.
+/// Sets a flag on drop.
 struct Raised<'a>(&'a AtomicBool);
 
 impl Drop for Raised<'_> {
@@ -141,7 +141,7 @@ fn read(fd: &std::os::fd::OwnedFd) -> Vec<u8> {
     bytes
 }
 
-/// Handles outlive what is cached of their files, and lead nowhere once those are gone.
+/// File handles outlive cached inodes, and become stale when the files are deleted.
 fn handles(dir: &Path) -> Fields {
     let mut handles = vec![];
     for name in ["file", "gone", "other", "dir", "dir/within"] {
@@ -180,7 +180,7 @@ fn handles(dir: &Path) -> Fields {
     fields
 }
 
-/// What a shell script says, complaints included.
+/// Runs a shell script; returns its output and errors.
 fn script(dir: &Path, text: &str) -> Fields {
     let output = Command::new("sh").args(["-uc", text]).current_dir(dir).output().unwrap();
     let said = [output.stdout, output.stderr].concat();
@@ -207,7 +207,7 @@ fn prepare_layers(dir: &Path) {
     }
 }
 
-/// Overlayfs with its upper and work directories on the mount.
+/// Overlayfs with upper and work directories on the mount.
 fn layers(dir: &Path) -> Fields {
     prepare_layers(dir);
     script(
@@ -219,7 +219,7 @@ fn layers(dir: &Path) -> Fields {
     )
 }
 
-/// The same by a user, in a namespace of its own.
+/// The same for a user, in a user namespace.
 fn layers_of_a_user(dir: &Path) -> Fields {
     prepare_layers(dir);
     let options = "lowerdir=lower,upperdir=upper,workdir=work,userxattr";
@@ -236,7 +236,7 @@ END
     )
 }
 
-/// What runs cannot be written to, and what is open for writing cannot be run.
+/// A running program cannot be written, and a file open for writing cannot be executed.
 fn busy_program(dir: &Path) -> Fields {
     let path = dir.join("program");
     copy_program("/usr/bin/sleep", &path);
@@ -255,7 +255,7 @@ fn busy_program(dir: &Path) -> Fields {
     fields
 }
 
-/// An editor's habits: a copy beside it, a lock, a rename over the old one, which is still open.
+/// Saves as editors do: a copy, a lock, a rename over the old file, which is still open.
 fn saved_document(dir: &Path) -> Fields {
     script(
         dir,

@@ -1,28 +1,27 @@
-//! System calls as they are: numbers in, a number or an errno out.
+//! Raw system calls: numbers in, a number or an errno out.
 //!
-//! A library's wrapper would check, retry or translate, and what is compared here is the
-//! kernel's own answer. Credentials are changed for the calling thread alone, which only the
-//! raw calls do. This is the one file of the suite with unsafe code.
+//! A library wrapper would check, retry or translate, but the comparison needs the kernel's own
+//! result. Raw calls also change the credentials of the calling thread alone. This is the only file
+//! of the suite with unsafe code.
 
 use std::ffi::CString;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
-/// What a call returned, or its errno.
+/// Result of a call, or its errno.
 pub type Answer = Result<i64, i32>;
 
 macro_rules! raw {
     ($number:expr $(, $argument:expr)* $(,)?) => {{
-        // SAFETY: every pointer that is passed leads to memory that lives as long as the call
-        // and has the size that is passed beside it; what the kernel writes is bytes or
-        // integers, for which every pattern is valid.
+        // SAFETY: every pointer refers to memory that outlives the call and has the size passed
+        // with it. The kernel writes only bytes or integers, for which every bit pattern is valid.
         let returned = unsafe { libc::syscall($number $(, Word::word($argument))*) };
         if returned == -1 { Err(errno()) } else { Ok(returned) }
     }};
 }
 
-/// An argument as wide as the kernel takes it: what is passed on the stack has no other width.
+/// An argument as a register-wide word, which is also the width on the stack.
 trait Word {
     fn word(self) -> libc::c_long;
 }
@@ -55,7 +54,7 @@ fn errno() -> i32 {
 }
 
 fn c(path: &Path) -> CString {
-    // Paths of the suite are made of letters.
+    // Paths of the suite contain no NUL.
     CString::new(path.as_os_str().as_bytes()).unwrap()
 }
 
@@ -64,7 +63,7 @@ fn text(name: &str) -> CString {
 }
 
 fn owned(answer: Answer) -> Result<OwnedFd, i32> {
-    // SAFETY: the kernel has just given out this descriptor, and to us alone.
+    // SAFETY: the kernel has just returned this new descriptor.
     answer.map(|fd| unsafe { OwnedFd::from_raw_fd(fd as RawFd) })
 }
 
@@ -95,7 +94,7 @@ pub fn pwrite(fd: &OwnedFd, bytes: &[u8], at: i64) -> Answer {
     raw!(libc::SYS_pwrite64, fd.as_raw_fd(), bytes.as_ptr(), bytes.len(), at)
 }
 
-/// Two parts, with the flags of `pwritev2`; at -1 it is the descriptor's own position.
+/// Calls `pwritev2` with two parts; offset -1 means the file position.
 pub fn pwritev2(fd: &OwnedFd, parts: [&[u8]; 2], at: i64, flags: i32) -> Answer {
     let part = |bytes: &[u8]| libc::iovec {
         iov_base: bytes.as_ptr().cast_mut().cast(),
@@ -139,11 +138,11 @@ pub fn splice(from: &OwnedFd, to: &OwnedFd, len: usize) -> Answer {
 pub fn pipe() -> [OwnedFd; 2] {
     let mut ends = [0; 2];
     raw!(libc::SYS_pipe2, ends.as_mut_ptr(), libc::O_CLOEXEC | libc::O_NONBLOCK).unwrap();
-    // SAFETY: the kernel has just given out both, and to us alone.
+    // SAFETY: the kernel has just returned these new descriptors.
     ends.map(|fd| unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-/// `fsync`, `fdatasync` or `syncfs`, by number.
+/// Calls `fsync`, `fdatasync` or `syncfs`, by number.
 pub fn sync(number: i64, fd: &OwnedFd) -> Answer {
     raw!(number, fd.as_raw_fd())
 }
@@ -152,9 +151,9 @@ pub fn flock(fd: &OwnedFd, operation: i32) -> Answer {
     raw!(libc::SYS_flock, fd.as_raw_fd(), operation)
 }
 
-/// `F_SETLK` or `F_OFD_SETLK` of the bytes from 10 to 20.
+/// Calls `F_SETLK` or `F_OFD_SETLK` on the bytes from 10 to 20.
 pub fn lock(fd: &OwnedFd, command: i32, kind: i32) -> Answer {
-    // SAFETY: a structure of integers.
+    // SAFETY: a struct of integers.
     let mut lock: libc::flock = unsafe { std::mem::zeroed() };
     lock.l_type = kind as i16;
     lock.l_start = 10;
@@ -162,7 +161,7 @@ pub fn lock(fd: &OwnedFd, command: i32, kind: i32) -> Answer {
     raw!(libc::SYS_fcntl, fd.as_raw_fd(), command, &raw mut lock)
 }
 
-/// Names of a directory, from its start, by a descriptor that may have listed it before.
+/// Returns the names of a directory from its start, through a descriptor that may have listed it.
 pub fn names(fd: &OwnedFd) -> Result<Vec<String>, i32> {
     seek(fd, 0, libc::SEEK_SET)?;
     let mut found = vec![];
@@ -184,13 +183,13 @@ pub fn names(fd: &OwnedFd) -> Result<Vec<String>, i32> {
     }
 }
 
-/// Memory that a file is mapped to.
+/// A memory mapping of a file.
 pub struct Mapping {
     at: *mut u8,
     len: usize,
 }
 
-// SAFETY: a mapping belongs to the process, not to a thread; one owner has it.
+// SAFETY: a mapping belongs to the process, not to a thread, and has one owner.
 unsafe impl Send for Mapping {}
 
 impl Mapping {
@@ -201,8 +200,8 @@ impl Mapping {
         Ok(Self { at: std::ptr::with_exposed_provenance_mut(at as usize), len })
     }
 
-    /// The first `len` bytes. A page that cannot be had is an errno, where a load would be a
-    /// signal.
+    /// Returns the first `len` bytes by a system call: an inaccessible page gives an errno instead
+    /// of a signal.
     pub fn bytes(&self, len: usize) -> Result<Vec<u8>, i32> {
         assert!(len <= self.len);
         let mut bytes = vec![0_u8; len];
@@ -213,7 +212,7 @@ impl Mapping {
         if read as usize == len { Ok(bytes) } else { Err(libc::EFAULT) }
     }
 
-    /// Has the kernel store bytes there, for the same reason.
+    /// Stores bytes by a system call, for the same reason.
     pub fn store(&mut self, at: usize, bytes: &[u8]) -> Answer {
         assert!(at + bytes.len() <= self.len);
         let [from, to] = pipe();
@@ -232,10 +231,10 @@ impl Drop for Mapping {
     }
 }
 
-// What is known of files.
+// Attributes of files.
 
 pub fn statx(dir: RawFd, path: &Path, flags: i32) -> Result<libc::statx, i32> {
-    // SAFETY: a structure of integers.
+    // SAFETY: a struct of integers.
     let mut seen: libc::statx = unsafe { std::mem::zeroed() };
     let mask = libc::STATX_BASIC_STATS | libc::STATX_BTIME;
     raw!(libc::SYS_statx, dir, c(path).as_ptr(), flags, mask, &raw mut seen)?;
@@ -251,7 +250,7 @@ pub fn fstat(fd: &OwnedFd) -> Result<libc::statx, i32> {
 }
 
 pub fn statfs(path: &Path) -> Result<libc::statfs, i32> {
-    // SAFETY: a structure of integers.
+    // SAFETY: a struct of integers.
     let mut seen: libc::statfs = unsafe { std::mem::zeroed() };
     raw!(libc::SYS_statfs, c(path).as_ptr(), &raw mut seen)?;
     Ok(seen)
@@ -282,7 +281,7 @@ pub fn fchmod(fd: &OwnedFd, mode: u32) -> Answer {
     raw!(libc::SYS_fchmod, fd.as_raw_fd(), mode)
 }
 
-/// With 2³² - 1 for what stays.
+/// Sets owner and group; 2³² - 1 leaves one unchanged.
 pub fn chown(path: &Path, owner: u32, group: u32, flags: i32) -> Answer {
     raw!(libc::SYS_fchownat, libc::AT_FDCWD, c(path).as_ptr(), owner, group, flags)
 }
@@ -291,7 +290,7 @@ pub fn fchown(fd: &OwnedFd, owner: u32, group: u32) -> Answer {
     raw!(libc::SYS_fchown, fd.as_raw_fd(), owner, group)
 }
 
-/// Seconds and nanoseconds, among which `UTIME_NOW` and `UTIME_OMIT`.
+/// Sets times in seconds and nanoseconds, including `UTIME_NOW` and `UTIME_OMIT`.
 pub fn utimens(path: &Path, times: [(i64, i64); 2], flags: i32) -> Answer {
     let times = times.map(|(tv_sec, tv_nsec)| libc::timespec { tv_sec, tv_nsec });
     raw!(libc::SYS_utimensat, libc::AT_FDCWD, c(path).as_ptr(), times.as_ptr(), flags)
@@ -302,7 +301,7 @@ pub fn futimens(fd: &OwnedFd, times: [(i64, i64); 2]) -> Answer {
     raw!(libc::SYS_utimensat, fd.as_raw_fd(), std::ptr::null::<u8>(), times.as_ptr(), 0)
 }
 
-/// Never follows a link.
+/// Sets an extended attribute without following links.
 pub fn setxattr(path: &Path, name: &str, value: &[u8], flags: i32) -> Answer {
     let (path, name) = (c(path), text(name));
     raw!(libc::SYS_lsetxattr, path.as_ptr(), name.as_ptr(), value.as_ptr(), value.len(), flags)
@@ -322,7 +321,7 @@ pub fn getxattr(path: &Path, name: &str) -> Result<Vec<u8>, i32> {
     Ok(value)
 }
 
-/// In the order of names.
+/// Returns the sorted names of extended attributes.
 pub fn listxattr(path: &Path) -> Result<Vec<String>, i32> {
     let (path, mut list) = (c(path), vec![0_u8; 8192]);
     let len = raw!(libc::SYS_llistxattr, path.as_ptr(), list.as_mut_ptr(), list.len())?;
@@ -357,7 +356,7 @@ pub fn version(fd: &OwnedFd) -> Answer {
     raw!(libc::SYS_ioctl, fd.as_raw_fd(), GETVERSION, [0_u32; 2].as_mut_ptr())
 }
 
-/// Flags, hint of an extent's size, number of extents, project, hint for copies, and zeros.
+/// Returns flags, extent size hint, number of extents, project, CoW hint, and zeros.
 pub fn fsxattr(fd: &OwnedFd) -> Result<[u32; 7], i32> {
     let mut value = [0; 7];
     raw!(libc::SYS_ioctl, fd.as_raw_fd(), FSGETXATTR, value.as_mut_ptr())?;
@@ -368,7 +367,7 @@ pub fn set_fsxattr(fd: &OwnedFd, value: [u32; 7]) -> Answer {
     raw!(libc::SYS_ioctl, fd.as_raw_fd(), FSSETXATTR, value.as_ptr())
 }
 
-/// A file's handle: its length, its kind, its bytes.
+/// A file handle: length, type, bytes.
 pub type Handle = [u8; 8 + 128];
 
 pub fn name_to_handle(path: &Path) -> Result<Handle, i32> {
@@ -427,9 +426,9 @@ pub fn rename(from: &Path, to: &Path, flags: u32) -> Answer {
     raw!(libc::SYS_renameat2, here, from.as_ptr(), here, to.as_ptr(), flags)
 }
 
-// Who asks.
+// Credentials.
 
-/// Gives this thread a umask of its own.
+/// Gives this thread its own umask.
 pub fn own_umask(mask: u32) {
     raw!(libc::SYS_unshare, libc::CLONE_FS).unwrap();
     umask(mask);
@@ -439,8 +438,8 @@ pub fn umask(mask: u32) {
     raw!(libc::SYS_umask, mask).unwrap();
 }
 
-/// Makes this thread another user, who can become root again, and has `effective` of root's
-/// capabilities.
+/// Changes this thread to another user with the capabilities `effective`; it can become root
+/// again.
 pub fn become_user(user: u32, group: u32, groups: &[u32], effective: u64) {
     raw!(libc::SYS_setgroups, groups.len(), groups.as_ptr()).unwrap();
     raw!(libc::SYS_setresgid, group, group, group).unwrap();
@@ -460,7 +459,7 @@ pub fn become_root() {
     raw!(libc::SYS_setgroups, 0, std::ptr::null::<u32>()).unwrap();
 }
 
-/// An errno by its name.
+/// Returns the name of an errno.
 pub fn errno_name(errno: i32) -> String {
     let known = [
         (libc::EPERM, "EPERM"),
@@ -500,7 +499,7 @@ pub fn errno_name(errno: i32) -> String {
     known.iter().find(|known| known.0 == errno).map_or(errno.to_string(), |known| known.1.into())
 }
 
-/// A queue of asynchronous requests (`io_setup`).
+/// A context of asynchronous I/O (`io_setup`).
 pub struct Queue(u64);
 
 impl Queue {
@@ -510,12 +509,12 @@ impl Queue {
         Self(context)
     }
 
-    /// Writes blocks at once, several in flight, and waits for all: the sum of what each
-    /// returned.
+    /// Writes blocks with several requests in flight, and waits for all; returns the sum of their
+    /// results.
     pub fn write(&self, fd: &OwnedFd, blocks: &[(&[u8], i64)]) -> Answer {
         const PWRITE: u16 = 1;
-        // As `struct iocb`: data, key, flags, opcode, priority, descriptor, buffer, length,
-        // offset, and what is not used here.
+        // As `struct iocb`: data, key, flags, opcode, priority, descriptor, buffer, length, offset,
+        // and unused fields.
         let requests: Vec<[u64; 8]> = blocks
             .iter()
             .map(|(block, at)| {

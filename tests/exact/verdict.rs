@@ -1,4 +1,4 @@
-//! What the comparison found: differences that a table explains, and those that it does not.
+//! Result of the comparison: known differences, and unexplained ones.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -7,7 +7,7 @@ use crate::case::Case;
 use crate::look::Fields;
 use crate::run::differences;
 
-/// One field in which the mounts differ.
+/// A field in which the mounts differ.
 #[derive(Clone, Debug)]
 pub struct Difference {
     pub field: String,
@@ -21,22 +21,22 @@ impl Difference {
     }
 }
 
-/// A row of a table of differences that are known.
+/// A row of a table of known differences.
 pub struct Known {
-    /// Why, in a sentence.
+    /// Reason, in a sentence.
     pub why: &'static str,
-    /// A case that shows it, which is always run.
+    /// A case that shows it, which always runs.
     pub shown_by: &'static str,
     pub is: fn(&Case, &Difference) -> bool,
 }
 
-/// A kind of difference that nothing explains, with the first case that showed it.
+/// A kind of unexplained difference, with the first case that showed it.
 struct Unknown {
     count: usize,
     example: String,
 }
 
-/// A table's name, its rows, and the first case that showed each.
+/// Name of a table, its rows, and the first case that showed each.
 type Table = (&'static str, &'static [Known], Vec<Option<String>>);
 
 pub struct Verdict {
@@ -46,20 +46,20 @@ pub struct Verdict {
 }
 
 impl Verdict {
-    /// Judges with tables that have names.
+    /// Creates a verdict with named tables.
     pub fn new(tables: &[(&'static str, &'static [Known])]) -> Self {
         let tables =
             tables.iter().map(|(name, rows)| (*name, *rows, vec![None; rows.len()])).collect();
         Self { tables, unknown: BTreeMap::new(), compared: 0 }
     }
 
-    /// Whether the two leave the same behind, times aside.
+    /// Compares the results of a case; returns true if both sides are equal, times aside.
     pub fn compare(&mut self, case: &Case, ours: &Fields, theirs: &Fields) -> bool {
         self.compared += 1;
         let mut found = differences(ours, theirs);
         let passing = |field: &str| field.contains("time") || field.contains(".statx");
         let same = found.iter().all(|difference| passing(&difference.field));
-        // What follows from another answer is compared once that is mended.
+        // Other differences may follow from a different result: only the first one counts.
         if let Some(first) = found.iter().position(|one| one.field.starts_with("answer")) {
             found = vec![found.swap_remove(first)];
         }
@@ -92,7 +92,7 @@ impl Verdict {
         self.unknown.len()
     }
 
-    /// All differences that nothing explains, most frequent first.
+    /// Lists all unexplained differences, most frequent first.
     pub fn report(&self) -> String {
         let mut found: Vec<_> = self.unknown.iter().collect();
         found.sort_by_key(|(_, unknown)| std::cmp::Reverse(unknown.count));
@@ -104,7 +104,7 @@ impl Verdict {
         text
     }
 
-    /// The first case that showed each row of the tables.
+    /// Lists the first case that showed each row of the tables.
     pub fn examples(&self) -> String {
         let mut text = String::new();
         for (name, rows, hits) in &self.tables {
@@ -115,7 +115,7 @@ impl Verdict {
         text
     }
 
-    /// Rows of the tables that no case showed.
+    /// Lists the rows that no case showed.
     pub fn stale(&self) -> Vec<String> {
         let mut stale = vec![];
         for (name, rows, hits) in &self.tables {

@@ -1,4 +1,4 @@
-//! Two mounts of two copies of one image, and their comparison once they are unmounted.
+//! Two mounts of copies of one image, and their comparison after unmounting.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -8,17 +8,17 @@ use crate::common::volume::check;
 use crate::common::{self, Draconis, Kernel, Without, eventually, look, mke2fs, skipped};
 
 pub struct Pair {
-    /// Dropped first: it is mounted below the directory of the other.
+    /// Dropped first: its mount point is in the other's directory.
     kernel: Option<Kernel>,
     draconis: Draconis,
     images: [PathBuf; 2],
-    /// Which of the family of file systems both volumes are.
+    /// File system type of both volumes.
     kind: &'static str,
     pub ours: PathBuf,
     pub theirs: PathBuf,
 }
 
-/// Whether two mounts can be compared here; says what is skipped where not.
+/// Returns true if mounts can be compared here; otherwise reports the test as skipped.
 pub fn can(test: &str) -> bool {
     if !common::is_root() {
         skipped(format_args!("{test} needs root, for the kernel's own mount"));
@@ -28,12 +28,12 @@ pub fn can(test: &str) -> bool {
 }
 
 impl Pair {
-    /// Two empty volumes of a kind of file system.
+    /// Creates two empty volumes of a type.
     pub fn new(kind: &'static str, block: &str, size: &str, options: &str) -> Self {
         Self::broken(kind, block, size, options, None)
     }
 
-    /// The same, where our mount leaves something out.
+    /// Creates two volumes, and injects a fault into our mount.
     pub fn broken(
         kind: &'static str,
         block: &str,
@@ -64,7 +64,7 @@ impl Pair {
         Self { draconis, images, kind, ours, theirs, kernel }
     }
 
-    /// Mounts both again, with other options.
+    /// Remounts both with other options.
     pub fn again(mut self, options: &str) -> Self {
         self.unmount();
         let draconis = std::mem::replace(&mut self.draconis, Draconis::new());
@@ -79,12 +79,11 @@ impl Pair {
         self.kernel = None;
     }
 
-    /// Unmounts both. Neither volume has a fault, each shows what its mount showed, and they
-    /// have the same files, times aside, but for those in directories that are known to differ.
+    /// Unmounts and checks both volumes. Each must show what its mount showed. Both must have the
+    /// same files, times aside, except in directories known to differ.
     pub fn judge(mut self, different: &BTreeSet<String>) {
-        // What the volume has, not what the kernel still believes of it: that is compared call
-        // by call.
-        // A write-back that was refused is told again here.
+        // Drops the caches, to see the volume's state: cached state is compared call by call.
+        // The sync may report a failed write-back again.
         for at in [&self.ours, &self.theirs] {
             let _ = Command::new("sync").arg("-f").arg(at).stderr(Stdio::null()).status();
         }
@@ -116,7 +115,7 @@ impl Pair {
     }
 }
 
-/// Without times of access, which looking changes.
+/// Removes access times, which looking changes.
 fn settled(mut seen: BTreeMap<PathBuf, common::Seen>) -> BTreeMap<PathBuf, common::Seen> {
     for one in seen.values_mut() {
         one.times[0] = (0, 0);
@@ -124,7 +123,7 @@ fn settled(mut seen: BTreeMap<PathBuf, common::Seen>) -> BTreeMap<PathBuf, commo
     seen
 }
 
-/// Without what belongs to a volume: numbers of inodes, times, how directories grow.
+/// Removes what depends on the volume: inode numbers, times, sizes of directories.
 fn comparable(
     seen: &BTreeMap<PathBuf, common::Seen>,
     different: &BTreeSet<String>,

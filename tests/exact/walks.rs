@@ -1,8 +1,8 @@
-//! Random walks over the calls: one directory, step by step, compared after each.
+//! Random walks over the calls, in one directory, compared after each step.
 //!
-//! A walk follows from its seed. When the mounts differ in what a table explains, they go on
-//! in fresh directories; when nothing explains it, the walk is tried again with fewer and fewer
-//! steps, and the fewest that still show it are printed.
+//! A walk is determined by its seed. After a known difference, it continues in new directories.
+//! After an unexplained one, the walk is repeated with fewer and fewer steps, and the shortest that
+//! still shows it is printed.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -30,7 +30,7 @@ impl Step {
         let calls = calls::all();
         let call = loop {
             let call = &calls[random.below(calls.len() as u64) as usize];
-            // A descriptor that root gives is compared in the table; handles need the top.
+            // Descriptors from root are compared by the table; handles need the top directory.
             if call.group != Group::Run && !call.given {
                 break call;
             }
@@ -57,7 +57,7 @@ impl Step {
         let seen = look::walk(dir);
         fields.extend(look::contents(dir, &seen));
         fields.extend(Before::default().relate("", seen, look::now()));
-        // Times are compared where their clock has been waited for.
+        // Times are compared only where the clock was waited for.
         fields.retain(|(key, _)| !key.contains("time") || key.starts_with("answer"));
         fields
     }
@@ -70,11 +70,11 @@ impl std::fmt::Display for Step {
     }
 }
 
-/// Where walks are made, and how many directories they have used.
+/// Volumes of the walks, and the number of directories used.
 struct Ground {
     pair: Pair,
     used: usize,
-    /// Directories in which the two are known to differ.
+    /// Directories that are known to differ.
     different: BTreeSet<String>,
 }
 
@@ -88,14 +88,14 @@ impl Ground {
         })
     }
 
-    /// One step on both; whether they are alike.
+    /// Runs a step on both; returns true if they are equal.
     fn step(&self, step: &Step, dirs: &[PathBuf; 2], verdict: &mut Verdict) -> bool {
         let ours = step.run(&self.pair.ours, &dirs[0]);
         let theirs = step.run(&self.pair.theirs, &dirs[1]);
         verdict.compare(&step.case(), &ours, &theirs)
     }
 
-    /// Whether these steps lead to a difference that nothing explains.
+    /// Returns true if the steps lead to an unexplained difference.
     fn fails(&mut self, steps: &[Step]) -> bool {
         let (dirs, mut verdict) = (self.fresh(), crate::verdict());
         let alike = |step| self.step(step, &dirs, &mut verdict);
@@ -103,7 +103,7 @@ impl Ground {
         verdict.unknown() > 0
     }
 
-    /// The fewest of these steps that still fail.
+    /// Returns the shortest sequence of these steps that still fails.
     fn fewest(&mut self, mut steps: Vec<Step>) -> Vec<Step> {
         let mut len = 1;
         while len < steps.len() {

@@ -1,10 +1,10 @@
-//! Who makes a call: the thread becomes a user, and root again.
+//! Users of calls: the thread changes to a user, and back to root.
 
 use crate::sys;
 
 pub const OWNER: u32 = 1001;
 pub const GROUP: u32 = 2001;
-/// A user in the group of files, who does not own them.
+/// A user in the group of the files who does not own them.
 pub const MEMBER: u32 = 1002;
 pub const OTHER: u32 = 1003;
 /// A group that the owner is not in.
@@ -16,14 +16,14 @@ pub enum Who {
     Owner,
     Member,
     Other,
-    /// Another user who may do what only an owner may (`CAP_FOWNER`).
+    /// Another user with `CAP_FOWNER`, the privileges of owners.
     Fowner,
 }
 
 impl Who {
     pub const ALL: [Self; 5] = [Self::Root, Self::Owner, Self::Member, Self::Other, Self::Fowner];
 
-    /// Has this thread be that user.
+    /// Runs `deed` as this user.
     pub fn act<T>(self, deed: impl FnOnce() -> T) -> T {
         const CAP_FOWNER: u64 = 1 << 3;
         match self {

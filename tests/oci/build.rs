@@ -1,4 +1,4 @@
-//! Images put together by hand, from tars that `tar` makes.
+//! Images built by hand, from tars of `tar`.
 
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
@@ -10,7 +10,7 @@ pub(crate) fn ran(command: &mut Command) -> Vec<u8> {
     output.stdout
 }
 
-/// A tar of a directory, with all that pax can say.
+/// Creates a tar of a directory, in pax format.
 pub(crate) fn tar(dir: &Path, into: &Path, more: &[&str]) {
     let mut tar = Command::new("tar");
     tar.args(["--format=pax", "--xattrs", "--xattrs-include=*", "--xattrs-exclude=trusted.*"]);
@@ -44,7 +44,7 @@ fn sha256_of(file: &Path) -> String {
     String::from_utf8(ran(Command::new("sha256sum").arg(file))).unwrap()[..64].to_owned()
 }
 
-/// An OCI layout that grows.
+/// An OCI layout under construction.
 pub(crate) struct Layout {
     pub dir: PathBuf,
     pub manifests: Vec<String>,
@@ -57,14 +57,14 @@ impl Layout {
         Self { dir, manifests: vec![] }
     }
 
-    /// Adds a blob; its descriptor without the closing brace.
+    /// Adds a blob; returns its descriptor without the closing brace.
     pub(crate) fn blob(&self, kind: &str, bytes: &[u8]) -> String {
         let path = self.dir.join("new blob");
         std::fs::write(&path, bytes).unwrap();
         self.keep(kind, &path)
     }
 
-    /// The same of a file, which is moved to where blobs are.
+    /// Adds a file as a blob by moving it.
     pub(crate) fn keep(&self, kind: &str, file: &Path) -> String {
         let sum = sha256_of(file);
         let size = std::fs::metadata(file).unwrap().len();
@@ -80,14 +80,14 @@ impl Layout {
         )
     }
 
-    /// Adds a manifest; its descriptor without the closing brace.
+    /// Adds a manifest; returns its descriptor without the closing brace.
     pub(crate) fn manifest(&self, platform: &str, layers: &[Vec<u8>]) -> String {
         let layers: Vec<String> =
             layers.iter().map(|layer| self.blob("layer.v1.tar", layer) + "}").collect();
         self.manifest_of(platform, &layers)
     }
 
-    /// The same of layers that are described.
+    /// Adds a manifest of layers given by descriptors.
     pub(crate) fn manifest_of(&self, platform: &str, layers: &[String]) -> String {
         let config = self.blob("config.v1+json", Self::config(platform).as_bytes());
         let text =
@@ -95,7 +95,7 @@ impl Layout {
         self.blob("manifest.v1+json", text.as_bytes())
     }
 
-    /// Lists a descriptor in the index, under a tag.
+    /// Adds a descriptor to the index, with a tag.
     pub(crate) fn list(&mut self, descriptor: &str, tag: &str) {
         let named = format!(
             r#"{descriptor},"annotations":{{"org.opencontainers.image.ref.name":"{tag}"}}}}"#
@@ -105,7 +105,7 @@ impl Layout {
         std::fs::write(self.dir.join("index.json"), text).unwrap();
     }
 
-    /// An image of one platform.
+    /// Adds an image for one platform.
     pub(crate) fn image(&mut self, tag: &str, layers: &[Vec<u8>]) {
         let manifest = self.manifest("linux/amd64", layers);
         self.list(&manifest, tag);
@@ -117,7 +117,7 @@ impl Layout {
     }
 }
 
-/// What `docker save` writes, of plain layers, the last of which is a link in the old way.
+/// Writes the format of `docker save`; as in old versions, the last layer is a link.
 pub(crate) fn saved(dir: &Path, into: &Path, layers: &[Vec<u8>]) {
     std::fs::create_dir_all(dir).unwrap();
     let ids: Vec<String> =

@@ -1,4 +1,4 @@
-//! Images that lie: a clear error, no volume, nothing outside touched.
+//! Malicious images: a clear error, no volume, no access outside.
 
 use std::path::Path;
 use std::process::Command;
@@ -7,7 +7,7 @@ use crate::build::{Layout, pack, ran};
 use crate::check;
 use crate::common::Draconis;
 
-/// One header of a tar, with contents.
+/// Returns a tar header with contents.
 pub(crate) fn entry(name: &str, kind: u8, target: &str, contents: &[u8]) -> Vec<u8> {
     sized(name, kind, target, contents.len() as u64, contents)
 }
@@ -39,7 +39,7 @@ pub(crate) fn archive(entries: &[Vec<u8>]) -> Vec<u8> {
     [&entries.concat()[..], &[0; 1024]].concat()
 }
 
-/// Makes a volume of an origin; what is said when that is refused.
+/// Creates a volume from a source that must be refused; returns the error output.
 pub(crate) fn refused(draconis: &Draconis, origin: &str, more: &[&str]) -> String {
     let image = draconis.path("image");
     let before = below(draconis.dir.path());
@@ -91,7 +91,7 @@ fn layers_that_lie_are_refused() {
             };
             layout.image("", &layers);
             let told = refused(&draconis, &layout.origin(""), &[]);
-            // A gzip of a broken gzip is not an archive.
+            // A gzip file inside a gzip file is not an archive.
             assert!(told.contains(said), "{said}: {told}");
         }
     }
@@ -129,7 +129,7 @@ fn bombs_end_at_a_bound() {
     layout.image("", &[bomb]);
     let told = refused(&draconis, &layout.origin(""), &["--limit", "16M"]);
     assert!(told.contains("unpacks to more than") && told.contains("--limit"), "{told}");
-    // Names without end: memory is bounded, too.
+    // Endless names: memory is limited, too.
     let image = draconis.path("image");
     let names = "ulimit -d 2500000; yes | head -c 0; exec \"$0\" format --from - \"$1\"";
     let mut child = Command::new("sh")
@@ -140,7 +140,7 @@ fn bombs_end_at_a_bound() {
         .spawn()
         .unwrap();
     let mut input = child.stdin.take().unwrap();
-    // A name of 60,000 bytes, again and again.
+    // A name of 60,000 bytes, over and over.
     let feeder = std::thread::spawn(move || {
         let value = "x".repeat(60_000);
         for nth in 0..20_000 {

@@ -1,4 +1,4 @@
-//! An image whose layers are much larger than the memory that making a volume of it may take.
+//! An image whose layers are much larger than the memory limit of the program.
 //!
 //! `make long-images MIB=10240` takes a larger one.
 
@@ -14,12 +14,12 @@ use crate::check;
 use crate::common::{Draconis, tool};
 use crate::hostile::sized;
 
-/// What the program may take, however long the image is.
+/// Memory limit of the program, for any size of the image.
 const MOST_KIB: u64 = 256 << 10;
 const MIB: u64 = 1 << 20;
 const PIECE: u64 = 64 << 10;
 
-/// Bytes of a file, piece by piece: three quarters can be compressed.
+/// Generated contents of a file; three quarters are compressible.
 struct Contents {
     random: Random,
     left: u64,
@@ -42,7 +42,7 @@ impl Iterator for Contents {
     }
 }
 
-/// A file, by what its contents come of.
+/// A file, described by the seed of its contents.
 struct BuiltImage {
     path: String,
     len: u64,
@@ -55,7 +55,7 @@ impl BuiltImage {
     }
 }
 
-/// A layer that is packed as it is written.
+/// A layer that is compressed while it is written.
 struct Layer<'a> {
     packer: Child,
     random: &'a mut Random,
@@ -82,7 +82,7 @@ impl<'a> Layer<'a> {
         self.made.push(made);
     }
 
-    /// Many small files of `mib` in all, some of them with a second name.
+    /// Adds small files of `mib` in total, some with a second link.
     fn small(&mut self, dir: &str, mib: u64) {
         let mut left = mib * MIB;
         for nth in 0.. {
@@ -132,7 +132,7 @@ fn memory_does_not_grow_with_an_image() {
     let mut layout = Layout::new(draconis.path("oci"));
     let mut random = Random::new(5);
     let packed = draconis.path("packed");
-    // Windows of 128 MiB: two of them at once would be too much.
+    // zstd windows of 128 MiB: two at the same time would exceed the limit.
     let zstd = &["zstd", "-q", "-1", "--long=27"][..];
     let gzip = &["gzip", "-1"][..];
     let mut layers = vec![];

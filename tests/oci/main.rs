@@ -1,4 +1,4 @@
-//! Volumes made of container images, judged by the kernel's overlayfs and by e2fsck.
+//! Volumes from container images, compared with the kernel's overlayfs and checked by e2fsck.
 
 #[path = "../common/mod.rs"]
 mod common;
@@ -21,8 +21,8 @@ pub(crate) fn check(image: &Path) {
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
 }
 
-/// What can be compared of a tree that was laid together: a name that was taken away still
-/// counts as a link for overlayfs, and the root is everybody's own.
+/// Returns the comparable properties of a merged tree. Overlayfs still counts removed names as
+/// links, and the root directory differs.
 pub(crate) fn seen(top: &Path) -> BTreeMap<PathBuf, Seen> {
     let mut seen = look(top, Without { what_a_copy_loses: true, fractions: false });
     seen.remove(Path::new(""));
@@ -31,7 +31,7 @@ pub(crate) fn seen(top: &Path) -> BTreeMap<PathBuf, Seen> {
     seen
 }
 
-/// The tree in a volume as the kernel shows it.
+/// Describes the tree in a volume as the kernel shows it.
 pub(crate) fn in_volume(draconis: &Draconis, image: &Path) -> BTreeMap<PathBuf, Seen> {
     let kernel = Kernel::mount(image, draconis.make_dir("kernel"), "oci").unwrap();
     seen(&kernel.at)

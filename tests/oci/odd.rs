@@ -1,4 +1,4 @@
-//! Images and archives that are odd, and right: what other programs write that few do.
+//! Unusual but valid images and archives, as some programs write them.
 
 use std::process::Command;
 
@@ -7,7 +7,7 @@ use crate::check;
 use crate::common::Draconis;
 use crate::hostile::{archive, entry, refused, sized};
 
-/// A record of an extended header.
+/// Returns pax records.
 fn pax(records: &[(&str, &str)]) -> Vec<u8> {
     let mut all = String::new();
     for (key, value) in records {
@@ -19,7 +19,7 @@ fn pax(records: &[(&str, &str)]) -> Vec<u8> {
     entry("pax", b'x', "", all.as_bytes())
 }
 
-/// The volume of some archive, by its names.
+/// Creates a volume from an archive, and returns its names.
 fn names(draconis: &Draconis, origin: &str) -> String {
     let image = draconis.path("odd.img");
     draconis.ok(["format", "--force", "--from", origin, image.to_str().unwrap()]);
@@ -37,10 +37,10 @@ fn lengths_of_what_has_no_contents_mean_nothing() {
         (sized("d/", b'5', "", 4096, b""), "d"),
         (sized("d", b'2', "there", 9, b""), "d"),
         (sized("d", b'6', "", 9, b""), "d"),
-        // With and without what the file that is named has.
+        // With and without the contents of the link's target.
         (sized("d", b'1', "file", 8, b""), "d"),
         (sized("d", b'1', "file", 8, b"contents"), "d"),
-        // A file that is listed twice is a link to itself.
+        // A file listed twice is a hard link to itself.
         (sized("file", b'1', "file", 0, b""), ""),
     ];
     for (odd, name) in cases {
@@ -162,7 +162,7 @@ fn layers_that_are_elsewhere_are_named_with_their_place() {
     assert!(said.contains("may not be handed on and is at https://there: download it"), "{said}");
 }
 
-/// An image without what names it as one is a tree like any other, and that is said.
+/// An image without its prefix is a tree of files; a note says so.
 #[test]
 fn images_that_are_taken_as_files_are_told_of() {
     let draconis = Draconis::new();

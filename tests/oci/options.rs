@@ -1,4 +1,4 @@
-//! What can be said of an image and of what becomes of it.
+//! Options for images and for the resulting volume.
 
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::process::{Command, Stdio};
@@ -7,7 +7,7 @@ use crate::build::{Layout, pack, ran, tar};
 use crate::common::{Draconis, copy_of_draconis, root, tool};
 use crate::{check, in_volume};
 
-/// A layer with one file.
+/// Returns a layer with one file.
 fn layer(draconis: &Draconis, name: &str) -> Vec<u8> {
     let dir = draconis.make_dir(&format!("layer of {name}"));
     std::fs::write(dir.join(name), name).unwrap();
@@ -91,7 +91,7 @@ fn rights_of_all_kinds_come_from_the_headers() {
     let dir = draconis.make_dir("tree");
     std::fs::write(dir.join("file"), b"x").unwrap();
     ran(Command::new("setfacl").args(["-m", "u:54321:rw,g:54322:r"]).arg(dir.join("file")));
-    // A capability, as the kernel keeps it: version 2, CAP_NET_RAW.
+    // A capability in the kernel's format: version 2, CAP_NET_RAW.
     let capability = [1, 0, 0, 2, 0, 0x20, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
     std::fs::write(dir.join("ping"), b"x").unwrap();
     let flags = rustix::fs::XattrFlags::empty();
@@ -99,7 +99,7 @@ fn rights_of_all_kinds_come_from_the_headers() {
     std::fs::set_permissions(dir.join("ping"), PermissionsExt::from_mode(0o6755)).unwrap();
     let expected = crate::seen(&dir);
     let path = draconis.path("layer.tar");
-    // Lists in words, as `tar --acls` writes them, and in bytes.
+    // ACLs as text, as `tar --acls` writes them, and as bytes.
     for words in [true, false] {
         match words {
             true => drop(ran(Command::new("tar")
@@ -205,7 +205,7 @@ fn the_same_source_makes_the_same_volume_anywhere() {
                 &origin,
                 image,
             ]);
-            // What was read must not count.
+            // Reading must not change the result.
             std::fs::read(dir.join("sub/file")).unwrap();
             std::thread::sleep(std::time::Duration::from_millis(1100));
         }
@@ -254,7 +254,7 @@ fn what_a_user_may_not_read_is_said_at_once() {
     std::fs::set_permissions(draconis.dir.path(), PermissionsExt::from_mode(0o777)).unwrap();
     let image = draconis.path("image");
     let as_nobody = |more: &[&str]| {
-        // The program lies where only root may look.
+        // The program is in a directory that only root can read.
         let program = draconis.path("program");
         if !program.exists() {
             copy_of_draconis(&program);
@@ -284,7 +284,7 @@ fn a_large_image_takes_little_memory() {
     let mut random = draconis_device::Random::new(5);
     let mut piece = vec![0; 1 << 20];
     random.fill(&mut piece);
-    // Backwards, so that the order of the archive is not that of the volume.
+    // In reverse, so that the archive has another order than the volume.
     for nth in (0..12).rev() {
         let bytes: Vec<u8> = (0..16u8).flat_map(|n| piece.iter().map(move |b| b ^ n)).collect();
         std::fs::write(dir.join(format!("file{nth}")), bytes).unwrap();
@@ -351,7 +351,7 @@ fn a_volume_becomes_an_image_and_a_volume_again() {
     assert!(told.contains("linux/arm64"), "{told}");
     if root("comparing an image with the volume it was made of") {
         let mut expected = in_volume(&draconis, one.as_ref());
-        // Sockets have no place in archives.
+        // Archives cannot contain sockets.
         expected.retain(|_, seen| seen.mode & 0o170_000 != 0o140_000);
         crate::common::same(&in_volume(&draconis, two.as_ref()), &expected);
     }

@@ -1,4 +1,4 @@
-//! Layers that the kernel's overlayfs made, merged by us and by it.
+//! Layers created by the kernel's overlayfs, merged by us and by the kernel.
 
 use std::collections::BTreeMap;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt, symlink};
@@ -11,13 +11,13 @@ use crate::build::{self, Layout, ran, saved, tar};
 use crate::common::{Draconis, Seen, root, same, skipped};
 use crate::{check, in_volume, seen};
 
-/// An overlay of directories, until it is dropped.
+/// An overlay mount, unmounted on drop.
 struct Overlay {
     at: PathBuf,
 }
 
 impl Overlay {
-    /// `lower` from the lowest on; `None` where the kernel refuses.
+    /// Mounts `lower` from the lowest on; `None` if the kernel refuses.
     fn mount(dir: &Path, lower: &[PathBuf], upper: &Path) -> Option<Self> {
         let (at, work) = (dir.join("merged"), dir.join("work"));
         let _ = std::fs::remove_dir_all(&work);
@@ -50,7 +50,7 @@ impl Drop for Overlay {
     }
 }
 
-/// Changes a tree by chance; what cannot be done is not.
+/// Makes random changes to a tree; ignores failures.
 fn change(top: &Path, random: &mut Random, steps: u64) {
     let path = |random: &mut Random| {
         let mut path = top.to_path_buf();
@@ -65,7 +65,7 @@ fn change(top: &Path, random: &mut Random, steps: u64) {
             0..3 => drop(std::fs::create_dir(&at)),
             3..6 => {
                 let bytes = format!("{step}").repeat(random.below(3000) as usize);
-                // A pipe would be waited for.
+                // Opening a FIFO would block.
                 if at.symlink_metadata().is_ok_and(|found| found.is_file()) || !at.exists() {
                     drop(std::fs::write(&at, bytes));
                 }
@@ -74,7 +74,7 @@ fn change(top: &Path, random: &mut Random, steps: u64) {
                 drop(std::fs::remove_dir_all(&at).or_else(|_| std::fs::remove_file(&at)))
             }
             7 => {
-                // A directory that comes again is opaque.
+                // A directory that is created again is opaque.
                 if std::fs::remove_dir_all(&at).is_ok() {
                     drop(std::fs::create_dir(&at));
                 }
@@ -103,7 +103,7 @@ fn change(top: &Path, random: &mut Random, steps: u64) {
     }
 }
 
-/// An upper directory with whiteouts as images have them.
+/// Converts whiteouts in an upper directory to those of images.
 fn as_image(upper: &Path) {
     let mut stack = vec![upper.to_path_buf()];
     while let Some(dir) = stack.pop() {
@@ -139,10 +139,10 @@ fn as_image(upper: &Path) {
     }
 }
 
-/// Layers as tars, and what the kernel makes of them.
+/// Layers as tars, and the kernel's merged tree.
 type BuiltLayers = (Vec<Vec<u8>>, BTreeMap<PathBuf, Seen>);
 
-/// Layers by chance.
+/// Creates random layers.
 fn layers(dir: &Path, seed: u64) -> Option<BuiltLayers> {
     let mut random = Random::new(seed);
     let empty = dir.join("empty");
@@ -160,7 +160,7 @@ fn layers(dir: &Path, seed: u64) -> Option<BuiltLayers> {
     for (nth, upper) in lower[1..].iter().enumerate() {
         as_image(upper);
         let path = dir.join(format!("layer{nth}.tar"));
-        // In an order in which whiteouts stand in front, and in one in which they do not.
+        // In orders with whiteouts first, and with whiteouts elsewhere.
         tar(upper, &path, &[["--sort=name", "--sort=none", "--sort=inode"][nth % 3]]);
         tars.push(std::fs::read(path).unwrap());
     }
@@ -222,7 +222,7 @@ fn layers_are_merged_as_the_kernel_merges_them() {
             if nth % 2 == 1 {
                 continue;
             }
-            // The same into a volume that is there.
+            // The same into an existing volume.
             let image = draconis.path(&format!("into{nth}"));
             draconis.ok(["format", "-t", "ext4", image.to_str().unwrap(), "16M"]);
             let mut command = vec!["untar"];

@@ -1,11 +1,11 @@
-//! One file, changed in every way there is, beside its bytes in memory.
+//! One file, changed in every possible way, compared with its bytes in memory.
 //!
 //! ```text
 //!  0 ------ hole ------ base ==== window ==== base + size ---- base + WINDOW
 //! ```
 //!
-//! The window lies where the map of the file changes its depth, and only it is touched; the
-//! file never ends before it.
+//! The window is where the depth of the file's map changes. Only it is modified, and the file never
+//! ends before it.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -24,7 +24,7 @@ use crate::{long, seeds, settle_times};
 const WINDOW: usize = 400 << 10;
 const OPERATIONS: usize = 700;
 
-/// Maps parts of a file and touches them, in a process of its own: a mapping is no safe thing.
+/// Maps and accesses parts of a file in its own process, because mappings are unsafe.
 struct Mapper {
     process: Child,
     ask: ChildStdin,
@@ -87,7 +87,7 @@ impl Mapper {
     }
 }
 
-/// The ways to the file that are open.
+/// Open descriptors of the file.
 struct Open {
     cached: File,
     direct: File,
@@ -113,7 +113,7 @@ struct Storm {
     base: u64,
     model: Vec<u8>,
     random: Random,
-    /// What was done, for who has to understand a failure.
+    /// Operations so far, for debugging a failure.
     done: Vec<String>,
 }
 
@@ -123,7 +123,7 @@ impl Storm {
         let volume = Volume::new(&block.to_string(), "32M", options);
         let pointers = block / 4;
         let depths = [0, 12, 12 + pointers, 12 + pointers + pointers * pointers];
-        // Behind four gigabytes of hole, looking at the file takes seconds.
+        // Beyond 4 GiB of holes, comparing the file takes seconds.
         let reachable = if block < 4096 || long() { 4 } else { 3 };
         let depth = depths[random.below(reachable) as usize];
         let base = (depth * block).saturating_sub(150_000);
@@ -142,7 +142,7 @@ impl Storm {
         self.done.push(line);
     }
 
-    /// A range of the window; now and then it has edges of sectors or pages.
+    /// Returns a range of the window, sometimes aligned to sectors or pages.
     fn range(&mut self, longest: usize) -> (usize, usize) {
         let edge = [1, 1, 512, 4096][self.random.below(4) as usize];
         let at = self.random.below(WINDOW as u64) as usize / edge * edge;
@@ -151,7 +151,7 @@ impl Storm {
         (at, len.min(WINDOW - at))
     }
 
-    /// A range of what is there; none where there is too little.
+    /// Returns a range inside the file; an empty one if the file is too short.
     fn range_inside(&mut self, longest: usize) -> Option<(usize, usize)> {
         let (at, len) = self.range(longest);
         let len = len.min(self.model.len().saturating_sub(at));
@@ -201,7 +201,7 @@ impl Storm {
     }
 
     fn truncate(&mut self) {
-        // Shorter is as frequent as longer.
+        // Shrinking and growing are equally frequent.
         let len = self.random.below(WINDOW as u64) as usize;
         self.say("truncate", 0, len);
         let end = self.base + len as u64;
@@ -237,8 +237,8 @@ impl Storm {
         let offset = self.base + at as u64;
         let answer = rustix::fs::fallocate(&self.open().cached, how, offset, len as u64);
         let inside = at + len <= self.model.len();
-        // Blocks behind the end cannot be kept: they are refused, and nothing may have changed.
-        // A kernel that writes back may hold an end of which the volume does not know.
+        // ext2 cannot keep blocks beyond the end: the call fails without a change. With write-back
+        // caching, the kernel may know an end that the volume does not know.
         let unknown = self.options.ends_with(",writeback") && what == "allocate";
         if answer == Err(Errno::OPNOTSUPP) && keep && (!inside || unknown) {
             return;
@@ -273,12 +273,12 @@ impl Storm {
         self.model.copy_within(from..from + len, to);
     }
 
-    /// What is called a hole must be zeros, and what is called data must have an end.
+    /// Holes must be zeros, and data segments must end.
     fn seek(&mut self) {
         self.say("seek", 0, 0);
         let (base, end) = (self.base, self.base + self.model.len() as u64);
         let cached = &self.open().cached;
-        // The kernel asks for holes without writing back what it holds.
+        // The kernel asks for holes without writing back its cache.
         cached.sync_data().unwrap();
         let mut at = base;
         let mut holes = vec![];
@@ -305,7 +305,7 @@ impl Storm {
         }
     }
 
-    /// Forgets what the kernel holds of the file, so that it has to be read again.
+    /// Drops the kernel's cache of the file, so that it is read again.
     fn forget(&mut self) {
         self.say("forget", 0, 0);
         let open = self.open();

@@ -1,5 +1,5 @@
-//! The programs people use, on mounts whose worker is killed ten times a second: they see nothing
-//! of it.
+//! Common programs on mounts whose worker is killed ten times a second, which they must not
+//! notice.
 
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,10 +11,10 @@ use crate::common::volume::Volume;
 use crate::programs::{build_program, can, clone_repository, load_database, said, unpack_archive};
 use crate::seeds;
 
-/// How long a worker lives, at most.
+/// Maximum lifetime of a worker.
 const LIFE: Duration = Duration::from_millis(100);
 
-/// Has `work` done on mounts of several kinds while one worker dies after the other; then judged.
+/// Runs `work` on mounts of several types while workers are killed; then checks the volumes.
 fn while_workers_die(work: impl Fn(&Volume)) {
     let kinds = [
         ("ext2", "rw,noatime,nowriteback"),
@@ -36,7 +36,7 @@ fn while_workers_die(work: impl Fn(&Volume)) {
                     }
                 }
             });
-            // Told in any case, or a failure would wait for ever.
+            // Set even after a panic; otherwise the test would never end.
             let worked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| work(&volume)));
             over.store(true, Ordering::Relaxed);
             killer.join().unwrap();
@@ -93,7 +93,7 @@ fn a_reader_outlives_workers() {
         said(&script, &volume.at);
         let sum = "find copy -type f | LC_ALL=C sort | xargs sha256sum | sha256sum";
         let expected = said(&sum.replace("copy", "crates"), tree.parent().unwrap());
-        // The names are in the sums.
+        // The checksums include the names.
         let mut drop_caches = String::new();
         if rustix::process::geteuid().is_root() {
             drop_caches.push_str("echo 1 >/proc/sys/vm/drop_caches; ");
@@ -108,8 +108,8 @@ fn a_reader_outlives_workers() {
     });
 }
 
-/// The kernel writes pages back before it drops those that a direct write has made old: a worker
-/// that dies meanwhile must end without that, or no other can follow it.
+/// The kernel writes pages back before it drops those that a direct write has made stale. A worker
+/// that dies meanwhile must end without that; otherwise it cannot be replaced.
 #[test]
 fn direct_and_mapped_writes_outlive_workers() {
     if !can("mapping a file", &["python3", "dd"]) {

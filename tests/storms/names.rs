@@ -1,7 +1,7 @@
-//! Threads that change one tree at once, each in a directory of its own and in a shared one.
+//! Threads that change one tree concurrently, each in its own directory and in a shared one.
 //!
-//! It is not known what the tree must be in the end: `e2fsck` says whether it is whole, and the
-//! kernel's driver whether it is what was seen.
+//! The final tree is not predictable: `e2fsck` checks its consistency, and the kernel's driver must
+//! show what the mount showed.
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -24,17 +24,17 @@ use crate::{seeds, settle_times};
 const THREADS: u64 = 4;
 const DEEP: usize = 2500;
 
-/// What a storm may do, and how long it lasts.
+/// Operations of a stress test, and their number.
 #[derive(Clone, Copy)]
 struct Weather {
-    /// Names go away, too.
+    /// Names are removed, too.
     removes: bool,
-    /// Files are held open over what happens to their names.
+    /// Files are held open while their names change.
     holds: bool,
     operations: usize,
 }
 
-/// What answers a call on names that others change: nothing is wrong.
+/// Errors that concurrent changes of names may cause.
 const USUAL: [Errno; 9] = [
     Errno::NOENT,
     Errno::EXIST,
@@ -47,7 +47,7 @@ const USUAL: [Errno; 9] = [
     Errno::PERM,
 ];
 
-/// One thread's part of the storm.
+/// State of one thread.
 struct Thread<'a> {
     top: &'a Path,
     own: String,
@@ -57,7 +57,7 @@ struct Thread<'a> {
 }
 
 impl Thread<'_> {
-    /// Some path, there or not, up to three directories deep.
+    /// Returns a random path, up to three directories deep, which may not exist.
     fn path(&mut self) -> PathBuf {
         let first = if self.random.below(2) == 0 { "shared" } else { &self.own };
         let mut path = self.top.join(first);
@@ -97,13 +97,13 @@ impl Thread<'_> {
         Ok(())
     }
 
-    /// Uses a file whose name may be gone: what it says comes back.
+    /// Uses an open file that may be an orphan; returns its first error.
     fn use_held(&mut self) -> io::Result<()> {
         let at = self.random.below(30_000);
         let (byte, cut) = (self.random.below(256) as u8, self.random.below(4) == 0);
         let Some(file) = self.held.front() else { return Ok(()) };
         file.write_all_at(&[byte; 3000], at)?;
-        // Who shares the file may have cut it meanwhile.
+        // Another user of the file may have truncated it.
         let mut found = [0; 3000];
         file.read_at(&mut found, at)?;
         if cut { file.set_len(at / 2) } else { Ok(()) }
@@ -167,7 +167,7 @@ impl Thread<'_> {
         }
     }
 
-    /// Goes on until all is done, or until `dead`: then any answer is fine, and the last.
+    /// Runs all operations, or stops when `dead` is set: then any error is accepted.
     fn run(&mut self, dead: &AtomicBool) {
         for _ in 0..self.weather.operations {
             let Err(error) = self.step() else { continue };
@@ -181,7 +181,7 @@ impl Thread<'_> {
     }
 }
 
-/// Lets a storm loose on a volume; beside it, `meanwhile`.
+/// Runs the threads on a volume, and `meanwhile` next to them.
 fn rage(volume: &Volume, seed: u64, weather: Weather, meanwhile: impl FnOnce(&AtomicBool)) {
     let dead = AtomicBool::new(false);
     let _ = std::fs::create_dir(volume.at("shared"));
@@ -210,7 +210,7 @@ fn quiet(block: &str, options: &str) {
         rage(&volume, seed, weather, |_| ());
         settle_times(&volume.at);
         volume.judge();
-        // What was left is read again by a fresh worker, and changed.
+        // A new worker reads and changes what was left.
         volume.draconis.mount(&volume.image, "at", options);
         rage(&volume, seed + 1000, Weather { operations: 300, ..weather }, |_| ());
         settle_times(&volume.at);
@@ -228,7 +228,7 @@ fn threads_change_one_tree_written_back() {
     quiet("4096", "rw,noatime,writeback");
 }
 
-/// What `e2fsck` has to say beyond files that have no name any more and were not yet freed.
+/// Returns what `e2fsck` reports, except orphans.
 fn damage(image: &Path) -> Vec<String> {
     let output = Command::new("e2fsck").arg("-fn").arg(image).output().unwrap();
     let said = String::from_utf8_lossy(&output.stdout).into_owned();
@@ -291,7 +291,7 @@ fn a_death_in_a_storm_leaves_a_whole_volume() {
     killed("4096", "rw,noatime,commit=1,dirty=1M,writeback", true);
 }
 
-/// More directories inside each other than a disk takes stages of one chain.
+/// More nested directories than a disk accepts stages in one write chain.
 #[test]
 fn a_tree_is_as_deep_as_one_likes() {
     if !fuse("a deep tree") {
@@ -299,7 +299,7 @@ fn a_tree_is_as_deep_as_one_likes() {
     }
     let volume = Volume::new("4096", "64M", "rw,noatime,commit=1000");
     let open = |dir: BorrowedFd<'_>, name: &str| {
-        // Not for the managers that other tests start meanwhile.
+        // O_CLOEXEC, because other tests start managers meanwhile.
         let flags = OFlags::DIRECTORY | OFlags::RDONLY | OFlags::CLOEXEC;
         rustix::fs::openat(dir, name, flags, Mode::empty()).unwrap()
     };

@@ -1,4 +1,4 @@
-//! The programs people use, judged by themselves: databases, archives, builds.
+//! Common programs that check themselves: databases, archives, builds.
 
 use std::fmt::Write as _;
 use std::path::Path;
@@ -10,7 +10,7 @@ use crate::common::volume::{Volume, run, shell};
 use crate::common::{fuse, have, odd_tree, skipped};
 use crate::{long, seeds};
 
-/// Whether a test can run; says aloud what is missing.
+/// Returns true if a test can run; otherwise reports what is missing.
 pub fn can(test: &str, programs: &[&str]) -> bool {
     let missing: Vec<_> = programs.iter().filter(|program| !have(program)).collect();
     if !missing.is_empty() {
@@ -19,7 +19,7 @@ pub fn can(test: &str, programs: &[&str]) -> bool {
     missing.is_empty() && fuse(test)
 }
 
-/// What a shell script wrote.
+/// Runs a shell script; returns its output.
 pub fn said(script: &str, at: &Path) -> String {
     let output = Command::new("sh").args(["-euc", script]).current_dir(at).output().unwrap();
     let complaint = String::from_utf8_lossy(&output.stderr);
@@ -27,7 +27,7 @@ pub fn said(script: &str, at: &Path) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// A load of a database, the same for a seed.
+/// Returns a database workload, determined by the seed.
 fn statements(random: &mut Random, journal: &str) -> String {
     let mut sql = format!(
         "pragma journal_mode={journal}; pragma page_size=1024; pragma cache_size=20;
@@ -78,7 +78,7 @@ pub fn load_database(volume: &Volume, seed: u64, journal: &str) {
     let script = format!("sqlite3 -bail db <{} >/dev/null; sqlite3 db .dump", load.display());
     assert!(said(&script, &volume.at) == said(&script, &beside), "{journal}, seed {seed}");
     assert_eq!(said("sqlite3 db 'pragma integrity_check'", &volume.at), "ok\n");
-    // Several at once share locks, and with a write-ahead log a mapping.
+    // Several processes share locks, and with a write-ahead log a mapping.
     let add = "sqlite3 db 'create table s (n)'; for w in 1 2 3; do (for i in 1 2 3 4 5 6; do \
                sqlite3 -cmd '.timeout 20000' db \"insert into s values ($i)\"; done) & done; \
                wait; sqlite3 db 'select sum(n) from s; pragma integrity_check'";
@@ -189,7 +189,7 @@ fn a_tree_is_synchronised_and_found_in_step() {
     std::fs::remove_file(tree.join("sparse")).unwrap();
     let script = format!("rsync -aHAXSi {}/ copy", tree.display());
     assert!(!said(&script, &volume.at).is_empty());
-    // Neither sums nor times find a difference.
+    // Neither checksums nor times differ.
     assert_eq!(said(&script, &volume.at), "");
     assert_eq!(said(&script.replace("-aHAXSi", "-aHAXSic --delete"), &volume.at), "");
     std::fs::write(tree.join("one"), "another one").unwrap();
@@ -215,7 +215,7 @@ pub fn unpack_archive(volume: &Volume) {
     std::fs::remove_file(tree.join("sparse")).unwrap();
     let archive = volume.draconis.path("tree.tar");
     run(Command::new("tar").arg("-C").arg(&tree).arg("--sparse").arg("-cf").arg(&archive).arg("."));
-    // It compares by itself, kinds, modes, owners, times and bytes.
+    // tar compares types, modes, owners, times and contents.
     shell(&format!("tar -xpf {0}; tar -df {0}", archive.display()), &volume.at);
 }
 

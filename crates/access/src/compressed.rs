@@ -1,8 +1,8 @@
-//! An image that is compressed: unpacked for one user into a file without a name.
+//! Compressed images: decompressed into an unnamed temporary file for one user.
 //!
-//! What has an index is read in place, and not unpacked.
+//! Compressed formats with an index are read in place instead.
 //!
-//! Law: the place to unpack to is opened before the process is confined; unpacking comes after.
+//! Law: the temporary file is opened before the process confines itself, and filled afterwards.
 
 use std::fs::File;
 use std::io::Read;
@@ -14,22 +14,22 @@ use draconis_container::compression::{Compression, HEAD_BYTES};
 
 use crate::populate::{Blob, temporary_file};
 
-/// What is unpacked at once, and left out if it is zeros.
+/// Size of the pieces that are decompressed at once; a piece of zeros becomes a hole.
 const PIECE_BYTES: usize = 64 << 10;
-/// Where an ext volume has its mark, which goes before all others.
+/// Offset and value of the ext superblock magic, which takes precedence over other signatures.
 const EXT_MAGIC: (u64, [u8; 2]) = (1080, [0x53, 0xEF]);
 
-/// Where a compressed image is unpacked to.
+/// A compressed image and the temporary file that it is decompressed to.
 pub struct CompressedImage {
     packing: Compression,
     archive: Blob,
     output: File,
 }
 
-/// Looks whether an image is compressed, by its first bytes and no others.
+/// Detects a compressed image by its first bytes.
 ///
 /// # Errors
-/// It cannot be read, or there is no room for what it unpacks to.
+/// The image cannot be read, or the temporary file cannot be created.
 pub fn detect(file: &File, image: &Path) -> anyhow::Result<Option<CompressedImage>> {
     let mut head = [0; HEAD_BYTES];
     let len = file.read_at(&mut head, 0).with_context(|| image.display().to_string())?;
@@ -45,10 +45,10 @@ pub fn detect(file: &File, image: &Path) -> anyhow::Result<Option<CompressedImag
 }
 
 impl CompressedImage {
-    /// Unpacks it; holes stay holes. `progress` hears of bytes.
+    /// Decompresses the image; holes stay holes. Reports bytes to `progress`.
     ///
     /// # Errors
-    /// It is damaged, unpacks to too much, or there is no room.
+    /// The image is damaged, exceeds the size limit, or the disk is full.
     pub fn unpack(self, image: &Path, progress: &mut dyn FnMut(u64)) -> anyhow::Result<File> {
         let program = self.packing.program();
         let what = || format!("{}: compressed with {program}", image.display());
@@ -67,7 +67,7 @@ impl CompressedImage {
             }
             let bytes = &piece[..len];
             if len == 0 {
-                // A hole at the end has no length without a byte of it.
+                // A hole at the end gets its length by writing its last byte.
                 if hole {
                     self.output.write_all_at(&[0], at - 1).with_context(what)?;
                 }

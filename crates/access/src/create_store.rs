@@ -1,4 +1,4 @@
-//! Making a store in a file or on a device: measured, written out, made.
+//! Creating a store in a file or on a device: measure the disk, zero-fill the file, format.
 
 use std::fs::File;
 use std::path::Path;
@@ -19,52 +19,52 @@ use crate::stores::disk;
 use crate::uuid::UuidGenerator;
 use crate::{host_file, image};
 
-/// A file shorter than this tells nothing of the disk below, in bytes.
+/// Smallest file in which the disk is measured, in bytes.
 const MIN_PROBE_BYTES: u64 = 2 * probe::REGION_BYTES_MIN;
-/// What is written at once, in bytes.
+/// Size of one write of zeros, in bytes.
 const WRITE_CHUNK_BYTES: usize = 1 << 20;
-/// What a step of measuring counts for, in bytes.
+/// Progress weight of one step of measuring, in bytes.
 const STEP_BYTES: u64 = 1 << 20;
 
-/// A store that is to be.
+/// Specification of a new store.
 #[derive(Clone, Debug)]
 pub struct StoreSpec {
-    /// Its length; that of the device, if it is one.
+    /// Length of the file; ignored for a device, which has its own.
     pub len_bytes: u64,
-    /// Whether a file is left one hole instead of being written out.
+    /// Creates the file as one hole instead of writing zeros.
     pub sparse: bool,
-    /// Layout and sizes; measured if left out.
+    /// Layout and sizes; measured if `None`.
     pub profile: Option<Profile>,
-    /// The layout, whatever was measured.
+    /// Layout to use, whatever the measurement suggests.
     pub layout: Option<LayoutKind>,
 }
 
-/// A store that was made.
+/// Result of creating a store.
 #[derive(Clone, Debug)]
 pub struct CreatedStore {
     /// Layout and sizes.
     pub profile: Profile,
-    /// Why these.
+    /// Reasons for the choice of the profile.
     pub why: Vec<String>,
 }
 
-/// What takes time.
+/// Steps that take time.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Step {
     /// Measuring the disk.
     Measure,
-    /// Writing the file out.
+    /// Writing zeros to the file.
     WriteOut,
 }
 
-/// Hears how far a step is: bytes done, and of how many.
+/// Progress callback: step, bytes done, bytes in total.
 pub type CreateProgress<'a> = &'a mut dyn FnMut(Step, u64, u64);
 
-/// Refuses to make a store where something would be lost that may not be: a store and a volume need
-/// no name of their kind. `word` is how the caller says that it may.
+/// Refuses to overwrite contents that `force` does not allow. Stores and volumes count as usual.
+/// `word` is the option by which the caller allows more.
 ///
 /// # Errors
-/// What would be lost; it cannot be read.
+/// Contents would be lost, or the target cannot be read.
 pub fn may_become_store(
     device: &Path,
     file: &File,
@@ -77,10 +77,10 @@ pub fn may_become_store(
     Ok(Overwriting { place, len_bytes, held, force, usual, word }.check()?)
 }
 
-/// Makes a store in an open file or device that is claimed.
+/// Creates a store in an open file or device that is already locked.
 ///
 /// # Errors
-/// No room, a profile that does not fit, what the system says.
+/// The disk is full, the profile does not fit, or a system call fails.
 pub fn create_in_file(
     device: &Path,
     file: File,
@@ -91,7 +91,7 @@ pub fn create_in_file(
     let is_file = file.metadata()?.is_file();
     let len = wanted.len_bytes;
     let make_hole = || -> anyhow::Result<()> {
-        // Cut off and lengthened it is one hole.
+        // Truncated and extended again, the file is one hole.
         file.set_len(0)?;
         file.set_len(len).with_context(|| format!("{shown}: {}", format_bytes(len)))
     };
@@ -126,10 +126,10 @@ pub fn create_in_file(
     Ok(CreatedStore { profile, why })
 }
 
-/// Makes the store on a disk.
+/// Creates the store on a disk.
 ///
 /// # Errors
-/// A profile that does not fit, what the disk says.
+/// The profile does not fit, or the disk fails.
 pub fn create_on_disk(
     device: &Path,
     disk: std::sync::Arc<dyn Disk>,
@@ -146,7 +146,7 @@ pub fn create_on_disk(
     })
 }
 
-/// What serves everywhere.
+/// Returns the default profile for a store of `len` bytes, without measuring.
 fn default_profile(len: u64) -> (Profile, Vec<String>) {
     let segment_bytes = (1u64 << (len / 128).max(1).ilog2()).clamp(64 << 10, 4 << 20) as u32;
     let profile =
@@ -154,10 +154,10 @@ fn default_profile(len: u64) -> (Profile, Vec<String>) {
     (profile, vec!["not measured: too small to tell anything of the disk".to_owned()])
 }
 
-/// Measures the disk below a file of ours, in its first `wanted` bytes.
+/// Measures the disk below a new file, in the first `wanted` bytes of the file.
 ///
 /// # Errors
-/// What the disk says.
+/// The disk fails.
 pub fn measure(
     device: &Path,
     file: File,
@@ -176,10 +176,10 @@ pub fn measure(
     Ok(measured?)
 }
 
-/// Takes room for a file where the file system can do that; if there is none, it says so now.
+/// Preallocates the file where the file system supports it, so that a full disk is reported now.
 ///
 /// # Errors
-/// What the system says.
+/// `fallocate` fails.
 pub fn preallocate(file: &File, len: u64) -> rustix::io::Result<()> {
     match rustix::fs::fallocate(file, rustix::fs::FallocateFlags::empty(), 0, len) {
         Err(Errno::OPNOTSUPP | Errno::NOSYS) => Ok(()),
@@ -187,8 +187,8 @@ pub fn preallocate(file: &File, len: u64) -> rustix::io::Result<()> {
     }
 }
 
-/// Writes zeros everywhere: what was written once is written again without a change of the
-/// file system's.
+/// Writes zeros to the whole disk, so that later writes change no metadata of the file system
+/// below.
 fn zero_fill(disk: &dyn Disk, progress: CreateProgress<'_>) -> Result<(), draconis_device::Error> {
     let len = disk.properties().len_bytes;
     let (mut at, mut last) = (0, None);
@@ -200,7 +200,7 @@ fn zero_fill(disk: &dyn Disk, progress: CreateProgress<'_>) -> Result<(), dracon
             at += bytes;
         }
         let ticket = disk.submit(Group { writes }, &[]).map_err(|refused| refused.error)?;
-        // One is written while the next one is made.
+        // Keeps one write in flight while the next one is prepared.
         if let Some(before) = last.replace(ticket) {
             disk.wait_visible(before)?;
             progress(Step::WriteOut, at - 8 * WRITE_CHUNK_BYTES as u64, len);

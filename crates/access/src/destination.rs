@@ -1,14 +1,14 @@
-//! Files of the host that a command writes: compared with what the command reads.
+//! Host files that a command writes: checked against the files that the command reads.
 //!
 //! ```text
 //!   what is read  ──add──▶ Sources ──create, refuse, refuse_at──▶ what is written
 //! ```
-//! Law 1: no file is cut or replaced before it was compared with every source: by device and
-//! inode, behind links, and behind loop devices, partitions and mapped devices.
-//! Law 2: what is mounted, claimed or attached to a loop device is neither cut nor replaced.
+//! Law 1: no file is truncated or replaced before it was compared with every source, by device
+//! and inode, through symbolic links, loop devices, partitions and mapped devices.
+//! Law 2: a file that is mounted, locked or attached to a loop device is never truncated or
+//! replaced.
 //!
-//! Nothing else in the commands and libraries opens a file of the host to overwrite it;
-//! `tests/arrows.rs` looks.
+//! No other code overwrites host files; `tests/arrows.rs` checks this.
 
 use std::fs::{File, Metadata};
 use std::os::fd::{AsFd, OwnedFd};
@@ -24,10 +24,10 @@ use rustix::io::Errno;
 use crate::error::{Error, busy_error};
 use crate::image::{container_file, parts_of};
 
-/// Devices below a device that are followed.
+/// Maximum depth of stacked block devices.
 const MAX_LAYERS: usize = 64;
 
-/// A file by its inode, or a block device by its number.
+/// Identity of a file (device and inode) or of a block device (device number).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Identity {
     File { device: u64, inode: u64 },
@@ -51,14 +51,14 @@ impl Identity {
     }
 }
 
-/// What bytes lie on, and the device through which that is reached.
+/// One layer of storage, and the device through which it was reached.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct StackedDevice {
     on: Identity,
     through: Option<Identity>,
 }
 
-/// A file or device with all that it lies on, itself first.
+/// Returns a file or device and all storage layers below it, itself first.
 fn layers(of: Identity) -> Vec<StackedDevice> {
     let mut all = vec![StackedDevice { on: of, through: None }];
     let mut at = 0;
@@ -73,8 +73,8 @@ fn layers(of: Identity) -> Vec<StackedDevice> {
     all
 }
 
-/// What a block device lies on: the file of a loop device, the disk of a partition, the devices
-/// of a mapped one.
+/// Returns the layers directly below a block device: the file of a loop device, the disk of a
+/// partition, the devices of a device-mapper target.
 fn below(number: u64) -> Vec<Identity> {
     let (major, minor) = (rustix::fs::major(number), rustix::fs::minor(number));
     let dir = PathBuf::from(format!("/sys/dev/block/{major}:{minor}"));
@@ -91,19 +91,19 @@ fn below(number: u64) -> Vec<Identity> {
     found
 }
 
-/// The device whose number a file of sysfs says.
+/// Returns the device whose number a sysfs file contains.
 fn device_number(file: &Path) -> Option<Identity> {
     let text = std::fs::read_to_string(file).ok()?;
     let (major, minor) = text.trim().split_once(':')?;
     Some(Identity::Device(rustix::fs::makedev(major.parse().ok()?, minor.parse().ok()?)))
 }
 
-/// Whether writing to one changes the other.
+/// Returns true if writing to one changes the other.
 fn overlap(one: &[StackedDevice], other: &[StackedDevice]) -> bool {
     let is_on = |top: Option<&StackedDevice>, all: &[StackedDevice]| {
         top.is_some_and(|top| all.iter().any(|layer| layer.on == top.on))
     };
-    // Two loop devices of one file; two partitions of one device lie parts_of each other.
+    // True for two loop devices of one file. Two partitions of one device do not overlap.
     let share_file = || {
         one.iter().any(|layer| {
             matches!(layer.on, Identity::File { .. })
@@ -113,16 +113,16 @@ fn overlap(one: &[StackedDevice], other: &[StackedDevice]) -> bool {
     is_on(one.first(), other) || is_on(other.first(), one) || share_file()
 }
 
-/// Something that is read.
+/// A file, device or directory that the command reads.
 #[derive(Debug)]
 struct ReadSource {
     shown: String,
     layers: Vec<StackedDevice>,
-    /// A directory all of whose files are read: those directories that it consists of.
+    /// True for a directory all of whose files are read; `layers` are then its directories.
     is_dir: bool,
 }
 
-/// What a command reads: no file of the host that it writes may be one of these.
+/// Everything that a command reads: it must write to none of these files.
 #[derive(Debug, Default)]
 pub struct Sources {
     all: Vec<ReadSource>,
@@ -130,12 +130,12 @@ pub struct Sources {
 }
 
 impl Sources {
-    /// Nothing is read.
+    /// Creates an empty set.
     pub fn new() -> Self {
         Self { all: vec![], attached: Attached::all() }
     }
 
-    /// An image, the files that its disk is in, and what it differs from.
+    /// Creates the set for an image, its extent files and its backing files.
     pub fn of_image(image: &Path, backing: &[PathBuf]) -> Self {
         let mut sources = Self::new();
         sources.add(image);
@@ -146,7 +146,7 @@ impl Sources {
     }
 
     /// Adds a file, a device, a directory with its files, a store, a disk in a store, or a bucket
-    /// in a directory. What is not there cannot be overwritten.
+    /// in a directory. Ignores paths that do not exist.
     pub fn add(&mut self, path: &Path) {
         let shown = path.display().to_string();
         let path = match remote_disk::parse_url(path).filter(|_| !path.exists()) {
@@ -167,7 +167,7 @@ impl Sources {
         self.all.push(source);
     }
 
-    /// Adds standard input, if it is a file or device.
+    /// Adds standard input if it is a file or device.
     pub fn add_input(&mut self) {
         if let Some(identity) = opened_identity(std::io::stdin()) {
             let shown = "standard input".to_owned();
@@ -175,13 +175,13 @@ impl Sources {
         }
     }
 
-    /// Opens a file to be written anew. It is made if it is not there, and cut if it is no source.
+    /// Opens a file for overwriting: creates it if missing, truncates it if it is no source.
     ///
     /// # Errors
-    /// It is a source, in use, or cannot be written.
+    /// The file is a source, in use, or not writable.
     pub fn create(&self, dest: &Path) -> anyhow::Result<File> {
         let shown = || dest.display().to_string();
-        // What is no file may wait for a reader, and has nothing to be read.
+        // A FIFO or socket is only opened for writing: opening it for reading may block.
         let is_file = std::fs::metadata(dest).map_or(true, |found| found.is_file());
         let mut options = File::options();
         options.read(is_file).write(true).create(true).truncate(false);
@@ -198,7 +198,7 @@ impl Sources {
         Ok(file)
     }
 
-    /// Writes a file anew, as [`Sources::create`] opens it.
+    /// Overwrites a file with `bytes`, opened as by [`Sources::create`].
     ///
     /// # Errors
     /// As [`Sources::create`].
@@ -207,21 +207,21 @@ impl Sources {
         self.create(dest)?.write_all(bytes).with_context(|| dest.display().to_string())
     }
 
-    /// Refuses a destination that is a source, wherever links lead.
+    /// Refuses a destination that is a source, symbolic links followed.
     ///
     /// # Errors
-    /// It is a source.
+    /// The destination is a source.
     pub fn refuse(&self, dest: &Path) -> anyhow::Result<()> {
         let Ok(found) = std::fs::metadata(container_file(dest)) else { return Ok(()) };
         self.compare(Identity::of(&found), &dest.display().to_string())?;
         self.compare_directory(dest)
     }
 
-    /// Refuses a destination that is a source or in use, and is to be replaced: in a process that
-    /// may be confined.
+    /// Refuses to replace a destination that is a source or in use. Works relative to a directory
+    /// descriptor, so that a confined process can call it.
     ///
     /// # Errors
-    /// It is a source, or in use.
+    /// The destination is a source, or in use.
     pub fn refuse_at(&self, dir: impl AsFd, name: &[u8], shown: &str) -> anyhow::Result<()> {
         let dir = dir.as_fd();
         let behind_links = rustix::fs::statat(dir, name, AtFlags::empty());
@@ -238,7 +238,7 @@ impl Sources {
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
         match rustix::fs::openat(dir, name, flags, Mode::empty()) {
             Ok(file) => self.is_free(&file, Identity::of_stat(&found), shown),
-            // Who may not read it can have it replaced all the same; loop devices are known.
+            // An unreadable file may still be replaced, unless a loop device is attached to it.
             Err(_) => self.is_detached(Identity::of_stat(&found), shown),
         }
     }
@@ -252,7 +252,7 @@ impl Sources {
         }
     }
 
-    /// Refuses what lies in a directory that is a source.
+    /// Refuses a destination inside a directory that is a source.
     fn compare_directory(&self, dest: &Path) -> anyhow::Result<()> {
         let Ok(real) = dest.canonicalize() else { return Ok(()) };
         let Some(above) = real.parent() else { return Ok(()) };
@@ -268,13 +268,13 @@ impl Sources {
         }
     }
 
-    /// Refuses what a mount, another command or a loop device uses.
+    /// Refuses a file that is mounted, locked by another command, or attached to a loop device.
     fn is_free(&self, file: impl AsFd, identity: Identity, shown: &str) -> anyhow::Result<()> {
         match try_lock_file(file, LockMode::Exclusive) {
             Err(Errno::WOULDBLOCK) => Err(busy_error(format!(
                 "{shown} is in use; unmount it first, or name another file"
             ))),
-            // A file system without locks.
+            // The file system does not support locks.
             _ => self.is_detached(identity, shown),
         }
     }
@@ -289,10 +289,10 @@ impl Sources {
     }
 }
 
-/// Refuses a standard output that is an image, or what that lies in, as GNU cat and tar do.
+/// Refuses a standard output that is the image or one of its files, as GNU cat and tar do.
 ///
 /// # Errors
-/// It is the image.
+/// Standard output is the image.
 pub fn refuse_output(image: &Path, backing: &[PathBuf]) -> anyhow::Result<()> {
     match opened_identity(std::io::stdout()) {
         Some(output) => Sources::of_image(image, backing).compare(output, "standard output"),
@@ -308,7 +308,7 @@ fn same(dest: &str, source: &str) -> anyhow::Error {
     Error::new(Errno::INVAL, text).into()
 }
 
-/// A directory and all directories in it.
+/// Returns the layers of a directory and of all directories below it.
 fn directories(top: &Path) -> Vec<StackedDevice> {
     let mut found = vec![];
     let mut stack = vec![top.to_path_buf()];
@@ -325,7 +325,7 @@ fn directories(top: &Path) -> Vec<StackedDevice> {
     found
 }
 
-/// The file or block device that is open.
+/// Returns the identity of an open file or block device.
 fn opened_identity(fd: impl AsFd) -> Option<Identity> {
     let found = rustix::fs::fstat(fd).ok()?;
     let kind = FileType::from_raw_mode(found.st_mode);
@@ -338,12 +338,12 @@ fn opened_identity(fd: impl AsFd) -> Option<Identity> {
 struct Attached {
     file: Identity,
     device: String,
-    /// While this is open, no new file gets the inode number.
+    /// Kept open so that no new file reuses the inode number.
     _handle: OwnedFd,
 }
 
 impl Attached {
-    /// The file behind a block device of sysfs, if it is an attached loop device.
+    /// Returns the backing file of a sysfs block device, if it is an attached loop device.
     fn of(device: &Path) -> Option<Self> {
         let path = std::fs::read_to_string(device.join("loop/backing_file")).ok()?;
         let flags = OFlags::PATH | OFlags::CLOEXEC;

@@ -1,4 +1,4 @@
-//! A failure as programs want it: an errno, and what is said of it.
+//! Errors for programs: an errno and a message.
 
 use draconis_device as device;
 use draconis_ext::mkfs;
@@ -8,20 +8,20 @@ use rustix::io::Errno;
 
 use crate::messages::to_message;
 
-/// What failed, in words that name it, and the errno that says which kind of failure it is.
+/// An errno and a message that names the object.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Error {
-    /// The kind of failure.
+    /// Kind of failure.
     pub errno: Errno,
-    /// What failed, and the next step where there is one.
+    /// The object, the failure, and the next step where there is one.
     pub message: String,
 }
 
-/// What this crate answers to programs.
+/// Result type of this crate's API.
 pub type Result<T> = std::result::Result<T, Error>;
 
 impl Error {
-    /// A failure of that kind.
+    /// Creates an error with the given errno.
     pub fn new(errno: Errno, message: impl Into<String>) -> Self {
         Self { errno, message: message.into() }
     }
@@ -42,17 +42,17 @@ impl From<anyhow::Error> for Error {
     }
 }
 
-/// Another program has it.
+/// Returns an EBUSY error: another program uses the object.
 pub fn busy_error(message: String) -> anyhow::Error {
     Error::new(Errno::BUSY, message).into()
 }
 
-/// It is not there.
+/// Returns an ENOENT error.
 pub fn not_found_error(message: String) -> anyhow::Error {
     Error::new(Errno::NOENT, message).into()
 }
 
-/// The errno of an error of a store.
+/// Returns the errno for an error of an object store.
 pub fn store_errno(error: &objects::Error) -> Errno {
     match error {
         objects::Error::Misuse(_) | objects::Error::NotAStore(_) | objects::Error::Disk(_) => {
@@ -66,7 +66,7 @@ pub fn store_errno(error: &objects::Error) -> Errno {
     }
 }
 
-/// The errno of what changes a whole volume.
+/// Returns the errno for an error of an offline change.
 pub fn tune_errno(error: &draconis_ext::tune::OfflineError) -> Errno {
     use draconis_ext::tune::OfflineError;
     match error {
@@ -84,7 +84,7 @@ fn of_disk(error: &device::Error) -> Errno {
     }
 }
 
-/// The errno of one cause, if it says what kind of failure it is.
+/// Returns the errno of one cause in an error chain, if its type is known.
 fn errno(cause: &(dyn std::error::Error + 'static)) -> Option<Errno> {
     if let Some(error) = cause.downcast_ref::<Error>() {
         return Some(error.errno);

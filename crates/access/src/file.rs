@@ -9,22 +9,22 @@ use rustix::io::Errno;
 use crate::volume::{Volume, find, resolve_parent};
 use crate::{Error, Result};
 
-/// How to open a file.
+/// Flags for opening a file.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct OpenOptions {
-    /// To change it.
+    /// Opens the file for writing.
     pub write: bool,
-    /// Make it if it is not there.
+    /// Creates the file if it is missing.
     pub create: bool,
-    /// It must not be there.
+    /// Fails if the file exists.
     pub exclusive: bool,
-    /// Cut it to nothing.
+    /// Truncates the file to length 0.
     pub truncate: bool,
-    /// Permission bits of a file that is made.
+    /// Permission bits of a new file.
     pub mode: u32,
 }
 
-/// An open file. Without names it lives on for as long as it is open, as on Linux.
+/// An open file. After its last name is removed, the inode lives on until the file is closed.
 #[derive(Debug)]
 pub struct File {
     volume: Arc<Volume>,
@@ -37,7 +37,7 @@ impl File {
     /// Opens a file.
     ///
     /// # Errors
-    /// It is not there, no regular file, or cannot be changed.
+    /// The file does not exist, is not a regular file, or is not writable.
     pub fn open(volume: &Arc<Volume>, path: &[u8], how: OpenOptions) -> Result<Self> {
         let writes = how.write || how.truncate || how.create;
         let inode = volume.with_volume(path, |inner| {
@@ -61,7 +61,7 @@ impl File {
                     (false, _) => find(inner, path, Follow::Yes)?,
                 };
                 inner.add_user(found);
-                // Its name may have gone before it was held.
+                // The name may have been removed before the inode was pinned.
                 match find(inner, path, Follow::Yes) {
                     Ok(still) if still == found => return Ok(found),
                     _ => inner.remove_users(found, 1),
@@ -84,11 +84,11 @@ impl File {
         Ok(file)
     }
 
-    /// Reads from byte `offset` on; how many bytes there were, fewer than asked for only at the
-    /// end.
+    /// Reads from byte `offset` and returns the number of bytes, which is short only at the end
+    /// of the file.
     ///
     /// # Errors
-    /// Damage, or what the disk says.
+    /// The volume is damaged, or the disk fails.
     pub fn read_at(&self, offset: u64, into: &mut [u8]) -> Result<usize> {
         self.volume.with_volume(&self.path, |volume| {
             let mut filled = 0;
@@ -103,10 +103,10 @@ impl File {
         })
     }
 
-    /// Writes all of `bytes` at byte `offset`.
+    /// Writes `bytes` at byte `offset`.
     ///
     /// # Errors
-    /// It was opened for reading, or there is no room.
+    /// The file was opened read-only, or the volume is full.
     pub fn write_at(&self, offset: u64, bytes: &[u8]) -> Result<usize> {
         self.check_writable()?;
         self.volume.with_volume(&self.path, |volume| {
@@ -115,7 +115,7 @@ impl File {
                 match volume.write(self.inode, offset.saturating_add(put as u64), rest) {
                     Ok(0) => break,
                     Ok(more) => put += more,
-                    // What is there already counts.
+                    // A partial write returns the bytes that were written.
                     Err(_) if put > 0 => break,
                     Err(error) => return Err(error),
                 }
@@ -124,7 +124,7 @@ impl File {
         })
     }
 
-    /// Gives it a length; what is new reads as zeros.
+    /// Sets the length; new bytes read as zeros.
     ///
     /// # Errors
     /// As [`File::write_at`].
@@ -133,18 +133,18 @@ impl File {
         self.set_size(len_bytes)
     }
 
-    /// What `stat` shows.
+    /// Returns the attributes, as `stat` shows them.
     ///
     /// # Errors
-    /// Damage, or what the disk says.
+    /// The volume is damaged, or the disk fails.
     pub fn stat(&self) -> Result<Attributes> {
         self.volume.with_volume(&self.path, |volume| volume.attributes(self.inode))
     }
 
-    /// Makes it durable.
+    /// Makes all changes of the file durable.
     ///
     /// # Errors
-    /// What made the disk fail.
+    /// The disk failed.
     pub fn sync(&self) -> Result<()> {
         self.volume.with_volume(&self.path, |volume| match volume.is_writable() {
             true => volume.sync_inode(self.inode, false),
@@ -152,7 +152,7 @@ impl File {
         })
     }
 
-    /// The volume that it is in.
+    /// Returns the volume of this file.
     pub fn volume(&self) -> &Arc<Volume> {
         &self.volume
     }
@@ -177,7 +177,7 @@ impl File {
 
 impl Drop for File {
     fn drop(&mut self) {
-        // A volume that was closed has given it up.
+        // A closed volume has already released the inode.
         let _ = self.volume.with_volume(&self.path, |volume| {
             if volume.is_writable() {
                 volume.remove_users(self.inode, 1);

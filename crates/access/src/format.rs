@@ -1,8 +1,8 @@
-//! Making a volume in what a path names: a file, there or not, a device, a disk in a store.
+//! Creating a volume at a path: an existing or new file, a device, or a disk in a store.
 //!
-//! Law 1: what is in use is not touched; what holds something is named first.
-//! Law 2: everything is known to fit before the first byte is written; a file that was
-//! created for a volume that was not made is removed.
+//! Law 1: targets in use are not touched; contents that would be lost are named first.
+//! Law 2: all sizes are checked before the first byte is written; a new file is removed if
+//! creating the volume fails.
 
 use std::fmt::Display;
 use std::fs::File;
@@ -31,41 +31,41 @@ use crate::overwrite::{Force, Overwriting};
 use crate::store_disk::{OpenStoreDisk, StoreDiskName, UnreadStoreDisk};
 use crate::{host_file, image};
 
-/// What follows a disk of fixed length in a VHD.
+/// Length of the footer of a fixed VHD.
 const FOOTER_BYTES: usize = 512;
-/// Files beyond this are written past the page cache.
+/// Files larger than this are written with O_DIRECT.
 const DIRECT_IO_MIN_BYTES: u64 = 64 << 20;
 
-/// Hears of bytes that were written; called by several threads.
+/// Progress callback for bytes written; called by several threads.
 pub type Progress<'a> = &'a (dyn Fn(u64) + Sync);
 
-/// What a volume will lie in, open and claimed.
+/// Target of a new volume, open and locked.
 pub enum FormatDestination {
-    /// A file or device; none if the file is not there yet.
+    /// A file or device; `None` if the file does not exist yet.
     File(Option<File>),
-    /// A file that ends with the footer of a VHD, which stays.
+    /// A fixed VHD, whose footer is preserved.
     Footed(FixedVhd),
-    /// A disk in a store, there or not.
+    /// A disk in a store, existing or new.
     StoreDisk(OpenStoreDisk),
-    /// A part of a disk: nothing else of it is written.
+    /// A part of a disk; the rest of the disk is not written.
     Part(Part),
 }
 
-/// A partition, or what begins at an offset.
+/// A partition, or the part of a disk from an offset on.
 pub struct Part {
     disk: Arc<dyn Disk>,
-    /// In words: which it is.
+    /// Description of the part for messages.
     shown: String,
-    /// What it lies in the middle of, which writing it would spoil.
+    /// Contents around the part that writing it would damage.
     around: Option<DetectedContent>,
 }
 
 impl Part {
-    /// Finds a partition of a disk that is open to be changed, or what begins at an offset. That
-    /// ends with the partition that it is in.
+    /// Locates a partition of a writable disk, or the part that begins at an offset. The part ends
+    /// with the partition that contains it.
     ///
     /// # Errors
-    /// There is none, or the disk cannot be changed.
+    /// There is no such part, or the disk is read-only.
     pub fn of(image: &Path, whole: Arc<dyn Disk>, at: &VolumeLocation) -> anyhow::Result<Self> {
         let shown = || image.display().to_string();
         let chance = RandomState::new().build_hasher().finish();
@@ -109,14 +109,14 @@ impl Part {
     }
 }
 
-/// A disk, and behind it the footer of a VHD.
+/// The data area of a fixed VHD and its footer.
 pub struct FixedVhd {
     file: File,
     len_bytes: u64,
     footer: Vec<u8>,
 }
 
-/// How long the ext volume is that a disk begins with, if it can be read.
+/// Returns the length of the ext volume at the start of a disk, if there is one.
 fn ext_bytes(disk: &dyn Disk) -> Option<u64> {
     let block = disk.read_now(Extent::new(0, 4096), Block::private(4096)).ok()?.into_private();
     let superblock = RawSuperblock::view(block.get(1024..2048)?).ok()?.check().ok()?;
@@ -124,11 +124,11 @@ fn ext_bytes(disk: &dyn Disk) -> Option<u64> {
 }
 
 impl FormatDestination {
-    /// The same, if nothing else is to become of a file: one that is a disk of fixed length with a
-    /// footer behind it stays one.
+    /// Recognises a fixed VHD by its footer, so that the new volume leaves the footer in place.
+    /// Callers use it unless the file is to become another format.
     ///
     /// # Errors
-    /// It cannot be read.
+    /// The file cannot be read.
     pub fn preserve_vhd_footer(self) -> anyhow::Result<Self> {
         let Self::File(Some(file)) = self else { return Ok(self) };
         let there = host_file::len_bytes(&file)?;
@@ -146,10 +146,10 @@ impl FormatDestination {
         })
     }
 
-    /// Opens it, alone. A store is looked at after `confine`.
+    /// Opens the target exclusively. A store is read only after `confine`.
     ///
     /// # Errors
-    /// It is in use, or can hold no volume.
+    /// The target is in use, or cannot hold a volume.
     pub fn open(
         image: &Path,
         confine: impl FnOnce() -> anyhow::Result<()>,
@@ -160,10 +160,10 @@ impl FormatDestination {
         Self::in_store(name.open_exclusive()?, confine)
     }
 
-    /// The same in a store that is open, to be changed.
+    /// Opens a disk in a store that is already open and locked.
     ///
     /// # Errors
-    /// What the store is refused for.
+    /// The store cannot be opened.
     pub fn in_store(
         store: UnreadStoreDisk,
         confine: impl FnOnce() -> anyhow::Result<()>,
@@ -172,10 +172,10 @@ impl FormatDestination {
         Ok(Self::StoreDisk(store.open()?))
     }
 
-    /// What is lost if it is overwritten, as far as that is easily known.
+    /// Detects contents that overwriting the target would lose, by known signatures.
     ///
     /// # Errors
-    /// It cannot be read.
+    /// The target cannot be read.
     pub fn detect_contents(&self) -> anyhow::Result<Option<DetectedContent>> {
         match self {
             Self::File(file) => {
@@ -193,11 +193,11 @@ impl FormatDestination {
         }
     }
 
-    /// Refuses to write a volume where something would be lost that may not be; `word` is how the
-    /// caller says that it may.
+    /// Refuses to overwrite contents that `force` does not allow; `word` is the option by which the
+    /// caller allows more.
     ///
     /// # Errors
-    /// What would be lost; it cannot be read.
+    /// Contents would be lost, or the target cannot be read.
     pub fn may_become_volume(&self, image: &Path, force: &Force, word: &str) -> anyhow::Result<()> {
         let (held, len_bytes) = (self.detect_contents()?, self.len_bytes()?);
         let whole = image.display();
@@ -209,10 +209,10 @@ impl FormatDestination {
         Ok(Overwriting { place, len_bytes, held, force, usual, word }.check()?)
     }
 
-    /// How it holds a disk, if it is a disk image for virtual machines: by its first bytes alone.
+    /// Detects the format of a virtual machine's disk image by its first bytes.
     ///
     /// # Errors
-    /// It cannot be read.
+    /// The file cannot be read.
     pub fn format(&self) -> anyhow::Result<Option<Format>> {
         let Self::File(Some(file)) = self else { return Ok(None) };
         let mut head = [0; 512];
@@ -220,10 +220,10 @@ impl FormatDestination {
         Ok(Format::of(&head[..got]))
     }
 
-    /// Whether its length is given: that of a block device, or of a disk that stays as it is.
+    /// Returns true for a target of fixed size: a block device, or a disk that keeps its length.
     ///
     /// # Errors
-    /// What the system says.
+    /// A system call fails.
     pub fn has_fixed_size(&self) -> anyhow::Result<bool> {
         match self {
             Self::Footed(_) | Self::Part(_) => Ok(true),
@@ -232,10 +232,10 @@ impl FormatDestination {
         }
     }
 
-    /// The length that it has; none if it is not there.
+    /// Returns the current length; 0 if the target does not exist.
     ///
     /// # Errors
-    /// What the system says.
+    /// A system call fails.
     pub fn len_bytes(&self) -> anyhow::Result<u64> {
         match self {
             Self::File(file) => {
@@ -251,11 +251,10 @@ impl FormatDestination {
     }
 }
 
-/// Makes the volume that was planned, in a file of a virtual machine's disk where there is a
-/// `format`.
+/// Writes the planned volume, into a disk image of a virtual machine if `format` is given.
 ///
 /// # Errors
-/// No room, or what reading the contents and writing gave.
+/// The disk is full, or reading the contents or writing fails.
 pub fn write(
     image: &Path,
     base: FormatDestination,
@@ -295,7 +294,7 @@ fn create(image: &Path) -> anyhow::Result<File> {
     Ok(file)
 }
 
-/// Contents of which nothing is known but where they are; whether they are read in their order.
+/// Contents without data, for the draft pass; the flag says if they are read sequentially.
 struct PlaceholderContents(bool);
 
 impl FileSource for PlaceholderContents {
@@ -308,7 +307,7 @@ impl FileSource for PlaceholderContents {
     }
 }
 
-/// What is to be made, and where.
+/// Volume to write and its target.
 struct FormatJob<'a> {
     image: &'a Path,
     plan: &'a VolumePlan<'a>,
@@ -330,7 +329,7 @@ impl FormatJob<'_> {
         }
         if is_file {
             self.check_free_space(&file).with_context(|| shown.to_string())?;
-            // Cut off and lengthened it is one hole, which reads as zeros.
+            // Truncated and extended again, the file is one hole, which reads as zeros.
             let keep = file.metadata()?.len().max(len);
             file.set_len(0)?;
             file.set_len(keep).with_context(|| format!("{shown}: {}", format_bytes(keep)))?;
@@ -341,7 +340,7 @@ impl FormatJob<'_> {
         self.make(&disk, is_file)
     }
 
-    /// Makes the volume in front of a footer, which is there all the time where holes can be made.
+    /// Writes the volume in front of a VHD footer, which stays valid where holes can be punched.
     fn write_fixed_vhd(&self, footed: FixedVhd) -> anyhow::Result<()> {
         let FixedVhd { file, len_bytes, footer } = footed;
         let shown = || self.image.display().to_string();
@@ -359,7 +358,7 @@ impl FormatJob<'_> {
         self.make(&disk, true)
     }
 
-    /// Makes the volume in a disk image.
+    /// Writes the volume into a new disk image.
     fn write_disk_image(&self, file: File, format: NewFormat) -> anyhow::Result<()> {
         let shown = self.image.display();
         let len = self.plan.layout().len_bytes();
@@ -385,7 +384,7 @@ impl FormatJob<'_> {
         file.set_len(end).with_context(made)
     }
 
-    /// Makes the volume in a part of a disk.
+    /// Writes the volume to a part of a disk.
     fn fill_part(&self, part: &Part) -> anyhow::Result<()> {
         if self.format.is_some() {
             bail!("{}: --image-format makes a disk, of which this is a part", part.shown);
@@ -393,14 +392,14 @@ impl FormatJob<'_> {
         self.make(&*part.disk, false)
     }
 
-    /// Writes the volume to a disk, which may be all zeros.
+    /// Writes the volume to a disk; `zeroed` says that it reads as zeros.
     fn make(&self, disk: &dyn Disk, zeroed: bool) -> anyhow::Result<()> {
         let target = FormatTarget { disk, zeroed, progress: self.progress };
         let made = mkfs::write(self.plan, self.contents, &target);
         made.with_context(|| format!("{}: no volume was made", self.image.display()))
     }
 
-    /// Makes the volume on a disk of a store, which is made or emptied for it.
+    /// Writes the volume to a disk in a store, which is created or cleared first.
     fn fill_in_store(&self, store: &OpenStoreDisk) -> anyhow::Result<()> {
         if self.format.is_some() {
             bail!("{}: --image-format is for files", self.image.display());
@@ -418,7 +417,7 @@ impl FormatJob<'_> {
         done
     }
 
-    /// Refuses what the file system below has no room for.
+    /// Refuses a volume that is larger than the free space of the file system below.
     fn check_free_space(&self, file: &File) -> anyhow::Result<()> {
         let below = rustix::fs::fstatvfs(file)?;
         let held = file.metadata()?.blocks().saturating_mul(512);

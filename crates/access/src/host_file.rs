@@ -14,11 +14,11 @@ use rustix::io::Errno;
 
 use crate::error::{Error, busy_error};
 
-/// How long a loop device that goes with its last user may take, and how often that is looked at.
+/// Timeout and poll interval for a loop device that detaches itself (autoclear).
 const RELEASE_WAIT: Duration = Duration::from_secs(1);
 const RELEASE_PAUSE: Duration = Duration::from_millis(5);
 
-/// Opens the image for writing, alone; `None` if it is not there.
+/// Opens the image read-write and locks it exclusively; `None` if it does not exist.
 pub fn open_exclusive(image: &Path) -> anyhow::Result<Option<File>> {
     let shown = image.display();
     let kind = match std::fs::metadata(image) {
@@ -31,7 +31,7 @@ pub fn open_exclusive(image: &Path) -> anyhow::Result<Option<File>> {
         Err(error) => return Err(open_error(image, error)),
     };
     check_file_type(image, kind)?;
-    // A device that the kernel has mounted refuses to be opened alone.
+    // O_EXCL fails on a device that the kernel has mounted.
     let flags = if kind.is_block_device() { OFlags::EXCL.bits() as i32 } else { 0 };
     let file = match File::options().read(true).write(true).custom_flags(flags).open(image) {
         Err(error) if error.kind() == ErrorKind::ResourceBusy => return Err(in_use_error(image)),
@@ -44,12 +44,12 @@ pub fn open_exclusive(image: &Path) -> anyhow::Result<Option<File>> {
     Ok(Some(file))
 }
 
-/// The length of a file or device.
+/// Returns the length of a file or device.
 pub fn len_bytes(file: &File) -> anyhow::Result<u64> {
     Ok(rustix::fs::seek(file, rustix::fs::SeekFrom::End(0))?)
 }
 
-/// Refuses what cannot hold a volume.
+/// Refuses file types that cannot hold a volume.
 pub fn check_file_type(image: &Path, kind: std::fs::FileType) -> anyhow::Result<()> {
     let shown = image.display();
     if kind.is_dir() {
@@ -61,7 +61,7 @@ pub fn check_file_type(image: &Path, kind: std::fs::FileType) -> anyhow::Result<
     Ok(())
 }
 
-/// Claims an open image against everybody else.
+/// Locks an open image exclusively.
 pub fn claim_exclusive(file: &File, image: &Path) -> anyhow::Result<()> {
     match lock_file(file, LockMode::Exclusive) {
         Err(Errno::WOULDBLOCK) => Err(in_use_error(image)),
@@ -73,8 +73,8 @@ fn in_use_error(image: &Path) -> anyhow::Error {
     busy_error(format!("{} is in use; unmount it first", image.display()))
 }
 
-/// The loop device that the kernel has on a file and keeps. One that goes with its last user may be
-/// on its way out: a mount that has just ended leaves it for a moment.
+/// Returns the loop device that is attached to a file. Waits for one that is detaching itself, as
+/// happens for a moment after an unmount.
 fn remaining_loop_device(image: &Path) -> Option<String> {
     let until = Instant::now() + RELEASE_WAIT;
     loop {
@@ -88,7 +88,7 @@ fn remaining_loop_device(image: &Path) -> Option<String> {
     }
 }
 
-/// The loop device that the kernel has on a file.
+/// Returns the loop device that is attached to a file.
 fn loop_device(image: &Path) -> Option<String> {
     let image = std::fs::metadata(image).ok()?;
     let backs = |device: &Path| -> Option<bool> {
@@ -101,13 +101,13 @@ fn loop_device(image: &Path) -> Option<String> {
     using.next().map(|device| format!("/dev/{}", device.file_name().display()))
 }
 
-/// The disk of an open file; one that holds a machine's disk grows where that is changed.
+/// Starts the disk of an open file; dynamic disk image formats may grow the file.
 pub fn start_disk(file: OpenedFile) -> std::io::Result<FileDisk> {
     let grows = draconis_container::grows(&file.head()?);
     Ok(if grows { file.growing()? } else { file }.start())
 }
 
-/// Opens a file or device that is only read, and claims it beside others who read.
+/// Opens a file or device read-only with a shared lock.
 pub fn open_shared(image: &Path) -> anyhow::Result<File> {
     let kind = match std::fs::metadata(image) {
         Ok(found) => found.file_type(),
@@ -127,7 +127,7 @@ pub(crate) fn claim_shared(file: File, image: &Path) -> anyhow::Result<File> {
     }
 }
 
-/// What the system says of a path; of an address, that nothing here reaches it.
+/// Returns the error of opening a path, with a hint if the path is an address of a bucket.
 pub(crate) fn open_error(path: &Path, error: std::io::Error) -> anyhow::Error {
     if error.kind() == ErrorKind::NotFound
         && let Some(address) = remote_disk::parse_url(path)
@@ -141,9 +141,9 @@ pub(crate) fn open_error(path: &Path, error: std::io::Error) -> anyhow::Error {
     anyhow::Error::from(error).context(path.display().to_string())
 }
 
-/// An open image as a disk that is not started.
+/// Wraps an open image as a disk that is not started.
 pub fn open_file(file: File, image: &Path, write: bool) -> anyhow::Result<OpenedFile> {
-    // Through the page cache, as with every tool that runs once.
+    // Uses the page cache, as every one-shot tool does.
     let how = FileOptions { write, direct: false, uring: false };
     OpenedFile::new(file.into(), how).with_context(|| image.display().to_string())
 }

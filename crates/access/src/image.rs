@@ -1,8 +1,8 @@
-//! Opening the image that a path names.
+//! Opening images by path.
 //!
-//! Law 1: nothing of an image is looked at before [`UnreadImage::into_disk`], so that a process which
-//! confines itself can do so before.
-//! Law 2: who changes an image has it alone; who reads shuts out those who change.
+//! Law 1: no byte of an image is parsed before [`UnreadImage::into_disk`], so that the process
+//! can confine itself first.
+//! Law 2: writers lock the image exclusively; readers share a lock that excludes writers.
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -27,16 +27,16 @@ use crate::host_file::{
 };
 use crate::store_disk::{StoreDiskName, UnreadStoreDisk};
 
-/// What is shorter has no place for a superblock.
+/// Smallest image: a superblock ends at this byte.
 const MIN_IMAGE_BYTES: u64 = 2048;
 
-/// Why a volume was not opened; where there is none, what is there instead.
+/// Returns the error for a volume that cannot be opened; names other contents if there are any.
 pub fn refused(image: &Path, disk: &dyn Disk, error: OpenError) -> anyhow::Error {
     let shown = image.display();
     if matches!(error, OpenError::NotAVolume(_)) {
         return anyhow!("{shown}: {error}");
     }
-    // What is too short for a superblock holds none either.
+    // An image too short for a superblock holds no volume either.
     let none = matches!(
         &error,
         OpenError::Ext(OfVolume::NotExt | OfVolume::Io(draconis_device::Error::OutOfRange { .. }))
@@ -63,7 +63,7 @@ pub fn refused(image: &Path, disk: &dyn Disk, error: OpenError) -> anyhow::Error
     }
 }
 
-/// The first file of a split image of which `image` is another, by its name.
+/// Returns the name of the first file of a split image of which `image` is a later one.
 fn split_image(image: &Path) -> Option<String> {
     let name = image.file_name().and_then(OsStr::to_str)?;
     let first = draconis_container::chunks(name)?.first;
@@ -75,7 +75,7 @@ pub fn container_file(image: &Path) -> PathBuf {
     StoreDiskName::parse(image).map_or_else(|| image.to_owned(), |object| object.store)
 }
 
-/// What is lost if all of a file or device is overwritten, as far as that is easily known.
+/// Detects contents that overwriting the file or device would lose, by known signatures.
 pub fn detect_contents(file: &File) -> anyhow::Result<Option<DetectedContent>> {
     let read = |at: u64, most: usize| -> std::io::Result<Vec<u8>> {
         let mut bytes = vec![0; most];
@@ -94,7 +94,7 @@ pub fn detect_contents(file: &File) -> anyhow::Result<Option<DetectedContent>> {
     Ok(lost(&head, &tail))
 }
 
-/// The same of a disk.
+/// Detects the contents of a disk likewise.
 pub fn held_by(disk: &dyn Disk) -> anyhow::Result<Option<DetectedContent>> {
     let properties = disk.properties();
     let sector = u64::from(properties.sector_bytes).max(1);
@@ -108,7 +108,7 @@ pub fn held_by(disk: &dyn Disk) -> anyhow::Result<Option<DetectedContent>> {
     Ok(lost(&head, &tail))
 }
 
-/// A skippable frame of zstd may come first, which is no signature of its own.
+/// Detects contents that would be lost, including zstd data that begins with a skippable frame.
 fn lost(head: &[u8], tail: &[u8]) -> Option<DetectedContent> {
     let packed = || {
         let zstd = Compression::of(head.get(..HEAD_BYTES)?)?;
@@ -126,7 +126,7 @@ pub enum UnreadImage {
 }
 
 impl UnreadImage {
-    /// The disk; who is to be confined is, by now.
+    /// Returns the disk. Callers that confine themselves must have done so.
     pub fn into_disk(self) -> anyhow::Result<Arc<dyn Disk>> {
         match self {
             Self::File(file) => Ok(Arc::new(start_disk(file)?)),
@@ -141,7 +141,7 @@ impl UnreadImage {
 pub struct BackingFiles(Vec<OpenedFile>);
 
 impl BackingFiles {
-    /// Opens what is only read: the parts that `image` names, then what the user names.
+    /// Opens read-only the extent files that `image` names, then the files that the user names.
     pub fn open(image: &Path, paths: &[PathBuf]) -> anyhow::Result<Self> {
         let named = paths.iter().map(|path| readable_file(path));
         let parts = open_parts(image).into_iter().map(|(name, file)| {
@@ -151,14 +151,14 @@ impl BackingFiles {
         parts.chain(named).collect::<anyhow::Result<_>>().map(Self)
     }
 
-    /// The disks.
+    /// Returns the disks.
     pub fn start(self) -> Vec<Arc<dyn Disk>> {
         self.0.into_iter().map(|file| Arc::new(file.start()) as Arc<dyn Disk>).collect()
     }
 }
 
-/// The files that a disk is in besides `image`, relative to its directory: those in it or below
-/// it, up to the first that is not there.
+/// Returns the extent files besides `image`, relative to its directory and only from below it, up
+/// to the first missing one.
 pub fn parts_of(image: &Path) -> Vec<PathBuf> {
     open_parts(image).into_iter().map(|(name, _)| name).collect()
 }
@@ -171,8 +171,8 @@ fn open_parts(image: &Path) -> Vec<(PathBuf, File)> {
     parts.map_while(|part| part).collect()
 }
 
-/// The names of the parts: a text names them; of a split image they follow the name of its first
-/// file.
+/// Returns the names of the extent files: from a VMDK descriptor, or derived from the name of the
+/// first file of a split image.
 fn part_names(image: &Path) -> Option<Vec<String>> {
     if !std::fs::metadata(image).is_ok_and(|found| found.is_file()) {
         return None;
@@ -195,7 +195,7 @@ fn part_names(image: &Path) -> Option<Vec<String>> {
     }
 }
 
-/// Opens an image that must be there, to be changed, alone.
+/// Opens an existing image read-write and locks it exclusively.
 pub fn writable(image: &Path) -> anyhow::Result<UnreadImage> {
     if let Some(name) = StoreDiskName::parse(image) {
         return name.open_exclusive().map(UnreadImage::InStore);
@@ -205,7 +205,7 @@ pub fn writable(image: &Path) -> anyhow::Result<UnreadImage> {
     open_file(open_exclusive(image)?.ok_or_else(none)?, image, true).map(UnreadImage::File)
 }
 
-/// Opens an image that is only read beside one that is changed.
+/// Opens an image read-only: a file, a device, or a disk in a store.
 pub fn readable(image: &Path) -> anyhow::Result<UnreadImage> {
     match StoreDiskName::parse(image) {
         Some(name) => name.open_shared().map(UnreadImage::InStore),
@@ -213,7 +213,7 @@ pub fn readable(image: &Path) -> anyhow::Result<UnreadImage> {
     }
 }
 
-/// Opens a file or device that is only read.
+/// Opens a file or device read-only.
 pub fn readable_file(image: &Path) -> anyhow::Result<OpenedFile> {
     open_file(open_shared(image)?, image, false)
 }

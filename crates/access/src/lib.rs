@@ -1,6 +1,5 @@
-//! Volumes and stores by the paths of the host: opened, claimed, archived, in the caller's
-//! process. What the program does between two confinements, and what libraries for other
-//! languages stand on.
+//! Volumes and stores by host path, in the caller's process: opening, locking, creating,
+//! archiving. The command line and the libraries for other languages build on this crate.
 //!
 //! ```text
 //!   path ──image──▶ Opened ──start──▶ a disk ──▶ Volume: files by path, tar, check
@@ -8,11 +7,11 @@
 //!        ──populate, format, making──▶ a new volume, filled or empty, a new store
 //! ```
 //!
-//! Law 1: nothing here confines the process, prints, or ends it: who calls may do that.
-//! Law 2: every failure has an errno, and says what it is about.
-//! Law 3: a volume or store that was closed answers EBADF, also to those that hold a part of it.
+//! Law 1: nothing here confines the process, prints, or exits; these are the caller's decisions.
+//! Law 2: every failure has an errno and names its object.
+//! Law 3: a closed volume or store returns EBADF, also through files, scans and iterators.
 //!
-//! This crate does not know FUSE, the command line and buckets.
+//! This crate depends on neither FUSE, the command line, nor buckets.
 
 #![forbid(unsafe_code)]
 

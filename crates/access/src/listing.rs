@@ -1,4 +1,4 @@
-//! The names in a directory, as lists and walks want them.
+//! Sorted directory listings.
 
 use draconis_exchange::contract::FileType;
 pub use draconis_ext::split;
@@ -6,10 +6,10 @@ use draconis_ext::{InodeNumber, Volume};
 
 use crate::messages::{ErrorSink, with_context};
 
-/// The names in a directory, sorted, without `.` and `..`; damage is told and left out.
+/// Returns the names in a directory, sorted, without `.` and `..`. Reports damage and skips it.
 ///
 /// # Errors
-/// What the volume says of `dir`.
+/// The directory cannot be read.
 pub fn names(
     volume: &Volume,
     dir: InodeNumber,
@@ -37,12 +37,12 @@ pub fn names(
     Ok(listing)
 }
 
-/// What a directory holds.
+/// A directory listing.
 #[derive(Default)]
 pub struct Listing {
-    /// Its names, sorted by their bytes.
+    /// Names, sorted by their bytes.
     pub names: Vec<Listed>,
-    /// Whether some could not be read.
+    /// True if some names could not be read.
     pub damaged: bool,
 }
 
@@ -50,13 +50,13 @@ pub struct Listing {
 pub struct Listed {
     /// The name.
     pub name: Vec<u8>,
-    /// What it names.
+    /// Inode number.
     pub inode: InodeNumber,
-    /// Its kind, where the directory says.
+    /// File type, if the dirent has it.
     pub kind: Option<FileType>,
 }
 
-/// A path and a name below it.
+/// Joins a path and a name.
 pub fn join(dir: &[u8], name: &[u8]) -> Vec<u8> {
     let slash: &[u8] = if dir.ends_with(b"/") || dir.is_empty() { b"" } else { b"/" };
     [dir, slash, name].concat()

@@ -4,20 +4,20 @@ use std::path::PathBuf;
 
 use draconis_service::options::MountOptions;
 
-/// Where in an image the volume is. Partitions are recognised by themselves, where only one holds
-/// a volume.
+/// Location of a volume in an image. If only one partition holds a volume, it is found
+/// automatically.
 #[derive(Clone, Debug, Default)]
 pub struct VolumeLocation {
-    /// It begins at this byte.
+    /// Offset at which the volume begins.
     pub offset_bytes: Option<u64>,
-    /// It is this partition, counted from 1.
+    /// Partition number, from 1.
     pub partition: Option<u32>,
-    /// What an image differs from, the nearest first: names that an image says are not opened.
+    /// Backing files of the image, nearest first. Names stored in the image are not opened.
     pub backing: Vec<PathBuf>,
 }
 
 impl VolumeLocation {
-    /// The same as mount options.
+    /// Returns the location as mount options.
     pub fn options(&self) -> MountOptions {
         MountOptions {
             offset_bytes: self.offset_bytes,

@@ -1,5 +1,4 @@
-//! What is said of a failure: what it is about, once; what went wrong, in words; and the next
-//! step, where there is one.
+//! Error messages: the object, named once; the failure; and the next step, where there is one.
 
 use std::error::Error as Cause;
 use std::fmt::Display;
@@ -10,19 +9,19 @@ use draconis_service::error_text;
 use draconis_service::volume::OpenError;
 use rustix::io::Errno;
 
-/// Who hears of what failed while the rest goes on.
+/// Callback for errors of a command that continues.
 pub type ErrorSink<'a> = &'a mut dyn FnMut(&anyhow::Error);
 
-/// What to do about damage. A walk may meet much of it, and says this once.
+/// Hint about damage; a walk prints it once.
 pub const DAMAGE_HINT: &str =
     "the volume is damaged: draconis check shows all damage, and e2fsck -f repairs it";
 
-/// Says what an error is about.
+/// Adds the object to an error.
 pub fn with_context(what: &dyn Display, error: Error) -> anyhow::Error {
     anyhow::Error::from(error).context(what.to_string())
 }
 
-/// A failure and the next step, as one sentence.
+/// Formats an error and its hint as one sentence.
 pub fn to_message(error: &anyhow::Error) -> String {
     match split_message(error) {
         (text, Some(step)) => format!("{text}; {step}"),
@@ -30,7 +29,7 @@ pub fn to_message(error: &anyhow::Error) -> String {
     }
 }
 
-/// A size in the largest unit that keeps it above one, as `ls -h` has it.
+/// Formats a size in the largest unit that keeps it above one, as `ls -h` does.
 pub fn format_bytes(n: u64) -> String {
     const UNITS: [&str; 6] = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
     let mut size = n as f64;
@@ -42,7 +41,7 @@ pub fn format_bytes(n: u64) -> String {
     if unit == 0 { format!("{n} B") } else { format!("{size:.1} {}", UNITS[unit]) }
 }
 
-/// A name without what would move a cursor or ring a bell.
+/// Escapes control characters in a name.
 pub fn printable(name: &[u8]) -> String {
     let mut text = String::new();
     for chunk in name.utf8_chunks() {
@@ -56,14 +55,14 @@ pub fn printable(name: &[u8]) -> String {
     text
 }
 
-/// A failure in words, and the next step.
+/// Splits an error into its text and its hint.
 pub fn split_message(error: &anyhow::Error) -> (String, Option<&'static str>) {
     let mut text = String::new();
     let mut last = String::new();
     for cause in error.chain() {
         let whole = error_text(cause);
         let part = whole.as_str();
-        // Layers name the same path, or repeat what they wrap.
+        // Layers repeat the path or the text of the error that they wrap.
         let new = match part.strip_prefix(&last) {
             Some("") if !last.is_empty() => continue,
             Some(rest) => rest.strip_prefix(": ").unwrap_or(part),

@@ -1,4 +1,4 @@
-//! A volume that a tool has to itself, also where other hosts can reach it (`mmp`).
+//! MMP claims of tools: exclusive use of a volume that other hosts can reach (`mmp`).
 
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::path::Path;
@@ -11,11 +11,11 @@ use draconis_ext::{MmpClaim, MmpClaimOptions};
 
 use crate::image::refused;
 
-/// A host signs every five minutes at the least often, and is waited for twice.
+/// The longest MMP update interval is 300 s; a claim waits for up to two, with reserve.
 const CLAIM_TIMEOUT: Duration = Duration::from_secs(900);
 
-/// A volume that a tool has to itself: where other hosts can reach it (`mmp`), it is said to be in
-/// use until this is dropped.
+/// Claim of a tool on a volume: if the volume has `mmp`, it is marked as in use until this is
+/// dropped.
 #[must_use]
 #[derive(Debug)]
 pub struct MmpGuard {
@@ -24,7 +24,7 @@ pub struct MmpGuard {
 }
 
 impl MmpGuard {
-    /// For what gives nothing back.
+    /// Borrows the claim for code that does not release it.
     pub fn claim(&self) -> Option<MmpClaim> {
         self.claim.as_ref().map(MmpClaim::borrow)
     }
@@ -40,7 +40,7 @@ impl Drop for MmpGuard {
     }
 }
 
-/// Does `work` with what claiming a volume needs, which may have to wait.
+/// Calls `work` with the options for claiming a volume, which may wait.
 fn with_claiming<T>(image: &Path, now: Time, work: impl FnOnce(&MmpClaimOptions<'_>) -> T) -> T {
     let wait = |time: Duration| {
         let shown = image.display();
@@ -56,20 +56,20 @@ fn with_claiming<T>(image: &Path, now: Time, work: impl FnOnce(&MmpClaimOptions<
     })
 }
 
-/// Claims a volume that is to be changed, where other hosts can reach it.
+/// Claims a volume for writing, if it has `mmp`.
 ///
 /// # Errors
-/// Another host uses it, or what the disk says.
+/// Another host uses the volume, or the disk fails.
 pub fn claim_volume(image: &Path, disk: &Arc<dyn Disk>, now: Time) -> anyhow::Result<MmpGuard> {
     let claim = with_claiming(image, now, |how| MmpClaim::acquire_for_tool(disk, how));
     let claim = claim.map_err(|error| refused(image, &**disk, error.into()))?;
     Ok(MmpGuard { claim, now })
 }
 
-/// Puts in place what a volume that is to be changed as a whole has waiting, and claims it.
+/// Replays the journal or completes an unfinished change, then claims the volume for writing.
 ///
 /// # Errors
-/// As [`claim_volume`]; what waits cannot be put in place.
+/// As [`claim_volume`]; replay fails.
 pub fn recover_and_claim(
     image: &Path,
     disk: &Arc<dyn Disk>,
@@ -85,10 +85,10 @@ pub fn recover_and_claim(
     Ok(held)
 }
 
-/// Says that no host uses a volume, whatever a tool that was cut off left there.
+/// Marks the MMP block as clean, whatever state an interrupted tool left.
 ///
 /// # Errors
-/// What the disk says.
+/// The disk fails.
 pub fn clear_mmp(image: &Path, disk: &Arc<dyn Disk>, now: Time) -> anyhow::Result<()> {
     with_claiming(image, now, |how| draconis_ext::clear_mmp(disk, how))
         .map_err(|error| refused(image, &**disk, error.into()))

@@ -1,4 +1,4 @@
-//! What a new volume or store may be written over: one rule for all that make one.
+//! Overwrite protection: one rule for every command that creates a volume or store.
 //!
 //! ```text
 //!   nothing recognised             written
@@ -6,7 +6,7 @@
 //!   anything else recognised       written where --force=KIND names it
 //!   something compressed           never
 //! ```
-//! Law: what would be lost is named, and so is what would be written, before anything is.
+//! Law: the contents that would be lost and the new contents are named before anything is written.
 
 use std::fmt::Display;
 use std::str::FromStr;
@@ -16,7 +16,7 @@ use rustix::io::Errno;
 
 use crate::error::Error;
 
-/// Names of kinds that others use.
+/// Alternative names of signatures, as other tools use them.
 const ALIASES: &[(&str, &str)] = &[
     ("ext2", EXT),
     ("ext3", EXT),
@@ -31,25 +31,25 @@ const ALIASES: &[(&str, &str)] = &[
     ("gz", "gzip"),
 ];
 
-/// What may be lost.
+/// Contents that may be overwritten.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub enum Force {
     /// Nothing.
     #[default]
     Nothing,
-    /// What is usual: what the new one replaces.
+    /// Contents of the usual kinds: those that the new volume or store replaces.
     Usual,
-    /// What is of this kind.
+    /// Contents of this kind.
     Kind(String),
 }
 
 impl Force {
-    /// For callers who know no kinds.
+    /// Converts the plain flag of a caller that knows no kinds.
     pub fn usual(is_forced: bool) -> Self {
         if is_forced { Self::Usual } else { Self::Nothing }
     }
 
-    /// Whether what is usual may be lost.
+    /// Returns true if contents of the usual kinds may be overwritten.
     pub fn is_usual(&self, usual: &[&str]) -> bool {
         match self {
             Self::Nothing => false,
@@ -71,27 +71,27 @@ impl FromStr for Force {
     }
 }
 
-/// A new volume or store, and where it is to be written.
+/// A new volume or store and the target that it overwrites.
 pub struct Overwriting<'a> {
-    /// The file, device or partition, as messages name it.
+    /// File, device or partition, as messages name it.
     pub place: &'a dyn Display,
-    /// How much of it is there, in bytes.
+    /// Length of the target, in bytes.
     pub len_bytes: u64,
-    /// What it holds.
+    /// Detected contents.
     pub held: Option<DetectedContent>,
-    /// What may be lost.
+    /// Contents that may be overwritten.
     pub force: &'a Force,
-    /// Kinds that need no name.
+    /// Kinds that plain `--force` covers.
     pub usual: &'a [&'a str],
-    /// How a caller says it: `--force`, or `force` of a library.
+    /// Name of the option: `--force`, or `force` of a library.
     pub word: &'a str,
 }
 
 impl Overwriting<'_> {
-    /// Refuses to write where something would be lost that may not be.
+    /// Refuses to overwrite contents that `force` does not allow.
     ///
     /// # Errors
-    /// What it holds, where that may not be lost.
+    /// The target holds such contents.
     pub fn check(&self) -> crate::Result<()> {
         let Some(held) = self.held else { return Ok(()) };
         let Self { place, word, .. } = self;

@@ -1,14 +1,14 @@
-//! Where the files of a new volume come from: a directory, tar archives, a container image.
+//! Sources for filling a new volume: a directory, tar archives, a container image.
 //!
 //! ```text
 //!   directory ───────────────────────────scan──▶ Tree + paths
 //!   image ──digests──▶ layers ─┐
 //!   archives ──────────────────┴─scan, merge──▶ Tree + places in archives, packed or not
 //! ```
-//! Law 1: a scan remembers names and places; contents are read when they are written.
-//! Law 2: nothing is unpacked on this machine, but what comes through a pipe or is an image
-//! inside a packed archive: that is kept in a file without a name.
-//! Law 3: what is left out is told in notes.
+//! Law 1: a scan records names and positions; contents are read when they are written.
+//! Law 2: nothing is decompressed to the disk of this machine, except input from a pipe or an
+//! image inside a compressed archive: these go to an unnamed temporary file.
+//! Law 3: every item that is skipped is reported in the notes.
 
 pub(crate) mod acl;
 mod blob;
@@ -37,25 +37,25 @@ use draconis_ext::mkfs::{FileSource, NodeId, Tree, TreeNode};
 use crate::destination::Sources;
 use crate::messages::printable;
 
-/// A tree and where the contents of its files are.
+/// A tree and the reader of its files' contents.
 pub struct Source<'a> {
     /// The tree.
     pub tree: Tree,
-    /// What reads the contents.
+    /// Reader of the contents.
     pub contents: Box<dyn FileSource + 'a>,
-    /// Directories that the source does not describe: they are only on the way to others.
+    /// Directories that the source does not describe, created as parents of other entries.
     pub implied_dirs: HashSet<NodeId>,
-    /// Hard links to what the source does not have, and the paths of their targets: they may be
-    /// on the volume that the source is put into.
+    /// Hard links to targets outside the source, and the paths of the targets, which may be on the
+    /// volume that the source is copied into.
     pub outside: HashMap<NodeId, Vec<u8>>,
-    /// What a user should know: what is left out, and what may not be meant.
+    /// Notes for the user: skipped items, and entries that are probably unintended.
     pub notes: Vec<String>,
-    /// What could not be read, or changed while it was read.
+    /// Files that could not be read, or changed while they were read.
     pub faults: Arc<Faults>,
 }
 
 impl<'a> Source<'a> {
-    /// A tree whose directories are all described.
+    /// Creates a source whose directories are all described.
     pub fn new(tree: Tree, contents: impl FileSource + 'a) -> Self {
         Self {
             tree,
@@ -67,7 +67,7 @@ impl<'a> Source<'a> {
         }
     }
 
-    /// All nodes, each once, whatever names it has.
+    /// Returns all nodes, each once, however many names it has.
     pub fn nodes(&self) -> impl Iterator<Item = NodeId> {
         let mut stack = vec![NodeId::ROOT];
         let mut seen = HashSet::new();
@@ -78,24 +78,24 @@ impl<'a> Source<'a> {
         })
     }
 
-    /// The path and the target of a hard link to what the source does not have, if there is one.
+    /// Returns the path and target of a hard link to a target outside the source, if there is one.
     pub fn outside_link(&self) -> Option<(String, String)> {
         let found = self.nodes().find_map(|id| Some((id, self.outside.get(&id)?)));
         found.map(|(id, target)| (self.tree.path(id), printable(target)))
     }
 }
 
-/// What scans are told beforehand.
+/// Rules for the timestamps of scanned nodes.
 #[derive(Clone, Copy)]
 pub struct TimestampPolicy {
-    /// When the volume is made.
+    /// Creation time of the volume.
     pub now: Time,
-    /// No time is later than `now`, and only `modified` comes from the source.
+    /// Limits all times to `now`, and takes only `modified` from the source.
     pub reproducible: bool,
 }
 
 impl TimestampPolicy {
-    /// Gives a node its times; what the source does not know becomes `modified`.
+    /// Sets the times of a node; times that the source does not know become `modified`.
     fn set(
         &self,
         node: &mut TreeNode,
@@ -115,36 +115,36 @@ impl TimestampPolicy {
     }
 }
 
-/// What is scanned, and how.
+/// Sources to scan, and options.
 pub struct ScanRequest<'a> {
-    /// A directory, or archives and images, later ones over earlier ones.
+    /// A directory, or archives and images; later ones are laid over earlier ones.
     pub from: &'a [SourceSpec],
-    /// Of a directory, only these.
+    /// Paths to include from a directory; all if `None`.
     pub list: Option<&'a [Vec<u8>]>,
-    /// What is left out.
+    /// Patterns of names to exclude.
     pub exclude: &'a Patterns,
-    /// How archives and images are read.
+    /// Options for reading archives and images.
     pub choice: ImageOptions<'a>,
-    /// Takes the owners that archives name; otherwise everything in them is root's.
+    /// Keeps the owners in archives; otherwise everything in them belongs to root.
     pub keep_owners: bool,
-    /// The root directory, where the source does not describe it.
+    /// Root directory, used if the source does not describe it.
     pub root: TreeNode,
-    /// When.
+    /// Timestamp rules.
     pub stamp: TimestampPolicy,
 }
 
-/// What was found.
+/// Result of a scan.
 pub struct ScanResult {
     /// The tree.
     pub source: Source<'static>,
-    /// The configuration of the last image.
+    /// Configuration of the last container image.
     pub config: Option<Vec<u8>>,
 }
 
-/// Scans everything that is wanted.
+/// Scans the requested sources.
 ///
 /// # Errors
-/// A source cannot be read, or is not what it claims to be.
+/// A source cannot be read, or is not of the format that it claims.
 pub fn scan(wanted: ScanRequest<'_>) -> anyhow::Result<ScanResult> {
     let ScanRequest { from, list, exclude, choice, keep_owners, root, stamp } = wanted;
     sources(from).refuse(choice.temp_dir_of)?;
@@ -163,7 +163,7 @@ pub fn scan(wanted: ScanRequest<'_>) -> anyhow::Result<ScanResult> {
         all.extend(found.layers);
         config = found.config.or(config);
     }
-    // One archive alone is taken as it is, whatever its names look like.
+    // In a single plain archive, whiteout names are ordinary names.
     let several = all.len() > 1;
     all.iter_mut().for_each(|layer| layer.whiteouts |= several);
     let mut source = layers::scan(all, root, stamp, keep_owners, choice.limit)?;
@@ -172,7 +172,7 @@ pub fn scan(wanted: ScanRequest<'_>) -> anyhow::Result<ScanResult> {
     Ok(ScanResult { source, config })
 }
 
-/// The archives and images that are read. Of a directory, the image that is made is left out.
+/// Returns the archives and images to read. A directory that contains the new image is legal.
 pub fn sources(from: &[SourceSpec]) -> Sources {
     let mut sources = Sources::new();
     for origin in from.iter().filter(|origin| !origin.is_directory()) {
@@ -184,11 +184,11 @@ pub fn sources(from: &[SourceSpec]) -> Sources {
     sources
 }
 
-/// Says what to write where a container image is taken as the files that it is kept in.
+/// Suggests the right prefix if the files of a container image are taken as plain files.
 fn image_hint(from: &[SourceSpec], tree: &Tree) -> Option<String> {
     let [only @ (SourceSpec::Path(_) | SourceSpec::Stdin)] = from else { return None };
     let has = |name: &[u8]| tree.lookup(NodeId::ROOT, name).is_some();
-    // An image that was saved by its digest has no repositories.
+    // An image that was saved by digest has no repositories.
     let has_layers = || {
         let mut names = tree.names(NodeId::ROOT);
         names.any(|(_, id)| tree.lookup(id, b"layer.tar").is_some())
@@ -223,16 +223,16 @@ pub use source_spec::SourceSpec;
 pub use temp_file::temporary_file;
 pub use transform::Patterns;
 
-/// What a scan leaves out, told once for each kind of it.
+/// Items that a scan skips, reported once for each kind.
 #[derive(Default)]
 pub struct SkippedItems {
     kinds: std::collections::BTreeSet<String>,
-    /// In words, in the order in which it was met.
+    /// Messages, in the order of their first occurrence.
     pub notes: Vec<String>,
 }
 
 impl SkippedItems {
-    /// Notes that `what` of `path` is left out.
+    /// Records that `what` of `path` is skipped.
     pub fn record(&mut self, what: &str, path: &dyn std::fmt::Display) {
         if self.kinds.insert(what.to_owned()) {
             self.notes.push(format!("{path}: {what} left out, and wherever else it is"));

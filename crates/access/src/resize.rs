@@ -1,11 +1,11 @@
-//! Making a volume larger or smaller, with what it lies in.
+//! Growing and shrinking a volume together with its file.
 //!
 //! ```text
 //!   Growing:    base ──▶ settled ──▶ plan ──▶ file lengthened ──(confined)──▶ written
 //!   Shrinking:  base ──(confined)──▶ settled ──▶ plan ──▶ written ──▶ file cut
 //! ```
-//! Law: what is refused is refused before the volume has changed, its length included; but for
-//! what its journal holds, or an unfinished change, which are put in place first.
+//! Law: a refusal comes before the volume or its length has changed. The only exception is
+//! recovery (journal replay or an unfinished change), which runs first.
 
 use std::fs::File;
 use std::os::unix::fs::FileTypeExt;
@@ -31,7 +31,7 @@ use crate::messages::format_bytes;
 use crate::mmp_claim::{self, MmpGuard};
 use crate::store_disk::OpenStoreDisk;
 
-/// What a volume lies in, open and claimed.
+/// File, device or store disk of a volume, open and locked.
 pub enum ResizeTarget {
     /// A file or block device.
     File(File),
@@ -40,10 +40,10 @@ pub enum ResizeTarget {
 }
 
 impl ResizeTarget {
-    /// Opens a file or device that must be there, alone.
+    /// Opens an existing file or device exclusively.
     ///
     /// # Errors
-    /// It is not there, or in use.
+    /// The file does not exist, or is in use.
     pub fn file(image: &Path) -> anyhow::Result<Self> {
         let none = || {
             not_found_error(format!(
@@ -54,7 +54,7 @@ impl ResizeTarget {
         Ok(Self::File(host_file::open_exclusive(image)?.ok_or_else(none)?))
     }
 
-    /// The disk, as long as it is now; it is looked at after `confine`.
+    /// Returns the disk in its current length; it is read only after `confine`.
     fn disk(
         &self,
         image: &Path,
@@ -85,7 +85,7 @@ impl ResizeTarget {
         }
     }
 
-    /// Whether it has a length of its own, which nothing changes.
+    /// Returns true for a block device, whose length is fixed.
     fn is_device(&self) -> anyhow::Result<bool> {
         match self {
             Self::File(file) => Ok(file.metadata()?.file_type().is_block_device()),
@@ -94,22 +94,22 @@ impl ResizeTarget {
     }
 }
 
-/// Maximum passes of shrinking to the least size; each makes the volume smaller.
+/// Maximum number of passes when shrinking to the minimum; each pass makes the volume smaller.
 const MAX_PASSES: u32 = 16;
 
-/// Which volume, and how long it is to be.
+/// Volume to resize and its new length.
 pub struct ResizeRequest<'a> {
-    /// What it lies in, for messages.
+    /// Image, for messages.
     pub image: &'a Path,
-    /// Where in that.
+    /// Location of the volume in the image.
     pub place: &'a VolumeLocation,
-    /// How long; of one that grows, all there is if left out; of one that shrinks, what it holds.
+    /// New length. If `None`: all available space when growing, the minimum when shrinking.
     pub len_bytes: Option<u64>,
-    /// When.
+    /// Current time.
     pub now: Time,
 }
 
-/// A volume that is about to become larger: its file has the length.
+/// A planned growth of a volume; the file already has its new length.
 pub struct GrowJob<'a> {
     wanted: ResizeRequest<'a>,
     disk: Arc<dyn Disk>,
@@ -119,10 +119,10 @@ pub struct GrowJob<'a> {
 }
 
 impl<'a> GrowJob<'a> {
-    /// Plans it, and lengthens what it lies in.
+    /// Plans the growth, and extends the file.
     ///
     /// # Errors
-    /// It cannot become so long, or what reading and lengthening gave.
+    /// The volume cannot become so long, or reading or extending the file fails.
     pub fn plan(
         wanted: ResizeRequest<'a>,
         base: &ResizeTarget,
@@ -148,21 +148,21 @@ impl<'a> GrowJob<'a> {
                 let zeroed_from_bytes = lengthen(&wanted, base, there_bytes, &growth)?;
                 (part()?.disk, zeroed_from_bytes)
             }
-            // The disk inside has a length of its own, which writing compares.
+            // A disk image has a fixed virtual size, which writing compares.
             _ => (disk, u64::MAX),
         };
         Ok(Self { wanted, disk, growth, zeroed_from_bytes, _held: held })
     }
 
-    /// Bytes that [`GrowJob::write`] writes.
+    /// Returns the bytes that [`GrowJob::write`] writes.
     pub fn bytes_to_write(&self) -> u64 {
         self.growth.bytes_to_write(self.zeroed_from_bytes)
     }
 
-    /// Makes the volume larger.
+    /// Grows the volume.
     ///
     /// # Errors
-    /// What the disk gave; the volume is as it was, or doing it again ends it.
+    /// The disk fails; the volume is unchanged, or running the command again completes it.
     pub fn write(self, progress: Progress<'_>) -> anyhow::Result<Resized> {
         let resized = Resized::new(self.growth.old_len_bytes(), self.growth.superblock());
         if self.growth.len_bytes() == resized.old_len_bytes {
@@ -176,7 +176,7 @@ impl<'a> GrowJob<'a> {
     }
 }
 
-/// Makes room for the volume; says from where on it reads as zeros.
+/// Extends the file for the volume; returns the offset from which the volume reads as zeros.
 fn lengthen(
     wanted: &ResizeRequest<'_>,
     base: &ResizeTarget,
@@ -188,7 +188,7 @@ fn lengthen(
     let start = wanted.place.offset_bytes.unwrap_or(0);
     let end = start.saturating_add(growth.len_bytes());
     if start.saturating_add(there_bytes) < there - there % 512 {
-        // Something follows it: it has the length that a table gives it, which writing compares.
+        // Other data follows the volume, so its partition sets the limit, which writing compares.
         return Ok(u64::MAX);
     }
     if base.is_device()? {
@@ -212,22 +212,22 @@ fn lengthen(
     Ok(zeroed.saturating_sub(start))
 }
 
-/// A volume that is about to become smaller.
+/// A planned shrinking of a volume.
 pub struct ShrinkJob<'a> {
     wanted: ResizeRequest<'a>,
     base: ResizeTarget,
     disk: Arc<dyn Disk>,
     plan: shrink::ShrinkPlan,
-    /// Whether what it lies in is cut, if nothing is behind it.
+    /// True if the file is truncated after the volume.
     truncates_file: bool,
     _held: MmpGuard,
 }
 
 impl<'a> ShrinkJob<'a> {
-    /// Plans it. A file is looked at after `confine`; what opened a store has done so.
+    /// Plans the shrinking. A file is read only after `confine`.
     ///
     /// # Errors
-    /// It cannot become so short, or what reading gave.
+    /// The volume cannot become so short, or reading fails.
     pub fn plan(
         wanted: ResizeRequest<'a>,
         base: ResizeTarget,
@@ -235,7 +235,7 @@ impl<'a> ShrinkJob<'a> {
         confine: impl FnOnce() -> anyhow::Result<()>,
     ) -> anyhow::Result<Self> {
         let ResizeRequest { image, place, now, len_bytes } = wanted;
-        // Asked while that can be done.
+        // Checked before the process is confined.
         let is_device = base.is_device()?;
         let disk = base.disk(image, confine)?;
         let part = locate_for_writing(disk, &behind.start(), &place.options());
@@ -243,7 +243,7 @@ impl<'a> ShrinkJob<'a> {
         let LocatedVolume { disk, partition, format, .. } = part;
         let there = base.len_bytes()?;
         let end = place.offset_bytes.unwrap_or(0).saturating_add(disk.properties().len_bytes);
-        // Not what a VHD has behind its disk.
+        // Disk images are never truncated: a fixed VHD has its footer after the disk.
         let is_last = partition.is_none() && format.is_none() && end >= there - there % 512;
         let is_cut = is_last && !is_device;
         let held = mmp_claim::recover_and_claim(image, &disk, now)?;
@@ -252,15 +252,15 @@ impl<'a> ShrinkJob<'a> {
         Ok(Self { wanted, base, disk, plan, truncates_file: is_cut, _held: held })
     }
 
-    /// Bytes that [`ShrinkJob::write`] moves.
+    /// Returns the bytes that [`ShrinkJob::write`] moves.
     pub fn bytes_to_move(&self) -> u64 {
         self.plan.bytes_to_move()
     }
 
-    /// Makes the volume smaller, and cuts its file behind it.
+    /// Shrinks the volume, and truncates its file after it.
     ///
     /// # Errors
-    /// What the disk gave; the volume is as it was, or doing it again ends it.
+    /// The disk fails; the volume is unchanged, or running the command again completes it.
     pub fn write(self, progress: Progress<'_>) -> anyhow::Result<Resized> {
         let Self { wanted: ResizeRequest { image, place, now, len_bytes }, mut plan, disk, .. } =
             self;
@@ -271,7 +271,7 @@ impl<'a> ShrinkJob<'a> {
         }
         let target = shrink::ShrinkTarget { disk: &*disk, now, progress: &progress };
         plan.write(&target).map_err(|error| with_context(image, error))?;
-        // Space that one pass frees lets the next one go further.
+        // Space that one pass frees lets the next pass shrink further.
         let passes = if len_bytes.is_none() { MAX_PASSES } else { 1 };
         for _ in 1..passes {
             plan = shrink::ShrinkPlan::plan(&*disk, None)
@@ -294,12 +294,12 @@ impl<'a> ShrinkJob<'a> {
     }
 }
 
-/// A volume that has another length, or had that one already.
+/// Result of resizing a volume.
 #[derive(Clone, Debug)]
 pub struct Resized {
-    /// How long it was.
+    /// Previous length.
     pub old_len_bytes: u64,
-    /// What it is now.
+    /// Superblock after the change.
     pub superblock: Superblock,
 }
 
@@ -308,7 +308,7 @@ impl Resized {
         Self { old_len_bytes, superblock: superblock.clone() }
     }
 
-    /// How long it is.
+    /// Returns the new length.
     pub fn len_bytes(&self) -> u64 {
         self.superblock.len_bytes()
     }

@@ -1,4 +1,4 @@
-//! An object store by the path of the file or device that it is in.
+//! An object store by the path of its file or device.
 
 use std::ops::Bound;
 use std::path::{Path, PathBuf};
@@ -15,27 +15,27 @@ use crate::overwrite::Force;
 use crate::stores::{self, with_context};
 use crate::{Error, Result, host_file};
 
-/// A store that is to be made.
+/// Specification of a new store.
 #[derive(Clone, Debug, Default)]
 pub struct NewStore {
-    /// Its length; that of the device if left out.
+    /// Length of the store; that of the device if `None`.
     pub len_bytes: Option<u64>,
-    /// The layout; measured if left out, where the length allows it.
+    /// Layout; measured if `None`, provided the store is long enough.
     pub layout: Option<LayoutKind>,
-    /// Leave a file one hole instead of writing it out.
+    /// Creates the file as one hole instead of writing zeros.
     pub sparse: bool,
-    /// What a file or device holds that may be lost.
+    /// Contents that may be overwritten.
     pub force: Force,
 }
 
-/// What a check of a store found.
+/// Result of checking a store.
 pub type CheckReport = Report;
 
-/// An open store. Everything takes `&self`, from any number of threads.
+/// An open store. All methods take `&self` and can be called from any number of threads.
 pub struct Store {
     path: PathBuf,
     inner: RwLock<Option<Arc<draconis_objects::Store>>>,
-    /// What holds the file besides, until the store is closed.
+    /// Open scans, which hold the file until the store is closed.
     scans: Mutex<Vec<Weak<Mutex<Option<Scan>>>>>,
 }
 
@@ -46,26 +46,26 @@ impl std::fmt::Debug for Store {
 }
 
 impl Store {
-    /// Makes an empty store; a file that is not there is made.
+    /// Creates an empty store, and the file if it is missing.
     ///
     /// # Errors
-    /// It is in use or holds something, or there is no room.
+    /// The target is in use or holds other contents, or the disk is full.
     pub fn create(path: &Path, new: &NewStore) -> Result<()> {
         Ok(create(path, new)?)
     }
 
-    /// Opens a store to be read, beside others who do.
+    /// Opens a store for reading, shared with other readers.
     ///
     /// # Errors
-    /// It is no store, damaged, or being changed.
+    /// The file is no store, damaged, or open for writing.
     pub fn open(path: &Path) -> Result<Arc<Self>> {
         Ok(Self::new(path, stores::open_shared(path)?))
     }
 
-    /// Opens a store to be changed, alone.
+    /// Opens a store for writing, exclusively.
     ///
     /// # Errors
-    /// As [`Store::open`]; it is in use.
+    /// As [`Store::open`]; the store is in use.
     pub fn open_for_writing(path: &Path) -> Result<Arc<Self>> {
         Ok(Self::new(path, stores::open_exclusive(path)?))
     }
@@ -75,21 +75,21 @@ impl Store {
         Arc::new(Self { path: path.to_owned(), inner, scans: Mutex::default() })
     }
 
-    /// Checks every sum, map and count, without changing anything.
+    /// Checks every checksum, map and count, without changing anything.
     ///
     /// # Errors
-    /// It cannot be checked. Damage is no error.
+    /// The store cannot be checked. Damage is reported, not returned as an error.
     pub fn check(path: &Path) -> Result<CheckReport> {
         let disk = stores::open_disk_shared(path, true)?;
         let report = draconis_objects::Store::check(disk, &CheckOptions::default(), &mut |_, _| {});
         Ok(report.map_err(|error| with_context(path, error))?)
     }
 
-    /// Makes all durable, leaves a checkpoint, and gives the file back. Waits for calls under way;
-    /// later ones are refused, those of scans, too.
+    /// Makes all changes durable, writes a checkpoint, and releases the file. Waits for calls in
+    /// progress; later calls fail, also those of scans.
     ///
     /// # Errors
-    /// What made the disk fail.
+    /// The disk failed.
     pub fn close(&self) -> Result<()> {
         let Some(store) = self.inner.write().take() else { return Ok(()) };
         for scan in std::mem::take(&mut *self.scans.lock()).iter().filter_map(Weak::upgrade) {
@@ -101,92 +101,92 @@ impl Store {
         }
     }
 
-    /// The path of the file or device.
+    /// Returns the path of the file or device.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Sizes and counts.
+    /// Returns sizes and counts.
     ///
     /// # Errors
-    /// It is closed.
+    /// The store is closed.
     pub fn info(&self) -> Result<Info> {
         self.with_store(|store| Ok(store.info()))
     }
 
-    /// The number of an object to create.
+    /// Reserves the number of a new object.
     ///
     /// # Errors
-    /// It is closed.
+    /// The store is closed.
     pub fn new_object(&self) -> Result<NewObject> {
         self.with_store(|store| Ok(store.new_object()))
     }
 
-    /// Takes a group of changes: atomic, after all before it, durable after [`Store::wait`].
+    /// Submits an atomic group of changes, in order; durable after [`Store::wait`].
     ///
     /// # Errors
-    /// No room, no such object, or the store takes no changes. Nothing of the group was done.
+    /// The store is full or read-only, or an object does not exist. Nothing was applied.
     pub fn submit(&self, group: Group) -> Result<Ticket> {
         self.with_store(|store| store.submit(group, &[]).map_err(|refused| refused.error))
     }
 
-    /// Returns once what has the ticket is durable, with everything before it.
+    /// Waits until the group with this ticket and everything before it is durable.
     ///
     /// # Errors
-    /// What made the disk fail.
+    /// The disk failed.
     pub fn wait(&self, ticket: Ticket) -> Result<()> {
         self.with_store(|store| store.wait(ticket))
     }
 
-    /// Makes everything durable that was submitted.
+    /// Makes all submitted changes durable.
     ///
     /// # Errors
-    /// What made the disk fail.
+    /// The disk failed.
     pub fn sync(&self) -> Result<()> {
         self.with_store(|store| store.sync())
     }
 
-    /// Reads from byte `at` of an object; how many bytes there were.
+    /// Reads from byte `at` of an object, and returns the number of bytes read.
     ///
     /// # Errors
-    /// There is none of that number, or damage.
+    /// The object does not exist, or is damaged.
     pub fn read(&self, id: ObjectId, at: u64, into: &mut [u8]) -> Result<usize> {
         self.with_store(|store| store.read(id, at, into))
     }
 
-    /// The length of an object.
+    /// Returns the length of an object.
     ///
     /// # Errors
-    /// There is none of that number, or damage.
+    /// The object does not exist, or is damaged.
     pub fn len(&self, id: ObjectId) -> Result<u64> {
         self.with_store(|store| store.len(id))
     }
 
-    /// All objects, with their lengths.
+    /// Returns all objects with their lengths.
     ///
     /// # Errors
-    /// Damage.
+    /// The store is damaged.
     pub fn list(&self) -> Result<Vec<(ObjectId, u64)>> {
         self.with_store(|store| store.list())
     }
 
-    /// The object that has a name.
+    /// Returns the object with a name.
     ///
     /// # Errors
-    /// Damage.
+    /// The store is damaged.
     pub fn find_name(&self, name: &[u8]) -> Result<Option<ObjectId>> {
         self.with_store(|store| store.named(name))
     }
 
-    /// All names, with their objects.
+    /// Returns all names with their objects.
     ///
     /// # Errors
-    /// Damage.
+    /// The store is damaged.
     pub fn names(&self) -> Result<Vec<(Vec<u8>, ObjectId)>> {
         self.with_store(|store| store.names())
     }
 
-    /// Makes all changes of keys in a batch, or none; durable after [`Store::wait`].
+    /// Applies a batch of key changes atomically; durable after [`Store::wait`].
     ///
     /// # Errors
     /// As [`Store::submit`].
@@ -194,26 +194,26 @@ impl Store {
         self.with_store(|store| Kv::new(store.clone()).write(batch).map_err(|refused| refused.1))
     }
 
-    /// The value of a key.
+    /// Returns the value of a key.
     ///
     /// # Errors
-    /// Damage.
+    /// The store is damaged.
     pub fn get(&self, key: &[u8]) -> Result<Option<Vec<u8>>> {
         self.with_store(|store| Kv::new(store.clone()).get(key))
     }
 
-    /// How many keys there are.
+    /// Returns the number of keys.
     ///
     /// # Errors
-    /// Damage.
+    /// The store is damaged.
     pub fn count_keys(&self) -> Result<u64> {
         self.with_store(|store| Kv::new(store.clone()).count().map(|count| count.keys))
     }
 
-    /// Keys and values of a range as they are now, in order, or from the last to the first.
+    /// Scans keys and values of a range as of now, in ascending or descending order.
     ///
     /// # Errors
-    /// It is closed.
+    /// The store is closed.
     pub fn scan(
         self: &Arc<Self>,
         (from, to): (Bound<&[u8]>, Bound<&[u8]>),
@@ -251,19 +251,19 @@ impl Drop for Store {
     }
 }
 
-/// Keys and values as they were when the scan began.
+/// Iterator over keys and values as of the start of the scan.
 pub struct KeyIterator {
     store: Arc<Store>,
-    /// None behind its end.
+    /// `None` after the end.
     scan: Arc<Mutex<Option<Scan>>>,
     reverse: bool,
 }
 
 impl KeyIterator {
-    /// The next key and its value; none at the end.
+    /// Returns the next key and its value; `None` at the end.
     ///
     /// # Errors
-    /// Damage, after which the scan goes on behind it; the store was closed.
+    /// Damage, after which the scan continues behind it; or the store was closed.
     pub fn next(&self) -> Result<Option<(Vec<u8>, Vec<u8>)>> {
         self.store.with_store(|_| {
             let mut held = self.scan.lock();

@@ -4,11 +4,10 @@
 //!   STORE ──claimed──▶ Unopened ──confined──▶ Opened: store ──▶ the disks of its objects
 //! ```
 //!
-//! Law 1: nothing of the store is looked at before the process is confined, but the eight bytes
-//! by which it is known.
-//! Law 2: a file whose name has a `#` is that file.
-//! Law 3: the end of the last disk leaves a checkpoint: the end of a log that rots cannot be
-//! told from one that a power cut tore.
+//! Law 1: before the process is confined, only the 8 magic bytes of the store are read.
+//! Law 2: an existing file whose name contains `#` is that file.
+//! Law 3: dropping the last disk of a store writes a checkpoint, because corruption of the newest
+//! log records cannot be told from a torn write.
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -28,20 +27,20 @@ use crate::host_file;
 use crate::messages::format_bytes;
 use crate::stores::with_context;
 
-/// What a store begins with.
+/// Magic at the start of a store.
 const STORE_MAGIC: &[u8; 8] = b"DracoObj";
 
-/// A disk on the command line: the store, and the disk's name.
+/// Name of a disk on the command line: store and disk.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct StoreDiskName {
-    /// The file or device of the store.
+    /// File or device of the store.
     pub store: PathBuf,
-    /// The name in it.
+    /// Name of the disk in the store.
     pub name: String,
 }
 
 impl StoreDiskName {
-    /// What a path names, if that is a disk in a store and no file.
+    /// Parses `STORE#NAME`; `None` if a file has that path or there is no such store.
     pub fn parse(image: &Path) -> Option<Self> {
         if std::fs::symlink_metadata(image).is_ok() {
             return None;
@@ -54,7 +53,7 @@ impl StoreDiskName {
         (!name.is_empty() && is_store(&store)).then_some(Self { store, name })
     }
 
-    /// Opens the store to be read, beside others who do.
+    /// Opens the store read-only with a shared lock.
     pub fn open_shared(self) -> anyhow::Result<UnreadStoreDisk> {
         let shown = self.store.display();
         let file = File::open(&self.store).with_context(|| shown.to_string())?;
@@ -70,7 +69,7 @@ impl StoreDiskName {
         self.opened(file, false)
     }
 
-    /// Opens the store to be changed, alone.
+    /// Opens the store read-write with an exclusive lock.
     pub fn open_exclusive(self) -> anyhow::Result<UnreadStoreDisk> {
         self.check_writable(true)?;
         let none = || not_found_error(format!("{}: no such file", self.store.display()));
@@ -78,22 +77,22 @@ impl StoreDiskName {
         self.opened(file, true)
     }
 
-    /// Whether that is what a disk was, and does not change.
+    /// Returns true if the name is that of a snapshot, which is read-only.
     pub fn is_snapshot(&self) -> bool {
         self.name.as_bytes().contains(&SNAPSHOT_MARK)
     }
 
     fn opened(self, file: File, write: bool) -> anyhow::Result<UnreadStoreDisk> {
-        // A sandbox cannot see what goes through a ring. Who only reads may find it in the page
-        // cache, as with every tool that runs once.
+        // A sandbox cannot filter io_uring requests. Readers use the page cache, as every one-shot
+        // tool does.
         let options = FileOptions { write, direct: write, uring: false };
         let file = OpenedFile::new(file.into(), options);
         let file = file.with_context(|| self.store.display().to_string())?;
         Ok(UnreadStoreDisk { below: StoreBacking::File(file), of: self, write, claim: None })
     }
 
-    /// Of a store that is in no file: its disk, which another process has, and what is claimed for
-    /// as long as it is used.
+    /// Opens a store that is not in a file, over the disk of another process. Holds `claim` while
+    /// the store is in use.
     pub fn open_remote(
         self,
         disk: DiskProcess,
@@ -104,7 +103,7 @@ impl StoreDiskName {
         Ok(UnreadStoreDisk { below: StoreBacking::Served(disk), of: self, write, claim })
     }
 
-    /// Refuses to change a snapshot.
+    /// Refuses to open a snapshot for writing.
     pub fn check_writable(&self, write: bool) -> anyhow::Result<()> {
         if write && self.is_snapshot() {
             bail!(
@@ -121,9 +120,9 @@ impl std::fmt::Display for StoreDiskName {
     }
 }
 
-/// Whether a file begins as a store does.
+/// Returns true if the file begins with the magic of a store.
 fn is_store(path: &Path) -> bool {
-    // Nothing but files and devices is opened, since that may wait for ever.
+    // Only files and devices are opened: opening a FIFO may block.
     let is_usable = |found: std::fs::Metadata| {
         use std::os::unix::fs::FileTypeExt;
         found.is_file() || found.file_type().is_block_device()
@@ -134,7 +133,7 @@ fn is_store(path: &Path) -> bool {
         && head == *STORE_MAGIC
 }
 
-/// What a disk may be called, for clap.
+/// Parses the name of a disk, for clap.
 pub fn disk_name(text: &str) -> Result<String, String> {
     let is_good = |c: char| c.is_alphanumeric() || "-_.+,=".contains(c);
     if text.is_empty() || text.len() > 255 || text.starts_with('-') || !text.chars().all(is_good) {
@@ -146,7 +145,7 @@ pub fn disk_name(text: &str) -> Result<String, String> {
     Ok(text.to_owned())
 }
 
-/// A disk of a store that is open and claimed, and was not looked at.
+/// A disk in a store that is open and locked, but not yet read.
 pub struct UnreadStoreDisk {
     below: StoreBacking,
     of: StoreDiskName,
@@ -154,15 +153,15 @@ pub struct UnreadStoreDisk {
     claim: Option<File>,
 }
 
-/// What a store is on.
+/// Storage below a store.
 enum StoreBacking {
     File(OpenedFile),
-    /// A disk that another process has.
+    /// A disk served by another process.
     Served(DiskProcess),
 }
 
 impl UnreadStoreDisk {
-    /// Opens the store; who is to be confined is, by now.
+    /// Opens the store. Callers that confine themselves must have done so.
     pub fn open(self) -> anyhow::Result<OpenStoreDisk> {
         let options = OpenOptions { read_only: !self.write, ..OpenOptions::default() };
         let below: Arc<dyn Disk> = match self.below {
@@ -177,20 +176,20 @@ impl UnreadStoreDisk {
         Ok(OpenStoreDisk { held: Arc::new(held), of: self.of })
     }
 
-    /// Opens the store, and the disk.
+    /// Opens the store, and returns the disk.
     pub fn start(self) -> anyhow::Result<Arc<dyn Disk>> {
         self.open()?.disk()
     }
 }
 
-/// A disk of an open store, there or not.
+/// A disk of an open store; it may not exist yet.
 pub struct OpenStoreDisk {
     held: Arc<OpenStore>,
     of: StoreDiskName,
 }
 
 impl OpenStoreDisk {
-    /// The object, if the disk is there.
+    /// Returns the object of the disk, if the disk exists.
     pub fn find(&self) -> anyhow::Result<Option<ObjectId>> {
         self.held
             .store
@@ -209,7 +208,7 @@ impl OpenStoreDisk {
         })
     }
 
-    /// The disk as it is now.
+    /// Returns the disk with its current contents.
     pub fn disk(&self) -> anyhow::Result<Arc<dyn Disk>> {
         self.object()?;
         let disk = self.held.store.disk_named(self.of.name.as_bytes());
@@ -217,23 +216,23 @@ impl OpenStoreDisk {
         Ok(Arc::new(StoreObjectDisk { disk, _store: self.held.clone() }))
     }
 
-    /// Another disk of the same store.
+    /// Returns another disk of the same store.
     pub fn sibling(&self, of: &StoreDiskName) -> Self {
         Self { held: self.held.clone(), of: of.clone() }
     }
 
-    /// The length of the disk, in bytes.
+    /// Returns the length of the disk, in bytes.
     pub fn len_bytes(&self) -> anyhow::Result<u64> {
         self.held.store.len(self.object()?).map_err(|error| with_context(&self.of.store, error))
     }
 
-    /// Gives the disk a length. What is new reads as zeros.
+    /// Sets the length of the disk. New bytes read as zeros.
     pub fn set_len(&self, len_bytes: u64) -> anyhow::Result<()> {
         let id = self.object()?;
         self.submit(|group| group.truncate(id, len_bytes), len_bytes)
     }
 
-    /// Makes the disk: all of it reads as zeros.
+    /// Creates the disk; all of it reads as zeros.
     pub fn create(&self, len_bytes: u64) -> anyhow::Result<()> {
         ensure!(self.find()?.is_none(), "{}: is there already", self.of);
         disk_name(&self.of.name).map_err(|why| anyhow!("{}: {why}", self.of))?;
@@ -249,7 +248,7 @@ impl OpenStoreDisk {
         )
     }
 
-    /// Makes all of the disk zeros, at a length.
+    /// Clears the disk to zeros and sets its length.
     pub fn clear(&self, len_bytes: u64) -> anyhow::Result<()> {
         let id = self.object()?;
         self.submit(
@@ -261,7 +260,7 @@ impl OpenStoreDisk {
         )
     }
 
-    /// Takes the disk away.
+    /// Removes the disk.
     pub fn remove(&self) -> anyhow::Result<()> {
         let id = self.object()?;
         let name = self.of.name.as_bytes();
@@ -275,7 +274,7 @@ impl OpenStoreDisk {
     }
 
     fn submit(&self, fill: impl FnOnce(&mut Group), len_bytes: u64) -> anyhow::Result<()> {
-        // Lengths of objects are larger; a disk is counted in sectors.
+        // Objects can be longer, but the length of a disk must fit a signed 64-bit integer.
         ensure!(
             len_bytes <= i64::MAX as u64,
             "{}: {} are too much",
@@ -290,17 +289,17 @@ impl OpenStoreDisk {
     }
 }
 
-/// A store, as long as one of its disks is in use.
+/// An open store, held while one of its disks is in use.
 struct OpenStore {
     store: Arc<Store>,
     path: PathBuf,
-    /// Given up last.
+    /// Released last.
     _claim: Option<File>,
 }
 
 impl Drop for OpenStore {
     fn drop(&mut self) {
-        // What had to be durable was waited for.
+        // Callers have already waited for the changes that must be durable.
         if !self.store.is_read_only()
             && let Err(error) = self.store.sync().and_then(|()| self.store.checkpoint())
         {
@@ -309,7 +308,7 @@ impl Drop for OpenStore {
     }
 }
 
-/// The disk of an object, which holds its store.
+/// Disk of an object; keeps its store open.
 struct StoreObjectDisk {
     disk: ObjectDisk,
     _store: Arc<OpenStore>,

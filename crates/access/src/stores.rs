@@ -1,4 +1,4 @@
-//! Stores in files and on devices: opened, and what is said when they cannot be.
+//! Opening stores in files and on devices, and the errors of that.
 
 use std::fs::File;
 use std::io::ErrorKind;
@@ -15,24 +15,24 @@ use rustix::io::Errno;
 use crate::error::{Error as Failure, busy_error, not_found_error as none, store_errno};
 use crate::host_file;
 
-/// Opens a store to be changed, alone.
+/// Opens a store for writing, exclusively.
 pub fn open_exclusive(device: &Path) -> anyhow::Result<Arc<Store>> {
     let file = host_file::open_exclusive(device)?.ok_or_else(|| none(no_store_message(device)))?;
     open(device, disk(file, device, true, true)?, false)
 }
 
-/// Opens a store to be read, beside others who do.
+/// Opens a store for reading, shared with other readers.
 pub fn open_shared(device: &Path) -> anyhow::Result<Arc<Store>> {
     open(device, open_disk_shared(device, true)?, true)
 }
 
-/// Makes all that was done durable, and part of a checkpoint: the end of a log that rots
-/// cannot be told from one that a power cut tore.
+/// Makes all changes durable and writes a checkpoint: corruption of the newest log records
+/// cannot be told from a torn write.
 pub fn close(store: &Store, device: &Path) -> anyhow::Result<()> {
     store.sync().and_then(|()| store.checkpoint()).map_err(|error| with_context(device, error))
 }
 
-/// An error, with what can be done about it.
+/// Adds the device and a hint to an error.
 pub fn with_context(device: &Path, error: Error) -> anyhow::Error {
     let shown = device.display();
     let step = match &error {
@@ -42,7 +42,7 @@ pub fn with_context(device: &Path, error: Error) -> anyhow::Error {
         ),
         Error::NoSpace { .. } => format!(" (draconis store grow {shown} SIZE)"),
         Error::NoObject(_) => format!("; draconis store ls {shown} lists them"),
-        // It names the bucket itself.
+        // The error names the bucket itself.
         Error::Device(draconis_device::Error::Remote(_)) => {
             return Failure::new(store_errno(&error), error.to_string()).into();
         }
@@ -51,7 +51,7 @@ pub fn with_context(device: &Path, error: Error) -> anyhow::Error {
     Failure::new(store_errno(&error), format!("{shown}: {error}{step}")).into()
 }
 
-/// Opens the disk that a store to be read is on.
+/// Opens the disk of a store for reading.
 pub fn open_disk_shared(device: &Path, uring: bool) -> anyhow::Result<Arc<dyn Disk>> {
     let shown = device.display();
     let file = match File::open(device) {
@@ -75,7 +75,7 @@ pub fn open_disk_shared(device: &Path, uring: bool) -> anyhow::Result<Arc<dyn Di
     disk(file, device, false, uring)
 }
 
-/// An open file as the disk of a store.
+/// Wraps an open file as the disk of a store.
 pub fn disk(file: File, device: &Path, write: bool, uring: bool) -> anyhow::Result<Arc<dyn Disk>> {
     let options = FileOptions { write, direct: true, uring };
     let is_dense = has_no_holes(&file)?;
@@ -85,7 +85,7 @@ pub fn disk(file: File, device: &Path, write: bool, uring: bool) -> anyhow::Resu
     Ok(Arc::new(opened.start()))
 }
 
-/// Says that there is none.
+/// Returns the message for a missing store.
 pub fn no_store_message(device: &Path) -> String {
     format!("{}: no such file; draconis store create makes a store", device.display())
 }
@@ -96,15 +96,15 @@ pub fn open(device: &Path, disk: Arc<dyn Disk>, read_only: bool) -> anyhow::Resu
     Store::open(disk, &options).map_err(|error| with_context(device, error))
 }
 
-/// The length that the store in an open file has, in bytes.
+/// Returns the length of the store in an open file, in bytes.
 pub fn store_len(device: &Path, file: &File) -> anyhow::Result<u64> {
     let disk = disk(file.try_clone()?, device, false, false)?;
     Ok(Store::read_profile(&*disk).map_err(|error| with_context(device, error))?.0)
 }
 
-/// Whether it is a file without holes.
+/// Returns true for a regular file without holes.
 pub fn has_no_holes(file: &File) -> std::io::Result<bool> {
-    // What is behind the last whole sector is never written.
+    // The store never writes a partial block at the end of the file.
     const BLOCK_BYTES: u64 = 4096;
     let meta = file.metadata()?;
     Ok(meta.is_file() && meta.blocks() * 512 + BLOCK_BYTES > meta.len())

@@ -1,11 +1,11 @@
-//! A tree of a volume as a POSIX (pax) archive.
+//! Writing a tree of a volume as a POSIX (pax) archive.
 //!
-//! What ustar cannot say goes into pax records, as GNU tar and bsdtar read them: long
+//! Pax records hold what ustar headers cannot, in the form that GNU tar and bsdtar read: long
 //! names, nanoseconds, large numbers, `SCHILY.xattr.*`, `SCHILY.acl.*` and `GNU.sparse.*` version
 //! 1.0.
 //!
-//! Law: a hole costs nothing, however large, and a file's map is never in memory as a whole:
-//! it is gone through once to know its length, which stands before it, and once to write it.
+//! Law: holes cost nothing, and the map of a sparse file is never in memory as a whole. It is
+//! read twice: once for its length, which the header contains, and once to be written.
 
 use std::io::{self, Write};
 
@@ -18,10 +18,10 @@ use crate::messages::{printable, with_context};
 use crate::populate::{acl, libarchive_xattr};
 use crate::walk::{ChunkReceiver, FileChunk, Item, Walk, queue, read_ahead, segments};
 
-/// When a file with holes is archived as a sparse one.
+/// Rule for archiving files with holes as sparse entries.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Sparse {
-    /// From 1 MiB of holes on.
+    /// Files with at least 1 MiB of holes.
     #[default]
     Auto,
     /// Always.
@@ -30,25 +30,24 @@ pub enum Sparse {
     Never,
 }
 
-/// What an archive is to be like.
+/// Options of an archive.
 #[derive(Clone, Debug, Default)]
 pub struct TarOptions {
-    /// What stands before every path; `.` if it is empty.
+    /// Prefix of every path; `.` if empty.
     pub prefix: Vec<u8>,
-    /// Files with holes.
+    /// Treatment of files with holes.
     pub sparse: Sparse,
-    /// Whether it is a layer of a container image, to whose readers some names mean something
-    /// else.
+    /// Writes a layer of a container image, whose readers give whiteout names a special meaning.
     pub is_layer: bool,
 }
 
-/// Who hears how an archive comes along.
+/// Callbacks for progress and errors.
 pub trait TarObserver {
-    /// So many bytes of contents are to come.
+    /// Called with the total bytes of contents, before the first is written.
     fn on_start(&mut self, bytes: u64);
-    /// So many more are written.
+    /// Called with the number of bytes just written.
     fn on_written(&mut self, bytes: u64);
-    /// Something was left out.
+    /// Called for each item that is skipped.
     fn on_error(&mut self, error: &anyhow::Error);
 }
 
@@ -60,15 +59,15 @@ const USTAR_SIZE_MAX: u64 = 0o77_777_777_777;
 const USTAR_ID_MAX: u32 = 0o7_777_777;
 /// Longest name that ustar holds without splitting.
 const USTAR_NAME_BYTES: usize = 100;
-/// Bytes in holes from which on a file is archived as a sparse one, unless told otherwise:
-/// fewer are not worth an entry that not every reader of archives knows.
+/// Minimum bytes in holes for a sparse entry in automatic mode, because not every reader of
+/// archives knows sparse entries.
 const MIN_HOLE_BYTES: u64 = 1 << 20;
 
-/// Writes what is at and below `top` to `out`; what is called `label` in complaints. Whether
-/// everything could be read, and `out`.
+/// Writes the tree at `top` to `out`; messages call it `label`. Returns true if everything could
+/// be read, and `out`.
 ///
 /// # Errors
-/// What the volume says of `top`, and what writing gives. Damage below is told, and left out.
+/// `top` cannot be read, or writing fails. Damage below `top` is reported and skipped.
 pub fn archive<W: Write>(
     volume: &Volume,
     (top, label): (InodeNumber, &str),
@@ -201,8 +200,8 @@ impl<W: Write> Archive<'_, W> {
         let number = item.inode().number;
         for name in self.volume.xattr_names(number)? {
             let value = self.volume.xattr(number, &name)?;
-            // GNU tar takes these two kinds from records of their own, container engines as
-            // they take all others.
+            // GNU tar reads the two ACL kinds from `SCHILY.acl` records, container engines from
+            // `SCHILY.xattr` records as all others.
             if let Some(which) = name.strip_prefix(b"system.posix_acl_")
                 && let Some(words) = acl::words(&value)
             {
@@ -213,7 +212,7 @@ impl<W: Write> Archive<'_, W> {
                 pax.record("RHT.security.selinux", context);
             }
             let coded = libarchive_xattr::to_gnu_name(&name);
-            // bsdtar decodes names of its own records only.
+            // bsdtar decodes names in `LIBARCHIVE.xattr` records only.
             if coded != name {
                 pax.record_bytes(
                     &[b"LIBARCHIVE.xattr.", &coded[..]].concat(),
@@ -258,7 +257,7 @@ impl<W: Write> Archive<'_, W> {
             pax.record("GNU.sparse.minor", b"0");
             pax.name("GNU.sparse.name", path);
             pax.record("GNU.sparse.realsize", size.to_string().as_bytes());
-            // What a tar that knows no sparse files extracts, beside the true name.
+            // Name under which a tar without sparse support extracts the entry.
             let name = [b"GNUSparseFile.0/", path].concat();
             self.header(header, &mut pax, &name, stored + layout.map_blocks_bytes())?;
             self.map(item, &layout, size)?;
@@ -267,7 +266,7 @@ impl<W: Write> Archive<'_, W> {
         }
         let mut put = 0;
         while let Some(piece) = self.pieces.next() {
-            // Segments come in order and without a gap inside them.
+            // The chunks of a segment come in order and without gaps.
             let (offset, data) = match piece {
                 FileChunk::Data(offset, data) => (offset, data),
                 FileChunk::End(read) => {
@@ -285,17 +284,17 @@ impl<W: Write> Archive<'_, W> {
             put += data.len() as u64;
             self.watch.on_written(data.len() as u64);
         }
-        // A hole at the end, and what could not be read: the archive stays one.
+        // Fills a hole at the end and unreadable parts, so that the archive stays valid.
         self.zeros(stored.saturating_sub(put))?;
         self.pad_to_block(stored)
     }
 
-    /// The map of a sparse file, version 1.0: numbers in decimal, a line each, in whole blocks.
+    /// Writes the map of a sparse file, version 1.0: one decimal number per line, in whole blocks.
     fn map(&mut self, item: &Item, layout: &SparseMapSize, size: u64) -> anyhow::Result<()> {
         let mut written = SparseMapSize::default();
         writeln!(self.out, "{}", layout.entries)?;
         for segment in segments(self.volume, item.inode()) {
-            // It was read once already, and the volume is not changed.
+            // The first pass read the same map without an error, and the volume does not change.
             let (start, end) = segment
                 .with_context(|| format!("{}: the archive ends here", printable(&item.path)))?;
             write!(self.out, "{start}\n{}\n", end - start)?;
@@ -329,7 +328,7 @@ impl<W: Write> Archive<'_, W> {
         Ok(())
     }
 
-    /// Writes a header, before it the pax records that it needs.
+    /// Writes a header, preceded by the pax records that it needs.
     fn header(
         &mut self,
         mut header: Header,
@@ -373,23 +372,23 @@ fn set_link(header: &mut Header, pax: &mut Pax, target: &[u8]) {
     }
 }
 
-/// As much of `text` as the field holds; the rest stands in a pax record.
+/// Stores as much of `text` as the field holds; a pax record holds the whole text.
 fn set_field(field: &mut [u8; USTAR_NAME_BYTES], text: &[u8]) {
     let len = text.len().min(field.len());
     field.fill(0);
     field[..len].copy_from_slice(&text[..len]);
 }
 
-/// What is to be known of a sparse file's map before it is written.
+/// Size of the map of a sparse file, computed before the map is written.
 #[derive(Default)]
 struct SparseMapSize {
-    /// Bytes that are not in holes.
+    /// Bytes outside holes.
     stored: u64,
-    /// Entries of the map.
+    /// Number of entries.
     entries: u64,
-    /// Length of the entries as text.
+    /// Length of the entries as decimal text.
     text_bytes: u64,
-    /// Where the last entry ends.
+    /// End of the last entry.
     end: u64,
 }
 
@@ -401,7 +400,7 @@ impl SparseMapSize {
         self.end = end;
     }
 
-    /// A hole at the end is an entry without bytes, which says how long the file is.
+    /// Adds an empty entry for a hole at the end, which gives the length of the file.
     fn finish(&mut self, size: u64) {
         if self.end < size {
             self.add(size, size);
@@ -417,12 +416,12 @@ impl SparseMapSize {
     }
 }
 
-/// Length of a number in decimal.
+/// Returns the number of decimal digits.
 fn digits(number: u64) -> u64 {
     u64::from(number.checked_ilog10().unwrap_or(0)) + 1
 }
 
-/// Seconds with a fraction. Before 1970 the fraction counts backwards, as any decimal does.
+/// Formats seconds with a fraction. Before 1970 the fraction adds to the negative value.
 fn pax_time(seconds: i64, nanoseconds: u32) -> String {
     match (seconds, nanoseconds) {
         (_, 0) => seconds.to_string(),
@@ -431,11 +430,11 @@ fn pax_time(seconds: i64, nanoseconds: u32) -> String {
     }
 }
 
-/// The records of a pax header.
+/// Records of a pax header.
 #[derive(Default)]
 struct Pax {
     records: Vec<u8>,
-    /// Whether names are said to be of any bytes.
+    /// True once a `hdrcharset=BINARY` record was written.
     is_binary: bool,
 }
 
@@ -444,7 +443,7 @@ impl Pax {
         self.record_bytes(key.as_bytes(), value);
     }
 
-    /// `LEN KEY=VALUE\n`, where LEN counts itself.
+    /// Adds the record `LEN KEY=VALUE\n`, where LEN counts itself.
     fn record_bytes(&mut self, key: &[u8], value: &[u8]) {
         let rest = key.len() + value.len() + 3;
         let mut len = rest + 1;
@@ -458,7 +457,7 @@ impl Pax {
         self.records.push(b'\n');
     }
 
-    /// A name or target, which is UTF-8 unless a record before it says otherwise.
+    /// Adds a name or link target, preceded by a charset record if it is not UTF-8.
     fn name(&mut self, key: &str, name: &[u8]) {
         if std::str::from_utf8(name).is_err() && !self.is_binary {
             self.record("hdrcharset", b"BINARY");
@@ -467,7 +466,7 @@ impl Pax {
         self.record(key, name);
     }
 
-    /// What the plain field says of a number: itself, or 0 where a record has to.
+    /// Returns the value for the plain field: the number itself, or 0 if a pax record holds it.
     fn number(&mut self, key: &str, value: u64, max: u64) -> u64 {
         if value <= max {
             return value;
@@ -485,7 +484,7 @@ mod tests {
     fn a_record_counts_its_own_length() {
         let mut pax = Pax::default();
         pax.record("path", b"x");
-        // Around 99, where the number itself becomes longer.
+        // Around 99, where LEN gets another digit.
         pax.record("k", &[b'v'; 91]);
         pax.record("k", &[b'v'; 94]);
         let text = String::from_utf8(pax.records).unwrap();
@@ -500,7 +499,7 @@ mod tests {
     fn times_before_the_epoch() {
         assert_eq!(pax_time(1, 5), "1.000000005");
         assert_eq!(pax_time(-1, 0), "-1");
-        // Half a second before 1970 is second -1 and 0.5 s more.
+        // Half a second before 1970 is second -1 plus 0.5 s.
         assert_eq!(pax_time(-1, 500_000_000), "-0.500000000");
         assert_eq!(pax_time(-2, 750_000_000), "-1.250000000");
     }

@@ -1,4 +1,4 @@
-//! Changing what a volume says of itself: label, identity, reserve, features, journal.
+//! Changing superblock settings: label, UUID, reserved blocks, features, journal.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -12,24 +12,24 @@ use crate::error::{Error as Failure, Result};
 use crate::uuid::{self, UuidGenerator};
 use crate::{image, mmp_claim};
 
-/// Some changes as callers spell them; what is left out stays.
+/// Changes as callers spell them; `None` leaves a setting unchanged.
 #[derive(Clone, Copy, Default, Debug)]
 pub struct TuneOptions<'a> {
     /// A UUID, `random` or `clear`.
     pub uuid: Option<&'a str>,
-    /// What is kept for the superuser: blocks, or `5%` of them.
+    /// Reserved blocks: a number, or a percentage (`5%`).
     pub reserved: Option<&'a str>,
-    /// Features to give or, with `^`, to take away, separated by commas.
+    /// Features to set, or with `^` to clear, separated by commas.
     pub features: Option<&'a str>,
-    /// Mounts after which it is to be checked: up to 32,767; -1 for never.
+    /// Maximum mount count before a check, up to 32,767; -1 for no limit.
     pub max_mounts: Option<i32>,
 }
 
 impl TuneOptions<'_> {
-    /// What they ask for.
+    /// Parses the texts into changes.
     ///
     /// # Errors
-    /// A word that means nothing.
+    /// A text is invalid.
     pub fn parse(&self) -> Result<TuneChanges> {
         let wrong = |text: String| Failure::new(Errno::INVAL, text);
         let mut identities = UuidGenerator::new(None);
@@ -78,11 +78,11 @@ impl TuneOptions<'_> {
     }
 }
 
-/// Changes the volume that is all of `disk`, which is claimed; what its journal holds, or an
-/// unfinished change, is put in place first. Without changes that is all.
+/// Changes the volume that fills `disk`, which is claimed. Replays the journal or completes an
+/// unfinished change first, even if there are no changes.
 ///
 /// # Errors
-/// The volume cannot be changed so, or what the disk gave.
+/// The volume does not support the change, or the disk fails.
 pub fn tune(
     image: &Path,
     disk: &Arc<dyn Disk>,

@@ -1,19 +1,19 @@
-//! Identities: UUIDs by chance, from a seed, or as they are written.
+//! UUIDs: random, from a seed, or parsed.
 
 use std::fs::File;
 
 use draconis_device::Random;
 
-/// Where identities come from: a seed, so that they can be had again, or the system.
+/// Generator of UUIDs, reproducible if it has a seed.
 pub struct UuidGenerator(Option<Random>);
 
 impl UuidGenerator {
-    /// From a seed, or by chance.
+    /// Creates a generator from a seed, or a random one.
     pub fn new(seed: Option<u64>) -> Self {
         Self(seed.map(Random::new))
     }
 
-    /// A UUID of version 4.
+    /// Returns a new version 4 UUID.
     pub fn uuid(&mut self) -> [u8; 16] {
         let mut bytes = [0; 16];
         match &mut self.0 {
@@ -30,7 +30,7 @@ impl UuidGenerator {
     }
 }
 
-/// What is written as `01234567-89ab-..`; `None` if it is none.
+/// Parses `01234567-89ab-..`; `None` if it is no UUID.
 pub fn parse(text: &str) -> Option<[u8; 16]> {
     let hyphens = text.bytes().enumerate().filter(|(_, byte)| *byte == b'-').map(|(at, _)| at);
     if text.len() != 36 || !hyphens.eq([8, 13, 18, 23]) {

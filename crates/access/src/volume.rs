@@ -1,4 +1,4 @@
-//! A volume by the path of its image, and what is in it by their paths.
+//! A volume by the path of its image, and its files by their paths.
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -37,9 +37,9 @@ use crate::tar::{Sparse, TarObserver, TarOptions};
 use crate::uuid::UuidGenerator;
 use crate::{Error, Result, host_file, image, tar, tuning};
 
-/// Bytes that are changed in memory before they go to the image.
+/// Limit of dirty data in memory before it is written to the image, in bytes.
 const DIRTY_BYTES: u64 = 64 << 20;
-/// Complaints of an archive that are kept.
+/// Maximum number of messages kept for an archive.
 const MAX_MESSAGES: usize = 100;
 
 /// A volume that is to be made, empty or filled.
@@ -47,41 +47,41 @@ const MAX_MESSAGES: usize = 100;
 pub struct NewVolume {
     /// `ext2`, `ext3` or `ext4`.
     pub kind: String,
-    /// Its length; if left out, that of the image, or of a filled one in a file what it needs.
+    /// Length; if `None`, that of the image, or what the contents of a new file need.
     pub len_bytes: Option<u64>,
-    /// Of one whose length is what it needs: what is left free besides.
+    /// Free space to add if the length is computed from the contents.
     pub extra_free_bytes: u64,
-    /// Bytes of a block; by the length if left out.
+    /// Block size; depends on the length if `None`.
     pub block_bytes: Option<u32>,
     /// Label, at most 16 bytes.
     pub label: Vec<u8>,
-    /// Features to give or, with `^`, to take away, separated by commas, as `mke2fs -O` spells them.
+    /// Features to set, or with `^` to clear, separated by commas, as `mke2fs -O` spells them.
     pub features: String,
-    /// How many inodes; by the length if left out.
+    /// Number of inodes; depends on the length if `None`.
     pub inodes: Option<u32>,
-    /// Millionths of the blocks that are kept for the superuser; 50,000 if left out.
+    /// Reserved blocks in millionths of all blocks; 50,000 if `None`.
     pub reserved_ppm: Option<u32>,
-    /// Owner of the root directory; the user who runs this if left out, or what a source says.
+    /// Owner of the root directory; if `None`, that of the source or the calling user.
     pub owner: Option<(u32, u32)>,
-    /// Identity; random if left out.
+    /// UUID; random if `None`.
     pub uuid: Option<[u8; 16]>,
-    /// What it is filled with.
+    /// Sources of the contents.
     pub from: Vec<SourceSpec>,
-    /// What of that is left out, by patterns as `tar --exclude` has them.
+    /// Patterns of names to exclude, as for `tar --exclude`.
     pub exclude: Vec<Vec<u8>>,
-    /// Of a container image for several platforms, this one; this machine's if left out.
+    /// Platform to choose from a multi-platform image; that of this machine if `None`.
     pub platform: Option<Platform>,
-    /// What an archive may unpack to; 16 GiB and a hundred times its length if left out.
+    /// Limit for the decompressed size of an archive; if `None`, 16 GiB plus 100 times its length.
     pub max_unpacked_bytes: Option<u64>,
-    /// Whose everything becomes.
+    /// Owner of all files, instead of their own.
     pub owner_override: Option<(u32, u32)>,
-    /// Everything becomes root's, and groups and others have no permissions.
+    /// Sets the owner of all files to root, and clears group and other permissions.
     pub squash: bool,
-    /// The same bytes of the same sources: times and identities follow from them.
+    /// Derives times and UUIDs from the sources, so that equal sources give equal bytes.
     pub reproducible: bool,
-    /// A disk image that the volume is made in; it lies in the file as it is if left out.
+    /// Format of the disk image to create around the volume; raw if `None`.
     pub image_format: Option<NewFormat>,
-    /// What the image holds that may be lost.
+    /// Contents of the image that may be overwritten.
     pub force: Force,
 }
 
@@ -111,45 +111,45 @@ impl Default for NewVolume {
     }
 }
 
-/// A volume that was made.
+/// Result of creating a volume.
 #[derive(Clone, Default, Debug)]
 pub struct CreatedVolume {
-    /// What a user should know: what is left out, and what may not be meant.
+    /// Notes for the user: skipped items, and entries that are probably unintended.
     pub notes: Vec<String>,
-    /// The configuration of the last container image, as JSON.
+    /// Configuration of the last container image, as JSON.
     pub config: Option<Vec<u8>>,
 }
 
-/// What a check found.
+/// Result of checking a volume.
 #[derive(Debug)]
 pub struct Checked(pub Report);
 
 impl Checked {
-    /// Whether `e2fsck -fn` would have nothing to say.
+    /// Returns true if `e2fsck -fn` would report nothing.
     pub fn is_clean(&self) -> bool {
         self.0.is_clean()
     }
 }
 
-/// A name in a directory.
+/// A directory entry.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct DirEntry {
     /// The name.
     pub name: Vec<u8>,
-    /// The inode.
+    /// Inode number.
     pub inode: u32,
-    /// What it is.
+    /// File type.
     pub kind: FileType,
 }
 
-/// An open volume. Everything takes `&self`, from any number of threads.
+/// An open volume. All methods take `&self` and can be called from any number of threads.
 ///
-/// What was written is in memory until [`Volume::sync`] or [`Volume::close`] returned, or until
-/// there is much of it; a crash before then leaves the volume consistent, as it was a while ago.
+/// Changes stay in memory until [`Volume::sync`] or [`Volume::close`] returns, or until they exceed
+/// a limit. After a crash the volume is consistent, in an earlier state.
 pub struct Volume {
     image: PathBuf,
     owner: (u32, u32),
-    /// With the claim of one that is changed.
+    /// The volume, and its MMP claim if it is writable.
     inner: RwLock<Option<(draconis_ext::Volume, Option<MmpGuard>)>>,
 }
 
@@ -160,10 +160,10 @@ impl std::fmt::Debug for Volume {
 }
 
 impl Volume {
-    /// Opens the volume in an image to be read, beside others who do.
+    /// Opens a volume for reading, shared with other readers.
     ///
     /// # Errors
-    /// There is no volume, it is being changed, or it needs what is not known.
+    /// There is no volume, it is open for writing, or it has unsupported features.
     pub fn open(image: &Path, place: &VolumeLocation) -> Result<Arc<Self>> {
         let disk = readable(image, place)?;
         let volume = draconis_ext::Volume::open(disk.clone(), OpenOptions::default());
@@ -171,10 +171,10 @@ impl Volume {
         Ok(Self::new(image, volume, None))
     }
 
-    /// Opens the volume in an image to be changed, alone.
+    /// Opens a volume for writing, exclusively.
     ///
     /// # Errors
-    /// As [`Volume::open`]; it is in use, or can only be read.
+    /// As [`Volume::open`]; the volume is in use, or read-only.
     pub fn open_for_writing(image: &Path, place: &VolumeLocation) -> Result<Arc<Self>> {
         let disk = image::writable(image)?.into_disk()?;
         let behind = image::BackingFiles::open(image, &place.backing)?.start();
@@ -191,40 +191,38 @@ impl Volume {
         Arc::new(Self { image: image.to_owned(), owner: maker, inner })
     }
 
-    /// Makes a volume in an image; a file that is not there is made.
+    /// Creates a volume, and the file if it is missing.
     ///
     /// # Errors
-    /// It is in use or holds something, there is no room, or a source cannot be read.
+    /// The image is in use or holds other contents, the disk is full, or a source cannot be read.
     pub fn create(image: &Path, new: &NewVolume) -> Result<CreatedVolume> {
         Ok(create(image, new)?)
     }
 
-    /// Makes the volume in an image larger: as long as is said, or all that there is. A file is
-    /// lengthened.
+    /// Grows the volume to `len_bytes`, or to all available space. A file is extended if necessary.
     ///
     /// # Errors
-    /// It is in use, cannot be so long, or what the disk gave.
+    /// The image is in use, the volume cannot become so long, or the disk fails.
     pub fn grow(image: &Path, place: &VolumeLocation, len_bytes: Option<u64>) -> Result<Resized> {
         let (base, behind) = open_resize_target(image, place)?;
         let wanted = ResizeRequest { image, place, len_bytes, now: now() };
         Ok(GrowJob::plan(wanted, &base, behind)?.write(&|_| {})?)
     }
 
-    /// Makes the volume in an image smaller: as short as is said, or as what it holds. A file is
-    /// cut behind it.
+    /// Shrinks the volume to `len_bytes`, or to its minimum. A file is truncated after the volume.
     ///
     /// # Errors
-    /// It is in use, cannot be so short, or what the disk gave.
+    /// The image is in use, the volume cannot become so short, or the disk fails.
     pub fn shrink(image: &Path, place: &VolumeLocation, len_bytes: Option<u64>) -> Result<Resized> {
         let (base, behind) = open_resize_target(image, place)?;
         let wanted = ResizeRequest { image, place, len_bytes, now: now() };
         Ok(ShrinkJob::plan(wanted, base, behind, || Ok(()))?.write(&|_| {})?)
     }
 
-    /// Changes what the volume in an image says of itself.
+    /// Changes superblock settings.
     ///
     /// # Errors
-    /// It is in use, cannot be changed so, or what the disk gave.
+    /// The image is in use, the volume does not support the change, or the disk fails.
     pub fn tune(image: &Path, place: &VolumeLocation, changes: &TuneChanges) -> Result<()> {
         let disk = image::writable(image)?.into_disk()?;
         let behind = image::BackingFiles::open(image, &place.backing)?.start();
@@ -233,10 +231,10 @@ impl Volume {
         Ok(tuning::tune(image, &disk, changes, now())?)
     }
 
-    /// Checks the volume in an image, without changing it.
+    /// Checks the volume without changing it.
     ///
     /// # Errors
-    /// It cannot be checked. Damage is no error.
+    /// The volume cannot be checked. Damage is reported, not returned as an error.
     pub fn check(image: &Path, place: &VolumeLocation) -> Result<Checked> {
         let disk = readable(image, place)?;
         let report = check::check(&disk, check::CheckOptions::default(), &|_, _| {});
@@ -244,16 +242,16 @@ impl Volume {
         Ok(Checked(report))
     }
 
-    /// The path of the image.
+    /// Returns the path of the image.
     pub fn image(&self) -> &Path {
         &self.image
     }
 
-    /// Makes all durable, marks the volume as unmounted, and gives the image back. Waits for calls
-    /// under way; later ones are refused.
+    /// Makes all changes durable, marks the volume as unmounted, and releases the image. Waits for
+    /// calls in progress; later calls fail.
     ///
     /// # Errors
-    /// What made the disk fail, now or before: what was changed last is not there.
+    /// The disk failed, now or earlier; the latest changes are lost.
     pub fn close(&self) -> Result<()> {
         let Some((volume, _held)) = self.inner.write().take() else { return Ok(()) };
         let closed = volume.close();
@@ -269,10 +267,10 @@ impl Volume {
         Err(Error::new(Errno::IO, text))
     }
 
-    /// Makes durable what was changed.
+    /// Makes all changes durable.
     ///
     /// # Errors
-    /// What made the disk fail.
+    /// The disk failed.
     pub fn sync(&self) -> Result<()> {
         self.with_volume(b"/", |volume| match volume.is_writable() {
             true => volume.sync(),
@@ -280,35 +278,35 @@ impl Volume {
         })
     }
 
-    /// Whether it can be changed.
+    /// Returns true if the volume is open for writing.
     ///
     /// # Errors
-    /// It is closed.
+    /// The volume is closed.
     pub fn is_writable(&self) -> Result<bool> {
         self.with_volume(b"/", |volume| Ok(volume.is_writable()))
     }
 
-    /// What there is to know of it.
+    /// Returns superblock information and usage.
     ///
     /// # Errors
-    /// It is closed.
+    /// The volume is closed.
     pub fn info(&self) -> Result<Info> {
         self.with_volume(b"/", |volume| Ok(volume.info()))
     }
 
-    /// What `stat` shows.
+    /// Returns the attributes of a file, as `stat` shows them.
     ///
     /// # Errors
-    /// It is not there, or damaged.
+    /// The file does not exist, or is damaged.
     pub fn stat(&self, path: &[u8], follow: Follow) -> Result<Attributes> {
         self.with_volume(path, |volume| volume.attributes(find(volume, path, follow)?))
     }
 
-    /// The names in a directory, sorted, without `.` and `..`. With damage, what could be read
-    /// and the failure.
+    /// Returns the names in a directory, sorted, without `.` and `..`. On damage, returns the
+    /// readable names and the error.
     ///
     /// # Errors
-    /// It is no directory, or cannot be read.
+    /// The path is no directory, or cannot be read.
     pub fn list(&self, path: &[u8]) -> Result<(Vec<DirEntry>, Option<Error>)> {
         let label = self.label(path);
         self.try_with_volume(|volume| {
@@ -338,26 +336,26 @@ impl Volume {
         })
     }
 
-    /// Where a symbolic link leads.
+    /// Returns the target of a symbolic link.
     ///
     /// # Errors
-    /// It is none.
+    /// The path is no symbolic link.
     pub fn read_link(&self, path: &[u8]) -> Result<Vec<u8>> {
         self.with_volume(path, |volume| volume.read_link(find(volume, path, Follow::No)?))
     }
 
-    /// The names of extended attributes.
+    /// Returns the names of the extended attributes.
     ///
     /// # Errors
-    /// It is not there, or damaged.
+    /// The file does not exist, or is damaged.
     pub fn xattr_names(&self, path: &[u8], follow: Follow) -> Result<Vec<Vec<u8>>> {
         self.with_volume(path, |volume| volume.xattr_names(find(volume, path, follow)?))
     }
 
-    /// An extended attribute, by its whole name (`user.x`).
+    /// Returns an extended attribute by its full name (`user.x`).
     ///
     /// # Errors
-    /// `ENODATA` if there is none of that name.
+    /// `ENODATA` if there is no such attribute.
     pub fn xattr(&self, path: &[u8], name: &[u8], follow: Follow) -> Result<Vec<u8>> {
         self.with_volume(path, |volume| volume.xattr(find(volume, path, follow)?, name))
     }
@@ -365,7 +363,7 @@ impl Volume {
     /// Sets an extended attribute.
     ///
     /// # Errors
-    /// `EEXIST` and `ENODATA` as `how` says; there is no room, or no place for such a name.
+    /// `EEXIST` and `ENODATA` according to `how`; the volume is full, or the name is not supported.
     pub fn set_xattr(
         &self,
         path: &[u8],
@@ -382,20 +380,20 @@ impl Volume {
     /// Removes an extended attribute.
     ///
     /// # Errors
-    /// `ENODATA` if there is none of that name.
+    /// `ENODATA` if there is no such attribute.
     pub fn remove_xattr(&self, path: &[u8], name: &[u8], follow: Follow) -> Result<()> {
         self.with_volume(path, |volume| volume.remove_xattr(find(volume, path, follow)?, name))
     }
 
-    /// Makes a directory.
+    /// Creates a directory.
     ///
     /// # Errors
-    /// The name is there, or there is no room.
+    /// The name exists, or the volume is full.
     pub fn make_dir(&self, path: &[u8], mode: u32) -> Result<()> {
         self.make(path, FileType::Directory, mode, b"")
     }
 
-    /// Makes a symbolic link that leads to `target`.
+    /// Creates a symbolic link to `target`.
     ///
     /// # Errors
     /// As [`Volume::make_dir`].
@@ -403,10 +401,10 @@ impl Volume {
         self.make(path, FileType::Symlink, 0o777, target)
     }
 
-    /// Gives a file another name.
+    /// Creates a hard link.
     ///
     /// # Errors
-    /// As [`Volume::make_dir`]; directories have one name.
+    /// As [`Volume::make_dir`]; directories cannot have hard links.
     pub fn link(&self, from: &[u8], to: &[u8]) -> Result<()> {
         self.with_volume(to, |volume| {
             let inode = find(volume, from, Follow::No)?;
@@ -415,10 +413,10 @@ impl Volume {
         })
     }
 
-    /// Removes a file, or whatever is no directory.
+    /// Removes a file that is no directory.
     ///
     /// # Errors
-    /// It is not there, or a directory.
+    /// The file does not exist, or is a directory.
     pub fn unlink(&self, path: &[u8]) -> Result<()> {
         self.with_volume(path, |volume| {
             let (dir, name) = resolve_parent(volume, path)?;
@@ -429,7 +427,7 @@ impl Volume {
     /// Removes an empty directory.
     ///
     /// # Errors
-    /// It is not there, no directory, or not empty.
+    /// The path does not exist, is no directory, or is not empty.
     pub fn remove_dir(&self, path: &[u8]) -> Result<()> {
         self.with_volume(path, |volume| {
             let (dir, name) = resolve_parent(volume, path)?;
@@ -437,10 +435,10 @@ impl Volume {
         })
     }
 
-    /// Moves a name.
+    /// Renames a file or directory.
     ///
     /// # Errors
-    /// It is not there; what is at `to` is not to be replaced, or cannot be.
+    /// `from` does not exist, or `to` must not or cannot be replaced.
     pub fn rename(&self, from: &[u8], to: &[u8], how: RenameMode) -> Result<()> {
         self.with_volume(from, |volume| {
             let (dir, name) = resolve_parent(volume, from)?;
@@ -452,7 +450,7 @@ impl Volume {
     /// Changes mode, owner, times and length.
     ///
     /// # Errors
-    /// It is not there, or cannot be changed.
+    /// The file does not exist, or cannot be changed.
     pub fn set_attributes(
         &self,
         path: &[u8],
@@ -464,11 +462,11 @@ impl Volume {
         })
     }
 
-    /// Writes a tree as an archive, as `draconis tar` does; what could not be read is left out,
-    /// and comes back in words.
+    /// Writes a tree as an archive, as `draconis tar` does. Skips items that cannot be read, and
+    /// returns a message for each.
     ///
     /// # Errors
-    /// The top is not there; what writing gave.
+    /// The top does not exist, or writing fails.
     pub fn tar(
         &self,
         path: &[u8],
@@ -495,19 +493,19 @@ impl Volume {
         })
     }
 
-    /// Something new, of the user who runs this.
+    /// Returns a new node that belongs to the calling user.
     pub(crate) fn node<'a>(&self, kind: FileType, mode: u32, target: &'a [u8]) -> NewNode<'a> {
         let (uid, gid) = self.owner;
         NewNode { kind, mode: mode & 0o7777, uid, gid, device: (0, 0), target }
     }
 
-    /// What a path is called in messages.
+    /// Returns the name of a path for messages.
     pub(crate) fn label(&self, path: &[u8]) -> String {
         let slash = if path.starts_with(b"/") { "" } else { "/" };
         format!("{}:{slash}{}", self.image.display(), printable(path))
     }
 
-    /// Works in the open volume; a failure is said to be about `path`.
+    /// Calls `work` with the open volume; adds `path` to its errors.
     pub(crate) fn with_volume<T>(
         &self,
         path: &[u8],
@@ -522,8 +520,8 @@ impl Volume {
         &self,
         work: impl FnOnce(&draconis_ext::Volume) -> anyhow::Result<T>,
     ) -> Result<T> {
-        // A call within a call, from a reader of an archive, must not wait for a `close` that
-        // waits for it.
+        // A nested call (a reader of an archive) must not wait for a `close` that waits for the
+        // outer call.
         let inner = self.inner.read_recursive();
         let Some((volume, _)) = &*inner else {
             let text = format!("{}: the volume was closed", self.image.display());
@@ -541,7 +539,7 @@ impl Drop for Volume {
     }
 }
 
-/// What an archive leaves out.
+/// Messages about items that an archive skips.
 struct SkippedMessages(Vec<String>);
 
 impl TarObserver for SkippedMessages {
@@ -556,10 +554,10 @@ impl TarObserver for SkippedMessages {
     }
 }
 
-/// Opens the part of a disk that a volume is in, to be changed.
+/// Locates and opens the volume on a disk, for writing.
 ///
 /// # Errors
-/// There is no volume, or it needs what is not known.
+/// There is no volume, or it has unsupported features.
 pub fn open_writable(
     image: &Path,
     disk: Arc<dyn Disk>,
@@ -574,7 +572,7 @@ pub fn open_writable(
         clock,
         dirty_bytes: DIRTY_BYTES,
         atime: AccessTimes::Never,
-        // Of disks that is one in a store: files stay as dense as they came.
+        // Only disks in a store discard; files keep their allocated blocks.
         discard: disk.properties().discards,
     };
     let opened = draconis_ext::Volume::open_with_claim(
@@ -587,7 +585,7 @@ pub fn open_writable(
     Ok((volume, held))
 }
 
-/// What time it is.
+/// Returns the current time.
 pub fn now() -> Time {
     match std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH) {
         Ok(now) => Time {
@@ -608,7 +606,7 @@ fn readable(image: &Path, place: &VolumeLocation) -> anyhow::Result<Arc<dyn Disk
     Ok(part.with_context(|| image.display().to_string())?.disk)
 }
 
-/// A file or device that is only read; one that is compressed is unpacked if it must be.
+/// Opens a file or device read-only; decompresses it if its format has no index.
 fn readable_file(image: &Path) -> anyhow::Result<Arc<dyn Disk>> {
     let start = |file| -> anyhow::Result<Arc<dyn Disk>> {
         Ok(Arc::new(host_file::open_file(file, image, false)?.start()))
@@ -634,7 +632,7 @@ pub(crate) fn find(
     volume.resolve(volume.root(), path, follow)
 }
 
-/// The directory and the name that a path ends with.
+/// Returns the parent directory and the last name of a path.
 pub(crate) fn resolve_parent<'p>(
     volume: &draconis_ext::Volume,
     path: &'p [u8],
@@ -642,10 +640,10 @@ pub(crate) fn resolve_parent<'p>(
     volume.resolve_parent(volume.root(), path)
 }
 
-/// The format of a new disk image by its name, if there is one.
+/// Parses the name of a disk image format.
 ///
 /// # Errors
-/// It is none that is made.
+/// There is no such format, or it cannot be created.
 pub fn image_format(name: Option<&str>) -> Result<Option<NewFormat>> {
     match name {
         None | Some("raw") => Ok(None),
@@ -658,7 +656,7 @@ pub fn image_format(name: Option<&str>) -> Result<Option<NewFormat>> {
     }
 }
 
-/// What a volume that is to have another length lies in, and what that differs from.
+/// Opens the target of a resize, and its backing files.
 fn open_resize_target(
     image: &Path,
     place: &VolumeLocation,
@@ -675,7 +673,7 @@ fn create(image: &Path, new: &NewVolume) -> anyhow::Result<CreatedVolume> {
     let defaults = mkfs::FormatOptions::for_type(&new.kind)
         .with_context(|| format!("{}: no such type; ext2, ext3 and ext4 are made", new.kind))?;
     let mut identities = UuidGenerator::new(None);
-    // An empty volume is for the user who makes it. What a source does not say is root's.
+    // An empty volume belongs to the calling user. Owners that a source does not give are root.
     let user = match new.from.is_empty() {
         true => (rustix::process::getuid().as_raw(), rustix::process::getgid().as_raw()),
         false => (0, 0),

@@ -1,4 +1,4 @@
-//! A whole tree of a volume, listed first and then read in the order of the disk.
+//! Walking a tree of a volume: list it first, then read contents in disk order.
 //!
 //! ```text
 //!   walk: names and inodes ──▶ items ──▶ plan: each directory, then what it holds
@@ -6,8 +6,8 @@
 //!        ══ bounded queue of batches, in plan order ══▶ the writer
 //! ```
 //!
-//! The plan keeps a directory's files behind it and together, because `tar` gives a
-//! directory its time as soon as an archive leaves it.
+//! The plan puts the files of a directory directly after it, because `tar` sets the time of a
+//! directory as soon as the archive leaves it.
 
 use std::collections::{HashMap, HashSet};
 use std::ops::Range;
@@ -21,31 +21,31 @@ use draconis_ext::{BlockLocation, Inode, InodeNumber, Run, SharedBytes, Volume};
 use crate::listing::{Listing, join, names};
 use crate::messages::{ErrorSink, printable, with_context};
 
-/// Batches that may wait between the reader and the writer.
+/// Maximum number of batches queued between reader and writer.
 const MAX_QUEUED_BATCHES: usize = 32;
-/// A batch is sent once it has so many bytes, or so many pieces: waking the other thread takes
-/// longer than copying a small file.
+/// Bytes and chunks after which a batch is sent: waking the other thread takes longer than
+/// copying a small file.
 const BATCH_BYTES: usize = 1 << 20;
 const BATCH_PIECES: usize = 256;
-/// Most bytes of one piece.
+/// Maximum size of one chunk, in bytes.
 const PIECE_BYTES: usize = 128 << 10;
-/// Contents that are read in disk order before they are sent in plan order, in bytes.
+/// Maximum contents of one window, which is read in disk order and sent in plan order, in bytes.
 const WINDOW_BYTES: u64 = 32 << 20;
-/// Files of one window.
+/// Maximum number of files in one window.
 const WINDOW_FILES: usize = 4096;
-/// A file larger than this is read when its turn comes: it makes its own order.
+/// Files larger than this are read in plan order, since each is mostly sequential on its own.
 const LARGE_FILE_BYTES: u64 = 1 << 20;
 
-/// Something in the tree.
+/// A file or directory in the tree.
 pub struct Item {
     /// Path from the top of the tree; empty for the top itself.
     pub path: Vec<u8>,
-    /// Its attributes.
+    /// Attributes of the inode.
     pub attributes: Attributes,
-    /// The item that has the same inode and came first: this one is a hard link to it.
+    /// Index of an earlier item with the same inode: this one is a hard link to it.
     pub link_to: Option<usize>,
     inode: Arc<Inode>,
-    /// Where its contents begin on the disk.
+    /// First block of the contents on the disk.
     first_block: u64,
 }
 
@@ -56,23 +56,23 @@ impl Item {
     }
 }
 
-/// A listed tree.
+/// Listing of a tree.
 pub struct Walk {
-    /// Everything in it; a directory comes before what it holds.
+    /// All items; a directory precedes its contents.
     pub items: Vec<Item>,
-    /// Contents of all files together, in bytes that are there.
+    /// Allocated bytes of all files together.
     pub bytes: u64,
-    /// Whether something could not be read and is missing.
+    /// True if some items could not be read and are missing.
     pub damaged: bool,
-    /// Each directory that was listed, in order, and the items it holds.
+    /// Listed directories in order, each with the range of its items.
     dirs: Vec<(usize, Range<usize>)>,
 }
 
 impl Walk {
-    /// Lists what is at and below `top`; `complain` hears of what could not be read.
+    /// Lists the tree at `top`; reports unreadable items to `complain`.
     ///
     /// # Errors
-    /// What the volume says of `top`.
+    /// `top` cannot be read.
     pub fn new(
         volume: &Volume,
         top: InodeNumber,
@@ -90,7 +90,7 @@ impl Walk {
                 continue;
             }
             let mut listing = Listing::default();
-            // A damaged volume may hold a directory twice, or below itself.
+            // In a damaged volume a directory may occur twice, or below itself.
             if seen.insert(dir) {
                 let shown = if path.is_empty() { label.to_owned() } else { printable(&path) };
                 match names(volume, dir, &shown, complain) {
@@ -102,7 +102,7 @@ impl Walk {
                 }
             }
             walk.damaged |= listing.damaged;
-            // Inodes are read in the order of their tables.
+            // Reads inodes in the order of the inode tables.
             listing.names.sort_by_key(|entry| entry.inode);
             let first = walk.items.len();
             for entry in listing.names {
@@ -142,8 +142,8 @@ impl Walk {
         Ok(())
     }
 
-    /// The order in which to write the tree: each directory, then what it holds as that
-    /// lies on the disk. A hard link comes after the item it links to.
+    /// Returns the order in which to write the tree: each directory, then its contents in disk
+    /// order. A hard link comes after the item that it links to.
     pub fn plan(&self) -> Vec<usize> {
         let mut plan = Vec::with_capacity(self.items.len());
         if self.dirs.is_empty() {
@@ -159,22 +159,22 @@ impl Walk {
         plan
     }
 
-    /// Whether the contents of an item are to be read.
+    /// Returns true if the contents of an item must be read.
     fn has_contents(&self, at: usize) -> bool {
         self.items[at].attributes.kind == FileType::File && self.items[at].link_to.is_none()
     }
 }
 
-/// A piece of a file's contents.
+/// A chunk of a file's contents.
 pub enum FileChunk {
     /// Bytes at an offset.
     Data(u64, SharedBytes),
-    /// All of the file has been sent, or why not.
+    /// End of the file, or the error that ended it.
     End(draconis_ext::Result<()>),
 }
 
-/// Reads the contents of the planned files and sends them in the order of the plan; ends
-/// early when there is no listener any more.
+/// Reads the contents of the planned files and sends them in plan order; ends early if the
+/// receiver is gone.
 pub fn read_ahead(volume: &Volume, walk: &Walk, plan: &[usize], mut pieces: ChunkSender) {
     let files: Vec<usize> = plan.iter().copied().filter(|&at| walk.has_contents(at)).collect();
     let mut rest = &files[..];
@@ -195,7 +195,7 @@ pub fn read_ahead(volume: &Volume, walk: &Walk, plan: &[usize], mut pieces: Chun
     pieces.flush();
 }
 
-/// How many of the files fit one window; at least one.
+/// Returns the number of files that fit one window; at least one.
 fn window_len(walk: &Walk, files: &[usize]) -> usize {
     let mut bytes = 0;
     let fits = |&&at: &&usize| {
@@ -206,7 +206,7 @@ fn window_len(walk: &Walk, files: &[usize]) -> usize {
     files.iter().take(WINDOW_FILES).take_while(fits).count().max(1)
 }
 
-/// Reads the small files of a window in the order of the disk.
+/// Reads the small files of a window in disk order.
 fn read_small(volume: &Volume, walk: &Walk, window: &[usize]) -> HashMap<usize, Vec<FileChunk>> {
     let is_small = |at: &usize| walk.items[*at].attributes.size_bytes <= LARGE_FILE_BYTES;
     let mut order: Vec<usize> = window.iter().copied().filter(is_small).collect();
@@ -233,22 +233,22 @@ fn send_large(volume: &Volume, inode: &Inode, pieces: &mut ChunkSender) -> bool 
     listening && pieces.send(FileChunk::End(read))
 }
 
-/// The queue between [`read_ahead`] and a writer.
+/// Creates the queue between [`read_ahead`] and a writer.
 pub fn queue() -> (ChunkSender, ChunkReceiver) {
     let (to, from) = sync_channel(MAX_QUEUED_BATCHES);
     (ChunkSender { to, batch: vec![], bytes: 0 }, ChunkReceiver { from, batch: vec![].into_iter() })
 }
 
-/// The reader's end.
+/// Sending end of the queue.
 pub struct ChunkSender {
     to: SyncSender<Vec<FileChunk>>,
     batch: Vec<FileChunk>,
-    /// Of the batch.
+    /// Bytes in the current batch.
     bytes: usize,
 }
 
 impl ChunkSender {
-    /// Whether there still is a writer, as far as is known.
+    /// Queues a chunk; returns false once the receiver is known to be gone.
     fn send(&mut self, piece: FileChunk) -> bool {
         if let FileChunk::Data(_, data) = &piece {
             self.bytes += data.len();
@@ -264,7 +264,7 @@ impl ChunkSender {
     }
 }
 
-/// The writer's end: pieces in the order of the plan.
+/// Receiving end of the queue: chunks in plan order.
 pub struct ChunkReceiver {
     from: Receiver<Vec<FileChunk>>,
     batch: vec::IntoIter<FileChunk>,
@@ -283,7 +283,7 @@ impl Iterator for ChunkReceiver {
     }
 }
 
-/// Reads all that is not a hole; stops when `visit` returns false.
+/// Reads everything outside holes; stops when `visit` returns false.
 fn visit_data(
     volume: &Volume,
     inode: &Inode,
@@ -308,31 +308,30 @@ fn visit_data(
     Ok(())
 }
 
-/// Where a file has contents, as byte ranges in order that do not touch: everything, if it
-/// has no hole. They are found as they are asked for, so that a file of any shape takes the
-/// same memory.
+/// Returns the data segments of a file as sorted, disjoint byte ranges; one range if the file has
+/// no hole. Finds them lazily, so that memory does not depend on the file.
 pub fn segments<'a>(volume: &'a Volume, inode: &'a Inode) -> Segments<'a> {
     let size = inode.size_bytes;
     let space = volume.attributes_of(inode).blocks_512.saturating_mul(512);
-    // More space than size: no hole, unless indirect blocks hide one that is small.
+    // More blocks than the size needs: no hole, unless indirect blocks make up for a small one.
     let whole = size > 0 && size <= LARGE_FILE_BYTES && space >= size;
     let (at, open) = if whole { (size, Some((0, size))) } else { (0, None) };
     Segments { volume, inode, at, runs: vec![].into_iter(), open }
 }
 
-/// What [`segments`] finds.
+/// Iterator of [`segments`].
 pub struct Segments<'a> {
     volume: &'a Volume,
     inode: &'a Inode,
-    /// Where the map is to be asked next.
+    /// Offset of the next map lookup.
     at: u64,
     runs: std::vec::IntoIter<Run>,
-    /// Contents whose end was not met yet.
+    /// Segment whose end is not known yet.
     open: Option<(u64, u64)>,
 }
 
 impl Segments<'_> {
-    /// The next run of the map; none at the end of the file.
+    /// Returns the next run of the map; `None` at the end of the file.
     fn run(&mut self) -> draconis_ext::Result<Option<Run>> {
         if let Some(run) = self.runs.next() {
             return Ok(Some(run));
@@ -346,7 +345,7 @@ impl Segments<'_> {
         Ok(self.runs.next())
     }
 
-    /// The bytes of a run.
+    /// Returns the byte range of a run.
     fn range(&self, run: &Run) -> (u64, u64) {
         let block_bytes = u64::from(self.volume.space().block_bytes);
         let (from, blocks) = (u64::from(run.from.0), u64::from(run.blocks));

@@ -26,138 +26,138 @@
 #include <stddef.h>
 #include <stdint.h>
 
-// From the last key to the first.
+// Scan in descending order.
 #define DRACONIS_REVERSE 1
 
-// Chosen by what is measured, where the store is large enough to tell.
+// Layout chosen by measuring, if the store is large enough for that.
 #define DRACONIS_LAYOUT_MEASURED 0
 
-// For disks on which distance costs time.
+// Layout for hard disks.
 #define DRACONIS_LAYOUT_LOG 1
 
-// For flash.
+// Layout for flash.
 #define DRACONIS_LAYOUT_COW 2
 
-// To be changed as well, alone.
+// Open for writing, exclusively.
 #define DRACONIS_WRITE 1
 
-// Make a file that is not there.
+// Create the file if it is missing.
 #define DRACONIS_CREATE 2
 
-// It must not be there.
+// Fail if it exists.
 #define DRACONIS_EXCLUSIVE 4
 
-// Cut it to nothing.
+// Truncate the file to length 0.
 #define DRACONIS_TRUNCATE 8
 
-// Of a symbolic link, itself instead of what it leads to.
+// Do not follow a symbolic link.
 #define DRACONIS_NOFOLLOW 16
 
-// What is at the new name stays, and the call fails.
+// Fail if the new name exists.
 #define DRACONIS_NOREPLACE 32
 
-// What is at the new name gets the old one.
+// Exchange the two names.
 #define DRACONIS_EXCHANGE 64
 
-// Changes of keys that become visible together, whole or not at all. One thread at a time.
+// A batch of changes, applied atomically. For one thread at a time.
 typedef struct draconis_batch draconis_batch;
 
-// What a directory held when it was opened. One thread at a time.
+// The contents of a directory when it was opened. For one thread at a time.
 typedef struct draconis_dir draconis_dir;
 
-// An open file of a volume. Any number of threads may use it together: there is no position.
+// An open file, without a file position. Can be used by any number of threads together.
 typedef struct draconis_file draconis_file;
 
-// Changes of objects that become visible together, whole or not at all. One thread at a time.
+// A group of changes, applied atomically. For one thread at a time.
 typedef struct draconis_group draconis_group;
 
-// The objects that were there when the list was made. One thread at a time.
+// A list of the objects as of its creation. For one thread at a time.
 typedef struct draconis_object_list draconis_object_list;
 
-// Keys and values as they were when the scan began. One thread at a time.
+// A scan of keys and values as of its start. For one thread at a time.
 typedef struct draconis_scan draconis_scan;
 
-// An open store. Any number of threads may use it together.
+// An open store. Can be used by any number of threads together.
 typedef struct draconis_store draconis_store;
 
-// The value of a key, as it was when it was asked for.
+// The value of a key at the time of the call.
 typedef struct draconis_value draconis_value;
 
-// An open volume. Any number of threads may use it together.
+// An open volume. Can be used by any number of threads together.
 typedef struct draconis_volume draconis_volume;
 
-// Bytes of ours.
+// Bytes owned by the library.
 typedef struct draconis_bytes {
-    // Where they begin; not NULL.
+    // First byte; not NULL.
     const void *bytes;
-    // How many.
+    // Number of bytes.
     size_t len;
 } draconis_bytes;
 
-// A store that is to be made.
+// Options for a new store.
 typedef struct draconis_store_options {
-    // Its length in bytes; 0: that of the file or device.
+    // Length in bytes; 0: that of the file or device.
     uint64_t size_bytes;
     // One of DRACONIS_LAYOUT_*.
     uint32_t layout;
-    // Not 0: leave a file one hole instead of writing it out.
+    // Not 0: create the file as one hole instead of writing zeros.
     int sparse;
-    // Not 0: overwrite the store or ext volume that the file or device holds. Nothing else that is
-    // recognised is overwritten.
+    // Not 0: overwrite an existing store or ext volume. Other recognised contents are never
+    // overwritten.
     int force;
 } draconis_store_options;
 
-// What a check of a store found.
+// Result of checking a store.
 typedef struct draconis_store_report {
-    // Not 0: nothing is wrong.
+    // Not 0: no damage was found.
     int clean;
-    // Not 0: all could be looked at.
+    // Not 0: everything could be checked.
     int complete;
-    // Damaged places.
+    // Number of damaged places.
     uint64_t damage;
-    // Objects.
+    // Number of objects.
     uint64_t objects;
-    // Keys.
+    // Number of keys.
     uint64_t keys;
 } draconis_store_report;
 
-// Where in an image the volume is. All zero: the whole image, or the only partition that holds a
+// Location of a volume in an image. All zero: the whole image, or the only partition that holds a
 // volume.
 typedef struct draconis_place {
-    // It begins at this byte.
+    // Offset at which the volume begins.
     uint64_t offset_bytes;
-    // It is this partition, counted from 1.
+    // Partition number, from 1.
     uint32_t partition;
-    // Of a disk image, what it differs from: names that the image says are not opened. May be
+    // Backing file of a disk image. Names stored in the image are not opened. May be
     // NULL.
     const char *backing;
 } draconis_place;
 
-// What there is to know of a volume.
+// Information about a volume.
 typedef struct draconis_volume_info {
     // "ext2", "ext3" or "ext4".
     char kind[8];
     // The label.
     char label[20];
-    // The identity.
+    // The UUID.
     uint8_t uuid[16];
     // Length in bytes.
     uint64_t size_bytes;
-    // Bytes of a block.
+    // Block size.
     uint32_t block_bytes;
-    // Not 0: unmounted properly.
+    // Not 0: cleanly unmounted.
     int clean;
-    // Blocks.
+    // Number of blocks.
     uint64_t blocks;
-    // Blocks that are free.
+    // Number of free blocks.
     uint64_t free_blocks;
-    // Inodes.
+    // Number of inodes.
     uint64_t inodes;
-    // Inodes that are free.
+    // Number of free inodes.
     uint64_t free_inodes;
 } draconis_volume_info;
 
-// A moment: seconds since 1970, and nanoseconds after that.
+// A time: seconds since 1970, and nanoseconds after that.
 typedef struct draconis_time {
     // Seconds; negative before 1970.
     int64_t seconds;
@@ -165,122 +165,122 @@ typedef struct draconis_time {
     uint32_t nanoseconds;
 } draconis_time;
 
-// What stat(2) says of a file.
+// File attributes, as of stat(2).
 typedef struct draconis_stat_data {
-    // Its number.
+    // Inode number.
     uint32_t inode;
-    // Kind and permissions, as st_mode.
+    // File type and permissions, as st_mode.
     uint32_t mode;
-    // Names.
+    // Number of hard links.
     uint32_t links;
-    // Owner.
+    // User ID of the owner.
     uint32_t uid;
-    // Group.
+    // Group ID.
     uint32_t gid;
-    // Of a device, its major number.
+    // Major number of a device.
     uint32_t device_major;
-    // Of a device, its minor number.
+    // Minor number of a device.
     uint32_t device_minor;
     // Length in bytes.
     uint64_t size_bytes;
-    // Room that it takes, in units of 512 bytes.
+    // Allocated space, in units of 512 bytes.
     uint64_t blocks_512;
     // Last access.
     struct draconis_time accessed;
-    // Last change of the contents.
+    // Last modification of the contents.
     struct draconis_time modified;
     // Last change of the inode.
     struct draconis_time changed;
 } draconis_stat_data;
 
-// A name in a directory.
+// A directory entry.
 typedef struct draconis_entry {
     // The name. Valid until the next call with this directory.
     const char *name;
-    // The inode's number.
+    // Inode number.
     uint32_t inode;
-    // What it is, as the kind in st_mode.
+    // File type, as in st_mode.
     uint32_t kind;
 } draconis_entry;
 
-// A volume that is to be made. All zero but for the size: ext4, as mke2fs would make it.
+// Options for a new volume. All zero except the size: ext4 with the defaults of mke2fs.
 typedef struct draconis_format_options {
-    // Its length in bytes; 0: that of the image.
+    // Length in bytes; 0: that of the image.
     uint64_t size_bytes;
     // "ext2", "ext3" or "ext4"; NULL: "ext4".
     const char *kind;
-    // At most 16 bytes; NULL: none.
+    // Label of at most 16 bytes; NULL: none.
     const char *label;
-    // Features to give or, with ^, to take away, as mke2fs -O spells them; NULL: the usual ones.
+    // Features to set, or with ^ to clear, as mke2fs -O spells them; NULL: the defaults.
     const char *features;
-    // Bytes of a block, 1024 to 65536; 0: by the size.
+    // Block size, 1024 to 65536; 0: depends on the size of the volume.
     uint32_t block_bytes;
-    // Not 0: overwrite the ext volume that the image holds. Nothing else that is recognised is
+    // Not 0: overwrite an existing ext volume. Other recognised contents are never
     // overwritten.
     int force;
 } draconis_format_options;
 
-// What a new volume is filled with. All zero: nothing, and nothing is left out.
+// Sources for filling a new volume. All zero: none, and nothing is excluded.
 typedef struct draconis_fill_options {
     // A directory, or tar archives (plain, gzip, zstd, xz) and container images ("oci:DIR:TAG",
-    // "oci-archive:FILE:TAG", "docker-archive:FILE:TAG"), each over those before.
+    // "oci-archive:FILE:TAG", "docker-archive:FILE:TAG"), each laid over those before.
     const char *const *from;
-    // How many there are.
+    // Number of sources.
     size_t from_count;
-    // Patterns of what is left out, as tar --exclude has them.
+    // Patterns of names to exclude, as for tar --exclude.
     const char *const *exclude;
-    // How many there are.
+    // Number of patterns.
     size_t exclude_count;
-    // Of an image for several, this platform, such as "linux/arm64"; NULL: this machine's.
+    // Platform to choose from a multi-platform image, such as "linux/arm64"; NULL: this machine's.
     const char *platform;
-    // "qcow2" or "vhdx": the volume is made in a disk image; NULL: it is all of the file.
+    // "qcow2" or "vhdx": create a disk image that contains the volume; NULL: raw.
     const char *image_format;
-    // What is left free besides, where the size follows from the source.
+    // Free space to add if the size is computed from the sources.
     uint64_t free_bytes;
-    // What an archive may unpack to; 0: 16 GiB and a hundred times its length.
+    // Limit for the decompressed size of an archive; 0: 16 GiB plus 100 times its length.
     uint64_t limit_bytes;
-    // Not 0: everything becomes that of uid and gid.
+    // Not 0: set the owner of all files to uid and gid.
     int give;
-    // Whose it becomes.
+    // User ID for give.
     uint32_t uid;
-    // Whose it becomes.
+    // Group ID for give.
     uint32_t gid;
-    // Not 0: everything becomes root's, and nothing is for others.
+    // Not 0: set the owner of all files to root, and clear group and other permissions.
     int squash;
-    // Not 0: the same bytes of the same source, whenever and wherever.
+    // Not 0: equal sources give equal bytes, on any machine and at any time.
     int reproducible;
-    // All zero: for what later versions know.
+    // Reserved for later versions; all zero.
     uint64_t later[8];
 } draconis_fill_options;
 
-// Hears of a complaint, as a text that is valid during the call.
+// Callback for a problem; the text is valid during the call.
 typedef void (*draconis_complaint_fn)(void *context, const char *complaint);
 
-// What is to be changed of a volume. All zero: nothing.
+// Changes of superblock settings. All zero: none.
 typedef struct draconis_tune_options {
-    // At most 16 bytes, none for none; NULL: as it is.
+    // Label of at most 16 bytes, empty for none; NULL: unchanged.
     const char *label;
-    // A UUID, "random" or "clear"; NULL: as it is.
+    // A UUID, "random" or "clear"; NULL: unchanged.
     const char *uuid;
-    // Features to give or, with ^, to take away, as tune2fs -O spells them; NULL: as they are.
+    // Features to set, or with ^ to clear, as tune2fs -O spells them; NULL: unchanged.
     const char *features;
-    // What is kept for the superuser: blocks, or "5%" of them; NULL: as it is.
+    // Reserved blocks: a number, or a percentage ("5%"); NULL: unchanged.
     const char *reserved;
-    // What the kernel does about damage: 1 goes on, 2 remounts read-only, 3 panics; 0: as it is.
+    // Reaction of the kernel to errors: 1 continue, 2 remount read-only, 3 panic; 0: unchanged.
     uint16_t errors;
-    // Mounts after which it is to be checked; -1: never; 0: as it is.
+    // Maximum mount count before a check; -1: no limit; 0: unchanged.
     int32_t max_mounts;
-    // All zero: for what later versions know.
+    // Reserved for later versions; all zero.
     uint64_t later[8];
 } draconis_tune_options;
 
-// What a check found.
+// Result of a check.
 typedef struct draconis_check_report {
-    // Not 0: e2fsck -fn would have nothing to say.
+    // Not 0: e2fsck -fn would report nothing.
     int clean;
-    // Not 0: the check went through all passes.
+    // Not 0: the check completed all passes.
     int complete;
-    // Complaints, told or not.
+    // Number of problems found, reported or not.
     uint64_t complaints;
     // Inodes in use.
     uint64_t used_inodes;
@@ -292,45 +292,45 @@ typedef struct draconis_check_report {
     uint64_t blocks;
 } draconis_check_report;
 
-// Takes bytes of an archive, all of them; an errno, or 0.
+// Callback that takes all the bytes of a piece of an archive; returns an errno, or 0.
 typedef int (*draconis_write_fn)(void *context, const void *bytes, size_t len);
 
 #ifdef __cplusplus
 extern "C" {
 #endif // __cplusplus
 
-// What the last call of this thread that failed says of it: what it is about, what went wrong,
-// and the next step where there is one. Empty if none failed. Valid until the next call that
-// fails in this thread; not to be freed.
+// Returns the message of this thread's last failed call: the object, the failure, and the next
+// step where there is one. Empty if no call failed. Valid until the next failure in this thread;
+// must not be freed.
 const char *draconis_error_message(void);
 
-// The version of the library, such as "0.1.0". Not to be freed.
+// Returns the version of the library, such as "0.1.0". Must not be freed.
 const char *draconis_version(void);
 
-// An empty batch; never NULL. draconis_batch_free gives it back, or draconis_keys_write does.
+// Creates an empty batch; never NULL. draconis_batch_free or draconis_keys_write frees it.
 struct draconis_batch *draconis_batch_new(void);
 
-// Gives a batch back that is not written. NULL is taken.
+// Frees a batch without writing it. Accepts NULL.
 void draconis_batch_free(struct draconis_batch *batch);
 
-// Gives a key a value.
+// Adds setting the value of a key.
 int draconis_batch_put(struct draconis_batch *batch,
                        const void *key,
                        size_t key_len,
                        const void *value,
                        size_t value_len);
 
-// Takes a key away, if it is there.
+// Adds deleting a key, if it exists.
 int draconis_batch_delete(struct draconis_batch *batch, const void *key, size_t key_len);
 
-// Makes all changes of a batch, or none, after all that was submitted before, and frees batch,
-// also when it fails. Durable once draconis_store_wait returned for the ticket, which may be
+// Applies a batch atomically, after everything submitted before, and frees batch even on failure.
+// The changes are durable once draconis_store_wait has returned for the ticket. ticket may be
 // NULL.
 int draconis_keys_write(const struct draconis_store *store,
                         struct draconis_batch *batch,
                         uint64_t *ticket);
 
-// Gives one key a value, as a batch of its own.
+// Sets the value of one key, as a batch of its own.
 int draconis_keys_put(const struct draconis_store *store,
                       const void *key,
                       size_t key_len,
@@ -338,28 +338,28 @@ int draconis_keys_put(const struct draconis_store *store,
                       size_t value_len,
                       uint64_t *ticket);
 
-// Takes one key away, as a batch of its own.
+// Deletes one key, as a batch of its own.
 int draconis_keys_delete(const struct draconis_store *store,
                          const void *key,
                          size_t key_len,
                          uint64_t *ticket);
 
-// The value of a key: 1 and the value, which draconis_value_free gives back, or 0 and NULL if
-// there is no such key.
+// Gets the value of a key: returns 1 and the value, which draconis_value_free frees, or 0 and NULL
+// if the key does not exist.
 int draconis_keys_get(const struct draconis_store *store,
                       const void *key,
                       size_t key_len,
                       struct draconis_value **value);
 
-// The bytes of a value, valid until it is given back. value must not be NULL.
+// Returns the bytes of a value, valid until it is freed. value must not be NULL.
 struct draconis_bytes draconis_value_bytes(const struct draconis_value *value);
 
-// Gives a value back. NULL is taken.
+// Frees a value. Accepts NULL.
 void draconis_value_free(struct draconis_value *value);
 
-// Begins a scan of the keys from from (with it) to to (without it), in the order of their bytes;
-// a NULL with the length 0 is no bound. flags: 0 or DRACONIS_REVERSE. draconis_scan_close gives
-// it back.
+// Begins a scan of the keys from from (inclusive) to to (exclusive), in byte order; NULL with
+// length 0 means no bound. flags: 0 or DRACONIS_REVERSE. draconis_scan_close frees the
+// scan.
 int draconis_scan_open(const struct draconis_store *store,
                        const void *from,
                        size_t from_len,
@@ -368,117 +368,117 @@ int draconis_scan_open(const struct draconis_store *store,
                        uint32_t flags,
                        struct draconis_scan **scan);
 
-// The next key and its value, which may be NULL: 1, or 0 behind the last. The bytes are valid
-// until the next call with this scan. After a failure the scan goes on behind what is damaged.
+// Gets the next key and its value, which may be NULL: returns 1, or 0 at the end. The bytes are
+// valid until the next call with this scan. After an error the scan continues past the damage.
 int draconis_scan_next(struct draconis_scan *scan,
                        struct draconis_bytes *key,
                        struct draconis_bytes *value);
 
-// Gives a scan back. NULL is taken.
+// Closes a scan. Accepts NULL.
 void draconis_scan_close(struct draconis_scan *scan);
 
-// Makes an empty store; a file that is not there is made.
+// Creates an empty store, and the file if it is missing.
 int draconis_store_create(const char *store, const struct draconis_store_options *options);
 
-// Opens a store. flags: 0 or DRACONIS_WRITE. draconis_store_close gives it back.
+// Opens a store. flags: 0 or DRACONIS_WRITE. draconis_store_close frees it.
 int draconis_store_open(const char *path, uint32_t flags, struct draconis_store **store);
 
-// Makes all durable, leaves a checkpoint, gives the file back and frees store, also when it
-// fails. NULL is no failure.
+// Makes all changes durable, writes a checkpoint, releases the file and frees store even on
+// failure. Accepts NULL.
 int draconis_store_close(struct draconis_store *store);
 
-// Checks every sum, map and count, without changing anything. Damage is no failure: report says
-// it.
+// Checks every checksum, map and count, without changing anything. Damage is reported in report,
+// not as an error.
 int draconis_store_check(const char *store, struct draconis_store_report *report);
 
-// An empty group; never NULL. draconis_group_free gives it back, or draconis_store_submit does.
+// Creates an empty group; never NULL. draconis_group_free or draconis_store_submit frees it.
 struct draconis_group *draconis_group_new(void);
 
-// Gives a group back that is not submitted. NULL is taken.
+// Frees a group without submitting it. Accepts NULL.
 void draconis_group_free(struct draconis_group *group);
 
-// Adds a new, empty object, and writes its number to id.
+// Adds creating an empty object, and stores its number in id.
 int draconis_group_create(struct draconis_group *group,
                           const struct draconis_store *store,
                           uint64_t *id);
 
-// Writes bytes at byte at of an object.
+// Adds writing bytes at offset at of an object.
 int draconis_group_write(struct draconis_group *group,
                          uint64_t id,
                          uint64_t at,
                          const void *bytes,
                          size_t len);
 
-// Writes bytes behind the end of an object.
+// Adds appending bytes to an object.
 int draconis_group_append(struct draconis_group *group,
                           uint64_t id,
                           const void *bytes,
                           size_t len);
 
-// Gives an object a length; what is new reads as zeros.
+// Adds setting the length of an object; new bytes read as zeros.
 int draconis_group_truncate(struct draconis_group *group, uint64_t id, uint64_t size_bytes);
 
-// Deletes an object.
+// Adds deleting an object.
 int draconis_group_delete(struct draconis_group *group, uint64_t id);
 
-// Gives an object a name of 1 to 255 bytes, whatever that led to before.
+// Adds giving an object a name of 1 to 255 bytes, which may have named another object.
 int draconis_group_name(struct draconis_group *group, const void *name, size_t len, uint64_t id);
 
-// Takes a name away; the object stays.
+// Adds removing a name; the object remains.
 int draconis_group_unname(struct draconis_group *group, const void *name, size_t len);
 
-// Makes all changes of a group, or none, after all that was submitted before, and frees group,
-// also when it fails. Durable once draconis_store_wait returned for the ticket, which may be
+// Applies a group atomically, after everything submitted before, and frees group even on failure.
+// The changes are durable once draconis_store_wait has returned for the ticket. ticket may be
 // NULL.
 int draconis_store_submit(const struct draconis_store *store,
                           struct draconis_group *group,
                           uint64_t *ticket);
 
-// Returns once what has the ticket is durable, with all before it.
+// Waits until the group with this ticket and everything before it is durable.
 int draconis_store_wait(const struct draconis_store *store, uint64_t ticket);
 
-// Makes durable all that was submitted.
+// Makes all submitted changes durable.
 int draconis_store_sync(const struct draconis_store *store);
 
-// Reads up to len bytes of an object from byte at on. How many there were, or a negative errno:
-// ENOENT if there is no such object.
+// Reads up to len bytes of an object from offset at. Returns the number of bytes read, or a
+// negative errno: ENOENT if the object does not exist.
 int64_t draconis_object_read(const struct draconis_store *store,
                              uint64_t id,
                              uint64_t at,
                              void *buffer,
                              size_t len);
 
-// The length of an object, or a negative errno.
+// Returns the length of an object, or a negative errno.
 int64_t draconis_object_size(const struct draconis_store *store, uint64_t id);
 
-// The number of the object that has a name; ENOENT if there is none.
+// Gets the number of the object with a name; ENOENT if there is none.
 int draconis_object_named(const struct draconis_store *store,
                           const void *name,
                           size_t len,
                           uint64_t *id);
 
-// Lists the objects. draconis_object_list_close gives the list back.
+// Lists the objects. draconis_object_list_close frees the list.
 int draconis_object_list_open(const struct draconis_store *store,
                               struct draconis_object_list **objects);
 
-// The next object, by number: 1, or 0 behind the last. id and size_bytes may be NULL.
+// Gets the next object, by number: returns 1, or 0 at the end. id and size_bytes may be NULL.
 int draconis_object_list_next(struct draconis_object_list *objects,
                               uint64_t *id,
                               uint64_t *size_bytes);
 
-// Gives a list back. NULL is taken.
+// Frees a list. Accepts NULL.
 void draconis_object_list_close(struct draconis_object_list *objects);
 
 // Opens the volume in image: a file, a block device, a partition of either, a disk image (qcow2,
-// VHDX; VHD, VMDK, Android sparse, gzip, zstd, xz: these are only read), or "STORE#NAME".
-// flags: 0 or DRACONIS_WRITE. place may be NULL. draconis_volume_close gives the result back.
+// VHDX; read-only: VHD, VMDK, Android sparse, gzip, zstd, xz), or "STORE#NAME". flags: 0 or
+// DRACONIS_WRITE. place may be NULL. draconis_volume_close frees the volume.
 int draconis_volume_open(const char *image,
                          const struct draconis_place *place,
                          uint32_t flags,
                          struct draconis_volume **volume);
 
-// The same of an image over others: backing_count files, of which each differs from the next.
-// They take the place of place's, and are only read.
+// Opens an image with backing_count backing files, nearest first. They replace the backing file
+// in place, and are opened read-only.
 int draconis_volume_open_over(const char *image,
                               const struct draconis_place *place,
                               const char *const *backing,
@@ -486,46 +486,46 @@ int draconis_volume_open_over(const char *image,
                               uint32_t flags,
                               struct draconis_volume **volume);
 
-// Makes all durable, marks the volume as unmounted, gives the image back and frees volume, also
-// when it fails. Files that are open answer EBADF from then on; they are still to be closed.
-// NULL is no failure.
+// Makes all changes durable, marks the volume as unmounted, releases the image and frees volume
+// even on failure. Open files then return EBADF; they must still be closed. Accepts
+// NULL.
 int draconis_volume_close(struct draconis_volume *volume);
 
-// Makes durable all that was changed. Without it, or draconis_file_sync, changes are in memory
-// until there is much of them.
+// Makes all changes durable. Without this or draconis_file_sync, changes stay in memory until they
+// exceed a limit.
 int draconis_volume_sync(const struct draconis_volume *volume);
 
-// What there is to know of a volume.
+// Gets information about a volume.
 int draconis_volume_get_info(const struct draconis_volume *volume,
                              struct draconis_volume_info *info);
 
-// What stat(2) would say. flags: 0 or DRACONIS_NOFOLLOW.
+// Gets the attributes of a file. flags: 0 or DRACONIS_NOFOLLOW.
 int draconis_stat(const struct draconis_volume *volume,
                   const char *path,
                   uint32_t flags,
                   struct draconis_stat_data *data);
 
-// Opens a directory to list it. draconis_dir_close gives it back.
+// Opens a directory for listing. draconis_dir_close frees it.
 int draconis_dir_open(const struct draconis_volume *volume,
                       const char *path,
                       struct draconis_dir **dir);
 
-// The next name, in the order of the bytes, without "." and "..": 1, or 0 behind the last. Where
-// a part of the directory is damaged, what can be read comes first and then -EUCLEAN.
+// Gets the next name in byte order, without "." and "..": returns 1, or 0 at the end. In a damaged
+// directory, the readable names come first and then -EUCLEAN.
 int draconis_dir_next(struct draconis_dir *dir, struct draconis_entry *entry);
 
-// Gives a directory back. NULL is taken.
+// Closes a directory. Accepts NULL.
 void draconis_dir_close(struct draconis_dir *dir);
 
-// Where a symbolic link leads: up to len bytes of it go to buffer, without a NUL at the end. The
-// length of all of it, or a negative errno.
+// Copies up to len bytes of a symbolic link's target to buffer, without a final NUL. Returns the
+// full length, or a negative errno.
 int64_t draconis_readlink(const struct draconis_volume *volume,
                           const char *path,
                           void *buffer,
                           size_t len);
 
-// An extended attribute, by its whole name such as "user.x": up to len bytes of it go to buffer.
-// The length of all of it, or a negative errno: ENODATA if there is none. flags: 0 or
+// Copies up to len bytes of an extended attribute, given by full name such as "user.x", to buffer.
+// Returns the full length, or a negative errno: ENODATA if it does not exist. flags: 0 or
 // DRACONIS_NOFOLLOW.
 int64_t draconis_getxattr(const struct draconis_volume *volume,
                           const char *path,
@@ -534,16 +534,16 @@ int64_t draconis_getxattr(const struct draconis_volume *volume,
                           void *buffer,
                           size_t len);
 
-// The names of extended attributes, each with a NUL behind it: up to len bytes of them go to
-// buffer. The length of all of them, or a negative errno. flags: 0 or DRACONIS_NOFOLLOW.
+// Copies up to len bytes of the names of extended attributes, each followed by a NUL, to buffer.
+// Returns the full length, or a negative errno. flags: 0 or DRACONIS_NOFOLLOW.
 int64_t draconis_listxattr(const struct draconis_volume *volume,
                            const char *path,
                            uint32_t flags,
                            void *buffer,
                            size_t len);
 
-// Sets an extended attribute, by its whole name, to len bytes. flags: any of DRACONIS_NOFOLLOW and
-// DRACONIS_EXCLUSIVE: EEXIST if there is one of that name.
+// Sets an extended attribute, given by full name, to len bytes. flags: any of DRACONIS_NOFOLLOW
+// and DRACONIS_EXCLUSIVE: EEXIST if it exists.
 int draconis_setxattr(const struct draconis_volume *volume,
                       const char *path,
                       const char *name,
@@ -551,36 +551,36 @@ int draconis_setxattr(const struct draconis_volume *volume,
                       size_t len,
                       uint32_t flags);
 
-// Removes an extended attribute: ENODATA if there is none of that name. flags: 0 or
+// Removes an extended attribute: ENODATA if it does not exist. flags: 0 or
 // DRACONIS_NOFOLLOW.
 int draconis_removexattr(const struct draconis_volume *volume,
                          const char *path,
                          const char *name,
                          uint32_t flags);
 
-// Makes a directory with these permissions, of the user who runs the program.
+// Creates a directory with these permissions, owned by the calling user.
 int draconis_mkdir(const struct draconis_volume *volume, const char *path, uint32_t mode);
 
-// Makes a symbolic link at path that leads to target.
+// Creates a symbolic link at path with this target.
 int draconis_symlink(const struct draconis_volume *volume, const char *target, const char *path);
 
-// Gives what is at from another name.
+// Creates a hard link.
 int draconis_link(const struct draconis_volume *volume, const char *from, const char *to);
 
-// Removes a file, or whatever is no directory.
+// Removes a file that is no directory.
 int draconis_unlink(const struct draconis_volume *volume, const char *path);
 
 // Removes an empty directory.
 int draconis_rmdir(const struct draconis_volume *volume, const char *path);
 
-// Moves a name; what is at to is replaced, unless flags is DRACONIS_NOREPLACE or
-// DRACONIS_EXCHANGE.
+// Renames a file or directory; an existing file at to is replaced, unless flags is
+// DRACONIS_NOREPLACE or DRACONIS_EXCHANGE.
 int draconis_rename(const struct draconis_volume *volume,
                     const char *from,
                     const char *to,
                     uint32_t flags);
 
-// Changes permissions. flags: 0 or DRACONIS_NOFOLLOW, here as below.
+// Changes permissions. flags, here and below: 0 or DRACONIS_NOFOLLOW.
 int draconis_chmod(const struct draconis_volume *volume,
                    const char *path,
                    uint32_t mode,
@@ -593,7 +593,7 @@ int draconis_chown(const struct draconis_volume *volume,
                    uint32_t gid,
                    uint32_t flags);
 
-// Sets the times of last access and of the last change of the contents.
+// Sets the access and modification times.
 int draconis_utimes(const struct draconis_volume *volume,
                     const char *path,
                     struct draconis_time accessed,
@@ -601,86 +601,86 @@ int draconis_utimes(const struct draconis_volume *volume,
                     uint32_t flags);
 
 // Opens a regular file. flags: any of DRACONIS_WRITE, DRACONIS_CREATE, DRACONIS_EXCLUSIVE,
-// DRACONIS_TRUNCATE; a file that is made gets these permissions. draconis_file_close gives it
-// back.
+// DRACONIS_TRUNCATE. A new file gets these permissions. draconis_file_close frees the
+// file.
 int draconis_file_open(const struct draconis_volume *volume,
                        const char *path,
                        uint32_t flags,
                        uint32_t mode,
                        struct draconis_file **file);
 
-// Reads up to len bytes from offset on. How many there were: fewer only at the end of the file;
-// or a negative errno.
+// Reads up to len bytes from offset. Returns the number of bytes read, which is short only at the
+// end of the file, or a negative errno.
 int64_t draconis_file_read(const struct draconis_file *file,
                            uint64_t offset,
                            void *buffer,
                            size_t len);
 
-// Writes len bytes at offset. How many were: fewer where the volume became full; or a negative
-// errno.
+// Writes len bytes at offset. Returns the number of bytes written, which is short if the volume
+// became full, or a negative errno.
 int64_t draconis_file_write(const struct draconis_file *file,
                             uint64_t offset,
                             const void *bytes,
                             size_t len);
 
-// Gives a file a length; what is new reads as zeros.
+// Sets the length of a file; new bytes read as zeros.
 int draconis_file_truncate(const struct draconis_file *file, uint64_t size_bytes);
 
-// What stat(2) would say of an open file.
+// Gets the attributes of an open file.
 int draconis_file_stat(const struct draconis_file *file, struct draconis_stat_data *data);
 
-// Makes a file durable, and what leads to it.
+// Makes a file and its directory entry durable.
 int draconis_file_sync(const struct draconis_file *file);
 
-// Gives a file back. What was written is durable after draconis_volume_close, or sync. NULL is
-// taken.
+// Closes a file. Its data is durable after draconis_volume_close or a sync. Accepts
+// NULL.
 void draconis_file_close(struct draconis_file *file);
 
-// Makes an empty volume in image: a file, which is made if it is not there, a block device, or
+// Creates an empty volume in image: a file, which is created if missing, a block device, or
 // "STORE#NAME", a disk in a store. options may be NULL.
 int draconis_format(const char *image, const struct draconis_format_options *options);
 
-// Makes a volume in image, as draconis_format, and fills it. Without a size in options, which may
-// be NULL, a file becomes as long as what it is filled with needs. note, which may be NULL, hears
-// in this thread of what is left out, a sentence each.
+// Creates a volume as draconis_format does, and fills it. options may be NULL; without a size, a
+// file becomes as long as its contents need. note may be NULL; it is called in this thread with a
+// sentence for each kind of item that is skipped.
 int draconis_format_filled(const char *image,
                            const struct draconis_format_options *options,
                            const struct draconis_fill_options *fill,
                            draconis_complaint_fn note,
                            void *context);
 
-// Makes the volume in image larger: size_bytes long, or, with 0, as long as the file or device.
-// A file is lengthened, with a hole. grown, which may be NULL, gets the length that it has then.
-// place may be NULL. If it is cut off, the volume is as it was, or doing it again ends it.
+// Grows the volume in image to size_bytes, or with 0 to the whole file or device. A file is
+// extended with a hole. grown and place may be NULL; grown gets the new length. After an
+// interruption the volume is unchanged, or growing it again completes the change.
 int draconis_grow(const char *image,
                   const struct draconis_place *place,
                   uint64_t size_bytes,
                   uint64_t *grown);
 
-// Makes the volume in image smaller: size_bytes long, or, with 0, as short as what it holds. Files
-// beyond the new end are moved, inodes there get other numbers, and a file is cut behind the
-// volume. Otherwise as draconis_grow.
+// Shrinks the volume in image to size_bytes, or with 0 to its minimum. Data beyond the new end is
+// moved, inodes there get new numbers, and a file is truncated after the volume. The rest is as
+// for draconis_grow.
 int draconis_shrink(const char *image,
                     const struct draconis_place *place,
                     uint64_t size_bytes,
                     uint64_t *shrunk);
 
-// Changes what the volume in image says of itself. place may be NULL. Without changes one that
-// was cut off is ended.
+// Changes superblock settings of the volume in image. place may be NULL. Without changes, an
+// interrupted change is completed.
 int draconis_tune(const char *image,
                   const struct draconis_place *place,
                   const struct draconis_tune_options *options);
 
-// Checks the volume in image without changing it. complaint, which may be NULL, hears of each
-// complaint in this thread. Damage is no failure: report says it. place may be NULL.
+// Checks the volume in image without changing it. complaint may be NULL; it is called in this
+// thread for each problem. Damage is reported in report, not as an error. place may be NULL.
 int draconis_check(const char *image,
                    const struct draconis_place *place,
                    draconis_complaint_fn complaint,
                    void *context,
                    struct draconis_check_report *report);
 
-// Writes what is at and below path as a tar archive (pax, holes kept), through write, in this
-// thread. How many things could not be read and are left out, of which the first is in
+// Writes the tree at path as a tar archive (pax, holes preserved) through write, in this thread.
+// Returns the number of items skipped because of errors, the first of which is in
 // draconis_error_message, or a negative errno.
 int64_t draconis_tar(const struct draconis_volume *volume,
                      const char *path,

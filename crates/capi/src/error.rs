@@ -1,4 +1,4 @@
-//! Failures as C sees them: a negative errno, and a text for this thread.
+//! Errors for C: a negative errno, and a message per thread.
 
 use std::cell::RefCell;
 use std::ffi::{CString, c_char, c_int};
@@ -11,33 +11,33 @@ use rustix::io::Errno;
 use crate::raw::null_error;
 
 thread_local! {
-    /// What failed last in this thread.
+    /// Message of this thread's last failure.
     static LAST_MESSAGE: RefCell<CString> = RefCell::default();
 }
 
-/// What the last call of this thread that failed says of it: what it is about, what went wrong,
-/// and the next step where there is one. Empty if none failed. Valid until the next call that
-/// fails in this thread; not to be freed.
+/// Returns the message of this thread's last failed call: the object, the failure, and the next
+/// step where there is one. Empty if no call failed. Valid until the next failure in this thread;
+/// must not be freed.
 #[unsafe(no_mangle)]
 pub extern "C" fn draconis_error_message() -> *const c_char {
-    // A pointer into the string stays good when the borrow ends.
+    // The pointer stays valid after the borrow ends.
     LAST_MESSAGE.try_with(|last| last.borrow().as_ptr()).unwrap_or(c"".as_ptr())
 }
 
-/// The version of the library, such as "0.1.0". Not to be freed.
+/// Returns the version of the library, such as "0.1.0". Must not be freed.
 #[unsafe(no_mangle)]
 pub extern "C" fn draconis_version() -> *const c_char {
     const VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), "\0");
     VERSION.as_ptr().cast()
 }
 
-/// Does the work of a call: a count or zero, or a negative errno.
+/// Runs a call that returns a count; returns the count or a negative errno.
 pub fn run_counting(work: impl FnOnce() -> Result<u64>) -> i64 {
     let done = catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|panic| {
         let why = panic.downcast_ref::<String>().map(String::as_str);
         let why = why.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("it panicked");
         let text = format!("a defect of libdraconis: {why}; please tell its developers");
-        // A value that panics when it is dropped would do so across the boundary.
+        // Dropping the panic's value could panic again, across the C boundary.
         std::mem::forget(panic);
         Err(Error::new(Errno::NOTRECOVERABLE, text))
     });
@@ -52,18 +52,18 @@ pub fn run_counting(work: impl FnOnce() -> Result<u64>) -> i64 {
     }
 }
 
-/// Does the work of a call: zero, or a negative errno.
+/// Runs a call; returns 0 or a negative errno.
 pub fn run(work: impl FnOnce() -> Result<()>) -> c_int {
-    // Errnos are small.
+    // Errnos fit in an int.
     run_counting(|| work().map(|()| 0)) as c_int
 }
 
-/// A handle that must not be NULL.
+/// Refuses a NULL handle.
 pub fn require<'a, T>(handle: Option<&'a T>, what: &str) -> Result<&'a T> {
     handle.ok_or_else(|| null_error(what))
 }
 
-/// Writes what a call returns for to where C wants it; `empty` first, in case it fails.
+/// Runs a call and stores its result in `out`, which holds `empty` if the call fails.
 pub fn run_with_output<T>(
     out: Option<&mut MaybeUninit<T>>,
     empty: T,

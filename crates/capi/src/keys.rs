@@ -11,28 +11,28 @@ use crate::error::{require, run, run_with_output};
 use crate::raw::{Bytes, null_error};
 use crate::store::{draconis_store, submit_with_ticket};
 
-/// From the last key to the first.
+/// Scan in descending order.
 pub const DRACONIS_REVERSE: u32 = 1;
 
-/// Changes of keys that become visible together, whole or not at all. One thread at a time.
+/// A batch of changes, applied atomically. For one thread at a time.
 pub struct draconis_batch(Batch);
 
-/// The value of a key, as it was when it was asked for.
+/// The value of a key at the time of the call.
 pub struct draconis_value(Vec<u8>);
 
-/// Keys and values as they were when the scan began. One thread at a time.
+/// A scan of keys and values as of its start. For one thread at a time.
 pub struct draconis_scan {
     keys: KeyIterator,
     pair: (Vec<u8>, Vec<u8>),
 }
 
-/// Bytes of ours.
+/// Bytes owned by the library.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct draconis_bytes {
-    /// Where they begin; not NULL.
+    /// First byte; not NULL.
     pub bytes: *const c_void,
-    /// How many.
+    /// Number of bytes.
     pub len: usize,
 }
 
@@ -40,19 +40,19 @@ fn as_draconis_bytes(bytes: &[u8]) -> draconis_bytes {
     draconis_bytes { bytes: bytes.as_ptr().cast(), len: bytes.len() }
 }
 
-/// An empty batch; never NULL. draconis_batch_free gives it back, or draconis_keys_write does.
+/// Creates an empty batch; never NULL. draconis_batch_free or draconis_keys_write frees it.
 #[unsafe(no_mangle)]
 pub extern "C" fn draconis_batch_new() -> Box<draconis_batch> {
     Box::new(draconis_batch(Batch::new()))
 }
 
-/// Gives a batch back that is not written. NULL is taken.
+/// Frees a batch without writing it. Accepts NULL.
 #[unsafe(no_mangle)]
 pub extern "C" fn draconis_batch_free(batch: Option<Box<draconis_batch>>) {
     drop(batch);
 }
 
-/// Gives a key a value.
+/// Adds setting the value of a key.
 #[unsafe(no_mangle)]
 pub extern "C" fn draconis_batch_put(
     batch: Option<&mut draconis_batch>,
@@ -68,7 +68,7 @@ pub extern "C" fn draconis_batch_put(
     })
 }
 
-/// Takes a key away, if it is there.
+/// Adds deleting a key, if it exists.
 #[unsafe(no_mangle)]
 pub extern "C" fn draconis_batch_delete(
     batch: Option<&mut draconis_batch>,
@@ -82,8 +82,8 @@ pub extern "C" fn draconis_batch_delete(
     })
 }
 
-/// Makes all changes of a batch, or none, after all that was submitted before, and frees batch,
-/// also when it fails. Durable once draconis_store_wait returned for the ticket, which may be
+/// Applies a batch atomically, after everything submitted before, and frees batch even on failure.
+/// The changes are durable once draconis_store_wait has returned for the ticket. ticket may be
 /// NULL.
 #[unsafe(no_mangle)]
 pub extern "C" fn draconis_keys_write(
@@ -97,7 +97,7 @@ pub extern "C" fn draconis_keys_write(
     })
 }
 
-/// Gives one key a value, as a batch of its own.
+/// Sets the value of one key, as a batch of its own.
 #[unsafe(no_mangle)]
 pub extern "C" fn draconis_keys_put(
     store: Option<&draconis_store>,
@@ -114,7 +114,7 @@ pub extern "C" fn draconis_keys_put(
     })
 }
 
-/// Takes one key away, as a batch of its own.
+/// Deletes one key, as a batch of its own.
 #[unsafe(no_mangle)]
 pub extern "C" fn draconis_keys_delete(
     store: Option<&draconis_store>,
@@ -129,8 +129,8 @@ pub extern "C" fn draconis_keys_delete(
     })
 }
 
-/// The value of a key: 1 and the value, which draconis_value_free gives back, or 0 and NULL if
-/// there is no such key.
+/// Gets the value of a key: returns 1 and the value, which draconis_value_free frees, or 0 and NULL
+/// if the key does not exist.
 #[unsafe(no_mangle)]
 pub extern "C" fn draconis_keys_get(
     store: Option<&draconis_store>,
@@ -147,21 +147,21 @@ pub extern "C" fn draconis_keys_get(
     if told == 0 { found } else { told }
 }
 
-/// The bytes of a value, valid until it is given back. value must not be NULL.
+/// Returns the bytes of a value, valid until it is freed. value must not be NULL.
 #[unsafe(no_mangle)]
 pub extern "C" fn draconis_value_bytes(value: &draconis_value) -> draconis_bytes {
     as_draconis_bytes(&value.0)
 }
 
-/// Gives a value back. NULL is taken.
+/// Frees a value. Accepts NULL.
 #[unsafe(no_mangle)]
 pub extern "C" fn draconis_value_free(value: Option<Box<draconis_value>>) {
     drop(value);
 }
 
-/// Begins a scan of the keys from from (with it) to to (without it), in the order of their bytes;
-/// a NULL with the length 0 is no bound. flags: 0 or DRACONIS_REVERSE. draconis_scan_close gives
-/// it back.
+/// Begins a scan of the keys from from (inclusive) to to (exclusive), in byte order; NULL with
+/// length 0 means no bound. flags: 0 or DRACONIS_REVERSE. draconis_scan_close frees the
+/// scan.
 #[unsafe(no_mangle)]
 pub extern "C" fn draconis_scan_open(
     store: Option<&draconis_store>,
@@ -175,7 +175,7 @@ pub extern "C" fn draconis_scan_open(
     run_with_output(scan, None, || {
         let from = from.get(from_len, "from")?;
         let to = to.get(to_len, "to")?;
-        // No key is before the empty one.
+        // An empty exclusive end would match no key.
         let to = if to.is_empty() { Bound::Unbounded } else { Bound::Excluded(to) };
         let range = (Bound::Included(from), to);
         let keys = require(store, "store")?.0.scan(range, flags & DRACONIS_REVERSE != 0)?;
@@ -183,8 +183,8 @@ pub extern "C" fn draconis_scan_open(
     })
 }
 
-/// The next key and its value, which may be NULL: 1, or 0 behind the last. The bytes are valid
-/// until the next call with this scan. After a failure the scan goes on behind what is damaged.
+/// Gets the next key and its value, which may be NULL: returns 1, or 0 at the end. The bytes are
+/// valid until the next call with this scan. After an error the scan continues past the damage.
 #[unsafe(no_mangle)]
 pub extern "C" fn draconis_scan_next(
     scan: Option<&mut draconis_scan>,
@@ -204,7 +204,7 @@ pub extern "C" fn draconis_scan_next(
     if told == 0 { found } else { told }
 }
 
-/// Gives a scan back. NULL is taken.
+/// Closes a scan. Accepts NULL.
 #[unsafe(no_mangle)]
 pub extern "C" fn draconis_scan_close(scan: Option<Box<draconis_scan>>) {
     drop(scan);

@@ -1,4 +1,4 @@
-//! Volumes and stores for programs in C: what `draconis.h` declares.
+//! C interface for volumes and stores: the functions that `draconis.h` declares.
 //!
 //! ```text
 //!   C ──▶ extern "C" fn ──▶ error::answer: no panic passes, failures become errno and text
@@ -7,12 +7,12 @@
 //!         draconis_access: Volume, File, Store
 //! ```
 //!
-//! Law 1: no panic crosses: it becomes ENOTRECOVERABLE and a text.
-//! Law 2: a handle is used up by its `_close` or `_free` and by nothing else; each is of one heap,
-//! ours.
-//! Law 3: what a function returns for is written to its out pointers; a failure leaves them NULL
-//! or zero.
-//! Law 4: unsafe code is in `raw`.
+//! Law 1: no panic crosses the boundary: it becomes ENOTRECOVERABLE and a message.
+//! Law 2: only `_close` or `_free` consumes a handle; all handles are allocated on the library's
+//! heap.
+//! Law 3: results are written to out pointers; on failure these hold NULL or
+//! zeros.
+//! Law 4: all unsafe code is in `raw`.
 
 #![allow(non_camel_case_types, reason = "they are called so in C")]
 

@@ -1,4 +1,4 @@
-//! Whole volumes: made, filled, changed, checked, archived.
+//! Operations on whole volumes: create, fill, resize, tune, check, archive.
 
 use std::ffi::{CString, OsStr, c_int, c_void};
 use std::io::{self, Write};
@@ -19,103 +19,103 @@ use crate::error::{require, run, run_counting, run_with_output};
 use crate::raw::{CStrArg, CStrArrayArg, null_error};
 use crate::volume::draconis_volume;
 
-/// Where in an image the volume is. All zero: the whole image, or the only partition that holds a
+/// Location of a volume in an image. All zero: the whole image, or the only partition that holds a
 /// volume.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct draconis_place {
-    /// It begins at this byte.
+    /// Offset at which the volume begins.
     pub offset_bytes: u64,
-    /// It is this partition, counted from 1.
+    /// Partition number, from 1.
     pub partition: u32,
-    /// Of a disk image, what it differs from: names that the image says are not opened. May be
+    /// Backing file of a disk image. Names stored in the image are not opened. May be
     /// NULL.
     pub backing: CStrArg,
 }
 
-/// A volume that is to be made. All zero but for the size: ext4, as mke2fs would make it.
+/// Options for a new volume. All zero except the size: ext4 with the defaults of mke2fs.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct draconis_format_options {
-    /// Its length in bytes; 0: that of the image.
+    /// Length in bytes; 0: that of the image.
     pub size_bytes: u64,
     /// "ext2", "ext3" or "ext4"; NULL: "ext4".
     pub kind: CStrArg,
-    /// At most 16 bytes; NULL: none.
+    /// Label of at most 16 bytes; NULL: none.
     pub label: CStrArg,
-    /// Features to give or, with ^, to take away, as mke2fs -O spells them; NULL: the usual ones.
+    /// Features to set, or with ^ to clear, as mke2fs -O spells them; NULL: the defaults.
     pub features: CStrArg,
-    /// Bytes of a block, 1024 to 65536; 0: by the size.
+    /// Block size, 1024 to 65536; 0: depends on the size of the volume.
     pub block_bytes: u32,
-    /// Not 0: overwrite the ext volume that the image holds. Nothing else that is recognised is
+    /// Not 0: overwrite an existing ext volume. Other recognised contents are never
     /// overwritten.
     pub force: c_int,
 }
 
-/// What a new volume is filled with. All zero: nothing, and nothing is left out.
+/// Sources for filling a new volume. All zero: none, and nothing is excluded.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct draconis_fill_options {
     /// A directory, or tar archives (plain, gzip, zstd, xz) and container images ("oci:DIR:TAG",
-    /// "oci-archive:FILE:TAG", "docker-archive:FILE:TAG"), each over those before.
+    /// "oci-archive:FILE:TAG", "docker-archive:FILE:TAG"), each laid over those before.
     pub from: CStrArrayArg,
-    /// How many there are.
+    /// Number of sources.
     pub from_count: usize,
-    /// Patterns of what is left out, as tar --exclude has them.
+    /// Patterns of names to exclude, as for tar --exclude.
     pub exclude: CStrArrayArg,
-    /// How many there are.
+    /// Number of patterns.
     pub exclude_count: usize,
-    /// Of an image for several, this platform, such as "linux/arm64"; NULL: this machine's.
+    /// Platform to choose from a multi-platform image, such as "linux/arm64"; NULL: this machine's.
     pub platform: CStrArg,
-    /// "qcow2" or "vhdx": the volume is made in a disk image; NULL: it is all of the file.
+    /// "qcow2" or "vhdx": create a disk image that contains the volume; NULL: raw.
     pub image_format: CStrArg,
-    /// What is left free besides, where the size follows from the source.
+    /// Free space to add if the size is computed from the sources.
     pub free_bytes: u64,
-    /// What an archive may unpack to; 0: 16 GiB and a hundred times its length.
+    /// Limit for the decompressed size of an archive; 0: 16 GiB plus 100 times its length.
     pub limit_bytes: u64,
-    /// Not 0: everything becomes that of uid and gid.
+    /// Not 0: set the owner of all files to uid and gid.
     pub give: c_int,
-    /// Whose it becomes.
+    /// User ID for give.
     pub uid: u32,
-    /// Whose it becomes.
+    /// Group ID for give.
     pub gid: u32,
-    /// Not 0: everything becomes root's, and nothing is for others.
+    /// Not 0: set the owner of all files to root, and clear group and other permissions.
     pub squash: c_int,
-    /// Not 0: the same bytes of the same source, whenever and wherever.
+    /// Not 0: equal sources give equal bytes, on any machine and at any time.
     pub reproducible: c_int,
-    /// All zero: for what later versions know.
+    /// Reserved for later versions; all zero.
     pub later: [u64; 8],
 }
 
-/// What is to be changed of a volume. All zero: nothing.
+/// Changes of superblock settings. All zero: none.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct draconis_tune_options {
-    /// At most 16 bytes, none for none; NULL: as it is.
+    /// Label of at most 16 bytes, empty for none; NULL: unchanged.
     pub label: CStrArg,
-    /// A UUID, "random" or "clear"; NULL: as it is.
+    /// A UUID, "random" or "clear"; NULL: unchanged.
     pub uuid: CStrArg,
-    /// Features to give or, with ^, to take away, as tune2fs -O spells them; NULL: as they are.
+    /// Features to set, or with ^ to clear, as tune2fs -O spells them; NULL: unchanged.
     pub features: CStrArg,
-    /// What is kept for the superuser: blocks, or "5%" of them; NULL: as it is.
+    /// Reserved blocks: a number, or a percentage ("5%"); NULL: unchanged.
     pub reserved: CStrArg,
-    /// What the kernel does about damage: 1 goes on, 2 remounts read-only, 3 panics; 0: as it is.
+    /// Reaction of the kernel to errors: 1 continue, 2 remount read-only, 3 panic; 0: unchanged.
     pub errors: u16,
-    /// Mounts after which it is to be checked; -1: never; 0: as it is.
+    /// Maximum mount count before a check; -1: no limit; 0: unchanged.
     pub max_mounts: i32,
-    /// All zero: for what later versions know.
+    /// Reserved for later versions; all zero.
     pub later: [u64; 8],
 }
 
-/// What a check found.
+/// Result of a check.
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
 pub struct draconis_check_report {
-    /// Not 0: e2fsck -fn would have nothing to say.
+    /// Not 0: e2fsck -fn would report nothing.
     pub clean: c_int,
-    /// Not 0: the check went through all passes.
+    /// Not 0: the check completed all passes.
     pub complete: c_int,
-    /// Complaints, told or not.
+    /// Number of problems found, reported or not.
     pub complaints: u64,
     /// Inodes in use.
     pub used_inodes: u64,
@@ -127,20 +127,20 @@ pub struct draconis_check_report {
     pub blocks: u64,
 }
 
-/// Hears of a complaint, as a text that is valid during the call.
+/// Callback for a problem; the text is valid during the call.
 pub type draconis_complaint_fn =
     Option<extern "C" fn(context: *mut c_void, complaint: *const std::ffi::c_char)>;
 
-/// Takes bytes of an archive, all of them; an errno, or 0.
+/// Callback that takes all the bytes of a piece of an archive; returns an errno, or 0.
 pub type draconis_write_fn =
     Option<extern "C" fn(context: *mut c_void, bytes: *const c_void, len: usize) -> c_int>;
 
-/// A path of the host.
+/// Converts a C string to a host path.
 pub(crate) fn host_path<'a>(text: CStrArg, what: &str) -> Result<&'a Path> {
     text.get(what).map(|bytes| Path::new(OsStr::from_bytes(bytes)))
 }
 
-/// What C says of where a volume is.
+/// Converts the C struct to a location.
 pub(crate) fn options_of(place: Option<&draconis_place>) -> VolumeLocation {
     let Some(place) = place else { return VolumeLocation::default() };
     let backing = place.backing.optional().map(|bytes| Path::new(OsStr::from_bytes(bytes)).into());
@@ -151,7 +151,7 @@ pub(crate) fn options_of(place: Option<&draconis_place>) -> VolumeLocation {
     }
 }
 
-/// What C says of a volume that is to be made.
+/// Converts the C struct to the specification of a new volume.
 fn new_volume(options: Option<&draconis_format_options>) -> Result<NewVolume> {
     let mut new = NewVolume::default();
     let Some(options) = options else { return Ok(new) };
@@ -168,13 +168,13 @@ fn new_volume(options: Option<&draconis_format_options>) -> Result<NewVolume> {
     Ok(new)
 }
 
-/// A text in UTF-8, if there is one.
+/// Converts an optional C string to UTF-8.
 pub(crate) fn word<'a>(text: CStrArg, what: &str) -> Result<Option<&'a str>> {
     let read = text.optional().map(std::str::from_utf8).transpose();
     read.map_err(|_| Error::new(Errno::INVAL, format!("{what} is no text in UTF-8")))
 }
 
-/// Makes an empty volume in image: a file, which is made if it is not there, a block device, or
+/// Creates an empty volume in image: a file, which is created if missing, a block device, or
 /// "STORE#NAME", a disk in a store. options may be NULL.
 #[unsafe(no_mangle)]
 pub extern "C" fn draconis_format(
@@ -184,9 +184,9 @@ pub extern "C" fn draconis_format(
     run(|| Volume::create(host_path(image, "image")?, &new_volume(options)?).map(drop))
 }
 
-/// Makes a volume in image, as draconis_format, and fills it. Without a size in options, which may
-/// be NULL, a file becomes as long as what it is filled with needs. note, which may be NULL, hears
-/// in this thread of what is left out, a sentence each.
+/// Creates a volume as draconis_format does, and fills it. options may be NULL; without a size, a
+/// file becomes as long as its contents need. note may be NULL; it is called in this thread with a
+/// sentence for each kind of item that is skipped.
 #[unsafe(no_mangle)]
 pub extern "C" fn draconis_format_filled(
     image: CStrArg,
@@ -220,9 +220,9 @@ pub extern "C" fn draconis_format_filled(
     })
 }
 
-/// Makes the volume in image larger: size_bytes long, or, with 0, as long as the file or device.
-/// A file is lengthened, with a hole. grown, which may be NULL, gets the length that it has then.
-/// place may be NULL. If it is cut off, the volume is as it was, or doing it again ends it.
+/// Grows the volume in image to size_bytes, or with 0 to the whole file or device. A file is
+/// extended with a hole. grown and place may be NULL; grown gets the new length. After an
+/// interruption the volume is unchanged, or growing it again completes the change.
 #[unsafe(no_mangle)]
 pub extern "C" fn draconis_grow(
     image: CStrArg,
@@ -236,9 +236,9 @@ pub extern "C" fn draconis_grow(
     })
 }
 
-/// Makes the volume in image smaller: size_bytes long, or, with 0, as short as what it holds. Files
-/// beyond the new end are moved, inodes there get other numbers, and a file is cut behind the
-/// volume. Otherwise as draconis_grow.
+/// Shrinks the volume in image to size_bytes, or with 0 to its minimum. Data beyond the new end is
+/// moved, inodes there get new numbers, and a file is truncated after the volume. The rest is as
+/// for draconis_grow.
 #[unsafe(no_mangle)]
 pub extern "C" fn draconis_shrink(
     image: CStrArg,
@@ -263,8 +263,8 @@ fn resize(out: Option<&mut MaybeUninit<u64>>, work: impl FnOnce() -> Result<Resi
     })
 }
 
-/// Changes what the volume in image says of itself. place may be NULL. Without changes one that
-/// was cut off is ended.
+/// Changes superblock settings of the volume in image. place may be NULL. Without changes, an
+/// interrupted change is completed.
 #[unsafe(no_mangle)]
 pub extern "C" fn draconis_tune(
     image: CStrArg,
@@ -289,7 +289,7 @@ pub extern "C" fn draconis_tune(
     })
 }
 
-/// Refuses what a later version may know.
+/// Refuses nonzero reserved fields.
 fn nothing(later: &[u64]) -> Result<()> {
     match later.iter().all(|it| *it == 0) {
         true => Ok(()),
@@ -303,8 +303,8 @@ fn report_note(to: draconis_complaint_fn, context: *mut c_void, text: &str) {
     }
 }
 
-/// Checks the volume in image without changing it. complaint, which may be NULL, hears of each
-/// complaint in this thread. Damage is no failure: report says it. place may be NULL.
+/// Checks the volume in image without changing it. complaint may be NULL; it is called in this
+/// thread for each problem. Damage is reported in report, not as an error. place may be NULL.
 #[unsafe(no_mangle)]
 pub extern "C" fn draconis_check(
     image: CStrArg,
@@ -330,8 +330,8 @@ pub extern "C" fn draconis_check(
     })
 }
 
-/// Writes what is at and below path as a tar archive (pax, holes kept), through write, in this
-/// thread. How many things could not be read and are left out, of which the first is in
+/// Writes the tree at path as a tar archive (pax, holes preserved) through write, in this thread.
+/// Returns the number of items skipped because of errors, the first of which is in
 /// draconis_error_message, or a negative errno.
 #[unsafe(no_mangle)]
 pub extern "C" fn draconis_tar(
@@ -350,14 +350,14 @@ pub extern "C" fn draconis_tar(
         Ok(left_out.len() as u64)
     });
     if let Some(text) = first {
-        // Keeps the text for the caller; the count stays the answer.
+        // Stores the message for the caller; the count stays the return value.
         run(|| Err(Error::new(Errno::UCLEAN, text)));
     }
     told
 }
 
 struct Callback {
-    /// None once it failed: it is not called again.
+    /// `None` once the callback has failed: it is not called again.
     write: Option<extern "C" fn(*mut c_void, *const c_void, usize) -> c_int>,
     context: *mut c_void,
 }

@@ -1,51 +1,51 @@
-//! What C passes as pointers.
+//! Pointers passed by C callers.
 //!
-//! Law: these types are made by callers in C only, who promise what the header asks of them: a
-//! text ends with NUL, and so many bytes as are said can be read or written until the call
-//! returns. NULL is recognised.
+//! Law: only C callers create values of these types, and they guarantee what the header requires:
+//! strings end with NUL, and the given number of bytes is readable or writable during the call.
+//! NULL is detected.
 
 use std::ffi::{CStr, c_char, c_void};
 
 use draconis_access::{Error, Result};
 use rustix::io::Errno;
 
-/// A text that ends with NUL, or NULL.
+/// A string that ends with NUL, or NULL.
 #[repr(transparent)]
 #[derive(Clone, Copy)]
 pub struct CStrArg(*const c_char);
 
-/// Texts one behind the other, each as [`Text`], or NULL.
+/// An array of strings, or NULL.
 #[repr(transparent)]
 #[derive(Clone, Copy)]
 pub struct CStrArrayArg(*const CStrArg);
 
-/// Bytes to be read, or NULL.
+/// Bytes to read, or NULL.
 #[repr(transparent)]
 #[derive(Clone, Copy)]
 pub struct Bytes(*const c_void);
 
-/// Room to be filled, or NULL.
+/// A buffer to fill, or NULL.
 #[repr(transparent)]
 pub struct OutBuffer(*mut c_void);
 
 impl CStrArg {
-    /// The text; `what` names it where there is none.
+    /// Returns the string; the error for NULL names it `what`.
     pub fn get<'a>(self, what: &str) -> Result<&'a [u8]> {
         self.optional().ok_or_else(|| null_error(what))
     }
 
-    /// The text, if there is one.
+    /// Returns the string, if it is not NULL.
     pub fn optional<'a>(self) -> Option<&'a [u8]> {
         if self.0.is_null() {
             return None;
         }
-        // SAFETY: the caller promises a text that ends with NUL and stays for the call.
+        // SAFETY: the caller guarantees a string that ends with NUL and stays valid for the call.
         Some(unsafe { CStr::from_ptr(self.0) }.to_bytes())
     }
 }
 
 impl CStrArrayArg {
-    /// So many texts; `what` names them where there are none.
+    /// Returns `count` strings; the error for NULL names them `what`.
     pub fn get<'a>(self, count: usize, what: &str) -> Result<Vec<&'a [u8]>> {
         if count == 0 {
             return Ok(vec![]);
@@ -54,14 +54,14 @@ impl CStrArrayArg {
         if self.0.is_null() || bytes.is_none_or(|bytes| isize::try_from(bytes).is_err()) {
             return Err(null_error(what));
         }
-        // SAFETY: the caller promises so many pointers that stay for the call.
+        // SAFETY: the caller guarantees `count` pointers that stay valid for the call.
         let all = unsafe { std::slice::from_raw_parts(self.0, count) };
         all.iter().map(|text| text.get(what)).collect()
     }
 }
 
 impl Bytes {
-    /// So many bytes; `what` names them where there are none.
+    /// Returns `len` bytes; the error for NULL names them `what`.
     pub fn get<'a>(self, len: usize, what: &str) -> Result<&'a [u8]> {
         if len == 0 {
             return Ok(&[]);
@@ -69,13 +69,13 @@ impl Bytes {
         if self.0.is_null() || isize::try_from(len).is_err() {
             return Err(null_error(what));
         }
-        // SAFETY: the caller promises so many bytes that stay for the call.
+        // SAFETY: the caller guarantees `len` bytes that stay valid for the call.
         Ok(unsafe { std::slice::from_raw_parts(self.0.cast(), len) })
     }
 }
 
 impl OutBuffer {
-    /// So many bytes, all zero; `what` names them where there are none.
+    /// Returns a buffer of `len` bytes, zeroed; the error for NULL names it `what`.
     pub fn get<'a>(self, len: usize, what: &str) -> Result<&'a mut [u8]> {
         if len == 0 {
             return Ok(&mut []);
@@ -84,8 +84,8 @@ impl OutBuffer {
             return Err(null_error(what));
         }
         let at = self.0.cast::<u8>();
-        // SAFETY: the caller promises room for so many bytes, which no other thread uses for the call.
-        // What was never written is not looked at before it is.
+        // SAFETY: the caller guarantees `len` writable bytes that no other thread uses during the
+        // call. They are zeroed before they are read.
         unsafe {
             at.write_bytes(0, len);
             Ok(std::slice::from_raw_parts_mut(at, len))
@@ -93,7 +93,7 @@ impl OutBuffer {
     }
 }
 
-/// A pointer that must not be NULL.
+/// Returns the error for a NULL pointer.
 pub fn null_error(what: &str) -> Error {
     Error::new(Errno::INVAL, format!("{what} is NULL"))
 }

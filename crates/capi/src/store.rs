@@ -14,54 +14,54 @@ use crate::maintenance::host_path;
 use crate::raw::{Bytes, CStrArg, OutBuffer, null_error};
 use crate::volume::DRACONIS_WRITE;
 
-/// Chosen by what is measured, where the store is large enough to tell.
+/// Layout chosen by measuring, if the store is large enough for that.
 pub const DRACONIS_LAYOUT_MEASURED: u32 = 0;
-/// For disks on which distance costs time.
+/// Layout for hard disks.
 pub const DRACONIS_LAYOUT_LOG: u32 = 1;
-/// For flash.
+/// Layout for flash.
 pub const DRACONIS_LAYOUT_COW: u32 = 2;
 
-/// An open store. Any number of threads may use it together.
+/// An open store. Can be used by any number of threads together.
 pub struct draconis_store(pub(crate) Arc<Store>);
 
-/// Changes of objects that become visible together, whole or not at all. One thread at a time.
+/// A group of changes, applied atomically. For one thread at a time.
 pub struct draconis_group(Group);
 
-/// The objects that were there when the list was made. One thread at a time.
+/// A list of the objects as of its creation. For one thread at a time.
 pub struct draconis_object_list(std::vec::IntoIter<(ObjectId, u64)>);
 
-/// A store that is to be made.
+/// Options for a new store.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct draconis_store_options {
-    /// Its length in bytes; 0: that of the file or device.
+    /// Length in bytes; 0: that of the file or device.
     pub size_bytes: u64,
     /// One of DRACONIS_LAYOUT_*.
     pub layout: u32,
-    /// Not 0: leave a file one hole instead of writing it out.
+    /// Not 0: create the file as one hole instead of writing zeros.
     pub sparse: c_int,
-    /// Not 0: overwrite the store or ext volume that the file or device holds. Nothing else that is
-    /// recognised is overwritten.
+    /// Not 0: overwrite an existing store or ext volume. Other recognised contents are never
+    /// overwritten.
     pub force: c_int,
 }
 
-/// What a check of a store found.
+/// Result of checking a store.
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
 pub struct draconis_store_report {
-    /// Not 0: nothing is wrong.
+    /// Not 0: no damage was found.
     pub clean: c_int,
-    /// Not 0: all could be looked at.
+    /// Not 0: everything could be checked.
     pub complete: c_int,
-    /// Damaged places.
+    /// Number of damaged places.
     pub damage: u64,
-    /// Objects.
+    /// Number of objects.
     pub objects: u64,
-    /// Keys.
+    /// Number of keys.
     pub keys: u64,
 }
 
-/// Makes an empty store; a file that is not there is made.
+/// Creates an empty store, and the file if it is missing.
 #[unsafe(no_mangle)]
 pub extern "C" fn draconis_store_create(
     store: CStrArg,
@@ -87,7 +87,7 @@ pub extern "C" fn draconis_store_create(
     })
 }
 
-/// Opens a store. flags: 0 or DRACONIS_WRITE. draconis_store_close gives it back.
+/// Opens a store. flags: 0 or DRACONIS_WRITE. draconis_store_close frees it.
 #[unsafe(no_mangle)]
 pub extern "C" fn draconis_store_open(
     path: CStrArg,
@@ -105,15 +105,15 @@ pub extern "C" fn draconis_store_open(
     })
 }
 
-/// Makes all durable, leaves a checkpoint, gives the file back and frees store, also when it
-/// fails. NULL is no failure.
+/// Makes all changes durable, writes a checkpoint, releases the file and frees store even on
+/// failure. Accepts NULL.
 #[unsafe(no_mangle)]
 pub extern "C" fn draconis_store_close(store: Option<Box<draconis_store>>) -> c_int {
     run(|| store.map_or(Ok(()), |store| store.0.close()))
 }
 
-/// Checks every sum, map and count, without changing anything. Damage is no failure: report says
-/// it.
+/// Checks every checksum, map and count, without changing anything. Damage is reported in report,
+/// not as an error.
 #[unsafe(no_mangle)]
 pub extern "C" fn draconis_store_check(
     store: CStrArg,
@@ -131,13 +131,13 @@ pub extern "C" fn draconis_store_check(
     })
 }
 
-/// An empty group; never NULL. draconis_group_free gives it back, or draconis_store_submit does.
+/// Creates an empty group; never NULL. draconis_group_free or draconis_store_submit frees it.
 #[unsafe(no_mangle)]
 pub extern "C" fn draconis_group_new() -> Box<draconis_group> {
     Box::new(draconis_group(Group::new()))
 }
 
-/// Gives a group back that is not submitted. NULL is taken.
+/// Frees a group without submitting it. Accepts NULL.
 #[unsafe(no_mangle)]
 pub extern "C" fn draconis_group_free(group: Option<Box<draconis_group>>) {
     drop(group);
@@ -150,7 +150,7 @@ fn change(
     run(|| work(&mut group.ok_or_else(|| null_error("group"))?.0))
 }
 
-/// Adds a new, empty object, and writes its number to id.
+/// Adds creating an empty object, and stores its number in id.
 #[unsafe(no_mangle)]
 pub extern "C" fn draconis_group_create(
     group: Option<&mut draconis_group>,
@@ -163,7 +163,7 @@ pub extern "C" fn draconis_group_create(
     })
 }
 
-/// Writes bytes at byte at of an object.
+/// Adds writing bytes at offset at of an object.
 #[unsafe(no_mangle)]
 pub extern "C" fn draconis_group_write(
     group: Option<&mut draconis_group>,
@@ -178,7 +178,7 @@ pub extern "C" fn draconis_group_write(
     })
 }
 
-/// Writes bytes behind the end of an object.
+/// Adds appending bytes to an object.
 #[unsafe(no_mangle)]
 pub extern "C" fn draconis_group_append(
     group: Option<&mut draconis_group>,
@@ -192,7 +192,7 @@ pub extern "C" fn draconis_group_append(
     })
 }
 
-/// Gives an object a length; what is new reads as zeros.
+/// Adds setting the length of an object; new bytes read as zeros.
 #[unsafe(no_mangle)]
 pub extern "C" fn draconis_group_truncate(
     group: Option<&mut draconis_group>,
@@ -205,7 +205,7 @@ pub extern "C" fn draconis_group_truncate(
     })
 }
 
-/// Deletes an object.
+/// Adds deleting an object.
 #[unsafe(no_mangle)]
 pub extern "C" fn draconis_group_delete(group: Option<&mut draconis_group>, id: u64) -> c_int {
     change(group, |group| {
@@ -214,7 +214,7 @@ pub extern "C" fn draconis_group_delete(group: Option<&mut draconis_group>, id: 
     })
 }
 
-/// Gives an object a name of 1 to 255 bytes, whatever that led to before.
+/// Adds giving an object a name of 1 to 255 bytes, which may have named another object.
 #[unsafe(no_mangle)]
 pub extern "C" fn draconis_group_name(
     group: Option<&mut draconis_group>,
@@ -228,7 +228,7 @@ pub extern "C" fn draconis_group_name(
     })
 }
 
-/// Takes a name away; the object stays.
+/// Adds removing a name; the object remains.
 #[unsafe(no_mangle)]
 pub extern "C" fn draconis_group_unname(
     group: Option<&mut draconis_group>,
@@ -241,8 +241,8 @@ pub extern "C" fn draconis_group_unname(
     })
 }
 
-/// Makes all changes of a group, or none, after all that was submitted before, and frees group,
-/// also when it fails. Durable once draconis_store_wait returned for the ticket, which may be
+/// Applies a group atomically, after everything submitted before, and frees group even on failure.
+/// The changes are durable once draconis_store_wait has returned for the ticket. ticket may be
 /// NULL.
 #[unsafe(no_mangle)]
 pub extern "C" fn draconis_store_submit(
@@ -256,7 +256,7 @@ pub extern "C" fn draconis_store_submit(
     })
 }
 
-/// Submits, and tells the ticket to those who want it.
+/// Submits, and stores the ticket if `ticket` is not NULL.
 pub(crate) fn submit_with_ticket(
     ticket: Option<&mut MaybeUninit<u64>>,
     submit: impl FnOnce() -> Result<Ticket>,
@@ -265,20 +265,20 @@ pub(crate) fn submit_with_ticket(
     run_with_output(Some(ticket.unwrap_or(&mut unwanted)), 0, || Ok(submit()?.0))
 }
 
-/// Returns once what has the ticket is durable, with all before it.
+/// Waits until the group with this ticket and everything before it is durable.
 #[unsafe(no_mangle)]
 pub extern "C" fn draconis_store_wait(store: Option<&draconis_store>, ticket: u64) -> c_int {
     run(|| require(store, "store")?.0.wait(Ticket(ticket)))
 }
 
-/// Makes durable all that was submitted.
+/// Makes all submitted changes durable.
 #[unsafe(no_mangle)]
 pub extern "C" fn draconis_store_sync(store: Option<&draconis_store>) -> c_int {
     run(|| require(store, "store")?.0.sync())
 }
 
-/// Reads up to len bytes of an object from byte at on. How many there were, or a negative errno:
-/// ENOENT if there is no such object.
+/// Reads up to len bytes of an object from offset at. Returns the number of bytes read, or a
+/// negative errno: ENOENT if the object does not exist.
 #[unsafe(no_mangle)]
 pub extern "C" fn draconis_object_read(
     store: Option<&draconis_store>,
@@ -293,13 +293,13 @@ pub extern "C" fn draconis_object_read(
     })
 }
 
-/// The length of an object, or a negative errno.
+/// Returns the length of an object, or a negative errno.
 #[unsafe(no_mangle)]
 pub extern "C" fn draconis_object_size(store: Option<&draconis_store>, id: u64) -> i64 {
     run_counting(|| require(store, "store")?.0.len(ObjectId(id)))
 }
 
-/// The number of the object that has a name; ENOENT if there is none.
+/// Gets the number of the object with a name; ENOENT if there is none.
 #[unsafe(no_mangle)]
 pub extern "C" fn draconis_object_named(
     store: Option<&draconis_store>,
@@ -315,7 +315,7 @@ pub extern "C" fn draconis_object_named(
     })
 }
 
-/// Lists the objects. draconis_object_list_close gives the list back.
+/// Lists the objects. draconis_object_list_close frees the list.
 #[unsafe(no_mangle)]
 pub extern "C" fn draconis_object_list_open(
     store: Option<&draconis_store>,
@@ -327,7 +327,7 @@ pub extern "C" fn draconis_object_list_open(
     })
 }
 
-/// The next object, by number: 1, or 0 behind the last. id and size_bytes may be NULL.
+/// Gets the next object, by number: returns 1, or 0 at the end. id and size_bytes may be NULL.
 #[unsafe(no_mangle)]
 pub extern "C" fn draconis_object_list_next(
     objects: Option<&mut draconis_object_list>,
@@ -342,7 +342,7 @@ pub extern "C" fn draconis_object_list_next(
     1
 }
 
-/// Gives a list back. NULL is taken.
+/// Frees a list. Accepts NULL.
 #[unsafe(no_mangle)]
 pub extern "C" fn draconis_object_list_close(objects: Option<Box<draconis_object_list>>) {
     drop(objects);

@@ -1,4 +1,4 @@
-//! An open volume: its files by path, directories, open files.
+//! Open volumes: files by path, directories, open files.
 
 use std::ffi::{CString, OsStr, c_char, c_int};
 use std::mem::MaybeUninit;
@@ -15,35 +15,35 @@ use crate::error::{require, run, run_counting, run_with_output};
 use crate::maintenance::{draconis_place, host_path, options_of};
 use crate::raw::{Bytes, CStrArg, CStrArrayArg, OutBuffer, null_error};
 
-/// To be changed as well, alone.
+/// Open for writing, exclusively.
 pub const DRACONIS_WRITE: u32 = 1;
-/// Make a file that is not there.
+/// Create the file if it is missing.
 pub const DRACONIS_CREATE: u32 = 2;
-/// It must not be there.
+/// Fail if it exists.
 pub const DRACONIS_EXCLUSIVE: u32 = 4;
-/// Cut it to nothing.
+/// Truncate the file to length 0.
 pub const DRACONIS_TRUNCATE: u32 = 8;
-/// Of a symbolic link, itself instead of what it leads to.
+/// Do not follow a symbolic link.
 pub const DRACONIS_NOFOLLOW: u32 = 16;
-/// What is at the new name stays, and the call fails.
+/// Fail if the new name exists.
 pub const DRACONIS_NOREPLACE: u32 = 32;
-/// What is at the new name gets the old one.
+/// Exchange the two names.
 pub const DRACONIS_EXCHANGE: u32 = 64;
 
-/// An open volume. Any number of threads may use it together.
+/// An open volume. Can be used by any number of threads together.
 pub struct draconis_volume(pub(crate) Arc<Volume>);
 
-/// An open file of a volume. Any number of threads may use it together: there is no position.
+/// An open file, without a file position. Can be used by any number of threads together.
 pub struct draconis_file(File);
 
-/// What a directory held when it was opened. One thread at a time.
+/// The contents of a directory when it was opened. For one thread at a time.
 pub struct draconis_dir {
     entries: std::vec::IntoIter<draconis_access::DirEntry>,
     damage: Option<Error>,
     name: CString,
 }
 
-/// A moment: seconds since 1970, and nanoseconds after that.
+/// A time: seconds since 1970, and nanoseconds after that.
 #[repr(C)]
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 pub struct draconis_time {
@@ -53,49 +53,49 @@ pub struct draconis_time {
     pub nanoseconds: u32,
 }
 
-/// What stat(2) says of a file.
+/// File attributes, as of stat(2).
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
 pub struct draconis_stat_data {
-    /// Its number.
+    /// Inode number.
     pub inode: u32,
-    /// Kind and permissions, as st_mode.
+    /// File type and permissions, as st_mode.
     pub mode: u32,
-    /// Names.
+    /// Number of hard links.
     pub links: u32,
-    /// Owner.
+    /// User ID of the owner.
     pub uid: u32,
-    /// Group.
+    /// Group ID.
     pub gid: u32,
-    /// Of a device, its major number.
+    /// Major number of a device.
     pub device_major: u32,
-    /// Of a device, its minor number.
+    /// Minor number of a device.
     pub device_minor: u32,
     /// Length in bytes.
     pub size_bytes: u64,
-    /// Room that it takes, in units of 512 bytes.
+    /// Allocated space, in units of 512 bytes.
     pub blocks_512: u64,
     /// Last access.
     pub accessed: draconis_time,
-    /// Last change of the contents.
+    /// Last modification of the contents.
     pub modified: draconis_time,
     /// Last change of the inode.
     pub changed: draconis_time,
 }
 
-/// A name in a directory.
+/// A directory entry.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct draconis_entry {
     /// The name. Valid until the next call with this directory.
     pub name: *const c_char,
-    /// The inode's number.
+    /// Inode number.
     pub inode: u32,
-    /// What it is, as the kind in st_mode.
+    /// File type, as in st_mode.
     pub kind: u32,
 }
 
-/// What there is to know of a volume.
+/// Information about a volume.
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
 pub struct draconis_volume_info {
@@ -103,21 +103,21 @@ pub struct draconis_volume_info {
     pub kind: [c_char; 8],
     /// The label.
     pub label: [c_char; 20],
-    /// The identity.
+    /// The UUID.
     pub uuid: [u8; 16],
     /// Length in bytes.
     pub size_bytes: u64,
-    /// Bytes of a block.
+    /// Block size.
     pub block_bytes: u32,
-    /// Not 0: unmounted properly.
+    /// Not 0: cleanly unmounted.
     pub clean: c_int,
-    /// Blocks.
+    /// Number of blocks.
     pub blocks: u64,
-    /// Blocks that are free.
+    /// Number of free blocks.
     pub free_blocks: u64,
-    /// Inodes.
+    /// Number of inodes.
     pub inodes: u64,
-    /// Inodes that are free.
+    /// Number of free inodes.
     pub free_inodes: u64,
 }
 
@@ -156,7 +156,7 @@ fn follow(flags: u32) -> Follow {
     if flags & DRACONIS_NOFOLLOW != 0 { Follow::No } else { Follow::Yes }
 }
 
-/// Refuses flags that the call does not know.
+/// Refuses unknown flags.
 fn check_flags(flags: u32, known: u32) -> Result<()> {
     match flags & !known {
         0 => Ok(()),
@@ -165,8 +165,8 @@ fn check_flags(flags: u32, known: u32) -> Result<()> {
 }
 
 /// Opens the volume in image: a file, a block device, a partition of either, a disk image (qcow2,
-/// VHDX; VHD, VMDK, Android sparse, gzip, zstd, xz: these are only read), or "STORE#NAME".
-/// flags: 0 or DRACONIS_WRITE. place may be NULL. draconis_volume_close gives the result back.
+/// VHDX; read-only: VHD, VMDK, Android sparse, gzip, zstd, xz), or "STORE#NAME". flags: 0 or
+/// DRACONIS_WRITE. place may be NULL. draconis_volume_close frees the volume.
 #[unsafe(no_mangle)]
 pub extern "C" fn draconis_volume_open(
     image: CStrArg,
@@ -180,8 +180,8 @@ pub extern "C" fn draconis_volume_open(
     })
 }
 
-/// The same of an image over others: backing_count files, of which each differs from the next.
-/// They take the place of place's, and are only read.
+/// Opens an image with backing_count backing files, nearest first. They replace the backing file
+/// in place, and are opened read-only.
 #[unsafe(no_mangle)]
 pub extern "C" fn draconis_volume_open_over(
     image: CStrArg,
@@ -209,22 +209,22 @@ fn open(image: &Path, place: &VolumeLocation, flags: u32) -> Result<Option<Box<d
     Ok(Some(Box::new(draconis_volume(opened?))))
 }
 
-/// Makes all durable, marks the volume as unmounted, gives the image back and frees volume, also
-/// when it fails. Files that are open answer EBADF from then on; they are still to be closed.
-/// NULL is no failure.
+/// Makes all changes durable, marks the volume as unmounted, releases the image and frees volume
+/// even on failure. Open files then return EBADF; they must still be closed. Accepts
+/// NULL.
 #[unsafe(no_mangle)]
 pub extern "C" fn draconis_volume_close(volume: Option<Box<draconis_volume>>) -> c_int {
     run(|| volume.map_or(Ok(()), |volume| volume.0.close()))
 }
 
-/// Makes durable all that was changed. Without it, or draconis_file_sync, changes are in memory
-/// until there is much of them.
+/// Makes all changes durable. Without this or draconis_file_sync, changes stay in memory until they
+/// exceed a limit.
 #[unsafe(no_mangle)]
 pub extern "C" fn draconis_volume_sync(volume: Option<&draconis_volume>) -> c_int {
     run(|| require(volume, "volume")?.0.sync())
 }
 
-/// What there is to know of a volume.
+/// Gets information about a volume.
 #[unsafe(no_mangle)]
 pub extern "C" fn draconis_volume_get_info(
     volume: Option<&draconis_volume>,
@@ -254,7 +254,7 @@ pub extern "C" fn draconis_volume_get_info(
     })
 }
 
-/// What stat(2) would say. flags: 0 or DRACONIS_NOFOLLOW.
+/// Gets the attributes of a file. flags: 0 or DRACONIS_NOFOLLOW.
 #[unsafe(no_mangle)]
 pub extern "C" fn draconis_stat(
     volume: Option<&draconis_volume>,
@@ -268,7 +268,7 @@ pub extern "C" fn draconis_stat(
     })
 }
 
-/// Opens a directory to list it. draconis_dir_close gives it back.
+/// Opens a directory for listing. draconis_dir_close frees it.
 #[unsafe(no_mangle)]
 pub extern "C" fn draconis_dir_open(
     volume: Option<&draconis_volume>,
@@ -282,8 +282,8 @@ pub extern "C" fn draconis_dir_open(
     })
 }
 
-/// The next name, in the order of the bytes, without "." and "..": 1, or 0 behind the last. Where
-/// a part of the directory is damaged, what can be read comes first and then -EUCLEAN.
+/// Gets the next name in byte order, without "." and "..": returns 1, or 0 at the end. In a damaged
+/// directory, the readable names come first and then -EUCLEAN.
 #[unsafe(no_mangle)]
 pub extern "C" fn draconis_dir_next(
     dir: Option<&mut draconis_dir>,
@@ -298,7 +298,7 @@ pub extern "C" fn draconis_dir_next(
             match dir.entries.next() {
                 Some(next) => {
                     found = 1;
-                    // Names hold no NUL: the volume refuses such.
+                    // Names contain no NUL: the volume rejects such names.
                     dir.name = CString::new(next.name).unwrap_or_default();
                     let kind = next.kind.mode_bits();
                     Ok(draconis_entry { name: dir.name.as_ptr(), inode: next.inode, kind })
@@ -313,21 +313,21 @@ pub extern "C" fn draconis_dir_next(
     if told == 0 { found } else { told }
 }
 
-/// Gives a directory back. NULL is taken.
+/// Closes a directory. Accepts NULL.
 #[unsafe(no_mangle)]
 pub extern "C" fn draconis_dir_close(dir: Option<Box<draconis_dir>>) {
     drop(dir);
 }
 
-/// Copies bytes to where C wants them, as many as there is room for; how many there are.
+/// Copies as many bytes as fit to a C buffer; returns the full length.
 fn copy_out(bytes: &[u8], room: OutBuffer, len: usize) -> Result<u64> {
     let room = room.get(len, "the buffer")?;
     room.iter_mut().zip(bytes).for_each(|(to, byte)| *to = *byte);
     Ok(bytes.len() as u64)
 }
 
-/// Where a symbolic link leads: up to len bytes of it go to buffer, without a NUL at the end. The
-/// length of all of it, or a negative errno.
+/// Copies up to len bytes of a symbolic link's target to buffer, without a final NUL. Returns the
+/// full length, or a negative errno.
 #[unsafe(no_mangle)]
 pub extern "C" fn draconis_readlink(
     volume: Option<&draconis_volume>,
@@ -340,8 +340,8 @@ pub extern "C" fn draconis_readlink(
     })
 }
 
-/// An extended attribute, by its whole name such as "user.x": up to len bytes of it go to buffer.
-/// The length of all of it, or a negative errno: ENODATA if there is none. flags: 0 or
+/// Copies up to len bytes of an extended attribute, given by full name such as "user.x", to buffer.
+/// Returns the full length, or a negative errno: ENODATA if it does not exist. flags: 0 or
 /// DRACONIS_NOFOLLOW.
 #[unsafe(no_mangle)]
 pub extern "C" fn draconis_getxattr(
@@ -359,8 +359,8 @@ pub extern "C" fn draconis_getxattr(
     })
 }
 
-/// The names of extended attributes, each with a NUL behind it: up to len bytes of them go to
-/// buffer. The length of all of them, or a negative errno. flags: 0 or DRACONIS_NOFOLLOW.
+/// Copies up to len bytes of the names of extended attributes, each followed by a NUL, to buffer.
+/// Returns the full length, or a negative errno. flags: 0 or DRACONIS_NOFOLLOW.
 #[unsafe(no_mangle)]
 pub extern "C" fn draconis_listxattr(
     volume: Option<&draconis_volume>,
@@ -377,8 +377,8 @@ pub extern "C" fn draconis_listxattr(
     })
 }
 
-/// Sets an extended attribute, by its whole name, to len bytes. flags: any of DRACONIS_NOFOLLOW and
-/// DRACONIS_EXCLUSIVE: EEXIST if there is one of that name.
+/// Sets an extended attribute, given by full name, to len bytes. flags: any of DRACONIS_NOFOLLOW
+/// and DRACONIS_EXCLUSIVE: EEXIST if it exists.
 #[unsafe(no_mangle)]
 pub extern "C" fn draconis_setxattr(
     volume: Option<&draconis_volume>,
@@ -400,7 +400,7 @@ pub extern "C" fn draconis_setxattr(
     })
 }
 
-/// Removes an extended attribute: ENODATA if there is none of that name. flags: 0 or
+/// Removes an extended attribute: ENODATA if it does not exist. flags: 0 or
 /// DRACONIS_NOFOLLOW.
 #[unsafe(no_mangle)]
 pub extern "C" fn draconis_removexattr(
@@ -416,7 +416,7 @@ pub extern "C" fn draconis_removexattr(
     })
 }
 
-/// Makes a directory with these permissions, of the user who runs the program.
+/// Creates a directory with these permissions, owned by the calling user.
 #[unsafe(no_mangle)]
 pub extern "C" fn draconis_mkdir(
     volume: Option<&draconis_volume>,
@@ -426,7 +426,7 @@ pub extern "C" fn draconis_mkdir(
     run(|| require(volume, "volume")?.0.make_dir(path.get("path")?, mode))
 }
 
-/// Makes a symbolic link at path that leads to target.
+/// Creates a symbolic link at path with this target.
 #[unsafe(no_mangle)]
 pub extern "C" fn draconis_symlink(
     volume: Option<&draconis_volume>,
@@ -436,7 +436,7 @@ pub extern "C" fn draconis_symlink(
     run(|| require(volume, "volume")?.0.symlink(target.get("target")?, path.get("path")?))
 }
 
-/// Gives what is at from another name.
+/// Creates a hard link.
 #[unsafe(no_mangle)]
 pub extern "C" fn draconis_link(
     volume: Option<&draconis_volume>,
@@ -446,7 +446,7 @@ pub extern "C" fn draconis_link(
     run(|| require(volume, "volume")?.0.link(from.get("from")?, to.get("to")?))
 }
 
-/// Removes a file, or whatever is no directory.
+/// Removes a file that is no directory.
 #[unsafe(no_mangle)]
 pub extern "C" fn draconis_unlink(volume: Option<&draconis_volume>, path: CStrArg) -> c_int {
     run(|| require(volume, "volume")?.0.unlink(path.get("path")?))
@@ -458,8 +458,8 @@ pub extern "C" fn draconis_rmdir(volume: Option<&draconis_volume>, path: CStrArg
     run(|| require(volume, "volume")?.0.remove_dir(path.get("path")?))
 }
 
-/// Moves a name; what is at to is replaced, unless flags is DRACONIS_NOREPLACE or
-/// DRACONIS_EXCHANGE.
+/// Renames a file or directory; an existing file at to is replaced, unless flags is
+/// DRACONIS_NOREPLACE or DRACONIS_EXCHANGE.
 #[unsafe(no_mangle)]
 pub extern "C" fn draconis_rename(
     volume: Option<&draconis_volume>,
@@ -490,7 +490,7 @@ fn set_attributes(
     })
 }
 
-/// Changes permissions. flags: 0 or DRACONIS_NOFOLLOW, here as below.
+/// Changes permissions. flags, here and below: 0 or DRACONIS_NOFOLLOW.
 #[unsafe(no_mangle)]
 pub extern "C" fn draconis_chmod(
     volume: Option<&draconis_volume>,
@@ -519,7 +519,7 @@ pub extern "C" fn draconis_chown(
     set_attributes(volume, path, flags, change)
 }
 
-/// Sets the times of last access and of the last change of the contents.
+/// Sets the access and modification times.
 #[unsafe(no_mangle)]
 pub extern "C" fn draconis_utimes(
     volume: Option<&draconis_volume>,
@@ -537,8 +537,8 @@ pub extern "C" fn draconis_utimes(
 }
 
 /// Opens a regular file. flags: any of DRACONIS_WRITE, DRACONIS_CREATE, DRACONIS_EXCLUSIVE,
-/// DRACONIS_TRUNCATE; a file that is made gets these permissions. draconis_file_close gives it
-/// back.
+/// DRACONIS_TRUNCATE. A new file gets these permissions. draconis_file_close frees the
+/// file.
 #[unsafe(no_mangle)]
 pub extern "C" fn draconis_file_open(
     volume: Option<&draconis_volume>,
@@ -563,8 +563,8 @@ pub extern "C" fn draconis_file_open(
     })
 }
 
-/// Reads up to len bytes from offset on. How many there were: fewer only at the end of the file;
-/// or a negative errno.
+/// Reads up to len bytes from offset. Returns the number of bytes read, which is short only at the
+/// end of the file, or a negative errno.
 #[unsafe(no_mangle)]
 pub extern "C" fn draconis_file_read(
     file: Option<&draconis_file>,
@@ -578,8 +578,8 @@ pub extern "C" fn draconis_file_read(
     })
 }
 
-/// Writes len bytes at offset. How many were: fewer where the volume became full; or a negative
-/// errno.
+/// Writes len bytes at offset. Returns the number of bytes written, which is short if the volume
+/// became full, or a negative errno.
 #[unsafe(no_mangle)]
 pub extern "C" fn draconis_file_write(
     file: Option<&draconis_file>,
@@ -590,13 +590,13 @@ pub extern "C" fn draconis_file_write(
     run_counting(|| Ok(require(file, "file")?.0.write_at(offset, bytes.get(len, "bytes")?)? as u64))
 }
 
-/// Gives a file a length; what is new reads as zeros.
+/// Sets the length of a file; new bytes read as zeros.
 #[unsafe(no_mangle)]
 pub extern "C" fn draconis_file_truncate(file: Option<&draconis_file>, size_bytes: u64) -> c_int {
     run(|| require(file, "file")?.0.set_len(size_bytes))
 }
 
-/// What stat(2) would say of an open file.
+/// Gets the attributes of an open file.
 #[unsafe(no_mangle)]
 pub extern "C" fn draconis_file_stat(
     file: Option<&draconis_file>,
@@ -607,14 +607,14 @@ pub extern "C" fn draconis_file_stat(
     })
 }
 
-/// Makes a file durable, and what leads to it.
+/// Makes a file and its directory entry durable.
 #[unsafe(no_mangle)]
 pub extern "C" fn draconis_file_sync(file: Option<&draconis_file>) -> c_int {
     run(|| require(file, "file")?.0.sync())
 }
 
-/// Gives a file back. What was written is durable after draconis_volume_close, or sync. NULL is
-/// taken.
+/// Closes a file. Its data is durable after draconis_volume_close or a sync. Accepts
+/// NULL.
 #[unsafe(no_mangle)]
 pub extern "C" fn draconis_file_close(file: Option<Box<draconis_file>>) {
     run(|| {

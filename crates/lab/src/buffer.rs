@@ -1,11 +1,11 @@
-//! Memory that direct I/O takes.
+//! Buffers for direct I/O.
 
 use std::ops::{Deref, DerefMut};
 
-/// Alignment that every device takes, in bytes.
+/// Alignment that satisfies every device, in bytes.
 const ALIGN_BYTES: usize = 4096;
 
-/// Bytes that start on a page.
+/// A page-aligned buffer.
 pub struct Buffer {
     bytes: Vec<u8>,
     start: usize,
@@ -13,7 +13,7 @@ pub struct Buffer {
 }
 
 impl Buffer {
-    /// So many zeros.
+    /// Creates a buffer of `len` zeros.
     pub fn new(len: usize) -> Self {
         let bytes = vec![0; len + ALIGN_BYTES];
         let start = bytes.as_ptr().align_offset(ALIGN_BYTES);

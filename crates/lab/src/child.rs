@@ -1,4 +1,4 @@
-//! Programs that are started to measure something, and end when the run does.
+//! Child processes of a measurement, which end with the run.
 
 use std::io::Read;
 use std::process::{Command, Stdio};
@@ -8,13 +8,13 @@ use anyhow::{Context as _, bail};
 
 use crate::context::Context;
 
-/// How often it is looked whether the run was stopped.
+/// Poll interval for detecting that the run was stopped.
 const LOOK: Duration = Duration::from_millis(10);
 
-/// What a program writes to its standard output, once it has ended well.
+/// Returns the standard output of a program that succeeds.
 ///
 /// # Errors
-/// What it said otherwise; [`crate::stop::Stopped`], with the program killed.
+/// The program's error output; [`crate::stop::Stopped`] after the program was killed.
 pub fn output(context: &Context, command: &mut Command) -> anyhow::Result<Vec<u8>> {
     let name = command.get_program().to_string_lossy().into_owned();
     let name = name.rsplit('/').next().unwrap_or_default().to_string();

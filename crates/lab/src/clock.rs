@@ -1,20 +1,20 @@
-//! Time, real or the model's, and a stopwatch that costs next to nothing.
+//! Real and modelled time, and a stopwatch with little overhead.
 
 use std::time::Instant;
 
 use draconis_device::sim;
 
-/// Something that says how late it is.
+/// A source of time.
 pub trait Clock: Send + Sync {
-    /// Nanoseconds since some moment.
+    /// Returns the nanoseconds since a fixed time.
     fn now_ns(&self) -> u64;
 }
 
-/// The machine's own monotonic clock.
+/// The monotonic clock of the machine.
 pub struct Wall(Instant);
 
 impl Wall {
-    /// A clock that starts now.
+    /// Creates a clock that starts now.
     pub fn new() -> Self {
         Self(Instant::now())
     }
@@ -32,19 +32,19 @@ impl Clock for sim::Clock {
     }
 }
 
-/// Times one thing after the other with one look at the clock each.
+/// Times consecutive steps, with one clock read each.
 pub struct Stopwatch<'a> {
     clock: &'a dyn Clock,
     last_ns: u64,
 }
 
 impl<'a> Stopwatch<'a> {
-    /// Starts.
+    /// Starts the stopwatch.
     pub fn start(clock: &'a dyn Clock) -> Self {
         Self { clock, last_ns: clock.now_ns() }
     }
 
-    /// Nanoseconds since the start or the last lap.
+    /// Returns the nanoseconds since the start or the last lap.
     pub fn lap_ns(&mut self) -> u64 {
         let now = self.clock.now_ns();
         let lap = now.saturating_sub(self.last_ns);
@@ -53,8 +53,8 @@ impl<'a> Stopwatch<'a> {
     }
 }
 
-/// What one lap of the stopwatch costs on this machine, in nanoseconds: the least of many
-/// batches, since whatever else runs only adds.
+/// Measures the cost of one lap in nanoseconds: the minimum of many batches, because other load
+/// only adds time.
 pub fn cost_ns() -> f64 {
     const LAPS: u32 = 10_000;
     let clock = Wall::new();
@@ -85,7 +85,7 @@ mod tests {
         assert_eq!(watch.lap_ns(), 20);
     }
 
-    /// Printed rather than asserted tightly: the bound is that of a debug build under load.
+    /// Prints the cost; the asserted bound is that of a debug build under load.
     #[test]
     fn a_lap_costs_little() {
         let cost = cost_ns();

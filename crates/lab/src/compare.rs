@@ -1,22 +1,22 @@
-//! Two results side by side: what changed, and what is noise.
+//! Comparison of two results: changes and noise.
 //!
-//! A value changed if every repetition of the one lies beyond every repetition of the
-//! other, and by more than [`MIN_CHANGE`]; where there was one repetition of each, as on models,
-//! which repeat themselves, any difference counts.
+//! A value has changed if all repetitions of one run lie beyond all repetitions of the other, and
+//! by more than [`MIN_CHANGE`]. With single repetitions, as on models, which are deterministic,
+//! any difference counts.
 
 use crate::results::{Figure, Outcome, Point, Results};
 use crate::stats;
 use crate::units;
 
-/// The least difference of medians that is called a change, where there is noise.
+/// Minimum difference of medians that counts as a change, if values are noisy.
 const MIN_CHANGE: f64 = 0.05;
 
-/// What became of one value.
+/// Change of one value.
 #[derive(Clone, Copy, PartialEq, Debug)]
 enum Change {
     Better,
     Worse,
-    /// Neither is better.
+    /// Changed, where neither direction is better.
     Other,
     Noise,
 }
@@ -32,7 +32,7 @@ impl Change {
     }
 }
 
-/// The comparison, as text.
+/// Formats the comparison as text.
 pub fn text(a: &Results, b: &Results) -> String {
     let mut text = format!("A: {} ({})\nB: {} ({})\n", a.machine, a.size, b.machine, b.size);
     if a.size != b.size {
@@ -62,7 +62,7 @@ pub fn text(a: &Results, b: &Results) -> String {
     text + &format!("\n{changed} of {all} values changed beyond the noise (+ better, - worse)\n")
 }
 
-/// The lines of a figure, how many values both have, and how many changed.
+/// Returns the lines of a figure, the number of common values, and the number of changed ones.
 fn compare(a: &Outcome, b: &Outcome, figure: &Figure) -> (String, usize, usize) {
     let (mut rows, mut ratios, mut both, mut changed) = (String::new(), vec![], 0, 0);
     for of_a in a.points.iter().filter(|point| point.metric == figure.metric) {
@@ -139,7 +139,7 @@ mod tests {
         assert_eq!(judge(&a, &point(&[20.0, 21.0, 22.0]), Some(true)), Change::Better);
         assert_eq!(judge(&a, &point(&[20.0, 21.0, 22.0]), Some(false)), Change::Worse);
         assert_eq!(judge(&a, &point(&[5.0, 6.0, 7.0]), None), Change::Other);
-        // A model repeats itself.
+        // A model is deterministic.
         assert_eq!(judge(&point(&[10.0]), &point(&[10.0]), Some(true)), Change::Noise);
         assert_eq!(judge(&point(&[10.0]), &point(&[10.1]), Some(true)), Change::Better);
     }

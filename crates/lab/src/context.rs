@@ -1,4 +1,4 @@
-//! What an experiment is told: its parameters, its seed, where it may work.
+//! Input of an experiment: parameters, seed, working directory.
 
 use std::cell::RefCell;
 
@@ -10,24 +10,24 @@ use crate::subject::RunEnvironment;
 use crate::units;
 use draconis_device::Random;
 
-/// What an experiment is told.
+/// Input of an experiment.
 pub struct Context {
-    /// The parameters' values.
+    /// Values of the parameters.
     pub values: Vec<(&'static str, String)>,
-    /// What replays its chances.
+    /// Random seed.
     pub seed: u64,
-    /// Which repetition this is; the first is 0.
+    /// Number of this repetition, from 0.
     pub repetition: u64,
-    /// Where it may work.
+    /// Environment for creating files and subjects.
     pub workshop: RunEnvironment,
-    /// Whether it should stop.
+    /// Stop flag.
     pub stop: Stop,
     notes: RefCell<Vec<String>>,
     profiles: RefCell<Vec<StoreProfile>>,
 }
 
 impl Context {
-    /// With these values.
+    /// Creates a context with these parameter values.
     pub fn new(
         values: Vec<(&'static str, String)>,
         seed: u64,
@@ -38,50 +38,50 @@ impl Context {
         Self { values, seed, repetition: 0, workshop, stop, notes, profiles }
     }
 
-    /// The value of a parameter as it was written.
+    /// Returns the text of a parameter.
     ///
     /// # Errors
-    /// If the experiment has none of that name.
+    /// The experiment has no such parameter.
     pub fn text(&self, name: &str) -> anyhow::Result<&str> {
         let value = self.values.iter().find(|(key, _)| *key == name);
         value.map(|(_, value)| value.as_str()).with_context(|| format!("no parameter {name}"))
     }
 
-    /// A number or size.
+    /// Returns a parameter as a number or size.
     ///
     /// # Errors
-    /// If it is none.
+    /// The text is no number.
     pub fn number(&self, name: &str) -> anyhow::Result<u64> {
         let text = self.text(name)?;
         units::parse_amount(text).with_context(|| format!("{name}={text}: a number is needed"))
     }
 
-    /// A list of numbers or sizes.
+    /// Returns a parameter as a list of numbers or sizes.
     ///
     /// # Errors
-    /// If it is none.
+    /// The text is no such list.
     pub fn numbers(&self, name: &str) -> anyhow::Result<Vec<u64>> {
         let text = self.text(name)?;
         let parse = |one: &str| units::parse_amount(one).ok_or_else(|| anyhow!("{name}={text}"));
         text.split(',').map(parse).collect()
     }
 
-    /// A list of numbers with fractions.
+    /// Returns a parameter as a list of decimal numbers.
     ///
     /// # Errors
-    /// If it is none.
+    /// The text is no such list.
     pub fn fractions(&self, name: &str) -> anyhow::Result<Vec<f64>> {
         let text = self.text(name)?;
         let parse = |one: &str| one.trim().parse().map_err(|_| anyhow!("{name}={text}"));
         text.split(',').map(parse).collect()
     }
 
-    /// Chance for this repetition.
+    /// Returns the random generator of this repetition.
     pub fn rng(&self) -> Random {
         Random::new(self.seed.wrapping_add(self.repetition.wrapping_mul(0x1000_0001)))
     }
 
-    /// Nothing, or that it is time to stop.
+    /// Fails if the run was asked to stop.
     ///
     /// # Errors
     /// [`Stopped`].
@@ -89,7 +89,7 @@ impl Context {
         self.stop.check()
     }
 
-    /// Writes something down for the report, once.
+    /// Adds a note to the report, unless it is there already.
     pub fn note(&self, text: impl Into<String>) {
         let text = text.into();
         let mut notes = self.notes.borrow_mut();
@@ -98,22 +98,22 @@ impl Context {
         }
     }
 
-    /// What was written down.
+    /// Removes and returns the notes.
     pub fn take_notes(&self) -> Vec<String> {
         self.notes.take()
     }
 
-    /// Whether the profile of a subject is known.
+    /// Returns true if the profile of a subject is known.
     pub fn has_profile(&self, subject: &str) -> bool {
         self.profiles.borrow().iter().any(|known| known.subject == subject)
     }
 
-    /// Keeps the profile of a subject.
+    /// Stores the profile of a subject.
     pub fn keep_profile(&self, profile: StoreProfile) {
         self.profiles.borrow_mut().push(profile);
     }
 
-    /// The profiles that were kept.
+    /// Removes and returns the stored profiles.
     pub fn take_profiles(&self) -> Vec<StoreProfile> {
         self.profiles.take()
     }

@@ -1,4 +1,4 @@
-//! Power cuts: what real workloads leave of a volume, state by state, and its judges.
+//! Simulated power cuts: real workloads run, and every crash state is checked.
 //!
 //! ```text
 //!   workload ── Volume ── recorder ── memory        marks: what was acknowledged
@@ -9,9 +9,9 @@
 //!                                         what it made of the volume; mount and unmount
 //! ```
 //!
-//! Law 1: free blocks of the first image hold something old, so that a file that shows
-//! what is not its own is found out.
-//! Law 2: a seed makes a run; a state is named by workload, seed and number.
+//! Law 1: free blocks of the initial image hold old data, so that a file that exposes foreign
+//! data is detected.
+//! Law 2: runs are deterministic; a state is identified by workload, seed and number.
 
 #[cfg(test)]
 mod injected_faults;
@@ -74,27 +74,27 @@ pub struct CrashArguments {
     keep: Option<PathBuf>,
 }
 
-/// What keeps a volume whole.
+/// Mechanism that keeps a volume consistent.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Protocol {
-    /// The order of writes, and `e2fsck -p`.
+    /// Ordered writes, and `e2fsck -p`.
     Ordered,
-    /// A disk that is atomic against power cuts.
+    /// A disk whose write groups are atomic under power cuts.
     Atomic,
-    /// A log.
+    /// A journal.
     Journal,
-    /// A store.
+    /// An object store.
     Store,
 }
 
 impl Protocol {
-    /// Whether the volume sees a disk that is atomic against power cuts.
+    /// Returns true if the volume is on a disk whose write groups are atomic under power cuts.
     fn is_atomic(self) -> bool {
         matches!(self, Self::Atomic | Self::Store)
     }
 }
 
-/// What a volume is like that is cut.
+/// Size and block size of a test volume.
 #[derive(Clone, Copy, Debug)]
 struct VolumeConfig {
     block_bytes: u32,
@@ -107,7 +107,7 @@ const SHAPES: [VolumeConfig; 3] = [
     VolumeConfig { block_bytes: 2048, len_bytes: 6 << 20 },
 ];
 
-/// Some that run full, too.
+/// Small volumes that become full.
 const TINY: [VolumeConfig; 4] = [
     VolumeConfig { block_bytes: 1024, len_bytes: 400 << 10 },
     SHAPES[0],
@@ -115,7 +115,7 @@ const TINY: [VolumeConfig; 4] = [
     VolumeConfig { block_bytes: 2048, len_bytes: 700 << 10 },
 ];
 
-/// How a run went.
+/// Statistics of a run.
 #[derive(Clone, Copy, Debug, Default)]
 struct CrashStats {
     states: u64,
@@ -123,7 +123,7 @@ struct CrashStats {
     by_e2fsck: u64,
 }
 
-/// Cuts power until enough states were tried; an error if any broke a promise.
+/// Simulates power cuts until enough states were checked; fails if one breaks a promise.
 pub fn run(arguments: &CrashArguments) -> anyhow::Result<()> {
     let began = Instant::now();
     let protocol = arguments.protocol();
@@ -167,7 +167,7 @@ pub fn run(arguments: &CrashArguments) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A fresh volume without a journal for a workload.
+/// Creates a volume without a journal for a workload.
 fn fresh(workload: &dyn Workload, seed: u64) -> anyhow::Result<Vec<u8>> {
     let shapes = if workload.may_fill() { &TINY[..] } else { &SHAPES[..] };
     image(shapes[(seed % shapes.len() as u64) as usize], seed)
@@ -182,7 +182,7 @@ fn print_line(name: &str, of: &str, tally: CrashStats, time: Duration, volume: &
     );
 }
 
-/// Runs a workload once and judges every state that a power cut can leave of it.
+/// Runs a workload once and checks every crash state.
 fn cut(
     workload: &dyn Workload,
     protocol: Protocol,
@@ -202,16 +202,16 @@ fn cut(
     Ok(tally)
 }
 
-/// What a workload did.
+/// Recording of a workload.
 struct Run {
-    /// The volume before.
+    /// Volume before the workload.
     image: Vec<u8>,
     events: Vec<Event>,
-    /// Why it ended early.
+    /// Error that ended the workload early.
     failed: Option<anyhow::Error>,
 }
 
-/// Runs a workload on a fresh volume.
+/// Runs a workload on a new volume.
 fn record(
     workload: &dyn Workload,
     image: Vec<u8>,
@@ -229,7 +229,7 @@ fn record(
     };
     let volume = Volume::open_for_writing(on, small(), writing())?;
     let ran = workload.run(&volume, &disk, &mut Random::new(seed));
-    // What ended all writing says more than what could not be written then.
+    // The failure that made the volume read-only says more than later errors.
     let ran = match volume.failure() {
         Some(why) => ran.context(why),
         None => ran,
@@ -239,7 +239,7 @@ fn record(
     Ok(Run { image, events: disk.take(), failed: ran.and(closed).err() })
 }
 
-/// Judges states in all threads there are.
+/// Checks states on all CPUs.
 fn judge_all(
     workload: &dyn Workload,
     seed: u64,
@@ -255,7 +255,7 @@ fn judge_all(
             let next = crashes.lock().unwrap_or_else(PoisonError::into_inner).next();
             let Some((crash, number)) = next else { return Ok(()) };
             let sampled = arguments.e2fsck_every > 0 && number % arguments.e2fsck_every == 0;
-            // Judges write to it.
+            // Copied first, because checks write to the state.
             let before = arguments.keep.as_ref().map(|_| crash.disk.to_bytes());
             let broken = judge.judge(&crash, sampled)?;
             let mut total = lock();
@@ -300,7 +300,7 @@ impl CrashArguments {
     }
 }
 
-/// Says what is wrong with the first bad state of a run.
+/// Prints the first bad state of a run.
 fn print_progress(
     workload: &dyn Workload,
     seed: u64,
@@ -316,12 +316,12 @@ fn print_progress(
     );
 }
 
-/// A fresh volume whose free blocks hold something old.
+/// Creates a volume whose free blocks hold old data.
 fn image(shape: VolumeConfig, seed: u64) -> anyhow::Result<Vec<u8>> {
     make(shape, mkfs::FormatOptions::default(), seed)
 }
 
-/// The same of any kind.
+/// Creates such a volume with the given options.
 fn make(shape: VolumeConfig, options: mkfs::FormatOptions, seed: u64) -> anyhow::Result<Vec<u8>> {
     struct Nothing;
     impl FileSource for Nothing {
@@ -345,7 +345,7 @@ fn make(shape: VolumeConfig, options: mkfs::FormatOptions, seed: u64) -> anyhow:
     Ok(disk.into_bytes())
 }
 
-/// Caches that are made and dropped quickly.
+/// Returns options with small caches, which are cheap to create.
 fn small() -> OpenOptions {
     OpenOptions {
         inode_cache: 256,
@@ -390,19 +390,19 @@ mod tests {
         }
     }
 
-    /// The short form: some hundred states of every workload.
+    /// Short form: some hundred states of each workload.
     #[test]
     fn no_state_breaks_a_promise() {
         run(&few()).unwrap();
     }
 
-    /// The same on a disk that is atomic against power cuts, where nothing may be wrong.
+    /// On a disk with atomic write groups, states must have no problem at all.
     #[test]
     fn no_state_of_an_atomic_disk_has_anything_wrong() {
         run(&CrashArguments { atomic: true, e2fsck_every: 20, ..few() }).unwrap();
     }
 
-    /// Volumes on a disk of a store, whatever the disk below loses.
+    /// On a store disk, whatever the disk below loses.
     #[test]
     fn no_state_of_a_volume_in_a_store_has_anything_wrong() {
         for seed in 1..=2 {
@@ -411,7 +411,7 @@ mod tests {
         }
     }
 
-    /// A store that leaves out what its promises need is found out by the volume on it.
+    /// The volume must detect a store that breaks its durability promises.
     #[test]
     fn a_store_that_does_not_keep_its_promises_is_found_out() {
         use draconis_objects::torture::{InjectedFault, Settings, set};
@@ -431,7 +431,7 @@ mod tests {
         }
     }
 
-    /// A disk that only claims to be atomic against power cuts is found out.
+    /// A disk that falsely claims atomic write groups must be detected.
     #[test]
     fn a_disk_that_tears_groups_is_found_out() {
         for make in [workloads::ALL[0], workloads::ALL[4]] {
@@ -444,7 +444,7 @@ mod tests {
         }
     }
 
-    /// Every judge finds what a writer does wrong that it is there for.
+    /// Each judge must detect the fault that it is for.
     #[test]
     fn a_writer_without_order_or_flush_is_found_out() {
         let judged = |make: &workloads::Make, spoil: fn(&mut Vec<Event>)| {
@@ -463,7 +463,7 @@ mod tests {
                 }
             }
         };
-        // What is acknowledged before it is durable.
+        // Acknowledges changes before they are durable.
         let hasty = |events: &mut Vec<Event>| events.retain(|it| !matches!(it, Event::Durable(_)));
         for make in workloads::ALL {
             assert!(judged(make, unordered) > 0, "{} without order", make(1, 1).name());
@@ -473,7 +473,7 @@ mod tests {
         }
     }
 
-    /// Volumes with journals: what is recovered is the tree as it was after some call.
+    /// Journalled volumes: after replay the tree is as after one of the calls.
     #[test]
     fn no_state_of_a_journal_has_anything_wrong() {
         if !has_e2fsprogs() {
@@ -485,7 +485,7 @@ mod tests {
         }
     }
 
-    /// Each law of the journal is missed where it is left out.
+    /// Each injected fault of the journal must be detected.
     #[test]
     fn every_omission_in_a_journal_is_found_out() {
         if !has_e2fsprogs() {
@@ -494,7 +494,7 @@ mod tests {
         let arguments = CrashArguments { journal: true, e2fsck_every: 0, ..few() };
         for omission in Omission::ALL {
             let mut found = 0;
-            // Without sums, so that a log can be altered; with them where they are left out.
+            // No checksums, so that blocks can be altered; except for the checksum fault.
             let shape = match omission {
                 Omission::Sum => journal::SHAPES[3],
                 _ => journal::SHAPES[0],

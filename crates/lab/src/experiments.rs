@@ -1,4 +1,4 @@
-//! The experiments, one file each.
+//! Experiments, one file each.
 
 mod append_update;
 mod caches;
@@ -36,21 +36,21 @@ use crate::parameters::Parameter;
 use crate::results::{Figure, Points, Sample};
 use crate::subject::{Kind, Subject};
 
-/// Where an experiment is from.
+/// Source of an experiment.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Paper {
-    /// Ext2 on Singularity.
+    /// The paper "Ext2 on Singularity".
     Singularity,
-    /// Analysis of memory and file-system performance.
+    /// The paper "Analysis of memory and file-system performance".
     Memory,
-    /// Draconis.
+    /// The paper "Draconis".
     Draconis,
-    /// What else one wants to know.
+    /// Additional experiments of the lab.
     Lab,
 }
 
 impl Paper {
-    /// Its title.
+    /// Returns the title.
     pub fn title(self) -> &'static str {
         match self {
             Self::Singularity => "Ext2 on Singularity",
@@ -61,33 +61,33 @@ impl Paper {
     }
 }
 
-/// What can be said of an experiment before it is run.
+/// Static description of an experiment.
 #[derive(Clone, Copy)]
 pub struct ExperimentInfo {
-    /// Its name on the command line.
+    /// Name on the command line.
     pub name: &'static str,
-    /// Where it is from.
+    /// Paper that it is from.
     pub paper: Paper,
-    /// What it asks.
+    /// Question that it answers.
     pub question: &'static str,
-    /// What the paper found.
+    /// Result published in the paper.
     pub published_result: &'static str,
-    /// Why it may differ from what the paper found; nothing if there is nothing to say.
+    /// Reason why results may differ from the paper; empty if none.
     pub caveat: &'static str,
-    /// What can be changed about it.
+    /// Parameters.
     pub parameters: &'static [Parameter],
-    /// What it runs against if nothing is asked for.
+    /// Default subjects.
     pub subjects: &'static [&'static str],
-    /// Whether it can use a subject of that sort.
+    /// Returns true for kinds of subjects that the experiment can use.
     pub accepts: fn(Kind) -> bool,
-    /// How often it is repeated in a quick run, and in one of the paper's size.
+    /// Number of repetitions of a quick run, and of a run of the paper's size.
     pub repetitions: (u64, u64),
-    /// Whether a first pass is thrown away.
+    /// True if the first pass is discarded as a warm-up.
     pub warms_up: bool,
 }
 
 impl ExperimentInfo {
-    /// What most have, for the rest of an experiment's own.
+    /// Common defaults of the fields.
     pub const DEFAULTS: Self = Self {
         name: "",
         paper: Paper::Lab,
@@ -102,43 +102,43 @@ impl ExperimentInfo {
     };
 }
 
-/// One experiment.
+/// An experiment.
 pub trait Experiment: Sync {
-    /// What can be said of it.
+    /// Returns the description.
     fn about(&self) -> &ExperimentInfo;
 
-    /// How it is drawn.
+    /// Returns the figures of the results.
     fn figures(&self) -> Vec<Figure>;
 
-    /// Bytes that a subject must hold.
+    /// Returns the bytes that a subject must hold.
     ///
     /// # Errors
-    /// If a parameter makes no sense.
+    /// A parameter is invalid.
     fn bytes(&self, context: &Context) -> anyhow::Result<u64> {
         let _ = context;
         Ok(64 << 20)
     }
 
-    /// Memory that it takes, of ours and of the programs that it starts.
+    /// Returns the memory needed by the lab and the programs that it starts, in bytes.
     ///
     /// # Errors
-    /// If a parameter makes no sense.
+    /// A parameter is invalid.
     fn memory_bytes(&self, context: &Context) -> anyhow::Result<u64> {
         let _ = context;
         Ok(64 << 20)
     }
 
-    /// Measures once.
+    /// Measures one repetition.
     ///
     /// # Errors
-    /// What the subject says.
+    /// The subject fails.
     fn run(&self, context: &Context, subject: &mut dyn Subject) -> anyhow::Result<Vec<Sample>>;
 
-    /// What was found here, in words: a sentence or two for each subject.
+    /// Summarizes the results in a sentence or two for each subject.
     fn summarize(&self, points: Points<'_>) -> Vec<String>;
 }
 
-/// All of them, in the order of the papers.
+/// All experiments, in the order of the papers.
 pub const ALL: &[&dyn Experiment] = &[
     &seqread::SeqRead,
     &timeseries::TimeSeries,
@@ -176,7 +176,7 @@ pub const ALL: &[&dyn Experiment] = &[
     &fio_check::FioCheck,
 ];
 
-/// The experiment of that name.
+/// Returns the experiment with a name.
 pub fn by_name(name: &str) -> Option<&'static dyn Experiment> {
     ALL.iter().copied().find(|experiment| experiment.about().name == name)
 }

@@ -1,5 +1,5 @@
-//! Deaths of a worker, judged: clients work on a mount, its worker is killed again and again, now
-//! and then its manager, or both go on as another program; and every call must come out as if
+//! Kill test of workers: clients work on a mount while its worker is killed again and again. At
+//! times the manager is killed, or keeper and worker are upgraded. Every call must return as if
 //! nothing had happened.
 //!
 //! ```text
@@ -7,8 +7,8 @@
 //!      └── a model of what each call does, once: value, errno, what is there afterwards
 //!   then: unmounted ── e2fsck -fn ── mounted again ── compared once more
 //! ```
-//! Each client has a directory of its own, in which it alone decides what happens: so its model
-//! is exact, whatever the others do, and what all of them share is the worker.
+//! Each client has its own directory, which no other client changes. Its model is therefore
+//! exact; the clients share only the worker.
 
 mod client;
 mod model;
@@ -32,7 +32,7 @@ use rustix::process::{Pid, Signal};
 
 use client::Client;
 
-/// How long a worker may take to be followed by another.
+/// Maximum time until a killed worker is replaced.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// How often, over what, and how it is judged.
@@ -82,15 +82,15 @@ fn point(name: &str) -> Result<DelayPoint, String> {
     })
 }
 
-/// What clients and killer know of each other.
+/// State shared by the clients and the killer.
 pub(crate) struct Shared {
     over: AtomicBool,
-    /// Calls that were made.
+    /// Number of calls so far.
     calls: AtomicU64,
     began: Instant,
-    /// When the last worker was killed, in nanoseconds since it began.
+    /// Time of the last kill, in nanoseconds since the start.
     killed: AtomicU64,
-    /// For how long calls that were under way then had to wait.
+    /// Durations of the calls that were in flight during a kill.
     waits: Mutex<Vec<Duration>>,
 }
 
@@ -103,7 +103,7 @@ impl Shared {
         self.began.elapsed().as_nanos() as u64
     }
 
-    /// Makes a call, and notes how long it took if a worker died meanwhile.
+    /// Makes a call; records its duration if a worker died meanwhile.
     pub(crate) fn call<T>(&self, call: impl FnOnce() -> T) -> T {
         let began = self.now();
         let done = call();
@@ -117,7 +117,7 @@ impl Shared {
     }
 }
 
-/// A mount of a volume that is made for it, with a manager of its own.
+/// A mount of a new volume, with its own manager.
 struct TestMount {
     draconis: PathBuf,
     omission: Option<InjectedFault>,
@@ -166,7 +166,7 @@ impl TestMount {
         ran(self.draconis(&["umount"]).arg(self.path("mnt")))
     }
 
-    /// What the manager and its workers said.
+    /// Prints the log of the manager and its workers.
     fn print_log(&self) {
         let log = std::fs::read_to_string(self.path("run/manager.log")).unwrap_or_default();
         let lines: Vec<&str> =
@@ -196,7 +196,7 @@ impl TestMount {
 
 impl Drop for TestMount {
     fn drop(&mut self) {
-        // Of a failed run: the directory goes, too.
+        // After a failed run, because the directory is deleted.
         let mut command = self.draconis(&["umount", "--force"]);
         let _ = command.arg(self.path("mnt")).output();
     }
@@ -217,12 +217,12 @@ fn kill_process(pid: u32) -> anyhow::Result<()> {
     Ok(rustix::process::kill_process(process, Signal::KILL)?)
 }
 
-/// Kills workers; an error if a client noticed.
+/// Runs the test; fails if a client saw an error.
 pub fn run(arguments: &DeathsArguments) -> anyhow::Result<()> {
     judge(arguments, None)
 }
 
-/// The same, of a program that leaves something out.
+/// Runs the test with a fault injected into the program.
 fn judge(arguments: &DeathsArguments, omission: Option<InjectedFault>) -> anyhow::Result<()> {
     let stand = TestMount::new(arguments, omission)?;
     stand.mount(arguments.options.as_deref())?;
@@ -279,18 +279,18 @@ fn judge(arguments: &DeathsArguments, omission: Option<InjectedFault>) -> anyhow
     Ok(())
 }
 
-/// What happens to a mount.
+/// An event during the test.
 #[derive(Clone, Copy)]
 enum Event {
     WorkerDies,
-    /// And is followed by one that finds what is mounted.
+    /// The manager is killed; a new one finds the mounts.
     ManagerDies,
-    /// Keeper and worker go on as another program.
+    /// Keeper and worker are replaced by a new process of the program.
     Upgrade,
 }
 
 impl Event {
-    /// Nearly always the first.
+    /// Picks a random event, mostly `WorkerDies`.
     fn any(random: &mut Random) -> Self {
         match random.below(16) {
             0 => Self::ManagerDies,
@@ -300,7 +300,7 @@ impl Event {
     }
 }
 
-/// Has one event come after the other; how many workers were followed by another.
+/// Triggers the events; returns the number of worker restarts.
 fn kill(stand: &TestMount, arguments: &DeathsArguments, shared: &Shared) -> anyhow::Result<u64> {
     let mut random = Random::new(arguments.seed ^ 0xdead);
     let mut last = 0;

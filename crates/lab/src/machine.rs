@@ -1,4 +1,4 @@
-//! What a number was measured on.
+//! Description of the machine that was measured.
 
 use std::path::Path;
 
@@ -6,43 +6,43 @@ use serde::{Deserialize, Serialize};
 
 use crate::subject::Device;
 
-/// The machine, and how busy it is.
+/// The machine and its load.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Machine {
-    /// When it was looked at.
+    /// Time of this description.
     pub date: String,
-    /// The processor's name.
+    /// Model of the processor.
     pub cpu: String,
-    /// CPUs that may be used.
+    /// Number of usable CPUs.
     pub cpus: usize,
-    /// Who sets their clock: a governor, or nothing that can be seen.
+    /// CPU frequency governor, if visible.
     pub governor: String,
     /// Memory in MiB.
     pub memory_mib: u64,
     /// Swap in MiB.
     pub swap_mib: u64,
-    /// The kernel's release.
+    /// Kernel release.
     pub kernel: String,
-    /// Whether it runs on another machine, as far as it says so.
+    /// True if the machine reports that it is virtual.
     pub virtual_machine: bool,
-    /// Load before the run.
+    /// Load average before the run.
     pub load: String,
-    /// The device that the lab works on.
+    /// Device of the lab's directory.
     pub device: String,
-    /// The file system there.
+    /// File system of the lab's directory.
     pub file_system: String,
-    /// Its I/O scheduler.
+    /// I/O scheduler of the device.
     pub scheduler: String,
-    /// What the kernel reads ahead there, in KiB.
+    /// Read-ahead of the device, in KiB.
     pub read_ahead_kib: String,
-    /// Whether it says that it turns.
+    /// Rotational flag of the device.
     pub rotational: String,
-    /// Its sectors, logical and physical, in bytes.
+    /// Logical and physical sector size of the device, in bytes.
     pub sectors: String,
 }
 
 impl Machine {
-    /// Looks around; `dir` is where the lab works.
+    /// Collects the description; `dir` is the lab's directory.
     pub fn look(dir: &Path) -> Self {
         let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
         let after = |text: &str, key: &str| {
@@ -85,14 +85,14 @@ impl Machine {
     }
 }
 
-/// What the kernel says of its memory under a key of `/proc/meminfo`, in bytes.
+/// Returns a value of `/proc/meminfo`, in bytes.
 pub fn memory(key: &str) -> Option<u64> {
     let text = std::fs::read_to_string("/proc/meminfo").ok()?;
     let line = text.lines().find(|line| line.starts_with(key))?;
     line.split_whitespace().nth(1)?.parse::<u64>().ok().map(|kib| kib * 1024)
 }
 
-/// The file system that `path` is on: the longest mount point above it.
+/// Returns the file system of `path`, by the longest mount point above it.
 pub fn file_system(path: &Path) -> String {
     let path = std::fs::canonicalize(path).unwrap_or_else(|_| path.into());
     let mounts = std::fs::read_to_string("/proc/mounts").unwrap_or_default();

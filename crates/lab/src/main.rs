@@ -1,5 +1,5 @@
-//! The lab: how a disk, a file system, memory or a store behaves, and every experiment of
-//! the papers on today's machine.
+//! The lab: measures disks, file systems, memory and stores, and repeats every experiment of the
+//! papers on the current machine.
 //!
 //! ```text
 //!   main ── runner ──▶ experiments ──▶ subject: files, clock, caches, counters
@@ -10,7 +10,7 @@
 //!   crash: power cuts, with judges of its own
 //! ```
 //!
-//! Nothing uses this crate.
+//! No other crate depends on this one.
 #![forbid(unsafe_code)]
 
 mod buffer;
@@ -176,7 +176,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Writes to standard output; the reader who closed it has seen enough.
+/// Writes to standard output; ignores a closed pipe.
 fn say(text: &str) -> anyhow::Result<()> {
     match std::io::stdout().write_all(text.as_bytes()) {
         Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => Err(error.into()),
@@ -266,7 +266,7 @@ fn named(names: &[String]) -> anyhow::Result<Vec<&'static dyn Experiment>> {
     names.iter().map(find).collect()
 }
 
-/// Says how long it will take, before it does.
+/// Prints the expected duration of the run.
 fn announce(experiments: &[&'static dyn Experiment], size: Size) {
     let is_paper = size == Size::Paper;
     let seconds =
@@ -330,6 +330,6 @@ fn measure(arguments: &RunArguments) -> anyhow::Result<ExitCode> {
         write!(text, "\n{}report: {}\n", terminal::ends(&results), report.display())?;
         say(&text)?;
     }
-    // As a program that the signal ended.
+    // Status of a program that SIGINT killed.
     Ok(if results.interrupted { ExitCode::from(130) } else { ExitCode::SUCCESS })
 }

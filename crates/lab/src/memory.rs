@@ -1,5 +1,5 @@
-//! A tree in memory: a file system that costs next to nothing, so that what is left is the
-//! kernel's part and the front's. The limit that a server behind the same front can reach.
+//! A file system tree in memory, with almost no cost of its own: the upper bound for any server
+//! behind our FUSE front end.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -16,16 +16,16 @@ use draconis_exchange::contract::{
 };
 use draconis_exchange::heap::{Block, SharedSlice};
 
-/// What the blocks of a file are counted in, in bytes.
+/// Block size for counting the blocks of a file, in bytes.
 const BLOCK_BYTES: u64 = 4096;
 
-/// What files hold that are not kept, and holes.
+/// Contents of holes, and of files whose data is discarded.
 static ZEROS: [u8; 1 << 20] = [0; 1 << 20];
 
 /// The tree.
 pub struct MemoryTree {
     nodes: Mutex<Nodes>,
-    /// Whether written bytes are kept; otherwise files read as zeros.
+    /// True if written data is stored; otherwise files read as zeros.
     keeps: bool,
 }
 
@@ -48,7 +48,7 @@ enum Content {
     Other,
 }
 
-/// Names by themselves, and in the order in which they came.
+/// Names of a directory, by name and in order of creation.
 #[derive(Default)]
 struct NameTable {
     parent: u64,
@@ -156,7 +156,7 @@ impl Nodes {
         Ok(attributes)
     }
 
-    /// One name less.
+    /// Removes a link of a node.
     fn drop_link(&mut self, node: Node) -> Done<()> {
         let object = self.get_mut(node)?;
         let links = if object.attributes.kind == FileType::Directory { 2 } else { 1 };
@@ -188,7 +188,7 @@ impl Nodes {
         self.get(node).is_ok_and(|object| object.attributes.kind == FileType::Directory)
     }
 
-    /// Gives `node` the name it has now; directories know their parent.
+    /// Updates the parent of a moved directory.
     fn finish_rename(&mut self, from: Node, to: Node, node: Node) -> Done<()> {
         if from != to && self.is_directory(node) {
             self.names(node)?.parent = to.0;
@@ -259,7 +259,7 @@ impl Nodes {
 }
 
 impl MemoryTree {
-    /// An empty tree, with a root directory for everybody.
+    /// Creates an empty tree with a world-writable root directory.
     pub fn new(keeps: bool) -> Self {
         let mut nodes = Nodes { by_number: HashMap::new(), next: 2 };
         let time = now();
@@ -444,7 +444,7 @@ impl DirectoryServer for MemoryTree {
     }
 }
 
-/// Copies an answer into a buffer; an empty buffer asks for its length.
+/// Copies a reply into a buffer; an empty buffer asks for the length.
 fn fill(buffer: &mut Block, bytes: &[u8]) -> Done<u32> {
     if !buffer.is_empty() && buffer.copy_in(0, bytes) < bytes.len() {
         return Err(Refusal::BufferTooSmall);
@@ -492,7 +492,7 @@ impl Tree for MemoryTree {
     }
 }
 
-/// One file of the tree.
+/// A file of the tree.
 pub struct MemoryFile<'a> {
     tree: &'a MemoryTree,
     node: Node,
@@ -570,7 +570,7 @@ impl FileServer for MemoryFile<'_> {
     }
 
     fn seek(&self, request: &mut file::Seek) -> Done<Option<u64>> {
-        // All is data.
+        // Files have no holes: everything is data.
         let len = self.tree.attributes(self.node)?.size_bytes;
         Ok((request.offset < len).then_some(if request.hole { len } else { request.offset }))
     }

@@ -1,4 +1,4 @@
-//! The front between the kernel and a tree that is known to be right.
+//! Tests of the FUSE front end with a tree that is known to be right.
 
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom, Write};
@@ -59,9 +59,9 @@ impl Mounted {
 
 impl Drop for Mounted {
     fn drop(&mut self) {
-        // A failed test may hold files: it must not wait for them.
+        // A failed test may leave files open: do not wait for them.
         let force = std::thread::panicking();
-        // Another test's child may hold our files between its fork and its exec.
+        // A child of another test may hold our files between its fork and its exec.
         let until = std::time::Instant::now() + std::time::Duration::from_secs(10);
         while let Err(error) = fuse::unmount(self.dir.path(), force) {
             assert!(std::time::Instant::now() < until, "{error}");
@@ -112,7 +112,7 @@ fn what_lost_its_name_lives_until_its_last_user_has_gone(m: &Mounted) {
             file
         })
         .collect();
-    // Listed, looked up, linked: each of it counts, and is uncounted.
+    // Each listing, lookup and link changes the lookup count.
     for entry in std::fs::read_dir(m.dir.path()).unwrap() {
         let path = entry.unwrap().path();
         std::fs::metadata(&path).unwrap();
@@ -143,7 +143,7 @@ fn bytes_are_what_was_written_however_it_was(m: &Mounted) {
         (0..3_000_000u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
     std::fs::write(&path, &pattern).unwrap();
     assert_eq!(std::fs::read(&path).unwrap(), pattern);
-    // An open that truncates is no message: the kernel must send a truncation.
+    // Truncation by open sends no request of its own: the kernel must send a SETATTR.
     drop(File::options().write(true).truncate(true).open(&path).unwrap());
     assert_eq!(std::fs::metadata(&path).unwrap().len(), 0);
     assert_eq!(m.tree.lock().by_number.values().map(|o| o.attributes.size_bytes).min(), Some(0));
@@ -165,7 +165,7 @@ fn bytes_are_what_was_written_however_it_was(m: &Mounted) {
         (all.len(), &all[..4096], &all[all.len() - 4..]),
         ((1 << 20) + 4100, &[0; 4096][..], &b"tail"[..])
     );
-    // A write from one page into another file's mapping goes by way of the kernel alone.
+    // A write from a page of one file to a mapping of another involves the kernel alone.
     let copied = std::fs::copy(&path, m.at("copy")).unwrap();
     assert_eq!((copied, std::fs::read(m.at("copy")).unwrap()), (all.len() as u64, all));
 }
@@ -173,7 +173,7 @@ fn bytes_are_what_was_written_however_it_was(m: &Mounted) {
 fn data_is_found_that_the_kernel_has_not_written_back(m: &Mounted) {
     let file = File::create_new(m.at("file")).unwrap();
     file.write_all_at(b"data", 100_000).unwrap();
-    // Nothing was written back: without fetching it the server knows an empty file.
+    // Nothing was written back, so without fetching dirty pages the server sees an empty file.
     let seek = |whence| rustix::fs::seek(&file, whence);
     assert_eq!(seek(rustix::fs::SeekFrom::Data(7)), Ok(7));
     assert_eq!(seek(rustix::fs::SeekFrom::Hole(7)), Ok(100_004));
@@ -191,7 +191,7 @@ fn attributes_are_set_and_privileges_lost(m: &Mounted) {
     std::os::unix::fs::chown(&path, Some(7), Some(8)).unwrap();
     assert_eq!((look().uid(), look().gid(), look().mode()), (7, 8, 0o100_755));
     std::fs::set_permissions(&path, PermissionsExt::from_mode(0o4755)).unwrap();
-    // Root may keep them; no other user may.
+    // Root may keep setuid and setgid; other users may not.
     file.write_all(b"by root").unwrap();
     assert_eq!(look().mode(), 0o104_755);
     std::os::unix::fs::chown(&path, Some(65534), None).unwrap();
@@ -269,7 +269,7 @@ fn many_wait_while_others_work(m: &Mounted) {
     }
 }
 
-/// Each by itself, with and without a cache of what is written.
+/// Defines each test twice: with and without the write-back cache.
 macro_rules! both {
     ($($name:ident)*) => {
         mod write_through {

@@ -1,4 +1,4 @@
-//! A FUSE server that forgets: what one behind the same front can reach at most.
+//! A no-op FUSE server that discards contents: the upper bound for our FUSE front end.
 
 use std::path::Path;
 
@@ -6,10 +6,10 @@ use draconis_front::fuse::{self, Activity};
 
 use crate::memory::MemoryTree;
 
-/// Serves an empty tree that forgets contents until it is unmounted.
+/// Serves an empty tree that discards contents, until it is unmounted.
 ///
 /// # Errors
-/// What the system says of the mount.
+/// Mounting fails.
 pub fn serve(at: &Path, write_back: bool) -> anyhow::Result<()> {
     let options = fuse::KernelOptions {
         source: "memory".into(),

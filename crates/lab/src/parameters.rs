@@ -1,24 +1,24 @@
-//! What can be changed about an experiment, and how large it is run.
+//! Parameters of experiments, and sizes of runs.
 
 use anyhow::{Context, bail};
 
 use crate::units;
 
-/// One thing that can be changed about an experiment: a number, a size (`16K`), or a list of
-/// them separated by commas.
+/// A parameter of an experiment: a number, a size (`16K`), or a comma-separated list of
+/// them.
 #[derive(Clone, Copy, Debug)]
 pub struct Parameter {
-    /// Its name on the command line.
+    /// Name on the command line.
     pub name: &'static str,
-    /// What it is.
+    /// Description.
     pub what: &'static str,
-    /// In a quick run.
+    /// Value for a quick run.
     pub quick: &'static str,
-    /// As the paper had it.
+    /// Value of the paper.
     pub paper: &'static str,
 }
 
-/// A parameter with its two sizes.
+/// Creates a parameter with its two values.
 pub const fn parameter(
     name: &'static str,
     what: &'static str,
@@ -28,14 +28,14 @@ pub const fn parameter(
     Parameter { name, what, quick, paper }
 }
 
-/// How large experiments are run.
+/// Size of a run.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub enum Size {
-    /// All of them in a few minutes.
+    /// All experiments in a few minutes.
     Quick,
-    /// As the papers had them.
+    /// Values of the papers.
     Paper,
-    /// So many times the quick one, up to the paper's.
+    /// A multiple of the quick values, up to the paper's.
     Times(f64),
 }
 
@@ -64,15 +64,15 @@ impl std::fmt::Display for Size {
     }
 }
 
-/// What was set on the command line: `name=value` or `experiment.name=value`.
+/// Values from the command line: `name=value` or `experiment.name=value`.
 #[derive(Clone, Debug, Default)]
 pub struct Settings(Vec<(String, String)>);
 
 impl Settings {
-    /// Parses what `--set` was given.
+    /// Parses the values of `--set`.
     ///
     /// # Errors
-    /// If something is no `key=value`.
+    /// A text is no `key=value`.
     pub fn parse(settings: &[String]) -> anyhow::Result<Self> {
         let split = |text: &String| {
             let pair = text.split_once('=').map(|(k, v)| (k.to_string(), v.to_string()));
@@ -81,10 +81,10 @@ impl Settings {
         Ok(Self(settings.iter().map(split).collect::<anyhow::Result<_>>()?))
     }
 
-    /// Refuses keys that no experiment of `known` (experiment, parameter) has.
+    /// Refuses keys that are no parameter in `known` (experiment, parameter).
     ///
     /// # Errors
-    /// Naming the key.
+    /// Names the unknown key.
     pub fn check(&self, known: &[(&str, &str)]) -> anyhow::Result<()> {
         for (key, _) in &self.0 {
             let fits = |(experiment, name): &(&str, &str)| match key.split_once('.') {
@@ -106,7 +106,7 @@ impl Settings {
     }
 }
 
-/// The value that a parameter has in a run.
+/// Returns the value of a parameter in a run.
 pub fn value(experiment: &str, parameter: &Parameter, size: Size, settings: &Settings) -> String {
     if let Some(set) = settings.get(experiment, parameter.name) {
         return set.to_string();
@@ -121,7 +121,7 @@ pub fn value(experiment: &str, parameter: &Parameter, size: Size, settings: &Set
                     let (least, most) = (quick.min(paper), quick.max(paper));
                     ((quick as f64 * times) as u64).clamp(least.min(1), most).max(1).to_string()
                 }
-                // Lists grow whole.
+                // Lists are not scaled, but replaced as a whole.
                 _ if times >= 4.0 => parameter.paper.to_string(),
                 _ => parameter.quick.to_string(),
             }

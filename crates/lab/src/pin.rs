@@ -1,13 +1,13 @@
-//! One CPU for a while: so that a measurement is not moved about.
+//! Pinning a thread to one CPU, so that the scheduler does not move a measurement.
 
 use rustix::thread::{CpuSet, sched_getaffinity, sched_getcpu, sched_setaffinity};
 
-/// The calling thread stays on one CPU until this is dropped. Threads and processes that
-/// are started meanwhile stay there, too: start none.
+/// Keeps the calling thread on one CPU until this is dropped. Threads and processes started
+/// meanwhile inherit that: start none.
 pub struct Pinned(CpuSet);
 
 impl Pinned {
-    /// Stays where it is now; `None` if that may not be asked for.
+    /// Pins the thread to its current CPU; `None` if that is not permitted.
     pub fn to_this_cpu() -> Option<Self> {
         let before = sched_getaffinity(None).ok()?;
         to(sched_getcpu()).then_some(Self(before))
@@ -20,7 +20,7 @@ impl Drop for Pinned {
     }
 }
 
-/// Binds the calling thread to a CPU for good; whether that was possible.
+/// Pins the calling thread to a CPU permanently; returns true on success.
 pub fn to(cpu: usize) -> bool {
     let mut set = CpuSet::new();
     set.set(cpu);

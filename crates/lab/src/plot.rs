@@ -1,4 +1,4 @@
-//! Figures as SVG: in the page, where the page's colours apply, or as files of their own.
+//! Figures as SVG: embedded in the report with its colours, or as separate files.
 
 mod axis;
 mod chart;
@@ -8,19 +8,19 @@ use std::fmt::Write;
 
 use crate::results::{Figure, Outcome, Point, Shape, unique};
 
-/// Width of every figure, in its own units: as narrow as a phone, so that texts can be read there.
+/// Width of every figure, in SVG units: narrow, so that texts are readable on a phone.
 pub const WIDTH: f64 = 480.0;
 
-/// Where a figure is shown.
+/// Target of a figure.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Paint {
-    /// In a page that sets `--ink`, `--soft`, `--grid` and `--c0` to `--c7`.
+    /// Embedded in a page that defines `--ink`, `--soft`, `--grid` and `--c0` to `--c7`.
     Page,
-    /// By itself, on white.
+    /// Separate file, on white.
     File,
 }
 
-/// Colours that people tell apart who see fewer (after Okabe and Ito).
+/// Colours that colour-blind people can tell apart (after Okabe and Ito).
 const COLOURS: [&str; 8] =
     ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#b8860b", "#3a9bd9", "#555555", "#7b3fa0"];
 
@@ -41,7 +41,7 @@ impl Paint {
         if self == Self::Page { "var(--soft)" } else { "#666666" }
     }
 
-    /// What is read on the colours: they are dark on a light page, and light on a dark one.
+    /// Colour of text on coloured areas: light on a light page, dark on a dark one.
     fn paper(self) -> &'static str {
         if self == Self::Page { "var(--paper)" } else { "#ffffff" }
     }
@@ -51,16 +51,16 @@ impl Paint {
     }
 }
 
-/// Dashes of the series of one subject.
+/// Dash patterns of the series of one subject.
 const DASHES: [&str; 4] = ["", "7 4", "2 3", "9 3 2 3"];
 
-/// One line, or one colour.
+/// One line, or one colour of bars.
 pub struct Line<'a> {
-    /// What it is called.
+    /// Name in the legend.
     pub name: String,
-    /// Its colour.
+    /// Index of the colour.
     pub colour: usize,
-    /// Its dash.
+    /// Index of the dash pattern.
     pub dash: usize,
     /// Its points.
     pub points: Vec<&'a Point>,
@@ -72,8 +72,8 @@ impl Line<'_> {
     }
 }
 
-/// The lines of a figure: a colour for each subject and a dash for each series; a colour
-/// for each series where there is one subject.
+/// Returns the lines of a figure: a colour for each subject and a dash for each series; with one
+/// subject, a colour for each series.
 pub fn lines<'a>(outcome: &'a Outcome, figure: &Figure) -> Vec<Line<'a>> {
     let points: Vec<&Point> = outcome.points.iter().filter(|p| p.metric == figure.metric).collect();
     let subjects = unique(points.iter().map(|point| point.subject.as_str()));
@@ -104,7 +104,7 @@ pub fn lines<'a>(outcome: &'a Outcome, figure: &Figure) -> Vec<Line<'a>> {
     lines
 }
 
-/// What a legend shows: names with colours and dashes; nothing where rows carry names.
+/// Returns the legend as names, colours and dashes; empty if rows contain the names.
 pub fn legend(outcome: &Outcome, figure: &Figure) -> Vec<(String, usize, &'static str)> {
     match figure.shape {
         Shape::Bars => vec![],
@@ -120,7 +120,7 @@ pub fn legend(outcome: &Outcome, figure: &Figure) -> Vec<(String, usize, &'stati
     }
 }
 
-/// A figure as SVG; `None` if it has no points.
+/// Draws a figure as SVG; `None` if it has no points.
 pub fn svg(outcome: &Outcome, figure: &Figure, paint: Paint) -> Option<String> {
     let lines = lines(outcome, figure);
     let drawn = lines.iter().flat_map(|line| &line.points).any(|point| point.median.is_finite());
@@ -151,7 +151,7 @@ fn wrap(body: &str, height: f64, title: &str, class: &str) -> String {
     )
 }
 
-/// With its title above and its legend below.
+/// Wraps a figure with title and legend.
 fn stand_alone(outcome: &Outcome, figure: &Figure, body: &str, height: f64) -> String {
     const HEAD: f64 = 34.0;
     let paint = Paint::File;
@@ -190,12 +190,12 @@ fn stand_alone(outcome: &Outcome, figure: &Figure, body: &str, height: f64) -> S
     wrap(&inner, bottom, &figure.title, "file")
 }
 
-/// About how wide a text is at the usual size: enough to keep things apart.
+/// Estimates the width of a text at the usual size.
 pub fn text_width(text: &str) -> f64 {
     text.chars().count() as f64 * 7.4
 }
 
-/// A text in XML.
+/// Escapes a text for XML.
 pub fn escape(text: &str) -> String {
     text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
 }
@@ -234,7 +234,7 @@ mod tests {
             for paint in [Paint::Page, Paint::File] {
                 let svg = svg(&outcome, &outcome.figures[0], paint).unwrap();
                 assert!(svg.contains(mark), "{shape:?}: {svg}");
-                // What was repeated says how far that lies apart.
+                // Repeated values have a spread.
                 assert!(svg.contains("class=\"spread\""), "{shape:?}: {svg}");
                 assert!(!svg.contains("NaN") && !svg.contains("inf"), "{shape:?}: {svg}");
                 assert!(svg.contains("A &lt; B"));

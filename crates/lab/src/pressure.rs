@@ -1,28 +1,28 @@
-//! Memory that does not suffice: for a child of ours alone, never for the machine.
+//! Memory pressure on a child process, without affecting the rest of the machine.
 //!
-//! A control group with a memory limit, of either version, where this process may make one;
-//! else the child pages its own memory out. Which of the two it was is said in the report.
+//! Uses a control group (v1 or v2) with a memory limit, if this process may create one; else the
+//! child pages out its own memory. The report names the method.
 
 use std::path::{Path, PathBuf};
 
-/// How a child's memory is kept short.
+/// Method of memory pressure.
 pub enum Pressure {
-    /// A group that the child joins.
+    /// A control group that the child joins.
     Group {
-        /// Its directory.
+        /// Directory of the group.
         path: PathBuf,
-        /// 1 or 2.
+        /// Version of control groups: 1 or 2.
         version: u32,
     },
-    /// The child pages out what lies beyond.
+    /// The child pages out the memory beyond the limit.
     PageOut,
 }
 
-/// Where the first version of control groups has its memory.
+/// Mount point of the memory controller (v1).
 const V1: &str = "/sys/fs/cgroup/memory";
 
 impl Pressure {
-    /// Makes a group that may have `limit` bytes, if that is possible here.
+    /// Creates a group with a limit of `limit` bytes, if possible.
     pub fn new(limit: u64) -> Self {
         let v1 = (PathBuf::from(V1), "memory.limit_in_bytes", 1);
         let v2 = v2_root().map(|root| (root, "memory.max", 2));
@@ -39,7 +39,7 @@ impl Pressure {
         Self::PageOut
     }
 
-    /// What it is, for the report.
+    /// Describes the method for the report.
     pub fn describe(&self) -> String {
         match self {
             Self::Group { version, .. } => {
@@ -49,7 +49,7 @@ impl Pressure {
         }
     }
 
-    /// The group.
+    /// Returns the control group.
     pub fn group(&self) -> Option<&Path> {
         match self {
             Self::Group { path, .. } => Some(path),
@@ -58,7 +58,7 @@ impl Pressure {
     }
 }
 
-/// The second version's root, if it has the memory there.
+/// Returns the root of control groups v2, if it has the memory controller.
 fn v2_root() -> Option<PathBuf> {
     let mounts = std::fs::read_to_string("/proc/mounts").ok()?;
     let line = mounts.lines().find(|line| line.split(' ').nth(2) == Some("cgroup2"))?;
@@ -70,7 +70,7 @@ fn v2_root() -> Option<PathBuf> {
 impl Drop for Pressure {
     fn drop(&mut self) {
         if let Self::Group { path, .. } = self {
-            // Page cache that the group still has goes to its parent.
+            // Removing the group charges its remaining page cache to the parent.
             let _ = std::fs::remove_dir(path);
         }
     }

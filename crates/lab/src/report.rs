@@ -1,4 +1,4 @@
-//! The report: one page that needs nothing else, and its plots as files.
+//! The report: a self-contained page, and its plots as files.
 
 mod page;
 mod png;
@@ -9,10 +9,10 @@ use std::path::{Path, PathBuf};
 use crate::plot::{self, Paint};
 use crate::results::Results;
 
-/// Writes the page and the plots into `dir`; where the page is.
+/// Writes the page and the plots into `dir`; returns the path of the page.
 ///
 /// # Errors
-/// What the system says.
+/// Writing a file fails.
 pub fn write(results: &Results, dir: &Path) -> anyhow::Result<PathBuf> {
     let plots = dir.join("plots");
     std::fs::create_dir_all(&plots)?;
@@ -39,7 +39,7 @@ pub mod tests {
     use super::*;
     use crate::results::{Figure, Outcome, SCHEMA, Sample, Shape};
 
-    /// Results without anything in them.
+    /// Returns empty results.
     pub fn empty() -> Results {
         Results {
             schema: SCHEMA,
@@ -76,7 +76,7 @@ pub mod tests {
         assert_eq!(dir.path().join("plots/one-speed.png").exists(), cfg!(feature = "png"));
         let page = std::fs::read_to_string(page).unwrap();
         assert!(page.contains("<polyline") && page.contains("&lt;script&gt;"));
-        // It needs nothing else.
+        // The page is self-contained.
         assert!(!page.contains("src=") && !page.contains("<script>") && !page.contains("url("));
     }
 }

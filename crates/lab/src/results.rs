@@ -31,24 +31,24 @@ use crate::machine::Machine;
 use crate::stats;
 use crate::store_profile::StoreProfile;
 
-/// The version of the two files.
+/// Version of the two file formats.
 pub const SCHEMA: u32 = 1;
 
-/// A spread above which a point is called noisy.
+/// Spread above which a point counts as noisy.
 pub const NOISY: f64 = 0.2;
 
-/// One axis of a figure.
+/// An axis of a figure.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Axis {
-    /// What it shows.
+    /// Label.
     pub label: String,
-    /// `B`, `B/s`, `/s`, `ns`, `%` or nothing.
+    /// Unit: `B`, `B/s`, `/s`, `ns`, `%` or empty.
     pub unit: String,
-    /// Whether it is logarithmic.
+    /// True for a logarithmic axis.
     pub log: bool,
 }
 
-/// How a figure is drawn.
+/// Form of a figure.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Shape {
@@ -62,25 +62,25 @@ pub enum Shape {
     Stacks,
 }
 
-/// How the points of one metric are shown.
+/// Presentation of the points of one metric.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Figure {
-    /// Of which points.
+    /// Metric of the points.
     pub metric: String,
-    /// What it shows.
+    /// Title.
     pub title: String,
-    /// Along.
+    /// Horizontal axis.
     pub x: Axis,
-    /// Up.
+    /// Vertical axis.
     pub y: Axis,
-    /// How it is drawn.
+    /// Form.
     pub shape: Shape,
-    /// Whether more is better; nothing if neither is.
+    /// True if larger values are better; `None` if neither direction is.
     pub more_is_better: Option<bool>,
 }
 
 impl Figure {
-    /// A figure of `metric` with linear axes.
+    /// Creates a figure of `metric` with linear axes.
     pub fn new(shape: Shape, metric: &str, title: &str) -> Self {
         let axis = || Axis { label: String::new(), unit: String::new(), log: false };
         let (x, y) = (axis(), axis());
@@ -88,13 +88,13 @@ impl Figure {
         Self { metric, title, x, y, shape, more_is_better: None }
     }
 
-    /// Names the axis along.
+    /// Sets label and unit of the x axis.
     pub fn x(mut self, label: &str, unit: &str) -> Self {
         (self.x.label, self.x.unit) = (label.into(), unit.into());
         self
     }
 
-    /// Names the axis up.
+    /// Sets label and unit of the y axis.
     pub fn y(mut self, label: &str, unit: &str) -> Self {
         (self.y.label, self.y.unit) = (label.into(), unit.into());
         self.more_is_better = match unit {
@@ -105,13 +105,13 @@ impl Figure {
         self
     }
 
-    /// Makes the axis along logarithmic.
+    /// Makes the x axis logarithmic.
     pub fn log_x(mut self) -> Self {
         self.x.log = true;
         self
     }
 
-    /// Makes the axis up logarithmic.
+    /// Makes the y axis logarithmic.
     pub fn log_y(mut self) -> Self {
         self.y.log = true;
         self
@@ -121,162 +121,162 @@ impl Figure {
 /// One measured value.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Sample {
-    /// Which figure it belongs to.
+    /// Metric, which selects the figure.
     pub metric: &'static str,
-    /// Which line of a subject.
+    /// Series of the subject.
     pub series: String,
-    /// Where along.
+    /// Position on the x axis.
     pub x: f64,
-    /// What that place is called, for bars.
+    /// Name of the position, for bars.
     pub label: Option<String>,
     /// The value.
     pub y: f64,
-    /// Whether it was cold, if it was to be.
+    /// True if the run was cold; `None` if that was not required.
     pub cold: Option<bool>,
 }
 
 impl Sample {
-    /// A value at a place.
+    /// Creates a value at a position.
     pub fn at(metric: &'static str, series: &str, x: f64, y: f64) -> Self {
         Self { metric, series: series.into(), x, label: None, y, cold: None }
     }
 
-    /// A value with a name.
+    /// Creates a value with a label.
     pub fn named(metric: &'static str, series: &str, label: &str, y: f64) -> Self {
         Self { label: Some(label.into()), ..Self::at(metric, series, 0.0, y) }
     }
 
-    /// Says whether it was cold.
+    /// Sets whether the run was cold.
     pub fn cold(mut self, cold: bool) -> Self {
         self.cold = Some(cold);
         self
     }
 }
 
-/// All repetitions of one value.
+/// All repetitions of a value.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Point {
-    /// Which figure it belongs to.
+    /// Metric, which selects the figure.
     pub metric: String,
-    /// What was measured.
+    /// Subject.
     pub subject: String,
-    /// Which line of that.
+    /// Series of the subject.
     pub series: String,
-    /// Where along.
+    /// Position on the x axis.
     pub x: f64,
-    /// What that place is called.
+    /// Name of the position.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub label: Option<String>,
-    /// The median of the repetitions.
+    /// Median of the repetitions.
     pub median: f64,
-    /// How far they lie apart, as a part of the median.
+    /// Range of the repetitions, as a fraction of the median.
     pub spread: f64,
-    /// Each.
+    /// Values of the repetitions.
     pub values: Vec<f64>,
-    /// Whether all were cold, if they were to be.
+    /// True if all runs were cold; `None` if that was not required.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cold: Option<bool>,
 }
 
-/// A parameter and the value it had.
+/// A parameter and its value.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Used {
-    /// Its name.
+    /// Name.
     pub name: String,
-    /// What it is.
+    /// Description.
     pub what: String,
-    /// Its value.
+    /// Value.
     pub value: String,
 }
 
-/// A subject and what it is.
+/// A subject and its description.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Described {
-    /// Its name.
+    /// Name.
     pub name: String,
-    /// What it is.
+    /// Description.
     pub what: String,
 }
 
-/// What one experiment gave.
+/// Results of an experiment.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 pub struct Outcome {
-    /// Its name.
+    /// Name.
     pub name: String,
-    /// Where it is from.
+    /// Paper that the experiment is from.
     pub paper: String,
-    /// What it asks.
+    /// Question that the experiment answers.
     pub asks: String,
-    /// What the paper found.
+    /// Result published in the paper.
     pub finding: String,
-    /// How to repeat it.
+    /// Command that repeats the experiment.
     pub command: String,
-    /// Its parameters.
+    /// Parameters.
     pub parameters: Vec<Used>,
-    /// How it is drawn.
+    /// Figures.
     pub figures: Vec<Figure>,
-    /// What it ran against.
+    /// Subjects.
     pub subjects: Vec<Described>,
-    /// What was measured.
+    /// Measured points.
     pub points: Vec<Point>,
-    /// What a store is to be made with on what was measured.
+    /// Recommended store profiles.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub profiles: Vec<StoreProfile>,
-    /// What was found, in words.
+    /// Summary in words.
     pub found: Vec<String>,
-    /// Why it may differ from what the paper found.
+    /// Reason why results may differ from the paper.
     #[serde(default)]
     pub explains: String,
-    /// What happened on the way.
+    /// Notes taken during the run.
     pub notes: Vec<String>,
-    /// How long it took.
+    /// Duration.
     pub seconds: f64,
 }
 
-/// A subject that this machine could not give.
+/// A subject that this machine cannot provide.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Skipped {
-    /// The subject.
+    /// Subject.
     pub subject: String,
-    /// For which experiment.
+    /// Experiment.
     pub experiment: String,
-    /// What it would need.
+    /// Missing requirement.
     pub needs: String,
 }
 
-/// What a run gave.
+/// Results of a run.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Results {
     /// [`SCHEMA`].
     pub schema: u32,
-    /// What measured.
+    /// Name and version of the program.
     pub program: String,
-    /// How it was called.
+    /// Command line.
     pub command: String,
-    /// When.
+    /// Start time.
     pub started: String,
-    /// How long it took.
+    /// Duration.
     pub seconds: f64,
     /// `quick`, `paper`, or a factor.
     pub size: String,
-    /// What replays its chances.
+    /// Random seed.
     pub seed: u64,
-    /// Whether it was stopped.
+    /// True if the run was stopped early.
     pub interrupted: bool,
-    /// What it was measured on.
+    /// Machine.
     pub machine: Machine,
-    /// What one look at the clock cost.
+    /// Cost of one clock read.
     pub stopwatch_ns: f64,
-    /// What was not measured.
+    /// Skipped subjects.
     pub skipped: Vec<Skipped>,
-    /// What to know before believing it.
+    /// Warnings about the reliability of the results.
     pub warnings: Vec<String>,
-    /// What was measured.
+    /// Results of the experiments.
     pub experiments: Vec<Outcome>,
 }
 
 impl Outcome {
-    /// Adds one pass over a subject to the points.
+    /// Adds the samples of one pass over a subject.
     pub fn add(&mut self, subject: &str, samples: &[Sample]) {
         for sample in samples {
             let same = |point: &&mut Point| {
@@ -305,7 +305,7 @@ impl Outcome {
         }
     }
 
-    /// Works out medians and spreads.
+    /// Computes medians and spreads.
     pub fn finalize(&mut self) {
         for point in &mut self.points {
             point.median = stats::median(&point.values).unwrap_or(0.0);
@@ -313,17 +313,17 @@ impl Outcome {
         }
     }
 
-    /// Its points, to look things up.
+    /// Returns the points for lookups.
     pub fn look(&self) -> Points<'_> {
         Points(&self.points)
     }
 
-    /// The figure of a metric.
+    /// Returns the figure of a metric.
     pub fn figure(&self, metric: &str) -> Option<&Figure> {
         self.figures.iter().find(|figure| figure.metric == metric)
     }
 
-    /// Points whose repetitions lie far apart, as a part of all that were repeated.
+    /// Returns the share of noisy points among repeated ones.
     pub fn noisy(&self) -> Option<f64> {
         let repeated = || self.points.iter().filter(|point| point.values.len() > 1);
         let noisy = repeated().filter(|point| point.spread > NOISY).count();
@@ -331,20 +331,20 @@ impl Outcome {
     }
 }
 
-/// A median, and how far the repetitions reach.
+/// Median and range of the repetitions.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Range {
-    /// The median.
+    /// Median.
     pub median: f64,
-    /// The least repetition.
+    /// Minimum.
     pub least: f64,
-    /// The largest one.
+    /// Maximum.
     pub most: f64,
 }
 
 impl Range {
-    /// How many times `other` this is; `None` where repetitions of the one reach into those of the
-    /// other, so that they are not told apart.
+    /// Returns the ratio to `other`; `None` if the ranges of the two overlap, so that the
+    /// difference is not significant.
     pub fn times(self, other: Self) -> Option<f64> {
         let is_apart = self.least > other.most || other.least > self.most;
         (is_apart && other.median > 0.0).then_some(self.median / other.median)
@@ -352,7 +352,7 @@ impl Range {
 }
 
 impl Point {
-    /// Its median and range.
+    /// Returns median and range.
     pub fn range(&self) -> Range {
         Range {
             median: self.median,
@@ -362,71 +362,71 @@ impl Point {
     }
 }
 
-/// Points, to look things up.
+/// Points, for lookups.
 #[derive(Clone, Copy)]
 pub struct Points<'a>(pub &'a [Point]);
 
 impl<'a> Points<'a> {
-    /// All subjects, in the order in which they came.
+    /// Returns all subjects in order of first occurrence.
     pub fn subjects(self) -> Vec<&'a str> {
         unique(self.0.iter().map(|point| point.subject.as_str()))
     }
 
-    /// The series of a metric and subject.
+    /// Returns the series of a metric and subject.
     pub fn series(self, metric: &str, subject: &str) -> Vec<&'a str> {
         unique(self.of(metric, subject).map(|point| point.series.as_str()))
     }
 
-    /// The points of a metric and subject.
+    /// Returns the points of a metric and subject.
     pub fn of(self, metric: &str, subject: &str) -> impl Iterator<Item = &'a Point> {
         let fits = move |point: &&'a Point| point.metric == metric && point.subject == subject;
         self.0.iter().filter(fits)
     }
 
-    /// One line: places and medians.
+    /// Returns the positions and medians of a line.
     pub fn line(self, metric: &str, subject: &str, series: &str) -> Vec<(f64, f64)> {
         let fits = |point: &&Point| point.series == series;
         self.of(metric, subject).filter(fits).map(|point| (point.x, point.median)).collect()
     }
 
-    /// One line: places and what was measured there.
+    /// Returns the positions and ranges of a line.
     pub fn ranges(self, metric: &str, subject: &str, series: &str) -> Vec<(f64, Range)> {
         let fits = |point: &&Point| point.series == series;
         self.of(metric, subject).filter(fits).map(|point| (point.x, point.range())).collect()
     }
 
-    /// The median at a place.
+    /// Returns the median at a position.
     pub fn at(self, metric: &str, subject: &str, series: &str, x: f64) -> Option<f64> {
         let line = self.line(metric, subject, series);
         line.iter().find(|(at, _)| *at == x).map(|(_, y)| *y)
     }
 
-    /// The median under a name.
+    /// Returns the median for a label.
     pub fn named(self, metric: &str, subject: &str, series: &str, label: &str) -> Option<f64> {
         let fits = |p: &&Point| p.series == series && p.label.as_deref() == Some(label);
         self.of(metric, subject).find(fits).map(|point| point.median)
     }
 
-    /// What was measured under a name.
+    /// Returns the range for a label.
     pub fn range(self, metric: &str, subject: &str, series: &str, label: &str) -> Option<Range> {
         let fits = |p: &&Point| p.series == series && p.label.as_deref() == Some(label);
         self.of(metric, subject).find(fits).map(Point::range)
     }
 
-    /// The place with the largest value of a line.
+    /// Returns the point with the largest value of a line.
     pub fn best(self, metric: &str, subject: &str, series: &str) -> Option<(f64, f64)> {
         let line = self.line(metric, subject, series);
         line.into_iter().max_by(|a, b| a.1.total_cmp(&b.1))
     }
 
-    /// The mean of a line.
+    /// Returns the mean of a line.
     pub fn mean(self, metric: &str, subject: &str, series: &str) -> Option<f64> {
         let line = self.line(metric, subject, series);
         stats::mean(&line.iter().map(|(_, y)| *y).collect::<Vec<_>>())
     }
 }
 
-/// Each once, in the order in which they came.
+/// Removes duplicates, and keeps the order.
 pub fn unique<'a>(all: impl Iterator<Item = &'a str>) -> Vec<&'a str> {
     let mut seen = vec![];
     for one in all {
@@ -441,7 +441,7 @@ impl Results {
     /// Writes all files into `dir`.
     ///
     /// # Errors
-    /// What the system says.
+    /// Writing a file fails.
     pub fn write(&self, dir: &Path) -> anyhow::Result<()> {
         std::fs::write(dir.join("results.json"), serde_json::to_vec_pretty(self)?)?;
         let mut lines = String::new();
@@ -474,10 +474,10 @@ impl Results {
         Ok(())
     }
 
-    /// Reads `results.json`, or the one in a directory.
+    /// Reads `results.json`, given by path or directory.
     ///
     /// # Errors
-    /// If there is none, or one of another time.
+    /// The file is missing, or has another schema version.
     pub fn read(path: &Path) -> anyhow::Result<Self> {
         let path = if path.is_dir() { path.join("results.json") } else { path.into() };
         let text = std::fs::read(&path).with_context(|| path.display().to_string())?;

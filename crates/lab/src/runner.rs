@@ -1,4 +1,4 @@
-//! Runs experiments: every subject in turns, so that a busy moment falls on all of them.
+//! Runs experiments: alternates between the subjects, so that other load affects all of them.
 //!
 //! ```text
 //!   for each experiment
@@ -23,36 +23,36 @@ use crate::results::{Described, Outcome, Results, SCHEMA, Skipped, Used};
 use crate::stop::{Stop, Stopped};
 use crate::subject::{self, Kind, RunEnvironment, Subject};
 
-/// What is run, and how.
+/// Selection and options of a run.
 pub struct Plan {
-    /// Which experiments.
+    /// Experiments.
     pub experiments: Vec<&'static dyn Experiment>,
-    /// Which subjects; if none, those that each experiment names.
+    /// Subjects; if empty, the defaults of each experiment.
     pub subjects: Vec<String>,
-    /// How large.
+    /// Size of the run.
     pub size: Size,
-    /// What replays chance.
+    /// Random seed.
     pub seed: u64,
-    /// What was set.
+    /// Parameter values.
     pub settings: Settings,
-    /// Where it works.
+    /// Environment for creating files and subjects.
     pub workshop: RunEnvironment,
-    /// Whether it is asked to stop.
+    /// Stop flag.
     pub stop: Stop,
-    /// Whether progress is shown.
+    /// True to show progress.
     pub progress: bool,
 }
 
-/// Room that is left alone, in bytes.
+/// Disk space that is left free, in bytes.
 const SPARE_BYTES: u64 = 512 << 20;
-/// Memory that is left to the rest of the machine, in bytes.
+/// Memory that is left free, in bytes.
 const SPARE_MEMORY_BYTES: u64 = 256 << 20;
 
-/// Runs the plan. Whatever was measured when it was stopped is in the results; `keep`
-/// gets them after each experiment, as if it were the last: a run may take hours.
+/// Runs the plan. If it is stopped, returns the results so far. Calls `keep` with the results after
+/// each experiment, because a run may take hours.
 ///
 /// # Errors
-/// What `keep` says.
+/// `keep` fails.
 pub fn run(plan: &Plan, keep: &dyn Fn(&Results) -> anyhow::Result<()>) -> anyhow::Result<Results> {
     let started = Instant::now();
     let machine = Machine::look(&plan.workshop.dir);
@@ -97,7 +97,7 @@ fn command_line() -> String {
     std::iter::once(name).chain(all).collect::<Vec<_>>().join(" ")
 }
 
-/// What to know before believing the numbers.
+/// Adds warnings about the reliability of the results.
 fn warn(results: &mut Results) {
     let machine = &results.machine;
     let mut warnings = vec![];
@@ -212,7 +212,7 @@ impl<'a> Running<'a> {
         for pass in 0..passes + warm_up {
             context.repetition = pass.saturating_sub(warm_up);
             for (subject, alive) in &mut subjects {
-                // In a time of its own every pass is like the first.
+                // A model is deterministic: one pass suffices.
                 let once = subject.kind() == Kind::Model;
                 if !*alive || (once && pass != warm_up) {
                     continue;
@@ -270,7 +270,7 @@ impl<'a> Running<'a> {
         self.results.skipped.push(Skipped { subject: subject.into(), experiment, needs });
     }
 
-    /// Opens all subjects that can be had, each with whether it still works.
+    /// Opens all available subjects; the flag says if a subject still works.
     fn open(
         &mut self,
         context: &Context,
@@ -295,7 +295,7 @@ impl<'a> Running<'a> {
                 self.skip(&spec, format!("another experiment: {spec} has not what this asks"));
                 continue;
             }
-            // A store is removed before the next is made.
+            // Key-value stores are removed one by one, so they need space only once.
             let beside = if kind == Kind::KeyValue { 0 } else { subjects.len() as u64 };
             let taken = context.workshop.bytes * (beside + 1);
             if kind != Kind::Model && taken + SPARE_BYTES > room {
@@ -319,7 +319,7 @@ impl<'a> Running<'a> {
     }
 }
 
-/// Bytes that are free where the lab works.
+/// Returns the free space of the lab's directory, in bytes.
 fn room_bytes(dir: &std::path::Path) -> u64 {
     rustix::fs::statvfs(dir).map_or(u64::MAX, |found| found.f_bavail * found.f_frsize)
 }

@@ -1,11 +1,11 @@
-//! Medians, spreads, quantiles.
+//! Medians, spreads and quantiles.
 
-/// The median; `None` of nothing.
+/// Returns the median; `None` if there are no values.
 pub fn median(values: &[f64]) -> Option<f64> {
     quantile(values, 0.5)
 }
 
-/// The value below which that part of all lies, interpolated; `None` of nothing.
+/// Returns an interpolated quantile; `None` if there are no values.
 pub fn quantile(values: &[f64], part: f64) -> Option<f64> {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
@@ -15,12 +15,12 @@ pub fn quantile(values: &[f64], part: f64) -> Option<f64> {
     Some(sorted[low] + (sorted[high] - sorted[low]) * (at - low as f64))
 }
 
-/// The mean; `None` of nothing.
+/// Returns the mean; `None` if there are no values.
 pub fn mean(values: &[f64]) -> Option<f64> {
     (!values.is_empty()).then(|| values.iter().sum::<f64>() / values.len() as f64)
 }
 
-/// How far apart the least and the largest are, as a part of the median.
+/// Returns the range, as a fraction of the median.
 pub fn spread(values: &[f64]) -> f64 {
     let least = values.iter().copied().fold(f64::INFINITY, f64::min);
     let most = values.iter().copied().fold(f64::NEG_INFINITY, f64::max);
@@ -30,7 +30,7 @@ pub fn spread(values: &[f64]) -> f64 {
     }
 }
 
-/// The geometric mean of ratios; `None` of nothing.
+/// Returns the geometric mean of positive ratios; `None` if there are none.
 pub fn geometric_mean(ratios: &[f64]) -> Option<f64> {
     let logs: Vec<f64> = ratios.iter().filter(|r| **r > 0.0).map(|r| r.ln()).collect();
     mean(&logs).map(f64::exp)

@@ -1,12 +1,12 @@
-//! Being asked to stop: Ctrl-C ends a run at the next request, so that everything that was
-//! made is unmounted and removed on the way out.
+//! Stopping a run: Ctrl-C ends it at the next request, so that mounts and files are cleaned
+//! up.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
-/// Whether it is asked to stop.
+/// Stop flag.
 #[derive(Clone, Default)]
 pub struct Stop(Arc<AtomicBool>);
 
@@ -16,10 +16,10 @@ pub struct Stop(Arc<AtomicBool>);
 pub struct Stopped;
 
 impl Stop {
-    /// Listens for Ctrl-C, `SIGTERM` and `SIGHUP`.
+    /// Installs handlers for Ctrl-C, `SIGTERM` and `SIGHUP`.
     ///
     /// # Errors
-    /// What the system says.
+    /// Installing the handlers fails.
     pub fn listen() -> std::io::Result<Self> {
         let stop = Self::default();
         for signal in [SIGINT, SIGTERM, SIGHUP] {
@@ -28,7 +28,7 @@ impl Stop {
         Ok(stop)
     }
 
-    /// Nothing, or that it is time to stop.
+    /// Fails if the run was asked to stop.
     ///
     /// # Errors
     /// [`Stopped`].

@@ -1,4 +1,4 @@
-//! Power cuts of object stores, judged: the long form.
+//! Simulated power cuts of object stores: the long form.
 //!
 //! ```text
 //!   seeds ──▶ long runs    cleaning, checkpoints, a full disk, opening again; one of 400 pieces
@@ -9,8 +9,8 @@
 //!        └──▶ bad disks    rot, lost and misplaced writes, errors
 //! ```
 //!
-//! Each thread takes the next piece; a piece is named by what it is and its number, and
-//! that is enough to run it again.
+//! Each thread takes the next piece of work. A piece is identified by kind and number, which
+//! suffices to run it again.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -63,7 +63,7 @@ enum CrashTarget {
     Disks,
 }
 
-/// What came of all pieces.
+/// Totals over all pieces.
 #[derive(Clone, Copy, Debug, Default)]
 struct Sum {
     pieces: u64,
@@ -72,7 +72,7 @@ struct Sum {
     violations: u64,
 }
 
-/// Cuts power until the end is reached; an error if any promise was broken.
+/// Simulates power cuts until the limit is reached; fails if a promise was broken.
 pub fn run(arguments: &StoreCrashArguments) -> anyhow::Result<()> {
     let began = Instant::now();
     let states = match arguments.seconds {
@@ -84,7 +84,7 @@ pub fn run(arguments: &StoreCrashArguments) -> anyhow::Result<()> {
     let until = arguments.seconds.map(|seconds| began + Duration::from_secs(seconds));
     let (next, is_over) = (AtomicU64::new(first), AtomicBool::new(false));
     let sum = Mutex::new(Sum::default());
-    // Panics are told with what panicked.
+    // Panics are reported together with the piece that panicked.
     std::panic::set_hook(Box::new(|_| {}));
     let one = || {
         while !is_over.load(Ordering::Relaxed) {
@@ -137,10 +137,10 @@ pub fn run(arguments: &StoreCrashArguments) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Most are sequences, which are shorter.
+/// Returns the kind of a piece; most are sequences, which are shorter.
 fn kind_of(number: u64) -> CrashTarget {
     match number % 50 {
-        // A hundred times as long as a sequence.
+        // Rare, because it takes a hundred times as long as a sequence.
         0 if number.is_multiple_of(400) => CrashTarget::Real,
         1 => CrashTarget::Making,
         2..=15 => CrashTarget::Runs,
@@ -150,7 +150,7 @@ fn kind_of(number: u64) -> CrashTarget {
     }
 }
 
-/// The sequence that a piece of the sweep is: its shape, steps and number; none behind the
+/// Returns the sequence of a piece in a sweep: shape, steps and number; `None` after the
 /// last.
 fn swept(number: u64) -> Option<(Shape, usize, usize)> {
     let shape = Shape::ALL[(number % 4) as usize];
@@ -217,14 +217,14 @@ fn piece(kind: CrashTarget, number: u64, steps: usize) -> Result<(Tally, DamageT
         CrashTarget::Real => {
             let shape = Shape::REAL[(number / 400 % 2) as usize];
             let options = CrashOptions { seed: number, subsets: 8, exhaustive_sectors: 8 };
-            // Each of these copies the disk.
+            // Few, because each second cut copies the disk.
             let effort = Effort { second_cut: 200, ..Effort::SOME };
             let script = torture::random_large(number, shape, steps);
             Ok((torture::cut(shape, &script, options, effort, usual)?, DamageTally::default()))
         }
         CrashTarget::Making => Ok((torture::make_over(number, usual)?, DamageTally::default())),
         CrashTarget::Sequences => {
-            // Spread, so that a short time has some of all.
+            // Interleaved, so that a short run covers all variants.
             let place = number / 4;
             let groups = if place.is_multiple_of(8) { 2 } else { 3 };
             let all = torture::sequences(groups) as u64;

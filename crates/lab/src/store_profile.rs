@@ -1,4 +1,4 @@
-//! A device as the object store wants to know it, and the file that says so.
+//! Profile of a device for the object store, and its file.
 //!
 //! ```text
 //!   subject ── bare disk, a region of it ── probe of the object store ── its rule
@@ -6,8 +6,8 @@
 //!   draconis store create --profile FILE ◀── profile-SUBJECT.json ◀────────┘
 //! ```
 //!
-//! Law 1: what is measured and what follows from it is the store's own probe and rule; there
-//! is no second one here.
+//! Law 1: measuring and choosing are done by the store's own probe and rule; they are not
+//! duplicated here.
 
 use draconis_objects::probe;
 use serde::{Deserialize, Serialize};
@@ -15,31 +15,31 @@ use serde::{Deserialize, Serialize};
 use crate::subject::RawRegion;
 use crate::units;
 
-/// A store is made as large as one likes: where nothing says how long the device is, sizes are
-/// for one of this length, in bytes.
+/// Assumed length of the device if it is unknown, in bytes: a store can have any length, so the
+/// profile is for a large one.
 const STORE_BYTES: u64 = 64 << 30;
 
-/// What the store is to be made with.
+/// Parameters of the store.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Chosen {
-    /// `log` or `cow`.
+    /// Layout: `log` or `cow`.
     pub layout: String,
-    /// The unit of a write, in bytes.
+    /// Write unit, in bytes.
     pub page_bytes: u32,
-    /// What is cleaned at once, in bytes.
+    /// Segment size, the unit of cleaning, in bytes.
     pub segment_bytes: u32,
-    /// Requests in flight.
+    /// Number of requests in flight.
     pub queue_depth: u32,
 }
 
-/// The file: what `draconis store create --profile` reads.
+/// File that `draconis store create --profile` reads.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct StoreProfile {
-    /// Of what.
+    /// Subject that was measured.
     pub subject: String,
-    /// What follows from what was measured.
+    /// Parameters derived from the measurements.
     pub profile: Chosen,
-    /// Why, one line for each choice.
+    /// Reasons, one line for each parameter.
     pub why: Vec<String>,
 }
 
@@ -47,7 +47,7 @@ impl StoreProfile {
     /// Measures the region of a bare disk, which is overwritten.
     ///
     /// # Errors
-    /// What the disk says, and that the region is too short to tell anything.
+    /// The disk fails, or the region is too short.
     pub fn measure(subject: String, bare: &RawRegion) -> anyhow::Result<Self> {
         let clock = || bare.clock.now_ns();
         let ignore = &mut |_, _| {};
@@ -62,7 +62,7 @@ impl StoreProfile {
         Ok(Self { subject, profile, why })
     }
 
-    /// What its file is called: `profile-model-ssd.json`.
+    /// Returns the file name: `profile-model-ssd.json`.
     pub fn file_name(&self) -> String {
         let word = |part: &&str| !part.is_empty();
         let words: Vec<&str> =
@@ -70,7 +70,7 @@ impl StoreProfile {
         format!("profile-{}.json", words.join("-"))
     }
 
-    /// `layout cow, pages of 4 KiB, segments of 16 MiB, queue depth 32`.
+    /// Formats the profile: `layout cow, pages of 4 KiB, segments of 16 MiB, queue depth 32`.
     pub fn words(&self) -> String {
         let Chosen { layout, page_bytes, segment_bytes, queue_depth } = &self.profile;
         format!(

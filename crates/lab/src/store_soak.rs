@@ -1,5 +1,5 @@
-//! Ordinary use of object stores, for long: each seed is a store that is loaded, overwritten,
-//! filled, emptied, opened again and killed, with the full check after every act.
+//! Soak test of object stores: each seed is a store that is loaded, overwritten, filled, emptied,
+//! reopened and killed, with a full check after every step.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -28,7 +28,7 @@ pub struct StoreUseArguments {
     threads: Option<usize>,
 }
 
-/// Uses stores until the end is reached; an error if any promise was broken.
+/// Tests stores until the limit is reached; fails if a promise was broken.
 pub fn run(arguments: &StoreUseArguments) -> anyhow::Result<()> {
     let began = Instant::now();
     let until = arguments.seconds.map(|seconds| began + Duration::from_secs(seconds));
@@ -36,7 +36,7 @@ pub fn run(arguments: &StoreUseArguments) -> anyhow::Result<()> {
     let end = arguments.seed.saturating_add(stores);
     let (next, is_over) = (AtomicU64::new(arguments.seed), AtomicBool::new(false));
     let sum = Mutex::new((0u64, Usage::default(), 0u64));
-    // Panics are told with what panicked.
+    // Panics are reported together with the store that panicked.
     std::panic::set_hook(Box::new(|_| {}));
     let one = || {
         while !is_over.load(Ordering::Relaxed) {

@@ -1,4 +1,4 @@
-//! What experiments run against.
+//! Subjects: the systems that experiments measure.
 //!
 //! ```text
 //!   experiment ── Subject ─┬─ files ── Handle: read · write · sync · allocate
@@ -7,9 +7,9 @@
 //!                          └─ counters: what the device was really asked
 //! ```
 //!
-//! A subject is made from its spelling on the command line, for one experiment, and leaves
-//! nothing behind when it is dropped. One that this machine cannot give says what it would
-//! need.
+//! A subject is created from its specification on the command line, for one experiment, and removes
+//! its files when it is dropped. If this machine cannot provide it, the error names what is
+//! missing.
 
 mod counters;
 mod delay;
@@ -33,216 +33,216 @@ pub use counters::Device;
 pub use library::{Library, plain_node};
 pub use server::{Mounted, Server, drop_caches, time_output};
 
-/// What sort of thing a subject is: experiments say which they can use.
+/// Kind of a subject; experiments declare which kinds they can use.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Kind {
     /// A mounted file system.
     Directory,
-    /// A file or device without a file system between.
+    /// A file or device without a file system.
     Raw,
-    /// Our library in this process.
+    /// The library in this process.
     Library,
-    /// A modelled device: time is device time.
+    /// A modelled device, with modelled time.
     Model,
-    /// The machine's memory, or nothing but the machine.
+    /// The machine's memory, or the machine itself.
     Memory,
     /// A key-value store.
     KeyValue,
 }
 
-/// How a file is used.
+/// Mode of opening a file.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum OpenMode {
-    /// Through the caches.
+    /// With caches.
     Cached,
-    /// Past them, where the subject can.
+    /// Without caches, if the subject supports that.
     Direct,
 }
 
-/// Something that holds files.
+/// A container of files.
 pub trait Files: Send + Sync {
-    /// Makes an empty file that will grow to at most `bytes`.
+    /// Creates an empty file that will grow to at most `bytes`.
     ///
     /// # Errors
-    /// What the subject says.
+    /// The subject fails.
     fn create(&self, name: &str, bytes: u64, how: OpenMode) -> anyhow::Result<Arc<dyn Handle>>;
 
-    /// Opens a file that is there.
+    /// Opens an existing file.
     ///
     /// # Errors
-    /// What the subject says.
+    /// The subject fails.
     fn open(&self, name: &str, how: OpenMode) -> anyhow::Result<Arc<dyn Handle>>;
 
     /// Removes a file.
     ///
     /// # Errors
-    /// What the subject says.
+    /// The subject fails.
     fn remove(&self, name: &str) -> anyhow::Result<()>;
 }
 
 /// An open file.
 pub trait Handle: Send + Sync {
-    /// Reads into all of `into` if there is as much; how many bytes came.
+    /// Reads up to `into.len()` bytes, and returns the number of bytes read.
     ///
     /// # Errors
-    /// What the subject says.
+    /// The subject fails.
     fn read(&self, at: u64, into: &mut [u8]) -> anyhow::Result<usize>;
 
     /// Writes all of `bytes`.
     ///
     /// # Errors
-    /// What the subject says.
+    /// The subject fails.
     fn write(&self, at: u64, bytes: &[u8]) -> anyhow::Result<()>;
 
-    /// Makes everything written durable.
+    /// Makes all writes durable.
     ///
     /// # Errors
-    /// What the subject says.
+    /// The subject fails.
     fn sync(&self) -> anyhow::Result<()>;
 
-    /// Gives the file its blocks ahead of the write; whether the subject can.
+    /// Allocates blocks for a range; returns false if the subject does not support this.
     ///
     /// # Errors
-    /// What the subject says.
+    /// The subject fails.
     fn allocate(&self, at: u64, len: u64) -> anyhow::Result<bool> {
         let _ = (at, len);
         Ok(false)
     }
 }
 
-/// Whether a run was cold.
+/// Result of emptying the caches.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Cold {
-    /// Remounted and dropped from the kernel's caches.
+    /// Remounted, and dropped from the kernel's caches.
     Yes,
     /// Only dropped from the kernel's caches.
     Dropped,
-    /// It could not be made cold.
+    /// The caches could not be emptied.
     No,
 }
 
-/// A disk without anything between, and a part of it that may be overwritten.
+/// A bare disk, and a region of it that may be overwritten.
 pub struct RawRegion {
     /// The disk.
     pub disk: Arc<dyn Disk>,
-    /// Its time.
+    /// Clock of the disk.
     pub clock: Arc<dyn Clock>,
-    /// The part.
+    /// Region.
     pub region: Extent,
-    /// The unit in which it says that it is written, in bytes; 0 if it says nothing.
+    /// Write unit that the disk reports, in bytes; 0 if none.
     pub told_bytes: u32,
-    /// How long it is, in bytes; nothing where that is as long as one likes.
+    /// Length of the disk, in bytes; `None` if it can be chosen.
     pub len_bytes: Option<u64>,
 }
 
-/// What an experiment runs against.
+/// A system that experiments measure.
 pub trait Subject {
-    /// As on the command line, without what is private to a run.
+    /// Returns the specification, without parts that are private to a run.
     fn name(&self) -> String;
 
-    /// What it is, for the report.
+    /// Returns a description for the report.
     fn describe(&self) -> String;
 
-    /// What sort of thing.
+    /// Returns the kind.
     fn kind(&self) -> Kind;
 
-    /// Its time.
+    /// Returns the clock.
     fn clock(&self) -> Arc<dyn Clock>;
 
-    /// Its files.
+    /// Returns the files.
     ///
     /// # Errors
-    /// If it has none.
+    /// The subject has no files.
     fn files(&self) -> anyhow::Result<Arc<dyn Files>>;
 
-    /// Where its files are found by programs.
+    /// Returns the directory of its files, for programs.
     fn directory(&self) -> Option<&Path> {
         None
     }
 
-    /// The image that the volume lies in, for judges.
+    /// Returns the image of the volume, for checks.
     fn image(&self) -> Option<PathBuf> {
         None
     }
 
-    /// The device behind a model, for experiments in device time.
+    /// Returns the modelled device, for experiments in device time.
     fn timing(&self) -> Option<Box<dyn Timing>> {
         None
     }
 
-    /// The disk that it is, if it is one, with room of `bytes`.
+    /// Returns the bare disk with `bytes` of space, if the subject is one.
     ///
     /// # Errors
-    /// What the subject says.
+    /// The subject fails.
     fn bare(&self, bytes: u64) -> anyhow::Result<Option<RawRegion>> {
         let _ = bytes;
         Ok(None)
     }
 
-    /// Our library, if that is what this is.
+    /// Returns the library, if the subject is one.
     fn library(&mut self) -> Option<&mut Library> {
         None
     }
 
-    /// Empties caches. No handle may be open.
+    /// Empties the caches. No handle may be open.
     ///
     /// # Errors
-    /// If it broke on the way.
+    /// Remounting fails.
     fn cold(&mut self) -> anyhow::Result<Cold> {
         Ok(Cold::No)
     }
 
-    /// Bytes that the device behind it has read so far, where they are counted.
+    /// Returns the bytes read by the device so far, if they are counted.
     fn device_read_bytes(&self) -> Option<u64> {
         None
     }
 
-    /// Unmounts it, where it is mounted, and has what it left judged.
+    /// Unmounts the subject if it is mounted, and checks its volume.
     ///
     /// # Errors
-    /// What the judge found.
+    /// The check finds damage.
     fn close(&mut self) -> anyhow::Result<()> {
         Ok(())
     }
 }
 
-/// Where subjects are made, and with what.
+/// Environment for creating subjects.
 #[derive(Clone, Debug)]
 pub struct RunEnvironment {
-    /// For images and files.
+    /// Directory of images and files.
     pub dir: PathBuf,
-    /// The `draconis` program.
+    /// Path of the `draconis` program.
     pub draconis: PathBuf,
-    /// The helper with the stores that others wrote.
+    /// Path of the helper with the other stores.
     pub peers: PathBuf,
-    /// Whether subjects may be overwritten that held something before.
+    /// True if existing contents of devices and files may be overwritten.
     pub destroy: bool,
     /// Bytes that a volume must hold.
     pub bytes: u64,
 }
 
-/// What names of files and directories of ours begin with.
+/// Prefix of the names of temporary files and directories.
 const PREFIX: &str = "draconis-lab-";
 
 impl RunEnvironment {
-    /// A directory of one's own, until dropped.
+    /// Creates a temporary directory, deleted on drop.
     ///
     /// # Errors
-    /// What the system says.
+    /// Creating it fails.
     pub fn directory(&self) -> std::io::Result<tempfile::TempDir> {
         tempfile::Builder::new().prefix(PREFIX).tempdir_in(&self.dir)
     }
 
-    /// A file of one's own, until dropped.
+    /// Creates a temporary file, deleted on drop.
     ///
     /// # Errors
-    /// What the system says.
+    /// Creating it fails.
     pub fn file(&self) -> std::io::Result<tempfile::NamedTempFile> {
         tempfile::Builder::new().prefix(PREFIX).tempfile_in(&self.dir)
     }
 }
 
-/// Why there is no such subject here.
+/// Reason why a subject is not available.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub struct SkipReason(pub String);
@@ -253,7 +253,7 @@ impl SkipReason {
     }
 }
 
-/// What sort of subject a spelling names; `None` if it names none.
+/// Returns the kind of a specification; `None` if it is invalid.
 pub fn kind_of(spec: &str) -> Option<Kind> {
     let head = spec.split(':').next().unwrap_or_default();
     Some(match head {
@@ -269,10 +269,10 @@ pub fn kind_of(spec: &str) -> Option<Kind> {
     })
 }
 
-/// Makes the subject of that spelling.
+/// Creates the subject of a specification.
 ///
 /// # Errors
-/// What it would need.
+/// Names the missing requirement.
 pub fn open(spec: &str, shop: &RunEnvironment) -> Result<Box<dyn Subject>, SkipReason> {
     let (head, rest) = spec.split_once(':').unwrap_or((spec, ""));
     let made: anyhow::Result<Box<dyn Subject>> = match head {

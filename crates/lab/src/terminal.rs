@@ -1,4 +1,4 @@
-//! The summary on the terminal: a table of each figure, ratios and small bars.
+//! Summary on the terminal: a table for each figure, with ratios and small bars.
 
 use std::path::Path;
 
@@ -6,12 +6,12 @@ use crate::results::{Figure, Outcome, Point, Range, Results, unique};
 use crate::stats;
 use crate::units;
 
-/// Cells of a bar.
+/// Width of a bar, in characters.
 const BAR: usize = 20;
-/// Points of a line that are shown; longer ones are summed up.
+/// Maximum number of points of a line; longer lines are summarized.
 const MAX_POINTS: usize = 12;
 
-/// One experiment, whose files are in `dir`.
+/// Formats one experiment, whose files are in `dir`.
 pub fn outcome(outcome: &Outcome, dir: &Path) -> String {
     let mut text = format!("\n{} - {}\n", outcome.name, outcome.asks);
     for figure in &outcome.figures {
@@ -32,7 +32,7 @@ pub fn outcome(outcome: &Outcome, dir: &Path) -> String {
     text
 }
 
-/// What stands around the experiments.
+/// Formats what follows the experiments, such as skipped subjects and warnings.
 pub fn ends(results: &Results) -> String {
     let mut text = String::new();
     for skipped in &results.skipped {
@@ -106,21 +106,21 @@ fn rows(figure: &Figure, subject: &str, series: &str, line: &[&Point], most: f64
     text
 }
 
-/// A bar as long as its value, or as its number of digits.
+/// Formats a bar on a linear or logarithmic scale.
 fn bar(value: f64, most: f64, log: bool) -> String {
     if most <= 0.0 || value <= 0.0 {
         return String::new();
     }
     let part = match log {
-        // Six decades are as much as one sees.
+        // A logarithmic bar covers six decades.
         true => 1.0 + (value / most).log10() / 6.0,
         false => value / most,
     };
     "█".repeat((part.clamp(0.0, 1.0) * BAR as f64).round() as usize)
 }
 
-/// Each subject against the first: the geometric mean over the points that both have; none where
-/// the repetitions leave open which of them is ahead.
+/// Compares each subject with the first: geometric mean over their common points; `None` if the
+/// spread of the repetitions leaves open which is better.
 pub fn ratios<'a>(outcome: &'a Outcome, figure: &Figure) -> Vec<(&'a str, Option<f64>, &'a str)> {
     let of_figure = || outcome.points.iter().filter(|point| point.metric == figure.metric);
     let subjects = unique(of_figure().map(|point| point.subject.as_str()));
@@ -143,7 +143,7 @@ pub fn ratios<'a>(outcome: &'a Outcome, figure: &Figure) -> Vec<(&'a str, Option
             stats::geometric_mean(&both.iter().map(of).collect::<Vec<_>>())
         };
         let ratio = mean(&|(it, base)| it.median / base.median)?;
-        // As if all repetitions of the one had been the best, and of the other the worst.
+        // Worst cases: all repetitions of one were the best, and of the other the worst.
         let least = mean(&|(it, base)| it.least / base.most)?;
         let most = mean(&|(it, base)| it.most / base.least)?;
         let is_open = (least..=most).contains(&1.0);

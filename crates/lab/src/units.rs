@@ -1,9 +1,9 @@
-//! Sizes, times and rates as people read and write them.
+//! Formatting and parsing of sizes, times and rates.
 
 use draconis_service::options::parse_size;
 
-/// A number, with a fraction perhaps, and with the unit of a size: `4096`, `16K`, `1.5KiB`.
-/// Rounded down.
+/// Parses a decimal number with an optional unit of size: `4096`, `16K`, `1.5KiB`. Rounds
+/// down.
 pub fn parse_amount(text: &str) -> Option<u64> {
     let text = text.trim();
     let number = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
@@ -12,26 +12,26 @@ pub fn parse_amount(text: &str) -> Option<u64> {
     (number >= 0.0).then_some((number * unit as f64) as u64)
 }
 
-/// `4 KiB`, `1.5 MiB`.
+/// Formats a size: `4 KiB`, `1.5 MiB`.
 pub fn bytes(bytes: f64) -> String {
-    // 6000 is not 5.86 KiB to the one who chose it.
+    // A user who chose 6000 should not see 5.86 KiB.
     if bytes < 1e4 && bytes % 512.0 != 0.0 {
         return format!("{} B", significant(bytes));
     }
     scaled(bytes, 1024.0, &["B", "KiB", "MiB", "GiB", "TiB"])
 }
 
-/// `4K`: as short as it goes, for axes.
+/// Formats a size as short as possible, for axes: `4K`.
 pub fn short_bytes(bytes: f64) -> String {
     scaled(bytes, 1024.0, &["", "K", "M", "G", "T"]).replace(' ', "")
 }
 
-/// `12 µs`.
+/// Formats a time: `12 µs`.
 pub fn time_ns(ns: f64) -> String {
     scaled(ns, 1000.0, &["ns", "µs", "ms", "s"])
 }
 
-/// `40 s`, `12 min`, `1.5 h`.
+/// Formats a duration: `40 s`, `12 min`, `1.5 h`.
 pub fn duration(seconds: u64) -> String {
     match seconds {
         0..100 => format!("{seconds} s"),
@@ -40,14 +40,14 @@ pub fn duration(seconds: u64) -> String {
     }
 }
 
-/// `seven`; in digits beyond ten.
+/// Formats a count in words: `seven`; in digits beyond ten.
 pub fn in_words(count: usize) -> String {
     const WORDS: [&str; 11] =
         ["no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"];
     WORDS.get(count).map_or_else(|| count.to_string(), |word| (*word).to_string())
 }
 
-/// `3.2 M`.
+/// Formats a count: `3.2 M`.
 pub fn count(count: f64) -> String {
     scaled(count, 1000.0, &["", "K", "M", "G", "T"]).trim_end().to_string()
 }
@@ -61,7 +61,7 @@ fn scaled(value: f64, step: f64, units: &[&str]) -> String {
     format!("{} {}", significant(value), units[nth])
 }
 
-/// Three significant digits, without trailing zeros.
+/// Formats three significant digits, without trailing zeros.
 pub fn significant(value: f64) -> String {
     if value == 0.0 || !value.is_finite() {
         return "0".into();
@@ -79,7 +79,7 @@ pub fn significant(value: f64) -> String {
     }
 }
 
-/// A whole number in groups of three.
+/// Formats a whole number in groups of three digits.
 fn grouped(value: f64) -> String {
     let digits = format!("{:.0}", value.abs());
     let mut text = String::from(if value < 0.0 { "-" } else { "" });
@@ -92,7 +92,7 @@ fn grouped(value: f64) -> String {
     text
 }
 
-/// A value in the unit that a figure names.
+/// Formats a value in the unit of a figure.
 pub fn in_unit(value: f64, unit: &str) -> String {
     match unit {
         "B" => bytes(value),

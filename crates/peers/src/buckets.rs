@@ -1,11 +1,11 @@
-//! One store in a bucket: what is put, waited for, lost and read, a phase for each start.
+//! A store in a bucket: load, durable puts, crash, recovery, reads; one phase per process.
 //!
 //! ```text
 //!   load ─▶ durable ─▶ die, in the midst of durable puts ─▶ recover ─▶ read
 //! ```
 //!
-//! A phase is a process, so what a server was asked for meanwhile is that phase's, and nothing of
-//! the one before is in memory. Law: what is read is compared with what was put there.
+//! Each phase is a process of its own, so that a server's request counts belong to one phase and no
+//! data is cached from the one before. Law: every value read is compared with the value put.
 
 use std::path::PathBuf;
 use std::time::Instant;
@@ -18,10 +18,10 @@ use crate::keys::{Keys, Pattern, Values, key_of};
 use crate::kv::{KvSubject, Opening};
 use crate::latency::{Latencies, Quantiles};
 
-/// Pairs that are loaded at once.
+/// Pairs per batch when loading.
 const BATCH: usize = 1000;
 
-/// Durable puts of a process before it dies: what a store has to bring back.
+/// Durable puts of a process before it dies, which the store must recover.
 const LAST_PUTS: u64 = 200;
 
 /// What is done.
@@ -74,23 +74,23 @@ pub struct Arguments {
     seed: u64,
 }
 
-/// How it went.
+/// Result of a phase.
 #[derive(Debug, Serialize)]
 pub struct Outcome {
-    /// Puts or reads.
+    /// Number of puts or reads.
     count: u64,
-    /// From before the store was opened until after it was closed.
+    /// Duration from opening to closing the store.
     whole_seconds: f64,
-    /// What was measured: the puts with their wait, the reads, opening with the first read.
+    /// Measured duration: puts with their wait, reads, or opening with the first read.
     seconds: f64,
-    /// How long each took.
+    /// Latencies of the operations.
     latency: Quantiles,
 }
 
 /// Runs a phase.
 ///
 /// # Errors
-/// What the store says, or that it gave what was not put there.
+/// The store fails, or returns a wrong value.
 pub fn run(arguments: &Arguments) -> anyhow::Result<Outcome> {
     let whole = Instant::now();
     let store = open(arguments)?;
@@ -101,7 +101,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<Outcome> {
         Phase::Durable => (arguments.count, arguments.put(&*store, arguments.count)?),
         Phase::Die => {
             arguments.put(&*store, LAST_PUTS)?;
-            // Nothing is closed, and nothing that runs beside is waited for.
+            // Ends without closing the store or joining background threads.
             std::process::exit(0);
         }
         Phase::Recover => {
@@ -115,7 +115,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<Outcome> {
     match arguments.phase {
         Phase::Recover => {
             seconds += opened;
-            // Every one of them was durable.
+            // All of these puts were durable.
             for nth in 0..arguments.writers {
                 let mut keys = arguments.keys(nth);
                 for _ in 0..arguments.share(nth, LAST_PUTS) {
@@ -136,7 +136,7 @@ impl Arguments {
         Keys::new(Pattern::Sequential, self.keyspace, nth, self.writers.max(1), self.seed)
     }
 
-    /// How many of `count` the writer of that number makes.
+    /// Returns the share of a writer in `count` operations.
     fn share(&self, nth: u64, count: u64) -> u64 {
         let writers = self.writers.max(1);
         count / writers + u64::from(nth < count % writers)
@@ -153,7 +153,7 @@ impl Arguments {
         Ok(Latencies::default())
     }
 
-    /// Overwrites the first keys by several writers; how long each put took.
+    /// Overwrites the first keys by several writers; returns the latencies.
     fn put(&self, store: &dyn KvSubject, count: u64) -> anyhow::Result<Latencies> {
         if count > self.keyspace {
             bail!("{count} puts of {} keys", self.keyspace);
@@ -191,7 +191,7 @@ impl Arguments {
         Ok(latencies)
     }
 
-    /// Reads one, which was put so many times after the first.
+    /// Reads a key that was overwritten a given number of times, and compares the value.
     fn look(
         &self,
         store: &dyn KvSubject,
@@ -211,7 +211,7 @@ impl Arguments {
     }
 }
 
-/// Opens a store by its name; the first phase makes it.
+/// Opens a store by name; the first phase creates it.
 #[cfg_attr(not(feature = "draconis-kv"), allow(unused_variables))]
 fn open(arguments: &Arguments) -> anyhow::Result<Box<dyn KvSubject>> {
     let durable = matches!(arguments.phase, Phase::Durable | Phase::Die);

@@ -1,15 +1,15 @@
-//! LevelDB and RocksDB: the system's C++ libraries through their C interfaces, which are
-//! alike but for a prefix.
+//! LevelDB and RocksDB: the system's C++ libraries through their C interfaces, which differ only
+//! in a prefix.
 //!
-//! Law: every pointer that a library gave is given back to it once, by `Drop` or in the
-//! function that took it.
+//! Law: every pointer from a library is freed exactly once, by `Drop` or by the function that
+//! received it.
 #![allow(unsafe_code)]
 
 use std::path::Path;
 
 use crate::kv::Statistics;
 
-/// What a store wrote into its own log: tables at level 0, and compactions.
+/// Parses a store's own log: tables at level 0, and compactions.
 fn from_log(dir: &Path, table: &str) -> anyhow::Result<Statistics> {
     let text = String::from_utf8_lossy(&std::fs::read(dir.join("LOG"))?).into_owned();
     let count = |what: &dyn Fn(&str) -> bool| text.lines().filter(|line| what(line)).count() as u64;
@@ -28,7 +28,7 @@ macro_rules! store {
         $options:ident $options_drop:ident $create:ident
         $write:ident $write_drop:ident $write_sync:ident $read:ident $read_drop:ident
     ) => {
-        /// The library of that name.
+        /// Binding of one library.
         pub mod $module {
             use std::ffi::{CStr, CString, c_char, c_uchar, c_void};
             use std::os::unix::ffi::OsStrExt;
@@ -40,7 +40,7 @@ macro_rules! store {
             use crate::kv::{KvSubject, Opening, Statistics, Visit};
 
             #[link(name = $library)]
-            // SAFETY: as the library's c.h declares them.
+            // SAFETY: declared as in the library's c.h.
             unsafe extern "C" {
                 fn $open(o: *const c_void, name: *const c_char, e: *mut *mut c_char)
                 -> *mut c_void;
@@ -95,39 +95,39 @@ macro_rules! store {
                 write: *mut c_void,
                 durable: *mut c_void,
                 read: *mut c_void,
-                /// Null if the library has its own.
+                /// Null for the library's default cache.
                 cache: *mut c_void,
                 dir: PathBuf,
             }
 
-            // SAFETY: the libraries say that a database may be used by many threads without
-            // a lock of theirs; options are only read.
+            // SAFETY: the libraries document that a database can be used by many threads without
+            // external locks; options are only read.
             unsafe impl Send for Store {}
             // SAFETY: as above.
             unsafe impl Sync for Store {}
 
-            /// The error that a call left, if it left one.
+            /// Fails if a call has set its error pointer.
             fn check(error: *mut c_char) -> anyhow::Result<()> {
                 if error.is_null() {
                     return Ok(());
                 }
-                // SAFETY: an error is a string that ends with a zero and is ours to free.
+                // SAFETY: an error is a NUL-terminated string that the caller must free.
                 let text = unsafe { CStr::from_ptr(error) }.to_string_lossy().into_owned();
-                // SAFETY: it is not used after this.
+                // SAFETY: it is not used afterwards.
                 unsafe { $free(error.cast()) };
                 bail!("{text}")
             }
 
             impl Store {
-                /// Opens the database in `dir`; makes it if there is none.
+                /// Opens the database in `dir`, and creates it if missing.
                 ///
                 /// # Errors
-                /// What the library says.
+                /// The library fails.
                 pub fn open(dir: &Path, how: Opening) -> anyhow::Result<Self> {
                     let name = CString::new(dir.as_os_str().as_bytes())?;
                     let mut error = ptr::null_mut();
-                    // SAFETY: options live until they are dropped below, the name is a C
-                    // string, and the error is looked at before the database is used.
+                    // SAFETY: options live until they are dropped below, the name is a C string,
+                    // and the error is checked before the database is used.
                     let (db, cache) = unsafe {
                         let options = $options();
                         $create(options, 1);
@@ -137,9 +137,9 @@ macro_rules! store {
                         (db, cache)
                     };
                     check(error)?;
-                    // SAFETY: makes options, which Drop gives back.
+                    // SAFETY: creates options, which Drop frees.
                     let (write, durable_write, read) = unsafe { ($write(), $write(), $read()) };
-                    // SAFETY: options that were just made.
+                    // SAFETY: the options were just created.
                     unsafe {
                         $write_sync(write, u8::from(how.durable));
                         $write_sync(durable_write, 1);
@@ -150,7 +150,7 @@ macro_rules! store {
 
                 fn write(&self, how: *mut c_void, key: &[u8], value: &[u8]) -> anyhow::Result<()> {
                     let mut error = ptr::null_mut();
-                    // SAFETY: both slices live as long as the call, which copies them.
+                    // SAFETY: the call copies both slices.
                     unsafe {
                         $put(
                             self.db,
@@ -168,7 +168,7 @@ macro_rules! store {
 
             impl Drop for Store {
                 fn drop(&mut self) {
-                    // SAFETY: all came from the library and they have no user any more.
+                    // SAFETY: all pointers come from the library and are no longer in use.
                     unsafe {
                         $close(self.db);
                         $write_drop(self.write);
@@ -181,17 +181,17 @@ macro_rules! store {
                 }
             }
 
-            /// An iterator of the library's.
+            /// An iterator of the library.
             struct Cursor(*mut c_void);
 
             impl Cursor {
-                /// Something that a function of the library shows here.
+                /// Returns the bytes that an accessor function returns.
                 fn at(
                     &self,
                     show: unsafe extern "C" fn(*const c_void, *mut usize) -> *const c_char,
                 ) -> &[u8] {
                     let mut len = 0;
-                    // SAFETY: the library says that there are `len` bytes, until it moves on.
+                    // SAFETY: the library guarantees `len` bytes until the iterator moves.
                     unsafe {
                         let bytes = show(self.0, &mut len);
                         std::slice::from_raw_parts(bytes.cast::<u8>(), len)
@@ -201,7 +201,7 @@ macro_rules! store {
 
             impl Drop for Cursor {
                 fn drop(&mut self) {
-                    // SAFETY: it came from the library and is not used after this.
+                    // SAFETY: it came from the library and is not used afterwards.
                     unsafe { $iterator_drop(self.0) };
                 }
             }
@@ -213,7 +213,7 @@ macro_rules! store {
 
                 fn get(&self, key: &[u8]) -> anyhow::Result<Option<Vec<u8>>> {
                     let (mut error, mut len) = (ptr::null_mut(), 0);
-                    // SAFETY: the key lives as long as the call.
+                    // SAFETY: the key outlives the call.
                     let value = unsafe {
                         $get(
                             self.db,
@@ -228,10 +228,10 @@ macro_rules! store {
                     if value.is_null() {
                         return Ok(None);
                     }
-                    // SAFETY: the library says that there are `len` bytes.
+                    // SAFETY: the library guarantees `len` bytes.
                     let bytes = unsafe { std::slice::from_raw_parts(value.cast::<u8>(), len) };
                     let bytes = bytes.to_vec();
-                    // SAFETY: it is ours to free, and was copied.
+                    // SAFETY: the caller must free it, and it was copied.
                     unsafe { $free(value.cast()) };
                     Ok(Some(bytes))
                 }
@@ -239,14 +239,14 @@ macro_rules! store {
                 fn scan(&self, visit: Visit<'_>) -> anyhow::Result<()> {
                     // SAFETY: the database and the options outlive the iterator.
                     let cursor = Cursor(unsafe { $iterator(self.db, self.read) });
-                    // SAFETY: a living iterator.
+                    // SAFETY: the iterator is open.
                     unsafe { $first(cursor.0) };
                     // SAFETY: as above.
                     while unsafe { $valid(cursor.0) } != 0 {
                         if !visit(cursor.at($key_at), cursor.at($value_at)) {
                             break;
                         }
-                        // SAFETY: it stands on a pair, and nothing looks at that any more.
+                        // SAFETY: it is at a pair whose bytes are no longer in use.
                         unsafe { $next(cursor.0) };
                     }
                     let mut error = ptr::null_mut();
@@ -257,7 +257,7 @@ macro_rules! store {
 
                 fn delete(&self, key: &[u8]) -> anyhow::Result<()> {
                     let mut error = ptr::null_mut();
-                    // SAFETY: the key lives as long as the call.
+                    // SAFETY: the key outlives the call.
                     unsafe {
                         $delete(self.db, self.write, key.as_ptr().cast(), key.len(), &mut error);
                     }
@@ -265,7 +265,7 @@ macro_rules! store {
                 }
 
                 fn sync(&self) -> anyhow::Result<()> {
-                    // A durable write makes the log durable up to itself.
+                    // A durable write makes the log up to itself durable.
                     self.write(self.durable, b"", b"")
                 }
 
@@ -299,7 +299,7 @@ store!(
     rocksdb_readoptions_create rocksdb_readoptions_destroy
 );
 
-/// Memory of LevelDB, as far as it is told.
+/// Memory limits of LevelDB.
 #[cfg(feature = "leveldb")]
 mod leveldb_tuning {
     use std::ffi::c_void;
@@ -307,32 +307,32 @@ mod leveldb_tuning {
 
     use crate::kv::Opening;
 
-    // SAFETY: as the library's c.h declares them.
+    // SAFETY: declared as in the library's c.h.
     unsafe extern "C" {
         fn leveldb_cache_create_lru(bytes: usize) -> *mut c_void;
         fn leveldb_options_set_cache(options: *mut c_void, cache: *mut c_void);
         fn leveldb_options_set_write_buffer_size(options: *mut c_void, bytes: usize);
     }
 
-    /// Gives options a cache, which is to be dropped after the database; null for none.
+    /// Sets a cache in the options; it must be dropped after the database. Null for the default.
     ///
     /// # Safety
-    /// `options` are living options of the library.
+    /// `options` must be open options of the library.
     pub unsafe fn tune(options: *mut c_void, how: Opening) -> *mut c_void {
         let Some(bytes) = how.cache_bytes else { return ptr::null_mut() };
-        // SAFETY: the caller's promise; the cache lives until it is dropped.
+        // SAFETY: guaranteed by the caller; the cache lives until it is dropped.
         unsafe {
             let cache = leveldb_cache_create_lru(bytes as usize / 4 * 3);
             leveldb_options_set_cache(options, cache);
-            // Two of them at most. The library's own choice is 4 MiB; its documents say that a
-            // larger one makes loading faster.
+            // Two buffers at most. The default is 4 MiB; the documentation says that larger buffers
+            // load faster.
             leveldb_options_set_write_buffer_size(options, bytes as usize / 8);
             cache
         }
     }
 }
 
-/// Memory of RocksDB, as far as it is told.
+/// Memory limits of RocksDB.
 #[cfg(feature = "rocksdb")]
 mod rocksdb_tuning {
     use std::ffi::{c_int, c_void};
@@ -340,7 +340,7 @@ mod rocksdb_tuning {
 
     use crate::kv::Opening;
 
-    // SAFETY: as the library's c.h declares them.
+    // SAFETY: declared as in the library's c.h.
     unsafe extern "C" {
         fn rocksdb_cache_create_lru(bytes: usize) -> *mut c_void;
         fn rocksdb_block_based_options_create() -> *mut c_void;
@@ -351,21 +351,21 @@ mod rocksdb_tuning {
         fn rocksdb_options_increase_parallelism(options: *mut c_void, threads: c_int);
     }
 
-    /// Gives options a cache, which is to be dropped after the database; null for none.
+    /// Sets a cache in the options; it must be dropped after the database. Null for the default.
     ///
     /// # Safety
-    /// `options` are living options of the library.
+    /// `options` must be open options of the library.
     pub unsafe fn tune(options: *mut c_void, how: Opening) -> *mut c_void {
         let Some(bytes) = how.cache_bytes else { return ptr::null_mut() };
-        // SAFETY: the caller's promise; the table options are copied into the others.
+        // SAFETY: guaranteed by the caller; the table options are copied into the options.
         unsafe {
             let cache = rocksdb_cache_create_lru(bytes as usize / 4 * 3);
             let table = rocksdb_block_based_options_create();
             rocksdb_block_based_options_set_block_cache(table, cache);
             rocksdb_options_set_block_based_table_factory(options, table);
             rocksdb_block_based_options_destroy(table);
-            // What its tuning guide begins with: a budget for what is not written, from which
-            // sizes of buffers, files and levels follow, and a thread for each processor.
+            // As its tuning guide begins: a memtable budget, from which the sizes of buffers, files
+            // and levels follow, and one thread per CPU.
             rocksdb_options_optimize_level_style_compaction(options, bytes / 4);
             let threads = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
             rocksdb_options_increase_parallelism(options, c_int::try_from(threads).unwrap_or(1));

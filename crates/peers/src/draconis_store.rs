@@ -1,4 +1,4 @@
-//! Our own: keys in an object store, in a file with direct I/O or in a bucket.
+//! Draconis: keys in an object store, in a file with direct I/O or in a bucket.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -11,20 +11,20 @@ use draconis_objects::{CreateOptions, LayoutKind, OpenOptions, Profile, Store};
 
 use crate::kv::{KvSubject, Opening, Statistics, Visit};
 
-/// Length of a file that has holes where nothing was written.
+/// Length of a sparse store file.
 const STORE_BYTES: u64 = 32 << 30;
 
-/// Length of one for durable puts, written out as `store create` does: what has no place yet
-/// makes the file system below commit its journal for each flush.
+/// Length of a store file for durable puts, zero-filled as by `store create`: unallocated blocks
+/// would cost a journal commit of the file system below for each flush.
 const DURABLE_BYTES: u64 = 1 << 30;
 
-/// Length of a disk in a bucket.
+/// Length of a store in a bucket.
 const BUCKET_BYTES: u64 = 4 << 30;
 
-/// Length of a journal, as the program has it.
+/// Length of a journal, as in the program.
 const JOURNAL_BYTES: u64 = 256 << 20;
 
-/// What it may keep of what it read, unless it is told: in bytes.
+/// Default cache for reads, in bytes.
 const CACHE_BYTES: u64 = 256 << 20;
 
 /// An open store.
@@ -34,10 +34,10 @@ pub struct DraconisKv {
 }
 
 impl DraconisKv {
-    /// Opens it in `dir`, made if it is not there.
+    /// Opens the store in `dir`, and creates it if missing.
     ///
     /// # Errors
-    /// What the store says.
+    /// The store fails.
     pub fn open(dir: &Path, how: Opening) -> anyhow::Result<Self> {
         let path = dir.join("store");
         let is_new = !path.exists();
@@ -60,11 +60,11 @@ impl DraconisKv {
         Self::on(disk, how)
     }
 
-    /// Opens it in a bucket, at an address as the program takes it, with a journal if one is named;
-    /// `makes` makes it.
+    /// Opens the store in a bucket, given by address as in the program, with an optional journal;
+    /// creates it if `makes`.
     ///
     /// # Errors
-    /// What the bucket and the store say.
+    /// The bucket or the store fails.
     pub fn in_bucket(
         address: &str,
         makes: bool,
@@ -84,7 +84,7 @@ impl DraconisKv {
         };
         let disk: Arc<dyn Disk> = Arc::new(disk);
         if makes {
-            // As `store create` makes one.
+            // The profile of `store create`.
             let profile = Profile {
                 layout: LayoutKind::Bucket,
                 page_bytes: 512,
@@ -157,7 +157,7 @@ impl KvSubject for DraconisKv {
     }
 
     fn statistics(&self) -> anyhow::Result<Statistics> {
-        // There is no level 0, and nothing is compacted.
+        // The store has no level 0 and no compactions.
         Ok(Statistics::default())
     }
 }

@@ -1,4 +1,4 @@
-//! fjall: a log-structured merge tree.
+//! fjall: a log-structured merge tree (LSM tree).
 
 use std::path::Path;
 
@@ -14,16 +14,16 @@ pub struct Fjall {
 }
 
 impl Fjall {
-    /// Opens it in `dir`.
+    /// Opens the keyspace in `dir`.
     ///
     /// # Errors
-    /// What fjall says.
+    /// fjall fails.
     pub fn open(dir: &Path, how: Opening) -> anyhow::Result<Self> {
         let (mut config, mut options) = (Config::new(dir), PartitionCreateOptions::default());
         if let Some(bytes) = how.cache_bytes {
             let unwritten = bytes / 4;
             config = config.cache_size(bytes - unwritten).max_write_buffer_size(unwritten);
-            // One is filled while others are written.
+            // A quarter, because one memtable is filled while others are flushed.
             options = options.max_memtable_size(u32::try_from(unwritten / 4).unwrap_or(u32::MAX));
         }
         let keyspace = config.open()?;
@@ -69,7 +69,7 @@ impl KvSubject for Fjall {
     }
 
     fn statistics(&self) -> anyhow::Result<Statistics> {
-        // It shows neither of the two.
+        // fjall reports neither.
         Ok(Statistics::default())
     }
 }

@@ -1,16 +1,16 @@
-//! Memory that does not suffice, for this process alone.
+//! Memory pressure on this process alone.
 
 use std::path::Path;
 
 use anyhow::Context as _;
 
-/// Joins a control group, if there is one to join: what this process and the kernel keep for
-/// it from now on counts against its limit.
+/// Joins a control group, if one is given: memory and page cache of this process count
+/// against its limit from now on.
 ///
 /// # Errors
-/// What the system says.
+/// Joining fails.
 pub fn join(group: Option<&Path>) -> anyhow::Result<()> {
     let Some(group) = group else { return Ok(()) };
-    // 0 is the process that writes it.
+    // 0 means the writing process.
     std::fs::write(group.join("cgroup.procs"), "0").context("joining the control group")
 }

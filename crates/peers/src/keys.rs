@@ -1,11 +1,11 @@
-//! Which keys, and what their values must be.
+//! Keys, and their expected values.
 //!
-//! Law: a value follows from the seed, the key and how often the key was set, so a reader
-//! reads it knows what it must be.
+//! Law: a value is determined by the seed, the key and the number of times the key was set, so a
+//! reader knows the expected value.
 
 use draconis_device::Random;
 
-/// Bytes of a key.
+/// Length of a key, in bytes.
 pub const KEY_BYTES: usize = 16;
 
 /// How keys are chosen.
@@ -19,7 +19,7 @@ pub enum Pattern {
     Skewed,
 }
 
-/// The numbers of the keys of one thread, one after the other.
+/// Key numbers of one thread, in order.
 pub struct Keys {
     pattern: Pattern,
     keyspace: u64,
@@ -29,12 +29,12 @@ pub struct Keys {
 }
 
 impl Keys {
-    /// Those of the thread that begins with the `first` and leaves out `step - 1` each time.
+    /// Creates the keys of a thread that starts at `first` and advances by `step`.
     pub fn new(pattern: Pattern, keyspace: u64, first: u64, step: u64, seed: u64) -> Self {
         Self { pattern, keyspace, nth: first, step, dice: Random::new(seed ^ (first << 40)) }
     }
 
-    /// The next.
+    /// Returns the next key number.
     pub fn next(&mut self) -> u64 {
         let nth = self.nth;
         self.nth += self.step;
@@ -53,7 +53,7 @@ impl Keys {
     }
 }
 
-/// The key of that number: keys sort as their numbers do.
+/// Returns the key of a number; keys sort like their numbers.
 pub fn key_of(mut number: u64) -> [u8; KEY_BYTES] {
     let mut key = [b'0'; KEY_BYTES];
     for place in key.iter_mut().rev() {
@@ -63,13 +63,13 @@ pub fn key_of(mut number: u64) -> [u8; KEY_BYTES] {
     key
 }
 
-/// The number of a key of ours.
+/// Returns the number of a key.
 pub fn number_of(key: &[u8]) -> Option<u64> {
     let text = std::str::from_utf8(key).ok().filter(|text| text.len() == KEY_BYTES)?;
     text.parse().ok()
 }
 
-/// What values must be.
+/// Generator of expected values.
 #[derive(Clone, Debug)]
 pub struct Values {
     seed: u64,
@@ -77,13 +77,13 @@ pub struct Values {
 }
 
 impl Values {
-    /// Values of `len` bytes.
+    /// Creates a generator of values of `len` bytes.
     pub fn new(seed: u64, len: usize) -> Self {
         Self { seed, expected: vec![0; len] }
     }
 
-    /// What `number` has after it was set for the `version`th time. Half of it can be
-    /// guessed, as in real ones.
+    /// Returns the value of `number` after it was set for the `version`th time. Half of it is
+    /// compressible, as in real values.
     pub fn of(&mut self, number: u64, version: u64) -> &[u8] {
         let half = self.expected.len() / 2;
         let mut dice = Random::new(self.seed ^ number.rotate_left(17) ^ version.rotate_left(50));

@@ -1,53 +1,53 @@
-//! Stores under measurement, by name.
+//! Stores to measure, by name.
 
 use std::path::Path;
 
 use anyhow::bail;
 use serde::Serialize;
 
-/// What a store counts of itself.
+/// Statistics that a store reports.
 #[derive(Clone, Copy, Debug, Default, Serialize)]
 pub struct Statistics {
-    /// Tables that were written at level 0, if it has such.
+    /// Tables written at level 0, if the store has levels.
     pub level0_tables: Option<u64>,
-    /// Compactions, if it has such.
+    /// Compactions, if the store has them.
     pub compactions: Option<u64>,
 }
 
-/// How a store is opened.
+/// Options for opening a store.
 #[derive(Clone, Copy, Debug, Default)]
 #[cfg_attr(not(feature = "draconis-kv"), allow(dead_code))]
 pub struct Opening {
-    /// Each put is durable before it returns.
+    /// Makes each put durable before it returns.
     pub durable: bool,
-    /// Memory that it may keep what it read in, and a quarter of which may hold what it has
-    /// not written yet; its own choice if nothing is said.
+    /// Memory of the store: three quarters for its read cache, and a quarter for unwritten
+    /// data; `None` for the store's defaults.
     pub cache_bytes: Option<u64>,
-    /// Its data will not fit in memory: what it offers for that is used.
+    /// The data does not fit in memory: uses the store's options for that.
     pub scarce: bool,
-    /// No ring of the kernel's: every flush is a system call that others can see.
+    /// Uses system calls instead of io_uring, so that flushes can be traced.
     pub calls: bool,
 }
 
-/// One pair that a scan shows; nothing goes on if it says no.
+/// Callback for a pair of a scan; the scan ends if it returns false.
 pub type Visit<'a> = &'a mut dyn FnMut(&[u8], &[u8]) -> bool;
 
-/// A store under measurement. One that opens durable makes each put durable before it
-/// returns; else nothing is but by [`KvSubject::sync`]. To have another store measured
-/// implements this and adds it to [`STORES`] and [`open`].
+/// A store to measure. If opened durable, each put is durable before it returns; otherwise
+/// only [`KvSubject::sync`] makes puts durable. To measure another store, implement this and
+/// add it to [`STORES`] and [`open`].
 pub trait KvSubject: Send + Sync {
     /// Sets the value of a key.
     fn put(&self, key: &[u8], value: &[u8]) -> anyhow::Result<()>;
 
-    /// Sets many, as fast as it can; durable with the next [`KvSubject::sync`].
+    /// Sets many values, as fast as possible; durable with the next [`KvSubject::sync`].
     fn load(&self, pairs: &[(Vec<u8>, Vec<u8>)]) -> anyhow::Result<()> {
         pairs.iter().try_for_each(|(key, value)| self.put(key, value))
     }
 
-    /// The value of a key.
+    /// Returns the value of a key.
     fn get(&self, key: &[u8]) -> anyhow::Result<Option<Vec<u8>>>;
 
-    /// Shows all pairs in the order of their keys.
+    /// Visits all pairs in key order.
     fn scan(&self, visit: Visit<'_>) -> anyhow::Result<()>;
 
     /// Removes a key.
@@ -56,11 +56,11 @@ pub trait KvSubject: Send + Sync {
     /// Makes everything durable.
     fn sync(&self) -> anyhow::Result<()>;
 
-    /// What it counted so far.
+    /// Returns the statistics so far.
     fn statistics(&self) -> anyhow::Result<Statistics>;
 }
 
-/// The stores that this program was built with.
+/// Stores that this program was built with.
 pub const STORES: &[&str] = &[
     #[cfg(feature = "leveldb")]
     "leveldb",
@@ -78,10 +78,10 @@ pub const STORES: &[&str] = &[
     "draconis-kv",
 ];
 
-/// Opens a store by its name, in a directory that is made if need be.
+/// Opens a store by name, in a directory that is created if missing.
 ///
 /// # Errors
-/// What the store says, or that this program was built without it.
+/// The store fails, or this program was built without it.
 #[allow(unused_variables)]
 pub fn open(name: &str, dir: &Path, how: Opening) -> anyhow::Result<Box<dyn KvSubject>> {
     std::fs::create_dir_all(dir)?;

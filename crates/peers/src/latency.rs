@@ -1,19 +1,19 @@
-//! How long each of many operations took, in a few kilobytes.
+//! Latency histograms of many operations in a few kilobytes.
 //!
 //! ```text
 //!   0 1 2 .. 63 | 64 66 68 .. 126 | 128 132 .. 252 | ...     32 buckets to a doubling
 //! ```
 //!
-//! A bucket is at most a 32nd of its value wide, so a quantile is right within 3 %.
+//! The width of a bucket is at most 1/32 of its value, so quantiles are accurate to 3 %.
 
 use serde::Serialize;
 
-/// Buckets to a doubling.
+/// Buckets per power of two.
 const FINE: u64 = 32;
-/// All of them: every number of 64 bits has one.
+/// Number of buckets; they cover all 64-bit numbers.
 const BUCKETS: usize = (60 * FINE) as usize;
 
-/// Counts of durations.
+/// A histogram of durations.
 #[derive(Clone, Debug)]
 pub struct Latencies {
     counts: Vec<u64>,
@@ -22,22 +22,22 @@ pub struct Latencies {
     max_ns: u64,
 }
 
-/// What is told about them.
+/// Quantiles and outliers of a histogram.
 #[derive(Clone, Copy, Default, Debug, Serialize)]
 pub struct Quantiles {
-    /// Half are shorter, in nanoseconds.
+    /// Median, in nanoseconds.
     pub p50_ns: u64,
-    /// All but one in ten.
+    /// 90 % quantile.
     pub p90_ns: u64,
-    /// All but one in a hundred.
+    /// 99 % quantile.
     pub p99_ns: u64,
-    /// All but one in a thousand.
+    /// 99.9 % quantile.
     pub p999_ns: u64,
-    /// All but one in ten thousand.
+    /// 99.99 % quantile.
     pub p9999_ns: u64,
-    /// The longest.
+    /// Maximum.
     pub max_ns: u64,
-    /// How many took more than ten times the median, as a part of all.
+    /// Share of operations slower than ten times the median.
     pub slow: f64,
 }
 
@@ -52,7 +52,7 @@ fn bucket(ns: u64) -> usize {
     (u64::from(shift) * FINE + (ns >> shift)) as usize
 }
 
-/// The middle of a bucket.
+/// Returns the middle of a bucket.
 fn middle(bucket: usize) -> u64 {
     let bucket = bucket as u64;
     let shift = (bucket / FINE).saturating_sub(1);
@@ -61,7 +61,7 @@ fn middle(bucket: usize) -> u64 {
 }
 
 impl Latencies {
-    /// One more.
+    /// Adds a duration.
     pub fn add(&mut self, ns: u64) {
         self.counts[bucket(ns)] += 1;
         self.total += 1;
@@ -69,7 +69,7 @@ impl Latencies {
         self.max_ns = self.max_ns.max(ns);
     }
 
-    /// Those of another thread.
+    /// Adds the histogram of another thread.
     pub fn merge(&mut self, other: &Self) {
         for (own, more) in self.counts.iter_mut().zip(&other.counts) {
             *own += more;
@@ -79,7 +79,7 @@ impl Latencies {
         self.max_ns = self.max_ns.max(other.max_ns);
     }
 
-    /// All of them, one after the other, in seconds.
+    /// Returns the sum of all durations, in seconds.
     pub fn seconds(&self) -> f64 {
         self.sum_ns as f64 / 1e9
     }
@@ -96,7 +96,7 @@ impl Latencies {
         self.max_ns
     }
 
-    /// What is told about them.
+    /// Returns quantiles and outliers.
     pub fn quantiles(&self) -> Quantiles {
         let p50_ns = self.quantile(0.5);
         let slow: u64 = self.counts.iter().skip(bucket(p50_ns * 10) + 1).sum();

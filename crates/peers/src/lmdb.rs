@@ -1,4 +1,4 @@
-//! LMDB: a tree of pages, copied on write, in a mapping. Each put is a transaction.
+//! LMDB: a memory-mapped copy-on-write B-tree. Each put is a transaction.
 #![allow(unsafe_code)]
 
 use std::path::Path;
@@ -8,7 +8,7 @@ use heed::{Database, Env, EnvFlags, EnvOpenOptions};
 
 use crate::kv::{KvSubject, Opening, Statistics, Visit};
 
-/// The largest that it may become, in bytes: address space, not memory.
+/// Maximum size, in bytes: reserves address space, not memory.
 const MAP_BYTES: usize = 64 << 30;
 
 /// An open environment with one database.
@@ -18,23 +18,23 @@ pub struct Lmdb {
 }
 
 impl Lmdb {
-    /// Opens it in `dir`.
+    /// Opens the environment in `dir`.
     ///
     /// # Errors
-    /// What LMDB says.
+    /// LMDB fails.
     pub fn open(dir: &Path, how: Opening) -> anyhow::Result<Self> {
         let mut options = EnvOpenOptions::new();
         options.map_size(MAP_BYTES);
         if how.scarce {
-            // SAFETY: only asks the kernel not to read neighbours of a page.
+            // SAFETY: only disables read-ahead in the kernel.
             unsafe { options.flags(EnvFlags::NO_READ_AHEAD) };
         }
         if !how.durable {
-            // SAFETY: without it a crash of the machine may spoil the file, which is thrown
-            // away after the run.
+            // SAFETY: a crash of the machine may corrupt the file, which is deleted after the
+            // run.
             unsafe { options.flags(EnvFlags::NO_SYNC) };
         }
-        // SAFETY: no other process opens or changes the file, which was made for this run.
+        // SAFETY: no other process opens the file, which was created for this run.
         let env = unsafe { options.open(dir)? };
         let mut transaction = env.write_txn()?;
         let database = env.create_database(&mut transaction, None)?;

@@ -1,12 +1,12 @@
-//! The lab's helper: one workload on one store, or on memory that is paged, for each start.
+//! Helper of the lab: each process runs one workload on one store, or on memory under pressure.
 //!
 //! ```text
 //!   draconis-lab ── command line ──▶ kv: a store that others wrote, or ours
 //!                ◀── one line JSON ── memory: a mapping that is larger than what may stay
 //! ```
 //!
-//! It is a program of its own so that the lab itself needs neither C++ nor unsafe code, and
-//! so that a process may be limited in memory that is its own.
+//! A separate program, so that the lab itself needs neither C++ nor unsafe code, and so that a
+//! memory limit affects the workload alone.
 #![deny(unsafe_code)]
 
 mod buckets;

@@ -1,4 +1,4 @@
-//! Memory whose pages may have to come from a file.
+//! Memory mappings whose pages may have to be read from a file or swap.
 #![allow(unsafe_code)]
 
 use std::fs::File;
@@ -6,73 +6,73 @@ use std::ptr::{self, NonNull};
 
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, mmap_anonymous, munmap};
 
-/// A mapping, until dropped.
+/// A mapping, unmapped on drop.
 pub struct Mapping {
     start: NonNull<u8>,
     len: usize,
 }
 
 impl Mapping {
-    /// Maps the first `len` bytes of a file. The file must not shrink meanwhile: it was made
-    /// for this and has no name.
+    /// Maps the first `len` bytes of a file. The file must not shrink meanwhile: it is an unnamed
+    /// file created for this purpose.
     ///
     /// # Errors
-    /// What the system says.
+    /// `mmap` fails.
     pub fn of(file: &File, len: usize) -> std::io::Result<Self> {
         let prot = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: a new mapping, at a place that the kernel chooses.
+        // SAFETY: a new mapping, at an address that the kernel chooses.
         let start = unsafe { mmap(ptr::null_mut(), len, prot, MapFlags::SHARED, file, 0)? };
         NonNull::new(start.cast())
             .map(|start| Self { start, len })
             .ok_or_else(|| std::io::ErrorKind::OutOfMemory.into())
     }
 
-    /// Memory without a file: its pages go to swap.
+    /// Maps anonymous memory, whose pages go to swap.
     ///
     /// # Errors
-    /// What the system says.
+    /// `mmap` fails.
     pub fn anonymous(len: usize) -> std::io::Result<Self> {
         let prot = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: a new mapping, at a place that the kernel chooses.
+        // SAFETY: a new mapping, at an address that the kernel chooses.
         let start = unsafe { mmap_anonymous(ptr::null_mut(), len, prot, MapFlags::PRIVATE)? };
         NonNull::new(start.cast())
             .map(|start| Self { start, len })
             .ok_or_else(|| std::io::ErrorKind::OutOfMemory.into())
     }
 
-    /// How many bytes.
+    /// Returns the length in bytes.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// The byte at a place, really looked at; 0 beyond the end.
+    /// Reads the byte at an offset by a volatile access; 0 beyond the end.
     #[inline]
     pub fn get(&self, at: usize) -> u8 {
         if at >= self.len {
             return 0;
         }
-        // SAFETY: within the mapping, which lives as long as this.
+        // SAFETY: inside the mapping, which lives as long as `self`.
         unsafe { self.start.as_ptr().add(at).read_volatile() }
     }
 
-    /// Sets the byte at a place; nothing beyond the end.
+    /// Writes the byte at an offset; does nothing beyond the end.
     pub fn set(&mut self, at: usize, byte: u8) {
         if at < self.len {
-            // SAFETY: within the mapping, which has no other user.
+            // SAFETY: inside the mapping, which is borrowed mutably.
             unsafe { self.start.as_ptr().add(at).write_volatile(byte) };
         }
     }
 
-    /// Has the kernel page everything from `at` on out.
+    /// Pages out everything from offset `at` on.
     ///
     /// # Errors
-    /// What the system says, an old kernel among it.
+    /// `madvise` fails, for example on old kernels.
     pub fn page_out(&self, at: usize) -> std::io::Result<()> {
         let at = at.next_multiple_of(4096);
         if at >= self.len {
             return Ok(());
         }
-        // SAFETY: a part of the mapping; what is paged out comes back when it is looked at.
+        // SAFETY: a part of the mapping; paged-out data is read back on access.
         let start = unsafe { self.start.as_ptr().add(at) };
         // SAFETY: as above.
         unsafe { madvise(start.cast(), self.len - at, Advice::LinuxPageOut)? };
@@ -82,7 +82,7 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: there is no reference into it.
+        // SAFETY: no reference into the mapping exists.
         let _ = unsafe { munmap(self.start.as_ptr().cast(), self.len) };
     }
 }

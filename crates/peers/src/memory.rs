@@ -1,4 +1,4 @@
-//! Reads of a buffer, of which a part is in memory and the rest may have to come.
+//! Reads of a buffer of which only a part is in memory.
 //!
 //! ```text
 //!   --cgroup: this process joins a group that may have so much memory; what does not fit
@@ -46,23 +46,23 @@ pub struct Arguments {
     seed: u64,
 }
 
-/// How one pattern went.
+/// Result of one pattern.
 #[derive(Debug, Serialize)]
 pub struct Outcome {
-    /// Reads in sequence from one place.
+    /// Length of a sequential run.
     run: u64,
-    /// Reads that were made.
+    /// Number of reads.
     reads: u64,
-    /// How long they took.
+    /// Duration.
     ns: u64,
-    /// Pages that had to come from the device.
+    /// Pages read from the device.
     major_faults: u64,
 }
 
 /// Runs all patterns.
 ///
 /// # Errors
-/// What the system says.
+/// A system call fails.
 pub fn run(arguments: &Arguments) -> anyhow::Result<Vec<Outcome>> {
     crate::group::join(arguments.cgroup.as_deref())?;
     let len = usize::try_from(arguments.bytes)?;
@@ -76,7 +76,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<Vec<Outcome>> {
     touch(mapping, arguments)
 }
 
-/// Brings all of the buffer in once, then reads.
+/// Touches the whole buffer once, then runs the patterns.
 fn touch(mut mapping: Mapping, arguments: &Arguments) -> anyhow::Result<Vec<Outcome>> {
     for at in (0..mapping.len()).step_by(4096) {
         if arguments.file.is_some() {
@@ -97,7 +97,7 @@ fn touch(mut mapping: Mapping, arguments: &Arguments) -> anyhow::Result<Vec<Outc
 }
 
 fn pattern(mapping: &Mapping, arguments: &Arguments, run: u64, dice: &mut Random) -> Outcome {
-    // The clock is looked at so rarely that it does not count.
+    // The clock is read so rarely that its cost is negligible.
     const LOOK_EVERY: u64 = 256;
     let most = Duration::from_millis(arguments.most_ms);
     let len = mapping.len() as u64;
@@ -122,10 +122,10 @@ fn pattern(mapping: &Mapping, arguments: &Arguments, run: u64, dice: &mut Random
     Outcome { run, reads, ns, major_faults: major_faults() - faults_before }
 }
 
-/// The twelfth figure of this process's `stat`.
+/// Returns `majflt`, the 12th field of this process's `stat`.
 fn major_faults() -> u64 {
     let text = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
-    // The name may hold anything but comes in parentheses.
+    // The name is in parentheses and may contain any character.
     let after = text.rsplit(") ").next().unwrap_or_default();
     after.split(' ').nth(9).and_then(|figure| figure.parse().ok()).unwrap_or(0)
 }

@@ -1,4 +1,4 @@
-//! Puts: in order, uniform or skewed, durable or not, by one thread or several.
+//! Puts: sequential, uniform or skewed; durable or not; by one or several threads.
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -51,28 +51,28 @@ pub struct Arguments {
     calls: bool,
 }
 
-/// How it went.
+/// Result of a run.
 #[derive(Debug, Serialize)]
 pub struct Outcome {
-    /// Puts that were made.
+    /// Number of puts.
     puts: u64,
-    /// How long they took.
+    /// Duration.
     seconds: f64,
-    /// How long each took.
+    /// Latencies of the puts.
     latency: Quantiles,
-    /// How many of a sample had their values afterwards.
+    /// Number of sampled keys that had the expected value afterwards.
     found: u64,
-    /// Of how many.
+    /// Number of sampled keys.
     looked_for: u64,
-    /// What the store counted.
+    /// Statistics of the store.
     #[serde(flatten)]
     statistics: Statistics,
 }
 
-/// Runs it.
+/// Runs the workload.
 ///
 /// # Errors
-/// What the store says.
+/// The store fails.
 pub fn run(arguments: &Arguments) -> anyhow::Result<Outcome> {
     let how = Opening {
         durable: arguments.sync,
@@ -95,7 +95,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<Outcome> {
         let value = store.get(&key_of(number))?;
         found += u64::from(value.as_deref() == Some(values.of(number, 0)));
     }
-    // What was measured is a store: it forgets what it is told to.
+    // Checks that the subject is a store: it forgets what is deleted.
     store.put(b"a key of ours", b"")?;
     store.delete(b"a key of ours")?;
     if store.get(b"a key of ours")?.is_some() {
@@ -113,7 +113,7 @@ impl Arguments {
     }
 }
 
-/// What each writer put.
+/// Runs the puts of all writers.
 fn put_all(
     store: &dyn KvSubject,
     arguments: &Arguments,

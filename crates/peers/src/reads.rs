@@ -1,4 +1,4 @@
-//! Reads that are checked: a store is filled, closed and opened, then read.
+//! Verified reads: a store is filled, closed and opened, then read.
 //!
 //! ```text
 //!   fill, every key once, in any order or theirs ─▶ close, leave the kernel's cache, open
@@ -6,8 +6,8 @@
 //!     ─▶ for each pattern: point reads ─▶ scan ─▶ overwrites (if asked for), read again
 //! ```
 //!
-//! Law: whatever a read gives is compared with what was put there; the clock stands still
-//! meanwhile. One wrong byte and there is no result.
+//! Law: every value read is compared with the value put, while the clock is stopped. A single
+//! wrong byte invalidates the result.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -20,7 +20,7 @@ use crate::kv::{self, KvSubject, Opening};
 use crate::latency::{Latencies, Quantiles};
 use draconis_device::Random;
 
-/// Pairs that are loaded at once.
+/// Pairs per batch when loading.
 const BATCH: usize = 1000;
 
 /// What is read.
@@ -62,44 +62,44 @@ pub struct Arguments {
     cgroup: Option<PathBuf>,
 }
 
-/// One phase.
+/// Result of one phase.
 #[derive(Debug, Serialize)]
 pub struct Phase {
-    /// Operations.
+    /// Number of operations.
     count: u64,
-    /// How long they took, without the checks.
+    /// Duration, without the comparisons.
     seconds: f64,
-    /// How long each took; nothing of a scan.
+    /// Latencies of the operations; `None` for a scan.
     latency: Option<Quantiles>,
 }
 
-/// How it went. Every value that was read was the one that was put.
+/// Result of a run in which every value was right.
 #[derive(Debug, Serialize)]
 pub struct Outcome {
-    /// All keys, put once.
+    /// Loading all keys.
     load: Phase,
-    /// All keys in order, after opening, from the device.
+    /// Scan of all keys after opening, from the device.
     cold_scan: Phase,
-    /// Each key as likely.
+    /// Uniform point reads.
     uniform: Phase,
-    /// Nine of ten to a tenth of the keys.
+    /// Skewed point reads: 90 % to a tenth of the keys.
     skewed: Phase,
-    /// All keys in order.
+    /// Scan of all keys.
     scan: Phase,
-    /// Overwrites, one by one, uniform.
+    /// Single overwrites, uniform.
     overwrite: Option<Phase>,
-    /// Uniform, after the overwrites.
+    /// Uniform point reads after the overwrites.
     again: Option<Phase>,
-    /// Bytes that the store takes on the disk at the end.
+    /// Disk space of the store at the end, in bytes.
     disk_bytes: u64,
-    /// The most memory that the process had for itself, in bytes.
+    /// Peak private memory of the process, in bytes.
     peak_bytes: u64,
 }
 
-/// Runs it.
+/// Runs the workload.
 ///
 /// # Errors
-/// What the store says, or that it gave what was not put there.
+/// The store fails, or returns a wrong value.
 pub fn run(arguments: &Arguments) -> anyhow::Result<Outcome> {
     crate::group::join(arguments.cgroup.as_deref())?;
     let scarce = arguments.cgroup.is_some();
@@ -110,7 +110,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<Outcome> {
     drop(reading.store.take());
     forget(&arguments.dir)?;
     reading.store = Some(open()?);
-    // Where all fits, all is to be warm afterwards, however long it takes.
+    // If all data fits in memory, this scan also warms the caches, without a time limit.
     let cold_scan = reading.scan(if scarce { reading.most } else { Duration::MAX })?;
     let uniform = reading.point_reads(Pattern::Uniform)?;
     let skewed = reading.point_reads(Pattern::Skewed)?;
@@ -126,15 +126,15 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<Outcome> {
     Ok(Outcome { load, cold_scan, uniform, skewed, scan, overwrite, again, disk_bytes, peak_bytes })
 }
 
-/// The most memory that this process had, without the files that it mapped; 0 where the
-/// kernel does not say.
+/// Returns the peak memory of this process without mapped files; 0 if the kernel does not
+/// report it.
 fn peak_bytes() -> u64 {
     let text = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let kib = |key: &str| {
         let line = text.lines().find(|line| line.starts_with(key));
         line.and_then(|line| line.split_whitespace().nth(1)?.parse::<u64>().ok()).unwrap_or(0)
     };
-    // The peak counts mapped files; they are taken off as they are now.
+    // The peak includes mapped files; their current size is subtracted.
     kib("VmHWM:").saturating_sub(kib("RssFile:")) * 1024
 }
 
@@ -142,7 +142,7 @@ struct Reading<'a> {
     arguments: &'a Arguments,
     store: Option<Box<dyn KvSubject>>,
     values: Values,
-    /// How often each key was overwritten.
+    /// Number of overwrites of each key.
     versions: Vec<u8>,
     most: Duration,
 }
@@ -158,7 +158,7 @@ impl<'a> Reading<'a> {
         }
     }
 
-    /// Puts every key once; this never stops early.
+    /// Puts every key once, without a time limit.
     fn load(&mut self) -> anyhow::Result<Phase> {
         let store = self.store.as_deref().context("a store")?;
         let keyspace = self.arguments.keyspace;
@@ -203,11 +203,11 @@ impl<'a> Reading<'a> {
     fn scan(&mut self, most: Duration) -> anyhow::Result<Phase> {
         let store = self.store.as_deref().context("a store")?;
         let (mut count, mut checking, mut wrong) = (0, Duration::ZERO, None);
-        // Some stores show bytes that were not looked at yet: a scan does.
+        // Copies the value, because some stores return bytes that they have not read yet.
         let mut copy = Vec::new();
         let started = Instant::now();
         store.scan(&mut |key, value| {
-            // A mark of the store's own.
+            // A marker of the store itself.
             if key.is_empty() {
                 return true;
             }
@@ -255,7 +255,7 @@ impl<'a> Reading<'a> {
     }
 }
 
-/// All files below a directory.
+/// Returns all files below a directory.
 fn files(dir: &Path) -> anyhow::Result<Vec<PathBuf>> {
     let mut all = vec![];
     for entry in std::fs::read_dir(dir)? {
@@ -265,7 +265,7 @@ fn files(dir: &Path) -> anyhow::Result<Vec<PathBuf>> {
     Ok(all)
 }
 
-/// Has the kernel forget what it keeps of the files of a directory that are not open.
+/// Drops the page cache of the closed files of a directory.
 fn forget(dir: &Path) -> anyhow::Result<()> {
     for path in files(dir)? {
         let file = std::fs::File::open(path)?;
@@ -275,7 +275,7 @@ fn forget(dir: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What the files of a directory take on the disk.
+/// Returns the disk space of a directory's files.
 fn disk_bytes(dir: &Path) -> anyhow::Result<u64> {
     use std::os::unix::fs::MetadataExt;
     files(dir)?.iter().map(|path| Ok(std::fs::metadata(path)?.blocks() * 512)).sum()
@@ -309,7 +309,7 @@ mod tests {
             assert_eq!((outcome.cold_scan.count, outcome.scan.count), (3000, 3000), "{store}");
             assert_eq!((outcome.uniform.count, outcome.skewed.count), (500, 500), "{store}");
             assert_eq!(outcome.again.unwrap().count, 500, "{store}");
-            // Half of each value is the same: some compress it.
+            // Half of each value is constant, and some stores compress it.
             assert!(outcome.disk_bytes > 150_000, "{store}: {}", outcome.disk_bytes);
         }
     }

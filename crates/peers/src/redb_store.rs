@@ -1,4 +1,4 @@
-//! redb: a tree of pages, copied on write. Each put is a transaction.
+//! redb: a copy-on-write B-tree. Each put is a transaction.
 
 use std::path::Path;
 
@@ -15,10 +15,10 @@ pub struct Redb {
 }
 
 impl Redb {
-    /// Opens it in `dir`.
+    /// Opens the database in `dir`.
     ///
     /// # Errors
-    /// What redb says.
+    /// redb fails.
     pub fn open(dir: &Path, how: Opening) -> anyhow::Result<Self> {
         let mut builder = Database::builder();
         if let Some(bytes) = how.cache_bytes {

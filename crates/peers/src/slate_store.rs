@@ -1,4 +1,4 @@
-//! SlateDB: a log-structured merge tree whose tables are objects in a bucket.
+//! SlateDB: a log-structured merge tree (LSM tree) with its tables as objects in a bucket.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -14,10 +14,10 @@ use tokio::runtime::{Builder, Runtime};
 
 use crate::kv::{KvSubject, Opening, Statistics, Visit};
 
-/// How long puts gather before they are sent: as long as ours.
+/// Flush interval of puts, the same as ours.
 const FLUSH: Duration = Duration::from_millis(50);
 
-/// What it may keep of what it read, unless it is told: in bytes.
+/// Default cache for reads, in bytes.
 const CACHE_BYTES: u64 = 256 << 20;
 
 /// An open store.
@@ -28,20 +28,20 @@ pub struct Slate {
 }
 
 impl Slate {
-    /// Opens it in objects that are files of `dir`.
+    /// Opens the store on local files in `dir`.
     ///
     /// # Errors
-    /// What SlateDB says.
+    /// SlateDB fails.
     pub fn open(dir: &Path, how: Opening) -> anyhow::Result<Self> {
         Self::over(Arc::new(LocalFileSystem::new_with_prefix(dir)?), "store", how)
     }
 
-    /// Opens it in `prefix` of a bucket that speaks like S3, with what the environment says.
+    /// Opens the store in `prefix` of an S3 bucket, with settings from the environment.
     ///
     /// # Errors
-    /// What SlateDB says.
+    /// SlateDB fails.
     pub fn in_bucket(bucket: &str, prefix: &str, how: Opening) -> anyhow::Result<Self> {
-        // What speaks TLS wants to be told whose ciphers; it was told already if this fails.
+        // TLS needs a default crypto provider; installing it fails if there is one already.
         let _ = rustls::crypto::ring::default_provider().install_default();
         let builder = AmazonS3Builder::from_env().with_bucket_name(bucket).with_allow_http(true);
         Self::over(Arc::new(builder.build()?), prefix, how)
@@ -55,7 +55,7 @@ impl Slate {
         let settings = Settings {
             flush_interval: Some(FLUSH),
             max_unflushed_bytes: unwritten as usize,
-            // One is filled while others are written.
+            // A quarter, because one memtable is filled while others are flushed.
             l0_sst_size_bytes: defaults.l0_sst_size_bytes.min(unwritten as usize / 4),
             ..defaults
         };

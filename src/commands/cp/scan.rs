@@ -1,4 +1,4 @@
-//! Files of a volume as a tree, for another volume or another directory of the same.
+//! Scanning files of a volume into a tree, to copy them within the volume or to another one.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -14,16 +14,16 @@ use crate::edit::Creator;
 use crate::image;
 use crate::text::printable;
 
-/// What copies have of their originals.
+/// Metadata to copy.
 #[derive(Clone, Copy)]
 pub enum Preserve {
     /// Contents and permissions.
     Contents {
-        /// Whose they become, and since when they are.
+        /// Owner of the copies, and their time.
         maker: Creator,
         now: Time,
     },
-    /// Owners, times and extended attributes, too.
+    /// Contents, permissions, owners, times and extended attributes.
     All,
 }
 
@@ -59,7 +59,7 @@ struct Scan<'a> {
     left_out: SkippedItems,
 }
 
-/// Scans `tops` of a volume, each under the name it gets; answers the inodes as well.
+/// Scans `tops` of a volume under new names; returns the tree and the scanned inodes.
 pub fn scan<'a>(
     volume: &'a Volume,
     tops: &[(Vec<u8>, InodeNumber)],
@@ -96,7 +96,7 @@ pub fn scan<'a>(
 }
 
 impl Scan<'_> {
-    /// Adds one name; its node if that is a directory.
+    /// Adds one name; returns its node if it is a directory.
     fn entry(
         &mut self,
         dir: NodeId,
@@ -132,7 +132,7 @@ impl Scan<'_> {
         match self.keep {
             Preserve::Contents { maker, now } => {
                 (node.uid, node.gid) = (maker.uid, maker.gid);
-                // Rights of the old owner's that the new one need not have.
+                // Drops setuid and setgid, which were the old owner's.
                 node.mode &= (0o1777 & !maker.umask) as u16;
                 node = node.at(now);
             }

@@ -1,4 +1,4 @@
-//! What a command line says of what a new volume is filled with.
+//! Contents of a new volume, from the command line.
 
 use std::fs::File;
 use std::io::Read;
@@ -11,10 +11,10 @@ use draconis_ext::mkfs::FormatOptions;
 use super::Arguments;
 use crate::report;
 
-/// Longest list of files and longest table, in bytes.
+/// Maximum length of a file list and of a device table, in bytes.
 const MAX_LIST_BYTES: u64 = 256 << 20;
 
-/// Scans the sources; their tree, and the configuration of an image.
+/// Scans the sources; returns their tree, and the configuration of an image.
 pub fn scan_sources(
     arguments: &Arguments,
     options: &mut FormatOptions,
@@ -45,7 +45,7 @@ pub fn scan_sources(
     Ok(found)
 }
 
-/// The names in a list.
+/// Reads the names in a list.
 fn list(path: &Path) -> anyhow::Result<Vec<Vec<u8>>> {
     let text = read(path)?;
     let end = if text.contains(&0) { 0 } else { b'\n' };

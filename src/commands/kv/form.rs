@@ -1,23 +1,23 @@
-//! The text form of keys and values: any bytes, in one line, and back.
+//! Text form of keys and values: any bytes, on one line.
 //!
-//! Law 1: what is encoded decodes to the same bytes.
+//! Law 1: encoding is lossless.
 
-/// How bytes are written as text.
+/// Encoding of bytes as text.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Form {
-    /// Text as it is, with escapes that begin with a backslash.
+    /// Plain text with backslash escapes.
     Escaped,
-    /// Two digits for each byte.
+    /// Two hexadecimal digits per byte.
     Hex,
 }
 
 impl Form {
-    /// Hexadecimal digits if they are asked for.
+    /// Returns `Hex` if it is requested.
     pub fn chosen(is_hex: bool) -> Self {
         if is_hex { Self::Hex } else { Self::Escaped }
     }
 
-    /// Appends `bytes` as text, which has no tab and no newline.
+    /// Appends `bytes` as text without tabs and newlines.
     pub fn encode(self, bytes: &[u8], out: &mut Vec<u8>) {
         match self {
             Self::Hex => {
@@ -27,10 +27,10 @@ impl Form {
         }
     }
 
-    /// Parses text that [`encode`](Self::encode) wrote, or a user.
+    /// Parses text of [`encode`](Self::encode), or typed by a user.
     ///
     /// # Errors
-    /// What is wrong with the text, to follow the number of its line.
+    /// Description of the syntax error, to be appended to the line number.
     pub fn decode(self, text: &[u8]) -> Result<Vec<u8>, String> {
         match self {
             Self::Hex if !text.len().is_multiple_of(2) => {
@@ -46,7 +46,7 @@ fn escape(bytes: &[u8], out: &mut Vec<u8>) {
     let number = |byte: &u8| format!("\\x{byte:02x}").into_bytes();
     for chunk in bytes.utf8_chunks() {
         let mut rest = chunk.valid();
-        // Most values need no escape: they are copied as they are.
+        // Fast path: most values need no escapes.
         while let Some(at) = rest.find(|c: char| c.is_control() || c == '\\') {
             out.extend_from_slice(&rest.as_bytes()[..at]);
             let len = rest[at..].chars().next().map_or(0, char::len_utf8);
@@ -87,7 +87,7 @@ fn unescape(text: &[u8]) -> Result<Vec<u8>, String> {
     Ok(out)
 }
 
-/// The byte of two hexadecimal digits.
+/// Parses two hexadecimal digits.
 fn byte(digits: &[u8]) -> Result<u8, String> {
     let digit = |at: usize| digits.get(at).and_then(|digit| char::from(*digit).to_digit(16));
     match (digit(0), digit(1)) {

@@ -34,7 +34,7 @@ pub struct Arguments {
     file: PathBuf,
 }
 
-/// Lines that come in together, in bytes.
+/// Input bytes per batch.
 const BATCH_BYTES: usize = 1 << 20;
 
 pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
@@ -44,9 +44,9 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let mut progress = Progress::new(arguments.progress, from.get_ref().len_bytes());
     let (mut line, mut number, mut batch) = (vec![], 0u64, Batch::new());
     let form = Form::chosen(arguments.hex);
-    // Lines that are in the store.
+    // Number of lines loaded.
     let mut loaded = 0u64;
-    // What came before a line that makes no sense is kept, and the line is named.
+    // Lines before an invalid one are kept; the error names the invalid line.
     let wrong = loop {
         line.clear();
         let got = from.read_until(b'\n', &mut line)?;
@@ -76,7 +76,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     }
 }
 
-/// The key and the value of a line, or what is wrong with it.
+/// Parses a line into key and value; returns the syntax error if it is invalid.
 fn pair(form: Form, line: &[u8]) -> Result<(Vec<u8>, Vec<u8>), String> {
     let tab = line.iter().position(|byte| *byte == b'\t');
     let tab = tab.ok_or("has no tab: key, tab, value")?;
@@ -87,7 +87,7 @@ fn write_lines(kv: &Kv, arguments: &Arguments, batch: Batch, taken: u64) -> anyh
     match kv.write(batch) {
         Ok(_) => Ok(()),
         Err(refused) => {
-            // What was taken before is kept.
+            // Earlier batches are kept.
             close(kv.store(), &arguments.store)?;
             let file = arguments.file.display();
             let kept = match taken {

@@ -30,11 +30,11 @@ pub struct Arguments {
     device: PathBuf,
 }
 
-/// The statuses of `draconis check`.
+/// Exit statuses, as of `draconis check`.
 const DAMAGED: u8 = 4;
 const FAILED: u8 = 8;
 
-/// Everything that can go wrong has the same status, so there is no error.
+/// Runs the command. All errors give the same status, so it returns no `Result`.
 pub fn run(arguments: &Arguments) -> ExitCode {
     match try_check(arguments) {
         Ok(true) => ExitCode::SUCCESS,
@@ -51,7 +51,7 @@ fn try_check(arguments: &Arguments) -> anyhow::Result<bool> {
             served.start()?
         }
         None => {
-            // A sandbox cannot see what goes through a ring.
+            // A sandbox cannot filter io_uring requests.
             let disk = shared(&arguments.device, false)?;
             image::confine()?;
             disk

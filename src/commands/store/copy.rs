@@ -1,4 +1,4 @@
-//! Bytes that come in pieces: objects and files may be longer than memory.
+//! Streaming of objects and files, which may be larger than memory.
 
 use std::fs::{File, Metadata};
 use std::io::{Read, StdinLock};
@@ -12,25 +12,25 @@ use draconis_objects::{Group, ObjectId};
 
 use crate::progress::Progress;
 
-/// What is read and written at once, in bytes.
+/// Size of one read or write, in bytes.
 pub const PIECE_BYTES: usize = 1 << 20;
 
-/// An object up to this length is put with one group, in bytes.
+/// Maximum length of an object that is stored in a single group, in bytes.
 pub const GROUP_BYTES: usize = 64 << 20;
 
-/// What one group of a longer one has, in bytes.
+/// Data per group of a longer object, in bytes.
 pub const BATCH_BYTES: usize = 8 << 20;
 
-/// Where bytes come from.
+/// Input of an object.
 pub enum Input {
     /// Standard input.
     Standard(StdinLock<'static>),
-    /// A file, with what it looked like when it was opened.
+    /// A file, with its metadata when it was opened.
     File { file: File, path: PathBuf, before: Metadata },
 }
 
 impl Input {
-    /// Opens standard input or a file, to be put into the store in `device`.
+    /// Opens standard input or a file, for copying into the store in `device`.
     pub fn open(file: Option<&Path>, device: &Path) -> anyhow::Result<Self> {
         let mut sources = Sources::new();
         let Some(path) = file.filter(|file| *file != Path::new("-")) else {
@@ -47,7 +47,7 @@ impl Input {
         Ok(Self::File { file, path: path.to_owned(), before })
     }
 
-    /// How many bytes there are, if that is known.
+    /// Returns the length if it is known.
     pub fn len_bytes(&self) -> u64 {
         match self {
             Self::Standard(_) => 0,
@@ -55,7 +55,7 @@ impl Input {
         }
     }
 
-    /// Says that a file changed while it was read, which was put as it was read.
+    /// Fails if the file changed while it was read.
     pub fn is_unchanged(&self) -> anyhow::Result<()> {
         let Self::File { file, path, before } = self else { return Ok(()) };
         let is_same = !before.is_file() || fingerprint(before) == fingerprint(&file.metadata()?);
@@ -73,10 +73,10 @@ impl Read for Input {
     }
 }
 
-/// Bytes that are left out of a group where they are zeros.
+/// Unit of zeros that are left as holes, in bytes.
 const HOLE_BYTES: usize = 4 << 10;
 
-/// Writes `bytes` to an object that has nothing there yet; it ends behind them.
+/// Appends `bytes` at `at`, where the object has no data yet; zeros become holes.
 pub fn write(group: &mut Group, id: ObjectId, at: u64, bytes: &[u8]) {
     let mut from = 0;
     for (nth, part) in bytes.chunks(HOLE_BYTES).enumerate() {

@@ -111,7 +111,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     made
 }
 
-/// Refuses what holds something, unless the command line says that it may go.
+/// Refuses to overwrite contents that the options do not allow.
 fn may_overwrite(arguments: &Arguments, file: &File) -> anyhow::Result<()> {
     let shown = arguments.device.display();
     let force = arguments.force.clone().unwrap_or_default();
@@ -128,7 +128,7 @@ fn may_overwrite(arguments: &Arguments, file: &File) -> anyhow::Result<()> {
     create_store::may_become_store(&arguments.device, file, &force, "--force")
 }
 
-/// Makes a store in an open file or device.
+/// Creates a store in an open file or device.
 fn make(arguments: &Arguments, file: File, given: Option<Profile>) -> anyhow::Result<()> {
     let device = &arguments.device;
     let is_file = file.metadata()?.is_file();
@@ -152,7 +152,7 @@ fn make(arguments: &Arguments, file: File, given: Option<Profile>) -> anyhow::Re
     print_summary(device, len, &made.profile, &made.why)
 }
 
-/// A bar for each step.
+/// A progress bar for each step.
 pub struct StepProgress {
     when: ProgressMode,
     bar: Option<(create_store::Step, Progress, u64)>,
@@ -174,7 +174,7 @@ impl StepProgress {
     }
 }
 
-/// Makes a store in a bucket.
+/// Creates a store in a bucket.
 fn make_in_bucket(
     arguments: &Arguments,
     address: &str,
@@ -194,7 +194,7 @@ fn make_in_bucket(
     print_summary(&arguments.device, len, &profile, &why)
 }
 
-/// Says how the store is that was made.
+/// Prints layout and size of the new store.
 fn print_summary(device: &Path, len: u64, profile: &Profile, why: &[String]) -> anyhow::Result<()> {
     let mut out = std::io::stdout().lock();
     writeln!(

@@ -29,7 +29,7 @@ pub struct Arguments {
     size: u64,
 }
 
-/// Disks are whole sectors.
+/// Unit of disk lengths.
 const SECTOR_BYTES: u64 = 512;
 
 pub fn run(arguments: &Arguments) -> anyhow::Result<()> {

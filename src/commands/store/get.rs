@@ -60,15 +60,15 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     out.finish(len).with_context(|| name)
 }
 
-/// Where bytes go to, in order.
+/// Sequential output.
 enum Output {
-    /// A file that was empty: what is not written of it is a hole.
+    /// An empty file, in which skipped bytes are holes.
     Sparse(File),
-    /// What has no holes.
+    /// Output without holes.
     Dense(Box<dyn Write>),
 }
 
-/// Zeros as long as this, at a multiple of it, are left out.
+/// Size and alignment of zeros that are skipped.
 const HOLE_BYTES: usize = 64 << 10;
 
 impl Output {

@@ -51,7 +51,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     if is_device && wanted > there {
         bail!("{shown} has only {}", text::format_bytes(there));
     }
-    // Asked before it is longer: what comes is a hole.
+    // Checked before the file is extended, which adds a hole.
     let is_written_out = has_no_holes(&file)?;
     if wanted > there {
         file.set_len(wanted).with_context(|| format!("{shown}: {}", text::format_bytes(wanted)))?;

@@ -53,7 +53,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
 struct ObjectJson {
     object: u64,
     len_bytes: u64,
-    /// Of a disk or snapshot: bytes that it does not share with what it is over.
+    /// Bytes that a disk or snapshot does not share with its parent.
     #[serde(skip_serializing_if = "Option::is_none")]
     own_bytes: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -1,4 +1,4 @@
-//! An open store: in a file, on a device, or in a bucket.
+//! Opening a store in a file, on a device, or in a bucket.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -17,7 +17,7 @@ use draconis_service::store_process::ObjectEntry;
 
 use crate::bucket;
 
-/// Opens a store to be changed, alone.
+/// Opens a store for writing, exclusively.
 pub fn writable(device: &Path) -> anyhow::Result<Arc<Store>> {
     refuse_output(device, &[])?;
     match bucket::bucket_url(device) {
@@ -26,12 +26,12 @@ pub fn writable(device: &Path) -> anyhow::Result<Arc<Store>> {
     }
 }
 
-/// Opens a store to be read, beside others who do.
+/// Opens a store for reading, shared with other readers.
 pub fn readable(device: &Path) -> anyhow::Result<Arc<Store>> {
     stores::open(device, shared(device, true)?, true)
 }
 
-/// Opens the disk that a store to be read is on.
+/// Opens the disk of a store for reading.
 pub fn shared(device: &Path, uring: bool) -> anyhow::Result<Arc<dyn Disk>> {
     refuse_output(device, &[])?;
     match bucket::bucket_url(device) {
@@ -40,11 +40,11 @@ pub fn shared(device: &Path, uring: bool) -> anyhow::Result<Arc<dyn Disk>> {
     }
 }
 
-/// What the store has, if the process says so that has it because some of its disks are mounted.
+/// Returns the objects of a store from its process, if some of its disks are mounted.
 pub fn list_running(device: &Path) -> anyhow::Result<Option<Vec<ObjectEntry>>> {
     let named =
         bucket::bucket_url(device).map(|address| PathBuf::from(bucket::normalize_url(address)));
-    // Who cannot have such a directory has mounted nothing.
+    // A user without a runtime directory has no mounts.
     let Ok(directory) = RuntimeDir::open() else { return Ok(None) };
     if named.is_none() && !std::fs::metadata(device).is_ok_and(|found| !found.is_dir()) {
         return Ok(None);

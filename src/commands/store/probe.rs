@@ -61,7 +61,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
         (file, len)
     } else {
         let file = temporary_file(device, wanted)?;
-        // A store is made as large as one likes; sizes are for a large one.
+        // Without a given length the profile is for a large store.
         let there = std::fs::metadata(device).ok().filter(std::fs::Metadata::is_file);
         (file, there.map_or(64 << 30, |there| there.len()))
     };
@@ -138,7 +138,7 @@ fn figures(measured: &ProbeResults) -> MeasurementsJson {
     }
 }
 
-/// A file without a name on the file system that `near` is on; it goes when it is closed.
+/// Creates an unnamed file on the file system of `near`; closing deletes it.
 fn temporary_file(near: &Path, len_bytes: u64) -> anyhow::Result<File> {
     let dir = match near.parent() {
         _ if near.is_dir() => near,

@@ -1,4 +1,4 @@
-//! What suits a disk, as JSON has it.
+//! JSON form of store profiles.
 
 use std::io::Write;
 use std::path::Path;
@@ -7,7 +7,7 @@ use anyhow::{Context, bail};
 use draconis_objects::{LayoutKind, Profile};
 use serde::{Deserialize, Serialize};
 
-/// A profile as JSON has it.
+/// JSON form of a profile.
 #[derive(Serialize, Deserialize)]
 pub struct ProfileJson {
     layout: String,
@@ -16,7 +16,7 @@ pub struct ProfileJson {
     queue_depth: u32,
 }
 
-/// What `--profile` reads: what `probe --json` writes, or the profile alone.
+/// Input of `--profile`: the output of `probe --json`, or a profile alone.
 #[derive(Deserialize)]
 #[serde(untagged)]
 pub enum ProfileInput {
@@ -25,7 +25,7 @@ pub enum ProfileInput {
 }
 
 impl ProfileInput {
-    /// Reads what `probe --json` wrote.
+    /// Reads the output of `probe --json`.
     pub fn read(file: &Path) -> anyhow::Result<Profile> {
         let shown = file.display();
         let text = match file == Path::new("-") {

@@ -45,14 +45,14 @@ pub enum LifetimeHint {
     Cold,
 }
 
-/// An object on the command line.
+/// Destination of an object.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum ObjectDestArg {
-    /// One that is to be made.
+    /// A new object.
     New,
-    /// One that is there.
+    /// An existing object.
     Number(u64),
-    /// A disk, there or not.
+    /// A disk, existing or new.
     Name(String),
 }
 
@@ -114,7 +114,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
         }
         if let Err(refused) = store.submit(std::mem::take(&mut group), &[]) {
             if is_new && most == BATCH_BYTES {
-                // Half an object is of no use.
+                // Deletes the incomplete object.
                 let mut group = Group::new();
                 group.delete(id);
                 store.submit(group, &[]).map_err(|refused| say(refused.error))?;

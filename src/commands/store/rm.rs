@@ -46,7 +46,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
 }
 
 fn remove(arguments: &Arguments, device: &Path, objects: &[ObjectArg]) -> anyhow::Result<()> {
-    // A disk by its name: perhaps others of its store are mounted.
+    // Other disks of the store may be mounted, so its process removes the disk.
     if let [ObjectArg::Name(name)] = objects {
         let change =
             DiskCommand::Remove { name: name.clone(), with_snapshots: arguments.recursive };

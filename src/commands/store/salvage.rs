@@ -30,7 +30,7 @@ pub struct Arguments {
     new: PathBuf,
 }
 
-/// Something is lost: the status of damage.
+/// Exit status if data was lost: that of damage.
 const EXIT_DATA_LOST: u8 = 4;
 
 pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
@@ -72,7 +72,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     copy_readable(arguments, &store, damaged)
 }
 
-/// Brings over all that can be read, and says what cannot.
+/// Copies all readable data, and reports what is lost.
 fn copy_readable(
     arguments: &Arguments,
     store: &Store,

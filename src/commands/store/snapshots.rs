@@ -1,5 +1,5 @@
-//! Changes of which disks and snapshots a store has: done here, or by the process that has the
-//! store because some of its disks are mounted.
+//! Snapshot, clone, rollback and removal of disks: in this process, or, while disks of the store
+//! are mounted, in the process of the store.
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -16,7 +16,7 @@ use super::open::{close, with_context, writable};
 use crate::bucket;
 use crate::image::store_disk::disk_name;
 
-/// A disk or a snapshot on the command line: STORE#DISK, STORE#DISK@SNAPSHOT.
+/// A disk or snapshot argument: STORE#DISK, STORE#DISK@SNAPSHOT.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct StoreDiskArg {
     pub store: PathBuf,
@@ -25,10 +25,10 @@ pub struct StoreDiskArg {
 }
 
 impl StoreDiskArg {
-    /// What is behind the last `#`, in a store in a file, on a device or in a bucket.
+    /// Splits at the last `#`. The store may be a file, a device or a bucket.
     ///
     /// # Errors
-    /// What is wrong with it, for clap.
+    /// Description of the syntax error, for clap.
     pub fn parse(text: &OsStr) -> Result<Self, String> {
         let bytes = text.as_bytes();
         let wrong = || "STORE#DISK names a disk, STORE#DISK@SNAPSHOT its snapshot".to_owned();
@@ -46,7 +46,7 @@ impl StoreDiskArg {
         Ok(Self { store, disk: disk_name(disk)?, snapshot })
     }
 
-    /// Its name in the store.
+    /// Returns the name in the store.
     pub fn name(&self) -> String {
         match &self.snapshot {
             Some(snapshot) => format!("{}@{snapshot}", self.disk),
@@ -69,7 +69,7 @@ impl std::str::FromStr for StoreDiskArg {
     }
 }
 
-/// Carries a change out; it is durable then.
+/// Executes a command; its result is durable on return.
 pub fn change(store: &Path, change: &DiskCommand) -> anyhow::Result<()> {
     let shown = store.display();
     let by_name =
@@ -87,7 +87,7 @@ pub fn change(store: &Path, change: &DiskCommand) -> anyhow::Result<()> {
     close(&opened, store)
 }
 
-/// Has what was written to a disk that is mounted committed, so that a snapshot has it.
+/// Commits the writes to a mounted disk, so that a snapshot includes them.
 pub fn sync_mounted(disk: &StoreDiskArg) -> anyhow::Result<()> {
     let store = match bucket::bucket_url(&disk.store) {
         Some(address) => PathBuf::from(bucket::normalize_url(address)),
@@ -107,7 +107,7 @@ pub fn sync_mounted(disk: &StoreDiskArg) -> anyhow::Result<()> {
         if mount.read_only {
             continue;
         }
-        // What the kernel has, and then what the worker has.
+        // First the page cache of the kernel, then the worker.
         let committed = File::open(&mount.mount_point).and_then(|root| {
             rustix::fs::syncfs(&root)?;
             root.sync_all()

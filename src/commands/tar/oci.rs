@@ -1,9 +1,9 @@
-//! An archive that is a container image of one layer: an OCI layout in a tar.
+//! Container images of one layer: an OCI layout in a tar archive.
 //!
 //! ```text
 //!   | header, written last | layer, summed on the way | configuration | manifest | index | layout |
 //! ```
-//! Law: the same volume makes the same bytes; nothing in them tells when and by whom.
+//! Law: equal volumes give equal bytes, without time stamps or user names.
 
 use std::fs::File;
 use std::io::{self, Seek, SeekFrom, Write};
@@ -16,20 +16,20 @@ use sha2::{Digest as _, Sha256};
 use tar::{EntryType, Header};
 
 const BLOCK_BYTES: u64 = 512;
-/// Longest configuration, in bytes: what registries take.
+/// Maximum length of a configuration, in bytes; the limit of registries.
 const MAX_JSON_BYTES: u64 = 4 << 20;
 
-/// A layer that is being written, behind the place of its header.
+/// A layer being written; space for its header precedes it.
 pub struct Layer {
     file: File,
     sum: Sha256,
     len: u64,
 }
 
-/// What an image says of itself.
+/// Metadata of an image.
 pub struct ImageMetadata {
     pub platform: Option<Platform>,
-    /// The configuration that it has, but for its layers.
+    /// Configuration, whose list of layers is replaced.
     pub config: Option<Value>,
     pub tag: Option<String>,
 }
@@ -59,7 +59,7 @@ impl Layer {
         Ok(Self { file, sum: Sha256::new(), len: 0 })
     }
 
-    /// Ends the layer, and writes what leads to it.
+    /// Ends the layer, and writes configuration, manifest and index.
     pub fn end(mut self, about: ImageMetadata) -> anyhow::Result<()> {
         pad(&mut self.file, self.len)?;
         let layer = Digest::from_bytes(self.sum.finalize().into());
@@ -113,7 +113,7 @@ impl Write for Layer {
     }
 }
 
-/// A configuration with one layer.
+/// Returns a configuration with one layer.
 fn config(config: Option<Value>, platform: Option<Platform>, layer: &Digest) -> Value {
     let fresh = config.is_none();
     let mut config = config.unwrap_or_else(|| json!({}));
@@ -129,7 +129,7 @@ fn config(config: Option<Value>, platform: Option<Platform>, layer: &Digest) -> 
     }
     config["rootfs"] = json!({ "type": "layers", "diff_ids": [layer.to_string()] });
     if let Some(fields) = config.as_object_mut() {
-        // It tells of layers that are one now.
+        // The history refers to the former layers.
         fields.remove("history");
     }
     config

@@ -1,4 +1,4 @@
-//! What a superblock says, row by row as `tune2fs -l` writes it, for scripts that read that.
+//! Superblock listing in the format of `tune2fs -l`, for scripts that parse it.
 
 use std::fmt::Display;
 use std::io::{self, Write};
@@ -12,7 +12,7 @@ use crate::text::{Clock, Output, uuid};
 
 const DAY: u32 = 86_400;
 
-/// Who uses numbers on this machine, by the files that list them: read before files are closed off.
+/// User and group names of this machine, read before the process is confined.
 pub struct Owners {
     users: Vec<(u32, String)>,
     groups: Vec<(u32, String)>,
@@ -31,18 +31,18 @@ impl Owners {
         named(&self.groups, number)
     }
 
-    /// The number of a user, by its name or as it is.
+    /// Returns the number of a user, given by name or number.
     pub fn user_number(&self, text: &str) -> Option<u32> {
         numbered(&self.users, text)
     }
 
-    /// The number of a group, by its name or as it is.
+    /// Returns the number of a group, given by name or number.
     pub fn group_number(&self, text: &str) -> Option<u32> {
         numbered(&self.groups, text)
     }
 }
 
-/// Lines of `name:…:number:…`.
+/// Parses lines of `name:…:number:…`.
 fn listed(path: &str) -> Vec<(u32, String)> {
     let text = std::fs::read(path).unwrap_or_default();
     let text = String::from_utf8_lossy(&text);
@@ -96,7 +96,7 @@ impl Rows<'_> {
         writeln!(self.out, "{:<26}{value}", format!("{name}:"))
     }
 
-    /// A row for what is not 0.
+    /// Writes a row unless the value is 0.
     fn row_if_nonzero(&mut self, name: &str, value: impl Into<u64>) -> io::Result<()> {
         match value.into() {
             0 => Ok(()),
@@ -274,7 +274,7 @@ impl Rows<'_> {
         Ok(())
     }
 
-    /// What the kernel noted of damage, the first and the last.
+    /// Writes the rows about the first and last error that the kernel recorded.
     fn errors(&mut self) -> io::Result<()> {
         let raw = self.raw;
         self.row_if_nonzero("FS Error count", raw.s_error_count.get())?;
@@ -338,7 +338,7 @@ fn inode_bytes(raw: &RawSuperblock) -> u16 {
     if raw.s_rev_level.get() == 0 { 128 } else { raw.s_inode_size.get() }
 }
 
-/// The names of default mount options: the mode of the journal, then bit by bit.
+/// Returns the names of default mount options: the journal mode, then the flags.
 fn mount_options(bits: u32) -> Vec<String> {
     const JOURNAL: u32 = 0x60;
     let known =
@@ -350,7 +350,7 @@ fn mount_options(bits: u32) -> Vec<String> {
     journal.into_iter().chain(others).collect()
 }
 
-/// A time span: months, weeks and days, then hours, minutes and seconds.
+/// Formats a time span: months, weeks and days, then hours, minutes and seconds.
 fn format_interval(mut seconds: u32) -> String {
     if seconds == 0 {
         return "<none>".to_owned();
@@ -371,7 +371,7 @@ fn format_interval(mut seconds: u32) -> String {
     parts.join(", ")
 }
 
-/// So many KiB in a unit that leaves up to five digits.
+/// Formats KiB in the smallest unit in which the number is below 8192.
 fn format_kib(kib: u64) -> String {
     let mut amount = kib;
     let mut rest = 0;
@@ -379,14 +379,14 @@ fn format_kib(kib: u64) -> String {
         if amount < 8192 {
             return format!("{} {unit}", amount + rest);
         }
-        // Halves of the unit before are rounded up.
+        // Rounds half up.
         rest = amount >> 9 & 1;
         amount >>= 10;
     }
     format!("{} PB", amount + rest)
 }
 
-/// A field of text, up to its first NUL.
+/// Returns a text field up to its first NUL, or `none` if it is empty.
 fn text_or(field: &[u8], none: &str) -> String {
     let len = field.iter().position(|byte| *byte == 0).unwrap_or(field.len());
     match &field[..len] {

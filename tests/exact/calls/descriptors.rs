@@ -213,7 +213,7 @@ fn add_flags(table: &mut Table) {
     });
 }
 
-/// Stores a few bytes by a mapping, where the file has such a page.
+/// Stores a few bytes through a mapping, if the file has such a page.
 fn mapped_store(acts: &mut Acts, fd: &std::os::fd::OwnedFd, at: usize) {
     let len = sys::fstat(fd).map_or(0, |seen| seen.stx_size as usize);
     if len <= at + 6 {

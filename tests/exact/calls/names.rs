@@ -1,4 +1,4 @@
-//! Calls that make, move and remove names.
+//! Calls that create, move and remove names.
 
 use super::{Acts, Group, Table};
 use crate::sys;

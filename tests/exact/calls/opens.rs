@@ -43,7 +43,7 @@ pub fn add(table: &mut Table) {
     }
     for mode in [0o666, 0o4711] {
         table.add(Group::Open, format!("creat n {mode:o}"), move |acts| {
-            // A walk may have made a fifo of it.
+            // A random walk may have made it a FIFO.
             let how = libc::O_CREAT | libc::O_WRONLY | libc::O_TRUNC | libc::O_NONBLOCK;
             let n = acts.n.clone();
             let Some(fd) = acts.open("creat", || sys::open(&n, how, mode)) else { return };

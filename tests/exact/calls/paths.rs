@@ -1,4 +1,4 @@
-//! Calls on what a path leads to.
+//! Calls on the target of a path.
 
 use super::{Group, Table};
 use crate::case::{ACCESS_ACL, DEFAULT_ACL, access_list, minimal_list};
@@ -106,7 +106,7 @@ pub fn add(table: &mut Table) {
         let name = if from_root { "run as root's child" } else { "run" };
         table.add(Group::Run, name, move |acts| {
             if from_root {
-                // Caches what it is before the user runs it.
+                // Caches the attributes before the user runs it.
                 let _ = std::process::Command::new(&acts.t).arg("-u").output();
             }
             let t = acts.t.clone();

@@ -1,17 +1,17 @@
-//! Access control lists as archives have them in words, and as Linux has them in bytes.
+//! Access control lists as text, as in archives, and as bytes, as in Linux xattrs.
 //!
 //! ```text
 //!   user::rwx,user:1000:r-x,user:alice:r--:1001,group::r-x,mask::r-x,other::---
 //! ```
-//! `star` adds a number behind a name; GNU tar writes names alone, unless told `--numeric-owner`,
-//! and takes the numbers that they have on the machine that unpacks.
+//! `star` appends the number to a name; GNU tar without `--numeric-owner` writes names alone, and
+//! resolves them on the machine that extracts.
 
 use std::collections::HashMap;
 
-/// The version that the bytes begin with.
+/// Version number at the start of the bytes.
 const VERSION: u32 = 2;
 
-/// The numbers of users and groups of this machine.
+/// User and group numbers of this machine, by name.
 #[derive(Default)]
 pub struct Names {
     users: HashMap<String, u32>,
@@ -19,14 +19,14 @@ pub struct Names {
 }
 
 impl Names {
-    /// Reads `/etc/passwd` and `/etc/group`, as far as they can be read.
+    /// Reads `/etc/passwd` and `/etc/group`; a missing file counts as empty.
     pub fn of_this_machine() -> Self {
         let read = |path| std::fs::read_to_string(path).unwrap_or_default();
         Self { users: table(&read("/etc/passwd")), groups: table(&read("/etc/group")) }
     }
 }
 
-/// Names and numbers of `name:password:number:..` lines.
+/// Parses the names and numbers of `name:password:number:..` lines.
 fn table(text: &str) -> HashMap<String, u32> {
     let line = |line: &str| {
         let mut fields = line.split(':');
@@ -36,13 +36,13 @@ fn table(text: &str) -> HashMap<String, u32> {
     text.lines().filter_map(line).collect()
 }
 
-/// The bytes of a list, as `system.posix_acl_*` takes them; `None` where it is no list, or names
-/// what has no number.
+/// Encodes a list as the value of `system.posix_acl_*`; `None` if the text is no list, or contains
+/// an unknown name.
 pub fn bytes(words: &[u8], names: &Names) -> Option<Vec<u8>> {
     let words = std::str::from_utf8(words).ok()?;
     let mut entries = vec![];
     for entry in words.split([',', '\n']).map(str::trim).filter(|it| !it.is_empty()) {
-        // What `getfacl` remarks.
+        // Comments of `getfacl`.
         let entry = entry.split(['#', '\t']).next()?.trim();
         let mut fields = entry.split(':');
         let (kind, who, rights) = (fields.next()?, fields.next()?, fields.next()?);
@@ -94,8 +94,8 @@ pub fn bytes(words: &[u8], names: &Names) -> Option<Vec<u8>> {
     Some(bytes)
 }
 
-/// A list in words, with numbers for users and groups, from the bytes of `system.posix_acl_*`;
-/// `None` if they are not a list.
+/// Formats the value of `system.posix_acl_*` as text, with numbers for users and groups; `None`
+/// if the bytes are not a list.
 pub fn words(bytes: &[u8]) -> Option<Vec<u8>> {
     let (version, lines) = bytes.split_first_chunk::<4>()?;
     if *version != VERSION.to_le_bytes() || lines.is_empty() || lines.len() % 8 != 0 {

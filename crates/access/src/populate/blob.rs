@@ -1,7 +1,7 @@
-//! Bytes that are read several times: an archive, or a part of one.
+//! Input that is read several times: an archive, or a part of one.
 //!
-//! Law 1: what is packed is unpacked on the way, as often as it is read, and nowhere kept.
-//! Law 2: unpacking ends at a bound.
+//! Law 1: compressed input is decompressed as a stream on each reading, and never kept.
+//! Law 2: the decompressed size is limited.
 
 use std::fs::File;
 use std::io::{BufReader, Read};
@@ -15,13 +15,13 @@ use draconis_container::compression::{Compression, HEAD_BYTES};
 use super::lengths;
 use super::temp_file::temporary_file;
 
-/// What an archive may unpack to, if it is not said: so much, and a hundred times its own length.
+/// Default limit for the decompressed size of an archive: this plus 100 times its length.
 const MAX_UNPACKED_BYTES: u64 = 16 << 30;
 const MAX_UNPACK_RATIO: u64 = 100;
-/// Bytes that are read at once.
+/// Size of the read buffer, in bytes.
 const WINDOW: usize = 256 << 10;
 
-/// A run of bytes of an open file.
+/// A byte range of an open file.
 #[derive(Clone, Debug)]
 pub struct Blob {
     file: Arc<File>,
@@ -30,8 +30,8 @@ pub struct Blob {
 }
 
 impl Blob {
-    /// All of a file. What cannot be read twice, such as a pipe, or says no length is kept in a file without a
-    /// name in the directory of `beside`.
+    /// Wraps a whole file. Input without a length, or that cannot be read twice (a pipe), is copied
+    /// to an unnamed file in the directory of `beside`.
     pub fn new(mut file: File, beside: &Path) -> anyhow::Result<Self> {
         let found = file.metadata()?;
         let has_length = found.is_file() && lengths::is_exact(&file, &found)?;
@@ -44,18 +44,18 @@ impl Blob {
         Ok(Self { file: Arc::new(file), start: 0, len })
     }
 
-    /// A part of it, if that is there.
+    /// Returns a byte range, if it lies inside this one.
     pub fn part(&self, at: u64, len: u64) -> Option<Self> {
         at.checked_add(len).filter(|end| *end <= self.len)?;
         Some(Self { file: self.file.clone(), start: self.start + at, len })
     }
 
-    /// Its length in bytes, as it is.
+    /// Returns the length in bytes, before decompression.
     pub(super) fn len(&self) -> u64 {
         self.len
     }
 
-    /// Fills `into` from byte `at` on, as far as there is something; how far.
+    /// Fills `into` from byte `at` on, and returns the number of bytes read.
     pub fn read_at(&self, into: &mut [u8], at: u64) -> std::io::Result<usize> {
         let left = self.len.saturating_sub(at);
         let room = into.len().min(usize::try_from(left).unwrap_or(usize::MAX));
@@ -77,19 +77,19 @@ impl Blob {
         Ok(())
     }
 
-    /// How it is packed.
+    /// Detects the compression.
     pub fn compression(&self) -> std::io::Result<Option<Compression>> {
         let mut head = [0; HEAD_BYTES];
         let len = self.read_at(&mut head, 0)?;
         Ok(Compression::of(head.get(..len).unwrap_or_default()))
     }
 
-    /// Its bytes as they are.
+    /// Returns a reader of the bytes, without decompression.
     pub fn stream(&self) -> impl Read + Send + 'static {
         Stream { blob: self.clone(), at: 0 }
     }
 
-    /// Its bytes, unpacked if they are packed, `limit` of them at most.
+    /// Returns a reader of the bytes, decompressed if necessary; fails beyond `limit` bytes.
     pub fn decompress(&self, limit: Option<u64>) -> anyhow::Result<Box<dyn Read + Send>> {
         let stream = BufReader::with_capacity(WINDOW, self.stream());
         let most =
@@ -102,7 +102,7 @@ impl Blob {
         })
     }
 
-    /// The same, unpacked: into a file without a name in the directory of `beside` if it is packed.
+    /// Decompresses to an unnamed file in the directory of `beside`; returns plain input as it is.
     pub fn decompress_to_file(&self, limit: Option<u64>, beside: &Path) -> anyhow::Result<Self> {
         if self.compression()?.is_none() {
             return Ok(self.clone());
@@ -113,7 +113,7 @@ impl Blob {
         Self::new(kept, beside)
     }
 
-    /// All of it, if it is no longer than `most`.
+    /// Reads everything; fails if it is longer than `most`.
     pub fn read_all(&self, most: u64) -> anyhow::Result<Vec<u8>> {
         ensure!(self.len <= most, "{} bytes long: more than {most} are not read", self.len);
         let mut all = vec![0; self.len as usize];
@@ -135,7 +135,7 @@ impl Read for Stream {
     }
 }
 
-/// What is unpacked, up to a bound.
+/// A reader that fails beyond a limit.
 struct LimitedReader<R> {
     from: R,
     left: u64,

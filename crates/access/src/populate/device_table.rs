@@ -1,4 +1,4 @@
-//! Device nodes and others by a table, as genext2fs and makedevs take it.
+//! Device tables of genext2fs and makedevs, which add nodes to a tree.
 //!
 //! ```text
 //!   # NAME      TYPE  MODE  UID  GID  MAJOR  MINOR  START  INC  COUNT
@@ -14,10 +14,10 @@ use super::merge::parts;
 use super::{Source, TimestampPolicy};
 use crate::messages::printable;
 
-/// Nodes that one line makes.
+/// Maximum number of nodes per line.
 const MAX_NODES: u64 = 65_536;
 
-/// A table.
+/// A parsed table: lines with their numbers.
 #[derive(Debug, Default)]
 pub struct Table(Vec<(usize, Line)>);
 
@@ -35,7 +35,7 @@ struct Line {
 }
 
 impl Table {
-    /// Reads a table.
+    /// Parses a table.
     pub fn parse(text: &[u8]) -> anyhow::Result<Self> {
         let lines = text.split(|byte| *byte == b'\n').zip(1..);
         let mut table = vec![];
@@ -81,7 +81,7 @@ fn parse(fields: &[&[u8]]) -> anyhow::Result<Line> {
     })
 }
 
-/// Lays a table over a tree.
+/// Applies a table to a tree.
 pub fn apply_table(
     source: &mut Source<'_>,
     table: &Table,
@@ -115,7 +115,7 @@ fn apply_line(source: &mut Source<'_>, line: &Line, stamp: TimestampPolicy) -> a
     Ok(())
 }
 
-/// Changes the mode and owner of what is there; of all below it for `r`.
+/// Changes mode and owner of an existing node; for `r`, of all nodes below it too.
 fn change(source: &mut Source<'_>, line: &Line) -> anyhow::Result<()> {
     let found = find(&source.tree, &parts(&line.path)?);
     let found = found.context("not there; only d, c, b, p and s make something")?;

@@ -1,11 +1,11 @@
-//! Digests as images have them: `sha256:` or `sha512:` and hexadecimal digits.
+//! Digests of container images: `sha256:` or `sha512:` and hexadecimal digits.
 
 use std::io::Read;
 
 use anyhow::{Context, bail, ensure};
 use sha2::{Digest as _, Sha256, Sha512};
 
-/// What some bytes must come to.
+/// Expected digest of some bytes.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Digest {
     algorithm: Algorithm,
@@ -19,7 +19,7 @@ enum Algorithm {
 }
 
 impl Digest {
-    /// Reads one; it can be a name of a file, since it has digits only.
+    /// Parses a digest. The result is safe as a file name, since it has hexadecimal digits only.
     pub fn parse(text: &str) -> anyhow::Result<Self> {
         let shown = || format!("the digest {:?}", text.chars().take(200).collect::<String>());
         let (algorithm, hex) = text.split_once(':').with_context(shown)?;
@@ -33,22 +33,22 @@ impl Digest {
         Ok(Self { algorithm, hex: hex.to_owned() })
     }
 
-    /// The digest of some bytes.
+    /// Computes the digest of some bytes.
     pub fn of(bytes: &[u8]) -> Self {
         Self::from_bytes(Self::bytes(bytes))
     }
 
-    /// A digest that was taken.
+    /// Wraps a computed digest.
     pub fn from_bytes(sum: [u8; 32]) -> Self {
         Self { algorithm: Algorithm::Sha256, hex: hex(&sum) }
     }
 
-    /// The same as bytes.
+    /// Computes the digest as raw bytes.
     pub fn bytes(bytes: &[u8]) -> [u8; 32] {
         Sha256::digest(bytes).into()
     }
 
-    /// Where an OCI layout has the bytes.
+    /// Returns the path of the blob in an OCI layout.
     pub fn path(&self) -> String {
         let algorithm = match self.algorithm {
             Algorithm::Sha256 => "sha256",
@@ -57,7 +57,7 @@ impl Digest {
         format!("blobs/{algorithm}/{}", self.hex)
     }
 
-    /// Reads all of `bytes` and compares.
+    /// Reads all of `bytes` and compares their digest.
     pub fn compare(&self, bytes: impl Read) -> anyhow::Result<()> {
         let found = match self.algorithm {
             Algorithm::Sha256 => sum::<Sha256>(bytes)?,
@@ -89,7 +89,7 @@ fn sum<D: sha2::Digest>(mut bytes: impl Read) -> anyhow::Result<String> {
     }
 }
 
-/// The digits of some bytes.
+/// Formats bytes as hexadecimal digits.
 fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }

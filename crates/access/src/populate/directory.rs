@@ -1,4 +1,4 @@
-//! A directory of this machine as a tree.
+//! Scanning a host directory into a tree.
 
 use std::collections::{HashMap, HashSet};
 use std::ffi::OsStr;
@@ -19,28 +19,28 @@ use super::{Patterns, SkippedItems, Source, TimestampPolicy};
 use crate::image::container_file;
 use crate::messages::printable;
 
-/// Files that are named one by one when there are many.
+/// Maximum number of unreadable files that a message lists.
 const MAX_NAMED: usize = 20;
 
-/// Files by their number, below the top.
+/// Scanned files by number, below the top directory.
 #[derive(Default)]
 struct Files {
     top: PathBuf,
-    /// The directory of each file, as an index into `dirs`, and where its name there ends in
-    /// `names`; no name if the directory is the file itself.
+    /// Directory of each file as an index into `dirs`, and the end of its name in `names`. The name
+    /// is empty if the entry in `dirs` is the file itself.
     files: Vec<(u32, u32)>,
-    /// Names, one behind the other.
+    /// Names, concatenated.
     names: Vec<u8>,
     dirs: Vec<PathBuf>,
-    /// What each file looked like when it was found.
+    /// Fingerprint of each file's metadata at the time of the scan.
     fingerprints: Vec<u64>,
-    /// What files of unknown length hold.
+    /// Contents of files of unknown length.
     kept: CopiedFile,
     faults: Arc<Faults>,
 }
 
 impl Files {
-    /// Remembers a file; its number.
+    /// Adds a file and returns its number.
     fn add(&mut self, dir: u32, name: &[u8], found: &Metadata) -> anyhow::Result<u64> {
         self.names.extend_from_slice(name);
         let end = u32::try_from(self.names.len()).context("too many names")?;
@@ -79,7 +79,7 @@ impl FileSource for Files {
     }
 }
 
-/// Fills `into` from byte `at` on, as far as the file goes; how far.
+/// Fills `into` from byte `at` on, up to the end of the file; returns the bytes read.
 fn read_up_to(file: &File, into: &mut [u8], at: u64) -> std::io::Result<usize> {
     let mut filled = 0;
     while let Some(rest) = into.get_mut(filled..).filter(|rest| !rest.is_empty()) {
@@ -93,7 +93,7 @@ fn read_up_to(file: &File, into: &mut [u8], at: u64) -> std::io::Result<usize> {
     Ok(filled)
 }
 
-/// Opens a file without leaving a trace on it, where that is allowed.
+/// Opens a file with O_NOATIME where that is allowed.
 fn open(path: &Path) -> std::io::Result<File> {
     let flags = |more: OFlags| (OFlags::NOFOLLOW | OFlags::NONBLOCK | more).bits() as i32;
     let quiet = File::options().read(true).custom_flags(flags(OFlags::NOATIME)).open(path);
@@ -109,19 +109,19 @@ struct DirectoryScan<'a> {
     tree: Tree,
     files: Files,
     stamp: TimestampPolicy,
-    /// Nodes with several names, by device and inode.
+    /// Nodes with several hard links, by device and inode.
     seen: HashMap<(u64, u64), NodeId>,
-    /// File systems, by their device, where `st_size` is what reading gives.
+    /// Devices of file systems whose `st_size` equals the readable length.
     exact: HashSet<u64>,
-    /// The image that is being made, which cannot hold itself.
+    /// Image that is being created, which is excluded from its own contents.
     image: Option<(u64, u64)>,
-    /// Where what has to be kept is kept: beside this.
+    /// Path in whose directory temporary files are created.
     beside: &'a Path,
     left_out: SkippedItems,
     exclude: &'a Patterns,
-    /// Who reads.
+    /// User ID of this process.
     user: u32,
-    /// What this user may not read.
+    /// Files that this user may not read.
     unreadable: Vec<PathBuf>,
 }
 
@@ -150,23 +150,23 @@ pub fn scan(
     Ok(Source { notes: scan.left_out.notes, faults, ..Source::new(scan.tree, scan.files) })
 }
 
-/// What is put into a volume, and how.
+/// Host files to copy into a volume, and options.
 #[derive(Clone, Copy)]
 pub struct FileScan<'a> {
-    /// Each of these.
+    /// Files and directories to copy.
     pub sources: &'a [PathBuf],
-    /// The name that the only source gets, if not its own.
+    /// New name of a single source.
     pub name: Option<&'a [u8]>,
-    /// Directories with all they hold; links as they are.
+    /// Copies directories recursively, and symbolic links as links.
     pub recursive: bool,
-    /// The image that they are put into.
+    /// Image that receives the copies.
     pub image: &'a Path,
 }
 
-/// Scans files and directories into one that is implied.
+/// Scans files and directories into an implied directory.
 ///
 /// # Errors
-/// A file cannot be read, or two have one name.
+/// A file cannot be read, or two have the same name.
 pub fn scan_files(what: FileScan<'_>, stamp: TimestampPolicy) -> anyhow::Result<Source<'static>> {
     let root = TreeNode::new(NodeKind::Directory, 0o755).at(stamp.now);
     let all = Patterns::default();
@@ -184,13 +184,13 @@ pub fn scan_files(what: FileScan<'_>, stamp: TimestampPolicy) -> anyhow::Result<
             "{} is a directory; -r copies it with all it holds",
             source.display()
         );
-        // As with `cp`: what has no name of its own is put where its files belong.
+        // As with `cp`, `DIR/.` copies the contents of DIR.
         let own = if source.as_os_str().as_bytes().ends_with(b"/.") {
             None
         } else {
             source.file_name().map(OsStrExt::as_bytes)
         };
-        // Contents are read through no link; one that is followed is followed here.
+        // Contents are opened with O_NOFOLLOW, so a link to follow is resolved here.
         let real = match std::fs::symlink_metadata(source).with_context(shown)?.is_symlink() {
             true if !what.recursive => std::fs::canonicalize(source).with_context(shown)?,
             _ => source.clone(),
@@ -218,11 +218,11 @@ pub fn scan_files(what: FileScan<'_>, stamp: TimestampPolicy) -> anyhow::Result<
     Ok(Source { implied_dirs: implied, notes, faults, ..Source::new(scan.tree, scan.files) })
 }
 
-/// Where something is on this machine.
+/// Host path of a scanned name.
 #[derive(Clone, Copy)]
 struct SourcePath<'a> {
     path: &'a Path,
-    /// As [`Files`] remembers it.
+    /// Index in [`Files`].
     dir_index: u32,
     name_there: &'a [u8],
 }
@@ -252,7 +252,7 @@ impl<'a> DirectoryScan<'a> {
         }
     }
 
-    /// Scans directories and what is below them.
+    /// Scans directories recursively.
     fn below(&mut self, mut stack: Vec<(PathBuf, NodeId)>) -> anyhow::Result<()> {
         while let Some((dir, id)) = stack.pop() {
             self.directory(dir, id, &mut stack)?;
@@ -260,7 +260,7 @@ impl<'a> DirectoryScan<'a> {
         Ok(())
     }
 
-    /// Scans only these, and the directories that they are in.
+    /// Scans only the listed paths, and the directories above them.
     fn scan_listed(&mut self, list: &[Vec<u8>]) -> anyhow::Result<()> {
         let top = self.files.top.clone();
         for line in list {
@@ -287,7 +287,7 @@ impl<'a> DirectoryScan<'a> {
                     None if left > 0 && !found.is_dir() => {
                         bail!("{}: {} is no directory", printable(line), path.display())
                     }
-                    // No directory, or left out.
+                    // Not a directory, or excluded.
                     None => break,
                 }
             }
@@ -295,11 +295,10 @@ impl<'a> DirectoryScan<'a> {
         Ok(())
     }
 
-    /// Whether this user may read a file, by the rights that count when it is opened.
+    /// Returns true if this user may read a file, by the effective IDs.
     fn is_readable(&self, path: &Path, found: &Metadata) -> bool {
         use rustix::fs::{Access, AtFlags, CWD, accessat};
-        // No list of rights takes from the owner what the mode gives: most trees are packed by
-        // who owns them.
+        // Shortcut for the common case: an ACL cannot deny the owner what the mode grants.
         let is_owners = found.uid() == self.user && found.mode() & 0o400 != 0;
         is_owners
             || !matches!(accessat(CWD, path, Access::READ_OK, AtFlags::EACCESS), Err(Errno::ACCESS))
@@ -309,7 +308,7 @@ impl<'a> DirectoryScan<'a> {
         !self.exclude.is_empty() && self.exclude.matches(&self.tree, dir, name, is_dir)
     }
 
-    /// Refuses before anything is written what could not be read then.
+    /// Refuses unreadable files before anything is written.
     fn check_readable(&self) -> anyhow::Result<()> {
         let Some(first) = self.unreadable.first() else { return Ok(()) };
         let others = self.unreadable.get(1..).unwrap_or_default();
@@ -344,7 +343,7 @@ impl<'a> DirectoryScan<'a> {
         for entry in entries {
             names.push(entry.with_context(|| path.display().to_string())?.file_name());
         }
-        // In an order that does not depend on the file system they come from.
+        // Sorted, so that the result does not depend on the source file system.
         names.sort_unstable();
         for name in names {
             let path = path.join(&name);
@@ -360,7 +359,7 @@ impl<'a> DirectoryScan<'a> {
         Ok(())
     }
 
-    /// Where the contents of a file are; none if it cannot be read.
+    /// Returns the contents of a file; `None` if it cannot be read.
     fn file(&mut self, at: SourcePath<'_>, found: &Metadata) -> anyhow::Result<Option<NodeKind>> {
         let source = self.files.add(at.dir_index, at.name_there, found)?;
         match self.unknown_length(source, at.path, found) {
@@ -380,7 +379,7 @@ impl<'a> DirectoryScan<'a> {
         }
     }
 
-    /// Reads a file to its end whose length is not known before; its length then.
+    /// Copies a file of unknown length to the temporary file, and returns its length.
     fn unknown_length(
         &mut self,
         source: u64,
@@ -401,7 +400,7 @@ impl<'a> DirectoryScan<'a> {
         }
     }
 
-    /// Adds one name; its node if that is a directory.
+    /// Adds one name; returns its node if it is a directory.
     fn entry(
         &mut self,
         at: SourcePath<'_>,
@@ -428,7 +427,7 @@ impl<'a> DirectoryScan<'a> {
         let what = if kind.is_dir() {
             NodeKind::Directory
         } else if kind.is_file() {
-            // Told now, and not when half of the volume is written.
+            // Reported now, before anything is written.
             if found.size() > 0 && !self.is_readable(path, found) {
                 self.unreadable.push(path.to_path_buf());
                 return Ok(None);
@@ -474,7 +473,7 @@ fn set_metadata(node: &mut TreeNode, found: &Metadata, stamp: TimestampPolicy) {
     );
 }
 
-/// Where a file has data. Files without holes are not opened for that.
+/// Returns the data ranges of a file. Opens only files that may have holes.
 fn data_ranges(path: &Path, found: &Metadata) -> std::io::Result<Vec<(u64, u64)>> {
     let size = found.size();
     if size == 0 {
@@ -490,7 +489,7 @@ fn data_ranges(path: &Path, found: &Metadata) -> std::io::Result<Vec<(u64, u64)>
         let start = match rustix::fs::seek(&file, SeekFrom::Data(at)) {
             Ok(start) => start,
             Err(Errno::NXIO) => break,
-            // A file system that knows no holes.
+            // The file system does not support holes.
             Err(Errno::INVAL | Errno::OPNOTSUPP) => return Ok(vec![(0, size)]),
             Err(errno) => return Err(errno.into()),
         };
@@ -539,7 +538,7 @@ fn each_attribute(
     for name in list.split(|byte| *byte == 0).filter(|name| !name.is_empty()) {
         let len = match rustix::fs::lgetxattr(path, name, &mut value[..]) {
             Ok(len) => len,
-            // Gone since, or not for us.
+            // Removed meanwhile, or not readable by this user.
             Err(Errno::NODATA | Errno::PERM | Errno::ACCESS) => continue,
             Err(errno) => return Err(errno.into()),
         };

@@ -1,4 +1,4 @@
-//! What a new volume is filled with: sources, and what is changed of them on the way.
+//! Options for filling a new volume: sources, and changes to their files.
 
 use std::io::ErrorKind;
 use std::path::Path;
@@ -14,48 +14,48 @@ use super::{
     scan,
 };
 
-/// A clock that no file is newer than.
+/// Upper limit of all times.
 const TIME_MAX: Time = Time { seconds: i64::MAX, nanoseconds: 0 };
 
-/// What is wanted of sources, and how they become a volume.
+/// Sources of a volume and changes to their files.
 pub struct FillOptions<'a> {
     /// A directory, or archives and images, later ones over earlier ones; none for an empty volume.
     pub from: &'a [SourceSpec],
-    /// Of a directory, only these.
+    /// Paths to include from a directory; all if `None`.
     pub list: Option<&'a [Vec<u8>]>,
-    /// What is left out.
+    /// Patterns of names to exclude.
     pub exclude: &'a Patterns,
-    /// How archives and images are read.
+    /// Options for reading archives and images.
     pub choice: ImageOptions<'a>,
-    /// Whose everything becomes.
+    /// Owner of all files, instead of their own.
     pub owner: Option<(u32, u32)>,
-    /// Everything becomes root's.
+    /// Makes root the owner of all files.
     pub squash: bool,
-    /// Groups and others have no permissions.
+    /// Clears the permissions of group and others.
     pub squash_perms: bool,
-    /// Nodes that are made besides, and what the table is called.
+    /// Device table and its path.
     pub table: Option<(&'a Table, &'a Path)>,
-    /// No time is later than that of the volume, and only the last change comes from the source.
+    /// Limits times to that of the volume, and takes only the modification time from the source.
     pub clamp_times: bool,
-    /// The same bytes of the same source, whenever and wherever.
+    /// Equal sources give equal bytes, on any machine and at any time.
     pub reproducible: Option<DerivedFields>,
 }
 
-/// What of a volume follows from its tree.
+/// Fields of the volume that are derived from its tree.
 #[derive(Clone, Copy, Default, Debug)]
 pub struct DerivedFields {
-    /// Its time: that of the newest file.
+    /// Creation time: that of the newest file.
     pub time: bool,
-    /// Its identity.
+    /// UUID.
     pub uuid: bool,
-    /// What hashes of names start from.
+    /// Seed of directory hashes.
     pub hash_seed: bool,
 }
 
-/// Scans the sources; what is to follow from the tree is put into `options`.
+/// Scans the sources; stores derived fields in `options`.
 ///
 /// # Errors
-/// A source cannot be read, or is not what it claims to be; a table does not fit the tree.
+/// A source cannot be read, or is not of the format that it claims; a table does not fit the tree.
 pub fn fill(filling: FillOptions<'_>, options: &mut FormatOptions) -> anyhow::Result<ScanResult> {
     let FillOptions {
         from,
@@ -69,7 +69,7 @@ pub fn fill(filling: FillOptions<'_>, options: &mut FormatOptions) -> anyhow::Re
         ..
     } = filling;
     let made = Time { seconds: i64::from(options.time), nanoseconds: 0 };
-    // The time of the newest file is not known before all are.
+    // The time of the newest file is known only after the scan.
     let by_newest = reproducible.is_some_and(|follows| follows.time);
     let now = if by_newest { TIME_MAX } else { made };
     let mut stamp = TimestampPolicy { now, reproducible: clamped || reproducible.is_some() };
@@ -108,7 +108,7 @@ pub fn fill(filling: FillOptions<'_>, options: &mut FormatOptions) -> anyhow::Re
     Ok(found)
 }
 
-/// The newest time of what is described; what is only on the way has none.
+/// Returns the newest time of described nodes; implied directories have none.
 fn newest_described(source: &mut Source<'_>) -> Time {
     for id in &source.implied_dirs {
         if let Some(node) = source.tree.node_mut(*id) {
@@ -124,7 +124,7 @@ fn newest_described(source: &mut Source<'_>) -> Time {
     Time { nanoseconds: 0, ..newest }
 }
 
-/// Identity and hash seed from names, lengths, times, owners and attributes.
+/// Derives UUID and hash seed from names, lengths, times, owners and attributes.
 fn derive_ids(follows: DerivedFields, options: &mut FormatOptions, tree: &Tree) {
     use std::fmt::Write as _;
     let mut sums = String::new();
@@ -151,13 +151,13 @@ fn derive_ids(follows: DerivedFields, options: &mut FormatOptions, tree: &Tree) 
             }
             text.push('\n');
         }
-        // One after the other: memory does not grow with the tree.
+        // Chained, so that memory does not grow with the tree.
         sums = Digest::of(format!("{sums}{text}").as_bytes()).to_string();
     }
     let uuid = |what: &str| -> [u8; 16] {
         let sum = Digest::bytes(format!("{what} {sums}").as_bytes());
         let mut bytes: [u8; 16] = std::array::from_fn(|at| sum[at]);
-        // A UUID of version 8: made of something of one's own.
+        // A UUID of version 8: custom.
         bytes[6] = bytes[6] & 0x0F | 0x80;
         bytes[8] = bytes[8] & 0x3F | 0x80;
         bytes
@@ -170,7 +170,7 @@ fn derive_ids(follows: DerivedFields, options: &mut FormatOptions, tree: &Tree) 
     }
 }
 
-/// An empty volume's files.
+/// Contents of an empty volume.
 struct NoContents;
 
 impl FileSource for NoContents {

@@ -1,11 +1,11 @@
-//! Container images: which layers they have, and whether these are what they claim to be.
+//! Container images: finding their layers, and verifying them by digest.
 //!
 //! ```text
 //!   OCI     index ─▶ (index ─▶) manifest ─▶ configuration, layers     each by its digest
 //!   docker  manifest.json ─▶ configuration, layers                    by name; digests inside
 //! ```
-//! Law 1: nothing is used before its digest has been compared.
-//! Law 2: an image names its own blobs and nothing else: no path of the machine.
+//! Law 1: nothing is used before its digest was verified.
+//! Law 2: an image refers to its own blobs only, never to other host paths.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -24,27 +24,27 @@ use super::platform::Platform;
 use super::tar::Entries;
 use crate::messages::printable;
 
-/// Longest document, in bytes: what registries take.
+/// Maximum length of a JSON document, in bytes; the limit of registries.
 const MAX_JSON_BYTES: u64 = 4 << 20;
-/// Indexes of indexes.
+/// Maximum nesting of indexes.
 const MAX_INDEX_DEPTH: u32 = 4;
-/// Layers of one image.
+/// Maximum number of layers of one image.
 const MAX_LAYERS: usize = 4096;
-/// Files of one archive.
+/// Maximum number of files in one image archive.
 const MAX_MEMBERS: usize = 65_536;
 
-/// What names an image in an index.
+/// Annotation with an image's tag in an index.
 pub const REF_NAME: &str = "org.opencontainers.image.ref.name";
-/// What containerd and docker write besides.
+/// Annotation with the image name, as containerd and docker add it.
 const IMAGE_NAME: &str = "io.containerd.image.name";
 
-/// What is chosen where there are several, and where things may be kept.
+/// Options for reading archives and images.
 pub struct ImageOptions<'a> {
-    /// Of an image for several, this one; this machine's if left out.
+    /// Platform to choose from a multi-platform image; that of this machine if `None`.
     pub platform: Option<Platform>,
-    /// Where what cannot be read twice is kept, in a file without a name.
+    /// Path in whose directory temporary files are created.
     pub temp_dir_of: &'a Path,
-    /// What an archive may unpack to.
+    /// Limit for the decompressed size of an archive.
     pub limit: Option<u64>,
 }
 
@@ -64,7 +64,7 @@ struct Descriptor {
     platform: Option<Platform>,
     #[serde(default, deserialize_with = "null_as_default")]
     annotations: HashMap<String, String>,
-    /// Where it is, if it may not be handed on.
+    /// External addresses of a layer that must not be distributed.
     #[serde(default, deserialize_with = "null_as_default")]
     urls: Vec<String>,
 }
@@ -80,7 +80,7 @@ struct Manifest {
     manifests: Option<Vec<Descriptor>>,
 }
 
-/// What is needed of a configuration.
+/// The fields of a configuration that are used.
 #[derive(Deserialize)]
 struct Config {
     #[serde(flatten)]
@@ -104,14 +104,14 @@ struct DockerManifest {
     layers: Vec<String>,
 }
 
-/// A list or a table; programs in Go write `null` for an empty one.
+/// Deserializes a list or map; Go programs write `null` for an empty one.
 fn null_as_default<'de, D: Deserializer<'de>, T: Deserialize<'de> + Default>(
     from: D,
 ) -> Result<T, D::Error> {
     Option::deserialize(from).map(Option::unwrap_or_default)
 }
 
-/// Opens an image and compares every digest.
+/// Opens an image and verifies every digest.
 pub fn open(
     kind: ImageKind,
     path: &Path,
@@ -128,7 +128,7 @@ pub fn open(
     }
 }
 
-/// The files that an image is made of.
+/// Files of an image.
 enum BlobStore {
     Directory(PathBuf),
     Archive(HashMap<Vec<u8>, ArchiveMember>),
@@ -143,7 +143,7 @@ impl BlobStore {
     fn archive(path: &Path, choice: &ImageOptions<'_>) -> anyhow::Result<Self> {
         ensure!(!path.is_dir(), "a directory; an image in one is oci:DIR");
         let archive = Blob::new(File::open(path)?, choice.temp_dir_of)?;
-        // Its parts are read in any order.
+        // The members are read in random order.
         let archive = archive.decompress_to_file(choice.limit, choice.temp_dir_of)?;
         let mut members = HashMap::new();
         let mut entries = Entries::new(&archive, None)?;
@@ -154,7 +154,7 @@ impl BlobStore {
             let member = match entry.kind() {
                 b'0' => archive.part(at, entry.size).map(ArchiveMember::File),
                 b'1' => Some(ArchiveMember::Link(entry.target())),
-                // docker save writes these for layers that are the same.
+                // docker save writes links for equal layers.
                 b'2' => {
                     let dir = name.rsplitn(2, |byte| *byte == b'/').nth(1).unwrap_or_default();
                     joined(dir, &entry.target()).map(ArchiveMember::Link)
@@ -188,7 +188,7 @@ impl BlobStore {
         }
     }
 
-    /// A blob that fits its descriptor.
+    /// Returns the blob that a descriptor names, after comparing its length and digest.
     fn described(&self, what: &Descriptor) -> anyhow::Result<Blob> {
         let digest = Digest::parse(&what.digest)?;
         let blob = self.blob(&digest.path())?;
@@ -204,7 +204,7 @@ impl BlobStore {
     }
 }
 
-/// A path that a link leads to, from a directory; `None` if it leads out.
+/// Resolves a link target relative to a directory; `None` if it leads out.
 fn joined(dir: &[u8], target: &[u8]) -> Option<Vec<u8>> {
     if target.starts_with(b"/") {
         return None;
@@ -248,7 +248,7 @@ fn oci(
     bail!("indexes that lead to indexes and to no manifest")
 }
 
-/// What has a tag, or everything.
+/// Returns the manifests with a tag, or all.
 fn manifests_by_tag(
     manifests: &[Descriptor],
     tag: Option<&str>,
@@ -279,9 +279,9 @@ fn manifests_by_tag(
     Ok(found)
 }
 
-/// The manifest for a platform.
+/// Returns the manifest for a platform.
 fn manifest_for(manifests: &[Descriptor], wanted: Option<&Platform>) -> anyhow::Result<Descriptor> {
-    // What says where an image comes from is listed beside it.
+    // Indexes list attestations beside the images.
     let images: Vec<&Descriptor> = manifests
         .iter()
         .filter(|it| it.platform.as_ref().is_none_or(|platform| !platform.is_unknown()))
@@ -370,7 +370,7 @@ fn docker(
     };
     let saved = saved.swap_remove(nth);
     let text = store.blob(&saved.config)?.read_all(MAX_JSON_BYTES).context("the configuration")?;
-    // Its name is its digest, in either of the two ways in which it is written.
+    // The name contains the digest, in one of two forms.
     let hex = saved.config.rsplit('/').next().unwrap_or_default();
     if let Ok(digest) = Digest::parse(&format!("sha256:{}", hex.trim_end_matches(".json"))) {
         digest.compare(&text[..]).context("the configuration")?;
@@ -395,21 +395,21 @@ fn docker(
     Ok(Archives { layers, config: Some(text) })
 }
 
-/// The archives of an origin.
+/// Archives of a source.
 pub(super) struct Archives {
     pub layers: Vec<ImageLayer>,
-    /// An image's configuration.
+    /// Configuration of the image.
     pub config: Option<Vec<u8>>,
 }
 
-/// How a container image is stored.
+/// Storage of a container image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ImageKind {
-    /// A directory of the OCI's layout.
+    /// A directory in OCI layout.
     OciDirectory,
-    /// The same in an archive.
+    /// An OCI layout in a tar archive.
     OciArchive,
-    /// What `docker save` writes.
+    /// An archive of `docker save`.
     DockerArchive,
 }
 

@@ -1,8 +1,8 @@
-//! Archives laid over each other: which entry becomes what, and where its contents are.
+//! Merging archives into one tree, and locating the contents of their files.
 //!
-//! Law 1: contents are read where they lie, when they are written; an archive that is packed is
-//! unpacked once to be scanned, and once more to be read, if that is done in order.
-//! Law 2: nothing an archive says leads past its end.
+//! Law 1: contents are read from the archive when they are written. A compressed archive is
+//! decompressed once for the scan, and once more for reading, if the reads are in order.
+//! Law 2: no offset from an archive leads past its end.
 
 use std::collections::BTreeSet;
 use std::io::Read;
@@ -18,45 +18,45 @@ use super::tar::{Entries, Entry, Reader, number, unsigned};
 use super::{SkippedItems, Source, TimestampPolicy, acl, libarchive_xattr};
 use crate::messages::printable;
 
-/// What pax records of attributes begin with, and the record of SELinux's.
+/// Prefixes of pax records with extended attributes, and the SELinux record.
 const LIBARCHIVE: &[u8] = b"LIBARCHIVE.xattr.";
 const SCHILY: &[u8] = b"SCHILY.xattr.";
 const ACL: &[u8] = b"SCHILY.acl.";
 const SELINUX: &[u8] = b"RHT.security.selinux";
 
-/// Memory that a piece of a file takes.
+/// Memory for one extent of a file.
 const PIECE_BYTES: u64 = 24;
 
 /// One archive.
 pub struct ImageLayer {
     pub archive: Blob,
-    /// What it is called in messages.
+    /// Name in messages.
     pub display_name: String,
-    /// Whether names in it can take others away.
+    /// True if whiteout names remove names of lower layers.
     pub whiteouts: bool,
 }
 
-/// Where in its archive a piece of a file is.
+/// An extent of a file and its position in the archive.
 #[derive(Clone, Copy, Debug)]
 struct ArchiveExtent {
-    /// In the file.
+    /// Offset in the file.
     at: u64,
     len: u64,
-    /// In the archive.
+    /// Offset in the archive.
     archive_at: u64,
 }
 
-/// A file's archive, and its pieces there.
+/// Archive of a file, and its extents there.
 struct FileLocation {
     layer: u32,
     pieces: Box<[ArchiveExtent]>,
 }
 
-/// The contents of all files.
+/// Contents of all files.
 struct ArchiveReaders {
     open: Vec<OpenArchive>,
     places: Vec<FileLocation>,
-    /// Of one archive only: what unpacks it can refer back to 128 MiB, and keeps them.
+    /// The one active decompressor: its history window can take 128 MiB.
     unpacking: Mutex<Option<StreamPosition>>,
 }
 
@@ -67,7 +67,7 @@ struct OpenArchive {
     is_compressed: bool,
 }
 
-/// An archive that is unpacked on the way, and how far.
+/// Position in a compressed archive that is being decompressed.
 struct StreamPosition {
     layer: u32,
     from: Box<dyn Read + Send>,
@@ -84,7 +84,7 @@ impl ArchiveReaders {
         let goes_on = unpacking.take().filter(|it| it.layer == layer && it.reached <= at);
         let mut it = match goes_on {
             Some(it) => it,
-            // Behind us, or in another one: from the start.
+            // At an earlier offset, or in another archive: decompress from the start.
             None => {
                 let from = open.archive.decompress(open.limit).map_err(std::io::Error::other)?;
                 StreamPosition { layer, from, reached: 0 }
@@ -122,7 +122,7 @@ impl FileSource for ArchiveReaders {
     }
 }
 
-/// Scans archives, each laid over those before.
+/// Scans archives and merges each over those before.
 pub fn scan(
     layers: Vec<ImageLayer>,
     root: TreeNode,
@@ -156,7 +156,7 @@ pub fn scan(
 struct LayerScan {
     merge: Merge,
     stamp: TimestampPolicy,
-    /// Takes the owners that the archives name; otherwise everything is root's.
+    /// Keeps the owners in the archives; otherwise everything belongs to root.
     keep_owners: bool,
     layer: u32,
     places: Vec<FileLocation>,
@@ -225,10 +225,10 @@ impl LayerScan {
         Ok(node)
     }
 
-    /// Gives a node the extended attributes that the archive has for it.
+    /// Sets the extended attributes of a node from the archive.
     fn attributes(&mut self, node: &mut TreeNode, entry: &Entry) -> anyhow::Result<()> {
         let records = &entry.extension.records;
-        // libarchive writes each attribute twice, with the same name or with one that is not coded.
+        // libarchive writes each attribute twice, also as SCHILY with a plain or encoded name.
         let coded_names = || records.keys().filter_map(|key| key.strip_prefix(LIBARCHIVE));
         let mut doubled: BTreeSet<Vec<u8>> =
             coded_names().filter_map(libarchive_xattr::name).collect();
@@ -263,7 +263,7 @@ impl LayerScan {
         Ok(())
     }
 
-    /// Finds where the contents of a file are, and goes past them.
+    /// Locates the contents of a file, and skips them.
     fn file(&mut self, reader: &mut Reader, entry: &Entry) -> anyhow::Result<NodeKind> {
         let begun = reader.at;
         let (size_bytes, map) = entry.sparse(reader)?;
@@ -282,7 +282,7 @@ impl LayerScan {
             archive_at = archive_at.checked_add(len).context("too long")?;
             end_before = end;
         }
-        // Of version 1.0 the map is counted with the contents.
+        // In version 1.0 the size includes the map.
         let before = if entry.header[156] == b'S' { 0 } else { start - begun };
         let left = entry.size.checked_sub(before).filter(|left| *left >= archive_at - start);
         reader.skip(left.context("the map of a sparse file makes no sense")?)?;

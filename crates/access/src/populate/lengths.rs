@@ -1,12 +1,12 @@
-//! How long files of this machine are, and whether they stay as they are while they are read.
+//! Lengths of host files, and detection of changes while the files are read.
 //!
 //! ```text
 //!   st_size is the length   ext4, XFS, tmpfs ..   taken as it is
 //!   it may be               FUSE, NFS ..          one byte is read before and one behind it
 //!   it is not               proc, sysfs ..        read to the end, and kept
 //! ```
-//! Law: what a file held is stored as it was read, and what could not be read, or changed
-//! meanwhile, is told.
+//! Law: contents are stored as they were read; files that could not be read, or changed
+//! meanwhile, are reported.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs::{File, Metadata};
@@ -17,10 +17,10 @@ use std::sync::{Mutex, PoisonError};
 
 use crate::messages::format_bytes;
 
-/// What a file of unknown length may hold, in bytes.
+/// Maximum contents of a file of unknown length, in bytes.
 const MAX_BYTES: u64 = 16 << 30;
 
-/// File systems by their magic numbers where `st_size` is the length of every file.
+/// Magic numbers of file systems where `st_size` equals the length of every regular file.
 const EXACT: &[u64] = &[
     0xEF53,      // ext2, ext3, ext4
     0x5846_5342, // XFS
@@ -40,17 +40,17 @@ const EXACT: &[u64] = &[
     0x3153_464A, // JFS
 ];
 
-/// Whether `st_size` is what reading gives, of every file in the file system of a path.
+/// Returns true if `st_size` equals the readable length, for every file of the file system.
 pub fn are_exact(path: &Path) -> bool {
-    // The type is signed, and has the width of a word.
+    // The type of `f_type` is signed and word-sized.
     let magic = rustix::fs::statfs(path).map(|it| it.f_type as u64 & 0xFFFF_FFFF);
     magic.is_ok_and(|magic| EXACT.contains(&magic))
 }
 
-/// The same of this file, found as `found`, by reading around its end.
+/// Checks the length of one file by reading around its end.
 ///
 /// # Errors
-/// It cannot be read.
+/// The file cannot be read.
 pub fn is_exact(file: &File, found: &Metadata) -> Result<bool> {
     let mut byte = [0];
     let has_last = match found.len().checked_sub(1) {
@@ -60,20 +60,20 @@ pub fn is_exact(file: &File, found: &Metadata) -> Result<bool> {
     Ok(has_last && file.read_at(&mut byte, found.len())? == 0)
 }
 
-/// What tells a file that was changed from what it was.
+/// Returns a hash of the metadata that changes when a file changes.
 #[allow(clippy::cast_sign_loss, reason = "times are compared, not counted")]
 pub fn fingerprint(found: &Metadata) -> u64 {
     let time = (found.mtime() as u64).wrapping_mul(1_000_000_000) ^ found.mtime_nsec() as u64;
     found.len().wrapping_mul(0x9E37_79B9_7F4A_7C15).rotate_left(32) ^ time
 }
 
-/// Says that a file changed.
+/// Returns the message for a file that changed.
 pub fn changed(path: &Path) -> String {
     format!("{}: file changed while it was read; what was read is kept", path.display())
 }
 
-/// Contents of files whose length is only known once they are read, one behind the other in a
-/// file without a name.
+/// Contents of files whose length is known only after reading, concatenated in an unnamed
+/// file.
 #[derive(Default)]
 pub struct CopiedFile {
     file: Option<File>,
@@ -82,7 +82,7 @@ pub struct CopiedFile {
 }
 
 impl CopiedFile {
-    /// Reads a file to its end, and keeps what it holds for `source`; its length.
+    /// Copies a file to its end as the contents of `source`, and returns its length.
     pub fn keep(&mut self, source: u64, file: &mut File, beside: &Path) -> anyhow::Result<u64> {
         let kept = match &mut self.file {
             Some(kept) => kept,
@@ -96,7 +96,7 @@ impl CopiedFile {
         Ok(len)
     }
 
-    /// Reads from what is kept for `source`; none if nothing is.
+    /// Reads kept contents of `source`; `None` if there are none.
     pub fn read(&self, source: u64, at_bytes: u64, into: &mut [u8]) -> Option<Result<()>> {
         let (start, len) = self.places.get(&source)?;
         let file = self.file.as_ref()?;
@@ -108,34 +108,34 @@ impl CopiedFile {
     }
 }
 
-/// What of a source is not stored as it is: files that could not be read, or that changed while
-/// they were read.
+/// Files that are not stored as they are: unreadable ones, and those that changed while they were
+/// read.
 #[derive(Debug, Default)]
 pub struct Faults {
     unread: Mutex<Vec<String>>,
-    /// By the number of the file: its path, and how much of it there was.
+    /// By file number: path, and length if the file became shorter.
     changed: Mutex<BTreeMap<u64, (PathBuf, Option<u64>)>>,
 }
 
 impl Faults {
-    /// Notes a file that was left out.
+    /// Records a file that could not be read.
     pub fn unread(&self, text: String) {
         self.unread.lock().unwrap_or_else(PoisonError::into_inner).push(text);
     }
 
-    /// Notes a file that changed, and where it ended if that was too early.
+    /// Records a file that changed, and its end if the file became shorter.
     pub fn changed(&self, source: u64, path: &Path, end: Option<u64>) {
         let mut all = self.changed.lock().unwrap_or_else(PoisonError::into_inner);
         let (_, shortest) = all.entry(source).or_insert_with(|| (path.to_path_buf(), None));
         *shortest = [*shortest, end].into_iter().flatten().min();
     }
 
-    /// How long a file was that became shorter, in bytes.
+    /// Returns the length of a file that became shorter, in bytes.
     pub fn len_bytes(&self, source: u64) -> Option<u64> {
         self.changed.lock().unwrap_or_else(PoisonError::into_inner).get(&source)?.1
     }
 
-    /// All of them, a sentence each.
+    /// Returns one message for each file.
     pub fn texts(&self) -> Vec<String> {
         let unread = self.unread.lock().unwrap_or_else(PoisonError::into_inner);
         let changes = self.changed.lock().unwrap_or_else(PoisonError::into_inner);

@@ -1,11 +1,11 @@
-//! Names and values of extended attributes as archives code them.
+//! Encodings of the names and values of extended attributes in archives.
 //!
 //! ```text
 //!   LIBARCHIVE.xattr.user.a%20name=dmFsdWU   names as in addresses of the web, values in base 64
 //!   SCHILY.xattr.user.a%3Dname=value         GNU tar codes `%` and `=` in names, nothing else
 //! ```
 
-/// A name; `None` where it is not one.
+/// Decodes a percent-encoded name; `None` if it is malformed.
 pub fn name(coded: &[u8]) -> Option<Vec<u8>> {
     let mut name = vec![];
     let mut rest = coded.iter();
@@ -19,7 +19,7 @@ pub fn name(coded: &[u8]) -> Option<Vec<u8>> {
     Some(name)
 }
 
-/// A value, whose last characters may be the `=` that fill it up; `None` where it is not one.
+/// Decodes a base64 value, with or without `=` padding; `None` if it is malformed.
 pub fn value(coded: &[u8]) -> Option<Vec<u8>> {
     let end = coded.iter().rposition(|byte| *byte != b'=').map_or(0, |last| last + 1);
     let digits = coded.get(..end)?;
@@ -30,13 +30,13 @@ pub fn value(coded: &[u8]) -> Option<Vec<u8>> {
             bits = bits << 6 | digit_of(*digit)?;
         }
         let bytes = (bits << (8 + 6 * (4 - four.len()))).to_be_bytes();
-        // One digit alone is not a byte.
+        // A single digit is not a byte.
         value.extend(bytes.get(..four.len().checked_sub(1).filter(|len| *len > 0)?)?);
     }
     Some(value)
 }
 
-/// A name as GNU tar codes it. What is not its code stays as it is.
+/// Decodes a name of GNU tar. Other `%` sequences stay as they are.
 pub fn gnu_name(coded: &[u8]) -> Vec<u8> {
     let mut name = vec![];
     let mut rest = coded;
@@ -52,7 +52,7 @@ pub fn gnu_name(coded: &[u8]) -> Vec<u8> {
     name
 }
 
-/// Codes a name as GNU tar does.
+/// Encodes a name as GNU tar does.
 pub fn to_gnu_name(name: &[u8]) -> Vec<u8> {
     let code = |byte: &u8| match byte {
         b'%' => b"%25".to_vec(),
@@ -62,7 +62,7 @@ pub fn to_gnu_name(name: &[u8]) -> Vec<u8> {
     name.iter().flat_map(code).collect()
 }
 
-/// Codes a value in base 64, without filling it up.
+/// Encodes a value in base64 without padding.
 pub fn to_base64(value: &[u8]) -> Vec<u8> {
     const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
     let mut coded = vec![];

@@ -1,14 +1,14 @@
-//! Layers laid over each other into one tree, as a container engine does it.
+//! Merging layers into one tree, as container engines do.
 //!
 //! ```text
 //!   NAME             replaces what has the name; a directory keeps what the layers below put in it
 //!   .wh.NAME         takes away what the layers below have under NAME
 //!   .wh..wh..opq     takes away all that they have in this directory
 //! ```
-//! Law 1: what a layer takes away is what is below it, wherever in the layer that is said.
-//! Law 2: nothing leads out of the tree: a link on the way to a name is followed from the root
-//! of the tree, as the programs in it would.
-//! Law 3: the tree takes so much memory and no more.
+//! Law 1: a whiteout removes names of lower layers only, wherever in its layer it comes.
+//! Law 2: no path leads out of the tree: symbolic links are resolved relative to the root of the
+//! tree, as programs in it would.
+//! Law 3: the memory of the tree is limited.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 
@@ -18,34 +18,34 @@ use draconis_ext::mkfs::{NodeId, NodeKind, Tree, TreeNode};
 use super::TimestampPolicy;
 use crate::messages::printable;
 
-/// What marks the name of something that is taken away.
+/// Prefix of whiteout names.
 const WHITEOUT: &[u8] = b".wh.";
-/// What marks names that mean something else; all but one are left out.
+/// Prefix of other special names; all but the opaque marker are skipped.
 const SPECIAL: &[u8] = b".wh..wh.";
 const OPAQUE: &[u8] = b".wh..wh..opq";
 
-/// Links that are followed on the way to one name, as in the kernel.
+/// Maximum number of symbolic links in one path, as in the kernel.
 const MAX_SYMLINKS: u32 = 40;
-/// Memory that all names and attributes may take.
+/// Memory limit for all names and attributes.
 const MAX_MEMORY_BYTES: u64 = 1 << 30;
-/// What one name takes, beside its bytes.
+/// Memory for one name, besides its bytes.
 const ENTRY_BYTES: u64 = 350;
 
-/// A tree that layers are laid into.
+/// A tree that layers are merged into.
 pub struct Merge {
     pub tree: Tree,
-    /// Directories that have no entry of their own so far.
+    /// Directories that no entry has described yet.
     pub implied: HashSet<NodeId>,
-    /// Hard links to what the archives do not have, and the paths of their targets.
+    /// Hard links to targets outside the archives, and the paths of the targets.
     pub outside: HashMap<NodeId, Vec<u8>>,
     stamp: TimestampPolicy,
-    /// Whether this layer can take something away.
+    /// True if whiteouts are active in this layer.
     whiteouts: bool,
-    /// The first node of this layer.
+    /// First node of this layer.
     first: Option<NodeId>,
-    /// Names that this layer gave to older nodes.
+    /// Names that this layer gave to nodes of lower layers.
     linked: HashSet<(NodeId, Vec<u8>)>,
-    /// Older directories that this layer has something in, and those that it describes.
+    /// Lower directories in which this layer has entries, and those that it describes.
     modified_dirs: HashSet<NodeId>,
     described: HashSet<NodeId>,
     taken_bytes: u64,
@@ -76,7 +76,7 @@ impl Merge {
         self.described.clear();
     }
 
-    /// Counts memory that something takes.
+    /// Charges memory against the limit.
     pub fn charge(&mut self, bytes: u64) -> anyhow::Result<()> {
         self.taken_bytes = self.taken_bytes.saturating_add(bytes);
         ensure!(
@@ -87,7 +87,7 @@ impl Merge {
         Ok(())
     }
 
-    /// Lays a node over what there is, or takes away what its name says.
+    /// Adds a node over the lower layers, or applies a whiteout.
     pub fn add(&mut self, path: &[u8], node: TreeNode) -> anyhow::Result<()> {
         self.charge(ENTRY_BYTES + path.len() as u64)?;
         let parts = parts(path)?;
@@ -115,8 +115,8 @@ impl Merge {
         self.put(dir, last, node).map(drop)
     }
 
-    /// Gives something another name. A target that the archives do not have so far may be on the
-    /// volume: a node stands for it.
+    /// Adds a hard link. A target outside the archives may be on the volume, so a placeholder node
+    /// stands for it.
     pub fn link(&mut self, path: &[u8], target: &[u8]) -> anyhow::Result<()> {
         self.charge(ENTRY_BYTES + path.len() as u64)?;
         let target = parts(target).with_context(|| format!("a link to {}", printable(target)))?;
@@ -168,7 +168,7 @@ impl Merge {
         }
     }
 
-    /// The directory of these names, made if need be.
+    /// Returns the directory with this path; creates missing ones.
     fn dir(&mut self, parts: &[&[u8]]) -> anyhow::Result<NodeId> {
         let mut walk = PathWalk::new(parts);
         while let Some(name) = walk.next()? {
@@ -192,14 +192,14 @@ impl Merge {
         Ok(walk.dir())
     }
 
-    /// A directory that is only on the way to others.
+    /// Returns the node of an implied directory.
     fn implied(&self) -> TreeNode {
         let mut node = TreeNode::new(NodeKind::Directory, 0o755);
         self.stamp.set(&mut node, self.stamp.now, None, None);
         node
     }
 
-    /// What has this path. The last name is not followed.
+    /// Returns the node with this path. Does not follow the last name.
     fn find(&self, parts: &[&[u8]]) -> anyhow::Result<Option<NodeId>> {
         let Some((last, above)) = parts.split_last() else { return Ok(Some(NodeId::ROOT)) };
         let mut walk = PathWalk::new(above);
@@ -215,7 +215,7 @@ impl Merge {
     fn apply_whiteout(&mut self, above: &[&[u8]], last: &[u8]) -> anyhow::Result<()> {
         let opaque = last == OPAQUE;
         if above.iter().any(|name| is_reserved(name)) || is_reserved(last) && !opaque {
-            // What AUFS kept for itself.
+            // Internal files of AUFS.
             return Ok(());
         }
         let dir = self.dir(above)?;
@@ -230,7 +230,7 @@ impl Merge {
         self.remove_lower(vec![(dir, name.to_vec())])
     }
 
-    /// Takes names away that the layers below have.
+    /// Removes names of lower layers.
     fn remove_lower(&mut self, mut names: Vec<(NodeId, Vec<u8>)>) -> anyhow::Result<()> {
         while let Some(name) = names.pop() {
             let Some(id) = self.tree.lookup(name.0, &name.1) else { continue };
@@ -241,7 +241,7 @@ impl Merge {
                 self.tree.remove(name.0, &name.1);
                 continue;
             }
-            // It came again in this layer: only what the layers below have in it goes.
+            // This layer has the directory again: only the lower layers' entries in it go.
             names.extend(self.tree.names(id).map(|(name, _)| (id, name.to_vec())));
             if !self.described.contains(&id) {
                 let implied = self.implied();
@@ -257,7 +257,7 @@ fn is_reserved(name: &[u8]) -> bool {
     name.starts_with(SPECIAL)
 }
 
-/// A walk along names, through symbolic links.
+/// A path walk that follows symbolic links.
 struct PathWalk {
     stack: Vec<NodeId>,
     todo: VecDeque<Vec<u8>>,
@@ -274,11 +274,11 @@ impl PathWalk {
         self.stack.last().copied().unwrap_or(NodeId::ROOT)
     }
 
-    /// The next name to look up in [`Walk::dir`].
+    /// Returns the next name to look up in [`PathWalk::dir`].
     fn next(&mut self) -> anyhow::Result<Option<Vec<u8>>> {
         loop {
             match self.todo.pop_front() {
-                // Only links have these; the root is above itself.
+                // Only link targets contain `..`; the parent of the root is the root.
                 Some(name) if name == b".." => {
                     if self.stack.len() > 1 {
                         self.stack.pop();
@@ -290,7 +290,7 @@ impl PathWalk {
         }
     }
 
-    /// Goes into what was found; `false` if that is neither a directory nor a link.
+    /// Enters a child; returns false if it is neither a directory nor a symbolic link.
     fn enter(&mut self, tree: &Tree, child: NodeId) -> anyhow::Result<bool> {
         match &tree.node(child).kind_data {
             NodeKind::Directory => self.stack.push(child),
@@ -310,7 +310,7 @@ impl PathWalk {
     }
 }
 
-/// The names of a path. `..` takes back the name before it, and never leads out of the archive.
+/// Splits a path into names. `..` removes the name before it, and never leads out of the tree.
 pub fn parts(path: &[u8]) -> anyhow::Result<Vec<&[u8]>> {
     let mut parts = vec![];
     for part in path.split(|byte| *byte == b'/') {
@@ -328,8 +328,8 @@ mod tests {
     use super::*;
     use draconis_exchange::contract::Time;
 
-    /// `path` is a directory if it ends with a slash, `path -> target` a symbolic link,
-    /// `path = target` another name, anything else a file.
+    /// Adds a directory if `path` ends with a slash, a symbolic link for `path -> target`, a hard
+    /// link for `path = target`, and a file otherwise.
     fn lay(merge: &mut Merge, layer: &str) -> anyhow::Result<()> {
         merge.layer(true);
         let file = || NodeKind::File { size_bytes: 0, data: vec![], source: 0 };
@@ -395,10 +395,10 @@ mod tests {
             assert_eq!(shown(&["a/, a/x, a/d/, a/d/y", layer]), "a/ a/new", "{layer}");
         }
         assert_eq!(shown(&["a/, a/x", "a/new, .wh.a"]), "a/? a/new");
-        // A file of this layer stays, and so does what it links.
+        // A file of this layer stays, and so does a link to a lower file.
         assert_eq!(shown(&["x, y", "x, .wh.x"]), "x y");
         assert_eq!(shown(&["x, y", "x = y, .wh.x"]), "x y");
-        // In the lowest layer there is nothing to take away.
+        // The lowest layer has nothing below it to remove.
         assert_eq!(shown(&["x, .wh.x, .wh.y, .wh..wh..opq"]), "x");
         assert_eq!(shown(&["x", ".wh..wh..opq"]), "");
         assert_eq!(shown(&["x", ".wh..wh.plnk/1.2, .wh..wh.aufs"]), "x");
@@ -431,7 +431,7 @@ mod tests {
         assert_eq!(shown(&["a/, a/out -> /b/../../c", "a/out/x"]), "a/ a/out b/? c/? c/x");
         assert!(merged(&["a -> b, b -> a", "a/x"]).is_err());
         assert!(merged(&["", "../x"]).is_err());
-        // A link that is named itself is replaced.
+        // An entry that names the link itself replaces it.
         assert_eq!(shown(&["usr/, lib -> usr", "lib/, lib/x"]), "lib/ lib/x usr/");
     }
 

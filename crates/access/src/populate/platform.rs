@@ -1,8 +1,8 @@
-//! The platform of an image: `linux/arm64`, `linux/arm/v7`.
+//! Platforms of container images: `linux/arm64`, `linux/arm/v7`.
 
 use serde::Deserialize;
 
-/// An operating system, a processor, and which of them.
+/// Operating system, architecture and variant.
 #[derive(Clone, PartialEq, Eq, Debug, Deserialize)]
 pub struct Platform {
     #[serde(default)]
@@ -13,7 +13,7 @@ pub struct Platform {
 }
 
 impl Platform {
-    /// This machine's.
+    /// Returns the platform of this machine.
     pub fn host() -> Self {
         let (architecture, variant) = match std::env::consts::ARCH {
             "x86_64" => ("amd64", None),
@@ -26,28 +26,28 @@ impl Platform {
         Self { os: "linux".into(), architecture: architecture.into(), variant }
     }
 
-    /// The operating system.
+    /// Returns the operating system.
     pub fn os(&self) -> &str {
         &self.os
     }
 
-    /// The processor.
+    /// Returns the architecture.
     pub fn architecture(&self) -> &str {
         &self.architecture
     }
 
-    /// Which of its kind.
+    /// Returns the variant of the architecture.
     pub fn variant(&self) -> Option<&str> {
         self.variant.as_deref()
     }
 
-    /// Whether an image for `other` does where this is wanted.
+    /// Returns true if an image for `other` satisfies this request.
     pub fn accepts(&self, other: &Self) -> bool {
         let variant = self.variant.is_none() || self.variant == other.variant;
         self.os == other.os && self.architecture == other.architecture && variant
     }
 
-    /// What is listed beside images and is none.
+    /// Returns true for entries that are not images, such as attestations.
     pub fn is_unknown(&self) -> bool {
         self.os == "unknown" || self.architecture == "unknown"
     }
@@ -69,7 +69,7 @@ impl std::str::FromStr for Platform {
 
 impl std::fmt::Display for Platform {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        // It may come from an image.
+        // The texts may come from an image.
         let shown = |text: &str| crate::messages::printable(text.as_bytes());
         write!(f, "{}/{}", shown(&self.os), shown(&self.architecture))?;
         match &self.variant {

@@ -1,4 +1,4 @@
-//! What `--from` names: a directory, an archive, or a container image.
+//! Values of `--from`: a directory, an archive, or a container image.
 //!
 //! ```text
 //!   DIR   FILE   -                   a directory, a tar archive, one on standard input
@@ -6,7 +6,7 @@
 //!   oci-archive:FILE[:TAG]           the same in a tar archive
 //!   docker-archive:FILE[:TAG]        what docker save writes
 //! ```
-//! A file whose name begins like that is named as `./oci:...`.
+//! A file whose name begins like that can be given as `./oci:...`.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
@@ -19,18 +19,18 @@ use super::blob::Blob;
 use super::image::{self, Archives, ImageKind, ImageOptions};
 use super::layers::ImageLayer;
 
-/// Where files come from.
+/// Source of files.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SourceSpec {
-    /// Standard input, an archive.
+    /// An archive on standard input.
     Stdin,
     /// A directory or an archive.
     Path(PathBuf),
     /// A container image.
     Image {
-        /// How it is stored.
+        /// Storage of the image.
         kind: ImageKind,
-        /// With the tag, if there is one.
+        /// Path, and the tag if there is one.
         name: OsString,
     },
 }
@@ -63,12 +63,12 @@ impl std::fmt::Display for SourceSpec {
 }
 
 impl SourceSpec {
-    /// Whether it is a directory of this machine.
+    /// Returns true for a directory of this machine.
     pub fn is_directory(&self) -> bool {
         matches!(self, Self::Path(path) if path.is_dir())
     }
 
-    /// Where it is on this machine; none of standard input.
+    /// Returns the host path; `None` for standard input.
     pub fn path(&self) -> Option<PathBuf> {
         match self {
             Self::Stdin => None,
@@ -79,7 +79,7 @@ impl SourceSpec {
         }
     }
 
-    /// Opens its archives; what has a digest fits it then.
+    /// Opens the archives and verifies their digests.
     pub(super) fn archives(&self, choice: &ImageOptions<'_>) -> anyhow::Result<Archives> {
         let shown = self.to_string();
         self.open(choice).with_context(|| shown)
@@ -109,8 +109,8 @@ impl SourceSpec {
     }
 }
 
-/// A path and a tag behind a colon, both of which may have colons themselves: the shortest
-/// path that is there.
+/// Splits `PATH:TAG`, both of which may contain colons: the shortest existing path
+/// wins.
 fn split_tag(name: &OsStr) -> anyhow::Result<(PathBuf, Option<String>)> {
     if Path::new(name).exists() {
         return Ok((name.into(), None));
@@ -124,7 +124,7 @@ fn split_tag(name: &OsStr) -> anyhow::Result<(PathBuf, Option<String>)> {
             return Ok((path.into(), Some(tag).filter(|tag| !tag.is_empty()).map(str::to_owned)));
         }
     }
-    // What opening it says is the error.
+    // Opening the path will report the error.
     Ok((name.into(), None))
 }
 

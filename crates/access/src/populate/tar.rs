@@ -1,9 +1,9 @@
-//! The entries of a tar archive: ustar, pax, GNU long names, sparse files of every kind.
+//! Reading tar archives: ustar, pax, GNU long names, sparse files of every kind.
 //!
 //! ```text
 //!   | x: pax records | header | contents .. | header | contents .. | zeros
 //! ```
-//! Law: an archive is gone through forwards, in memory that does not depend on what it claims.
+//! Law: archives are read forwards, in memory that does not depend on their claims.
 
 use std::collections::BTreeMap;
 use std::io::Read;
@@ -16,42 +16,42 @@ use super::blob::Blob;
 use crate::messages::printable;
 
 const BLOCK: u64 = 512;
-/// Longest list of records and longest name that an archive may hold.
+/// Maximum length of an extended header or of a long name, in bytes.
 const MAX_EXTENSION_BYTES: u64 = 1 << 20;
-/// Numbers in the map of a sparse file, at most.
+/// Maximum count of numbers in the map of a sparse file.
 const MAX_SPARSE_ENTRIES: usize = 1 << 20;
-/// Bytes of the archive that are read at once.
+/// Size of the read buffer, in bytes.
 const WINDOW: usize = 64 << 10;
 
-/// Where the bytes of an archive come from.
+/// Input of a reader.
 enum ArchiveInput {
-    /// A place that can be skipped to.
+    /// Seekable input.
     Plain(Blob),
-    /// A stream, which unpacks what is skipped.
+    /// A stream, which must decompress the bytes that are skipped.
     Packed(Box<dyn Read + Send>),
 }
 
-/// Reads an archive forwards, a window at a time.
+/// Reads an archive forwards through a buffer.
 pub struct Reader {
     from: ArchiveInput,
-    /// The byte of the archive that is read next.
+    /// Offset in the archive of the next byte to read.
     pub at: u64,
     window: Vec<u8>,
-    /// How much of the window was read already.
+    /// Bytes of the buffer that were consumed.
     used: usize,
 }
 
-/// What is read of one entry, up to its contents.
+/// A parsed entry, without its contents.
 pub struct Entry {
     pub header: [u8; 512],
     pub extension: Extension,
     pub name: Vec<u8>,
-    /// Bytes of contents that follow.
+    /// Length of the contents that follow.
     pub size: u64,
 }
 
 impl Reader {
-    /// Reads an archive from its start; one that is packed unpacks to `limit` bytes at most.
+    /// Opens an archive at its start; decompresses at most `limit` bytes of a compressed one.
     pub fn new(archive: &Blob, limit: Option<u64>) -> anyhow::Result<Self> {
         let from = match archive.compression()? {
             None => ArchiveInput::Plain(archive.clone()),
@@ -60,7 +60,7 @@ impl Reader {
         Ok(Self { from, at: 0, window: vec![], used: 0 })
     }
 
-    /// Fills `into` as far as there is something; how far.
+    /// Fills `into` up to the end of the archive, and returns the number of bytes read.
     fn read(&mut self, into: &mut [u8]) -> anyhow::Result<usize> {
         let mut filled = 0;
         while filled < into.len() {
@@ -84,14 +84,14 @@ impl Reader {
         Ok(filled)
     }
 
-    /// The next 512 bytes; `None` at the end.
+    /// Returns the next 512 bytes; `None` at the end.
     pub fn block(&mut self) -> anyhow::Result<Option<[u8; 512]>> {
         let mut block = [0; 512];
         let whole = self.read(&mut block)? == block.len();
         Ok(whole.then_some(block))
     }
 
-    /// Skips contents, which must be there, and what fills their last block.
+    /// Skips contents, which must be complete, and their padding.
     pub fn skip(&mut self, bytes: u64) -> anyhow::Result<()> {
         let end = self.at.checked_add(bytes);
         let end = end.filter(|end| *end < 1 << 62).context("an impossible length")?;
@@ -100,7 +100,7 @@ impl Reader {
         Ok(())
     }
 
-    /// Goes to a later byte; whether everything before it is there.
+    /// Skips to a later offset; returns true if the archive is long enough.
     fn skip_to(&mut self, to: u64) -> anyhow::Result<bool> {
         let held = (self.window.len() - self.used) as u64;
         let step = held.min(to.saturating_sub(self.at));
@@ -121,7 +121,7 @@ impl Reader {
         }
     }
 
-    /// Why what begins with `head`, and is read up to that, is no archive.
+    /// Returns the error for input that begins with `head` and is no archive.
     fn not_an_archive_error(&mut self, head: &[u8]) -> anyhow::Error {
         let mut more = vec![0; signature::HEAD_BYTES.saturating_sub(head.len())];
         let Ok(got) = self.read(&mut more) else { return anyhow!("not a tar archive") };
@@ -132,7 +132,7 @@ impl Reader {
         }
     }
 
-    /// Contents that mean something themselves: names and records.
+    /// Reads the contents of an extended header.
     fn extension(&mut self, bytes: u64) -> anyhow::Result<Vec<u8>> {
         ensure!(bytes <= MAX_EXTENSION_BYTES, "an extended header of {bytes} bytes");
         let mut all = vec![0; bytes as usize];
@@ -143,23 +143,23 @@ impl Reader {
     }
 }
 
-/// The entries of an archive, one after the other.
+/// Iterator over the entries of an archive.
 pub struct Entries {
     pub reader: Reader,
     global: Extension,
     read: u64,
-    /// A header that was read already.
+    /// A header that was read ahead.
     peeked_header: Option<[u8; 512]>,
 }
 
 impl Entries {
-    /// The entries of `archive`; one that is packed unpacks to `limit` bytes at most.
+    /// Opens an archive; decompresses at most `limit` bytes of a compressed one.
     pub fn new(archive: &Blob, limit: Option<u64>) -> anyhow::Result<Self> {
         let reader = Reader::new(archive, limit)?;
         Ok(Self { reader, global: Extension::default(), read: 0, peeked_header: None })
     }
 
-    /// The next one, whose contents the reader then stands before: they must be skipped.
+    /// Returns the next entry. The caller must then skip its contents.
     pub fn next(&mut self) -> anyhow::Result<Option<Entry>> {
         let mut extension = self.global.clone();
         loop {
@@ -169,7 +169,7 @@ impl Entries {
                     let mut block = [0; 512];
                     match self.reader.read(&mut block)? {
                         512 => Some(block),
-                        // Nothing at all is an archive of nothing.
+                        // Empty input counts as an empty archive.
                         got if self.read > 0 || got == 0 => None,
                         got => return Err(self.reader.not_an_archive_error(&block[..got])),
                     }
@@ -198,14 +198,14 @@ impl Entries {
                 }
                 b'L' => extension.name = Some(string(&self.reader.extension(size)?).to_vec()),
                 b'K' => extension.target = Some(string(&self.reader.extension(size)?).to_vec()),
-                // The label of a volume, and what continues elsewhere.
+                // Volume labels and continuations of multi-volume archives.
                 b'V' | b'M' | b'N' => self.reader.skip(size)?,
                 _ => {
                     let name = name_of(&header, &extension);
                     let size = extension.number("size")?.unwrap_or(size);
                     let size = match header[156] {
                         b'1' => self.link_data_len(size)?,
-                        // Nothing follows these, whatever length they are said to have.
+                        // No contents follow these types, whatever their size field says.
                         b'2'..=b'6' => 0,
                         _ => size,
                     };
@@ -217,8 +217,8 @@ impl Entries {
 }
 
 impl Entries {
-    /// How much is left of the contents of a link. Some archives give it the length of the file
-    /// that it names, with or without the bytes: if a header follows, it is without them.
+    /// Returns the length of the contents of a hard link. Some archives store the length of the
+    /// linked file there, with or without its contents: if a header follows, there are none.
     fn link_data_len(&mut self, size: u64) -> anyhow::Result<u64> {
         if size == 0 {
             return Ok(0);
@@ -233,7 +233,7 @@ impl Entries {
 }
 
 impl Entry {
-    /// Its type, as the format has it; a name that ends with a slash is a directory's.
+    /// Returns the type flag; a file name that ends with a slash is a directory.
     pub fn kind(&self) -> u8 {
         match self.header[156] {
             0 | b'0' | b'7' if self.name.ends_with(b"/") => b'5',
@@ -242,7 +242,7 @@ impl Entry {
         }
     }
 
-    /// Where a link leads.
+    /// Returns the target of a link.
     pub fn target(&self) -> Vec<u8> {
         match self.extension.get("linkpath").or(self.extension.target.as_deref()) {
             Some(target) => target.to_vec(),
@@ -250,9 +250,9 @@ impl Entry {
         }
     }
 
-    /// The owner that `key` or the header's `field` names: the low 32 bits of any number, as the
-    /// system call takes them that container engines hand it to. With -1 that leaves the owner
-    /// as it is, which is root.
+    /// Returns the owner from record `key` or header `field`: the low 32 bits of any number, as
+    /// container engines pass it to chown. There -1 leaves the owner unchanged, which
+    /// is root.
     pub fn owner(&self, key: &str, field: &[u8]) -> anyhow::Result<u32> {
         let id = match (self.extension.get(key), field) {
             (Some(text), _) => {
@@ -268,14 +268,14 @@ impl Entry {
         Ok(if id == u32::MAX { 0 } else { id })
     }
 
-    /// The numbers of a device.
+    /// Returns the device number.
     pub fn device(&self) -> anyhow::Result<(u32, u32)> {
         let [major, minor] = [&self.header[329..337], &self.header[337..345]].map(unsigned);
         Ok((major?.try_into()?, minor?.try_into()?))
     }
 
-    /// The length of a file, and where in it are the bytes of the archive that `reader` stands
-    /// before, which it then does: pairs of start and length.
+    /// Returns the length of a file and its data segments as pairs of start and length. Leaves
+    /// `reader` at the data.
     pub fn sparse(&self, reader: &mut Reader) -> anyhow::Result<(u64, Vec<u64>)> {
         let (header, extension, size) = (&self.header, &self.extension, self.size);
         Ok(if header[156] == b'S' {
@@ -296,7 +296,7 @@ impl Entry {
     }
 }
 
-/// What extended headers say of the entry that follows.
+/// Extended header fields of the next entry.
 #[derive(Clone, Default)]
 pub struct Extension {
     pub records: BTreeMap<Vec<u8>, Vec<u8>>,
@@ -307,7 +307,7 @@ pub struct Extension {
 }
 
 impl Extension {
-    /// Reads pax records: `length key=value\n`.
+    /// Parses pax records: `length key=value\n`.
     fn pax(&mut self, mut bytes: &[u8]) -> anyhow::Result<()> {
         let broken = || anyhow!("a broken pax header");
         while !bytes.is_empty() {
@@ -327,7 +327,7 @@ impl Extension {
     }
 
     pub fn get(&self, key: &str) -> Option<&[u8]> {
-        // An empty value takes back what a global header said.
+        // An empty value cancels the global header's value.
         self.records.get(key.as_bytes()).map(|value| &value[..]).filter(|value| !value.is_empty())
     }
 
@@ -345,7 +345,7 @@ fn decimal(text: &[u8]) -> anyhow::Result<u64> {
     number.with_context(|| format!("\"{}\" is no number", printable(text)))
 }
 
-/// `-1.5` is half a second before -1.
+/// Parses a decimal time: `-1.5` is half a second before -1.
 fn fraction(text: &[u8]) -> anyhow::Result<Time> {
     let text = std::str::from_utf8(text)?;
     let (whole, rest) = text.split_once('.').unwrap_or((text, ""));
@@ -361,7 +361,7 @@ fn fraction(text: &[u8]) -> anyhow::Result<Time> {
     })
 }
 
-/// A number of a header: octal digits, or binary with the highest bit set.
+/// Parses a number of a header: octal digits, or binary with the highest bit set.
 pub fn number(field: &[u8]) -> anyhow::Result<i64> {
     if field.first().is_some_and(|first| first & 0x80 != 0) {
         let negative = field[0] & 0x40 != 0;
@@ -399,8 +399,8 @@ fn checksum_fits(header: &[u8; 512]) -> bool {
 }
 
 fn name_of(header: &[u8; 512], extension: &Extension) -> Vec<u8> {
-    // bsdtar cuts a long name of a sparse file off, and gives the whole in the path. GNU tar's
-    // path is a stand-in, which it cuts off.
+    // bsdtar truncates the long name of a sparse file and puts all of it in `path`. GNU tar puts
+    // a placeholder name in `path`, possibly truncated.
     let path = extension.get("path");
     let whole = path.filter(|path| path.len() > 100 && !is_stand_in(path));
     if let Some(name) = whole.or(extension.get("GNU.sparse.name")).or(path) {
@@ -410,17 +410,17 @@ fn name_of(header: &[u8; 512], extension: &Extension) -> Vec<u8> {
         return name.clone();
     }
     let name = string(&header[..100]);
-    // GNU tar's own format uses these bytes for other things.
+    // GNU tar's old format uses the prefix field for other data.
     let prefix = if &header[257..263] == b"ustar\0" { string(&header[345..500]) } else { b"" };
     if prefix.is_empty() { name.to_vec() } else { [prefix, b"/", name].concat() }
 }
 
-/// Returns true for the path that a tar without sparse files is to extract: `GNUSparseFile.7/name`.
+/// Returns true for a placeholder path for tars without sparse support: `GNUSparseFile.7/name`.
 fn is_stand_in(path: &[u8]) -> bool {
     path.split(|byte| *byte == b'/').any(|name| name.starts_with(b"GNUSparseFile."))
 }
 
-/// The map of GNU tar's own format: four pairs in the header, more in blocks behind it.
+/// Reads the map of GNU tar's old format: four pairs in the header, more in extension blocks.
 fn old_sparse_map(reader: &mut Reader, header: &[u8; 512]) -> anyhow::Result<Vec<u64>> {
     let mut map = vec![];
     let pairs = |map: &mut Vec<u64>, bytes: &[u8]| -> anyhow::Result<()> {
@@ -441,7 +441,7 @@ fn old_sparse_map(reader: &mut Reader, header: &[u8; 512]) -> anyhow::Result<Vec
     Ok(map)
 }
 
-/// The map of pax's version 1.0: lines of digits before the data, in whole blocks.
+/// Reads the map of pax version 1.0: lines of digits before the data, in whole blocks.
 fn new_sparse_map(reader: &mut Reader, size: u64) -> anyhow::Result<Vec<u64>> {
     let end = reader.at.saturating_add(size);
     let mut numbers: Vec<u64> = vec![];

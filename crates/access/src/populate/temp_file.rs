@@ -6,7 +6,7 @@ use std::path::Path;
 use anyhow::Context;
 use rustix::fs::{Mode, OFlags};
 
-/// A file without a name, which goes when it is closed.
+/// Creates an unnamed file in the directory of `beside`; closing deletes it.
 pub fn temporary_file(beside: &Path) -> anyhow::Result<File> {
     let dir = match beside.parent() {
         Some(dir) if dir.starts_with("/dev") => std::env::temp_dir(),

@@ -1,26 +1,26 @@
-//! What is changed of a tree before it is written: left out, owned by others, dated.
+//! Changes to a tree before it is written: exclusions, owners, permissions, times.
 
 use draconis_exchange::contract::Time;
 use draconis_ext::mkfs::{NodeId, NodeKind, Tree, TreeNode};
 
 use super::TimestampPolicy;
 
-/// What is left out, by patterns as `tar --exclude` and `.gitignore` have them.
+/// Patterns of names to exclude, as for `tar --exclude` and `.gitignore`.
 #[derive(Default, Debug)]
 pub struct Patterns(Vec<Pattern>);
 
 #[derive(Debug)]
 struct Pattern {
-    /// From the root; `**` is any number of names.
+    /// Components from the root; `**` matches any number of names.
     names: Vec<Vec<u8>>,
-    /// Or any name, wherever it is.
+    /// True if the pattern matches a name in any directory.
     anywhere: bool,
     only_dirs: bool,
 }
 
 impl Patterns {
-    /// Reads patterns: one with a slash names a path from the root, one without a name
-    /// anywhere; one that ends with a slash names directories.
+    /// Parses patterns. One with an inner slash is a path from the root, one without matches in any
+    /// directory; one that ends with a slash matches only directories.
     pub fn new<'a>(patterns: impl IntoIterator<Item = &'a [u8]>) -> Self {
         let read = |text: &'a [u8]| {
             let only_dirs = text.ends_with(b"/");
@@ -35,12 +35,12 @@ impl Patterns {
         Self(patterns.into_iter().map(read).filter(|it| !it.names.is_empty()).collect())
     }
 
-    /// Whether nothing is left out.
+    /// Returns true if there are no patterns.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// Whether `name` in a directory of a tree is left out.
+    /// Returns true if `name` in a directory of the tree is excluded.
     pub fn matches(&self, tree: &Tree, dir: NodeId, name: &[u8], is_dir: bool) -> bool {
         let fits = |pattern: &Pattern| {
             if pattern.only_dirs && !is_dir {
@@ -57,12 +57,12 @@ impl Patterns {
     }
 }
 
-/// Whether names follow a pattern in which `**` is any number of them.
+/// Returns true if a path matches a pattern in which `**` is any number of names.
 fn match_path(pattern: &[Vec<u8>], path: &[Vec<u8>]) -> bool {
     fits(pattern, path, |it| it == b"**", |it, name| match_component(it, name))
 }
 
-/// Whether a name fits one with `*`, `?` and `[..]`.
+/// Returns true if a name matches a pattern with `*`, `?` and `[..]`.
 fn match_component(pattern: &[u8], name: &[u8]) -> bool {
     fits(&tokens(pattern), name, |it| matches!(it, Token::Any), Token::match_glob)
 }
@@ -114,7 +114,7 @@ fn tokens(pattern: &[u8]) -> Vec<Token> {
     tokens
 }
 
-/// A set behind its bracket, and what follows it; `None` if it does not end.
+/// Parses a set after its opening bracket; returns it and the rest, `None` if it does not end.
 fn set(text: &[u8]) -> Option<(Token, &[u8])> {
     let not = matches!(text.first(), Some(b'!' | b'^'));
     let mut at = usize::from(not);
@@ -137,8 +137,8 @@ fn set(text: &[u8]) -> Option<(Token, &[u8])> {
     }
 }
 
-/// Whether items follow a pattern some of whose parts stand for any number of them. In time
-/// that is at most the product of both lengths.
+/// Returns true if items match a pattern some of whose parts stand for any number of items. The
+/// time is at most the product of both lengths.
 fn fits<P, T>(
     pattern: &[P],
     items: &[T],
@@ -146,7 +146,7 @@ fn fits<P, T>(
     one: impl Fn(&P, &T) -> bool,
 ) -> bool {
     let (mut p, mut at) = (0, 0);
-    // The last part that stands for any number, and how far it reached.
+    // The last wildcard, and the end of its match so far.
     let mut star = None;
     while at < items.len() {
         if pattern.get(p).is_some_and(&any) {
@@ -166,7 +166,7 @@ fn fits<P, T>(
     pattern.get(p..).is_some_and(|rest| rest.iter().all(any))
 }
 
-/// Takes away what patterns name.
+/// Removes the names that match the patterns.
 pub fn exclude(tree: &mut Tree, patterns: &Patterns) {
     if patterns.is_empty() {
         return;
@@ -188,7 +188,7 @@ pub fn exclude(tree: &mut Tree, patterns: &Patterns) {
     }
 }
 
-/// Changes every node that there is a way to, once or more.
+/// Changes every reachable node, possibly more than once.
 fn for_each_node(tree: &mut Tree, mut change: impl FnMut(&mut TreeNode)) {
     let mut dirs = vec![NodeId::ROOT];
     if let Some(root) = tree.node_mut(NodeId::ROOT) {
@@ -207,13 +207,13 @@ fn for_each_node(tree: &mut Tree, mut change: impl FnMut(&mut TreeNode)) {
     }
 }
 
-/// Gives everything to one owner.
+/// Sets the owner of all nodes.
 pub fn set_owner(tree: &mut Tree, uid: u32, gid: u32) {
     for_each_node(tree, |node| (node.uid, node.gid) = (uid, gid));
 }
 
-/// Takes the permissions of groups and others away, as `genext2fs --squash-perms` does, and
-/// access control lists, which give some back.
+/// Clears the permissions of group and others, as `genext2fs --squash-perms` does, and removes
+/// access control lists.
 pub fn squash_perms(tree: &mut Tree) {
     for_each_node(tree, |node| {
         if !matches!(node.kind_data, NodeKind::Symlink(_)) {
@@ -223,14 +223,14 @@ pub fn squash_perms(tree: &mut Tree) {
     });
 }
 
-/// When what was changed last was changed.
+/// Returns the newest modification time.
 pub fn newest_mtime(tree: &mut Tree) -> Time {
     let mut newest = Time::default();
     for_each_node(tree, |node| newest = newest.max(node.modified));
     newest
 }
 
-/// Sets times again, as if the volume were made at another time.
+/// Recomputes the times for another creation time of the volume.
 pub fn set_times(tree: &mut Tree, stamp: TimestampPolicy) {
     for_each_node(tree, |node| {
         let TreeNode { modified, accessed, changed, .. } = *node;
@@ -262,7 +262,7 @@ mod tests {
                 );
             }
         }
-        // No pattern takes long.
+        // No pattern takes exponential time.
         let (long, many) = ("a".repeat(255), "a*".repeat(100) + "b");
         assert!(!match_component(many.as_bytes(), long.as_bytes()));
     }

@@ -1,6 +1,6 @@
-//! Laws of the journal that are left out of a record on purpose: the judges have to see it.
+//! Faults injected into a recording: each breaks one law of the journal, and judges must detect it.
 //!
-//! Law: what is left out is one thing only. All else of the run is as it was recorded.
+//! Law: a fault changes one thing only; the rest of the recording stays as it was.
 
 use draconis_device::{Event, Ticket};
 use draconis_ext::format::jbd2::BlockType;
@@ -8,25 +8,25 @@ use draconis_ext::format::jbd2::blocks::header;
 
 use super::journal::Log;
 
-/// A law, left out.
+/// The law that is broken.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Omission {
     /// A transaction is durable before its commit block is written.
     Flush,
-    /// Contents are durable before that, too.
+    /// File data is durable before the commit block, too (data=ordered).
     Ordered,
-    /// Blocks are in place before the tail moves.
+    /// Blocks are checkpointed before the tail moves.
     Tail,
-    /// The tail has moved before there is another transaction: what that frees is revoked only if
-    /// the log has a copy of it behind the tail.
+    /// The tail moves before the next transaction begins: freed blocks are revoked only if
+    /// the journal has a copy behind the tail.
     Checkpoint,
-    /// Copies are revoked where their block is freed.
+    /// A revoke block cancels the copies of a freed block.
     Revokes,
-    /// Commit blocks have the checksum that they need.
+    /// Commit blocks have the right checksum.
     Sum,
-    /// What a sync answers for is durable.
+    /// Data is durable when a sync returns.
     Sync,
-    /// What is discarded is free for good.
+    /// Discarded blocks are durably free.
     Discard,
 }
 
@@ -42,7 +42,7 @@ impl Omission {
         Self::Discard,
     ];
 
-    /// Leaves it out of what was recorded; how often.
+    /// Injects the fault into the recording; returns how often.
     pub(super) fn leave_out(self, events: &mut Vec<Event>, log: &Log) -> usize {
         match self {
             Self::Flush => unordered(events, log, |part| part == Part::Of(BlockType::Commit)),
@@ -50,7 +50,7 @@ impl Omission {
             Self::Tail => unordered(events, log, |part| part == Part::Superblock),
             Self::Checkpoint => late_tails(events, log),
             Self::Revokes => altered(events, log, BlockType::Revoke, |block| {
-                // The list ends where the header does.
+                // An r_count of 16 leaves only the header.
                 block[12..16].copy_from_slice(&16u32.to_be_bytes());
             }),
             Self::Sum => altered(events, log, BlockType::Commit, |block| block[16] ^= 1),
@@ -64,7 +64,7 @@ impl Omission {
     }
 }
 
-/// What is discarded is discarded before the groups that were waited for.
+/// Moves discards before the groups that they waited for.
 fn early_discards(events: &mut Vec<Event>) -> usize {
     let mut count = 0;
     for nth in 0..events.len() {
@@ -85,7 +85,7 @@ fn early_discards(events: &mut Vec<Event>) -> usize {
     count
 }
 
-/// What a block of the log is.
+/// Type of a journal block.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Part {
     Superblock,
@@ -93,7 +93,7 @@ enum Part {
     Copy,
 }
 
-/// What a block of the volume is to the log, if it is in it.
+/// Returns the type of a block if it is in the journal.
 fn part(log: &Log, block: u64, bytes: &[u8]) -> Option<Part> {
     let nth = log.blocks.iter().position(|it| *it == block)?;
     Some(match header(bytes) {
@@ -105,7 +105,7 @@ fn part(log: &Log, block: u64, bytes: &[u8]) -> Option<Part> {
 
 type Writes = Vec<(u64, Vec<u8>)>;
 
-/// Writes, block by block.
+/// Splits writes into blocks.
 fn by_block(log: &Log, writes: &Writes) -> Writes {
     let cut = |(at, bytes): &(u64, Vec<u8>)| -> Writes {
         let blocks = bytes.chunks(log.block_bytes as usize).zip(0..);
@@ -118,7 +118,7 @@ fn part_of(log: &Log, write: &(u64, Vec<u8>)) -> Option<Part> {
     part(log, write.0 / log.block_bytes, &write.1)
 }
 
-/// Groups of nothing but `which` follow nothing any more.
+/// Removes the ordering of groups that contain only `which`.
 fn unordered(events: &mut [Event], log: &Log, which: impl Fn(Part) -> bool) -> usize {
     let mut count = 0;
     for event in events {
@@ -131,7 +131,7 @@ fn unordered(events: &mut [Event], log: &Log, which: impl Fn(Part) -> bool) -> u
     count
 }
 
-/// The tail moves with the commit block of the third transaction behind the checkpoint.
+/// Delays each tail update to the commit block of the third transaction after its checkpoint.
 fn late_tails(events: &mut [Event], log: &Log) -> usize {
     const LATE: usize = 3;
     let (mut count, mut late): (usize, Option<(usize, Writes)>) = (0, None);
@@ -154,7 +154,7 @@ fn late_tails(events: &mut [Event], log: &Log) -> usize {
     count
 }
 
-/// Contents are written with the commit block that they were to be there before.
+/// Writes file data together with the commit block instead of before it.
 fn contents_with_commits(events: &mut [Event], log: &Log) -> usize {
     let (mut count, mut late): (usize, Option<(Ticket, Writes)>) = (0, None);
     for event in events {
@@ -176,7 +176,7 @@ fn contents_with_commits(events: &mut [Event], log: &Log) -> usize {
     count
 }
 
-/// Blocks of a kind are written in another form.
+/// Alters all blocks of a type.
 fn altered(events: &mut [Event], log: &Log, kind: BlockType, alter: impl Fn(&mut [u8])) -> usize {
     let mut count = 0;
     for event in events {

@@ -1,11 +1,11 @@
-//! Volumes with journals, made by `mke2fs`: of both kinds that have one, with every kind of
-//! checksums, and logs so short that they are gone round several times in each run.
+//! Journalled volumes, made by `mke2fs`: ext3 and ext4, with every kind of checksum, and with
+//! journals so short that they wrap several times in each run.
 //!
 //! ```text
 //!   mke2fs over old bytes ──▶ its journal, at least 1024 blocks ──▶ a shorter log, other sums
 //! ```
-//! Law: the log is the beginning of the journal's file, and the rest of that is not used. To
-//! `e2fsck` and to us that is a journal like any other; Linux wants 1024 blocks, so some have them.
+//! Law: the log is the start of the journal inode; the rest of the inode is unused. To `e2fsck`
+//! and to us this is an ordinary journal. Linux requires 1024 blocks, so some have them.
 
 use std::path::Path;
 use std::process::Command;
@@ -20,28 +20,28 @@ use super::small;
 
 /// The inode of the journal.
 const JOURNAL: InodeNumber = InodeNumber(8);
-/// What mke2fs cannot make a journal shorter than, in blocks.
+/// Minimum journal size of mke2fs, in blocks.
 const MIN_BLOCKS: u32 = 1024;
 
-/// What a volume is like that is cut.
+/// Parameters of a test volume.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Shape {
     /// `ext3` or `ext4`.
     pub(super) kind: &'static str,
     block_bytes: u32,
-    /// Blocks of the journal, the first one included.
+    /// Blocks of the journal, superblock included.
     log_blocks: u32,
     sums: Sums,
 }
 
-/// Which checksums a log has.
+/// Checksums of a journal.
 #[derive(Clone, Copy, Debug)]
 enum Sums {
     None,
     Commit,
     V2,
     V3,
-    /// And numbers of blocks of 64 bits.
+    /// V3 and 64-bit block numbers.
     V3Wide,
 }
 
@@ -49,7 +49,7 @@ const fn shape(kind: &'static str, block_bytes: u32, log_blocks: u32, sums: Sums
     Shape { kind, block_bytes, log_blocks, sums }
 }
 
-/// All of them; neighbours differ in as much as they can.
+/// All variants; neighbours differ in as much as possible.
 pub(super) const SHAPES: [Shape; 10] = [
     shape("ext3", 1024, 160, Sums::None),
     shape("ext4", 1024, 128, Sums::V3Wide),
@@ -71,7 +71,7 @@ impl std::fmt::Display for Shape {
 }
 
 impl Shape {
-    /// A fresh volume whose free blocks hold something old.
+    /// Creates a volume whose free blocks hold old data.
     pub(super) fn make(&self) -> anyhow::Result<Vec<u8>> {
         let dir = tempfile::tempdir()?;
         let path = dir.path().join("volume");
@@ -88,7 +88,7 @@ impl Shape {
         let (compatible, incompatible) = self.sums.features();
         raw.s_feature_compat.set(compatible.bits());
         raw.s_feature_incompat.set(incompatible.bits());
-        // crc32c.
+        // 4 is crc32c.
         raw.s_checksum_type = if incompatible.is_empty() { 0 } else { 4 };
         raw.s_maxlen.set(self.log_blocks);
         raw.set_tail(None, 1);
@@ -130,9 +130,9 @@ impl Sums {
     }
 }
 
-/// Where the journal of a volume is.
+/// Location of a volume's journal.
 pub(super) struct Log {
-    /// The block of the volume that each of its blocks is.
+    /// Block of the volume for each journal block.
     pub(super) blocks: Vec<u64>,
     pub(super) block_bytes: u64,
 }

@@ -1,4 +1,4 @@
-//! What must hold of every state.
+//! Checks of crash states.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -14,14 +14,14 @@ use draconis_ext::{InodeNumber, NewNode, Volume};
 use super::workloads::Workload;
 use super::{Protocol, small, store_volumes, writing};
 
-/// What a judge makes to see whether a state can be written to.
+/// File that a judge creates to test that a state is writable.
 pub(super) const LEFT: &str = "after the power cut";
 
-/// Judges the states of one workload.
+/// Checks the states of one workload.
 pub(super) struct StateChecker<'a> {
     workload: &'a dyn Workload,
     protocol: Protocol,
-    /// Where states are put for `e2fsck`.
+    /// Directory of the images for `e2fsck`.
     dir: tempfile::TempDir,
     e2fsck: Option<PathBuf>,
 }
@@ -29,21 +29,21 @@ pub(super) struct StateChecker<'a> {
 /// A promise that a state breaks.
 #[derive(Debug)]
 pub(super) enum Violation {
-    /// `e2fsck -p` would ask.
+    /// Our check finds a problem that `e2fsck -p` would not repair.
     NeedsE2fsck(Vec<Problem>),
-    /// Anything is wrong, where nothing may be.
+    /// Our check finds a problem where none is allowed.
     NotClean(Vec<Problem>),
-    /// It asks.
+    /// `e2fsck` asked a question, or reported a problem where none is allowed.
     Asked { status: Option<i32>, said: String },
     /// The check or the mount fails.
     Unreadable(String),
-    /// Something acknowledged is gone or wrong.
+    /// Acknowledged data is lost or wrong.
     Lost(String),
-    /// Something acknowledged is gone or wrong after `e2fsck -p`.
+    /// Acknowledged data is lost or wrong after `e2fsck -p`.
     LostAfterE2fsck(String),
-    /// What recovers it comes to something else, or does not make it whole.
+    /// Journal replay gives another state, or leaves problems.
     NotRecovered(String),
-    /// Going on writing, without `e2fsck` before, went wrong.
+    /// Writing to the state without `e2fsck` failed.
     WriteFailed(String),
 }
 
@@ -78,7 +78,7 @@ impl<'a> StateChecker<'a> {
         Ok(Self { workload, protocol, dir, e2fsck })
     }
 
-    /// All promises that a state breaks; with `sampled`, `e2fsck` is asked too.
+    /// Returns all promises that a state breaks; runs `e2fsck` if `sampled`.
     pub(super) fn judge(
         &self,
         crash: &CrashState,
@@ -123,7 +123,7 @@ impl<'a> StateChecker<'a> {
             match all_that_is_wrong(&disk) {
                 Ok(none) if none.is_empty() => {}
                 Ok(wrong) => violations.push(Violation::NotClean(wrong)),
-                // What our check does not know yet is read as a whole, and left to e2fsck.
+                // Features that our check does not support are left to e2fsck.
                 Err(draconis_ext::Error::Unsupported { .. })
                     if self.protocol == Protocol::Journal => {}
                 Err(error) => violations.push(Violation::Unreadable(error.to_string())),
@@ -133,13 +133,13 @@ impl<'a> StateChecker<'a> {
             violations.extend(self.replay(crash).err().map(Violation::NotRecovered));
         }
         if sampled {
-            // Last, for it changes the state.
+            // Last, because it changes the state.
             violations.extend(self.mount(&disk, crash.marks()).err().map(Violation::WriteFailed));
         }
         Ok(violations)
     }
 
-    /// What is lost of what `marks` acknowledge.
+    /// Returns what is lost of the data that `marks` acknowledge.
     fn verify_acknowledged(&self, disk: Arc<dyn Disk>, marks: &[u64]) -> Option<String> {
         match Volume::open(disk, small()) {
             Ok(volume) => self.workload.verify(&volume, marks).err(),
@@ -147,14 +147,14 @@ impl<'a> StateChecker<'a> {
         }
     }
 
-    /// Mounts the state as it is, makes a file if that is asked for, unmounts, and looks
-    /// whether all is well.
+    /// Mounts the state as it is, creates a file, unmounts, and checks the
+    /// volume.
     fn mount(&self, disk: &Arc<dyn Disk>, marks: &[u64]) -> Result<(), String> {
         let said = |error: draconis_ext::Error| error.to_string();
         let volume = Volume::open_for_writing(disk.clone(), small(), writing()).map_err(said)?;
         let done = leave_a_file(&volume);
         volume.close().map_err(said)?;
-        // A volume may be full.
+        // The volume may be full.
         if let Err(error) = done
             && !matches!(error, draconis_ext::Error::NoSpace)
         {
@@ -169,12 +169,12 @@ impl<'a> StateChecker<'a> {
         self.verify_acknowledged(disk.clone(), marks).map_or(Ok(()), Err)
     }
 
-    /// What `e2fsck -fp` says, and whether everything is there after it.
+    /// Runs `e2fsck -fp`, and checks the acknowledged data afterwards.
     fn ask(&self, disk: &dyn Disk, marks: &[u64]) -> anyhow::Result<Option<Violation>> {
         let Some(e2fsck) = &self.e2fsck else { return Ok(None) };
         let path = self.put(&store_volumes::bytes_of(disk)?)?;
         let (status, said) = run_and_capture(Command::new(e2fsck).arg("-fp").arg(&path))?;
-        // 1 is said of a volume that was in use, too; and orphans it gives back as a mount does.
+        // Status 1 is also that of a volume that was in use. A mount deletes orphans, too.
         let is_known = |line: &str| {
             line.is_empty() || line.contains("Clearing orphaned inode") || line.contains(" files (")
         };
@@ -188,15 +188,15 @@ impl<'a> StateChecker<'a> {
 }
 
 impl StateChecker<'_> {
-    /// Bytes as a file, one for each thread.
+    /// Writes an image to a file, one per thread.
     fn put(&self, bytes: &[u8]) -> anyhow::Result<PathBuf> {
         let path = self.dir.path().join(format!("{:?}", std::thread::current().id()));
         std::fs::write(&path, bytes)?;
         Ok(path)
     }
 
-    /// Recovers the state on disk, as a mount does, and looks whether everything is there; the
-    /// state is what is left then.
+    /// Replays the state in place by a mount, and checks the acknowledged data. Leaves the replayed
+    /// state.
     fn replay(&self, crash: &CrashState) -> Result<(), String> {
         let disk: Arc<dyn Disk> = crash.disk.clone();
         Volume::open_for_writing(disk.clone(), small(), writing())
@@ -205,8 +205,8 @@ impl StateChecker<'_> {
         self.verify_acknowledged(disk, crash.marks()).map_or(Ok(()), Err)
     }
 
-    /// What e2fsck says once it recovered the state, and once we did: nothing. And whether the
-    /// power can fail while we do.
+    /// Replays the state with e2fsck and with our library; afterwards `e2fsck -fn` must find
+    /// nothing. Also cuts the power during our replay.
     fn recover(&self, crash: &CrashState) -> anyhow::Result<Option<Violation>> {
         let bytes = crash.disk.to_bytes();
         let record = Arc::new(RecordDisk::new(MemoryDisk::new(bytes.clone(), 512)));
@@ -255,13 +255,13 @@ impl StateChecker<'_> {
     }
 }
 
-/// How a program ended and what it said.
+/// Runs a program; returns its exit status and output.
 fn run_and_capture(command: &mut Command) -> anyhow::Result<(Option<i32>, String)> {
     let output = command.output().context("e2fsck")?;
     Ok((output.status.code(), String::from_utf8_lossy(&output.stdout).into_owned()))
 }
 
-/// What our check complains about, as far as it `counts`.
+/// Returns the problems that our check finds and that `counts` selects.
 fn complaints(
     disk: &Arc<dyn Disk>,
     counts: impl Fn(&Problem) -> bool,
@@ -271,8 +271,8 @@ fn complaints(
     Ok(report.problems.into_iter().filter(counts).collect())
 }
 
-/// Everything that is wrong with a volume; where it lists orphans, after a mount has given
-/// them back, which changes the state.
+/// Returns all problems of a volume. If it lists orphans, a mount deletes them first, which
+/// changes the state.
 fn all_that_is_wrong(disk: &Arc<dyn Disk>) -> draconis_ext::Result<Vec<Problem>> {
     if Volume::open(disk.clone(), small())?.superblock().last_orphan != 0 {
         let volume = Volume::open_for_writing(disk.clone(), small(), writing())?;
@@ -281,7 +281,7 @@ fn all_that_is_wrong(disk: &Arc<dyn Disk>) -> draconis_ext::Result<Vec<Problem>>
     complaints(disk, |_| true)
 }
 
-/// What is wrong with snapshots in a store: the volume in each is as a power cut would leave it.
+/// Checks snapshots in a store: each must hold a volume as after a power cut.
 fn snapshots(store: Vec<u8>) -> Option<Violation> {
     let clones = match store_volumes::clones(Arc::new(MemoryDisk::new(store, 512))) {
         Ok(clones) => clones,

@@ -1,14 +1,14 @@
-//! Volumes on a disk of a store: the disk below is cut, and recovery is the store's.
+//! Volumes on a store disk: power cuts affect the disk below; recovery is the store's.
 //!
 //! ```text
 //!   workload ── Volume ── object ── Store ── recorder ── memory
 //!   a state of the memory ──▶ Store::open ──▶ object ──▶ judged as a disk that is atomic
 //! ```
-//! While the workload runs, snapshots of the disk are taken, cloned and removed between its chains,
-//! and clones rolled back.
+//! While the workload runs, snapshots of the disk are taken, cloned and removed between its chains
+//! of writes, and clones are rolled back.
 //!
-//! Law: the store is opened for each state as it is after a power cut, and checked where e2fsck
-//! is asked, too.
+//! Law: the store is opened for each crash state, and checked whenever e2fsck runs,
+//! too.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -26,10 +26,10 @@ use draconis_objects::{
 
 use super::{VolumeConfig, make};
 
-/// What the volume's disk is called.
+/// Name of the volume's disk.
 const NAME: &[u8] = b"volume";
 
-/// Kinds of volumes: without a journal, with one that is not used, and with checksums.
+/// Volumes: without a journal, with an unused journal, and with checksums.
 pub(super) const KINDS: [(&str, VolumeConfig); 4] = [
     ("ext2", VolumeConfig { block_bytes: 1024, len_bytes: 4 << 20 }),
     ("ext4", VolumeConfig { block_bytes: 1024, len_bytes: 8 << 20 }),
@@ -37,13 +37,13 @@ pub(super) const KINDS: [(&str, VolumeConfig); 4] = [
     ("ext4", VolumeConfig { block_bytes: 4096, len_bytes: 12 << 20 }),
 ];
 
-/// A store with a fresh volume in it, and what it is.
+/// Creates a store with a volume in it; returns its description and the image.
 pub(super) fn fresh(seed: u64) -> anyhow::Result<(String, Vec<u8>)> {
     let (kind, shape) = KINDS[(seed % KINDS.len() as u64) as usize];
     let options = mkfs::FormatOptions::for_type(kind).context("a type that is made")?;
     let volume = make(shape, options, seed)?;
     let layout = if (seed / 4).is_multiple_of(2) { LayoutKind::Cow } else { LayoutKind::Log };
-    // Small segments and little room: they are cleaned while the workload runs.
+    // Small segments and little free space, so that the workload triggers cleaning.
     let profile = Profile { layout, page_bytes: 4096, segment_bytes: 64 << 10, queue_depth: 4 };
     let disk = Arc::new(MemoryDisk::new(vec![0; volume.len() * 2 + (4 << 20)], 512));
     Store::create(disk.clone(), &CreateOptions { profile, id: u128::from(seed) + 1 })?;
@@ -63,14 +63,14 @@ pub(super) fn fresh(seed: u64) -> anyhow::Result<(String, Vec<u8>)> {
     Ok((format!("{kind} -b {block_bytes} on {layout}"), disk.into_bytes()))
 }
 
-/// What is written, and read, at once.
+/// Size of one read or write, in bytes.
 const PIECE_BYTES: usize = 1 << 20;
 
 fn opened(disk: Arc<dyn Disk>) -> draconis_objects::Result<Arc<Store>> {
     Store::open(disk, &OpenOptions { cache_bytes: 1 << 20, read_only: false })
 }
 
-/// The volume's disk, in a store that is opened for it.
+/// Opens the store and the volume's disk.
 pub(super) fn open(disk: Arc<dyn Disk>) -> Result<Arc<dyn Disk>, String> {
     let said = |error: draconis_objects::Error| format!("the store: {error}");
     let store = opened(disk).map_err(said)?;
@@ -78,8 +78,8 @@ pub(super) fn open(disk: Arc<dyn Disk>) -> Result<Arc<dyn Disk>, String> {
     Ok(Arc::new(store.disk(id).map_err(said)?))
 }
 
-/// The volume's disk, of which snapshots are taken, cloned, rolled back and removed between its
-/// chains.
+/// Opens the store and a disk that takes, clones, rolls back and removes snapshots between its
+/// write chains.
 pub(super) fn open_keeping(disk: Arc<dyn Disk>, seed: u64) -> Result<Arc<dyn Disk>, String> {
     let said = |error: draconis_objects::Error| format!("the store: {error}");
     let store = opened(disk).map_err(said)?;
@@ -88,7 +88,7 @@ pub(super) fn open_keeping(disk: Arc<dyn Disk>, seed: u64) -> Result<Arc<dyn Dis
     Ok(Arc::new(SnapshottingDisk { disk, store, state }))
 }
 
-/// A disk between whose chains its snapshots change.
+/// A disk whose snapshots change between its write chains.
 struct SnapshottingDisk {
     disk: ObjectDisk,
     store: Arc<Store>,
@@ -100,11 +100,11 @@ struct Keeping {
     chains: u64,
 }
 
-/// Snapshots and clones that stand at once.
+/// Maximum number of snapshots and clones at a time.
 const MAX_SNAPSHOTS: usize = 4;
 
 impl SnapshottingDisk {
-    /// Takes, clones, rolls back or removes one, now and then.
+    /// Takes, clones, rolls back or removes a snapshot at random.
     fn change_snapshots(&self) -> draconis_objects::Result<()> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         state.chains += 1;
@@ -120,7 +120,7 @@ impl SnapshottingDisk {
             (Some(any), 0) if others.len() < MAX_SNAPSHOTS => {
                 self.store.clone_disk(any, new.as_bytes())
             }
-            // The volume's own disk is open: a clone goes back to where it began.
+            // The open disk cannot be rolled back, so a clone is.
             (Some(any), 1) if others.len() < MAX_SNAPSHOTS => (self.store)
                 .clone_disk(any, new.as_bytes())
                 .and_then(|()| self.store.take_snapshot(new.as_bytes(), b"begin"))
@@ -129,7 +129,7 @@ impl SnapshottingDisk {
             _ => self.store.take_snapshot(NAME, new.as_bytes()),
         };
         match done {
-            // What has clones stays, and in a full store all does.
+            // Snapshots with clones cannot be removed, and a full store accepts nothing.
             Err(Error::Disk(_) | Error::NoSpace { .. }) => Ok(()),
             done => done,
         }
@@ -157,7 +157,7 @@ impl draconis_device::ForwardingDisk for SnapshottingDisk {
     }
 }
 
-/// Clones of the volume's disk in a store, also of its snapshots, as they are.
+/// Returns all disks and snapshots of the store other than the volume's disk.
 pub(super) fn clones(disk: Arc<dyn Disk>) -> Result<Vec<Arc<dyn Disk>>, String> {
     let said = |error: draconis_objects::Error| format!("the store: {error}");
     let store = opened(disk).map_err(said)?;
@@ -177,7 +177,7 @@ pub(super) fn clones(disk: Arc<dyn Disk>) -> Result<Vec<Arc<dyn Disk>>, String> 
     Ok(clones)
 }
 
-/// What is wrong with the store itself.
+/// Returns the damage of the store itself.
 pub(super) fn damage(disk: Arc<dyn Disk>) -> Option<String> {
     match Store::check(disk, &CheckOptions::default(), &mut |_, _| {}) {
         Ok(report) if report.is_clean() => None,
@@ -186,7 +186,7 @@ pub(super) fn damage(disk: Arc<dyn Disk>) -> Option<String> {
     }
 }
 
-/// All bytes of a disk.
+/// Reads all bytes of a disk.
 pub(super) fn bytes_of(disk: &dyn Disk) -> anyhow::Result<Vec<u8>> {
     let mut bytes = vec![];
     let len = disk.properties().len_bytes;

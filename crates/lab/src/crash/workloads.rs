@@ -1,7 +1,7 @@
-//! What people do to volumes, in a form that can be verified after a power cut.
+//! Workloads on volumes, whose results can be verified after a power cut.
 //!
-//! Files hold cells of 16 bytes: | owner | version | place |. Whatever a file shows must
-//! be its own, or zeros; whatever was acknowledged - by a mark in the record - must be there.
+//! Files consist of 16-byte cells: | owner | version | place |. A file may contain only its own
+//! cells or zeros, and acknowledged data (by a mark in the recording) must be there.
 
 mod database;
 mod history;
@@ -16,29 +16,29 @@ use draconis_ext::{Cookie, Follow, InodeNumber, NewNode, Volume};
 
 use draconis_device::Random;
 
-/// A recorder on memory: what every workload runs on.
+/// In-memory disk that records writes, for every workload.
 pub(super) type Record = RecordDisk<MemoryDisk>;
 
-/// Something that is done to a volume, and what must be left of it.
+/// A workload, and the check of its result.
 pub(super) trait Workload: Sync {
     fn name(&self) -> &'static str;
 
-    /// Whether the volume may run full under it.
+    /// Returns true if the workload may fill the volume.
     fn may_fill(&self) -> bool {
         false
     }
 
-    /// Changes the volume; marks in `record` what was acknowledged.
+    /// Changes the volume; adds marks to `record` for acknowledged changes.
     fn run(&self, volume: &Volume, record: &Record, dice: &mut Random) -> anyhow::Result<()>;
 
-    /// Whether all that `marks` acknowledge is there, and nothing shows what is another's.
+    /// Checks that all changes acknowledged by `marks` are there, and no foreign data.
     fn verify(&self, volume: &Volume, marks: &[u64]) -> Result<(), String>;
 }
 
-/// Makes a workload from a seed and a number of steps.
+/// Creates a workload from a seed and a number of steps.
 pub(super) type Make = fn(u64, u64) -> Box<dyn Workload>;
 
-/// All of them.
+/// All workloads.
 pub(super) const ALL: &[Make] = &[
     |seed, steps| Box::new(tree::Untar::new(seed, steps)),
     |_, steps| Box::new(renames::Renames::new(steps)),
@@ -47,13 +47,13 @@ pub(super) const ALL: &[Make] = &[
     |_, steps| Box::new(random::Anything::new(steps)),
 ];
 
-/// What only a journal keeps.
+/// Workloads whose promises need a journal.
 pub(super) const JOURNALLED: &[Make] = &[|_, steps| Box::new(history::History::new(steps))];
 
-/// Bytes of a cell.
+/// Size of a cell, in bytes.
 const CELL: u64 = 16;
 
-/// What `owner`'s file holds from `at` on, in whole cells.
+/// Returns whole cells of `owner`'s file from offset `at` on.
 fn cells(owner: u32, version: u32, at: u64, len: u64) -> Vec<u8> {
     let cell = |nth: u64| {
         let mut bytes = [0; CELL as usize];
@@ -65,7 +65,7 @@ fn cells(owner: u32, version: u32, at: u64, len: u64) -> Vec<u8> {
     (0..len.div_ceil(CELL)).flat_map(cell).take(len as usize).collect()
 }
 
-/// What a whole cell says: its owner and version, or that it is zeros.
+/// Decodes a cell into owner and version; `None` for zeros.
 fn cell(bytes: &[u8], nth: u64) -> Result<Option<(u32, u32)>, String> {
     if bytes.iter().all(|byte| *byte == 0) {
         return Ok(None);
@@ -80,7 +80,7 @@ fn cell(bytes: &[u8], nth: u64) -> Result<Option<(u32, u32)>, String> {
     Ok(Some((word(0), word(4))))
 }
 
-/// All bytes of a file.
+/// Reads a whole file.
 fn contents(volume: &Volume, file: InodeNumber) -> Result<Vec<u8>, String> {
     let said = |error: draconis_ext::Error| format!("inode {file}: {error}");
     let size = volume.attributes(file).map_err(said)?.size_bytes;
@@ -96,7 +96,7 @@ fn contents(volume: &Volume, file: InodeNumber) -> Result<Vec<u8>, String> {
     Ok(bytes)
 }
 
-/// The versions of all whole cells of a file, where they are not zeros; an error if one is
+/// Returns the versions of all whole cells of a file, `None` for zeros; fails on a cell that is
 /// not `owner`'s.
 fn versions(bytes: &[u8], owner: u32) -> Result<Vec<Option<u32>>, String> {
     let each = bytes.chunks_exact(CELL as usize).zip(0..);
@@ -107,7 +107,7 @@ fn versions(bytes: &[u8], owner: u32) -> Result<Vec<Option<u32>>, String> {
     .collect()
 }
 
-/// The inode at `path`, if there is one that lives.
+/// Returns the inode at `path`, if it exists and is readable.
 fn find(volume: &Volume, path: &str) -> Option<InodeNumber> {
     let inode = volume.resolve(InodeNumber::ROOT, path.as_bytes(), Follow::No).ok()?;
     volume.attributes(inode).is_ok().then_some(inode)
@@ -132,8 +132,8 @@ fn write(volume: &Volume, file: InodeNumber, at: u64, bytes: &[u8]) -> anyhow::R
     Ok(())
 }
 
-/// All files, with the directories walked: `(path, inode, kind)`. Names that lead nowhere
-/// are passed: those a power cut may leave.
+/// Returns all files and directories as `(path, inode, kind)`. Skips names of deleted inodes,
+/// which a power cut may leave.
 fn walk(volume: &Volume) -> Result<Vec<(String, InodeNumber, FileType)>, String> {
     let mut found = vec![];
     let mut left = vec![(String::new(), InodeNumber::ROOT)];

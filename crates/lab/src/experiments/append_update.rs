@@ -1,4 +1,4 @@
-//! A record appended, and a record written over, each durable before the next.
+//! Durable appends and durable overwrites of single records.
 
 use super::{Experiment, ExperimentInfo, Paper};
 use crate::buffer::Buffer;

@@ -1,4 +1,4 @@
-//! The same reads with each cache of our library off, small and full.
+//! The same reads with each cache of the library off, small and full.
 
 use anyhow::Context as _;
 use draconis_ext::OpenOptions;
@@ -16,7 +16,7 @@ use crate::units;
 /// See the module.
 pub struct Caches;
 
-/// How the caches are cut, from all to none.
+/// Returns the cache configurations, from full to none.
 fn cuts() -> [(&'static str, OpenOptions); 8] {
     let full = OpenOptions::default();
     let small =

@@ -1,4 +1,4 @@
-//! What a round trip costs: a call, a thread behind a channel, a process behind one, and the
+//! Round-trip costs: a call, a thread behind a channel, a process behind a channel, and the
 //! kernel's own transports.
 
 use std::fs::File as Stream;
@@ -34,10 +34,10 @@ use crate::units;
 pub struct Channel;
 
 const PATIENCE: Duration = Duration::from_secs(10);
-/// The largest payload, in bytes.
+/// Maximum payload, in bytes.
 const MAX_PAYLOAD_BYTES: usize = 1 << 20;
 
-/// Answers without touching the buffer: the hand-over is what counts, as it was there.
+/// A service that replies without touching the buffer: only the hand-over is measured, as there.
 struct Idle;
 
 impl FileServer for Idle {
@@ -50,7 +50,7 @@ impl FileServer for Idle {
     }
 }
 
-/// Runs `what` in a thread of its own on one CPU, so that nothing else stays bound to it.
+/// Runs `what` in its own thread, pinned to a CPU, so that no other thread is pinned.
 fn pinned<T: Send>(
     cpu: usize,
     what: impl FnOnce() -> anyhow::Result<T> + Send,
@@ -64,10 +64,10 @@ fn pinned<T: Send>(
     })
 }
 
-/// The child's side of a process service: serves until the client has gone.
+/// Child side of a process service: serves until the client is gone.
 ///
 /// # Errors
-/// What the channel says.
+/// The channel fails.
 pub fn serve_as_child(cpu: usize) -> anyhow::Result<()> {
     pin::to(cpu);
     let socket = std::io::stdin().as_fd().try_clone_to_owned()?;
@@ -96,10 +96,10 @@ fn child(cpu: usize) -> anyhow::Result<(Arc<Session>, Child)> {
     Ok((offer.start(peer), child))
 }
 
-/// A batch ends after this, however many trips it made.
+/// Maximum duration of a batch.
 const BATCH: Duration = Duration::from_millis(50);
 
-/// The median of batches, in nanoseconds for one round trip.
+/// Returns the median over batches, in nanoseconds per round trip.
 fn batches(round_trips: u64, mut once: impl FnMut() -> anyhow::Result<()>) -> anyhow::Result<f64> {
     const BATCHES: u64 = 10;
     let each = (round_trips / BATCHES).max(1);
@@ -110,14 +110,14 @@ fn batches(round_trips: u64, mut once: impl FnMut() -> anyhow::Result<()>) -> an
         while made < each {
             once()?;
             made += 1;
-            // Looking costs something, too.
+            // Reading the clock costs time, too.
             if made % 16 == 0 && started.elapsed() > BATCH {
                 break;
             }
         }
         times.push(started.elapsed().as_nanos() as f64 / made as f64);
     }
-    // The first one warmed everything up.
+    // The first batch is the warm-up.
     stats::median(&times[1..]).context("there are batches")
 }
 
@@ -132,7 +132,7 @@ fn typed(caller: &mut RpcClient<File>, buffer: &mut Option<Block>, len: u32) -> 
     Ok(())
 }
 
-/// One means to ask for bytes.
+/// A transport to measure.
 struct Transport {
     name: &'static str,
     trips: u64,
@@ -193,7 +193,7 @@ impl Transport {
         measured.map(|()| times)
     }
 
-    /// A request of 32 bytes and a reply of the payload, copied by the kernel.
+    /// Measures a request of 32 bytes and a reply of the payload, copied by the kernel.
     fn streams(
         &self,
         payloads: &[usize],
@@ -240,7 +240,7 @@ impl Transport {
         self.streams(payloads, [back.0, there.1], [there.0, back.1])
     }
 
-    /// A read that the page cache answers.
+    /// Measures a read from the page cache.
     fn call(&self, payloads: &[usize]) -> anyhow::Result<Vec<f64>> {
         let file = tempfile::tempfile()?;
         file.write_all_at(&vec![7; MAX_PAYLOAD_BYTES], 0)?;
@@ -341,7 +341,7 @@ impl Experiment for Channel {
     }
 }
 
-/// Measures one transport for all payloads.
+/// Measures a transport for all payloads.
 trait Measure: Sync {
     fn times(&self, transport: &Transport, payloads: &[usize]) -> anyhow::Result<Vec<f64>>;
 }

@@ -1,5 +1,5 @@
-//! How long each experiment takes: as measured on 2 CPUs of a virtual machine with a disk
-//! that makes a thousand synchronous writes a second. Others multiply by their own.
+//! Duration estimates of the experiments, measured on a virtual machine with 2 CPUs and a disk
+//! that makes 1000 synchronous writes per second. Other machines differ in proportion.
 
 /// Name, seconds of a quick run, seconds of one of the paper's size.
 const SECONDS: &[(&str, u64, u64)] = &[
@@ -39,7 +39,7 @@ const SECONDS: &[(&str, u64, u64)] = &[
     ("fio-check", 20, 210),
 ];
 
-/// Seconds of a run of the named experiment; `None` if it was not measured.
+/// Returns the estimate for an experiment in seconds; `None` if it was not measured.
 pub fn seconds(name: &str, is_paper: bool) -> Option<u64> {
     let (_, quick, paper) = SECONDS.iter().find(|(known, _, _)| *known == name)?;
     Some(if is_paper { *paper } else { *quick })

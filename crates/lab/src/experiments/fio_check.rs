@@ -1,4 +1,4 @@
-//! The lab beside fio and sysbench: the same requests on the same file.
+//! The lab compared with fio and sysbench: the same requests on the same file.
 
 use std::path::Path;
 use std::process::Command;
@@ -21,7 +21,7 @@ use crate::units;
 /// See the module.
 pub struct FioCheck;
 
-/// The jobs that both can express.
+/// Jobs that both programs can express.
 const JOBS: [(&str, &str, u64); 4] = [
     ("read in sequence, 64 KiB, direct", "read", 64 << 10),
     ("read at random, 4 KiB, direct", "randread", 4 << 10),
@@ -29,11 +29,11 @@ const JOBS: [(&str, &str, u64); 4] = [
     ("write in sequence, 4 KiB, fsync each", "write", 4 << 10),
 ];
 
-/// How often both come to their turn in one pass.
+/// Turns of each program per pass.
 const TURNS: u64 = 2;
 
 impl FioCheck {
-    /// An fsync takes as long as many requests.
+    /// Returns the number of requests, fewer for writes because an fsync takes long.
     fn requests(context: &Context, job: &str, block: u64) -> anyhow::Result<u64> {
         let requests = context.number("requests")? / if job == "write" { 5 } else { 1 };
         Ok(requests.min(context.number("area")? / block))
@@ -98,7 +98,7 @@ impl FioCheck {
         Ok(bytes * 1e9 / watch.lap_ns().max(1) as f64)
     }
 
-    /// sysbench knows its files by their names: this is another one of the same file.
+    /// Measures with sysbench on a hard link of the file, because sysbench fixes the name.
     fn by_sysbench(context: &Context, dir: &Path) -> anyhow::Result<f64> {
         let call = || {
             let mut sysbench = Command::new("sysbench");
@@ -129,8 +129,8 @@ impl FioCheck {
     }
 }
 
-/// Past the caches there is nothing to empty; but what was written before must be out of
-/// the way, also for a subject that does not first take a while to start.
+/// Writes back earlier dirty data, which would disturb the measurement. Direct I/O needs no empty
+/// caches.
 fn wait_idle() {
     rustix::fs::sync();
     std::thread::sleep(Duration::from_millis(150));
@@ -177,7 +177,7 @@ impl Experiment for FioCheck {
         for (name, job, block) in JOBS {
             context.check()?;
             let (mut theirs, mut ours, mut sysbench) = (vec![], vec![], vec![]);
-            // Turn about and in turns: a busy moment falls on both.
+            // Alternates the order, so that other load affects both programs.
             for turn in 0..TURNS {
                 let even = (turn + context.repetition).is_multiple_of(2);
                 for fio_now in [even, !even] {

@@ -1,4 +1,4 @@
-//! Small fsyncs beside a large one.
+//! Small fsyncs next to a large one.
 
 use std::sync::Barrier;
 
@@ -34,7 +34,7 @@ const ABOUT: ExperimentInfo = ExperimentInfo {
         ),
     ],
     subjects: &["dir", "kernel:ext2", "draconis"],
-    accepts: |kind| // Two threads in a time of its own would not be the same twice.
+    accepts: |kind| // Two threads in modelled time would not be reproducible.
         matches!(kind, Kind::Directory | Kind::Library | Kind::Memory),
     ..ExperimentInfo::DEFAULTS
 };

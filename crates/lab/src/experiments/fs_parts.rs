@@ -1,4 +1,4 @@
-//! Where the time of a write goes: memory, blocks, the write call, the fsync call.
+//! Parts of the time of a write: memory, blocks, write call, fsync call.
 
 use super::{Experiment, ExperimentInfo, Paper};
 use crate::clock::Stopwatch;
@@ -11,7 +11,7 @@ use crate::units;
 /// See the module.
 pub struct FsParts;
 
-/// The parts, in the order in which they come.
+/// The parts, in order.
 const PARTS: [&str; 4] = ["memory allocation", "block allocation", "write call", "fsync call"];
 
 const ABOUT: ExperimentInfo = ExperimentInfo {
@@ -64,7 +64,7 @@ impl Experiment for FsParts {
             let mut watch = Stopwatch::start(&*clock);
             for nth in 0..writes {
                 context.check()?;
-                // Filled, or no memory would be given.
+                // Filled, because the kernel allocates untouched memory lazily.
                 let bytes = std::hint::black_box(vec![0x5a; size as usize]);
                 parts[0] += watch.lap_ns();
                 if allocates {

@@ -1,4 +1,4 @@
-//! Good, bad and ugly workloads of a file system, and what they are of each other.
+//! Good, bad and ugly file system workloads, and their ratios.
 
 use super::writing::write_and_fsync;
 use super::{Experiment, ExperimentInfo, Paper};
@@ -15,7 +15,7 @@ const WRITES: Parameter = parameter("writes", "numWrites", "100", "1000");
 const SIZES: Parameter =
     parameter("sizes", "writeSize", "512,1024,3000,4096,6000", "512,1024,3000,4096,6000");
 
-/// What all experiments here have in common.
+/// Common description of the experiments in this file.
 const ALL: ExperimentInfo = ExperimentInfo {
     paper: Paper::Memory,
     caveat: "A good write is a copy into the page cache, wherever that is kept; what an fsync \
@@ -28,7 +28,7 @@ const ALL: ExperimentInfo = ExperimentInfo {
     ..ExperimentInfo::DEFAULTS
 };
 
-/// No fsync in the middle.
+/// Workload without an fsync in the middle.
 pub const GOOD: FsWorkload = FsWorkload(ExperimentInfo {
     name: "fs-good",
     question: "How fast are writes that nobody waits for (fsync percentage 100: none in the middle)?",
@@ -38,7 +38,7 @@ pub const GOOD: FsWorkload = FsWorkload(ExperimentInfo {
     ..ALL
 });
 
-/// An fsync after nearly each write.
+/// Workload with an fsync after nearly each write.
 pub const BAD: FsWorkload = FsWorkload(ExperimentInfo {
     name: "fs-bad",
     question: "How fast are writes that are made durable nearly one by one (0.1 to 1 %)?",
@@ -48,7 +48,7 @@ pub const BAD: FsWorkload = FsWorkload(ExperimentInfo {
     ..ALL
 });
 
-/// An fsync now and then.
+/// Workload with an occasional fsync.
 pub const UGLY: FsWorkload = FsWorkload(ExperimentInfo {
     name: "fs-ugly",
     question: "How fast are writes that are made durable now and then (5 to 15 %)?",
@@ -170,7 +170,7 @@ impl Experiment for FsSweep {
     }
 }
 
-/// What each workload has of the three together.
+/// Share of each workload in the sum of the three speeds.
 pub struct FsSplit;
 
 const SPLIT: ExperimentInfo = ExperimentInfo {
@@ -238,14 +238,14 @@ impl Experiment for FsSplit {
     }
 }
 
-/// Parts of 100 of each.
+/// Returns the shares in percent.
 pub fn split(metric: &'static str, x: f64, speeds: &[(&'static str, f64)]) -> Vec<Sample> {
     let all: f64 = speeds.iter().map(|(_, speed)| speed).sum();
     let part = |(name, speed): &(&str, f64)| Sample::at(metric, name, x, speed * 100.0 / all);
     speeds.iter().map(part).collect()
 }
 
-/// `good : ugly : bad = ...`, in the mean over all places.
+/// Formats `good : ugly : bad = ...`, as means over all places.
 pub fn told_split(points: Points<'_>, metric: &str, subject: &str) -> Option<String> {
     let mean = |series| points.mean(metric, subject, series);
     let (good, ugly, bad) = (mean("good")?, mean("ugly")?, mean("bad")?);

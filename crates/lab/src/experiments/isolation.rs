@@ -1,5 +1,5 @@
-//! The same cached file read by a call, by a worker in a thread, by a worker in a sandboxed
-//! process.
+//! The same cached file read by a direct call, by a worker in a thread, and by a worker in a
+//! sandboxed process.
 
 use std::os::fd::AsFd;
 use std::path::Path;
@@ -35,11 +35,11 @@ pub struct Isolation;
 
 const PATIENCE: Duration = Duration::from_secs(10);
 const NAME: &str = "isolation";
-/// The largest request, in bytes.
+/// Maximum request size, in bytes.
 const MAX_REQUEST_BYTES: u32 = 1 << 20;
-/// How often each way reads the file in each size.
+/// Repetitions for each way and size.
 const ROUNDS: usize = 9;
-/// Chunks of a reader that keeps none of them until it needs them again.
+/// Number of chunks of a reader too small to keep a chunk until it is needed again.
 const FEW_CHUNKS: usize = 4;
 
 const CALLED: &str = "called";
@@ -60,10 +60,10 @@ fn node(tree: &VolumeTree) -> anyhow::Result<Node> {
     }
 }
 
-/// The child's side: opens the volume, gives all power away, serves the file.
+/// Child side: opens the volume, sandboxes the process, serves the file.
 ///
 /// # Errors
-/// What the channel, the volume or the sandbox say.
+/// The channel, the volume or the sandbox fails.
 pub fn serve_as_child(image: &Path) -> anyhow::Result<()> {
     let socket = std::io::stdin().as_fd().try_clone_to_owned()?;
     let session = session::accept(&socket, Instant::now() + PATIENCE)?;
@@ -78,14 +78,14 @@ pub fn serve_as_child(image: &Path) -> anyhow::Result<()> {
 /// Fills a buffer from an offset of the file.
 type Ask<'a> = Box<dyn FnMut(u64, &mut [u8]) -> anyhow::Result<usize> + 'a>;
 
-/// One way to have the bytes.
+/// A way to read the file.
 struct Way<'a> {
     name: &'static str,
     ask: Ask<'a>,
 }
 
 impl Way<'_> {
-    /// Reads the file from its start to its end; how long that took.
+    /// Reads the whole file; returns the time taken.
     fn pass(&mut self, bytes: u64, into: &mut [u8]) -> anyhow::Result<f64> {
         let started = Instant::now();
         for offset in (0..bytes).step_by(into.len()) {
@@ -114,7 +114,7 @@ fn by_reader(mut reader: CachingReader) -> Ask<'static> {
     Box::new(move |offset, into| Ok(reader.read(offset, into)?))
 }
 
-/// A worker in a process, which ends with it.
+/// A worker process, which is killed on drop.
 struct Worker {
     session: Arc<Session>,
     child: Child,
@@ -123,7 +123,7 @@ struct Worker {
 impl Worker {
     fn start(image: &Path, chunks: usize) -> anyhow::Result<Self> {
         let class = |slot_bytes, slots| Class { slot_bytes, slots };
-        // One more is on its way.
+        // One more chunk is in flight.
         let host = vec![class(4096, 2), class(16 << 10, 2), class(CHUNK_BYTES, chunks as u32 + 2)];
         let plan =
             SessionConfig { static_lanes: 1, host_lanes: 0, guest_lanes: 0, host, guest: vec![] };
@@ -137,7 +137,7 @@ impl Worker {
         Ok(Self { session: offer.start(pidfd_open(pid, PidfdFlags::empty())?), child })
     }
 
-    /// Reads of it, keeping that many chunks.
+    /// Creates a reader with a cache of `chunks` chunks.
     fn reader(&self, chunks: usize) -> anyhow::Result<CachingReader> {
         let session = self.session.clone();
         let end = session.client::<File>(0).context("lane 0")?;
@@ -147,14 +147,14 @@ impl Worker {
 
 impl Drop for Worker {
     fn drop(&mut self) {
-        // It may have ended by itself.
+        // The child may have exited already.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-/// Bytes a second, by way and size of the request: all ways in turns, so that what else the machine
-/// does falls on all of them alike.
+/// Measures bytes per second by way and request size. Alternates between the ways, so that other
+/// load affects all of them.
 fn measure(
     context: &Context,
     image: &Path,
@@ -168,7 +168,7 @@ fn measure(
     std::thread::scope(|scope| {
         scope.spawn(|| {
             tree.notify_changes_to(&server);
-            // A reader that goes away is no loss.
+            // Ignores a reader that disconnects.
             let _ = file::serve(server, &tree.file(at), PATIENCE);
         });
         let vacant = |len| Some(Block::unallocated(len));
@@ -186,13 +186,13 @@ fn measure(
         ];
         let mut samples = vec![];
         for len in requests {
-            // Aligned, as what a call reads into.
+            // Aligned, as the buffers of calls are.
             let mut into = PrivateBuffer::new(*len as usize);
             let mut times = ways.each_ref().map(|_| vec![]);
             for _ in 0..ROUNDS {
                 context.check()?;
                 for (way, times) in ways.iter_mut().zip(&mut times) {
-                    // The other ways have used the processor's caches meanwhile.
+                    // The first pass is a warm-up: other ways have used the CPU caches.
                     way.pass(bytes, &mut into).context(way.name)?;
                     times.push(way.pass(bytes, &mut into).context(way.name)?);
                 }
@@ -256,7 +256,7 @@ impl Experiment for Isolation {
         prepare(context, &subject.files()?, NAME, bytes)?;
         let image = subject.library().context("our library")?.take_image()?;
         let samples = measure(context, &image, bytes, &requests)?;
-        // The next pass finds it open again.
+        // Reopens the volume for the next pass.
         subject.cold()?;
         Ok(samples)
     }

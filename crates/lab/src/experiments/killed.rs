@@ -1,4 +1,4 @@
-//! What it costs a program that the worker of its mount dies.
+//! Cost of worker deaths for the programs on a mount.
 //!
 //! ```text
 //!   answers:  ask ─ ask ─ ask ─╳───────── ask ─ ask        how long the first one takes
@@ -31,15 +31,15 @@ use draconis_device::Random;
 /// See the module.
 pub struct Killed;
 
-/// Between two deaths while a program reads or writes.
+/// Interval between deaths while a program reads or writes.
 const KILL_INTERVAL: Duration = Duration::from_millis(100);
-/// The longest that a worker may take to be followed by another.
+/// Maximum time until a killed worker is replaced.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// Length of what is read, written and renamed, in bytes.
+/// Length of files that are read, written and renamed, in bytes.
 const FILE_BYTES: usize = 256 << 10;
-/// Names that are written round and round.
+/// Number of names that are overwritten in turn.
 const NAMES: u64 = 64;
-/// Calm and killed, in turns.
+/// Pairs of undisturbed and disturbed measurements.
 const PAIRS: u64 = 3;
 
 const ABOUT: ExperimentInfo = ExperimentInfo {
@@ -121,7 +121,7 @@ impl Experiment for Killed {
     }
 }
 
-/// The mount whose workers die.
+/// The mount whose workers are killed.
 struct KillTarget {
     directory: RuntimeDir,
     at: PathBuf,
@@ -134,7 +134,7 @@ impl KillTarget {
         Ok(victim)
     }
 
-    /// The process that serves, if one does by now.
+    /// Returns the process ID of the worker, if one is serving.
     fn worker(&self) -> anyhow::Result<Option<u32>> {
         let Some(Reply::Status(status)) = request_if_running(&self.directory, &Request::Status)?
         else {
@@ -149,7 +149,7 @@ impl KillTarget {
         Ok((mount.state == "serving").then_some(mount.worker_pid))
     }
 
-    /// Kills the worker that comes after `last`; its number, and when it was about to be killed.
+    /// Waits for a worker other than `last` and kills it; returns its ID and the start of the kill.
     fn kill(&self, last: u32) -> anyhow::Result<(u32, Instant)> {
         let until = Instant::now() + PATIENCE;
         loop {
@@ -167,18 +167,18 @@ impl KillTarget {
     }
 }
 
-/// How long the first answer takes that is asked for after a death.
+/// Measures the time from each death to the first reply.
 fn first_answers(context: &Context, victim: &KillTarget, at: &Path) -> anyhow::Result<Vec<Sample>> {
     let (began, over) = (Instant::now(), AtomicBool::new(false));
     let now = || began.elapsed().as_nanos() as u64;
-    // When a worker died that no answer has followed; 0 if there is none.
+    // Time of the death that no reply has followed yet; 0 if none.
     let (died, waits) = (AtomicU64::new(0), Mutex::new(vec![]));
     let path = at.join("asked");
     File::create(&path)?;
     let asked = || -> anyhow::Result<()> {
         while !over.load(Ordering::Relaxed) {
             let death = died.load(Ordering::Acquire);
-            // Always asks the server.
+            // FORCE_SYNC always asks the server.
             rustix::fs::statx(CWD, &path, AtFlags::STATX_FORCE_SYNC, StatxFlags::BASIC_STATS)?;
             if death != 0 {
                 waits.lock().map_err(|_| anyhow::anyhow!("poisoned"))?.push(now() - death);
@@ -220,7 +220,7 @@ fn first_answers(context: &Context, victim: &KillTarget, at: &Path) -> anyhow::R
     Ok(waits.into_iter().enumerate().map(sample).collect())
 }
 
-/// Bytes a second of `work`, undisturbed and while workers die, and what a death a second costs.
+/// Measures the speed of `work`, undisturbed and while workers die, and the cost of one death/s.
 fn measure_slowdown(
     context: &Context,
     victim: &KillTarget,
@@ -236,7 +236,7 @@ fn measure_slowdown(
         }
         Ok(bytes as f64 / began.elapsed().as_secs_f64())
     };
-    // Once for nothing, so that what is warm later is so from the beginning.
+    // Warm-up.
     for_a_while()?;
     let (mut calm, mut disturbed, mut prices) = (vec![], vec![], vec![]);
     for _ in 0..PAIRS {
@@ -271,7 +271,7 @@ fn measure_slowdown(
     ])
 }
 
-/// Files that are read one after the other, each by asking the server.
+/// Files that are read in sequence, each from the server.
 struct Reading {
     files: Vec<PathBuf>,
     next: AtomicU64,
@@ -295,7 +295,7 @@ impl Reading {
         let nth = self.next.fetch_add(1, Ordering::Relaxed) % self.files.len() as u64;
         let path = self.files.get(nth as usize).context("no file")?;
         let mut file = File::open(path)?;
-        // What the kernel has kept of it would not be asked for.
+        // Drops the page cache, so that the server must be asked.
         rustix::fs::fadvise(&file, 0, None, Advice::DontNeed)?;
         let (mut buffer, mut bytes) = (vec![0; 128 << 10], 0);
         loop {

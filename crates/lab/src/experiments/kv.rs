@@ -1,4 +1,4 @@
-//! Key-value stores under writes: in order, and nine of ten to a tenth of the keys.
+//! Key-value stores under writes: sequential, and skewed (90 % to a tenth of the keys).
 
 mod buckets;
 mod durable;
@@ -22,13 +22,13 @@ use crate::results::{Figure, Points, Sample, Shape};
 use crate::subject::{Kind, Subject};
 use crate::units;
 
-/// One of the two.
+/// One of the write experiments.
 pub struct Kv {
     about: ExperimentInfo,
     sync: bool,
 }
 
-/// What each store may have: else ours, with 256 MiB, would stand beside LevelDB with 12.
+/// Memory limit of each store; the defaults differ: ours has 256 MiB, LevelDB 12.
 const MEMORY: Parameter = parameter(
     "cache",
     "memory of each store, for what it read and what it has not written",
@@ -36,7 +36,7 @@ const MEMORY: Parameter = parameter(
     "256M",
 );
 
-/// What the page says of it.
+/// Description of the memory limits for the report.
 const MEMORIES: &str = "Every store has the same memory (cache=), three quarters of it for what it \
     read and one for what it has not written: LevelDB a block cache and two write buffers of an \
     eighth, RocksDB a block cache and optimize_level_style_compaction of a quarter with a thread \
@@ -45,7 +45,7 @@ const MEMORIES: &str = "Every store has the same memory (cache=), three quarters
 
 const VALUE: Parameter = parameter("value", "bytes of a value; keys have 16", "512", "512");
 
-/// What they have in common.
+/// Common description of the experiments in this file.
 const ALL: ExperimentInfo = ExperimentInfo {
     paper: Paper::Draconis,
     subjects: STORES,
@@ -55,7 +55,7 @@ const ALL: ExperimentInfo = ExperimentInfo {
     ..ExperimentInfo::DEFAULTS
 };
 
-/// The log is written when the kernel likes.
+/// Puts without waiting for durability.
 pub const ASYNC: Kv = Kv {
     about: ExperimentInfo {
         name: "kv-async",
@@ -82,7 +82,7 @@ pub const ASYNC: Kv = Kv {
     sync: false,
 };
 
-/// Each put is durable.
+/// Durable puts.
 pub const SYNC: Kv = Kv {
     about: ExperimentInfo {
         name: "kv-sync",
@@ -106,13 +106,13 @@ pub const SYNC: Kv = Kv {
     sync: true,
 };
 
-/// Bytes of a key, as the helper has them.
+/// Key length of the helper, in bytes.
 const KEY_BYTES: u64 = 16;
 
-/// All of them: a peer of ours first, against which the others are told.
+/// All stores; the others are compared with the first one.
 const STORES: &[&str] = &["leveldb", "rocksdb", "lmdb", "redb", "fjall", "draconis-kv"];
 
-/// How long single operations took.
+/// Latencies of single operations.
 #[derive(Clone, Copy, Debug, Deserialize)]
 struct Quantiles {
     p50_ns: f64,
@@ -121,12 +121,12 @@ struct Quantiles {
     p999_ns: f64,
     p9999_ns: f64,
     max_ns: f64,
-    /// More than ten times the median, as a part of all.
+    /// Share of operations slower than ten times the median.
     slow: f64,
 }
 
 impl Quantiles {
-    /// A line: one in so many takes longer. Rarer ones than there were are left out.
+    /// Returns samples of the tail: the time exceeded by one in N operations, if there were N.
     fn samples(&self, metric: &'static str, series: &str, count: u64) -> Vec<Sample> {
         let all = [
             (2, self.p50_ns),
@@ -140,7 +140,7 @@ impl Quantiles {
     }
 }
 
-/// How a distribution is drawn.
+/// Returns the figure for a latency distribution.
 fn tail(metric: &str, title: &str) -> Figure {
     Figure::new(Shape::Lines, metric, title)
         .x("one in so many takes longer", "")
@@ -149,7 +149,7 @@ fn tail(metric: &str, title: &str) -> Figure {
         .log_y()
 }
 
-/// The helper, about to drive `store` in `dir`.
+/// Returns the helper command for `store` in `dir`.
 fn helper(context: &Context, command: &str, store: &str, dir: &Path) -> Command {
     let mut helper = Command::new(&context.workshop.peers);
     helper.args([command, "--store", store]).arg("--dir").arg(dir);
@@ -157,12 +157,12 @@ fn helper(context: &Context, command: &str, store: &str, dir: &Path) -> Command 
     helper
 }
 
-/// Tells the helper a number, by the name of the parameter that it is.
+/// Adds a numeric parameter to the helper's command line.
 fn number(helper: &mut Command, name: &str, number: u64) {
     helper.arg(format!("--{}", name.replace('_', "-"))).arg(number.to_string());
 }
 
-/// How the helper says that a run went.
+/// Result reported by the helper.
 #[derive(Debug, Deserialize)]
 struct Outcome {
     puts: u64,
@@ -227,8 +227,8 @@ impl Experiment for Kv {
     }
 
     fn bytes(&self, context: &Context) -> anyhow::Result<u64> {
-        // Log, tables, and those that are being merged.
-        // Ours for durable puts is written out, 1 GiB.
+        // Log and tables, including tables being merged. Our store for durable puts is zero-filled
+        // to 1 GiB.
         Ok((context.number("puts")? * (context.number("value")? + 16) * 4).max(1 << 30))
     }
 

@@ -1,4 +1,4 @@
-//! Many reads of one size: how long each takes, and what pauses cost.
+//! Many reads of one size: latencies, and the cost of pauses.
 
 use super::reading::{prepare, read_all};
 use super::{Experiment, ExperimentInfo, Paper};
@@ -15,9 +15,9 @@ use crate::units;
 /// See the module.
 pub struct Latency;
 
-/// What takes this many times the median, and at least [`PAUSE_NS`], is a pause.
+/// A latency above this multiple of the median, and at least [`PAUSE_NS`], is a pause.
 const PAUSE: f64 = 20.0;
-/// The shortest pause.
+/// Minimum duration of a pause.
 const PAUSE_NS: f64 = 100_000.0;
 
 const ABOUT: ExperimentInfo = ExperimentInfo {
@@ -66,7 +66,7 @@ impl Experiment for Latency {
         let file = subject.files()?.open("latency", OpenMode::Cached)?;
         let mut into = Buffer::new(buffer as usize);
         let reads = context.number("reads")?;
-        // What will be read, and no more: caches smaller than the file keep the last.
+        // Warms exactly the range that is measured: a smaller cache keeps the last reads.
         for nth in 0..(bytes / buffer).min(reads) {
             read_all(&*file, nth * buffer, &mut into)?;
         }

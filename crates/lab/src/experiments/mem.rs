@@ -1,4 +1,4 @@
-//! Good, bad and ugly reads of memory: the paper's `memoryAnalyzing`.
+//! Good, bad and ugly memory reads: the paper's `memoryAnalyzing`.
 
 use std::io::Write;
 use std::process::Command;
@@ -17,13 +17,13 @@ use crate::subject::{Device, Kind, Subject};
 use crate::units;
 use draconis_device::Random;
 
-/// One of the experiments on memory.
+/// One of the memory experiments.
 pub struct Mem {
     about: ExperimentInfo,
     what: What,
 }
 
-/// What it measures.
+/// Type of measurement.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum What {
     Good,
@@ -33,7 +33,7 @@ enum What {
     Split,
 }
 
-/// What they have in common.
+/// Common description of the experiments in this file.
 const ALL: ExperimentInfo = ExperimentInfo {
     paper: Paper::Memory,
     caveat: "What a fault costs is the device's time for all that is read ahead with the page, \
@@ -64,7 +64,7 @@ const ALL: ExperimentInfo = ExperimentInfo {
     ..ExperimentInfo::DEFAULTS
 };
 
-/// In memory, or in sequence.
+/// Reads in memory, or sequential reads.
 pub const GOOD: Mem = Mem {
     about: ExperimentInfo {
         name: "mem-good",
@@ -78,7 +78,7 @@ pub const GOOD: Mem = Mem {
     what: What::Good,
 };
 
-/// At random, beyond memory.
+/// Random reads beyond memory.
 pub const BAD: Mem = Mem {
     about: ExperimentInfo {
         name: "mem-bad",
@@ -91,7 +91,7 @@ pub const BAD: Mem = Mem {
     what: What::Bad,
 };
 
-/// In sequence from random places, beyond memory.
+/// Sequential runs from random places, beyond memory.
 pub const UGLY: Mem = Mem {
     about: ExperimentInfo {
         name: "mem-ugly",
@@ -115,7 +115,7 @@ pub const SWEEP: Mem = Mem {
     what: What::Sweep,
 };
 
-/// What each has of the three.
+/// Share of each pattern in the sum of the three speeds.
 pub const SPLIT: Mem = Mem {
     about: ExperimentInfo {
         name: "mem-split",
@@ -127,7 +127,7 @@ pub const SPLIT: Mem = Mem {
     what: What::Split,
 };
 
-/// How the helper says that a pattern went.
+/// Result reported by the helper for a pattern.
 #[derive(Debug, Deserialize)]
 struct Outcome {
     run: u64,
@@ -143,7 +143,7 @@ impl Outcome {
 }
 
 impl Mem {
-    /// The runs of a pattern in a buffer: all reads from one place, or each from another.
+    /// Returns the run lengths of a pattern: all reads sequential, or each at a random place.
     fn runs(&self, context: &Context, buffer: u64) -> anyhow::Result<Vec<u64>> {
         let (reads, ugly) = (context.number("reads")?, context.number("run")?);
         let below = buffer <= context.number("limit")?;
@@ -191,7 +191,7 @@ impl Mem {
     }
 }
 
-/// A file that is on the device and in no cache.
+/// Creates a file that is on the device and in no cache.
 fn make_file(context: &Context, bytes: u64) -> anyhow::Result<tempfile::NamedTempFile> {
     let mut file = context.workshop.file()?;
     let mut piece = vec![0; 1 << 20];
@@ -205,7 +205,7 @@ fn make_file(context: &Context, bytes: u64) -> anyhow::Result<tempfile::NamedTem
         left -= len;
     }
     file.as_file().sync_all()?;
-    // The process that brings a page in is charged for it: that must be the child.
+    // Page cache is charged to the process that fills it, which must be the child.
     rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed)?;
     Ok(file)
 }

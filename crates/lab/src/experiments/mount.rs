@@ -1,5 +1,5 @@
-//! What people do with a mounted file system: copy in, list, archive, read, make and remove
-//! small files, log, unmount. What the library does in process is the floor below the small
+//! Typical use of a mounted file system: copy in, list, archive, read, create and remove
+//! small files, append to logs, unmount. The library called directly is the lower bound for small
 //! files.
 
 mod extents;
@@ -28,23 +28,23 @@ use draconis_device::Random;
 /// See the module.
 pub struct Mount;
 
-/// What one append adds, in bytes.
+/// Size of one append, in bytes.
 const APPEND_BYTES: usize = 512;
-/// Programs that log beside each other.
+/// Number of concurrent programs that append to logs.
 const CLIENTS: u64 = 16;
 const ONE_LOGS: &str = "append and fsync";
 const ALL_LOG: &str = "append and fsync, 16 clients";
-/// What is called so whose extents are counted.
+/// Name of the step whose extents are counted.
 const COPIED: &str = "cp -r in";
-/// The paper's buffer, in bytes.
+/// Buffer size of the paper, in bytes.
 const BUFFER_BYTES: usize = 16 << 10;
 
-/// How often something was done in a second.
+/// Returns a rate per second.
 fn rate(name: &str, count: u64, time: Duration) -> Sample {
     Sample::named("rate", "", name, count as f64 / time.as_secs_f64().max(1e-9))
 }
 
-/// One pass: the subject's directory and what was measured.
+/// One pass: directory of the subject, and results.
 struct Pass<'a> {
     context: &'a Context,
     at: PathBuf,
@@ -61,19 +61,19 @@ impl Pass<'_> {
         self.samples.push(Sample::named("speed", "", name, speed));
     }
 
-    /// A real tree, copied in.
+    /// Copies a real tree in.
     fn copy_in(&mut self) -> anyhow::Result<()> {
         let tree = self.context.text("tree")?;
         let (_, bytes) = weigh(Path::new(tree))?;
         let target = self.at.join("tree");
-        // Warm, or the source's device is what is measured.
+        // Warms the source; otherwise its device would be measured.
         time_output(Command::new("tar").arg("-C").arg(tree).args(["-cf", "-", "."]))?;
         let time = time_output(Command::new("cp").arg("-r").arg(tree).arg(&target))?;
         self.speed(COPIED, bytes, time);
         Ok(())
     }
 
-    /// The tree, listed and archived.
+    /// Lists and archives the tree.
     fn walk(&mut self) -> anyhow::Result<()> {
         let tree = self.at.join("tree");
         let time = time_output(Command::new("find").arg(&tree))?;
@@ -91,7 +91,7 @@ impl Pass<'_> {
         Ok(())
     }
 
-    /// One large file and an fsync.
+    /// Writes one large file and syncs it.
     fn write_file(&mut self) -> anyhow::Result<()> {
         let bytes = self.context.number("file")?;
         let mut piece = vec![0; 1 << 20];
@@ -121,7 +121,7 @@ impl Pass<'_> {
         Ok(())
     }
 
-    /// Made, looked at, renamed, removed.
+    /// Creates, stats, renames and removes small files.
     fn small_files(&mut self) -> anyhow::Result<()> {
         let files = self.context.number("files")?;
         let by = BySystemCall::new(self.at.clone(), files)?;
@@ -129,14 +129,14 @@ impl Pass<'_> {
         Ok(())
     }
 
-    /// How scattered what was copied in lies.
+    /// Counts the extents of the copied files.
     fn scattered(&mut self, image: &Path) -> anyhow::Result<()> {
         let extents = extents::of_a_file(image, "/tree")?;
         self.samples.push(Sample::named("extents", "", COPIED, extents));
         Ok(())
     }
 
-    /// A log: a little more, durable, again and again; and a database's pages.
+    /// Appends small durable records to a log, and updates pages of a database.
     fn appends(&mut self) -> anyhow::Result<()> {
         let appends = self.context.number("appends")?;
         let mut log = File::create(self.at.join("log"))?;
@@ -159,7 +159,7 @@ impl Pass<'_> {
         Ok(())
     }
 
-    /// Logs of many, each its own: what they wait for can be shared.
+    /// Appends to one log per program; the programs can share commits.
     fn appends_of_many(&mut self) -> anyhow::Result<()> {
         let appends = self.context.number("appends")?;
         let log = |client: u64| -> anyhow::Result<File> {
@@ -188,7 +188,7 @@ impl Pass<'_> {
     }
 }
 
-/// How many names and bytes a tree holds.
+/// Returns the number of names and bytes of a tree.
 pub fn weigh(tree: &Path) -> anyhow::Result<(u64, u64)> {
     let (mut files, mut bytes) = (0, 0);
     let mut stack = vec![tree.to_path_buf()];
@@ -319,7 +319,7 @@ impl Experiment for Mount {
 
     fn summarize(&self, points: Points<'_>) -> Vec<String> {
         let subjects = points.subjects();
-        // Each beside those that serve a volume of the same kind.
+        // Compares programs on volumes of the same type.
         let kind = |spec: &str| spec.split_once(':').map_or("ext2", |(_, kind)| kind).to_owned();
         let program = |it: &str| it.split(':').next().unwrap_or_default().to_owned();
         let is_ours = |it: &&&str| matches!(program(it).as_str(), "draconis" | "draconis-lib");

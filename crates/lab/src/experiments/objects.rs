@@ -1,4 +1,4 @@
-//! The object store's own operations, in both layouts, on a model, a file or a device.
+//! Operations of the object store, in both layouts, on a model, a file or a device.
 //!
 //! ```text
 //!   put, append, update: a group each; synchronous ones are waited for before the next
@@ -28,16 +28,16 @@ use crate::units;
 /// See the module.
 pub struct Objects;
 
-/// Bytes that are updated and read all over.
+/// Size of the area that is updated and read at random, in bytes.
 const AREA_BYTES: u64 = 16 << 20;
 /// Synchronous appends that share one wait.
 const SHARED: u64 = 32;
-/// The store of a chain, in bytes.
+/// Length of the store for chained appends, in bytes.
 const CHAIN_STORE_BYTES: u64 = 256 << 20;
-/// What is overwritten where amplification is measured, in bytes.
+/// Size of an overwrite when measuring write amplification, in bytes.
 const BLOCK_BYTES: u64 = 4096;
 
-/// Where a store lies, and the time there.
+/// Disk of a store, and its clock.
 struct ScratchStore {
     disk: Arc<dyn Disk>,
     clock: Arc<dyn Clock>,
@@ -63,7 +63,7 @@ impl ScratchStore {
         Ok(Self { disk, clock, region, model: None })
     }
 
-    /// What tells a store from those that lay here before.
+    /// Returns an ID that distinguishes the store from earlier ones on the same disk.
     fn id(&self) -> u128 {
         match &self.model {
             Some(_) => 1,
@@ -73,7 +73,7 @@ impl ScratchStore {
 
     fn store(&self, layout: LayoutKind) -> anyhow::Result<Arc<Store>> {
         let bytes = self.region.len_bytes;
-        // As many segments as a store of that length needs for its reserves to be small.
+        // Enough segments that the store's reserve is small relative to its length.
         let segment_bytes = (bytes / 1024).next_power_of_two().clamp(1 << 20, 16 << 20) as u32;
         let profile = Profile { layout, page_bytes: 4096, segment_bytes, queue_depth: 32 };
         let disk: Arc<dyn Disk> = Arc::new(SubDisk::new(self.disk.clone(), self.region)?);
@@ -82,14 +82,14 @@ impl ScratchStore {
     }
 }
 
-/// Nanoseconds that something took.
+/// Measures a time in nanoseconds.
 fn time(clock: &dyn Clock, mut what: impl FnMut() -> anyhow::Result<()>) -> anyhow::Result<f64> {
     let started = clock.now_ns();
     what()?;
     Ok((clock.now_ns() - started).max(1) as f64)
 }
 
-/// Submits a group that one call fills.
+/// Submits a group with one change.
 fn submit(
     store: &Store,
     after: &[Ticket],
@@ -115,9 +115,9 @@ fn filled(store: &Store, bytes: u64) -> anyhow::Result<ObjectId> {
     Ok(id)
 }
 
-/// Nanoseconds that appends of 512 bytes take, each after the one before or in no order. A
-/// store of its own each time: whether a checkpoint falls into one or the other must not
-/// decide.
+/// Returns the nanoseconds of an append of 512 bytes, chained or unordered. Uses a new store each
+/// time, so that checkpoints affect both
+/// equally.
 fn appends(
     context: &Context,
     subject: &dyn Subject,
@@ -139,8 +139,8 @@ fn appends(
     })
 }
 
-/// The figure and the line of an operation in a layout: one figure for all would be a
-/// thicket.
+/// Returns figure and line of an operation in a layout. A single figure would be
+/// unreadable.
 fn place_of<'a>(layout: &str, what: &'a str) -> (&'static str, &'a str) {
     match (layout, what.strip_suffix(", durable")) {
         ("log", Some(what)) => ("durable-log", what),
@@ -150,7 +150,7 @@ fn place_of<'a>(layout: &str, what: &'a str) -> (&'static str, &'a str) {
     }
 }
 
-/// A store of one layout, and what was measured of it.
+/// A store of one layout, and its measurements.
 struct Measuring<'a> {
     context: &'a Context,
     clock: &'a dyn Clock,
@@ -160,13 +160,13 @@ struct Measuring<'a> {
 }
 
 impl Measuring<'_> {
-    /// A group that one call fills, and the wait for it.
+    /// Submits a group with one change and waits for it.
     fn durably(&self, fill: impl FnOnce(&mut Group)) -> anyhow::Result<()> {
         let ticket = submit(&self.store, &[], fill)?;
         Ok(self.store.wait(ticket)?)
     }
 
-    /// What an operation on so many bytes reaches in a second, done so often.
+    /// Measures the rate of `count` operations on `size` bytes.
     fn rate(
         &self,
         what: &str,
@@ -219,7 +219,7 @@ impl Measuring<'_> {
         Ok(())
     }
 
-    /// Appends of 512 bytes that share a flush.
+    /// Measures appends of 512 bytes that share a flush.
     fn sharing(&mut self) -> anyhow::Result<()> {
         let (turns, payload) = (self.context.number("ops")? / 4 + 1, [3; 512]);
         let (store, layout) = (&self.store, self.layout);
@@ -238,7 +238,7 @@ impl Measuring<'_> {
         Ok(())
     }
 
-    /// What is written for each byte, once everything was overwritten often.
+    /// Measures write amplification, after everything was overwritten several times.
     fn amplification(&mut self) -> anyhow::Result<()> {
         let (context, store) = (self.context, &self.store);
         let info = store.info();
@@ -335,7 +335,7 @@ impl Experiment for Objects {
         ]
     }
 
-    /// The stores of the chains have an area before the other's.
+    /// Space for the store, and for the store of chained appends before it.
     fn bytes(&self, context: &Context) -> anyhow::Result<u64> {
         Ok(context.number("store")? + CHAIN_STORE_BYTES)
     }

@@ -1,8 +1,8 @@
-//! Which size does the device work in?
+//! Page size of a device, inferred from write times.
 //!
-//! Figure 1 of the paper is throughput by block size. What betrays the page is the same
-//! block at different offsets: one that begins inside a page touches a page more, and
-//! changes two of them in part.
+//! Figure 1 of the paper shows throughput by block size. The page size shows in the same block at
+//! different offsets: a block that begins inside a page touches one page more, and modifies two
+//! of them partially.
 //!
 //! ```text
 //!   pages    |       |       |       |       |
@@ -21,13 +21,13 @@ use crate::units;
 /// See the module.
 pub struct PageSize;
 
-/// Every write begins on a multiple of this, plus its offset.
+/// Writes begin at multiples of this, plus an offset.
 const STRIDE: u64 = 64 << 10;
-/// What is written at different offsets: the largest page looked for.
+/// Size of a write at different offsets: the maximum page size that can be detected.
 pub const PROBE: u64 = 16 << 10;
-/// Where it begins.
+/// Offsets of the writes; 0 is aligned.
 pub const OFFSETS: [u64; 6] = [512, 1024, 2048, 4096, 8192, 0];
-/// How much slower a write is called slower: beyond noise, and on a model, which has none.
+/// Factor by which a write counts as slower: above noise, and on models, which have none.
 const SLOWER: f64 = 1.12;
 const SLOWER_ON_MODELS: f64 = 1.04;
 
@@ -116,19 +116,19 @@ impl Experiment for PageSize {
     }
 }
 
-/// The page that a subject's points under `offset` betray.
+/// Returns the page size inferred from a subject's `offset` points.
 pub fn page_of(points: Points<'_>, subject: &str) -> Option<u64> {
     let at = |offset: &u64| Some((*offset, points.named("offset", subject, "", &label(*offset))?));
     let slower = if subject.starts_with("model") { SLOWER_ON_MODELS } else { SLOWER };
     infer(&OFFSETS.iter().filter_map(at).collect::<Vec<_>>(), slower)
 }
 
-/// What an offset is called.
+/// Returns the label of an offset.
 pub fn label(offset: u64) -> String {
     if offset == 0 { "aligned".into() } else { format!("at {offset}") }
 }
 
-/// Writes that betray a page.
+/// Parameters of the writes for detecting the page size.
 pub struct Probe {
     area: u64,
     threads: u64,
@@ -136,16 +136,16 @@ pub struct Probe {
 }
 
 impl Probe {
-    /// So many writes by a few threads.
+    /// Creates a probe with `writes` writes by `threads` threads.
     pub fn new(writes: u64, threads: u64, area: u64, subject: &dyn Subject) -> Self {
         match subject.kind() {
-            // Nothing shows before a model's buffer is full.
+            // On a model, effects show only once its buffer is full.
             Kind::Model => Self { area, threads: threads.max(64), writes },
             _ => Self { area, threads: threads.max(1), writes },
         }
     }
 
-    /// Nanoseconds for a write; `None` if the subject does not take that size.
+    /// Returns the nanoseconds per write; `None` if the subject does not support the size.
     fn time(
         &self,
         context: &Context,
@@ -159,22 +159,22 @@ impl Probe {
         Some((ns as f64 / writes as f64).max(1.0))
     }
 
-    /// The time of a write at each offset that the subject takes.
+    /// Returns the time of a write at each supported offset.
     pub fn offsets(&self, context: &Context, subject: &dyn Subject) -> Vec<(u64, f64)> {
         let time = |offset: &u64| Some((*offset, self.time(context, subject, PROBE, *offset)?));
         OFFSETS.iter().filter_map(time).collect()
     }
 }
 
-/// The page that times of writes by offset betray: the smallest offset at which writes are
-/// as fast as aligned ones, if at all smaller ones they are slower; 512 if nothing shows.
+/// Infers the page size: the smallest offset at which writes are as fast as aligned ones, if all
+/// smaller offsets are slower; 512 if no effect shows.
 fn infer(times: &[(u64, f64)], slower: f64) -> Option<u64> {
     let aligned = times.iter().find(|(offset, _)| *offset == 0)?.1;
     let slow = |(_, ns): &&(u64, f64)| *ns > aligned * slower;
     let at_offsets = || times.iter().filter(|(offset, _)| *offset > 0);
     let slow_ones = at_offsets().take_while(slow).count();
     if slow_ones != at_offsets().filter(slow).count() {
-        // Noise: a page makes everything below it slow, and nothing above.
+        // Noise: with a page, all offsets below it are slow, and none above.
         return Some(512);
     }
     Some(at_offsets().nth(slow_ones).map_or(PROBE, |(offset, _)| *offset))

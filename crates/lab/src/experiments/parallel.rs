@@ -1,4 +1,4 @@
-//! Pages written by many threads at the same time.
+//! Pages written by many threads concurrently.
 
 use std::sync::Arc;
 
@@ -93,32 +93,32 @@ impl Experiment for Parallel {
     }
 }
 
-/// The least number of threads that reaches nine tenths of the best rate, and its rate.
+/// Returns the minimum number of threads that reaches 90 % of the best rate, and its rate.
 pub fn useful(line: &[(f64, f64)]) -> Option<(f64, f64)> {
     let best = line.iter().map(|(_, rate)| *rate).fold(0.0, f64::max);
     line.iter().find(|(_, rate)| *rate >= best * 0.9).copied()
 }
 
-/// What is written to a model before it is believed, in bytes.
+/// Warm-up writes to a model, in bytes.
 const MODEL_BYTES: u64 = 64 << 20;
 
-/// Direct writes of a block to random places.
+/// Direct writes of blocks to random places.
 #[derive(Clone, Copy, Debug)]
 pub struct Load {
-    /// Bytes of a write.
+    /// Size of a write, in bytes.
     pub block: u64,
-    /// Places are multiples of this, in bytes ...
+    /// Writes begin at multiples of this, in bytes ...
     pub stride: u64,
     /// ... plus this.
     pub offset: u64,
-    /// Bytes that are written all over.
+    /// Size of the area that is written, in bytes.
     pub area: u64,
-    /// How many write at the same time.
+    /// Number of concurrent writers.
     pub threads: u64,
-    /// Writes of all together.
+    /// Total number of writes.
     pub writes: u64,
-    /// What a thread does between two writes to a model, in nanoseconds: a real host takes
-    /// its time without being asked to.
+    /// Pause of a thread between two writes to a model, in nanoseconds; a real host takes time
+    /// by itself.
     pub host_ns: u64,
 }
 
@@ -128,11 +128,11 @@ impl Load {
         dice.below(places) * self.stride + self.offset
     }
 
-    /// How long all of it takes, in the subject's time.
+    /// Runs the load; returns the duration in the subject's time.
     pub fn run(&self, context: &Context, subject: &dyn Subject) -> anyhow::Result<u64> {
         match subject.timing() {
             Some(mut timing) => {
-                // As many as it takes to fill its caches; they cost no time of ours.
+                // Enough to fill the model's caches; this costs no real time.
                 let writes = self.writes.max((MODEL_BYTES / self.block).clamp(2000, 20_000));
                 let load = Self { writes, ..*self };
                 let ns = load.in_device_time(&mut *timing, &mut context.rng());
@@ -142,7 +142,7 @@ impl Load {
         }
     }
 
-    /// Real threads, on the file `area`.
+    /// Runs real threads on the file `area`.
     fn by_threads(&self, context: &Context, subject: &dyn Subject) -> anyhow::Result<u64> {
         let clock = subject.clock();
         let file = subject.files()?.open("area", OpenMode::Direct)?;
@@ -168,15 +168,15 @@ impl Load {
         Ok(clock.now_ns() - started)
     }
 
-    /// Threads that exist only in the device's time: each asks again as soon as it is
-    /// answered. The first half fills the device's caches; how long the second took, as if
-    /// it were all.
+    /// Simulates threads in device time: each sends its next request when the last one completes.
+    /// The first half fills the device's caches; the result is the duration of the second half,
+    /// scaled to all writes.
     fn in_device_time(&self, timing: &mut dyn Timing, dice: &mut Random) -> u64 {
         let all = Self { area: timing.model().len_bytes, ..*self };
         let (mut asked, mut answered, mut half_ns, mut now) = (0, 0, 0, 0);
         let mut done = vec![];
         let total = self.writes * 2;
-        // When each thread that waits for nothing asks again, in order.
+        // Times at which idle threads send their next request, in order.
         let mut ready = std::collections::VecDeque::from(vec![0; self.threads as usize]);
         while answered < total {
             while asked < total && ready.front().is_some_and(|at| *at <= now) {

@@ -1,4 +1,4 @@
-//! A device in a few numbers: what a store that is made for its hardware wants to know.
+//! A device in a few numbers, for choosing the parameters of a store.
 
 use super::page_size::{Probe, label, page_of};
 use super::parallel::{Load, useful};
@@ -66,7 +66,7 @@ impl Experiment for Profile {
         Ok(context.number("area")? + context.number("probe")?)
     }
 
-    /// A model keeps what is written to it.
+    /// A model keeps written data in memory.
     fn memory_bytes(&self, context: &Context) -> anyhow::Result<u64> {
         Ok((64 << 20) + context.number("probe")?)
     }
@@ -115,7 +115,7 @@ impl Experiment for Profile {
     }
 }
 
-/// What a store is to be made with, where there is a disk without files between.
+/// Derives the store profile, if the subject is a bare disk.
 fn fit(context: &Context, subject: &dyn Subject) -> anyhow::Result<()> {
     if !context.has_profile(&subject.name())
         && let Some(bare) = subject.bare(context.number("probe")?)?
@@ -125,7 +125,7 @@ fn fit(context: &Context, subject: &dyn Subject) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What single requests cost.
+/// Measures single requests.
 fn requests(
     context: &Context,
     subject: &mut dyn Subject,
@@ -160,13 +160,13 @@ fn requests(
             }
             times.push(watch.lap_ns() as f64);
         }
-        // Where a turn of the platter is waited for now and then, the mean has it.
+        // The mean includes occasional rotations of the platter.
         samples.push(Sample::named("time", "", what, stats::mean(&times).unwrap_or(0.0)));
     }
     Ok(samples)
 }
 
-/// The page, and reading by buffer.
+/// Measures the page size, and reads by buffer size.
 fn sizes(context: &Context, subject: &mut dyn Subject, area: u64) -> anyhow::Result<Vec<Sample>> {
     let clock = subject.clock();
     let mut samples = vec![];

@@ -1,4 +1,4 @@
-//! Files to be read, and reading them cold.
+//! Creating files to read, and cold reads.
 
 use std::sync::Arc;
 
@@ -9,10 +9,10 @@ use crate::context::Context;
 use crate::subject::{Cold, Files, Handle, OpenMode, Subject};
 use draconis_device::Random;
 
-/// What files are filled with at once, in bytes.
+/// Size of one write when filling files, in bytes.
 const PIECE_BYTES: usize = 1 << 20;
 
-/// Makes a file of `bytes` that no layer can guess, unless it is there from the pass before.
+/// Creates a file of `bytes` of incompressible data, unless it exists from an earlier pass.
 pub fn prepare(
     context: &Context,
     files: &Arc<dyn Files>,
@@ -39,8 +39,8 @@ pub fn prepare(
     file.sync()
 }
 
-/// What a cold run was: it counts as one if the subject emptied its caches and as many
-/// bytes came from the device as were read.
+/// Check of a cold run: it is cold if the subject emptied its caches and the device read as many
+/// bytes as the run did.
 pub struct ColdCheck {
     emptied: Cold,
     before: Option<u64>,
@@ -53,8 +53,8 @@ impl ColdCheck {
         Ok(Self { emptied, before: subject.device_read_bytes() })
     }
 
-    /// Whether what was read since came from the device: most of it, since the end of a
-    /// file may have been with something else that was needed.
+    /// Returns true if the data read since came from the device: 90 % suffices, because the end of
+    /// a file may have been read with other data.
     pub fn held(&self, subject: &dyn Subject, read_bytes: u64) -> bool {
         let reached = match (self.before, subject.device_read_bytes()) {
             (Some(before), Some(now)) => now.saturating_sub(before) * 10 >= read_bytes * 9,
@@ -64,7 +64,7 @@ impl ColdCheck {
     }
 }
 
-/// Reads exactly.
+/// Reads exactly `into.len()` bytes.
 pub fn read_all(file: &dyn Handle, at: u64, into: &mut [u8]) -> anyhow::Result<()> {
     let got = file.read(at, into)?;
     if got != into.len() {

@@ -1,4 +1,4 @@
-//! A file read from its start to its end, with buffers of many sizes.
+//! A file read sequentially, with buffers of many sizes.
 
 use super::reading::{ColdCheck, prepare, read_all};
 use super::{Experiment, ExperimentInfo, Paper};

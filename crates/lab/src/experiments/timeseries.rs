@@ -1,4 +1,4 @@
-//! Read after read, each timed: what does not show in a mean.
+//! Consecutive reads, timed one by one: effects that a mean hides.
 
 use super::reading::{ColdCheck, prepare, read_all};
 use super::{Experiment, ExperimentInfo, Paper};
@@ -14,7 +14,7 @@ use crate::units;
 /// See the module.
 pub struct TimeSeries;
 
-/// A read this many times slower than the median is called slow.
+/// Multiple of the median above which a read is slow.
 const SLOW: f64 = 2.0;
 
 const ABOUT: ExperimentInfo = ExperimentInfo {
@@ -109,7 +109,7 @@ impl Experiment for TimeSeries {
     }
 }
 
-/// The distance that most neighbours have, if there is one.
+/// Returns the most frequent distance between neighbours, if there is one.
 fn period(places: &[f64]) -> Option<f64> {
     let gaps: Vec<f64> = places.windows(2).map(|pair| pair[1] - pair[0]).collect();
     let usual = stats::median(&gaps)?;

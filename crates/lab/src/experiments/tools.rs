@@ -1,6 +1,6 @@
-//! Tools that work without a mount, beside those of e2fsprogs and the kernel's driver.
+//! Tools that work without a mount, compared with e2fsprogs and the kernel's driver.
 //!
-//! Every time ends when the bytes are on the device.
+//! Each measurement ends when the data is on the device.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -21,7 +21,7 @@ use draconis_device::Random;
 /// See the module.
 pub struct Tools;
 
-/// What is measured, who of ours does it, and beside whom.
+/// Measurements: label, our command, and the command that it is compared with.
 const PAIRS: &[(&str, &str, &str)] = &[
     ("make and fill a volume", "draconis format", "mke2fs -d"),
     ("make and fill a volume, cold", "draconis format", "mke2fs -d"),
@@ -40,7 +40,7 @@ const PAIRS: &[(&str, &str, &str)] = &[
 struct Pass<'a> {
     context: &'a Context,
     tree: &'a Path,
-    /// How many names and bytes it holds.
+    /// Number of names and bytes of the tree.
     weight: (u64, u64),
     /// ext2, ext3 or ext4.
     kind: &'a str,
@@ -63,7 +63,7 @@ impl Pass<'_> {
         Command::new(&self.context.workshop.draconis)
     }
 
-    /// All of it, in the order in which one thing needs the one before.
+    /// Runs all measurements, in the order of their dependencies.
     fn measure(&mut self) -> anyhow::Result<()> {
         self.format(false)?;
         self.check(false)?;
@@ -78,19 +78,19 @@ impl Pass<'_> {
         self.read_file().context("reading a file")
     }
 
-    /// Has the tree in the kernel's memory, or its device is what is measured.
+    /// Reads the tree into the page cache; otherwise its device would be measured.
     fn warm_tree(&self) -> anyhow::Result<()> {
         let mut tar = Command::new("tar");
         time_output(tar.arg("-C").arg(self.tree).args(["-cf", "-", "."])).map(drop)
     }
 
-    /// Room for the tree and as much beside it as it takes in names, in KiB.
+    /// Returns a volume size with space for the tree and its metadata, in KiB.
     fn size(&self) -> String {
         let (names, bytes) = self.weight;
         format!("{}k", (bytes + bytes / 4 + names * 6144 + (64 << 20)) / 1024)
     }
 
-    /// Volumes made and filled.
+    /// Creates and fills volumes.
     fn format(&mut self, cold: bool) -> anyhow::Result<()> {
         for by in ["mke2fs -d", "draconis format"] {
             self.context.check()?;
@@ -120,7 +120,7 @@ impl Pass<'_> {
         Ok(())
     }
 
-    /// The volume that mke2fs made, checked by both.
+    /// Checks the volume of mke2fs with both programs.
     fn check(&mut self, cold: bool) -> anyhow::Result<()> {
         let image = self.path("mke2fs -d");
         for by in ["e2fsck -fn", "draconis check"] {
@@ -138,7 +138,7 @@ impl Pass<'_> {
             if cold {
                 drop_caches()?;
             } else {
-                // What it reads is in memory afterwards.
+                // Fills the page cache with the blocks that the check reads.
                 time_output(&mut command)?;
             }
             let time = time_output(&mut command)?;
@@ -149,7 +149,7 @@ impl Pass<'_> {
         Ok(())
     }
 
-    /// A tree copied out of a volume, and archived.
+    /// Copies a tree out of a volume, and archives it.
     fn take_out(&mut self) -> anyhow::Result<()> {
         let image = self.path("draconis format");
         let copy = self.path("copy");
@@ -197,7 +197,7 @@ impl Pass<'_> {
         Ok(())
     }
 
-    /// The tree copied into an empty volume, and unpacked into one.
+    /// Copies the tree into an empty volume, and extracts an archive into one.
     fn put_in(&mut self) -> anyhow::Result<()> {
         let (image, archive) = (self.path("empty"), self.path("archive"));
         let mut tar = Command::new("tar");
@@ -242,7 +242,7 @@ impl Pass<'_> {
         Ok(())
     }
 
-    /// One large file of a volume, from its start to its end.
+    /// Reads one large file of a volume.
     fn read_file(&mut self) -> anyhow::Result<()> {
         let (image, file) = (self.path("empty"), self.path("file"));
         let bytes = self.context.number("file")?;
@@ -288,7 +288,7 @@ impl Pass<'_> {
         Ok(())
     }
 
-    /// An empty volume with room for the tree, or for the large file.
+    /// Creates an empty volume with space for the tree, or for the large file.
     fn make_empty(&self, image: &Path) -> anyhow::Result<()> {
         let _ = std::fs::remove_file(image);
         let room_kib = (self.context.number("file")? + (64 << 20)) / 1024;
@@ -309,12 +309,12 @@ impl Pass<'_> {
     }
 }
 
-/// What was measured of a type of volume.
+/// Returns the label of a measurement on a type of volume.
 fn labelled(kind: &str, what: &str) -> String {
     format!("{kind}: {what}")
 }
 
-/// The types of volumes there are.
+/// Types of volumes.
 const KINDS: [&str; 3] = ["ext2", "ext3", "ext4"];
 
 const ABOUT: ExperimentInfo = ExperimentInfo {

@@ -1,4 +1,4 @@
-//! Random writes, rewriting in sequence, and appending.
+//! Random writes, sequential overwrites, and appends.
 
 use super::{Experiment, ExperimentInfo, Paper};
 use crate::buffer::Buffer;

@@ -1,4 +1,4 @@
-//! `writeAndFsync`: what all file-system experiments of the paper are made of.
+//! `writeAndFsync`, the base of all file system experiments of the paper.
 
 use std::sync::Arc;
 
@@ -7,15 +7,14 @@ use crate::clock::Stopwatch;
 use crate::context::Context;
 use crate::subject::{Files, OpenMode, Subject};
 
-/// After how many writes an fsync comes, as the paper's percentage says: 100 is never in
-/// the middle, and the smallest is after each.
+/// Returns the number of writes per fsync for the paper's percentage: 100 means only at the end,
+/// the minimum after each write.
 pub fn interval(percent: f64, writes: u64) -> u64 {
     ((percent * writes as f64 / 100.0).round() as u64).clamp(1, writes.max(1))
 }
 
-/// Writes a new file in sequence with an fsync now and then, and removes it. How long all
-/// took, the fsync at the end left out if there were none before: a good workload waits for
-/// nothing.
+/// Writes a new file sequentially with an fsync at intervals, and removes it. Returns the time
+/// without the final fsync: a good workload waits for nothing.
 pub fn write_and_fsync(
     context: &Context,
     subject: &dyn Subject,

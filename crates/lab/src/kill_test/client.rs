@@ -1,4 +1,4 @@
-//! One client: makes calls by chance, and knows what must come of each.
+//! A client: makes random calls, and knows the expected result of each.
 
 mod ranges;
 
@@ -14,11 +14,11 @@ use rustix::fs::{Advice, AtFlags, CWD, RenameFlags, StatxFlags, XattrFlags};
 use super::Shared;
 use super::model::{File, Model, Named};
 
-/// Names that a client has at most.
+/// Maximum number of names of a client.
 const NAMES: u64 = 40;
-/// The longest file, in bytes.
+/// Maximum length of a file, in bytes.
 const FILE_BYTES: u64 = 200 << 10;
-/// Files that are held open at most.
+/// Maximum number of open files.
 const MAX_OPEN_FILES: usize = 6;
 const NOTE: &str = "user.note";
 
@@ -27,7 +27,7 @@ pub(super) struct Client {
     nth: u64,
     random: Random,
     model: Model,
-    /// Open files, by their place in the model: with names or without.
+    /// Open files, by index in the model; they may be orphans.
     held: Vec<(usize, Open)>,
     made: u64,
 }
@@ -40,7 +40,7 @@ impl Client {
         Ok(Self { dir, nth, random, model: Model::default(), held: vec![], made: 0 })
     }
 
-    /// Works until all are told to stop; an error is a call that did not come out right.
+    /// Works until the test ends; fails on a wrong result of a call.
     pub(super) fn work(&mut self, shared: &Shared) -> anyhow::Result<()> {
         let mut calls = 0u64;
         while !shared.is_over() {
@@ -48,7 +48,7 @@ impl Client {
             let what = self.random.below(24);
             let done = self.step(what, shared);
             if done.is_err() {
-                // The others need not go on.
+                // Stops the other clients.
                 shared.over.store(true, std::sync::atomic::Ordering::Relaxed);
             }
             done.with_context(|| format!("client {}, step {calls}, call {what}", self.nth))?;
@@ -56,7 +56,7 @@ impl Client {
         Ok(())
     }
 
-    /// Closes what is open.
+    /// Closes all files.
     pub(super) fn close_files(&mut self) {
         self.held.clear();
     }
@@ -67,7 +67,7 @@ impl Client {
 
     fn new_name(&mut self) -> String {
         self.made += 1;
-        // Names of many lengths, that fill blocks of directories unevenly.
+        // Varying name lengths, which fill directory blocks unevenly.
         let tail = "x".repeat(self.random.below(40) as usize);
         format!("{:06}{tail}", self.made)
     }
@@ -274,7 +274,7 @@ impl Client {
     fn write(&mut self, shared: &Shared) -> anyhow::Result<()> {
         let Some((name, file)) = self.file() else { return Ok(()) };
         let path = self.path(&name);
-        // Whatever its mode: clients are root, or the mode lets its owner write.
+        // Opening fails only if the mode forbids writing and the client is not root.
         let open = match shared.call(|| OpenOptions::new().write(true).open(path)) {
             Err(_) if self.model.files[file].mode & 0o200 == 0 => return Ok(()),
             open => open.context("open")?,
@@ -342,7 +342,7 @@ impl Client {
         Ok(())
     }
 
-    /// What a name leads to, past what the kernel keeps.
+    /// Reads what a name refers to, past the kernel's caches.
     fn look(&mut self, shared: &Shared) -> anyhow::Result<()> {
         let Some((name, file)) = self.file() else { return Ok(()) };
         let flags = AtFlags::SYMLINK_NOFOLLOW | AtFlags::STATX_FORCE_SYNC;
@@ -367,7 +367,7 @@ impl Client {
         Ok(())
     }
 
-    /// Compares everything.
+    /// Compares the whole directory with the model.
     pub(super) fn compare(&self) -> anyhow::Result<()> {
         let mut left: BTreeSet<&String> = self.model.names.keys().collect();
         for one in std::fs::read_dir(&self.dir)? {
@@ -417,9 +417,9 @@ fn pick<T>(all: &[T], nth: u64) -> Option<&T> {
     all.get(nth.checked_rem(all.len() as u64)? as usize)
 }
 
-/// Compares contents, as the server has them.
+/// Compares a file's contents with the model, as the server has them.
 fn same_bytes(open: &Open, known: &File) -> anyhow::Result<()> {
-    // What was changed by way of the kernel's pages is written, and read again.
+    // Dirty pages are written back, and read again.
     rustix::fs::fadvise(open, 0, None, Advice::DontNeed)?;
     let mut bytes = vec![0; known.bytes.len() + 1];
     let mut len = 0;

@@ -1,13 +1,13 @@
-//! What a directory holds, if every call was done exactly once.
+//! Model of a directory in which every call is executed exactly once.
 
 use std::collections::BTreeMap;
 
-/// What a name leads to.
+/// Object of a name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Named {
-    /// A file, by its place among all files.
+    /// A file, by index.
     File(usize),
-    /// An empty directory, and its inode.
+    /// An empty directory, and its inode number.
     Directory(u64),
     /// A symbolic link, and its target.
     Link(String),
@@ -23,7 +23,7 @@ pub(super) struct File {
     pub(super) note: Option<Vec<u8>>,
 }
 
-/// See the head of the file.
+/// Model of a directory.
 #[derive(Debug, Default)]
 pub(super) struct Model {
     pub(super) names: BTreeMap<String, Named>,
@@ -31,14 +31,14 @@ pub(super) struct Model {
 }
 
 impl Model {
-    /// Takes a name away; a file may lose its last one.
+    /// Removes a name, possibly the last one of a file.
     pub(super) fn take(&mut self, name: &str) {
         if let Some(Named::File(file)) = self.names.remove(name) {
             self.files[file].links -= 1;
         }
     }
 
-    /// The `nth` name of those that `which` likes, counted round.
+    /// Returns the `nth` (modulo their count) of the names that `which` accepts.
     pub(super) fn pick(&self, nth: u64, which: impl Fn(&Named) -> bool) -> Option<String> {
         let liked: Vec<&String> =
             self.names.iter().filter(|(_, named)| which(named)).map(|(name, _)| name).collect();

@@ -1,5 +1,5 @@
-//! Programs that others wrote, as clients: run again and again in a directory of the mount. Each
-//! run must succeed, but some are killed: a process that ends within a call interrupts it.
+//! External programs as clients: run again and again in a directory of the mount. Each run must
+//! succeed, except those that are killed: that interrupts a call.
 
 use std::os::unix::process::CommandExt;
 use std::path::Path;
@@ -12,14 +12,14 @@ use rustix::process::{Pid, Signal};
 
 use super::Shared;
 
-/// The longest that a run lives which is killed.
+/// Maximum time until a run is killed.
 const KILLED_AFTER_MS: u64 = 3000;
 const LOOK_EVERY: Duration = Duration::from_millis(5);
 
-/// Runs the shell's `command` in `dir` until all clients are told to stop.
+/// Runs the shell `command` in `dir` until the test ends.
 ///
 /// # Errors
-/// A run that was not killed and failed.
+/// A run failed that was not killed.
 pub(super) fn run(command: &str, dir: &Path, seed: u64, shared: &Shared) -> anyhow::Result<()> {
     let mut random = Random::new(seed);
     std::fs::create_dir_all(dir)?;
@@ -57,7 +57,7 @@ fn run_once(command: &str, dir: &Path, random: &mut Random, shared: &Shared) -> 
     }
 }
 
-/// Kills a shell and what it started.
+/// Kills a shell and its children.
 fn kill(child: &mut Child) -> anyhow::Result<()> {
     let group = Pid::from_raw(child.id() as i32).context("a process without a number")?;
     rustix::process::kill_process_group(group, Signal::KILL)?;

@@ -1,7 +1,7 @@
 use super::*;
 use crate::skipped::skipped;
 
-/// The program that the tests of the workspace build, if this can mount.
+/// Returns arguments for the program built with the tests; `None` if it cannot mount.
 fn arguments(kills: u64, kind: &str) -> Option<DeathsArguments> {
     let own = std::env::current_exe().unwrap();
     let draconis = own.parent().and_then(Path::parent).map(|dir| dir.join("draconis"));

@@ -3,7 +3,7 @@
 use crate::results::Axis;
 use crate::units;
 
-/// From values to places.
+/// Maps values to positions.
 pub struct Scale {
     log: bool,
     least: f64,
@@ -13,7 +13,7 @@ pub struct Scale {
 }
 
 impl Scale {
-    /// A scale for `values`, between `from` and `to`. A linear one starts at 0.
+    /// Creates a scale for `values` between `from` and `to`. Linear scales start at 0.
     pub fn new(axis: &Axis, values: &[f64], from: f64, to: f64) -> Self {
         let shown = values.iter().copied().filter(|v| v.is_finite() && (!axis.log || *v > 0.0));
         let (mut least, mut most) =
@@ -32,7 +32,7 @@ impl Scale {
         Self { log: axis.log, least, most, from, to }
     }
 
-    /// Where a value is; `None` where a logarithm has none.
+    /// Returns the position of a value; `None` if the logarithm is undefined.
     pub fn place(&self, value: f64) -> Option<f64> {
         let part = if self.log {
             (value > 0.0).then(|| (value / self.least).ln() / (self.most / self.least).ln())?
@@ -42,7 +42,7 @@ impl Scale {
         part.is_finite().then_some(self.from + (self.to - self.from) * part)
     }
 
-    /// Where lines are drawn, and what is written at them.
+    /// Returns the positions and labels of the ticks.
     pub fn ticks(&self, unit: &str, most_ticks: usize) -> Vec<(f64, String)> {
         let values = match (self.log, unit) {
             (true, "B") => self.powers(2.0, most_ticks),
@@ -70,7 +70,7 @@ impl Scale {
         (first..=last).step_by(step as usize).map(|power| base.powi(power)).collect()
     }
 
-    /// 1, 2, 5 of each decade.
+    /// Returns 1, 2 and 5 of each decade.
     fn fine(&self, most_ticks: usize) -> Vec<f64> {
         let first = self.least.log10().floor() as i32;
         let last = self.most.log10().ceil() as i32;

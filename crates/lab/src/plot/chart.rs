@@ -12,7 +12,7 @@ const RIGHT: f64 = 14.0;
 const TOP: f64 = 26.0;
 const BOTTOM: f64 = 46.0;
 
-/// Draws it; the drawing and its height.
+/// Draws the chart; returns the SVG and its height.
 pub fn draw(figure: &Figure, lines: &[Line<'_>], paint: Paint) -> (String, f64) {
     let points = || lines.iter().flat_map(|line| &line.points);
     let xs: Vec<f64> = points().map(|point| point.x).collect();
@@ -34,12 +34,12 @@ pub fn draw(figure: &Figure, lines: &[Line<'_>], paint: Paint) -> (String, f64) 
                 "<circle class=\"mark\" cx=\"{at_x:.1}\" cy=\"{at_y:.1}\" r=\"{radius}\" \
                  fill=\"{colour}\"/>"
             );
-            // From the least to the most of the repetitions.
+            // Range of the repetitions.
             let range = point.range();
             if let (true, Some(high), Some(low)) =
                 (point.values.len() > 1, y.place(range.most), y.place(range.least))
             {
-                // One that was far off must not make all others small.
+                // Clipped, so that an outlier does not compress the scale.
                 let (high, low) = (high.max(TOP), low.min(HEIGHT - BOTTOM));
                 let _ = write!(
                     text,

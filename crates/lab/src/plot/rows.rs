@@ -1,4 +1,4 @@
-//! Bars that lie on their side, each below its name and value: these have room on every screen.
+//! Horizontal bars, each below its name and value, which fit on every screen.
 
 use std::fmt::Write;
 
@@ -9,9 +9,9 @@ use crate::units;
 /// Height of a line of text, and of a bar.
 const TEXT: f64 = 19.0;
 const THICK: f64 = 10.0;
-/// From a bar to the next line.
+/// Gap between a bar and the next line.
 const GAP: f64 = 3.0;
-/// Where bars begin, and how long the longest is.
+/// Left edge of the bars, and length of the longest.
 const LEFT: f64 = 12.0;
 const LONG: f64 = WIDTH - 2.0 * LEFT;
 
@@ -19,13 +19,13 @@ fn name_of(figure: &Figure, point: &Point) -> String {
     point.label.clone().unwrap_or_else(|| units::in_unit(point.x, &figure.x.unit))
 }
 
-/// How long a bar is: as its value, or as its number of digits.
+/// Returns the length of a bar, on a linear or logarithmic scale.
 fn length(value: f64, least: f64, most: f64, log: bool) -> f64 {
     if value <= 0.0 || most <= 0.0 {
         return 0.0;
     }
     let part = if log {
-        // The shortest still shows.
+        // The shortest bar is still visible.
         let floor = (least / 2.0).ln();
         (value.ln() - floor) / (most.ln() - floor)
     } else {
@@ -34,7 +34,7 @@ fn length(value: f64, least: f64, most: f64, log: bool) -> f64 {
     part.clamp(0.0, 1.0) * LONG
 }
 
-/// A group of bars for each name; the drawing and its height.
+/// Draws a group of bars for each name; returns the SVG and its height.
 pub fn bars(figure: &Figure, lines: &[Line<'_>], paint: Paint) -> (String, f64) {
     let points = || lines.iter().flat_map(|line| &line.points);
     let most = points().map(|point| point.range().most).fold(0.0, f64::max);
@@ -87,7 +87,7 @@ pub fn bars(figure: &Figure, lines: &[Line<'_>], paint: Paint) -> (String, f64) 
     (text, y + 4.0)
 }
 
-/// From the least to the most of the repetitions, over a bar that begins at this height.
+/// Draws the range of the repetitions over a bar.
 fn spread(least: f64, most: f64, top: f64, paint: Paint) -> String {
     let middle = top + THICK / 2.0;
     let (above, below) = (top + 1.0, top + THICK - 1.0);
@@ -98,7 +98,7 @@ fn spread(least: f64, most: f64, top: f64, paint: Paint) -> String {
     )
 }
 
-/// A bar of parts for each subject and name; the drawing and its height.
+/// Draws a stacked bar for each subject and name; returns the SVG and its height.
 pub fn stacks(figure: &Figure, outcome: &Outcome, paint: Paint) -> (String, f64) {
     let of = || outcome.points.iter().filter(|point| point.metric == figure.metric);
     let series = unique(of().map(|point| point.series.as_str()));
@@ -114,7 +114,7 @@ pub fn stacks(figure: &Figure, outcome: &Outcome, paint: Paint) -> (String, f64)
     }
     let total = |parts: &[&Point]| parts.iter().map(|part| part.median).sum::<f64>();
     let range = |parts: &[&Point]| -> Option<(f64, f64)> {
-        // Of whole repetitions: parts may make up for each other.
+        // Sums per repetition, because deviations of the parts may cancel out.
         let count = parts.iter().map(|part| part.values.len()).min().filter(|count| *count > 1)?;
         let whole = |nth: usize| parts.iter().map(|part| part.values[nth]).sum::<f64>();
         let all = || (0..count).map(whole);

@@ -1,4 +1,4 @@
-//! The page.
+//! The HTML page.
 
 use std::fmt::Write;
 
@@ -10,7 +10,7 @@ use crate::{terminal, units};
 
 const STYLE: &str = include_str!("page.css");
 
-/// All of it.
+/// Returns the whole page.
 pub fn html(results: &Results) -> String {
     let mut page = String::new();
     let _ = write!(
@@ -151,7 +151,7 @@ fn experiment(outcome: &Outcome) -> String {
     text + "</section>"
 }
 
-/// What a store is to be made with, why, and the file that says so.
+/// Returns the store profiles with reasons, and their files.
 fn store_profiles(outcome: &Outcome) -> String {
     let one = |profile: &StoreProfile| {
         let file = escape(&profile.file_name());
@@ -197,7 +197,7 @@ fn ratios(outcome: &Outcome, figure: &Figure) -> String {
     format!("<p class=\"soft\">times {}: {}</p>", escape(base), escape(&list.join(", ")))
 }
 
-/// Parameters, subjects and every number.
+/// Returns parameters, subjects and all values.
 fn details(outcome: &Outcome) -> String {
     if outcome.points.is_empty() {
         return String::new();
@@ -218,7 +218,7 @@ fn details(outcome: &Outcome) -> String {
     text + "</details>"
 }
 
-/// More rows than this are left to the files.
+/// Maximum number of rows in the page; the files have all.
 const MAX_ROWS: usize = 150;
 
 fn numbers(outcome: &Outcome, figure: &Figure) -> String {

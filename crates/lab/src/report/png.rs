@@ -1,15 +1,15 @@
-//! Plots as PNG files, where the lab was built with that.
+//! Plots as PNG files, if the lab was built with that feature.
 
 use std::path::Path;
 
-/// How much larger than its own units a plot is drawn.
+/// Pixels per SVG unit.
 #[cfg(feature = "png")]
 const ZOOM: f32 = 2.0;
 
-/// Draws a plot.
+/// Renders a plot.
 ///
 /// # Errors
-/// If the plot makes no sense or cannot be written.
+/// The SVG is invalid, or the file cannot be written.
 #[cfg(feature = "png")]
 pub fn write(path: &Path, svg: &str) -> anyhow::Result<()> {
     use std::sync::{Arc, OnceLock};
@@ -41,7 +41,7 @@ pub fn write(path: &Path, svg: &str) -> anyhow::Result<()> {
     Ok(pixels.save_png(path)?)
 }
 
-/// Nothing: the lab was built without this.
+/// Does nothing: the lab was built without the feature.
 #[cfg(not(feature = "png"))]
 pub fn write(_: &Path, _: &str) -> anyhow::Result<()> {
     Ok(())

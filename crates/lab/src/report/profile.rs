@@ -1,26 +1,26 @@
-//! What the numbers say, in plain words: ten lines, and what to do about them.
+//! Results in plain words: ten lines, and recommendations.
 //!
-//! Law: every sentence has its number from the results; what was not measured is not said, and what
-//! the repetitions leave open is no conclusion: two things are "not told apart".
+//! Law: every sentence is based on a measured number. Differences within the spread of the
+//! repetitions lead to no conclusion: the two are "not told apart".
 
 use crate::experiments::{label, page_of, useful};
 use crate::results::{Outcome, Points, Range, Results};
 use crate::units::{bytes, in_unit, significant, time_ns};
 
-/// Lines of the profile at most.
+/// Maximum number of lines of the profile.
 const LINES: usize = 10;
-/// A ratio below which distance costs nothing.
+/// Ratio below which seek distance does not matter.
 const FLAT: f64 = 1.3;
 
-/// The profile and the guidance.
+/// Profile and recommendations.
 pub struct ProfileText {
-    /// The machine's storage in lines of plain words.
+    /// Description of the machine's storage.
     pub profile: Vec<String>,
-    /// What is good, what is bad, and what is ugly.
+    /// Good, bad and ugly practices.
     pub guidance: Vec<(&'static str, Vec<String>)>,
 }
 
-/// Reads the results.
+/// Derives the texts from the results.
 pub fn words(results: &Results) -> ProfileText {
     let all = ProfileRow { results };
     let profile = [
@@ -46,7 +46,7 @@ pub fn words(results: &Results) -> ProfileText {
     }
 }
 
-/// `7 times`, and what follows of that, or that it is not known.
+/// Returns `7 times` and the conclusion `then`, or that the two are not told apart.
 fn times(one: Range, other: Range, then: &str) -> String {
     match one.times(other) {
         Some(ratio) => format!("{} times{then}", significant(ratio)),
@@ -54,7 +54,7 @@ fn times(one: Range, other: Range, then: &str) -> String {
     }
 }
 
-/// The best of a line by its medians.
+/// Returns the point of a line with the best median.
 fn best(line: &[(f64, Range)]) -> Option<(f64, Range)> {
     let medians: Vec<_> = line.iter().map(|(x, range)| (*x, range.median)).collect();
     let (x, _) = useful(&medians)?;
@@ -70,7 +70,7 @@ impl<'a> ProfileRow<'a> {
         self.results.experiments.iter().find(|outcome| outcome.name == name)
     }
 
-    /// The experiment's points and its first subject that is of this world.
+    /// Returns an experiment's points and its first real (not modelled) subject.
     fn real(&self, name: &str) -> Option<(Points<'a>, &'a str)> {
         let points = self.outcome(name)?.look();
         let subjects = points.subjects();
@@ -83,7 +83,7 @@ impl<'a> ProfileRow<'a> {
         points.range("time", subject, "", what)
     }
 
-    /// The best buffer and its speed, and the speed of the smallest one.
+    /// Returns the best buffer size with its speed, and the smallest size's speed.
     fn buffer(&self) -> Option<(f64, Range, f64, Range)> {
         let (points, subject) = self.real("profile")?;
         let line = points.ranges("read", subject, "");
@@ -98,7 +98,7 @@ impl<'a> ProfileRow<'a> {
         Some((threads, rate, one))
     }
 
-    /// Writes between two fsyncs and the throughput, from few to many.
+    /// Returns throughput by writes per fsync, ascending.
     fn sweep(&self) -> Option<Vec<(f64, Range)>> {
         let outcome = self.outcome("fs-sweep")?;
         let (points, subject) = self.real("fs-sweep")?;
@@ -142,7 +142,7 @@ impl<'a> ProfileRow<'a> {
         })
     }
 
-    /// The page that writes betray, and how long those take that begin inside one, and aligned ones.
+    /// Returns the page size, and the times of unaligned and aligned writes.
     fn paged(&self) -> Option<(u64, Range, Range)> {
         let (points, subject) = self.real("page-size").or_else(|| self.real("profile"))?;
         let page = page_of(points, subject)?;
@@ -225,7 +225,7 @@ impl<'a> ProfileRow<'a> {
         ))
     }
 
-    /// How large the other file is, how long small fsyncs take beside it, and alone.
+    /// Returns the size of the other file, and the times of small fsyncs next to it and alone.
     fn competes(&self) -> Option<(f64, Range, Range)> {
         let (points, subject) = self.real("fs-compete")?;
         let line = points.ranges("time", subject, "");
@@ -244,7 +244,7 @@ impl<'a> ProfileRow<'a> {
         ))
     }
 
-    /// A random read in memory, one beyond it, and how large that buffer was.
+    /// Returns the times of random reads in and beyond memory, and that buffer's size.
     fn pages(&self) -> Option<(Range, Range, f64)> {
         let points = self.outcome("mem-bad")?.look();
         let line = points.ranges("latency", "mem", "random");

@@ -1,38 +1,38 @@
-//! What a block device was asked, as the kernel counts it.
+//! I/O counters of block devices.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-/// Bytes of a sector in the kernel's counters, whatever the device's are.
+/// Unit of the kernel's counters, whatever the device's sector size is.
 const SECTOR_BYTES: u64 = 512;
 
-/// The device that a file is on.
+/// A block device.
 #[derive(Clone, Debug)]
 pub struct Device {
     sys: PathBuf,
 }
 
 impl Device {
-    /// The device behind `path`, if it is one with counters.
+    /// Returns the device of `path`, if it has counters.
     pub fn of(path: &Path) -> Option<Self> {
         let number = std::fs::metadata(path).ok()?.dev();
         Self::numbered(number)
     }
 
-    /// The device of that number.
+    /// Returns the device with a device number.
     pub fn numbered(number: u64) -> Option<Self> {
         let (major, minor) = (rustix::fs::major(number), rustix::fs::minor(number));
         let sys = std::fs::canonicalize(format!("/sys/dev/block/{major}:{minor}")).ok()?;
         sys.join("stat").exists().then_some(Self { sys })
     }
 
-    /// Bytes read since the machine started.
+    /// Returns the bytes read since boot.
     pub fn read_bytes(&self) -> Option<u64> {
         let stat = std::fs::read_to_string(self.sys.join("stat")).ok()?;
         figure(&stat, 2).map(|sectors| sectors * SECTOR_BYTES)
     }
 
-    /// Writes and flushes since the machine started; flushes are those of the whole disk.
+    /// Returns the writes and flushes since boot; flushes are those of the whole disk.
     pub fn writes_and_flushes(&self) -> Option<(u64, u64)> {
         let own = std::fs::read_to_string(self.sys.join("stat")).ok()?;
         let disk = if self.sys.join("partition").exists() { "../stat" } else { "stat" };
@@ -40,12 +40,12 @@ impl Device {
         Some((figure(&own, 4)?, figure(&disk, 15)?))
     }
 
-    /// Its name.
+    /// Returns the device name.
     pub fn name(&self) -> String {
         self.sys.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default()
     }
 
-    /// What its queue says under that name; a partition has its disk's queue.
+    /// Returns a queue attribute; a partition has those of its disk.
     pub fn queue(&self, what: &str) -> Option<String> {
         let own = self.sys.join("queue").join(what);
         let path = if own.exists() { own } else { self.sys.join("../queue").join(what) };
@@ -53,7 +53,7 @@ impl Device {
     }
 }
 
-/// One of the figures of a `stat` line: 2 is sectors read, 4 writes, 15 flushes.
+/// Returns a field of a `stat` line: 2 is sectors read, 4 writes, 15 flushes.
 fn figure(stat: &str, nth: usize) -> Option<u64> {
     stat.split_whitespace().nth(nth)?.parse().ok()
 }

@@ -1,8 +1,8 @@
-//! Files in memory whose answers take as long as they were told: the known answer that the
-//! lab itself is judged by.
+//! Files in memory with fixed delays: a known result for checking the lab
+//! itself.
 //!
-//! `delay:read=1ms,write=200us,sync=5ms`, with `,clock=model` in a time that stands still
-//! between the delays.
+//! `delay:read=1ms,write=200us,sync=5ms`; with `,clock=model` in modelled time that
+//! advances by the delays only.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -14,7 +14,7 @@ use super::memory::MemoryFiles;
 use super::{Files, Handle, Kind, OpenMode, Subject};
 use crate::clock::{Clock, Wall};
 
-/// Files with known delays.
+/// Files with fixed delays.
 pub struct Delay {
     delays: Delays,
     files: Arc<MemoryFiles>,
@@ -30,10 +30,10 @@ struct Delays {
 }
 
 impl Delay {
-    /// From its spelling.
+    /// Parses a specification.
     ///
     /// # Errors
-    /// If that makes no sense.
+    /// The specification is invalid.
     pub fn new(spec: &str) -> anyhow::Result<Self> {
         let mut delays = Delays::default();
         for part in spec.split(',').filter(|part| !part.is_empty()) {
@@ -64,7 +64,7 @@ fn parse(text: &str) -> anyhow::Result<Duration> {
 }
 
 impl Delays {
-    /// Sleeping would add what a wake-up costs, so this looks at the clock until it is time.
+    /// Busy-waits, because sleeping would add the time of a wake-up.
     fn pass(&self, delay: Duration) {
         if let Some(model) = &self.model {
             return model.advance(delay.as_nanos() as u64);

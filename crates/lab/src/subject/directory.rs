@@ -1,4 +1,4 @@
-//! File systems that are mounted: by others, or by us for one experiment.
+//! Mounted file systems: existing mounts, or our own mounts for one experiment.
 
 use std::fs::File;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
@@ -15,13 +15,13 @@ use super::server::{Mounted, Server, drop_caches};
 use super::{Cold, Files, Handle, Kind, OpenMode, RunEnvironment, Subject};
 use crate::clock::{Clock, Wall};
 
-/// Files of a directory.
+/// Files in a directory.
 struct DirectoryFiles(PathBuf);
 
 struct FileHandle(File);
 
 impl DirectoryFiles {
-    /// Opens past the caches if the file system can, else through them.
+    /// Opens with O_DIRECT if requested and supported, else cached.
     fn open_as(&self, name: &str, how: OpenMode, new: bool) -> anyhow::Result<Arc<dyn Handle>> {
         let path = self.0.join(name);
         let open = |flags: OFlags| {
@@ -80,7 +80,7 @@ impl Handle for FileHandle {
     }
 }
 
-/// A directory of a file system that is mounted already.
+/// A directory of an existing mount.
 pub struct Directory {
     spec: String,
     clock: Arc<Wall>,
@@ -89,10 +89,10 @@ pub struct Directory {
 }
 
 impl Directory {
-    /// In `path`, or where the lab works if that is empty.
+    /// Creates a directory in `path`, or in the lab's directory if `path` is empty.
     ///
     /// # Errors
-    /// If nothing can be made there.
+    /// The directory cannot be created.
     pub fn new(path: &str, shop: &RunEnvironment) -> anyhow::Result<Self> {
         let base = if path.is_empty() { shop.dir.as_path() } else { Path::new(path) };
         let dir = tempfile::Builder::new().prefix(super::PREFIX).tempdir_in(base);
@@ -138,17 +138,17 @@ impl Subject for Directory {
     }
 }
 
-/// The kinds of volumes that are made, as `mke2fs -t` names them.
+/// Volume types that can be created, as `mke2fs -t` names them.
 const KINDS: &[&str] = &["ext2", "ext3", "ext4"];
 
-/// A volume of its own, mounted for one experiment.
+/// A new volume, mounted for one experiment.
 pub struct Mount {
     spec: String,
     server: Server,
-    /// Which of the family of file systems.
+    /// File system type.
     kind: String,
     clock: Arc<Wall>,
-    // In this order: unmounted, then removed.
+    // Drop order: unmounted first, then removed.
     mounted: Option<Mounted>,
     dir: tempfile::TempDir,
     draconis: PathBuf,
@@ -156,10 +156,10 @@ pub struct Mount {
 }
 
 impl Mount {
-    /// Makes a volume with room for what the experiment needs, and mounts it.
+    /// Creates a volume with space for the experiment, and mounts it.
     ///
     /// # Errors
-    /// What is missing: root, a program, room.
+    /// Root privileges, a program, or disk space are missing.
     pub fn new(spec: &str, shop: &RunEnvironment) -> anyhow::Result<Self> {
         let (by, kind) = spec.split_once(':').unwrap_or((spec, "ext2"));
         let server = match by {
@@ -252,7 +252,7 @@ impl Subject for Mount {
     }
 
     fn device_read_bytes(&self) -> Option<u64> {
-        // Through whatever lies between: what counts is the device that the image is on.
+        // The device of the image counts, whatever layers are above it.
         self.device.as_ref()?.read_bytes()
     }
 
@@ -265,7 +265,7 @@ impl Subject for Mount {
     }
 }
 
-/// Makes a volume with room for so many bytes in files.
+/// Creates a volume with space for `bytes` in files.
 pub(super) fn make_volume(kind: &str, image: &Path, bytes: u64) -> anyhow::Result<()> {
     let mut mke2fs = Command::new("mke2fs");
     mke2fs.args(["-q", "-F", "-t", kind, "-b", "4096", "-m", "0", "-i", "8192"]);
@@ -279,7 +279,7 @@ pub(super) fn make_volume(kind: &str, image: &Path, bytes: u64) -> anyhow::Resul
     Ok(())
 }
 
-/// Speed counts only where the volume is right afterwards.
+/// Checks the volume: a fast but wrong result does not count.
 pub(super) fn judge(image: &Path) -> anyhow::Result<()> {
     File::open(image)?.sync_all()?;
     let output = Command::new("e2fsck").arg("-fn").arg(image).output().context("e2fsck")?;

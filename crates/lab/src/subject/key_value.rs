@@ -1,4 +1,4 @@
-//! A key-value store, ours or another's, driven by the helper program.
+//! A key-value store, ours or another, driven by the helper program.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -9,17 +9,17 @@ use anyhow::{Context, bail};
 use super::{Files, Kind, RunEnvironment, Subject};
 use crate::clock::{Clock, Wall};
 
-/// A store.
+/// A key-value store.
 pub struct KeyValue {
     name: String,
     clock: Arc<Wall>,
 }
 
 impl KeyValue {
-    /// The store of that name.
+    /// Returns the store with a name.
     ///
     /// # Errors
-    /// If the helper is not there or was built without it.
+    /// The helper is missing, or was built without this store.
     pub fn new(name: &str, shop: &RunEnvironment) -> anyhow::Result<Self> {
         let stores = stores(&shop.peers)?;
         if !stores.iter().any(|store| store == name) {
@@ -34,7 +34,7 @@ impl KeyValue {
     }
 }
 
-/// What the helper was built with.
+/// Returns the stores that the helper was built with.
 fn stores(peers: &PathBuf) -> anyhow::Result<Vec<String>> {
     let output = Command::new(peers).arg("stores").output();
     let output = output

@@ -1,4 +1,4 @@
-//! Our library in this process, on an image past the kernel's caches.
+//! The library in this process, on an image opened with O_DIRECT.
 
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -16,10 +16,10 @@ use super::directory::{judge, make_volume};
 use super::{Cold, Files, Handle, Kind, OpenMode, RunEnvironment, Subject};
 use crate::clock::{Clock, Wall};
 
-/// Bytes that may be changed in memory before they are handed to the disk.
+/// Limit of dirty data in memory, in bytes.
 const DIRTY_BYTES: u64 = 64 << 20;
 
-/// A volume opened in this process.
+/// A volume open in this process.
 pub struct Library {
     spec: String,
     clock: Arc<Wall>,
@@ -29,14 +29,14 @@ pub struct Library {
     device: Option<Device>,
 }
 
-/// The volume, while it is open. Remounting replaces it.
+/// The volume, while it is open; remounting replaces it.
 type Shared = Arc<Mutex<Option<Arc<Volume>>>>;
 
 impl Library {
-    /// Makes a volume with room for what the experiment needs, and opens it.
+    /// Creates a volume with space for the experiment, and opens it.
     ///
     /// # Errors
-    /// What is missing.
+    /// A requirement is missing.
     pub fn new(spec: &str, shop: &RunEnvironment) -> anyhow::Result<Self> {
         let kind = spec.split_once(':').map_or("ext2", |(_, kind)| kind);
         let dir = shop.directory()?;
@@ -50,36 +50,36 @@ impl Library {
         Ok(library)
     }
 
-    /// Opens the volume again with other caches.
+    /// Reopens the volume with other cache sizes.
     ///
     /// # Errors
-    /// What the library says.
+    /// The library fails.
     pub fn reopen(&mut self, options: OpenOptions) -> anyhow::Result<()> {
         self.shut()?;
         self.options = options;
         self.open()
     }
 
-    /// How its caches do.
+    /// Returns the statistics of the caches.
     ///
     /// # Errors
-    /// If the volume is closed.
+    /// The volume is closed.
     pub fn statistics(&self) -> anyhow::Result<Statistics> {
         Ok(of(&self.volume)?.statistics())
     }
 
-    /// The volume.
+    /// Returns the volume.
     ///
     /// # Errors
-    /// If it is closed.
+    /// The volume is closed.
     pub fn volume(&self) -> anyhow::Result<Arc<Volume>> {
         of(&self.volume)
     }
 
-    /// The image, for those who open it themselves; closes it here.
+    /// Closes the volume and returns its image, for callers that open it themselves.
     ///
     /// # Errors
-    /// What the library says.
+    /// The library fails.
     pub fn take_image(&mut self) -> anyhow::Result<PathBuf> {
         self.shut()?;
         Ok(self.dir.path().join("image"))
@@ -135,7 +135,7 @@ impl Subject for Library {
 
     fn cold(&mut self) -> anyhow::Result<Cold> {
         self.shut()?;
-        // Its own reads go past the kernel's caches anyway.
+        // Best effort: the library's own reads bypass the page cache anyway.
         let _ = super::drop_caches();
         self.open()?;
         Ok(Cold::Yes)
@@ -155,7 +155,7 @@ impl Subject for Library {
     }
 }
 
-/// A new file or directory that has no owner yet.
+/// Returns a new file or directory owned by root.
 pub fn plain_node(kind: NodeKind, mode: u32) -> NewNode<'static> {
     NewNode { kind, mode, uid: 0, gid: 0, device: (0, 0), target: b"" }
 }

@@ -1,4 +1,4 @@
-//! Files in this process's memory: what is left is the harness.
+//! Files in this process's memory, for measuring the overhead of the lab itself.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
@@ -8,14 +8,14 @@ use anyhow::Context;
 use super::{Files, Handle, Kind, OpenMode, Subject};
 use crate::clock::{Clock, Wall};
 
-/// The machine's memory.
+/// The memory of the machine.
 pub struct Memory {
     clock: Arc<Wall>,
     files: Arc<MemoryFiles>,
 }
 
 impl Memory {
-    /// Without files.
+    /// Creates an empty set of files.
     pub fn new() -> Self {
         Self { clock: Arc::new(Wall::new()), files: Arc::default() }
     }

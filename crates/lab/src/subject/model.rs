@@ -1,4 +1,4 @@
-//! A modelled device, with a modelled host before it: time is device time.
+//! A modelled device behind a modelled host; time is modelled, too.
 //!
 //! ```text
 //!   read, write ── page cache (pages, dirty sectors) ── read ahead, write back ── sim::Timing
@@ -6,9 +6,9 @@
 //!   sync: dirty sectors in order, one sector of metadata if the file grew, a flush
 //! ```
 //!
-//! Law 1: nothing here looks at a real clock or at chance: a run is its seed.
-//! Law 2: a file that grew costs a sector elsewhere at the next sync, as it costs a file
-//! system its inode.
+//! Law 1: no real clock and no other randomness than the seed is used: runs are deterministic.
+//! Law 2: a file that grew costs a metadata sector at the next sync, like the inode of a
+//! file system.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -25,30 +25,30 @@ use super::{Cold, Files, Handle, Kind, OpenMode, RawRegion, RunEnvironment, Subj
 use crate::clock::Clock;
 use crate::units;
 
-/// What entering and leaving a call costs the host.
+/// Host time of a system call.
 const CALL_NS: u64 = 300;
-/// Bytes that the host copies in a nanosecond.
+/// Bytes that the host copies per nanosecond.
 const COPY_BYTES_PER_NS: u64 = 10;
-/// A page of the host's cache, in bytes.
+/// Page size of the host's cache, in bytes.
 const PAGE_BYTES: u64 = 4096;
-/// What is read at once where a client reads on.
+/// Read-ahead for sequential reads, in bytes.
 const READ_AHEAD_BYTES: u64 = 128 << 10;
-/// A sector, in bytes: what is dirty is known by the sector.
+/// Sector size, the unit of dirty data, in bytes.
 const SECTOR_BYTES: u64 = 512;
-/// Dirty bytes beyond which a write waits for write-back.
+/// Dirty data above which a write waits for write-back, in bytes.
 const DIRTY_BYTES: u64 = 64 << 20;
-/// Where metadata goes.
+/// Position of the metadata.
 const METADATA_AT_BYTES: u64 = 0;
 
 /// Length of a modelled hard disk, in bytes.
 const HDD_BYTES: u64 = 1_000_000_000_000;
-/// Least length of a modelled flash disk, in bytes.
+/// Minimum length of a modelled flash disk, in bytes.
 const SSD_BYTES: u64 = 256 << 20;
 
-/// A modelled device behind a modelled host.
+/// A modelled device and host.
 pub struct Model {
     spec: String,
-    /// The device as it was before anything was asked of it.
+    /// The device in its initial state.
     fresh: Box<dyn Timing>,
     what: String,
     host: Arc<Mutex<Host>>,
@@ -56,11 +56,11 @@ pub struct Model {
     areas: Arc<Regions>,
 }
 
-/// The device of a spelling - `hdd`, `ssd`, `ssd,page=8K,channels=2` - and what it is.
+/// Parses a specification - `hdd`, `ssd`, `ssd,page=8K,channels=2` - and describes the device.
 fn device(spec: &str, bytes: u64) -> anyhow::Result<(Box<dyn Timing>, String)> {
     let mut parts = spec.split(',');
     let name = parts.next().unwrap_or_default();
-    // Flash that is full is slower: there is twice the room.
+    // Twice the space, because full flash is slower.
     let mut ssd = SsdParameters::p3700((bytes * 2).max(SSD_BYTES).next_multiple_of(64 << 20));
     for part in parts {
         let (key, value) = part.split_once('=').unwrap_or((part, ""));
@@ -93,10 +93,10 @@ fn device(spec: &str, bytes: u64) -> anyhow::Result<(Box<dyn Timing>, String)> {
 }
 
 impl Model {
-    /// From what follows `model:`.
+    /// Parses the part of a specification after `model:`.
     ///
     /// # Errors
-    /// If that makes no sense.
+    /// The specification is invalid.
     pub fn new(spec: &str, shop: &RunEnvironment) -> anyhow::Result<Self> {
         let (fresh, what) = device(spec, shop.bytes)?;
         let clock = sim::Clock::new();
@@ -132,7 +132,7 @@ impl Subject for Model {
         Some(self.fresh.fork())
     }
 
-    /// The device as it was before anything was asked of it, without the host.
+    /// Returns the device in its initial state, without the host.
     fn bare(&self, bytes: u64) -> anyhow::Result<Option<RawRegion>> {
         let clock = sim::Clock::new();
         let disk = SimDisk::boxed(self.fresh.fork(), &clock);
@@ -157,22 +157,22 @@ fn lock(host: &Mutex<Host>) -> MutexGuard<'_, Host> {
     host.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Places that are read elsewhere before a cold run: more than a drive remembers.
+/// Number of reads elsewhere before a cold run: more than a drive's cache holds.
 const ELSEWHERE: u64 = 64;
 
-/// The host: a page cache before a device. It keeps no contents: nothing looks at them.
+/// The host: a page cache in front of a device. It stores no contents, since nothing reads them.
 struct Host {
     timing: Box<dyn Timing>,
     clock: sim::Clock,
     next_id: u64,
     done: Vec<sim::Completion>,
-    /// Pages that are cached, by number.
+    /// Numbers of cached pages.
     pages: BTreeSet<u64>,
-    /// Runs of dirty sectors: first and one past the last.
+    /// Runs of dirty sectors: first, and one past the last.
     dirty: BTreeMap<u64, u64>,
-    /// Whether a file grew since the last sync.
+    /// True if a file grew since the last sync.
     grown: bool,
-    /// Where reading on would be.
+    /// Offset at which a read would be sequential.
     next_read: u64,
     read_bytes: u64,
 }
@@ -192,7 +192,7 @@ impl Host {
         }
     }
 
-    /// Asks the device and lets time pass until it is done.
+    /// Sends a request to the device, and advances the clock to its completion.
     fn ask(&mut self, kind: Ask, at_bytes: u64, len_bytes: u64) {
         if kind == Ask::Read {
             self.read_bytes += len_bytes;
@@ -211,10 +211,10 @@ impl Host {
         }
     }
 
-    /// Reads something else, far away, in more places than a drive remembers: neither is the head
-    /// where it is needed next, nor the beginning of a file in the drive's own cache.
+    /// Reads from many distant places, so that neither the head position nor the drive's cache
+    /// helps the next run.
     fn look_away(&mut self) {
-        // What it was given to write it keeps, too, until that is written.
+        // Flushes the drive's write cache, too.
         self.ask(Ask::Flush, 0, 0);
         let end = self.timing.model().len_bytes;
         let step = end / 2 / ELSEWHERE;
@@ -228,8 +228,8 @@ impl Host {
         self.clock.advance(CALL_NS + bytes / COPY_BYTES_PER_NS);
     }
 
-    /// Reads through the cache: what is missing is read in runs, and further on if this
-    /// follows the last read.
+    /// Reads through the cache: missing pages are read in runs, with read-ahead if the read is
+    /// sequential.
     fn read(&mut self, at: u64, len: u64) {
         self.call(len);
         let reads_on = at == self.next_read;
@@ -262,7 +262,7 @@ impl Host {
         }
     }
 
-    /// Joins a run of sectors to those that are dirty.
+    /// Adds a run of dirty sectors, and merges it with others.
     fn mark(&mut self, mut first: u64, mut end: u64) {
         while let Some((&from, &to)) = self.dirty.range(..=end).next_back()
             && to >= first
@@ -315,7 +315,7 @@ impl Files for ModelFiles {
     }
 
     fn open(&self, name: &str, how: OpenMode) -> anyhow::Result<Arc<dyn Handle>> {
-        // Its length is of no use but to know whether it grows: what is there does not.
+        // The length only matters for growth, and an existing file does not grow.
         Ok(self.handle(self.areas.get(name)?, how, u64::MAX))
     }
 

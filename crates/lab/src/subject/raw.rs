@@ -1,6 +1,6 @@
-//! A file or a device without a file system between: direct I/O.
+//! A file or device without a file system, with direct I/O.
 //!
-//! Its "files" are areas of it, one behind the other.
+//! Its "files" are consecutive areas.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -16,7 +16,7 @@ use super::counters::Device;
 use super::{Cold, Files, Handle, Kind, OpenMode, RawRegion, RunEnvironment, Subject};
 use crate::clock::{Clock, Wall};
 
-/// Areas begin on multiples of this, in bytes.
+/// Alignment of areas, in bytes.
 const AREA_BYTES: u64 = 1 << 20;
 
 /// A file or device.
@@ -27,19 +27,19 @@ pub struct Raw {
     areas: Arc<Regions>,
     device: Option<Device>,
     is_device: bool,
-    /// A file that was made for this run.
+    /// A file created for this run.
     made: Option<PathBuf>,
 }
 
-/// Where areas are.
+/// Allocated areas.
 #[derive(Default)]
 pub struct Regions(Mutex<AllocatedRegions>);
 
-/// Where the next area begins, and by name where each begins and how long it is.
+/// Start of the next area, and start and length of each area by name.
 type AllocatedRegions = (u64, HashMap<String, (u64, u64)>);
 
 impl Regions {
-    /// Takes the next area of `bytes` for `name`, or the one that it has if that is enough.
+    /// Allocates an area of `bytes` for `name`, or returns its area if that is large enough.
     pub fn take(&self, name: &str, bytes: u64, end: u64) -> anyhow::Result<u64> {
         let (next, areas) = &mut *self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some((start, len)) = areas.get(name)
@@ -57,13 +57,13 @@ impl Regions {
         Ok(start)
     }
 
-    /// The area of `name`.
+    /// Returns the area of `name`.
     pub fn get(&self, name: &str) -> anyhow::Result<u64> {
         let areas = &self.0.lock().unwrap_or_else(PoisonError::into_inner).1;
         areas.get(name).map(|(start, _)| *start).with_context(|| format!("no area {name}"))
     }
 
-    /// Gives an area back; the last one's room is used again.
+    /// Releases an area; only the space of the last one is reused.
     pub fn give_back(&self, name: &str) {
         let (next, areas) = &mut *self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some((start, len)) = areas.remove(name)
@@ -75,10 +75,10 @@ impl Regions {
 }
 
 impl Raw {
-    /// Opens a device, or a file, which is made if it is not there.
+    /// Opens a device or file, and creates the file if it is missing.
     ///
     /// # Errors
-    /// What the system says; that something would be overwritten without `--destroy`.
+    /// Opening fails, or contents would be overwritten without `--destroy`.
     pub fn new(spec: &str, shop: &RunEnvironment) -> anyhow::Result<Self> {
         let (head, path) = spec.split_once(':').unwrap_or((spec, ""));
         if head == "dev" && path.is_empty() {
@@ -96,7 +96,7 @@ impl Raw {
         }
         let mut options = File::options();
         options.read(true).write(true).create(!is_device);
-        // A device that is mounted is in use: the kernel refuses to open it alone.
+        // O_EXCL fails on a device that is mounted.
         let alone = if is_device { OFlags::EXCL } else { OFlags::empty() };
         let flags = OFlags::DIRECT | alone;
         let file = options.custom_flags(flags.bits() as i32).open(&path);
@@ -121,7 +121,7 @@ impl Raw {
         Ok(raw)
     }
 
-    /// A hole is no disk: a file gets its blocks, written once.
+    /// Writes a file once, so that it has blocks instead of holes.
     fn make_room(&self, bytes: u64) -> anyhow::Result<()> {
         if self.is_device {
             return Ok(());
@@ -181,14 +181,14 @@ impl Subject for Raw {
         let start = self.areas.take("bare", bytes, len_bytes)?;
         let options = FileOptions { write: true, direct: true, uring: true };
         let opened = OpenedFile::new(self.file.try_clone()?.into(), options)?;
-        // A file was written out, and stays so.
+        // A file keeps its blocks: nothing is discarded.
         let opened = if self.is_device { opened.discarding() } else { opened };
         Ok(Some(RawRegion {
             disk: Arc::new(opened.start()),
             clock: self.clock.clone(),
             region: Extent::new(start, bytes),
             told_bytes: write_unit_bytes(&*self.file).unwrap_or(0),
-            // A file is as long as this run made it.
+            // The length of a file is this run's choice.
             len_bytes: self.is_device.then_some(len_bytes),
         }))
     }

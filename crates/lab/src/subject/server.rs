@@ -1,4 +1,4 @@
-//! What reads a volume for us: the kernel, fuse2fs, Draconis.
+//! Servers of a mounted volume: the kernel, fuse2fs, Draconis.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -7,22 +7,22 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 
-/// Who serves a mount.
+/// Server of a mount.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Server {
-    /// The kernel's own driver over a loop device.
+    /// The kernel's driver over a loop device.
     Kernel,
-    /// e2fsprogs' FUSE server.
+    /// The FUSE server of e2fsprogs.
     Fuse2fs,
-    /// Ours.
+    /// Draconis.
     Draconis,
-    /// A tree in memory behind our front: what a FUSE server can reach at most. It has no
-    /// volume.
+    /// A tree in memory behind our front end, without a volume: the upper bound for a FUSE
+    /// server.
     Memory,
 }
 
 impl Server {
-    /// Its name in tables.
+    /// Returns the name for tables.
     pub fn name(self) -> &'static str {
         match self {
             Server::Kernel => "kernel",
@@ -33,17 +33,17 @@ impl Server {
     }
 }
 
-/// A mounted volume, until dropped.
+/// A mounted volume, unmounted on drop.
 pub struct Mounted {
     at: PathBuf,
     server: Server,
     draconis: PathBuf,
-    /// The process that serves a tree in memory.
+    /// Process that serves the tree in memory.
     memory: Option<Child>,
 }
 
 impl Mounted {
-    /// Mounts `image` on `at` to change it.
+    /// Mounts `image` on `at` read-write.
     pub fn changing(
         server: Server,
         image: &Path,
@@ -97,7 +97,7 @@ impl Mounted {
         Ok(mounted)
     }
 
-    /// Where it is.
+    /// Returns the mount point.
     pub fn at(&self) -> &Path {
         &self.at
     }
@@ -119,20 +119,20 @@ impl Drop for Mounted {
         if let Some(child) = &mut self.memory {
             let _ = child.wait();
         }
-        // fuse2fs lets go of the image a moment after the mount has gone.
+        // fuse2fs releases the image shortly after the unmount.
         if self.server == Server::Fuse2fs {
             std::thread::sleep(Duration::from_millis(50));
         }
     }
 }
 
-/// Empties the kernel's caches: a cold run reads the device.
+/// Empties the kernel's caches, so that a cold run reads from the device.
 pub fn drop_caches() -> anyhow::Result<()> {
     rustix::fs::sync();
     std::fs::write("/proc/sys/vm/drop_caches", "3").context("cold caches need root")
 }
 
-/// How long a command runs whose output is read and not kept.
+/// Runs a command, reads and discards its output, and returns the duration.
 pub fn time_output(command: &mut Command) -> anyhow::Result<Duration> {
     let started = Instant::now();
     let mut child = command.stdout(Stdio::piped()).stdin(Stdio::null()).spawn()?;

@@ -1,4 +1,4 @@
-//! A table that is overwritten in place and a log that grows, with fsync after each.
+//! A table overwritten in place and a log that grows, with fsync after each change.
 
 use draconis_exchange::contract::FileType;
 use draconis_ext::{InodeNumber, Volume};
@@ -22,7 +22,7 @@ impl Database {
         Self { seed, steps }
     }
 
-    /// The page that a version writes.
+    /// Returns the page that a version writes.
     fn page(&self, version: u64) -> u64 {
         Random::new(self.seed ^ version << 16).below(PAGES)
     }
@@ -48,7 +48,7 @@ impl Workload for Database {
             write(volume, table, at, &cells(TABLE, version as u32, at, PAGE))?;
             if version % 3 == 0 {
                 volume.sync_inode(table, true)?;
-                // The log was synced before, the table up to here.
+                // The log was synced first, then the table.
                 record.mark(version);
             }
         }
@@ -77,7 +77,7 @@ impl Workload for Database {
         for (cells, page) in found.chunks((PAGE / CELL) as usize).zip(0..) {
             let written = (1..=synced).rev().find(|version| self.page(*version) == page);
             let least = written.unwrap_or(0);
-            // A page may be torn between an acknowledged version and newer ones.
+            // A page may be torn between the acknowledged version and newer ones.
             if cells.iter().any(|cell| cell.is_none_or(|version| u64::from(version) < least)) {
                 return Err(format!("page {page} of the table is older than version {least}"));
             }

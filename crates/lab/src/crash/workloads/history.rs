@@ -1,8 +1,8 @@
-//! Anything in any order, beside a model of the tree. A journal keeps batches whole and in order:
-//! what is left of it is the tree as it was after one of the calls, in every name and byte.
+//! Random calls, next to a model of the tree. A journal keeps transactions whole and in order, so
+//! after replay the tree equals the model after one of the calls, in every name and byte.
 //!
-//! Law: nothing that the tree shows is written in place. Files grow, are cut off at the end of a
-//! block, and go; what is overwritten is in other workloads, and may be new before its size is.
+//! Law: nothing visible is overwritten in place. Files grow, are truncated to block boundaries, and
+//! are deleted. Other workloads overwrite; such data may be durable before its size is.
 
 use std::collections::{BTreeMap, HashMap};
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -15,15 +15,15 @@ use super::super::judge::LEFT;
 use super::{Record, Workload, cells, contents, create, walk};
 use draconis_device::Random;
 
-/// Files are cut off at multiples of this.
+/// Files are truncated to multiples of this.
 const CUT: u64 = 4096;
 const NOTE: &[u8] = b"user.note";
-/// Names that a directory gets at once, and loses: its blocks become something else.
+/// Number of names added to a directory at once and removed: its blocks are then reused.
 const CROWD: u64 = 60;
 
 pub(super) struct History {
     steps: u64,
-    /// What the tree was after each call.
+    /// Hash of the tree after each call.
     trees: Mutex<Vec<u64>>,
 }
 
@@ -77,10 +77,10 @@ impl Workload for History {
     }
 }
 
-/// The tree as it should be.
+/// Model of the tree.
 struct Model<'a> {
     trees: &'a mut Vec<u64>,
-    /// By directory and name.
+    /// Inodes by directory and name.
     names: BTreeMap<(InodeNumber, String), InodeNumber>,
     files: HashMap<InodeNumber, HistoryNode>,
 }
@@ -93,12 +93,12 @@ struct HistoryNode {
 }
 
 impl Model<'_> {
-    /// Notes what the tree is after a call.
+    /// Records the tree after a call.
     fn done(&mut self) {
         let mut links = HashMap::new();
         self.names.values().for_each(|inode| *links.entry(*inode).or_insert(0u64) += 1);
         let path_of = |dir: &InodeNumber| {
-            // Directories are in the root.
+            // All directories are in the root.
             let named = self.names.iter().find(|(_, inode)| *inode == dir);
             named.map_or(String::new(), |((_, name), _)| format!("/{name}"))
         };
@@ -112,7 +112,7 @@ impl Model<'_> {
         self.trees.push(digest(all));
     }
 
-    /// One of all that have a name, if `which` may be meant.
+    /// Picks a random named inode that `which` accepts.
     fn pick(
         &self,
         dice: &mut Random,
@@ -153,7 +153,7 @@ impl Model<'_> {
         Ok(())
     }
 
-    /// A name is gone.
+    /// Removes a name from the model.
     fn lost(&mut self, dir: InodeNumber, name: &str) {
         let inode = self.names.remove(&(dir, name.to_owned()));
         if let Some(inode) = inode.filter(|inode| !self.names.values().any(|it| it == inode)) {
@@ -259,7 +259,7 @@ fn change(
     Ok(())
 }
 
-/// A directory gets another name, or is emptied and goes.
+/// Renames a directory, or empties and removes it.
 fn change_directory(
     volume: &Volume,
     model: &mut Model<'_>,
@@ -283,7 +283,7 @@ fn change_directory(
     remove_directory(volume, model, &name)
 }
 
-/// A directory of some blocks is made and goes; its blocks are given to a file.
+/// Creates and removes a directory of several blocks; a file then reuses its blocks.
 fn crowd(volume: &Volume, model: &mut Model<'_>, new: &str) -> anyhow::Result<()> {
     let dir = model.create(volume, InodeNumber::ROOT, new, FileType::Directory)?;
     let names: Vec<String> = (0..CROWD).map(|nth| format!("{nth} {}", "c".repeat(90))).collect();
@@ -312,7 +312,7 @@ fn remove_directory(volume: &Volume, model: &mut Model<'_>, name: &str) -> anyho
     Ok(())
 }
 
-/// A path, whether it is a directory, its links, its note and its bytes.
+/// Path, whether it is a directory, link count, note and contents.
 type Seen<'a> = (String, bool, u64, Vec<u8>, &'a [u8]);
 
 fn digest(mut all: Vec<Seen<'_>>) -> u64 {
@@ -322,7 +322,7 @@ fn digest(mut all: Vec<Seen<'_>>) -> u64 {
     hasher.finish()
 }
 
-/// What the tree of a volume is.
+/// Returns the hash of a volume's tree.
 fn seen(volume: &Volume) -> Result<u64, String> {
     let mut all = vec![];
     for (path, inode, kind) in walk(volume)? {

@@ -1,5 +1,5 @@
-//! Anything, in any order. What was acknowledged is not followed here - only that every
-//! file shows what is its own.
+//! Random calls. Acknowledged changes are not tracked; the check is only that files contain no
+//! foreign data.
 
 use draconis_exchange::contract::{AttributeChange, FileType};
 use draconis_ext::{InodeNumber, NewNode, RenameMode, Reserve, Volume, Whiteout, XattrSet};
@@ -17,7 +17,7 @@ impl Anything {
     }
 }
 
-/// Names that are there: directory, name, what it is.
+/// Existing names: directory, name, and node.
 type Names = Vec<(InodeNumber, String, Node)>;
 
 #[derive(Clone, Copy)]
@@ -39,7 +39,7 @@ impl Workload for Anything {
     fn run(&self, volume: &Volume, _: &Record, dice: &mut Random) -> anyhow::Result<()> {
         let mut names: Names = vec![];
         for step in 0..self.steps * 2 {
-            // Space may run out, a directory may be full of names: that changes nothing.
+            // The volume or a directory may be full: the call then changes nothing.
             if let Err(error) = change(volume, step, dice, &mut names)
                 && error.downcast_ref::<draconis_ext::Error>().is_none()
             {
@@ -103,7 +103,7 @@ fn change(volume: &Volume, step: u64, dice: &mut Random, names: &mut Names) -> a
             names.swap_remove(nth);
         }
         10 | 11 => {
-            // A directory stays with its parent: that move cannot be made in one sector.
+            // Directories stay in their parent: a move cannot be made in one sector.
             let to = if node.is_directory { parent } else { dir };
             volume.rename(parent, name.as_bytes(), to, new.as_bytes(), RenameMode::Replace)?;
             names[nth] = (to, new, node);
@@ -151,7 +151,7 @@ fn change(volume: &Volume, step: u64, dice: &mut Random, names: &mut Names) -> a
     Ok(())
 }
 
-/// A file that has no name yet, and something in it; on the disk already, or not.
+/// Creates an orphan file with some data, on the disk already or not.
 fn unnamed(
     volume: &Volume,
     dir: InodeNumber,
@@ -164,7 +164,7 @@ fn unnamed(
     volume.add_user(file);
     let len = 16 + dice.below(9_000) / 16 * 16;
     write(volume, file, 0, &cells(step as u32 + 1, step as u32, 0, len)).or_else(|error| {
-        // A full volume changes nothing here either.
+        // A full volume changes nothing.
         error.downcast_ref::<draconis_ext::Error>().map(drop).ok_or(error)
     })?;
     match dice.below(3) {

@@ -1,4 +1,4 @@
-//! Files that are renamed without end, within directories and between them.
+//! Files renamed over and over, within and between directories.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -16,7 +16,7 @@ const BATCH: u64 = 8;
 
 pub(super) struct Renames {
     steps: u64,
-    /// Each rename: the file, and its path from then on.
+    /// Renames in order: file and new path.
     history: Mutex<Vec<(u64, String)>>,
 }
 
@@ -51,7 +51,7 @@ impl Workload for Renames {
             let nth = dice.below(FILES);
             let (from, old) = places[nth as usize].clone();
             let to = dice.below(DIRECTORIES) as usize;
-            // Names of all lengths, so that some fit where the old one was.
+            // Varying name lengths, so that some names fit into the old dirent.
             let new = format!("{step}{}", "x".repeat(dice.below(40) as usize));
             history.push((nth, format!("d{to}/{new}")));
             let how = if step % 2 == 0 { RenameMode::NoReplace } else { RenameMode::Replace };

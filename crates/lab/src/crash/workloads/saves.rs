@@ -1,4 +1,4 @@
-//! Documents that are saved as editors save them: a new file, fsync, renamed over the old.
+//! Documents saved as editors do: write a new file, fsync, rename over the old one.
 
 use draconis_exchange::contract::FileType;
 use draconis_ext::{InodeNumber, RenameMode, Volume};
@@ -23,7 +23,7 @@ impl Saves {
     }
 }
 
-/// What a mark says: this version of this document is durable under its name.
+/// Mark: this version of this document is durable under its name.
 fn mark(document: u64, version: u64) -> u64 {
     version * DOCUMENTS + document
 }

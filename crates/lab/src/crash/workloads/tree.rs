@@ -1,4 +1,4 @@
-//! A tree that is made as `tar x` makes it: directories, files, links; synced now and then.
+//! A tree created as by `tar x`: directories, files, links; synced at intervals.
 
 use draconis_exchange::contract::FileType;
 use draconis_ext::{InodeNumber, Volume};
@@ -6,9 +6,9 @@ use draconis_ext::{InodeNumber, Volume};
 use super::{Record, Workload, cells, contents, create, find, versions, write};
 use draconis_device::Random;
 
-/// Files made between two syncs.
+/// Files created between two syncs.
 const BATCH: u64 = 15;
-/// Files in one directory.
+/// Files per directory.
 const IN_DIRECTORY: u64 = 40;
 
 pub(super) struct Untar {
@@ -21,7 +21,7 @@ impl Untar {
         Self { seed, files: steps }
     }
 
-    /// Mostly small; every now and then one with an indirect block.
+    /// Returns the length: mostly small, sometimes with an indirect block.
     fn len(&self, nth: u64) -> u64 {
         let mut dice = Random::new(self.seed ^ nth << 20);
         let most = if nth % 9 == 4 { 60_000 } else { 6_000 };
@@ -36,7 +36,7 @@ impl Untar {
         format!("dir {}", nth / IN_DIRECTORY)
     }
 
-    /// Long enough for directories of several blocks.
+    /// Returns a name long enough for directories of several blocks.
     fn file(nth: u64) -> String {
         format!("a file with a somewhat longer name {nth}")
     }

@@ -1,4 +1,4 @@
-//! Stores in a bucket, on one server: rates, requests, what stays in the bucket, recovery.
+//! Stores in a bucket on one server: rates, requests, space in the bucket, recovery.
 //!
 //! ```text
 //!   versitygw ── a directory of files, a line in its log for each request
@@ -6,7 +6,7 @@
 //!   the helper: load ─▶ durable puts ─▶ dies ─▶ recovers ─▶ reads, a process for each
 //! ```
 //!
-//! What a phase asked for is counted by the server, so all stores are counted alike.
+//! Requests of a phase are counted by the server, equally for all stores.
 
 use std::collections::BTreeMap;
 use std::net::{TcpListener, TcpStream};
@@ -29,25 +29,25 @@ use crate::units;
 /// See the module.
 pub struct KvBucket;
 
-/// The bucket's name.
+/// Name of the bucket.
 const BUCKET: &str = "lab";
 
-/// A server for buckets, until dropped.
+/// An S3 server, killed on drop.
 struct Server {
     child: Child,
-    /// What it keeps, and its log beside it.
+    /// Directory of the objects; the log is next to it.
     root: PathBuf,
     log: PathBuf,
     endpoint: String,
 }
 
 impl Server {
-    /// Starts it for a new bucket in `dir`; `None` if the machine has no such program.
+    /// Starts a server with a new bucket in `dir`; `None` if the program is not installed.
     fn start(dir: &Path) -> anyhow::Result<Option<Self>> {
         let Some(program) = versitygw() else { return Ok(None) };
         let (root, log) = (dir.join("served"), dir.join("log"));
         std::fs::create_dir_all(root.join(BUCKET))?;
-        // Free a moment ago.
+        // A port that was free a moment ago.
         let address = TcpListener::bind("127.0.0.1:0")?.local_addr()?.to_string();
         let mut command = Command::new(program);
         command.args(["--access", "access", "--secret", "secret-of-a-lab", "--quiet"]);
@@ -64,12 +64,12 @@ impl Server {
         Ok(Some(server))
     }
 
-    /// Requests so far, by their names in its log.
+    /// Returns the requests so far, by their names in the log.
     fn requests(&self) -> anyhow::Result<BTreeMap<&'static str, u64>> {
         Ok(requests(&std::fs::read_to_string(&self.log).unwrap_or_default()))
     }
 
-    /// Bytes that the bucket has.
+    /// Returns the bytes stored in the bucket.
     fn bytes(&self) -> anyhow::Result<u64> {
         Ok(crate::experiments::mount::weigh(&self.root)?.1)
     }
@@ -82,7 +82,7 @@ impl Drop for Server {
     }
 }
 
-/// Where `tools/packages` puts it, or where the PATH has it.
+/// Finds the program where `tools/packages` installs it, or in PATH.
 fn versitygw() -> Option<PathBuf> {
     let home = std::env::var_os("HOME").map(|home| PathBuf::from(home).join(".cache"));
     let cache = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from).or(home);
@@ -92,8 +92,8 @@ fn versitygw() -> Option<PathBuf> {
     all.find(|program| program.is_file())
 }
 
-/// How requests of a log are counted, as clouds charge for them: listing as writing does, removing
-/// nothing.
+/// Counts the requests in a log by the price classes of clouds: LIST costs as much as PUT, DELETE
+/// is free.
 fn requests(log: &str) -> BTreeMap<&'static str, u64> {
     let mut counts = BTreeMap::new();
     for line in log.lines() {
@@ -111,7 +111,7 @@ fn requests(log: &str) -> BTreeMap<&'static str, u64> {
     counts
 }
 
-/// How the helper says that a phase went.
+/// Result reported by the helper for a phase.
 #[derive(Debug, Deserialize)]
 struct Outcome {
     count: u64,
@@ -124,13 +124,13 @@ struct Run<'a> {
     context: &'a Context,
     store: &'a str,
     server: &'a Server,
-    /// A file of ours in which what is waited for is durable.
+    /// Local journal file of our store.
     journal: Option<PathBuf>,
     samples: Vec<Sample>,
 }
 
 impl Run<'_> {
-    /// Runs a phase; how it went, unless it ended in the midst, as it should.
+    /// Runs a phase; returns its result, or `None` if the helper died as intended.
     fn phase(&mut self, phase: &str, count: u64, writers: u64) -> anyhow::Result<Option<Outcome>> {
         let mut command = Command::new(&self.context.workshop.peers);
         command.args(["kv-bucket", "--store", self.store, "--bucket", BUCKET, "--phase", phase]);
@@ -151,7 +151,7 @@ impl Run<'_> {
             .transpose()
     }
 
-    /// The same, and what was asked of the server meanwhile, for each thousand.
+    /// Runs a phase and counts the requests per thousand operations.
     fn counted(
         &mut self,
         phase: &str,
@@ -200,12 +200,12 @@ impl Run<'_> {
     }
 }
 
-/// What a phase is called where our store has a journal.
+/// Returns the label of a phase with a journal.
 fn with_journal(label: &str) -> String {
     format!("{label}, journal")
 }
 
-/// What the phases are called.
+/// Labels of the phases.
 const LOAD: &str = "loaded";
 const ONE: &str = "durable, 1 writer";
 const CONCURRENT_WRITERS: &str = "durable, all writers";
@@ -213,7 +213,7 @@ const DIED: &str = "first read after a death";
 const READ: &str = "read, cold";
 const END: &str = "at the end";
 
-/// The store that can have a journal.
+/// The store that supports a journal.
 const OURS: &str = "draconis-kv";
 
 const ABOUT: ExperimentInfo = ExperimentInfo {
@@ -307,7 +307,7 @@ impl Experiment for KvBucket {
         let plain = |subject: &&str| tell(subject, &str::to_owned, "");
         let mut all: Vec<String> = points.subjects().iter().filter_map(plain).collect();
         all.extend(tell(&OURS, &with_journal, " with a journal"));
-        // How often as much ours does, or how much sooner it is there.
+        // Ratio of the others' requests or times to ours.
         let beside = |name: &dyn Fn(&str) -> String, how: &str| {
             let times = |metric: &str, label: &str| {
                 let ours = points.named(metric, OURS, "", &name(label))?;

@@ -1,4 +1,4 @@
-//! Whether a put that is said to be durable reaches the disk: counted from outside.
+//! Check that durable puts reach the disk, counted from outside the stores.
 //!
 //! ```text
 //!   strace ── the helper, n puts and 3n puts ──▶ calls of one put = difference / 2n
@@ -23,19 +23,19 @@ use crate::units;
 /// See the module.
 pub struct KvDurable;
 
-/// Calls that make something durable, or may.
+/// System calls that make data durable, or may.
 const CALLS: &str = "fsync,fdatasync,msync,sync_file_range,openat,write,pwrite64,writev,pwritev,pwritev2,io_uring_enter";
 
-/// Calls after which what was written is durable.
+/// System calls after which written data is durable.
 const FLUSHES: [&str; 3] = ["fsync", "fdatasync", "msync"];
 
-/// What is told of a file that is opened or written so that a write is durable by itself.
+/// Label of writes that are durable by themselves (O_SYNC, RWF_DSYNC).
 const DURABLE_WRITE: &str = "durable write";
 
-/// How often each call was made, by what strace wrote.
+/// Counts the calls in the output of strace.
 fn calls(trace: &str) -> BTreeMap<String, u64> {
     let mut counts = BTreeMap::new();
-    // Descriptors whose writes are durable when they return.
+    // Descriptors opened with O_SYNC or O_DSYNC.
     let mut durable = vec![];
     for line in trace.lines() {
         let Some((name, rest)) = line.split_once('(') else { continue };
@@ -77,7 +77,7 @@ impl Counting<'_> {
         Ok(command)
     }
 
-    /// Calls of so many puts; nothing if they cannot be counted.
+    /// Counts the calls of `puts` puts; empty if strace cannot trace them.
     fn trace(&self, puts: u64) -> anyhow::Result<BTreeMap<String, u64>> {
         let dir = self.context.workshop.directory()?;
         let trace = dir.path().join("trace");
@@ -89,7 +89,7 @@ impl Counting<'_> {
         Ok(calls(&String::from_utf8_lossy(&std::fs::read(&trace)?)))
     }
 
-    /// Flushes and writes of the device meanwhile.
+    /// Returns the flushes and writes of the device during `puts` puts.
     fn watch(&self, device: &Device, puts: u64) -> anyhow::Result<(f64, f64)> {
         let dir = self.context.workshop.directory()?;
         let mut command = self.command(dir.path(), puts)?;

@@ -1,4 +1,4 @@
-//! Key-value stores read back: with memory for everything, and with memory for a part.
+//! Reads of key-value stores, with memory for all of the data and for a part of it.
 
 use std::path::Path;
 
@@ -15,7 +15,7 @@ use crate::results::{Figure, Points, Sample, Shape};
 use crate::subject::{Kind, Subject};
 use crate::units;
 
-/// LMDB first: the others are told in its times.
+/// All stores; the others are compared with LMDB.
 const STORES: &[&str] = &["lmdb", "leveldb", "rocksdb", "redb", "fjall", "draconis-kv"];
 
 const KEY_BYTES: u64 = 16;
@@ -33,7 +33,7 @@ impl Phase {
     }
 }
 
-/// How the helper says that a run went. It ends with an error if one byte is wrong.
+/// Result reported by the helper, which fails on any wrong byte.
 #[derive(Debug, Deserialize)]
 struct Outcome {
     load: Phase,
@@ -76,13 +76,13 @@ impl Outcome {
     }
 }
 
-/// Keys and values, in bytes.
+/// Returns the bytes of all keys and values.
 fn data_bytes(context: &Context) -> anyhow::Result<u64> {
     Ok(context.number("keyspace")? * (context.number("value")? + KEY_BYTES))
 }
 
-/// Has the helper fill and read a store; where memory is scarce it joins the group that says so,
-/// and fills the store in order.
+/// Runs the helper, which fills and reads a store; for scarce memory, in a control group and with
+/// sequential filling.
 fn run(
     context: &Context,
     store: &str,
@@ -103,14 +103,14 @@ fn run(
     Ok(outcome.samples(data_bytes(context)?))
 }
 
-/// One of the two.
+/// One of the read experiments.
 pub struct KvReads {
     about: ExperimentInfo,
-    /// Whether memory holds a part only.
+    /// True if memory holds only a part of the data.
     is_large: bool,
 }
 
-/// What they have in common.
+/// Common description of the experiments in this file.
 const ALL: ExperimentInfo = ExperimentInfo {
     paper: Paper::Draconis,
     subjects: STORES,
@@ -119,7 +119,7 @@ const ALL: ExperimentInfo = ExperimentInfo {
     ..ExperimentInfo::DEFAULTS
 };
 
-/// With memory for everything.
+/// Experiment with memory for all of the data.
 pub const READ: KvReads = KvReads {
     about: ExperimentInfo {
         name: "kv-read",
@@ -145,7 +145,7 @@ pub const READ: KvReads = KvReads {
     is_large: false,
 };
 
-/// With memory for a part.
+/// Experiment with memory for a part of the data.
 pub const LARGE: KvReads = KvReads {
     about: ExperimentInfo {
         name: "kv-large",
@@ -192,12 +192,12 @@ impl Experiment for KvReads {
         ]
     }
 
-    /// Room for what was loaded, the log of that, and what is being merged.
+    /// Space for the data, its log, and tables being merged.
     fn bytes(&self, context: &Context) -> anyhow::Result<u64> {
         Ok(data_bytes(context)? * 4)
     }
 
-    /// The store's own, and the kernel's for the files; or what it may have.
+    /// Memory of the store and the page cache of its files; or the limit of the control group.
     fn memory_bytes(&self, context: &Context) -> anyhow::Result<u64> {
         if self.is_large {
             return context.number("limit");

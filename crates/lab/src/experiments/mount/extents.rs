@@ -1,16 +1,16 @@
-//! In how many pieces files lie on a volume, as `debugfs` of e2fsprogs counts them: it has no
-//! part in who wrote them.
+//! Fragmentation of files on a volume, as counted by `debugfs` of e2fsprogs, which is
+//! independent of the programs measured.
 
 use std::path::Path;
 use std::process::Command;
 
 use anyhow::{Context as _, ensure};
 
-/// Extents of a file, the mean of all files with blocks below `tree`. A pointer block between
-/// two of a file's blocks divides them.
+/// Returns the mean number of extents of the files with blocks below `tree`. An indirect block
+/// between two data blocks splits an extent.
 ///
 /// # Errors
-/// If there is no debugfs, or no such file.
+/// debugfs is missing, or there are no such files.
 pub fn of_a_file(image: &Path, tree: &str) -> anyhow::Result<f64> {
     let mut debugfs = Command::new("debugfs");
     debugfs.arg("-R").arg(format!("filefrag -r {tree}")).arg(image);
@@ -20,7 +20,7 @@ pub fn of_a_file(image: &Path, tree: &str) -> anyhow::Result<f64> {
     Ok(extents as f64 / files as f64)
 }
 
-/// Extents, and the files that they are of.
+/// Counts extents and files in debugfs's output.
 fn count(told: &str) -> (u64, u64) {
     let of = |line: &str| -> Option<u64> {
         let (_, count) = line.strip_suffix(" contiguous extents")?.rsplit_once(": ")?;

@@ -1,5 +1,5 @@
-//! Small files made, looked at, renamed and removed: by system calls below a directory, or by
-//! our library in this process.
+//! Small files created, statted, renamed and removed: by system calls below a directory, or by
+//! the library in this process.
 
 use std::fs::File;
 use std::io::Write;
@@ -19,21 +19,21 @@ const SMALL_BYTES: usize = 4096;
 /// Small files of one directory.
 const DIRECTORY_FILES: u64 = 1000;
 
-/// Who does it, to the file of that number.
+/// Operations on the small file with a number.
 pub trait SmallFiles {
-    /// Makes it, and writes `bytes`.
+    /// Creates the file, and writes `bytes`.
     fn create(&self, nth: u64, bytes: &[u8]) -> anyhow::Result<()>;
-    /// Looks at it.
+    /// Stats the file.
     fn stat(&self, nth: u64) -> anyhow::Result<()>;
-    /// Opens it to read, reads nothing, and closes it.
+    /// Opens the file for reading, and closes it.
     fn open(&self, nth: u64) -> anyhow::Result<()>;
-    /// Gives it another name.
+    /// Renames the file.
     fn rename(&self, nth: u64) -> anyhow::Result<()>;
-    /// Removes it under that.
+    /// Removes the renamed file.
     fn unlink(&self, nth: u64) -> anyhow::Result<()>;
 }
 
-/// Does all of it to so many files, one kind of thing after the other.
+/// Measures all operations on `files` files, one kind after the other.
 pub fn measure(by: &dyn SmallFiles, files: u64) -> anyhow::Result<Vec<Sample>> {
     let bytes = [0x5a; SMALL_BYTES];
     let each = |what: &str, once: &dyn Fn(u64) -> anyhow::Result<()>| {
@@ -52,11 +52,11 @@ pub fn measure(by: &dyn SmallFiles, files: u64) -> anyhow::Result<Vec<Sample>> {
     .collect()
 }
 
-/// By system calls.
+/// Implementation by system calls.
 pub struct BySystemCall(PathBuf);
 
 impl BySystemCall {
-    /// Below a directory, in which it makes those that so many files need.
+    /// Creates the directories for `files` files below `at`.
     pub fn new(at: PathBuf, files: u64) -> anyhow::Result<Self> {
         for dir in 0..files.div_ceil(DIRECTORY_FILES) {
             std::fs::create_dir_all(at.join(format!("d{dir}")))?;
@@ -91,14 +91,14 @@ impl SmallFiles for BySystemCall {
     }
 }
 
-/// By our library.
+/// Implementation by the library.
 pub struct ByLibrary {
     volume: Arc<Volume>,
     dirs: Vec<InodeNumber>,
 }
 
 impl ByLibrary {
-    /// In the root of a volume, in which it makes the directories that so many files need.
+    /// Creates the directories for `files` files in the root of a volume.
     pub fn new(volume: Arc<Volume>, files: u64) -> anyhow::Result<Self> {
         let root = volume.root();
         let directory = |nth: u64| {

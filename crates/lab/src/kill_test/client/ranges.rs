@@ -1,5 +1,5 @@
-//! Calls on ranges of files: `fallocate` in each of its modes, writes past the page cache, and the
-//! flags of an inode.
+//! Calls on ranges of files: `fallocate` in each of its modes, direct writes, and inode
+//! flags.
 
 use std::fs::{File as Open, OpenOptions};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
@@ -12,12 +12,12 @@ use rustix::io::Errno;
 use super::{Client, FILE_BYTES, pick};
 use crate::kill_test::Shared;
 
-/// Direct writes have offsets, lengths and memory of multiples of this.
+/// Alignment of offset, length and memory of direct writes.
 const DIRECT_BYTES: usize = 4096;
-/// The longest direct write, in units of [`DIRECT_BYTES`].
+/// Maximum length of a direct write, in units of [`DIRECT_BYTES`].
 const DIRECT_UNITS: u64 = 8;
 
-/// What is asked of a range.
+/// Mode of `fallocate`.
 #[derive(Clone, Copy)]
 enum How {
     Extend,
@@ -53,7 +53,7 @@ impl Client {
         let Some((file, open)) = pick(&self.held, nth) else { return Ok(()) };
         let done = shared.call(|| rustix::fs::fallocate(open, how.flags(), at, len));
         match done {
-            // A map of blocks has none behind the end of the file.
+            // Block-mapped files cannot have blocks beyond the end.
             Err(Errno::OPNOTSUPP) if matches!(how, How::KeepSize | How::ZeroKeepSize) => {
                 return Ok(());
             }
@@ -71,7 +71,7 @@ impl Client {
         Ok(())
     }
 
-    /// Writes past the kernel's pages, of which it may have some.
+    /// Writes with O_DIRECT to a file that may be in the page cache.
     pub(super) fn write_direct(&mut self, shared: &Shared) -> anyhow::Result<()> {
         let Some((name, file)) = self.file() else { return Ok(()) };
         let path = self.path(&name);
@@ -95,7 +95,7 @@ impl Client {
         Ok(())
     }
 
-    /// Sets a flag that changes nothing else, or takes it away.
+    /// Sets or clears an inode flag that has no other effect.
     pub(super) fn flags(&mut self, shared: &Shared) -> anyhow::Result<()> {
         let Some((name, _)) = self.file() else { return Ok(()) };
         let open = match shared.call(|| Open::open(self.path(&name))) {
