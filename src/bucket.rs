@@ -241,7 +241,7 @@ pub fn remote_credentials(
     let all = std::env::vars_os();
     let all =
         all.filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)));
-    let environment = all.map(|(name, value)| match from_anywhere(&name, &value) {
+    let environment = all.map(|(name, value)| match absolute_credentials_path(&name, &value) {
         Some(path) => (name, path),
         None => (name, value),
     });
@@ -253,7 +253,7 @@ pub fn remote_credentials(
 }
 
 /// Returns the absolute path of a credentials file, for a process with another working directory.
-fn from_anywhere(variable: &str, path: &str) -> Option<String> {
+fn absolute_credentials_path(variable: &str, path: &str) -> Option<String> {
     let is_file = matches!(
         variable,
         "AWS_SHARED_CREDENTIALS_FILE"
@@ -289,7 +289,7 @@ impl RemoteDiskProvider for BucketProvider {
         let disk = Arc::new(disk.map_err(|error| error.to_string())?);
         let used = OpenBucket { disk: disk.clone(), stats, _claim: None };
         OPEN_BUCKETS.lock().unwrap_or_else(PoisonError::into_inner).push(used);
-        Ok(Arc::new(Watched(disk)))
+        Ok(Arc::new(MonitoredBucketDisk(disk)))
     }
 
     fn finish(&self) {
@@ -306,9 +306,9 @@ impl RemoteDiskProvider for BucketProvider {
 }
 
 /// A disk in a bucket that reports upload failures.
-struct Watched(Arc<BucketDisk>);
+struct MonitoredBucketDisk(Arc<BucketDisk>);
 
-impl ForwardingDisk for Watched {
+impl ForwardingDisk for MonitoredBucketDisk {
     type Below = BucketDisk;
 
     fn disk(&self) -> &BucketDisk {

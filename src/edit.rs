@@ -96,21 +96,21 @@ pub fn edit_volume<T>(
 ) -> anyhow::Result<T> {
     let opened = (image::writable(image)?, BackingFiles::open(image, &place.backing)?);
     image::confine()?;
-    change_opened(opened, image, place, work)
+    edit_open_image(opened, image, place, work)
 }
 
 /// Runs [`edit_volume`] on an open image; leaves confinement to the caller.
-pub fn change_opened<T>(
+pub fn edit_open_image<T>(
     (opened, behind): (UnreadImage, BackingFiles),
     image: &Path,
     place: &VolumeArgs,
     work: impl FnOnce(&Volume) -> anyhow::Result<T>,
 ) -> anyhow::Result<T> {
-    change_disk((opened.into_disk()?, behind.start()), image, place, work)
+    edit_disk((opened.into_disk()?, behind.start()), image, place, work)
 }
 
 /// Runs [`edit_volume`] on a disk and its backing files; leaves confinement to the caller.
-pub fn change_disk<T>(
+pub fn edit_disk<T>(
     (disk, behind): (Arc<dyn Disk>, Vec<Arc<dyn Disk>>),
     image: &Path,
     place: &VolumeArgs,

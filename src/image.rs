@@ -12,7 +12,9 @@ use draconis_access::destination::{Sources, refuse_output};
 use draconis_access::host_file::{check_file_type, open_file};
 pub use draconis_access::host_file::{claim_exclusive, len_bytes, open_exclusive};
 use draconis_access::image as by_path;
-pub use draconis_access::image::{BackingFiles, UnreadImage, detect_contents, parts_of, refused};
+pub use draconis_access::image::{
+    BackingFiles, UnreadImage, detect_contents, extent_files, open_volume_error,
+};
 pub use draconis_access::listing::{Listed, Listing};
 pub use draconis_access::store_disk;
 use draconis_access::store_disk::{StoreDiskName, UnreadStoreDisk};
@@ -126,7 +128,7 @@ pub fn open(
 ) -> anyhow::Result<VolumeTree> {
     let disk = disk(image, place, extract_dir)?;
     let opened = volume::open_whole_disk(disk.clone(), &MountOptions::default());
-    opened.map_err(|error| refused(image, &*disk, error))
+    opened.map_err(|error| open_volume_error(image, &*disk, error))
 }
 
 /// Locates the volume in `image`, and confines this process. Afterwards it can read the image,

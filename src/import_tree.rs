@@ -36,7 +36,7 @@ pub fn timestamp_policy() -> anyhow::Result<TimestampPolicy> {
 
 /// Options for copying a tree into a volume.
 #[derive(Clone, Copy)]
-pub struct How {
+pub struct ImportOptions {
     /// Owner of all files, instead of their own.
     pub owner: Option<OwnerArg>,
     /// Replaces a file by a directory and an empty directory by a file, as `tar -x` does.
@@ -51,9 +51,9 @@ pub fn import_tree(
     source: &Source<'_>,
     into: InodeNumber,
     label: String,
-    how: How,
+    how: ImportOptions,
 ) -> anyhow::Result<ExitCode> {
-    let How { owner, replace_kinds, progress } = how;
+    let ImportOptions { owner, replace_kinds, progress } = how;
     let graft =
         TreeImport { volume, source, into, label, owner, replace_kinds, protected: HashSet::new() };
     let done = graft.run(progress);
@@ -143,9 +143,9 @@ impl TreeImport<'_> {
         progress: ProgressMode,
     ) -> anyhow::Result<()> {
         let mut run = ImportRun {
-            graft: self,
+            import: self,
             links,
-            made: HashMap::new(),
+            created: HashMap::new(),
             entered: HashSet::from([self.into]),
             buffer: vec![],
             in_order: self.source.contents.is_sequential().then(Vec::new),
@@ -200,11 +200,11 @@ fn data_bytes(node: &TreeNode) -> u64 {
 }
 
 struct ImportRun<'a> {
-    graft: &'a TreeImport<'a>,
+    import: &'a TreeImport<'a>,
     /// Inodes of nodes that may have several names.
     links: HashMap<NodeId, InodeNumber>,
     /// Nodes of new inodes.
-    made: HashMap<InodeNumber, NodeId>,
+    created: HashMap<InodeNumber, NodeId>,
     /// Directories of the volume that receive files.
     entered: HashSet<InodeNumber>,
     buffer: Vec<u8>,
@@ -216,8 +216,8 @@ struct ImportRun<'a> {
 impl ImportRun<'_> {
     /// Creates or links `name` in `dir` for a node, and returns its inode.
     fn entry(&mut self, dir: InodeNumber, name: &[u8], id: NodeId) -> anyhow::Result<InodeNumber> {
-        let volume = self.graft.volume;
-        let node = self.graft.source.tree.node(id);
+        let volume = self.import.volume;
+        let node = self.import.source.tree.node(id);
         let is_dir = matches!(node.kind_data, NodeKind::Directory);
         let there = match volume.lookup(dir, name) {
             Ok(number) => Some(volume.inode(number)?),
@@ -229,7 +229,7 @@ impl ImportRun<'_> {
             Some(inode) if is_dir && inode.kind == FileType::Directory => return Ok(inode.number),
             Some(inode) if linked == Some(inode.number) => return Ok(inode.number),
             Some(inode) => {
-                if is_dir && let Some(behind) = self.directory_behind(dir, name, inode)? {
+                if is_dir && let Some(behind) = self.link_target_directory(dir, name, inode)? {
                     return Ok(behind);
                 }
                 self.replace(dir, name, inode, id)?;
@@ -243,7 +243,7 @@ impl ImportRun<'_> {
         let made = volume.create(dir, name, &self.new_node(node))?;
         if !is_dir {
             self.links.insert(id, made);
-            self.made.insert(made, id);
+            self.created.insert(made, id);
             match (&node.kind_data, &mut self.in_order) {
                 (NodeKind::File { source, .. }, Some(later)) => later.push((*source, id, made)),
                 _ => self.fill(made, node)?,
@@ -268,13 +268,13 @@ impl ImportRun<'_> {
     }
 
     /// Returns the directory that a symbolic link leads to, if it leads to one.
-    fn directory_behind(
+    fn link_target_directory(
         &self,
         dir: InodeNumber,
         name: &[u8],
         there: &Inode,
     ) -> anyhow::Result<Option<InodeNumber>> {
-        let volume = self.graft.volume;
+        let volume = self.import.volume;
         if there.kind != FileType::Symlink {
             return Ok(None);
         }
@@ -296,7 +296,7 @@ impl ImportRun<'_> {
         there: &Inode,
         id: NodeId,
     ) -> anyhow::Result<()> {
-        let TreeImport { volume, source, protected: kept, replace_kinds, .. } = self.graft;
+        let TreeImport { volume, source, protected: kept, replace_kinds, .. } = self.import;
         let is_dir = matches!(source.tree.node(id).kind_data, NodeKind::Directory);
         ensure!(!kept.contains(&there.number), "is the same file");
         if there.kind == FileType::Directory {
@@ -315,7 +315,7 @@ impl ImportRun<'_> {
         volume.unlink(dir, name)?;
         // Through a link on the volume, two paths of the source may lead to one name.
         if there.links() <= 1
-            && let Some(gone) = self.made.remove(&there.number)
+            && let Some(gone) = self.created.remove(&there.number)
         {
             self.links.remove(&gone);
         }
@@ -324,7 +324,7 @@ impl ImportRun<'_> {
 
     fn new_node<'n>(&self, node: &'n TreeNode) -> NewNode<'n> {
         let OwnerArg { uid, gid } =
-            self.graft.owner.unwrap_or(OwnerArg { uid: node.uid, gid: node.gid });
+            self.import.owner.unwrap_or(OwnerArg { uid: node.uid, gid: node.gid });
         let (device, target) = match &node.kind_data {
             NodeKind::CharDevice(major, minor) | NodeKind::BlockDevice(major, minor) => {
                 ((*major, *minor), &[][..])
@@ -347,8 +347,8 @@ impl ImportRun<'_> {
             while at < *end {
                 let len = (end - at).min(PIECE_BYTES);
                 self.buffer.resize(len as usize, 0);
-                self.graft.source.contents.read(source, at, &mut self.buffer)?;
-                write_all(self.graft.volume, number, at, &self.buffer)?;
+                self.import.source.contents.read(source, at, &mut self.buffer)?;
+                write_all(self.import.volume, number, at, &self.buffer)?;
                 self.progress.add(len);
                 at += len;
             }
@@ -358,7 +358,7 @@ impl ImportRun<'_> {
 
     /// Sets the attributes, in an order in which none undoes another.
     fn finish(&self, number: InodeNumber, node: &TreeNode) -> anyhow::Result<()> {
-        let volume = self.graft.volume;
+        let volume = self.import.volume;
         for (name, value) in node.attributes() {
             volume.set_xattr(number, &name, &value, XattrSet::Any, false).map_err(|error| {
                 with_context(&format!("the attribute {}", printable(&name)), error)
@@ -370,7 +370,7 @@ impl ImportRun<'_> {
             NodeKind::File { size_bytes, data, source } => {
                 let written = data.last().map_or(0, |(_, end)| *end);
                 // A file that became shorter while it was read ends where reading ended.
-                let read = self.graft.source.faults.len_bytes(*source);
+                let read = self.import.source.faults.len_bytes(*source);
                 let size_bytes = read.unwrap_or(*size_bytes);
                 (written != size_bytes).then_some(size_bytes)
             }

@@ -30,7 +30,7 @@ use clap::{CommandFactory, Parser};
 static ALLOCATOR: dlmalloc::GlobalDlmalloc = dlmalloc::GlobalDlmalloc;
 
 /// Exits with a usage error, or after printing help.
-fn end_misused(mut error: clap::Error) -> ! {
+fn exit_with_usage_error(mut error: clap::Error) -> ! {
     use clap::error::{ContextKind, ContextValue, ErrorKind};
     if error.kind() == ErrorKind::InvalidSubcommand
         && let Some(ContextValue::String(name)) = error.get(ContextKind::InvalidSubcommand)
@@ -44,7 +44,8 @@ fn end_misused(mut error: clap::Error) -> ! {
 
 fn main() -> ExitCode {
     let arguments = mount_helper::command_line(std::env::args_os());
-    let cli = cli::Cli::try_parse_from(arguments).unwrap_or_else(|error| end_misused(error));
+    let cli =
+        cli::Cli::try_parse_from(arguments).unwrap_or_else(|error| exit_with_usage_error(error));
     logging::start(cli.verbose);
     bucket::init(&cli.bucket);
     let done = cli.command.run();

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use common::volume::check;
-use common::{Draconis, Kernel, Seen, Without, look, mke2fs, root, tool};
+use common::{Draconis, FileProperties, IgnoredProperties, Kernel, mke2fs, root, scan_tree, tool};
 use draconis_device::Random;
 use rustix::fs::{AtFlags, CWD, FileType, Timespec, Timestamps, XattrFlags};
 
@@ -46,7 +46,7 @@ impl RandomTree {
             }
         }
         for path in tree.others.clone().iter().chain(tree.dirs.clone()[1..].iter().rev()) {
-            tree.adorn(path);
+            tree.set_metadata(path);
         }
         // Adding entries has changed the times of the directories.
         for path in tree.dirs.clone()[1..].iter().rev() {
@@ -137,7 +137,7 @@ impl RandomTree {
     }
 
     /// Sets owner, mode, attributes and times.
-    fn adorn(&mut self, path: &Path) {
+    fn set_metadata(&mut self, path: &Path) {
         let kind = path.symlink_metadata().unwrap().file_type();
         let ids = [0, 1, 1000, 65_534, 2_097_151, 2_097_152, 4_000_000_000];
         let ids = if self.is_plain { &ids[..4] } else { &ids };
@@ -233,14 +233,14 @@ impl Scratch {
         Self { image, kernel: Kernel { at } }
     }
 
-    fn seen(&self) -> BTreeMap<PathBuf, Seen> {
+    fn seen(&self) -> BTreeMap<PathBuf, FileProperties> {
         below(&self.kernel.at)
     }
 }
 
 /// Describes everything below a directory that a copy can preserve.
-fn below(top: &Path) -> BTreeMap<PathBuf, Seen> {
-    let mut seen = look(top, Without { what_a_copy_loses: true, fractions: false });
+fn below(top: &Path) -> BTreeMap<PathBuf, FileProperties> {
+    let mut seen = scan_tree(top, IgnoredProperties { what_a_copy_loses: true, fractions: false });
     seen.remove(Path::new(""));
     seen.remove(Path::new("lost+found"));
     seen
@@ -272,7 +272,10 @@ impl Tool {
 
     /// Removes what bsdtar gets wrong: negative fractions of seconds, hard links of devices, and
     /// attribute names that GNU tar encodes.
-    fn without_flaws(self, mut seen: BTreeMap<PathBuf, Seen>) -> BTreeMap<PathBuf, Seen> {
+    fn without_flaws(
+        self,
+        mut seen: BTreeMap<PathBuf, FileProperties>,
+    ) -> BTreeMap<PathBuf, FileProperties> {
         for one in seen.values_mut().filter(|_| self == Bsd) {
             if one.times[1].0 <= 0 {
                 one.times[1] = (0, 0);
@@ -292,14 +295,18 @@ fn tools(test: &str) -> bool {
 }
 
 /// Asserts that two descriptions are equal; the panic message shows the differences.
-fn equal(what: &str, ours: &BTreeMap<PathBuf, Seen>, wanted: &BTreeMap<PathBuf, Seen>) {
-    let line = |seen: Option<&Seen>| {
+fn equal(
+    what: &str,
+    ours: &BTreeMap<PathBuf, FileProperties>,
+    wanted: &BTreeMap<PathBuf, FileProperties>,
+) {
+    let line = |seen: Option<&FileProperties>| {
         let Some(it) = seen else { return "nothing".to_owned() };
         let xattrs = it.xattrs.iter().map(|(name, value)| {
             format!(" {}={}", name.escape_ascii(), value[..value.len().min(12)].escape_ascii())
         });
         let xattrs: String = xattrs.collect();
-        let Seen { mode, links, owner, size, device, times, target, sum, .. } = it;
+        let FileProperties { mode, links, owner, size, device, times, target, sum, .. } = it;
         let time = times[1];
         format!("{mode:o} {links} {owner:?} {size} {device:x} {time:?} {target:?} {sum:x}{xattrs}")
     };

@@ -10,11 +10,11 @@ use std::process::Command;
 
 use common::bucket::TestBucket;
 use common::volume::shell;
-use common::{Without, eventually, fuse, look, mounts_below, same, tree_of_sources};
+use common::{IgnoredProperties, eventually, fuse, mounts_below, same, scan_tree, tree_of_sources};
 use rustix::process::{Pid, Signal, kill_process};
 
 /// What an archive cannot restore.
-const LOST: Without = Without { what_a_copy_loses: true, fractions: true };
+const LOST: IgnoredProperties = IgnoredProperties { what_a_copy_loses: true, fractions: true };
 
 fn text(path: &Path) -> &str {
     path.to_str().unwrap()
@@ -36,7 +36,7 @@ fn moved(place: &TestBucket) {
     let packed =
         Command::new("tar").arg("-C").arg(&tree).arg("-cf").arg(&archive).arg(".").status();
     assert!(packed.unwrap().success());
-    let seen = look(&tree, LOST);
+    let seen = scan_tree(&tree, LOST);
     for kind in ["ext2", "ext4"] {
         place.ok(&["format", "-t", kind, &place.disk(kind), "128M"]);
         let cache = format!("{},64M", place.draconis.path(&format!("cache-{kind}")).display());
@@ -47,7 +47,7 @@ fn moved(place: &TestBucket) {
         // Another machine, without a cache.
         let other = place.other_machine();
         let at = other.mount(kind, "there", &[]);
-        same(&seen, &look(&at.join("tree"), LOST));
+        same(&seen, &scan_tree(&at.join("tree"), LOST));
         write_durably(&at.join("from afar"), b"hello").unwrap();
         other.unmount(&at);
         place.judge(kind);
@@ -332,7 +332,7 @@ fn followed(place: &TestBucket) {
     place.judge("copy");
 }
 
-/// Without the server, cached data can be read, and writes wait.
+/// IgnoredProperties the server, cached data can be read, and writes wait.
 fn without_server(mut place: TestBucket) {
     place.ok(&["store", "create", &place.address, "--size", "256M"]);
     place.ok(&["format", "-t", "ext4", &place.disk("vol"), "32M"]);

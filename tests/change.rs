@@ -7,7 +7,9 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Instant;
 
-use common::{Draconis, Kernel, Seen, Without, is_root, look, odd_tree, same};
+use common::{
+    Draconis, FileProperties, IgnoredProperties, Kernel, is_root, odd_tree, same, scan_tree,
+};
 use serde_json::Value;
 
 /// A new empty volume, and the commands that change it.
@@ -96,15 +98,15 @@ impl Image {
     }
 
     /// Describes a tree as the kernel shows it; without root, as `get` restores it.
-    fn seen(&self, below: &str) -> BTreeMap<PathBuf, Seen> {
+    fn seen(&self, below: &str) -> BTreeMap<PathBuf, FileProperties> {
         let at = self.draconis.make_dir("kernel");
         let mut seen = match Kernel::mount(&self.path, at, "change") {
-            Some(kernel) => look(&kernel.at.join(below), contents()),
+            Some(kernel) => scan_tree(&kernel.at.join(below), contents()),
             None => {
                 let into = tempfile::tempdir().unwrap();
                 let from = self.at(&format!("/{below}"));
                 self.draconis.ok(["get", "-r", &from, into.path().to_str().unwrap()]);
-                look(&into.path().join(below), contents())
+                scan_tree(&into.path().join(below), contents())
             }
         };
         seen.remove(Path::new("lost+found"));
@@ -114,8 +116,8 @@ impl Image {
 }
 
 /// Comparison without access times, inode numbers and block counts.
-fn contents() -> Without {
-    Without { what_a_copy_loses: true, fractions: !is_root() }
+fn contents() -> IgnoredProperties {
+    IgnoredProperties { what_a_copy_loses: true, fractions: !is_root() }
 }
 
 fn check(image: &Path) {
@@ -131,8 +133,8 @@ fn small_odd_tree(top: &Path) {
     std::os::unix::fs::FileExt::write_all_at(&sparse, b"near the end", 69 << 20).unwrap();
 }
 
-fn tree_at(top: &Path) -> BTreeMap<PathBuf, Seen> {
-    let mut seen = look(top, contents());
+fn tree_at(top: &Path) -> BTreeMap<PathBuf, FileProperties> {
+    let mut seen = scan_tree(top, contents());
     seen.remove(Path::new(""));
     seen
 }

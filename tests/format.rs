@@ -9,14 +9,14 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
 use common::{
-    Draconis, Kernel, Seen, Without, copy_of_draconis, have, is_root, look, mke2fs, odd_tree, same,
-    skipped,
+    Draconis, FileProperties, IgnoredProperties, Kernel, copy_of_draconis, have, is_root, mke2fs,
+    odd_tree, same, scan_tree, skipped,
 };
 use draconis_device::Random;
 
 /// Comparison without access times, inode numbers and block counts.
-fn contents() -> Without {
-    Without { what_a_copy_loses: true, fractions: false }
+fn contents() -> IgnoredProperties {
+    IgnoredProperties { what_a_copy_loses: true, fractions: false }
 }
 
 /// The odd tree with a smaller sparse file, which is faster to compare than 5 GiB.
@@ -33,9 +33,9 @@ fn check(image: &Path) {
 }
 
 /// Describes the tree in a volume as the kernel shows it; without root, as `draconis get` does.
-fn tree_in(draconis: &Draconis, image: &Path) -> BTreeMap<PathBuf, Seen> {
+fn tree_in(draconis: &Draconis, image: &Path) -> BTreeMap<PathBuf, FileProperties> {
     let mut seen = match Kernel::mount(image, draconis.make_dir("kernel"), "format") {
-        Some(kernel) => look(&kernel.at, contents()),
+        Some(kernel) => scan_tree(&kernel.at, contents()),
         None => {
             let into = tempfile::tempdir().unwrap();
             draconis.ok([
@@ -44,7 +44,7 @@ fn tree_in(draconis: &Draconis, image: &Path) -> BTreeMap<PathBuf, Seen> {
                 OsStr::new(&format!("{}:/", image.display())),
                 into.path().as_os_str(),
             ]);
-            look(into.path(), contents())
+            scan_tree(into.path(), contents())
         }
     };
     assert!(seen.remove(Path::new("lost+found")).is_some());
@@ -53,8 +53,8 @@ fn tree_in(draconis: &Draconis, image: &Path) -> BTreeMap<PathBuf, Seen> {
     seen
 }
 
-fn tree_at(top: &Path) -> BTreeMap<PathBuf, Seen> {
-    let mut seen = look(top, contents());
+fn tree_at(top: &Path) -> BTreeMap<PathBuf, FileProperties> {
+    let mut seen = scan_tree(top, contents());
     seen.remove(Path::new(""));
     seen
 }
@@ -191,11 +191,11 @@ fn an_archive_of_any_kind_becomes_the_same_volume() {
         std::os::unix::fs::FileExt::write_all_at(&sparse, &[7; 5000], nth << 20).unwrap();
     }
     sparse.set_len(60 << 20).unwrap();
-    let without = Without { what_a_copy_loses: true, fractions: true };
+    let without = IgnoredProperties { what_a_copy_loses: true, fractions: true };
     archive(&plain, &["--format=gnu", "--sparse"], &tar);
     draconis.ok([OsStr::new("format"), OsStr::new("--from"), tar.as_ref(), image.as_ref()]);
     check(&image);
-    let (mut found, mut expected) = (tree_in(&draconis, &image), look(&plain, without));
+    let (mut found, mut expected) = (tree_in(&draconis, &image), scan_tree(&plain, without));
     expected.remove(Path::new(""));
     for seen in found.values_mut() {
         seen.times = seen.times.map(|(seconds, _)| (seconds, 0));

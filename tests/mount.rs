@@ -6,8 +6,8 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 use common::{
-    Draconis, Kernel, Without, eventually, fuse, have, is_root, look, mke2fs, mounts_below,
-    odd_tree, same, skipped, tree_of_sources,
+    Draconis, IgnoredProperties, Kernel, eventually, fuse, have, is_root, mke2fs, mounts_below,
+    odd_tree, same, scan_tree, skipped, tree_of_sources,
 };
 
 /// Creates a small volume with a file.
@@ -42,10 +42,10 @@ fn programs_see_what_the_kernel_shows() {
         mke2fs(&image, Some(&tree), &["-t", "ext2", "-b", block, "-I", inode], "64M");
         let kernel = Kernel::mount(&image, draconis.path("kernel"), "comparing a mount");
         let ours = draconis.mount(&image, "ours", "ro");
-        let seen = look(&ours, Without::default());
+        let seen = scan_tree(&ours, IgnoredProperties::default());
         assert!(seen.len() > 300);
         if let Some(kernel) = kernel {
-            same(&seen, &look(&kernel.at, Without::default()));
+            same(&seen, &scan_tree(&kernel.at, IgnoredProperties::default()));
             let statfs = |at: &Path| {
                 let s = rustix::fs::statfs(at).unwrap();
                 (s.f_bsize, s.f_blocks, s.f_bfree, s.f_bavail, s.f_files, s.f_ffree, s.f_namelen)
@@ -122,7 +122,10 @@ fn a_real_tree_is_the_same_through_the_mount() {
     // Caches too small to keep anything: eviction must not be visible.
     let options = "ro,inode_cache=64,block_map_cache=16,data_cache=1M";
     let ours = draconis.mount(&image, "ours", options);
-    same(&look(&ours, Without::default()), &look(&kernel.at, Without::default()));
+    same(
+        &scan_tree(&ours, IgnoredProperties::default()),
+        &scan_tree(&kernel.at, IgnoredProperties::default()),
+    );
 }
 
 #[test]

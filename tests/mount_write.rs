@@ -15,8 +15,8 @@ use std::time::Duration;
 
 use common::volume::{Volume, check, run, shell};
 use common::{
-    Draconis, Without, eventually, fuse, look, mke2fs, mounts_below, odd_tree, root, same, tool,
-    tree_of_sources,
+    Draconis, IgnoredProperties, eventually, fuse, mke2fs, mounts_below, odd_tree, root, same,
+    scan_tree, tool, tree_of_sources,
 };
 use draconis_device::Random;
 use rustix::fs::{CWD, FallocateFlags, OFlags, RenameFlags};
@@ -37,8 +37,8 @@ fn a_tree_is_copied_with_everything_it_has() {
             std::fs::remove_file(tree.join("sparse")).unwrap();
         }
         run(Command::new("cp").args(["-a", "--sparse=always"]).arg(&tree).arg(&volume.at));
-        let copy = Without { what_a_copy_loses: true, ..Without::default() };
-        same(&look(&tree, copy), &look(&volume.at("tree"), copy));
+        let copy = IgnoredProperties { what_a_copy_loses: true, ..IgnoredProperties::default() };
+        same(&scan_tree(&tree, copy), &scan_tree(&volume.at("tree"), copy));
         volume.judge();
     }
 }
@@ -64,8 +64,8 @@ fn unpack_and_remove(volume: &Volume) {
     let unpack = format!("tar -C {} --format=posix -cf - . | tar -xf -", tree.display());
     std::fs::create_dir(volume.at("sources")).unwrap();
     shell(&unpack, &volume.at("sources"));
-    let copy = Without { what_a_copy_loses: true, ..Without::default() };
-    same(&look(&tree, copy), &look(&volume.at("sources"), copy));
+    let copy = IgnoredProperties { what_a_copy_loses: true, ..IgnoredProperties::default() };
+    same(&scan_tree(&tree, copy), &scan_tree(&volume.at("sources"), copy));
     shell("mv sources other; cp -r other twice; rm -r other twice", &volume.at);
     // Removed files are freed once the kernel has forgotten their inodes.
     eventually("all space is free again", || space() == before);

@@ -7,10 +7,10 @@ mod common;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use common::{Draconis, Kernel, Without, fuse, is_root, look, mke2fs, same};
+use common::{Draconis, IgnoredProperties, Kernel, fuse, is_root, mke2fs, same, scan_tree};
 
 /// What a copy cannot preserve.
-const COPY: Without = Without { what_a_copy_loses: true, fractions: false };
+const COPY: IgnoredProperties = IgnoredProperties { what_a_copy_loses: true, fractions: false };
 
 /// Returns the tree, the types and block sizes of its volumes, and their length.
 fn tree() -> (PathBuf, Vec<(&'static str, &'static str)>, String) {
@@ -39,17 +39,17 @@ fn a_real_tree_is_the_same_everywhere() {
         mke2fs(&image, Some(&tree), &["-t", kind, "-b", block, "-i", "8192"], &size);
         let at = draconis.path("kernel");
         let Some(kernel) = Kernel::mount(&image, at, "comparing a real tree") else { return };
-        let exact = look(&kernel.at, Without::default());
-        let copied = look(&kernel.at, COPY);
+        let exact = scan_tree(&kernel.at, IgnoredProperties::default());
+        let copied = scan_tree(&kernel.at, COPY);
         eprintln!("{kind}, {} names in blocks of {block} bytes", exact.len());
         through_a_mount(&draconis, &image, &exact);
         let copy = draconis.path("copy");
         let target = format!("{}:/", image.display());
         draconis.ok(["get", "-r", &target, copy.to_str().unwrap()]);
-        same(&look(&copy, COPY), &copied);
+        same(&scan_tree(&copy, COPY), &copied);
         std::fs::remove_dir_all(&copy).unwrap();
         let copy = through_tar(&draconis, &image);
-        same(&look(&copy, COPY), &copied);
+        same(&scan_tree(&copy, COPY), &copied);
     }
 }
 
@@ -57,19 +57,19 @@ fn a_real_tree_is_the_same_everywhere() {
 fn through_a_mount(
     draconis: &Draconis,
     image: &Path,
-    kernel: &std::collections::BTreeMap<PathBuf, common::Seen>,
+    kernel: &std::collections::BTreeMap<PathBuf, common::FileProperties>,
 ) {
     if !fuse("a real tree through a mount") {
         return;
     }
     for options in ["ro", "ro,inode_cache=64,block_map_cache=16,data_cache=1M"] {
         let ours = draconis.mount(image, "ours", options);
-        same(&look(&ours, Without::default()), kernel);
+        same(&scan_tree(&ours, IgnoredProperties::default()), kernel);
         let mount = &draconis.status()["mounts"][0];
         let caches = mount["worker"]["caches"].as_array().unwrap();
         let data = caches.iter().find(|cache| cache["name"] == "data").unwrap();
         let capacity = data["capacity"].as_u64().unwrap();
-        // Without the program's own pages, which are shared.
+        // IgnoredProperties the program's own pages, which are shared.
         let status = format!("/proc/{}/status", mount["worker_pid"]);
         let status = std::fs::read_to_string(status).unwrap();
         let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).unwrap();
@@ -118,10 +118,10 @@ fn sixty_thousand_names_in_one_directory() {
     }
     let kernel = Kernel::mount(&image, draconis.path("kernel"), "a large directory");
     let ours = draconis.mount(&image, "ours", "ro");
-    let seen = look(&ours, Without::default());
+    let seen = scan_tree(&ours, IgnoredProperties::default());
     assert!(seen.len() > count);
     if let Some(kernel) = kernel {
-        same(&seen, &look(&kernel.at, Without::default()));
+        same(&seen, &scan_tree(&kernel.at, IgnoredProperties::default()));
     }
     draconis.ok(["umount", ours.to_str().unwrap()]);
     // Looked up cold, without a listing before.

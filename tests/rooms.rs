@@ -8,12 +8,12 @@ use route::with_mount;
 const PIECE: usize = 128 << 10;
 /// Buffers for one request, which takes 1 MiB until it has arrived, and a little more. They stay in
 /// use until the disk has completed the first writes.
-const ROOMS_BYTES: usize = (1 << 20) + 2 * PIECE;
+const POOL_BYTES: usize = (1 << 20) + 2 * PIECE;
 const PIECES: usize = 24;
 
 #[test]
 fn writes_that_find_no_room_arrive_as_those_that_do() {
-    with_mount(ROOMS_BYTES, |kernel, rooms| {
+    with_mount(POOL_BYTES, |kernel, rooms| {
         let file = kernel.create(1, "file").unwrap();
         let piece = |nth: usize| -> Vec<u8> {
             (0..PIECE).map(|at| (at * 7 + at / 251 + nth * 31) as u8).collect()

@@ -6,13 +6,13 @@ mod common;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use common::{Draconis, Without, look, same, tool, tree_of_sources};
+use common::{Draconis, IgnoredProperties, same, scan_tree, tool, tree_of_sources};
 
 const PROFILE: &str =
     r#"{"layout": "cow", "page_bytes": 4096, "segment_bytes": 262144, "queue_depth": 8}"#;
 
 /// What `get` cannot restore.
-const LOST: Without = Without { what_a_copy_loses: true, fractions: true };
+const LOST: IgnoredProperties = IgnoredProperties { what_a_copy_loses: true, fractions: true };
 
 /// A working directory with a store `s` of 192 MiB.
 struct TestStore {
@@ -110,7 +110,7 @@ fn every_command_works_on_a_disk_in_a_store() {
         place.ok(&at("put -r tree @:/"));
         place.judge(name);
         place.ok(&at("get -r @:/tree back"));
-        same(&look(&tree, LOST), &look(&place.path("back"), LOST));
+        same(&scan_tree(&tree, LOST), &scan_tree(&place.path("back"), LOST));
         std::fs::remove_dir_all(place.path("back")).unwrap();
         place.ok(&at("mkdir @:/made"));
         place.ok(&at("mv @:/made @:/moved"));
@@ -141,7 +141,7 @@ fn every_command_works_on_a_disk_in_a_store() {
     place.ok("cp -a s#two:/tree s#four:/from-two");
     place.judge("four");
     place.ok("get -r s#four:/from-two back");
-    same(&look(&tree, LOST), &look(&place.path("back"), LOST));
+    same(&scan_tree(&tree, LOST), &scan_tree(&place.path("back"), LOST));
     // An archive in a file, so that the store is not read and written at once.
     let archive = std::fs::File::create(place.path("tar")).unwrap();
     let made = place.command("tar s#two:/tree").stdout(archive).status().unwrap();

@@ -10,9 +10,9 @@ use common::{Draconis, eventually, fuse, mke2fs, tool};
 use rustix::process::{Pid, Signal, kill_process};
 
 /// A process that is killed on drop.
-struct Ends(Child);
+struct KillOnDrop(Child);
 
-impl Drop for Ends {
+impl Drop for KillOnDrop {
     fn drop(&mut self) {
         let _ = self.0.kill();
         let _ = self.0.wait();
@@ -61,7 +61,7 @@ fn a_manager_serves_the_socket_that_it_is_passed_and_says_when() {
         command.arg(format!("--setenv={name}={}", value.display()));
     }
     command.args([env!("CARGO_BIN_EXE_draconis"), "serve"]);
-    let manager = Ends(command.stderr(Stdio::null()).spawn().unwrap());
+    let manager = KillOnDrop(command.stderr(Stdio::null()).spawn().unwrap());
     // The first connection starts the manager.
     eventually("the socket is there", || UnixStream::connect(&socket).is_ok());
     let mut text = [0; 64];

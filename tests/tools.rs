@@ -5,12 +5,12 @@ mod common;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use common::{Draconis, Kernel, Without, is_root, look, mke2fs, odd_tree, same};
+use common::{Draconis, IgnoredProperties, Kernel, is_root, mke2fs, odd_tree, same, scan_tree};
 use draconis_device::Random;
 
 /// What a copy cannot preserve, and fractions of seconds if `mke2fs` made the volume.
-fn copy() -> Without {
-    Without { what_a_copy_loses: true, fractions: !is_root() }
+fn copy() -> IgnoredProperties {
+    IgnoredProperties { what_a_copy_loses: true, fractions: !is_root() }
 }
 
 fn target(image: &Path, path: &str) -> String {
@@ -44,7 +44,8 @@ fn get_copies_a_tree_as_it_is() {
         let copied = draconis.path("copy");
         draconis.ok(["get", "-r", &target(&image, "/"), copied.to_str().unwrap()]);
         std::fs::remove_dir(copied.join("lost+found")).unwrap();
-        let (mut ours, mut theirs) = (look(&copied, copy()), look(&draconis.path("tree"), copy()));
+        let (mut ours, mut theirs) =
+            (scan_tree(&copied, copy()), scan_tree(&draconis.path("tree"), copy()));
         // mke2fs sets mode and time of the root directory itself.
         ours.remove(Path::new(""));
         theirs.remove(Path::new(""));
@@ -75,7 +76,8 @@ fn tar_archives_a_tree_as_it_is() {
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
         assert!(archive.wait().unwrap().success());
         std::fs::remove_dir(copied.join("lost+found")).unwrap();
-        let (mut ours, mut theirs) = (look(&copied, copy()), look(&draconis.path("tree"), copy()));
+        let (mut ours, mut theirs) =
+            (scan_tree(&copied, copy()), scan_tree(&draconis.path("tree"), copy()));
         ours.remove(Path::new(""));
         theirs.remove(Path::new(""));
         same(&ours, &theirs);
@@ -159,7 +161,7 @@ fn archives_hold_files_of_any_shape() {
         file.set_len((blocks << 12) - random.below(4096)).unwrap();
     }
     let below = |top: &Path| {
-        let mut seen = look(top, copy());
+        let mut seen = scan_tree(top, copy());
         seen.remove(Path::new(""));
         seen
     };

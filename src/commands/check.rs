@@ -92,7 +92,7 @@ fn try_run(arguments: &Arguments) -> anyhow::Result<bool> {
         error @ Error::Unsupported { .. } => {
             anyhow::Error::from(error).context(format!("{name}: cannot check"))
         }
-        error => image::refused(&arguments.image, &*disk, error.into()),
+        error => image::open_volume_error(&arguments.image, &*disk, error.into()),
     })?;
     drop(bar);
     let mut out = Output::new();

@@ -77,12 +77,13 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
             let part = locate(other.into_disk()?, &behind.start(), &arguments.place.options());
             let disk = part.with_context(|| shown.to_string())?.disk;
             let volume = Volume::open(disk.clone(), OpenOptions::default());
-            let volume = volume.map_err(|error| image::refused(from, &*disk, error.into()))?;
+            let volume =
+                volume.map_err(|error| image::open_volume_error(from, &*disk, error.into()))?;
             (Some(volume), BackingFiles::default())
         }
         None => (None, behind),
     };
-    edit::change_opened((opened, behind), &dest.image, &arguments.place, |volume| {
+    edit::edit_open_image((opened, behind), &dest.image, &arguments.place, |volume| {
         let from = other.as_ref().unwrap_or(volume);
         copy(arguments, sources, dest, from, volume, same, keep)
     })
@@ -103,8 +104,9 @@ fn within_store(
     let part = locate(store.sibling(&from).disk()?, &[], &arguments.place.options());
     let disk = part.with_context(|| shown.clone())?.disk;
     let volume = Volume::open(disk.clone(), OpenOptions::default());
-    let volume = volume.map_err(|error| image::refused(Path::new(&shown), &*disk, error.into()))?;
-    edit::change_disk((store.disk()?, vec![]), &dest.image, &arguments.place, |into| {
+    let volume = volume
+        .map_err(|error| image::open_volume_error(Path::new(&shown), &*disk, error.into()))?;
+    edit::edit_disk((store.disk()?, vec![]), &dest.image, &arguments.place, |into| {
         copy(arguments, sources, dest, &volume, into, false, keep)
     })
 }

@@ -128,7 +128,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         bail!("mount option 'bucket_{name}': {} is in no bucket", arguments.image.display());
     }
     if name.is_none() && means.is_none() {
-        options.parts = image::parts_of(file);
+        options.parts = image::extent_files(file);
     }
     for file in &mut options.backing {
         *file = absolute(file)?;

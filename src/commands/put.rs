@@ -13,7 +13,7 @@ use draconis_ext::{Error, Follow, InodeNumber, Volume};
 
 use crate::edit::{self, Creator, OwnerArg, TargetName};
 use crate::image::{self, BackingFiles, VolumeArgs};
-use crate::import_tree::{How, import_tree, timestamp_policy};
+use crate::import_tree::{ImportOptions, import_tree, timestamp_policy};
 use crate::progress::{Progress, ProgressMode};
 use crate::target::ImagePath;
 
@@ -66,7 +66,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         image::writable(&target.image)?,
         BackingFiles::open(&target.image, &arguments.place.backing)?,
     );
-    edit::change_opened(opened, &target.image, &arguments.place, |volume| {
+    edit::edit_open_image(opened, &target.image, &arguments.place, |volume| {
         let there = match volume.resolve(volume.root(), &target.path, Follow::Yes) {
             Ok(there) => Some(there),
             Err(Error::NotFound) => None,
@@ -92,7 +92,13 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         let source = populate::scan_files(gather, stamp)?;
         let label = if name.is_some() { target.parent() } else { target.to_string() };
         let Arguments { owner, progress, .. } = *arguments;
-        import_tree(volume, &source, into, label, How { owner, replace_kinds: false, progress })
+        import_tree(
+            volume,
+            &source,
+            into,
+            label,
+            ImportOptions { owner, replace_kinds: false, progress },
+        )
     })
 }
 

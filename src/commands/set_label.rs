@@ -34,6 +34,6 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let part = locate_for_writing(opened.into_disk()?, &behind.start(), &arguments.place.options());
     let disk = part.with_context(|| shown.to_string())?.disk;
     draconis_ext::set_label(&*disk, arguments.label.as_bytes(), now)
-        .map_err(|error| image::refused(&arguments.image, &*disk, error.into()))?;
+        .map_err(|error| image::open_volume_error(&arguments.image, &*disk, error.into()))?;
     Ok(ExitCode::SUCCESS)
 }

@@ -29,7 +29,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         // Without a manager there are no mounts.
         None => Status::default(),
     };
-    status.dead = keeperless(&status.mounts);
+    status.dead = mounts_without_keeper(&status.mounts);
     if arguments.json {
         report::print_line(serde_json::to_string_pretty(&status)?)?;
     } else if status.mounts.is_empty() && status.dead.is_empty() {
@@ -51,7 +51,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
 }
 
 /// Returns this user's dead mounts that have lost their keeper.
-fn keeperless(known: &[MountStatus]) -> Vec<LostMount> {
+fn mounts_without_keeper(known: &[MountStatus]) -> Vec<LostMount> {
     let is_known = |entry: &mount_table::MountEntry| {
         known.iter().any(|mount| mount.mount_point == entry.mount_point)
     };

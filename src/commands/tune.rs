@@ -125,7 +125,8 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     };
     if arguments.list {
         let raw = superblock(&*disk);
-        let raw = raw.map_err(|error| image::refused(&arguments.image, &*disk, error.into()))?;
+        let raw =
+            raw.map_err(|error| image::open_volume_error(&arguments.image, &*disk, error.into()))?;
         let mut out = Output::new();
         listing::write(&raw, &owners, &clock, &mut out)?;
         out.flush()?;

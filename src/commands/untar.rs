@@ -12,7 +12,7 @@ use draconis_ext::{Error, Follow};
 use crate::archive_args::ArchiveArgs;
 use crate::edit::{self, OwnerArg};
 use crate::image::{self, BackingFiles, VolumeArgs};
-use crate::import_tree::{How, import_tree, timestamp_policy};
+use crate::import_tree::{ImportOptions, import_tree, timestamp_policy};
 use crate::progress::ProgressMode;
 use crate::target::ImagePath;
 
@@ -56,15 +56,22 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let exclude = Patterns::new(arguments.reading.exclude());
     let choice = arguments.reading.image_options(&target.image);
     let keep_owners = arguments.owner.is_none();
-    let wanted =
-        ScanRequest { from, list: None, exclude: &exclude, choice, keep_owners, root, stamp };
+    let wanted = ScanRequest {
+        from,
+        list: None,
+        exclude: &exclude,
+        image_options: choice,
+        keep_owners,
+        root,
+        stamp,
+    };
     let ScanResult { source, config } = populate::scan(wanted)?;
     let mut sources = populate::sources(from);
     sources.add(&target.image);
     arguments.reading.write_config(config.as_deref(), &sources)?;
     // The archive is open or decompressed: no other host file is needed.
     image::confine()?;
-    edit::change_opened(opened, &target.image, &arguments.place, |volume| {
+    edit::edit_open_image(opened, &target.image, &arguments.place, |volume| {
         let into = match volume.resolve(volume.root(), &target.path, Follow::Yes) {
             Err(Error::NotFound) => {
                 bail!("{target}: no such directory; draconis mkdir -p makes it")
@@ -75,7 +82,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
             bail!("{target}: not a directory");
         }
         let Arguments { owner, progress, .. } = *arguments;
-        let how = How { owner, replace_kinds: true, progress };
+        let how = ImportOptions { owner, replace_kinds: true, progress };
         import_tree(volume, &source, into, target.to_string(), how)
     })
 }

@@ -224,7 +224,7 @@ impl Drop for Kernel {
 
 /// Visible properties of a file.
 #[derive(PartialEq, Eq, Debug, Clone)]
-pub struct Seen {
+pub struct FileProperties {
     pub inode: u64,
     pub mode: u32,
     pub links: u64,
@@ -241,7 +241,7 @@ pub struct Seen {
 
 /// Properties of [`Seen`] that a comparison ignores.
 #[derive(Clone, Copy, Default)]
-pub struct Without {
+pub struct IgnoredProperties {
     /// Inode numbers, link counts of directories, block counts, change and access times, which a
     /// copy cannot preserve.
     pub what_a_copy_loses: bool,
@@ -250,7 +250,7 @@ pub struct Without {
 }
 
 /// Returns the properties of everything below `top`, by path.
-pub fn look(top: &Path, without: Without) -> BTreeMap<PathBuf, Seen> {
+pub fn scan_tree(top: &Path, without: IgnoredProperties) -> BTreeMap<PathBuf, FileProperties> {
     let mut seen = BTreeMap::new();
     let mut stack = vec![top.to_path_buf()];
     while let Some(path) = stack.pop() {
@@ -279,10 +279,10 @@ pub fn look(top: &Path, without: Without) -> BTreeMap<PathBuf, Seen> {
     seen
 }
 
-fn see(path: &Path, found: &std::fs::Metadata) -> Seen {
+fn see(path: &Path, found: &std::fs::Metadata) -> FileProperties {
     let kind = found.file_type();
     let is_device = kind.is_block_device() || kind.is_char_device();
-    Seen {
+    FileProperties {
         inode: found.ino(),
         mode: found.mode(),
         links: found.nlink(),
@@ -371,7 +371,7 @@ pub fn sum(path: &Path) -> u64 {
 }
 
 /// Asserts that two trees are equal; prints the first differences.
-pub fn same(ours: &BTreeMap<PathBuf, Seen>, theirs: &BTreeMap<PathBuf, Seen>) {
+pub fn same(ours: &BTreeMap<PathBuf, FileProperties>, theirs: &BTreeMap<PathBuf, FileProperties>) {
     let mut different = vec![];
     for path in ours.keys().chain(theirs.keys()) {
         if ours.get(path) != theirs.get(path) && different.len() < 5 {

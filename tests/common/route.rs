@@ -26,11 +26,11 @@ use rustix::process::{PidfdFlags, getpid, pidfd_open};
 const LANES: u32 = 6;
 
 /// A request log that allocates buffers like a worker's, but stores nothing.
-struct Remembered {
+struct BufferOnlyLog {
     rooms: Arc<PagePool>,
 }
 
-impl RequestLog for Remembered {
+impl RequestLog for BufferOnlyLog {
     fn allocate_buffer(&self, len: usize) -> Option<PoolBuffer> {
         self.rooms.allocate(len)
     }
@@ -103,7 +103,7 @@ pub fn with_mount(rooms_bytes: usize, test: impl FnOnce(&mut Kernel, &PagePool))
         [&host, &guest].into_iter().for_each(|side| side.register_pool(memory.clone()));
         let disk = RemoteDisk::new(clients, Some(blocks), Duration::MAX).unwrap();
         let disk = disk.with_shared_memory(rooms.clone());
-        let recorder = Remembered { rooms: rooms.clone() };
+        let recorder = BufferOnlyLog { rooms: rooms.clone() };
         let tree: VolumeTree = open_for_writing(Arc::new(disk), &MountOptions::default()).unwrap();
         let (mut kernel, device) = Kernel::new();
         let activity = Activity::default();

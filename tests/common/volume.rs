@@ -5,7 +5,9 @@ use std::process::Command;
 
 use rustix::process::{Pid, Signal, kill_process};
 
-use super::{Draconis, Kernel, Without, eventually, look, mke2fs, mounts_below, same};
+use super::{
+    Draconis, IgnoredProperties, Kernel, eventually, mke2fs, mounts_below, same, scan_tree,
+};
 
 /// A new volume, mounted read-write.
 pub struct Volume {
@@ -51,14 +53,14 @@ impl Volume {
     pub fn judge(&self) {
         if self.keeps_access_times {
             // The first look may change access times.
-            look(&self.at, Without::default());
+            scan_tree(&self.at, IgnoredProperties::default());
         }
-        let seen = look(&self.at, Without::default());
+        let seen = scan_tree(&self.at, IgnoredProperties::default());
         self.unmount();
         check(&self.image);
         let at = self.draconis.path("kernel");
         if let Some(kernel) = Kernel::mount(&self.image, at, "comparing a changed volume") {
-            same(&seen, &look(&kernel.at, Without::default()));
+            same(&seen, &scan_tree(&kernel.at, IgnoredProperties::default()));
         }
     }
 

@@ -33,7 +33,7 @@ pub struct Call {
     pub group: Group,
     /// True if root opens the descriptors and passes them to the user.
     pub given: bool,
-    pub run: Box<dyn Fn(&mut Acts) + Send + Sync>,
+    pub run: Box<dyn Fn(&mut CallContext) + Send + Sync>,
 }
 
 /// Returns all calls.
@@ -56,7 +56,7 @@ impl Table {
         &mut self,
         group: Group,
         name: impl Into<String>,
-        run: impl Fn(&mut Acts) + Send + Sync + 'static,
+        run: impl Fn(&mut CallContext) + Send + Sync + 'static,
     ) {
         self.0.push(Call { name: name.into(), group, given: false, run: Box::new(run) });
     }
@@ -66,12 +66,12 @@ impl Table {
         &mut self,
         name: impl Into<String>,
         flags: i32,
-        run: impl Fn(&mut Acts, &OwnedFd) + Send + Sync + Clone + 'static,
+        run: impl Fn(&mut CallContext, &OwnedFd) + Send + Sync + Clone + 'static,
     ) {
         let name = name.into();
         for given in [false, true] {
             let run = run.clone();
-            let run = move |acts: &mut Acts| {
+            let run = move |acts: &mut CallContext| {
                 let Some(fd) = acts.descriptor(flags, given) else { return };
                 run(acts, &fd);
                 acts.held.push(fd);
@@ -84,7 +84,7 @@ impl Table {
 }
 
 /// A call in progress: its paths, user and results.
-pub struct Acts<'a> {
+pub struct CallContext<'a> {
     pub who: Who,
     pub t: PathBuf,
     pub o: PathBuf,
@@ -97,7 +97,7 @@ pub struct Acts<'a> {
     pub top: &'a Path,
 }
 
-impl<'a> Acts<'a> {
+impl<'a> CallContext<'a> {
     pub fn new(dir: &Path, top: &'a Path, who: Who) -> Self {
         let [t, o, d, n] = ["t", "o", "d", "n"].map(|name| dir.join(name));
         Self { who, t, o, d, n, unlinked: false, answers: vec![], held: vec![], top }

@@ -103,7 +103,7 @@ const NAMES: [&str; 10] = [".", "t", "f", "g", "h", "o", "n", "d", "d/x", "d/y"]
 const BELOW: [&str; 3] = ["t/x", "t/n", "t/y"];
 
 /// Returns the result of `statx` for the files of a case, without a listing.
-pub fn glance(dir: &Path) -> Vec<Seen> {
+pub fn stat_known_names(dir: &Path) -> Vec<Seen> {
     let mut seen = vec![];
     let mut look = |name: &str| {
         let found = sys::lstat(&dir.join(name)).ok();

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use crate::calls::Acts;
+use crate::calls::CallContext;
 use crate::case::{self, Case};
 use crate::look::{self, Before, Fields};
 use crate::observer::Observer;
@@ -64,7 +64,8 @@ pub fn run(mut pair: Pair, condition: Condition, cases: &[Case], verdict: &mut V
                 both(&mut sides, |side| watch(side, ids.clone(), !is_cold));
             }
             for made in &mut made {
-                made.iter_mut().for_each(|one| one.before = Before::of(&look::glance(&one.dir)));
+                made.iter_mut()
+                    .for_each(|one| one.before = Before::of(&look::stat_known_names(&one.dir)));
             }
             // The time of the calls must be later than that of the preparation.
             std::thread::sleep(Duration::from_millis(30));
@@ -161,12 +162,12 @@ fn run_side(side: &mut Side, condition: Condition, ready: Vec<Ready>) -> Vec<Fie
 /// times.
 fn run_one(side: &mut Side, one: Ready) -> Fields {
     let Ready { case, id, dir, before } = one;
-    let mut acts = Acts::new(&dir, &side.at, case.who);
+    let mut acts = CallContext::new(&dir, &side.at, case.who);
     acts.unlinked = case.state.unlinked;
     let start = look::now();
     (case.call.run)(&mut acts);
     let mut fields = std::mem::take(&mut acts.answers);
-    fields.extend(before.relate("", look::glance(&dir), start));
+    fields.extend(before.relate("", look::stat_known_names(&dir), start));
     fields.extend(before.relate("", acts.look_at_held(), start));
     if case.watched {
         let view = side.observer.look(id);

@@ -95,7 +95,7 @@ fn asynchronous_writes(dir: &Path) -> Fields {
             }
         });
         // The reader must end even if this thread panics.
-        let _end = Raised(&stop);
+        let _end = SetOnDrop(&stop);
         let mut memory = vec![0_u8; 2 * PAGE];
         let skip = memory.as_ptr().align_offset(PAGE);
         // Random: most mounts show the difference within a few rounds.
@@ -126,9 +126,9 @@ fn asynchronous_writes(dir: &Path) -> Fields {
 }
 
 /// Sets a flag on drop.
-struct Raised<'a>(&'a AtomicBool);
+struct SetOnDrop<'a>(&'a AtomicBool);
 
-impl Drop for Raised<'_> {
+impl Drop for SetOnDrop<'_> {
     fn drop(&mut self) {
         self.0.store(true, Ordering::Relaxed);
     }

@@ -5,7 +5,9 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use crate::common::volume::check;
-use crate::common::{self, Draconis, Kernel, Without, eventually, look, mke2fs, skipped};
+use crate::common::{
+    self, Draconis, IgnoredProperties, Kernel, eventually, mke2fs, scan_tree, skipped,
+};
 
 pub struct Pair {
     /// Dropped first: its mount point is in the other's directory.
@@ -88,7 +90,8 @@ impl Pair {
             let _ = Command::new("sync").arg("-f").arg(at).stderr(Stdio::null()).status();
         }
         std::fs::write("/proc/sys/vm/drop_caches", "3").unwrap();
-        let shown = [&self.ours, &self.theirs].map(|at| settled(look(at, Without::default())));
+        let shown = [&self.ours, &self.theirs]
+            .map(|at| without_access_times(scan_tree(at, IgnoredProperties::default())));
         self.unmount();
         for image in &self.images {
             check(image);
@@ -97,7 +100,7 @@ impl Pair {
         for (image, shown) in self.images.iter().zip(&shown) {
             let at = self.draconis.path("unmounted");
             let kernel = Kernel::mount(image, at, "comparing volumes").expect("it was mounted");
-            let found = settled(look(&kernel.at, Without::default()));
+            let found = without_access_times(scan_tree(&kernel.at, IgnoredProperties::default()));
             common::same(shown, &found);
             kept.push((found, flags(&kernel.at)));
         }
@@ -116,7 +119,9 @@ impl Pair {
 }
 
 /// Removes access times, which looking changes.
-fn settled(mut seen: BTreeMap<PathBuf, common::Seen>) -> BTreeMap<PathBuf, common::Seen> {
+fn without_access_times(
+    mut seen: BTreeMap<PathBuf, common::FileProperties>,
+) -> BTreeMap<PathBuf, common::FileProperties> {
     for one in seen.values_mut() {
         one.times[0] = (0, 0);
     }
@@ -125,11 +130,11 @@ fn settled(mut seen: BTreeMap<PathBuf, common::Seen>) -> BTreeMap<PathBuf, commo
 
 /// Removes what depends on the volume: inode numbers, times, sizes of directories.
 fn comparable(
-    seen: &BTreeMap<PathBuf, common::Seen>,
+    seen: &BTreeMap<PathBuf, common::FileProperties>,
     different: &BTreeSet<String>,
-) -> BTreeMap<PathBuf, common::Seen> {
+) -> BTreeMap<PathBuf, common::FileProperties> {
     let top = |path: &Path| path.iter().next().map(|top| top.to_string_lossy().into_owned());
-    let one = |(path, seen): (&PathBuf, &common::Seen)| {
+    let one = |(path, seen): (&PathBuf, &common::FileProperties)| {
         let mut seen = seen.clone();
         seen.inode = 0;
         seen.times = [(0, 0); 3];

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 use draconis_device::Random;
 
-use crate::calls::{self, Acts, Call, Group};
+use crate::calls::{self, Call, CallContext, Group};
 use crate::case::{self, Case, Kind, STATES};
 use crate::look::{self, Before, Fields};
 use crate::sys;
@@ -49,7 +49,7 @@ impl Step {
     }
 
     fn run(&self, top: &Path, dir: &Path) -> Fields {
-        let mut acts = Acts::new(dir, top, self.who);
+        let mut acts = CallContext::new(dir, top, self.who);
         let [t, o, n, d] = self.names.map(|name| dir.join(name));
         (acts.t, acts.o, acts.n, acts.d) = (t, o, n, d);
         (self.call.run)(&mut acts);

@@ -14,7 +14,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use common::{Draconis, Kernel, Seen, Without, look};
+use common::{Draconis, FileProperties, IgnoredProperties, Kernel, scan_tree};
 
 pub(crate) fn check(image: &Path) {
     let output = Command::new("e2fsck").arg("-fn").arg(image).output().unwrap();
@@ -23,8 +23,8 @@ pub(crate) fn check(image: &Path) {
 
 /// Returns the comparable properties of a merged tree. Overlayfs still counts removed names as
 /// links, and the root directory differs.
-pub(crate) fn seen(top: &Path) -> BTreeMap<PathBuf, Seen> {
-    let mut seen = look(top, Without { what_a_copy_loses: true, fractions: false });
+pub(crate) fn seen(top: &Path) -> BTreeMap<PathBuf, FileProperties> {
+    let mut seen = scan_tree(top, IgnoredProperties { what_a_copy_loses: true, fractions: false });
     seen.remove(Path::new(""));
     seen.remove(Path::new("lost+found"));
     seen.values_mut().for_each(|one| one.links = 0);
@@ -32,7 +32,7 @@ pub(crate) fn seen(top: &Path) -> BTreeMap<PathBuf, Seen> {
 }
 
 /// Describes the tree in a volume as the kernel shows it.
-pub(crate) fn in_volume(draconis: &Draconis, image: &Path) -> BTreeMap<PathBuf, Seen> {
+pub(crate) fn in_volume(draconis: &Draconis, image: &Path) -> BTreeMap<PathBuf, FileProperties> {
     let kernel = Kernel::mount(image, draconis.make_dir("kernel"), "oci").unwrap();
     seen(&kernel.at)
 }

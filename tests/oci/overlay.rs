@@ -8,7 +8,7 @@ use std::process::Command;
 use draconis_device::Random;
 
 use crate::build::{self, Layout, ran, saved, tar};
-use crate::common::{Draconis, Seen, root, same, skipped};
+use crate::common::{Draconis, FileProperties, root, same, skipped};
 use crate::{check, in_volume, seen};
 
 /// An overlay mount, unmounted on drop.
@@ -140,7 +140,7 @@ fn as_image(upper: &Path) {
 }
 
 /// Layers as tars, and the kernel's merged tree.
-type BuiltLayers = (Vec<Vec<u8>>, BTreeMap<PathBuf, Seen>);
+type BuiltLayers = (Vec<Vec<u8>>, BTreeMap<PathBuf, FileProperties>);
 
 /// Creates random layers.
 fn layers(dir: &Path, seed: u64) -> Option<BuiltLayers> {

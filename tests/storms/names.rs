@@ -26,7 +26,7 @@ const DEEP: usize = 2500;
 
 /// Operations of a stress test, and their number.
 #[derive(Clone, Copy)]
-struct Weather {
+struct StormOptions {
     /// Names are removed, too.
     removes: bool,
     /// Files are held open while their names change.
@@ -51,7 +51,7 @@ const USUAL: [Errno; 9] = [
 struct Thread<'a> {
     top: &'a Path,
     own: String,
-    weather: Weather,
+    weather: StormOptions,
     random: Random,
     held: VecDeque<File>,
 }
@@ -182,7 +182,12 @@ impl Thread<'_> {
 }
 
 /// Runs the threads on a volume, and `meanwhile` next to them.
-fn rage(volume: &Volume, seed: u64, weather: Weather, meanwhile: impl FnOnce(&AtomicBool)) {
+fn run_storm(
+    volume: &Volume,
+    seed: u64,
+    weather: StormOptions,
+    meanwhile: impl FnOnce(&AtomicBool),
+) {
     let dead = AtomicBool::new(false);
     let _ = std::fs::create_dir(volume.at("shared"));
     std::thread::scope(|scope| {
@@ -206,13 +211,13 @@ fn quiet(block: &str, options: &str) {
     }
     for seed in seeds() {
         let volume = Volume::new(block, "128M", options);
-        let weather = Weather { removes: true, holds: true, operations: 1500 };
-        rage(&volume, seed, weather, |_| ());
+        let weather = StormOptions { removes: true, holds: true, operations: 1500 };
+        run_storm(&volume, seed, weather, |_| ());
         settle_times(&volume.at);
         volume.judge();
         // A new worker reads and changes what was left.
         volume.draconis.mount(&volume.image, "at", options);
-        rage(&volume, seed + 1000, Weather { operations: 300, ..weather }, |_| ());
+        run_storm(&volume, seed + 1000, StormOptions { operations: 300, ..weather }, |_| ());
         settle_times(&volume.at);
         volume.judge();
     }
@@ -254,9 +259,9 @@ fn killed(block: &str, options: &str, removes: bool) {
         let options = &format!("{options},norestart");
         let volume = Volume::new(block, "128M", options);
         for round in 0..4 {
-            let weather = Weather { removes, holds: false, operations: usize::MAX };
+            let weather = StormOptions { removes, holds: false, operations: usize::MAX };
             let wait = Duration::from_millis(20 + random.below(600));
-            rage(&volume, seed * 8 + round, weather, |dead| {
+            run_storm(&volume, seed * 8 + round, weather, |dead| {
                 std::thread::sleep(wait);
                 dead.store(true, Ordering::SeqCst);
                 volume.kill_worker();

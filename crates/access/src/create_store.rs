@@ -74,7 +74,7 @@ pub fn may_become_store(
     let (held, len_bytes) = (image::detect_contents(file)?, host_file::len_bytes(file)?);
     let place = &device.display();
     let usual = &[EXT, STORE];
-    Ok(Overwriting { place, len_bytes, held, force, usual, word }.check()?)
+    Ok(Overwriting { place, len_bytes, contents: held, force, usual, option_name: word }.check()?)
 }
 
 /// Creates a store in an open file or device that is already locked.

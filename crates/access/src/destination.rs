@@ -22,7 +22,7 @@ use rustix::fs::{AtFlags, FileType, Mode, OFlags, Stat};
 use rustix::io::Errno;
 
 use crate::error::{Error, busy_error};
-use crate::image::{container_file, parts_of};
+use crate::image::{container_file, extent_files};
 
 /// Maximum depth of stacked block devices.
 const MAX_LAYERS: usize = 64;
@@ -65,7 +65,7 @@ fn layers(of: Identity) -> Vec<StackedDevice> {
     while let Some(StackedDevice { on, .. }) = all.get(at).copied() {
         at += 1;
         let Identity::Device(number) = on else { continue };
-        let below = below(number)
+        let below = lower_layers(number)
             .into_iter()
             .map(|on_below| StackedDevice { on: on_below, through: Some(on) });
         all.extend(below.take(MAX_LAYERS.saturating_sub(all.len())));
@@ -75,7 +75,7 @@ fn layers(of: Identity) -> Vec<StackedDevice> {
 
 /// Returns the layers directly below a block device: the file of a loop device, the disk of a
 /// partition, the devices of a device-mapper target.
-fn below(number: u64) -> Vec<Identity> {
+fn lower_layers(number: u64) -> Vec<Identity> {
     let (major, minor) = (rustix::fs::major(number), rustix::fs::minor(number));
     let dir = PathBuf::from(format!("/sys/dev/block/{major}:{minor}"));
     let mut found = vec![];
@@ -139,7 +139,7 @@ impl Sources {
     pub fn of_image(image: &Path, backing: &[PathBuf]) -> Self {
         let mut sources = Self::new();
         sources.add(image);
-        let parts = parts_of(image).into_iter().map(|name| image.with_file_name(name));
+        let parts = extent_files(image).into_iter().map(|name| image.with_file_name(name));
         parts.for_each(|path| sources.add(&path));
         backing.iter().for_each(|path| sources.add(path));
         sources
@@ -190,7 +190,7 @@ impl Sources {
         self.compare(Identity::of(&found), &shown())?;
         self.compare_directory(dest)?;
         if found.is_file() || found.file_type().is_block_device() {
-            self.is_free(&file, Identity::of(&found), &shown())?;
+            self.check_unused(&file, Identity::of(&found), &shown())?;
         }
         if found.is_file() {
             file.set_len(0).with_context(shown)?;
@@ -237,9 +237,9 @@ impl Sources {
         }
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
         match rustix::fs::openat(dir, name, flags, Mode::empty()) {
-            Ok(file) => self.is_free(&file, Identity::of_stat(&found), shown),
+            Ok(file) => self.check_unused(&file, Identity::of_stat(&found), shown),
             // An unreadable file may still be replaced, unless a loop device is attached to it.
-            Err(_) => self.is_detached(Identity::of_stat(&found), shown),
+            Err(_) => self.check_detached(Identity::of_stat(&found), shown),
         }
     }
 
@@ -269,17 +269,17 @@ impl Sources {
     }
 
     /// Refuses a file that is mounted, locked by another command, or attached to a loop device.
-    fn is_free(&self, file: impl AsFd, identity: Identity, shown: &str) -> anyhow::Result<()> {
+    fn check_unused(&self, file: impl AsFd, identity: Identity, shown: &str) -> anyhow::Result<()> {
         match try_lock_file(file, LockMode::Exclusive) {
             Err(Errno::WOULDBLOCK) => Err(busy_error(format!(
                 "{shown} is in use; unmount it first, or name another file"
             ))),
             // The file system does not support locks.
-            _ => self.is_detached(identity, shown),
+            _ => self.check_detached(identity, shown),
         }
     }
 
-    fn is_detached(&self, identity: Identity, shown: &str) -> anyhow::Result<()> {
+    fn check_detached(&self, identity: Identity, shown: &str) -> anyhow::Result<()> {
         match self.attached.iter().find(|attached| attached.file == identity) {
             None => Ok(()),
             Some(Attached { device, .. }) => {

@@ -206,7 +206,8 @@ impl FormatDestination {
             _ => &whole,
         };
         let usual = &[EXT];
-        Ok(Overwriting { place, len_bytes, held, force, usual, word }.check()?)
+        Ok(Overwriting { place, len_bytes, contents: held, force, usual, option_name: word }
+            .check()?)
     }
 
     /// Detects the format of a virtual machine's disk image by its first bytes.

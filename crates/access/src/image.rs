@@ -31,7 +31,7 @@ use crate::store_disk::{StoreDiskName, UnreadStoreDisk};
 const MIN_IMAGE_BYTES: u64 = 2048;
 
 /// Returns the error for a volume that cannot be opened; names other contents if there are any.
-pub fn refused(image: &Path, disk: &dyn Disk, error: OpenError) -> anyhow::Error {
+pub fn open_volume_error(image: &Path, disk: &dyn Disk, error: OpenError) -> anyhow::Error {
     let shown = image.display();
     if matches!(error, OpenError::NotAVolume(_)) {
         return anyhow!("{shown}: {error}");
@@ -51,7 +51,7 @@ pub fn refused(image: &Path, disk: &dyn Disk, error: OpenError) -> anyhow::Error
         None if disk.properties().len_bytes < MIN_IMAGE_BYTES => {
             anyhow!("{shown}: too short for a volume, or empty")
         }
-        None => match split_image(image) {
+        None => match first_of_split_image(image) {
             Some(first) => anyhow!(
                 "{shown}: not an ext volume, but a part of a split image; open {first}, or join \
                  the files with simg2img"
@@ -64,7 +64,7 @@ pub fn refused(image: &Path, disk: &dyn Disk, error: OpenError) -> anyhow::Error
 }
 
 /// Returns the name of the first file of a split image of which `image` is a later one.
-fn split_image(image: &Path) -> Option<String> {
+fn first_of_split_image(image: &Path) -> Option<String> {
     let name = image.file_name().and_then(OsStr::to_str)?;
     let first = draconis_container::chunks(name)?.first;
     (first != name).then(|| image.with_file_name(first).display().to_string())
@@ -91,7 +91,7 @@ pub fn detect_contents(file: &File) -> anyhow::Result<Option<DetectedContent>> {
     };
     let tail = len_bytes(file)?.saturating_sub(signature::TAIL_BYTES as u64);
     let (head, tail) = (read(0, signature::HEAD_BYTES)?, read(tail, signature::TAIL_BYTES)?);
-    Ok(lost(&head, &tail))
+    Ok(detect_in_bytes(&head, &tail))
 }
 
 /// Detects the contents of a disk likewise.
@@ -105,11 +105,11 @@ pub fn held_by(disk: &dyn Disk) -> anyhow::Result<Option<DetectedContent>> {
     };
     let tail = properties.len_bytes.saturating_sub(signature::TAIL_BYTES as u64) / sector * sector;
     let (head, tail) = (read(0, signature::HEAD_BYTES)?, read(tail, signature::TAIL_BYTES)?);
-    Ok(lost(&head, &tail))
+    Ok(detect_in_bytes(&head, &tail))
 }
 
 /// Detects contents that would be lost, including zstd data that begins with a skippable frame.
-fn lost(head: &[u8], tail: &[u8]) -> Option<DetectedContent> {
+fn detect_in_bytes(head: &[u8], tail: &[u8]) -> Option<DetectedContent> {
     let packed = || {
         let zstd = Compression::of(head.get(..HEAD_BYTES)?)?;
         (zstd == Compression::Zstd).then(|| signature::of(&[0x28, 0xB5, 0x2F, 0xFD])).flatten()
@@ -159,7 +159,7 @@ impl BackingFiles {
 
 /// Returns the extent files besides `image`, relative to its directory and only from below it, up
 /// to the first missing one.
-pub fn parts_of(image: &Path) -> Vec<PathBuf> {
+pub fn extent_files(image: &Path) -> Vec<PathBuf> {
     open_parts(image).into_iter().map(|(name, _)| name).collect()
 }
 

@@ -9,7 +9,7 @@ use draconis_device::Disk;
 use draconis_exchange::contract::Time;
 use draconis_ext::{MmpClaim, MmpClaimOptions};
 
-use crate::image::refused;
+use crate::image::open_volume_error;
 
 /// The longest MMP update interval is 300 s; a claim waits for up to two, with reserve.
 const CLAIM_TIMEOUT: Duration = Duration::from_secs(900);
@@ -62,7 +62,7 @@ fn with_claiming<T>(image: &Path, now: Time, work: impl FnOnce(&MmpClaimOptions<
 /// Another host uses the volume, or the disk fails.
 pub fn claim_volume(image: &Path, disk: &Arc<dyn Disk>, now: Time) -> anyhow::Result<MmpGuard> {
     let claim = with_claiming(image, now, |how| MmpClaim::acquire_for_tool(disk, how));
-    let claim = claim.map_err(|error| refused(image, &**disk, error.into()))?;
+    let claim = claim.map_err(|error| open_volume_error(image, &**disk, error.into()))?;
     Ok(MmpGuard { claim, now })
 }
 
@@ -76,7 +76,8 @@ pub fn recover_and_claim(
     now: Time,
 ) -> anyhow::Result<MmpGuard> {
     let settled = with_claiming(image, now, |how| draconis_ext::recover_unmounted(disk, how));
-    let (was_pending, claim) = settled.map_err(|error| refused(image, &**disk, error.into()))?;
+    let (was_pending, claim) =
+        settled.map_err(|error| open_volume_error(image, &**disk, error.into()))?;
     let held = MmpGuard { claim, now };
     if was_pending {
         let shown = image.display();
@@ -91,5 +92,5 @@ pub fn recover_and_claim(
 /// The disk fails.
 pub fn clear_mmp(image: &Path, disk: &Arc<dyn Disk>, now: Time) -> anyhow::Result<()> {
     with_claiming(image, now, |how| draconis_ext::clear_mmp(disk, how))
-        .map_err(|error| refused(image, &**disk, error.into()))
+        .map_err(|error| open_volume_error(image, &**disk, error.into()))
 }

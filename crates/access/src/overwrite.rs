@@ -78,13 +78,13 @@ pub struct Overwriting<'a> {
     /// Length of the target, in bytes.
     pub len_bytes: u64,
     /// Detected contents.
-    pub held: Option<DetectedContent>,
+    pub contents: Option<DetectedContent>,
     /// Contents that may be overwritten.
     pub force: &'a Force,
     /// Kinds that plain `--force` covers.
     pub usual: &'a [&'a str],
     /// Name of the option: `--force`, or `force` of a library.
-    pub word: &'a str,
+    pub option_name: &'a str,
 }
 
 impl Overwriting<'_> {
@@ -93,8 +93,8 @@ impl Overwriting<'_> {
     /// # Errors
     /// The target holds such contents.
     pub fn check(&self) -> crate::Result<()> {
-        let Some(held) = self.held else { return Ok(()) };
-        let Self { place, word, .. } = self;
+        let Some(held) = self.contents else { return Ok(()) };
+        let Self { place, option_name: word, .. } = self;
         let DetectedContent { kind, what, .. } = held;
         let refused = |text: String| Err(Error::new(Errno::EXIST, text));
         if held.is_compressed() {
@@ -141,8 +141,14 @@ mod tests {
             };
             let held = of(head);
             let place = &"a.img";
-            let all =
-                Overwriting { place, len_bytes: 4096, held, force: &force, usual, word: "--force" };
+            let all = Overwriting {
+                place,
+                len_bytes: 4096,
+                contents: held,
+                force: &force,
+                usual,
+                option_name: "--force",
+            };
             all.check().map_err(|error| error.to_string())
         };
         for (head, force, is_written) in [

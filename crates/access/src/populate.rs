@@ -51,7 +51,7 @@ pub struct Source<'a> {
     /// Notes for the user: skipped items, and entries that are probably unintended.
     pub notes: Vec<String>,
     /// Files that could not be read, or changed while they were read.
-    pub faults: Arc<Faults>,
+    pub faults: Arc<ReadFaults>,
 }
 
 impl<'a> Source<'a> {
@@ -124,7 +124,7 @@ pub struct ScanRequest<'a> {
     /// Patterns of names to exclude.
     pub exclude: &'a Patterns,
     /// Options for reading archives and images.
-    pub choice: ImageOptions<'a>,
+    pub image_options: ImageOptions<'a>,
     /// Keeps the owners in archives; otherwise everything in them belongs to root.
     pub keep_owners: bool,
     /// Root directory, used if the source does not describe it.
@@ -146,7 +146,8 @@ pub struct ScanResult {
 /// # Errors
 /// A source cannot be read, or is not of the format that it claims.
 pub fn scan(wanted: ScanRequest<'_>) -> anyhow::Result<ScanResult> {
-    let ScanRequest { from, list, exclude, choice, keep_owners, root, stamp } = wanted;
+    let ScanRequest { from, list, exclude, image_options: choice, keep_owners, root, stamp } =
+        wanted;
     sources(from).refuse(choice.temp_dir_of)?;
     if let [SourceSpec::Path(path)] = from
         && path.is_dir()
@@ -217,7 +218,7 @@ pub use digest::Digest;
 pub use directory::{FileScan, scan_files};
 pub use fill::{DerivedFields, FillOptions, fill};
 pub use image::{ImageKind, ImageOptions, REF_NAME};
-pub use lengths::{Faults, changed, fingerprint};
+pub use lengths::{ReadFaults, changed, fingerprint};
 pub use platform::Platform;
 pub use source_spec::SourceSpec;
 pub use temp_file::temporary_file;

@@ -316,7 +316,7 @@ impl Resized {
 
 fn refused(image: &Path, disk: &dyn Disk, error: OfflineError) -> anyhow::Error {
     match error {
-        OfflineError::Volume(error) => image::refused(image, disk, error.into()),
+        OfflineError::Volume(error) => image::open_volume_error(image, disk, error.into()),
         error => with_context(image, error),
     }
 }

@@ -173,7 +173,7 @@ impl UnreadStoreDisk {
         let store =
             Store::open(below, &options).map_err(|error| with_context(&self.of.store, error))?;
         let held = OpenStore { store, path: self.of.store.clone(), _claim: self.claim };
-        Ok(OpenStoreDisk { held: Arc::new(held), of: self.of })
+        Ok(OpenStoreDisk { open_store: Arc::new(held), of: self.of })
     }
 
     /// Opens the store, and returns the disk.
@@ -184,14 +184,14 @@ impl UnreadStoreDisk {
 
 /// A disk of an open store; it may not exist yet.
 pub struct OpenStoreDisk {
-    held: Arc<OpenStore>,
+    open_store: Arc<OpenStore>,
     of: StoreDiskName,
 }
 
 impl OpenStoreDisk {
     /// Returns the object of the disk, if the disk exists.
     pub fn find(&self) -> anyhow::Result<Option<ObjectId>> {
-        self.held
+        self.open_store
             .store
             .named(self.of.name.as_bytes())
             .map_err(|error| with_context(&self.of.store, error))
@@ -211,19 +211,22 @@ impl OpenStoreDisk {
     /// Returns the disk with its current contents.
     pub fn disk(&self) -> anyhow::Result<Arc<dyn Disk>> {
         self.object()?;
-        let disk = self.held.store.disk_named(self.of.name.as_bytes());
+        let disk = self.open_store.store.disk_named(self.of.name.as_bytes());
         let disk = disk.map_err(|error| with_context(&self.of.store, error))?;
-        Ok(Arc::new(StoreObjectDisk { disk, _store: self.held.clone() }))
+        Ok(Arc::new(StoreObjectDisk { disk, _store: self.open_store.clone() }))
     }
 
     /// Returns another disk of the same store.
     pub fn sibling(&self, of: &StoreDiskName) -> Self {
-        Self { held: self.held.clone(), of: of.clone() }
+        Self { open_store: self.open_store.clone(), of: of.clone() }
     }
 
     /// Returns the length of the disk, in bytes.
     pub fn len_bytes(&self) -> anyhow::Result<u64> {
-        self.held.store.len(self.object()?).map_err(|error| with_context(&self.of.store, error))
+        self.open_store
+            .store
+            .len(self.object()?)
+            .map_err(|error| with_context(&self.of.store, error))
     }
 
     /// Sets the length of the disk. New bytes read as zeros.
@@ -236,7 +239,7 @@ impl OpenStoreDisk {
     pub fn create(&self, len_bytes: u64) -> anyhow::Result<()> {
         ensure!(self.find()?.is_none(), "{}: is there already", self.of);
         disk_name(&self.of.name).map_err(|why| anyhow!("{}: {why}", self.of))?;
-        let new = self.held.store.new_object();
+        let new = self.open_store.store.new_object();
         let name = self.of.name.as_bytes();
         self.submit(
             |group| {
@@ -283,8 +286,8 @@ impl OpenStoreDisk {
         );
         let mut group = Group::new();
         fill(&mut group);
-        let done = self.held.store.submit(group, &[]).map_err(|refused| refused.error);
-        let done = done.and_then(|ticket| self.held.store.wait(ticket));
+        let done = self.open_store.store.submit(group, &[]).map_err(|refused| refused.error);
+        let done = done.and_then(|ticket| self.open_store.store.wait(ticket));
         done.map_err(|error| with_context(&self.of.store, error))
     }
 }

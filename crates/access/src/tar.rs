@@ -203,7 +203,7 @@ impl<W: Write> Archive<'_, W> {
             // GNU tar reads the two ACL kinds from `SCHILY.acl` records, container engines from
             // `SCHILY.xattr` records as all others.
             if let Some(which) = name.strip_prefix(b"system.posix_acl_")
-                && let Some(words) = acl::words(&value)
+                && let Some(words) = acl::to_text(&value)
             {
                 pax.record_bytes(&[b"SCHILY.acl.", which].concat(), &words);
             }

@@ -91,7 +91,7 @@ pub fn tune(
 ) -> anyhow::Result<()> {
     let _held = mmp_claim::recover_and_claim(image, disk, now)?;
     tune::tune(&**disk, changes, now).map_err(|error| match error {
-        OfflineError::Volume(error) => image::refused(image, &**disk, error.into()),
+        OfflineError::Volume(error) => image::open_volume_error(image, &**disk, error.into()),
         error => anyhow::Error::from(error).context(image.display().to_string()),
     })
 }

@@ -167,7 +167,8 @@ impl Volume {
     pub fn open(image: &Path, place: &VolumeLocation) -> Result<Arc<Self>> {
         let disk = readable(image, place)?;
         let volume = draconis_ext::Volume::open(disk.clone(), OpenOptions::default());
-        let volume = volume.map_err(|error| image::refused(image, &*disk, error.into()))?;
+        let volume =
+            volume.map_err(|error| image::open_volume_error(image, &*disk, error.into()))?;
         Ok(Self::new(image, volume, None))
     }
 
@@ -238,7 +239,8 @@ impl Volume {
     pub fn check(image: &Path, place: &VolumeLocation) -> Result<Checked> {
         let disk = readable(image, place)?;
         let report = check::check(&disk, check::CheckOptions::default(), &|_, _| {});
-        let report = report.map_err(|error| image::refused(image, &*disk, error.into()))?;
+        let report =
+            report.map_err(|error| image::open_volume_error(image, &*disk, error.into()))?;
         Ok(Checked(report))
     }
 
@@ -581,7 +583,7 @@ pub fn open_writable(
         writing,
         held.claim(),
     );
-    let volume = opened.map_err(|error| image::refused(image, &*disk, error.into()))?;
+    let volume = opened.map_err(|error| image::open_volume_error(image, &*disk, error.into()))?;
     Ok((volume, held))
 }
 
@@ -700,7 +702,7 @@ fn create(image: &Path, new: &NewVolume) -> anyhow::Result<CreatedVolume> {
         from: &new.from,
         list: None,
         exclude: &Patterns::new(new.exclude.iter().map(Vec::as_slice)),
-        choice: ImageOptions {
+        image_options: ImageOptions {
             platform: new.platform.clone(),
             temp_dir_of: image,
             limit: new.max_unpacked_bytes,

@@ -141,7 +141,7 @@ pub(crate) fn host_path<'a>(text: CStrArg, what: &str) -> Result<&'a Path> {
 }
 
 /// Converts the C struct to a location.
-pub(crate) fn options_of(place: Option<&draconis_place>) -> VolumeLocation {
+pub(crate) fn to_location(place: Option<&draconis_place>) -> VolumeLocation {
     let Some(place) = place else { return VolumeLocation::default() };
     let backing = place.backing.optional().map(|bytes| Path::new(OsStr::from_bytes(bytes)).into());
     VolumeLocation {
@@ -158,10 +158,10 @@ fn new_volume(options: Option<&draconis_format_options>) -> Result<NewVolume> {
     if let Some(label) = options.label.optional() {
         new.label = label.to_vec();
     }
-    if let Some(kind) = word(options.kind, "kind")? {
+    if let Some(kind) = optional_utf8(options.kind, "kind")? {
         new.kind = kind.to_owned();
     }
-    new.features = word(options.features, "features")?.unwrap_or_default().to_owned();
+    new.features = optional_utf8(options.features, "features")?.unwrap_or_default().to_owned();
     new.len_bytes = (options.size_bytes > 0).then_some(options.size_bytes);
     new.block_bytes = (options.block_bytes > 0).then_some(options.block_bytes);
     new.force = Force::usual(options.force != 0);
@@ -169,7 +169,7 @@ fn new_volume(options: Option<&draconis_format_options>) -> Result<NewVolume> {
 }
 
 /// Converts an optional C string to UTF-8.
-pub(crate) fn word<'a>(text: CStrArg, what: &str) -> Result<Option<&'a str>> {
+pub(crate) fn optional_utf8<'a>(text: CStrArg, what: &str) -> Result<Option<&'a str>> {
     let read = text.optional().map(std::str::from_utf8).transpose();
     read.map_err(|_| Error::new(Errno::INVAL, format!("{what} is no text in UTF-8")))
 }
@@ -198,15 +198,15 @@ pub extern "C" fn draconis_format_filled(
     run(|| {
         let mut new = new_volume(options)?;
         let fill = require(fill, "fill")?;
-        nothing(&fill.later)?;
+        check_reserved(&fill.later)?;
         let from = fill.from.get(fill.from_count, "from")?;
         new.from = from.into_iter().map(|name| OsStr::from_bytes(name).to_owned().into()).collect();
         let exclude = fill.exclude.get(fill.exclude_count, "exclude")?;
         new.exclude = exclude.into_iter().map(<[u8]>::to_vec).collect();
         let wrong = |why: &str| Error::new(Errno::INVAL, why);
-        let platform = word(fill.platform, "platform")?.map(str::parse).transpose();
+        let platform = optional_utf8(fill.platform, "platform")?.map(str::parse).transpose();
         new.platform = platform.map_err(wrong)?;
-        let format = word(fill.image_format, "image_format")?;
+        let format = optional_utf8(fill.image_format, "image_format")?;
         new.image_format = image_format(format)?;
         new.extra_free_bytes = fill.free_bytes;
         new.max_unpacked_bytes = (fill.limit_bytes > 0).then_some(fill.limit_bytes);
@@ -232,7 +232,7 @@ pub extern "C" fn draconis_grow(
 ) -> c_int {
     resize(grown, || {
         let size = (size_bytes > 0).then_some(size_bytes);
-        Volume::grow(host_path(image, "image")?, &options_of(place), size)
+        Volume::grow(host_path(image, "image")?, &to_location(place), size)
     })
 }
 
@@ -248,7 +248,7 @@ pub extern "C" fn draconis_shrink(
 ) -> c_int {
     resize(shrunk, || {
         let size = (size_bytes > 0).then_some(size_bytes);
-        Volume::shrink(host_path(image, "image")?, &options_of(place), size)
+        Volume::shrink(host_path(image, "image")?, &to_location(place), size)
     })
 }
 
@@ -273,11 +273,11 @@ pub extern "C" fn draconis_tune(
 ) -> c_int {
     run(|| {
         let options = require(options, "options")?;
-        nothing(&options.later)?;
+        check_reserved(&options.later)?;
         let words = TuneOptions {
-            uuid: word(options.uuid, "uuid")?,
-            reserved: word(options.reserved, "reserved")?,
-            features: word(options.features, "features")?,
+            uuid: optional_utf8(options.uuid, "uuid")?,
+            reserved: optional_utf8(options.reserved, "reserved")?,
+            features: optional_utf8(options.features, "features")?,
             max_mounts: (options.max_mounts != 0).then_some(options.max_mounts),
         };
         let changes = TuneChanges {
@@ -285,12 +285,12 @@ pub extern "C" fn draconis_tune(
             errors: (options.errors > 0).then_some(options.errors),
             ..words.parse()?
         };
-        Volume::tune(host_path(image, "image")?, &options_of(place), &changes)
+        Volume::tune(host_path(image, "image")?, &to_location(place), &changes)
     })
 }
 
 /// Refuses nonzero reserved fields.
-fn nothing(later: &[u64]) -> Result<()> {
+fn check_reserved(later: &[u64]) -> Result<()> {
     match later.iter().all(|it| *it == 0) {
         true => Ok(()),
         false => Err(Error::new(Errno::INVAL, "the options ask for what this version has not")),
@@ -314,7 +314,7 @@ pub extern "C" fn draconis_check(
     report: Option<&mut MaybeUninit<draconis_check_report>>,
 ) -> c_int {
     run_with_output(report, draconis_check_report::default(), || {
-        let found = Volume::check(host_path(image, "image")?, &options_of(place))?.0;
+        let found = Volume::check(host_path(image, "image")?, &to_location(place))?.0;
         for complaint_of in &found.problems {
             report_note(complaint, context, &complaint_of.to_string());
         }

@@ -12,7 +12,7 @@ use draconis_ext::{Follow, RenameMode, XattrSet};
 use rustix::io::Errno;
 
 use crate::error::{require, run, run_counting, run_with_output};
-use crate::maintenance::{draconis_place, host_path, options_of};
+use crate::maintenance::{draconis_place, host_path, to_location};
 use crate::raw::{Bytes, CStrArg, CStrArrayArg, OutBuffer, null_error};
 
 /// Open for writing, exclusively.
@@ -176,7 +176,7 @@ pub extern "C" fn draconis_volume_open(
 ) -> c_int {
     run_with_output(volume, None, || {
         check_flags(flags, DRACONIS_WRITE)?;
-        open(host_path(image, "image")?, &options_of(place), flags)
+        open(host_path(image, "image")?, &to_location(place), flags)
     })
 }
 
@@ -193,7 +193,7 @@ pub extern "C" fn draconis_volume_open_over(
 ) -> c_int {
     run_with_output(volume, None, || {
         check_flags(flags, DRACONIS_WRITE)?;
-        let mut place = options_of(place);
+        let mut place = to_location(place);
         let backing = backing.get(backing_count, "backing")?;
         place.backing =
             backing.into_iter().map(|name| OsStr::from_bytes(name).to_owned().into()).collect();

@@ -223,7 +223,7 @@ fn record(
     let disk = Arc::new(RecordDisk::new(disk));
     let on: Arc<dyn Disk> = match protocol {
         Protocol::Store => {
-            store_volumes::open_keeping(disk.clone(), seed).map_err(anyhow::Error::msg)?
+            store_volumes::open_with_snapshots(disk.clone(), seed).map_err(anyhow::Error::msg)?
         }
         _ => disk.clone(),
     };
@@ -372,7 +372,7 @@ fn writing() -> WriteOptions {
 
 #[cfg(test)]
 mod tests {
-    use super::injected_faults::Omission;
+    use super::injected_faults::JournalFault;
     use super::*;
 
     fn few() -> CrashArguments {
@@ -492,11 +492,11 @@ mod tests {
             return;
         }
         let arguments = CrashArguments { journal: true, e2fsck_every: 0, ..few() };
-        for omission in Omission::ALL {
+        for omission in JournalFault::ALL {
             let mut found = 0;
             // No checksums, so that blocks can be altered; except for the checksum fault.
             let shape = match omission {
-                Omission::Sum => journal::SHAPES[3],
+                JournalFault::Sum => journal::SHAPES[3],
                 _ => journal::SHAPES[0],
             };
             let image = shape.make().unwrap();
@@ -506,7 +506,7 @@ mod tests {
                 let Run { image, mut events, failed } =
                     record(&*workload, image.clone(), seed, Protocol::Journal).unwrap();
                 assert!(failed.is_none(), "{failed:?}");
-                if omission.leave_out(&mut events, &log) == 0 {
+                if omission.inject(&mut events, &log) == 0 {
                     continue;
                 }
                 let crashes = CrashStates::new(image, events, arguments.options(seed));

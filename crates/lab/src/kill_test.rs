@@ -33,7 +33,7 @@ use rustix::process::{Pid, Signal};
 use client::Client;
 
 /// Maximum time until a killed worker is replaced.
-const PATIENCE: Duration = Duration::from_secs(60);
+const RESTART_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// How often, over what, and how it is judged.
 #[derive(Debug, clap::Args)]
@@ -291,7 +291,7 @@ enum Event {
 
 impl Event {
     /// Picks a random event, mostly `WorkerDies`.
-    fn any(random: &mut Random) -> Self {
+    fn random_event(random: &mut Random) -> Self {
         match random.below(16) {
             0 => Self::ManagerDies,
             1 => Self::Upgrade,
@@ -308,7 +308,7 @@ fn kill(stand: &TestMount, arguments: &DeathsArguments, shared: &Shared) -> anyh
         if shared.is_over() {
             break;
         }
-        let until = Instant::now() + PATIENCE;
+        let until = Instant::now() + RESTART_TIMEOUT;
         let pid = loop {
             let status = stand.status()?;
             if status.worker_pid != last && status.state == "serving" {
@@ -321,7 +321,7 @@ fn kill(stand: &TestMount, arguments: &DeathsArguments, shared: &Shared) -> anyh
         };
         std::thread::sleep(Duration::from_micros(random.below(1000 * arguments.most_ms)));
         shared.killed.store(shared.now(), Ordering::Relaxed);
-        match Event::any(&mut random) {
+        match Event::random_event(&mut random) {
             Event::WorkerDies => {
                 kill_process(pid)?;
                 last = pid;
@@ -336,7 +336,7 @@ fn kill(stand: &TestMount, arguments: &DeathsArguments, shared: &Shared) -> anyh
             }
         }
     }
-    let until = Instant::now() + PATIENCE;
+    let until = Instant::now() + RESTART_TIMEOUT;
     loop {
         let status = stand.status()?;
         if status.worker_pid != last {

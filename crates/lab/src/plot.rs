@@ -13,7 +13,7 @@ pub const WIDTH: f64 = 480.0;
 
 /// Target of a figure.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Paint {
+pub enum PlotTarget {
     /// Embedded in a page that defines `--ink`, `--soft`, `--grid` and `--c0` to `--c7`.
     Page,
     /// Separate file, on white.
@@ -24,7 +24,7 @@ pub enum Paint {
 const COLOURS: [&str; 8] =
     ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#b8860b", "#3a9bd9", "#555555", "#7b3fa0"];
 
-impl Paint {
+impl PlotTarget {
     fn colour(self, nth: usize) -> String {
         let nth = nth % COLOURS.len();
         match self {
@@ -121,7 +121,7 @@ pub fn legend(outcome: &Outcome, figure: &Figure) -> Vec<(String, usize, &'stati
 }
 
 /// Draws a figure as SVG; `None` if it has no points.
-pub fn svg(outcome: &Outcome, figure: &Figure, paint: Paint) -> Option<String> {
+pub fn svg(outcome: &Outcome, figure: &Figure, paint: PlotTarget) -> Option<String> {
     let lines = lines(outcome, figure);
     let drawn = lines.iter().flat_map(|line| &line.points).any(|point| point.median.is_finite());
     if !drawn {
@@ -133,11 +133,11 @@ pub fn svg(outcome: &Outcome, figure: &Figure, paint: Paint) -> Option<String> {
         Shape::Stacks => rows::stacks(figure, outcome, paint),
     };
     Some(match paint {
-        Paint::Page => {
+        PlotTarget::Page => {
             let chart = matches!(figure.shape, Shape::Lines | Shape::Dots);
             wrap(&body, height, &figure.title, if chart { "chart" } else { "rows" })
         }
-        Paint::File => stand_alone(outcome, figure, &body, height),
+        PlotTarget::File => stand_alone(outcome, figure, &body, height),
     })
 }
 
@@ -154,7 +154,7 @@ fn wrap(body: &str, height: f64, title: &str, class: &str) -> String {
 /// Wraps a figure with title and legend.
 fn stand_alone(outcome: &Outcome, figure: &Figure, body: &str, height: f64) -> String {
     const HEAD: f64 = 34.0;
-    let paint = Paint::File;
+    let paint = PlotTarget::File;
     let mut legend_text = String::new();
     let (mut x, mut y) = (16.0, HEAD + height + 16.0);
     let legend = legend(outcome, figure);
@@ -231,7 +231,7 @@ mod tests {
             (Shape::Stacks, "class=\"mark\""),
         ] {
             let outcome = outcome(shape);
-            for paint in [Paint::Page, Paint::File] {
+            for paint in [PlotTarget::Page, PlotTarget::File] {
                 let svg = svg(&outcome, &outcome.figures[0], paint).unwrap();
                 assert!(svg.contains(mark), "{shape:?}: {svg}");
                 // Repeated values have a spread.
@@ -246,6 +246,6 @@ mod tests {
     fn a_figure_without_points_is_none() {
         let outcome = Outcome::default();
         let figure = Figure::new(Shape::Lines, "speed", "nothing");
-        assert!(svg(&outcome, &figure, Paint::Page).is_none());
+        assert!(svg(&outcome, &figure, PlotTarget::Page).is_none());
     }
 }

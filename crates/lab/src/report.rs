@@ -6,7 +6,7 @@ mod profile;
 
 use std::path::{Path, PathBuf};
 
-use crate::plot::{self, Paint};
+use crate::plot::{self, PlotTarget};
 use crate::results::Results;
 
 /// Writes the page and the plots into `dir`; returns the path of the page.
@@ -19,7 +19,7 @@ pub fn write(results: &Results, dir: &Path) -> anyhow::Result<PathBuf> {
     let mut figures = vec![];
     for outcome in &results.experiments {
         for figure in &outcome.figures {
-            if let Some(svg) = plot::svg(outcome, figure, Paint::File) {
+            if let Some(svg) = plot::svg(outcome, figure, PlotTarget::File) {
                 let name = format!("{}-{}", outcome.name, figure.metric);
                 std::fs::write(plots.join(format!("{name}.svg")), &svg)?;
                 figures.push((plots.join(format!("{name}.png")), svg));

@@ -314,7 +314,7 @@ impl Outcome {
     }
 
     /// Returns the points for lookups.
-    pub fn look(&self) -> Points<'_> {
+    pub fn lookup(&self) -> Points<'_> {
         Points(&self.points)
     }
 
@@ -503,9 +503,9 @@ mod tests {
         outcome.add("mem", &[Sample::named("speed", "warm", "x", 9.0)]);
         outcome.finalize();
         assert_eq!(outcome.points.len(), 2);
-        assert_eq!(outcome.look().at("speed", "mem", "warm", 4.0), Some(2.0));
+        assert_eq!(outcome.lookup().at("speed", "mem", "warm", 4.0), Some(2.0));
         assert_eq!(outcome.points[0].cold, Some(false));
         assert_eq!(outcome.noisy(), Some(1.0));
-        assert_eq!(outcome.look().named("speed", "mem", "warm", "x"), Some(9.0));
+        assert_eq!(outcome.lookup().named("speed", "mem", "warm", "x"), Some(9.0));
     }
 }

@@ -163,7 +163,7 @@ impl<'a> Running<'a> {
             self.results.warnings.push(format!("{}: {error:#}", self.about.name));
         }
         outcome.finalize();
-        outcome.found = self.experiment.summarize(outcome.look());
+        outcome.found = self.experiment.summarize(outcome.lookup());
         outcome.seconds = started.elapsed().as_secs_f64();
         outcome
     }

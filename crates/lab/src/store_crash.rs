@@ -93,7 +93,7 @@ pub fn run(arguments: &StoreCrashArguments) -> anyhow::Result<()> {
                 true => CrashTarget::Sequences,
                 false => arguments.only.unwrap_or(kind_of(number)),
             };
-            let done = match (arguments.sweep, swept(number)) {
+            let done = match (arguments.sweep, sweep_sequence(number)) {
                 (true, None) => return,
                 (true, Some((shape, groups, nth))) => sequence(shape, groups, nth, number),
                 (false, _) => piece(kind, number, arguments.steps),
@@ -152,7 +152,7 @@ fn kind_of(number: u64) -> CrashTarget {
 
 /// Returns the sequence of a piece in a sweep: shape, steps and number; `None` after the
 /// last.
-fn swept(number: u64) -> Option<(Shape, usize, usize)> {
+fn sweep_sequence(number: u64) -> Option<(Shape, usize, usize)> {
     let shape = Shape::ALL[(number % 4) as usize];
     let mut nth = (number / 4) as usize;
     for groups in 1..=3 {

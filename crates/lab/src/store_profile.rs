@@ -21,7 +21,7 @@ const STORE_BYTES: u64 = 64 << 30;
 
 /// Parameters of the store.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub struct Chosen {
+pub struct ProfileParameters {
     /// Layout: `log` or `cow`.
     pub layout: String,
     /// Write unit, in bytes.
@@ -38,7 +38,7 @@ pub struct StoreProfile {
     /// Subject that was measured.
     pub subject: String,
     /// Parameters derived from the measurements.
-    pub profile: Chosen,
+    pub profile: ProfileParameters,
     /// Reasons, one line for each parameter.
     pub why: Vec<String>,
 }
@@ -53,7 +53,7 @@ impl StoreProfile {
         let ignore = &mut |_, _| {};
         let measured = probe::probe(&*bare.disk, &clock, bare.region, bare.told_bytes, ignore)?;
         let (profile, why) = measured.profile(bare.len_bytes.unwrap_or(STORE_BYTES));
-        let profile = Chosen {
+        let profile = ProfileParameters {
             layout: profile.layout.to_string(),
             page_bytes: profile.page_bytes,
             segment_bytes: profile.segment_bytes,
@@ -72,7 +72,7 @@ impl StoreProfile {
 
     /// Formats the profile: `layout cow, pages of 4 KiB, segments of 16 MiB, queue depth 32`.
     pub fn words(&self) -> String {
-        let Chosen { layout, page_bytes, segment_bytes, queue_depth } = &self.profile;
+        let ProfileParameters { layout, page_bytes, segment_bytes, queue_depth } = &self.profile;
         format!(
             "layout {layout}, pages of {}, segments of {}, queue depth {queue_depth}",
             units::bytes(f64::from(*page_bytes)),
@@ -87,7 +87,7 @@ mod tests {
 
     #[test]
     fn every_subject_has_a_file_of_its_own() {
-        let profile = Chosen {
+        let profile = ProfileParameters {
             layout: "cow".into(),
             page_bytes: 4096,
             segment_bytes: 1 << 24,

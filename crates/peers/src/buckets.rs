@@ -106,7 +106,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<Outcome> {
         }
         Phase::Recover => {
             let mut latencies = Latencies::default();
-            arguments.look(&*store, 0, 1, &mut latencies)?;
+            arguments.read_and_compare(&*store, 0, 1, &mut latencies)?;
             (1, latencies)
         }
         Phase::Read => (arguments.count, arguments.read(&*store)?),
@@ -119,7 +119,12 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<Outcome> {
             for nth in 0..arguments.writers {
                 let mut keys = arguments.keys(nth);
                 for _ in 0..arguments.share(nth, LAST_PUTS) {
-                    arguments.look(&*store, keys.next(), 1, &mut Latencies::default())?;
+                    arguments.read_and_compare(
+                        &*store,
+                        keys.next(),
+                        1,
+                        &mut Latencies::default(),
+                    )?;
                 }
             }
         }
@@ -186,13 +191,13 @@ impl Arguments {
         for _ in 0..self.count {
             let number = keys.next();
             let version = u64::from(number < LAST_PUTS);
-            self.look(store, number, version, &mut latencies)?;
+            self.read_and_compare(store, number, version, &mut latencies)?;
         }
         Ok(latencies)
     }
 
     /// Reads a key that was overwritten a given number of times, and compares the value.
-    fn look(
+    fn read_and_compare(
         &self,
         store: &dyn KvSubject,
         number: u64,

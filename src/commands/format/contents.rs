@@ -31,7 +31,7 @@ pub fn scan_sources(
         from: &arguments.from,
         list: list.as_deref(),
         exclude: &Patterns::new(arguments.reading.exclude()),
-        choice: arguments.reading.image_options(&arguments.image),
+        image_options: arguments.reading.image_options(&arguments.image),
         owner: arguments.owner.map(|owner| (owner.uid, owner.gid)),
         squash: arguments.squash,
         squash_perms: arguments.squash_perms,

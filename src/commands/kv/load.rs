@@ -68,7 +68,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     write_lines(&kv, arguments, batch, loaded)?;
     close(kv.store(), &arguments.store)?;
     match wrong {
-        None => from.get_ref().is_unchanged(),
+        None => from.get_ref().check_unchanged(),
         Some(why) => bail!(
             "{}: line {number} {why}; the lines before it were loaded",
             arguments.file.display()

@@ -44,5 +44,5 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
         most = BATCH_BYTES;
     }
     close(&store, device)?;
-    from.is_unchanged()
+    from.check_unchanged()
 }

@@ -56,7 +56,7 @@ impl Input {
     }
 
     /// Fails if the file changed while it was read.
-    pub fn is_unchanged(&self) -> anyhow::Result<()> {
+    pub fn check_unchanged(&self) -> anyhow::Result<()> {
         let Self::File { file, path, before } = self else { return Ok(()) };
         let is_same = !before.is_file() || fingerprint(before) == fingerprint(&file.metadata()?);
         ensure!(is_same, "{}", changed(path));

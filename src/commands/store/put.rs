@@ -132,5 +132,5 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     if arguments.object == ObjectDestArg::New {
         report::print_line(id)?;
     }
-    from.is_unchanged()
+    from.check_unchanged()
 }

@@ -1,6 +1,6 @@
 //! Calls on an open file.
 
-use super::{Acts, Table};
+use super::{CallContext, Table};
 use crate::case::{ACCESS_ACL, APPEND, IMMUTABLE, NOATIME, NODUMP, SYNC, access_list};
 use crate::look::{self, said, short};
 use crate::sys::{self, Mapping};
@@ -214,7 +214,7 @@ fn add_flags(table: &mut Table) {
 }
 
 /// Stores a few bytes through a mapping, if the file has such a page.
-fn mapped_store(acts: &mut Acts, fd: &std::os::fd::OwnedFd, at: usize) {
+fn mapped_store(acts: &mut CallContext, fd: &std::os::fd::OwnedFd, at: usize) {
     let len = sys::fstat(fd).map_or(0, |seen| seen.stx_size as usize);
     if len <= at + 6 {
         return;

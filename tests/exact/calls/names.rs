@@ -1,9 +1,9 @@
 //! Calls that create, move and remove names.
 
-use super::{Acts, Group, Table};
+use super::{CallContext, Group, Table};
 use crate::sys;
 
-type Names = fn(&Acts) -> (std::path::PathBuf, std::path::PathBuf);
+type Names = fn(&CallContext) -> (std::path::PathBuf, std::path::PathBuf);
 
 pub fn add(table: &mut Table) {
     let pairs: [(&str, Names); 10] = [

@@ -38,7 +38,7 @@ fn table(text: &str) -> HashMap<String, u32> {
 
 /// Encodes a list as the value of `system.posix_acl_*`; `None` if the text is no list, or contains
 /// an unknown name.
-pub fn bytes(words: &[u8], names: &Names) -> Option<Vec<u8>> {
+pub fn from_text(words: &[u8], names: &Names) -> Option<Vec<u8>> {
     let words = std::str::from_utf8(words).ok()?;
     let mut entries = vec![];
     for entry in words.split([',', '\n']).map(str::trim).filter(|it| !it.is_empty()) {
@@ -96,7 +96,7 @@ pub fn bytes(words: &[u8], names: &Names) -> Option<Vec<u8>> {
 
 /// Formats the value of `system.posix_acl_*` as text, with numbers for users and groups; `None`
 /// if the bytes are not a list.
-pub fn words(bytes: &[u8]) -> Option<Vec<u8>> {
+pub fn to_text(bytes: &[u8]) -> Option<Vec<u8>> {
     let (version, lines) = bytes.split_first_chunk::<4>()?;
     if *version != VERSION.to_le_bytes() || lines.is_empty() || lines.len() % 8 != 0 {
         return None;
@@ -130,29 +130,29 @@ mod tests {
     fn words_become_bytes() {
         let list = b"user::rw-,user:alice:r--:1000,group::r--,group:7:rwx,mask::rwx,other::---";
         let none = Names::default();
-        let bytes = bytes(list, &none).unwrap();
+        let bytes = from_text(list, &none).unwrap();
         assert_eq!(bytes.len(), 4 + 6 * 8);
         assert_eq!(bytes[..12], [2, 0, 0, 0, 1, 0, 6, 0, 255, 255, 255, 255]);
         assert_eq!(bytes[12..20], [2, 0, 4, 0, 0xE8, 3, 0, 0]);
         assert_eq!(bytes[28..36], [8, 0, 7, 0, 7, 0, 0, 0]);
         let numbers = b"user::rw-,user:1000:r--,group::r--,group:7:rwx,mask::rwx,other::---";
-        assert_eq!(words(&bytes).unwrap(), numbers);
-        assert_eq!(super::bytes(numbers, &none).unwrap(), bytes);
+        assert_eq!(to_text(&bytes).unwrap(), numbers);
+        assert_eq!(super::from_text(numbers, &none).unwrap(), bytes);
         for bad in [&b""[..], &bytes[..4], &bytes[..11], &[1, 0, 0, 0], &[9; 12]] {
-            assert_eq!(words(bad), None);
+            assert_eq!(to_text(bad), None);
         }
     }
 
     #[test]
     fn what_is_not_understood_is_none() {
         for list in [&b""[..], b"user:alice:rwx", b"user", b"what::rwx", b"user::rwq", &[0xFF]] {
-            assert_eq!(bytes(list, &Names::default()), None);
+            assert_eq!(from_text(list, &Names::default()), None);
         }
         let users = table("root:x:0:0::/:/bin/sh\nalice:x:1000:1:\nbroken\nno:x:number:");
         let names = Names { users, groups: table("staff:x:50:\n") };
         let list = b"user::rwx,user:alice:rwx,group::r--,group:staff:r--,mask::rwx,other::---";
         let numbers = b"user::rwx,user:1000:rwx,group::r--,group:50:r--,mask::rwx,other::---";
-        assert_eq!(words(&bytes(list, &names).unwrap()).unwrap(), numbers);
-        assert_eq!(bytes(b"group:alice:rwx", &names), None);
+        assert_eq!(to_text(&from_text(list, &names).unwrap()).unwrap(), numbers);
+        assert_eq!(from_text(b"group:alice:rwx", &names), None);
     }
 }

@@ -34,7 +34,7 @@ impl Blob {
     /// to an unnamed file in the directory of `beside`.
     pub fn new(mut file: File, beside: &Path) -> anyhow::Result<Self> {
         let found = file.metadata()?;
-        let has_length = found.is_file() && lengths::is_exact(&file, &found)?;
+        let has_length = found.is_file() && lengths::has_exact_size(&file, &found)?;
         if !has_length {
             let mut kept = temporary_file(beside)?;
             std::io::copy(&mut file, &mut kept).context("keeping it beside the image")?;

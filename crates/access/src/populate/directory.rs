@@ -14,7 +14,7 @@ use draconis_ext::mkfs::{FileSource, NodeId, NodeKind, Tree, TreeNode};
 use rustix::fs::{OFlags, SeekFrom};
 use rustix::io::Errno;
 
-use super::lengths::{self, CopiedFile, Faults, fingerprint};
+use super::lengths::{self, CopiedFile, ReadFaults, fingerprint};
 use super::{Patterns, SkippedItems, Source, TimestampPolicy};
 use crate::image::container_file;
 use crate::messages::printable;
@@ -35,8 +35,8 @@ struct Files {
     /// Fingerprint of each file's metadata at the time of the scan.
     fingerprints: Vec<u64>,
     /// Contents of files of unknown length.
-    kept: CopiedFile,
-    faults: Arc<Faults>,
+    spooled: CopiedFile,
+    faults: Arc<ReadFaults>,
 }
 
 impl Files {
@@ -62,7 +62,7 @@ impl Files {
 
 impl FileSource for Files {
     fn read(&self, source: u64, at_bytes: u64, into: &mut [u8]) -> std::io::Result<()> {
-        if let Some(read) = self.kept.read(source, at_bytes, into) {
+        if let Some(read) = self.spooled.read(source, at_bytes, into) {
             return read;
         }
         let path = self.path(source).ok_or(std::io::ErrorKind::NotFound)?;
@@ -112,7 +112,7 @@ struct DirectoryScan<'a> {
     /// Nodes with several hard links, by device and inode.
     seen: HashMap<(u64, u64), NodeId>,
     /// Devices of file systems whose `st_size` equals the readable length.
-    exact: HashSet<u64>,
+    exact_size_devices: HashSet<u64>,
     /// Image that is being created, which is excluded from its own contents.
     image: Option<(u64, u64)>,
     /// Path in whose directory temporary files are created.
@@ -244,7 +244,7 @@ impl<'a> DirectoryScan<'a> {
                 .ok()
                 .map(|found| (found.dev(), found.ino())),
             beside: image,
-            exact: HashSet::new(),
+            exact_size_devices: HashSet::new(),
             left_out: SkippedItems::default(),
             exclude,
             user: rustix::process::geteuid().as_raw(),
@@ -386,17 +386,17 @@ impl<'a> DirectoryScan<'a> {
         path: &Path,
         found: &Metadata,
     ) -> anyhow::Result<Option<u64>> {
-        if self.exact.contains(&found.dev()) {
+        if self.exact_size_devices.contains(&found.dev()) {
             return Ok(None);
         }
-        if lengths::are_exact(path) {
-            self.exact.insert(found.dev());
+        if lengths::has_exact_sizes(path) {
+            self.exact_size_devices.insert(found.dev());
             return Ok(None);
         }
         let mut file = open(path)?;
-        match lengths::is_exact(&file, found)? {
+        match lengths::has_exact_size(&file, found)? {
             true => Ok(None),
-            false => self.files.kept.keep(source, &mut file, self.beside).map(Some),
+            false => self.files.spooled.spool(source, &mut file, self.beside).map(Some),
         }
     }
 

@@ -26,7 +26,7 @@ pub struct FillOptions<'a> {
     /// Patterns of names to exclude.
     pub exclude: &'a Patterns,
     /// Options for reading archives and images.
-    pub choice: ImageOptions<'a>,
+    pub image_options: ImageOptions<'a>,
     /// Owner of all files, instead of their own.
     pub owner: Option<(u32, u32)>,
     /// Makes root the owner of all files.
@@ -61,7 +61,7 @@ pub fn fill(filling: FillOptions<'_>, options: &mut FormatOptions) -> anyhow::Re
         from,
         list,
         exclude,
-        choice,
+        image_options: choice,
         owner,
         table,
         clamp_times: clamped,
@@ -79,7 +79,15 @@ pub fn fill(filling: FillOptions<'_>, options: &mut FormatOptions) -> anyhow::Re
     let keep_owners = owner.is_none() && !filling.squash;
     let mut found = match from {
         [] => ScanResult { source: Source::new(Tree::new(root), NoContents), config: None },
-        from => scan(ScanRequest { from, list, exclude, choice, keep_owners, root, stamp })?,
+        from => scan(ScanRequest {
+            from,
+            list,
+            exclude,
+            image_options: choice,
+            keep_owners,
+            root,
+            stamp,
+        })?,
     };
     let source = &mut found.source;
     if let Some((path, target)) = source.outside_link() {

@@ -245,7 +245,7 @@ impl LayerScan {
             } else if key == SELINUX {
                 (b"security.selinux".to_vec(), [value, &b"\0"[..]].concat())
             } else if let Some(which @ (b"access" | b"default")) = key.strip_prefix(ACL) {
-                let Some(bytes) = acl::bytes(value, &self.names) else {
+                let Some(bytes) = acl::from_text(value, &self.names) else {
                     let what = "an access control list that names users unknown here is";
                     self.left_out.record(what, &printable(&entry.name));
                     continue;

@@ -21,7 +21,7 @@ use crate::messages::format_bytes;
 const MAX_BYTES: u64 = 16 << 30;
 
 /// Magic numbers of file systems where `st_size` equals the length of every regular file.
-const EXACT: &[u64] = &[
+const EXACT_SIZE_FILE_SYSTEMS: &[u64] = &[
     0xEF53,      // ext2, ext3, ext4
     0x5846_5342, // XFS
     0x9123_683E, // Btrfs
@@ -41,17 +41,17 @@ const EXACT: &[u64] = &[
 ];
 
 /// Returns true if `st_size` equals the readable length, for every file of the file system.
-pub fn are_exact(path: &Path) -> bool {
+pub fn has_exact_sizes(path: &Path) -> bool {
     // The type of `f_type` is signed and word-sized.
     let magic = rustix::fs::statfs(path).map(|it| it.f_type as u64 & 0xFFFF_FFFF);
-    magic.is_ok_and(|magic| EXACT.contains(&magic))
+    magic.is_ok_and(|magic| EXACT_SIZE_FILE_SYSTEMS.contains(&magic))
 }
 
 /// Checks the length of one file by reading around its end.
 ///
 /// # Errors
 /// The file cannot be read.
-pub fn is_exact(file: &File, found: &Metadata) -> Result<bool> {
+pub fn has_exact_size(file: &File, found: &Metadata) -> Result<bool> {
     let mut byte = [0];
     let has_last = match found.len().checked_sub(1) {
         Some(last) => file.read_at(&mut byte, last)? == 1,
@@ -83,7 +83,7 @@ pub struct CopiedFile {
 
 impl CopiedFile {
     /// Copies a file to its end as the contents of `source`, and returns its length.
-    pub fn keep(&mut self, source: u64, file: &mut File, beside: &Path) -> anyhow::Result<u64> {
+    pub fn spool(&mut self, source: u64, file: &mut File, beside: &Path) -> anyhow::Result<u64> {
         let kept = match &mut self.file {
             Some(kept) => kept,
             none => none.insert(super::temporary_file(beside)?),
@@ -111,13 +111,13 @@ impl CopiedFile {
 /// Files that are not stored as they are: unreadable ones, and those that changed while they were
 /// read.
 #[derive(Debug, Default)]
-pub struct Faults {
+pub struct ReadFaults {
     unread: Mutex<Vec<String>>,
     /// By file number: path, and length if the file became shorter.
     changed: Mutex<BTreeMap<u64, (PathBuf, Option<u64>)>>,
 }
 
-impl Faults {
+impl ReadFaults {
     /// Records a file that could not be read.
     pub fn unread(&self, text: String) {
         self.unread.lock().unwrap_or_else(PoisonError::into_inner).push(text);

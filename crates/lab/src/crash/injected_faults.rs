@@ -10,7 +10,7 @@ use super::journal::Log;
 
 /// The law that is broken.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Omission {
+pub(super) enum JournalFault {
     /// A transaction is durable before its commit block is written.
     Flush,
     /// File data is durable before the commit block, too (data=ordered).
@@ -30,7 +30,7 @@ pub(super) enum Omission {
     Discard,
 }
 
-impl Omission {
+impl JournalFault {
     pub(super) const ALL: [Self; 8] = [
         Self::Flush,
         Self::Ordered,
@@ -43,17 +43,17 @@ impl Omission {
     ];
 
     /// Injects the fault into the recording; returns how often.
-    pub(super) fn leave_out(self, events: &mut Vec<Event>, log: &Log) -> usize {
+    pub(super) fn inject(self, events: &mut Vec<Event>, log: &Log) -> usize {
         match self {
-            Self::Flush => unordered(events, log, |part| part == Part::Of(BlockType::Commit)),
+            Self::Flush => remove_ordering(events, log, |part| part == Part::Of(BlockType::Commit)),
             Self::Ordered => contents_with_commits(events, log),
-            Self::Tail => unordered(events, log, |part| part == Part::Superblock),
-            Self::Checkpoint => late_tails(events, log),
-            Self::Revokes => altered(events, log, BlockType::Revoke, |block| {
+            Self::Tail => remove_ordering(events, log, |part| part == Part::Superblock),
+            Self::Checkpoint => delay_tail_updates(events, log),
+            Self::Revokes => alter_blocks(events, log, BlockType::Revoke, |block| {
                 // An r_count of 16 leaves only the header.
                 block[12..16].copy_from_slice(&16u32.to_be_bytes());
             }),
-            Self::Sum => altered(events, log, BlockType::Commit, |block| block[16] ^= 1),
+            Self::Sum => alter_blocks(events, log, BlockType::Commit, |block| block[16] ^= 1),
             Self::Sync => {
                 let before = events.len();
                 events.retain(|event| !matches!(event, Event::Durable(_)));
@@ -119,7 +119,7 @@ fn part_of(log: &Log, write: &(u64, Vec<u8>)) -> Option<Part> {
 }
 
 /// Removes the ordering of groups that contain only `which`.
-fn unordered(events: &mut [Event], log: &Log, which: impl Fn(Part) -> bool) -> usize {
+fn remove_ordering(events: &mut [Event], log: &Log, which: impl Fn(Part) -> bool) -> usize {
     let mut count = 0;
     for event in events {
         let Event::Group { after, writes, .. } = event else { continue };
@@ -132,7 +132,7 @@ fn unordered(events: &mut [Event], log: &Log, which: impl Fn(Part) -> bool) -> u
 }
 
 /// Delays each tail update to the commit block of the third transaction after its checkpoint.
-fn late_tails(events: &mut [Event], log: &Log) -> usize {
+fn delay_tail_updates(events: &mut [Event], log: &Log) -> usize {
     const LATE: usize = 3;
     let (mut count, mut late): (usize, Option<(usize, Writes)>) = (0, None);
     for event in events {
@@ -177,7 +177,12 @@ fn contents_with_commits(events: &mut [Event], log: &Log) -> usize {
 }
 
 /// Alters all blocks of a type.
-fn altered(events: &mut [Event], log: &Log, kind: BlockType, alter: impl Fn(&mut [u8])) -> usize {
+fn alter_blocks(
+    events: &mut [Event],
+    log: &Log,
+    kind: BlockType,
+    alter: impl Fn(&mut [u8]),
+) -> usize {
     let mut count = 0;
     for event in events {
         let Event::Group { writes, .. } = event else { continue };

@@ -25,7 +25,7 @@ const MIN_BLOCKS: u32 = 1024;
 
 /// Parameters of a test volume.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Shape {
+pub(super) struct JournalledVolume {
     /// `ext3` or `ext4`.
     pub(super) kind: &'static str,
     block_bytes: u32,
@@ -45,12 +45,17 @@ enum Sums {
     V3Wide,
 }
 
-const fn shape(kind: &'static str, block_bytes: u32, log_blocks: u32, sums: Sums) -> Shape {
-    Shape { kind, block_bytes, log_blocks, sums }
+const fn shape(
+    kind: &'static str,
+    block_bytes: u32,
+    log_blocks: u32,
+    sums: Sums,
+) -> JournalledVolume {
+    JournalledVolume { kind, block_bytes, log_blocks, sums }
 }
 
 /// All variants; neighbours differ in as much as possible.
-pub(super) const SHAPES: [Shape; 10] = [
+pub(super) const SHAPES: [JournalledVolume; 10] = [
     shape("ext3", 1024, 160, Sums::None),
     shape("ext4", 1024, 128, Sums::V3Wide),
     shape("ext3", 4096, 112, Sums::V3),
@@ -63,14 +68,14 @@ pub(super) const SHAPES: [Shape; 10] = [
     shape("ext4", 1024, 200, Sums::V2),
 ];
 
-impl std::fmt::Display for Shape {
+impl std::fmt::Display for JournalledVolume {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let Self { kind, block_bytes, log_blocks, sums } = self;
         write!(f, "{kind} -b {block_bytes}, log of {log_blocks}, sums {sums:?}")
     }
 }
 
-impl Shape {
+impl JournalledVolume {
     /// Creates a volume whose free blocks hold old data.
     pub(super) fn make(&self) -> anyhow::Result<Vec<u8>> {
         let dir = tempfile::tempdir()?;

@@ -15,7 +15,7 @@ use super::workloads::Workload;
 use super::{Protocol, small, store_volumes, writing};
 
 /// File that a judge creates to test that a state is writable.
-pub(super) const LEFT: &str = "after the power cut";
+pub(super) const PROBE_FILE_NAME: &str = "after the power cut";
 
 /// Checks the states of one workload.
 pub(super) struct StateChecker<'a> {
@@ -115,12 +115,12 @@ impl<'a> StateChecker<'a> {
             violations.extend(match self.protocol {
                 Protocol::Journal => self.recover(crash)?,
                 Protocol::Ordered | Protocol::Atomic | Protocol::Store => {
-                    self.ask(&*disk, crash.marks())?
+                    self.run_e2fsck(&*disk, crash.marks())?
                 }
             });
         }
         if self.protocol != Protocol::Ordered {
-            match all_that_is_wrong(&disk) {
+            match all_problems(&disk) {
                 Ok(none) if none.is_empty() => {}
                 Ok(wrong) => violations.push(Violation::NotClean(wrong)),
                 // Features that our check does not support are left to e2fsck.
@@ -170,9 +170,9 @@ impl<'a> StateChecker<'a> {
     }
 
     /// Runs `e2fsck -fp`, and checks the acknowledged data afterwards.
-    fn ask(&self, disk: &dyn Disk, marks: &[u64]) -> anyhow::Result<Option<Violation>> {
+    fn run_e2fsck(&self, disk: &dyn Disk, marks: &[u64]) -> anyhow::Result<Option<Violation>> {
         let Some(e2fsck) = &self.e2fsck else { return Ok(None) };
-        let path = self.put(&store_volumes::bytes_of(disk)?)?;
+        let path = self.write_image(&store_volumes::bytes_of(disk)?)?;
         let (status, said) = run_and_capture(Command::new(e2fsck).arg("-fp").arg(&path))?;
         // Status 1 is also that of a volume that was in use. A mount deletes orphans, too.
         let is_known = |line: &str| {
@@ -189,7 +189,7 @@ impl<'a> StateChecker<'a> {
 
 impl StateChecker<'_> {
     /// Writes an image to a file, one per thread.
-    fn put(&self, bytes: &[u8]) -> anyhow::Result<PathBuf> {
+    fn write_image(&self, bytes: &[u8]) -> anyhow::Result<PathBuf> {
         let path = self.dir.path().join(format!("{:?}", std::thread::current().id()));
         std::fs::write(&path, bytes)?;
         Ok(path)
@@ -229,7 +229,7 @@ impl StateChecker<'_> {
             anyhow::bail!("a volume that was closed keeps its disk")
         };
         for (bytes, is_ours) in [(bytes, false), (record.into_inner().into_bytes(), true)] {
-            let path = self.put(&bytes)?;
+            let path = self.write_image(&bytes)?;
             if !is_ours {
                 run_and_capture(
                     Command::new(e2fsck).args(["-y", "-E", "journal_only"]).arg(&path),
@@ -273,7 +273,7 @@ fn complaints(
 
 /// Returns all problems of a volume. If it lists orphans, a mount deletes them first, which
 /// changes the state.
-fn all_that_is_wrong(disk: &Arc<dyn Disk>) -> draconis_ext::Result<Vec<Problem>> {
+fn all_problems(disk: &Arc<dyn Disk>) -> draconis_ext::Result<Vec<Problem>> {
     if Volume::open(disk.clone(), small())?.superblock().last_orphan != 0 {
         let volume = Volume::open_for_writing(disk.clone(), small(), writing())?;
         volume.close()?;
@@ -287,7 +287,7 @@ fn snapshots(store: Vec<u8>) -> Option<Violation> {
         Ok(clones) => clones,
         Err(why) => return Some(Violation::Unreadable(why)),
     };
-    clones.iter().find_map(|disk| match all_that_is_wrong(disk) {
+    clones.iter().find_map(|disk| match all_problems(disk) {
         Ok(none) if none.is_empty() => None,
         Ok(wrong) => Some(Violation::NotClean(wrong)),
         Err(error) => Some(Violation::Unreadable(format!("a snapshot: {error}"))),
@@ -297,7 +297,7 @@ fn snapshots(store: Vec<u8>) -> Option<Violation> {
 fn leave_a_file(volume: &Volume) -> draconis_ext::Result<()> {
     let new =
         NewNode { kind: FileType::File, mode: 0o600, uid: 0, gid: 0, device: (0, 0), target: b"" };
-    let file = volume.create(InodeNumber::ROOT, LEFT.as_bytes(), &new)?;
+    let file = volume.create(InodeNumber::ROOT, PROBE_FILE_NAME.as_bytes(), &new)?;
     volume.write(file, 0, &[0; 5000])?;
     volume.sync()
 }

@@ -80,11 +80,11 @@ pub(super) fn open(disk: Arc<dyn Disk>) -> Result<Arc<dyn Disk>, String> {
 
 /// Opens the store and a disk that takes, clones, rolls back and removes snapshots between its
 /// write chains.
-pub(super) fn open_keeping(disk: Arc<dyn Disk>, seed: u64) -> Result<Arc<dyn Disk>, String> {
+pub(super) fn open_with_snapshots(disk: Arc<dyn Disk>, seed: u64) -> Result<Arc<dyn Disk>, String> {
     let said = |error: draconis_objects::Error| format!("the store: {error}");
     let store = opened(disk).map_err(said)?;
     let disk = store.disk_named(NAME).map_err(said)?;
-    let state = Mutex::new(Keeping { dice: Random::new(seed ^ 0x5A9), chains: 0 });
+    let state = Mutex::new(SnapshotState { dice: Random::new(seed ^ 0x5A9), chains: 0 });
     Ok(Arc::new(SnapshottingDisk { disk, store, state }))
 }
 
@@ -92,10 +92,10 @@ pub(super) fn open_keeping(disk: Arc<dyn Disk>, seed: u64) -> Result<Arc<dyn Dis
 struct SnapshottingDisk {
     disk: ObjectDisk,
     store: Arc<Store>,
-    state: Mutex<Keeping>,
+    state: Mutex<SnapshotState>,
 }
 
-struct Keeping {
+struct SnapshotState {
     dice: Random,
     chains: u64,
 }

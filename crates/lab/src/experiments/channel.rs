@@ -33,7 +33,7 @@ use crate::units;
 /// See the module.
 pub struct Channel;
 
-const PATIENCE: Duration = Duration::from_secs(10);
+const REPLY_TIMEOUT: Duration = Duration::from_secs(10);
 /// Maximum payload, in bytes.
 const MAX_PAYLOAD_BYTES: usize = 1 << 20;
 
@@ -71,9 +71,9 @@ fn pinned<T: Send>(
 pub fn serve_as_child(cpu: usize) -> anyhow::Result<()> {
     pin::to(cpu);
     let socket = std::io::stdin().as_fd().try_clone_to_owned()?;
-    let session = session::accept(&socket, Instant::now() + PATIENCE)?;
+    let session = session::accept(&socket, Instant::now() + REPLY_TIMEOUT)?;
     let server = session.server::<File>(0).context("lane 0")?;
-    let _ = file::serve(server, &Idle, PATIENCE);
+    let _ = file::serve(server, &Idle, REPLY_TIMEOUT);
     Ok(())
 }
 
@@ -159,9 +159,9 @@ impl Transport {
         let (client, server) = channel::pair::<File>();
         let peer = std::thread::spawn(move || {
             pin::to(cpu);
-            file::serve(server, &Idle, PATIENCE)
+            file::serve(server, &Idle, REPLY_TIMEOUT)
         });
-        let mut caller = RpcClient::new(client, PATIENCE);
+        let mut caller = RpcClient::new(client, REPLY_TIMEOUT);
         let mut times = vec![];
         for payload in payloads {
             let mut buffer = Some(Block::private(*payload));
@@ -177,7 +177,7 @@ impl Transport {
         let mut times = vec![];
         let mut measure = || -> anyhow::Result<()> {
             let client = session.client::<File>(0).context("lane 0")?;
-            let mut caller = RpcClient::new(client, PATIENCE);
+            let mut caller = RpcClient::new(client, REPLY_TIMEOUT);
             for payload in payloads {
                 let mut buffer = session.block(*payload);
                 times.push(batches(self.trips, || {

@@ -227,7 +227,7 @@ impl Experiment for FsSplit {
 
     fn summarize(&self, points: Points<'_>) -> Vec<String> {
         let tell = |subject: &&str| {
-            let split = told_split(points, "split", subject)?;
+            let split = format_split(points, "split", subject)?;
             let at = |size| points.at("ugly", subject, "", size);
             let change = (at(6000.0)? / at(4096.0)? - 1.0) * 100.0;
             Some(format!(
@@ -246,7 +246,7 @@ pub fn split(metric: &'static str, x: f64, speeds: &[(&'static str, f64)]) -> Ve
 }
 
 /// Formats `good : ugly : bad = ...`, as means over all places.
-pub fn told_split(points: Points<'_>, metric: &str, subject: &str) -> Option<String> {
+pub fn format_split(points: Points<'_>, metric: &str, subject: &str) -> Option<String> {
     let mean = |series| points.mean(metric, subject, series);
     let (good, ugly, bad) = (mean("good")?, mean("ugly")?, mean("bad")?);
     let text = units::significant;

@@ -33,7 +33,7 @@ use crate::units;
 /// See the module.
 pub struct Isolation;
 
-const PATIENCE: Duration = Duration::from_secs(10);
+const REPLY_TIMEOUT: Duration = Duration::from_secs(10);
 const NAME: &str = "isolation";
 /// Maximum request size, in bytes.
 const MAX_REQUEST_BYTES: u32 = 1 << 20;
@@ -66,12 +66,12 @@ fn node(tree: &VolumeTree) -> anyhow::Result<Node> {
 /// The channel, the volume or the sandbox fails.
 pub fn serve_as_child(image: &Path) -> anyhow::Result<()> {
     let socket = std::io::stdin().as_fd().try_clone_to_owned()?;
-    let session = session::accept(&socket, Instant::now() + PATIENCE)?;
+    let session = session::accept(&socket, Instant::now() + REPLY_TIMEOUT)?;
     let tree = open(image)?;
     sandbox::confine(&SandboxProfile::Worker, None)?;
     let server = session.server::<File>(0).context("lane 0")?;
     tree.notify_changes_to(&server);
-    let _ = file::serve(server, &tree.file(node(&tree)?), PATIENCE);
+    let _ = file::serve(server, &tree.file(node(&tree)?), REPLY_TIMEOUT);
     Ok(())
 }
 
@@ -79,12 +79,12 @@ pub fn serve_as_child(image: &Path) -> anyhow::Result<()> {
 type Ask<'a> = Box<dyn FnMut(u64, &mut [u8]) -> anyhow::Result<usize> + 'a>;
 
 /// A way to read the file.
-struct Way<'a> {
+struct ReadMethod<'a> {
     name: &'static str,
     ask: Ask<'a>,
 }
 
-impl Way<'_> {
+impl ReadMethod<'_> {
     /// Reads the whole file; returns the time taken.
     fn pass(&mut self, bytes: u64, into: &mut [u8]) -> anyhow::Result<f64> {
         let started = Instant::now();
@@ -141,7 +141,7 @@ impl Worker {
     fn reader(&self, chunks: usize) -> anyhow::Result<CachingReader> {
         let session = self.session.clone();
         let end = session.client::<File>(0).context("lane 0")?;
-        Ok(CachingReader::new(end, PATIENCE, chunks, move |len| session.block(len)))
+        Ok(CachingReader::new(end, REPLY_TIMEOUT, chunks, move |len| session.block(len)))
     }
 }
 
@@ -169,20 +169,20 @@ fn measure(
         scope.spawn(|| {
             tree.notify_changes_to(&server);
             // Ignores a reader that disconnects.
-            let _ = file::serve(server, &tree.file(at), PATIENCE);
+            let _ = file::serve(server, &tree.file(at), REPLY_TIMEOUT);
         });
         let vacant = |len| Some(Block::unallocated(len));
-        let kept_by_thread = CachingReader::new(client, PATIENCE, all_chunks, vacant);
+        let kept_by_thread = CachingReader::new(client, REPLY_TIMEOUT, all_chunks, vacant);
         let counts = [0, FEW_CHUNKS, all_chunks];
         let workers = counts.map(|chunks| Worker::start(image, chunks));
         let [each, few, all] = workers;
         let (each, few, all) = (each?, few?, all?);
         let mut ways = [
-            Way { name: CALLED, ask: by_call(&tree, at) },
-            Way { name: "thread worker, kept", ask: by_reader(kept_by_thread) },
-            Way { name: EACH, ask: by_reader(each.reader(counts[0])?) },
-            Way { name: AHEAD, ask: by_reader(few.reader(counts[1])?) },
-            Way { name: KEPT, ask: by_reader(all.reader(counts[2])?) },
+            ReadMethod { name: CALLED, ask: by_call(&tree, at) },
+            ReadMethod { name: "thread worker, kept", ask: by_reader(kept_by_thread) },
+            ReadMethod { name: EACH, ask: by_reader(each.reader(counts[0])?) },
+            ReadMethod { name: AHEAD, ask: by_reader(few.reader(counts[1])?) },
+            ReadMethod { name: KEPT, ask: by_reader(all.reader(counts[2])?) },
         ];
         let mut samples = vec![];
         for len in requests {

@@ -34,7 +34,7 @@ pub struct Killed;
 /// Interval between deaths while a program reads or writes.
 const KILL_INTERVAL: Duration = Duration::from_millis(100);
 /// Maximum time until a killed worker is replaced.
-const PATIENCE: Duration = Duration::from_secs(30);
+const RESTART_TIMEOUT: Duration = Duration::from_secs(30);
 /// Length of files that are read, written and renamed, in bytes.
 const FILE_BYTES: usize = 256 << 10;
 /// Number of names that are overwritten in turn.
@@ -151,7 +151,7 @@ impl KillTarget {
 
     /// Waits for a worker other than `last` and kills it; returns its ID and the start of the kill.
     fn kill(&self, last: u32) -> anyhow::Result<(u32, Instant)> {
-        let until = Instant::now() + PATIENCE;
+        let until = Instant::now() + RESTART_TIMEOUT;
         loop {
             if let Some(pid) = self.worker()?.filter(|pid| *pid != last) {
                 let process = Pid::from_raw(pid as i32).context("a process without a number")?;
@@ -197,7 +197,7 @@ fn first_answers(context: &Context, victim: &KillTarget, at: &Path) -> anyhow::R
             last = killed;
             let before = before.duration_since(began).as_nanos() as u64;
             died.store(before.max(1), Ordering::Release);
-            let until = Instant::now() + PATIENCE;
+            let until = Instant::now() + RESTART_TIMEOUT;
             while died.load(Ordering::Acquire) != 0 {
                 if Instant::now() > until {
                     bail!("nothing was answered after a death");

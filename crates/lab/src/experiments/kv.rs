@@ -37,7 +37,7 @@ const MEMORY: Parameter = parameter(
 );
 
 /// Description of the memory limits for the report.
-const MEMORIES: &str = "Every store has the same memory (cache=), three quarters of it for what it \
+const MEMORY_DESCRIPTION: &str = "Every store has the same memory (cache=), three quarters of it for what it \
     read and one for what it has not written: LevelDB a block cache and two write buffers of an \
     eighth, RocksDB a block cache and optimize_level_style_compaction of a quarter with a thread \
     for each processor, as its tuning guide begins, fjall a cache and that much of journals, redb \
@@ -234,7 +234,7 @@ impl Experiment for Kv {
 
     fn run(&self, context: &Context, subject: &mut dyn Subject) -> anyhow::Result<Vec<Sample>> {
         let store = subject.name();
-        context.note(MEMORIES);
+        context.note(MEMORY_DESCRIPTION);
         let mut samples = vec![];
         let keyspaces = context.numbers("keyspaces")?;
         for keyspace in &keyspaces {

@@ -5,7 +5,7 @@ use std::process::Command;
 
 use serde::Deserialize;
 
-use super::fs_workloads::{split, told_split};
+use super::fs_workloads::{format_split, split};
 use super::{Experiment, ExperimentInfo, Paper};
 use crate::child;
 use crate::context::Context;
@@ -302,7 +302,7 @@ impl Experiment for Mem {
         match self.what {
             What::Split => {
                 found.extend(
-                    told_split(points, "split", "mem")
+                    format_split(points, "split", "mem")
                         .map(|text| format!("In the mean over all buffers {text}.")),
                 );
                 let last = |series| points.line("split", "mem", series).last().copied();

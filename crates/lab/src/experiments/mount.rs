@@ -64,7 +64,7 @@ impl Pass<'_> {
     /// Copies a real tree in.
     fn copy_in(&mut self) -> anyhow::Result<()> {
         let tree = self.context.text("tree")?;
-        let (_, bytes) = weigh(Path::new(tree))?;
+        let (_, bytes) = count_names_and_bytes(Path::new(tree))?;
         let target = self.at.join("tree");
         // Warms the source; otherwise its device would be measured.
         time_output(Command::new("tar").arg("-C").arg(tree).args(["-cf", "-", "."]))?;
@@ -85,7 +85,7 @@ impl Pass<'_> {
 
     fn archive(&mut self) -> anyhow::Result<()> {
         let tree = self.at.join("tree");
-        let (_, bytes) = weigh(Path::new(self.context.text("tree")?))?;
+        let (_, bytes) = count_names_and_bytes(Path::new(self.context.text("tree")?))?;
         let time = time_output(Command::new("tar").arg("-C").arg(&tree).args(["-cf", "-", "."]))?;
         self.speed("tar, cold", bytes, time);
         Ok(())
@@ -189,7 +189,7 @@ impl Pass<'_> {
 }
 
 /// Returns the number of names and bytes of a tree.
-pub fn weigh(tree: &Path) -> anyhow::Result<(u64, u64)> {
+pub fn count_names_and_bytes(tree: &Path) -> anyhow::Result<(u64, u64)> {
     let (mut files, mut bytes) = (0, 0);
     let mut stack = vec![tree.to_path_buf()];
     while let Some(dir) = stack.pop() {
@@ -265,7 +265,7 @@ impl Experiment for Mount {
     }
 
     fn bytes(&self, context: &Context) -> anyhow::Result<u64> {
-        let (names, bytes) = weigh(Path::new(context.text("tree")?))?;
+        let (names, bytes) = count_names_and_bytes(Path::new(context.text("tree")?))?;
         let files = context.number("files")?;
         Ok(bytes + names * 8192 + context.number("file")? + files * 16_384 + (64 << 20))
     }
@@ -297,7 +297,7 @@ impl Experiment for Mount {
             pass.read_file("read, cold")?;
             pass.read_file("read, warm")?;
             let bytes = context.number("file")?;
-            if !chill.held(subject, bytes) {
+            if !chill.was_cold(subject, bytes) {
                 context
                     .note(format!("{}: cold reads did not all reach the device", subject.name()));
             }

@@ -141,7 +141,7 @@ fn appends(
 
 /// Returns figure and line of an operation in a layout. A single figure would be
 /// unreadable.
-fn place_of<'a>(layout: &str, what: &'a str) -> (&'static str, &'a str) {
+fn figure_and_line<'a>(layout: &str, what: &'a str) -> (&'static str, &'a str) {
     match (layout, what.strip_suffix(", durable")) {
         ("log", Some(what)) => ("durable-log", what),
         (_, Some(what)) => ("durable-cow", what),
@@ -176,7 +176,7 @@ impl Measuring<'_> {
     ) -> anyhow::Result<Sample> {
         self.context.check()?;
         let ns = time(self.clock, || (0..count).try_for_each(&mut *once))?;
-        let (metric, series) = place_of(self.layout, what);
+        let (metric, series) = figure_and_line(self.layout, what);
         Ok(Sample::at(metric, series, size as f64, count as f64 * 1e9 / ns))
     }
 
@@ -372,7 +372,7 @@ impl Experiment for Objects {
         let tell = |subject: &&str| {
             let layout = if subject.contains("hdd") { "log" } else { "cow" };
             let rate = |what: &str| {
-                let (metric, series) = place_of(layout, what);
+                let (metric, series) = figure_and_line(layout, what);
                 Some(units::in_unit(points.line(metric, subject, series).first()?.1, "/s"))
             };
             Some(format!(

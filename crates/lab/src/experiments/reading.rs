@@ -55,7 +55,7 @@ impl ColdCheck {
 
     /// Returns true if the data read since came from the device: 90 % suffices, because the end of
     /// a file may have been read with other data.
-    pub fn held(&self, subject: &dyn Subject, read_bytes: u64) -> bool {
+    pub fn was_cold(&self, subject: &dyn Subject, read_bytes: u64) -> bool {
         let reached = match (self.before, subject.device_read_bytes()) {
             (Some(before), Some(now)) => now.saturating_sub(before) * 10 >= read_bytes * 9,
             _ => false,

@@ -90,7 +90,7 @@ impl Experiment for SeqRead {
                     at += len as u64;
                 }
                 drop(file);
-                let cold = chill.held(subject, bytes);
+                let cold = chill.was_cold(subject, bytes);
                 let speed = |bytes: u64, ns: u64| bytes as f64 * 1e9 / ns.max(1) as f64;
                 let first = speed(into.len() as u64, first_ns);
                 let x = buffer as f64;

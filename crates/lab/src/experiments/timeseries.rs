@@ -74,7 +74,7 @@ impl Experiment for TimeSeries {
                 laps.push(watch.lap_ns());
             }
             drop(file);
-            let cold = chill.held(subject, reads * len);
+            let cold = chill.was_cold(subject, reads * len);
             let series = units::bytes(len as f64);
             samples.extend(laps.iter().enumerate().map(|(nth, ns)| {
                 let speed = len as f64 * 1e9 / (*ns).max(1) as f64;

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail};
 
-use super::mount::weigh;
+use super::mount::count_names_and_bytes;
 use super::{Experiment, ExperimentInfo, Paper};
 use crate::context::Context;
 use crate::parameters::parameter;
@@ -351,7 +351,7 @@ impl Experiment for Tools {
     }
 
     fn bytes(&self, context: &Context) -> anyhow::Result<u64> {
-        let (_, bytes) = weigh(Path::new(context.text("tree")?))?;
+        let (_, bytes) = count_names_and_bytes(Path::new(context.text("tree")?))?;
         Ok(bytes * 6 + context.number("file")? * 2 + (256 << 20))
     }
 
@@ -360,7 +360,7 @@ impl Experiment for Tools {
             bail!("the program draconis is needed: {}", context.workshop.draconis.display());
         }
         let tree = Path::new(context.text("tree")?);
-        let weight = weigh(tree)?;
+        let weight = count_names_and_bytes(tree)?;
         let is_root = rustix::process::geteuid().is_root();
         let mut samples = vec![];
         for kind in context.text("types")?.split(',') {

@@ -102,7 +102,7 @@ impl Client {
             11 => self.note(shared),
             12 => self.truncate(shared),
             13 => self.read(shared),
-            14 => self.look(shared),
+            14 => self.check_attributes(shared),
             15 => self.append(shared),
             16 | 17 => self.write_held(shared),
             18 => self.read_held(shared),
@@ -343,7 +343,7 @@ impl Client {
     }
 
     /// Reads what a name refers to, past the kernel's caches.
-    fn look(&mut self, shared: &Shared) -> anyhow::Result<()> {
+    fn check_attributes(&mut self, shared: &Shared) -> anyhow::Result<()> {
         let Some((name, file)) = self.file() else { return Ok(()) };
         let flags = AtFlags::SYMLINK_NOFOLLOW | AtFlags::STATX_FORCE_SYNC;
         let path = self.path(&name);

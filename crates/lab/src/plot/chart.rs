@@ -3,7 +3,7 @@
 use std::fmt::Write;
 
 use super::axis::Scale;
-use super::{Line, Paint, WIDTH, escape};
+use super::{Line, PlotTarget, WIDTH, escape};
 use crate::results::{Figure, Shape};
 
 const HEIGHT: f64 = 300.0;
@@ -13,7 +13,7 @@ const TOP: f64 = 26.0;
 const BOTTOM: f64 = 46.0;
 
 /// Draws the chart; returns the SVG and its height.
-pub fn draw(figure: &Figure, lines: &[Line<'_>], paint: Paint) -> (String, f64) {
+pub fn draw(figure: &Figure, lines: &[Line<'_>], paint: PlotTarget) -> (String, f64) {
     let points = || lines.iter().flat_map(|line| &line.points);
     let xs: Vec<f64> = points().map(|point| point.x).collect();
     let ys: Vec<f64> = points().map(|point| point.median).collect();
@@ -61,7 +61,7 @@ pub fn draw(figure: &Figure, lines: &[Line<'_>], paint: Paint) -> (String, f64) 
     (text, HEIGHT)
 }
 
-fn frame(figure: &Figure, x: &Scale, y: &Scale, paint: Paint) -> String {
+fn frame(figure: &Figure, x: &Scale, y: &Scale, paint: PlotTarget) -> String {
     let (ink, soft, grid) = (paint.ink(), paint.soft(), paint.grid());
     let (right, bottom) = (WIDTH - RIGHT, HEIGHT - BOTTOM);
     let mut text = String::new();

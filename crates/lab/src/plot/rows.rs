@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use super::{Line, Paint, WIDTH, escape, text_width};
+use super::{Line, PlotTarget, WIDTH, escape, text_width};
 use crate::results::{Figure, Outcome, Point, unique};
 use crate::units;
 
@@ -35,7 +35,7 @@ fn length(value: f64, least: f64, most: f64, log: bool) -> f64 {
 }
 
 /// Draws a group of bars for each name; returns the SVG and its height.
-pub fn bars(figure: &Figure, lines: &[Line<'_>], paint: Paint) -> (String, f64) {
+pub fn bars(figure: &Figure, lines: &[Line<'_>], paint: PlotTarget) -> (String, f64) {
     let points = || lines.iter().flat_map(|line| &line.points);
     let most = points().map(|point| point.range().most).fold(0.0, f64::max);
     let positive = points().map(|point| point.range().least).filter(|value| *value > 0.0);
@@ -88,7 +88,7 @@ pub fn bars(figure: &Figure, lines: &[Line<'_>], paint: Paint) -> (String, f64) 
 }
 
 /// Draws the range of the repetitions over a bar.
-fn spread(least: f64, most: f64, top: f64, paint: Paint) -> String {
+fn spread(least: f64, most: f64, top: f64, paint: PlotTarget) -> String {
     let middle = top + THICK / 2.0;
     let (above, below) = (top + 1.0, top + THICK - 1.0);
     format!(
@@ -99,7 +99,7 @@ fn spread(least: f64, most: f64, top: f64, paint: Paint) -> String {
 }
 
 /// Draws a stacked bar for each subject and name; returns the SVG and its height.
-pub fn stacks(figure: &Figure, outcome: &Outcome, paint: Paint) -> (String, f64) {
+pub fn stacks(figure: &Figure, outcome: &Outcome, paint: PlotTarget) -> (String, f64) {
     let of = || outcome.points.iter().filter(|point| point.metric == figure.metric);
     let series = unique(of().map(|point| point.series.as_str()));
     let mut rows: Vec<(String, Vec<&Point>)> = vec![];

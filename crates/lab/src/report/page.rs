@@ -3,7 +3,7 @@
 use std::fmt::Write;
 
 use super::profile;
-use crate::plot::{self, Paint, escape};
+use crate::plot::{self, PlotTarget, escape};
 use crate::results::{Figure, Outcome, Results, unique};
 use crate::store_profile::StoreProfile;
 use crate::{terminal, units};
@@ -125,7 +125,7 @@ fn experiment(outcome: &Outcome) -> String {
         escape(&outcome.asks)
     );
     for figure in &outcome.figures {
-        if let Some(svg) = plot::svg(outcome, figure, Paint::Page) {
+        if let Some(svg) = plot::svg(outcome, figure, PlotTarget::Page) {
             let _ = write!(
                 text,
                 "<figcaption>{}</figcaption><figure>{svg}</figure>{}",

@@ -72,7 +72,7 @@ impl<'a> ProfileRow<'a> {
 
     /// Returns an experiment's points and its first real (not modelled) subject.
     fn real(&self, name: &str) -> Option<(Points<'a>, &'a str)> {
-        let points = self.outcome(name)?.look();
+        let points = self.outcome(name)?.lookup();
         let subjects = points.subjects();
         let real = subjects.into_iter().find(|s| !s.starts_with("model") && *s != "delay")?;
         Some((points, real))
@@ -246,7 +246,7 @@ impl<'a> ProfileRow<'a> {
 
     /// Returns the times of random reads in and beyond memory, and that buffer's size.
     fn pages(&self) -> Option<(Range, Range, f64)> {
-        let points = self.outcome("mem-bad")?.look();
+        let points = self.outcome("mem-bad")?.lookup();
         let line = points.ranges("latency", "mem", "random");
         let (first, last) = (line.first()?, line.last()?);
         Some((first.1, last.1, last.0))
@@ -263,7 +263,7 @@ impl<'a> ProfileRow<'a> {
     }
 
     fn calls(&self) -> Option<String> {
-        let points = self.outcome("channel")?.look();
+        let points = self.outcome("channel")?.lookup();
         let at = |series| Some(points.line("time", "mem", series).first()?.1);
         Some(format!(
             "A small request costs {} by system call, {} to a thread that looks for it, {} to \
@@ -385,7 +385,7 @@ impl<'a> ProfileRow<'a> {
             ));
         }
         if let Some(outcome) = self.outcome("mem-sweep") {
-            let line = outcome.look().ranges("rate", "mem", "");
+            let line = outcome.lookup().ranges("rate", "mem", "");
             if let (Some(first), Some(last)) = (line.first(), line.last())
                 && let Some(ratio) = last.1.times(first.1)
             {

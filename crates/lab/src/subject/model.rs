@@ -144,7 +144,7 @@ impl Subject for Model {
         let mut host = lock(&self.host);
         host.write_back();
         host.pages.clear();
-        host.look_away();
+        host.read_distant_places();
         Ok(Cold::Yes)
     }
 
@@ -158,7 +158,7 @@ fn lock(host: &Mutex<Host>) -> MutexGuard<'_, Host> {
 }
 
 /// Number of reads elsewhere before a cold run: more than a drive's cache holds.
-const ELSEWHERE: u64 = 64;
+const DISTANT_READS: u64 = 64;
 
 /// The host: a page cache in front of a device. It stores no contents, since nothing reads them.
 struct Host {
@@ -213,12 +213,12 @@ impl Host {
 
     /// Reads from many distant places, so that neither the head position nor the drive's cache
     /// helps the next run.
-    fn look_away(&mut self) {
+    fn read_distant_places(&mut self) {
         // Flushes the drive's write cache, too.
         self.ask(Ask::Flush, 0, 0);
         let end = self.timing.model().len_bytes;
-        let step = end / 2 / ELSEWHERE;
-        for nth in 0..ELSEWHERE {
+        let step = end / 2 / DISTANT_READS;
+        for nth in 0..DISTANT_READS {
             self.ask(Ask::Read, end / 2 + nth * step, PAGE_BYTES);
         }
         self.next_read = end;

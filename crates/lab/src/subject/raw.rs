@@ -117,12 +117,12 @@ impl Raw {
             is_device,
             made,
         };
-        raw.make_room(shop.bytes)?;
+        raw.fill_holes(shop.bytes)?;
         Ok(raw)
     }
 
     /// Writes a file once, so that it has blocks instead of holes.
-    fn make_room(&self, bytes: u64) -> anyhow::Result<()> {
+    fn fill_holes(&self, bytes: u64) -> anyhow::Result<()> {
         if self.is_device {
             return Ok(());
         }

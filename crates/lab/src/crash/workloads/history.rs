@@ -11,7 +11,7 @@ use std::sync::{Mutex, PoisonError};
 use draconis_exchange::contract::{AttributeChange, FileType};
 use draconis_ext::{Error, InodeNumber, RenameMode, Volume, XattrSet};
 
-use super::super::judge::LEFT;
+use super::super::judge::PROBE_FILE_NAME;
 use super::{Record, Workload, cells, contents, create, walk};
 use draconis_device::Random;
 
@@ -19,7 +19,7 @@ use draconis_device::Random;
 const CUT: u64 = 4096;
 const NOTE: &[u8] = b"user.note";
 /// Number of names added to a directory at once and removed: its blocks are then reused.
-const CROWD: u64 = 60;
+const CROWDED_DIR_NAMES: u64 = 60;
 
 pub(super) struct History {
     steps: u64,
@@ -102,7 +102,7 @@ impl Model<'_> {
             let named = self.names.iter().find(|(_, inode)| *inode == dir);
             named.map_or(String::new(), |((_, name), _)| format!("/{name}"))
         };
-        let mut all: Vec<Seen<'_>> = vec![];
+        let mut all: Vec<FileState<'_>> = vec![];
         for ((dir, name), inode) in &self.names {
             let Some(node) = self.files.get(inode) else { continue };
             let path = format!("{}/{name}", path_of(dir));
@@ -202,7 +202,7 @@ fn change(
         return if what == 0 { Ok(()) } else { model.append(volume, inode, step, len) };
     }
     if what == 5 {
-        return crowd(volume, model, &new);
+        return churn_directory(volume, model, &new);
     }
     let Some((dir, name, file)) = model.pick(dice, is_file) else { return Ok(()) };
     let to = model.directory(dice);
@@ -284,9 +284,10 @@ fn change_directory(
 }
 
 /// Creates and removes a directory of several blocks; a file then reuses its blocks.
-fn crowd(volume: &Volume, model: &mut Model<'_>, new: &str) -> anyhow::Result<()> {
+fn churn_directory(volume: &Volume, model: &mut Model<'_>, new: &str) -> anyhow::Result<()> {
     let dir = model.create(volume, InodeNumber::ROOT, new, FileType::Directory)?;
-    let names: Vec<String> = (0..CROWD).map(|nth| format!("{nth} {}", "c".repeat(90))).collect();
+    let names: Vec<String> =
+        (0..CROWDED_DIR_NAMES).map(|nth| format!("{nth} {}", "c".repeat(90))).collect();
     let file = model.create(volume, dir, "crowd", FileType::File)?;
     for name in &names {
         volume.link(file, dir, name.as_bytes())?;
@@ -313,9 +314,9 @@ fn remove_directory(volume: &Volume, model: &mut Model<'_>, name: &str) -> anyho
 }
 
 /// Path, whether it is a directory, link count, note and contents.
-type Seen<'a> = (String, bool, u64, Vec<u8>, &'a [u8]);
+type FileState<'a> = (String, bool, u64, Vec<u8>, &'a [u8]);
 
-fn digest(mut all: Vec<Seen<'_>>) -> u64 {
+fn digest(mut all: Vec<FileState<'_>>) -> u64 {
     all.sort_unstable();
     let mut hasher = DefaultHasher::new();
     all.hash(&mut hasher);
@@ -326,7 +327,7 @@ fn digest(mut all: Vec<Seen<'_>>) -> u64 {
 fn seen(volume: &Volume) -> Result<u64, String> {
     let mut all = vec![];
     for (path, inode, kind) in walk(volume)? {
-        if path == "/lost+found" || path.strip_prefix('/') == Some(LEFT) {
+        if path == "/lost+found" || path.strip_prefix('/') == Some(PROBE_FILE_NAME) {
             continue;
         }
         let said = |error: Error| format!("{path}: {error}");

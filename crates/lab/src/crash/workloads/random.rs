@@ -131,7 +131,7 @@ fn change(volume: &Volume, step: u64, dice: &mut Random, names: &mut Names) -> a
             volume.fallocate(node.inode, at, len, how)?;
         }
         16 => {
-            let file = unnamed(volume, dir, step, dice)?;
+            let file = create_orphan(volume, dir, step, dice)?;
             let named = dice.below(3) > 0 && volume.link(file, dir, new.as_bytes()).is_ok();
             volume.remove_users(file, 1);
             if named {
@@ -152,7 +152,7 @@ fn change(volume: &Volume, step: u64, dice: &mut Random, names: &mut Names) -> a
 }
 
 /// Creates an orphan file with some data, on the disk already or not.
-fn unnamed(
+fn create_orphan(
     volume: &Volume,
     dir: InodeNumber,
     step: u64,

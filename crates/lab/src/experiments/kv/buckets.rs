@@ -71,7 +71,7 @@ impl Server {
 
     /// Returns the bytes stored in the bucket.
     fn bytes(&self) -> anyhow::Result<u64> {
-        Ok(crate::experiments::mount::weigh(&self.root)?.1)
+        Ok(crate::experiments::mount::count_names_and_bytes(&self.root)?.1)
     }
 }
 

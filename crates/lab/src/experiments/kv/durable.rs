@@ -142,7 +142,7 @@ impl Experiment for KvDurable {
         let store = subject.name();
         let counting = Counting { context, store: &store };
         let puts = context.number("puts")?;
-        context.note(super::MEMORIES);
+        context.note(super::MEMORY_DESCRIPTION);
         let mut samples = vec![];
         if Command::new("strace").arg("-V").output().is_ok() {
             let (few, many) = (counting.trace(puts)?, counting.trace(puts * 3)?);

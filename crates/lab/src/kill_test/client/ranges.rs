@@ -19,7 +19,7 @@ const DIRECT_UNITS: u64 = 8;
 
 /// Mode of `fallocate`.
 #[derive(Clone, Copy)]
-enum How {
+enum FallocateMode {
     Extend,
     KeepSize,
     Punch,
@@ -27,7 +27,7 @@ enum How {
     ZeroKeepSize,
 }
 
-impl How {
+impl FallocateMode {
     fn any(random: &mut Random) -> Self {
         [Self::Extend, Self::KeepSize, Self::Punch, Self::Zero, Self::ZeroKeepSize]
             [random.below(5) as usize]
@@ -47,24 +47,26 @@ impl How {
 impl Client {
     pub(super) fn reserve(&mut self, shared: &Shared) -> anyhow::Result<()> {
         let nth = self.random.next_u64();
-        let how = How::any(&mut self.random);
+        let how = FallocateMode::any(&mut self.random);
         let at = self.random.below(FILE_BYTES - 70_000);
         let len = 1 + self.random.below(60_000);
         let Some((file, open)) = pick(&self.held, nth) else { return Ok(()) };
         let done = shared.call(|| rustix::fs::fallocate(open, how.flags(), at, len));
         match done {
             // Block-mapped files cannot have blocks beyond the end.
-            Err(Errno::OPNOTSUPP) if matches!(how, How::KeepSize | How::ZeroKeepSize) => {
+            Err(Errno::OPNOTSUPP)
+                if matches!(how, FallocateMode::KeepSize | FallocateMode::ZeroKeepSize) =>
+            {
                 return Ok(());
             }
             done => done.with_context(|| format!("fallocate {:?}", how.flags()))?,
         }
         let bytes = &mut self.model.files[*file].bytes;
         let end = (at + len) as usize;
-        if matches!(how, How::Extend | How::Zero) {
+        if matches!(how, FallocateMode::Extend | FallocateMode::Zero) {
             bytes.resize(bytes.len().max(end), 0);
         }
-        if !matches!(how, How::Extend | How::KeepSize) {
+        if !matches!(how, FallocateMode::Extend | FallocateMode::KeepSize) {
             let end = end.min(bytes.len());
             bytes[(at as usize).min(end)..end].fill(0);
         }
