@@ -4,7 +4,7 @@
 use std::io::Read;
 use std::sync::Arc;
 
-use draconis_container::{compression::Compression, open, open_for_writing, list_partitions};
+use draconis_container::{compression::Compression, list_partitions, open, open_for_writing};
 use draconis_device::{Disk, Extent, Group, MemoryDisk, Write};
 use draconis_exchange::heap::Block;
 use libfuzzer_sys::fuzz_target;
@@ -24,7 +24,7 @@ fuzz_target!(|bytes: &[u8]| {
             let Ok(ticket) = opened.disk.submit(group, &[]) else { break };
             let _ = opened.disk.wait_durable(ticket);
         }
-        let _ = opened.image.map(|image| image.close_session());
+        let _ = opened.session.map(|image| image.close_session());
     }
     let image: Arc<dyn Disk> = Arc::new(MemoryDisk::new(padded, 512));
     let behind = [image.clone(), image.clone()];

@@ -94,7 +94,7 @@ fn base() -> &'static (Vec<u8>, usize) {
                 .expect("a volume just made");
         let log = volume.lookup(volume.root(), b"log").expect("its one file");
         let runs = volume.map(log, 0).expect("its map");
-        let Some(BlockLocation::Mapped(first)) = runs.first().map(|run| run.place) else {
+        let Some(BlockLocation::Mapped(first)) = runs.first().map(|run| run.location) else {
             panic!("a file that has data has a first block")
         };
         let raw = RawSuperblock::view_mut(&mut image[BLOCK..]).expect("the superblock");
@@ -121,7 +121,7 @@ fn superblock(journal: &mut [u8], features: u8) -> Option<JournalFormat> {
     raw.s_num_fc_blks.set(8);
     raw.s_checksum_type = 4;
     raw.set_tail(Some(1 + u32::from(features >> 7) * 30), 1);
-    raw.check(BLOCK as u32, BLOCKS as u64).ok().map(|checked| checked.form)
+    raw.check(BLOCK as u32, BLOCKS as u64).ok().map(|checked| checked.format)
 }
 
 /// A block of the log: as it is, or with a header and a sum that are right.
@@ -145,11 +145,11 @@ fn fill(block: &mut [u8], piece: &[u8], form: &JournalFormat, sequence: &mut u32
         1 => {
             let most = form.revokes_per_block();
             let blocks: Vec<u64> = (0..some.min(most)).map(|nth| word(nth).into()).collect();
-            form.revoke_block(*sequence, &blocks)
+            form.build_revoke(*sequence, &blocks)
         }
         2 => {
             *sequence = sequence.wrapping_add(1);
-            form.commit_block(*sequence - 1, Duration::from_secs(word(0).into()), word(1))
+            form.build_commit(*sequence - 1, Duration::from_secs(word(0).into()), word(1))
         }
         3 => {
             // A header, and anything behind it.

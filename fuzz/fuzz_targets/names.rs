@@ -11,7 +11,7 @@ fuzz_target!(|name: &[u8]| {
     let _ = nokey::target(name);
     let _ = nokey::NoKeyName::read(name);
     if (1..=255).contains(&name.len()) {
-        let shown = nokey::shown((0, 0), name);
+        let shown = nokey::no_key_name((0, 0), name);
         assert!(nokey::NoKeyName::read(&shown).is_some_and(|read| read.is(name)));
     }
 });

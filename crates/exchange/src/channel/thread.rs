@@ -223,7 +223,7 @@ mod loom_model {
             client.send(1);
             assert_eq!(client.receive(&turn(), never()), Ok(2));
             // After the reply, the closing is received.
-            assert_eq!(client.receive(&turn(), never()), Err(Lost::Closed));
+            assert_eq!(client.receive(&turn(), never()), Err(ChannelError::Closed));
             hand.join().unwrap();
         });
     }
@@ -234,7 +234,7 @@ mod loom_model {
             let (mut client, mut server) = links();
             let hand = loom::thread::spawn(move || {
                 assert_eq!(server.receive(&turn(), never()), Ok(7));
-                assert_eq!(server.receive(&turn(), never()), Err(Lost::Closed));
+                assert_eq!(server.receive(&turn(), never()), Err(ChannelError::Closed));
             });
             client.send(7);
             drop(client);
