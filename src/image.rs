@@ -27,11 +27,11 @@ use draconis_service::volume::{self, VolumeTree};
 use rustix::io::Errno;
 
 use crate::bucket;
-use crate::edit::with_context;
 use crate::progress::{Progress, ProgressMode};
 use crate::report;
 use crate::target::ImagePath;
 use crate::text::size;
+use draconis_access::messages::with_context;
 pub use draconis_access::mmp_claim::clear_mmp;
 
 /// Where in an image the volume is.

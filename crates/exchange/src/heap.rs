@@ -9,13 +9,15 @@
 
 pub mod arena;
 mod buffer_cache;
+mod page;
 mod page_pool;
 mod private;
 mod slices;
 
 use arena::OwnedSlot;
+pub use page::ALIGN_BYTES;
 pub use page_pool::{PagePool, PoolBuffer};
-pub use private::{ALIGN_BYTES, PrivateBuffer};
+pub use private::PrivateBuffer;
 pub use slices::SharedSlice;
 use slices::SliceList;
 

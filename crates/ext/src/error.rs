@@ -163,6 +163,16 @@ impl fmt::Display for CorruptionMessage<'_> {
     }
 }
 
+impl FsBlock {
+    /// Returns the number as a 32-bit field.
+    ///
+    /// # Errors
+    /// [`Error::TooLarge`] if it does not fit.
+    pub fn to_u32(self) -> Result<u32> {
+        u32::try_from(self.0).map_err(|_| Error::TooLarge)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

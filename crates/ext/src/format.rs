@@ -14,6 +14,7 @@ pub mod acl;
 pub mod bitmap;
 pub mod casefold;
 pub mod checksum;
+mod dir_layout;
 pub mod dir_tail;
 pub mod dirent;
 pub mod extent;
@@ -55,4 +56,9 @@ pub(crate) fn put16(bytes: &mut [u8], at: usize, value: u16) -> Option<()> {
 pub(crate) fn put32(bytes: &mut [u8], at: usize, value: u32) -> Option<()> {
     bytes.get_mut(at..at.checked_add(4)?)?.copy_from_slice(&value.to_le_bytes());
     Some(())
+}
+
+pub(crate) fn low32(value: u64) -> u32 {
+    let [a, b, c, d, ..] = value.to_le_bytes();
+    u32::from_le_bytes([a, b, c, d])
 }

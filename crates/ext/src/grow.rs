@@ -25,7 +25,7 @@ use draconis_exchange::contract::Time;
 use crate::format::bitmap::{BitRun, fill};
 use crate::format::features::{Compatible, Incompatible, ReadOnlyCompatible};
 use crate::format::group::{GroupDescriptor, flags};
-use crate::format::inode::low32;
+use crate::format::low32;
 use crate::format::superblock::{RawSuperblock, Superblock};
 use crate::mkfs::MIN_LAST_GROUP_BLOCKS;
 pub use crate::offline::{OfflineError, Result};

@@ -418,8 +418,8 @@ impl RawSuperblock {
         let flag = Incompatible::UNFINISHED.bits();
         self.s_feature_incompat.set(self.s_feature_incompat.get() | flag);
         let [_, _, low, high, _] = &mut self.s_snapshot;
-        low.set(crate::format::inode::low32(head));
-        high.set(crate::format::inode::low32(head >> 32));
+        low.set(crate::format::low32(head));
+        high.set(crate::format::low32(head >> 32));
     }
 
     /// Returns the first index block of an interrupted change, if there is one.

@@ -79,16 +79,6 @@ impl std::fmt::Display for InodeNumber {
     }
 }
 
-impl FsBlock {
-    /// Returns the number as a 32-bit field.
-    ///
-    /// # Errors
-    /// [`crate::Error::TooLarge`] if it does not fit.
-    pub fn to_u32(self) -> crate::Result<u32> {
-        u32::try_from(self.0).map_err(|_| crate::Error::TooLarge)
-    }
-}
-
 /// Converts a byte count to an index; a larger count becomes `usize::MAX`, which no slice has.
 pub(crate) fn saturating_usize(bytes: u64) -> usize {
     usize::try_from(bytes).unwrap_or(usize::MAX)

@@ -32,8 +32,10 @@ mod disk_loss;
 mod history;
 mod hostile;
 mod judge;
+mod partial_contents;
 mod run;
 mod script;
+mod stores;
 mod usage;
 
 pub use draconis_device::Random;
@@ -45,8 +47,8 @@ pub use disk_loss::{DiskFactory, ended};
 pub use history::{Contents, History};
 pub use hostile::{altered, base, exercise, spoil};
 pub use judge::{Effort, Judge, Violation};
-#[cfg(test)]
-pub(crate) use run::bytes_of;
 pub use run::{Recorded, Tally, cut, record};
 pub use script::{Script, ScriptOp, ScriptStep, Shape, random, random_large, sequence, sequences};
+#[cfg(test)]
+pub(crate) use stores::bytes_of;
 pub use usage::{Usage, ordinary};

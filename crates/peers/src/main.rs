@@ -24,6 +24,7 @@ mod latency;
 mod lmdb;
 mod mapping;
 mod memory;
+mod open;
 mod puts;
 mod reads;
 #[cfg(feature = "redb")]

@@ -7,8 +7,9 @@ use anyhow::bail;
 use serde::Serialize;
 
 use crate::keys::{Keys, Pattern, Values, key_of};
-use crate::kv::{self, KvSubject, Opening, Statistics};
+use crate::kv::{KvSubject, Opening, Statistics};
 use crate::latency::{Latencies, Quantiles};
+use crate::open::open;
 
 /// What is put where.
 #[derive(Debug, clap::Args)]
@@ -80,7 +81,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<Outcome> {
         calls: arguments.calls,
         ..Opening::default()
     };
-    let store = kv::open(&arguments.store, &arguments.dir, how)?;
+    let store = open(&arguments.store, &arguments.dir, how)?;
     let started = Instant::now();
     let latencies = put_all(&*store, arguments, started)?;
     let seconds = started.elapsed().as_secs_f64();
@@ -150,7 +151,7 @@ mod tests {
 
     #[test]
     fn every_store_finds_what_was_put() {
-        for store in kv::STORES {
+        for store in crate::kv::STORES {
             for sync in [false, true] {
                 let dir = tempfile::tempdir().unwrap();
                 let outcome = run(&Arguments {

@@ -16,7 +16,7 @@ use anyhow::{Context as _, bail};
 use serde::Serialize;
 
 use crate::keys::{Keys, Pattern, Values, key_of, number_of};
-use crate::kv::{self, KvSubject, Opening};
+use crate::kv::{KvSubject, Opening};
 use crate::latency::{Latencies, Quantiles};
 use draconis_device::Random;
 
@@ -104,7 +104,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<Outcome> {
     crate::group::join(arguments.cgroup.as_deref())?;
     let scarce = arguments.cgroup.is_some();
     let how = Opening { cache_bytes: arguments.cache, scarce, ..Opening::default() };
-    let open = || kv::open(&arguments.store, &arguments.dir, how);
+    let open = || crate::open::open(&arguments.store, &arguments.dir, how);
     let mut reading = Reading::new(arguments, open()?);
     let load = reading.load()?;
     drop(reading.store.take());
@@ -303,7 +303,7 @@ mod tests {
 
     #[test]
     fn every_store_gives_back_what_it_was_given() {
-        for store in kv::STORES {
+        for store in crate::kv::STORES {
             let dir = tempfile::tempdir().unwrap();
             let outcome = run(&arguments(store, &dir.path().join("db"))).unwrap();
             assert_eq!((outcome.cold_scan.count, outcome.scan.count), (3000, 3000), "{store}");
@@ -316,10 +316,10 @@ mod tests {
 
     #[test]
     fn a_wrong_value_is_noticed() {
-        let Some(store) = kv::STORES.first() else { return };
+        let Some(store) = crate::kv::STORES.first() else { return };
         let dir = tempfile::tempdir().unwrap();
         let arguments = arguments(store, &dir.path().join("db"));
-        let open = || kv::open(store, &arguments.dir, Opening::default()).unwrap();
+        let open = || crate::open::open(store, &arguments.dir, Opening::default()).unwrap();
         let mut reading = Reading::new(&arguments, open());
         reading.load().unwrap();
         let one = reading.store.as_deref().unwrap();

@@ -9,12 +9,13 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use draconis_device::{LockMode, lock_file, try_lock_file};
-use rustix::fs::{FileType, MemfdFlags, Mode, OFlags};
+use rustix::fs::{MemfdFlags, Mode, OFlags};
 use rustix::io::Errno;
 
+use crate::identity::{describe_errno, identity};
 use crate::options::MountOptions;
 use crate::parts;
-use crate::remote_disk::{self, RemoteCredentials};
+use crate::remote_disk::RemoteCredentials;
 use crate::store_keeper::StoreDiskHandle;
 
 /// Length of the part of a volume's name that is used as the name of a memfd.
@@ -247,27 +248,6 @@ fn lock_backing_file(fd: OwnedFd, file: &Path) -> Result<OwnedFd, String> {
         }
         Err(other) => Err(describe_errno(file, other)),
     }
-}
-
-/// Returns device and inode number of a volume, or a device's own number; for a URL its identity.
-///
-/// # Errors
-/// A message for the user.
-pub(crate) fn identity(volume: &Path) -> Result<(u64, u64), String> {
-    if let Some(address) = remote_disk::parse_url(volume) {
-        return Ok(remote_disk::url_identity(address));
-    }
-    let stat = rustix::fs::stat(volume).map_err(|errno| describe_errno(volume, errno))?;
-    match FileType::from_raw_mode(stat.st_mode) {
-        FileType::BlockDevice => Ok((stat.st_rdev, u64::MAX)),
-        FileType::RegularFile => Ok((stat.st_dev, stat.st_ino)),
-        _ => Err(format!("{} is neither a file nor a block device", volume.display())),
-    }
-}
-
-/// Formats an error of a path as a message.
-pub(crate) fn describe_errno(path: &Path, errno: Errno) -> String {
-    format!("{}: {}", path.display(), crate::error_text(&std::io::Error::from(errno)))
 }
 
 fn open(volume: &Path, flags: OFlags) -> rustix::io::Result<OwnedFd> {

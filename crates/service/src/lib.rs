@@ -17,6 +17,7 @@ mod claimed_volume;
 pub mod client;
 mod connection;
 mod disk;
+mod identity;
 pub mod keeper;
 pub mod local;
 mod loop_device;

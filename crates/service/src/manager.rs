@@ -19,8 +19,8 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use self::keepers::{KeeperHandle, KeeperPhase, KeeperRequestError};
-use crate::claimed_volume::identity;
 use crate::client::RuntimeDir;
+use crate::identity::identity;
 use crate::protocol::{self, Kept, LostMount, Reply, Request, Status, Upgraded, volume_name};
 
 /// Timeout for an ending mount to release its volume and directory.

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 
 use crate::options::MountOptions;
-use crate::remote_disk::RemoteCredentials;
+
 use crate::sandbox::Confinement;
 
 /// Longest line that either side accepts, in bytes.
@@ -292,5 +292,20 @@ impl<'s> LineReader<'s> {
             return Err(std::io::ErrorKind::UnexpectedEof.into());
         }
         Ok(serde_json::from_slice(&line)?)
+    }
+}
+
+/// Settings and credentials that the client passes for mounting a remote disk.
+#[derive(Clone, Serialize, Deserialize)]
+pub struct RemoteCredentials {
+    /// Settings of the bucket client, opaque to the service.
+    pub settings: String,
+    /// The environment, which contains the credentials.
+    pub environment: BTreeMap<String, String>,
+}
+
+impl std::fmt::Debug for RemoteCredentials {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Means").field("settings", &self.settings).finish_non_exhaustive()
     }
 }

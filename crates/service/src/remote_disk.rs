@@ -12,7 +12,6 @@
 //! Law 3: the disk is closed when its only user has closed it or is dead. A user that closes it
 //! waits until it is closed.
 
-use std::collections::BTreeMap;
 use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::process::CommandExt;
@@ -36,8 +35,9 @@ use rustix::process::{PidfdFlags, getpid, pidfd_open};
 use serde::{Deserialize, Serialize};
 
 use crate::client::RuntimeDir;
+use crate::disk::open_session_disk;
 use crate::disk::{DISK_LANES, add_disk_lanes as add_disk};
-use crate::store_process::open_session_disk;
+pub use crate::protocol::RemoteCredentials;
 
 /// Peer timeout of both sides of a disk: none, since requests have their own bounds and a death is
 /// noticed at once.
@@ -80,21 +80,6 @@ pub struct RemoteDiskRequest {
     pub seat: String,
     /// Settings that only the program interprets.
     pub settings: String,
-}
-
-/// Settings and credentials that the client passes for mounting a remote disk.
-#[derive(Clone, Serialize, Deserialize)]
-pub struct RemoteCredentials {
-    /// [`RemoteDiskRequest::settings`].
-    pub settings: String,
-    /// The environment, which contains the credentials.
-    pub environment: BTreeMap<String, String>,
-}
-
-impl std::fmt::Debug for RemoteCredentials {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Means").field("settings", &self.settings).finish_non_exhaustive()
-    }
 }
 
 /// Prefix of [`Disk::outage`] texts that do not mean the end of writing. The amount of waiting

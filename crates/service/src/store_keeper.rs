@@ -265,7 +265,7 @@ fn error_message(error: &std::io::Error) -> String {
 }
 
 fn store_socket(sockets: &Path, store: &Path) -> Result<PathBuf, String> {
-    let (device, inode) = crate::claimed_volume::identity(store)?;
+    let (device, inode) = crate::identity::identity(store)?;
     Ok(sockets.join(format!("{device}-{inode}.sock")))
 }
 

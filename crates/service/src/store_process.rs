@@ -36,15 +36,15 @@ use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use draconis_device::{Disk, RemoteDisk};
-use draconis_exchange::channel::session::{Session, SessionConfig, broker};
-use draconis_exchange::contract::disk;
+use draconis_device::Disk;
+use draconis_exchange::channel::session::{SessionConfig, broker};
 use draconis_exchange::descriptors;
 use draconis_exchange::heap::arena::Class;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::net::{AddressFamily, RecvFlags, SocketFlags, SocketType, socketpair};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open};
 
+pub use crate::disk::open_session_disk;
 use crate::disk::{DISK_LANES, add_disk_lanes as add_disk};
 use crate::remote_disk::DiskServerThread;
 
@@ -286,20 +286,4 @@ impl StoreProcess {
         drop(control);
         child.wait()
     }
-}
-
-/// Returns the worker's side of a disk that [`StoreProcess::attach`] attached. If the process dies,
-/// every request fails with [`draconis_device::Error::ServiceEnded`].
-///
-/// # Errors
-/// If the process does not answer.
-pub fn open_session_disk(session: &Arc<Session>) -> Result<RemoteDisk, draconis_device::Error> {
-    let ends: Vec<_> =
-        (0..DISK_LANES).filter_map(|lane| session.client::<disk::Disk>(lane)).collect();
-    if ends.is_empty() {
-        return Err(draconis_device::Error::ServiceEnded);
-    }
-    let blocks = session.clone();
-    let disk = RemoteDisk::new(ends, Some(Box::new(move |len| blocks.block(len))), NO_TIMEOUT)?;
-    Ok(disk.with_outages())
 }

@@ -21,12 +21,12 @@ use draconis_exchange::notices::Notices;
 use draconis_exchange::shm::SharedMemory;
 use draconis_ext::{CrashedProcess, Volume as ExtVolume};
 
+use crate::disk::open_session_disk;
 use crate::disk::split_disk;
 use crate::oplog::{self, OpLog};
 use crate::protocol::WorkerStatus;
 use crate::request_log::{WorkerRequestLog, WorkerStart};
 use crate::sandbox::{Confinement, SandboxProfile, close_others, confine};
-use crate::store_process::open_session_disk;
 use crate::volume::{OpenError, VolumeTree, open, open_for_mount};
 use crate::worker_process::{
     DISK_LANE, EXIT_LOST_WRITES, READ_ONLY, VOLUME_LANE, receive_descriptors,

@@ -7,7 +7,7 @@
 use std::collections::VecDeque;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use super::private::{ALIGN_BYTES, Page};
+use super::page::{ALIGN_BYTES, Page};
 
 /// Cached sizes, in pages: 64 KiB to 1 MiB.
 const CACHED_PAGE_COUNTS: std::ops::RangeInclusive<usize> = 16..=256;

@@ -3,16 +3,10 @@
 use std::alloc::{self, Layout};
 use std::fmt;
 
-use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
+use zerocopy::{FromZeros, IntoBytes};
 
 use super::buffer_cache;
-
-/// Alignment of every private block in bytes, as direct I/O requires.
-pub const ALIGN_BYTES: usize = 4096;
-
-#[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Clone)]
-#[repr(C, align(4096))]
-pub(super) struct Page([u8; ALIGN_BYTES]);
+use super::page::{ALIGN_BYTES, Page};
 
 /// Page-aligned memory of this process alone.
 pub struct PrivateBuffer {

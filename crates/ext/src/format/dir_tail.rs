@@ -8,7 +8,7 @@
 //! entry in the first, and the inside of an entry in the second.
 
 use super::checksum::Checksum;
-use super::htree::{ENTRY_BYTES, NODE_ENTRIES_AT, ROOT_ENTRIES_AT};
+use super::dir_layout::{ENTRY_BYTES, NODE_ENTRIES_AT, ROOT_ENTRIES_AT, rec_len_from_disk};
 use super::{le16, le32, put16, put32};
 
 /// Bytes of the tail of a dirent block.
@@ -21,7 +21,7 @@ const TAIL_TYPE: u8 = 0xDE;
 /// (only `.` and `..` before its head).
 fn entries_at(block: &[u8]) -> Option<usize> {
     let whole = |at: usize, len: usize| {
-        le16(block, at).is_some_and(|raw| super::dirent::rec_len_from_disk(raw, block.len()) == len)
+        le16(block, at).is_some_and(|raw| rec_len_from_disk(raw, block.len()) == len)
     };
     if whole(4, block.len()) && le32(block, 0) == Some(0) {
         return Some(NODE_ENTRIES_AT);

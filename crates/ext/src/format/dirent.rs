@@ -9,6 +9,7 @@
 
 use draconis_exchange::contract::FileType;
 
+pub(crate) use super::dir_layout::{rec_len_from_disk, rec_len_to_disk};
 use super::features::Incompatible;
 use super::superblock::Superblock;
 use super::{dir_tail, le16, le32};
@@ -119,18 +120,6 @@ impl<'a> Iterator for Dirents<'a> {
             }
         }
         None
-    }
-}
-
-/// Decodes a record length. 16 bits cannot hold 65,536: blocks of that size use the two lowest
-/// bits, which are zero in all other lengths.
-pub(crate) fn rec_len_from_disk(raw: u16, block_bytes: usize) -> usize {
-    if block_bytes < 65536 {
-        return usize::from(raw);
-    }
-    match raw {
-        0 | 0xFFFF => 65536,
-        _ => usize::from(raw & 0xFFFC) | usize::from(raw & 3) << 16,
     }
 }
 
@@ -258,15 +247,6 @@ impl DirBlockBuilder {
         }
         self.last = 0;
         self.format.with_tail(bytes)
-    }
-}
-
-/// Encodes a record length in 16 bits; see [`rec_len_from_disk`].
-pub(crate) fn rec_len_to_disk(len: usize, block_bytes: usize) -> u16 {
-    match u16::try_from(len) {
-        Ok(raw) => raw,
-        Err(_) if len == block_bytes => u16::MAX,
-        Err(_) => 0,
     }
 }
 

@@ -214,7 +214,7 @@ impl GroupDescriptor {
             return low.set_table_locations(places);
         }
         let (high, _) = RawGroupDescriptorHigh::mut_from_prefix(rest).map_err(|_| missing)?;
-        let half = |place: FsBlock| super::inode::low32(place.0 >> 32);
+        let half = |place: FsBlock| super::low32(place.0 >> 32);
         let [blocks, inodes, table] = places;
         high.bg_block_bitmap_hi.set(half(blocks));
         high.bg_inode_bitmap_hi.set(half(inodes));

@@ -8,16 +8,12 @@
 
 use draconis_exchange::contract::FileType;
 
+pub(crate) use super::dir_layout::{ENTRY_BYTES, NODE_ENTRIES_AT, ROOT_ENTRIES_AT, ROOT_INFO_AT};
 use super::dirent::DirBlockFormat;
 use super::hash::{HashSeed, NameHash};
 use super::{dirent, le16, le32};
 use crate::{Error, FileBlock, Result};
 
-pub(crate) const ROOT_INFO_AT: usize = 24;
-pub(crate) const NODE_ENTRIES_AT: usize = 8;
-/// Offset of limit, count and the first block in a root.
-pub(crate) const ROOT_ENTRIES_AT: usize = ROOT_INFO_AT + 8;
-pub(crate) const ENTRY_BYTES: usize = 8;
 pub(crate) const BLOCK_MASK: u32 = 0x0FFF_FFFF;
 
 /// Root of an htree.

@@ -15,6 +15,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 use super::checksum::Checksum;
 use super::features::{Incompatible, ReadOnlyCompatible};
 use super::inline::POINTER_BYTES;
+use super::low32;
 use super::superblock::Superblock;
 use super::{le16, le32, nokey, put16};
 use crate::{Error, FileId, FsBlock, InodeNumber, Result};
@@ -624,11 +625,6 @@ fn clamp_time(time: Time, last: i64) -> Time {
 pub(super) fn low16(value: u32) -> u16 {
     let [a, b, ..] = value.to_le_bytes();
     u16::from_le_bytes([a, b])
-}
-
-pub(crate) fn low32(value: u64) -> u32 {
-    let [a, b, c, d, ..] = value.to_le_bytes();
-    u32::from_le_bytes([a, b, c, d])
 }
 
 fn join16(low: u16, high: u16) -> u32 {

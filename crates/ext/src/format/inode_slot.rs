@@ -6,8 +6,9 @@ use zerocopy::little_endian::U32;
 
 use super::inline::{ENTRIES_AT, POINTER_BYTES};
 use super::inode::{
-    self, EXTRA_BYTES, POINTERS, RawInode, flags, low16, low32, split_time, without_epoch,
+    self, EXTRA_BYTES, POINTERS, RawInode, flags, low16, split_time, without_epoch,
 };
+use super::low32;
 use super::{extent, le16, le32, xattr};
 use crate::{Error, InodeNumber, Result};
 

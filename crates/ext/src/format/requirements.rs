@@ -6,12 +6,7 @@
 use std::fmt;
 
 use super::features::{Compatible, Incompatible, ReadOnlyCompatible};
-use super::superblock::RawSuperblock;
-
-/// First non-reserved inode in revision 0, which has no field for it.
-pub(super) const FIRST_INODE_OF_REVISION_0: u32 = 11;
-/// Bytes of an inode in revision 0.
-pub(super) const INODE_BYTES_OF_REVISION_0: u16 = 128;
+use super::superblock::{FIRST_INODE_OF_REVISION_0, INODE_BYTES_OF_REVISION_0, RawSuperblock};
 
 /// A feature of one of the three sets.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

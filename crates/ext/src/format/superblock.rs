@@ -12,8 +12,12 @@ use super::casefold;
 use super::checksum::{self, Checksum};
 use super::features::{Compatible, Incompatible, ReadOnlyCompatible};
 use super::hash::HashSeed;
-use super::requirements::{FIRST_INODE_OF_REVISION_0, INODE_BYTES_OF_REVISION_0};
 use crate::{Error, FileId, FsBlock, GroupNumber, InodeNumber, Result};
+
+/// First non-reserved inode in revision 0, which has no field for it.
+pub(super) const FIRST_INODE_OF_REVISION_0: u32 = 11;
+/// Bytes of an inode in revision 0.
+pub(super) const INODE_BYTES_OF_REVISION_0: u16 = 128;
 
 /// Byte offset of the superblock.
 pub const OFFSET_BYTES: u64 = 1024;
@@ -316,7 +320,7 @@ impl RawSuperblock {
         let corrupt = |_| Error::corrupt("superblock: free counts");
         if self.s_feature_incompat.get() & Incompatible::SIXTY_FOUR_BIT.bits() != 0 {
             self.s_free_blocks_count_hi.set(u32::try_from(blocks >> 32).map_err(corrupt)?);
-            self.s_free_blocks_count_lo.set(super::inode::low32(blocks));
+            self.s_free_blocks_count_lo.set(super::low32(blocks));
         } else {
             self.s_free_blocks_count_lo.set(u32::try_from(blocks).map_err(corrupt)?);
         }

@@ -196,7 +196,7 @@ fn superblock(
 }
 
 fn low(value: u64) -> u32 {
-    crate::format::inode::low32(value)
+    crate::format::low32(value)
 }
 
 /// Returns the descriptor of a group, and its block and inode bitmaps if needed.

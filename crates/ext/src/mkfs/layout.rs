@@ -317,8 +317,8 @@ impl Layout {
             options.compatible.remove(Compatible::HAS_JOURNAL | Compatible::ORPHAN_FILE);
         }
         let options = &options;
-        let low = |count: u64| crate::format::inode::low32(count);
-        let high = |count: u64| crate::format::inode::low32(count >> 32);
+        let low = |count: u64| crate::format::low32(count);
+        let high = |count: u64| crate::format::low32(count >> 32);
         let mut raw = RawSuperblock::new_zeroed();
         let inodes = division.inodes_per_group * division.groups;
         raw.s_inodes_count = inodes.into();

@@ -2,7 +2,7 @@
 
 use super::{MAX_RESERVED_PPM, OfflineError, Reserved, Result, TuneChanges};
 use crate::format::features::Incompatible;
-use crate::format::inode::low32;
+use crate::format::low32;
 use crate::format::superblock::{FLAG_TEST, RawSuperblock, Superblock};
 
 /// Limit of the RAID stride and stripe width in blocks, from the kernel's arithmetic.

@@ -59,7 +59,7 @@ pub(super) fn add_journal(rework: &mut VolumeRewrite<'_>, mib: Option<u32>) -> R
     raw.s_jnl_backup_type = BACKUP_IS_INODE;
     let size = u64::from(len) * block_bytes;
     let words =
-        pointers.into_iter().chain([saturating_u32(size >> 32), crate::format::inode::low32(size)]);
+        pointers.into_iter().chain([saturating_u32(size >> 32), crate::format::low32(size)]);
     for (to, from) in raw.s_jnl_blocks.iter_mut().zip(words) {
         *to = from.into();
     }

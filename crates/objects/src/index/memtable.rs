@@ -17,10 +17,8 @@
 
 use std::collections::BTreeMap;
 use std::ops::Bound;
-use std::sync::Arc;
 
 use super::range_filter::RangeFilter;
-use super::two_way_merge::TwoWayMerge;
 use crate::entry::{DecodedKey, Entry, Key, PayloadRef, decode_key, extent_key};
 use crate::{Error, ObjectId, Result};
 
@@ -265,13 +263,6 @@ impl ImmutableMemtable {
     pub fn seek(&self, key: &[u8]) -> usize {
         self.pairs.partition_point(|(have, _)| have.as_slice() < key)
     }
-
-    /// Merges `newer` over `older`; `dead` is called with hidden payloads of the older one.
-    pub fn merge(newer: &Arc<Self>, older: &Arc<Self>, dead: &mut dyn FnMut(&PayloadRef)) -> Self {
-        let mut fold = TwoWayMerge::new(newer.clone(), older.clone());
-        while !fold.step(usize::MAX, dead) {}
-        fold.finish()
-    }
 }
 
 fn slots_for(pairs: usize) -> Vec<u32> {
@@ -352,6 +343,8 @@ pub(crate) fn intervals<'a>(
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use super::*;
     use crate::entry::CHECKSUM_BLOCK_BYTES;
 

@@ -26,6 +26,15 @@ pub(crate) struct TwoWayMerge {
     into: ImmutableMemtable,
 }
 
+impl ImmutableMemtable {
+    /// Merges `newer` over `older`; `dead` is called with hidden payloads of the older one.
+    pub fn merge(newer: &Arc<Self>, older: &Arc<Self>, dead: &mut dyn FnMut(&PayloadRef)) -> Self {
+        let mut fold = TwoWayMerge::new(newer.clone(), older.clone());
+        while !fold.step(usize::MAX, dead) {}
+        fold.finish()
+    }
+}
+
 impl TwoWayMerge {
     pub fn new(newer: Arc<ImmutableMemtable>, older: Arc<ImmutableMemtable>) -> Self {
         let into = ImmutableMemtable::for_both(&newer, &older);

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use draconis_device::{CrashOptions, CrashStates, Disk, MemoryDisk, RecordDisk};
 
-use super::run::{SMALL, bytes_of};
+use super::stores::{SMALL, bytes_of};
 use super::{Contents, Script, Settings, Shape, Tally, Violation, record};
 use crate::{CreateOptions, Error, Store};
 

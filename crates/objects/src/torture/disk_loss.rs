@@ -7,7 +7,8 @@ use std::sync::Arc;
 use draconis_device::{Disk, RecordDisk};
 
 use super::judge::{compare, find, live_on};
-use super::run::{SMALL, ScriptRunner};
+use super::run::ScriptRunner;
+use super::stores::SMALL;
 use super::{DamageTally, History, Script, Settings, Shape, Violation};
 use crate::{Error, OpenOptions, Store};
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use draconis_device::{Disk, MemoryDisk};
 
-use super::run::SMALL;
+use super::stores::SMALL;
 use super::{Random, Recorded, Settings, Shape, Violation, random, record};
 use crate::kv::{Kv, Scan};
 use crate::{Error, Group, Hint, OpenOptions, Store};

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use draconis_device::{CrashOptions, CrashState, CrashStates, Disk, Event, RecordDisk};
 
-use super::run::{SMALL, key_of};
+use super::stores::{SMALL, key_of};
 use super::{Contents, History};
 use crate::{Error, Group, Hint, OpenOptions, Store};
 

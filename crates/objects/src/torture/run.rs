@@ -3,15 +3,15 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use draconis_device::{CrashOptions, CrashStates, Disk, Event, Extent, MemoryDisk, RecordDisk};
-use draconis_exchange::heap::Block;
+use draconis_device::{CrashOptions, CrashStates, Disk, Event, MemoryDisk, RecordDisk};
 
-use super::damage::PartialContents;
+use super::partial_contents::PartialContents;
+use super::stores::{SMALL, bytes_of, key_of};
 use super::{
     Contents, Effort, History, Judge, Random, Script, ScriptOp, ScriptStep, Settings, Shape,
     Violation,
 };
-use crate::{Error, Group, Hint, ObjectId, OpenOptions, Snapshot, Store, Ticket};
+use crate::{Error, Group, Hint, ObjectId, Snapshot, Store, Ticket};
 
 /// Record of a script.
 #[derive(Debug)]
@@ -54,18 +54,6 @@ impl std::ops::AddAssign for Tally {
         self.full += other.full;
         self.checkpoints += other.checkpoints;
         self.cleaned += other.cleaned;
-    }
-}
-
-/// Options with little memory, for stores that are opened and dropped quickly.
-pub(super) const SMALL: OpenOptions = OpenOptions { cache_bytes: 128 << 10, read_only: false };
-
-/// Returns all bytes of a disk.
-pub(crate) fn bytes_of(disk: &dyn Disk) -> Vec<u8> {
-    let len = disk.properties().len_bytes;
-    match disk.read_now(Extent::new(0, len), Block::private(len as usize)) {
-        Ok(block) => block.into_private().to_vec(),
-        Err(_) => vec![],
     }
 }
 
@@ -538,10 +526,6 @@ impl<D: Disk + 'static> ScriptRunner<D> {
         let words = (0..len.div_ceil(8)).flat_map(|_| self.dice.next_u64().to_le_bytes());
         words.take(len as usize).collect()
     }
-}
-
-pub(super) fn key_of(key: u16) -> Vec<u8> {
-    format!("key {key:04}").into_bytes()
 }
 
 fn compare(snapshot: &Snapshot, was: &Contents) -> Result<(), Stop> {

@@ -23,7 +23,7 @@ use draconis_device::{CrashOptions, CrashStates, Disk, MemoryDisk, RecordDisk};
 use twox_hash::XxHash3_64;
 
 use super::history::read_object;
-use super::run::bytes_of;
+use super::stores::bytes_of;
 use super::{Random, Settings, Shape, Violation};
 use crate::check::CheckOptions;
 use crate::kv::{Batch, Kv};

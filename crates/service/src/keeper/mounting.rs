@@ -12,10 +12,9 @@ use rustix::mount::UnmountFlags;
 
 use super::supervision::WorkerSupervision;
 use super::{INIT_TIMEOUT, Keeper, Mount, MountPhase, MountState, lock};
-use crate::claimed_volume::{
-    ClaimedVolume, VolumeGuards, describe_errno, identity, open_backing_files,
-};
+use crate::claimed_volume::{ClaimedVolume, VolumeGuards, open_backing_files};
 use crate::connection::{self, Relays};
+use crate::identity::{describe_errno, identity};
 use crate::mount_table;
 use crate::options::MountOptions;
 use crate::protocol::{MountStatus, WorkerStatus, volume_name};

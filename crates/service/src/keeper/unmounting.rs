@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use rustix::fs::OFlags;
 
 use super::{CLOSE_TIMEOUT, INIT_TIMEOUT, Keeper, Mount, MountPhase, SupervisorEvent, lock};
-use crate::claimed_volume::describe_errno;
+use crate::identity::describe_errno;
 use crate::loop_device;
 use crate::mount_table;
 use crate::mount_users::find_mount_users;
