@@ -2,17 +2,19 @@
 //!
 //! ```text
 //!   Growing:    base ──▶ settled ──▶ plan ──▶ file lengthened ──(confined)──▶ written
-//!   Shrinking:  base ──(confined)──▶ settled ──▶ plan ──▶ written ──▶ file cut
+//!   Shrinking:  base ──(confined)──▶ settled ──▶ plan ──▶ written ──▶ image compacted ──▶ file cut
 //! ```
 //! Law: what is refused is refused before the volume has changed, its length included; but for
 //! what its journal holds, or an unfinished change, which are put in place first.
 
 use std::fs::File;
+use std::ops::Range;
 use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::{Context, bail};
+use draconis_container::Image;
 use draconis_device::{Disk, FileOptions, OpenedFile};
 use draconis_exchange::contract::Time;
 use draconis_ext::format::superblock::Superblock;
@@ -212,6 +214,8 @@ pub struct Shrinking<'a> {
     plan: shrink::Shrinking,
     /// Whether what it lies in is cut, if nothing is behind it.
     is_cut: bool,
+    /// The image in a file that becomes shorter, and where the volume begins in it.
+    image: Option<(Arc<dyn Image>, u64)>,
     _held: Held,
 }
 
@@ -232,16 +236,18 @@ impl<'a> Shrinking<'a> {
         let disk = base.disk(image, confine)?;
         let part = part_for_writing(disk, &behind.start(), &place.options());
         let part = part.with_context(|| image.display().to_string())?;
-        let Part { disk, partition, format, .. } = part;
+        let Part { disk, start_bytes, partition, format, image: inside, .. } = part;
         let there = base.len_bytes()?;
         let end = place.offset_bytes.unwrap_or(0).saturating_add(disk.properties().len_bytes);
         // Not what a VHD has behind its disk.
         let is_last = partition.is_none() && format.is_none() && end >= there - there % 512;
         let is_cut = is_last && !is_device;
+        let is_file = matches!(base, Base::File(_)) && !is_device;
+        let inside = inside.filter(|_| is_file).map(|inside| (inside, start_bytes));
         let held = held::settle(image, &disk, now)?;
         let plan = shrink::Shrinking::plan(&*disk, len_bytes)
             .map_err(|error| refused(image, &*disk, error))?;
-        Ok(Self { wanted, base, disk, plan, is_cut, _held: held })
+        Ok(Self { wanted, base, disk, plan, is_cut, image: inside, _held: held })
     }
 
     /// Bytes that [`Shrinking::write`] moves.
@@ -253,33 +259,55 @@ impl<'a> Shrinking<'a> {
     ///
     /// # Errors
     /// What the disk gave; the volume is as it was, or doing it again ends it.
-    pub fn write(self, progress: Progress<'_>) -> anyhow::Result<Resized> {
-        let Self { wanted: Wanted { image, place, now, len_bytes }, mut plan, disk, .. } = self;
+    pub fn write(mut self, progress: Progress<'_>) -> anyhow::Result<Resized> {
+        let Wanted { image, place, .. } = self.wanted;
+        let old_len_bytes = self.plan.old_len_bytes();
+        let resized = self.write_volume(progress)?;
+        let is_shorter = resized.len_bytes() < old_len_bytes;
+        if let Some((inside, start)) = &self.image {
+            let shown = || format!("{}: its file stays as long as it is", image.display());
+            let mut unused = vec![resized.len_bytes()..old_len_bytes];
+            if is_shorter {
+                unused.extend(shrink::free_bytes(&*self.disk).with_context(shown)?);
+            }
+            let at = |range: Range<u64>| start + range.start..start + range.end;
+            let unused = unused.into_iter().map(at).collect();
+            let needed = inside.compact(unused).with_context(shown)?;
+            if let Some(len) = needed.filter(|len| self.base.len_bytes().is_ok_and(|is| is > *len))
+            {
+                self.base.set_len(len).with_context(shown)?;
+            }
+        }
+        let start = place.offset_bytes.unwrap_or(0);
+        let end = start.saturating_add(old_len_bytes);
+        let behind = end.saturating_add(resized.superblock.block_bytes.into());
+        if is_shorter && self.is_cut && self.base.len_bytes()? < behind {
+            let len = start.saturating_add(resized.len_bytes());
+            let cut = self.base.set_len(len);
+            cut.with_context(|| format!("{}: {}", image.display(), bytes(len)))?;
+        }
+        Ok(resized)
+    }
+
+    fn write_volume(&mut self, progress: Progress<'_>) -> anyhow::Result<Resized> {
+        let Self { wanted: Wanted { image, now, len_bytes, .. }, plan, disk, .. } = self;
         let old_len_bytes = plan.old_len_bytes();
         let mut resized = Resized::new(old_len_bytes, plan.superblock());
         if plan.len_bytes() == old_len_bytes {
             return Ok(resized);
         }
-        let target = shrink::Target { disk: &*disk, now, progress: &progress };
+        let target = shrink::Target { disk: &**disk, now: *now, progress: &progress };
         plan.write(&target).map_err(|error| tell(image, error))?;
         // Space that one pass frees lets the next one go further.
         let passes = if len_bytes.is_none() { MAX_PASSES } else { 1 };
         for _ in 1..passes {
-            plan = shrink::Shrinking::plan(&*disk, None)
-                .map_err(|error| refused(image, &*disk, error))?;
+            *plan = shrink::Shrinking::plan(&**disk, None)
+                .map_err(|error| refused(image, &**disk, error))?;
             if plan.len_bytes() == plan.old_len_bytes() {
                 break;
             }
             plan.write(&target).map_err(|error| tell(image, error))?;
             resized = Resized::new(old_len_bytes, plan.superblock());
-        }
-        let start = place.offset_bytes.unwrap_or(0);
-        let end = start.saturating_add(old_len_bytes);
-        let behind = end.saturating_add(resized.superblock.block_bytes.into());
-        if self.is_cut && self.base.len_bytes()? < behind {
-            let len = start.saturating_add(resized.len_bytes());
-            let cut = self.base.set_len(len);
-            cut.with_context(|| format!("{}: {}", image.display(), bytes(len)))?;
         }
         Ok(resized)
     }

@@ -15,6 +15,7 @@
 #[cfg(test)]
 mod tests;
 
+use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use draconis_device::{
@@ -61,6 +62,11 @@ pub(crate) trait Tables: Send {
     /// Brings the file into the state of one that is closed; all that was handed over is
     /// durable.
     fn rest(&mut self, out: &mut Out<'_>) -> Result<(), Error>;
+
+    /// Releases what `unused` bytes of the disk have, moves the rest to the front of the file, and
+    /// returns the length that the file needs. Comes after [`Tables::rest`], and ends as it does.
+    fn compact(&mut self, out: &mut Out<'_>, unused: Vec<Range<u64>>)
+    -> Result<Option<u64>, Error>;
 }
 
 /// The way out for what tables write by themselves.
@@ -427,8 +433,12 @@ impl<T: Tables> draconis_device::ForwardingDisk for Changing<T> {
     }
 }
 
-impl<T: Tables> Image for Changing<T> {
-    fn rest(&self) -> Result<(), DiskError> {
+impl<T: Tables> Changing<T> {
+    /// Ends the session, and does `more` then.
+    fn end_session<A>(
+        &self,
+        more: impl FnOnce(&mut T, &mut Out<'_>) -> Result<A, Error>,
+    ) -> Result<A, DiskError> {
         let mut state = self.lock();
         let State { tables, newest, stopped } = &mut *state;
         if *stopped {
@@ -436,8 +446,19 @@ impl<T: Tables> Image for Changing<T> {
         }
         let mut out = Out { file: &self.file, newest, after: vec![] };
         let rested = out.wait().and_then(|()| tables.rest(&mut out)).and_then(|()| out.wait());
-        *stopped |= rested.is_err();
-        rested.map_err(Error::of_a_write)
+        let done = rested.and_then(|()| more(tables, &mut out));
+        *stopped |= done.is_err();
+        done.map_err(Error::of_a_write)
+    }
+}
+
+impl<T: Tables> Image for Changing<T> {
+    fn rest(&self) -> Result<(), DiskError> {
+        self.end_session(|_, _| Ok(()))
+    }
+
+    fn compact(&self, unused: Vec<Range<u64>>) -> Result<Option<u64>, DiskError> {
+        self.end_session(|tables, out| tables.compact(out, unused))
     }
 }
 

@@ -39,6 +39,7 @@ mod vhd;
 mod vhdx;
 mod vmdk;
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use draconis_device::{Disk, Extent, View};
@@ -227,6 +228,14 @@ pub trait Image: Disk {
     /// # Errors
     /// What made the disk fail, now or before.
     fn rest(&self) -> Result<(), draconis_device::Error>;
+
+    /// Ends the session, releases what `unused` bytes of the disk have, and moves what is left to
+    /// the front of the file. Returns the length that the file needs, all of it durable: a longer
+    /// file may be cut there once nothing else is written.
+    ///
+    /// # Errors
+    /// What made the disk fail. The disk is intact; some of the file may be unused.
+    fn compact(&self, unused: Vec<Range<u64>>) -> Result<Option<u64>, draconis_device::Error>;
 }
 
 /// A disk, and how the file holds it if it is not the file itself.

@@ -9,6 +9,7 @@
 //! Law: a table is read where it is needed, and what it says is checked against the file.
 
 mod changes;
+mod compact;
 mod counts;
 mod snapshots;
 

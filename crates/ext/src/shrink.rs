@@ -17,6 +17,8 @@
     reason = "computes with block numbers of checked superblocks, far below 2^64"
 )]
 
+use std::ops::Range;
+
 use draconis_device::Disk;
 use draconis_exchange::contract::Time;
 
@@ -193,6 +195,18 @@ impl Shrinking {
         let raw = work(&mut rework)?;
         Ok(rework.redo.commit(&raw)?)
     }
+}
+
+/// Bytes of a volume that was shrunk, from its start on, that are free.
+///
+/// # Errors
+/// What the device says; damage.
+pub fn free_bytes(disk: &dyn Disk) -> Result<Vec<Range<u64>>> {
+    let whole = Whole::load(disk, "shrinking")?;
+    let block_bytes = whole.super_.block_bytes;
+    let free = whole.free_blocks(&Redo::dry(disk, block_bytes), 0, u64::MAX)?;
+    let bytes = |block: u64| block * u64::from(block_bytes);
+    Ok(free.into_iter().map(|run| bytes(run.start)..bytes(run.end)).collect())
 }
 
 /// Does what is to be done, but for the last step; the superblock to come.

@@ -1,5 +1,7 @@
 //! Images that qemu-img made, changed here, and judged by qemu-img.
 
+mod compact;
+
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::process::{Command, Output};

@@ -10,6 +10,7 @@
 //! Law 3: a new block is behind the end of the file as it was, and reads as zeros.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 
 use draconis_device::{Error as DiskError, Extent, Ticket};
 
@@ -262,5 +263,8 @@ impl Tables for Changes {
         out.submit(headers.into_iter().map(|header| vec![header]).collect())?;
         self.in_session = false;
         Ok(())
+    }
+    fn compact(&mut self, _: &mut Out<'_>, _: Vec<Range<u64>>) -> Result<Option<u64>, Error> {
+        Ok(None)
     }
 }

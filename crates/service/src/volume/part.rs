@@ -15,6 +15,8 @@ use crate::options::MountOptions;
 pub struct Part {
     /// The disk that the volume is all of.
     pub disk: Arc<dyn Disk>,
+    /// Where that begins in the disk that the file is or holds.
+    pub start_bytes: u64,
     /// The partition that it is, told or found.
     pub partition: Option<u32>,
     /// How the file holds the disk, if it is none itself.
@@ -46,26 +48,27 @@ pub fn part(
 
 fn part_of(opened: draconis_container::Opened, options: &MountOptions) -> Result<Part, OpenError> {
     let draconis_container::Opened { disk, format, image } = opened;
-    let found = |disk, partition, is_of_backup| {
+    let found = |disk, start_bytes, partition, is_of_backup| {
         if is_of_backup {
             log::warn!("{BACKUP_TABLE}");
         }
-        Ok(Part { disk, partition, format, image, is_of_backup })
+        Ok(Part { disk, start_bytes, partition, format, image, is_of_backup })
     };
     if let Some(number) = options.partition {
         let extent = partition(&*disk, number)?;
         let is_backup = partition_table(&*disk)?.is_backup;
-        return found(Arc::new(View::new(disk, extent)?), Some(number), is_backup);
+        let view = View::new(disk, extent)?;
+        return found(Arc::new(view), extent.start_bytes, Some(number), is_backup);
     }
     if let Some(start) = options.offset_bytes {
-        return found(Arc::new(View::from_offset(disk, start)?), None, false);
+        return found(Arc::new(View::from_offset(disk, start)?), start, None, false);
     }
     match parts(&*disk) {
-        None => found(disk, None, false),
+        None => found(disk, 0, None, false),
         Some(parts) => match parts.volumes[..] {
             [only] => {
-                let view = View::new(disk, only.extent)?;
-                found(Arc::new(view), Some(only.number), parts.is_backup)
+                let (view, start) = (View::new(disk, only.extent)?, only.extent.start_bytes);
+                found(Arc::new(view), start, Some(only.number), parts.is_backup)
             }
             [] => Err(OpenError::Partitions(format!(
                 "none of its partitions holds an ext volume: {}",
