@@ -266,12 +266,13 @@ impl<'a> Shrinking<'a> {
         let is_shorter = resized.len_bytes() < old_len_bytes;
         if let Some((inside, start)) = &self.image {
             let shown = || format!("{}: its file stays as long as it is", image.display());
-            let mut unused = vec![resized.len_bytes()..old_len_bytes];
-            if is_shorter {
-                unused.extend(shrink::free_bytes(&*self.disk).with_context(shown)?);
-            }
+            let behind = resized.len_bytes()..old_len_bytes;
+            let free = match is_shorter {
+                true => shrink::free_bytes(&*self.disk).with_context(shown)?,
+                false => vec![],
+            };
             let at = |range: Range<u64>| start + range.start..start + range.end;
-            let unused = unused.into_iter().map(at).collect();
+            let unused = free.into_iter().chain([behind]).map(at).collect();
             let needed = inside.compact(unused).with_context(shown)?;
             if let Some(len) = needed.filter(|len| self.base.len_bytes().is_ok_and(|is| is > *len))
             {
