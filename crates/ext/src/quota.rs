@@ -8,6 +8,8 @@
 //! ```
 //! Law 1: an inode counts from when it is made until it is given back, with or without a name,
 //! and with all the blocks that it counts itself. The files of quotas count for nothing.
+//! A value of an attribute in an inode of its own counts, inode and blocks, for the owner of each
+//! file that has it, once for each entry; the inode of the value counts for nobody.
 //! Law 2: a change whose owner has no entry yet begins only when there is room for one: until the
 //! batch is sealed that is kept, from files and from trees.
 //! Law 3: a file of quotas that is damaged is left as it is. What must look into it answers
@@ -189,7 +191,7 @@ impl Transaction<'_> {
 
     /// [`Transaction::have_entries`] of the owner of an inode that is there.
     pub(crate) fn have_entries_of(&mut self, inode: InodeNumber) -> Result<()> {
-        if !self.is_counted(inode) {
+        if !self.is_counted(inode)? {
             return Ok(());
         }
         let owner = self.read_slot(inode, Owner::of)?;
@@ -198,7 +200,7 @@ impl Transaction<'_> {
 
     /// Counts what an inode has more, or less, for its owner.
     pub(crate) fn count_usage(&mut self, inode: InodeNumber, usage: Usage) -> Result<()> {
-        if self.is_counted(inode) {
+        if self.is_counted(inode)? {
             let owner = self.read_slot(inode, Owner::of)?;
             self.count_for(owner, usage);
         }
@@ -230,16 +232,20 @@ impl Transaction<'_> {
             give(it);
             (before, Owner::of(it), it.bytes_of_blocks(block_bytes))
         })?;
-        if self.is_counted(inode) && before != after {
-            let usage = Usage { inodes: 1, bytes: i64::try_from(bytes).unwrap_or(i64::MAX) };
+        if before != after && self.is_counted(inode)? {
+            let inodes = 1 + self.counted_values(inode)?.entries;
+            let usage = Usage { inodes, bytes: i64::try_from(bytes).unwrap_or(i64::MAX) };
             self.count_for(before, usage.taken());
             self.count_for(after, usage);
         }
         Ok(())
     }
 
-    fn is_counted(&self, inode: InodeNumber) -> bool {
-        !self.writer.quotas.files.is_empty() && self.volume.super_.names(inode)
+    fn is_counted(&self, inode: InodeNumber) -> Result<bool> {
+        if self.writer.quotas.files.is_empty() || !self.volume.super_.names(inode) {
+            return Ok(false);
+        }
+        Ok(!self.has_values() || !self.read_slot(inode, |it| it.is_value())?)
     }
 
     fn count_for(&mut self, owner: Owner, usage: Usage) {

@@ -449,12 +449,6 @@ impl Superblock {
         }
         let mut unknown = self.incompatible.difference(writable).names();
         unknown.extend(self.read_only_compatible.difference(ReadOnlyCompatible::WRITABLE).names());
-        // Values in inodes of their own count for the quotas of those that have the attributes.
-        if self.incompatible.contains(Incompatible::EA_INODE)
-            && self.read_only_compatible.contains(ReadOnlyCompatible::QUOTA)
-        {
-            unknown.push("ea_inode beside quota".to_owned());
-        }
         // Only a mount says all the time that this host uses the volume.
         let next = match self.has_mmp() && !is_claimed {
             true => {

@@ -490,6 +490,7 @@ impl Transaction<'_> {
         let inode = self.peek(number)?;
         let (kind, size) = (inode.kind, inode.size_bytes);
         let values = self.values_lost(&inode)?;
+        let counted = self.counted_values(number)?;
         if inode.has_map(&self.volume.super_) {
             let cuts = self.cuts(number, 0)?;
             self.unmap_behind(number, &cuts)?;
@@ -497,7 +498,8 @@ impl Transaction<'_> {
             self.forget_contents(number, 0, size);
         }
         self.drop_attribute_block(number)?;
-        self.count_usage(number, Usage { inodes: -1, bytes: 0 })?;
+        self.count_usage_of_blocks(number, counted.blocks, false)?;
+        self.count_usage(number, Usage { inodes: -1 - counted.entries, bytes: 0 })?;
         let old = self.is_old(number);
         let now = u32::try_from(self.now.seconds.max(1)).unwrap_or(u32::MAX);
         self.forget_access(number);

@@ -24,6 +24,7 @@ use crate::blocks::role::Role;
 use crate::commit::batch::Intent;
 use crate::format::features::Incompatible;
 use crate::format::inode::{Inode, POINTERS, flags};
+use crate::format::quota::Usage;
 use crate::format::slot::Stamp;
 use crate::format::xattr::edit::{self, Placed};
 use crate::format::xattr::{self, NewAttribute, Outside};
@@ -45,8 +46,16 @@ const MORE_BLOCKS: u64 = 4;
 pub(crate) struct Shifted {
     /// Entries that come or go, by inode.
     entries: BTreeMap<u32, i64>,
-    /// Blocks that count for the owner, before and after.
-    blocks: (u64, u64),
+    /// What counts for the owner, before and after.
+    before: Counted,
+    after: Counted,
+}
+
+/// What the values of one inode count for its owner.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Counted {
+    pub(crate) entries: i64,
+    pub(crate) blocks: u64,
 }
 
 impl Shifted {
@@ -70,7 +79,8 @@ fn outsides(list: &[NewAttribute]) -> Vec<Outside> {
 }
 
 impl Transaction<'_> {
-    fn has_values(&self) -> bool {
+    /// Whether the volume may have values in inodes of their own.
+    pub(crate) fn has_values(&self) -> bool {
         self.volume.super_.incompatible.contains(Incompatible::EA_INODE)
     }
 
@@ -106,6 +116,7 @@ impl Transaction<'_> {
         let blocks = (new.value().len() as u64).div_ceil(block_bytes.into());
         let privileged = self.is_privileged(uid);
         self.need_blocks(blocks + MORE_BLOCKS, privileged)?;
+        self.have_entries_of(inode.number)?;
         let number = self.allocate_inode(inode.number, Kind::File)?;
         self.make_value(number, (uid, gid), new.value(), hash)?;
         if let Some(entry) = all.get_mut(place_of) {
@@ -188,13 +199,10 @@ impl Transaction<'_> {
             None => vec![],
         };
         let uncounted = self.uncounted(number, [&body, &block])?;
-        let blocks = |lists: [&[Outside]; 2]| {
-            let counted = lists.into_iter().flatten().filter(|it| !uncounted.contains(&it.inode.0));
-            counted.map(|it| self.value_blocks(it.len)).sum()
-        };
         let mut shifted = Shifted {
             entries: BTreeMap::new(),
-            blocks: (blocks([&body, &block]), blocks([&new_body, &new_block])),
+            before: self.counted([&body, &block], &uncounted),
+            after: self.counted([&new_body, &new_block], &uncounted),
         };
         shifted.count(&new_body, 1);
         shifted.count(&body, -1);
@@ -246,15 +254,44 @@ impl Transaction<'_> {
         u64::from(len).div_ceil(cluster) * u64::from(super_.cluster_blocks.max(1))
     }
 
-    /// Counts entries that came and went, and the space of the values for their owner.
-    pub(crate) fn settle_values(&mut self, owner: InodeNumber, shifted: Shifted) -> Result<()> {
-        let (before, after) = shifted.blocks;
-        match after.checked_sub(before) {
-            Some(0) => {}
-            Some(more) => self.count_sectors(owner, more)?,
-            None => self.uncount_sectors(owner, before - after)?,
+    /// What these values count for the owner of the inode that has them.
+    fn counted(&self, lists: [&[Outside]; 2], uncounted: &BTreeSet<u32>) -> Counted {
+        let mut counted = Counted::default();
+        for it in lists.into_iter().flatten().filter(|it| !uncounted.contains(&it.inode.0)) {
+            counted.entries += 1;
+            counted.blocks += self.value_blocks(it.len);
         }
-        self.disown_values(shifted.entries)
+        counted
+    }
+
+    /// What the values of an inode count for its owner; nothing where its attributes are damaged.
+    pub(crate) fn counted_values(&self, number: InodeNumber) -> Result<Counted> {
+        if !self.has_values() {
+            return Ok(Counted::default());
+        }
+        match self.values_of(number) {
+            Ok((body, block, _)) => {
+                let uncounted = self.uncounted(number, [&body, &block])?;
+                Ok(self.counted([&body, &block], &uncounted))
+            }
+            Err(Error::Corrupt { .. }) => Ok(Counted::default()),
+            Err(other) => Err(other),
+        }
+    }
+
+    /// Counts entries that came and went, and the values for the owner of `inode`.
+    pub(crate) fn settle_values(&mut self, inode: InodeNumber, shifted: Shifted) -> Result<()> {
+        let Shifted { before, after, entries } = shifted;
+        match after.blocks.checked_sub(before.blocks) {
+            Some(0) => {}
+            Some(more) => self.count_sectors(inode, more)?,
+            None => self.uncount_sectors(inode, before.blocks - after.blocks)?,
+        }
+        let inodes = after.entries - before.entries;
+        if inodes != 0 {
+            self.count_usage(inode, Usage { inodes, bytes: 0 })?;
+        }
+        self.disown_values(entries)
     }
 
     /// The entries that go when an inode is deleted, by the inodes of their values.

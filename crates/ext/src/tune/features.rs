@@ -86,10 +86,6 @@ fn quotas(
     if *projects && !has_projects {
         return Err(Error::Misuse("-Q prjquota: needs project (-O)".to_owned()));
     }
-    if wanted != there && super_.incompatible.contains(Incompatible::EA_INODE) {
-        let what = "-O quota: values of attributes in inodes (ea_inode) are not counted here";
-        return Err(Error::Unsupported(what.to_owned()));
-    }
     feature.set(raw, wanted.contains(&true));
     Ok((wanted != there).then_some(wanted))
 }

@@ -20,6 +20,7 @@ use crate::format::inode::{DIRECT, Inode, NewInode, flags};
 use crate::format::orphan_file;
 use crate::format::quota::{self, Kind, Usage};
 use crate::format::slot::Slot;
+use crate::format::xattr::{NewAttribute, edit};
 use crate::map::build::{Part, build};
 use crate::map::build_extents::{nodes, tree};
 use crate::mkfs;
@@ -137,7 +138,7 @@ fn count(rework: &Rework<'_>) -> Result<BTreeMap<(Kind, u32), Usage>> {
             if slot.links() > 0 && !slot.is_value() {
                 let (user, group) = slot.owner();
                 let blocks = slot.bytes_of_blocks(super_.block_bytes).cast_signed();
-                let usage = Usage { inodes: 1, bytes: blocks };
+                let usage = Usage { inodes: 1 + values(rework, inode, &slot)?, bytes: blocks };
                 for account in
                     [(Kind::User, user), (Kind::Group, group), (Kind::Project, slot.project())]
                 {
@@ -149,6 +150,29 @@ fn count(rework: &Rework<'_>) -> Result<BTreeMap<(Kind, u32), Usage>> {
         }
     }
     Ok(all)
+}
+
+/// Entries of an inode whose values in inodes of their own count for its owner: not those that count
+/// no entries.
+fn values(rework: &Rework<'_>, inode: InodeNumber, slot: &Slot<'_>) -> Result<i64> {
+    let super_ = &rework.old.super_;
+    if !super_.incompatible.contains(Incompatible::EA_INODE) {
+        return Ok(0);
+    }
+    let mut all = edit::read_body(slot.attributes()).map_err(|error| error.of_inode(inode))?;
+    let block = FsBlock(slot.attribute_block());
+    if super_.holds(block) {
+        let bytes = rework.redo.on_disk(block, 1)?;
+        all.extend(edit::read_block(&bytes).map_err(|error| error.of_inode(inode))?);
+    }
+    let mut count = 0;
+    for value in all.iter().filter_map(NewAttribute::outside) {
+        let (block, at) = place_of_inode(super_, &rework.old.groups, value.inode)?;
+        let mut bytes = rework.redo.on_disk(block, 1)?;
+        let of_value = Slot::of(bytes.get_mut(at..).unwrap_or_default())?;
+        count += i64::from(!of_value.is_value_of(inode, slot.generation()));
+    }
+    Ok(count)
 }
 
 /// Makes a file of `size` bytes, whose blocks `block` says.
