@@ -36,7 +36,9 @@ mod values;
 mod write;
 
 pub use layout::Layout;
-pub(crate) use layout::{LEAST_IN_GROUP, MMP_INTERVAL, MOST_MMP_INTERVAL, orphan_blocks};
+pub(crate) use layout::{
+    ENCRYPTION, LEAST_IN_GROUP, MMP_INTERVAL, MOST_MMP_INTERVAL, orphan_blocks,
+};
 pub use options::{FeatureError, Inodes, Journal, Options};
 pub use plan::{Plan, fitting, sized};
 pub use share::fitting_with_part;

@@ -126,13 +126,25 @@ impl<'a> Rework<'a> {
                 at = from + len;
             }
         }
+        self.renew_own();
+        Ok(())
+    }
+
+    /// Frees what the volume's own structures have and are not to have.
+    pub(crate) fn renew_own(&mut self) {
         for own in own(&self.old.super_, &self.old.groups) {
             self.space.release(own);
         }
         for own in own(&self.to_be.super_, &self.to_be.groups) {
             self.space.keep(own);
         }
-        Ok(())
+    }
+
+    /// Keeps what the volume's own structures have, whatever they are to have.
+    pub(crate) fn keep_old(&mut self) {
+        for own in own(&self.old.super_, &self.old.groups) {
+            self.space.keep(own);
+        }
     }
 
     /// Visits every inode in use.

@@ -4,7 +4,7 @@
 //! | what | how |
 //! |---|---|
 //! | label, reserve, counts, most features | one sector of the superblock |
-//! | journal, `mmp`, quotas, `orphan_file` | their blocks and inodes, in one change of the whole (`redo`) |
+//! | journal, `mmp`, quotas, `orphan_file`, `^resize_inode` | their blocks and inodes, in one change of the whole (`redo`) |
 //! | identity with checksums, `metadata_csum` | everything is sealed anew, in one such change |
 //! | `metadata_csum` added, `^dir_index` | directories are laid out anew, in their blocks |
 //!
@@ -37,7 +37,7 @@ use crate::redo::{Redo, SECTOR_BYTES, read_raw};
 use crate::rework::Rework;
 use crate::units::{index, narrow};
 pub use crate::whole::{Error, Result};
-use crate::whole::{PlannedVolume, Whole};
+use crate::whole::{PlannedVolume, Whole, reserve};
 pub use fields::MOUNT_OPTIONS;
 use hidden::Hidden;
 
@@ -126,6 +126,8 @@ struct Work {
     hidden: Hidden,
     /// Directories lose their indexes.
     lists: bool,
+    /// The blocks that are reserved for more descriptors become free.
+    frees_reserve: bool,
 }
 
 /// The superblock as it is on `disk`, unchecked.
@@ -249,6 +251,14 @@ impl<'a> Task<'a> {
         let mut rework = Rework::new(self.whole, to_be, redo, self.now, &|_| ());
         rework.reseals = self.work.reseals;
         rework.map_space()?;
+        let reserve = match self.work.frees_reserve {
+            true => reserve::top(&rework.redo, rework.old)?,
+            false => None,
+        };
+        if reserve.is_some() {
+            // Until the change is made the reserve is what it was.
+            rework.keep_old();
+        }
         let room = rework.space.take_room(log_blocks).ok_or(Error::NoRoom)?;
         rework.redo.set_room(room)?;
         match self.work.journal {
@@ -264,6 +274,13 @@ impl<'a> Task<'a> {
         }
         if self.work.reseals || self.work.lists {
             rework.inodes()?;
+        }
+        if let Some(top) = reserve {
+            reserve::renew(&mut rework.redo, &rework.to_be, top, rework.now)?;
+            rework.space.release(top.0..top.0 + 1);
+            rework.renew_own();
+            let less = rework.old.super_.overhead().saturating_sub(self.new.overhead());
+            count_overhead(&mut rework.to_be.raw, less, false);
         }
         if self.work.reseals {
             reseal_bitmaps(&mut rework)?;

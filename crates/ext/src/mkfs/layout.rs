@@ -47,7 +47,7 @@ const LOST_FOUND_BYTES: u32 = 16 << 10;
 const MOUNT_OPTIONS: u32 = 0xC;
 
 /// How files and names would be encrypted: AES-256-XTS and AES-256-CTS.
-const ENCRYPTION: (u8, u8) = (1, 4);
+pub(crate) const ENCRYPTION: (u8, u8) = (1, 4);
 /// The encoding of names that ignore case: UTF-8, Unicode 12.1.
 const UTF8: u16 = 1;
 
