@@ -174,6 +174,21 @@ fn a_shrunk_image_has_a_short_file() {
         draconis.ok(["shrink", shown, "200M"]);
         judged(&draconis, &image);
     }
+    for more in ["subformat=dynamic", "block_size=1M", "subformat=fixed"] {
+        let image = draconis.path("many.vhdx");
+        let shown = text(&image);
+        let words = ["convert", "-f", "raw", "-O", "vhdx", "-o", more];
+        ran("qemu-img", &[&words[..], &[text(&raw), shown]].concat());
+        let before = std::fs::metadata(&image).unwrap().len();
+        draconis.ok(["shrink", shown]);
+        judged(&draconis, &image);
+        assert!(std::fs::metadata(&image).unwrap().len() <= before, "{more}");
+        bytes[0] = 39;
+        assert!(contents(&draconis, &image, &[], "/file39") == bytes);
+        draconis.ok(["grow", shown]);
+        draconis.ok(["put", text(&raw), &format!("{shown}:/raw")]);
+        judged(&draconis, &image);
+    }
 }
 
 /// Mount options that say what an image differs from, as commands are told by `more`.

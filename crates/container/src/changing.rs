@@ -64,7 +64,7 @@ pub(crate) trait Tables: Send {
     fn rest(&mut self, out: &mut Out<'_>) -> Result<(), Error>;
 
     /// Releases what `unused` bytes of the disk have, moves the rest to the front of the file, and
-    /// returns the length that the file needs. Comes after [`Tables::rest`], and ends as it does.
+    /// returns the length that the file needs. `unused` is in order. Comes after [`Tables::rest`], and ends as it does.
     fn compact(&mut self, out: &mut Out<'_>, unused: Vec<Range<u64>>)
     -> Result<Option<u64>, Error>;
 }
@@ -304,6 +304,20 @@ impl<T: Tables> Changing<T> {
     }
 }
 
+/// Ranges in order, neighbours as one.
+fn merged(mut ranges: Vec<Range<u64>>) -> Vec<Range<u64>> {
+    ranges.retain(|range| !range.is_empty());
+    ranges.sort_unstable_by_key(|range| range.start);
+    let mut all: Vec<Range<u64>> = vec![];
+    for range in ranges {
+        match all.last_mut() {
+            Some(last) if last.end >= range.start => last.end = last.end.max(range.end),
+            _ => all.push(range),
+        }
+    }
+    all
+}
+
 fn filled(bytes: &[u8]) -> Block {
     let mut block = Block::private(bytes.len());
     block.copy_in(0, bytes);
@@ -458,7 +472,7 @@ impl<T: Tables> Image for Changing<T> {
     }
 
     fn compact(&self, unused: Vec<Range<u64>>) -> Result<Option<u64>, DiskError> {
-        self.end_session(|tables, out| tables.compact(out, unused))
+        self.end_session(|tables, out| tables.compact(out, merged(unused)))
     }
 }
 

@@ -41,6 +41,7 @@ pub(crate) const PARENT_LOCATOR: [u8; 16] =
 
 /// Of the parameters: it differs from another.
 const HAS_PARENT: u32 = 2;
+const LEAVE_ALLOCATED: u32 = 1;
 /// Of the entry of a bitmap in the table.
 const BITMAP_IS_THERE: u64 = 6;
 /// Bits of a bitmap that are read at once.
@@ -79,6 +80,8 @@ pub(crate) struct Vhdx {
     /// What its log holds, if it was not closed.
     replay: Option<Replay>,
     sector_bytes: u64,
+    /// Whether blocks that were allocated are to stay so.
+    is_fixed: bool,
     behind: Option<Behind>,
 }
 
@@ -177,6 +180,7 @@ impl Vhdx {
             has_unknown,
             replay,
             sector_bytes,
+            is_fixed: le32(&parameters, 4) & LEAVE_ALLOCATED != 0,
             behind,
         })
     }

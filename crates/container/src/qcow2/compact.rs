@@ -11,6 +11,9 @@
 //! session. A crash leaves clusters that are counted and unused, and the contents as they were.
 //! Law 2: a copy, and the refcount of its cluster, are durable before a table leads to it.
 //! Law 3: snapshots, what they share, compressed clusters and the L1 table stay where they are.
+//!
+//! A discard of a mount only punches holes: a released cluster is not reused before the session ends,
+//! so a volume that discards and writes all the time would make the file longer.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -43,6 +46,10 @@ impl Changes {
         out: &mut Out<'_>,
         unused: Vec<Range<u64>>,
     ) -> Result<u64, Error> {
+        if self.counts.is_to_be_put_right() {
+            self.counts.begin(out)?;
+            self.end_session(out)?;
+        }
         self.clear(out, unused)?;
         for _ in 0..MAX_PASSES {
             let (limit, mut is_changed) = self.move_clusters(out)?;
@@ -70,8 +77,7 @@ impl Changes {
             let end = if range.end >= len { len.div_ceil(cluster) } else { range.end / cluster };
             range.start.div_ceil(cluster)..end
         };
-        let mut units: Vec<_> = unused.into_iter().map(units).filter(|it| !it.is_empty()).collect();
-        units.sort_unstable_by_key(|range| range.start);
+        let units: Vec<_> = unused.into_iter().map(units).filter(|it| !it.is_empty()).collect();
         let is_unused = |unit: u64| {
             let before = units.partition_point(|range| range.start <= unit);
             before

@@ -9,6 +9,8 @@
 //! whole sequence: it is filled by halves, and one half is written over when the other one has it.
 //! Law 3: a new block is behind the end of the file as it was, and reads as zeros.
 
+mod compact;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
@@ -29,6 +31,8 @@ pub(crate) struct Changes {
     map: Vhdx,
     /// Where the file ends, in whole MiB.
     end: u64,
+    /// Where it ended when it was opened.
+    opened_end: u64,
     /// Identities come of it.
     chance: u64,
     in_session: bool,
@@ -85,6 +89,7 @@ impl Changes {
         Ok(Self {
             map,
             end,
+            opened_end: end,
             chance,
             in_session: false,
             log_id: [0; 16],
@@ -264,7 +269,11 @@ impl Tables for Changes {
         self.in_session = false;
         Ok(())
     }
-    fn compact(&mut self, _: &mut Out<'_>, _: Vec<Range<u64>>) -> Result<Option<u64>, Error> {
-        Ok(None)
+    fn compact(
+        &mut self,
+        out: &mut Out<'_>,
+        unused: Vec<Range<u64>>,
+    ) -> Result<Option<u64>, Error> {
+        self.compacted(out, &unused)
     }
 }

@@ -70,6 +70,34 @@ fn a_file_is_as_short_as_its_contents_allow() {
 }
 
 #[test]
+fn the_file_of_a_vhdx_has_no_more_blocks_than_are_used() {
+    let dir = tempfile::tempdir().unwrap();
+    let options = ["-f", "vhdx", "-o", "block_size=1M"];
+    let commands = ["write -P 7 20M 4M", "write -P 8 100k 300k"];
+    let Some(image) = made(dir.path(), &options, "40M", &commands) else { return };
+    let before = image.len() as u64;
+    let file = Arc::new(Growing::new(image, 96 * MIB));
+    let Opened { disk, image, .. } = open_for_writing(file.clone(), &[], 7).unwrap();
+    write(&*disk, 30 * MIB, &vec![9; 8 << 20]);
+    write(&*disk, 3 * MIB, &vec![3; 2 << 20]);
+    write(&*disk, 7 * MIB, &vec![0; 3 << 20]);
+    let mut expected = all(&*disk).unwrap();
+    let unused = vec![36 * MIB..40 * MIB, 21 * MIB + 512..36 * MIB];
+    let shorter = image.as_ref().unwrap().compact(unused).unwrap().unwrap();
+    expected[22 << 20..].fill(0);
+    assert!(all(&*disk).unwrap() == expected);
+    drop((disk, image));
+    // Tables and the log have 4 MiB; of five blocks three are left, and two are new.
+    assert!(shorter == 9 * MIB && shorter < before, "{shorter} of {before}");
+    judged(dir.path(), &cut(&file, shorter), Some(&expected), false, "cut");
+    let fixed = ["-f", "vhdx", "-o", "subformat=fixed,block_state_zero=off"];
+    let image = made(dir.path(), &fixed, "8M", &[]).unwrap();
+    let opened = open_for_writing(Arc::new(Growing::new(image, 32 * MIB)), &[], 7).unwrap();
+    let compacted = opened.image.unwrap().compact(vec![0..MIB, 2 * MIB..8 * MIB]).unwrap();
+    assert_eq!(compacted, None, "all blocks of a fixed one stay");
+}
+
+#[test]
 fn snapshots_and_compressed_clusters_stay() {
     let dir = tempfile::tempdir().unwrap();
     let commands = [
@@ -137,7 +165,8 @@ fn unused_bytes_over_a_backing_file_are_zeros_or_stay() {
 #[test]
 fn a_power_cut_while_clusters_move_loses_nothing() {
     let dir = tempfile::tempdir().unwrap();
-    let cases: [&[&str]; 4] = [
+    let cases: [&[&str]; 5] = [
+        &["-f", "vhdx", "-o", "block_size=1M"],
         &[],
         &["-o", "cluster_size=512"],
         &["-o", "cluster_size=4k,compat=0.10"],

@@ -5,14 +5,21 @@
 
 use std::collections::{BTreeSet, VecDeque};
 
-use super::Refcounts;
+use super::{DIRTY, Refcounts};
 use crate::Error;
 use crate::changing::Out;
+use crate::source::be64;
 
 /// Bytes of refcount blocks that are copied at once.
 const BATCH_BYTES: u64 = 4 << 20;
 
 impl Refcounts {
+    /// Whether the file has other refcounts, or says that it is in use.
+    pub(in crate::qcow2) fn is_to_be_put_right(&self) -> bool {
+        let is_dirty = self.version == 3 && be64(&self.head, 72) & DIRTY != 0;
+        is_dirty || !self.changed.is_empty()
+    }
+
     /// Begins a session.
     pub(in crate::qcow2) fn begin(&mut self, out: &mut Out<'_>) -> Result<(), Error> {
         self.write(out, vec![]).map(|_| ())
