@@ -125,6 +125,72 @@ fn every_command_changes_a_volume_in_an_image() {
     }
 }
 
+/// The file of an image becomes as short as what qemu-img makes of it, in one run and in the next.
+#[test]
+fn a_shrunk_image_has_a_short_file() {
+    let draconis = Draconis::new();
+    let tree = draconis.make_dir("many");
+    let mut bytes: Vec<u8> = (0..100_000u32).flat_map(|n| (n ^ n << 9).to_le_bytes()).collect();
+    for nth in 0..40u8 {
+        bytes[0] = nth;
+        std::fs::write(tree.join(format!("file{nth}")), &bytes).unwrap();
+    }
+    let raw = draconis.path("many.raw");
+    mke2fs(&raw, Some(&tree), &["-t", "ext4"], "256M");
+    let snapshot = ["snapshot", "-c", "before"];
+    for more in [&[][..], &["-o", "compat=0.10,cluster_size=4k"], &["-o", "cluster_size=1k"]] {
+        let image = draconis.path("many.qcow2");
+        let shown = text(&image);
+        let words = ["convert", "-f", "raw", "-O", "qcow2"];
+        ran("qemu-img", &[&words[..], more, &[text(&raw), shown]].concat());
+        let len = || std::fs::metadata(&image).unwrap().len();
+        let before = len();
+        for least in [true, false] {
+            draconis.ok(["shrink", shown].into_iter().chain(least.then_some("--min")));
+            judged(&draconis, &image);
+            let converted = draconis.path("converted");
+            ran(
+                "qemu-img",
+                &[&["convert", "-O", "qcow2"], more, &[shown, text(&converted)]].concat(),
+            );
+            let least = std::fs::metadata(&converted).unwrap().len();
+            assert!(len() <= before && len() <= least + least / 20, "{before} {} {least}", len());
+        }
+        for nth in 0..40u8 {
+            bytes[0] = nth;
+            assert!(contents(&draconis, &image, &[], &format!("/file{nth}")) == bytes, "{nth}");
+        }
+        // It can be grown and filled again, and a snapshot keeps what it had.
+        draconis.ok(["grow", shown]);
+        draconis.ok(["put", text(&raw), &format!("{shown}:/raw")]);
+        judged(&draconis, &image);
+        ran("qemu-img", &[&snapshot[..], &[shown]].concat());
+        draconis.ok(["rm", &format!("{shown}:/raw")]);
+        draconis.ok(["shrink", shown]);
+        judged(&draconis, &image);
+        ran("qemu-img", &["snapshot", "-a", "before", shown]);
+        judged(&draconis, &image);
+        ran("qemu-img", &["snapshot", "-d", "before", shown]);
+        draconis.ok(["shrink", shown, "200M"]);
+        judged(&draconis, &image);
+    }
+    for more in ["subformat=dynamic", "block_size=1M", "subformat=fixed"] {
+        let image = draconis.path("many.vhdx");
+        let shown = text(&image);
+        let words = ["convert", "-f", "raw", "-O", "vhdx", "-o", more];
+        ran("qemu-img", &[&words[..], &[text(&raw), shown]].concat());
+        let before = std::fs::metadata(&image).unwrap().len();
+        draconis.ok(["shrink", shown]);
+        judged(&draconis, &image);
+        assert!(std::fs::metadata(&image).unwrap().len() <= before, "{more}");
+        bytes[0] = 39;
+        assert!(contents(&draconis, &image, &[], "/file39") == bytes);
+        draconis.ok(["grow", shown]);
+        draconis.ok(["put", text(&raw), &format!("{shown}:/raw")]);
+        judged(&draconis, &image);
+    }
+}
+
 /// Returns the mount options for backing files, from the arguments `more` of commands.
 fn options(how: &str, more: &[String]) -> String {
     let behind = more.iter().skip(1).step_by(2).map(|file| format!(",backing={file}"));

@@ -101,6 +101,9 @@ fn fields_are_changed_as_tune2fs_changes_them() {
         "-E mount_opts=acl",
         "-o journal_data",
         "-r 99 -i 3w",
+        "-O casefold",
+        "-O encrypt",
+        "-O casefold,encrypt,large_dir",
     ] {
         let image = made(&draconis, "ours", &["-t", "ext4"]);
         let twin = draconis.path("theirs");
@@ -120,6 +123,29 @@ fn fields_are_changed_as_tune2fs_changes_them() {
         if !line.contains("force_fsck") {
             check(&image);
         }
+    }
+}
+
+/// Theirs needs e2fsck before it can be mounted, and does not count the overhead anew.
+#[test]
+fn the_reserve_is_freed_as_tune2fs_and_e2fsck_free_it() {
+    let draconis = Draconis::new();
+    for arguments in [&["-t", "ext4"][..], &["-t", "ext2", "-b", "1024"]] {
+        let image = made(&draconis, "ours", arguments);
+        let twin = draconis.path("theirs");
+        std::fs::copy(&image, &twin).unwrap();
+        for line in [&["tune2fs", "-O", "^resize_inode"][..], &["e2fsck", "-fy"]] {
+            Command::new(line[0]).args(&line[1..]).arg(&twin).output().unwrap();
+        }
+        draconis.ok(["tune", "-O", "^resize_inode", image.to_str().unwrap()]);
+        check(&image);
+        let seen = |image: &Path| {
+            let listed = same_listing(&draconis, image);
+            let differ = ["Last write", "Last checked", "Checksum:", "Overhead", "Lifetime"];
+            let lines = listed.lines().filter(|line| !differ.iter().any(|it| line.starts_with(it)));
+            lines.map(str::to_owned).collect::<Vec<_>>()
+        };
+        assert_eq!(seen(&image), seen(&twin), "{arguments:?}");
     }
 }
 

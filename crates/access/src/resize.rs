@@ -2,17 +2,19 @@
 //!
 //! ```text
 //!   Growing:    base ──▶ settled ──▶ plan ──▶ file lengthened ──(confined)──▶ written
-//!   Shrinking:  base ──(confined)──▶ settled ──▶ plan ──▶ written ──▶ file cut
+//!   Shrinking:  base ──(confined)──▶ settled ──▶ plan ──▶ written ──▶ image compacted ──▶ file cut
 //! ```
 //! Law: a refusal comes before the volume or its length has changed. The only exception is
 //! recovery (journal replay or an unfinished change), which runs first.
 
 use std::fs::File;
+use std::ops::Range;
 use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::{Context, bail};
+use draconis_container::SessionDisk;
 use draconis_device::{Disk, FileOptions, OpenedFile};
 use draconis_exchange::contract::Time;
 use draconis_ext::format::superblock::Superblock;
@@ -220,6 +222,8 @@ pub struct ShrinkJob<'a> {
     plan: shrink::ShrinkPlan,
     /// True if the file is truncated after the volume.
     truncates_file: bool,
+    /// The image in a file that becomes shorter, and where the volume begins in it.
+    image: Option<(Arc<dyn SessionDisk>, u64)>,
     _held: MmpGuard,
 }
 
@@ -240,16 +244,26 @@ impl<'a> ShrinkJob<'a> {
         let disk = base.disk(image, confine)?;
         let part = locate_for_writing(disk, &behind.start(), &place.options());
         let part = part.with_context(|| image.display().to_string())?;
-        let LocatedVolume { disk, partition, format, .. } = part;
+        let LocatedVolume { disk, start_bytes, partition, format, image: inside, .. } = part;
         let there = base.len_bytes()?;
         let end = place.offset_bytes.unwrap_or(0).saturating_add(disk.properties().len_bytes);
         // Disk images are never truncated: a fixed VHD has its footer after the disk.
         let is_last = partition.is_none() && format.is_none() && end >= there - there % 512;
         let is_cut = is_last && !is_device;
+        let is_file = matches!(base, ResizeTarget::File(_)) && !is_device;
+        let inside = inside.filter(|_| is_file).map(|inside| (inside, start_bytes));
         let held = mmp_claim::recover_and_claim(image, &disk, now)?;
         let plan = shrink::ShrinkPlan::plan(&*disk, len_bytes)
             .map_err(|error| refused(image, &*disk, error))?;
-        Ok(Self { wanted, base, disk, plan, truncates_file: is_cut, _held: held })
+        Ok(Self {
+            wanted,
+            base,
+            disk,
+            plan,
+            truncates_file: is_cut,
+            image: inside,
+            _held: held,
+        })
     }
 
     /// Returns the bytes that [`ShrinkJob::write`] moves.
@@ -260,35 +274,57 @@ impl<'a> ShrinkJob<'a> {
     /// Shrinks the volume, and truncates its file after it.
     ///
     /// # Errors
-    /// The disk fails; the volume is unchanged, or running the command again completes it.
-    pub fn write(self, progress: Progress<'_>) -> anyhow::Result<Resized> {
-        let Self { wanted: ResizeRequest { image, place, now, len_bytes }, mut plan, disk, .. } =
-            self;
+    /// What the disk gave; the volume is as it was, or doing it again ends it.
+    pub fn write(mut self, progress: Progress<'_>) -> anyhow::Result<Resized> {
+        let ResizeRequest { image, place, .. } = self.wanted;
+        let old_len_bytes = self.plan.old_len_bytes();
+        let resized = self.write_volume(progress)?;
+        let is_shorter = resized.len_bytes() < old_len_bytes;
+        if let Some((inside, start)) = &self.image {
+            let shown = || format!("{}: its file stays as long as it is", image.display());
+            let behind = resized.len_bytes()..old_len_bytes;
+            let free = match is_shorter {
+                true => shrink::free_bytes(&*self.disk).with_context(shown)?,
+                false => vec![],
+            };
+            let at = |range: Range<u64>| start + range.start..start + range.end;
+            let unused = free.into_iter().chain([behind]).map(at).collect();
+            let needed = inside.compact(unused).with_context(shown)?;
+            if let Some(len) = needed.filter(|len| self.base.len_bytes().is_ok_and(|is| is > *len))
+            {
+                self.base.set_len(len).with_context(shown)?;
+            }
+        }
+        let start = place.offset_bytes.unwrap_or(0);
+        let end = start.saturating_add(old_len_bytes);
+        let behind = end.saturating_add(resized.superblock.block_bytes.into());
+        if is_shorter && self.truncates_file && self.base.len_bytes()? < behind {
+            let len = start.saturating_add(resized.len_bytes());
+            let cut = self.base.set_len(len);
+            cut.with_context(|| format!("{}: {}", image.display(), format_bytes(len)))?;
+        }
+        Ok(resized)
+    }
+
+    fn write_volume(&mut self, progress: Progress<'_>) -> anyhow::Result<Resized> {
+        let Self { wanted: ResizeRequest { image, now, len_bytes, .. }, plan, disk, .. } = self;
         let old_len_bytes = plan.old_len_bytes();
         let mut resized = Resized::new(old_len_bytes, plan.superblock());
         if plan.len_bytes() == old_len_bytes {
             return Ok(resized);
         }
-        let target = shrink::ShrinkTarget { disk: &*disk, now, progress: &progress };
+        let target = shrink::ShrinkTarget { disk: &**disk, now: *now, progress: &progress };
         plan.write(&target).map_err(|error| with_context(image, error))?;
         // Space that one pass frees lets the next pass shrink further.
         let passes = if len_bytes.is_none() { MAX_PASSES } else { 1 };
         for _ in 1..passes {
-            plan = shrink::ShrinkPlan::plan(&*disk, None)
-                .map_err(|error| refused(image, &*disk, error))?;
+            *plan = shrink::ShrinkPlan::plan(&**disk, None)
+                .map_err(|error| refused(image, &**disk, error))?;
             if plan.len_bytes() == plan.old_len_bytes() {
                 break;
             }
             plan.write(&target).map_err(|error| with_context(image, error))?;
             resized = Resized::new(old_len_bytes, plan.superblock());
-        }
-        let start = place.offset_bytes.unwrap_or(0);
-        let end = start.saturating_add(old_len_bytes);
-        let behind = end.saturating_add(resized.superblock.block_bytes.into());
-        if self.truncates_file && self.base.len_bytes()? < behind {
-            let len = start.saturating_add(resized.len_bytes());
-            let cut = self.base.set_len(len);
-            cut.with_context(|| format!("{}: {}", image.display(), format_bytes(len)))?;
         }
         Ok(resized)
     }

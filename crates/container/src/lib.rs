@@ -39,6 +39,7 @@ mod vhdx;
 mod vmdk;
 mod writable;
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use draconis_device::{Disk, Extent, SubDisk};
@@ -226,6 +227,14 @@ pub trait SessionDisk: Disk {
     /// # Errors
     /// Error that made the disk fail, now or earlier.
     fn close_session(&self) -> Result<(), draconis_device::Error>;
+
+    /// Ends the session, releases what `unused` bytes of the disk have, and moves what is left to
+    /// the front of the file. Returns the length that the file needs, all of it durable: a longer
+    /// file may be cut there once nothing else is written.
+    ///
+    /// # Errors
+    /// What made the disk fail. The disk is intact; some of the file may be unused.
+    fn compact(&self, unused: Vec<Range<u64>>) -> Result<Option<u64>, draconis_device::Error>;
 }
 
 /// An opened disk, and the format of its file.

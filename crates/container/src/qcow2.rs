@@ -8,6 +8,7 @@
 //!
 //! Law: a table is read where it is needed, and what it says is checked against the file.
 
+mod compact;
 mod refcounts;
 mod snapshots;
 mod writable;

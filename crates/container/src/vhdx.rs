@@ -41,6 +41,7 @@ pub(crate) const PARENT_LOCATOR: [u8; 16] =
 
 /// Flag of the file parameters: the image has a parent.
 const HAS_PARENT: u32 = 2;
+const LEAVE_ALLOCATED: u32 = 1;
 /// State of a sector bitmap entry in the BAT.
 const SB_BLOCK_PRESENT: u64 = 6;
 /// Number of bitmap bits that are read at once.
@@ -79,6 +80,8 @@ pub(crate) struct Vhdx {
     /// Contents of the log, if the image was not closed cleanly.
     replay: Option<Replay>,
     sector_bytes: u64,
+    /// Whether blocks that were allocated are to stay so.
+    is_fixed: bool,
     behind: Option<BackingFile>,
 }
 
@@ -177,6 +180,7 @@ impl Vhdx {
             has_unknown,
             replay,
             sector_bytes,
+            is_fixed: le32(&parameters, 4) & LEAVE_ALLOCATED != 0,
             behind,
         })
     }

@@ -15,6 +15,7 @@
 #[cfg(test)]
 mod tests;
 
+use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use draconis_device::{
@@ -61,6 +62,14 @@ pub(crate) trait AllocationTables: Send {
     /// Brings the file into the state of one that is closed; all that was handed over is
     /// durable.
     fn close_session(&mut self, out: &mut MetadataWriter<'_>) -> Result<(), Error>;
+
+    /// Releases what `unused` bytes of the disk have, moves the rest to the front of the file, and
+    /// returns the length that the file needs. `unused` is in order. Comes after [`Tables::rest`], and ends as it does.
+    fn compact(
+        &mut self,
+        out: &mut MetadataWriter<'_>,
+        unused: Vec<Range<u64>>,
+    ) -> Result<Option<u64>, Error>;
 }
 
 /// The way out for what tables write by themselves.
@@ -305,6 +314,20 @@ impl<T: AllocationTables> WritableImage<T> {
     }
 }
 
+/// Ranges in order, neighbours as one.
+fn merged(mut ranges: Vec<Range<u64>>) -> Vec<Range<u64>> {
+    ranges.retain(|range| !range.is_empty());
+    ranges.sort_unstable_by_key(|range| range.start);
+    let mut all: Vec<Range<u64>> = vec![];
+    for range in ranges {
+        match all.last_mut() {
+            Some(last) if last.end >= range.start => last.end = last.end.max(range.end),
+            _ => all.push(range),
+        }
+    }
+    all
+}
+
 fn filled(bytes: &[u8]) -> Block {
     let mut block = Block::private(bytes.len());
     block.copy_in(0, bytes);
@@ -434,8 +457,12 @@ impl<T: AllocationTables> draconis_device::ForwardingDisk for WritableImage<T> {
     }
 }
 
-impl<T: AllocationTables> SessionDisk for WritableImage<T> {
-    fn close_session(&self) -> Result<(), DiskError> {
+impl<T: AllocationTables> WritableImage<T> {
+    /// Ends the session, and does `more` then.
+    fn end_session<A>(
+        &self,
+        more: impl FnOnce(&mut T, &mut MetadataWriter<'_>) -> Result<A, Error>,
+    ) -> Result<A, DiskError> {
         let mut state = self.lock();
         let State { tables, newest, stopped } = &mut *state;
         if *stopped {
@@ -444,8 +471,19 @@ impl<T: AllocationTables> SessionDisk for WritableImage<T> {
         let mut out = MetadataWriter { file: &self.file, newest, after: vec![] };
         let rested =
             out.wait().and_then(|()| tables.close_session(&mut out)).and_then(|()| out.wait());
-        *stopped |= rested.is_err();
-        rested.map_err(Error::into_write_error)
+        let done = rested.and_then(|()| more(tables, &mut out));
+        *stopped |= done.is_err();
+        done.map_err(Error::into_write_error)
+    }
+}
+
+impl<T: AllocationTables> SessionDisk for WritableImage<T> {
+    fn close_session(&self) -> Result<(), DiskError> {
+        self.end_session(|_, _| Ok(()))
+    }
+
+    fn compact(&self, unused: Vec<Range<u64>>) -> Result<Option<u64>, DiskError> {
+        self.end_session(|tables, out| tables.compact(out, merged(unused)))
     }
 }
 

@@ -37,7 +37,9 @@ mod write;
 
 pub use free_share::plan_smallest_with_free_share;
 pub use layout::Layout;
-pub(crate) use layout::{MAX_MMP_INTERVAL, MIN_LAST_GROUP_BLOCKS, MMP_INTERVAL, orphan_blocks};
+pub(crate) use layout::{
+    ENCRYPTION, MAX_MMP_INTERVAL, MIN_LAST_GROUP_BLOCKS, MMP_INTERVAL, orphan_blocks,
+};
 pub use options::{FeatureError, FormatOptions, InodeCount, JournalOptions};
 pub use plan::{VolumePlan, plan_for_size, plan_smallest};
 pub use tree::{FileSource, NodeId, NodeKind, Tree, TreeNode};

@@ -7,7 +7,8 @@
 //!   quota files:  a tree of ids ─▶ entries: limits · usage
 //! ```
 //! Law 1: an inode counts from its creation until it is freed, with or without a name, with all
-//! blocks in its `i_blocks`. Quota files do not count.
+//! blocks in its `i_blocks`. Quota files do not count. A value in an EA inode counts, inode and
+//! blocks, for the owner of each file that has it, once per entry; the EA inode counts for nobody.
 //! Law 2: a change whose owner has no entry yet begins only if there is space for one. That space
 //! stays reserved, from files and from trees, until the batch is closed.
 //! Law 3: a damaged quota file is not changed. An operation that needs it returns `Corrupt` before
@@ -191,7 +192,7 @@ impl Transaction<'_> {
 
     /// [`Transaction::ensure_entries`] for the owner of an existing inode.
     pub(crate) fn ensure_entries_of(&mut self, inode: InodeNumber) -> Result<()> {
-        if !self.is_counted(inode) {
+        if !self.is_counted(inode)? {
             return Ok(());
         }
         let owner = self.read_slot(inode, Owner::of)?;
@@ -200,7 +201,7 @@ impl Transaction<'_> {
 
     /// Adds a change of usage to the owner of an inode.
     pub(crate) fn count_usage(&mut self, inode: InodeNumber, usage: Usage) -> Result<()> {
-        if self.is_counted(inode) {
+        if self.is_counted(inode)? {
             let owner = self.read_slot(inode, Owner::of)?;
             self.add_owner_usage(owner, usage);
         }
@@ -231,16 +232,20 @@ impl Transaction<'_> {
             set_owner(it);
             (before, Owner::of(it), it.allocated_bytes(block_bytes))
         })?;
-        if self.is_counted(inode) && before != after {
-            let usage = Usage { inodes: 1, bytes: i64::try_from(bytes).unwrap_or(i64::MAX) };
+        if before != after && self.is_counted(inode)? {
+            let inodes = 1 + self.counted_values(inode)?.entries;
+            let usage = Usage { inodes, bytes: i64::try_from(bytes).unwrap_or(i64::MAX) };
             self.add_owner_usage(before, usage.negated());
             self.add_owner_usage(after, usage);
         }
         Ok(())
     }
 
-    fn is_counted(&self, inode: InodeNumber) -> bool {
-        !self.writer.quotas.files.is_empty() && self.volume.super_.is_valid_inode(inode)
+    fn is_counted(&self, inode: InodeNumber) -> Result<bool> {
+        if self.writer.quotas.files.is_empty() || !self.volume.super_.is_valid_inode(inode) {
+            return Ok(false);
+        }
+        Ok(!self.has_ea_inodes() || !self.read_slot(inode, |it| it.is_ea_inode())?)
     }
 
     fn add_owner_usage(&mut self, owner: Owner, usage: Usage) {

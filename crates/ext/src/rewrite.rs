@@ -126,13 +126,25 @@ impl<'a> VolumeRewrite<'a> {
                 at = from + len;
             }
         }
+        self.renew_own();
+        Ok(())
+    }
+
+    /// Frees what the volume's own structures have and are not to have.
+    pub(crate) fn renew_own(&mut self) {
         for own in metadata_ranges(&self.old.super_, &self.old.groups) {
             self.space.release(own);
         }
         for own in metadata_ranges(&self.planned.super_, &self.planned.groups) {
             self.space.mark_used(own);
         }
-        Ok(())
+    }
+
+    /// Keeps what the volume's own structures have, whatever they are to have.
+    pub(crate) fn keep_old(&mut self) {
+        for own in metadata_ranges(&self.old.super_, &self.old.groups) {
+            self.space.mark_used(own);
+        }
     }
 
     /// Rewrites every inode in use.

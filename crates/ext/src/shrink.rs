@@ -16,6 +16,8 @@
     reason = "computes with block numbers of checked superblocks, far below 2^64"
 )]
 
+use std::ops::Range;
+
 use draconis_device::Disk;
 use draconis_exchange::contract::Time;
 
@@ -192,6 +194,18 @@ impl ShrinkPlan {
         let raw = stage_rewrite(&mut rework)?;
         Ok(rework.redo.commit(&raw)?)
     }
+}
+
+/// Bytes of a volume that was shrunk, from its start on, that are free.
+///
+/// # Errors
+/// What the device says; damage.
+pub fn free_bytes(disk: &dyn Disk) -> Result<Vec<Range<u64>>> {
+    let whole = OfflineVolume::load(disk, "shrinking")?;
+    let block_bytes = whole.super_.block_bytes;
+    let free = whole.free_blocks(&RedoLog::dry_run(disk, block_bytes), 0, u64::MAX)?;
+    let bytes = |block: u64| block * u64::from(block_bytes);
+    Ok(free.into_iter().map(|run| bytes(run.start)..bytes(run.end)).collect())
 }
 
 /// Stages all changes and returns the planned superblock.

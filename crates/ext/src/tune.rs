@@ -4,7 +4,7 @@
 //! | setting | change |
 //! |---|---|
 //! | label, reserved blocks, counters, most features | one sector of the superblock |
-//! | journal, `mmp`, quotas, `orphan_file` | their blocks and inodes, in one redo log |
+//! | journal, `mmp`, quotas, `orphan_file`, `^resize_inode` | their blocks and inodes, in one redo log |
 //! | UUID with checksums, `metadata_csum` | all checksums are recomputed, in one redo log |
 //! | `metadata_csum` added, `^dir_index` | directories are rewritten, in their blocks |
 //!
@@ -34,7 +34,7 @@ use crate::format::quota::QuotaType;
 use crate::format::superblock::{OFFSET_BYTES, RawSuperblock, Superblock};
 use crate::mmp::is_claimed_by_tool;
 pub use crate::offline::{OfflineError, Result};
-use crate::offline::{OfflineVolume, PlannedVolume};
+use crate::offline::{OfflineVolume, PlannedVolume, reserved_gdt};
 use crate::redo_log::{RedoLog, SECTOR_BYTES, read_raw};
 use crate::rewrite::VolumeRewrite;
 use crate::units::{saturating_u32, saturating_usize};
@@ -126,6 +126,8 @@ struct TuneWork {
     system_files: SystemFileChanges,
     /// True if directories lose their htrees.
     drops_indexes: bool,
+    /// The blocks that are reserved for more descriptors become free.
+    frees_reserve: bool,
 }
 
 /// Reads the superblock on `disk`, unchecked.
@@ -252,6 +254,14 @@ impl<'a> TuneTask<'a> {
         let mut rework = VolumeRewrite::new(self.volume, to_be, redo, self.now, &|_| ());
         rework.rewrites_checksums = self.work.rewrites_checksums;
         rework.build_usage()?;
+        let reserve = match self.work.frees_reserve {
+            true => reserved_gdt::resize_dind_block(&rework.redo, rework.old)?,
+            false => None,
+        };
+        if reserve.is_some() {
+            // Until the change is made the reserve is what it was.
+            rework.keep_old();
+        }
         let room = rework.space.allocate_log(log_blocks).ok_or(OfflineError::NoLogSpace)?;
         rework.redo.set_log_ranges(room)?;
         match self.work.journal {
@@ -267,6 +277,13 @@ impl<'a> TuneTask<'a> {
         }
         if self.work.rewrites_checksums || self.work.drops_indexes {
             rework.rewrite_inodes()?;
+        }
+        if let Some(top) = reserve {
+            reserved_gdt::rewrite(&mut rework.redo, &rework.planned, top, rework.now)?;
+            rework.space.release(top.0..top.0 + 1);
+            rework.renew_own();
+            let less = rework.old.super_.overhead().saturating_sub(self.new.overhead());
+            count_overhead(&mut rework.planned.raw, less, false);
         }
         if self.work.rewrites_checksums {
             recompute_bitmap_checksums(&mut rework)?;

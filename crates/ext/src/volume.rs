@@ -453,12 +453,6 @@ impl Superblock {
         }
         let mut unknown = self.incompatible.difference(writable).names();
         unknown.extend(self.read_only_compatible.difference(ReadOnlyCompatible::WRITABLE).names());
-        // EA inodes count for the quotas of the inodes that have the attributes.
-        if self.incompatible.contains(Incompatible::EA_INODE)
-            && self.read_only_compatible.contains(ReadOnlyCompatible::QUOTA)
-        {
-            unknown.push("ea_inode beside quota".to_owned());
-        }
         // Only a mount renews the MMP claim.
         let next = match self.has_mmp() && !is_claimed {
             true => {

@@ -228,3 +228,82 @@ fn values_as_lustre_made_them_go_with_their_owner() {
         assert_eq!(self::values(&after.open()), [], "{nth}");
     }
 }
+
+/// Each entry counts inode and space of its value for the owner of the file, as the kernel has it.
+#[test]
+fn quotas_count_values_for_who_has_them() {
+    use draconis_device::Random;
+    use draconis_exchange::contract::{AttributeChange, FileType, Time};
+    use draconis_ext::NewNode;
+    use draconis_ext::tune::{TuneChanges, tune};
+    for (features, arguments) in [
+        ("", &["-b", "1024", "-I", "256"][..]),
+        (",metadata_csum_seed", &["-b", "4096", "-I", "512"]),
+        (",^extent,^64bit,^metadata_csum", &["-b", "1024", "-I", "128"]),
+        (",inline_data", &["-b", "2048", "-I", "1024"]),
+    ] {
+        let features = format!("ea_inode{features}");
+        let all = [&["-t", "ext4", "-O", &features], arguments].concat();
+        let Some(image) = Image::make(None, "32M", &all) else { return };
+        // Files of the kernel, which shares values and blocks of attributes.
+        let Some(mount) = image.mount_writable() else { return };
+        for nth in 0..6u32 {
+            let file = mount.path().join(format!("{nth}"));
+            fs::write(&file, b"contents").unwrap();
+            assert!(set(&file, "user.1", &tree::pattern(7, 3000)));
+            assert!(set(&file, "user.2", &tree::pattern(u64::from(nth % 2), 9000)));
+            std::os::unix::fs::chown(&file, Some(nth), Some(nth % 3)).unwrap();
+        }
+        drop(mount);
+        let disk = Arc::new(MemoryDisk::new(fs::read(&image.path).unwrap(), 512));
+        let has_projects = features.contains("seed");
+        let added = if has_projects { &["project", "quota"][..] } else { &["quota"] };
+        let added = added.iter().map(|name| (*name).to_owned()).collect();
+        let changes = TuneChanges { features: added, ..TuneChanges::default() };
+        tune(&*disk, &changes, Time { seconds: 1_700_000_000, nanoseconds: 0 }).unwrap();
+        let bytes = Arc::into_inner(disk).unwrap().into_bytes();
+        assert!(common::run("e2fsck", &["-fn", Image::of(&bytes).path()]).is_some(), "{features}");
+        let disk = Arc::new(MemoryDisk::new(bytes, 512));
+        let volume =
+            Volume::open_for_writing(disk.clone(), OpenOptions::default(), writing()).unwrap();
+        let (root, mut random) = (volume.root(), Random::new(3));
+        for _ in 0..400 {
+            let name = format!("{}", random.below(12));
+            let uid = random.below(5) as u32;
+            let new = NewNode {
+                kind: FileType::File,
+                mode: 0o644,
+                uid,
+                gid: uid,
+                device: (0, 0),
+                target: b"",
+            };
+            let file = volume.lookup(root, name.as_bytes());
+            let file = file.or_else(|_| volume.create(root, name.as_bytes(), &new)).unwrap();
+            let attribute = format!("user.{}", random.below(4));
+            match random.below(7) {
+                0 => {
+                    let uid = Some(random.below(7) as u32);
+                    let change = AttributeChange { uid, ..AttributeChange::default() };
+                    volume.set_attributes(file, &change).unwrap();
+                }
+                1 => volume.unlink(root, name.as_bytes()).unwrap(),
+                2 => drop(volume.remove_xattr(file, attribute.as_bytes())),
+                3 if has_projects => {
+                    volume.set_project(file, random.below(3) as u32).unwrap();
+                }
+                _ => {
+                    let len = LENGTHS[random.below(7) as usize];
+                    let value = tree::pattern(random.below(2), len);
+                    let any = XattrSet::Any;
+                    let set = volume.set_xattr(file, attribute.as_bytes(), &value, any, false);
+                    assert!(matches!(set, Ok(()) | Err(Error::NoSpace)), "{set:?}");
+                }
+            }
+        }
+        volume.close().unwrap();
+        drop(volume);
+        let after = Image::of(&Arc::into_inner(disk).unwrap().into_bytes());
+        assert!(common::run("e2fsck", &["-fn", after.path()]).is_some(), "{features}");
+    }
+}

@@ -204,6 +204,15 @@ fn features_come_and_go_in_place() {
         ("metadata_csum", &["^dir_index"], "metadata_csum", "dir_index"),
         ("^metadata_csum", &["^dir_index"], "extent", "dir_index"),
         ("metadata_csum", &["^dir_index", "^metadata_csum"], "uninit_bg", "metadata_csum"),
+        ("metadata_csum", &["casefold"], "casefold", "nothing"),
+        ("^metadata_csum", &["encrypt"], "encrypt", "nothing"),
+        ("metadata_csum", &["^resize_inode"], "extent", "resize_inode"),
+        ("^metadata_csum,^extent,^64bit", &["^resize_inode"], "dir_index", "resize_inode"),
+        ("uninit_bg,^metadata_csum,^flex_bg", &["^resize_inode"], "extent", "resize_inode"),
+        ("sparse_super2", &["^resize_inode", "metadata_csum_seed"], "extent", "resize_inode"),
+        ("^has_journal", &["^resize_inode", "has_journal"], "has_journal", "resize_inode"),
+        ("bigalloc", &["^resize_inode"], "bigalloc", "resize_inode"),
+        ("^metadata_csum", &["^resize_inode", "metadata_csum"], "metadata_csum", "resize_inode"),
     ] {
         let arguments = ["-t", "ext4", "-b", "1024", "-g", "1024", "-O", arguments];
         let Some(image) = Image::make(Some(source.path()), "16M", &arguments) else { return };
@@ -313,6 +322,7 @@ fn a_power_cut_leaves_the_old_volume_or_one_that_is_finished_later() {
         features(&["^metadata_csum"]),
         features(&["^has_journal"]),
         features(&["^dir_index"]),
+        features(&["^resize_inode"]),
     ] {
         let states = common::cuts::judge(&bytes, source.path(), |disk| {
             tune(disk, &changes, NOW).unwrap();

@@ -11,6 +11,8 @@
 //! anew what is used, as QEMU does.
 //! Law 4: clusters are taken ahead, so that few changes wait for a count.
 
+mod lower;
+
 use std::collections::{BTreeSet, VecDeque};
 
 use draconis_device::{Error as DiskError, Extent, Ticket};
@@ -63,6 +65,8 @@ pub(super) struct Refcounts {
     /// All before it have a use.
     search_from: u64,
     taken: VecDeque<Preallocated>,
+    /// Whether each cluster was allocated since the image was opened.
+    is_new: Vec<bool>,
     take_next: u64,
     /// Clusters that lose one of those who have them when the session ends.
     let_go: Vec<u64>,
@@ -107,6 +111,7 @@ impl Refcounts {
             inside: clusters,
             search_from: 0,
             taken: VecDeque::new(),
+            is_new: vec![],
             take_next: FIRST_TAKEN,
             let_go: vec![],
             in_session: false,
@@ -283,18 +288,22 @@ impl Refcounts {
         if run.count == 0 {
             self.taken.pop_front();
         }
+        if self.is_new.len() as u64 <= nth {
+            self.is_new.resize(self.refcounts.len().max(nth as usize + 1), false);
+        }
+        if let Some(is_new) = self.is_new.get_mut(nth as usize) {
+            *is_new = true;
+        }
         Ok(nth << self.cluster_bits)
     }
 
     /// Takes more ahead where few are left.
     pub(super) fn refill(&mut self, out: &mut MetadataWriter<'_>) -> Result<(), Error> {
         let left: u64 = self.taken.iter().map(|run| run.count).sum();
-        match self.in_session && left < self.take_next / 4 {
-            // That there is no room is told to who needs it.
-            true => self.preallocate(out).or_else(|error| match error {
-                Error::Disk(error) if error.is_no_space() => Ok(()),
-                other => Err(other),
-            }),
+        // A full file is an error of the write that needs a cluster.
+        let has_room = || self.search_from < self.inside || self.room_behind(out.file, 1) > 0;
+        match self.in_session && left < self.take_next / 4 && has_room() {
+            true => self.preallocate(out),
             false => Ok(()),
         }
     }
@@ -312,8 +321,8 @@ impl Refcounts {
             let free = (self.search_from..end).take_while(|nth| self.count(*nth) == 0);
             (self.search_from, free.count() as u64, true)
         } else {
-            let room = self.most_clusters(out.file).saturating_sub(self.end()).max(1);
-            let most = most(MAX_PREALLOCATED_BYTES, self.take_next).min(room);
+            let most = most(MAX_PREALLOCATED_BYTES, self.take_next);
+            let most = most.min(self.room_behind(out.file, most)).max(1);
             (self.extend_file(out.file, most)?, most, false)
         };
         self.take_next =
@@ -360,6 +369,17 @@ impl Refcounts {
             }
         }
         behind
+    }
+
+    /// Clusters that can be taken behind all others, without those that count `most` of them.
+    fn room_behind(&self, file: &ImageFile, most: u64) -> u64 {
+        let end = self.end() + most;
+        let blocks = most / self.per_block() + 2;
+        let table = (end / self.per_block() + 2).max(self.table.len() as u64) * 2;
+        let table = table * 8 / (1 << self.cluster_bits) + 1;
+        let is_moved = end / self.per_block() + 1 >= self.table.len() as u64;
+        let counted_by = blocks + if is_moved { table } else { 0 };
+        self.most_clusters(file).saturating_sub(self.end() + counted_by)
     }
 
     /// Clusters that the file can have.
@@ -449,19 +469,31 @@ impl Refcounts {
         }
         let bytes: Vec<u8> = self.table.iter().copied().flat_map(u64::to_be_bytes).collect();
         if moved {
-            let clusters = (bytes.len() as u64 >> self.cluster_bits) as u32;
-            self.put_head(48, &self.table_at.to_be_bytes());
-            self.put_head(56, &clusters.to_be_bytes());
             leads.push((self.table_at, bytes, false));
-            leads.push((0, self.head.clone(), true));
+            leads.push((0, self.head_of_table().to_vec(), true));
             return Ok(is_new);
         }
-        for (at, bytes) in (0u64..).zip(bytes.chunks(self.sector_bytes as usize)) {
-            if entries.contains(&at) {
-                leads.push((self.table_at + at * self.sector_bytes, bytes.to_vec(), true));
-            }
-        }
+        leads.extend(self.table_sectors(&entries).into_iter().map(|(at, bytes)| (at, bytes, true)));
         Ok(is_new)
+    }
+
+    /// The head, with where the table of counts is.
+    fn head_of_table(&mut self) -> &[u8] {
+        let clusters = ((self.table.len() as u64 * 8) >> self.cluster_bits) as u32;
+        self.put_head(48, &self.table_at.to_be_bytes());
+        self.put_head(56, &clusters.to_be_bytes());
+        &self.head
+    }
+
+    /// Sectors of the table of counts, and where they go.
+    fn table_sectors(&self, sectors: &BTreeSet<u64>) -> Vec<(u64, Vec<u8>)> {
+        let per_sector = self.sector_bytes as usize / 8;
+        let sector = |nth: &u64| {
+            let entries = self.table.iter().skip(*nth as usize * per_sector).take(per_sector);
+            let bytes = entries.copied().flat_map(u64::to_be_bytes).collect();
+            (self.table_at + nth * self.sector_bytes, bytes)
+        };
+        sectors.iter().map(sector).collect()
     }
 
     /// Moves the table of counts to where it has room for the entry `nth`.
@@ -498,6 +530,8 @@ impl Refcounts {
                 self.refcounts.truncate(first as usize);
             }
         }
+        // What was written in this session is zeroed before it is used again.
+        self.inside = self.end();
         (self.search_from, self.take_next) = (0, FIRST_TAKEN);
         self.write(out, vec![])?;
         out.wait()?;

@@ -8,6 +8,7 @@
 //! is written; so does a second table that a snapshot has.
 
 use std::collections::{BTreeSet, HashMap};
+use std::ops::Range;
 
 use draconis_device::Ticket;
 
@@ -26,28 +27,28 @@ const MIN_CACHED_L2_TABLES: u64 = 4;
 /// Sectors of tables that are handed over as one group.
 const MAX_SECTORS_PER_GROUP: usize = 1024;
 
-struct L2Table {
-    entries: Vec<u64>,
+pub(super) struct L2Table {
+    pub(super) entries: Vec<u64>,
     used: u64,
 }
 
 /// A sector of a table that changed.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum Sector {
+pub(super) enum Sector {
     First(u64),
     /// Of which second table.
     L2Table(u64, u64),
 }
 
 pub(crate) struct WritableQcow2 {
-    map: Qcow2,
-    counts: Refcounts,
-    sector_bytes: u64,
+    pub(super) map: Qcow2,
+    pub(super) counts: Refcounts,
+    pub(super) sector_bytes: u64,
     /// The first table, in whole sectors.
-    first: Vec<u64>,
-    seconds: HashMap<u64, L2Table>,
+    pub(super) first: Vec<u64>,
+    pub(super) seconds: HashMap<u64, L2Table>,
     uses: u64,
-    changed: BTreeSet<Sector>,
+    pub(super) changed: BTreeSet<Sector>,
     /// The last group with sectors of tables, until the file has it.
     unsettled: Option<Ticket>,
 }
@@ -106,8 +107,18 @@ impl WritableQcow2 {
 
     /// Gives a second table that a snapshot has, too, a place of its own.
     fn unshare_l2_table(&mut self, out: &mut MetadataWriter<'_>, nth: u64) -> Result<(), Error> {
-        let old = self.second_at(nth);
         let place = self.counts.allocate_cluster(out)?;
+        self.copy_table(out, nth, place)
+    }
+
+    /// Copies an L2 table to an allocated cluster, and releases the old one.
+    pub(super) fn copy_table(
+        &mut self,
+        out: &mut MetadataWriter<'_>,
+        nth: u64,
+        place: u64,
+    ) -> Result<(), Error> {
+        let old = self.second_at(nth);
         let entries = &self.second(out.file, nth)?.entries;
         let bytes: Vec<u8> = entries.iter().copied().flat_map(u64::to_be_bytes).collect();
         let ticket = out.submit(vec![vec![(place, bytes)]])?;
@@ -119,15 +130,16 @@ impl WritableQcow2 {
         Ok(())
     }
 
-    fn set_l1_entry(&mut self, nth: u64, place: u64) {
+    /// Writes where an L2 table is to its entry of the L1 table; 0 for none.
+    pub(super) fn set_l1_entry(&mut self, nth: u64, place: u64) {
         if let Some(entry) = self.first.get_mut(nth as usize) {
-            *entry = place | COPIED;
+            *entry = if place == 0 { 0 } else { place | COPIED };
         }
         self.changed.insert(Sector::First(nth * 8 / self.sector_bytes));
     }
 
     /// Entries of a second table.
-    fn per_table(&self) -> u64 {
+    pub(super) fn per_table(&self) -> u64 {
         self.map.cluster() / 8
     }
 
@@ -138,12 +150,12 @@ impl WritableQcow2 {
     }
 
     /// Where a second table is; 0 if it is not there.
-    fn second_at(&self, table: u64) -> u64 {
+    pub(super) fn second_at(&self, table: u64) -> u64 {
         self.first.get(table as usize).copied().unwrap_or(0) & OFFSET
     }
 
     /// A second table that is there.
-    fn second(&mut self, file: &ImageFile, nth: u64) -> Result<&mut L2Table, Error> {
+    pub(super) fn second(&mut self, file: &ImageFile, nth: u64) -> Result<&mut L2Table, Error> {
         self.uses += 1;
         if !self.seconds.contains_key(&nth) {
             self.forget_one();
@@ -175,6 +187,35 @@ impl WritableQcow2 {
         used.sort_unstable();
         let until = used.get(used.len() / 8).copied().unwrap_or(0);
         self.seconds.retain(|_, second| second.used > until);
+    }
+
+    /// Hands over the sectors of tables that changed.
+    pub(super) fn write_tables(&mut self, out: &mut MetadataWriter<'_>) -> Result<(), Error> {
+        if self.changed.is_empty() {
+            return Ok(());
+        }
+        let per_sector = self.sector_bytes as usize / 8;
+        let of = |entries: &[u64], nth: u64| -> Vec<u8> {
+            let entries = entries.iter().skip(nth as usize * per_sector).take(per_sector);
+            entries.copied().flat_map(u64::to_be_bytes).collect()
+        };
+        let mut writes = vec![];
+        for sector in std::mem::take(&mut self.changed) {
+            let (at, nth, bytes) = match sector {
+                Sector::First(nth) => (self.map.first_at, nth, of(&self.first, nth)),
+                Sector::L2Table(table, nth) => {
+                    let Some(second) = self.seconds.get(&table) else { continue };
+                    (self.second_at(table), nth, of(&second.entries, nth))
+                }
+            };
+            writes.push((at + nth * self.sector_bytes, bytes));
+        }
+        let after = out.followed();
+        while !writes.is_empty() {
+            let rest = writes.split_off(writes.len().min(MAX_SECTORS_PER_GROUP));
+            self.unsettled = Some(out.submit_behind(std::mem::replace(&mut writes, rest), &after)?);
+        }
+        Ok(())
     }
 
     fn entry(&mut self, file: &ImageFile, at: u64) -> Result<u64, Error> {
@@ -277,12 +318,7 @@ impl AllocationTables for WritableQcow2 {
             None => 0,
         };
         self.changed.insert(Sector::L2Table(nth, entry as u64 * 8 / self.sector_bytes));
-        if old & COMPRESSED != 0 {
-            let (at, len) = self.map.compressed_extent(old);
-            self.counts.release_clusters(at, len.min(out.file.len_bytes().saturating_sub(at)));
-        } else if old & OFFSET != 0 {
-            self.counts.release_clusters(old & OFFSET, self.map.cluster());
-        }
+        self.release(out.file, old);
         Ok(())
     }
 
@@ -290,28 +326,16 @@ impl AllocationTables for WritableQcow2 {
         if self.changed.is_empty() {
             return Ok(());
         }
-        let per_sector = self.sector_bytes as usize / 8;
-        let of = |entries: &[u64], nth: u64| -> Vec<u8> {
-            let entries = entries.iter().skip(nth as usize * per_sector).take(per_sector);
-            entries.copied().flat_map(u64::to_be_bytes).collect()
-        };
-        let mut writes = vec![];
-        for sector in std::mem::take(&mut self.changed) {
-            let (at, nth, bytes) = match sector {
-                Sector::First(nth) => (self.map.first_at, nth, of(&self.first, nth)),
-                Sector::L2Table(table, nth) => {
-                    let Some(second) = self.seconds.get(&table) else { continue };
-                    (self.second_at(table), nth, of(&second.entries, nth))
-                }
-            };
-            writes.push((at + nth * self.sector_bytes, bytes));
-        }
-        let after = out.followed();
-        while !writes.is_empty() {
-            let rest = writes.split_off(writes.len().min(MAX_SECTORS_PER_GROUP));
-            self.unsettled = Some(out.submit_behind(std::mem::replace(&mut writes, rest), &after)?);
-        }
+        self.write_tables(out)?;
         self.counts.refill(out)
+    }
+
+    fn compact(
+        &mut self,
+        out: &mut MetadataWriter<'_>,
+        unused: Vec<Range<u64>>,
+    ) -> Result<Option<u64>, Error> {
+        self.compacted(out, unused).map(Some)
     }
 
     fn close_session(&mut self, out: &mut MetadataWriter<'_>) -> Result<(), Error> {

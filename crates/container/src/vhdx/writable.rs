@@ -10,7 +10,10 @@
 //! a sequence.
 //! Law 3: a new block is past the former end of the file, and reads as zeros.
 
+mod compact;
+
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 
 use draconis_device::{Error as DiskError, Extent, Ticket};
 
@@ -29,6 +32,8 @@ pub(crate) struct WritableVhdx {
     map: Vhdx,
     /// End of the file, in whole MiB.
     end: u64,
+    /// Where it ended when it was opened.
+    opened_end: u64,
     /// Seed of new GUIDs.
     guid_seed: u64,
     in_session: bool,
@@ -85,6 +90,7 @@ impl WritableVhdx {
         Ok(Self {
             map,
             end,
+            opened_end: end,
             guid_seed: chance,
             in_session: false,
             log_id: [0; 16],
@@ -263,5 +269,12 @@ impl AllocationTables for WritableVhdx {
         out.submit(headers.into_iter().map(|header| vec![header]).collect())?;
         self.in_session = false;
         Ok(())
+    }
+    fn compact(
+        &mut self,
+        out: &mut MetadataWriter<'_>,
+        unused: Vec<Range<u64>>,
+    ) -> Result<Option<u64>, Error> {
+        self.compacted(out, &unused)
     }
 }

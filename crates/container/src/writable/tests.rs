@@ -1,5 +1,7 @@
 //! Images created by qemu-img, modified here, and checked by qemu-img.
 
+mod compact;
+
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::process::{Command, Output};

@@ -510,6 +510,7 @@ impl Transaction<'_> {
         let inode = self.read_inode_unchecked(number)?;
         let (kind, size) = (inode.kind, inode.size_bytes);
         let values = self.ea_refs_of_deleted(&inode)?;
+        let counted = self.counted_values(number)?;
         if inode.has_map(&self.volume.super_) {
             let cuts = self.truncate_points(number, 0)?;
             self.truncate_in_batches(number, &cuts)?;
@@ -517,7 +518,8 @@ impl Transaction<'_> {
             self.invalidate_contents(number, 0, size);
         }
         self.release_xattr_block(number)?;
-        self.count_usage(number, Usage { inodes: -1, bytes: 0 })?;
+        self.count_block_usage(number, counted.blocks, false)?;
+        self.count_usage(number, Usage { inodes: -1 - counted.entries, bytes: 0 })?;
         let old = self.is_old(number);
         let now = u32::try_from(self.now.seconds.max(1)).unwrap_or(u32::MAX);
         self.discard_access_time(number);

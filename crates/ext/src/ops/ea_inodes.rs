@@ -25,6 +25,7 @@ use crate::commit::batch::Effect;
 use crate::format::features::Incompatible;
 use crate::format::inode::{Inode, POINTERS, flags};
 use crate::format::inode_slot::InodeTime;
+use crate::format::quota::Usage;
 use crate::format::xattr::edit::{self, XattrLayout};
 use crate::format::xattr::{self, EaInodeRef, NewXattr};
 use crate::map::edit::AllocationPolicy;
@@ -45,8 +46,16 @@ const MAX_EXTRA_BLOCKS: u64 = 4;
 pub(crate) struct EaInodeRefChanges {
     /// Change of the reference count, by inode.
     entries: BTreeMap<u32, i64>,
-    /// Blocks accounted to the owner, before and after.
-    blocks: (u64, u64),
+    /// What counts for the owner, before and after.
+    before: Counted,
+    after: Counted,
+}
+
+/// What the values of one inode count for its owner.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Counted {
+    pub(crate) entries: i64,
+    pub(crate) blocks: u64,
 }
 
 impl EaInodeRefChanges {
@@ -70,7 +79,8 @@ fn ea_inode_refs(list: &[NewXattr]) -> Vec<EaInodeRef> {
 }
 
 impl Transaction<'_> {
-    fn has_ea_inodes(&self) -> bool {
+    /// Whether the volume may have values in inodes of their own.
+    pub(crate) fn has_ea_inodes(&self) -> bool {
         self.volume.super_.incompatible.contains(Incompatible::EA_INODE)
     }
 
@@ -106,6 +116,7 @@ impl Transaction<'_> {
         let blocks = (new.value().len() as u64).div_ceil(block_bytes.into());
         let privileged = self.is_privileged(uid);
         self.check_free_blocks(blocks + MAX_EXTRA_BLOCKS, privileged)?;
+        self.ensure_entries_of(inode.number)?;
         let number = self.allocate_inode(inode.number, FileType::File)?;
         self.create_ea_inode(number, (uid, gid), new.value(), hash)?;
         if let Some(entry) = all.get_mut(place_of) {
@@ -191,13 +202,10 @@ impl Transaction<'_> {
             None => vec![],
         };
         let uncounted = self.uncounted_ea_inodes(number, [&body, &block])?;
-        let blocks = |lists: [&[EaInodeRef]; 2]| {
-            let counted = lists.into_iter().flatten().filter(|it| !uncounted.contains(&it.inode.0));
-            counted.map(|it| self.value_blocks(it.len)).sum()
-        };
         let mut shifted = EaInodeRefChanges {
             entries: BTreeMap::new(),
-            blocks: (blocks([&body, &block]), blocks([&new_body, &new_block])),
+            before: self.counted([&body, &block], &uncounted),
+            after: self.counted([&new_body, &new_block], &uncounted),
         };
         shifted.add_refs(&new_body, 1);
         shifted.add_refs(&body, -1);
@@ -252,19 +260,48 @@ impl Transaction<'_> {
         u64::from(len).div_ceil(cluster) * u64::from(super_.cluster_blocks.max(1))
     }
 
+    /// What these values count for the owner of the inode that has them.
+    fn counted(&self, lists: [&[EaInodeRef]; 2], uncounted: &BTreeSet<u32>) -> Counted {
+        let mut counted = Counted::default();
+        for it in lists.into_iter().flatten().filter(|it| !uncounted.contains(&it.inode.0)) {
+            counted.entries += 1;
+            counted.blocks += self.value_blocks(it.len);
+        }
+        counted
+    }
+
+    /// What the values of an inode count for its owner; nothing where its attributes are damaged.
+    pub(crate) fn counted_values(&self, number: InodeNumber) -> Result<Counted> {
+        if !self.has_ea_inodes() {
+            return Ok(Counted::default());
+        }
+        match self.ea_inode_refs_of(number) {
+            Ok((body, block, _)) => {
+                let uncounted = self.uncounted_ea_inodes(number, [&body, &block])?;
+                Ok(self.counted([&body, &block], &uncounted))
+            }
+            Err(Error::Corrupt { .. }) => Ok(Counted::default()),
+            Err(other) => Err(other),
+        }
+    }
+
     /// Applies the changes of reference counts, and of the owner's blocks.
     pub(crate) fn apply_ea_ref_changes(
         &mut self,
-        owner: InodeNumber,
+        inode: InodeNumber,
         shifted: EaInodeRefChanges,
     ) -> Result<()> {
-        let (before, after) = shifted.blocks;
-        match after.checked_sub(before) {
+        let EaInodeRefChanges { before, after, entries } = shifted;
+        match after.blocks.checked_sub(before.blocks) {
             Some(0) => {}
-            Some(more) => self.add_sectors(owner, more)?,
-            None => self.subtract_sectors(owner, before - after)?,
+            Some(more) => self.add_sectors(inode, more)?,
+            None => self.subtract_sectors(inode, before.blocks - after.blocks)?,
         }
-        self.update_ea_refs(shifted.entries)
+        let inodes = after.entries - before.entries;
+        if inodes != 0 {
+            self.count_usage(inode, Usage { inodes, bytes: 0 })?;
+        }
+        self.update_ea_refs(entries)
     }
 
     /// Returns the entries that are removed with an inode, by EA inode.

@@ -237,7 +237,10 @@ impl VolumeRewrite<'_> {
             slot.count_blocks(had.abs_diff(has), has > had, block_bytes);
             let (uid, gid) = node.owner();
             let more = i64::try_from(has).unwrap_or(0) - i64::try_from(had).unwrap_or(0);
-            *self.usage.entry([uid, gid, node.project()]).or_default() += more;
+            // A value of an attribute counts by its length, for those who have it.
+            if !node.is_ea_inode() {
+                *self.usage.entry([uid, gid, node.project()]).or_default() += more;
+            }
         }
         Ok(pointers)
     }

@@ -1,10 +1,12 @@
 //! Features that are added or dropped in place, and what each of them needs.
 
 use super::{OfflineError, Result, TuneChanges, TuneWork, checksum_seed};
+use crate::format::casefold::UTF8;
 use crate::format::features::{Compatible, Incompatible, ReadOnlyCompatible};
 use crate::format::quota::QuotaType;
 use crate::format::requirements::{Enforcer, Feature, Rule, violated_rules};
 use crate::format::superblock::{CHECKSUM_CRC32C, RawSuperblock, Superblock};
+use crate::mkfs::ENCRYPTION;
 
 /// Of `s_log_groups_per_flex`, where groups were not flexible before: sixteen.
 const FLEX_GROUPS_LOG: u8 = 4;
@@ -28,7 +30,6 @@ pub(super) fn change(
             Some(name) => (name, false),
             None => (word.as_str(), true),
         };
-        let name = if name == "extents" { "extent" } else { name };
         let feature = Feature::named(name);
         let feature =
             feature.ok_or_else(|| OfflineError::Misuse(format!("-O {name}: no such feature")))?;
@@ -88,10 +89,6 @@ fn quotas(
     if *projects && !has_projects {
         return Err(OfflineError::Misuse("-Q prjquota: needs project (-O)".to_owned()));
     }
-    if wanted != there && super_.incompatible.contains(Incompatible::EA_INODE) {
-        let what = "-O quota: values of attributes in inodes (ea_inode) are not counted here";
-        return Err(OfflineError::Unsupported(what.to_owned()));
-    }
     feature.set(raw, wanted.contains(&true));
     Ok((wanted != there).then_some(wanted))
 }
@@ -141,6 +138,13 @@ fn add(
         Feature::I(Incompatible::MMP) => work.mmp = Some(true),
         Feature::R(ReadOnlyCompatible::QUOTA) | Feature::C(Compatible::ORPHAN_FILE) => {}
         Feature::I(Incompatible::EA_INODE) if super_.inode_bytes >= 128 => {}
+        Feature::I(Incompatible::CASEFOLD) => {
+            (raw.s_encoding, raw.s_encoding_flags) = (UTF8.into(), 0.into());
+        }
+        Feature::I(Incompatible::ENCRYPT) => {
+            let [contents, names, ..] = &mut raw.s_encrypt_algos;
+            (*contents, *names) = ENCRYPTION;
+        }
         Feature::I(Incompatible::CSUM_SEED) => {
             raw.s_checksum_seed = checksum_seed(&super_.uuid).into();
             raw.s_checksum_type = CHECKSUM_CRC32C;
@@ -173,6 +177,10 @@ fn remove(
         Feature::R(ReadOnlyCompatible::READONLY | ReadOnlyCompatible::QUOTA)
         | Feature::C(Compatible::ORPHAN_FILE) => {}
         Feature::I(Incompatible::MMP) => work.mmp = Some(false),
+        Feature::C(Compatible::RESIZE_INODE) => {
+            raw.s_reserved_gdt_blocks = 0.into();
+            work.frees_reserve = true;
+        }
         Feature::C(Compatible::DIR_INDEX) => work.drops_indexes = true,
         Feature::R(ReadOnlyCompatible::METADATA_CSUM) => {
             // Groups that were never initialised keep saying so.

@@ -20,6 +20,7 @@ use crate::format::inode::{DIRECT, Inode, NewInode, flags};
 use crate::format::inode_slot::InodeSlot;
 use crate::format::orphan_file;
 use crate::format::quota::{self, QuotaType, Usage};
+use crate::format::xattr::{NewXattr, edit};
 use crate::map::build::{MapPart, build};
 use crate::map::build_extents::{nodes_needed, tree};
 use crate::mkfs;
@@ -141,7 +142,7 @@ fn count(rework: &VolumeRewrite<'_>) -> Result<BTreeMap<(QuotaType, u32), Usage>
             if slot.links() > 0 && !slot.is_ea_inode() {
                 let (user, group) = slot.owner();
                 let blocks = slot.allocated_bytes(super_.block_bytes).cast_signed();
-                let usage = Usage { inodes: 1, bytes: blocks };
+                let usage = Usage { inodes: 1 + values(rework, inode, &slot)?, bytes: blocks };
                 for account in [
                     (QuotaType::User, user),
                     (QuotaType::Group, group),
@@ -155,6 +156,29 @@ fn count(rework: &VolumeRewrite<'_>) -> Result<BTreeMap<(QuotaType, u32), Usage>
         }
     }
     Ok(all)
+}
+
+/// Entries of an inode whose values in inodes of their own count for its owner: not those that count
+/// no entries.
+fn values(rework: &VolumeRewrite<'_>, inode: InodeNumber, slot: &InodeSlot<'_>) -> Result<i64> {
+    let super_ = &rework.old.super_;
+    if !super_.incompatible.contains(Incompatible::EA_INODE) {
+        return Ok(0);
+    }
+    let mut all = edit::read_body(slot.inline_xattrs()).map_err(|error| error.of_inode(inode))?;
+    let block = FsBlock(slot.xattr_block());
+    if super_.is_valid_block(block) {
+        let bytes = rework.redo.read_old(block, 1)?;
+        all.extend(edit::read_block(&bytes).map_err(|error| error.of_inode(inode))?);
+    }
+    let mut count = 0;
+    for value in all.iter().filter_map(NewXattr::ea_inode) {
+        let (block, at) = inode_location(super_, &rework.old.groups, value.inode)?;
+        let mut bytes = rework.redo.read_old(block, 1)?;
+        let of_value = InodeSlot::of(bytes.get_mut(at..).unwrap_or_default())?;
+        count += i64::from(!of_value.is_ea_inode_of(inode, slot.generation()));
+    }
+    Ok(count)
 }
 
 /// Creates a file of `size` bytes with the blocks that `block` returns.

@@ -17,6 +17,8 @@ use crate::options::MountOptions;
 pub struct LocatedVolume {
     /// The disk that consists of the volume alone.
     pub disk: Arc<dyn Disk>,
+    /// Where that begins in the disk that the file is or holds.
+    pub start_bytes: u64,
     /// The partition, given or found.
     pub partition: Option<u32>,
     /// The format of the disk image, if the file is one.
@@ -51,26 +53,34 @@ fn select_volume(
     options: &MountOptions,
 ) -> Result<LocatedVolume, OpenError> {
     let draconis_container::Opened { disk, format, session: image } = opened;
-    let found = |disk, partition, is_of_backup| {
+    let found = |disk, start_bytes, partition, is_of_backup| {
         if is_of_backup {
             log::warn!("{BACKUP_TABLE}");
         }
-        Ok(LocatedVolume { disk, partition, format, image, uses_backup_gpt: is_of_backup })
+        Ok(LocatedVolume {
+            disk,
+            start_bytes,
+            partition,
+            format,
+            image,
+            uses_backup_gpt: is_of_backup,
+        })
     };
     if let Some(number) = options.partition {
         let extent = partition(&*disk, number)?;
         let is_backup = partition_table(&*disk)?.is_backup;
-        return found(Arc::new(SubDisk::new(disk, extent)?), Some(number), is_backup);
+        let view = SubDisk::new(disk, extent)?;
+        return found(Arc::new(view), extent.start_bytes, Some(number), is_backup);
     }
     if let Some(start) = options.offset_bytes {
-        return found(Arc::new(SubDisk::from_offset(disk, start)?), None, false);
+        return found(Arc::new(SubDisk::from_offset(disk, start)?), start, None, false);
     }
     match list_partitions(&*disk) {
-        None => found(disk, None, false),
+        None => found(disk, 0, None, false),
         Some(parts) => match parts.volumes[..] {
             [only] => {
-                let view = SubDisk::new(disk, only.extent)?;
-                found(Arc::new(view), Some(only.number), parts.is_backup)
+                let (view, start) = (SubDisk::new(disk, only.extent)?, only.extent.start_bytes);
+                found(Arc::new(view), start, Some(only.number), parts.is_backup)
             }
             [] => Err(OpenError::Partitions(format!(
                 "none of its partitions holds an ext volume: {}",

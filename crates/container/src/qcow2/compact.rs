@@ -1,0 +1,263 @@
+//! Compaction: the file of a qcow2 image becomes as short as its clusters allow.
+//!
+//! ```text
+//!   | used | free | used | free | used | used |   first session: entries of unused bytes and of new
+//!                                                 clusters of zeros are cleared
+//!               ▲             ▲     │      │      each later one: clusters above a limit are copied
+//!               └─────────────┴─────┴──────┘      to free ones below it, and released as it ends
+//!   | used | used | used | used |                 the caller cuts the file here
+//! ```
+//! Law 1: a cluster is released only once no table on the disk leads to it, and reused only in a later
+//! session. A crash leaves clusters that are counted and unused, and the contents as they were.
+//! Law 2: a copy, and the refcount of its cluster, are durable before a table leads to it.
+//! Law 3: snapshots, what they share, compressed clusters and the L1 table stay where they are.
+//!
+//! A discard of a mount only punches holes: a released cluster is not reused before the session ends,
+//! so a volume that discards and writes all the time would make the file longer.
+
+use std::collections::VecDeque;
+use std::ops::Range;
+
+use draconis_device::Ticket;
+
+use super::writable::{Sector, WritableQcow2};
+use super::{COMPRESSED, OFFSET, ZEROS};
+use crate::Error;
+use crate::image_file::ImageFile;
+use crate::writable::{AllocationTables, MetadataWriter};
+
+/// Maximum passes. A second one moves what the first one made movable: refcount blocks and table.
+const MAX_PASSES: u32 = 4;
+/// Bytes that are copied before tables lead to the copies.
+const BATCH_BYTES: u64 = 4 << 20;
+
+/// Copies under way: what is written to free clusters, and which of those are left.
+struct Copies {
+    limit: u64,
+    free: VecDeque<u64>,
+    writes: Vec<(u64, Vec<u8>)>,
+}
+
+impl WritableQcow2 {
+    /// Releases what `unused` bytes of the disk have, moves clusters to the front of the file, and
+    /// returns the length that the file needs. No session is under way.
+    pub(super) fn compacted(
+        &mut self,
+        out: &mut MetadataWriter<'_>,
+        unused: Vec<Range<u64>>,
+    ) -> Result<u64, Error> {
+        if self.counts.is_to_be_put_right() {
+            self.counts.begin(out)?;
+            self.end_session(out)?;
+        }
+        self.clear(out, unused)?;
+        for _ in 0..MAX_PASSES {
+            let (limit, mut is_changed) = self.move_clusters(out)?;
+            is_changed |= self.counts.release_blocks(out, limit)?;
+            is_changed |= self.counts.lower_table(out)?;
+            if !is_changed {
+                break;
+            }
+        }
+        Ok(self.counts.used_end())
+    }
+
+    /// Clears the entries of `unused` bytes, and of new clusters of zeros, in tables that no
+    /// snapshot has.
+    fn clear(
+        &mut self,
+        out: &mut MetadataWriter<'_>,
+        unused: Vec<Range<u64>>,
+    ) -> Result<(), Error> {
+        let cluster = self.map.cluster();
+        let cleared = match (self.map.behind.is_some(), self.map.version) {
+            (false, _) => 0,
+            (true, 3) => ZEROS,
+            // Without an entry the backing file would be read.
+            (true, _) => return Ok(()),
+        };
+        let len = self.map.len_bytes;
+        let units = |range: Range<u64>| {
+            let end = if range.end >= len { len.div_ceil(cluster) } else { range.end / cluster };
+            range.start.div_ceil(cluster)..end
+        };
+        let units: Vec<_> = unused.into_iter().map(units).filter(|it| !it.is_empty()).collect();
+        let is_unused = |unit: u64| {
+            let before = units.partition_point(|range| range.start <= unit);
+            before
+                .checked_sub(1)
+                .and_then(|nth| units.get(nth))
+                .is_some_and(|it| it.contains(&unit))
+        };
+        if units.is_empty() && !self.counts.has_new() {
+            return Ok(());
+        }
+        self.counts.begin(out)?;
+        let (per_table, per_sector) = (self.per_table(), self.sector_bytes / 8);
+        for nth in 0..self.first.len() as u64 {
+            let at = self.second_at(nth);
+            if at == 0 || !self.counts.is_exclusive(at) {
+                continue;
+            }
+            let mut entries = self.second(out.file, nth)?.entries.clone();
+            let mut released = vec![];
+            for (place, entry) in (0u64..).zip(&mut entries) {
+                let is_unused = is_unused(nth * per_table + place);
+                if *entry != cleared && (is_unused || self.is_new_and_zeros(out.file, *entry)?) {
+                    released.push((place / per_sector, std::mem::replace(entry, cleared)));
+                }
+            }
+            let is_empty = entries.iter().all(|entry| *entry == 0);
+            for (sector, entry) in released {
+                if !is_empty {
+                    self.changed.insert(Sector::L2Table(nth, sector));
+                }
+                self.release(out.file, entry);
+            }
+            self.second(out.file, nth)?.entries = entries;
+            if is_empty {
+                self.seconds.remove(&nth);
+                self.set_l1_entry(nth, 0);
+                self.counts.release_clusters(at, cluster);
+            }
+            self.write_tables(out)?;
+        }
+        self.end_session(out)
+    }
+
+    /// Whether an entry leads to a cluster that was allocated since the image was opened, and reads
+    /// as zeros. Older ones are not read.
+    fn is_new_and_zeros(&self, file: &ImageFile, entry: u64) -> Result<bool, Error> {
+        let Some(at) = self.movable(entry).filter(|at| self.counts.is_new(*at)) else {
+            return Ok(false);
+        };
+        Ok(entry & ZEROS != 0 || self.cluster_bytes(file, at)?.iter().all(|byte| *byte == 0))
+    }
+
+    /// A cluster; the last one need not be there as a whole.
+    fn cluster_bytes(&self, file: &ImageFile, at: u64) -> Result<Vec<u8>, Error> {
+        let cluster = self.map.cluster();
+        let there = file.room_bytes().saturating_sub(at).min(cluster);
+        let mut bytes = file.bytes(at, there as usize)?;
+        bytes.resize(cluster as usize, 0);
+        Ok(bytes)
+    }
+
+    fn end_session(&mut self, out: &mut MetadataWriter<'_>) -> Result<(), Error> {
+        self.write_tables(out)?;
+        out.wait()?;
+        self.close_session(out)?;
+        out.wait()
+    }
+
+    /// Moves clusters that lie above the returned limit; false if there are none.
+    fn move_clusters(&mut self, out: &mut MetadataWriter<'_>) -> Result<(u64, bool), Error> {
+        let mut can_move = self.counts.blocks();
+        let mut mark = |at: u64| {
+            let nth = usize::try_from(at >> self.map.cluster_bits).ok();
+            if let Some(place) = nth.and_then(|nth| can_move.get_mut(nth)) {
+                *place = true;
+            }
+        };
+        let tables: Vec<u64> = (0..self.first.len() as u64)
+            .filter(|nth| {
+                self.second_at(*nth) != 0 && self.counts.is_exclusive(self.second_at(*nth))
+            })
+            .collect();
+        for nth in &tables {
+            mark(self.second_at(*nth));
+            // Not kept: there may be many.
+            for entry in super::table(out.file, self.second_at(*nth), self.per_table())? {
+                if let Some(at) = self.movable(entry) {
+                    mark(at);
+                }
+            }
+        }
+        let (limit, free) = self.counts.limit(&can_move);
+        if free.is_empty() {
+            return Ok((limit, false));
+        }
+        self.counts.reserve(out, &free)?;
+        let mut copies = Copies { limit: limit << self.map.cluster_bits, free, writes: vec![] };
+        self.counts.move_blocks(out, limit, &mut copies.free)?;
+        for nth in tables {
+            self.move_contents(out, nth, &mut copies)?;
+            self.move_table(out, nth, &mut copies)?;
+        }
+        self.flush(out, &mut copies)?;
+        self.end_session(out)?;
+        Ok((limit, true))
+    }
+
+    /// The cluster of an entry, if nothing else has it.
+    fn movable(&self, entry: u64) -> Option<u64> {
+        let at = entry & OFFSET;
+        (entry & COMPRESSED == 0 && at != 0 && self.counts.is_exclusive(at)).then_some(at)
+    }
+
+    /// Copies clusters of contents.
+    fn move_contents(
+        &mut self,
+        out: &mut MetadataWriter<'_>,
+        nth: u64,
+        copies: &mut Copies,
+    ) -> Result<(), Error> {
+        let cluster = self.map.cluster();
+        for place in 0..self.per_table() {
+            let entry = self.second(out.file, nth)?.entries.get(place as usize).copied();
+            let entry = entry.unwrap_or(0);
+            let Some(old) = self.movable(entry).filter(|at| *at >= copies.limit) else { continue };
+            let Some(new) = copies.free.pop_front() else { return Ok(()) };
+            let new = new << self.map.cluster_bits;
+            // Of a zero cluster the contents do not matter.
+            if entry & ZEROS == 0 {
+                copies.writes.push((new, self.cluster_bytes(out.file, old)?));
+            }
+            if let Some(it) = self.second(out.file, nth)?.entries.get_mut(place as usize) {
+                *it = new | entry & !OFFSET;
+            }
+            self.changed.insert(Sector::L2Table(nth, place * 8 / self.sector_bytes));
+            self.counts.release_clusters(old, cluster);
+            if copies.writes.len() as u64 * cluster >= BATCH_BYTES {
+                self.flush(out, copies)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Copies an L2 table.
+    fn move_table(
+        &mut self,
+        out: &mut MetadataWriter<'_>,
+        nth: u64,
+        copies: &mut Copies,
+    ) -> Result<(), Error> {
+        let old = self.second_at(nth);
+        if old < copies.limit {
+            return Ok(());
+        }
+        self.flush(out, copies)?;
+        let Some(new) = copies.free.pop_front() else { return Ok(()) };
+        self.copy_table(out, nth, new << self.map.cluster_bits)
+    }
+
+    /// Lets tables lead to what was copied.
+    fn flush(&mut self, out: &mut MetadataWriter<'_>, copies: &mut Copies) -> Result<(), Error> {
+        if !copies.writes.is_empty() {
+            let ticket: Ticket = out.submit(vec![std::mem::take(&mut copies.writes)])?;
+            out.file.disk().wait_visible(ticket)?;
+            out.add_dependency(ticket);
+        }
+        self.write_tables(out)
+    }
+
+    /// Releases what an entry of an L2 table led to.
+    pub(super) fn release(&mut self, file: &ImageFile, entry: u64) {
+        if entry & COMPRESSED != 0 {
+            let (at, len) = self.map.compressed_extent(entry);
+            self.counts.release_clusters(at, len.min(file.len_bytes().saturating_sub(at)));
+        } else if entry & OFFSET != 0 {
+            self.counts.release_clusters(entry & OFFSET, self.map.cluster());
+        }
+    }
+}

@@ -1,0 +1,198 @@
+//! Refcounts of an image whose clusters move to the front of its file.
+//!
+//! Law: what moves is counted in its new place, durable, before anything leads there; refcount blocks
+//! and table, too.
+
+use std::collections::{BTreeSet, VecDeque};
+
+use super::{DIRTY, Refcounts};
+use crate::Error;
+use crate::image_file::be64;
+use crate::writable::MetadataWriter;
+
+/// Bytes of refcount blocks that are copied at once.
+const BATCH_BYTES: u64 = 4 << 20;
+
+impl Refcounts {
+    /// Whether the file has other refcounts, or says that it is in use.
+    pub(in crate::qcow2) fn is_to_be_put_right(&self) -> bool {
+        let is_dirty = self.version == 3 && be64(&self.head, 72) & DIRTY != 0;
+        is_dirty || !self.changed.is_empty()
+    }
+
+    /// Begins a session.
+    pub(in crate::qcow2) fn begin(&mut self, out: &mut MetadataWriter<'_>) -> Result<(), Error> {
+        self.write(out, vec![]).map(|_| ())
+    }
+
+    /// Length of the file that has all used clusters.
+    pub(in crate::qcow2) fn used_end(&self) -> u64 {
+        let last = self.refcounts.iter().rposition(|count| *count != 0);
+        last.map_or(0, |last| last as u64 + 1) << self.cluster_bits
+    }
+
+    /// Whether the cluster at byte `at` was allocated since the image was opened.
+    pub(in crate::qcow2) fn is_new(&self, at: u64) -> bool {
+        self.is_new.get((at >> self.cluster_bits) as usize).copied().unwrap_or(false)
+    }
+
+    /// Whether any cluster was.
+    pub(in crate::qcow2) fn has_new(&self) -> bool {
+        !self.is_new.is_empty()
+    }
+
+    /// Whether each cluster holds a refcount block.
+    pub(in crate::qcow2) fn blocks(&self) -> Vec<bool> {
+        let mut is_block = vec![false; self.refcounts.len()];
+        for at in self.table.iter().filter(|at| **at != 0) {
+            let nth = usize::try_from(at >> self.cluster_bits).ok();
+            if let Some(place) = nth.and_then(|nth| is_block.get_mut(nth)) {
+                *place = true;
+            }
+        }
+        is_block
+    }
+
+    /// Whether a cluster is free, and has a refcount that can be written.
+    fn is_free(&self, nth: u64) -> bool {
+        let block = self.table.get((nth / self.per_block()) as usize);
+        self.count(nth) == 0 && block.is_some_and(|at| *at != 0)
+    }
+
+    /// The lowest cluster below which as many are free as `can_move` and lie above it, and those of
+    /// the free ones that are needed.
+    pub(in crate::qcow2) fn limit(&self, can_move: &[bool]) -> (u64, VecDeque<u64>) {
+        let table = self.clusters(self.table_at, self.table.len() as u64 * 8);
+        let (mut limit, mut needed) = (self.refcounts.len() as u64, 0);
+        let mut free = (0..limit).filter(|nth| self.is_free(*nth)).count();
+        while let Some(nth) = limit.checked_sub(1) {
+            if can_move.get(nth as usize).copied().unwrap_or(false) {
+                needed += 1;
+            } else if self.is_free(nth) {
+                free -= 1;
+            } else if self.count(nth) != 0 && !table.contains(&nth) {
+                break;
+            }
+            if free < needed {
+                needed -= usize::from(!self.is_free(nth));
+                break;
+            }
+            limit = nth;
+        }
+        (limit, (0..limit).filter(|nth| self.is_free(*nth)).take(needed).collect())
+    }
+
+    /// Counts free clusters as used, durable when it returns.
+    pub(in crate::qcow2) fn reserve(
+        &mut self,
+        out: &mut MetadataWriter<'_>,
+        clusters: &VecDeque<u64>,
+    ) -> Result<(), Error> {
+        for nth in clusters {
+            self.set_changed(*nth, 1);
+        }
+        self.write(out, vec![])?;
+        out.wait()
+    }
+
+    /// Moves refcount blocks from `limit` on to reserved clusters.
+    pub(in crate::qcow2) fn move_blocks(
+        &mut self,
+        out: &mut MetadataWriter<'_>,
+        limit: u64,
+        reserved: &mut VecDeque<u64>,
+    ) -> Result<(), Error> {
+        let bits = self.cluster_bits;
+        let is_above = |(_, at): &(usize, &u64)| **at >> bits >= limit;
+        let above: Vec<usize> =
+            self.table.iter().enumerate().filter(is_above).map(|(nth, _)| nth).collect();
+        for batch in above.chunks(((BATCH_BYTES >> bits) as usize).max(1)) {
+            let (mut copies, mut sectors) = (vec![], BTreeSet::new());
+            for block in batch {
+                let Some(new) = reserved.pop_front() else { break };
+                let per_block = self.sectors_per_block();
+                copies.push((new << bits, self.bytes(*block as u64 * per_block, per_block)));
+                if let Some(entry) = self.table.get_mut(*block) {
+                    let old = std::mem::replace(entry, new << bits);
+                    self.release_clusters(old, 1 << bits);
+                }
+                sectors.insert(*block as u64 * 8 / self.sector_bytes);
+            }
+            out.submit(vec![copies, self.table_sectors(&sectors)])?;
+            out.wait()?;
+        }
+        Ok(())
+    }
+
+    /// Releases refcount blocks of clusters from `limit` on that count nothing but themselves; false
+    /// if there are none.
+    pub(in crate::qcow2) fn release_blocks(
+        &mut self,
+        out: &mut MetadataWriter<'_>,
+        limit: u64,
+    ) -> Result<bool, Error> {
+        let (bits, per_block) = (self.cluster_bits, self.per_block());
+        let range = |block: usize| {
+            let first = block as u64 * per_block;
+            first..first.saturating_add(per_block).min(self.refcounts.len() as u64)
+        };
+        let is_empty = |(block, at): (usize, &u64)| {
+            let own = at >> bits;
+            let is_unused = range(block).all(|nth| nth == own || self.count(nth) == 0);
+            (*at != 0 && range(block).start >= limit && is_unused)
+                .then_some((block, range(block).contains(&own)))
+        };
+        let empty: Vec<(usize, bool)> =
+            self.table.iter().enumerate().filter_map(is_empty).collect();
+        if empty.is_empty() {
+            return Ok(false);
+        }
+        self.begin(out)?;
+        let mut sectors = BTreeSet::new();
+        for (block, counts_itself) in empty {
+            sectors.insert(block as u64 * 8 / self.sector_bytes);
+            let Some(entry) = self.table.get_mut(block) else { continue };
+            let old = std::mem::take(entry);
+            match counts_itself {
+                // Its count goes with it.
+                true => self.set(old >> bits, 0),
+                false => self.release_clusters(old, 1 << bits),
+            }
+        }
+        out.submit(vec![self.table_sectors(&sectors)])?;
+        self.end_session(out)?;
+        Ok(true)
+    }
+
+    /// Moves the refcount table to the first free clusters before it that can hold its entries;
+    /// false if there are none.
+    pub(in crate::qcow2) fn lower_table(
+        &mut self,
+        out: &mut MetadataWriter<'_>,
+    ) -> Result<bool, Error> {
+        let last = self.table.iter().rposition(|at| *at != 0).unwrap_or(0);
+        let per_cluster = 1 << (self.cluster_bits - 3);
+        let clusters = (last / per_cluster + 1) as u64;
+        let mut free = 0;
+        let end = (0..self.table_at >> self.cluster_bits).find(|nth| {
+            free = if self.is_free(*nth) { free + 1 } else { 0 };
+            free == clusters
+        });
+        let Some(first) = end.map(|end| end + 1 - clusters) else { return Ok(false) };
+        self.reserve(out, &(first..first + clusters).collect())?;
+        self.release_clusters(self.table_at, self.table.len() as u64 * 8);
+        self.table.resize(clusters as usize * per_cluster, 0);
+        self.table_at = first << self.cluster_bits;
+        let bytes = self.table.iter().copied().flat_map(u64::to_be_bytes).collect();
+        let head = self.head_of_table().to_vec();
+        out.submit(vec![vec![(self.table_at, bytes)], vec![(0, head)]])?;
+        self.end_session(out)?;
+        Ok(true)
+    }
+
+    fn end_session(&mut self, out: &mut MetadataWriter<'_>) -> Result<(), Error> {
+        out.wait()?;
+        self.close_session(out)?;
+        out.wait()
+    }
+}

@@ -1,0 +1,148 @@
+//! Compaction: the file of a VHDX image becomes as short as its blocks allow.
+//!
+//! ```text
+//!   | header, log, tables | block | free | block | free | block |   unused blocks leave the table
+//!                                  ▲                      │         the last ones move to the first
+//!                                  └──────────────────────┘         free places
+//! ```
+//! Law 1: a place is used again only once the log or the table says, durable, that its block left it.
+//! Law 2: a copy is durable before the log has its place.
+
+use std::collections::VecDeque;
+use std::ops::Range;
+
+use super::{IS_WHOLE, SECTOR, WritableVhdx};
+use crate::Error;
+use crate::image_file::ImageFile;
+use crate::vhdx::MIB;
+use crate::writable::{AllocationTables, MetadataWriter};
+
+/// Bytes that are copied at once.
+const PIECE_BYTES: u64 = 4 << 20;
+
+impl WritableVhdx {
+    /// Releases blocks of `unused` bytes and new ones of zeros, moves blocks to the front of the
+    /// file, and returns the length that the file needs; `None` if all blocks are allocated and are
+    /// to stay so.
+    pub(super) fn compacted(
+        &mut self,
+        out: &mut MetadataWriter<'_>,
+        unused: &[Range<u64>],
+    ) -> Result<Option<u64>, Error> {
+        let is_whole = || (0..self.blocks()).all(|nth| self.place_of(nth).is_some());
+        if self.map.is_fixed && is_whole() {
+            return Ok(None);
+        }
+        if self.map.needs_replay() {
+            // The log goes before the file becomes shorter than it says.
+            self.begin_session(out)?;
+        }
+        self.release(out, unused)?;
+        let block_bytes = self.map.block_bytes;
+        let mut blocks: Vec<(u64, u64)> = vec![];
+        for nth in 0..self.blocks() {
+            blocks.extend(self.place_of(nth).map(|place| (place, nth)));
+        }
+        blocks.sort_unstable();
+        let fixed: Vec<(u64, u64)> =
+            self.map.regions.iter().copied().chain([(0, MIB), self.map.log]).collect();
+        let mut used: Vec<(u64, u64)> = fixed.clone();
+        used.extend(blocks.iter().map(|(place, _)| (*place, block_bytes)));
+        used.sort_unstable();
+        let mut free = VecDeque::new();
+        let mut end: u64 = 0;
+        for (at, len) in used {
+            let mut place = end.next_multiple_of(MIB);
+            while place.saturating_add(block_bytes) <= at {
+                free.push_back(place);
+                place += block_bytes;
+            }
+            end = end.max(at.saturating_add(len));
+        }
+        let mut moved_end = 0;
+        while let Some((place, nth)) = blocks.pop() {
+            let Some(new) = free.pop_front().filter(|new| *new < place) else {
+                blocks.push((place, nth));
+                break;
+            };
+            self.begin_session(out)?;
+            let mut at = 0;
+            while at < block_bytes {
+                let len = PIECE_BYTES.min(block_bytes - at);
+                let bytes = out.file.bytes(place + at, len as usize)?;
+                let ticket = out.submit(vec![vec![(new + at, bytes)]])?;
+                out.add_dependency(ticket);
+                at += len;
+            }
+            self.set_entry(nth, new | IS_WHOLE);
+            self.submit_tables(out)?;
+            // Of ascending free places the last one is the highest.
+            moved_end = new + block_bytes;
+        }
+        let last = blocks.last().map_or(0, |(place, _)| place + block_bytes);
+        let fixed = fixed.iter().map(|(at, len)| at.saturating_add(*len)).max().unwrap_or(0);
+        out.wait()?;
+        self.close_session(out)?;
+        out.wait()?;
+        Ok(Some(last.max(moved_end).max(fixed).next_multiple_of(MIB)))
+    }
+
+    /// Takes blocks out of the table, durable when it returns.
+    fn release(
+        &mut self,
+        out: &mut MetadataWriter<'_>,
+        unused: &[Range<u64>],
+    ) -> Result<(), Error> {
+        let block_bytes = self.map.block_bytes;
+        let mut released = vec![];
+        for nth in 0..self.blocks() {
+            let Some(place) = self.place_of(nth) else { continue };
+            let start = nth * block_bytes;
+            let end = start.saturating_add(block_bytes).min(self.map.len_bytes);
+            let before = unused.partition_point(|range| range.start <= start);
+            let range = before.checked_sub(1).and_then(|nth| unused.get(nth));
+            let is_unused = range.is_some_and(|range| end <= range.end);
+            let is_new = place >= self.opened_end;
+            if is_unused || is_new && is_zeros(out.file, place..place + block_bytes)? {
+                released.push(nth);
+            }
+        }
+        if released.is_empty() {
+            return Ok(());
+        }
+        self.begin_session(out)?;
+        for nth in released {
+            self.set_entry(nth, 0);
+        }
+        self.submit_tables(out)?;
+        out.wait()
+    }
+
+    fn blocks(&self) -> u64 {
+        self.map.len_bytes.div_ceil(self.map.block_bytes)
+    }
+
+    /// Where a block is, if it is there.
+    fn place_of(&self, nth: u64) -> Option<u64> {
+        let entry = self.map.bat.get(self.map.bat_index(nth * self.map.block_bytes)).copied();
+        entry.filter(|entry| entry & 7 == IS_WHOLE).map(|entry| entry >> 20 << 20)
+    }
+
+    fn set_entry(&mut self, nth: u64, entry: u64) {
+        let nth = self.map.bat_index(nth * self.map.block_bytes);
+        if let Some(place) = self.map.bat.get_mut(nth) {
+            *place = entry;
+        }
+        self.changed.insert((nth * 8 / SECTOR) as u64);
+    }
+}
+
+fn is_zeros(file: &ImageFile, range: Range<u64>) -> Result<bool, Error> {
+    for at in range.clone().step_by(PIECE_BYTES as usize) {
+        let len = PIECE_BYTES.min(range.end - at);
+        if file.bytes(at, len as usize)?.iter().any(|byte| *byte != 0) {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
