@@ -1,6 +1,6 @@
 //! The arrows between the crates, and what they promise of unsafe code and licences.
 //!
-//! Cargo says who uses whom; the table says who may (ARCHITECTURE.md, "Crates and arrows").
+//! Cargo says who uses whom; the table says who may (ARCHITECTURE.md, "Crates and dependencies").
 
 use std::collections::BTreeSet;
 use std::process::Command;
