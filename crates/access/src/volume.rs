@@ -10,7 +10,7 @@ use draconis_container::is_indexed;
 use draconis_device::Disk;
 use draconis_exchange::contract::{AttributeChange, Attributes, Kind, Time};
 use draconis_ext::check::{self, Report};
-use draconis_ext::mkfs::{self, NodeId};
+use draconis_ext::mkfs::{self, FreeSpace, NodeId};
 use draconis_ext::tune::Changes;
 use draconis_ext::{
     AccessTimes, Follow, Info, InodeNumber, NewNode, Options, Renaming, Writing, XattrSet,
@@ -68,8 +68,10 @@ pub struct NewVolume {
     pub kind: String,
     /// Its length; if left out, that of the image, or of a filled one in a file what it needs.
     pub len_bytes: Option<u64>,
-    /// Of one whose length is what it needs: what is left free besides.
-    pub free_bytes: u64,
+    /// Free space of one whose length follows from its sources.
+    pub free: FreeSpace,
+    /// The smallest volume that holds the sources, also on a longer device: no free space.
+    pub min: bool,
     /// Bytes of a block; by the length if left out.
     pub block_bytes: Option<u32>,
     /// Label, at most 16 bytes.
@@ -109,7 +111,8 @@ impl Default for NewVolume {
         Self {
             kind: "ext4".into(),
             len_bytes: None,
-            free_bytes: 0,
+            free: FreeSpace::Usual,
+            min: false,
             block_bytes: None,
             label: vec![],
             features: String::new(),
@@ -725,22 +728,21 @@ fn create(image: &Path, new: &NewVolume) -> anyhow::Result<Made> {
         (root.uid, root.gid) = (uid, gid);
     }
     let (there, is_given) = (base.len_bytes()?, base.has_given_length()?);
-    let no_room = |needed: u64| -> anyhow::Result<Made> {
-        let (has, needed) = (crate::say::bytes(there), crate::say::bytes(needed));
-        Err(Error::new(Errno::NOSPC, format!("{shown} has only {has} of {needed}")).into())
-    };
     let tree = &mut source.tree;
-    let plan = match new.len_bytes {
-        Some(len) if is_given && len > there => return no_room(len),
+    let fills = is_given || (there > 0 && new.from.is_empty());
+    let plan = match new.len_bytes.or((fills && !new.min).then_some(there)) {
         Some(len) => mkfs::sized(&options, tree, len)?,
-        None if is_given || (there > 0 && new.from.is_empty()) => {
-            mkfs::sized(&options, tree, there)?
-        }
         None if new.from.is_empty() => {
             return Err(crate::missing(format!("{shown} does not exist: a size is needed")));
         }
-        None => mkfs::fitting(&options, tree, new.free_bytes)?,
+        None if new.min => FreeSpace::Bytes(0).fit(&options, tree)?,
+        None => new.free.fit(&options, tree)?,
     };
+    let needed = plan.layout().len_bytes();
+    if is_given && needed > there {
+        let (has, needed) = (crate::say::bytes(there), crate::say::bytes(needed));
+        return Err(Error::new(Errno::NOSPC, format!("{shown} has only {has} of {needed}")).into());
+    }
     format::write(image, base, &plan, &*source.contents, new.image_format, &|_| {})?;
     let mut notes = source.notes;
     notes.extend(source.faults.texts());

@@ -235,7 +235,8 @@ typedef struct draconis_fill_options {
     const char *platform;
     // "qcow2" or "vhdx": the volume is made in a disk image; NULL: it is all of the file.
     const char *image_format;
-    // What is left free besides, where the size follows from the source.
+    // Free space of a volume whose size follows from the source, in bytes. Without this,
+    // free_percent and min: 10 % of the volume, and at least 16 MiB.
     uint64_t free_bytes;
     // What an archive may unpack to; 0: 16 GiB and a hundred times its length.
     uint64_t limit_bytes;
@@ -249,8 +250,12 @@ typedef struct draconis_fill_options {
     int squash;
     // Not 0: the same bytes of the same source, whenever and wherever.
     int reproducible;
+    // Not 0: the smallest volume that holds the source, also on a longer device. Not with a size.
+    int min;
+    // Free space as a percentage of the volume, up to 95, instead of free_bytes.
+    uint32_t free_percent;
     // All zero: for what later versions know.
-    uint64_t later[8];
+    uint64_t later[7];
 } draconis_fill_options;
 
 // Hears of a complaint, as a text that is valid during the call.

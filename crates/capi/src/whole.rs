@@ -12,6 +12,7 @@ use draconis_access::tar::Sparse;
 use draconis_access::tuning::Words;
 use draconis_access::volume::image_format;
 use draconis_access::{Error, NewVolume, Place, Result, Volume};
+use draconis_ext::mkfs::FreeSpace;
 use draconis_ext::tune::Changes;
 use rustix::io::Errno;
 
@@ -69,7 +70,8 @@ pub struct draconis_fill_options {
     pub platform: Text,
     /// "qcow2" or "vhdx": the volume is made in a disk image; NULL: it is all of the file.
     pub image_format: Text,
-    /// What is left free besides, where the size follows from the source.
+    /// Free space of a volume whose size follows from the source, in bytes. Without this,
+    /// free_percent and min: 10 % of the volume, and at least 16 MiB.
     pub free_bytes: u64,
     /// What an archive may unpack to; 0: 16 GiB and a hundred times its length.
     pub limit_bytes: u64,
@@ -83,8 +85,12 @@ pub struct draconis_fill_options {
     pub squash: c_int,
     /// Not 0: the same bytes of the same source, whenever and wherever.
     pub reproducible: c_int,
+    /// Not 0: the smallest volume that holds the source, also on a longer device. Not with a size.
+    pub min: c_int,
+    /// Free space as a percentage of the volume, up to 95, instead of free_bytes.
+    pub free_percent: u32,
     /// All zero: for what later versions know.
-    pub later: [u64; 8],
+    pub later: [u64; 7],
 }
 
 /// What is to be changed of a volume. All zero: nothing.
@@ -205,7 +211,16 @@ pub extern "C" fn draconis_format_filled(
         new.platform = platform.map_err(wrong)?;
         let format = word(fill.image_format, "image_format")?;
         new.image_format = image_format(format)?;
-        new.free_bytes = fill.free_bytes;
+        new.min = fill.min != 0;
+        new.free = match (fill.free_bytes, fill.free_percent) {
+            (0, 0) => FreeSpace::Usual,
+            (free @ 1.., 0) if !new.min => FreeSpace::Bytes(free),
+            (0, part @ 1..=95) if !new.min => FreeSpace::Part(part * 10_000),
+            _ => return Err(wrong("free space: free_bytes, free_percent up to 95, or min")),
+        };
+        if new.min && new.len_bytes.is_some() {
+            return Err(wrong("min and size_bytes exclude each other"));
+        }
         new.limit_bytes = (fill.limit_bytes > 0).then_some(fill.limit_bytes);
         new.give_to = (fill.give != 0).then_some((fill.uid, fill.gid));
         new.squash = fill.squash != 0;

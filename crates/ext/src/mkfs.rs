@@ -39,7 +39,7 @@ pub use layout::Layout;
 pub(crate) use layout::{LEAST_IN_GROUP, MMP_INTERVAL, MOST_MMP_INTERVAL, orphan_blocks};
 pub use options::{FeatureError, Inodes, Journal, Options};
 pub use plan::{Plan, fitting, sized};
-pub use share::fitting_with_part;
+pub use share::FreeSpace;
 pub use tree::{Contents, Node, NodeId, Tree, What};
 pub use write::{Target, write};
 

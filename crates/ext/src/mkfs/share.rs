@@ -3,12 +3,35 @@
 use super::plan::fitting;
 use super::{Error, Options, Plan, Result, Tree};
 
+/// Free space of a volume whose size follows from its files.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum FreeSpace {
+    /// A tenth of the volume, and at least 16 MiB.
+    #[default]
+    Usual,
+    /// So many bytes; 0 makes the smallest volume.
+    Bytes(u64),
+    /// Millionths of the volume, up to 950,000.
+    Part(u32),
+}
+
+impl FreeSpace {
+    /// Lays out the smallest volume that holds the tree and leaves this to users.
+    ///
+    /// # Errors
+    /// As [`fitting`].
+    pub fn fit<'a>(self, options: &Options, tree: &'a mut Tree) -> Result<Plan<'a>> {
+        match self {
+            Self::Usual => fitting_with_part(options, tree, USUAL_PPM, USUAL_MIN_BYTES),
+            Self::Bytes(free) => fitting(options, tree, free),
+            Self::Part(part) => fitting_with_part(options, tree, part, 0),
+        }
+    }
+}
+
 /// Lays out the smallest volume that holds the tree and leaves `part_ppm` millionths of itself to
 /// users.
-///
-/// # Errors
-/// As [`fitting`].
-pub fn fitting_with_part<'a>(
+fn fitting_with_part<'a>(
     options: &Options,
     tree: &'a mut Tree,
     part_ppm: u32,
@@ -44,6 +67,10 @@ pub fn fitting_with_part<'a>(
     ))
 }
 
+/// [`FreeSpace::Usual`].
+const USUAL_PPM: u32 = 100_000;
+/// The least of that, in bytes.
+const USUAL_MIN_BYTES: u64 = 16 << 20;
 /// The most of a volume that can be asked to be free.
 const MOST_FREE_PPM: u32 = 950_000;
 /// A volume is counted anew so often; with 90 % each turn leaves two thirds of what is missing.
