@@ -22,7 +22,7 @@ use draconis_device::{Claim, Disk, claim};
 use draconis_ext::{Follow, InodeNumber, Volume};
 use draconis_service::options::MountOptions;
 use draconis_service::sandbox::{self, Profile};
-use draconis_service::volume::{self, VolumeTree};
+use draconis_service::volume::{self, Part, VolumeTree};
 use rustix::io::Errno;
 
 use crate::bucket;
@@ -36,7 +36,7 @@ pub use draconis_access::held::clear;
 /// Where in an image the volume is.
 #[derive(Debug, Clone, Default, Args)]
 pub struct Place {
-    /// The volume starts at this byte of IMAGE (K, M, G allowed).
+    /// Start of the volume in IMAGE, in bytes (suffixes K, M, G).
     #[arg(long, value_name = "BYTES", value_parser = size, conflicts_with = "partition")]
     pub offset: Option<u64>,
     /// Use partition N of IMAGE, counted from 1.
@@ -125,17 +125,27 @@ pub fn open(
     beneath: Option<BorrowedFd<'_>>,
 ) -> anyhow::Result<VolumeTree> {
     let disk = disk(image, place, beneath)?;
+    tree(image, disk)
+}
+
+/// Opens the volume that is all of `disk`, which is in `image`.
+pub fn tree(image: &Path, disk: Arc<dyn Disk>) -> anyhow::Result<VolumeTree> {
     let opened = volume::open_part(disk.clone(), &MountOptions::default());
     opened.map_err(|error| refused(image, &*disk, error))
 }
 
-/// Opens the part of `image` that the volume is in, and confines this process: afterwards it
-/// can read that, write to what is open, and create files in `beneath` if that is given.
+/// The disk of [`part`].
 pub fn disk(
     image: &Path,
     place: &Place,
     beneath: Option<BorrowedFd<'_>>,
 ) -> anyhow::Result<Arc<dyn Disk>> {
+    part(image, place, beneath).map(|part| part.disk)
+}
+
+/// Opens the part of `image` that the volume is in, and confines this process: afterwards it
+/// can read that, write to what is open, and create files in `beneath` if that is given.
+pub fn part(image: &Path, place: &Place, beneath: Option<BorrowedFd<'_>>) -> anyhow::Result<Part> {
     let shown = image.display();
     refuse_output(image, &place.backing)?;
     let profile = match beneath {
@@ -146,7 +156,7 @@ pub fn disk(
         let store = shared_in(name)?;
         sandbox::confine(&profile, None)?;
         let part = volume::part(store.start()?, &[], &place.options());
-        return Ok(part.with_context(|| shown.to_string())?.disk);
+        return part.with_context(|| shown.to_string());
     }
     let file = File::open(image).with_context(|| shown.to_string())?;
     usable(image, file.metadata().with_context(|| shown.to_string())?.file_type())?;
@@ -172,7 +182,7 @@ pub fn disk(
         _ => whole,
     };
     let part = volume::part(whole, &behind.start(), &place.options());
-    Ok(part.with_context(|| shown.to_string())?.disk)
+    part.with_context(|| shown.to_string())
 }
 
 /// Confines this process to what it has open, whose length it may change.

@@ -1,6 +1,6 @@
 //! Which partition of a disk holds what is looked for.
 
-use draconis_device::{Disk, Extent, Partition, partition_table};
+use draconis_device::{Disk, Extent, Partition, TableKind, partition_table};
 use draconis_exchange::heap::Block;
 
 use crate::signature::{self, Held};
@@ -12,6 +12,8 @@ pub struct Parts {
     pub volumes: Vec<Partition>,
     /// The others, with what they hold if that is known.
     pub others: Vec<(Partition, Option<Held>)>,
+    /// The format of the partition table.
+    pub kind: TableKind,
     /// Whether the table is the backup of a GPT whose first copy is damaged or gone.
     pub is_backup: bool,
 }
@@ -43,7 +45,7 @@ pub fn parts(disk: &dyn Disk) -> Option<Parts> {
         return None;
     }
     let table = partition_table(disk).ok()?;
-    let mut found = Parts { is_backup: table.is_backup, ..Parts::default() };
+    let mut found = Parts { kind: table.kind, is_backup: table.is_backup, ..Parts::default() };
     for part in table.partitions {
         let held = head(disk, part.extent).as_deref().and_then(signature::of);
         match held {

@@ -202,7 +202,7 @@ fn check_in_place(
         }
         Err(other) => return Err(other),
     };
-    refuse_what_is_unchecked(&raw, &super_)?;
+    refuse_what_is_unchecked(&super_)?;
     let empty = Report {
         label: super_.label.clone(),
         inodes: u64::from(super_.inodes),
@@ -291,7 +291,7 @@ fn read_superblock(disk: &dyn Disk) -> Result<RawSuperblock> {
     RawSuperblock::view(bytes.get(at..).unwrap_or_default()).cloned()
 }
 
-fn refuse_what_is_unchecked(raw: &RawSuperblock, super_: &Superblock) -> Result<()> {
+fn refuse_what_is_unchecked(super_: &Superblock) -> Result<()> {
     let missing = super_.incompatible.difference(Incompatible::CHECKABLE | Incompatible::RECOVER);
     if !missing.is_empty() {
         let feature = format!("needs: {}", missing.names().join(", "));
@@ -303,8 +303,9 @@ fn refuse_what_is_unchecked(raw: &RawSuperblock, super_: &Superblock) -> Result<
     let mut names = compatible.names();
     names.extend(read_only.names());
     let journal = super_.compatible.contains(Compatible::HAS_JOURNAL);
-    if journal && raw.s_journal_inum.get() == 0 && raw.s_journal_dev.get() != 0 {
-        names.push("external journal".to_owned());
+    if let Some(device) = super_.external_journal().filter(|_| journal && super_.journal.is_none())
+    {
+        names.push(format!("external journal ({device}), which e2fsck -j JOURNAL takes"));
     }
     let both = Incompatible::CASEFOLD | Incompatible::ENCRYPT;
     if super_.incompatible.contains(both) {

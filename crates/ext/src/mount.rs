@@ -250,8 +250,11 @@ fn refuse_what_is_not_written(
     if let Some(feature) = super_.read_only_reason(is_claimed) {
         return Err(Error::Unsupported { feature });
     }
-    if super_.journal_device != 0 {
-        let feature = "writing needs: the journal, which is on another device".to_owned();
+    if let Some(journal) = super_.external_journal() {
+        let feature = format!(
+            "writing needs: the journal, which is on another device ({journal}); Linux takes it by \
+             mount -o journal_path=JOURNAL"
+        );
         return Err(Error::Unsupported { feature });
     }
     if let Some(rule) = broken(Asker::Writer, super_.features(), super_.inode_bytes).next() {

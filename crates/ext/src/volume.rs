@@ -16,7 +16,7 @@ use crate::blocks::sums::MetadataSums;
 use crate::blocks::{DeviceStatistics, Store};
 use crate::cache::{Cache, CacheStatistics, Weigh};
 use crate::dir::Cookie;
-use crate::format::features::{Incompatible, ReadOnlyCompatible};
+use crate::format::features::{Compatible, Incompatible, ReadOnlyCompatible};
 use crate::format::group::{self, Group};
 use crate::format::inode::Inode;
 use crate::format::superblock::{self, Dates, RawSuperblock, Superblock};
@@ -375,9 +375,15 @@ impl Volume {
     fn journal_reason(&self) -> Option<String> {
         let damage = self.journal_damage.as_ref()?;
         Some(format!(
-            "the journal is damaged ({damage}): what was committed from there on is missing; copy \
-             what can be read, then let e2fsck repair the volume"
+            "the journal is damaged ({damage}): transactions from there on are not \
+             replayed; copy what can be read, then let e2fsck repair the volume"
         ))
+    }
+
+    /// Whether a power cut may have left what `e2fsck -p` repairs: the volume was not unmounted,
+    /// has no journal, and its disk is not atomic.
+    pub fn needs_preen(&self) -> bool {
+        !self.super_.clean && self.super_.journal.is_none() && !self.store.is_atomic
     }
 
     /// The first damage that a look at all group descriptors and the root directory finds: what a
@@ -435,6 +441,18 @@ impl Volume {
 }
 
 impl Superblock {
+    /// Which of the family the volume is, as `mke2fs -t` names it: one with a journal alone is
+    /// `ext3`, one with any feature that came with ext4 is `ext4`.
+    pub fn kind(&self) -> &'static str {
+        let newer = self.incompatible.intersects(Incompatible::OF_EXT4)
+            || self.read_only_compatible.intersects(ReadOnlyCompatible::OF_EXT4);
+        match (newer, self.compatible.contains(Compatible::HAS_JOURNAL)) {
+            (true, _) => "ext4",
+            (false, true) => "ext3",
+            (false, false) => "ext2",
+        }
+    }
+
     /// Whether hosts must see all the time that one of them uses the volume.
     pub(crate) fn has_mmp(&self) -> bool {
         self.incompatible.contains(Incompatible::MMP)

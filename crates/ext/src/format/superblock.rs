@@ -210,6 +210,8 @@ pub struct Superblock {
     pub journal: Option<InodeNumber>,
     /// The device of the journal, as Linux numbers them, if it is outside; 0 if not.
     pub journal_device: u32,
+    /// The identity of the journal, if it is outside.
+    pub journal_uuid: [u8; 16],
     /// The operating system that made it, as a number.
     pub creator_os: u32,
     /// First meta block group.
@@ -454,6 +456,7 @@ impl RawSuperblock {
             journal: (compatible.contains(Compatible::HAS_JOURNAL) && journal != 0)
                 .then_some(InodeNumber(journal)),
             journal_device: self.s_journal_dev.get(),
+            journal_uuid: self.s_journal_uuid,
             creator_os: self.s_creator_os.get(),
             first_meta_group: self.s_first_meta_bg.get(),
             reserved_descriptor_blocks: self.s_reserved_gdt_blocks.get(),
@@ -609,18 +612,6 @@ impl Superblock {
     /// The feature words: compatible, incompatible, read-only compatible.
     pub(crate) fn features(&self) -> [u32; 3] {
         [self.compatible.bits(), self.incompatible.bits(), self.read_only_compatible.bits()]
-    }
-
-    /// Which of the family the volume is, as `mke2fs -t` names it: one with a journal alone is
-    /// `ext3`, one with any feature that came with ext4 is `ext4`.
-    pub fn kind(&self) -> &'static str {
-        let newer = self.incompatible.intersects(Incompatible::OF_EXT4)
-            || self.read_only_compatible.intersects(ReadOnlyCompatible::OF_EXT4);
-        match (newer, self.compatible.contains(Compatible::HAS_JOURNAL)) {
-            (true, _) => "ext4",
-            (false, true) => "ext3",
-            (false, false) => "ext2",
-        }
     }
 
     /// Free blocks that no user is given: those kept for the superuser, and with extents as many

@@ -6,7 +6,7 @@ use std::hash::{BuildHasher, Hasher, RandomState};
 use std::sync::Arc;
 
 use draconis_container::{Error, Format, Image, open_for_writing, parts, signature};
-use draconis_device::{Disk, View, partition, partition_table};
+use draconis_device::{Disk, TableKind, View, partition, partition_table};
 
 use super::OpenError;
 use crate::options::MountOptions;
@@ -17,6 +17,8 @@ pub struct Part {
     pub disk: Arc<dyn Disk>,
     /// The partition that it is, told or found.
     pub partition: Option<u32>,
+    /// The format of the partition table, if it is a partition.
+    pub table: Option<TableKind>,
     /// How the file holds the disk, if it is none itself.
     pub format: Option<Format>,
     /// The disk that the file holds, where changing it is a session that ends.
@@ -46,16 +48,18 @@ pub fn part(
 
 fn part_of(opened: draconis_container::Opened, options: &MountOptions) -> Result<Part, OpenError> {
     let draconis_container::Opened { disk, format, image } = opened;
-    let found = |disk, partition, is_of_backup| {
+    let found = |disk, of: Option<(u32, TableKind)>, is_of_backup| {
         if is_of_backup {
             log::warn!("{BACKUP_TABLE}");
         }
-        Ok(Part { disk, partition, format, image, is_of_backup })
+        let (partition, table) = of.unzip();
+        Ok(Part { disk, partition, table, format, image, is_of_backup })
     };
     if let Some(number) = options.partition {
         let extent = partition(&*disk, number)?;
-        let is_backup = partition_table(&*disk)?.is_backup;
-        return found(Arc::new(View::new(disk, extent)?), Some(number), is_backup);
+        let table = partition_table(&*disk)?;
+        let view = View::new(disk, extent)?;
+        return found(Arc::new(view), Some((number, table.kind)), table.is_backup);
     }
     if let Some(start) = options.offset_bytes {
         return found(Arc::new(View::from_offset(disk, start)?), None, false);
@@ -65,7 +69,7 @@ fn part_of(opened: draconis_container::Opened, options: &MountOptions) -> Result
         Some(parts) => match parts.volumes[..] {
             [only] => {
                 let view = View::new(disk, only.extent)?;
-                found(Arc::new(view), Some(only.number), parts.is_backup)
+                found(Arc::new(view), Some((only.number, parts.kind)), parts.is_backup)
             }
             [] => Err(OpenError::Partitions(format!(
                 "none of its partitions holds an ext volume: {}",
