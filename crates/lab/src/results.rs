@@ -34,6 +34,8 @@ use crate::store_profile::StoreProfile;
 /// The version of the two files.
 pub const SCHEMA: u32 = 1;
 
+/// A spread above which the least and the largest value say more than a percentage.
+pub const MOST_SPREAD: f64 = 2.0;
 /// A spread above which a point is called noisy.
 pub const NOISY: f64 = 0.2;
 

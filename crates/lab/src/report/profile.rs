@@ -3,7 +3,7 @@
 //! Law: every sentence has its number from the results; what was not measured is not said, and what
 //! the repetitions leave open is no conclusion: two things are "not told apart".
 
-use crate::experiments::{label, page_of, useful};
+use crate::experiments::{paged, useful};
 use crate::results::{Outcome, Points, Range, Results};
 use crate::units::{bytes, in_unit, significant, time_ns};
 
@@ -145,9 +145,7 @@ impl<'a> Found<'a> {
     /// The page that writes betray, and how long those take that begin inside one, and aligned ones.
     fn paged(&self) -> Option<(u64, Range, Range)> {
         let (points, subject) = self.real("page-size").or_else(|| self.real("profile"))?;
-        let page = page_of(points, subject)?;
-        let at = |offset| points.range("offset", subject, "", &label(offset));
-        Some((page, at(page / 2).or_else(|| at(0))?, at(0)?))
+        paged(points, subject)
     }
 
     fn page(&self) -> Option<String> {
