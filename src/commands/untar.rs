@@ -22,20 +22,20 @@ pub struct Arguments {
     /// Where the volume is.
     #[command(flatten)]
     place: Place,
-    /// The archive, plain or compressed with gzip, zstd or xz, or an image, as format --from
-    /// takes it; standard input if left out. Several are laid over each other first.
+    /// Tar archive (plain, gzip, zstd or xz) or container image, as for format --from (default:
+    /// standard input). Repeatable: later archives and images override earlier ones.
     #[arg(short, long, value_name = "TAR|IMAGE")]
     file: Vec<Origin>,
     /// How archives and images are read.
     #[command(flatten)]
     reading: Reading,
-    /// The owner of everything that is unpacked, instead of each file's own.
+    /// Set the owner of all files.
     #[arg(long, value_name = "UID:GID")]
     owner: Option<Owner>,
     /// When to show progress.
     #[arg(long, value_enum, default_value_t = When::Auto)]
     progress: When,
-    /// The directory to unpack it in; the root directory if only IMAGE is given.
+    /// Destination directory (default: the root directory).
     #[arg(value_name = "IMAGE[:/path]")]
     target: Target,
 }
