@@ -193,6 +193,13 @@ fn a_journal_on_another_device_is_named() {
     assert!(found.contains(journal) && found.contains("journal_path=JOURNAL"), "{found}");
     let found = said(&draconis, "check D/outside");
     assert!(found.contains(journal) && found.contains("e2fsck -j JOURNAL"), "{found}");
+    // Without inode 8.
+    file.write_all_at(&[8, 0, 0, 0, 0, 0, 0, 0], 1024 + 0xe0).unwrap();
+    let clear = ["-w", "-R", "clri <8>"];
+    assert!(Command::new("debugfs").args(clear).arg(&image).output().unwrap().status.success());
+    let found = said(&draconis, "mkdir D/outside:/x");
+    assert!(found.contains("corrupt journal") && found.contains("inode 8"), "{found}");
+    file.write_all_at(&[0, 0, 0, 0, 0x11, 8, 0, 0], 1024 + 0xe0).unwrap();
     // needs_recovery
     let mut features = [0];
     file.read_exact_at(&mut features, 1024 + 0x60).unwrap();

@@ -56,7 +56,11 @@ impl Log {
     pub(crate) fn find(disk: Arc<dyn Disk>, volume: &Superblock) -> Result<Self> {
         let inode = volume.journal.ok_or_else(|| missing(volume))?;
         let plain = Volume::of(disk.clone(), FEW, volume.clone());
-        let node = plain.inode(inode)?;
+        let node = plain.inode(inode).map_err(|error| match error {
+            Error::NotFound if volume.journal_device != 0 => missing(volume),
+            Error::NotFound => Error::corrupt("journal: its inode is unused").of_inode(inode),
+            other => other,
+        })?;
         let blocks = node.size_bytes.checked_div(volume.block_bytes.into()).unwrap_or(0);
         let mut runs = runs(&plain, &node, FileBlock(0)..FileBlock(1))?;
         let Some(Run { place: Place::At(first), .. }) = runs.pop() else {
