@@ -226,11 +226,11 @@ static void write_file(const char *name, const char *text) {
 /* The length of a volume that is filled so. */
 static uint64_t size_of(const char *image, draconis_format_options *how, draconis_fill_options *fill) {
     struct stat found;
-    unlink(image);
+    remove(image);
     CHECK(draconis_format_filled(image, how, fill, NULL, NULL) == 0);
     CHECK(stat(image, &found) == 0);
-    unlink(image);
-    return found.st_size;
+    remove(image);
+    return (uint64_t)found.st_size;
 }
 
 /* A volume that is filled, in a disk image and in a file, made larger and smaller, and renamed. */
