@@ -23,7 +23,7 @@ use draconis_device::{Disk, LockMode, lock_file};
 use draconis_ext::{Follow, InodeNumber, Volume};
 use draconis_service::options::MountOptions;
 use draconis_service::sandbox::{self, SandboxProfile};
-use draconis_service::volume::{self, VolumeTree};
+use draconis_service::volume::{self, LocatedVolume, VolumeTree};
 use rustix::io::Errno;
 
 use crate::bucket;
@@ -37,7 +37,7 @@ pub use draconis_access::mmp_claim::clear_mmp;
 /// Where in an image the volume is.
 #[derive(Debug, Clone, Default, Args)]
 pub struct VolumeArgs {
-    /// The volume starts at this byte of IMAGE (K, M, G allowed).
+    /// Start of the volume in IMAGE, in bytes (suffixes K, M, G).
     #[arg(long, value_name = "BYTES", value_parser = size, conflicts_with = "partition")]
     pub offset: Option<u64>,
     /// Use partition N of IMAGE, counted from 1.
@@ -127,6 +127,11 @@ pub fn open(
     extract_dir: Option<BorrowedFd<'_>>,
 ) -> anyhow::Result<VolumeTree> {
     let disk = disk(image, place, extract_dir)?;
+    tree(image, disk)
+}
+
+/// Opens the volume that is all of `disk`, which is in `image`.
+pub fn tree(image: &Path, disk: Arc<dyn Disk>) -> anyhow::Result<VolumeTree> {
     let opened = volume::open_whole_disk(disk.clone(), &MountOptions::default());
     opened.map_err(|error| open_volume_error(image, &*disk, error))
 }
@@ -138,6 +143,16 @@ pub fn disk(
     place: &VolumeArgs,
     beneath: Option<BorrowedFd<'_>>,
 ) -> anyhow::Result<Arc<dyn Disk>> {
+    part(image, place, beneath).map(|part| part.disk)
+}
+
+/// Opens the part of `image` that the volume is in, and confines this process: afterwards it
+/// can read that, write to what is open, and create files in `beneath` if that is given.
+pub fn part(
+    image: &Path,
+    place: &VolumeArgs,
+    beneath: Option<BorrowedFd<'_>>,
+) -> anyhow::Result<LocatedVolume> {
     let shown = image.display();
     refuse_output(image, &place.backing)?;
     let profile = match beneath {
@@ -148,7 +163,7 @@ pub fn disk(
         let store = open_shared_in(name)?;
         sandbox::confine(&profile, None)?;
         let part = volume::locate(store.start()?, &[], &place.options());
-        return Ok(part.with_context(|| shown.to_string())?.disk);
+        return part.with_context(|| shown.to_string());
     }
     let file = File::open(image).with_context(|| shown.to_string())?;
     check_file_type(image, file.metadata().with_context(|| shown.to_string())?.file_type())?;
@@ -174,7 +189,7 @@ pub fn disk(
         _ => whole,
     };
     let part = volume::locate(whole, &behind.start(), &place.options());
-    Ok(part.with_context(|| shown.to_string())?.disk)
+    part.with_context(|| shown.to_string())
 }
 
 /// Confines this process to its open files, which it may resize.

@@ -9,7 +9,7 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 /// When to show progress.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
 pub enum ProgressMode {
-    /// On a terminal, if it takes longer than two seconds.
+    /// On a terminal, after two seconds.
     Auto,
     /// Always.
     Always,

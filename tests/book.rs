@@ -102,7 +102,7 @@ impl Libraries {
         }
         if self.python.is_none()
             && (typed.starts_with("python3 ")
-                || typed.contains("data/table.csv")
+                || typed.contains("disk.img:/data")
                 || typed.contains("keys.store"))
             && !typed.starts_with("cat >")
         {

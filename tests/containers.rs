@@ -554,6 +554,12 @@ fn the_only_volume_of_a_disk_is_taken_and_several_are_listed() {
     for label in ["dos", "gpt"] {
         let one = disk(&draconis, label, &[Some(&swap), None, Some(&raw)]);
         is_read(&draconis, &one, &[]);
+        let json = draconis.ok(["info", "--json", one.to_str().unwrap()]);
+        let json: serde_json::Value = serde_json::from_str(&json).unwrap();
+        let table = if label == "dos" { "MBR" } else { "GPT" };
+        assert_eq!(json["partition"], serde_json::json!({ "number": 3, "table": table }));
+        let shown = draconis.ok(["info", one.to_str().unwrap()]);
+        assert!(shown.contains(&format!("partition    3 ({table})\n")), "{shown}");
         let target = format!("{}:/new", one.display());
         draconis.ok(["mkdir", &target]);
         draconis.ok(["stat", &target]);

@@ -162,7 +162,10 @@ fn damage_is_called_damage_and_what_to_do_is_said_once() {
         assert_eq!(json["damage"].as_array().unwrap().len(), 1, "{json}");
     }
     let sound = draconis.ok(["info", image.to_str().unwrap()]);
-    assert!(!sound.contains("damaged"), "{sound}");
+    assert!(!sound.contains("damaged") && !sound.contains("e2fsck"), "{sound}");
+    spoil("unclean", 1024 + 58, &[0, 0]);
+    let unclean = draconis.ok(["info", draconis.path("unclean").to_str().unwrap()]);
+    assert!(unclean.contains("e2fsck -p repairs what a power cut left"), "{unclean}");
     let checked = draconis.run(["check", draconis.path("root").to_str().unwrap()]);
     let checked = String::from_utf8_lossy(&checked.stdout).into_owned();
     assert!(
@@ -171,6 +174,38 @@ fn damage_is_called_damage_and_what_to_do_is_said_once() {
         ),
         "{checked}"
     );
+}
+
+/// The error names the journal and the program that takes it.
+#[test]
+fn a_journal_on_another_device_is_named() {
+    use std::os::unix::fs::FileExt as _;
+    let draconis = Draconis::new();
+    let image = draconis.path("outside");
+    draconis.ok(["format", "-t", "ext3", image.to_str().unwrap(), "16M"]);
+    let file = std::fs::File::options().read(true).write(true).open(&image).unwrap();
+    // s_journal_uuid, s_journal_inum, s_journal_dev: 8:17.
+    file.write_all_at(&[0xab; 16], 1024 + 0xd0).unwrap();
+    file.write_all_at(&[0, 0, 0, 0, 0x11, 8, 0, 0], 1024 + 0xe0).unwrap();
+    let journal = "(device 8:17, UUID abababab-abab-abab-abab-abababababab)";
+    draconis.ok(["ls", image.to_str().unwrap()]);
+    let found = said(&draconis, "mkdir D/outside:/x");
+    assert!(found.contains(journal) && found.contains("journal_path=JOURNAL"), "{found}");
+    let found = said(&draconis, "check D/outside");
+    assert!(found.contains(journal) && found.contains("e2fsck -j JOURNAL"), "{found}");
+    // Without inode 8.
+    file.write_all_at(&[8, 0, 0, 0, 0, 0, 0, 0], 1024 + 0xe0).unwrap();
+    let clear = ["-w", "-R", "clri <8>"];
+    assert!(Command::new("debugfs").args(clear).arg(&image).output().unwrap().status.success());
+    let found = said(&draconis, "mkdir D/outside:/x");
+    assert!(found.contains("corrupt journal") && found.contains("inode 8"), "{found}");
+    file.write_all_at(&[0, 0, 0, 0, 0x11, 8, 0, 0], 1024 + 0xe0).unwrap();
+    // needs_recovery
+    let mut features = [0];
+    file.read_exact_at(&mut features, 1024 + 0x60).unwrap();
+    file.write_all_at(&[features[0] | 4], 1024 + 0x60).unwrap();
+    let found = said(&draconis, "ls D/outside");
+    assert!(found.contains(journal) && found.contains("e2fsck -p -j JOURNAL"), "{found}");
 }
 
 #[test]

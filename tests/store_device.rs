@@ -75,6 +75,8 @@ fn a_device_is_touched_only_by_who_says_so() {
     run("mke2fs", &["-q", "-F", "-t", "ext2", device]);
     let said = draconis.fails(["store", "create", "--force", device]);
     assert!(said.contains("holds an ext file system") && said.contains("--destroy"), "{said}");
+    let said = draconis.fails(["store", "probe", device]);
+    assert!(said.contains("holds an ext file system") && said.contains("--destroy"), "{said}");
     let at = draconis.make_dir("mounted");
     run("mount", &[device, at.to_str().unwrap()]);
     let held = common::Kernel { at };

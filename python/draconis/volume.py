@@ -123,7 +123,8 @@ class Volume:
         exclude: Sequence[str] = (),
         platform: Optional[str] = None,
         limit: Optional[int] = None,
-        free: int = 0,
+        free: Union[int, str, None] = None,
+        min: bool = False,
         give_to: Optional[tuple[int, int]] = None,
         squash: bool = False,
         reproducible: bool = False,
@@ -138,8 +139,10 @@ class Volume:
 
         ``source`` is a directory, or one or several tar archives and container images
         (``oci:DIR:TAG``, ``oci-archive:FILE:TAG``, ``docker-archive:FILE:TAG``), each over those
-        before. Without ``size`` a file becomes as long as the source needs, and ``free`` bytes
-        besides. ``exclude`` has patterns as ``tar --exclude`` has them, ``platform`` which image is
+        before. Without ``size`` a file becomes as long as the source and its free space need.
+        ``free`` is that space in bytes, or a percentage such as ``"20%"``; without it, 10 % of the
+        volume and at least 16 MiB. ``min`` makes the smallest volume that holds the source, also on
+        a longer device. ``exclude`` has patterns as ``tar --exclude`` has them, ``platform`` which image is
         taken of several, ``limit`` what an archive may unpack to. Everything becomes ``give_to``,
         or with ``squash`` root's and nothing for others. ``reproducible`` makes the same bytes of
         the same source. What is left out is told as a :class:`UserWarning`.
@@ -152,6 +155,8 @@ class Volume:
         >>> Volume("filled.qcow2").listdir("/")
         ['etc', 'lost+found']
         """
+        if min and (size is not None or free is not None):
+            raise ValueError("min excludes size and free")
         several = [source] if isinstance(source, (str, os.PathLike)) else list(source)
         filling: dict[str, object] = {
             "from": several,
@@ -159,6 +164,7 @@ class Volume:
             "platform": platform,
             "limit": limit,
             "free": free,
+            "min": min,
             "give_to": give_to,
             "squash": squash,
             "reproducible": reproducible,

@@ -11,6 +11,7 @@ use draconis_access::tuning::TuneOptions;
 use draconis_access::volume::image_format as image_format_of;
 use draconis_access::{NewVolume, OpenOptions, VolumeLocation};
 use draconis_exchange::contract::{AttributeChange, Attributes, SetTime, Time};
+use draconis_ext::mkfs::FreeSpace;
 use draconis_ext::tune::TuneChanges;
 use draconis_ext::{Follow, RenameMode, XattrSet};
 use pyo3::exceptions::PyValueError;
@@ -64,6 +65,27 @@ fn follow(follows: bool) -> Follow {
     if follows { Follow::Yes } else { Follow::No }
 }
 
+/// Free space: bytes, or a text such as "20%".
+#[derive(FromPyObject)]
+enum Free {
+    Bytes(u64),
+    Part(String),
+}
+
+impl Free {
+    fn space(self) -> Result<FreeSpace, String> {
+        match self {
+            Self::Bytes(bytes) => Ok(FreeSpace::Bytes(bytes)),
+            Self::Part(text) => {
+                let part = text.strip_suffix('%').and_then(|part| part.parse::<f64>().ok());
+                let part = part.filter(|part| (0.0..=95.0).contains(part));
+                let part = part.map(|part| FreeSpace::Part((part * 10_000.0) as u32));
+                part.ok_or_else(|| format!("free={text:?}: bytes, or a percentage up to '95%'"))
+            }
+        }
+    }
+}
+
 /// What a new volume is filled with.
 #[derive(FromPyObject)]
 #[pyo3(from_item_all)]
@@ -72,7 +94,8 @@ pub struct Source {
     exclude: Vec<Vec<u8>>,
     platform: Option<String>,
     limit: Option<u64>,
-    free: u64,
+    free: Option<Free>,
+    min: bool,
     give_to: Option<(u32, u32)>,
     squash: bool,
     reproducible: bool,
@@ -114,12 +137,14 @@ impl Volume {
         source: Source,
         force: Option<String>,
     ) -> PyResult<Vec<String>> {
-        let Source { from, exclude, platform, limit, free, give_to, squash, reproducible } = source;
+        let Source { from, exclude, platform, limit, free, min, give_to, squash, reproducible } =
+            source;
         let platform: Result<Option<Platform>, _> = platform.as_deref().map(str::parse).transpose();
         let new = NewVolume {
             kind,
             len_bytes: size,
-            extra_free_bytes: free,
+            free: free.map_or(Ok(FreeSpace::Usual), Free::space).map_err(PyValueError::new_err)?,
+            min,
             block_bytes: block_size,
             label,
             features,

@@ -265,6 +265,16 @@ def test_a_volume_is_filled(tmp_path):
     for image in (one, two):
         Volume.format(image, source=str(archive), reproducible=True)
     assert one.read_bytes() == two.read_bytes()
+    least, usual, half = (tmp_path / name for name in ("least", "usual", "half"))
+    Volume.format(least, source=tree, min=True)
+    Volume.format(usual, source=tree)
+    Volume.format(half, source=tree, free="50%")
+    length = least.stat().st_size
+    assert usual.stat().st_size >= length + (16 << 20)
+    assert length * 3 // 2 < half.stat().st_size < usual.stat().st_size
+    for wrong in ({"free": "96%"}, {"free": "x"}, {"min": True, "size": 32 << 20}, {"min": True, "free": 1}):
+        with pytest.raises(ValueError):
+            Volume.format(tmp_path / "none", source=tree, **wrong)
     oci = tmp_path / "oci"
     oci.mkdir()
     (oci / "oci-layout").write_text("{}")

@@ -17,13 +17,13 @@ pub struct Arguments {
     /// Where the volume is.
     #[command(flatten)]
     place: VolumeArgs,
-    /// Change all that is in directories, too.
+    /// Change directories recursively.
     #[arg(short = 'R', long)]
     recursive: bool,
-    /// The mode: octal, or such as u+x,go-w.
+    /// Mode: octal, or symbolic such as u+x,go-w.
     #[arg(allow_hyphen_values = true)]
     mode: ModeChange,
-    /// The files.
+    /// Files.
     #[arg(value_name = "IMAGE:/path", required = true)]
     targets: Vec<ImagePath>,
 }

@@ -20,15 +20,15 @@ pub struct Arguments {
     /// Where the volume is.
     #[command(flatten)]
     place: VolumeArgs,
-    /// Change all that is in directories, too; of symbolic links in them, the links.
+    /// Change directories recursively without following symbolic links.
     #[arg(short = 'R', long)]
     recursive: bool,
-    /// Change a symbolic link itself.
+    /// Change symbolic links themselves.
     #[arg(short = 'h', long)]
     no_dereference: bool,
-    /// UID, UID:GID or :GID.
+    /// New owner: UID, UID:GID or :GID.
     owner: NewOwner,
-    /// The files.
+    /// Files.
     #[arg(value_name = "IMAGE:/path", required = true)]
     targets: Vec<ImagePath>,
 }

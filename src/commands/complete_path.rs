@@ -19,7 +19,7 @@ pub struct Arguments {
     /// Where the volume is.
     #[command(flatten)]
     place: VolumeArgs,
-    /// The path as far as it is written.
+    /// Beginning of the path.
     #[arg(value_name = "IMAGE:/path")]
     target: ImagePath,
 }

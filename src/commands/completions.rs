@@ -9,7 +9,7 @@ use clap_complete::Shell;
 /// Print a shell completion script.
 #[derive(Debug, Args)]
 pub struct Arguments {
-    /// The shell.
+    /// Shell.
     shell: Shell,
 }
 

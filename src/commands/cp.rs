@@ -42,7 +42,7 @@ pub struct Arguments {
     /// When to show progress.
     #[arg(long, value_enum, default_value_t = ProgressMode::Auto)]
     progress: ProgressMode,
-    /// What to copy, and where to: a directory to copy into, or the name it gets.
+    /// Source files, then the destination file or directory.
     #[arg(value_name = "IMAGE:/path", num_args = 2.., required = true)]
     targets: Vec<ImagePath>,
 }

@@ -18,7 +18,7 @@ use draconis_access::uuid::{self, UuidGenerator};
 use draconis_container::Format;
 use draconis_container::create::NewFormat;
 use draconis_ext::format::features::{Compatible, Incompatible};
-use draconis_ext::mkfs::{self, FormatOptions, InodeCount, Tree, VolumePlan};
+use draconis_ext::mkfs::{self, FormatOptions, FreeSpace, InodeCount, Tree, VolumePlan};
 
 use crate::archive_args::ArchiveArgs;
 use crate::edit::OwnerArg;
@@ -27,31 +27,31 @@ use crate::{image, report, text};
 
 const FORMAT_OPTIONS: &str = "\
 Options for -E, separated by commas:
-  offset=BYTES         where in IMAGE the volume begins, as --offset
-  root_owner=UID:GID   owner of the root directory; without UID:GID, and where this is left
-                       out, the user who runs this (with --from: the tree's own)
-  hash_seed=UUID       what hashes of file names start from (random)
-  hash_alg=NAME        how indexed directories hash names: legacy, half_md4, tea (half_md4)
-  stride=BLOCKS        what a RAID writes to one disk before it goes on to the next
-  stripe_width=BLOCKS  what it writes to all of its disks
-  resize=BLOCKS        how large the volume may grow in place (1024 times its size)
-  num_backup_sb=N      backups of the superblock with sparse_super2: 0 to 2 (2)
-  packed_meta_blocks   bitmaps, inode tables and journal at the start of the volume
-  encoding=utf8        how names ignore case, with casefold; encoding_flags=strict refuses
-                       names that are not valid
-  quotatype=KIND:KIND  whose quotas are counted, with quota: usrquota, grpquota, prjquota
-                       (the first two, and prjquota with project)
+  offset=BYTES         start of the volume in IMAGE, as --offset
+  root_owner=UID:GID   owner of the root directory; without UID:GID the current user
+                       (default: the current user; with --from the owner in the source)
+  hash_seed=UUID       seed of directory hashes (random)
+  hash_alg=NAME        hash of indexed directories: legacy, half_md4, tea (half_md4)
+  stride=BLOCKS        RAID chunk size in blocks
+  stripe_width=BLOCKS  RAID stripe size in blocks
+  resize=BLOCKS        maximum size for online growth, in blocks (1024 times the size)
+  num_backup_sb=N      superblock backups with sparse_super2: 0 to 2 (2)
+  packed_meta_blocks   place bitmaps, inode tables and journal at the start of the volume
+  encoding=utf8        character encoding of names with casefold; encoding_flags=strict refuses
+                       invalid names
+  quotatype=KIND:KIND  tracked quotas with quota: usrquota, grpquota, prjquota (the first two,
+                       and prjquota with project)
   mmp_update_interval=SECONDS
-                       how often a host says that it uses the volume, with mmp: up to 300 (5)
-  lazy_itable_init, lazy_journal_init, discard, nodiscard are taken and change nothing:
-  inode tables and journal always read as zeros
+                       MMP update interval in seconds, up to 300 (5)
+Accepted and ignored: lazy_itable_init, lazy_journal_init, discard, nodiscard. Inode tables and
+journal always read as zeros.
 
 Options for -J, separated by commas:
-  size=MIB             how long the journal is: 1024 to 10240000 blocks (by the size of the volume)
-  fast_commit_size=KIB how long its part for fast commits is, with fast_commit
-  location=BLOCK       where it begins (in the middle of the volume)
+  size=MIB             journal size, 1024 to 10240000 blocks (by volume size)
+  fast_commit_size=KIB size of the fast commit area, with fast_commit
+  location=BLOCK       first block of the journal (in the middle of the volume)
 
-Features for -O; ^FEATURE takes one away, none takes all:
+Features for -O; ^FEATURE disables one, none disables all:
   of every type        ext_attr, resize_inode, dir_index, filetype, sparse_super, large_file
   of ext3 and ext4     has_journal
   of ext4              extent, 64bit, flex_bg, metadata_csum, huge_file, dir_nlink, extra_isize
@@ -63,13 +63,12 @@ Sources for --from, besides DIR and TAR:
   oci:DIR[:TAG]             a container image in a directory (umoci, skopeo)
   oci-archive:FILE[:TAG]    the same in a tar archive
   docker-archive:FILE[:TAG] what docker save writes
-Of several archives, and of the layers of images, each lies over those before: .wh.NAME takes
-NAME away, .wh..wh..opq all that the directory had. Digests are compared, nothing is unpacked
-on this machine, and no daemon is asked.
+Later archives and image layers override earlier ones: .wh.NAME removes NAME, .wh..wh..opq
+removes the earlier contents of its directory. Digests are verified. Nothing is unpacked to the
+host, and no daemon is used.
 
---reproducible makes the image the same bit for bit wherever it is made of the same source; so
-does --seed N with SOURCE_DATE_EPOCH in the environment. Times later than SOURCE_DATE_EPOCH
-become that time.";
+--reproducible creates identical images from identical sources on any machine; so does --seed N
+with SOURCE_DATE_EPOCH in the environment. Later timestamps are reduced to SOURCE_DATE_EPOCH.";
 
 /// Create an ext2, ext3 or ext4 volume, optionally filled with files.
 ///
@@ -80,14 +79,14 @@ pub struct Arguments {
     /// File system type: ext2, ext3 or ext4; selects the default features.
     #[arg(short = 't', value_name = "TYPE", default_value = "ext4")]
     kind: String,
-    /// What the volume is for, as in mke2fs.conf: floppy, small, news, default, largefile,
-    /// largefile4, big or huge. Sets the bytes of a block and of files for each inode.
+    /// Usage type, as in mke2fs.conf: floppy, small, news, default, largefile, largefile4, big or
+    /// huge. Sets block size and bytes per inode.
     #[arg(short = 'T', value_name = "USAGE")]
     usage: Option<Usage>,
-    /// Bytes of a block: 1024, 2048, 4096 .. 65536; by the size of the volume if left out.
+    /// Block size in bytes, 1024 to 65536 (default: by volume size).
     #[arg(short = 'b', value_name = "SIZE", value_parser = text::size)]
     block: Option<u64>,
-    /// Bytes of a cluster, the unit of space with bigalloc: a power of two; 16 blocks if left out.
+    /// Cluster size in bytes for bigalloc, a power of two (default: 16 blocks).
     #[arg(short = 'C', value_name = "SIZE", value_parser = text::size)]
     cluster: Option<u64>,
     /// Bytes per inode.
@@ -114,42 +113,40 @@ pub struct Arguments {
     /// Number of groups per flex group, a power of two.
     #[arg(short = 'G', value_name = "GROUPS", default_value = "16")]
     flex_groups: u32,
-    /// Options of the journal, separated by commas; see below.
+    /// Journal options, comma-separated; see below.
     #[arg(short = 'J', value_name = "OPTIONS")]
     journal: Vec<String>,
-    /// More options, separated by commas; see below.
+    /// Extended options, comma-separated; see below.
     #[arg(short = 'E', value_name = "OPTIONS")]
     extended: Vec<String>,
-    /// Fill the volume from a directory, a tar archive (plain, or compressed with gzip, zstd or
-    /// xz; - is standard input), or a container image; see below. Given several times, archives
-    /// and images are laid over each other.
+    /// Copy files from a directory, tar archive (plain, gzip, zstd or xz) or container image; - for
+    /// standard input; see below. Repeatable: later archives and images
+    /// override earlier ones.
     #[arg(long, short = 'd', value_name = "DIR|TAR|IMAGE|-")]
     from: Vec<SourceSpec>,
     /// How archives and images are read.
     #[command(flatten)]
     reading: ArchiveArgs,
-    /// Of a directory, take only the files that LIST names, one on a line or before a zero
-    /// byte; - is standard input.
+    /// Copy only the files listed in LIST, separated by newlines or NULs; - for standard input.
     #[arg(long, value_name = "LIST", requires = "from")]
     list: Option<PathBuf>,
     /// Set the owner of all files.
     #[arg(long, value_name = "UID:GID", requires = "from", conflicts_with = "squash")]
     owner: Option<OwnerArg>,
-    /// Give everything to root; modes stay.
+    /// Set the owner of all files to root; keep modes.
     #[arg(long, requires = "from")]
     squash: bool,
-    /// Take the permissions of groups and others away, and access control lists with them.
+    /// Clear group and other permissions and access control lists.
     #[arg(long, requires = "from")]
     squash_perms: bool,
     /// Create device nodes from a genext2fs device table.
     #[arg(long, short = 'D', value_name = "TABLE")]
     devices: Option<PathBuf>,
-    /// Make the same bytes of the same source, whenever and wherever: the time is
-    /// SOURCE_DATE_EPOCH or that of the newest file, identities follow from the tree.
+    /// Create identical images from identical sources; timestamps come from SOURCE_DATE_EPOCH or
+    /// the newest file, UUID and hash seed from the tree.
     #[arg(long, requires = "from", conflicts_with = "seed")]
     reproducible: bool,
-    /// Space to leave free where SIZE is left out: a size, or a part of the volume such as 20%.
-    /// Without this it is 10%, and at least 16 MiB.
+    /// Free space to add if SIZE is omitted, such as 64M or 20% (default: 10%, at least 16 MiB).
     #[arg(long, value_name = "SIZE|PERCENT", value_parser = parse_free_space, requires = "from", conflicts_with = "size")]
     free: Option<FreeSpace>,
     /// Create the smallest volume that holds the files.
@@ -161,16 +158,16 @@ pub struct Arguments {
     /// Image format: raw, qcow2 or vhdx.
     #[arg(long, value_enum, value_name = "FORMAT")]
     image_format: Option<ImageFormat>,
-    /// Overwrite the ext volume that IMAGE holds; of anything else, which is named where it is
-    /// refused, its kind must be said: --force=gpt. Compressed files are never overwritten.
+    /// Overwrite an existing ext volume in IMAGE. Other data needs its kind, such as --force=gpt;
+    /// the error names it. Compressed files are never overwritten.
     #[arg(short = 'F', long, value_name = "KIND", num_args = 0..=1, require_equals = true,
         default_missing_value = "")]
     force: Option<Force>,
-    /// Make the volume in this partition of IMAGE, counted from 1, and write nothing else.
+    /// Use partition N of IMAGE, counted from 1; write nothing else.
     #[arg(long, value_name = "N", conflicts_with_all = ["offset", "image_format"])]
     partition: Option<u32>,
-    /// Make the volume from this byte of IMAGE on (K, M, G allowed), up to the end of the partition
-    /// or disk that it is in; also -E offset=BYTES.
+    /// Start of the volume in IMAGE, in bytes (suffixes K, M, G); it ends with its partition or
+    /// disk. Also -E offset=BYTES.
     #[arg(long, value_name = "BYTES", value_parser = text::size, conflicts_with = "image_format")]
     offset: Option<u64>,
     /// When to show progress.
@@ -179,7 +176,7 @@ pub struct Arguments {
     /// Show no progress.
     #[arg(short = 'q', long, conflicts_with = "progress")]
     quiet: bool,
-    /// The file or block device; a file that is not there is created.
+    /// Image: file, block device or STORE#NAME; a missing file is created.
     image: PathBuf,
     /// Size in KiB, in blocks with -b, or with a suffix K, M, G, T (default: size of IMAGE, or as
     /// needed by --from).
@@ -297,11 +294,6 @@ fn offset(arguments: &Arguments) -> anyhow::Result<Option<u64>> {
     Ok(Some(offset))
 }
 
-/// Free space of a volume that is sized for its contents, in millionths of the volume.
-const DEFAULT_FREE_PPM: u32 = 100_000;
-/// Minimum of that free space, in bytes.
-const MIN_FREE_BYTES: u64 = 16 << 20;
-
 /// What a volume is for: the names that mke2fs.conf(5) has.
 #[derive(Debug, Clone, Copy, ValueEnum)]
 enum Usage {
@@ -331,14 +323,6 @@ impl Usage {
         options.block_bytes = options.block_bytes.or(block_bytes);
         options.inodes = InodeCount::PerBytes(bytes_per_inode);
     }
-}
-
-/// Free space to leave.
-#[derive(Clone, Copy, PartialEq, Debug)]
-enum FreeSpace {
-    Bytes(u64),
-    /// Part of the volume, in millionths.
-    Part(u32),
 }
 
 fn parse_free_space(text: &str) -> Result<FreeSpace, String> {
@@ -543,19 +527,8 @@ fn plan<'a>(
     }
     let plan = match given {
         Some(given) => mkfs::plan_for_size(options, tree, given)?,
-        None => match arguments.free {
-            Some(FreeSpace::Bytes(free)) => mkfs::plan_smallest(options, tree, free)?,
-            Some(FreeSpace::Part(part)) => {
-                mkfs::plan_smallest_with_free_share(options, tree, part, 0)?
-            }
-            None if arguments.min => mkfs::plan_smallest(options, tree, 0)?,
-            None => mkfs::plan_smallest_with_free_share(
-                options,
-                tree,
-                DEFAULT_FREE_PPM,
-                MIN_FREE_BYTES,
-            )?,
-        },
+        None if arguments.min => FreeSpace::Bytes(0).fit(options, tree)?,
+        None => arguments.free.unwrap_or_default().fit(options, tree)?,
     };
     let len = plan.layout().len_bytes();
     if is_given && len > there {

@@ -41,7 +41,7 @@ pub struct Arguments {
     /// Where the volume is.
     #[command(flatten)]
     place: VolumeArgs,
-    /// Copy a whole tree.
+    /// Copy directories recursively; copy symbolic links as links.
     #[arg(short, long)]
     recursive: bool,
     /// When to show progress.

@@ -14,8 +14,8 @@ use crate::progress::{Progress, ProgressMode};
 
 /// Enlarge a volume.
 ///
-/// Files stay where they are. An image that is a file is lengthened, with a hole. If it is cut off,
-/// the volume is as it was, or running it again ends it.
+/// Files are not moved. Image files are extended. If interrupted, the volume is unchanged or the
+/// same command completes the operation.
 #[derive(Debug, Args)]
 pub struct Arguments {
     /// Where the volume is.
@@ -26,7 +26,7 @@ pub struct Arguments {
     progress: ProgressMode,
     /// Image: file, block device or STORE#NAME.
     image: PathBuf,
-    /// Size of the volume: in KiB, or with K, M, G, T; if left out, all of IMAGE.
+    /// New size in KiB, or with a suffix K, M, G, T (default: size of IMAGE).
     size: Option<String>,
 }
 

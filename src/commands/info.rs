@@ -54,12 +54,26 @@ struct VolumeJson {
     read_only_because: Option<String>,
     /// Damage found without a full check, and hints.
     damage: Vec<String>,
+    #[serde(skip)]
+    needs_preen: bool,
+    /// The partition of the image that it is.
+    partition: Option<PartitionFacts>,
+}
+
+/// The partition that a volume is in, as JSON has it.
+#[derive(Serialize)]
+struct PartitionFacts {
+    number: u32,
+    table: &'static str,
 }
 
 pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let clock = Clock::new();
-    let tree = image::open(&arguments.image, &arguments.place, None)?;
-    let facts = facts(tree.volume());
+    let part = image::part(&arguments.image, &arguments.place, None)?;
+    let partition = part.partition.zip(part.table);
+    let partition = partition.map(|(number, table)| PartitionFacts { number, table: table.name() });
+    let tree = image::tree(&arguments.image, part.disk)?;
+    let facts = VolumeJson { partition, ..facts(tree.volume()) };
     let mut out = Output::new();
     if arguments.json {
         writeln!(out, "{}", serde_json::to_string_pretty(&facts)?)?;
@@ -106,6 +120,8 @@ fn facts(volume: &Volume) -> VolumeJson {
         checked: info.dates.checked,
         read_only_because: info.read_only_reason,
         damage,
+        needs_preen: volume.needs_preen(),
+        partition: None,
     }
 }
 
@@ -174,6 +190,9 @@ fn write(facts: &VolumeJson, clock: &Clock, out: &mut Output) -> std::io::Result
     for (name, value) in rows {
         writeln!(out, "{name:<12} {value}")?;
     }
+    if let Some(PartitionFacts { number, table }) = &facts.partition {
+        writeln!(out, "{:<12} {number} ({table})", "partition")?;
+    }
     for damage in &facts.damage {
         writeln!(out, "{:<12} {damage}", "damaged")?;
     }
@@ -186,7 +205,9 @@ fn write(facts: &VolumeJson, clock: &Clock, out: &mut Output) -> std::io::Result
 fn state(facts: &VolumeJson) -> String {
     // Other states mean damage, which `e2fsck -p` may not repair.
     match facts.state.as_str() {
-        "not clean" => "not clean: it was not unmounted; e2fsck -p settles that".to_string(),
+        "not clean" if facts.needs_preen => {
+            "not clean: it was not unmounted; e2fsck -p repairs what a power cut left".to_string()
+        }
         state => state.to_string(),
     }
 }

@@ -11,12 +11,12 @@ use clap::Args;
 
 /// Run benchmarks and crash tests.
 ///
-/// Everything after `lab` goes to the program draconis-lab, which is beside this one:
-/// list, run, report, compare, crash.
+/// Runs the program draconis-lab, installed next to this one, with the remaining arguments: list,
+/// run, report, compare, crash and others.
 #[derive(Debug, Args)]
 #[command(disable_help_flag = true)]
 pub struct Arguments {
-    /// What draconis-lab is told.
+    /// Arguments of draconis-lab.
     #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
     arguments: Vec<OsString>,
 }

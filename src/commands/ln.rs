@@ -25,15 +25,15 @@ pub struct Arguments {
     /// Replace an existing file.
     #[arg(short, long)]
     force: bool,
-    /// Take LINK as the name, never as the directory to put it in.
+    /// Treat LINK as a file, not as a directory.
     #[arg(short = 'T', long)]
     no_target_directory: bool,
-    /// The owner of a symbolic link, instead of the user who runs this.
+    /// Owner of the symbolic link (default: current user).
     #[arg(long, value_name = "UID:GID")]
     owner: Option<OwnerArg>,
-    /// IMAGE:/path of a file; with -s any path.
+    /// Existing file, as IMAGE:/path; with -s any path.
     target: OsString,
-    /// The new name.
+    /// Name of the new link.
     #[arg(value_name = "IMAGE:/path")]
     link: ImagePath,
 }

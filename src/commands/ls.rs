@@ -51,10 +51,10 @@ pub struct Arguments {
     /// List directories and symbolic links themselves, not their contents or targets.
     #[arg(short, conflicts_with = "recursive")]
     directory: bool,
-    /// Write JSON: a list with an object for each name.
+    /// Print JSON: a list with an object for each name.
     #[arg(long)]
     json: bool,
-    /// What to list; the root directory if only IMAGE is given.
+    /// Directories and files to list (default: the root directory).
     #[arg(value_name = "IMAGE[:/path]", required = true)]
     targets: Vec<ImagePath>,
 }

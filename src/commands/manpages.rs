@@ -11,7 +11,7 @@ use crate::manual;
 /// Write the manual pages to a directory.
 #[derive(Debug, Args)]
 pub struct Arguments {
-    /// The directory.
+    /// Output directory.
     dir: PathBuf,
 }
 

@@ -18,16 +18,16 @@ pub struct Arguments {
     /// Where the volume is.
     #[command(flatten)]
     place: VolumeArgs,
-    /// Make what is missing of the path, too; a directory that is there is no error.
+    /// Create parent directories as needed; ignore existing directories.
     #[arg(short, long)]
     parents: bool,
-    /// The mode, as with chmod.
+    /// Mode of the new directories, as for chmod.
     #[arg(short, long)]
     mode: Option<ModeChange>,
-    /// Owner of the new file (default: current user).
+    /// Owner of the new directories (default: current user).
     #[arg(long, value_name = "UID:GID")]
     owner: Option<OwnerArg>,
-    /// The directories.
+    /// Directories to create.
     #[arg(value_name = "IMAGE:/path", required = true)]
     targets: Vec<ImagePath>,
 }

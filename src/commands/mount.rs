@@ -73,16 +73,16 @@ pub struct Arguments {
     /// Remove a dead draconis mount from DIR first.
     #[arg(long)]
     replace: bool,
-    /// IMAGE is a qcow2, VHDX, VHD or VMDK file that holds only what differs from FILE, which is
-    /// only read; given again, what FILE differs from. All but qcow2 are only read themselves.
+    /// Backing file of a differencing IMAGE (qcow2, VHDX, VHD, VMDK), opened read-only; repeat for
+    /// the backing file of FILE. Differencing images other than qcow2 are mounted read-only.
     #[arg(long, value_name = "FILE")]
     backing: Vec<PathBuf>,
     /// Create IMAGE as an empty volume of SIZE first.
     #[arg(long, value_name = "SIZE")]
     create: Option<String>,
-    /// The file or block device, or STORE#NAME; `-o remount` does without.
+    /// Image to mount (omit with -o remount).
     image: PathBuf,
-    /// The directory.
+    /// Mount point.
     dir: Option<PathBuf>,
 }
 

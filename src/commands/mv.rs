@@ -22,10 +22,10 @@ pub struct Arguments {
     /// Exchange source and destination atomically.
     #[arg(long, conflicts_with = "no_clobber")]
     exchange: bool,
-    /// Take the last argument as the name, never as the directory to move into.
+    /// Treat the destination as a file, not as a directory.
     #[arg(short = 'T', long)]
     no_target_directory: bool,
-    /// What to move, and where to: a directory to move into, or the name it gets.
+    /// Source files, then the destination file or directory.
     #[arg(value_name = "IMAGE:/path", num_args = 2.., required = true)]
     targets: Vec<ImagePath>,
 }

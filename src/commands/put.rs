@@ -19,7 +19,7 @@ use crate::target::ImagePath;
 
 /// Copy files from the host into a volume.
 ///
-/// Owners, modes, times, hard links, holes and extended attributes are kept.
+/// Keeps owners, modes, times, hard links, holes and extended attributes.
 #[derive(Debug, Args)]
 pub struct Arguments {
     /// Where the volume is.
@@ -28,7 +28,7 @@ pub struct Arguments {
     /// Copy directories recursively; copy symbolic links as links.
     #[arg(short, long, visible_short_alias = 'R')]
     recursive: bool,
-    /// Take the last argument as the name, never as the directory to put it in.
+    /// Treat the destination as a file, not as a directory.
     #[arg(short = 'T', long)]
     no_target_directory: bool,
     /// Set the owner of all files.

@@ -17,13 +17,13 @@ pub struct Arguments {
     /// Where the volume is.
     #[command(flatten)]
     place: VolumeArgs,
-    /// Remove directories and all they hold.
+    /// Remove directories and their contents recursively.
     #[arg(short, long, visible_short_alias = 'R')]
     recursive: bool,
     /// Ignore missing files.
     #[arg(short, long)]
     force: bool,
-    /// What to remove.
+    /// Files or directories to remove.
     #[arg(value_name = "IMAGE:/path", required = true)]
     targets: Vec<ImagePath>,
 }

@@ -15,9 +15,9 @@ use crate::{edit, report, text};
 
 /// Shrink a volume.
 ///
-/// Files beyond the new end are moved, and inodes there get other numbers. An image that is a file
-/// is cut to the new length, if nothing is behind the volume. If it is cut off, the volume is as
-/// it was, or running it again ends it.
+/// Moves data beyond the new end; moved inodes get new numbers. An image file is truncated if
+/// nothing follows the volume. If interrupted, the volume is unchanged or the same command
+/// completes the operation.
 #[derive(Debug, Args)]
 #[group(skip)]
 pub struct Arguments {
@@ -27,12 +27,12 @@ pub struct Arguments {
     /// When to show progress.
     #[arg(long, value_enum, default_value_t = ProgressMode::Auto)]
     progress: ProgressMode,
-    /// Shrink to the least size; the default if SIZE is left out.
+    /// Shrink to the minimum size (default if SIZE is omitted).
     #[arg(long, conflicts_with = "size")]
     min: bool,
     /// Image: file, block device or STORE#NAME.
     image: PathBuf,
-    /// Size of the volume: in KiB, or with K, M, G, T.
+    /// New size in KiB, or with a suffix K, M, G, T.
     size: Option<String>,
 }
 

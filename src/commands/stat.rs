@@ -20,13 +20,13 @@ pub struct Arguments {
     /// Where the volume is.
     #[command(flatten)]
     place: VolumeArgs,
-    /// Write JSON, a list.
+    /// Print JSON: a list.
     #[arg(long)]
     json: bool,
     /// Follow symbolic links.
     #[arg(short = 'L', long)]
     dereference: bool,
-    /// The files.
+    /// Files.
     #[arg(value_name = "IMAGE:/path", required = true)]
     targets: Vec<ImagePath>,
 }

@@ -16,7 +16,7 @@ use crate::text::format_bytes;
 /// Show mounts: worker, sandbox, caches, requests, memory.
 #[derive(Debug, Args)]
 pub struct Arguments {
-    /// Write JSON: an object with a list `mounts`.
+    /// Print JSON: an object with a list `mounts`.
     #[arg(long)]
     json: bool,
 }

@@ -43,12 +43,13 @@ use crate::image::store_disk;
 /// Manage object stores in files, block devices and buckets.
 ///
 /// A bucket is s3://BUCKET/PREFIX, gs://BUCKET/PREFIX, az://CONTAINER/PREFIX or file:///DIRECTORY.
-/// Credentials, region and endpoint of S3 come from where the aws command finds them: variables
-/// (AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_REGION, AWS_ENDPOINT_URL), a web identity, the
-/// profile AWS_PROFILE in ~/.aws/credentials and ~/.aws/config, a container's or an instance's role.
-/// The other clouds have them in variables, as their own tools do. Who changes a store in a bucket takes it over from who
-/// did before, unless that is a mount, which --take-over ends; readers disturb none. With --journal
-/// FILE what is waited for is durable when FILE has it, and the bucket is sent it behind.
+/// Credentials, region and endpoint of S3 come from the same sources as for the aws command:
+/// environment (AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_REGION, AWS_ENDPOINT_URL), web
+/// identity, the profile AWS_PROFILE in ~/.aws/credentials and ~/.aws/config, the role of a container
+/// or instance. Other clouds use the environment variables of their own tools.
+///
+/// A writer fences off the previous writer of a bucket. Mounts are fenced off only with --take-over.
+/// Readers do not disturb writers. See --journal for local durability.
 #[derive(Debug, Args)]
 pub struct Arguments {
     #[command(subcommand)]

@@ -30,19 +30,20 @@ pub struct Arguments {
     /// Write a single-layer OCI image archive to OUT.
     #[arg(long, value_name = "OUT")]
     oci: Option<PathBuf>,
-    /// The name of the image.
+    /// Name of the image.
     #[arg(long, value_name = "TAG", requires = "oci")]
     tag: Option<String>,
-    /// The image's configuration (entry point, environment, user), as format --config writes it.
+    /// Read the image configuration (entry point, environment, user) from FILE, as format --config
+    /// writes it.
     #[arg(long, value_name = "FILE", requires = "oci")]
     config: Option<PathBuf>,
-    /// The image's platform (that of the configuration, or of this machine).
+    /// Platform of the image (default: that of the configuration, or this machine).
     #[arg(long, value_name = "OS/ARCH", requires = "oci")]
     platform: Option<Platform>,
     /// When to show progress.
     #[arg(long, value_enum, default_value_t = ProgressMode::Auto)]
     progress: ProgressMode,
-    /// What to archive; the whole volume if only IMAGE is given.
+    /// Directory to archive (default: the root directory).
     #[arg(value_name = "IMAGE[:/path]")]
     target: ImagePath,
 }

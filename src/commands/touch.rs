@@ -19,16 +19,16 @@ pub struct Arguments {
     /// Change only the access time.
     #[arg(short)]
     access: bool,
-    /// The time of modification only.
+    /// Change only the modification time.
     #[arg(short)]
     modification: bool,
     /// Do not create files.
     #[arg(short = 'c', long)]
     no_create: bool,
-    /// This time instead of now: 2026-11-20, 2026-11-20 23:36:01, or @SECONDS.
+    /// Use TIME instead of the current time: 2026-11-20, 2026-11-20 23:36:01, or @SECONDS.
     #[arg(short, long, value_name = "TIME", value_parser = text::time)]
     date: Option<Time>,
-    /// The files.
+    /// Files.
     #[arg(value_name = "IMAGE:/path", required = true)]
     targets: Vec<ImagePath>,
 }

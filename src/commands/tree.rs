@@ -26,7 +26,7 @@ pub struct Arguments {
     /// Descend at most N levels.
     #[arg(short = 'L', long, value_name = "N")]
     level: Option<usize>,
-    /// What to list.
+    /// Directory to list (default: the root directory).
     #[arg(value_name = "IMAGE[:/path]")]
     target: ImagePath,
 }

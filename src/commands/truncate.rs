@@ -17,13 +17,13 @@ pub struct Arguments {
     /// Where the volume is.
     #[command(flatten)]
     place: VolumeArgs,
-    /// The length, or by how much it grows or shrinks: 64K, +1M, -100.
+    /// New size, or a change: 64K, +1M, -100.
     #[arg(short, long, value_name = "SIZE", allow_hyphen_values = true)]
     size: NewSize,
     /// Do not create files.
     #[arg(short = 'c', long)]
     no_create: bool,
-    /// The files.
+    /// Files.
     #[arg(value_name = "IMAGE:/path", required = true)]
     targets: Vec<ImagePath>,
 }

@@ -38,8 +38,8 @@ enum ErrorBehaviour {
 
 /// Change superblock settings: label, UUID, reserved blocks, features, journal.
 ///
-/// Options are spelled as by tune2fs. Without any, a change of the volume that was cut off is
-/// ended. With -l alone the volume is only read; `draconis info` says the same in short.
+/// Options are those of tune2fs. Without options, completes an interrupted grow, shrink or tune.
+/// With -l alone the volume is only read; `draconis info` prints a summary.
 #[derive(Debug, Args)]
 pub struct Arguments {
     /// Where the volume is.
@@ -51,62 +51,62 @@ pub struct Arguments {
     /// Label, at most 16 bytes.
     #[arg(short = 'L', value_name = "LABEL")]
     label: Option<OsString>,
-    /// Identity: a UUID, `random`, `time`, or `clear`.
+    /// UUID, or random, time, clear.
     #[arg(short = 'U', value_name = "UUID")]
     uuid: Option<String>,
-    /// Percentage of the blocks that is reserved for the superuser.
+    /// Percentage of blocks reserved for the superuser.
     #[arg(short = 'm', value_name = "PERCENT")]
     reserved_percent: Option<f64>,
-    /// Number of blocks that is reserved for the superuser.
+    /// Number of blocks reserved for the superuser.
     #[arg(short = 'r', value_name = "BLOCKS", conflicts_with = "reserved_percent")]
     reserved_blocks: Option<u64>,
-    /// Features to add, or with a `^` to drop, with commas between them.
+    /// Enable features, or disable them with ^, comma-separated.
     #[arg(short = 'O', value_name = "[^]FEATURE,..", value_delimiter = ',')]
     features: Vec<String>,
-    /// Whose quotas are counted, with commas between them: usrquota, grpquota, prjquota; with a `^`
-    /// no longer.
+    /// Enable quota tracking (usrquota, grpquota, prjquota), or disable it with ^,
+    /// comma-separated.
     #[arg(short = 'Q', value_name = "[^]KIND,..", value_delimiter = ',')]
     quotas: Vec<String>,
     /// Add a journal, as -O has_journal.
     #[arg(short = 'j')]
     journal: bool,
-    /// The journal: `size=` in MiB.
+    /// Journal options: size=MIB.
     #[arg(short = 'J', value_name = "size=MIB")]
     journal_options: Option<String>,
-    /// User who may take the reserved blocks.
+    /// User that may use reserved blocks.
     #[arg(short = 'u', value_name = "USER")]
     reserved_user: Option<String>,
-    /// Group that may.
+    /// Group that may use reserved blocks.
     #[arg(short = 'g', value_name = "GROUP")]
     reserved_group: Option<String>,
-    /// Mount options that the volume asks for by itself, with commas between them; with a `^` no
-    /// longer: acl, user_xattr, journal_data_ordered, nobarrier, discard and others
+    /// Set default mount options (acl, user_xattr, journal_data_ordered, nobarrier, discard and
+    /// others), or clear them with ^, comma-separated.
     #[arg(short = 'o', value_name = "[^]OPTION,..", value_delimiter = ',')]
     mount_options: Vec<String>,
     /// Set the last-mounted directory.
     #[arg(short = 'M', value_name = "DIR")]
     last_mounted: Option<OsString>,
-    /// More options, with commas between them.
+    /// Extended options, comma-separated.
     ///
-    /// mmp_update_interval=SECONDS, how often a host says that it uses the volume (mmp); clear_mmp,
-    /// no host does, despite what a tool that was cut off left; stride=BLOCKS, stripe_width=BLOCKS,
-    /// of the disks below; hash_alg=legacy|half_md4|tea, of new directory indexes; mount_opts=TEXT,
-    /// for the kernel; force_fsck, look at all of it next time; [^]test_fs.
+    /// mmp_update_interval=SECONDS: MMP update interval; clear_mmp: reset a stale MMP block;
+    /// stride=BLOCKS: RAID chunk size; stripe_width=BLOCKS: RAID stripe size;
+    /// hash_alg=legacy|half_md4|tea: hash of new directory indexes; mount_opts=TEXT: options for the
+    /// kernel; force_fsck: request a full check; [^]test_fs.
     #[arg(short = 'E', value_name = "OPTIONS", value_delimiter = ',')]
     extended: Vec<String>,
-    /// What the kernel does about damage.
+    /// Kernel behaviour on errors.
     #[arg(short = 'e', value_name = "BEHAVIOUR", value_enum)]
     errors: Option<ErrorBehaviour>,
-    /// Mounts after which the volume is to be checked; 0 or -1: never.
+    /// Maximum mounts between checks (0 or -1: none).
     #[arg(short = 'c', value_name = "MOUNTS", allow_hyphen_values = true)]
     most_mounts: Option<i32>,
     /// Set the mount count.
     #[arg(short = 'C', value_name = "MOUNTS")]
     mounts: Option<u16>,
-    /// When it was checked last: now, `YYYYMMDD[HH[MM[SS]]]`, or a time such as 2026-11-20 23:36.
+    /// Set the time of the last check: now, YYYYMMDD[HH[MM[SS]]], or a time such as 2026-11-20 23:36.
     #[arg(short = 'T', value_name = "TIME")]
     checked: Option<String>,
-    /// Time after which the volume is to be checked: days, or with d, w, m; 0: never.
+    /// Maximum time between checks: days, or with a suffix d, w, m (0: none).
     #[arg(short = 'i', value_name = "TIME")]
     interval: Option<String>,
     /// Image: file, block device or STORE#NAME.

@@ -18,7 +18,7 @@ pub struct Arguments {
     /// Detach immediately, even if the mount is in use.
     #[arg(short, long, visible_alias = "lazy")]
     force: bool,
-    /// The directory.
+    /// Mount point.
     dir: PathBuf,
 }
 

@@ -22,20 +22,20 @@ pub struct Arguments {
     /// Where the volume is.
     #[command(flatten)]
     place: VolumeArgs,
-    /// The archive, plain or compressed with gzip, zstd or xz, or an image, as format --from
-    /// takes it; standard input if left out. Several are laid over each other first.
+    /// Tar archive (plain, gzip, zstd or xz) or container image, as for format --from (default:
+    /// standard input). Repeatable: later archives and images override earlier ones.
     #[arg(short, long, value_name = "TAR|IMAGE")]
     file: Vec<SourceSpec>,
     /// How archives and images are read.
     #[command(flatten)]
     reading: ArchiveArgs,
-    /// The owner of everything that is unpacked, instead of each file's own.
+    /// Set the owner of all files.
     #[arg(long, value_name = "UID:GID")]
     owner: Option<OwnerArg>,
     /// When to show progress.
     #[arg(long, value_enum, default_value_t = ProgressMode::Auto)]
     progress: ProgressMode,
-    /// The directory to unpack it in; the root directory if only IMAGE is given.
+    /// Destination directory (default: the root directory).
     #[arg(value_name = "IMAGE[:/path]")]
     target: ImagePath,
 }

@@ -15,7 +15,7 @@ use crate::report;
 /// milliseconds. Mounts that cannot be upgraded keep running.
 #[derive(Debug, Args)]
 pub struct Arguments {
-    /// Write JSON: an object with a list `mounts`.
+    /// Print JSON: an object with a list `mounts`.
     #[arg(long)]
     json: bool,
 }

@@ -255,15 +255,7 @@ impl<'a> ShrinkJob<'a> {
         let held = mmp_claim::recover_and_claim(image, &disk, now)?;
         let plan = shrink::ShrinkPlan::plan(&*disk, len_bytes)
             .map_err(|error| refused(image, &*disk, error))?;
-        Ok(Self {
-            wanted,
-            base,
-            disk,
-            plan,
-            truncates_file: is_cut,
-            image: inside,
-            _held: held,
-        })
+        Ok(Self { wanted, base, disk, plan, truncates_file: is_cut, image: inside, _held: held })
     }
 
     /// Returns the bytes that [`ShrinkJob::write`] moves.

@@ -10,7 +10,7 @@ use draconis_container::is_seekable;
 use draconis_device::Disk;
 use draconis_exchange::contract::{AttributeChange, Attributes, FileType, Time};
 use draconis_ext::check::{self, Report};
-use draconis_ext::mkfs::{self, NodeId};
+use draconis_ext::mkfs::{self, FreeSpace, NodeId};
 use draconis_ext::tune::TuneChanges;
 use draconis_ext::{
     AccessTimes, Follow, Info, InodeNumber, NewNode, OpenOptions, RenameMode, WriteOptions,
@@ -49,8 +49,10 @@ pub struct NewVolume {
     pub kind: String,
     /// Length; if `None`, that of the image, or what the contents of a new file need.
     pub len_bytes: Option<u64>,
-    /// Free space to add if the length is computed from the contents.
-    pub extra_free_bytes: u64,
+    /// Free space of one whose length follows from its sources.
+    pub free: FreeSpace,
+    /// The smallest volume that holds the sources, also on a longer device: no free space.
+    pub min: bool,
     /// Block size; depends on the length if `None`.
     pub block_bytes: Option<u32>,
     /// Label, at most 16 bytes.
@@ -90,7 +92,8 @@ impl Default for NewVolume {
         Self {
             kind: "ext4".into(),
             len_bytes: None,
-            extra_free_bytes: 0,
+            free: FreeSpace::Usual,
+            min: false,
             block_bytes: None,
             label: vec![],
             features: String::new(),
@@ -723,25 +726,24 @@ fn create(image: &Path, new: &NewVolume) -> anyhow::Result<CreatedVolume> {
         (root.uid, root.gid) = (uid, gid);
     }
     let (there, is_given) = (base.len_bytes()?, base.has_fixed_size()?);
-    let no_room = |needed: u64| -> anyhow::Result<CreatedVolume> {
-        let (has, needed) =
-            (crate::messages::format_bytes(there), crate::messages::format_bytes(needed));
-        Err(Error::new(Errno::NOSPC, format!("{shown} has only {has} of {needed}")).into())
-    };
     let tree = &mut source.tree;
-    let plan = match new.len_bytes {
-        Some(len) if is_given && len > there => return no_room(len),
+    let fills = is_given || (there > 0 && new.from.is_empty());
+    let plan = match new.len_bytes.or((fills && !new.min).then_some(there)) {
         Some(len) => mkfs::plan_for_size(&options, tree, len)?,
-        None if is_given || (there > 0 && new.from.is_empty()) => {
-            mkfs::plan_for_size(&options, tree, there)?
-        }
         None if new.from.is_empty() => {
             return Err(crate::not_found_error(format!(
                 "{shown} does not exist: a size is needed"
             )));
         }
-        None => mkfs::plan_smallest(&options, tree, new.extra_free_bytes)?,
+        None if new.min => FreeSpace::Bytes(0).fit(&options, tree)?,
+        None => new.free.fit(&options, tree)?,
     };
+    let needed = plan.layout().len_bytes();
+    if is_given && needed > there {
+        let (has, needed) =
+            (crate::messages::format_bytes(there), crate::messages::format_bytes(needed));
+        return Err(Error::new(Errno::NOSPC, format!("{shown} has only {has} of {needed}")).into());
+    }
     format::write(image, base, &plan, &*source.contents, new.image_format, &|_| {})?;
     let mut notes = source.notes;
     notes.extend(source.faults.texts());

@@ -249,8 +249,12 @@ typedef struct draconis_fill_options {
     int squash;
     // Not 0: equal sources give equal bytes, on any machine and at any time.
     int reproducible;
-    // Reserved for later versions; all zero.
-    uint64_t later[8];
+    // Not 0: the smallest volume that holds the source, also on a longer device. Not with a size.
+    int min;
+    // Free space as a percentage of the volume, up to 95, instead of free_bytes.
+    uint32_t free_percent;
+    // All zero: for what later versions know.
+    uint64_t later[7];
 } draconis_fill_options;
 
 // Callback for a problem; the text is valid during the call.

@@ -12,6 +12,7 @@ use draconis_access::tar::Sparse;
 use draconis_access::tuning::TuneOptions;
 use draconis_access::volume::image_format;
 use draconis_access::{Error, NewVolume, Result, Volume, VolumeLocation};
+use draconis_ext::mkfs::FreeSpace;
 use draconis_ext::tune::TuneChanges;
 use rustix::io::Errno;
 
@@ -83,8 +84,12 @@ pub struct draconis_fill_options {
     pub squash: c_int,
     /// Not 0: equal sources give equal bytes, on any machine and at any time.
     pub reproducible: c_int,
-    /// Reserved for later versions; all zero.
-    pub later: [u64; 8],
+    /// Not 0: the smallest volume that holds the source, also on a longer device. Not with a size.
+    pub min: c_int,
+    /// Free space as a percentage of the volume, up to 95, instead of free_bytes.
+    pub free_percent: u32,
+    /// All zero: for what later versions know.
+    pub later: [u64; 7],
 }
 
 /// Changes of superblock settings. All zero: none.
@@ -208,7 +213,16 @@ pub extern "C" fn draconis_format_filled(
         new.platform = platform.map_err(wrong)?;
         let format = optional_utf8(fill.image_format, "image_format")?;
         new.image_format = image_format(format)?;
-        new.extra_free_bytes = fill.free_bytes;
+        new.min = fill.min != 0;
+        new.free = match (fill.free_bytes, fill.free_percent) {
+            (0, 0) => FreeSpace::Usual,
+            (free @ 1.., 0) if !new.min => FreeSpace::Bytes(free),
+            (0, part @ 1..=95) if !new.min => FreeSpace::Part(part * 10_000),
+            _ => return Err(wrong("free space: free_bytes, free_percent up to 95, or min")),
+        };
+        if new.min && new.len_bytes.is_some() {
+            return Err(wrong("min and size_bytes exclude each other"));
+        }
         new.max_unpacked_bytes = (fill.limit_bytes > 0).then_some(fill.limit_bytes);
         new.owner_override = (fill.give != 0).then_some((fill.uid, fill.gid));
         new.squash = fill.squash != 0;

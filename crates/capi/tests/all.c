@@ -223,6 +223,16 @@ static void write_file(const char *name, const char *text) {
     CHECK(file && fputs(text, file) >= 0 && fclose(file) == 0);
 }
 
+/* The length of a volume that is filled so. */
+static uint64_t size_of(const char *image, draconis_format_options *how, draconis_fill_options *fill) {
+    struct stat found;
+    remove(image);
+    CHECK(draconis_format_filled(image, how, fill, NULL, NULL) == 0);
+    CHECK(stat(image, &found) == 0);
+    remove(image);
+    return (uint64_t)found.st_size;
+}
+
 /* A volume that is filled, in a disk image and in a file, made larger and smaller, and renamed. */
 static void filled(const char *dir) {
     CHECK(mkdir(in(dir, "tree"), 0755) == 0 && mkdir(in(dir, "tree/etc"), 0755) == 0);
@@ -268,7 +278,21 @@ static void filled(const char *dir) {
     fill.platform = NULL;
     strcat(tree, "-none");
     CHECK(draconis_format_filled(image, &how, &fill, NULL, NULL) == -ENOENT);
-    fill.later[7] = 1;
+    strcpy(tree, in(dir, "tree"));
+    image = in(dir, "sized");
+    fill.min = 1;
+    CHECK(draconis_format_filled(image, &how, &fill, NULL, NULL) == -EINVAL);
+    fill.free_bytes = 0;
+    uint64_t least = size_of(image, &how, &fill);
+    CHECK(least > 0 && least < 4 << 20);
+    fill.min = 0;
+    CHECK(size_of(image, &how, &fill) >= least + (16 << 20));
+    fill.free_percent = 50;
+    CHECK(size_of(image, &how, &fill) >= 2 * least - (1 << 20));
+    fill.free_percent = 96;
+    CHECK(draconis_format_filled(image, &how, &fill, NULL, NULL) == -EINVAL);
+    fill.free_percent = 0;
+    fill.later[6] = 1;
     CHECK(draconis_format_filled(image, &how, &fill, NULL, NULL) == -EINVAL);
     CHECK(draconis_format_filled(image, &how, NULL, NULL, NULL) == -EINVAL);
 

@@ -1,6 +1,6 @@
 //! Selection of the partition with an ext volume.
 
-use draconis_device::{Disk, Extent, Partition, partition_table};
+use draconis_device::{Disk, Extent, Partition, TableKind, partition_table};
 use draconis_exchange::heap::Block;
 
 use crate::signature::{self, DetectedContent};
@@ -12,6 +12,8 @@ pub struct PartitionSummary {
     pub volumes: Vec<Partition>,
     /// The others, with their contents if known.
     pub others: Vec<(Partition, Option<DetectedContent>)>,
+    /// The format of the partition table.
+    pub kind: TableKind,
     /// True if the table is the backup of a GPT whose primary copy is damaged or missing.
     pub is_backup: bool,
 }
@@ -43,7 +45,11 @@ pub fn list_partitions(disk: &dyn Disk) -> Option<PartitionSummary> {
         return None;
     }
     let table = partition_table(disk).ok()?;
-    let mut found = PartitionSummary { is_backup: table.is_backup, ..PartitionSummary::default() };
+    let mut found = PartitionSummary {
+        kind: table.kind,
+        is_backup: table.is_backup,
+        ..PartitionSummary::default()
+    };
     for part in table.partitions {
         let held = head(disk, part.extent).as_deref().and_then(signature::of);
         match held {

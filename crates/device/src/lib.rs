@@ -76,7 +76,7 @@ pub use file::{
 pub use forwarding::ForwardingDisk;
 pub use memory::MemoryDisk;
 pub use partition::{
-    Partition, PartitionError, PartitionTable, partition, partition_table, partitions,
+    Partition, PartitionError, PartitionTable, TableKind, partition, partition_table, partitions,
 };
 pub use pending::{DeferredAnswer, Pending, Promise, pending};
 pub use random::Random;

@@ -68,9 +68,31 @@ pub struct Partition {
     pub extent: Extent,
 }
 
+/// The format of a partition table.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum TableKind {
+    /// Master boot record.
+    #[default]
+    Mbr,
+    /// GUID partition table.
+    Gpt,
+}
+
+impl TableKind {
+    /// Its usual name.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Mbr => "MBR",
+            Self::Gpt => "GPT",
+        }
+    }
+}
+
 /// A partition table.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PartitionTable {
+    /// Its format.
+    pub kind: TableKind,
     /// Partitions by number.
     pub partitions: Vec<Partition>,
     /// True if this is the backup of a GPT whose primary copy is damaged or missing.
@@ -105,7 +127,7 @@ pub fn partition_table(disk: &dyn Disk) -> Result<PartitionTable, PartitionError
             logical(disk, u64::from(entry.start), &mut found)?;
         }
     }
-    Ok(PartitionTable { partitions: found, is_backup: false })
+    Ok(PartitionTable { kind: TableKind::Mbr, partitions: found, is_backup: false })
 }
 
 struct Mbr {
@@ -186,7 +208,7 @@ fn gpt(disk: &dyn Disk) -> Result<PartitionTable, PartitionError> {
     for (sector_bytes, at_bytes, is_backup) in places {
         let found = gpt_header(disk, at_bytes)
             .and_then(|header| gpt_of(disk, &header, sector_bytes))
-            .map(|partitions| PartitionTable { partitions, is_backup });
+            .map(|partitions| PartitionTable { kind: TableKind::Gpt, partitions, is_backup });
         match found {
             Ok(found) => return Ok(found),
             // The error of the primary copy is more useful.

@@ -25,7 +25,7 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use draconis_device::{Disk, Extent, Pending, ReadAnswer, Urgency};
+use draconis_device::{Atomic, Disk, Extent, Pending, ReadAnswer, Urgency};
 use draconis_exchange::heap::Block;
 
 pub(crate) use crate::blocks::data::CHUNK_BYTES;
@@ -96,6 +96,8 @@ struct PendingRead {
 pub(crate) struct BlockStore {
     disk: Arc<dyn Disk>,
     disk_bytes: u64,
+    /// Whether a power cut leaves each chain of groups whole or undone.
+    pub(crate) is_atomic: bool,
     sector_bytes: u64,
     block_bytes: u32,
     piece_bytes: u64,
@@ -140,6 +142,7 @@ impl BlockStore {
         Self {
             disk,
             disk_bytes: properties.len_bytes,
+            is_atomic: properties.atomic == Atomic::AgainstPowerCut,
             sector_bytes: u64::from(properties.sector_bytes.max(1)),
             block_bytes,
             cache: Cache::new(cache_bytes, 16 << 10, CHUNK_BYTES),

@@ -205,7 +205,7 @@ fn check_in_place(
         }
         Err(other) => return Err(other),
     };
-    check_supported(&raw, &super_)?;
+    check_supported(&super_)?;
     let empty = Report {
         label: super_.label.clone(),
         inodes: u64::from(super_.inodes),
@@ -294,7 +294,7 @@ fn read_superblock(disk: &dyn Disk) -> Result<RawSuperblock> {
     RawSuperblock::view(bytes.get(at..).unwrap_or_default()).cloned()
 }
 
-fn check_supported(raw: &RawSuperblock, super_: &Superblock) -> Result<()> {
+fn check_supported(super_: &Superblock) -> Result<()> {
     let missing = super_.incompatible.difference(Incompatible::CHECKABLE | Incompatible::RECOVER);
     if !missing.is_empty() {
         let feature = format!("needs: {}", missing.names().join(", "));
@@ -307,8 +307,9 @@ fn check_supported(raw: &RawSuperblock, super_: &Superblock) -> Result<()> {
     let mut names = compatible.names();
     names.extend(read_only.names());
     let journal = super_.compatible.contains(Compatible::HAS_JOURNAL);
-    if journal && raw.s_journal_inum.get() == 0 && raw.s_journal_dev.get() != 0 {
-        names.push("external journal".to_owned());
+    if let Some(device) = super_.external_journal().filter(|_| journal && super_.journal.is_none())
+    {
+        names.push(format!("external journal ({device}), which e2fsck -j JOURNAL takes"));
     }
     let both = Incompatible::CASEFOLD | Incompatible::ENCRYPT;
     if super_.incompatible.contains(both) {

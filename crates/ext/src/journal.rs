@@ -21,6 +21,7 @@ mod replayed_disk;
 pub(crate) mod transaction_layout;
 
 use std::collections::BTreeMap;
+use std::fmt::Write;
 use std::sync::Arc;
 
 use draconis_device::{Disk, Extent};
@@ -137,11 +138,28 @@ fn count_free(disk: &dyn Disk, super_: &Superblock) -> Option<(u64, u64)> {
     Some((blocks.min(super_.blocks), inodes.min(super_.inodes.into())))
 }
 
+impl Superblock {
+    /// The journal on another device by number and UUID, as Linux writes them.
+    pub fn external_journal(&self) -> Option<String> {
+        let device = Some(self.journal_device).filter(|device| *device != 0)?;
+        let (major, minor) = (device >> 8 & 0xfff, device & 0xff | device >> 12 & 0xf_ff00);
+        let mut uuid = String::new();
+        for (nth, byte) in self.journal_uuid.iter().enumerate() {
+            let hyphen = if matches!(nth, 4 | 6 | 8 | 10) { "-" } else { "" };
+            let _ = write!(uuid, "{hyphen}{byte:02x}");
+        }
+        Some(format!("device {major}:{minor}, UUID {uuid}"))
+    }
+}
+
 /// Returns the error for a volume whose journal is needed and cannot be used.
 pub(crate) fn unusable_journal_error(super_: &Superblock) -> Error {
-    let feature = match super_.journal_device {
-        0 => "needs_recovery: the volume has no journal; run e2fsck on it",
-        _ => "needs_recovery: the journal is on another device; run e2fsck on both",
+    let feature = match super_.external_journal() {
+        None => "needs_recovery: the volume has no journal; run e2fsck on it".to_owned(),
+        Some(journal) => format!(
+            "needs_recovery: the journal is on another device ({journal}); e2fsck -p -j JOURNAL \
+             replays it"
+        ),
     };
-    Error::Unsupported { feature: feature.to_owned() }
+    Error::Unsupported { feature }
 }

@@ -35,7 +35,7 @@ mod tree;
 mod values;
 mod write;
 
-pub use free_share::plan_smallest_with_free_share;
+pub use free_share::FreeSpace;
 pub use layout::Layout;
 pub(crate) use layout::{
     ENCRYPTION, MAX_MMP_INTERVAL, MIN_LAST_GROUP_BLOCKS, MMP_INTERVAL, orphan_blocks,

@@ -255,8 +255,11 @@ fn check_writable(super_: &Superblock, disk: &Properties, is_claimed: bool) -> R
     if let Some(feature) = super_.read_only_reason(is_claimed) {
         return Err(Error::Unsupported { feature });
     }
-    if super_.journal_device != 0 {
-        let feature = "writing needs: the journal, which is on another device".to_owned();
+    if let Some(journal) = super_.external_journal() {
+        let feature = format!(
+            "writing needs: the journal, which is on another device ({journal}); Linux takes it by \
+             mount -o journal_path=JOURNAL"
+        );
         return Err(Error::Unsupported { feature });
     }
     if let Some(rule) =

@@ -16,7 +16,7 @@ use crate::blocks::role::Role;
 use crate::blocks::{BlockStore, DeviceStatistics};
 use crate::cache::{Cache, CacheStatistics, CacheWeight};
 use crate::dir::Cookie;
-use crate::format::features::{Incompatible, ReadOnlyCompatible};
+use crate::format::features::{Compatible, Incompatible, ReadOnlyCompatible};
 use crate::format::group::{self, GroupDescriptor};
 use crate::format::inode::Inode;
 use crate::format::superblock::{self, RawSuperblock, Superblock, Timestamps};
@@ -379,9 +379,15 @@ impl Volume {
     fn journal_reason(&self) -> Option<String> {
         let damage = self.journal_damage.as_ref()?;
         Some(format!(
-            "the journal is damaged ({damage}): what was committed from there on is missing; copy \
-             what can be read, then let e2fsck repair the volume"
+            "the journal is damaged ({damage}): transactions from there on are not \
+             replayed; copy what can be read, then let e2fsck repair the volume"
         ))
+    }
+
+    /// Whether a power cut may have left what `e2fsck -p` repairs: the volume was not unmounted,
+    /// has no journal, and its disk is not atomic.
+    pub fn needs_preen(&self) -> bool {
+        !self.super_.clean && self.super_.journal.is_none() && !self.store.is_atomic
     }
 
     /// Returns the first damage found by a check of all group descriptors and the root directory,

@@ -39,38 +39,35 @@ use draconis_device::Random;
 /// What is cut, and how often.
 #[derive(Debug, clap::Args)]
 pub struct CrashArguments {
-    /// States to try in all.
+    /// Number of crash states.
     #[arg(long, default_value_t = 100_000)]
     states: u64,
-    /// The first seed; every run of a workload takes the next one.
+    /// First random seed; each run of a workload uses the next one.
     #[arg(long, default_value_t = 1)]
     seed: u64,
     /// Steps of each run.
     #[arg(long, default_value_t = 150)]
     steps: u64,
-    /// Subsets of every epoch, beside its prefixes.
+    /// Write subsets per flush epoch, besides prefixes.
     #[arg(long, default_value_t = 16)]
     subsets: u32,
-    /// Every so many states, e2fsck judges too; 0 for never.
+    /// Run e2fsck on every Nth state (0: never).
     #[arg(long, default_value_t = 200)]
     e2fsck_every: u64,
-    /// On a disk that is atomic against power cuts: each group is there whole or not at all,
-    /// and nothing at all may be wrong.
+    /// Simulate a disk with atomic groups and expect a clean volume.
     #[arg(long, conflicts_with = "journal")]
     atomic: bool,
-    /// Of volumes with journals, which mke2fs makes: what is recovered is whole, and nothing at
-    /// all may be wrong.
+    /// Test journaled volumes made by mke2fs and expect a clean volume.
     #[arg(long)]
     journal: bool,
-    /// Of volumes on a disk of a store, of which the disk below is cut: nothing at all may be
-    /// wrong.
+    /// Test volumes on a store disk and expect a clean volume.
     #[arg(long, conflicts_with_all = ["journal", "atomic"])]
     store: bool,
-    /// Only the workloads whose name holds this.
-    #[arg(long)]
+    /// Run only workloads whose name contains TEXT.
+    #[arg(long, value_name = "TEXT")]
     only: Option<String>,
-    /// Keep the image of the first state of each run that breaks a promise here.
-    #[arg(long)]
+    /// Save the first failing image of each run in DIR.
+    #[arg(long, value_name = "DIR")]
     keep: Option<PathBuf>,
 }
 

@@ -28,7 +28,7 @@ mod writing;
 pub use channel::serve_as_child as serve_channel;
 pub use estimates::seconds;
 pub use isolation::serve_as_child as serve_isolation;
-pub use page_size::{label, page_of};
+pub use page_size::paged;
 pub use parallel::useful;
 
 use crate::context::Context;

@@ -38,16 +38,16 @@ const RESTART_TIMEOUT: Duration = Duration::from_secs(60);
 /// How often, over what, and how it is judged.
 #[derive(Debug, clap::Args)]
 pub struct DeathsArguments {
-    /// How often a worker is killed, or, one time in eight, the manager is or all are upgraded.
+    /// Number of kills (one in eight kills the manager or upgrades instead).
     #[arg(long, default_value_t = 1000)]
     kills: u64,
-    /// Clients that work meanwhile.
+    /// Number of clients.
     #[arg(long, default_value_t = 3)]
     clients: u64,
-    /// What the chances replay from; when a kill falls is not among them.
+    /// Random seed (kill times are not reproducible).
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// The longest that a worker lives, in milliseconds.
+    /// Maximum worker lifetime in milliseconds.
     #[arg(long, default_value_t = 20)]
     most_ms: u64,
     /// ext2, ext3 or ext4.
@@ -56,21 +56,21 @@ pub struct DeathsArguments {
     /// Options of mke2fs.
     #[arg(long, value_delimiter = ' ', allow_hyphen_values = true)]
     mke2fs: Vec<String>,
-    /// Where workers linger over each request, so that they die there: read, applied, logged,
-    /// answered or committed. Only programs that tests build can.
+    /// Delay point at which workers are killed: read, applied, logged, answered or committed (test
+    /// builds only).
     #[arg(long, value_parser = point)]
     linger: Option<DelayPoint>,
-    /// A command of the shell that runs in a directory of the mount again and again, beside the
-    /// clients, and must succeed; may be repeated. Half of the runs are killed.
+    /// Shell command to run repeatedly in a directory of the mount, beside the clients; it must
+    /// succeed (repeatable). Half of its runs are killed.
     #[arg(long = "with", value_name = "COMMAND")]
     programs: Vec<String>,
-    /// Options of the mount.
+    /// Mount options.
     #[arg(short, long)]
     options: Option<String>,
-    /// Where the volume is made.
+    /// Directory for the volume.
     #[arg(long, default_value = "/var/tmp")]
     dir: PathBuf,
-    /// The draconis program; the one beside this.
+    /// Path of draconis (default: next to draconis-lab).
     #[arg(long)]
     draconis: Option<PathBuf>,
 }

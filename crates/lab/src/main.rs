@@ -94,10 +94,10 @@ enum Command {
     /// Mount an in-memory no-op file system (upper bound for FUSE servers).
     #[command(hide = true)]
     Memory {
-        /// Let the kernel keep what is written for a while.
+        /// Use the kernel's write-back cache.
         #[arg(long)]
         write_back: bool,
-        /// The directory.
+        /// Mount point.
         at: PathBuf,
     },
     /// Test object stores for consistency after simulated power loss.
@@ -137,31 +137,31 @@ struct RunArguments {
     /// Experiments, or `all`.
     #[arg(required = true, value_name = "NAME")]
     names: Vec<String>,
-    /// What they run against; may be repeated. Without it, what each experiment names.
+    /// Subject to test (repeatable; default: listed by each experiment).
     #[arg(long, value_name = "S")]
     subject: Vec<String>,
-    /// `quick`, `paper`, or how many times the quick one.
+    /// quick, paper, or a multiple of quick.
     #[arg(long, default_value = "quick")]
     size: Size,
-    /// Where results, plots and the report go.
+    /// Output directory.
     #[arg(long, default_value = "lab-results")]
     out: PathBuf,
-    /// What replays its chances.
+    /// Random seed.
     #[arg(long, default_value_t = 1)]
     seed: u64,
     /// Change a parameter: `key=value`, or `experiment.key=value`.
     #[arg(long, value_name = "KEY=VALUE")]
     set: Vec<String>,
-    /// Write the results to standard output as JSON.
+    /// Print the results as JSON.
     #[arg(long)]
     json: bool,
-    /// Overwrite what devices and files hold.
+    /// Allow overwriting devices and files.
     #[arg(long)]
     destroy: bool,
-    /// Where images and files are made meanwhile.
+    /// Directory for temporary images.
     #[arg(long, default_value = "/var/tmp")]
     dir: PathBuf,
-    /// The draconis program; the one beside this.
+    /// Path of draconis (default: next to draconis-lab).
     #[arg(long)]
     draconis: Option<PathBuf>,
 }

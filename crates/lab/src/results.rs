@@ -34,6 +34,8 @@ use crate::store_profile::StoreProfile;
 /// Version of the two file formats.
 pub const SCHEMA: u32 = 1;
 
+/// A spread above which the least and the largest value say more than a percentage.
+pub const MOST_SPREAD: f64 = 2.0;
 /// Spread above which a point counts as noisy.
 pub const NOISY: f64 = 0.2;
 

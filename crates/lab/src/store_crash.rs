@@ -23,25 +23,25 @@ use draconis_objects::torture::{self, DamageTally, Effort, Settings, Shape, Tall
 /// What is cut, and for how long.
 #[derive(Debug, clap::Args)]
 pub struct StoreCrashArguments {
-    /// The first piece.
+    /// First random seed.
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// End after so many seconds.
+    /// Stop after this many seconds.
     #[arg(long, conflicts_with = "states")]
     seconds: Option<u64>,
-    /// End after so many states; 1,000,000 where no end is given.
+    /// Stop after this many states (default: 1,000,000).
     #[arg(long)]
     states: Option<u64>,
-    /// Every sequence of up to three steps, once, and nothing else.
+    /// Run every sequence of up to three steps once, and nothing else.
     #[arg(long, conflicts_with_all = ["states", "seconds", "only", "seed"])]
     sweep: bool,
-    /// Steps of each long run.
+    /// Steps per long run.
     #[arg(long, default_value_t = 150)]
     steps: usize,
-    /// Only the pieces of this kind.
+    /// Run only tests of this kind.
     #[arg(long)]
     only: Option<CrashTarget>,
-    /// Threads; as many as there are processors otherwise.
+    /// Number of threads (default: number of processors).
     #[arg(long)]
     threads: Option<usize>,
 }

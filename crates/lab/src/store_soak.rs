@@ -11,19 +11,19 @@ use draconis_objects::torture::{self, Usage, Violation};
 /// Which stores, and for how long.
 #[derive(Debug, clap::Args)]
 pub struct StoreUseArguments {
-    /// The first store.
+    /// First random seed.
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// End after so many stores; without it, and without an end in seconds, 100.
+    /// Stop after this many stores (default: 100, or no limit with --seconds).
     #[arg(long, conflicts_with = "seconds")]
     stores: Option<u64>,
-    /// Begin no store after so many seconds.
+    /// Start no store after this many seconds.
     #[arg(long)]
     seconds: Option<u64>,
-    /// What is done to each.
+    /// Steps per store.
     #[arg(long, default_value_t = 40)]
     steps: usize,
-    /// Threads; as many as there are processors otherwise.
+    /// Number of threads (default: number of processors).
     #[arg(long)]
     threads: Option<usize>,
 }

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use crate::results::{Figure, Outcome, Point, Range, Results, unique};
+use crate::results::{Figure, MOST_SPREAD, Outcome, Point, Range, Results, unique};
 use crate::stats;
 use crate::units;
 
@@ -98,7 +98,12 @@ fn rows(figure: &Figure, subject: &str, series: &str, line: &[&Point], most: f64
         let bar = bar(point.median, most, figure.y.log);
         let spread = match point.values.len() {
             1 => String::new(),
-            _ => format!(" ±{:.0} %", point.spread * 50.0),
+            _ if point.spread <= MOST_SPREAD => format!(" ±{:.0} %", point.spread * 50.0),
+            _ => {
+                let Range { least, most, .. } = point.range();
+                let of = |value| units::in_unit(value, &figure.y.unit);
+                format!(" {} to {} ", of(least), of(most))
+            }
         };
         let warm = if point.cold == Some(false) { " (not cold)" } else { "" };
         text += &format!("      {place:<26} {value:>12}{spread:<8} {bar}{warm}\n");

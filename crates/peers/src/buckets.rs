@@ -42,34 +42,33 @@ pub enum Phase {
 /// What is put where.
 #[derive(Debug, clap::Args)]
 pub struct Arguments {
-    /// The store.
+    /// Store to test.
     #[arg(long)]
     store: String,
-    /// The bucket, of a server that the environment names (`AWS_ENDPOINT_URL`); or, for our own
-    /// store, an address as the program takes it.
+    /// Bucket on the server named by AWS_ENDPOINT_URL; for Draconis any store address.
     #[arg(long)]
     bucket: String,
-    /// A journal, of our own store: what is waited for is durable in there.
+    /// Local journal file (Draconis only).
     #[arg(long)]
     journal: Option<PathBuf>,
     #[arg(long)]
     phase: Phase,
-    /// Keys, each put once by the first phase.
+    /// Number of keys, each put once by the first phase.
     #[arg(long)]
     keyspace: u64,
-    /// Puts or reads of the other phases.
+    /// Number of puts or reads in the other phases.
     #[arg(long, default_value_t = 0)]
     count: u64,
-    /// Bytes of a value.
+    /// Size of a value in bytes.
     #[arg(long, default_value_t = 100)]
     value: usize,
     /// Number of writer threads.
     #[arg(long, default_value_t = 1)]
     writers: u64,
-    /// Memory of the store, in bytes.
+    /// Memory limit of the store in bytes.
     #[arg(long)]
     cache: Option<u64>,
-    /// What replays chance.
+    /// Random seed.
     #[arg(long, default_value_t = 1)]
     seed: u64,
 }

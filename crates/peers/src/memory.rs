@@ -19,29 +19,29 @@ use draconis_device::Random;
 /// What is read.
 #[derive(Debug, clap::Args)]
 pub struct Arguments {
-    /// Bytes of the buffer.
+    /// Size of the buffer in bytes.
     #[arg(long)]
     bytes: u64,
-    /// The file that its pages are of; without one, memory that goes to swap.
+    /// File to map (default: anonymous memory, which goes to swap).
     #[arg(long)]
     file: Option<PathBuf>,
-    /// A control group to join.
+    /// Control group to join.
     #[arg(long)]
     cgroup: Option<PathBuf>,
-    /// Page out what lies beyond.
+    /// Page out everything beyond this offset.
     #[arg(long)]
     page_out_above: Option<u64>,
-    /// Reads of each pattern.
+    /// Number of reads per pattern.
     #[arg(long)]
     reads: u64,
-    /// A pattern stops after so many milliseconds.
+    /// Maximum duration of a pattern in milliseconds.
     #[arg(long)]
     most_ms: u64,
     /// Reads in sequence from one random place: as many as there are reads is the paper's
     /// sequentialReads, 1 its randomReads, anything else its randOffsetsAndSeqReads.
     #[arg(long, value_delimiter = ',')]
     runs: Vec<u64>,
-    /// What replays chance.
+    /// Random seed.
     #[arg(long)]
     seed: u64,
 }

@@ -14,22 +14,22 @@ use crate::open::open;
 /// What is put where.
 #[derive(Debug, clap::Args)]
 pub struct Arguments {
-    /// The store.
+    /// Store to test.
     #[arg(long)]
     store: String,
-    /// An empty directory for it.
+    /// Empty directory for the store.
     #[arg(long)]
     dir: PathBuf,
     /// Number of puts.
     #[arg(long)]
     count: u64,
-    /// Keys to choose from.
+    /// Number of distinct keys.
     #[arg(long)]
     keyspace: u64,
-    /// Bytes of a value.
+    /// Size of a value in bytes.
     #[arg(long, default_value_t = 512)]
     value: usize,
-    /// How keys are chosen.
+    /// Order of keys.
     #[arg(long)]
     pattern: Pattern,
     /// Make each put durable.
@@ -38,16 +38,16 @@ pub struct Arguments {
     /// Number of writer threads.
     #[arg(long, default_value_t = 1)]
     writers: u64,
-    /// What replays chance.
+    /// Random seed.
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// Puts stop after so many milliseconds.
+    /// Maximum duration in milliseconds.
     #[arg(long, default_value_t = u64::MAX)]
     most_ms: u64,
-    /// Memory of the store, in bytes; its own choice without it.
+    /// Memory limit of the store in bytes (default: chosen by the store).
     #[arg(long)]
     cache: Option<u64>,
-    /// Flush by system calls rather than a ring, so that they can be counted from outside.
+    /// Flush by system calls instead of io_uring, so that strace can count them.
     #[arg(long)]
     calls: bool,
 }

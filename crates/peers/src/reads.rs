@@ -26,38 +26,38 @@ const BATCH: usize = 1000;
 /// What is read.
 #[derive(Debug, clap::Args)]
 pub struct Arguments {
-    /// The store.
+    /// Store to test.
     #[arg(long)]
     store: String,
-    /// An empty directory for it.
+    /// Empty directory for the store.
     #[arg(long)]
     dir: PathBuf,
-    /// Keys, each put once.
+    /// Number of keys, each put once.
     #[arg(long)]
     keyspace: u64,
-    /// Bytes of a value.
+    /// Size of a value in bytes.
     #[arg(long, default_value_t = 512)]
     value: usize,
-    /// Reads of each pattern.
+    /// Number of reads per pattern.
     #[arg(long)]
     reads: u64,
-    /// Put the keys in their order at first: a tree that memory does not hold would take
-    /// hours in any other.
+    /// Put the keys in key order first; in another order, loading a tree larger than memory takes
+    /// hours.
     #[arg(long)]
     in_order: bool,
-    /// Keys that are overwritten, one by one and anywhere, before they are read again.
+    /// Number of keys to overwrite at random before reading again.
     #[arg(long, default_value_t = 0)]
     overwrites: u64,
-    /// What replays chance.
+    /// Random seed.
     #[arg(long, default_value_t = 1)]
     seed: u64,
     /// Maximum duration of a phase, in milliseconds.
     #[arg(long, default_value_t = u64::MAX)]
     most_ms: u64,
-    /// Memory of the store, in bytes; its own choice without it.
+    /// Memory limit of the store in bytes (default: chosen by the store).
     #[arg(long)]
     cache: Option<u64>,
-    /// A control group to join before anything else.
+    /// Control group to join first.
     #[arg(long)]
     cgroup: Option<PathBuf>,
 }

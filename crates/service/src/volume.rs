@@ -449,8 +449,10 @@ impl VolumeTree {
         } else if let Some(reason) = &self.read_only_reason {
             notes.push(format!("read-only: {reason}"));
         }
-        if !info.clean {
-            notes.push("the volume was not unmounted cleanly; e2fsck may find damage".into());
+        if self.volume.needs_preen() {
+            let note = "the volume has no journal and was not unmounted: e2fsck -p repairs what a \
+                        power cut left";
+            notes.push(note.into());
         }
         if let Some(damage) = &self.damage {
             notes.push(format!("{damage}: draconis check shows all damage, e2fsck -f repairs it"));

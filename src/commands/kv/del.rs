@@ -15,7 +15,7 @@ use crate::commands::store::open::{close, writable};
 pub struct Arguments {
     /// Store: file, block device or bucket (s3://BUCKET/PREFIX).
     store: PathBuf,
-    /// The keys; one that is not there is no error.
+    /// Keys; missing keys are ignored.
     #[arg(value_name = "KEY", required = true)]
     keys: Vec<OsString>,
 }

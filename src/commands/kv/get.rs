@@ -17,7 +17,7 @@ use crate::text::printable;
 pub struct Arguments {
     /// Store: file, block device or bucket (s3://BUCKET/PREFIX).
     store: PathBuf,
-    /// The key.
+    /// Key.
     key: OsString,
 }
 

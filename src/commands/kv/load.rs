@@ -29,7 +29,7 @@ pub struct Arguments {
     hex: bool,
     /// Store: file, block device or bucket (s3://BUCKET/PREFIX).
     store: PathBuf,
-    /// The lines; - is standard input.
+    /// Input file; - for standard input.
     #[arg(value_name = "FILE|-")]
     file: PathBuf,
 }

@@ -16,9 +16,9 @@ use crate::commands::store::open::{close, writable};
 pub struct Arguments {
     /// Store: file, block device or bucket (s3://BUCKET/PREFIX).
     store: PathBuf,
-    /// The key.
+    /// Key.
     key: OsString,
-    /// The value; standard input if left out.
+    /// Value (default: standard input).
     value: Option<OsString>,
 }
 

@@ -14,14 +14,14 @@ use crate::commands::store::open::{readable, with_context};
 
 /// List keys and values in key order.
 ///
-/// A backslash is written as \\, a tab as \t, a newline as \n, a carriage return as \r, and what is
-/// no printable text as \xHH for each byte. `draconis kv load` takes such lines back as they were.
+/// A backslash is written as \\, a tab as \t, a newline as \n, a carriage return as \r, and every
+/// byte that is not printable text as \xHH. `draconis kv load` reads such lines back unchanged.
 #[derive(Debug, Args)]
 pub struct Arguments {
-    /// Begin at this key.
+    /// First key to print.
     #[arg(long, value_name = "KEY")]
     from: Option<OsString>,
-    /// End before this key.
+    /// Stop before this key.
     #[arg(long, value_name = "KEY")]
     to: Option<OsString>,
     /// Print only keys that start with TEXT.

@@ -18,9 +18,9 @@ pub struct Arguments {
     progress: ProgressMode,
     /// Store: file, block device or bucket (s3://BUCKET/PREFIX).
     device: PathBuf,
-    /// The number of the object, or the name of a disk.
+    /// Object number or disk name.
     object: ObjectArg,
-    /// What to append; standard input if left out or -.
+    /// Input file (default: standard input).
     file: Option<PathBuf>,
 }
 

@@ -11,10 +11,10 @@ use crate::image::store_disk::disk_name;
 /// Unchanged data is shared. Cloning a disk first takes the snapshot STORE#NAME@NEW.
 #[derive(Debug, Args)]
 pub struct Arguments {
-    /// The disk or snapshot, as STORE#NAME or STORE#NAME@SNAPSHOT.
+    /// Disk or snapshot, as STORE#NAME or STORE#NAME@SNAPSHOT.
     #[arg(value_name = "STORE#NAME[@SNAPSHOT]")]
     of: StoreDiskArg,
-    /// What the new disk is called.
+    /// Name of the new disk.
     #[arg(value_name = "NEW", value_parser = disk_name)]
     disk: String,
 }

@@ -20,32 +20,30 @@ use crate::text::{self, size};
 
 /// Create an empty store.
 ///
-/// Layout and sizes follow from what is measured in the file that the store will be in,
-/// or come from --profile. What was chosen is printed with its reasons.
+/// Chooses the layout by measuring the disk, or from --profile, and prints the reasons.
 ///
-/// In a bucket --size is the most that the store may hold; what is not used takes no room. First
-/// the bucket is asked whether it does what the store relies on: that what exists is not created
-/// again, however many try.
+/// For buckets, --size is the maximum size; unused space costs nothing. The bucket is tested for
+/// conditional writes first.
 #[derive(Debug, Args)]
 pub struct Arguments {
-    /// Length of the store (K, M, G, T allowed); if left out, that of DEVICE.
+    /// Size of the store (suffixes K, M, G, T; default: size of DEVICE).
     #[arg(long, value_name = "SIZE", value_parser = size)]
     size: Option<u64>,
-    /// Leave a file one hole instead of writing it out.
+    /// Do not preallocate the file.
     ///
-    /// It is made at once and takes as much room as what it holds, and gives room back. But
-    /// whenever something is to be durable, the file system below has to find room for it
-    /// first: that is half as fast, or less.
+    /// The store is created instantly, uses only the space of its data and returns freed space.
+    /// Durable writes take at least twice as long.
     #[arg(long)]
     sparse: bool,
-    /// Choose the layout: log for disks that seek, cow for flash, bucket for buckets.
+    /// Layout: log (hard disks: one log), cow (flash: streams by data lifetime), bucket (large
+    /// requests).
     #[arg(long, value_enum)]
     layout: Option<LayoutArg>,
-    /// Take layout and sizes from this file instead of measuring; - is standard input.
+    /// Read layout and sizes from FILE instead of measuring; - for standard input.
     #[arg(long, value_name = "FILE")]
     profile: Option<PathBuf>,
-    /// Overwrite the store or the ext volume that is there; of anything else, which is named where
-    /// it is refused, its kind must be said: --force=gpt. Compressed files are never overwritten.
+    /// Overwrite an existing store or ext volume. Other data needs its kind, such as --force=gpt;
+    /// the error names it. Compressed files are never overwritten.
     #[arg(long, value_name = "KIND", num_args = 0..=1, require_equals = true,
         default_missing_value = "")]
     force: Option<Force>,
@@ -55,7 +53,7 @@ pub struct Arguments {
     /// When to show progress.
     #[arg(long, value_enum, default_value_t = ProgressMode::Auto)]
     progress: ProgressMode,
-    /// The file, block device or bucket; a file that is not there is created.
+    /// File, block device or bucket; a missing file is created.
     device: PathBuf,
 }
 

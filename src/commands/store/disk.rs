@@ -13,18 +13,17 @@ use crate::text::{self, size};
 
 /// Create or enlarge a virtual disk in a store.
 ///
-/// A disk is an object with a name. STORE#NAME is its image: draconis format makes a volume on
-/// it, and every command that takes an IMAGE takes it. It takes as much room as what was written
-/// to it, and no power cut leaves anything of a volume on it to be mended.
+/// A disk is an object with a name; STORE#NAME is an image for all commands. It uses only the space
+/// of written data. Volumes on it need no repair after power loss.
 #[derive(Debug, Args)]
 pub struct Arguments {
-    /// The file or block device of the store.
+    /// Store: file, block device or bucket (s3://BUCKET/PREFIX).
     #[arg(value_name = "STORE")]
     device: PathBuf,
-    /// What the disk is called.
+    /// Name of the disk.
     #[arg(value_parser = disk_name)]
     name: String,
-    /// Its length (K, M, G, T allowed). What is new of it reads as zeros.
+    /// Size (suffixes K, M, G, T); new space reads as zeros.
     #[arg(value_parser = size)]
     size: u64,
 }

@@ -16,7 +16,7 @@ use crate::progress::{Progress, ProgressMode};
 
 /// Write an object to a file or standard output.
 ///
-/// Of a disk this is its raw image. Zeros become holes of a file.
+/// A disk is written as a raw image. Zeros become holes in a file.
 #[derive(Debug, Args)]
 pub struct Arguments {
     /// When to show progress.
@@ -24,9 +24,9 @@ pub struct Arguments {
     progress: ProgressMode,
     /// Store: file, block device or bucket (s3://BUCKET/PREFIX).
     device: PathBuf,
-    /// The number of the object, or the name of a disk.
+    /// Object number or disk name.
     object: ObjectArg,
-    /// Where to; standard output if left out or -.
+    /// Output file (default: standard output).
     file: Option<PathBuf>,
 }
 

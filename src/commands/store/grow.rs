@@ -15,12 +15,12 @@ use crate::text::{self, size};
 
 /// Enlarge a store.
 ///
-/// Nothing is moved. A file is lengthened; a store on a block device may take all of that.
+/// Nothing is moved. A file is extended; a store on a block device may use all of it.
 #[derive(Debug, Args)]
 pub struct Arguments {
     /// Store: file, block device or bucket (s3://BUCKET/PREFIX).
     device: PathBuf,
-    /// The new length (K, M, G, T allowed); if left out, that of DEVICE.
+    /// New size (suffixes K, M, G, T; default: size of DEVICE).
     #[arg(value_parser = size)]
     size: Option<u64>,
 }

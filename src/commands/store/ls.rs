@@ -12,8 +12,8 @@ use crate::text::printable;
 
 /// List objects with size, unshared bytes and names.
 ///
-/// A snapshot, and a disk or clone over one, has of its own what it does not share with what it is
-/// over, in bytes. A store whose disks are mounted is listed by the process that has it.
+/// Unshared bytes are those not shared with the parent. If disks are mounted, the store process
+/// lists the store.
 #[derive(Debug, Args)]
 pub struct Arguments {
     /// Print JSON.

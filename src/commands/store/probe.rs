@@ -21,14 +21,14 @@ use crate::{bucket, image, report};
 
 /// Measure a disk and recommend a store layout.
 ///
-/// Measured is a file that is made beside DEVICE and is gone afterwards; a block device
-/// itself only with --destroy. Takes some ten seconds and 256 MiB.
+/// Measures a temporary file next to DEVICE (256 MiB, about 10 s), or the block device itself with
+/// --destroy.
 #[derive(Debug, Args)]
 pub struct Arguments {
-    /// Measure the block device itself: what it holds is lost.
+    /// Measure the block device itself (destroys its data).
     #[arg(long)]
     destroy: bool,
-    /// Write JSON, which store create --profile reads.
+    /// Print JSON, which store create --profile reads.
     #[arg(long)]
     json: bool,
     /// Size of the measured area.
@@ -37,7 +37,7 @@ pub struct Arguments {
     /// When to show progress.
     #[arg(long, value_enum, default_value_t = ProgressMode::Auto)]
     progress: ProgressMode,
-    /// A directory, a file or a block device.
+    /// Directory, file or block device.
     device: PathBuf,
 }
 
@@ -52,8 +52,12 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let wanted = arguments.size.unwrap_or(probe::REGION_BYTES);
     let (file, disk_bytes) = if is_device {
         if !arguments.destroy {
+            let held = File::open(device).map(|file| image::detect_contents(&file));
+            let held = held.with_context(|| shown.to_string())??;
             bail!(
-                "{shown}: measuring it overwrites it; --destroy says so, or give a directory that is on it"
+                "{shown} is a block device{}; --destroy measures it, and what it holds is lost; a \
+                 directory on it is measured without loss",
+                held.map_or(String::new(), |held| format!(" that holds {}", held.what))
             );
         }
         let file = image::open_exclusive(device)?.with_context(|| no_store_message(device))?;

@@ -15,12 +15,11 @@ use crate::report;
 
 /// Store a file as a new object, or replace an object.
 ///
-/// Up to 64 MiB an object is replaced at once or not at all, whatever happens meanwhile;
-/// what is longer is written piece by piece. Zeros take no room. A raw image that is put under
-/// a name is a disk.
+/// Objects up to 64 MiB are replaced atomically, larger ones in pieces. Zeros use no space. A raw
+/// image stored under a name is a disk.
 #[derive(Debug, Args)]
 pub struct Arguments {
-    /// What is known of its future: rewritten soon (hot) or kept (cold).
+    /// Expected lifetime: hot (rewritten soon) or cold.
     #[arg(long, value_enum)]
     hint: Option<LifetimeHint>,
     /// When to show progress.
@@ -28,11 +27,10 @@ pub struct Arguments {
     progress: ProgressMode,
     /// Store: file, block device or bucket (s3://BUCKET/PREFIX).
     device: PathBuf,
-    /// The number of the object to replace, or new: its number is printed; or the name of a
-    /// disk, which is replaced or made.
+    /// Object number, disk name, or "new" (prints the number).
     #[arg(value_name = "OBJECT|NAME|new")]
     object: ObjectDestArg,
-    /// What to put; standard input if left out or -.
+    /// Input file (default: standard input).
     file: Option<PathBuf>,
 }
 

@@ -13,21 +13,19 @@ use super::snapshots::{self, StoreDiskArg};
 
 /// Remove objects, disks or snapshots atomically.
 ///
-/// A disk that has snapshots is removed with them, by -r. A snapshot that several disks or
-/// snapshots are over is not: all but one of those have to go first.
+/// Removes a disk's snapshots only with -r. A snapshot with several children cannot be removed.
 #[derive(Debug, Args)]
 pub struct Arguments {
-    /// Ignore missing files.
+    /// Ignore missing objects.
     #[arg(short, long)]
     force: bool,
-    /// Disks with their snapshots.
+    /// Remove disks with their snapshots.
     #[arg(short, long)]
     recursive: bool,
-    /// The file or block device; or a disk or snapshot in it, as STORE#NAME or
-    /// STORE#NAME@SNAPSHOT.
+    /// Store, or a disk or snapshot, as STORE#NAME or STORE#NAME@SNAPSHOT.
     #[arg(value_name = "STORE")]
     device: PathBuf,
-    /// The numbers of the objects, or the names of disks and snapshots.
+    /// Object numbers, or names of disks and snapshots.
     #[arg(value_name = "OBJECT")]
     objects: Vec<ObjectArg>,
 }

@@ -12,10 +12,10 @@ use crate::image::store_disk::disk_name;
 /// Discards later writes and keeps all snapshots. The disk must not be mounted.
 #[derive(Debug, Args)]
 pub struct Arguments {
-    /// The disk, as STORE#NAME.
+    /// Disk, as STORE#NAME.
     #[arg(value_name = "STORE#NAME")]
     disk: StoreDiskArg,
-    /// The snapshot.
+    /// Name of the snapshot.
     #[arg(value_parser = disk_name)]
     snapshot: String,
 }

@@ -19,14 +19,14 @@ use crate::{report, text};
 
 /// Copy readable data from a damaged store to a new one.
 ///
-/// The new store is as long as the old one and laid out like it. Objects keep their numbers;
-/// pieces of them that cannot be read are zeros. The old store is not changed.
+/// The new store has the same size and layout. Objects keep their numbers; unreadable ranges become
+/// zeros. The old store is not changed.
 #[derive(Debug, Args)]
-#[command(after_help = "Exit status: 0 all was brought, 4 something is lost, 1 it failed.")]
+#[command(after_help = "Exit status: 0 complete, 4 data lost, 1 failure.")]
 pub struct Arguments {
-    /// The file or block device of the damaged store.
+    /// Damaged store: file or block device.
     old: PathBuf,
-    /// The new store: a file that is not there.
+    /// New store: a file that does not exist.
     new: PathBuf,
 }
 

@@ -20,7 +20,7 @@ use crate::text::{self, size};
 pub struct Arguments {
     /// Store: file, block device or bucket (s3://BUCKET/PREFIX).
     device: PathBuf,
-    /// The new length (K, M, G, T allowed).
+    /// New size (suffixes K, M, G, T).
     #[arg(value_parser = size)]
     size: u64,
 }

@@ -9,15 +9,14 @@ use crate::image::store_disk::disk_name;
 
 /// Take a snapshot of a disk.
 ///
-/// STORE#NAME@SNAPSHOT is read-only: every command that takes an IMAGE reads it, and mount mounts
-/// it with -o ro. It takes no room until the disk is changed. The disk may be mounted: what was
-/// written to it is committed first.
+/// STORE#NAME@SNAPSHOT is a read-only image for all commands and for mount -o ro. It uses no space
+/// until the disk changes. A mounted disk is synced first.
 #[derive(Debug, Args)]
 pub struct Arguments {
-    /// The disk, as STORE#NAME.
+    /// Disk, as STORE#NAME.
     #[arg(value_name = "STORE#NAME")]
     disk: StoreDiskArg,
-    /// What the snapshot is called.
+    /// Name of the snapshot.
     #[arg(value_parser = disk_name)]
     snapshot: String,
 }

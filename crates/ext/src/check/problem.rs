@@ -56,8 +56,8 @@ whats! {
     Damage FeatureClash "feature-clash" "features that exclude each other";
     Damage JournalWithoutFeature "journal-without-feature" "a journal inode is named, the feature is not there";
     Damage SuperblockChecksum "superblock-checksum" "the checksum of the superblock is wrong";
-    Damage JournalInode "journal-inode" "the journal's inode or its first block makes no sense";
-    Damage Journal "journal" "the journal is damaged, and what was committed from there on is missing";
+    Damage JournalInode "journal-inode" "the journal inode or the journal superblock is invalid";
+    Damage Journal "journal" "the journal is damaged: transactions from there on are not replayed";
     Notice JournalNotEmpty "journal-not-empty" "the journal holds changes, the volume says it does not";
     Notice FeaturesInRevision0 "features-in-revision-0" "features are set, revision 0 has none";
     Notice ReserveWithoutFeature "reserve-without-feature" "descriptor blocks are reserved, the resize_inode feature is not there";

@@ -214,6 +214,8 @@ pub struct Superblock {
     pub journal: Option<InodeNumber>,
     /// Device number of an external journal, as Linux encodes it; 0 for none.
     pub journal_device: u32,
+    /// The identity of the journal, if it is outside.
+    pub journal_uuid: [u8; 16],
     /// Number of the operating system that made the volume.
     pub creator_os: u32,
     /// First meta block group.
@@ -458,6 +460,7 @@ impl RawSuperblock {
             journal: (compatible.contains(Compatible::HAS_JOURNAL) && journal != 0)
                 .then_some(InodeNumber(journal)),
             journal_device: self.s_journal_dev.get(),
+            journal_uuid: self.s_journal_uuid,
             creator_os: self.s_creator_os.get(),
             first_meta_group: self.s_first_meta_bg.get(),
             reserved_descriptor_blocks: self.s_reserved_gdt_blocks.get(),

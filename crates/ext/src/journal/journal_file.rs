@@ -56,7 +56,11 @@ impl JournalFile {
     pub(crate) fn open(disk: Arc<dyn Disk>, volume: &Superblock) -> Result<Self> {
         let inode = volume.journal.ok_or_else(|| unusable_journal_error(volume))?;
         let plain = Volume::open_unreplayed(disk.clone(), MINIMAL_OPTIONS, volume.clone());
-        let node = plain.inode(inode)?;
+        let node = plain.inode(inode).map_err(|error| match error {
+            Error::NotFound if volume.journal_device != 0 => unusable_journal_error(volume),
+            Error::NotFound => Error::corrupt("journal: its inode is unused").of_inode(inode),
+            other => other,
+        })?;
         let blocks = node.size_bytes.checked_div(volume.block_bytes.into()).unwrap_or(0);
         let mut runs = journal_runs(&plain, &node, FileBlock(0)..FileBlock(1))?;
         let Some(Run { location: BlockLocation::Mapped(first), .. }) = runs.pop() else {

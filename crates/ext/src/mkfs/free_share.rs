@@ -3,12 +3,35 @@
 use super::plan::plan_smallest;
 use super::{FormatError, FormatOptions, Result, Tree, VolumePlan};
 
-/// Lays out the smallest volume that holds the tree and keeps `part_ppm` millionths of itself free
-/// for users.
-///
-/// # Errors
-/// As [`plan_smallest`].
-pub fn plan_smallest_with_free_share<'a>(
+/// Free space of a volume whose size follows from its files.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum FreeSpace {
+    /// A tenth of the volume, and at least 16 MiB.
+    #[default]
+    Usual,
+    /// So many bytes; 0 makes the smallest volume.
+    Bytes(u64),
+    /// Millionths of the volume, up to 950,000.
+    Part(u32),
+}
+
+impl FreeSpace {
+    /// Lays out the smallest volume that holds the tree and leaves this to users.
+    ///
+    /// # Errors
+    /// As [`fitting`].
+    pub fn fit<'a>(self, options: &FormatOptions, tree: &'a mut Tree) -> Result<VolumePlan<'a>> {
+        match self {
+            Self::Usual => plan_smallest_with_free_share(options, tree, USUAL_PPM, USUAL_MIN_BYTES),
+            Self::Bytes(free) => plan_smallest(options, tree, free),
+            Self::Part(part) => plan_smallest_with_free_share(options, tree, part, 0),
+        }
+    }
+}
+
+/// Lays out the smallest volume that holds the tree and leaves `part_ppm` millionths of itself to
+/// users.
+fn plan_smallest_with_free_share<'a>(
     options: &FormatOptions,
     tree: &'a mut Tree,
     part_ppm: u32,
@@ -44,6 +67,10 @@ pub fn plan_smallest_with_free_share<'a>(
     ))
 }
 
+/// [`FreeSpace::Usual`].
+const USUAL_PPM: u32 = 100_000;
+/// The least of that, in bytes.
+const USUAL_MIN_BYTES: u64 = 16 << 20;
 /// Largest free share in millionths.
 const MAX_FREE_PPM: u32 = 950_000;
 /// Limit of iterations; at 90 % each leaves two thirds of the missing space.

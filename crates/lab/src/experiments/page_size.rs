@@ -14,7 +14,7 @@ use super::parallel::Load;
 use super::{Experiment, ExperimentInfo, Paper};
 use crate::context::Context;
 use crate::parameters::parameter;
-use crate::results::{Figure, Points, Sample, Shape};
+use crate::results::{Figure, Points, Range, Sample, Shape};
 use crate::subject::{Kind, Subject};
 use crate::units;
 
@@ -101,15 +101,17 @@ impl Experiment for PageSize {
 
     fn summarize(&self, points: Points<'_>) -> Vec<String> {
         let tell = |subject: &&str| {
-            Some(match page_of(points, subject)? {
-                512 => format!(
+            let (page, inside, aligned) = paged(points, subject)?;
+            let shown = units::bytes(page as f64);
+            Some(match inside.times(aligned) {
+                _ if page <= 512 => format!(
                     "{subject}: 16 KiB cost the same wherever they begin: the page is 512 B, or a \
                      cache hides it."
                 ),
-                page => format!(
-                    "{subject}: the page is {}: what begins inside one costs more.",
-                    units::bytes(page as f64)
-                ),
+                None => format!("{subject}: pages of {shown} and no pages are not told apart."),
+                Some(_) => {
+                    format!("{subject}: the page is {shown}: what begins inside one costs more.")
+                }
             })
         };
         points.subjects().iter().filter_map(tell).collect()
@@ -121,6 +123,14 @@ pub fn page_of(points: Points<'_>, subject: &str) -> Option<u64> {
     let at = |offset: &u64| Some((*offset, points.named("offset", subject, "", &label(*offset))?));
     let slower = if subject.starts_with("model") { SLOWER_ON_MODELS } else { SLOWER };
     infer(&OFFSETS.iter().filter_map(at).collect::<Vec<_>>(), slower)
+}
+
+/// The page that a subject's writes betray, and how long those take that begin inside one, and
+/// aligned ones: where these are not apart, the page is not known.
+pub fn paged(points: Points<'_>, subject: &str) -> Option<(u64, Range, Range)> {
+    let page = page_of(points, subject)?;
+    let at = |offset| points.range("offset", subject, "", &label(offset));
+    Some((page, at(page / 2).or_else(|| at(0))?, at(0)?))
 }
 
 /// Returns the label of an offset.

@@ -1,6 +1,6 @@
 //! A device in a few numbers, for choosing the parameters of a store.
 
-use super::page_size::{Probe, label, page_of};
+use super::page_size::{Probe, label, paged};
 use super::parallel::{Load, useful};
 use super::reading::{ColdCheck, prepare, read_all};
 use super::{Experiment, ExperimentInfo, Paper};
@@ -99,8 +99,11 @@ impl Experiment for Profile {
                 true => "more than one request at a time does not pay".into(),
                 false => format!("{threads:.0} requests at the same time pay"),
             };
-            let page = match page_of(points, subject) {
-                Some(page) if page > 512 => units::bytes(page as f64),
+            let page = match paged(points, subject) {
+                Some((513.., inside, aligned)) if inside.times(aligned).is_none() => {
+                    "not told apart".into()
+                }
+                Some((page @ 513.., ..)) => units::bytes(page as f64),
                 _ => "of 512 B, or not to be seen".into(),
             };
             Some(format!(

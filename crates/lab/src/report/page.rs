@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 use super::profile;
 use crate::plot::{self, PlotTarget, escape};
-use crate::results::{Figure, Outcome, Results, unique};
+use crate::results::{Figure, MOST_SPREAD, Outcome, Point, Range, Results, unique};
 use crate::store_profile::StoreProfile;
 use crate::{terminal, units};
 
@@ -61,7 +61,10 @@ fn profile_section(results: &Results) -> String {
     for line in &words.profile {
         let _ = write!(text, "<li>{}</li>", escape(line));
     }
-    text += "</ol><h2 id=\"guidance\">Good, bad and ugly: what to do about it</h2>";
+    text += "</ol>";
+    if !words.guidance.is_empty() {
+        text += "<h2 id=\"guidance\">Good, bad and ugly: what to do about it</h2>";
+    }
     for (name, lines) in &words.guidance {
         let _ = write!(text, "<div class=\"card\"><h4>{}</h4>{}</div>", escape(name), list(lines));
     }
@@ -218,6 +221,16 @@ fn details(outcome: &Outcome) -> String {
     text + "</details>"
 }
 
+/// The spread as a percentage of the median; the ends where that says nothing.
+fn spread_of(point: &Point, unit: &str) -> String {
+    match point.range() {
+        _ if point.spread <= MOST_SPREAD => format!("{:.0} %", point.spread * 100.0),
+        Range { least, most, .. } => {
+            format!("{} to {}", units::in_unit(least, unit), units::in_unit(most, unit))
+        }
+    }
+}
+
 /// Maximum number of rows in the page; the files have all.
 const MAX_ROWS: usize = 150;
 
@@ -244,7 +257,7 @@ fn numbers(outcome: &Outcome, figure: &Figure) -> String {
             };
             let spread = match point.values.len() {
                 1 => "once".into(),
-                _ => format!("{:.0} %", point.spread * 100.0),
+                _ => spread_of(point, &figure.y.unit),
             };
             let cold = if point.cold == Some(false) { "not cold" } else { "" };
             let _ = write!(

@@ -3,7 +3,7 @@
 //! Law: every sentence is based on a measured number. Differences within the spread of the
 //! repetitions lead to no conclusion: the two are "not told apart".
 
-use crate::experiments::{label, page_of, useful};
+use crate::experiments::{paged, useful};
 use crate::results::{Outcome, Points, Range, Results};
 use crate::units::{bytes, in_unit, significant, time_ns};
 
@@ -145,9 +145,7 @@ impl<'a> ProfileRow<'a> {
     /// Returns the page size, and the times of unaligned and aligned writes.
     fn paged(&self) -> Option<(u64, Range, Range)> {
         let (points, subject) = self.real("page-size").or_else(|| self.real("profile"))?;
-        let page = page_of(points, subject)?;
-        let at = |offset| points.range("offset", subject, "", &label(offset));
-        Some((page, at(page / 2).or_else(|| at(0))?, at(0)?))
+        paged(points, subject)
     }
 
     fn page(&self) -> Option<String> {

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use draconis_container::{
     Error, Format, SessionDisk, list_partitions, open_for_writing, signature,
 };
-use draconis_device::{Disk, SubDisk, partition, partition_table};
+use draconis_device::{Disk, SubDisk, TableKind, partition, partition_table};
 
 use super::OpenError;
 use crate::options::MountOptions;
@@ -21,6 +21,8 @@ pub struct LocatedVolume {
     pub start_bytes: u64,
     /// The partition, given or found.
     pub partition: Option<u32>,
+    /// The format of the partition table, if it is a partition.
+    pub table: Option<TableKind>,
     /// The format of the disk image, if the file is one.
     pub format: Option<Format>,
     /// The disk image, if changing it requires closing a session.
@@ -53,14 +55,16 @@ fn select_volume(
     options: &MountOptions,
 ) -> Result<LocatedVolume, OpenError> {
     let draconis_container::Opened { disk, format, session: image } = opened;
-    let found = |disk, start_bytes, partition, is_of_backup| {
+    let found = |disk, start_bytes, of: Option<(u32, TableKind)>, is_of_backup| {
         if is_of_backup {
             log::warn!("{BACKUP_TABLE}");
         }
+        let (partition, table) = of.unzip();
         Ok(LocatedVolume {
             disk,
             start_bytes,
             partition,
+            table,
             format,
             image,
             uses_backup_gpt: is_of_backup,
@@ -68,9 +72,10 @@ fn select_volume(
     };
     if let Some(number) = options.partition {
         let extent = partition(&*disk, number)?;
-        let is_backup = partition_table(&*disk)?.is_backup;
+        let table = partition_table(&*disk)?;
         let view = SubDisk::new(disk, extent)?;
-        return found(Arc::new(view), extent.start_bytes, Some(number), is_backup);
+        let of = Some((number, table.kind));
+        return found(Arc::new(view), extent.start_bytes, of, table.is_backup);
     }
     if let Some(start) = options.offset_bytes {
         return found(Arc::new(SubDisk::from_offset(disk, start)?), start, None, false);
@@ -80,7 +85,7 @@ fn select_volume(
         Some(parts) => match parts.volumes[..] {
             [only] => {
                 let (view, start) = (SubDisk::new(disk, only.extent)?, only.extent.start_bytes);
-                found(Arc::new(view), start, Some(only.number), parts.is_backup)
+                found(Arc::new(view), start, Some((only.number, parts.kind)), parts.is_backup)
             }
             [] => Err(OpenError::Partitions(format!(
                 "none of its partitions holds an ext volume: {}",
