@@ -103,7 +103,7 @@ pub struct Arguments {
     /// Set the mount count.
     #[arg(short = 'C', value_name = "MOUNTS")]
     mounts: Option<u16>,
-    /// Set the time of the last check: now, YYYYMMDD[HH[MM[SS]]], or a time such as 2026-11-20 23:36.
+    /// Set the time of the last check: now, `YYYYMMDD[HH[MM[SS]]]`, or a time such as 2026-11-20 23:36.
     #[arg(short = 'T', value_name = "TIME")]
     checked: Option<String>,
     /// Maximum time between checks: days, or with a suffix d, w, m (0: none).

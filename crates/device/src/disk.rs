@@ -338,7 +338,7 @@ pub trait Disk: Send + Sync {
     /// As [`Disk::wait_durable`].
     fn wait_visible(&self, ticket: Ticket) -> Result<(), Error>;
 
-    /// Returns true if [`Disk::wait_durable`] can return [`Error::Away`]. Callers then wait in a
+    /// Returns true if [`Disk::wait_durable`] can return [`Error::Unreachable`]. Callers then wait in a
     /// separate call, which reports it.
     fn can_be_unreachable(&self) -> bool {
         false
@@ -357,7 +357,7 @@ pub trait Disk: Send + Sync {
     /// and flushes only if no flush followed the group's write.
     ///
     /// # Errors
-    /// Error of the first failed write or flush; [`Error::Away`], after which the wait can be
+    /// Error of the first failed write or flush; [`Error::Unreachable`], after which the wait can be
     /// repeated.
     fn wait_durable(&self, ticket: Ticket) -> Result<(), Error>;
 

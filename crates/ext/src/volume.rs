@@ -16,7 +16,7 @@ use crate::blocks::role::Role;
 use crate::blocks::{BlockStore, DeviceStatistics};
 use crate::cache::{Cache, CacheStatistics, CacheWeight};
 use crate::dir::Cookie;
-use crate::format::features::{Compatible, Incompatible, ReadOnlyCompatible};
+use crate::format::features::{Incompatible, ReadOnlyCompatible};
 use crate::format::group::{self, GroupDescriptor};
 use crate::format::inode::Inode;
 use crate::format::superblock::{self, RawSuperblock, Superblock, Timestamps};

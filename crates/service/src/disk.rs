@@ -174,6 +174,22 @@ impl draconis_device::ForwardingDisk for SplitDisk {
     }
 }
 
+/// Returns the worker's side of a disk that [`StoreProcess::attach`](crate::store_process::StoreProcess::attach) attached. If the process dies,
+/// every request fails with [`draconis_device::Error::ServiceEnded`].
+///
+/// # Errors
+/// If the process does not answer.
+pub fn open_session_disk(session: &Arc<Session>) -> Result<RemoteDisk, draconis_device::Error> {
+    let ends: Vec<_> =
+        (0..DISK_LANES).filter_map(|lane| session.client::<disk::Disk>(lane)).collect();
+    if ends.is_empty() {
+        return Err(draconis_device::Error::ServiceEnded);
+    }
+    let blocks = session.clone();
+    let disk = RemoteDisk::new(ends, Some(Box::new(move |len| blocks.block(len))), NO_TIMEOUT)?;
+    Ok(disk.with_outages())
+}
+
 #[cfg(test)]
 mod tests {
     use std::fs::File;
@@ -379,20 +395,4 @@ mod tests {
         after[8192..8704].fill(0xee);
         assert!(std::fs::read(file.path()).unwrap() == after);
     }
-}
-
-/// Returns the worker's side of a disk that [`StoreProcess::attach`](crate::store_process::StoreProcess::attach) attached. If the process dies,
-/// every request fails with [`draconis_device::Error::ServiceEnded`].
-///
-/// # Errors
-/// If the process does not answer.
-pub fn open_session_disk(session: &Arc<Session>) -> Result<RemoteDisk, draconis_device::Error> {
-    let ends: Vec<_> =
-        (0..DISK_LANES).filter_map(|lane| session.client::<disk::Disk>(lane)).collect();
-    if ends.is_empty() {
-        return Err(draconis_device::Error::ServiceEnded);
-    }
-    let blocks = session.clone();
-    let disk = RemoteDisk::new(ends, Some(Box::new(move |len| blocks.block(len))), NO_TIMEOUT)?;
-    Ok(disk.with_outages())
 }

@@ -49,7 +49,7 @@ pub trait Tree: DirectoryServer {
     }
 
     /// Notifies the client of `end` of every change from now on, so that it may cache answers:
-    /// [`Server::teller`]. Clients of other trees cache nothing.
+    /// [`Server::change_notifier`]. Clients of other trees cache nothing.
     fn notify_changes_to(&self, end: &Server<File>) {
         let _ = end;
     }

@@ -34,7 +34,7 @@ pub fn no_key_name(hashes: (u32, u32), ciphertext: &[u8]) -> Vec<u8> {
     encode(&bytes)
 }
 
-/// Returns the length of [`shown`] for `ciphertext_bytes`.
+/// Returns the length of [`no_key_name`] for `ciphertext_bytes`.
 pub fn no_key_name_bytes(ciphertext_bytes: u64) -> u64 {
     let plain = ciphertext_bytes.min(MAX_UNHASHED_BYTES as u64);
     let digest = if plain < ciphertext_bytes { DIGEST_BYTES as u64 } else { 0 };

@@ -19,7 +19,7 @@ impl FreeSpace {
     /// Lays out the smallest volume that holds the tree and leaves this to users.
     ///
     /// # Errors
-    /// As [`fitting`].
+    /// As [`plan_smallest`].
     pub fn fit<'a>(self, options: &FormatOptions, tree: &'a mut Tree) -> Result<VolumePlan<'a>> {
         match self {
             Self::Usual => plan_smallest_with_free_share(options, tree, USUAL_PPM, USUAL_MIN_BYTES),
