@@ -13,7 +13,7 @@
 //! the epoch unchanged. A new writer first fences the epoch, then lists the objects.
 //! Law 3: a root is uploaded after all objects before it. Those before the newest root may be
 //! missing: nothing refers to them.
-//! Read-ahead is in `read_ahead`. With a journal, data is durable once that has it; `journal_queue`
+//! Read-ahead is in `read_ahead`. With a journal, data is durable once that has it; `upload_queue::journal_queue`
 //! uploads in the background.
 //! Law 4: an object is deleted once two roots that do not need it are durable; readers may still
 //! use the root before.
@@ -35,14 +35,14 @@ use crate::api::RequestError;
 use crate::cache::Cache;
 use crate::epoch::Epoch;
 use crate::journal::{Journal, JournalStatistics};
-use crate::journal_queue::JournalQueue;
 use crate::map::SectorMap;
 use crate::name::{Name, ObjectNumber, SECTORS_MAX, SectorRun};
-use crate::open::remote;
 use crate::read_ahead::{MAX_WINDOW_BYTES, ObjectRange, ReadAction, ReadAhead};
+use crate::remote;
 use crate::request_threads::RequestThreads;
 use crate::retry::{Requests, RetryingStore};
 use crate::root::{EDGE_SECTORS, Root};
+use crate::upload_queue::JournalQueue;
 use crate::upload_queue::{QueueState, Shared, WaitGoal, WritePolicy};
 use crate::{OBJECT_BYTES, SECTOR};
 

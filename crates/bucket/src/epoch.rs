@@ -23,8 +23,10 @@ use draconis_device::Error;
 
 use crate::api::{RequestError, RequestResult};
 use crate::journal::Journal;
+use crate::listing::list;
 use crate::name::{Name, ObjectNumber};
-use crate::open::{BucketOptions, list, remote};
+use crate::options::BucketOptions;
+use crate::remote;
 use crate::retry::RetryingStore;
 
 /// Most attempts of a writer that others precede.

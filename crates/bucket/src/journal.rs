@@ -28,7 +28,7 @@ use draconis_exchange::heap::Block;
 use twox_hash::XxHash3_64;
 
 use crate::name::{Name, ObjectNumber, SectorRun, has_room};
-use crate::open::remote;
+use crate::remote;
 use crate::{OBJECT_BYTES, SECTOR};
 
 const MAGIC: &[u8; 8] = b"DracoJnl";

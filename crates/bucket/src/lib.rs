@@ -24,12 +24,14 @@ mod clouds;
 mod disk;
 mod epoch;
 mod journal;
-mod journal_queue;
+
+mod listing;
 mod map;
 mod memory_bucket;
 mod name;
 mod object_store_bucket;
 mod open;
+mod options;
 mod probe;
 mod read_ahead;
 mod request_threads;
@@ -42,7 +44,7 @@ pub use disk::{BucketDisk, Writing};
 pub use journal::{JournalDevice, JournalStatistics};
 pub use memory_bucket::{Faults, MemoryBucket, ServerGuarantees};
 pub use object_store_bucket::{ObjectStoreBucket, is_address};
-pub use open::BucketOptions;
+pub use options::BucketOptions;
 pub use retry::Requests;
 
 /// Unit of the disk, in bytes.
@@ -50,3 +52,7 @@ const SECTOR: u64 = 512;
 
 /// Longest object, in bytes: its transfer takes about as long as the latency of a request.
 const OBJECT_BYTES: u64 = 4 << 20;
+
+pub(crate) fn remote(text: String) -> draconis_device::Error {
+    draconis_device::Error::Remote(text.into())
+}

@@ -21,7 +21,6 @@
 //! were written when the disk had another length, and are hidden.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -30,13 +29,16 @@ use draconis_device::Error;
 use parking_lot::Mutex;
 
 use crate::SECTOR;
-use crate::api::{BucketApi, ListEntry, RequestError};
+use crate::api::{BucketApi, RequestError};
 use crate::cache::Cache;
 use crate::disk::{BucketDisk, OpenedBucket};
 use crate::epoch::{Epoch, youngest};
 use crate::journal::{Journal, JournalDevice, JournaledObject, UnsentObjects};
+use crate::listing::list;
 use crate::map::SectorMap;
 use crate::name::{Name, ObjectNumber, SectorRun};
+use crate::options::BucketOptions;
+use crate::remote;
 use crate::retry::RetryingStore;
 use crate::root::{EDGE_SECTORS, Root};
 use crate::upload_queue::WritePolicy;
@@ -45,34 +47,6 @@ use crate::upload_queue::WritePolicy;
 const ATTEMPTS: usize = 50;
 /// Most lost objects that an error names.
 const NAMED: usize = 4;
-
-/// Options of a bucket.
-#[derive(Clone, Debug)]
-pub struct BucketOptions {
-    /// Time limit of the retries of a request.
-    pub deadline: Duration,
-    /// First pause between retries; later ones are longer.
-    pub pause: Duration,
-    /// Minimum interval between awaited commits; those within it are sent together.
-    pub commit: Duration,
-    /// Concurrent requests.
-    pub lanes: usize,
-    /// Name of the writer, for the errors of writers that it fences.
-    pub who: String,
-    /// Random number, unique to the writer.
-    pub token: u128,
-    /// Identifies the host and its runtime directory, which hold one mount at most: a new mount
-    /// there implies that the old one ended.
-    pub host_id: String,
-    /// True for a mount: others do not fence it unless asked.
-    pub is_mount: bool,
-    /// True to fence a mount.
-    pub take_over: bool,
-    /// Journal: it acknowledges writes; the upload follows in the background.
-    pub journal: Option<JournalDevice>,
-    /// Directory of the read cache, and its size limit in bytes.
-    pub cache: Option<(PathBuf, u64)>,
-}
 
 impl Default for BucketOptions {
     fn default() -> Self {
@@ -241,21 +215,8 @@ impl BucketDisk {
     }
 }
 
-pub(crate) fn remote(text: String) -> Error {
-    Error::Remote(text.into())
-}
-
 fn nothing(address: &str) -> Error {
     remote(format!("{address}: no store is there; draconis store create {address} makes one"))
-}
-
-/// Returns the valid names in a folder, with the length of each object.
-pub(crate) fn list(bucket: &RetryingStore, folder: &str) -> Result<BTreeMap<Name, u64>, Error> {
-    let all = bucket.list(folder).map_err(|trouble| bucket.error("listing", folder, &trouble))?;
-    let ours = all
-        .into_iter()
-        .filter_map(|ListEntry { key, len_bytes }| Name::of(&key).map(|name| (name, len_bytes)));
-    Ok(ours.collect())
 }
 
 /// Returns the error for a journal with data of another store.

@@ -11,6 +11,8 @@
 //! Law 5: a mount retries transient errors without limit. Its data stays in memory, single requests
 //! probe the bucket, and waiters get an error after the deadline.
 
+mod journal_queue;
+
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
@@ -19,10 +21,10 @@ use bytes::Bytes;
 use draconis_device::{Error, Group, Ticket};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
+pub(crate) use self::journal_queue::JournalQueue;
 use crate::api::RequestError;
 use crate::cache::Cache;
 use crate::epoch::Epoch;
-use crate::journal_queue::JournalQueue;
 use crate::map::SectorMap;
 use crate::name::{Name, ObjectNumber, SectorRun, has_room};
 use crate::read_ahead::ReadAhead;

@@ -21,6 +21,8 @@
     reason = "computes with its own numbers; what users choose is bounded in layout and plan"
 )]
 
+mod disk_writer;
+mod ea_value;
 mod free_share;
 mod groups;
 mod inline_data;
@@ -30,11 +32,11 @@ mod options;
 mod plan;
 mod reserved_gdt;
 mod system_files;
-mod tables;
 mod tree;
 mod values;
 mod write;
 
+pub use disk_writer::FormatTarget;
 pub use free_share::FreeSpace;
 pub use layout::Layout;
 pub(crate) use layout::{
@@ -43,7 +45,13 @@ pub(crate) use layout::{
 pub use options::{FeatureError, FormatOptions, InodeCount, JournalOptions};
 pub use plan::{VolumePlan, plan_for_size, plan_smallest};
 pub use tree::{FileSource, NodeId, NodeKind, Tree, TreeNode};
-pub use write::{FormatTarget, write};
+pub use write::write;
+
+/// A run of disk blocks: first block, and count.
+type DiskRun = (u64, u64);
+
+/// First non-reserved inode, that of lost+found.
+const LOST_FOUND: u32 = 11;
 
 /// Error of making a volume.
 #[derive(Debug, thiserror::Error)]

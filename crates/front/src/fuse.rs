@@ -10,14 +10,15 @@
 //! and pages without a timeout. Where a change affects more than the kernel knows, it is notified.
 
 mod activity;
-mod change;
+
 mod decoder;
 mod handler;
 mod init;
 mod mount;
 mod notify;
 mod open;
-mod replay;
+mod options;
+
 mod reply;
 mod request;
 mod serve;
@@ -25,4 +26,5 @@ mod sync_batch;
 
 pub use activity::Activity;
 pub use mount::{KernelOptions, MountError, mount, read_ahead_file, remount, unmount};
-pub use serve::{Server, ServerOptions};
+pub use options::ServerOptions;
+pub use serve::Server;

@@ -9,11 +9,11 @@
 
 use zerocopy::IntoBytes;
 
+use super::disk_writer::{DiskWriter, MAX_UNWRITTEN_BYTES, MappedInode};
 use super::layout::Layout;
 use super::plan::{NodePlacement, VolumePlan};
 use super::system_files::{SystemFile, SystemFileKind};
 use super::tree::{NodeId, NodeKind};
-use super::write::{DiskWriter, MAX_UNWRITTEN_BYTES, MappedInode};
 use super::{FormatError, Result, reserved_gdt};
 use crate::format::features::ReadOnlyCompatible;
 use crate::format::group::{GroupDescriptor, flags as group_flags};

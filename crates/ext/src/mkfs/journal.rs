@@ -5,9 +5,7 @@
 
 use zerocopy::{FromZeros, IntoBytes};
 
-use super::layout::Layout;
 use super::options::FormatOptions;
-use super::tables::FreeRanges;
 use super::{FormatError, Result};
 use crate::format::features::Compatible;
 use crate::format::jbd2::{self, RawJournalSuperblock};
@@ -27,7 +25,7 @@ const JOURNAL_TO_FC_BLOCKS_RATIO: u32 = 64;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct JournalSizes {
     log: u32,
-    fast: u32,
+    pub(super) fast: u32,
 }
 
 impl JournalSizes {
@@ -83,40 +81,6 @@ fn default_blocks(blocks: u64) -> u32 {
     }
 }
 
-/// Returns the block where the search for journal space begins. With extents this is the emptiest
-/// group near the middle of the volume; without them it is the start of the volume.
-pub(super) fn placement_goal(layout: &Layout, space: &FreeRanges) -> u64 {
-    let options = &layout.options;
-    if !options.extents() {
-        return 0;
-    }
-    if options.packed_meta_blocks && options.groups_per_flex() > 1 {
-        return options.journal.at.unwrap_or(0);
-    }
-    if let Some(at) = options.journal.at {
-        return at;
-    }
-    let groups = layout.super_.groups;
-    let first_data_block = u64::from(layout.super_.first_data_block);
-    let middle = layout.group_of((layout.super_.blocks - first_data_block) / 2);
-    let free = |group: u32| space.free_in(layout.group_start(group), layout.group_end(group));
-    let flex = options.groups_per_flex();
-    let start = if flex > 1 && middle > flex {
-        let first = middle & !(flex - 1);
-        (first..groups).find(|group| free(*group) > 0).unwrap_or(0)
-    } else {
-        middle.saturating_sub(1)
-    };
-    let end = if flex > 1 && middle > flex { start + 1 } else { middle + 1 };
-    let mut best = start;
-    for group in start + 1..=end.min(groups - 1) {
-        if free(group) > free(best) {
-            best = group;
-        }
-    }
-    layout.group_start(best)
-}
-
 /// Returns the journal blocks, without fast commits, for a journal added to an existing volume. The
 /// error text names the reason for none.
 pub(crate) fn blocks(
@@ -134,11 +98,6 @@ pub(crate) fn blocks(
         MIN_BLOCKS..=MAX_BLOCKS => Ok(blocks),
         _ => Err(format!("a journal of {blocks} blocks; it has {MIN_BLOCKS} to {MAX_BLOCKS}")),
     }
-}
-
-/// Returns the first block of the journal.
-pub(super) fn superblock(layout: &Layout, sizes: JournalSizes) -> Vec<u8> {
-    raw_superblock(layout.super_.block_bytes, sizes.total_blocks(), sizes.fast, layout.options.uuid)
 }
 
 /// Returns the first block of an empty journal of `all` blocks, `fast` of them for fast commits.

@@ -10,9 +10,11 @@
 use draconis_exchange::contract::Time;
 use zerocopy::FromZeros;
 
+pub(super) mod tables;
+
+use super::DiskRun;
 use super::journal::{self, JournalSizes};
 use super::options::{FormatOptions, InodeCount};
-use super::plan::DiskRun;
 use super::{FormatError, Result};
 use crate::format::checksum::Checksum;
 use crate::format::extent;
@@ -408,7 +410,7 @@ impl Layout {
             _ => {
                 let (options, super_, raw) = (options.clone(), super_.clone(), raw.clone());
                 let layout = Self { options, super_, raw, journal };
-                let free = super::tables::place_tables(&layout)?.1.free_in(0, u64::MAX);
+                let free = tables::place_tables(&layout)?.1.free_in(0, u64::MAX);
                 (free, layout.super_.blocks.saturating_sub(free) / ratio)
             }
         };

@@ -23,9 +23,10 @@ use measure::{TreeRequirements, measure_tree};
 use clusters::{cluster_starts, runs_in_clusters, touched_clusters, truncate_runs};
 
 use super::layout::Layout;
+use super::layout::tables::{self, FreeRanges, GroupTables};
 use super::system_files::{self, SystemFile, SystemFileKind};
-use super::tables::{self, FreeRanges, GroupTables};
 use super::tree::{NodeId, NodeKind, Tree, TreeNode};
+use super::{DiskRun, LOST_FOUND};
 use super::{FormatError, FormatOptions, InodeCount, Result, journal, values};
 use crate::dir::build::{self as directory, DirectoryFormat, NewDirent};
 use crate::format::dirent::DirBlockFormat;
@@ -37,16 +38,11 @@ use crate::format::xattr::NewXattr;
 use crate::map::{build as map, build_extents};
 use crate::units::{saturating_u32, saturating_usize};
 
-/// First non-reserved inode, that of lost+found.
-pub(super) const LOST_FOUND: u32 = 11;
 /// Maximum of inodes that share an xattr block.
 const XATTR_REFCOUNT_MAX: u32 = 1024;
 
 /// A size that is valid with every block size and inode count.
 const PROBE_VOLUME_BYTES: u64 = 64 << 30;
-
-/// A run of disk blocks: first block, and count.
-pub(super) type DiskRun = (u64, u64);
 
 /// Placement of a node.
 #[derive(Clone, Debug, Default)]
@@ -505,7 +501,7 @@ impl<'a> Placer<'a> {
             self.resize_dind_block = self.allocate_block_from(goal)?;
         }
         if let Some(sizes) = self.layout.journal {
-            let goal = journal::placement_goal(self.layout, &self.blocks.space);
+            let goal = journal_goal(self.layout, &self.blocks.space);
             self.place_system_file(
                 SystemFileKind::Journal(sizes),
                 journal::INODE,
@@ -712,4 +708,38 @@ impl<'a> Placer<'a> {
             self.blocks.advance_to(self.layout.group_start(inode_flex.saturating_mul(flex)));
         }
     }
+}
+
+/// Returns the block where the search for journal space begins. With extents this is the emptiest
+/// group near the middle of the volume; without them it is the start of the volume.
+fn journal_goal(layout: &Layout, space: &FreeRanges) -> u64 {
+    let options = &layout.options;
+    if !options.extents() {
+        return 0;
+    }
+    if options.packed_meta_blocks && options.groups_per_flex() > 1 {
+        return options.journal.at.unwrap_or(0);
+    }
+    if let Some(at) = options.journal.at {
+        return at;
+    }
+    let groups = layout.super_.groups;
+    let first_data_block = u64::from(layout.super_.first_data_block);
+    let middle = layout.group_of((layout.super_.blocks - first_data_block) / 2);
+    let free = |group: u32| space.free_in(layout.group_start(group), layout.group_end(group));
+    let flex = options.groups_per_flex();
+    let start = if flex > 1 && middle > flex {
+        let first = middle & !(flex - 1);
+        (first..groups).find(|group| free(*group) > 0).unwrap_or(0)
+    } else {
+        middle.saturating_sub(1)
+    };
+    let end = if flex > 1 && middle > flex { start + 1 } else { middle + 1 };
+    let mut best = start;
+    for group in start + 1..=end.min(groups - 1) {
+        if free(group) > free(best) {
+            best = group;
+        }
+    }
+    layout.group_start(best)
 }

@@ -2,9 +2,10 @@
 
 use std::collections::BTreeMap;
 
+use super::DiskRun;
 use super::journal;
 use super::layout::Layout;
-use super::plan::{DiskRun, VolumePlan};
+use super::plan::VolumePlan;
 use super::tree::NodeId;
 use crate::format::inode::{self, DIRECT, NewInode, flags};
 use crate::format::mmp::{self, MmpRecord};
@@ -98,9 +99,7 @@ impl SystemFile {
                 block.resize(layout.block_len(), 0);
                 Some(block)
             }
-            SystemFileKind::Journal(sizes) => {
-                (nth == 0).then(|| journal::superblock(layout, sizes))
-            }
+            SystemFileKind::Journal(sizes) => (nth == 0).then(|| journal_superblock(layout, sizes)),
             SystemFileKind::Orphans => Some(self.orphans(layout, at)),
         }
     }
@@ -166,6 +165,16 @@ pub(super) fn mmp_block(layout: &Layout) -> Vec<u8> {
     let seconds = u64::from(layout.options.time);
     mmp::write(&mut bytes, &said, seconds, layout.super_.checksum_seed);
     bytes
+}
+
+/// Returns the first block of the journal.
+fn journal_superblock(layout: &Layout, sizes: journal::JournalSizes) -> Vec<u8> {
+    journal::raw_superblock(
+        layout.super_.block_bytes,
+        sizes.total_blocks(),
+        sizes.fast,
+        layout.options.uuid,
+    )
 }
 
 #[cfg(test)]

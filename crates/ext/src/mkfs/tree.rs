@@ -5,7 +5,7 @@ use std::collections::btree_map::Entry;
 
 use draconis_exchange::contract::{FileType, Time};
 
-use super::values::Value;
+use super::ea_value::Value;
 use super::{FormatError, Result};
 use crate::format::acl::Acl;
 use crate::format::xattr::NewXattr;

@@ -10,39 +10,18 @@
 use std::collections::BTreeSet;
 
 use super::FormatOptions;
+use super::LOST_FOUND;
+use super::ea_value::Value;
 use super::layout::Layout;
-use super::plan::LOST_FOUND;
 use super::tree::{NodeId, Tree};
 use crate::InodeNumber;
 use crate::format::features::{Compatible, Incompatible};
-use crate::format::inode::flags;
-use crate::format::inode_slot::InodeSlot;
 use crate::format::quota::QuotaType;
 use crate::format::xattr::{NewXattr, block_capacity, inode_capacity};
 use crate::units::{saturating_u32, saturating_usize};
 
 /// Maximum value length in bytes.
 const MAX_VALUE_BYTES: usize = 64 << 10;
-
-/// A value in an EA inode.
-#[derive(Clone, Debug)]
-pub(super) struct Value {
-    pub(super) bytes: Vec<u8>,
-    /// User and group of the node.
-    pub(super) owner: (u32, u32),
-    hash: u32,
-}
-
-impl Value {
-    /// Makes an inode the EA inode of this value.
-    pub(super) fn mark(&self, inode: &mut [u8]) {
-        let Ok(mut slot) = InodeSlot::of(inode) else { return };
-        let before = slot.flags();
-        slot.set_flags(before | flags::EA_INODE);
-        slot.set_ea_ref_count(1);
-        slot.set_value_hash(self.hash);
-    }
-}
 
 /// Returns the inodes of system files between the reserved ones and the EA inodes.
 pub(super) fn inodes_before(options: &FormatOptions) -> u32 {

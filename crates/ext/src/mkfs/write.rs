@@ -11,10 +11,13 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-use draconis_device::{Disk, Group, Ticket, Write};
+use draconis_device::{Ticket, Write};
 use draconis_exchange::heap::{Block, PrivateBuffer};
 use zerocopy::IntoBytes;
 
+use super::disk_writer::{
+    DiskWriter, FormatTarget, MAX_UNWRITTEN_BYTES, MappedInode, REQUEST_BYTES,
+};
 use super::plan::{self, NodePlacement, VolumePlan};
 use super::system_files::{self, SystemFileKind};
 use super::tree::{FileSource, NodeId, NodeKind};
@@ -28,10 +31,6 @@ use crate::map::build::{BuiltMap, MapPart};
 use crate::units::{saturating_u32, saturating_usize};
 use crate::{FileId, FsBlock};
 
-/// Bytes of one request for contents.
-const REQUEST_BYTES: u64 = 1 << 20;
-/// Limit of submitted bytes that are still in memory.
-pub(super) const MAX_UNWRITTEN_BYTES: u64 = 8 << 20;
 /// Limit of bytes not yet durable. It keeps the disk busy from the start, and progress close to the
 /// truth.
 const MAX_UNDURABLE_BYTES: u64 = 32 << 20;
@@ -39,18 +38,6 @@ const MAX_UNDURABLE_BYTES: u64 = 32 << 20;
 const SOURCE_BATCH_BYTES: u64 = 4 << 20;
 /// Reader threads; more than CPUs, because they wait for the source's disk.
 const READER_THREADS: usize = 4;
-/// Bytes wiped at the start and end of a disk that may hold old data.
-const WIPE_BYTES: u64 = 128 << 10;
-
-/// Target of a new volume.
-pub struct FormatTarget<'a> {
-    /// The disk, at least as long as the volume.
-    pub disk: &'a dyn Disk,
-    /// True if the disk reads as zeros, so that zeros need not be written.
-    pub zeroed: bool,
-    /// Called with the bytes of contents submitted to the disk.
-    pub progress: &'a (dyn Fn(u64) + Sync),
-}
 
 /// Writes the volume. Until this function returns, the disk holds no valid volume.
 ///
@@ -118,83 +105,6 @@ fn write_system_files(plan: &VolumePlan<'_>, writer: &DiskWriter<'_>) -> Result<
     Ok(maps)
 }
 
-/// Writer of blocks of the volume.
-pub(super) struct DiskWriter<'a> {
-    target: &'a FormatTarget<'a>,
-    block_bytes: u32,
-}
-
-impl DiskWriter<'_> {
-    fn submit(&self, at_bytes: u64, block: Block) -> Result<Ticket> {
-        let group = Group { writes: vec![Write { at_bytes, block }] };
-        self.target.disk.submit(group, &[]).map_err(|refused| FormatError::Io(refused.error))
-    }
-
-    fn bytes(&self, at_bytes: u64, bytes: &[u8]) -> Result<Ticket> {
-        let mut block = Block::private(bytes.len());
-        block.copy_in(0, bytes);
-        self.submit(at_bytes, block)
-    }
-
-    pub(super) fn blocks(&self, at: u64, bytes: &[u8]) -> Result<Ticket> {
-        self.bytes(at * u64::from(self.block_bytes), bytes)
-    }
-
-    /// Writes zeros in blocks `from..end`, unless the disk is zeroed.
-    pub(super) fn zeros(&self, from: u64, end: u64) -> Result<()> {
-        if self.target.zeroed {
-            return Ok(());
-        }
-        self.zero_bytes(from * u64::from(self.block_bytes), end * u64::from(self.block_bytes))
-    }
-
-    fn zero_bytes(&self, from: u64, end: u64) -> Result<()> {
-        let mut at = from;
-        while at < end {
-            let len = (end - at).min(REQUEST_BYTES);
-            self.submit(at, Block::private(saturating_usize(len)))?;
-            at += len;
-        }
-        Ok(())
-    }
-
-    /// Writes a batch in disk order, and waits until the previous one is visible.
-    fn write_batch(&self, mut batch: Vec<Write>, before: &mut Option<Ticket>) -> Result<()> {
-        batch.sort_unstable_by_key(|write| write.at_bytes);
-        let bytes = batch.iter().map(|write| write.block.len() as u64).sum();
-        let ticket = self.target.disk.submit(Group { writes: batch }, &[]);
-        let ticket = ticket.map_err(|refused| FormatError::Io(refused.error))?;
-        if let Some(before) = before.replace(ticket) {
-            self.target.disk.wait_visible(before)?;
-        }
-        (self.target.progress)(bytes);
-        Ok(())
-    }
-
-    /// Waits until everything submitted up to `ticket` is durable.
-    pub(super) fn wait(&self, ticket: Ticket) -> Result<()> {
-        Ok(self.target.disk.wait_durable(ticket)?)
-    }
-
-    /// Waits until everything submitted so far is durable.
-    fn sync(&self) -> Result<()> {
-        let empty = self.target.disk.submit(Group::default(), &[]);
-        let ticket = empty.map_err(|refused| FormatError::Io(refused.error))?;
-        Ok(self.target.disk.wait_durable(ticket)?)
-    }
-
-    /// Wipes old signatures from the disk.
-    fn wipe(&self, len_bytes: u64) -> Result<()> {
-        if !self.target.zeroed {
-            let end = len_bytes.max(4096);
-            self.zero_bytes(0, WIPE_BYTES.min(end))?;
-            self.zero_bytes(end.saturating_sub(WIPE_BYTES), end)?;
-            self.sync()?;
-        }
-        Ok(())
-    }
-}
-
 /// A run of the disk with its contents.
 struct WriteRequest {
     at: u64,
@@ -206,17 +116,6 @@ struct WriteRequest {
 enum Fill {
     Bytes(Vec<u8>),
     Contents { node: u32, at_bytes: u64, len_bytes: u64 },
-}
-
-/// Map of an inode's contents.
-#[derive(Clone, Default)]
-pub(super) struct MappedInode {
-    pub(super) pointers: [u32; POINTERS],
-    pub(super) size_bytes: u64,
-    /// The flags of the map.
-    pub(super) flags: u32,
-    /// Value of `system.data`; `None` if the contents are not inline.
-    pub(super) value: Option<Vec<u8>>,
 }
 
 impl MappedInode {
@@ -568,7 +467,7 @@ impl<'a> RequestProducer<'a> {
             NodeKind::Fifo | NodeKind::Socket => {}
         }
         self.queue_xattr_block(placed);
-        if placed.inode == plan::LOST_FOUND && self.plan.resize_dind_block != 0 {
+        if placed.inode == super::LOST_FOUND && self.plan.resize_dind_block != 0 {
             let top = reserved_gdt::resize_dind_block(&self.plan.layout).ok()?;
             self.parts.push_back((self.plan.resize_dind_block, 1, Fill::Bytes(top)));
         }
@@ -644,7 +543,7 @@ fn directory_bytes(plan: &VolumePlan<'_>, placed: &NodePlacement) -> (Vec<u8>, b
         plan.directory_format,
     );
     let mut bytes = built.bytes;
-    if placed.inode == plan::LOST_FOUND && !built.indexed {
+    if placed.inode == super::LOST_FOUND && !built.indexed {
         let least = saturating_usize(plan.layout.lost_found_blocks()) * plan.layout.block_len();
         while bytes.len() < least {
             bytes.extend(DirBlockBuilder::new(shape).finish());

@@ -2,8 +2,8 @@
 //!
 //! Decoded here, since the library does not know all features that are used.
 
+use super::options::ServerOptions;
 use super::reply::ReplyBody;
-use super::serve::ServerOptions;
 
 /// The protocol version of the reply.
 const MAJOR: u32 = 7;

@@ -11,6 +11,9 @@
 //! disk is done: requests behind it continue. Requests that wait for the same share a flush and a
 //! thread: see [`sync_batch`](super::sync_batch).
 
+mod change;
+mod replay;
+
 use std::io::{self, IoSlice};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -31,33 +34,21 @@ use fuse_backend_rs::transport::{FuseBuf, FuseDevWriter, Reader, Writer};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 
+use self::change::ChangeReply;
+use self::replay::PendingReplies;
 use super::activity::Activity;
-use super::change::ChangeReply;
 use super::decoder::{self, Header, Message, UNIQUE_RESEND};
 use super::handler::Handler;
 use super::init::Init;
 use super::notify::{Notifier, NotifyTask, PageCacheFilter};
 use super::open;
-use super::replay::PendingReplies;
+use super::options::ServerOptions;
 use super::reply::{self, Reply, ReplyBody};
 use super::request::{MAX_IO_BYTES, Request};
 use super::sync_batch::{SyncBatcher, SyncRequest};
 
 /// Maximum number of threads: all but one may wait for the disk.
 const MAX_THREADS: usize = 8;
-
-/// Tasks of the kernel, and polling.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct ServerOptions {
-    /// Check permissions by owner, mode and ACL.
-    pub permissions: bool,
-    /// Use the writeback cache. Many small writes become few. But every file that was written,
-    /// renamed or unlinked costs one more request, since the kernel keeps its times. A lack of
-    /// space is reported late.
-    pub write_back: bool,
-    /// Sleep until a request arrives, instead of busy-polling for a while.
-    pub no_polling: bool,
-}
 
 /// Serves a tree to the kernel.
 pub struct Server<'a, T: Tree + Sync> {
@@ -71,7 +62,7 @@ pub struct Server<'a, T: Tree + Sync> {
     /// Logs requests for the successor.
     pub(super) recorder: Option<&'a dyn RequestLog>,
     /// Unsent answers of earlier servers.
-    pub(super) pending_replies: PendingReplies,
+    pending_replies: PendingReplies,
     /// Sends the notifications on which the kernel may block.
     notices: Option<&'a Notices>,
 }
@@ -268,7 +259,7 @@ pub(super) struct Connection<'l> {
 
 impl Connection<'_> {
     /// Sends the answer to a change, after its notifications.
-    pub(super) fn deliver(&self, header: Header, answer: ChangeReply) {
+    fn deliver(&self, header: Header, answer: ChangeReply) {
         if answer.outdates_attributes {
             self.send_reply(&Reply::invalidate_attributes(header.node));
         }

@@ -6,7 +6,7 @@
 //!   allocated |   96    |   104   | ─▶ d d at 98, d at 104
 //! ```
 
-use super::DiskRun;
+use crate::mkfs::DiskRun;
 
 /// Returns the file clusters that the runs touch, ascending: first cluster, and count.
 pub(super) fn touched_clusters(runs: &[(u32, u32)], ratio: u64) -> Vec<DiskRun> {

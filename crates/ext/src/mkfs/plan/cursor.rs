@@ -2,8 +2,8 @@
 //! remains.
 
 use super::super::layout::Layout;
-use super::super::tables::FreeRanges;
 use super::DiskRun;
+use crate::mkfs::layout::tables::FreeRanges;
 
 /// Block allocator that works in ascending order.
 pub(super) struct BlockCursor<'a> {

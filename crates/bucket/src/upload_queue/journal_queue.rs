@@ -26,7 +26,7 @@ use parking_lot::MutexGuard;
 use crate::OBJECT_BYTES;
 use crate::journal::{Journal, JournalStatistics, PendingRecord};
 use crate::name::{Name, ObjectNumber, SectorRun};
-use crate::open::remote;
+use crate::remote;
 use crate::upload_queue::{QueueState, Shared};
 
 /// Most bytes of one write to the journal, and of data in memory before writers wait.

@@ -24,11 +24,11 @@ use draconis_exchange::injected_fault::InjectedFault;
 use rustix::io::Errno;
 
 use super::change::ChangeReply;
-use super::decoder::{Header, UNIQUE_RESEND};
-use super::notify::{Notifier, NotifyTask};
-use super::reply::Reply;
-use super::request::Request;
-use super::serve::{Connection, Server};
+use super::{Connection, Server};
+use crate::fuse::decoder::{Header, UNIQUE_RESEND};
+use crate::fuse::notify::{Notifier, NotifyTask};
+use crate::fuse::reply::Reply;
+use crate::fuse::request::Request;
 
 /// Timeout for the kernel's answer whether it has a node, before requests are served: it writes
 /// dirty pages back before it forgets a file, which needs replies.

@@ -27,11 +27,11 @@ use draconis_exchange::heap::Block;
 use draconis_exchange::injected_fault::InjectedFault;
 use rustix::io::Errno;
 
-use super::decoder::{self, Header};
-use super::open;
-use super::reply::{self, Reply, ReplyBody};
-use super::request::{MAX_IO_BYTES, Request};
-use super::serve::{Server, into_errno, into_errno_or_enosys, reply_to};
+use super::{Server, into_errno, into_errno_or_enosys, reply_to};
+use crate::fuse::decoder::{self, Header};
+use crate::fuse::open;
+use crate::fuse::reply::{self, Reply, ReplyBody};
+use crate::fuse::request::{MAX_IO_BYTES, Request};
 
 /// A decoded request that changes the tree.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -10,12 +10,12 @@
 
 use std::collections::BTreeMap;
 
-use super::layout::Layout;
-use super::{FormatError, Result};
+use super::Layout;
+use crate::mkfs::{FormatError, Result};
 
 /// Free blocks as ranges.
 #[derive(Clone, Debug)]
-pub(super) struct FreeRanges {
+pub(in crate::mkfs) struct FreeRanges {
     /// End of each range, by its first block.
     free: BTreeMap<u64, u64>,
 }
@@ -38,12 +38,12 @@ impl FreeRanges {
     }
 
     /// Returns the number of ranges.
-    pub(super) fn ranges(&self) -> u64 {
+    pub(in crate::mkfs) fn ranges(&self) -> u64 {
         self.free.len() as u64
     }
 
     /// Returns the next free range at or behind `at`.
-    pub(super) fn from(&self, at: u64) -> Option<(u64, u64)> {
+    pub(in crate::mkfs) fn from(&self, at: u64) -> Option<(u64, u64)> {
         if let Some((_, end)) = self.free.range(..=at).next_back()
             && *end > at
         {
@@ -53,7 +53,7 @@ impl FreeRanges {
     }
 
     /// Iterates over the free ranges between two blocks, clipped.
-    pub(super) fn between(&self, from: u64, end: u64) -> impl Iterator<Item = (u64, u64)> {
+    pub(in crate::mkfs) fn between(&self, from: u64, end: u64) -> impl Iterator<Item = (u64, u64)> {
         let first = self.free.range(..from).next_back();
         let all = first.into_iter().chain(self.free.range(from..end.max(from)));
         all.map(move |(start, stop)| ((*start).max(from), (*stop).min(end)))
@@ -61,7 +61,7 @@ impl FreeRanges {
     }
 
     /// Returns the free blocks between two blocks.
-    pub(super) fn free_in(&self, from: u64, end: u64) -> u64 {
+    pub(in crate::mkfs) fn free_in(&self, from: u64, end: u64) -> u64 {
         self.between(from, end).map(|(start, end)| end - start).sum()
     }
 
@@ -77,7 +77,7 @@ impl FreeRanges {
     }
 
     /// Allocates `blocks` blocks; `None` if they are not free.
-    pub(super) fn take(&mut self, from: u64, blocks: u64) -> Option<()> {
+    pub(in crate::mkfs) fn take(&mut self, from: u64, blocks: u64) -> Option<()> {
         let end = from + blocks;
         let (start, stop) = self.free.range(..=from).next_back().map(|it| (*it.0, *it.1))?;
         if end > stop {
@@ -94,7 +94,11 @@ impl FreeRanges {
     }
 
     /// Allocates the first free blocks from `goal` on; wraps at the end of the volume.
-    pub(super) fn take_from(&mut self, goal: u64, mut blocks: u64) -> Option<Vec<(u64, u64)>> {
+    pub(in crate::mkfs) fn take_from(
+        &mut self,
+        goal: u64,
+        mut blocks: u64,
+    ) -> Option<Vec<(u64, u64)>> {
         let mut taken = vec![];
         let mut at = goal;
         while blocks > 0 {
@@ -111,17 +115,17 @@ impl FreeRanges {
 
 /// Locations of a group's bitmaps and inode table.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct GroupTables {
-    pub(super) blocks: u64,
-    pub(super) inodes: u64,
-    pub(super) table: u64,
+pub(in crate::mkfs) struct GroupTables {
+    pub(in crate::mkfs) blocks: u64,
+    pub(in crate::mkfs) inodes: u64,
+    pub(in crate::mkfs) table: u64,
 }
 
 /// Places the tables of all groups; returns them with the free ranges.
 ///
 /// # Errors
 /// [`FormatError::NoTables`] if the tables of a flex group do not fit.
-pub(super) fn place_tables(layout: &Layout) -> Result<(Vec<GroupTables>, FreeRanges)> {
+pub(in crate::mkfs) fn place_tables(layout: &Layout) -> Result<(Vec<GroupTables>, FreeRanges)> {
     let super_ = &layout.super_;
     let mut space = FreeRanges::new(super_.first_data_block.into(), super_.blocks);
     for group in 0..super_.groups {
