@@ -35,6 +35,7 @@ mod preen;
 mod prefetch;
 mod problem;
 mod quota;
+mod raw_inode;
 mod xattrs;
 
 use std::collections::{HashMap, HashSet};

@@ -6,7 +6,7 @@ use zerocopy::FromBytes;
 use super::bit_set::{AtomicBitSet, set_bits};
 use super::layout::{GroupLayout, clusters_in, low_bits};
 use super::problem::{Problem, What};
-use super::{Check, entries, inodes, prefetch};
+use super::{Check, inodes, prefetch, raw_inode};
 use crate::blocks::role::Role as BlockRole;
 use crate::format::features::{Incompatible, ReadOnlyCompatible};
 use crate::format::group::GroupDescriptor;
@@ -28,7 +28,7 @@ pub(super) fn check_link_counts(check: &Check<'_>, lost: &[u32]) -> Result<()> {
         if !note.is_used() || note.links_match() || lost.binary_search(&inode).is_ok() {
             continue;
         }
-        let slot = entries::read_inode_slot(check, inode)?;
+        let slot = raw_inode::read_inode_slot(check, inode)?;
         let Ok((raw, _)) = RawInode::ref_from_prefix(&slot) else { continue };
         let links = raw.i_links_count.get();
         let names = note.names(links);
@@ -36,7 +36,7 @@ pub(super) fn check_link_counts(check: &Check<'_>, lost: &[u32]) -> Result<()> {
         if many && note.is_directory() && links == 1 && names >= LINK_MAX {
             continue;
         }
-        let is_empty = raw.i_blocks_lo.get() == 0 && inodes::kind(raw) == Some(FileType::File);
+        let is_empty = raw.i_blocks_lo.get() == 0 && raw_inode::kind(raw) == Some(FileType::File);
         let what = match names {
             0 if is_empty => What::UnattachedEmpty,
             0 => What::Unattached,

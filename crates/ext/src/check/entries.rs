@@ -11,7 +11,7 @@ use super::bit_set::AtomicBitSet;
 use super::blocks::walk_map;
 use super::htree::HashRange;
 use super::problem::{Problem, What};
-use super::{Check, htree, inodes, prefetch, xattrs};
+use super::{Check, htree, prefetch, raw_inode, xattrs};
 use crate::blocks::role::Role as BlockRole;
 use crate::format::dirent::{HEAD_BYTES, rec_len_from_disk};
 use crate::format::features::{Compatible, Incompatible};
@@ -20,8 +20,7 @@ use crate::format::inline::{Inline, POINTER_BYTES};
 use crate::format::inode::{RawInode, flags};
 use crate::format::{casefold, dir_tail, le16, le32};
 use crate::map::{BlockLocation, MapNode, MapVisitor};
-use crate::units::saturating_usize;
-use crate::{FileId, FsBlock, InodeNumber, Result, SharedBytes};
+use crate::{FileId, FsBlock, InodeNumber, Result};
 
 /// No parent directory found yet.
 const NO_PARENT: u32 = u32::MAX;
@@ -93,25 +92,6 @@ pub(super) fn check_directories<'a>(check: &Check<'_>, list: &'a [u32]) -> Resul
     Ok(parents)
 }
 
-/// Reads the bytes of an inode.
-pub(super) fn read_inode_slot(check: &Check<'_>, number: u32) -> Result<SharedBytes> {
-    if let Some(kept) = check.directory_inodes.get(number) {
-        return Ok(SharedBytes::owned(kept));
-    }
-    let super_ = &check.super_;
-    let nth = number.saturating_sub(1);
-    let group = nth.checked_div(super_.inodes_per_group).unwrap_or(0);
-    let in_group = u64::from(nth.checked_rem(super_.inodes_per_group).unwrap_or(0));
-    let table =
-        check.groups.get(saturating_usize(group.into())).map_or(0, |place| place.inode_table);
-    let at = in_group.saturating_mul(super_.inode_bytes.into());
-    let block_bytes = u64::from(super_.block_bytes);
-    let block = table.saturating_add(at.checked_div(block_bytes).unwrap_or(0));
-    let bytes = check.block(block, BlockRole::InodeTable)?;
-    let at = saturating_usize(at.checked_rem(block_bytes).unwrap_or(0));
-    Ok(bytes.slice(at..at.saturating_add(saturating_usize(super_.inode_bytes.into()))))
-}
-
 /// Blocks of a directory, without those already walked for another directory.
 struct BlockCollector<'a, 'b> {
     check: &'a Check<'b>,
@@ -159,7 +139,7 @@ fn check_directory(
     parents: &ParentTable<'_>,
     walked: &AtomicBitSet,
 ) -> Result<()> {
-    let bytes = read_inode_slot(check, dir)?;
+    let bytes = raw_inode::read_inode_slot(check, dir)?;
     let Ok((raw, _)) = RawInode::ref_from_prefix(&bytes) else { return Ok(()) };
     let policy = match raw.i_flags.get() & flags::ENCRYPT != 0 {
         true => check.policies.lock().unwrap_or_else(PoisonError::into_inner).get(&dir).cloned(),
@@ -172,7 +152,7 @@ fn check_directory(
         return Ok(());
     }
     let mut collect = BlockCollector { check, walked, blocks: Vec::new(), skipped: false };
-    if inodes::has_map(check, raw) {
+    if raw_inode::has_map(check, raw) {
         walk_map(check, dir, raw, &mut collect)?;
     }
     let BlockCollector { blocks, skipped, .. } = collect;

@@ -11,6 +11,7 @@ use zerocopy::{FromBytes, IntoBytes};
 
 use super::blocks::{BlockClaimer, walk_map};
 use super::problem::{Problem, What};
+use super::raw_inode::{has_map, is_fast, kind, size, xattr_block};
 use super::{Check, prefetch, xattrs};
 use crate::blocks::role::Role as BlockRole;
 use crate::format::features::{Compatible, Incompatible, ReadOnlyCompatible};
@@ -163,46 +164,6 @@ pub(super) fn inode_with_map<'s>(
         | InodeRole::Reserved => true,
     };
     counts.then_some(raw)
-}
-
-/// Returns true if an inode has a map of pointers or extents.
-pub(super) fn has_map(check: &Check<'_>, raw: &RawInode) -> bool {
-    raw.i_flags.get() & flags::INLINE_DATA == 0
-        && match kind(raw) {
-            Some(FileType::File | FileType::Directory) => true,
-            Some(FileType::Symlink) => !is_fast(check, raw),
-            _ => false,
-        }
-}
-
-pub(super) fn kind(raw: &RawInode) -> Option<FileType> {
-    FileType::from_mode(raw.i_mode.get().into())
-}
-
-/// Returns true for a fast symbolic link: the target is in the inode, and its only block may hold
-/// attributes.
-pub(super) fn is_fast(check: &Check<'_>, raw: &RawInode) -> bool {
-    let flags = raw.i_flags.get();
-    if check.super_.incompatible.contains(Incompatible::EA_INODE) {
-        // EA inodes are counted, too.
-        return size(raw) < INLINE_BYTES as u64 && flags & flags::EXTENTS == 0;
-    }
-    let cluster = (check.super_.block_bytes >> 9).saturating_mul(check.super_.cluster_blocks);
-    let attributes = if xattr_block(check, raw) == 0 { 0 } else { cluster };
-    raw.i_blocks_lo.get() == attributes && flags & flags::EXTENTS == 0
-}
-
-/// Returns the xattr block of an inode; 0 for none.
-pub(super) fn xattr_block(check: &Check<'_>, raw: &RawInode) -> u64 {
-    let high = match check.super_.incompatible.contains(Incompatible::SIXTY_FOUR_BIT) {
-        true => u64::from(raw.i_file_acl_high.get()) << 32,
-        false => 0,
-    };
-    high | u64::from(raw.i_file_acl_lo.get())
-}
-
-pub(super) fn size(raw: &RawInode) -> u64 {
-    u64::from(raw.i_size_lo.get()) | u64::from(raw.i_size_high.get()) << 32
 }
 
 fn check_inode(check: &Check<'_>, number: u32, slot: &[u8]) -> Result<()> {

@@ -9,6 +9,7 @@ use super::bit_set::AtomicBitSet;
 use super::blocks::walk_map;
 use super::inodes::{self, InodeRole};
 use super::problem::{Problem, What};
+use super::raw_inode;
 use crate::map::{BlockLocation, MapNode, MapVisitor};
 use crate::{FsBlock, Result};
 
@@ -73,11 +74,11 @@ pub(super) fn report_multiply_claimed(check: &Check<'_>) -> Result<()> {
                 walked: &walked,
                 first_claims: &first_claims,
             };
-            let attributes = inodes::xattr_block(check, raw);
+            let attributes = raw_inode::xattr_block(check, raw);
             if attributes != 0 && InodeRole::of(check, number) == InodeRole::Ordinary {
                 visit.report_if_shared(attributes);
             }
-            if inodes::has_map(check, raw) {
+            if raw_inode::has_map(check, raw) {
                 walk_map(check, number, raw, visit)?;
             }
             Ok(())

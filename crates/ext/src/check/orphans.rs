@@ -15,7 +15,7 @@ use zerocopy::FromBytes;
 
 use super::blocks::walk_map;
 use super::problem::{Problem, What};
-use super::{Check, entries, inodes};
+use super::{Check, raw_inode};
 use crate::blocks::role::Role as BlockRole;
 use crate::format::features::ReadOnlyCompatible;
 use crate::format::inode::RawInode;
@@ -34,7 +34,7 @@ pub(super) fn read_orphan_list(check: &Check<'_>) -> Result<HashSet<u32>> {
     let ordinary = check.super_.first_inode.0..=check.super_.inodes;
     // Each inode is listed once, so the loop ends.
     while ordinary.contains(&next) && listed.insert(next) {
-        let slot = entries::read_inode_slot(check, next)?;
+        let slot = raw_inode::read_inode_slot(check, next)?;
         let Ok((raw, _)) = RawInode::ref_from_prefix(&slot) else { break };
         next = raw.i_dtime.get();
     }
@@ -70,14 +70,14 @@ pub(super) fn check_orphan_file(check: &Check<'_>) -> Result<Vec<u32>> {
         complain();
         return Ok(named);
     }
-    let slot = entries::read_inode_slot(check, number)?;
+    let slot = raw_inode::read_inode_slot(check, number)?;
     let Ok((raw, _)) = RawInode::ref_from_prefix(&slot) else { return Ok(named) };
     let mut blocks = OrphanFileBlocks { found: vec![], max_blocks: check.super_.blocks };
-    if inodes::kind(raw) == Some(FileType::File) {
+    if raw_inode::kind(raw) == Some(FileType::File) {
         walk_map(check, number, raw, &mut blocks)?;
     }
     let block_bytes = u64::from(check.super_.block_bytes);
-    let len = inodes::size(raw).checked_div(block_bytes).unwrap_or(0);
+    let len = raw_inode::size(raw).checked_div(block_bytes).unwrap_or(0);
     let file = FileId { inode: number, generation: raw.i_generation.get() };
     let seed = check.super_.checksum_of_file(file);
     let present = ReadOnlyCompatible::ORPHAN_PRESENT;

@@ -13,7 +13,7 @@ use std::sync::{Mutex, PoisonError};
 
 use zerocopy::{FromBytes, IntoBytes};
 
-use super::{Check, entries, inodes};
+use super::{Check, raw_inode};
 use crate::format::extent::{ExtentNode, ROOT_ENTRIES};
 use crate::format::inode::{RawInode, flags};
 use crate::units::saturating_usize;
@@ -67,8 +67,8 @@ pub(super) fn prefetch_maps(check: &Check<'_>, slots: &[u8]) {
         if raw.i_links_count.get() == 0 {
             continue;
         }
-        blocks.push(inodes::xattr_block(check, raw));
-        if !inodes::has_map(check, raw) {
+        blocks.push(raw_inode::xattr_block(check, raw));
+        if !raw_inode::has_map(check, raw) {
             continue;
         }
         match root(raw) {
@@ -90,9 +90,9 @@ pub(super) fn prefetch_maps(check: &Check<'_>, slots: &[u8]) {
 pub(super) fn prefetch_directories(check: &Check<'_>, list: &[u32]) {
     let mut blocks = vec![];
     for dir in list {
-        let Ok(slot) = entries::read_inode_slot(check, *dir) else { continue };
+        let Ok(slot) = raw_inode::read_inode_slot(check, *dir) else { continue };
         let Ok((raw, _)) = RawInode::ref_from_prefix(&slot) else { continue };
-        if !inodes::has_map(check, raw) {
+        if !raw_inode::has_map(check, raw) {
             continue;
         }
         match root(raw) {

@@ -15,7 +15,7 @@ use zerocopy::FromBytes;
 
 use super::blocks::walk_map;
 use super::problem::{Problem, What};
-use super::{Check, entries, inodes};
+use super::{Check, raw_inode};
 use crate::blocks::role::Role as BlockRole;
 use crate::format::features::ReadOnlyCompatible;
 use crate::format::inode::RawInode;
@@ -127,9 +127,9 @@ impl<'a, 'b> CheckedQuotaFile<'a, 'b> {
         let (blocks, visited, found) = (BTreeMap::new(), HashSet::new(), UsageById::new());
         let mut file = Self { check, blocks, visited, found, is_valid: true };
         if inode <= check.super_.inodes {
-            let slot = entries::read_inode_slot(check, inode)?;
+            let slot = raw_inode::read_inode_slot(check, inode)?;
             if let Ok((raw, _)) = RawInode::ref_from_prefix(&slot)
-                && inodes::has_map(check, raw)
+                && raw_inode::has_map(check, raw)
             {
                 walk_map(check, inode, raw, &mut file)?;
             }

@@ -7,7 +7,7 @@ use zerocopy::FromBytes;
 
 use super::blocks::BlockClaimer;
 use super::problem::{Problem, What};
-use super::{Check, entries, inodes};
+use super::{Check, raw_inode};
 use crate::blocks::role::Role as BlockRole;
 use crate::format::features::Incompatible;
 use crate::format::inode::{RawInode, flags};
@@ -172,10 +172,10 @@ pub(super) fn check_ea_inodes(check: &Check<'_>) -> Result<()> {
             continue;
         }
         check.inode_states.count_name(inode);
-        let slot = entries::read_inode_slot(check, inode)?;
+        let slot = raw_inode::read_inode_slot(check, inode)?;
         let Ok((raw, _)) = RawInode::ref_from_prefix(&slot) else { continue };
-        let is_value =
-            raw.i_flags.get() & flags::EA_INODE != 0 && inodes::kind(raw) == Some(FileType::File);
+        let is_value = raw.i_flags.get() & flags::EA_INODE != 0
+            && raw_inode::kind(raw) == Some(FileType::File);
         let value_hash = raw.i_atime.get();
         for value in users {
             let fits = value.hash == 0
@@ -183,7 +183,7 @@ pub(super) fn check_ea_inodes(check: &Check<'_>) -> Result<()> {
                     .name_hashes
                     .iter()
                     .any(|name| name.rotate_left(16) ^ value_hash == value.hash);
-            if !is_value || !fits || inodes::size(raw) != u64::from(value.len) {
+            if !is_value || !fits || raw_inode::size(raw) != u64::from(value.len) {
                 complain(value.owner);
             }
         }

@@ -12,7 +12,7 @@ use zerocopy::IntoBytes;
 use super::disk_writer::{DiskWriter, MAX_UNWRITTEN_BYTES, MappedInode};
 use super::layout::Layout;
 use super::plan::{NodePlacement, VolumePlan};
-use super::system_files::{SystemFile, SystemFileKind};
+use super::system_files::SystemFileKind;
 use super::tree::{NodeId, NodeKind};
 use super::{FormatError, Result, reserved_gdt};
 use crate::format::features::ReadOnlyCompatible;
@@ -329,7 +329,7 @@ fn inode_table(
     }
     let hidden = plan.system_files.iter().zip(hidden);
     for (it, built) in hidden.filter(|(it, _)| is_in(it.inode, first, per_group)) {
-        slots.push((it.inode, SystemFile::inode(it, plan, built)));
+        slots.push((it.inode, it.inode(&plan.layout, &plan.tree.values, built)));
     }
     for nth in mine {
         let Some(placed) = plan.placed.get(*nth) else { continue };

@@ -1,16 +1,13 @@
 //! System files: the journal, the quota files and the orphan file; also the MMP block.
 
-use std::collections::BTreeMap;
-
 use super::DiskRun;
+use super::ea_value::Value;
 use super::journal;
 use super::layout::Layout;
-use super::plan::VolumePlan;
-use super::tree::NodeId;
 use crate::format::inode::{self, DIRECT, NewInode, flags};
 use crate::format::mmp::{self, MmpRecord};
 use crate::format::orphan_file;
-use crate::format::quota::{self, QuotaType, Usage};
+use crate::format::quota::{self, QuotaType};
 use crate::map::build::BuiltMap;
 use crate::units::saturating_usize;
 use crate::{FileId, FsBlock, InodeNumber};
@@ -46,8 +43,7 @@ impl SystemFile {
     }
 
     /// Builds the inode.
-    pub(super) fn inode(&self, plan: &VolumePlan<'_>, built: &BuiltMap) -> Vec<u8> {
-        let layout = &plan.layout;
+    pub(super) fn inode(&self, layout: &Layout, values: &[Value], built: &BuiltMap) -> Vec<u8> {
         let now = layout.creation_time();
         let block_bytes = u64::from(layout.super_.block_bytes);
         let of_map = if layout.options.extents() { flags::EXTENTS } else { 0 };
@@ -56,7 +52,7 @@ impl SystemFile {
             SystemFileKind::Journal(_) | SystemFileKind::Orphans | SystemFileKind::Value(_) => 0,
         };
         let value = match self.purpose {
-            SystemFileKind::Value(nth) => plan.tree.values.get(nth),
+            SystemFileKind::Value(nth) => values.get(nth),
             _ => None,
         };
         let (uid, gid) = value.map_or((0, 0), |value| value.owner);
@@ -130,27 +126,6 @@ pub(super) fn quota_file_order(
         }
         _ => places,
     }
-}
-
-/// Returns the usage of the owners in a tree, by id.
-pub(super) fn count_tree_usage(plan: &VolumePlan<'_>, kind: QuotaType) -> BTreeMap<u32, Usage> {
-    let layout = &plan.layout;
-    let block_bytes = u64::from(layout.super_.block_bytes);
-    let mut all: BTreeMap<u32, Usage> = BTreeMap::new();
-    for placed in &plan.placed {
-        let node = plan.tree.node(NodeId(placed.node));
-        let id = match kind {
-            QuotaType::User => node.uid,
-            QuotaType::Group => node.gid,
-            QuotaType::Project => 0,
-        };
-        let bytes = placed.owned(layout) * block_bytes;
-        let inodes = 1 + i64::from(placed.ea_inodes);
-        let usage = Usage { inodes, bytes: bytes.cast_signed() };
-        let sum = all.entry(id).or_default();
-        *sum = sum.plus(usage);
-    }
-    all
 }
 
 /// Builds the MMP block of an unused volume.

@@ -8,6 +8,7 @@
 //!
 //! Law: memory is bounded whatever the tree holds: the number of requests in flight is limited.
 
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 
@@ -25,6 +26,7 @@ use super::{FormatError, Result, groups, inline_data, reserved_gdt};
 use crate::dir::build::DirectoryFormat;
 use crate::format::dirent::DirBlockBuilder;
 use crate::format::inode::{POINTERS, device_pointers, flags, target_pointers};
+use crate::format::quota::{QuotaType, Usage};
 use crate::format::xattr::encode_block;
 use crate::format::{dir_tail, quota, superblock, xattr};
 use crate::map::build::{BuiltMap, MapPart};
@@ -73,9 +75,7 @@ fn write_system_files(plan: &VolumePlan<'_>, writer: &DiskWriter<'_>) -> Result<
     let mut maps = vec![];
     for hidden in &plan.system_files {
         let bytes = match hidden.purpose {
-            SystemFileKind::Quota(kind) => {
-                Some(quota::build(kind, &system_files::count_tree_usage(plan, kind)))
-            }
+            SystemFileKind::Quota(kind) => Some(quota::build(kind, &count_tree_usage(plan, kind))),
             SystemFileKind::Value(nth) => plan.tree.values.get(nth).map(|it| it.bytes.clone()),
             SystemFileKind::Journal(_) | SystemFileKind::Orphans => None,
         };
@@ -556,4 +556,25 @@ fn directory_bytes(plan: &VolumePlan<'_>, placed: &NodePlacement) -> (Vec<u8>, b
         }
     }
     (bytes, built.indexed)
+}
+
+/// Returns the usage of the owners in a tree, by id.
+fn count_tree_usage(plan: &VolumePlan<'_>, kind: QuotaType) -> BTreeMap<u32, Usage> {
+    let layout = &plan.layout;
+    let block_bytes = u64::from(layout.super_.block_bytes);
+    let mut all: BTreeMap<u32, Usage> = BTreeMap::new();
+    for placed in &plan.placed {
+        let node = plan.tree.node(NodeId(placed.node));
+        let id = match kind {
+            QuotaType::User => node.uid,
+            QuotaType::Group => node.gid,
+            QuotaType::Project => 0,
+        };
+        let bytes = placed.owned(layout) * block_bytes;
+        let inodes = 1 + i64::from(placed.ea_inodes);
+        let usage = Usage { inodes, bytes: bytes.cast_signed() };
+        let sum = all.entry(id).or_default();
+        *sum = sum.plus(usage);
+    }
+    all
 }
