@@ -161,7 +161,7 @@ fn a_request_that_workers_die_over_is_refused_and_named() {
         .arg("mount")
         .args([&image, &at])
         .env("DRACONIS_RUNTIME_DIR", draconis.make_dir("run"))
-        .env(draconis_exchange::injected_fault::FAULTS_VARIABLE, "NoDeadlyName")
+        .env(draconis_exchange::injected_fault::FAULTS_VARIABLE, "SurviveCrashingName")
         .status();
     assert!(status.unwrap().success());
     std::fs::write(at.join("new"), "kept").unwrap();
@@ -183,7 +183,7 @@ fn where_the_kernel_sends_nothing_again_what_was_in_hand_fails_once() {
         return;
     }
     let mut draconis = Draconis::new();
-    draconis.leaves_out = Some("NoDeadlyName,Resend".into());
+    draconis.leaves_out = Some("SurviveCrashingName,Resend".into());
     let image = volume(&draconis, "ext2");
     let at = draconis.mount(&image, "at", "rw,commit=1000");
     let mut open = std::fs::File::create(at.join("open")).unwrap();
