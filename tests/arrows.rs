@@ -1,5 +1,5 @@
-//! Dependencies between crates and between the files of a crate, unsafe code, licences, and what
-//! ARCHITECTURE.md says of them.
+//! Dependencies between crates and between the files of a crate, unsafe code, licences, and the
+//! lists of these in ARCHITECTURE.md.
 
 #[path = "arrows/imports.rs"]
 mod imports;
@@ -259,7 +259,7 @@ fn unsafe_code_stays_at_its_addresses() {
     assert!(found.contains("crates/device/src/uring.rs"), "the search finds what is there");
 }
 
-/// Cycles of imports that are known: a crate, the number of files in each. None may be added.
+/// Known import cycles: a crate, and the number of files in each cycle. None may be added.
 const CYCLES: &[(&str, &[usize])] = &[
     ("bucket", &[6]),
     ("capi", &[2]),

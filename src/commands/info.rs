@@ -60,7 +60,7 @@ struct VolumeJson {
     partition: Option<PartitionFacts>,
 }
 
-/// The partition that a volume is in, as JSON has it.
+/// Partition of a volume, in JSON.
 #[derive(Serialize)]
 struct PartitionFacts {
     number: u32,

@@ -1,5 +1,5 @@
-//! What a run leaves: `results.json` and, one line each, `measurements.jsonl`; of each device
-//! whose profile was measured `profile-SUBJECT.json`.
+//! Files of a run: `results.json`; `measurements.jsonl`, one measurement per line; and
+//! `profile-SUBJECT.json` for each device whose profile was measured.
 //!
 //! ```text
 //!   results.json
@@ -34,7 +34,7 @@ use crate::store_profile::StoreProfile;
 /// Version of the two file formats.
 pub const SCHEMA: u32 = 1;
 
-/// A spread above which the least and the largest value say more than a percentage.
+/// Maximum spread that is shown as a percentage; above it, reports show the range.
 pub const MOST_SPREAD: f64 = 2.0;
 /// Spread above which a point counts as noisy.
 pub const NOISY: f64 = 0.2;
