@@ -56,7 +56,7 @@ struct VolumeJson {
     damage: Vec<String>,
     #[serde(skip)]
     needs_preen: bool,
-    /// The partition of the image that it is.
+    /// Partition of the image, if the volume is in one.
     partition: Option<PartitionFacts>,
 }
 

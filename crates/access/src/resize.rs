@@ -247,8 +247,7 @@ impl<'a> ShrinkJob<'a> {
         let LocatedVolume { disk, start_bytes, partition, format, image: inside, .. } = part;
         let there = base.len_bytes()?;
         let end = place.offset_bytes.unwrap_or(0).saturating_add(disk.properties().len_bytes);
-        // Disk images are not truncated at the volume's end: a fixed VHD has its footer after the
-        // disk.
+        // Not for disk images: a fixed VHD has its footer after the disk.
         let is_last = partition.is_none() && format.is_none() && end >= there - there % 512;
         let is_cut = is_last && !is_device;
         let is_file = matches!(base, ResizeTarget::File(_)) && !is_device;

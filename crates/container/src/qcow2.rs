@@ -58,8 +58,7 @@ pub(crate) struct Qcow2 {
     has_subclusters: bool,
     version: u32,
     first_at: u64,
-    /// True if the last writer did not close the image: clusters past the end of the file read as
-    /// zeros.
+    /// True if the last writer did not close the image: clusters past the end read as zeros.
     pub(crate) is_dirty: bool,
     behind: Option<BackingFile>,
 }

@@ -34,7 +34,7 @@ const FIRST_TAKEN: u64 = 16;
 const MAX_PREALLOCATED_BYTES: u64 = 64 << 20;
 const MAX_ZEROED_BYTES: u64 = 2 << 20;
 
-/// During verification: a cluster that cannot be shared has one user.
+/// During verification: marks a cluster whose only user cannot share it.
 const EXCLUSIVE: u16 = 1 << 15;
 const MAX_REFCOUNT: u64 = (EXCLUSIVE - 1) as u64;
 

@@ -205,8 +205,7 @@ fn active_sequence(entries: &BTreeMap<usize, Entry>, log_len: usize) -> Option<V
     best.map(|(_, sequence)| sequence)
 }
 
-/// Returns an entry that writes `sectors`, at most [`FIRST_SECTOR_DESCRIPTORS`], for a file of
-/// `file_bytes`.
+/// Returns an entry that writes at most [`FIRST_SECTOR_DESCRIPTORS`] sectors.
 pub(super) fn new_entry(
     id: &[u8],
     number: u64,
