@@ -72,7 +72,7 @@ pub(crate) trait AllocationTables: Send {
     ) -> Result<Option<u64>, Error>;
 }
 
-/// Submits the metadata writes of the tables.
+/// Writer of table metadata, which orders writes by their dependencies.
 pub(crate) struct MetadataWriter<'a> {
     pub(crate) file: &'a ImageFile,
     newest: &'a mut Ticket,

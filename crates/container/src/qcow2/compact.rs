@@ -1,4 +1,4 @@
-//! Compaction: truncates the file of a qcow2 image as far as its clusters allow.
+//! Compaction: minimizes the length of a qcow2 file by moving its clusters.
 //!
 //! ```text
 //!   | used | free | used | free | used | used |   first session: clears the entries of unused

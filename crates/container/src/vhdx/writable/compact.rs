@@ -1,4 +1,4 @@
-//! Compaction: truncates the file of a VHDX image as far as its blocks allow.
+//! Compaction: minimizes the length of a VHDX file by moving its blocks.
 //!
 //! ```text
 //!   | header, log, tables | block | free | block | free | block |   unused blocks leave the BAT;
