@@ -130,7 +130,7 @@ pub fn open(
     tree(image, disk)
 }
 
-/// Opens the volume that is all of `disk`, which is in `image`.
+/// Opens the volume on `disk`, which was located in `image`.
 pub fn tree(image: &Path, disk: Arc<dyn Disk>) -> anyhow::Result<VolumeTree> {
     let opened = volume::open_whole_disk(disk.clone(), &MountOptions::default());
     opened.map_err(|error| open_volume_error(image, &*disk, error))
@@ -146,8 +146,8 @@ pub fn disk(
     part(image, place, beneath).map(|part| part.disk)
 }
 
-/// Opens the part of `image` that the volume is in, and confines this process: afterwards it
-/// can read that, write to what is open, and create files in `beneath` if that is given.
+/// Locates the volume in `image` and confines this process, as [`disk`] does. Returns also the
+/// partition and the formats.
 pub fn part(
     image: &Path,
     place: &VolumeArgs,

@@ -399,7 +399,7 @@ fn large_attributes_have_inodes_of_their_own() {
                 std::fs::remove_file(&out).unwrap();
             }
         }
-        // The values go with what has them.
+        // EA inodes are deleted with their files.
         pair.draconis.ok(["rm", "-r", &pair.at("/f"), &pair.at("/d"), &pair.at("/h")]);
         pair.check();
     }

@@ -3,8 +3,8 @@
 //! ```text
 //! $ command            typed, in a directory of the page's own
 //! > more               more lines of the command
-//! what it writes       must be just that
-//! ...                  whatever it writes here
+//! output               must be equal
+//! ...                  any lines of output
 //! ```
 
 mod common;

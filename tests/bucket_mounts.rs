@@ -13,7 +13,7 @@ use common::volume::shell;
 use common::{IgnoredProperties, eventually, fuse, mounts_below, same, scan_tree, tree_of_sources};
 use rustix::process::{Pid, Signal, kill_process};
 
-/// What an archive cannot restore.
+/// Properties that an archive cannot restore.
 const LOST: IgnoredProperties = IgnoredProperties { what_a_copy_loses: true, fractions: true };
 
 fn text(path: &Path) -> &str {
@@ -332,7 +332,7 @@ fn followed(place: &TestBucket) {
     place.judge("copy");
 }
 
-/// IgnoredProperties the server, cached data can be read, and writes wait.
+/// Without the server, cached data can be read, and writes wait.
 fn without_server(mut place: TestBucket) {
     place.ok(&["store", "create", &place.address, "--size", "256M"]);
     place.ok(&["format", "-t", "ext4", &place.disk("vol"), "32M"]);

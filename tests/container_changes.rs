@@ -125,7 +125,7 @@ fn every_command_changes_a_volume_in_an_image() {
     }
 }
 
-/// The file of an image becomes as short as what qemu-img makes of it, in one run and in the next.
+/// Shrinking truncates the file of an image to about the length of a converted copy.
 #[test]
 fn a_shrunk_image_has_a_short_file() {
     let draconis = Draconis::new();
@@ -160,7 +160,7 @@ fn a_shrunk_image_has_a_short_file() {
             bytes[0] = nth;
             assert!(contents(&draconis, &image, &[], &format!("/file{nth}")) == bytes, "{nth}");
         }
-        // It can be grown and filled again, and a snapshot keeps what it had.
+        // The image can be grown and filled again, and its snapshot keeps its contents.
         draconis.ok(["grow", shown]);
         draconis.ok(["put", text(&raw), &format!("{shown}:/raw")]);
         judged(&draconis, &image);
@@ -242,7 +242,7 @@ fn a_mount_changes_a_volume_in_an_image() {
 }
 
 /// After a worker is killed, the next one rebuilds the refcounts. If none follows, synced data is
-/// there, and the next command that changes the image repairs the refcounts.
+/// kept, and the next command that changes the image repairs the refcounts.
 #[test]
 fn a_worker_that_dies_leaves_an_image_that_is_mended() {
     if !tool("changing disk images", "qemu-img") || !fuse("killing workers of disk images") {
@@ -389,7 +389,7 @@ fn a_chain_of_images_is_mounted_and_changed() {
 
     assert!(before == [&base, &middle].map(|image| std::fs::read(image).unwrap()));
     judged(&draconis, &top);
-    // As QEMU reads it.
+    // Contents as QEMU reads them.
     let state = draconis.path("judged");
     for (name, byte) in [("first", 1), ("after2", 2), ("after3", 3), ("upgraded", 4)] {
         let found = contents(&draconis, &state, &[], &format!("/{name}"));

@@ -176,7 +176,7 @@ fn damage_is_called_damage_and_what_to_do_is_said_once() {
     );
 }
 
-/// The error names the journal and the program that takes it.
+/// The error names the external journal, and the program that can replay it.
 #[test]
 fn a_journal_on_another_device_is_named() {
     use std::os::unix::fs::FileExt as _;

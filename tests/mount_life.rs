@@ -203,7 +203,7 @@ fn what_outlives_its_keeper_is_shown_and_cleared() {
         let at = draconis.mount(&image, "at", "rw");
         let held = std::fs::File::open(at.join("hello")).unwrap();
         kill_keeper(&draconis);
-        // IgnoredProperties both processes, the FUSE connection is closed.
+        // Without both processes, the FUSE connection is closed.
         is_not_connected(std::fs::read(at.join("hello")));
         assert!(is_shown_dead(&draconis, &at));
         let said = draconis.ok(["status"]);

@@ -165,7 +165,7 @@ fn a_mount_becomes_read_only_and_writable_again() {
         assert_eq!(std::fs::read(&copy).unwrap()[STATE_AT] & 1, 1);
         check(&copy);
         assert_eq!(draconis.ok(["cat", &format!("{}:/new", copy.display())]), options);
-        // IgnoredProperties the image, as users type it.
+        // Without the image, as users type it.
         draconis.ok(["mount".as_ref(), "-o".as_ref(), "remount,rw".as_ref(), at.as_os_str()]);
         let file = std::fs::File::create(at.join("again")).unwrap();
         file.sync_all().unwrap();

@@ -33,7 +33,7 @@ fn a_tree_is_copied_with_everything_it_has() {
         let tree = volume.draconis.make_dir("tree");
         odd_tree(&tree);
         if block == "4096" {
-            // Of the sparse file, one read through every level of the map suffices.
+            // Reading the sparse file once through every level of its map suffices.
             std::fs::remove_file(tree.join("sparse")).unwrap();
         }
         run(Command::new("cp").args(["-a", "--sparse=always"]).arg(&tree).arg(&volume.at));

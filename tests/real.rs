@@ -9,7 +9,7 @@ use std::process::{Command, Stdio};
 
 use common::{Draconis, IgnoredProperties, Kernel, fuse, is_root, mke2fs, same, scan_tree};
 
-/// What a copy cannot preserve.
+/// Properties that a copy cannot preserve.
 const COPY: IgnoredProperties = IgnoredProperties { what_a_copy_loses: true, fractions: false };
 
 /// Returns the tree, the types and block sizes of its volumes, and their length.
@@ -69,7 +69,7 @@ fn through_a_mount(
         let caches = mount["worker"]["caches"].as_array().unwrap();
         let data = caches.iter().find(|cache| cache["name"] == "data").unwrap();
         let capacity = data["capacity"].as_u64().unwrap();
-        // IgnoredProperties the program's own pages, which are shared.
+        // Without the program's own pages, which are shared.
         let status = format!("/proc/{}/status", mount["worker_pid"]);
         let status = std::fs::read_to_string(status).unwrap();
         let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).unwrap();

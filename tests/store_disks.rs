@@ -11,7 +11,7 @@ use common::{Draconis, IgnoredProperties, same, scan_tree, tool, tree_of_sources
 const PROFILE: &str =
     r#"{"layout": "cow", "page_bytes": 4096, "segment_bytes": 262144, "queue_depth": 8}"#;
 
-/// What `get` cannot restore.
+/// Properties that `get` cannot restore.
 const LOST: IgnoredProperties = IgnoredProperties { what_a_copy_loses: true, fractions: true };
 
 /// A working directory with a store `s` of 192 MiB.

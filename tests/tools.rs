@@ -8,7 +8,7 @@ use std::process::{Command, Stdio};
 use common::{Draconis, IgnoredProperties, Kernel, is_root, mke2fs, odd_tree, same, scan_tree};
 use draconis_device::Random;
 
-/// What a copy cannot preserve, and fractions of seconds if `mke2fs` made the volume.
+/// Properties that a copy cannot preserve, and fractions of seconds if `mke2fs` made the volume.
 fn copy() -> IgnoredProperties {
     IgnoredProperties { what_a_copy_loses: true, fractions: !is_root() }
 }

@@ -126,7 +126,7 @@ fn fields_are_changed_as_tune2fs_changes_them() {
     }
 }
 
-/// Theirs needs e2fsck before it can be mounted, and does not count the overhead anew.
+/// A volume changed by tune2fs needs e2fsck before a mount, and its overhead is not recomputed.
 #[test]
 fn the_reserve_is_freed_as_tune2fs_and_e2fsck_free_it() {
     let draconis = Draconis::new();

@@ -183,7 +183,7 @@ pub struct Arguments {
     size: Option<String>,
 }
 
-/// How a file holds a volume.
+/// Image formats for new volumes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum ImageFormat {
     Raw,
@@ -294,7 +294,7 @@ fn offset(arguments: &Arguments) -> anyhow::Result<Option<u64>> {
     Ok(Some(offset))
 }
 
-/// What a volume is for: the names that mke2fs.conf(5) has.
+/// Usage types of mke2fs.conf(5).
 #[derive(Debug, Clone, Copy, ValueEnum)]
 enum Usage {
     Floppy,

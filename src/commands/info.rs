@@ -56,11 +56,11 @@ struct VolumeJson {
     damage: Vec<String>,
     #[serde(skip)]
     needs_preen: bool,
-    /// The partition of the image that it is.
+    /// Partition of the image, if the volume is in one.
     partition: Option<PartitionFacts>,
 }
 
-/// The partition that a volume is in, as JSON has it.
+/// Partition of a volume, in JSON.
 #[derive(Serialize)]
 struct PartitionFacts {
     number: u32,

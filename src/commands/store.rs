@@ -1,7 +1,7 @@
 //! `draconis store`: object stores in files, on devices or in buckets.
 //!
 //! ```text
-//!   writers ──alone──▶ disk ─▶ store        readers ──shared──▶ disk ─▶ store, read-only
+//!   writers ──exclusive──▶ disk ─▶ store        readers ──shared──▶ disk ─▶ store, read-only
 //! ```
 //!
 //! Law 1: targets in use, and existing contents unless forced, are not touched.

@@ -1,7 +1,7 @@
 //! `draconis tune`
 //!
 //! ```text
-//!   image ──alone──▶ confined ──▶ settled ──▶ tuned ──▶ listed (-l)
+//!   image ──exclusive──▶ confined ──▶ recovered ──▶ tuned ──▶ listed (-l)
 //! ```
 
 mod listing;
@@ -28,7 +28,7 @@ use crate::image::{self, BackingFiles, VolumeArgs};
 use crate::text::{Clock, Output};
 use listing::Owners;
 
-/// What the kernel does about damage.
+/// Kernel behaviour on errors.
 #[derive(Debug, Clone, Copy, ValueEnum)]
 enum ErrorBehaviour {
     Continue,

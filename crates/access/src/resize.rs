@@ -1,8 +1,8 @@
 //! Growing and shrinking a volume together with its file.
 //!
 //! ```text
-//!   Growing:    base ──▶ settled ──▶ plan ──▶ file lengthened ──(confined)──▶ written
-//!   Shrinking:  base ──(confined)──▶ settled ──▶ plan ──▶ written ──▶ image compacted ──▶ file cut
+//!   Growing:    target ──▶ recovered ──▶ plan ──▶ file extended ──(confined)──▶ written
+//!   Shrinking:  target ─(confined)─▶ recovered ─▶ plan ─▶ written ─▶ compacted ─▶ file truncated
 //! ```
 //! Law: a refusal comes before the volume or its length has changed. The only exception is
 //! recovery (journal replay or an unfinished change), which runs first.
@@ -222,7 +222,7 @@ pub struct ShrinkJob<'a> {
     plan: shrink::ShrinkPlan,
     /// True if the file is truncated after the volume.
     truncates_file: bool,
-    /// The image in a file that becomes shorter, and where the volume begins in it.
+    /// Disk image to compact after the shrink, and the start of the volume in it.
     image: Option<(Arc<dyn SessionDisk>, u64)>,
     _held: MmpGuard,
 }
@@ -247,7 +247,7 @@ impl<'a> ShrinkJob<'a> {
         let LocatedVolume { disk, start_bytes, partition, format, image: inside, .. } = part;
         let there = base.len_bytes()?;
         let end = place.offset_bytes.unwrap_or(0).saturating_add(disk.properties().len_bytes);
-        // Disk images are never truncated: a fixed VHD has its footer after the disk.
+        // Not for disk images: a fixed VHD has its footer after the disk.
         let is_last = partition.is_none() && format.is_none() && end >= there - there % 512;
         let is_cut = is_last && !is_device;
         let is_file = matches!(base, ResizeTarget::File(_)) && !is_device;
@@ -266,7 +266,7 @@ impl<'a> ShrinkJob<'a> {
     /// Shrinks the volume, and truncates its file after it.
     ///
     /// # Errors
-    /// What the disk gave; the volume is as it was, or doing it again ends it.
+    /// The disk fails; the volume is unchanged, or running the command again completes it.
     pub fn write(mut self, progress: Progress<'_>) -> anyhow::Result<Resized> {
         let ResizeRequest { image, place, .. } = self.wanted;
         let old_len_bytes = self.plan.old_len_bytes();

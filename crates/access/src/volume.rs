@@ -42,16 +42,16 @@ const DIRTY_BYTES: u64 = 64 << 20;
 /// Maximum number of messages kept for an archive.
 const MAX_MESSAGES: usize = 100;
 
-/// A volume that is to be made, empty or filled.
+/// Specification of a new volume, empty or filled.
 #[derive(Clone, Debug)]
 pub struct NewVolume {
     /// `ext2`, `ext3` or `ext4`.
     pub kind: String,
-    /// Length; if `None`, that of the image, or what the contents of a new file need.
+    /// Length; if `None`, that of the image; for a new file, as needed for the contents.
     pub len_bytes: Option<u64>,
-    /// Free space of one whose length follows from its sources.
+    /// Free space if the length is computed from the sources.
     pub free: FreeSpace,
-    /// The smallest volume that holds the sources, also on a longer device: no free space.
+    /// True for the smallest volume that holds the sources, also on a longer device.
     pub min: bool,
     /// Block size; depends on the length if `None`.
     pub block_bytes: Option<u32>,

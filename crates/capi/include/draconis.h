@@ -253,7 +253,7 @@ typedef struct draconis_fill_options {
     int min;
     // Free space as a percentage of the volume, up to 95, instead of free_bytes.
     uint32_t free_percent;
-    // All zero: for what later versions know.
+    // Reserved for later versions; all zero.
     uint64_t later[7];
 } draconis_fill_options;
 

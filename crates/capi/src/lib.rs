@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   C ──▶ extern "C" fn ──▶ error::answer: no panic passes, failures become errno and text
-//!            │ raw: the only place where what C passed is believed
+//!            │ raw: converts the pointers that C passed
 //!            ▼
 //!         draconis_access: Volume, File, Store
 //! ```

@@ -88,7 +88,7 @@ pub struct draconis_fill_options {
     pub min: c_int,
     /// Free space as a percentage of the volume, up to 95, instead of free_bytes.
     pub free_percent: u32,
-    /// All zero: for what later versions know.
+    /// Reserved for later versions; all zero.
     pub later: [u64; 7],
 }
 

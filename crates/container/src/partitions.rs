@@ -12,7 +12,7 @@ pub struct PartitionSummary {
     pub volumes: Vec<Partition>,
     /// The others, with their contents if known.
     pub others: Vec<(Partition, Option<DetectedContent>)>,
-    /// The format of the partition table.
+    /// Format of the partition table.
     pub kind: TableKind,
     /// True if the table is the backup of a GPT whose primary copy is damaged or missing.
     pub is_backup: bool,

@@ -1,12 +1,12 @@
-//! qcow2, versions 2 and 3: QEMU's images, which grow with what is written.
+//! qcow2 images, versions 2 and 3, of QEMU.
 //!
 //! ```text
-//!   | header | .. | first table ──▶ second tables ──▶ clusters: plain, packed, zeros, absent |
+//!   | header | .. | L1 table ──▶ L2 tables ──▶ clusters: plain, compressed, zeros, unallocated |
 //! ```
-//! After `docs/interop/qcow2.rst` of QEMU. It is read as it is now; snapshots are
-//! looked at where it is changed, so that they stay as they are.
+//! After `docs/interop/qcow2.rst` of QEMU. Reads use the active state of the image. Snapshots are
+//! read only when the image is opened for writing, so that they stay intact.
 //!
-//! Law: a table is read where it is needed, and what it says is checked against the file.
+//! Law: tables are read on demand, and each entry is checked against the file.
 
 mod compact;
 mod refcounts;
@@ -22,22 +22,21 @@ use crate::image_file::{ImageFile, be32, be64};
 use crate::image_map::{ImageMap, Location, MAX_CHUNK_BYTES};
 use crate::{Error, Unsupported};
 
-/// Entries of the first table: what a disk of 8 EiB needs with clusters of 2 MiB, and no more
-/// than 32 MiB, as QEMU has it.
+/// Maximum L1 entries: a disk of 8 EiB with clusters of 2 MiB; 32 MiB, QEMU's limit.
 const MAX_L1_ENTRIES: u64 = 4 << 20;
-/// Second tables that are kept.
+/// Number of cached L2 tables.
 const CACHED_L2_TABLES: usize = 32;
 
-/// The extension of the header that names the format of what is behind.
+/// Header extension that names the format of the backing file.
 const BACKING_FORMAT: u32 = 0xE279_2ACA;
 const MAX_HEADER_EXTENSIONS: u32 = 64;
 
-/// Of an entry: nothing else has this cluster.
+/// Flag of an L1 or L2 entry: the refcount of its cluster is 1.
 const COPIED: u64 = 1 << 63;
 const OFFSET: u64 = 0x00FF_FFFF_FFFF_FE00;
 const COMPRESSED: u64 = 1 << 62;
 const ZEROS: u64 = 1;
-/// Parts of a cluster, where they are told of.
+/// Subclusters of a cluster with extended L2 entries.
 const SUBCLUSTERS_PER_CLUSTER: u64 = 32;
 
 const DIRTY: u64 = 1;
@@ -46,7 +45,7 @@ const EXTERNAL_DATA: u64 = 4;
 const COMPRESSION: u64 = 8;
 const EXTENDED_L2: u64 = 16;
 
-/// A table, by its place in the file.
+/// Offset and entries of a cached L2 table.
 type CachedL2Table = (u64, Arc<Vec<u64>>);
 
 pub(crate) struct Qcow2 {
@@ -55,11 +54,11 @@ pub(crate) struct Qcow2 {
     l1_table: Vec<u64>,
     kept: Mutex<Vec<CachedL2Table>>,
     zstd: bool,
-    /// Whether a second word of each entry says which parts of its cluster are there.
+    /// True if L2 entries have a second word, the subcluster bitmap.
     has_subclusters: bool,
     version: u32,
     first_at: u64,
-    /// Who changed it did not end: what its tables lead to may not be there yet, and reads as zeros.
+    /// True if the last writer did not close the image: clusters past the end read as zeros.
     pub(crate) is_dirty: bool,
     behind: Option<BackingFile>,
 }
@@ -101,7 +100,7 @@ impl Qcow2 {
         };
         let len_bytes = be64(&head, 24);
         let entries = u64::from(be32(&head, 36));
-        // Each entry of the first table leads to a cluster of entries.
+        // Each L1 entry refers to an L2 table of one cluster.
         let covered = 1u128 << (2 * cluster_bits - if in_parts { 4 } else { 3 });
         let needed = u128::from(len_bytes).div_ceil(covered);
         if u128::from(entries) < needed || needed > u128::from(MAX_L1_ENTRIES) {
@@ -144,7 +143,7 @@ impl Qcow2 {
         1 << self.cluster_bits
     }
 
-    /// What an entry of a second table says of the byte `at`.
+    /// Decodes the L2 entry of disk offset `at`.
     fn locate(&self, file: &ImageFile, entry: u64, at: u64) -> Result<(Location, u64), Error> {
         let skip = at % self.cluster();
         let rest = self.cluster() - skip;
@@ -155,7 +154,7 @@ impl Qcow2 {
             _ if entry & ZEROS != 0 => (Location::Zeros, rest),
             0 => (Location::Backing(at), rest),
             cluster => match file.room_bytes().checked_sub(cluster + skip) {
-                // The last cluster need not be there as a whole.
+                // The last cluster may be cut off by the end of the file.
                 Some(left) if left > 0 => (Location::File(cluster + skip), rest.min(left)),
                 _ if cluster < file.len_bytes() || self.is_dirty => (Location::Zeros, rest),
                 _ => return Err(Error::Damaged("qcow2: a cluster behind the end of the file")),
@@ -163,8 +162,8 @@ impl Qcow2 {
         })
     }
 
-    /// The same of an entry with a word for the parts of its cluster: a bit for each that is
-    /// there, and above these one for each that is zeros.
+    /// Decodes an extended L2 entry. Its bitmap has an allocation bit for each subcluster and,
+    /// above these, a zero bit for each.
     fn locate_subcluster(
         &self,
         file: &ImageFile,
@@ -195,16 +194,16 @@ impl Qcow2 {
         })
     }
 
-    /// Where a packed cluster is, and how long it is at most.
+    /// Returns the offset and the maximum length of a compressed cluster.
     fn compressed_extent(&self, entry: u64) -> (u64, u64) {
-        // The length in sectors is above the offset, in so many bits more as clusters are large.
+        // The sector count is above the offset, and is wider for larger clusters.
         let bits = 62 - (self.cluster_bits - 8);
         let at = entry & ((1 << bits) - 1);
         let sectors = (entry & (COMPRESSED - 1)) >> bits;
         (at, (sectors + 1) * 512 - at % 512)
     }
 
-    /// The second table at a place of the file.
+    /// Returns the L2 table at `at` from the cache, or reads it.
     fn l2_table(&self, file: &ImageFile, at: u64) -> Result<Arc<Vec<u64>>, Error> {
         let lock = || self.kept.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some((_, found)) = lock().iter().find(|(kept, _)| *kept == at) {
@@ -220,7 +219,7 @@ impl Qcow2 {
     }
 }
 
-/// Whether an extension of the header says that what is behind is a raw image.
+/// Returns true if a header extension names `raw` as the format of the backing file.
 fn says_raw(file: &ImageFile, head: &[u8], version: u32) -> Result<bool, Error> {
     let mut at = if version == 3 { u64::from(be32(head, 100)) } else { 72 };
     for _ in 0..MAX_HEADER_EXTENSIONS {
@@ -236,7 +235,7 @@ fn says_raw(file: &ImageFile, head: &[u8], version: u32) -> Result<bool, Error> 
 }
 
 fn table(file: &ImageFile, at: u64, entries: u64) -> Result<Vec<u64>, Error> {
-    // Bounded by the caller: by MOST_ENTRIES, or by the size of a cluster.
+    // Bounded by the caller: by MAX_L1_ENTRIES, or by the cluster size.
     let bytes = file.bytes(at, (entries * 8) as usize)?;
     Ok((0..entries as usize).map(|nth| be64(&bytes, nth * 8)).collect())
 }
@@ -282,7 +281,7 @@ impl ImageMap for Qcow2 {
             stream.take(self.cluster()).read_to_end(&mut unpacked)
         };
         match read {
-            // What follows a packed cluster in its last sector is another's.
+            // The rest of its last sector belongs to another cluster.
             _ if unpacked.len() as u64 == self.cluster() => Ok(unpacked),
             _ => Err(Error::Damaged("qcow2: a packed cluster cannot be unpacked")),
         }

@@ -80,7 +80,7 @@ pub(crate) struct Vhdx {
     /// Contents of the log, if the image was not closed cleanly.
     replay: Option<Replay>,
     sector_bytes: u64,
-    /// Whether blocks that were allocated are to stay so.
+    /// True if allocated blocks must stay allocated (LeaveBlocksAllocated).
     is_fixed: bool,
     behind: Option<BackingFile>,
 }

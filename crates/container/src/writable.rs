@@ -1,16 +1,17 @@
-//! A disk inside a file that is changed where it lies.
+//! Writable disks in image files.
 //!
 //! ```text
-//!   chain ──▶ Tables: each unit has its place? ──no──▶ a place is taken, what the unit held goes there
-//!         ──▶ tables lead to new places ──▶ the same chain, where its units are in the file
+//!   chain ──▶ AllocationTables: is each unit writable in place? ─no─▶ allocate, copy old contents
+//!         ──▶ tables map the new units ──▶ the same chain, at the file offsets of its units
 //! ```
-//! Law 1: a chain of the disk is one chain of the file, group by group: order, death and tickets are
-//! the file's.
-//! Law 2: a new place reads as zeros, and is durable as taken before a table leads to it: a cut leaves
-//! a unit as it was or with a part of what was written. So tables may lead there ahead of the chain.
-//! Law 3: what a unit held elsewhere (packed, or in the file behind) is durable in its new place
-//! before a table leads there.
-//! Law 4: after a failed write or a contradiction nothing is written any more.
+//! Law 1: a chain of the disk is one chain of the file, group by group: ordering, atomicity and
+//! tickets are those of the file.
+//! Law 2: a new unit reads as zeros, and its allocation is durable before a table refers to it. So
+//! tables may refer to it before the chain is written: a power cut leaves the old contents, or a
+//! part of the new ones.
+//! Law 3: old contents that are copied (from a compressed cluster or the backing file) are durable
+//! in the new unit before a table refers to it.
+//! Law 4: after a failed write or an inconsistency nothing more is written.
 
 #[cfg(test)]
 mod tests;
@@ -29,42 +30,41 @@ use crate::image_map::{DecompressedCache, Location};
 use crate::read_only::SECTOR_BYTES;
 use crate::{Error, SessionDisk};
 
-/// Where the file has what, and how that changes.
+/// Allocation tables of an image: map disk offsets to file offsets.
 pub(crate) trait AllocationTables: Send {
-    /// Length of the disk.
+    /// Returns the length of the disk.
     fn len_bytes(&self) -> u64;
 
-    /// What gets a place as a whole.
+    /// Returns the allocation unit: the cluster or block size.
     fn unit_bytes(&self) -> u64;
 
-    /// Where the byte `at` is, and how many from it on are so: at least one.
+    /// Returns the location of disk offset `at`, and the number of bytes (at least 1) it holds for.
     fn find(&mut self, file: &ImageFile, at: u64) -> Result<(Location, u64), Error>;
 
-    /// Unpacks a piece.
+    /// Decompresses a cluster.
     fn unpack(&self, file: &ImageFile, piece: u64) -> Result<Vec<u8>, Error>;
 
-    /// Where the unit of the byte `at` is, if it can be written there.
+    /// Returns the file offset of the unit of disk offset `at`, if it can be overwritten in place.
     fn writable_offset(&mut self, file: &ImageFile, at: u64) -> Result<Option<u64>, Error>;
 
-    /// Comes before the first change of a chain.
+    /// Begins a session, if none is open, before the first change of a chain.
     fn begin_session(&mut self, out: &mut MetadataWriter<'_>) -> Result<(), Error>;
 
-    /// Takes a place for the unit of the byte `at`, which reads as zeros. What leads to it must
-    /// follow all that `out` is told to be followed.
+    /// Allocates a zeroed unit for disk offset `at`. Tables that refer to it must depend on the
+    /// tickets added to `out`.
     fn allocate_unit(&mut self, out: &mut MetadataWriter<'_>, at: u64) -> Result<u64, Error>;
 
-    /// Lets the tables lead to a place that was taken.
+    /// Maps disk offset `at` to the allocated unit `place`.
     fn map_unit(&mut self, out: &mut MetadataWriter<'_>, at: u64, place: u64) -> Result<(), Error>;
 
-    /// Hands over what changed in the tables; it follows all that `out` is told to be followed.
+    /// Submits the changed table sectors, which depend on the tickets added to `out`.
     fn submit_tables(&mut self, out: &mut MetadataWriter<'_>) -> Result<(), Error>;
 
-    /// Brings the file into the state of one that is closed; all that was handed over is
-    /// durable.
+    /// Ends the session: marks the file as cleanly closed. All earlier writes are durable.
     fn close_session(&mut self, out: &mut MetadataWriter<'_>) -> Result<(), Error>;
 
-    /// Releases what `unused` bytes of the disk have, moves the rest to the front of the file, and
-    /// returns the length that the file needs. `unused` is in order. Comes after [`Tables::rest`], and ends as it does.
+    /// Releases the units of `unused` bytes, moves the rest to the front of the file, and returns
+    /// the required length of the file. `unused` is sorted. No session is open before and after.
     fn compact(
         &mut self,
         out: &mut MetadataWriter<'_>,
@@ -72,16 +72,16 @@ pub(crate) trait AllocationTables: Send {
     ) -> Result<Option<u64>, Error>;
 }
 
-/// The way out for what tables write by themselves.
+/// Writer of table metadata, which orders writes by their dependencies.
 pub(crate) struct MetadataWriter<'a> {
     pub(crate) file: &'a ImageFile,
     newest: &'a mut Ticket,
-    /// What tables that lead to new places follow.
+    /// Dependencies of the next table writes.
     after: Vec<Ticket>,
 }
 
 impl MetadataWriter<'_> {
-    /// Hands over groups, each behind the one before it; the ticket of the last.
+    /// Submits groups, each ordered after the previous one; returns the ticket of the last.
     pub(crate) fn submit(&mut self, chain: Vec<Vec<(u64, Vec<u8>)>>) -> Result<Ticket, Error> {
         self.submit_after(chain, &[])
     }
@@ -102,7 +102,7 @@ impl MetadataWriter<'_> {
         Ok(*self.newest)
     }
 
-    /// A group by itself, behind those in `after`.
+    /// Submits one group, ordered after the tickets `after`.
     pub(crate) fn submit_behind(
         &mut self,
         writes: Vec<(u64, Vec<u8>)>,
@@ -111,19 +111,19 @@ impl MetadataWriter<'_> {
         self.submit_after(vec![writes], after)
     }
 
-    /// What tables that lead to new places follow.
+    /// Takes the dependencies of the next table writes.
     pub(crate) fn followed(&mut self) -> Vec<Ticket> {
         std::mem::take(&mut self.after)
     }
 
-    /// Has what leads to new places follow `ticket`.
+    /// Makes the next table writes depend on `ticket`.
     pub(crate) fn add_dependency(&mut self, ticket: Ticket) {
         if !self.after.contains(&ticket) {
             self.after.push(ticket);
         }
     }
 
-    /// Waits until all that was handed over is durable.
+    /// Waits until all submitted writes are durable.
     pub(crate) fn wait(&self) -> Result<(), Error> {
         match *self.newest {
             Ticket(0) => Ok(()),
@@ -134,12 +134,12 @@ impl MetadataWriter<'_> {
 
 struct State<T> {
     tables: T,
-    /// The newest ticket of the file.
+    /// Newest ticket of the file.
     newest: Ticket,
     stopped: bool,
 }
 
-/// A disk inside a file, which can be changed.
+/// Writable disk in an image file.
 pub(crate) struct WritableImage<T: AllocationTables> {
     file: ImageFile,
     behind: Option<Arc<dyn Disk>>,
@@ -149,13 +149,13 @@ pub(crate) struct WritableImage<T: AllocationTables> {
     state: Mutex<State<T>>,
 }
 
-/// Where a part of a write goes: the byte of the file, the byte of the block, how many.
+/// Part of a write: file offset, offset in the block, length.
 type WriteSlice = (u64, u64, u64);
 
-/// Of each write of each group, where its parts go.
+/// Slices of each write of each group.
 type Plan = Vec<Vec<Vec<WriteSlice>>>;
 
-/// Where a block that was sent whole comes from, and where it went.
+/// Write whose block was moved as a whole: indexes in the caller's chain and in the file's.
 struct Origin {
     ours: (usize, usize),
     theirs: (usize, usize),
@@ -171,7 +171,7 @@ impl<T: AllocationTables> WritableImage<T> {
             sector_bytes,
             atomic: match of_file.atomic {
                 Atomic::None => Atomic::None,
-                // What a new place holds besides is not of the group.
+                // The group does not cover the copied contents of a new unit.
                 Atomic::AgainstDeath | Atomic::AgainstPowerCut => Atomic::AgainstDeath,
             },
             ..of_file
@@ -185,7 +185,7 @@ impl<T: AllocationTables> WritableImage<T> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Where the bytes from `at` on are, neighbours in the file as one.
+    /// Returns the locations of a range; locations adjacent in the file are merged.
     fn locate_range(
         &self,
         tables: &mut T,
@@ -232,7 +232,7 @@ impl<T: AllocationTables> WritableImage<T> {
         Ok(())
     }
 
-    /// Finds places for all of a chain, and takes those that are missing.
+    /// Finds the file offsets of all writes of a chain, and allocates missing units.
     fn plan(&self, state: &mut State<T>, chain: &[Group]) -> Result<Plan, Error> {
         let State { tables, newest, .. } = state;
         let mut out = MetadataWriter { file: &self.file, newest, after: vec![] };
@@ -266,7 +266,7 @@ impl<T: AllocationTables> WritableImage<T> {
         Ok(plan)
     }
 
-    /// Gives a unit a place of its own, with what it holds.
+    /// Allocates a unit and copies its old contents.
     fn take(&self, tables: &mut T, out: &mut MetadataWriter<'_>, at: u64) -> Result<u64, Error> {
         let len = self.unit_bytes.min(tables.len_bytes().saturating_sub(at));
         let places = self.locate_range(tables, at, len)?;
@@ -282,7 +282,7 @@ impl<T: AllocationTables> WritableImage<T> {
             let room = held.get_mut(..len as usize).unwrap_or_default();
             self.fill(&places, room, &mut |piece| tables.unpack(&self.file, piece))?;
             let ticket = out.submit(vec![vec![(place, held)]])?;
-            // Reads come here from now on.
+            // From now on reads go to the new unit.
             self.file.disk().wait_visible(ticket)?;
             out.add_dependency(ticket);
         }
@@ -290,7 +290,8 @@ impl<T: AllocationTables> WritableImage<T> {
         Ok(place)
     }
 
-    /// The chain of the file, and where its blocks come from.
+    /// Splits the writes of a chain at the units. Returns the chain for the file, and the origin of
+    /// each block that was moved as a whole.
     fn split_chain(chain: &mut [Group], plan: &Plan) -> (Vec<Group>, Vec<Origin>) {
         let (mut groups, mut origins) = (vec![], vec![]);
         for (group, parts) in plan.iter().enumerate() {
@@ -314,7 +315,7 @@ impl<T: AllocationTables> WritableImage<T> {
     }
 }
 
-/// Ranges in order, neighbours as one.
+/// Sorts ranges and merges adjacent and overlapping ones.
 fn merged(mut ranges: Vec<Range<u64>>) -> Vec<Range<u64>> {
     ranges.retain(|range| !range.is_empty());
     ranges.sort_unstable_by_key(|range| range.start);
@@ -334,7 +335,7 @@ fn filled(bytes: &[u8]) -> Block {
     block
 }
 
-/// Puts what was refused back where it came from; `None` if it did not come back.
+/// Moves refused blocks back to their writes; `None` if the payload was not returned.
 fn returned(
     mut chain: Vec<Group>,
     origins: &[Origin],
@@ -428,7 +429,7 @@ impl<T: AllocationTables> draconis_device::ForwardingDisk for WritableImage<T> {
         }
     }
 
-    /// What lies in a place of its own keeps that, and the file loses its room.
+    /// Allocated units stay allocated; their file space is discarded.
     fn discard(&self, extents: &[Extent], after: &[Ticket]) -> Result<(), DiskError> {
         self.properties.check_extents(extents)?;
         let mut state = self.lock();
@@ -446,7 +447,7 @@ impl<T: AllocationTables> draconis_device::ForwardingDisk for WritableImage<T> {
                 let at = whole.start_bytes + done;
                 let skip = at % self.unit_bytes;
                 let here = (self.unit_bytes - skip).min(whole.len_bytes - done);
-                // What cannot be found is no reason to fail: it is a hint.
+                // An error is no reason to fail: a discard is a hint.
                 if let Ok(Some(place)) = state.tables.writable_offset(&self.file, at) {
                     there.push(Extent::new(place + skip, here));
                 }
@@ -458,7 +459,7 @@ impl<T: AllocationTables> draconis_device::ForwardingDisk for WritableImage<T> {
 }
 
 impl<T: AllocationTables> WritableImage<T> {
-    /// Ends the session, and does `more` then.
+    /// Ends the session and then calls `more`.
     fn end_session<A>(
         &self,
         more: impl FnOnce(&mut T, &mut MetadataWriter<'_>) -> Result<A, Error>,

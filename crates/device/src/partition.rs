@@ -68,7 +68,7 @@ pub struct Partition {
     pub extent: Extent,
 }
 
-/// The format of a partition table.
+/// Format of a partition table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum TableKind {
     /// Master boot record.
@@ -79,7 +79,7 @@ pub enum TableKind {
 }
 
 impl TableKind {
-    /// Its usual name.
+    /// Returns the usual name.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Mbr => "MBR",
@@ -91,7 +91,7 @@ impl TableKind {
 /// A partition table.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PartitionTable {
-    /// Its format.
+    /// Format.
     pub kind: TableKind,
     /// Partitions by number.
     pub partitions: Vec<Partition>,

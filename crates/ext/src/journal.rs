@@ -139,7 +139,7 @@ fn count_free(disk: &dyn Disk, super_: &Superblock) -> Option<(u64, u64)> {
 }
 
 impl Superblock {
-    /// The journal on another device by number and UUID, as Linux writes them.
+    /// Returns device number and UUID of an external journal, as Linux formats them.
     pub fn external_journal(&self) -> Option<String> {
         let device = Some(self.journal_device).filter(|device| *device != 0)?;
         let (major, minor) = (device >> 8 & 0xfff, device & 0xff | device >> 12 & 0xf_ff00);

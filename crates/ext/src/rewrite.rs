@@ -130,7 +130,7 @@ impl<'a> VolumeRewrite<'a> {
         Ok(())
     }
 
-    /// Frees what the volume's own structures have and are not to have.
+    /// Frees old metadata blocks that the planned volume does not use.
     pub(crate) fn renew_own(&mut self) {
         for own in metadata_ranges(&self.old.super_, &self.old.groups) {
             self.space.release(own);
@@ -140,7 +140,7 @@ impl<'a> VolumeRewrite<'a> {
         }
     }
 
-    /// Keeps what the volume's own structures have, whatever they are to have.
+    /// Keeps all old metadata blocks in use.
     pub(crate) fn keep_old(&mut self) {
         for own in metadata_ranges(&self.old.super_, &self.old.groups) {
             self.space.mark_used(own);

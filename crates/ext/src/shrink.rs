@@ -196,10 +196,10 @@ impl ShrinkPlan {
     }
 }
 
-/// Bytes of a volume that was shrunk, from its start on, that are free.
+/// Returns the free byte ranges of a volume, in order, for compaction after a shrink.
 ///
 /// # Errors
-/// What the device says; damage.
+/// Device errors; damage.
 pub fn free_bytes(disk: &dyn Disk) -> Result<Vec<Range<u64>>> {
     let whole = OfflineVolume::load(disk, "shrinking")?;
     let block_bytes = whole.super_.block_bytes;

@@ -126,7 +126,7 @@ struct TuneWork {
     system_files: SystemFileChanges,
     /// True if directories lose their htrees.
     drops_indexes: bool,
-    /// The blocks that are reserved for more descriptors become free.
+    /// True if the reserved GDT blocks are freed.
     frees_reserve: bool,
 }
 
@@ -259,7 +259,7 @@ impl<'a> TuneTask<'a> {
             false => None,
         };
         if reserve.is_some() {
-            // Until the change is made the reserve is what it was.
+            // The reserved GDT blocks stay in use until the change commits.
             rework.keep_old();
         }
         let room = rework.space.allocate_log(log_blocks).ok_or(OfflineError::NoLogSpace)?;

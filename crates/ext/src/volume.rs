@@ -384,8 +384,8 @@ impl Volume {
         ))
     }
 
-    /// Whether a power cut may have left what `e2fsck -p` repairs: the volume was not unmounted,
-    /// has no journal, and its disk is not atomic.
+    /// Returns true if a power cut may have left errors that `e2fsck -p` repairs: the volume was
+    /// not unmounted, has no journal, and its disk is not atomic.
     pub fn needs_preen(&self) -> bool {
         !self.super_.clean && self.super_.journal.is_none() && !self.store.is_atomic
     }

@@ -1,14 +1,14 @@
-//! What a run leaves: `results.json` and, one line each, `measurements.jsonl`; of each device
-//! whose profile was measured `profile-SUBJECT.json`.
+//! Files of a run: `results.json`; `measurements.jsonl`, one measurement per line; and
+//! `profile-SUBJECT.json` for each device whose profile was measured.
 //!
 //! ```text
 //!   results.json
 //!     schema        1
-//!     program       name and version of what measured
+//!     program       name and version of the program
 //!     command       the command line; seed, size, started, seconds, interrupted
-//!     machine       what it was measured on: see `machine`
-//!     stopwatch_ns  what one look at the clock cost
-//!     skipped       [{subject, experiment, needs}]  what this machine could not give
+//!     machine       machine of the run: see `machine`
+//!     stopwatch_ns  cost of one clock read
+//!     skipped       [{subject, experiment, needs}]  missing requirements
 //!     warnings      [text]
 //!     experiments   [{name, paper, asks, finding, command, parameters, figures, subjects,
 //!                     points, profiles, found, explains, notes, seconds}]
@@ -17,7 +17,7 @@
 //!                   values: one for each repetition, in the unit of the figure's y axis;
 //!                   spread: (most - least) / median
 //!       profiles    [{subject, profile: {layout, page_bytes, segment_bytes, queue_depth}, why}]
-//!                   each is also a file of its own: `draconis store create --profile FILE`
+//!                   each also in a file, for `draconis store create --profile FILE`
 //!   measurements.jsonl
 //!     {experiment, subject, repetition, metric, series, x, label, y, unit, cold}
 //! ```
@@ -34,7 +34,7 @@ use crate::store_profile::StoreProfile;
 /// Version of the two file formats.
 pub const SCHEMA: u32 = 1;
 
-/// A spread above which the least and the largest value say more than a percentage.
+/// Maximum spread that is shown as a percentage; above it, reports show the range.
 pub const MOST_SPREAD: f64 = 2.0;
 /// Spread above which a point counts as noisy.
 pub const NOISY: f64 = 0.2;

@@ -34,7 +34,7 @@ pub struct Arguments {
     file: Option<PathBuf>,
 }
 
-/// What is known of an object's future, as `--hint` spells it.
+/// Expected lifetime of an object.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
 pub enum LifetimeHint {
     /// Rewritten soon.

@@ -1,19 +1,19 @@
-//! Compaction: the file of a qcow2 image becomes as short as its clusters allow.
+//! Compaction: minimizes the length of a qcow2 file by moving its clusters.
 //!
 //! ```text
-//!   | used | free | used | free | used | used |   first session: entries of unused bytes and of new
-//!                                                 clusters of zeros are cleared
-//!               ▲             ▲     │      │      each later one: clusters above a limit are copied
-//!               └─────────────┴─────┴──────┘      to free ones below it, and released as it ends
-//!   | used | used | used | used |                 the caller cuts the file here
+//!   | used | free | used | free | used | used |   first session: clears the entries of unused
+//!                                                 bytes and of new clusters of zeros
+//!               ▲             ▲     │      │      each later session: copies clusters above a
+//!               └─────────────┴─────┴──────┘      limit below it; its end releases the old ones
+//!   | used | used | used | used |                 the caller truncates the file here
 //! ```
-//! Law 1: a cluster is released only once no table on the disk leads to it, and reused only in a later
-//! session. A crash leaves clusters that are counted and unused, and the contents as they were.
-//! Law 2: a copy, and the refcount of its cluster, are durable before a table leads to it.
-//! Law 3: snapshots, what they share, compressed clusters and the L1 table stay where they are.
+//! Law 1: a cluster is released only once no durable table refers to it, and reused only in a later
+//! session. A crash leaks clusters at most; the contents of the disk stay.
+//! Law 2: a copy, and the refcount of its cluster, are durable before a table refers to it.
+//! Law 3: snapshots, clusters shared with them, compressed clusters and the L1 table are not moved.
 //!
-//! A discard of a mount only punches holes: a released cluster is not reused before the session ends,
-//! so a volume that discards and writes all the time would make the file longer.
+//! A discard by a mount only punches holes. A released cluster is not reused within its session, so
+//! a volume that keeps discarding and writing would make the file longer.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -26,12 +26,12 @@ use crate::Error;
 use crate::image_file::ImageFile;
 use crate::writable::{AllocationTables, MetadataWriter};
 
-/// Maximum passes. A second one moves what the first one made movable: refcount blocks and table.
+/// Maximum passes. The first pass can make refcount blocks and the refcount table movable.
 const MAX_PASSES: u32 = 4;
-/// Bytes that are copied before tables lead to the copies.
+/// Bytes that are copied before the tables are updated.
 const BATCH_BYTES: u64 = 4 << 20;
 
-/// Copies under way: what is written to free clusters, and which of those are left.
+/// Copies of the current batch: pending writes, and the free clusters that are left.
 struct Copies {
     limit: u64,
     free: VecDeque<u64>,
@@ -39,8 +39,8 @@ struct Copies {
 }
 
 impl WritableQcow2 {
-    /// Releases what `unused` bytes of the disk have, moves clusters to the front of the file, and
-    /// returns the length that the file needs. No session is under way.
+    /// Releases the clusters of `unused` bytes, moves clusters to the front of the file, and
+    /// returns the required length of the file. Requires that no session is open.
     pub(super) fn compacted(
         &mut self,
         out: &mut MetadataWriter<'_>,
@@ -62,8 +62,8 @@ impl WritableQcow2 {
         Ok(self.counts.used_end())
     }
 
-    /// Clears the entries of `unused` bytes, and of new clusters of zeros, in tables that no
-    /// snapshot has.
+    /// Clears the entries of `unused` bytes, and of new clusters of zeros, in L2 tables that no
+    /// snapshot shares.
     fn clear(
         &mut self,
         out: &mut MetadataWriter<'_>,
@@ -73,7 +73,7 @@ impl WritableQcow2 {
         let cleared = match (self.map.behind.is_some(), self.map.version) {
             (false, _) => 0,
             (true, 3) => ZEROS,
-            // Without an entry the backing file would be read.
+            // An unallocated cluster would read from the backing file.
             (true, _) => return Ok(()),
         };
         let len = self.map.len_bytes;
@@ -125,8 +125,8 @@ impl WritableQcow2 {
         self.end_session(out)
     }
 
-    /// Whether an entry leads to a cluster that was allocated since the image was opened, and reads
-    /// as zeros. Older ones are not read.
+    /// Returns true if an entry refers to a cluster that was allocated since the image was opened,
+    /// and that reads as zeros. Older clusters are not read.
     fn is_new_and_zeros(&self, file: &ImageFile, entry: u64) -> Result<bool, Error> {
         let Some(at) = self.movable(entry).filter(|at| self.counts.is_new(*at)) else {
             return Ok(false);
@@ -134,7 +134,7 @@ impl WritableQcow2 {
         Ok(entry & ZEROS != 0 || self.cluster_bytes(file, at)?.iter().all(|byte| *byte == 0))
     }
 
-    /// A cluster; the last one need not be there as a whole.
+    /// Reads a cluster, padded with zeros past the end of the file.
     fn cluster_bytes(&self, file: &ImageFile, at: u64) -> Result<Vec<u8>, Error> {
         let cluster = self.map.cluster();
         let there = file.room_bytes().saturating_sub(at).min(cluster);
@@ -150,7 +150,7 @@ impl WritableQcow2 {
         out.wait()
     }
 
-    /// Moves clusters that lie above the returned limit; false if there are none.
+    /// Moves clusters from the returned limit on to free ones. Returns false if it moved none.
     fn move_clusters(&mut self, out: &mut MetadataWriter<'_>) -> Result<(u64, bool), Error> {
         let mut can_move = self.counts.blocks();
         let mut mark = |at: u64| {
@@ -166,7 +166,7 @@ impl WritableQcow2 {
             .collect();
         for nth in &tables {
             mark(self.second_at(*nth));
-            // Not kept: there may be many.
+            // Not cached: there may be many.
             for entry in super::table(out.file, self.second_at(*nth), self.per_table())? {
                 if let Some(at) = self.movable(entry) {
                     mark(at);
@@ -189,13 +189,13 @@ impl WritableQcow2 {
         Ok((limit, true))
     }
 
-    /// The cluster of an entry, if nothing else has it.
+    /// Returns the cluster of an entry if it is uncompressed and its refcount is 1.
     fn movable(&self, entry: u64) -> Option<u64> {
         let at = entry & OFFSET;
         (entry & COMPRESSED == 0 && at != 0 && self.counts.is_exclusive(at)).then_some(at)
     }
 
-    /// Copies clusters of contents.
+    /// Moves the data clusters of an L2 table that lie above the limit.
     fn move_contents(
         &mut self,
         out: &mut MetadataWriter<'_>,
@@ -209,7 +209,7 @@ impl WritableQcow2 {
             let Some(old) = self.movable(entry).filter(|at| *at >= copies.limit) else { continue };
             let Some(new) = copies.free.pop_front() else { return Ok(()) };
             let new = new << self.map.cluster_bits;
-            // Of a zero cluster the contents do not matter.
+            // The contents of a zero cluster do not matter.
             if entry & ZEROS == 0 {
                 copies.writes.push((new, self.cluster_bytes(out.file, old)?));
             }
@@ -225,7 +225,7 @@ impl WritableQcow2 {
         Ok(())
     }
 
-    /// Copies an L2 table.
+    /// Moves an L2 table that lies above the limit.
     fn move_table(
         &mut self,
         out: &mut MetadataWriter<'_>,
@@ -241,7 +241,7 @@ impl WritableQcow2 {
         self.copy_table(out, nth, new << self.map.cluster_bits)
     }
 
-    /// Lets tables lead to what was copied.
+    /// Submits the pending copies, and then the tables that refer to them.
     fn flush(&mut self, out: &mut MetadataWriter<'_>, copies: &mut Copies) -> Result<(), Error> {
         if !copies.writes.is_empty() {
             let ticket: Ticket = out.submit(vec![std::mem::take(&mut copies.writes)])?;
@@ -251,7 +251,7 @@ impl WritableQcow2 {
         self.write_tables(out)
     }
 
-    /// Releases what an entry of an L2 table led to.
+    /// Releases the clusters of an L2 entry.
     pub(super) fn release(&mut self, file: &ImageFile, entry: u64) {
         if entry & COMPRESSED != 0 {
             let (at, len) = self.map.compressed_extent(entry);

@@ -1,15 +1,15 @@
-//! How many have each cluster of a qcow2 file, and which are taken.
+//! Refcounts of the clusters of a qcow2 file, and the cluster allocator.
 //!
 //! ```text
-//!   head ──▶ table of counts ──▶ blocks of counts, one number for each cluster
-//!   take: [ marked as in use ] ──▶ [ counts, new blocks ] ──▶ [ table or head ] ──▶ what leads there
+//!   header ──▶ refcount table ──▶ refcount blocks, one refcount for each cluster
+//!   allocation: [ dirty flag ] ──▶ [ refcounts, new blocks ] ──▶ [ table, header ] ──▶ L2 entries
 //! ```
-//! Law 1: the counts of what is taken are durable before anything leads to it, so a cut leaves
-//! clusters that are counted and not used; nothing is taken twice, or before what had it let go.
-//! Law 2: what is let go is counted until the session ends: all that led to it is overwritten by then.
-//! Law 3: while a session lasts an image of version 3 is marked (`dirty`): who opens it next counts
-//! anew what is used, as QEMU does.
-//! Law 4: clusters are taken ahead, so that few changes wait for a count.
+//! Law 1: the refcount of an allocated cluster is durable before anything refers to it, so a crash
+//! leaks clusters at most. No cluster is allocated twice, or before its owner released it.
+//! Law 2: a released cluster stays counted until the session ends: by then no table refers to it.
+//! Law 3: during a session an image of version 3 is marked as dirty: the next program that opens it
+//! recomputes the refcounts, as QEMU does.
+//! Law 4: clusters are preallocated, so that few writes wait for a refcount.
 
 mod lower;
 
@@ -22,60 +22,61 @@ use crate::image_file::{ImageFile, be32, be64};
 use crate::writable::MetadataWriter;
 use crate::{CONVERT, Error, Unsupported};
 
-/// Clusters of a file that is changed: numbers of two bytes are kept of them, 32 MiB.
+/// Maximum clusters of a writable file: their refcounts take 2 bytes each, 32 MiB.
 const MAX_CLUSTERS: u64 = 1 << 24;
-/// Clusters that tables may lead to behind the end of a file that was cut off.
+/// Maximum clusters past the end of a truncated file that tables may refer to.
 const MAX_CLUSTERS_PAST_END: u64 = 1 << 16;
-/// What QEMU lets a table of counts have.
+/// Maximum length of the refcount table, as in QEMU.
 const MAX_REFCOUNT_TABLE_BYTES: u64 = 8 << 20;
-/// Clusters that are taken at once, at first.
+/// Clusters of the first preallocation.
 const FIRST_TAKEN: u64 = 16;
-/// What is taken at once at the most: behind the end of a file, and inside, where zeros are written.
+/// Maximum preallocation at the end of the file, and inside it, where zeros are written.
 const MAX_PREALLOCATED_BYTES: u64 = 64 << 20;
 const MAX_ZEROED_BYTES: u64 = 2 << 20;
 
-/// While all is looked at: something that nothing else may share has the cluster.
+/// During verification: marks a cluster whose only user cannot share it.
 const EXCLUSIVE: u16 = 1 << 15;
 const MAX_REFCOUNT: u64 = (EXCLUSIVE - 1) as u64;
 
-/// Neighbours that are taken and have no use yet.
+/// Adjacent clusters that are allocated but not yet used.
 struct Preallocated {
     first: u64,
     count: u64,
-    /// What leads to them follows this.
+    /// Writes that refer to the clusters depend on it.
     ticket: Ticket,
 }
 
 pub(super) struct Refcounts {
     cluster_bits: u32,
-    /// Bits of a count, as a power of two.
+    /// Refcount width in bits, as a power of two.
     refcount_order: u32,
     version: u32,
     sector_bytes: u64,
-    /// The first bytes of the file.
+    /// First sector of the file, with the header.
     head: Vec<u8>,
     table_at: u64,
     table: Vec<u64>,
-    /// The count of each cluster.
+    /// Refcount of each cluster.
     refcounts: Vec<u16>,
-    /// Sectors of counts, from the first cluster on, that the file has otherwise.
+    /// Refcount sectors, counted from cluster 0, that differ from the file.
     changed: BTreeSet<u64>,
-    /// Clusters behind this one were never written.
+    /// Clusters from this one on were never written.
     inside: u64,
-    /// All before it have a use.
+    /// No cluster below it is free.
     search_from: u64,
     taken: VecDeque<Preallocated>,
-    /// Whether each cluster was allocated since the image was opened.
+    /// For each cluster, true if it was allocated since the image was opened.
     is_new: Vec<bool>,
     take_next: u64,
-    /// Clusters that lose one of those who have them when the session ends.
+    /// Released clusters: their refcounts are decremented when the session ends.
     let_go: Vec<u64>,
     in_session: bool,
 }
 
 impl Refcounts {
-    /// Reads where counts are; what has the clusters is told with [`Refcounts::is_had`] next, then
-    /// [`Refcounts::compare`] looks at the counts themselves.
+    /// Reads the refcount table. Callers record the users of all clusters with
+    /// [`Refcounts::record_exclusive`] and [`Refcounts::record_shared`], then call
+    /// [`Refcounts::verify_or_repair`].
     pub(super) fn open(file: &ImageFile, cluster_bits: u32, version: u32) -> Result<Self, Error> {
         let sector_bytes = file.sector_bytes().max(512);
         let cluster = 1u64 << cluster_bits;
@@ -126,8 +127,8 @@ impl Refcounts {
         Ok(counts)
     }
 
-    /// Something has `len` bytes from `at` on, alone; what is behind the end of the file only where
-    /// that `may_be`.
+    /// Records an exclusive user of `len` bytes at `at`, which lie past the end of the file only if
+    /// `may_be_behind`.
     pub(super) fn record_exclusive(
         &mut self,
         at: u64,
@@ -144,7 +145,7 @@ impl Refcounts {
         Ok(())
     }
 
-    /// Whether a cluster can begin at byte `at`.
+    /// Checks that `at` is a valid cluster offset.
     pub(super) fn check_cluster_offset(&self, at: u64) -> Result<(), Error> {
         match at.is_multiple_of(1 << self.cluster_bits) && at & !OFFSET == 0 {
             true => Ok(()),
@@ -152,7 +153,7 @@ impl Refcounts {
         }
     }
 
-    /// So many things have these bytes, of clusters that others may have, too.
+    /// Records `times` users of a range whose clusters may be shared.
     pub(super) fn record_shared(
         &mut self,
         at: u64,
@@ -196,9 +197,9 @@ impl Refcounts {
         }
     }
 
-    /// Compares the counts of the file with who has each cluster. Those of an image that was not
-    /// closed, or that cannot say so, are put right when it is changed; those of another may count
-    /// users that are not known here, and no fewer.
+    /// Compares the refcounts of the file with the recorded users. Wrong refcounts of a dirty
+    /// image, or of version 2, are corrected by the next session. Those of other images may be too
+    /// high, for users that are not known here, but not too low.
     pub(super) fn verify_or_repair(
         &mut self,
         file: &ImageFile,
@@ -217,7 +218,7 @@ impl Refcounts {
                 self.compare_none(first, was_dirty)?;
                 continue;
             }
-            // What is counted behind the end of the file is overwritten when it becomes longer.
+            // Refcounts past the end of the file are overwritten when it grows.
             let here = clusters.saturating_sub(first).min(self.per_block());
             if here == 0 {
                 continue;
@@ -246,7 +247,7 @@ impl Refcounts {
         self.compare_none(self.table.len() as u64 * self.per_block(), was_dirty)
     }
 
-    /// Clusters that the file has no counts for: those of a block from `first` on.
+    /// Compares the clusters from `first` on that have no refcount block.
     fn compare_none(&mut self, first: u64, was_dirty: bool) -> Result<(), Error> {
         let end = match first < self.table.len() as u64 * self.per_block() {
             true => first.saturating_add(self.per_block()).min(self.refcounts.len() as u64),
@@ -265,18 +266,18 @@ impl Refcounts {
         Ok(())
     }
 
-    /// Whether only one thing has the cluster at byte `at`.
+    /// Returns true if the refcount of the cluster at `at` is 1.
     pub(super) fn is_exclusive(&self, at: u64) -> bool {
         self.count(at >> self.cluster_bits) == 1
     }
 
-    /// Lets go of what something had.
+    /// Releases the clusters of a range when the session ends.
     pub(super) fn release_clusters(&mut self, at: u64, len: u64) {
         let clusters = self.clusters(at, len);
         self.let_go.extend(clusters);
     }
 
-    /// Takes a cluster, which reads as zeros.
+    /// Allocates a cluster, which reads as zeros.
     pub(super) fn allocate_cluster(&mut self, out: &mut MetadataWriter<'_>) -> Result<u64, Error> {
         if self.taken.is_empty() {
             self.preallocate(out)?;
@@ -297,10 +298,10 @@ impl Refcounts {
         Ok(nth << self.cluster_bits)
     }
 
-    /// Takes more ahead where few are left.
+    /// Preallocates more clusters if few are left.
     pub(super) fn refill(&mut self, out: &mut MetadataWriter<'_>) -> Result<(), Error> {
         let left: u64 = self.taken.iter().map(|run| run.count).sum();
-        // A full file is an error of the write that needs a cluster.
+        // A full file is reported to the write that needs a cluster.
         let has_room = || self.search_from < self.inside || self.room_behind(out.file, 1) > 0;
         match self.in_session && left < self.take_next / 4 && has_room() {
             true => self.preallocate(out),
@@ -311,7 +312,7 @@ impl Refcounts {
     fn preallocate(&mut self, out: &mut MetadataWriter<'_>) -> Result<(), Error> {
         let cluster = 1u64 << self.cluster_bits;
         let most = |bytes: u64, next: u64| next.min(bytes >> self.cluster_bits).max(1);
-        // What is free inside the file goes first: it becomes no longer.
+        // Free clusters inside the file go first, so that it does not grow.
         while self.search_from < self.inside && self.count(self.search_from) != 0 {
             self.search_from += 1;
         }
@@ -334,7 +335,7 @@ impl Refcounts {
         if is_inside {
             zeros.push((first * cluster, vec![0; (count * cluster) as usize]));
         } else if self.version == 2 {
-            // An image that cannot say that it is in use ends behind all that tables lead to.
+            // An image without a dirty flag must contain all clusters that tables refer to.
             let last = (first + count) * cluster - self.sector_bytes;
             zeros.push((last, vec![0; self.sector_bytes as usize]));
         }
@@ -343,7 +344,7 @@ impl Refcounts {
         Ok(())
     }
 
-    /// The first of `count` clusters behind all others.
+    /// Appends `count` clusters and returns the first.
     fn extend_file(&mut self, file: &ImageFile, count: u64) -> Result<u64, Error> {
         let first = self.end();
         let end = first + count;
@@ -354,8 +355,8 @@ impl Refcounts {
         Ok(first)
     }
 
-    /// The first of `count` clusters in a row that are written whole before they are used: behind
-    /// all others, or free ones of what cannot become longer.
+    /// Returns the first of `count` adjacent clusters for refcount structures, which are written as
+    /// a whole: appended, or free ones if the file cannot grow.
     fn find_contiguous(&mut self, file: &ImageFile, count: u64) -> Result<u64, Error> {
         let behind = self.extend_file(file, count);
         if behind.is_ok() {
@@ -371,7 +372,7 @@ impl Refcounts {
         behind
     }
 
-    /// Clusters that can be taken behind all others, without those that count `most` of them.
+    /// Returns how many clusters can be appended, after the refcount structures for `most` of them.
     fn room_behind(&self, file: &ImageFile, most: u64) -> u64 {
         let end = self.end() + most;
         let blocks = most / self.per_block() + 2;
@@ -382,7 +383,7 @@ impl Refcounts {
         self.most_clusters(file).saturating_sub(self.end() + counted_by)
     }
 
-    /// Clusters that the file can have.
+    /// Returns the maximum number of clusters of the file.
     fn most_clusters(&self, file: &ImageFile) -> u64 {
         MAX_CLUSTERS.min(file.room_bytes() >> self.cluster_bits)
     }
@@ -396,8 +397,8 @@ impl Refcounts {
         self.changed.insert(self.sector_of(nth));
     }
 
-    /// Begins a session, if there is none, and writes the counts that changed, and `more` with
-    /// them; the ticket with which they are there.
+    /// Begins a session if none is open, and submits the changed refcounts together with `more`.
+    /// Returns the ticket of the last group.
     fn write(
         &mut self,
         out: &mut MetadataWriter<'_>,
@@ -437,8 +438,8 @@ impl Refcounts {
         out.submit(chain)
     }
 
-    /// Makes the blocks that are missing for counts that changed. Writes that come of it: `true`
-    /// for those that let the file lead to them.
+    /// Allocates missing refcount blocks for changed refcounts, and returns them. Adds the writes
+    /// of the table and header to `leads`: `true` for those that publish the blocks.
     fn make_blocks(
         &mut self,
         file: &ImageFile,
@@ -447,7 +448,7 @@ impl Refcounts {
         let mut is_new = BTreeSet::new();
         let mut entries = BTreeSet::new();
         let mut moved = false;
-        // A new block is counted, too, at times in another new one.
+        // A new block needs a refcount itself, sometimes in another new block.
         loop {
             let per_block = self.sectors_per_block();
             let block = |sector: &u64| sector / per_block;
@@ -477,7 +478,7 @@ impl Refcounts {
         Ok(is_new)
     }
 
-    /// The head, with where the table of counts is.
+    /// Returns the header with offset and length of the refcount table.
     fn head_of_table(&mut self) -> &[u8] {
         let clusters = ((self.table.len() as u64 * 8) >> self.cluster_bits) as u32;
         self.put_head(48, &self.table_at.to_be_bytes());
@@ -485,7 +486,7 @@ impl Refcounts {
         &self.head
     }
 
-    /// Sectors of the table of counts, and where they go.
+    /// Returns offsets and contents of sectors of the refcount table.
     fn table_sectors(&self, sectors: &BTreeSet<u64>) -> Vec<(u64, Vec<u8>)> {
         let per_sector = self.sector_bytes as usize / 8;
         let sector = |nth: &u64| {
@@ -496,7 +497,7 @@ impl Refcounts {
         sectors.iter().map(sector).collect()
     }
 
-    /// Moves the table of counts to where it has room for the entry `nth`.
+    /// Moves the refcount table to where it has space for entry `nth`.
     fn move_table(&mut self, file: &ImageFile, nth: u64) -> Result<(), Error> {
         let per_cluster = 1u64 << (self.cluster_bits - 3);
         let clusters = (nth + 1).max(self.table.len() as u64 * 2).div_ceil(per_cluster);
@@ -525,12 +526,12 @@ impl Refcounts {
             for nth in first..first + count {
                 self.set_changed(nth, 0);
             }
-            // Behind the end of the file still: it was not written.
+            // Still past the end of the file: it was not written.
             if first >= self.inside && first + count == self.refcounts.len() as u64 {
                 self.refcounts.truncate(first as usize);
             }
         }
-        // What was written in this session is zeroed before it is used again.
+        // Clusters written in this session are zeroed before they are reused.
         self.inside = self.end();
         (self.search_from, self.take_next) = (0, FIRST_TAKEN);
         self.write(out, vec![])?;
@@ -550,7 +551,7 @@ impl Refcounts {
         }
     }
 
-    /// Counts of a block.
+    /// Returns the number of refcounts in a block.
     fn per_block(&self) -> u64 {
         (8 << self.cluster_bits) >> self.refcount_order
     }
@@ -559,12 +560,12 @@ impl Refcounts {
         (1 << self.cluster_bits) / self.sector_bytes
     }
 
-    /// The sector of counts that a cluster's is in.
+    /// Returns the refcount sector of a cluster.
     fn sector_of(&self, nth: u64) -> u64 {
         nth / ((self.sector_bytes * 8) >> self.refcount_order)
     }
 
-    /// A count of a block.
+    /// Returns refcount `nth` of a block.
     fn number(&self, block: &[u8], nth: u64) -> u64 {
         let bits = 1u64 << self.refcount_order;
         if bits < 8 {
@@ -577,13 +578,13 @@ impl Refcounts {
         field.iter().fold(0, |number, byte| number << 8 | u64::from(*byte))
     }
 
-    /// Sectors of counts as the file is to have them.
+    /// Encodes refcount sectors.
     fn bytes(&self, sector: u64, sectors: u64) -> Vec<u8> {
         let bits = 1u64 << self.refcount_order;
         let mut bytes = vec![0u8; (sectors * self.sector_bytes) as usize];
         let first = sector * self.sector_bytes * 8 / bits;
         for nth in 0..sectors * self.sector_bytes * 8 / bits {
-            // What fits: more than one of those who share a cluster may be too many.
+            // A narrow refcount saturates.
             let count = u64::from(self.count(first + nth)).min(u64::MAX >> (64 - bits));
             if bits < 8 {
                 if let Some(byte) = bytes.get_mut((nth * bits / 8) as usize) {

@@ -1,14 +1,14 @@
-//! Snapshots inside a qcow2 image: first tables of earlier states.
+//! Internal snapshots of a qcow2 image: L1 tables of earlier states.
 //!
 //! ```text
-//!   head ──▶ | snapshot: where its first table is, its names | snapshot | ..
-//!                └─▶ first table ──▶ second tables, which later states have, too, until they change
+//!   header ──▶ | snapshot: offset of its L1 table, its names | snapshot | ..
+//!                └─▶ L1 table ──▶ L2 tables, shared with later states until they change
 //! ```
-//! A cluster is counted once for each first table that leads to it, however many second tables
-//! there are on the way.
+//! The refcount of a cluster is the number of L1 tables through which it is reachable, however many
+//! L2 tables are on the way.
 //!
-//! Law: a snapshot is never changed: what it has is counted, and what is counted twice is copied
-//! before it is written.
+//! Law: a snapshot is never changed. Its clusters are counted, and a cluster with a refcount above
+//! 1 is copied before it is written.
 
 use std::collections::BTreeMap;
 
@@ -17,17 +17,16 @@ use super::{OFFSET, table};
 use crate::image_file::{ImageFile, be32, be64};
 use crate::{CONVERT, Error, Unsupported};
 
-/// Snapshots of one image, as QEMU has it.
+/// Maximum snapshots of an image, as in QEMU.
 const MAX_SNAPSHOTS: u32 = 65_536;
-/// Entries of all their first tables.
+/// Maximum L1 entries of all snapshots.
 const MAX_SNAPSHOT_L1_ENTRIES: u64 = 1 << 20;
-/// What one says of itself, without its names.
+/// Length of a snapshot table entry without its names and extra data.
 const HEAD_BYTES: u64 = 40;
-/// What it may say besides.
 const MAX_EXTRA_DATA_BYTES: u64 = 1024;
 
-/// Notes what snapshots have for themselves; the second tables that they lead to, with how many
-/// of them do.
+/// Counts the clusters that hold the snapshot table and the snapshots' L1 tables. Returns the L2
+/// tables of the snapshots, each with the number of L1 entries that refer to it.
 pub(super) fn record_snapshots(
     file: &ImageFile,
     counts: &mut Refcounts,

@@ -1,11 +1,11 @@
-//! The tables of a qcow2 image that is changed.
+//! L1 and L2 tables of a writable qcow2 image.
 //!
-//! Law 1: all that leads to clusters is looked at before the first change: what has a cluster twice,
-//! or uncounted, or behind the end, is told, and nothing is written.
-//! Law 2: a table is written in sectors, as they are when a group is handed over; it is forgotten only
-//! once the file has them.
-//! Law 3: what is packed, in the file behind, or a snapshot's, too, gets a cluster of its own when it
-//! is written; so does a second table that a snapshot has.
+//! Law 1: all table entries are checked before the first change. If a cluster is used twice, not
+//! counted, or past the end of the file, opening fails and nothing is written.
+//! Law 2: tables are written by sectors, with the contents at the time of submission. An evicted
+//! table is read again only once its sectors are visible in the file.
+//! Law 3: writes to compressed, backing and shared clusters allocate a new cluster. An L2 table
+//! that a snapshot shares is copied before it changes.
 
 use std::collections::{BTreeSet, HashMap};
 use std::ops::Range;
@@ -20,11 +20,11 @@ use crate::image_map::{ImageMap, Location};
 use crate::writable::{AllocationTables, MetadataWriter};
 use crate::{CONVERT, Error, Unsupported};
 
-/// Second tables that are kept, together.
+/// Maximum length of all cached L2 tables.
 const KEPT_BYTES: u64 = 16 << 20;
-/// And at least so many.
+/// Minimum number of cached L2 tables, which takes precedence.
 const MIN_CACHED_L2_TABLES: u64 = 4;
-/// Sectors of tables that are handed over as one group.
+/// Maximum table sectors in one group.
 const MAX_SECTORS_PER_GROUP: usize = 1024;
 
 pub(super) struct L2Table {
@@ -32,11 +32,11 @@ pub(super) struct L2Table {
     used: u64,
 }
 
-/// A sector of a table that changed.
+/// Changed sector of the L1 table or an L2 table.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Sector {
     First(u64),
-    /// Of which second table.
+    /// Index of the L2 table, and of the sector in it.
     L2Table(u64, u64),
 }
 
@@ -44,12 +44,12 @@ pub(crate) struct WritableQcow2 {
     pub(super) map: Qcow2,
     pub(super) counts: Refcounts,
     pub(super) sector_bytes: u64,
-    /// The first table, in whole sectors.
+    /// L1 table, in whole sectors.
     pub(super) first: Vec<u64>,
     pub(super) seconds: HashMap<u64, L2Table>,
     uses: u64,
     pub(super) changed: BTreeSet<Sector>,
-    /// The last group with sectors of tables, until the file has it.
+    /// Newest group of table sectors, until it is known to be visible.
     unsettled: Option<Ticket>,
 }
 
@@ -105,13 +105,13 @@ impl WritableQcow2 {
         })
     }
 
-    /// Gives a second table that a snapshot has, too, a place of its own.
+    /// Moves an L2 table that a snapshot shares to a new cluster.
     fn unshare_l2_table(&mut self, out: &mut MetadataWriter<'_>, nth: u64) -> Result<(), Error> {
         let place = self.counts.allocate_cluster(out)?;
         self.copy_table(out, nth, place)
     }
 
-    /// Copies an L2 table to an allocated cluster, and releases the old one.
+    /// Copies an L2 table to an allocated cluster and releases the old one.
     pub(super) fn copy_table(
         &mut self,
         out: &mut MetadataWriter<'_>,
@@ -122,7 +122,7 @@ impl WritableQcow2 {
         let entries = &self.second(out.file, nth)?.entries;
         let bytes: Vec<u8> = entries.iter().copied().flat_map(u64::to_be_bytes).collect();
         let ticket = out.submit(vec![vec![(place, bytes)]])?;
-        // It is read here from now on.
+        // From now on reads go to the copy.
         out.file.disk().wait_visible(ticket)?;
         out.add_dependency(ticket);
         self.set_l1_entry(nth, place);
@@ -130,7 +130,7 @@ impl WritableQcow2 {
         Ok(())
     }
 
-    /// Writes where an L2 table is to its entry of the L1 table; 0 for none.
+    /// Sets the L1 entry of an L2 table to `place`, or clears it if `place` is 0.
     pub(super) fn set_l1_entry(&mut self, nth: u64, place: u64) {
         if let Some(entry) = self.first.get_mut(nth as usize) {
             *entry = if place == 0 { 0 } else { place | COPIED };
@@ -138,23 +138,23 @@ impl WritableQcow2 {
         self.changed.insert(Sector::First(nth * 8 / self.sector_bytes));
     }
 
-    /// Entries of a second table.
+    /// Returns the number of entries of an L2 table.
     pub(super) fn per_table(&self) -> u64 {
         self.map.cluster() / 8
     }
 
-    /// Which second table the byte `at` of the disk is in, and which entry.
+    /// Returns the indexes of the L2 table of disk offset `at` and of its entry.
     fn nth(&self, at: u64) -> (u64, usize) {
         let nth = at >> self.map.cluster_bits;
         (nth / self.per_table(), (nth % self.per_table()) as usize)
     }
 
-    /// Where a second table is; 0 if it is not there.
+    /// Returns the offset of an L2 table, or 0 if it is unallocated.
     pub(super) fn second_at(&self, table: u64) -> u64 {
         self.first.get(table as usize).copied().unwrap_or(0) & OFFSET
     }
 
-    /// A second table that is there.
+    /// Returns an allocated L2 table from the cache, or reads it.
     pub(super) fn second(&mut self, file: &ImageFile, nth: u64) -> Result<&mut L2Table, Error> {
         self.uses += 1;
         if !self.seconds.contains_key(&nth) {
@@ -176,20 +176,20 @@ impl WritableQcow2 {
         }
     }
 
-    /// Makes room for another second table, unless one of them waits to be written.
+    /// Evicts L2 tables if the cache is full and no changed sectors are pending.
     fn forget_one(&mut self) {
         let most = (KEPT_BYTES >> self.map.cluster_bits).max(MIN_CACHED_L2_TABLES);
         if (self.seconds.len() as u64) < most || !self.changed.is_empty() {
             return;
         }
-        // Several at once: looking for them takes time.
+        // Evicts an eighth at once, because selecting takes time.
         let mut used: Vec<u64> = self.seconds.values().map(|second| second.used).collect();
         used.sort_unstable();
         let until = used.get(used.len() / 8).copied().unwrap_or(0);
         self.seconds.retain(|_, second| second.used > until);
     }
 
-    /// Hands over the sectors of tables that changed.
+    /// Submits the changed table sectors.
     pub(super) fn write_tables(&mut self, out: &mut MetadataWriter<'_>) -> Result<(), Error> {
         if self.changed.is_empty() {
             return Ok(());
@@ -227,7 +227,7 @@ impl WritableQcow2 {
     }
 }
 
-/// Notes a second table and all that it leads to: had by nothing else, or so many times.
+/// Records an L2 table and the clusters it refers to: as exclusive, or with `times` users.
 fn record_l2_table(
     file: &ImageFile,
     map: &Qcow2,
@@ -286,7 +286,7 @@ impl AllocationTables for WritableQcow2 {
         Ok((place != 0 && self.counts.is_exclusive(place)).then_some(place))
     }
 
-    /// Writes in place need nothing.
+    /// Does nothing: a session begins with the first allocation.
     fn begin_session(&mut self, _: &mut MetadataWriter<'_>) -> Result<(), Error> {
         Ok(())
     }
@@ -299,9 +299,9 @@ impl AllocationTables for WritableQcow2 {
         }
         if second == 0 {
             let place = self.counts.allocate_cluster(out)?;
-            // It reads as zeros: a table that leads nowhere.
+            // The new cluster reads as zeros: an empty table.
             self.set_l1_entry(nth, place);
-            // The file is to end behind all of it.
+            // Its last sector is written so that the file contains the whole table.
             let last = self.map.cluster() / self.sector_bytes - 1;
             self.changed.insert(Sector::L2Table(nth, last));
             let entries = vec![0; self.per_table() as usize];

@@ -21,7 +21,7 @@ pub(super) const SECTOR: usize = 4096;
 const MAX_LOG_BYTES: u64 = 32 * MIB;
 /// Maximum bytes of zeros that a log may write.
 const MAX_ZEROED_BYTES: u64 = 64 * MIB;
-/// Maximum bytes that are examined, in lengths of the log.
+/// Maximum bytes of entries that are parsed, in lengths of the log.
 const MAX_SCAN_FACTOR: u64 = 8;
 const HEAD: usize = 64;
 const DESCRIPTOR: usize = 32;
@@ -205,7 +205,7 @@ fn active_sequence(entries: &BTreeMap<usize, Entry>, log_len: usize) -> Option<V
     best.map(|(_, sequence)| sequence)
 }
 
-/// Returns an entry that writes `sectors`, at most [`IN_FIRST`], for a file of `file_bytes`.
+/// Returns an entry that writes at most [`FIRST_SECTOR_DESCRIPTORS`] sectors.
 pub(super) fn new_entry(
     id: &[u8],
     number: u64,

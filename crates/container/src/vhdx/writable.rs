@@ -32,7 +32,7 @@ pub(crate) struct WritableVhdx {
     map: Vhdx,
     /// End of the file, in whole MiB.
     end: u64,
-    /// Where it ended when it was opened.
+    /// End of the file when it was opened.
     opened_end: u64,
     /// Seed of new GUIDs.
     guid_seed: u64,

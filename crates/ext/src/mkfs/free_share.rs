@@ -9,14 +9,14 @@ pub enum FreeSpace {
     /// A tenth of the volume, and at least 16 MiB.
     #[default]
     Usual,
-    /// So many bytes; 0 makes the smallest volume.
+    /// This many bytes; 0 makes the smallest volume.
     Bytes(u64),
     /// Millionths of the volume, up to 950,000.
     Part(u32),
 }
 
 impl FreeSpace {
-    /// Lays out the smallest volume that holds the tree and leaves this to users.
+    /// Plans the smallest volume that holds the tree and has this free space.
     ///
     /// # Errors
     /// As [`plan_smallest`].
@@ -29,8 +29,7 @@ impl FreeSpace {
     }
 }
 
-/// Lays out the smallest volume that holds the tree and leaves `part_ppm` millionths of itself to
-/// users.
+/// Plans the smallest volume that holds the tree and has `part_ppm` millionths of its size free.
 fn plan_smallest_with_free_share<'a>(
     options: &FormatOptions,
     tree: &'a mut Tree,
@@ -67,9 +66,9 @@ fn plan_smallest_with_free_share<'a>(
     ))
 }
 
-/// [`FreeSpace::Usual`].
+/// Share of [`FreeSpace::Usual`], in millionths.
 const USUAL_PPM: u32 = 100_000;
-/// The least of that, in bytes.
+/// Minimum of [`FreeSpace::Usual`], in bytes.
 const USUAL_MIN_BYTES: u64 = 16 << 20;
 /// Largest free share in millionths.
 const MAX_FREE_PPM: u32 = 950_000;

@@ -48,7 +48,7 @@ const LOST_FOUND_BYTES: u32 = 16 << 10;
 /// `user_xattr` and `acl`.
 const MOUNT_OPTIONS: u32 = 0xC;
 
-/// How files and names would be encrypted: AES-256-XTS and AES-256-CTS.
+/// Encryption modes of contents and names: AES-256-XTS and AES-256-CTS.
 pub(crate) const ENCRYPTION: (u8, u8) = (1, 4);
 /// Encoding of case-insensitive names: UTF-8, Unicode 12.1.
 const UTF8: u16 = 1;

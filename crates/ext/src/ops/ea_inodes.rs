@@ -46,12 +46,12 @@ const MAX_EXTRA_BLOCKS: u64 = 4;
 pub(crate) struct EaInodeRefChanges {
     /// Change of the reference count, by inode.
     entries: BTreeMap<u32, i64>,
-    /// What counts for the owner, before and after.
+    /// Usage charged to the owner, before and after.
     before: Counted,
     after: Counted,
 }
 
-/// What the values of one inode count for its owner.
+/// Usage charged to the owner of an inode for its EA inodes.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Counted {
     pub(crate) entries: i64,
@@ -79,7 +79,7 @@ fn ea_inode_refs(list: &[NewXattr]) -> Vec<EaInodeRef> {
 }
 
 impl Transaction<'_> {
-    /// Whether the volume may have values in inodes of their own.
+    /// Returns true if the volume has the feature `ea_inode`.
     pub(crate) fn has_ea_inodes(&self) -> bool {
         self.volume.super_.incompatible.contains(Incompatible::EA_INODE)
     }
@@ -260,7 +260,7 @@ impl Transaction<'_> {
         u64::from(len).div_ceil(cluster) * u64::from(super_.cluster_blocks.max(1))
     }
 
-    /// What these values count for the owner of the inode that has them.
+    /// Returns the usage that is charged for these values.
     fn counted(&self, lists: [&[EaInodeRef]; 2], uncounted: &BTreeSet<u32>) -> Counted {
         let mut counted = Counted::default();
         for it in lists.into_iter().flatten().filter(|it| !uncounted.contains(&it.inode.0)) {
@@ -270,7 +270,7 @@ impl Transaction<'_> {
         counted
     }
 
-    /// What the values of an inode count for its owner; nothing where its attributes are damaged.
+    /// Returns the usage charged for the values of an inode; none if its xattrs are damaged.
     pub(crate) fn counted_values(&self, number: InodeNumber) -> Result<Counted> {
         if !self.has_ea_inodes() {
             return Ok(Counted::default());

@@ -1,4 +1,4 @@
-//! Features that are added or dropped in place, and what each of them needs.
+//! Features that are added or removed in place, and the work that each needs.
 
 use super::{OfflineError, Result, TuneChanges, TuneWork, checksum_seed};
 use crate::format::casefold::UTF8;
@@ -8,7 +8,7 @@ use crate::format::requirements::{Enforcer, Feature, Rule, violated_rules};
 use crate::format::superblock::{CHECKSUM_CRC32C, RawSuperblock, Superblock};
 use crate::mkfs::ENCRYPTION;
 
-/// Of `s_log_groups_per_flex`, where groups were not flexible before: sixteen.
+/// Log2 of the groups per flex group if `flex_bg` is added: 16 groups.
 const FLEX_GROUPS_LOG: u8 = 4;
 /// `half_md4`.
 const HASH_VERSION: u8 = 1;
@@ -59,7 +59,7 @@ pub(super) fn change(
     Ok(())
 }
 
-/// Whose quotas are to be counted, where that changes.
+/// Returns the quota types to track after the change, if they differ.
 fn quotas(
     raw: &mut RawSuperblock,
     super_: &Superblock,
@@ -183,7 +183,7 @@ fn remove(
         }
         Feature::C(Compatible::DIR_INDEX) => work.drops_indexes = true,
         Feature::R(ReadOnlyCompatible::METADATA_CSUM) => {
-            // Groups that were never initialised keep saying so.
+            // Keeps the uninitialized flags of groups valid.
             Feature::R(ReadOnlyCompatible::GDT_CSUM).set(raw, true);
             Feature::I(Incompatible::CSUM_SEED).set(raw, false);
             raw.s_checksum_seed = 0.into();

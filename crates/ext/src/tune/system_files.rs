@@ -158,8 +158,8 @@ fn count(rework: &VolumeRewrite<'_>) -> Result<BTreeMap<(QuotaType, u32), Usage>
     Ok(all)
 }
 
-/// Entries of an inode whose values in inodes of their own count for its owner: not those that count
-/// no entries.
+/// Counts the entries of an inode whose EA inodes are charged to its owner. Those in the format of
+/// Lustre are not.
 fn values(rework: &VolumeRewrite<'_>, inode: InodeNumber, slot: &InodeSlot<'_>) -> Result<i64> {
     let super_ = &rework.old.super_;
     if !super_.incompatible.contains(Incompatible::EA_INODE) {

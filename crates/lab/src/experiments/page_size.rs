@@ -125,8 +125,8 @@ pub fn page_of(points: Points<'_>, subject: &str) -> Option<u64> {
     infer(&OFFSETS.iter().filter_map(at).collect::<Vec<_>>(), slower)
 }
 
-/// The page that a subject's writes betray, and how long those take that begin inside one, and
-/// aligned ones: where these are not apart, the page is not known.
+/// Returns the inferred page size, and the times of writes that begin inside a page and of aligned
+/// ones. If these times are equal, the page size is unknown.
 pub fn paged(points: Points<'_>, subject: &str) -> Option<(u64, Range, Range)> {
     let page = page_of(points, subject)?;
     let at = |offset| points.range("offset", subject, "", &label(offset));

@@ -221,7 +221,7 @@ fn details(outcome: &Outcome) -> String {
     text + "</details>"
 }
 
-/// The spread as a percentage of the median; the ends where that says nothing.
+/// Returns the spread as a percentage of the median, or the range if the spread is large.
 fn spread_of(point: &Point, unit: &str) -> String {
     match point.range() {
         _ if point.spread <= MOST_SPREAD => format!("{:.0} %", point.spread * 100.0),

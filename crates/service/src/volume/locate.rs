@@ -17,13 +17,13 @@ use crate::options::MountOptions;
 pub struct LocatedVolume {
     /// The disk that consists of the volume alone.
     pub disk: Arc<dyn Disk>,
-    /// Where that begins in the disk that the file is or holds.
+    /// Offset of the volume in the file's disk, or in the disk of its image.
     pub start_bytes: u64,
-    /// The partition, given or found.
+    /// Partition of the volume, selected or found.
     pub partition: Option<u32>,
-    /// The format of the partition table, if it is a partition.
+    /// Format of the partition table, if the volume is in a partition.
     pub table: Option<TableKind>,
-    /// The format of the disk image, if the file is one.
+    /// Format of the disk image, if the file is one.
     pub format: Option<Format>,
     /// The disk image, if changing it requires closing a session.
     pub image: Option<Arc<dyn SessionDisk>>,

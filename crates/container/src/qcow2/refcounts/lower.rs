@@ -1,7 +1,7 @@
-//! Refcounts of an image whose clusters move to the front of its file.
+//! Refcounts during compaction, which moves clusters to the front of the file.
 //!
-//! Law: what moves is counted in its new place, durable, before anything leads there; refcount blocks
-//! and table, too.
+//! Law: the refcount of a new location is durable before anything refers to it. This includes the
+//! new locations of refcount blocks and refcount table.
 
 use std::collections::{BTreeSet, VecDeque};
 
@@ -14,7 +14,7 @@ use crate::writable::MetadataWriter;
 const BATCH_BYTES: u64 = 4 << 20;
 
 impl Refcounts {
-    /// Whether the file has other refcounts, or says that it is in use.
+    /// Returns true if refcounts must be corrected, or the dirty flag is set.
     pub(in crate::qcow2) fn is_to_be_put_right(&self) -> bool {
         let is_dirty = self.version == 3 && be64(&self.head, 72) & DIRTY != 0;
         is_dirty || !self.changed.is_empty()
@@ -25,23 +25,23 @@ impl Refcounts {
         self.write(out, vec![]).map(|_| ())
     }
 
-    /// Length of the file that has all used clusters.
+    /// Returns the length of the file up to the last used cluster.
     pub(in crate::qcow2) fn used_end(&self) -> u64 {
         let last = self.refcounts.iter().rposition(|count| *count != 0);
         last.map_or(0, |last| last as u64 + 1) << self.cluster_bits
     }
 
-    /// Whether the cluster at byte `at` was allocated since the image was opened.
+    /// Returns true if the cluster at `at` was allocated since the image was opened.
     pub(in crate::qcow2) fn is_new(&self, at: u64) -> bool {
         self.is_new.get((at >> self.cluster_bits) as usize).copied().unwrap_or(false)
     }
 
-    /// Whether any cluster was.
+    /// Returns true if any cluster was allocated since the image was opened.
     pub(in crate::qcow2) fn has_new(&self) -> bool {
         !self.is_new.is_empty()
     }
 
-    /// Whether each cluster holds a refcount block.
+    /// Returns for each cluster whether it holds a refcount block.
     pub(in crate::qcow2) fn blocks(&self) -> Vec<bool> {
         let mut is_block = vec![false; self.refcounts.len()];
         for at in self.table.iter().filter(|at| **at != 0) {
@@ -53,14 +53,14 @@ impl Refcounts {
         is_block
     }
 
-    /// Whether a cluster is free, and has a refcount that can be written.
+    /// Returns true if a cluster is free and its refcount block exists.
     fn is_free(&self, nth: u64) -> bool {
         let block = self.table.get((nth / self.per_block()) as usize);
         self.count(nth) == 0 && block.is_some_and(|at| *at != 0)
     }
 
-    /// The lowest cluster below which as many are free as `can_move` and lie above it, and those of
-    /// the free ones that are needed.
+    /// Returns the lowest limit below which there are enough free clusters for all `can_move`
+    /// clusters above it, and the free clusters that are needed.
     pub(in crate::qcow2) fn limit(&self, can_move: &[bool]) -> (u64, VecDeque<u64>) {
         let table = self.clusters(self.table_at, self.table.len() as u64 * 8);
         let (mut limit, mut needed) = (self.refcounts.len() as u64, 0);
@@ -82,7 +82,7 @@ impl Refcounts {
         (limit, (0..limit).filter(|nth| self.is_free(*nth)).take(needed).collect())
     }
 
-    /// Counts free clusters as used, durable when it returns.
+    /// Sets the refcounts of free clusters to 1, durably.
     pub(in crate::qcow2) fn reserve(
         &mut self,
         out: &mut MetadataWriter<'_>,
@@ -124,8 +124,8 @@ impl Refcounts {
         Ok(())
     }
 
-    /// Releases refcount blocks of clusters from `limit` on that count nothing but themselves; false
-    /// if there are none.
+    /// Releases refcount blocks for clusters from `limit` on that count nothing but themselves.
+    /// Returns false if there are none.
     pub(in crate::qcow2) fn release_blocks(
         &mut self,
         out: &mut MetadataWriter<'_>,
@@ -154,7 +154,7 @@ impl Refcounts {
             let Some(entry) = self.table.get_mut(block) else { continue };
             let old = std::mem::take(entry);
             match counts_itself {
-                // Its count goes with it.
+                // Its refcount is dropped with the block.
                 true => self.set(old >> bits, 0),
                 false => self.release_clusters(old, 1 << bits),
             }
@@ -164,8 +164,8 @@ impl Refcounts {
         Ok(true)
     }
 
-    /// Moves the refcount table to the first free clusters before it that can hold its entries;
-    /// false if there are none.
+    /// Moves the refcount table to the first free clusters before it that can hold its entries.
+    /// Returns false if there are none.
     pub(in crate::qcow2) fn lower_table(
         &mut self,
         out: &mut MetadataWriter<'_>,

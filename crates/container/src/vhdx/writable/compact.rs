@@ -1,12 +1,12 @@
-//! Compaction: the file of a VHDX image becomes as short as its blocks allow.
+//! Compaction: minimizes the length of a VHDX file by moving its blocks.
 //!
 //! ```text
-//!   | header, log, tables | block | free | block | free | block |   unused blocks leave the table
-//!                                  ▲                      │         the last ones move to the first
-//!                                  └──────────────────────┘         free places
+//!   | header, log, tables | block | free | block | free | block |   unused blocks leave the BAT;
+//!                                  ▲                      │         the last blocks move to the
+//!                                  └──────────────────────┘         first free locations
 //! ```
-//! Law 1: a place is used again only once the log or the table says, durable, that its block left it.
-//! Law 2: a copy is durable before the log has its place.
+//! Law 1: a location is reused only once the release of its block is durable in the log or the BAT.
+//! Law 2: a copy is durable before its location is in the log.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -17,13 +17,13 @@ use crate::image_file::ImageFile;
 use crate::vhdx::MIB;
 use crate::writable::{AllocationTables, MetadataWriter};
 
-/// Bytes that are copied at once.
+/// Bytes per read of a copy or scan.
 const PIECE_BYTES: u64 = 4 << 20;
 
 impl WritableVhdx {
-    /// Releases blocks of `unused` bytes and new ones of zeros, moves blocks to the front of the
-    /// file, and returns the length that the file needs; `None` if all blocks are allocated and are
-    /// to stay so.
+    /// Releases blocks of `unused` bytes and new blocks of zeros, moves blocks to the front of the
+    /// file, and returns the required length of the file. Returns `None` if the image is fixed and
+    /// fully allocated.
     pub(super) fn compacted(
         &mut self,
         out: &mut MetadataWriter<'_>,
@@ -34,7 +34,7 @@ impl WritableVhdx {
             return Ok(None);
         }
         if self.map.needs_replay() {
-            // The log goes before the file becomes shorter than it says.
+            // Replays the log before the file becomes shorter than the log records.
             self.begin_session(out)?;
         }
         self.release(out, unused)?;
@@ -76,7 +76,7 @@ impl WritableVhdx {
             }
             self.set_entry(nth, new | IS_WHOLE);
             self.submit_tables(out)?;
-            // Of ascending free places the last one is the highest.
+            // Free locations are in ascending order: the last one is the highest.
             moved_end = new + block_bytes;
         }
         let last = blocks.last().map_or(0, |(place, _)| place + block_bytes);
@@ -87,7 +87,7 @@ impl WritableVhdx {
         Ok(Some(last.max(moved_end).max(fixed).next_multiple_of(MIB)))
     }
 
-    /// Takes blocks out of the table, durable when it returns.
+    /// Clears the BAT entries of unused blocks, durably.
     fn release(
         &mut self,
         out: &mut MetadataWriter<'_>,
@@ -122,7 +122,7 @@ impl WritableVhdx {
         self.map.len_bytes.div_ceil(self.map.block_bytes)
     }
 
-    /// Where a block is, if it is there.
+    /// Returns the offset of a block, if it is present.
     fn place_of(&self, nth: u64) -> Option<u64> {
         let entry = self.map.bat.get(self.map.bat_index(nth * self.map.block_bytes)).copied();
         entry.filter(|entry| entry & 7 == IS_WHOLE).map(|entry| entry >> 20 << 20)

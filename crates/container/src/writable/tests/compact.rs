@@ -1,15 +1,15 @@
-//! Files of images that become shorter.
+//! Compaction of image files.
 
 use super::*;
 
-/// The file as it is once it is cut.
+/// Returns the file, truncated to `len`.
 fn cut(file: &Growing, len: u64) -> Vec<u8> {
     let mut bytes = file.bytes();
     bytes.truncate(len as usize);
     bytes
 }
 
-/// Length of what `qemu-img convert` makes of the image that was judged last.
+/// Returns the length of the image that `qemu-img convert` makes of the last checked one.
 fn converted_len(dir: &Path, options: &[&str]) -> u64 {
     let (from, to) = (dir.join("judged"), dir.join("converted"));
     let shown = [from.to_str().unwrap(), to.to_str().unwrap()];
@@ -59,7 +59,7 @@ fn a_file_is_as_short_as_its_contents_allow() {
             let least = converted_len(dir.path(), options);
             let most = least + least / 50 + (4 << 16);
             assert!(shorter <= most, "{what}: {shorter} bytes, converted {least}");
-            // It goes on, in the file as it was.
+            // Writes continue in the file that was not truncated.
             write(&*disk, 3 * MIB, &[99; 70_000 / 512 * 512]);
             write(&*disk, 22 * MIB, &[98; 512]);
             let expected = all(&*disk).unwrap();
@@ -88,7 +88,7 @@ fn the_file_of_a_vhdx_has_no_more_blocks_than_are_used() {
     expected[22 << 20..].fill(0);
     assert!(all(&*disk).unwrap() == expected);
     drop((disk, image));
-    // Tables and the log have 4 MiB; of five blocks three are left, and two are new.
+    // Tables and log take 4 MiB; of five blocks three are left, and two are new.
     assert!(shorter == 9 * MIB && shorter < before, "{shorter} of {before}");
     judged(dir.path(), &cut(&file, shorter), Some(&expected), false, "cut");
     let fixed = ["-f", "vhdx", "-o", "subformat=fixed,block_state_zero=off"];
@@ -132,7 +132,7 @@ fn snapshots_and_compressed_clusters_stay() {
     }
 }
 
-/// What is behind an image does not come to light.
+/// Discarded ranges never expose the backing file.
 #[test]
 fn unused_bytes_over_a_backing_file_are_zeros_or_stay() {
     let dir = tempfile::tempdir().unwrap();
