@@ -19,6 +19,7 @@
 mod error;
 mod keys;
 mod maintenance;
+mod place;
 mod raw;
 mod store;
 mod volume;
@@ -26,5 +27,6 @@ mod volume;
 pub use error::*;
 pub use keys::*;
 pub use maintenance::*;
+pub use place::*;
 pub use store::*;
 pub use volume::*;

@@ -4,35 +4,21 @@ use std::ffi::{CString, OsStr, c_int, c_void};
 use std::io::{self, Write};
 use std::mem::MaybeUninit;
 use std::os::unix::ffi::OsStrExt;
-use std::path::Path;
 
 use draconis_access::overwrite::Force;
 use draconis_access::resize::Resized;
 use draconis_access::tar::Sparse;
 use draconis_access::tuning::TuneOptions;
 use draconis_access::volume::image_format;
-use draconis_access::{Error, NewVolume, Result, Volume, VolumeLocation};
+use draconis_access::{Error, NewVolume, Result, Volume};
 use draconis_ext::mkfs::FreeSpace;
 use draconis_ext::tune::TuneChanges;
 use rustix::io::Errno;
 
 use crate::error::{require, run, run_counting, run_with_output};
+use crate::place::{draconis_place, host_path, to_location};
 use crate::raw::{CStrArg, CStrArrayArg, null_error};
 use crate::volume::draconis_volume;
-
-/// Location of a volume in an image. All zero: the whole image, or the only partition that holds a
-/// volume.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub struct draconis_place {
-    /// Offset at which the volume begins.
-    pub offset_bytes: u64,
-    /// Partition number, from 1.
-    pub partition: u32,
-    /// Backing file of a disk image. Names stored in the image are not opened. May be
-    /// NULL.
-    pub backing: CStrArg,
-}
 
 /// Options for a new volume. All zero except the size: ext4 with the defaults of mke2fs.
 #[repr(C)]
@@ -139,22 +125,6 @@ pub type draconis_complaint_fn =
 /// Callback that takes all the bytes of a piece of an archive; returns an errno, or 0.
 pub type draconis_write_fn =
     Option<extern "C" fn(context: *mut c_void, bytes: *const c_void, len: usize) -> c_int>;
-
-/// Converts a C string to a host path.
-pub(crate) fn host_path<'a>(text: CStrArg, what: &str) -> Result<&'a Path> {
-    text.get(what).map(|bytes| Path::new(OsStr::from_bytes(bytes)))
-}
-
-/// Converts the C struct to a location.
-pub(crate) fn to_location(place: Option<&draconis_place>) -> VolumeLocation {
-    let Some(place) = place else { return VolumeLocation::default() };
-    let backing = place.backing.optional().map(|bytes| Path::new(OsStr::from_bytes(bytes)).into());
-    VolumeLocation {
-        offset_bytes: (place.offset_bytes > 0).then_some(place.offset_bytes),
-        partition: (place.partition > 0).then_some(place.partition),
-        backing: backing.into_iter().collect(),
-    }
-}
 
 /// Converts the C struct to the specification of a new volume.
 fn new_volume(options: Option<&draconis_format_options>) -> Result<NewVolume> {

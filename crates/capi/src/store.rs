@@ -10,7 +10,7 @@ use draconis_objects::{Group, Hint, LayoutKind, ObjectId, Ticket};
 use rustix::io::Errno;
 
 use crate::error::{require, run, run_counting, run_with_output};
-use crate::maintenance::host_path;
+use crate::place::host_path;
 use crate::raw::{Bytes, CStrArg, OutBuffer, null_error};
 use crate::volume::DRACONIS_WRITE;
 

@@ -12,7 +12,7 @@ use draconis_ext::{Follow, RenameMode, XattrSet};
 use rustix::io::Errno;
 
 use crate::error::{require, run, run_counting, run_with_output};
-use crate::maintenance::{draconis_place, host_path, to_location};
+use crate::place::{draconis_place, host_path, to_location};
 use crate::raw::{Bytes, CStrArg, CStrArrayArg, OutBuffer, null_error};
 
 /// Open for writing, exclusively.

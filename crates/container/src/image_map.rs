@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use draconis_device::Disk;
 
 use crate::Error;
-use crate::backing::BackingFile;
+use crate::backing::reference::BackingFile;
 use crate::image_file::ImageFile;
 use crate::read_only::{ReadOnlyDisk, ReadSource};
 

@@ -17,7 +17,7 @@ use std::io::Read;
 use std::sync::{Arc, Mutex, PoisonError};
 
 pub(crate) use self::writable::WritableQcow2;
-use crate::backing::{BackingFile, BackingId};
+use crate::backing::reference::{BackingFile, BackingId};
 use crate::image_file::{ImageFile, be32, be64};
 use crate::image_map::{ImageMap, Location, MAX_CHUNK_BYTES};
 use crate::{Error, Unsupported};

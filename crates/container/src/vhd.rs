@@ -7,7 +7,7 @@
 //! After the Virtual Hard Disk Image Format Specification 1.0. A bit of a block's bitmap is set if
 //! its sector was written; other sectors are zeros, or those of the parent image.
 
-use crate::backing::{BackingFile, BackingId, utf16};
+use crate::backing::reference::{BackingFile, BackingId, utf16};
 use crate::image_file::{ImageFile, be32, be64};
 use crate::image_map::{ImageMap, Location};
 use crate::{Error, Format, Unsupported};

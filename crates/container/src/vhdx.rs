@@ -12,7 +12,7 @@ mod writable;
 
 use self::log::{LogWrite, Replay};
 pub(crate) use self::writable::WritableVhdx;
-use crate::backing::BackingFile;
+use crate::backing::reference::BackingFile;
 use crate::image_file::{ImageFile, le16, le32, le64};
 use crate::image_map::{ImageMap, Location};
 use crate::{Error, Unsupported};

@@ -13,7 +13,7 @@ pub(crate) mod extents;
 use std::io::Read;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use crate::backing::{BackingFile, BackingId};
+use crate::backing::reference::{BackingFile, BackingId};
 use crate::image_file::{ImageFile, le16, le32, le64};
 use crate::image_map::{ImageMap, Location, MAX_CHUNK_BYTES};
 use crate::{Error, Format, Unsupported};

@@ -7,7 +7,7 @@
 //! `parent_linkage2`.
 
 use super::guid;
-use crate::backing::{BackingFile, BackingId, utf16};
+use crate::backing::reference::{BackingFile, BackingId, utf16};
 use crate::image_file::{le16, le32};
 use crate::{Error, Format, Unsupported};
 
