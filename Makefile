@@ -44,7 +44,7 @@ long-images:
 # Needs root.
 long:
 	@tools/packages test
-	DRACONIS_TEST_TREE=$(or $(TREE),/usr) $(CARGO) test --release --locked --test real -- --nocapture
+	DRACONIS_TEST_TREE=$(or $(TREE),/usr) $(CARGO) test --release --locked --test real_trees -- --nocapture
 
 # A random walk over system calls beside the kernel's own driver: make exact SEED=7 STEPS=20000;
 # or every combination of call, kind of file, user and state, which takes half an hour:
@@ -131,7 +131,7 @@ bench-channel:
 
 # Reads many more spoilt images than the tests do, from seeds: make fuzz-images ROUNDS=50
 fuzz-images:
-	DRACONIS_ROUNDS=$(or $(ROUNDS),50) $(CARGO) test --release --locked -p draconis-ext --test hostile -- --nocapture
+	DRACONIS_ROUNDS=$(or $(ROUNDS),50) $(CARGO) test --release --locked -p draconis-ext --test hostile_images -- --nocapture
 
 # Coverage-guided, until stopped, or for so many seconds: make fuzz TARGET=partition FOR=300.
 # Needs cargo-fuzz, and any release of Rust.

@@ -6,17 +6,17 @@ use std::path::{Path, PathBuf};
 
 use anyhow::ensure;
 use clap::Args;
-use draconis_access::destination::Sources;
-use draconis_access::populate::{ImageOptions, Platform};
+use draconis_access::destination::ReadSources;
+use draconis_access::populate::{ImageOptions, ImagePlatform};
 
-use crate::text::size;
+use crate::text::parse_size;
 
 /// How archives and images are read.
 #[derive(Debug, Args)]
 pub struct ArchiveArgs {
     /// Platform of a multi-platform image (default: this machine).
     #[arg(long, value_name = "OS/ARCH")]
-    platform: Option<Platform>,
+    platform: Option<ImagePlatform>,
     /// Save the image configuration to FILE as JSON.
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
@@ -25,12 +25,12 @@ pub struct ArchiveArgs {
     #[arg(long, value_name = "PATTERN")]
     exclude: Vec<OsString>,
     /// Maximum uncompressed size of an archive (default: 16 GiB plus 100 times the archive size).
-    #[arg(long, value_name = "SIZE", value_parser = size)]
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     limit: Option<u64>,
 }
 
 impl ArchiveArgs {
-    pub fn exclude(&self) -> impl Iterator<Item = &[u8]> {
+    pub fn exclude_patterns(&self) -> impl Iterator<Item = &[u8]> {
         self.exclude.iter().map(|pattern| pattern.as_bytes())
     }
 
@@ -40,8 +40,8 @@ impl ArchiveArgs {
     }
 
     /// Refuses a configuration file that is one of the sources.
-    pub fn refuse_config(&self, sources: &Sources) -> anyhow::Result<()> {
-        self.config.as_deref().map_or(Ok(()), |path| sources.refuse(path))
+    pub fn refuse_config_overwrite(&self, sources: &ReadSources) -> anyhow::Result<()> {
+        self.config.as_deref().map_or(Ok(()), |path| sources.refuse_source_as_destination(path))
     }
 
     /// Fails if a configuration is requested and the sources have none.
@@ -54,7 +54,7 @@ impl ArchiveArgs {
     }
 
     /// Writes the configuration if requested; never over a source.
-    pub fn write_config(&self, config: Option<&[u8]>, sources: &Sources) -> anyhow::Result<()> {
+    pub fn write_config(&self, config: Option<&[u8]>, sources: &ReadSources) -> anyhow::Result<()> {
         self.check_config(config)?;
         match (&self.config, config) {
             (Some(path), Some(config)) => sources.write(path, config),

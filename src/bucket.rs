@@ -19,13 +19,14 @@ use anyhow::{anyhow, bail};
 use clap::Args;
 use draconis_access::uuid::UuidGenerator;
 use draconis_bucket::{
-    BucketDisk, JournalDevice, JournalStatistics, ObjectStoreBucket, Requests, Writing,
+    BucketDisk, BucketWriteState, JournalDevice, JournalStatistics, ObjectStoreBucket,
+    RequestStatistics,
 };
 use draconis_device::{Disk, ForwardingDisk};
 use draconis_objects::{LayoutKind, Profile};
 use draconis_service::client::RuntimeDir;
 use draconis_service::remote_disk::{
-    self, DiskProcess, RemoteCredentials, RemoteDiskProvider, RemoteDiskRequest, WAITING,
+    self, DiskProcess, RemoteCredentials, RemoteDiskProvider, RemoteDiskRequest, UNSENT_PREFIX,
 };
 use serde::{Deserialize, Serialize};
 
@@ -43,7 +44,7 @@ pub struct BucketArgs {
     #[arg(help_heading = "Bucket options", hide_short_help = true)]
     deadline: u64,
     /// Cache data read from the bucket in DIR, up to SIZE bytes (suffixes K, M, G, T).
-    #[arg(long, global = true, value_name = "DIR,SIZE", value_parser = |text: &str| cache(text, ','))]
+    #[arg(long, global = true, value_name = "DIR,SIZE", value_parser = |text: &str| parse_cache_arg(text, ','))]
     #[arg(help_heading = "Bucket options", hide_short_help = true)]
     cache: Option<(PathBuf, u64)>,
     /// Acknowledge writes once they are durable in FILE on a local disk; upload to the bucket in
@@ -54,7 +55,7 @@ pub struct BucketArgs {
     /// --take-over discards it.
     // Its own ID, because some commands have a `journal` option for volumes.
     #[arg(id = "bucket_journal", long = "journal")]
-    #[arg(global = true, value_name = "FILE[,SIZE]", value_parser = |text: &str| journal(text, ','))]
+    #[arg(global = true, value_name = "FILE[,SIZE]", value_parser = |text: &str| parse_journal_arg(text, ','))]
     #[arg(help_heading = "Bucket options", hide_short_help = true)]
     journal: Option<(PathBuf, u64)>,
     /// Print bucket request counts to standard error at exit.
@@ -73,10 +74,10 @@ impl BucketArgs {
     /// a colon, since commas separate options.
     fn add(&mut self, name: &str, value: &str) -> Result<(), String> {
         match name {
-            "cache" => self.cache = Some(cache(value, ':')?),
-            "journal" => self.journal = Some(journal(value, ':')?),
-            "deadline" => self.deadline = number(value)?,
-            "commit_ms" => self.commit_ms = number(value)?,
+            "cache" => self.cache = Some(parse_cache_arg(value, ':')?),
+            "journal" => self.journal = Some(parse_journal_arg(value, ':')?),
+            "deadline" => self.deadline = parse_number(value)?,
+            "commit_ms" => self.commit_ms = parse_number(value)?,
             "take_over" if value.is_empty() => self.take_over = true,
             "take_over" => return Err("it takes no value".to_owned()),
             _ => return Err("no such option; see draconis-mount(1)".to_owned()),
@@ -110,12 +111,12 @@ struct OpenBucket {
 }
 
 /// Stores the command line's options until [`finish`].
-pub fn init(options: &BucketArgs) {
+pub fn set_cli_options(options: &BucketArgs) {
     let _ = CLI_OPTIONS.set(options.clone());
 }
 
 /// Closes the open disks, and prints statistics if requested.
-pub fn finish() {
+pub fn close_open_buckets() {
     let opened = std::mem::take(&mut *OPEN_BUCKETS.lock().unwrap_or_else(PoisonError::into_inner));
     for OpenBucket { disk, stats, .. } in opened {
         disk.close();
@@ -131,8 +132,8 @@ pub fn finish() {
     }
 }
 
-fn format_requests(requests: &Requests, (objects, bytes): (u64, u64)) -> String {
-    let Requests { puts, gets, heads, lists, deletes, again, .. } = requests;
+fn format_requests(requests: &RequestStatistics, (objects, bytes): (u64, u64)) -> String {
+    let RequestStatistics { puts, gets, heads, lists, deletes, again, .. } = requests;
     format!(
         "requests: {puts} PUT, {gets} GET, {heads} HEAD, {lists} LIST, {deletes} DELETE; {again} of \
          them again; {} sent, {} received; the bucket has {bytes} in {}",
@@ -153,24 +154,25 @@ fn format_journal(kept: &JournalStatistics) -> String {
     )
 }
 
-fn number(text: &str) -> Result<u64, String> {
+fn parse_number(text: &str) -> Result<u64, String> {
     text.parse().map_err(|_| format!("a whole number, not '{text}'"))
 }
 
 /// Parses a file, and an optional size after `mark`.
-fn journal(text: &str, mark: char) -> Result<(PathBuf, u64), String> {
-    let sized = text.rsplit_once(mark).and_then(|(file, len)| Some((file, text::size(len).ok()?)));
+fn parse_journal_arg(text: &str, mark: char) -> Result<(PathBuf, u64), String> {
+    let sized =
+        text.rsplit_once(mark).and_then(|(file, len)| Some((file, text::parse_size(len).ok()?)));
     let (file, len) = sized.unwrap_or((text, DEFAULT_JOURNAL_BYTES));
     Ok((std::path::absolute(file).map_err(|error| error.to_string())?, len))
 }
 
 /// Parses a directory and a size after `mark`.
-fn cache(text: &str, mark: char) -> Result<(PathBuf, u64), String> {
+fn parse_cache_arg(text: &str, mark: char) -> Result<(PathBuf, u64), String> {
     let (dir, most) =
         text.rsplit_once(mark).ok_or_else(|| format!("a directory, a '{mark}' and a size"))?;
     // The process that opens it may have another working directory.
     let dir = std::path::absolute(dir).map_err(|error| error.to_string())?;
-    Ok((dir, text::size(most)?))
+    Ok((dir, text::parse_size(most)?))
 }
 
 /// Returns the path as a bucket URL, if it is one.
@@ -187,24 +189,29 @@ pub fn normalize_url(address: &str) -> String {
 }
 
 /// Opens a disk in a bucket for writing; fences the previous writer.
-pub fn writable(address: &str) -> anyhow::Result<Arc<BucketDisk>> {
-    let claim = claim(address)?;
-    let disk = BucketDisk::open(connect(address, false)?, address, &own_options(true)?);
+pub fn open_writable(address: &str) -> anyhow::Result<Arc<BucketDisk>> {
+    let claim = lock_bucket_url(address)?;
+    let disk = BucketDisk::open(
+        connect_to_bucket(address, false)?,
+        address,
+        &options_for_this_process(true)?,
+    );
     Ok(register_open(disk.map_err(|error| anyhow!("{error}"))?, claim))
 }
 
 /// Opens a disk in a bucket for reading, while others may write to it.
-pub fn readable(address: &str) -> anyhow::Result<Arc<dyn Disk>> {
-    let options = own_options(false)?;
-    let disk = BucketDisk::open_to_read(connect(address, false)?, address, &options);
+pub fn open_readable(address: &str) -> anyhow::Result<Arc<dyn Disk>> {
+    let options = options_for_this_process(false)?;
+    let disk = BucketDisk::open_to_read(connect_to_bucket(address, false)?, address, &options);
     Ok(register_open(disk.map_err(|error| anyhow!("{error}"))?, None))
 }
 
 /// Creates a disk in a bucket.
 pub fn create_disk(address: &str, len_bytes: u64, over: bool) -> anyhow::Result<Arc<BucketDisk>> {
-    let engine = connect(address, true)?;
-    let claim = claim(address)?;
-    let disk = BucketDisk::create(engine, address, len_bytes, over, &own_options(true)?);
+    let engine = connect_to_bucket(address, true)?;
+    let claim = lock_bucket_url(address)?;
+    let disk =
+        BucketDisk::create(engine, address, len_bytes, over, &options_for_this_process(true)?);
     Ok(register_open(disk.map_err(|error| anyhow!("{error}"))?, claim))
 }
 
@@ -213,13 +220,13 @@ pub fn start_disk_process(
     address: &str,
     write: bool,
 ) -> anyhow::Result<(DiskProcess, Option<std::fs::File>)> {
-    let claim = if write { claim(address)? } else { None };
+    let claim = if write { lock_bucket_url(address)? } else { None };
     let settings = BucketSettings { options: cli_options(), process: Some(std::process::id()) };
     let opening = RemoteDiskRequest {
         address: address.to_owned(),
         read_only: !write,
         stays: false,
-        seat: owner_id(),
+        seat: bucket_host_id(),
         settings: serde_json::to_string(&settings)?,
     };
     let served = DiskProcess::open(Path::new("/proc/self/exe"), &opening);
@@ -292,7 +299,7 @@ impl RemoteDiskProvider for BucketProvider {
         Ok(Arc::new(MonitoredBucketDisk(disk)))
     }
 
-    fn finish(&self) {
+    fn prepare_close(&self) {
         let opened = OPEN_BUCKETS.lock().unwrap_or_else(PoisonError::into_inner);
         opened.iter().for_each(|used| used.disk.finish());
     }
@@ -309,25 +316,25 @@ impl RemoteDiskProvider for BucketProvider {
 struct MonitoredBucketDisk(Arc<BucketDisk>);
 
 impl ForwardingDisk for MonitoredBucketDisk {
-    type Below = BucketDisk;
+    type Inner = BucketDisk;
 
-    fn disk(&self) -> &BucketDisk {
+    fn inner_disk(&self) -> &BucketDisk {
         &self.0
     }
 
     fn outage(&self) -> Option<String> {
-        let Writing { error, away, waiting_bytes } = self.0.write_state();
+        let BucketWriteState { error, away, waiting_bytes } = self.0.write_state();
         error.or_else(|| {
             let (why, since) = away?;
             let since = jiff::Timestamp::try_from(since).ok()?;
             let bytes = text::format_bytes(waiting_bytes);
-            Some(format!("{WAITING}{bytes}, since {since:.0}: {why}"))
+            Some(format!("{UNSENT_PREFIX}{bytes}, since {since:.0}: {why}"))
         })
     }
 }
 
 /// Returns the store profile for buckets.
-pub fn profile(len_bytes: u64) -> (Profile, Vec<String>) {
+pub fn default_bucket_profile(len_bytes: u64) -> (Profile, Vec<String>) {
     let segment_bytes = (1u64 << (len_bytes / 128).max(1).ilog2()).clamp(64 << 10, 16 << 20) as u32;
     let profile =
         Profile { layout: LayoutKind::Bucket, page_bytes: 512, segment_bytes, queue_depth: 16 };
@@ -343,11 +350,11 @@ pub fn refuse_bucket(device: &Path, why: &str) -> anyhow::Result<()> {
 }
 
 /// Returns the journal file of the command line.
-pub fn journal_file() -> Option<PathBuf> {
+pub fn cli_journal_file() -> Option<PathBuf> {
     CLI_OPTIONS.get()?.journal.as_ref().map(|(file, _)| file.clone())
 }
 
-fn connect(address: &str, makes: bool) -> anyhow::Result<Arc<ObjectStoreBucket>> {
+fn connect_to_bucket(address: &str, makes: bool) -> anyhow::Result<Arc<ObjectStoreBucket>> {
     let timeout = Duration::from_secs(cli_options().deadline);
     Ok(Arc::new(ObjectStoreBucket::open(address, makes, timeout).map_err(|why| anyhow!("{why}"))?))
 }
@@ -360,7 +367,7 @@ fn register_open(disk: BucketDisk, claim: Option<std::fs::File>) -> Arc<BucketDi
 }
 
 /// Locks a bucket URL against mounts on this machine.
-fn claim(address: &str) -> anyhow::Result<Option<std::fs::File>> {
+fn lock_bucket_url(address: &str) -> anyhow::Result<Option<std::fs::File>> {
     // A user without a runtime directory has no mounts.
     let Ok(directory) = RuntimeDir::open() else { return Ok(None) };
     Ok(Some(
@@ -369,7 +376,7 @@ fn claim(address: &str) -> anyhow::Result<Option<std::fs::File>> {
     ))
 }
 
-fn owner_id() -> String {
+fn bucket_host_id() -> String {
     RuntimeDir::open().map(|directory| remote_disk::owner_id(&directory)).unwrap_or_default()
 }
 
@@ -386,10 +393,10 @@ fn cli_options() -> BucketArgs {
     CLI_OPTIONS.get().cloned().unwrap_or(defaults)
 }
 
-fn own_options(writes: bool) -> anyhow::Result<draconis_bucket::BucketOptions> {
+fn options_for_this_process(writes: bool) -> anyhow::Result<draconis_bucket::BucketOptions> {
     let options = bucket_options(cli_options(), std::process::id(), writes);
     Ok(draconis_bucket::BucketOptions {
-        host_id: owner_id(),
+        host_id: bucket_host_id(),
         ..options.map_err(|why| anyhow!("{why}"))?
     })
 }

@@ -140,7 +140,7 @@ impl Command {
 }
 
 /// Suggests the command for a name that other tools use.
-pub fn hint(name: &str) -> Option<&'static str> {
+pub fn suggest_command(name: &str) -> Option<&'static str> {
     Some(match name {
         "fsck" | "e2fsck" => "draconis check IMAGE looks for damage",
         "repair" => "draconis check IMAGE names the damage; e2fsck -p IMAGE repairs it",
@@ -173,31 +173,31 @@ mod tests {
     use super::*;
 
     #[test]
-    fn flags_do_not_contradict() {
+    fn clap_definition_is_valid() {
         Cli::command().debug_assert();
     }
 
     /// A command must not reuse the ID of a global argument: clap would mix up the two, whatever
     /// their types, and neither the compiler nor `debug_assert` detects it.
     #[test]
-    fn no_command_has_an_argument_named_as_one_of_all() {
-        fn look(command: &clap::Command, of_all: &[&clap::Id]) -> usize {
+    fn subcommand_arguments_do_not_shadow_global_ones() {
+        fn check_command(command: &clap::Command, of_all: &[&clap::Id]) -> usize {
             let look_at = |one: &clap::Command| {
                 let ids: Vec<_> = one.get_arguments().map(|argument| argument.get_id()).collect();
                 let twice = ids.iter().find(|id| of_all.contains(id));
                 assert_eq!(twice, None, "{}", one.get_name());
-                ids.len() + look(one, of_all)
+                ids.len() + check_command(one, of_all)
             };
             command.get_subcommands().map(look_at).sum()
         }
         let command = Cli::command();
         let of_all = command.get_arguments().filter(|argument| argument.is_global_set());
         let of_all: Vec<_> = of_all.map(|argument| argument.get_id()).collect();
-        assert!(of_all.len() > 5 && look(&command, &of_all) > 100);
+        assert!(of_all.len() > 5 && check_command(&command, &of_all) > 100);
     }
 
     #[test]
-    fn modes_and_lengths_may_begin_with_a_hyphen() {
+    fn values_may_begin_with_hyphen() {
         let parse = |line: &str| Cli::try_parse_from(line.split(' ')).map(|cli| cli.command);
         assert!(matches!(parse("draconis chmod -R -x a.img:/b"), Ok(Command::Chmod(_))));
         assert!(matches!(parse("draconis truncate -s -5K a.img:/b"), Ok(Command::Truncate(_))));

@@ -13,28 +13,28 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use anyhow::{Context, bail, ensure};
-use draconis_access::listing::split;
+use draconis_access::listing::split_parent;
 pub use draconis_access::messages::with_context;
-use draconis_access::volume::{now, open_writable};
+use draconis_access::volume::{current_time, open_writable};
 use draconis_device::Disk;
 use draconis_exchange::contract::{AttributeChange, FileType, Time};
 use draconis_ext::{Error, Follow, Inode, InodeNumber, NewNode, Volume};
 
-use crate::image::{self, BackingFiles, UnreadImage, VolumeArgs, find};
+use crate::image::{self, BackingFiles, UnreadImage, VolumeArgs, resolve_target};
 use crate::report;
 use crate::target::ImagePath;
-use crate::text::printable;
+use crate::text::escape_control_chars;
 
 /// Owner and umask for new files, as for a program on a mounted volume.
 #[derive(Clone, Copy, Debug)]
-pub struct Creator {
+pub struct NewFileOwner {
     pub uid: u32,
     pub gid: u32,
     /// Permission bits to clear.
     pub umask: u32,
 }
 
-impl Creator {
+impl NewFileOwner {
     /// Uses the given owner or the calling user. Call it before the process is confined: it reads
     /// the umask.
     pub fn new(owner: Option<OwnerArg>) -> Self {
@@ -47,14 +47,14 @@ impl Creator {
     }
 
     /// Returns a new node of this owner, without a device number or link target.
-    pub fn node(self, kind: FileType, mode: u32) -> NewNode<'static> {
+    pub fn new_node(self, kind: FileType, mode: u32) -> NewNode<'static> {
         let Self { uid, gid, .. } = self;
         NewNode { kind, mode, uid, gid, device: (0, 0), target: b"" }
     }
 
     /// Returns a new empty file.
-    pub fn file(self) -> NewNode<'static> {
-        self.node(FileType::File, 0o666 & !self.umask)
+    pub fn new_file_node(self) -> NewNode<'static> {
+        self.new_node(FileType::File, 0o666 & !self.umask)
     }
 }
 
@@ -83,7 +83,7 @@ pub fn now_or_source_date() -> anyhow::Result<Time> {
             let seconds = text.parse().with_context(|| format!("SOURCE_DATE_EPOCH={text}"))?;
             Ok(Time { seconds, nanoseconds: 0 })
         }
-        Err(_) => Ok(now()),
+        Err(_) => Ok(current_time()),
     }
 }
 
@@ -94,8 +94,8 @@ pub fn edit_volume<T>(
     place: &VolumeArgs,
     work: impl FnOnce(&Volume) -> anyhow::Result<T>,
 ) -> anyhow::Result<T> {
-    let opened = (image::writable(image)?, BackingFiles::open(image, &place.backing)?);
-    image::confine()?;
+    let opened = (image::open_writable(image)?, BackingFiles::open(image, &place.backing)?);
+    image::confine_to_open_files()?;
     edit_open_image(opened, image, place, work)
 }
 
@@ -106,7 +106,7 @@ pub fn edit_open_image<T>(
     place: &VolumeArgs,
     work: impl FnOnce(&Volume) -> anyhow::Result<T>,
 ) -> anyhow::Result<T> {
-    edit_disk((opened.into_disk()?, behind.start()), image, place, work)
+    edit_disk((opened.into_disk()?, behind.start_disks()), image, place, work)
 }
 
 /// Runs [`edit_volume`] on a disk and its backing files; leaves confinement to the caller.
@@ -118,7 +118,7 @@ pub fn edit_disk<T>(
 ) -> anyhow::Result<T> {
     let shown = image.display();
     let time = std::env::var_os("SOURCE_DATE_EPOCH").map(|_| now_or_source_date()).transpose()?;
-    let clock = Arc::new(move || time.unwrap_or_else(now));
+    let clock = Arc::new(move || time.unwrap_or_else(current_time));
     let (volume, _held) = open_writable(image, disk, &behind, &place.options(), clock)?;
     let done = work(&volume);
     let closed = volume.close();
@@ -176,15 +176,21 @@ pub struct TargetName {
 
 impl TargetName {
     /// Resolves the parent directory of a target.
-    pub fn of(volume: &Volume, target: &ImagePath) -> anyhow::Result<Self> {
-        let (above, name) = split(&target.path);
+    pub fn from_image_path(volume: &Volume, target: &ImagePath) -> anyhow::Result<Self> {
+        let (above, name) = split_parent(&target.path);
         match name {
             b"" => bail!("{target} is the root directory"),
             b"." | b".." => bail!("{target}: a name is needed at its end"),
             _ => {}
         }
         let dir = volume.resolve(volume.root(), above, Follow::Yes);
-        let shown = || format!("{}:{}", target.image.display(), printable(trimmed(above)));
+        let shown = || {
+            format!(
+                "{}:{}",
+                target.image.display(),
+                escape_control_chars(trim_trailing_slashes(above))
+            )
+        };
         let dir = match dir {
             Err(error @ Error::NotFound) => {
                 bail!("{}: {error}; draconis mkdir -p makes it", shown())
@@ -206,7 +212,7 @@ impl TargetName {
 
 /// Returns where to put a file: under its own name in an existing directory, or else as the last
 /// name of the target.
-pub fn destination(
+pub fn resolve_destination(
     volume: &Volume,
     target: &ImagePath,
     into: bool,
@@ -217,7 +223,7 @@ pub fn destination(
             Ok(TargetName { dir: there, name: own.to_vec() })
         }
         Ok(_) | Err(Error::NotFound) => {
-            let entry = TargetName::of(volume, target)?;
+            let entry = TargetName::from_image_path(volume, target)?;
             ensure!(
                 !target.path.ends_with(b"/") || entry.lookup(volume)?.is_none(),
                 "{target}: not a directory"
@@ -233,7 +239,7 @@ pub fn destination(
 pub fn find_or_create(
     volume: &Volume,
     target: &ImagePath,
-    maker: Creator,
+    maker: NewFileOwner,
     make: bool,
 ) -> anyhow::Result<Option<InodeNumber>> {
     match volume.resolve(volume.root(), &target.path, Follow::Yes) {
@@ -243,12 +249,12 @@ pub fn find_or_create(
         Err(error) => return Err(with_context(target, error)),
     }
     ensure!(!target.path.ends_with(b"/"), "{target}: no such directory");
-    let made = volume.resolve_or_create(volume.root(), &target.path, &maker.file());
+    let made = volume.resolve_or_create(volume.root(), &target.path, &maker.new_file_node());
     match made {
         Ok(made) => Ok(Some(made)),
         Err(error @ Error::NotFound) => {
             // If the parent directory of the target is missing, the error names that.
-            TargetName::of(volume, target)?;
+            TargetName::from_image_path(volume, target)?;
             bail!("{target}: {error}: the symbolic link leads into a directory that is not there")
         }
         Err(error) => Err(with_context(target, error)),
@@ -263,9 +269,9 @@ pub fn change_attributes(
     follow: Follow,
     change: &dyn Fn(&Volume, &Inode) -> Option<AttributeChange>,
 ) -> anyhow::Result<()> {
-    let top = find(volume, target, follow)?;
+    let top = resolve_target(volume, target, follow)?;
     let all = match recursive {
-        true => subtree(volume, top, &target.to_string())?,
+        true => list_subtree(volume, top, &target.to_string())?,
         false => vec![volume.inode(top).with_context(|| target.to_string())?],
     };
     for inode in all {
@@ -291,7 +297,11 @@ pub fn is_below(volume: &Volume, dir: InodeNumber, top: InodeNumber) -> anyhow::
 }
 
 /// Returns all inodes at and below `top`; a directory precedes its contents.
-pub fn subtree(volume: &Volume, top: InodeNumber, label: &str) -> anyhow::Result<Vec<Arc<Inode>>> {
+pub fn list_subtree(
+    volume: &Volume,
+    top: InodeNumber,
+    label: &str,
+) -> anyhow::Result<Vec<Arc<Inode>>> {
     let mut all = vec![volume.inode(top)?];
     let mut seen = HashSet::from([top]);
     let mut at = 0;
@@ -300,9 +310,11 @@ pub fn subtree(volume: &Volume, top: InodeNumber, label: &str) -> anyhow::Result
         if inode.kind != FileType::Directory {
             continue;
         }
-        for entry in image::names(volume, inode.number, label)?.names {
+        for entry in image::list_directory(volume, inode.number, label)?.names {
             if seen.insert(entry.inode) {
-                all.push(volume.inode(entry.inode).with_context(|| printable(&entry.name))?);
+                all.push(
+                    volume.inode(entry.inode).with_context(|| escape_control_chars(&entry.name))?,
+                );
             }
         }
     }
@@ -310,7 +322,7 @@ pub fn subtree(volume: &Volume, top: InodeNumber, label: &str) -> anyhow::Result
 }
 
 /// Removes trailing slashes from a path.
-fn trimmed(path: &[u8]) -> &[u8] {
+fn trim_trailing_slashes(path: &[u8]) -> &[u8] {
     let len = path.iter().rposition(|byte| *byte != b'/').map_or(0, |at| at + 1);
     &path[..len]
 }
@@ -320,7 +332,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn owners_are_numbers() {
+    fn owner_args_are_numeric() {
         assert_eq!("0:65534".parse(), Ok(OwnerArg { uid: 0, gid: 65534 }));
         for wrong in ["", "0", ":", "root:root", "1:", "-1:0", "1:4294967296"] {
             assert!(wrong.parse::<OwnerArg>().is_err(), "{wrong}");

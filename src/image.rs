@@ -8,14 +8,14 @@ use std::sync::Arc;
 use anyhow::{Context, bail};
 use clap::Args;
 use draconis_access::compressed::detect;
-use draconis_access::destination::{Sources, refuse_output};
+use draconis_access::destination::{ReadSources, refuse_output};
 use draconis_access::host_file::{check_file_type, open_file};
 pub use draconis_access::host_file::{claim_exclusive, len_bytes, open_exclusive};
 use draconis_access::image as by_path;
 pub use draconis_access::image::{
     BackingFiles, UnreadImage, detect_contents, extent_files, open_volume_error,
 };
-pub use draconis_access::listing::{Listed, Listing};
+pub use draconis_access::listing::{DirectoryListing, ListedName};
 pub use draconis_access::store_disk;
 use draconis_access::store_disk::{StoreDiskName, UnreadStoreDisk};
 use draconis_container::is_seekable;
@@ -27,10 +27,10 @@ use draconis_service::volume::{self, LocatedVolume, VolumeTree};
 use rustix::io::Errno;
 
 use crate::bucket;
-use crate::progress::{Progress, ProgressMode};
+use crate::progress::{ByteProgress, ProgressMode};
 use crate::report;
 use crate::target::ImagePath;
-use crate::text::size;
+use crate::text::parse_size;
 use draconis_access::messages::with_context;
 pub use draconis_access::mmp_claim::clear_mmp;
 
@@ -38,7 +38,7 @@ pub use draconis_access::mmp_claim::clear_mmp;
 #[derive(Debug, Clone, Default, Args)]
 pub struct VolumeArgs {
     /// Start of the volume in IMAGE, in bytes (suffixes K, M, G).
-    #[arg(long, value_name = "BYTES", value_parser = size, conflicts_with = "partition")]
+    #[arg(long, value_name = "BYTES", value_parser = parse_size, conflicts_with = "partition")]
     pub offset: Option<u64>,
     /// Use partition N of IMAGE, counted from 1.
     #[arg(long, value_name = "N")]
@@ -64,14 +64,14 @@ impl VolumeArgs {
 }
 
 /// Returns the files that a command reads with an image, which it must not overwrite.
-pub fn sources(image: &Path, place: &VolumeArgs) -> Sources {
-    let mut sources = Sources::of_image(image, &place.backing);
-    bucket::journal_file().iter().for_each(|file| sources.add(file));
+pub fn sources_to_protect(image: &Path, place: &VolumeArgs) -> ReadSources {
+    let mut sources = ReadSources::of_image(image, &place.backing);
+    bucket::cli_journal_file().iter().for_each(|file| sources.add(file));
     sources
 }
 
 /// Parses the name of a disk in a store, in a file or a bucket; `None` for other images.
-pub fn in_store(image: &Path) -> anyhow::Result<Option<StoreDiskName>> {
+pub fn parse_store_disk(image: &Path) -> anyhow::Result<Option<StoreDiskName>> {
     // An existing file of that name takes precedence.
     let Some(address) =
         bucket::bucket_url(image).filter(|_| std::fs::symlink_metadata(image).is_err())
@@ -88,7 +88,7 @@ pub fn in_store(image: &Path) -> anyhow::Result<Option<StoreDiskName>> {
 }
 
 /// Opens the store of a disk for writing, exclusively.
-pub fn open_exclusive_in(name: StoreDiskName) -> anyhow::Result<UnreadStoreDisk> {
+pub fn open_store_disk_exclusive(name: StoreDiskName) -> anyhow::Result<UnreadStoreDisk> {
     name.check_writable(true)?;
     let Some(address) = bucket::bucket_url(&name.store) else { return name.open_exclusive() };
     let (disk, claim) = bucket::start_disk_process(address, true)?;
@@ -96,27 +96,27 @@ pub fn open_exclusive_in(name: StoreDiskName) -> anyhow::Result<UnreadStoreDisk>
 }
 
 /// Opens the store of a disk for reading, shared with other readers.
-fn open_shared_in(name: StoreDiskName) -> anyhow::Result<UnreadStoreDisk> {
+fn open_store_disk_shared(name: StoreDiskName) -> anyhow::Result<UnreadStoreDisk> {
     let Some(address) = bucket::bucket_url(&name.store) else { return name.open_shared() };
     let (disk, claim) = bucket::start_disk_process(address, false)?;
     name.open_remote(disk, false, claim)
 }
 
 /// Opens an existing image for writing, exclusively.
-pub fn writable(image: &Path) -> anyhow::Result<UnreadImage> {
+pub fn open_writable(image: &Path) -> anyhow::Result<UnreadImage> {
     refuse_output(image, &[])?;
-    match in_store(image)? {
-        Some(name) => open_exclusive_in(name).map(UnreadImage::InStore),
-        None => by_path::writable(image),
+    match parse_store_disk(image)? {
+        Some(name) => open_store_disk_exclusive(name).map(UnreadImage::InStore),
+        None => by_path::open_writable(image),
     }
 }
 
 /// Opens an image for reading.
-pub fn readable(image: &Path) -> anyhow::Result<UnreadImage> {
+pub fn open_readable(image: &Path) -> anyhow::Result<UnreadImage> {
     refuse_output(image, &[])?;
-    match in_store(image)? {
-        Some(name) => open_shared_in(name).map(UnreadImage::InStore),
-        None => by_path::readable(image),
+    match parse_store_disk(image)? {
+        Some(name) => open_store_disk_shared(name).map(UnreadImage::InStore),
+        None => by_path::open_readable(image),
     }
 }
 
@@ -126,29 +126,29 @@ pub fn open(
     place: &VolumeArgs,
     extract_dir: Option<BorrowedFd<'_>>,
 ) -> anyhow::Result<VolumeTree> {
-    let disk = disk(image, place, extract_dir)?;
-    tree(image, disk)
+    let disk = open_disk_confined(image, place, extract_dir)?;
+    open_tree(image, disk)
 }
 
 /// Opens the volume on `disk`, which was located in `image`.
-pub fn tree(image: &Path, disk: Arc<dyn Disk>) -> anyhow::Result<VolumeTree> {
+pub fn open_tree(image: &Path, disk: Arc<dyn Disk>) -> anyhow::Result<VolumeTree> {
     let opened = volume::open_whole_disk(disk.clone(), &MountOptions::default());
     opened.map_err(|error| open_volume_error(image, &*disk, error))
 }
 
 /// Locates the volume in `image`, and confines this process. Afterwards it can read the image,
 /// write to open files, and create files below `beneath` if that is given.
-pub fn disk(
+pub fn open_disk_confined(
     image: &Path,
     place: &VolumeArgs,
     beneath: Option<BorrowedFd<'_>>,
 ) -> anyhow::Result<Arc<dyn Disk>> {
-    part(image, place, beneath).map(|part| part.disk)
+    locate_volume(image, place, beneath).map(|part| part.disk)
 }
 
 /// Locates the volume in `image` and confines this process, as [`disk`] does. Returns also the
 /// partition and the formats.
-pub fn part(
+pub fn locate_volume(
     image: &Path,
     place: &VolumeArgs,
     beneath: Option<BorrowedFd<'_>>,
@@ -159,10 +159,10 @@ pub fn part(
         Some(beneath) => SandboxProfile::Extractor { beneath },
         None => SandboxProfile::Reader,
     };
-    if let Some(name) = in_store(image)? {
-        let store = open_shared_in(name)?;
+    if let Some(name) = parse_store_disk(image)? {
+        let store = open_store_disk_shared(name)?;
         sandbox::confine(&profile, None)?;
-        let part = volume::locate(store.start()?, &[], &place.options());
+        let part = volume::locate_volume(store.start()?, &[], &place.options());
         return part.with_context(|| shown.to_string());
     }
     let file = File::open(image).with_context(|| shown.to_string())?;
@@ -183,12 +183,12 @@ pub fn part(
     let whole = start(file)?;
     let whole = match packed {
         Some(packed) if !is_seekable(whole.clone()).with_context(|| shown.to_string())? => {
-            let mut progress = Progress::unbounded(ProgressMode::Auto);
+            let mut progress = ByteProgress::unbounded(ProgressMode::Auto);
             start(packed.unpack(image, &mut |bytes| progress.add(bytes))?)?
         }
         _ => whole,
     };
-    let part = volume::locate(whole, &behind.start(), &place.options());
+    let part = volume::locate_volume(whole, &behind.start_disks(), &place.options());
     part.with_context(|| shown.to_string())
 }
 
@@ -199,17 +199,27 @@ pub fn confine_resizer() -> anyhow::Result<()> {
 }
 
 /// Confines this process to its open files.
-pub fn confine() -> anyhow::Result<()> {
+pub fn confine_to_open_files() -> anyhow::Result<()> {
     sandbox::confine(&SandboxProfile::Reader, None)?;
     Ok(())
 }
 
 /// Resolves a target; errors name the target.
-pub fn find(volume: &Volume, target: &ImagePath, follow: Follow) -> anyhow::Result<InodeNumber> {
+pub fn resolve_target(
+    volume: &Volume,
+    target: &ImagePath,
+    follow: Follow,
+) -> anyhow::Result<InodeNumber> {
     volume.resolve(volume.root(), &target.path, follow).map_err(|error| with_context(target, error))
 }
 
 /// Returns the names in a directory, sorted, without `.` and `..`. Reports damage and skips it.
-pub fn names(volume: &Volume, dir: InodeNumber, label: &str) -> anyhow::Result<Listing> {
-    draconis_access::listing::names(volume, dir, label, &mut |error| report::print_error(error))
+pub fn list_directory(
+    volume: &Volume,
+    dir: InodeNumber,
+    label: &str,
+) -> anyhow::Result<DirectoryListing> {
+    draconis_access::listing::list_directory(volume, dir, label, &mut |error| {
+        report::print_error(error)
+    })
 }

@@ -15,18 +15,18 @@ use std::collections::{HashMap, HashSet};
 use std::process::ExitCode;
 
 use anyhow::{anyhow, bail, ensure};
-use draconis_access::populate::{Source, TimestampPolicy};
+use draconis_access::populate::{PopulateSource, TimestampPolicy};
 use draconis_exchange::contract::{AttributeChange, FileType, SetTime};
 use draconis_ext::mkfs::{NodeId, NodeKind, TreeNode};
 use draconis_ext::{Error, Follow, Inode, InodeNumber, NewNode, Volume, XattrSet};
 
 use crate::edit::{OwnerArg, now_or_source_date, with_context};
-use crate::progress::{Progress, ProgressMode};
+use crate::progress::{ByteProgress, ProgressMode};
 use crate::report;
-use crate::text::{self, printable};
+use crate::text::{self, escape_control_chars};
 
 /// Size of one read and write, in bytes.
-const PIECE_BYTES: u64 = 1 << 20;
+const READ_CHUNK_BYTES: u64 = 1 << 20;
 
 /// Returns the timestamp rules for copied files.
 pub fn timestamp_policy() -> anyhow::Result<TimestampPolicy> {
@@ -48,7 +48,7 @@ pub struct ImportOptions {
 /// Copies `source` into a directory.
 pub fn import_tree(
     volume: &Volume,
-    source: &Source<'_>,
+    source: &PopulateSource<'_>,
     into: InodeNumber,
     label: String,
     how: ImportOptions,
@@ -57,8 +57,8 @@ pub fn import_tree(
     let graft =
         TreeImport { volume, source, into, label, owner, replace_kinds, protected: HashSet::new() };
     let done = graft.run(progress);
-    let faults = source.faults.texts();
-    report::notes(&faults);
+    let faults = source.faults.messages();
+    report::print_notes(&faults);
     done?;
     Ok(if faults.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
@@ -66,7 +66,7 @@ pub fn import_tree(
 /// Source and destination of a copy.
 pub struct TreeImport<'a> {
     pub volume: &'a Volume,
-    pub source: &'a Source<'a>,
+    pub source: &'a PopulateSource<'a>,
     /// Directory that becomes the root of the tree.
     pub into: InodeNumber,
     /// Path of the directory, for messages.
@@ -81,8 +81,8 @@ pub struct TreeImport<'a> {
 
 impl TreeImport<'_> {
     /// Returns the bytes of all files.
-    fn bytes(&self) -> u64 {
-        self.each().map(data_bytes).sum()
+    fn total_data_bytes(&self) -> u64 {
+        self.unique_nodes().map(data_bytes).sum()
     }
 
     /// Refuses contents that exceed the free space. This is an estimate: it ignores metadata and
@@ -90,7 +90,7 @@ impl TreeImport<'_> {
     fn check_space(&self) -> anyhow::Result<()> {
         let space = self.volume.space();
         let block = u64::from(space.block_bytes).max(1);
-        let blocks: u64 = self.each().map(|node| data_bytes(node).div_ceil(block)).sum();
+        let blocks: u64 = self.unique_nodes().map(|node| data_bytes(node).div_ceil(block)).sum();
         ensure!(
             blocks <= space.free_blocks,
             "{}: {} are needed and {} are free; remove something, or take a larger volume",
@@ -102,28 +102,30 @@ impl TreeImport<'_> {
     }
 
     /// Returns all nodes, each once.
-    fn each(&self) -> impl Iterator<Item = &TreeNode> {
+    fn unique_nodes(&self) -> impl Iterator<Item = &TreeNode> {
         self.source.nodes().map(|id| self.source.tree.node(id))
     }
 
     /// Copies the whole tree.
     pub fn run(&self, progress: ProgressMode) -> anyhow::Result<()> {
-        report::notes(&self.source.notes);
+        report::print_notes(&self.source.notes);
         self.check_space()?;
-        let outside = self.outside()?;
+        let outside = self.resolve_outside_links()?;
         // Keeps the inode of a link target alive if its only name is replaced.
         outside.values().for_each(|number| self.volume.add_user(*number));
-        let done = self.put(outside.clone(), progress);
+        let done = self.copy_tree(outside.clone(), progress);
         outside.values().for_each(|number| self.volume.remove_users(*number, 1));
         done
     }
 
     /// Resolves hard links to targets outside the source to inodes of the volume.
-    fn outside(&self) -> anyhow::Result<HashMap<NodeId, InodeNumber>> {
+    fn resolve_outside_links(&self) -> anyhow::Result<HashMap<NodeId, InodeNumber>> {
         let mut found = HashMap::new();
         for id in self.source.nodes() {
             let Some(target) = self.source.outside.get(&id) else { continue };
-            let link = || format!("{}: a hard link to {}", self.path(id, b""), printable(target));
+            let link = || {
+                format!("{}: a hard link to {}", self.path(id, b""), escape_control_chars(target))
+            };
             let number = match self.volume.resolve(self.into, target, Follow::No) {
                 Err(Error::NotFound | Error::NotADirectory) => {
                     bail!("{}, which is neither before it in the archive nor on the volume", link())
@@ -137,7 +139,7 @@ impl TreeImport<'_> {
         Ok(found)
     }
 
-    fn put(
+    fn copy_tree(
         &self,
         links: HashMap<NodeId, InodeNumber>,
         progress: ProgressMode,
@@ -149,14 +151,14 @@ impl TreeImport<'_> {
             entered: HashSet::from([self.into]),
             buffer: vec![],
             in_order: self.source.contents.is_sequential().then(Vec::new),
-            progress: &mut Progress::new(progress, self.bytes()),
+            progress: &mut ByteProgress::new(progress, self.total_data_bytes()),
         };
         let mut dirs = vec![(NodeId::ROOT, self.into)];
         let mut at = 0;
         while let Some((dir, number)) = dirs.get(at).copied() {
             at += 1;
             for (name, id) in self.source.tree.names(dir) {
-                let made = run.entry(number, name, id);
+                let made = run.copy_entry(number, name, id);
                 let made = made.map_err(|error| self.with_context(dir, name, error))?;
                 if matches!(self.source.tree.node(id).kind_data, NodeKind::Directory) {
                     run.entered.insert(made);
@@ -165,12 +167,12 @@ impl TreeImport<'_> {
             }
         }
         for (_, id, number) in run.take_streamed_files() {
-            let done = run.fill(number, self.source.tree.node(id));
+            let done = run.write_contents_and_attributes(number, self.source.tree.node(id));
             done.map_err(|error| self.with_context(id, b"", error))?;
         }
         for (id, number) in dirs.into_iter().rev() {
             if !self.source.implied_dirs.contains(&id) {
-                let done = run.finish(number, self.source.tree.node(id));
+                let done = run.set_attributes(number, self.source.tree.node(id));
                 done.map_err(|error| self.with_context(id, b"", error))?;
             }
         }
@@ -187,7 +189,7 @@ impl TreeImport<'_> {
 
     fn path(&self, dir: NodeId, name: &[u8]) -> String {
         let above = self.source.tree.path(dir);
-        let path = format!("{}/{}", above.trim_end_matches('/'), printable(name));
+        let path = format!("{}/{}", above.trim_end_matches('/'), escape_control_chars(name));
         format!("{}{}", self.label.trim_end_matches('/'), path.trim_end_matches('/'))
     }
 }
@@ -210,12 +212,17 @@ struct ImportRun<'a> {
     buffer: Vec<u8>,
     /// Files whose contents are written later, in source order.
     in_order: Option<Vec<(u64, NodeId, InodeNumber)>>,
-    progress: &'a mut Progress,
+    progress: &'a mut ByteProgress,
 }
 
 impl ImportRun<'_> {
     /// Creates or links `name` in `dir` for a node, and returns its inode.
-    fn entry(&mut self, dir: InodeNumber, name: &[u8], id: NodeId) -> anyhow::Result<InodeNumber> {
+    fn copy_entry(
+        &mut self,
+        dir: InodeNumber,
+        name: &[u8],
+        id: NodeId,
+    ) -> anyhow::Result<InodeNumber> {
         let volume = self.import.volume;
         let node = self.import.source.tree.node(id);
         let is_dir = matches!(node.kind_data, NodeKind::Directory);
@@ -246,7 +253,7 @@ impl ImportRun<'_> {
             self.created.insert(made, id);
             match (&node.kind_data, &mut self.in_order) {
                 (NodeKind::File { source, .. }, Some(later)) => later.push((*source, id, made)),
-                _ => self.fill(made, node)?,
+                _ => self.write_contents_and_attributes(made, node)?,
             }
         }
         Ok(made)
@@ -260,11 +267,15 @@ impl ImportRun<'_> {
     }
 
     /// Writes contents and attributes of a node that is no directory.
-    fn fill(&mut self, made: InodeNumber, node: &TreeNode) -> anyhow::Result<()> {
+    fn write_contents_and_attributes(
+        &mut self,
+        made: InodeNumber,
+        node: &TreeNode,
+    ) -> anyhow::Result<()> {
         if let NodeKind::File { data, source, .. } = &node.kind_data {
-            self.contents(made, *source, data)?;
+            self.write_file_data(made, *source, data)?;
         }
-        self.finish(made, node)
+        self.set_attributes(made, node)
     }
 
     /// Returns the directory that a symbolic link leads to, if it leads to one.
@@ -336,7 +347,7 @@ impl ImportRun<'_> {
     }
 
     /// Writes the data of a file; holes stay holes.
-    fn contents(
+    fn write_file_data(
         &mut self,
         number: InodeNumber,
         source: u64,
@@ -345,7 +356,7 @@ impl ImportRun<'_> {
         for (start, end) in data {
             let mut at = *start;
             while at < *end {
-                let len = (end - at).min(PIECE_BYTES);
+                let len = (end - at).min(READ_CHUNK_BYTES);
                 self.buffer.resize(len as usize, 0);
                 self.import.source.contents.read(source, at, &mut self.buffer)?;
                 write_all(self.import.volume, number, at, &self.buffer)?;
@@ -357,11 +368,11 @@ impl ImportRun<'_> {
     }
 
     /// Sets the attributes, in an order in which none undoes another.
-    fn finish(&self, number: InodeNumber, node: &TreeNode) -> anyhow::Result<()> {
+    fn set_attributes(&self, number: InodeNumber, node: &TreeNode) -> anyhow::Result<()> {
         let volume = self.import.volume;
         for (name, value) in node.attributes() {
             volume.set_xattr(number, &name, &value, XattrSet::Any, false).map_err(|error| {
-                with_context(&format!("the attribute {}", printable(&name)), error)
+                with_context(&format!("the attribute {}", escape_control_chars(&name)), error)
             })?;
         }
         let new = self.new_node(node);
@@ -370,7 +381,7 @@ impl ImportRun<'_> {
             NodeKind::File { size_bytes, data, source } => {
                 let written = data.last().map_or(0, |(_, end)| *end);
                 // A file that became shorter while it was read ends where reading ended.
-                let read = self.import.source.faults.len_bytes(*source);
+                let read = self.import.source.faults.shortened_len_bytes(*source);
                 let size_bytes = read.unwrap_or(*size_bytes);
                 (written != size_bytes).then_some(size_bytes)
             }

@@ -5,22 +5,22 @@ use log::{LevelFilter, Log, Metadata, Record};
 
 use crate::report;
 
-struct Lines;
+struct StderrLogger;
 
 /// Starts logging: errors and warnings, more with `verbose`.
-pub fn start(verbose: u8) {
+pub fn init_logging(verbose: u8) {
     let level = match verbose {
         0 => LevelFilter::Warn,
         1 => LevelFilter::Info,
         2 => LevelFilter::Debug,
         _ => LevelFilter::Trace,
     };
-    if log::set_logger(&Lines).is_ok() {
+    if log::set_logger(&StderrLogger).is_ok() {
         log::set_max_level(level);
     }
 }
 
-impl Log for Lines {
+impl Log for StderrLogger {
     fn enabled(&self, metadata: &Metadata<'_>) -> bool {
         // Messages of other crates appear only at trace level.
         metadata.target().starts_with("draconis") || log::max_level() == LevelFilter::Trace

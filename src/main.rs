@@ -34,7 +34,7 @@ fn exit_with_usage_error(mut error: clap::Error) -> ! {
     use clap::error::{ContextKind, ContextValue, ErrorKind};
     if error.kind() == ErrorKind::InvalidSubcommand
         && let Some(ContextValue::String(name)) = error.get(ContextKind::InvalidSubcommand)
-        && let Some(hint) = cli::hint(name)
+        && let Some(hint) = cli::suggest_command(name)
     {
         error.remove(ContextKind::SuggestedSubcommand);
         error.insert(ContextKind::Suggested, ContextValue::StyledStrs(vec![hint.into()]));
@@ -43,18 +43,18 @@ fn exit_with_usage_error(mut error: clap::Error) -> ! {
 }
 
 fn main() -> ExitCode {
-    let arguments = mount_helper::command_line(std::env::args_os());
+    let arguments = mount_helper::translate_mount_helper_args(std::env::args_os());
     let cli =
         cli::Cli::try_parse_from(arguments).unwrap_or_else(|error| exit_with_usage_error(error));
-    logging::start(cli.verbose);
-    bucket::init(&cli.bucket);
+    logging::init_logging(cli.verbose);
+    bucket::set_cli_options(&cli.bucket);
     let done = cli.command.run();
-    bucket::finish();
+    bucket::close_open_buckets();
     match done {
         Ok(code) => code,
         Err(error) => match error.downcast::<clap::Error>() {
             Ok(usage) => usage.format(&mut cli::Cli::command()).exit(),
-            Err(error) => report::end_failed(&error, 1),
+            Err(error) => report::report_failure(&error, 1),
         },
     }
 }

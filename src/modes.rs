@@ -4,8 +4,8 @@
 //!   u+rwX,g=u,o-t      who: u g o a     do: + - =     permissions: r w x X s t, or u g o
 //! ```
 
-const ALL: u32 = 0o7777;
-const SET_IDS: u32 = 0o6000;
+const ALL_MODE_BITS: u32 = 0o7777;
+const SETUID_SETGID_BITS: u32 = 0o6000;
 
 /// A parsed change of a mode.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -27,7 +27,7 @@ pub struct ModeClause {
     /// Bits of the named classes; 0 if none is named.
     who: u32,
     what: ModeOp,
-    permissions: Permissions,
+    permissions: PermissionSource,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -38,7 +38,7 @@ enum ModeOp {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Permissions {
+enum PermissionSource {
     /// Bits for all classes; `search` adds `x` to directories, and to files that have any `x`.
     Bits { bits: u32, search: bool },
     /// Copy of the bits of owner, group or others, given as a shift.
@@ -51,22 +51,22 @@ impl std::str::FromStr for ModeChange {
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let wrong = || format!("{text}: not a mode such as 644, u+x or go=r");
         if text.bytes().all(|byte| byte.is_ascii_digit()) {
-            let bits = u32::from_str_radix(text, 8).ok().filter(|bits| *bits <= ALL);
+            let bits = u32::from_str_radix(text, 8).ok().filter(|bits| *bits <= ALL_MODE_BITS);
             return Ok(Self::To { bits: bits.ok_or_else(wrong)?, whole: text.len() > 4 });
         }
         let mut steps = vec![];
         for clause in text.split(',') {
-            clause_steps(clause.as_bytes(), &mut steps).ok_or_else(wrong)?;
+            parse_clause(clause.as_bytes(), &mut steps).ok_or_else(wrong)?;
         }
         Ok(Self::Steps(steps))
     }
 }
 
 /// Parses the operators of one clause.
-fn clause_steps(clause: &[u8], steps: &mut Vec<ModeClause>) -> Option<()> {
+fn parse_clause(clause: &[u8], steps: &mut Vec<ModeClause>) -> Option<()> {
     let start = clause.iter().position(|byte| matches!(byte, b'+' | b'-' | b'='))?;
     let (who, mut rest) = clause.split_at(start);
-    let who = who.iter().try_fold(0, |bits, who| Some(bits | who_bits(*who)?))?;
+    let who = who.iter().try_fold(0, |bits, who| Some(bits | class_bits(*who)?))?;
     while let Some((what, after)) = rest.split_first() {
         let what = match what {
             b'+' => ModeOp::Add,
@@ -75,30 +75,30 @@ fn clause_steps(clause: &[u8], steps: &mut Vec<ModeClause>) -> Option<()> {
         };
         let end = after.iter().position(|byte| matches!(byte, b'+' | b'-' | b'='));
         let (letters, next) = after.split_at(end.unwrap_or(after.len()));
-        steps.push(ModeClause { who, what, permissions: permissions(letters)? });
+        steps.push(ModeClause { who, what, permissions: parse_permissions(letters)? });
         rest = next;
     }
     Some(())
 }
 
-fn who_bits(who: u8) -> Option<u32> {
+fn class_bits(who: u8) -> Option<u32> {
     Some(match who {
         b'u' => 0o4700,
         b'g' => 0o2070,
         b'o' => 0o1007,
-        b'a' => ALL,
+        b'a' => ALL_MODE_BITS,
         _ => return None,
     })
 }
 
-fn permissions(letters: &[u8]) -> Option<Permissions> {
+fn parse_permissions(letters: &[u8]) -> Option<PermissionSource> {
     if let [letter @ (b'u' | b'g' | b'o')] = letters {
         let shift = match letter {
             b'u' => 6,
             b'g' => 3,
             _ => 0,
         };
-        return Some(Permissions::Copy { shift });
+        return Some(PermissionSource::Copy { shift });
     }
     let (mut bits, mut search) = (0, false);
     for letter in letters {
@@ -107,20 +107,20 @@ fn permissions(letters: &[u8]) -> Option<Permissions> {
             b'w' => bits |= 0o222,
             b'x' => bits |= 0o111,
             b'X' => search = true,
-            b's' => bits |= SET_IDS,
+            b's' => bits |= SETUID_SETGID_BITS,
             b't' => bits |= 0o1000,
             _ => return None,
         }
     }
-    Some(Permissions::Bits { bits, search })
+    Some(PermissionSource::Bits { bits, search })
 }
 
 impl ModeChange {
     /// Returns the changed mode; `umask` applies to clauses that name no class.
     pub fn apply(&self, old: u32, is_dir: bool, umask: u32) -> u32 {
-        let old = old & ALL;
+        let old = old & ALL_MODE_BITS;
         match self {
-            Self::To { bits, whole } if is_dir && !whole => bits | old & SET_IDS,
+            Self::To { bits, whole } if is_dir && !whole => bits | old & SETUID_SETGID_BITS,
             Self::To { bits, .. } => *bits,
             Self::Steps(steps) => {
                 steps.iter().fold(old, |mode, step| step.apply(mode, is_dir, umask))
@@ -132,21 +132,21 @@ impl ModeChange {
 impl ModeClause {
     fn apply(&self, old: u32, is_dir: bool, umask: u32) -> u32 {
         let (bits, named) = match self.permissions {
-            Permissions::Copy { shift } => ((old >> shift & 7) * 0o111, 0),
-            Permissions::Bits { bits, search } => {
+            PermissionSource::Copy { shift } => ((old >> shift & 7) * 0o111, 0),
+            PermissionSource::Bits { bits, search } => {
                 let execute = search && (is_dir || old & 0o111 != 0);
-                (bits | if execute { 0o111 } else { 0 }, bits & SET_IDS)
+                (bits | if execute { 0o111 } else { 0 }, bits & SETUID_SETGID_BITS)
             }
         };
-        let about = if self.who == 0 { ALL & !umask } else { self.who };
+        let about = if self.who == 0 { ALL_MODE_BITS & !umask } else { self.who };
         let bits = bits & about;
         match self.what {
             ModeOp::Add => old | bits,
             ModeOp::Remove => old & !bits,
             ModeOp::Set => {
                 // Directories lose setuid and setgid only if these are named.
-                let kept = if is_dir { SET_IDS & !named } else { 0 };
-                let cleared = if self.who == 0 { ALL } else { self.who };
+                let kept = if is_dir { SETUID_SETGID_BITS & !named } else { 0 };
+                let cleared = if self.who == 0 { ALL_MODE_BITS } else { self.who };
                 old & (!cleared | kept) | bits
             }
         }
@@ -159,7 +159,7 @@ mod tests {
 
     /// Results of GNU `chmod`.
     #[test]
-    fn modes_change_as_with_chmod() {
+    fn modes_change_like_chmod() {
         for (text, old, is_dir, new) in [
             ("644", 0o4755, false, 0o644),
             ("0", 0o755, false, 0),
@@ -192,14 +192,14 @@ mod tests {
 
     /// Compares random changes with the system's `chmod`.
     #[test]
-    fn chmod_itself_agrees() {
+    fn results_match_chmod() {
         use std::os::unix::fs::PermissionsExt;
         let top = std::env::temp_dir().join(format!("draconis-modes-{}", std::process::id()));
         let (file, dir) = (top.join("file"), top.join("dir"));
         std::fs::create_dir_all(&dir).unwrap();
         std::fs::write(&file, b"").unwrap();
         let mut random = draconis_device::Random::new(7);
-        let mut below = |limit: usize| random.below(limit as u64) as usize;
+        let mut below = |limit: usize| random.next_below(limit as u64) as usize;
         let mut clause = || {
             let mut text = String::new();
             let who = ["", "u", "g", "o", "a", "ug", "go", "uo"];
@@ -219,10 +219,10 @@ mod tests {
                 // Some systems do not let a user set every bit.
                 let mode = std::fs::Permissions::from_mode(old & !0o2000 | 0o600);
                 std::fs::set_permissions(path, mode).unwrap();
-                let old = std::fs::metadata(path).unwrap().permissions().mode() & ALL;
+                let old = std::fs::metadata(path).unwrap().permissions().mode() & ALL_MODE_BITS;
                 let script = format!("umask 027; chmod -- '{text}' {}", path.display());
                 let _ = std::process::Command::new("sh").args(["-c", &script]).output().unwrap();
-                let new = std::fs::metadata(path).unwrap().permissions().mode() & ALL;
+                let new = std::fs::metadata(path).unwrap().permissions().mode() & ALL_MODE_BITS;
                 let ours = text.parse::<ModeChange>().unwrap().apply(old, is_dir, 0o027);
                 assert_eq!(ours, new, "{text} of {old:o}, directory {is_dir}: {ours:o}, {new:o}");
             }
@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_mode_is_refused() {
+    fn invalid_modes_are_refused() {
         for wrong in ["", "8", "10000", "u", "u+q", "z+x", "u+x,", "u+ug", "rw"] {
             assert!(wrong.parse::<ModeChange>().is_err(), "{wrong}");
         }

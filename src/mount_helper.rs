@@ -9,16 +9,17 @@ use crate::cli::Cli;
 
 /// Names of the helper for the types `fuse.draconis`, `fuseblk.draconis` and
 /// `draconis`.
-const HELPERS: [&str; 3] = ["mount.fuse.draconis", "mount.fuseblk.draconis", "mount.draconis"];
+const MOUNT_HELPER_NAMES: [&str; 3] =
+    ["mount.fuse.draconis", "mount.fuseblk.draconis", "mount.draconis"];
 
 /// Translates a call by mount(8) into `draconis mount`; leaves other calls unchanged. mount(8)
 /// calls `mount.fuse.draconis IMAGE DIR [-sfnv] [-o OPTIONS] [-t TYPE]`, or through mount.fuse3
 /// `draconis IMAGE DIR -o OPTIONS`.
-pub fn command_line(arguments: impl Iterator<Item = OsString>) -> Vec<OsString> {
+pub fn translate_mount_helper_args(arguments: impl Iterator<Item = OsString>) -> Vec<OsString> {
     let arguments: Vec<OsString> = arguments.collect();
     let called = arguments.first().and_then(|name| Path::new(name).file_name());
     let called = called.and_then(OsStr::to_str).unwrap_or_default();
-    if !HELPERS.contains(&called) && !names_image_and_dir(&arguments) {
+    if !MOUNT_HELPER_NAMES.contains(&called) && !is_mount_helper_call(&arguments) {
         return arguments;
     }
     let mut translated: Vec<OsString> = vec!["draconis".into(), "mount".into()];
@@ -35,7 +36,7 @@ pub fn command_line(arguments: impl Iterator<Item = OsString>) -> Vec<OsString> 
 }
 
 /// Returns true for `IMAGE DIR -o OPTIONS` without a command.
-fn names_image_and_dir(arguments: &[OsString]) -> bool {
+fn is_mount_helper_call(arguments: &[OsString]) -> bool {
     let [_, image, dir, option, _] = arguments else { return false };
     let is_command = |name: &OsStr| {
         let name = name.to_str().unwrap_or_default();
@@ -50,10 +51,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_mount_helper_understands_what_mount_says() {
+    fn mount_helper_arguments_are_translated() {
         let helped = |line: &str| {
             let arguments = line.split(' ').map(OsString::from);
-            command_line(arguments).join(" ".as_ref()).into_string().unwrap()
+            translate_mount_helper_args(arguments).join(" ".as_ref()).into_string().unwrap()
         };
         assert_eq!(
             helped("/sbin/mount.fuse.draconis a.img /mnt -n -o ro,noatime -t fuse.draconis"),

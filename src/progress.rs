@@ -18,12 +18,12 @@ pub enum ProgressMode {
 }
 
 /// Delay before the bar appears.
-const SHOW_AFTER: Duration = Duration::from_secs(2);
+const SHOW_DELAY: Duration = Duration::from_secs(2);
 /// Bytes between two looks at the clock.
-const STEP_BYTES: u64 = 1 << 20;
+const CLOCK_CHECK_BYTES: u64 = 1 << 20;
 
 /// A progress bar that counts bytes.
-pub struct Progress {
+pub struct ByteProgress {
     bar: ProgressBar,
     /// Time at which the bar appears; `None` once it has, or if it never will.
     due: Option<Instant>,
@@ -31,19 +31,19 @@ pub struct Progress {
     reported_bytes: u64,
 }
 
-impl Progress {
+impl ByteProgress {
     /// Creates a bar for `total_bytes`.
     pub fn new(when: ProgressMode, total_bytes: u64) -> Self {
         let template = "{bar:32} {bytes} of {total_bytes}, {bytes_per_sec}, {eta} left";
-        Self::with(when, Some(total_bytes), template)
+        Self::with_template(when, Some(total_bytes), template)
     }
 
     /// Creates a counter for an unknown number of bytes.
     pub fn unbounded(when: ProgressMode) -> Self {
-        Self::with(when, None, "{bytes}, {bytes_per_sec}")
+        Self::with_template(when, None, "{bytes}, {bytes_per_sec}")
     }
 
-    fn with(when: ProgressMode, total_bytes: Option<u64>, template: &str) -> Self {
+    fn with_template(when: ProgressMode, total_bytes: Option<u64>, template: &str) -> Self {
         let shown = match when {
             ProgressMode::Always => true,
             ProgressMode::Never => false,
@@ -53,14 +53,14 @@ impl Progress {
         if let Ok(style) = ProgressStyle::with_template(template) {
             bar.set_style(style);
         }
-        let wait = if when == ProgressMode::Always { Duration::ZERO } else { SHOW_AFTER };
+        let wait = if when == ProgressMode::Always { Duration::ZERO } else { SHOW_DELAY };
         Self { bar, due: shown.then(|| Instant::now() + wait), done_bytes: 0, reported_bytes: 0 }
     }
 
     /// Counts `bytes` more.
     pub fn add(&mut self, bytes: u64) {
         self.done_bytes += bytes;
-        if self.done_bytes - self.reported_bytes < STEP_BYTES {
+        if self.done_bytes - self.reported_bytes < CLOCK_CHECK_BYTES {
             return;
         }
         self.reported_bytes = self.done_bytes;
@@ -72,7 +72,7 @@ impl Progress {
     }
 }
 
-impl Drop for Progress {
+impl Drop for ByteProgress {
     fn drop(&mut self) {
         self.bar.finish_and_clear();
     }

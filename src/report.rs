@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use draconis_access::messages::{DAMAGE_HINT, split_message};
 
 /// Exit status of a program that SIGPIPE killed.
-const OUTPUT_CLOSED: u8 = 128 + 13;
+const EXIT_OUTPUT_CLOSED: u8 = 128 + 13;
 
 /// Writes a line to standard output.
 ///
@@ -40,16 +40,16 @@ pub fn print_error(error: &anyhow::Error) {
 
 /// Ends a failed command: prints the error and returns `status`. Prints nothing if the reader
 /// closed the output.
-pub fn end_failed(error: &anyhow::Error, status: u8) -> ExitCode {
+pub fn report_failure(error: &anyhow::Error, status: u8) -> ExitCode {
     if is_broken_pipe(error) {
-        return ExitCode::from(OUTPUT_CLOSED);
+        return ExitCode::from(EXIT_OUTPUT_CLOSED);
     }
     print_error(error);
     ExitCode::from(status)
 }
 
 /// Prints notes for the user.
-pub fn notes(notes: &[String]) {
+pub fn print_notes(notes: &[String]) {
     notes.iter().for_each(|note| warn_line(format_args!("draconis: {note}")));
 }
 

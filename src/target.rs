@@ -4,10 +4,10 @@ use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::PathBuf;
 
-pub use draconis_access::listing::join;
+pub use draconis_access::listing::join_path;
 
 /// Schemes of bucket URLs.
-const SCHEMES: &[&str] = &["s3", "gs", "az", "file"];
+const BUCKET_URL_SCHEMES: &[&str] = &["s3", "gs", "az", "file"];
 
 /// An image and a path in its volume.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -26,7 +26,7 @@ impl ImagePath {
         let is_of = |scheme: &&&str| {
             bytes.strip_prefix(scheme.as_bytes()).is_some_and(|rest| rest.starts_with(b"://"))
         };
-        let skip = SCHEMES.iter().find(is_of).map_or(0, |scheme| scheme.len() + 1);
+        let skip = BUCKET_URL_SCHEMES.iter().find(is_of).map_or(0, |scheme| scheme.len() + 1);
         let rest = bytes.get(skip..).unwrap_or_default();
         let (image, path) = match rest.windows(2).position(|pair| pair == b":/") {
             Some(colon) => bytes.split_at(skip + colon),
@@ -68,7 +68,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn images_and_paths() {
+    fn targets_split_into_image_and_path() {
         for (text, image, path, name) in [
             ("disk.img", "disk.img", "/", ""),
             ("disk.img:", "disk.img", "/", ""),

@@ -2,19 +2,19 @@
 
 use std::io::{self, IsTerminal, Write};
 
-pub use draconis_access::messages::{format_bytes, printable};
+pub use draconis_access::messages::{escape_control_chars, format_bytes};
 use draconis_exchange::contract::{FileType, Time};
 use jiff::tz::TimeZone;
 use jiff::{Timestamp, civil};
 
 /// Parses a size for clap.
-pub fn size(text: &str) -> Result<u64, String> {
+pub fn parse_size(text: &str) -> Result<u64, String> {
     draconis_service::options::parse_size(text)
         .ok_or_else(|| "not a size such as 4096, 64K or 1G".to_string())
 }
 
 /// Formats a UUID.
-pub fn uuid(bytes: [u8; 16]) -> String {
+pub fn format_uuid(bytes: [u8; 16]) -> String {
     let hex: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
     [&hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..]].join("-")
 }
@@ -25,7 +25,7 @@ pub fn pluralize(n: u64, one: &str, many: &str) -> String {
 }
 
 /// Formats a mode as `ls -l` does: `drwxr-xr-x`.
-pub fn mode(mode: u32) -> String {
+pub fn format_mode(mode: u32) -> String {
     let kind = match FileType::from_mode(mode) {
         Some(FileType::Directory) => 'd',
         Some(FileType::CharDevice) => 'c',
@@ -54,7 +54,7 @@ pub fn mode(mode: u32) -> String {
 }
 
 /// Returns the name of a file type, as `stat` shows it.
-pub fn kind(kind: FileType) -> &'static str {
+pub fn file_type_name(kind: FileType) -> &'static str {
     match kind {
         FileType::File => "regular file",
         FileType::Directory => "directory",
@@ -67,26 +67,26 @@ pub fn kind(kind: FileType) -> &'static str {
 }
 
 /// Formats times in the local time zone, which must be loaded before the process is confined.
-pub struct Clock(TimeZone);
+pub struct TimeFormatter(TimeZone);
 
-impl Clock {
+impl TimeFormatter {
     /// Loads the time zone.
     pub fn new() -> Self {
         Self(TimeZone::system())
     }
 
     /// Formats `2026-11-20 23:36`.
-    pub fn minute(&self, time: Time) -> String {
+    pub fn format_to_minute(&self, time: Time) -> String {
         self.format(time, "%Y-%m-%d %H:%M")
     }
 
     /// Formats `2026-11-20 23:36:01.123456789 +0100`.
-    pub fn precise(&self, time: Time) -> String {
+    pub fn format_to_nanosecond(&self, time: Time) -> String {
         self.format(time, "%Y-%m-%d %H:%M:%S.%9f %z")
     }
 
     /// Formats `Fri Nov 20 23:36:01 2026`, as ctime(3) does.
-    pub fn ctime(&self, time: Time) -> String {
+    pub fn format_ctime(&self, time: Time) -> String {
         self.format(time, "%a %b %e %H:%M:%S %Y")
     }
 
@@ -101,7 +101,7 @@ impl Clock {
 
 /// Parses a time: `2026-11-20`, `2026-11-20 23:36:01.5`, with a time zone or in the local one, or
 /// `@SECONDS`.
-pub fn time(text: &str) -> Result<Time, String> {
+pub fn parse_time(text: &str) -> Result<Time, String> {
     let wrong = |_| format!("{text}: not a time such as 2026-11-20 23:36 or @1795304161");
     if let Some(seconds) = text.strip_prefix('@') {
         let (whole, fraction) = seconds.split_once('.').unwrap_or((seconds, ""));
@@ -128,7 +128,7 @@ pub fn time(text: &str) -> Result<Time, String> {
 
 /// Parses a local time in digits, as tune2fs does: `20261120`, then optionally two digits each for
 /// hours, minutes and seconds.
-pub fn time_in_digits(text: &str) -> Option<Time> {
+pub fn parse_compact_time(text: &str) -> Option<Time> {
     if !matches!(text.len(), 8 | 10 | 12 | 14) || !text.bytes().all(|byte| byte.is_ascii_digit()) {
         return None;
     }
@@ -139,12 +139,12 @@ pub fn time_in_digits(text: &str) -> Option<Time> {
 
 /// Standard output. Names are written as they are, but escaped on a terminal: a name may contain
 /// any byte but slash and NUL.
-pub struct Output {
+pub struct EscapingOutput {
     out: io::BufWriter<io::StdoutLock<'static>>,
     terminal: bool,
 }
 
-impl Output {
+impl EscapingOutput {
     /// Locks standard output.
     pub fn new() -> Self {
         let out = io::stdout();
@@ -153,16 +153,16 @@ impl Output {
     }
 
     /// Writes a name.
-    pub fn name(&mut self, name: &[u8]) -> io::Result<()> {
+    pub fn write_name(&mut self, name: &[u8]) -> io::Result<()> {
         if self.terminal {
-            self.out.write_all(printable(name).as_bytes())
+            self.out.write_all(escape_control_chars(name).as_bytes())
         } else {
             self.out.write_all(name)
         }
     }
 }
 
-impl Write for Output {
+impl Write for EscapingOutput {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         self.out.write(bytes)
     }
@@ -177,7 +177,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn modes_as_ls_writes_them() {
+    fn modes_are_formatted_as_by_ls() {
         for (bits, text) in [
             (0o040755, "drwxr-xr-x"),
             (0o100644, "-rw-r--r--"),
@@ -186,33 +186,33 @@ mod tests {
             (0o041777, "drwxrwxrwt"),
             (0o120777, "lrwxrwxrwx"),
         ] {
-            assert_eq!(mode(bits), text);
+            assert_eq!(format_mode(bits), text);
         }
     }
 
     #[test]
-    fn times_are_read_as_they_are_written() {
+    fn times_round_trip() {
         let at = |seconds, nanoseconds| Ok(Time { seconds, nanoseconds });
-        assert_eq!(time("@12"), at(12, 0));
-        assert_eq!(time("@-1.25"), at(-2, 750_000_000));
-        assert_eq!(time("1970-01-02T00:00:00.5Z"), at(86_400, 500_000_000));
-        assert_eq!(time("1969-12-31T23:59:59.5Z"), at(-1, 500_000_000));
-        assert!(time("2026-11-20").is_ok() && time("2026-11-20 23:36").is_ok());
+        assert_eq!(parse_time("@12"), at(12, 0));
+        assert_eq!(parse_time("@-1.25"), at(-2, 750_000_000));
+        assert_eq!(parse_time("1970-01-02T00:00:00.5Z"), at(86_400, 500_000_000));
+        assert_eq!(parse_time("1969-12-31T23:59:59.5Z"), at(-1, 500_000_000));
+        assert!(parse_time("2026-11-20").is_ok() && parse_time("2026-11-20 23:36").is_ok());
         for wrong in ["", "@", "@x", "soon", "2026-13-01", "@9223372036854775808"] {
-            assert!(time(wrong).is_err(), "{wrong}");
+            assert!(parse_time(wrong).is_err(), "{wrong}");
         }
     }
 
     #[test]
-    fn times_outside_the_calendar_are_numbers() {
-        let clock = Clock(TimeZone::UTC);
-        assert_eq!(clock.minute(Time { seconds: 0, nanoseconds: 0 }), "1970-01-01 00:00");
+    fn times_outside_calendar_are_formatted_as_numbers() {
+        let clock = TimeFormatter(TimeZone::UTC);
+        assert_eq!(clock.format_to_minute(Time { seconds: 0, nanoseconds: 0 }), "1970-01-01 00:00");
         assert_eq!(
-            clock.precise(Time { seconds: -1, nanoseconds: 5 }),
+            clock.format_to_nanosecond(Time { seconds: -1, nanoseconds: 5 }),
             "1969-12-31 23:59:59.000000005 +0000"
         );
         assert_eq!(
-            clock.minute(Time { seconds: i64::MAX, nanoseconds: 0 }),
+            clock.format_to_minute(Time { seconds: i64::MAX, nanoseconds: 0 }),
             format!("@{}", i64::MAX)
         );
     }

@@ -9,13 +9,13 @@ use std::process::Command;
 use common::Draconis;
 
 /// A volume and a host directory with the same files.
-struct Pair {
+struct VolumeAndHostDir {
     draconis: Draconis,
     image: PathBuf,
     dir: PathBuf,
 }
 
-fn shell(dir: &Path, script: &str) {
+fn run_shell(dir: &Path, script: &str) {
     let output = Command::new("bash").args(["-euc", script]).current_dir(dir).output().unwrap();
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{script}: {said}");
@@ -36,149 +36,151 @@ fn tree_at(dir: &Path) -> BTreeMap<String, String> {
     found
 }
 
-impl Pair {
+impl VolumeAndHostDir {
     /// Creates both with the files of a script.
     fn new(script: &str) -> Self {
         let draconis = Draconis::new();
         let (image, dir) = (draconis.path("image"), draconis.make_dir("dir"));
-        shell(&dir, script);
-        draconis.ok(["format", "-t", "ext4", image.to_str().unwrap(), "16M"]);
+        run_shell(&dir, script);
+        draconis.run_ok(["format", "-t", "ext4", image.to_str().unwrap(), "16M"]);
         let pair = Self { draconis, image, dir };
         let source = format!("{}/.", pair.dir.display());
-        pair.draconis.ok(["put", "-r", &source, pair.at("/").as_str()]);
+        pair.draconis.run_ok(["put", "-r", &source, pair.target("/").as_str()]);
         pair
     }
 
-    fn at(&self, path: &str) -> String {
+    fn target(&self, path: &str) -> String {
         format!("{}:{path}", self.image.display())
     }
 
     /// Creates an archive of the files that a script creates in an empty directory.
-    fn archive(&self, script: &str, arguments: &str) -> PathBuf {
+    fn make_archive(&self, script: &str, arguments: &str) -> PathBuf {
         let archive = self.draconis.path("archive.tar");
         let from = tempfile::tempdir().unwrap();
-        shell(from.path(), script);
-        shell(from.path(), &format!("tar -cf {} {arguments}", archive.display()));
+        run_shell(from.path(), script);
+        run_shell(from.path(), &format!("tar -cf {} {arguments}", archive.display()));
         archive
     }
 
-    fn check(&self) {
+    fn run_e2fsck(&self) {
         let output = Command::new("e2fsck").arg("-fn").arg(&self.image).output().unwrap();
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
     }
 
-    fn tree(&self) -> BTreeMap<String, String> {
+    fn list_tree(&self) -> BTreeMap<String, String> {
         let into = tempfile::tempdir().unwrap();
         let (image, into_path) = (self.image.display(), into.path().display());
         let program = env!("CARGO_BIN_EXE_draconis");
-        shell(into.path(), &format!("'{program}' tar {image} | tar -C {into_path} -xp"));
+        run_shell(into.path(), &format!("'{program}' tar {image} | tar -C {into_path} -xp"));
         tree_at(into.path())
     }
 
     /// Extracts an archive into both, and compares them.
-    fn unpack(&self, archive: &Path) {
+    fn unpack_and_compare(&self, archive: &Path) {
         let file = archive.to_str().unwrap();
         let tar = "tar --keep-directory-symlink --warning=none -xpf";
-        shell(&self.dir, &format!("{tar} {file}"));
-        self.draconis.ok(["untar", "-f", file, self.image.to_str().unwrap()]);
-        self.check();
-        assert_eq!(self.tree(), tree_at(&self.dir));
+        run_shell(&self.dir, &format!("{tar} {file}"));
+        self.draconis.run_ok(["untar", "-f", file, self.image.to_str().unwrap()]);
+        self.run_e2fsck();
+        assert_eq!(self.list_tree(), tree_at(&self.dir));
     }
 
     /// Extracts an archive that must be refused without changing anything.
-    fn refuses(&self, archive: &Path, why: &str) {
-        let before = self.tree();
+    fn assert_refused(&self, archive: &Path, why: &str) {
+        let before = self.list_tree();
         let file = archive.to_str().unwrap();
-        let said = self.draconis.fails(["untar", "-f", file, self.image.to_str().unwrap()]);
+        let said = self.draconis.run_failing(["untar", "-f", file, self.image.to_str().unwrap()]);
         assert!(said.contains(why), "{said}");
-        self.check();
-        assert_eq!(self.tree(), before);
+        self.run_e2fsck();
+        assert_eq!(self.list_tree(), before);
     }
 }
 
-const MERGED: &str = "umask 022; mkdir -p usr/lib usr/bin/deep; ln -s usr/lib lib; \
+const MERGED_USR_SCRIPT: &str = "umask 022; mkdir -p usr/lib usr/bin/deep; ln -s usr/lib lib; \
     ln -s bin/deep usr/deep; ln -s ../../deep usr/lib/up; ln -s usr/lib/up ups; echo o > usr/lib/old";
 
 #[test]
-fn names_go_through_linked_directories() {
-    let pair = Pair::new(MERGED);
+fn entries_follow_directory_symlinks() {
+    let pair = VolumeAndHostDir::new(MERGED_USR_SCRIPT);
     let make = "umask 022; mkdir -p lib/modules/6.1 usr/deep; echo m > lib/modules/6.1/x.ko; \
         echo d > usr/deep/d; echo n > lib/old";
     // With and without directory entries.
-    pair.unpack(&pair.archive(make, "lib usr"));
-    pair.unpack(&pair.archive(make, "lib/modules/6.1/x.ko usr/deep/d lib/old"));
+    pair.unpack_and_compare(&pair.make_archive(make, "lib usr"));
+    pair.unpack_and_compare(&pair.make_archive(make, "lib/modules/6.1/x.ko usr/deep/d lib/old"));
     // `put -r` behaves likewise.
     let from = pair.draconis.make_dir("from");
-    shell(&from, "mkdir -p lib/put; echo p > lib/put/p");
-    shell(&pair.dir, "mkdir usr/lib/put; echo p > usr/lib/put/p");
+    run_shell(&from, "mkdir -p lib/put; echo p > lib/put/p");
+    run_shell(&pair.dir, "mkdir usr/lib/put; echo p > usr/lib/put/p");
     let lib = from.join("lib");
-    pair.draconis.ok(["put", "-r", lib.to_str().unwrap(), &pair.at("/")]);
-    pair.check();
-    assert_eq!(pair.tree(), tree_at(&pair.dir));
+    pair.draconis.run_ok(["put", "-r", lib.to_str().unwrap(), &pair.target("/")]);
+    pair.run_e2fsck();
+    assert_eq!(pair.list_tree(), tree_at(&pair.dir));
     // The parent of a volume's root is the root: `..` reaches no host files.
-    let pair = Pair::new("umask 022; mkdir in; ln -s ../../../../in away; ln -s away again");
-    pair.draconis.ok([
+    let pair =
+        VolumeAndHostDir::new("umask 022; mkdir in; ln -s ../../../../in away; ln -s away again");
+    pair.draconis.run_ok([
         "untar",
         "-f",
-        pair.archive("mkdir again; echo f > again/f", "again/f").to_str().unwrap(),
+        pair.make_archive("mkdir again; echo f > again/f", "again/f").to_str().unwrap(),
         pair.image.to_str().unwrap(),
     ]);
-    pair.check();
-    assert_eq!(pair.draconis.ok(["cat", &pair.at("/in/f")]), "f\n");
+    pair.run_e2fsck();
+    assert_eq!(pair.draconis.run_ok(["cat", &pair.target("/in/f")]), "f\n");
 }
 
 #[test]
-fn two_paths_to_one_name_leave_one_file() {
-    let pair = Pair::new(MERGED);
+fn aliased_paths_create_one_file() {
+    let pair = VolumeAndHostDir::new(MERGED_USR_SCRIPT);
     // The second path takes the name of a file with another link, and of one without.
     let make = "umask 022; mkdir -p lib usr/lib; echo 1 > usr/lib/a; ln usr/lib/a b; \
         echo 2 > usr/lib/c; echo 3 > lib/a; echo 4 > lib/c";
     for packed in ["", "-z"] {
         let names = "usr/lib/a b usr/lib/c lib/a lib/c";
-        let archive = pair.archive(make, &format!("{packed} {names}"));
+        let archive = pair.make_archive(make, &format!("{packed} {names}"));
         let file = archive.to_str().unwrap();
-        pair.draconis.ok(["untar", "-f", file, pair.image.to_str().unwrap()]);
-        pair.check();
-        assert_eq!(pair.draconis.ok(["cat", &pair.at("/b")]), "1\n");
+        pair.draconis.run_ok(["untar", "-f", file, pair.image.to_str().unwrap()]);
+        pair.run_e2fsck();
+        assert_eq!(pair.draconis.run_ok(["cat", &pair.target("/b")]), "1\n");
         for (name, either) in [("a", ["1\n", "3\n"]), ("c", ["2\n", "4\n"])] {
-            let held = pair.draconis.ok(["cat", &pair.at(&format!("/lib/{name}"))]);
+            let held = pair.draconis.run_ok(["cat", &pair.target(&format!("/lib/{name}"))]);
             assert!(either.contains(&held.as_str()), "{name}: {held}");
         }
     }
 }
 
 #[test]
-fn hard_links_lead_to_files_of_the_volume() {
-    let pair = Pair::new("umask 022; mkdir d; echo x > d/a; echo y > single; ln -s d to");
+fn hard_links_to_existing_volume_files() {
+    let pair =
+        VolumeAndHostDir::new("umask 022; mkdir d; echo x > d/a; echo y > single; ln -s d to");
     let both = "umask 022; mkdir -p d to; echo x > d/a; ln d/a b; ln d/a c; echo z > e";
-    let archive = pair.archive(both, "d/a b c e");
-    shell(archive.parent().unwrap(), "tar --delete -f archive.tar d/a");
-    pair.unpack(&archive);
+    let archive = pair.make_archive(both, "d/a b c e");
+    run_shell(archive.parent().unwrap(), "tar --delete -f archive.tar d/a");
+    pair.unpack_and_compare(&archive);
     // Through a symbolic link to a directory.
     let make = "umask 022; mkdir to; echo x > to/a; ln to/a d2";
-    let archive = pair.archive(make, "to/a d2");
-    shell(archive.parent().unwrap(), "tar --delete -f archive.tar to/a");
-    pair.unpack(&archive);
+    let archive = pair.make_archive(make, "to/a d2");
+    run_shell(archive.parent().unwrap(), "tar --delete -f archive.tar to/a");
+    pair.unpack_and_compare(&archive);
     // The archive replaces the target after creating the link.
-    let archive = pair.archive("echo new > single; ln single kept", "single kept");
+    let archive = pair.make_archive("echo new > single; ln single kept", "single kept");
     let add = "tar --delete -f archive.tar single; echo new > single; tar -rf archive.tar single";
-    shell(archive.parent().unwrap(), add);
-    pair.unpack(&archive);
-    assert_eq!(pair.draconis.ok(["cat", &pair.at("/kept")]), "y\n");
+    run_shell(archive.parent().unwrap(), add);
+    pair.unpack_and_compare(&archive);
+    assert_eq!(pair.draconis.run_ok(["cat", &pair.target("/kept")]), "y\n");
     // The target does not exist, or is a directory.
     for (target, why) in [("gone", "neither before it"), ("d", "which is a directory")] {
         let archive =
-            pair.archive(&format!("echo > {target}; ln {target} l"), &format!("{target} l"));
-        shell(archive.parent().unwrap(), &format!("tar --delete -f archive.tar {target}"));
-        pair.refuses(&archive, why);
+            pair.make_archive(&format!("echo > {target}; ln {target} l"), &format!("{target} l"));
+        run_shell(archive.parent().unwrap(), &format!("tar --delete -f archive.tar {target}"));
+        pair.assert_refused(&archive, why);
         let other = pair.draconis.path("other");
         let from = ["format", "--from", archive.to_str().unwrap(), other.to_str().unwrap()];
-        assert!(pair.draconis.fails(from).contains("later in the archive or never"));
+        assert!(pair.draconis.run_failing(from).contains("later in the archive or never"));
     }
 }
 
 #[test]
-fn other_kinds_are_replaced() {
+fn entries_of_other_type_are_replaced() {
     let kinds = [
         "mkdir x",
         "echo f > x",
@@ -190,44 +192,45 @@ fn other_kinds_are_replaced() {
     for before in kinds {
         for after in kinds {
             let is_full = before.contains("x/in") && !after.contains("mkdir");
-            let pair = Pair::new(&format!("umask 022; {before}"));
-            let archive = pair.archive(&format!("umask 022; {after}"), "--exclude=./y . ./y x");
+            let pair = VolumeAndHostDir::new(&format!("umask 022; {before}"));
+            let archive =
+                pair.make_archive(&format!("umask 022; {after}"), "--exclude=./y . ./y x");
             let archive = match after.contains("ln y") {
                 true => archive,
-                false => pair.archive(&format!("umask 022; {after}"), "x"),
+                false => pair.make_archive(&format!("umask 022; {after}"), "x"),
             };
             match is_full {
-                true => pair.refuses(&archive, "rm -r removes it"),
-                false => pair.unpack(&archive),
+                true => pair.assert_refused(&archive, "rm -r removes it"),
+                false => pair.unpack_and_compare(&archive),
             }
         }
     }
     // An implied directory replaces nothing.
-    let pair = Pair::new("echo f > x");
-    let archive = pair.archive("mkdir x; echo f > x/f", "x/f");
-    pair.refuses(&archive, "no directory");
+    let pair = VolumeAndHostDir::new("echo f > x");
+    let archive = pair.make_archive("mkdir x; echo f > x/f", "x/f");
+    pair.assert_refused(&archive, "no directory");
     // `cp` refuses this, as GNU cp does.
-    let from = pair.at("/d");
-    pair.draconis.ok(["mkdir", "-p", &pair.at("/d/x")]);
-    let said = pair.draconis.fails(["cp", "-r", &pair.at("/d/x"), &pair.at("/")]);
+    let from = pair.target("/d");
+    pair.draconis.run_ok(["mkdir", "-p", &pair.target("/d/x")]);
+    let said = pair.draconis.run_failing(["cp", "-r", &pair.target("/d/x"), &pair.target("/")]);
     assert!(said.contains("remove it first"), "{from}: {said}");
-    pair.check();
+    pair.run_e2fsck();
 }
 
 #[test]
-fn names_with_an_inner_parent_stay_inside() {
-    let pair = Pair::new("mkdir a");
+fn dot_dot_components_stay_inside() {
+    let pair = VolumeAndHostDir::new("mkdir a");
     let make = "mkdir a; echo f > f; ln f g";
-    let archive = pair.archive(make, "-P --transform='s,^,a/../,' f g");
+    let archive = pair.make_archive(make, "-P --transform='s,^,a/../,' f g");
     for command in [vec!["untar", "-f"], vec!["format", "--force", "--from"]] {
         let arguments = [archive.to_str().unwrap(), pair.image.to_str().unwrap()];
-        pair.draconis.ok(command.iter().copied().chain(arguments));
-        pair.check();
-        let tree = pair.tree();
+        pair.draconis.run_ok(command.iter().copied().chain(arguments));
+        pair.run_e2fsck();
+        let tree = pair.list_tree();
         assert_eq!((&tree["f"], &tree["g"]), (&"f 644 2  f\n".into(), &"f 644 2  f\n".into()));
     }
-    let archive = pair.archive(make, "-P --transform='s,^,a/../../,' f");
-    pair.refuses(&archive, "out of the archive");
+    let archive = pair.make_archive(make, "-P --transform='s,^,a/../../,' f");
+    pair.assert_refused(&archive, "out of the archive");
 }
 
 /// Sets owner and group of all entries: signed 64-bit in base 256, or octal.
@@ -244,19 +247,19 @@ fn set_owners(archive: &Path, id: i64) {
     std::fs::write(archive, bytes).unwrap();
 }
 
-fn owner_of(pair: &Pair, path: &str) -> (u64, u64) {
-    let said = pair.draconis.ok(["stat", "--json", &pair.at(path)]);
+fn owner_of(pair: &VolumeAndHostDir, path: &str) -> (u64, u64) {
+    let said = pair.draconis.run_ok(["stat", "--json", &pair.target(path)]);
     let said: serde_json::Value = serde_json::from_str(&said).unwrap();
     (said[0]["uid"].as_u64().unwrap(), said[0]["gid"].as_u64().unwrap())
 }
 
 #[test]
-fn owners_of_any_size_are_taken() {
-    let pair = Pair::new("");
+fn large_owner_ids_are_accepted() {
+    let pair = VolumeAndHostDir::new("");
     let image = pair.image.to_str().unwrap();
     let low = u64::from(u32::MAX);
     for (id, taken) in [(-2, low - 1), (-1, 0), (5_000_000_000, 705_032_704), (i64::MIN, 0)] {
-        let archive = pair.archive("echo x > f", "f");
+        let archive = pair.make_archive("echo x > f", "f");
         set_owners(&archive, id);
         let file = archive.to_str().unwrap();
         for (arguments, owner) in [
@@ -266,37 +269,39 @@ fn owners_of_any_size_are_taken() {
             (&["format", "--force", "--squash", "--from", file, image], 0),
             (&["untar", "--owner", "6:6", "-f", file, image], 6),
         ] {
-            pair.draconis.ok(arguments);
-            pair.check();
+            pair.draconis.run_ok(arguments);
+            pair.run_e2fsck();
             assert_eq!(owner_of(&pair, "/f"), (owner, owner), "{id}: {arguments:?}");
         }
     }
     // In pax records: beyond 64 bits, too, and a text that is no number.
     for (id, taken) in [("-2", Some(low - 1)), ("36893488147419103237", Some(5)), ("x", None)] {
-        let archive =
-            pair.archive("echo x > f", &format!("--format=pax --pax-option=uid:={id},gid:={id} f"));
+        let archive = pair.make_archive(
+            "echo x > f",
+            &format!("--format=pax --pax-option=uid:={id},gid:={id} f"),
+        );
         let file = archive.to_str().unwrap();
         let untar = ["untar", "-f", file, image];
         match taken {
             Some(taken) => {
-                pair.draconis.ok(untar);
+                pair.draconis.run_ok(untar);
                 assert_eq!(owner_of(&pair, "/f"), (taken, taken), "{id}");
             }
-            None => assert!(pair.draconis.fails(untar).contains("no number")),
+            None => assert!(pair.draconis.run_failing(untar).contains("no number")),
         }
-        pair.draconis.ok(["untar", "--owner", "6:6", "-f", file, image]);
-        pair.check();
+        pair.draconis.run_ok(["untar", "--owner", "6:6", "-f", file, image]);
+        pair.run_e2fsck();
         assert_eq!(owner_of(&pair, "/f"), (6, 6));
     }
 }
 
-const LISTS: &str = "umask 022; mkdir d p; echo x > f; echo y > d/g; echo z > plain; ln -s f l
+const ACL_SCRIPT: &str = "umask 022; mkdir d p; echo x > f; echo y > d/g; echo z > plain; ln -s f l
     chmod 640 f; setfacl -m u:1234:rw,g:77:x f; setfacl -m d:u:55:rx,d:g:66:rwx d; chmod 2750 d
     setfacl -m u:9:rwx d; setfattr -n 'user.a%3Db=c%25d%' -v 'v=1' f; setfattr -n user.é -v 2 f
     setfattr -n user.plain -v 3 d; setfattr -n security.selinux -v 0x753a6f626a6563743a7300 plain || true";
 
 /// Returns ACLs and attributes of everything below a directory, as the host's tools show them.
-fn attributes_at(dir: &Path) -> String {
+fn dump_acls_and_xattrs(dir: &Path) -> String {
     let script = "getfacl -nR . 2>/dev/null | sed '/^# owner/d;/^# group/d'; \
         find . -type f -o -type d | sort | while read -r name; do \
         getfattr -hd -m - -e hex \"$name\" 2>/dev/null; done";
@@ -307,40 +312,40 @@ fn attributes_at(dir: &Path) -> String {
 }
 
 #[test]
-fn lists_and_names_of_attributes_arrive_both_ways() {
+fn acls_and_xattr_names_round_trip() {
     let tools = ["setfacl", "getfacl", "setfattr", "getfattr"];
     let has = |tool: &&str| Command::new(tool).arg("--version").output().is_ok();
     if !common::is_root() || !tools.iter().all(has) {
-        common::skipped("lists of rights need root and the packages acl and attr");
+        common::report_skipped("lists of rights need root and the packages acl and attr");
         return;
     }
     let gnu = "--acls --xattrs --xattrs-include='*' --selinux";
     let draconis = Draconis::new();
     let dir = draconis.make_dir("dir");
-    shell(&dir, LISTS);
-    let wanted = attributes_at(&dir);
+    run_shell(&dir, ACL_SCRIPT);
+    let wanted = dump_acls_and_xattrs(&dir);
     for what in ["user:1234:rw-", "default:group:66:rwx", "user.a%3Db\\075c%25d%"] {
         assert!(wanted.contains(what), "{what}: {wanted}");
     }
     let (image, archive) = (draconis.path("image"), draconis.path("archive.tar"));
-    shell(&dir, &format!("tar {gnu} --format=pax -cf {} .", archive.display()));
+    run_shell(&dir, &format!("tar {gnu} --format=pax -cf {} .", archive.display()));
     let alone = draconis.path("acls.tar");
-    shell(&dir, &format!("tar --acls --format=pax -cf {} .", alone.display()));
+    run_shell(&dir, &format!("tar --acls --format=pax -cf {} .", alone.display()));
     let program = env!("CARGO_BIN_EXE_draconis");
     let shown = image.to_str().unwrap();
     for from in [&dir, &archive, &alone] {
         let from = from.to_str().unwrap();
-        draconis.ok(["format", "-t", "ext4", "--force", "--from", from, shown, "16M"]);
+        draconis.run_ok(["format", "-t", "ext4", "--force", "--from", from, shown, "16M"]);
         for again in [false, true] {
             if again && !from.ends_with("dir") {
-                draconis.ok(["format", "-t", "ext4", "--force", shown, "16M"]);
-                draconis.ok(["untar", "-f", from, shown]);
+                draconis.run_ok(["format", "-t", "ext4", "--force", shown, "16M"]);
+                draconis.run_ok(["untar", "-f", from, shown]);
             }
             let output = Command::new("e2fsck").args(["-fn", shown]).output().unwrap();
             assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
             let into = tempfile::tempdir().unwrap();
-            shell(into.path(), &format!("'{program}' tar '{shown}' | tar {gnu} -xp"));
-            let found = attributes_at(into.path());
+            run_shell(into.path(), &format!("'{program}' tar '{shown}' | tar {gnu} -xp"));
+            let found = dump_acls_and_xattrs(into.path());
             match from.ends_with("acls.tar") {
                 true => {
                     let lists = |text: &str| {
@@ -361,8 +366,8 @@ fn lists_and_names_of_attributes_arrive_both_ways() {
 }
 
 #[test]
-fn large_attributes_have_inodes_of_their_own() {
-    let pair = Pair::new("");
+fn large_xattrs_use_ea_inodes() {
+    let pair = VolumeAndHostDir::new("");
     let image = pair.image.to_str().unwrap();
     let value = |byte: &str, len: usize| byte.repeat(len);
     let big = format!(
@@ -372,7 +377,7 @@ fn large_attributes_have_inodes_of_their_own() {
         value("h", 3000)
     );
     let make = "mkdir d; echo x > f; echo y > d/g; mkfifo p; chown 7:8 d/g; ln d/g h";
-    let archive = pair.archive(make, &format!("{big} f d p h"));
+    let archive = pair.make_archive(make, &format!("{big} f d p h"));
     let file = archive.to_str().unwrap();
     for (options, size) in [
         ("-t ext4 -O ea_inode -b 4096", "64M"),
@@ -386,8 +391,8 @@ fn large_attributes_have_inodes_of_their_own() {
         ("-t ext3 -O ea_inode -I 128", ""),
     ] {
         let words = options.split(' ').chain(["--force", "--from", file, image]);
-        pair.draconis.ok(["format"].into_iter().chain(words).chain(size.split_whitespace()));
-        pair.check();
+        pair.draconis.run_ok(["format"].into_iter().chain(words).chain(size.split_whitespace()));
+        pair.run_e2fsck();
         let out = pair.draconis.path("value");
         for path in ["f", "d", "d/g", "p"] {
             for (name, wanted) in [("big", value("b", 9000)), ("half", value("h", 3000))] {
@@ -400,31 +405,37 @@ fn large_attributes_have_inodes_of_their_own() {
             }
         }
         // EA inodes are deleted with their files.
-        pair.draconis.ok(["rm", "-r", &pair.at("/f"), &pair.at("/d"), &pair.at("/h")]);
-        pair.check();
+        pair.draconis.run_ok([
+            "rm",
+            "-r",
+            &pair.target("/f"),
+            &pair.target("/d"),
+            &pair.target("/h"),
+        ]);
+        pair.run_e2fsck();
     }
     let formats = ["format", "-t", "ext4", "--force", "-b", "1024", "--from", file, image];
-    assert!(pair.draconis.fails(formats).contains("ea_inode"));
+    assert!(pair.draconis.run_failing(formats).contains("ea_inode"));
 }
 
 #[test]
-fn blocks_are_as_large_as_attributes_need() {
-    let pair = Pair::new("");
+fn block_size_fits_xattrs() {
+    let pair = VolumeAndHostDir::new("");
     let image = pair.image.to_str().unwrap();
     let value = "v".repeat(3000);
     let option = format!("--format=pax --pax-option=SCHILY.xattr.user.big:={value} f");
     let long = format!("ln -s {} f", "t".repeat(2000).replace("tttttttttt", "t/tttttttt"));
     for archive in [("echo x > f", option.as_str()), (long.as_str(), "f")] {
-        let archive = pair.archive(archive.0, archive.1);
+        let archive = pair.make_archive(archive.0, archive.1);
         let file = archive.to_str().unwrap();
         for size in ["16M", ""] {
             let line = ["format", "-t", "ext4", "--force", "--from", file, image];
-            pair.draconis.ok(line.into_iter().chain(size.split_whitespace()));
-            pair.check();
-            let info = pair.draconis.ok(["info", "--json", image]);
+            pair.draconis.run_ok(line.into_iter().chain(size.split_whitespace()));
+            pair.run_e2fsck();
+            let info = pair.draconis.run_ok(["info", "--json", image]);
             assert!(info.replace(' ', "").contains("4096"), "{info}");
         }
         let small = ["format", "-t", "ext4", "--force", "-b", "1024", "--from", file, image];
-        assert!(pair.draconis.fails(small).contains("-b"));
+        assert!(pair.draconis.run_failing(small).contains("-b"));
     }
 }

@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 use std::process::Command;
 
 /// Permitted dependencies of each crate on our other crates.
-const MAY_USE: &[(&str, &[&str])] = &[
+const ALLOWED_CRATE_DEPENDENCIES: &[(&str, &[&str])] = &[
     ("exchange", &[]),
     ("device", &["exchange"]),
     ("container", &["device", "exchange"]),
@@ -39,7 +39,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
 ];
 
 /// Permitted licences of dependencies.
-const LICENCES: &[&str] = &[
+const ALLOWED_LICENCES: &[&str] = &[
     "MIT",
     "Apache-2.0",
     "BSD-2-Clause",
@@ -55,7 +55,7 @@ const LICENCES: &[&str] = &[
     "MIT-0",
 ];
 
-fn metadata() -> serde_json::Value {
+fn cargo_metadata() -> serde_json::Value {
     // Packages for other platforms are not downloaded.
     let platform = format!("{}-unknown-linux-gnu", std::env::consts::ARCH);
     let output = Command::new(env!("CARGO"))
@@ -69,17 +69,19 @@ fn metadata() -> serde_json::Value {
 }
 
 /// Strips the prefix `draconis-`; `draconis` itself is the empty name.
-fn ours(name: &str) -> Option<&str> {
+fn strip_crate_prefix(name: &str) -> Option<&str> {
     if name == "draconis" { Some("") } else { name.strip_prefix("draconis-") }
 }
 
 #[test]
-fn no_crate_uses_another_against_the_arrows() {
-    let metadata = metadata();
+fn crate_dependencies_are_allowed() {
+    let metadata = cargo_metadata();
     let mut wrong = vec![];
     for package in metadata["packages"].as_array().unwrap() {
-        let Some(name) = ours(package["name"].as_str().unwrap()) else { continue };
-        let Some((_, may)) = MAY_USE.iter().find(|(crate_name, _)| *crate_name == name) else {
+        let Some(name) = strip_crate_prefix(package["name"].as_str().unwrap()) else { continue };
+        let Some((_, may)) =
+            ALLOWED_CRATE_DEPENDENCIES.iter().find(|(crate_name, _)| *crate_name == name)
+        else {
             wrong.push(format!("{name} is not in the table of arrows"));
             continue;
         };
@@ -89,7 +91,7 @@ fn no_crate_uses_another_against_the_arrows() {
             if !dependency["kind"].is_null() {
                 continue;
             }
-            if let Some(used) = ours(used)
+            if let Some(used) = strip_crate_prefix(used)
                 && !may.contains(&used)
             {
                 wrong.push(format!("{name} must not use {used}"));
@@ -101,7 +103,7 @@ fn no_crate_uses_another_against_the_arrows() {
 
 #[test]
 fn every_dependency_has_a_permissive_licence() {
-    let metadata = metadata();
+    let metadata = cargo_metadata();
     for package in metadata["packages"].as_array().unwrap() {
         let name = &package["name"];
         let licence =
@@ -111,21 +113,21 @@ fn every_dependency_has_a_permissive_licence() {
             let names = alternative.split([' ', '(', ')']).filter(|word| !word.is_empty());
             let names: BTreeSet<&str> =
                 names.filter(|word| !["AND", "WITH"].contains(word)).collect();
-            names.iter().all(|name| LICENCES.contains(name))
+            names.iter().all(|name| ALLOWED_LICENCES.contains(name))
         });
         assert!(allowed, "{name}: {licence}");
     }
 }
 
 /// Published crates.
-const PUBLISHED: &[&str] = &["exchange", "device", "ext", "objects"];
+const PUBLISHED_CRATES: &[&str] = &["exchange", "device", "ext", "objects"];
 
 #[test]
-fn what_is_published_says_what_it_is_and_needs_nothing_of_ours_that_is_not() {
-    for package in metadata()["packages"].as_array().unwrap() {
-        let Some(name) = ours(package["name"].as_str().unwrap()) else { continue };
+fn published_crates_have_metadata_and_published_dependencies() {
+    for package in cargo_metadata()["packages"].as_array().unwrap() {
+        let Some(name) = strip_crate_prefix(package["name"].as_str().unwrap()) else { continue };
         let is_published = package["publish"].is_null();
-        assert_eq!(is_published, PUBLISHED.contains(&name), "{name}: publish");
+        assert_eq!(is_published, PUBLISHED_CRATES.contains(&name), "{name}: publish");
         if !is_published {
             continue;
         }
@@ -134,10 +136,15 @@ fn what_is_published_says_what_it_is_and_needs_nothing_of_ours_that_is_not() {
         }
         assert!(!package["keywords"].as_array().unwrap().is_empty(), "{name} has no keywords");
         for dependency in package["dependencies"].as_array().unwrap() {
-            let Some(used) = ours(dependency["name"].as_str().unwrap()) else { continue };
+            let Some(used) = strip_crate_prefix(dependency["name"].as_str().unwrap()) else {
+                continue;
+            };
             // Test dependencies are not published.
             if dependency["kind"].is_null() {
-                assert!(PUBLISHED.contains(&used), "{name} needs {used}, which is not published");
+                assert!(
+                    PUBLISHED_CRATES.contains(&used),
+                    "{name} needs {used}, which is not published"
+                );
                 assert_ne!(dependency["req"], "*", "{name} takes any version of {used}");
             }
         }
@@ -146,8 +153,8 @@ fn what_is_published_says_what_it_is_and_needs_nothing_of_ours_that_is_not() {
 
 /// Files are overwritten only after they were compared with the sources of the command.
 #[test]
-fn files_of_the_host_are_overwritten_in_one_place() {
-    const PLACE: &str = "crates/access/src/destination.rs";
+fn only_destination_module_overwrites_host_files() {
+    const ALLOWED_FILE: &str = "crates/access/src/destination.rs";
     let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR"));
     let mut stack: Vec<_> = ["src", "crates/access/src", "crates/capi/src", "python/src"]
         .map(|at| root.join(at))
@@ -168,11 +175,11 @@ fn files_of_the_host_are_overwritten_in_one_place() {
             found.insert(path.strip_prefix(root).unwrap().to_string_lossy().into_owned());
         }
     }
-    assert_eq!(found, BTreeSet::from([PLACE.to_owned()]));
+    assert_eq!(found, BTreeSet::from([ALLOWED_FILE.to_owned()]));
 }
 
 /// Where unsafe code is permitted; ARCHITECTURE.md lists all but the tests.
-const UNSAFE: &[&str] = &[
+const FILES_WITH_UNSAFE: &[&str] = &[
     "crates/exchange/",
     "crates/device/src/uring.rs",
     "crates/service/src/sandbox.rs",
@@ -198,9 +205,9 @@ fn read(path: &str) -> String {
 }
 
 #[test]
-fn the_architecture_names_these_arrows_and_addresses() {
+fn architecture_document_lists_dependencies_and_unsafe_files() {
     let page = read("ARCHITECTURE.md");
-    for (name, may) in MAY_USE {
+    for (name, may) in ALLOWED_CRATE_DEPENDENCIES {
         let beginning = match *name {
             "" => "| `draconis` (root) |".to_owned(),
             name => format!("| `{name}` |"),
@@ -212,13 +219,13 @@ fn the_architecture_names_these_arrows_and_addresses() {
         assert_eq!(uses, wanted, "what {beginning} uses");
     }
     let list = page.lines().find(|line| line.starts_with("Unsafe code is in")).unwrap();
-    for address in UNSAFE.iter().filter(|address| !address.contains("tests/")) {
+    for address in FILES_WITH_UNSAFE.iter().filter(|address| !address.contains("tests/")) {
         assert!(list.contains(&format!("`{address}`")), "unsafe code in {address}");
     }
 }
 
 #[test]
-fn every_test_is_in_the_list_of_tests() {
+fn tests_document_lists_every_test_file() {
     let (root, list) = (std::path::Path::new(env!("CARGO_MANIFEST_DIR")), read("docs/tests.md"));
     let crates = std::fs::read_dir(root.join("crates")).unwrap();
     let dirs = crates.map(|entry| entry.unwrap().path().join("tests")).filter(|dir| dir.is_dir());
@@ -235,7 +242,7 @@ fn every_test_is_in_the_list_of_tests() {
 }
 
 #[test]
-fn unsafe_code_stays_at_its_addresses() {
+fn unsafe_code_is_only_in_listed_files() {
     let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR"));
     let mut stack = vec![root.join("src"), root.join("crates"), root.join("tests")];
     let mut found = BTreeSet::new();
@@ -255,16 +262,17 @@ fn unsafe_code_stays_at_its_addresses() {
         }
     }
     for file in &found {
-        assert!(UNSAFE.iter().any(|at| file.starts_with(at)), "unsafe code in {file}");
+        assert!(FILES_WITH_UNSAFE.iter().any(|at| file.starts_with(at)), "unsafe code in {file}");
     }
     assert!(found.contains("crates/device/src/uring.rs"), "the search finds what is there");
 }
 
 /// Known import cycles: a crate, and the number of files in each cycle. None may be added.
-const CYCLES: &[(&str, &[usize])] = &[("exchange", &[7]), ("ext", &[23]), ("objects", &[21])];
+const KNOWN_IMPORT_CYCLES: &[(&str, &[usize])] =
+    &[("exchange", &[7]), ("ext", &[23]), ("objects", &[21])];
 
 #[test]
-fn files_of_a_crate_import_each_other_in_one_direction() {
+fn import_cycles_are_known() {
     let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR"));
     let names = std::fs::read_dir(root.join("crates")).unwrap();
     let mut crates: Vec<_> =
@@ -276,9 +284,11 @@ fn files_of_a_crate_import_each_other_in_one_direction() {
         } else {
             root.join("crates").join(&name).join("src")
         };
-        let known =
-            CYCLES.iter().find(|(known, _)| *known == name).map_or(&[][..], |known| known.1);
-        let cycles = imports::Imports::read(&src).cycles();
+        let known = KNOWN_IMPORT_CYCLES
+            .iter()
+            .find(|(known, _)| *known == name)
+            .map_or(&[][..], |known| known.1);
+        let cycles = imports::ImportGraph::read(&src).import_cycles();
         let mut lens: Vec<_> = cycles.iter().map(|(files, _)| files.len()).collect();
         lens.sort_unstable();
         let shown: Vec<_> = cycles
@@ -290,7 +300,7 @@ fn files_of_a_crate_import_each_other_in_one_direction() {
 }
 
 #[test]
-fn the_architecture_names_files_that_exist() {
+fn architecture_document_names_existing_files() {
     let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR"));
     let page = read("ARCHITECTURE.md");
     let names = page.split('`').skip(1).step_by(2);

@@ -12,10 +12,10 @@ mod common;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use common::{Draconis, fuse, skipped};
+use common::{Draconis, has_fuse, report_skipped};
 
 /// Returns the pages.
-fn pages() -> Vec<PathBuf> {
+fn book_pages() -> Vec<PathBuf> {
     let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/book/src");
     let mut pages: Vec<PathBuf> =
         std::fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().path()).collect();
@@ -24,7 +24,7 @@ fn pages() -> Vec<PathBuf> {
 }
 
 /// Returns the commands of a page, each with its output lines.
-fn commands(page: &str) -> Vec<(String, Vec<&str>)> {
+fn commands_with_output(page: &str) -> Vec<(String, Vec<&str>)> {
     let mut found: Vec<(String, Vec<&str>)> = vec![];
     let mut inside = false;
     for line in page.lines() {
@@ -45,26 +45,28 @@ fn commands(page: &str) -> Vec<(String, Vec<&str>)> {
 }
 
 /// Returns true if lines match the page; `...` stands for any lines.
-fn matches(shown: &[&str], lines: &[&str]) -> bool {
+fn matches_with_ellipsis(shown: &[&str], lines: &[&str]) -> bool {
     match shown.split_first() {
         None => lines.is_empty(),
-        Some((&"...", rest)) => (0..=lines.len()).any(|skip| matches(rest, &lines[skip..])),
-        Some((line, rest)) => {
-            lines.split_first().is_some_and(|(first, more)| first == line && matches(rest, more))
+        Some((&"...", rest)) => {
+            (0..=lines.len()).any(|skip| matches_with_ellipsis(rest, &lines[skip..]))
         }
+        Some((line, rest)) => lines
+            .split_first()
+            .is_some_and(|(first, more)| first == line && matches_with_ellipsis(rest, more)),
     }
 }
 
 /// The libraries for C and Python, as installed.
-struct Libraries {
+struct InstalledLibraries {
     dir: PathBuf,
     c: bool,
     /// Python interpreter that has the package.
     python: Option<String>,
 }
 
-impl Libraries {
-    fn of(own: &Path, dir: &Path) -> Self {
+impl InstalledLibraries {
+    fn install(own: &Path, dir: &Path) -> Self {
         let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("crates/capi");
         let built = own.join("deps/libdraconis.so");
         let has = |program: &str| Command::new(program).arg("--version").output().is_ok();
@@ -95,9 +97,11 @@ impl Libraries {
     }
 
     /// Returns true if the requirements of a command are available.
-    fn have(&self, typed: &str) -> bool {
+    fn has_requirements(&self, typed: &str) -> bool {
         if !self.c && (typed.starts_with("cc ") || typed.starts_with("./tree")) {
-            skipped("the book's program in C needs libdraconis to be built, cc and pkg-config");
+            report_skipped(
+                "the book's program in C needs libdraconis to be built, cc and pkg-config",
+            );
             return false;
         }
         if self.python.is_none()
@@ -106,34 +110,34 @@ impl Libraries {
                 || typed.contains("keys.store"))
             && !typed.starts_with("cat >")
         {
-            skipped("the book's programs in Python need what tools/python test installs");
+            report_skipped("the book's programs in Python need what tools/python test installs");
             return false;
         }
         true
     }
 }
 
-fn type_all(draconis: &Draconis, page: &Path) -> usize {
+fn run_page_commands(draconis: &Draconis, page: &Path) -> usize {
     let name = page.file_stem().unwrap().to_str().unwrap();
     let text = std::fs::read_to_string(page).unwrap();
     let dir = draconis.make_dir(name);
     let own = Path::new(env!("CARGO_BIN_EXE_draconis")).parent().unwrap();
-    let libraries = Libraries::of(own, &draconis.make_dir("libraries"));
+    let libraries = InstalledLibraries::install(own, &draconis.make_dir("libraries"));
     let python = libraries.python.as_deref().map_or(String::new(), |bin| format!("{bin}:"));
     let path = format!("{}:{python}{}", own.display(), std::env::var("PATH").unwrap());
     let has_lab = own.join("draconis-lab").exists();
-    let commands = commands(&text);
+    let commands = commands_with_output(&text);
     let mounts = commands.iter().any(|(typed, _)| typed.contains("draconis mount"));
-    let can_mount = !mounts || fuse("the pages of the book that mount");
+    let can_mount = !mounts || has_fuse("the pages of the book that mount");
     for (typed, shown) in &commands {
         if !can_mount && (typed.contains("mount ") || typed.contains("mnt/")) {
             continue;
         }
         if typed.contains("draconis lab") && !has_lab {
-            skipped("the book's commands of draconis lab need draconis-lab to be built");
+            report_skipped("the book's commands of draconis lab need draconis-lab to be built");
             continue;
         }
-        if !libraries.have(typed) {
+        if !libraries.has_requirements(typed) {
             continue;
         }
         let mut bash = Command::new("bash");
@@ -145,23 +149,23 @@ fn type_all(draconis: &Draconis, page: &Path) -> usize {
         let written = String::from_utf8_lossy(&output.stdout);
         assert!(output.status.success(), "{name}: $ {typed}\n{said}");
         let lines: Vec<&str> = written.lines().collect();
-        assert!(matches(shown, &lines), "{name}: $ {typed}\n{written}{said}");
+        assert!(matches_with_ellipsis(shown, &lines), "{name}: $ {typed}\n{written}{said}");
     }
     commands.len()
 }
 
 #[test]
-fn every_command_of_the_book_works() {
+fn book_commands_work() {
     let draconis = Draconis::new();
-    let typed: usize = pages().iter().map(|page| type_all(&draconis, page)).sum();
+    let typed: usize = book_pages().iter().map(|page| run_page_commands(&draconis, page)).sum();
     assert!(typed > 75, "{typed}");
 }
 
 #[test]
-fn every_page_is_in_the_summary() {
-    let summary = pages().into_iter().find(|page| page.ends_with("SUMMARY.md")).unwrap();
+fn summary_lists_every_page() {
+    let summary = book_pages().into_iter().find(|page| page.ends_with("SUMMARY.md")).unwrap();
     let summary = std::fs::read_to_string(summary).unwrap();
-    for page in pages() {
+    for page in book_pages() {
         let name = page.file_name().unwrap().to_str().unwrap().to_owned();
         assert!(name == "SUMMARY.md" || summary.contains(&format!("({name})")), "{name}");
     }

@@ -9,14 +9,18 @@ use std::path::Path;
 use std::process::Command;
 
 use common::bucket::TestBucket;
-use common::volume::shell;
-use common::{IgnoredProperties, eventually, fuse, mounts_below, same, scan_tree, tree_of_sources};
+use common::volume::run_shell;
+use common::{
+    IgnoredProperties, assert_same_trees, has_fuse, make_source_tree, mounts_below, scan_tree,
+    wait_until,
+};
 use rustix::process::{Pid, Signal, kill_process};
 
 /// Properties that an archive cannot restore.
-const LOST: IgnoredProperties = IgnoredProperties { what_a_copy_loses: true, fractions: true };
+const UNARCHIVED_PROPERTIES: IgnoredProperties =
+    IgnoredProperties { what_a_copy_loses: true, fractions: true };
 
-fn text(path: &Path) -> &str {
+fn path_str(path: &Path) -> &str {
     path.to_str().unwrap()
 }
 
@@ -28,74 +32,77 @@ fn write_durably(at: &Path, bytes: &[u8]) -> std::io::Result<()> {
 }
 
 /// A tree extracted on one machine is visible on another one without a cache.
-fn moved(place: &TestBucket) {
-    place.ok(&["store", "create", &place.address, "--size", "1G"]);
+fn test_volume_moves_between_machines(place: &TestBucket) {
+    place.run_ok(&["store", "create", &place.address, "--size", "1G"]);
     let tree = place.draconis.make_dir("tree");
-    tree_of_sources(&tree);
+    make_source_tree(&tree);
     let archive = place.draconis.path("tree.tar");
     let packed =
         Command::new("tar").arg("-C").arg(&tree).arg("-cf").arg(&archive).arg(".").status();
     assert!(packed.unwrap().success());
-    let seen = scan_tree(&tree, LOST);
+    let seen = scan_tree(&tree, UNARCHIVED_PROPERTIES);
     for kind in ["ext2", "ext4"] {
-        place.ok(&["format", "-t", kind, &place.disk(kind), "128M"]);
+        place.run_ok(&["format", "-t", kind, &place.disk_name(kind), "128M"]);
         let cache = format!("{},64M", place.draconis.path(&format!("cache-{kind}")).display());
         let at = place.mount(kind, "at", &["--cache", &cache]);
-        shell(&format!("mkdir tree; tar -C tree -xf {}", archive.display()), &at);
+        run_shell(&format!("mkdir tree; tar -C tree -xf {}", archive.display()), &at);
         place.unmount(&at);
         let _ = std::fs::remove_dir_all(place.draconis.path(&format!("cache-{kind}")));
         // Another machine, without a cache.
-        let other = place.other_machine();
+        let other = place.for_other_machine();
         let at = other.mount(kind, "there", &[]);
-        same(&seen, &scan_tree(&at.join("tree"), LOST));
+        assert_same_trees(&seen, &scan_tree(&at.join("tree"), UNARCHIVED_PROPERTIES));
         write_durably(&at.join("from afar"), b"hello").unwrap();
         other.unmount(&at);
-        place.judge(kind);
-        assert_eq!(place.ok(&["cat", &format!("{}:/from afar", place.disk(kind))]), "hello");
+        place.check_store_and_volume(kind);
+        assert_eq!(
+            place.run_ok(&["cat", &format!("{}:/from afar", place.disk_name(kind))]),
+            "hello"
+        );
     }
     let out = place.draconis.path("out");
-    place.ok(&["get", "-r", &format!("{}:/", place.disk("ext2")), text(&out)]);
+    place.run_ok(&["get", "-r", &format!("{}:/", place.disk_name("ext2")), path_str(&out)]);
     assert!(out.join("from afar").exists());
 }
 
 /// Every command accepts such an image.
-fn commands(place: &TestBucket) {
-    place.ok(&["store", "create", &place.address, "--size", "256M"]);
-    let (one, two) = (place.disk("one"), place.disk("two"));
-    let said = place.fails(&["ls", &place.address]);
+fn test_commands_on_bucket_volume(place: &TestBucket) {
+    place.run_ok(&["store", "create", &place.address, "--size", "256M"]);
+    let (one, two) = (place.disk_name("one"), place.disk_name("two"));
+    let said = place.run_failing(&["ls", &place.address]);
     assert!(said.contains("is a store; ") && said.contains("#NAME is a disk in it"), "{said}");
-    let said = place.fails(&["ls", &one]);
+    let said = place.run_failing(&["ls", &one]);
     assert!(said.contains("has no disk one") && said.contains("store disk"), "{said}");
-    place.ok(&["format", "-t", "ext4", "-L", "first", &one, "32M"]);
-    place.ok(&["store", "disk", &place.address, "two", "16M"]);
+    place.run_ok(&["format", "-t", "ext4", "-L", "first", &one, "32M"]);
+    place.run_ok(&["store", "disk", &place.address, "two", "16M"]);
     let tree = place.draconis.make_dir("tree");
     std::fs::create_dir(tree.join("dir")).unwrap();
     std::fs::write(tree.join("dir/file"), vec![7; 70_000]).unwrap();
-    place.ok(&["format", "-t", "ext2", "--from", text(&tree), "--force", &two]);
-    let said = place.fails(&["format", &two]);
+    place.run_ok(&["format", "-t", "ext2", "--from", path_str(&tree), "--force", &two]);
+    let said = place.run_failing(&["format", &two]);
     assert!(said.contains("--force overwrites it"), "{said}");
-    place.ok(&["put", "-r", text(&tree.join("dir")), &format!("{one}:/")]);
-    place.ok(&["mkdir", &format!("{one}:/made")]);
-    place.ok(&["cp", "-r", &format!("{two}:/dir"), &format!("{one}:/made/")]);
-    place.ok(&["mv", &format!("{one}:/made/dir/file"), &format!("{one}:/made/moved")]);
-    place.ok(&["chmod", "600", &format!("{one}:/made/moved")]);
-    place.ok(&["ln", "-s", "moved", &format!("{one}:/made/link")]);
-    place.ok(&["truncate", "-s", "5", &format!("{one}:/dir/file")]);
-    assert_eq!(place.ok(&["cat", &format!("{one}:/dir/file")]), "\u{7}\u{7}\u{7}\u{7}\u{7}");
-    assert_eq!(place.ok(&["ls", &format!("{one}:/made")]), "dir\nlink\nmoved\n");
-    assert!(place.ok(&["stat", &format!("{one}:/made/moved")]).contains("70000"));
-    assert!(place.ok(&["tree", &one]).contains("moved"));
-    assert!(place.ok(&["info", &one]).contains("first"));
-    place.ok(&["rm", "-r", &format!("{one}:/dir")]);
-    place.ok(&["tune", "-L", "second", &one]);
-    place.ok(&["grow", &one, "48M"]);
-    place.ok(&["shrink", &one, "24M"]);
-    place.judge("one");
-    place.judge("two");
-    place.ok(&["store", "snapshot", &one, "kept"]);
-    place.ok(&["rm", &format!("{one}:/made/moved")]);
-    assert!(place.ok(&["ls", &format!("{one}@kept:/made")]).contains("moved"));
-    let said = place.fails(&["rm", &format!("{one}@kept:/made/moved")]);
+    place.run_ok(&["put", "-r", path_str(&tree.join("dir")), &format!("{one}:/")]);
+    place.run_ok(&["mkdir", &format!("{one}:/made")]);
+    place.run_ok(&["cp", "-r", &format!("{two}:/dir"), &format!("{one}:/made/")]);
+    place.run_ok(&["mv", &format!("{one}:/made/dir/file"), &format!("{one}:/made/moved")]);
+    place.run_ok(&["chmod", "600", &format!("{one}:/made/moved")]);
+    place.run_ok(&["ln", "-s", "moved", &format!("{one}:/made/link")]);
+    place.run_ok(&["truncate", "-s", "5", &format!("{one}:/dir/file")]);
+    assert_eq!(place.run_ok(&["cat", &format!("{one}:/dir/file")]), "\u{7}\u{7}\u{7}\u{7}\u{7}");
+    assert_eq!(place.run_ok(&["ls", &format!("{one}:/made")]), "dir\nlink\nmoved\n");
+    assert!(place.run_ok(&["stat", &format!("{one}:/made/moved")]).contains("70000"));
+    assert!(place.run_ok(&["tree", &one]).contains("moved"));
+    assert!(place.run_ok(&["info", &one]).contains("first"));
+    place.run_ok(&["rm", "-r", &format!("{one}:/dir")]);
+    place.run_ok(&["tune", "-L", "second", &one]);
+    place.run_ok(&["grow", &one, "48M"]);
+    place.run_ok(&["shrink", &one, "24M"]);
+    place.check_store_and_volume("one");
+    place.check_store_and_volume("two");
+    place.run_ok(&["store", "snapshot", &one, "kept"]);
+    place.run_ok(&["rm", &format!("{one}:/made/moved")]);
+    assert!(place.run_ok(&["ls", &format!("{one}@kept:/made")]).contains("moved"));
+    let said = place.run_failing(&["rm", &format!("{one}@kept:/made/moved")]);
     assert!(said.contains("is a snapshot, and read-only"), "{said}");
     let output = place.run(&["ls", "--stats", &one]);
     let said = String::from_utf8(output.stderr).unwrap();
@@ -104,28 +111,28 @@ fn commands(place: &TestBucket) {
 
 /// The second machine is refused with the name of the first, or fences it. The first one then
 /// reports that, and its later writes have no effect.
-fn two_at_once(place: &TestBucket) {
-    place.ok(&["store", "create", &place.address, "--size", "256M"]);
-    place.ok(&["format", "-t", "ext4", &place.disk("vol"), "32M"]);
-    place.ok(&["format", "-t", "ext2", &place.disk("two"), "16M"]);
-    let other = place.other_machine();
+fn test_second_mount_is_refused_or_fences(place: &TestBucket) {
+    place.run_ok(&["store", "create", &place.address, "--size", "256M"]);
+    place.run_ok(&["format", "-t", "ext4", &place.disk_name("vol"), "32M"]);
+    place.run_ok(&["format", "-t", "ext2", &place.disk_name("two"), "16M"]);
+    let other = place.for_other_machine();
     let at = place.mount("vol", "at", &[]);
     write_durably(&at.join("first"), b"1").unwrap();
     let there = other.draconis.make_dir("there");
     for refused in [
-        &["mount", &other.disk("vol"), text(&there)][..],
-        &["mount", &other.disk("two"), text(&there)],
-        &["mkdir", &format!("{}:/dir", other.disk("two"))],
+        &["mount", &other.disk_name("vol"), path_str(&there)][..],
+        &["mount", &other.disk_name("two"), path_str(&there)],
+        &["mkdir", &format!("{}:/dir", other.disk_name("two"))],
         &["kv", "put", &other.address, "key", "value"],
     ] {
-        let said = other.fails(refused);
+        let said = other.run_failing(refused);
         assert!(said.contains(" is mounted by ") && said.contains("--take-over"), "{said}");
     }
     // On the same machine, the error names the mount.
-    let said = place.fails(&["mkdir", &format!("{}:/dir", place.disk("two"))]);
+    let said = place.run_failing(&["mkdir", &format!("{}:/dir", place.disk_name("two"))]);
     assert!(said.contains("disks in it are mounted here"), "{said}");
     // Readers disturb no writer, on either machine.
-    assert_eq!(place.ok(&["cat", &format!("{}:/first", place.disk("vol"))]), "1");
+    assert_eq!(place.run_ok(&["cat", &format!("{}:/first", place.disk_name("vol"))]), "1");
     let read = other.mount("vol", "read", &["-o", "ro"]);
     assert_eq!(std::fs::read(read.join("first")).unwrap(), b"1");
     other.unmount(&read);
@@ -135,14 +142,14 @@ fn two_at_once(place: &TestBucket) {
     assert_eq!(std::fs::read(there.join("second")).unwrap(), b"2");
     write_durably(&there.join("third"), b"3").unwrap();
     write_durably(&at.join("lost"), b"4").unwrap_err();
-    eventually("the first one says why", || {
+    wait_until("the first one says why", || {
         let status = place.draconis.status();
         let why = status["mounts"][0]["disk"].as_str().unwrap_or_default().to_owned();
         status["mounts"][0]["read_only"] == true && why.contains("was taken over by ")
     });
     std::fs::write(at.join("lost too"), "4").unwrap_err();
     assert_eq!(std::fs::read(at.join("first")).unwrap(), b"1");
-    let said = place.fails(&["umount", text(&at)]);
+    let said = place.run_failing(&["umount", path_str(&at)]);
     assert!(said.contains("was taken over by "), "{said}");
     write_durably(&there.join("fourth"), b"4").unwrap();
     other.unmount(&there);
@@ -154,17 +161,17 @@ fn two_at_once(place: &TestBucket) {
     }
     assert!(!at.join("lost").exists() && !at.join("lost too").exists());
     place.unmount(&at);
-    place.judge("vol");
+    place.check_store_and_volume("vol");
 }
 
 /// Returns the process that runs `command` with this runtime directory.
-fn process_of(place: &TestBucket, command: &str) -> Pid {
+fn find_process(place: &TestBucket, command: &str) -> Pid {
     let run = place.draconis.path("run");
     let is_it = |pid: &i32| {
         let line = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
         let environment = std::fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
         line.split(|&byte| byte == 0).nth(1) == Some(command.as_bytes())
-            && String::from_utf8_lossy(&environment).contains(text(&run))
+            && String::from_utf8_lossy(&environment).contains(path_str(&run))
     };
     let names = std::fs::read_dir("/proc").unwrap().flatten();
     let mut pids = names.filter_map(|name| name.file_name().to_str()?.parse().ok());
@@ -173,42 +180,42 @@ fn process_of(place: &TestBucket, command: &str) -> Pid {
 
 /// Killing a store keeper ends its mounts, but loses no synced data. The same machine can
 /// mount the volume again without `--take-over`.
-fn killed(place: &TestBucket) {
-    place.ok(&["store", "create", &place.address, "--size", "256M"]);
-    place.ok(&["format", "-t", "ext4", &place.disk("vol"), "32M"]);
+fn test_killed_store_keeper_keeps_synced_data(place: &TestBucket) {
+    place.run_ok(&["store", "create", &place.address, "--size", "256M"]);
+    place.run_ok(&["format", "-t", "ext4", &place.disk_name("vol"), "32M"]);
     for round in 0..3 {
         let at = place.mount("vol", "at", &["-o", "commit=1000"]);
         for before in 0..round {
             assert_eq!(std::fs::read(at.join(format!("kept {before}"))).unwrap(), [before]);
         }
         write_durably(&at.join(format!("kept {round}")), &[round]).unwrap();
-        kill_process(process_of(place, "store-keeper"), Signal::KILL).unwrap();
+        kill_process(find_process(place, "store-keeper"), Signal::KILL).unwrap();
         write_durably(&at.join("lost"), b"x").unwrap_err();
-        let _ = place.run(&["umount", "-f", text(&at)]);
-        eventually("it is unmounted", || mounts_below(&at).is_empty());
-        place.judge("vol");
+        let _ = place.run(&["umount", "-f", path_str(&at)]);
+        wait_until("it is unmounted", || mounts_below(&at).is_empty());
+        place.check_store_and_volume("vol");
     }
 }
 
 /// After the store keeper is killed, synced data is only in the journal. Other machines and
 /// commands name the journal, and a mount with the journal recovers all data.
-fn journaled(place: &TestBucket) {
-    place.ok(&["store", "create", &place.address, "--size", "256M"]);
-    place.ok(&["format", "-t", "ext4", &place.disk("vol"), "32M"]);
+fn test_journal_recovers_synced_data(place: &TestBucket) {
+    place.run_ok(&["store", "create", &place.address, "--size", "256M"]);
+    place.run_ok(&["format", "-t", "ext4", &place.disk_name("vol"), "32M"]);
     let file = place.draconis.path("journal");
     let journal = format!("{},16M", file.display());
     // Prevents uploads in the background meanwhile.
     let more = ["--journal", &journal, "--commit-ms", "1000000"];
     let at = place.mount("vol", "at", &more);
     write_durably(&at.join("kept"), b"1").unwrap();
-    kill_process(process_of(place, "store-keeper"), Signal::KILL).unwrap();
+    kill_process(find_process(place, "store-keeper"), Signal::KILL).unwrap();
     write_durably(&at.join("lost"), b"x").unwrap_err();
-    let _ = place.run(&["umount", "-f", text(&at)]);
-    eventually("it is unmounted", || mounts_below(&at).is_empty());
-    let other = place.other_machine();
+    let _ = place.run(&["umount", "-f", path_str(&at)]);
+    wait_until("it is unmounted", || mounts_below(&at).is_empty());
+    let other = place.for_other_machine();
     for refused in [
-        other.fails(&["kv", "put", &other.address, "key", "value"]),
-        place.fails(&["mkdir", &format!("{}:/dir", place.disk("vol"))]),
+        other.run_failing(&["kv", "put", &other.address, "key", "value"]),
+        place.run_failing(&["mkdir", &format!("{}:/dir", place.disk_name("vol"))]),
     ] {
         assert!(refused.contains("is written with a journal, "), "{refused}");
         assert!(
@@ -216,7 +223,7 @@ fn journaled(place: &TestBucket) {
             "{refused}"
         );
     }
-    let said = place.fails(&["ls", "--journal", &journal, &place.disk("vol")]);
+    let said = place.run_failing(&["ls", "--journal", &journal, &place.disk_name("vol")]);
     assert!(said.contains("has what ") && said.contains(" has not yet"), "{said}");
     // As in fstab.
     let words = format!("bucket_journal={}:16M,bucket_commit_ms=1000000", file.display());
@@ -231,13 +238,13 @@ fn journaled(place: &TestBucket) {
         assert_eq!(std::fs::read(at.join(name)).unwrap(), bytes);
     }
     other.unmount(&at);
-    place.judge("vol");
+    place.check_store_and_volume("vol");
     let output = place.run(&[
         "mkdir",
         "--stats",
         "--journal",
         &journal,
-        &format!("{}:/dir", place.disk("vol")),
+        &format!("{}:/dir", place.disk_name("vol")),
     ]);
     let said = String::from_utf8(output.stderr).unwrap();
     assert!(
@@ -246,13 +253,13 @@ fn journaled(place: &TestBucket) {
             && said.contains(" records, flushed "),
         "{said}"
     );
-    place.judge("vol");
+    place.check_store_and_volume("vol");
 }
 
 /// With the server stopped, a journal accepts writes; `umount` reports what is only in the journal.
-fn left_behind(mut place: TestBucket) {
-    place.ok(&["store", "create", &place.address, "--size", "256M"]);
-    place.ok(&["format", "-t", "ext4", &place.disk("vol"), "32M"]);
+fn test_umount_reports_unsent_journal(mut place: TestBucket) {
+    place.run_ok(&["store", "create", &place.address, "--size", "256M"]);
+    place.run_ok(&["format", "-t", "ext4", &place.disk_name("vol"), "32M"]);
     let file = place.draconis.path("journal");
     let words = format!("bucket_journal={}:16M,bucket_deadline=1", file.display());
     let at = place.mount("vol", "at", &["-o", &words]);
@@ -260,38 +267,39 @@ fn left_behind(mut place: TestBucket) {
     let start = place.stop_server();
     write_durably(&at.join("second"), b"2").unwrap();
     let mut said = String::new();
-    eventually("it is not busy", || {
-        said = place.fails(&["umount", text(&at)]);
+    wait_until("it is not busy", || {
+        said = place.run_failing(&["umount", path_str(&at)]);
         !said.contains("busy")
     });
     let what = format!("{} keeps what was acknowledged and {}", file.display(), place.address);
-    assert!(said.contains(&what) && said.contains(text(&at)), "{said}");
+    assert!(said.contains(&what) && said.contains(path_str(&at)), "{said}");
     assert!(mounts_below(&at).is_empty());
     start(&mut place);
     let at = place.mount("vol", "at", &["-o", &words]);
     assert_eq!(std::fs::read(at.join("second")).unwrap(), b"2");
     place.unmount(&at);
-    place.judge("vol");
+    place.check_store_and_volume("vol");
 }
 
 /// Invalid bucket options of `-o` are refused by name.
-fn words(place: &TestBucket) {
-    place.ok(&["store", "create", &place.address, "--size", "256M"]);
-    place.ok(&["format", "-t", "ext4", &place.disk("vol"), "32M"]);
+fn test_mount_options_of_buckets(place: &TestBucket) {
+    place.run_ok(&["store", "create", &place.address, "--size", "256M"]);
+    place.run_ok(&["format", "-t", "ext4", &place.disk_name("vol"), "32M"]);
     let (at, cache) = (place.draconis.make_dir("at"), place.draconis.path("cache"));
-    let refused = |words: &str, image: &str| place.fails(&["mount", "-o", words, image, text(&at)]);
+    let refused =
+        |words: &str, image: &str| place.run_failing(&["mount", "-o", words, image, path_str(&at)]);
     for (words, why) in [
         ("bucket_cache=/tmp", "'bucket_cache': a directory, a ':' and a size"),
         ("bucket_deadline=soon", "'bucket_deadline': a whole number, not 'soon'"),
         ("bucket_take_over=1", "'bucket_take_over': it takes no value"),
         ("bucket_size=1", "'bucket_size': no such option"),
     ] {
-        let said = refused(words, &place.disk("vol"));
+        let said = refused(words, &place.disk_name("vol"));
         assert!(said.contains(why), "{said}");
     }
     let image = place.draconis.path("image");
     std::fs::write(&image, "").unwrap();
-    let said = refused("bucket_deadline=5", text(&image));
+    let said = refused("bucket_deadline=5", path_str(&image));
     assert!(said.contains("'bucket_deadline': ") && said.contains("is in no bucket"), "{said}");
     // Read data goes to the given cache directory.
     let kept = format!("bucket_cache={}:8M,bucket_deadline=100", cache.display());
@@ -299,13 +307,13 @@ fn words(place: &TestBucket) {
     write_durably(&at.join("file"), b"1").unwrap();
     place.unmount(&at);
     assert!(std::fs::read_dir(&cache).unwrap().count() > 1, "nothing is kept");
-    place.judge("vol");
+    place.check_store_and_volume("vol");
 }
 
 /// A mount survives the death of its worker, and an upgrade of the program.
-fn followed(place: &TestBucket) {
-    place.ok(&["store", "create", &place.address, "--size", "256M"]);
-    place.ok(&["format", "-t", "ext4", &place.disk("vol"), "32M"]);
+fn test_mount_survives_worker_death_and_upgrade(place: &TestBucket) {
+    place.run_ok(&["store", "create", &place.address, "--size", "256M"]);
+    place.run_ok(&["format", "-t", "ext4", &place.disk_name("vol"), "32M"]);
     let at = place.mount("vol", "at", &[]);
     for round in 0..4u8 {
         std::fs::write(at.join(format!("file {round}")), [round; 9000]).unwrap();
@@ -313,7 +321,7 @@ fn followed(place: &TestBucket) {
             let pid = place.draconis.status()["mounts"][0]["worker_pid"].as_i64().unwrap();
             kill_process(Pid::from_raw(pid as i32).unwrap(), Signal::KILL).unwrap();
         } else {
-            place.ok(&["upgrade"]);
+            place.run_ok(&["upgrade"]);
         }
         for before in 0..=round {
             let bytes = std::fs::read(at.join(format!("file {before}"))).unwrap();
@@ -321,21 +329,21 @@ fn followed(place: &TestBucket) {
         }
     }
     // Meanwhile, by the process of the store.
-    place.ok(&["store", "snapshot", &place.disk("vol"), "now"]);
-    place.ok(&["store", "clone", &place.disk("vol@now"), "copy"]);
-    assert!(place.ok(&["store", "ls", &place.address]).contains("\tcopy\n"));
+    place.run_ok(&["store", "snapshot", &place.disk_name("vol"), "now"]);
+    place.run_ok(&["store", "clone", &place.disk_name("vol@now"), "copy"]);
+    assert!(place.run_ok(&["store", "ls", &place.address]).contains("\tcopy\n"));
     let copy = place.mount("copy", "copy", &[]);
     assert_eq!(std::fs::read(copy.join("file 3")).unwrap(), [3; 9000]);
     place.unmount(&copy);
     place.unmount(&at);
-    place.judge("vol");
-    place.judge("copy");
+    place.check_store_and_volume("vol");
+    place.check_store_and_volume("copy");
 }
 
 /// Without the server, cached data can be read, and writes wait.
-fn without_server(mut place: TestBucket) {
-    place.ok(&["store", "create", &place.address, "--size", "256M"]);
-    place.ok(&["format", "-t", "ext4", &place.disk("vol"), "32M"]);
+fn test_mount_during_server_outage(mut place: TestBucket) {
+    place.run_ok(&["store", "create", &place.address, "--size", "256M"]);
+    place.run_ok(&["format", "-t", "ext4", &place.disk_name("vol"), "32M"]);
     let bytes: Vec<u8> = (0..900_000u32).map(|at| (at.wrapping_mul(at) >> 9) as u8).collect();
     let at = place.mount("vol", "at", &[]);
     write_durably(&at.join("file"), &bytes).unwrap();
@@ -349,7 +357,7 @@ fn without_server(mut place: TestBucket) {
         writer.join().unwrap().unwrap();
     });
     place.unmount(&at);
-    place.judge("vol");
+    place.check_store_and_volume("vol");
 
     // The server does not come back: writes fail, and nothing is acknowledged as durable.
     let at = place.mount("vol", "at", &["--deadline", "1"]);
@@ -359,118 +367,118 @@ fn without_server(mut place: TestBucket) {
     std::fs::read(at.join("not read")).unwrap_err();
     assert_eq!(std::fs::read(at.join("waits")).unwrap(), b"for it");
     write_durably(&at.join("lost"), b"x").unwrap_err();
-    eventually("it says why", || {
+    wait_until("it says why", || {
         let status = place.draconis.status();
         let why = status["mounts"][0]["disk"].as_str().unwrap_or_default().to_owned();
         why.starts_with("not sent yet: ")
     });
     assert_eq!(std::fs::read(at.join("waits")).unwrap(), b"for it");
-    place.fails(&["umount", text(&at)]);
+    place.run_failing(&["umount", path_str(&at)]);
     start(&mut place);
     // The store was not closed, but the last writer was on this machine.
     let at = place.mount("vol", "at", &[]);
     assert!(std::fs::read(at.join("file")).unwrap() == bytes);
     place.unmount(&at);
-    place.judge("vol");
+    place.check_store_and_volume("vol");
 }
 
 #[test]
-fn a_volume_in_a_directory_moves_from_machine_to_machine() {
-    if fuse("mounts of buckets") {
-        moved(&TestBucket::directory());
+fn directory_volume_moves_between_machines() {
+    if has_fuse("mounts of buckets") {
+        test_volume_moves_between_machines(&TestBucket::directory_bucket());
     }
 }
 
 #[test]
-fn a_volume_on_a_server_moves_from_machine_to_machine() {
-    if fuse("mounts of buckets") {
-        TestBucket::server().iter().for_each(moved);
+fn server_volume_moves_between_machines() {
+    if has_fuse("mounts of buckets") {
+        TestBucket::server_bucket().iter().for_each(test_volume_moves_between_machines);
     }
 }
 
 #[test]
-fn commands_take_volumes_in_a_directory() {
-    commands(&TestBucket::directory());
+fn commands_accept_directory_volumes() {
+    test_commands_on_bucket_volume(&TestBucket::directory_bucket());
 }
 
 #[test]
-fn commands_take_volumes_on_a_server() {
-    TestBucket::server().iter().for_each(commands);
+fn commands_accept_server_volumes() {
+    TestBucket::server_bucket().iter().for_each(test_commands_on_bucket_volume);
 }
 
 #[test]
-fn two_machines_mount_a_volume_in_a_directory() {
-    if fuse("mounts of buckets") {
-        two_at_once(&TestBucket::directory());
+fn second_mount_of_directory_volume_is_refused_or_fences() {
+    if has_fuse("mounts of buckets") {
+        test_second_mount_is_refused_or_fences(&TestBucket::directory_bucket());
     }
 }
 
 #[test]
-fn two_machines_mount_a_volume_on_a_server() {
-    if fuse("mounts of buckets") {
-        TestBucket::server().iter().for_each(two_at_once);
+fn second_mount_of_server_volume_is_refused_or_fences() {
+    if has_fuse("mounts of buckets") {
+        TestBucket::server_bucket().iter().for_each(test_second_mount_is_refused_or_fences);
     }
 }
 
 #[test]
-fn a_killed_store_keeper_loses_nothing_in_a_directory() {
-    if fuse("killing store keepers") {
-        killed(&TestBucket::directory());
+fn killed_store_keeper_keeps_synced_data_in_directory() {
+    if has_fuse("killing store keepers") {
+        test_killed_store_keeper_keeps_synced_data(&TestBucket::directory_bucket());
     }
 }
 
 #[test]
-fn a_killed_store_keeper_loses_nothing_on_a_server() {
-    if fuse("killing store keepers") {
-        TestBucket::server().iter().for_each(killed);
+fn killed_store_keeper_keeps_synced_data_on_server() {
+    if has_fuse("killing store keepers") {
+        TestBucket::server_bucket().iter().for_each(test_killed_store_keeper_keeps_synced_data);
     }
 }
 
 #[test]
-fn what_only_a_journal_has_is_asked_for_in_a_directory() {
-    if fuse("mounts of buckets with journals") {
-        journaled(&TestBucket::directory());
+fn directory_mount_requires_unsent_journal() {
+    if has_fuse("mounts of buckets with journals") {
+        test_journal_recovers_synced_data(&TestBucket::directory_bucket());
     }
 }
 
 #[test]
-fn what_only_a_journal_has_is_asked_for_on_a_server() {
-    if fuse("mounts of buckets with journals") {
-        TestBucket::server().iter().for_each(journaled);
+fn server_mount_requires_unsent_journal() {
+    if has_fuse("mounts of buckets with journals") {
+        TestBucket::server_bucket().iter().for_each(test_journal_recovers_synced_data);
     }
 }
 
 #[test]
-fn umount_says_what_only_a_journal_has() {
-    if fuse("mounts of buckets with journals") {
-        TestBucket::server().into_iter().for_each(left_behind);
+fn umount_reports_unsent_journal() {
+    if has_fuse("mounts of buckets with journals") {
+        TestBucket::server_bucket().into_iter().for_each(test_umount_reports_unsent_journal);
     }
 }
 
 #[test]
-fn options_of_mounts_say_what_flags_of_buckets_do() {
-    if fuse("mounts of buckets") {
-        words(&TestBucket::directory());
+fn mount_options_match_bucket_flags() {
+    if has_fuse("mounts of buckets") {
+        test_mount_options_of_buckets(&TestBucket::directory_bucket());
     }
 }
 
 #[test]
-fn a_mount_in_a_directory_goes_on_by_others() {
-    if fuse("killing workers of buckets") {
-        followed(&TestBucket::directory());
+fn directory_mount_survives_worker_death_and_upgrade() {
+    if has_fuse("killing workers of buckets") {
+        test_mount_survives_worker_death_and_upgrade(&TestBucket::directory_bucket());
     }
 }
 
 #[test]
-fn a_mount_on_a_server_goes_on_by_others() {
-    if fuse("killing workers of buckets") {
-        TestBucket::server().iter().for_each(followed);
+fn server_mount_survives_worker_death_and_upgrade() {
+    if has_fuse("killing workers of buckets") {
+        TestBucket::server_bucket().iter().for_each(test_mount_survives_worker_death_and_upgrade);
     }
 }
 
 #[test]
-fn a_mount_lives_without_its_server_for_a_while() {
-    if fuse("mounts of buckets") {
-        TestBucket::server().into_iter().for_each(without_server);
+fn mount_survives_server_outage() {
+    if has_fuse("mounts of buckets") {
+        TestBucket::server_bucket().into_iter().for_each(test_mount_during_server_outage);
     }
 }

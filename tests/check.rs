@@ -7,7 +7,7 @@ use std::process::Command;
 
 use common::{Draconis, mke2fs};
 
-fn image(draconis: &Draconis, arguments: &[&str]) -> PathBuf {
+fn make_image(draconis: &Draconis, arguments: &[&str]) -> PathBuf {
     let tree = draconis.make_dir("tree/below");
     std::fs::write(tree.join("file"), vec![7; 100_000]).unwrap();
     let image = draconis.path("check.img");
@@ -21,10 +21,10 @@ fn debugfs(image: &Path, request: &str) {
 }
 
 #[test]
-fn a_clean_volume_is_summed_up_as_e2fsck_does() {
+fn clean_summary_matches_e2fsck() {
     let draconis = Draconis::new();
-    let image = image(&draconis, &["-t", "ext2", "-L", "demo"]);
-    let said = draconis.ok(["check", image.to_str().unwrap()]);
+    let image = make_image(&draconis, &["-t", "ext2", "-L", "demo"]);
+    let said = draconis.run_ok(["check", image.to_str().unwrap()]);
     let theirs = Command::new("e2fsck").arg("-fn").arg(&image).output().unwrap();
     let theirs = String::from_utf8(theirs.stdout).unwrap();
     let (files, blocks) = said.trim().split_once(" files, ").unwrap();
@@ -33,9 +33,9 @@ fn a_clean_volume_is_summed_up_as_e2fsck_does() {
 }
 
 #[test]
-fn a_damaged_volume_has_status_4_and_a_line_for_each_complaint() {
+fn damaged_volume_exits_with_4_and_lists_problems() {
     let draconis = Draconis::new();
-    let image = image(&draconis, &["-t", "ext2", "-L", "demo"]);
+    let image = make_image(&draconis, &["-t", "ext2", "-L", "demo"]);
     debugfs(&image, "set_inode_field /below/file links_count 3");
     let output = draconis.run(["check", image.to_str().unwrap()]);
     assert_eq!(output.status.code(), Some(4));
@@ -56,9 +56,9 @@ fn a_damaged_volume_has_status_4_and_a_line_for_each_complaint() {
 }
 
 #[test]
-fn what_cannot_be_checked_has_status_8() {
+fn uncheckable_input_exits_with_8() {
     let draconis = Draconis::new();
-    let image = image(&draconis, &["-t", "ext4", "-O", "casefold,encrypt"]);
+    let image = make_image(&draconis, &["-t", "ext4", "-O", "casefold,encrypt"]);
     let output = draconis.run(["check", image.to_str().unwrap()]);
     assert_eq!(output.status.code(), Some(8));
     let said = String::from_utf8(output.stderr).unwrap();
@@ -71,12 +71,12 @@ fn what_cannot_be_checked_has_status_8() {
 }
 
 #[test]
-fn a_volume_inside_an_image_is_found() {
+fn volume_inside_disk_image_is_checked() {
     let draconis = Draconis::new();
-    let inner = std::fs::read(image(&draconis, &["-t", "ext2"])).unwrap();
+    let inner = std::fs::read(make_image(&draconis, &["-t", "ext2"])).unwrap();
     let outer = draconis.path("outer.img");
     std::fs::write(&outer, [vec![0xFF; 1 << 20], inner].concat()).unwrap();
     assert_eq!(draconis.run(["check", outer.to_str().unwrap()]).status.code(), Some(8));
-    let said = draconis.ok(["check", "--offset", "1M", outer.to_str().unwrap()]);
+    let said = draconis.run_ok(["check", "--offset", "1M", outer.to_str().unwrap()]);
     assert!(said.contains("files, "), "{said}");
 }

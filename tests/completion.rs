@@ -5,11 +5,11 @@ mod common;
 use std::path::Path;
 use std::process::Command;
 
-use common::{Draconis, have, skipped};
+use common::{Draconis, is_installed, report_skipped};
 
 /// Lets bash complete a line in `dir` as readline does; returns the sorted
 /// completions.
-fn offered(draconis: &Draconis, dir: &Path, line: &str) -> Vec<String> {
+fn bash_completions(draconis: &Draconis, dir: &Path, line: &str) -> Vec<String> {
     let own = Path::new(env!("CARGO_BIN_EXE_draconis")).parent().unwrap();
     let path = format!("{}:{}", own.display(), std::env::var("PATH").unwrap());
     // Splits the words as readline does, by COMP_WORDBREAKS, without quotes.
@@ -41,7 +41,7 @@ fn offered(draconis: &Draconis, dir: &Path, line: &str) -> Vec<String> {
         [[ ${#COMPREPLY[@]} -eq 0 ]] || printf '%s\n' "${COMPREPLY[@]}"
     "#;
     let file = draconis.path("completions");
-    std::fs::write(&file, draconis.ok(["completions", "bash"])).unwrap();
+    std::fs::write(&file, draconis.run_ok(["completions", "bash"])).unwrap();
     let mut bash = Command::new("bash");
     bash.args(["--norc", "-c", script]).current_dir(dir);
     bash.env("PATH", path).env("SCRIPT", file).env("LINE", line);
@@ -56,9 +56,9 @@ fn offered(draconis: &Draconis, dir: &Path, line: &str) -> Vec<String> {
 }
 
 #[test]
-fn bash_offers_options_then_files_then_paths_in_images() {
-    if !have("bash") {
-        skipped("completion needs bash");
+fn bash_completes_options_files_and_image_paths() {
+    if !is_installed("bash") {
+        report_skipped("completion needs bash");
         return;
     }
     let draconis = Draconis::new();
@@ -72,11 +72,11 @@ fn bash_offers_options_then_files_then_paths_in_images() {
     }
     std::os::unix::fs::symlink("etc", tree.join("link")).unwrap();
     let image = dir.join("disk.img");
-    draconis.ok(["format", "--from", tree.to_str().unwrap(), image.to_str().unwrap()]);
+    draconis.run_ok(["format", "--from", tree.to_str().unwrap(), image.to_str().unwrap()]);
     std::fs::copy(&image, dir.join("my disk.img")).unwrap();
     std::fs::create_dir(dir.join("directory")).unwrap();
     std::fs::write(dir.join("broken.img"), vec![7; 1 << 16]).unwrap();
-    let offers = |line: &str| offered(&draconis, &dir, line);
+    let offers = |line: &str| bash_completions(&draconis, &dir, line);
 
     assert!(offers("draconis unt").contains(&"untar".to_string()));
     assert!(!offers("draconis ").iter().any(|word| word == "complete-path" || word == "worker"));
@@ -117,7 +117,7 @@ fn bash_offers_options_then_files_then_paths_in_images() {
 }
 
 #[test]
-fn the_helper_of_completion_is_quiet_and_says_names_as_they_are() {
+fn completion_helper_prints_raw_names_without_errors() {
     use std::os::unix::ffi::OsStrExt;
     let draconis = Draconis::new();
     let tree = draconis.make_dir("tree");
@@ -125,7 +125,7 @@ fn the_helper_of_completion_is_quiet_and_says_names_as_they_are() {
         std::fs::write(tree.join(std::ffi::OsStr::from_bytes(name)), "x").unwrap();
     }
     let image = draconis.path("image");
-    draconis.ok(["format", "--from", tree.to_str().unwrap(), image.to_str().unwrap()]);
+    draconis.run_ok(["format", "--from", tree.to_str().unwrap(), image.to_str().unwrap()]);
     let ask = |path: &str| draconis.run(["complete-path", &format!("{}:{path}", image.display())]);
     assert_eq!(ask("/").stdout, b"/lost+found/\n/odd \xff\x1b\n/plain\n");
     assert_eq!(ask("/p").stdout, b"/plain\n");

@@ -9,42 +9,42 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
 use common::{
-    Draconis, FileProperties, IgnoredProperties, Kernel, copy_of_draconis, have, is_root, mke2fs,
-    odd_tree, same, scan_tree, skipped,
+    Draconis, FileProperties, IgnoredProperties, KernelMount, assert_same_trees, copy_draconis,
+    is_installed, is_root, make_odd_tree, mke2fs, report_skipped, scan_tree,
 };
 use draconis_device::Random;
 
 /// Comparison without access times, inode numbers and block counts.
-fn contents() -> IgnoredProperties {
+fn ignore_uncopied_properties() -> IgnoredProperties {
     IgnoredProperties { what_a_copy_loses: true, fractions: false }
 }
 
 /// The odd tree with a smaller sparse file, which is faster to compare than 5 GiB.
 fn small_odd_tree(top: &Path) {
-    odd_tree(top);
+    make_odd_tree(top);
     let sparse = std::fs::File::options().write(true).open(top.join("sparse")).unwrap();
     sparse.set_len(70 << 20).unwrap();
     std::os::unix::fs::FileExt::write_all_at(&sparse, b"near the end", 69 << 20).unwrap();
 }
 
-fn check(image: &Path) {
+fn run_e2fsck(image: &Path) {
     let output = Command::new("e2fsck").arg("-fn").arg(image).output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
 }
 
 /// Describes the tree in a volume as the kernel shows it; without root, as `draconis get` does.
-fn tree_in(draconis: &Draconis, image: &Path) -> BTreeMap<PathBuf, FileProperties> {
-    let mut seen = match Kernel::mount(image, draconis.make_dir("kernel"), "format") {
-        Some(kernel) => scan_tree(&kernel.at, contents()),
+fn volume_tree(draconis: &Draconis, image: &Path) -> BTreeMap<PathBuf, FileProperties> {
+    let mut seen = match KernelMount::mount(image, draconis.make_dir("kernel"), "format") {
+        Some(kernel) => scan_tree(&kernel.at, ignore_uncopied_properties()),
         None => {
             let into = tempfile::tempdir().unwrap();
-            draconis.ok([
+            draconis.run_ok([
                 OsStr::new("get"),
                 OsStr::new("-r"),
                 OsStr::new(&format!("{}:/", image.display())),
                 into.path().as_os_str(),
             ]);
-            scan_tree(into.path(), contents())
+            scan_tree(into.path(), ignore_uncopied_properties())
         }
     };
     assert!(seen.remove(Path::new("lost+found")).is_some());
@@ -53,13 +53,13 @@ fn tree_in(draconis: &Draconis, image: &Path) -> BTreeMap<PathBuf, FilePropertie
     seen
 }
 
-fn tree_at(top: &Path) -> BTreeMap<PathBuf, FileProperties> {
-    let mut seen = scan_tree(top, contents());
+fn host_tree(top: &Path) -> BTreeMap<PathBuf, FileProperties> {
+    let mut seen = scan_tree(top, ignore_uncopied_properties());
     seen.remove(Path::new(""));
     seen
 }
 
-fn archive(top: &Path, arguments: &[&str], into: &Path) {
+fn create_archive(top: &Path, arguments: &[&str], into: &Path) {
     let mut tar = Command::new("tar");
     // Only pax archives can hold attributes.
     if !arguments.contains(&"--format=gnu") {
@@ -71,36 +71,36 @@ fn archive(top: &Path, arguments: &[&str], into: &Path) {
 }
 
 #[test]
-fn a_directory_becomes_a_volume() {
+fn format_from_directory() {
     let draconis = Draconis::new();
     let tree = draconis.make_dir("tree");
     small_odd_tree(&tree);
-    let expected = tree_at(&tree);
+    let expected = host_tree(&tree);
     let image = draconis.path("image");
     for arguments in [&[][..], &["-b", "1024"], &["-b", "2048", "-O", "^dir_index"]] {
         let mut command = vec!["format", "--from", tree.to_str().unwrap()];
         command.extend(arguments);
         command.push(image.to_str().unwrap());
-        draconis.ok(&command);
-        check(&image);
-        same(&tree_in(&draconis, &image), &expected);
+        draconis.run_ok(&command);
+        run_e2fsck(&image);
+        assert_same_trees(&volume_tree(&draconis, &image), &expected);
         std::fs::remove_file(&image).unwrap();
     }
     let size = ["format", "--from", tree.to_str().unwrap(), image.to_str().unwrap(), "100M"];
-    draconis.ok(size);
-    check(&image);
+    draconis.run_ok(size);
+    run_e2fsck(&image);
     assert_eq!(image.metadata().unwrap().len(), 100 << 20);
     let holes = std::os::unix::fs::MetadataExt::blocks(&image.metadata().unwrap());
     assert!(holes < (20 << 20) / 512, "{holes} sectors");
-    same(&tree_in(&draconis, &image), &expected);
+    assert_same_trees(&volume_tree(&draconis, &image), &expected);
 }
 
 #[test]
-fn a_directory_becomes_a_volume_of_every_type() {
+fn format_from_directory_for_every_type() {
     let draconis = Draconis::new();
     let tree = draconis.make_dir("tree");
     small_odd_tree(&tree);
-    let expected = tree_at(&tree);
+    let expected = host_tree(&tree);
     let image = draconis.path("image");
     for (arguments, shown) in [
         (&["-t", "ext3"][..], "ext3"),
@@ -116,17 +116,17 @@ fn a_directory_becomes_a_volume_of_every_type() {
         let mut command = vec!["format", "--from", tree.to_str().unwrap()];
         command.extend(arguments);
         command.push(image.to_str().unwrap());
-        draconis.ok(&command);
-        check(&image);
-        same(&tree_in(&draconis, &image), &expected);
-        let info = draconis.ok(["info", image.to_str().unwrap()]);
+        draconis.run_ok(&command);
+        run_e2fsck(&image);
+        assert_same_trees(&volume_tree(&draconis, &image), &expected);
+        let info = draconis.run_ok(["info", image.to_str().unwrap()]);
         assert!(info.contains(shown), "{info}");
         std::fs::remove_file(&image).unwrap();
     }
 }
 
 #[test]
-fn what_is_not_made_is_refused_by_name() {
+fn unsupported_features_are_refused_by_name() {
     let draconis = Draconis::new();
     let image = draconis.path("image");
     for (arguments, said) in [
@@ -154,15 +154,15 @@ fn what_is_not_made_is_refused_by_name() {
     let output = draconis.run(["format", "-t", "ext4", image.to_str().unwrap(), "1M"]);
     let text = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success() && text.contains("too small for a journal"), "{text}");
-    check(&image);
+    run_e2fsck(&image);
 }
 
 #[test]
-fn an_archive_of_any_kind_becomes_the_same_volume() {
+fn every_archive_format_gives_same_volume() {
     let draconis = Draconis::new();
     let tree = draconis.make_dir("tree");
     small_odd_tree(&tree);
-    let expected = tree_at(&tree);
+    let expected = host_tree(&tree);
     let tar = draconis.path("archive");
     let image = draconis.path("image");
     for arguments in [
@@ -171,10 +171,10 @@ fn an_archive_of_any_kind_becomes_the_same_volume() {
         &["--sparse", "--sparse-version=0.0"],
         &["--sparse", "-z"],
     ] {
-        archive(&tree, arguments, &tar);
-        draconis.ok([OsStr::new("format"), OsStr::new("--from"), tar.as_ref(), image.as_ref()]);
-        check(&image);
-        same(&tree_in(&draconis, &image), &expected);
+        create_archive(&tree, arguments, &tar);
+        draconis.run_ok([OsStr::new("format"), OsStr::new("--from"), tar.as_ref(), image.as_ref()]);
+        run_e2fsck(&image);
+        assert_same_trees(&volume_tree(&draconis, &image), &expected);
         std::fs::remove_file(&image).unwrap();
     }
     // GNU tar's own format has no attributes and no fractions of seconds.
@@ -192,21 +192,21 @@ fn an_archive_of_any_kind_becomes_the_same_volume() {
     }
     sparse.set_len(60 << 20).unwrap();
     let without = IgnoredProperties { what_a_copy_loses: true, fractions: true };
-    archive(&plain, &["--format=gnu", "--sparse"], &tar);
-    draconis.ok([OsStr::new("format"), OsStr::new("--from"), tar.as_ref(), image.as_ref()]);
-    check(&image);
-    let (mut found, mut expected) = (tree_in(&draconis, &image), scan_tree(&plain, without));
+    create_archive(&plain, &["--format=gnu", "--sparse"], &tar);
+    draconis.run_ok([OsStr::new("format"), OsStr::new("--from"), tar.as_ref(), image.as_ref()]);
+    run_e2fsck(&image);
+    let (mut found, mut expected) = (volume_tree(&draconis, &image), scan_tree(&plain, without));
     expected.remove(Path::new(""));
     for seen in found.values_mut() {
         seen.times = seen.times.map(|(seconds, _)| (seconds, 0));
     }
-    same(&found, &expected);
+    assert_same_trees(&found, &expected);
 }
 
 /// Compresses bytes with a program.
-fn pack(tool: &str, bytes: &[u8]) -> Option<Vec<u8>> {
-    if !have(tool) {
-        skipped(format_args!("{tool} is not installed"));
+fn compress(tool: &str, bytes: &[u8]) -> Option<Vec<u8>> {
+    if !is_installed(tool) {
+        report_skipped(format_args!("{tool} is not installed"));
         return None;
     }
     let mut child = Command::new(tool)
@@ -237,22 +237,22 @@ fn format_from_stdin(draconis: &Draconis, bytes: &[u8], image: &Path) -> Output 
 }
 
 #[test]
-fn standard_input_may_be_packed() {
+fn compressed_stdin_is_accepted() {
     let draconis = Draconis::new();
     let tree = draconis.make_dir("tree");
     std::fs::create_dir(tree.join("dir")).unwrap();
     std::fs::write(tree.join("dir/file"), vec![5; 300_000]).unwrap();
     let tar = draconis.path("archive");
-    archive(&tree, &[], &tar);
+    create_archive(&tree, &[], &tar);
     let bytes = std::fs::read(&tar).unwrap();
     let mut images = vec![];
     for tool in ["cat", "gzip", "zstd", "xz"] {
-        let packed = if tool == "cat" { Some(bytes.clone()) } else { pack(tool, &bytes) };
+        let packed = if tool == "cat" { Some(bytes.clone()) } else { compress(tool, &bytes) };
         let Some(packed) = packed else { continue };
         let image = draconis.path(tool);
         let output = format_from_stdin(&draconis, &packed, &image);
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-        check(&image);
+        run_e2fsck(&image);
         images.push(std::fs::read(&image).unwrap());
         if tool != "cat" {
             let output = format_from_stdin(&draconis, &packed[..packed.len() / 2], &image);
@@ -272,13 +272,13 @@ fn a_damaged_archive_is_refused_without_a_panic() {
     let tree = draconis.make_dir("tree");
     small_odd_tree(&tree);
     let tar = draconis.path("archive");
-    archive(&tree, &["--sparse", "--exclude=big"], &tar);
+    create_archive(&tree, &["--sparse", "--exclude=big"], &tar);
     let bytes = std::fs::read(&tar).unwrap();
     let image = draconis.path("image");
     let mut random = Random::new(1);
     for nth in 0..40 {
         let mut damaged = bytes.clone();
-        let at = random.below(damaged.len() as u64) as usize;
+        let at = random.next_below(damaged.len() as u64) as usize;
         match nth % 3 {
             0 => damaged.truncate(at),
             1 => damaged[at] ^= 0x41,
@@ -289,13 +289,13 @@ fn a_damaged_archive_is_refused_without_a_panic() {
         assert!(matches!(output.status.code(), Some(0 | 1)), "{said}");
         assert!(!said.contains("panicked"), "{said}");
         if output.status.success() {
-            check(&image);
+            run_e2fsck(&image);
         }
     }
 }
 
 #[test]
-fn the_same_source_gives_the_same_bytes() {
+fn same_source_gives_identical_image() {
     let draconis = Draconis::new();
     let tree = draconis.make_dir("tree");
     small_odd_tree(&tree);
@@ -319,28 +319,29 @@ fn the_same_source_gives_the_same_bytes() {
 }
 
 #[test]
-fn what_is_there_is_not_overwritten_unless_forced() {
+fn existing_contents_are_not_overwritten_without_force() {
     let draconis = Draconis::new();
     let image = draconis.path("image");
     let name = image.to_str().unwrap();
-    let said = draconis.fails(["format", name]);
+    let said = draconis.run_failing(["format", name]);
     assert!(said.contains("SIZE"), "{said}");
     assert!(!image.exists());
-    draconis.ok(["format", "-L", "first", name, "1M"]);
+    draconis.run_ok(["format", "-L", "first", name, "1M"]);
     let before = std::fs::read(&image).unwrap();
-    let said = draconis.fails(["format", name]);
+    let said = draconis.run_failing(["format", name]);
     assert!(said.contains("an ext file system") && said.contains("--force"), "{said}");
     // A source that does not fit changes nothing, with and without --force.
     let big = draconis.path("big");
     std::fs::write(&big, vec![1; 3 << 20]).unwrap();
     let tree = draconis.make_dir("tree");
     std::fs::rename(&big, tree.join("big")).unwrap();
-    let said = draconis.fails(["format", "--force", "--from", tree.to_str().unwrap(), name, "1M"]);
+    let said =
+        draconis.run_failing(["format", "--force", "--from", tree.to_str().unwrap(), name, "1M"]);
     assert!(said.contains("no room") && said.contains("SIZE"), "{said}");
     assert!(std::fs::read(&image).unwrap() == before);
-    draconis.ok(["format", "--force", "-L", "second", name]);
-    check(&image);
-    assert!(draconis.ok(["info", name]).contains("second"));
+    draconis.run_ok(["format", "--force", "-L", "second", name]);
+    run_e2fsck(&image);
+    assert!(draconis.run_ok(["info", name]).contains("second"));
     for (arguments, said) in [
         (&["-t", "ext5", name, "1M"][..], "ext5"),
         (&["-t", "ext2", "-O", "bigalloc", name, "1M"], "needs extent"),
@@ -355,15 +356,15 @@ fn what_is_there_is_not_overwritten_unless_forced() {
     ] {
         let mut all = vec!["format", "--force"];
         all.extend(arguments);
-        let found = draconis.fails(&all);
+        let found = draconis.run_failing(&all);
         assert!(found.contains(said), "{found}");
     }
-    check(&image);
+    run_e2fsck(&image);
     // Read-only file system images of others are recognised, too.
     let mut foreign = vec![0; 1 << 20];
     foreign[..4].copy_from_slice(b"XFSB");
     std::fs::write(&image, foreign).unwrap();
-    assert!(draconis.fails(["format", name]).contains("XFS"));
+    assert!(draconis.run_failing(["format", name]).contains("XFS"));
 }
 
 #[test]
@@ -371,21 +372,21 @@ fn a_volume_in_use_is_refused_even_if_forced() {
     let draconis = Draconis::new();
     let image = draconis.path("image");
     let name = image.to_str().unwrap();
-    draconis.ok(["format", name, "8M"]);
+    draconis.run_ok(["format", name, "8M"]);
     let held = std::fs::File::open(&image).unwrap();
     rustix::fs::flock(&held, rustix::fs::FlockOperation::LockShared).unwrap();
-    let said = draconis.fails(["format", "--force", name]);
+    let said = draconis.run_failing(["format", "--force", name]);
     assert!(said.contains("in use"), "{said}");
     drop(held);
-    if let Some(_kernel) = Kernel::mount(&image, draconis.make_dir("kernel"), "in use") {
-        let said = draconis.fails(["format", "--force", name]);
+    if let Some(_kernel) = KernelMount::mount(&image, draconis.make_dir("kernel"), "in use") {
+        let said = draconis.run_failing(["format", "--force", name]);
         assert!(said.contains("in use by /dev/loop"), "{said}");
     }
-    draconis.ok(["format", "--force", name]);
+    draconis.run_ok(["format", "--force", name]);
 }
 
 #[test]
-fn the_layout_is_that_of_mke2fs() {
+fn layout_matches_mke2fs() {
     let draconis = Draconis::new();
     let (ours, theirs) = (draconis.path("ours"), draconis.path("theirs"));
     let uuid = "c1b9d5a2-f162-11cf-9ece-0020afc76f16";
@@ -400,7 +401,7 @@ fn the_layout_is_that_of_mke2fs() {
         let mut all = vec!["format"];
         all.extend(common.iter().chain(arguments));
         all.extend([ours.to_str().unwrap(), size]);
-        draconis.ok(&all);
+        draconis.run_ok(&all);
         let both: Vec<&str> = common.iter().chain(arguments).copied().collect();
         mke2fs(&theirs, None, &both, size);
         let dump = |image: &Path| {
@@ -411,24 +412,24 @@ fn the_layout_is_that_of_mke2fs() {
             lines.collect::<Vec<_>>().join("\n")
         };
         assert_eq!(dump(&ours), dump(&theirs));
-        check(&ours);
+        run_e2fsck(&ours);
         std::fs::remove_file(&ours).unwrap();
         std::fs::remove_file(&theirs).unwrap();
     }
 }
 
 #[test]
-fn owners_of_archives_need_no_root() {
-    if !is_root() || !have("setpriv") {
-        skipped("becoming nobody needs root and setpriv");
+fn archive_owners_are_set_without_root() {
+    if !is_root() || !is_installed("setpriv") {
+        report_skipped("becoming nobody needs root and setpriv");
         return;
     }
     let draconis = Draconis::new();
     let tree = draconis.make_dir("tree");
     small_odd_tree(&tree);
     let tar = draconis.path("archive");
-    archive(&tree, &["--sparse"], &tar);
-    let expected = tree_at(&tree);
+    create_archive(&tree, &["--sparse"], &tar);
+    let expected = host_tree(&tree);
     let nobody = draconis.make_dir("nobody");
     for path in [&nobody, &tar] {
         std::os::unix::fs::chown(path, Some(65534), Some(65534)).unwrap();
@@ -439,7 +440,7 @@ fn owners_of_archives_need_no_root() {
     )
     .unwrap();
     let program = nobody.join("draconis");
-    copy_of_draconis(&program);
+    copy_draconis(&program);
     let image = nobody.join("image");
     let output = Command::new("setpriv")
         .args(["--reuid=65534", "--regid=65534", "--clear-groups"])
@@ -449,24 +450,25 @@ fn owners_of_archives_need_no_root() {
         .output()
         .unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    check(&image);
-    same(&tree_in(&draconis, &image), &expected);
+    run_e2fsck(&image);
+    assert_same_trees(&volume_tree(&draconis, &image), &expected);
 }
 
 #[test]
-fn an_empty_volume_is_its_makers() {
+fn root_of_empty_volume_belongs_to_user() {
     let draconis = Draconis::new();
     let owner = |name: &str| {
-        let said = draconis.ok(["stat", "--json", &format!("{}:/", draconis.path(name).display())]);
+        let said =
+            draconis.run_ok(["stat", "--json", &format!("{}:/", draconis.path(name).display())]);
         let stat: serde_json::Value = serde_json::from_str(&said).unwrap();
         (stat[0]["uid"].as_u64().unwrap() as u32, stat[0]["gid"].as_u64().unwrap() as u32)
     };
     let own = (rustix::process::getuid().as_raw(), rustix::process::getgid().as_raw());
-    draconis.ok(["format", draconis.path("own").to_str().unwrap(), "1M"]);
-    check(&draconis.path("own"));
+    draconis.run_ok(["format", draconis.path("own").to_str().unwrap(), "1M"]);
+    run_e2fsck(&draconis.path("own"));
     assert_eq!(owner("own"), own);
-    if !is_root() || !have("setpriv") {
-        skipped("becoming another user needs root and setpriv");
+    if !is_root() || !is_installed("setpriv") {
+        report_skipped("becoming another user needs root and setpriv");
         return;
     }
     let dir = draconis.make_dir("theirs");
@@ -477,11 +479,11 @@ fn an_empty_volume_is_its_makers() {
     )
     .unwrap();
     let program = dir.join("draconis");
-    copy_of_draconis(&program);
+    copy_draconis(&program);
     let tree = draconis.make_dir("tree");
     std::fs::write(tree.join("file"), "x").unwrap();
     let whole = draconis.path("whole.tar");
-    archive(&tree, &["--owner=7", "--group=8"], &whole);
+    create_archive(&tree, &["--owner=7", "--group=8"], &whole);
     let part = draconis.path("part.tar");
     let made = Command::new("tar").arg("-C").arg(&tree).arg("-cf").arg(&part).arg("file").status();
     assert!(made.unwrap().success());
@@ -503,23 +505,23 @@ fn an_empty_volume_is_its_makers() {
             .output()
             .unwrap();
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-        check(&draconis.path(name));
+        run_e2fsck(&draconis.path(name));
         assert_eq!(owner(name), expected, "{name}");
     }
 }
 
 /// Recognised contents are lost only if their kind is named; a partition is written alone.
 #[test]
-fn nothing_that_is_recognised_is_overwritten_by_accident() {
-    if !["sfdisk", "mkswap", "zstd"].into_iter().all(have) {
-        return skipped("partitions and swap space: there is no sfdisk, mkswap or zstd");
+fn recognised_contents_are_not_overwritten() {
+    if !["sfdisk", "mkswap", "zstd"].into_iter().all(is_installed) {
+        return report_skipped("partitions and swap space: there is no sfdisk, mkswap or zstd");
     }
     let draconis = Draconis::new();
     let disk = draconis.path("disk");
     let script = "truncate -s 64M disk && printf 'label: gpt\n,20M\n,20M,S\n' | sfdisk -q disk && \
         truncate -s 20M swap && mkswap -q swap && dd if=swap of=disk bs=1M seek=21 conv=notrunc && \
         zstd -q disk -o packed";
-    common::volume::shell(script, draconis.dir.path());
+    common::volume::run_shell(script, draconis.dir.path());
     let name = disk.to_str().unwrap();
     let before = std::fs::read(&disk).unwrap();
     for (arguments, said) in [
@@ -535,28 +537,28 @@ fn nothing_that_is_recognised_is_overwritten_by_accident() {
         (&["store", "create", "--force", "--size", "16M", name], "--force=gpt"),
         (&["mount", "--create", "8M", name, "."], "--force=gpt"),
     ] {
-        let found = draconis.fails(arguments);
+        let found = draconis.run_failing(arguments);
         assert!(found.contains(said), "{arguments:?}: {found}");
         assert!(std::fs::read(&disk).unwrap() == before, "{arguments:?}");
     }
-    draconis.ok(["format", "-t", "ext4", "--partition", "2", "--force=swap", name]);
+    draconis.run_ok(["format", "-t", "ext4", "--partition", "2", "--force=swap", name]);
     let after = std::fs::read(&disk).unwrap();
     assert!(after[..21 << 20] == before[..21 << 20] && after[41 << 20..] == before[41 << 20..]);
     std::fs::write(draconis.path("part"), &after[21 << 20..41 << 20]).unwrap();
-    check(&draconis.path("part"));
+    run_e2fsck(&draconis.path("part"));
     // In the middle of a volume.
     let part = draconis.path("part");
     let part = part.to_str().unwrap();
-    let said = draconis.fails(["format", "--offset", "1M", part]);
+    let said = draconis.run_failing(["format", "--offset", "1M", part]);
     assert!(said.contains("holds an ext file system; --force overwrites it"), "{said}");
     // The space behind the volume is free.
     let file = std::fs::File::options().write(true).open(part).unwrap();
     file.set_len(40 << 20).unwrap();
-    draconis.ok(["format", "-t", "ext4", "--offset", "20M", part]);
-    check(Path::new(part));
+    draconis.run_ok(["format", "-t", "ext4", "--offset", "20M", part]);
+    run_e2fsck(Path::new(part));
     let whole = std::fs::read(part).unwrap();
     std::fs::write(draconis.path("second"), &whole[20 << 20..]).unwrap();
-    check(&draconis.path("second"));
+    run_e2fsck(&draconis.path("second"));
     // Compressed data is never overwritten.
     let packed = draconis.path("packed");
     let before = std::fs::read(&packed).unwrap();
@@ -568,7 +570,7 @@ fn nothing_that_is_recognised_is_overwritten_by_accident() {
         &["format", "--force=zstd", "--offset", "1K", packed],
         &["store", "create", "--force=zstd", "--size", "16M", packed],
     ] {
-        let said = draconis.fails(arguments);
+        let said = draconis.run_failing(arguments);
         assert!(said.contains("never overwritten"), "{said}");
         assert!(std::fs::read(packed).unwrap() == before, "{arguments:?}");
     }
@@ -587,17 +589,17 @@ fn nothing_that_is_recognised_is_overwritten_by_accident() {
 }
 
 #[test]
-fn letters_of_mke2fs_mean_the_same() {
+fn mke2fs_option_letters_have_same_meaning() {
     let draconis = Draconis::new();
     let tree = draconis.make_dir("tree");
     std::fs::write(tree.join("f"), vec![1; 3 << 20]).unwrap();
     let (image, tree) = (draconis.path("image"), tree.to_str().unwrap());
     let name = image.to_str().unwrap();
     let info = |line: &[&str]| -> serde_json::Value {
-        let said = draconis.ok([&["format", "-F"], line].concat());
+        let said = draconis.run_ok([&["format", "-F"], line].concat());
         assert!(said.is_empty(), "{said}");
-        check(&image);
-        serde_json::from_str(&draconis.ok(["info", "--json", name])).unwrap()
+        run_e2fsck(&image);
+        serde_json::from_str(&draconis.run_ok(["info", "--json", name])).unwrap()
     };
     // A volume sized for its tree has free space, as the help says.
     let fitted = info(&["-q", "-d", tree, name]);
@@ -619,7 +621,7 @@ fn letters_of_mke2fs_mean_the_same() {
 }
 
 #[test]
-fn words_of_other_tools_lead_to_the_command() {
+fn other_tools_command_names_are_suggested() {
     let draconis = Draconis::new();
     for (word, command) in [("fsck", "check"), ("lsdel", "debugfs"), ("mke2fs", "format")] {
         let told = draconis.run([word, "image"]);

@@ -5,11 +5,11 @@ mod common;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
-use common::{Draconis, fuse, mke2fs, skipped};
+use common::{Draconis, has_fuse, mke2fs, report_skipped};
 
-fn pages(draconis: &Draconis, name: &str) -> Vec<(String, String)> {
+fn generated_pages(draconis: &Draconis, name: &str) -> Vec<(String, String)> {
     let dir = draconis.make_dir(name);
-    draconis.ok(["manpages", dir.to_str().unwrap()]);
+    draconis.run_ok(["manpages", dir.to_str().unwrap()]);
     read(&dir)
 }
 
@@ -26,11 +26,11 @@ fn read(dir: &Path) -> Vec<(String, String)> {
 }
 
 #[test]
-fn pages_have_all_parts_and_are_the_same_each_time() {
+fn pages_are_complete_and_reproducible() {
     let draconis = Draconis::new();
-    let first = pages(&draconis, "first");
+    let first = generated_pages(&draconis, "first");
     assert!(first.len() > 40);
-    assert!(first == pages(&draconis, "second"));
+    assert!(first == generated_pages(&draconis, "second"));
     let version = format!("draconis {}", env!("CARGO_PKG_VERSION"));
     for (name, text) in &first {
         for part in ["NAME", "SYNOPSIS", "DESCRIPTION", "OPTIONS", "EXAMPLES"] {
@@ -52,7 +52,7 @@ fn pages_have_all_parts_and_are_the_same_each_time() {
             .iter()
             .all(|(_, text)| text.contains(" 2023-11-14 ") || text.contains("\"2023-11-14\""))
     );
-    if common::have("groff") {
+    if common::is_installed("groff") {
         for (name, _) in &first {
             let page = draconis.path("first").join(format!("{name}.1"));
             let output =
@@ -61,12 +61,12 @@ fn pages_have_all_parts_and_are_the_same_each_time() {
             assert!(said.is_empty(), "{name}: {}", String::from_utf8_lossy(&said));
         }
     } else {
-        skipped("what groff says of the pages, since it is not installed");
+        report_skipped("what groff says of the pages, since it is not installed");
     }
 }
 
 /// Returns the commands of a page's EXAMPLES.
-fn examples(page: &str) -> Vec<String> {
+fn page_examples(page: &str) -> Vec<String> {
     let (_, text) = page.split_once(".SH EXAMPLES\n").unwrap();
     let text = text.split("\n.SH ").next().unwrap();
     let plain = |text: &str| {
@@ -77,7 +77,7 @@ fn examples(page: &str) -> Vec<String> {
 }
 
 /// Creates the files that the examples name.
-fn workplace(draconis: &Draconis, name: &str) -> PathBuf {
+fn make_example_directory(draconis: &Draconis, name: &str) -> PathBuf {
     let dir = draconis.make_dir(name);
     for below in ["tree/sub", "mnt", "root/etc", "root/home/ann"] {
         std::fs::create_dir_all(dir.join(below)).unwrap();
@@ -95,7 +95,7 @@ fn workplace(draconis: &Draconis, name: &str) -> PathBuf {
     let image = dir.join("disk.img");
     // A reserve of group descriptors, so that it can grow.
     mke2fs(&image, Some(&dir.join("root")), &["-t", "ext2", "-b", "1024"], "16M");
-    draconis.ok(["format", dir.join("other.img").to_str().unwrap(), "8M"]);
+    draconis.run_ok(["format", dir.join("other.img").to_str().unwrap(), "8M"]);
     let volume = std::fs::read(&image).unwrap();
     let mut disk = vec![0; (1 << 20) + volume.len()];
     disk[1 << 20..].copy_from_slice(&volume);
@@ -111,10 +111,10 @@ fn workplace(draconis: &Draconis, name: &str) -> PathBuf {
     );
     let store = dir.join("things.store");
     let store = store.to_str().unwrap();
-    draconis.ok(["store", "create", store, "--size", "64M", "--layout", "cow", "--sparse"]);
-    draconis.ok(["store", "put", store, "new", dir.join("notes.txt").to_str().unwrap()]);
+    draconis.run_ok(["store", "create", store, "--size", "64M", "--layout", "cow", "--sparse"]);
+    draconis.run_ok(["store", "put", store, "new", dir.join("notes.txt").to_str().unwrap()]);
     for key in ["key", "another"] {
-        draconis.ok(["kv", "put", store, key, "value"]);
+        draconis.run_ok(["kv", "put", store, key, "value"]);
     }
     dir
 }
@@ -129,18 +129,18 @@ fn run(draconis: &Draconis, dir: &Path, script: &str) -> Output {
 }
 
 #[test]
-fn every_example_works() {
+fn page_examples_work() {
     let draconis = Draconis::new();
-    let can_mount = fuse("the examples that mount");
+    let can_mount = has_fuse("the examples that mount");
     let lab = Path::new(env!("CARGO_BIN_EXE_draconis")).with_file_name("draconis-lab").exists();
     if !lab {
-        skipped("the examples of draconis lab need draconis-lab to be built");
+        report_skipped("the examples of draconis lab need draconis-lab to be built");
     }
     // Created once, because creating a store measures the disk.
-    let template = workplace(&draconis, "template");
+    let template = make_example_directory(&draconis, "template");
     let mut ran = 0;
-    for (name, page) in pages(&draconis, "pages") {
-        let examples = examples(&page);
+    for (name, page) in generated_pages(&draconis, "pages") {
+        let examples = page_examples(&page);
         assert!(!examples.is_empty(), "{name}");
         let dir = draconis.path("at");
         let mut copy = Command::new("cp");

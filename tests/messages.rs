@@ -6,21 +6,21 @@ mod common;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use common::{Draconis, copy_of_draconis, have, is_root, skipped};
+use common::{Draconis, copy_draconis, is_installed, is_root, report_skipped};
 
 /// Runs a command line, with `D/` as the directory of the test; returns its error output.
-fn said(draconis: &Draconis, line: &str) -> String {
+fn run_and_get_stderr(draconis: &Draconis, line: &str) -> String {
     let dir = format!("{}/", draconis.dir.path().display());
     let arguments = line.split(' ').map(|word| word.replace("D/", &dir));
     let output = draconis.run(arguments);
     let said = String::from_utf8_lossy(&output.stderr).replace(&dir, "D/");
     assert!(matches!(output.status.code(), Some(1 | 4 | 8)), "{line}: {} {said}", output.status);
-    sound(line, &said);
+    assert_message_rules(line, &said);
     said
 }
 
 /// Asserts the rules for every message.
-fn sound(line: &str, said: &str) {
+fn assert_message_rules(line: &str, said: &str) {
     assert!(!said.contains("os error"), "{line}: {said}");
     for message in said.lines() {
         assert!(message.starts_with("draconis: "), "{line}: {said}");
@@ -32,20 +32,20 @@ fn sound(line: &str, said: &str) {
     }
 }
 
-fn volume(draconis: &Draconis) -> PathBuf {
+fn make_volume(draconis: &Draconis) -> PathBuf {
     let image = draconis.path("v.img");
-    draconis.ok(["format", "-t", "ext2", "-b", "1024", image.to_str().unwrap(), "8M"]);
+    draconis.run_ok(["format", "-t", "ext2", "-b", "1024", image.to_str().unwrap(), "8M"]);
     std::fs::write(draconis.path("file"), "contents").unwrap();
     let at = |path: &str| format!("{}:{path}", image.display());
-    draconis.ok(["put", draconis.path("file").to_str().unwrap(), &at("/f")]);
-    draconis.ok(["mkdir", &at("/d")]);
+    draconis.run_ok(["put", draconis.path("file").to_str().unwrap(), &at("/f")]);
+    draconis.run_ok(["mkdir", &at("/d")]);
     image
 }
 
 #[test]
-fn each_failure_is_said_in_one_sentence() {
+fn every_error_is_one_sentence() {
     let draconis = Draconis::new();
-    volume(&draconis);
+    make_volume(&draconis);
     std::fs::write(draconis.path("empty"), "").unwrap();
     std::fs::write(draconis.path("zeros"), vec![0; 65536]).unwrap();
     let mut table = vec![0; 1 << 20];
@@ -70,10 +70,10 @@ fn each_failure_is_said_in_one_sentence() {
             ),
             ("dir", "D/dir is a directory, and no image"),
         ] {
-            let found = said(&draconis, &format!("{reading} D/{image}"));
+            let found = run_and_get_stderr(&draconis, &format!("{reading} D/{image}"));
             assert_eq!(found, format!("draconis: {sentence}\n"), "{reading}");
         }
-        let zeros = said(&draconis, &format!("{reading} D/zeros"));
+        let zeros = run_and_get_stderr(&draconis, &format!("{reading} D/zeros"));
         assert!(zeros.contains("--offset and --partition") && !zeros.contains("format"));
     }
     for (line, sentence) in [
@@ -104,27 +104,27 @@ fn each_failure_is_said_in_one_sentence() {
         ("format --from D/none D/x", "D/none: No such file or directory"),
         ("store ls D/none", "D/none: no such file; draconis store create makes a store"),
     ] {
-        assert_eq!(said(&draconis, line), format!("draconis: {sentence}\n"));
+        assert_eq!(run_and_get_stderr(&draconis, line), format!("draconis: {sentence}\n"));
     }
     let archive = draconis.path("a.tar");
     let mut tar = Command::new("tar");
     tar.arg("-C").arg(draconis.dir.path()).arg("-cf").arg(&archive).arg("file");
     assert!(tar.status().unwrap().success());
     assert_eq!(
-        said(&draconis, "untar -f D/a.tar D/v.img:/none"),
+        run_and_get_stderr(&draconis, "untar -f D/a.tar D/v.img:/none"),
         "draconis: D/v.img:/none: no such directory; draconis mkdir -p makes it\n"
     );
-    let tree = draconis.ok(["tree", draconis.path("v.img").to_str().unwrap()]);
+    let tree = draconis.run_ok(["tree", draconis.path("v.img").to_str().unwrap()]);
     assert!(tree.ends_with("\n2 directories, 1 file\n"), "{tree}");
-    let tree = draconis.ok(["tree", &format!("{}:/d", draconis.path("v.img").display())]);
+    let tree = draconis.run_ok(["tree", &format!("{}:/d", draconis.path("v.img").display())]);
     assert!(tree.ends_with("\n0 directories, 0 files\n"), "{tree}");
 }
 
 /// Each command reports a broken root directory as damage, with one hint.
 #[test]
-fn damage_is_called_damage_and_what_to_do_is_said_once() {
+fn damage_is_reported_with_one_hint() {
     let draconis = Draconis::new();
-    let image = volume(&draconis);
+    let image = make_volume(&draconis);
     let bytes = std::fs::read(&image).unwrap();
     let u32_at = |at: usize| u32::from_le_bytes(bytes[at..at + 4].try_into().unwrap()) as usize;
     // Inode table of the first group; in it the root inode's first block.
@@ -144,27 +144,30 @@ fn damage_is_called_damage_and_what_to_do_is_said_once() {
     let repaired =
         "the volume is damaged: draconis check shows all damage, and e2fsck -f repairs it";
     for line in ["ls D/root", "ls -lR D/root", "tree D/root", "get -r D/root:/ D/out"] {
-        let found = said(&draconis, line);
+        let found = run_and_get_stderr(&draconis, line);
         assert!(found.starts_with("draconis: D/root:/: corrupt directory entry"), "{found}");
         assert_eq!(found.matches(repaired).count(), 1, "{found}");
     }
     for line in ["ls D/table", "mkdir D/table:/x", "put D/file D/root:/x", "info D/super"] {
-        assert!(said(&draconis, line).ends_with(&format!("; {repaired}\n")), "{line}");
+        assert!(
+            run_and_get_stderr(&draconis, line).ends_with(&format!("; {repaired}\n")),
+            "{line}"
+        );
     }
     for name in ["root", "table", "flag", "short"] {
         let path = draconis.path(name);
-        let info = draconis.ok(["info", path.to_str().unwrap()]);
+        let info = draconis.run_ok(["info", path.to_str().unwrap()]);
         let damaged = info.lines().find(|line| line.starts_with("damaged ")).unwrap();
         let step = if name == "short" { "draconis get -r" } else { "e2fsck -f repairs it" };
         assert!(damaged.contains(step), "{info}");
-        let json = draconis.ok(["info", "--json", path.to_str().unwrap()]);
+        let json = draconis.run_ok(["info", "--json", path.to_str().unwrap()]);
         let json: serde_json::Value = serde_json::from_str(&json).unwrap();
         assert_eq!(json["damage"].as_array().unwrap().len(), 1, "{json}");
     }
-    let sound = draconis.ok(["info", image.to_str().unwrap()]);
+    let sound = draconis.run_ok(["info", image.to_str().unwrap()]);
     assert!(!sound.contains("damaged") && !sound.contains("e2fsck"), "{sound}");
     spoil("unclean", 1024 + 58, &[0, 0]);
-    let unclean = draconis.ok(["info", draconis.path("unclean").to_str().unwrap()]);
+    let unclean = draconis.run_ok(["info", draconis.path("unclean").to_str().unwrap()]);
     assert!(unclean.contains("e2fsck -p repairs what a power cut left"), "{unclean}");
     let checked = draconis.run(["check", draconis.path("root").to_str().unwrap()]);
     let checked = String::from_utf8_lossy(&checked.stdout).into_owned();
@@ -178,49 +181,49 @@ fn damage_is_called_damage_and_what_to_do_is_said_once() {
 
 /// The error names the external journal, and the program that can replay it.
 #[test]
-fn a_journal_on_another_device_is_named() {
+fn external_journal_is_refused_by_name() {
     use std::os::unix::fs::FileExt as _;
     let draconis = Draconis::new();
     let image = draconis.path("outside");
-    draconis.ok(["format", "-t", "ext3", image.to_str().unwrap(), "16M"]);
+    draconis.run_ok(["format", "-t", "ext3", image.to_str().unwrap(), "16M"]);
     let file = std::fs::File::options().read(true).write(true).open(&image).unwrap();
     // s_journal_uuid, s_journal_inum, s_journal_dev: 8:17.
     file.write_all_at(&[0xab; 16], 1024 + 0xd0).unwrap();
     file.write_all_at(&[0, 0, 0, 0, 0x11, 8, 0, 0], 1024 + 0xe0).unwrap();
     let journal = "(device 8:17, UUID abababab-abab-abab-abab-abababababab)";
-    draconis.ok(["ls", image.to_str().unwrap()]);
-    let found = said(&draconis, "mkdir D/outside:/x");
+    draconis.run_ok(["ls", image.to_str().unwrap()]);
+    let found = run_and_get_stderr(&draconis, "mkdir D/outside:/x");
     assert!(found.contains(journal) && found.contains("journal_path=JOURNAL"), "{found}");
-    let found = said(&draconis, "check D/outside");
+    let found = run_and_get_stderr(&draconis, "check D/outside");
     assert!(found.contains(journal) && found.contains("e2fsck -j JOURNAL"), "{found}");
     // Without inode 8.
     file.write_all_at(&[8, 0, 0, 0, 0, 0, 0, 0], 1024 + 0xe0).unwrap();
     let clear = ["-w", "-R", "clri <8>"];
     assert!(Command::new("debugfs").args(clear).arg(&image).output().unwrap().status.success());
-    let found = said(&draconis, "mkdir D/outside:/x");
+    let found = run_and_get_stderr(&draconis, "mkdir D/outside:/x");
     assert!(found.contains("corrupt journal") && found.contains("inode 8"), "{found}");
     file.write_all_at(&[0, 0, 0, 0, 0x11, 8, 0, 0], 1024 + 0xe0).unwrap();
     // needs_recovery
     let mut features = [0];
     file.read_exact_at(&mut features, 1024 + 0x60).unwrap();
     file.write_all_at(&[features[0] | 4], 1024 + 0x60).unwrap();
-    let found = said(&draconis, "ls D/outside");
+    let found = run_and_get_stderr(&draconis, "ls D/outside");
     assert!(found.contains(journal) && found.contains("e2fsck -p -j JOURNAL"), "{found}");
 }
 
 #[test]
-fn what_is_in_use_or_forbidden_or_full_is_said() {
+fn busy_forbidden_and_full_errors_are_reported() {
     let draconis = Draconis::new();
-    let image = volume(&draconis);
+    let image = make_volume(&draconis);
     let held = std::fs::File::open(&image).unwrap();
     held.lock().unwrap();
-    let found = said(&draconis, "ls D/v.img");
+    let found = run_and_get_stderr(&draconis, "ls D/v.img");
     assert_eq!(found, "draconis: D/v.img is mounted or being changed; see draconis status\n");
-    let found = said(&draconis, "mkdir D/v.img:/x");
+    let found = run_and_get_stderr(&draconis, "mkdir D/v.img:/x");
     assert_eq!(found, "draconis: D/v.img is in use; unmount it first\n");
     held.unlock().unwrap();
-    if !is_root() || !have("setpriv") {
-        skipped("what is forbidden and what is full need root and setpriv");
+    if !is_root() || !is_installed("setpriv") {
+        report_skipped("what is forbidden and what is full need root and setpriv");
         return;
     }
     let open = |path: &Path, mode| {
@@ -230,7 +233,7 @@ fn what_is_in_use_or_forbidden_or_full_is_said() {
     open(draconis.dir.path(), 0o755);
     open(&image, 0o600);
     let program = draconis.path("draconis");
-    copy_of_draconis(&program);
+    copy_draconis(&program);
     for command in [&["ls"][..], &["mkdir"], &["check"]] {
         let mut run = Command::new("setpriv");
         run.args(["--reuid=65534", "--regid=65534", "--clear-groups"]).arg(&program).args(command);
@@ -245,14 +248,14 @@ fn what_is_in_use_or_forbidden_or_full_is_said() {
     let mut mount = Command::new("mount");
     mount.args(["-t", "tmpfs", "-o", "size=1M", "tmpfs"]).arg(&small);
     if !mount.status().unwrap().success() {
-        skipped("what is full needs a tmpfs");
+        report_skipped("what is full needs a tmpfs");
         return;
     }
     // Unmounted at the end of the test, even if it fails.
-    let _small = common::Kernel { at: small.clone() };
+    let _small = common::KernelMount { at: small.clone() };
     std::fs::write(draconis.path("much"), vec![7; 3 << 20]).unwrap();
-    said_ok(&draconis, "put D/much D/v.img:/much");
-    let found = said(&draconis, "get D/v.img:/much D/small/much");
+    run_successfully(&draconis, "put D/much D/v.img:/much");
+    let found = run_and_get_stderr(&draconis, "get D/v.img:/much D/small/much");
     assert_eq!(
         found,
         "draconis: D/small/much: cannot be written: No space left on device; make room there\n"
@@ -260,31 +263,34 @@ fn what_is_in_use_or_forbidden_or_full_is_said() {
     std::fs::remove_file(small.join("much")).unwrap();
     // One error, however many files do not fit.
     for nth in 0..40 {
-        said_ok(&draconis, &format!("put D/much D/v.img:/d/f{nth}").replace("much", "file"));
+        run_successfully(
+            &draconis,
+            &format!("put D/much D/v.img:/d/f{nth}").replace("much", "file"),
+        );
     }
-    said_ok(&draconis, "put D/much D/v.img:/d/a");
-    let found = said(&draconis, "get -r D/v.img:/d D/small/d");
+    run_successfully(&draconis, "put D/much D/v.img:/d/a");
+    let found = run_and_get_stderr(&draconis, "get -r D/v.img:/d D/small/d");
     assert_eq!(found.lines().count(), 1, "{found}");
     assert!(found.contains("stopped") && found.contains("No space left"), "{found}");
     std::fs::remove_dir_all(small.join("d")).unwrap();
     std::fs::File::create(small.join("v.img")).unwrap().set_len(8 << 20).unwrap();
-    said_ok(&draconis, "format D/small/v.img");
-    let found = said(&draconis, "put D/much D/small/v.img:/much");
+    run_successfully(&draconis, "format D/small/v.img");
+    let found = run_and_get_stderr(&draconis, "put D/much D/small/v.img:/much");
     assert!(found.contains(" failed: No space left on device"), "{found}");
     assert!(found.contains("what was changed last is not there, and draconis check"), "{found}");
 }
 
-fn said_ok(draconis: &Draconis, line: &str) {
+fn run_successfully(draconis: &Draconis, line: &str) {
     let dir = format!("{}/", draconis.dir.path().display());
-    draconis.ok(line.split(' ').map(|word| word.replace("D/", &dir)));
+    draconis.run_ok(line.split(' ').map(|word| word.replace("D/", &dir)));
 }
 
 #[test]
-fn a_closed_output_ends_commands_quietly() {
+fn closed_stdout_ends_command_silently() {
     let draconis = Draconis::new();
-    volume(&draconis);
+    make_volume(&draconis);
     let store = draconis.path("s.store");
-    draconis.ok(["store", "create", store.to_str().unwrap(), "--size", "16M"]);
+    draconis.run_ok(["store", "create", store.to_str().unwrap(), "--size", "16M"]);
     let dir = format!("{}/", draconis.dir.path().display());
     for line in [
         "status",

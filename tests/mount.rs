@@ -6,12 +6,12 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 use common::{
-    Draconis, IgnoredProperties, Kernel, eventually, fuse, have, is_root, mke2fs, mounts_below,
-    odd_tree, same, scan_tree, skipped, tree_of_sources,
+    Draconis, IgnoredProperties, KernelMount, assert_same_trees, has_fuse, is_installed, is_root,
+    make_odd_tree, make_source_tree, mke2fs, mounts_below, report_skipped, scan_tree, wait_until,
 };
 
 /// Creates a small volume with a file.
-fn small(draconis: &Draconis, name: &str) -> std::path::PathBuf {
+fn make_small_volume(draconis: &Draconis, name: &str) -> std::path::PathBuf {
     let tree = draconis.make_dir("small");
     std::fs::write(tree.join("hello"), "hello\n").unwrap();
     std::fs::write(tree.join("large"), vec![7; 3 << 20]).unwrap();
@@ -20,44 +20,44 @@ fn small(draconis: &Draconis, name: &str) -> std::path::PathBuf {
     image
 }
 
-fn pid(draconis: &Draconis) -> i32 {
+fn worker_pid(draconis: &Draconis) -> i32 {
     draconis.status()["mounts"][0]["worker_pid"].as_i64().unwrap() as i32
 }
 
-fn signal(pid: i32, signal: rustix::process::Signal) {
+fn signal_process(pid: i32, signal: rustix::process::Signal) {
     let pid = rustix::process::Pid::from_raw(pid).unwrap();
     rustix::process::kill_process(pid, signal).unwrap();
 }
 
 #[test]
-fn programs_see_what_the_kernel_shows() {
-    if !fuse("comparing a mount with the kernel") {
+fn mount_shows_same_tree_as_kernel() {
+    if !has_fuse("comparing a mount with the kernel") {
         return;
     }
     let draconis = Draconis::new();
     let tree = draconis.make_dir("tree");
-    odd_tree(&tree);
+    make_odd_tree(&tree);
     for (block, inode) in [("1024", "128"), ("2048", "256"), ("4096", "256")] {
         let image = draconis.path("odd.img");
         mke2fs(&image, Some(&tree), &["-t", "ext2", "-b", block, "-I", inode], "64M");
-        let kernel = Kernel::mount(&image, draconis.path("kernel"), "comparing a mount");
+        let kernel = KernelMount::mount(&image, draconis.path("kernel"), "comparing a mount");
         let ours = draconis.mount(&image, "ours", "ro");
         let seen = scan_tree(&ours, IgnoredProperties::default());
         assert!(seen.len() > 300);
         if let Some(kernel) = kernel {
-            same(&seen, &scan_tree(&kernel.at, IgnoredProperties::default()));
+            assert_same_trees(&seen, &scan_tree(&kernel.at, IgnoredProperties::default()));
             let statfs = |at: &Path| {
                 let s = rustix::fs::statfs(at).unwrap();
                 (s.f_bsize, s.f_blocks, s.f_bfree, s.f_bavail, s.f_files, s.f_ffree, s.f_namelen)
             };
             assert_eq!(statfs(&ours), statfs(&kernel.at));
         }
-        draconis.ok(["umount", ours.to_str().unwrap()]);
+        draconis.run_ok(["umount", ours.to_str().unwrap()]);
     }
 }
 
 /// Returns the alternating starts of data and holes in a file.
-fn segments(path: &Path) -> Vec<(bool, u64)> {
+fn data_and_hole_starts(path: &Path) -> Vec<(bool, u64)> {
     use rustix::fs::{SeekFrom, seek};
     let file = std::fs::File::open(path).unwrap();
     let end = file.metadata().unwrap().len();
@@ -78,20 +78,20 @@ fn segments(path: &Path) -> Vec<(bool, u64)> {
 }
 
 #[test]
-fn holes_are_where_the_kernel_shows_them() {
-    if !fuse("seeking holes") {
+fn holes_match_kernel() {
+    if !has_fuse("seeking holes") {
         return;
     }
     let draconis = Draconis::new();
     let tree = draconis.make_dir("tree");
-    odd_tree(&tree);
+    make_odd_tree(&tree);
     for block in ["1024", "4096"] {
         let image = draconis.path("odd.img");
         mke2fs(&image, Some(&tree), &["-t", "ext2", "-b", block], "64M");
-        let kernel = Kernel::mount(&image, draconis.path("kernel"), "comparing holes");
+        let kernel = KernelMount::mount(&image, draconis.path("kernel"), "comparing holes");
         let ours = draconis.mount(&image, "ours", "ro");
         for name in ["sparse", "all hole", "big", "empty", "one"] {
-            let found = segments(&ours.join(name));
+            let found = data_and_hole_starts(&ours.join(name));
             let pieces = match name {
                 "sparse" => 4,
                 "all hole" | "empty" => 0,
@@ -99,43 +99,43 @@ fn holes_are_where_the_kernel_shows_them() {
             };
             assert_eq!(found.len(), pieces, "{name} {found:?}");
             if let Some(kernel) = &kernel {
-                assert_eq!(found, segments(&kernel.at.join(name)), "{name}, {block}");
+                assert_eq!(found, data_and_hole_starts(&kernel.at.join(name)), "{name}, {block}");
             }
         }
-        draconis.ok(["umount", ours.to_str().unwrap()]);
+        draconis.run_ok(["umount", ours.to_str().unwrap()]);
     }
 }
 
 #[test]
-fn a_real_tree_is_the_same_through_the_mount() {
-    if !fuse("comparing a real tree") {
+fn mounted_real_tree_matches_source() {
+    if !has_fuse("comparing a real tree") {
         return;
     }
     let draconis = Draconis::new();
     let image = draconis.path("sources.img");
     let tree = draconis.make_dir("tree");
-    tree_of_sources(&tree);
+    make_source_tree(&tree);
     mke2fs(&image, Some(&tree), &["-t", "ext2", "-b", "1024"], "256M");
-    let Some(kernel) = Kernel::mount(&image, draconis.path("kernel"), "a real tree") else {
+    let Some(kernel) = KernelMount::mount(&image, draconis.path("kernel"), "a real tree") else {
         return;
     };
     // Caches too small to keep anything: eviction must not be visible.
     let options = "ro,inode_cache=64,block_map_cache=16,data_cache=1M";
     let ours = draconis.mount(&image, "ours", options);
-    same(
+    assert_same_trees(
         &scan_tree(&ours, IgnoredProperties::default()),
         &scan_tree(&kernel.at, IgnoredProperties::default()),
     );
 }
 
 #[test]
-fn status_tells_everything() {
-    if !fuse("status") {
+fn status_reports_all_fields() {
+    if !has_fuse("status") {
         return;
     }
     let draconis = Draconis::new();
     assert_eq!(draconis.status()["mounts"].as_array().unwrap().len(), 0);
-    let image = small(&draconis, "a.img");
+    let image = make_small_volume(&draconis, "a.img");
     let at = draconis.mount(&image, "at", "ro,data_cache=4M,inode_cache=99");
     assert_eq!(std::fs::read_to_string(at.join("hello")).unwrap(), "hello\n");
     let status = draconis.status();
@@ -153,7 +153,7 @@ fn status_tells_everything() {
     let names: Vec<&str> = caches.iter().map(|cache| cache["name"].as_str().unwrap()).collect();
     assert_eq!(names, ["inode", "block_map", "data"]);
     assert_eq!((&caches[0]["capacity"], &caches[2]["capacity"]), (&99.into(), &(4 << 20).into()));
-    assert!(draconis.ok(["status"]).contains("seccomp kills"));
+    assert!(draconis.run_ok(["status"]).contains("seccomp kills"));
 }
 
 /// Reads a field of a process's status.
@@ -164,13 +164,13 @@ fn proc_status(pid: i32, field: &str) -> String {
 }
 
 #[test]
-fn the_worker_has_nothing_but_what_it_needs() {
-    if !fuse("the sandbox") {
+fn worker_has_minimal_privileges() {
+    if !has_fuse("the sandbox") {
         return;
     }
     let draconis = Draconis::new();
-    draconis.mount(&small(&draconis, "a.img"), "at", "ro");
-    let pid = pid(&draconis);
+    draconis.mount(&make_small_volume(&draconis, "a.img"), "at", "ro");
+    let pid = worker_pid(&draconis);
     assert_eq!(proc_status(pid, "Seccomp"), "2");
     assert_eq!(proc_status(pid, "NoNewPrivs"), "1");
     assert_eq!(proc_status(pid, "CapEff"), "0000000000000000");
@@ -200,16 +200,16 @@ fn the_worker_has_nothing_but_what_it_needs() {
 }
 
 #[test]
-fn nothing_is_used_twice() {
-    if !fuse("double use") {
+fn volume_and_mount_point_in_use_are_refused() {
+    if !has_fuse("double use") {
         return;
     }
     let draconis = Draconis::new();
-    let (one, two) = (small(&draconis, "a.img"), small(&draconis, "b.img"));
+    let (one, two) = (make_small_volume(&draconis, "a.img"), make_small_volume(&draconis, "b.img"));
     let at = draconis.mount(&one, "at", "ro");
     let elsewhere = draconis.make_dir("elsewhere");
     let mount = |draconis: &Draconis, image: &Path, at: &Path| {
-        draconis.fails(["mount", "-o", "ro", image.to_str().unwrap(), at.to_str().unwrap()])
+        draconis.run_failing(["mount", "-o", "ro", image.to_str().unwrap(), at.to_str().unwrap()])
     };
     let said = mount(&draconis, &one, &elsewhere);
     assert!(said.contains("is already mounted on"), "{said}");
@@ -222,59 +222,59 @@ fn nothing_is_used_twice() {
     // Another manager and a tool can read at the same time; none can write.
     let other = Draconis::new();
     let beside = other.mount(&one, "beside", "ro");
-    other.ok(["ls", one.to_str().unwrap()]);
-    other.ok(["umount", beside.to_str().unwrap()]);
+    other.run_ok(["ls", one.to_str().unwrap()]);
+    other.run_ok(["umount", beside.to_str().unwrap()]);
     let (image, dir) = (one.to_str().unwrap(), elsewhere.to_str().unwrap());
-    assert!(other.fails(["mount", image, dir]).contains("is in use by another"));
-    draconis.ok(["umount", at.to_str().unwrap()]);
+    assert!(other.run_failing(["mount", image, dir]).contains("is in use by another"));
+    draconis.run_ok(["umount", at.to_str().unwrap()]);
     // While the volume may be written, no other process can read it.
     let at = draconis.mount(&one, "at", "nofuseblk");
     assert!(mount(&other, &one, &elsewhere).contains("is in use by another"));
-    assert!(other.fails(["ls", image]).contains("is mounted"));
-    draconis.ok(["umount", at.to_str().unwrap()]);
-    other.ok(["ls", image]);
+    assert!(other.run_failing(["ls", image]).contains("is mounted"));
+    draconis.run_ok(["umount", at.to_str().unwrap()]);
+    other.run_ok(["ls", image]);
 }
 
 #[test]
-fn mounts_end_by_every_way_of_unmounting() {
-    if !fuse("unmounting") {
+fn every_way_of_unmounting_ends_mount() {
+    if !has_fuse("unmounting") {
         return;
     }
     let draconis = Draconis::new();
-    let image = small(&draconis, "a.img");
+    let image = make_small_volume(&draconis, "a.img");
     for way in [&["umount"][..], &["fusermount3", "-u"]] {
-        if !have(way[0]) {
-            skipped(format_args!("unmounting by {} needs it", way[0]));
+        if !is_installed(way[0]) {
+            report_skipped(format_args!("unmounting by {} needs it", way[0]));
             continue;
         }
         let at = draconis.mount(&image, "at", "ro");
-        let worker = pid(&draconis);
+        let worker = worker_pid(&draconis);
         if !is_root() && way[0] == "umount" {
-            draconis.ok(["umount", at.to_str().unwrap()]);
+            draconis.run_ok(["umount", at.to_str().unwrap()]);
         } else {
             assert!(Command::new(way[0]).args(&way[1..]).arg(&at).status().unwrap().success());
         }
-        eventually("the worker ends", || !Path::new(&format!("/proc/{worker}")).exists());
-        eventually("status is empty", || {
+        wait_until("the worker ends", || !Path::new(&format!("/proc/{worker}")).exists());
+        wait_until("status is empty", || {
             draconis.status()["mounts"].as_array().unwrap().is_empty()
         });
     }
     let at = draconis.mount(&image, "at", "ro");
     let held = std::fs::File::open(at.join("hello")).unwrap();
-    let said = draconis.fails(["umount", at.to_str().unwrap()]);
+    let said = draconis.run_failing(["umount", at.to_str().unwrap()]);
     assert!(said.contains("busy"), "{said}");
     drop(held);
-    draconis.ok(["umount", at.to_str().unwrap()]);
+    draconis.run_ok(["umount", at.to_str().unwrap()]);
     assert!(mounts_below(&at).is_empty());
 }
 
 #[test]
-fn a_foreground_mount_ends_with_its_mount_and_with_ctrl_c() {
-    if !fuse("a foreground mount") {
+fn foreground_mount_ends_on_unmount_and_ctrl_c() {
+    if !has_fuse("a foreground mount") {
         return;
     }
     let draconis = Draconis::new();
-    let image = small(&draconis, "a.img");
+    let image = make_small_volume(&draconis, "a.img");
     let at = draconis.make_dir("at");
     for by_signal in [false, true] {
         let mut child = draconis
@@ -284,14 +284,14 @@ fn a_foreground_mount_ends_with_its_mount_and_with_ctrl_c() {
             .stderr(Stdio::null())
             .spawn()
             .unwrap();
-        eventually("it is mounted", || at.join("hello").exists());
+        wait_until("it is mounted", || at.join("hello").exists());
         // The mount is in the table before it is announced: until then its worker has no ID.
-        eventually("it is served", || draconis.status()["mounts"][0]["state"] == "serving");
+        wait_until("it is served", || draconis.status()["mounts"][0]["state"] == "serving");
         assert_eq!(draconis.status()["mounts"].as_array().unwrap().len(), 1);
         if by_signal {
-            signal(child.id() as i32, rustix::process::Signal::INT);
+            signal_process(child.id() as i32, rustix::process::Signal::INT);
         } else {
-            draconis.ok(["umount", at.to_str().unwrap()]);
+            draconis.run_ok(["umount", at.to_str().unwrap()]);
         }
         assert!(child.wait().unwrap().success());
         assert!(mounts_below(&at).is_empty());
@@ -300,20 +300,20 @@ fn a_foreground_mount_ends_with_its_mount_and_with_ctrl_c() {
 
 #[test]
 fn mount_options_are_honoured() {
-    if !fuse("mount options") {
+    if !has_fuse("mount options") {
         return;
     }
     let draconis = Draconis::new();
-    let image = small(&draconis, "a.img");
+    let image = make_small_volume(&draconis, "a.img");
     let at = draconis.make_dir("at");
     let (image, at) = (image.to_str().unwrap(), at.to_str().unwrap());
-    let said = draconis.fails(["mount", "-o", "ro,frobnicate", image, at]);
+    let said = draconis.run_failing(["mount", "-o", "ro,frobnicate", image, at]);
     assert!(said.contains("unknown mount option 'frobnicate'"), "{said}");
-    let said = draconis.fails(["mount", "-o", "ro", "/no/such", at]);
+    let said = draconis.run_failing(["mount", "-o", "ro", "/no/such", at]);
     assert!(said.contains("/no/such"), "{said}");
-    let said = draconis.fails(["mount", "-o", "ro", image, "/no/such"]);
+    let said = draconis.run_failing(["mount", "-o", "ro", image, "/no/such"]);
     assert!(said.contains("/no/such"), "{said}");
-    let said = draconis.fails(["mount", "-o", "ro,offset=64M", image, at]);
+    let said = draconis.run_failing(["mount", "-o", "ro,offset=64M", image, at]);
     assert!(said.contains("reaches beyond"), "{said}");
     // A refused volume leaves no mount behind.
     assert!(mounts_below(Path::new(at)).is_empty());
@@ -321,8 +321,8 @@ fn mount_options_are_honoured() {
 }
 
 #[test]
-fn a_program_runs_from_a_mount_and_cannot_write_there() {
-    if !fuse("running from a mount") {
+fn mounted_program_runs_and_is_read_only() {
+    if !has_fuse("running from a mount") {
         return;
     }
     let draconis = Draconis::new();

@@ -7,16 +7,17 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use common::volume::check;
+use common::volume::run_e2fsck;
 use common::{
-    Draconis, eventually, fuse, have, is_root, mke2fs, mounts_below, skipped, stop, tool,
+    Draconis, has_fuse, has_tool, is_installed, is_root, mke2fs, mounts_below, report_skipped,
+    stop_process, wait_until,
 };
 use rustix::process::{Pid, Signal, kill_process};
 
 /// ENOTCONN, the error of a mount whose server is gone.
-const NOT_CONNECTED: i32 = 107;
+const ENOTCONN: i32 = 107;
 
-fn small(draconis: &Draconis, name: &str) -> PathBuf {
+fn make_small_volume(draconis: &Draconis, name: &str) -> PathBuf {
     let tree = draconis.make_dir("small");
     std::fs::write(tree.join("hello"), "hello\n").unwrap();
     std::fs::write(tree.join("large"), vec![7; 3 << 20]).unwrap();
@@ -25,80 +26,84 @@ fn small(draconis: &Draconis, name: &str) -> PathBuf {
     image
 }
 
-fn kill(pid: &serde_json::Value, signal: Signal) {
+fn signal_process(pid: &serde_json::Value, signal: Signal) {
     let pid = Pid::from_raw(pid.as_i64().unwrap() as i32).unwrap();
     kill_process(pid, signal).unwrap();
 }
 
-fn is_not_connected(result: std::io::Result<impl std::fmt::Debug>) {
+fn assert_not_connected(result: std::io::Result<impl std::fmt::Debug>) {
     let error = result.unwrap_err();
-    assert_eq!(error.raw_os_error(), Some(NOT_CONNECTED), "{error}");
+    assert_eq!(error.raw_os_error(), Some(ENOTCONN), "{error}");
 }
 
 /// Waits until the only mount is dead; returns the reason.
-fn dead(draconis: &Draconis) -> String {
-    eventually("the loss is noticed", || draconis.status()["mounts"][0]["state"] == "dead");
+fn wait_until_dead(draconis: &Draconis) -> String {
+    wait_until("the loss is noticed", || draconis.status()["mounts"][0]["state"] == "dead");
     draconis.status()["mounts"][0]["why"].as_str().unwrap().to_string()
 }
 
-fn arguments<'a>(words: &[&'a str], image: &'a Path, at: &'a Path) -> Vec<&'a std::ffi::OsStr> {
+fn append_image_and_mount_point<'a>(
+    words: &[&'a str],
+    image: &'a Path,
+    at: &'a Path,
+) -> Vec<&'a std::ffi::OsStr> {
     let words = words.iter().map(|word| std::ffi::OsStr::new(*word));
     words.chain([image.as_os_str(), at.as_os_str()]).collect()
 }
 
 #[test]
-fn a_mount_whose_worker_is_killed_stays_dead_in_its_place() {
-    if !fuse("killing a worker") {
+fn mount_of_killed_worker_stays_dead() {
+    if !has_fuse("killing a worker") {
         return;
     }
     let draconis = Draconis::new();
-    let image = small(&draconis, "a.img");
+    let image = make_small_volume(&draconis, "a.img");
     let at = draconis.mount(&image, "at", "rw,norestart");
     let open = std::fs::File::open(at.join("large")).unwrap();
     // A reader is blocked: the worker is stopped, then killed.
     let worker = draconis.status()["mounts"][0]["worker_pid"].clone();
-    stop(worker.as_i64().unwrap());
+    stop_process(worker.as_i64().unwrap());
     let reader = std::thread::spawn(move || {
         std::os::unix::fs::FileExt::read_at(&open, &mut [0; 1], 2 << 20)
     });
     std::thread::sleep(Duration::from_millis(100));
-    kill(&worker, Signal::KILL);
+    signal_process(&worker, Signal::KILL);
     reader.join().unwrap().unwrap_err();
-    assert!(dead(&draconis).contains("was killed by signal 9"));
-    let said = draconis.ok(["status"]);
+    assert!(wait_until_dead(&draconis).contains("was killed by signal 9"));
+    let said = draconis.run_ok(["status"]);
     assert!(said.contains("dead") && said.contains("signal 9"), "{said}");
     let log = std::fs::read_to_string(draconis.path("run/manager.log")).unwrap();
     assert!(log.contains("was killed by signal 9"), "{log}");
     // Writes by path do not reach the directory below the mount.
-    is_not_connected(std::fs::write(at.join("new"), "lost"));
-    is_not_connected(std::fs::read(at.join("hello")));
+    assert_not_connected(std::fs::write(at.join("new"), "lost"));
+    assert_not_connected(std::fs::read(at.join("hello")));
     // The volume is free for tools, and for a mount in another directory.
-    draconis.ok(["check".as_ref(), image.as_os_str()]);
+    draconis.run_ok(["check".as_ref(), image.as_os_str()]);
     let elsewhere = draconis.mount(&image, "elsewhere", "ro");
     assert_eq!(std::fs::read_to_string(elsewhere.join("hello")).unwrap(), "hello\n");
-    draconis.ok(["umount".as_ref(), elsewhere.as_os_str()]);
+    draconis.run_ok(["umount".as_ref(), elsewhere.as_os_str()]);
     // The directory is not, unless --replace is given.
-    let said = draconis.fails(arguments(&["mount"], &image, &at));
+    let said = draconis.run_failing(append_image_and_mount_point(&["mount"], &image, &at));
     assert!(said.contains("dead mount") && said.contains("--replace"), "{said}");
-    draconis.ok(arguments(&["mount", "--replace"], &image, &at));
+    draconis.run_ok(append_image_and_mount_point(&["mount", "--replace"], &image, &at));
     assert_eq!(std::fs::read_to_string(at.join("hello")).unwrap(), "hello\n");
     assert_eq!(mounts_below(&at).len(), 1);
-    draconis.ok(["umount".as_ref(), at.as_os_str()]);
+    draconis.run_ok(["umount".as_ref(), at.as_os_str()]);
     assert!(mounts_below(&at).is_empty());
     assert_eq!(std::fs::read_dir(&at).unwrap().count(), 0);
-    check(&image);
+    run_e2fsck(&image);
 }
 
 #[test]
-fn a_dead_mount_is_cleared_by_every_command_that_unmounts() {
-    if !fuse("clearing dead mounts") {
+fn dead_mount_is_cleared_by_any_unmount() {
+    if !has_fuse("clearing dead mounts") {
         return;
     }
     let draconis = Draconis::new();
-    let image = small(&draconis, "a.img");
+    let image = make_small_volume(&draconis, "a.img");
     let mut commands = vec![vec![env!("CARGO_BIN_EXE_draconis"), "umount"]];
     commands.push(vec![env!("CARGO_BIN_EXE_draconis"), "umount", "-f"]);
-    if tool("unmounting by another program", "fusermount3") {
+    if has_tool("unmounting by another program", "fusermount3") {
         commands.push(vec!["fusermount3", "-u"]);
     }
     if is_root() {
@@ -108,8 +113,8 @@ fn a_dead_mount_is_cleared_by_every_command_that_unmounts() {
         let at = draconis.mount(&image, "at", "rw,norestart");
         // Held open, without data that could be lost.
         let held = words[0].ends_with("draconis").then(|| std::fs::File::open(at.join("hello")));
-        kill(&draconis.status()["mounts"][0]["worker_pid"], Signal::KILL);
-        dead(&draconis);
+        signal_process(&draconis.status()["mounts"][0]["worker_pid"], Signal::KILL);
+        wait_until_dead(&draconis);
         let mut command = Command::new(words[0]);
         command.env("DRACONIS_RUNTIME_DIR", draconis.path("run")).args(&words[1..]).arg(&at);
         assert!(command.status().unwrap().success(), "{words:?}");
@@ -120,33 +125,34 @@ fn a_dead_mount_is_cleared_by_every_command_that_unmounts() {
 }
 
 #[test]
-fn a_hung_worker_is_killed_by_the_deadline() {
-    if !fuse("a hung worker") {
+fn hung_worker_is_killed_at_deadline() {
+    if !has_fuse("a hung worker") {
         return;
     }
     let draconis = Draconis::new();
-    let at = draconis.mount(&small(&draconis, "a.img"), "at", "ro,deadline=1,norestart");
-    stop(draconis.status()["mounts"][0]["worker_pid"].as_i64().unwrap());
+    let at =
+        draconis.mount(&make_small_volume(&draconis, "a.img"), "at", "ro,deadline=1,norestart");
+    stop_process(draconis.status()["mounts"][0]["worker_pid"].as_i64().unwrap());
     std::fs::read(at.join("large")).unwrap_err();
-    assert!(dead(&draconis).contains("did not answer for 1 s"));
+    assert!(wait_until_dead(&draconis).contains("did not answer for 1 s"));
     // Logged after the mount is shown as dead, so the order is not guaranteed.
-    eventually("the log says why", || {
+    wait_until("the log says why", || {
         let log = std::fs::read_to_string(draconis.path("run/manager.log")).unwrap();
         log.contains("did not answer for 1 s")
     });
-    is_not_connected(std::fs::read(at.join("hello")));
-    draconis.ok(["umount".as_ref(), at.as_os_str()]);
+    assert_not_connected(std::fs::read(at.join("hello")));
+    draconis.run_ok(["umount".as_ref(), at.as_os_str()]);
 }
 
 #[test]
-fn a_manager_keeps_nothing_open_of_what_started_it() {
-    if !fuse("descriptors of managers") {
+fn manager_closes_inherited_descriptors() {
+    if !has_fuse("descriptors of managers") {
         return;
     }
     let (draconis, other) = (Draconis::new(), Draconis::new());
-    let at = draconis.mount(&small(&draconis, "a.img"), "at", "ro");
+    let at = draconis.mount(&make_small_volume(&draconis, "a.img"), "at", "ro");
     let below = other.make_dir("below");
-    let image = small(&other, "b.img");
+    let image = make_small_volume(&other, "b.img");
     // A shell with an open file starts another manager.
     let script = "exec 7<\"$1\"; \"$2\" mount -o ro \"$3\" \"$4\"";
     let status = Command::new("sh")
@@ -157,101 +163,105 @@ fn a_manager_keeps_nothing_open_of_what_started_it() {
         .env("DRACONIS_RUNTIME_DIR", other.make_dir("run"))
         .status();
     assert!(status.unwrap().success());
-    draconis.ok(["umount".as_ref(), at.as_os_str()]);
-    other.ok(["umount".as_ref(), below.as_os_str()]);
+    draconis.run_ok(["umount".as_ref(), at.as_os_str()]);
+    other.run_ok(["umount".as_ref(), below.as_os_str()]);
 }
 
 #[test]
-fn a_hung_worker_does_not_keep_its_mount_from_being_taken_away() {
-    if !fuse("a hung worker") {
+fn mount_of_hung_worker_can_be_unmounted() {
+    if !has_fuse("a hung worker") {
         return;
     }
     let draconis = Draconis::new();
-    let image = small(&draconis, "a.img");
+    let image = make_small_volume(&draconis, "a.img");
     // The deadline is longer than this test.
     for options in ["rw,deadline=100000", "ro,deadline=100000"] {
         let at = draconis.mount(&image, "at", options);
-        stop(draconis.status()["mounts"][0]["worker_pid"].as_i64().unwrap());
-        draconis.ok(["umount".as_ref(), "-f".as_ref(), at.as_os_str()]);
+        stop_process(draconis.status()["mounts"][0]["worker_pid"].as_i64().unwrap());
+        draconis.run_ok(["umount".as_ref(), "-f".as_ref(), at.as_os_str()]);
         assert!(mounts_below(&at).is_empty());
-        check(&image);
+        run_e2fsck(&image);
     }
 }
 
 /// Kills the keeper of the only mount, and waits until its worker is gone.
 fn kill_keeper(draconis: &Draconis) {
     let mount = &draconis.status()["mounts"][0];
-    kill(&mount["keeper_pid"], Signal::KILL);
+    signal_process(&mount["keeper_pid"], Signal::KILL);
     let worker = mount["worker_pid"].as_i64().unwrap();
-    eventually("the worker is gone", || !Path::new(&format!("/proc/{worker}")).exists());
+    wait_until("the worker is gone", || !Path::new(&format!("/proc/{worker}")).exists());
 }
 
-fn is_shown_dead(draconis: &Draconis, at: &Path) -> bool {
+fn is_status_dead(draconis: &Draconis, at: &Path) -> bool {
     let status = draconis.status();
     let dead = status["dead"].as_array().unwrap();
     dead.iter().any(|mount| mount["mount_point"] == at.to_str().unwrap())
 }
 
 #[test]
-fn what_outlives_its_keeper_is_shown_and_cleared() {
-    if !fuse("killing the keeper") {
+fn mount_without_keeper_is_listed_and_cleared() {
+    if !has_fuse("killing the keeper") {
         return;
     }
     let draconis = Draconis::new();
-    let image = small(&draconis, "a.img");
+    let image = make_small_volume(&draconis, "a.img");
     for words in [&["umount"][..], &["umount", "-f"]] {
         let at = draconis.mount(&image, "at", "rw");
         let held = std::fs::File::open(at.join("hello")).unwrap();
         kill_keeper(&draconis);
         // Without both processes, the FUSE connection is closed.
-        is_not_connected(std::fs::read(at.join("hello")));
-        assert!(is_shown_dead(&draconis, &at));
-        let said = draconis.ok(["status"]);
+        assert_not_connected(std::fs::read(at.join("hello")));
+        assert!(is_status_dead(&draconis, &at));
+        let said = draconis.run_ok(["status"]);
         let name = format!("{} on {}\n  dead", image.display(), at.display());
         assert!(said.contains(&name), "{said}");
         if words.len() == 1 {
-            let other = draconis.mount(&small(&draconis, "b.img"), "other", "ro");
-            assert!(is_shown_dead(&draconis, &at));
-            let said = draconis.fails(arguments(&["mount"], &image, &at));
+            let other = draconis.mount(&make_small_volume(&draconis, "b.img"), "other", "ro");
+            assert!(is_status_dead(&draconis, &at));
+            let said = draconis.run_failing(append_image_and_mount_point(&["mount"], &image, &at));
             assert!(said.contains("--replace"), "{said}");
-            draconis.ok([words, &[at.to_str().unwrap()]].concat());
-            draconis.ok(["umount".as_ref(), other.as_os_str()]);
+            draconis.run_ok([words, &[at.to_str().unwrap()]].concat());
+            draconis.run_ok(["umount".as_ref(), other.as_os_str()]);
         } else {
-            draconis.ok([words, &[at.to_str().unwrap()]].concat());
+            draconis.run_ok([words, &[at.to_str().unwrap()]].concat());
         }
-        assert!(!is_shown_dead(&draconis, &at));
+        assert!(!is_status_dead(&draconis, &at));
         assert!(mounts_below(&at).is_empty());
         drop(held);
     }
     let at = draconis.mount(&image, "at", "rw");
     kill_keeper(&draconis);
-    draconis.ok(arguments(&["mount", "--replace"], &image, &at));
+    draconis.run_ok(append_image_and_mount_point(&["mount", "--replace"], &image, &at));
     assert_eq!(mounts_below(&at).len(), 1);
     assert_eq!(std::fs::read_to_string(at.join("hello")).unwrap(), "hello\n");
     // A mount that is alive is not replaced.
-    let said = draconis.fails(arguments(&["mount", "--replace"], &small(&draconis, "b.img"), &at));
+    let said = draconis.run_failing(append_image_and_mount_point(
+        &["mount", "--replace"],
+        &make_small_volume(&draconis, "b.img"),
+        &at,
+    ));
     assert!(said.contains("already"), "{said}");
-    draconis.ok(["umount".as_ref(), at.as_os_str()]);
-    let said = draconis.fails(["umount".as_ref(), at.as_os_str()]);
+    draconis.run_ok(["umount".as_ref(), at.as_os_str()]);
+    let said = draconis.run_failing(["umount".as_ref(), at.as_os_str()]);
     assert!(said.contains("nothing is mounted there"), "{said}");
 }
 
 #[test]
-fn volume_and_directory_can_be_used_again_at_once() {
-    if !fuse("mounting again") {
+fn volume_and_mount_point_are_reusable_after_unmount() {
+    if !has_fuse("mounting again") {
         return;
     }
     let draconis = Draconis::new();
-    let (one, two) = (small(&draconis, "a.img"), small(&draconis, "b.img"));
+    let (one, two) = (make_small_volume(&draconis, "a.img"), make_small_volume(&draconis, "b.img"));
     for round in 0..12 {
         let at = draconis.mount(&one, "at", "rw");
         std::fs::write(at.join("round"), round.to_string()).unwrap();
         // By the command, and by umount(8), which does not wait for the worker.
         if round % 2 == 0 {
-            draconis.ok(["umount".as_ref(), at.as_os_str()]);
+            draconis.run_ok(["umount".as_ref(), at.as_os_str()]);
             // The command returns after the volume is released: others need not wait.
-            check(&one);
-            draconis.ok(["mkdir", "-p", &format!("{}:/between", one.display())]);
+            run_e2fsck(&one);
+            draconis.run_ok(["mkdir", "-p", &format!("{}:/between", one.display())]);
         } else if is_root() {
             assert!(Command::new("umount").arg(&at).status().unwrap().success());
         } else {
@@ -262,22 +272,22 @@ fn volume_and_directory_can_be_used_again_at_once() {
         if image == &one {
             assert_eq!(std::fs::read_to_string(again.join("round")).unwrap(), round.to_string());
         }
-        draconis.ok(["umount".as_ref(), again.as_os_str()]);
+        draconis.run_ok(["umount".as_ref(), again.as_os_str()]);
     }
-    check(&one);
+    run_e2fsck(&one);
 }
 
 #[test]
-fn who_keeps_a_mount_busy_is_named() {
-    if !fuse("naming holders") {
+fn busy_unmount_names_blocking_process() {
+    if !has_fuse("naming holders") {
         return;
     }
     let draconis = Draconis::new();
-    let at = draconis.mount(&small(&draconis, "a.img"), "at", "ro");
+    let at = draconis.mount(&make_small_volume(&draconis, "a.img"), "at", "ro");
     let mut child = Command::new("sleep").arg("1000").current_dir(&at).spawn().unwrap();
-    let said = draconis.fails(["umount".as_ref(), at.as_os_str()]);
+    let said = draconis.run_failing(["umount".as_ref(), at.as_os_str()]);
     let open = std::fs::File::open(at.join("hello")).unwrap();
-    let also = draconis.fails(["umount".as_ref(), at.as_os_str()]);
+    let also = draconis.run_failing(["umount".as_ref(), at.as_os_str()]);
     child.kill().unwrap();
     child.wait().unwrap();
     assert!(said.contains("busy"), "{said}");
@@ -285,51 +295,51 @@ fn who_keeps_a_mount_busy_is_named() {
     assert!(also.contains(&format!("process {} (", std::process::id())), "{also}");
     assert_eq!(said.matches(at.to_str().unwrap()).count(), 1, "{said}");
     drop(open);
-    draconis.ok(["umount".as_ref(), at.as_os_str()]);
+    draconis.run_ok(["umount".as_ref(), at.as_os_str()]);
 }
 
 /// Offset of `s_state` in the volume.
-const STATE_AT: usize = 1024 + 0x3A;
+const S_STATE_OFFSET: usize = 1024 + 0x3A;
 
 #[test]
-fn a_volume_is_marked_by_its_first_change_and_not_before() {
-    if !fuse("marking volumes") {
+fn volume_is_marked_unclean_by_first_change() {
+    if !has_fuse("marking volumes") {
         return;
     }
     let draconis = Draconis::new();
-    let image = small(&draconis, "a.img");
+    let image = make_small_volume(&draconis, "a.img");
     let before = std::fs::read(&image).unwrap();
     // A mount that fails after its worker has opened the volume: the name is too long.
     let at = draconis.make_dir("at");
     let name = format!("fsname={}", "x".repeat(5000));
-    draconis.fails(arguments(&["mount", "-o", &name], &image, &at));
+    draconis.run_failing(append_image_and_mount_point(&["mount", "-o", &name], &image, &at));
     assert!(std::fs::read(&image).unwrap() == before, "a mount that failed");
     // A mount that could write and does not.
     draconis.mount(&image, "at", "rw,noatime,commit=1");
     assert_eq!(std::fs::read_to_string(at.join("hello")).unwrap(), "hello\n");
     rustix::fs::syncfs(std::fs::File::open(&at).unwrap()).unwrap();
-    draconis.ok(["umount".as_ref(), at.as_os_str()]);
+    draconis.run_ok(["umount".as_ref(), at.as_os_str()]);
     assert!(std::fs::read(&image).unwrap() == before, "a mount that only read");
     // A mount that writes: marked in use with its first durable change, and clean at the end.
     draconis.mount(&image, "at", "rw,noatime,commit=1000");
     let file = std::fs::File::create(at.join("new")).unwrap();
     assert!(std::fs::read(&image).unwrap() == before, "not committed yet");
     file.sync_all().unwrap();
-    assert_eq!(std::fs::read(&image).unwrap()[STATE_AT] & 1, 0, "in use");
+    assert_eq!(std::fs::read(&image).unwrap()[S_STATE_OFFSET] & 1, 0, "in use");
     drop(file);
-    draconis.ok(["umount".as_ref(), at.as_os_str()]);
-    assert_eq!(std::fs::read(&image).unwrap()[STATE_AT] & 1, 1, "clean");
-    check(&image);
+    draconis.run_ok(["umount".as_ref(), at.as_os_str()]);
+    assert_eq!(std::fs::read(&image).unwrap()[S_STATE_OFFSET] & 1, 1, "clean");
+    run_e2fsck(&image);
 }
 
 #[test]
-fn what_was_synced_by_whatever_call_is_in_the_image() {
-    if !is_root() || !fuse("sync") {
-        skipped("the kernel passes sync on to mounts of root only");
+fn every_sync_call_writes_to_image() {
+    if !is_root() || !has_fuse("sync") {
+        report_skipped("the kernel passes sync on to mounts of root only");
         return;
     }
     let draconis = Draconis::new();
-    let image = small(&draconis, "a.img");
+    let image = make_small_volume(&draconis, "a.img");
     for (call, with) in [("sync", "-f"), ("sync", "")] {
         let at = draconis.mount(&image, "at", "rw,commit=1000");
         std::fs::write(at.join("new"), "durable").unwrap();
@@ -340,22 +350,22 @@ fn what_was_synced_by_whatever_call_is_in_the_image() {
         }
         assert!(command.status().unwrap().success());
         let mount = &draconis.status()["mounts"][0];
-        kill(&mount["keeper_pid"], Signal::KILL);
-        kill(&mount["worker_pid"], Signal::KILL);
-        eventually("both are gone", || is_shown_dead(&draconis, &at));
-        draconis.ok(["umount".as_ref(), at.as_os_str()]);
+        signal_process(&mount["keeper_pid"], Signal::KILL);
+        signal_process(&mount["worker_pid"], Signal::KILL);
+        wait_until("both are gone", || is_status_dead(&draconis, &at));
+        draconis.run_ok(["umount".as_ref(), at.as_os_str()]);
         let path = format!("{}:/new", image.display());
-        eventually("the image is free", || draconis.run(["cat", &path]).status.success());
-        assert_eq!(draconis.ok(["cat", &path]), "durable", "{call} {with}");
-        draconis.ok(["ls", &format!("{}:/deep/er", image.display())]);
+        wait_until("the image is free", || draconis.run(["cat", &path]).status.success());
+        assert_eq!(draconis.run_ok(["cat", &path]), "durable", "{call} {with}");
+        draconis.run_ok(["ls", &format!("{}:/deep/er", image.display())]);
         let said = Command::new("e2fsck").arg("-fp").arg(&image).output().unwrap();
         assert!(said.status.code().unwrap() < 2, "{}", String::from_utf8_lossy(&said.stdout));
-        draconis.ok(["rm", "-r", &path, &format!("{}:/deep", image.display())]);
+        draconis.run_ok(["rm", "-r", &path, &format!("{}:/deep", image.display())]);
     }
 }
 
 /// Returns type and source of a mount in the kernel's table.
-fn shown(at: &Path) -> (String, String) {
+fn mount_type_and_source(at: &Path) -> (String, String) {
     let table = std::fs::read_to_string("/proc/self/mounts").unwrap();
     let line = table.lines().rfind(|line| line.split(' ').nth(1) == at.to_str()).unwrap();
     let mut fields = line.split(' ');
@@ -364,86 +374,94 @@ fn shown(at: &Path) -> (String, String) {
 }
 
 /// Lists the loop devices of `image`.
-fn loops(image: &Path) -> String {
+fn list_loop_devices(image: &Path) -> String {
     let said = Command::new("losetup").arg("-j").arg(image).output().unwrap();
     String::from_utf8(said.stdout).unwrap()
 }
 
 #[test]
-fn the_loop_device_of_a_mount_goes_with_it() {
-    if !is_root() || !fuse("loop devices of mounts") || !have("losetup") {
-        skipped("loop devices need root and losetup");
+fn loop_device_is_removed_with_mount() {
+    if !is_root() || !has_fuse("loop devices of mounts") || !is_installed("losetup") {
+        report_skipped("loop devices need root and losetup");
         return;
     }
     let draconis = Draconis::new();
-    let image = small(&draconis, "a.img");
+    let image = make_small_volume(&draconis, "a.img");
     for dies in [false, true] {
         let at = draconis.mount(&image, "at", "rw,fuseblk,norestart");
-        let (kind, source) = shown(&at);
+        let (kind, source) = mount_type_and_source(&at);
         assert_eq!(kind, "fuseblk.draconis");
-        assert!(loops(&image).starts_with(&format!("{source}:")), "{}", loops(&image));
+        assert!(
+            list_loop_devices(&image).starts_with(&format!("{source}:")),
+            "{}",
+            list_loop_devices(&image)
+        );
         if dies {
-            kill(&draconis.status()["mounts"][0]["worker_pid"], Signal::KILL);
-            dead(&draconis);
-            is_not_connected(std::fs::read_dir(&at).and_then(|mut dir| dir.next().unwrap()));
+            signal_process(&draconis.status()["mounts"][0]["worker_pid"], Signal::KILL);
+            wait_until_dead(&draconis);
+            assert_not_connected(std::fs::read_dir(&at).and_then(|mut dir| dir.next().unwrap()));
             // The loop device does not keep the volume busy.
             let elsewhere = draconis.mount(&image, "elsewhere", "rw");
             std::fs::write(elsewhere.join("new"), "x").unwrap();
-            draconis.ok(["umount".as_ref(), elsewhere.as_os_str()]);
+            draconis.run_ok(["umount".as_ref(), elsewhere.as_os_str()]);
         }
-        draconis.ok(["umount".as_ref(), at.as_os_str()]);
-        assert_eq!(loops(&image), "");
-        check(&image);
+        draconis.run_ok(["umount".as_ref(), at.as_os_str()]);
+        assert_eq!(list_loop_devices(&image), "");
+        run_e2fsck(&image);
     }
     let at = draconis.mount(&image, "at", "rw,nofuseblk");
-    assert_eq!(shown(&at), ("fuse.draconis".into(), image.display().to_string()));
-    assert_eq!(loops(&image), "");
-    draconis.ok(["umount".as_ref(), at.as_os_str()]);
+    assert_eq!(mount_type_and_source(&at), ("fuse.draconis".into(), image.display().to_string()));
+    assert_eq!(list_loop_devices(&image), "");
+    draconis.run_ok(["umount".as_ref(), at.as_os_str()]);
 }
 
 /// A loop device of the test.
-struct Device(PathBuf);
+struct LoopDevice(PathBuf);
 
-impl Drop for Device {
+impl Drop for LoopDevice {
     fn drop(&mut self) {
         let _ = Command::new("losetup").arg("-d").arg(&self.0).status();
     }
 }
 
 #[test]
-fn a_block_device_has_one_user_while_it_is_mounted() {
-    if !is_root() || !fuse("block devices") || !have("losetup") {
-        skipped("loop devices need root and losetup");
+fn mounted_block_device_is_exclusive() {
+    if !is_root() || !has_fuse("block devices") || !is_installed("losetup") {
+        report_skipped("loop devices need root and losetup");
         return;
     }
     let draconis = Draconis::new();
-    let image = small(&draconis, "a.img");
+    let image = make_small_volume(&draconis, "a.img");
     let made = Command::new("losetup").args(["--find", "--show"]).arg(&image).output().unwrap();
-    let device = Device(String::from_utf8(made.stdout).unwrap().trim().into());
+    let device = LoopDevice(String::from_utf8(made.stdout).unwrap().trim().into());
     let below = draconis.make_dir("below");
     for (options, kind) in
         [("rw,norestart", "fuseblk.draconis"), ("rw,norestart,nofuseblk", "fuse.draconis")]
     {
         let at = draconis.mount(&device.0, "at", options);
-        assert_eq!(shown(&at), (kind.into(), device.0.display().to_string()));
+        assert_eq!(mount_type_and_source(&at), (kind.into(), device.0.display().to_string()));
         let other = Command::new("mount").args(["-t", "ext2"]).arg(&device.0).arg(&below).output();
         assert!(!other.unwrap().status.success(), "{options}: the kernel took it, too");
         std::fs::write(at.join("new"), options).unwrap();
-        kill(&draconis.status()["mounts"][0]["worker_pid"], Signal::KILL);
-        dead(&draconis);
-        draconis.ok(arguments(&["mount", "--replace", "-o", options], &device.0, &at));
+        signal_process(&draconis.status()["mounts"][0]["worker_pid"], Signal::KILL);
+        wait_until_dead(&draconis);
+        draconis.run_ok(append_image_and_mount_point(
+            &["mount", "--replace", "-o", options],
+            &device.0,
+            &at,
+        ));
         std::fs::write(at.join("new"), options).unwrap();
-        draconis.ok(["umount".as_ref(), at.as_os_str()]);
-        check(&device.0);
+        draconis.run_ok(["umount".as_ref(), at.as_os_str()]);
+        run_e2fsck(&device.0);
         let path = format!("{}:/new", device.0.display());
-        assert_eq!(draconis.ok(["cat", &path]), options);
+        assert_eq!(draconis.run_ok(["cat", &path]), options);
     }
 }
 
 #[test]
-fn a_full_disk_below_is_said_in_plain_words() {
-    if !is_root() || !fuse("a full disk below") {
-        skipped("a small tmpfs needs root");
+fn full_host_disk_is_reported() {
+    if !is_root() || !has_fuse("a full disk below") {
+        report_skipped("a small tmpfs needs root");
         return;
     }
     let draconis = Draconis::new();
@@ -452,24 +470,24 @@ fn a_full_disk_below_is_said_in_plain_words() {
     mount.args(["-t", "tmpfs", "-o", "size=4M", "none"]).arg(&below);
     assert!(mount.status().unwrap().success());
     let image = below.join("a.img");
-    draconis.ok(["format", image.to_str().unwrap(), "32M"]);
+    draconis.run_ok(["format", image.to_str().unwrap(), "32M"]);
     let at = draconis.mount(&image, "at", "rw");
     std::fs::write(at.join("large"), vec![1; 8 << 20]).unwrap();
     let file = std::fs::File::open(at.join("large")).unwrap();
     assert!(file.sync_all().is_err());
     drop(file);
     let full = "the file system that holds the image is full";
-    eventually("it is said", || draconis.ok(["status"]).contains(full));
-    let said = draconis.fails(["umount".as_ref(), at.as_os_str()]);
+    wait_until("it is said", || draconis.run_ok(["status"]).contains(full));
+    let said = draconis.run_failing(["umount".as_ref(), at.as_os_str()]);
     assert!(said.contains(full) && !said.contains("os error"), "{said}");
-    eventually("the file is free", || {
+    wait_until("the file is free", || {
         Command::new("umount").arg(&below).status().unwrap().success()
     });
 }
 
 #[test]
-fn a_read_only_mount_lets_others_read() {
-    if !fuse("what is read beside a mount") {
+fn read_only_mount_allows_other_readers() {
+    if !has_fuse("what is read beside a mount") {
         return;
     }
     let draconis = Draconis::new();
@@ -477,30 +495,30 @@ fn a_read_only_mount_lets_others_read() {
     let tree = draconis.make_dir("tree");
     std::fs::write(tree.join("f"), "precious").unwrap();
     let (shown, tree) = (image.to_str().unwrap(), tree.to_str().unwrap());
-    draconis.ok(["format", "--from", tree, shown]);
+    draconis.run_ok(["format", "--from", tree, shown]);
     let at = draconis.mount(&image, "at", "ro");
     let file = format!("{shown}:/f");
-    assert_eq!(draconis.ok(["cat", &file]), "precious");
-    draconis.ok(["ls", "-lh", shown]);
-    draconis.ok(["info", shown]);
-    draconis.ok(["check", shown]);
-    draconis.ok(["get", &file, draconis.path("got").to_str().unwrap()]);
+    assert_eq!(draconis.run_ok(["cat", &file]), "precious");
+    draconis.run_ok(["ls", "-lh", shown]);
+    draconis.run_ok(["info", shown]);
+    draconis.run_ok(["check", shown]);
+    draconis.run_ok(["get", &file, draconis.path("got").to_str().unwrap()]);
     for line in [&["rm", &file][..], &["set-label", shown, "x"], &["grow", shown, "64M"]] {
-        let said = draconis.fails(line);
+        let said = draconis.run_failing(line);
         assert!(said.contains("in use"), "{line:?}: {said}");
     }
     assert_eq!(std::fs::read(at.join("f")).unwrap(), b"precious");
-    draconis.ok(["umount", at.to_str().unwrap()]);
+    draconis.run_ok(["umount", at.to_str().unwrap()]);
     // A mount that may write excludes readers.
     let at = draconis.mount(&image, "at", "nofuseblk");
-    assert!(draconis.fails(["cat", &file]).contains("mounted"));
-    draconis.ok(["umount", at.to_str().unwrap()]);
-    check(&image);
+    assert!(draconis.run_failing(["cat", &file]).contains("mounted"));
+    draconis.run_ok(["umount", at.to_str().unwrap()]);
+    run_e2fsck(&image);
 }
 
 #[test]
-fn a_damaged_directory_is_listed_as_far_as_it_can_be_read() {
-    if !fuse("a damaged directory") {
+fn damaged_directory_is_partly_listed() {
+    if !has_fuse("a damaged directory") {
         return;
     }
     let draconis = Draconis::new();
@@ -512,7 +530,7 @@ fn a_damaged_directory_is_listed_as_far_as_it_can_be_read() {
         std::fs::write(dir.join(format!("a-rather-long-name-of-number-{nth:04}")), "").unwrap();
     }
     let (shown, tree) = (image.to_str().unwrap(), tree.to_str().unwrap());
-    draconis.ok(["format", "-b", "1024", "--from", tree, shown]);
+    draconis.run_ok(["format", "-b", "1024", "--from", tree, shown]);
     let mut debugfs = std::process::Command::new("debugfs");
     let blocks = debugfs.args(["-R", "blocks /d", shown]).output().unwrap().stdout;
     let blocks = String::from_utf8(blocks).unwrap();
@@ -530,18 +548,18 @@ fn a_damaged_directory_is_listed_as_far_as_it_can_be_read() {
             assert!((200..300).contains(&names), "{names}");
             assert!(found.last().unwrap().is_err());
         }
-        draconis.ok(["umount", mount.to_str().unwrap()]);
+        draconis.run_ok(["umount", mount.to_str().unwrap()]);
     }
 }
 
 #[test]
-fn damaged_descriptors_are_said_when_a_mount_is_made() {
-    if !fuse("damaged descriptors") {
+fn mount_reports_damaged_group_descriptors() {
+    if !has_fuse("damaged descriptors") {
         return;
     }
     let draconis = Draconis::new();
     let image = draconis.path("image");
-    draconis.ok(["format", "-b", "1024", image.to_str().unwrap(), "32M"]);
+    draconis.run_ok(["format", "-b", "1024", image.to_str().unwrap(), "32M"]);
     let mut bytes = std::fs::read(&image).unwrap();
     // The second descriptor of 64 bytes, in the block behind the superblock.
     bytes[2048 + 64..2048 + 68].fill(0xFF);

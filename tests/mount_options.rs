@@ -7,14 +7,16 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use common::volume::check;
-use common::{Draconis, copy_program, fuse, have, is_root, mke2fs, mounts_below, skipped};
+use common::volume::run_e2fsck;
+use common::{
+    Draconis, copy_program, has_fuse, is_installed, is_root, mke2fs, mounts_below, report_skipped,
+};
 
-const READ_ONLY: i32 = 30;
+const EROFS: i32 = 30;
 /// Offset of `s_state` in the volume: 1 clean, 2 damaged.
-const STATE_AT: usize = 1024 + 0x3A;
+const S_STATE_OFFSET: usize = 1024 + 0x3A;
 
-fn small(draconis: &Draconis) -> PathBuf {
+fn make_small_volume(draconis: &Draconis) -> PathBuf {
     let tree = draconis.make_dir("small");
     std::fs::write(tree.join("hello"), "hello\n").unwrap();
     let image = draconis.path("a.img");
@@ -22,23 +24,23 @@ fn small(draconis: &Draconis) -> PathBuf {
     image
 }
 
-fn fails(draconis: &Draconis, options: &str, image: &Path) -> String {
+fn mount_failing(draconis: &Draconis, options: &str, image: &Path) -> String {
     let at = draconis.make_dir("at");
     let words = ["mount", "-o", options].map(std::ffi::OsStr::new);
-    draconis.fails(words.into_iter().chain([image.as_os_str(), at.as_os_str()]))
+    draconis.run_failing(words.into_iter().chain([image.as_os_str(), at.as_os_str()]))
 }
 
 fn unmount(draconis: &Draconis, at: &Path) {
-    draconis.ok(["umount".as_ref(), at.as_os_str()]);
+    draconis.run_ok(["umount".as_ref(), at.as_os_str()]);
 }
 
 #[test]
-fn lines_for_other_drivers_mount() {
-    if !fuse("options of other drivers") {
+fn options_of_other_drivers_are_accepted() {
+    if !has_fuse("options of other drivers") {
         return;
     }
     let draconis = Draconis::new();
-    let image = small(&draconis);
+    let image = make_small_volume(&draconis);
     for options in [
         "defaults",
         "loop,rw,relatime,errors=remount-ro,user_xattr,acl",
@@ -50,26 +52,26 @@ fn lines_for_other_drivers_mount() {
         let at = draconis.mount(&image, "at", options);
         std::fs::write(at.join("new"), options).unwrap();
         unmount(&draconis, &at);
-        check(&image);
+        run_e2fsck(&image);
     }
     for (options, said) in [
         ("errors=panic", "use errors=remount-ro"),
         ("sb=8193", "e2fsck -b"),
         ("noacl", "always count"),
     ] {
-        let message = fails(&draconis, options, &image);
+        let message = mount_failing(&draconis, options, &image);
         let name = options.split('=').next().unwrap();
         assert!(message.contains(said) && message.contains(name), "{message}");
     }
 }
 
 #[test]
-fn what_the_kernel_shows_can_be_chosen() {
-    if !fuse("names of mounts") {
+fn fsname_and_subtype_options_are_honoured() {
+    if !has_fuse("names of mounts") {
         return;
     }
     let draconis = Draconis::new();
-    let image = small(&draconis);
+    let image = make_small_volume(&draconis);
     let at = draconis.mount(&image, "at", "fsname=backup,subtype=disk");
     let table = std::fs::read_to_string("/proc/self/mounts").unwrap();
     let line = format!("backup {} fuse.disk ", at.display());
@@ -78,13 +80,13 @@ fn what_the_kernel_shows_can_be_chosen() {
 }
 
 #[test]
-fn groups_and_sizes_are_as_the_kernels_driver_has_them() {
-    if !is_root() || !fuse("groups of directories") {
-        skipped("giving files away needs root");
+fn grpid_and_statfs_options_match_kernel_driver() {
+    if !is_root() || !has_fuse("groups of directories") {
+        report_skipped("giving files away needs root");
         return;
     }
     let draconis = Draconis::new();
-    let image = small(&draconis);
+    let image = make_small_volume(&draconis);
     let at = draconis.mount(&image, "at", "grpid");
     std::fs::create_dir(at.join("dir")).unwrap();
     std::os::unix::fs::chown(at.join("dir"), None, Some(1234)).unwrap();
@@ -102,18 +104,18 @@ fn groups_and_sizes_are_as_the_kernels_driver_has_them() {
     let all = rustix::fs::statfs(&at).unwrap().f_blocks;
     assert!(all > blocks && all == 8 << 10, "{all} {blocks}");
     unmount(&draconis, &at);
-    check(&image);
+    run_e2fsck(&image);
 }
 
 #[test]
-fn a_volume_that_says_that_it_is_damaged_is_read_only() {
-    if !fuse("damaged volumes") {
+fn volume_with_error_flag_is_mounted_read_only() {
+    if !has_fuse("damaged volumes") {
         return;
     }
     let draconis = Draconis::new();
-    let image = small(&draconis);
+    let image = make_small_volume(&draconis);
     let mut bytes = std::fs::read(&image).unwrap();
-    bytes[STATE_AT] |= 2;
+    bytes[S_STATE_OFFSET] |= 2;
     std::fs::write(&image, &bytes).unwrap();
     for (options, read_only) in
         [("rw", true), ("errors=remount-ro", true), ("errors=continue", false)]
@@ -127,7 +129,7 @@ fn a_volume_that_says_that_it_is_damaged_is_read_only() {
         assert_eq!(said.lines().count(), 1, "{said}");
         assert_eq!(draconis.status()["mounts"][0]["read_only"], read_only, "{options}");
         let written = std::fs::write(at.join("new"), "x").map_err(|error| error.raw_os_error());
-        assert_eq!(written, if read_only { Err(Some(READ_ONLY)) } else { Ok(()) }, "{options}");
+        assert_eq!(written, if read_only { Err(Some(EROFS)) } else { Ok(()) }, "{options}");
         unmount(&draconis, &at);
         if read_only {
             assert!(std::fs::read(&image).unwrap() == bytes, "it is as it was");
@@ -136,13 +138,13 @@ fn a_volume_that_says_that_it_is_damaged_is_read_only() {
 }
 
 #[test]
-fn a_mount_becomes_read_only_and_writable_again() {
-    if !is_root() || !fuse("remounting") {
-        skipped("remounting needs root");
+fn remount_read_only_and_read_write() {
+    if !is_root() || !has_fuse("remounting") {
+        report_skipped("remounting needs root");
         return;
     }
     let draconis = Draconis::new();
-    let image = small(&draconis);
+    let image = make_small_volume(&draconis);
     for options in ["rw,commit=1000,fuseblk", "rw,commit=1000,nofuseblk"] {
         let at = draconis.mount(&image, "at", options);
         let at = at.as_path();
@@ -151,39 +153,43 @@ fn a_mount_becomes_read_only_and_writable_again() {
             words.into_iter().chain([image.clone().into(), at.into()]).collect::<Vec<_>>()
         };
         let file = std::fs::File::create(at.join("new")).unwrap();
-        let said = draconis.fails(remount("remount,ro"));
+        let said = draconis.run_failing(remount("remount,ro"));
         assert!(said.contains("open for writing"), "{said}");
         drop(file);
         std::fs::write(at.join("new"), options).unwrap();
-        draconis.ok(remount("remount,ro"));
+        draconis.run_ok(remount("remount,ro"));
         let refused = std::fs::write(at.join("new"), "x").unwrap_err();
-        assert_eq!(refused.raw_os_error(), Some(READ_ONLY), "{refused}");
+        assert_eq!(refused.raw_os_error(), Some(EROFS), "{refused}");
         assert_eq!(draconis.status()["mounts"][0]["read_only"], true);
         // Written back and clean, while it is mounted.
         let copy = draconis.path("copy.img");
         std::fs::copy(&image, &copy).unwrap();
-        assert_eq!(std::fs::read(&copy).unwrap()[STATE_AT] & 1, 1);
-        check(&copy);
-        assert_eq!(draconis.ok(["cat", &format!("{}:/new", copy.display())]), options);
+        assert_eq!(std::fs::read(&copy).unwrap()[S_STATE_OFFSET] & 1, 1);
+        run_e2fsck(&copy);
+        assert_eq!(draconis.run_ok(["cat", &format!("{}:/new", copy.display())]), options);
         // Without the image, as users type it.
-        draconis.ok(["mount".as_ref(), "-o".as_ref(), "remount,rw".as_ref(), at.as_os_str()]);
+        draconis.run_ok(["mount".as_ref(), "-o".as_ref(), "remount,rw".as_ref(), at.as_os_str()]);
         let file = std::fs::File::create(at.join("again")).unwrap();
         file.sync_all().unwrap();
-        assert_eq!(std::fs::read(&image).unwrap()[STATE_AT] & 1, 0, "in use again");
+        assert_eq!(std::fs::read(&image).unwrap()[S_STATE_OFFSET] & 1, 0, "in use again");
         drop(file);
         assert_eq!(draconis.status()["mounts"][0]["read_only"], false);
         unmount(&draconis, at);
-        check(&image);
+        run_e2fsck(&image);
     }
     let at = draconis.mount(&image, "at", "ro");
-    let said =
-        draconis.fails(["mount".as_ref(), "-o".as_ref(), "remount,rw".as_ref(), at.as_os_str()]);
+    let said = draconis.run_failing([
+        "mount".as_ref(),
+        "-o".as_ref(),
+        "remount,rw".as_ref(),
+        at.as_os_str(),
+    ]);
     assert!(said.contains("unmount it and mount it again"), "{said}");
     unmount(&draconis, &at);
 }
 
 /// Runs a script as root in a mount namespace whose `/sbin` contains only the given programs.
-fn in_a_namespace(draconis: &Draconis, script: &str) -> String {
+fn run_in_mount_namespace(draconis: &Draconis, script: &str) -> String {
     let path = format!("{}:/usr/bin:/bin", draconis.path("prefix/bin").display());
     let output = Command::new("unshare")
         .args(["-m", "--propagation", "private", "sh", "-euc", script])
@@ -198,7 +204,7 @@ fn in_a_namespace(draconis: &Draconis, script: &str) -> String {
 }
 
 /// Mounts by hand and by fstab, and remounts, through mount(8).
-const BY_MOUNT: &str = r#"
+const MOUNT_SCRIPT: &str = r#"
     mount --bind sbin /sbin
     mount -t fuse.draconis "$PWD/a.img" at -o rw,noatime
     cat at/hello
@@ -218,13 +224,13 @@ const BY_MOUNT: &str = r#"
 "#;
 
 #[test]
-fn mount_finds_its_helper_where_it_is_installed() {
-    if !is_root() || !fuse("mount(8)") || !have("unshare") || !have("make") {
-        skipped("mount(8) with a helper needs root, unshare and make");
+fn mount_uses_installed_helper() {
+    if !is_root() || !has_fuse("mount(8)") || !is_installed("unshare") || !is_installed("make") {
+        report_skipped("mount(8) with a helper needs root, unshare and make");
         return;
     }
     let draconis = Draconis::new();
-    let image = small(&draconis);
+    let image = make_small_volume(&draconis);
     draconis.make_dir("at");
     draconis.make_dir("prefix/bin");
     let program = draconis.path("prefix/bin/draconis");
@@ -236,19 +242,23 @@ fn mount_finds_its_helper_where_it_is_installed() {
         .output()
         .unwrap();
     assert!(installed.status.success(), "{}", String::from_utf8_lossy(&installed.stderr));
-    assert_eq!(in_a_namespace(&draconis, BY_MOUNT), "hello\nnew\n");
-    check(&image);
+    assert_eq!(run_in_mount_namespace(&draconis, MOUNT_SCRIPT), "hello\nnew\n");
+    run_e2fsck(&image);
     assert!(mounts_below(draconis.dir.path()).is_empty());
 }
 
 #[test]
-fn mount_gets_along_without_a_helper_of_ours() {
-    if !is_root() || !fuse("mount.fuse3") || !have("unshare") || !have("mount.fuse3") {
-        skipped("mounting by way of mount.fuse3 needs root, unshare and fuse3");
+fn mount_works_without_our_helper() {
+    if !is_root()
+        || !has_fuse("mount.fuse3")
+        || !is_installed("unshare")
+        || !is_installed("mount.fuse3")
+    {
+        report_skipped("mounting by way of mount.fuse3 needs root, unshare and fuse3");
         return;
     }
     let draconis = Draconis::new();
-    let image = small(&draconis);
+    let image = make_small_volume(&draconis);
     draconis.make_dir("at");
     draconis.make_dir("prefix/bin");
     let program = draconis.path("prefix/bin/draconis");
@@ -271,17 +281,17 @@ fn mount_gets_along_without_a_helper_of_ours() {
         cat at/new
         umount at
     "#;
-    assert_eq!(in_a_namespace(&draconis, script), "hello\nnew\n");
-    check(&image);
+    assert_eq!(run_in_mount_namespace(&draconis, script), "hello\nnew\n");
+    run_e2fsck(&image);
 }
 
 #[test]
-fn times_of_access_follow_the_options() {
-    if !fuse("times of access") {
+fn atime_follows_mount_options() {
+    if !has_fuse("times of access") {
         return;
     }
     let draconis = Draconis::new();
-    let image = small(&draconis);
+    let image = make_small_volume(&draconis);
     // Access times that reading changes: of the file, of the directory.
     for (options, changes) in [
         ("relatime", [true, true]),
@@ -305,6 +315,6 @@ fn times_of_access_follow_the_options() {
         let found = names.map(|name| std::fs::metadata(name).unwrap().atime() != 1_000);
         assert_eq!(found, changes, "{options}");
         unmount(&draconis, &at);
-        check(&image);
+        run_e2fsck(&image);
     }
 }

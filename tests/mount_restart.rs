@@ -7,22 +7,22 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use common::volume::check;
-use common::{Draconis, eventually, fuse, mke2fs, root, stop};
+use common::volume::run_e2fsck;
+use common::{Draconis, has_fuse, has_root, mke2fs, stop_process, wait_until};
 use rustix::process::{Pid, Signal, kill_process};
 
-fn worker(draconis: &Draconis) -> i64 {
+fn worker_pid(draconis: &Draconis) -> i64 {
     draconis.status()["mounts"][0]["worker_pid"].as_i64().unwrap()
 }
 
 /// Sends the worker a signal; returns its process ID.
-fn signal(draconis: &Draconis, signal: Signal) -> i64 {
-    let worker = worker(draconis);
+fn signal_worker(draconis: &Draconis, signal: Signal) -> i64 {
+    let worker = worker_pid(draconis);
     kill_process(Pid::from_raw(worker as i32).unwrap(), signal).unwrap();
     worker
 }
 
-fn volume(draconis: &Draconis, kind: &str) -> PathBuf {
+fn make_volume(draconis: &Draconis, kind: &str) -> PathBuf {
     let tree = draconis.make_dir("small");
     std::fs::write(tree.join("hello"), "hello\n").unwrap();
     let image = draconis.path(&format!("{kind}.img"));
@@ -31,13 +31,13 @@ fn volume(draconis: &Draconis, kind: &str) -> PathBuf {
 }
 
 #[test]
-fn open_files_and_what_was_changed_are_there_after_a_death() {
-    if !fuse("killing a worker") {
+fn open_files_and_changes_survive_worker_death() {
+    if !has_fuse("killing a worker") {
         return;
     }
     for kind in ["ext2", "ext3", "ext4"] {
         let draconis = Draconis::new();
-        let image = volume(&draconis, kind);
+        let image = make_volume(&draconis, kind);
         let at = draconis.mount(&image, "at", "rw,commit=1000");
         let open = |name: &str| {
             let mut how = std::fs::File::options();
@@ -52,9 +52,9 @@ fn open_files_and_what_was_changed_are_there_after_a_death() {
         let seen = |path: &Path| std::fs::metadata(path).map(|it| (it.ino(), it.mtime_nsec()));
         let before = seen(&at.join("dir/moved")).unwrap();
         for restarts in 1..=3 {
-            let dead = signal(&draconis, Signal::KILL);
+            let dead = signal_worker(&draconis, Signal::KILL);
             kept.write_all(b"more ").unwrap();
-            eventually("another has taken over", || worker(&draconis) != dead);
+            wait_until("another has taken over", || worker_pid(&draconis) != dead);
             assert_eq!(draconis.status()["mounts"][0]["restarts"], restarts);
         }
         assert_eq!(seen(&at.join("dir/moved")).unwrap().0, before.0);
@@ -64,46 +64,46 @@ fn open_files_and_what_was_changed_are_there_after_a_death() {
         (&gone).read_to_string(&mut bytes).unwrap();
         assert_eq!((bytes.as_str(), gone.metadata().unwrap().nlink()), ("no name", 0));
         drop((kept, gone));
-        draconis.ok(["umount".as_ref(), at.as_os_str()]);
-        check(&image);
+        draconis.run_ok(["umount".as_ref(), at.as_os_str()]);
+        run_e2fsck(&image);
     }
 }
 
 #[test]
-fn a_hung_worker_is_followed_by_another() {
-    if !fuse("a hung worker") {
+fn hung_worker_is_replaced() {
+    if !has_fuse("a hung worker") {
         return;
     }
     let draconis = Draconis::new();
-    let image = volume(&draconis, "ext2");
+    let image = make_volume(&draconis, "ext2");
     for options in ["rw,deadline=1", "ro,deadline=1"] {
         let at = draconis.mount(&image, "at", options);
-        let hung = worker(&draconis);
-        stop(hung);
+        let hung = worker_pid(&draconis);
+        stop_process(hung);
         assert_eq!(std::fs::read_to_string(at.join("hello")).unwrap(), "hello\n");
-        eventually("another has taken over", || worker(&draconis) != hung);
+        wait_until("another has taken over", || worker_pid(&draconis) != hung);
         let log = std::fs::read_to_string(draconis.path("run/manager.log")).unwrap();
         assert!(log.contains("did not answer for 1 s"), "{log}");
-        draconis.ok(["umount".as_ref(), at.as_os_str()]);
-        check(&image);
+        draconis.run_ok(["umount".as_ref(), at.as_os_str()]);
+        run_e2fsck(&image);
     }
 }
 
 #[test]
-fn what_was_written_comes_home_though_the_worker_dies_while_it_is_unmounted() {
-    if !fuse("killing a worker") {
+fn writes_survive_worker_death_during_unmount() {
+    if !has_fuse("killing a worker") {
         return;
     }
     let draconis = Draconis::new();
-    let image = volume(&draconis, "ext2");
+    let image = make_volume(&draconis, "ext2");
     for _ in 0..5 {
         let at = draconis.mount(&image, "at", "rw,commit=1000");
         std::fs::write(at.join("new"), vec![5; 300_000]).unwrap();
-        stop(worker(&draconis));
+        stop_process(worker_pid(&draconis));
         std::thread::scope(|scope| {
             // Other processes that access the unresponsive mount keep it busy.
             let unmounting = scope.spawn(|| {
-                eventually("it is unmounted", || {
+                wait_until("it is unmounted", || {
                     let output = draconis.run(["umount".as_ref(), at.as_os_str()]);
                     let said = String::from_utf8_lossy(&output.stderr);
                     assert!(output.status.success() || said.contains("busy"), "{said}");
@@ -111,29 +111,29 @@ fn what_was_written_comes_home_though_the_worker_dies_while_it_is_unmounted() {
                 });
             });
             std::thread::sleep(std::time::Duration::from_millis(100));
-            signal(&draconis, Signal::KILL);
+            signal_worker(&draconis, Signal::KILL);
             unmounting.join().unwrap();
         });
-        check(&image);
+        run_e2fsck(&image);
         let path = format!("{}:/new", image.display());
         assert_eq!(draconis.run(["cat", &path]).stdout, vec![5; 300_000]);
-        draconis.ok(["rm", &path]);
+        draconis.run_ok(["rm", &path]);
     }
 }
 
 #[test]
-fn a_worker_that_dies_again_and_again_is_given_up() {
-    if !fuse("killing workers") {
+fn repeated_worker_deaths_end_restarts() {
+    if !has_fuse("killing workers") {
         return;
     }
     let draconis = Draconis::new();
-    let image = volume(&draconis, "ext2");
+    let image = make_volume(&draconis, "ext2");
     let at = draconis.mount(&image, "at", "rw");
     for death in 0.. {
         assert!(death <= 11, "it is never given up");
         // Not SIGKILL, which the keeper itself sends: the worker dies by itself.
-        let dead = signal(&draconis, Signal::ABORT);
-        eventually("the death is noticed", || {
+        let dead = signal_worker(&draconis, Signal::ABORT);
+        wait_until("the death is noticed", || {
             let mount = &draconis.status()["mounts"][0];
             mount["state"] == "dead" || mount["worker_pid"].as_i64() != Some(dead)
         });
@@ -144,17 +144,17 @@ fn a_worker_that_dies_again_and_again_is_given_up() {
         }
     }
     assert_eq!(std::fs::read(at.join("hello")).unwrap_err().raw_os_error(), Some(107));
-    draconis.ok(["umount".as_ref(), at.as_os_str()]);
-    check(&image);
+    draconis.run_ok(["umount".as_ref(), at.as_os_str()]);
+    run_e2fsck(&image);
 }
 
 #[test]
-fn a_request_that_workers_die_over_is_refused_and_named() {
-    if !fuse("killing workers") {
+fn request_that_kills_workers_is_quarantined() {
+    if !has_fuse("killing workers") {
         return;
     }
     let draconis = Draconis::new();
-    let image = volume(&draconis, "ext2");
+    let image = make_volume(&draconis, "ext2");
     let at = draconis.make_dir("at");
     // Starts a manager that passes the injected fault on to its workers.
     let status = Command::new(env!("CARGO_BIN_EXE_draconis"))
@@ -171,20 +171,20 @@ fn a_request_that_workers_die_over_is_refused_and_named() {
     let mount = draconis.status()["mounts"][0].clone();
     assert_eq!(mount["restarts"], 2, "{mount}");
     assert_eq!(mount["worker"]["refused"][0], "looking a name up in inode 1", "{mount}");
-    let said = draconis.ok(["status"]);
+    let said = draconis.run_ok(["status"]);
     assert!(said.contains("refused   looking a name up in inode 1"), "{said}");
-    draconis.ok(["umount".as_ref(), at.as_os_str()]);
-    check(&image);
+    draconis.run_ok(["umount".as_ref(), at.as_os_str()]);
+    run_e2fsck(&image);
 }
 
 #[test]
-fn where_the_kernel_sends_nothing_again_what_was_in_hand_fails_once() {
-    if !fuse("killing workers") {
+fn pending_requests_fail_once_without_kernel_resend() {
+    if !has_fuse("killing workers") {
         return;
     }
     let mut draconis = Draconis::new();
     draconis.leaves_out = Some("SurviveCrashingName,Resend".into());
-    let image = volume(&draconis, "ext2");
+    let image = make_volume(&draconis, "ext2");
     let at = draconis.mount(&image, "at", "rw,commit=1000");
     let mut open = std::fs::File::create(at.join("open")).unwrap();
     for restarts in 1..=2 {
@@ -197,16 +197,16 @@ fn where_the_kernel_sends_nothing_again_what_was_in_hand_fails_once() {
         let mount = draconis.status()["mounts"][0].clone();
         assert_eq!((&mount["restarts"], &mount["resends"]), (&restarts.into(), &false.into()));
     }
-    let said = draconis.ok(["status"]);
+    let said = draconis.run_ok(["status"]);
     assert!(said.contains("this needs Linux 6.9"), "{said}");
     assert_eq!(std::fs::read_to_string(at.join("open")).unwrap(), "xyxy");
     drop(open);
-    draconis.ok(["umount".as_ref(), at.as_os_str()]);
-    check(&image);
+    draconis.run_ok(["umount".as_ref(), at.as_os_str()]);
+    run_e2fsck(&image);
 }
 
 /// Returns sequence number and node name of the MMP block.
-fn sign(image: &Path) -> (u32, String) {
+fn mmp_sequence_and_node(image: &Path) -> (u32, String) {
     let mut debugfs = Command::new("debugfs");
     let output = debugfs.args(["-c", "-R", "dump_mmp"]).arg(image).output().unwrap();
     let said = String::from_utf8_lossy(&output.stdout).into_owned();
@@ -220,9 +220,9 @@ fn sign(image: &Path) -> (u32, String) {
 
 /// Takes 11 s, the time that MMP waits for other hosts, and as long again for the kernel.
 #[test]
-fn a_volume_that_hosts_share_stays_ours_after_a_death() {
-    const CLEAN: u32 = 0xFF4D_4D50;
-    if !fuse("killing a worker") {
+fn mmp_claim_survives_worker_death() {
+    const MMP_SEQ_CLEAN: u32 = 0xFF4D_4D50;
+    if !has_fuse("killing a worker") {
         return;
     }
     let draconis = Draconis::new();
@@ -230,23 +230,23 @@ fn a_volume_that_hosts_share_stays_ours_after_a_death() {
     mke2fs(&image, None, &["-t", "ext4", "-O", "mmp", "-E", "mmp_update_interval=1"], "64M");
     let at = draconis.mount(&image, "at", "rw,commit=1000");
     std::fs::write(at.join("before"), "kept").unwrap();
-    let (first, node) = sign(&image);
-    assert!(first < CLEAN && !node.is_empty(), "{first:#x} {node}");
+    let (first, node) = mmp_sequence_and_node(&image);
+    assert!(first < MMP_SEQ_CLEAN && !node.is_empty(), "{first:#x} {node}");
     for restarts in 1..=2 {
-        let dead = signal(&draconis, Signal::KILL);
+        let dead = signal_worker(&draconis, Signal::KILL);
         std::fs::write(at.join(format!("after {restarts}")), "written").unwrap();
-        eventually("another has taken over", || worker(&draconis) != dead);
+        wait_until("another has taken over", || worker_pid(&draconis) != dead);
         assert_eq!(draconis.status()["mounts"][0]["restarts"], restarts);
-        let (then, who) = sign(&image);
-        assert!(then < CLEAN && who == node, "{then:#x} {who}");
-        eventually("it is signed again", || sign(&image).0 != then);
+        let (then, who) = mmp_sequence_and_node(&image);
+        assert!(then < MMP_SEQ_CLEAN && who == node, "{then:#x} {who}");
+        wait_until("it is signed again", || mmp_sequence_and_node(&image).0 != then);
     }
     // A manager without knowledge of the first one, and a kernel that knows no other locks.
     let other = Draconis::new();
     let elsewhere = other.make_dir("at");
-    let said = other.fails(["mount".as_ref(), image.as_os_str(), elsewhere.as_os_str()]);
+    let said = other.run_failing(["mount".as_ref(), image.as_os_str(), elsewhere.as_os_str()]);
     assert!(said.contains("in use"), "{said}");
-    if root("asking the kernel") {
+    if has_root("asking the kernel") {
         // With its own loop device: mount(8) would reuse the one of our mount.
         let losetup = |what: &[&str], of: &Path| {
             let output = Command::new("losetup").args(what).arg(of).output().unwrap();
@@ -259,11 +259,11 @@ fn a_volume_that_hosts_share_stays_ours_after_a_death() {
         assert!(!mounted.status.success(), "the kernel mounted what is in use");
     }
     assert_eq!(std::fs::read_to_string(at.join("before")).unwrap(), "kept");
-    draconis.ok(["umount".as_ref(), at.as_os_str()]);
-    assert_eq!(sign(&image).0, CLEAN);
-    check(&image);
+    draconis.run_ok(["umount".as_ref(), at.as_os_str()]);
+    assert_eq!(mmp_sequence_and_node(&image).0, MMP_SEQ_CLEAN);
+    run_e2fsck(&image);
     for name in ["before", "after 1", "after 2"] {
         let path = format!("{}:/{name}", image.display());
-        assert!(!draconis.ok(["cat", &path]).is_empty());
+        assert!(!draconis.run_ok(["cat", &path]).is_empty());
     }
 }

@@ -13,10 +13,10 @@ use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use common::volume::{Volume, check, run, shell};
+use common::volume::{MountedVolume, run_e2fsck, run_ok, run_shell};
 use common::{
-    Draconis, IgnoredProperties, eventually, fuse, mke2fs, mounts_below, odd_tree, root, same,
-    scan_tree, tool, tree_of_sources,
+    Draconis, IgnoredProperties, assert_same_trees, has_fuse, has_root, has_tool, make_odd_tree,
+    make_source_tree, mke2fs, mounts_below, scan_tree, wait_until,
 };
 use draconis_device::Random;
 use rustix::fs::{CWD, FallocateFlags, OFlags, RenameFlags};
@@ -24,65 +24,65 @@ use rustix::io::Errno;
 use rustix::process::{Pid, Signal, kill_process};
 
 #[test]
-fn a_tree_is_copied_with_everything_it_has() {
-    if !fuse("copying a tree into a mount") {
+fn cp_to_mount_preserves_everything() {
+    if !has_fuse("copying a tree into a mount") {
         return;
     }
     for block in ["1024", "4096"] {
-        let volume = Volume::new(block, "96M", "rw,noatime");
+        let volume = MountedVolume::new(block, "96M", "rw,noatime");
         let tree = volume.draconis.make_dir("tree");
-        odd_tree(&tree);
+        make_odd_tree(&tree);
         if block == "4096" {
             // Reading the sparse file once through every level of its map suffices.
             std::fs::remove_file(tree.join("sparse")).unwrap();
         }
-        run(Command::new("cp").args(["-a", "--sparse=always"]).arg(&tree).arg(&volume.at));
+        run_ok(Command::new("cp").args(["-a", "--sparse=always"]).arg(&tree).arg(&volume.at));
         let copy = IgnoredProperties { what_a_copy_loses: true, ..IgnoredProperties::default() };
-        same(&scan_tree(&tree, copy), &scan_tree(&volume.at("tree"), copy));
-        volume.judge();
+        assert_same_trees(&scan_tree(&tree, copy), &scan_tree(&volume.at("tree"), copy));
+        volume.unmount_and_check();
     }
 }
 
 #[test]
-fn an_archive_is_unpacked_and_removed_again() {
-    if !fuse("unpacking into a mount") {
+fn unpacked_archive_can_be_removed() {
+    if !has_fuse("unpacking into a mount") {
         return;
     }
     for options in ["rw,noatime", "rw,noatime,writeback"] {
-        unpack_and_remove(&Volume::new("1024", "256M", options));
+        unpack_and_remove(&MountedVolume::new("1024", "256M", options));
     }
 }
 
-fn unpack_and_remove(volume: &Volume) {
+fn unpack_and_remove(volume: &MountedVolume) {
     let space = || {
         let s = rustix::fs::statvfs(&volume.at).unwrap();
         (s.f_bfree, s.f_ffree)
     };
     let before = space();
     let tree = volume.draconis.make_dir("tree");
-    tree_of_sources(&tree);
+    make_source_tree(&tree);
     let unpack = format!("tar -C {} --format=posix -cf - . | tar -xf -", tree.display());
     std::fs::create_dir(volume.at("sources")).unwrap();
-    shell(&unpack, &volume.at("sources"));
+    run_shell(&unpack, &volume.at("sources"));
     let copy = IgnoredProperties { what_a_copy_loses: true, ..IgnoredProperties::default() };
-    same(&scan_tree(&tree, copy), &scan_tree(&volume.at("sources"), copy));
-    shell("mv sources other; cp -r other twice; rm -r other twice", &volume.at);
+    assert_same_trees(&scan_tree(&tree, copy), &scan_tree(&volume.at("sources"), copy));
+    run_shell("mv sources other; cp -r other twice; rm -r other twice", &volume.at);
     // Removed files are freed once the kernel has forgotten their inodes.
-    eventually("all space is free again", || space() == before);
-    volume.judge();
+    wait_until("all space is free again", || space() == before);
+    volume.unmount_and_check();
 }
 
 #[test]
-fn programs_that_are_used_every_day() {
-    if !fuse("programs on a mount") {
+fn common_programs_work_on_mount() {
+    if !has_fuse("programs on a mount") {
         return;
     }
-    let volume = Volume::new("4096", "256M", "rw");
+    let volume = MountedVolume::new("4096", "256M", "rw");
     let tree = volume.draconis.make_dir("tree");
-    tree_of_sources(&tree);
+    make_source_tree(&tree);
     let sources = tree.display();
-    if tool("programs on a mount", "git") {
-        shell(
+    if has_tool("programs on a mount", "git") {
+        run_shell(
             &format!(
                 "mkdir repo; cd repo; git init -q .; cp -r {sources} sources; git add -A
              git -c user.name=a -c user.email=a@b commit -qm one; git rm -rq sources/library-1
@@ -92,8 +92,8 @@ fn programs_that_are_used_every_day() {
             &volume.at,
         );
     }
-    if tool("programs on a mount", "sqlite3") {
-        shell(
+    if has_tool("programs on a mount", "sqlite3") {
+        run_shell(
             "for mode in delete wal; do
                { echo \"pragma journal_mode=$mode; create table t$mode(a integer, b text);\"
                  for i in $(seq 200); do echo \"insert into t$mode values($i, hex(randomblob(500)));\"; done
@@ -104,27 +104,27 @@ fn programs_that_are_used_every_day() {
             &volume.at,
         );
     }
-    if tool("programs on a mount", "cc") {
-        shell(
+    if has_tool("programs on a mount", "cc") {
+        run_shell(
             "echo 'int main(void){return 7;}' > a.c; cc -O2 -o a a.c; r=0; ./a || r=$?; test $r = 7",
             &volume.at,
         );
     }
-    if tool("programs on a mount", "rsync") {
-        shell(
+    if has_tool("programs on a mount", "rsync") {
+        run_shell(
             &format!("rsync -aHX {sources}/ r/; test -z \"$(rsync -aHXnci {sources}/ r/)\""),
             &volume.at,
         );
     }
-    volume.judge();
+    volume.unmount_and_check();
 }
 
 #[test]
-fn names_are_exchanged_linked_and_replaced() {
-    if !fuse("renaming on a mount") {
+fn rename_exchange_link_and_replace() {
+    if !has_fuse("renaming on a mount") {
         return;
     }
-    let volume = Volume::new("1024", "16M", "rw,noatime");
+    let volume = MountedVolume::new("1024", "16M", "rw,noatime");
     let at = |name: &str| volume.at(name);
     let rename =
         |from: &str, to: &str, how| rustix::fs::renameat_with(CWD, at(from), CWD, at(to), how);
@@ -154,16 +154,16 @@ fn names_are_exchanged_linked_and_replaced() {
     for i in (0..500).step_by(3) {
         std::fs::rename(at(&format!("a/entry {i}")), at(&format!("one/{i}"))).unwrap();
     }
-    volume.judge();
+    volume.unmount_and_check();
 }
 
 #[test]
-fn bytes_and_space_are_right_however_they_came() {
-    if !fuse("writing to a mount") {
+fn data_and_block_counts_match_after_all_write_calls() {
+    if !has_fuse("writing to a mount") {
         return;
     }
     for block in ["1024", "4096"] {
-        let volume = Volume::new(block, "64M", "rw,noatime");
+        let volume = MountedVolume::new(block, "64M", "rw,noatime");
         let path = volume.at("file");
         let mut model = vec![0; 3 << 20];
         let open = |flags: OFlags| {
@@ -176,9 +176,9 @@ fn bytes_and_space_are_right_however_they_came() {
         let mut random = Random::new(0x1234_5678_9abc_def1);
         for round in 1..120 {
             let unit = if round % 4 == 0 { 4096 } else { 1 };
-            let len = 1 + random.below(40_000 / unit) as usize;
+            let len = 1 + random.next_below(40_000 / unit) as usize;
             let (len, unit) = (len * unit as usize, unit as usize);
-            let from = random.below(((model.len() - len) / unit) as u64) as usize * unit;
+            let from = random.next_below(((model.len() - len) / unit) as u64) as usize * unit;
             let range = from..from + len;
             match round % 4 {
                 0 => {
@@ -224,16 +224,16 @@ fn bytes_and_space_are_right_however_they_came() {
         model.resize(2 << 20, 0);
         assert!(std::fs::read(&path).unwrap() == model, "{block}, cut");
         drop((append, cached, direct));
-        volume.judge();
+        volume.unmount_and_check();
     }
 }
 
 #[test]
-fn mappings_are_shared_and_written() {
-    if !fuse("mapping files of a mount") || !tool("mapping files of a mount", "python3") {
+fn shared_mappings_are_written_back() {
+    if !has_fuse("mapping files of a mount") || !has_tool("mapping files of a mount", "python3") {
         return;
     }
-    let volume = Volume::new("1024", "16M", "rw,noatime");
+    let volume = MountedVolume::new("1024", "16M", "rw,noatime");
     let script = "import mmap, os
 fd = os.open('f', os.O_CREAT | os.O_RDWR)
 os.ftruncate(fd, 1000000)
@@ -245,17 +245,17 @@ assert os.pread(fd, 3, 5003 * 7) == b'abc'
 os.pwrite(fd, b'XYZ', 5003)
 assert m[5003:5006] == b'XYZ'
 ";
-    run(Command::new("python3").args(["-c", script]).current_dir(&volume.at));
+    run_ok(Command::new("python3").args(["-c", script]).current_dir(&volume.at));
     assert_eq!(&std::fs::read(volume.at("f")).unwrap()[5003 * 3..][..3], b"abc");
-    volume.judge();
+    volume.unmount_and_check();
 }
 
 #[test]
-fn what_lost_its_name_is_used_until_it_is_closed() {
-    if !fuse("unlinked files of a mount") {
+fn orphan_is_usable_until_closed() {
+    if !has_fuse("unlinked files of a mount") {
         return;
     }
-    let volume = Volume::new("1024", "16M", "rw,noatime,norestart");
+    let volume = MountedVolume::new("1024", "16M", "rw,noatime,norestart");
     let free = || rustix::fs::statvfs(&volume.at).unwrap().f_bfree;
     std::fs::write(volume.at("before"), "x").unwrap();
     let before = free();
@@ -274,7 +274,7 @@ fn what_lost_its_name_is_used_until_it_is_closed() {
         .unwrap();
     assert_eq!((found.len(), found[0], found[2_999_999]), (3_000_000, 7, 8));
     drop(file);
-    eventually("its space is free", || free() == before);
+    wait_until("its space is free", || free() == before);
     // A file that is open when the worker dies is freed by the next mount.
     let open = File::create_new(volume.at("orphan")).unwrap();
     open.write_all_at(&[9; 500_000], 0).unwrap();
@@ -284,15 +284,15 @@ fn what_lost_its_name_is_used_until_it_is_closed() {
     drop(open);
     volume.draconis.mount(&volume.image, "at", "rw,noatime");
     assert_eq!(free(), before);
-    volume.judge();
+    volume.unmount_and_check();
 }
 
 #[test]
-fn what_lost_its_name_just_before_unmounting_is_freed() {
-    if !fuse("unmounting with unlinked files") {
+fn orphan_is_freed_at_unmount() {
+    if !has_fuse("unmounting with unlinked files") {
         return;
     }
-    let volume = Volume::new("1024", "16M", "rw");
+    let volume = MountedVolume::new("1024", "16M", "rw");
     let free = || rustix::fs::statvfs(&volume.at).unwrap().f_bfree;
     let before = free();
     for _ in 0..5 {
@@ -307,28 +307,28 @@ fn what_lost_its_name_just_before_unmounting_is_freed() {
         drop(files);
         // The kernel may not have sent FORGET yet.
         volume.unmount();
-        check(&volume.image);
+        run_e2fsck(&volume.image);
         volume.draconis.mount(&volume.image, "at", "rw");
         assert_eq!(free(), before);
     }
 }
 
 #[test]
-fn owners_modes_lists_and_flags() {
-    if !fuse("attributes on a mount") || !root("attributes on a mount") {
+fn owners_modes_acls_and_inode_flags() {
+    if !has_fuse("attributes on a mount") || !has_root("attributes on a mount") {
         return;
     }
-    let volume = Volume::new("1024", "16M", "rw,noatime");
+    let volume = MountedVolume::new("1024", "16M", "rw,noatime");
     let mode = |name: &str| std::fs::metadata(volume.at(name)).unwrap().mode() & 0o7777;
-    shell(
+    run_shell(
         "mkdir team; chgrp 1234 team; chmod 2775 team; touch team/file; mkdir team/dir
          umask 027; touch masked; chmod 1777 .",
         &volume.at,
     );
     let found = std::fs::metadata(volume.at("team/dir")).unwrap();
     assert_eq!((found.gid(), found.mode() & 0o2000, mode("masked")), (1234, 0o2000, 0o640));
-    if tool("attributes on a mount", "setfacl") {
-        shell(
+    if has_tool("attributes on a mount", "setfacl") {
+        run_shell(
             "mkdir lists; setfacl -m d:u:77:rwx,d:g::r-x,d:o::--- lists
              umask 077; touch lists/file; mkdir lists/dir
              getfacl -cpn lists/file | grep -q '^user:77:rwx'
@@ -341,19 +341,19 @@ fn owners_modes_lists_and_flags() {
         // The default ACL applies, not the umask.
         assert_eq!(mode("lists/file"), 0o660);
     }
-    if tool("attributes on a mount", "chattr") {
-        shell("touch fixed log; chattr +i fixed; chattr +a log; echo x >> log", &volume.at);
+    if has_tool("attributes on a mount", "chattr") {
+        run_shell("touch fixed log; chattr +i fixed; chattr +a log; echo x >> log", &volume.at);
         let refused = |error: std::io::Error| error.raw_os_error();
         let eperm = Some(Errno::PERM.raw_os_error());
         assert_eq!(refused(std::fs::write(volume.at("fixed"), "x").unwrap_err()), eperm);
         assert_eq!(refused(std::fs::remove_file(volume.at("fixed")).unwrap_err()), eperm);
         assert_eq!(refused(std::fs::remove_file(volume.at("log")).unwrap_err()), eperm);
-        shell(
+        run_shell(
             "lsattr fixed | grep -q i; lsattr log | grep -q a; chattr -i fixed; rm fixed",
             &volume.at,
         );
     }
-    if tool("attributes on a mount", "setpriv") {
+    if has_tool("attributes on a mount", "setpriv") {
         let nobody = |script: &str| {
             let mut command = Command::new("setpriv");
             command.args([
@@ -376,15 +376,15 @@ fn owners_modes_lists_and_flags() {
         assert!(nobody("echo x >> suid"));
         assert_eq!(mode("suid"), 0o777);
     }
-    volume.judge();
+    volume.unmount_and_check();
 }
 
 #[test]
-fn a_full_volume_says_so_and_goes_on() {
-    if !fuse("a full volume") {
+fn full_volume_returns_enospc_and_stays_usable() {
+    if !has_fuse("a full volume") {
         return;
     }
-    let volume = Volume::new("1024", "4M", "rw,noatime");
+    let volume = MountedVolume::new("1024", "4M", "rw,noatime");
     let mut file = File::create_new(volume.at("file")).unwrap();
     let piece = [7; 65536];
     // The kernel accepts more than fits, and reports ENOSPC on write-back.
@@ -394,7 +394,7 @@ fn a_full_volume_says_so_and_goes_on() {
     let status = volume.draconis.status();
     assert_eq!(status["mounts"][0]["worker"]["failure"], serde_json::Value::Null);
     std::fs::remove_file(volume.at("file")).unwrap();
-    eventually("there is room again", || std::fs::write(volume.at("small"), "fits").is_ok());
+    wait_until("there is room again", || std::fs::write(volume.at("small"), "fits").is_ok());
     for i in 0.. {
         if let Err(error) = File::create_new(volume.at(&format!("{i}"))) {
             assert_eq!(error.raw_os_error(), Some(Errno::NOSPC.raw_os_error()));
@@ -402,15 +402,15 @@ fn a_full_volume_says_so_and_goes_on() {
             break;
         }
     }
-    volume.judge();
+    volume.unmount_and_check();
 }
 
 #[test]
-fn what_is_removed_is_room_for_the_next_call() {
-    if !fuse("room for the next call") {
+fn freed_space_is_usable_at_once() {
+    if !has_fuse("room for the next call") {
         return;
     }
-    let volume = Volume::new("1024", "8M", "rw,noatime");
+    let volume = MountedVolume::new("1024", "8M", "rw,noatime");
     let (rounds, ended) = (60, AtomicBool::new(false));
     let fill = |file: &mut File| {
         let mut piece = &[7; 1 << 18][..];
@@ -440,17 +440,17 @@ fn what_is_removed_is_room_for_the_next_call() {
         ended.store(true, Ordering::Relaxed);
         done.unwrap();
     });
-    volume.judge();
+    volume.unmount_and_check();
 }
 
 #[test]
-fn a_device_that_fails_makes_the_volume_read_only() {
-    if !fuse("a device that fails") || !root("a device that fails") {
+fn device_errors_make_volume_read_only() {
+    if !has_fuse("a device that fails") || !has_root("a device that fails") {
         return;
     }
     let draconis = Draconis::new();
     let small = draconis.make_dir("small");
-    run(Command::new("mount").args(["-t", "tmpfs", "-o", "size=6m", "tmpfs"]).arg(&small));
+    run_ok(Command::new("mount").args(["-t", "tmpfs", "-o", "size=6m", "tmpfs"]).arg(&small));
     let image = small.join("sparse.img");
     mke2fs(&image, None, &["-t", "ext2", "-b", "4096"], "64M");
     let at = draconis.mount(&image, "at", "rw");
@@ -468,17 +468,17 @@ fn a_device_that_fails_makes_the_volume_read_only() {
     let status = draconis.status();
     assert!(status["mounts"][0]["worker"]["failure"].is_string(), "{status}");
     assert_eq!(status["mounts"][0]["read_only"], true);
-    assert!(draconis.ok(["status"]).contains("nothing is written any more"));
+    assert!(draconis.run_ok(["status"]).contains("nothing is written any more"));
     drop(file);
-    let said = draconis.fails(["umount", at.to_str().unwrap()]);
+    let said = draconis.run_failing(["umount", at.to_str().unwrap()]);
     assert!(said.contains("could not be written"), "{said}");
     assert!(mounts_below(&at).is_empty());
-    run(Command::new("umount").arg(&small));
+    run_ok(Command::new("umount").arg(&small));
 }
 
 #[test]
-fn a_killed_worker_leaves_a_whole_volume() {
-    if !fuse("killing a worker that writes") {
+fn killed_worker_leaves_clean_volume() {
+    if !has_fuse("killing a worker that writes") {
         return;
     }
     let mut random = Random::new(0x2545_f491_4f6c_dd1d);
@@ -486,52 +486,53 @@ fn a_killed_worker_leaves_a_whole_volume() {
     for round in 0..8 {
         let cache = if round % 2 == 0 { "nowriteback" } else { "writeback" };
         let volume =
-            Volume::new("1024", "128M", &format!("rw,norestart,commit=1,dirty=1M,{cache}"));
+            MountedVolume::new("1024", "128M", &format!("rw,norestart,commit=1,dirty=1M,{cache}"));
         let mut busy = Command::new("sh")
             .args(["-c", "tar -C /usr -cf - include | tar -xf -; rm -r include/linux; sync"])
             .current_dir(&volume.at)
             .stderr(Stdio::null())
             .spawn()
             .unwrap();
-        std::thread::sleep(Duration::from_millis(20 + random.below(1500)));
+        std::thread::sleep(Duration::from_millis(20 + random.next_below(1500)));
         volume.kill_worker();
         busy.wait().unwrap();
-        check(&volume.image);
+        run_e2fsck(&volume.image);
         // Existing files are right, and the volume is usable.
         volume.draconis.mount(&volume.image, "at", "rw,noatime");
         kept += std::fs::read_dir(volume.at("include")).map_or(0, Iterator::count);
         std::fs::write(volume.at("after"), "x").unwrap();
-        volume.judge();
+        volume.unmount_and_check();
     }
     assert!(kept > 0, "no kill found anything committed");
 }
 
 #[test]
-fn a_manager_that_ends_brings_changes_home() {
-    if !fuse("ending the manager") {
+fn ending_manager_writes_back_changes() {
+    if !has_fuse("ending the manager") {
         return;
     }
-    let volume = Volume::new("4096", "64M", "rw,commit=1000");
+    let volume = MountedVolume::new("4096", "64M", "rw,commit=1000");
     std::fs::write(volume.at("closed"), vec![7; 5_000_000]).unwrap();
     let mut open = File::create_new(volume.at("open")).unwrap();
     open.write_all(b"not closed").unwrap();
     let manager = volume.draconis.status()["manager_pid"].as_i64().unwrap() as i32;
     kill_process(Pid::from_raw(manager).unwrap(), Signal::TERM).unwrap();
-    eventually("the manager ends", || !Path::new(&format!("/proc/{manager}")).exists());
-    eventually("the mount point is free", || mounts_below(&volume.at).is_empty());
+    wait_until("the manager ends", || !Path::new(&format!("/proc/{manager}")).exists());
+    wait_until("the mount point is free", || mounts_below(&volume.at).is_empty());
     drop(open);
-    check(&volume.image);
-    let cat =
-        |name: &str| volume.draconis.ok(["cat", &format!("{}:/{name}", volume.image.display())]);
+    run_e2fsck(&volume.image);
+    let cat = |name: &str| {
+        volume.draconis.run_ok(["cat", &format!("{}:/{name}", volume.image.display())])
+    };
     assert_eq!((cat("closed").len(), cat("open")), (5_000_000, "not closed".into()));
 }
 
 #[test]
-fn what_was_synced_survives_the_worker() {
-    if !fuse("fsync and a killed worker") {
+fn synced_data_survives_worker_death() {
+    if !has_fuse("fsync and a killed worker") {
         return;
     }
-    let volume = Volume::new("1024", "32M", "rw,commit=1000,norestart");
+    let volume = MountedVolume::new("1024", "32M", "rw,commit=1000,norestart");
     std::fs::create_dir(volume.at("dir")).unwrap();
     let mut file = File::create_new(volume.at("dir/file")).unwrap();
     file.write_all(&[7; 300_000]).unwrap();
@@ -543,19 +544,19 @@ fn what_was_synced_survives_the_worker() {
     File::open(volume.at("dir")).unwrap().sync_all().unwrap();
     volume.kill_worker();
     drop(file);
-    check(&volume.image);
+    run_e2fsck(&volume.image);
     volume.draconis.mount(&volume.image, "at", "rw");
     let found = std::fs::read(volume.at("dir/file")).unwrap();
     assert_eq!(
         (found.len(), &found[..4], &found[300_000..]),
         (300_004, &b"head"[..], &b"tail"[..])
     );
-    volume.judge();
+    volume.unmount_and_check();
 }
 
 #[test]
-fn a_volume_that_must_not_be_written_is_mounted_read_only_and_says_why() {
-    if !fuse("volumes that must not be written") {
+fn unwritable_volume_is_mounted_read_only_with_reason() {
+    if !has_fuse("volumes that must not be written") {
         return;
     }
     let draconis = Draconis::new();
@@ -575,21 +576,21 @@ fn a_volume_that_must_not_be_written_is_mounted_read_only_and_says_why() {
 }
 
 #[test]
-fn options_of_mounts_that_write() {
-    if !fuse("options of mounts that write") {
+fn write_mount_options_are_honoured() {
+    if !has_fuse("options of mounts that write") {
         return;
     }
     let draconis = Draconis::new();
     let (image, at) = (draconis.path("new.img"), draconis.make_dir("at"));
     let mount = |options: &str| {
         let options = ["mount", "-o", options].map(std::ffi::OsStr::new);
-        draconis.ok(options.into_iter().chain([image.as_os_str(), at.as_os_str()]));
+        draconis.run_ok(options.into_iter().chain([image.as_os_str(), at.as_os_str()]));
     };
-    draconis.ok(["mount", "--create", "16M", image.to_str().unwrap(), at.to_str().unwrap()]);
+    draconis.run_ok(["mount", "--create", "16M", image.to_str().unwrap(), at.to_str().unwrap()]);
     std::fs::write(at.join("file"), "x").unwrap();
-    draconis.ok(["umount", at.to_str().unwrap()]);
+    draconis.run_ok(["umount", at.to_str().unwrap()]);
     let again = ["mount", "--create", "16M", image.to_str().unwrap(), at.to_str().unwrap()];
-    let said = draconis.fails(again);
+    let said = draconis.run_failing(again);
     assert!(said.contains("--force"), "{said}");
     // Synchronous: everything is durable without a commit.
     mount("sync,dirsync,commit=1000,norestart");
@@ -597,9 +598,9 @@ fn options_of_mounts_that_write() {
     std::fs::write(at.join("dir/file"), "durable").unwrap();
     let pid = draconis.status()["mounts"][0]["worker_pid"].as_i64().unwrap() as i32;
     kill_process(Pid::from_raw(pid).unwrap(), Signal::KILL).unwrap();
-    eventually("it is dead", || draconis.status()["mounts"][0]["state"] == "dead");
-    draconis.ok(["umount", at.to_str().unwrap()]);
-    check(&image);
+    wait_until("it is dead", || draconis.status()["mounts"][0]["state"] == "dead");
+    draconis.run_ok(["umount", at.to_str().unwrap()]);
+    run_e2fsck(&image);
     mount("strictatime");
     assert_eq!(std::fs::read(at.join("dir/file")).unwrap(), b"durable");
     let accessed = |name: &str| std::fs::metadata(at.join(name)).unwrap().accessed().unwrap();
@@ -611,28 +612,28 @@ fn options_of_mounts_that_write() {
     set("file");
     std::fs::read(at.join("file")).unwrap();
     assert!(accessed("file") > old);
-    draconis.ok(["umount", at.to_str().unwrap()]);
+    draconis.run_ok(["umount", at.to_str().unwrap()]);
     mount("noatime");
     set("file");
     std::fs::read(at.join("file")).unwrap();
     assert_eq!(accessed("file"), old);
-    draconis.ok(["umount", at.to_str().unwrap()]);
-    check(&image);
+    draconis.run_ok(["umount", at.to_str().unwrap()]);
+    run_e2fsck(&image);
 }
 
 #[test]
-fn what_has_changed_is_on_the_disk_once_nothing_changes() {
-    if !fuse("a mount that pauses") {
+fn idle_volume_is_written_back() {
+    if !has_fuse("a mount that pauses") {
         return;
     }
-    let volume = Volume::new("1024", "8M", "rw,noatime,commit=100000");
+    let volume = MountedVolume::new("1024", "8M", "rw,noatime,commit=100000");
     let bytes: Vec<u8> =
         (0..2000u32).flat_map(|i| i.wrapping_mul(0x9E37_79B1).to_le_bytes()).collect();
     std::fs::write(volume.at("file"), &bytes).unwrap();
     // The first block of the file, wherever it is.
-    eventually("it is in the image", || {
+    wait_until("it is in the image", || {
         let image = std::fs::read(&volume.image).unwrap();
         image.chunks(1024).any(|block| block == &bytes[..1024])
     });
-    volume.judge();
+    volume.unmount_and_check();
 }

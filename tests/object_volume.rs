@@ -10,20 +10,21 @@ use draconis_ext::{
 };
 use draconis_objects::check::CheckOptions;
 use draconis_objects::{
-    CreateOptions, Group, Hint, LayoutKind, ObjectId, OpenOptions as StoreOptions, Profile, Store,
+    CreateOptions, Group, LayoutKind, LifetimeHint, ObjectId, OpenOptions as StoreOptions, Profile,
+    Store,
 };
 
 const VOLUME_BYTES: u64 = 2 << 20;
 
-struct Nothing;
+struct NoContents;
 
-impl FileSource for Nothing {
+impl FileSource for NoContents {
     fn read(&self, _: u64, _: u64, _: &mut [u8]) -> std::io::Result<()> {
         Err(std::io::ErrorKind::NotFound.into())
     }
 }
 
-fn writing() -> WriteOptions {
+fn write_options() -> WriteOptions {
     let clock = || Time { seconds: 1_800_000_000, nanoseconds: 0 };
     WriteOptions {
         clock: Arc::new(clock),
@@ -38,37 +39,37 @@ fn open(disk: Arc<dyn Disk>) -> Arc<Store> {
 }
 
 /// Creates a store with one object, and an empty volume on it.
-fn made(disk: Arc<dyn Disk>, layout: LayoutKind) -> (Arc<Store>, ObjectId) {
+fn make_store_with_volume(disk: Arc<dyn Disk>, layout: LayoutKind) -> (Arc<Store>, ObjectId) {
     let profile = Profile { layout, page_bytes: 4096, segment_bytes: 128 << 10, queue_depth: 8 };
     Store::create(disk.clone(), &CreateOptions { profile, id: 5 }).unwrap();
     let store = open(disk);
     let mut group = Group::new();
-    let id = group.create(store.new_object(), Hint::Unknown);
+    let id = group.create(store.new_object(), LifetimeHint::Unknown);
     group.truncate(id, VOLUME_BYTES);
     store.submit(group, &[]).unwrap();
     let mut tree = Tree::new(TreeNode::new(NodeKind::Directory, 0o755));
     let options = mkfs::FormatOptions { block_bytes: Some(1024), ..mkfs::FormatOptions::default() };
     let plan = mkfs::plan_for_size(&options, &mut tree, VOLUME_BYTES).unwrap();
     let on = store.disk(id).unwrap();
-    mkfs::write(&plan, &Nothing, &FormatTarget { disk: &on, zeroed: true, progress: &|_| {} })
+    mkfs::write(&plan, &NoContents, &FormatTarget { disk: &on, zeroed: true, progress: &|_| {} })
         .unwrap();
     (store, id)
 }
 
-fn bytes(nth: usize) -> Vec<u8> {
+fn file_bytes(nth: usize) -> Vec<u8> {
     (0..nth * 7919 % 60_000 + 1).map(|at| (at * (nth + 3)) as u8).collect()
 }
 
-fn name(nth: usize) -> Vec<u8> {
+fn file_name(nth: usize) -> Vec<u8> {
     format!("file {nth}").into_bytes()
 }
 
 /// Creates a file durably.
-fn put(volume: &Volume, nth: usize) -> InodeNumber {
+fn create_file_durably(volume: &Volume, nth: usize) -> InodeNumber {
     let new =
         NewNode { kind: FileType::File, mode: 0o644, uid: 0, gid: 0, device: (0, 0), target: b"" };
-    let inode = volume.create(volume.root(), &name(nth), &new).unwrap();
-    let bytes = bytes(nth);
+    let inode = volume.create(volume.root(), &file_name(nth), &new).unwrap();
+    let bytes = file_bytes(nth);
     let mut done = 0;
     while done < bytes.len() {
         done += volume.write(inode, done as u64, &bytes[done..]).unwrap();
@@ -77,9 +78,11 @@ fn put(volume: &Volume, nth: usize) -> InodeNumber {
     inode
 }
 
-fn has(volume: &Volume, nth: usize) -> bool {
-    let Ok(inode) = volume.resolve(volume.root(), &name(nth), Follow::Yes) else { return false };
-    let expected = bytes(nth);
+fn has_file(volume: &Volume, nth: usize) -> bool {
+    let Ok(inode) = volume.resolve(volume.root(), &file_name(nth), Follow::Yes) else {
+        return false;
+    };
+    let expected = file_bytes(nth);
     let inode = volume.inode(inode).unwrap();
     let mut have: Vec<u8> = vec![];
     loop {
@@ -92,33 +95,33 @@ fn has(volume: &Volume, nth: usize) -> bool {
 }
 
 /// Returns the problems of the volume that are damage.
-fn damage(disk: &Arc<dyn Disk>) -> Vec<String> {
+fn find_damage(disk: &Arc<dyn Disk>) -> Vec<String> {
     let report = check::check(disk, check::CheckOptions::default(), &|_, _| {}).unwrap();
     let is_damage = |it: &&check::Problem| it.what.severity() == check::Severity::Damage;
     report.problems.iter().filter(is_damage).map(ToString::to_string).collect()
 }
 
 #[test]
-fn a_volume_on_an_object_is_there_when_the_store_is_opened_again() {
+fn object_volume_survives_store_reopen() {
     for layout in [LayoutKind::Log, LayoutKind::Cow] {
         let disk: Arc<dyn Disk> = Arc::new(MemoryDisk::new(vec![0; 16 << 20], 512));
-        let (store, id) = made(disk.clone(), layout);
+        let (store, id) = make_store_with_volume(disk.clone(), layout);
         let volume = Volume::open_for_writing(
             Arc::new(store.disk(id).unwrap()),
             OpenOptions::default(),
-            writing(),
+            write_options(),
         )
         .unwrap();
         for nth in 0..30 {
-            put(&volume, nth);
+            create_file_durably(&volume, nth);
         }
         volume.close().unwrap();
         drop((volume, store));
         let store = open(disk.clone());
         let on: Arc<dyn Disk> = Arc::new(store.disk(id).unwrap());
-        assert_eq!(damage(&on), [""; 0], "{layout}");
+        assert_eq!(find_damage(&on), [""; 0], "{layout}");
         let volume = Volume::open(on, OpenOptions::default()).unwrap();
-        assert!((0..30).all(|nth| has(&volume, nth)), "{layout}");
+        assert!((0..30).all(|nth| has_file(&volume, nth)), "{layout}");
         drop((volume, store));
         let report = Store::check(disk, &CheckOptions::default(), &mut |_, _| {}).unwrap();
         assert!(report.is_clean(), "{:#?}", report.damage);
@@ -126,15 +129,15 @@ fn a_volume_on_an_object_is_there_when_the_store_is_opened_again() {
 }
 
 #[test]
-fn a_volume_on_an_object_is_whole_after_any_power_cut() {
+fn object_volume_is_clean_after_power_cut() {
     for layout in [LayoutKind::Log, LayoutKind::Cow] {
         let disk = Arc::new(RecordDisk::new(MemoryDisk::new(vec![0; 8 << 20], 512)));
-        let (store, id) = made(disk.clone(), layout);
+        let (store, id) = make_store_with_volume(disk.clone(), layout);
         store.sync().unwrap();
         drop(store);
         // The image before the recorded writes.
         let mut image = vec![0; 8 << 20];
-        for event in disk.take() {
+        for event in disk.take_events() {
             if let draconis_device::Event::Group { writes, .. } = event {
                 for (at, bytes) in writes {
                     image[at as usize..at as usize + bytes.len()].copy_from_slice(&bytes);
@@ -143,26 +146,26 @@ fn a_volume_on_an_object_is_whole_after_any_power_cut() {
         }
         let store = open(disk.clone());
         let on = Arc::new(store.disk(id).unwrap());
-        let volume = Volume::open_for_writing(on, OpenOptions::default(), writing()).unwrap();
+        let volume = Volume::open_for_writing(on, OpenOptions::default(), write_options()).unwrap();
         for nth in 0..8 {
-            put(&volume, nth);
-            disk.mark(nth as u64);
+            create_file_durably(&volume, nth);
+            disk.record_mark(nth as u64);
         }
         volume.close().unwrap();
         drop((volume, store));
         let options = CrashOptions { seed: 3, subsets: 2, exhaustive_sectors: 0 };
         let mut states = 0;
-        for crash in CrashStates::new(image, disk.take(), options).step_by(3) {
+        for crash in CrashStates::new(image, disk.take_events(), options).step_by(3) {
             let state: Arc<dyn Disk> = crash.disk.clone();
             let report =
                 Store::check(state.clone(), &CheckOptions::default(), &mut |_, _| {}).unwrap();
             assert!(report.is_clean(), "{:?}: {:#?}", crash.kind, report.damage);
             let store = open(state);
             let on: Arc<dyn Disk> = Arc::new(store.disk(id).unwrap());
-            assert_eq!(damage(&on), [""; 0], "{layout}, {:?}", crash.kind);
+            assert_eq!(find_damage(&on), [""; 0], "{layout}, {:?}", crash.kind);
             let volume = Volume::open(on, OpenOptions::default()).unwrap();
             for &nth in crash.marks() {
-                assert!(has(&volume, nth as usize), "{layout}, {:?}: file {nth}", crash.kind);
+                assert!(has_file(&volume, nth as usize), "{layout}, {:?}: file {nth}", crash.kind);
             }
             states += 1;
         }

@@ -5,21 +5,21 @@ mod common;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use common::{Draconis, root, tool};
+use common::{Draconis, has_root, has_tool};
 
 /// Lets tools/dist build parts of a package with the program under test.
-fn made(draconis: &Draconis, into: &str, parts: &[&str]) -> PathBuf {
+fn build_packages(draconis: &Draconis, into: &str, parts: &[&str]) -> PathBuf {
     let out = draconis.path(into);
     let mut dist = Command::new("tools/dist");
     dist.current_dir(env!("CARGO_MANIFEST_DIR"));
     dist.args(["--program", env!("CARGO_BIN_EXE_draconis"), "--out"]).arg(&out).args(parts);
     // The program under test is large.
     dist.env("DEB_COMPRESSION", "none").env("SOURCE_DATE_EPOCH", "1700000000");
-    ran(&mut dist);
+    run_and_capture(&mut dist);
     out
 }
 
-fn ran(command: &mut Command) -> String {
+fn run_and_capture(command: &mut Command) -> String {
     let output = command.output().unwrap();
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{command:?}: {said}");
@@ -27,7 +27,7 @@ fn ran(command: &mut Command) -> String {
 }
 
 /// Returns the only file with a name suffix.
-fn only(dir: &Path, end: &str) -> PathBuf {
+fn only_file_with_suffix(dir: &Path, end: &str) -> PathBuf {
     let paths = std::fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().path());
     let mut found = paths.filter(|path| path.to_str().unwrap().ends_with(end));
     let one = found.next().unwrap();
@@ -36,15 +36,15 @@ fn only(dir: &Path, end: &str) -> PathBuf {
 }
 
 fn version_of(program: &Path) -> String {
-    ran(Command::new(program).arg("--version"))
+    run_and_capture(Command::new(program).arg("--version"))
 }
 
 #[test]
-fn version_and_build_are_told() {
+fn version_shows_build() {
     let draconis = Draconis::new();
     let short = format!("draconis {}", env!("CARGO_PKG_VERSION"));
-    assert_eq!(draconis.ok(["-V"]), format!("{short}\n"));
-    let long = draconis.ok(["--version"]);
+    assert_eq!(draconis.run_ok(["-V"]), format!("{short}\n"));
+    let long = draconis.run_ok(["--version"]);
     let build = long.strip_prefix(&format!("{short} (")).and_then(|rest| rest.strip_suffix(")\n"));
     let (commit, target) = build.unwrap().split_once(", ").unwrap();
     assert!(target.starts_with(std::env::consts::ARCH) && target.contains("linux"), "{long}");
@@ -55,19 +55,26 @@ fn version_and_build_are_told() {
 }
 
 #[test]
-fn the_tarball_and_the_image_are_the_same_each_time_and_work() {
+fn tarball_and_image_are_reproducible_and_work() {
     let draconis = Draconis::new();
-    let first = made(&draconis, "first", &["tar", "image"]);
-    let second = made(&draconis, "second", &["tar", "image"]);
+    let first = build_packages(&draconis, "first", &["tar", "image"]);
+    let second = build_packages(&draconis, "second", &["tar", "image"]);
     let sums = std::fs::read_to_string(first.join("SHA256SUMS")).unwrap();
     assert_eq!(sums.lines().count(), 2);
     assert_eq!(sums, std::fs::read_to_string(second.join("SHA256SUMS")).unwrap());
-    ran(Command::new("sha256sum").args(["--quiet", "-c", "SHA256SUMS"]).current_dir(&first));
+    run_and_capture(
+        Command::new("sha256sum").args(["--quiet", "-c", "SHA256SUMS"]).current_dir(&first),
+    );
 
     let at = draconis.make_dir("local");
     let mut tar = Command::new("tar");
-    ran(tar.args(["--strip-components=1", "-xzf"]).arg(only(&first, ".tar.gz")).arg("-C").arg(&at));
-    assert_eq!(version_of(&at.join("bin/draconis")), draconis.ok(["--version"]));
+    run_and_capture(
+        tar.args(["--strip-components=1", "-xzf"])
+            .arg(only_file_with_suffix(&first, ".tar.gz"))
+            .arg("-C")
+            .arg(&at),
+    );
+    assert_eq!(version_of(&at.join("bin/draconis")), draconis.run_ok(["--version"]));
     for path in [
         "share/man/man1/draconis-format.1",
         "share/bash-completion/completions/draconis",
@@ -79,25 +86,25 @@ fn the_tarball_and_the_image_are_the_same_each_time_and_work() {
     }
 
     let image = draconis.path("image.ext4");
-    let source = format!("oci-archive:{}", only(&first, ".oci.tar").display());
-    draconis.ok(["format", "-t", "ext4", "--from", &source, image.to_str().unwrap()]);
+    let source = format!("oci-archive:{}", only_file_with_suffix(&first, ".oci.tar").display());
+    draconis.run_ok(["format", "-t", "ext4", "--from", &source, image.to_str().unwrap()]);
     let inside = draconis.path("inside");
     let line = format!("{}:/usr/bin/draconis", image.display());
-    draconis.ok(["get", &line, inside.to_str().unwrap()]);
+    draconis.run_ok(["get", &line, inside.to_str().unwrap()]);
     assert!(
         std::fs::read(inside).unwrap() == std::fs::read(env!("CARGO_BIN_EXE_draconis")).unwrap()
     );
 }
 
 #[test]
-fn the_debian_package_is_installed_and_removed() {
+fn debian_package_installs_and_removes() {
     let test = "the Debian package";
-    if !tool(test, "dpkg-deb") || !root(test) {
+    if !has_tool(test, "dpkg-deb") || !has_root(test) {
         return;
     }
     let draconis = Draconis::new();
-    let package = only(&made(&draconis, "first", &["deb"]), ".deb");
-    let again = only(&made(&draconis, "second", &["deb"]), ".deb");
+    let package = only_file_with_suffix(&build_packages(&draconis, "first", &["deb"]), ".deb");
+    let again = only_file_with_suffix(&build_packages(&draconis, "second", &["deb"]), ".deb");
     assert!(std::fs::read(&package).unwrap() == std::fs::read(again).unwrap());
     let top = draconis.make_dir("root");
     for dir in ["var/lib/dpkg/updates", "var/lib/dpkg/info", "var/lib/dpkg/triggers"] {
@@ -107,14 +114,14 @@ fn the_debian_package_is_installed_and_removed() {
     let dpkg = |words: &[&str]| {
         let mut dpkg = Command::new("dpkg");
         dpkg.args(["--log=/dev/null", "--root"]).arg(&top).args(words);
-        ran(&mut dpkg)
+        run_and_capture(&mut dpkg)
     };
     dpkg(&["--install", package.to_str().unwrap()]);
     assert!(dpkg(&["--verify", "draconis"]).is_empty());
     let program = top.join("usr/bin/draconis");
-    assert_eq!(version_of(&program), draconis.ok(["--version"]));
+    assert_eq!(version_of(&program), draconis.run_ok(["--version"]));
     let page = top.join("usr/share/man/man1/draconis-mount.1.gz");
-    assert!(ran(Command::new("gzip").arg("-dc").arg(page)).contains(".SH SYNOPSIS"));
+    assert!(run_and_capture(Command::new("gzip").arg("-dc").arg(page)).contains(".SH SYNOPSIS"));
     // As mount(8) calls it.
     let mut helper = Command::new(top.join("usr/sbin/mount.fuse.draconis"));
     let output = helper.args(["/nonexistent", "/nonexistent", "-o", "ro"]).output().unwrap();

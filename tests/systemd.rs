@@ -6,7 +6,7 @@ use std::os::unix::net::{UnixDatagram, UnixStream};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
-use common::{Draconis, eventually, fuse, mke2fs, tool};
+use common::{Draconis, has_fuse, has_tool, mke2fs, wait_until};
 use rustix::process::{Pid, Signal, kill_process};
 
 /// A process that is killed on drop.
@@ -20,8 +20,8 @@ impl Drop for KillOnDrop {
 }
 
 #[test]
-fn units_are_understood() {
-    if !tool("unit files", "systemd-analyze") {
+fn systemd_units_verify() {
+    if !has_tool("unit files", "systemd-analyze") {
         return;
     }
     let dir = tempfile::tempdir().unwrap();
@@ -44,8 +44,8 @@ fn units_are_understood() {
 }
 
 #[test]
-fn a_manager_serves_the_socket_that_it_is_passed_and_says_when() {
-    if !fuse("socket activation") || !tool("socket activation", "systemd-socket-activate") {
+fn manager_uses_passed_socket_and_notifies_readiness() {
+    if !has_fuse("socket activation") || !has_tool("socket activation", "systemd-socket-activate") {
         return;
     }
     let draconis = Draconis::new();
@@ -63,7 +63,7 @@ fn a_manager_serves_the_socket_that_it_is_passed_and_says_when() {
     command.args([env!("CARGO_BIN_EXE_draconis"), "serve"]);
     let manager = KillOnDrop(command.stderr(Stdio::null()).spawn().unwrap());
     // The first connection starts the manager.
-    eventually("the socket is there", || UnixStream::connect(&socket).is_ok());
+    wait_until("the socket is there", || UnixStream::connect(&socket).is_ok());
     let mut text = [0; 64];
     let len = told.recv(&mut text).unwrap();
     assert_eq!(&text[..len], b"READY=1\n");
@@ -74,7 +74,7 @@ fn a_manager_serves_the_socket_that_it_is_passed_and_says_when() {
     std::fs::write(at.join("new"), "x").unwrap();
     // As `systemctl stop` does.
     kill_process(Pid::from_raw(manager.0.id() as i32).unwrap(), Signal::TERM).unwrap();
-    eventually("it is unmounted", || common::mounts_below(&at).is_empty());
-    common::volume::check(&image);
-    assert_eq!(draconis.ok(["cat", &format!("{}:/new", image.display())]), "x");
+    wait_until("it is unmounted", || common::mounts_below(&at).is_empty());
+    common::volume::run_e2fsck(&image);
+    assert_eq!(draconis.run_ok(["cat", &format!("{}:/new", image.display())]), "x");
 }

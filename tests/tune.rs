@@ -5,31 +5,31 @@ mod common;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use common::volume::check;
+use common::volume::run_e2fsck;
 use common::{Draconis, mke2fs};
 
 /// Returns the output of `tune2fs -l`, without the version line.
-fn theirs(image: &Path) -> String {
+fn tune2fs_listing(image: &Path) -> String {
     let output = Command::new("tune2fs").arg("-l").arg(image).output().unwrap();
     let text = String::from_utf8(output.stdout).unwrap();
     text.split_once('\n').unwrap().1.to_owned()
 }
 
 /// Asserts that our listing equals that of `tune2fs`, and returns it.
-fn same_listing(draconis: &Draconis, image: &Path) -> String {
-    let ours = draconis.ok(["tune", "-l", image.to_str().unwrap()]);
-    assert_eq!(ours, theirs(image));
+fn assert_same_listing(draconis: &Draconis, image: &Path) -> String {
+    let ours = draconis.run_ok(["tune", "-l", image.to_str().unwrap()]);
+    assert_eq!(ours, tune2fs_listing(image));
     ours
 }
 
-fn made(draconis: &Draconis, name: &str, arguments: &[&str]) -> PathBuf {
+fn make_image(draconis: &Draconis, name: &str, arguments: &[&str]) -> PathBuf {
     let image = draconis.path(name);
     mke2fs(&image, None, arguments, "64M");
     image
 }
 
 #[test]
-fn every_volume_is_listed_as_tune2fs_lists_it() {
+fn listing_matches_tune2fs() {
     let draconis = Draconis::new();
     let odd = "bigalloc,casefold,encrypt,orphan_file,metadata_csum_seed,project,quota,mmp";
     for arguments in [
@@ -39,19 +39,19 @@ fn every_volume_is_listed_as_tune2fs_lists_it() {
         &["-t", "ext4", "-O", odd, "-E", "stride=4,stripe_width=16"],
         &["-t", "ext4", "-O", "meta_bg,^resize_inode,uninit_bg,^metadata_csum", "-b", "4096"],
     ] {
-        let image = made(&draconis, "listed", arguments);
-        same_listing(&draconis, &image);
+        let image = make_image(&draconis, "listed", arguments);
+        assert_same_listing(&draconis, &image);
         let aged = Command::new("tune2fs").args(["-c", "30", "-i", "40d"]).arg(&image).output();
         assert!(aged.unwrap().status.success());
-        let listed = same_listing(&draconis, &image);
+        let listed = assert_same_listing(&draconis, &image);
         assert!(listed.contains("(1 month, 1 week, 3 days)"), "{listed}");
     }
 }
 
 #[test]
-fn odd_fields_are_listed_as_tune2fs_lists_them() {
+fn listing_of_unusual_fields_matches_tune2fs() {
     let draconis = Draconis::new();
-    let image = made(&draconis, "odd", &["-t", "ext4"]);
+    let image = make_image(&draconis, "odd", &["-t", "ext4"]);
     for field in [
         "flags 0",
         "flags 7",
@@ -84,12 +84,12 @@ fn odd_fields_are_listed_as_tune2fs_lists_them() {
         let request = format!("set_super_value {field}");
         let set = Command::new("debugfs").args(["-w", "-R", &request]).arg(&image).output();
         assert!(set.expect("debugfs of e2fsprogs is needed").status.success());
-        same_listing(&draconis, &image);
+        assert_same_listing(&draconis, &image);
     }
 }
 
 #[test]
-fn fields_are_changed_as_tune2fs_changes_them() {
+fn changes_match_tune2fs() {
     let draconis = Draconis::new();
     for line in [
         "-C 7 -c 20 -M /mnt -T 20200102",
@@ -105,15 +105,16 @@ fn fields_are_changed_as_tune2fs_changes_them() {
         "-O encrypt",
         "-O casefold,encrypt,large_dir",
     ] {
-        let image = made(&draconis, "ours", &["-t", "ext4"]);
+        let image = make_image(&draconis, "ours", &["-t", "ext4"]);
         let twin = draconis.path("theirs");
         std::fs::copy(&image, &twin).unwrap();
         let theirs = Command::new("tune2fs").args(line.split(' ')).arg(&twin).output().unwrap();
         assert!(theirs.status.success(), "{line}");
-        draconis.ok(["tune"].into_iter().chain(line.split(' ')).chain([image.to_str().unwrap()]));
+        draconis
+            .run_ok(["tune"].into_iter().chain(line.split(' ')).chain([image.to_str().unwrap()]));
         // Write time and checksum differ.
         let seen = |image: &Path| {
-            let listed = same_listing(&draconis, image);
+            let listed = assert_same_listing(&draconis, image);
             let lines = listed.lines().filter(|line| {
                 !line.starts_with("Last write time") && !line.starts_with("Checksum:")
             });
@@ -121,26 +122,26 @@ fn fields_are_changed_as_tune2fs_changes_them() {
         };
         assert_eq!(seen(&image), seen(&twin), "{line}");
         if !line.contains("force_fsck") {
-            check(&image);
+            run_e2fsck(&image);
         }
     }
 }
 
 /// A volume changed by tune2fs needs e2fsck before a mount, and its overhead is not recomputed.
 #[test]
-fn the_reserve_is_freed_as_tune2fs_and_e2fsck_free_it() {
+fn clearing_resize_inode_matches_tune2fs_and_e2fsck() {
     let draconis = Draconis::new();
     for arguments in [&["-t", "ext4"][..], &["-t", "ext2", "-b", "1024"]] {
-        let image = made(&draconis, "ours", arguments);
+        let image = make_image(&draconis, "ours", arguments);
         let twin = draconis.path("theirs");
         std::fs::copy(&image, &twin).unwrap();
         for line in [&["tune2fs", "-O", "^resize_inode"][..], &["e2fsck", "-fy"]] {
             Command::new(line[0]).args(&line[1..]).arg(&twin).output().unwrap();
         }
-        draconis.ok(["tune", "-O", "^resize_inode", image.to_str().unwrap()]);
-        check(&image);
+        draconis.run_ok(["tune", "-O", "^resize_inode", image.to_str().unwrap()]);
+        run_e2fsck(&image);
         let seen = |image: &Path| {
-            let listed = same_listing(&draconis, image);
+            let listed = assert_same_listing(&draconis, image);
             let differ = ["Last write", "Last checked", "Checksum:", "Overhead", "Lifetime"];
             let lines = listed.lines().filter(|line| !differ.iter().any(|it| line.starts_with(it)));
             lines.map(str::to_owned).collect::<Vec<_>>()
@@ -150,14 +151,14 @@ fn the_reserve_is_freed_as_tune2fs_and_e2fsck_free_it() {
 }
 
 #[test]
-fn listing_beside_a_change_shows_what_changed_and_listing_alone_changes_nothing() {
+fn listing_after_change_is_current_and_listing_alone_is_read_only() {
     let draconis = Draconis::new();
-    let image = made(&draconis, "listed", &["-t", "ext4"]);
+    let image = make_image(&draconis, "listed", &["-t", "ext4"]);
     let before = std::fs::read(&image).unwrap();
     let path = image.to_str().unwrap();
-    draconis.ok(["tune", "-l", path]);
+    draconis.run_ok(["tune", "-l", path]);
     assert!(std::fs::read(&image).unwrap() == before);
-    let listed = draconis.ok(["tune", "-l", "-C", "9", path]);
+    let listed = draconis.run_ok(["tune", "-l", "-C", "9", path]);
     assert!(listed.contains("Mount count:              9\n"), "{listed}");
     for (options, why) in [
         (&["-o", "foo"][..], "user_xattr"),
@@ -168,8 +169,8 @@ fn listing_beside_a_change_shows_what_changed_and_listing_alone_changes_nothing(
         (&["-E", "hash_alg=md5"], "half_md4"),
         (&["-M", &"x".repeat(65)], "64 bytes"),
     ] {
-        let said = draconis.fails([&["tune"][..], options, &[path]].concat());
+        let said = draconis.run_failing([&["tune"][..], options, &[path]].concat());
         assert!(said.contains(why), "{said}");
     }
-    check(&image);
+    run_e2fsck(&image);
 }

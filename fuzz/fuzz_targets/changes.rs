@@ -34,7 +34,7 @@ fuzz_target!(|bytes: &[u8]| {
         if limit <= 256 { u64::from(byte) % limit.max(1) } else { state % limit }
     };
     for _ in 0..STEPS {
-        storm.step(&mut choose);
+        storm.random_change(&mut choose);
     }
-    storm.end();
+    storm.finish();
 });

@@ -10,7 +10,7 @@ use draconis_exchange::heap::Block;
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|bytes: &[u8]| {
-    if let Some(Ok(stream)) = Compression::of(bytes).map(|packing| packing.unpack(bytes)) {
+    if let Some(Ok(stream)) = Compression::detect(bytes).map(|packing| packing.decompress(bytes)) {
         let _ = std::io::copy(&mut stream.take(1 << 24), &mut std::io::sink());
     }
     let mut padded = bytes.to_vec();

@@ -4,7 +4,7 @@
 
 use std::sync::Arc;
 
-use draconis_container::create::{DryRunDisk, NewFormat, NewImage};
+use draconis_container::create::{DryRunDisk, NewFormat, NewImageDisk};
 use draconis_container::{open, open_for_writing};
 use draconis_device::{Disk, Extent, Group, MemoryDisk, Write};
 use draconis_exchange::heap::Block;
@@ -39,7 +39,7 @@ fuzz_target!(|input: &[u8]| {
     let file = Arc::new(MemoryDisk::new(vec![0; room], 512));
     let draft = DryRunDisk::new(&*file, format, LEN);
     drafted.chunks_exact(BYTES).for_each(|it| write(&draft, it));
-    let image = NewImage::new(&*file, &draft, [7; 16]).expect("there is room");
+    let image = NewImageDisk::new(&*file, &draft, [7; 16]).expect("there is room");
     for it in drafted.chunks_exact(BYTES) {
         write(&image, it);
         write(&model, it);

@@ -13,7 +13,7 @@ use draconis_device::MemoryDisk;
 use draconis_exchange::contract::Time;
 use draconis_ext::format::features::{Compatible, Incompatible};
 use draconis_ext::format::jbd2::{
-    self, BlockType, JournalFormat, MAGIC, RawJournalSuperblock, Tag,
+    self, BlockTag, BlockType, JournalFormat, MAGIC, RawJournalSuperblock,
 };
 use draconis_ext::format::superblock::RawSuperblock;
 use draconis_ext::mkfs::{self, FileSource, FormatTarget, NodeKind, Tree, TreeNode};
@@ -137,7 +137,7 @@ fn fill(block: &mut [u8], piece: &[u8], form: &JournalFormat, sequence: &mut u32
             let tag = |nth| {
                 let word = word(nth);
                 let sum = form.tag_checksum(*sequence, &vec![0; BLOCK]);
-                Tag { block: (word & 0x1FF).into(), escaped: word >> 31 == 1, sum }
+                BlockTag { block: (word & 0x1FF).into(), escaped: word >> 31 == 1, sum }
             };
             let most = form.tags_per_descriptor();
             form.build_descriptor(*sequence, &(0..some.min(most)).map(tag).collect::<Vec<_>>())

@@ -4,14 +4,18 @@
 
 use std::sync::OnceLock;
 
-use draconis_objects::torture::{self, InjectedFault, Settings};
+use draconis_objects::torture::{self, InjectedFault, TestSettings};
 use libfuzzer_sys::fuzz_target;
 
 static BASES: OnceLock<Vec<Vec<u8>>> = OnceLock::new();
 
 fuzz_target!(|bytes: &[u8]| {
-    let bases = BASES.get_or_init(|| (0..8).filter_map(|seed| torture::base(seed).ok()).collect());
-    let Some(image) = torture::altered(bases, bytes) else { return };
-    torture::set(Settings { fault: Some(InjectedFault::Sums), ..Settings::USUAL });
-    let _ = torture::exercise(image);
+    let bases =
+        BASES.get_or_init(|| (0..8).filter_map(|seed| torture::base_image(seed).ok()).collect());
+    let Some(image) = torture::image_from_fuzz_input(bases, bytes) else { return };
+    torture::set_thread_settings(TestSettings {
+        fault: Some(InjectedFault::Sums),
+        ..TestSettings::NORMAL
+    });
+    let _ = torture::exercise_image(image);
 });

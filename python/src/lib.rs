@@ -8,7 +8,7 @@ mod file;
 mod store;
 mod volume;
 
-use draconis_access::overwrite::Force;
+use draconis_access::overwrite::OverwritePermission;
 use pyo3::exceptions::PyOSError;
 use pyo3::prelude::*;
 
@@ -18,8 +18,8 @@ fn raised(error: draconis_access::Error) -> PyErr {
 }
 
 /// What may be overwritten: nothing, what is usual (an empty text), or one kind.
-fn force_of(force: Option<String>) -> Force {
-    force.map_or(Force::Nothing, |kind| kind.parse().unwrap_or_default())
+fn force_of(force: Option<String>) -> OverwritePermission {
+    force.map_or(OverwritePermission::Nothing, |kind| kind.parse().unwrap_or_default())
 }
 
 /// Works without the interpreter's lock.

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use draconis_access::NewStore;
 use draconis_objects::kv::Batch;
-use draconis_objects::{Group, Hint, LayoutKind, ObjectId, Ticket};
+use draconis_objects::{Group, LayoutKind, LifetimeHint, ObjectId, Ticket};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
@@ -89,10 +89,10 @@ impl Store {
     fn put_new(&self, py: Python<'_>, bytes: &[u8], name: Option<&[u8]>) -> PyResult<(u64, u64)> {
         unlocked(py, || {
             let mut group = Group::new();
-            let id = group.create(self.0.new_object()?, Hint::Unknown);
+            let id = group.create(self.0.new_object()?, LifetimeHint::Unknown);
             group.append(id, bytes);
             if let Some(name) = name {
-                group.name(name, id);
+                group.set_name(name, id);
             }
             Ok((id.0, self.0.submit(group)?.0))
         })
@@ -138,7 +138,7 @@ impl Store {
             let mut group = Group::new();
             for (name, of) in self.0.names()? {
                 if of.0 == id {
-                    group.unname(&name);
+                    group.remove_name(&name);
                 }
             }
             group.delete(ObjectId(id));

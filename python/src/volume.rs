@@ -5,8 +5,8 @@ use std::io::{self, Write};
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use draconis_access::populate::{Platform, SourceSpec};
-use draconis_access::tar::Sparse;
+use draconis_access::populate::{ImagePlatform, SourceSpec};
+use draconis_access::tar::SparseFormat;
 use draconis_access::tuning::TuneOptions;
 use draconis_access::volume::image_format as image_format_of;
 use draconis_access::{NewVolume, OpenOptions, VolumeLocation};
@@ -79,7 +79,7 @@ impl Free {
             Self::Part(text) => {
                 let part = text.strip_suffix('%').and_then(|part| part.parse::<f64>().ok());
                 let part = part.filter(|part| (0.0..=95.0).contains(part));
-                let part = part.map(|part| FreeSpace::Part((part * 10_000.0) as u32));
+                let part = part.map(|part| FreeSpace::Ppm((part * 10_000.0) as u32));
                 part.ok_or_else(|| format!("free={text:?}: bytes, or a percentage up to '95%'"))
             }
         }
@@ -139,7 +139,8 @@ impl Volume {
     ) -> PyResult<Vec<String>> {
         let Source { from, exclude, platform, limit, free, min, give_to, squash, reproducible } =
             source;
-        let platform: Result<Option<Platform>, _> = platform.as_deref().map(str::parse).transpose();
+        let platform: Result<Option<ImagePlatform>, _> =
+            platform.as_deref().map(str::parse).transpose();
         let new = NewVolume {
             kind,
             len_bytes: size,
@@ -392,7 +393,7 @@ impl Volume {
     /// Gives the bytes of an archive to `write`; what was left out, in words.
     fn tar(&self, py: Python<'_>, path: &[u8], write: Py<PyAny>) -> PyResult<Vec<String>> {
         let mut out = Callback { write, failure: None };
-        let told = py.detach(|| self.0.tar(path, Sparse::Auto, &mut out));
+        let told = py.detach(|| self.0.tar(path, SparseFormat::Auto, &mut out));
         match out.failure {
             Some(failure) => Err(failure),
             None => told.map_err(raised),

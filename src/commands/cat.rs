@@ -9,7 +9,7 @@ use draconis_exchange::contract::FileType;
 use draconis_ext::{Follow, Volume};
 
 use crate::edit::{single_image, with_context};
-use crate::image::{self, VolumeArgs, find};
+use crate::image::{self, VolumeArgs, resolve_target};
 use crate::report;
 use crate::target::ImagePath;
 
@@ -25,7 +25,7 @@ pub struct Arguments {
 }
 
 /// Size of one read, in bytes.
-const PIECE_BYTES: usize = 1 << 20;
+const READ_CHUNK_BYTES: usize = 1 << 20;
 
 pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     // A single image: once confined, the process can open no other.
@@ -45,7 +45,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
 
 /// Writes a file to standard output.
 pub fn write_file(volume: &Volume, target: &ImagePath) -> anyhow::Result<()> {
-    let found = find(volume, target, Follow::Yes)?;
+    let found = resolve_target(volume, target, Follow::Yes)?;
     let inode = volume.inode(found).map_err(|error| with_context(target, error))?;
     match inode.kind {
         FileType::File => {}
@@ -57,7 +57,7 @@ pub fn write_file(volume: &Volume, target: &ImagePath) -> anyhow::Result<()> {
     let mut out = std::io::stdout().lock();
     let mut offset = 0;
     loop {
-        let data = volume.read_from_inode(&inode, offset, PIECE_BYTES);
+        let data = volume.read_from_inode(&inode, offset, READ_CHUNK_BYTES);
         let data = data.map_err(|error| with_context(target, error))?;
         if data.is_empty() {
             return Ok(());

@@ -11,9 +11,9 @@ use draconis_ext::check::{CheckOptions, Problem, Report, Severity, check};
 use serde::Serialize;
 
 use crate::image::{self, VolumeArgs};
-use crate::progress::{Progress, ProgressMode};
+use crate::progress::{ByteProgress, ProgressMode};
 use crate::report;
-use crate::text::{Output, printable};
+use crate::text::{EscapingOutput, escape_control_chars};
 
 /// Check a volume for damage without changing it.
 #[derive(Debug, Args)]
@@ -33,10 +33,10 @@ pub struct Arguments {
 }
 
 /// Exit statuses as of `e2fsck`: damage that was not repaired, and a failed check.
-const DAMAGED: u8 = 4;
-const FAILED: u8 = 8;
+const EXIT_DAMAGED: u8 = 4;
+const EXIT_FAILED: u8 = 8;
 /// Hint for a damaged volume.
-const REPAIR: &str = "copy what can be read (draconis get -r), then let e2fsck -f repair it";
+const REPAIR_HINT: &str = "copy what can be read (draconis get -r), then let e2fsck -f repair it";
 
 /// JSON form of a report.
 #[derive(Serialize)]
@@ -72,19 +72,20 @@ struct ComplaintJson {
 pub fn run(arguments: &Arguments) -> ExitCode {
     match try_run(arguments) {
         Ok(true) => ExitCode::SUCCESS,
-        Ok(false) => ExitCode::from(DAMAGED),
-        Err(error) => report::end_failed(&error, FAILED),
+        Ok(false) => ExitCode::from(EXIT_DAMAGED),
+        Err(error) => report::report_failure(&error, EXIT_FAILED),
     }
 }
 
 /// Checks the volume and prints the report; returns true if the volume is clean.
 fn try_run(arguments: &Arguments) -> anyhow::Result<bool> {
-    let disk = image::disk(&arguments.image, &arguments.place, None)?;
+    let disk = image::open_disk_confined(&arguments.image, &arguments.place, None)?;
     let name = arguments.image.display();
-    let bar = Mutex::new(None::<(Progress, u64)>);
+    let bar = Mutex::new(None::<(ByteProgress, u64)>);
     let progress = |done: u64, total: u64| {
         let mut bar = bar.lock().unwrap_or_else(PoisonError::into_inner);
-        let (bar, told) = bar.get_or_insert_with(|| (Progress::new(arguments.progress, total), 0));
+        let (bar, told) =
+            bar.get_or_insert_with(|| (ByteProgress::new(arguments.progress, total), 0));
         bar.add(done.saturating_sub(*told));
         *told = done.max(*told);
     };
@@ -95,9 +96,9 @@ fn try_run(arguments: &Arguments) -> anyhow::Result<bool> {
         error => image::open_volume_error(&arguments.image, &*disk, error.into()),
     })?;
     drop(bar);
-    let mut out = Output::new();
+    let mut out = EscapingOutput::new();
     if arguments.json {
-        writeln!(out, "{}", serde_json::to_string_pretty(&facts(&report))?)?;
+        writeln!(out, "{}", serde_json::to_string_pretty(&report_json(&report))?)?;
     } else {
         print_report(&report, &name.to_string(), &mut out)?;
     }
@@ -105,14 +106,14 @@ fn try_run(arguments: &Arguments) -> anyhow::Result<bool> {
     Ok(report.is_clean())
 }
 
-fn print_report(report: &Report, image: &str, out: &mut Output) -> std::io::Result<()> {
+fn print_report(report: &Report, image: &str, out: &mut EscapingOutput) -> std::io::Result<()> {
     for complaint in &report.problems {
         writeln!(out, "{complaint}")?;
     }
     if report.suppressed > 0 {
         writeln!(out, "and {} more", report.suppressed)?;
     }
-    let name = match printable(&report.label) {
+    let name = match escape_control_chars(&report.label) {
         label if label.is_empty() => image.to_owned(),
         label => label,
     };
@@ -120,30 +121,30 @@ fn print_report(report: &Report, image: &str, out: &mut Output) -> std::io::Resu
         writeln!(out, "{name}: what the journal holds was checked as if it were in place")?;
     }
     if !report.complete {
-        return writeln!(out, "{name}: too damaged to check further; {REPAIR}");
+        return writeln!(out, "{name}: too damaged to check further; {REPAIR_HINT}");
     }
     let Report { used_inodes, inodes, used_blocks, blocks, .. } = report;
-    let state = if report.is_clean() { String::new() } else { format!(", damaged; {REPAIR}") };
+    let state = if report.is_clean() { String::new() } else { format!(", damaged; {REPAIR_HINT}") };
     writeln!(out, "{name}: {used_inodes}/{inodes} files, {used_blocks}/{blocks} blocks{state}")
 }
 
-fn facts(report: &Report) -> ReportJson {
+fn report_json(report: &Report) -> ReportJson {
     ReportJson {
         clean: report.is_clean(),
         complete: report.complete,
         journal_replayed: report.replayed,
-        label: printable(&report.label),
+        label: escape_control_chars(&report.label),
         used_inodes: report.used_inodes,
         inodes: report.inodes,
         directories: report.directories,
         used_blocks: report.used_blocks,
         blocks: report.blocks,
-        complaints: report.problems.iter().map(said).collect(),
+        complaints: report.problems.iter().map(complaint_json).collect(),
         more_complaints: report.suppressed,
     }
 }
 
-fn said(complaint: &Problem) -> ComplaintJson {
+fn complaint_json(complaint: &Problem) -> ComplaintJson {
     ComplaintJson {
         what: complaint.what.code(),
         damage: complaint.what.severity() == Severity::Damage,
@@ -152,7 +153,7 @@ fn said(complaint: &Problem) -> ComplaintJson {
         group: complaint.group.map(|group| group.0),
         inode: complaint.inode.map(|inode| inode.0),
         block: complaint.block.map(|block| block.0),
-        name: complaint.name.as_deref().map(printable),
+        name: complaint.name.as_deref().map(escape_control_chars),
         found: complaint.found,
         expected: complaint.expected,
     }

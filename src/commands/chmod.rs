@@ -6,7 +6,7 @@ use clap::Args;
 use draconis_exchange::contract::{AttributeChange, FileType};
 use draconis_ext::{Follow, Inode, Volume};
 
-use crate::edit::{self, Creator};
+use crate::edit::{self, NewFileOwner};
 use crate::image::VolumeArgs;
 use crate::modes::ModeChange;
 use crate::target::ImagePath;
@@ -29,7 +29,7 @@ pub struct Arguments {
 }
 
 pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
-    let Creator { umask, .. } = Creator::new(None);
+    let NewFileOwner { umask, .. } = NewFileOwner::new(None);
     let change = |volume: &Volume, inode: &Inode| {
         let old = volume.attributes_of(inode).mode;
         let mode = arguments.mode.apply(old, inode.kind == FileType::Directory, umask);

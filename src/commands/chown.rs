@@ -33,15 +33,15 @@ pub struct Arguments {
     targets: Vec<ImagePath>,
 }
 
-const SET_UID: u32 = 0o4000;
-const SET_GID: u32 = 0o2000;
+const SETUID_BIT: u32 = 0o4000;
+const SETGID_BIT: u32 = 0o2000;
 
 pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let change = |volume: &Volume, inode: &Inode| {
         let old = volume.attributes_of(inode).mode;
         // Clears setuid and setgid, so that no program runs with the rights of its new owner.
-        let executable_by_group = if old & 0o010 != 0 { SET_GID } else { 0 };
-        let kept = old & 0o7777 & !(SET_UID | executable_by_group);
+        let executable_by_group = if old & 0o010 != 0 { SETGID_BIT } else { 0 };
+        let kept = old & 0o7777 & !(SETUID_BIT | executable_by_group);
         let mode = (inode.kind == FileType::File && kept != old & 0o7777).then_some(kept);
         let NewOwner { uid, gid } = arguments.owner;
         Some(AttributeChange { mode, uid, gid, ..AttributeChange::default() })
@@ -89,7 +89,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn owners_of_all_forms() {
+    fn owner_arguments_are_parsed() {
         let owner = |uid, gid| Ok(NewOwner { uid, gid });
         assert_eq!("7".parse(), owner(Some(7), None));
         assert_eq!("7:8".parse(), owner(Some(7), Some(8)));

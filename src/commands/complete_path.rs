@@ -26,7 +26,7 @@ pub struct Arguments {
 
 pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     log::set_max_level(log::LevelFilter::Off);
-    Ok(match names(arguments) {
+    Ok(match matching_names(arguments) {
         Ok(text) => {
             std::io::stdout().write_all(&text)?;
             ExitCode::SUCCESS
@@ -36,7 +36,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
 }
 
 /// Returns the paths that begin with the given prefix, one per line; directories end in a slash.
-fn names(arguments: &Arguments) -> anyhow::Result<Vec<u8>> {
+fn matching_names(arguments: &Arguments) -> anyhow::Result<Vec<u8>> {
     let target = &arguments.target;
     let tree = image::open(&target.image, &arguments.place, None)?;
     let volume = tree.volume();

@@ -10,16 +10,16 @@ use anyhow::{Context, bail, ensure};
 use clap::Args;
 use draconis_exchange::contract::FileType;
 use draconis_ext::{Follow, InodeNumber, OpenOptions, Volume};
-use draconis_service::volume::locate;
+use draconis_service::volume::locate_volume;
 
 use crate::bucket;
-use crate::edit::{self, Creator};
+use crate::edit::{self, NewFileOwner};
 use crate::image::store_disk::StoreDiskName;
-use crate::image::{self, BackingFiles, VolumeArgs, find};
+use crate::image::{self, BackingFiles, VolumeArgs, resolve_target};
 use crate::import_tree::TreeImport;
 use crate::progress::ProgressMode;
 use crate::target::ImagePath;
-use scan::{Preserve, scan};
+use scan::{PreserveAttributes, scan_copy_source};
 
 /// Copy files within or between volumes.
 #[derive(Debug, Args)]
@@ -51,30 +51,39 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let (dest, sources) = arguments.targets.split_last().context("nothing to copy")?;
     let from = edit::single_image(sources)?;
     let keep = if arguments.preserve || arguments.archive {
-        Preserve::All
+        PreserveAttributes::All
     } else {
-        Preserve::Contents { maker: Creator::new(None), now: edit::now_or_source_date()? }
+        PreserveAttributes::Contents {
+            maker: NewFileOwner::new(None),
+            now: edit::now_or_source_date()?,
+        }
     };
-    if let (Some(one), Some(other)) = (image::in_store(from)?, image::in_store(&dest.image)?)
+    if let (Some(one), Some(other)) =
+        (image::parse_store_disk(from)?, image::parse_store_disk(&dest.image)?)
         && one.name != other.name
         && is_same_file(&one.store, &other.store)?
     {
-        return within_store(arguments, sources, (one, other), keep);
+        return copy_within_store(arguments, sources, (one, other), keep);
     }
     let same = is_same_file(from, &dest.image)?;
     if !same {
-        image::sources(from, &arguments.place).refuse(&dest.image)?;
+        image::sources_to_protect(from, &arguments.place)
+            .refuse_source_as_destination(&dest.image)?;
     }
     // Both images are opened before the process is confined.
-    let other = if same { None } else { Some(image::readable(from)?) };
-    let opened = image::writable(&dest.image)?;
+    let other = if same { None } else { Some(image::open_readable(from)?) };
+    let opened = image::open_writable(&dest.image)?;
     // With two images, the backing files belong to the source.
     let behind = BackingFiles::open(from, &arguments.place.backing)?;
-    image::confine()?;
+    image::confine_to_open_files()?;
     let (other, behind) = match other {
         Some(other) => {
             let shown = from.display();
-            let part = locate(other.into_disk()?, &behind.start(), &arguments.place.options());
+            let part = locate_volume(
+                other.into_disk()?,
+                &behind.start_disks(),
+                &arguments.place.options(),
+            );
             let disk = part.with_context(|| shown.to_string())?.disk;
             let volume = Volume::open(disk.clone(), OpenOptions::default());
             let volume =
@@ -85,29 +94,29 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     };
     edit::edit_open_image((opened, behind), &dest.image, &arguments.place, |volume| {
         let from = other.as_ref().unwrap_or(volume);
-        copy(arguments, sources, dest, from, volume, same, keep)
+        copy_sources(arguments, sources, dest, from, volume, same, keep)
     })
 }
 
 /// Copies between two disks of one store, which is opened once for both.
-fn within_store(
+fn copy_within_store(
     arguments: &Arguments,
     sources: &[ImagePath],
     (from, to): (StoreDiskName, StoreDiskName),
-    keep: Preserve,
+    keep: PreserveAttributes,
 ) -> anyhow::Result<ExitCode> {
     let (dest, _) = arguments.targets.split_last().context("nothing to copy")?;
-    let store = image::open_exclusive_in(to)?;
-    image::confine()?;
+    let store = image::open_store_disk_exclusive(to)?;
+    image::confine_to_open_files()?;
     let store = store.open()?;
     let shown = from.to_string();
-    let part = locate(store.sibling(&from).disk()?, &[], &arguments.place.options());
+    let part = locate_volume(store.other_disk(&from).disk()?, &[], &arguments.place.options());
     let disk = part.with_context(|| shown.clone())?.disk;
     let volume = Volume::open(disk.clone(), OpenOptions::default());
     let volume = volume
         .map_err(|error| image::open_volume_error(Path::new(&shown), &*disk, error.into()))?;
     edit::edit_disk((store.disk()?, vec![]), &dest.image, &arguments.place, |into| {
-        copy(arguments, sources, dest, &volume, into, false, keep)
+        copy_sources(arguments, sources, dest, &volume, into, false, keep)
     })
 }
 
@@ -133,14 +142,14 @@ fn is_same_file(one: &Path, other: &Path) -> anyhow::Result<bool> {
     Ok(identity(one)? == identity(other)?)
 }
 
-fn copy(
+fn copy_sources(
     arguments: &Arguments,
     sources: &[ImagePath],
     dest: &ImagePath,
     from: &Volume,
     to: &Volume,
     same: bool,
-    keep: Preserve,
+    keep: PreserveAttributes,
 ) -> anyhow::Result<ExitCode> {
     let recursive = arguments.recursive || arguments.archive;
     let follow = if recursive { Follow::No } else { Follow::Yes };
@@ -148,11 +157,15 @@ fn copy(
     let mut into = None;
     let mut named = false;
     for source in sources {
-        let top = find(from, source, follow)?;
+        let top = resolve_target(from, source, follow)?;
         let is_dir = from.inode(top)?.kind == FileType::Directory;
         ensure!(!is_dir || recursive, "{source} is a directory; -r copies it with all it holds");
-        let entry =
-            edit::destination(to, dest, !arguments.no_target_directory, source.file_name())?;
+        let entry = edit::resolve_destination(
+            to,
+            dest,
+            !arguments.no_target_directory,
+            source.file_name(),
+        )?;
         let several = sources.len() > 1 && entry.name != source.file_name();
         ensure!(!several, "{dest}: no such directory");
         if entry.name.is_empty() {
@@ -165,7 +178,7 @@ fn copy(
         tops.push((entry.name, top));
     }
     let into = into.context("nothing to copy")?;
-    let (source, inodes) = scan(from, &tops, keep)?;
+    let (source, inodes) = scan_copy_source(from, &tops, keep)?;
     let kept = if same { inodes } else { HashSet::new() };
     let label = if named { dest.parent() } else { dest.to_string() };
     let graft = TreeImport {

@@ -12,6 +12,6 @@ use crate::bucket::BucketProvider;
 pub struct Arguments {}
 
 pub fn run() -> anyhow::Result<ExitCode> {
-    remote_disk::run(&BucketProvider).map_err(anyhow::Error::msg)?;
+    remote_disk::run_disk_process(&BucketProvider).map_err(anyhow::Error::msg)?;
     Ok(ExitCode::SUCCESS)
 }

@@ -11,8 +11,8 @@ use std::sync::{Mutex, PoisonError};
 use anyhow::{Context, anyhow, bail};
 use clap::{Args, ValueEnum};
 use draconis_access::VolumeLocation;
-use draconis_access::format::{FormatDestination, Part, write};
-use draconis_access::overwrite::Force;
+use draconis_access::format::{FormatDestination, PartitionTarget, write};
+use draconis_access::overwrite::OverwritePermission;
 use draconis_access::populate::{self, ScanResult, SourceSpec};
 use draconis_access::uuid::{self, UuidGenerator};
 use draconis_container::Format;
@@ -22,7 +22,7 @@ use draconis_ext::mkfs::{self, FormatOptions, FreeSpace, InodeCount, Tree, Volum
 
 use crate::archive_args::ArchiveArgs;
 use crate::edit::OwnerArg;
-use crate::progress::{Progress, ProgressMode};
+use crate::progress::{ByteProgress, ProgressMode};
 use crate::{image, report, text};
 
 const FORMAT_OPTIONS: &str = "\
@@ -82,21 +82,21 @@ pub struct Arguments {
     /// Usage type, as in mke2fs.conf: floppy, small, news, default, largefile, largefile4, big or
     /// huge. Sets block size and bytes per inode.
     #[arg(short = 'T', value_name = "USAGE")]
-    usage: Option<Usage>,
+    usage: Option<UsageType>,
     /// Block size in bytes, 1024 to 65536 (default: by volume size).
-    #[arg(short = 'b', value_name = "SIZE", value_parser = text::size)]
+    #[arg(short = 'b', value_name = "SIZE", value_parser = text::parse_size)]
     block: Option<u64>,
     /// Cluster size in bytes for bigalloc, a power of two (default: 16 blocks).
-    #[arg(short = 'C', value_name = "SIZE", value_parser = text::size)]
+    #[arg(short = 'C', value_name = "SIZE", value_parser = text::parse_size)]
     cluster: Option<u64>,
     /// Bytes per inode.
-    #[arg(short = 'i', value_name = "BYTES_PER_INODE", value_parser = text::size, conflicts_with = "inodes")]
+    #[arg(short = 'i', value_name = "BYTES_PER_INODE", value_parser = text::parse_size, conflicts_with = "inodes")]
     bytes_per_inode: Option<u64>,
     /// Number of inodes.
     #[arg(short = 'N', value_name = "INODES")]
     inodes: Option<u32>,
     /// Inode size in bytes.
-    #[arg(short = 'I', value_name = "INODE_SIZE", value_parser = text::size, default_value = "256")]
+    #[arg(short = 'I', value_name = "INODE_SIZE", value_parser = text::parse_size, default_value = "256")]
     inode_size: u64,
     /// Label, at most 16 bytes.
     #[arg(short = 'L', value_name = "LABEL", default_value = "")]
@@ -162,13 +162,13 @@ pub struct Arguments {
     /// the error names it. Compressed files are never overwritten.
     #[arg(short = 'F', long, value_name = "KIND", num_args = 0..=1, require_equals = true,
         default_missing_value = "")]
-    force: Option<Force>,
+    force: Option<OverwritePermission>,
     /// Use partition N of IMAGE, counted from 1; write nothing else.
     #[arg(long, value_name = "N", conflicts_with_all = ["offset", "image_format"])]
     partition: Option<u32>,
     /// Start of the volume in IMAGE, in bytes (suffixes K, M, G); it ends with its partition or
     /// disk. Also -E offset=BYTES.
-    #[arg(long, value_name = "BYTES", value_parser = text::size, conflicts_with = "image_format")]
+    #[arg(long, value_name = "BYTES", value_parser = text::parse_size, conflicts_with = "image_format")]
     offset: Option<u64>,
     /// When to show progress.
     #[arg(long, value_enum, default_value_t = ProgressMode::Auto)]
@@ -205,30 +205,32 @@ impl ImageFormat {
 pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let image = &arguments.image;
     let shown = image.display();
-    let (mut options, root_owner) = options(arguments)?;
+    let (mut options, root_owner) = format_options(arguments)?;
     // If it fills the volume, the process stays unconfined, because it must open the sources.
-    let mut sources = populate::sources(&arguments.from);
+    let mut sources = populate::sources_to_protect(&arguments.from);
     let lists = [&arguments.list, &arguments.devices];
     lists.into_iter().flatten().for_each(|file| sources.add(file));
-    sources.refuse(image)?;
+    sources.refuse_source_as_destination(image)?;
     let confine = || match arguments.from.is_empty() {
-        true => image::confine(),
+        true => image::confine_to_open_files(),
         false => Ok(()),
     };
-    let offset_bytes = arguments.offset.or(offset(arguments)?);
+    let offset_bytes = arguments.offset.or(offset_option(arguments)?);
     let at = VolumeLocation { offset_bytes, partition: arguments.partition, backing: vec![] };
-    let opened = match image::in_store(image)? {
+    let opened = match image::parse_store_disk(image)? {
         _ if at.offset_bytes.is_some() || at.partition.is_some() => {
-            let whole = image::writable(image)?;
+            let whole = image::open_writable(image)?;
             confine()?;
-            FormatDestination::Part(Part::of(image, whole.into_disk()?, &at)?)
+            FormatDestination::Part(PartitionTarget::locate(image, whole.into_disk()?, &at)?)
         }
-        Some(name) => FormatDestination::in_store(image::open_exclusive_in(name)?, confine)?,
+        Some(name) => {
+            FormatDestination::open_store_disk(image::open_store_disk_exclusive(name)?, confine)?
+        }
         None => FormatDestination::open(image, confine)?,
     };
     let force = arguments.force.clone().unwrap_or_default();
-    opened.may_become_volume(image, &force, "--force")?;
-    if let (Some(held), None) = (opened.format()?, arguments.image_format) {
+    opened.check_overwrite(image, &force, "--force")?;
+    if let (Some(held), None) = (opened.container_format()?, arguments.image_format) {
         let anew = match held {
             Format::Qcow2 => "--image-format qcow2 makes it anew, and ",
             Format::Vhdx => "--image-format vhdx makes it anew, and ",
@@ -250,22 +252,22 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         (root.uid, root.gid) = (uid, gid);
     }
     let wants_journal = options.compatible.contains(Compatible::HAS_JOURNAL);
-    let plan = plan(arguments, &options, &opened, &mut source.tree)?;
-    let progress = Mutex::new(Progress::new(
+    let plan = plan_volume(arguments, &options, &opened, &mut source.tree)?;
+    let progress = Mutex::new(ByteProgress::new(
         if arguments.quiet { ProgressMode::Never } else { arguments.progress },
         plan.data_bytes(),
     ));
     let count = |bytes| progress.lock().unwrap_or_else(PoisonError::into_inner).add(bytes);
     let format = arguments.image_format.and_then(ImageFormat::disk_image_format);
-    arguments.reading.refuse_config(&sources)?;
+    arguments.reading.refuse_config_overwrite(&sources)?;
     write(image, opened, &plan, &*source.contents, format, &count)?;
     drop(progress);
     if config.is_some() {
         sources.add(image);
     }
     arguments.reading.write_config(config.as_deref(), &sources)?;
-    let faults = source.faults.texts();
-    report::notes(&faults);
+    let faults = source.faults.messages();
+    report::print_notes(&faults);
     let superblock = plan.layout().superblock();
     if superblock.journal.is_none() && wants_journal {
         log::warn!("{shown}: too small for a journal; made without one");
@@ -282,7 +284,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
 }
 
 /// Returns the offset from `-E offset=`, in bytes.
-fn offset(arguments: &Arguments) -> anyhow::Result<Option<u64>> {
+fn offset_option(arguments: &Arguments) -> anyhow::Result<Option<u64>> {
     let mut options = arguments.extended.iter().flat_map(|list| list.split(','));
     let Some(text) = options.find_map(|option| option.strip_prefix("offset=")) else {
         return Ok(None);
@@ -290,13 +292,13 @@ fn offset(arguments: &Arguments) -> anyhow::Result<Option<u64>> {
     if arguments.partition.is_some() || arguments.image_format.is_some() {
         bail!("-E offset={text}: neither with --partition nor with --image-format");
     }
-    let offset = text::size(text).map_err(|why| anyhow!("-E offset={text}: {why}"))?;
+    let offset = text::parse_size(text).map_err(|why| anyhow!("-E offset={text}: {why}"))?;
     Ok(Some(offset))
 }
 
 /// Usage types of mke2fs.conf(5).
 #[derive(Debug, Clone, Copy, ValueEnum)]
-enum Usage {
+enum UsageType {
     Floppy,
     Small,
     News,
@@ -307,7 +309,7 @@ enum Usage {
     Huge,
 }
 
-impl Usage {
+impl UsageType {
     /// Sets block size and bytes per inode of the usage, unless other options give them.
     fn apply(self, options: &mut FormatOptions) {
         let (block_bytes, bytes_per_inode) = match self {
@@ -327,16 +329,16 @@ impl Usage {
 
 fn parse_free_space(text: &str) -> Result<FreeSpace, String> {
     match text.strip_suffix('%') {
-        None => text::size(text).map(FreeSpace::Bytes),
-        Some(part) => match percent(part) {
-            Some(part) if part <= 950_000 => Ok(FreeSpace::Part(part)),
+        None => text::parse_size(text).map(FreeSpace::Bytes),
+        Some(part) => match parse_percent(part) {
+            Some(part) if part <= 950_000 => Ok(FreeSpace::Ppm(part)),
             _ => Err("a size, or a percentage up to 95%".into()),
         },
     }
 }
 
 /// Converts the arguments to options, and to the owner of the root directory if one is given.
-fn options(arguments: &Arguments) -> anyhow::Result<(FormatOptions, Option<(u32, u32)>)> {
+fn format_options(arguments: &Arguments) -> anyhow::Result<(FormatOptions, Option<(u32, u32)>)> {
     let kind = &arguments.kind;
     let defaults = FormatOptions::for_type(kind)
         .with_context(|| format!("-t {kind}: no such type; ext2, ext3 and ext4 are made"))?;
@@ -347,7 +349,7 @@ fn options(arguments: &Arguments) -> anyhow::Result<(FormatOptions, Option<(u32,
         block_bytes: arguments.block.map(|size| narrow("-b", size)).transpose()?,
         cluster_bytes: arguments.cluster.map(|size| narrow("-C", size)).transpose()?,
         inode_bytes: narrow("-I", arguments.inode_size)?,
-        reserved_ppm: percent(&arguments.reserved)
+        reserved_ppm: parse_percent(&arguments.reserved)
             .with_context(|| format!("-m {}: not a percentage", arguments.reserved))?,
         label: arguments.label.clone().into_bytes(),
         time: u32::try_from(crate::edit::now_or_source_date()?.seconds).context("the clock")?,
@@ -373,7 +375,7 @@ fn options(arguments: &Arguments) -> anyhow::Result<(FormatOptions, Option<(u32,
     options.uuid = parse_uuid(&arguments.uuid, &mut identities)?;
     options.hash_seed = identities.uuid();
     for option in arguments.journal.iter().flat_map(|list| list.split(',')) {
-        journal(&mut options, option)?;
+        apply_journal_option(&mut options, option)?;
     }
     let mut root_owner = None;
     for option in arguments.extended.iter().flat_map(|list| list.split(',')) {
@@ -386,7 +388,7 @@ fn options(arguments: &Arguments) -> anyhow::Result<(FormatOptions, Option<(u32,
                 let owner = owner.with_context(|| format!("-E {option}: UID:GID is needed"))?;
                 root_owner = Some(owner);
             }
-            (name, value) => extended(&mut options, name, value)?,
+            (name, value) => apply_extended_option(&mut options, name, value)?,
         }
     }
     if let Some(owner) = root_owner {
@@ -396,7 +398,7 @@ fn options(arguments: &Arguments) -> anyhow::Result<(FormatOptions, Option<(u32,
 }
 
 /// Applies one option of -J.
-fn journal(options: &mut FormatOptions, option: &str) -> anyhow::Result<()> {
+fn apply_journal_option(options: &mut FormatOptions, option: &str) -> anyhow::Result<()> {
     let (name, value) = option.split_once('=').unwrap_or((option, ""));
     let number =
         || value.parse::<u32>().with_context(|| format!("-J {name}={value}: a number is needed"));
@@ -417,7 +419,11 @@ fn journal(options: &mut FormatOptions, option: &str) -> anyhow::Result<()> {
 }
 
 /// Applies one option of -E, except those about the root directory.
-fn extended(options: &mut FormatOptions, name: &str, value: &str) -> anyhow::Result<()> {
+fn apply_extended_option(
+    options: &mut FormatOptions,
+    name: &str,
+    value: &str,
+) -> anyhow::Result<()> {
     let number = |most: u64| {
         let number = value.parse::<u64>().ok().filter(|number| *number <= most);
         number.with_context(|| format!("-E {name}={value}: a number up to {most} is needed"))
@@ -447,7 +453,7 @@ fn extended(options: &mut FormatOptions, name: &str, value: &str) -> anyhow::Res
             options.incompatible |= Incompatible::CASEFOLD;
         }
         "encoding" => bail!("-E encoding={value}: only utf8 is known"),
-        "quotatype" => options.quotas = quotas(value)?,
+        "quotatype" => options.quotas = parse_quota_types(value)?,
         "mmp_update_interval" => options.mmp_interval = number(u16::MAX.into())? as u16,
         "encoding_flags" if value == "strict" => options.strict_names = true,
         "encoding_flags" => bail!("-E encoding_flags={value}: only strict is known"),
@@ -460,7 +466,7 @@ fn extended(options: &mut FormatOptions, name: &str, value: &str) -> anyhow::Res
 }
 
 /// Parses kinds of quotas, as `usrquota:grpquota`.
-fn quotas(text: &str) -> anyhow::Result<[bool; 3]> {
+fn parse_quota_types(text: &str) -> anyhow::Result<[bool; 3]> {
     let known = ["usrquota", "grpquota", "prjquota"];
     let mut quotas = [false; 3];
     for name in text.split(':') {
@@ -472,7 +478,7 @@ fn quotas(text: &str) -> anyhow::Result<[bool; 3]> {
 }
 
 /// Parses a percentage such as `12.5` into millionths.
-fn percent(text: &str) -> Option<u32> {
+fn parse_percent(text: &str) -> Option<u32> {
     let (whole, rest) = text.split_once('.').unwrap_or((text, ""));
     let digits: String = rest.chars().chain("0000".chars()).take(4).collect();
     whole.parse::<u32>().ok()?.checked_mul(10_000)?.checked_add(digits.parse().ok()?)
@@ -490,7 +496,7 @@ fn parse_uuid(text: &str, identities: &mut UuidGenerator) -> anyhow::Result<[u8;
 }
 
 /// Parses a size as mke2fs does: without a suffix in KiB, or in blocks if -b is given.
-pub fn size(text: &str, block: Option<u64>) -> Option<u64> {
+pub fn parse_mke2fs_size(text: &str, block: Option<u64>) -> Option<u64> {
     if text.bytes().all(|byte| byte.is_ascii_digit()) {
         return text.parse::<u64>().ok()?.checked_mul(block.unwrap_or(1024));
     }
@@ -500,7 +506,7 @@ pub fn size(text: &str, block: Option<u64>) -> Option<u64> {
     draconis_service::options::parse_size(text)
 }
 
-fn plan<'a>(
+fn plan_volume<'a>(
     arguments: &Arguments,
     options: &FormatOptions,
     opened: &FormatDestination,
@@ -511,11 +517,11 @@ fn plan<'a>(
     let is_given = opened.has_fixed_size()?;
     let given = match &arguments.size {
         Some(text) => {
-            let given = size(text, arguments.block);
+            let given = parse_mke2fs_size(text, arguments.block);
             Some(given.with_context(|| format!("{text}: not a size such as 4096, 64K or 1G"))?)
         }
         None if arguments.min => None,
-        None if arguments.from.is_empty() && opened.format()?.is_some() => {
+        None if arguments.from.is_empty() && opened.container_format()?.is_some() => {
             bail!("{shown} is a disk image, which is not looked into: SIZE is needed")
         }
         None if is_given || (there > 0 && arguments.from.is_empty()) => Some(there),
@@ -527,8 +533,8 @@ fn plan<'a>(
     }
     let plan = match given {
         Some(given) => mkfs::plan_for_size(options, tree, given)?,
-        None if arguments.min => FreeSpace::Bytes(0).fit(options, tree)?,
-        None => arguments.free.unwrap_or_default().fit(options, tree)?,
+        None if arguments.min => FreeSpace::Bytes(0).plan_volume(options, tree)?,
+        None => arguments.free.unwrap_or_default().plan_volume(options, tree)?,
     };
     let len = plan.layout().len_bytes();
     if is_given && len > there {
@@ -546,22 +552,25 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sizes_are_read_as_mke2fs_reads_them() {
-        assert_eq!(size("100", None), Some(100 << 10));
-        assert_eq!(size("100", Some(4096)), Some(100 << 12));
-        assert_eq!(size("64m", Some(4096)), Some(64 << 20));
-        assert_eq!(size("8s", None), Some(4096));
-        assert_eq!(size("18446744073709551615", None), None);
-        assert_eq!(size("1.5G", None), None);
+    fn sizes_are_parsed_as_by_mke2fs() {
+        assert_eq!(parse_mke2fs_size("100", None), Some(100 << 10));
+        assert_eq!(parse_mke2fs_size("100", Some(4096)), Some(100 << 12));
+        assert_eq!(parse_mke2fs_size("64m", Some(4096)), Some(64 << 20));
+        assert_eq!(parse_mke2fs_size("8s", None), Some(4096));
+        assert_eq!(parse_mke2fs_size("18446744073709551615", None), None);
+        assert_eq!(parse_mke2fs_size("1.5G", None), None);
         assert_eq!(
-            (percent("5"), percent("12.5"), percent("0.01")),
+            (parse_percent("5"), parse_percent("12.5"), parse_percent("0.01")),
             (Some(50_000), Some(125_000), Some(100))
         );
-        assert_eq!((percent("-1"), percent("x"), percent("1.x")), (None, None, None));
+        assert_eq!(
+            (parse_percent("-1"), parse_percent("x"), parse_percent("1.x")),
+            (None, None, None)
+        );
     }
 
     #[test]
-    fn identities() {
+    fn uuid_arguments_are_parsed() {
         let mut identities = UuidGenerator::new(Some(1));
         let text = "c1b9d5a2-f162-11cf-9ece-0020afc76f16";
         assert_eq!(parse_uuid(text, &mut identities).unwrap()[..4], [0xC1, 0xB9, 0xD5, 0xA2]);

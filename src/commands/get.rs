@@ -17,8 +17,10 @@ use std::rc::Rc;
 
 use anyhow::{Context, bail};
 use clap::Args;
-use draconis_access::destination::Sources;
-use draconis_access::walk::{ChunkReceiver, FileChunk, Item, Walk, queue, read_ahead};
+use draconis_access::destination::ReadSources;
+use draconis_access::walk::{
+    ChunkReceiver, FileChunk, TreeItem, TreeListing, chunk_queue, read_ahead,
+};
 use draconis_exchange::contract::{Attributes, FileType, Time};
 use draconis_ext::{Follow, Volume};
 use draconis_service::sandbox::open_beneath;
@@ -29,11 +31,11 @@ use rustix::fs::{
 use rustix::io::Errno;
 
 use crate::edit::with_context;
-use crate::image::{self, VolumeArgs, find};
-use crate::progress::{Progress, ProgressMode};
+use crate::image::{self, VolumeArgs, resolve_target};
+use crate::progress::{ByteProgress, ProgressMode};
 use crate::report;
 use crate::target::ImagePath;
-use crate::text::printable;
+use crate::text::escape_control_chars;
 
 /// Copy files from a volume to the host.
 #[derive(Debug, Args)]
@@ -55,36 +57,36 @@ pub struct Arguments {
 }
 
 /// Maximum number of directories kept open.
-const OPEN_DIRS: usize = 256;
+const MAX_OPEN_DIRS: usize = 256;
 
 pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     if arguments.dest == Path::new("-") {
-        return to_output(arguments);
+        return write_to_stdout(arguments);
     }
-    let (parent, name) = destination(arguments)?;
+    let (parent, name) = split_destination(arguments)?;
     // A confined process cannot see loop devices.
-    let sources = image::sources(&arguments.target.image, &arguments.place);
+    let sources = image::sources_to_protect(&arguments.target.image, &arguments.place);
     let beneath = open_beneath(&parent).with_context(|| parent.display().to_string())?;
     let root = rustix::fs::open(&parent, OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
         .with_context(|| parent.display().to_string())?;
-    sources.refuse(&parent.join(OsStr::from_bytes(&name)))?;
+    sources.refuse_source_as_destination(&parent.join(OsStr::from_bytes(&name)))?;
     let is_root = rustix::process::geteuid().is_root();
     rustix::process::umask(Mode::empty());
     let tree = image::open(&arguments.target.image, &arguments.place, Some(beneath.as_fd()))?;
     let volume = tree.volume();
     let follow = if arguments.recursive { Follow::No } else { Follow::Yes };
-    let top = find(volume, &arguments.target, follow)?;
+    let top = resolve_target(volume, &arguments.target, follow)?;
     if !arguments.recursive && volume.inode(top)?.kind == FileType::Directory {
         bail!("{} is a directory; -r copies it with all it holds", arguments.target);
     }
     let mut complain = |error: &anyhow::Error| report::print_error(error);
-    let walk = Walk::new(volume, top, &arguments.target.to_string(), &mut complain)?;
-    let plan = walk.plan();
+    let walk = TreeListing::new(volume, top, &arguments.target.to_string(), &mut complain)?;
+    let plan = walk.write_order();
     let failed = std::thread::scope(|scope| {
-        let (send, pieces) = queue();
+        let (send, pieces) = chunk_queue();
         let (walk, plan) = (&walk, &plan);
         scope.spawn(move || read_ahead(volume, walk, plan, send));
-        let mut copy = Extraction {
+        let mut copy = TreeExtraction {
             volume,
             walk,
             root,
@@ -94,7 +96,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
             is_root,
             dirs: HashMap::new(),
             pieces,
-            progress: Progress::new(arguments.progress, walk.bytes),
+            progress: ByteProgress::new(arguments.progress, walk.bytes),
             failed: false,
             is_full: false,
         };
@@ -105,7 +107,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
 }
 
 /// Writes a file to standard output; the process cannot create files.
-fn to_output(arguments: &Arguments) -> anyhow::Result<ExitCode> {
+fn write_to_stdout(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let target = &arguments.target;
     if arguments.recursive {
         bail!(
@@ -121,7 +123,7 @@ fn to_output(arguments: &Arguments) -> anyhow::Result<ExitCode> {
 /// Returns the directory to create in, and the name of the top there. As with `cp`, copies into
 /// DEST if it is a directory, else as DEST. The root directory has no name and becomes
 /// DEST.
-fn destination(arguments: &Arguments) -> anyhow::Result<(PathBuf, Vec<u8>)> {
+fn split_destination(arguments: &Arguments) -> anyhow::Result<(PathBuf, Vec<u8>)> {
     let dest = &arguments.dest;
     let own = arguments.target.file_name();
     if dest.is_dir() {
@@ -138,19 +140,19 @@ fn destination(arguments: &Arguments) -> anyhow::Result<(PathBuf, Vec<u8>)> {
     Ok((parent, name.as_bytes().to_vec()))
 }
 
-struct Extraction<'a> {
+struct TreeExtraction<'a> {
     volume: &'a Volume,
-    walk: &'a Walk,
+    walk: &'a TreeListing,
     root: OwnedFd,
     /// Path of `root`, for messages.
     parent: PathBuf,
     /// Name of the top beneath `root`; empty if it is `root` itself.
     name: Vec<u8>,
-    sources: Sources,
+    sources: ReadSources,
     is_root: bool,
     dirs: HashMap<Vec<u8>, Rc<OwnedFd>>,
     pieces: ChunkReceiver,
-    progress: Progress,
+    progress: ByteProgress,
     failed: bool,
     /// True once the destination is full, which ends the extraction.
     is_full: bool,
@@ -163,19 +165,19 @@ struct DestPath {
 }
 
 /// Reason why a file was not created.
-enum Failure {
+enum CreateError {
     System(Errno),
     /// An existing file with this name must not be replaced.
     Refused(anyhow::Error),
 }
 
-impl From<Errno> for Failure {
+impl From<Errno> for CreateError {
     fn from(errno: Errno) -> Self {
         Self::System(errno)
     }
 }
 
-impl Extraction<'_> {
+impl TreeExtraction<'_> {
     fn copy_all(&mut self, plan: &[usize]) {
         for &at in plan {
             if self.is_full {
@@ -183,10 +185,12 @@ impl Extraction<'_> {
             }
             let item = &self.walk.items[at];
             let has_pieces = item.attributes.kind == FileType::File && item.link_to.is_none();
-            if let Err(failure) = self.item(item) {
+            if let Err(failure) = self.extract_item(item) {
                 match failure {
-                    Failure::System(errno) => self.report_error(item, "cannot be created", errno),
-                    Failure::Refused(error) => {
+                    CreateError::System(errno) => {
+                        self.report_error(item, "cannot be created", errno)
+                    }
+                    CreateError::Refused(error) => {
                         self.failed = true;
                         report::print_error(&error);
                     }
@@ -201,7 +205,7 @@ impl Extraction<'_> {
         for &at in plan.iter().rev() {
             let item = &self.walk.items[at];
             if item.attributes.kind == FileType::Directory
-                && let Err(errno) = self.finish_dir(item)
+                && let Err(errno) = self.set_dir_attributes(item)
                 // Directories that were not reached do not exist.
                 && !self.is_full
             {
@@ -210,35 +214,35 @@ impl Extraction<'_> {
         }
     }
 
-    fn report_error(&mut self, item: &Item, what: &str, errno: Errno) {
+    fn report_error(&mut self, item: &TreeItem, what: &str, errno: Errno) {
         self.failed = true;
         self.is_full |= matches!(errno, Errno::NOSPC | Errno::DQUOT | Errno::ROFS);
-        let path = self.shown(item);
+        let path = self.display_path(item);
         let is_last = !self.is_full || self.walk.items.len() == 1;
         let rest = if is_last { "" } else { "; stopped, what follows is not copied" };
         report::print_error(&anyhow::Error::from(errno).context(format!("{path}: {what}{rest}")));
     }
 
     /// Returns the path of an item for messages.
-    fn shown(&self, item: &Item) -> String {
-        let path = self.path(item);
-        let path = printable(path.strip_suffix(b"/").unwrap_or(&path));
+    fn display_path(&self, item: &TreeItem) -> String {
+        let path = self.host_path(item);
+        let path = escape_control_chars(path.strip_suffix(b"/").unwrap_or(&path));
         self.parent.join(path).display().to_string()
     }
 
-    fn path(&self, item: &Item) -> Vec<u8> {
-        crate::target::join(&self.name, &item.path)
+    fn host_path(&self, item: &TreeItem) -> Vec<u8> {
+        crate::target::join_path(&self.name, &item.path)
     }
 
-    fn there(&mut self, item: &Item) -> Result<DestPath, Errno> {
-        let path = self.path(item);
+    fn dest_path(&mut self, item: &TreeItem) -> Result<DestPath, Errno> {
+        let path = self.host_path(item);
         let path = path.strip_suffix(b"/").unwrap_or(&path);
         let cut = path.iter().rposition(|&b| b == b'/');
         let (dir, name) = cut.map_or((&b""[..], path), |cut| (&path[..cut], &path[cut + 1..]));
-        Ok(DestPath { dir: self.dir(dir)?, name: name.to_vec() })
+        Ok(DestPath { dir: self.open_dir(dir)?, name: name.to_vec() })
     }
 
-    fn dir(&mut self, path: &[u8]) -> Result<Rc<OwnedFd>, Errno> {
+    fn open_dir(&mut self, path: &[u8]) -> Result<Rc<OwnedFd>, Errno> {
         if let Some(open) = self.dirs.get(path) {
             return Ok(open.clone());
         }
@@ -247,7 +251,7 @@ impl Extraction<'_> {
             ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
         let name = if path.is_empty() { b"." } else { path };
         let open = Rc::new(rustix::fs::openat2(&self.root, name, flags, Mode::empty(), resolve)?);
-        if self.dirs.len() >= OPEN_DIRS {
+        if self.dirs.len() >= MAX_OPEN_DIRS {
             self.dirs.clear();
         }
         self.dirs.insert(path.to_vec(), open.clone());
@@ -258,14 +262,18 @@ impl Extraction<'_> {
     /// and files that are sources or in use.
     fn create_replacing(
         &self,
-        item: &Item,
+        item: &TreeItem,
         there: &DestPath,
         mut create: impl FnMut() -> Result<(), Errno>,
-    ) -> Result<(), Failure> {
+    ) -> Result<(), CreateError> {
         match create() {
             Err(Errno::EXIST) => {
-                let refused = self.sources.refuse_at(&*there.dir, &there.name, &self.shown(item));
-                refused.map_err(Failure::Refused)?;
+                let refused = self.sources.refuse_source_as_destination_at(
+                    &*there.dir,
+                    &there.name,
+                    &self.display_path(item),
+                );
+                refused.map_err(CreateError::Refused)?;
                 rustix::fs::unlinkat(&there.dir, &there.name[..], AtFlags::empty())?;
                 Ok(create()?)
             }
@@ -273,13 +281,13 @@ impl Extraction<'_> {
         }
     }
 
-    fn item(&mut self, item: &Item) -> Result<(), Failure> {
+    fn extract_item(&mut self, item: &TreeItem) -> Result<(), CreateError> {
         if item.path.is_empty() && self.name.is_empty() {
             return Ok(());
         }
-        let there = self.there(item)?;
+        let there = self.dest_path(item)?;
         if let Some(first) = item.link_to {
-            let target = self.there(&self.walk.items[first])?;
+            let target = self.dest_path(&self.walk.items[first])?;
             return self.create_replacing(item, &there, || {
                 let (from, to) = (&target.dir, &there.dir);
                 rustix::fs::linkat(from, &target.name[..], to, &there.name[..], AtFlags::empty())
@@ -292,19 +300,19 @@ impl Extraction<'_> {
                 match rustix::fs::mkdirat(&there.dir, &there.name[..], Mode::RWXU) {
                     // An existing directory is fine, but not a symbolic link to one.
                     Err(Errno::EXIST) => {
-                        let path = self.path(item);
-                        Ok(self.dir(&path).map(drop)?)
+                        let path = self.host_path(item);
+                        Ok(self.open_dir(&path).map(drop)?)
                     }
                     made => Ok(made?),
                 }
             }
-            FileType::File => self.file(item, &there),
+            FileType::File => self.extract_file(item, &there),
             FileType::Symlink => {
                 let target = self.volume.read_link_of(item.inode()).map_err(|_| Errno::UCLEAN)?;
                 self.create_replacing(item, &there, || {
                     rustix::fs::symlinkat(&target[..], &there.dir, &there.name[..])
                 })?;
-                Ok(self.finish_name(attributes, &there)?)
+                Ok(self.set_attributes_by_name(attributes, &there)?)
             }
             kind => {
                 let device = rustix::fs::makedev(attributes.device.0, attributes.device.1);
@@ -317,12 +325,12 @@ impl Extraction<'_> {
                 self.create_replacing(item, &there, || {
                     rustix::fs::mknodat(&there.dir, &there.name[..], file_type, private, device)
                 })?;
-                Ok(self.finish_name(attributes, &there)?)
+                Ok(self.set_attributes_by_name(attributes, &there)?)
             }
         }
     }
 
-    fn file(&mut self, item: &Item, there: &DestPath) -> Result<(), Failure> {
+    fn extract_file(&mut self, item: &TreeItem, there: &DestPath) -> Result<(), CreateError> {
         let flags =
             OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let private = Mode::from_raw_mode(0o600);
@@ -348,7 +356,7 @@ impl Extraction<'_> {
                 FileChunk::End(read) => {
                     if let Err(error) = read {
                         self.failed = true;
-                        report::print_error(&with_context(&self.shown(item), error));
+                        report::print_error(&with_context(&self.display_path(item), error));
                     }
                     break;
                 }
@@ -362,17 +370,17 @@ impl Extraction<'_> {
             // Sets the length, for a hole at the end or unreadable contents.
             rustix::fs::ftruncate(&file, item.attributes.size_bytes)?;
         }
-        Ok(self.finish(item, &file)?)
+        Ok(self.set_file_attributes(item, &file)?)
     }
 
-    fn finish_dir(&mut self, item: &Item) -> Result<(), Errno> {
-        let path = self.path(item);
-        let dir = self.dir(path.strip_suffix(b"/").unwrap_or(&path))?;
-        self.finish(item, &*dir)
+    fn set_dir_attributes(&mut self, item: &TreeItem) -> Result<(), Errno> {
+        let path = self.host_path(item);
+        let dir = self.open_dir(path.strip_suffix(b"/").unwrap_or(&path))?;
+        self.set_file_attributes(item, &*dir)
     }
 
     /// Sets owner, xattrs, mode and times, in an order in which none undoes another.
-    fn finish(&mut self, item: &Item, file: impl AsFd) -> Result<(), Errno> {
+    fn set_file_attributes(&mut self, item: &TreeItem, file: impl AsFd) -> Result<(), Errno> {
         let attributes = &item.attributes;
         let mut mode = attributes.mode & 0o7777;
         if self.is_root {
@@ -383,13 +391,13 @@ impl Extraction<'_> {
             mode &= 0o1777;
         }
         if !attributes.no_xattrs {
-            self.xattrs(item, &file)?;
+            self.set_xattrs(item, &file)?;
         }
         rustix::fs::fchmod(&file, Mode::from_raw_mode(mode))?;
-        rustix::fs::futimens(&file, &times(attributes))
+        rustix::fs::futimens(&file, &timestamps_of(attributes))
     }
 
-    fn xattrs(&mut self, item: &Item, file: impl AsFd) -> Result<(), Errno> {
+    fn set_xattrs(&mut self, item: &TreeItem, file: impl AsFd) -> Result<(), Errno> {
         let number = item.inode().number;
         for name in self.volume.xattr_names(number).map_err(|_| Errno::UCLEAN)? {
             let value = self.volume.xattr(number, &name).map_err(|_| Errno::UCLEAN)?;
@@ -403,7 +411,11 @@ impl Extraction<'_> {
     }
 
     /// Sets owner, mode and times of a file that is not opened.
-    fn finish_name(&self, attributes: &Attributes, there: &DestPath) -> Result<(), Errno> {
+    fn set_attributes_by_name(
+        &self,
+        attributes: &Attributes,
+        there: &DestPath,
+    ) -> Result<(), Errno> {
         let nofollow = AtFlags::SYMLINK_NOFOLLOW;
         let name = &there.name[..];
         if self.is_root {
@@ -414,7 +426,7 @@ impl Extraction<'_> {
             let mode = Mode::from_raw_mode(attributes.mode & 0o7777);
             rustix::fs::chmodat(&there.dir, name, mode, AtFlags::empty())?;
         }
-        rustix::fs::utimensat(&there.dir, name, &times(attributes), nofollow)
+        rustix::fs::utimensat(&there.dir, name, &timestamps_of(attributes), nofollow)
     }
 }
 
@@ -431,7 +443,7 @@ fn write_at(file: impl AsFd, offset: u64, data: &[u8]) -> Result<(), Errno> {
     Ok(())
 }
 
-fn times(attributes: &Attributes) -> Timestamps {
+fn timestamps_of(attributes: &Attributes) -> Timestamps {
     let time = |time: Time| Timespec { tv_sec: time.seconds, tv_nsec: time.nanoseconds.into() };
     Timestamps {
         last_access: time(attributes.accessed),

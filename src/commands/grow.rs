@@ -7,10 +7,10 @@ use std::sync::{Mutex, PoisonError};
 use clap::Args;
 use draconis_access::resize::{GrowJob, ResizeRequest, ResizeTarget};
 
-use super::shrink::{length, report};
+use super::shrink::{parse_length, print_new_size};
 use crate::edit;
 use crate::image::{self, BackingFiles, VolumeArgs};
-use crate::progress::{Progress, ProgressMode};
+use crate::progress::{ByteProgress, ProgressMode};
 
 /// Enlarge a volume.
 ///
@@ -33,26 +33,26 @@ pub struct Arguments {
 pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let (image, place) = (&arguments.image, &arguments.place.to_location());
     let now = edit::now_or_source_date()?;
-    let in_store = image::in_store(image)?;
+    let in_store = image::parse_store_disk(image)?;
     let is_file = in_store.is_none();
     let behind = BackingFiles::open(image, &place.backing)?;
     let base = match in_store {
         Some(name) => {
-            let store = image::open_exclusive_in(name)?;
-            image::confine()?;
+            let store = image::open_store_disk_exclusive(name)?;
+            image::confine_to_open_files()?;
             ResizeTarget::InStore(store.open()?)
         }
-        None => ResizeTarget::file(image)?,
+        None => ResizeTarget::open_exclusive_file(image)?,
     };
-    let len_bytes = arguments.size.as_deref().map(length).transpose()?;
+    let len_bytes = arguments.size.as_deref().map(parse_length).transpose()?;
     let growing = GrowJob::plan(ResizeRequest { image, place, len_bytes, now }, &base, behind)?;
     if is_file {
-        image::confine()?;
+        image::confine_to_open_files()?;
     }
-    let progress = Mutex::new(Progress::new(arguments.progress, growing.bytes_to_write()));
+    let progress = Mutex::new(ByteProgress::new(arguments.progress, growing.bytes_to_write()));
     let count = |bytes| progress.lock().unwrap_or_else(PoisonError::into_inner).add(bytes);
     let resized = growing.write(&count)?;
     drop(progress);
-    report(image, &resized);
+    print_new_size(image, &resized);
     Ok(ExitCode::SUCCESS)
 }

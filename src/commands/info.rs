@@ -10,7 +10,9 @@ use draconis_ext::{Info, Volume};
 use serde::Serialize;
 
 use crate::image::{self, VolumeArgs};
-use crate::text::{Clock, Output, format_bytes, pluralize, printable, uuid};
+use crate::text::{
+    EscapingOutput, TimeFormatter, escape_control_chars, format_bytes, format_uuid, pluralize,
+};
 
 /// Show the type, size and features of a volume.
 #[derive(Debug, Args)]
@@ -57,24 +59,24 @@ struct VolumeJson {
     #[serde(skip)]
     needs_preen: bool,
     /// Partition of the image, if the volume is in one.
-    partition: Option<PartitionFacts>,
+    partition: Option<PartitionJson>,
 }
 
 /// Partition of a volume, in JSON.
 #[derive(Serialize)]
-struct PartitionFacts {
+struct PartitionJson {
     number: u32,
     table: &'static str,
 }
 
 pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
-    let clock = Clock::new();
-    let part = image::part(&arguments.image, &arguments.place, None)?;
+    let clock = TimeFormatter::new();
+    let part = image::locate_volume(&arguments.image, &arguments.place, None)?;
     let partition = part.partition.zip(part.table);
-    let partition = partition.map(|(number, table)| PartitionFacts { number, table: table.name() });
-    let tree = image::tree(&arguments.image, part.disk)?;
-    let facts = VolumeJson { partition, ..facts(tree.volume()) };
-    let mut out = Output::new();
+    let partition = partition.map(|(number, table)| PartitionJson { number, table: table.name() });
+    let tree = image::open_tree(&arguments.image, part.disk)?;
+    let facts = VolumeJson { partition, ..volume_json(tree.volume()) };
+    let mut out = EscapingOutput::new();
     if arguments.json {
         writeln!(out, "{}", serde_json::to_string_pretty(&facts)?)?;
     } else {
@@ -84,7 +86,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn facts(volume: &Volume) -> VolumeJson {
+fn volume_json(volume: &Volume) -> VolumeJson {
     let info = volume.info();
     let mut state = vec![if info.clean { "clean" } else { "not clean" }];
     if info.errors {
@@ -93,11 +95,11 @@ fn facts(volume: &Volume) -> VolumeJson {
     if info.truncated {
         state.push("image too short");
     }
-    let damage = damage(volume, &info);
+    let damage = find_damage(volume, &info);
     VolumeJson {
         kind: info.kind,
-        label: printable(&info.label),
-        uuid: uuid(info.uuid),
+        label: escape_control_chars(&info.label),
+        uuid: format_uuid(info.uuid),
         revision: format!("{}.{}", info.revision.0, info.revision.1),
         features: info.features,
         state: state.join(", "),
@@ -113,7 +115,7 @@ fn facts(volume: &Volume) -> VolumeJson {
         blocks_per_group: info.blocks_per_group,
         inodes_per_group: info.inodes_per_group,
         mounts_since_check: info.mounts,
-        last_mounted_on: printable(&info.last_mounted),
+        last_mounted_on: escape_control_chars(&info.last_mounted),
         made: info.dates.made,
         mounted: info.dates.mounted,
         written: info.dates.written,
@@ -126,7 +128,7 @@ fn facts(volume: &Volume) -> VolumeJson {
 }
 
 /// Returns damage visible in the superblock, group descriptors and root directory.
-fn damage(volume: &Volume, info: &Info) -> Vec<String> {
+fn find_damage(volume: &Volume, info: &Info) -> Vec<String> {
     let mut damage = vec![];
     if info.truncated {
         damage.push(
@@ -135,7 +137,7 @@ fn damage(volume: &Volume, info: &Info) -> Vec<String> {
                 .to_string(),
         );
     }
-    if let Some(error) = volume.damage_at_a_glance() {
+    if let Some(error) = volume.quick_check() {
         damage.push(format!("{error}; draconis check shows all damage, and e2fsck -f repairs it"));
     } else if info.errors {
         damage.push(
@@ -147,10 +149,14 @@ fn damage(volume: &Volume, info: &Info) -> Vec<String> {
     damage
 }
 
-fn write(facts: &VolumeJson, clock: &Clock, out: &mut Output) -> std::io::Result<()> {
+fn write(
+    facts: &VolumeJson,
+    clock: &TimeFormatter,
+    out: &mut EscapingOutput,
+) -> std::io::Result<()> {
     let date = |seconds: u32| match seconds {
         0 => "never".to_string(),
-        _ => clock.minute(Time { seconds: seconds.into(), nanoseconds: 0 }),
+        _ => clock.format_to_minute(Time { seconds: seconds.into(), nanoseconds: 0 }),
     };
     let or_none = |text: &str| if text.is_empty() { "-".to_string() } else { text.to_string() };
     let mounts = pluralize(facts.mounts_since_check.into(), "mount", "mounts");
@@ -159,7 +165,7 @@ fn write(facts: &VolumeJson, clock: &Clock, out: &mut Output) -> std::io::Result
         ("label", or_none(&facts.label)),
         ("uuid", facts.uuid.clone()),
         ("features", or_none(&facts.features.join(" "))),
-        ("state", state(facts)),
+        ("state", describe_state(facts)),
         ("size", format_bytes(facts.size_bytes)),
         (
             "blocks",
@@ -190,7 +196,7 @@ fn write(facts: &VolumeJson, clock: &Clock, out: &mut Output) -> std::io::Result
     for (name, value) in rows {
         writeln!(out, "{name:<12} {value}")?;
     }
-    if let Some(PartitionFacts { number, table }) = &facts.partition {
+    if let Some(PartitionJson { number, table }) = &facts.partition {
         writeln!(out, "{:<12} {number} ({table})", "partition")?;
     }
     for damage in &facts.damage {
@@ -202,7 +208,7 @@ fn write(facts: &VolumeJson, clock: &Clock, out: &mut Output) -> std::io::Result
     Ok(())
 }
 
-fn state(facts: &VolumeJson) -> String {
+fn describe_state(facts: &VolumeJson) -> String {
     // Other states mean damage, which `e2fsck -p` may not repair.
     match facts.state.as_str() {
         "not clean" if facts.needs_preen => {

@@ -7,7 +7,7 @@ use std::process::ExitCode;
 use anyhow::Context;
 use clap::Args;
 use draconis_service::keeper::{Keeper, upgrade};
-use draconis_service::sandbox::close_others;
+use draconis_service::sandbox::close_other_fds;
 
 use super::serve::on_signal;
 use crate::fuse_mounter::FuseMounter;
@@ -26,11 +26,11 @@ pub struct Arguments {
 
 pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     if arguments.formats {
-        report::print_line(serde_json::to_string(&upgrade::formats())?)?;
+        report::print_line(serde_json::to_string(&upgrade::supported_formats())?)?;
         return Ok(ExitCode::SUCCESS);
     }
     let socket = std::io::stdin().as_fd().try_clone_to_owned()?;
-    close_others(&[socket.as_fd()]);
+    close_other_fds(&[socket.as_fd()]);
     let keeper = if arguments.resume {
         Keeper::resume(Box::new(FuseMounter), socket).map_err(anyhow::Error::msg)?
     } else {

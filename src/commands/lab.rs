@@ -22,17 +22,17 @@ pub struct Arguments {
 }
 
 /// Name of the program.
-const NAME: &str = "draconis-lab";
+const LAB_PROGRAM: &str = "draconis-lab";
 
 pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
-    let beside = std::env::current_exe().ok().map(|own| own.with_file_name(NAME));
+    let beside = std::env::current_exe().ok().map(|own| own.with_file_name(LAB_PROGRAM));
     // If it is not in the same directory, it is searched in PATH.
-    let program = beside.filter(|path| path.exists()).unwrap_or_else(|| PathBuf::from(NAME));
+    let program = beside.filter(|path| path.exists()).unwrap_or_else(|| PathBuf::from(LAB_PROGRAM));
     let error = Command::new(&program).args(&arguments.arguments).exec();
     if error.kind() == ErrorKind::NotFound {
         bail!(
-            "{NAME}, the program that measures, is neither beside this one nor in PATH: \
-             `cargo build --release -p {NAME}` in the sources builds it, and `make install` \
+            "{LAB_PROGRAM}, the program that measures, is neither beside this one nor in PATH: \
+             `cargo build --release -p {LAB_PROGRAM}` in the sources builds it, and `make install` \
              installs both"
         );
     }

@@ -9,8 +9,8 @@ use clap::Args;
 use draconis_exchange::contract::FileType;
 use draconis_ext::{Follow, InodeNumber, NewNode, Volume};
 
-use crate::edit::{self, Creator, OwnerArg, TargetName};
-use crate::image::{VolumeArgs, find};
+use crate::edit::{self, NewFileOwner, OwnerArg, TargetName};
+use crate::image::{VolumeArgs, resolve_target};
 use crate::target::ImagePath;
 
 /// Create hard or symbolic links in a volume.
@@ -40,7 +40,7 @@ pub struct Arguments {
 
 pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let Arguments { target, link, symbolic, force, .. } = arguments;
-    let maker = Creator::new(arguments.owner);
+    let maker = NewFileOwner::new(arguments.owner);
     // Only the target of a hard link is in the image.
     let existing = ImagePath::from(target.clone());
     ensure!(
@@ -53,9 +53,10 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         false => existing.file_name(),
     };
     edit::edit_volume(&link.image, &arguments.place, |volume| {
-        let entry = edit::destination(volume, link, !arguments.no_target_directory, own)?;
+        let entry = edit::resolve_destination(volume, link, !arguments.no_target_directory, own)?;
         ensure!(!entry.name.is_empty(), "{link}: the link needs a name");
-        let found = if *symbolic { None } else { Some(find(volume, &existing, Follow::No)?) };
+        let found =
+            if *symbolic { None } else { Some(resolve_target(volume, &existing, Follow::No)?) };
         if *force {
             remove_existing(volume, &entry, link, found)?;
         }
@@ -65,8 +66,10 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
             }
             Some(found) => volume.link(found, entry.dir, &entry.name),
             None => {
-                let new =
-                    NewNode { target: target.as_bytes(), ..maker.node(FileType::Symlink, 0o777) };
+                let new = NewNode {
+                    target: target.as_bytes(),
+                    ..maker.new_node(FileType::Symlink, 0o777)
+                };
                 volume.create(entry.dir, &entry.name, &new).map(drop)
             }
         };

@@ -9,12 +9,12 @@ use draconis_ext::{Follow, InodeNumber, Volume};
 use serde::Serialize;
 
 use crate::edit::{single_image, with_context};
-use crate::image::{self, VolumeArgs, find};
+use crate::image::{self, VolumeArgs, resolve_target};
 use crate::report;
-use crate::target::{ImagePath, join};
-use crate::text::{self, Clock, Output, printable};
+use crate::target::{ImagePath, join_path};
+use crate::text::{self, EscapingOutput, TimeFormatter, escape_control_chars};
 
-const LS_JSON: &str = "\
+const LS_JSON_HELP: &str = "\
 With --json each name is an object, one a line, in the order of the listing:
   path, name           the whole path in the volume, and the last part of it
   inode, kind, mode    the kind as stat has it, the mode in octal
@@ -28,7 +28,7 @@ what would follow inode.";
 
 /// List directory contents of a volume.
 #[derive(Debug, Args)]
-#[command(after_long_help = LS_JSON, disable_help_flag = true)]
+#[command(after_long_help = LS_JSON_HELP, disable_help_flag = true)]
 pub struct Arguments {
     /// Where the volume is.
     #[command(flatten)]
@@ -60,14 +60,14 @@ pub struct Arguments {
 }
 
 pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
-    let clock = Clock::new();
+    let clock = TimeFormatter::new();
     let tree = image::open(single_image(&arguments.targets)?, &arguments.place, None)?;
     let volume = tree.volume();
-    let mut list = List {
+    let mut list = LsListing {
         volume,
         arguments,
         clock,
-        out: Output::new(),
+        out: EscapingOutput::new(),
         has_headings: arguments.recursive || arguments.targets.len() > 1,
         first: true,
         failed: false,
@@ -75,7 +75,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     if arguments.json {
         write!(list.out, "[")?;
     }
-    list.targets()?;
+    list.list_targets()?;
     if arguments.json {
         writeln!(list.out, "{}]", if list.first { "" } else { "\n" })?;
     }
@@ -83,11 +83,11 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     Ok(if list.failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
-struct List<'a> {
+struct LsListing<'a> {
     volume: &'a Volume,
     arguments: &'a Arguments,
-    clock: Clock,
-    out: Output,
+    clock: TimeFormatter,
+    out: EscapingOutput,
     /// True if directories are printed with a heading.
     has_headings: bool,
     /// True until the first output.
@@ -95,13 +95,13 @@ struct List<'a> {
     failed: bool,
 }
 
-impl List<'_> {
+impl LsListing<'_> {
     /// Lists files first and then the contents of directories, as `ls` does.
-    fn targets(&mut self) -> anyhow::Result<()> {
+    fn list_targets(&mut self) -> anyhow::Result<()> {
         let follow = if self.arguments.directory { Follow::No } else { Follow::Yes };
         let mut dirs = vec![];
         for target in &self.arguments.targets {
-            let found = find(self.volume, target, follow);
+            let found = resolve_target(self.volume, target, follow);
             let kind = found.and_then(|found| match self.volume.inode(found) {
                 Ok(inode) => Ok((found, inode.kind)),
                 Err(error) => Err(with_context(target, error)),
@@ -114,11 +114,11 @@ impl List<'_> {
                 Err(error) => self.report_error(&error),
             }
         }
-        dirs.into_iter().try_for_each(|(found, path)| self.directories(found, path))
+        dirs.into_iter().try_for_each(|(found, path)| self.list_directories(found, path))
     }
 
     /// Lists a directory and, with -R, its subdirectories, on a stack: a tree may be deep.
-    fn directories(&mut self, start: InodeNumber, path: &[u8]) -> anyhow::Result<()> {
+    fn list_directories(&mut self, start: InodeNumber, path: &[u8]) -> anyhow::Result<()> {
         let mut stack = vec![(start, path.to_vec())];
         let mut seen = std::collections::HashSet::from([start]);
         while let Some((dir, path)) = stack.pop() {
@@ -126,11 +126,11 @@ impl List<'_> {
                 if !self.first {
                     writeln!(self.out)?;
                 }
-                self.out.name(&path)?;
+                self.out.write_name(&path)?;
                 writeln!(self.out, ":")?;
                 self.first = false;
             }
-            let listing = match image::names(self.volume, dir, &self.display_path(&path)) {
+            let listing = match image::list_directory(self.volume, dir, &self.display_path(&path)) {
                 Ok(listing) => listing,
                 Err(error) => {
                     self.report_error(&error);
@@ -143,7 +143,7 @@ impl List<'_> {
                 if entry.name.starts_with(b".") && !self.arguments.all {
                     continue;
                 }
-                let whole = join(&path, &entry.name);
+                let whole = join_path(&path, &entry.name);
                 self.print_entry(&whole, &entry.name, entry.inode)?;
                 let is_dir = self.arguments.recursive
                     && self.volume.inode(entry.inode).is_ok_and(|i| i.kind == FileType::Directory);
@@ -160,7 +160,7 @@ impl List<'_> {
     /// Returns a path for messages.
     fn display_path(&self, path: &[u8]) -> String {
         let image = self.arguments.targets.first().map(|target| target.image.display().to_string());
-        format!("{}:{}", image.unwrap_or_default(), printable(path))
+        format!("{}:{}", image.unwrap_or_default(), escape_control_chars(path))
     }
 
     fn report_error(&mut self, error: &anyhow::Error) {
@@ -171,8 +171,8 @@ impl List<'_> {
     /// Writes an entry; fails only if standard output does.
     fn print_entry(&mut self, path: &[u8], shown: &[u8], inode: InodeNumber) -> anyhow::Result<()> {
         let written = match self.arguments.json {
-            true => self.object(path, inode),
-            false => self.line(path, shown, inode),
+            true => self.print_json_object(path, inode),
+            false => self.print_line(path, shown, inode),
         };
         match written {
             Err(error) if error.is::<std::io::Error>() => Err(error),
@@ -184,34 +184,34 @@ impl List<'_> {
         }
     }
 
-    fn line(&mut self, path: &[u8], name: &[u8], inode: InodeNumber) -> anyhow::Result<()> {
+    fn print_line(&mut self, path: &[u8], name: &[u8], inode: InodeNumber) -> anyhow::Result<()> {
         if self.arguments.long {
             let shown = self.display_path(path);
             let named = |error| with_context(&shown, error);
             let attributes = self.volume.attributes(inode).map_err(named)?;
             let is_link = attributes.kind == FileType::Symlink;
             let target = is_link.then(|| self.volume.read_link(inode)).transpose();
-            let line = long(&attributes, &self.clock, self.arguments.human);
+            let line = format_long(&attributes, &self.clock, self.arguments.human);
             write!(self.out, "{line} ")?;
-            self.out.name(name)?;
+            self.out.write_name(name)?;
             match target {
                 Ok(Some(target)) => {
                     write!(self.out, " -> ")?;
-                    self.out.name(&target)?;
+                    self.out.write_name(&target)?;
                 }
                 Ok(None) => {}
                 Err(error) => self.report_error(&named(error)),
             }
         } else {
-            self.out.name(name)?;
+            self.out.write_name(name)?;
         }
         writeln!(self.out)?;
         self.first = false;
         Ok(())
     }
 
-    fn object(&mut self, path: &[u8], inode: InodeNumber) -> anyhow::Result<()> {
-        let facts = InodeJson::of(self.volume, inode);
+    fn print_json_object(&mut self, path: &[u8], inode: InodeNumber) -> anyhow::Result<()> {
+        let facts = InodeJson::from_inode(self.volume, inode);
         let (facts, error) = match facts {
             Ok(facts) => (Some(facts), None),
             Err(error) => (None, Some(error)),
@@ -219,10 +219,10 @@ impl List<'_> {
         let name = path.rsplit(|byte| *byte == b'/').find(|name| !name.is_empty());
         let name = name.unwrap_or(b"/");
         let object = EntryJson {
-            path: text(path),
-            path_hex: hex(path),
-            name: text(name),
-            name_hex: hex(name),
+            path: escape_non_utf8(path),
+            path_hex: hex_if_not_utf8(path),
+            name: escape_non_utf8(name),
+            name_hex: hex_if_not_utf8(name),
             inode: inode.0,
             facts,
             error: error.as_ref().map(ToString::to_string),
@@ -267,28 +267,28 @@ struct InodeJson {
 }
 
 impl InodeJson {
-    fn of(volume: &Volume, inode: InodeNumber) -> draconis_ext::Result<Self> {
+    fn from_inode(volume: &Volume, inode: InodeNumber) -> draconis_ext::Result<Self> {
         let found = volume.attributes(inode)?;
         let is_device = matches!(found.kind, FileType::CharDevice | FileType::BlockDevice);
         let is_link = found.kind == FileType::Symlink;
         let target = is_link.then(|| volume.read_link(inode)).transpose()?;
         Ok(Self {
-            kind: text::kind(found.kind),
+            kind: text::file_type_name(found.kind),
             mode: format!("{:04o}", found.mode & 0o7777),
             links: found.links,
             uid: found.uid,
             gid: found.gid,
             size: found.size_bytes,
             device: is_device.then_some(found.device),
-            link_target: target.as_deref().map(text),
-            link_target_hex: target.as_deref().and_then(hex),
+            link_target: target.as_deref().map(escape_non_utf8),
+            link_target_hex: target.as_deref().and_then(hex_if_not_utf8),
             modified: (found.modified.seconds, found.modified.nanoseconds),
         })
     }
 }
 
 /// Converts bytes to text; each byte that is not UTF-8 becomes `\xNN`.
-fn text(bytes: &[u8]) -> String {
+fn escape_non_utf8(bytes: &[u8]) -> String {
     let mut text = String::new();
     for chunk in bytes.utf8_chunks() {
         text += chunk.valid();
@@ -298,13 +298,13 @@ fn text(bytes: &[u8]) -> String {
 }
 
 /// Returns the bytes in hexadecimal if they are not UTF-8.
-fn hex(bytes: &[u8]) -> Option<String> {
+fn hex_if_not_utf8(bytes: &[u8]) -> Option<String> {
     let lost = std::str::from_utf8(bytes).is_err();
     lost.then(|| bytes.iter().map(|byte| format!("{byte:02x}")).collect())
 }
 
 /// Formats the columns of `ls -ln` before the name.
-fn long(attributes: &Attributes, clock: &Clock, human: bool) -> String {
+fn format_long(attributes: &Attributes, clock: &TimeFormatter, human: bool) -> String {
     let size = match attributes.kind {
         FileType::CharDevice | FileType::BlockDevice => {
             format!("{}, {}", attributes.device.0, attributes.device.1)
@@ -314,11 +314,11 @@ fn long(attributes: &Attributes, clock: &Clock, human: bool) -> String {
     };
     format!(
         "{} {:>3} {:>5} {:>5} {size:>10} {}",
-        text::mode(attributes.mode),
+        text::format_mode(attributes.mode),
         attributes.links,
         attributes.uid,
         attributes.gid,
-        clock.minute(attributes.modified)
+        clock.format_to_minute(attributes.modified)
     )
 }
 
@@ -343,7 +343,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sizes_are_shown_as_ls_shows_them() {
+    fn human_sizes_are_formatted_as_by_ls() {
         for (bytes, shown) in [
             (0, "0"),
             (1023, "1023"),
@@ -360,8 +360,14 @@ mod tests {
     }
 
     #[test]
-    fn names_that_are_not_text_lose_nothing() {
-        assert_eq!((text(b"a\n\xc3\xa9"), hex(b"a\n\xc3\xa9")), ("a\né".into(), None));
-        assert_eq!((text(b"a\xff"), hex(b"a\xff")), ("a\\xff".into(), Some("61ff".into())));
+    fn non_utf8_names_are_escaped_losslessly() {
+        assert_eq!(
+            (escape_non_utf8(b"a\n\xc3\xa9"), hex_if_not_utf8(b"a\n\xc3\xa9")),
+            ("a\né".into(), None)
+        );
+        assert_eq!(
+            (escape_non_utf8(b"a\xff"), hex_if_not_utf8(b"a\xff")),
+            ("a\\xff".into(), Some("61ff".into()))
+        );
     }
 }

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{Args, Command};
-use draconis_access::destination::Sources;
+use draconis_access::destination::ReadSources;
 
 use crate::manual;
 
@@ -16,8 +16,8 @@ pub struct Arguments {
 }
 
 pub fn run(arguments: &Arguments, line: Command) -> anyhow::Result<ExitCode> {
-    let sources = Sources::new();
-    for page in manual::pages(line)? {
+    let sources = ReadSources::new();
+    for page in manual::generate_pages(line)? {
         let path = arguments.dir.join(&page.file_name);
         sources.write(&path, &page.text)?;
     }

@@ -7,7 +7,7 @@ use clap::Args;
 use draconis_exchange::contract::FileType;
 use draconis_ext::{Error, Follow, InodeNumber, Volume};
 
-use crate::edit::{self, Creator, OwnerArg, TargetName};
+use crate::edit::{self, NewFileOwner, OwnerArg, TargetName};
 use crate::image::VolumeArgs;
 use crate::modes::ModeChange;
 use crate::target::ImagePath;
@@ -33,35 +33,35 @@ pub struct Arguments {
 }
 
 pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
-    let maker = Creator::new(arguments.owner);
+    let maker = NewFileOwner::new(arguments.owner);
     edit::for_each_target(&arguments.place, &arguments.targets, |volume, target| {
         if arguments.parents {
-            return parents(volume, target, maker, arguments.mode.as_ref());
+            return make_parents(volume, target, maker, arguments.mode.as_ref());
         }
-        let entry = TargetName::of(volume, target)?;
-        let made = make(volume, entry.dir, &entry.name, maker, arguments.mode.as_ref());
+        let entry = TargetName::from_image_path(volume, target)?;
+        let made = make_directory(volume, entry.dir, &entry.name, maker, arguments.mode.as_ref());
         made.map(drop).map_err(|error| edit::with_context(target, error))
     })
 }
 
-fn make(
+fn make_directory(
     volume: &Volume,
     dir: InodeNumber,
     name: &[u8],
-    maker: Creator,
+    maker: NewFileOwner,
     mode: Option<&ModeChange>,
 ) -> draconis_ext::Result<InodeNumber> {
     let usual = 0o777 & !maker.umask;
     // As with `mkdir -m`, symbolic modes apply to 0777.
     let mode = mode.map_or(usual, |mode| mode.apply(0o777, true, maker.umask));
-    volume.create(dir, name, &maker.node(FileType::Directory, mode))
+    volume.create(dir, name, &maker.new_node(FileType::Directory, mode))
 }
 
 /// Creates missing parent directories; the mode applies to the last directory.
-fn parents(
+fn make_parents(
     volume: &Volume,
     target: &ImagePath,
-    maker: Creator,
+    maker: NewFileOwner,
     mode: Option<&ModeChange>,
 ) -> anyhow::Result<()> {
     let tell = |error| edit::with_context(target, error);
@@ -73,7 +73,7 @@ fn parents(
         at = match volume.resolve(at, name, Follow::Yes) {
             Ok(there) if volume.inode(there)?.kind == FileType::Directory => there,
             Ok(_) => bail!("{target}: a part of it is no directory"),
-            Err(Error::NotFound) => make(volume, at, name, maker, mode).map_err(tell)?,
+            Err(Error::NotFound) => make_directory(volume, at, name, maker, mode).map_err(tell)?,
             Err(error) => return Err(tell(error)),
         };
     }

@@ -89,27 +89,27 @@ pub struct Arguments {
 pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let mut options = MountOptions::default();
     for list in &arguments.options {
-        options.add(list)?;
+        options.add_list(list)?;
     }
     options.backing.extend_from_slice(&arguments.backing);
     let Some(dir) = &arguments.dir else {
         if options.remount {
-            return remount(&arguments.image, &options);
+            return send_remount(&arguments.image, &options);
         }
         let what = "the directory is missing: draconis mount IMAGE DIR";
         return Err(clap::Error::raw(ErrorKind::MissingRequiredArgument, what).into());
     };
     if options.remount {
-        return remount(dir, &options);
+        return send_remount(dir, &options);
     }
-    let mount_point = mount_point(dir)?;
+    let mount_point = resolve_mount_point(dir)?;
     if let Some(size) = &arguments.create {
-        create(&arguments.image, size)?;
+        create_image(&arguments.image, size)?;
     }
-    let name = image::in_store(&arguments.image)?;
+    let name = image::parse_store_disk(&arguments.image)?;
     if name.as_ref().is_some_and(StoreDiskName::is_snapshot) && !options.read_only {
         options.read_only = true;
-        report::notes(&[format!("read-only: {} is a snapshot", arguments.image.display())]);
+        report::print_notes(&[format!("read-only: {} is a snapshot", arguments.image.display())]);
     }
     let file = name.as_ref().map_or(&arguments.image, |name| &name.store);
     let disk = name.as_ref().map(|name| name.name.clone());
@@ -122,7 +122,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
             options.deadline_s = options.deadline_s.max(patience_s);
             (file.clone(), Some(means))
         }
-        None => (absolute(file)?, None),
+        None => (absolute_path(file)?, None),
     };
     if let (None, Some((name, _))) = (&means, options.bucket.first()) {
         bail!("mount option 'bucket_{name}': {} is in no bucket", arguments.image.display());
@@ -131,7 +131,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         options.parts = image::extent_files(file);
     }
     for file in &mut options.backing {
-        *file = absolute(file)?;
+        *file = absolute_path(file)?;
     }
     let directory = RuntimeDir::open()?;
     let replace = arguments.replace;
@@ -139,14 +139,14 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let options = Box::new(options);
     let request = Request::Mount { volume, disk, mount_point, options, replace, means };
     if arguments.foreground {
-        return foreground(&directory, at, &request);
+        return mount_in_foreground(&directory, at, &request);
     }
     print_reply(request_or_start(&directory, &request)?)
 }
 
 /// Remounts read-only or read-write.
-fn remount(dir: &Path, options: &MountOptions) -> anyhow::Result<ExitCode> {
-    let mount_point = mount_point(dir)?;
+fn send_remount(dir: &Path, options: &MountOptions) -> anyhow::Result<ExitCode> {
+    let mount_point = resolve_mount_point(dir)?;
     let name = mount_point.display().to_string();
     let read_only = options.read_only;
     match request_if_running(&RuntimeDir::open()?, &Request::Remount { mount_point, read_only })? {
@@ -156,7 +156,7 @@ fn remount(dir: &Path, options: &MountOptions) -> anyhow::Result<ExitCode> {
 }
 
 /// Creates an empty volume that belongs to the caller, as `draconis format` does.
-fn create(image: &Path, size: &str) -> anyhow::Result<()> {
+fn create_image(image: &Path, size: &str) -> anyhow::Result<()> {
     let line = ["format", "-E", "root_owner", "--"].map(OsStr::new);
     let line = line.into_iter().chain([image.as_os_str(), OsStr::new(size)]);
     let matches =
@@ -165,7 +165,7 @@ fn create(image: &Path, size: &str) -> anyhow::Result<()> {
 }
 
 /// Mounts, and waits for the unmount.
-fn foreground(
+fn mount_in_foreground(
     directory: &RuntimeDir,
     mount_point: PathBuf,
     request: &Request,
@@ -198,8 +198,8 @@ pub fn print_reply(reply: Reply) -> anyhow::Result<ExitCode> {
     match reply {
         Reply::Failed { why } => bail!("{why}"),
         Reply::NotMounted => bail!("no volume of ours is mounted there"),
-        Reply::Mounted { notes } => report::notes(&notes),
-        Reply::Cleared { why } => report::notes(&[format!("the mount was dead: {why}")]),
+        Reply::Mounted { notes } => report::print_notes(&notes),
+        Reply::Cleared { why } => report::print_notes(&[format!("the mount was dead: {why}")]),
         Reply::Done
         | Reply::Status(_)
         | Reply::Ended { .. }
@@ -209,13 +209,13 @@ pub fn print_reply(reply: Reply) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn absolute(path: &Path) -> anyhow::Result<PathBuf> {
+fn absolute_path(path: &Path) -> anyhow::Result<PathBuf> {
     path.canonicalize().map_err(|error| path_error(path, &error))
 }
 
 /// Resolves symbolic links above the directory, without a request to the directory itself: the
 /// worker of its mount may hang.
-pub fn mount_point(dir: &Path) -> anyhow::Result<PathBuf> {
+pub fn resolve_mount_point(dir: &Path) -> anyhow::Result<PathBuf> {
     resolve_links(dir).map_err(|error| path_error(dir, &error))
 }
 

@@ -42,8 +42,8 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     };
     let into = !arguments.no_target_directory && how != RenameMode::Exchange;
     edit::for_each_target(&arguments.place, sources, |volume, source| {
-        let from = TargetName::of(volume, source)?;
-        let to = edit::destination(volume, dest, into, &from.name)?;
+        let from = TargetName::from_image_path(volume, source)?;
+        let to = edit::resolve_destination(volume, dest, into, &from.name)?;
         let several = sources.len() > 1 && to.name != from.name;
         ensure!(!several, "{dest}: no such directory");
         match volume.rename(from.dir, &from.name, to.dir, &to.name, how) {

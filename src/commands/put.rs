@@ -6,15 +6,15 @@ use std::process::ExitCode;
 
 use anyhow::{Context, ensure};
 use clap::Args;
-use draconis_access::destination::Sources;
+use draconis_access::destination::ReadSources;
 use draconis_access::populate::{self, FileScan};
 use draconis_exchange::contract::FileType;
 use draconis_ext::{Error, Follow, InodeNumber, Volume};
 
-use crate::edit::{self, Creator, OwnerArg, TargetName};
+use crate::edit::{self, NewFileOwner, OwnerArg, TargetName};
 use crate::image::{self, BackingFiles, VolumeArgs};
 use crate::import_tree::{ImportOptions, import_tree, timestamp_policy};
-use crate::progress::{Progress, ProgressMode};
+use crate::progress::{ByteProgress, ProgressMode};
 use crate::target::ImagePath;
 
 /// Copy files from the host into a volume.
@@ -46,7 +46,7 @@ pub struct Arguments {
 }
 
 /// Size of one read from standard input, in bytes.
-const PIECE_BYTES: usize = 1 << 20;
+const WRITE_CHUNK_BYTES: usize = 1 << 20;
 
 /// Runs the command. Host files are read while the volume is written, so the process is confined
 /// only if it reads nothing but standard input.
@@ -59,11 +59,11 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
             "-: standard input is one file; draconis untar unpacks an archive, and ./- is a \
              file of that name"
         );
-        return put_input(arguments);
+        return put_stdin(arguments);
     }
     let stamp = timestamp_policy()?;
     let opened = (
-        image::writable(&target.image)?,
+        image::open_writable(&target.image)?,
         BackingFiles::open(&target.image, &arguments.place.backing)?,
     );
     edit::edit_open_image(opened, &target.image, &arguments.place, |volume| {
@@ -79,7 +79,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
             _ => {
                 ensure!(sources.len() == 1, "{target}: no such directory");
                 ensure!(is_dir || !target.path.ends_with(b"/"), "{target}: no such directory");
-                let entry = TargetName::of(volume, target)?;
+                let entry = TargetName::from_image_path(volume, target)?;
                 (entry.dir, Some(entry.name))
             }
         };
@@ -104,12 +104,12 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
 
 /// Stores standard input in an orphan inode, which replaces the existing file once it is
 /// complete.
-fn put_input(arguments: &Arguments) -> anyhow::Result<ExitCode> {
+fn put_stdin(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let target = &arguments.target;
-    let mut input = Sources::new();
+    let mut input = ReadSources::new();
     input.add_input();
-    input.refuse(&target.image)?;
-    let maker = Creator::new(arguments.owner);
+    input.refuse_source_as_destination(&target.image)?;
+    let maker = NewFileOwner::new(arguments.owner);
     edit::edit_volume(&target.image, &arguments.place, |volume| {
         let there = match volume.resolve(volume.root(), &target.path, Follow::Yes) {
             Ok(there) => Some(volume.inode(there)?),
@@ -121,11 +121,11 @@ fn put_input(arguments: &Arguments) -> anyhow::Result<ExitCode> {
             "{target} is a directory: standard input needs a name in it"
         );
         ensure!(!target.path.ends_with(b"/"), "{target}: no such directory");
-        let entry = TargetName::of(volume, target)?;
-        let made = volume.create_tmpfile(entry.dir, &maker.file());
+        let entry = TargetName::from_image_path(volume, target)?;
+        let made = volume.create_tmpfile(entry.dir, &maker.new_file_node());
         let made = made.map_err(|error| edit::with_context(target, error))?;
         volume.add_user(made);
-        let done = fill(volume, made, target, arguments.progress).and_then(|()| {
+        let done = copy_input_to_file(volume, made, target, arguments.progress).and_then(|()| {
             if entry.lookup(volume)?.is_some() {
                 volume
                     .unlink(entry.dir, &entry.name)
@@ -141,15 +141,15 @@ fn put_input(arguments: &Arguments) -> anyhow::Result<ExitCode> {
 }
 
 /// Copies standard input into a file.
-fn fill(
+fn copy_input_to_file(
     volume: &Volume,
     file: InodeNumber,
     target: &ImagePath,
     progress: ProgressMode,
 ) -> anyhow::Result<()> {
-    let mut progress = Progress::unbounded(progress);
+    let mut progress = ByteProgress::unbounded(progress);
     let mut input = std::io::stdin().lock();
-    let mut buffer = vec![0; PIECE_BYTES];
+    let mut buffer = vec![0; WRITE_CHUNK_BYTES];
     let mut at = 0;
     loop {
         let len = match input.read(&mut buffer) {

@@ -35,7 +35,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
             Err(error) => return Err(edit::with_context(target, error)),
             Ok(_) => {}
         }
-        let entry = TargetName::of(volume, target)?;
+        let entry = TargetName::from_image_path(volume, target)?;
         let Some(inode) = entry.lookup(volume)? else { return Ok(()) };
         if inode.kind != FileType::Directory {
             return volume
@@ -52,7 +52,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
 /// with its remaining subdirectories.
 fn remove_below(volume: &Volume, target: &ImagePath, top: InodeNumber) -> anyhow::Result<()> {
     let label = target.to_string();
-    let mut stack = vec![(top, directories(volume, top, &label)?)];
+    let mut stack = vec![(top, remove_files_and_list_subdirectories(volume, top, &label)?)];
     while let Some((dir, below)) = stack.last_mut() {
         let dir = *dir;
         let Some((name, number)) = below.last().cloned() else {
@@ -69,22 +69,22 @@ fn remove_below(volume: &Volume, target: &ImagePath, top: InodeNumber) -> anyhow
         ensure!(
             !stack.iter().any(|(above, _)| *above == number) && number != dir,
             "{label}: {} leads back up; draconis check shows the damage",
-            crate::text::printable(&name)
+            crate::text::escape_control_chars(&name)
         );
-        let below = directories(volume, number, &label)?;
+        let below = remove_files_and_list_subdirectories(volume, number, &label)?;
         stack.push((number, below));
     }
     Ok(())
 }
 
 /// Removes all other files; returns the remaining subdirectories.
-fn directories(
+fn remove_files_and_list_subdirectories(
     volume: &Volume,
     dir: InodeNumber,
     label: &str,
 ) -> anyhow::Result<Vec<(Vec<u8>, InodeNumber)>> {
     let mut left = vec![];
-    for entry in image::names(volume, dir, label)?.names {
+    for entry in image::list_directory(volume, dir, label)?.names {
         let kind = match entry.kind {
             Some(kind) => kind,
             None => volume.inode(entry.inode)?.kind,

@@ -8,7 +8,7 @@ use anyhow::bail;
 use clap::Args;
 use draconis_service::client::RuntimeDir;
 use draconis_service::manager::Manager;
-use draconis_service::sandbox::close_others;
+use draconis_service::sandbox::close_other_fds;
 use listenfd::ListenFd;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
@@ -28,10 +28,10 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     if arguments.until_idle {
         // Closes inherited descriptors: a file open on a mount, for example, would keep that mount
         // busy.
-        close_others(&[]);
+        close_other_fds(&[]);
     }
     let directory = RuntimeDir::open()?;
-    let Some(listener) = listener(&directory)? else {
+    let Some(listener) = manager_socket(&directory)? else {
         // Two concurrent mounts may each start a manager; one of them exits.
         if arguments.until_idle {
             return Ok(ExitCode::SUCCESS);
@@ -56,7 +56,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
 }
 
 /// Returns the socket passed by systemd, else a new one; `None` if another manager runs.
-fn listener(directory: &RuntimeDir) -> std::io::Result<Option<UnixListener>> {
+fn manager_socket(directory: &RuntimeDir) -> std::io::Result<Option<UnixListener>> {
     let passed = ListenFd::from_env().take_unix_listener(0)?;
     passed.map_or_else(|| directory.bind(), |passed| Ok(Some(passed)))
 }

@@ -28,10 +28,11 @@ pub struct Arguments {
 pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let shown = arguments.image.display();
     let now = edit::now_or_source_date()?;
-    let opened = image::writable(&arguments.image)?;
+    let opened = image::open_writable(&arguments.image)?;
     let behind = BackingFiles::open(&arguments.image, &arguments.place.backing)?;
-    image::confine()?;
-    let part = locate_for_writing(opened.into_disk()?, &behind.start(), &arguments.place.options());
+    image::confine_to_open_files()?;
+    let part =
+        locate_for_writing(opened.into_disk()?, &behind.start_disks(), &arguments.place.options());
     let disk = part.with_context(|| shown.to_string())?.disk;
     draconis_ext::set_label(&*disk, arguments.label.as_bytes(), now)
         .map_err(|error| image::open_volume_error(&arguments.image, &*disk, error.into()))?;

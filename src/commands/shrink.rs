@@ -6,11 +6,11 @@ use std::sync::{Mutex, PoisonError};
 
 use anyhow::Context;
 use clap::Args;
-use draconis_access::resize::{ResizeRequest, ResizeTarget, Resized, ShrinkJob};
+use draconis_access::resize::{ResizeOutcome, ResizeRequest, ResizeTarget, ShrinkJob};
 
 use super::format;
 use crate::image::{self, BackingFiles, VolumeArgs};
-use crate::progress::{Progress, ProgressMode};
+use crate::progress::{ByteProgress, ProgressMode};
 use crate::{edit, report, text};
 
 /// Shrink a volume.
@@ -40,23 +40,23 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let (image, place) = (&arguments.image, &arguments.place.to_location());
     let now = edit::now_or_source_date()?;
     let size = arguments.size.as_deref().filter(|_| !arguments.min);
-    let len_bytes = size.map(length).transpose()?;
+    let len_bytes = size.map(parse_length).transpose()?;
     let behind = BackingFiles::open(image, &place.backing)?;
-    let base = match image::in_store(image)? {
+    let base = match image::parse_store_disk(image)? {
         Some(name) => {
-            let store = image::open_exclusive_in(name)?;
-            image::confine()?;
+            let store = image::open_store_disk_exclusive(name)?;
+            image::confine_to_open_files()?;
             ResizeTarget::InStore(store.open()?)
         }
-        None => ResizeTarget::file(image)?,
+        None => ResizeTarget::open_exclusive_file(image)?,
     };
     let wanted = ResizeRequest { image, place, len_bytes, now };
     let shrinking = ShrinkJob::plan(wanted, base, behind, image::confine_resizer)?;
-    let progress = Mutex::new(Progress::new(arguments.progress, shrinking.bytes_to_move()));
+    let progress = Mutex::new(ByteProgress::new(arguments.progress, shrinking.bytes_to_move()));
     let count = |bytes| progress.lock().unwrap_or_else(PoisonError::into_inner).add(bytes);
     let resized = shrinking.write(&count)?;
     drop(progress);
-    report(image, &resized);
+    print_new_size(image, &resized);
     let len = resized.len_bytes();
     let (shown, size) = (image.display(), text::format_bytes(len));
     report::print_line(format_args!("{shown}: {size}, {len} bytes"))?;
@@ -64,12 +64,13 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
 }
 
 /// Parses the new length of a volume.
-pub fn length(size: &str) -> anyhow::Result<u64> {
-    format::size(size, None).with_context(|| format!("{size}: not a size such as 4096, 64K or 1G"))
+pub fn parse_length(size: &str) -> anyhow::Result<u64> {
+    format::parse_mke2fs_size(size, None)
+        .with_context(|| format!("{size}: not a size such as 4096, 64K or 1G"))
 }
 
 /// Prints the new size of a volume.
-pub fn report(image: &Path, resized: &Resized) {
+pub fn print_new_size(image: &Path, resized: &ResizeOutcome) {
     let (shown, new) = (image.display(), &resized.superblock);
     if resized.len_bytes() == resized.old_len_bytes {
         log::info!("{shown}: has {} already", text::format_bytes(resized.len_bytes()));

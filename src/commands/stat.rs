@@ -9,10 +9,10 @@ use draconis_ext::{Follow, Volume};
 use serde::Serialize;
 
 use crate::edit::{single_image, with_context};
-use crate::image::{self, VolumeArgs, find};
+use crate::image::{self, VolumeArgs, resolve_target};
 use crate::report;
 use crate::target::ImagePath;
-use crate::text::{self, Clock, Output, printable};
+use crate::text::{self, EscapingOutput, TimeFormatter, escape_control_chars};
 
 /// Show the metadata of files in a volume.
 #[derive(Debug, Args)]
@@ -32,14 +32,14 @@ pub struct Arguments {
 }
 
 pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
-    let clock = Clock::new();
+    let clock = TimeFormatter::new();
     let tree = image::open(single_image(&arguments.targets)?, &arguments.place, None)?;
     let follow = if arguments.dereference { Follow::Yes } else { Follow::No };
-    let mut out = Output::new();
+    let mut out = EscapingOutput::new();
     let mut code = ExitCode::SUCCESS;
     let mut found = vec![];
     for target in &arguments.targets {
-        match FileJson::of(tree.volume(), target, follow) {
+        match FileJson::from_target(tree.volume(), target, follow) {
             Ok(facts) if arguments.json => found.push(facts),
             Ok(facts) => facts.write(&clock, &mut out)?,
             Err(error) => {
@@ -84,8 +84,8 @@ struct FileJson {
 }
 
 impl FileJson {
-    fn of(volume: &Volume, target: &ImagePath, follow: Follow) -> anyhow::Result<Self> {
-        let number = find(volume, target, follow)?;
+    fn from_target(volume: &Volume, target: &ImagePath, follow: Follow) -> anyhow::Result<Self> {
+        let number = resolve_target(volume, target, follow)?;
         let named = |error| with_context(target, error);
         let attributes = volume.attributes(number).map_err(named)?;
         let pair = |time: Time| (time.seconds, time.nanoseconds);
@@ -94,10 +94,10 @@ impl FileJson {
         let target_of_link = link.then(|| volume.read_link(number)).transpose().map_err(named)?;
         let xattrs = volume.xattr_names(number).map_err(named)?;
         Ok(Self {
-            path: printable(&target.path),
+            path: escape_control_chars(&target.path),
             inode: number.0.into(),
             generation: attributes.generation,
-            kind: text::kind(attributes.kind),
+            kind: text::file_type_name(attributes.kind),
             mode: format!("{:04o}", attributes.mode & 0o7777),
             links: attributes.links,
             uid: attributes.uid,
@@ -107,24 +107,24 @@ impl FileJson {
             io_block: attributes.block_size_bytes,
             flags: attributes.flags,
             device: device.then_some(attributes.device),
-            link_target: target_of_link.map(|target| printable(&target)),
+            link_target: target_of_link.map(|target| escape_control_chars(&target)),
             accessed: pair(attributes.accessed),
             modified: pair(attributes.modified),
             changed: pair(attributes.changed),
             created: attributes.created.map(pair),
             runs: match attributes.kind {
                 FileType::File | FileType::Directory => {
-                    count_runs(volume, number).map_err(named)?
+                    count_extents(volume, number).map_err(named)?
                 }
                 _ => None,
             },
-            xattrs: xattrs.iter().map(|name| printable(name)).collect(),
+            xattrs: xattrs.iter().map(|name| escape_control_chars(name)).collect(),
             attributes,
         })
     }
 
     /// Writes the format of coreutils' `stat`, plus fields specific to ext.
-    fn write(&self, clock: &Clock, out: &mut Output) -> std::io::Result<()> {
+    fn write(&self, clock: &TimeFormatter, out: &mut EscapingOutput) -> std::io::Result<()> {
         let attributes = &self.attributes;
         write!(out, "  File: {}", self.path)?;
         match &self.link_target {
@@ -145,15 +145,15 @@ impl FileJson {
             out,
             "Access: ({}/{})  Uid: {:>5}   Gid: {:>5}",
             self.mode,
-            text::mode(attributes.mode),
+            text::format_mode(attributes.mode),
             self.uid,
             self.gid
         )?;
-        writeln!(out, "Access: {}", clock.precise(attributes.accessed))?;
-        writeln!(out, "Modify: {}", clock.precise(attributes.modified))?;
-        writeln!(out, "Change: {}", clock.precise(attributes.changed))?;
+        writeln!(out, "Access: {}", clock.format_to_nanosecond(attributes.accessed))?;
+        writeln!(out, "Modify: {}", clock.format_to_nanosecond(attributes.modified))?;
+        writeln!(out, "Change: {}", clock.format_to_nanosecond(attributes.changed))?;
         match attributes.created {
-            Some(created) => writeln!(out, " Birth: {}", clock.precise(created))?,
+            Some(created) => writeln!(out, " Birth: {}", clock.format_to_nanosecond(created))?,
             None => writeln!(out, " Birth: -")?,
         }
         write!(out, " Flags: {:#x}   Generation: {}", self.flags, self.generation)?;
@@ -169,12 +169,12 @@ impl FileJson {
 }
 
 /// Counts the contiguous runs of a file; `None` if it is encrypted.
-fn count_runs(
+fn count_extents(
     volume: &Volume,
     number: draconis_ext::InodeNumber,
 ) -> draconis_ext::Result<Option<u64>> {
     let inode = volume.inode(number)?;
-    if inode.readable() == Err(draconis_ext::Error::NoKey) {
+    if inode.check_readable() == Err(draconis_ext::Error::NoKey) {
         return Ok(None);
     }
     let block_bytes = u64::from(volume.space().block_bytes);

@@ -8,7 +8,7 @@ use clap::Args;
 use draconis_service::client::{RuntimeDir, request_if_running};
 use draconis_service::mount_table;
 use draconis_service::protocol::{CacheStatus, LostMount, MountStatus, Reply, Request, Status};
-use draconis_service::remote_disk::WAITING;
+use draconis_service::remote_disk::UNSENT_PREFIX;
 
 use crate::report;
 use crate::text::format_bytes;
@@ -40,7 +40,9 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
             report::print_line(format_mount(mount).trim_end())?;
         }
         for dead in &status.dead {
-            report::print_line(shown_dead(&dead.volume, &dead.mount_point, &dead.why).trim_end())?;
+            report::print_line(
+                format_dead_mount(&dead.volume, &dead.mount_point, &dead.why).trim_end(),
+            )?;
         }
         for lost in &status.lost {
             let (volume, at) = (lost.volume.display(), lost.mount_point.display());
@@ -55,7 +57,7 @@ fn mounts_without_keeper(known: &[MountStatus]) -> Vec<LostMount> {
     let is_known = |entry: &mount_table::MountEntry| {
         known.iter().any(|mount| mount.mount_point == entry.mount_point)
     };
-    let dead = mount_table::dead_mounts(rustix::process::geteuid(), is_known).into_iter();
+    let dead = mount_table::find_dead_mounts(rustix::process::geteuid(), is_known).into_iter();
     dead.map(|entry| LostMount {
         volume: entry.volume(),
         why: "its keeper is gone".into(),
@@ -64,14 +66,14 @@ fn mounts_without_keeper(known: &[MountStatus]) -> Vec<LostMount> {
     .collect()
 }
 
-fn shown_dead(volume: &Path, mount_point: &Path, why: &str) -> String {
+fn format_dead_mount(volume: &Path, mount_point: &Path, why: &str) -> String {
     let (volume, at) = (volume.display(), mount_point.display());
     format!("{volume} on {at}\n  dead      {why}; clear it with draconis umount\n")
 }
 
 fn format_mount(mount: &MountStatus) -> String {
     if let Some(why) = &mount.why {
-        return shown_dead(&mount.volume, &mount.mount_point, why);
+        return format_dead_mount(&mount.volume, &mount.mount_point, why);
     }
     let sandbox = &mount.sandbox;
     let mut text = format!(
@@ -96,7 +98,7 @@ fn format_mount(mount: &MountStatus) -> String {
     }
     let failure = || mount.worker.as_ref().and_then(|worker| worker.failure.as_ref());
     if let Some(why) = mount.disk.as_ref().or_else(failure) {
-        text += &match why.strip_prefix(WAITING) {
+        text += &match why.strip_prefix(UNSENT_PREFIX) {
             Some(what) => format!("  waits     {what}\n"),
             None => format!("  stopped   nothing is written any more: {why}\n"),
         };
@@ -105,7 +107,7 @@ fn format_mount(mount: &MountStatus) -> String {
         text +=
             "  syncs     fsync alone: the kernel passes sync and syncfs on to mounts of root's\n";
     }
-    text += &shown_notes(mount);
+    text += &format_notes(mount);
     if let Some(worker) = &mount.worker {
         for what in &worker.refused {
             text += &format!("  refused   {what}: workers died over it\n");
@@ -117,14 +119,14 @@ fn format_mount(mount: &MountStatus) -> String {
             format_bytes(worker.device_read_bytes)
         );
         for cache in &worker.caches {
-            text += &shown_cache(cache);
+            text += &format_cache(cache);
         }
     }
     text
 }
 
 /// Returns notes about the volume, and why a mount is read-only.
-fn shown_notes(mount: &MountStatus) -> String {
+fn format_notes(mount: &MountStatus) -> String {
     let Some(worker) = &mount.worker else { return String::new() };
     let mut text: String =
         worker.notes.iter().map(|note| format!("  note      {note}\n")).collect();
@@ -137,7 +139,7 @@ fn shown_notes(mount: &MountStatus) -> String {
     text
 }
 
-fn shown_cache(cache: &CacheStatus) -> String {
+fn format_cache(cache: &CacheStatus) -> String {
     let amount = |n| if cache.name == "data" { format_bytes(n) } else { n.to_string() };
     format!(
         "  cache     {:<9} {} of {} used, {:.1} % of {} found\n",

@@ -113,10 +113,10 @@ impl std::str::FromStr for ObjectArg {
         match text.parse() {
             Ok(number) => Ok(Self::Number(number)),
             Err(_) => match text.split_once('@') {
-                None => store_disk::disk_name(text).map(Self::Name),
+                None => store_disk::parse_disk_name(text).map(Self::Name),
                 Some((disk, snapshot)) => {
-                    store_disk::disk_name(disk)?;
-                    store_disk::disk_name(snapshot)?;
+                    store_disk::parse_disk_name(disk)?;
+                    store_disk::parse_disk_name(snapshot)?;
                     Ok(Self::Name(text.to_owned()))
                 }
             },
@@ -137,13 +137,14 @@ impl ObjectArg {
     }
 
     /// Returns the object with a name; a number is not looked up.
-    fn find(&self, store: &Store, device: &Path) -> anyhow::Result<ObjectId> {
+    fn find_object(&self, store: &Store, device: &Path) -> anyhow::Result<ObjectId> {
         let name = match self {
             Self::Number(number) => return Ok(ObjectId(*number)),
             Self::Name(name) => name,
         };
-        let found =
-            store.named(name.as_bytes()).map_err(|error| open::with_context(device, error))?;
+        let found = store
+            .find_named_object(name.as_bytes())
+            .map_err(|error| open::with_context(device, error))?;
         let shown = device.display();
         found.with_context(|| {
             format!("{shown}: there is no disk {name}; draconis store ls {shown} lists them")

@@ -12,6 +12,6 @@ use crate::bucket::BucketProvider;
 pub struct Arguments {}
 
 pub fn run() -> anyhow::Result<ExitCode> {
-    store_keeper::run(&BucketProvider).map_err(anyhow::Error::msg)?;
+    store_keeper::run_store_keeper(&BucketProvider).map_err(anyhow::Error::msg)?;
     Ok(ExitCode::SUCCESS)
 }

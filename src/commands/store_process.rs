@@ -14,6 +14,6 @@ pub struct Arguments {
 }
 
 pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
-    store_process::run(arguments.memory).map_err(anyhow::Error::msg)?;
+    store_process::run_store_process(arguments.memory).map_err(anyhow::Error::msg)?;
     Ok(ExitCode::SUCCESS)
 }

@@ -8,12 +8,12 @@ use std::process::ExitCode;
 
 use anyhow::{Context, bail};
 use clap::Args;
-use draconis_access::populate::Platform;
-use draconis_access::tar::{self, Sparse, TarObserver, TarOptions};
+use draconis_access::populate::ImagePlatform;
+use draconis_access::tar::{self, SparseFormat, TarObserver, TarOptions};
 use draconis_ext::Follow;
 
-use crate::image::{self, VolumeArgs, find};
-use crate::progress::{Progress, ProgressMode};
+use crate::image::{self, VolumeArgs, resolve_target};
+use crate::progress::{ByteProgress, ProgressMode};
 use crate::report;
 use crate::target::ImagePath;
 
@@ -39,7 +39,7 @@ pub struct Arguments {
     config: Option<PathBuf>,
     /// Platform of the image (default: that of the configuration, or this machine).
     #[arg(long, value_name = "OS/ARCH", requires = "oci")]
-    platform: Option<Platform>,
+    platform: Option<ImagePlatform>,
     /// When to show progress.
     #[arg(long, value_enum, default_value_t = ProgressMode::Auto)]
     progress: ProgressMode,
@@ -56,50 +56,51 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
                  out.tar"
             );
         }
-        return archive(arguments, io::stdout().lock()).map(|(code, _)| code);
+        return write_archive(arguments, io::stdout().lock()).map(|(code, _)| code);
     };
     let shown = || path.display().to_string();
     let Arguments { platform, config, tag, .. } = arguments;
     let about = oci::ImageMetadata::new(platform.clone(), config.as_deref(), tag.clone())?;
-    let mut sources = image::sources(&arguments.target.image, &arguments.place);
+    let mut sources = image::sources_to_protect(&arguments.target.image, &arguments.place);
     config.iter().for_each(|file| sources.add(file));
-    let layer = oci::Layer::begin(sources.create(path)?).with_context(shown)?;
-    let (code, layer) = archive(arguments, layer)?;
-    layer.end(about).with_context(shown)?;
+    let layer = oci::OciImageWriter::begin_image(sources.create(path)?).with_context(shown)?;
+    let (code, layer) = write_archive(arguments, layer)?;
+    layer.finish_image(about).with_context(shown)?;
     Ok(code)
 }
 
 /// Writes the archive; returns the exit code and the output.
-fn archive<W: Write>(arguments: &Arguments, out: W) -> anyhow::Result<(ExitCode, W)> {
+fn write_archive<W: Write>(arguments: &Arguments, out: W) -> anyhow::Result<(ExitCode, W)> {
     let target = &arguments.target;
     let tree = image::open(&target.image, &arguments.place, None)?;
     let volume = tree.volume();
-    let top = find(volume, target, Follow::Yes)?;
+    let top = resolve_target(volume, target, Follow::Yes)?;
     let is_layer = arguments.oci.is_some();
     let how = TarOptions {
         // A layer's root directory has no name.
         prefix: if is_layer { vec![] } else { target.file_name().to_vec() },
         sparse: match arguments.sparse {
-            ProgressMode::Auto => Sparse::Auto,
-            ProgressMode::Always => Sparse::Always,
-            ProgressMode::Never => Sparse::Never,
+            ProgressMode::Auto => SparseFormat::Auto,
+            ProgressMode::Always => SparseFormat::Always,
+            ProgressMode::Never => SparseFormat::Never,
         },
         is_layer,
     };
     let mut watch = TarProgress { when: arguments.progress, bar: None };
-    let (whole, out) = tar::archive(volume, (top, &target.to_string()), how, &mut watch, out)?;
+    let (whole, out) =
+        tar::write_archive(volume, (top, &target.to_string()), how, &mut watch, out)?;
     Ok((if whole { ExitCode::SUCCESS } else { ExitCode::FAILURE }, out))
 }
 
 /// A progress bar; errors go to standard error.
 struct TarProgress {
     when: ProgressMode,
-    bar: Option<Progress>,
+    bar: Option<ByteProgress>,
 }
 
 impl TarObserver for TarProgress {
     fn on_start(&mut self, bytes: u64) {
-        self.bar = Some(Progress::new(self.when, bytes));
+        self.bar = Some(ByteProgress::new(self.when, bytes));
     }
 
     fn on_written(&mut self, bytes: u64) {

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use clap::Args;
 use draconis_exchange::contract::{AttributeChange, SetTime, Time};
 
-use crate::edit::{self, Creator};
+use crate::edit::{self, NewFileOwner};
 use crate::image::VolumeArgs;
 use crate::target::ImagePath;
 use crate::text;
@@ -26,7 +26,7 @@ pub struct Arguments {
     #[arg(short = 'c', long)]
     no_create: bool,
     /// Use TIME instead of the current time: 2026-11-20, 2026-11-20 23:36:01, or @SECONDS.
-    #[arg(short, long, value_name = "TIME", value_parser = text::time)]
+    #[arg(short, long, value_name = "TIME", value_parser = text::parse_time)]
     date: Option<Time>,
     /// Files.
     #[arg(value_name = "IMAGE:/path", required = true)]
@@ -34,7 +34,7 @@ pub struct Arguments {
 }
 
 pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
-    let maker = Creator::new(None);
+    let maker = NewFileOwner::new(None);
     let time = arguments.date.map_or(SetTime::Now, SetTime::To);
     let both = !arguments.access && !arguments.modification;
     let change = AttributeChange {

@@ -9,10 +9,10 @@ use draconis_exchange::contract::FileType;
 use draconis_ext::{Follow, InodeNumber, Volume};
 
 use crate::edit::with_context;
-use crate::image::{self, Listed, VolumeArgs, find};
+use crate::image::{self, ListedName, VolumeArgs, resolve_target};
 use crate::report;
-use crate::target::{ImagePath, join};
-use crate::text::{Output, pluralize, printable};
+use crate::target::{ImagePath, join_path};
+use crate::text::{EscapingOutput, escape_control_chars, pluralize};
 
 /// List a directory of a volume recursively, as a tree.
 #[derive(Debug, Args)]
@@ -34,20 +34,20 @@ pub struct Arguments {
 pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let tree = image::open(&arguments.target.image, &arguments.place, None)?;
     let volume = tree.volume();
-    let start = find(volume, &arguments.target, Follow::Yes)?;
+    let start = resolve_target(volume, &arguments.target, Follow::Yes)?;
     let top = &arguments.target;
     if volume.inode(start).map_err(|error| with_context(top, error))?.kind != FileType::Directory {
         bail!("{top}: not a directory; draconis ls -l shows what it is");
     }
     // Paths of the directories on the stack, for messages.
     let mut paths = vec![top.path.clone()];
-    let mut out = Output::new();
-    out.name(&arguments.target.path)?;
+    let mut out = EscapingOutput::new();
+    out.write_name(&arguments.target.path)?;
     writeln!(out)?;
     let (mut dirs, mut files, mut failed) = (0u64, 0u64, false);
     let mut seen = std::collections::HashSet::from([start]);
     // One stack entry per directory that is being listed.
-    let mut stack = vec![level(volume, arguments, start, &top.path, &mut failed)];
+    let mut stack = vec![list_level(volume, arguments, start, &top.path, &mut failed)];
     while let Some(rest) = stack.last_mut() {
         let Some(entry) = rest.next() else {
             stack.pop();
@@ -61,13 +61,13 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         }
         debug_assert_eq!(here.len(), 1);
         write!(out, "{}", if last { "└── " } else { "├── " })?;
-        out.name(&entry.name)?;
+        out.write_name(&entry.name)?;
         let kind = entry.kind.or_else(|| volume.inode(entry.inode).ok().map(|inode| inode.kind));
         match kind {
             Some(FileType::Symlink) => match volume.read_link(entry.inode) {
                 Ok(target) => {
                     write!(out, " -> ")?;
-                    out.name(&target)?;
+                    out.write_name(&target)?;
                 }
                 Err(error) => {
                     failed = true;
@@ -88,8 +88,8 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         dirs += 1;
         let deeper = arguments.level.is_none_or(|level| stack.len() < level);
         if deeper && seen.insert(entry.inode) {
-            let path = join(paths.last().map_or(b"", |path| path), &entry.name);
-            stack.push(level(volume, arguments, entry.inode, &path, &mut failed));
+            let path = join_path(paths.last().map_or(b"", |path| path), &entry.name);
+            stack.push(list_level(volume, arguments, entry.inode, &path, &mut failed));
             paths.push(path);
         }
     }
@@ -103,18 +103,18 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     Ok(if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
-fn level(
+fn list_level(
     volume: &Volume,
     arguments: &Arguments,
     dir: InodeNumber,
     path: &[u8],
     failed: &mut bool,
-) -> std::vec::IntoIter<Listed> {
-    let label = format!("{}:{}", arguments.target.image.display(), printable(path));
-    match image::names(volume, dir, &label) {
+) -> std::vec::IntoIter<ListedName> {
+    let label = format!("{}:{}", arguments.target.image.display(), escape_control_chars(path));
+    match image::list_directory(volume, dir, &label) {
         Ok(listing) => {
             *failed |= listing.damaged;
-            let shown = |entry: &Listed| arguments.all || !entry.name.starts_with(b".");
+            let shown = |entry: &ListedName| arguments.all || !entry.name.starts_with(b".");
             listing.names.into_iter().filter(shown).collect::<Vec<_>>().into_iter()
         }
         Err(error) => {

@@ -7,7 +7,7 @@ use clap::Args;
 use draconis_exchange::contract::{AttributeChange, FileType};
 use draconis_ext::Error;
 
-use crate::edit::{self, Creator};
+use crate::edit::{self, NewFileOwner};
 use crate::image::VolumeArgs;
 use crate::target::ImagePath;
 
@@ -29,14 +29,14 @@ pub struct Arguments {
 }
 
 pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
-    let maker = Creator::new(None);
+    let maker = NewFileOwner::new(None);
     edit::for_each_target(&arguments.place, &arguments.targets, |volume, target| {
         let Some(found) = edit::find_or_create(volume, target, maker, !arguments.no_create)? else {
             return Ok(());
         };
         let inode = volume.inode(found)?;
         ensure!(inode.kind == FileType::File, "{target}: only files have a length");
-        let size = arguments.size.of(inode.size_bytes);
+        let size = arguments.size.resolve_size(inode.size_bytes);
         let size = size.ok_or_else(|| edit::with_context(target, Error::TooLarge))?;
         let change = AttributeChange { size_bytes: Some(size), ..AttributeChange::default() };
         let done = volume.set_attributes(found, &change);
@@ -54,7 +54,7 @@ pub enum NewSize {
 
 impl NewSize {
     /// Returns the new length of a file of length `old`; `None` if it exceeds 64 bits.
-    fn of(self, old: u64) -> Option<u64> {
+    fn resolve_size(self, old: u64) -> Option<u64> {
         match self {
             Self::To(size) => Some(size),
             Self::Longer(by) => old.checked_add(by),
@@ -86,8 +86,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sizes_absolute_and_relative() {
-        let of = |text: &str, old| text.parse::<NewSize>().map(|size| size.of(old));
+    fn absolute_and_relative_sizes_are_parsed() {
+        let of = |text: &str, old| text.parse::<NewSize>().map(|size| size.resolve_size(old));
         assert_eq!(of("64K", 5), Ok(Some(65536)));
         assert_eq!(
             (of("+1", 5), of("-2", 5), of("-9", 5)),

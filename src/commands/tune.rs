@@ -25,8 +25,8 @@ use draconis_service::volume::locate_for_writing;
 
 use crate::edit;
 use crate::image::{self, BackingFiles, VolumeArgs};
-use crate::text::{Clock, Output};
-use listing::Owners;
+use crate::text::{EscapingOutput, TimeFormatter};
+use listing::UserGroupNames;
 
 /// Kernel behaviour on errors.
 #[derive(Debug, Clone, Copy, ValueEnum)]
@@ -114,20 +114,20 @@ pub struct Arguments {
 }
 
 pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
-    let owners = Owners::new();
-    let clock = Clock::new();
+    let owners = UserGroupNames::new();
+    let clock = TimeFormatter::new();
     let now = edit::now_or_source_date()?;
-    let changes = changes(arguments, &owners, now)?;
+    let changes = changes_from_arguments(arguments, &owners, now)?;
     let clears = arguments.extended.iter().any(|option| option == "clear_mmp");
     let disk = match arguments.list && !clears && changes.is_empty() {
-        true => image::disk(&arguments.image, &arguments.place, None)?,
-        false => apply(arguments, &changes, clears, now)?,
+        true => image::open_disk_confined(&arguments.image, &arguments.place, None)?,
+        false => apply_changes(arguments, &changes, clears, now)?,
     };
     if arguments.list {
         let raw = superblock(&*disk);
         let raw =
             raw.map_err(|error| image::open_volume_error(&arguments.image, &*disk, error.into()))?;
-        let mut out = Output::new();
+        let mut out = EscapingOutput::new();
         listing::write(&raw, &owners, &clock, &mut out)?;
         out.flush()?;
     }
@@ -135,17 +135,18 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
 }
 
 /// Changes the volume; returns its disk.
-fn apply(
+fn apply_changes(
     arguments: &Arguments,
     changes: &TuneChanges,
     clears: bool,
     now: Time,
 ) -> anyhow::Result<Arc<dyn Disk>> {
     let shown = arguments.image.display();
-    let opened = image::writable(&arguments.image)?;
+    let opened = image::open_writable(&arguments.image)?;
     let behind = BackingFiles::open(&arguments.image, &arguments.place.backing)?;
-    image::confine()?;
-    let part = locate_for_writing(opened.into_disk()?, &behind.start(), &arguments.place.options());
+    image::confine_to_open_files()?;
+    let part =
+        locate_for_writing(opened.into_disk()?, &behind.start_disks(), &arguments.place.options());
     let disk = part.with_context(|| shown.to_string())?.disk;
     if clears {
         image::clear_mmp(&arguments.image, &disk, now)?;
@@ -154,7 +155,11 @@ fn apply(
     Ok(disk)
 }
 
-fn changes(arguments: &Arguments, owners: &Owners, now: Time) -> anyhow::Result<TuneChanges> {
+fn changes_from_arguments(
+    arguments: &Arguments,
+    owners: &UserGroupNames,
+    now: Time,
+) -> anyhow::Result<TuneChanges> {
     let mut identities = UuidGenerator::new(None);
     let uuid = match arguments.uuid.as_deref() {
         None => None,
@@ -199,11 +204,19 @@ fn changes(arguments: &Arguments, owners: &Owners, now: Time) -> anyhow::Result<
         reserved,
         errors: arguments.errors.map(|errors| errors as u16 + 1),
         max_mounts: most_mounts.transpose()?,
-        interval_seconds: arguments.interval.as_deref().map(interval).transpose()?,
+        interval_seconds: arguments.interval.as_deref().map(parse_check_interval).transpose()?,
         features,
-        quotas: arguments.quotas.iter().map(|word| quota(word)).collect::<anyhow::Result<_>>()?,
+        quotas: arguments
+            .quotas
+            .iter()
+            .map(|word| parse_quota_option(word))
+            .collect::<anyhow::Result<_>>()?,
         mounts: arguments.mounts,
-        checked: arguments.checked.as_deref().map(|text| checked(text, now)).transpose()?,
+        checked: arguments
+            .checked
+            .as_deref()
+            .map(|text| parse_last_check_time(text, now))
+            .transpose()?,
         reserved_user: arguments.reserved_user.as_ref().map(user).transpose()?,
         reserved_group: arguments.reserved_group.as_ref().map(group).transpose()?,
         last_mounted: arguments.last_mounted.as_ref().map(|path| path.as_bytes().to_vec()),
@@ -212,12 +225,12 @@ fn changes(arguments: &Arguments, owners: &Owners, now: Time) -> anyhow::Result<
         hash_seed: identities.uuid(),
         ..TuneChanges::default()
     };
-    extended(&arguments.extended, &mut changes)?;
+    apply_extended_options(&arguments.extended, &mut changes)?;
     Ok(changes)
 }
 
 /// Parses a quota type, and `^` to disable it.
-fn quota(word: &str) -> anyhow::Result<(QuotaType, bool)> {
+fn parse_quota_option(word: &str) -> anyhow::Result<(QuotaType, bool)> {
     let (name, is_counted) = word.strip_prefix('^').map_or((word, true), |name| (name, false));
     let kind = match name {
         "usrquota" => QuotaType::User,
@@ -229,7 +242,7 @@ fn quota(word: &str) -> anyhow::Result<(QuotaType, bool)> {
 }
 
 /// Applies the options of `-E`.
-fn extended(options: &[String], changes: &mut TuneChanges) -> anyhow::Result<()> {
+fn apply_extended_options(options: &[String], changes: &mut TuneChanges) -> anyhow::Result<()> {
     for option in options {
         let number = |text: &str| {
             text.parse::<u32>().with_context(|| format!("-E {option}: a number is needed"))
@@ -269,11 +282,11 @@ fn extended(options: &[String], changes: &mut TuneChanges) -> anyhow::Result<()>
 }
 
 /// Parses the time of the last check, in seconds.
-fn checked(text: &str, now: Time) -> anyhow::Result<u64> {
+fn parse_last_check_time(text: &str, now: Time) -> anyhow::Result<u64> {
     let time = match text {
         "now" => now,
-        text => crate::text::time_in_digits(text)
-            .map_or_else(|| crate::text::time(text), Ok)
+        text => crate::text::parse_compact_time(text)
+            .map_or_else(|| crate::text::parse_time(text), Ok)
             .map_err(|_| {
                 anyhow!("-T {text}: now, YYYYMMDD[HH[MM[SS]]] or a time such as 2026-11-20 23:36")
             })?,
@@ -282,14 +295,14 @@ fn checked(text: &str, now: Time) -> anyhow::Result<u64> {
 }
 
 /// Parses days, weeks or months, in seconds.
-fn interval(text: &str) -> anyhow::Result<u32> {
-    const DAY: u32 = 86_400;
+fn parse_check_interval(text: &str) -> anyhow::Result<u32> {
+    const SECONDS_PER_DAY: u32 = 86_400;
     let (number, unit) = match text.char_indices().last() {
-        Some((at, 'd' | 'D')) => (&text[..at], DAY),
-        Some((at, 'w' | 'W')) => (&text[..at], 7 * DAY),
-        Some((at, 'm' | 'M')) => (&text[..at], 30 * DAY),
+        Some((at, 'd' | 'D')) => (&text[..at], SECONDS_PER_DAY),
+        Some((at, 'w' | 'W')) => (&text[..at], 7 * SECONDS_PER_DAY),
+        Some((at, 'm' | 'M')) => (&text[..at], 30 * SECONDS_PER_DAY),
         Some((at, 's' | 'S')) => (&text[..at], 1),
-        _ => (text, DAY),
+        _ => (text, SECONDS_PER_DAY),
     };
     let seconds = number.parse::<u32>().ok().and_then(|number| number.checked_mul(unit));
     seconds.with_context(|| format!("-i {text}: a time such as 30d, 4w or 6m is needed"))
@@ -300,8 +313,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn times_are_spelled_as_by_tune2fs() {
-        let seconds = |text| interval(text).ok();
+    fn times_are_parsed_as_by_tune2fs() {
+        let seconds = |text| parse_check_interval(text).ok();
         assert_eq!(
             [seconds("0"), seconds("2"), seconds("2d")],
             [Some(0), Some(172_800), Some(172_800)]

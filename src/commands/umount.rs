@@ -23,25 +23,25 @@ pub struct Arguments {
 }
 
 pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
-    let mount_point = super::mount::mount_point(&arguments.dir)?;
+    let mount_point = super::mount::resolve_mount_point(&arguments.dir)?;
     // The working directory of this process must not keep the mount busy.
     std::env::set_current_dir("/")?;
     let force = arguments.force;
     let request = Request::Unmount { mount_point: mount_point.clone(), force };
     match request_if_running(&RuntimeDir::open()?, &request)? {
-        None | Some(Reply::NotMounted) => without_manager(&mount_point, force),
+        None | Some(Reply::NotMounted) => unmount_without_manager(&mount_point, force),
         Some(reply) => super::mount::print_reply(reply),
     }
 }
 
 /// Unmounts a mount of another user's manager, or one that has lost its keeper.
-fn without_manager(mount_point: &Path, force: bool) -> anyhow::Result<ExitCode> {
+fn unmount_without_manager(mount_point: &Path, force: bool) -> anyhow::Result<ExitCode> {
     let name = mount_point.display();
-    let Some(entry) = mount_table::mount_at(mount_point) else {
+    let Some(entry) = mount_table::find_mount_at(mount_point) else {
         bail!("{name}: nothing is mounted there")
     };
-    let dead = entry.is_fuse() && entry.probe() == ServerState::Dead;
-    if !entry.is_ours() && !dead {
+    let dead = entry.is_fuse() && entry.probe_server() == ServerState::Dead;
+    if !entry.is_draconis() && !dead {
         bail!("{name}: what is mounted there is not ours but of type {}", entry.fs_type);
     }
     match FuseMounter.detach(mount_point, force || dead) {

@@ -4,7 +4,7 @@ use std::process::ExitCode;
 
 use anyhow::bail;
 use clap::Args;
-use draconis_access::populate::{self, Patterns, ScanRequest, ScanResult, SourceSpec};
+use draconis_access::populate::{self, ExcludePatterns, ScanRequest, ScanResult, SourceSpec};
 use draconis_exchange::contract::FileType;
 use draconis_ext::mkfs::{NodeKind, TreeNode};
 use draconis_ext::{Error, Follow};
@@ -49,11 +49,11 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     }
     let stamp = timestamp_policy()?;
     let opened = (
-        image::writable(&target.image)?,
+        image::open_writable(&target.image)?,
         BackingFiles::open(&target.image, &arguments.place.backing)?,
     );
-    let root = TreeNode::new(NodeKind::Directory, 0o755).at(stamp.now);
-    let exclude = Patterns::new(arguments.reading.exclude());
+    let root = TreeNode::new(NodeKind::Directory, 0o755).with_all_times(stamp.now);
+    let exclude = ExcludePatterns::new(arguments.reading.exclude_patterns());
     let choice = arguments.reading.image_options(&target.image);
     let keep_owners = arguments.owner.is_none();
     let wanted = ScanRequest {
@@ -65,12 +65,12 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         root,
         stamp,
     };
-    let ScanResult { source, config } = populate::scan(wanted)?;
-    let mut sources = populate::sources(from);
+    let ScanResult { source, config } = populate::scan_source(wanted)?;
+    let mut sources = populate::sources_to_protect(from);
     sources.add(&target.image);
     arguments.reading.write_config(config.as_deref(), &sources)?;
     // The archive is open or decompressed: no other host file is needed.
-    image::confine()?;
+    image::confine_to_open_files()?;
     edit::edit_open_image(opened, &target.image, &arguments.place, |volume| {
         let into = match volume.resolve(volume.root(), &target.path, Follow::Yes) {
             Err(Error::NotFound) => {

@@ -4,7 +4,7 @@ use std::process::ExitCode;
 
 use anyhow::{Context, bail};
 use clap::Args;
-use draconis_service::client::{RuntimeDir, request_if_running, retire};
+use draconis_service::client::{RuntimeDir, request_if_running, retire_manager};
 use draconis_service::protocol::{Reply, Request};
 
 use crate::report;
@@ -23,7 +23,7 @@ pub struct Arguments {
 pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let program = std::env::current_exe().context("cannot find this program")?;
     let directory = RuntimeDir::open()?;
-    retire(&directory)?;
+    retire_manager(&directory)?;
     let mounts = match request_if_running(&directory, &Request::Upgrade { program })? {
         Some(Reply::Upgraded { mounts }) => mounts,
         Some(Reply::Failed { why }) => bail!("{why}"),

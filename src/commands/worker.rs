@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use clap::Args;
 use draconis_exchange::contract::request_log::RequestLog;
-use draconis_exchange::notices::Notices;
+use draconis_exchange::notices::NoticeSender;
 use draconis_front::fuse::{Activity, Server, ServerOptions};
 use draconis_service::volume::VolumeTree;
 use draconis_service::worker::{self, RequestServer};
@@ -24,7 +24,7 @@ pub struct Arguments {
 }
 
 pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
-    worker::run(FuseServer(Activity::default()), arguments.remote, arguments.memory)
+    worker::run_worker(FuseServer(Activity::default()), arguments.remote, arguments.memory)
         .map_err(anyhow::Error::msg)?;
     Ok(ExitCode::SUCCESS)
 }
@@ -35,25 +35,25 @@ impl RequestServer for FuseServer {
     fn serve(
         &self,
         connection: OwnedFd,
-        notices: &Notices,
+        notices: &NoticeSender,
         tree: &VolumeTree,
         recorder: &dyn RequestLog,
     ) -> std::io::Result<()> {
         let options = ServerOptions {
-            permissions: tree.permissions(),
-            write_back: tree.write_back(),
-            no_polling: tree.no_polling(),
+            permissions: tree.kernel_checks_permissions(),
+            write_back: tree.uses_writeback_cache(),
+            no_polling: tree.is_polling_disabled(),
         };
         let server = Server::new(tree, options).with_recorder(recorder).with_notices(notices);
         server.serve(connection, &self.0)
     }
 
-    fn requests(&self) -> u64 {
-        self.0.requests()
+    fn answered_requests(&self) -> u64 {
+        self.0.answered_requests()
     }
 
     fn requests_by_opcode(&self) -> BTreeMap<&'static str, u64> {
-        self.0.by_opcode()
+        self.0.requests_by_opcode()
     }
 
     fn current_request_age(&self) -> Duration {

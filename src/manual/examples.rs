@@ -2,7 +2,7 @@
 //! directory with the files that they name.
 
 /// Examples of each page: description and commands.
-pub const EXAMPLES: &[(&str, &[(&str, &str)])] = &[
+pub const COMMAND_EXAMPLES: &[(&str, &[(&str, &str)])] = &[
     (
         "draconis",
         &[

@@ -11,12 +11,12 @@ use std::path::Path;
 pub type Module = Vec<String>;
 
 /// Files of a crate with what each imports from which other.
-pub struct Imports {
+pub struct ImportGraph {
     files: BTreeMap<Module, String>,
     reexports: BTreeMap<(Module, String), Module>,
 }
 
-impl Imports {
+impl ImportGraph {
     /// Reads the sources below `src`.
     pub fn read(src: &Path) -> Self {
         let (mut files, mut reexports) = (BTreeMap::new(), BTreeMap::new());
@@ -36,14 +36,18 @@ impl Imports {
             if matches!(module.last().map(String::as_str), Some("lib" | "main")) {
                 module.pop();
             }
-            files.insert(module, code(&std::fs::read_to_string(&path).unwrap()));
+            files.insert(
+                module,
+                strip_comments_and_strings(&std::fs::read_to_string(&path).unwrap()),
+            );
         }
         for (module, text) in &files {
             for (statement, is_public) in use_statements(text) {
                 if is_public {
-                    for path in expand(statement) {
+                    for path in expand_use_groups(statement) {
                         let name = path.last().unwrap().clone();
-                        let target = absolute(module, &path).unwrap_or_else(|| join(module, &path));
+                        let target = absolute_path(module, &path)
+                            .unwrap_or_else(|| join_path(module, &path));
                         reexports.insert((module.clone(), name), target);
                     }
                 }
@@ -53,14 +57,14 @@ impl Imports {
     }
 
     /// The file that defines what `path` names; `None` for a path outside the crate.
-    fn owner(&self, path: &[String], depth: usize) -> Option<Module> {
+    fn owning_module(&self, path: &[String], depth: usize) -> Option<Module> {
         let len = (0..=path.len()).rev().find(|len| self.files.contains_key(&path[..*len]))?;
         let module = path[..len].to_vec();
         if let Some(name) = path.get(len)
             && depth < 5
             && let Some(target) = self.reexports.get(&(module.clone(), name.clone()))
             && target[..] != *path
-            && let Some(owner) = self.owner(target, depth + 1)
+            && let Some(owner) = self.owning_module(target, depth + 1)
         {
             return Some(owner);
         }
@@ -68,16 +72,16 @@ impl Imports {
     }
 
     /// Every edge, with a path that makes it.
-    fn edges(&self) -> BTreeMap<&Module, BTreeMap<&Module, String>> {
+    fn import_edges(&self) -> BTreeMap<&Module, BTreeMap<&Module, String>> {
         let mut edges: BTreeMap<_, BTreeMap<_, _>> = BTreeMap::new();
         for (module, text) in &self.files {
-            for path in paths(text) {
-                let target = absolute(module, &path).or_else(|| {
-                    let child = join(module, &path);
+            for path in use_paths(text) {
+                let target = absolute_path(module, &path).or_else(|| {
+                    let child = join_path(module, &path);
                     self.files.contains_key(&child[..module.len() + 1]).then_some(child)
                 });
                 let Some(target) = target else { continue };
-                let Some(owner) = self.owner(&target, 0) else { continue };
+                let Some(owner) = self.owning_module(&target, 0) else { continue };
                 if owner.is_empty()
                     || module.is_empty()
                     || owner.starts_with(module)
@@ -93,8 +97,8 @@ impl Imports {
     }
 
     /// Each cycle: its files, and the imports among them.
-    pub fn cycles(&self) -> Vec<(BTreeSet<String>, Vec<String>)> {
-        let edges = self.edges();
+    pub fn import_cycles(&self) -> Vec<(BTreeSet<String>, Vec<String>)> {
+        let edges = self.import_edges();
         let reach = |from: &Module| {
             let (mut seen, mut stack) = (BTreeSet::new(), vec![from]);
             while let Some(at) = stack.pop() {
@@ -133,7 +137,7 @@ impl Imports {
 }
 
 /// The code of a file: no comments, no test module.
-fn code(text: &str) -> String {
+fn strip_comments_and_strings(text: &str) -> String {
     let text = text.split("#[cfg(test)]\nmod tests {").next().unwrap();
     text.lines().map(|line| line.split("//").next().unwrap()).collect::<Vec<_>>().join("\n")
 }
@@ -151,8 +155,9 @@ fn use_statements(text: &str) -> impl Iterator<Item = (&str, bool)> {
 }
 
 /// Every path that a file names.
-fn paths(text: &str) -> Vec<Vec<String>> {
-    let mut paths: Vec<_> = use_statements(text).flat_map(|(used, _)| expand(used)).collect();
+fn use_paths(text: &str) -> Vec<Vec<String>> {
+    let mut paths: Vec<_> =
+        use_statements(text).flat_map(|(used, _)| expand_use_groups(used)).collect();
     let is_path = |c: char| c.is_alphanumeric() || c == '_' || c == ':';
     for word in text.split(|c| !is_path(c)).filter(|word| word.contains("::")) {
         let path = word.split("::").take_while(|part| !part.is_empty()).map(str::to_owned);
@@ -165,7 +170,7 @@ fn paths(text: &str) -> Vec<Vec<String>> {
 }
 
 /// The paths of a `use` with braces.
-fn expand(text: &str) -> Vec<Vec<String>> {
+fn expand_use_groups(text: &str) -> Vec<Vec<String>> {
     let Some((before, rest)) = text.split_once('{') else {
         let text = text.split(" as ").next().unwrap();
         return vec![text.trim().split("::").map(|part| part.trim().to_owned()).collect()];
@@ -185,22 +190,22 @@ fn expand(text: &str) -> Vec<Vec<String>> {
     }
     parts.push(&inside[from..]);
     let parts = parts.into_iter().map(str::trim).filter(|part| !part.is_empty());
-    parts.flat_map(|part| expand(&format!("{}{part}", before.trim()))).collect()
+    parts.flat_map(|part| expand_use_groups(&format!("{}{part}", before.trim()))).collect()
 }
 
-fn join(module: &Module, path: &[String]) -> Module {
+fn join_path(module: &Module, path: &[String]) -> Module {
     module.iter().chain(path).cloned().collect()
 }
 
 /// A path from the crate's root; `None` if it begins with the name of a crate or child.
-fn absolute(module: &Module, path: &[String]) -> Option<Module> {
+fn absolute_path(module: &Module, path: &[String]) -> Option<Module> {
     match path.first()?.as_str() {
         "crate" => Some(path[1..].to_vec()),
-        "self" => Some(join(module, &path[1..])),
+        "self" => Some(join_path(module, &path[1..])),
         "super" => {
             let up = path.iter().take_while(|part| *part == "super").count();
             let parent = module[..module.len().saturating_sub(up)].to_vec();
-            Some(join(&parent, &path[up..]))
+            Some(join_path(&parent, &path[up..]))
         }
         _ => None,
     }

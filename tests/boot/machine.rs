@@ -8,14 +8,14 @@ use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::time::Duration;
 
-use crate::common::{Draconis, skipped, tool};
+use crate::common::{Draconis, has_tool, report_skipped};
 
-const QEMU: &str = "qemu-system-x86_64";
+const QEMU_PROGRAM: &str = "qemu-system-x86_64";
 /// Time without output after which a guest counts as hung.
-const SILENCE: Duration = Duration::from_secs(120);
+const OUTPUT_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// Requirements for starting machines.
-pub(crate) struct Machine {
+pub(crate) struct MachineRequirements {
     kernel: PathBuf,
     /// The initramfs.
     first: Vec<u8>,
@@ -25,14 +25,14 @@ pub(crate) struct Machine {
     pub applets: Vec<String>,
 }
 
-impl Machine {
+impl MachineRequirements {
     /// Finds the requirements; reports the test as skipped if one is missing.
-    pub(crate) fn find(test: &str) -> Option<Self> {
+    pub(crate) fn find_requirements(test: &str) -> Option<Self> {
         if !cfg!(target_arch = "x86_64") {
-            skipped(format_args!("{test} needs an x86-64 machine"));
+            report_skipped(format_args!("{test} needs an x86-64 machine"));
             return None;
         }
-        if !tool(test, QEMU) || !tool(test, "busybox") {
+        if !has_tool(test, QEMU_PROGRAM) || !has_tool(test, "busybox") {
             return None;
         }
         let home = || Some(PathBuf::from(std::env::var_os("HOME")?).join(".cache"));
@@ -44,27 +44,28 @@ impl Machine {
             found.sort();
             found
         }) else {
-            skipped(format_args!("{test} needs a kernel, which tools/kernel downloads"));
+            report_skipped(format_args!("{test} needs a kernel, which tools/kernel downloads"));
             return None;
         };
-        let place = ran(Command::new("sh").args(["-c", "realpath $(command -v busybox)"]));
+        let place =
+            run_and_capture(Command::new("sh").args(["-c", "realpath $(command -v busybox)"]));
         let busybox = std::fs::read(place.trim()).unwrap();
         if has_interpreter(&busybox) {
-            skipped(format_args!("{test} needs a static busybox (busybox-static)"));
+            report_skipped(format_args!("{test} needs a static busybox (busybox-static)"));
             return None;
         }
-        let applets = ran(Command::new("busybox").arg("--list"));
+        let applets = run_and_capture(Command::new("busybox").arg("--list"));
         let applets = applets.lines().map(str::to_owned).collect();
-        let first = first_program(&busybox, &modules);
+        let first = build_initramfs(&busybox, &modules);
         Some(Self { kernel, first, busybox, applets })
     }
 
     /// Starts a machine with a disk.
-    pub(crate) fn boot(&self, draconis: &Draconis, disk: &Disk) -> Guest {
+    pub(crate) fn boot(&self, draconis: &Draconis, disk: &DiskOption) -> RunningGuest {
         let first = draconis.path("first.cpio");
         std::fs::write(&first, &self.first).unwrap();
-        let mut qemu = Command::new(QEMU);
-        qemu.args(["-M", "q35", "-accel", accelerator(), "-cpu", "qemu64", "-m", "192"]);
+        let mut qemu = Command::new(QEMU_PROGRAM);
+        qemu.args(["-M", "q35", "-accel", qemu_accelerator(), "-cpu", "qemu64", "-m", "192"]);
         qemu.args(["-nodefaults", "-no-user-config", "-no-reboot", "-display", "none"]);
         qemu.args(["-serial", "stdio", "-kernel"]).arg(&self.kernel).arg("-initrd").arg(&first);
         let line = "console=ttyS0 quiet panic=-1 ROOT_DEVICE";
@@ -91,20 +92,20 @@ impl Machine {
         };
         from(Box::new(output));
         from(Box::new(errors));
-        Guest { child, lines, said: String::new() }
+        RunningGuest { child, lines, said: String::new() }
     }
 }
 
 /// Disk of a guest's root file system.
-pub(crate) struct Disk {
+pub(crate) struct DiskOption {
     path: PathBuf,
     format: &'static str,
     root: &'static str,
     kind: &'static str,
 }
 
-impl Disk {
-    pub(crate) fn raw(path: &Path, kind: &'static str) -> Self {
+impl DiskOption {
+    pub(crate) fn raw_disk(path: &Path, kind: &'static str) -> Self {
         Self { path: path.to_owned(), format: "raw", root: "/dev/vda", kind }
     }
 
@@ -114,28 +115,28 @@ impl Disk {
 }
 
 /// A running machine, killed on drop.
-pub(crate) struct Guest {
+pub(crate) struct RunningGuest {
     child: Child,
     lines: Receiver<String>,
     said: String,
 }
 
-impl Guest {
+impl RunningGuest {
     /// Waits until the guest reports success and powers itself off.
-    pub(crate) fn until_it_is_off(mut self) {
-        self.until_it_has_said("DONE");
-        self.until_the_end();
+    pub(crate) fn wait_for_power_off(mut self) {
+        self.wait_for_word("DONE");
+        self.drain_output();
         let status = self.child.wait().unwrap();
         assert!(status.success(), "{status}: {}", self.said);
     }
 
     /// Cuts the power once the guest has printed a word.
-    pub(crate) fn until_it_says(mut self, word: &str) {
-        self.until_it_has_said(word);
+    pub(crate) fn cut_power_after_word(mut self, word: &str) {
+        self.wait_for_word(word);
     }
 
-    fn until_it_has_said(&mut self, word: &str) {
-        while let Some(line) = self.line() {
+    fn wait_for_word(&mut self, word: &str) {
+        while let Some(line) = self.next_line() {
             if line == word {
                 return;
             }
@@ -143,12 +144,12 @@ impl Guest {
         panic!("the guest ended without {word}:\n{}", self.said);
     }
 
-    fn until_the_end(&mut self) {
-        while self.line().is_some() {}
+    fn drain_output(&mut self) {
+        while self.next_line().is_some() {}
     }
 
-    fn line(&mut self) -> Option<String> {
-        match self.lines.recv_timeout(SILENCE) {
+    fn next_line(&mut self) -> Option<String> {
+        match self.lines.recv_timeout(OUTPUT_TIMEOUT) {
             Ok(line) => {
                 writeln!(self.said, "{line}").unwrap();
                 Some(line)
@@ -159,7 +160,7 @@ impl Guest {
     }
 }
 
-impl Drop for Guest {
+impl Drop for RunningGuest {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
@@ -168,7 +169,7 @@ impl Drop for Guest {
 
 /// Returns the accelerator. A hypervisor may have a /dev/kvm that supports only special kernels;
 /// the CPU flags then do not include virtualisation.
-fn accelerator() -> &'static str {
+fn qemu_accelerator() -> &'static str {
     let processor = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let tells = processor.split_whitespace().any(|word| word == "vmx" || word == "svm");
     let kvm = std::fs::File::options().read(true).write(true).open("/dev/kvm");
@@ -176,7 +177,7 @@ fn accelerator() -> &'static str {
 }
 
 /// Script that loads all drivers in any order, mounts the root and switches to it.
-const FIRST: &str = r#"#!/bin/busybox sh
+const INITRAMFS_SCRIPT: &str = r#"#!/bin/busybox sh
 b=/bin/busybox
 $b mount -t devtmpfs devices /dev
 for round in 1 2 3 4 5; do
@@ -191,23 +192,28 @@ exec $b switch_root /root /sbin/init
 "#;
 
 /// Creates the initramfs.
-fn first_program(busybox: &[u8], modules: &[PathBuf]) -> Vec<u8> {
+fn build_initramfs(busybox: &[u8], modules: &[PathBuf]) -> Vec<u8> {
     let mut archive = vec![];
     for dir in ["bin", "dev", "modules", "root"] {
-        entry(&mut archive, dir, 0o40_755, &[]);
+        add_cpio_entry(&mut archive, dir, 0o40_755, &[]);
     }
-    entry(&mut archive, "bin/busybox", 0o100_755, busybox);
-    entry(&mut archive, "init", 0o100_755, FIRST.as_bytes());
+    add_cpio_entry(&mut archive, "bin/busybox", 0o100_755, busybox);
+    add_cpio_entry(&mut archive, "init", 0o100_755, INITRAMFS_SCRIPT.as_bytes());
     for module in modules {
         let name = module.file_name().unwrap().to_str().unwrap();
-        entry(&mut archive, &format!("modules/{name}"), 0o100_644, &std::fs::read(module).unwrap());
+        add_cpio_entry(
+            &mut archive,
+            &format!("modules/{name}"),
+            0o100_644,
+            &std::fs::read(module).unwrap(),
+        );
     }
-    entry(&mut archive, "TRAILER!!!", 0, &[]);
+    add_cpio_entry(&mut archive, "TRAILER!!!", 0, &[]);
     archive
 }
 
 /// Adds an entry in cpio's format `newc`.
-fn entry(archive: &mut Vec<u8>, name: &str, mode: usize, bytes: &[u8]) {
+fn add_cpio_entry(archive: &mut Vec<u8>, name: &str, mode: usize, bytes: &[u8]) {
     let inode = archive.len() + 1;
     let fields = [inode, mode, 0, 0, 1, 0, bytes.len(), 0, 0, 0, 0, name.len() + 1, 0];
     let mut header = String::from("070701");
@@ -225,7 +231,7 @@ fn entry(archive: &mut Vec<u8>, name: &str, mode: usize, bytes: &[u8]) {
 
 /// Returns true if an ELF program has an interpreter, so is not static.
 fn has_interpreter(program: &[u8]) -> bool {
-    const INTERPRETER: u32 = 3;
+    const PT_INTERP: u32 = 3;
     let number = |at: usize, len: usize| -> Option<u64> {
         let bytes = program.get(at..at + len)?;
         Some(bytes.iter().rev().fold(0, |number, byte| number << 8 | u64::from(*byte)))
@@ -234,10 +240,10 @@ fn has_interpreter(program: &[u8]) -> bool {
         let (at, len, count) = (number(32, 8)?, number(54, 2)?, number(56, 2)?);
         Some((0..count).map(move |nth| (at + nth * len) as usize))
     };
-    headers().is_none_or(|mut at| at.any(|at| number(at, 4) == Some(INTERPRETER.into())))
+    headers().is_none_or(|mut at| at.any(|at| number(at, 4) == Some(PT_INTERP.into())))
 }
 
-fn ran(command: &mut Command) -> String {
+fn run_and_capture(command: &mut Command) -> String {
     let output = command.output().unwrap();
     assert!(output.status.success(), "{command:?}: {}", String::from_utf8_lossy(&output.stderr));
     String::from_utf8(output.stdout).unwrap()

@@ -6,15 +6,15 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 use crate::common::Draconis;
-use crate::common::volume::run;
-use crate::machine::Machine;
+use crate::common::volume::run_ok;
+use crate::machine::MachineRequirements;
 
 /// Offset of the only partition of [`partitioned`].
-pub(crate) const PARTITION_AT: usize = 1 << 20;
+pub(crate) const PARTITION_OFFSET: usize = 1 << 20;
 
 /// Script of the guest: reports `/given`, creates and reports `/made`, syncs, and shuts down with
 /// its root remounted read-only.
-const INIT: &str = r#"#!/bin/sh
+const INIT_SCRIPT: &str = r#"#!/bin/sh
 export PATH=/bin
 mount -t proc proc /proc
 facts() { xargs stat -c "%n|%F|%a|%h|%u|%g"; }
@@ -52,10 +52,10 @@ poweroff -f
 "#;
 
 /// A name in `/given`: name, type, mode, links, owner.
-type Given = (&'static str, &'static str, u32, u64, (u64, u64));
+type ExpectedEntry = (&'static str, &'static str, u32, u64, (u64, u64));
 
 /// Contents of `/given`.
-const GIVEN: &[Given] = &[
+const EXPECTED_ENTRIES: &[ExpectedEntry] = &[
     ("", "directory", 0o755, 3, (0, 0)),
     ("/dir", "directory", 0o2775, 2, (7, 70_000)),
     ("/dir/file", "regular file", 0o640, 2, (1_000_000, 1000)),
@@ -68,34 +68,36 @@ const GIVEN: &[Given] = &[
 ];
 
 /// A root file system.
-pub(crate) struct Root {
+pub(crate) struct RootArchive {
     tar: tar::Builder<Vec<u8>>,
 }
 
-impl Root {
-    pub(crate) fn new(machine: &Machine) -> Self {
+impl RootArchive {
+    pub(crate) fn new(machine: &MachineRequirements) -> Self {
         let mut root = Self { tar: tar::Builder::new(vec![]) };
         for dir in ["bin", "dev", "proc", "sbin", "report", "etc"] {
-            root.add(dir, tar::EntryType::Directory, 0o755, (0, 0), b"");
+            root.add_entry(dir, tar::EntryType::Directory, 0o755, (0, 0), b"");
         }
-        root.add("bin/busybox", tar::EntryType::Regular, 0o4755, (0, 0), &machine.busybox);
+        root.add_entry("bin/busybox", tar::EntryType::Regular, 0o4755, (0, 0), &machine.busybox);
         for applet in machine.applets.iter().filter(|applet| *applet != "busybox") {
-            root.link(&format!("bin/{applet}"), tar::EntryType::Symlink, "busybox");
+            root.add_link(&format!("bin/{applet}"), tar::EntryType::Symlink, "busybox");
         }
-        root.add("sbin/init", tar::EntryType::Regular, 0o755, (0, 0), INIT.as_bytes());
+        root.add_entry("sbin/init", tar::EntryType::Regular, 0o755, (0, 0), INIT_SCRIPT.as_bytes());
         let users = b"root:x:0:0::/:/bin/sh\nann:x:1000:1000::/:/bin/sh\n";
-        root.add("etc/passwd", tar::EntryType::Regular, 0o644, (0, 0), users);
-        for &(name, kind, mode, _, owner) in GIVEN {
+        root.add_entry("etc/passwd", tar::EntryType::Regular, 0o644, (0, 0), users);
+        for &(name, kind, mode, _, owner) in EXPECTED_ENTRIES {
             let path = format!("given{name}");
             let bytes = format!("{}\n", name.trim_start_matches('/'));
             match (name, kind) {
-                ("/twin", _) => root.link(&path, tar::EntryType::Link, "given/dir/file"),
-                (_, "directory") => root.add(&path, tar::EntryType::Directory, mode, owner, b""),
-                (_, "symbolic link") => root.link(&path, tar::EntryType::Symlink, "dir/file"),
-                (_, "character special file") => {
-                    root.add(&path, tar::EntryType::Char, mode, owner, b"");
+                ("/twin", _) => root.add_link(&path, tar::EntryType::Link, "given/dir/file"),
+                (_, "directory") => {
+                    root.add_entry(&path, tar::EntryType::Directory, mode, owner, b"")
                 }
-                _ => root.add(&path, tar::EntryType::Regular, mode, owner, bytes.as_bytes()),
+                (_, "symbolic link") => root.add_link(&path, tar::EntryType::Symlink, "dir/file"),
+                (_, "character special file") => {
+                    root.add_entry(&path, tar::EntryType::Char, mode, owner, b"");
+                }
+                _ => root.add_entry(&path, tar::EntryType::Regular, mode, owner, bytes.as_bytes()),
             }
         }
         root
@@ -107,7 +109,7 @@ impl Root {
         into.to_str().unwrap().to_owned()
     }
 
-    fn add(
+    fn add_entry(
         &mut self,
         path: &str,
         kind: tar::EntryType,
@@ -129,7 +131,7 @@ impl Root {
         self.tar.append_data(&mut header, path, bytes).unwrap();
     }
 
-    fn link(&mut self, path: &str, kind: tar::EntryType, target: &str) {
+    fn add_link(&mut self, path: &str, kind: tar::EntryType, target: &str) {
         let mut header = tar::Header::new_ustar();
         header.set_entry_type(kind);
         header.set_mode(0o777);
@@ -139,18 +141,18 @@ impl Root {
 }
 
 /// Facts of each name: path, type, mode, links, owner and group.
-pub(crate) struct Facts(pub(crate) BTreeSet<(String, String, u32, u64, u64, u64)>);
+pub(crate) struct EntryFacts(pub(crate) BTreeSet<(String, String, u32, u64, u64, u64)>);
 
-impl Facts {
-    pub(crate) fn given() -> Self {
-        let facts = GIVEN.iter().map(|&(name, kind, mode, links, (uid, gid))| {
+impl EntryFacts {
+    pub(crate) fn expected() -> Self {
+        let facts = EXPECTED_ENTRIES.iter().map(|&(name, kind, mode, links, (uid, gid))| {
             (format!("/given{name}"), kind.to_owned(), mode, links, uid, gid)
         });
         Self(facts.collect())
     }
 
     /// Parses the output of `stat` in the guest.
-    pub(crate) fn of_guest(report: &str) -> Self {
+    pub(crate) fn parse_guest_report(report: &str) -> Self {
         let facts = report.lines().map(|line| {
             let [path, kind, mode, links, uid, gid] =
                 line.split('|').collect::<Vec<_>>().try_into().expect(line);
@@ -163,13 +165,13 @@ impl Facts {
     }
 
     /// Asserts that both are equal; prints the first differences.
-    pub(crate) fn same(&self, other: &Self) {
+    pub(crate) fn assert_same(&self, other: &Self) {
         let differ: Vec<_> = self.0.symmetric_difference(&other.0).take(10).collect();
         assert!(differ.is_empty(), "{differ:#?}");
     }
 
     /// Parses the output of `draconis ls --json`, which omits the listed directory.
-    pub(crate) fn of_listing(json: &str) -> Self {
+    pub(crate) fn parse_ls_json(json: &str) -> Self {
         let list: Vec<serde_json::Value> = serde_json::from_str(json).unwrap();
         let facts = list.iter().map(|one| {
             let text = |name: &str| one[name].as_str().unwrap().to_owned();
@@ -182,7 +184,7 @@ impl Facts {
 }
 
 /// Creates a qcow2 disk with one partition that contains `volume`.
-pub(crate) fn partitioned(draconis: &Draconis, volume: &Path, disk: &Path) {
+pub(crate) fn make_partitioned_qcow2(draconis: &Draconis, volume: &Path, disk: &Path) {
     use std::io::Write as _;
     let bytes = std::fs::read(volume).unwrap();
     let raw = draconis.path("disk.raw");
@@ -193,6 +195,6 @@ pub(crate) fn partitioned(draconis: &Draconis, volume: &Path, disk: &Path) {
     let sectors = bytes.len() / 512;
     writeln!(child.stdin.take().unwrap(), "label: gpt\nstart=2048, size={sectors}").unwrap();
     assert!(child.wait().unwrap().success());
-    file.write_all_at(&bytes, PARTITION_AT as u64).unwrap();
-    run(Command::new("qemu-img").args(["convert", "-O", "qcow2"]).arg(&raw).arg(disk));
+    file.write_all_at(&bytes, PARTITION_OFFSET as u64).unwrap();
+    run_ok(Command::new("qemu-img").args(["convert", "-O", "qcow2"]).arg(&raw).arg(disk));
 }

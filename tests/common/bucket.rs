@@ -4,37 +4,37 @@ use std::net::{TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 
-use super::{Draconis, eventually, skipped, tool};
+use super::{Draconis, has_tool, report_skipped, wait_until};
 
 /// Location of a store, and the environment of commands that access it.
 pub struct TestBucket {
     pub draconis: Draconis,
     pub address: String,
     environment: Vec<(&'static str, String)>,
-    server: Option<Server>,
+    server: Option<S3Server>,
 }
 
 /// A server, killed on drop.
-struct Server {
+struct S3Server {
     child: Child,
     root: PathBuf,
     port: u16,
 }
 
-impl Server {
+impl S3Server {
     /// Starts versitygw on a directory.
     fn start(root: PathBuf, port: u16) -> Option<Self> {
-        let mut command = Command::new(versitygw()?);
+        let mut command = Command::new(find_versitygw()?);
         command.args(["--access", "access", "--secret", "secret-of-a-test", "--quiet", "--port"]);
         command.arg(format!("127.0.0.1:{port}")).arg("posix").arg(&root);
         let child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
         let server = Self { child, root, port };
-        eventually("versitygw answers", || TcpStream::connect(("127.0.0.1", port)).is_ok());
+        wait_until("versitygw answers", || TcpStream::connect(("127.0.0.1", port)).is_ok());
         Some(server)
     }
 }
 
-impl Drop for Server {
+impl Drop for S3Server {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
@@ -42,16 +42,18 @@ impl Drop for Server {
 }
 
 impl TestBucket {
-    pub fn directory() -> Self {
+    pub fn directory_bucket() -> Self {
         let draconis = Draconis::new();
         let address = format!("file://{}", draconis.path("bucket").display());
         Self { draconis, address, environment: vec![], server: None }
     }
 
     /// Returns a bucket of versitygw; `None` if it is not installed.
-    pub fn server() -> Option<Self> {
-        if versitygw().is_none() {
-            skipped("buckets of a real server: versitygw is not there (tools/packages test)");
+    pub fn server_bucket() -> Option<Self> {
+        if find_versitygw().is_none() {
+            report_skipped(
+                "buckets of a real server: versitygw is not there (tools/packages test)",
+            );
             return None;
         }
         let draconis = Draconis::new();
@@ -59,7 +61,7 @@ impl TestBucket {
         std::fs::create_dir(root.join("bucket")).unwrap();
         // A port that was free a moment ago.
         let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-        let server = Server::start(root, port);
+        let server = S3Server::start(root, port);
         let environment = vec![
             ("AWS_ACCESS_KEY_ID", "access".to_owned()),
             ("AWS_SECRET_ACCESS_KEY", "secret-of-a-test".to_owned()),
@@ -71,7 +73,7 @@ impl TestBucket {
     }
 
     /// Returns the same location for another machine, with its own runtime directory.
-    pub fn other_machine(&self) -> Self {
+    pub fn for_other_machine(&self) -> Self {
         let Self { address, environment, .. } = self;
         let draconis = Draconis::new();
         let (address, environment) = (address.clone(), environment.clone());
@@ -83,25 +85,25 @@ impl TestBucket {
         let server = self.server.take().expect("a place with a server");
         let (root, port) = (server.root.clone(), server.port);
         drop(server);
-        move |place| place.server = Server::start(root, port)
+        move |place| place.server = S3Server::start(root, port)
     }
 
     /// Returns the name of a disk in the store.
-    pub fn disk(&self, name: &str) -> String {
+    pub fn disk_name(&self, name: &str) -> String {
         format!("{}#{name}", self.address)
     }
 
     /// Mounts a disk on a new directory, with additional arguments.
     pub fn mount(&self, disk: &str, at: &str, more: &[&str]) -> PathBuf {
-        let (disk, at) = (self.disk(disk), self.draconis.make_dir(at));
+        let (disk, at) = (self.disk_name(disk), self.draconis.make_dir(at));
         let arguments = [&["mount"], more, &[&disk, at.to_str().unwrap()]].concat();
-        self.ok(&arguments);
+        self.run_ok(&arguments);
         at
     }
 
     pub fn unmount(&self, at: &Path) {
         // A child of another test may hold our files between its fork and its exec.
-        eventually("it is not busy", || {
+        wait_until("it is not busy", || {
             let output = self.run(&["umount", at.to_str().unwrap()]);
             let said = String::from_utf8_lossy(&output.stderr);
             assert!(output.status.success() || said.contains("busy"), "{said}");
@@ -110,14 +112,14 @@ impl TestBucket {
     }
 
     /// Checks the store and a volume, finally with e2fsck.
-    pub fn judge(&self, disk: &str) {
-        self.ok(&["check", &self.disk(disk)]);
+    pub fn check_store_and_volume(&self, disk: &str) {
+        self.run_ok(&["check", &self.disk_name(disk)]);
         let image = self.draconis.path("judged.img");
-        self.ok(&["store", "get", &self.address, disk, image.to_str().unwrap()]);
-        if tool("volumes in buckets", "e2fsck") {
-            super::volume::check(&image);
+        self.run_ok(&["store", "get", &self.address, disk, image.to_str().unwrap()]);
+        if has_tool("volumes in buckets", "e2fsck") {
+            super::volume::run_e2fsck(&image);
         }
-        self.ok(&["store", "check", &self.address]);
+        self.run_ok(&["store", "check", &self.address]);
     }
 
     pub fn command(&self, arguments: &[&str]) -> Command {
@@ -131,14 +133,14 @@ impl TestBucket {
         self.command(arguments).output().unwrap()
     }
 
-    pub fn ok(&self, arguments: &[&str]) -> String {
+    pub fn run_ok(&self, arguments: &[&str]) -> String {
         let output = self.run(arguments);
         let said = String::from_utf8_lossy(&output.stderr);
         assert!(output.status.success(), "{arguments:?}: {said}");
         String::from_utf8(output.stdout).unwrap()
     }
 
-    pub fn fails(&self, arguments: &[&str]) -> String {
+    pub fn run_failing(&self, arguments: &[&str]) -> String {
         let output = self.run(arguments);
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
         assert_eq!(output.status.code(), Some(1), "{arguments:?}: {said}");
@@ -147,7 +149,7 @@ impl TestBucket {
 }
 
 /// Finds the program where `tools/packages test` installs it, or in PATH.
-fn versitygw() -> Option<PathBuf> {
+fn find_versitygw() -> Option<PathBuf> {
     let home = std::env::var_os("HOME").map(|home| PathBuf::from(home).join(".cache"));
     let cache = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from).or(home);
     let built = cache.map(|cache| cache.join("draconis/bin/versitygw"));

@@ -14,7 +14,7 @@ use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use draconis_device::Random;
-pub use skipped::skipped;
+pub use skipped::report_skipped;
 
 /// The program under test, with its own manager.
 pub struct Draconis {
@@ -51,7 +51,7 @@ impl Draconis {
     }
 
     /// Runs a command that must succeed; returns its output.
-    pub fn ok<S: AsRef<OsStr>>(&self, arguments: impl IntoIterator<Item = S>) -> String {
+    pub fn run_ok<S: AsRef<OsStr>>(&self, arguments: impl IntoIterator<Item = S>) -> String {
         let output = self.run(arguments);
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
         assert!(output.status.success(), "{}: {said}", output.status);
@@ -59,7 +59,7 @@ impl Draconis {
     }
 
     /// Runs a command that must fail with status 1; returns its error output.
-    pub fn fails<S: AsRef<OsStr>>(&self, arguments: impl IntoIterator<Item = S>) -> String {
+    pub fn run_failing<S: AsRef<OsStr>>(&self, arguments: impl IntoIterator<Item = S>) -> String {
         let output = self.run(arguments);
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
         assert_eq!(output.status.code(), Some(1), "{said}");
@@ -67,7 +67,7 @@ impl Draconis {
     }
 
     pub fn status(&self) -> serde_json::Value {
-        serde_json::from_str(&self.ok(["status", "--json"])).unwrap()
+        serde_json::from_str(&self.run_ok(["status", "--json"])).unwrap()
     }
 
     /// Mounts `image` on the directory `name`.
@@ -104,7 +104,7 @@ pub fn copy_program(from: impl AsRef<OsStr>, to: &Path) {
 }
 
 /// Copies the program under test to a path where another user may run it.
-pub fn copy_of_draconis(to: &Path) {
+pub fn copy_draconis(to: &Path) {
     copy_program(env!("CARGO_BIN_EXE_draconis"), to);
 }
 
@@ -119,33 +119,33 @@ pub fn is_root() -> bool {
 }
 
 /// Returns true if FUSE is available; otherwise reports the test as skipped.
-pub fn fuse(test: &str) -> bool {
+pub fn has_fuse(test: &str) -> bool {
     let there = std::fs::File::options().read(true).write(true).open("/dev/fuse").is_ok();
-    let can = there && (is_root() || have("fusermount3"));
+    let can = there && (is_root() || is_installed("fusermount3"));
     if !can {
-        skipped(format_args!("{test} needs /dev/fuse, and root or fusermount3"));
+        report_skipped(format_args!("{test} needs /dev/fuse, and root or fusermount3"));
     }
     can
 }
 
 /// Returns true for root; otherwise reports the test as skipped.
-pub fn root(test: &str) -> bool {
+pub fn has_root(test: &str) -> bool {
     if !is_root() {
-        skipped(format_args!("{test} needs root"));
+        report_skipped(format_args!("{test} needs root"));
     }
     is_root()
 }
 
 /// Returns true if a program is installed; otherwise reports the test as skipped.
-pub fn tool(test: &str, program: &str) -> bool {
-    let is_here = have(program);
+pub fn has_tool(test: &str, program: &str) -> bool {
+    let is_here = is_installed(program);
     if !is_here {
-        skipped(format_args!("{test} needs {program}"));
+        report_skipped(format_args!("{test} needs {program}"));
     }
     is_here
 }
 
-pub fn have(program: &str) -> bool {
+pub fn is_installed(program: &str) -> bool {
     let found = Command::new("sh").args(["-c", &format!("command -v {program}")]).output();
     found.is_ok_and(|output| output.status.success())
 }
@@ -162,14 +162,14 @@ pub fn mke2fs(image: &Path, from: Option<&Path>, arguments: &[&str], size: &str)
 }
 
 /// A mount of an image by the kernel's driver.
-pub struct Kernel {
+pub struct KernelMount {
     pub at: PathBuf,
 }
 
-impl Kernel {
+impl KernelMount {
     /// Copies a tree into an empty volume with the kernel's driver.
-    pub fn fill(image: &Path, at: PathBuf, tree: &Path) {
-        let mounted = Self::attach("loop", image, &at).unwrap();
+    pub fn copy_tree_into(image: &Path, at: PathBuf, tree: &Path) {
+        let mounted = Self::run_mount("loop", image, &at).unwrap();
         assert!(mounted.status.success(), "{}", String::from_utf8_lossy(&mounted.stderr));
         let kernel = Self { at };
         let mut copy = Command::new("cp");
@@ -181,19 +181,21 @@ impl Kernel {
     pub fn mount(image: &Path, at: PathBuf, test: &str) -> Option<Self> {
         std::fs::create_dir_all(&at).unwrap();
         if is_root() {
-            match Self::attach("loop,ro", image, &at) {
+            match Self::run_mount("loop,ro", image, &at) {
                 Ok(output) if output.status.success() => return Some(Self { at }),
                 Ok(output) => eprintln!("{}", String::from_utf8_lossy(&output.stderr)),
                 Err(error) => eprintln!("{error}"),
             }
         }
-        skipped(format_args!("{test}: comparing with the kernel needs root and a loop device"));
+        report_skipped(format_args!(
+            "{test}: comparing with the kernel needs root and a loop device"
+        ));
         None
     }
 
     /// Runs mount(8). Retries while the loop device of a previous mount of the image is still
     /// detaching.
-    fn attach(options: &str, image: &Path, at: &Path) -> std::io::Result<Output> {
+    fn run_mount(options: &str, image: &Path, at: &Path) -> std::io::Result<Output> {
         for _ in 0..100 {
             let mounted =
                 Command::new("mount").args(["-o", options]).arg(image).arg(at).output()?;
@@ -208,7 +210,7 @@ impl Kernel {
     }
 }
 
-impl Drop for Kernel {
+impl Drop for KernelMount {
     fn drop(&mut self) {
         // A child of another test may hold our files between its fork and its exec.
         for _ in 0..50 {
@@ -256,7 +258,7 @@ pub fn scan_tree(top: &Path, without: IgnoredProperties) -> BTreeMap<PathBuf, Fi
     while let Some(path) = stack.pop() {
         let found = std::fs::symlink_metadata(&path).unwrap_or_else(|e| panic!("{path:?}: {e}"));
         let below = path.strip_prefix(top).unwrap().to_path_buf();
-        let mut one = see(&path, &found);
+        let mut one = file_properties(&path, &found);
         if without.what_a_copy_loses {
             one.inode = 0;
             one.blocks = 0;
@@ -279,7 +281,7 @@ pub fn scan_tree(top: &Path, without: IgnoredProperties) -> BTreeMap<PathBuf, Fi
     seen
 }
 
-fn see(path: &Path, found: &std::fs::Metadata) -> FileProperties {
+fn file_properties(path: &Path, found: &std::fs::Metadata) -> FileProperties {
     let kind = found.file_type();
     let is_device = kind.is_block_device() || kind.is_char_device();
     FileProperties {
@@ -297,7 +299,7 @@ fn see(path: &Path, found: &std::fs::Metadata) -> FileProperties {
         ],
         target: kind.is_symlink().then(|| std::fs::read_link(path).unwrap()),
         xattrs: xattrs(path),
-        sum: if kind.is_file() { sum(path) } else { 0 },
+        sum: if kind.is_file() { contents_checksum(path) } else { 0 },
     }
 }
 
@@ -324,10 +326,10 @@ fn xattrs(path: &Path) -> BTreeMap<Vec<u8>, Vec<u8>> {
 const CHUNK_BYTES: u64 = 1 << 20;
 /// One in this many hole chunks is read: enough to check that holes are zeros, and fast for 5 GiB
 /// of holes.
-const HOLES_READ: u64 = 64;
+const HOLE_CHUNKS_PER_READ: u64 = 64;
 
 /// Computes a checksum of the contents and their positions, independent of where holes are.
-pub fn sum(path: &Path) -> u64 {
+pub fn contents_checksum(path: &Path) -> u64 {
     use std::os::unix::fs::FileExt;
     let failed = |error| -> ! { panic!("{path:?}: {error}") };
     let file = std::fs::File::open(path).unwrap_or_else(|error| failed(error));
@@ -347,7 +349,7 @@ pub fn sum(path: &Path) -> u64 {
                 Err(_) => at,
             };
         }
-        if data >= end && nth % HOLES_READ != 0 {
+        if data >= end && nth % HOLE_CHUNKS_PER_READ != 0 {
             continue;
         }
         let bytes = &mut buffer[..(end - at) as usize];
@@ -371,7 +373,10 @@ pub fn sum(path: &Path) -> u64 {
 }
 
 /// Asserts that two trees are equal; prints the first differences.
-pub fn same(ours: &BTreeMap<PathBuf, FileProperties>, theirs: &BTreeMap<PathBuf, FileProperties>) {
+pub fn assert_same_trees(
+    ours: &BTreeMap<PathBuf, FileProperties>,
+    theirs: &BTreeMap<PathBuf, FileProperties>,
+) {
     let mut different = vec![];
     for path in ours.keys().chain(theirs.keys()) {
         if ours.get(path) != theirs.get(path) && different.len() < 5 {
@@ -384,7 +389,7 @@ pub fn same(ours: &BTreeMap<PathBuf, FileProperties>, theirs: &BTreeMap<PathBuf,
 
 /// Waits until `done`, at most a minute; long enough even for a machine under heavy
 /// load.
-pub fn eventually(what: &str, mut done: impl FnMut() -> bool) {
+pub fn wait_until(what: &str, mut done: impl FnMut() -> bool) {
     let until = Instant::now() + Duration::from_secs(60);
     while !done() {
         assert!(Instant::now() < until, "{what} did not come true");
@@ -394,7 +399,7 @@ pub fn eventually(what: &str, mut done: impl FnMut() -> bool) {
 
 /// Stops a process, and waits until each thread has stopped: one on another CPU may still answer
 /// requests after the signal.
-pub fn stop(pid: i64) {
+pub fn stop_process(pid: i64) {
     let process = rustix::process::Pid::from_raw(pid as i32).unwrap();
     rustix::process::kill_process(process, rustix::process::Signal::STOP).unwrap();
     let is_stopped = |thread: std::fs::DirEntry| {
@@ -402,14 +407,14 @@ pub fn stop(pid: i64) {
         let stat = std::fs::read_to_string(thread.path().join("stat")).unwrap_or_default();
         stat.rsplit_once(") ").is_none_or(|(_, state)| state.starts_with('T'))
     };
-    eventually("every thread has stopped", || {
+    wait_until("every thread has stopped", || {
         let threads = std::fs::read_dir(format!("/proc/{pid}/task")).unwrap();
         threads.flatten().all(is_stopped)
     });
 }
 
 /// Creates a tree like sources: 2,400 files in 60 directories, mostly short, 24 MiB in total.
-pub fn tree_of_sources(top: &Path) {
+pub fn make_source_tree(top: &Path) {
     let mut random = Random::new(60);
     for dir in 0..60 {
         let mut at = top.join(format!("library-{}", dir % 7)).join(format!("part-{dir}"));
@@ -419,7 +424,7 @@ pub fn tree_of_sources(top: &Path) {
         std::fs::create_dir_all(&at).unwrap();
         for nth in 0..40 {
             let long = if random.once_in(10) { 90_000 } else { 3000 };
-            let mut bytes = vec![0; random.below(long) as usize];
+            let mut bytes = vec![0; random.next_below(long) as usize];
             random.fill(&mut bytes);
             std::fs::write(at.join(format!("source-{nth}.c")), bytes).unwrap();
         }
@@ -427,7 +432,7 @@ pub fn tree_of_sources(top: &Path) {
 }
 
 /// Creates a tree with one of everything that is hard to preserve.
-pub fn odd_tree(top: &Path) {
+pub fn make_odd_tree(top: &Path) {
     use std::os::unix::fs::{PermissionsExt, symlink};
     let write = |name: &[u8], bytes: &[u8]| {
         let path = top.join(OsStr::from_bytes(name));

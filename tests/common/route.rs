@@ -12,18 +12,18 @@ use draconis_exchange::channel::session::{Session, SessionConfig, accept, offer}
 use draconis_exchange::contract::Node;
 use draconis_exchange::contract::disk::Disk;
 use draconis_exchange::contract::request_log::{
-    Deferred, LoggedRequest, Outcome, RequestData, RequestLog,
+    DeferredRequest, LoggedRequest, RequestData, RequestLog, RequestOutcome,
 };
-use draconis_exchange::heap::arena::Class;
+use draconis_exchange::heap::arena::SlotClass;
 use draconis_exchange::heap::{PagePool, PoolBuffer};
 use draconis_exchange::shm::SharedMemory;
 use draconis_front::fuse::{Activity, Server, ServerOptions};
 use draconis_service::options::MountOptions;
 use draconis_service::volume::{VolumeTree, open_for_writing};
-use kernel::Kernel;
+use kernel::ScriptedKernel;
 use rustix::process::{PidfdFlags, getpid, pidfd_open};
 
-const LANES: u32 = 6;
+const LANE_COUNT: u32 = 6;
 
 /// A request log that allocates buffers like a worker's, but stores nothing.
 struct BufferOnlyLog {
@@ -35,12 +35,12 @@ impl RequestLog for BufferOnlyLog {
         self.rooms.allocate(len)
     }
     fn begin_request(&self, _: u64, _: Option<(&[u8], RequestData<'_>)>) {}
-    fn record_outcome(&self, _: Outcome) {}
+    fn record_outcome(&self, _: RequestOutcome) {}
     fn finish_request(&self) {}
-    fn defer(&self) -> Option<Deferred> {
+    fn defer_completion(&self) -> Option<DeferredRequest> {
         None
     }
-    fn finish_deferred(&self, _: Deferred) {}
+    fn finish_deferred(&self, _: DeferredRequest) {}
     fn is_quarantined(&self, _: u64) -> bool {
         false
     }
@@ -57,15 +57,15 @@ impl RequestLog for BufferOnlyLog {
     fn is_orphan(&self, _: Node) -> bool {
         false
     }
-    fn release(&self, _: &[Node]) {}
+    fn release_orphans(&self, _: &[Node]) {}
     fn release_orphan(&self, _: Node) {}
 }
 
 /// Creates both sides of a session.
-fn session() -> (Arc<Session>, Arc<Session>) {
-    let class = |slot_bytes, slots| Class { slot_bytes, slots };
+fn session_pair() -> (Arc<Session>, Arc<Session>) {
+    let class = |slot_bytes, slots| SlotClass { slot_bytes, slots };
     let plan = SessionConfig {
-        static_lanes: LANES,
+        static_lanes: LANE_COUNT,
         host_lanes: 0,
         guest_lanes: 0,
         host: vec![class(4096, 1)],
@@ -78,7 +78,7 @@ fn session() -> (Arc<Session>, Arc<Session>) {
 
 /// Connects a simulated kernel to a worker with a buffer pool of `rooms_bytes`, whose volume is on
 /// a disk service.
-pub fn with_mount(rooms_bytes: usize, test: impl FnOnce(&mut Kernel, &PagePool)) {
+pub fn with_simulated_mount(rooms_bytes: usize, test: impl FnOnce(&mut ScriptedKernel, &PagePool)) {
     let image = tempfile::NamedTempFile::new().unwrap();
     image.as_file().set_len(64 << 20).unwrap();
     let made = std::process::Command::new(env!("CARGO_BIN_EXE_draconis"))
@@ -89,14 +89,14 @@ pub fn with_mount(rooms_bytes: usize, test: impl FnOnce(&mut Kernel, &PagePool))
     assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
     let how = FileOptions { write: true, direct: true, uring: false };
     let file = FileDisk::open(image.path(), how).unwrap();
-    let (host, guest) = session();
-    let servers: Vec<_> = (0..LANES).filter_map(|lane| host.server::<Disk>(lane)).collect();
-    let clients: Vec<_> = (0..LANES).filter_map(|lane| guest.client::<Disk>(lane)).collect();
+    let (host, guest) = session_pair();
+    let servers: Vec<_> = (0..LANE_COUNT).filter_map(|lane| host.server::<Disk>(lane)).collect();
+    let clients: Vec<_> = (0..LANE_COUNT).filter_map(|lane| guest.client::<Disk>(lane)).collect();
     std::thread::scope(|scope| {
-        let service =
-            scope.spawn(|| draconis_device::serve(&file, servers, Duration::MAX).unwrap());
+        let service = scope
+            .spawn(|| draconis_device::serve_remote_disk(&file, servers, Duration::MAX).unwrap());
         let blocks = guest.clone();
-        let blocks = Box::new(move |len| blocks.block(len));
+        let blocks = Box::new(move |len| blocks.allocate_block(len));
         let memory = Arc::new(SharedMemory::new(rooms_bytes).unwrap());
         // SAFETY: nothing else writes to the memory.
         let rooms = unsafe { PagePool::new(memory.clone(), 0..rooms_bytes) };
@@ -105,7 +105,7 @@ pub fn with_mount(rooms_bytes: usize, test: impl FnOnce(&mut Kernel, &PagePool))
         let disk = disk.with_shared_memory(rooms.clone());
         let recorder = BufferOnlyLog { rooms: rooms.clone() };
         let tree: VolumeTree = open_for_writing(Arc::new(disk), &MountOptions::default()).unwrap();
-        let (mut kernel, device) = Kernel::new();
+        let (mut kernel, device) = ScriptedKernel::new();
         let activity = Activity::default();
         std::thread::scope(|scope| {
             let server = Server::new(&tree, ServerOptions::default()).with_recorder(&recorder);

@@ -5,7 +5,7 @@ use std::fmt::Display;
 /// Reports a skipped test. With `DRACONIS_REQUIRE=all` the machine should have all requirements, so
 /// this is a failure, unless a word of `DRACONIS_LACKS` is in `what`.
 #[track_caller]
-pub fn skipped(what: impl Display) {
+pub fn report_skipped(what: impl Display) {
     let what = what.to_string();
     let list = |name| std::env::var(name).unwrap_or_default();
     let lacks = list("DRACONIS_LACKS");

@@ -6,24 +6,25 @@ use std::process::Command;
 use rustix::process::{Pid, Signal, kill_process};
 
 use super::{
-    Draconis, IgnoredProperties, Kernel, eventually, mke2fs, mounts_below, same, scan_tree,
+    Draconis, IgnoredProperties, KernelMount, assert_same_trees, mke2fs, mounts_below, scan_tree,
+    wait_until,
 };
 
 /// A new volume, mounted read-write.
-pub struct Volume {
+pub struct MountedVolume {
     pub draconis: Draconis,
     pub image: PathBuf,
     pub at: PathBuf,
     keeps_access_times: bool,
 }
 
-impl Volume {
+impl MountedVolume {
     pub fn new(block: &str, size: &str, options: &str) -> Self {
-        Self::of("ext2", block, size, options)
+        Self::create_and_mount("ext2", block, size, options)
     }
 
     /// Creates and mounts a volume of type ext2, ext3 or ext4.
-    pub fn of(kind: &str, block: &str, size: &str, options: &str) -> Self {
+    pub fn create_and_mount(kind: &str, block: &str, size: &str, options: &str) -> Self {
         let draconis = Draconis::new();
         let image = draconis.path("volume.img");
         mke2fs(&image, None, &["-t", kind, "-b", block], size);
@@ -41,7 +42,7 @@ impl Volume {
 
     pub fn unmount(&self) {
         // A child of another test may hold our files between its fork and its exec.
-        eventually("it is not busy", || {
+        wait_until("it is not busy", || {
             let output = self.draconis.run(["umount".as_ref(), self.at.as_os_str()]);
             let said = String::from_utf8_lossy(&output.stderr);
             assert!(output.status.success() || said.contains("busy"), "{said}");
@@ -50,41 +51,41 @@ impl Volume {
     }
 
     /// Unmounts and checks the volume, and compares it with the kernel's view.
-    pub fn judge(&self) {
+    pub fn unmount_and_check(&self) {
         if self.keeps_access_times {
             // The first look may change access times.
             scan_tree(&self.at, IgnoredProperties::default());
         }
         let seen = scan_tree(&self.at, IgnoredProperties::default());
         self.unmount();
-        check(&self.image);
+        run_e2fsck(&self.image);
         let at = self.draconis.path("kernel");
-        if let Some(kernel) = Kernel::mount(&self.image, at, "comparing a changed volume") {
-            same(&seen, &scan_tree(&kernel.at, IgnoredProperties::default()));
+        if let Some(kernel) = KernelMount::mount(&self.image, at, "comparing a changed volume") {
+            assert_same_trees(&seen, &scan_tree(&kernel.at, IgnoredProperties::default()));
         }
     }
 
     /// Kills the worker, waits until the manager has noticed, and removes the dead mount.
     pub fn kill_worker(&self) {
-        kill_process(self.worker(), Signal::KILL).unwrap();
-        eventually("the loss is noticed", || {
+        kill_process(self.worker_pid(), Signal::KILL).unwrap();
+        wait_until("the loss is noticed", || {
             let mount = &self.draconis.status()["mounts"][0];
             mount["state"] == "dead"
                 && mount["why"].as_str().is_some_and(|why| why.contains("signal 9"))
         });
         assert_eq!(mounts_below(&self.at), std::slice::from_ref(&self.at), "it stays in place");
-        self.draconis.ok(["umount".as_ref(), self.at.as_os_str()]);
+        self.draconis.run_ok(["umount".as_ref(), self.at.as_os_str()]);
         assert!(mounts_below(&self.at).is_empty());
     }
 
-    pub fn worker(&self) -> Pid {
+    pub fn worker_pid(&self) -> Pid {
         let pid = self.draconis.status()["mounts"][0]["worker_pid"].as_i64().unwrap();
         Pid::from_raw(pid as i32).unwrap()
     }
 }
 
 /// Runs `e2fsck -fn`, which must report nothing.
-pub fn check(image: &Path) {
+pub fn run_e2fsck(image: &Path) {
     let output = Command::new("e2fsck").args(["-fn"]).arg(image).output().unwrap();
     let said = String::from_utf8_lossy(&output.stdout).into_owned();
     assert!(output.status.success(), "{said}");
@@ -93,12 +94,12 @@ pub fn check(image: &Path) {
     assert_eq!(remarks.count(), 0, "{said}");
 }
 
-pub fn run(command: &mut Command) {
+pub fn run_ok(command: &mut Command) {
     let output = command.output().unwrap();
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{command:?}: {said}");
 }
 
-pub fn shell(script: &str, at: &Path) {
-    run(Command::new("sh").args(["-euc", script]).current_dir(at));
+pub fn run_shell(script: &str, at: &Path) {
+    run_ok(Command::new("sh").args(["-euc", script]).current_dir(at));
 }

@@ -6,27 +6,27 @@
 
 use draconis_exchange::injected_fault::InjectedFault;
 
-use crate::case::Case;
-use crate::run::{self, Condition};
+use crate::case::TestCase;
+use crate::run::{self, VolumeCondition};
 use crate::scenarios;
-use crate::verdict::Verdict;
-use crate::volumes::{self, Pair};
-use crate::{chosen_by, combinations, verdict};
+use crate::verdict::ComparisonVerdict;
+use crate::volumes::{self, MountPair};
+use crate::{all_cases, cases_matching, new_verdict};
 
 /// Test that detects a fault.
-enum By {
+enum DetectingTest {
     /// Cases whose names contain all these words.
     Cases(&'static [&'static str]),
     Scenario(&'static str),
 }
 
 /// Maximum number of cases per fault.
-const CASES: usize = 8;
+const MAX_CASES_PER_FAULT: usize = 8;
 /// Maximum runs of a scenario until it detects the fault.
-const ATTEMPTS: usize = 20;
+const MAX_SCENARIO_RUNS: usize = 20;
 
-fn met_by(omission: InjectedFault) -> By {
-    use By::{Cases, Scenario};
+fn detecting_test(omission: InjectedFault) -> DetectingTest {
+    use DetectingTest::{Cases, Scenario};
     match omission {
         InjectedFault::StalePages => Scenario("asynchronous direct writes beside a reader"),
         InjectedFault::Handles => Scenario("handles of files that are not cached"),
@@ -61,44 +61,44 @@ fn met_by(omission: InjectedFault) -> By {
 }
 
 /// Runs the test of a fault, with the fault injected if `is_made`.
-fn judged(all: &[Case], omission: InjectedFault, is_made: bool) -> Verdict {
+fn run_with_fault(all: &[TestCase], omission: InjectedFault, is_made: bool) -> ComparisonVerdict {
     let leaves_out = is_made.then(|| format!("{omission:?}"));
-    let pair = Pair::broken("ext2", "4096", "64M", "rw,suid,dev", leaves_out);
-    let mut verdict = verdict();
-    match met_by(omission) {
-        By::Scenario(name) => {
+    let pair = MountPair::with_injected_fault("ext2", "4096", "64M", "rw,suid,dev", leaves_out);
+    let mut verdict = new_verdict();
+    match detecting_test(omission) {
+        DetectingTest::Scenario(name) => {
             // On a busy machine it may take several runs until the threads meet.
-            for _ in 0..if is_made { ATTEMPTS } else { 1 } {
-                scenarios::run(&pair, &mut verdict, |it| it == name);
-                if verdict.unknown() > 0 {
+            for _ in 0..if is_made { MAX_SCENARIO_RUNS } else { 1 } {
+                scenarios::run_scenarios(&pair, &mut verdict, |it| it == name);
+                if verdict.count_unknown() > 0 {
                     break;
                 }
             }
         }
-        By::Cases(words) => {
-            let mut cases = chosen_by(all, words);
+        DetectingTest::Cases(words) => {
+            let mut cases = cases_matching(all, words);
             assert!(!cases.is_empty(), "{omission:?}: no case has the words {words:?}");
-            cases.truncate(CASES);
-            run::run(pair, Condition::Normal, &cases, &mut verdict);
+            cases.truncate(MAX_CASES_PER_FAULT);
+            run::run_cases(pair, VolumeCondition::Normal, &cases, &mut verdict);
         }
     }
     verdict
 }
 
 #[test]
-fn what_is_left_out_is_missed() {
-    if !volumes::can("breaking a mount and comparing it with the kernel's driver") {
+fn injected_faults_are_detected() {
+    if !volumes::can_compare_mounts("breaking a mount and comparing it with the kernel's driver") {
         return;
     }
-    let all = combinations();
+    let all = all_cases();
     let mut failed = vec![];
     for omission in InjectedFault::ALL {
-        if judged(&all, omission, false).unknown() > 0 {
+        if run_with_fault(&all, omission, false).count_unknown() > 0 {
             failed.push(format!("{omission:?} is caught though nothing is left out"));
         }
-        let verdict = judged(&all, omission, true);
-        eprintln!("{omission:?}: {} kinds of differences", verdict.unknown());
-        if verdict.unknown() == 0 {
+        let verdict = run_with_fault(&all, omission, true);
+        eprintln!("{omission:?}: {} kinds of differences", verdict.count_unknown());
+        if verdict.count_unknown() == 0 {
             failed.push(format!("{omission:?} is not caught"));
         }
     }

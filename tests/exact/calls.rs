@@ -9,13 +9,13 @@ mod paths;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
-use crate::look::{self, Fields, Seen, said, short};
-use crate::sys::{self, Answer};
-use crate::who::Who;
+use crate::look::{self, ObservedFile, ResultFields, format_bytes, format_result};
+use crate::sys::{self, SyscallResult};
+use crate::who::TestUser;
 
 /// Group of a call, which decides the cases that it is combined with.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Group {
+pub enum CallGroup {
     /// Opens the target, and reads and writes.
     Open,
     /// Works on a descriptor of the target.
@@ -28,41 +28,41 @@ pub enum Group {
     Run,
 }
 
-pub struct Call {
+pub struct SystemCallTest {
     pub name: String,
-    pub group: Group,
+    pub group: CallGroup,
     /// True if root opens the descriptors and passes them to the user.
     pub given: bool,
     pub run: Box<dyn Fn(&mut CallContext) + Send + Sync>,
 }
 
 /// Returns all calls.
-pub fn all() -> &'static [Call] {
-    static CALLS: std::sync::OnceLock<Vec<Call>> = std::sync::OnceLock::new();
+pub fn all_calls() -> &'static [SystemCallTest] {
+    static CALLS: std::sync::OnceLock<Vec<SystemCallTest>> = std::sync::OnceLock::new();
     CALLS.get_or_init(|| {
-        let mut table = Table(vec![]);
-        opens::add(&mut table);
-        descriptors::add(&mut table);
-        paths::add(&mut table);
-        names::add(&mut table);
+        let mut table = CallTable(vec![]);
+        opens::add_open_calls(&mut table);
+        descriptors::add_descriptor_calls(&mut table);
+        paths::add_path_calls(&mut table);
+        names::add_name_calls(&mut table);
         table.0
     })
 }
 
-struct Table(Vec<Call>);
+struct CallTable(Vec<SystemCallTest>);
 
-impl Table {
-    fn add(
+impl CallTable {
+    fn add_call(
         &mut self,
-        group: Group,
+        group: CallGroup,
         name: impl Into<String>,
         run: impl Fn(&mut CallContext) + Send + Sync + 'static,
     ) {
-        self.0.push(Call { name: name.into(), group, given: false, run: Box::new(run) });
+        self.0.push(SystemCallTest { name: name.into(), group, given: false, run: Box::new(run) });
     }
 
     /// Adds a call on a descriptor opened by the user, and on one opened by root.
-    fn on_descriptor(
+    fn add_descriptor_call(
         &mut self,
         name: impl Into<String>,
         flags: i32,
@@ -72,33 +72,33 @@ impl Table {
         for given in [false, true] {
             let run = run.clone();
             let run = move |acts: &mut CallContext| {
-                let Some(fd) = acts.descriptor(flags, given) else { return };
+                let Some(fd) = acts.target_descriptor(flags, given) else { return };
                 run(acts, &fd);
                 acts.held.push(fd);
             };
             let name = if given { format!("{name}, given") } else { name.clone() };
-            let group = Group::Descriptor;
-            self.0.push(Call { name, group, given, run: Box::new(run) });
+            let group = CallGroup::Descriptor;
+            self.0.push(SystemCallTest { name, group, given, run: Box::new(run) });
         }
     }
 }
 
 /// A call in progress: its paths, user and results.
 pub struct CallContext<'a> {
-    pub who: Who,
+    pub who: TestUser,
     pub t: PathBuf,
     pub o: PathBuf,
     pub d: PathBuf,
     pub n: PathBuf,
     /// True if passed descriptors refer to an orphan.
     pub unlinked: bool,
-    pub answers: Fields,
+    pub answers: ResultFields,
     pub held: Vec<OwnedFd>,
     pub top: &'a Path,
 }
 
 impl<'a> CallContext<'a> {
-    pub fn new(dir: &Path, top: &'a Path, who: Who) -> Self {
+    pub fn new(dir: &Path, top: &'a Path, who: TestUser) -> Self {
         let [t, o, d, n] = ["t", "o", "d", "n"].map(|name| dir.join(name));
         Self { who, t, o, d, n, unlinked: false, answers: vec![], held: vec![], top }
     }
@@ -110,26 +110,30 @@ impl<'a> CallContext<'a> {
     }
 
     /// Makes a call as the user, and records its result.
-    fn call(&mut self, step: &str, call: impl FnOnce() -> Answer) -> Answer {
-        let answer = self.who.act(call);
-        self.record_answer(step, said(&answer, i64::to_string));
+    fn run_call(&mut self, step: &str, call: impl FnOnce() -> SyscallResult) -> SyscallResult {
+        let answer = self.who.run_as_user(call);
+        self.record_answer(step, format_result(&answer, i64::to_string));
         answer
     }
 
     /// Makes a call that returns a descriptor, whose number is not recorded.
     fn open(&mut self, step: &str, open: impl FnOnce() -> Result<OwnedFd, i32>) -> Option<OwnedFd> {
-        let answer = self.who.act(open);
-        self.record_answer(step, said(&answer, |_| "open".into()));
+        let answer = self.who.run_as_user(open);
+        self.record_answer(step, format_result(&answer, |_| "open".into()));
         answer.ok()
     }
 
     /// Makes a call that returns bytes.
-    fn bytes(&mut self, step: &str, call: impl FnOnce() -> Result<Vec<u8>, i32>) {
-        let answer = self.who.act(call);
-        self.record_answer(step, said(&answer, |bytes| short(bytes)));
+    fn run_call_returning_bytes(
+        &mut self,
+        step: &str,
+        call: impl FnOnce() -> Result<Vec<u8>, i32>,
+    ) {
+        let answer = self.who.run_as_user(call);
+        self.record_answer(step, format_result(&answer, |bytes| format_bytes(bytes)));
     }
 
-    fn descriptor(&mut self, flags: i32, given: bool) -> Option<OwnedFd> {
+    fn target_descriptor(&mut self, flags: i32, given: bool) -> Option<OwnedFd> {
         // Must not block on a FIFO, nor follow a symbolic link.
         let flags = flags | libc::O_NONBLOCK;
         if !given {
@@ -137,18 +141,18 @@ impl<'a> CallContext<'a> {
             return self.open("open", || sys::open(&t, flags, 0));
         }
         let opened = sys::open(&self.t, flags, 0);
-        self.record_answer("open by root", said(&opened, |_| "open".into()));
+        self.record_answer("open by root", format_result(&opened, |_| "open".into()));
         if self.unlinked && opened.is_ok() {
             let removed = sys::unlink(&self.t, 0);
-            self.record_answer("unlink by root", said(&removed, i64::to_string));
+            self.record_answer("unlink by root", format_result(&removed, i64::to_string));
         }
         opened.ok()
     }
 
     /// Returns the properties of the files behind open descriptors.
-    pub fn look_at_held(&self) -> Vec<Seen> {
+    pub fn stat_held_descriptors(&self) -> Vec<ObservedFile> {
         let seen = self.held.iter().enumerate().filter_map(|(i, fd)| {
-            Some(look::of(&format!("descriptor {i}"), &sys::fstat(fd).ok()?))
+            Some(look::from_statx(&format!("descriptor {i}"), &sys::fstat(fd).ok()?))
         });
         seen.collect()
     }

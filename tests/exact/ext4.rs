@@ -1,11 +1,11 @@
 //! Differences on ext4 volumes only. A case must show every row.
 
-use crate::verdict::Known;
+use crate::verdict::KnownDifference;
 
-pub const TABLE: &str = "ext4.rs";
+pub const TABLE_NAME: &str = "ext4.rs";
 
-pub const ROWS: &[Known] = &[
-    Known {
+pub const EXT4_DIFFERENCES: &[KnownDifference] = &[
+    KnownDifference {
         why: "the kernel does not ask on FUSE before it refuses to collapse and to insert",
         shown_by: "fallocate collapse 0+4096, given | Regular | Fowner | plain | watched",
         is: |case, d| {
@@ -14,14 +14,14 @@ pub const ROWS: &[Known] = &[
             name.starts_with("fallocate") && moves && d.ours == "EOPNOTSUPP"
         },
     },
-    Known {
+    KnownDifference {
         why: "a directory stays mapped by extents",
         shown_by: "SETFLAGS none | EmptyDirectory | Root | setuid append-only | watched",
-        is: |case, d| case.call.name.starts_with("SETFLAGS") && d.is("EOPNOTSUPP", "0"),
+        is: |case, d| case.call.name.starts_with("SETFLAGS") && d.has_values("EOPNOTSUPP", "0"),
     },
 ];
 
 /// Returns true if a row names this case.
-pub fn shows(case: &str) -> bool {
-    ROWS.iter().any(|row| row.shown_by == case)
+pub fn is_example_case(case: &str) -> bool {
+    EXT4_DIFFERENCES.iter().any(|row| row.shown_by == case)
 }

@@ -11,13 +11,13 @@ use std::process::{Child, Command, Stdio};
 
 use serde::{Deserialize, Serialize};
 
-use crate::look::{self, Fields, Seen, said, short};
-use crate::sys::{self, Mapping};
+use crate::look::{self, ObservedFile, ResultFields, format_bytes, format_result};
+use crate::sys::{self, MemoryMapping};
 
-const CHILD: &str = "DRACONIS_EXACT_OBSERVER";
+const OBSERVER_CHILD_ENV: &str = "DRACONIS_EXACT_OBSERVER";
 
 #[derive(Serialize, Deserialize)]
-enum Ask {
+enum ObserverRequest {
     Watch(usize, PathBuf),
     Look(usize),
     Forget(usize),
@@ -25,23 +25,23 @@ enum Ask {
 
 /// What the observer sees: attributes before reading, and then contents.
 #[derive(Serialize, Deserialize, Default)]
-pub struct View {
-    pub seen: Vec<Seen>,
-    pub contents: Fields,
+pub struct ObserverView {
+    pub seen: Vec<ObservedFile>,
+    pub contents: ResultFields,
 }
 
-pub struct Observer {
+pub struct ObserverProcess {
     child: Child,
     to: UnixStream,
     from: BufReader<UnixStream>,
 }
 
-impl Observer {
+impl ObserverProcess {
     pub fn start() -> Self {
         let (to, theirs) = UnixStream::pair().unwrap();
         let child = Command::new(std::env::current_exe().unwrap())
             .args(["--exact", "observer::child", "--nocapture"])
-            .env(CHILD, "1")
+            .env(OBSERVER_CHILD_ENV, "1")
             .stdin(Stdio::from(OwnedFd::from(theirs)))
             .stdout(Stdio::null())
             .spawn()
@@ -51,20 +51,20 @@ impl Observer {
     }
 
     /// Opens a file, and reads, maps or lists it.
-    pub fn watch(&mut self, id: usize, path: &Path) {
-        self.ask(&Ask::Watch(id, path.to_path_buf()));
+    pub fn watch_file(&mut self, id: usize, path: &Path) {
+        self.send_request(&ObserverRequest::Watch(id, path.to_path_buf()));
     }
 
     /// Returns the observer's current view of a watched file.
-    pub fn look(&mut self, id: usize) -> View {
-        self.ask(&Ask::Look(id))
+    pub fn view_file(&mut self, id: usize) -> ObserverView {
+        self.send_request(&ObserverRequest::Look(id))
     }
 
-    pub fn forget(&mut self, id: usize) {
-        self.ask(&Ask::Forget(id));
+    pub fn forget_file(&mut self, id: usize) {
+        self.send_request(&ObserverRequest::Forget(id));
     }
 
-    fn ask(&mut self, ask: &Ask) -> View {
+    fn send_request(&mut self, ask: &ObserverRequest) -> ObserverView {
         let mut line = serde_json::to_vec(ask).unwrap();
         line.push(b'\n');
         self.to.write_all(&line).unwrap();
@@ -74,7 +74,7 @@ impl Observer {
     }
 }
 
-impl Drop for Observer {
+impl Drop for ObserverProcess {
     fn drop(&mut self) {
         let _ = self.to.shutdown(std::net::Shutdown::Both);
         let _ = self.child.wait();
@@ -82,51 +82,52 @@ impl Drop for Observer {
 }
 
 /// Descriptors that the child holds for a file.
-struct Watched {
+struct WatchedFile {
     path: PathBuf,
     /// The file itself, of any type.
     file: Option<OwnedFd>,
     /// An open regular file or directory.
     open: Option<OwnedFd>,
-    mapping: Option<Mapping>,
+    mapping: Option<MemoryMapping>,
 }
 
-const PAGE: usize = 4096;
+const PAGE_BYTES: usize = 4096;
 
-impl Watched {
+impl WatchedFile {
     fn new(path: PathBuf) -> Self {
         let file = sys::open(&path, libc::O_PATH | libc::O_NOFOLLOW, 0).ok();
-        let kind = file.as_ref().and_then(|file| Some(look::kind(&sys::fstat(file).ok()?)));
+        let kind =
+            file.as_ref().and_then(|file| Some(look::file_type_bits(&sys::fstat(file).ok()?)));
         let can_open = matches!(kind, Some(libc::S_IFREG | libc::S_IFDIR));
         let how = libc::O_RDONLY | libc::O_NOFOLLOW | libc::O_NONBLOCK;
         let open = if can_open { sys::open(&path, how, 0).ok() } else { None };
         let is_file = kind == Some(libc::S_IFREG);
         let mapping = open.as_ref().filter(|_| is_file);
-        let mapping = mapping.and_then(|open| Mapping::new(open, PAGE, false).ok());
+        let mapping = mapping.and_then(|open| MemoryMapping::new(open, PAGE_BYTES, false).ok());
         Self { path, file, open, mapping }
     }
 
-    fn look(&self) -> View {
-        let mut view = View::default();
+    fn view_file(&self) -> ObserverView {
+        let mut view = ObserverView::default();
         if let Some(Ok(found)) = self.file.as_ref().map(sys::fstat) {
-            view.seen.push(look::of("held", &found));
+            view.seen.push(look::from_statx("held", &found));
         }
         match sys::lstat(&self.path) {
-            Ok(found) => view.seen.push(look::of("named", &found)),
+            Ok(found) => view.seen.push(look::from_statx("named", &found)),
             Err(errno) => view.contents.push(("named".into(), sys::errno_name(errno))),
         }
         let Some(open) = &self.open else { return view };
         let Ok(found) = sys::fstat(open) else { return view };
         let mut tell = |key: &str, value| view.contents.push((key.into(), value));
-        if look::kind(&found) == libc::S_IFDIR {
-            tell("names", said(&sys::names(open), |names| names.join(" ")));
+        if look::file_type_bits(&found) == libc::S_IFDIR {
+            tell("names", format_result(&sys::list_names(open), |names| names.join(" ")));
             return view;
         }
         if let Some(mapping) = &self.mapping {
-            let len = PAGE.min(found.stx_size as usize);
-            tell("mapped", said(&mapping.bytes(len), |bytes| short(bytes)));
+            let len = PAGE_BYTES.min(found.stx_size as usize);
+            tell("mapped", format_result(&mapping.read_bytes(len), |bytes| format_bytes(bytes)));
         }
-        tell("buffered", said(&look::read_all(open), |bytes| short(bytes)));
+        tell("buffered", format_result(&look::read_all(open), |bytes| format_bytes(bytes)));
         view
     }
 }
@@ -134,7 +135,7 @@ impl Watched {
 /// Not a test: the child that [`Observer`] starts.
 #[test]
 fn child() {
-    if std::env::var_os(CHILD).is_none() {
+    if std::env::var_os(OBSERVER_CHILD_ENV).is_none() {
         return;
     }
     let socket = std::io::stdin().as_fd().try_clone_to_owned().unwrap();
@@ -143,16 +144,18 @@ fn child() {
     for line in BufReader::new(answers.try_clone().unwrap()).lines() {
         let Ok(line) = line else { return };
         let view = match serde_json::from_str(&line).unwrap() {
-            Ask::Watch(id, path) => {
-                let one = Watched::new(path);
-                one.look();
+            ObserverRequest::Watch(id, path) => {
+                let one = WatchedFile::new(path);
+                one.view_file();
                 watched.insert(id, one);
-                View::default()
+                ObserverView::default()
             }
-            Ask::Look(id) => watched.get(&id).map(Watched::look).unwrap_or_default(),
-            Ask::Forget(id) => {
+            ObserverRequest::Look(id) => {
+                watched.get(&id).map(WatchedFile::view_file).unwrap_or_default()
+            }
+            ObserverRequest::Forget(id) => {
                 watched.remove(&id);
-                View::default()
+                ObserverView::default()
             }
         };
         let mut answer = serde_json::to_vec(&view).unwrap();

@@ -10,25 +10,25 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
 /// Result of a call, or its errno.
-pub type Answer = Result<i64, i32>;
+pub type SyscallResult = Result<i64, i32>;
 
 macro_rules! raw {
     ($number:expr $(, $argument:expr)* $(,)?) => {{
         // SAFETY: every pointer refers to memory that outlives the call and has the size passed
         // with it. The kernel writes only bytes or integers, for which every bit pattern is valid.
-        let returned = unsafe { libc::syscall($number $(, Word::word($argument))*) };
+        let returned = unsafe { libc::syscall($number $(, SyscallArgument::word($argument))*) };
         if returned == -1 { Err(errno()) } else { Ok(returned) }
     }};
 }
 
 /// An argument as a register-wide word, which is also the width on the stack.
-trait Word {
+trait SyscallArgument {
     fn word(self) -> libc::c_long;
 }
 
 macro_rules! words {
     ($($integer:ty),*) => {
-        $(impl Word for $integer {
+        $(impl SyscallArgument for $integer {
             fn word(self) -> libc::c_long {
                 self as libc::c_long
             }
@@ -37,13 +37,13 @@ macro_rules! words {
 }
 words!(i32, u32, i64, u64, usize);
 
-impl<T> Word for *const T {
+impl<T> SyscallArgument for *const T {
     fn word(self) -> libc::c_long {
         self.expose_provenance() as libc::c_long
     }
 }
 
-impl<T> Word for *mut T {
+impl<T> SyscallArgument for *mut T {
     fn word(self) -> libc::c_long {
         self.expose_provenance() as libc::c_long
     }
@@ -53,16 +53,16 @@ fn errno() -> i32 {
     std::io::Error::last_os_error().raw_os_error().unwrap_or(0)
 }
 
-fn c(path: &Path) -> CString {
+fn path_to_cstring(path: &Path) -> CString {
     // Paths of the suite contain no NUL.
     CString::new(path.as_os_str().as_bytes()).unwrap()
 }
 
-fn text(name: &str) -> CString {
+fn str_to_cstring(name: &str) -> CString {
     CString::new(name).unwrap()
 }
 
-fn owned(answer: Answer) -> Result<OwnedFd, i32> {
+fn into_owned_fd(answer: SyscallResult) -> Result<OwnedFd, i32> {
     // SAFETY: the kernel has just returned this new descriptor.
     answer.map(|fd| unsafe { OwnedFd::from_raw_fd(fd as RawFd) })
 }
@@ -75,27 +75,27 @@ pub fn open(path: &Path, flags: i32, mode: u32) -> Result<OwnedFd, i32> {
 
 pub fn open_at(dir: RawFd, path: &Path, flags: i32, mode: u32) -> Result<OwnedFd, i32> {
     let flags = flags | libc::O_CLOEXEC;
-    owned(raw!(libc::SYS_openat, dir, c(path).as_ptr(), flags, mode))
+    into_owned_fd(raw!(libc::SYS_openat, dir, path_to_cstring(path).as_ptr(), flags, mode))
 }
 
-pub fn read(fd: &OwnedFd, buffer: &mut [u8]) -> Answer {
+pub fn read(fd: &OwnedFd, buffer: &mut [u8]) -> SyscallResult {
     raw!(libc::SYS_read, fd.as_raw_fd(), buffer.as_mut_ptr(), buffer.len())
 }
 
-pub fn pread(fd: &OwnedFd, buffer: &mut [u8], at: i64) -> Answer {
+pub fn pread(fd: &OwnedFd, buffer: &mut [u8], at: i64) -> SyscallResult {
     raw!(libc::SYS_pread64, fd.as_raw_fd(), buffer.as_mut_ptr(), buffer.len(), at)
 }
 
-pub fn write(fd: &OwnedFd, bytes: &[u8]) -> Answer {
+pub fn write(fd: &OwnedFd, bytes: &[u8]) -> SyscallResult {
     raw!(libc::SYS_write, fd.as_raw_fd(), bytes.as_ptr(), bytes.len())
 }
 
-pub fn pwrite(fd: &OwnedFd, bytes: &[u8], at: i64) -> Answer {
+pub fn pwrite(fd: &OwnedFd, bytes: &[u8], at: i64) -> SyscallResult {
     raw!(libc::SYS_pwrite64, fd.as_raw_fd(), bytes.as_ptr(), bytes.len(), at)
 }
 
 /// Calls `pwritev2` with two parts; offset -1 means the file position.
-pub fn pwritev2(fd: &OwnedFd, parts: [&[u8]; 2], at: i64, flags: i32) -> Answer {
+pub fn pwritev2(fd: &OwnedFd, parts: [&[u8]; 2], at: i64, flags: i32) -> SyscallResult {
     let part = |bytes: &[u8]| libc::iovec {
         iov_base: bytes.as_ptr().cast_mut().cast(),
         iov_len: bytes.len(),
@@ -104,33 +104,33 @@ pub fn pwritev2(fd: &OwnedFd, parts: [&[u8]; 2], at: i64, flags: i32) -> Answer 
     raw!(libc::SYS_pwritev2, fd.as_raw_fd(), parts.as_ptr(), 2, at, 0, flags)
 }
 
-pub fn seek(fd: &OwnedFd, at: i64, whence: i32) -> Answer {
+pub fn seek(fd: &OwnedFd, at: i64, whence: i32) -> SyscallResult {
     raw!(libc::SYS_lseek, fd.as_raw_fd(), at, whence)
 }
 
-pub fn ftruncate(fd: &OwnedFd, len: i64) -> Answer {
+pub fn ftruncate(fd: &OwnedFd, len: i64) -> SyscallResult {
     raw!(libc::SYS_ftruncate, fd.as_raw_fd(), len)
 }
 
-pub fn truncate(path: &Path, len: i64) -> Answer {
-    raw!(libc::SYS_truncate, c(path).as_ptr(), len)
+pub fn truncate(path: &Path, len: i64) -> SyscallResult {
+    raw!(libc::SYS_truncate, path_to_cstring(path).as_ptr(), len)
 }
 
-pub fn fallocate(fd: &OwnedFd, mode: i32, at: i64, len: i64) -> Answer {
+pub fn fallocate(fd: &OwnedFd, mode: i32, at: i64, len: i64) -> SyscallResult {
     raw!(libc::SYS_fallocate, fd.as_raw_fd(), mode, at, len)
 }
 
-pub fn copy_file_range(from: &OwnedFd, to: &OwnedFd, len: usize) -> Answer {
+pub fn copy_file_range(from: &OwnedFd, to: &OwnedFd, len: usize) -> SyscallResult {
     let none = std::ptr::null_mut::<i64>();
     raw!(libc::SYS_copy_file_range, from.as_raw_fd(), none, to.as_raw_fd(), none, len, 0)
 }
 
-pub fn sendfile(from: &OwnedFd, to: &OwnedFd, len: usize) -> Answer {
+pub fn sendfile(from: &OwnedFd, to: &OwnedFd, len: usize) -> SyscallResult {
     let none = std::ptr::null_mut::<i64>();
     raw!(libc::SYS_sendfile, to.as_raw_fd(), from.as_raw_fd(), none, len)
 }
 
-pub fn splice(from: &OwnedFd, to: &OwnedFd, len: usize) -> Answer {
+pub fn splice(from: &OwnedFd, to: &OwnedFd, len: usize) -> SyscallResult {
     let none = std::ptr::null_mut::<i64>();
     raw!(libc::SYS_splice, from.as_raw_fd(), none, to.as_raw_fd(), none, len, 0)
 }
@@ -143,16 +143,16 @@ pub fn pipe() -> [OwnedFd; 2] {
 }
 
 /// Calls `fsync`, `fdatasync` or `syncfs`, by number.
-pub fn sync(number: i64, fd: &OwnedFd) -> Answer {
+pub fn sync_by_number(number: i64, fd: &OwnedFd) -> SyscallResult {
     raw!(number, fd.as_raw_fd())
 }
 
-pub fn flock(fd: &OwnedFd, operation: i32) -> Answer {
+pub fn flock(fd: &OwnedFd, operation: i32) -> SyscallResult {
     raw!(libc::SYS_flock, fd.as_raw_fd(), operation)
 }
 
 /// Calls `F_SETLK` or `F_OFD_SETLK` on the bytes from 10 to 20.
-pub fn lock(fd: &OwnedFd, command: i32, kind: i32) -> Answer {
+pub fn set_lock(fd: &OwnedFd, command: i32, kind: i32) -> SyscallResult {
     // SAFETY: a struct of integers.
     let mut lock: libc::flock = unsafe { std::mem::zeroed() };
     lock.l_type = kind as i16;
@@ -162,7 +162,7 @@ pub fn lock(fd: &OwnedFd, command: i32, kind: i32) -> Answer {
 }
 
 /// Returns the names of a directory from its start, through a descriptor that may have listed it.
-pub fn names(fd: &OwnedFd) -> Result<Vec<String>, i32> {
+pub fn list_names(fd: &OwnedFd) -> Result<Vec<String>, i32> {
     seek(fd, 0, libc::SEEK_SET)?;
     let mut found = vec![];
     let mut buffer = vec![0_u8; 32 << 10];
@@ -184,15 +184,15 @@ pub fn names(fd: &OwnedFd) -> Result<Vec<String>, i32> {
 }
 
 /// A memory mapping of a file.
-pub struct Mapping {
+pub struct MemoryMapping {
     at: *mut u8,
     len: usize,
 }
 
 // SAFETY: a mapping belongs to the process, not to a thread, and has one owner.
-unsafe impl Send for Mapping {}
+unsafe impl Send for MemoryMapping {}
 
-impl Mapping {
+impl MemoryMapping {
     pub fn new(fd: &OwnedFd, len: usize, writable: bool) -> Result<Self, i32> {
         let access = libc::PROT_READ | if writable { libc::PROT_WRITE } else { 0 };
         let none = std::ptr::null_mut::<u8>();
@@ -202,7 +202,7 @@ impl Mapping {
 
     /// Returns the first `len` bytes by a system call: an inaccessible page gives an errno instead
     /// of a signal.
-    pub fn bytes(&self, len: usize) -> Result<Vec<u8>, i32> {
+    pub fn read_bytes(&self, len: usize) -> Result<Vec<u8>, i32> {
         assert!(len <= self.len);
         let mut bytes = vec![0_u8; len];
         let own = std::process::id();
@@ -213,19 +213,19 @@ impl Mapping {
     }
 
     /// Stores bytes by a system call, for the same reason.
-    pub fn store(&mut self, at: usize, bytes: &[u8]) -> Answer {
+    pub fn store_bytes(&mut self, at: usize, bytes: &[u8]) -> SyscallResult {
         assert!(at + bytes.len() <= self.len);
         let [from, to] = pipe();
         write(&to, bytes)?;
         raw!(libc::SYS_read, from.as_raw_fd(), self.at.wrapping_add(at), bytes.len())
     }
 
-    pub fn sync(&self) -> Answer {
+    pub fn sync(&self) -> SyscallResult {
         raw!(libc::SYS_msync, self.at, self.len, libc::MS_SYNC)
     }
 }
 
-impl Drop for Mapping {
+impl Drop for MemoryMapping {
     fn drop(&mut self) {
         let _ = raw!(libc::SYS_munmap, self.at, self.len);
     }
@@ -237,7 +237,7 @@ pub fn statx(dir: RawFd, path: &Path, flags: i32) -> Result<libc::statx, i32> {
     // SAFETY: a struct of integers.
     let mut seen: libc::statx = unsafe { std::mem::zeroed() };
     let mask = libc::STATX_BASIC_STATS | libc::STATX_BTIME;
-    raw!(libc::SYS_statx, dir, c(path).as_ptr(), flags, mask, &raw mut seen)?;
+    raw!(libc::SYS_statx, dir, path_to_cstring(path).as_ptr(), flags, mask, &raw mut seen)?;
     Ok(seen)
 }
 
@@ -252,12 +252,12 @@ pub fn fstat(fd: &OwnedFd) -> Result<libc::statx, i32> {
 pub fn statfs(path: &Path) -> Result<libc::statfs, i32> {
     // SAFETY: a struct of integers.
     let mut seen: libc::statfs = unsafe { std::mem::zeroed() };
-    raw!(libc::SYS_statfs, c(path).as_ptr(), &raw mut seen)?;
+    raw!(libc::SYS_statfs, path_to_cstring(path).as_ptr(), &raw mut seen)?;
     Ok(seen)
 }
 
-pub fn access(path: &Path, mode: i32, flags: i32) -> Answer {
-    raw!(libc::SYS_faccessat2, libc::AT_FDCWD, c(path).as_ptr(), mode, flags)
+pub fn access(path: &Path, mode: i32, flags: i32) -> SyscallResult {
+    raw!(libc::SYS_faccessat2, libc::AT_FDCWD, path_to_cstring(path).as_ptr(), mode, flags)
 }
 
 pub fn readlink(path: &Path) -> Result<Vec<u8>, i32> {
@@ -265,7 +265,7 @@ pub fn readlink(path: &Path) -> Result<Vec<u8>, i32> {
     let len = raw!(
         libc::SYS_readlinkat,
         libc::AT_FDCWD,
-        c(path).as_ptr(),
+        path_to_cstring(path).as_ptr(),
         buffer.as_mut_ptr(),
         buffer.len()
     )?;
@@ -273,48 +273,48 @@ pub fn readlink(path: &Path) -> Result<Vec<u8>, i32> {
     Ok(buffer)
 }
 
-pub fn chmod(path: &Path, mode: u32) -> Answer {
-    raw!(libc::SYS_fchmodat, libc::AT_FDCWD, c(path).as_ptr(), mode)
+pub fn chmod(path: &Path, mode: u32) -> SyscallResult {
+    raw!(libc::SYS_fchmodat, libc::AT_FDCWD, path_to_cstring(path).as_ptr(), mode)
 }
 
-pub fn fchmod(fd: &OwnedFd, mode: u32) -> Answer {
+pub fn fchmod(fd: &OwnedFd, mode: u32) -> SyscallResult {
     raw!(libc::SYS_fchmod, fd.as_raw_fd(), mode)
 }
 
 /// Sets owner and group; 2³² - 1 leaves one unchanged.
-pub fn chown(path: &Path, owner: u32, group: u32, flags: i32) -> Answer {
-    raw!(libc::SYS_fchownat, libc::AT_FDCWD, c(path).as_ptr(), owner, group, flags)
+pub fn chown(path: &Path, owner: u32, group: u32, flags: i32) -> SyscallResult {
+    raw!(libc::SYS_fchownat, libc::AT_FDCWD, path_to_cstring(path).as_ptr(), owner, group, flags)
 }
 
-pub fn fchown(fd: &OwnedFd, owner: u32, group: u32) -> Answer {
+pub fn fchown(fd: &OwnedFd, owner: u32, group: u32) -> SyscallResult {
     raw!(libc::SYS_fchown, fd.as_raw_fd(), owner, group)
 }
 
 /// Sets times in seconds and nanoseconds, including `UTIME_NOW` and `UTIME_OMIT`.
-pub fn utimens(path: &Path, times: [(i64, i64); 2], flags: i32) -> Answer {
+pub fn utimens(path: &Path, times: [(i64, i64); 2], flags: i32) -> SyscallResult {
     let times = times.map(|(tv_sec, tv_nsec)| libc::timespec { tv_sec, tv_nsec });
-    raw!(libc::SYS_utimensat, libc::AT_FDCWD, c(path).as_ptr(), times.as_ptr(), flags)
+    raw!(libc::SYS_utimensat, libc::AT_FDCWD, path_to_cstring(path).as_ptr(), times.as_ptr(), flags)
 }
 
-pub fn futimens(fd: &OwnedFd, times: [(i64, i64); 2]) -> Answer {
+pub fn futimens(fd: &OwnedFd, times: [(i64, i64); 2]) -> SyscallResult {
     let times = times.map(|(tv_sec, tv_nsec)| libc::timespec { tv_sec, tv_nsec });
     raw!(libc::SYS_utimensat, fd.as_raw_fd(), std::ptr::null::<u8>(), times.as_ptr(), 0)
 }
 
 /// Sets an extended attribute without following links.
-pub fn setxattr(path: &Path, name: &str, value: &[u8], flags: i32) -> Answer {
-    let (path, name) = (c(path), text(name));
+pub fn setxattr(path: &Path, name: &str, value: &[u8], flags: i32) -> SyscallResult {
+    let (path, name) = (path_to_cstring(path), str_to_cstring(name));
     raw!(libc::SYS_lsetxattr, path.as_ptr(), name.as_ptr(), value.as_ptr(), value.len(), flags)
 }
 
-pub fn fsetxattr(fd: &OwnedFd, name: &str, value: &[u8], flags: i32) -> Answer {
-    let name = text(name);
+pub fn fsetxattr(fd: &OwnedFd, name: &str, value: &[u8], flags: i32) -> SyscallResult {
+    let name = str_to_cstring(name);
     let (at, len) = (value.as_ptr(), value.len());
     raw!(libc::SYS_fsetxattr, fd.as_raw_fd(), name.as_ptr(), at, len, flags)
 }
 
 pub fn getxattr(path: &Path, name: &str) -> Result<Vec<u8>, i32> {
-    let (path, name, mut value) = (c(path), text(name), vec![0_u8; 8192]);
+    let (path, name, mut value) = (path_to_cstring(path), str_to_cstring(name), vec![0_u8; 8192]);
     let (at, room) = (value.as_mut_ptr(), value.len());
     let len = raw!(libc::SYS_lgetxattr, path.as_ptr(), name.as_ptr(), at, room)?;
     value.truncate(len as usize);
@@ -323,7 +323,7 @@ pub fn getxattr(path: &Path, name: &str) -> Result<Vec<u8>, i32> {
 
 /// Returns the sorted names of extended attributes.
 pub fn listxattr(path: &Path) -> Result<Vec<String>, i32> {
-    let (path, mut list) = (c(path), vec![0_u8; 8192]);
+    let (path, mut list) = (path_to_cstring(path), vec![0_u8; 8192]);
     let len = raw!(libc::SYS_llistxattr, path.as_ptr(), list.as_mut_ptr(), list.len())?;
     let names = list[..len as usize].split(|&byte| byte == 0).filter(|name| !name.is_empty());
     let mut names: Vec<_> = names.map(|name| String::from_utf8_lossy(name).into_owned()).collect();
@@ -331,49 +331,49 @@ pub fn listxattr(path: &Path) -> Result<Vec<String>, i32> {
     Ok(names)
 }
 
-pub fn removexattr(path: &Path, name: &str) -> Answer {
-    let (path, name) = (c(path), text(name));
+pub fn removexattr(path: &Path, name: &str) -> SyscallResult {
+    let (path, name) = (path_to_cstring(path), str_to_cstring(name));
     raw!(libc::SYS_lremovexattr, path.as_ptr(), name.as_ptr())
 }
 
-const GETFLAGS: u64 = 0x8008_6601;
-const SETFLAGS: u64 = 0x4008_6602;
-const GETVERSION: u64 = 0x8008_7601;
-const FSGETXATTR: u64 = 0x801c_581f;
-const FSSETXATTR: u64 = 0x401c_5820;
+const FS_IOC_GETFLAGS: u64 = 0x8008_6601;
+const FS_IOC_SETFLAGS: u64 = 0x4008_6602;
+const FS_IOC_GETVERSION: u64 = 0x8008_7601;
+const FS_IOC_FSGETXATTR: u64 = 0x801c_581f;
+const FS_IOC_FSSETXATTR: u64 = 0x401c_5820;
 
-pub fn flags(fd: &OwnedFd) -> Result<u32, i32> {
+pub fn get_inode_flags(fd: &OwnedFd) -> Result<u32, i32> {
     let mut flags = [0_u32; 2];
-    raw!(libc::SYS_ioctl, fd.as_raw_fd(), GETFLAGS, flags.as_mut_ptr())?;
+    raw!(libc::SYS_ioctl, fd.as_raw_fd(), FS_IOC_GETFLAGS, flags.as_mut_ptr())?;
     Ok(flags[0])
 }
 
-pub fn set_flags(fd: &OwnedFd, flags: u32) -> Answer {
-    raw!(libc::SYS_ioctl, fd.as_raw_fd(), SETFLAGS, [flags, 0].as_ptr())
+pub fn set_inode_flags(fd: &OwnedFd, flags: u32) -> SyscallResult {
+    raw!(libc::SYS_ioctl, fd.as_raw_fd(), FS_IOC_SETFLAGS, [flags, 0].as_ptr())
 }
 
-pub fn version(fd: &OwnedFd) -> Answer {
-    raw!(libc::SYS_ioctl, fd.as_raw_fd(), GETVERSION, [0_u32; 2].as_mut_ptr())
+pub fn get_version(fd: &OwnedFd) -> SyscallResult {
+    raw!(libc::SYS_ioctl, fd.as_raw_fd(), FS_IOC_GETVERSION, [0_u32; 2].as_mut_ptr())
 }
 
 /// Returns flags, extent size hint, number of extents, project, CoW hint, and zeros.
-pub fn fsxattr(fd: &OwnedFd) -> Result<[u32; 7], i32> {
+pub fn get_fsxattr(fd: &OwnedFd) -> Result<[u32; 7], i32> {
     let mut value = [0; 7];
-    raw!(libc::SYS_ioctl, fd.as_raw_fd(), FSGETXATTR, value.as_mut_ptr())?;
+    raw!(libc::SYS_ioctl, fd.as_raw_fd(), FS_IOC_FSGETXATTR, value.as_mut_ptr())?;
     Ok(value)
 }
 
-pub fn set_fsxattr(fd: &OwnedFd, value: [u32; 7]) -> Answer {
-    raw!(libc::SYS_ioctl, fd.as_raw_fd(), FSSETXATTR, value.as_ptr())
+pub fn set_fsxattr(fd: &OwnedFd, value: [u32; 7]) -> SyscallResult {
+    raw!(libc::SYS_ioctl, fd.as_raw_fd(), FS_IOC_FSSETXATTR, value.as_ptr())
 }
 
 /// A file handle: length, type, bytes.
-pub type Handle = [u8; 8 + 128];
+pub type FileHandleBytes = [u8; 8 + 128];
 
-pub fn name_to_handle(path: &Path) -> Result<Handle, i32> {
-    let mut handle: Handle = [0; 136];
+pub fn name_to_handle(path: &Path) -> Result<FileHandleBytes, i32> {
+    let mut handle: FileHandleBytes = [0; 136];
     handle[..4].copy_from_slice(&128_u32.to_le_bytes());
-    let (path, mut mount) = (c(path), 0_i32);
+    let (path, mut mount) = (path_to_cstring(path), 0_i32);
     raw!(
         libc::SYS_name_to_handle_at,
         libc::AT_FDCWD,
@@ -385,56 +385,60 @@ pub fn name_to_handle(path: &Path) -> Result<Handle, i32> {
     Ok(handle)
 }
 
-pub fn open_by_handle(mount: &OwnedFd, handle: &Handle, flags: i32) -> Result<OwnedFd, i32> {
+pub fn open_by_handle(
+    mount: &OwnedFd,
+    handle: &FileHandleBytes,
+    flags: i32,
+) -> Result<OwnedFd, i32> {
     let flags = flags | libc::O_CLOEXEC;
-    owned(raw!(libc::SYS_open_by_handle_at, mount.as_raw_fd(), handle.as_ptr(), flags))
+    into_owned_fd(raw!(libc::SYS_open_by_handle_at, mount.as_raw_fd(), handle.as_ptr(), flags))
 }
 
 // Names.
 
-pub fn link(from: &Path, to: &Path, flags: i32) -> Answer {
-    let (from, to) = (c(from), c(to));
+pub fn link(from: &Path, to: &Path, flags: i32) -> SyscallResult {
+    let (from, to) = (path_to_cstring(from), path_to_cstring(to));
     let here = libc::AT_FDCWD;
     raw!(libc::SYS_linkat, here, from.as_ptr(), here, to.as_ptr(), flags)
 }
 
-pub fn link_fd(fd: &OwnedFd, to: &Path) -> Answer {
-    let (from, to) = (c(Path::new("")), c(to));
+pub fn link_fd(fd: &OwnedFd, to: &Path) -> SyscallResult {
+    let (from, to) = (path_to_cstring(Path::new("")), path_to_cstring(to));
     let (fd, here) = (fd.as_raw_fd(), libc::AT_FDCWD);
     raw!(libc::SYS_linkat, fd, from.as_ptr(), here, to.as_ptr(), libc::AT_EMPTY_PATH)
 }
 
-pub fn symlink(target: &str, path: &Path) -> Answer {
-    let target = text(target);
-    raw!(libc::SYS_symlinkat, target.as_ptr(), libc::AT_FDCWD, c(path).as_ptr())
+pub fn symlink(target: &str, path: &Path) -> SyscallResult {
+    let target = str_to_cstring(target);
+    raw!(libc::SYS_symlinkat, target.as_ptr(), libc::AT_FDCWD, path_to_cstring(path).as_ptr())
 }
 
-pub fn unlink(path: &Path, flags: i32) -> Answer {
-    raw!(libc::SYS_unlinkat, libc::AT_FDCWD, c(path).as_ptr(), flags)
+pub fn unlink(path: &Path, flags: i32) -> SyscallResult {
+    raw!(libc::SYS_unlinkat, libc::AT_FDCWD, path_to_cstring(path).as_ptr(), flags)
 }
 
-pub fn mkdir(path: &Path, mode: u32) -> Answer {
-    raw!(libc::SYS_mkdirat, libc::AT_FDCWD, c(path).as_ptr(), mode)
+pub fn mkdir(path: &Path, mode: u32) -> SyscallResult {
+    raw!(libc::SYS_mkdirat, libc::AT_FDCWD, path_to_cstring(path).as_ptr(), mode)
 }
 
-pub fn mknod(path: &Path, mode: u32, device: u32) -> Answer {
-    raw!(libc::SYS_mknodat, libc::AT_FDCWD, c(path).as_ptr(), mode, device)
+pub fn mknod(path: &Path, mode: u32, device: u32) -> SyscallResult {
+    raw!(libc::SYS_mknodat, libc::AT_FDCWD, path_to_cstring(path).as_ptr(), mode, device)
 }
 
-pub fn rename(from: &Path, to: &Path, flags: u32) -> Answer {
-    let (from, to, here) = (c(from), c(to), libc::AT_FDCWD);
+pub fn rename(from: &Path, to: &Path, flags: u32) -> SyscallResult {
+    let (from, to, here) = (path_to_cstring(from), path_to_cstring(to), libc::AT_FDCWD);
     raw!(libc::SYS_renameat2, here, from.as_ptr(), here, to.as_ptr(), flags)
 }
 
 // Credentials.
 
 /// Gives this thread its own umask.
-pub fn own_umask(mask: u32) {
+pub fn set_thread_umask(mask: u32) {
     raw!(libc::SYS_unshare, libc::CLONE_FS).unwrap();
-    umask(mask);
+    set_umask(mask);
 }
 
-pub fn umask(mask: u32) {
+pub fn set_umask(mask: u32) {
     raw!(libc::SYS_umask, mask).unwrap();
 }
 
@@ -500,9 +504,9 @@ pub fn errno_name(errno: i32) -> String {
 }
 
 /// A context of asynchronous I/O (`io_setup`).
-pub struct Queue(u64);
+pub struct AioContext(u64);
 
-impl Queue {
+impl AioContext {
     pub fn new(room: usize) -> Self {
         let mut context = 0_u64;
         raw!(libc::SYS_io_setup, room, &raw mut context).unwrap();
@@ -511,14 +515,14 @@ impl Queue {
 
     /// Writes blocks with several requests in flight, and waits for all; returns the sum of their
     /// results.
-    pub fn write(&self, fd: &OwnedFd, blocks: &[(&[u8], i64)]) -> Answer {
-        const PWRITE: u16 = 1;
+    pub fn write(&self, fd: &OwnedFd, blocks: &[(&[u8], i64)]) -> SyscallResult {
+        const IOCB_CMD_PWRITE: u16 = 1;
         // As `struct iocb`: data, key, flags, opcode, priority, descriptor, buffer, length, offset,
         // and unused fields.
         let requests: Vec<[u64; 8]> = blocks
             .iter()
             .map(|(block, at)| {
-                let about = u64::from(PWRITE) | (fd.as_raw_fd() as u64) << 32;
+                let about = u64::from(IOCB_CMD_PWRITE) | (fd.as_raw_fd() as u64) << 32;
                 let buffer = block.as_ptr().expose_provenance() as u64;
                 [0, 0, about, buffer, block.len() as u64, *at as u64, 0, 0]
             })
@@ -545,7 +549,7 @@ impl Queue {
     }
 }
 
-impl Drop for Queue {
+impl Drop for AioContext {
     fn drop(&mut self) {
         let _ = raw!(libc::SYS_io_destroy, self.0);
     }

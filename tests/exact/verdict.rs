@@ -3,60 +3,65 @@
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
-use crate::case::Case;
-use crate::look::Fields;
-use crate::run::differences;
+use crate::case::TestCase;
+use crate::look::ResultFields;
+use crate::run::field_differences;
 
 /// A field in which the mounts differ.
 #[derive(Clone, Debug)]
-pub struct Difference {
+pub struct FieldDifference {
     pub field: String,
     pub ours: String,
     pub theirs: String,
 }
 
-impl Difference {
-    pub fn is(&self, ours: &str, theirs: &str) -> bool {
+impl FieldDifference {
+    pub fn has_values(&self, ours: &str, theirs: &str) -> bool {
         self.ours == ours && self.theirs == theirs
     }
 }
 
 /// A row of a table of known differences.
-pub struct Known {
+pub struct KnownDifference {
     /// Reason, in a sentence.
     pub why: &'static str,
     /// A case that shows it, which always runs.
     pub shown_by: &'static str,
-    pub is: fn(&Case, &Difference) -> bool,
+    pub is: fn(&TestCase, &FieldDifference) -> bool,
 }
 
 /// A kind of unexplained difference, with the first case that showed it.
-struct Unknown {
+struct UnknownDifference {
     count: usize,
     example: String,
 }
 
 /// Name of a table, its rows, and the first case that showed each.
-type Table = (&'static str, &'static [Known], Vec<Option<String>>);
+type DifferenceTable = (&'static str, &'static [KnownDifference], Vec<Option<String>>);
 
-pub struct Verdict {
-    tables: Vec<Table>,
-    unknown: BTreeMap<(String, String, String), Unknown>,
+pub struct ComparisonVerdict {
+    tables: Vec<DifferenceTable>,
+    unknown: BTreeMap<(String, String, String), UnknownDifference>,
     pub compared: usize,
 }
 
-impl Verdict {
+impl ComparisonVerdict {
     /// Creates a verdict with named tables.
-    pub fn new(tables: &[(&'static str, &'static [Known])]) -> Self {
+    pub fn new(tables: &[(&'static str, &'static [KnownDifference])]) -> Self {
         let tables =
             tables.iter().map(|(name, rows)| (*name, *rows, vec![None; rows.len()])).collect();
         Self { tables, unknown: BTreeMap::new(), compared: 0 }
     }
 
     /// Compares the results of a case; returns true if both sides are equal, times aside.
-    pub fn compare(&mut self, case: &Case, ours: &Fields, theirs: &Fields) -> bool {
+    pub fn compare_results(
+        &mut self,
+        case: &TestCase,
+        ours: &ResultFields,
+        theirs: &ResultFields,
+    ) -> bool {
         self.compared += 1;
-        let mut found = differences(ours, theirs);
+        let mut found = field_differences(ours, theirs);
         let passing = |field: &str| field.contains("time") || field.contains(".statx");
         let same = found.iter().all(|difference| passing(&difference.field));
         // Other differences may follow from a different result: only the first one counts.
@@ -64,12 +69,12 @@ impl Verdict {
             found = vec![found.swap_remove(first)];
         }
         for difference in found {
-            self.judge(case, difference);
+            self.classify_difference(case, difference);
         }
         same
     }
 
-    fn judge(&mut self, case: &Case, difference: Difference) {
+    fn classify_difference(&mut self, case: &TestCase, difference: FieldDifference) {
         let mut known = false;
         for (_, rows, hits) in &mut self.tables {
             for (row, hits) in rows.iter().zip(hits) {
@@ -80,24 +85,25 @@ impl Verdict {
             }
         }
         if !known {
-            let Difference { field, ours, theirs } = difference;
+            let FieldDifference { field, ours, theirs } = difference;
             let example = case.to_string();
-            let key = (field, short(&ours), short(&theirs));
-            let unknown = self.unknown.entry(key).or_insert(Unknown { count: 0, example });
+            let key = (field, shorten(&ours), shorten(&theirs));
+            let unknown =
+                self.unknown.entry(key).or_insert(UnknownDifference { count: 0, example });
             unknown.count += 1;
         }
     }
 
-    pub fn unknown(&self) -> usize {
+    pub fn count_unknown(&self) -> usize {
         self.unknown.len()
     }
 
     /// Lists all unexplained differences, most frequent first.
-    pub fn report(&self) -> String {
+    pub fn format_report(&self) -> String {
         let mut found: Vec<_> = self.unknown.iter().collect();
         found.sort_by_key(|(_, unknown)| std::cmp::Reverse(unknown.count));
         let mut text = String::new();
-        for ((field, ours, theirs), Unknown { count, example }) in found {
+        for ((field, ours, theirs), UnknownDifference { count, example }) in found {
             let _ = writeln!(text, "{count:5} × {field}: ours {ours}, the kernel's {theirs}");
             let _ = writeln!(text, "        as in: {example}");
         }
@@ -116,7 +122,7 @@ impl Verdict {
     }
 
     /// Lists the rows that no case showed.
-    pub fn stale(&self) -> Vec<String> {
+    pub fn unused_rows(&self) -> Vec<String> {
         let mut stale = vec![];
         for (name, rows, hits) in &self.tables {
             for (row, _) in rows.iter().zip(hits).filter(|(_, hit)| hit.is_none()) {
@@ -127,7 +133,7 @@ impl Verdict {
     }
 }
 
-fn short(value: &str) -> String {
+fn shorten(value: &str) -> String {
     if value.len() <= 100 {
         value.into()
     } else {

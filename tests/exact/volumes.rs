@@ -4,14 +4,14 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use crate::common::volume::check;
+use crate::common::volume::run_e2fsck;
 use crate::common::{
-    self, Draconis, IgnoredProperties, Kernel, eventually, mke2fs, scan_tree, skipped,
+    self, Draconis, IgnoredProperties, KernelMount, mke2fs, report_skipped, scan_tree, wait_until,
 };
 
-pub struct Pair {
+pub struct MountPair {
     /// Dropped first: its mount point is in the other's directory.
-    kernel: Option<Kernel>,
+    kernel: Option<KernelMount>,
     draconis: Draconis,
     images: [PathBuf; 2],
     /// File system type of both volumes.
@@ -21,22 +21,22 @@ pub struct Pair {
 }
 
 /// Returns true if mounts can be compared here; otherwise reports the test as skipped.
-pub fn can(test: &str) -> bool {
+pub fn can_compare_mounts(test: &str) -> bool {
     if !common::is_root() {
-        skipped(format_args!("{test} needs root, for the kernel's own mount"));
+        report_skipped(format_args!("{test} needs root, for the kernel's own mount"));
         return false;
     }
-    common::fuse(test)
+    common::has_fuse(test)
 }
 
-impl Pair {
+impl MountPair {
     /// Creates two empty volumes of a type.
     pub fn new(kind: &'static str, block: &str, size: &str, options: &str) -> Self {
-        Self::broken(kind, block, size, options, None)
+        Self::with_injected_fault(kind, block, size, options, None)
     }
 
     /// Creates two volumes, and injects a fault into our mount.
-    pub fn broken(
+    pub fn with_injected_fault(
         kind: &'static str,
         block: &str,
         size: &str,
@@ -62,19 +62,19 @@ impl Pair {
             .output()
             .unwrap();
         assert!(mounted.status.success(), "{}", String::from_utf8_lossy(&mounted.stderr));
-        let kernel = Some(Kernel { at: theirs.clone() });
+        let kernel = Some(KernelMount { at: theirs.clone() });
         Self { draconis, images, kind, ours, theirs, kernel }
     }
 
     /// Remounts both with other options.
-    pub fn again(mut self, options: &str) -> Self {
+    pub fn remount(mut self, options: &str) -> Self {
         self.unmount();
         let draconis = std::mem::replace(&mut self.draconis, Draconis::new());
         Self::mount(draconis, self.kind, self.images.clone(), options)
     }
 
     fn unmount(&mut self) {
-        eventually("ours is not busy", || {
+        wait_until("ours is not busy", || {
             let output = self.draconis.run(["umount".as_ref(), self.ours.as_os_str()]);
             output.status.success()
         });
@@ -83,7 +83,7 @@ impl Pair {
 
     /// Unmounts and checks both volumes. Each must show what its mount showed. Both must have the
     /// same files, times aside, except in directories known to differ.
-    pub fn judge(mut self, different: &BTreeSet<String>) {
+    pub fn check_and_compare(mut self, different: &BTreeSet<String>) {
         // Drops the caches, to see the volume's state: cached state is compared call by call.
         // The sync may report a failed write-back again.
         for at in [&self.ours, &self.theirs] {
@@ -91,22 +91,23 @@ impl Pair {
         }
         std::fs::write("/proc/sys/vm/drop_caches", "3").unwrap();
         let shown = [&self.ours, &self.theirs]
-            .map(|at| without_access_times(scan_tree(at, IgnoredProperties::default())));
+            .map(|at| clear_access_times(scan_tree(at, IgnoredProperties::default())));
         self.unmount();
         for image in &self.images {
-            check(image);
+            run_e2fsck(image);
         }
         let mut kept = vec![];
         for (image, shown) in self.images.iter().zip(&shown) {
             let at = self.draconis.path("unmounted");
-            let kernel = Kernel::mount(image, at, "comparing volumes").expect("it was mounted");
-            let found = without_access_times(scan_tree(&kernel.at, IgnoredProperties::default()));
-            common::same(shown, &found);
-            kept.push((found, flags(&kernel.at)));
+            let kernel =
+                KernelMount::mount(image, at, "comparing volumes").expect("it was mounted");
+            let found = clear_access_times(scan_tree(&kernel.at, IgnoredProperties::default()));
+            common::assert_same_trees(shown, &found);
+            kept.push((found, list_inode_flags(&kernel.at)));
         }
-        let [ours, theirs] = [0, 1].map(|i| comparable(&kept[i].0, different));
+        let [ours, theirs] = [0, 1].map(|i| remove_volume_specifics(&kept[i].0, different));
         assert!(!ours.is_empty());
-        common::same(&ours, &theirs);
+        common::assert_same_trees(&ours, &theirs);
         let [ours, theirs] = [0, 1].map(|i| {
             let is_alike = |line: &&String| {
                 let top = line.split("./").nth(1).and_then(|path| path.split('/').next());
@@ -119,7 +120,7 @@ impl Pair {
 }
 
 /// Removes access times, which looking changes.
-fn without_access_times(
+fn clear_access_times(
     mut seen: BTreeMap<PathBuf, common::FileProperties>,
 ) -> BTreeMap<PathBuf, common::FileProperties> {
     for one in seen.values_mut() {
@@ -129,7 +130,7 @@ fn without_access_times(
 }
 
 /// Removes what depends on the volume: inode numbers, times, sizes of directories.
-fn comparable(
+fn remove_volume_specifics(
     seen: &BTreeMap<PathBuf, common::FileProperties>,
     different: &BTreeSet<String>,
 ) -> BTreeMap<PathBuf, common::FileProperties> {
@@ -148,7 +149,7 @@ fn comparable(
     alike.map(one).collect()
 }
 
-fn flags(at: &Path) -> Vec<String> {
+fn list_inode_flags(at: &Path) -> Vec<String> {
     let output = Command::new("lsattr").args(["-R", "-a", "."]).current_dir(at).output().unwrap();
     let mut lines: Vec<_> =
         String::from_utf8_lossy(&output.stdout).lines().map(String::from).collect();

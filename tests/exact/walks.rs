@@ -9,61 +9,68 @@ use std::path::{Path, PathBuf};
 
 use draconis_device::Random;
 
-use crate::calls::{self, Call, CallContext, Group};
-use crate::case::{self, Case, Kind, STATES};
-use crate::look::{self, Before, Fields};
+use crate::calls::{self, CallContext, CallGroup, SystemCallTest};
+use crate::case::{self, TARGET_STATES, TargetKind, TestCase};
+use crate::look::{self, EarlierState, ResultFields};
 use crate::sys;
-use crate::verdict::Verdict;
-use crate::volumes::{self, Pair};
-use crate::who::Who;
+use crate::verdict::ComparisonVerdict;
+use crate::volumes::{self, MountPair};
+use crate::who::TestUser;
 
 /// A call by a user, and the names that it works on.
 #[derive(Clone, Copy)]
-struct Step {
-    call: &'static Call,
-    who: Who,
+struct WalkStep {
+    call: &'static SystemCallTest,
+    who: TestUser,
     names: [&'static str; 4],
 }
 
-impl Step {
-    fn random(random: &mut Random) -> Self {
-        let calls = calls::all();
+impl WalkStep {
+    fn random_step(random: &mut Random) -> Self {
+        let calls = calls::all_calls();
         let call = loop {
-            let call = &calls[random.below(calls.len() as u64) as usize];
+            let call = &calls[random.next_below(calls.len() as u64) as usize];
             // Descriptors from root are compared by the table; handles need the top directory.
-            if call.group != Group::Run && !call.given {
+            if call.group != CallGroup::Run && !call.given {
                 break call;
             }
         };
-        let who = Who::ALL[random.below(Who::ALL.len() as u64) as usize];
+        let who = TestUser::ALL[random.next_below(TestUser::ALL.len() as u64) as usize];
         let names = ["t", "o", "n", "d"].map(|usual| {
             let others = ["t", "o", "n", "d", "a", "b", "d/x", "d/y"];
-            if random.below(2) == 0 { usual } else { others[random.below(8) as usize] }
+            if random.next_below(2) == 0 { usual } else { others[random.next_below(8) as usize] }
         });
         Self { call, who, names }
     }
 
-    fn case(&self) -> Case {
+    fn test_case(&self) -> TestCase {
         let Self { call, who, .. } = *self;
-        Case { call, kind: Kind::Regular, who, state: &STATES[1], watched: false, volume: "walk" }
+        TestCase {
+            call,
+            kind: TargetKind::Regular,
+            who,
+            state: &TARGET_STATES[1],
+            watched: false,
+            volume: "walk",
+        }
     }
 
-    fn run(&self, top: &Path, dir: &Path) -> Fields {
+    fn run(&self, top: &Path, dir: &Path) -> ResultFields {
         let mut acts = CallContext::new(dir, top, self.who);
         let [t, o, n, d] = self.names.map(|name| dir.join(name));
         (acts.t, acts.o, acts.n, acts.d) = (t, o, n, d);
         (self.call.run)(&mut acts);
         let mut fields = std::mem::take(&mut acts.answers);
-        let seen = look::walk(dir);
-        fields.extend(look::contents(dir, &seen));
-        fields.extend(Before::default().relate("", seen, look::now()));
+        let seen = look::walk_tree(dir);
+        fields.extend(look::content_fields(dir, &seen));
+        fields.extend(EarlierState::default().relative_fields("", seen, look::current_time()));
         // Times are compared only where the clock was waited for.
         fields.retain(|(key, _)| !key.contains("time") || key.starts_with("answer"));
         fields
     }
 }
 
-impl std::fmt::Display for Step {
+impl std::fmt::Display for WalkStep {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let [t, o, n, d] = self.names;
         write!(f, "{} by {:?}, with t={t} o={o} n={n} d={d}", self.call.name, self.who)
@@ -71,44 +78,49 @@ impl std::fmt::Display for Step {
 }
 
 /// Volumes of the walks, and the number of directories used.
-struct Ground {
-    pair: Pair,
+struct WalkVolumes {
+    pair: MountPair,
     used: usize,
     /// Directories that are known to differ.
     different: BTreeSet<String>,
 }
 
-impl Ground {
-    fn fresh(&mut self) -> [PathBuf; 2] {
+impl WalkVolumes {
+    fn create_walk_dirs(&mut self) -> [PathBuf; 2] {
         self.used += 1;
         [&self.pair.ours, &self.pair.theirs].map(|top| {
             let dir = top.join(format!("walk{}", self.used));
-            case::make(&dir, Kind::Regular, &STATES[1]);
+            case::create_case_dir(&dir, TargetKind::Regular, &TARGET_STATES[1]);
             dir
         })
     }
 
     /// Runs a step on both; returns true if they are equal.
-    fn step(&self, step: &Step, dirs: &[PathBuf; 2], verdict: &mut Verdict) -> bool {
+    fn run_step(
+        &self,
+        step: &WalkStep,
+        dirs: &[PathBuf; 2],
+        verdict: &mut ComparisonVerdict,
+    ) -> bool {
         let ours = step.run(&self.pair.ours, &dirs[0]);
         let theirs = step.run(&self.pair.theirs, &dirs[1]);
-        verdict.compare(&step.case(), &ours, &theirs)
+        verdict.compare_results(&step.test_case(), &ours, &theirs)
     }
 
     /// Returns true if the steps lead to an unexplained difference.
-    fn fails(&mut self, steps: &[Step]) -> bool {
-        let (dirs, mut verdict) = (self.fresh(), crate::verdict());
-        let alike = |step| self.step(step, &dirs, &mut verdict);
+    fn is_failing(&mut self, steps: &[WalkStep]) -> bool {
+        let (dirs, mut verdict) = (self.create_walk_dirs(), crate::new_verdict());
+        let alike = |step| self.run_step(step, &dirs, &mut verdict);
         let _ = steps.iter().all(alike);
-        verdict.unknown() > 0
+        verdict.count_unknown() > 0
     }
 
     /// Returns the shortest sequence of these steps that still fails.
-    fn fewest(&mut self, mut steps: Vec<Step>) -> Vec<Step> {
+    fn minimize_steps(&mut self, mut steps: Vec<WalkStep>) -> Vec<WalkStep> {
         let mut len = 1;
         while len < steps.len() {
             let tail = steps[steps.len() - len..].to_vec();
-            if self.fails(&tail) {
+            if self.is_failing(&tail) {
                 steps = tail;
                 break;
             }
@@ -118,7 +130,7 @@ impl Ground {
         while at < steps.len() && steps.len() > 1 {
             let mut fewer = steps.clone();
             fewer.remove(at);
-            if self.fails(&fewer) {
+            if self.is_failing(&fewer) {
                 steps = fewer;
             } else {
                 at += 1;
@@ -127,33 +139,33 @@ impl Ground {
         steps
     }
 
-    fn walk(&mut self, seed: u64, steps: usize) {
+    fn random_walk(&mut self, seed: u64, steps: usize) {
         let mut random = Random::new(seed);
-        let mut done: Vec<Step> = vec![];
-        let mut dirs = self.fresh();
+        let mut done: Vec<WalkStep> = vec![];
+        let mut dirs = self.create_walk_dirs();
         for number in 0..steps {
-            let step = Step::random(&mut random);
+            let step = WalkStep::random_step(&mut random);
             done.push(step);
-            let mut verdict = crate::verdict();
-            let alike = self.step(&step, &dirs, &mut verdict);
-            if verdict.unknown() > 0 {
-                let report = verdict.report();
-                let fewest = self.fewest(std::mem::take(&mut done));
-                let fewest: Vec<_> = fewest.iter().map(Step::to_string).collect();
+            let mut verdict = crate::new_verdict();
+            let alike = self.run_step(&step, &dirs, &mut verdict);
+            if verdict.count_unknown() > 0 {
+                let report = verdict.format_report();
+                let fewest = self.minimize_steps(std::mem::take(&mut done));
+                let fewest: Vec<_> = fewest.iter().map(WalkStep::to_string).collect();
                 panic!("seed {seed}, step {number}:\n{report}{}", fewest.join("\n"));
             }
             if !alike {
                 self.different.insert(format!("walk{}", self.used));
                 done.clear();
-                dirs = self.fresh();
+                dirs = self.create_walk_dirs();
             }
         }
     }
 }
 
 #[test]
-fn random_walks_lead_to_the_same_places() {
-    if !volumes::can("walking beside the kernel's driver") {
+fn random_call_sequences_match_kernel() {
+    if !volumes::can_compare_mounts("walking beside the kernel's driver") {
         return;
     }
     let number = |name| std::env::var(name).ok().and_then(|value| value.parse::<u64>().ok());
@@ -161,14 +173,14 @@ fn random_walks_lead_to_the_same_places() {
         Some(seed) => (seed..seed + 1, number("DRACONIS_EXACT_STEPS").unwrap_or(10_000)),
         None => (1..4, 300),
     };
-    sys::own_umask(0o022);
-    let mut ground = Ground {
-        pair: Pair::new("ext2", "1024", "512M", "rw,suid,dev"),
+    sys::set_thread_umask(0o022);
+    let mut ground = WalkVolumes {
+        pair: MountPair::new("ext2", "1024", "512M", "rw,suid,dev"),
         used: 0,
         different: BTreeSet::new(),
     };
     for seed in seeds {
-        ground.walk(seed, steps as usize);
+        ground.random_walk(seed, steps as usize);
     }
-    ground.pair.judge(&ground.different);
+    ground.pair.check_and_compare(&ground.different);
 }

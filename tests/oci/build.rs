@@ -4,20 +4,20 @@ use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-pub(crate) fn ran(command: &mut Command) -> Vec<u8> {
+pub(crate) fn run_and_capture(command: &mut Command) -> Vec<u8> {
     let output = command.output().unwrap();
     assert!(output.status.success(), "{command:?}: {}", String::from_utf8_lossy(&output.stderr));
     output.stdout
 }
 
 /// Creates a tar of a directory, in pax format.
-pub(crate) fn tar(dir: &Path, into: &Path, more: &[&str]) {
+pub(crate) fn create_tar(dir: &Path, into: &Path, more: &[&str]) {
     let mut tar = Command::new("tar");
     tar.args(["--format=pax", "--xattrs", "--xattrs-include=*", "--xattrs-exclude=trusted.*"]);
-    ran(tar.args(more).arg("-C").arg(dir).arg("-cf").arg(into).arg("."));
+    run_and_capture(tar.args(more).arg("-C").arg(dir).arg("-cf").arg(into).arg("."));
 }
 
-pub(crate) fn pack(program: &str, bytes: &[u8]) -> Vec<u8> {
+pub(crate) fn compress(program: &str, bytes: &[u8]) -> Vec<u8> {
     let mut child = Command::new(program)
         .arg("-c")
         .stdin(Stdio::piped())
@@ -37,20 +37,21 @@ pub(crate) fn sha256(bytes: &[u8]) -> String {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("bytes");
     std::fs::write(&path, bytes).unwrap();
-    sha256_of(&path)
+    sha256_of_file(&path)
 }
 
-fn sha256_of(file: &Path) -> String {
-    String::from_utf8(ran(Command::new("sha256sum").arg(file))).unwrap()[..64].to_owned()
+fn sha256_of_file(file: &Path) -> String {
+    String::from_utf8(run_and_capture(Command::new("sha256sum").arg(file))).unwrap()[..64]
+        .to_owned()
 }
 
 /// An OCI layout under construction.
-pub(crate) struct Layout {
+pub(crate) struct OciLayout {
     pub dir: PathBuf,
     pub manifests: Vec<String>,
 }
 
-impl Layout {
+impl OciLayout {
     pub(crate) fn new(dir: PathBuf) -> Self {
         std::fs::create_dir_all(dir.join("blobs/sha256")).unwrap();
         std::fs::write(dir.join("oci-layout"), r#"{"imageLayoutVersion": "1.0.0"}"#).unwrap();
@@ -58,22 +59,22 @@ impl Layout {
     }
 
     /// Adds a blob; returns its descriptor without the closing brace.
-    pub(crate) fn blob(&self, kind: &str, bytes: &[u8]) -> String {
+    pub(crate) fn add_blob(&self, kind: &str, bytes: &[u8]) -> String {
         let path = self.dir.join("new blob");
         std::fs::write(&path, bytes).unwrap();
-        self.keep(kind, &path)
+        self.add_file_as_blob(kind, &path)
     }
 
     /// Adds a file as a blob by moving it.
-    pub(crate) fn keep(&self, kind: &str, file: &Path) -> String {
-        let sum = sha256_of(file);
+    pub(crate) fn add_file_as_blob(&self, kind: &str, file: &Path) -> String {
+        let sum = sha256_of_file(file);
         let size = std::fs::metadata(file).unwrap().len();
         std::fs::rename(file, self.dir.join("blobs/sha256").join(&sum)).unwrap();
         let kind = format!("application/vnd.oci.image.{kind}");
         format!(r#"{{"mediaType":"{kind}","digest":"sha256:{sum}","size":{size}"#)
     }
 
-    pub(crate) fn config(platform: &str) -> String {
+    pub(crate) fn config_json(platform: &str) -> String {
         let (os, architecture) = platform.split_once('/').unwrap();
         format!(
             r#"{{"os":"{os}","architecture":"{architecture}","config":{{"Cmd":["/bin/{architecture}"]}}}}"#
@@ -81,22 +82,22 @@ impl Layout {
     }
 
     /// Adds a manifest; returns its descriptor without the closing brace.
-    pub(crate) fn manifest(&self, platform: &str, layers: &[Vec<u8>]) -> String {
+    pub(crate) fn add_manifest(&self, platform: &str, layers: &[Vec<u8>]) -> String {
         let layers: Vec<String> =
-            layers.iter().map(|layer| self.blob("layer.v1.tar", layer) + "}").collect();
-        self.manifest_of(platform, &layers)
+            layers.iter().map(|layer| self.add_blob("layer.v1.tar", layer) + "}").collect();
+        self.add_manifest_of_digests(platform, &layers)
     }
 
     /// Adds a manifest of layers given by descriptors.
-    pub(crate) fn manifest_of(&self, platform: &str, layers: &[String]) -> String {
-        let config = self.blob("config.v1+json", Self::config(platform).as_bytes());
+    pub(crate) fn add_manifest_of_digests(&self, platform: &str, layers: &[String]) -> String {
+        let config = self.add_blob("config.v1+json", Self::config_json(platform).as_bytes());
         let text =
             format!(r#"{{"schemaVersion":2,"config":{config}}},"layers":[{}]}}"#, layers.join(","));
-        self.blob("manifest.v1+json", text.as_bytes())
+        self.add_blob("manifest.v1+json", text.as_bytes())
     }
 
     /// Adds a descriptor to the index, with a tag.
-    pub(crate) fn list(&mut self, descriptor: &str, tag: &str) {
+    pub(crate) fn add_to_index(&mut self, descriptor: &str, tag: &str) {
         let named = format!(
             r#"{descriptor},"annotations":{{"org.opencontainers.image.ref.name":"{tag}"}}}}"#
         );
@@ -106,19 +107,19 @@ impl Layout {
     }
 
     /// Adds an image for one platform.
-    pub(crate) fn image(&mut self, tag: &str, layers: &[Vec<u8>]) {
-        let manifest = self.manifest("linux/amd64", layers);
-        self.list(&manifest, tag);
+    pub(crate) fn add_image(&mut self, tag: &str, layers: &[Vec<u8>]) {
+        let manifest = self.add_manifest("linux/amd64", layers);
+        self.add_to_index(&manifest, tag);
     }
 
-    pub(crate) fn origin(&self, tag: &str) -> String {
+    pub(crate) fn source_spec(&self, tag: &str) -> String {
         let colon = if tag.is_empty() { "" } else { ":" };
         format!("oci:{}{colon}{tag}", self.dir.display())
     }
 }
 
 /// Writes the format of `docker save`; as in old versions, the last layer is a link.
-pub(crate) fn saved(dir: &Path, into: &Path, layers: &[Vec<u8>]) {
+pub(crate) fn write_docker_archive(dir: &Path, into: &Path, layers: &[Vec<u8>]) {
     std::fs::create_dir_all(dir).unwrap();
     let ids: Vec<String> =
         layers.iter().map(|layer| format!("\"sha256:{}\"", sha256(layer))).collect();
@@ -146,5 +147,5 @@ pub(crate) fn saved(dir: &Path, into: &Path, layers: &[Vec<u8>]) {
         names.join(",")
     );
     std::fs::write(dir.join("manifest.json"), manifest).unwrap();
-    ran(Command::new("tar").arg("-C").arg(dir).arg("-cf").arg(into).arg("."));
+    run_and_capture(Command::new("tar").arg("-C").arg(dir).arg("-cf").arg(into).arg("."));
 }

@@ -9,27 +9,27 @@ use std::process::{Child, Command, Stdio};
 
 use draconis_device::Random;
 
-use crate::build::{Layout, ran};
-use crate::check;
-use crate::common::{Draconis, tool};
-use crate::hostile::sized;
+use crate::build::{OciLayout, run_and_capture};
+use crate::common::{Draconis, has_tool};
+use crate::hostile::tar_entry_with_size;
+use crate::run_e2fsck;
 
 /// Memory limit of the program, for any size of the image.
-const MOST_KIB: u64 = 256 << 10;
+const MAX_MEMORY_KIB: u64 = 256 << 10;
 const MIB: u64 = 1 << 20;
-const PIECE: u64 = 64 << 10;
+const CHUNK_BYTES: u64 = 64 << 10;
 
 /// Generated contents of a file; three quarters are compressible.
-struct Contents {
+struct GeneratedContents {
     random: Random,
     left: u64,
 }
 
-impl Iterator for Contents {
+impl Iterator for GeneratedContents {
     type Item = Vec<u8>;
 
     fn next(&mut self) -> Option<Vec<u8>> {
-        let len = self.left.min(PIECE) as usize;
+        let len = self.left.min(CHUNK_BYTES) as usize;
         self.left -= len as u64;
         let mut piece = vec![0; len];
         let (noise, text) = piece.split_at_mut(len / 4);
@@ -43,26 +43,26 @@ impl Iterator for Contents {
 }
 
 /// A file, described by the seed of its contents.
-struct BuiltImage {
+struct GeneratedFile {
     path: String,
     len: u64,
     seed: u64,
 }
 
-impl BuiltImage {
-    fn contents(&self) -> Contents {
-        Contents { random: Random::new(self.seed), left: self.len }
+impl GeneratedFile {
+    fn contents(&self) -> GeneratedContents {
+        GeneratedContents { random: Random::new(self.seed), left: self.len }
     }
 }
 
 /// A layer that is compressed while it is written.
-struct Layer<'a> {
+struct LayerBuilder<'a> {
     packer: Child,
     random: &'a mut Random,
-    made: Vec<BuiltImage>,
+    made: Vec<GeneratedFile>,
 }
 
-impl<'a> Layer<'a> {
+impl<'a> LayerBuilder<'a> {
     fn new(packer: &[&str], into: &Path, random: &'a mut Random) -> Self {
         let (program, more) = packer.split_first().unwrap();
         let mut packer = Command::new(program);
@@ -74,23 +74,23 @@ impl<'a> Layer<'a> {
         self.packer.stdin.as_mut().unwrap().write_all(bytes).unwrap();
     }
 
-    fn file(&mut self, path: String, len: u64) {
-        let made = BuiltImage { path, len, seed: self.random.next_u64() };
-        self.write(&sized(&made.path, b'0', "", len, b""));
+    fn add_file(&mut self, path: String, len: u64) {
+        let made = GeneratedFile { path, len, seed: self.random.next_u64() };
+        self.write(&tar_entry_with_size(&made.path, b'0', "", len, b""));
         made.contents().for_each(|piece| self.write(&piece));
         self.write(&vec![0; (len.next_multiple_of(512) - len) as usize]);
         self.made.push(made);
     }
 
     /// Adds small files of `mib` in total, some with a second link.
-    fn small(&mut self, dir: &str, mib: u64) {
+    fn add_small_files(&mut self, dir: &str, mib: u64) {
         let mut left = mib * MIB;
         for nth in 0.. {
-            let len = self.random.below(64 << 10).min(left);
-            self.file(format!("{dir}/{}/file{nth}", nth / 300), len);
+            let len = self.random.next_below(64 << 10).min(left);
+            self.add_file(format!("{dir}/{}/file{nth}", nth / 300), len);
             if nth % 40 == 0 {
                 let path = self.made.last().unwrap().path.clone();
-                self.write(&sized(&format!("{path}.link"), b'1', &path, 0, b""));
+                self.write(&tar_entry_with_size(&format!("{path}.link"), b'1', &path, 0, b""));
             }
             left -= len;
             if left == 0 {
@@ -99,7 +99,7 @@ impl<'a> Layer<'a> {
         }
     }
 
-    fn finish(mut self) -> Vec<BuiltImage> {
+    fn finish(mut self) -> Vec<GeneratedFile> {
         self.write(&[0; 1024]);
         drop(self.packer.stdin.take());
         assert!(self.packer.wait().unwrap().success());
@@ -107,7 +107,7 @@ impl<'a> Layer<'a> {
     }
 }
 
-fn is_inside(draconis: &Draconis, image: &Path, made: &BuiltImage) {
+fn assert_volume_contains(draconis: &Draconis, image: &Path, made: &GeneratedFile) {
     let mut command = draconis.command();
     command.arg("cat").arg(format!("{}:/{}", image.display(), made.path));
     let mut cat = command.stdout(Stdio::piped()).spawn().unwrap();
@@ -122,14 +122,14 @@ fn is_inside(draconis: &Draconis, image: &Path, made: &BuiltImage) {
 }
 
 #[test]
-fn memory_does_not_grow_with_an_image() {
-    if !tool("an image of long layers", "zstd") {
+fn memory_use_is_independent_of_image_size() {
+    if !has_tool("an image of long layers", "zstd") {
         return;
     }
     let asked = std::env::var("DRACONIS_IMAGE_MIB").map(|mib| mib.parse().unwrap());
     let mib: u64 = asked.unwrap_or(512);
     let draconis = Draconis::new();
-    let mut layout = Layout::new(draconis.path("oci"));
+    let mut layout = OciLayout::new(draconis.path("oci"));
     let mut random = Random::new(5);
     let packed = draconis.path("packed");
     // zstd windows of 128 MiB: two at the same time would exceed the limit.
@@ -137,39 +137,40 @@ fn memory_does_not_grow_with_an_image() {
     let gzip = &["gzip", "-1"][..];
     let mut layers = vec![];
     let mut inside = vec![];
-    let mut keep = |layer: Layer<'_>| {
+    let mut keep = |layer: LayerBuilder<'_>| {
         let made = layer.finish();
-        layers.push(layout.keep("layer.v1.tar", &packed) + "}");
+        layers.push(layout.add_file_as_blob("layer.v1.tar", &packed) + "}");
         inside.extend(made);
     };
-    let mut layer = Layer::new(gzip, &packed, &mut random);
-    layer.file("gone/large".into(), mib * MIB / 16);
-    layer.small("usr", mib / 8);
+    let mut layer = LayerBuilder::new(gzip, &packed, &mut random);
+    layer.add_file("gone/large".into(), mib * MIB / 16);
+    layer.add_small_files("usr", mib / 8);
     keep(layer);
     for nth in 0..2 {
-        let mut layer = Layer::new(zstd, &packed, &mut random);
-        layer.small(&format!("opt{nth}"), mib / 16);
-        layer.file(format!("opt{nth}/large"), mib * MIB / 4);
+        let mut layer = LayerBuilder::new(zstd, &packed, &mut random);
+        layer.add_small_files(&format!("opt{nth}"), mib / 16);
+        layer.add_file(format!("opt{nth}/large"), mib * MIB / 4);
         keep(layer);
     }
-    let mut layer = Layer::new(gzip, &packed, &mut random);
-    layer.write(&sized(".wh.gone", b'0', "", 0, b""));
-    layer.small("home", mib / 8);
-    layer.file("home/large".into(), mib * MIB / 16);
+    let mut layer = LayerBuilder::new(gzip, &packed, &mut random);
+    layer.write(&tar_entry_with_size(".wh.gone", b'0', "", 0, b""));
+    layer.add_small_files("home", mib / 8);
+    layer.add_file("home/large".into(), mib * MIB / 16);
     keep(layer);
-    let manifest = layout.manifest_of("linux/amd64", &layers);
-    layout.list(&manifest, "long");
+    let manifest = layout.add_manifest_of_digests("linux/amd64", &layers);
+    layout.add_to_index(&manifest, "long");
 
     let image = draconis.path("image");
-    let script = format!("ulimit -d {MOST_KIB} && exec \"$0\" format -t ext4 --from \"$1\" \"$2\"");
+    let script =
+        format!("ulimit -d {MAX_MEMORY_KIB} && exec \"$0\" format -t ext4 --from \"$1\" \"$2\"");
     let mut format = Command::new("sh");
-    format.args(["-c", &script, env!("CARGO_BIN_EXE_draconis"), &layout.origin("long")]);
-    ran(format.arg(&image));
-    check(&image);
-    draconis.fails(["cat", &format!("{}:/gone/large", image.display())]);
+    format.args(["-c", &script, env!("CARGO_BIN_EXE_draconis"), &layout.source_spec("long")]);
+    run_and_capture(format.arg(&image));
+    run_e2fsck(&image);
+    draconis.run_failing(["cat", &format!("{}:/gone/large", image.display())]);
     for (nth, made) in inside.iter().enumerate() {
         if !made.path.starts_with("gone") && (nth % 500 == 0 || made.path.ends_with("large")) {
-            is_inside(&draconis, &image, made);
+            assert_volume_contains(&draconis, &image, made);
         }
     }
 }

@@ -7,16 +7,16 @@ use std::process::Command;
 
 use draconis_device::Random;
 
-use crate::build::{self, Layout, ran, saved, tar};
-use crate::common::{Draconis, FileProperties, root, same, skipped};
-use crate::{check, in_volume, seen};
+use crate::build::{self, OciLayout, create_tar, run_and_capture, write_docker_archive};
+use crate::common::{Draconis, FileProperties, assert_same_trees, has_root, report_skipped};
+use crate::{merged_tree_properties, run_e2fsck, volume_tree_properties};
 
 /// An overlay mount, unmounted on drop.
-struct Overlay {
+struct OverlayMount {
     at: PathBuf,
 }
 
-impl Overlay {
+impl OverlayMount {
     /// Mounts `lower` from the lowest on; `None` if the kernel refuses.
     fn mount(dir: &Path, lower: &[PathBuf], upper: &Path) -> Option<Self> {
         let (at, work) = (dir.join("merged"), dir.join("work"));
@@ -44,27 +44,27 @@ impl Overlay {
     }
 }
 
-impl Drop for Overlay {
+impl Drop for OverlayMount {
     fn drop(&mut self) {
         let _ = Command::new("umount").arg(&self.at).status();
     }
 }
 
 /// Makes random changes to a tree; ignores failures.
-fn change(top: &Path, random: &mut Random, steps: u64) {
+fn change_randomly(top: &Path, random: &mut Random, steps: u64) {
     let path = |random: &mut Random| {
         let mut path = top.to_path_buf();
-        for _ in 0..=random.below(3) {
-            path.push(["a", "b", "c", "d"][random.below(4) as usize]);
+        for _ in 0..=random.next_below(3) {
+            path.push(["a", "b", "c", "d"][random.next_below(4) as usize]);
         }
         path
     };
     for step in 0..steps {
         let (at, other) = (path(random), path(random));
-        match random.below(14) {
+        match random.next_below(14) {
             0..3 => drop(std::fs::create_dir(&at)),
             3..6 => {
-                let bytes = format!("{step}").repeat(random.below(3000) as usize);
+                let bytes = format!("{step}").repeat(random.next_below(3000) as usize);
                 // Opening a FIFO would block.
                 if at.symlink_metadata().is_ok_and(|found| found.is_file()) || !at.exists() {
                     drop(std::fs::write(&at, bytes));
@@ -83,7 +83,7 @@ fn change(top: &Path, random: &mut Random, steps: u64) {
             9 => drop(std::fs::hard_link(&at, &other)),
             10 => drop(symlink("a/b", &at)),
             11 => {
-                let mode = 0o400 + random.below(0o400) as u32;
+                let mode = 0o400 + random.next_below(0o400) as u32;
                 if !at.is_symlink() {
                     drop(std::fs::set_permissions(&at, PermissionsExt::from_mode(mode)));
                 }
@@ -104,7 +104,7 @@ fn change(top: &Path, random: &mut Random, steps: u64) {
 }
 
 /// Converts whiteouts in an upper directory to those of images.
-fn as_image(upper: &Path) {
+fn convert_whiteouts(upper: &Path) {
     let mut stack = vec![upper.to_path_buf()];
     while let Some(dir) = stack.pop() {
         let found = dir.metadata().unwrap();
@@ -143,7 +143,7 @@ fn as_image(upper: &Path) {
 type BuiltLayers = (Vec<Vec<u8>>, BTreeMap<PathBuf, FileProperties>);
 
 /// Creates random layers.
-fn layers(dir: &Path, seed: u64) -> Option<BuiltLayers> {
+fn make_random_layers(dir: &Path, seed: u64) -> Option<BuiltLayers> {
     let mut random = Random::new(seed);
     let empty = dir.join("empty");
     std::fs::create_dir_all(&empty).unwrap();
@@ -151,57 +151,59 @@ fn layers(dir: &Path, seed: u64) -> Option<BuiltLayers> {
     let mut merged = BTreeMap::new();
     for nth in 0..4 {
         let upper = dir.join(format!("upper{nth}"));
-        let overlay = Overlay::mount(dir, &lower, &upper)?;
-        change(&overlay.at, &mut random, if nth == 0 { 60 } else { 25 });
-        merged = seen(&overlay.at);
+        let overlay = OverlayMount::mount(dir, &lower, &upper)?;
+        change_randomly(&overlay.at, &mut random, if nth == 0 { 60 } else { 25 });
+        merged = merged_tree_properties(&overlay.at);
         lower.push(upper);
     }
     let mut tars = vec![];
     for (nth, upper) in lower[1..].iter().enumerate() {
-        as_image(upper);
+        convert_whiteouts(upper);
         let path = dir.join(format!("layer{nth}.tar"));
         // In orders with whiteouts first, and with whiteouts elsewhere.
-        tar(upper, &path, &[["--sort=name", "--sort=none", "--sort=inode"][nth % 3]]);
+        create_tar(upper, &path, &[["--sort=name", "--sort=none", "--sort=inode"][nth % 3]]);
         tars.push(std::fs::read(path).unwrap());
     }
     Some((tars, merged))
 }
 
 #[test]
-fn layers_are_merged_as_the_kernel_merges_them() {
+fn layer_merge_matches_overlayfs() {
     let name = "merging layers as the kernel does";
-    if !root(name) {
+    if !has_root(name) {
         return;
     }
     let mut compared = 0;
     for seed in 0..12 {
         let draconis = Draconis::new();
-        let Some((tars, merged)) = layers(&draconis.make_dir("layers"), seed) else {
-            skipped(format_args!("{name} needs overlayfs"));
+        let Some((tars, merged)) = make_random_layers(&draconis.make_dir("layers"), seed) else {
+            report_skipped(format_args!("{name} needs overlayfs"));
             return;
         };
         compared += merged.len();
-        let mut layout = Layout::new(draconis.path("oci"));
+        let mut layout = OciLayout::new(draconis.path("oci"));
         let packed: Vec<Vec<u8>> = ["gzip", "zstd", "cat", "gzip"]
             .iter()
             .zip(&tars)
             .map(|(program, bytes)| match *program {
                 "cat" => bytes.clone(),
-                program => build::pack(program, bytes),
+                program => build::compress(program, bytes),
             })
             .collect();
-        layout.image("made", &packed);
+        layout.add_image("made", &packed);
         let archive = draconis.path("oci.tar");
-        ran(Command::new("tar").arg("-C").arg(&layout.dir).arg("-cf").arg(&archive).arg("."));
+        run_and_capture(
+            Command::new("tar").arg("-C").arg(&layout.dir).arg("-cf").arg(&archive).arg("."),
+        );
         let docker = draconis.path("docker.tar");
-        saved(&draconis.path("saved"), &docker, &tars);
+        write_docker_archive(&draconis.path("saved"), &docker, &tars);
         let mut in_turn = vec![];
         for nth in 0..tars.len() {
             let path = draconis.path("layers").join(format!("layer{nth}.tar"));
             in_turn.push(path.display().to_string());
         }
         let origins = [
-            vec![layout.origin("made")],
+            vec![layout.source_spec("made")],
             vec![format!("oci-archive:{}", archive.display())],
             vec![format!("docker-archive:{}:made/here", docker.display())],
             in_turn,
@@ -216,23 +218,23 @@ fn layers_are_merged_as_the_kernel_merges_them() {
                 command.extend(["--from", origin]);
             }
             command.push(image.to_str().unwrap());
-            draconis.ok(&command);
-            check(&image);
-            same(&in_volume(&draconis, &image), &merged);
+            draconis.run_ok(&command);
+            run_e2fsck(&image);
+            assert_same_trees(&volume_tree_properties(&draconis, &image), &merged);
             if nth % 2 == 1 {
                 continue;
             }
             // The same into an existing volume.
             let image = draconis.path(&format!("into{nth}"));
-            draconis.ok(["format", "-t", "ext4", image.to_str().unwrap(), "16M"]);
+            draconis.run_ok(["format", "-t", "ext4", image.to_str().unwrap(), "16M"]);
             let mut command = vec!["untar"];
             for origin in from {
                 command.extend(["-f", origin]);
             }
             command.push(image.to_str().unwrap());
-            draconis.ok(&command);
-            check(&image);
-            same(&in_volume(&draconis, &image), &merged);
+            draconis.run_ok(&command);
+            run_e2fsck(&image);
+            assert_same_trees(&volume_tree_properties(&draconis, &image), &merged);
         }
     }
     assert!(compared > 100, "{compared}");

@@ -17,21 +17,21 @@ use draconis_device::Random;
 use rustix::fs::{Advice, FallocateFlags, OFlags, SeekFrom};
 use rustix::io::Errno;
 
-use crate::common::volume::{Volume, check};
-use crate::common::{fuse, have, skipped};
-use crate::{long, seeds, settle_times};
+use crate::common::volume::{MountedVolume, run_e2fsck};
+use crate::common::{has_fuse, is_installed, report_skipped};
+use crate::{set_all_times, should_run_long_tests, test_seeds};
 
-const WINDOW: usize = 400 << 10;
-const OPERATIONS: usize = 700;
+const WINDOW_BYTES: usize = 400 << 10;
+const OPERATION_COUNT: usize = 700;
 
 /// Maps and accesses parts of a file in its own process, because mappings are unsafe.
-struct Mapper {
+struct MmapHelper {
     process: Child,
     ask: ChildStdin,
     answers: BufReader<ChildStdout>,
 }
 
-const MAPPER: &str = "import mmap, os, sys
+const MMAP_HELPER_SCRIPT: &str = "import mmap, os, sys
 fd = os.open(sys.argv[1], os.O_RDWR)
 for line in sys.stdin:
     how, at, n, byte = line.split()
@@ -49,14 +49,14 @@ for line in sys.stdin:
     sys.stdout.flush()
 ";
 
-impl Mapper {
-    fn of(file: &Path) -> Option<Self> {
-        if !have("python3") {
-            skipped("mappings of files need python3");
+impl MmapHelper {
+    fn start(file: &Path) -> Option<Self> {
+        if !is_installed("python3") {
+            report_skipped("mappings of files need python3");
             return None;
         }
         let mut process = Command::new("python3")
-            .args(["-c", MAPPER])
+            .args(["-c", MMAP_HELPER_SCRIPT])
             .arg(file)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
@@ -81,35 +81,35 @@ impl Mapper {
         assert_eq!(answer, "done\n");
     }
 
-    fn end(mut self) {
+    fn exit(mut self) {
         drop(self.ask);
         assert!(self.process.wait().unwrap().success());
     }
 }
 
 /// Open descriptors of the file.
-struct Open {
+struct OpenDescriptors {
     cached: File,
     direct: File,
-    mapper: Option<Mapper>,
+    mapper: Option<MmapHelper>,
 }
 
-impl Open {
-    fn of(path: &Path) -> Self {
+impl OpenDescriptors {
+    fn open_all(path: &Path) -> Self {
         let open = |flags: OFlags| {
             let mut options = File::options();
             options.read(true).write(true).create(true).truncate(false);
             options.custom_flags(flags.bits() as i32).open(path).unwrap()
         };
         let (cached, direct) = (open(OFlags::empty()), open(OFlags::DIRECT));
-        Self { cached, direct, mapper: Mapper::of(path) }
+        Self { cached, direct, mapper: MmapHelper::start(path) }
     }
 }
 
-struct Storm {
-    volume: Volume,
+struct FileStressTest {
+    volume: MountedVolume,
     options: &'static str,
-    open: Option<Open>,
+    open: Option<OpenDescriptors>,
     base: u64,
     model: Vec<u8>,
     random: Random,
@@ -117,53 +117,53 @@ struct Storm {
     done: Vec<String>,
 }
 
-impl Storm {
+impl FileStressTest {
     fn new(block: u64, options: &'static str, seed: u64) -> Self {
         let mut random = Random::new(seed);
-        let volume = Volume::new(&block.to_string(), "32M", options);
+        let volume = MountedVolume::new(&block.to_string(), "32M", options);
         let pointers = block / 4;
         let depths = [0, 12, 12 + pointers, 12 + pointers + pointers * pointers];
         // Beyond 4 GiB of holes, comparing the file takes seconds.
-        let reachable = if block < 4096 || long() { 4 } else { 3 };
-        let depth = depths[random.below(reachable) as usize];
+        let reachable = if block < 4096 || should_run_long_tests() { 4 } else { 3 };
+        let depth = depths[random.next_below(reachable) as usize];
         let base = (depth * block).saturating_sub(150_000);
-        let open = Open::of(&volume.at("file"));
+        let open = OpenDescriptors::open_all(&volume.at("file"));
         open.cached.set_len(base).unwrap();
         Self { volume, options, open: Some(open), base, model: vec![], random, done: vec![] }
     }
 
-    fn open(&mut self) -> &mut Open {
+    fn open(&mut self) -> &mut OpenDescriptors {
         self.open.as_mut().expect("it is open between operations")
     }
 
-    fn say(&mut self, what: &str, at: usize, len: usize) {
+    fn log_operation(&mut self, what: &str, at: usize, len: usize) {
         let line = format!("{what} {at:#x}+{len:#x} of {:#x}", self.model.len());
         eprintln!("{line}");
         self.done.push(line);
     }
 
     /// Returns a range of the window, sometimes aligned to sectors or pages.
-    fn range(&mut self, longest: usize) -> (usize, usize) {
-        let edge = [1, 1, 512, 4096][self.random.below(4) as usize];
-        let at = self.random.below(WINDOW as u64) as usize / edge * edge;
-        let longest = longest.min(WINDOW - at);
-        let len = (1 + self.random.below(longest as u64) as usize).div_ceil(edge) * edge;
-        (at, len.min(WINDOW - at))
+    fn random_range(&mut self, longest: usize) -> (usize, usize) {
+        let edge = [1, 1, 512, 4096][self.random.next_below(4) as usize];
+        let at = self.random.next_below(WINDOW_BYTES as u64) as usize / edge * edge;
+        let longest = longest.min(WINDOW_BYTES - at);
+        let len = (1 + self.random.next_below(longest as u64) as usize).div_ceil(edge) * edge;
+        (at, len.min(WINDOW_BYTES - at))
     }
 
     /// Returns a range inside the file; an empty one if the file is too short.
-    fn range_inside(&mut self, longest: usize) -> Option<(usize, usize)> {
-        let (at, len) = self.range(longest);
+    fn random_range_inside(&mut self, longest: usize) -> Option<(usize, usize)> {
+        let (at, len) = self.random_range(longest);
         let len = len.min(self.model.len().saturating_sub(at));
         (len > 0).then_some((at, len))
     }
 
-    fn grow(&mut self, end: usize) {
+    fn grow_model(&mut self, end: usize) {
         let end = end.max(self.model.len());
         self.model.resize(end, 0);
     }
 
-    fn compare(&self, found: &[u8], at: usize, what: &str) {
+    fn compare_with_model(&self, found: &[u8], at: usize, what: &str) {
         let expected = &self.model[at..at + found.len()];
         let Some(bad) = found.iter().zip(expected).position(|(a, b)| a != b) else { return };
         let last = self.done.len().saturating_sub(40);
@@ -178,10 +178,10 @@ impl Storm {
     }
 
     fn write(&mut self, direct: bool) {
-        let (at, len) = self.range(60_000);
-        self.say(if direct { "direct write" } else { "write" }, at, len);
-        self.grow(at + len);
-        let first = self.random.below(256) as usize;
+        let (at, len) = self.random_range(60_000);
+        self.log_operation(if direct { "direct write" } else { "write" }, at, len);
+        self.grow_model(at + len);
+        let first = self.random.next_below(256) as usize;
         let bytes: Vec<u8> = (0..len).map(|i| ((first + i / 7) & 0xff) as u8).collect();
         self.model[at..at + len].copy_from_slice(&bytes);
         let offset = self.base + at as u64;
@@ -191,49 +191,49 @@ impl Storm {
     }
 
     fn read(&mut self, direct: bool) {
-        let Some((at, len)) = self.range_inside(100_000) else { return };
-        self.say(if direct { "direct read" } else { "read" }, at, len);
+        let Some((at, len)) = self.random_range_inside(100_000) else { return };
+        self.log_operation(if direct { "direct read" } else { "read" }, at, len);
         let (offset, mut found) = (self.base + at as u64, vec![0; len]);
         let open = self.open();
         let file = if direct { &open.direct } else { &open.cached };
         file.read_exact_at(&mut found, offset).unwrap();
-        self.compare(&found, at, if direct { "direct read" } else { "read" });
+        self.compare_with_model(&found, at, if direct { "direct read" } else { "read" });
     }
 
-    fn truncate(&mut self) {
+    fn truncate_file(&mut self) {
         // Shrinking and growing are equally frequent.
-        let len = self.random.below(WINDOW as u64) as usize;
-        self.say("truncate", 0, len);
+        let len = self.random.next_below(WINDOW_BYTES as u64) as usize;
+        self.log_operation("truncate", 0, len);
         let end = self.base + len as u64;
         self.open().cached.set_len(end).unwrap();
         self.model.resize(len, 0);
     }
 
-    fn map(&mut self) {
-        let Some((at, len)) = self.range_inside(50_000) else { return };
-        let (offset, how) = (self.base + at as u64, self.random.below(3));
-        let byte = self.random.below(256) as u8;
-        self.say(["map", "map, fill", "map, fill, sync"][how as usize], at, len);
+    fn access_by_mmap(&mut self) {
+        let Some((at, len)) = self.random_range_inside(50_000) else { return };
+        let (offset, how) = (self.base + at as u64, self.random.next_below(3));
+        let byte = self.random.next_below(256) as u8;
+        self.log_operation(["map", "map, fill", "map, fill, sync"][how as usize], at, len);
         let Some(mapper) = &mut self.open().mapper else { return };
         if how == 0 {
             let found = mapper.read(offset, len);
-            return self.compare(&found, at, "mapped");
+            return self.compare_with_model(&found, at, "mapped");
         }
         mapper.fill(offset, len, byte, how == 2);
         self.model[at..at + len].fill(byte);
     }
 
-    fn allocate(&mut self) {
-        let (at, len) = self.range(60_000);
-        let keep = self.random.below(2) == 0;
-        let (how, what) = match self.random.below(3) {
+    fn fallocate_range(&mut self) {
+        let (at, len) = self.random_range(60_000);
+        let keep = self.random.next_below(2) == 0;
+        let (how, what) = match self.random.next_below(3) {
             0 => (FallocateFlags::empty(), "allocate"),
             1 => (FallocateFlags::PUNCH_HOLE, "punch"),
             _ => (FallocateFlags::ZERO_RANGE, "zero"),
         };
         let keep = keep || how == FallocateFlags::PUNCH_HOLE;
         let how = if keep { how | FallocateFlags::KEEP_SIZE } else { how };
-        self.say(&format!("{what}, keep {keep}"), at, len);
+        self.log_operation(&format!("{what}, keep {keep}"), at, len);
         let offset = self.base + at as u64;
         let answer = rustix::fs::fallocate(&self.open().cached, how, offset, len as u64);
         let inside = at + len <= self.model.len();
@@ -245,7 +245,7 @@ impl Storm {
         }
         answer.unwrap_or_else(|e| panic!("{what}: {e}; {:?}", self.done.last()));
         if !keep {
-            self.grow(at + len);
+            self.grow_model(at + len);
         }
         let end = (at + len).min(self.model.len());
         if what != "allocate" && at < end {
@@ -253,13 +253,13 @@ impl Storm {
         }
     }
 
-    fn copy(&mut self) {
-        let Some((from, len)) = self.range_inside(60_000) else { return };
-        let to = self.random.below((WINDOW - len) as u64) as usize;
+    fn copy_range(&mut self) {
+        let Some((from, len)) = self.random_range_inside(60_000) else { return };
+        let to = self.random.next_below((WINDOW_BYTES - len) as u64) as usize;
         if to < from + len && from < to + len {
             return;
         }
-        self.say(&format!("copy to {to:#x}"), from, len);
+        self.log_operation(&format!("copy to {to:#x}"), from, len);
         let (mut source, mut target) = (self.base + from as u64, self.base + to as u64);
         let cached = &self.open().cached;
         let mut left = len;
@@ -269,13 +269,13 @@ impl Storm {
             assert!(copied > 0);
             left -= copied;
         }
-        self.grow(to + len);
+        self.grow_model(to + len);
         self.model.copy_within(from..from + len, to);
     }
 
     /// Holes must be zeros, and data segments must end.
-    fn seek(&mut self) {
-        self.say("seek", 0, 0);
+    fn check_seek(&mut self) {
+        self.log_operation("seek", 0, 0);
         let (base, end) = (self.base, self.base + self.model.len() as u64);
         let cached = &self.open().cached;
         // The kernel asks for holes without writing back its cache.
@@ -306,8 +306,8 @@ impl Storm {
     }
 
     /// Drops the kernel's cache of the file, so that it is read again.
-    fn forget(&mut self) {
-        self.say("forget", 0, 0);
+    fn drop_page_cache(&mut self) {
+        self.log_operation("forget", 0, 0);
         let open = self.open();
         open.cached.sync_all().unwrap();
         rustix::fs::fadvise(&open.cached, 0, None, Advice::DontNeed).unwrap();
@@ -315,39 +315,39 @@ impl Storm {
 
     fn close(&mut self) {
         if let Some(mapper) = self.open.take().and_then(|open| open.mapper) {
-            mapper.end();
+            mapper.exit();
         }
     }
 
     fn reopen(&mut self) {
-        self.say("reopen", 0, 0);
+        self.log_operation("reopen", 0, 0);
         self.close();
-        self.open = Some(Open::of(&self.volume.at("file")));
+        self.open = Some(OpenDescriptors::open_all(&self.volume.at("file")));
     }
 
     fn remount(&mut self) {
-        self.say("remount", 0, 0);
+        self.log_operation("remount", 0, 0);
         self.close();
         self.volume.unmount();
-        check(&self.volume.image);
+        run_e2fsck(&self.volume.image);
         self.volume.draconis.mount(&self.volume.image, "at", self.options);
-        self.open = Some(Open::of(&self.volume.at("file")));
+        self.open = Some(OpenDescriptors::open_all(&self.volume.at("file")));
     }
 
-    fn step(&mut self) {
-        match self.random.below(200) {
+    fn random_operation(&mut self) {
+        match self.random.next_below(200) {
             0..40 => self.write(false),
             40..70 => self.read(false),
-            70..85 => self.truncate(),
-            85..110 => self.map(),
-            110..135 => self.allocate(),
-            135..145 => self.copy(),
+            70..85 => self.truncate_file(),
+            85..110 => self.access_by_mmap(),
+            110..135 => self.fallocate_range(),
+            135..145 => self.copy_range(),
             145..160 => self.write(true),
             160..175 => self.read(true),
             175..182 => self.open().cached.sync_all().unwrap(),
             182..187 => self.open().cached.sync_data().unwrap(),
-            187..191 => self.seek(),
-            191..195 => self.forget(),
+            187..191 => self.check_seek(),
+            191..195 => self.drop_page_cache(),
             195..199 => self.reopen(),
             _ => self.remount(),
         }
@@ -357,45 +357,45 @@ impl Storm {
     }
 
     fn run(mut self) {
-        for operation in 0..OPERATIONS {
-            self.step();
+        for operation in 0..OPERATION_COUNT {
+            self.random_operation();
             if operation % 50 == 49 {
                 let (base, mut found) = (self.base, vec![0; self.model.len()]);
                 self.open().cached.read_exact_at(&mut found, base).unwrap();
-                self.compare(&found, 0, "all");
+                self.compare_with_model(&found, 0, "all");
             }
         }
-        settle_times(&self.volume.at);
+        set_all_times(&self.volume.at);
         self.close();
-        self.volume.judge();
+        self.volume.unmount_and_check();
     }
 }
 
-fn storms(block: u64, options: &'static str) {
-    if !fuse("storms of bytes") {
+fn run_file_stress_tests(block: u64, options: &'static str) {
+    if !has_fuse("storms of bytes") {
         return;
     }
-    for seed in seeds() {
-        Storm::new(block, options, seed).run();
+    for seed in test_seeds() {
+        FileStressTest::new(block, options, seed).run();
     }
 }
 
 #[test]
-fn bytes_in_blocks_of_1_kib() {
-    storms(1024, "rw,noatime,nowriteback");
+fn file_stress_1_kib_blocks() {
+    run_file_stress_tests(1024, "rw,noatime,nowriteback");
 }
 
 #[test]
-fn bytes_in_blocks_of_1_kib_written_back() {
-    storms(1024, "rw,noatime,writeback");
+fn file_stress_1_kib_blocks_write_back() {
+    run_file_stress_tests(1024, "rw,noatime,writeback");
 }
 
 #[test]
-fn bytes_in_blocks_of_4_kib() {
-    storms(4096, "rw,noatime,nowriteback");
+fn file_stress_4_kib_blocks() {
+    run_file_stress_tests(4096, "rw,noatime,nowriteback");
 }
 
 #[test]
-fn bytes_in_blocks_of_4_kib_written_back() {
-    storms(4096, "rw,noatime,writeback");
+fn file_stress_4_kib_blocks_write_back() {
+    run_file_stress_tests(4096, "rw,noatime,writeback");
 }

@@ -7,29 +7,31 @@ use std::time::Duration;
 
 use rustix::process::{Signal, kill_process};
 
-use crate::common::volume::Volume;
-use crate::programs::{build_program, can, clone_repository, load_database, said, unpack_archive};
-use crate::seeds;
+use crate::common::volume::MountedVolume;
+use crate::programs::{
+    build_program, can_run, clone_repository, run_database_workload, shell_output, unpack_archive,
+};
+use crate::test_seeds;
 
 /// Maximum lifetime of a worker.
-const LIFE: Duration = Duration::from_millis(100);
+const MAX_WORKER_LIFETIME: Duration = Duration::from_millis(100);
 
 /// Runs `work` on mounts of several types while workers are killed; then checks the volumes.
-fn while_workers_die(work: impl Fn(&Volume)) {
+fn run_while_workers_are_killed(work: impl Fn(&MountedVolume)) {
     let kinds = [
         ("ext2", "rw,noatime,nowriteback"),
         ("ext4", "rw,noatime,nowriteback"),
         ("ext4", "rw,noatime,writeback"),
     ];
     for (kind, options) in kinds {
-        let volume = Volume::of(kind, "4096", "96M", options);
+        let volume = MountedVolume::create_and_mount(kind, "4096", "96M", options);
         let over = AtomicBool::new(false);
         std::thread::scope(|scope| {
             let killer = scope.spawn(|| {
                 let mut last = None;
                 while !over.load(Ordering::Relaxed) {
-                    std::thread::sleep(LIFE);
-                    let pid = volume.worker();
+                    std::thread::sleep(MAX_WORKER_LIFETIME);
+                    let pid = volume.worker_pid();
                     if last != Some(pid) {
                         kill_process(pid, Signal::KILL).unwrap();
                         last = Some(pid);
@@ -45,54 +47,54 @@ fn while_workers_die(work: impl Fn(&Volume)) {
         let mount = volume.draconis.status()["mounts"][0].clone();
         assert!(mount["restarts"].as_u64().unwrap() > 0, "{kind}, {options}: {mount}");
         assert_eq!(mount["read_only"], false, "{kind}, {options}: {mount}");
-        crate::settle_times(&volume.at);
-        volume.judge();
+        crate::set_all_times(&volume.at);
+        volume.unmount_and_check();
     }
 }
 
 #[test]
-fn a_database_outlives_workers() {
-    if can("loading a database", &["sqlite3"]) {
-        for seed in seeds() {
+fn database_survives_worker_deaths() {
+    if can_run("loading a database", &["sqlite3"]) {
+        for seed in test_seeds() {
             for journal in ["delete", "wal"] {
-                while_workers_die(|volume| load_database(volume, seed, journal));
+                run_while_workers_are_killed(|volume| run_database_workload(volume, seed, journal));
             }
         }
     }
 }
 
 #[test]
-fn cloning_outlives_workers() {
-    if can("cloning a repository", &["git"]) {
-        seeds().for_each(|_| while_workers_die(clone_repository));
+fn git_clone_survives_worker_deaths() {
+    if can_run("cloning a repository", &["git"]) {
+        test_seeds().for_each(|_| run_while_workers_are_killed(clone_repository));
     }
 }
 
 #[test]
-fn building_outlives_workers() {
-    if can("building a program", &["make", "cc"]) {
-        seeds().for_each(|_| while_workers_die(build_program));
+fn build_survives_worker_deaths() {
+    if can_run("building a program", &["make", "cc"]) {
+        test_seeds().for_each(|_| run_while_workers_are_killed(build_program));
     }
 }
 
 #[test]
-fn an_archive_outlives_workers() {
-    if can("unpacking an archive", &["tar"]) {
-        seeds().for_each(|_| while_workers_die(unpack_archive));
+fn unpacking_survives_worker_deaths() {
+    if can_run("unpacking an archive", &["tar"]) {
+        test_seeds().for_each(|_| run_while_workers_are_killed(unpack_archive));
     }
 }
 
 #[test]
-fn a_reader_outlives_workers() {
-    if !can("summing a tree", &["tar", "sha256sum"]) {
+fn reader_survives_worker_deaths() {
+    if !can_run("summing a tree", &["tar", "sha256sum"]) {
         return;
     }
-    while_workers_die(|volume| {
+    run_while_workers_are_killed(|volume| {
         let tree = Path::new(env!("CARGO_MANIFEST_DIR")).join("crates");
         let script = format!("cp -r {} copy; sync -f copy", tree.display());
-        said(&script, &volume.at);
+        shell_output(&script, &volume.at);
         let sum = "find copy -type f | LC_ALL=C sort | xargs sha256sum | sha256sum";
-        let expected = said(&sum.replace("copy", "crates"), tree.parent().unwrap());
+        let expected = shell_output(&sum.replace("copy", "crates"), tree.parent().unwrap());
         // The checksums include the names.
         let mut drop_caches = String::new();
         if rustix::process::geteuid().is_root() {
@@ -103,7 +105,7 @@ fn a_reader_outlives_workers() {
                 "{drop_caches}mv copy crates; {}; mv crates copy",
                 sum.replace("copy", "crates")
             );
-            assert_eq!(said(&script, &volume.at), expected);
+            assert_eq!(shell_output(&script, &volume.at), expected);
         }
     });
 }
@@ -111,8 +113,8 @@ fn a_reader_outlives_workers() {
 /// The kernel writes pages back before it drops those that a direct write has made stale. A worker
 /// that dies meanwhile must end without that; otherwise it cannot be replaced.
 #[test]
-fn direct_and_mapped_writes_outlive_workers() {
-    if !can("mapping a file", &["python3", "dd"]) {
+fn direct_and_mapped_writes_survive_worker_deaths() {
+    if !can_run("mapping a file", &["python3", "dd"]) {
         return;
     }
     let store = "import mmap, os
@@ -122,13 +124,13 @@ while not os.path.exists('over'):
     for page in range(256):
         pages[page * 4096] = (pages[page * 4096] + 1) % 256
 ";
-    while_workers_die(|volume| {
+    run_while_workers_are_killed(|volume| {
         let write =
             "dd if=/dev/zero of=mapped bs=64k count=16 conv=notrunc oflag=direct status=none";
         let script = format!(
             "truncate -s 1M mapped; python3 -c \"$STORE\" & \
              for i in $(seq 40); do {write}; done; touch over; wait; rm over"
         );
-        said(&format!("STORE=\"{store}\"; {script}"), &volume.at);
+        shell_output(&format!("STORE=\"{store}\"; {script}"), &volume.at);
     });
 }

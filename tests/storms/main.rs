@@ -14,14 +14,14 @@ mod names;
 mod programs;
 
 /// Returns the seeds to run.
-fn seeds() -> impl Iterator<Item = u64> {
+fn test_seeds() -> impl Iterator<Item = u64> {
     let number = |name| std::env::var(name).ok().and_then(|value| value.parse::<u64>().ok());
     let first = number("DRACONIS_SEED").unwrap_or(1);
     (first..first + number("DRACONIS_STORMS").unwrap_or(1)).inspect(|seed| eprintln!("seed {seed}"))
 }
 
 /// Returns true if tests that take minutes should run.
-fn long() -> bool {
+fn should_run_long_tests() -> bool {
     std::env::var_os("DRACONIS_STORMS").is_some()
 }
 
@@ -30,13 +30,13 @@ fn long() -> bool {
 /// With write-back caching, the kernel owns the times. It does not send a time that falls into the
 /// same tick, of some milliseconds, as one that it has sent, so the volume keeps the time
 /// of the write.
-fn settle_times(top: &std::path::Path) {
+fn set_all_times(top: &std::path::Path) {
     let time = std::time::UNIX_EPOCH + std::time::Duration::from_secs(1_700_000_000);
     for entry in std::fs::read_dir(top).unwrap() {
         let entry = entry.unwrap();
         let kind = entry.file_type().unwrap();
         if kind.is_dir() {
-            settle_times(&entry.path());
+            set_all_times(&entry.path());
         } else if kind.is_file() {
             std::fs::File::open(entry.path()).unwrap().set_modified(time).unwrap();
         }

@@ -6,21 +6,21 @@ use std::process::{Command, Stdio};
 
 use draconis_device::Random;
 
-use crate::common::volume::{Volume, run, shell};
-use crate::common::{fuse, have, odd_tree, skipped};
-use crate::{long, seeds};
+use crate::common::volume::{MountedVolume, run_ok, run_shell};
+use crate::common::{has_fuse, is_installed, make_odd_tree, report_skipped};
+use crate::{should_run_long_tests, test_seeds};
 
 /// Returns true if a test can run; otherwise reports what is missing.
-pub fn can(test: &str, programs: &[&str]) -> bool {
-    let missing: Vec<_> = programs.iter().filter(|program| !have(program)).collect();
+pub fn can_run(test: &str, programs: &[&str]) -> bool {
+    let missing: Vec<_> = programs.iter().filter(|program| !is_installed(program)).collect();
     if !missing.is_empty() {
-        skipped(format_args!("{test} needs {missing:?}"));
+        report_skipped(format_args!("{test} needs {missing:?}"));
     }
-    missing.is_empty() && fuse(test)
+    missing.is_empty() && has_fuse(test)
 }
 
 /// Runs a shell script; returns its output.
-pub fn said(script: &str, at: &Path) -> String {
+pub fn shell_output(script: &str, at: &Path) -> String {
     let output = Command::new("sh").args(["-euc", script]).current_dir(at).output().unwrap();
     let complaint = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{script}: {complaint}");
@@ -28,23 +28,23 @@ pub fn said(script: &str, at: &Path) -> String {
 }
 
 /// Returns a database workload, determined by the seed.
-fn statements(random: &mut Random, journal: &str) -> String {
+fn random_sql_script(random: &mut Random, journal: &str) -> String {
     let mut sql = format!(
         "pragma journal_mode={journal}; pragma page_size=1024; pragma cache_size=20;
          create table t (k integer primary key, v blob); create index i on t (v);\n"
     );
     for _ in 0..60 {
         sql.push_str("begin;\n");
-        for _ in 0..random.below(40) {
-            let (key, len) = (random.below(400), random.below(900));
-            let _ = match random.below(4) {
+        for _ in 0..random.next_below(40) {
+            let (key, len) = (random.next_below(400), random.next_below(900));
+            let _ = match random.next_below(4) {
                 0 => writeln!(sql, "delete from t where k % 17 = {};", key % 17),
                 1 => writeln!(sql, "update t set v = zeroblob({len}) where k < {};", key / 20),
                 _ => writeln!(sql, "replace into t values ({key}, printf('%.{len}c', 'v{key}'));"),
             };
         }
-        sql.push_str(["commit;\n", "commit;\n", "rollback;\n"][random.below(3) as usize]);
-        if random.below(20) == 0 {
+        sql.push_str(["commit;\n", "commit;\n", "rollback;\n"][random.next_below(3) as usize]);
+        if random.next_below(20) == 0 {
             sql.push_str("vacuum;\n");
         }
     }
@@ -52,53 +52,56 @@ fn statements(random: &mut Random, journal: &str) -> String {
 }
 
 #[test]
-fn a_database_keeps_its_integrity() {
-    if !can("loading a database", &["sqlite3"]) {
+fn sqlite_database_keeps_integrity() {
+    if !can_run("loading a database", &["sqlite3"]) {
         return;
     }
-    for seed in seeds() {
+    for seed in test_seeds() {
         for (journal, options) in [
             ("delete", "rw,noatime,nowriteback"),
             ("delete", "rw,noatime,writeback"),
             ("wal", "rw,noatime,nowriteback"),
             ("wal", "rw,noatime,writeback"),
         ] {
-            let volume = Volume::new("1024", "32M", options);
-            load_database(&volume, seed, journal);
-            crate::settle_times(&volume.at);
-            volume.judge();
+            let volume = MountedVolume::new("1024", "32M", options);
+            run_database_workload(&volume, seed, journal);
+            crate::set_all_times(&volume.at);
+            volume.unmount_and_check();
         }
     }
 }
 
-pub fn load_database(volume: &Volume, seed: u64, journal: &str) {
+pub fn run_database_workload(volume: &MountedVolume, seed: u64, journal: &str) {
     let beside = volume.draconis.make_dir("beside");
     let load = volume.draconis.path("load.sql");
-    std::fs::write(&load, statements(&mut Random::new(seed), journal)).unwrap();
+    std::fs::write(&load, random_sql_script(&mut Random::new(seed), journal)).unwrap();
     let script = format!("sqlite3 -bail db <{} >/dev/null; sqlite3 db .dump", load.display());
-    assert!(said(&script, &volume.at) == said(&script, &beside), "{journal}, seed {seed}");
-    assert_eq!(said("sqlite3 db 'pragma integrity_check'", &volume.at), "ok\n");
+    assert!(
+        shell_output(&script, &volume.at) == shell_output(&script, &beside),
+        "{journal}, seed {seed}"
+    );
+    assert_eq!(shell_output("sqlite3 db 'pragma integrity_check'", &volume.at), "ok\n");
     // Several processes share locks, and with a write-ahead log a mapping.
     let add = "sqlite3 db 'create table s (n)'; for w in 1 2 3; do (for i in 1 2 3 4 5 6; do \
                sqlite3 -cmd '.timeout 20000' db \"insert into s values ($i)\"; done) & done; \
                wait; sqlite3 db 'select sum(n) from s; pragma integrity_check'";
-    assert_eq!(said(add, &volume.at), "63\nok\n", "{journal}, seed {seed}");
+    assert_eq!(shell_output(add, &volume.at), "63\nok\n", "{journal}, seed {seed}");
 }
 
 #[test]
-fn a_store_of_keys_is_read_again() {
+fn key_value_store_is_read_back() {
     let has = |module: &str| {
         let import = format!("import {module}");
         let tried = Command::new("python3").args(["-c", &import]).stderr(Stdio::null()).status();
         tried.is_ok_and(|status| status.success())
     };
     if !has("plyvel") {
-        return skipped("loading LevelDB needs plyvel of python3");
+        return report_skipped("loading LevelDB needs plyvel of python3");
     }
-    if !fuse("loading LevelDB") {
+    if !has_fuse("loading LevelDB") {
         return;
     }
-    let volume = Volume::new("4096", "64M", "rw,noatime");
+    let volume = MountedVolume::new("4096", "64M", "rw,noatime");
     let script = "import plyvel, random
 random.seed(1)
 model = {}
@@ -114,22 +117,22 @@ for turn in range(4):
     db.compact_range()
     db.close()
 ";
-    run(Command::new("python3").args(["-c", script]).current_dir(&volume.at));
-    volume.judge();
+    run_ok(Command::new("python3").args(["-c", script]).current_dir(&volume.at));
+    volume.unmount_and_check();
 }
 
 #[test]
-fn a_repository_is_cloned() {
-    if !can("cloning a repository", &["git"]) {
+fn git_repository_is_cloned() {
+    if !can_run("cloning a repository", &["git"]) {
         return;
     }
-    let volume = Volume::new("4096", "64M", "rw,noatime");
+    let volume = MountedVolume::new("4096", "64M", "rw,noatime");
     clone_repository(&volume);
-    volume.judge();
+    volume.unmount_and_check();
 }
 
-pub fn clone_repository(volume: &Volume) {
-    shell(
+pub fn clone_repository(volume: &MountedVolume) {
+    run_shell(
         "export GIT_CONFIG_GLOBAL=/dev/null GIT_CONFIG_SYSTEM=/dev/null
          export GIT_AUTHOR_NAME=a GIT_AUTHOR_EMAIL=a@b GIT_COMMITTER_NAME=a GIT_COMMITTER_EMAIL=a@b
          git init -q first; cd first
@@ -148,16 +151,16 @@ pub fn clone_repository(volume: &Volume) {
 }
 
 #[test]
-fn a_program_is_built() {
-    if !can("building a program", &["make", "cc"]) {
+fn program_builds_on_mount() {
+    if !can_run("building a program", &["make", "cc"]) {
         return;
     }
-    let volume = Volume::new("1024", "32M", "rw,noatime");
+    let volume = MountedVolume::new("1024", "32M", "rw,noatime");
     build_program(&volume);
-    volume.judge();
+    volume.unmount_and_check();
 }
 
-pub fn build_program(volume: &Volume) {
+pub fn build_program(volume: &MountedVolume) {
     let parts = (1..=6).map(|n| format!("part{n}.o")).collect::<Vec<_>>().join(" ");
     let makefile =
         format!("program: main.o {parts}\n\tcc -o $@ $^\n%.o: %.c all.h\n\tcc -g -c -o $@ $<\n");
@@ -172,61 +175,63 @@ pub fn build_program(volume: &Volume) {
     }
     let _ = writeln!(main, "int main(void) {{ printf(\"%d\\n\", {sum}); return 0; }}");
     std::fs::write(volume.at("main.c"), main).unwrap();
-    assert_eq!(said("make -s -j4; ./program", &volume.at), "210\n");
-    shell("make -q", &volume.at);
+    assert_eq!(shell_output("make -s -j4; ./program", &volume.at), "210\n");
+    run_shell("make -q", &volume.at);
     let again = "sleep 0.05; sed -i s/10/100/ all.h; ! make -q; make -s -j4; make -q; ./program";
-    assert_eq!(said(again, &volume.at), "2100\n");
+    assert_eq!(shell_output(again, &volume.at), "2100\n");
 }
 
 #[test]
-fn a_tree_is_synchronised_and_found_in_step() {
-    if !can("synchronising a tree", &["rsync"]) {
+fn rsync_finds_no_difference() {
+    if !can_run("synchronising a tree", &["rsync"]) {
         return;
     }
-    let volume = Volume::new("1024", "64M", "rw,noatime");
+    let volume = MountedVolume::new("1024", "64M", "rw,noatime");
     let tree = volume.draconis.make_dir("tree");
-    odd_tree(&tree);
+    make_odd_tree(&tree);
     std::fs::remove_file(tree.join("sparse")).unwrap();
     let script = format!("rsync -aHAXSi {}/ copy", tree.display());
-    assert!(!said(&script, &volume.at).is_empty());
+    assert!(!shell_output(&script, &volume.at).is_empty());
     // Neither checksums nor times differ.
-    assert_eq!(said(&script, &volume.at), "");
-    assert_eq!(said(&script.replace("-aHAXSi", "-aHAXSic --delete"), &volume.at), "");
+    assert_eq!(shell_output(&script, &volume.at), "");
+    assert_eq!(shell_output(&script.replace("-aHAXSi", "-aHAXSic --delete"), &volume.at), "");
     std::fs::write(tree.join("one"), "another one").unwrap();
     std::fs::remove_dir_all(tree.join("deep/er/still")).unwrap();
-    said(&script.replace("-aHAXSi", "-aHAXSi --inplace --delete"), &volume.at);
-    assert_eq!(said(&script.replace("-aHAXSi", "-aHAXSic --delete"), &volume.at), "");
-    volume.judge();
+    shell_output(&script.replace("-aHAXSi", "-aHAXSi --inplace --delete"), &volume.at);
+    assert_eq!(shell_output(&script.replace("-aHAXSi", "-aHAXSic --delete"), &volume.at), "");
+    volume.unmount_and_check();
 }
 
 #[test]
-fn an_archive_is_the_same_unpacked() {
-    if !can("unpacking an archive", &["tar"]) {
+fn unpacked_archive_matches_source() {
+    if !can_run("unpacking an archive", &["tar"]) {
         return;
     }
-    let volume = Volume::new("4096", "64M", "rw,noatime,writeback");
+    let volume = MountedVolume::new("4096", "64M", "rw,noatime,writeback");
     unpack_archive(&volume);
-    volume.judge();
+    volume.unmount_and_check();
 }
 
-pub fn unpack_archive(volume: &Volume) {
+pub fn unpack_archive(volume: &MountedVolume) {
     let tree = volume.draconis.make_dir("tree");
-    odd_tree(&tree);
+    make_odd_tree(&tree);
     std::fs::remove_file(tree.join("sparse")).unwrap();
     let archive = volume.draconis.path("tree.tar");
-    run(Command::new("tar").arg("-C").arg(&tree).arg("--sparse").arg("-cf").arg(&archive).arg("."));
+    run_ok(
+        Command::new("tar").arg("-C").arg(&tree).arg("--sparse").arg("-cf").arg(&archive).arg("."),
+    );
     // tar compares types, modes, owners, times and contents.
-    shell(&format!("tar -xpf {0}; tar -df {0}", archive.display()), &volume.at);
+    run_shell(&format!("tar -xpf {0}; tar -df {0}", archive.display()), &volume.at);
 }
 
 #[test]
-fn what_stresses_file_systems() {
-    if !can("stressing", &["stress-ng"]) {
+fn stress_programs_run() {
+    if !can_run("stressing", &["stress-ng"]) {
         return;
     }
-    let volume = Volume::new("4096", "512M", "rw,noatime");
+    let volume = MountedVolume::new("4096", "512M", "rw,noatime");
     let output = Command::new("stress-ng")
-        .args(match long() {
+        .args(match should_run_long_tests() {
             true => &["--class", "filesystem", "--seq", "1", "-t", "1", "--verify"][..],
             false => &["--dir", "1", "--rename", "1", "--symlink", "1", "-t", "2", "--verify"],
         })
@@ -237,5 +242,5 @@ fn what_stresses_file_systems() {
     let said = String::from_utf8_lossy(&output.stderr);
     let failed: Vec<&str> = said.lines().filter(|line| line.contains("fail:")).collect();
     assert!(failed.is_empty(), "{failed:#?}");
-    volume.judge();
+    volume.unmount_and_check();
 }

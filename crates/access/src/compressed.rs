@@ -10,12 +10,12 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 use anyhow::Context;
-use draconis_container::compression::{Compression, HEAD_BYTES};
+use draconis_container::compression::{Compression, MAGIC_BYTES};
 
 use crate::populate::{Blob, temporary_file};
 
 /// Size of the pieces that are decompressed at once; a piece of zeros becomes a hole.
-const PIECE_BYTES: usize = 64 << 10;
+const READ_CHUNK_BYTES: usize = 64 << 10;
 /// Offset and value of the ext superblock magic, which takes precedence over other signatures.
 const EXT_MAGIC: (u64, [u8; 2]) = (1080, [0x53, 0xEF]);
 
@@ -31,9 +31,9 @@ pub struct CompressedImage {
 /// # Errors
 /// The image cannot be read, or the temporary file cannot be created.
 pub fn detect(file: &File, image: &Path) -> anyhow::Result<Option<CompressedImage>> {
-    let mut head = [0; HEAD_BYTES];
+    let mut head = [0; MAGIC_BYTES];
     let len = file.read_at(&mut head, 0).with_context(|| image.display().to_string())?;
-    let Some(packing) = Compression::of(head.get(..len).unwrap_or_default()) else {
+    let Some(packing) = Compression::detect(head.get(..len).unwrap_or_default()) else {
         return Ok(None);
     };
     let mut mark = [0; 2];
@@ -50,11 +50,11 @@ impl CompressedImage {
     /// # Errors
     /// The image is damaged, exceeds the size limit, or the disk is full.
     pub fn unpack(self, image: &Path, progress: &mut dyn FnMut(u64)) -> anyhow::Result<File> {
-        let program = self.packing.program();
+        let program = self.packing.decompressor_name();
         let what = || format!("{}: compressed with {program}", image.display());
         let stream = self.archive.decompress(None);
         let mut stream = stream.with_context(|| image.display().to_string())?;
-        let mut piece = vec![0; PIECE_BYTES];
+        let mut piece = vec![0; READ_CHUNK_BYTES];
         let mut at = 0;
         let mut hole = false;
         loop {

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::time::Instant;
 
 use anyhow::{Context, anyhow};
-use draconis_container::signature::{EXT, STORE};
+use draconis_container::signature::{EXT_KIND, STORE_KIND};
 use draconis_device::{Disk, Extent, Group, Write, write_unit_bytes};
 use draconis_exchange::heap::Block;
 use draconis_objects::probe::{self, ProbeResults};
@@ -14,8 +14,8 @@ use rustix::io::Errno;
 
 use crate::error::{Error as Failure, store_errno};
 use crate::messages::format_bytes;
-use crate::overwrite::{Force, Overwriting};
-use crate::stores::disk;
+use crate::overwrite::{OverwriteCheck, OverwritePermission};
+use crate::stores::open_store_disk;
 use crate::uuid::UuidGenerator;
 use crate::{host_file, image};
 
@@ -24,7 +24,7 @@ const MIN_PROBE_BYTES: u64 = 2 * probe::REGION_BYTES_MIN;
 /// Size of one write of zeros, in bytes.
 const WRITE_CHUNK_BYTES: usize = 1 << 20;
 /// Progress weight of one step of measuring, in bytes.
-const STEP_BYTES: u64 = 1 << 20;
+const PROBE_STEP_BYTES: u64 = 1 << 20;
 
 /// Specification of a new store.
 #[derive(Clone, Debug)]
@@ -50,7 +50,7 @@ pub struct CreatedStore {
 
 /// Steps that take time.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Step {
+pub enum CreateStep {
     /// Measuring the disk.
     Measure,
     /// Writing zeros to the file.
@@ -58,23 +58,24 @@ pub enum Step {
 }
 
 /// Progress callback: step, bytes done, bytes in total.
-pub type CreateProgress<'a> = &'a mut dyn FnMut(Step, u64, u64);
+pub type CreateProgress<'a> = &'a mut dyn FnMut(CreateStep, u64, u64);
 
 /// Refuses to overwrite contents that `force` does not allow. Stores and volumes count as usual.
 /// `word` is the option by which the caller allows more.
 ///
 /// # Errors
 /// Contents would be lost, or the target cannot be read.
-pub fn may_become_store(
+pub fn check_overwrite(
     device: &Path,
     file: &File,
-    force: &Force,
+    force: &OverwritePermission,
     word: &str,
 ) -> anyhow::Result<()> {
     let (held, len_bytes) = (image::detect_contents(file)?, host_file::len_bytes(file)?);
     let place = &device.display();
-    let usual = &[EXT, STORE];
-    Ok(Overwriting { place, len_bytes, contents: held, force, usual, option_name: word }.check()?)
+    let usual = &[EXT_KIND, STORE_KIND];
+    Ok(OverwriteCheck { place, len_bytes, contents: held, force, usual, option_name: word }
+        .check()?)
 }
 
 /// Creates a store in an open file or device that is already locked.
@@ -106,7 +107,7 @@ pub fn create_in_file(
         Some(profile) => (profile, vec!["as --profile says".to_owned()]),
         None if len < MIN_PROBE_BYTES => default_profile(len),
         None => {
-            let measured = measure(device, file.try_clone()?, probe::REGION_BYTES, progress);
+            let measured = probe_disk(device, file.try_clone()?, probe::REGION_BYTES, progress);
             let measured = measured.with_context(|| shown.to_string())?;
             if is_file && wanted.sparse {
                 make_hole()?;
@@ -115,14 +116,14 @@ pub fn create_in_file(
         }
     };
     if is_written_out {
-        let disk = disk(file.try_clone()?, device, true, true)?;
+        let disk = open_store_disk(file.try_clone()?, device, true, true)?;
         zero_fill(&*disk, progress).map_err(|error| anyhow!("{shown}: {error}"))?;
     }
     if let Some(layout) = wanted.layout {
         profile.layout = layout;
         why.push(format!("layout {}: --layout says so", profile.layout));
     }
-    create_on_disk(device, disk(file, device, true, true)?, profile)?;
+    create_on_disk(device, open_store_disk(file, device, true, true)?, profile)?;
     Ok(CreatedStore { profile, why })
 }
 
@@ -158,20 +159,20 @@ fn default_profile(len: u64) -> (Profile, Vec<String>) {
 ///
 /// # Errors
 /// The disk fails.
-pub fn measure(
+pub fn probe_disk(
     device: &Path,
     file: File,
     wanted: u64,
     progress: CreateProgress<'_>,
 ) -> anyhow::Result<ProbeResults> {
     let told_bytes = write_unit_bytes(&file).unwrap_or(0);
-    let disk = disk(file, device, true, true)?;
+    let disk = open_store_disk(file, device, true, true)?;
     let start = Instant::now();
     let clock = || start.elapsed().as_nanos() as u64;
     let len = disk.properties().len_bytes.min(wanted);
     let measured =
         probe::probe(&*disk, &clock, Extent::new(0, len), told_bytes, &mut |done, all| {
-            progress(Step::Measure, done * STEP_BYTES, all * STEP_BYTES);
+            progress(CreateStep::Measure, done * PROBE_STEP_BYTES, all * PROBE_STEP_BYTES);
         });
     Ok(measured?)
 }
@@ -203,7 +204,7 @@ fn zero_fill(disk: &dyn Disk, progress: CreateProgress<'_>) -> Result<(), dracon
         // Keeps one write in flight while the next one is prepared.
         if let Some(before) = last.replace(ticket) {
             disk.wait_visible(before)?;
-            progress(Step::WriteOut, at - 8 * WRITE_CHUNK_BYTES as u64, len);
+            progress(CreateStep::WriteOut, at - 8 * WRITE_CHUNK_BYTES as u64, len);
         }
     }
     last.map_or(Ok(()), |ticket| disk.wait_durable(ticket))

@@ -25,17 +25,17 @@ use crate::error::{Error, busy_error};
 use crate::image::{container_file, extent_files};
 
 /// Maximum depth of stacked block devices.
-const MAX_LAYERS: usize = 64;
+const MAX_STACKED_DEVICES: usize = 64;
 
 /// Identity of a file (device and inode) or of a block device (device number).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Identity {
+enum FileIdentity {
     File { device: u64, inode: u64 },
     Device(u64),
 }
 
-impl Identity {
-    fn of(found: &Metadata) -> Self {
+impl FileIdentity {
+    fn from_metadata(found: &Metadata) -> Self {
         match found.file_type().is_block_device() {
             true => Self::Device(found.rdev()),
             false => Self::File { device: found.dev(), inode: found.ino() },
@@ -43,7 +43,7 @@ impl Identity {
     }
 
     #[allow(clippy::unnecessary_cast, reason = "the widths differ between machines")]
-    fn of_stat(found: &Stat) -> Self {
+    fn from_stat(found: &Stat) -> Self {
         match FileType::from_raw_mode(found.st_mode) {
             FileType::BlockDevice => Self::Device(found.st_rdev as u64),
             _ => Self::File { device: found.st_dev as u64, inode: found.st_ino as u64 },
@@ -54,59 +54,59 @@ impl Identity {
 /// One layer of storage, and the device through which it was reached.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct StackedDevice {
-    on: Identity,
-    through: Option<Identity>,
+    on: FileIdentity,
+    through: Option<FileIdentity>,
 }
 
 /// Returns a file or device and all storage layers below it, itself first.
-fn layers(of: Identity) -> Vec<StackedDevice> {
+fn device_stack(of: FileIdentity) -> Vec<StackedDevice> {
     let mut all = vec![StackedDevice { on: of, through: None }];
     let mut at = 0;
     while let Some(StackedDevice { on, .. }) = all.get(at).copied() {
         at += 1;
-        let Identity::Device(number) = on else { continue };
-        let below = lower_layers(number)
+        let FileIdentity::Device(number) = on else { continue };
+        let below = lower_devices(number)
             .into_iter()
             .map(|on_below| StackedDevice { on: on_below, through: Some(on) });
-        all.extend(below.take(MAX_LAYERS.saturating_sub(all.len())));
+        all.extend(below.take(MAX_STACKED_DEVICES.saturating_sub(all.len())));
     }
     all
 }
 
 /// Returns the layers directly below a block device: the file of a loop device, the disk of a
 /// partition, the devices of a device-mapper target.
-fn lower_layers(number: u64) -> Vec<Identity> {
+fn lower_devices(number: u64) -> Vec<FileIdentity> {
     let (major, minor) = (rustix::fs::major(number), rustix::fs::minor(number));
     let dir = PathBuf::from(format!("/sys/dev/block/{major}:{minor}"));
     let mut found = vec![];
     if let Ok(file) = std::fs::read_to_string(dir.join("loop/backing_file")) {
         let file = std::fs::metadata(file.trim_end_matches('\n'));
-        found.extend(file.ok().as_ref().map(Identity::of));
+        found.extend(file.ok().as_ref().map(FileIdentity::from_metadata));
     }
     if dir.join("partition").exists() {
-        found.extend(device_number(&dir.join("../dev")));
+        found.extend(read_device_number(&dir.join("../dev")));
     }
     let slaves = std::fs::read_dir(dir.join("slaves")).into_iter().flatten().flatten();
-    found.extend(slaves.filter_map(|slave| device_number(&slave.path().join("dev"))));
+    found.extend(slaves.filter_map(|slave| read_device_number(&slave.path().join("dev"))));
     found
 }
 
 /// Returns the device whose number a sysfs file contains.
-fn device_number(file: &Path) -> Option<Identity> {
+fn read_device_number(file: &Path) -> Option<FileIdentity> {
     let text = std::fs::read_to_string(file).ok()?;
     let (major, minor) = text.trim().split_once(':')?;
-    Some(Identity::Device(rustix::fs::makedev(major.parse().ok()?, minor.parse().ok()?)))
+    Some(FileIdentity::Device(rustix::fs::makedev(major.parse().ok()?, minor.parse().ok()?)))
 }
 
 /// Returns true if writing to one changes the other.
-fn overlap(one: &[StackedDevice], other: &[StackedDevice]) -> bool {
+fn do_stacks_overlap(one: &[StackedDevice], other: &[StackedDevice]) -> bool {
     let is_on = |top: Option<&StackedDevice>, all: &[StackedDevice]| {
         top.is_some_and(|top| all.iter().any(|layer| layer.on == top.on))
     };
     // True for two loop devices of one file. Two partitions of one device do not overlap.
     let share_file = || {
         one.iter().any(|layer| {
-            matches!(layer.on, Identity::File { .. })
+            matches!(layer.on, FileIdentity::File { .. })
                 && other.iter().any(|it| it.on == layer.on && it.through != layer.through)
         })
     };
@@ -124,15 +124,15 @@ struct ReadSource {
 
 /// Everything that a command reads: it must write to none of these files.
 #[derive(Debug, Default)]
-pub struct Sources {
+pub struct ReadSources {
     all: Vec<ReadSource>,
-    attached: Vec<Attached>,
+    attached: Vec<LoopAttachment>,
 }
 
-impl Sources {
+impl ReadSources {
     /// Creates an empty set.
     pub fn new() -> Self {
-        Self { all: vec![], attached: Attached::all() }
+        Self { all: vec![], attached: LoopAttachment::list_attached() }
     }
 
     /// Creates the set for an image, its extent files and its backing files.
@@ -161,8 +161,12 @@ impl Sources {
         };
         let Ok(found) = std::fs::metadata(&path) else { return };
         let source = match found.is_dir() {
-            true => ReadSource { shown, layers: directories(&path), is_dir: true },
-            false => ReadSource { shown, layers: layers(Identity::of(&found)), is_dir: false },
+            true => ReadSource { shown, layers: stacks_of_directories(&path), is_dir: true },
+            false => ReadSource {
+                shown,
+                layers: device_stack(FileIdentity::from_metadata(&found)),
+                is_dir: false,
+            },
         };
         self.all.push(source);
     }
@@ -171,7 +175,7 @@ impl Sources {
     pub fn add_input(&mut self) {
         if let Some(identity) = opened_identity(std::io::stdin()) {
             let shown = "standard input".to_owned();
-            self.all.push(ReadSource { shown, layers: layers(identity), is_dir: false });
+            self.all.push(ReadSource { shown, layers: device_stack(identity), is_dir: false });
         }
     }
 
@@ -187,10 +191,10 @@ impl Sources {
         options.read(is_file).write(true).create(true).truncate(false);
         let file = options.open(dest).with_context(shown)?;
         let found = file.metadata().with_context(shown)?;
-        self.compare(Identity::of(&found), &shown())?;
-        self.compare_directory(dest)?;
+        self.refuse_same_identity(FileIdentity::from_metadata(&found), &shown())?;
+        self.refuse_inside_source(dest)?;
         if found.is_file() || found.file_type().is_block_device() {
-            self.check_unused(&file, Identity::of(&found), &shown())?;
+            self.check_unused(&file, FileIdentity::from_metadata(&found), &shown())?;
         }
         if found.is_file() {
             file.set_len(0).with_context(shown)?;
@@ -211,10 +215,13 @@ impl Sources {
     ///
     /// # Errors
     /// The destination is a source.
-    pub fn refuse(&self, dest: &Path) -> anyhow::Result<()> {
+    pub fn refuse_source_as_destination(&self, dest: &Path) -> anyhow::Result<()> {
         let Ok(found) = std::fs::metadata(container_file(dest)) else { return Ok(()) };
-        self.compare(Identity::of(&found), &dest.display().to_string())?;
-        self.compare_directory(dest)
+        self.refuse_same_identity(
+            FileIdentity::from_metadata(&found),
+            &dest.display().to_string(),
+        )?;
+        self.refuse_inside_source(dest)
     }
 
     /// Refuses to replace a destination that is a source or in use. Works relative to a directory
@@ -222,54 +229,67 @@ impl Sources {
     ///
     /// # Errors
     /// The destination is a source, or in use.
-    pub fn refuse_at(&self, dir: impl AsFd, name: &[u8], shown: &str) -> anyhow::Result<()> {
+    pub fn refuse_source_as_destination_at(
+        &self,
+        dir: impl AsFd,
+        name: &[u8],
+        shown: &str,
+    ) -> anyhow::Result<()> {
         let dir = dir.as_fd();
         let behind_links = rustix::fs::statat(dir, name, AtFlags::empty());
         let itself = rustix::fs::statat(dir, name, AtFlags::SYMLINK_NOFOLLOW);
         for found in [&behind_links, &itself].into_iter().flatten() {
-            self.compare(Identity::of_stat(found), shown)?;
+            self.refuse_same_identity(FileIdentity::from_stat(found), shown)?;
         }
         let above = rustix::fs::fstat(dir)?;
-        self.compare_above(Identity::of_stat(&above), shown)?;
+        self.refuse_parent_in_source(FileIdentity::from_stat(&above), shown)?;
         let Ok(found) = itself else { return Ok(()) };
         if FileType::from_raw_mode(found.st_mode) != FileType::RegularFile {
             return Ok(());
         }
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
         match rustix::fs::openat(dir, name, flags, Mode::empty()) {
-            Ok(file) => self.check_unused(&file, Identity::of_stat(&found), shown),
+            Ok(file) => self.check_unused(&file, FileIdentity::from_stat(&found), shown),
             // An unreadable file may still be replaced, unless a loop device is attached to it.
-            Err(_) => self.check_detached(Identity::of_stat(&found), shown),
+            Err(_) => self.check_detached(FileIdentity::from_stat(&found), shown),
         }
     }
 
-    fn compare(&self, dest: Identity, shown: &str) -> anyhow::Result<()> {
-        let dest = layers(dest);
+    fn refuse_same_identity(&self, dest: FileIdentity, shown: &str) -> anyhow::Result<()> {
+        let dest = device_stack(dest);
         let files = self.all.iter().filter(|source| !source.is_dir);
-        match files.into_iter().find(|source| overlap(&source.layers, &dest)) {
+        match files.into_iter().find(|source| do_stacks_overlap(&source.layers, &dest)) {
             None => Ok(()),
-            Some(source) => Err(same(shown, &source.shown)),
+            Some(source) => Err(same_file_error(shown, &source.shown)),
         }
     }
 
     /// Refuses a destination inside a directory that is a source.
-    fn compare_directory(&self, dest: &Path) -> anyhow::Result<()> {
+    fn refuse_inside_source(&self, dest: &Path) -> anyhow::Result<()> {
         let Ok(real) = dest.canonicalize() else { return Ok(()) };
         let Some(above) = real.parent() else { return Ok(()) };
         let Ok(above) = std::fs::metadata(above) else { return Ok(()) };
-        self.compare_above(Identity::of(&above), &dest.display().to_string())
+        self.refuse_parent_in_source(
+            FileIdentity::from_metadata(&above),
+            &dest.display().to_string(),
+        )
     }
 
-    fn compare_above(&self, above: Identity, shown: &str) -> anyhow::Result<()> {
+    fn refuse_parent_in_source(&self, above: FileIdentity, shown: &str) -> anyhow::Result<()> {
         let mut dirs = self.all.iter().filter(|source| source.is_dir);
         match dirs.find(|source| source.layers.iter().any(|layer| layer.on == above)) {
             None => Ok(()),
-            Some(source) => Err(same(shown, &source.shown)),
+            Some(source) => Err(same_file_error(shown, &source.shown)),
         }
     }
 
     /// Refuses a file that is mounted, locked by another command, or attached to a loop device.
-    fn check_unused(&self, file: impl AsFd, identity: Identity, shown: &str) -> anyhow::Result<()> {
+    fn check_unused(
+        &self,
+        file: impl AsFd,
+        identity: FileIdentity,
+        shown: &str,
+    ) -> anyhow::Result<()> {
         match try_lock_file(file, LockMode::Exclusive) {
             Err(Errno::WOULDBLOCK) => Err(busy_error(format!(
                 "{shown} is in use; unmount it first, or name another file"
@@ -279,10 +299,10 @@ impl Sources {
         }
     }
 
-    fn check_detached(&self, identity: Identity, shown: &str) -> anyhow::Result<()> {
+    fn check_detached(&self, identity: FileIdentity, shown: &str) -> anyhow::Result<()> {
         match self.attached.iter().find(|attached| attached.file == identity) {
             None => Ok(()),
-            Some(Attached { device, .. }) => {
+            Some(LoopAttachment { device, .. }) => {
                 Err(busy_error(format!("{shown} is in use by {device}; detach it first")))
             }
         }
@@ -295,12 +315,14 @@ impl Sources {
 /// Standard output is the image.
 pub fn refuse_output(image: &Path, backing: &[PathBuf]) -> anyhow::Result<()> {
     match opened_identity(std::io::stdout()) {
-        Some(output) => Sources::of_image(image, backing).compare(output, "standard output"),
+        Some(output) => {
+            ReadSources::of_image(image, backing).refuse_same_identity(output, "standard output")
+        }
         None => Ok(()),
     }
 }
 
-fn same(dest: &str, source: &str) -> anyhow::Error {
+fn same_file_error(dest: &str, source: &str) -> anyhow::Error {
     let text = match dest == source {
         true => format!("{dest}: this is the source itself; name another destination"),
         false => format!("{dest}: the same file as the source {source}; name another destination"),
@@ -309,12 +331,12 @@ fn same(dest: &str, source: &str) -> anyhow::Error {
 }
 
 /// Returns the layers of a directory and of all directories below it.
-fn directories(top: &Path) -> Vec<StackedDevice> {
+fn stacks_of_directories(top: &Path) -> Vec<StackedDevice> {
     let mut found = vec![];
     let mut stack = vec![top.to_path_buf()];
     while let Some(dir) = stack.pop() {
         let Ok(meta) = std::fs::metadata(&dir) else { continue };
-        found.push(StackedDevice { on: Identity::of(&meta), through: None });
+        found.push(StackedDevice { on: FileIdentity::from_metadata(&meta), through: None });
         let entries = std::fs::read_dir(&dir).into_iter().flatten().flatten();
         stack.extend(
             entries
@@ -326,35 +348,35 @@ fn directories(top: &Path) -> Vec<StackedDevice> {
 }
 
 /// Returns the identity of an open file or block device.
-fn opened_identity(fd: impl AsFd) -> Option<Identity> {
+fn opened_identity(fd: impl AsFd) -> Option<FileIdentity> {
     let found = rustix::fs::fstat(fd).ok()?;
     let kind = FileType::from_raw_mode(found.st_mode);
     let has_bytes = matches!(kind, FileType::RegularFile | FileType::BlockDevice);
-    has_bytes.then(|| Identity::of_stat(&found))
+    has_bytes.then(|| FileIdentity::from_stat(&found))
 }
 
 /// A file that a loop device is attached to.
 #[derive(Debug)]
-struct Attached {
-    file: Identity,
+struct LoopAttachment {
+    file: FileIdentity,
     device: String,
     /// Kept open so that no new file reuses the inode number.
     _handle: OwnedFd,
 }
 
-impl Attached {
+impl LoopAttachment {
     /// Returns the backing file of a sysfs block device, if it is an attached loop device.
-    fn of(device: &Path) -> Option<Self> {
+    fn of_block_device(device: &Path) -> Option<Self> {
         let path = std::fs::read_to_string(device.join("loop/backing_file")).ok()?;
         let flags = OFlags::PATH | OFlags::CLOEXEC;
         let handle = rustix::fs::open(path.trim_end_matches('\n'), flags, Mode::empty()).ok()?;
-        let file = Identity::of_stat(&rustix::fs::fstat(&handle).ok()?);
+        let file = FileIdentity::from_stat(&rustix::fs::fstat(&handle).ok()?);
         let device = format!("/dev/{}", device.file_name()?.display());
         Some(Self { file, device, _handle: handle })
     }
 
-    fn all() -> Vec<Self> {
+    fn list_attached() -> Vec<Self> {
         let devices = std::fs::read_dir("/sys/block").into_iter().flatten().flatten();
-        devices.filter_map(|device| Self::of(&device.path())).collect()
+        devices.filter_map(|device| Self::of_block_device(&device.path())).collect()
     }
 }

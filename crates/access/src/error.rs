@@ -37,7 +37,7 @@ impl std::error::Error for Error {}
 
 impl From<anyhow::Error> for Error {
     fn from(error: anyhow::Error) -> Self {
-        let errno = error.chain().find_map(errno).unwrap_or(Errno::INVAL);
+        let errno = error.chain().find_map(errno_of_cause).unwrap_or(Errno::INVAL);
         Self { errno, message: to_message(&error) }
     }
 }
@@ -61,7 +61,7 @@ pub fn store_errno(error: &objects::Error) -> Errno {
         objects::Error::NoObject(_) => Errno::NOENT,
         objects::Error::NoSpace { .. } => Errno::NOSPC,
         objects::Error::Corrupt { .. } => Errno::UCLEAN,
-        objects::Error::Device(error) => of_disk(error),
+        objects::Error::Device(error) => disk_errno(error),
         objects::Error::Stopped(_) => Errno::ROFS,
     }
 }
@@ -77,7 +77,7 @@ pub fn tune_errno(error: &draconis_ext::tune::OfflineError) -> Errno {
     }
 }
 
-fn of_disk(error: &device::Error) -> Errno {
+fn disk_errno(error: &device::Error) -> Errno {
     match error {
         device::Error::Io { errno, .. } => *errno,
         _ => Errno::IO,
@@ -85,7 +85,7 @@ fn of_disk(error: &device::Error) -> Errno {
 }
 
 /// Returns the errno of one cause in an error chain, if its type is known.
-fn errno(cause: &(dyn std::error::Error + 'static)) -> Option<Errno> {
+fn errno_of_cause(cause: &(dyn std::error::Error + 'static)) -> Option<Errno> {
     if let Some(error) = cause.downcast_ref::<Error>() {
         return Some(error.errno);
     }
@@ -102,13 +102,13 @@ fn errno(cause: &(dyn std::error::Error + 'static)) -> Option<Errno> {
         return Some(store_errno(error));
     }
     if let Some(error) = cause.downcast_ref::<device::Error>() {
-        return Some(of_disk(error));
+        return Some(disk_errno(error));
     }
     if let Some(error) = cause.downcast_ref::<mkfs::FormatError>() {
         return Some(match error {
             mkfs::FormatError::NoBlocks { .. } | mkfs::FormatError::NoInodes { .. } => Errno::NOSPC,
             mkfs::FormatError::Source { .. } => Errno::IO,
-            mkfs::FormatError::Io(error) => of_disk(error),
+            mkfs::FormatError::Io(error) => disk_errno(error),
             _ => Errno::INVAL,
         });
     }
@@ -125,7 +125,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_failure_has_the_errno_of_its_cause() {
+    fn error_has_errno_of_its_cause() {
         let of = |error: anyhow::Error| Error::from(error.context("a.img:/x"));
         let full = of(draconis_ext::Error::NoSpace.into());
         assert_eq!(full.errno, Errno::NOSPC);

@@ -6,7 +6,7 @@ use draconis_exchange::contract::{Access, AttributeChange, Attributes, FileType}
 use draconis_ext::{Follow, InodeNumber};
 use rustix::io::Errno;
 
-use crate::volume::{Volume, find, resolve_parent};
+use crate::volume::{Volume, resolve_parent, resolve_path};
 use crate::{Error, Result};
 
 /// Flags for opening a file.
@@ -45,9 +45,9 @@ impl File {
                 return Err(draconis_ext::Error::ReadOnly);
             }
             loop {
-                let new = volume.node(FileType::File, how.mode, b"");
+                let new = volume.new_node(FileType::File, how.mode, b"");
                 let found = match (how.create, how.exclusive) {
-                    (true, true) if find(inner, path, Follow::No).is_ok() => {
+                    (true, true) if resolve_path(inner, path, Follow::No).is_ok() => {
                         return Err(draconis_ext::Error::Exists);
                     }
                     (true, true) if path.ends_with(b"/") => {
@@ -58,11 +58,11 @@ impl File {
                         inner.create(dir, name, &new)?
                     }
                     (true, false) => inner.resolve_or_create(inner.root(), path, &new)?,
-                    (false, _) => find(inner, path, Follow::Yes)?,
+                    (false, _) => resolve_path(inner, path, Follow::Yes)?,
                 };
                 inner.add_user(found);
                 // The name may have been removed before the inode was pinned.
-                match find(inner, path, Follow::Yes) {
+                match resolve_path(inner, path, Follow::Yes) {
                     Ok(still) if still == found => return Ok(found),
                     _ => inner.remove_users(found, 1),
                 }
@@ -171,7 +171,7 @@ impl File {
     }
 
     fn error(&self, errno: Errno, why: &str) -> Error {
-        Error::new(errno, format!("{}: {why}", self.volume.label(&self.path)))
+        Error::new(errno, format!("{}: {why}", self.volume.path_label(&self.path)))
     }
 }
 

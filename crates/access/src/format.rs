@@ -13,11 +13,11 @@ use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::{Context, bail, ensure};
-use draconis_container::create::{DryRunDisk, NewFormat, NewImage};
-use draconis_container::signature::{DetectedContent, EXT};
-use draconis_container::{Format, before_footer, open_for_writing};
+use draconis_container::create::{DryRunDisk, NewFormat, NewImageDisk};
+use draconis_container::signature::{DetectedContent, EXT_KIND};
+use draconis_container::{Format, fixed_vhd_len, open_for_writing};
 use draconis_device::{
-    Disk, Extent, FileDisk, FileOptions, Partition, SubDisk, partition, partitions,
+    Disk, Extent, FileDisk, FileOptions, Partition, SubDisk, find_partition, read_partitions,
 };
 use draconis_exchange::heap::Block;
 use draconis_ext::format::superblock::RawSuperblock;
@@ -27,7 +27,7 @@ use rustix::fs::FallocateFlags;
 use crate::error::not_found_error;
 use crate::location::VolumeLocation;
 use crate::messages::format_bytes;
-use crate::overwrite::{Force, Overwriting};
+use crate::overwrite::{OverwriteCheck, OverwritePermission};
 use crate::store_disk::{OpenStoreDisk, StoreDiskName, UnreadStoreDisk};
 use crate::{host_file, image};
 
@@ -37,7 +37,7 @@ const FOOTER_BYTES: usize = 512;
 const DIRECT_IO_MIN_BYTES: u64 = 64 << 20;
 
 /// Progress callback for bytes written; called by several threads.
-pub type Progress<'a> = &'a (dyn Fn(u64) + Sync);
+pub type FormatProgress<'a> = &'a (dyn Fn(u64) + Sync);
 
 /// Target of a new volume, open and locked.
 pub enum FormatDestination {
@@ -48,11 +48,11 @@ pub enum FormatDestination {
     /// A disk in a store, existing or new.
     StoreDisk(OpenStoreDisk),
     /// A part of a disk; the rest of the disk is not written.
-    Part(Part),
+    Part(PartitionTarget),
 }
 
 /// A partition, or the part of a disk from an offset on.
-pub struct Part {
+pub struct PartitionTarget {
     disk: Arc<dyn Disk>,
     /// Description of the part for messages.
     shown: String,
@@ -60,13 +60,13 @@ pub struct Part {
     around: Option<DetectedContent>,
 }
 
-impl Part {
+impl PartitionTarget {
     /// Locates a partition of a writable disk, or the part that begins at an offset. The part ends
     /// with the partition that contains it.
     ///
     /// # Errors
     /// There is no such part, or the disk is read-only.
-    pub fn of(image: &Path, whole: Arc<dyn Disk>, at: &VolumeLocation) -> anyhow::Result<Self> {
+    pub fn locate(image: &Path, whole: Arc<dyn Disk>, at: &VolumeLocation) -> anyhow::Result<Self> {
         let shown = || image.display().to_string();
         let chance = RandomState::new().build_hasher().finish();
         let opened = open_for_writing(whole, &[], chance).with_context(shown)?;
@@ -75,7 +75,7 @@ impl Part {
         }
         let disk = opened.disk;
         if let Some(number) = at.partition {
-            let extent = partition(&*disk, number).with_context(shown)?;
+            let extent = find_partition(&*disk, number).with_context(shown)?;
             let disk = Arc::new(SubDisk::new(disk, extent).with_context(shown)?);
             return Ok(Self {
                 disk,
@@ -95,13 +95,15 @@ impl Part {
             let Extent { start_bytes, len_bytes } = part.extent;
             start_bytes <= start && start < start_bytes + len_bytes
         };
-        let mut table = partitions(&*disk).unwrap_or_default().into_iter();
+        let mut table = read_partitions(&*disk).unwrap_or_default().into_iter();
         let around = table.find(is_in).map_or(Extent::new(0, len), |part| part.extent);
         let end = around.start_bytes + around.len_bytes;
         let around_it = SubDisk::new(disk.clone(), around).with_context(shown)?;
         let offset = start - around.start_bytes;
-        let around = image::held_by(&around_it)?.filter(|held| {
-            offset > 0 && (held.kind != EXT || ext_bytes(&around_it).is_none_or(|ext| ext > offset))
+        let around = image::detect_disk_contents(&around_it)?.filter(|held| {
+            offset > 0
+                && (held.kind != EXT_KIND
+                    || ext_volume_bytes(&around_it).is_none_or(|ext| ext > offset))
         });
         let disk =
             Arc::new(SubDisk::new(disk, Extent::new(start, end - start)).with_context(shown)?);
@@ -117,7 +119,7 @@ pub struct FixedVhd {
 }
 
 /// Returns the length of the ext volume at the start of a disk, if there is one.
-fn ext_bytes(disk: &dyn Disk) -> Option<u64> {
+fn ext_volume_bytes(disk: &dyn Disk) -> Option<u64> {
     let block = disk.read_now(Extent::new(0, 4096), Block::private(4096)).ok()?.into_private();
     let superblock = RawSuperblock::view(block.get(1024..2048)?).ok()?.check().ok()?;
     Some(superblock.len_bytes())
@@ -140,7 +142,7 @@ impl FormatDestination {
             }
             _ => false,
         };
-        Ok(match before_footer(&footer, there).filter(|_| is_read) {
+        Ok(match fixed_vhd_len(&footer, there).filter(|_| is_read) {
             Some(len_bytes) => Self::Footed(FixedVhd { file, len_bytes, footer }),
             None => Self::File(Some(file)),
         })
@@ -157,14 +159,14 @@ impl FormatDestination {
         let Some(name) = StoreDiskName::parse(image) else {
             return Ok(Self::File(host_file::open_exclusive(image)?));
         };
-        Self::in_store(name.open_exclusive()?, confine)
+        Self::open_store_disk(name.open_exclusive()?, confine)
     }
 
     /// Opens a disk in a store that is already open and locked.
     ///
     /// # Errors
     /// The store cannot be opened.
-    pub fn in_store(
+    pub fn open_store_disk(
         store: UnreadStoreDisk,
         confine: impl FnOnce() -> anyhow::Result<()>,
     ) -> anyhow::Result<Self> {
@@ -183,11 +185,11 @@ impl FormatDestination {
             }
             Self::Footed(footed) => image::detect_contents(&footed.file),
             Self::StoreDisk(store) => match store.find()? {
-                Some(_) => image::held_by(&*store.disk()?),
+                Some(_) => image::detect_disk_contents(&*store.disk()?),
                 None => Ok(None),
             },
             Self::Part(part) => match part.around {
-                None => image::held_by(&*part.disk),
+                None => image::detect_disk_contents(&*part.disk),
                 around => Ok(around),
             },
         }
@@ -198,15 +200,20 @@ impl FormatDestination {
     ///
     /// # Errors
     /// Contents would be lost, or the target cannot be read.
-    pub fn may_become_volume(&self, image: &Path, force: &Force, word: &str) -> anyhow::Result<()> {
+    pub fn check_overwrite(
+        &self,
+        image: &Path,
+        force: &OverwritePermission,
+        word: &str,
+    ) -> anyhow::Result<()> {
         let (held, len_bytes) = (self.detect_contents()?, self.len_bytes()?);
         let whole = image.display();
         let place: &dyn Display = match self {
             Self::Part(part) => &part.shown,
             _ => &whole,
         };
-        let usual = &[EXT];
-        Ok(Overwriting { place, len_bytes, contents: held, force, usual, option_name: word }
+        let usual = &[EXT_KIND];
+        Ok(OverwriteCheck { place, len_bytes, contents: held, force, usual, option_name: word }
             .check()?)
     }
 
@@ -214,11 +221,11 @@ impl FormatDestination {
     ///
     /// # Errors
     /// The file cannot be read.
-    pub fn format(&self) -> anyhow::Result<Option<Format>> {
+    pub fn container_format(&self) -> anyhow::Result<Option<Format>> {
         let Self::File(Some(file)) = self else { return Ok(None) };
         let mut head = [0; 512];
         let got = file.read_at(&mut head, 0)?;
-        Ok(Format::of(&head[..got]))
+        Ok(Format::detect(&head[..got]))
     }
 
     /// Returns true for a target of fixed size: a block device, or a disk that keeps its length.
@@ -262,19 +269,19 @@ pub fn write(
     plan: &VolumePlan<'_>,
     contents: &dyn FileSource,
     format: Option<NewFormat>,
-    progress: Progress<'_>,
+    progress: FormatProgress<'_>,
 ) -> anyhow::Result<()> {
     let work = FormatJob { image, plan, contents, format, progress };
     let file = match base {
         FormatDestination::File(file) => file,
         FormatDestination::Footed(footed) => return work.write_fixed_vhd(footed),
-        FormatDestination::StoreDisk(store) => return work.fill_in_store(&store),
-        FormatDestination::Part(part) => return work.fill_part(&part),
+        FormatDestination::StoreDisk(store) => return work.format_store_disk(&store),
+        FormatDestination::Part(part) => return work.format_partition(&part),
     };
     let created = file.is_none();
     let done = match file {
         Some(file) => work.write_raw(file),
-        None => create(image).and_then(|file| work.write_raw(file)),
+        None => create_image_file(image).and_then(|file| work.write_raw(file)),
     };
     if done.is_err() && created {
         let _ = std::fs::remove_file(image);
@@ -282,7 +289,7 @@ pub fn write(
     done
 }
 
-fn create(image: &Path) -> anyhow::Result<File> {
+fn create_image_file(image: &Path) -> anyhow::Result<File> {
     let file = File::options().read(true).write(true).create_new(true).open(image);
     let file = match file {
         Err(error) if error.kind() == ErrorKind::NotFound => {
@@ -314,7 +321,7 @@ struct FormatJob<'a> {
     plan: &'a VolumePlan<'a>,
     contents: &'a dyn FileSource,
     format: Option<NewFormat>,
-    progress: Progress<'a>,
+    progress: FormatProgress<'a>,
 }
 
 impl FormatJob<'_> {
@@ -338,7 +345,7 @@ impl FormatJob<'_> {
         let direct = !is_file || self.plan.data_bytes() > DIRECT_IO_MIN_BYTES;
         let options = FileOptions { write: true, direct, uring: false };
         let disk = FileDisk::from_fd(file.into(), options).with_context(|| shown.to_string())?;
-        self.make(&disk, is_file)
+        self.write_volume(&disk, is_file)
     }
 
     /// Writes the volume in front of a VHD footer, which stays valid where holes can be punched.
@@ -356,7 +363,7 @@ impl FormatJob<'_> {
         let options = FileOptions { write: true, direct: false, uring: false };
         let disk = FileDisk::from_fd(file.into(), options).with_context(shown)?;
         let disk = SubDisk::new(Arc::new(disk), Extent::new(0, len_bytes)).with_context(shown)?;
-        self.make(&disk, true)
+        self.write_volume(&disk, true)
     }
 
     /// Writes the volume into a new disk image.
@@ -379,29 +386,29 @@ impl FormatJob<'_> {
         let target = FormatTarget { disk: &draft, zeroed: true, progress: &|_| () };
         let blank = PlaceholderContents(self.contents.is_sequential());
         mkfs::write(self.plan, &blank, &target).with_context(made)?;
-        let image = NewImage::new(&disk, &draft, identity).with_context(made)?;
-        self.make(&image, true)?;
+        let image = NewImageDisk::new(&disk, &draft, identity).with_context(made)?;
+        self.write_volume(&image, true)?;
         let end = image.finish().with_context(made)?;
         file.set_len(end).with_context(made)
     }
 
     /// Writes the volume to a part of a disk.
-    fn fill_part(&self, part: &Part) -> anyhow::Result<()> {
+    fn format_partition(&self, part: &PartitionTarget) -> anyhow::Result<()> {
         if self.format.is_some() {
             bail!("{}: --image-format makes a disk, of which this is a part", part.shown);
         }
-        self.make(&*part.disk, false)
+        self.write_volume(&*part.disk, false)
     }
 
     /// Writes the volume to a disk; `zeroed` says that it reads as zeros.
-    fn make(&self, disk: &dyn Disk, zeroed: bool) -> anyhow::Result<()> {
+    fn write_volume(&self, disk: &dyn Disk, zeroed: bool) -> anyhow::Result<()> {
         let target = FormatTarget { disk, zeroed, progress: self.progress };
         let made = mkfs::write(self.plan, self.contents, &target);
         made.with_context(|| format!("{}: no volume was made", self.image.display()))
     }
 
     /// Writes the volume to a disk in a store, which is created or cleared first.
-    fn fill_in_store(&self, store: &OpenStoreDisk) -> anyhow::Result<()> {
+    fn format_store_disk(&self, store: &OpenStoreDisk) -> anyhow::Result<()> {
         if self.format.is_some() {
             bail!("{}: --image-format is for files", self.image.display());
         }
@@ -409,9 +416,9 @@ impl FormatJob<'_> {
         let created = store.find()?.is_none();
         match created {
             true => store.create(len)?,
-            false => store.clear(store.len_bytes()?.max(len))?,
+            false => store.zero_and_resize(store.len_bytes()?.max(len))?,
         }
-        let done = self.make(&store.disk()?, true);
+        let done = self.write_volume(&store.disk()?, true);
         if done.is_err() && created {
             let _ = store.remove();
         }

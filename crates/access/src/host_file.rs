@@ -103,8 +103,8 @@ fn loop_device(image: &Path) -> Option<String> {
 
 /// Starts the disk of an open file; dynamic disk image formats may grow the file.
 pub fn start_disk(file: OpenedFile) -> std::io::Result<FileDisk> {
-    let grows = draconis_container::grows(&file.head()?);
-    Ok(if grows { file.growing()? } else { file }.start())
+    let grows = draconis_container::is_growing_format(&file.read_file_head()?);
+    Ok(if grows { file.with_growth()? } else { file }.start())
 }
 
 /// Opens a file or device read-only with a shared lock.

@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 use anyhow::anyhow;
 use draconis_container::Format;
-use draconis_container::compression::{Compression, HEAD_BYTES};
+use draconis_container::compression::{Compression, MAGIC_BYTES};
 use draconis_container::signature::{self, DetectedContent};
 use draconis_device::{Disk, Extent, OpenedFile};
 use draconis_exchange::heap::Block;
@@ -51,7 +51,7 @@ pub fn open_volume_error(image: &Path, disk: &dyn Disk, error: OpenError) -> any
         None if disk.properties().len_bytes < MIN_IMAGE_BYTES => {
             anyhow!("{shown}: too short for a volume, or empty")
         }
-        None => match first_of_split_image(image) {
+        None => match first_part_of_split_image(image) {
             Some(first) => anyhow!(
                 "{shown}: not an ext volume, but a part of a split image; open {first}, or join \
                  the files with simg2img"
@@ -64,9 +64,9 @@ pub fn open_volume_error(image: &Path, disk: &dyn Disk, error: OpenError) -> any
 }
 
 /// Returns the name of the first file of a split image of which `image` is a later one.
-fn first_of_split_image(image: &Path) -> Option<String> {
+fn first_part_of_split_image(image: &Path) -> Option<String> {
     let name = image.file_name().and_then(OsStr::to_str)?;
-    let first = draconis_container::chunks(name)?.first;
+    let first = draconis_container::split_image_position(name)?.first;
     (first != name).then(|| image.with_file_name(first).display().to_string())
 }
 
@@ -95,7 +95,7 @@ pub fn detect_contents(file: &File) -> anyhow::Result<Option<DetectedContent>> {
 }
 
 /// Detects the contents of a disk likewise.
-pub fn held_by(disk: &dyn Disk) -> anyhow::Result<Option<DetectedContent>> {
+pub fn detect_disk_contents(disk: &dyn Disk) -> anyhow::Result<Option<DetectedContent>> {
     let properties = disk.properties();
     let sector = u64::from(properties.sector_bytes).max(1);
     let read = |at: u64, most: usize| -> anyhow::Result<Vec<u8>> {
@@ -111,10 +111,12 @@ pub fn held_by(disk: &dyn Disk) -> anyhow::Result<Option<DetectedContent>> {
 /// Detects contents that would be lost, including zstd data that begins with a skippable frame.
 fn detect_in_bytes(head: &[u8], tail: &[u8]) -> Option<DetectedContent> {
     let packed = || {
-        let zstd = Compression::of(head.get(..HEAD_BYTES)?)?;
-        (zstd == Compression::Zstd).then(|| signature::of(&[0x28, 0xB5, 0x2F, 0xFD])).flatten()
+        let zstd = Compression::detect(head.get(..MAGIC_BYTES)?)?;
+        (zstd == Compression::Zstd)
+            .then(|| signature::detect_head(&[0x28, 0xB5, 0x2F, 0xFD]))
+            .flatten()
     };
-    signature::lost(head, tail).or_else(packed)
+    signature::detect_overwritten(head, tail).or_else(packed)
 }
 
 /// What an image's name led to: open, claimed, and not looked at.
@@ -143,7 +145,7 @@ pub struct BackingFiles(Vec<OpenedFile>);
 impl BackingFiles {
     /// Opens read-only the extent files that `image` names, then the files that the user names.
     pub fn open(image: &Path, paths: &[PathBuf]) -> anyhow::Result<Self> {
-        let named = paths.iter().map(|path| readable_file(path));
+        let named = paths.iter().map(|path| open_readable_file(path));
         let parts = open_parts(image).into_iter().map(|(name, file)| {
             let path = image.with_file_name(name);
             open_file(claim_shared(file, &path)?, &path, false)
@@ -152,7 +154,7 @@ impl BackingFiles {
     }
 
     /// Returns the disks.
-    pub fn start(self) -> Vec<Arc<dyn Disk>> {
+    pub fn start_disks(self) -> Vec<Arc<dyn Disk>> {
         self.0.into_iter().map(|file| Arc::new(file.start()) as Arc<dyn Disk>).collect()
     }
 }
@@ -165,7 +167,7 @@ pub fn extent_files(image: &Path) -> Vec<PathBuf> {
 
 fn open_parts(image: &Path) -> Vec<(PathBuf, File)> {
     let parts = part_names(image).unwrap_or_default().into_iter().map(|name| {
-        let file = parts::open(image, Path::new(&name)).ok()?;
+        let file = parts::open_extent_file(image, Path::new(&name)).ok()?;
         Some((name.into(), file.into()))
     });
     parts.map_while(|part| part).collect()
@@ -180,7 +182,7 @@ fn part_names(image: &Path) -> Option<Vec<String>> {
     let file = File::open(image).ok()?;
     let mut head = [0; 64];
     let got = file.read_at(&mut head, 0).ok()?;
-    match Format::of(head.get(..got)?)? {
+    match Format::detect(head.get(..got)?)? {
         Format::VmdkText => {
             let mut text = vec![];
             file.take(draconis_container::MAX_DESCRIPTOR_BYTES).read_to_end(&mut text).ok()?;
@@ -188,7 +190,7 @@ fn part_names(image: &Path) -> Option<Vec<String>> {
         }
         Format::Android => {
             let name = image.file_name().and_then(OsStr::to_str)?;
-            let chunks = draconis_container::chunks(name)?;
+            let chunks = draconis_container::split_image_position(name)?;
             (chunks.first == name).then_some(chunks.following)
         }
         _ => None,
@@ -196,7 +198,7 @@ fn part_names(image: &Path) -> Option<Vec<String>> {
 }
 
 /// Opens an existing image read-write and locks it exclusively.
-pub fn writable(image: &Path) -> anyhow::Result<UnreadImage> {
+pub fn open_writable(image: &Path) -> anyhow::Result<UnreadImage> {
     if let Some(name) = StoreDiskName::parse(image) {
         return name.open_exclusive().map(UnreadImage::InStore);
     }
@@ -206,14 +208,14 @@ pub fn writable(image: &Path) -> anyhow::Result<UnreadImage> {
 }
 
 /// Opens an image read-only: a file, a device, or a disk in a store.
-pub fn readable(image: &Path) -> anyhow::Result<UnreadImage> {
+pub fn open_readable(image: &Path) -> anyhow::Result<UnreadImage> {
     match StoreDiskName::parse(image) {
         Some(name) => name.open_shared().map(UnreadImage::InStore),
-        None => readable_file(image).map(UnreadImage::File),
+        None => open_readable_file(image).map(UnreadImage::File),
     }
 }
 
 /// Opens a file or device read-only.
-pub fn readable_file(image: &Path) -> anyhow::Result<OpenedFile> {
+pub fn open_readable_file(image: &Path) -> anyhow::Result<OpenedFile> {
     open_file(open_shared(image)?, image, false)
 }

@@ -42,4 +42,4 @@ pub mod walk;
 pub use error::{Error, Result, busy_error, not_found_error};
 pub use file::{File, OpenOptions};
 pub use store::{CheckReport, KeyIterator, NewStore, Store};
-pub use volume::{Checked, CreatedVolume, DirEntry, NewVolume, Volume, VolumeLocation};
+pub use volume::{CheckedVolume, CreatedVolume, DirEntry, NewVolume, Volume, VolumeLocation};

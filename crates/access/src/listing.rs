@@ -1,7 +1,7 @@
 //! Sorted directory listings.
 
 use draconis_exchange::contract::FileType;
-pub use draconis_ext::split;
+pub use draconis_ext::split_parent;
 use draconis_ext::{InodeNumber, Volume};
 
 use crate::messages::{ErrorSink, with_context};
@@ -10,17 +10,17 @@ use crate::messages::{ErrorSink, with_context};
 ///
 /// # Errors
 /// The directory cannot be read.
-pub fn names(
+pub fn list_directory(
     volume: &Volume,
     dir: InodeNumber,
     label: &str,
     complain: ErrorSink<'_>,
-) -> anyhow::Result<Listing> {
-    let mut listing = Listing::default();
+) -> anyhow::Result<DirectoryListing> {
+    let mut listing = DirectoryListing::default();
     volume
         .entries(dir, Default::default(), false, |found| {
             match found {
-                Ok(entry) => listing.names.push(Listed {
+                Ok(entry) => listing.names.push(ListedName {
                     name: entry.name.to_vec(),
                     inode: entry.inode,
                     kind: entry.kind,
@@ -39,15 +39,15 @@ pub fn names(
 
 /// A directory listing.
 #[derive(Default)]
-pub struct Listing {
+pub struct DirectoryListing {
     /// Names, sorted by their bytes.
-    pub names: Vec<Listed>,
+    pub names: Vec<ListedName>,
     /// True if some names could not be read.
     pub damaged: bool,
 }
 
 /// A name in a directory.
-pub struct Listed {
+pub struct ListedName {
     /// The name.
     pub name: Vec<u8>,
     /// Inode number.
@@ -57,7 +57,7 @@ pub struct Listed {
 }
 
 /// Joins a path and a name.
-pub fn join(dir: &[u8], name: &[u8]) -> Vec<u8> {
+pub fn join_path(dir: &[u8], name: &[u8]) -> Vec<u8> {
     let slash: &[u8] = if dir.ends_with(b"/") || dir.is_empty() { b"" } else { b"/" };
     [dir, slash, name].concat()
 }

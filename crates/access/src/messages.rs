@@ -42,7 +42,7 @@ pub fn format_bytes(n: u64) -> String {
 }
 
 /// Escapes control characters in a name.
-pub fn printable(name: &[u8]) -> String {
+pub fn escape_control_chars(name: &[u8]) -> String {
     let mut text = String::new();
     for chunk in name.utf8_chunks() {
         for c in chunk.valid().chars() {
@@ -75,10 +75,10 @@ pub fn split_message(error: &anyhow::Error) -> (String, Option<&'static str>) {
         text += new;
         last = part.to_owned();
     }
-    (text, error.chain().find_map(hint_for))
+    (text, error.chain().find_map(hint_for_cause))
 }
 
-fn hint_for(cause: &(dyn Cause + 'static)) -> Option<&'static str> {
+fn hint_for_cause(cause: &(dyn Cause + 'static)) -> Option<&'static str> {
     if let Some(error) = cause.downcast_ref::<OpenError>() {
         return match error {
             OpenError::Ext(error) => volume_hint(error),
@@ -95,7 +95,7 @@ fn hint_for(cause: &(dyn Cause + 'static)) -> Option<&'static str> {
         Some(error) => error.kind(),
         None => std::io::Error::from(*cause.downcast_ref::<Errno>()?).kind(),
     };
-    system_hint(kind)
+    io_error_hint(kind)
 }
 
 fn volume_hint(error: &Error) -> Option<&'static str> {
@@ -126,7 +126,7 @@ fn disk_hint(error: &draconis_device::Error) -> Option<&'static str> {
     }
 }
 
-fn system_hint(kind: ErrorKind) -> Option<&'static str> {
+fn io_error_hint(kind: ErrorKind) -> Option<&'static str> {
     Some(match kind {
         ErrorKind::PermissionDenied => "ls -l shows who may",
         ErrorKind::StorageFull | ErrorKind::QuotaExceeded => "make room there",
@@ -141,7 +141,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn errors_tell_the_next_step() {
+    fn error_messages_include_hints() {
         assert_eq!(
             to_message(&with_context(&"a.img:/x", Error::NoSpace)),
             "a.img:/x: no space left on device; remove something, or take a larger volume"
@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn a_path_is_said_once_and_no_number() {
+    fn error_message_has_path_once_and_no_errno() {
         let missing = || std::io::Error::from_raw_os_error(2);
         let error = Err::<(), _>(missing()).context("a/b").context("a/b").unwrap_err();
         assert_eq!(to_message(&error), "a/b: No such file or directory");
@@ -176,8 +176,8 @@ mod tests {
     }
 
     #[test]
-    fn sizes_and_names() {
+    fn format_bytes_and_escaped_names() {
         assert_eq!((format_bytes(1023), format_bytes(1536)), ("1023 B".into(), "1.5 KiB".into()));
-        assert_eq!(printable(b"a\x1b[2J\xff\xc3\xa9"), "a\\u{1b}[2J\\xffé");
+        assert_eq!(escape_control_chars(b"a\x1b[2J\xff\xc3\xa9"), "a\\u{1b}[2J\\xffé");
     }
 }

@@ -41,7 +41,11 @@ impl Drop for MmpGuard {
 }
 
 /// Calls `work` with the options for claiming a volume, which may wait.
-fn with_claiming<T>(image: &Path, now: Time, work: impl FnOnce(&MmpClaimOptions<'_>) -> T) -> T {
+fn with_claim_options<T>(
+    image: &Path,
+    now: Time,
+    work: impl FnOnce(&MmpClaimOptions<'_>) -> T,
+) -> T {
     let wait = |time: Duration| {
         let shown = image.display();
         log::info!("{shown}: waits {} s for signs of other hosts (mmp)", time.as_secs());
@@ -61,7 +65,7 @@ fn with_claiming<T>(image: &Path, now: Time, work: impl FnOnce(&MmpClaimOptions<
 /// # Errors
 /// Another host uses the volume, or the disk fails.
 pub fn claim_volume(image: &Path, disk: &Arc<dyn Disk>, now: Time) -> anyhow::Result<MmpGuard> {
-    let claim = with_claiming(image, now, |how| MmpClaim::acquire_for_tool(disk, how));
+    let claim = with_claim_options(image, now, |how| MmpClaim::acquire_for_tool(disk, how));
     let claim = claim.map_err(|error| open_volume_error(image, &**disk, error.into()))?;
     Ok(MmpGuard { claim, now })
 }
@@ -75,7 +79,7 @@ pub fn recover_and_claim(
     disk: &Arc<dyn Disk>,
     now: Time,
 ) -> anyhow::Result<MmpGuard> {
-    let settled = with_claiming(image, now, |how| draconis_ext::recover_unmounted(disk, how));
+    let settled = with_claim_options(image, now, |how| draconis_ext::recover_unmounted(disk, how));
     let (was_pending, claim) =
         settled.map_err(|error| open_volume_error(image, &**disk, error.into()))?;
     let held = MmpGuard { claim, now };
@@ -91,6 +95,6 @@ pub fn recover_and_claim(
 /// # Errors
 /// The disk fails.
 pub fn clear_mmp(image: &Path, disk: &Arc<dyn Disk>, now: Time) -> anyhow::Result<()> {
-    with_claiming(image, now, |how| draconis_ext::clear_mmp(disk, how))
+    with_claim_options(image, now, |how| draconis_ext::clear_mmp(disk, how))
         .map_err(|error| open_volume_error(image, &**disk, error.into()))
 }

@@ -11,16 +11,16 @@
 use std::fmt::Display;
 use std::str::FromStr;
 
-use draconis_container::signature::{DetectedContent, EXT};
+use draconis_container::signature::{DetectedContent, EXT_KIND};
 use rustix::io::Errno;
 
 use crate::error::Error;
 
 /// Alternative names of signatures, as other tools use them.
-const ALIASES: &[(&str, &str)] = &[
-    ("ext2", EXT),
-    ("ext3", EXT),
-    ("ext4", EXT),
+const SIGNATURE_ALIASES: &[(&str, &str)] = &[
+    ("ext2", EXT_KIND),
+    ("ext3", EXT_KIND),
+    ("ext4", EXT_KIND),
     ("dos", "mbr"),
     ("vfat", "fat"),
     ("vpc", "vhd"),
@@ -33,7 +33,7 @@ const ALIASES: &[(&str, &str)] = &[
 
 /// Contents that may be overwritten.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub enum Force {
+pub enum OverwritePermission {
     /// Nothing.
     #[default]
     Nothing,
@@ -43,14 +43,14 @@ pub enum Force {
     Kind(String),
 }
 
-impl Force {
+impl OverwritePermission {
     /// Converts the plain flag of a caller that knows no kinds.
-    pub fn usual(is_forced: bool) -> Self {
+    pub fn from_force_flag(is_forced: bool) -> Self {
         if is_forced { Self::Usual } else { Self::Nothing }
     }
 
     /// Returns true if contents of the usual kinds may be overwritten.
-    pub fn is_usual(&self, usual: &[&str]) -> bool {
+    pub fn allows_usual(&self, usual: &[&str]) -> bool {
         match self {
             Self::Nothing => false,
             Self::Usual => true,
@@ -59,11 +59,11 @@ impl Force {
     }
 }
 
-impl FromStr for Force {
+impl FromStr for OverwritePermission {
     type Err = std::convert::Infallible;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let known = ALIASES.iter().find(|(alias, _)| *alias == text);
+        let known = SIGNATURE_ALIASES.iter().find(|(alias, _)| *alias == text);
         Ok(match text {
             "" => Self::Usual,
             text => Self::Kind(known.map_or(text, |(_, kind)| kind).to_owned()),
@@ -72,7 +72,7 @@ impl FromStr for Force {
 }
 
 /// A new volume or store and the target that it overwrites.
-pub struct Overwriting<'a> {
+pub struct OverwriteCheck<'a> {
     /// File, device or partition, as messages name it.
     pub place: &'a dyn Display,
     /// Length of the target, in bytes.
@@ -80,14 +80,14 @@ pub struct Overwriting<'a> {
     /// Detected contents.
     pub contents: Option<DetectedContent>,
     /// Contents that may be overwritten.
-    pub force: &'a Force,
+    pub force: &'a OverwritePermission,
     /// Kinds that plain `--force` covers.
     pub usual: &'a [&'a str],
     /// Name of the option: `--force`, or `force` of a library.
     pub option_name: &'a str,
 }
 
-impl Overwriting<'_> {
+impl OverwriteCheck<'_> {
     /// Refuses to overwrite contents that `force` does not allow.
     ///
     /// # Errors
@@ -104,8 +104,8 @@ impl Overwriting<'_> {
             ));
         }
         let is_usual = self.usual.contains(&kind);
-        if matches!(self.force, Force::Kind(named) if named == kind)
-            || (is_usual && *self.force == Force::Usual)
+        if matches!(self.force, OverwritePermission::Kind(named) if named == kind)
+            || (is_usual && *self.force == OverwritePermission::Usual)
         {
             return Ok(());
         }
@@ -123,12 +123,12 @@ impl Overwriting<'_> {
 
 #[cfg(test)]
 mod tests {
-    use draconis_container::signature::of;
+    use draconis_container::signature::detect_head;
 
     use super::*;
 
     #[test]
-    fn what_is_lost_is_named_first() {
+    fn lost_contents_are_named_first() {
         let ext = |head: &mut [u8]| head[1080..1082].copy_from_slice(&[0x53, 0xEF]);
         let mut volume = vec![0; 4096];
         ext(&mut volume);
@@ -136,12 +136,12 @@ mod tests {
         disk[512..520].copy_from_slice(b"EFI PART");
         let check = |head: &[u8], force: &str, usual: &[&str]| {
             let force = match force {
-                "none" => Force::Nothing,
+                "none" => OverwritePermission::Nothing,
                 text => text.parse().unwrap(),
             };
-            let held = of(head);
+            let held = detect_head(head);
             let place = &"a.img";
-            let all = Overwriting {
+            let all = OverwriteCheck {
                 place,
                 len_bytes: 4096,
                 contents: held,
@@ -165,12 +165,17 @@ mod tests {
             (b"DracoObj", "", false),
             (b"DracoObj", "store", true),
         ] {
-            assert_eq!(check(head, force, &[EXT]).is_ok(), is_written, "{force}: {:?}", of(head));
+            assert_eq!(
+                check(head, force, &[EXT_KIND]).is_ok(),
+                is_written,
+                "{force}: {:?}",
+                detect_head(head)
+            );
         }
-        let said = check(&disk, "", &[EXT]).unwrap_err();
+        let said = check(&disk, "", &[EXT_KIND]).unwrap_err();
         for part in ["a.img holds a partition table", "--force=gpt", "4.0 KiB", "--partition N"] {
             assert!(said.contains(part), "{said}");
         }
-        assert!(check(b"DracoObj", "", &[EXT, "store"]).is_ok());
+        assert!(check(b"DracoObj", "", &[EXT_KIND, "store"]).is_ok());
     }
 }

@@ -34,11 +34,11 @@ use anyhow::ensure;
 use draconis_exchange::contract::Time;
 use draconis_ext::mkfs::{FileSource, NodeId, Tree, TreeNode};
 
-use crate::destination::Sources;
-use crate::messages::printable;
+use crate::destination::ReadSources;
+use crate::messages::escape_control_chars;
 
 /// A tree and the reader of its files' contents.
-pub struct Source<'a> {
+pub struct PopulateSource<'a> {
     /// The tree.
     pub tree: Tree,
     /// Reader of the contents.
@@ -54,7 +54,7 @@ pub struct Source<'a> {
     pub faults: Arc<ReadFaults>,
 }
 
-impl<'a> Source<'a> {
+impl<'a> PopulateSource<'a> {
     /// Creates a source whose directories are all described.
     pub fn new(tree: Tree, contents: impl FileSource + 'a) -> Self {
         Self {
@@ -79,9 +79,9 @@ impl<'a> Source<'a> {
     }
 
     /// Returns the path and target of a hard link to a target outside the source, if there is one.
-    pub fn outside_link(&self) -> Option<(String, String)> {
+    pub fn first_outside_link(&self) -> Option<(String, String)> {
         let found = self.nodes().find_map(|id| Some((id, self.outside.get(&id)?)));
-        found.map(|(id, target)| (self.tree.path(id), printable(target)))
+        found.map(|(id, target)| (self.tree.path(id), escape_control_chars(target)))
     }
 }
 
@@ -96,7 +96,7 @@ pub struct TimestampPolicy {
 
 impl TimestampPolicy {
     /// Sets the times of a node; times that the source does not know become `modified`.
-    fn set(
+    fn set_times(
         &self,
         node: &mut TreeNode,
         modified: Time,
@@ -122,7 +122,7 @@ pub struct ScanRequest<'a> {
     /// Paths to include from a directory; all if `None`.
     pub list: Option<&'a [Vec<u8>]>,
     /// Patterns of names to exclude.
-    pub exclude: &'a Patterns,
+    pub exclude: &'a ExcludePatterns,
     /// Options for reading archives and images.
     pub image_options: ImageOptions<'a>,
     /// Keeps the owners in archives; otherwise everything in them belongs to root.
@@ -136,7 +136,7 @@ pub struct ScanRequest<'a> {
 /// Result of a scan.
 pub struct ScanResult {
     /// The tree.
-    pub source: Source<'static>,
+    pub source: PopulateSource<'static>,
     /// Configuration of the last container image.
     pub config: Option<Vec<u8>>,
 }
@@ -145,14 +145,15 @@ pub struct ScanResult {
 ///
 /// # Errors
 /// A source cannot be read, or is not of the format that it claims.
-pub fn scan(wanted: ScanRequest<'_>) -> anyhow::Result<ScanResult> {
+pub fn scan_source(wanted: ScanRequest<'_>) -> anyhow::Result<ScanResult> {
     let ScanRequest { from, list, exclude, image_options: choice, keep_owners, root, stamp } =
         wanted;
-    sources(from).refuse(choice.temp_dir_of)?;
+    sources_to_protect(from).refuse_source_as_destination(choice.temp_dir_of)?;
     if let [SourceSpec::Path(path)] = from
         && path.is_dir()
     {
-        let mut source = directory::scan(path, choice.temp_dir_of, root, stamp, exclude, list)?;
+        let mut source =
+            directory::scan_directory_tree(path, choice.temp_dir_of, root, stamp, exclude, list)?;
         source.notes.extend(image_hint(from, &source.tree));
         return Ok(ScanResult { source, config: None });
     }
@@ -160,22 +161,22 @@ pub fn scan(wanted: ScanRequest<'_>) -> anyhow::Result<ScanResult> {
     let mut all = vec![];
     let mut config = None;
     for origin in from {
-        let found = origin.archives(&choice)?;
+        let found = origin.open_archives(&choice)?;
         all.extend(found.layers);
         config = found.config.or(config);
     }
     // In a single plain archive, whiteout names are ordinary names.
     let several = all.len() > 1;
     all.iter_mut().for_each(|layer| layer.whiteouts |= several);
-    let mut source = layers::scan(all, root, stamp, keep_owners, choice.limit)?;
+    let mut source = layers::scan_layers(all, root, stamp, keep_owners, choice.limit)?;
     source.notes.extend(image_hint(from, &source.tree));
-    transform::exclude(&mut source.tree, exclude);
+    transform::remove_excluded(&mut source.tree, exclude);
     Ok(ScanResult { source, config })
 }
 
 /// Returns the archives and images to read. A directory that contains the new image is legal.
-pub fn sources(from: &[SourceSpec]) -> Sources {
-    let mut sources = Sources::new();
+pub fn sources_to_protect(from: &[SourceSpec]) -> ReadSources {
+    let mut sources = ReadSources::new();
     for origin in from.iter().filter(|origin| !origin.is_directory()) {
         match origin.path() {
             Some(path) => sources.add(&path),
@@ -213,16 +214,16 @@ fn image_hint(from: &[SourceSpec], tree: &Tree) -> Option<String> {
 }
 
 pub use blob::Blob;
-pub use device_table::Table;
-pub use digest::Digest;
+pub use device_table::DeviceTable;
+pub use digest::BlobDigest;
 pub use directory::{FileScan, scan_files};
-pub use fill::{DerivedFields, FillOptions, fill};
-pub use image::{ImageKind, ImageOptions, REF_NAME};
-pub use lengths::{ReadFaults, changed, fingerprint};
-pub use platform::Platform;
+pub use fill::{DerivedFields, FillOptions, scan_sources_and_derive};
+pub use image::{ImageKind, ImageOptions, OCI_REF_NAME_ANNOTATION};
+pub use lengths::{ReadFaults, changed_file_message, metadata_fingerprint};
+pub use platform::ImagePlatform;
 pub use source_spec::SourceSpec;
 pub use temp_file::temporary_file;
-pub use transform::Patterns;
+pub use transform::ExcludePatterns;
 
 /// Items that a scan skips, reported once for each kind.
 #[derive(Default)]
@@ -234,7 +235,7 @@ pub struct SkippedItems {
 
 impl SkippedItems {
     /// Records that `what` of `path` is skipped.
-    pub fn record(&mut self, what: &str, path: &dyn std::fmt::Display) {
+    pub fn record_skipped(&mut self, what: &str, path: &dyn std::fmt::Display) {
         if self.kinds.insert(what.to_owned()) {
             self.notes.push(format!("{path}: {what} left out, and wherever else it is"));
         }

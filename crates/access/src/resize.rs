@@ -25,7 +25,7 @@ use rustix::fs::SeekFrom;
 use rustix::io::Errno;
 
 use crate::error::{Error as Failure, not_found_error};
-use crate::format::Progress;
+use crate::format::FormatProgress;
 use crate::host_file;
 use crate::image::{self, BackingFiles};
 use crate::location::VolumeLocation;
@@ -46,7 +46,7 @@ impl ResizeTarget {
     ///
     /// # Errors
     /// The file does not exist, or is in use.
-    pub fn file(image: &Path) -> anyhow::Result<Self> {
+    pub fn open_exclusive_file(image: &Path) -> anyhow::Result<Self> {
         let none = || {
             not_found_error(format!(
                 "{}: no such file; draconis format makes a volume",
@@ -57,7 +57,7 @@ impl ResizeTarget {
     }
 
     /// Returns the disk in its current length; it is read only after `confine`.
-    fn disk(
+    fn open_disk(
         &self,
         image: &Path,
         confine: impl FnOnce() -> anyhow::Result<()>,
@@ -132,22 +132,23 @@ impl<'a> GrowJob<'a> {
     ) -> anyhow::Result<Self> {
         let ResizeRequest { image, place, now, .. } = wanted;
         let shown = || image.display().to_string();
-        let behind = behind.start();
+        let behind = behind.start_disks();
         let part = || {
-            let part = locate_for_writing(base.disk(image, || Ok(()))?, &behind, &place.options());
+            let part =
+                locate_for_writing(base.open_disk(image, || Ok(()))?, &behind, &place.options());
             part.with_context(shown)
         };
         let LocatedVolume { disk, format, .. } = part()?;
         let held = mmp_claim::recover_and_claim(image, &disk, now)?;
         let there_bytes = disk.properties().len_bytes;
         let len_bytes = wanted.len_bytes.unwrap_or(there_bytes);
-        let growth =
-            GrowPlan::plan(&*disk, len_bytes).map_err(|error| refused(image, &*disk, error))?;
+        let growth = GrowPlan::plan(&*disk, len_bytes)
+            .map_err(|error| resize_error(image, &*disk, error))?;
         let is_nothing = growth.len_bytes() == growth.old_len_bytes();
         let (disk, zeroed_from_bytes) = match format {
             None if !is_nothing => {
                 drop(disk);
-                let zeroed_from_bytes = lengthen(&wanted, base, there_bytes, &growth)?;
+                let zeroed_from_bytes = extend_file(&wanted, base, there_bytes, &growth)?;
                 (part()?.disk, zeroed_from_bytes)
             }
             // A disk image has a fixed virtual size, which writing compares.
@@ -165,8 +166,8 @@ impl<'a> GrowJob<'a> {
     ///
     /// # Errors
     /// The disk fails; the volume is unchanged, or running the command again completes it.
-    pub fn write(self, progress: Progress<'_>) -> anyhow::Result<Resized> {
-        let resized = Resized::new(self.growth.old_len_bytes(), self.growth.superblock());
+    pub fn write(self, progress: FormatProgress<'_>) -> anyhow::Result<ResizeOutcome> {
+        let resized = ResizeOutcome::new(self.growth.old_len_bytes(), self.growth.superblock());
         if self.growth.len_bytes() == resized.old_len_bytes {
             return Ok(resized);
         }
@@ -179,7 +180,7 @@ impl<'a> GrowJob<'a> {
 }
 
 /// Extends the file for the volume; returns the offset from which the volume reads as zeros.
-fn lengthen(
+fn extend_file(
     wanted: &ResizeRequest<'_>,
     base: &ResizeTarget,
     there_bytes: u64,
@@ -241,8 +242,8 @@ impl<'a> ShrinkJob<'a> {
         let ResizeRequest { image, place, now, len_bytes } = wanted;
         // Checked before the process is confined.
         let is_device = base.is_device()?;
-        let disk = base.disk(image, confine)?;
-        let part = locate_for_writing(disk, &behind.start(), &place.options());
+        let disk = base.open_disk(image, confine)?;
+        let part = locate_for_writing(disk, &behind.start_disks(), &place.options());
         let part = part.with_context(|| image.display().to_string())?;
         let LocatedVolume { disk, start_bytes, partition, format, image: inside, .. } = part;
         let there = base.len_bytes()?;
@@ -254,7 +255,7 @@ impl<'a> ShrinkJob<'a> {
         let inside = inside.filter(|_| is_file).map(|inside| (inside, start_bytes));
         let held = mmp_claim::recover_and_claim(image, &disk, now)?;
         let plan = shrink::ShrinkPlan::plan(&*disk, len_bytes)
-            .map_err(|error| refused(image, &*disk, error))?;
+            .map_err(|error| resize_error(image, &*disk, error))?;
         Ok(Self { wanted, base, disk, plan, truncates_file: is_cut, image: inside, _held: held })
     }
 
@@ -267,7 +268,7 @@ impl<'a> ShrinkJob<'a> {
     ///
     /// # Errors
     /// The disk fails; the volume is unchanged, or running the command again completes it.
-    pub fn write(mut self, progress: Progress<'_>) -> anyhow::Result<Resized> {
+    pub fn write(mut self, progress: FormatProgress<'_>) -> anyhow::Result<ResizeOutcome> {
         let ResizeRequest { image, place, .. } = self.wanted;
         let old_len_bytes = self.plan.old_len_bytes();
         let resized = self.write_volume(progress)?;
@@ -298,10 +299,10 @@ impl<'a> ShrinkJob<'a> {
         Ok(resized)
     }
 
-    fn write_volume(&mut self, progress: Progress<'_>) -> anyhow::Result<Resized> {
+    fn write_volume(&mut self, progress: FormatProgress<'_>) -> anyhow::Result<ResizeOutcome> {
         let Self { wanted: ResizeRequest { image, now, len_bytes, .. }, plan, disk, .. } = self;
         let old_len_bytes = plan.old_len_bytes();
-        let mut resized = Resized::new(old_len_bytes, plan.superblock());
+        let mut resized = ResizeOutcome::new(old_len_bytes, plan.superblock());
         if plan.len_bytes() == old_len_bytes {
             return Ok(resized);
         }
@@ -311,12 +312,12 @@ impl<'a> ShrinkJob<'a> {
         let passes = if len_bytes.is_none() { MAX_PASSES } else { 1 };
         for _ in 1..passes {
             *plan = shrink::ShrinkPlan::plan(&**disk, None)
-                .map_err(|error| refused(image, &**disk, error))?;
+                .map_err(|error| resize_error(image, &**disk, error))?;
             if plan.len_bytes() == plan.old_len_bytes() {
                 break;
             }
             plan.write(&target).map_err(|error| with_context(image, error))?;
-            resized = Resized::new(old_len_bytes, plan.superblock());
+            resized = ResizeOutcome::new(old_len_bytes, plan.superblock());
         }
         Ok(resized)
     }
@@ -324,14 +325,14 @@ impl<'a> ShrinkJob<'a> {
 
 /// Result of resizing a volume.
 #[derive(Clone, Debug)]
-pub struct Resized {
+pub struct ResizeOutcome {
     /// Previous length.
     pub old_len_bytes: u64,
     /// Superblock after the change.
     pub superblock: Superblock,
 }
 
-impl Resized {
+impl ResizeOutcome {
     fn new(old_len_bytes: u64, superblock: &Superblock) -> Self {
         Self { old_len_bytes, superblock: superblock.clone() }
     }
@@ -342,7 +343,7 @@ impl Resized {
     }
 }
 
-fn refused(image: &Path, disk: &dyn Disk, error: OfflineError) -> anyhow::Error {
+fn resize_error(image: &Path, disk: &dyn Disk, error: OfflineError) -> anyhow::Error {
     match error {
         OfflineError::Volume(error) => image::open_volume_error(image, disk, error.into()),
         error => with_context(image, error),

@@ -6,12 +6,12 @@ use std::sync::{Arc, Weak};
 
 use draconis_objects::check::{CheckOptions, Report};
 use draconis_objects::kv::{Batch, Kv, Scan};
-use draconis_objects::{Group, Info, LayoutKind, NewObject, ObjectId, Ticket};
+use draconis_objects::{Group, LayoutKind, NewObject, ObjectId, StoreInfo, Ticket};
 use parking_lot::{Mutex, RwLock};
 use rustix::io::Errno;
 
 use crate::create_store::{self, StoreSpec};
-use crate::overwrite::Force;
+use crate::overwrite::OverwritePermission;
 use crate::stores::{self, with_context};
 use crate::{Error, Result, host_file};
 
@@ -25,7 +25,7 @@ pub struct NewStore {
     /// Creates the file as one hole instead of writing zeros.
     pub sparse: bool,
     /// Contents that may be overwritten.
-    pub force: Force,
+    pub force: OverwritePermission,
 }
 
 /// Result of checking a store.
@@ -97,7 +97,7 @@ impl Store {
         }
         match store.is_read_only() {
             true => Ok(()),
-            false => Ok(stores::close(&store, &self.path)?),
+            false => Ok(stores::close_store(&store, &self.path)?),
         }
     }
 
@@ -110,7 +110,7 @@ impl Store {
     ///
     /// # Errors
     /// The store is closed.
-    pub fn info(&self) -> Result<Info> {
+    pub fn info(&self) -> Result<StoreInfo> {
         self.with_store(|store| Ok(store.info()))
     }
 
@@ -175,7 +175,7 @@ impl Store {
     /// # Errors
     /// The store is damaged.
     pub fn find_name(&self, name: &[u8]) -> Result<Option<ObjectId>> {
-        self.with_store(|store| store.named(name))
+        self.with_store(|store| store.find_named_object(name))
     }
 
     /// Returns all names with their objects.
@@ -183,7 +183,7 @@ impl Store {
     /// # Errors
     /// The store is damaged.
     pub fn names(&self) -> Result<Vec<(Vec<u8>, ObjectId)>> {
-        self.with_store(|store| store.names())
+        self.with_store(|store| store.list_names())
     }
 
     /// Applies a batch of key changes atomically; durable after [`Store::wait`].
@@ -282,8 +282,8 @@ fn create(path: &Path, new: &NewStore) -> anyhow::Result<()> {
     let opened = host_file::open_exclusive(path)?;
     let created = opened.is_none();
     if let Some(file) = &opened {
-        create_store::may_become_store(path, file, &new.force, "force")?;
-        if new.force == Force::Nothing && !file.metadata()?.is_file() {
+        create_store::check_overwrite(path, file, &new.force, "force")?;
+        if new.force == OverwritePermission::Nothing && !file.metadata()?.is_file() {
             let text = format!(
                 "{shown} is a block device; force makes a store of it, and what it holds is lost"
             );

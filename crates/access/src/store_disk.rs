@@ -18,7 +18,9 @@ use std::sync::Arc;
 
 use anyhow::{Context, anyhow, bail, ensure};
 use draconis_device::{Disk, FileOptions, LockMode, OpenedFile, lock_file};
-use draconis_objects::{Group, Hint, ObjectDisk, ObjectId, OpenOptions, SNAPSHOT_MARK, Store};
+use draconis_objects::{
+    Group, LifetimeHint, ObjectDisk, ObjectId, OpenOptions, SNAPSHOT_SEPARATOR, Store,
+};
 use draconis_service::remote_disk::DiskProcess;
 use rustix::io::Errno;
 
@@ -66,7 +68,7 @@ impl StoreDiskName {
             }
             claimed => claimed?,
         }
-        self.opened(file, false)
+        self.open_in_file(file, false)
     }
 
     /// Opens the store read-write with an exclusive lock.
@@ -74,15 +76,15 @@ impl StoreDiskName {
         self.check_writable(true)?;
         let none = || not_found_error(format!("{}: no such file", self.store.display()));
         let file = host_file::open_exclusive(&self.store)?.ok_or_else(none)?;
-        self.opened(file, true)
+        self.open_in_file(file, true)
     }
 
     /// Returns true if the name is that of a snapshot, which is read-only.
     pub fn is_snapshot(&self) -> bool {
-        self.name.as_bytes().contains(&SNAPSHOT_MARK)
+        self.name.as_bytes().contains(&SNAPSHOT_SEPARATOR)
     }
 
-    fn opened(self, file: File, write: bool) -> anyhow::Result<UnreadStoreDisk> {
+    fn open_in_file(self, file: File, write: bool) -> anyhow::Result<UnreadStoreDisk> {
         // A sandbox cannot filter io_uring requests. Readers use the page cache, as every one-shot
         // tool does.
         let options = FileOptions { write, direct: write, uring: false };
@@ -134,7 +136,7 @@ fn is_store(path: &Path) -> bool {
 }
 
 /// Parses the name of a disk, for clap.
-pub fn disk_name(text: &str) -> Result<String, String> {
+pub fn parse_disk_name(text: &str) -> Result<String, String> {
     let is_good = |c: char| c.is_alphanumeric() || "-_.+,=".contains(c);
     if text.is_empty() || text.len() > 255 || text.starts_with('-') || !text.chars().all(is_good) {
         return Err("letters, digits and -_.+,= make a name, up to 255 bytes".into());
@@ -172,7 +174,7 @@ impl UnreadStoreDisk {
         };
         let store =
             Store::open(below, &options).map_err(|error| with_context(&self.of.store, error))?;
-        let held = OpenStore { store, path: self.of.store.clone(), _claim: self.claim };
+        let held = HeldStore { store, path: self.of.store.clone(), _claim: self.claim };
         Ok(OpenStoreDisk { open_store: Arc::new(held), of: self.of })
     }
 
@@ -184,7 +186,7 @@ impl UnreadStoreDisk {
 
 /// A disk of an open store; it may not exist yet.
 pub struct OpenStoreDisk {
-    open_store: Arc<OpenStore>,
+    open_store: Arc<HeldStore>,
     of: StoreDiskName,
 }
 
@@ -193,11 +195,11 @@ impl OpenStoreDisk {
     pub fn find(&self) -> anyhow::Result<Option<ObjectId>> {
         self.open_store
             .store
-            .named(self.of.name.as_bytes())
+            .find_named_object(self.of.name.as_bytes())
             .map_err(|error| with_context(&self.of.store, error))
     }
 
-    fn object(&self) -> anyhow::Result<ObjectId> {
+    fn find_object(&self) -> anyhow::Result<ObjectId> {
         self.find()?.ok_or_else(|| {
             let StoreDiskName { store, name } = &self.of;
             let store = store.display();
@@ -210,14 +212,14 @@ impl OpenStoreDisk {
 
     /// Returns the disk with its current contents.
     pub fn disk(&self) -> anyhow::Result<Arc<dyn Disk>> {
-        self.object()?;
+        self.find_object()?;
         let disk = self.open_store.store.disk_named(self.of.name.as_bytes());
         let disk = disk.map_err(|error| with_context(&self.of.store, error))?;
         Ok(Arc::new(StoreObjectDisk { disk, _store: self.open_store.clone() }))
     }
 
     /// Returns another disk of the same store.
-    pub fn sibling(&self, of: &StoreDiskName) -> Self {
+    pub fn other_disk(&self, of: &StoreDiskName) -> Self {
         Self { open_store: self.open_store.clone(), of: of.clone() }
     }
 
@@ -225,36 +227,36 @@ impl OpenStoreDisk {
     pub fn len_bytes(&self) -> anyhow::Result<u64> {
         self.open_store
             .store
-            .len(self.object()?)
+            .len(self.find_object()?)
             .map_err(|error| with_context(&self.of.store, error))
     }
 
     /// Sets the length of the disk. New bytes read as zeros.
     pub fn set_len(&self, len_bytes: u64) -> anyhow::Result<()> {
-        let id = self.object()?;
-        self.submit(|group| group.truncate(id, len_bytes), len_bytes)
+        let id = self.find_object()?;
+        self.submit_and_wait(|group| group.truncate(id, len_bytes), len_bytes)
     }
 
     /// Creates the disk; all of it reads as zeros.
     pub fn create(&self, len_bytes: u64) -> anyhow::Result<()> {
         ensure!(self.find()?.is_none(), "{}: is there already", self.of);
-        disk_name(&self.of.name).map_err(|why| anyhow!("{}: {why}", self.of))?;
+        parse_disk_name(&self.of.name).map_err(|why| anyhow!("{}: {why}", self.of))?;
         let new = self.open_store.store.new_object();
         let name = self.of.name.as_bytes();
-        self.submit(
+        self.submit_and_wait(
             |group| {
-                let id = group.create(new, Hint::Unknown);
+                let id = group.create(new, LifetimeHint::Unknown);
                 group.truncate(id, len_bytes);
-                group.name(name, id);
+                group.set_name(name, id);
             },
             len_bytes,
         )
     }
 
     /// Clears the disk to zeros and sets its length.
-    pub fn clear(&self, len_bytes: u64) -> anyhow::Result<()> {
-        let id = self.object()?;
-        self.submit(
+    pub fn zero_and_resize(&self, len_bytes: u64) -> anyhow::Result<()> {
+        let id = self.find_object()?;
+        self.submit_and_wait(
             |group| {
                 group.truncate(id, 0);
                 group.truncate(id, len_bytes);
@@ -265,18 +267,18 @@ impl OpenStoreDisk {
 
     /// Removes the disk.
     pub fn remove(&self) -> anyhow::Result<()> {
-        let id = self.object()?;
+        let id = self.find_object()?;
         let name = self.of.name.as_bytes();
-        self.submit(
+        self.submit_and_wait(
             |group| {
                 group.delete(id);
-                group.unname(name);
+                group.remove_name(name);
             },
             0,
         )
     }
 
-    fn submit(&self, fill: impl FnOnce(&mut Group), len_bytes: u64) -> anyhow::Result<()> {
+    fn submit_and_wait(&self, fill: impl FnOnce(&mut Group), len_bytes: u64) -> anyhow::Result<()> {
         // Objects can be longer, but the length of a disk must fit a signed 64-bit integer.
         ensure!(
             len_bytes <= i64::MAX as u64,
@@ -293,14 +295,14 @@ impl OpenStoreDisk {
 }
 
 /// An open store, held while one of its disks is in use.
-struct OpenStore {
+struct HeldStore {
     store: Arc<Store>,
     path: PathBuf,
     /// Released last.
     _claim: Option<File>,
 }
 
-impl Drop for OpenStore {
+impl Drop for HeldStore {
     fn drop(&mut self) {
         // Callers have already waited for the changes that must be durable.
         if !self.store.is_read_only()
@@ -314,13 +316,13 @@ impl Drop for OpenStore {
 /// Disk of an object; keeps its store open.
 struct StoreObjectDisk {
     disk: ObjectDisk,
-    _store: Arc<OpenStore>,
+    _store: Arc<HeldStore>,
 }
 
 impl draconis_device::ForwardingDisk for StoreObjectDisk {
-    type Below = ObjectDisk;
+    type Inner = ObjectDisk;
 
-    fn disk(&self) -> &ObjectDisk {
+    fn inner_disk(&self) -> &ObjectDisk {
         &self.disk
     }
 }
@@ -330,7 +332,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_disk_is_named_behind_the_last_hash_of_a_store() {
+    fn disk_name_follows_last_hash() {
         let dir = tempfile::tempdir().unwrap();
         let path = |name: &str| dir.path().join(name);
         std::fs::write(path("a#b.store"), b"DracoObj and more").unwrap();
@@ -346,12 +348,12 @@ mod tests {
     }
 
     #[test]
-    fn names_of_disks() {
+    fn disk_names_are_validated() {
         for good in ["vol", "a.b-c_1", "7up", "Straße"] {
-            assert_eq!(disk_name(good), Ok(good.into()));
+            assert_eq!(parse_disk_name(good), Ok(good.into()));
         }
         for bad in ["", "new", "17", "-x", "a b", "a/b", "a#b", "a@b", "a:b", "a\n"] {
-            assert!(disk_name(bad).is_err(), "{bad:?}");
+            assert!(parse_disk_name(bad).is_err(), "{bad:?}");
         }
     }
 }

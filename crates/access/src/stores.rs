@@ -18,7 +18,7 @@ use crate::host_file;
 /// Opens a store for writing, exclusively.
 pub fn open_exclusive(device: &Path) -> anyhow::Result<Arc<Store>> {
     let file = host_file::open_exclusive(device)?.ok_or_else(|| none(no_store_message(device)))?;
-    open(device, disk(file, device, true, true)?, false)
+    open(device, open_store_disk(file, device, true, true)?, false)
 }
 
 /// Opens a store for reading, shared with other readers.
@@ -28,7 +28,7 @@ pub fn open_shared(device: &Path) -> anyhow::Result<Arc<Store>> {
 
 /// Makes all changes durable and writes a checkpoint: corruption of the newest log records
 /// cannot be told from a torn write.
-pub fn close(store: &Store, device: &Path) -> anyhow::Result<()> {
+pub fn close_store(store: &Store, device: &Path) -> anyhow::Result<()> {
     store.sync().and_then(|()| store.checkpoint()).map_err(|error| with_context(device, error))
 }
 
@@ -72,16 +72,21 @@ pub fn open_disk_shared(device: &Path, uring: bool) -> anyhow::Result<Arc<dyn Di
         }
         claimed => claimed?,
     }
-    disk(file, device, false, uring)
+    open_store_disk(file, device, false, uring)
 }
 
 /// Wraps an open file as the disk of a store.
-pub fn disk(file: File, device: &Path, write: bool, uring: bool) -> anyhow::Result<Arc<dyn Disk>> {
+pub fn open_store_disk(
+    file: File,
+    device: &Path,
+    write: bool,
+    uring: bool,
+) -> anyhow::Result<Arc<dyn Disk>> {
     let options = FileOptions { write, direct: true, uring };
     let is_dense = has_no_holes(&file)?;
     let opened = OpenedFile::new(file.into(), options);
     let opened = opened.with_context(|| device.display().to_string())?;
-    let opened = if is_dense { opened } else { opened.discarding() };
+    let opened = if is_dense { opened } else { opened.with_discards() };
     Ok(Arc::new(opened.start()))
 }
 
@@ -98,7 +103,7 @@ pub fn open(device: &Path, disk: Arc<dyn Disk>, read_only: bool) -> anyhow::Resu
 
 /// Returns the length of the store in an open file, in bytes.
 pub fn store_len(device: &Path, file: &File) -> anyhow::Result<u64> {
-    let disk = disk(file.try_clone()?, device, false, false)?;
+    let disk = open_store_disk(file.try_clone()?, device, false, false)?;
     Ok(Store::read_profile(&*disk).map_err(|error| with_context(device, error))?.0)
 }
 

@@ -14,13 +14,15 @@ use draconis_exchange::contract::FileType;
 use draconis_ext::{InodeNumber, Volume};
 use tar::{EntryType, Header};
 
-use crate::messages::{printable, with_context};
+use crate::messages::{escape_control_chars, with_context};
 use crate::populate::{acl, libarchive_xattr};
-use crate::walk::{ChunkReceiver, FileChunk, Item, Walk, queue, read_ahead, segments};
+use crate::walk::{
+    ChunkReceiver, FileChunk, TreeItem, TreeListing, chunk_queue, data_segments, read_ahead,
+};
 
 /// Rule for archiving files with holes as sparse entries.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub enum Sparse {
+pub enum SparseFormat {
     /// Files with at least 1 MiB of holes.
     #[default]
     Auto,
@@ -36,7 +38,7 @@ pub struct TarOptions {
     /// Prefix of every path; `.` if empty.
     pub prefix: Vec<u8>,
     /// Treatment of files with holes.
-    pub sparse: Sparse,
+    pub sparse: SparseFormat,
     /// Writes a layer of a container image, whose readers give whiteout names a special meaning.
     pub is_layer: bool,
 }
@@ -68,22 +70,22 @@ const MIN_HOLE_BYTES: u64 = 1 << 20;
 ///
 /// # Errors
 /// `top` cannot be read, or writing fails. Damage below `top` is reported and skipped.
-pub fn archive<W: Write>(
+pub fn write_archive<W: Write>(
     volume: &Volume,
     (top, label): (InodeNumber, &str),
     how: TarOptions,
     watch: &mut dyn TarObserver,
     out: W,
 ) -> anyhow::Result<(bool, W)> {
-    let walk = Walk::new(volume, top, label, &mut |error| watch.on_error(error))?;
-    let plan = walk.plan();
+    let walk = TreeListing::new(volume, top, label, &mut |error| watch.on_error(error))?;
+    let plan = walk.write_order();
     watch.on_start(walk.bytes);
     let (failed, out) = std::thread::scope(|scope| {
-        let (send, pieces) = queue();
+        let (send, pieces) = chunk_queue();
         let (walk, plan) = (&walk, &plan);
         scope.spawn(move || read_ahead(volume, walk, plan, send));
         let out = io::BufWriter::with_capacity(1 << 20, out);
-        let mut archive = Archive { volume, walk, how, out, pieces, watch, failed: false };
+        let mut archive = ArchiveWriter { volume, walk, how, out, pieces, watch, failed: false };
         archive.write(plan)?;
         let out = archive.out.into_inner().map_err(|error| error.into_error())?;
         anyhow::Ok((archive.failed, out))
@@ -91,9 +93,9 @@ pub fn archive<W: Write>(
     Ok((!failed && !walk.damaged, out))
 }
 
-struct Archive<'a, W: Write> {
+struct ArchiveWriter<'a, W: Write> {
     volume: &'a Volume,
-    walk: &'a Walk,
+    walk: &'a TreeListing,
     how: TarOptions,
     out: io::BufWriter<W>,
     pieces: ChunkReceiver,
@@ -101,12 +103,12 @@ struct Archive<'a, W: Write> {
     failed: bool,
 }
 
-impl<W: Write> Archive<'_, W> {
+impl<W: Write> ArchiveWriter<'_, W> {
     fn write(&mut self, plan: &[usize]) -> anyhow::Result<()> {
         for &at in plan {
             let item = &self.walk.items[at];
             if item.attributes.kind == FileType::Socket {
-                let path = printable(&self.path(item));
+                let path = escape_control_chars(&self.entry_path(item));
                 self.watch.on_error(&anyhow!("{path}: a socket cannot be archived"));
                 continue;
             }
@@ -114,10 +116,10 @@ impl<W: Write> Archive<'_, W> {
             if self.how.is_layer && name.starts_with(b".wh.") {
                 bail!(
                     "{}: in an image this name means that another is taken away; rename it first",
-                    printable(&self.path(item))
+                    escape_control_chars(&self.entry_path(item))
                 );
             }
-            self.item(item)?;
+            self.write_item(item)?;
         }
         // Two blocks of zeros end an archive.
         self.out.write_all(&[0; 2 * BLOCK_BYTES])?;
@@ -125,13 +127,13 @@ impl<W: Write> Archive<'_, W> {
         Ok(())
     }
 
-    fn report_error(&mut self, item: &Item, error: draconis_ext::Error) {
+    fn report_error(&mut self, item: &TreeItem, error: draconis_ext::Error) {
         self.failed = true;
-        let error = with_context(&printable(&self.path(item)), error);
+        let error = with_context(&escape_control_chars(&self.entry_path(item)), error);
         self.watch.on_error(&error);
     }
 
-    fn path(&self, item: &Item) -> Vec<u8> {
+    fn entry_path(&self, item: &TreeItem) -> Vec<u8> {
         let mut path = match &self.how.prefix[..] {
             b"" => b".".to_vec(),
             prefix => prefix.to_vec(),
@@ -146,31 +148,34 @@ impl<W: Write> Archive<'_, W> {
         path
     }
 
-    fn item(&mut self, item: &Item) -> anyhow::Result<()> {
+    fn write_item(&mut self, item: &TreeItem) -> anyhow::Result<()> {
         let attributes = &item.attributes;
-        let path = self.path(item);
+        let path = self.entry_path(item);
         let mut header = Header::new_ustar();
-        let mut pax = Pax::default();
+        let mut pax = PaxRecords::default();
         header.set_mode(attributes.mode & 0o7777);
-        header.set_uid(pax.number("uid", attributes.uid.into(), USTAR_ID_MAX.into()));
-        header.set_gid(pax.number("gid", attributes.gid.into(), USTAR_ID_MAX.into()));
+        header.set_uid(pax.add_number("uid", attributes.uid.into(), USTAR_ID_MAX.into()));
+        header.set_gid(pax.add_number("gid", attributes.gid.into(), USTAR_ID_MAX.into()));
         let modified = attributes.modified;
         header.set_mtime(u64::try_from(modified.seconds).unwrap_or(0).min(USTAR_SIZE_MAX));
         if modified.nanoseconds != 0 || header.mtime().ok() != u64::try_from(modified.seconds).ok()
         {
-            pax.record("mtime", pax_time(modified.seconds, modified.nanoseconds).as_bytes());
+            pax.add_record(
+                "mtime",
+                format_pax_time(modified.seconds, modified.nanoseconds).as_bytes(),
+            );
         }
-        if let Err(error) = self.xattrs(item, &mut pax) {
+        if let Err(error) = self.add_xattr_records(item, &mut pax) {
             self.report_error(item, error);
         }
         if let Some(first) = item.link_to {
             header.set_entry_type(EntryType::Link);
-            let target = self.path(&self.walk.items[first]);
+            let target = self.entry_path(&self.walk.items[first]);
             set_link(&mut header, &mut pax, &target);
-            return self.header(header, &mut pax, &path, 0);
+            return self.write_header(header, &mut pax, &path, 0);
         }
         match attributes.kind {
-            FileType::File => return self.file(item, header, pax, &path),
+            FileType::File => return self.write_file(item, header, pax, &path),
             FileType::Directory => header.set_entry_type(EntryType::Directory),
             FileType::Symlink => {
                 header.set_entry_type(EntryType::Symlink);
@@ -190,10 +195,10 @@ impl<W: Write> Archive<'_, W> {
                 header.set_device_minor(attributes.device.1)?;
             }
         }
-        self.header(header, &mut pax, &path, 0)
+        self.write_header(header, &mut pax, &path, 0)
     }
 
-    fn xattrs(&self, item: &Item, pax: &mut Pax) -> draconis_ext::Result<()> {
+    fn add_xattr_records(&self, item: &TreeItem, pax: &mut PaxRecords) -> draconis_ext::Result<()> {
         if item.attributes.no_xattrs {
             return Ok(());
         }
@@ -205,64 +210,64 @@ impl<W: Write> Archive<'_, W> {
             if let Some(which) = name.strip_prefix(b"system.posix_acl_")
                 && let Some(words) = acl::to_text(&value)
             {
-                pax.record_bytes(&[b"SCHILY.acl.", which].concat(), &words);
+                pax.add_record_bytes(&[b"SCHILY.acl.", which].concat(), &words);
             }
             if name == b"security.selinux" {
                 let context = value.strip_suffix(b"\0").unwrap_or(&value);
-                pax.record("RHT.security.selinux", context);
+                pax.add_record("RHT.security.selinux", context);
             }
-            let coded = libarchive_xattr::to_gnu_name(&name);
+            let coded = libarchive_xattr::encode_gnu_name(&name);
             // bsdtar decodes names in `LIBARCHIVE.xattr` records only.
             if coded != name {
-                pax.record_bytes(
+                pax.add_record_bytes(
                     &[b"LIBARCHIVE.xattr.", &coded[..]].concat(),
-                    &libarchive_xattr::to_base64(&value),
+                    &libarchive_xattr::encode_base64(&value),
                 );
             }
-            pax.record_bytes(&[b"SCHILY.xattr.", &coded[..]].concat(), &value);
+            pax.add_record_bytes(&[b"SCHILY.xattr.", &coded[..]].concat(), &value);
         }
         Ok(())
     }
 
-    fn file(
+    fn write_file(
         &mut self,
-        item: &Item,
+        item: &TreeItem,
         mut header: Header,
-        mut pax: Pax,
+        mut pax: PaxRecords,
         path: &[u8],
     ) -> anyhow::Result<()> {
         header.set_entry_type(EntryType::Regular);
         let size = item.attributes.size_bytes;
         let mut layout = SparseMapSize::default();
-        for segment in segments(self.volume, item.inode()) {
+        for segment in data_segments(self.volume, item.inode()) {
             match segment {
-                Ok((start, end)) => layout.add(start, end),
+                Ok((start, end)) => layout.add_segment(start, end),
                 Err(error) => {
                     self.report_error(item, error);
-                    self.skip_pieces();
+                    self.skip_file_chunks();
                     return Ok(());
                 }
             }
         }
-        layout.finish(size);
+        layout.add_trailing_hole(size);
         let holes = size - layout.stored;
         let sparse = match self.how.sparse {
-            Sparse::Auto => holes >= MIN_HOLE_BYTES,
-            Sparse::Always => holes > 0,
-            Sparse::Never => false,
+            SparseFormat::Auto => holes >= MIN_HOLE_BYTES,
+            SparseFormat::Always => holes > 0,
+            SparseFormat::Never => false,
         };
         let stored = if sparse { layout.stored } else { size };
         if sparse {
-            pax.record("GNU.sparse.major", b"1");
-            pax.record("GNU.sparse.minor", b"0");
-            pax.name("GNU.sparse.name", path);
-            pax.record("GNU.sparse.realsize", size.to_string().as_bytes());
+            pax.add_record("GNU.sparse.major", b"1");
+            pax.add_record("GNU.sparse.minor", b"0");
+            pax.add_name("GNU.sparse.name", path);
+            pax.add_record("GNU.sparse.realsize", size.to_string().as_bytes());
             // Name under which a tar without sparse support extracts the entry.
             let name = [b"GNUSparseFile.0/", path].concat();
-            self.header(header, &mut pax, &name, stored + layout.map_blocks_bytes())?;
-            self.map(item, &layout, size)?;
+            self.write_header(header, &mut pax, &name, stored + layout.map_blocks_bytes())?;
+            self.write_sparse_map(item, &layout, size)?;
         } else {
-            self.header(header, &mut pax, path, stored)?;
+            self.write_header(header, &mut pax, path, stored)?;
         }
         let mut put = 0;
         while let Some(piece) = self.pieces.next() {
@@ -277,7 +282,7 @@ impl<W: Write> Archive<'_, W> {
                 }
             };
             if !sparse {
-                self.zeros(offset.saturating_sub(put))?;
+                self.write_zeros(offset.saturating_sub(put))?;
                 put = put.max(offset);
             }
             self.out.write_all(&data)?;
@@ -285,20 +290,26 @@ impl<W: Write> Archive<'_, W> {
             self.watch.on_written(data.len() as u64);
         }
         // Fills a hole at the end and unreadable parts, so that the archive stays valid.
-        self.zeros(stored.saturating_sub(put))?;
+        self.write_zeros(stored.saturating_sub(put))?;
         self.pad_to_block(stored)
     }
 
     /// Writes the map of a sparse file, version 1.0: one decimal number per line, in whole blocks.
-    fn map(&mut self, item: &Item, layout: &SparseMapSize, size: u64) -> anyhow::Result<()> {
+    fn write_sparse_map(
+        &mut self,
+        item: &TreeItem,
+        layout: &SparseMapSize,
+        size: u64,
+    ) -> anyhow::Result<()> {
         let mut written = SparseMapSize::default();
         writeln!(self.out, "{}", layout.entries)?;
-        for segment in segments(self.volume, item.inode()) {
+        for segment in data_segments(self.volume, item.inode()) {
             // The first pass read the same map without an error, and the volume does not change.
-            let (start, end) = segment
-                .with_context(|| format!("{}: the archive ends here", printable(&item.path)))?;
+            let (start, end) = segment.with_context(|| {
+                format!("{}: the archive ends here", escape_control_chars(&item.path))
+            })?;
             write!(self.out, "{start}\n{}\n", end - start)?;
-            written.add(start, end);
+            written.add_segment(start, end);
         }
         if written.end < size {
             write!(self.out, "{size}\n0\n")?;
@@ -306,11 +317,11 @@ impl<W: Write> Archive<'_, W> {
         self.pad_to_block(layout.map_bytes())
     }
 
-    fn skip_pieces(&mut self) {
+    fn skip_file_chunks(&mut self) {
         while let Some(FileChunk::Data(..)) = self.pieces.next() {}
     }
 
-    fn zeros(&mut self, mut len: u64) -> io::Result<()> {
+    fn write_zeros(&mut self, mut len: u64) -> io::Result<()> {
         let zeros = [0; 8192];
         while len > 0 {
             let n = len.min(zeros.len() as u64);
@@ -329,16 +340,16 @@ impl<W: Write> Archive<'_, W> {
     }
 
     /// Writes a header, preceded by the pax records that it needs.
-    fn header(
+    fn write_header(
         &mut self,
         mut header: Header,
-        pax: &mut Pax,
+        pax: &mut PaxRecords,
         path: &[u8],
         size: u64,
     ) -> anyhow::Result<()> {
-        header.set_size(pax.number("size", size, USTAR_SIZE_MAX));
+        header.set_size(pax.add_number("size", size, USTAR_SIZE_MAX));
         if path.len() > USTAR_NAME_BYTES {
-            pax.name("path", path);
+            pax.add_name("path", path);
         }
         if let Some(ustar) = header.as_ustar_mut() {
             set_field(&mut ustar.name, path);
@@ -363,9 +374,9 @@ impl<W: Write> Archive<'_, W> {
     }
 }
 
-fn set_link(header: &mut Header, pax: &mut Pax, target: &[u8]) {
+fn set_link(header: &mut Header, pax: &mut PaxRecords, target: &[u8]) {
     if target.len() > USTAR_NAME_BYTES {
-        pax.name("linkpath", target);
+        pax.add_name("linkpath", target);
     }
     if let Some(ustar) = header.as_ustar_mut() {
         set_field(&mut ustar.linkname, target);
@@ -393,22 +404,22 @@ struct SparseMapSize {
 }
 
 impl SparseMapSize {
-    fn add(&mut self, start: u64, end: u64) {
+    fn add_segment(&mut self, start: u64, end: u64) {
         self.stored += end - start;
         self.entries += 1;
-        self.text_bytes += digits(start) + digits(end - start) + 2;
+        self.text_bytes += count_decimal_digits(start) + count_decimal_digits(end - start) + 2;
         self.end = end;
     }
 
     /// Adds an empty entry for a hole at the end, which gives the length of the file.
-    fn finish(&mut self, size: u64) {
+    fn add_trailing_hole(&mut self, size: u64) {
         if self.end < size {
-            self.add(size, size);
+            self.add_segment(size, size);
         }
     }
 
     fn map_bytes(&self) -> u64 {
-        digits(self.entries) + 1 + self.text_bytes
+        count_decimal_digits(self.entries) + 1 + self.text_bytes
     }
 
     fn map_blocks_bytes(&self) -> u64 {
@@ -417,12 +428,12 @@ impl SparseMapSize {
 }
 
 /// Returns the number of decimal digits.
-fn digits(number: u64) -> u64 {
+fn count_decimal_digits(number: u64) -> u64 {
     u64::from(number.checked_ilog10().unwrap_or(0)) + 1
 }
 
 /// Formats seconds with a fraction. Before 1970 the fraction adds to the negative value.
-fn pax_time(seconds: i64, nanoseconds: u32) -> String {
+fn format_pax_time(seconds: i64, nanoseconds: u32) -> String {
     match (seconds, nanoseconds) {
         (_, 0) => seconds.to_string(),
         (0.., _) => format!("{seconds}.{nanoseconds:09}"),
@@ -432,19 +443,19 @@ fn pax_time(seconds: i64, nanoseconds: u32) -> String {
 
 /// Records of a pax header.
 #[derive(Default)]
-struct Pax {
+struct PaxRecords {
     records: Vec<u8>,
     /// True once a `hdrcharset=BINARY` record was written.
     is_binary: bool,
 }
 
-impl Pax {
-    fn record(&mut self, key: &str, value: &[u8]) {
-        self.record_bytes(key.as_bytes(), value);
+impl PaxRecords {
+    fn add_record(&mut self, key: &str, value: &[u8]) {
+        self.add_record_bytes(key.as_bytes(), value);
     }
 
     /// Adds the record `LEN KEY=VALUE\n`, where LEN counts itself.
-    fn record_bytes(&mut self, key: &[u8], value: &[u8]) {
+    fn add_record_bytes(&mut self, key: &[u8], value: &[u8]) {
         let rest = key.len() + value.len() + 3;
         let mut len = rest + 1;
         while rest + len.to_string().len() != len {
@@ -458,20 +469,20 @@ impl Pax {
     }
 
     /// Adds a name or link target, preceded by a charset record if it is not UTF-8.
-    fn name(&mut self, key: &str, name: &[u8]) {
+    fn add_name(&mut self, key: &str, name: &[u8]) {
         if std::str::from_utf8(name).is_err() && !self.is_binary {
-            self.record("hdrcharset", b"BINARY");
+            self.add_record("hdrcharset", b"BINARY");
             self.is_binary = true;
         }
-        self.record(key, name);
+        self.add_record(key, name);
     }
 
     /// Returns the value for the plain field: the number itself, or 0 if a pax record holds it.
-    fn number(&mut self, key: &str, value: u64, max: u64) -> u64 {
+    fn add_number(&mut self, key: &str, value: u64, max: u64) -> u64 {
         if value <= max {
             return value;
         }
-        self.record(key, value.to_string().as_bytes());
+        self.add_record(key, value.to_string().as_bytes());
         0
     }
 }
@@ -481,12 +492,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_record_counts_its_own_length() {
-        let mut pax = Pax::default();
-        pax.record("path", b"x");
+    fn pax_record_length_includes_itself() {
+        let mut pax = PaxRecords::default();
+        pax.add_record("path", b"x");
         // Around 99, where LEN gets another digit.
-        pax.record("k", &[b'v'; 91]);
-        pax.record("k", &[b'v'; 94]);
+        pax.add_record("k", &[b'v'; 91]);
+        pax.add_record("k", &[b'v'; 94]);
         let text = String::from_utf8(pax.records).unwrap();
         for line in text.lines() {
             let (len, _) = line.split_once(' ').unwrap();
@@ -496,29 +507,29 @@ mod tests {
     }
 
     #[test]
-    fn times_before_the_epoch() {
-        assert_eq!(pax_time(1, 5), "1.000000005");
-        assert_eq!(pax_time(-1, 0), "-1");
+    fn pax_times_before_epoch() {
+        assert_eq!(format_pax_time(1, 5), "1.000000005");
+        assert_eq!(format_pax_time(-1, 0), "-1");
         // Half a second before 1970 is second -1 plus 0.5 s.
-        assert_eq!(pax_time(-1, 500_000_000), "-0.500000000");
-        assert_eq!(pax_time(-2, 750_000_000), "-1.250000000");
+        assert_eq!(format_pax_time(-1, 500_000_000), "-0.500000000");
+        assert_eq!(format_pax_time(-2, 750_000_000), "-1.250000000");
     }
 
     #[test]
-    fn the_length_of_a_map_is_known_before_it_is_written() {
+    fn sparse_map_size_is_computed_before_writing() {
         let mut layout = SparseMapSize::default();
-        layout.add(0, 10);
-        layout.add(100, 120);
-        layout.finish(200);
+        layout.add_segment(0, 10);
+        layout.add_segment(100, 120);
+        layout.add_trailing_hole(200);
         let map = "3\n0\n10\n100\n20\n200\n0\n";
         assert_eq!((layout.entries, layout.stored), (3, 30));
         assert_eq!(layout.map_bytes(), map.len() as u64);
         assert_eq!(layout.map_blocks_bytes(), 512);
         let mut hole = SparseMapSize::default();
-        hole.finish(5);
+        hole.add_trailing_hole(5);
         assert_eq!(hole.map_bytes(), "1\n5\n0\n".len() as u64);
         for number in [0, 9, 10, 99, 100, u64::MAX] {
-            assert_eq!(digits(number), number.to_string().len() as u64);
+            assert_eq!(count_decimal_digits(number), number.to_string().len() as u64);
         }
     }
 }

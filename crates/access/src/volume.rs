@@ -17,30 +17,31 @@ use draconis_ext::{
     XattrSet,
 };
 use draconis_service::options::MountOptions;
-use draconis_service::volume::{locate, locate_for_writing};
+use draconis_service::volume::{locate_for_writing, locate_volume};
 use parking_lot::RwLock;
 use rustix::io::Errno;
 
 use crate::compressed::detect;
 use crate::format::{self, FormatDestination};
-use crate::listing::{names, split};
+use crate::listing::{list_directory, split_parent};
 pub use crate::location::VolumeLocation;
-use crate::messages::{printable, with_context};
+use crate::messages::{escape_control_chars, with_context};
 use crate::mmp_claim::{self, MmpGuard};
-use crate::overwrite::Force;
+use crate::overwrite::OverwritePermission;
 use crate::populate::{
-    self, DerivedFields, FillOptions, ImageOptions, Patterns, Platform, ScanResult, SourceSpec,
+    self, DerivedFields, ExcludePatterns, FillOptions, ImageOptions, ImagePlatform, ScanResult,
+    SourceSpec,
 };
-use crate::resize::{self, GrowJob, ResizeRequest, Resized, ShrinkJob};
+use crate::resize::{self, GrowJob, ResizeOutcome, ResizeRequest, ShrinkJob};
 use crate::store_disk::StoreDiskName;
-use crate::tar::{Sparse, TarObserver, TarOptions};
+use crate::tar::{SparseFormat, TarObserver, TarOptions};
 use crate::uuid::UuidGenerator;
 use crate::{Error, Result, host_file, image, tar, tuning};
 
 /// Limit of dirty data in memory before it is written to the image, in bytes.
 const DIRTY_BYTES: u64 = 64 << 20;
 /// Maximum number of messages kept for an archive.
-const MAX_MESSAGES: usize = 100;
+const MAX_ARCHIVE_MESSAGES: usize = 100;
 
 /// Specification of a new volume, empty or filled.
 #[derive(Clone, Debug)]
@@ -72,7 +73,7 @@ pub struct NewVolume {
     /// Patterns of names to exclude, as for `tar --exclude`.
     pub exclude: Vec<Vec<u8>>,
     /// Platform to choose from a multi-platform image; that of this machine if `None`.
-    pub platform: Option<Platform>,
+    pub platform: Option<ImagePlatform>,
     /// Limit for the decompressed size of an archive; if `None`, 16 GiB plus 100 times its length.
     pub max_unpacked_bytes: Option<u64>,
     /// Owner of all files, instead of their own.
@@ -84,7 +85,7 @@ pub struct NewVolume {
     /// Format of the disk image to create around the volume; raw if `None`.
     pub image_format: Option<NewFormat>,
     /// Contents of the image that may be overwritten.
-    pub force: Force,
+    pub force: OverwritePermission,
 }
 
 impl Default for NewVolume {
@@ -109,7 +110,7 @@ impl Default for NewVolume {
             squash: false,
             reproducible: false,
             image_format: None,
-            force: Force::Nothing,
+            force: OverwritePermission::Nothing,
         }
     }
 }
@@ -125,9 +126,9 @@ pub struct CreatedVolume {
 
 /// Result of checking a volume.
 #[derive(Debug)]
-pub struct Checked(pub Report);
+pub struct CheckedVolume(pub Report);
 
-impl Checked {
+impl CheckedVolume {
     /// Returns true if `e2fsck -fn` would report nothing.
     pub fn is_clean(&self) -> bool {
         self.0.is_clean()
@@ -168,7 +169,7 @@ impl Volume {
     /// # Errors
     /// There is no volume, it is open for writing, or it has unsupported features.
     pub fn open(image: &Path, place: &VolumeLocation) -> Result<Arc<Self>> {
-        let disk = readable(image, place)?;
+        let disk = open_readable(image, place)?;
         let volume = draconis_ext::Volume::open(disk.clone(), OpenOptions::default());
         let volume =
             volume.map_err(|error| image::open_volume_error(image, &*disk, error.into()))?;
@@ -180,9 +181,10 @@ impl Volume {
     /// # Errors
     /// As [`Volume::open`]; the volume is in use, or read-only.
     pub fn open_for_writing(image: &Path, place: &VolumeLocation) -> Result<Arc<Self>> {
-        let disk = image::writable(image)?.into_disk()?;
-        let behind = image::BackingFiles::open(image, &place.backing)?.start();
-        let (volume, held) = open_writable(image, disk, &behind, &place.options(), Arc::new(now))?;
+        let disk = image::open_writable(image)?.into_disk()?;
+        let behind = image::BackingFiles::open(image, &place.backing)?.start_disks();
+        let (volume, held) =
+            open_writable(image, disk, &behind, &place.options(), Arc::new(current_time))?;
         if let Some(why) = volume.read_only_reason() {
             return Err(Error::new(Errno::ROFS, format!("{}: {why}", image.display())));
         }
@@ -207,9 +209,13 @@ impl Volume {
     ///
     /// # Errors
     /// The image is in use, the volume cannot become so long, or the disk fails.
-    pub fn grow(image: &Path, place: &VolumeLocation, len_bytes: Option<u64>) -> Result<Resized> {
+    pub fn grow(
+        image: &Path,
+        place: &VolumeLocation,
+        len_bytes: Option<u64>,
+    ) -> Result<ResizeOutcome> {
         let (base, behind) = open_resize_target(image, place)?;
-        let wanted = ResizeRequest { image, place, len_bytes, now: now() };
+        let wanted = ResizeRequest { image, place, len_bytes, now: current_time() };
         Ok(GrowJob::plan(wanted, &base, behind)?.write(&|_| {})?)
     }
 
@@ -217,9 +223,13 @@ impl Volume {
     ///
     /// # Errors
     /// The image is in use, the volume cannot become so short, or the disk fails.
-    pub fn shrink(image: &Path, place: &VolumeLocation, len_bytes: Option<u64>) -> Result<Resized> {
+    pub fn shrink(
+        image: &Path,
+        place: &VolumeLocation,
+        len_bytes: Option<u64>,
+    ) -> Result<ResizeOutcome> {
         let (base, behind) = open_resize_target(image, place)?;
-        let wanted = ResizeRequest { image, place, len_bytes, now: now() };
+        let wanted = ResizeRequest { image, place, len_bytes, now: current_time() };
         Ok(ShrinkJob::plan(wanted, base, behind, || Ok(()))?.write(&|_| {})?)
     }
 
@@ -228,23 +238,23 @@ impl Volume {
     /// # Errors
     /// The image is in use, the volume does not support the change, or the disk fails.
     pub fn tune(image: &Path, place: &VolumeLocation, changes: &TuneChanges) -> Result<()> {
-        let disk = image::writable(image)?.into_disk()?;
-        let behind = image::BackingFiles::open(image, &place.backing)?.start();
+        let disk = image::open_writable(image)?.into_disk()?;
+        let behind = image::BackingFiles::open(image, &place.backing)?.start_disks();
         let part = locate_for_writing(disk, &behind, &place.options());
         let disk = part.with_context(|| image.display().to_string())?.disk;
-        Ok(tuning::tune(image, &disk, changes, now())?)
+        Ok(tuning::tune(image, &disk, changes, current_time())?)
     }
 
     /// Checks the volume without changing it.
     ///
     /// # Errors
     /// The volume cannot be checked. Damage is reported, not returned as an error.
-    pub fn check(image: &Path, place: &VolumeLocation) -> Result<Checked> {
-        let disk = readable(image, place)?;
+    pub fn check(image: &Path, place: &VolumeLocation) -> Result<CheckedVolume> {
+        let disk = open_readable(image, place)?;
         let report = check::check(&disk, check::CheckOptions::default(), &|_, _| {});
         let report =
             report.map_err(|error| image::open_volume_error(image, &*disk, error.into()))?;
-        Ok(Checked(report))
+        Ok(CheckedVolume(report))
     }
 
     /// Returns the path of the image.
@@ -304,7 +314,7 @@ impl Volume {
     /// # Errors
     /// The file does not exist, or is damaged.
     pub fn stat(&self, path: &[u8], follow: Follow) -> Result<Attributes> {
-        self.with_volume(path, |volume| volume.attributes(find(volume, path, follow)?))
+        self.with_volume(path, |volume| volume.attributes(resolve_path(volume, path, follow)?))
     }
 
     /// Returns the names in a directory, sorted, without `.` and `..`. On damage, returns the
@@ -313,17 +323,17 @@ impl Volume {
     /// # Errors
     /// The path is no directory, or cannot be read.
     pub fn list(&self, path: &[u8]) -> Result<(Vec<DirEntry>, Option<Error>)> {
-        let label = self.label(path);
+        let label = self.path_label(path);
         self.try_with_volume(|volume| {
-            let dir =
-                find(volume, path, Follow::Yes).map_err(|error| with_context(&label, error))?;
+            let dir = resolve_path(volume, path, Follow::Yes)
+                .map_err(|error| with_context(&label, error))?;
             let mut damage = None;
             let mut complain = |error: &anyhow::Error| {
                 damage.get_or_insert_with(|| {
                     Error::new(Errno::UCLEAN, crate::messages::to_message(error))
                 });
             };
-            let listing = names(volume, dir, &label, &mut complain)?;
+            let listing = list_directory(volume, dir, &label, &mut complain)?;
             let mut all = Vec::with_capacity(listing.names.len());
             for entry in listing.names {
                 let kind = match entry.kind {
@@ -346,7 +356,7 @@ impl Volume {
     /// # Errors
     /// The path is no symbolic link.
     pub fn read_link(&self, path: &[u8]) -> Result<Vec<u8>> {
-        self.with_volume(path, |volume| volume.read_link(find(volume, path, Follow::No)?))
+        self.with_volume(path, |volume| volume.read_link(resolve_path(volume, path, Follow::No)?))
     }
 
     /// Returns the names of the extended attributes.
@@ -354,7 +364,7 @@ impl Volume {
     /// # Errors
     /// The file does not exist, or is damaged.
     pub fn xattr_names(&self, path: &[u8], follow: Follow) -> Result<Vec<Vec<u8>>> {
-        self.with_volume(path, |volume| volume.xattr_names(find(volume, path, follow)?))
+        self.with_volume(path, |volume| volume.xattr_names(resolve_path(volume, path, follow)?))
     }
 
     /// Returns an extended attribute by its full name (`user.x`).
@@ -362,7 +372,7 @@ impl Volume {
     /// # Errors
     /// `ENODATA` if there is no such attribute.
     pub fn xattr(&self, path: &[u8], name: &[u8], follow: Follow) -> Result<Vec<u8>> {
-        self.with_volume(path, |volume| volume.xattr(find(volume, path, follow)?, name))
+        self.with_volume(path, |volume| volume.xattr(resolve_path(volume, path, follow)?, name))
     }
 
     /// Sets an extended attribute.
@@ -378,7 +388,7 @@ impl Volume {
         follow: Follow,
     ) -> Result<()> {
         self.with_volume(path, |volume| {
-            volume.set_xattr(find(volume, path, follow)?, name, value, how, false)
+            volume.set_xattr(resolve_path(volume, path, follow)?, name, value, how, false)
         })
     }
 
@@ -387,7 +397,9 @@ impl Volume {
     /// # Errors
     /// `ENODATA` if there is no such attribute.
     pub fn remove_xattr(&self, path: &[u8], name: &[u8], follow: Follow) -> Result<()> {
-        self.with_volume(path, |volume| volume.remove_xattr(find(volume, path, follow)?, name))
+        self.with_volume(path, |volume| {
+            volume.remove_xattr(resolve_path(volume, path, follow)?, name)
+        })
     }
 
     /// Creates a directory.
@@ -395,7 +407,7 @@ impl Volume {
     /// # Errors
     /// The name exists, or the volume is full.
     pub fn make_dir(&self, path: &[u8], mode: u32) -> Result<()> {
-        self.make(path, FileType::Directory, mode, b"")
+        self.create_node(path, FileType::Directory, mode, b"")
     }
 
     /// Creates a symbolic link to `target`.
@@ -403,7 +415,7 @@ impl Volume {
     /// # Errors
     /// As [`Volume::make_dir`].
     pub fn symlink(&self, target: &[u8], path: &[u8]) -> Result<()> {
-        self.make(path, FileType::Symlink, 0o777, target)
+        self.create_node(path, FileType::Symlink, 0o777, target)
     }
 
     /// Creates a hard link.
@@ -412,7 +424,7 @@ impl Volume {
     /// As [`Volume::make_dir`]; directories cannot have hard links.
     pub fn link(&self, from: &[u8], to: &[u8]) -> Result<()> {
         self.with_volume(to, |volume| {
-            let inode = find(volume, from, Follow::No)?;
+            let inode = resolve_path(volume, from, Follow::No)?;
             let (dir, name) = resolve_parent(volume, to)?;
             volume.link(inode, dir, name)
         })
@@ -463,7 +475,7 @@ impl Volume {
         change: &AttributeChange,
     ) -> Result<()> {
         self.with_volume(path, |volume| {
-            volume.set_attributes(find(volume, path, follow)?, change).map(drop)
+            volume.set_attributes(resolve_path(volume, path, follow)?, change).map(drop)
         })
     }
 
@@ -475,39 +487,39 @@ impl Volume {
     pub fn tar(
         &self,
         path: &[u8],
-        sparse: Sparse,
+        sparse: SparseFormat,
         out: &mut (dyn Write + '_),
     ) -> Result<Vec<String>> {
-        let label = self.label(path);
+        let label = self.path_label(path);
         self.try_with_volume(|volume| {
-            let top =
-                find(volume, path, Follow::Yes).map_err(|error| with_context(&label, error))?;
-            let prefix = split(path).1.to_vec();
+            let top = resolve_path(volume, path, Follow::Yes)
+                .map_err(|error| with_context(&label, error))?;
+            let prefix = split_parent(path).1.to_vec();
             let how = TarOptions { prefix, sparse, is_layer: false };
             let mut left_out = SkippedMessages(vec![]);
-            let written = tar::archive(volume, (top, &label), how, &mut left_out, out);
+            let written = tar::write_archive(volume, (top, &label), how, &mut left_out, out);
             written.with_context(|| label.clone())?;
             Ok(left_out.0)
         })
     }
 
-    fn make(&self, path: &[u8], kind: FileType, mode: u32, target: &[u8]) -> Result<()> {
+    fn create_node(&self, path: &[u8], kind: FileType, mode: u32, target: &[u8]) -> Result<()> {
         self.with_volume(path, |volume| {
-            let new = self.node(kind, mode, target);
+            let new = self.new_node(kind, mode, target);
             volume.create_by_path(volume.root(), path, &new).map(drop)
         })
     }
 
     /// Returns a new node that belongs to the calling user.
-    pub(crate) fn node<'a>(&self, kind: FileType, mode: u32, target: &'a [u8]) -> NewNode<'a> {
+    pub(crate) fn new_node<'a>(&self, kind: FileType, mode: u32, target: &'a [u8]) -> NewNode<'a> {
         let (uid, gid) = self.owner;
         NewNode { kind, mode: mode & 0o7777, uid, gid, device: (0, 0), target }
     }
 
     /// Returns the name of a path for messages.
-    pub(crate) fn label(&self, path: &[u8]) -> String {
+    pub(crate) fn path_label(&self, path: &[u8]) -> String {
         let slash = if path.starts_with(b"/") { "" } else { "/" };
-        format!("{}:{slash}{}", self.image.display(), printable(path))
+        format!("{}:{slash}{}", self.image.display(), escape_control_chars(path))
     }
 
     /// Calls `work` with the open volume; adds `path` to its errors.
@@ -517,7 +529,7 @@ impl Volume {
         work: impl FnOnce(&draconis_ext::Volume) -> draconis_ext::Result<T>,
     ) -> Result<T> {
         self.try_with_volume(|volume| {
-            work(volume).map_err(|error| with_context(&self.label(path), error))
+            work(volume).map_err(|error| with_context(&self.path_label(path), error))
         })
     }
 
@@ -553,7 +565,7 @@ impl TarObserver for SkippedMessages {
     fn on_written(&mut self, _: u64) {}
 
     fn on_error(&mut self, error: &anyhow::Error) {
-        if self.0.len() < MAX_MESSAGES {
+        if self.0.len() < MAX_ARCHIVE_MESSAGES {
             self.0.push(crate::messages::to_message(error));
         }
     }
@@ -591,7 +603,7 @@ pub fn open_writable(
 }
 
 /// Returns the current time.
-pub fn now() -> Time {
+pub fn current_time() -> Time {
     match std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH) {
         Ok(now) => Time {
             seconds: i64::try_from(now.as_secs()).unwrap_or(i64::MAX),
@@ -601,18 +613,18 @@ pub fn now() -> Time {
     }
 }
 
-fn readable(image: &Path, place: &VolumeLocation) -> anyhow::Result<Arc<dyn Disk>> {
+fn open_readable(image: &Path, place: &VolumeLocation) -> anyhow::Result<Arc<dyn Disk>> {
     let whole = match StoreDiskName::parse(image) {
         Some(name) => name.open_shared()?.start()?,
-        None => readable_file(image)?,
+        None => open_readable_file(image)?,
     };
-    let behind = image::BackingFiles::open(image, &place.backing)?.start();
-    let part = locate(whole, &behind, &place.options());
+    let behind = image::BackingFiles::open(image, &place.backing)?.start_disks();
+    let part = locate_volume(whole, &behind, &place.options());
     Ok(part.with_context(|| image.display().to_string())?.disk)
 }
 
 /// Opens a file or device read-only; decompresses it if its format has no index.
-fn readable_file(image: &Path) -> anyhow::Result<Arc<dyn Disk>> {
+fn open_readable_file(image: &Path) -> anyhow::Result<Arc<dyn Disk>> {
     let start = |file| -> anyhow::Result<Arc<dyn Disk>> {
         Ok(Arc::new(host_file::open_file(file, image, false)?.start()))
     };
@@ -629,7 +641,7 @@ fn readable_file(image: &Path) -> anyhow::Result<Arc<dyn Disk>> {
     }
 }
 
-pub(crate) fn find(
+pub(crate) fn resolve_path(
     volume: &draconis_ext::Volume,
     path: &[u8],
     follow: Follow,
@@ -668,7 +680,7 @@ fn open_resize_target(
 ) -> anyhow::Result<(resize::ResizeTarget, image::BackingFiles)> {
     let base = match StoreDiskName::parse(image) {
         Some(name) => resize::ResizeTarget::InStore(name.open_exclusive()?.open()?),
-        None => resize::ResizeTarget::file(image)?,
+        None => resize::ResizeTarget::open_exclusive_file(image)?,
     };
     Ok((base, image::BackingFiles::open(image, &place.backing)?))
 }
@@ -686,7 +698,7 @@ fn create(image: &Path, new: &NewVolume) -> anyhow::Result<CreatedVolume> {
     let mut options = mkfs::FormatOptions {
         block_bytes: new.block_bytes,
         label: new.label.clone(),
-        time: u32::try_from(now().seconds).context("the clock")?,
+        time: u32::try_from(current_time().seconds).context("the clock")?,
         root_owner: new.owner.unwrap_or(user),
         uuid: new.uuid.unwrap_or_else(|| identities.uuid()),
         hash_seed: identities.uuid(),
@@ -696,7 +708,7 @@ fn create(image: &Path, new: &NewVolume) -> anyhow::Result<CreatedVolume> {
     };
     options.apply_features(&new.features)?;
     let base = FormatDestination::open(image, || Ok(()))?;
-    base.may_become_volume(image, &new.force, "force")?;
+    base.check_overwrite(image, &new.force, "force")?;
     let base = match new.image_format {
         None => base.preserve_vhd_footer()?,
         Some(_) => base,
@@ -704,7 +716,7 @@ fn create(image: &Path, new: &NewVolume) -> anyhow::Result<CreatedVolume> {
     let filling = FillOptions {
         from: &new.from,
         list: None,
-        exclude: &Patterns::new(new.exclude.iter().map(Vec::as_slice)),
+        exclude: &ExcludePatterns::new(new.exclude.iter().map(Vec::as_slice)),
         image_options: ImageOptions {
             platform: new.platform.clone(),
             temp_dir_of: image,
@@ -721,7 +733,8 @@ fn create(image: &Path, new: &NewVolume) -> anyhow::Result<CreatedVolume> {
             hash_seed: true,
         }),
     };
-    let ScanResult { mut source, config } = populate::fill(filling, &mut options)?;
+    let ScanResult { mut source, config } =
+        populate::scan_sources_and_derive(filling, &mut options)?;
     if let (Some((uid, gid)), Some(root)) = (new.owner, source.tree.node_mut(NodeId::ROOT)) {
         (root.uid, root.gid) = (uid, gid);
     }
@@ -735,8 +748,8 @@ fn create(image: &Path, new: &NewVolume) -> anyhow::Result<CreatedVolume> {
                 "{shown} does not exist: a size is needed"
             )));
         }
-        None if new.min => FreeSpace::Bytes(0).fit(&options, tree)?,
-        None => new.free.fit(&options, tree)?,
+        None if new.min => FreeSpace::Bytes(0).plan_volume(&options, tree)?,
+        None => new.free.plan_volume(&options, tree)?,
     };
     let needed = plan.layout().len_bytes();
     if is_given && needed > there {
@@ -746,6 +759,6 @@ fn create(image: &Path, new: &NewVolume) -> anyhow::Result<CreatedVolume> {
     }
     format::write(image, base, &plan, &*source.contents, new.image_format, &|_| {})?;
     let mut notes = source.notes;
-    notes.extend(source.faults.texts());
+    notes.extend(source.faults.messages());
     Ok(CreatedVolume { notes, config })
 }

@@ -18,26 +18,26 @@ use std::vec;
 use draconis_exchange::contract::{Attributes, FileType};
 use draconis_ext::{BlockLocation, Inode, InodeNumber, Run, SharedBytes, Volume};
 
-use crate::listing::{Listing, join, names};
-use crate::messages::{ErrorSink, printable, with_context};
+use crate::listing::{DirectoryListing, join_path, list_directory};
+use crate::messages::{ErrorSink, escape_control_chars, with_context};
 
 /// Maximum number of batches queued between reader and writer.
 const MAX_QUEUED_BATCHES: usize = 32;
 /// Bytes and chunks after which a batch is sent: waking the other thread takes longer than
 /// copying a small file.
-const BATCH_BYTES: usize = 1 << 20;
-const BATCH_PIECES: usize = 256;
+const BATCH_FLUSH_BYTES: usize = 1 << 20;
+const BATCH_FLUSH_CHUNKS: usize = 256;
 /// Maximum size of one chunk, in bytes.
-const PIECE_BYTES: usize = 128 << 10;
+const MAX_CHUNK_BYTES: usize = 128 << 10;
 /// Maximum contents of one window, which is read in disk order and sent in plan order, in bytes.
-const WINDOW_BYTES: u64 = 32 << 20;
+const MAX_READ_AHEAD_BYTES: u64 = 32 << 20;
 /// Maximum number of files in one window.
-const WINDOW_FILES: usize = 4096;
+const MAX_READ_AHEAD_FILES: usize = 4096;
 /// Files larger than this are read in plan order, since each is mostly sequential on its own.
 const LARGE_FILE_BYTES: u64 = 1 << 20;
 
 /// A file or directory in the tree.
-pub struct Item {
+pub struct TreeItem {
     /// Path from the top of the tree; empty for the top itself.
     pub path: Vec<u8>,
     /// Attributes of the inode.
@@ -49,7 +49,7 @@ pub struct Item {
     first_block: u64,
 }
 
-impl Item {
+impl TreeItem {
     /// The inode.
     pub fn inode(&self) -> &Inode {
         &self.inode
@@ -57,9 +57,9 @@ impl Item {
 }
 
 /// Listing of a tree.
-pub struct Walk {
+pub struct TreeListing {
     /// All items; a directory precedes its contents.
-    pub items: Vec<Item>,
+    pub items: Vec<TreeItem>,
     /// Allocated bytes of all files together.
     pub bytes: u64,
     /// True if some items could not be read and are missing.
@@ -68,7 +68,7 @@ pub struct Walk {
     dirs: Vec<(usize, Range<usize>)>,
 }
 
-impl Walk {
+impl TreeListing {
     /// Lists the tree at `top`; reports unreadable items to `complain`.
     ///
     /// # Errors
@@ -81,7 +81,8 @@ impl Walk {
     ) -> anyhow::Result<Self> {
         let mut walk = Self { items: vec![], bytes: 0, damaged: false, dirs: vec![] };
         let mut links = HashMap::new();
-        walk.add(volume, vec![], top, &mut links).map_err(|error| with_context(&label, error))?;
+        walk.add_item(volume, vec![], top, &mut links)
+            .map_err(|error| with_context(&label, error))?;
         let mut seen = HashSet::new();
         let mut stack = vec![0];
         while let Some(at) = stack.pop() {
@@ -89,11 +90,12 @@ impl Walk {
             if walk.items[at].attributes.kind != FileType::Directory {
                 continue;
             }
-            let mut listing = Listing::default();
+            let mut listing = DirectoryListing::default();
             // In a damaged volume a directory may occur twice, or below itself.
             if seen.insert(dir) {
-                let shown = if path.is_empty() { label.to_owned() } else { printable(&path) };
-                match names(volume, dir, &shown, complain) {
+                let shown =
+                    if path.is_empty() { label.to_owned() } else { escape_control_chars(&path) };
+                match list_directory(volume, dir, &shown, complain) {
                     Ok(found) => listing = found,
                     Err(error) => {
                         walk.damaged = true;
@@ -106,9 +108,9 @@ impl Walk {
             listing.names.sort_by_key(|entry| entry.inode);
             let first = walk.items.len();
             for entry in listing.names {
-                let below = join(&path, &entry.name);
-                let shown = printable(&below);
-                if let Err(error) = walk.add(volume, below, entry.inode, &mut links) {
+                let below = join_path(&path, &entry.name);
+                let shown = escape_control_chars(&below);
+                if let Err(error) = walk.add_item(volume, below, entry.inode, &mut links) {
                     walk.damaged = true;
                     complain(&with_context(&shown, error));
                 }
@@ -121,7 +123,7 @@ impl Walk {
         Ok(walk)
     }
 
-    fn add(
+    fn add_item(
         &mut self,
         volume: &Volume,
         path: Vec<u8>,
@@ -138,13 +140,13 @@ impl Walk {
             self.bytes += attributes.size_bytes.min(attributes.blocks_512.saturating_mul(512));
         }
         let first_block = volume.first_block(&inode).map_or(0, |block| block.0);
-        self.items.push(Item { path, attributes, link_to, inode, first_block });
+        self.items.push(TreeItem { path, attributes, link_to, inode, first_block });
         Ok(())
     }
 
     /// Returns the order in which to write the tree: each directory, then its contents in disk
     /// order. A hard link comes after the item that it links to.
-    pub fn plan(&self) -> Vec<usize> {
+    pub fn write_order(&self) -> Vec<usize> {
         let mut plan = Vec::with_capacity(self.items.len());
         if self.dirs.is_empty() {
             plan.extend(0..self.items.len());
@@ -175,7 +177,7 @@ pub enum FileChunk {
 
 /// Reads the contents of the planned files and sends them in plan order; ends early if the
 /// receiver is gone.
-pub fn read_ahead(volume: &Volume, walk: &Walk, plan: &[usize], mut pieces: ChunkSender) {
+pub fn read_ahead(volume: &Volume, walk: &TreeListing, plan: &[usize], mut pieces: ChunkSender) {
     let files: Vec<usize> = plan.iter().copied().filter(|&at| walk.has_contents(at)).collect();
     let mut rest = &files[..];
     while !rest.is_empty() {
@@ -196,25 +198,29 @@ pub fn read_ahead(volume: &Volume, walk: &Walk, plan: &[usize], mut pieces: Chun
 }
 
 /// Returns the number of files that fit one window; at least one.
-fn window_len(walk: &Walk, files: &[usize]) -> usize {
+fn window_len(walk: &TreeListing, files: &[usize]) -> usize {
     let mut bytes = 0;
     let fits = |&&at: &&usize| {
         let size = walk.items[at].attributes.size_bytes;
         bytes += if size > LARGE_FILE_BYTES { 0 } else { size };
-        bytes <= WINDOW_BYTES
+        bytes <= MAX_READ_AHEAD_BYTES
     };
-    files.iter().take(WINDOW_FILES).take_while(fits).count().max(1)
+    files.iter().take(MAX_READ_AHEAD_FILES).take_while(fits).count().max(1)
 }
 
 /// Reads the small files of a window in disk order.
-fn read_small(volume: &Volume, walk: &Walk, window: &[usize]) -> HashMap<usize, Vec<FileChunk>> {
+fn read_small(
+    volume: &Volume,
+    walk: &TreeListing,
+    window: &[usize],
+) -> HashMap<usize, Vec<FileChunk>> {
     let is_small = |at: &usize| walk.items[*at].attributes.size_bytes <= LARGE_FILE_BYTES;
     let mut order: Vec<usize> = window.iter().copied().filter(is_small).collect();
     order.sort_by_key(|&at| walk.items[at].first_block);
     let mut kept = HashMap::with_capacity(order.len());
     for at in order {
         let mut pieces = vec![];
-        let read = visit_data(volume, walk.items[at].inode(), |offset, data| {
+        let read = for_each_data_chunk(volume, walk.items[at].inode(), |offset, data| {
             pieces.push(FileChunk::Data(offset, data));
             true
         });
@@ -226,7 +232,7 @@ fn read_small(volume: &Volume, walk: &Walk, window: &[usize]) -> HashMap<usize, 
 
 fn send_large(volume: &Volume, inode: &Inode, pieces: &mut ChunkSender) -> bool {
     let mut listening = true;
-    let read = visit_data(volume, inode, |offset, data| {
+    let read = for_each_data_chunk(volume, inode, |offset, data| {
         listening = pieces.send(FileChunk::Data(offset, data));
         listening
     });
@@ -234,7 +240,7 @@ fn send_large(volume: &Volume, inode: &Inode, pieces: &mut ChunkSender) -> bool 
 }
 
 /// Creates the queue between [`read_ahead`] and a writer.
-pub fn queue() -> (ChunkSender, ChunkReceiver) {
+pub fn chunk_queue() -> (ChunkSender, ChunkReceiver) {
     let (to, from) = sync_channel(MAX_QUEUED_BATCHES);
     (ChunkSender { to, batch: vec![], bytes: 0 }, ChunkReceiver { from, batch: vec![].into_iter() })
 }
@@ -254,7 +260,7 @@ impl ChunkSender {
             self.bytes += data.len();
         }
         self.batch.push(piece);
-        let is_full = self.bytes >= BATCH_BYTES || self.batch.len() >= BATCH_PIECES;
+        let is_full = self.bytes >= BATCH_FLUSH_BYTES || self.batch.len() >= BATCH_FLUSH_CHUNKS;
         !is_full || self.flush()
     }
 
@@ -284,16 +290,17 @@ impl Iterator for ChunkReceiver {
 }
 
 /// Reads everything outside holes; stops when `visit` returns false.
-fn visit_data(
+fn for_each_data_chunk(
     volume: &Volume,
     inode: &Inode,
     mut visit: impl FnMut(u64, SharedBytes) -> bool,
 ) -> draconis_ext::Result<()> {
-    for segment in segments(volume, inode) {
+    for segment in data_segments(volume, inode) {
         let (start, end) = segment?;
         let mut offset = start;
         while offset < end {
-            let want = usize::try_from(end - offset).unwrap_or(PIECE_BYTES).min(PIECE_BYTES);
+            let want =
+                usize::try_from(end - offset).unwrap_or(MAX_CHUNK_BYTES).min(MAX_CHUNK_BYTES);
             let data = volume.read_from_inode(inode, offset, want)?;
             if data.is_empty() {
                 break;
@@ -310,17 +317,17 @@ fn visit_data(
 
 /// Returns the data segments of a file as sorted, disjoint byte ranges; one range if the file has
 /// no hole. Finds them lazily, so that memory does not depend on the file.
-pub fn segments<'a>(volume: &'a Volume, inode: &'a Inode) -> Segments<'a> {
+pub fn data_segments<'a>(volume: &'a Volume, inode: &'a Inode) -> DataSegments<'a> {
     let size = inode.size_bytes;
     let space = volume.attributes_of(inode).blocks_512.saturating_mul(512);
     // More blocks than the size needs: no hole, unless indirect blocks make up for a small one.
     let whole = size > 0 && size <= LARGE_FILE_BYTES && space >= size;
     let (at, open) = if whole { (size, Some((0, size))) } else { (0, None) };
-    Segments { volume, inode, at, runs: vec![].into_iter(), open }
+    DataSegments { volume, inode, at, runs: vec![].into_iter(), open }
 }
 
 /// Iterator of [`segments`].
-pub struct Segments<'a> {
+pub struct DataSegments<'a> {
     volume: &'a Volume,
     inode: &'a Inode,
     /// Offset of the next map lookup.
@@ -330,9 +337,9 @@ pub struct Segments<'a> {
     open: Option<(u64, u64)>,
 }
 
-impl Segments<'_> {
+impl DataSegments<'_> {
     /// Returns the next run of the map; `None` at the end of the file.
-    fn run(&mut self) -> draconis_ext::Result<Option<Run>> {
+    fn next_run(&mut self) -> draconis_ext::Result<Option<Run>> {
         if let Some(run) = self.runs.next() {
             return Ok(Some(run));
         }
@@ -340,25 +347,25 @@ impl Segments<'_> {
             return Ok(None);
         }
         let runs = self.volume.map_inode(self.inode, self.at)?;
-        self.at = runs.last().map_or(u64::MAX, |last| self.range(last).1).max(self.at + 1);
+        self.at = runs.last().map_or(u64::MAX, |last| self.run_byte_range(last).1).max(self.at + 1);
         self.runs = runs.into_iter();
         Ok(self.runs.next())
     }
 
     /// Returns the byte range of a run.
-    fn range(&self, run: &Run) -> (u64, u64) {
+    fn run_byte_range(&self, run: &Run) -> (u64, u64) {
         let block_bytes = u64::from(self.volume.space().block_bytes);
         let (from, blocks) = (u64::from(run.from.0), u64::from(run.blocks));
         (from * block_bytes, (from + blocks) * block_bytes)
     }
 }
 
-impl Iterator for Segments<'_> {
+impl Iterator for DataSegments<'_> {
     type Item = draconis_ext::Result<(u64, u64)>;
 
     fn next(&mut self) -> Option<Self::Item> {
         loop {
-            let run = match self.run() {
+            let run = match self.next_run() {
                 Ok(Some(run)) => run,
                 Ok(None) => return self.open.take().map(Ok),
                 Err(error) => {
@@ -367,7 +374,7 @@ impl Iterator for Segments<'_> {
                     return Some(Err(error));
                 }
             };
-            let (start, end) = self.range(&run);
+            let (start, end) = self.run_byte_range(&run);
             let end = end.min(self.inode.size_bytes);
             let before = match (&mut self.open, run.location) {
                 (open, BlockLocation::Hole) => open.take(),

@@ -4,11 +4,11 @@ use std::ops::Bound;
 
 use draconis_access::{NewStore, Store};
 use draconis_objects::kv::Batch;
-use draconis_objects::{Group, Hint, ObjectId};
+use draconis_objects::{Group, LifetimeHint, ObjectId};
 use rustix::io::Errno;
 
 #[test]
-fn objects_and_keys_by_the_path_of_a_store() {
+fn objects_and_keys_in_store_opened_by_path() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("things.store");
     let missing = Store::open(&path).unwrap_err();
@@ -20,9 +20,9 @@ fn objects_and_keys_by_the_path_of_a_store() {
     let store = Store::open_for_writing(&path).unwrap();
     assert_eq!(Store::open(&path).unwrap_err().errno, Errno::BUSY);
     let mut group = Group::new();
-    let letter = group.create(store.new_object().unwrap(), Hint::Unknown);
+    let letter = group.create(store.new_object().unwrap(), LifetimeHint::Unknown);
     group.append(letter, b"Dear reader,\n");
-    group.name(b"letter", letter);
+    group.set_name(b"letter", letter);
     store.wait(store.submit(group).unwrap()).unwrap();
     let mut batch = Batch::new();
     for key in [&b"a"[..], b"b", b"c"] {

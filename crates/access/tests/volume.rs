@@ -3,20 +3,20 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use draconis_access::tar::Sparse;
+use draconis_access::tar::SparseFormat;
 use draconis_access::{Error, File, NewVolume, OpenOptions, Volume, VolumeLocation};
 use draconis_exchange::contract::FileType;
 use draconis_ext::{Follow, RenameMode};
 use rustix::io::Errno;
 
-fn made(dir: &Path, kind: &str) -> std::path::PathBuf {
+fn make_volume(dir: &Path, kind: &str) -> std::path::PathBuf {
     let image = dir.join(format!("{kind}.img"));
     let new = NewVolume { kind: kind.into(), len_bytes: Some(16 << 20), ..NewVolume::default() };
     Volume::create(&image, &new).unwrap();
     image
 }
 
-fn written(volume: &Arc<Volume>, path: &[u8], bytes: &[u8]) {
+fn write_file(volume: &Arc<Volume>, path: &[u8], bytes: &[u8]) {
     let how = OpenOptions { write: true, create: true, mode: 0o644, ..OpenOptions::default() };
     let file = File::open(volume, path, how).unwrap();
     assert_eq!(file.write_at(0, bytes).unwrap(), bytes.len());
@@ -31,7 +31,7 @@ fn read(volume: &Arc<Volume>, path: &[u8]) -> Result<Vec<u8>, Error> {
 }
 
 /// What e2fsck says, where it is there.
-fn judged(image: &Path) {
+fn assert_clean_by_e2fsck(image: &Path) {
     let checked = Volume::check(image, &VolumeLocation::default()).unwrap();
     assert!(checked.is_clean(), "{:?}", checked.0.problems);
     match std::process::Command::new("e2fsck").args(["-fn"]).arg(image).output() {
@@ -43,13 +43,13 @@ fn judged(image: &Path) {
 }
 
 #[test]
-fn files_by_their_paths() {
+fn read_and_write_files_by_path() {
     let dir = tempfile::tempdir().unwrap();
     for kind in ["ext2", "ext4"] {
-        let image = made(dir.path(), kind);
+        let image = make_volume(dir.path(), kind);
         let volume = Volume::open_for_writing(&image, &VolumeLocation::default()).unwrap();
         volume.make_dir(b"/etc", 0o755).unwrap();
-        written(&volume, b"/etc/hosts", b"127.0.0.1 localhost\n");
+        write_file(&volume, b"/etc/hosts", b"127.0.0.1 localhost\n");
         volume.symlink(b"etc/hosts", b"/hosts").unwrap();
         volume.link(b"/etc/hosts", b"/etc/again").unwrap();
         volume.rename(b"/etc/again", b"/etc/moved", RenameMode::NoReplace).unwrap();
@@ -62,19 +62,19 @@ fn files_by_their_paths() {
         volume.unlink(b"/etc/moved").unwrap();
         assert_eq!(volume.stat(b"/etc/hosts", Follow::No).unwrap().links, 1);
         let mut archive = vec![];
-        assert_eq!(volume.tar(b"/etc", Sparse::Auto, &mut archive).unwrap(), [""; 0]);
+        assert_eq!(volume.tar(b"/etc", SparseFormat::Auto, &mut archive).unwrap(), [""; 0]);
         assert!(archive.windows(9).any(|name| name == b"etc/hosts"));
         volume.close().unwrap();
-        judged(&image);
+        assert_clean_by_e2fsck(&image);
         let volume = Volume::open(&image, &VolumeLocation::default()).unwrap();
         assert_eq!(read(&volume, b"/etc/hosts").unwrap(), b"127.0.0.1 localhost\n");
     }
 }
 
 #[test]
-fn failures_have_an_errno_and_name_what_they_are_about() {
+fn errors_have_errno_and_path() {
     let dir = tempfile::tempdir().unwrap();
-    let image = made(dir.path(), "ext4");
+    let image = make_volume(dir.path(), "ext4");
     let refused = |wanted: Errno, error: Error, says: &str| {
         assert_eq!(error.errno, wanted, "{error}");
         assert!(error.message.contains(says), "{error}");
@@ -96,11 +96,11 @@ fn failures_have_an_errno_and_name_what_they_are_about() {
     refused(Errno::NOENT, read(&volume, b"/x/y").unwrap_err(), "ext4.img:/x/y: no such file");
     refused(Errno::ISDIR, read(&volume, b"/").unwrap_err(), "ext4.img:/: is a directory");
     refused(Errno::INVAL, volume.remove_dir(b"/").unwrap_err(), "root directory");
-    written(&volume, b"/lost+found/x", b"");
+    write_file(&volume, b"/lost+found/x", b"");
     refused(Errno::NOTEMPTY, volume.remove_dir(b"/lost+found").unwrap_err(), "not empty");
     let beyond = VolumeLocation { partition: Some(9), ..VolumeLocation::default() };
     assert!(Volume::check(&text, &beyond).is_err());
-    written(&volume, b"/a", b"1");
+    write_file(&volume, b"/a", b"1");
     let file = File::open(&volume, b"/a", OpenOptions::default()).unwrap();
     refused(Errno::BADF, file.write_at(0, b"2").unwrap_err(), "/a: was opened for reading");
     let new = OpenOptions { create: true, exclusive: true, ..OpenOptions::default() };
@@ -110,15 +110,15 @@ fn failures_have_an_errno_and_name_what_they_are_about() {
     refused(Errno::BADF, volume.stat(b"/a", Follow::No).unwrap_err(), "the volume was closed");
     let volume = Volume::open(&image, &VolumeLocation::default()).unwrap();
     refused(Errno::ROFS, volume.make_dir(b"/b", 0o755).unwrap_err(), "/b: read-only");
-    judged(&image);
+    assert_clean_by_e2fsck(&image);
 }
 
 #[test]
-fn a_file_that_is_open_outlives_its_name() {
+fn unlinked_open_file_stays_usable() {
     let dir = tempfile::tempdir().unwrap();
-    let image = made(dir.path(), "ext4");
+    let image = make_volume(dir.path(), "ext4");
     let volume = Volume::open_for_writing(&image, &VolumeLocation::default()).unwrap();
-    written(&volume, b"/a", b"kept");
+    write_file(&volume, b"/a", b"kept");
     let how = OpenOptions { write: true, ..OpenOptions::default() };
     let file = File::open(&volume, b"/a", how).unwrap();
     volume.unlink(b"/a").unwrap();
@@ -128,13 +128,13 @@ fn a_file_that_is_open_outlives_its_name() {
     assert_eq!(&bytes, b"kept until closed");
     drop(file);
     volume.close().unwrap();
-    judged(&image);
+    assert_clean_by_e2fsck(&image);
 }
 
 #[test]
-fn threads_share_a_volume_and_close_waits_for_them() {
+fn close_waits_for_other_threads() {
     let dir = tempfile::tempdir().unwrap();
-    let image = made(dir.path(), "ext4");
+    let image = make_volume(dir.path(), "ext4");
     let volume = Volume::open_for_writing(&image, &VolumeLocation::default()).unwrap();
     std::thread::scope(|scope| {
         for thread in 0..4u8 {
@@ -142,7 +142,7 @@ fn threads_share_a_volume_and_close_waits_for_them() {
             scope.spawn(move || {
                 for nth in 0..25u8 {
                     let path = format!("/{thread}-{nth}");
-                    written(volume, path.as_bytes(), &[thread; 5000]);
+                    write_file(volume, path.as_bytes(), &[thread; 5000]);
                     assert_eq!(read(volume, path.as_bytes()).unwrap(), [thread; 5000]);
                 }
             });
@@ -150,19 +150,19 @@ fn threads_share_a_volume_and_close_waits_for_them() {
     });
     assert_eq!(volume.list(b"/").unwrap().0.len(), 101, "and lost+found");
     volume.close().unwrap();
-    judged(&image);
+    assert_clean_by_e2fsck(&image);
 }
 
 #[test]
-fn a_new_file_is_where_a_link_leads_and_never_behind_a_slash() {
+fn create_follows_symlinks_and_refuses_trailing_slash() {
     let dir = tempfile::tempdir().unwrap();
-    let image = made(dir.path(), "ext4");
+    let image = make_volume(dir.path(), "ext4");
     let volume = Volume::open_for_writing(&image, &VolumeLocation::default()).unwrap();
     volume.make_dir(b"/d", 0o755).unwrap();
     volume.symlink(b"d/next", b"/link").unwrap();
     volume.symlink(b"../file", b"/d/next").unwrap();
     volume.symlink(b"loop", b"/loop").unwrap();
-    written(&volume, b"/link", b"by two links");
+    write_file(&volume, b"/link", b"by two links");
     assert_eq!(read(&volume, b"/file").unwrap(), b"by two links");
     volume.unlink(b"/file").unwrap();
     let how = OpenOptions { write: true, create: true, mode: 0o644, ..OpenOptions::default() };
@@ -185,5 +185,5 @@ fn a_new_file_is_where_a_link_leads_and_never_behind_a_slash() {
     let names: Vec<_> = names.into_iter().map(|entry| entry.name).collect();
     assert_eq!(names, [&b"d"[..], b"link", b"loop", b"lost+found"]);
     volume.close().unwrap();
-    judged(&image);
+    assert_clean_by_e2fsck(&image);
 }

@@ -21,10 +21,10 @@ use parking_lot::Mutex;
 use twox_hash::XxHash3_64;
 
 /// Unit of caching and of reads from the bucket, in bytes.
-const CHUNK: u64 = 128 << 10;
-const MARK: &str = "DRACONIS-CACHE";
+const CHUNK_BYTES: u64 = 128 << 10;
+const MARKER_FILE_NAME: &str = "DRACONIS-CACHE";
 
-pub(crate) struct Cache {
+pub(crate) struct ChunkCache {
     dir: PathBuf,
     max_bytes: u64,
     /// Id of the store.
@@ -42,15 +42,15 @@ struct LruIndex {
 }
 
 impl LruIndex {
-    fn used(&mut self, file: &str, len: u64) {
-        self.forget(file);
+    fn touch(&mut self, file: &str, len: u64) {
+        self.remove(file);
         self.tick += 1;
         self.bytes += len;
         self.by_use.insert(self.tick, file.to_owned());
         self.files.insert(file.to_owned(), (self.tick, len));
     }
 
-    fn forget(&mut self, file: &str) {
+    fn remove(&mut self, file: &str) {
         if let Some((tick, len)) = self.files.remove(file) {
             self.by_use.remove(&tick);
             self.bytes -= len;
@@ -58,7 +58,7 @@ impl LruIndex {
     }
 }
 
-impl Cache {
+impl ChunkCache {
     /// Opens the cache in a directory, which is created if it is missing.
     pub fn open(dir: &Path, most_bytes: u64, store: u128) -> Result<Self, String> {
         let said = |error: std::io::Error| format!("{}: {error}", dir.display());
@@ -68,7 +68,7 @@ impl Cache {
         for entry in std::fs::read_dir(dir).map_err(said)? {
             let entry = entry.map_err(said)?;
             let Ok(name) = entry.file_name().into_string() else { continue };
-            is_marked |= name == MARK;
+            is_marked |= name == MARKER_FILE_NAME;
             is_empty = false;
             // Deleted meanwhile, if there is no metadata: other processes use the cache, too.
             if let Ok(meta) = entry.metadata()
@@ -83,10 +83,11 @@ impl Cache {
                 "{dir} holds something else; --cache takes a directory of its own"
             ));
         }
-        std::fs::write(dir.join(MARK), "What is in here can be deleted.\n").map_err(said)?;
+        std::fs::write(dir.join(MARKER_FILE_NAME), "What is in here can be deleted.\n")
+            .map_err(said)?;
         files.sort();
         let mut kept = LruIndex::default();
-        files.iter().for_each(|(_, name, len)| kept.used(name, *len));
+        files.iter().for_each(|(_, name, len)| kept.touch(name, *len));
         let cache =
             Self { dir: dir.to_owned(), max_bytes: most_bytes, store, kept: Mutex::new(kept) };
         cache.evict();
@@ -102,57 +103,57 @@ impl Cache {
         fetch: impl Fn(u64, u64) -> Result<Bytes, Error>,
     ) -> Result<Bytes, Error> {
         let end = from + len;
-        let first = from / CHUNK;
-        let count = end.div_ceil(CHUNK) - first;
+        let first = from / CHUNK_BYTES;
+        let count = end.div_ceil(CHUNK_BYTES) - first;
         let chunks: Vec<Option<Bytes>> =
             (first..first + count).map(|nth| self.get(key, nth, object_bytes)).collect();
         // One request reads all missing chunks.
         let is_missing = |chunk: &Option<Bytes>| chunk.is_none();
         let missing = chunks.iter().position(is_missing).zip(chunks.iter().rposition(is_missing));
-        let mut all = vec![0; (count * CHUNK) as usize];
+        let mut all = vec![0; (count * CHUNK_BYTES) as usize];
         let mut put = |nth: u64, bytes: &[u8]| {
-            let at = ((nth - first) * CHUNK) as usize;
+            let at = ((nth - first) * CHUNK_BYTES) as usize;
             all[at..at + bytes.len()].copy_from_slice(bytes);
         };
         for (nth, chunk) in (first..).zip(&chunks) {
             chunk.iter().for_each(|bytes| put(nth, bytes));
         }
         if let Some((low, high)) = missing {
-            let begin = (first + low as u64) * CHUNK;
-            let until = ((first + high as u64 + 1) * CHUNK).min(object_bytes);
+            let begin = (first + low as u64) * CHUNK_BYTES;
+            let until = ((first + high as u64 + 1) * CHUNK_BYTES).min(object_bytes);
             let bytes = fetch(begin, until - begin)?;
-            for (nth, chunk) in (begin / CHUNK..).zip(bytes.chunks(CHUNK as usize)) {
+            for (nth, chunk) in (begin / CHUNK_BYTES..).zip(bytes.chunks(CHUNK_BYTES as usize)) {
                 put(nth, chunk);
                 self.insert(key, nth, chunk);
             }
         }
-        let skip = (from - first * CHUNK) as usize;
+        let skip = (from - first * CHUNK_BYTES) as usize;
         Ok(Bytes::from(all).slice(skip..skip + len as usize))
     }
 
-    fn seed(&self, key: &str, nth: u64) -> u64 {
+    fn chunk_hash(&self, key: &str, nth: u64) -> u64 {
         let text = format!("{:032x} {key} {nth}", self.store);
         XxHash3_64::oneshot(text.as_bytes())
     }
 
     fn get(&self, key: &str, nth: u64, object_bytes: u64) -> Option<Bytes> {
-        let seed = self.seed(key, nth);
+        let seed = self.chunk_hash(key, nth);
         let name = format!("{seed:016x}");
         let path = self.dir.join(&name);
-        let expected = CHUNK.min(object_bytes.checked_sub(nth * CHUNK)?);
+        let expected = CHUNK_BYTES.min(object_bytes.checked_sub(nth * CHUNK_BYTES)?);
         let mut file = std::fs::File::open(&path).ok()?;
         let mut bytes = vec![];
-        Read::by_ref(&mut file).take(CHUNK + 9).read_to_end(&mut bytes).ok()?;
+        Read::by_ref(&mut file).take(CHUNK_BYTES + 9).read_to_end(&mut bytes).ok()?;
         let bytes = Bytes::from(bytes);
         let is_right = bytes.len() as u64 == expected + 8
             && bytes[..8] == XxHash3_64::oneshot_with_seed(seed, &bytes[8..]).to_le_bytes();
         let mut kept = self.kept.lock();
         if !is_right {
-            kept.forget(&name);
+            kept.remove(&name);
             let _ = std::fs::remove_file(&path);
             return None;
         }
-        kept.used(&name, bytes.len() as u64);
+        kept.touch(&name, bytes.len() as u64);
         drop(kept);
         // The next process orders files by that.
         let _ = file.set_modified(SystemTime::now());
@@ -160,7 +161,7 @@ impl Cache {
     }
 
     fn insert(&self, key: &str, nth: u64, chunk: &[u8]) {
-        let seed = self.seed(key, nth);
+        let seed = self.chunk_hash(key, nth);
         let name = format!("{seed:016x}");
         let mut bytes = XxHash3_64::oneshot_with_seed(seed, chunk).to_le_bytes().to_vec();
         bytes.extend_from_slice(chunk);
@@ -173,7 +174,7 @@ impl Cache {
         });
         match kept {
             Ok(()) => {
-                self.kept.lock().used(&name, bytes.len() as u64);
+                self.kept.lock().touch(&name, bytes.len() as u64);
                 self.evict();
             }
             Err(error) => {
@@ -188,7 +189,7 @@ impl Cache {
         while kept.bytes > self.max_bytes
             && let Some((_, name)) = kept.by_use.pop_first()
         {
-            kept.forget(&name);
+            kept.remove(&name);
             let _ = std::fs::remove_file(self.dir.join(&name));
         }
     }
@@ -204,42 +205,42 @@ mod tests {
 
     use super::*;
 
-    const LEN: u64 = 3 * CHUNK + 1000;
+    const OBJECT_LEN: u64 = 3 * CHUNK_BYTES + 1000;
 
-    fn object() -> Bytes {
-        (0..LEN).map(|at| ((at * 7) >> 3) as u8).collect::<Vec<_>>().into()
+    fn test_object() -> Bytes {
+        (0..OBJECT_LEN).map(|at| ((at * 7) >> 3) as u8).collect::<Vec<_>>().into()
     }
 
     /// Reads, and returns the number of bytes that came from the bucket.
-    fn read(cache: &Cache, key: &str, from: u64, len: u64) -> u64 {
+    fn read(cache: &ChunkCache, key: &str, from: u64, len: u64) -> u64 {
         let fetched = Cell::new(0);
-        let bytes = cache.read(key, LEN, (from, len), |from, len| {
+        let bytes = cache.read(key, OBJECT_LEN, (from, len), |from, len| {
             fetched.set(fetched.get() + len);
-            Ok(object().slice(from as usize..(from + len) as usize))
+            Ok(test_object().slice(from as usize..(from + len) as usize))
         });
-        assert_eq!(bytes.unwrap(), object().slice(from as usize..(from + len) as usize));
+        assert_eq!(bytes.unwrap(), test_object().slice(from as usize..(from + len) as usize));
         fetched.get()
     }
 
-    fn files(dir: &Path) -> Vec<PathBuf> {
+    fn chunk_files(dir: &Path) -> Vec<PathBuf> {
         let all = std::fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().path());
         all.filter(|path| is_chunk(path.file_name().unwrap().to_str().unwrap())).collect()
     }
 
     #[test]
-    fn what_was_read_is_not_fetched_again_by_any_process_and_rot_is_seen() {
+    fn cached_reads_are_shared_and_corruption_is_detected() {
         let dir = tempfile::tempdir().unwrap();
-        let open = |store| Cache::open(dir.path(), 1 << 30, store).unwrap();
+        let open = |store| ChunkCache::open(dir.path(), 1 << 30, store).unwrap();
         let cache = open(1);
-        assert_eq!(read(&cache, "a", 10, 20), CHUNK);
-        assert_eq!(read(&cache, "a", 30, CHUNK - 30), 0);
-        assert_eq!(read(&cache, "a", 30, CHUNK), CHUNK);
-        assert_eq!(read(&cache, "a", 0, LEN), CHUNK + 1000);
+        assert_eq!(read(&cache, "a", 10, 20), CHUNK_BYTES);
+        assert_eq!(read(&cache, "a", 30, CHUNK_BYTES - 30), 0);
+        assert_eq!(read(&cache, "a", 30, CHUNK_BYTES), CHUNK_BYTES);
+        assert_eq!(read(&cache, "a", 0, OBJECT_LEN), CHUNK_BYTES + 1000);
         let cache = open(1);
-        assert_eq!(read(&cache, "a", 0, LEN), 0);
-        assert_eq!(read(&cache, "b", LEN - 5, 5), 1000);
-        assert_eq!(read(&open(2), "a", 0, 5), CHUNK, "another store");
-        for (nth, path) in files(dir.path()).into_iter().enumerate() {
+        assert_eq!(read(&cache, "a", 0, OBJECT_LEN), 0);
+        assert_eq!(read(&cache, "b", OBJECT_LEN - 5, 5), 1000);
+        assert_eq!(read(&open(2), "a", 0, 5), CHUNK_BYTES, "another store");
+        for (nth, path) in chunk_files(dir.path()).into_iter().enumerate() {
             let mut bytes = std::fs::read(&path).unwrap();
             match nth % 3 {
                 0 => bytes.truncate(20),
@@ -248,31 +249,31 @@ mod tests {
             }
             std::fs::write(&path, bytes).unwrap();
         }
-        assert_eq!(read(&cache, "a", 0, LEN), LEN);
-        assert_eq!(read(&cache, "a", 0, LEN), 0);
+        assert_eq!(read(&cache, "a", 0, OBJECT_LEN), OBJECT_LEN);
+        assert_eq!(read(&cache, "a", 0, OBJECT_LEN), 0);
     }
 
     #[test]
-    fn what_was_not_used_for_longest_goes() {
+    fn least_recently_used_chunk_is_evicted() {
         let dir = tempfile::tempdir().unwrap();
-        let cache = Cache::open(dir.path(), 3 * (CHUNK + 8), 1).unwrap();
+        let cache = ChunkCache::open(dir.path(), 3 * (CHUNK_BYTES + 8), 1).unwrap();
         for key in ["a", "b", "c", "a", "d"] {
             read(&cache, key, 0, 1);
         }
-        assert_eq!(files(dir.path()).len(), 3);
+        assert_eq!(chunk_files(dir.path()).len(), 3);
         let fetched: Vec<u64> = ["a", "c", "d"].map(|key| read(&cache, key, 0, 1)).into();
         assert_eq!(fetched, [0, 0, 0]);
-        assert_eq!(read(&cache, "b", 0, 1), CHUNK);
-        let smaller = Cache::open(dir.path(), CHUNK + 8, 1).unwrap();
-        assert_eq!((files(dir.path()).len(), read(&smaller, "b", 0, 1)), (1, 0));
+        assert_eq!(read(&cache, "b", 0, 1), CHUNK_BYTES);
+        let smaller = ChunkCache::open(dir.path(), CHUNK_BYTES + 8, 1).unwrap();
+        assert_eq!((chunk_files(dir.path()).len(), read(&smaller, "b", 0, 1)), (1, 0));
     }
 
     #[test]
-    fn a_directory_with_something_else_is_left_alone() {
+    fn foreign_directory_is_not_changed() {
         let dir = tempfile::tempdir().unwrap();
         std::fs::write(dir.path().join("letters"), "dear").unwrap();
-        let said = Cache::open(dir.path(), 1, 1).err().expect("it is refused");
+        let said = ChunkCache::open(dir.path(), 1, 1).err().expect("it is refused");
         assert!(said.contains("holds something else"), "{said}");
-        assert!(!dir.path().join(MARK).exists());
+        assert!(!dir.path().join(MARKER_FILE_NAME).exists());
     }
 }

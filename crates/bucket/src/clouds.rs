@@ -13,12 +13,12 @@ use object_store::{ClientOptions, Error, ObjectStore, RetryConfig};
 use tokio::runtime::Handle;
 
 /// Timeout of one request.
-const REQUEST: Duration = Duration::from_secs(30);
-const CONNECT: Duration = Duration::from_secs(5);
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(30);
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Returns the bucket of that name, of `s3`, `gs` or `az`, with the credentials of the provider's
 /// own tools.
-pub(crate) fn store(
+pub(crate) fn open_cloud_store(
     scheme: &str,
     bucket: &str,
     address: &str,
@@ -28,9 +28,10 @@ pub(crate) fn store(
     let said = |error: Error| format!("{address}: {error}");
     // TLS needs a process-wide provider of ciphers; this fails if there is one already.
     let _ = rustls::crypto::ring::default_provider().install_default();
-    let request = REQUEST.min(timeout.max(Duration::from_secs(1)));
-    let client =
-        ClientOptions::new().with_timeout(request).with_connect_timeout(CONNECT.min(request));
+    let request = REQUEST_TIMEOUT.min(timeout.max(Duration::from_secs(1)));
+    let client = ClientOptions::new()
+        .with_timeout(request)
+        .with_connect_timeout(CONNECT_TIMEOUT.min(request));
     let once = RetryConfig { max_retries: 0, ..RetryConfig::default() };
     Ok(match scheme {
         "gs" => {
@@ -44,7 +45,7 @@ pub(crate) fn store(
             Arc::new(builder.build().map_err(said)?)
         }
         _ => {
-            let bucket = s3::bucket(bucket, client, once, request, runtime);
+            let bucket = s3::open_s3_bucket(bucket, client, once, request, runtime);
             Arc::new(bucket.map_err(|why| format!("{address}: {why}"))?)
         }
     })

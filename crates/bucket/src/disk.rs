@@ -26,29 +26,29 @@ use std::time::{Duration, Instant, SystemTime};
 use bytes::Bytes;
 use draconis_device::{
     Atomic, Disk, Error, Extent, Group, Pending, Promise, Properties, ReadAnswer, Refused, Ticket,
-    Urgency, pending,
+    Urgency, promise_pair,
 };
 use draconis_exchange::heap::Block;
 use parking_lot::{Condvar, Mutex};
 
 use crate::api::RequestError;
-use crate::cache::Cache;
+use crate::cache::ChunkCache;
 use crate::epoch::Epoch;
 use crate::journal::{Journal, JournalStatistics};
 use crate::map::SectorMap;
-use crate::name::{Name, ObjectNumber, SECTORS_MAX, SectorRun};
+use crate::name::{MAX_SECTORS, ObjectName, ObjectNumber, SectorRun};
 use crate::read_ahead::{MAX_WINDOW_BYTES, ObjectRange, ReadAction, ReadAhead};
 use crate::remote;
 use crate::request_threads::RequestThreads;
-use crate::retry::{Requests, RetryingStore};
+use crate::retry::{RequestStatistics, RetryingStore};
 use crate::root::{EDGE_SECTORS, Root};
 use crate::upload_queue::JournalQueue;
-use crate::upload_queue::{QueueState, Shared, WaitGoal, WritePolicy};
-use crate::{OBJECT_BYTES, SECTOR};
+use crate::upload_queue::{QueueState, SharedState, WaitGoal, WritePolicy};
+use crate::{OBJECT_BYTES, SECTOR_BYTES};
 
 /// A disk that stores its data in a bucket.
 pub struct BucketDisk {
-    shared: Arc<Shared>,
+    shared: Arc<SharedState>,
     has_journal: bool,
     /// Uploader thread of a journal.
     uploader: Mutex<Option<JoinHandle<()>>>,
@@ -58,7 +58,7 @@ pub struct BucketDisk {
 
 /// State of a writable disk.
 #[derive(Clone, Debug)]
-pub struct Writing {
+pub struct BucketWriteState {
     /// Error that stopped writes.
     pub error: Option<String>,
     /// Reason why the bucket is not available, and since when.
@@ -68,9 +68,9 @@ pub struct Writing {
 }
 
 /// Age from which the result of an epoch check is renewed.
-const EPOCH_CHECK_AGE: Duration = Duration::from_millis(500);
+const MAX_EPOCH_CHECK_AGE: Duration = Duration::from_millis(500);
 /// Wait for the renewal.
-const EPOCH_CHECK_WAIT: Duration = Duration::from_millis(150);
+const MAX_EPOCH_CHECK_WAIT: Duration = Duration::from_millis(150);
 
 /// Contents of a bucket found at open.
 pub(crate) struct OpenedBucket {
@@ -100,7 +100,7 @@ impl BucketDisk {
         bucket: RetryingStore,
         pace: WritePolicy,
         opened: OpenedBucket,
-        cache: Option<Cache>,
+        cache: Option<ChunkCache>,
         journal: Option<Journal>,
     ) -> Result<Self, Error> {
         let OpenedBucket { root, map, names, garbage: dead, epoch, .. } = opened;
@@ -131,7 +131,7 @@ impl BucketDisk {
             journal_queue: journal.map(JournalQueue::new),
         };
         let has_journal = state.journal_queue.is_some();
-        let shared = Shared {
+        let shared = SharedState {
             lanes: RequestThreads::new(pace.lanes),
             bucket,
             cache,
@@ -155,7 +155,7 @@ impl BucketDisk {
     }
 
     /// Ends the opening: from now on a mount retries transient errors.
-    pub(crate) fn begin(&self) {
+    pub(crate) fn finish_opening(&self) {
         self.set_retry_transient(true);
     }
 
@@ -168,10 +168,10 @@ impl BucketDisk {
             keeping.backoff_until = keeping.backoff_until.map(|_| Instant::now());
             self.shared.uploader_wakes.notify_one();
         } else if !is_patient {
-            self.shared.bucket.expect_answers();
+            self.shared.bucket.enable_retries();
         }
         if !is_patient {
-            self.shared.mark_back(&mut state);
+            self.shared.mark_available(&mut state);
         }
     }
 
@@ -184,9 +184,9 @@ impl BucketDisk {
 
     /// Returns the data that is not in the bucket, with the reason, and whether another writer
     /// fenced this one. It checks the epoch if the last check is old.
-    pub fn write_state(&self) -> Writing {
+    pub fn write_state(&self) -> BucketWriteState {
         let mut state = self.shared.state.lock();
-        let is_old = state.epoch_checked_at.is_none_or(|at| at.elapsed() >= EPOCH_CHECK_AGE);
+        let is_old = state.epoch_checked_at.is_none_or(|at| at.elapsed() >= MAX_EPOCH_CHECK_AGE);
         let is_idle = state.error.is_none() && state.away.is_none() && !state.is_checking_epoch;
         if is_old && is_idle && !self.shared.is_read_only && !state.is_closed {
             state.epoch_checked_at = Some(Instant::now());
@@ -198,12 +198,12 @@ impl BucketDisk {
                 }
             });
             // The answer usually comes soon.
-            self.shared.changed.wait_for(&mut state, EPOCH_CHECK_WAIT);
+            self.shared.changed.wait_for(&mut state, MAX_EPOCH_CHECK_WAIT);
         }
-        Writing {
+        BucketWriteState {
             error: state.error.as_ref().map(ToString::to_string),
             away: state.away.as_ref().map(|away| (away.why.clone(), away.at)),
-            waiting_bytes: Shared::waiting_bytes(&state) as u64,
+            waiting_bytes: SharedState::waiting_bytes(&state) as u64,
         }
     }
 
@@ -218,15 +218,15 @@ impl BucketDisk {
     }
 
     /// Returns counts of the bucket requests since the disk was opened.
-    pub fn requests(&self) -> Requests {
+    pub fn requests(&self) -> RequestStatistics {
         self.shared.bucket.requests()
     }
 
     /// Returns the number and bytes of live objects.
     pub fn usage(&self) -> (u64, u64) {
         let state = self.shared.state.lock();
-        let objects = state.map.objects().count() as u64;
-        (objects, state.names.values().map(|key| len_of(key)).sum::<u64>())
+        let objects = state.map.live_objects().count() as u64;
+        (objects, state.names.values().map(|key| object_len(key)).sum::<u64>())
     }
 
     /// Resizes the disk. Sectors in both sizes keep their bytes. The last sectors of a smaller disk
@@ -235,12 +235,12 @@ impl BucketDisk {
     /// # Errors
     /// The size is too small, or errors of reading and writing.
     pub fn resize(&self, len_bytes: u64) -> Result<(), Error> {
-        let (sectors, now) = (len_bytes / SECTOR, self.properties().len_bytes / SECTOR);
+        let (sectors, now) = (len_bytes / SECTOR_BYTES, self.properties().len_bytes / SECTOR_BYTES);
         if self.shared.is_read_only {
             return Err(Error::ReadOnly);
         }
-        if !(EDGE_SECTORS * 4..SECTORS_MAX).contains(&sectors) {
-            let len_now = now * SECTOR;
+        if !(EDGE_SECTORS * 4..MAX_SECTORS).contains(&sectors) {
+            let len_now = now * SECTOR_BYTES;
             return Err(Error::OutOfRange {
                 extent: Extent::new(0, len_bytes),
                 len_bytes: len_now,
@@ -249,12 +249,12 @@ impl BucketDisk {
         let (edge, old_edge) = (sectors - EDGE_SECTORS, now - EDGE_SECTORS);
         // The sectors of either end that both sizes have.
         let moved = edge.min(old_edge)..sectors.min(now).min(edge.min(old_edge) + EDGE_SECTORS);
-        let at = Extent::new(moved.start * SECTOR, (moved.end - moved.start) * SECTOR);
+        let at = Extent::new(moved.start * SECTOR_BYTES, (moved.end - moved.start) * SECTOR_BYTES);
         let block = self.read_now(at, Block::private(at.len_bytes as usize));
         let block = block.map_err(|refused| refused.error)?;
         let bytes = Bytes::from(block.into_private().to_vec());
         let part = |from: u64, to: u64| {
-            let place = |sector: u64| ((sector - moved.start) * SECTOR) as usize;
+            let place = |sector: u64| ((sector - moved.start) * SECTOR_BYTES) as usize;
             bytes.slice(place(from)..place(to))
         };
         {
@@ -262,12 +262,12 @@ impl BucketDisk {
             if old_edge < edge {
                 // Uploaded before the root: until that is there, the old end hides it.
                 let to = moved.end.min(edge);
-                self.shared.put(&mut state, moved.start, &part(moved.start, to));
+                self.shared.append_sectors(&mut state, moved.start, &part(moved.start, to));
             }
             let mut dead = vec![];
-            state.map.clear(SectorRun { sector: edge, count: SECTORS_MAX - edge }, &mut dead);
+            state.map.clear(SectorRun { sector: edge, count: MAX_SECTORS - edge }, &mut dead);
             let next = state.next;
-            state.retire(dead, next);
+            state.retire_objects(dead, next);
             state.root.edge_sectors.retain(|sector, _| {
                 *sector < EDGE_SECTORS || (*sector >= edge && *sector < sectors)
             });
@@ -290,7 +290,7 @@ impl BucketDisk {
             let mut state = self.shared.state.lock();
             state.tickets += 1;
             self.shared.seal_root(&mut state);
-            state.mark();
+            state.mark_tickets_queued();
             Ticket(state.tickets)
         };
         self.shared.wait(ticket, WaitGoal::Durable)
@@ -303,7 +303,7 @@ impl BucketDisk {
             let mut state = self.shared.state.lock();
             // Data without a waiter may be lost, but need not be.
             if state.open.is_some() && state.error.is_none() {
-                self.shared.seal(&mut state);
+                self.shared.seal_object(&mut state);
             }
             while state.sent < state.next && state.error.is_none() {
                 self.shared.changed.wait(&mut state);
@@ -321,7 +321,7 @@ impl BucketDisk {
             // A thread that panicked has printed its message.
             let _ = pump.join();
         }
-        self.shared.lanes.end();
+        self.shared.lanes.finish();
         // After a failure the epoch may be fenced, or acknowledged data may be missing.
         let is_whole = self.shared.state.lock().error.is_none();
         if self.shared.pace.releases_epoch && !self.shared.is_read_only && is_whole {
@@ -329,23 +329,26 @@ impl BucketDisk {
         }
     }
 
-    fn sectors_of(extent: Extent) -> SectorRun {
-        SectorRun { sector: extent.start_bytes / SECTOR, count: extent.len_bytes / SECTOR }
+    fn sector_run_of(extent: Extent) -> SectorRun {
+        SectorRun {
+            sector: extent.start_bytes / SECTOR_BYTES,
+            count: extent.len_bytes / SECTOR_BYTES,
+        }
     }
 
     /// Fills a block from memory; returns the ranges to read from the bucket.
-    fn plan(&self, at: Extent, into: &mut Block) -> Vec<BlockRange> {
-        let run = Self::sectors_of(at);
+    fn plan_ranges(&self, at: Extent, into: &mut Block) -> Vec<BlockRange> {
+        let run = Self::sector_run_of(at);
         into.copy_in(0, &vec![0; into.len()]);
         let state = self.shared.state.lock();
         for (&sector, bytes) in state.root.edge_sectors.range(run.sector..run.sector + run.count) {
-            into.copy_in(((sector - run.sector) * SECTOR) as usize, bytes);
+            into.copy_in(((sector - run.sector) * SECTOR_BYTES) as usize, bytes);
         }
         let mut parts: Vec<BlockRange> = vec![];
-        for (sector, piece) in state.map.within(run) {
-            let place = ((sector - run.sector) * SECTOR) as usize;
-            let (from, len) = (piece.from * SECTOR, (piece.count * SECTOR) as usize);
-            if let Some(bytes) = state.in_memory(self.shared.epoch.number, piece.object) {
+        for (sector, piece) in state.map.runs_within(run) {
+            let place = ((sector - run.sector) * SECTOR_BYTES) as usize;
+            let (from, len) = (piece.from * SECTOR_BYTES, (piece.count * SECTOR_BYTES) as usize);
+            if let Some(bytes) = state.bytes_in_memory(self.shared.epoch.number, piece.object) {
                 let from = from as usize;
                 into.copy_in(place, &bytes[from..from + len]);
                 continue;
@@ -371,8 +374,8 @@ impl BucketDisk {
 impl Disk for BucketDisk {
     fn properties(&self) -> Properties {
         Properties {
-            len_bytes: self.shared.state.lock().root.sectors * SECTOR,
-            sector_bytes: SECTOR as u32,
+            len_bytes: self.shared.state.lock().root.sectors * SECTOR_BYTES,
+            sector_bytes: SECTOR_BYTES as u32,
             best_io_bytes: OBJECT_BYTES as u32,
             rotational: false,
             read_only: self.shared.is_read_only,
@@ -383,29 +386,31 @@ impl Disk for BucketDisk {
     }
 
     fn read(&self, at: Extent, mut into: Block, _: Urgency) -> Pending<ReadAnswer> {
-        if let Err(error) = self.properties().check(at, into.len()) {
+        if let Err(error) = self.properties().check_range(at, into.len()) {
             return Pending::ready(Err(Refused { payload: Some(into), error }));
         }
-        let parts = self.plan(at, &mut into);
+        let parts = self.plan_ranges(at, &mut into);
         if parts.is_empty() {
             return Pending::ready(Ok(into));
         }
-        let (promise, pending) = pending();
+        let (promise, pending) = promise_pair();
         let left = parts.len();
-        let gathered = Gathered { into, promise, left, error: None };
+        let gathered = PartialBlock { into, promise, left, error: None };
         let gathered = Arc::new(Mutex::new(Some(gathered)));
         for part in parts {
             let (gathered, shared) = (gathered.clone(), self.shared.clone());
-            self.shared.lanes.push(move || Gathered::add(&gathered, &part, shared.fetch(&part)));
+            self.shared
+                .lanes
+                .push(move || PartialBlock::add_part(&gathered, &part, shared.fetch(&part)));
         }
         pending
     }
 
     fn read_now(&self, at: Extent, mut into: Block) -> ReadAnswer {
-        if let Err(error) = self.properties().check(at, into.len()) {
+        if let Err(error) = self.properties().check_range(at, into.len()) {
             return Err(Refused { payload: Some(into), error });
         }
-        let parts = self.plan(at, &mut into);
+        let parts = self.plan_ranges(at, &mut into);
         if let [part] = &parts[..] {
             return match self.shared.fetch(part) {
                 Ok(bytes) => {
@@ -439,7 +444,7 @@ impl Disk for BucketDisk {
         if let Some(&unknown) = after.iter().find(|ticket| ticket.0 > state.tickets) {
             return refused(chain, Error::UnknownTicket(unknown));
         }
-        self.shared.wait_for_room(&mut state);
+        self.shared.wait_for_memory_space(&mut state);
         if let Some(error) = state.error.clone() {
             return refused(chain, error);
         }
@@ -451,7 +456,7 @@ impl Disk for BucketDisk {
         if state.is_root_due {
             self.shared.seal_root(&mut state);
         }
-        state.mark();
+        state.mark_tickets_queued();
         Ok(tickets)
     }
 
@@ -483,12 +488,12 @@ impl Disk for BucketDisk {
             return Ok(());
         }
         let mut dead = vec![];
-        for whole in extents.iter().filter_map(|extent| extent.whole_units(SECTOR)) {
-            state.map.clear(Self::sectors_of(whole), &mut dead);
+        for whole in extents.iter().filter_map(|extent| extent.inner_aligned_extent(SECTOR_BYTES)) {
+            state.map.clear(Self::sector_run_of(whole), &mut dead);
         }
         // They may be needed until a later root is durable.
         let next = state.next;
-        state.retire(dead, next);
+        state.retire_objects(dead, next);
         Ok(())
     }
 }
@@ -500,23 +505,25 @@ impl Drop for BucketDisk {
 }
 
 /// Returns the length of an object, from its name.
-fn len_of(key: &str) -> u64 {
-    match Name::of(key) {
-        Some(Name::Data(_, runs)) => runs.iter().map(|run| run.count).sum::<u64>() * SECTOR,
+fn object_len(key: &str) -> u64 {
+    match ObjectName::parse(key) {
+        Some(ObjectName::Data(_, runs)) => {
+            runs.iter().map(|run| run.count).sum::<u64>() * SECTOR_BYTES
+        }
         _ => 0,
     }
 }
 
 /// A block that is filled by several requests.
-struct Gathered {
+struct PartialBlock {
     into: Block,
     promise: Promise<ReadAnswer>,
     left: usize,
     error: Option<Error>,
 }
 
-impl Gathered {
-    fn add(gathered: &Mutex<Option<Self>>, part: &BlockRange, answer: Result<Bytes, Error>) {
+impl PartialBlock {
+    fn add_part(gathered: &Mutex<Option<Self>>, part: &BlockRange, answer: Result<Bytes, Error>) {
         let mut slot = gathered.lock();
         let Some(all) = &mut *slot else { return };
         match answer {
@@ -530,19 +537,19 @@ impl Gathered {
             return;
         }
         let Some(Self { into, promise, error, .. }) = slot.take() else { return };
-        promise.fulfil(match error {
+        promise.fulfill_promise(match error {
             None => Ok(into),
             Some(error) => Err(Refused { payload: Some(into), error }),
         });
     }
 }
 
-impl Shared {
+impl SharedState {
     fn fetch(self: &Arc<Self>, part: &BlockRange) -> Result<Bytes, Error> {
         let range = (part.from_bytes, part.len as u64);
         match &self.cache {
             None => self.read_with_readahead(&part.key, range),
-            Some(cache) => cache.read(&part.key, len_of(&part.key), range, |from, len| {
+            Some(cache) => cache.read(&part.key, object_len(&part.key), range, |from, len| {
                 self.read_with_readahead(&part.key, (from, len))
             }),
         }
@@ -558,7 +565,7 @@ impl Shared {
         if len >= MAX_WINDOW_BYTES {
             return self.fetch_range(&wanted);
         }
-        let (step, more) = self.ahead.read(&wanted, len_of, |key| self.next_object(key));
+        let (step, more) = self.ahead.read(&wanted, object_len, |key| self.following_object(key));
         for window in more {
             let shared = self.clone();
             self.lanes.push(move || {
@@ -579,11 +586,11 @@ impl Shared {
     }
 
     /// Returns the object that was written next, if the bucket has it.
-    fn next_object(&self, key: &str) -> Option<Arc<str>> {
-        let Some(Name::Data(number, _)) = Name::of(key) else { return None };
+    fn following_object(&self, key: &str) -> Option<Arc<str>> {
+        let Some(ObjectName::Data(number, _)) = ObjectName::parse(key) else { return None };
         let next = ObjectNumber { sequence: number.sequence + 1, ..number };
         let state = self.state.lock();
-        let is_sent = state.in_memory(self.epoch.number, next).is_none();
+        let is_sent = state.bytes_in_memory(self.epoch.number, next).is_none();
         state.names.get(&next).filter(|_| is_sent).cloned()
     }
 

@@ -23,20 +23,20 @@ use draconis_device::Error;
 
 use crate::api::{RequestError, RequestResult};
 use crate::journal::Journal;
-use crate::listing::list;
-use crate::name::{Name, ObjectNumber};
+use crate::listing::list_objects;
+use crate::name::{ObjectName, ObjectNumber};
 use crate::options::BucketOptions;
 use crate::remote;
 use crate::retry::RetryingStore;
 
 /// Most attempts of a writer that others precede.
-const ATTEMPTS: usize = 50;
+const MAX_CLAIM_ATTEMPTS: usize = 50;
 /// Fenced epochs whose objects stay.
-const KEPT: u32 = 16;
+const MAX_KEPT_FENCED_EPOCHS: u32 = 16;
 /// Prefix of a mount's host id, on the third line of its epoch.
 const MOUNT_PREFIX: &str = "stays at ";
 /// Prefix of the id of a journal and its path, on the fourth line.
-const JOURNAL: &str = "journal ";
+const JOURNAL_PREFIX: &str = "journal ";
 
 /// An epoch of this writer.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
@@ -55,52 +55,52 @@ impl Epoch {
         bucket: &RetryingStore,
         options: &BucketOptions,
         journal: Option<&Journal>,
-        mut names: BTreeMap<Name, u64>,
-    ) -> Result<(Self, [BTreeMap<Name, u64>; 2]), Error> {
+        mut names: BTreeMap<ObjectName, u64>,
+    ) -> Result<(Self, [BTreeMap<ObjectName, u64>; 2]), Error> {
         let mut text = format!("{}\n{:032x}\n", options.who, options.token);
         // Programs without journal support do not fence mounts.
         if options.is_mount || journal.is_some() {
             text += &format!("{MOUNT_PREFIX}{}\n", options.host_id);
         }
         if let Some(journal) = journal {
-            text += &format!("{JOURNAL}{:032x} {}\n", journal.id(), journal.place());
+            text += &format!("{JOURNAL_PREFIX}{:032x} {}\n", journal.id(), journal.location());
         }
         let text = Bytes::from(text);
         let said = |doing, epoch: u32, trouble: &RequestError| {
-            bucket.error(doing, &Name::Epoch(epoch).key(), trouble)
+            bucket.error(doing, &ObjectName::Epoch(epoch).key(), trouble)
         };
-        for _ in 0..ATTEMPTS {
+        for _ in 0..MAX_CLAIM_ATTEMPTS {
             check_may_fence(bucket, options, journal, &names)?;
-            let number = youngest(&names).checked_add(1);
+            let number = newest_epoch(&names).checked_add(1);
             let number = number.ok_or_else(|| remote("all epochs are used up".to_owned()))?;
-            match bucket.create(&Name::Epoch(number).key(), &text) {
+            match bucket.create(&ObjectName::Epoch(number).key(), &text) {
                 Ok(()) => {}
                 Err(RequestError::AlreadyExists) => {
-                    names = list(bucket, "")?;
+                    names = list_objects(bucket, "")?;
                     continue;
                 }
                 Err(trouble) => return Err(said("writing", number, &trouble)),
             }
             // Listed again: a later writer with an older number finds this one in its list.
-            names = list(bucket, "epoch")?;
+            names = list_objects(bucket, "epoch")?;
             let before = names.iter().filter_map(|(name, len_bytes)| match name {
-                Name::Epoch(epoch) if *epoch < number => Some((*epoch, *len_bytes)),
+                ObjectName::Epoch(epoch) if *epoch < number => Some((*epoch, *len_bytes)),
                 _ => None,
             });
             for (epoch, len_bytes) in before {
-                let key = Name::Epoch(epoch).key();
-                let ended = match number - epoch > KEPT {
+                let key = ObjectName::Epoch(epoch).key();
+                let ended = match number - epoch > MAX_KEPT_FENCED_EPOCHS {
                     true => bucket.delete(&key),
                     false if len_bytes == 0 => Ok(()),
                     false => bucket.put(&key, &Bytes::new()),
                 };
                 ended.map_err(|trouble| said("ending", epoch, &trouble))?;
             }
-            let roots = list(bucket, "root")?;
-            names = list(bucket, "")?;
+            let roots = list_objects(bucket, "root")?;
+            names = list_objects(bucket, "")?;
             let mine = Self { number, text, is_mount: options.is_mount };
             // Creating another epoch would make both writers fence each other without end.
-            return match youngest(&names) == number {
+            return match newest_epoch(&names) == number {
                 true => Ok((mine, [roots, names])),
                 false => Err(mine.fenced_error(bucket)),
             };
@@ -115,9 +115,9 @@ impl Epoch {
         number: u32,
         journal: &Journal,
     ) -> Result<Option<Self>, Error> {
-        let key = Name::Epoch(number).key();
+        let key = ObjectName::Epoch(number).key();
         match bucket.get(&key, None) {
-            Ok(text) if EpochRecord::of(&text).is_of(journal) => {
+            Ok(text) if EpochRecord::parse(&text).has_journal(journal) => {
                 Ok(Some(Self { number, text, is_mount: false }))
             }
             Ok(_) | Err(RequestError::NotFound) => Ok(None),
@@ -127,7 +127,7 @@ impl Epoch {
 
     /// Returns true if this writer is not fenced.
     pub fn is_current(&self, bucket: &RetryingStore) -> RequestResult<bool> {
-        match bucket.get(&Name::Epoch(self.number).key(), None) {
+        match bucket.get(&ObjectName::Epoch(self.number).key(), None) {
             Ok(text) => Ok(text == self.text),
             Err(RequestError::NotFound) => Ok(false),
             Err(trouble) => Err(trouble),
@@ -135,18 +135,18 @@ impl Epoch {
     }
 
     /// Returns an epoch that may be another writer's.
-    pub fn at(number: u32) -> Self {
+    pub fn with_number(number: u32) -> Self {
         Self { number, ..Self::default() }
     }
 
     pub fn key(&self) -> String {
-        Name::Epoch(self.number).key()
+        ObjectName::Epoch(self.number).key()
     }
 
     /// Records the end of a mount. Errors are ignored: the next writer is told that the epoch was
     /// not released.
     pub fn release(&self, bucket: &RetryingStore) {
-        let key = Name::Epoch(self.number).key();
+        let key = ObjectName::Epoch(self.number).key();
         if let Err(trouble) = bucket.put(&key, &Bytes::new()) {
             log::warn!("{}", bucket.error("ending", &key, &trouble));
         }
@@ -168,12 +168,12 @@ impl Epoch {
     /// Returns the name of the writer that fenced this epoch.
     pub fn fenced_by(&self, bucket: &RetryingStore) -> String {
         // The one found may be fenced before it is read: then there is a newer one.
-        let who = (0..ATTEMPTS).find_map(|_| {
-            let names = list(bucket, "epoch").ok()?;
-            let younger = |name: &Name| *name > Name::Epoch(self.number);
+        let who = (0..MAX_CLAIM_ATTEMPTS).find_map(|_| {
+            let names = list_objects(bucket, "epoch").ok()?;
+            let younger = |name: &ObjectName| *name > ObjectName::Epoch(self.number);
             let last = names.into_keys().rfind(younger)?;
             let text = bucket.get(&last.key(), None).ok()?;
-            Some(EpochRecord::of(&text).who).filter(|who| !who.is_empty())
+            Some(EpochRecord::parse(&text).who).filter(|who| !who.is_empty())
         });
         who.unwrap_or_else(|| "another writer".to_owned())
     }
@@ -189,7 +189,7 @@ struct EpochRecord {
 }
 
 impl EpochRecord {
-    fn of(text: &[u8]) -> Self {
+    fn parse(text: &[u8]) -> Self {
         let text = String::from_utf8_lossy(text);
         let clean = |line: &str| line.chars().filter(|c| !c.is_control()).collect::<String>();
         let mut mark =
@@ -197,7 +197,7 @@ impl EpochRecord {
         for line in text.lines().skip(2) {
             if let Some(seat) = line.strip_prefix(MOUNT_PREFIX) {
                 mark.seat = Some(seat.to_owned());
-            } else if let Some(journal) = line.strip_prefix(JOURNAL) {
+            } else if let Some(journal) = line.strip_prefix(JOURNAL_PREFIX) {
                 mark.journal =
                     journal.split_once(' ').map(|(id, path)| (id.to_owned(), clean(path)));
             }
@@ -205,7 +205,7 @@ impl EpochRecord {
         mark
     }
 
-    fn is_of(&self, journal: &Journal) -> bool {
+    fn has_journal(&self, journal: &Journal) -> bool {
         self.journal.as_ref().is_some_and(|(id, _)| *id == format!("{:032x}", journal.id()))
     }
 }
@@ -215,10 +215,10 @@ fn check_may_fence(
     bucket: &RetryingStore,
     options: &BucketOptions,
     journal: Option<&Journal>,
-    names: &BTreeMap<Name, u64>,
+    names: &BTreeMap<ObjectName, u64>,
 ) -> Result<(), Error> {
     let last = names.iter().rev().find_map(|(name, len_bytes)| match name {
-        Name::Epoch(_) if *len_bytes > 0 => Some(name.key()),
+        ObjectName::Epoch(_) if *len_bytes > 0 => Some(name.key()),
         _ => None,
     });
     let Some(key) = last else { return Ok(()) };
@@ -228,8 +228,8 @@ fn check_may_fence(
         Err(RequestError::NotFound) => return Ok(()),
         Err(trouble) => return Err(bucket.error("asking for", &key, &trouble)),
     };
-    let (mark, address) = (EpochRecord::of(&text), &bucket.address);
-    if journal.is_some_and(|journal| mark.is_of(journal)) {
+    let (mark, address) = (EpochRecord::parse(&text), &bucket.address);
+    if journal.is_some_and(|journal| mark.has_journal(journal)) {
         return Ok(());
     }
     let who = &mark.who;
@@ -257,12 +257,11 @@ fn check_may_fence(
 }
 
 /// Returns the newest epoch in any name.
-pub(crate) fn youngest(names: &BTreeMap<Name, u64>) -> u32 {
+pub(crate) fn newest_epoch(names: &BTreeMap<ObjectName, u64>) -> u32 {
     let epochs = names.keys().map(|name| match name {
-        Name::Epoch(epoch) => *epoch,
-        Name::Root(ObjectNumber { epoch, .. }) | Name::Data(ObjectNumber { epoch, .. }, _) => {
-            *epoch
-        }
+        ObjectName::Epoch(epoch) => *epoch,
+        ObjectName::Root(ObjectNumber { epoch, .. })
+        | ObjectName::Data(ObjectNumber { epoch, .. }, _) => *epoch,
     });
     epochs.max().unwrap_or(0)
 }

@@ -27,29 +27,29 @@ use draconis_device::{Disk, Error, Extent, FileDisk, FileOptions, Group, Write};
 use draconis_exchange::heap::Block;
 use twox_hash::XxHash3_64;
 
-use crate::name::{Name, ObjectNumber, SectorRun, has_room};
+use crate::name::{ObjectName, ObjectNumber, SectorRun, can_append_run};
 use crate::remote;
-use crate::{OBJECT_BYTES, SECTOR};
+use crate::{OBJECT_BYTES, SECTOR_BYTES};
 
 const MAGIC: &[u8; 8] = b"DracoJnl";
-const RECORD: &[u8; 8] = b"DracoRec";
+const RECORD_MAGIC: &[u8; 8] = b"DracoRec";
 const VERSION: u32 = 1;
 /// Offsets of the two headers; each is in its own 4 KiB block.
-const HEADS: [u64; 2] = [0, 4096];
-const RING: u64 = 8192;
+const HEADER_OFFSETS: [u64; 2] = [0, 4096];
+const RING_START: u64 = 8192;
 /// Bytes of the fixed part of a record.
-const FIXED: usize = 64;
+const RECORD_HEADER_BYTES: usize = 64;
 /// More runs than the name of an object has.
-const RUNS_MAX: u32 = 64;
+const MAX_RUNS: u32 = 64;
 /// Longest address in a header, in bytes.
-const ADDRESS_MAX: usize = 300;
+const MAX_ADDRESS_BYTES: usize = 300;
 /// Bound of counters.
-const COUNT_MAX: u64 = 1 << 60;
+const MAX_COUNTER: u64 = 1 << 60;
 /// Bytes of one read in a search for records.
-const STRIDE: u64 = 1 << 20;
+const SEARCH_READ_BYTES: u64 = 1 << 20;
 
 /// Shortest journal: several of the longest objects.
-pub(crate) const LEN_MIN: u64 = 16 << 20;
+pub(crate) const MIN_JOURNAL_BYTES: u64 = 16 << 20;
 
 /// A journal file or disk, with its path.
 #[derive(Clone)]
@@ -72,20 +72,20 @@ impl JournalDevice {
     pub fn file(path: &Path, len_bytes: u64, id: u128) -> Result<Self, String> {
         let said = |error: std::io::Error| format!("{}: {error}", path.display());
         if !path.try_exists().map_err(said)? {
-            make(path, len_bytes, id)?;
+            create_file(path, len_bytes, id)?;
         }
         if !std::fs::metadata(path).map_err(said)?.is_file() {
             return Err(format!("{}: a journal is a file, which this is not", path.display()));
         }
         let how = FileOptions { write: true, direct: true, uring: false };
         let disk = FileDisk::open(path, how).map_err(said)?;
-        let place: Arc<str> = clean(&path.display().to_string()).into();
+        let place: Arc<str> = strip_control_chars(&path.display().to_string()).into();
         Ok(Self { disk: Arc::new(disk), place })
     }
 
     /// Returns the journal on a disk, which has one or is [formatted](JournalDevice::format) first.
-    pub fn on(disk: Arc<dyn Disk>, place: &str) -> Self {
-        Self { disk, place: clean(place).into() }
+    pub fn on_disk(disk: Arc<dyn Disk>, place: &str) -> Self {
+        Self { disk, place: strip_control_chars(place).into() }
     }
 
     /// Writes an empty journal to a disk.
@@ -98,14 +98,18 @@ impl JournalDevice {
             len_bytes: disk.properties().len_bytes,
             ..JournalHeader::default()
         };
-        HEADS.into_iter().try_for_each(|at| write(disk, vec![(at, head.encode())]))
+        HEADER_OFFSETS.into_iter().try_for_each(|at| write(disk, vec![(at, head.encode())]))
     }
 }
 
 /// Creates a journal under a temporary name, and links it once it is complete.
-fn make(path: &Path, len_bytes: u64, id: u128) -> Result<(), String> {
-    if len_bytes < LEN_MIN {
-        return Err(format!("{}: a journal has {} MiB at least", path.display(), LEN_MIN >> 20));
+fn create_file(path: &Path, len_bytes: u64, id: u128) -> Result<(), String> {
+    if len_bytes < MIN_JOURNAL_BYTES {
+        return Err(format!(
+            "{}: a journal has {} MiB at least",
+            path.display(),
+            MIN_JOURNAL_BYTES >> 20
+        ));
     }
     let mut unfinished = path.as_os_str().to_owned();
     unfinished.push(format!(".{:08x}", id as u32));
@@ -166,7 +170,7 @@ impl JournalHeader {
         let mut out = MAGIC.to_vec();
         out.extend(VERSION.to_le_bytes());
         let address = self.address.as_bytes();
-        let address = &address[..address.len().min(ADDRESS_MAX)];
+        let address = &address[..address.len().min(MAX_ADDRESS_BYTES)];
         out.extend((address.len() as u32).to_le_bytes());
         out.extend(self.id.to_le_bytes());
         out.extend(self.store.to_le_bytes());
@@ -177,23 +181,24 @@ impl JournalHeader {
             out.extend(word.to_le_bytes());
         }
         out.extend(address);
-        out.resize(SECTOR as usize - 8, 0);
+        out.resize(SECTOR_BYTES as usize - 8, 0);
         out.extend(XxHash3_64::oneshot(&out).to_le_bytes());
         out
     }
 
     /// Decodes a header; none if the sector has none, or a torn one.
     fn decode(bytes: &[u8]) -> Option<Result<Self, &'static str>> {
-        let (told, sum) = bytes.split_at_checked(SECTOR as usize - 8)?;
+        let (told, sum) = bytes.split_at_checked(SECTOR_BYTES as usize - 8)?;
         if !told.starts_with(MAGIC) || sum != XxHash3_64::oneshot(told).to_le_bytes() {
             return None;
         }
-        let (word, half) = (|at| word(told, at), |at| word(told, at) as u32);
+        let (word, half) = (|at| read_u64(told, at), |at| read_u64(told, at) as u32);
         let wide = |at| u128::from(word(at)) | u128::from(word(at + 8)) << 64;
         if half(8) != VERSION {
             return Some(Err("its version is not known here"));
         }
-        let address = told.get(104..104 + (half(12) as usize).min(ADDRESS_MAX)).unwrap_or_default();
+        let address =
+            told.get(104..104 + (half(12) as usize).min(MAX_ADDRESS_BYTES)).unwrap_or_default();
         let head = Self {
             id: wide(16),
             store: wide(32),
@@ -204,13 +209,13 @@ impl JournalHeader {
             tail_index: word(80),
             durable: word(88),
             is_empty: word(96) != 0,
-            address: clean(&String::from_utf8_lossy(address)),
+            address: strip_control_chars(&String::from_utf8_lossy(address)),
         };
         Some(Ok(head))
     }
 
     /// Returns the checksum of a record of this incarnation.
-    fn sum(&self, bytes: &[u8]) -> u64 {
+    fn checksum(&self, bytes: &[u8]) -> u64 {
         XxHash3_64::oneshot_with_seed(
             (self.id >> 64) as u64 ^ self.id as u64 ^ self.incarnation,
             bytes,
@@ -219,7 +224,7 @@ impl JournalHeader {
 }
 
 /// Decodes eight bytes as a number; missing ones are 0.
-fn word(bytes: &[u8], at: usize) -> u64 {
+fn read_u64(bytes: &[u8], at: usize) -> u64 {
     let mut word = [0; 8];
     if let Some(found) = bytes.get(at..at + 8) {
         word.copy_from_slice(found);
@@ -227,7 +232,7 @@ fn word(bytes: &[u8], at: usize) -> u64 {
     u64::from_le_bytes(word)
 }
 
-fn clean(text: &str) -> String {
+fn strip_control_chars(text: &str) -> String {
     text.chars().filter(|c| !c.is_control()).collect()
 }
 
@@ -246,8 +251,9 @@ impl PendingRecord {
     }
 
     /// Returns its length in the ring.
-    fn room(&self) -> u64 {
-        (FIXED as u64 + 16 * self.runs.len() as u64 + self.len()).next_multiple_of(SECTOR)
+    fn padded_len(&self) -> u64 {
+        (RECORD_HEADER_BYTES as u64 + 16 * self.runs.len() as u64 + self.len())
+            .next_multiple_of(SECTOR_BYTES)
     }
 }
 
@@ -262,8 +268,8 @@ pub(crate) struct JournaledObject {
 impl JournaledObject {
     pub fn key(&self, number: ObjectNumber) -> String {
         match self.is_root {
-            true => Name::Root(number).key(),
-            false => Name::Data(number, self.runs.clone()).key(),
+            true => ObjectName::Root(number).key(),
+            false => ObjectName::Data(number, self.runs.clone()).key(),
         }
     }
 }
@@ -308,14 +314,14 @@ impl Journal {
         let place = &local.place;
         let len_bytes = local.disk.properties().len_bytes;
         let mut newest: Option<JournalHeader> = None;
-        for at in HEADS.into_iter().filter(|at| at + SECTOR <= len_bytes) {
-            match JournalHeader::decode(&read(&*local.disk, at, SECTOR, place)?) {
+        for at in HEADER_OFFSETS.into_iter().filter(|at| at + SECTOR_BYTES <= len_bytes) {
+            match JournalHeader::decode(&read(&*local.disk, at, SECTOR_BYTES, place)?) {
                 Some(Ok(head))
                     if newest.as_ref().is_none_or(|it| it.generation < head.generation) =>
                 {
                     newest = Some(head);
                 }
-                Some(Err(what)) => return Err(damaged(place, what)),
+                Some(Err(what)) => return Err(damaged_error(place, what)),
                 _ => {}
             }
         }
@@ -327,18 +333,19 @@ impl Journal {
         })?;
         if head.len_bytes > len_bytes {
             let told = head.len_bytes;
-            return Err(damaged(place, &format!("it has {len_bytes} bytes of {told}")));
+            return Err(damaged_error(place, &format!("it has {len_bytes} bytes of {told}")));
         }
-        let is_in_ring = (RING..=head.len_bytes).contains(&head.tail_at) || head.incarnation == 0;
+        let is_in_ring =
+            (RING_START..=head.len_bytes).contains(&head.tail_at) || head.incarnation == 0;
         let counts = [head.incarnation, head.generation, head.tail_index, head.durable];
-        if head.len_bytes < RING + SECTOR
+        if head.len_bytes < RING_START + SECTOR_BYTES
             || !is_in_ring
-            || !head.tail_at.is_multiple_of(SECTOR)
-            || counts.into_iter().any(|count| count >= COUNT_MAX)
+            || !head.tail_at.is_multiple_of(SECTOR_BYTES)
+            || counts.into_iter().any(|count| count >= MAX_COUNTER)
         {
-            return Err(damaged(place, "its head"));
+            return Err(damaged_error(place, "its head"));
         }
-        let at = head.tail_at.max(RING);
+        let at = head.tail_at.max(RING_START);
         let nth = head.tail_index;
         let (local, records, kept) = (local.clone(), VecDeque::new(), JournalStatistics::default());
         let mut journal = Self { local, head, at, nth, records, kept };
@@ -350,24 +357,24 @@ impl Journal {
         self.head.id
     }
 
-    pub fn place(&self) -> &str {
+    pub fn location(&self) -> &str {
         &self.local.place
     }
 
     /// Returns the id and address of the store that last used it.
-    pub fn store(&self) -> (u128, &str) {
+    pub fn store_identity(&self) -> (u128, &str) {
         (self.head.store, &self.head.address)
     }
 
     /// Returns the length limit of objects. Their records may be twice as long, and an object is
     /// uploaded only once the journal has all of them.
     pub fn object_bytes(&self) -> u64 {
-        let part = (self.end() - RING) / 8;
-        (part - part % SECTOR).clamp(SECTOR, OBJECT_BYTES)
+        let part = (self.end_offset() - RING_START) / 8;
+        (part - part % SECTOR_BYTES).clamp(SECTOR_BYTES, OBJECT_BYTES)
     }
 
-    fn end(&self) -> u64 {
-        self.head.len_bytes - self.head.len_bytes % SECTOR
+    fn end_offset(&self) -> u64 {
+        self.head.len_bytes - self.head.len_bytes % SECTOR_BYTES
     }
 
     /// Reads all records, and moves to the end.
@@ -381,70 +388,74 @@ impl Journal {
             // After the ring's end it continues at the start: each number is unique.
             let found = match self.record_at(self.at)? {
                 Some(found) => Some((self.at, found)),
-                None => self.record_at(RING)?.map(|found| (RING, found)),
+                None => self.record_at(RING_START)?.map(|found| (RING_START, found)),
             };
             let Some((at, record)) = found else { break };
             durable = durable.max(record.durable);
             self.records.push_back((record.nth, at));
             self.at = at + record.room;
             self.nth += 1;
-            add(&mut waiting, record).map_err(|what| damaged(&self.local.place, what))?;
+            add_unsent(&mut waiting, record)
+                .map_err(|what| damaged_error(&self.local.place, what))?;
         }
-        if durable > self.nth || self.has_evidence_of_loss()? {
+        if durable > self.nth || self.has_lost_durable_record()? {
             let at = self.at;
-            return Err(damaged(&self.local.place, &format!("the record at byte {at}")));
+            return Err(damaged_error(&self.local.place, &format!("the record at byte {at}")));
         }
         if waiting.objects.values().any(|object| !object.is_root && object.runs.is_empty()) {
-            return Err(damaged(&self.local.place, "an object without sectors"));
+            return Err(damaged_error(&self.local.place, "an object without sectors"));
         }
         Ok(waiting)
     }
 
     /// Returns the record with the next number, if it is there.
-    fn record_at(&self, at: u64) -> Result<Option<Record>, Error> {
-        if at + SECTOR > self.end() {
+    fn record_at(&self, at: u64) -> Result<Option<JournalRecord>, Error> {
+        if at + SECTOR_BYTES > self.end_offset() {
             return Ok(None);
         }
-        let first = self.read(at, SECTOR)?;
-        let Some((nth, room)) = self.is_record(&first, at).filter(|(nth, _)| *nth == self.nth)
+        let first = self.read(at, SECTOR_BYTES)?;
+        let Some((nth, room)) =
+            self.parse_record_header(&first, at).filter(|(nth, _)| *nth == self.nth)
         else {
             return Ok(None);
         };
-        let bytes = if room == SECTOR { first } else { self.read(at, room)? };
-        Ok(self.whole(bytes).filter(|record| record.number == nth))
+        let bytes = if room == SECTOR_BYTES { first } else { self.read(at, room)? };
+        Ok(self.decode_record(bytes).filter(|record| record.number == nth))
     }
 
     /// Returns number and length of a possible record, from its first sector.
-    fn is_record(&self, first: &[u8], at: u64) -> Option<(u64, u64)> {
-        if first.get(8..16)? != RECORD {
+    fn parse_record_header(&self, first: &[u8], at: u64) -> Option<(u64, u64)> {
+        if first.get(8..16)? != RECORD_MAGIC {
             return None;
         }
-        let (runs, len) = (word(first, 48) as u32, word(first, 56));
-        let most = self.end() - RING;
-        if runs > RUNS_MAX || len > most {
+        let (runs, len) = (read_u64(first, 48) as u32, read_u64(first, 56));
+        let most = self.end_offset() - RING_START;
+        if runs > MAX_RUNS || len > most {
             return None;
         }
-        let room = (FIXED as u64 + 16 * u64::from(runs) + len).next_multiple_of(SECTOR);
-        (at + room <= self.end()).then_some((word(first, 16), room))
+        let room = (RECORD_HEADER_BYTES as u64 + 16 * u64::from(runs) + len)
+            .next_multiple_of(SECTOR_BYTES);
+        (at + room <= self.end_offset()).then_some((read_u64(first, 16), room))
     }
 
     /// Decodes a record of this incarnation, if its checksum is right.
-    fn whole(&self, bytes: Vec<u8>) -> Option<Record> {
-        if self.head.sum(bytes.get(8..)?) != word(&bytes, 0) {
+    fn decode_record(&self, bytes: Vec<u8>) -> Option<JournalRecord> {
+        if self.head.checksum(bytes.get(8..)?) != read_u64(&bytes, 0) {
             return None;
         }
-        let (flags, runs, len) = (word(&bytes, 40), word(&bytes, 48) as usize, word(&bytes, 56));
+        let (flags, runs, len) =
+            (read_u64(&bytes, 40), read_u64(&bytes, 48) as usize, read_u64(&bytes, 56));
         let bytes = Bytes::from(bytes);
         // Its first sector was checked for bounds.
-        let from = FIXED + 16 * runs;
+        let from = RECORD_HEADER_BYTES + 16 * runs;
         let run = |nth: usize| {
-            let at = FIXED + 16 * nth;
-            SectorRun { sector: word(&bytes, at), count: word(&bytes, at + 8) }
+            let at = RECORD_HEADER_BYTES + 16 * nth;
+            SectorRun { sector: read_u64(&bytes, at), count: read_u64(&bytes, at + 8) }
         };
-        Some(Record {
-            number: word(&bytes, 16),
-            durable: word(&bytes, 24),
-            nth: word(&bytes, 32),
+        Some(JournalRecord {
+            number: read_u64(&bytes, 16),
+            durable: read_u64(&bytes, 24),
+            nth: read_u64(&bytes, 32),
             epoch: (flags >> 32) as u32,
             is_root: flags & 1 != 0,
             runs: (0..runs).map(run).collect(),
@@ -454,21 +465,22 @@ impl Journal {
     }
 
     /// Returns true if a later record declares the one at the end durable.
-    fn has_evidence_of_loss(&self) -> Result<bool, Error> {
-        let mut start = RING;
-        while start < self.end() {
-            let all = self.read(start, STRIDE.min(self.end() - start))?;
-            for (at, sector) in (start..).step_by(SECTOR as usize).zip(all.chunks(SECTOR as usize))
+    fn has_lost_durable_record(&self) -> Result<bool, Error> {
+        let mut start = RING_START;
+        while start < self.end_offset() {
+            let all = self.read(start, SEARCH_READ_BYTES.min(self.end_offset() - start))?;
+            for (at, sector) in
+                (start..).step_by(SECTOR_BYTES as usize).zip(all.chunks(SECTOR_BYTES as usize))
             {
-                let Some((nth, room)) = self.is_record(sector, at) else { continue };
-                if nth <= self.nth || word(sector, 24) <= self.nth {
+                let Some((nth, room)) = self.parse_record_header(sector, at) else { continue };
+                if nth <= self.nth || read_u64(sector, 24) <= self.nth {
                     continue;
                 }
-                if self.whole(self.read(at, room)?).is_some() {
+                if self.decode_record(self.read(at, room)?).is_some() {
                     return Ok(true);
                 }
             }
-            start += STRIDE;
+            start += SEARCH_READ_BYTES;
         }
         Ok(false)
     }
@@ -479,23 +491,23 @@ impl Journal {
             Some((_, at)) => (*at, self.head.tail_index),
             None => (self.at, self.nth),
         };
-        self.put_head(at, nth, false)
+        self.write_header(at, nth, false)
     }
 
     /// Discards all records: the bucket has them.
     pub fn mark_empty(&mut self) -> Result<(), Error> {
-        self.put_head(self.at, self.nth, true)?;
+        self.write_header(self.at, self.nth, true)?;
         self.records.clear();
         Ok(())
     }
 
     /// Begins an incarnation of an empty journal, for a store.
     pub fn begin_incarnation(&mut self, store: u128, address: &str) -> Result<(), Error> {
-        let (life, address) = (self.head.incarnation + 1, clean(address));
+        let (life, address) = (self.head.incarnation + 1, strip_control_chars(address));
         self.head = JournalHeader { incarnation: life, store, address, ..self.head.clone() };
-        (self.at, self.nth) = (RING, 0);
+        (self.at, self.nth) = (RING_START, 0);
         self.records.clear();
-        self.put_head(RING, 0, false)
+        self.write_header(RING_START, 0, false)
     }
 
     /// Releases the space of objects before `durable`, which the bucket has.
@@ -505,71 +517,71 @@ impl Journal {
             return Ok(());
         }
         let at = self.records.get(gone).map_or(self.at, |(_, at)| *at);
-        self.put_head(at, self.head.tail_index + gone as u64, false)?;
+        self.write_header(at, self.head.tail_index + gone as u64, false)?;
         self.records.drain(..gone);
         Ok(())
     }
 
     /// Returns true if a record fits now.
     pub fn has_room_for(&self, draft: &PendingRecord) -> bool {
-        self.room(draft.room()).is_some()
+        self.find_space(draft.padded_len()).is_some()
     }
 
     /// Returns the first object that it has a record of.
-    pub fn first(&self) -> Option<u64> {
+    pub fn first_object(&self) -> Option<u64> {
         self.records.front().map(|(nth, _)| *nth)
     }
 
     /// Returns true if more than half of the ring is in use.
     pub fn is_half_full(&self) -> bool {
         let Some((_, tail)) = self.records.front() else { return false };
-        let ring = self.end() - RING;
+        let ring = self.end_offset() - RING_START;
         (self.at + ring - tail) % ring > ring / 2 || self.at == *tail
     }
 
     /// Returns true if a record of that length fits the empty journal.
     pub fn can_hold(&self, draft: &PendingRecord) -> bool {
-        draft.room() <= self.end() - RING
+        draft.padded_len() <= self.end_offset() - RING_START
     }
 
     /// Returns the offset for a record of that length, if there is space.
-    fn room(&self, len: u64) -> Option<u64> {
+    fn find_space(&self, len: u64) -> Option<u64> {
         let Some((_, tail)) = self.records.front() else {
-            return [self.at, RING].into_iter().find(|at| at + len <= self.end());
+            return [self.at, RING_START].into_iter().find(|at| at + len <= self.end_offset());
         };
         if self.at <= *tail {
             return (self.at + len <= *tail).then_some(self.at);
         }
-        if self.at + len <= self.end() {
+        if self.at + len <= self.end_offset() {
             return Some(self.at);
         }
-        (RING + len <= *tail).then_some(RING)
+        (RING_START + len <= *tail).then_some(RING_START)
     }
 
     /// Writes as many records as fit, waits until they are durable, and returns their number.
     pub fn write(&mut self, epoch: u32, drafts: &[PendingRecord]) -> Result<usize, Error> {
         let (durable, mut writes, mut done) = (self.nth, vec![], 0);
         for draft in drafts {
-            let Some(at) = self.room(draft.room()) else { break };
+            let Some(at) = self.find_space(draft.padded_len()) else { break };
             writes.push((at, self.encode(epoch, durable, draft)));
             self.records.push_back((draft.nth, at));
-            self.at = at + draft.room();
+            self.at = at + draft.padded_len();
             self.nth += 1;
             done += 1;
             self.kept.records += 1;
-            self.kept.bytes += draft.room();
+            self.kept.bytes += draft.padded_len();
         }
         if done > 0 {
-            self.flushed(writes)?;
+            self.write_and_flush(writes)?;
         }
         Ok(done)
     }
 
     fn encode(&self, epoch: u32, durable: u64, draft: &PendingRecord) -> Vec<u8> {
-        let mut out = Vec::with_capacity(draft.room() as usize);
+        let mut out = Vec::with_capacity(draft.padded_len() as usize);
         let flags = u64::from(draft.is_root) | u64::from(epoch) << 32;
         out.extend([0; 8]);
-        out.extend(RECORD);
+        out.extend(RECORD_MAGIC);
         for word in [self.nth, durable, draft.nth, flags, draft.runs.len() as u64, draft.len()] {
             out.extend(word.to_le_bytes());
         }
@@ -578,24 +590,24 @@ impl Journal {
             out.extend(run.count.to_le_bytes());
         }
         draft.bytes.iter().for_each(|bytes| out.extend_from_slice(bytes));
-        out.resize(draft.room() as usize, 0);
-        let sum = self.head.sum(&out[8..]);
+        out.resize(draft.padded_len() as usize, 0);
+        let sum = self.head.checksum(&out[8..]);
         out[..8].copy_from_slice(&sum.to_le_bytes());
         out
     }
 
     /// Writes a header over the older one of both.
-    fn put_head(&mut self, tail_at: u64, tail_nth: u64, is_empty: bool) -> Result<(), Error> {
+    fn write_header(&mut self, tail_at: u64, tail_nth: u64, is_empty: bool) -> Result<(), Error> {
         let (generation, durable) = (self.head.generation + 1, self.nth);
         let old = self.head.clone();
         self.head =
             JournalHeader { tail_at, tail_index: tail_nth, durable, is_empty, generation, ..old };
-        let at = HEADS[(generation % 2) as usize];
+        let at = HEADER_OFFSETS[(generation % 2) as usize];
         let bytes = self.head.encode();
-        self.flushed(vec![(at, bytes)])
+        self.write_and_flush(vec![(at, bytes)])
     }
 
-    fn flushed(&mut self, writes: Vec<(u64, Vec<u8>)>) -> Result<(), Error> {
+    fn write_and_flush(&mut self, writes: Vec<(u64, Vec<u8>)>) -> Result<(), Error> {
         self.kept.flushes += 1;
         let place = &self.local.place;
         write(&*self.local.disk, writes).map_err(|error| remote(format!("{place}: {error}")))
@@ -607,7 +619,7 @@ impl Journal {
 }
 
 /// A decoded record.
-struct Record {
+struct JournalRecord {
     number: u64,
     durable: u64,
     epoch: u32,
@@ -619,10 +631,10 @@ struct Record {
 }
 
 /// Adds a record to the unsent objects; returns the reason if it is invalid.
-fn add(waiting: &mut UnsentObjects, record: Record) -> Result<(), &'static str> {
-    let Record { epoch, nth, is_root, runs, bytes, .. } = record;
+fn add_unsent(waiting: &mut UnsentObjects, record: JournalRecord) -> Result<(), &'static str> {
+    let JournalRecord { epoch, nth, is_root, runs, bytes, .. } = record;
     let last = waiting.objects.last_key_value().map(|(nth, _)| *nth);
-    if nth >= COUNT_MAX {
+    if nth >= MAX_COUNTER {
         return Err("the number of an object");
     }
     match last {
@@ -638,7 +650,7 @@ fn add(waiting: &mut UnsentObjects, record: Record) -> Result<(), &'static str> 
     }
     let is_sane = |run: &SectorRun| run.count > 0 && run.sector.max(run.count) < 1 << 48;
     let sectors = runs.iter().filter(|run| is_sane(run)).map(|run| run.count).sum::<u64>();
-    if !runs.iter().all(is_sane) || sectors.checked_mul(SECTOR) != Some(bytes.len() as u64) {
+    if !runs.iter().all(is_sane) || sectors.checked_mul(SECTOR_BYTES) != Some(bytes.len() as u64) {
         return Err("the sectors of a record");
     }
     let empty = JournaledObject { is_root, runs: vec![], bytes: vec![] };
@@ -647,7 +659,7 @@ fn add(waiting: &mut UnsentObjects, record: Record) -> Result<(), &'static str> 
         return Err("an object that is too long");
     }
     for run in runs {
-        let has_room = has_room(&object.runs, run);
+        let has_room = can_append_run(&object.runs, run);
         match object.runs.last_mut() {
             Some(last) if last.sector + last.count == run.sector => last.count += run.count,
             _ if has_room => object.runs.push(run),
@@ -658,7 +670,7 @@ fn add(waiting: &mut UnsentObjects, record: Record) -> Result<(), &'static str> 
     Ok(())
 }
 
-fn damaged(place: &str, what: &str) -> Error {
+fn damaged_error(place: &str, what: &str) -> Error {
     remote(format!(
         "{place}: the journal is damaged: {what}; it is left as it is. What waits in it may have been \
          acknowledged: without it, --take-over opens the store with what the bucket has"

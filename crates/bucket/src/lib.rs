@@ -40,15 +40,15 @@ mod root;
 mod upload_queue;
 
 pub use api::{BucketApi, ListEntry, RequestError, RequestResult};
-pub use disk::{BucketDisk, Writing};
+pub use disk::{BucketDisk, BucketWriteState};
 pub use journal::{JournalDevice, JournalStatistics};
 pub use memory_bucket::{Faults, MemoryBucket, ServerGuarantees};
 pub use object_store_bucket::{ObjectStoreBucket, is_address};
 pub use options::BucketOptions;
-pub use retry::Requests;
+pub use retry::RequestStatistics;
 
 /// Unit of the disk, in bytes.
-const SECTOR: u64 = 512;
+const SECTOR_BYTES: u64 = 512;
 
 /// Longest object, in bytes: its transfer takes about as long as the latency of a request.
 const OBJECT_BYTES: u64 = 4 << 20;

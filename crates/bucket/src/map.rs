@@ -73,7 +73,7 @@ impl SectorMap {
     }
 
     /// Returns the mapped runs within these sectors, trimmed to them, in order; gaps are unmapped.
-    pub fn within(&self, run: SectorRun) -> Vec<(u64, MappedRun)> {
+    pub fn runs_within(&self, run: SectorRun) -> Vec<(u64, MappedRun)> {
         let end = run.sector.saturating_add(run.count);
         let first = self.pieces.range(..=run.sector).next_back().map_or(run.sector, |it| *it.0);
         let pieces = self.pieces.range(first..end).filter_map(|(&start, piece)| {
@@ -89,7 +89,7 @@ impl SectorMap {
     }
 
     /// Returns the objects with live sectors.
-    pub fn objects(&self) -> impl Iterator<Item = ObjectNumber> {
+    pub fn live_objects(&self) -> impl Iterator<Item = ObjectNumber> {
         self.alive.keys().copied()
     }
 }
@@ -101,18 +101,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_says_what_an_array_says() {
+    fn sector_map_matches_array() {
         let mut dice = Random::new(7);
         for _ in 0..200 {
             let (mut map, mut array) = (SectorMap::default(), [None; 64]);
             let mut dead = vec![];
             let mut given = vec![];
             for nth in 0..40 {
-                let sector = dice.below(60);
-                let run = SectorRun { sector, count: 1 + dice.below(64 - sector) };
+                let sector = dice.next_below(60);
+                let run = SectorRun { sector, count: 1 + dice.next_below(64 - sector) };
                 let object = ObjectNumber { epoch: 1, sequence: nth };
-                let from = dice.below(9);
-                let is_cleared = dice.below(5) == 0;
+                let from = dice.next_below(9);
+                let is_cleared = dice.next_below(5) == 0;
                 match is_cleared {
                     true => map.clear(run, &mut dead),
                     false => {
@@ -124,19 +124,19 @@ mod tests {
                     array[(sector + at) as usize] = (!is_cleared).then_some((object, from + at));
                 }
                 let mut seen = [None; 64];
-                for (start, piece) in map.within(SectorRun { sector: 0, count: 64 }) {
+                for (start, piece) in map.runs_within(SectorRun { sector: 0, count: 64 }) {
                     for at in 0..piece.count {
                         seen[(start + at) as usize] = Some((piece.object, piece.from + at));
                     }
                 }
                 assert_eq!(seen, array);
-                let part = map.within(SectorRun { sector: 10, count: 5 });
+                let part = map.runs_within(SectorRun { sector: 10, count: 5 });
                 let sectors: u64 = part.iter().map(|(_, piece)| piece.count).sum();
                 let expected = array[10..15].iter().flatten().count() as u64;
                 assert_eq!(sectors, expected);
                 for object in &given {
                     let is_alive = array.iter().flatten().any(|(it, _)| it == object);
-                    assert_eq!(is_alive, map.objects().any(|it| it == *object));
+                    assert_eq!(is_alive, map.live_objects().any(|it| it == *object));
                     assert_eq!(!is_alive, dead.contains(object));
                 }
             }

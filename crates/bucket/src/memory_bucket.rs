@@ -21,7 +21,7 @@ use parking_lot::Mutex;
 use crate::api::{BucketApi, ListEntry, RequestError, RequestResult};
 
 /// Objects of one page of a list.
-const PAGE: usize = 4;
+const LIST_PAGE_KEYS: usize = 4;
 
 /// Faults of a client: one request in so many, 0 for none.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -60,26 +60,26 @@ impl ServerGuarantees {
 
 /// A client of an in-memory bucket.
 pub struct MemoryBucket {
-    server: Arc<Mutex<Server>>,
-    client: Mutex<Client>,
+    server: Arc<Mutex<ServerState>>,
+    client: Mutex<ClientState>,
 }
 
-struct Server {
+struct ServerState {
     objects: BTreeMap<String, Bytes>,
     guarantees: ServerGuarantees,
     requests: u64,
     /// Time and change.
-    late: Vec<(u64, Change)>,
+    late: Vec<(u64, BucketChange)>,
 }
 
 #[derive(Clone)]
-enum Change {
+enum BucketChange {
     Put(String, Bytes),
     Create(String, Bytes),
     Delete(String),
 }
 
-struct Client {
+struct ClientState {
     faults: Faults,
     dice: Random,
     requests: u64,
@@ -87,7 +87,7 @@ struct Client {
 
 /// Result of a request.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Fate {
+enum RequestOutcome {
     Done,
     Refused,
     Lost,
@@ -104,26 +104,30 @@ impl Default for MemoryBucket {
 impl MemoryBucket {
     /// Creates an empty bucket whose server has only these guarantees.
     pub fn with_guarantees(promises: ServerGuarantees) -> Self {
-        let server =
-            Server { objects: BTreeMap::new(), guarantees: promises, requests: 0, late: vec![] };
-        Self::with(Arc::new(Mutex::new(server)), Faults::default())
+        let server = ServerState {
+            objects: BTreeMap::new(),
+            guarantees: promises,
+            requests: 0,
+            late: vec![],
+        };
+        Self::with_server(Arc::new(Mutex::new(server)), Faults::default())
     }
 
     /// Returns another client of the same bucket.
     #[must_use]
     pub fn client(&self, faults: Faults) -> Self {
-        Self::with(self.server.clone(), faults)
+        Self::with_server(self.server.clone(), faults)
     }
 
-    fn with(server: Arc<Mutex<Server>>, faults: Faults) -> Self {
-        let client = Client { faults, dice: Random::new(faults.seed), requests: 0 };
+    fn with_server(server: Arc<Mutex<ServerState>>, faults: Faults) -> Self {
+        let client = ClientState { faults, dice: Random::new(faults.seed), requests: 0 };
         Self { server, client: Mutex::new(client) }
     }
 
     /// Replaces the faults of this client.
-    pub fn set(&self, faults: Faults) {
+    pub fn set_faults(&self, faults: Faults) {
         let mut client = self.client.lock();
-        *client = Client { faults, dice: Random::new(faults.seed), requests: 0 };
+        *client = ClientState { faults, dice: Random::new(faults.seed), requests: 0 };
     }
 
     /// Returns all keys.
@@ -131,89 +135,89 @@ impl MemoryBucket {
         self.server.lock().objects.keys().cloned().collect()
     }
 
-    fn fate(&self) -> Fate {
+    fn draw_outcome(&self) -> RequestOutcome {
         let mut client = self.client.lock();
         client.requests += 1;
         let Faults { refused, lost, late, slow, dies_after, .. } = client.faults;
-        let mut is_one_of = |many: u64| many > 0 && client.dice.below(many) == 0;
+        let mut is_one_of = |many: u64| many > 0 && client.dice.next_below(many) == 0;
         let (is_refused, is_lost, is_late) = (is_one_of(refused), is_one_of(lost), is_one_of(late));
         let is_slow = is_one_of(slow);
-        let delay = client.dice.below(40);
+        let delay = client.dice.next_below(40);
         let is_dead = dies_after.is_some_and(|most| client.requests > most);
         // Its last requests may still arrive.
         let is_last = dies_after.is_some_and(|most| client.requests <= most + 8);
-        let arrives = is_dead && is_last && client.dice.below(3) == 0;
+        let arrives = is_dead && is_last && client.dice.next_below(3) == 0;
         drop(client);
         if is_slow {
             std::thread::sleep(Duration::from_micros(delay * 5));
         }
         match (is_dead, is_refused, is_lost, is_late) {
-            (true, ..) if arrives => Fate::Late(delay),
-            (true, ..) => Fate::Dead,
-            (_, true, ..) => Fate::Refused,
-            (_, _, true, _) => Fate::Lost,
-            (.., true) => Fate::Late(delay),
-            _ => Fate::Done,
+            (true, ..) if arrives => RequestOutcome::Late(delay),
+            (true, ..) => RequestOutcome::Dead,
+            (_, true, ..) => RequestOutcome::Refused,
+            (_, _, true, _) => RequestOutcome::Lost,
+            (.., true) => RequestOutcome::Late(delay),
+            _ => RequestOutcome::Done,
         }
     }
 
-    fn change(&self, change: Change) -> RequestResult<()> {
-        let fate = self.fate();
+    fn run_change(&self, change: BucketChange) -> RequestResult<()> {
+        let fate = self.draw_outcome();
         let mut server = self.server.lock();
         server.advance_time();
         match fate {
-            Fate::Done => server.apply(change),
-            Fate::Refused => Err(RequestError::Transient("503 slow down".to_owned())),
-            Fate::Lost => {
+            RequestOutcome::Done => server.apply(change),
+            RequestOutcome::Refused => Err(RequestError::Transient("503 slow down".to_owned())),
+            RequestOutcome::Lost => {
                 let _ = server.apply(change);
                 Err(RequestError::Transient("the connection broke".to_owned()))
             }
-            Fate::Late(delay) => {
+            RequestOutcome::Late(delay) => {
                 let due = server.requests + delay;
                 server.late.push((due, change));
                 Err(RequestError::Transient("no answer".to_owned()))
             }
-            Fate::Dead => Err(RequestError::Permanent("the machine is off".to_owned())),
+            RequestOutcome::Dead => Err(RequestError::Permanent("the machine is off".to_owned())),
         }
     }
 
-    fn look<T>(&self, look: impl FnOnce(&Server) -> RequestResult<T>) -> RequestResult<T> {
-        let fate = self.fate();
+    fn run_read<T>(&self, look: impl FnOnce(&ServerState) -> RequestResult<T>) -> RequestResult<T> {
+        let fate = self.draw_outcome();
         let mut server = self.server.lock();
         server.advance_time();
         match fate {
-            Fate::Done => look(&server),
-            Fate::Dead => Err(RequestError::Permanent("the machine is off".to_owned())),
+            RequestOutcome::Done => look(&server),
+            RequestOutcome::Dead => Err(RequestError::Permanent("the machine is off".to_owned())),
             _ => Err(RequestError::Transient("503 slow down".to_owned())),
         }
     }
 }
 
-impl Server {
+impl ServerState {
     /// Advances time: late requests may arrive.
     fn advance_time(&mut self) {
         self.requests += 1;
         let now = self.requests;
         let (due, late) = std::mem::take(&mut self.late).into_iter().partition(|it| it.0 <= now);
         self.late = late;
-        let due: Vec<(u64, Change)> = due;
+        let due: Vec<(u64, BucketChange)> = due;
         for (_, change) in due {
             let _ = self.apply(change);
         }
     }
 
-    fn apply(&mut self, change: Change) -> RequestResult<()> {
+    fn apply(&mut self, change: BucketChange) -> RequestResult<()> {
         match change {
-            Change::Create(key, _)
+            BucketChange::Create(key, _)
                 if self.guarantees.creates_once && self.objects.contains_key(&key) =>
             {
                 return Err(RequestError::AlreadyExists);
             }
-            Change::Put(key, bytes) | Change::Create(key, bytes) => {
+            BucketChange::Put(key, bytes) | BucketChange::Create(key, bytes) => {
                 self.objects.insert(key, bytes);
             }
-            Change::Delete(key) if self.guarantees.deletes => drop(self.objects.remove(&key)),
-            Change::Delete(_) => {}
+            BucketChange::Delete(key) if self.guarantees.deletes => drop(self.objects.remove(&key)),
+            BucketChange::Delete(_) => {}
         }
         Ok(())
     }
@@ -221,15 +225,15 @@ impl Server {
 
 impl BucketApi for MemoryBucket {
     fn put(&self, key: &str, bytes: Bytes) -> RequestResult<()> {
-        self.change(Change::Put(key.to_owned(), bytes))
+        self.run_change(BucketChange::Put(key.to_owned(), bytes))
     }
 
     fn create(&self, key: &str, bytes: Bytes) -> RequestResult<()> {
-        self.change(Change::Create(key.to_owned(), bytes))
+        self.run_change(BucketChange::Create(key.to_owned(), bytes))
     }
 
     fn get(&self, key: &str, range: Option<(u64, u64)>) -> RequestResult<Bytes> {
-        self.look(|server| {
+        self.run_read(|server| {
             let bytes = server.objects.get(key).ok_or(RequestError::NotFound)?;
             let Some((from, len)) = range.filter(|_| server.guarantees.ranges) else {
                 return Ok(bytes.clone());
@@ -241,13 +245,13 @@ impl BucketApi for MemoryBucket {
     }
 
     fn head(&self, key: &str) -> RequestResult<u64> {
-        self.look(|server| {
+        self.run_read(|server| {
             server.objects.get(key).map(|bytes| bytes.len() as u64).ok_or(RequestError::NotFound)
         })
     }
 
     fn delete(&self, key: &str) -> RequestResult<()> {
-        self.change(Change::Delete(key.to_owned()))
+        self.run_change(BucketChange::Delete(key.to_owned()))
     }
 
     fn list(&self, folder: &str) -> RequestResult<Vec<ListEntry>> {
@@ -255,7 +259,7 @@ impl BucketApi for MemoryBucket {
         let mut found: Vec<ListEntry> = vec![];
         // Page by page: a list is not atomic. It fails before the first page or not at all: a list
         // of many pages would never end.
-        self.look(|_| Ok(()))?;
+        self.run_read(|_| Ok(()))?;
         loop {
             let last = found.last().map_or(&folder, |listed| &listed.key).clone();
             let page = {
@@ -267,9 +271,9 @@ impl BucketApi for MemoryBucket {
                     key: key.clone(),
                     len_bytes: bytes.len() as u64,
                 };
-                within.take(PAGE).map(listed).collect::<Vec<_>>()
+                within.take(LIST_PAGE_KEYS).map(listed).collect::<Vec<_>>()
             };
-            let is_last = page.len() < PAGE;
+            let is_last = page.len() < LIST_PAGE_KEYS;
             found.extend(page);
             if is_last {
                 return Ok(found);

@@ -26,24 +26,24 @@ pub(crate) struct SectorRun {
 
 /// Decoded name of an object.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub(crate) enum Name {
+pub(crate) enum ObjectName {
     Epoch(u32),
     Root(ObjectNumber),
     Data(ObjectNumber, Vec<SectorRun>),
 }
 
 /// Longest name of data, without its folder: file systems allow 255 bytes.
-const NAME_MAX: usize = 240;
+const MAX_NAME_BYTES: usize = 240;
 /// Bound of sector numbers, larger than any disk.
-pub(crate) const SECTORS_MAX: u64 = 1 << 48;
+pub(crate) const MAX_SECTORS: u64 = 1 << 48;
 
-impl Name {
+impl ObjectName {
     pub fn key(&self) -> String {
         match self {
             Self::Epoch(epoch) => format!("epoch/{epoch:08x}"),
-            Self::Root(number) => format!("root/{}", number.text()),
+            Self::Root(number) => format!("root/{}", number.to_text()),
             Self::Data(number, runs) => {
-                let mut key = format!("data/{}", number.text());
+                let mut key = format!("data/{}", number.to_text());
                 for SectorRun { sector, count } in runs {
                     // Writing to a string cannot fail.
                     let _ = write!(key, "-{sector:x}.{count:x}");
@@ -53,7 +53,7 @@ impl Name {
         }
     }
 
-    pub fn of(key: &str) -> Option<Self> {
+    pub fn parse(key: &str) -> Option<Self> {
         let (folder, rest) = key.split_once('/')?;
         let mut parts = rest.split('-');
         let epoch = u32::from_str_radix(parts.next()?, 16).ok()?;
@@ -64,7 +64,7 @@ impl Name {
         match folder {
             "root" => parts.next().is_none().then_some(Self::Root(number)),
             "data" => {
-                let runs: Option<Vec<SectorRun>> = parts.map(run).collect();
+                let runs: Option<Vec<SectorRun>> = parts.map(parse_run).collect();
                 runs.filter(|runs| !runs.is_empty()).map(|runs| Self::Data(number, runs))
             }
             _ => None,
@@ -75,24 +75,24 @@ impl Name {
 }
 
 impl ObjectNumber {
-    fn text(self) -> String {
+    fn to_text(self) -> String {
         format!("{:08x}-{:010x}", self.epoch, self.sequence)
     }
 }
 
-fn run(text: &str) -> Option<SectorRun> {
+fn parse_run(text: &str) -> Option<SectorRun> {
     let (sector, count) = text.split_once('.')?;
     let sector = u64::from_str_radix(sector, 16).ok()?;
     let count = u64::from_str_radix(count, 16).ok()?;
-    let is_sane = count > 0 && sector < SECTORS_MAX && count < SECTORS_MAX;
+    let is_sane = count > 0 && sector < MAX_SECTORS && count < MAX_SECTORS;
     is_sane.then_some(SectorRun { sector, count })
 }
 
 /// Returns true if the name of an object with these runs and one more is short enough.
-pub(crate) fn has_room(runs: &[SectorRun], more: SectorRun) -> bool {
+pub(crate) fn can_append_run(runs: &[SectorRun], more: SectorRun) -> bool {
     let digits = |value: u64| value.max(1).ilog2() as usize / 4 + 1;
     let of = |run: &SectorRun| 2 + digits(run.sector) + digits(run.count);
-    19 + runs.iter().map(of).sum::<usize>() + of(&more) <= NAME_MAX
+    19 + runs.iter().map(of).sum::<usize>() + of(&more) <= MAX_NAME_BYTES
 }
 
 #[cfg(test)]
@@ -100,12 +100,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_come_back_and_nothing_else_is_one() {
+    fn object_names_round_trip() {
         let number = ObjectNumber { epoch: 42, sequence: 13 };
         let runs =
             vec![SectorRun { sector: 0x800, count: 64 }, SectorRun { sector: 0x10c2, count: 8 }];
-        for name in [Name::Epoch(42), Name::Root(number), Name::Data(number, runs)] {
-            assert_eq!(Name::of(&name.key()), Some(name.clone()), "{}", name.key());
+        for name in
+            [ObjectName::Epoch(42), ObjectName::Root(number), ObjectName::Data(number, runs)]
+        {
+            assert_eq!(ObjectName::parse(&name.key()), Some(name.clone()), "{}", name.key());
         }
         for other in [
             "data/0000002a-000000000d",
@@ -121,27 +123,31 @@ mod tests {
             "",
             "other/0000002a",
         ] {
-            assert_eq!(Name::of(other), None, "{other}");
+            assert_eq!(ObjectName::parse(other), None, "{other}");
         }
     }
 
     #[test]
-    fn names_are_sorted_as_what_they_name() {
+    fn object_names_sort_by_number() {
         let number = |epoch, nth| ObjectNumber { epoch, sequence: nth };
         let all = [number(1, 2), number(1, 30), number(2, 0), number(20, 1)];
         assert!(all.windows(2).all(|two| two[0] < two[1]));
-        assert!(all.windows(2).all(|two| Name::Root(two[0]).key() < Name::Root(two[1]).key()));
+        assert!(
+            all.windows(2)
+                .all(|two| ObjectName::Root(two[0]).key() < ObjectName::Root(two[1]).key())
+        );
     }
 
     #[test]
-    fn names_with_room_are_short_enough() {
+    fn names_fit_length_limit() {
         let run = SectorRun { sector: (1 << 40) - 1, count: 0x2000 };
         let mut runs = vec![];
-        while has_room(&runs, run) {
+        while can_append_run(&runs, run) {
             runs.push(run);
         }
         assert!(runs.len() >= 12, "{}", runs.len());
-        let key = Name::Data(ObjectNumber { epoch: u32::MAX, sequence: (1 << 40) - 1 }, runs).key();
-        assert!(key.len() <= "data/".len() + NAME_MAX, "{}", key.len());
+        let key =
+            ObjectName::Data(ObjectNumber { epoch: u32::MAX, sequence: (1 << 40) - 1 }, runs).key();
+        assert!(key.len() <= "data/".len() + MAX_NAME_BYTES, "{}", key.len());
     }
 }

@@ -18,23 +18,23 @@ use crate::api::{BucketApi, ListEntry, RequestError, RequestResult};
 use crate::clouds;
 
 /// Longest object that is read as a whole.
-const WHOLE_MAX: u64 = 64 << 20;
+const MAX_WHOLE_READ_BYTES: u64 = 64 << 20;
 
 /// A bucket, or a directory, at an address.
 pub struct ObjectStoreBucket {
     store: Arc<dyn ObjectStore>,
     /// Folder of all keys.
     prefix: Path,
-    network: Network,
+    network: NetworkRuntime,
 }
 
 /// A thread that drives network I/O. It ends when this is dropped.
-struct Network {
+struct NetworkRuntime {
     runtime: Handle,
     _alive: tokio::sync::oneshot::Sender<()>,
 }
 
-impl Network {
+impl NetworkRuntime {
     fn start() -> Result<Self, String> {
         let runtime = Builder::new_current_thread().enable_all().build();
         let runtime = runtime.map_err(|error| format!("no runtime for the network: {error}"))?;
@@ -69,14 +69,14 @@ impl ObjectStoreBucket {
         let (scheme, rest) = address.split_once("://").ok_or("not an address of a bucket")?;
         let (bucket, prefix) = rest.split_once('/').unwrap_or((rest, ""));
         let prefix = prefix.trim_matches('/');
-        let network = Network::start()?;
+        let network = NetworkRuntime::start()?;
         let store = match scheme {
-            "file" => return Self::directory(address, rest, makes, network),
+            "file" => return Self::open_directory(address, rest, makes, network),
             "s3" | "gs" | "az" if bucket.is_empty() => {
                 return Err(format!("{address}: no bucket is named; {scheme}://BUCKET/PREFIX"));
             }
             "s3" | "gs" | "az" => {
-                clouds::store(scheme, bucket, address, timeout, &network.runtime)?
+                clouds::open_cloud_store(scheme, bucket, address, timeout, &network.runtime)?
             }
             _ => {
                 return Err(format!(
@@ -84,10 +84,15 @@ impl ObjectStoreBucket {
                 ));
             }
         };
-        Ok(Self { store, prefix: folder(address, prefix)?, network })
+        Ok(Self { store, prefix: prefix_path(address, prefix)?, network })
     }
 
-    fn directory(address: &str, path: &str, makes: bool, network: Network) -> Result<Self, String> {
+    fn open_directory(
+        address: &str,
+        path: &str,
+        makes: bool,
+        network: NetworkRuntime,
+    ) -> Result<Self, String> {
         if !path.starts_with('/') {
             return Err(format!("{address}: file:// and an absolute path: file:///DIRECTORY"));
         }
@@ -138,7 +143,7 @@ impl BucketApi for ObjectStoreBucket {
         let range = range.map(|(from, len)| GetRange::Bounded(from..from + len));
         let most = match &range {
             Some(GetRange::Bounded(range)) => range.end - range.start,
-            _ => WHOLE_MAX,
+            _ => MAX_WHOLE_READ_BYTES,
         };
         let options = GetOptions { range, ..GetOptions::default() };
         self.network
@@ -202,7 +207,7 @@ impl BucketApi for ObjectStoreBucket {
 }
 
 /// Returns the folder of a prefix, with its characters unescaped. Repeated slashes count as one.
-fn folder(address: &str, prefix: &str) -> Result<Path, String> {
+fn prefix_path(address: &str, prefix: &str) -> Result<Path, String> {
     let names: Vec<&str> = prefix.split('/').filter(|name| !name.is_empty()).collect();
     let is_odd = |name: &&&str| {
         matches!(**name, "." | "..") || name.contains(|c: char| c.is_ascii_control())
@@ -225,7 +230,7 @@ fn to_request_error(error: &Error) -> RequestError {
         }
         Error::NotFound { .. } => RequestError::NotFound,
         Error::AlreadyExists { .. } | Error::Precondition { .. } => RequestError::AlreadyExists,
-        Error::Generic { .. } if is_malformed(&error_with_causes(error)) => {
+        Error::Generic { .. } if is_malformed_request(&error_with_causes(error)) => {
             RequestError::Denied(error_message(error))
         }
         Error::PermissionDenied { .. } | Error::Unauthenticated { .. } => {
@@ -240,7 +245,7 @@ fn to_request_error(error: &Error) -> RequestError {
 
 /// Returns true if the error text reports status 400, except `RequestTimeout`, which S3 sends with
 /// the same status.
-fn is_malformed(told: &str) -> bool {
+fn is_malformed_request(told: &str) -> bool {
     told.contains("400 Bad Request") && !told.contains("RequestTimeout")
 }
 
@@ -293,21 +298,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_prefix_is_taken_as_it_is() {
+    fn prefix_characters_are_kept() {
         for prefix in ["a/b", "tilde~", "ünï", "x#y", "50%", "%41", "*?[1]", "two words", "{|}^`\\"]
         {
-            assert_eq!(folder("s3://b", prefix).unwrap().as_ref(), prefix);
+            assert_eq!(prefix_path("s3://b", prefix).unwrap().as_ref(), prefix);
         }
-        assert_eq!(folder("s3://b", "a//b").unwrap().as_ref(), "a/b");
-        assert!(folder("s3://b", "").unwrap().is_root());
+        assert_eq!(prefix_path("s3://b", "a//b").unwrap().as_ref(), "a/b");
+        assert!(prefix_path("s3://b", "").unwrap().is_root());
         for prefix in ["a/../b", ".", "new\nline"] {
-            let said = folder("s3://b", prefix).unwrap_err();
+            let said = prefix_path("s3://b", prefix).unwrap_err();
             assert!(said.contains("cannot be in a prefix"), "{said}");
         }
     }
 
     #[test]
-    fn what_a_server_says_is_told_in_a_sentence() {
+    fn server_errors_become_one_sentence() {
         let said =
             |text: &str| to_request_error(&Error::Generic { store: "S3", source: text.into() });
         let name = said("status code: 400 Bad Request: <Code>InvalidBucketName</Code>");

@@ -28,15 +28,15 @@ use bytes::Bytes;
 use draconis_device::Error;
 use parking_lot::Mutex;
 
-use crate::SECTOR;
+use crate::SECTOR_BYTES;
 use crate::api::{BucketApi, RequestError};
-use crate::cache::Cache;
+use crate::cache::ChunkCache;
 use crate::disk::{BucketDisk, OpenedBucket};
-use crate::epoch::{Epoch, youngest};
+use crate::epoch::{Epoch, newest_epoch};
 use crate::journal::{Journal, JournalDevice, JournaledObject, UnsentObjects};
-use crate::listing::list;
+use crate::listing::list_objects;
 use crate::map::SectorMap;
-use crate::name::{Name, ObjectNumber, SectorRun};
+use crate::name::{ObjectName, ObjectNumber, SectorRun};
 use crate::options::BucketOptions;
 use crate::remote;
 use crate::retry::RetryingStore;
@@ -44,9 +44,9 @@ use crate::root::{EDGE_SECTORS, Root};
 use crate::upload_queue::WritePolicy;
 
 /// Most attempts of readers to list an unchanged store.
-const ATTEMPTS: usize = 50;
+const MAX_LIST_ATTEMPTS: usize = 50;
 /// Most lost objects that an error names.
-const NAMED: usize = 4;
+const MAX_NAMED_OBJECTS: usize = 4;
 
 impl Default for BucketOptions {
     fn default() -> Self {
@@ -71,16 +71,15 @@ impl BucketOptions {
         RetryingStore::new(engine, address, self.deadline, self.pause)
     }
 
-    fn disk(
+    fn open_disk(
         &self,
         bucket: RetryingStore,
         opened: OpenedBucket,
         mut journal: Option<Journal>,
     ) -> Result<BucketDisk, Error> {
-        let cache = self
-            .cache
-            .as_ref()
-            .map(|(dir, most_bytes)| Cache::open(dir, *most_bytes, opened.root.id).map_err(remote));
+        let cache = self.cache.as_ref().map(|(dir, most_bytes)| {
+            ChunkCache::open(dir, *most_bytes, opened.root.id).map_err(remote)
+        });
         let gives_back = self.is_mount || journal.is_some();
         let pace =
             WritePolicy { commit: self.commit, lanes: self.lanes, releases_epoch: gives_back };
@@ -104,15 +103,15 @@ impl BucketDisk {
         options: &BucketOptions,
     ) -> Result<Self, Error> {
         let bucket = options.retrying_store(engine, address);
-        let sectors = len_bytes / SECTOR;
+        let sectors = len_bytes / SECTOR_BYTES;
         if sectors < EDGE_SECTORS * 4 {
             return Err(remote(format!("{address}: {len_bytes} bytes are too few for a disk")));
         }
         crate::probe::probe_guarantees(&bucket, options.token)?;
         let there = || remote(format!("{address} holds a store; --force overwrites it"));
         // The check must not fence its current writer.
-        let names = list(&bucket, "")?;
-        if !over && newest(&names).is_some() {
+        let names = list_objects(&bucket, "")?;
+        if !over && newest_root(&names).is_some() {
             return Err(there());
         }
         let journal = match &options.journal {
@@ -123,10 +122,10 @@ impl BucketDisk {
             },
         };
         let (epoch, [roots, names]) = Epoch::claim(&bucket, options, journal.as_ref(), names)?;
-        if !over && newest(&roots).is_some() {
+        if !over && newest_root(&roots).is_some() {
             return Err(there());
         }
-        let dead = names.keys().filter(|name| !matches!(name, Name::Epoch(_)));
+        let dead = names.keys().filter(|name| !matches!(name, ObjectName::Epoch(_)));
         let opened = OpenedBucket {
             root: Root { id: options.token, sectors, ..Root::default() },
             map: SectorMap::default(),
@@ -135,9 +134,9 @@ impl BucketDisk {
             epoch: Some(epoch),
             end: 0,
         };
-        let disk = options.disk(bucket, opened, journal)?;
+        let disk = options.open_disk(bucket, opened, journal)?;
         disk.write_root()?;
-        disk.begin();
+        disk.finish_opening();
         Ok(disk)
     }
 
@@ -152,27 +151,27 @@ impl BucketDisk {
     ) -> Result<Self, Error> {
         let bucket = options.retrying_store(engine, address);
         // A bucket without a store gets no epoch.
-        let names = list(&bucket, "")?;
-        if newest(&names).is_none() {
-            return Err(nothing(address));
+        let names = list_objects(&bucket, "")?;
+        if newest_root(&names).is_none() {
+            return Err(no_store_error(address));
         }
         let journal = match &options.journal {
             None => None,
             Some(local) => Some(open_journal_and_upload(&bucket, options, local, &names)?),
         };
         let (epoch, [roots, names]) = Epoch::claim(&bucket, options, journal.as_ref(), names)?;
-        let newest = newest(&roots).ok_or_else(|| nothing(address))?;
+        let newest = newest_root(&roots).ok_or_else(|| no_store_error(address))?;
         let root = read_root(&bucket, newest).map_err(|trouble| match trouble {
             // Only a newer writer deletes it.
             RequestError::NotFound => epoch.fenced_error(&bucket),
-            trouble => bucket.error("reading", &Name::Root(newest).key(), &trouble),
+            trouble => bucket.error("reading", &ObjectName::Root(newest).key(), &trouble),
         })?;
         let opened = live_objects(&names, newest, root, Some(epoch));
-        let disk = options.disk(bucket, opened, journal)?;
+        let disk = options.open_disk(bucket, opened, journal)?;
         if options.is_mount {
             disk.write_root()?;
         }
-        disk.begin();
+        disk.finish_opening();
         Ok(disk)
     }
 
@@ -189,39 +188,40 @@ impl BucketDisk {
         if let Some(local) = &options.journal {
             let (journal, waiting) = Journal::open(local)?;
             if !waiting.objects.is_empty() {
-                let place = journal.place();
+                let place = journal.location();
                 return Err(remote(format!(
                     "{place} has what {address} has not yet, and reading sends nothing: a command \
                      that changes the store does, with --journal {place}"
                 )));
             }
         }
-        for _ in 0..ATTEMPTS {
-            let found = newest(&list(&bucket, "root")?).ok_or_else(|| nothing(address))?;
+        for _ in 0..MAX_LIST_ATTEMPTS {
+            let found = newest_root(&list_objects(&bucket, "root")?)
+                .ok_or_else(|| no_store_error(address))?;
             let root = match read_root(&bucket, found) {
                 Ok(root) => root,
                 Err(RequestError::NotFound) => continue,
                 Err(trouble) => {
-                    return Err(bucket.error("reading", &Name::Root(found).key(), &trouble));
+                    return Err(bucket.error("reading", &ObjectName::Root(found).key(), &trouble));
                 }
             };
-            let names = list(&bucket, "data")?;
-            if newest(&list(&bucket, "root")?) == Some(found) {
+            let names = list_objects(&bucket, "data")?;
+            if newest_root(&list_objects(&bucket, "root")?) == Some(found) {
                 let opened = live_objects(&names, found, root, None);
-                return options.disk(bucket, opened, None);
+                return options.open_disk(bucket, opened, None);
             }
         }
         Err(remote(format!("{address} changed each time it was listed; try again")))
     }
 }
 
-fn nothing(address: &str) -> Error {
+fn no_store_error(address: &str) -> Error {
     remote(format!("{address}: no store is there; draconis store create {address} makes one"))
 }
 
 /// Returns the error for a journal with data of another store.
 fn other_store_error(journal: &Journal, address: &str) -> Error {
-    let (place, (_, other)) = (journal.place(), journal.store());
+    let (place, (_, other)) = (journal.location(), journal.store_identity());
     remote(format!(
         "{place} has what waits for {other}, not for the store at {address}: open that one with \
          --journal {place} first, or use another file"
@@ -233,16 +233,16 @@ fn open_journal_and_upload(
     bucket: &RetryingStore,
     options: &BucketOptions,
     local: &JournalDevice,
-    names: &BTreeMap<Name, u64>,
+    names: &BTreeMap<ObjectName, u64>,
 ) -> Result<Journal, Error> {
     let (mut journal, waiting) = Journal::open(local)?;
     if waiting.objects.is_empty() {
         return Ok(journal);
     }
-    let newest = newest(names).ok_or_else(|| nothing(&bucket.address))?;
+    let newest = newest_root(names).ok_or_else(|| no_store_error(&bucket.address))?;
     let root = read_root(bucket, newest)
-        .map_err(|trouble| bucket.error("reading", &Name::Root(newest).key(), &trouble))?;
-    if root.id != journal.store().0 {
+        .map_err(|trouble| bucket.error("reading", &ObjectName::Root(newest).key(), &trouble))?;
+    if root.id != journal.store_identity().0 {
         return Err(other_store_error(&journal, &bucket.address));
     }
     // A machine without the journal may have uploaded everything before.
@@ -250,7 +250,7 @@ fn open_journal_and_upload(
         true => live_objects(names, newest, root, None).end,
         false => root.epoch_ends.get(&waiting.epoch).copied().unwrap_or(0),
     };
-    let mine = match youngest(names) == waiting.epoch {
+    let mine = match newest_epoch(names) == waiting.epoch {
         true => Epoch::find_by_journal(bucket, waiting.epoch, &journal)?,
         false => None,
     };
@@ -260,9 +260,9 @@ fn open_journal_and_upload(
         Some(epoch) => {
             // Every later opening will reassemble the same objects.
             journal.persist_replay()?;
-            let sent = send(bucket, options.lanes, &waiting, newest, names)?;
+            let sent = upload_unsent(bucket, options.lanes, &waiting, newest, names)?;
             match epoch.is_current(bucket) {
-                Ok(true) => log::info!("{sent} objects of {} were sent", journal.place()),
+                Ok(true) => log::info!("{sent} objects of {} were sent", journal.location()),
                 Ok(false) => return Err(fenced_journal_error(bucket, &journal, &waiting, end)),
                 Err(trouble) => return Err(bucket.error("asking for", &epoch.key(), &trouble)),
             }
@@ -275,12 +275,12 @@ fn open_journal_and_upload(
 
 /// Uploads unsent objects under their names. A root is uploaded once all before it are there.
 /// Returns the number of uploads.
-fn send(
+fn upload_unsent(
     bucket: &RetryingStore,
     lanes: usize,
     waiting: &UnsentObjects,
     newest: ObjectNumber,
-    names: &BTreeMap<Name, u64>,
+    names: &BTreeMap<ObjectName, u64>,
 ) -> Result<u64, Error> {
     let epoch = waiting.epoch;
     // Objects before a root were uploaded before it; some may have been deleted since.
@@ -288,7 +288,7 @@ fn send(
     let there: BTreeSet<u64> = names
         .keys()
         .filter_map(|name| match name {
-            Name::Data(number, _) if number.epoch == epoch => Some(number.sequence),
+            ObjectName::Data(number, _) if number.epoch == epoch => Some(number.sequence),
             _ => None,
         })
         .collect();
@@ -324,16 +324,16 @@ fn fenced_journal_error(
     waiting: &UnsentObjects,
     end: u64,
 ) -> Error {
-    let (place, address, epoch) = (journal.place(), &bucket.address, waiting.epoch);
-    let who = Epoch::at(epoch).fenced_by(bucket);
+    let (place, address, epoch) = (journal.location(), &bucket.address, waiting.epoch);
+    let who = Epoch::with_number(epoch).fenced_by(bucket);
     let lost: Vec<(&u64, &JournaledObject)> = waiting.objects.range(end..).collect();
     let bytes: usize = lost.iter().map(|(_, object)| object.bytes.len()).sum();
     let name = |(nth, object): &(&u64, &JournaledObject)| {
         object.key(ObjectNumber { epoch, sequence: **nth })
     };
-    let mut keys: Vec<String> = lost.iter().take(NAMED).map(name).collect();
-    if lost.len() > NAMED {
-        keys.push(format!("{} more", lost.len() - NAMED));
+    let mut keys: Vec<String> = lost.iter().take(MAX_NAMED_OBJECTS).map(name).collect();
+    if lost.len() > MAX_NAMED_OBJECTS {
+        keys.push(format!("{} more", lost.len() - MAX_NAMED_OBJECTS));
     }
     remote(format!(
         "{address} was taken over by {who}, without what only {place} has: {}, {bytes} bytes. They \
@@ -343,22 +343,22 @@ fn fenced_journal_error(
     ))
 }
 
-fn newest(names: &BTreeMap<Name, u64>) -> Option<ObjectNumber> {
+fn newest_root(names: &BTreeMap<ObjectName, u64>) -> Option<ObjectNumber> {
     let roots = names.keys().filter_map(|name| match name {
-        Name::Root(number) => Some(*number),
+        ObjectName::Root(number) => Some(*number),
         _ => None,
     });
     roots.max()
 }
 
 fn read_root(bucket: &RetryingStore, number: ObjectNumber) -> Result<Root, RequestError> {
-    let bytes = bucket.get(&Name::Root(number).key(), None)?;
+    let bytes = bucket.get(&ObjectName::Root(number).key(), None)?;
     Root::decode(&bytes).map_err(|what| RequestError::Permanent(format!("damaged: {what}")))
 }
 
 /// Returns the live objects and their sectors.
 fn live_objects(
-    names: &BTreeMap<Name, u64>,
+    names: &BTreeMap<ObjectName, u64>,
     newest: ObjectNumber,
     mut root: Root,
     epoch: Option<Epoch>,
@@ -366,10 +366,12 @@ fn live_objects(
     let mine = epoch.as_ref().map(|epoch| epoch.number);
     let is_sane = |runs: &[SectorRun], len_bytes: u64| {
         let sectors: u64 = runs.iter().map(|run| run.count).sum();
-        sectors.checked_mul(SECTOR) == Some(len_bytes)
+        sectors.checked_mul(SECTOR_BYTES) == Some(len_bytes)
     };
     let data = names.iter().filter_map(|(name, len_bytes)| match name {
-        Name::Data(number, runs) => Some((*number, (runs, is_sane(runs, *len_bytes), name.key()))),
+        ObjectName::Data(number, runs) => {
+            Some((*number, (runs, is_sane(runs, *len_bytes), name.key())))
+        }
         _ => None,
     });
     let data: BTreeMap<ObjectNumber, (&Vec<SectorRun>, bool, String)> = data.collect();
@@ -396,22 +398,22 @@ fn live_objects(
         keys.insert(number, Arc::from(key));
         let mut from = 0;
         for run in runs {
-            if let Some((skipped, within)) = root.between_ends(*run) {
+            if let Some((skipped, within)) = root.clip_to_objects(*run) {
                 map.set(within, number, from + skipped, &mut gone);
             }
             from += run.count;
         }
     }
     // Objects without references, or only beyond the current ends, are not needed.
-    let alive: HashSet<ObjectNumber> = map.objects().collect();
+    let alive: HashSet<ObjectNumber> = map.live_objects().collect();
     dead.extend(keys.extract_if(|number, _| !alive.contains(number)).map(|(_, key)| key));
-    let is_old = |name: &&Name| match name {
-        Name::Root(number) => mine.is_some_and(|mine| number.epoch < mine),
+    let is_old = |name: &&ObjectName| match name {
+        ObjectName::Root(number) => mine.is_some_and(|mine| number.epoch < mine),
         _ => false,
     };
     dead.extend(names.keys().filter(is_old).map(|name| name.key().into()));
     // An epoch without objects needs no end: its late objects are not live then.
-    let epochs: BTreeSet<u32> = map.objects().map(|number| number.epoch).collect();
+    let epochs: BTreeSet<u32> = map.live_objects().map(|number| number.epoch).collect();
     root.epoch_ends.retain(|epoch, _| epochs.contains(epoch));
     OpenedBucket { root, map, names: keys, garbage: dead, epoch, end }
 }

@@ -20,17 +20,17 @@ use bytes::Bytes;
 use parking_lot::{Condvar, Mutex};
 
 /// First window, in bytes: worth a request, and a small loss if no read follows.
-const FIRST_BYTES: u64 = 256 << 10;
+const FIRST_WINDOW_BYTES: u64 = 256 << 10;
 /// Longest window, in bytes: its transfer takes longer than the latency of a request.
 pub(crate) const MAX_WINDOW_BYTES: u64 = 1 << 20;
 /// Most cached windows.
-const WINDOWS: usize = 24;
+const MAX_WINDOWS: usize = 24;
 /// Most sequential readers that are tracked.
-const STREAMS: usize = 16;
+const MAX_STREAMS: usize = 16;
 /// Largest gap between sequential reads: a header, or bytes that were in memory.
-const GAP_BYTES: u64 = 64 << 10;
+const MAX_GAP_BYTES: u64 = 64 << 10;
 /// Windows requested ahead of a reader.
-const AHEAD: usize = 3;
+const WINDOWS_AHEAD: usize = 3;
 
 /// A range of an object.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -45,7 +45,7 @@ impl ObjectRange {
         self.from + self.len
     }
 
-    fn has(&self, other: &Self) -> bool {
+    fn contains(&self, other: &Self) -> bool {
         self.key == other.key && self.from <= other.from && other.end() <= self.end()
     }
 }
@@ -63,7 +63,7 @@ struct Window {
 }
 
 /// A sequential reader.
-struct Stream {
+struct SequentialReader {
     /// Key and range of its last read.
     key: Arc<str>,
     from: u64,
@@ -77,7 +77,7 @@ struct Stream {
 struct ReadAheadState {
     windows: VecDeque<Window>,
     /// In order of use, the newest last.
-    streams: VecDeque<Stream>,
+    streams: VecDeque<SequentialReader>,
 }
 
 /// Read-ahead of objects.
@@ -107,7 +107,7 @@ impl ReadAhead {
     ) -> (ReadAction, Vec<ObjectRange>) {
         let mut state = self.state.lock();
         let mut more = state.advance_reader(wanted, &len_of, &next);
-        while let Some(nth) = state.windows.iter().position(|it| it.span.has(wanted)) {
+        while let Some(nth) = state.windows.iter().position(|it| it.span.contains(wanted)) {
             let window = &mut state.windows[nth];
             match &window.held {
                 WindowState::Here(bytes) => {
@@ -160,22 +160,28 @@ impl ReadAheadState {
         len_of: &impl Fn(&str) -> u64,
         next: &impl Fn(&str) -> Option<Arc<str>>,
     ) -> Vec<ObjectRange> {
-        let is_next = |stream: &Stream| match stream.key == wanted.key {
-            true => (stream.at..=stream.at + GAP_BYTES).contains(&wanted.from),
+        let is_next = |stream: &SequentialReader| match stream.key == wanted.key {
+            true => (stream.at..=stream.at + MAX_GAP_BYTES).contains(&wanted.from),
             // At the end of an object it continues with the next.
             false => {
-                wanted.from <= GAP_BYTES
-                    && stream.at + GAP_BYTES >= len_of(&stream.key)
+                wanted.from <= MAX_GAP_BYTES
+                    && stream.at + MAX_GAP_BYTES >= len_of(&stream.key)
                     && next(&stream.key).is_some_and(|key| key == wanted.key)
             }
         };
         let found = self.streams.iter().position(is_next);
         let Some(mut stream) = found.and_then(|nth| self.streams.remove(nth)) else {
-            if self.streams.len() >= STREAMS {
+            if self.streams.len() >= MAX_STREAMS {
                 self.streams.pop_front();
             }
             let (key, from, at) = (wanted.key.clone(), wanted.from, wanted.end());
-            self.streams.push_back(Stream { key, from, at, ahead: None, window: FIRST_BYTES });
+            self.streams.push_back(SequentialReader {
+                key,
+                from,
+                at,
+                ahead: None,
+                window: FIRST_WINDOW_BYTES,
+            });
             return vec![];
         };
         // Windows before `wanted` are read to their end, maybe by a read across it.
@@ -197,7 +203,7 @@ impl ReadAheadState {
             };
             state.windows.iter().filter(|window| is_left(&window.span)).count()
         };
-        while left(self) < AHEAD || last.key == wanted.key && last.end() < wanted.end() {
+        while left(self) < WINDOWS_AHEAD || last.key == wanted.key && last.end() < wanted.end() {
             let (key, from) = match last.end() < len_of(&last.key) {
                 true => (last.key.clone(), last.end()),
                 // No further than one object.
@@ -221,7 +227,7 @@ impl ReadAheadState {
             }
             stream.window = (stream.window * 2).min(MAX_WINDOW_BYTES);
             last = ObjectRange { key, from, len };
-            if self.windows.len() >= WINDOWS {
+            if self.windows.len() >= MAX_WINDOWS {
                 self.windows.pop_front();
             }
             self.windows.push_back(Window { span: last.clone(), held: WindowState::Waits });
@@ -237,9 +243,9 @@ impl ReadAheadState {
 mod tests {
     use super::*;
 
-    const LEN: u64 = 4 << 20;
+    const OBJECT_LEN: u64 = 4 << 20;
 
-    fn span(key: &str, from: u64, len: u64) -> ObjectRange {
+    fn test_range(key: &str, from: u64, len: u64) -> ObjectRange {
         ObjectRange { key: key.into(), from, len }
     }
 
@@ -257,11 +263,11 @@ mod tests {
     impl Reader {
         fn read(&mut self, wanted: &ObjectRange) {
             let next = |key: &str| (key == "a").then(|| Arc::from("b"));
-            let (step, more) = self.ahead.read(wanted, |_| LEN, next);
+            let (step, more) = self.ahead.read(wanted, |_| OBJECT_LEN, next);
             let bytes_here = match step {
                 ReadAction::Here(bytes) => bytes,
                 ReadAction::Ask(asked) => {
-                    assert!(asked.has(wanted), "{asked:?} for {wanted:?}");
+                    assert!(asked.contains(wanted), "{asked:?} for {wanted:?}");
                     self.asked.push(asked.clone());
                     let came = bytes(&asked);
                     self.ahead.complete_window(&asked, Some(&came));
@@ -280,49 +286,50 @@ mod tests {
     }
 
     #[test]
-    fn who_reads_on_asks_for_much_at_once_and_for_nothing_twice() {
+    fn sequential_reads_use_large_requests_once() {
         for (step, gap) in [(64 << 10, 0), (60 << 10, 4 << 10), (5000, 0), (256 << 10, 0)] {
             let mut reader = Reader::default();
             for key in ["a", "b"] {
-                let places = (0..).map(|nth| nth * (step + gap)).take_while(|at| at + step <= LEN);
-                places.for_each(|at| reader.read(&span(key, at, step)));
+                let places =
+                    (0..).map(|nth| nth * (step + gap)).take_while(|at| at + step <= OBJECT_LEN);
+                places.for_each(|at| reader.read(&test_range(key, at, step)));
             }
             let count = reader.asked.len();
             // A range in two windows is requested separately.
             assert!(count <= 24, "{count}: {:?}", reader.asked);
             let all: u64 = reader.asked.iter().map(|span| span.len).sum();
             // The first read, before the sequence was detected, may be repeated.
-            assert!(all <= 2 * LEN + 12 * step, "{all}");
+            assert!(all <= 2 * OBJECT_LEN + 12 * step, "{all}");
             assert!(reader.ahead.state.lock().windows.len() <= 1, "read, and kept");
         }
     }
 
     #[test]
-    fn readers_do_not_disturb_each_other_and_who_jumps_gets_what_it_asks_for() {
+    fn concurrent_readers_are_independent() {
         let mut reader = Reader::default();
         for nth in 0..32u64 {
-            reader.read(&span("a", nth << 16, 1 << 16));
-            reader.read(&span("a", (2 << 20) + (nth << 16), 1 << 16));
+            reader.read(&test_range("a", nth << 16, 1 << 16));
+            reader.read(&test_range("a", (2 << 20) + (nth << 16), 1 << 16));
         }
         assert!(reader.asked.len() <= 16, "{:?}", reader.asked);
         let mut reader = Reader::default();
         for nth in 0..100u64 {
-            reader.read(&span("a", nth * 7 % 64 * (65 << 10), 4096));
+            reader.read(&test_range("a", nth * 7 % 64 * (65 << 10), 4096));
         }
         assert!(reader.asked.iter().all(|span| span.len == 4096), "{:?}", reader.asked);
     }
 
     #[test]
-    fn what_did_not_come_is_asked_for_by_who_needs_it() {
+    fn failed_read_ahead_is_requested_by_reader() {
         let ahead = ReadAhead::default();
-        let read = |at: u64| ahead.read(&span("a", at, 1000), |_| LEN, |_| None);
+        let read = |at: u64| ahead.read(&test_range("a", at, 1000), |_| OBJECT_LEN, |_| None);
         let (ReadAction::Ask(_), more) = read(0) else { panic!("nothing is there") };
         assert!(more.is_empty());
         let (ReadAction::Ask(first), more) = read(1000) else { panic!("nothing is there") };
-        assert_eq!((first.from, first.len, more.len()), (1000, FIRST_BYTES, AHEAD));
+        assert_eq!((first.from, first.len, more.len()), (1000, FIRST_WINDOW_BYTES, WINDOWS_AHEAD));
         ahead.complete_window(&first, None);
         let (ReadAction::Ask(again), _) = read(2000) else { panic!("nothing came") };
-        assert_eq!(again, span("a", 2000, 1000));
+        assert_eq!(again, test_range("a", 2000, 1000));
         // A reader that needs a queued window claims it.
         let (ReadAction::Ask(second), _) = read(more[0].from) else { panic!("nothing came") };
         assert_eq!(second, more[0]);

@@ -43,7 +43,7 @@ impl RequestThreads {
         }
         let lanes = self.clone();
         let spawned =
-            std::thread::Builder::new().name("bucket".to_owned()).spawn(move || lanes.work());
+            std::thread::Builder::new().name("bucket".to_owned()).spawn(move || lanes.run_jobs());
         match spawned {
             Ok(thread) => queue.threads.push(thread),
             // Existing threads will run it.
@@ -61,7 +61,7 @@ impl RequestThreads {
         }
     }
 
-    fn work(&self) {
+    fn run_jobs(&self) {
         let mut queue = self.queue.lock();
         loop {
             if let Some(job) = queue.jobs.pop_front() {
@@ -79,7 +79,7 @@ impl RequestThreads {
     }
 
     /// Waits until all jobs are done; none may be pushed afterwards.
-    pub fn end(&self) {
+    pub fn finish(&self) {
         let threads = {
             let mut queue = self.queue.lock();
             queue.is_over = true;
@@ -99,7 +99,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn all_is_done_before_the_end_and_no_more_at_once_than_there_are_lanes() {
+    fn all_jobs_finish_within_thread_limit() {
         let lanes = RequestThreads::new(3);
         let counts: Arc<[AtomicU64; 3]> = Arc::default();
         for _ in 0..200 {
@@ -112,7 +112,7 @@ mod tests {
                 counts[2].fetch_add(1, Ordering::SeqCst);
             });
         }
-        lanes.end();
+        lanes.finish();
         assert_eq!(counts[2].load(Ordering::SeqCst), 200);
         assert!(counts[1].load(Ordering::SeqCst) <= 3);
     }

@@ -19,13 +19,13 @@ use draconis_device::{Error, Random};
 use crate::api::{BucketApi, ListEntry, RequestError, RequestResult};
 
 /// Deadline of the first answer.
-const FIRST_ANSWER: Duration = Duration::from_secs(10);
+const FIRST_RESPONSE_DEADLINE: Duration = Duration::from_secs(10);
 /// Longest pause between retries.
-const PAUSE_MAX: Duration = Duration::from_secs(3);
+const MAX_RETRY_PAUSE: Duration = Duration::from_secs(3);
 
 /// Numbers of requests of each kind, including retries.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Requests {
+pub struct RequestStatistics {
     /// Objects written, or attempted.
     pub puts: u64,
     /// Objects read, whole or in part.
@@ -100,19 +100,19 @@ impl RetryingStore {
     }
 
     /// Enables retries again after a time without answers.
-    pub fn expect_answers(&self) {
+    pub fn enable_retries(&self) {
         self.is_away.store(false, Ordering::Relaxed);
     }
 
     /// Returns the back-off after the bucket was unreachable.
-    pub fn back_off(&self) -> Duration {
-        (self.pause * 10).min(PAUSE_MAX)
+    pub fn next_backoff(&self) -> Duration {
+        (self.pause * 10).min(MAX_RETRY_PAUSE)
     }
 
-    pub fn requests(&self) -> Requests {
+    pub fn requests(&self) -> RequestStatistics {
         let count = |count: &AtomicU64| count.load(Ordering::Relaxed);
         let counts = &*self.counts;
-        Requests {
+        RequestStatistics {
             puts: count(&counts.puts),
             gets: count(&counts.gets),
             heads: count(&counts.heads),
@@ -213,7 +213,7 @@ impl RetryingStore {
                 return answer;
             }
             let has_answered = self.has_answered.load(Ordering::Relaxed);
-            let first = self.deadline.min(FIRST_ANSWER);
+            let first = self.deadline.min(FIRST_RESPONSE_DEADLINE);
             let deadline = if has_answered { self.deadline } else { first };
             if begun.elapsed() + pause > deadline {
                 self.is_away.store(true, Ordering::Relaxed);
@@ -225,9 +225,9 @@ impl RetryingStore {
             self.counts.again.fetch_add(1, Ordering::Relaxed);
             // Randomized, so that refused writers do not retry together.
             let seed = || Random::new(u64::from(begun.elapsed().subsec_nanos()));
-            let part = dice.get_or_insert_with(seed).below(1000) as u32;
+            let part = dice.get_or_insert_with(seed).next_below(1000) as u32;
             std::thread::sleep(pause / 2 + pause / 2 * part / 1000);
-            pause = (pause * 2).min(PAUSE_MAX);
+            pause = (pause * 2).min(MAX_RETRY_PAUSE);
         }
     }
 }

@@ -13,7 +13,7 @@ use std::collections::BTreeMap;
 use bytes::Bytes;
 use twox_hash::XxHash3_64;
 
-use crate::SECTOR;
+use crate::SECTOR_BYTES;
 use crate::name::SectorRun;
 
 const MAGIC: &[u8; 8] = b"DracoBkt";
@@ -21,7 +21,7 @@ const VERSION: u32 = 1;
 /// Sectors at each end that the root holds: two superblocks with pages of up to 4 KiB.
 pub(crate) const EDGE_SECTORS: u64 = 16;
 /// Longest root, in bytes.
-const LEN_MAX: usize = 64 << 20;
+const MAX_ROOT_BYTES: usize = 64 << 20;
 
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub(crate) struct Root {
@@ -37,12 +37,12 @@ pub(crate) struct Root {
 
 impl Root {
     /// Returns true if the root holds a sector.
-    pub fn has(&self, sector: u64) -> bool {
+    pub fn has_sector(&self, sector: u64) -> bool {
         sector < EDGE_SECTORS || sector >= self.sectors.saturating_sub(EDGE_SECTORS)
     }
 
     /// Returns the part of a run that objects hold, and the number of sectors cut off before it.
-    pub fn between_ends(&self, run: SectorRun) -> Option<(u64, SectorRun)> {
+    pub fn clip_to_objects(&self, run: SectorRun) -> Option<(u64, SectorRun)> {
         let first = run.sector.max(EDGE_SECTORS);
         let end = (run.sector + run.count).min(self.sectors.saturating_sub(EDGE_SECTORS));
         let count = end.checked_sub(first).filter(|count| *count > 0)?;
@@ -70,11 +70,14 @@ impl Root {
 
     /// Decodes a root; returns the reason if it is invalid.
     pub fn decode(bytes: &Bytes) -> Result<Self, &'static str> {
-        let told =
-            bytes.len().checked_sub(8).filter(|_| bytes.len() <= LEN_MAX).ok_or("its length")?;
+        let told = bytes
+            .len()
+            .checked_sub(8)
+            .filter(|_| bytes.len() <= MAX_ROOT_BYTES)
+            .ok_or("its length")?;
         let (told, sum) = (bytes.slice(..told), bytes.slice(told..));
         let mut reader = Reader(told.clone());
-        if reader.take(8)?[..] != MAGIC[..] {
+        if reader.take_bytes(8)?[..] != MAGIC[..] {
             return Err("not a root");
         }
         if XxHash3_64::oneshot(&told).to_le_bytes()[..] != sum[..] {
@@ -96,8 +99,8 @@ impl Root {
         }
         for _ in 0..reader.u64()? {
             let sector = reader.u64()?;
-            let bytes = reader.take(SECTOR as usize)?;
-            if sector >= root.sectors || !root.has(sector) {
+            let bytes = reader.take_bytes(SECTOR_BYTES as usize)?;
+            if sector >= root.sectors || !root.has_sector(sector) {
                 return Err("a sector that is not at an end");
             }
             root.edge_sectors.insert(sector, bytes);
@@ -112,7 +115,7 @@ impl Root {
 struct Reader(Bytes);
 
 impl Reader {
-    fn take(&mut self, len: usize) -> Result<Bytes, &'static str> {
+    fn take_bytes(&mut self, len: usize) -> Result<Bytes, &'static str> {
         if self.0.len() < len {
             return Err("its length");
         }
@@ -121,13 +124,13 @@ impl Reader {
 
     fn u32(&mut self) -> Result<u32, &'static str> {
         let mut word = [0; 4];
-        word.copy_from_slice(&self.take(4)?);
+        word.copy_from_slice(&self.take_bytes(4)?);
         Ok(u32::from_le_bytes(word))
     }
 
     fn u64(&mut self) -> Result<u64, &'static str> {
         let mut word = [0; 8];
-        word.copy_from_slice(&self.take(8)?);
+        word.copy_from_slice(&self.take_bytes(8)?);
         Ok(u64::from_le_bytes(word))
     }
 }
@@ -137,14 +140,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_root_comes_back_and_no_other_bytes_are_one() {
+    fn root_round_trips_and_rejects_other_bytes() {
         let root = Root {
             id: 0x1234_5678_9abc_def0_1122_3344_5566_7788,
             sectors: 4096,
             epoch_ends: [(1, 7), (4, 0)].into(),
             edge_sectors: [
-                (0, vec![7; SECTOR as usize].into()),
-                (4095, vec![9; SECTOR as usize].into()),
+                (0, vec![7; SECTOR_BYTES as usize].into()),
+                (4095, vec![9; SECTOR_BYTES as usize].into()),
             ]
             .into(),
         };

@@ -23,15 +23,15 @@ use parking_lot::{Condvar, Mutex, MutexGuard};
 
 pub(crate) use self::journal_queue::JournalQueue;
 use crate::api::RequestError;
-use crate::cache::Cache;
+use crate::cache::ChunkCache;
 use crate::epoch::Epoch;
 use crate::map::SectorMap;
-use crate::name::{Name, ObjectNumber, SectorRun, has_room};
+use crate::name::{ObjectName, ObjectNumber, SectorRun, can_append_run};
 use crate::read_ahead::ReadAhead;
 use crate::request_threads::RequestThreads;
 use crate::retry::RetryingStore;
 use crate::root::{EDGE_SECTORS, Root};
-use crate::{OBJECT_BYTES, SECTOR};
+use crate::{OBJECT_BYTES, SECTOR_BYTES};
 
 /// Write policy of a disk.
 #[derive(Clone, Copy, Debug)]
@@ -44,9 +44,9 @@ pub(crate) struct WritePolicy {
 }
 
 /// State of a disk that all its threads share.
-pub(crate) struct Shared {
+pub(crate) struct SharedState {
     pub bucket: RetryingStore,
-    pub cache: Option<Cache>,
+    pub cache: Option<ChunkCache>,
     pub ahead: ReadAhead,
     pub lanes: Arc<RequestThreads>,
     pub pace: WritePolicy,
@@ -94,7 +94,7 @@ pub(crate) struct QueueState {
     /// True if transient errors are retried and do not stop the disk.
     pub retries_transient: bool,
     /// Set while the bucket is not available.
-    pub away: Option<Away>,
+    pub away: Option<Outage>,
     pub is_probing: bool,
     /// Time of the last epoch check.
     pub epoch_checked_at: Option<Instant>,
@@ -105,14 +105,14 @@ pub(crate) struct QueueState {
 
 /// Unavailability of the bucket: reason and start.
 #[derive(Clone, Debug)]
-pub(crate) struct Away {
+pub(crate) struct Outage {
     pub why: String,
     pub since: Instant,
     pub at: SystemTime,
 }
 
 /// Most bytes in memory for a bucket that is away before writers wait.
-const AWAY_BYTES: usize = 64 << 20;
+const MAX_OUTAGE_BYTES: usize = 64 << 20;
 
 /// An object that is being filled.
 pub(crate) struct OpenObject {
@@ -140,12 +140,12 @@ pub(crate) enum WaitGoal {
 
 impl QueueState {
     /// Returns true if transient errors are retried in the background.
-    pub fn is_patient(&self) -> bool {
+    pub fn should_retry_transient(&self) -> bool {
         self.error.is_none() && self.retries_transient
     }
 
     /// Returns the bytes of an own object that may not be in the bucket yet.
-    pub fn in_memory(&self, epoch: u32, object: ObjectNumber) -> Option<&[u8]> {
+    pub fn bytes_in_memory(&self, epoch: u32, object: ObjectNumber) -> Option<&[u8]> {
         if object.epoch != epoch {
             return None;
         }
@@ -156,7 +156,7 @@ impl QueueState {
     }
 
     /// Marks objects as unneeded from object `nth` on.
-    pub fn retire(&mut self, dead: Vec<ObjectNumber>, nth: u64) {
+    pub fn retire_objects(&mut self, dead: Vec<ObjectNumber>, nth: u64) {
         for object in dead {
             // An open object has no name yet, and is dead already when it gets one.
             if let Some(key) = self.names.remove(&object) {
@@ -166,7 +166,7 @@ impl QueueState {
     }
 
     /// Records the object with a ticket's last bytes.
-    fn ends_in(&mut self, ticket: u64, nth: u64) {
+    fn record_ticket_end(&mut self, ticket: u64, nth: u64) {
         match self.ends.back_mut() {
             Some(last) if last.1 == nth => last.0 = ticket,
             Some(last) if last.0 == ticket => last.1 = nth,
@@ -175,12 +175,12 @@ impl QueueState {
     }
 }
 
-impl Shared {
+impl SharedState {
     /// Queues one group: sectors at the ends go to the root, the rest to objects.
     pub fn queue_group(self: &Arc<Self>, state: &mut MutexGuard<'_, QueueState>, group: &Group) {
         let has_data = |state: &QueueState| {
-            let mut starts = group.writes.iter().map(|write| write.at_bytes / SECTOR);
-            starts.any(|sector| !state.root.has(sector))
+            let mut starts = group.writes.iter().map(|write| write.at_bytes / SECTOR_BYTES);
+            starts.any(|sector| !state.root.has_sector(sector))
         };
         // Data after a root needs a later number.
         if state.is_root_due && has_data(state) {
@@ -190,24 +190,27 @@ impl Shared {
             let mut bytes = vec![0; write.block.len()];
             write.block.copy_out(0, &mut bytes);
             let bytes = Bytes::from(bytes);
-            let first = write.at_bytes / SECTOR;
-            let count = bytes.len() as u64 / SECTOR;
+            let first = write.at_bytes / SECTOR_BYTES;
+            let count = bytes.len() as u64 / SECTOR_BYTES;
             let slice = |from: u64, to: u64| {
-                bytes.slice(((from - first) * SECTOR) as usize..((to - first) * SECTOR) as usize)
+                bytes.slice(
+                    ((from - first) * SECTOR_BYTES) as usize
+                        ..((to - first) * SECTOR_BYTES) as usize,
+                )
             };
             let mut sector = first;
             while sector < first + count {
-                if state.root.has(sector) {
+                if state.root.has_sector(sector) {
                     state.root.edge_sectors.insert(sector, slice(sector, sector + 1));
                     state.is_root_due = true;
                     sector += 1;
                     continue;
                 }
                 // At most one object, and only up to the end's sectors.
-                let most = sector + state.object_bytes() / SECTOR;
+                let most = sector + state.object_bytes() / SECTOR_BYTES;
                 let edge = state.root.sectors - EDGE_SECTORS;
                 let to = (first + count).min(most).min(edge);
-                self.put(state, sector, &slice(sector, to));
+                self.append_sectors(state, sector, &slice(sector, to));
                 sector = to;
             }
         }
@@ -219,29 +222,29 @@ impl Shared {
         }
         let last = state.next.checked_sub(1).filter(|last| *last >= state.durable);
         match last {
-            Some(nth) => state.ends_in(ticket, nth),
+            Some(nth) => state.record_ticket_end(ticket, nth),
             // It changes nothing, and all before it is durable.
             None => state.durable_ticket = ticket,
         }
     }
 
     /// Appends sectors to the open object.
-    pub fn put(
+    pub fn append_sectors(
         self: &Arc<Self>,
         state: &mut MutexGuard<'_, QueueState>,
         sector: u64,
         bytes: &Bytes,
     ) {
-        let run = SectorRun { sector, count: bytes.len() as u64 / SECTOR };
+        let run = SectorRun { sector, count: bytes.len() as u64 / SECTOR_BYTES };
         let most = state.object_bytes();
         let has_room = state.open.as_ref().is_none_or(|pack| {
             let continues = pack.runs.last().is_some_and(|last| last.sector + last.count == sector);
             let len = pack.bytes.len() as u64;
             len + bytes.len() as u64 <= most
-                && (continues || has_room(&pack.runs, run) && len < OBJECT_BYTES / 16)
+                && (continues || can_append_run(&pack.runs, run) && len < OBJECT_BYTES / 16)
         });
         if !has_room {
-            self.seal(state);
+            self.seal_object(state);
         }
         if state.open.is_none() {
             // The first object of an epoch states the live ones of older epochs.
@@ -253,13 +256,13 @@ impl Shared {
             state.open = Some(OpenObject { nth, runs: vec![], bytes: vec![] });
         }
         let Some(pack) = &mut state.open else { return };
-        let (nth, from) = (pack.nth, pack.bytes.len() as u64 / SECTOR);
+        let (nth, from) = (pack.nth, pack.bytes.len() as u64 / SECTOR_BYTES);
         pack.bytes.extend_from_slice(bytes);
         match pack.runs.last_mut() {
             Some(last) if last.sector + last.count == sector => last.count += run.count,
             _ => pack.runs.push(run),
         }
-        state.draft(nth, run, bytes);
+        state.queue_part(nth, run, bytes);
         let mut dead = vec![];
         state.map.set(
             run,
@@ -267,17 +270,17 @@ impl Shared {
             from,
             &mut dead,
         );
-        state.retire(dead, nth);
+        state.retire_objects(dead, nth);
     }
 
     /// Seals the open object and uploads it.
-    pub fn seal(self: &Arc<Self>, state: &mut MutexGuard<'_, QueueState>) {
+    pub fn seal_object(self: &Arc<Self>, state: &mut MutexGuard<'_, QueueState>) {
         let Some(OpenObject { nth, runs, bytes }) = state.open.take() else { return };
         let number = ObjectNumber { epoch: self.epoch.number, sequence: nth };
-        let key: Arc<str> = Name::Data(number, runs).key().into();
+        let key: Arc<str> = ObjectName::Data(number, runs).key().into();
         state.names.insert(number, key.clone());
         state.last_sealed = Some(Instant::now());
-        let needs = state.last_draft();
+        let needs = state.last_needed_record();
         let sealed = SealedObject {
             key,
             bytes: bytes.into(),
@@ -286,34 +289,34 @@ impl Shared {
             needs_record: needs,
         };
         state.sealed.insert(nth, sealed);
-        self.send(state, nth);
+        self.upload(state, nth);
         self.uploader_wakes.notify_one();
     }
 
     /// Seals a root with the sectors at the ends of the disk.
     pub fn seal_root(self: &Arc<Self>, state: &mut MutexGuard<'_, QueueState>) {
-        self.seal(state);
+        self.seal_object(state);
         let nth = state.next;
         state.next += 1;
         state.is_root_due = false;
         let key: Arc<str> =
-            Name::Root(ObjectNumber { epoch: self.epoch.number, sequence: nth }).key().into();
+            ObjectName::Root(ObjectNumber { epoch: self.epoch.number, sequence: nth }).key().into();
         let bytes = state.root.encode();
         state.roots.push_back(nth);
         let last = state.tickets;
-        state.ends_in(last, nth);
-        state.draft_root(nth, &bytes);
-        let needs = state.last_draft();
+        state.record_ticket_end(last, nth);
+        state.queue_root(nth, &bytes);
+        let needs = state.last_needed_record();
         state.sealed.insert(
             nth,
             SealedObject { key, bytes, is_root: true, is_sending: false, needs_record: needs },
         );
-        self.send(state, nth);
+        self.upload(state, nth);
         self.uploader_wakes.notify_one();
     }
 
     /// Uploads a sealed object, unless it has to wait for earlier ones or for the journal.
-    pub fn send(self: &Arc<Self>, state: &mut MutexGuard<'_, QueueState>, nth: u64) {
+    pub fn upload(self: &Arc<Self>, state: &mut MutexGuard<'_, QueueState>, nth: u64) {
         let sent = state.sent;
         let needs = state.sealed.get(&nth).map_or(0, |sealed| sealed.needs_record);
         if !state.is_journaled(needs) {
@@ -330,11 +333,11 @@ impl Shared {
         let Some(sealed) = state.sealed.get_mut(&nth) else { return };
         sealed.is_sending = true;
         let (shared, sealed) = (self.clone(), sealed.clone());
-        self.lanes.push(move || shared.send_now(nth, &sealed));
+        self.lanes.push(move || shared.upload_now(nth, &sealed));
     }
 
     /// Uploads a sealed object in this thread.
-    fn send_now(self: &Arc<Self>, nth: u64, sealed: &SealedObject) {
+    fn upload_now(self: &Arc<Self>, nth: u64, sealed: &SealedObject) {
         let begun = (Instant::now(), SystemTime::now());
         let put = match sealed.is_root {
             false => self.bucket.put(&sealed.key, &sealed.bytes),
@@ -344,12 +347,12 @@ impl Shared {
         let mut state = self.state.lock();
         match put {
             Ok(()) => self.mark_sent(&mut state, nth),
-            Err(trouble @ RequestError::Transient(_)) if state.is_patient() => {
+            Err(trouble @ RequestError::Transient(_)) if state.should_retry_transient() => {
                 if let Some(sealed) = state.sealed.get_mut(&nth) {
                     sealed.is_sending = false;
                 }
                 let why = format!("writing {}/{}: {trouble}", self.bucket.address, sealed.key);
-                self.mark_away(&mut state, why, begun);
+                self.mark_unavailable(&mut state, why, begun);
             }
             Err(trouble) => {
                 let error = self.bucket.error("writing", &sealed.key, &trouble);
@@ -360,7 +363,7 @@ impl Shared {
     }
 
     /// Records that the bucket is away: uploads are retried without limit.
-    fn mark_away(
+    fn mark_unavailable(
         self: &Arc<Self>,
         state: &mut QueueState,
         why: String,
@@ -371,7 +374,7 @@ impl Shared {
             None => {
                 log::warn!("{why}; it is tried again until it can be done");
                 let (since, at) = begun;
-                state.away = Some(Away { why, since, at });
+                state.away = Some(Outage { why, since, at });
             }
         }
         if state.journal_queue.is_some() {
@@ -379,24 +382,24 @@ impl Shared {
         }
         if !std::mem::replace(&mut state.is_probing, true) {
             let shared = self.clone();
-            self.lanes.push(move || shared.probe());
+            self.lanes.push(move || shared.probe_until_available());
         }
     }
 
     /// Records that the bucket is back, or makes all waiters check that.
-    pub fn mark_back(self: &Arc<Self>, state: &mut MutexGuard<'_, QueueState>) {
+    pub fn mark_available(self: &Arc<Self>, state: &mut MutexGuard<'_, QueueState>) {
         if state.away.take().is_some() {
             log::info!("{} takes what is written again", self.bucket.address);
-            self.send_all(state);
+            self.upload_all(state);
             self.changed.notify_all();
         }
     }
 
     /// Sends single requests to a bucket that is away, until one works.
-    fn probe(self: &Arc<Self>) {
+    fn probe_until_available(self: &Arc<Self>) {
         let mut state = self.state.lock();
         loop {
-            let until = Instant::now() + self.bucket.back_off();
+            let until = Instant::now() + self.bucket.next_backoff();
             while state.away.is_some() && state.error.is_none() && Instant::now() < until {
                 self.changed.wait_until(&mut state, until);
             }
@@ -409,7 +412,7 @@ impl Shared {
                 Some(mut first) => {
                     first.get_mut().is_sending = true;
                     let (nth, sealed) = (*first.key(), first.get().clone());
-                    MutexGuard::unlocked(&mut state, || self.send_now(nth, &sealed));
+                    MutexGuard::unlocked(&mut state, || self.upload_now(nth, &sealed));
                 }
                 None if is_asking => {}
                 None => self.verify_epoch(&mut state),
@@ -438,9 +441,9 @@ impl Shared {
             state.sent_early.pop_first();
             state.sent += 1;
         }
-        self.mark_back(state);
+        self.mark_available(state);
         let next = state.sent;
-        self.send(state, next);
+        self.upload(state, next);
         self.uploader_wakes.notify_one();
     }
 
@@ -474,15 +477,15 @@ impl Shared {
                 let due = state.last_sealed.map(|last| last + self.pace.commit);
                 match due.filter(|due| until == WaitGoal::Durable && *due > Instant::now()) {
                     Some(due) => drop(self.changed.wait_until(&mut state, due)),
-                    None => self.seal(&mut state),
+                    None => self.seal_object(&mut state),
                 }
             } else if until == WaitGoal::Sent
                 && (state.sent > nth
-                    || state.away.is_some() && Self::waiting_bytes(&state) < AWAY_BYTES)
+                    || state.away.is_some() && Self::waiting_bytes(&state) < MAX_OUTAGE_BYTES)
             {
                 return Ok(());
             } else if state.sent <= nth || state.is_checking_epoch || state.away.is_some() {
-                self.wait_patiently(&mut state, until, begun)?;
+                self.wait_through_outage(&mut state, until, begun)?;
             } else {
                 self.verify_epoch(&mut state);
             }
@@ -490,20 +493,22 @@ impl Shared {
     }
 
     /// Waits for a change; for durability not much longer than the deadline.
-    fn wait_patiently(
+    fn wait_through_outage(
         &self,
         state: &mut MutexGuard<'_, QueueState>,
         until: WaitGoal,
         begun: Instant,
     ) -> Result<(), Error> {
-        if !state.is_patient() || until == WaitGoal::Sent {
+        if !state.should_retry_transient() || until == WaitGoal::Sent {
             self.changed.wait(state);
             return Ok(());
         }
         let deadline = self.bucket.deadline();
         // Several waits do not take several deadlines.
         let end = match &state.away {
-            Some(away) => (away.since.min(begun) + deadline).max(begun + self.bucket.back_off()),
+            Some(away) => {
+                (away.since.min(begun) + deadline).max(begun + self.bucket.next_backoff())
+            }
             None => begun + deadline,
         };
         if self.changed.wait_until(state, end).timed_out() && Instant::now() >= end {
@@ -530,16 +535,20 @@ impl Shared {
                 self.mark_durable(state, sent);
                 // Sealed objects probe by themselves.
                 if state.journal_queue.is_some() || state.sealed.is_empty() {
-                    self.mark_back(state);
+                    self.mark_available(state);
                 }
             }
             Ok(false) => {
                 let error = MutexGuard::unlocked(state, || self.epoch.fenced_error(&self.bucket));
                 state.error.get_or_insert(error);
             }
-            Err(trouble @ RequestError::Transient(_)) if state.is_patient() => {
+            Err(trouble @ RequestError::Transient(_)) if state.should_retry_transient() => {
                 let (address, key) = (&self.bucket.address, self.epoch.key());
-                self.mark_away(state, format!("asking for {address}/{key}: {trouble}"), begun);
+                self.mark_unavailable(
+                    state,
+                    format!("asking for {address}/{key}: {trouble}"),
+                    begun,
+                );
             }
             Err(trouble) => {
                 let error = self.bucket.error("asking for", &self.epoch.key(), &trouble);
@@ -563,7 +572,9 @@ impl Shared {
         while state.roots.len() > 1 && state.roots[1] < durable && are_durable > 1 {
             let Some(old) = state.roots.pop_front() else { break };
             let key: Arc<str> =
-                Name::Root(ObjectNumber { epoch: self.epoch.number, sequence: old }).key().into();
+                ObjectName::Root(ObjectNumber { epoch: self.epoch.number, sequence: old })
+                    .key()
+                    .into();
             state.dead.push((key, old));
         }
         let Some(&root) = state.roots.front().filter(|nth| **nth < durable) else { return };

@@ -9,12 +9,12 @@ use draconis_objects::kv::Kv;
 use draconis_objects::{CreateOptions, LayoutKind, OpenOptions, Profile, Store};
 
 /// Long enough for another thread to put something meanwhile.
-const PACE: Duration = Duration::from_millis(1500);
+const COMMIT_INTERVAL: Duration = Duration::from_millis(1500);
 
 #[test]
-fn what_is_put_while_another_waits_goes_along() {
+fn concurrent_puts_share_commit() {
     let memory = MemoryBucket::default();
-    let options = BucketOptions { commit: PACE, token: 1, ..BucketOptions::default() };
+    let options = BucketOptions { commit: COMMIT_INTERVAL, token: 1, ..BucketOptions::default() };
     let engine = Arc::new(memory.client(Faults::default()));
     let bucket = BucketDisk::create(engine, "memory", 8 << 20, false, &options).unwrap();
     let bucket = Arc::new(bucket);
@@ -31,7 +31,7 @@ fn what_is_put_while_another_waits_goes_along() {
     std::thread::scope(|scope| {
         let waiting = scope.spawn(|| kv.wait(first));
         // It would have submitted its commit by now if it did so before the interval.
-        std::thread::sleep(PACE / 5);
+        std::thread::sleep(COMMIT_INTERVAL / 5);
         let second = kv.put(b"second", b"1").unwrap();
         waiting.join().unwrap().unwrap();
         kv.wait(second).unwrap();

@@ -16,56 +16,57 @@ fn options() -> BucketOptions {
     BucketOptions { pause, commit: Duration::ZERO, ..BucketOptions::default() }
 }
 
-fn made(engine: Arc<dyn BucketApi>) -> BucketDisk {
+fn create_disk(engine: Arc<dyn BucketApi>) -> BucketDisk {
     BucketDisk::create(engine, "memory", LEN_BYTES, false, &options()).unwrap()
 }
 
 #[test]
-fn in_memory() {
-    conform::check_all(|| made(Arc::new(MemoryBucket::default())));
+fn memory_bucket_conforms() {
+    conform::check_all(|| create_disk(Arc::new(MemoryBucket::default())));
 }
 
 #[test]
-fn in_memory_with_faults() {
+fn faulty_memory_bucket_conforms() {
     let mut seed = 0;
     conform::check_all(|| {
         seed += 1;
         let faults = Faults { seed, refused: 8, lost: 8, late: 8, slow: 2, dies_after: None };
-        made(Arc::new(MemoryBucket::default().client(faults)))
+        create_disk(Arc::new(MemoryBucket::default().client(faults)))
     });
 }
 
 #[test]
-fn in_a_directory() {
+fn directory_bucket_conforms() {
     let mut dirs = vec![];
     conform::check_all(|| {
         let dir = tempfile::tempdir().unwrap();
         let address = format!("file://{}/a/b", dir.path().display());
         dirs.push(dir);
-        made(Arc::new(
+        create_disk(Arc::new(
             ObjectStoreBucket::open(&address, true, std::time::Duration::from_secs(30)).unwrap(),
         ))
     });
 }
 
 #[test]
-fn a_disk_is_the_same_when_it_is_opened_again() {
+fn reopened_disk_has_same_contents() {
     // Overwritten data is written and read through both.
     let memory = MemoryBucket::default();
     let engine = || Arc::new(memory.client(Faults::default()));
-    drop(made(engine()));
+    drop(create_disk(engine()));
     // Discarded sectors may be zeros now and the old bytes later.
-    for (_, check) in conform::CHECKS.into_iter().filter(|(name, _)| !name.contains("discard")) {
+    for (_, check) in conform::ALL_CHECKS.into_iter().filter(|(name, _)| !name.contains("discard"))
+    {
         let disk = BucketDisk::open(engine(), "memory", &options()).unwrap();
         check(&disk);
-        let bytes = all(&disk);
+        let bytes = read_all(&disk);
         drop(disk);
         let disk = BucketDisk::open_to_read(engine(), "memory", &options()).unwrap();
-        assert!(all(&disk) == bytes, "other bytes");
+        assert!(read_all(&disk) == bytes, "other bytes");
     }
 }
 
-fn all(disk: &BucketDisk) -> Vec<u8> {
+fn read_all(disk: &BucketDisk) -> Vec<u8> {
     use draconis_device::{Disk, Extent};
     let block = draconis_exchange::heap::Block::private(LEN_BYTES as usize);
     disk.read_now(Extent::new(0, LEN_BYTES), block).unwrap().into_private().to_vec()

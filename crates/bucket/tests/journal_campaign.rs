@@ -17,19 +17,19 @@ use draconis_device::{
     CrashOptions, CrashStates, Disk, Error, Event, Group, MemoryDisk, RecordDisk, Refused,
     SubmitOptions, Ticket,
 };
-use draconis_objects::torture::{self, DamageTally, DiskFactory, Random, Settings, Shape};
+use draconis_objects::torture::{self, DamageTally, DiskFactory, Random, StoreShape, TestSettings};
 use parking_lot::Mutex;
 
 /// Small, so that it is full now and then.
 const JOURNAL_BYTES: usize = 192 << 10;
 
-fn number(name: &str, otherwise: u64) -> u64 {
+fn env_number(name: &str, otherwise: u64) -> u64 {
     std::env::var(name).ok().and_then(|it| it.parse().ok()).unwrap_or(otherwise)
 }
 
 /// Deliberate violation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Sin {
+enum DeliberateFault {
     None,
     /// The journal answers before it is flushed.
     Hasty,
@@ -40,14 +40,14 @@ enum Sin {
 }
 
 /// Power of a machine, for so many steps of its bucket and its journal.
-struct Power {
+struct MachinePower {
     left: Option<u64>,
     dice: Random,
 }
 
-impl Power {
+impl MachinePower {
     /// Takes a step; an error states if it is done though the power ends with it.
-    fn step(power: &Mutex<Self>) -> Result<(), bool> {
+    fn consume_step(power: &Mutex<Self>) -> Result<(), bool> {
         let mut power = power.lock();
         match &mut power.left {
             None => Ok(()),
@@ -55,7 +55,7 @@ impl Power {
             Some(left) => {
                 *left -= 1;
                 match *left {
-                    0 => Err(power.dice.below(2) == 0),
+                    0 => Err(power.dice.next_below(2) == 0),
                     _ => Ok(()),
                 }
             }
@@ -64,19 +64,22 @@ impl Power {
 }
 
 /// The bucket of one machine.
-struct Client {
+struct MachineBucket {
     bucket: MemoryBucket,
     faults: Faults,
-    power: Arc<Mutex<Power>>,
-    sin: Sin,
+    power: Arc<Mutex<MachinePower>>,
+    sin: DeliberateFault,
     /// Epoch texts as their writer knows them.
     told: Mutex<Vec<(String, Bytes)>>,
     held_back: Mutex<Vec<(String, Bytes)>>,
 }
 
-impl Client {
-    fn ask<T>(&self, request: impl FnOnce(&MemoryBucket) -> RequestResult<T>) -> RequestResult<T> {
-        match Power::step(&self.power) {
+impl MachineBucket {
+    fn request_with_power<T>(
+        &self,
+        request: impl FnOnce(&MemoryBucket) -> RequestResult<T>,
+    ) -> RequestResult<T> {
+        match MachinePower::consume_step(&self.power) {
             Ok(()) => request(&self.bucket),
             Err(is_done) => {
                 if is_done {
@@ -88,8 +91,8 @@ impl Client {
     }
 
     /// Returns the epoch text that the bucket gets.
-    fn unmarked(&self, key: &str, bytes: Bytes) -> Bytes {
-        if self.sin != Sin::Unmarked || !key.starts_with("epoch/") || bytes.is_empty() {
+    fn epoch_without_journal_mark(&self, key: &str, bytes: Bytes) -> Bytes {
+        if self.sin != DeliberateFault::Unmarked || !key.starts_with("epoch/") || bytes.is_empty() {
             return bytes;
         }
         self.told.lock().push((key.to_owned(), bytes.clone()));
@@ -98,31 +101,31 @@ impl Client {
         (lines.join("\n") + "\n").into()
     }
 
-    fn send_held_back(&self, bucket: &MemoryBucket) {
+    fn upload_held_back(&self, bucket: &MemoryBucket) {
         for (key, bytes) in std::mem::take(&mut *self.held_back.lock()) {
             let _ = bucket.put(&key, bytes);
         }
     }
 }
 
-impl BucketApi for Client {
+impl BucketApi for MachineBucket {
     fn put(&self, key: &str, bytes: Bytes) -> RequestResult<()> {
-        let bytes = self.unmarked(key, bytes);
-        if self.sin == Sin::Disordered && key.starts_with("data/") {
-            return self.ask(|_| {
+        let bytes = self.epoch_without_journal_mark(key, bytes);
+        if self.sin == DeliberateFault::Disordered && key.starts_with("data/") {
+            return self.request_with_power(|_| {
                 self.held_back.lock().push((key.to_owned(), bytes));
                 Ok(())
             });
         }
-        self.ask(|bucket| bucket.put(key, bytes))
+        self.request_with_power(|bucket| bucket.put(key, bytes))
     }
 
     fn create(&self, key: &str, bytes: Bytes) -> RequestResult<()> {
-        let bytes = self.unmarked(key, bytes);
-        let created = self.ask(|bucket| bucket.create(key, bytes));
-        if self.sin == Sin::Disordered && key.starts_with("root/") {
-            self.ask(|bucket| {
-                self.send_held_back(bucket);
+        let bytes = self.epoch_without_journal_mark(key, bytes);
+        let created = self.request_with_power(|bucket| bucket.create(key, bytes));
+        if self.sin == DeliberateFault::Disordered && key.starts_with("root/") {
+            self.request_with_power(|bucket| {
+                self.upload_held_back(bucket);
                 Ok(())
             })?;
         }
@@ -130,8 +133,8 @@ impl BucketApi for Client {
     }
 
     fn get(&self, key: &str, range: Option<(u64, u64)>) -> RequestResult<Bytes> {
-        let there = self.ask(|bucket| {
-            self.send_held_back(bucket);
+        let there = self.request_with_power(|bucket| {
+            self.upload_held_back(bucket);
             bucket.get(key, range)
         })?;
         let told = self.told.lock();
@@ -140,32 +143,32 @@ impl BucketApi for Client {
     }
 
     fn head(&self, key: &str) -> RequestResult<u64> {
-        self.ask(|bucket| bucket.head(key))
+        self.request_with_power(|bucket| bucket.head(key))
     }
 
     fn delete(&self, key: &str) -> RequestResult<()> {
-        self.ask(|bucket| bucket.delete(key))
+        self.request_with_power(|bucket| bucket.delete(key))
     }
 
     fn list(&self, folder: &str) -> RequestResult<Vec<ListEntry>> {
-        self.ask(|bucket| {
-            self.send_held_back(bucket);
+        self.request_with_power(|bucket| {
+            self.upload_held_back(bucket);
             bucket.list(folder)
         })
     }
 }
 
 /// The journal's disk of one machine.
-struct Drive {
+struct JournalDrive {
     disk: RecordDisk<MemoryDisk>,
-    power: Arc<Mutex<Power>>,
-    sin: Sin,
+    power: Arc<Mutex<MachinePower>>,
+    sin: DeliberateFault,
 }
 
-impl draconis_device::ForwardingDisk for Drive {
-    type Below = RecordDisk<MemoryDisk>;
+impl draconis_device::ForwardingDisk for JournalDrive {
+    type Inner = RecordDisk<MemoryDisk>;
 
-    fn disk(&self) -> &Self::Below {
+    fn inner_disk(&self) -> &Self::Inner {
         &self.disk
     }
 
@@ -175,7 +178,7 @@ impl draconis_device::ForwardingDisk for Drive {
         after: &[Ticket],
         terms: SubmitOptions,
     ) -> Result<Vec<Ticket>, Refused<Vec<Group>>> {
-        match Power::step(&self.power) {
+        match MachinePower::consume_step(&self.power) {
             Ok(()) => Disk::submit_with(&self.disk, chain, after, terms),
             Err(is_done) => {
                 if is_done {
@@ -187,24 +190,24 @@ impl draconis_device::ForwardingDisk for Drive {
     }
 
     fn wait_durable(&self, ticket: Ticket) -> Result<(), Error> {
-        Power::step(&self.power).map_err(|_| Error::Stopped)?;
+        MachinePower::consume_step(&self.power).map_err(|_| Error::Stopped)?;
         match self.sin {
-            Sin::Hasty => Ok(()),
+            DeliberateFault::Hasty => Ok(()),
             _ => Disk::wait_durable(&self.disk, ticket),
         }
     }
 }
 
 /// A bucket, and its machines, with a journal that each passes to the next.
-struct Machines {
+struct MachineSequence {
     server: MemoryBucket,
-    sin: Sin,
+    sin: DeliberateFault,
     dice: Random,
     /// Contents of the journal when its current machine started.
     image: Vec<u8>,
-    now: Option<(Arc<Drive>, Arc<Mutex<Power>>)>,
+    now: Option<(Arc<JournalDrive>, Arc<Mutex<MachinePower>>)>,
     /// Faults of the first machine, once it has created its disk.
-    first: Option<(Arc<Client>, Faults)>,
+    first: Option<(Arc<MachineBucket>, Faults)>,
     /// Number of further deaths.
     dying: u64,
     /// Openings without the journal that were refused.
@@ -212,8 +215,8 @@ struct Machines {
     sent_late: u64,
 }
 
-impl Machines {
-    fn new(seed: u64, sin: Sin) -> Self {
+impl MachineSequence {
+    fn new(seed: u64, sin: DeliberateFault) -> Self {
         let mut dice = Random::new(seed);
         let disk = MemoryDisk::new(vec![0; JOURNAL_BYTES], 512);
         JournalDevice::format(&disk, u128::from(seed) << 64 | 7).unwrap();
@@ -223,7 +226,7 @@ impl Machines {
             image: disk.into_bytes(),
             now: None,
             first: None,
-            dying: dice.below(4),
+            dying: dice.next_below(4),
             dice,
             refused: 0,
             sent_late: 0,
@@ -231,10 +234,10 @@ impl Machines {
     }
 
     /// Cuts the power of the current machine; returns the contents of its journal.
-    fn cut(&mut self) {
+    fn cut_power(&mut self) {
         let Some((drive, power)) = self.now.take() else { return };
         power.lock().left = Some(0);
-        let mut events = drive.disk.take();
+        let mut events = drive.disk.take_events();
         let mut image = std::mem::take(&mut self.image);
         // Each write waits for the one before: the image has all durable ones.
         let durable = events.iter().rposition(|event| matches!(event, Event::Durable(_)));
@@ -246,22 +249,27 @@ impl Machines {
         }
         let options = CrashOptions { seed: self.dice.next_u64(), ..CrashOptions::default() };
         let states: Vec<_> = CrashStates::new(image, events, options).collect();
-        let chosen = self.dice.below(states.len() as u64) as usize;
+        let chosen = self.dice.next_below(states.len() as u64) as usize;
         self.image = states[chosen].disk.to_bytes();
     }
 
-    fn next(&mut self, steps: Option<u64>, with: bool) -> (Arc<Client>, BucketOptions) {
-        self.cut();
-        let left = steps.map(|most| 1 + self.dice.below(most));
-        let power = Arc::new(Mutex::new(Power { left, dice: Random::new(self.dice.next_u64()) }));
+    fn next_machine(
+        &mut self,
+        steps: Option<u64>,
+        with: bool,
+    ) -> (Arc<MachineBucket>, BucketOptions) {
+        self.cut_power();
+        let left = steps.map(|most| 1 + self.dice.next_below(most));
+        let power =
+            Arc::new(Mutex::new(MachinePower { left, dice: Random::new(self.dice.next_u64()) }));
         let disk = RecordDisk::new(MemoryDisk::new(self.image.clone(), 512));
-        let drive = Arc::new(Drive { disk, power: power.clone(), sin: self.sin });
+        let drive = Arc::new(JournalDrive { disk, power: power.clone(), sin: self.sin });
         self.now = Some((drive.clone(), power.clone()));
-        let mut rate = || [0, 6, 12, 40][self.dice.below(4) as usize];
+        let mut rate = || [0, 6, 12, 40][self.dice.next_below(4) as usize];
         let (refused, lost, late, slow) = (rate(), rate(), rate(), rate());
         let seed = self.dice.next_u64();
         let faults = Faults { seed, refused, lost, late, slow, dies_after: None };
-        let client = Client {
+        let client = MachineBucket {
             bucket: self.server.client(faults),
             faults,
             power,
@@ -271,48 +279,48 @@ impl Machines {
         };
         let options = BucketOptions {
             pause: Duration::from_micros(20),
-            commit: Duration::from_micros(self.dice.below(3) * 150),
-            lanes: 1 + self.dice.below(6) as usize,
+            commit: Duration::from_micros(self.dice.next_below(3) * 150),
+            lanes: 1 + self.dice.next_below(6) as usize,
             token: u128::from(self.dice.next_u64()),
-            is_mount: self.dice.below(2) == 0,
-            journal: with.then(|| JournalDevice::on(drive, "the journal")),
+            is_mount: self.dice.next_below(2) == 0,
+            journal: with.then(|| JournalDevice::on_disk(drive, "the journal")),
             ..BucketOptions::default()
         };
         (Arc::new(client), options)
     }
 
     fn open(&mut self, steps: Option<u64>, with: bool) -> Result<BucketDisk, Error> {
-        let (client, options) = self.next(steps, with);
+        let (client, options) = self.next_machine(steps, with);
         let disk = BucketDisk::open(client, "memory", &options)?;
         self.sent_late += disk.journal_statistics().map_or(0, |kept| kept.sent_late);
         Ok(disk)
     }
 }
 
-impl DiskFactory for Machines {
+impl DiskFactory for MachineSequence {
     type Disk = BucketDisk;
 
-    fn first(&mut self) -> BucketDisk {
-        let len_bytes = Shape::BUCKET.disk_bytes as u64;
-        let (client, options) = self.next(None, true);
+    fn create_disk(&mut self) -> BucketDisk {
+        let len_bytes = StoreShape::BUCKET_SHAPE.disk_bytes as u64;
+        let (client, options) = self.next_machine(None, true);
         // Late requests would look like a broken guarantee of the server.
         let faults = client.faults;
-        client.bucket.set(Faults::default());
+        client.bucket.set_faults(Faults::default());
         self.first = Some((client.clone(), faults));
         BucketDisk::create(client, "memory", len_bytes, false, &options).unwrap()
     }
 
-    fn begins(&mut self) {
+    fn begin_faults(&mut self) {
         if let Some((client, faults)) = self.first.take() {
-            client.bucket.set(faults);
+            client.bucket.set_faults(faults);
         }
-        let left = 1 + self.dice.below(500);
+        let left = 1 + self.dice.next_below(500);
         self.now.as_ref().unwrap().1.lock().left = Some(left);
     }
 
-    fn again(&mut self) -> Option<Result<BucketDisk, Error>> {
+    fn reopen(&mut self) -> Option<Result<BucketDisk, Error>> {
         self.dying = self.dying.checked_sub(1)?;
-        let with = self.dice.below(3) > 0;
+        let with = self.dice.next_below(3) > 0;
         let opened = self.open(Some(120), with);
         if let Err(Error::Remote(why)) = &opened
             && why.contains("is written with a journal, the journal, by ")
@@ -324,9 +332,9 @@ impl DiskFactory for Machines {
     }
 
     /// Opens a reader, which sees the bucket: everything, once the journal was opened.
-    fn reader(&mut self) -> Result<BucketDisk, Error> {
+    fn open_reader(&mut self) -> Result<BucketDisk, Error> {
         // Sometimes a machine without the journal tries first.
-        if self.dice.below(2) == 0 {
+        if self.dice.next_below(2) == 0 {
             match self.open(None, false) {
                 Ok(disk) => return Ok(disk),
                 Err(Error::Remote(why)) if why.contains("is written with a journal") => {
@@ -336,30 +344,41 @@ impl DiskFactory for Machines {
             }
         }
         drop(self.open(None, true)?);
-        let (client, options) = self.next(None, false);
+        let (client, options) = self.next_machine(None, false);
         BucketDisk::open_to_read(client, "memory", &options)
     }
 
-    fn last(&mut self) -> Result<BucketDisk, Error> {
+    fn open_last(&mut self) -> Result<BucketDisk, Error> {
         self.open(None, true)
     }
 }
 
-fn run(seed: u64, sin: Sin) -> (Result<DamageTally, torture::Violation>, Machines) {
+fn run_campaign(
+    seed: u64,
+    sin: DeliberateFault,
+) -> (Result<DamageTally, torture::Violation>, MachineSequence) {
     let script = match seed % 3 {
-        0 => torture::random_large(seed, Shape::BUCKET, 60),
-        _ => torture::random(seed, Shape::BUCKET, 120),
+        0 => torture::random_large(seed, StoreShape::BUCKET_SHAPE, 60),
+        _ => torture::random(seed, StoreShape::BUCKET_SHAPE, 120),
     };
-    let mut machines = Machines::new(seed, sin);
-    (torture::ended(Shape::BUCKET, &script, Settings::USUAL, &mut machines), machines)
+    let mut machines = MachineSequence::new(seed, sin);
+    (
+        torture::run_until_disk_loss(
+            StoreShape::BUCKET_SHAPE,
+            &script,
+            TestSettings::NORMAL,
+            &mut machines,
+        ),
+        machines,
+    )
 }
 
 #[test]
-fn machines_with_a_journal_that_lose_their_power() {
-    let (first, runs) = (number("SEED", 1), number("RUNS", 40));
+fn power_cuts_keep_acknowledged_groups() {
+    let (first, runs) = (env_number("SEED", 1), env_number("RUNS", 40));
     let (mut all, mut refused, mut sent_late) = (DamageTally::default(), 0, 0);
     for seed in first..first + runs {
-        match run(seed, Sin::None) {
+        match run_campaign(seed, DeliberateFault::None) {
             (Ok(harm), machines) => {
                 all += harm;
                 refused += machines.refused;
@@ -372,21 +391,21 @@ fn machines_with_a_journal_that_lose_their_power() {
     assert!(runs < 20 || refused > 0 && sent_late > 0 && all.disks > 0);
 }
 
-fn is_caught(sin: Sin) -> bool {
-    (1..=60).any(|seed| run(seed, sin).0.is_err())
+fn is_fault_detected(sin: DeliberateFault) -> bool {
+    (1..=60).any(|seed| run_campaign(seed, sin).0.is_err())
 }
 
 #[test]
-fn an_answer_before_the_flush_is_caught() {
-    assert!(is_caught(Sin::Hasty));
+fn acknowledgement_before_flush_is_detected() {
+    assert!(is_fault_detected(DeliberateFault::Hasty));
 }
 
 #[test]
-fn roots_before_what_they_lead_to_are_caught() {
-    assert!(is_caught(Sin::Disordered));
+fn root_before_its_objects_is_detected() {
+    assert!(is_fault_detected(DeliberateFault::Disordered));
 }
 
 #[test]
-fn an_epoch_that_does_not_tell_of_its_journal_is_caught() {
-    assert!(is_caught(Sin::Unmarked));
+fn epoch_without_journal_is_detected() {
+    assert!(is_fault_detected(DeliberateFault::Unmarked));
 }

@@ -1,6 +1,6 @@
 //! Conformance of the layout for buckets.
 
 #[test]
-fn the_layout_for_buckets_is_a_layout() {
+fn bucket_layout_conforms() {
     draconis_objects::layout::conform::check_all(draconis_objects::LayoutKind::Bucket);
 }

@@ -13,7 +13,7 @@ use draconis_bucket::{
 use draconis_device::{Disk, Error, Extent, Group, Write};
 use draconis_exchange::heap::Block;
 
-use common::Distant;
+use common::UnreachableBucket;
 
 const LEN_BYTES: u64 = 1 << 20;
 
@@ -27,12 +27,12 @@ fn options(who: &str, token: u128) -> BucketOptions {
     }
 }
 
-fn made(memory: &MemoryBucket) -> BucketDisk {
+fn create_disk(memory: &MemoryBucket) -> BucketDisk {
     let engine = Arc::new(memory.client(Faults::default()));
     BucketDisk::create(engine, "memory", LEN_BYTES, false, &options("the first", 1)).unwrap()
 }
 
-fn opened(memory: &MemoryBucket, who: &str, token: u128) -> Result<BucketDisk, Error> {
+fn open_writer(memory: &MemoryBucket, who: &str, token: u128) -> Result<BucketDisk, Error> {
     let engine =
         Arc::new(memory.client(Faults { seed: token as u64, slow: 2, ..Faults::default() }));
     BucketDisk::open(engine, "memory", &options(who, token))
@@ -52,11 +52,11 @@ fn read(disk: &BucketDisk, sector: u64) -> Result<u8, Error> {
 }
 
 #[test]
-fn the_older_writer_is_told_by_whom_and_harms_nothing() {
+fn fenced_writer_learns_new_owner_and_changes_nothing() {
     let memory = MemoryBucket::default();
-    let old = made(&memory);
+    let old = create_disk(&memory);
     write(&old, 100, 1).unwrap();
-    let new = opened(&memory, "someone on another machine", 2).unwrap();
+    let new = open_writer(&memory, "someone on another machine", 2).unwrap();
     let said = write(&old, 100, 2).unwrap_err().to_string();
     assert!(said.contains("memory was taken over by someone on another machine"), "{said}");
     // Later writes fail with the same error.
@@ -64,24 +64,24 @@ fn the_older_writer_is_told_by_whom_and_harms_nothing() {
     assert_eq!(read(&new, 100), Ok(1));
     write(&new, 101, 3).unwrap();
     drop(old);
-    for disk in [new, opened(&memory, "a third", 3).unwrap()] {
+    for disk in [new, open_writer(&memory, "a third", 3).unwrap()] {
         assert_eq!((read(&disk, 100), read(&disk, 101)), (Ok(1), Ok(3)));
     }
 }
 
 #[test]
-fn of_writers_that_race_the_last_to_be_told_nothing_is_one() {
+fn racing_writers_leave_one_unfenced() {
     let first = std::env::var("SEED").ok().and_then(|it| it.parse().ok()).unwrap_or(1u64);
     let rounds = std::env::var("RUNS").ok().and_then(|it| it.parse().ok()).unwrap_or(300u64);
     for round in first..first + rounds {
         let memory = MemoryBucket::default();
-        drop(made(&memory));
+        drop(create_disk(&memory));
         // Each opens, and writes to a sector of its own and to a shared one.
         let results: Vec<Result<BucketDisk, Error>> = std::thread::scope(|scope| {
             let race = |nth: u64| {
                 let memory = &memory;
                 scope.spawn(move || {
-                    let disk = opened(memory, "a rival", u128::from(round * 8 + nth))?;
+                    let disk = open_writer(memory, "a rival", u128::from(round * 8 + nth))?;
                     write(&disk, 100 + nth, 7)?;
                     write(&disk, 200, nth as u8)?;
                     Ok(disk)
@@ -110,9 +110,9 @@ fn of_writers_that_race_the_last_to_be_told_nothing_is_one() {
 }
 
 #[test]
-fn readers_see_what_is_there_and_write_nothing() {
+fn readers_see_current_state_and_write_nothing() {
     let memory = MemoryBucket::default();
-    let writer = made(&memory);
+    let writer = create_disk(&memory);
     write(&writer, 100, 1).unwrap();
     let keys = memory.keys();
     let engine = Arc::new(memory.client(Faults::default()));
@@ -127,7 +127,7 @@ fn readers_see_what_is_there_and_write_nothing() {
 /// Groups are uploaded concurrently, in objects of their own. A prefix of those that arrived is
 /// live, with all awaited ones.
 #[test]
-fn what_is_left_of_a_machine_that_died_is_a_beginning() {
+fn crashed_writer_leaves_prefix_of_groups() {
     const GROUP_BYTES: usize = 300 << 10;
     let (mut shorter, mut stragglers) = (0, 0);
     for seed in 1..=150u64 {
@@ -138,7 +138,7 @@ fn what_is_left_of_a_machine_that_died_is_a_beginning() {
         let faults = Faults { seed, late: 5, lost: 9, slow: 2, ..Faults::default() };
         let engine = Arc::new(memory.client(faults));
         let disk = BucketDisk::open(engine.clone(), "memory", &options("", 2)).unwrap();
-        engine.set(Faults { dies_after: Some(seed % 60), ..faults });
+        engine.set_faults(Faults { dies_after: Some(seed % 60), ..faults });
         let mut waited = 0;
         for nth in 0..40u64 {
             let mut block = Block::private(GROUP_BYTES);
@@ -153,7 +153,7 @@ fn what_is_left_of_a_machine_that_died_is_a_beginning() {
         }
         drop(disk);
         let arrived = memory.keys().iter().filter(|key| key.starts_with("data/")).count();
-        let disk = opened(&memory, "", 3).unwrap();
+        let disk = open_writer(&memory, "", 3).unwrap();
         let place = |nth: u64| ((1 << 20) + nth * 2 * GROUP_BYTES as u64) / 512;
         let there: Vec<u64> = (0..40).filter(|nth| read(&disk, place(*nth)) != Ok(0)).collect();
         let count = there.len() as u64;
@@ -173,12 +173,12 @@ fn what_is_left_of_a_machine_that_died_is_a_beginning() {
 /// A writer keeps two sectors and the root's equal, each time in another object. A disk opened
 /// meanwhile, for reading or with take-over, shows them as of one root.
 #[test]
-fn who_lists_while_it_is_written_sees_one_moment() {
+fn concurrent_reader_sees_consistent_state() {
     let memory = MemoryBucket::default();
-    drop(made(&memory));
+    drop(create_disk(&memory));
     for taking_over in [false, true] {
         for round in 0..60u64 {
-            let writer = opened(&memory, "the writer", 100).unwrap();
+            let writer = open_writer(&memory, "the writer", 100).unwrap();
             // The previous writer may have left any number, and this one starts again.
             write(&writer, 0, 0).unwrap();
             std::thread::scope(|scope| {
@@ -220,9 +220,9 @@ fn who_lists_while_it_is_written_sees_one_moment() {
 }
 
 #[test]
-fn what_is_not_needed_is_deleted() {
+fn unneeded_objects_are_deleted() {
     let memory = MemoryBucket::default();
-    let disk = made(&memory);
+    let disk = create_disk(&memory);
     for round in 0..50 {
         write(&disk, 100, round).unwrap();
         // The first sector is in the root.
@@ -231,14 +231,14 @@ fn what_is_not_needed_is_deleted() {
     drop(disk);
     let keys = memory.keys();
     assert!(keys.len() <= 6, "{keys:?}");
-    let disk = opened(&memory, "", 5).unwrap();
+    let disk = open_writer(&memory, "", 5).unwrap();
     assert_eq!((read(&disk, 100), read(&disk, 0)), (Ok(49), Ok(49)));
 }
 
 #[test]
-fn another_length() {
+fn resize_keeps_common_contents() {
     let memory = MemoryBucket::default();
-    let disk = made(&memory);
+    let disk = create_disk(&memory);
     let last = |len_bytes: u64| len_bytes / 512 - 1;
     write(&disk, last(LEN_BYTES), 1).unwrap();
     write(&disk, 1000, 2).unwrap();
@@ -246,21 +246,21 @@ fn another_length() {
     write(&disk, last(LEN_BYTES * 2), 3).unwrap();
     write(&disk, last(LEN_BYTES), 4).unwrap();
     drop(disk);
-    let disk = opened(&memory, "", 2).unwrap();
+    let disk = open_writer(&memory, "", 2).unwrap();
     assert_eq!(disk.properties().len_bytes, LEN_BYTES * 2);
     assert_eq!(read(&disk, last(LEN_BYTES * 2)), Ok(3));
     assert_eq!(read(&disk, last(LEN_BYTES)), Ok(4));
     disk.resize(LEN_BYTES).unwrap();
     assert_eq!(read(&disk, last(LEN_BYTES)), Ok(4));
     drop(disk);
-    let disk = opened(&memory, "", 3).unwrap();
+    let disk = open_writer(&memory, "", 3).unwrap();
     assert_eq!(disk.properties().len_bytes, LEN_BYTES);
     assert_eq!((read(&disk, last(LEN_BYTES)), read(&disk, 1000)), (Ok(4), Ok(2)));
     assert!(read(&disk, last(LEN_BYTES) + 1).is_err());
 }
 
 #[test]
-fn a_server_that_ignores_a_condition_is_refused_by_what_it_ignores() {
+fn server_without_guarantee_is_refused() {
     for (promises, why) in [
         (ServerGuarantees { creates_once: false, ..ServerGuarantees::ALL }, "If-None-Match"),
         (ServerGuarantees { lists_all: false, ..ServerGuarantees::ALL }, "does not list"),
@@ -277,9 +277,9 @@ fn a_server_that_ignores_a_condition_is_refused_by_what_it_ignores() {
 }
 
 #[test]
-fn what_is_there_is_not_made_over_unless_that_is_said() {
+fn create_refuses_existing_store_unless_forced() {
     let memory = MemoryBucket::default();
-    let disk = made(&memory);
+    let disk = create_disk(&memory);
     write(&disk, 100, 1).unwrap();
     let engine = || Arc::new(memory.client(Faults::default()));
     let again = BucketDisk::create(engine(), "memory", LEN_BYTES, false, &options("", 2));
@@ -292,13 +292,13 @@ fn what_is_there_is_not_made_over_unless_that_is_said() {
     write(&over, 101, 3).unwrap();
     assert!(write(&disk, 100, 3).is_err());
     drop(over);
-    assert_eq!(read(&opened(&memory, "", 4).unwrap(), 100), Ok(0));
+    assert_eq!(read(&open_writer(&memory, "", 4).unwrap(), 100), Ok(0));
 }
 
 #[test]
-fn hostile_objects_are_none() {
+fn malformed_objects_are_rejected() {
     let memory = MemoryBucket::default();
-    write(&made(&memory), 100, 1).unwrap();
+    write(&create_disk(&memory), 100, 1).unwrap();
     let root = memory.keys().into_iter().find(|key| key.starts_with("root/")).unwrap();
     for (key, bytes) in [
         ("data/00000001-0000000003-64.1", &b"short"[..]),
@@ -309,23 +309,23 @@ fn hostile_objects_are_none() {
         ("else", b""),
     ] {
         memory.put(key, bytes.to_vec().into()).unwrap();
-        assert_eq!(read(&opened(&memory, "", 2).unwrap(), 100), Ok(1), "{key}");
+        assert_eq!(read(&open_writer(&memory, "", 2).unwrap(), 100), Ok(1), "{key}");
     }
     for bytes in [vec![], vec![0; 100], vec![0xFF; 4000]] {
         let memory = MemoryBucket::default();
-        drop(made(&memory));
+        drop(create_disk(&memory));
         memory.put(&root, bytes.into()).unwrap();
-        let said = opened(&memory, "", 2).err().expect("the root is damaged").to_string();
+        let said = open_writer(&memory, "", 2).err().expect("the root is damaged").to_string();
         assert!(said.contains("damaged"), "{said}");
     }
 }
 
 #[test]
-fn a_bucket_out_of_reach_is_waited_for_once_and_used_when_it_is_back() {
+fn unreachable_bucket_is_retried_then_used() {
     let memory = MemoryBucket::default();
-    write(&made(&memory), 100, 1).unwrap();
+    write(&create_disk(&memory), 100, 1).unwrap();
     let away = Arc::new(AtomicBool::new(false));
-    let engine = Arc::new(Distant(memory.client(Faults::default()), away.clone()));
+    let engine = Arc::new(UnreachableBucket(memory.client(Faults::default()), away.clone()));
     let how = BucketOptions { deadline: Duration::from_millis(20), ..options("", 0) };
     let reader = BucketDisk::open_to_read(engine, "memory", &how).unwrap();
     away.store(true, Ordering::SeqCst);
@@ -342,7 +342,7 @@ fn a_bucket_out_of_reach_is_waited_for_once_and_used_when_it_is_back() {
     assert!(again(&reader).1 > 0, "it was back");
 }
 
-fn staying(
+fn open_mount(
     memory: &MemoryBucket,
     token: u128,
     seat: &str,
@@ -360,13 +360,13 @@ fn staying(
 }
 
 #[test]
-fn who_stays_is_left_alone_until_it_goes_or_is_taken_over() {
+fn mounted_writer_is_not_fenced_unless_asked() {
     let memory = MemoryBucket::default();
-    drop(made(&memory));
-    let first = staying(&memory, 2, "home", false).unwrap();
+    drop(create_disk(&memory));
+    let first = open_mount(&memory, 2, "home", false).unwrap();
     write(&first, 100, 1).unwrap();
     // Neither a mount nor a one-shot command fences its epoch.
-    for refused in [staying(&memory, 3, "abroad", false), opened(&memory, "a visitor", 4)] {
+    for refused in [open_mount(&memory, 3, "abroad", false), open_writer(&memory, "a visitor", 4)] {
         let said = refused.err().expect("it is refused").to_string();
         assert!(said.contains("memory is mounted by the one at home; unmount it there"), "{said}");
         assert!(said.contains("--take-over"), "{said}");
@@ -374,18 +374,18 @@ fn who_stays_is_left_alone_until_it_goes_or_is_taken_over() {
     write(&first, 101, 2).unwrap();
     // It was unmounted: others may open it.
     drop(first);
-    write(&opened(&memory, "a visitor", 5).unwrap(), 102, 3).unwrap();
-    let second = staying(&memory, 6, "abroad", false).unwrap();
+    write(&open_writer(&memory, "a visitor", 5).unwrap(), 102, 3).unwrap();
+    let second = open_mount(&memory, 6, "abroad", false).unwrap();
     write(&second, 103, 4).unwrap();
     // Crashed or out of reach: take-over fences its epoch, and it can do no harm.
-    let third = staying(&memory, 7, "home", true).unwrap();
+    let third = open_mount(&memory, 7, "home", true).unwrap();
     let said = write(&second, 103, 5).unwrap_err().to_string();
     assert!(said.contains("was taken over by the one at home"), "{said}");
     drop(second);
-    let refused = opened(&memory, "a visitor", 8).err().expect("the third is there");
+    let refused = open_writer(&memory, "a visitor", 8).err().expect("the third is there");
     assert!(refused.to_string().contains("mounted by the one at home"), "{refused}");
     // A mount with the same host id knows that the old one is gone.
-    let fourth = staying(&memory, 9, "home", false).unwrap();
+    let fourth = open_mount(&memory, 9, "home", false).unwrap();
     write(&third, 104, 6).unwrap_err();
     for (sector, byte) in [(100, 1), (101, 2), (102, 3), (103, 4), (104, 0)] {
         assert_eq!(read(&fourth, sector), Ok(byte), "{sector}");

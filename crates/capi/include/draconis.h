@@ -94,6 +94,120 @@ typedef struct draconis_bytes {
     size_t len;
 } draconis_bytes;
 
+// A string that ends with NUL, or NULL.
+typedef const char *CStrArg;
+
+// Options for a new volume. All zero except the size: ext4 with the defaults of mke2fs.
+typedef struct draconis_format_options {
+    // Length in bytes; 0: that of the image.
+    uint64_t size_bytes;
+    // "ext2", "ext3" or "ext4"; NULL: "ext4".
+    CStrArg kind;
+    // Label of at most 16 bytes; NULL: none.
+    CStrArg label;
+    // Features to set, or with ^ to clear, as mke2fs -O spells them; NULL: the defaults.
+    CStrArg features;
+    // Block size, 1024 to 65536; 0: depends on the size of the volume.
+    uint32_t block_bytes;
+    // Not 0: overwrite an existing ext volume. Other recognised contents are never
+    // overwritten.
+    int force;
+} draconis_format_options;
+
+// An array of strings, or NULL.
+typedef const CStrArg *CStrArrayArg;
+
+// Sources for filling a new volume. All zero: none, and nothing is excluded.
+typedef struct draconis_fill_options {
+    // A directory, or tar archives (plain, gzip, zstd, xz) and container images ("oci:DIR:TAG",
+    // "oci-archive:FILE:TAG", "docker-archive:FILE:TAG"), each laid over those before.
+    CStrArrayArg from;
+    // Number of sources.
+    size_t from_count;
+    // Patterns of names to exclude, as for tar --exclude.
+    CStrArrayArg exclude;
+    // Number of patterns.
+    size_t exclude_count;
+    // Platform to choose from a multi-platform image, such as "linux/arm64"; NULL: this machine's.
+    CStrArg platform;
+    // "qcow2" or "vhdx": create a disk image that contains the volume; NULL: raw.
+    CStrArg image_format;
+    // Free space to add if the size is computed from the sources.
+    uint64_t free_bytes;
+    // Limit for the decompressed size of an archive; 0: 16 GiB plus 100 times its length.
+    uint64_t limit_bytes;
+    // Not 0: set the owner of all files to uid and gid.
+    int give;
+    // User ID for give.
+    uint32_t uid;
+    // Group ID for give.
+    uint32_t gid;
+    // Not 0: set the owner of all files to root, and clear group and other permissions.
+    int squash;
+    // Not 0: equal sources give equal bytes, on any machine and at any time.
+    int reproducible;
+    // Not 0: the smallest volume that holds the source, also on a longer device. Not with a size.
+    int min;
+    // Free space as a percentage of the volume, up to 95, instead of free_bytes.
+    uint32_t free_percent;
+    // Reserved for later versions; all zero.
+    uint64_t later[7];
+} draconis_fill_options;
+
+// Callback for a problem; the text is valid during the call.
+typedef void (*draconis_complaint_fn)(void *context, const char *complaint);
+
+// Location of a volume in an image. All zero: the whole image, or the only partition that holds a
+// volume.
+typedef struct draconis_place {
+    // Offset at which the volume begins.
+    uint64_t offset_bytes;
+    // Partition number, from 1.
+    uint32_t partition;
+    // Backing file of a disk image. Names stored in the image are not opened. May be
+    // NULL.
+    CStrArg backing;
+} draconis_place;
+
+// Changes of superblock settings. All zero: none.
+typedef struct draconis_tune_options {
+    // Label of at most 16 bytes, empty for none; NULL: unchanged.
+    CStrArg label;
+    // A UUID, "random" or "clear"; NULL: unchanged.
+    CStrArg uuid;
+    // Features to set, or with ^ to clear, as tune2fs -O spells them; NULL: unchanged.
+    CStrArg features;
+    // Reserved blocks: a number, or a percentage ("5%"); NULL: unchanged.
+    CStrArg reserved;
+    // Reaction of the kernel to errors: 1 continue, 2 remount read-only, 3 panic; 0: unchanged.
+    uint16_t errors;
+    // Maximum mount count before a check; -1: no limit; 0: unchanged.
+    int32_t max_mounts;
+    // Reserved for later versions; all zero.
+    uint64_t later[8];
+} draconis_tune_options;
+
+// Result of a check.
+typedef struct draconis_check_report {
+    // Not 0: e2fsck -fn would report nothing.
+    int clean;
+    // Not 0: the check completed all passes.
+    int complete;
+    // Number of problems found, reported or not.
+    uint64_t complaints;
+    // Inodes in use.
+    uint64_t used_inodes;
+    // Inodes of the volume.
+    uint64_t inodes;
+    // Blocks in use.
+    uint64_t used_blocks;
+    // Blocks of the volume.
+    uint64_t blocks;
+} draconis_check_report;
+
+// Callback that takes all the bytes of a piece of an archive; returns an errno, or 0.
+typedef int (*draconis_write_fn)(void *context, const void *bytes, size_t len);
+
 // Options for a new store.
 typedef struct draconis_store_options {
     // Length in bytes; 0: that of the file or device.
@@ -121,17 +235,8 @@ typedef struct draconis_store_report {
     uint64_t keys;
 } draconis_store_report;
 
-// Location of a volume in an image. All zero: the whole image, or the only partition that holds a
-// volume.
-typedef struct draconis_place {
-    // Offset at which the volume begins.
-    uint64_t offset_bytes;
-    // Partition number, from 1.
-    uint32_t partition;
-    // Backing file of a disk image. Names stored in the image are not opened. May be
-    // NULL.
-    const char *backing;
-} draconis_place;
+// A buffer to fill, or NULL.
+typedef void *OutBuffer;
 
 // Information about a volume.
 typedef struct draconis_volume_info {
@@ -202,102 +307,6 @@ typedef struct draconis_entry {
     // File type, as in st_mode.
     uint32_t kind;
 } draconis_entry;
-
-// Options for a new volume. All zero except the size: ext4 with the defaults of mke2fs.
-typedef struct draconis_format_options {
-    // Length in bytes; 0: that of the image.
-    uint64_t size_bytes;
-    // "ext2", "ext3" or "ext4"; NULL: "ext4".
-    const char *kind;
-    // Label of at most 16 bytes; NULL: none.
-    const char *label;
-    // Features to set, or with ^ to clear, as mke2fs -O spells them; NULL: the defaults.
-    const char *features;
-    // Block size, 1024 to 65536; 0: depends on the size of the volume.
-    uint32_t block_bytes;
-    // Not 0: overwrite an existing ext volume. Other recognised contents are never
-    // overwritten.
-    int force;
-} draconis_format_options;
-
-// Sources for filling a new volume. All zero: none, and nothing is excluded.
-typedef struct draconis_fill_options {
-    // A directory, or tar archives (plain, gzip, zstd, xz) and container images ("oci:DIR:TAG",
-    // "oci-archive:FILE:TAG", "docker-archive:FILE:TAG"), each laid over those before.
-    const char *const *from;
-    // Number of sources.
-    size_t from_count;
-    // Patterns of names to exclude, as for tar --exclude.
-    const char *const *exclude;
-    // Number of patterns.
-    size_t exclude_count;
-    // Platform to choose from a multi-platform image, such as "linux/arm64"; NULL: this machine's.
-    const char *platform;
-    // "qcow2" or "vhdx": create a disk image that contains the volume; NULL: raw.
-    const char *image_format;
-    // Free space to add if the size is computed from the sources.
-    uint64_t free_bytes;
-    // Limit for the decompressed size of an archive; 0: 16 GiB plus 100 times its length.
-    uint64_t limit_bytes;
-    // Not 0: set the owner of all files to uid and gid.
-    int give;
-    // User ID for give.
-    uint32_t uid;
-    // Group ID for give.
-    uint32_t gid;
-    // Not 0: set the owner of all files to root, and clear group and other permissions.
-    int squash;
-    // Not 0: equal sources give equal bytes, on any machine and at any time.
-    int reproducible;
-    // Not 0: the smallest volume that holds the source, also on a longer device. Not with a size.
-    int min;
-    // Free space as a percentage of the volume, up to 95, instead of free_bytes.
-    uint32_t free_percent;
-    // Reserved for later versions; all zero.
-    uint64_t later[7];
-} draconis_fill_options;
-
-// Callback for a problem; the text is valid during the call.
-typedef void (*draconis_complaint_fn)(void *context, const char *complaint);
-
-// Changes of superblock settings. All zero: none.
-typedef struct draconis_tune_options {
-    // Label of at most 16 bytes, empty for none; NULL: unchanged.
-    const char *label;
-    // A UUID, "random" or "clear"; NULL: unchanged.
-    const char *uuid;
-    // Features to set, or with ^ to clear, as tune2fs -O spells them; NULL: unchanged.
-    const char *features;
-    // Reserved blocks: a number, or a percentage ("5%"); NULL: unchanged.
-    const char *reserved;
-    // Reaction of the kernel to errors: 1 continue, 2 remount read-only, 3 panic; 0: unchanged.
-    uint16_t errors;
-    // Maximum mount count before a check; -1: no limit; 0: unchanged.
-    int32_t max_mounts;
-    // Reserved for later versions; all zero.
-    uint64_t later[8];
-} draconis_tune_options;
-
-// Result of a check.
-typedef struct draconis_check_report {
-    // Not 0: e2fsck -fn would report nothing.
-    int clean;
-    // Not 0: the check completed all passes.
-    int complete;
-    // Number of problems found, reported or not.
-    uint64_t complaints;
-    // Inodes in use.
-    uint64_t used_inodes;
-    // Inodes of the volume.
-    uint64_t inodes;
-    // Blocks in use.
-    uint64_t used_blocks;
-    // Blocks of the volume.
-    uint64_t blocks;
-} draconis_check_report;
-
-// Callback that takes all the bytes of a piece of an archive; returns an errno, or 0.
-typedef int (*draconis_write_fn)(void *context, const void *bytes, size_t len);
 
 #ifdef __cplusplus
 extern "C" {
@@ -381,11 +390,62 @@ int draconis_scan_next(struct draconis_scan *scan,
 // Closes a scan. Accepts NULL.
 void draconis_scan_close(struct draconis_scan *scan);
 
+// Creates an empty volume in image: a file, which is created if missing, a block device, or
+// "STORE#NAME", a disk in a store. options may be NULL.
+int draconis_format(CStrArg image, const struct draconis_format_options *options);
+
+// Creates a volume as draconis_format does, and fills it. options may be NULL; without a size, a
+// file becomes as long as its contents need. note may be NULL; it is called in this thread with a
+// sentence for each kind of item that is skipped.
+int draconis_format_filled(CStrArg image,
+                           const struct draconis_format_options *options,
+                           const struct draconis_fill_options *fill,
+                           draconis_complaint_fn note,
+                           void *context);
+
+// Grows the volume in image to size_bytes, or with 0 to the whole file or device. A file is
+// extended with a hole. grown and place may be NULL; grown gets the new length. After an
+// interruption the volume is unchanged, or growing it again completes the change.
+int draconis_grow(CStrArg image,
+                  const struct draconis_place *place,
+                  uint64_t size_bytes,
+                  uint64_t *grown);
+
+// Shrinks the volume in image to size_bytes, or with 0 to its minimum. Data beyond the new end is
+// moved, inodes there get new numbers, and a file is truncated after the volume. The rest is as
+// for draconis_grow.
+int draconis_shrink(CStrArg image,
+                    const struct draconis_place *place,
+                    uint64_t size_bytes,
+                    uint64_t *shrunk);
+
+// Changes superblock settings of the volume in image. place may be NULL. Without changes, an
+// interrupted change is completed.
+int draconis_tune(CStrArg image,
+                  const struct draconis_place *place,
+                  const struct draconis_tune_options *options);
+
+// Checks the volume in image without changing it. complaint may be NULL; it is called in this
+// thread for each problem. Damage is reported in report, not as an error. place may be NULL.
+int draconis_check(CStrArg image,
+                   const struct draconis_place *place,
+                   draconis_complaint_fn complaint,
+                   void *context,
+                   struct draconis_check_report *report);
+
+// Writes the tree at path as a tar archive (pax, holes preserved) through write, in this thread.
+// Returns the number of items skipped because of errors, the first of which is in
+// draconis_error_message, or a negative errno.
+int64_t draconis_tar(const struct draconis_volume *volume,
+                     CStrArg path,
+                     draconis_write_fn write,
+                     void *context);
+
 // Creates an empty store, and the file if it is missing.
-int draconis_store_create(const char *store, const struct draconis_store_options *options);
+int draconis_store_create(CStrArg store, const struct draconis_store_options *options);
 
 // Opens a store. flags: 0 or DRACONIS_WRITE. draconis_store_close frees it.
-int draconis_store_open(const char *path, uint32_t flags, struct draconis_store **store);
+int draconis_store_open(CStrArg path, uint32_t flags, struct draconis_store **store);
 
 // Makes all changes durable, writes a checkpoint, releases the file and frees store even on
 // failure. Accepts NULL.
@@ -393,7 +453,7 @@ int draconis_store_close(struct draconis_store *store);
 
 // Checks every checksum, map and count, without changing anything. Damage is reported in report,
 // not as an error.
-int draconis_store_check(const char *store, struct draconis_store_report *report);
+int draconis_store_check(CStrArg store, struct draconis_store_report *report);
 
 // Creates an empty group; never NULL. draconis_group_free or draconis_store_submit frees it.
 struct draconis_group *draconis_group_new(void);
@@ -449,7 +509,7 @@ int draconis_store_sync(const struct draconis_store *store);
 int64_t draconis_object_read(const struct draconis_store *store,
                              uint64_t id,
                              uint64_t at,
-                             void *buffer,
+                             OutBuffer buffer,
                              size_t len);
 
 // Returns the length of an object, or a negative errno.
@@ -476,16 +536,16 @@ void draconis_object_list_close(struct draconis_object_list *objects);
 // Opens the volume in image: a file, a block device, a partition of either, a disk image (qcow2,
 // VHDX; read-only: VHD, VMDK, Android sparse, gzip, zstd, xz), or "STORE#NAME". flags: 0 or
 // DRACONIS_WRITE. place may be NULL. draconis_volume_close frees the volume.
-int draconis_volume_open(const char *image,
+int draconis_volume_open(CStrArg image,
                          const struct draconis_place *place,
                          uint32_t flags,
                          struct draconis_volume **volume);
 
 // Opens an image with backing_count backing files, nearest first. They replace the backing file
 // in place, and are opened read-only.
-int draconis_volume_open_over(const char *image,
+int draconis_volume_open_over(CStrArg image,
                               const struct draconis_place *place,
-                              const char *const *backing,
+                              CStrArrayArg backing,
                               size_t backing_count,
                               uint32_t flags,
                               struct draconis_volume **volume);
@@ -505,13 +565,13 @@ int draconis_volume_get_info(const struct draconis_volume *volume,
 
 // Gets the attributes of a file. flags: 0 or DRACONIS_NOFOLLOW.
 int draconis_stat(const struct draconis_volume *volume,
-                  const char *path,
+                  CStrArg path,
                   uint32_t flags,
                   struct draconis_stat_data *data);
 
 // Opens a directory for listing. draconis_dir_close frees it.
 int draconis_dir_open(const struct draconis_volume *volume,
-                      const char *path,
+                      CStrArg path,
                       struct draconis_dir **dir);
 
 // Gets the next name in byte order, without "." and "..": returns 1, or 0 at the end. In a damaged
@@ -524,33 +584,33 @@ void draconis_dir_close(struct draconis_dir *dir);
 // Copies up to len bytes of a symbolic link's target to buffer, without a final NUL. Returns the
 // full length, or a negative errno.
 int64_t draconis_readlink(const struct draconis_volume *volume,
-                          const char *path,
-                          void *buffer,
+                          CStrArg path,
+                          OutBuffer buffer,
                           size_t len);
 
 // Copies up to len bytes of an extended attribute, given by full name such as "user.x", to buffer.
 // Returns the full length, or a negative errno: ENODATA if it does not exist. flags: 0 or
 // DRACONIS_NOFOLLOW.
 int64_t draconis_getxattr(const struct draconis_volume *volume,
-                          const char *path,
-                          const char *name,
+                          CStrArg path,
+                          CStrArg name,
                           uint32_t flags,
-                          void *buffer,
+                          OutBuffer buffer,
                           size_t len);
 
 // Copies up to len bytes of the names of extended attributes, each followed by a NUL, to buffer.
 // Returns the full length, or a negative errno. flags: 0 or DRACONIS_NOFOLLOW.
 int64_t draconis_listxattr(const struct draconis_volume *volume,
-                           const char *path,
+                           CStrArg path,
                            uint32_t flags,
-                           void *buffer,
+                           OutBuffer buffer,
                            size_t len);
 
 // Sets an extended attribute, given by full name, to len bytes. flags: any of DRACONIS_NOFOLLOW
 // and DRACONIS_EXCLUSIVE: EEXIST if it exists.
 int draconis_setxattr(const struct draconis_volume *volume,
-                      const char *path,
-                      const char *name,
+                      CStrArg path,
+                      CStrArg name,
                       const void *value,
                       size_t len,
                       uint32_t flags);
@@ -558,48 +618,45 @@ int draconis_setxattr(const struct draconis_volume *volume,
 // Removes an extended attribute: ENODATA if it does not exist. flags: 0 or
 // DRACONIS_NOFOLLOW.
 int draconis_removexattr(const struct draconis_volume *volume,
-                         const char *path,
-                         const char *name,
+                         CStrArg path,
+                         CStrArg name,
                          uint32_t flags);
 
 // Creates a directory with these permissions, owned by the calling user.
-int draconis_mkdir(const struct draconis_volume *volume, const char *path, uint32_t mode);
+int draconis_mkdir(const struct draconis_volume *volume, CStrArg path, uint32_t mode);
 
 // Creates a symbolic link at path with this target.
-int draconis_symlink(const struct draconis_volume *volume, const char *target, const char *path);
+int draconis_symlink(const struct draconis_volume *volume, CStrArg target, CStrArg path);
 
 // Creates a hard link.
-int draconis_link(const struct draconis_volume *volume, const char *from, const char *to);
+int draconis_link(const struct draconis_volume *volume, CStrArg from, CStrArg to);
 
 // Removes a file that is no directory.
-int draconis_unlink(const struct draconis_volume *volume, const char *path);
+int draconis_unlink(const struct draconis_volume *volume, CStrArg path);
 
 // Removes an empty directory.
-int draconis_rmdir(const struct draconis_volume *volume, const char *path);
+int draconis_rmdir(const struct draconis_volume *volume, CStrArg path);
 
 // Renames a file or directory; an existing file at to is replaced, unless flags is
 // DRACONIS_NOREPLACE or DRACONIS_EXCHANGE.
-int draconis_rename(const struct draconis_volume *volume,
-                    const char *from,
-                    const char *to,
-                    uint32_t flags);
+int draconis_rename(const struct draconis_volume *volume, CStrArg from, CStrArg to, uint32_t flags);
 
 // Changes permissions. flags, here and below: 0 or DRACONIS_NOFOLLOW.
 int draconis_chmod(const struct draconis_volume *volume,
-                   const char *path,
+                   CStrArg path,
                    uint32_t mode,
                    uint32_t flags);
 
 // Changes owner and group.
 int draconis_chown(const struct draconis_volume *volume,
-                   const char *path,
+                   CStrArg path,
                    uint32_t uid,
                    uint32_t gid,
                    uint32_t flags);
 
 // Sets the access and modification times.
 int draconis_utimes(const struct draconis_volume *volume,
-                    const char *path,
+                    CStrArg path,
                     struct draconis_time accessed,
                     struct draconis_time modified,
                     uint32_t flags);
@@ -608,7 +665,7 @@ int draconis_utimes(const struct draconis_volume *volume,
 // DRACONIS_TRUNCATE. A new file gets these permissions. draconis_file_close frees the
 // file.
 int draconis_file_open(const struct draconis_volume *volume,
-                       const char *path,
+                       CStrArg path,
                        uint32_t flags,
                        uint32_t mode,
                        struct draconis_file **file);
@@ -617,7 +674,7 @@ int draconis_file_open(const struct draconis_volume *volume,
 // end of the file, or a negative errno.
 int64_t draconis_file_read(const struct draconis_file *file,
                            uint64_t offset,
-                           void *buffer,
+                           OutBuffer buffer,
                            size_t len);
 
 // Writes len bytes at offset. Returns the number of bytes written, which is short if the volume
@@ -639,57 +696,6 @@ int draconis_file_sync(const struct draconis_file *file);
 // Closes a file. Its data is durable after draconis_volume_close or a sync. Accepts
 // NULL.
 void draconis_file_close(struct draconis_file *file);
-
-// Creates an empty volume in image: a file, which is created if missing, a block device, or
-// "STORE#NAME", a disk in a store. options may be NULL.
-int draconis_format(const char *image, const struct draconis_format_options *options);
-
-// Creates a volume as draconis_format does, and fills it. options may be NULL; without a size, a
-// file becomes as long as its contents need. note may be NULL; it is called in this thread with a
-// sentence for each kind of item that is skipped.
-int draconis_format_filled(const char *image,
-                           const struct draconis_format_options *options,
-                           const struct draconis_fill_options *fill,
-                           draconis_complaint_fn note,
-                           void *context);
-
-// Grows the volume in image to size_bytes, or with 0 to the whole file or device. A file is
-// extended with a hole. grown and place may be NULL; grown gets the new length. After an
-// interruption the volume is unchanged, or growing it again completes the change.
-int draconis_grow(const char *image,
-                  const struct draconis_place *place,
-                  uint64_t size_bytes,
-                  uint64_t *grown);
-
-// Shrinks the volume in image to size_bytes, or with 0 to its minimum. Data beyond the new end is
-// moved, inodes there get new numbers, and a file is truncated after the volume. The rest is as
-// for draconis_grow.
-int draconis_shrink(const char *image,
-                    const struct draconis_place *place,
-                    uint64_t size_bytes,
-                    uint64_t *shrunk);
-
-// Changes superblock settings of the volume in image. place may be NULL. Without changes, an
-// interrupted change is completed.
-int draconis_tune(const char *image,
-                  const struct draconis_place *place,
-                  const struct draconis_tune_options *options);
-
-// Checks the volume in image without changing it. complaint may be NULL; it is called in this
-// thread for each problem. Damage is reported in report, not as an error. place may be NULL.
-int draconis_check(const char *image,
-                   const struct draconis_place *place,
-                   draconis_complaint_fn complaint,
-                   void *context,
-                   struct draconis_check_report *report);
-
-// Writes the tree at path as a tar archive (pax, holes preserved) through write, in this thread.
-// Returns the number of items skipped because of errors, the first of which is in
-// draconis_error_message, or a negative errno.
-int64_t draconis_tar(const struct draconis_volume *volume,
-                     const char *path,
-                     draconis_write_fn write,
-                     void *context);
 
 #ifdef __cplusplus
 }  // extern "C"

@@ -32,7 +32,7 @@ pub extern "C" fn draconis_version() -> *const c_char {
 }
 
 /// Runs a call that returns a count; returns the count or a negative errno.
-pub fn run_counting(work: impl FnOnce() -> Result<u64>) -> i64 {
+pub fn run_returning_count(work: impl FnOnce() -> Result<u64>) -> i64 {
     let done = catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|panic| {
         let why = panic.downcast_ref::<String>().map(String::as_str);
         let why = why.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("it panicked");
@@ -55,7 +55,7 @@ pub fn run_counting(work: impl FnOnce() -> Result<u64>) -> i64 {
 /// Runs a call; returns 0 or a negative errno.
 pub fn run(work: impl FnOnce() -> Result<()>) -> c_int {
     // Errnos fit in an int.
-    run_counting(|| work().map(|()| 0)) as c_int
+    run_returning_count(|| work().map(|()| 0)) as c_int
 }
 
 /// Refuses a NULL handle.
@@ -83,28 +83,32 @@ mod tests {
 
     use super::*;
 
-    fn last() -> String {
+    fn last_message() -> String {
         LAST_MESSAGE.with(|last| CStr::to_string_lossy(&last.borrow()).into_owned())
     }
 
     #[test]
-    fn a_panic_becomes_an_errno_and_a_text() {
+    fn panic_sets_errno_and_message() {
         let code = run(|| panic!("seven is {}", 7));
         assert_eq!(code, -Errno::NOTRECOVERABLE.raw_os_error());
-        assert!(last().contains("a defect of libdraconis: seven is 7"), "{}", last());
+        assert!(
+            last_message().contains("a defect of libdraconis: seven is 7"),
+            "{}",
+            last_message()
+        );
         assert_eq!(run(|| Ok(())), 0);
-        assert!(last().contains("seven"), "success leaves the text");
+        assert!(last_message().contains("seven"), "success leaves the text");
     }
 
     #[test]
-    fn a_failure_has_its_errno_and_its_text() {
+    fn error_sets_errno_and_message() {
         let mut out = MaybeUninit::new(7u64);
         assert_eq!(
             run_with_output(Some(&mut out), 0, || Err(Error::new(Errno::NOENT, "no\0ne"))),
             -2
         );
-        assert_eq!(last(), "none");
+        assert_eq!(last_message(), "none");
         assert_eq!(run_with_output(None, 0u64, || Ok(1)), -Errno::INVAL.raw_os_error());
-        assert_eq!(run_counting(|| Ok(5)), 5);
+        assert_eq!(run_returning_count(|| Ok(5)), 5);
     }
 }

@@ -5,9 +5,9 @@ use std::io::{self, Write};
 use std::mem::MaybeUninit;
 use std::os::unix::ffi::OsStrExt;
 
-use draconis_access::overwrite::Force;
-use draconis_access::resize::Resized;
-use draconis_access::tar::Sparse;
+use draconis_access::overwrite::OverwritePermission;
+use draconis_access::resize::ResizeOutcome;
+use draconis_access::tar::SparseFormat;
 use draconis_access::tuning::TuneOptions;
 use draconis_access::volume::image_format;
 use draconis_access::{Error, NewVolume, Result, Volume};
@@ -15,7 +15,7 @@ use draconis_ext::mkfs::FreeSpace;
 use draconis_ext::tune::TuneChanges;
 use rustix::io::Errno;
 
-use crate::error::{require, run, run_counting, run_with_output};
+use crate::error::{require, run, run_returning_count, run_with_output};
 use crate::place::{draconis_place, host_path, to_location};
 use crate::raw::{CStrArg, CStrArrayArg, null_error};
 use crate::volume::draconis_volume;
@@ -130,7 +130,7 @@ pub type draconis_write_fn =
 fn new_volume(options: Option<&draconis_format_options>) -> Result<NewVolume> {
     let mut new = NewVolume::default();
     let Some(options) = options else { return Ok(new) };
-    if let Some(label) = options.label.optional() {
+    if let Some(label) = options.label.as_optional_bytes() {
         new.label = label.to_vec();
     }
     if let Some(kind) = optional_utf8(options.kind, "kind")? {
@@ -139,13 +139,13 @@ fn new_volume(options: Option<&draconis_format_options>) -> Result<NewVolume> {
     new.features = optional_utf8(options.features, "features")?.unwrap_or_default().to_owned();
     new.len_bytes = (options.size_bytes > 0).then_some(options.size_bytes);
     new.block_bytes = (options.block_bytes > 0).then_some(options.block_bytes);
-    new.force = Force::usual(options.force != 0);
+    new.force = OverwritePermission::from_force_flag(options.force != 0);
     Ok(new)
 }
 
 /// Converts an optional C string to UTF-8.
 pub(crate) fn optional_utf8<'a>(text: CStrArg, what: &str) -> Result<Option<&'a str>> {
-    let read = text.optional().map(std::str::from_utf8).transpose();
+    let read = text.as_optional_bytes().map(std::str::from_utf8).transpose();
     read.map_err(|_| Error::new(Errno::INVAL, format!("{what} is no text in UTF-8")))
 }
 
@@ -173,7 +173,7 @@ pub extern "C" fn draconis_format_filled(
     run(|| {
         let mut new = new_volume(options)?;
         let fill = require(fill, "fill")?;
-        check_reserved(&fill.later)?;
+        check_reserved_fields_zero(&fill.later)?;
         let from = fill.from.get(fill.from_count, "from")?;
         new.from = from.into_iter().map(|name| OsStr::from_bytes(name).to_owned().into()).collect();
         let exclude = fill.exclude.get(fill.exclude_count, "exclude")?;
@@ -187,7 +187,7 @@ pub extern "C" fn draconis_format_filled(
         new.free = match (fill.free_bytes, fill.free_percent) {
             (0, 0) => FreeSpace::Usual,
             (free @ 1.., 0) if !new.min => FreeSpace::Bytes(free),
-            (0, part @ 1..=95) if !new.min => FreeSpace::Part(part * 10_000),
+            (0, part @ 1..=95) if !new.min => FreeSpace::Ppm(part * 10_000),
             _ => return Err(wrong("free space: free_bytes, free_percent up to 95, or min")),
         };
         if new.min && new.len_bytes.is_some() {
@@ -198,7 +198,7 @@ pub extern "C" fn draconis_format_filled(
         new.squash = fill.squash != 0;
         new.reproducible = fill.reproducible != 0;
         for text in &Volume::create(host_path(image, "image")?, &new)?.notes {
-            report_note(note, context, text);
+            call_note_callback(note, context, text);
         }
         Ok(())
     })
@@ -236,7 +236,10 @@ pub extern "C" fn draconis_shrink(
     })
 }
 
-fn resize(out: Option<&mut MaybeUninit<u64>>, work: impl FnOnce() -> Result<Resized>) -> c_int {
+fn resize(
+    out: Option<&mut MaybeUninit<u64>>,
+    work: impl FnOnce() -> Result<ResizeOutcome>,
+) -> c_int {
     let out = out.map(|out| out.write(0));
     run(|| {
         let len_bytes = work()?.len_bytes();
@@ -257,7 +260,7 @@ pub extern "C" fn draconis_tune(
 ) -> c_int {
     run(|| {
         let options = require(options, "options")?;
-        check_reserved(&options.later)?;
+        check_reserved_fields_zero(&options.later)?;
         let words = TuneOptions {
             uuid: optional_utf8(options.uuid, "uuid")?,
             reserved: optional_utf8(options.reserved, "reserved")?,
@@ -265,7 +268,7 @@ pub extern "C" fn draconis_tune(
             max_mounts: (options.max_mounts != 0).then_some(options.max_mounts),
         };
         let changes = TuneChanges {
-            label: options.label.optional().map(<[u8]>::to_vec),
+            label: options.label.as_optional_bytes().map(<[u8]>::to_vec),
             errors: (options.errors > 0).then_some(options.errors),
             ..words.parse()?
         };
@@ -274,14 +277,14 @@ pub extern "C" fn draconis_tune(
 }
 
 /// Refuses nonzero reserved fields.
-fn check_reserved(later: &[u64]) -> Result<()> {
+fn check_reserved_fields_zero(later: &[u64]) -> Result<()> {
     match later.iter().all(|it| *it == 0) {
         true => Ok(()),
         false => Err(Error::new(Errno::INVAL, "the options ask for what this version has not")),
     }
 }
 
-fn report_note(to: draconis_complaint_fn, context: *mut c_void, text: &str) {
+fn call_note_callback(to: draconis_complaint_fn, context: *mut c_void, text: &str) {
     if let Some(to) = to {
         to(context, CString::new(text).unwrap_or_default().as_ptr());
     }
@@ -300,7 +303,7 @@ pub extern "C" fn draconis_check(
     run_with_output(report, draconis_check_report::default(), || {
         let found = Volume::check(host_path(image, "image")?, &to_location(place))?.0;
         for complaint_of in &found.problems {
-            report_note(complaint, context, &complaint_of.to_string());
+            call_note_callback(complaint, context, &complaint_of.to_string());
         }
         Ok(draconis_check_report {
             clean: found.is_clean().into(),
@@ -325,11 +328,11 @@ pub extern "C" fn draconis_tar(
     context: *mut c_void,
 ) -> i64 {
     let mut first = None;
-    let told = run_counting(|| {
+    let told = run_returning_count(|| {
         let volume = require(volume, "volume")?;
         let write = write.ok_or_else(|| null_error("write"))?;
         let mut out = Callback { write: Some(write), context };
-        let left_out = volume.0.tar(path.get("path")?, Sparse::Auto, &mut out)?;
+        let left_out = volume.0.tar(path.get("path")?, SparseFormat::Auto, &mut out)?;
         first = left_out.first().cloned();
         Ok(left_out.len() as u64)
     });

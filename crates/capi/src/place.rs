@@ -30,7 +30,8 @@ pub(crate) fn host_path<'a>(text: CStrArg, what: &str) -> Result<&'a Path> {
 /// Converts the C struct to a location.
 pub(crate) fn to_location(place: Option<&draconis_place>) -> VolumeLocation {
     let Some(place) = place else { return VolumeLocation::default() };
-    let backing = place.backing.optional().map(|bytes| Path::new(OsStr::from_bytes(bytes)).into());
+    let backing =
+        place.backing.as_optional_bytes().map(|bytes| Path::new(OsStr::from_bytes(bytes)).into());
     VolumeLocation {
         offset_bytes: (place.offset_bytes > 0).then_some(place.offset_bytes),
         partition: (place.partition > 0).then_some(place.partition),

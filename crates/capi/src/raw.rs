@@ -31,11 +31,11 @@ pub struct OutBuffer(*mut c_void);
 impl CStrArg {
     /// Returns the string; the error for NULL names it `what`.
     pub fn get<'a>(self, what: &str) -> Result<&'a [u8]> {
-        self.optional().ok_or_else(|| null_error(what))
+        self.as_optional_bytes().ok_or_else(|| null_error(what))
     }
 
     /// Returns the string, if it is not NULL.
-    pub fn optional<'a>(self) -> Option<&'a [u8]> {
+    pub fn as_optional_bytes<'a>(self) -> Option<&'a [u8]> {
         if self.0.is_null() {
             return None;
         }

@@ -4,12 +4,12 @@ use std::ffi::c_int;
 use std::mem::MaybeUninit;
 use std::sync::Arc;
 
-use draconis_access::overwrite::Force;
+use draconis_access::overwrite::OverwritePermission;
 use draconis_access::{Error, NewStore, Result, Store};
-use draconis_objects::{Group, Hint, LayoutKind, ObjectId, Ticket};
+use draconis_objects::{Group, LayoutKind, LifetimeHint, ObjectId, Ticket};
 use rustix::io::Errno;
 
-use crate::error::{require, run, run_counting, run_with_output};
+use crate::error::{require, run, run_returning_count, run_with_output};
 use crate::place::host_path;
 use crate::raw::{Bytes, CStrArg, OutBuffer, null_error};
 use crate::volume::DRACONIS_WRITE;
@@ -81,7 +81,7 @@ pub extern "C" fn draconis_store_create(
             len_bytes: (options.size_bytes > 0).then_some(options.size_bytes),
             layout,
             sparse: options.sparse != 0,
-            force: Force::usual(options.force != 0),
+            force: OverwritePermission::from_force_flag(options.force != 0),
         };
         Store::create(host_path(store, "store")?, &new)
     })
@@ -159,7 +159,7 @@ pub extern "C" fn draconis_group_create(
 ) -> c_int {
     run_with_output(id, 0, || {
         let group = group.ok_or_else(|| null_error("group"))?;
-        Ok(group.0.create(require(store, "store")?.0.new_object()?, Hint::Unknown).0)
+        Ok(group.0.create(require(store, "store")?.0.new_object()?, LifetimeHint::Unknown).0)
     })
 }
 
@@ -223,7 +223,7 @@ pub extern "C" fn draconis_group_name(
     id: u64,
 ) -> c_int {
     change(group, |group| {
-        group.name(name.get(len, "name")?, ObjectId(id));
+        group.set_name(name.get(len, "name")?, ObjectId(id));
         Ok(())
     })
 }
@@ -236,7 +236,7 @@ pub extern "C" fn draconis_group_unname(
     len: usize,
 ) -> c_int {
     change(group, |group| {
-        group.unname(name.get(len, "name")?);
+        group.remove_name(name.get(len, "name")?);
         Ok(())
     })
 }
@@ -287,7 +287,7 @@ pub extern "C" fn draconis_object_read(
     buffer: OutBuffer,
     len: usize,
 ) -> i64 {
-    run_counting(|| {
+    run_returning_count(|| {
         let store = require(store, "store")?;
         Ok(store.0.read(ObjectId(id), at, buffer.get(len, "the buffer")?)? as u64)
     })
@@ -296,7 +296,7 @@ pub extern "C" fn draconis_object_read(
 /// Returns the length of an object, or a negative errno.
 #[unsafe(no_mangle)]
 pub extern "C" fn draconis_object_size(store: Option<&draconis_store>, id: u64) -> i64 {
-    run_counting(|| require(store, "store")?.0.len(ObjectId(id)))
+    run_returning_count(|| require(store, "store")?.0.len(ObjectId(id)))
 }
 
 /// Gets the number of the object with a name; ENOENT if there is none.

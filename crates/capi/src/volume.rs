@@ -11,7 +11,7 @@ use draconis_exchange::contract::{AttributeChange, Attributes, SetTime, Time};
 use draconis_ext::{Follow, RenameMode, XattrSet};
 use rustix::io::Errno;
 
-use crate::error::{require, run, run_counting, run_with_output};
+use crate::error::{require, run, run_returning_count, run_with_output};
 use crate::place::{draconis_place, host_path, to_location};
 use crate::raw::{Bytes, CStrArg, CStrArrayArg, OutBuffer, null_error};
 
@@ -335,7 +335,7 @@ pub extern "C" fn draconis_readlink(
     buffer: OutBuffer,
     len: usize,
 ) -> i64 {
-    run_counting(|| {
+    run_returning_count(|| {
         copy_out(&require(volume, "volume")?.0.read_link(path.get("path")?)?, buffer, len)
     })
 }
@@ -352,7 +352,7 @@ pub extern "C" fn draconis_getxattr(
     buffer: OutBuffer,
     len: usize,
 ) -> i64 {
-    run_counting(|| {
+    run_returning_count(|| {
         check_flags(flags, DRACONIS_NOFOLLOW)?;
         let volume = require(volume, "volume")?;
         copy_out(&volume.0.xattr(path.get("path")?, name.get("name")?, follow(flags))?, buffer, len)
@@ -369,7 +369,7 @@ pub extern "C" fn draconis_listxattr(
     buffer: OutBuffer,
     len: usize,
 ) -> i64 {
-    run_counting(|| {
+    run_returning_count(|| {
         check_flags(flags, DRACONIS_NOFOLLOW)?;
         let names = require(volume, "volume")?.0.xattr_names(path.get("path")?, follow(flags))?;
         let all: Vec<u8> = names.into_iter().flat_map(|name| [name, vec![0]].concat()).collect();
@@ -572,7 +572,7 @@ pub extern "C" fn draconis_file_read(
     buffer: OutBuffer,
     len: usize,
 ) -> i64 {
-    run_counting(|| {
+    run_returning_count(|| {
         let file = require(file, "file")?;
         Ok(file.0.read_at(offset, buffer.get(len, "the buffer")?)? as u64)
     })
@@ -587,7 +587,9 @@ pub extern "C" fn draconis_file_write(
     bytes: Bytes,
     len: usize,
 ) -> i64 {
-    run_counting(|| Ok(require(file, "file")?.0.write_at(offset, bytes.get(len, "bytes")?)? as u64))
+    run_returning_count(|| {
+        Ok(require(file, "file")?.0.write_at(offset, bytes.get(len, "bytes")?)? as u64)
+    })
 }
 
 /// Sets the length of a file; new bytes read as zeros.

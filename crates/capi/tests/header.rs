@@ -7,15 +7,15 @@ mod skipped;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use skipped::skipped;
+use skipped::report_skipped;
 
 /// A program that can be started.
-fn has(program: &str) -> bool {
+fn is_installed(program: &str) -> bool {
     Command::new(program).arg("--version").output().is_ok_and(|output| output.status.success())
 }
 
 /// Runs a command that must end well; what it writes.
-fn run(command: &mut Command) -> String {
+fn run_and_capture(command: &mut Command) -> String {
     let output = command.output().unwrap();
     let said = String::from_utf8_lossy(&output.stderr);
     let written = String::from_utf8_lossy(&output.stdout);
@@ -24,36 +24,36 @@ fn run(command: &mut Command) -> String {
 }
 
 /// Where the shared library lies that was built with this test.
-fn library() -> PathBuf {
+fn library_path() -> PathBuf {
     let deps = std::env::current_exe().unwrap().parent().unwrap().to_owned();
     let all = [deps.clone(), deps.parent().unwrap().to_owned()];
     let found = all.iter().find(|dir| dir.join("libdraconis.so").exists());
     found.expect("libdraconis.so is built with the tests").clone()
 }
 
-fn source(path: &str) -> PathBuf {
+fn source_path(path: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join(path)
 }
 
 #[test]
-fn the_header_is_what_is_made_of_the_sources() {
-    let made = Command::new(source("../../tools/header")).output().unwrap();
+fn header_matches_generated_header() {
+    let made = Command::new(source_path("../../tools/header")).output().unwrap();
     if made.status.code() == Some(127) {
-        skipped("the comparison of draconis.h needs cbindgen");
+        report_skipped("the comparison of draconis.h needs cbindgen");
         return;
     }
     assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
     let made = String::from_utf8(made.stdout).unwrap();
-    let kept = std::fs::read_to_string(source("include/draconis.h")).unwrap();
+    let kept = std::fs::read_to_string(source_path("include/draconis.h")).unwrap();
     assert!(made == kept, "draconis.h is not what the sources say: make header writes it");
 }
 
 /// Makes three disk images over each other, with a volume.
-fn chain(dir: &Path) {
+fn make_backing_chain(dir: &Path) {
     let raw = dir.join("chain.img");
-    run(Command::new("mke2fs").args(["-q", "-t", "ext4"]).arg(&raw).arg("8M"));
+    run_and_capture(Command::new("mke2fs").args(["-q", "-t", "ext4"]).arg(&raw).arg("8M"));
     let make = |words: &[&str], image: &str| {
-        run(Command::new("qemu-img").current_dir(dir).args(words).arg(image));
+        run_and_capture(Command::new("qemu-img").current_dir(dir).args(words).arg(image));
     };
     make(&["convert", "-f", "raw", "-O", "qcow2", "chain.img"], "base.qcow2");
     for (behind, image) in [("base.qcow2", "middle.qcow2"), ("middle.qcow2", "top.qcow2")] {
@@ -62,41 +62,45 @@ fn chain(dir: &Path) {
 }
 
 /// What other programs find in images that the program in C has made or changed.
-fn judged(dir: &Path) {
+fn assert_clean_by_e2fsck(dir: &Path) {
     let images = ["qcow2", "vhdx", "top.qcow2"];
     for (image, format) in images.into_iter().zip(["qcow2", "vhdx", "qcow2"]) {
-        if !dir.join(image).exists() || !has("qemu-img") {
+        if !dir.join(image).exists() || !is_installed("qemu-img") {
             continue;
         }
         let mut check = Command::new("qemu-img");
-        run(check.current_dir(dir).args(["check", "-q", "-f", format, image]));
+        run_and_capture(check.current_dir(dir).args(["check", "-q", "-f", format, image]));
         let mut convert = Command::new("qemu-img");
-        run(convert.current_dir(dir).args(["convert", "-f", format, "-O", "raw", image, "raw"]));
-        run(Command::new("e2fsck").current_dir(dir).args(["-fn", "raw"]));
+        run_and_capture(
+            convert.current_dir(dir).args(["convert", "-f", format, "-O", "raw", image, "raw"]),
+        );
+        run_and_capture(Command::new("e2fsck").current_dir(dir).args(["-fn", "raw"]));
     }
 }
 
 #[test]
-fn a_program_in_c_uses_all_of_it() {
-    if !has("cc") {
-        skipped("a program in C needs cc");
+fn c_program_uses_whole_api() {
+    if !is_installed("cc") {
+        report_skipped("a program in C needs cc");
         return;
     }
     let dir = tempfile::tempdir().unwrap();
-    let libraries = library();
+    let libraries = library_path();
     let compiled = |name: &str, more: &[&str]| {
         let program = dir.path().join(name);
-        run(Command::new("cc")
-            .args(["-std=c11", "-D_GNU_SOURCE", "-g", "-O1", "-Wall", "-Wextra", "-Werror"])
-            .args(["-pedantic", "-Wconversion", "-Wstrict-prototypes"])
-            .args(more)
-            .arg("-I")
-            .arg(source("include"))
-            .arg(source("tests/all.c"))
-            .arg("-L")
-            .arg(&libraries)
-            .args(["-ldraconis", "-o"])
-            .arg(&program));
+        run_and_capture(
+            Command::new("cc")
+                .args(["-std=c11", "-D_GNU_SOURCE", "-g", "-O1", "-Wall", "-Wextra", "-Werror"])
+                .args(["-pedantic", "-Wconversion", "-Wstrict-prototypes"])
+                .args(more)
+                .arg("-I")
+                .arg(source_path("include"))
+                .arg(source_path("tests/all.c"))
+                .arg("-L")
+                .arg(&libraries)
+                .args(["-ldraconis", "-o"])
+                .arg(&program),
+        );
         program
     };
     let program = compiled("all", &[]);
@@ -109,48 +113,53 @@ fn a_program_in_c_uses_all_of_it() {
     let fresh = |name: &str| {
         let work = dir.path().join(name);
         std::fs::create_dir(&work).unwrap();
-        if has("qemu-img") && Command::new("mke2fs").arg("-V").output().is_ok() {
-            chain(&work);
+        if is_installed("qemu-img") && Command::new("mke2fs").arg("-V").output().is_ok() {
+            make_backing_chain(&work);
         } else {
-            skipped("images over each other need qemu-img and mke2fs");
+            report_skipped("images over each other need qemu-img and mke2fs");
         }
         work
     };
     let work = fresh("work");
-    let said = run(Command::new(&program).arg(&work).env("LD_LIBRARY_PATH", dir.path()));
+    let said =
+        run_and_capture(Command::new(&program).arg(&work).env("LD_LIBRARY_PATH", dir.path()));
     assert_eq!(said, "all of it works\n");
-    judged(&work);
-    match has("e2fsck") || Command::new("e2fsck").arg("-V").output().is_ok() {
+    assert_clean_by_e2fsck(&work);
+    match is_installed("e2fsck") || Command::new("e2fsck").arg("-V").output().is_ok() {
         true => {
             for image in ["c.img", "filled.img"] {
-                run(Command::new("e2fsck").arg("-fn").arg(work.join(image)));
+                run_and_capture(Command::new("e2fsck").arg("-fn").arg(work.join(image)));
             }
         }
-        false => skipped("e2fsck is not here"),
+        false => report_skipped("e2fsck is not here"),
     }
     // All memory is the sanitizer's then, the library's too: what is lost is found.
     let sanitized = compiled("sanitized", &["-fsanitize=address,undefined"]);
-    let said = run(Command::new(sanitized).arg(fresh("kept")).env("LD_LIBRARY_PATH", dir.path()));
+    let said = run_and_capture(
+        Command::new(sanitized).arg(fresh("kept")).env("LD_LIBRARY_PATH", dir.path()),
+    );
     assert_eq!(said, "all of it works\n");
-    if !has("valgrind") {
-        skipped("looking for wild accesses of the library needs valgrind");
+    if !is_installed("valgrind") {
+        report_skipped("looking for wild accesses of the library needs valgrind");
         return;
     }
     // It lets no other thread run while one waits for a ring of the kernel, as those of stores do.
-    let said = run(Command::new("valgrind")
-        .args(["--quiet", "--error-exitcode=9", "--leak-check=full"])
-        .args(["--show-leak-kinds=definite", "--errors-for-leak-kinds=definite"])
-        .arg(&program)
-        .arg(fresh("watched"))
-        .arg("volumes")
-        .env("LD_LIBRARY_PATH", dir.path()));
+    let said = run_and_capture(
+        Command::new("valgrind")
+            .args(["--quiet", "--error-exitcode=9", "--leak-check=full"])
+            .args(["--show-leak-kinds=definite", "--errors-for-leak-kinds=definite"])
+            .arg(&program)
+            .arg(fresh("watched"))
+            .arg("volumes")
+            .env("LD_LIBRARY_PATH", dir.path()),
+    );
     assert_eq!(said, "all of it works\n");
 }
 
 #[test]
-fn the_header_is_taken_by_a_compiler_of_cxx() {
-    if !has("c++") {
-        skipped("a program in C++ needs c++");
+fn header_compiles_as_cxx() {
+    if !is_installed("c++") {
+        report_skipped("a program in C++ needs c++");
         return;
     }
     let dir = tempfile::tempdir().unwrap();
@@ -160,8 +169,10 @@ fn the_header_is_taken_by_a_compiler_of_cxx() {
         "#include \"draconis.h\"\nint main() { return !draconis_version(); }\n",
     )
     .unwrap();
-    run(Command::new("c++")
-        .args(["-std=c++17", "-Wall", "-Wextra", "-Werror", "-fsyntax-only", "-I"])
-        .arg(source("include"))
-        .arg(&program));
+    run_and_capture(
+        Command::new("c++")
+            .args(["-std=c++17", "-Wall", "-Wextra", "-Werror", "-fsyntax-only", "-I"])
+            .arg(source_path("include"))
+            .arg(&program),
+    );
 }

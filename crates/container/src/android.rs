@@ -11,7 +11,7 @@ use draconis_device::Disk;
 
 use crate::image_file::{ImageFile, le16, le32};
 use crate::image_map::{ImageMap, Location, open_mapped};
-use crate::{Error, Format, Unsupported};
+use crate::{Error, Format, UnsupportedFeature};
 
 /// Maximum chunks of one image.
 const MAX_CHUNKS: u32 = 4 << 20;
@@ -20,18 +20,18 @@ const MAX_FILES: u32 = 64;
 
 /// Opens the disk in a file and in the further files of a split image, in order.
 pub(crate) fn open(file: ImageFile, others: &[Arc<dyn Disk>]) -> Result<Arc<dyn Disk>, Error> {
-    let first = Android::open(&file)?;
+    let first = AndroidSparseImage::open(&file)?;
     let len_bytes = first.len_bytes;
     let mut joined = open_mapped(file, first, None);
     for other in others {
         let source = ImageFile::new(other.clone());
-        let head = source.bytes(0, source.len_bytes().min(28) as usize)?;
-        if Format::of(&head) != Some(Format::Android) {
+        let head = source.read_vec(0, source.len_bytes().min(28) as usize)?;
+        if Format::detect(&head) != Some(Format::Android) {
             return Err(Error::Damaged(
                 "Android sparse image: a file that it is split into is none",
             ));
         }
-        let next = Android::open(&source)?;
+        let next = AndroidSparseImage::open(&source)?;
         if next.len_bytes != len_bytes {
             return Err(Error::Damaged("Android sparse image: files of disks of several lengths"));
         }
@@ -41,7 +41,7 @@ pub(crate) fn open(file: ImageFile, others: &[Arc<dyn Disk>]) -> Result<Arc<dyn 
 }
 
 /// Position of a file in a split image.
-pub struct Chunks {
+pub struct SplitImagePosition {
     /// Name of the first file.
     pub first: String,
     /// Names of all possible files after the named one.
@@ -50,7 +50,7 @@ pub struct Chunks {
 
 /// Returns the position of the file called `name`, if it ends with `chunk` and a number, as in
 /// `system.img_sparsechunk.0`.
-pub fn chunks(name: &str) -> Option<Chunks> {
+pub fn split_image_position(name: &str) -> Option<SplitImagePosition> {
     let digits = name.len() - name.trim_end_matches(|last: char| last.is_ascii_digit()).len();
     let (beginning, number) = name.split_at_checked(name.len() - digits)?;
     let before = beginning.trim_end_matches(['.', '_', '-']);
@@ -61,7 +61,7 @@ pub fn chunks(name: &str) -> Option<Chunks> {
     let number: u32 = number.parse().ok()?;
     let named = |number: u32| format!("{beginning}{number:0digits$}");
     let following = number.saturating_add(1)..MAX_FILES;
-    Some(Chunks { first: named(0), following: following.map(named).collect() })
+    Some(SplitImagePosition { first: named(0), following: following.map(named).collect() })
 }
 
 /// Start in the disk, and contents.
@@ -76,16 +76,18 @@ enum ChunkKind {
     Nothing,
 }
 
-pub(crate) struct Android {
+pub(crate) struct AndroidSparseImage {
     len_bytes: u64,
     chunks: Vec<Chunk>,
 }
 
-impl Android {
+impl AndroidSparseImage {
     pub(crate) fn open(file: &ImageFile) -> Result<Self, Error> {
-        let head = file.bytes(0, 28)?;
+        let head = file.read_vec(0, 28)?;
         if le16(&head, 4) != 1 {
-            return Err(Unsupported::Version("Android sparse image", le16(&head, 4).into()).into());
+            return Err(
+                UnsupportedFeature::Version("Android sparse image", le16(&head, 4).into()).into()
+            );
         }
         let (head_bytes, chunk_bytes) = (u64::from(le16(&head, 8)), u64::from(le16(&head, 10)));
         let block = u64::from(le32(&head, 12));
@@ -98,7 +100,7 @@ impl Android {
         let (mut at, mut start) = (head_bytes, 0);
         let mut chunks = vec![];
         for _ in 0..count {
-            let head = file.bytes(at, 12)?;
+            let head = file.read_vec(at, 12)?;
             let (kind, len) = (le16(&head, 0), u64::from(le32(&head, 4)) * block);
             let total = u64::from(le32(&head, 8));
             let data = at + chunk_bytes;
@@ -130,7 +132,7 @@ impl Android {
     }
 }
 
-impl ImageMap for Android {
+impl ImageMap for AndroidSparseImage {
     fn len_bytes(&self) -> u64 {
         self.len_bytes
     }
@@ -162,12 +164,12 @@ impl ImageMap for Android {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::tests::{all, contents, memory, skipped};
+    use crate::tests::{memory_disk, read_all, sample_contents, skipped};
 
     #[test]
-    fn a_split_image_is_joined_as_simg2img_joins_it() {
+    fn split_image_is_joined_like_simg2img() {
         let dir = tempfile::tempdir().unwrap();
-        let raw = [contents(1 << 20), vec![0; 1 << 18], contents(1 << 19)].concat();
+        let raw = [sample_contents(1 << 20), vec![0; 1 << 18], sample_contents(1 << 19)].concat();
         std::fs::write(dir.path().join("raw"), &raw).unwrap();
         let run = |line: &str| {
             let mut shell = std::process::Command::new("sh");
@@ -175,28 +177,28 @@ mod tests {
             assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
         };
         if std::process::Command::new("simg2simg").output().is_err() {
-            skipped::skipped("split Android images need simg2simg and simg2img");
+            skipped::report_skipped("split Android images need simg2simg and simg2img");
             return;
         }
         run(
             "img2simg raw s && simg2simg s s_sparsechunk 400000 && simg2img s_sparsechunk.* joined",
         );
         let read = |nth: u32| std::fs::read(dir.path().join(format!("s_sparsechunk.{nth}"))).ok();
-        let files: Vec<_> = (0..).map_while(read).map(memory).collect();
+        let files: Vec<_> = (0..).map_while(read).map(memory_disk).collect();
         assert!(files.len() > 2, "{}", files.len());
         let opened = crate::open(files[0].clone(), &files[1..]).unwrap();
         let joined = std::fs::read(dir.path().join("joined")).unwrap();
-        assert!(all(&*opened.disk).unwrap() == joined && joined == raw);
+        assert!(read_all(&*opened.disk).unwrap() == joined && joined == raw);
         // Files that are no Android sparse images are errors.
-        for other in [memory(vec![0; 4096]), memory(vec![])] {
+        for other in [memory_disk(vec![0; 4096]), memory_disk(vec![])] {
             assert!(crate::open(files[0].clone(), &[other]).is_err());
         }
     }
 
     #[test]
-    fn names_tell_of_split_images() {
+    fn split_image_names_are_parsed() {
         let found = |name: &str| {
-            let Chunks { first, following } = chunks(name)?;
+            let SplitImagePosition { first, following } = split_image_position(name)?;
             Some((first, following.into_iter().next()))
         };
         for (name, first, next) in [

@@ -15,7 +15,7 @@ use draconis_device::Disk;
 use self::reference::{BackingFile, BackingId};
 use crate::image_file::ImageFile;
 use crate::image_map::ImageMap;
-use crate::{Error, Format, Unsupported, open, vhd, vhdx, vmdk};
+use crate::{Error, Format, UnsupportedFeature, open, vhd, vhdx, vmdk};
 
 /// Opens the backing file of `map`: the first of the files `behind`, over the others.
 pub(crate) fn open_backing_chain(
@@ -24,17 +24,19 @@ pub(crate) fn open_backing_chain(
 ) -> Result<Option<Arc<dyn Disk>>, Error> {
     let Some(BackingFile { name, id: is }) = map.backing_file() else { return Ok(None) };
     let Some((next, rest)) = behind.split_first() else {
-        return Err(Unsupported::NeedsBacking(name.clone()).into());
+        return Err(UnsupportedFeature::NeedsBacking(name.clone()).into());
     };
     match is {
         BackingId::Raw => return Ok(Some(next.clone())),
         BackingId::Any => {}
         BackingId::One(format, wanted) => {
-            let found = identity(*format, &ImageFile::new(next.clone()))?;
+            let found = backing_identity(*format, &ImageFile::new(next.clone()))?;
             if !found.as_ref().is_some_and(|found| wanted.contains(found)) {
                 let found = found.unwrap_or_else(|| format!("no {}", format.name()));
                 let wanted = wanted.join(" or ");
-                return Err(Unsupported::WrongBacking { name: name.clone(), wanted, found }.into());
+                return Err(
+                    UnsupportedFeature::WrongBacking { name: name.clone(), wanted, found }.into()
+                );
             }
         }
     }
@@ -42,11 +44,11 @@ pub(crate) fn open_backing_chain(
 }
 
 /// Returns the identity of an image of this format, if the file is one.
-fn identity(format: Format, file: &ImageFile) -> Result<Option<String>, Error> {
+fn backing_identity(format: Format, file: &ImageFile) -> Result<Option<String>, Error> {
     match format {
-        Format::Vhd => vhd::identity(file),
-        Format::Vhdx => vhdx::identity(file),
-        Format::Vmdk => vmdk::identity(file),
+        Format::Vhd => vhd::read_identity(file),
+        Format::Vhdx => vhdx::data_guid(file),
+        Format::Vmdk => vmdk::read_identity(file),
         _ => Ok(None),
     }
 }

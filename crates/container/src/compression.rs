@@ -11,14 +11,14 @@ use ruzstd::decoding::errors::{FrameDecoderError, ReadFrameHeaderError};
 use ruzstd::decoding::{BlockDecodingStrategy, FrameDecoder};
 
 /// Number of bytes that identify a format.
-pub const HEAD_BYTES: usize = 6;
+pub const MAGIC_BYTES: usize = 6;
 
 /// Maximum window of a zstd or xz file: the default of `zstd --long` and `xz -9`, and within the
 /// memory of the smallest machine.
-const WINDOW_BYTES: u64 = 128 << 20;
+const MAX_WINDOW_BYTES: u64 = 128 << 20;
 
 /// Header of a zstd frame with the smallest window.
-const SMALLEST_FRAME: [u8; 6] = [0x28, 0xB5, 0x2F, 0xFD, 0, 0];
+const SMALLEST_WINDOW_HEADER: [u8; 6] = [0x28, 0xB5, 0x2F, 0xFD, 0, 0];
 
 /// A compression format.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -35,7 +35,7 @@ pub enum Compression {
 
 impl Compression {
     /// Detects the format from the first [`HEAD_BYTES`] of a file; `None` if it is not compressed.
-    pub fn of(head: &[u8]) -> Option<Self> {
+    pub fn detect(head: &[u8]) -> Option<Self> {
         Some(match head {
             [0x1F, 0x8B, 8, ..] => Self::Gzip,
             [0x28, 0xB5, 0x2F, 0xFD, ..] => Self::Zstd,
@@ -48,7 +48,7 @@ impl Compression {
     }
 
     /// Returns the command that decompresses it.
-    pub const fn program(self) -> &'static str {
+    pub const fn decompressor_name(self) -> &'static str {
         match self {
             Self::Gzip => "gzip",
             Self::Zstd => "zstd",
@@ -61,11 +61,14 @@ impl Compression {
     ///
     /// # Errors
     /// [`ErrorKind::Unsupported`] for bzip2.
-    pub fn unpack<'a>(self, packed: impl BufRead + Send + 'a) -> Result<Box<dyn Read + Send + 'a>> {
+    pub fn decompress<'a>(
+        self,
+        packed: impl BufRead + Send + 'a,
+    ) -> Result<Box<dyn Read + Send + 'a>> {
         Ok(match self {
             Self::Gzip => Box::new(CountingReader(Gzip::new(packed))),
             Self::Xz => {
-                let most_kib = (WINDOW_BYTES >> 10) as u32;
+                let most_kib = (MAX_WINDOW_BYTES >> 10) as u32;
                 Box::new(CountingReader(lzma_rust2::XzReader::new_mem_limit(
                     packed, true, most_kib,
                 )))
@@ -111,24 +114,24 @@ const GZIP_MAGIC: [u8; 2] = [0x1F, 0x8B];
 /// ignores other trailing data with a warning.
 struct Gzip<R> {
     /// `None` once all is read.
-    member: Option<GzDecoder<Prefixed<R>>>,
+    member: Option<GzDecoder<PrefixedReader<R>>>,
 }
 
 impl<R: BufRead> Gzip<R> {
     fn new(packed: R) -> Self {
-        Self { member: Some(GzDecoder::new(Prefixed { magic: &[], packed })) }
+        Self { member: Some(GzDecoder::new(PrefixedReader { magic: &[], packed })) }
     }
 }
 
 /// Starts the next member in `packed`.
-fn next_member<R: BufRead>(mut packed: R) -> Result<Option<GzDecoder<Prefixed<R>>>> {
-    let is_member = is_next(&mut packed, GZIP_MAGIC[0])?;
-    if is_member && is_next(&mut packed, GZIP_MAGIC[1])? {
-        return Ok(Some(GzDecoder::new(Prefixed { magic: &GZIP_MAGIC, packed })));
+fn start_next_member<R: BufRead>(mut packed: R) -> Result<Option<GzDecoder<PrefixedReader<R>>>> {
+    let is_member = consume_expected_byte(&mut packed, GZIP_MAGIC[0])?;
+    if is_member && consume_expected_byte(&mut packed, GZIP_MAGIC[1])? {
+        return Ok(Some(GzDecoder::new(PrefixedReader { magic: &GZIP_MAGIC, packed })));
     }
     if !is_member {
         let has_zeros = packed.fill_buf()?.first() == Some(&0);
-        while is_next(&mut packed, 0)? {}
+        while consume_expected_byte(&mut packed, 0)? {}
         if packed.fill_buf()?.is_empty() {
             return Ok(None);
         }
@@ -143,7 +146,7 @@ fn next_member<R: BufRead>(mut packed: R) -> Result<Option<GzDecoder<Prefixed<R>
 }
 
 /// Consumes the next byte if it is `wanted`.
-fn is_next(from: &mut impl BufRead, wanted: u8) -> Result<bool> {
+fn consume_expected_byte(from: &mut impl BufRead, wanted: u8) -> Result<bool> {
     let is_it = from.fill_buf()?.first() == Some(&wanted);
     from.consume(is_it.into());
     Ok(is_it)
@@ -157,19 +160,19 @@ impl<R: BufRead> Read for Gzip<R> {
                 return Ok(got);
             }
             let Some(member) = self.member.take() else { break };
-            self.member = next_member(member.into_inner().packed)?;
+            self.member = start_next_member(member.into_inner().packed)?;
         }
         Ok(0)
     }
 }
 
 /// A stream, preceded by bytes that were already taken from it.
-struct Prefixed<R> {
+struct PrefixedReader<R> {
     magic: &'static [u8],
     packed: R,
 }
 
-impl<R: BufRead> Read for Prefixed<R> {
+impl<R: BufRead> Read for PrefixedReader<R> {
     fn read(&mut self, into: &mut [u8]) -> Result<usize> {
         let got = self.fill_buf()?.read(into)?;
         self.consume(got);
@@ -177,7 +180,7 @@ impl<R: BufRead> Read for Prefixed<R> {
     }
 }
 
-impl<R: BufRead> BufRead for Prefixed<R> {
+impl<R: BufRead> BufRead for PrefixedReader<R> {
     fn fill_buf(&mut self) -> Result<&[u8]> {
         match self.magic {
             [] => self.packed.fill_buf(),
@@ -203,15 +206,15 @@ struct Zstd<R> {
 impl<R: BufRead> Zstd<R> {
     fn new(packed: R) -> Self {
         let mut decoder = FrameDecoder::new();
-        decoder.set_max_window_size(WINDOW_BYTES);
+        decoder.set_max_window_size(MAX_WINDOW_BYTES);
         // For its first frame a decoder grows its window by doubling, with old and new in memory
         // together; for later frames it allocates at once.
-        let _ = decoder.reset(&SMALLEST_FRAME[..]);
+        let _ = decoder.reset(&SMALLEST_WINDOW_HEADER[..]);
         Self { packed, decoder, inside: false }
     }
 
     /// Starts the next frame; returns `false` at the end.
-    fn next_frame(&mut self) -> Result<bool> {
+    fn start_next_frame(&mut self) -> Result<bool> {
         while !self.packed.fill_buf()?.is_empty() {
             match self.decoder.reset(&mut self.packed) {
                 Ok(()) => return Ok(true),
@@ -247,7 +250,7 @@ impl<R: BufRead> Read for Zstd<R> {
         }
         loop {
             if !self.inside {
-                self.inside = self.next_frame()?;
+                self.inside = self.start_next_frame()?;
                 if !self.inside {
                     return Ok(0);
                 }
@@ -276,64 +279,72 @@ mod tests {
     use super::*;
     use crate::tests::skipped;
 
-    fn unpack(packed: &[u8]) -> Result<Vec<u8>> {
-        let packing = Compression::of(packed).expect("it is packed");
+    fn decompress_all(packed: &[u8]) -> Result<Vec<u8>> {
+        let packing = Compression::detect(packed).expect("it is packed");
         let mut all = vec![];
-        packing.unpack(packed)?.read_to_end(&mut all)?;
+        packing.decompress(packed)?.read_to_end(&mut all)?;
         Ok(all)
     }
 
-    fn text() -> Vec<u8> {
+    fn sample_text() -> Vec<u8> {
         (0..200_000u32).flat_map(|n| (n / 7).to_le_bytes()).collect()
     }
 
-    fn gzip(bytes: &[u8]) -> Vec<u8> {
+    fn gzip_compress(bytes: &[u8]) -> Vec<u8> {
         let mut packed = vec![];
         let mut encoder = flate2::bufread::GzEncoder::new(bytes, flate2::Compression::fast());
         encoder.read_to_end(&mut packed).unwrap();
         packed
     }
 
-    fn zstd(bytes: &[u8]) -> Vec<u8> {
+    fn zstd_compress(bytes: &[u8]) -> Vec<u8> {
         ruzstd::encoding::compress_to_vec(bytes, ruzstd::encoding::CompressionLevel::Fastest)
     }
 
     #[test]
-    fn members_and_frames_follow_each_other() {
-        let twice = [text(), text()].concat();
-        assert_eq!(unpack(&[gzip(&text()), gzip(&text())].concat()).unwrap(), twice);
-        let skipped = [&[0x5A, 0x2A, 0x4D, 0x18, 3, 0, 0, 0, 9, 9, 9][..], &zstd(&text())].concat();
-        assert_eq!(unpack(&[&skipped[..], &skipped].concat()).unwrap(), twice);
-        assert_eq!(unpack(&skipped[..11]).unwrap(), b"");
+    fn concatenated_members_and_frames_are_read() {
+        let twice = [sample_text(), sample_text()].concat();
+        assert_eq!(
+            decompress_all(
+                &[gzip_compress(&sample_text()), gzip_compress(&sample_text())].concat()
+            )
+            .unwrap(),
+            twice
+        );
+        let skipped =
+            [&[0x5A, 0x2A, 0x4D, 0x18, 3, 0, 0, 0, 9, 9, 9][..], &zstd_compress(&sample_text())]
+                .concat();
+        assert_eq!(decompress_all(&[&skipped[..], &skipped].concat()).unwrap(), twice);
+        assert_eq!(decompress_all(&skipped[..11]).unwrap(), b"");
     }
 
     #[test]
-    fn what_ends_too_early_or_is_changed_is_an_error() {
-        for packed in [gzip(&text()), zstd(&text())] {
+    fn truncated_or_corrupt_stream_is_error() {
+        for packed in [gzip_compress(&sample_text()), zstd_compress(&sample_text())] {
             for len in [11, packed.len() / 2, packed.len() - 1] {
-                assert!(unpack(&packed[..len]).is_err(), "{len} of {}", packed.len());
+                assert!(decompress_all(&packed[..len]).is_err(), "{len} of {}", packed.len());
             }
             let mut changed = packed.clone();
             let last = changed.len() - 1;
             changed[last] ^= 1;
-            assert!(unpack(&changed).is_err());
+            assert!(decompress_all(&changed).is_err());
         }
-        assert!(unpack(&[0x5A, 0x2A, 0x4D, 0x18, 30, 0, 0, 0, 9]).is_err());
-        assert_eq!(unpack(b"BZh91AY").unwrap_err().kind(), ErrorKind::Unsupported);
+        assert!(decompress_all(&[0x5A, 0x2A, 0x4D, 0x18, 30, 0, 0, 0, 9]).is_err());
+        assert_eq!(decompress_all(b"BZh91AY").unwrap_err().kind(), ErrorKind::Unsupported);
     }
 
     /// Data after the end is accepted or rejected as by each format's own program.
     #[test]
-    fn what_follows_the_end_is_as_the_programs_take_it() {
+    fn trailing_bytes_are_treated_like_gzip_and_zstd() {
         let dir = tempfile::tempdir().unwrap();
         let (plain, file) = (dir.path().join("plain"), dir.path().join("packed"));
-        std::fs::write(&plain, text()).unwrap();
+        std::fs::write(&plain, sample_text()).unwrap();
         for program in ["gzip", "xz", "zstd"] {
             let run = |option: &str, path: &std::path::Path| {
                 std::process::Command::new(program).arg(option).arg(path).output()
             };
             let Ok(packed) = run("-c", &plain) else {
-                skipped::skipped("padding behind compressed files needs gzip, xz and zstd");
+                skipped::report_skipped("padding behind compressed files needs gzip, xz and zstd");
                 continue;
             };
             let (packed, second) = (packed.stdout, run("-c", &plain).unwrap().stdout);
@@ -356,7 +367,7 @@ mod tests {
                 // gzip exits with 2 for a warning.
                 let is_taken = matches!(theirs.status.code(), Some(0 | 2));
                 let shown = format!("{program}: {:?}", &tail[..tail.len().min(8)]);
-                match unpack(&bytes) {
+                match decompress_all(&bytes) {
                     Ok(ours) => assert!(is_taken && ours == theirs.stdout, "{shown}"),
                     Err(error) => assert!(!is_taken, "{shown}: {error}"),
                 }
@@ -365,13 +376,13 @@ mod tests {
     }
 
     #[test]
-    fn a_window_beyond_the_bound_is_refused() {
+    fn oversized_zstd_window_is_refused() {
         // A frame header with a window of 1 TiB, and one block.
         let huge = [0x28, 0xB5, 0x2F, 0xFD, 0, 0xF0, 1, 0, 0];
-        assert!(unpack(&huge).is_err());
+        assert!(decompress_all(&huge).is_err());
         // xz: a block header that requests a dictionary of 4 GiB - 1.
         let mut xz = vec![0xFD, b'7', b'z', b'X', b'Z', 0, 0, 1, 0x69, 0x22, 0xDE, 0x36];
         xz.extend([2, 0, 0x21, 1, 40, 0, 0, 0]);
-        assert!(unpack(&xz).is_err());
+        assert!(decompress_all(&xz).is_err());
     }
 }

@@ -36,33 +36,33 @@ pub enum NewFormat {
 }
 
 impl NewFormat {
-    const fn unit_bytes(self) -> u64 {
+    const fn allocation_unit_bytes(self) -> u64 {
         match self {
             Self::Qcow2 => qcow2::CLUSTER_BYTES,
             Self::Vhdx => vhdx::BLOCK_BYTES,
         }
     }
 
-    const fn first_bytes(self) -> u64 {
+    const fn first_unit_offset(self) -> u64 {
         match self {
             Self::Qcow2 => qcow2::CLUSTER_BYTES,
-            Self::Vhdx => vhdx::FIRST_BYTES,
+            Self::Vhdx => vhdx::FIRST_BLOCK_OFFSET,
         }
     }
 
     /// Returns the maximum size of a file with a disk of `len_bytes`.
     pub const fn max_file_bytes(self, len_bytes: u64) -> u64 {
-        let unit = self.unit_bytes();
+        let unit = self.allocation_unit_bytes();
         let units = len_bytes.div_ceil(unit);
         // Tables have eight bytes for each unit, and two, each rounded up.
         let tables = units.saturating_mul(16).div_ceil(unit).saturating_add(16);
-        units.saturating_add(tables).saturating_mul(unit).saturating_add(self.first_bytes())
+        units.saturating_add(tables).saturating_mul(unit).saturating_add(self.first_unit_offset())
     }
 
     /// Returns the maximum length of a disk.
     pub const fn max_disk_bytes(self) -> u64 {
         match self {
-            Self::Qcow2 => qcow2::LONGEST_BYTES,
+            Self::Qcow2 => qcow2::MAX_DISK_BYTES,
             Self::Vhdx => vhdx::MAX_DISK_BYTES,
         }
     }
@@ -110,7 +110,7 @@ impl Disk for DryRunDisk {
         if let Err(error) = self.properties.check_chain(&chain) {
             return Err(Refused { payload: Some(chain), error });
         }
-        let unit = self.format.unit_bytes();
+        let unit = self.format.allocation_unit_bytes();
         let mut units = self.units.lock().unwrap_or_else(PoisonError::into_inner);
         for write in chain.iter().flat_map(|group| &group.writes) {
             let end = write.at_bytes + write.block.len() as u64;
@@ -132,7 +132,7 @@ impl Disk for DryRunDisk {
 }
 
 /// A disk in an image that is being created.
-pub struct NewImage<'a> {
+pub struct NewImageDisk<'a> {
     file: &'a dyn Disk,
     format: NewFormat,
     len_bytes: u64,
@@ -140,7 +140,7 @@ pub struct NewImage<'a> {
     places: Mutex<UnitOffsets>,
 }
 
-impl<'a> NewImage<'a> {
+impl<'a> NewImageDisk<'a> {
     /// Creates an image of the disk of `draft` in `file`, which reads as zeros and has at least
     /// [`NewFormat::max_file_bytes`]. Identifiers in the image derive from `identity`.
     pub fn new(
@@ -154,9 +154,10 @@ impl<'a> NewImage<'a> {
             return Err(DiskError::ShortRead { extent: needed, got_bytes: 0 });
         }
         let drafted = draft.units.lock().unwrap_or_else(PoisonError::into_inner);
-        let places = (format.first_bytes()..).step_by(format.unit_bytes() as usize);
+        let places =
+            (format.first_unit_offset()..).step_by(format.allocation_unit_bytes() as usize);
         let units: BTreeMap<u64, u64> = drafted.iter().copied().zip(places).collect();
-        let end = format.first_bytes() + units.len() as u64 * format.unit_bytes();
+        let end = format.first_unit_offset() + units.len() as u64 * format.allocation_unit_bytes();
         let places = Mutex::new(UnitOffsets { units, end });
         Ok(Self { file, format, len_bytes, identity, places })
     }
@@ -169,8 +170,8 @@ impl<'a> NewImage<'a> {
     pub fn finish(&self) -> Result<u64, DiskError> {
         let places = self.places.lock().unwrap_or_else(PoisonError::into_inner);
         let (tables, head, end) = match self.format {
-            NewFormat::Qcow2 => qcow2::tables(&places, self.len_bytes),
-            NewFormat::Vhdx => vhdx::tables(&places, self.len_bytes, self.identity),
+            NewFormat::Qcow2 => qcow2::build_tables(&places, self.len_bytes),
+            NewFormat::Vhdx => vhdx::build_tables(&places, self.len_bytes, self.identity),
         };
         for pieces in [tables, head] {
             let mut last = None;
@@ -190,7 +191,7 @@ impl<'a> NewImage<'a> {
 
     /// Translates a write to the offsets of its units in the file.
     fn translate_write(&self, places: &mut UnitOffsets, write: Write) -> Vec<Write> {
-        let unit = self.format.unit_bytes();
+        let unit = self.format.allocation_unit_bytes();
         let Write { at_bytes, block } = write;
         let len = block.len() as u64;
         let mut parts: Vec<(u64, u64, u64)> = vec![];
@@ -224,7 +225,7 @@ impl<'a> NewImage<'a> {
     }
 }
 
-impl Disk for NewImage<'_> {
+impl Disk for NewImageDisk<'_> {
     fn properties(&self) -> Properties {
         Properties { len_bytes: self.len_bytes, ..self.file.properties() }
     }
@@ -235,7 +236,7 @@ impl Disk for NewImage<'_> {
 
     /// Reads ranges that were written with one write, or never.
     fn read(&self, at: Extent, into: Block, urgency: Urgency) -> Pending<ReadAnswer> {
-        let unit = self.format.unit_bytes();
+        let unit = self.format.allocation_unit_bytes();
         let places = self.places.lock().unwrap_or_else(PoisonError::into_inner);
         let is_in_one = at.start_bytes % unit + at.len_bytes <= unit;
         match places.units.get(&(at.start_bytes / unit)) {
@@ -288,13 +289,18 @@ mod tests {
 
     use super::*;
 
-    const LEN: u64 = 40 << 20;
+    const DISK_BYTES: u64 = 40 << 20;
     /// Offset and length of the test's writes: parts of units, and several at once.
-    const WRITES: [(u64, usize); 5] =
-        [(LEN - 4096, 4096), (1024, 512), (3 << 20, 300 << 10), (9 << 20, 2 << 20), (0, 1024)];
+    const SAMPLE_WRITES: [(u64, usize); 5] = [
+        (DISK_BYTES - 4096, 4096),
+        (1024, 512),
+        (3 << 20, 300 << 10),
+        (9 << 20, 2 << 20),
+        (0, 1024),
+    ];
 
-    fn write(disk: &dyn Disk) {
-        for (nth, (at_bytes, len)) in WRITES.into_iter().enumerate() {
+    fn write_samples(disk: &dyn Disk) {
+        for (nth, (at_bytes, len)) in SAMPLE_WRITES.into_iter().enumerate() {
             let mut block = Block::private(len);
             block.copy_in(0, &vec![nth as u8 + 1; len]);
             let group = Group { writes: vec![Write { at_bytes, block }] };
@@ -303,7 +309,7 @@ mod tests {
         }
     }
 
-    fn bytes(disk: &dyn Disk, at: u64, len: usize) -> Vec<u8> {
+    fn read_bytes(disk: &dyn Disk, at: u64, len: usize) -> Vec<u8> {
         let mut bytes = vec![0; len];
         let block = disk.read_now(Extent::new(at, len as u64), Block::private(len)).unwrap();
         block.copy_out(0, &mut bytes);
@@ -311,37 +317,38 @@ mod tests {
     }
 
     #[test]
-    fn what_was_written_is_read_and_there_is_no_image_before_the_end() {
+    fn written_data_is_read_and_header_comes_last() {
         for format in [NewFormat::Qcow2, NewFormat::Vhdx] {
-            let file = Arc::new(MemoryDisk::new(vec![0; format.max_file_bytes(LEN) as usize], 512));
-            let draft = DryRunDisk::new(&*file, format, LEN);
-            write(&draft);
-            let image = NewImage::new(&*file, &draft, [7; 16]).unwrap();
-            write(&image);
+            let file =
+                Arc::new(MemoryDisk::new(vec![0; format.max_file_bytes(DISK_BYTES) as usize], 512));
+            let draft = DryRunDisk::new(&*file, format, DISK_BYTES);
+            write_samples(&draft);
+            let image = NewImageDisk::new(&*file, &draft, [7; 16]).unwrap();
+            write_samples(&image);
             assert_eq!(crate::open(file.clone(), &[]).unwrap().format, None);
             let end = image.finish().unwrap();
-            assert!(end <= format.max_file_bytes(LEN) && end < 20 << 20, "{end}");
+            assert!(end <= format.max_file_bytes(DISK_BYTES) && end < 20 << 20, "{end}");
             drop(image);
             let opened = crate::open(file, &[]).unwrap();
             assert!(opened.format.is_some());
-            assert_eq!(opened.disk.properties().len_bytes, LEN);
-            let mut expected = vec![0; LEN as usize];
-            for (nth, (at, len)) in WRITES.into_iter().enumerate() {
+            assert_eq!(opened.disk.properties().len_bytes, DISK_BYTES);
+            let mut expected = vec![0; DISK_BYTES as usize];
+            for (nth, (at, len)) in SAMPLE_WRITES.into_iter().enumerate() {
                 expected[at as usize..at as usize + len].fill(nth as u8 + 1);
             }
-            for at in (0..LEN).step_by(1 << 20) {
-                let found = bytes(&*opened.disk, at, 1 << 20);
+            for at in (0..DISK_BYTES).step_by(1 << 20) {
+                let found = read_bytes(&*opened.disk, at, 1 << 20);
                 assert!(found == expected[at as usize..at as usize + (1 << 20)], "{format:?} {at}");
             }
         }
     }
 
     #[test]
-    fn what_no_image_holds_is_refused() {
+    fn oversized_disk_is_refused() {
         let file = MemoryDisk::new(vec![0; 1 << 20], 512);
         for format in [NewFormat::Qcow2, NewFormat::Vhdx] {
-            let draft = DryRunDisk::new(&file, format, LEN);
-            assert!(NewImage::new(&file, &draft, [0; 16]).is_err());
+            let draft = DryRunDisk::new(&file, format, DISK_BYTES);
+            assert!(NewImageDisk::new(&file, &draft, [0; 16]).is_err());
         }
     }
 }

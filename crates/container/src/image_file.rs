@@ -40,7 +40,7 @@ impl ImageFile {
         self
     }
 
-    pub(crate) fn room_bytes(&self) -> u64 {
+    pub(crate) fn max_len_bytes(&self) -> u64 {
         self.max_len_bytes
     }
 
@@ -62,12 +62,12 @@ impl ImageFile {
             let there = self.max_len_bytes.saturating_sub(at).min(into.len() as u64) as usize;
             let (there, behind) = into.split_at_mut(there);
             behind.fill(0);
-            return self.read_there(at, there);
+            return self.read_within_file(at, there);
         }
-        self.read_there(at, into)
+        self.read_within_file(at, into)
     }
 
-    fn read_there(&self, at: u64, into: &mut [u8]) -> Result<(), Error> {
+    fn read_within_file(&self, at: u64, into: &mut [u8]) -> Result<(), Error> {
         if into.is_empty() {
             return Ok(());
         }
@@ -84,7 +84,7 @@ impl ImageFile {
     }
 
     /// Returns `len` bytes from offset `at`; the caller has bounded `len`.
-    pub(crate) fn bytes(&self, at: u64, len: usize) -> Result<Vec<u8>, Error> {
+    pub(crate) fn read_vec(&self, at: u64, len: usize) -> Result<Vec<u8>, Error> {
         let mut bytes = vec![0; len];
         self.read(at, &mut bytes)?;
         Ok(bytes)
@@ -93,15 +93,15 @@ impl ImageFile {
 
 /// Reads a number in a structure that was read whole; bytes past its end are zero.
 pub(crate) fn be32(bytes: &[u8], at: usize) -> u32 {
-    number(bytes, at, 4) as u32
+    le_number(bytes, at, 4) as u32
 }
 
 pub(crate) fn be64(bytes: &[u8], at: usize) -> u64 {
-    number(bytes, at, 8)
+    le_number(bytes, at, 8)
 }
 
 pub(crate) fn le16(bytes: &[u8], at: usize) -> u16 {
-    (number(bytes, at, 2) as u16).swap_bytes()
+    (le_number(bytes, at, 2) as u16).swap_bytes()
 }
 
 pub(crate) fn le32(bytes: &[u8], at: usize) -> u32 {
@@ -112,7 +112,7 @@ pub(crate) fn le64(bytes: &[u8], at: usize) -> u64 {
     be64(bytes, at).swap_bytes()
 }
 
-fn number(bytes: &[u8], at: usize, len: usize) -> u64 {
+fn le_number(bytes: &[u8], at: usize, len: usize) -> u64 {
     let field = bytes.get(at..at.saturating_add(len)).unwrap_or_default();
     field.iter().fold(0, |number, byte| number << 8 | u64::from(*byte))
 }

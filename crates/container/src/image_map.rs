@@ -72,7 +72,7 @@ impl DecompressedCache {
             Location::Zeros => room.fill(0),
             Location::File(from) => file.read(from, room)?,
             Location::Compressed { piece, skip } => {
-                let unpacked = self.unpacked(piece, unpack)?;
+                let unpacked = self.get_or_decompress(piece, unpack)?;
                 let skip = usize::try_from(skip).unwrap_or(usize::MAX);
                 let there = unpacked.get(skip..).unwrap_or_default();
                 let there = there.get(..room.len());
@@ -83,7 +83,7 @@ impl DecompressedCache {
         Ok(())
     }
 
-    fn unpacked(
+    fn get_or_decompress(
         &self,
         piece: u64,
         unpack: &mut dyn FnMut(u64) -> Result<Vec<u8>, Error>,
@@ -135,7 +135,7 @@ pub(crate) fn open_mapped<M: ImageMap + 'static>(
 }
 
 impl<M: ImageMap> ReadSource for ImageSource<M> {
-    fn fill(&self, at_bytes: u64, into: &mut [u8]) -> Result<(), Error> {
+    fn read_exact_at(&self, at_bytes: u64, into: &mut [u8]) -> Result<(), Error> {
         let mut done = 0;
         while let Some(rest) = into.get_mut(done..).filter(|rest| !rest.is_empty()) {
             let (place, run) = self.map.find(&self.file, at_bytes + done as u64)?;

@@ -44,16 +44,16 @@ use std::sync::Arc;
 
 use draconis_device::{Disk, Extent, SubDisk};
 
-pub use crate::android::chunks;
+pub use crate::android::split_image_position;
 use crate::backing::open_backing_chain;
 use crate::image_file::ImageFile;
 use crate::image_map::open_mapped;
 pub use crate::partitions::{PartitionSummary, list_partitions};
-pub use crate::vmdk::extents::{MAX_DESCRIPTOR_BYTES, names as names_in_text};
+pub use crate::vmdk::extents::{MAX_DESCRIPTOR_BYTES, extent_file_names as names_in_text};
 use crate::writable::WritableImage;
 
 /// Remedy for images that are read-only.
-const CONVERT: &str = "qemu-img convert makes one that can be changed";
+const CONVERT_REMEDY: &str = "qemu-img convert makes one that can be changed";
 
 /// Format of an image file.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -95,7 +95,7 @@ impl Format {
     }
 
     /// Returns the remedy: a program that makes a writable image of it.
-    pub const fn help(self) -> &'static str {
+    pub const fn conversion_help(self) -> &'static str {
         match self {
             Self::Zstd => "zstd -d",
             Self::Gzip => "gzip -d",
@@ -105,12 +105,12 @@ impl Format {
     }
 
     /// Detects the format from the first bytes of a file; formats with an index are not detected.
-    pub fn of(head: &[u8]) -> Option<Self> {
+    pub fn detect(head: &[u8]) -> Option<Self> {
         Some(match head {
             [b'Q', b'F', b'I', 0xFB, ..] => Self::Qcow2,
             _ if head.starts_with(b"vhdxfile") => Self::Vhdx,
             [b'K', b'D', b'M', b'V', ..] => Self::Vmdk,
-            _ if vmdk::extents::is_text(head) => Self::VmdkText,
+            _ if vmdk::extents::is_descriptor_file(head) => Self::VmdkText,
             [0x3A, 0xFF, 0x26, 0xED, ..] => Self::Android,
             _ if vhd::is_footer(head) => Self::Vhd,
             _ => return None,
@@ -120,7 +120,7 @@ impl Format {
 
 /// A known but unsupported input.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
-pub enum Unsupported {
+pub enum UnsupportedFeature {
     /// A version of a format.
     #[error("{0} of version {1} is not read; qemu-img convert -O raw makes an image that is")]
     Version(&'static str, u64),
@@ -195,7 +195,7 @@ pub enum Error {
     DamagedAt(&'static str, u64),
     /// The input is known but unsupported.
     #[error(transparent)]
-    Unsupported(#[from] Unsupported),
+    Unsupported(#[from] UnsupportedFeature),
 }
 
 impl Error {
@@ -238,7 +238,7 @@ pub trait SessionDisk: Disk {
 }
 
 /// An opened disk, and the format of its file.
-pub struct Opened {
+pub struct OpenedImage {
     /// The disk.
     pub disk: Arc<dyn Disk>,
     /// Format of the file; `None` for a raw disk.
@@ -253,19 +253,19 @@ pub struct Opened {
 /// Error of the file's disk.
 pub fn is_seekable(file: Arc<dyn Disk>) -> Result<bool, Error> {
     let source = ImageFile::new(file);
-    Ok(seekable::SeekableFile::open(&source, &head(&source)?)?.is_some())
+    Ok(seekable::SeekableFile::open(&source, &read_head(&source)?)?.is_some())
 }
 
 /// Returns true if writes lengthen a file that begins with `head`: open it with
 /// [`draconis_device::OpenedFile::growing`].
-pub fn grows(head: &[u8]) -> bool {
-    matches!(Format::of(head), Some(Format::Qcow2 | Format::Vhdx))
+pub fn is_growing_format(head: &[u8]) -> bool {
+    matches!(Format::detect(head), Some(Format::Qcow2 | Format::Vhdx))
 }
 
 /// Returns the length of the raw disk in a file of `len_bytes` whose last 512 bytes, `tail`, are
 /// the footer of a fixed VHD.
-pub fn before_footer(tail: &[u8], len_bytes: u64) -> Option<u64> {
-    vhd::fixed(tail, len_bytes)
+pub fn fixed_vhd_len(tail: &[u8], len_bytes: u64) -> Option<u64> {
+    vhd::fixed_disk_len(tail, len_bytes)
 }
 
 /// Opens the disk in a file: the file itself, if it has none of the known formats. `behind` are the
@@ -273,50 +273,50 @@ pub fn before_footer(tail: &[u8], len_bytes: u64) -> Option<u64> {
 /// never opened.
 /// # Errors
 /// See [`Error`].
-pub fn open(file: Arc<dyn Disk>, behind: &[Arc<dyn Disk>]) -> Result<Opened, Error> {
+pub fn open(file: Arc<dyn Disk>, behind: &[Arc<dyn Disk>]) -> Result<OpenedImage, Error> {
     let source = ImageFile::new(file.clone());
-    let head = head(&source)?;
-    open_outer(file, source, &head, behind)
+    let head = read_head(&source)?;
+    open_maybe_archived(file, source, &head, behind)
 }
 
 /// [`open_headed`], also for an archive with the disk in it.
-fn open_outer(
+fn open_maybe_archived(
     file: Arc<dyn Disk>,
     source: ImageFile,
     begin: &[u8],
     behind: &[Arc<dyn Disk>],
-) -> Result<Opened, Error> {
-    let Some(extent) = ova::only_disk(&source, begin)? else {
-        return open_headed(file, source, begin, behind);
+) -> Result<OpenedImage, Error> {
+    let Some(extent) = ova::find_only_disk(&source, begin)? else {
+        return open_by_header(file, source, begin, behind);
     };
     let disk: Arc<dyn Disk> = Arc::new(SubDisk::new(file, extent)?);
     let source = ImageFile::new(disk.clone());
-    let begin = head(&source)?;
-    let opened = open_headed(disk, source, &begin, behind)?;
-    Ok(Opened { format: Some(Format::Ova), ..opened })
+    let begin = read_head(&source)?;
+    let opened = open_by_header(disk, source, &begin, behind)?;
+    Ok(OpenedImage { format: Some(Format::Ova), ..opened })
 }
 
 /// Returns the first sector of a file, or less if the file is shorter.
-fn head(source: &ImageFile) -> Result<Vec<u8>, Error> {
-    source.bytes(0, source.len_bytes().min(512) as usize)
+fn read_head(source: &ImageFile) -> Result<Vec<u8>, Error> {
+    source.read_vec(0, source.len_bytes().min(512) as usize)
 }
 
 /// Opens a disk whose file begins with `head`: see [`open`].
-fn open_headed(
+fn open_by_header(
     file: Arc<dyn Disk>,
     source: ImageFile,
     head: &[u8],
     behind: &[Arc<dyn Disk>],
-) -> Result<Opened, Error> {
+) -> Result<OpenedImage, Error> {
     let len = source.len_bytes();
-    let tail = source.bytes(len.saturating_sub(512), len.min(512) as usize)?;
-    let opened = |disk, format| Opened { disk, format, session: None };
-    if let Some(len_bytes) = vhd::fixed(&tail, len) {
+    let tail = source.read_vec(len.saturating_sub(512), len.min(512) as usize)?;
+    let opened = |disk, format| OpenedImage { disk, format, session: None };
+    if let Some(len_bytes) = vhd::fixed_disk_len(&tail, len) {
         // A raw disk before the footer, writable like any other.
         let disk = Arc::new(SubDisk::new(file, Extent::new(0, len_bytes))?);
         return Ok(opened(disk, None));
     }
-    let Some(format) = Format::of(head) else {
+    let Some(format) = Format::detect(head) else {
         return Ok(match seekable::SeekableFile::open(&source, head)? {
             Some(map) => {
                 let format = map.format();
@@ -363,10 +363,10 @@ pub fn open_for_writing(
     file: Arc<dyn Disk>,
     behind: &[Arc<dyn Disk>],
     chance: u64,
-) -> Result<Opened, Error> {
+) -> Result<OpenedImage, Error> {
     let source = ImageFile::new(file.clone());
-    let head = head(&source)?;
-    let format = Format::of(&head).filter(|_| !file.properties().read_only);
+    let head = read_head(&source)?;
+    let format = Format::detect(&head).filter(|_| !file.properties().read_only);
     let image: Arc<dyn SessionDisk> = match format {
         Some(Format::Qcow2) => {
             let map = qcow2::Qcow2::open(&source)?;
@@ -381,7 +381,7 @@ pub fn open_for_writing(
             let tables = vhdx::WritableVhdx::open(&source, map, chance)?;
             Arc::new(WritableImage::new(source, tables, None))
         }
-        _ => return open_outer(file, source, &head, behind),
+        _ => return open_maybe_archived(file, source, &head, behind),
     };
-    Ok(Opened { disk: image.clone(), format, session: Some(image) })
+    Ok(OpenedImage { disk: image.clone(), format, session: Some(image) })
 }

@@ -1,6 +1,6 @@
 //! Selection of the partition with an ext volume.
 
-use draconis_device::{Disk, Extent, Partition, TableKind, partition_table};
+use draconis_device::{Disk, Extent, Partition, TableKind, read_partition_table};
 use draconis_exchange::heap::Block;
 
 use crate::signature::{self, DetectedContent};
@@ -20,7 +20,7 @@ pub struct PartitionSummary {
 
 impl PartitionSummary {
     /// Describes all partitions: `1 (a FAT file system), 2 (an ext file system)`.
-    pub fn shown(&self) -> String {
+    pub fn describe(&self) -> String {
         let volumes = self.volumes.iter().map(|part| (part.number, Some("an ext file system")));
         let others = self.others.iter().map(|(part, held)| match held {
             None if part.extent.len_bytes == 0 => {
@@ -41,17 +41,17 @@ impl PartitionSummary {
 /// Lists the partitions of a disk; `None` if it holds a file system itself, or has no table.
 pub fn list_partitions(disk: &dyn Disk) -> Option<PartitionSummary> {
     let own = signature::detect(disk);
-    if own.is_some_and(|own| own.what != signature::PARTITIONS) {
+    if own.is_some_and(|own| own.what != signature::PARTITIONS_DESCRIPTION) {
         return None;
     }
-    let table = partition_table(disk).ok()?;
+    let table = read_partition_table(disk).ok()?;
     let mut found = PartitionSummary {
         kind: table.kind,
         is_backup: table.is_backup,
         ..PartitionSummary::default()
     };
     for part in table.partitions {
-        let held = head(disk, part.extent).as_deref().and_then(signature::of);
+        let held = read_head(disk, part.extent).as_deref().and_then(signature::detect_head);
         match held {
             Some(held) if held.what == "an ext file system" => found.volumes.push(part),
             held => found.others.push((part, held)),
@@ -61,7 +61,7 @@ pub fn list_partitions(disk: &dyn Disk) -> Option<PartitionSummary> {
 }
 
 /// Returns the first bytes of a partition.
-fn head(disk: &dyn Disk, part: Extent) -> Option<Vec<u8>> {
+fn read_head(disk: &dyn Disk, part: Extent) -> Option<Vec<u8>> {
     let sector = u64::from(disk.properties().sector_bytes).max(1);
     let len = part.len_bytes.min(signature::HEAD_BYTES as u64) / sector * sector;
     let block = Block::private(len as usize);

@@ -20,7 +20,7 @@ pub(crate) use self::writable::WritableQcow2;
 use crate::backing::reference::{BackingFile, BackingId};
 use crate::image_file::{ImageFile, be32, be64};
 use crate::image_map::{ImageMap, Location, MAX_CHUNK_BYTES};
-use crate::{Error, Unsupported};
+use crate::{Error, UnsupportedFeature};
 
 /// Maximum L1 entries: a disk of 8 EiB with clusters of 2 MiB; 32 MiB, QEMU's limit.
 const MAX_L1_ENTRIES: u64 = 4 << 20;
@@ -28,22 +28,22 @@ const MAX_L1_ENTRIES: u64 = 4 << 20;
 const CACHED_L2_TABLES: usize = 32;
 
 /// Header extension that names the format of the backing file.
-const BACKING_FORMAT: u32 = 0xE279_2ACA;
+const BACKING_FORMAT_EXTENSION: u32 = 0xE279_2ACA;
 const MAX_HEADER_EXTENSIONS: u32 = 64;
 
 /// Flag of an L1 or L2 entry: the refcount of its cluster is 1.
-const COPIED: u64 = 1 << 63;
-const OFFSET: u64 = 0x00FF_FFFF_FFFF_FE00;
-const COMPRESSED: u64 = 1 << 62;
-const ZEROS: u64 = 1;
+const OFLAG_COPIED: u64 = 1 << 63;
+const OFFSET_MASK: u64 = 0x00FF_FFFF_FFFF_FE00;
+const OFLAG_COMPRESSED: u64 = 1 << 62;
+const OFLAG_ZERO: u64 = 1;
 /// Subclusters of a cluster with extended L2 entries.
 const SUBCLUSTERS_PER_CLUSTER: u64 = 32;
 
-const DIRTY: u64 = 1;
-const CORRUPT: u64 = 2;
-const EXTERNAL_DATA: u64 = 4;
-const COMPRESSION: u64 = 8;
-const EXTENDED_L2: u64 = 16;
+const INCOMPAT_DIRTY: u64 = 1;
+const INCOMPAT_CORRUPT: u64 = 2;
+const INCOMPAT_EXTERNAL_DATA: u64 = 4;
+const INCOMPAT_COMPRESSION: u64 = 8;
+const INCOMPAT_EXTENDED_L2: u64 = 16;
 
 /// Offset and entries of a cached L2 table.
 type CachedL2Table = (u64, Arc<Vec<u64>>);
@@ -52,51 +52,51 @@ pub(crate) struct Qcow2 {
     len_bytes: u64,
     cluster_bits: u32,
     l1_table: Vec<u64>,
-    kept: Mutex<Vec<CachedL2Table>>,
+    l2_cache: Mutex<Vec<CachedL2Table>>,
     zstd: bool,
     /// True if L2 entries have a second word, the subcluster bitmap.
     has_subclusters: bool,
     version: u32,
-    first_at: u64,
+    l1_table_offset: u64,
     /// True if the last writer did not close the image: clusters past the end read as zeros.
     pub(crate) is_dirty: bool,
-    behind: Option<BackingFile>,
+    backing: Option<BackingFile>,
 }
 
 impl Qcow2 {
     pub(crate) fn open(file: &ImageFile) -> Result<Self, Error> {
-        let head = file.bytes(0, 112.min(file.len_bytes()) as usize)?;
+        let head = file.read_vec(0, 112.min(file.len_bytes()) as usize)?;
         let version = be32(&head, 4);
         if !matches!(version, 2 | 3) {
-            return Err(Unsupported::Version("qcow2", version.into()).into());
+            return Err(UnsupportedFeature::Version("qcow2", version.into()).into());
         }
         let cluster_bits = be32(&head, 20);
         if !(9..=21).contains(&cluster_bits) {
             return Err(Error::Damaged("qcow2: clusters of an impossible size"));
         }
         if be32(&head, 32) != 0 {
-            return Err(Unsupported::Encrypted("qcow2").into());
+            return Err(UnsupportedFeature::Encrypted("qcow2").into());
         }
         let incompatible = if version == 3 { be64(&head, 72) } else { 0 };
-        if incompatible & EXTERNAL_DATA != 0 {
-            return Err(Unsupported::Feature("qcow2", "its contents in another file").into());
+        if incompatible & INCOMPAT_EXTERNAL_DATA != 0 {
+            return Err(UnsupportedFeature::Feature("qcow2", "its contents in another file").into());
         }
-        let in_parts = incompatible & EXTENDED_L2 != 0;
+        let in_parts = incompatible & INCOMPAT_EXTENDED_L2 != 0;
         if in_parts && cluster_bits < 14 {
             return Err(Error::Damaged("qcow2: parts of clusters that are shorter than a sector"));
         }
-        if incompatible & CORRUPT != 0 {
+        if incompatible & INCOMPAT_CORRUPT != 0 {
             return Err(Error::Damaged(
                 "qcow2: it is marked as damaged; qemu-img check repairs it",
             ));
         }
-        if incompatible & !(DIRTY | COMPRESSION | EXTENDED_L2) != 0 {
-            return Err(Unsupported::Feature("qcow2", "features that are not known").into());
+        if incompatible & !(INCOMPAT_DIRTY | INCOMPAT_COMPRESSION | INCOMPAT_EXTENDED_L2) != 0 {
+            return Err(UnsupportedFeature::Feature("qcow2", "features that are not known").into());
         }
-        let zstd = match (incompatible & COMPRESSION != 0, head.get(104)) {
+        let zstd = match (incompatible & INCOMPAT_COMPRESSION != 0, head.get(104)) {
             (false, _) | (true, Some(0)) => false,
             (true, Some(1)) => true,
-            _ => return Err(Unsupported::Feature("qcow2", "a compression").into()),
+            _ => return Err(UnsupportedFeature::Feature("qcow2", "a compression").into()),
         };
         let len_bytes = be64(&head, 24);
         let entries = u64::from(be32(&head, 36));
@@ -107,19 +107,19 @@ impl Qcow2 {
             return Err(Error::Damaged("qcow2: its first table does not fit its length"));
         }
         let first_at = be64(&head, 40);
-        let first = table(file, first_at, needed as u64)?;
-        let is_dirty = incompatible & DIRTY != 0;
+        let first = read_table(file, first_at, needed as u64)?;
+        let is_dirty = incompatible & INCOMPAT_DIRTY != 0;
         let behind = match (be64(&head, 8), be32(&head, 16)) {
             (0, _) | (_, 0) => None,
             (_, len) if len > 1023 => return Err(Error::Damaged("qcow2: a name too long")),
             (at, len) => {
-                let name = file.bytes(at, len as usize)?;
+                let name = file.read_vec(at, len as usize)?;
                 Some(String::from_utf8_lossy(&name).into_owned())
             }
         };
         let behind = match behind {
             None => None,
-            Some(name) if says_raw(file, &head, version)? => {
+            Some(name) if has_raw_backing_format(file, &head, version)? => {
                 Some(BackingFile { name, id: BackingId::Raw })
             }
             Some(name) => Some(BackingFile { name, id: BackingId::Any }),
@@ -129,31 +129,31 @@ impl Qcow2 {
             len_bytes,
             cluster_bits,
             l1_table: first,
-            kept,
+            l2_cache: kept,
             zstd,
             has_subclusters: in_parts,
             version,
-            first_at,
+            l1_table_offset: first_at,
             is_dirty,
-            behind,
+            backing: behind,
         })
     }
 
-    fn cluster(&self) -> u64 {
+    fn cluster_bytes(&self) -> u64 {
         1 << self.cluster_bits
     }
 
     /// Decodes the L2 entry of disk offset `at`.
     fn locate(&self, file: &ImageFile, entry: u64, at: u64) -> Result<(Location, u64), Error> {
-        let skip = at % self.cluster();
-        let rest = self.cluster() - skip;
-        if entry & COMPRESSED != 0 {
+        let skip = at % self.cluster_bytes();
+        let rest = self.cluster_bytes() - skip;
+        if entry & OFLAG_COMPRESSED != 0 {
             return Ok((Location::Compressed { piece: entry, skip }, rest));
         }
-        Ok(match entry & OFFSET {
-            _ if entry & ZEROS != 0 => (Location::Zeros, rest),
+        Ok(match entry & OFFSET_MASK {
+            _ if entry & OFLAG_ZERO != 0 => (Location::Zeros, rest),
             0 => (Location::Backing(at), rest),
-            cluster => match file.room_bytes().checked_sub(cluster + skip) {
+            cluster => match file.max_len_bytes().checked_sub(cluster + skip) {
                 // The last cluster may be cut off by the end of the file.
                 Some(left) if left > 0 => (Location::File(cluster + skip), rest.min(left)),
                 _ if cluster < file.len_bytes() || self.is_dirty => (Location::Zeros, rest),
@@ -170,11 +170,11 @@ impl Qcow2 {
         (entry, parts): (u64, u64),
         at: u64,
     ) -> Result<(Location, u64), Error> {
-        if entry & COMPRESSED != 0 {
+        if entry & OFLAG_COMPRESSED != 0 {
             return self.locate(file, entry, at);
         }
-        let len = self.cluster() / SUBCLUSTERS_PER_CLUSTER;
-        let first = at % self.cluster() / len;
+        let len = self.cluster_bytes() / SUBCLUSTERS_PER_CLUSTER;
+        let first = at % self.cluster_bytes() / len;
         let state =
             |nth: u64| (parts >> nth & 1 == 1, parts >> (SUBCLUSTERS_PER_CLUSTER + nth) & 1 == 1);
         let alike = (first..SUBCLUSTERS_PER_CLUSTER)
@@ -184,11 +184,11 @@ impl Qcow2 {
         Ok(match state(first) {
             (_, true) => (Location::Zeros, run),
             (false, false) => (Location::Backing(at), run),
-            (true, false) if entry & OFFSET == 0 => {
+            (true, false) if entry & OFFSET_MASK == 0 => {
                 return Err(Error::Damaged("qcow2: a part of a cluster that is not there"));
             }
             (true, false) => {
-                let (place, there) = self.locate(file, entry & OFFSET, at)?;
+                let (place, there) = self.locate(file, entry & OFFSET_MASK, at)?;
                 (place, run.min(there))
             }
         })
@@ -199,17 +199,17 @@ impl Qcow2 {
         // The sector count is above the offset, and is wider for larger clusters.
         let bits = 62 - (self.cluster_bits - 8);
         let at = entry & ((1 << bits) - 1);
-        let sectors = (entry & (COMPRESSED - 1)) >> bits;
+        let sectors = (entry & (OFLAG_COMPRESSED - 1)) >> bits;
         (at, (sectors + 1) * 512 - at % 512)
     }
 
     /// Returns the L2 table at `at` from the cache, or reads it.
     fn l2_table(&self, file: &ImageFile, at: u64) -> Result<Arc<Vec<u64>>, Error> {
-        let lock = || self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        let lock = || self.l2_cache.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some((_, found)) = lock().iter().find(|(kept, _)| *kept == at) {
             return Ok(found.clone());
         }
-        let found = Arc::new(table(file, at, self.cluster() / 8)?);
+        let found = Arc::new(read_table(file, at, self.cluster_bytes() / 8)?);
         let mut kept = lock();
         if kept.len() >= CACHED_L2_TABLES {
             kept.remove(0);
@@ -220,23 +220,25 @@ impl Qcow2 {
 }
 
 /// Returns true if a header extension names `raw` as the format of the backing file.
-fn says_raw(file: &ImageFile, head: &[u8], version: u32) -> Result<bool, Error> {
+fn has_raw_backing_format(file: &ImageFile, head: &[u8], version: u32) -> Result<bool, Error> {
     let mut at = if version == 3 { u64::from(be32(head, 100)) } else { 72 };
     for _ in 0..MAX_HEADER_EXTENSIONS {
-        let extension = file.bytes(at, 8)?;
+        let extension = file.read_vec(at, 8)?;
         let (kind, len) = (be32(&extension, 0), be32(&extension, 4));
         match kind {
             0 => break,
-            BACKING_FORMAT if len <= 64 => return Ok(file.bytes(at + 8, len as usize)? == b"raw"),
+            BACKING_FORMAT_EXTENSION if len <= 64 => {
+                return Ok(file.read_vec(at + 8, len as usize)? == b"raw");
+            }
             _ => at = at.saturating_add(8 + u64::from(len).next_multiple_of(8)),
         }
     }
     Ok(false)
 }
 
-fn table(file: &ImageFile, at: u64, entries: u64) -> Result<Vec<u64>, Error> {
+fn read_table(file: &ImageFile, at: u64, entries: u64) -> Result<Vec<u64>, Error> {
     // Bounded by the caller: by MAX_L1_ENTRIES, or by the cluster size.
-    let bytes = file.bytes(at, (entries * 8) as usize)?;
+    let bytes = file.read_vec(at, (entries * 8) as usize)?;
     Ok((0..entries as usize).map(|nth| be64(&bytes, nth * 8)).collect())
 }
 
@@ -248,9 +250,9 @@ impl ImageMap for Qcow2 {
     fn find(&self, file: &ImageFile, at: u64) -> Result<(Location, u64), Error> {
         let nth = at >> self.cluster_bits;
         let words = if self.has_subclusters { 2 } else { 1 };
-        let per_table = self.cluster() / 8 / words;
+        let per_table = self.cluster_bytes() / 8 / words;
         let first = usize::try_from(nth / per_table).ok().and_then(|nth| self.l1_table.get(nth));
-        let first = first.copied().unwrap_or(0) & OFFSET;
+        let first = first.copied().unwrap_or(0) & OFFSET_MASK;
         if first == 0 {
             let table_bytes = per_table << self.cluster_bits;
             return Ok((Location::Backing(at), table_bytes - at % table_bytes));
@@ -265,24 +267,24 @@ impl ImageMap for Qcow2 {
     }
 
     fn backing_file(&self) -> Option<&BackingFile> {
-        self.behind.as_ref()
+        self.backing.as_ref()
     }
 
     fn decompress_chunk(&self, file: &ImageFile, entry: u64) -> Result<Vec<u8>, Error> {
         let (at, len) = self.compressed_extent(entry);
         let len = len.min(MAX_CHUNK_BYTES * 2).min(file.len_bytes().saturating_sub(at));
-        let packed = file.bytes(at, len as usize)?;
+        let packed = file.read_vec(at, len as usize)?;
         let mut unpacked = Vec::new();
         let read = if self.zstd {
-            let unpack = crate::compression::Compression::Zstd.unpack(&packed[..]);
-            unpack.and_then(|stream| stream.take(self.cluster()).read_to_end(&mut unpacked))
+            let unpack = crate::compression::Compression::Zstd.decompress(&packed[..]);
+            unpack.and_then(|stream| stream.take(self.cluster_bytes()).read_to_end(&mut unpacked))
         } else {
             let stream = flate2::bufread::DeflateDecoder::new(&packed[..]);
-            stream.take(self.cluster()).read_to_end(&mut unpacked)
+            stream.take(self.cluster_bytes()).read_to_end(&mut unpacked)
         };
         match read {
             // The rest of its last sector belongs to another cluster.
-            _ if unpacked.len() as u64 == self.cluster() => Ok(unpacked),
+            _ if unpacked.len() as u64 == self.cluster_bytes() => Ok(unpacked),
             _ => Err(Error::Damaged("qcow2: a packed cluster cannot be unpacked")),
         }
     }

@@ -14,7 +14,7 @@ pub(crate) const SECTOR_BYTES: u32 = 512;
 /// Source of the bytes of a disk.
 pub(crate) trait ReadSource: Send + Sync {
     /// Fills `into` from disk offset `at_bytes`; the range is inside the disk.
-    fn fill(&self, at_bytes: u64, into: &mut [u8]) -> Result<(), Error>;
+    fn read_exact_at(&self, at_bytes: u64, into: &mut [u8]) -> Result<(), Error>;
 }
 
 /// A read-only disk of a source.
@@ -44,10 +44,10 @@ impl<F: ReadSource> Disk for ReadOnlyDisk<F> {
     }
 
     fn read(&self, at: Extent, mut into: Block, _: Urgency) -> Pending<ReadAnswer> {
-        let checked = self.properties.check(at, into.len());
+        let checked = self.properties.check_range(at, into.len());
         let done = checked.and_then(|()| {
             let mut bytes = vec![0; into.len()];
-            let filled = self.from.fill(at.start_bytes, &mut bytes);
+            let filled = self.from.read_exact_at(at.start_bytes, &mut bytes);
             filled.map_err(|error| error.into_read_error(at))?;
             into.copy_in(0, &bytes);
             Ok(())

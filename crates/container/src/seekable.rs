@@ -26,21 +26,21 @@ const MAX_CHUNKS: usize = 4 << 20;
 /// Files are read in sectors, and padded with zeros to a whole sector.
 const SECTOR_BYTES: u64 = 512;
 
-const ZSTD_TABLE: u32 = 0x184D_2A5E;
-const ZSTD_END: u32 = 0x8F92_EAB1;
+const ZSTD_SKIPPABLE_MAGIC: u32 = 0x184D_2A5E;
+const ZSTD_SEEK_TABLE_MAGIC: u32 = 0x8F92_EAB1;
 /// Seek table footer: number of frames, a flag, and the magic number.
-const ZSTD_FOOTER: u64 = 9;
+const ZSTD_FOOTER_BYTES: u64 = 9;
 
-const GZIP_HEAD: usize = 12;
+const GZIP_HEADER_BYTES: usize = 12;
 /// Length of an empty bgzip member: the end-of-file marker.
-const EMPTY_BYTES: u64 = 28;
-const HAS_EXTRA: u8 = 4;
-const HAS_NAME: u8 = 8;
-const HAS_COMMENT: u8 = 16;
-const HAS_CHECKSUM: u8 = 2;
+const BGZIP_EOF_BYTES: u64 = 28;
+const GZIP_FEXTRA: u8 = 4;
+const GZIP_FNAME: u8 = 8;
+const GZIP_FCOMMENT: u8 = 16;
+const GZIP_FHCRC: u8 = 2;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Kind {
+enum SeekableFormat {
     /// zstd frames.
     Zstd,
     /// Complete gzip members.
@@ -57,7 +57,7 @@ struct CompressedChunk {
 }
 
 pub(crate) struct SeekableFile {
-    kind: Kind,
+    kind: SeekableFormat,
     len_bytes: u64,
     pieces: Vec<CompressedChunk>,
 }
@@ -66,10 +66,12 @@ impl SeekableFile {
     /// Reads the index of a compressed file that begins with `head`, its first sector; `None` if it
     /// has no usable index.
     pub(crate) fn open(file: &ImageFile, head: &[u8]) -> Result<Option<Self>, Error> {
-        match Compression::of(head) {
-            Some(Compression::Zstd) => zstd(file),
-            Some(Compression::Gzip) if head.get(3).is_some_and(|flags| flags & HAS_EXTRA != 0) => {
-                gzip(file, head)
+        match Compression::detect(head) {
+            Some(Compression::Zstd) => open_zstd(file),
+            Some(Compression::Gzip)
+                if head.get(3).is_some_and(|flags| flags & GZIP_FEXTRA != 0) =>
+            {
+                open_gzip(file, head)
             }
             _ => Ok(None),
         }
@@ -78,17 +80,17 @@ impl SeekableFile {
     /// Returns the format.
     pub(crate) fn format(&self) -> crate::Format {
         match self.kind {
-            Kind::Zstd => crate::Format::Zstd,
-            Kind::Bgzip | Kind::Dictzip => crate::Format::Gzip,
+            SeekableFormat::Zstd => crate::Format::Zstd,
+            SeekableFormat::Bgzip | SeekableFormat::Dictzip => crate::Format::Gzip,
         }
     }
 
-    fn new(kind: Kind) -> Self {
+    fn new(kind: SeekableFormat) -> Self {
         Self { kind, len_bytes: 0, pieces: vec![] }
     }
 
     /// Adds a chunk; returns `false` if it exceeds a limit.
-    fn add(&mut self, at: u64, packed_len: u64, len: u64) -> bool {
+    fn add_chunk(&mut self, at: u64, packed_len: u64, len: u64) -> bool {
         let Ok(packed_len) = u32::try_from(packed_len) else { return false };
         if len > MAX_INDEXED_CHUNK_BYTES
             || u64::from(packed_len) > MAX_INDEXED_CHUNK_BYTES * 2
@@ -104,36 +106,36 @@ impl SeekableFile {
     }
 
     /// Returns the decompressed offset at which the chunk after `nth` begins.
-    fn end(&self, nth: usize) -> u64 {
+    fn chunk_end(&self, nth: usize) -> u64 {
         self.pieces.get(nth + 1).map_or(self.len_bytes, |next| next.start)
     }
 }
 
-fn zstd(file: &ImageFile) -> Result<Option<SeekableFile>, Error> {
+fn open_zstd(file: &ImageFile) -> Result<Option<SeekableFile>, Error> {
     let tail_at = file.len_bytes().saturating_sub(2 * SECTOR_BYTES);
-    let tail = file.bytes(tail_at, (file.len_bytes() - tail_at) as usize)?;
+    let tail = file.read_vec(tail_at, (file.len_bytes() - tail_at) as usize)?;
     let end = tail_at + tail.iter().rposition(|byte| *byte != 0).map_or(0, |last| last as u64 + 1);
-    if end < ZSTD_FOOTER + 8 {
+    if end < ZSTD_FOOTER_BYTES + 8 {
         return Ok(None);
     }
-    let footer = file.bytes(end - ZSTD_FOOTER, ZSTD_FOOTER as usize)?;
+    let footer = file.read_vec(end - ZSTD_FOOTER_BYTES, ZSTD_FOOTER_BYTES as usize)?;
     let (count, flags) = (u64::from(le32(&footer, 0)), footer.get(4).copied().unwrap_or(0));
     let entry = if flags & 0x80 != 0 { 12 } else { 8 };
-    let table_bytes = count * entry + ZSTD_FOOTER;
-    if le32(&footer, 5) != ZSTD_END || flags & 0x7C != 0 || count > MAX_CHUNKS as u64 {
+    let table_bytes = count * entry + ZSTD_FOOTER_BYTES;
+    if le32(&footer, 5) != ZSTD_SEEK_TABLE_MAGIC || flags & 0x7C != 0 || count > MAX_CHUNKS as u64 {
         return Ok(None);
     }
     let Some(table_at) = end.checked_sub(table_bytes + 8) else { return Ok(None) };
-    let table = file.bytes(table_at, (table_bytes + 8) as usize)?;
-    if le32(&table, 0) != ZSTD_TABLE || u64::from(le32(&table, 4)) != table_bytes {
+    let table = file.read_vec(table_at, (table_bytes + 8) as usize)?;
+    if le32(&table, 0) != ZSTD_SKIPPABLE_MAGIC || u64::from(le32(&table, 4)) != table_bytes {
         return Ok(None);
     }
-    let mut found = SeekableFile::new(Kind::Zstd);
+    let mut found = SeekableFile::new(SeekableFormat::Zstd);
     let mut at = 0;
     for nth in 0..count {
         let place = (8 + nth * entry) as usize;
         let packed_len = u64::from(le32(&table, place));
-        if !found.add(at, packed_len, le32(&table, place + 4).into()) {
+        if !found.add_chunk(at, packed_len, le32(&table, place + 4).into()) {
             return Ok(None);
         }
         at += packed_len;
@@ -142,21 +144,21 @@ fn zstd(file: &ImageFile) -> Result<Option<SeekableFile>, Error> {
     Ok((at == table_at).then_some(found))
 }
 
-fn gzip(file: &ImageFile, head: &[u8]) -> Result<Option<SeekableFile>, Error> {
-    match extra(head, *b"RA") {
-        Some(field) => dictzip(file, head, field),
-        None if extra(head, *b"BC").is_some() => bgzip(file),
+fn open_gzip(file: &ImageFile, head: &[u8]) -> Result<Option<SeekableFile>, Error> {
+    match find_extra_field(head, *b"RA") {
+        Some(field) => open_dictzip(file, head, field),
+        None if find_extra_field(head, *b"BC").is_some() => open_bgzip(file),
         None => Ok(None),
     }
 }
 
 /// Finds a field of the extra part of a header: offset and length.
-fn extra(head: &[u8], name: [u8; 2]) -> Option<(usize, usize)> {
-    if !head.starts_with(&[0x1F, 0x8B, 8]) || head.get(3)? & HAS_EXTRA == 0 {
+fn find_extra_field(head: &[u8], name: [u8; 2]) -> Option<(usize, usize)> {
+    if !head.starts_with(&[0x1F, 0x8B, 8]) || head.get(3)? & GZIP_FEXTRA == 0 {
         return None;
     }
-    let end = GZIP_HEAD + usize::from(le16(head, 10));
-    let mut at = GZIP_HEAD;
+    let end = GZIP_HEADER_BYTES + usize::from(le16(head, 10));
+    let mut at = GZIP_HEADER_BYTES;
     while at + 4 <= end {
         let len = usize::from(le16(head, at + 2));
         if head.get(at..at + 2)? == name {
@@ -167,13 +169,13 @@ fn extra(head: &[u8], name: [u8; 2]) -> Option<(usize, usize)> {
     None
 }
 
-fn dictzip(
+fn open_dictzip(
     file: &ImageFile,
     head: &[u8],
     (at, len): (usize, usize),
 ) -> Result<Option<SeekableFile>, Error> {
     let most = file.len_bytes().min(1 << 17) as usize;
-    let all = file.bytes(0, most)?;
+    let all = file.read_vec(0, most)?;
     let (version, chunk) = (le16(&all, at), u64::from(le16(&all, at + 2)));
     let count = usize::from(le16(&all, at + 4));
     if version != 1 || chunk == 0 || len != 6 + 2 * count {
@@ -181,20 +183,20 @@ fn dictzip(
     }
     // A name, a comment and a checksum may follow the extra part.
     let flags = head.get(3).copied().unwrap_or(0);
-    let mut start = GZIP_HEAD + usize::from(le16(head, 10));
-    for flag in [HAS_NAME, HAS_COMMENT] {
+    let mut start = GZIP_HEADER_BYTES + usize::from(le16(head, 10));
+    for flag in [GZIP_FNAME, GZIP_FCOMMENT] {
         if flags & flag != 0 {
             let rest = all.get(start..).unwrap_or_default();
             let Some(end) = rest.iter().position(|byte| *byte == 0) else { return Ok(None) };
             start += end + 1;
         }
     }
-    start += if flags & HAS_CHECKSUM != 0 { 2 } else { 0 };
-    let mut found = SeekableFile::new(Kind::Dictzip);
+    start += if flags & GZIP_FHCRC != 0 { 2 } else { 0 };
+    let mut found = SeekableFile::new(SeekableFormat::Dictzip);
     let mut place = start as u64;
     for nth in 0..count {
         let packed_len = u64::from(le16(&all, at + 6 + 2 * nth));
-        if !found.add(place, packed_len, chunk) {
+        if !found.add_chunk(place, packed_len, chunk) {
             return Ok(None);
         }
         place += packed_len;
@@ -206,14 +208,14 @@ fn dictzip(
     let rest = len.checked_sub(last.start).filter(|rest| (1..=chunk).contains(rest));
     let Some(rest) = rest else { return Ok(None) };
     found.len_bytes = last.start;
-    let is_added = found.add(last.at, last.packed_len.into(), rest);
+    let is_added = found.add_chunk(last.at, last.packed_len.into(), rest);
     Ok(is_added.then_some(found))
 }
 
 /// Returns checksum and length of a stream that ends near `at`: the chunks exclude its end.
 fn read_trailer(file: &ImageFile, at: u64) -> Result<Vec<u8>, Error> {
     let rest = file.len_bytes().saturating_sub(at).min(2 * SECTOR_BYTES) as usize;
-    let bytes = file.bytes(at, rest)?;
+    let bytes = file.read_vec(at, rest)?;
     // An empty last block of the stream, of two bytes or of five.
     let skip = match bytes.get(..5) {
         Some([3, 0, ..]) => 2,
@@ -223,9 +225,9 @@ fn read_trailer(file: &ImageFile, at: u64) -> Result<Vec<u8>, Error> {
     Ok(bytes.get(skip..).unwrap_or_default().to_vec())
 }
 
-fn bgzip(file: &ImageFile) -> Result<Option<SeekableFile>, Error> {
-    const WINDOW: u64 = 1 << 20;
-    let mut found = SeekableFile::new(Kind::Bgzip);
+fn open_bgzip(file: &ImageFile) -> Result<Option<SeekableFile>, Error> {
+    const READ_WINDOW_BYTES: u64 = 1 << 20;
+    let mut found = SeekableFile::new(SeekableFormat::Bgzip);
     let (mut at, mut window_at, mut window) = (0u64, 0u64, vec![]);
     // An empty last member shows that the file is complete.
     let mut is_whole = false;
@@ -233,10 +235,10 @@ fn bgzip(file: &ImageFile) -> Result<Option<SeekableFile>, Error> {
         // A member has at most 64 KiB, and its length at its end.
         if at + (1 << 17) > window_at + window.len() as u64 || at < window_at {
             window_at = at;
-            window = file.bytes(at, (file.len_bytes() - at).min(WINDOW) as usize)?;
+            window = file.read_vec(at, (file.len_bytes() - at).min(READ_WINDOW_BYTES) as usize)?;
         }
         let member = window.get((at - window_at) as usize..).unwrap_or_default();
-        let Some((field, 2)) = extra(member, *b"BC") else {
+        let Some((field, 2)) = find_extra_field(member, *b"BC") else {
             // Zeros that pad the last sector.
             let is_end = file.len_bytes() - at < SECTOR_BYTES && member.iter().all(|it| *it == 0);
             return Ok((is_end && is_whole).then_some(found));
@@ -247,10 +249,10 @@ fn bgzip(file: &ImageFile) -> Result<Option<SeekableFile>, Error> {
             return Ok(None);
         };
         let len = le32(member, len_at);
-        if member.len() < len_at + 4 || !found.add(at, packed_len, len.into()) {
+        if member.len() < len_at + 4 || !found.add_chunk(at, packed_len, len.into()) {
             return Ok(None);
         }
-        is_whole = len == 0 && packed_len == EMPTY_BYTES;
+        is_whole = len == 0 && packed_len == BGZIP_EOF_BYTES;
         at += packed_len;
     }
     Ok(is_whole.then_some(found))
@@ -266,23 +268,23 @@ impl ImageMap for SeekableFile {
         let nth = nth.checked_sub(1).ok_or(Error::Damaged("nothing is packed there"))?;
         let start = self.pieces.get(nth).map_or(0, |piece| piece.start);
         let place = Location::Compressed { piece: nth as u64, skip: at - start };
-        Ok((place, self.end(nth).saturating_sub(at).max(1)))
+        Ok((place, self.chunk_end(nth).saturating_sub(at).max(1)))
     }
 
     fn decompress_chunk(&self, file: &ImageFile, nth: u64) -> Result<Vec<u8>, Error> {
         let nth = nth as usize;
         let piece = self.pieces.get(nth).ok_or(Error::Damaged("nothing is packed there"))?;
-        let len = self.end(nth) - piece.start;
-        let packed = file.bytes(piece.at, piece.packed_len as usize)?;
+        let len = self.chunk_end(nth) - piece.start;
+        let packed = file.read_vec(piece.at, piece.packed_len as usize)?;
         let mut unpacked = Vec::new();
         let read = match self.kind {
-            Kind::Zstd => (Compression::Zstd.unpack(&packed[..]))
+            SeekableFormat::Zstd => (Compression::Zstd.decompress(&packed[..]))
                 .and_then(|stream| stream.take(len + 1).read_to_end(&mut unpacked)),
-            Kind::Bgzip => flate2::bufread::GzDecoder::new(&packed[..])
+            SeekableFormat::Bgzip => flate2::bufread::GzDecoder::new(&packed[..])
                 .take(len + 1)
                 .read_to_end(&mut unpacked),
             // The stream continues after the chunk, with the next one.
-            Kind::Dictzip => flate2::bufread::DeflateDecoder::new(&packed[..])
+            SeekableFormat::Dictzip => flate2::bufread::DeflateDecoder::new(&packed[..])
                 .take(len)
                 .read_to_end(&mut unpacked),
         };
@@ -300,11 +302,11 @@ mod tests {
     use draconis_device::Random;
     use flate2::Compression;
 
-    use crate::tests::{all, contents, memory};
+    use crate::tests::{memory_disk, read_all, sample_contents};
     use crate::{Format, open};
 
     /// Compresses into seekable zstd, with frames of 64 KiB.
-    fn zstd(raw: &[u8], sums: bool) -> Vec<u8> {
+    fn build_seekable_zstd(raw: &[u8], sums: bool) -> Vec<u8> {
         let level = ruzstd::encoding::CompressionLevel::Fastest;
         let (mut file, mut table) = (vec![], vec![]);
         for frame in raw.chunks(1 << 16) {
@@ -314,16 +316,16 @@ mod tests {
             table.extend([7; 4].iter().take(if sums { 4 } else { 0 }));
             file.extend(packed);
         }
-        file.extend(super::ZSTD_TABLE.to_le_bytes());
+        file.extend(super::ZSTD_SKIPPABLE_MAGIC.to_le_bytes());
         file.extend((table.len() as u32 + 9).to_le_bytes());
         file.extend(table);
         file.extend((raw.len().div_ceil(1 << 16) as u32).to_le_bytes());
         file.push(if sums { 0x80 } else { 0 });
-        file.extend(super::ZSTD_END.to_le_bytes());
+        file.extend(super::ZSTD_SEEK_TABLE_MAGIC.to_le_bytes());
         file
     }
 
-    fn deflate(bytes: &[u8], flush: bool) -> Vec<u8> {
+    fn deflate_bytes(bytes: &[u8], flush: bool) -> Vec<u8> {
         let mut encoder = flate2::write::DeflateEncoder::new(vec![], Compression::fast());
         encoder.write_all(bytes).unwrap();
         match flush {
@@ -335,27 +337,28 @@ mod tests {
         }
     }
 
-    fn crc(bytes: &[u8]) -> u32 {
+    fn crc32_of(bytes: &[u8]) -> u32 {
         let mut crc = flate2::Crc::new();
         crc.update(bytes);
         crc.sum()
     }
 
-    fn bgzip(raw: &[u8]) -> Vec<u8> {
+    fn build_bgzip(raw: &[u8]) -> Vec<u8> {
         let mut file = vec![];
         for member in raw.chunks(0xFF00).chain([&[][..]]) {
-            let packed = deflate(member, false);
+            let packed = deflate_bytes(member, false);
             file.extend([0x1F, 0x8B, 8, 4, 0, 0, 0, 0, 0, 0xFF, 6, 0, b'B', b'C', 2, 0]);
             file.extend((packed.len() as u16 + 25).to_le_bytes());
             file.extend(packed);
-            file.extend(crc(member).to_le_bytes());
+            file.extend(crc32_of(member).to_le_bytes());
             file.extend((member.len() as u32).to_le_bytes());
         }
         file
     }
 
-    fn dictzip(raw: &[u8]) -> Vec<u8> {
-        let chunks: Vec<Vec<u8>> = raw.chunks(50_000).map(|chunk| deflate(chunk, true)).collect();
+    fn build_dictzip(raw: &[u8]) -> Vec<u8> {
+        let chunks: Vec<Vec<u8>> =
+            raw.chunks(50_000).map(|chunk| deflate_bytes(chunk, true)).collect();
         let mut file = vec![0x1F, 0x8B, 8, 4 | 8, 0, 0, 0, 0, 0, 3];
         file.extend((chunks.len() as u16 * 2 + 10).to_le_bytes());
         file.extend(b"RA");
@@ -368,56 +371,56 @@ mod tests {
         file.extend(chunks.concat());
         // The end of the stream.
         file.extend([3, 0]);
-        file.extend(crc(raw).to_le_bytes());
+        file.extend(crc32_of(raw).to_le_bytes());
         file.extend((raw.len() as u32).to_le_bytes());
         file
     }
 
     #[test]
-    fn files_with_an_index_are_read_in_place() {
-        let raw = contents(3 << 20);
+    fn seekable_files_are_read_in_place() {
+        let raw = sample_contents(3 << 20);
         for (packed, format) in [
-            (zstd(&raw, true), Format::Zstd),
-            (zstd(&raw, false), Format::Zstd),
-            (bgzip(&raw), Format::Gzip),
-            (dictzip(&raw), Format::Gzip),
+            (build_seekable_zstd(&raw, true), Format::Zstd),
+            (build_seekable_zstd(&raw, false), Format::Zstd),
+            (build_bgzip(&raw), Format::Gzip),
+            (build_dictzip(&raw), Format::Gzip),
         ] {
             // The same without its index.
-            let packing = crate::compression::Compression::of(&packed).unwrap();
+            let packing = crate::compression::Compression::detect(&packed).unwrap();
             let mut unpacked = vec![];
-            packing.unpack(&packed[..]).unwrap().read_to_end(&mut unpacked).unwrap();
+            packing.decompress(&packed[..]).unwrap().read_to_end(&mut unpacked).unwrap();
             assert!(unpacked == raw, "{format:?}");
-            let opened = open(memory(packed), &[]).unwrap();
+            let opened = open(memory_disk(packed), &[]).unwrap();
             assert_eq!(opened.format, Some(format));
-            assert!(all(&*opened.disk).unwrap() == raw, "{format:?}");
+            assert!(read_all(&*opened.disk).unwrap() == raw, "{format:?}");
         }
     }
 
     #[test]
-    fn an_index_that_lies_is_none_or_an_error() {
-        let raw = contents(1 << 20);
+    fn wrong_seek_index_is_ignored_or_refused() {
+        let raw = sample_contents(1 << 20);
         let mut random = Random::new(5);
-        for packed in [zstd(&raw, false), bgzip(&raw), dictzip(&raw)] {
+        for packed in [build_seekable_zstd(&raw, false), build_bgzip(&raw), build_dictzip(&raw)] {
             assert_eq!(
-                open(memory(packed[..packed.len() - 600].to_vec()), &[]).unwrap().format,
+                open(memory_disk(packed[..packed.len() - 600].to_vec()), &[]).unwrap().format,
                 None
             );
             for round in 0..300 {
                 let mut broken = packed.clone();
                 // Headers are at the start, the table of zstd at the end.
                 let within = if round % 3 == 0 { 200 } else { broken.len() as u64 };
-                let at = random.below(within) as usize;
+                let at = random.next_below(within) as usize;
                 let at = if round % 2 == 0 { at } else { broken.len() - 1 - at };
-                broken[at] = random.below(256) as u8;
-                let opened = open(memory(broken), &[]).unwrap();
+                broken[at] = random.next_below(256) as u8;
+                let opened = open(memory_disk(broken), &[]).unwrap();
                 if opened.format.is_some() {
-                    let _ = all(&*opened.disk);
+                    let _ = read_all(&*opened.disk);
                 }
             }
         }
-        let mut large = zstd(&raw, false);
+        let mut large = build_seekable_zstd(&raw, false);
         let entry = large.len() - 9 - 8 + 4;
         large[entry..entry + 4].copy_from_slice(&(1u32 << 30).to_le_bytes());
-        assert_eq!(open(memory(large), &[]).unwrap().format, None, "a frame of 1 GiB");
+        assert_eq!(open(memory_disk(large), &[]).unwrap().format, None, "a frame of 1 GiB");
     }
 }

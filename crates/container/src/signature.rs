@@ -22,62 +22,62 @@ pub struct DetectedContent {
 impl DetectedContent {
     /// Returns true for a compressed file, which may hold anything.
     pub fn is_compressed(&self) -> bool {
-        self.what.starts_with(COMPRESSED)
+        self.what.starts_with(COMPRESSED_PREFIX)
     }
 
     /// Returns true for a partition table.
     pub fn has_partitions(&self) -> bool {
-        self.what == PARTITIONS
+        self.what == PARTITIONS_DESCRIPTION
     }
 }
 
-const MOUNT: &str = "mount(8) mounts it";
-const CPIO: &str = "bsdtar -cf TAR @FILE makes a tar archive of it";
-const RAW: &str = "qemu-img convert -O raw makes one that is read";
-const SWAP: &str = "swapon(8) uses it";
-const LVM: &str = "vgchange -ay shows what is in it as devices";
-const RAID: &str = "mdadm --assemble puts it together";
-const COMPRESSED: &str = "something compressed with ";
+const MOUNT_REMEDY: &str = "mount(8) mounts it";
+const CPIO_REMEDY: &str = "bsdtar -cf TAR @FILE makes a tar archive of it";
+const RAW_REMEDY: &str = "qemu-img convert -O raw makes one that is read";
+const SWAP_REMEDY: &str = "swapon(8) uses it";
+const LVM_REMEDY: &str = "vgchange -ay shows what is in it as devices";
+const RAID_REMEDY: &str = "mdadm --assemble puts it together";
+const COMPRESSED_PREFIX: &str = "something compressed with ";
 
 /// Description of a disk with partitions; a boot sector looks the same.
-pub const PARTITIONS: &str = "a partition table or boot sector";
-const PARTITION: &str = "--partition N takes one";
+pub const PARTITIONS_DESCRIPTION: &str = "a partition table or boot sector";
+const PARTITION_REMEDY: &str = "--partition N takes one";
 /// Kind of an ext file system.
-pub const EXT: &str = "ext";
+pub const EXT_KIND: &str = "ext";
 /// Kind of a store.
-pub const STORE: &str = "store";
+pub const STORE_KIND: &str = "store";
 
 /// External journal of an ext volume.
-const JOURNAL: DetectedContent = DetectedContent {
+const JOURNAL_CONTENT: DetectedContent = DetectedContent {
     kind: "journal",
     what: "an external journal of an ext volume",
     help: "the volume on the other device needs it",
 };
 
 /// Kind, offset of the signature, signature, description, remedy.
-type Row = (&'static str, usize, &'static [u8], &'static str, &'static str);
+type SignatureRow = (&'static str, usize, &'static [u8], &'static str, &'static str);
 
 /// All signatures. The first match counts: a file system precedes formats whose signatures it may
 /// leave in place.
-const SIGNATURES: &[Row] = &[
-    (EXT, 1080, &[0x53, 0xEF], "an ext file system", "draconis info shows it"),
-    (STORE, 0, b"DracoObj", "a store", "draconis store reads it"),
-    ("xfs", 0, b"XFSB", "an XFS file system", MOUNT),
-    ("btrfs", 65600, b"_BHRfS_M", "a Btrfs file system", MOUNT),
-    ("swap", 4086, b"SWAPSPACE2", "swap space", SWAP),
-    ("swap", 65526, b"SWAPSPACE2", "swap space", SWAP),
-    ("swap", 8182, b"SWAPSPACE2", "swap space", SWAP),
-    ("swap", 16374, b"SWAPSPACE2", "swap space", SWAP),
-    ("swap", 32758, b"SWAPSPACE2", "swap space", SWAP),
-    ("swap", 4086, b"SWAP-SPACE", "swap space", SWAP),
+const SIGNATURES: &[SignatureRow] = &[
+    (EXT_KIND, 1080, &[0x53, 0xEF], "an ext file system", "draconis info shows it"),
+    (STORE_KIND, 0, b"DracoObj", "a store", "draconis store reads it"),
+    ("xfs", 0, b"XFSB", "an XFS file system", MOUNT_REMEDY),
+    ("btrfs", 65600, b"_BHRfS_M", "a Btrfs file system", MOUNT_REMEDY),
+    ("swap", 4086, b"SWAPSPACE2", "swap space", SWAP_REMEDY),
+    ("swap", 65526, b"SWAPSPACE2", "swap space", SWAP_REMEDY),
+    ("swap", 8182, b"SWAPSPACE2", "swap space", SWAP_REMEDY),
+    ("swap", 16374, b"SWAPSPACE2", "swap space", SWAP_REMEDY),
+    ("swap", 32758, b"SWAPSPACE2", "swap space", SWAP_REMEDY),
+    ("swap", 4086, b"SWAP-SPACE", "swap space", SWAP_REMEDY),
     ("swap", 4086, b"S1SUSPEND", "a machine that sleeps, in swap space", "resuming it uses it"),
     ("swap", 4086, b"S2SUSPEND", "a machine that sleeps, in swap space", "resuming it uses it"),
     ("swap", 4086, b"ULSUSPEND", "a machine that sleeps, in swap space", "resuming it uses it"),
     ("swap", 4086, b"LINHIB0001", "a machine that sleeps, in swap space", "resuming it uses it"),
     ("ntfs", 3, b"NTFS ", "an NTFS file system", "mount -t ntfs3 mounts it"),
-    ("exfat", 3, b"EXFAT ", "an exFAT file system", MOUNT),
-    ("fat", 54, b"FAT", "a FAT file system", MOUNT),
-    ("fat", 82, b"FAT32", "a FAT file system", MOUNT),
+    ("exfat", 3, b"EXFAT ", "an exFAT file system", MOUNT_REMEDY),
+    ("fat", 54, b"FAT", "a FAT file system", MOUNT_REMEDY),
+    ("fat", 82, b"FAT32", "a FAT file system", MOUNT_REMEDY),
     ("squashfs", 0, b"hsqs", "a SquashFS file system", "unsquashfs unpacks it"),
     (
         "erofs",
@@ -86,7 +86,7 @@ const SIGNATURES: &[Row] = &[
         "an EROFS file system",
         "fsck.erofs --extract unpacks it",
     ),
-    ("f2fs", 1024, &[0x10, 0x20, 0xF5, 0xF2], "an F2FS file system", MOUNT),
+    ("f2fs", 1024, &[0x10, 0x20, 0xF5, 0xF2], "an F2FS file system", MOUNT_REMEDY),
     (
         "iso9660",
         32769,
@@ -94,9 +94,9 @@ const SIGNATURES: &[Row] = &[
         "an ISO 9660 file system",
         "mount -o loop mounts it, bsdtar -x unpacks it",
     ),
-    ("udf", 32769, b"BEA01", "a UDF file system", MOUNT),
-    ("udf", 32769, b"NSR02", "a UDF file system", MOUNT),
-    ("udf", 32769, b"NSR03", "a UDF file system", MOUNT),
+    ("udf", 32769, b"BEA01", "a UDF file system", MOUNT_REMEDY),
+    ("udf", 32769, b"NSR02", "a UDF file system", MOUNT_REMEDY),
+    ("udf", 32769, b"NSR03", "a UDF file system", MOUNT_REMEDY),
     (
         "luks",
         0,
@@ -104,10 +104,10 @@ const SIGNATURES: &[Row] = &[
         "an encrypted volume (LUKS)",
         "cryptsetup open shows what is in it as a device",
     ),
-    ("lvm", 536, b"LVM2 001", "an LVM physical volume", LVM),
-    ("lvm", 24, b"LVM2 001", "an LVM physical volume", LVM),
-    ("lvm", 1048, b"LVM2 001", "an LVM physical volume", LVM),
-    ("lvm", 1560, b"LVM2 001", "an LVM physical volume", LVM),
+    ("lvm", 536, b"LVM2 001", "an LVM physical volume", LVM_REMEDY),
+    ("lvm", 24, b"LVM2 001", "an LVM physical volume", LVM_REMEDY),
+    ("lvm", 1048, b"LVM2 001", "an LVM physical volume", LVM_REMEDY),
+    ("lvm", 1560, b"LVM2 001", "an LVM physical volume", LVM_REMEDY),
     (
         "bitlocker",
         3,
@@ -115,24 +115,24 @@ const SIGNATURES: &[Row] = &[
         "an encrypted volume (BitLocker)",
         "dislocker shows what is in it",
     ),
-    ("hfsplus", 1024, b"H+\0\x04", "an HFS+ file system", MOUNT),
+    ("hfsplus", 1024, b"H+\0\x04", "an HFS+ file system", MOUNT_REMEDY),
     ("apfs", 32, b"NXSB", "an APFS container", "apfs-fuse mounts it"),
     ("reiserfs", 65588, b"ReIsEr", "a ReiserFS file system", "a Linux before 6.13 mounts it"),
-    ("jfs", 32768, b"JFS1", "a JFS file system", MOUNT),
-    ("gfs2", 65536, &[0x01, 0x16, 0x19, 0x70], "a GFS2 file system", MOUNT),
-    ("nilfs2", 1030, &[0x34, 0x34], "a NILFS2 file system", MOUNT),
-    ("minix", 1040, &[0x7F, 0x13], "a Minix file system", MOUNT),
-    ("minix", 1040, &[0x8F, 0x13], "a Minix file system", MOUNT),
-    ("minix", 1040, &[0x68, 0x24], "a Minix file system", MOUNT),
-    ("minix", 1040, &[0x78, 0x24], "a Minix file system", MOUNT),
-    ("minix", 1048, &[0x5A, 0x4D], "a Minix file system", MOUNT),
-    ("cramfs", 0, &[0x45, 0x3D, 0xCD, 0x28], "a cramfs file system", MOUNT),
-    ("romfs", 0, b"-rom1fs-", "a romfs file system", MOUNT),
+    ("jfs", 32768, b"JFS1", "a JFS file system", MOUNT_REMEDY),
+    ("gfs2", 65536, &[0x01, 0x16, 0x19, 0x70], "a GFS2 file system", MOUNT_REMEDY),
+    ("nilfs2", 1030, &[0x34, 0x34], "a NILFS2 file system", MOUNT_REMEDY),
+    ("minix", 1040, &[0x7F, 0x13], "a Minix file system", MOUNT_REMEDY),
+    ("minix", 1040, &[0x8F, 0x13], "a Minix file system", MOUNT_REMEDY),
+    ("minix", 1040, &[0x68, 0x24], "a Minix file system", MOUNT_REMEDY),
+    ("minix", 1040, &[0x78, 0x24], "a Minix file system", MOUNT_REMEDY),
+    ("minix", 1048, &[0x5A, 0x4D], "a Minix file system", MOUNT_REMEDY),
+    ("cramfs", 0, &[0x45, 0x3D, 0xCD, 0x28], "a cramfs file system", MOUNT_REMEDY),
+    ("romfs", 0, b"-rom1fs-", "a romfs file system", MOUNT_REMEDY),
     ("ubi", 0, b"UBI#", "an image for raw flash (UBI)", "ubireader unpacks it"),
-    ("qcow2", 0, b"QFI\xFB", "a QCOW2 disk image", RAW),
-    ("vhdx", 0, b"vhdxfile", "a VHDX disk image", RAW),
-    ("vhd", 0, b"conectix", "a VHD disk image", RAW),
-    ("vmdk", 0, b"KDMV", "a VMDK disk image", RAW),
+    ("qcow2", 0, b"QFI\xFB", "a QCOW2 disk image", RAW_REMEDY),
+    ("vhdx", 0, b"vhdxfile", "a VHDX disk image", RAW_REMEDY),
+    ("vhd", 0, b"conectix", "a VHD disk image", RAW_REMEDY),
+    ("vmdk", 0, b"KDMV", "a VMDK disk image", RAW_REMEDY),
     (
         "vmdk",
         0,
@@ -147,10 +147,10 @@ const SIGNATURES: &[Row] = &[
         "an Android sparse image",
         "simg2img makes a raw one of it",
     ),
-    ("vdi", 64, &[0x7F, 0x10, 0xDA, 0xBE], "a VDI disk image", RAW),
-    ("qed", 0, b"QED\0", "a QED disk image", RAW),
-    ("parallels", 0, b"WithoutFreeSpace", "a Parallels disk image", RAW),
-    ("parallels", 0, b"WithouFreSpacExt", "a Parallels disk image", RAW),
+    ("vdi", 64, &[0x7F, 0x10, 0xDA, 0xBE], "a VDI disk image", RAW_REMEDY),
+    ("qed", 0, b"QED\0", "a QED disk image", RAW_REMEDY),
+    ("parallels", 0, b"WithoutFreeSpace", "a Parallels disk image", RAW_REMEDY),
+    ("parallels", 0, b"WithouFreSpacExt", "a Parallels disk image", RAW_REMEDY),
     ("wim", 0, b"MSWIM\0\0\0", "a Windows image (WIM)", "wimlib-imagex unpacks it"),
     ("tar", 257, b"ustar", "a tar archive", "tar -tf lists it"),
     (
@@ -183,10 +183,10 @@ const SIGNATURES: &[Row] = &[
     ("zip", 0, b"PK\x03\x04", "a ZIP archive", "unzip unpacks it"),
     ("7z", 0, b"7z\xBC\xAF\x27\x1C", "a 7-Zip archive", "7z x unpacks it"),
     ("rar", 0, b"Rar!\x1A\x07", "a RAR archive", "unrar unpacks it"),
-    ("cpio", 0, b"070701", "a cpio archive", CPIO),
-    ("cpio", 0, b"070702", "a cpio archive", CPIO),
-    ("cpio", 0, b"070707", "a cpio archive", CPIO),
-    ("cpio", 0, &[0xC7, 0x71], "a cpio archive", CPIO),
+    ("cpio", 0, b"070701", "a cpio archive", CPIO_REMEDY),
+    ("cpio", 0, b"070702", "a cpio archive", CPIO_REMEDY),
+    ("cpio", 0, b"070707", "a cpio archive", CPIO_REMEDY),
+    ("cpio", 0, &[0xC7, 0x71], "a cpio archive", CPIO_REMEDY),
     (
         "deb",
         0,
@@ -202,12 +202,12 @@ const SIGNATURES: &[Row] = &[
         "rpm2archive makes a tar archive of it",
     ),
     ("elf", 0, &[0x7F, b'E', b'L', b'F'], "a program or library", "it is no image"),
-    ("gpt", 512, b"EFI PART", PARTITIONS, PARTITION),
-    ("gpt", 4096, b"EFI PART", PARTITIONS, PARTITION),
-    ("mbr", 510, &[0x55, 0xAA], PARTITIONS, PARTITION),
+    ("gpt", 512, b"EFI PART", PARTITIONS_DESCRIPTION, PARTITION_REMEDY),
+    ("gpt", 4096, b"EFI PART", PARTITIONS_DESCRIPTION, PARTITION_REMEDY),
+    ("mbr", 510, &[0x55, 0xAA], PARTITIONS_DESCRIPTION, PARTITION_REMEDY),
     // A partition table may precede remains of these.
-    ("md", 4096, &[0xFC, 0x4E, 0x2B, 0xA9], "a part of a RAID (md)", RAID),
-    ("md", 0, &[0xFC, 0x4E, 0x2B, 0xA9], "a part of a RAID (md)", RAID),
+    ("md", 4096, &[0xFC, 0x4E, 0x2B, 0xA9], "a part of a RAID (md)", RAID_REMEDY),
+    ("md", 0, &[0xFC, 0x4E, 0x2B, 0xA9], "a part of a RAID (md)", RAID_REMEDY),
     (
         "bcache",
         4120,
@@ -232,7 +232,7 @@ const SIGNATURES: &[Row] = &[
 ];
 
 /// Detects the contents by the first bytes of an image.
-pub fn of(head: &[u8]) -> Option<DetectedContent> {
+pub fn detect_head(head: &[u8]) -> Option<DetectedContent> {
     let is = |at: usize, bytes: &[u8]| head.get(at..at + bytes.len()) == Some(bytes);
     let found = SIGNATURES.iter().find(|(_, at, bytes, ..)| is(*at, bytes));
     found.map(|(kind, _, _, what, help)| DetectedContent { kind, what, help })
@@ -240,19 +240,23 @@ pub fn of(head: &[u8]) -> Option<DetectedContent> {
 
 /// Returns the contents that overwriting a whole file or device destroys, by its first and last
 /// bytes. Unlike [`of`] it reports a partition table over the remains of an earlier ext volume.
-pub fn lost(head: &[u8], tail: &[u8]) -> Option<DetectedContent> {
+pub fn detect_overwritten(head: &[u8], tail: &[u8]) -> Option<DetectedContent> {
     /// Offset and bit of the superblock flag of a journal device.
-    const JOURNAL_FEATURE: (usize, u8) = (1024 + 96, 8);
-    let found = of(head).or_else(|| of_tail(tail));
-    if found.is_none_or(|found| found.kind != EXT) {
+    const JOURNAL_DEV_FEATURE: (usize, u8) = (1024 + 96, 8);
+    let found = detect_head(head).or_else(|| detect_tail(tail));
+    if found.is_none_or(|found| found.kind != EXT_KIND) {
         return found;
     }
     if has_partitions(head) {
-        return Some(DetectedContent { kind: "mbr", what: PARTITIONS, help: PARTITION });
+        return Some(DetectedContent {
+            kind: "mbr",
+            what: PARTITIONS_DESCRIPTION,
+            help: PARTITION_REMEDY,
+        });
     }
-    let (at, bit) = JOURNAL_FEATURE;
+    let (at, bit) = JOURNAL_DEV_FEATURE;
     match head.get(at) {
-        Some(byte) if byte & bit != 0 => Some(JOURNAL),
+        Some(byte) if byte & bit != 0 => Some(JOURNAL_CONTENT),
         _ => found,
     }
 }
@@ -269,22 +273,26 @@ fn has_partitions(head: &[u8]) -> bool {
 }
 
 /// Detects contents with a signature at the end of a device.
-fn of_tail(tail: &[u8]) -> Option<DetectedContent> {
-    const MD: &[u8] = &[0xFC, 0x4E, 0x2B, 0xA9];
+fn detect_tail(tail: &[u8]) -> Option<DetectedContent> {
+    const MD_MAGIC: &[u8] = &[0xFC, 0x4E, 0x2B, 0xA9];
     let is = |from_end: usize, bytes: &[u8]| {
         let at = tail.len().checked_sub(from_end);
         at.and_then(|at| tail.get(at..at + bytes.len())) == Some(bytes)
     };
     if is(512, b"EFI PART") || is(4096, b"EFI PART") {
-        return Some(DetectedContent { kind: "gpt", what: PARTITIONS, help: PARTITION });
+        return Some(DetectedContent {
+            kind: "gpt",
+            what: PARTITIONS_DESCRIPTION,
+            help: PARTITION_REMEDY,
+        });
     }
     // Superblocks 0.90 and 1.0: in the last 64 to 128, and 8 to 12 KiB.
-    let old = (64..=128).step_by(4).any(|kib| is(kib << 10, MD));
-    let new = (16..24).any(|sectors| is(sectors * 512, MD));
+    let old = (64..=128).step_by(4).any(|kib| is(kib << 10, MD_MAGIC));
+    let new = (16..24).any(|sectors| is(sectors * 512, MD_MAGIC));
     (old || new).then_some(DetectedContent {
         kind: "md",
         what: "a part of a RAID (md)",
-        help: RAID,
+        help: RAID_REMEDY,
     })
 }
 
@@ -294,7 +302,7 @@ pub fn detect(disk: &dyn Disk) -> Option<DetectedContent> {
     let sector = u64::from(properties.sector_bytes).max(1);
     let len = properties.len_bytes.min(HEAD_BYTES as u64) / sector * sector;
     let read = disk.read_now(Extent::new(0, len), Block::private(len as usize));
-    of(&read.ok()?.into_private())
+    detect_head(&read.ok()?.into_private())
 }
 
 #[cfg(test)]
@@ -302,41 +310,41 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_there_is_named() {
-        assert_eq!(of(&[]), None);
-        assert_eq!(of(&[0; HEAD_BYTES]), None);
-        assert_eq!(of(b"XFSB").unwrap().what, "an XFS file system");
+    fn head_signatures_are_detected() {
+        assert_eq!(detect_head(&[]), None);
+        assert_eq!(detect_head(&[0; HEAD_BYTES]), None);
+        assert_eq!(detect_head(b"XFSB").unwrap().what, "an XFS file system");
         let mut disk = vec![0; 1 << 10];
         disk[510..512].copy_from_slice(&[0x55, 0xAA]);
-        assert_eq!(of(&disk).unwrap().what, PARTITIONS);
+        assert_eq!(detect_head(&disk).unwrap().what, PARTITIONS_DESCRIPTION);
         disk.resize(2 << 10, 0);
         disk[1080..1082].copy_from_slice(&[0x53, 0xEF]);
-        assert_eq!(of(&disk).unwrap().what, "an ext file system");
-        assert_eq!(lost(&disk, &[]).unwrap().kind, EXT);
+        assert_eq!(detect_head(&disk).unwrap().what, "an ext file system");
+        assert_eq!(detect_overwritten(&disk, &[]).unwrap().kind, EXT_KIND);
         // Boot code has no partitions; a partition table has, and precedes remains of earlier
         // contents.
         disk[450] = 0x83;
         disk[458] = 1;
-        assert_eq!(lost(&disk, &[]).unwrap().kind, "mbr");
+        assert_eq!(detect_overwritten(&disk, &[]).unwrap().kind, "mbr");
         disk[446] = 0x31;
         disk[1120] = 8;
-        assert_eq!(lost(&disk, &[]).unwrap().kind, "journal");
+        assert_eq!(detect_overwritten(&disk, &[]).unwrap().kind, "journal");
     }
 
     #[test]
-    fn what_has_its_signature_at_the_end_is_named() {
+    fn tail_signatures_are_detected() {
         let mut tail = vec![0; TAIL_BYTES];
-        assert_eq!(lost(&[0; HEAD_BYTES], &tail), None);
+        assert_eq!(detect_overwritten(&[0; HEAD_BYTES], &tail), None);
         let len = tail.len();
         tail[len - 8192..][..4].copy_from_slice(&[0xFC, 0x4E, 0x2B, 0xA9]);
-        assert_eq!(lost(&[0; HEAD_BYTES], &tail).unwrap().kind, "md");
+        assert_eq!(detect_overwritten(&[0; HEAD_BYTES], &tail).unwrap().kind, "md");
         tail[len - 512..][..8].copy_from_slice(b"EFI PART");
-        assert_eq!(lost(&[0; HEAD_BYTES], &tail).unwrap().kind, "gpt");
+        assert_eq!(detect_overwritten(&[0; HEAD_BYTES], &tail).unwrap().kind, "gpt");
     }
 
     /// The remedy for a read error must not destroy the contents found.
     #[test]
-    fn no_help_overwrites() {
+    fn remedies_do_not_overwrite_data() {
         assert!(SIGNATURES.iter().all(|(.., help)| !help.contains("draconis format")));
     }
 }

@@ -7,17 +7,17 @@ use std::sync::Arc;
 use draconis_device::{Disk, Extent, Group, MemoryDisk, Random, Write};
 use draconis_exchange::heap::Block;
 
-use crate::{Error, Format, Unsupported, open, open_for_writing};
+use crate::{Error, Format, UnsupportedFeature, open, open_for_writing};
 
 #[path = "../../../tests/common/skipped.rs"]
 pub(crate) mod skipped;
 
-pub(crate) fn memory(mut bytes: Vec<u8>) -> Arc<dyn Disk> {
+pub(crate) fn memory_disk(mut bytes: Vec<u8>) -> Arc<dyn Disk> {
     bytes.resize(bytes.len().next_multiple_of(512), 0);
     Arc::new(MemoryDisk::new(bytes, 512))
 }
 
-pub(crate) fn all(disk: &dyn Disk) -> Result<Vec<u8>, draconis_device::Error> {
+pub(crate) fn read_all(disk: &dyn Disk) -> Result<Vec<u8>, draconis_device::Error> {
     let len = disk.properties().len_bytes;
     // Not in whole clusters.
     let mut bytes = vec![];
@@ -31,12 +31,12 @@ pub(crate) fn all(disk: &dyn Disk) -> Result<Vec<u8>, draconis_device::Error> {
 }
 
 /// Returns a disk with zeros, patterns and noise in pieces of many lengths.
-pub(crate) fn contents(len: usize) -> Vec<u8> {
+pub(crate) fn sample_contents(len: usize) -> Vec<u8> {
     let mut random = Random::new(9);
     let mut bytes = vec![];
     while bytes.len() < len {
-        let piece = 512 * (1 + random.below(600)) as usize;
-        match random.below(3) {
+        let piece = 512 * (1 + random.next_below(600)) as usize;
+        match random.next_below(3) {
             0 => bytes.resize(bytes.len() + piece, 0),
             1 => bytes.extend(b"abcdefgh".repeat(piece / 8)),
             _ => {
@@ -51,20 +51,20 @@ pub(crate) fn contents(len: usize) -> Vec<u8> {
 }
 
 /// Converts a raw image; prints a note and returns `None` if qemu-img is missing.
-pub(crate) fn converted(dir: &Path, raw: &[u8], arguments: &[&str]) -> Option<Vec<u8>> {
+pub(crate) fn convert_with_qemu_img(dir: &Path, raw: &[u8], arguments: &[&str]) -> Option<Vec<u8>> {
     let (from, to) = (dir.join("raw"), dir.join("made"));
     std::fs::write(&from, raw).unwrap();
     let mut command = Command::new("qemu-img");
     command.args(["convert", "-f", "raw"]).args(arguments).arg(&from).arg(&to);
     let Ok(output) = command.output() else {
-        skipped::skipped("images of other programs need qemu-img");
+        skipped::report_skipped("images of other programs need qemu-img");
         return None;
     };
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     Some(std::fs::read(to).unwrap())
 }
 
-const KINDS: &[(&[&str], Option<Format>)] = &[
+const CONVERTED_FORMATS: &[(&[&str], Option<Format>)] = &[
     (&["-O", "qcow2"], Some(Format::Qcow2)),
     (&["-O", "qcow2", "-c"], Some(Format::Qcow2)),
     (&["-O", "qcow2", "-c", "-o", "compression_type=zstd"], Some(Format::Qcow2)),
@@ -82,23 +82,23 @@ const KINDS: &[(&[&str], Option<Format>)] = &[
 ];
 
 #[test]
-fn images_of_qemu_img_are_read() {
+fn qemu_img_images_are_read() {
     let dir = tempfile::tempdir().unwrap();
-    let raw = contents(9 << 20);
-    for (arguments, format) in KINDS {
-        let Some(bytes) = converted(dir.path(), &raw, arguments) else { return };
-        let opened = open(memory(bytes), &[]).unwrap_or_else(|e| panic!("{arguments:?}: {e}"));
+    let raw = sample_contents(9 << 20);
+    for (arguments, format) in CONVERTED_FORMATS {
+        let Some(bytes) = convert_with_qemu_img(dir.path(), &raw, arguments) else { return };
+        let opened = open(memory_disk(bytes), &[]).unwrap_or_else(|e| panic!("{arguments:?}: {e}"));
         assert_eq!(opened.format, *format);
-        let found = all(&*opened.disk).unwrap();
+        let found = read_all(&*opened.disk).unwrap();
         assert!(found == raw, "{arguments:?}: {} bytes", found.len());
     }
 }
 
 #[test]
-fn what_differs_needs_what_it_differs_from() {
+fn differencing_image_needs_parent() {
     let dir = tempfile::tempdir().unwrap();
-    let raw = contents(3 << 20);
-    let Some(base) = converted(dir.path(), &raw, &["-O", "qcow2"]) else { return };
+    let raw = sample_contents(3 << 20);
+    let Some(base) = convert_with_qemu_img(dir.path(), &raw, &["-O", "qcow2"]) else { return };
     for (format, base) in [("qcow2", base), ("raw", raw.clone())] {
         let below = dir.path().join("below");
         std::fs::write(&below, &base).unwrap();
@@ -113,22 +113,22 @@ fn what_differs_needs_what_it_differs_from() {
             &["create", "-f", "qcow2", "-b", below_text, "-F", format, over_text, "4M"],
         );
         qemu("qemu-io", &["-c", "write -P 7 1M 100k", "-c", "write -z 2M 64k", over_text]);
-        let over = memory(std::fs::read(&over).unwrap());
+        let over = memory_disk(std::fs::read(&over).unwrap());
         let error = open(over.clone(), &[]).err().unwrap();
         let name = below.to_str().unwrap().to_owned();
-        assert_eq!(error, Error::Unsupported(Unsupported::NeedsBacking(name)));
+        assert_eq!(error, Error::Unsupported(UnsupportedFeature::NeedsBacking(name)));
         let mut expected = raw.clone();
         expected.resize(4 << 20, 0);
         expected[1 << 20..(1 << 20) + (100 << 10)].fill(7);
         expected[2 << 20..(2 << 20) + (64 << 10)].fill(0);
-        let opened = open(over, &[memory(base)]).unwrap();
-        assert!(all(&*opened.disk).unwrap() == expected, "{format}");
+        let opened = open(over, &[memory_disk(base)]).unwrap();
+        assert!(read_all(&*opened.disk).unwrap() == expected, "{format}");
     }
 }
 
 /// Builds an Android image: 4 KiB blocks with noise, a pattern, and no contents.
-fn android() -> (Vec<u8>, Vec<u8>) {
-    let noise = contents(8192);
+fn build_android_image() -> (Vec<u8>, Vec<u8>) {
+    let noise = sample_contents(8192);
     let mut image = vec![0x3A, 0xFF, 0x26, 0xED, 1, 0, 0, 0, 28, 0, 12, 0];
     for word in [4096u32, 6, 4, 0] {
         image.extend(word.to_le_bytes());
@@ -150,75 +150,77 @@ fn android() -> (Vec<u8>, Vec<u8>) {
 
 #[test]
 fn android_images_are_read() {
-    let (image, disk) = android();
-    let opened = open(memory(image), &[]).unwrap();
+    let (image, disk) = build_android_image();
+    let opened = open(memory_disk(image), &[]).unwrap();
     assert_eq!(opened.format, Some(Format::Android));
-    assert!(all(&*opened.disk).unwrap() == disk);
+    assert!(read_all(&*opened.disk).unwrap() == disk);
 }
 
 #[test]
-fn a_file_that_is_none_is_itself() {
-    let bytes = contents(1 << 16);
-    let opened = open(memory(bytes.clone()), &[]).unwrap();
-    assert_eq!((opened.format, all(&*opened.disk).unwrap() == bytes), (None, true));
-    assert_eq!(open(memory(vec![]), &[]).unwrap().format, None);
+fn raw_file_is_opened_as_raw() {
+    let bytes = sample_contents(1 << 16);
+    let opened = open(memory_disk(bytes.clone()), &[]).unwrap();
+    assert_eq!((opened.format, read_all(&*opened.disk).unwrap() == bytes), (None, true));
+    assert_eq!(open(memory_disk(vec![]), &[]).unwrap().format, None);
     for head in
         [&b"QFI\xFB\0\0\0\x03"[..], b"vhdxfile", b"KDMV\x01", b"conectix", b"\x3A\xFF\x26\xED\x01"]
     {
-        assert!(open(memory(head.to_vec()), &[]).is_err(), "{head:?}");
+        assert!(open(memory_disk(head.to_vec()), &[]).is_err(), "{head:?}");
     }
 }
 
 #[test]
-fn grains_whose_bytes_overflow_are_damage() {
+fn overflowing_vmdk_grain_is_error() {
     let mut header = vec![0; 4096];
     header[..8].copy_from_slice(b"KDMV\x01\0\0\0");
     header[12] = 1;
     header[44..46].copy_from_slice(&512u16.to_le_bytes());
     for bit in [2, 13, 54, 55, 63] {
         header[20..28].copy_from_slice(&(1u64 << bit).to_le_bytes());
-        let error = open(memory(header.clone()), &[]).map(drop).unwrap_err();
+        let error = open(memory_disk(header.clone()), &[]).map(drop).unwrap_err();
         assert_eq!(error.to_string(), "damaged: VMDK: grains of an impossible size", "2^{bit}");
     }
 }
 
 /// An image with any damage is an error or another disk: no panic, no endless loop, little memory.
 #[test]
-fn no_broken_image_makes_a_panic() {
+fn corrupt_image_does_not_panic() {
     let dir = tempfile::tempdir().unwrap();
-    let raw = contents(1 << 20);
-    let made = KINDS.iter().filter_map(|(arguments, _)| converted(dir.path(), &raw, arguments));
+    let raw = sample_contents(1 << 20);
+    let made = CONVERTED_FORMATS
+        .iter()
+        .filter_map(|(arguments, _)| convert_with_qemu_img(dir.path(), &raw, arguments));
     let mut random = Random::new(3);
-    for image in made.chain([android().0]).collect::<Vec<_>>() {
+    for image in made.chain([build_android_image().0]).collect::<Vec<_>>() {
         // Headers and tables are at the start, and before the payload blocks.
         for round in 0..400 {
             let mut broken = image.clone();
-            for _ in 0..=random.below(3) {
+            for _ in 0..=random.next_below(3) {
                 let within = if round % 2 == 0 { 1024 } else { broken.len() as u64 };
-                let at = random.below(within.min(broken.len() as u64)) as usize;
-                let len = 1 + random.below(8) as usize;
+                let at = random.next_below(within.min(broken.len() as u64)) as usize;
+                let len = 1 + random.next_below(8) as usize;
                 let end = (at + len).min(broken.len());
-                let kind = random.below(3);
+                let kind = random.next_below(3);
                 for byte in &mut broken[at..end] {
-                    *byte = [0, 0xFF, random.below(256) as u8][kind as usize];
+                    *byte = [0, 0xFF, random.next_below(256) as u8][kind as usize];
                 }
             }
             if round % 7 == 0 {
-                broken.truncate(random.below(broken.len() as u64) as usize);
+                broken.truncate(random.next_below(broken.len() as u64) as usize);
             }
-            if let Ok(opened) = open_for_writing(memory(broken.clone()), &[], 7) {
+            if let Ok(opened) = open_for_writing(memory_disk(broken.clone()), &[], 7) {
                 let last = (opened.disk.properties().len_bytes / 512).saturating_sub(1);
-                for nth in [0, random.below(2048).min(last), last / 2, last] {
+                for nth in [0, random.next_below(2048).min(last), last / 2, last] {
                     let block = Block::private(512);
                     let group = Group { writes: vec![Write { at_bytes: nth * 512, block }] };
                     let Ok(ticket) = opened.disk.submit(group, &[]) else { break };
                     let _ = opened.disk.wait_durable(ticket);
                 }
             }
-            if let Ok(opened) = open(memory(broken), &[]) {
+            if let Ok(opened) = open(memory_disk(broken), &[]) {
                 let len = opened.disk.properties().len_bytes;
                 for _ in 0..20 {
-                    let at = random.below(len.min(4 << 20) / 512 + 1) * 512;
+                    let at = random.next_below(len.min(4 << 20) / 512 + 1) * 512;
                     let _ = opened.disk.read_now(Extent::new(at, 4096), Block::private(4096));
                 }
                 if let Some(last) = (len / 512).checked_sub(8) {

@@ -42,7 +42,7 @@ pub(crate) trait AllocationTables: Send {
     fn find(&mut self, file: &ImageFile, at: u64) -> Result<(Location, u64), Error>;
 
     /// Decompresses a cluster.
-    fn unpack(&self, file: &ImageFile, piece: u64) -> Result<Vec<u8>, Error>;
+    fn decompress_chunk(&self, file: &ImageFile, piece: u64) -> Result<Vec<u8>, Error>;
 
     /// Returns the file offset of the unit of disk offset `at`, if it can be overwritten in place.
     fn writable_offset(&mut self, file: &ImageFile, at: u64) -> Result<Option<u64>, Error>;
@@ -77,21 +77,25 @@ pub(crate) struct MetadataWriter<'a> {
     pub(crate) file: &'a ImageFile,
     newest: &'a mut Ticket,
     /// Dependencies of the next table writes.
-    after: Vec<Ticket>,
+    dependencies: Vec<Ticket>,
 }
 
 impl MetadataWriter<'_> {
     /// Submits groups, each ordered after the previous one; returns the ticket of the last.
-    pub(crate) fn submit(&mut self, chain: Vec<Vec<(u64, Vec<u8>)>>) -> Result<Ticket, Error> {
-        self.submit_after(chain, &[])
+    pub(crate) fn submit_chain(
+        &mut self,
+        chain: Vec<Vec<(u64, Vec<u8>)>>,
+    ) -> Result<Ticket, Error> {
+        self.submit_chain_after(chain, &[])
     }
 
-    fn submit_after(
+    fn submit_chain_after(
         &mut self,
         chain: Vec<Vec<(u64, Vec<u8>)>>,
         after: &[Ticket],
     ) -> Result<Ticket, Error> {
-        let write = |(at_bytes, bytes): (u64, Vec<u8>)| Write { at_bytes, block: filled(&bytes) };
+        let write =
+            |(at_bytes, bytes): (u64, Vec<u8>)| Write { at_bytes, block: block_from(&bytes) };
         let group = |writes: Vec<_>| Group { writes: writes.into_iter().map(write).collect() };
         let chain: Vec<Group> = chain.into_iter().map(group).collect();
         let tickets =
@@ -103,23 +107,23 @@ impl MetadataWriter<'_> {
     }
 
     /// Submits one group, ordered after the tickets `after`.
-    pub(crate) fn submit_behind(
+    pub(crate) fn submit_group_after(
         &mut self,
         writes: Vec<(u64, Vec<u8>)>,
         after: &[Ticket],
     ) -> Result<Ticket, Error> {
-        self.submit_after(vec![writes], after)
+        self.submit_chain_after(vec![writes], after)
     }
 
     /// Takes the dependencies of the next table writes.
-    pub(crate) fn followed(&mut self) -> Vec<Ticket> {
-        std::mem::take(&mut self.after)
+    pub(crate) fn take_dependencies(&mut self) -> Vec<Ticket> {
+        std::mem::take(&mut self.dependencies)
     }
 
     /// Makes the next table writes depend on `ticket`.
     pub(crate) fn add_dependency(&mut self, ticket: Ticket) {
-        if !self.after.contains(&ticket) {
-            self.after.push(ticket);
+        if !self.dependencies.contains(&ticket) {
+            self.dependencies.push(ticket);
         }
     }
 
@@ -132,7 +136,7 @@ impl MetadataWriter<'_> {
     }
 }
 
-struct State<T> {
+struct ImageState<T> {
     tables: T,
     /// Newest ticket of the file.
     newest: Ticket,
@@ -142,23 +146,23 @@ struct State<T> {
 /// Writable disk in an image file.
 pub(crate) struct WritableImage<T: AllocationTables> {
     file: ImageFile,
-    behind: Option<Arc<dyn Disk>>,
+    backing: Option<Arc<dyn Disk>>,
     properties: Properties,
     unit_bytes: u64,
-    pieces: DecompressedCache,
-    state: Mutex<State<T>>,
+    decompressed: DecompressedCache,
+    state: Mutex<ImageState<T>>,
 }
 
 /// Part of a write: file offset, offset in the block, length.
 type WriteSlice = (u64, u64, u64);
 
 /// Slices of each write of each group.
-type Plan = Vec<Vec<Vec<WriteSlice>>>;
+type WritePlan = Vec<Vec<Vec<WriteSlice>>>;
 
 /// Write whose block was moved as a whole: indexes in the caller's chain and in the file's.
-struct Origin {
-    ours: (usize, usize),
-    theirs: (usize, usize),
+struct WriteOrigin {
+    in_chain: (usize, usize),
+    in_file: (usize, usize),
 }
 
 impl<T: AllocationTables> WritableImage<T> {
@@ -177,11 +181,18 @@ impl<T: AllocationTables> WritableImage<T> {
             ..of_file
         };
         let unit_bytes = tables.unit_bytes();
-        let state = Mutex::new(State { tables, newest: Ticket(0), stopped: false });
-        Self { file, behind, properties, unit_bytes, pieces: DecompressedCache::default(), state }
+        let state = Mutex::new(ImageState { tables, newest: Ticket(0), stopped: false });
+        Self {
+            file,
+            backing: behind,
+            properties,
+            unit_bytes,
+            decompressed: DecompressedCache::default(),
+            state,
+        }
     }
 
-    fn lock(&self) -> MutexGuard<'_, State<T>> {
+    fn lock(&self) -> MutexGuard<'_, ImageState<T>> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -226,16 +237,16 @@ impl<T: AllocationTables> WritableImage<T> {
         for (place, run) in places {
             let len = rest.len().min(*run as usize);
             let (room, behind) = rest.split_at_mut(len);
-            self.pieces.read(&self.file, self.behind.as_ref(), *place, room, unpack)?;
+            self.decompressed.read(&self.file, self.backing.as_ref(), *place, room, unpack)?;
             rest = behind;
         }
         Ok(())
     }
 
     /// Finds the file offsets of all writes of a chain, and allocates missing units.
-    fn plan(&self, state: &mut State<T>, chain: &[Group]) -> Result<Plan, Error> {
-        let State { tables, newest, .. } = state;
-        let mut out = MetadataWriter { file: &self.file, newest, after: vec![] };
+    fn plan(&self, state: &mut ImageState<T>, chain: &[Group]) -> Result<WritePlan, Error> {
+        let ImageState { tables, newest, .. } = state;
+        let mut out = MetadataWriter { file: &self.file, newest, dependencies: vec![] };
         let mut plan = vec![];
         tables.begin_session(&mut out)?;
         for group in chain {
@@ -250,7 +261,7 @@ impl<T: AllocationTables> WritableImage<T> {
                     let here = (self.unit_bytes - skip).min(len - done);
                     let place = match tables.writable_offset(&self.file, at)? {
                         Some(place) => place,
-                        None => self.take(tables, &mut out, at - skip)?,
+                        None => self.allocate_and_copy(tables, &mut out, at - skip)?,
                     };
                     match parts.last_mut() {
                         Some((to, _, count)) if *to + *count == place + skip => *count += here,
@@ -267,10 +278,15 @@ impl<T: AllocationTables> WritableImage<T> {
     }
 
     /// Allocates a unit and copies its old contents.
-    fn take(&self, tables: &mut T, out: &mut MetadataWriter<'_>, at: u64) -> Result<u64, Error> {
+    fn allocate_and_copy(
+        &self,
+        tables: &mut T,
+        out: &mut MetadataWriter<'_>,
+        at: u64,
+    ) -> Result<u64, Error> {
         let len = self.unit_bytes.min(tables.len_bytes().saturating_sub(at));
         let places = self.locate_range(tables, at, len)?;
-        let has_behind = self.behind.is_some();
+        let has_behind = self.backing.is_some();
         let is_zeros = |(place, _): &(Location, u64)| match place {
             Location::Zeros => true,
             Location::Backing(_) => !has_behind,
@@ -280,8 +296,8 @@ impl<T: AllocationTables> WritableImage<T> {
         if !places.iter().all(is_zeros) {
             let mut held = vec![0; self.unit_bytes as usize];
             let room = held.get_mut(..len as usize).unwrap_or_default();
-            self.fill(&places, room, &mut |piece| tables.unpack(&self.file, piece))?;
-            let ticket = out.submit(vec![vec![(place, held)]])?;
+            self.fill(&places, room, &mut |piece| tables.decompress_chunk(&self.file, piece))?;
+            let ticket = out.submit_chain(vec![vec![(place, held)]])?;
             // From now on reads go to the new unit.
             self.file.disk().wait_visible(ticket)?;
             out.add_dependency(ticket);
@@ -292,14 +308,17 @@ impl<T: AllocationTables> WritableImage<T> {
 
     /// Splits the writes of a chain at the units. Returns the chain for the file, and the origin of
     /// each block that was moved as a whole.
-    fn split_chain(chain: &mut [Group], plan: &Plan) -> (Vec<Group>, Vec<Origin>) {
+    fn split_chain(chain: &mut [Group], plan: &WritePlan) -> (Vec<Group>, Vec<WriteOrigin>) {
         let (mut groups, mut origins) = (vec![], vec![]);
         for (group, parts) in plan.iter().enumerate() {
             let mut writes = vec![];
             let ours = chain.get_mut(group).map(|it| &mut it.writes[..]).unwrap_or_default();
             for (nth, (write, parts)) in ours.iter_mut().zip(parts).enumerate() {
                 if let [(at_bytes, _, _)] = parts[..] {
-                    origins.push(Origin { ours: (group, nth), theirs: (group, writes.len()) });
+                    origins.push(WriteOrigin {
+                        in_chain: (group, nth),
+                        in_file: (group, writes.len()),
+                    });
                     writes.push(Write { at_bytes, block: write.block.take() });
                     continue;
                 }
@@ -316,7 +335,7 @@ impl<T: AllocationTables> WritableImage<T> {
 }
 
 /// Sorts ranges and merges adjacent and overlapping ones.
-fn merged(mut ranges: Vec<Range<u64>>) -> Vec<Range<u64>> {
+fn merge_ranges(mut ranges: Vec<Range<u64>>) -> Vec<Range<u64>> {
     ranges.retain(|range| !range.is_empty());
     ranges.sort_unstable_by_key(|range| range.start);
     let mut all: Vec<Range<u64>> = vec![];
@@ -329,20 +348,20 @@ fn merged(mut ranges: Vec<Range<u64>>) -> Vec<Range<u64>> {
     all
 }
 
-fn filled(bytes: &[u8]) -> Block {
+fn block_from(bytes: &[u8]) -> Block {
     let mut block = Block::private(bytes.len());
     block.copy_in(0, bytes);
     block
 }
 
 /// Moves refused blocks back to their writes; `None` if the payload was not returned.
-fn returned(
+fn restore_chain(
     mut chain: Vec<Group>,
-    origins: &[Origin],
+    origins: &[WriteOrigin],
     refused: Option<Vec<Group>>,
 ) -> Option<Vec<Group>> {
     let mut refused = refused?;
-    for Origin { ours, theirs } in origins {
+    for WriteOrigin { in_chain: ours, in_file: theirs } in origins {
         let block = refused.get_mut(theirs.0)?.writes.get_mut(theirs.1)?.block.take();
         chain.get_mut(ours.0)?.writes.get_mut(ours.1)?.block = block;
     }
@@ -350,9 +369,9 @@ fn returned(
 }
 
 impl<T: AllocationTables> draconis_device::ForwardingDisk for WritableImage<T> {
-    type Below = dyn Disk;
+    type Inner = dyn Disk;
 
-    fn disk(&self) -> &Self::Below {
+    fn inner_disk(&self) -> &Self::Inner {
         &**self.file.disk()
     }
 
@@ -361,16 +380,16 @@ impl<T: AllocationTables> draconis_device::ForwardingDisk for WritableImage<T> {
     }
 
     fn read(&self, at: Extent, mut into: Block, urgency: Urgency) -> Pending<ReadAnswer> {
-        if let Err(error) = self.properties.check(at, into.len()) {
+        if let Err(error) = self.properties.check_range(at, into.len()) {
             return Pending::ready(Err(Refused { payload: Some(into), error }));
         }
         let places = self.locate_range(&mut self.lock().tables, at.start_bytes, at.len_bytes);
         if let Ok([(Location::File(from), _)]) = places.as_deref() {
-            return self.disk().read(Extent::new(*from, at.len_bytes), into, urgency);
+            return self.inner_disk().read(Extent::new(*from, at.len_bytes), into, urgency);
         }
         let done = places.and_then(|places| {
             let mut bytes = vec![0; into.len()];
-            let mut unpack = |piece| self.lock().tables.unpack(&self.file, piece);
+            let mut unpack = |piece| self.lock().tables.decompress_chunk(&self.file, piece);
             self.fill(&places, &mut bytes, &mut unpack)?;
             into.copy_in(0, &bytes);
             Ok(())
@@ -391,9 +410,9 @@ impl<T: AllocationTables> draconis_device::ForwardingDisk for WritableImage<T> {
         after: &[Ticket],
         terms: SubmitOptions,
     ) -> Result<Vec<Ticket>, Refused<Vec<Group>>> {
-        let bounds = self.disk().chain_bounds();
+        let bounds = self.inner_disk().chain_bounds();
         let checked = match self.properties.check_chain(&chain) {
-            Ok(()) if !ChainBounds::of(&chain).is_within(bounds) => {
+            Ok(()) if !ChainBounds::size_of_chain(&chain).is_within(bounds) => {
                 Err(DiskError::ChainTooLarge { bounds })
             }
             checked => checked,
@@ -417,14 +436,14 @@ impl<T: AllocationTables> draconis_device::ForwardingDisk for WritableImage<T> {
         };
         drop(state);
         let (groups, origins) = Self::split_chain(&mut chain, &plan);
-        match self.disk().submit_with(groups, after, terms) {
+        match self.inner_disk().submit_with(groups, after, terms) {
             Ok(tickets) => {
                 let mut state = self.lock();
                 state.newest = tickets.last().copied().unwrap_or(state.newest).max(state.newest);
                 Ok(tickets)
             }
             Err(Refused { payload: goods, error }) => {
-                Err(Refused { payload: returned(chain, &origins, goods), error })
+                Err(Refused { payload: restore_chain(chain, &origins, goods), error })
             }
         }
     }
@@ -441,7 +460,7 @@ impl<T: AllocationTables> draconis_device::ForwardingDisk for WritableImage<T> {
         }
         let mut there = vec![];
         let sector = u64::from(self.properties.sector_bytes);
-        for whole in extents.iter().filter_map(|extent| extent.whole_units(sector)) {
+        for whole in extents.iter().filter_map(|extent| extent.inner_aligned_extent(sector)) {
             let mut done = 0;
             while done < whole.len_bytes {
                 let at = whole.start_bytes + done;
@@ -454,22 +473,22 @@ impl<T: AllocationTables> draconis_device::ForwardingDisk for WritableImage<T> {
                 done += here;
             }
         }
-        self.disk().discard(&there, after)
+        self.inner_disk().discard(&there, after)
     }
 }
 
 impl<T: AllocationTables> WritableImage<T> {
     /// Ends the session and then calls `more`.
-    fn end_session<A>(
+    fn end_session_then<A>(
         &self,
         more: impl FnOnce(&mut T, &mut MetadataWriter<'_>) -> Result<A, Error>,
     ) -> Result<A, DiskError> {
         let mut state = self.lock();
-        let State { tables, newest, stopped } = &mut *state;
+        let ImageState { tables, newest, stopped } = &mut *state;
         if *stopped {
             return Err(DiskError::Stopped);
         }
-        let mut out = MetadataWriter { file: &self.file, newest, after: vec![] };
+        let mut out = MetadataWriter { file: &self.file, newest, dependencies: vec![] };
         let rested =
             out.wait().and_then(|()| tables.close_session(&mut out)).and_then(|()| out.wait());
         let done = rested.and_then(|()| more(tables, &mut out));
@@ -480,11 +499,11 @@ impl<T: AllocationTables> WritableImage<T> {
 
 impl<T: AllocationTables> SessionDisk for WritableImage<T> {
     fn close_session(&self) -> Result<(), DiskError> {
-        self.end_session(|_, _| Ok(()))
+        self.end_session_then(|_, _| Ok(()))
     }
 
     fn compact(&self, unused: Vec<Range<u64>>) -> Result<Option<u64>, DiskError> {
-        self.end_session(|tables, out| tables.compact(out, merged(unused)))
+        self.end_session_then(|tables, out| tables.compact(out, merge_ranges(unused)))
     }
 }
 

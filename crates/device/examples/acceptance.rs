@@ -2,7 +2,7 @@
 
 fn main() {
     println!("{:<52} {:>12} {:>12}", "in virtual time", "published", "model");
-    for row in draconis_device::sim::acceptance() {
+    for row in draconis_device::sim::measure_models() {
         let far = if row.is_within(0.1) { "" } else { "   more than 10 % off" };
         println!("{row}{far}");
     }

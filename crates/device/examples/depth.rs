@@ -27,20 +27,27 @@ fn main() {
     println!("direct: {}, io_uring: {}", disk.is_direct(), disk.uses_uring());
     if write {
         for (bytes, at_once) in [(4096, 64), (64 << 10, 16), (1 << 20, 1)] {
-            let (per_s, cpu_us) = write_groups(&disk, bytes, at_once, Duration::from_secs(seconds));
+            let (per_s, cpu_us) =
+                measure_group_writes(&disk, bytes, at_once, Duration::from_secs(seconds));
             println!("{at_once:3} of {bytes:7} bytes: {per_s:7.0} writes/s, {cpu_us:6.2} µs each");
         }
         return;
     }
     let device = std::env::args().nth(3);
     for depth in [1, 4, 16, 32, 64] {
-        let (per_s, in_flight) = run(&disk, depth, Duration::from_secs(seconds), device.as_deref());
+        let (per_s, in_flight) =
+            measure_reads(&disk, depth, Duration::from_secs(seconds), device.as_deref());
         println!("depth {depth:3}: {per_s:9.0} reads/s, in flight {in_flight}");
     }
 }
 
 /// Keeps `depth` reads in flight; waits for the oldest.
-fn run(disk: &FileDisk, depth: usize, time: Duration, device: Option<&str>) -> (f64, String) {
+fn measure_reads(
+    disk: &FileDisk,
+    depth: usize,
+    time: Duration,
+    device: Option<&str>,
+) -> (f64, String) {
     let places = disk.properties().len_bytes / READ_BYTES;
     let mut x = 88_172_645_463_325_252u64;
     let mut flying = VecDeque::new();
@@ -54,7 +61,7 @@ fn run(disk: &FileDisk, depth: usize, time: Duration, device: Option<&str>) -> (
             flying.push_back(disk.read(at, Block::private(READ_BYTES as usize), Urgency::Ahead));
         }
         if done.is_multiple_of(64) {
-            samples.extend(device.and_then(in_flight));
+            samples.extend(device.and_then(inflight_reads));
         }
         let oldest = flying.pop_front().and_then(|answer| answer.wait());
         oldest.expect("an answer").expect("a read within the file");
@@ -69,15 +76,15 @@ fn run(disk: &FileDisk, depth: usize, time: Duration, device: Option<&str>) -> (
 }
 
 /// Returns the number of reads in flight on a block device.
-fn in_flight(device: &str) -> Option<u64> {
+fn inflight_reads(device: &str) -> Option<u64> {
     let said = std::fs::read_to_string(format!("/sys/block/{device}/inflight")).ok()?;
     said.split_whitespace().next()?.parse().ok()
 }
 
 /// Keeps two groups in flight; returns blocks per second, and CPU time per block.
-fn write_groups(disk: &FileDisk, bytes: u64, at_once: u64, time: Duration) -> (f64, f64) {
+fn measure_group_writes(disk: &FileDisk, bytes: u64, at_once: u64, time: Duration) -> (f64, f64) {
     let places = disk.properties().len_bytes / bytes;
-    let (begin, before, mut done, mut place) = (Instant::now(), cpu_us(), 0, 0);
+    let (begin, before, mut done, mut place) = (Instant::now(), process_cpu_us(), 0, 0);
     let mut last = None;
     while begin.elapsed() < time {
         let write = |_| {
@@ -91,11 +98,11 @@ fn write_groups(disk: &FileDisk, bytes: u64, at_once: u64, time: Duration) -> (f
         }
         done += at_once;
     }
-    (done as f64 / begin.elapsed().as_secs_f64(), (cpu_us() - before) / done as f64)
+    (done as f64 / begin.elapsed().as_secs_f64(), (process_cpu_us() - before) / done as f64)
 }
 
 /// Returns the CPU time of all threads of this process so far, including system calls.
-fn cpu_us() -> f64 {
+fn process_cpu_us() -> f64 {
     let mut sum_ns = 0.0;
     for thread in std::fs::read_dir("/proc/self/task").into_iter().flatten().flatten() {
         let said = std::fs::read_to_string(thread.path().join("schedstat")).unwrap_or_default();

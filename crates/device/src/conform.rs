@@ -17,26 +17,26 @@ use draconis_exchange::heap::Block;
 use crate::{Disk, Error, Extent, Group, Refused, Ticket, Urgency, Write};
 
 /// Minimum sectors of a checked disk.
-pub const SECTORS: u64 = 300;
+pub const MIN_SECTORS: u64 = 300;
 
 /// A check and its name.
-pub type Check = (&'static str, fn(&dyn Disk));
+pub type NamedCheck = (&'static str, fn(&dyn Disk));
 
 /// All checks.
-pub const CHECKS: [Check; 13] = [
-    ("reads reach both ends and no further", reads_reach_both_ends_and_no_further),
-    ("a refusal returns the block", a_refusal_returns_the_block),
-    ("a refused group comes back", a_refused_group_comes_back_whole_and_changes_nothing),
-    ("what comes later wins", what_comes_later_in_a_group_or_after_it_wins),
-    ("a group of any shape is applied", a_group_of_any_shape_is_applied),
-    ("what was waited for is there", what_was_waited_for_is_there),
-    ("many at once", many_reads_and_groups_at_once_all_get_their_own_answer),
-    ("a chain is taken whole", a_chain_is_taken_whole_and_in_order),
-    ("a refused chain comes back", a_chain_that_is_refused_comes_back_whole_and_changes_nothing),
-    ("what is settled is seen", every_read_sees_a_visible_group),
-    ("waiting ends for all", waiting_in_many_threads_ends_for_all),
+pub const ALL_CHECKS: [NamedCheck; 13] = [
+    ("reads reach both ends and no further", reads_work_up_to_last_sector),
+    ("a refusal returns the block", refused_read_returns_block),
+    ("a refused group comes back", refused_group_is_returned_unapplied),
+    ("what comes later wins", later_overlapping_write_wins),
+    ("a group of any shape is applied", groups_of_all_sizes_are_applied),
+    ("what was waited for is there", durable_group_is_readable),
+    ("many at once", concurrent_reads_and_groups_are_independent),
+    ("a chain is taken whole", chain_is_applied_in_order),
+    ("a refused chain comes back", refused_chain_is_returned_unapplied),
+    ("what is settled is seen", visible_group_is_seen_by_all_reads),
+    ("waiting ends for all", concurrent_waits_all_return),
     ("tickets ascend", tickets_ascend_across_threads),
-    ("discards harm nothing else", a_discard_harms_nothing_else),
+    ("discards harm nothing else", discard_changes_only_its_extents),
 ];
 
 /// Runs every check, each on a disk created by `make`.
@@ -44,7 +44,7 @@ pub const CHECKS: [Check; 13] = [
 /// # Panics
 /// If a disk fails a check.
 pub fn check_all<D: Disk>(mut make: impl FnMut() -> D) {
-    for (name, check) in CHECKS {
+    for (name, check) in ALL_CHECKS {
         log::debug!("conform: {name}");
         check(&make());
     }
@@ -52,68 +52,68 @@ pub fn check_all<D: Disk>(mut make: impl FnMut() -> D) {
 
 /// A disk in units of its sectors.
 #[derive(Clone, Copy)]
-struct Subject<'a> {
+struct CheckedDisk<'a> {
     disk: &'a dyn Disk,
     sector_bytes: usize,
 }
 
 /// First sector, number of sectors, and the byte that fills them.
-type Fill = (u64, usize, u8);
+type FilledRange = (u64, usize, u8);
 
-impl<'a> Subject<'a> {
-    fn of(disk: &'a dyn Disk) -> Self {
+impl<'a> CheckedDisk<'a> {
+    fn from_disk(disk: &'a dyn Disk) -> Self {
         let properties = disk.properties();
         let sector_bytes = properties.sector_bytes as usize;
         assert!(sector_bytes.is_power_of_two(), "a sector of {sector_bytes} bytes");
         assert!(!properties.read_only, "a disk that can be written");
-        assert!(properties.len_bytes >= SECTORS * sector_bytes as u64, "a disk large enough");
+        assert!(properties.len_bytes >= MIN_SECTORS * sector_bytes as u64, "a disk large enough");
         Self { disk, sector_bytes }
     }
 
     /// As [`Subject::of`], with each of the first [`SECTORS`] sectors filled with its number.
-    fn numbered(disk: &'a dyn Disk) -> Self {
-        let subject = Self::of(disk);
-        let fills: Vec<_> = (0..SECTORS).map(|nth| (nth, 1, nth as u8)).collect();
+    fn with_numbered_sectors(disk: &'a dyn Disk) -> Self {
+        let subject = Self::from_disk(disk);
+        let fills: Vec<_> = (0..MIN_SECTORS).map(|nth| (nth, 1, nth as u8)).collect();
         let ticket = subject.submit(&fills);
         assert_eq!(disk.wait_durable(ticket), Ok(()));
         subject
     }
 
-    fn extent(&self, sector: u64, count: usize) -> Extent {
+    fn sector_extent(&self, sector: u64, count: usize) -> Extent {
         let bytes = self.sector_bytes as u64;
         Extent::new(sector * bytes, count as u64 * bytes)
     }
 
-    fn filled(&self, count: usize, byte: u8) -> Block {
+    fn filled_block(&self, count: usize, byte: u8) -> Block {
         let mut block = Block::private(count * self.sector_bytes);
         block.copy_in(0, &vec![byte; count * self.sector_bytes]);
         block
     }
 
-    fn group(&self, fills: &[Fill]) -> Group {
-        let write = |&(sector, count, byte): &Fill| Write {
-            at_bytes: self.extent(sector, 0).start_bytes,
-            block: self.filled(count, byte),
+    fn make_group(&self, fills: &[FilledRange]) -> Group {
+        let write = |&(sector, count, byte): &FilledRange| Write {
+            at_bytes: self.sector_extent(sector, 0).start_bytes,
+            block: self.filled_block(count, byte),
         };
         Group { writes: fills.iter().map(write).collect() }
     }
 
-    fn submit(&self, fills: &[Fill]) -> Ticket {
-        self.disk.submit(self.group(fills), &[]).expect("a group that is all right is taken")
+    fn submit(&self, fills: &[FilledRange]) -> Ticket {
+        self.disk.submit(self.make_group(fills), &[]).expect("a group that is all right is taken")
     }
 
-    fn chain(&self, chain: Vec<Group>, after: &[Ticket]) -> Vec<Ticket> {
+    fn submit_chain(&self, chain: Vec<Group>, after: &[Ticket]) -> Vec<Ticket> {
         self.disk.submit_chain(chain, after).expect("a chain that is all right is taken")
     }
 
     fn read(&self, sector: u64, count: usize, urgency: Urgency) -> Vec<u8> {
-        let block = self.filled(count, 0xdd);
-        let answer = self.disk.read(self.extent(sector, count), block, urgency).wait();
+        let block = self.filled_block(count, 0xdd);
+        let answer = self.disk.read(self.sector_extent(sector, count), block, urgency).wait();
         answer.expect("an answer").expect("a read within the disk").into_private().to_vec()
     }
 
     /// Returns the byte that fills each of the sectors.
-    fn bytes(&self, sector: u64, count: usize) -> Vec<u8> {
+    fn sector_fill_bytes(&self, sector: u64, count: usize) -> Vec<u8> {
         let bytes = self.read(sector, count, Urgency::Now);
         let byte = |sector: &[u8]| {
             assert!(sector.iter().all(|byte| *byte == sector[0]), "a sector in parts");
@@ -123,7 +123,9 @@ impl<'a> Subject<'a> {
     }
 
     fn is_numbered(&self) -> bool {
-        self.bytes(0, SECTORS as usize).into_iter().eq((0..SECTORS).map(|nth| nth as u8))
+        self.sector_fill_bytes(0, MIN_SECTORS as usize)
+            .into_iter()
+            .eq((0..MIN_SECTORS).map(|nth| nth as u8))
     }
 
     fn len_sectors(&self) -> u64 {
@@ -131,28 +133,28 @@ impl<'a> Subject<'a> {
     }
 
     /// Returns a ticket that the disk has not issued.
-    fn unknown(&self) -> Ticket {
+    fn unissued_ticket(&self) -> Ticket {
         Ticket(self.submit(&[]).0 + 1000)
     }
 }
 
-fn waited(disk: &dyn Disk, ticket: Ticket) {
+fn assert_durable(disk: &dyn Disk, ticket: Ticket) {
     assert_eq!(disk.wait_durable(ticket), Ok(()), "{ticket:?}");
 }
 
-fn lens(chain: &[Group]) -> Vec<Vec<usize>> {
+fn block_lens(chain: &[Group]) -> Vec<Vec<usize>> {
     let group = |group: &Group| group.writes.iter().map(|write| write.block.len()).collect();
     chain.iter().map(group).collect()
 }
 
 /// Reads of any length and urgency return written bytes, up to the last sector.
-pub fn reads_reach_both_ends_and_no_further(disk: &dyn Disk) {
-    let it = Subject::numbered(disk);
+pub fn reads_work_up_to_last_sector(disk: &dyn Disk) {
+    let it = CheckedDisk::with_numbered_sectors(disk);
     let last = it.len_sectors() - 1;
     let ticket = it.submit(&[(last, 1, 0xee)]);
-    waited(disk, ticket);
+    assert_durable(disk, ticket);
     for urgency in [Urgency::Now, Urgency::Ahead] {
-        for (sector, count) in [(0, 1), (1, 8), (8, 128), (7, 200), (0, SECTORS as usize - 1)] {
+        for (sector, count) in [(0, 1), (1, 8), (8, 128), (7, 200), (0, MIN_SECTORS as usize - 1)] {
             let bytes = it.read(sector, count, urgency);
             for (nth, got) in bytes.chunks(it.sector_bytes).enumerate() {
                 let number = sector as u8;
@@ -165,8 +167,8 @@ pub fn reads_reach_both_ends_and_no_further(disk: &dyn Disk) {
 }
 
 /// Requests out of range or misaligned are refused, and return their block.
-pub fn a_refusal_returns_the_block(disk: &dyn Disk) {
-    let it = Subject::of(disk);
+pub fn refused_read_returns_block(disk: &dyn Disk) {
+    let it = CheckedDisk::from_disk(disk);
     let (len, sector) = (disk.properties().len_bytes, it.sector_bytes);
     for urgency in [Urgency::Now, Urgency::Ahead] {
         let refused = |start, extent_len: usize, len| {
@@ -193,10 +195,10 @@ pub fn a_refusal_returns_the_block(disk: &dyn Disk) {
 }
 
 /// A refused group writes nothing and is returned whole.
-pub fn a_refused_group_comes_back_whole_and_changes_nothing(disk: &dyn Disk) {
-    let it = Subject::numbered(disk);
+pub fn refused_group_is_returned_unapplied(disk: &dyn Disk) {
+    let it = CheckedDisk::with_numbered_sectors(disk);
     let (len, sector) = (disk.properties().len_bytes, it.sector_bytes);
-    let good = || Write { at_bytes: 0, block: it.filled(1, 0xaa) };
+    let good = || Write { at_bytes: 0, block: it.filled_block(1, 0xaa) };
     let top = u64::MAX - (sector as u64 - 1);
     for (at_bytes, bytes) in [(len, sector), (top, sector), (7, sector), (sector as u64, 100)] {
         let bad = Write { at_bytes, block: Block::private(bytes) };
@@ -213,65 +215,65 @@ pub fn a_refused_group_comes_back_whole_and_changes_nothing(disk: &dyn Disk) {
         let why = matches!(error, Error::OutOfRange { .. } | Error::Misaligned { .. });
         assert!(why, "{error}");
     }
-    let unknown = it.unknown();
+    let unknown = it.unissued_ticket();
     let refused = disk.submit(Group { writes: vec![good()] }, &[unknown]).err();
     let Some(Refused { payload: goods, error }) = refused else {
         panic!("{unknown:?} was believed")
     };
     assert_eq!(error, Error::UnknownTicket(unknown));
-    assert_eq!(lens(&goods.into_iter().collect::<Vec<_>>()), [[sector]]);
+    assert_eq!(block_lens(&goods.into_iter().collect::<Vec<_>>()), [[sector]]);
     assert_eq!(disk.wait_durable(unknown), Err(Error::UnknownTicket(unknown)));
     assert_eq!(disk.wait_visible(unknown), Err(Error::UnknownTicket(unknown)));
     assert!(it.is_numbered(), "a refused group changed something");
 }
 
 /// Overlapping writes are applied in order, within a group and between groups.
-pub fn what_comes_later_in_a_group_or_after_it_wins(disk: &dyn Disk) {
-    let it = Subject::numbered(disk);
+pub fn later_overlapping_write_wins(disk: &dyn Disk) {
+    let it = CheckedDisk::with_numbered_sectors(disk);
     let first = it.submit(&[(0, 4, 1), (1, 1, 2), (2, 8, 3)]);
-    let second = disk.submit(it.group(&[(3, 1, 4)]), &[first]).expect("taken");
+    let second = disk.submit(it.make_group(&[(3, 1, 4)]), &[first]).expect("taken");
     assert!(second > first, "{second:?} after {first:?}");
     let third = it.submit(&[(4, 1, 5)]);
-    waited(disk, third);
-    assert_eq!(it.bytes(0, 11), [1, 2, 3, 4, 5, 3, 3, 3, 3, 3, 10]);
+    assert_durable(disk, third);
+    assert_eq!(it.sector_fill_bytes(0, 11), [1, 2, 3, 4, 5, 3, 3, 3, 3, 3, 10]);
 }
 
 /// A group of many writes, with many dependencies, of one large write, or empty.
-pub fn a_group_of_any_shape_is_applied(disk: &dyn Disk) {
-    let it = Subject::of(disk);
+pub fn groups_of_all_sizes_are_applied(disk: &dyn Disk) {
+    let it = CheckedDisk::from_disk(disk);
     let tickets: Vec<_> = (0..40).map(|nth| it.submit(&[(0, 1, nth)])).collect();
     let many: Vec<_> = (0..200).map(|nth| (299 - nth, 1, nth as u8)).collect();
-    let last = disk.submit(it.group(&many), &tickets).expect("taken");
-    waited(disk, last);
-    let bytes = it.bytes(0, SECTORS as usize);
+    let last = disk.submit(it.make_group(&many), &tickets).expect("taken");
+    assert_durable(disk, last);
+    let bytes = it.sector_fill_bytes(0, MIN_SECTORS as usize);
     assert_eq!(bytes[0], 39);
     assert!((0..200).all(|nth| bytes[299 - nth] == nth as u8));
-    let whole = it.group(&[(0, SECTORS as usize, 0x77)]);
+    let whole = it.make_group(&[(0, MIN_SECTORS as usize, 0x77)]);
     let whole = disk.submit(whole, &[last]).expect("taken");
-    waited(disk, whole);
-    assert_eq!(it.bytes(0, SECTORS as usize), [0x77; SECTORS as usize]);
+    assert_durable(disk, whole);
+    assert_eq!(it.sector_fill_bytes(0, MIN_SECTORS as usize), [0x77; MIN_SECTORS as usize]);
     let nothing = it.submit(&[]);
-    waited(disk, nothing);
-    assert_eq!(it.chain(vec![], &[]), []);
+    assert_durable(disk, nothing);
+    assert_eq!(it.submit_chain(vec![], &[]), []);
 }
 
 /// After a wait, the group and its dependencies are readable; waiting twice is no error.
-pub fn what_was_waited_for_is_there(disk: &dyn Disk) {
-    let it = Subject::of(disk);
+pub fn durable_group_is_readable(disk: &dyn Disk) {
+    let it = CheckedDisk::from_disk(disk);
     for round in 1..20u8 {
         let at = u64::from(round) * 2;
         let first = it.submit(&[(at, 1, round)]);
-        let second = disk.submit(it.group(&[(at + 1, 1, round)]), &[first]).expect("taken");
-        waited(disk, second);
-        assert_eq!(it.bytes(at, 2), [round; 2]);
-        waited(disk, first);
-        waited(disk, second);
+        let second = disk.submit(it.make_group(&[(at + 1, 1, round)]), &[first]).expect("taken");
+        assert_durable(disk, second);
+        assert_eq!(it.sector_fill_bytes(at, 2), [round; 2]);
+        assert_durable(disk, first);
+        assert_durable(disk, second);
     }
 }
 
 /// Six threads, each with its own part of the disk.
-pub fn many_reads_and_groups_at_once_all_get_their_own_answer(disk: &dyn Disk) {
-    let it = Subject::numbered(disk);
+pub fn concurrent_reads_and_groups_are_independent(disk: &dyn Disk) {
+    let it = CheckedDisk::with_numbered_sectors(disk);
     std::thread::scope(|scope| {
         for user in 0..6u64 {
             scope.spawn(move || {
@@ -281,13 +283,13 @@ pub fn many_reads_and_groups_at_once_all_get_their_own_answer(disk: &dyn Disk) {
                     let byte = (user * 40 + round) as u8;
                     let ahead: Vec<_> = (0..4)
                         .map(|nth| {
-                            let at = it.extent(base + 49 - nth % 2, 1);
-                            disk.read(at, it.filled(1, 0xdd), Urgency::Ahead)
+                            let at = it.sector_extent(base + 49 - nth % 2, 1);
+                            disk.read(at, it.filled_block(1, 0xdd), Urgency::Ahead)
                         })
                         .collect();
                     let ticket = it.submit(&[(at, 1, byte)]);
-                    waited(disk, ticket);
-                    assert_eq!(it.bytes(at, 1), [byte]);
+                    assert_durable(disk, ticket);
+                    assert_eq!(it.sector_fill_bytes(at, 1), [byte]);
                     for (nth, pending) in (0..).zip(ahead) {
                         let got = pending.wait().expect("an answer").expect("a read");
                         let untouched = (base + 49 - nth % 2) as u8;
@@ -301,61 +303,61 @@ pub fn many_reads_and_groups_at_once_all_get_their_own_answer(disk: &dyn Disk) {
 }
 
 /// A chain gets one ticket per group, and its groups are applied in order.
-pub fn a_chain_is_taken_whole_and_in_order(disk: &dyn Disk) {
-    let it = Subject::numbered(disk);
+pub fn chain_is_applied_in_order(disk: &dyn Disk) {
+    let it = CheckedDisk::with_numbered_sectors(disk);
     let before = it.submit(&[(0, 2, 1)]);
     let chain = vec![
-        it.group(&[(1, 2, 2), (8, 1, 2)]),
+        it.make_group(&[(1, 2, 2), (8, 1, 2)]),
         Group::default(),
-        it.group(&[(2, 1, 3)]),
-        it.group(&[(16, 100, 4)]),
+        it.make_group(&[(2, 1, 3)]),
+        it.make_group(&[(16, 100, 4)]),
     ];
-    let small = (0..40).map(|nth| it.group(&[(200 + nth, 1, nth as u8)]));
-    let tickets = it.chain(chain.into_iter().chain(small).collect(), &[before]);
+    let small = (0..40).map(|nth| it.make_group(&[(200 + nth, 1, nth as u8)]));
+    let tickets = it.submit_chain(chain.into_iter().chain(small).collect(), &[before]);
     assert_eq!(tickets.len(), 44);
     assert!(tickets[0] > before && tickets.windows(2).all(|pair| pair[0] < pair[1]));
     for ticket in [tickets[0], tickets[3], tickets[43], tickets[1]] {
-        waited(disk, ticket);
+        assert_durable(disk, ticket);
     }
-    let bytes = it.bytes(0, SECTORS as usize);
+    let bytes = it.sector_fill_bytes(0, MIN_SECTORS as usize);
     assert_eq!(bytes[..9], [1, 2, 3, 3, 4, 5, 6, 7, 2]);
     assert!(bytes[16..116].iter().all(|byte| *byte == 4));
     assert!(bytes[200..240].iter().copied().eq(0..40));
 }
 
 /// A chain with one invalid group is refused whole.
-pub fn a_chain_that_is_refused_comes_back_whole_and_changes_nothing(disk: &dyn Disk) {
-    let it = Subject::numbered(disk);
-    let good = || it.group(&[(0, 1, 0xaa), (2, 2, 0xaa)]);
-    let bad = it.group(&[(it.len_sectors() - 1, 2, 1)]);
+pub fn refused_chain_is_returned_unapplied(disk: &dyn Disk) {
+    let it = CheckedDisk::with_numbered_sectors(disk);
+    let good = || it.make_group(&[(0, 1, 0xaa), (2, 2, 0xaa)]);
+    let bad = it.make_group(&[(it.len_sectors() - 1, 2, 1)]);
     let sector = it.sector_bytes;
     let refused = disk.submit_chain(vec![good(), bad, good()], &[]).err();
     let Some(Refused { payload: goods, error }) = refused else { panic!("a chain beyond the end") };
     assert!(matches!(error, Error::OutOfRange { .. }), "{error}");
     let (small, large) = (vec![sector, 2 * sector], vec![2 * sector]);
     let goods = goods.expect("the chain comes back");
-    assert_eq!(lens(&goods), [small.clone(), large, small.clone()]);
-    let unknown = it.unknown();
+    assert_eq!(block_lens(&goods), [small.clone(), large, small.clone()]);
+    let unknown = it.unissued_ticket();
     let refused = disk.submit_chain(vec![good(), good()], &[unknown]).err();
     let Some(Refused { payload: goods, error }) = refused else {
         panic!("{unknown:?} was believed")
     };
     assert_eq!(error, Error::UnknownTicket(unknown));
-    assert_eq!(lens(&goods.expect("the chain comes back")), [small.clone(), small]);
+    assert_eq!(block_lens(&goods.expect("the chain comes back")), [small.clone(), small]);
     assert!(it.is_numbered(), "a refused chain changed something");
     // The refused chain has used no ticket.
     let next = it.submit(&[]);
     assert!(next < unknown);
-    waited(disk, next);
+    assert_durable(disk, next);
 }
 
 /// Every read sees a group once `wait_visible` has returned.
-pub fn every_read_sees_a_visible_group(disk: &dyn Disk) {
-    let it = Subject::of(disk);
+pub fn visible_group_is_seen_by_all_reads(disk: &dyn Disk) {
+    let it = CheckedDisk::from_disk(disk);
     for round in 0..50u8 {
         let at = u64::from(round) * 2;
-        let chain = vec![it.group(&[(at, 1, round)]), it.group(&[(at + 1, 1, round)])];
-        let tickets = it.chain(chain, &[]);
+        let chain = vec![it.make_group(&[(at, 1, round)]), it.make_group(&[(at + 1, 1, round)])];
+        let tickets = it.submit_chain(chain, &[]);
         assert_eq!(disk.wait_visible(tickets[1]), Ok(()));
         for urgency in [Urgency::Now, Urgency::Ahead] {
             assert!(it.read(at, 2, urgency).iter().all(|byte| *byte == round), "{round}");
@@ -365,18 +367,18 @@ pub fn every_read_sees_a_visible_group(disk: &dyn Disk) {
 }
 
 /// Twelve threads wait, some for groups of other threads.
-pub fn waiting_in_many_threads_ends_for_all(disk: &dyn Disk) {
-    let it = Subject::of(disk);
+pub fn concurrent_waits_all_return(disk: &dyn Disk) {
+    let it = CheckedDisk::from_disk(disk);
     std::thread::scope(|scope| {
         for user in 0..12u64 {
             scope.spawn(move || {
                 for round in 0..10u8 {
                     let at = user * 20;
-                    let chain = (0..3).map(|nth| it.group(&[(at + nth, 1, round)])).collect();
-                    let tickets = it.chain(chain, &[]);
-                    waited(disk, tickets[2 - usize::from(round) % 3]);
+                    let chain = (0..3).map(|nth| it.make_group(&[(at + nth, 1, round)])).collect();
+                    let tickets = it.submit_chain(chain, &[]);
+                    assert_durable(disk, tickets[2 - usize::from(round) % 3]);
                     assert_eq!(disk.wait_visible(tickets[2]), Ok(()));
-                    assert_eq!(it.bytes(at, 3), [round; 3]);
+                    assert_eq!(it.sector_fill_bytes(at, 3), [round; 3]);
                 }
             });
         }
@@ -385,7 +387,7 @@ pub fn waiting_in_many_threads_ends_for_all(disk: &dyn Disk) {
 
 /// Tickets are unique, and ascend within each thread.
 pub fn tickets_ascend_across_threads(disk: &dyn Disk) {
-    let it = Subject::of(disk);
+    let it = CheckedDisk::from_disk(disk);
     let each = |user: u64| {
         let tickets: Vec<_> = (0..30).map(|nth| it.submit(&[(user * 30 + nth, 1, 1)])).collect();
         assert!(tickets.windows(2).all(|pair| pair[0] < pair[1]), "{tickets:?}");
@@ -398,28 +400,30 @@ pub fn tickets_ascend_across_threads(disk: &dyn Disk) {
     all.sort_unstable();
     assert!(all.windows(2).all(|pair| pair[0] < pair[1]), "a ticket was given twice");
     let last = all[all.len() - 1];
-    waited(disk, last);
-    all.into_iter().for_each(|ticket| waited(disk, ticket));
+    assert_durable(disk, last);
+    all.into_iter().for_each(|ticket| assert_durable(disk, ticket));
 }
 
 /// Discarded sectors hold their old contents or zeroes; other sectors and later writes stay.
-pub fn a_discard_harms_nothing_else(disk: &dyn Disk) {
-    let it = Subject::numbered(disk);
+pub fn discard_changes_only_its_extents(disk: &dyn Disk) {
+    let it = CheckedDisk::with_numbered_sectors(disk);
     let ticket = it.submit(&[(299, 1, 43)]);
     let odd = Extent::new(it.sector_bytes as u64 * 120 + 1, it.sector_bytes as u64);
-    let gone = [it.extent(16, 64), it.extent(100, 1), odd, it.extent(150, 100)];
+    let gone =
+        [it.sector_extent(16, 64), it.sector_extent(100, 1), odd, it.sector_extent(150, 100)];
     assert_eq!(disk.discard(&gone, &[ticket]), Ok(()));
     // Before and after its dependency is durable; over the discarded range, and beside it.
     let over = it.submit(&[(20, 2, 0xcc), (155, 1, 0xcc)]);
-    waited(disk, over);
+    assert_durable(disk, over);
     let again = it.submit(&[(40, 1, 0xcd)]);
-    assert_eq!(disk.discard(&[it.extent(60, 20)], &[over]), Ok(()));
-    waited(disk, again);
+    assert_eq!(disk.discard(&[it.sector_extent(60, 20)], &[over]), Ok(()));
+    assert_durable(disk, again);
     for nth in 0..3 {
-        let bytes = it.bytes(0, SECTORS as usize);
+        let bytes = it.sector_fill_bytes(0, MIN_SECTORS as usize);
         for (sector, byte) in bytes.into_iter().enumerate() {
             let was = sector as u8;
-            let is_gone = |at: &Extent| at.overlaps(it.extent(sector as u64, 1)) && *at != odd;
+            let is_gone =
+                |at: &Extent| at.overlaps(it.sector_extent(sector as u64, 1)) && *at != odd;
             match sector {
                 20 | 21 | 155 => assert_eq!(byte, 0xcc, "sector {sector}"),
                 40 => assert_eq!(byte, 0xcd),
@@ -430,13 +434,13 @@ pub fn a_discard_harms_nothing_else(disk: &dyn Disk) {
             }
         }
         let ticket = it.submit(&[(nth, 1, nth as u8)]);
-        waited(disk, ticket);
+        assert_durable(disk, ticket);
     }
     if disk.properties().discards {
-        let beyond = it.extent(it.len_sectors() - 1, 2);
+        let beyond = it.sector_extent(it.len_sectors() - 1, 2);
         let error = disk.discard(&[beyond], &[]).expect_err("beyond the end");
         assert!(matches!(error, Error::OutOfRange { .. }), "{error}");
-        let unknown = it.unknown();
+        let unknown = it.unissued_ticket();
         assert_eq!(disk.discard(&[], &[unknown]), Err(Error::UnknownTicket(unknown)));
     }
 }

@@ -44,7 +44,7 @@ use crate::{
 
 /// Unit of atomic writes, in bytes.
 const SECTOR_BYTES: u64 = 512;
-const SECTOR: usize = SECTOR_BYTES as usize;
+const SECTOR_LEN: usize = SECTOR_BYTES as usize;
 
 /// Number and choice of the crash states.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -112,9 +112,9 @@ pub struct CrashStates {
 /// Recorded events, sorted by type.
 #[derive(Debug)]
 struct EventLog {
-    groups: Vec<Recorded>,
+    groups: Vec<RecordedGroup>,
     /// Discards not yet applied.
-    discards: Vec<Discarded>,
+    discards: Vec<RecordedDiscard>,
     /// Event index and ticket of each wait that reported a ticket as durable.
     durable: Vec<(usize, u64)>,
     /// Event index and value of each mark.
@@ -123,7 +123,7 @@ struct EventLog {
 }
 
 #[derive(Debug)]
-struct Recorded {
+struct RecordedGroup {
     place: usize,
     ticket: u64,
     /// Newest ticket that it depends on.
@@ -132,7 +132,7 @@ struct Recorded {
 }
 
 #[derive(Debug)]
-struct Discarded {
+struct RecordedDiscard {
     place: usize,
     /// Newest ticket that it depends on.
     follows: u64,
@@ -153,14 +153,14 @@ struct FlushInterval {
     writes: Vec<(u64, Arc<[u8]>)>,
     /// Number of writes up to the end of each group.
     groups: Vec<usize>,
-    plans: VecDeque<Plan>,
+    plans: VecDeque<StatePlan>,
     /// Fingerprints of the states of this epoch that were returned.
     seen: HashSet<u64>,
 }
 
 /// Recipe for a state.
 #[derive(Clone, Copy, Debug)]
-enum Plan {
+enum StatePlan {
     Prefix(usize),
     Torn(usize),
     Random,
@@ -171,47 +171,55 @@ enum Plan {
 }
 
 /// Sectors that differ from the image.
-type Sectors = BTreeMap<u64, Sector>;
+type ChangedSectors = BTreeMap<u64, RecordedSector>;
 
 /// A sector of a recorded write: the write and the offset in it.
 #[derive(Clone, Debug)]
-struct Sector(Arc<[u8]>, usize);
+struct RecordedSector(Arc<[u8]>, usize);
 
 impl CrashStates {
     /// Returns the states of a run that began with `image` and recorded `events`. Groups submitted
     /// before the first event are in the image, and durable.
     pub fn new(image: Vec<u8>, events: Vec<Event>, options: CrashOptions) -> Self {
-        Self::begin(image, events, options, false)
+        Self::with_atomicity(image, events, options, false)
     }
 
     /// As [`CrashStates::new`], for a disk that is atomic against power cuts.
     pub fn new_atomic(image: Vec<u8>, events: Vec<Event>, options: CrashOptions) -> Self {
-        Self::begin(image, events, options, true)
+        Self::with_atomicity(image, events, options, true)
     }
 
-    fn begin(image: Vec<u8>, events: Vec<Event>, options: CrashOptions, by_groups: bool) -> Self {
+    fn with_atomicity(
+        image: Vec<u8>,
+        events: Vec<Event>,
+        options: CrashOptions,
+        by_groups: bool,
+    ) -> Self {
         let log = EventLog::from_events(events);
         let before = log.groups.first().map_or(0, |group| group.ticket.saturating_sub(1));
-        let first = log.epoch(before, &options, by_groups);
+        let first = log.flush_interval(before, &options, by_groups);
         let (epoch, image) = (Some(first), Arc::new(image));
         let mut crashes =
             Self { log, options, is_group_atomic: by_groups, epoch, image, states: 0 };
-        crashes.discard();
+        crashes.apply_due_discards();
         crashes
     }
 
     /// Applies each discard that is due in this epoch, or drops it.
-    fn discard(&mut self) {
+    fn apply_due_discards(&mut self) {
         let Some(FlushInterval { durable, end, .. }) = self.epoch else { return };
-        let may = |it: &mut Discarded| it.place < end && it.follows <= durable;
+        let may = |it: &mut RecordedDiscard| it.place < end && it.follows <= durable;
         let due: Vec<_> = self.log.discards.extract_if(.., may).collect();
-        for Discarded { place, extents, .. } in due {
+        for RecordedDiscard { place, extents, .. } in due {
             let mut dice = Random::new(self.options.seed ^ (place as u64) << 32);
             // Later writes to the same range supersede the discard.
-            let newer = self.log.between(0, durable).iter().filter(|group| group.place > place);
-            let is_old = |at: &&Extent| !newer.clone().any(|group| group.touches(**at));
+            let newer =
+                self.log.groups_between(0, durable).iter().filter(|group| group.place > place);
+            let is_old = |at: &&Extent| !newer.clone().any(|group| group.writes_overlap(**at));
             for extent in extents.iter().filter(is_old).filter(|_| dice.chance(192)) {
-                if let Some(Extent { start_bytes, len_bytes }) = extent.whole_units(SECTOR_BYTES) {
+                if let Some(Extent { start_bytes, len_bytes }) =
+                    extent.inner_aligned_extent(SECTOR_BYTES)
+                {
                     let start = start_bytes as usize;
                     Arc::make_mut(&mut self.image)[start..start + len_bytes as usize].fill(0);
                 }
@@ -220,19 +228,19 @@ impl CrashStates {
     }
 
     /// Moves to the next epoch: applies to the image what is durable then.
-    fn advance(&mut self) {
+    fn advance_epoch(&mut self) {
         let Some(FlushInterval { durable, next, .. }) = self.epoch else { return };
         self.epoch = next.map(|next| {
             let image = Arc::make_mut(&mut self.image);
-            for group in self.log.between(durable, next) {
+            for group in self.log.groups_between(durable, next) {
                 for (at, bytes) in &group.writes {
                     let at = *at as usize;
                     image[at..at + bytes.len()].copy_from_slice(bytes);
                 }
             }
-            self.log.epoch(next, &self.options, self.is_group_atomic)
+            self.log.flush_interval(next, &self.options, self.is_group_atomic)
         });
-        self.discard();
+        self.apply_due_discards();
     }
 }
 
@@ -243,14 +251,14 @@ impl Iterator for CrashStates {
         loop {
             let epoch = self.epoch.as_mut()?;
             let Some(plan) = epoch.plans.pop_front() else {
-                self.advance();
+                self.advance_epoch();
                 continue;
             };
             self.states += 1;
             let mut dice =
                 Random::new(self.options.seed ^ self.states.wrapping_mul(0x9E37_79B9_7F4A_7C15));
-            let sectors = epoch.sectors(plan, &mut dice);
-            if !epoch.seen.insert(fingerprint(&sectors)) {
+            let sectors = epoch.materialize_plan(plan, &mut dice);
+            if !epoch.seen.insert(fingerprint_sectors(&sectors)) {
                 continue;
             }
             return Some(CrashState {
@@ -258,9 +266,11 @@ impl Iterator for CrashStates {
                 durable: Ticket(epoch.durable),
                 written: Ticket(epoch.written),
                 kind: match plan {
-                    Plan::Prefix(n) => CrashKind::Prefix(n),
-                    Plan::Torn(n) => CrashKind::Torn(n),
-                    Plan::Random | Plan::Groups | Plan::Exact(_) => CrashKind::Subset,
+                    StatePlan::Prefix(n) => CrashKind::Prefix(n),
+                    StatePlan::Torn(n) => CrashKind::Torn(n),
+                    StatePlan::Random | StatePlan::Groups | StatePlan::Exact(_) => {
+                        CrashKind::Subset
+                    }
                 },
                 marks: self.log.mark_values.clone(),
                 acknowledged: epoch.acknowledged,
@@ -277,11 +287,11 @@ impl EventLog {
                 Event::Group { ticket: Ticket(ticket), after, writes, .. } => {
                     let follows = after.iter().map(|ticket| ticket.0).max().unwrap_or(0);
                     let writes = writes.into_iter().map(|(at, bytes)| (at, bytes.into())).collect();
-                    groups.push(Recorded { place, ticket, follows, writes });
+                    groups.push(RecordedGroup { place, ticket, follows, writes });
                 }
                 Event::Discard { extents, after } => {
                     let follows = after.iter().map(|ticket| ticket.0).max().unwrap_or(0);
-                    discards.push(Discarded { place, follows, extents });
+                    discards.push(RecordedDiscard { place, follows, extents });
                 }
                 Event::Durable(Ticket(ticket)) => durable.push((place, ticket)),
                 Event::Mark(mark) => marks.push((place, mark)),
@@ -293,17 +303,22 @@ impl EventLog {
     }
 
     /// Returns the groups with tickets above `from` up to `to`.
-    fn between(&self, from: u64, to: u64) -> &[Recorded] {
+    fn groups_between(&self, from: u64, to: u64) -> &[RecordedGroup] {
         let after = |ticket| self.groups.partition_point(|group| group.ticket <= ticket);
         &self.groups[after(from)..after(to)]
     }
 
     /// Returns the epoch that begins when `durable` is durable.
-    fn epoch(&self, durable: u64, options: &CrashOptions, by_groups: bool) -> FlushInterval {
+    fn flush_interval(
+        &self,
+        durable: u64,
+        options: &CrashOptions,
+        by_groups: bool,
+    ) -> FlushInterval {
         let told = self.durable.iter().find(|(_, ticket)| *ticket > durable);
         let end = told.map_or(usize::MAX, |(place, _)| *place);
-        let may_be_written = |group: &&Recorded| group.place < end && group.follows <= durable;
-        let all = self.between(durable, u64::MAX);
+        let may_be_written = |group: &&RecordedGroup| group.place < end && group.follows <= durable;
+        let all = self.groups_between(durable, u64::MAX);
         let window = &all[..all.iter().take_while(may_be_written).count()];
         let written = window.last().map_or(durable, |group| group.ticket);
         // The epoch ends at a reported ticket or at a group that needs a flush, whichever is first.
@@ -329,80 +344,86 @@ impl EventLog {
         // A prefix with all that is durable in the next epoch belongs to that one, where more was
         // acknowledged.
         let held = next.map_or(usize::MAX, |next| {
-            self.between(durable, next).iter().map(|group| group.writes.len()).sum()
+            self.groups_between(durable, next).iter().map(|group| group.writes.len()).sum()
         });
         match by_groups {
-            true => epoch.plan_groups(held, options),
-            false => epoch.plan(held, options),
+            true => epoch.plan_group_states(held, options),
+            false => epoch.plan_sector_states(held, options),
         }
         epoch
     }
 }
 
-impl Recorded {
-    fn touches(&self, extent: Extent) -> bool {
+impl RecordedGroup {
+    fn writes_overlap(&self, extent: Extent) -> bool {
         let place = |(at, bytes): &(u64, Arc<[u8]>)| Extent::new(*at, bytes.len() as u64);
         self.writes.iter().any(|write| place(write).overlaps(extent))
     }
 }
 
 impl FlushInterval {
-    fn plan(&mut self, prefixes: usize, options: &CrashOptions) {
-        let sectors: u32 = self.writes.iter().map(|(_, bytes)| count(bytes) as u32).sum();
+    fn plan_sector_states(&mut self, prefixes: usize, options: &CrashOptions) {
+        let sectors: u32 = self.writes.iter().map(|(_, bytes)| sector_count(bytes) as u32).sum();
         if sectors <= options.exhaustive_sectors.min(20) {
             // From no sectors to all.
-            self.plans.extend((0..1 << sectors).map(Plan::Exact));
+            self.plans.extend((0..1 << sectors).map(StatePlan::Exact));
             return;
         }
         for nth in 0..prefixes.min(self.writes.len() + 1) {
-            self.plans.push_back(Plan::Prefix(nth));
-            if self.writes.get(nth).is_some_and(|(_, bytes)| count(bytes) > 1) {
-                self.plans.push_back(Plan::Torn(nth));
+            self.plans.push_back(StatePlan::Prefix(nth));
+            if self.writes.get(nth).is_some_and(|(_, bytes)| sector_count(bytes) > 1) {
+                self.plans.push_back(StatePlan::Torn(nth));
             }
         }
-        self.plans.extend((0..options.subsets).map(|_| Plan::Random));
+        self.plans.extend((0..options.subsets).map(|_| StatePlan::Random));
     }
 
     /// Plans states of complete groups.
-    fn plan_groups(&mut self, prefixes: usize, options: &CrashOptions) {
+    fn plan_group_states(&mut self, prefixes: usize, options: &CrashOptions) {
         let ends = std::iter::once(0).chain(self.groups.iter().copied());
-        self.plans.extend(ends.filter(|end| *end < prefixes).map(Plan::Prefix));
+        self.plans.extend(ends.filter(|end| *end < prefixes).map(StatePlan::Prefix));
         let choices = 1u32.checked_shl(self.groups.len() as u32).unwrap_or(u32::MAX);
-        self.plans.extend((0..options.subsets.min(choices)).map(|_| Plan::Groups));
+        self.plans.extend((0..options.subsets.min(choices)).map(|_| StatePlan::Groups));
     }
 
     /// Returns the sectors of a state that differ from the durable ones.
-    fn sectors(&self, plan: Plan, dice: &mut Random) -> Sectors {
-        let mut sectors = Sectors::new();
+    fn materialize_plan(&self, plan: StatePlan, dice: &mut Random) -> ChangedSectors {
+        let mut sectors = ChangedSectors::new();
         match plan {
-            Plan::Prefix(n) => {
-                self.writes[..n].iter().for_each(|it| put(&mut sectors, it, |_| true))
+            StatePlan::Prefix(n) => self.writes[..n]
+                .iter()
+                .for_each(|it| apply_write_sectors(&mut sectors, it, |_| true)),
+            StatePlan::Torn(n) => {
+                self.writes[..n]
+                    .iter()
+                    .for_each(|it| apply_write_sectors(&mut sectors, it, |_| true));
+                apply_write_sectors(&mut sectors, &self.writes[n], |_| dice.chance(128));
             }
-            Plan::Torn(n) => {
-                self.writes[..n].iter().for_each(|it| put(&mut sectors, it, |_| true));
-                put(&mut sectors, &self.writes[n], |_| dice.chance(128));
-            }
-            Plan::Groups => {
+            StatePlan::Groups => {
                 let kept = dice.pick(&[16, 128, 240]);
                 let mut start = 0;
                 for end in &self.groups {
                     let all = dice.chance(kept);
-                    self.writes[start..*end].iter().for_each(|it| put(&mut sectors, it, |_| all));
+                    self.writes[start..*end]
+                        .iter()
+                        .for_each(|it| apply_write_sectors(&mut sectors, it, |_| all));
                     start = *end;
                 }
             }
-            Plan::Random => {
+            StatePlan::Random => {
                 // Keeps few, half or most sectors; tears few writes.
                 let (kept, torn) = (dice.pick(&[16, 128, 240]), dice.pick(&[0, 32, 255]));
                 for write in &self.writes {
                     let (all, some) = (dice.chance(kept), dice.chance(torn));
-                    put(&mut sectors, write, |_| if some { dice.chance(128) } else { all });
+                    apply_write_sectors(&mut sectors, write, |_| {
+                        if some { dice.chance(128) } else { all }
+                    });
                 }
             }
-            Plan::Exact(bits) => {
+            StatePlan::Exact(bits) => {
                 let mut bit = 0;
                 for write in &self.writes {
-                    put(&mut sectors, write, |_| {
+                    apply_write_sectors(&mut sectors, write, |_| {
                         bit += 1;
                         bits >> (bit - 1) & 1 == 1
                     });
@@ -414,21 +435,28 @@ impl FlushInterval {
 }
 
 /// Returns the number of sectors of a write.
-fn count(bytes: &[u8]) -> usize {
-    bytes.len().div_ceil(SECTOR)
+fn sector_count(bytes: &[u8]) -> usize {
+    bytes.len().div_ceil(SECTOR_LEN)
 }
 
 /// Applies the sectors of a write that `take` selects.
-fn put(sectors: &mut Sectors, write: &(u64, Arc<[u8]>), mut take: impl FnMut(usize) -> bool) {
+fn apply_write_sectors(
+    sectors: &mut ChangedSectors,
+    write: &(u64, Arc<[u8]>),
+    mut take: impl FnMut(usize) -> bool,
+) {
     let (at, bytes) = write;
-    for nth in (0..count(bytes)).filter(|nth| take(*nth)) {
-        sectors.insert(at / SECTOR_BYTES + nth as u64, Sector(bytes.clone(), nth * SECTOR));
+    for nth in (0..sector_count(bytes)).filter(|nth| take(*nth)) {
+        sectors.insert(
+            at / SECTOR_BYTES + nth as u64,
+            RecordedSector(bytes.clone(), nth * SECTOR_LEN),
+        );
     }
 }
 
-fn fingerprint(sectors: &Sectors) -> u64 {
+fn fingerprint_sectors(sectors: &ChangedSectors) -> u64 {
     let mut hasher = DefaultHasher::new();
-    for (at, Sector(bytes, from)) in sectors {
+    for (at, RecordedSector(bytes, from)) in sectors {
         // The address identifies the contents: the same offset of the same write.
         (at, bytes.as_ptr() as usize, from).hash(&mut hasher);
     }
@@ -439,18 +467,18 @@ fn fingerprint(sectors: &Sectors) -> u64 {
 #[derive(Debug)]
 pub struct CrashDisk {
     image: Arc<Vec<u8>>,
-    own: RwLock<Own>,
+    own: RwLock<PrivateWrites>,
 }
 
 #[derive(Debug)]
-struct Own {
-    sectors: Sectors,
+struct PrivateWrites {
+    sectors: ChangedSectors,
     tickets: u64,
 }
 
 impl CrashDisk {
-    fn new(image: Arc<Vec<u8>>, sectors: Sectors) -> Self {
-        Self { image, own: RwLock::new(Own { sectors, tickets: 0 }) }
+    fn new(image: Arc<Vec<u8>>, sectors: ChangedSectors) -> Self {
+        Self { image, own: RwLock::new(PrivateWrites { sectors, tickets: 0 }) }
     }
 
     /// Returns all bytes of the disk, for checkers that need a file.
@@ -465,8 +493,8 @@ impl CrashDisk {
         let end = from + bytes.len() as u64;
         let own = self.own.read().unwrap_or_else(PoisonError::into_inner);
         let range = from / SECTOR_BYTES..end.div_ceil(SECTOR_BYTES);
-        for (nth, Sector(write, at)) in own.sectors.range(range) {
-            let sector = &write[*at..(*at + SECTOR).min(write.len())];
+        for (nth, RecordedSector(write, at)) in own.sectors.range(range) {
+            let sector = &write[*at..(*at + SECTOR_LEN).min(write.len())];
             let into = (nth * SECTOR_BYTES - from) as usize;
             let len = sector.len().min(bytes.len() - into);
             bytes[into..into + len].copy_from_slice(&sector[..len]);
@@ -489,7 +517,7 @@ impl Disk for CrashDisk {
     }
 
     fn read(&self, at: Extent, mut into: Block, _: Urgency) -> Pending<ReadAnswer> {
-        if let Err(error) = self.properties().check(at, into.len()) {
+        if let Err(error) = self.properties().check_range(at, into.len()) {
             return Pending::ready(Err(Refused { payload: Some(into), error }));
         }
         let from = at.start_bytes as usize;
@@ -522,7 +550,7 @@ impl Disk for CrashDisk {
         for write in chain.iter().flat_map(|group| &group.writes) {
             let mut bytes = vec![0; write.block.len()];
             write.block.copy_out(0, &mut bytes);
-            put(&mut own.sectors, &(write.at_bytes, bytes.into()), |_| true);
+            apply_write_sectors(&mut own.sectors, &(write.at_bytes, bytes.into()), |_| true);
         }
         Ok((first..=own.tickets).map(Ticket).collect())
     }
@@ -541,7 +569,7 @@ impl Disk for CrashDisk {
 mod tests {
     use super::*;
 
-    fn group(ticket: u64, after: &[u64], writes: &[(u64, usize, u8)]) -> Event {
+    fn group_event(ticket: u64, after: &[u64], writes: &[(u64, usize, u8)]) -> Event {
         Event::Group {
             ticket: Ticket(ticket),
             chain: Ticket(ticket),
@@ -554,7 +582,7 @@ mod tests {
     }
 
     /// Returns ticket, marks and the first byte of the first four sectors of each state.
-    fn states(events: Vec<Event>, options: CrashOptions) -> Vec<(u64, Vec<u64>, [u8; 4])> {
+    fn crash_states(events: Vec<Event>, options: CrashOptions) -> Vec<(u64, Vec<u64>, [u8; 4])> {
         let crashes = CrashStates::new(vec![0; 4096], events, options);
         crashes
             .map(|crash| {
@@ -565,13 +593,18 @@ mod tests {
             .collect()
     }
 
-    const ALL: CrashOptions = CrashOptions { seed: 1, subsets: 0, exhaustive_sectors: 20 };
-    const PREFIXES: CrashOptions = CrashOptions { seed: 1, subsets: 0, exhaustive_sectors: 0 };
+    const EXHAUSTIVE_OPTIONS: CrashOptions =
+        CrashOptions { seed: 1, subsets: 0, exhaustive_sectors: 20 };
+    const PREFIX_OPTIONS: CrashOptions =
+        CrashOptions { seed: 1, subsets: 0, exhaustive_sectors: 0 };
 
     #[test]
-    fn without_a_flush_anything_may_be_there() {
-        let events = vec![group(1, &[], &[(0, 1, 1)]), group(2, &[], &[(1, 2, 2)])];
-        let got: Vec<_> = states(events, ALL).into_iter().map(|(_, _, sectors)| sectors).collect();
+    fn without_flush_any_subset_may_be_written() {
+        let events = vec![group_event(1, &[], &[(0, 1, 1)]), group_event(2, &[], &[(1, 2, 2)])];
+        let got: Vec<_> = crash_states(events, EXHAUSTIVE_OPTIONS)
+            .into_iter()
+            .map(|(_, _, sectors)| sectors)
+            .collect();
         let mut sorted = got.clone();
         sorted.sort_unstable();
         let expected: Vec<[u8; 4]> =
@@ -580,20 +613,26 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_twice_may_be_old_or_new() {
-        let events = vec![group(1, &[], &[(0, 1, 1)]), group(2, &[], &[(0, 1, 2)])];
-        let got: Vec<u8> = states(events, ALL).iter().map(|(_, _, sectors)| sectors[0]).collect();
+    fn overwritten_sector_may_be_old_or_new() {
+        let events = vec![group_event(1, &[], &[(0, 1, 1)]), group_event(2, &[], &[(0, 1, 2)])];
+        let got: Vec<u8> = crash_states(events, EXHAUSTIVE_OPTIONS)
+            .iter()
+            .map(|(_, _, sectors)| sectors[0])
+            .collect();
         assert_eq!(got, [0, 1, 2]);
     }
 
     #[test]
-    fn what_follows_is_there_only_with_what_it_follows() {
+    fn dependent_group_is_present_only_after_its_dependency() {
         let chain = vec![
-            group(1, &[], &[(0, 1, 1), (1, 1, 1)]),
-            group(2, &[1], &[(2, 1, 2)]),
-            group(3, &[2], &[(3, 1, 3)]),
+            group_event(1, &[], &[(0, 1, 1), (1, 1, 1)]),
+            group_event(2, &[1], &[(2, 1, 2)]),
+            group_event(3, &[2], &[(3, 1, 3)]),
         ];
-        let got: Vec<_> = states(chain, ALL).into_iter().map(|(at, _, it)| (at, it)).collect();
+        let got: Vec<_> = crash_states(chain, EXHAUSTIVE_OPTIONS)
+            .into_iter()
+            .map(|(at, _, it)| (at, it))
+            .collect();
         let expected = [
             (0, [0, 0, 0, 0]),
             (0, [1, 0, 0, 0]),
@@ -608,31 +647,31 @@ mod tests {
     }
 
     #[test]
-    fn a_flush_for_one_group_covers_all_before_it() {
+    fn flush_makes_all_earlier_groups_durable() {
         let events = vec![
-            group(1, &[], &[(0, 1, 1)]),
-            group(2, &[], &[(1, 1, 2)]),
-            group(3, &[1], &[(2, 1, 3)]),
+            group_event(1, &[], &[(0, 1, 1)]),
+            group_event(2, &[], &[(1, 1, 2)]),
+            group_event(3, &[1], &[(2, 1, 3)]),
         ];
-        let got = states(events, ALL);
+        let got = crash_states(events, EXHAUSTIVE_OPTIONS);
         assert!(got.iter().all(|(_, _, s)| s[2] == 0 || (s[0], s[1]) == (1, 2)), "{got:?}");
         assert_eq!(got.last().unwrap(), &(2, vec![], [1, 2, 3, 0]));
     }
 
     #[test]
-    fn a_state_is_judged_by_what_was_said_last() {
+    fn crash_state_has_marks_made_before_it() {
         let events = vec![
             Event::Mark(1),
-            group(1, &[], &[(0, 1, 1)]),
-            group(2, &[], &[(1, 1, 2)]),
+            group_event(1, &[], &[(0, 1, 1)]),
+            group_event(2, &[], &[(1, 1, 2)]),
             Event::Mark(2),
             Event::Durable(Ticket(1)),
             Event::Mark(3),
-            group(3, &[], &[(2, 1, 3)]),
+            group_event(3, &[], &[(2, 1, 3)]),
             Event::Durable(Ticket(3)),
             Event::Mark(4),
         ];
-        let got = states(events, ALL);
+        let got = crash_states(events, EXHAUSTIVE_OPTIONS);
         // Before the first wait all subsets are possible, even of the second group; nothing is
         // known of the third. Then the first group is present, and after the last wait all are.
         let at = |durable: u64| -> Vec<_> {
@@ -646,17 +685,20 @@ mod tests {
     }
 
     #[test]
-    fn a_record_may_begin_in_the_middle() {
-        let events = vec![group(8, &[7], &[(0, 1, 1)]), group(9, &[8], &[(1, 1, 2)])];
-        let got: Vec<_> =
-            states(events, ALL).into_iter().map(|(at, _, s)| (at, s[0], s[1])).collect();
+    fn recording_may_start_at_any_ticket() {
+        let events = vec![group_event(8, &[7], &[(0, 1, 1)]), group_event(9, &[8], &[(1, 1, 2)])];
+        let got: Vec<_> = crash_states(events, EXHAUSTIVE_OPTIONS)
+            .into_iter()
+            .map(|(at, _, s)| (at, s[0], s[1]))
+            .collect();
         assert_eq!(got, [(7, 0, 0), (7, 1, 0), (8, 1, 0), (8, 1, 2)]);
     }
 
     #[test]
-    fn prefixes_come_in_order_and_the_next_write_torn() {
-        let events = vec![group(1, &[], &[(0, 1, 1), (1, 2, 2)]), group(2, &[1], &[(3, 1, 3)])];
-        let crashes = CrashStates::new(vec![0; 4096], events, PREFIXES);
+    fn prefix_states_are_ordered_with_next_write_torn() {
+        let events =
+            vec![group_event(1, &[], &[(0, 1, 1), (1, 2, 2)]), group_event(2, &[1], &[(3, 1, 3)])];
+        let crashes = CrashStates::new(vec![0; 4096], events, PREFIX_OPTIONS);
         let cuts: Vec<_> = crashes.map(|crash| (crash.durable.0, crash.kind)).collect();
         let expected = [
             (0, CrashKind::Prefix(0)),
@@ -676,7 +718,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_discarded_goes_once_what_it_follows_is_durable() {
+    fn discard_applies_after_dependency_is_durable() {
         // A move: the first sector is copied to the second, then discarded.
         let run = |seed, after: &[u64], again: bool| {
             let discard = Event::Discard {
@@ -684,17 +726,17 @@ mod tests {
                 after: after.iter().copied().map(Ticket).collect(),
             };
             let mut events = vec![
-                group(1, &[], &[(0, 1, 1)]),
+                group_event(1, &[], &[(0, 1, 1)]),
                 Event::Durable(Ticket(1)),
-                group(2, &[], &[(1, 1, 1)]),
+                group_event(2, &[], &[(1, 1, 1)]),
                 discard,
-                group(3, &[2], &[(2, 1, 3)]),
+                group_event(3, &[2], &[(2, 1, 3)]),
             ];
             if again {
-                events.insert(4, group(3, &[], &[(0, 1, 9)]));
-                events[5] = group(4, &[3], &[(2, 1, 3)]);
+                events.insert(4, group_event(3, &[], &[(0, 1, 9)]));
+                events[5] = group_event(4, &[3], &[(2, 1, 3)]);
             }
-            states(events, CrashOptions { seed, ..ALL })
+            crash_states(events, CrashOptions { seed, ..EXHAUSTIVE_OPTIONS })
         };
         let lost = |after: &[u64]| {
             let all = (0..8).flat_map(|seed| run(seed, after, false));
@@ -710,12 +752,13 @@ mod tests {
     }
 
     #[test]
-    fn the_seed_chooses() {
+    fn seed_selects_subset_states() {
         let events = || -> Vec<_> {
-            (1..40).map(|nth| group(nth, &[], &[(nth % 4, 2, nth as u8)])).collect()
+            (1..40).map(|nth| group_event(nth, &[], &[(nth % 4, 2, nth as u8)])).collect()
         };
-        let run =
-            |seed| states(events(), CrashOptions { seed, subsets: 50, exhaustive_sectors: 0 });
+        let run = |seed| {
+            crash_states(events(), CrashOptions { seed, subsets: 50, exhaustive_sectors: 0 })
+        };
         assert_eq!(run(7), run(7));
         assert_ne!(run(7), run(8));
         assert!(run(7).len() > 80);
@@ -723,20 +766,20 @@ mod tests {
 
     /// Two cells and a counter of the rounds completed in both: the protocol writes the cells, then
     /// the counter.
-    fn rounds(ordered: bool) -> Vec<Event> {
+    fn journal_rounds(ordered: bool) -> Vec<Event> {
         (0..5u64)
             .flat_map(|round| {
                 let byte = round as u8 + 1;
-                let cells = group(2 * round + 1, &[], &[(0, 1, byte), (1, 1, byte)]);
+                let cells = group_event(2 * round + 1, &[], &[(0, 1, byte), (1, 1, byte)]);
                 let after: &[u64] = if ordered { &[2 * round + 1] } else { &[] };
-                let counter = group(2 * round + 2, after, &[(2, 1, byte)]);
+                let counter = group_event(2 * round + 2, after, &[(2, 1, byte)]);
                 [cells, counter, Event::Durable(Ticket(2 * round + 2)), Event::Mark(round + 1)]
             })
             .collect()
     }
 
-    fn violations(events: Vec<Event>) -> usize {
-        let states = states(events, ALL);
+    fn count_order_violations(events: Vec<Event>) -> usize {
+        let states = crash_states(events, EXHAUSTIVE_OPTIONS);
         assert!(states.len() > 20);
         let is_wrong = |(_, marks, [a, b, counter, _]): &&(u64, Vec<u64>, [u8; 4])| {
             *counter > *a.min(b) || u64::from(*counter) < marks.last().copied().unwrap_or(0)
@@ -745,24 +788,24 @@ mod tests {
     }
 
     #[test]
-    fn a_judge_finds_the_protocol_that_forgot_the_order() {
-        assert_eq!(violations(rounds(true)), 0);
-        assert!(violations(rounds(false)) > 0);
+    fn missing_write_order_is_detected() {
+        assert_eq!(count_order_violations(journal_rounds(true)), 0);
+        assert!(count_order_violations(journal_rounds(false)) > 0);
         // A protocol that acknowledges a round too early.
-        let mut hasty = rounds(true);
+        let mut hasty = journal_rounds(true);
         hasty.iter_mut().for_each(|event| {
             if let Event::Mark(round) = event {
                 *round += 1;
             }
         });
-        assert!(violations(hasty) > 0);
+        assert!(count_order_violations(hasty) > 0);
     }
 
     #[test]
-    fn a_state_can_be_read_and_written_without_touching_others() {
+    fn crash_states_are_independent_disks() {
         use crate::Write;
-        let events = vec![group(1, &[], &[(0, 2, 1)]), group(2, &[1], &[(1, 1, 2)])];
-        let crashes: Vec<_> = CrashStates::new(vec![0; 4096], events, ALL).collect();
+        let events = vec![group_event(1, &[], &[(0, 2, 1)]), group_event(2, &[1], &[(1, 1, 2)])];
+        let crashes: Vec<_> = CrashStates::new(vec![0; 4096], events, EXHAUSTIVE_OPTIONS).collect();
         let last = crashes.last().unwrap();
         let read = |disk: &CrashDisk, at: u64, len: u64| {
             let block = Block::private(len as usize);

@@ -34,7 +34,7 @@ impl Extent {
 
     /// Returns the largest range inside this one that starts and ends on multiples of `unit_bytes`;
     /// `None` if it is empty.
-    pub const fn whole_units(self, unit_bytes: u64) -> Option<Self> {
+    pub const fn inner_aligned_extent(self, unit_bytes: u64) -> Option<Self> {
         let end = self.start_bytes.saturating_add(self.len_bytes) / unit_bytes * unit_bytes;
         match self.start_bytes.checked_next_multiple_of(unit_bytes) {
             Some(start) if start < end => Some(Self::new(start, end - start)),
@@ -121,10 +121,10 @@ pub struct ChainBounds {
 
 impl ChainBounds {
     /// Limited only by memory.
-    pub const NONE: Self = Self { groups: usize::MAX, writes: usize::MAX, bytes: u64::MAX };
+    pub const UNLIMITED: Self = Self { groups: usize::MAX, writes: usize::MAX, bytes: u64::MAX };
 
     /// Returns the size of `chain`.
-    pub fn of(chain: &[Group]) -> Self {
+    pub fn size_of_chain(chain: &[Group]) -> Self {
         let writes = || chain.iter().flat_map(|group| &group.writes);
         Self {
             groups: chain.len(),
@@ -134,7 +134,7 @@ impl ChainBounds {
     }
 
     /// Returns the sum of this and `other`.
-    pub const fn plus(self, other: Self) -> Self {
+    pub const fn sum_with(self, other: Self) -> Self {
         Self {
             groups: self.groups.saturating_add(other.groups),
             writes: self.writes.saturating_add(other.writes),
@@ -293,7 +293,7 @@ pub trait Disk: Send + Sync {
 
     /// Returns the limits of one chain.
     fn chain_bounds(&self) -> ChainBounds {
-        ChainBounds::NONE
+        ChainBounds::UNLIMITED
     }
 
     /// Fills `into` from `at`. The block's length must be `at.len_bytes`.
@@ -345,7 +345,7 @@ pub trait Disk: Send + Sync {
     }
 
     /// Returns the reason that the disk cannot make writes durable now, if any, as text for users.
-    fn outage(&self) -> Option<String> {
+    fn outage_message(&self) -> Option<String> {
         None
     }
 
@@ -418,7 +418,7 @@ impl Properties {
     ///
     /// # Errors
     /// [`Error::OutOfRange`] or [`Error::Misaligned`].
-    pub fn check(&self, at: Extent, block_bytes: usize) -> Result<(), Error> {
+    pub fn check_range(&self, at: Extent, block_bytes: usize) -> Result<(), Error> {
         if at.end_bytes().is_none_or(|end| end > self.len_bytes) {
             return Err(Error::OutOfRange { extent: at, len_bytes: self.len_bytes });
         }
@@ -449,7 +449,7 @@ impl Properties {
     pub fn check_chain(&self, chain: &[Group]) -> Result<(), Error> {
         chain.iter().flat_map(|group| &group.writes).try_for_each(|write| {
             let extent = Extent::new(write.at_bytes, write.block.len() as u64);
-            self.check(extent, write.block.len())
+            self.check_range(extent, write.block.len())
         })
     }
 }

@@ -16,9 +16,9 @@ pub(crate) struct ReadRequest {
 }
 
 /// Maximum bytes of neighbours that are read together.
-const RUN_BYTES: u64 = 512 << 10;
+const MAX_RUN_BYTES: u64 = 512 << 10;
 /// Maximum requests that are read together.
-const RUN_REQUESTS: usize = 64;
+const MAX_RUN_REQUESTS: usize = 64;
 
 /// Requests in disk order.
 #[derive(Debug, Default)]
@@ -37,21 +37,21 @@ impl Elevator {
         self.arrivals += 1;
         self.waiting_bytes += request.at.len_bytes;
         let key = (request.at.start_bytes, self.arrivals);
-        self.neighbours -= self.neighbours_at(key);
+        self.neighbours -= self.adjacent_requests_at(key);
         self.waiting.insert(key, request);
-        self.neighbours += self.neighbours_at(key);
+        self.neighbours += self.adjacent_requests_at(key);
     }
 
     pub(crate) fn pop(&mut self) -> Option<ReadRequest> {
         let ahead = self.waiting.range((self.head_bytes, 0)..).next();
         let key = *ahead.or_else(|| self.waiting.first_key_value())?.0;
-        self.take(&key)
+        self.remove_request(&key)
     }
 
-    fn take(&mut self, key: &(u64, u64)) -> Option<ReadRequest> {
-        self.neighbours -= self.neighbours_at(*key);
+    fn remove_request(&mut self, key: &(u64, u64)) -> Option<ReadRequest> {
+        self.neighbours -= self.adjacent_requests_at(*key);
         let request = self.waiting.remove(key);
-        self.neighbours += self.neighbours_at(*key);
+        self.neighbours += self.adjacent_requests_at(*key);
         let request = request?;
         self.waiting_bytes -= request.at.len_bytes;
         self.head_bytes = request.at.end_bytes().unwrap_or(0);
@@ -64,13 +64,13 @@ impl Elevator {
     }
 
     /// Returns the minimum number of runs that the pending requests form.
-    pub(crate) fn runs(&self) -> u64 {
-        self.waiting_bytes.div_ceil(RUN_BYTES).max(self.len() - self.neighbours)
+    pub(crate) fn min_run_count(&self) -> u64 {
+        self.waiting_bytes.div_ceil(MAX_RUN_BYTES).max(self.len() - self.neighbours)
     }
 
     /// Returns how many of the request at `key` and its two neighbours start where the previous one
     /// ends.
-    fn neighbours_at(&self, key: (u64, u64)) -> u64 {
+    fn adjacent_requests_at(&self, key: (u64, u64)) -> u64 {
         let before = self.waiting.range(..key).next_back();
         let from =
             self.waiting.range(key..).take(if self.waiting.contains_key(&key) { 2 } else { 1 });
@@ -89,12 +89,12 @@ impl Elevator {
         let mut bytes = run.first().map_or(0, |first| first.at.len_bytes);
         while let Some(entry) = self.waiting.range((self.head_bytes, 0)..).next() {
             let (key, at) = (*entry.0, entry.1.at);
-            let fits = bytes + at.len_bytes <= RUN_BYTES && run.len() < RUN_REQUESTS;
+            let fits = bytes + at.len_bytes <= MAX_RUN_BYTES && run.len() < MAX_RUN_REQUESTS;
             if run.is_empty() || at.start_bytes != self.head_bytes || !fits {
                 break;
             }
             bytes += at.len_bytes;
-            run.extend(self.take(&key));
+            run.extend(self.remove_request(&key));
         }
         run
     }
@@ -103,13 +103,13 @@ impl Elevator {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::pending;
+    use crate::promise_pair;
 
     #[test]
-    fn the_elevator_goes_up_and_starts_again() {
+    fn elevator_pops_ascending_then_wraps() {
         let mut elevator = Elevator::default();
         let mut push = |start| {
-            let (promise, _) = pending();
+            let (promise, _) = promise_pair();
             let at = Extent::new(start, 10);
             elevator.push(ReadRequest { at, into: Block::private(0), promise });
         };
@@ -120,10 +120,10 @@ mod tests {
     }
 
     #[test]
-    fn neighbours_are_taken_together() {
+    fn pop_run_returns_adjacent_requests() {
         let mut elevator = Elevator::default();
         for start in [30, 10, 20, 50, 60, 60] {
-            let (promise, _) = pending();
+            let (promise, _) = promise_pair();
             let at = Extent::new(start, 10);
             elevator.push(ReadRequest { at, into: Block::private(0), promise });
         }
@@ -134,18 +134,18 @@ mod tests {
 
     /// Counted as they are added and removed, and one after the other.
     #[test]
-    fn runs_that_wait_are_known() {
+    fn run_count_follows_pending_requests() {
         let (mut elevator, mut random) = (Elevator::default(), crate::Random::new(3));
         for round in 0..4000 {
             if round / 200 % 2 == 0 || elevator.pop().is_none() {
-                let (promise, _) = pending();
-                let at = Extent::new(random.below(60) * 5, 5 + 5 * random.below(2));
+                let (promise, _) = promise_pair();
+                let at = Extent::new(random.next_below(60) * 5, 5 + 5 * random.next_below(2));
                 elevator.push(ReadRequest { at, into: Block::private(0), promise });
             }
             let all: Vec<Extent> = elevator.waiting.values().map(|it| it.at).collect();
             let joined =
                 all.windows(2).filter(|pair| pair[0].end_bytes() == Some(pair[1].start_bytes));
-            assert_eq!(elevator.runs(), (all.len() - joined.count()) as u64);
+            assert_eq!(elevator.min_run_count(), (all.len() - joined.count()) as u64);
         }
     }
 }

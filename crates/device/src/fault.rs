@@ -80,20 +80,20 @@ pub struct FaultDisk<D> {
     faults: Mutex<Vec<(FaultTarget, Fault)>>,
     requests: AtomicU64,
     /// Held while a chain is accepted: faults count its groups.
-    writing: Mutex<Writing>,
+    writing: Mutex<WriteState>,
     /// Flipped bits of stored bytes.
     rotten: Mutex<BTreeMap<u64, u8>>,
 }
 
 #[derive(Default)]
-struct Writing {
+struct WriteState {
     groups: u64,
-    broken: Option<Broken>,
+    broken: Option<BrokenState>,
 }
 
 /// State of a disk that broke.
 #[derive(Clone)]
-struct Broken {
+struct BrokenState {
     /// First group that was not written completely; nothing after it is written.
     first: Ticket,
     /// Last issued ticket.
@@ -115,22 +115,22 @@ impl<D: Disk> FaultDisk<D> {
     }
 
     /// Flips a bit of the stored byte, as [`Fault::Rot`].
-    pub fn rot(&self, at_bytes: u64, bit: u8) {
+    pub fn flip_stored_bit(&self, at_bytes: u64, bit: u8) {
         *self.flipped_bits().entry(at_bytes).or_default() |= 1 << (bit & 7);
     }
 
     /// Adds a fault; it stays until [`FaultDisk::heal`], and its damage remains.
-    pub fn add(&self, hits: FaultTarget, fault: Fault) {
+    pub fn add_fault(&self, hits: FaultTarget, fault: Fault) {
         self.faults.lock().unwrap_or_else(PoisonError::into_inner).push((hits, fault));
     }
 
     /// Removes all faults.
-    pub fn heal(&self) {
+    pub fn clear_faults(&self) {
         self.faults.lock().unwrap_or_else(PoisonError::into_inner).clear();
     }
 
     /// Returns the number of reads and groups so far.
-    pub fn requests(&self) -> u64 {
+    pub fn request_count(&self) -> u64 {
         self.requests.load(Ordering::Relaxed)
     }
 
@@ -144,7 +144,7 @@ impl<D: Disk> FaultDisk<D> {
             else {
                 continue;
             };
-            flip(&mut block, byte - at.start_bytes, bits);
+            flip_bits(&mut block, byte - at.start_bytes, bits);
             let group = Group { writes: vec![Write { at_bytes: at.start_bytes, block }] };
             // A disk that accepts no more writes stays as it is.
             let _ = self.disk.submit(group, &[]).map(|ticket| self.disk.wait_durable(ticket));
@@ -161,25 +161,25 @@ impl<D: Disk> FaultDisk<D> {
         answer.map(|mut block| {
             let end = at.start_bytes + at.len_bytes;
             for (byte, bits) in self.flipped_bits().range(at.start_bytes..end) {
-                flip(&mut block, byte - at.start_bytes, *bits);
+                flip_bits(&mut block, byte - at.start_bytes, *bits);
             }
             block
         })
     }
 
-    fn is_spoiled(&self, at: Extent) -> bool {
+    fn is_bit_flipped_in(&self, at: Extent) -> bool {
         let end = at.start_bytes.saturating_add(at.len_bytes);
         self.flipped_bits().range(at.start_bytes..end.max(at.start_bytes)).next().is_some()
     }
 
     /// Submits a chain, subject to the faults.
-    fn take(
+    fn take_matching_fault(
         &self,
         chain: Vec<Group>,
         after: &[Ticket],
     ) -> Result<Vec<Ticket>, Refused<Vec<Group>>> {
         let refuse = |chain, error| Err(Refused { payload: Some(chain), error });
-        let mut writing = self.writing();
+        let mut writing = self.lock_write_state();
         if let Some(broken) = &writing.broken {
             let error = if broken.is_powered_off { Error::ServiceEnded } else { Error::Stopped };
             return refuse(chain, error);
@@ -196,8 +196,8 @@ impl<D: Disk> FaultDisk<D> {
                 }
                 _ => {
                     let first = chain[nth].writes.first();
-                    let extent = first.map_or(Extent::new(0, 0), extent_of);
-                    return refuse(chain, failed("write", extent));
+                    let extent = first.map_or(Extent::new(0, 0), write_extent);
+                    return refuse(chain, injected_io_error("write", extent));
                 }
             }
         }
@@ -233,12 +233,14 @@ impl<D: Disk> FaultDisk<D> {
                     .map(|it| (nth, it)),
             );
         }
-        let written: Vec<_> = chain.iter().flat_map(|group| &group.writes).map(extent_of).collect();
+        let written: Vec<_> =
+            chain.iter().flat_map(|group| &group.writes).map(write_extent).collect();
         match self.disk.submit_chain(chain, after) {
             Ok(tickets) => {
                 let mut rotten = self.flipped_bits();
-                rotten
-                    .retain(|byte, _| !written.iter().any(|it| touch(*it, Extent::new(*byte, 1))));
+                rotten.retain(|byte, _| {
+                    !written.iter().any(|it| extents_overlap(*it, Extent::new(*byte, 1)))
+                });
                 rotten.extend(rots);
                 Ok(tickets)
             }
@@ -253,13 +255,13 @@ impl<D: Disk> FaultDisk<D> {
         }
     }
 
-    fn writing(&self) -> MutexGuard<'_, Writing> {
+    fn lock_write_state(&self) -> MutexGuard<'_, WriteState> {
         self.writing.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Returns the error for `ticket` on a disk that broke.
-    fn broken(&self, ticket: Ticket) -> Result<(), Error> {
-        match &self.writing().broken {
+    fn broken_error(&self, ticket: Ticket) -> Result<(), Error> {
+        match &self.lock_write_state().broken {
             Some(broken) if broken.is_powered_off => Err(Error::ServiceEnded),
             Some(broken) if ticket > broken.last => Err(Error::UnknownTicket(ticket)),
             Some(broken) if ticket >= broken.first => Err(broken.error.clone()),
@@ -272,9 +274,9 @@ impl<D: Disk> FaultDisk<D> {
         let mut faults = vec![];
         for (nth, group) in chain.iter().enumerate() {
             let request = self.requests.fetch_add(1, Ordering::Relaxed);
-            let hits = self.hits(|hits| match hits {
+            let hits = self.faults_matching(|hits| match hits {
                 FaultTarget::Writes(extent) => {
-                    group.writes.iter().any(|w| touch(extent, extent_of(w)))
+                    group.writes.iter().any(|w| extents_overlap(extent, write_extent(w)))
                 }
                 FaultTarget::Request(n) => n == request,
                 FaultTarget::Group(n) => n == first + nth as u64,
@@ -292,38 +294,38 @@ impl<D: Disk> FaultDisk<D> {
         after: &[Ticket],
         nth: usize,
         fault: Fault,
-        broken: &mut Option<Broken>,
+        broken: &mut Option<BrokenState>,
     ) -> Result<Vec<Ticket>, Refused<Vec<Group>>> {
         let (Fault::Break { kept_writes } | Fault::PowerCut { kept_writes }) = fault else {
             return self.disk.submit_chain(chain, after);
         };
-        let extent = chain[nth].writes.first().map_or(Extent::new(0, 0), extent_of);
+        let extent = chain[nth].writes.first().map_or(Extent::new(0, 0), write_extent);
         let lost = chain.split_off(nth + 1).len() as u64;
         chain[nth].writes.truncate(kept_writes);
         let mut tickets = self.disk.submit_chain(chain, after)?;
         let first = tickets.last().copied().unwrap_or(Ticket(0));
         tickets.extend((first.0 + 1..).take(lost as usize).map(Ticket));
-        *broken = Some(Broken {
+        *broken = Some(BrokenState {
             first,
             last: Ticket(first.0 + lost),
-            error: failed("write", extent),
+            error: injected_io_error("write", extent),
             is_powered_off: matches!(fault, Fault::PowerCut { .. }),
         });
         Ok(tickets)
     }
 
-    fn hits(&self, is_hit: impl Fn(FaultTarget) -> bool) -> Vec<(FaultTarget, Fault)> {
+    fn faults_matching(&self, is_hit: impl Fn(FaultTarget) -> bool) -> Vec<(FaultTarget, Fault)> {
         let faults = self.faults.lock().unwrap_or_else(PoisonError::into_inner);
         faults.iter().copied().filter(|(hits, _)| is_hit(*hits)).collect()
     }
 }
 
-fn touch(a: Extent, b: Extent) -> bool {
+fn extents_overlap(a: Extent, b: Extent) -> bool {
     let end = |e: Extent| e.end_bytes().unwrap_or(u64::MAX);
     a.start_bytes < end(b) && b.start_bytes < end(a)
 }
 
-fn extent_of(write: &Write) -> Extent {
+fn write_extent(write: &Write) -> Extent {
     Extent::new(write.at_bytes, write.block.len() as u64)
 }
 
@@ -343,8 +345,8 @@ impl WriteFault {
 }
 
 /// Returns true if a fault that hits a group applies to this write of it.
-fn applies_to(hits: FaultTarget, write: &Write) -> bool {
-    !matches!(hits, FaultTarget::Writes(extent) if !touch(extent, extent_of(write)))
+fn targets_write(hits: FaultTarget, write: &Write) -> bool {
+    !matches!(hits, FaultTarget::Writes(extent) if !extents_overlap(extent, write_extent(write)))
 }
 
 /// Drops or moves writes; returns each change, in order.
@@ -359,12 +361,12 @@ fn apply_write_fault(
         Fault::Misdirected { to_bytes } => Some(to_bytes),
         _ => return vec![],
     };
-    let Some(first) = writes.iter().find(|write| applies_to(hits, write)) else { return vec![] };
+    let Some(first) = writes.iter().find(|write| targets_write(hits, write)) else { return vec![] };
     let from_bytes = first.at_bytes;
     let mut harmed = vec![];
     let mut nth = 0;
     while nth < writes.len() {
-        if !applies_to(hits, &writes[nth]) {
+        if !targets_write(hits, &writes[nth]) {
             nth += 1;
             continue;
         }
@@ -392,7 +394,7 @@ fn bit_to_flip(
     (nth, hits, fault): &(usize, FaultTarget, Fault),
 ) -> Option<(u64, u8)> {
     let Fault::Rot { bit } = fault else { return None };
-    let write = chain[*nth].writes.iter().find(|write| applies_to(*hits, write))?;
+    let write = chain[*nth].writes.iter().find(|write| targets_write(*hits, write))?;
     let byte = match hits {
         FaultTarget::Writes(extent) => extent.start_bytes.max(write.at_bytes),
         _ => write.at_bytes,
@@ -400,38 +402,38 @@ fn bit_to_flip(
     Some((byte, 1 << (bit & 7)))
 }
 
-fn flip(block: &mut Block, at_bytes: u64, bits: u8) {
+fn flip_bits(block: &mut Block, at_bytes: u64, bits: u8) {
     let mut byte = [0];
     block.copy_out(at_bytes as usize, &mut byte);
     block.copy_in(at_bytes as usize, &[byte[0] ^ bits]);
 }
 
-fn failed(what: &'static str, extent: Extent) -> Error {
+fn injected_io_error(what: &'static str, extent: Extent) -> Error {
     Error::Io { what, extent, errno: rustix::io::Errno::IO }
 }
 
 impl<D: Disk> crate::ForwardingDisk for FaultDisk<D> {
-    type Below = D;
+    type Inner = D;
 
-    fn disk(&self) -> &D {
+    fn inner_disk(&self) -> &D {
         &self.disk
     }
 
     fn read(&self, at: Extent, into: Block, urgency: Urgency) -> Pending<ReadAnswer> {
         let number = self.requests.fetch_add(1, Ordering::Relaxed);
-        if self.writing().broken.as_ref().is_some_and(|broken| broken.is_powered_off) {
+        if self.lock_write_state().broken.as_ref().is_some_and(|broken| broken.is_powered_off) {
             return Pending::ready(Err(Refused {
                 payload: Some(into),
                 error: Error::ServiceEnded,
             }));
         }
-        let faults = self.hits(|hits| match hits {
-            FaultTarget::Reads(extent) => touch(extent, at),
+        let faults = self.faults_matching(|hits| match hits {
+            FaultTarget::Reads(extent) => extents_overlap(extent, at),
             FaultTarget::Request(n) => n == number,
             _ => false,
         });
-        if faults.is_empty() && !self.is_spoiled(at) {
-            return self.disk().read(at, into, urgency);
+        if faults.is_empty() && !self.is_bit_flipped_in(at) {
+            return self.inner_disk().read(at, into, urgency);
         }
         let first_of = |hits| match hits {
             FaultTarget::Reads(extent) => extent.start_bytes.max(at.start_bytes),
@@ -440,12 +442,12 @@ impl<D: Disk> crate::ForwardingDisk for FaultDisk<D> {
         let mut from = at;
         for (hits, fault) in &faults {
             match *fault {
-                Fault::Rot { bit } => self.rot(first_of(*hits), bit),
+                Fault::Rot { bit } => self.flip_stored_bit(first_of(*hits), bit),
                 Fault::Misdirected { to_bytes } => from.start_bytes = to_bytes,
                 _ => {}
             }
         }
-        let mut answer = self.apply_bit_rot(from, self.disk().read_now(from, into));
+        let mut answer = self.apply_bit_rot(from, self.inner_disk().read_now(from, into));
         for (hits, fault) in faults {
             answer = match (fault, answer) {
                 (Fault::Delay(time), answer) => {
@@ -458,11 +460,13 @@ impl<D: Disk> crate::ForwardingDisk for FaultDisk<D> {
                     Err(Refused { payload: Some(block), error })
                 }
                 (Fault::Flip { bit }, Ok(mut block)) => {
-                    flip(&mut block, first_of(hits) - at.start_bytes, 1 << (bit & 7));
+                    flip_bits(&mut block, first_of(hits) - at.start_bytes, 1 << (bit & 7));
                     Ok(block)
                 }
                 (Fault::Misdirected { .. } | Fault::Rot { .. }, Ok(block)) => Ok(block),
-                (_, Ok(block)) => Err(Refused { payload: Some(block), error: failed("read", at) }),
+                (_, Ok(block)) => {
+                    Err(Refused { payload: Some(block), error: injected_io_error("read", at) })
+                }
             };
         }
         Pending::ready(answer)
@@ -474,33 +478,33 @@ impl<D: Disk> crate::ForwardingDisk for FaultDisk<D> {
         after: &[Ticket],
         terms: SubmitOptions,
     ) -> Result<Vec<Ticket>, Refused<Vec<Group>>> {
-        let tickets = self.take(chain, after)?;
+        let tickets = self.take_matching_fault(chain, after)?;
         terms.wait(self, &tickets)?;
         Ok(tickets)
     }
 
     fn wait_visible(&self, ticket: Ticket) -> Result<(), Error> {
-        self.broken(ticket)?;
-        self.disk().wait_visible(ticket)
+        self.broken_error(ticket)?;
+        self.inner_disk().wait_visible(ticket)
     }
 
     fn wait_durable(&self, ticket: Ticket) -> Result<(), Error> {
-        self.broken(ticket)?;
-        for (_, fault) in self.hits(|hits| hits == FaultTarget::Flushes) {
+        self.broken_error(ticket)?;
+        for (_, fault) in self.faults_matching(|hits| hits == FaultTarget::Flushes) {
             match fault {
                 Fault::Delay(time) => std::thread::sleep(time),
-                _ => return Err(failed("flush", Extent::new(0, 0))),
+                _ => return Err(injected_io_error("flush", Extent::new(0, 0))),
             }
         }
-        self.disk().wait_durable(ticket)
+        self.inner_disk().wait_durable(ticket)
     }
 
     fn discard(&self, extents: &[Extent], after: &[Ticket]) -> Result<(), Error> {
         // A broken disk neither writes nor discards.
-        match &self.writing().broken {
+        match &self.lock_write_state().broken {
             Some(broken) if broken.is_powered_off => Err(Error::ServiceEnded),
             Some(_) => Ok(()),
-            None => self.disk().discard(extents, after),
+            None => self.inner_disk().discard(extents, after),
         }
     }
 }
@@ -510,45 +514,48 @@ mod tests {
     use super::*;
     use crate::MemoryDisk;
 
-    fn read(disk: &dyn Disk, start: u64, len: u64) -> ReadAnswer {
+    fn read_range(disk: &dyn Disk, start: u64, len: u64) -> ReadAnswer {
         disk.read_now(Extent::new(start, len), Block::private(len as usize))
     }
 
     #[test]
-    fn faults_hit_what_they_name() {
+    fn faults_affect_only_their_target() {
         let disk = FaultDisk::new(MemoryDisk::new(vec![0; 8192], 512));
-        disk.add(FaultTarget::Reads(Extent::new(1024, 512)), Fault::Fail);
-        assert!(read(&disk, 0, 1024).is_ok());
-        let refused = read(&disk, 512, 1024).unwrap_err();
+        disk.add_fault(FaultTarget::Reads(Extent::new(1024, 512)), Fault::Fail);
+        assert!(read_range(&disk, 0, 1024).is_ok());
+        let refused = read_range(&disk, 512, 1024).unwrap_err();
         assert!(matches!(refused.error, Error::Io { .. }) && refused.payload.is_some());
-        disk.heal();
-        disk.add(FaultTarget::Reads(Extent::new(1030, 1)), Fault::Flip { bit: 3 });
-        let block = read(&disk, 1024, 512).unwrap().into_private();
+        disk.clear_faults();
+        disk.add_fault(FaultTarget::Reads(Extent::new(1030, 1)), Fault::Flip { bit: 3 });
+        let block = read_range(&disk, 1024, 512).unwrap().into_private();
         assert_eq!((block[5], block[6], block[7]), (0, 8, 0));
-        disk.heal();
-        disk.add(FaultTarget::Request(disk.requests() + 1), Fault::Short { got_bytes: 3 });
-        assert!(read(&disk, 0, 512).is_ok());
+        disk.clear_faults();
+        disk.add_fault(
+            FaultTarget::Request(disk.request_count() + 1),
+            Fault::Short { got_bytes: 3 },
+        );
+        assert!(read_range(&disk, 0, 512).is_ok());
         assert!(matches!(
-            read(&disk, 0, 512).unwrap_err().error,
+            read_range(&disk, 0, 512).unwrap_err().error,
             Error::ShortRead { got_bytes: 3, .. }
         ));
-        assert!(read(&disk, 0, 512).is_ok());
+        assert!(read_range(&disk, 0, 512).is_ok());
     }
 
     #[test]
-    fn a_failed_group_and_a_failed_flush() {
+    fn failed_group_and_flush_return_errors() {
         let disk = FaultDisk::new(MemoryDisk::new(vec![0; 8192], 512));
         let group = || Group { writes: vec![Write { at_bytes: 512, block: Block::private(512) }] };
-        disk.add(FaultTarget::Writes(Extent::new(600, 1)), Fault::Fail);
+        disk.add_fault(FaultTarget::Writes(Extent::new(600, 1)), Fault::Fail);
         assert_eq!(disk.submit(group(), &[]).unwrap_err().payload.unwrap().writes.len(), 1);
-        disk.heal();
+        disk.clear_faults();
         let ticket = disk.submit(group(), &[]).unwrap();
-        disk.add(FaultTarget::Flushes, Fault::Fail);
+        disk.add_fault(FaultTarget::Flushes, Fault::Fail);
         assert!(disk.wait_durable(ticket).is_err());
     }
 
     #[test]
-    fn a_disk_that_breaks_has_written_what_came_before() {
+    fn broken_disk_keeps_earlier_writes() {
         let fill = |at_bytes, byte| {
             let mut block = Block::private(512);
             block.copy_in(0, &[byte; 512]);
@@ -560,11 +567,11 @@ mod tests {
         {
             let disk = FaultDisk::new(MemoryDisk::new(vec![0; 4096], 512));
             disk.submit(group(1), &[]).unwrap();
-            disk.add(FaultTarget::Group(2), fault);
+            disk.add_fault(FaultTarget::Group(2), fault);
             let tickets = disk.submit_chain(vec![group(2), group(3), group(4)], &[]).unwrap();
             assert_eq!(tickets, [Ticket(2), Ticket(3), Ticket(4)]);
             let dark = |otherwise| if is_dark { Err(Error::ServiceEnded) } else { otherwise };
-            let broke = Err(failed("write", Extent::new(0, 512)));
+            let broke = Err(injected_io_error("write", Extent::new(0, 512)));
             assert_eq!(disk.wait_durable(tickets[0]), dark(Ok(())));
             assert_eq!(disk.wait_visible(tickets[1]), dark(broke.clone()));
             assert_eq!(disk.wait_durable(tickets[2]), dark(broke));
@@ -572,87 +579,99 @@ mod tests {
             let refused = disk.submit(group(5), &[]).unwrap_err();
             assert_eq!(refused.error, if is_dark { Error::ServiceEnded } else { Error::Stopped });
             assert_eq!(refused.payload.unwrap().writes.len(), 2);
-            assert_eq!(read(&disk, 0, 512).is_err(), is_dark);
+            assert_eq!(read_range(&disk, 0, 512).is_err(), is_dark);
             let bytes = disk.into_inner().into_bytes();
             assert_eq!((bytes[0], bytes[512]), (3, 2));
         }
     }
 
     #[test]
-    fn a_fault_within_a_chain_refuses_all_of_it() {
+    fn fault_in_chain_refuses_whole_chain() {
         let disk = FaultDisk::new(MemoryDisk::new(vec![0; 4096], 512));
         let group =
             |at_bytes| Group { writes: vec![Write { at_bytes, block: Block::private(512) }] };
-        disk.add(FaultTarget::Writes(Extent::new(512, 512)), Fault::Fail);
+        disk.add_fault(FaultTarget::Writes(Extent::new(512, 512)), Fault::Fail);
         let refused = disk.submit_chain(vec![group(0), group(512)], &[]).unwrap_err();
         assert_eq!(refused.payload.unwrap().len(), 2);
         assert_eq!(disk.submit(group(0), &[]).unwrap(), Ticket(1));
     }
 
-    fn fill(at_bytes: u64, byte: u8) -> Write {
+    fn fill_sector(at_bytes: u64, byte: u8) -> Write {
         let mut block = Block::private(512);
         block.copy_in(0, &[byte; 512]);
         Write { at_bytes, block }
     }
 
-    fn first_bytes(disk: &dyn Disk) -> Vec<u8> {
-        let block = read(disk, 0, 4096).unwrap().into_private();
+    fn first_sector_bytes(disk: &dyn Disk) -> Vec<u8> {
+        let block = read_range(disk, 0, 4096).unwrap().into_private();
         block.chunks(512).map(|sector| sector[0]).collect()
     }
 
     #[test]
-    fn a_lost_write_is_reported_as_done() {
+    fn lost_write_reports_success() {
         let disk = FaultDisk::new(MemoryDisk::new(vec![0; 4096], 512));
-        disk.add(FaultTarget::Writes(Extent::new(600, 1)), Fault::Lost);
-        disk.add(FaultTarget::Group(1), Fault::Lost);
-        let group = |byte| Group { writes: vec![fill(0, byte), fill(512, byte), fill(1024, byte)] };
+        disk.add_fault(FaultTarget::Writes(Extent::new(600, 1)), Fault::Lost);
+        disk.add_fault(FaultTarget::Group(1), Fault::Lost);
+        let group = |byte| Group {
+            writes: vec![fill_sector(0, byte), fill_sector(512, byte), fill_sector(1024, byte)],
+        };
         // A refusal returns also the write that would be lost, and it counts as a group.
         let refused = disk.submit(group(8), &[Ticket(9)]).unwrap_err();
         let back: Vec<_> = refused.payload.unwrap().writes.iter().map(|it| it.at_bytes).collect();
         assert_eq!(back, [0, 512, 1024]);
         let tickets = disk.submit_chain(vec![group(1), group(2)], &[]).unwrap();
         disk.wait_durable(tickets[1]).unwrap();
-        assert_eq!(first_bytes(&disk)[..3], [2, 0, 2]);
-        disk.heal();
+        assert_eq!(first_sector_bytes(&disk)[..3], [2, 0, 2]);
+        disk.clear_faults();
         disk.submit(group(3), &[]).unwrap();
-        assert_eq!(first_bytes(&disk)[..3], [3, 3, 3]);
+        assert_eq!(first_sector_bytes(&disk)[..3], [3, 3, 3]);
     }
 
     #[test]
-    fn a_misdirected_write_lands_elsewhere_and_a_read_comes_from_there() {
+    fn misdirected_write_and_read_use_other_offset() {
         let disk = FaultDisk::new(MemoryDisk::new(vec![0; 4096], 512));
-        disk.add(FaultTarget::Writes(Extent::new(0, 1024)), Fault::Misdirected { to_bytes: 2048 });
-        let group = Group { writes: vec![fill(0, 1), fill(512, 2), fill(1024, 3)] };
+        disk.add_fault(
+            FaultTarget::Writes(Extent::new(0, 1024)),
+            Fault::Misdirected { to_bytes: 2048 },
+        );
+        let group =
+            Group { writes: vec![fill_sector(0, 1), fill_sector(512, 2), fill_sector(1024, 3)] };
         disk.submit(group, &[]).unwrap();
-        assert_eq!(first_bytes(&disk), [0, 0, 3, 0, 1, 2, 0, 0]);
+        assert_eq!(first_sector_bytes(&disk), [0, 0, 3, 0, 1, 2, 0, 0]);
         // A write past the end is lost.
-        disk.heal();
-        disk.add(FaultTarget::Writes(Extent::new(0, 4096)), Fault::Misdirected { to_bytes: 3584 });
-        disk.submit(Group { writes: vec![fill(0, 7), fill(512, 8)] }, &[]).unwrap();
-        assert_eq!(first_bytes(&disk), [0, 0, 3, 0, 1, 2, 0, 7]);
-        disk.heal();
-        disk.add(FaultTarget::Reads(Extent::new(0, 512)), Fault::Misdirected { to_bytes: 1024 });
-        assert_eq!(read(&disk, 0, 512).unwrap().into_private()[0], 3);
-        let refused = disk.submit(Group { writes: vec![fill(4096, 1)] }, &[]).unwrap_err();
+        disk.clear_faults();
+        disk.add_fault(
+            FaultTarget::Writes(Extent::new(0, 4096)),
+            Fault::Misdirected { to_bytes: 3584 },
+        );
+        disk.submit(Group { writes: vec![fill_sector(0, 7), fill_sector(512, 8)] }, &[]).unwrap();
+        assert_eq!(first_sector_bytes(&disk), [0, 0, 3, 0, 1, 2, 0, 7]);
+        disk.clear_faults();
+        disk.add_fault(
+            FaultTarget::Reads(Extent::new(0, 512)),
+            Fault::Misdirected { to_bytes: 1024 },
+        );
+        assert_eq!(read_range(&disk, 0, 512).unwrap().into_private()[0], 3);
+        let refused = disk.submit(Group { writes: vec![fill_sector(4096, 1)] }, &[]).unwrap_err();
         assert!(matches!(refused.error, Error::OutOfRange { .. }));
     }
 
     #[test]
-    fn what_rots_stays_rotten_until_it_is_written() {
+    fn flipped_bit_persists_until_overwrite() {
         let disk = FaultDisk::new(MemoryDisk::new(vec![0; 4096], 512));
-        disk.add(FaultTarget::Writes(Extent::new(700, 10)), Fault::Rot { bit: 2 });
-        disk.submit(Group { writes: vec![fill(0, 0), fill(512, 0)] }, &[]).unwrap();
-        disk.heal();
-        disk.add(FaultTarget::Reads(Extent::new(1024, 512)), Fault::Rot { bit: 0 });
+        disk.add_fault(FaultTarget::Writes(Extent::new(700, 10)), Fault::Rot { bit: 2 });
+        disk.submit(Group { writes: vec![fill_sector(0, 0), fill_sector(512, 0)] }, &[]).unwrap();
+        disk.clear_faults();
+        disk.add_fault(FaultTarget::Reads(Extent::new(1024, 512)), Fault::Rot { bit: 0 });
         for _ in 0..2 {
-            let block = read(&disk, 512, 1024).unwrap().into_private();
+            let block = read_range(&disk, 512, 1024).unwrap().into_private();
             assert_eq!((block[187], block[188], block[189], block[512]), (0, 4, 0, 1));
         }
-        disk.heal();
-        disk.rot(4095, 7);
-        assert_eq!(read(&disk, 3584, 512).unwrap().into_private()[511], 128);
-        disk.submit(Group { writes: vec![fill(1024, 0)] }, &[]).unwrap();
-        assert_eq!(first_bytes(&disk)[2], 0);
+        disk.clear_faults();
+        disk.flip_stored_bit(4095, 7);
+        assert_eq!(read_range(&disk, 3584, 512).unwrap().into_private()[511], 128);
+        disk.submit(Group { writes: vec![fill_sector(1024, 0)] }, &[]).unwrap();
+        assert_eq!(first_sector_bytes(&disk)[2], 0);
         let bytes = disk.into_inner().into_bytes();
         assert_eq!((bytes[700], bytes[1024], bytes[4095]), (4, 0, 128));
     }

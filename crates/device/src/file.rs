@@ -32,7 +32,7 @@ use rustix::io::Errno;
 use self::direct::enable_direct_io;
 pub use self::lock::{LockMode, lock_file, try_lock_file};
 pub use self::system_info::write_unit_bytes;
-use self::system_info::{can_discard, is_file, len_bytes};
+use self::system_info::{can_discard, is_regular_file, len_bytes};
 use crate::raw::RawFile;
 use crate::read_ahead::ReadAhead;
 use crate::writer::Writer;
@@ -43,11 +43,11 @@ use crate::{
 /// Sector size of every file disk in bytes; no device has a smaller one.
 const SECTOR_BYTES: u32 = 512;
 /// Maximum length of [`OpenedFile::head`].
-const HEAD_BYTES: usize = 16;
+const UNALIGNED_HEAD_BYTES: usize = 16;
 /// Request size beyond which this machine's disks hardly gain throughput.
-const BEST_IO_BYTES: u32 = 512 << 10;
+const OPTIMAL_IO_BYTES: u32 = 512 << 10;
 /// Maximum length of a growing file: the system's maximum.
-const MAX_GROWN_BYTES: u64 = i64::MAX as u64 / SECTOR_BYTES as u64 * SECTOR_BYTES as u64;
+const MAX_GROWING_FILE_BYTES: u64 = i64::MAX as u64 / SECTOR_BYTES as u64 * SECTOR_BYTES as u64;
 
 /// Options for opening a file disk.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -86,7 +86,7 @@ impl FileDisk {
     /// # Errors
     /// As [`FileDisk::open`].
     pub fn open_discarding(path: &Path, options: FileOptions) -> std::io::Result<Self> {
-        Ok(Self::open_locked(path, options)?.discarding().start())
+        Ok(Self::open_locked(path, options)?.with_discards().start())
     }
 
     fn open_locked(path: &Path, options: FileOptions) -> std::io::Result<OpenedFile> {
@@ -116,22 +116,22 @@ impl FileDisk {
     }
 
     /// Returns the number of flushes of the device.
-    pub fn flushes(&self) -> u64 {
+    pub fn flush_count(&self) -> u64 {
         self.file.flushes.load(Ordering::Relaxed)
     }
 
     /// Returns the error that ended all writing, if any.
-    pub fn failure(&self) -> Option<Error> {
+    pub fn write_failure(&self) -> Option<Error> {
         self.writer.as_ref().and_then(Writer::failure)
     }
 
     /// Returns the properties with the maximum length as length.
-    fn bounds(&self) -> Properties {
+    fn disk_properties(&self) -> Properties {
         Properties { len_bytes: self.room_bytes, ..self.properties }
     }
 
     /// Returns the writer that issued `ticket`: a read-only disk has none.
-    fn writer_of(&self, ticket: Ticket) -> Result<&Writer, Error> {
+    fn writer_for_ticket(&self, ticket: Ticket) -> Result<&Writer, Error> {
         self.writer.as_ref().ok_or(Error::UnknownTicket(ticket))
     }
 
@@ -185,7 +185,7 @@ impl OpenedFile {
 
     /// Lets [`Disk::discard`] punch holes in the file or device, if it supports that. Off by
     /// default: a user's image stays as dense as it was.
-    pub fn discarding(mut self) -> Self {
+    pub fn with_discards(mut self) -> Self {
         self.discards = self.options.write && can_discard(&self.file.fd, self.len_bytes);
         self
     }
@@ -195,10 +195,10 @@ impl OpenedFile {
     ///
     /// # Errors
     /// Error of the system.
-    pub fn head(&self) -> std::io::Result<Vec<u8>> {
+    pub fn read_file_head(&self) -> std::io::Result<Vec<u8>> {
         let sector = Extent::new(0, SECTOR_BYTES.into());
         let head = self.file.read_head(sector)?;
-        Ok(head.get(..HEAD_BYTES.min(head.len())).unwrap_or_default().to_vec())
+        Ok(head.get(..UNALIGNED_HEAD_BYTES.min(head.len())).unwrap_or_default().to_vec())
     }
 
     /// Lets writes past the end lengthen a file, up to [`Disk::max_len_bytes`]. Block devices stay
@@ -209,8 +209,8 @@ impl OpenedFile {
     ///
     /// # Errors
     /// Error of reading the file's length.
-    pub fn growing(mut self) -> std::io::Result<Self> {
-        if is_file(&self.file.fd) {
+    pub fn with_growth(mut self) -> std::io::Result<Self> {
+        if is_regular_file(&self.file.fd) {
             self.len_bytes = len_bytes(&self.file.fd)?;
             self.file.end_bytes = unaligned_end(self.len_bytes, self.options);
             self.file.can_grow = true;
@@ -226,11 +226,13 @@ impl OpenedFile {
         let properties = Properties {
             len_bytes: match file.end_bytes {
                 Some(end) => end.next_multiple_of(sector),
-                None if file.can_grow => len_bytes.next_multiple_of(sector).min(MAX_GROWN_BYTES),
+                None if file.can_grow => {
+                    len_bytes.next_multiple_of(sector).min(MAX_GROWING_FILE_BYTES)
+                }
                 None => len_bytes - len_bytes % sector,
             },
             sector_bytes: SECTOR_BYTES,
-            best_io_bytes: BEST_IO_BYTES,
+            best_io_bytes: OPTIMAL_IO_BYTES,
             rotational: false,
             read_only: !options.write,
             atomic: Atomic::None,
@@ -238,7 +240,7 @@ impl OpenedFile {
         };
         let ahead = ReadAhead::start(file.clone(), options.uring);
         let writer = options.write.then(|| Writer::start(file.clone(), options.uring));
-        let room_bytes = if file.can_grow { MAX_GROWN_BYTES } else { properties.len_bytes };
+        let room_bytes = if file.can_grow { MAX_GROWING_FILE_BYTES } else { properties.len_bytes };
         FileDisk { file, properties, room_bytes, ahead, writer }
     }
 }
@@ -253,7 +255,7 @@ impl Disk for FileDisk {
     }
 
     fn read(&self, at: Extent, into: Block, urgency: Urgency) -> Pending<ReadAnswer> {
-        if let Err(error) = self.bounds().check(at, into.len()) {
+        if let Err(error) = self.disk_properties().check_range(at, into.len()) {
             return Pending::ready(Err(Refused { payload: Some(into), error }));
         }
         match urgency {
@@ -270,7 +272,7 @@ impl Disk for FileDisk {
         let Some(writer) = &self.writer else {
             return Err(Refused { payload: Some(chain), error: Error::ReadOnly });
         };
-        match self.bounds().check_chain(&chain) {
+        match self.disk_properties().check_chain(&chain) {
             Ok(()) => {
                 // Direct I/O needs whole pages, and lent slices are wherever their owner has them.
                 for write in chain.iter_mut().flat_map(|group| &mut group.writes) {
@@ -285,15 +287,15 @@ impl Disk for FileDisk {
     }
 
     fn wait_visible(&self, ticket: Ticket) -> Result<(), Error> {
-        self.writer_of(ticket)?.wait_visible(ticket)
+        self.writer_for_ticket(ticket)?.wait_visible(ticket)
     }
 
     fn wait_durable(&self, ticket: Ticket) -> Result<(), Error> {
-        self.writer_of(ticket)?.wait_durable(ticket)
+        self.writer_for_ticket(ticket)?.wait_durable(ticket)
     }
 
     fn discard(&self, extents: &[Extent], after: &[Ticket]) -> Result<(), Error> {
-        self.bounds().check_extents(extents)?;
+        self.disk_properties().check_extents(extents)?;
         match &self.writer {
             Some(writer) => writer.discard(extents, after, self.properties.discards),
             None => after.first().map_or(Ok(()), |&ticket| Err(Error::UnknownTicket(ticket))),

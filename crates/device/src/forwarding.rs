@@ -42,29 +42,29 @@ use crate::{
 /// ```
 pub trait ForwardingDisk: Send + Sync {
     /// Type of the inner disk.
-    type Below: Disk + ?Sized;
+    type Inner: Disk + ?Sized;
 
     /// Returns the inner disk.
-    fn disk(&self) -> &Self::Below;
+    fn inner_disk(&self) -> &Self::Inner;
 
     /// As [`Disk::properties`].
     fn properties(&self) -> Properties {
-        self.disk().properties()
+        self.inner_disk().properties()
     }
 
     /// As [`Disk::max_len_bytes`].
     fn max_len_bytes(&self) -> u64 {
-        self.disk().max_len_bytes()
+        self.inner_disk().max_len_bytes()
     }
 
     /// As [`Disk::chain_bounds`].
     fn chain_bounds(&self) -> ChainBounds {
-        self.disk().chain_bounds()
+        self.inner_disk().chain_bounds()
     }
 
     /// As [`Disk::read`].
     fn read(&self, at: Extent, into: Block, urgency: Urgency) -> Pending<ReadAnswer> {
-        self.disk().read(at, into, urgency)
+        self.inner_disk().read(at, into, urgency)
     }
 
     /// As [`Disk::submit_with`].
@@ -74,50 +74,50 @@ pub trait ForwardingDisk: Send + Sync {
         after: &[Ticket],
         terms: SubmitOptions,
     ) -> Result<Vec<Ticket>, Refused<Vec<Group>>> {
-        self.disk().submit_with(chain, after, terms)
+        self.inner_disk().submit_with(chain, after, terms)
     }
 
     /// As [`Disk::wait_visible`].
     fn wait_visible(&self, ticket: Ticket) -> Result<(), Error> {
-        self.disk().wait_visible(ticket)
+        self.inner_disk().wait_visible(ticket)
     }
 
     /// As [`Disk::can_be_unreachable`].
     fn can_be_unreachable(&self) -> bool {
-        self.disk().can_be_unreachable()
+        self.inner_disk().can_be_unreachable()
     }
 
     /// As [`Disk::outage`].
     fn outage(&self) -> Option<String> {
-        self.disk().outage()
+        self.inner_disk().outage_message()
     }
 
     /// As [`Disk::wait_commit_interval`].
     fn wait_commit_interval(&self) {
-        self.disk().wait_commit_interval();
+        self.inner_disk().wait_commit_interval();
     }
 
     /// As [`Disk::wait_durable`].
     fn wait_durable(&self, ticket: Ticket) -> Result<(), Error> {
-        self.disk().wait_durable(ticket)
+        self.inner_disk().wait_durable(ticket)
     }
 
     /// As [`Disk::discard`].
     fn discard(&self, extents: &[Extent], after: &[Ticket]) -> Result<(), Error> {
-        self.disk().discard(extents, after)
+        self.inner_disk().discard(extents, after)
     }
 
     /// As [`Disk::reserve`].
     fn reserve(&self, bytes: u64) -> Result<u64, Error> {
-        self.disk().reserve(bytes)
+        self.inner_disk().reserve(bytes)
     }
 }
 
 /// A shared disk is a disk.
 impl<D: Disk + ?Sized> ForwardingDisk for Arc<D> {
-    type Below = D;
+    type Inner = D;
 
-    fn disk(&self) -> &D {
+    fn inner_disk(&self) -> &D {
         self
     }
 }
@@ -164,7 +164,7 @@ impl<T: ForwardingDisk> Disk for T {
         ForwardingDisk::can_be_unreachable(self)
     }
 
-    fn outage(&self) -> Option<String> {
+    fn outage_message(&self) -> Option<String> {
         ForwardingDisk::outage(self)
     }
 

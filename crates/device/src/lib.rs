@@ -76,10 +76,11 @@ pub use file::{
 pub use forwarding::ForwardingDisk;
 pub use memory::MemoryDisk;
 pub use partition::{
-    Partition, PartitionError, PartitionTable, TableKind, partition, partition_table, partitions,
+    Partition, PartitionError, PartitionTable, TableKind, find_partition, read_partition_table,
+    read_partitions,
 };
-pub use pending::{DeferredAnswer, Pending, Promise, pending};
+pub use pending::{DeferredAnswer, Pending, Promise, promise_pair};
 pub use random::Random;
 pub use record::{Event, RecordDisk};
-pub use remote::{BlockAllocator, CHAIN_BOUNDS, RemoteDisk, serve};
+pub use remote::{BlockAllocator, CHAIN_BOUNDS, RemoteDisk, serve_remote_disk};
 pub use sub_disk::SubDisk;

@@ -53,7 +53,7 @@ impl Disk for MemoryDisk {
     }
 
     fn read(&self, at: Extent, mut into: Block, _: Urgency) -> Pending<ReadAnswer> {
-        if let Err(error) = self.properties.check(at, into.len()) {
+        if let Err(error) = self.properties.check_range(at, into.len()) {
             return Pending::ready(Err(Refused { payload: Some(into), error }));
         }
         let bytes = self.bytes.read().unwrap_or_else(PoisonError::into_inner);
@@ -104,7 +104,7 @@ impl Disk for MemoryDisk {
         }
         // Zeroed at once, so that tests detect later reads early.
         let sector = u64::from(self.properties.sector_bytes);
-        for whole in extents.iter().filter_map(|extent| extent.whole_units(sector)) {
+        for whole in extents.iter().filter_map(|extent| extent.inner_aligned_extent(sector)) {
             let start = whole.start_bytes as usize;
             bytes[start..start + whole.len_bytes as usize].fill(0);
         }

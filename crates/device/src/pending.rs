@@ -10,7 +10,7 @@ pub struct Pending<T>(PendingState<T>);
 #[derive(Debug)]
 enum PendingState<T> {
     Ready(T),
-    Later(Arc<Slot<T>>),
+    Later(Arc<PromiseSlot<T>>),
     Run(Box<dyn DeferredAnswer<T>>),
 }
 
@@ -24,7 +24,7 @@ pub trait DeferredAnswer<T>: Send + Sync + std::fmt::Debug {
 }
 
 #[derive(Debug)]
-struct Slot<T> {
+struct PromiseSlot<T> {
     value: Mutex<PromiseState<T>>,
     changed: Condvar,
 }
@@ -38,11 +38,12 @@ enum PromiseState<T> {
 
 /// Fulfils its [`Pending`] once; a promise dropped without a value breaks it.
 #[derive(Debug)]
-pub struct Promise<T>(Arc<Slot<T>>);
+pub struct Promise<T>(Arc<PromiseSlot<T>>);
 
 /// Creates a promise and its receiving side.
-pub fn pending<T>() -> (Promise<T>, Pending<T>) {
-    let slot = Arc::new(Slot { value: Mutex::new(PromiseState::NotYet), changed: Condvar::new() });
+pub fn promise_pair<T>() -> (Promise<T>, Pending<T>) {
+    let slot =
+        Arc::new(PromiseSlot { value: Mutex::new(PromiseState::NotYet), changed: Condvar::new() });
     (Promise(slot.clone()), Pending(PendingState::Later(slot)))
 }
 
@@ -91,11 +92,11 @@ impl<T> Pending<T> {
 
 impl<T> Promise<T> {
     /// Delivers the value.
-    pub fn fulfil(self, value: T) {
-        self.put(PromiseState::Value(value));
+    pub fn fulfill_promise(self, value: T) {
+        self.set_state(PromiseState::Value(value));
     }
 
-    fn put(&self, what: PromiseState<T>) {
+    fn set_state(&self, what: PromiseState<T>) {
         let mut kept = self.0.value.lock().unwrap_or_else(PoisonError::into_inner);
         if matches!(*kept, PromiseState::NotYet) {
             *kept = what;
@@ -108,7 +109,7 @@ impl<T> Drop for Promise<T> {
     fn drop(&mut self) {
         // After `fulfil` the waiter may have taken the value already; a late `Broken` is then never
         // read.
-        self.put(PromiseState::Broken);
+        self.set_state(PromiseState::Broken);
     }
 }
 
@@ -117,24 +118,24 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_kept_promise_arrives() {
-        let (promise, pending) = pending();
+    fn fulfilled_promise_delivers_value() {
+        let (promise, pending) = promise_pair();
         assert!(!pending.is_ready());
-        let giver = std::thread::spawn(move || promise.fulfil(7));
+        let giver = std::thread::spawn(move || promise.fulfill_promise(7));
         assert_eq!(pending.wait(), Some(7));
         giver.join().unwrap();
     }
 
     #[test]
-    fn a_broken_promise_is_told() {
-        let (promise, pending) = pending::<u8>();
+    fn dropped_promise_returns_none() {
+        let (promise, pending) = promise_pair::<u8>();
         drop(promise);
         assert!(pending.is_ready());
         assert_eq!(pending.wait(), None);
     }
 
     #[test]
-    fn an_answer_is_made_by_who_waits_for_it() {
+    fn deferred_answer_is_computed_by_waiter() {
         #[derive(Debug)]
         struct CountedAnswer(Arc<Mutex<u32>>);
         impl DeferredAnswer<u32> for CountedAnswer {

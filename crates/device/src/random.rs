@@ -25,13 +25,13 @@ impl Random {
     }
 
     /// Returns a number below `end`; 0 if `end` is 0.
-    pub fn below(&mut self, end: u64) -> u64 {
+    pub fn next_below(&mut self, end: u64) -> u64 {
         ((u128::from(self.next_u64()) * u128::from(end)) >> 64) as u64
     }
 
     /// Returns true with probability 1/`of`.
     pub fn once_in(&mut self, of: u64) -> bool {
-        self.below(of) == 0
+        self.next_below(of) == 0
     }
 
     /// Returns true with probability `of_256`/256.
@@ -55,7 +55,7 @@ impl Random {
     pub fn shuffled(&mut self, end: u64) -> Vec<u64> {
         let mut all: Vec<u64> = (0..end).collect();
         for i in (1..all.len()).rev() {
-            all.swap(i, self.below(i as u64 + 1) as usize);
+            all.swap(i, self.next_below(i as u64 + 1) as usize);
         }
         all
     }
@@ -66,7 +66,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_seed_gives_the_published_numbers() {
+    fn generator_matches_reference_output() {
         // The values of Vigna's splitmix64.c for 1234567.
         let mut random = Random::new(1_234_567);
         let numbers = [6_457_827_717_110_365_317, 3_203_168_211_198_807_973];
@@ -74,14 +74,14 @@ mod tests {
     }
 
     #[test]
-    fn a_seed_replays_and_another_differs() {
+    fn same_seed_repeats_sequence() {
         let five = |seed| {
             let mut random = Random::new(seed);
-            (0..5).map(|_| random.below(1000)).collect::<Vec<_>>()
+            (0..5).map(|_| random.next_below(1000)).collect::<Vec<_>>()
         };
         assert_eq!(five(1), five(1));
         assert_ne!(five(1), five(2));
-        assert_eq!(Random::new(1).below(0), 0);
+        assert_eq!(Random::new(1).next_below(0), 0);
         let mut all = Random::new(3).shuffled(100);
         assert_ne!(all, (0..100).collect::<Vec<_>>());
         all.sort_unstable();

@@ -16,7 +16,7 @@ use crate::{Error, Extent, ReadAnswer, Refused, Write};
 pub(crate) const DISCARD_UNIT_BYTES: u64 = 4096;
 
 /// Flags that punch a hole. A block device treats it as a discard that reads as zeroes.
-pub(crate) const PUNCH: FallocateFlags =
+pub(crate) const PUNCH_HOLE_FLAGS: FallocateFlags =
     FallocateFlags::PUNCH_HOLE.union(FallocateFlags::KEEP_SIZE);
 
 /// A descriptor and its alignment.
@@ -109,12 +109,13 @@ impl RawFile {
     }
 
     fn read_bounced(&self, at: Extent, into: &mut Block) -> Result<(), Error> {
-        let (wide, skip) = self.widen(at);
+        let (wide, skip) = self.widen_to_alignment(at);
         let mut bounce = PrivateBuffer::new(wide.len_bytes as usize);
         // The widened range may exceed the file: only the requested bytes must have been read.
-        let got = self.read_up_to(wide, &mut bounce).map_err(|errno| io("read", at, errno))?;
+        let got =
+            self.read_up_to(wide, &mut bounce).map_err(|errno| io_error("read", at, errno))?;
         let end = skip + at.len_bytes as usize;
-        let got = self.with_zeros(wide, got, &mut bounce);
+        let got = self.zero_past_end(wide, got, &mut bounce);
         if got < end {
             return Err(Error::ShortRead {
                 extent: at,
@@ -126,7 +127,7 @@ impl RawFile {
     }
 
     /// Returns the aligned range around `at`, and the offset of `at` in it.
-    fn widen(&self, at: Extent) -> (Extent, usize) {
+    fn widen_to_alignment(&self, at: Extent) -> (Extent, usize) {
         let align = u64::from(self.align_bytes);
         let start = at.start_bytes - at.start_bytes % align;
         let skip = at.start_bytes - start;
@@ -134,8 +135,8 @@ impl RawFile {
     }
 
     fn read_bytes(&self, at: Extent, into: &mut [u8]) -> Result<(), Error> {
-        let got = self.read_up_to(at, into).map_err(|errno| io("read", at, errno))?;
-        let got = self.with_zeros(at, got, into);
+        let got = self.read_up_to(at, into).map_err(|errno| io_error("read", at, errno))?;
+        let got = self.zero_past_end(at, got, into);
         if (got as u64) < at.len_bytes {
             return Err(Error::ShortRead { extent: at, got_bytes: got as u64 });
         }
@@ -143,7 +144,7 @@ impl RawFile {
     }
 
     /// Fills the bytes past the end of the file with zeros, if the end stopped the read.
-    fn with_zeros(&self, at: Extent, got: usize, into: &mut [u8]) -> usize {
+    fn zero_past_end(&self, at: Extent, got: usize, into: &mut [u8]) -> usize {
         let is_end = self.end_bytes.is_some_and(|end| at.start_bytes + got as u64 == end);
         if !self.can_grow && !is_end {
             return got;
@@ -154,7 +155,7 @@ impl RawFile {
 
     /// Returns the first bytes of `at`, as far as the file has them.
     pub(crate) fn read_head(&self, at: Extent) -> rustix::io::Result<Vec<u8>> {
-        let (wide, _) = self.widen(at);
+        let (wide, _) = self.widen_to_alignment(at);
         let mut bytes = PrivateBuffer::new(wide.len_bytes as usize);
         let got = self.read_up_to(wide, &mut bytes)?;
         Ok(bytes[..got.min(at.len_bytes as usize)].to_vec())
@@ -180,22 +181,22 @@ impl RawFile {
     /// Writes a run of adjacent writes in the calling thread. Uses one request if all are aligned;
     /// else assembles them first.
     pub(crate) fn write_run(&self, run: &[&Write]) -> Result<(), Error> {
-        let extent = extent_of(run);
-        let written = match self.gather(run) {
+        let extent = run_extent(run);
+        let written = match self.to_vectored_write(run) {
             Some(gathered) => self.write_gathered(extent, &gathered.parts),
             None => self.write_bounced(extent, run),
         };
-        written.map_err(|errno| io("write", extent, errno))
+        written.map_err(|errno| io_error("write", extent, errno))
     }
 
     /// Returns a run as one request, if all of it is aligned.
-    pub(crate) fn gather<'a>(&self, run: &[&'a Write]) -> Option<VectoredWrite<'a>> {
+    pub(crate) fn to_vectored_write<'a>(&self, run: &[&'a Write]) -> Option<VectoredWrite<'a>> {
         let part = |write: &&'a Write| {
             let at = Extent::new(write.at_bytes, write.block.len() as u64);
             write.block.bytes().filter(|_| self.is_aligned(at)).map(IoSlice::new)
         };
         Some(VectoredWrite {
-            at: extent_of(run),
+            at: run_extent(run),
             parts: run.iter().map(part).collect::<Option<_>>()?,
         })
     }
@@ -224,18 +225,18 @@ impl RawFile {
 
     /// Reads the aligned range around a misaligned one, modifies it and writes it back.
     fn write_bounced(&self, extent: Extent, run: &[&Write]) -> rustix::io::Result<()> {
-        let (wide, skip) = self.widen(extent);
+        let (wide, skip) = self.widen_to_alignment(extent);
         let mut bounce = PrivateBuffer::new_uninitialized(wide.len_bytes as usize);
         let end = skip + extent.len_bytes as usize;
         if wide != extent {
             let got = self.read_up_to(wide, &mut bounce)?;
             if got < bounce.len() {
                 // The file ends inside the range: writing all of it would lengthen the file.
-                assemble(run, &mut bounce[skip..end]);
+                copy_run_into(run, &mut bounce[skip..end]);
                 return self.write_buffered(extent.start_bytes, &bounce[skip..end]);
             }
         }
-        assemble(run, &mut bounce[skip..end]);
+        copy_run_into(run, &mut bounce[skip..end]);
         self.write_all(wide.start_bytes, &bounce)
     }
 
@@ -263,28 +264,28 @@ impl RawFile {
 
     /// Punches a hole: returns the space of `extent` to the file system or device.
     pub(crate) fn punch(&self, extent: Extent) -> rustix::io::Result<()> {
-        rustix::fs::fallocate(&self.fd, PUNCH, extent.start_bytes, extent.len_bytes)
+        rustix::fs::fallocate(&self.fd, PUNCH_HOLE_FLAGS, extent.start_bytes, extent.len_bytes)
     }
 
     /// Makes all writes durable.
     pub(crate) fn flush(&self) -> Result<(), Error> {
         self.flushes.fetch_add(1, Ordering::Relaxed);
-        rustix::fs::fdatasync(&self.fd).map_err(|errno| io("flush", Extent::new(0, 0), errno))
+        rustix::fs::fdatasync(&self.fd).map_err(|errno| io_error("flush", Extent::new(0, 0), errno))
     }
 }
 
-fn io(what: &'static str, extent: Extent, errno: Errno) -> Error {
+fn io_error(what: &'static str, extent: Extent, errno: Errno) -> Error {
     Error::Io { what, extent, errno }
 }
 
 /// Returns the range of a run.
-fn extent_of(run: &[&Write]) -> Extent {
+fn run_extent(run: &[&Write]) -> Extent {
     let start_bytes = run.first().map_or(0, |first| first.at_bytes);
     Extent::new(start_bytes, run.iter().map(|write| write.block.len() as u64).sum())
 }
 
 /// Copies the blocks of `run` into `bytes`, one after the other.
-fn assemble(run: &[&Write], bytes: &mut [u8]) {
+fn copy_run_into(run: &[&Write], bytes: &mut [u8]) {
     let mut at = 0;
     for write in run {
         at += write.block.copy_out(0, &mut bytes[at..]);
@@ -296,7 +297,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_read_together_lands_in_its_own_blocks() {
+    fn scattered_read_fills_each_block() {
         let mut file = tempfile::tempfile().unwrap();
         let bytes: Vec<u8> = (0..100_000u32).map(|at| (at / 512) as u8).collect();
         std::io::Write::write_all(&mut file, &bytes).unwrap();

@@ -17,48 +17,48 @@ use crate::elevator::{Elevator, ReadRequest};
 use crate::pending::DeferredAnswer;
 use crate::raw::{NowaitRead, RawFile};
 use crate::readers::{ReadHandler, ReaderThreads};
-use crate::uring::Ring;
-use crate::{Extent, Pending, ReadAnswer, pending};
+use crate::uring::ReadRing;
+use crate::{Extent, Pending, ReadAnswer, promise_pair};
 
 /// Maximum bytes of a read that first tries the page cache. Copying that much is cheaper than
 /// waking a thread, and the system reads it ahead in one go.
-const SHORT_BYTES: u64 = 128 << 10;
+const MAX_KERNEL_READAHEAD_BYTES: u64 = 128 << 10;
 
 /// Read-ahead of a file disk.
 #[derive(Debug)]
 pub(crate) struct ReadAhead {
     file: Arc<RawFile>,
-    queue: Queue,
+    queue: ReadAheadQueue,
 }
 
 #[derive(Debug)]
-enum Queue {
+enum ReadAheadQueue {
     /// io_uring, up to its depth in flight.
-    Uring(Ring),
+    Uring(ReadRing),
     /// A few reader threads.
     Threads(ReaderThreads<RawFile>),
 }
 
 impl ReadAhead {
     pub(crate) fn start(file: Arc<RawFile>, uring: bool) -> Self {
-        let ring = uring.then(|| Ring::start(file.clone()));
+        let ring = uring.then(|| ReadRing::start(file.clone()));
         let queue = match ring {
-            Some(Ok(ring)) => Queue::Uring(ring),
+            Some(Ok(ring)) => ReadAheadQueue::Uring(ring),
             Some(Err(error)) => {
                 log::info!("no io_uring here ({error}): a thread reads ahead");
-                Queue::Threads(ReaderThreads::new(file.clone(), READERS))
+                ReadAheadQueue::Threads(ReaderThreads::new(file.clone(), MAX_READER_THREADS))
             }
-            None => Queue::Threads(ReaderThreads::new(file.clone(), READERS)),
+            None => ReadAheadQueue::Threads(ReaderThreads::new(file.clone(), MAX_READER_THREADS)),
         };
         Self { file, queue }
     }
 
     pub(crate) fn uses_uring(&self) -> bool {
-        matches!(self.queue, Queue::Uring(_))
+        matches!(self.queue, ReadAheadQueue::Uring(_))
     }
 
     pub(crate) fn read(&self, at: Extent, mut into: Block) -> Pending<ReadAnswer> {
-        if at.len_bytes <= SHORT_BYTES {
+        if at.len_bytes <= MAX_KERNEL_READAHEAD_BYTES {
             match self.file.read_nowait(at, &mut into) {
                 NowaitRead::Done => return Pending::ready(Ok(into)),
                 NowaitRead::Started => {
@@ -72,11 +72,11 @@ impl ReadAhead {
                 NowaitRead::Unable => {}
             }
         }
-        let (promise, answer) = pending();
+        let (promise, answer) = promise_pair();
         let request = ReadRequest { at, into, promise };
         match &self.queue {
-            Queue::Uring(ring) => ring.read(request),
-            Queue::Threads(readers) => readers.read(request),
+            ReadAheadQueue::Uring(ring) => ring.read(request),
+            ReadAheadQueue::Threads(readers) => readers.read(request),
         }
         answer
     }
@@ -117,7 +117,7 @@ impl DeferredAnswer<ReadAnswer> for KernelReadAhead {
 }
 
 /// Number of requests in flight.
-const READERS: usize = 8;
+const MAX_READER_THREADS: usize = 8;
 
 /// Reads neighbours with one request if possible. Otherwise, or if that fails, reads each alone:
 /// some may still succeed.
@@ -127,15 +127,15 @@ impl ReadHandler for RawFile {
     }
 
     fn min_threads(elevator: &Elevator) -> u64 {
-        elevator.runs()
+        elevator.min_run_count()
     }
 
-    fn answer(&self, mut run: Vec<ReadRequest>) {
+    fn answer_requests(&self, mut run: Vec<ReadRequest>) {
         let start_bytes = run.first().map_or(0, |first| first.at.start_bytes);
         let together = run.len() > 1
             && self.read_scattered(start_bytes, run.iter_mut().map(|it| &mut it.into));
         for ReadRequest { at, into, promise } in run {
-            promise.fulfil(if together { Ok(into) } else { self.read(at, into) });
+            promise.fulfill_promise(if together { Ok(into) } else { self.read(at, into) });
         }
     }
 }

@@ -16,7 +16,7 @@ pub(crate) trait ReadHandler: Send + Sync + 'static {
     fn min_threads(elevator: &Elevator) -> u64;
 
     /// Reads, and fulfils the promises.
-    fn answer(&self, requests: Vec<ReadRequest>);
+    fn answer_requests(&self, requests: Vec<ReadRequest>);
 }
 
 /// A pool of up to as many threads as requests in flight.
@@ -46,7 +46,7 @@ struct ReadersState {
 }
 
 /// Action for a new request.
-enum Next {
+enum ThreadAction {
     /// Enough threads are awake.
     Nothing,
     Wake,
@@ -56,18 +56,18 @@ enum Next {
 impl ReadersState {
     /// Decides whether to wake or start a thread. Waking costs a system call and starting more, so
     /// one thread serves all that it can take at once.
-    fn next(&mut self, shares: u64, most: u64) -> Next {
+    fn next_thread_action(&mut self, shares: u64, most: u64) -> ThreadAction {
         let awake = self.started - self.sleeping + self.waking;
         if awake >= shares {
-            Next::Nothing
+            ThreadAction::Nothing
         } else if self.sleeping > self.waking {
             self.waking += 1;
-            Next::Wake
+            ThreadAction::Wake
         } else if self.started < most {
             self.started += 1;
-            Next::Start
+            ThreadAction::Start
         } else {
-            Next::Nothing
+            ThreadAction::Nothing
         }
     }
 }
@@ -82,12 +82,12 @@ impl<R: ReadHandler> ReaderThreads<R> {
         let mut state = self.shared.lock();
         state.elevator.push(request);
         let shares = R::min_threads(&state.elevator);
-        let next = state.next(shares, self.most);
+        let next = state.next_thread_action(shares, self.most);
         drop(state);
         match next {
-            Next::Nothing => {}
-            Next::Wake => self.shared.changed.notify_one(),
-            Next::Start => self.start(),
+            ThreadAction::Nothing => {}
+            ThreadAction::Wake => self.shared.changed.notify_one(),
+            ThreadAction::Start => self.start(),
         }
     }
 
@@ -95,7 +95,7 @@ impl<R: ReadHandler> ReaderThreads<R> {
     fn start(&self) {
         let shared = self.shared.clone();
         let thread = std::thread::Builder::new().name("disk-ahead".into());
-        match thread.spawn(move || shared.serve()) {
+        match thread.spawn(move || shared.run_thread()) {
             Ok(thread) => {
                 self.threads.lock().unwrap_or_else(PoisonError::into_inner).push(thread);
             }
@@ -139,13 +139,13 @@ impl<R: ReadHandler> ReadersShared<R> {
                 break;
             }
             drop(state);
-            self.reads.answer(requests);
+            self.reads.answer_requests(requests);
             state = self.lock();
         }
         state
     }
 
-    fn serve(&self) {
+    fn run_thread(&self) {
         let mut state = self.serve_until_empty(self.lock());
         while !state.closing {
             state.sleeping += 1;
@@ -166,13 +166,13 @@ mod tests {
     use draconis_exchange::heap::Block;
 
     use super::*;
-    use crate::{Extent, pending};
+    use crate::{Extent, promise_pair};
 
     /// Reads nothing; records the thread of each answer.
     #[derive(Debug, Default)]
-    struct Noting(Mutex<BTreeSet<String>>);
+    struct ThreadNameRecorder(Mutex<BTreeSet<String>>);
 
-    impl ReadHandler for Noting {
+    impl ReadHandler for ThreadNameRecorder {
         fn take_batch(elevator: &mut Elevator) -> Vec<ReadRequest> {
             elevator.pop().into_iter().collect()
         }
@@ -181,21 +181,23 @@ mod tests {
             u64::MAX
         }
 
-        fn answer(&self, requests: Vec<ReadRequest>) {
+        fn answer_requests(&self, requests: Vec<ReadRequest>) {
             let id: ThreadId = std::thread::current().id();
             self.0.lock().unwrap().insert(format!("{id:?}"));
-            requests.into_iter().for_each(|request| request.promise.fulfil(Ok(request.into)));
+            requests
+                .into_iter()
+                .for_each(|request| request.promise.fulfill_promise(Ok(request.into)));
         }
     }
 
     #[test]
-    fn threads_are_started_as_requests_come_and_no_more_than_wanted() {
-        let noting = Arc::new(Noting::default());
+    fn reader_threads_start_on_demand_up_to_limit() {
+        let noting = Arc::new(ThreadNameRecorder::default());
         let readers = ReaderThreads::new(noting.clone(), 3);
         assert_eq!(readers.threads.lock().unwrap().len(), 0);
         let answers: Vec<_> = (0..100)
             .map(|i| {
-                let (promise, answer) = pending();
+                let (promise, answer) = promise_pair();
                 let at = Extent::new(i * 512, 512);
                 readers.read(ReadRequest { at, into: Block::private(512), promise });
                 answer

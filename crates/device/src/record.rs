@@ -51,12 +51,12 @@ impl<D: Disk> RecordDisk<D> {
     }
 
     /// Returns the record so far and empties it.
-    pub fn take(&self) -> Vec<Event> {
+    pub fn take_events(&self) -> Vec<Event> {
         std::mem::take(&mut self.lock())
     }
 
     /// Records a mark of the caller, such as an acknowledgement.
-    pub fn mark(&self, mark: u64) {
+    pub fn record_mark(&self, mark: u64) {
         self.record(Event::Mark(mark));
     }
 
@@ -75,7 +75,7 @@ impl<D: Disk> RecordDisk<D> {
 }
 
 /// Returns offset and contents of each write of a group.
-fn copies(group: &Group) -> Vec<(u64, Vec<u8>)> {
+fn copy_group_writes(group: &Group) -> Vec<(u64, Vec<u8>)> {
     let copy = |write: &Write| {
         let mut bytes = vec![0; write.block.len()];
         write.block.copy_out(0, &mut bytes);
@@ -85,15 +85,15 @@ fn copies(group: &Group) -> Vec<(u64, Vec<u8>)> {
 }
 
 impl<D: Disk> crate::ForwardingDisk for RecordDisk<D> {
-    type Below = D;
+    type Inner = D;
 
-    fn disk(&self) -> &D {
+    fn inner_disk(&self) -> &D {
         &self.disk
     }
 
     fn read(&self, at: Extent, into: Block, urgency: Urgency) -> Pending<ReadAnswer> {
         self.record(Event::Read(at, urgency));
-        self.disk().read(at, into, urgency)
+        self.inner_disk().read(at, into, urgency)
     }
 
     fn submit_with(
@@ -102,10 +102,10 @@ impl<D: Disk> crate::ForwardingDisk for RecordDisk<D> {
         after: &[Ticket],
         terms: SubmitOptions,
     ) -> Result<Vec<Ticket>, Refused<Vec<Group>>> {
-        let copies: Vec<_> = chain.iter().map(copies).collect();
+        let copies: Vec<_> = chain.iter().map(copy_group_writes).collect();
         // Held over both, so that groups are recorded in ticket order.
         let mut events = self.lock();
-        let tickets = self.disk().submit_chain(chain, after)?;
+        let tickets = self.inner_disk().submit_chain(chain, after)?;
         let mut after = after.to_vec();
         for (&ticket, writes) in tickets.iter().zip(copies) {
             let follows = std::mem::replace(&mut after, vec![ticket]);
@@ -118,7 +118,7 @@ impl<D: Disk> crate::ForwardingDisk for RecordDisk<D> {
     }
 
     fn wait_durable(&self, ticket: Ticket) -> Result<(), Error> {
-        self.disk().wait_durable(ticket)?;
+        self.inner_disk().wait_durable(ticket)?;
         self.record(Event::Durable(ticket));
         Ok(())
     }
@@ -126,7 +126,7 @@ impl<D: Disk> crate::ForwardingDisk for RecordDisk<D> {
     fn discard(&self, extents: &[Extent], after: &[Ticket]) -> Result<(), Error> {
         // Held over both, so that the discard precedes the later groups that it spares.
         let mut events = self.lock();
-        self.disk().discard(extents, after)?;
+        self.inner_disk().discard(extents, after)?;
         events.push(Event::Discard { extents: extents.to_vec(), after: after.to_vec() });
         Ok(())
     }
@@ -138,7 +138,7 @@ mod tests {
     use crate::MemoryDisk;
 
     #[test]
-    fn the_list_holds_what_happened() {
+    fn recorded_events_match_operations() {
         let disk = RecordDisk::new(MemoryDisk::new(vec![0; 4096], 512));
         let mut block = Block::private(512);
         block.copy_in(0, b"x");
@@ -148,18 +148,18 @@ mod tests {
         let at = Extent::new(1024, 512);
         let read = disk.read(at, Block::private(512), Urgency::Ahead).wait().unwrap();
         assert_eq!(read.unwrap().bytes().unwrap()[0], b'x');
-        let events = disk.take();
+        let events = disk.take_events();
         let Event::Group { writes, .. } = &events[0] else { panic!("{events:?}") };
         assert_eq!((writes[0].0, writes[0].1[0]), (1024, b'x'));
         assert_eq!(events[1..], [Event::Durable(ticket), Event::Read(at, Urgency::Ahead)]);
-        assert!(disk.take().is_empty());
+        assert!(disk.take_events().is_empty());
     }
 
     #[test]
-    fn a_chain_stands_group_behind_group() {
+    fn chain_groups_are_recorded_in_order() {
         let disk = RecordDisk::new(MemoryDisk::new(vec![0; 4096], 512));
         let first = disk.submit(Group::default(), &[]).unwrap();
-        disk.mark(7);
+        disk.record_mark(7);
         let chain = vec![Group::default(), Group::default()];
         assert_eq!(disk.submit_chain(chain, &[first]).unwrap(), [Ticket(2), Ticket(3)]);
         disk.submit(Group::default(), &[Ticket(9)]).unwrap_err();
@@ -170,18 +170,18 @@ mod tests {
             writes: vec![],
         };
         let expected = [group(1, 1, &[]), Event::Mark(7), group(2, 2, &[1]), group(3, 2, &[2])];
-        assert_eq!(disk.take(), expected);
+        assert_eq!(disk.take_events(), expected);
     }
 
     #[test]
-    fn a_discard_stands_where_it_was_said() {
+    fn discard_is_recorded_in_submission_order() {
         let disk = RecordDisk::new(MemoryDisk::new(vec![7; 4096], 512));
         let ticket = disk.submit(Group::default(), &[]).unwrap();
         let extents = vec![Extent::new(0, 512), Extent::new(1024, 512)];
         disk.discard(&extents, &[ticket]).unwrap();
         disk.discard(&[Extent::new(4096, 1)], &[]).unwrap_err();
         disk.submit(Group::default(), &[]).unwrap();
-        let events = disk.take();
+        let events = disk.take_events();
         assert_eq!(events.len(), 3);
         assert_eq!(events[1], Event::Discard { extents, after: vec![ticket] });
     }

@@ -18,14 +18,14 @@ mod lane_pool;
 mod service;
 
 pub use client::{BlockAllocator, RemoteDisk};
-pub use service::{CHAIN_BOUNDS, serve};
+pub use service::{CHAIN_BOUNDS, serve_remote_disk};
 
 use draconis_exchange::contract::Refusal;
 
 use crate::{Error, Extent};
 
 /// Maps an error to a refusal of the contract.
-fn refusal(error: &Error) -> Refusal {
+fn refusal_from_error(error: &Error) -> Refusal {
     match error {
         Error::Io { errno: rustix::io::Errno::NOSPC, .. } => Refusal::NoSpace,
         Error::Io { .. } | Error::ShortRead { .. } | Error::Remote(_) => Refusal::Io,
@@ -40,7 +40,7 @@ fn refusal(error: &Error) -> Refusal {
 }
 
 /// Maps a refusal to the error of a request that was valid when it was sent.
-fn error(why: Refusal, what: &'static str, extent: Extent) -> Error {
+fn error_from_refusal(why: Refusal, what: &'static str, extent: Extent) -> Error {
     use rustix::io::Errno;
     match why {
         Refusal::ReadOnly => Error::Stopped,

@@ -28,9 +28,9 @@ mod ssd;
 mod timing;
 mod undo;
 
-pub use acceptance::{Row, acceptance};
+pub use acceptance::{ModelFigure, measure_models};
 pub use clock::Clock;
-pub use disk::{SimDisk, Statistics};
+pub use disk::{DiskStatistics, SimDisk};
 pub use hdd::{Hdd, HddParameters};
 pub use ssd::{Ssd, SsdParameters};
-pub use timing::{Completion, Model, RequestKind, SimRequest, Timing, WorkCounters};
+pub use timing::{Completion, DeviceModel, DeviceTiming, RequestKind, SimRequest, WorkCounters};

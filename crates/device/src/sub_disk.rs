@@ -22,7 +22,7 @@ impl SubDisk {
     /// [`Error::OutOfRange`] or [`Error::Misaligned`] if it is not whole sectors within the disk.
     pub fn new(disk: Arc<dyn Disk>, extent: Extent) -> Result<Self, Error> {
         let len = usize::try_from(extent.len_bytes).unwrap_or(usize::MAX);
-        disk.properties().check(extent, len)?;
+        disk.properties().check_range(extent, len)?;
         Ok(Self { disk, extent })
     }
 
@@ -40,23 +40,23 @@ impl SubDisk {
 }
 
 impl crate::ForwardingDisk for SubDisk {
-    type Below = dyn Disk;
+    type Inner = dyn Disk;
 
-    fn disk(&self) -> &Self::Below {
+    fn inner_disk(&self) -> &Self::Inner {
         &*self.disk
     }
 
     fn properties(&self) -> Properties {
-        Properties { len_bytes: self.extent.len_bytes, ..self.disk().properties() }
+        Properties { len_bytes: self.extent.len_bytes, ..self.inner_disk().properties() }
     }
 
     fn read(&self, at: Extent, into: Block, urgency: Urgency) -> Pending<ReadAnswer> {
-        if let Err(error) = Disk::properties(self).check(at, into.len()) {
+        if let Err(error) = Disk::properties(self).check_range(at, into.len()) {
             return Pending::ready(Err(Refused { payload: Some(into), error }));
         }
         // No overflow: the range is within this disk, so the sum is within the inner disk.
         let there = Extent::new(self.extent.start_bytes + at.start_bytes, at.len_bytes);
-        self.disk().read(there, into, urgency)
+        self.inner_disk().read(there, into, urgency)
     }
 
     fn max_len_bytes(&self) -> u64 {
@@ -75,7 +75,7 @@ impl crate::ForwardingDisk for SubDisk {
         for write in chain.iter_mut().flat_map(|group| &mut group.writes) {
             write.at_bytes += self.extent.start_bytes;
         }
-        self.disk().submit_with(chain, after, terms).map_err(|mut refused| {
+        self.inner_disk().submit_with(chain, after, terms).map_err(|mut refused| {
             let groups = refused.payload.iter_mut().flatten();
             for write in groups.flat_map(|group| &mut group.writes) {
                 write.at_bytes -= self.extent.start_bytes;
@@ -88,7 +88,7 @@ impl crate::ForwardingDisk for SubDisk {
         Disk::properties(self).check_extents(extents)?;
         let there =
             |at: &Extent| Extent::new(self.extent.start_bytes + at.start_bytes, at.len_bytes);
-        self.disk().discard(&extents.iter().map(there).collect::<Vec<_>>(), after)
+        self.inner_disk().discard(&extents.iter().map(there).collect::<Vec<_>>(), after)
     }
 }
 
@@ -102,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn a_view_shows_its_part_and_no_more() {
+    fn sub_disk_reads_only_its_extent() {
         let view = SubDisk::new(disk(), Extent::new(1024, 2048)).unwrap();
         let got = view.read_now(Extent::new(512, 512), Block::private(512)).unwrap();
         assert_eq!(got.bytes().unwrap()[0], 3);
@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn a_view_writes_inside_itself() {
+    fn sub_disk_writes_only_its_extent() {
         let disk = disk();
         let view = SubDisk::from_offset(disk.clone(), 4096).unwrap();
         let group =
@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn a_view_discards_inside_itself() {
+    fn sub_disk_discards_only_its_extent() {
         let disk = disk();
         let view = SubDisk::from_offset(disk.clone(), 4096).unwrap();
         view.discard(&[Extent::new(512, 512)], &[]).unwrap();

@@ -29,13 +29,13 @@ use crate::{Extent, Promise, ReadAnswer};
 
 /// Maximum requests in flight, close to the optimum of the measured disks. A virtual disk reached
 /// 45,000 random 4 KiB reads a second with 16, 54,000 with 32 and no more with 64.
-const DEPTH: usize = 32;
+const RING_ENTRIES: usize = 32;
 /// User data of the completion that ends the reaper.
-const STOP: u64 = u64::MAX;
+const STOP_USER_DATA: u64 = u64::MAX;
 
 /// A ring, its reaper thread, and the reads that wait for a free entry.
 #[derive(Debug)]
-pub(crate) struct Ring {
+pub(crate) struct ReadRing {
     shared: Arc<RingShared>,
     reaper: Option<JoinHandle<()>>,
 }
@@ -69,43 +69,44 @@ impl std::fmt::Debug for RingShared {
     }
 }
 
-impl Ring {
+impl ReadRing {
     /// Creates a ring for `file`.
     ///
     /// # Errors
     /// Error of the system: `EPERM` or `ENOSYS` where rings are unavailable.
     pub(crate) fn start(file: Arc<RawFile>) -> std::io::Result<Self> {
         // Entries for every read and the stop message.
-        let ring = IoUring::new(2 * DEPTH as u32)?;
+        let ring = IoUring::new(2 * RING_ENTRIES as u32)?;
         let shared = Arc::new(RingShared { file, ring, state: Mutex::new(RingState::default()) });
         let mine = shared.clone();
-        let reaper =
-            std::thread::Builder::new().name("disk-uring".into()).spawn(move || mine.reap())?;
+        let reaper = std::thread::Builder::new()
+            .name("disk-uring".into())
+            .spawn(move || mine.reap_completions())?;
         Ok(Self { shared, reaper: Some(reaper) })
     }
 
     pub(crate) fn read(&self, request: ReadRequest) {
         // A ring needs aligned private memory.
         if request.into.bytes().is_none() || !self.shared.file.is_aligned(request.at) {
-            request.promise.fulfil(self.shared.file.read(request.at, request.into));
+            request.promise.fulfill_promise(self.shared.file.read(request.at, request.into));
             return;
         }
         let mut state = self.shared.lock();
         state.elevator.push(request);
-        if let Err(errno) = self.shared.fill(&mut state) {
+        if let Err(errno) = self.shared.fill_submission_queue(&mut state) {
             log::warn!("io_uring refused a read: {errno}");
         }
     }
 }
 
-impl Drop for Ring {
+impl Drop for ReadRing {
     fn drop(&mut self) {
         {
             let mut state = self.shared.lock();
             state.closing = true;
             state.elevator = Elevator::default();
-            let stop = opcode::Nop::new().build().user_data(STOP);
-            if self.shared.push(&state, &stop).is_err() {
+            let stop = opcode::Nop::new().build().user_data(STOP_USER_DATA);
+            if self.shared.push_entry(&state, &stop).is_err() {
                 // Without the message the reaper sleeps forever; it keeps the ring.
                 self.reaper = None;
             }
@@ -122,8 +123,8 @@ impl RingShared {
     }
 
     /// Moves reads from the elevator into the ring while fewer than `DEPTH` are in flight.
-    fn fill(&self, state: &mut RingState) -> rustix::io::Result<()> {
-        while state.in_flight.len() < DEPTH {
+    fn fill_submission_queue(&self, state: &mut RingState) -> rustix::io::Result<()> {
+        while state.in_flight.len() < RING_ENTRIES {
             let Some(request) = state.elevator.pop() else { break };
             let id = state.next_id;
             state.next_id += 1;
@@ -136,11 +137,11 @@ impl RingShared {
                 .build()
                 .user_data(id);
             state.in_flight.insert(id, InFlight { at, memory, promise });
-            if let Err(errno) = self.push(state, &entry) {
+            if let Err(errno) = self.push_entry(state, &entry) {
                 // The kernel never saw it: answer in this thread instead.
                 if let Some(read) = state.in_flight.remove(&id) {
                     let answer = self.file.read(read.at, Block::from(read.memory));
-                    read.promise.fulfil(answer);
+                    read.promise.fulfill_promise(answer);
                 }
                 return Err(errno);
             }
@@ -148,7 +149,7 @@ impl RingShared {
         Ok(())
     }
 
-    fn push(&self, _guard: &RingState, entry: &squeue::Entry) -> rustix::io::Result<()> {
+    fn push_entry(&self, _guard: &RingState, entry: &squeue::Entry) -> rustix::io::Result<()> {
         // SAFETY: only this function accesses the submission queue, and `_guard` proves that the
         // state's lock is held. The entry's memory lives in `in_flight` until its completion is
         // seen (law 1), and moving a `PrivateBuffer` does not move its bytes.
@@ -166,7 +167,7 @@ impl RingShared {
         }
     }
 
-    fn reap(&self) {
+    fn reap_completions(&self) {
         loop {
             match self.ring.submit_and_wait(1) {
                 Ok(_) => {}
@@ -184,15 +185,15 @@ impl RingShared {
             let mut state = self.lock();
             for (id, result) in completions {
                 match state.in_flight.remove(&id) {
-                    Some(read) => read.finish(result, &self.file),
-                    None => stop |= id == STOP,
+                    Some(read) => read.finish_read(result, &self.file),
+                    None => stop |= id == STOP_USER_DATA,
                 }
             }
             state.closing |= stop;
             if state.closing && state.in_flight.is_empty() {
                 return;
             }
-            if let Err(errno) = self.fill(&mut state) {
+            if let Err(errno) = self.fill_submission_queue(&mut state) {
                 log::warn!("io_uring refused a read: {errno}");
             }
         }
@@ -211,14 +212,14 @@ impl RingShared {
 pub(crate) struct WriteRing {
     /// Dropped before its pool.
     ring: IoUring,
-    pool: Option<Pool>,
+    pool: Option<RegisteredPool>,
     /// Not registered: a closed ring is torn down asynchronously, and a registered file would stay
     /// locked until then.
     file: types::Fd,
 }
 
 /// Registered buffer 0 of a ring.
-struct Pool {
+struct RegisteredPool {
     memory: PrivateBuffer,
     /// Free slots.
     free: Vec<usize>,
@@ -227,10 +228,10 @@ struct Pool {
 /// Maximum bytes of a run that is copied into the pool: above, copying costs more than it saves.
 const SLOT_BYTES: usize = 16 << 10;
 
-impl Pool {
+impl RegisteredPool {
     /// Creates a pool; `None` where the system refuses to pin so much memory.
     fn start(ring: &IoUring) -> Option<Self> {
-        let mut memory = PrivateBuffer::new(DEPTH * SLOT_BYTES);
+        let mut memory = PrivateBuffer::new(RING_ENTRIES * SLOT_BYTES);
         let parts = [std::io::IoSliceMut::new(&mut memory)];
         // SAFETY: `IoSliceMut` has the layout of `iovec`. The memory lives as long as the ring: see
         // the fields of `WriteRing`.
@@ -239,7 +240,7 @@ impl Pool {
             ring.submitter().register_buffers(buffers)
         };
         match registered {
-            Ok(()) => Some(Self { memory, free: (0..DEPTH).collect() }),
+            Ok(()) => Some(Self { memory, free: (0..RING_ENTRIES).collect() }),
             Err(error) => {
                 log::info!("no registered buffers here ({error}): pages are looked up each time");
                 None
@@ -249,7 +250,7 @@ impl Pool {
 
     /// Copies a run into a free slot and returns the slot; `None` if the run is too long or no slot
     /// is free.
-    fn take(&mut self, run: &VectoredWrite<'_>) -> Option<usize> {
+    fn copy_to_slot(&mut self, run: &VectoredWrite<'_>) -> Option<usize> {
         if run.at.len_bytes > SLOT_BYTES as u64 {
             return None;
         }
@@ -269,8 +270,8 @@ impl WriteRing {
     /// # Errors
     /// As [`Ring::start`].
     pub(crate) fn start(file: &RawFile, with_pool: bool) -> std::io::Result<Self> {
-        let ring = IoUring::new(DEPTH as u32)?;
-        let pool = with_pool.then(|| Pool::start(&ring)).flatten();
+        let ring = IoUring::new(RING_ENTRIES as u32)?;
+        let pool = with_pool.then(|| RegisteredPool::start(&ring)).flatten();
         Ok(Self { ring, pool, file: types::Fd(file.fd.as_raw_fd()) })
     }
 
@@ -281,14 +282,14 @@ impl WriteRing {
         let mut slots = vec![None; writes.len()];
         let (mut next, mut flying) = (0, 0);
         while next < writes.len() || flying > 0 {
-            while flying < DEPTH && next < writes.len() {
-                slots[next] = self.pool.as_mut().and_then(|pool| pool.take(&writes[next]));
-                let entry = self.entry(&writes[next], slots[next]).user_data(next as u64);
+            while flying < RING_ENTRIES && next < writes.len() {
+                slots[next] = self.pool.as_mut().and_then(|pool| pool.copy_to_slot(&writes[next]));
+                let entry = self.build_entry(&writes[next], slots[next]).user_data(next as u64);
                 // SAFETY: `writes` and the bytes its parts borrow outlive this call, which ends
                 // only once nothing is in flight; a slot is freed only once its completion was
                 // seen.
                 if unsafe { self.ring.submission().push(&entry) }.is_err() {
-                    self.give_back(slots[next].take());
+                    self.free_slot(slots[next].take());
                     break;
                 }
                 (next, flying) = (next + 1, flying + 1);
@@ -312,14 +313,14 @@ impl WriteRing {
                 let nth = completion.user_data() as usize;
                 let put = u64::try_from(completion.result()).ok();
                 done[nth] = put == Some(writes[nth].at.len_bytes);
-                self.give_back(slots[nth].take());
+                self.free_slot(slots[nth].take());
             }
         }
         done
     }
 
     /// Returns the request for a run: from its slot, or from the caller's memory.
-    fn entry(&self, run: &VectoredWrite<'_>, slot: Option<usize>) -> squeue::Entry {
+    fn build_entry(&self, run: &VectoredWrite<'_>, slot: Option<usize>) -> squeue::Entry {
         let at = run.at.start_bytes;
         match slot.zip(self.pool.as_ref()) {
             Some((slot, pool)) => {
@@ -334,7 +335,7 @@ impl WriteRing {
         }
     }
 
-    fn give_back(&mut self, slot: Option<usize>) {
+    fn free_slot(&mut self, slot: Option<usize>) {
         if let Some((pool, slot)) = self.pool.as_mut().zip(slot) {
             pool.free.push(slot);
         }
@@ -353,20 +354,20 @@ impl std::fmt::Debug for WriteRing {
 /// Error of the system, `ENOTTY` if it is no block device.
 pub(crate) fn discard_blocks(fd: &OwnedFd, extent: Extent) -> rustix::io::Result<()> {
     /// `BLKDISCARD`, which takes offset and length in bytes.
-    const DISCARD: ioctl::Opcode = ioctl::opcode::none(0x12, 119);
+    const BLKDISCARD_OPCODE: ioctl::Opcode = ioctl::opcode::none(0x12, 119);
     let range = [extent.start_bytes, extent.len_bytes];
     // SAFETY: `BLKDISCARD` reads two 64-bit numbers from its argument, which the setter points to
     // an array of its own.
-    unsafe { ioctl::ioctl(fd, ioctl::Setter::<DISCARD, [u64; 2]>::new(range)) }
+    unsafe { ioctl::ioctl(fd, ioctl::Setter::<BLKDISCARD_OPCODE, [u64; 2]>::new(range)) }
 }
 
 impl InFlight {
-    fn finish(self, result: i32, file: &RawFile) {
+    fn finish_read(self, result: i32, file: &RawFile) {
         let block = Block::from(self.memory);
         let whole = usize::try_from(result).is_ok_and(|got| got == block.len());
         // Short or failed: a synchronous read in this thread reveals the error.
         let answer = if whole { Ok(block) } else { file.read(self.at, block) };
-        self.promise.fulfil(answer);
+        self.promise.fulfill_promise(answer);
     }
 }
 
@@ -379,7 +380,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn runs_are_written_from_the_pool_and_without_one() {
+    fn write_ring_works_with_and_without_pool() {
         for with_pool in [true, false] {
             let file = tempfile::tempfile().unwrap();
             file.set_len(8 << 20).unwrap();
@@ -392,7 +393,7 @@ mod tests {
                 flushes: AtomicU64::new(0),
             };
             let Ok(mut ring) = WriteRing::start(&file_of_disk, with_pool) else {
-                crate::skipped::skipped("no io_uring here");
+                crate::skipped::report_skipped("no io_uring here");
                 return;
             };
             // More than there are slots, in several parts, some too long for one.
@@ -406,7 +407,7 @@ mod tests {
                 assert!(ring.write(&writes).iter().all(|done| *done));
             }
             let slots = ring.pool.as_ref().map_or(0, |pool| pool.free.len());
-            assert_eq!(slots, if with_pool { DEPTH } else { 0 });
+            assert_eq!(slots, if with_pool { RING_ENTRIES } else { 0 });
             for (nth, bytes) in parts.iter().enumerate() {
                 let mut read = vec![0xEE; bytes.len() + 1];
                 let at = nth as u64 * 24_576;

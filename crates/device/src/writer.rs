@@ -27,23 +27,23 @@ use crate::uring::{WriteRing, discard_blocks};
 use crate::{ChainBounds, Error, Extent, Group, Refused, Ticket, Write};
 
 /// Maximum groups in the queue; beyond it a submitter waits.
-const QUEUE_GROUPS_MAX: usize = 256;
+const MAX_QUEUED_GROUPS: usize = 256;
 /// Maximum bytes in the queue; one chain may be larger.
-const QUEUE_BYTES_MAX: u64 = 64 << 20;
+const MAX_QUEUED_BYTES: u64 = 64 << 20;
 /// Maximum bytes of one request to the file.
-const RUN_BYTES: u64 = 1 << 20;
+const MAX_RUN_BYTES: u64 = 1 << 20;
 /// Maximum blocks of one request (`IOV_MAX`).
-const RUN_WRITES: usize = 1024;
+const MAX_RUN_WRITES: usize = 1024;
 
 /// Queued bytes up to which the thread is not woken: waiters or its next tick write them.
 const WAKE_THRESHOLD_BYTES: u64 = 64 << 10;
 /// Interval at which the thread polls while groups keep coming.
-const TICK: Duration = Duration::from_millis(1);
+const POLL_INTERVAL: Duration = Duration::from_millis(1);
 /// Number of ticks without a group after which the thread sleeps until it is woken.
-const IDLE_TICKS: u32 = 20;
+const MAX_IDLE_TICKS: u32 = 20;
 
 /// Maximum waiting discards.
-const DISCARDS_MAX: usize = 4096;
+const MAX_PENDING_DISCARDS: usize = 4096;
 /// Minimum runs of a group for which a ring is faster than sequential writes.
 const MIN_RING_RUNS: usize = 8;
 
@@ -76,10 +76,10 @@ struct WriterState {
     durable: u64,
     writing: bool,
     flushing: bool,
-    thread: ThreadState,
+    thread: WriterThreadState,
     /// Number of threads that wait for a change.
     sleepers: usize,
-    discards: VecDeque<Discard>,
+    discards: VecDeque<PendingDiscard>,
     /// Range being discarded: a group that overlaps it waits.
     discarding: Option<Extent>,
     failed: Option<Error>,
@@ -88,7 +88,7 @@ struct WriterState {
 
 /// Activity of the writer thread.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-enum ThreadState {
+enum WriterThreadState {
     /// Writing, or about to check.
     #[default]
     Busy,
@@ -109,7 +109,7 @@ struct QueuedGroup {
 
 /// A range to discard once `follows` is durable.
 #[derive(Clone, Copy, Debug)]
-struct Discard {
+struct PendingDiscard {
     extent: Extent,
     follows: u64,
 }
@@ -129,7 +129,7 @@ impl Writer {
         });
         let mine = shared.clone();
         let name = std::thread::Builder::new().name("disk-write".into());
-        let thread = name.spawn(move || mine.write_all());
+        let thread = name.spawn(move || mine.run_writer_thread());
         // Without a thread every submit is refused as stopped.
         if let Err(error) = &thread {
             log::error!("no thread to write with: {error}");
@@ -144,19 +144,19 @@ impl Writer {
         after: &[Ticket],
     ) -> Result<Vec<Ticket>, Refused<Vec<Group>>> {
         let refuse = |chain, error| Err(Refused { payload: Some(chain), error });
-        let bytes = ChainBounds::of(&chain).bytes;
+        let bytes = ChainBounds::size_of_chain(&chain).bytes;
         let mut state = self.shared.lock();
         let newest = after.iter().copied().max().unwrap_or(Ticket(0));
         if newest.0 > state.issued {
             return refuse(chain, Error::UnknownTicket(newest));
         }
         while (state.is_full(bytes) || state.is_discarding(&chain)) && state.failed.is_none() {
-            state = self.shared.sleep(state);
+            state = self.shared.wait_for_change(state);
         }
         if state.failed.is_some() {
             return refuse(chain, Error::Stopped);
         }
-        let tickets = state.take(chain, newest.0);
+        let tickets = state.enqueue_chain(chain, newest.0);
         self.shared.wake_thread(&mut state);
         Ok(tickets)
     }
@@ -179,11 +179,12 @@ impl Writer {
             return Err(Error::UnknownTicket(newest));
         }
         if can && state.failed.is_none() {
-            let whole = extents.iter().filter_map(|extent| extent.whole_units(DISCARD_UNIT_BYTES));
+            let whole =
+                extents.iter().filter_map(|extent| extent.inner_aligned_extent(DISCARD_UNIT_BYTES));
             let follows = newest.0;
-            state.discards.extend(whole.map(|extent| Discard { extent, follows }));
+            state.discards.extend(whole.map(|extent| PendingDiscard { extent, follows }));
             // Discards are hints: the oldest are dropped first.
-            let surplus = state.discards.len().saturating_sub(DISCARDS_MAX);
+            let surplus = state.discards.len().saturating_sub(MAX_PENDING_DISCARDS);
             state.discards.drain(..surplus);
             self.shared.wake_thread(&mut state);
         }
@@ -193,7 +194,7 @@ impl Writer {
     pub(crate) fn wait_visible(&self, ticket: Ticket) -> Result<(), Error> {
         let mut state = self.shared.lock();
         loop {
-            if state.reached(ticket, state.written)? {
+            if state.has_reached(ticket, state.written)? {
                 return Ok(());
             }
             state = self.shared.write_or_sleep(state);
@@ -203,7 +204,7 @@ impl Writer {
     pub(crate) fn wait_durable(&self, ticket: Ticket) -> Result<(), Error> {
         let mut state = self.shared.lock();
         loop {
-            if state.reached(ticket, state.durable)? {
+            if state.has_reached(ticket, state.durable)? {
                 return Ok(());
             }
             state = match state.written >= ticket.0 {
@@ -229,7 +230,10 @@ impl WriterShared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn sleep<'a>(&self, mut state: MutexGuard<'a, WriterState>) -> MutexGuard<'a, WriterState> {
+    fn wait_for_change<'a>(
+        &self,
+        mut state: MutexGuard<'a, WriterState>,
+    ) -> MutexGuard<'a, WriterState> {
         state.sleepers += 1;
         let mut state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
         state.sleepers -= 1;
@@ -237,7 +241,7 @@ impl WriterShared {
     }
 
     /// Notifies all waiters, and the thread if it is needed: each costs a system call.
-    fn notify(&self, state: &mut WriterState) {
+    fn notify_waiters(&self, state: &mut WriterState) {
         if state.sleepers > 0 {
             self.changed.notify_all();
         }
@@ -247,32 +251,36 @@ impl WriterShared {
     /// Wakes the thread if work cannot wait for its next tick.
     fn wake_thread(&self, state: &mut WriterState) {
         let is_awaited = match state.thread {
-            ThreadState::Busy => false,
-            ThreadState::Dozing => state.queued_bytes > WAKE_THRESHOLD_BYTES,
-            ThreadState::Asleep => !state.queue.is_empty() || state.has_due_discard(),
+            WriterThreadState::Busy => false,
+            WriterThreadState::Dozing => state.queued_bytes > WAKE_THRESHOLD_BYTES,
+            WriterThreadState::Asleep => !state.queue.is_empty() || state.has_due_discard(),
         };
         if is_awaited {
-            state.thread = ThreadState::Busy;
+            state.thread = WriterThreadState::Busy;
             self.work.notify_one();
         }
     }
 
     /// Waits for a tick without work; after some of them, sleeps until woken.
-    fn doze<'a>(
+    fn sleep_until_work<'a>(
         &self,
         mut state: MutexGuard<'a, WriterState>,
         idle: &mut u32,
     ) -> MutexGuard<'a, WriterState> {
         let given = state.issued;
-        state.thread = if *idle < IDLE_TICKS { ThreadState::Dozing } else { ThreadState::Asleep };
+        state.thread = if *idle < MAX_IDLE_TICKS {
+            WriterThreadState::Dozing
+        } else {
+            WriterThreadState::Asleep
+        };
         let mut state = match state.thread {
-            ThreadState::Dozing => {
-                let dozed = self.work.wait_timeout(state, TICK);
+            WriterThreadState::Dozing => {
+                let dozed = self.work.wait_timeout(state, POLL_INTERVAL);
                 dozed.unwrap_or_else(PoisonError::into_inner).0
             }
             _ => self.work.wait(state).unwrap_or_else(PoisonError::into_inner),
         };
-        state.thread = ThreadState::Busy;
+        state.thread = WriterThreadState::Busy;
         *idle = if state.issued == given { *idle + 1 } else { 0 };
         state
     }
@@ -284,16 +292,16 @@ impl WriterShared {
         state: MutexGuard<'a, WriterState>,
     ) -> MutexGuard<'a, WriterState> {
         if state.writing || state.queue.is_empty() {
-            self.sleep(state)
+            self.wait_for_change(state)
         } else {
-            self.process_first(state)
+            self.process_first_group(state)
         }
     }
 
     /// Flushes, or waits for the flush in progress; the caller then checks if it was sufficient.
     fn flush<'a>(&'a self, mut state: MutexGuard<'a, WriterState>) -> MutexGuard<'a, WriterState> {
         if state.flushing {
-            return self.sleep(state);
+            return self.wait_for_change(state);
         }
         let covered = state.written;
         state.flushing = true;
@@ -303,13 +311,13 @@ impl WriterShared {
         state.flushing = false;
         match flushed {
             Ok(()) => state.durable = state.durable.max(covered),
-            Err(error) => state.stop(error),
+            Err(error) => state.fail_writer(error),
         }
-        self.notify(&mut state);
+        self.notify_waiters(&mut state);
         state
     }
 
-    fn write_all(&self) {
+    fn run_writer_thread(&self) {
         let mut idle = 0;
         let mut state = self.lock();
         loop {
@@ -317,8 +325,8 @@ impl WriterShared {
             state = match (state.queue.is_empty(), state.writing, discard) {
                 (_, _, Some(extent)) => self.discard(state, extent),
                 (true, _, None) if state.closing => return,
-                (false, false, None) => self.process_first(state),
-                _ => self.doze(state, &mut idle),
+                (false, false, None) => self.process_first_group(state),
+                _ => self.sleep_until_work(state, &mut idle),
             };
         }
     }
@@ -340,12 +348,12 @@ impl WriterShared {
         }
         let mut state = self.lock();
         state.discarding = None;
-        self.notify(&mut state);
+        self.notify_waiters(&mut state);
         state
     }
 
     /// Writes the first queued group, or flushes its dependency. No other thread writes meanwhile.
-    fn process_first<'a>(
+    fn process_first_group<'a>(
         &'a self,
         mut state: MutexGuard<'a, WriterState>,
     ) -> MutexGuard<'a, WriterState> {
@@ -365,15 +373,15 @@ impl WriterShared {
         state.queued_bytes = state.queued_bytes.saturating_sub(bytes);
         match written {
             Ok(()) => state.written += 1,
-            Err(error) => state.stop(error),
+            Err(error) => state.fail_writer(error),
         }
-        self.notify(&mut state);
+        self.notify_waiters(&mut state);
         state
     }
 
     fn write(&self, group: &Group) -> Result<(), Error> {
-        let (writes, overlap) = in_disk_order(&group.writes);
-        let runs = runs(&writes);
+        let (writes, overlap) = sort_by_offset(&group.writes);
+        let runs = split_into_runs(&writes);
         let mut ring = self.ring.lock().unwrap_or_else(PoisonError::into_inner);
         let at_once = match ring.as_mut() {
             Some(ring) if !overlap && runs.len() >= MIN_RING_RUNS => {
@@ -390,21 +398,22 @@ impl WriterShared {
     /// Writes several runs concurrently, if all are aligned: a read-modify-write must not overlap
     /// its neighbours.
     fn write_at_once(&self, runs: &[&[&Write]], ring: &mut WriteRing) -> Option<Vec<bool>> {
-        let gathered: Option<Vec<_>> = runs.iter().map(|run| self.file.gather(run)).collect();
+        let gathered: Option<Vec<_>> =
+            runs.iter().map(|run| self.file.to_vectored_write(run)).collect();
         Some(ring.write(&gathered?))
     }
 }
 
 impl WriterState {
     fn is_full(&self, more_bytes: u64) -> bool {
-        let full = self.queue.len() >= QUEUE_GROUPS_MAX
-            || self.queued_bytes.saturating_add(more_bytes) > QUEUE_BYTES_MAX;
+        let full = self.queue.len() >= MAX_QUEUED_GROUPS
+            || self.queued_bytes.saturating_add(more_bytes) > MAX_QUEUED_BYTES;
         full && self.queued_bytes + self.queue.len() as u64 > 0
     }
 
     /// Queues a chain. `follows` names the ticket that must be durable first; write order is by
     /// ticket anyway.
-    fn take(&mut self, chain: Vec<Group>, mut follows: u64) -> Vec<Ticket> {
+    fn enqueue_chain(&mut self, chain: Vec<Group>, mut follows: u64) -> Vec<Ticket> {
         if !self.discards.is_empty() {
             self.discards.retain(|discard| !touches_extent(&chain, discard.extent));
         }
@@ -435,7 +444,7 @@ impl WriterState {
     }
 
     /// Returns true if `count` has reached `ticket`; durable tickets stay so after a later failure.
-    fn reached(&self, ticket: Ticket, count: u64) -> Result<bool, Error> {
+    fn has_reached(&self, ticket: Ticket, count: u64) -> Result<bool, Error> {
         match &self.failed {
             _ if ticket.0 > self.issued => Err(Error::UnknownTicket(ticket)),
             _ if ticket.0 <= self.durable => Ok(true),
@@ -446,7 +455,7 @@ impl WriterState {
 
     /// Records the first failure, which ends all writing; queued groups are dropped and free their
     /// blocks.
-    fn stop(&mut self, error: Error) {
+    fn fail_writer(&mut self, error: Error) {
         log::error!("{error}: nothing more is written to this disk");
         self.failed.get_or_insert(error);
         self.queue.clear();
@@ -456,17 +465,17 @@ impl WriterState {
 }
 
 /// Returns the writes in disk order; if any two overlap, in their original order.
-fn in_disk_order(writes: &[Write]) -> (Vec<&Write>, bool) {
+fn sort_by_offset(writes: &[Write]) -> (Vec<&Write>, bool) {
     let mut sorted: Vec<_> = writes.iter().collect();
     sorted.sort_by_key(|write| write.at_bytes);
-    match sorted.windows(2).all(|pair| end(pair[0]) <= pair[1].at_bytes) {
+    match sorted.windows(2).all(|pair| write_end(pair[0]) <= pair[1].at_bytes) {
         true => (sorted, false),
         false => (writes.iter().collect(), true),
     }
 }
 
 /// Splits writes into runs of adjacent writes, each one request.
-fn runs<'a, 'b>(writes: &'b [&'a Write]) -> Vec<&'b [&'a Write]> {
+fn split_into_runs<'a, 'b>(writes: &'b [&'a Write]) -> Vec<&'b [&'a Write]> {
     let mut runs = vec![];
     let mut rest = writes;
     while !rest.is_empty() {
@@ -482,9 +491,9 @@ fn run_len(writes: &[&Write]) -> usize {
     let mut bytes = writes.first().map_or(0, |first| first.block.len() as u64);
     let joins = |pair: &&[&Write]| {
         bytes += pair[1].block.len() as u64;
-        end(pair[0]) == pair[1].at_bytes && bytes <= RUN_BYTES
+        write_end(pair[0]) == pair[1].at_bytes && bytes <= MAX_RUN_BYTES
     };
-    writes.windows(2).take_while(joins).take(RUN_WRITES - 1).count() + 1
+    writes.windows(2).take_while(joins).take(MAX_RUN_WRITES - 1).count() + 1
 }
 
 /// Returns true if any write of `chain` touches `extent`.
@@ -496,6 +505,6 @@ fn touches_extent(chain: &[Group], extent: Extent) -> bool {
 }
 
 /// Returns the offset after the last byte; the range was checked before.
-fn end(write: &Write) -> u64 {
+fn write_end(write: &Write) -> u64 {
     write.at_bytes + write.block.len() as u64
 }

@@ -24,7 +24,7 @@ use draconis_exchange::{
         Attributes, Refusal,
         file::{self, CHUNK_BYTES, CachingReader, File, FileServer},
     },
-    heap::{Block, PrivateBuffer, arena::Class},
+    heap::{Block, PrivateBuffer, arena::SlotClass},
 };
 use rustix::{
     net::{AddressFamily, SocketFlags, SocketType, socketpair},
@@ -33,18 +33,18 @@ use rustix::{
     thread::{CpuSet, sched_setaffinity},
 };
 
-const PATIENCE: Duration = Duration::from_secs(10);
-const CHILD: &str = "DRACONIS_BENCH_CHILD";
+const REPLY_TIMEOUT: Duration = Duration::from_secs(10);
+const CHILD_CPU_VARIABLE: &str = "DRACONIS_BENCH_CHILD";
 const REPLY_BYTES: usize = 4096;
 
 /// Fills `len` bytes of each buffer; 0 leaves it unchanged, so that only the transfer is measured.
-struct Filler;
+struct FillingFileServer;
 
-static FILL: [u8; 1 << 20] = [7; 1 << 20];
+static FILE_BYTES: [u8; 1 << 20] = [7; 1 << 20];
 
-impl FileServer for Filler {
+impl FileServer for FillingFileServer {
     fn read(&self, request: &mut file::Read) -> Result<u32, Refusal> {
-        let there = FILL.get(request.offset as usize..).unwrap_or_default();
+        let there = FILE_BYTES.get(request.offset as usize..).unwrap_or_default();
         let there = &there[..there.len().min(request.len as usize)];
         Ok(request.buffer.copy_in(0, there) as u32)
     }
@@ -53,7 +53,7 @@ impl FileServer for Filler {
     }
 }
 
-fn pin(cpu: usize) {
+fn pin_to_cpu(cpu: usize) {
     let mut set = CpuSet::new();
     set.set(cpu);
     if let Err(errno) = sched_setaffinity(None, &set) {
@@ -62,17 +62,19 @@ fn pin(cpu: usize) {
 }
 
 #[derive(Clone, Copy)]
-struct Mode {
+struct BenchMode {
     name: &'static str,
     peer_cpu: usize,
     batches: usize,
     round_trips: u32,
 }
 
-const TWO_CPUS: Mode = Mode { name: "2 cpus", peer_cpu: 1, batches: 101, round_trips: 2000 };
-const ONE_CPU: Mode = Mode { name: "1 cpu", peer_cpu: 0, batches: 51, round_trips: 400 };
+const TWO_CPU_MODE: BenchMode =
+    BenchMode { name: "2 cpus", peer_cpu: 1, batches: 101, round_trips: 2000 };
+const ONE_CPU_MODE: BenchMode =
+    BenchMode { name: "1 cpu", peer_cpu: 0, batches: 51, round_trips: 400 };
 
-struct Row {
+struct BenchResult {
     what: String,
     mode: &'static str,
     median_ns: f64,
@@ -81,7 +83,11 @@ struct Row {
 
 /// Measures several operations in turn, batch by batch, so that other load affects all of them
 /// alike.
-fn measure(labels: Vec<String>, mode: Mode, mut round_trip: impl FnMut(usize)) -> Vec<Row> {
+fn measure_interleaved(
+    labels: Vec<String>,
+    mode: BenchMode,
+    mut round_trip: impl FnMut(usize),
+) -> Vec<BenchResult> {
     let mut batch = |i| {
         let start = Instant::now();
         (0..mode.round_trips).for_each(|_| round_trip(i));
@@ -92,28 +98,28 @@ fn measure(labels: Vec<String>, mode: Mode, mut round_trip: impl FnMut(usize)) -
     for _ in 0..mode.batches {
         taken.iter_mut().enumerate().for_each(|(i, taken)| taken.push(batch(i)));
     }
-    labels.into_iter().zip(taken).map(|(what, taken)| Row::new(what, mode, taken)).collect()
+    labels.into_iter().zip(taken).map(|(what, taken)| BenchResult::new(what, mode, taken)).collect()
 }
 
-impl Row {
-    fn new(what: String, mode: Mode, mut batches: Vec<f64>) -> Self {
+impl BenchResult {
+    fn new(what: String, mode: BenchMode, mut batches: Vec<f64>) -> Self {
         batches.sort_by(f64::total_cmp);
         let (median_ns, least_ns) = (batches[batches.len() / 2], batches[0]);
         Self { what, mode: mode.name, median_ns, least_ns }
     }
 }
 
-fn print(title: &str, rows: &[Row]) {
+fn print_results(title: &str, rows: &[BenchResult]) {
     println!("\n{title}\n{:42} {:8} {:>10} {:>10} {:>7}", "", "mode", "median", "least", "ratio");
     for row in rows {
         let ratio = row.median_ns / rows[0].median_ns;
-        let Row { what, mode, median_ns, least_ns } = row;
+        let BenchResult { what, mode, median_ns, least_ns } = row;
         println!("{what:42} {mode:8} {median_ns:7.0} ns {least_ns:7.0} ns {ratio:7.2}");
     }
 }
 
 /// Sends one typed read over `caller` and gets the buffer back.
-fn read(caller: &mut RpcClient<File>, buffer: &mut Option<Block>, len: u32) {
+fn send_read(caller: &mut RpcClient<File>, buffer: &mut Option<Block>, len: u32) {
     let block = buffer.take().expect("the last reply returned it");
     let message = file::Read { buffer: block, buffer_offset: 0, offset: 0, len, no_atime: false };
     match caller.call(message) {
@@ -122,29 +128,29 @@ fn read(caller: &mut RpcClient<File>, buffer: &mut Option<Block>, len: u32) {
     }
 }
 
-fn over_threads(mode: Mode, what: &str, sizes: &[(usize, u32)]) -> Vec<Row> {
+fn bench_thread_channel(mode: BenchMode, what: &str, sizes: &[(usize, u32)]) -> Vec<BenchResult> {
     let (client, server) = channel::pair::<File>();
     let peer = std::thread::spawn(move || {
-        pin(mode.peer_cpu);
-        file::serve(server, &Filler, PATIENCE)
+        pin_to_cpu(mode.peer_cpu);
+        file::serve(server, &FillingFileServer, REPLY_TIMEOUT)
     });
-    let mut caller = RpcClient::new(client, PATIENCE);
+    let mut caller = RpcClient::new(client, REPLY_TIMEOUT);
     let mut buffers: Vec<_> = sizes.iter().map(|&(size, _)| Some(Block::private(size))).collect();
-    let rows = measure(labels(what, sizes), mode, |i| {
-        read(&mut caller, &mut buffers[i], sizes[i].1);
+    let rows = measure_interleaved(result_labels(what, sizes), mode, |i| {
+        send_read(&mut caller, &mut buffers[i], sizes[i].1);
     });
     drop(caller);
     let _ = peer.join();
     rows
 }
 
-fn labels(what: &str, sizes: &[(usize, u32)]) -> Vec<String> {
+fn result_labels(what: &str, sizes: &[(usize, u32)]) -> Vec<String> {
     let done = |len| if len == 0 { "handed over" } else { "filled" };
     sizes.iter().map(|&(size, len)| format!("{what}, {size} B {}", done(len))).collect()
 }
 
-fn plan() -> SessionConfig {
-    let class = |slot_bytes| Class { slot_bytes, slots: 8 };
+fn session_config() -> SessionConfig {
+    let class = |slot_bytes| SlotClass { slot_bytes, slots: 8 };
     SessionConfig {
         static_lanes: 1,
         host_lanes: 0,
@@ -154,14 +160,14 @@ fn plan() -> SessionConfig {
     }
 }
 
-fn child(cpu: usize) -> (Arc<Session>, Child) {
-    child_of(&plan(), cpu)
+fn spawn_child(cpu: usize) -> (Arc<Session>, Child) {
+    spawn_child_with(&session_config(), cpu)
 }
 
-fn child_of(plan: &SessionConfig, cpu: usize) -> (Arc<Session>, Child) {
+fn spawn_child_with(plan: &SessionConfig, cpu: usize) -> (Arc<Session>, Child) {
     let (offer, socket) = session::offer(plan).expect("a session");
     let child = Command::new(std::env::current_exe().expect("our own path"))
-        .env(CHILD, cpu.to_string())
+        .env(CHILD_CPU_VARIABLE, cpu.to_string())
         .stdin(socket)
         .spawn()
         .expect("a child");
@@ -169,25 +175,28 @@ fn child_of(plan: &SessionConfig, cpu: usize) -> (Arc<Session>, Child) {
     (offer.start(peer), child)
 }
 
-fn serve_as_child(cpu: usize) {
-    pin(cpu);
+fn run_child_server(cpu: usize) {
+    pin_to_cpu(cpu);
     let socket = std::io::stdin().as_fd().try_clone_to_owned().expect("the socket");
-    let session = session::accept(&socket, Instant::now() + PATIENCE).expect("a session");
+    let session = session::accept(&socket, Instant::now() + REPLY_TIMEOUT).expect("a session");
     let server = session.server::<File>(0).expect("lane 0");
     let _ = server.change_notifier();
-    let _ = file::serve(server, &Filler, PATIENCE);
+    let _ = file::serve(server, &FillingFileServer, REPLY_TIMEOUT);
 }
 
 /// Measures a read of `size` bytes of a 1 MiB file into a private buffer: a plain copy, messages,
 /// and the cache.
-fn by_reader(mode: Mode, size: usize) -> Vec<Row> {
-    let chunks = FILL.len() / CHUNK_BYTES as usize;
-    let plan = SessionConfig { host: vec![Class { slot_bytes: CHUNK_BYTES, slots: 10 }], ..plan() };
+fn bench_caching_reader(mode: BenchMode, size: usize) -> Vec<BenchResult> {
+    let chunks = FILE_BYTES.len() / CHUNK_BYTES as usize;
+    let plan = SessionConfig {
+        host: vec![SlotClass { slot_bytes: CHUNK_BYTES, slots: 10 }],
+        ..session_config()
+    };
     let readers = [0, chunks].map(|chunks| {
-        let (session, child) = child_of(&plan, mode.peer_cpu);
+        let (session, child) = spawn_child_with(&plan, mode.peer_cpu);
         let client = session.client::<File>(0).expect("lane 0");
-        let blocks = move |len| session.block(len);
-        (CachingReader::new(client, PATIENCE, chunks, blocks), child)
+        let blocks = move |len| session.allocate_block(len);
+        (CachingReader::new(client, REPLY_TIMEOUT, chunks, blocks), child)
     });
     let [(mut each, mut one), (mut kept, mut other)] = readers;
     let mut into = PrivateBuffer::new(size);
@@ -195,10 +204,10 @@ fn by_reader(mode: Mode, size: usize) -> Vec<Row> {
     let labels = ["copied", "a message for each 128 KiB", "kept"];
     let labels = labels.map(|what| format!("{size} B, {what}")).to_vec();
     let round_trips = (mode.round_trips as usize / size.div_ceil(16 << 10)).max(8) as u32;
-    let rows = measure(labels, Mode { round_trips, batches: 51, ..mode }, |i| {
-        at = (at + size) % FILL.len();
+    let rows = measure_interleaved(labels, BenchMode { round_trips, batches: 51, ..mode }, |i| {
+        at = (at + size) % FILE_BYTES.len();
         match i {
-            0 => into.copy_from_slice(&std::hint::black_box(&FILL)[at..at + size]),
+            0 => into.copy_from_slice(&std::hint::black_box(&FILE_BYTES)[at..at + size]),
             1 => assert_eq!(each.read(at as u64, &mut into), Ok(size)),
             _ => assert_eq!(kept.read(at as u64, &mut into), Ok(size)),
         }
@@ -209,12 +218,12 @@ fn by_reader(mode: Mode, size: usize) -> Vec<Row> {
     rows
 }
 
-fn over_processes(mode: Mode, what: &str, sizes: &[(usize, u32)]) -> Vec<Row> {
-    let (session, mut child) = child(mode.peer_cpu);
-    let mut caller = RpcClient::new(session.client::<File>(0).expect("lane 0"), PATIENCE);
-    let mut buffers: Vec<_> = sizes.iter().map(|&(size, _)| session.block(size)).collect();
-    let rows = measure(labels(what, sizes), mode, |i| {
-        read(&mut caller, &mut buffers[i], sizes[i].1);
+fn bench_process_channel(mode: BenchMode, what: &str, sizes: &[(usize, u32)]) -> Vec<BenchResult> {
+    let (session, mut child) = spawn_child(mode.peer_cpu);
+    let mut caller = RpcClient::new(session.client::<File>(0).expect("lane 0"), REPLY_TIMEOUT);
+    let mut buffers: Vec<_> = sizes.iter().map(|&(size, _)| session.allocate_block(size)).collect();
+    let rows = measure_interleaved(result_labels(what, sizes), mode, |i| {
+        send_read(&mut caller, &mut buffers[i], sizes[i].1);
     });
     drop(caller);
     let _ = child.wait();
@@ -222,20 +231,25 @@ fn over_processes(mode: Mode, what: &str, sizes: &[(usize, u32)]) -> Vec<Row> {
 }
 
 /// A request of 32 bytes and a reply of 4 KiB, through the kernel.
-fn over_streams(mode: Mode, what: &str, ours: [OwnedFd; 2], theirs: [OwnedFd; 2]) -> Row {
+fn bench_kernel_stream(
+    mode: BenchMode,
+    what: &str,
+    ours: [OwnedFd; 2],
+    theirs: [OwnedFd; 2],
+) -> BenchResult {
     let streams = |fds: [OwnedFd; 2]| fds.map(Stream::from);
     let [mut from, mut to] = streams(theirs);
     let peer = std::thread::spawn(move || {
-        pin(mode.peer_cpu);
+        pin_to_cpu(mode.peer_cpu);
         let mut request = [0; 32];
-        let reply = &FILL[..REPLY_BYTES];
+        let reply = &FILE_BYTES[..REPLY_BYTES];
         while from.read_exact(&mut request).is_ok() && to.write_all(reply).is_ok() {}
     });
     let [mut from, mut to] = streams(ours);
     let mut reply = [0; REPLY_BYTES];
-    let few = Mode { round_trips: mode.round_trips / 10, batches: 31, ..mode };
+    let few = BenchMode { round_trips: mode.round_trips / 10, batches: 31, ..mode };
     let label = format!("{what}, {REPLY_BYTES} B copied");
-    let mut rows = measure(vec![label], few, |_| {
+    let mut rows = measure_interleaved(vec![label], few, |_| {
         to.write_all(&[1; 32]).expect("the peer reads");
         from.read_exact(&mut reply).expect("the peer answers");
     });
@@ -244,19 +258,19 @@ fn over_streams(mode: Mode, what: &str, ours: [OwnedFd; 2], theirs: [OwnedFd; 2]
     rows.remove(0)
 }
 
-fn over_unix(mode: Mode) -> Row {
+fn bench_unix_socket(mode: BenchMode) -> BenchResult {
     let pair = socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None);
     let (a, b) = pair.expect("a socket pair");
     let both = |fd: OwnedFd| [fd.try_clone().expect("a descriptor"), fd];
-    over_streams(mode, "Unix socket", both(a), both(b))
+    bench_kernel_stream(mode, "Unix socket", both(a), both(b))
 }
 
-fn over_pipes(mode: Mode) -> Row {
+fn bench_pipes(mode: BenchMode) -> BenchResult {
     let (there, back) = (pipe().expect("a pipe"), pipe().expect("a pipe"));
-    over_streams(mode, "pipes", [back.0, there.1], [there.0, back.1])
+    bench_kernel_stream(mode, "pipes", [back.0, there.1], [there.0, back.1])
 }
 
-fn machine(cpus: usize) -> String {
+fn describe_machine(cpus: usize) -> String {
     let field = |path: &str, key: &str| {
         let text = std::fs::read_to_string(path).unwrap_or_default();
         let line = text.lines().find(|line| line.starts_with(key)).unwrap_or_default();
@@ -281,32 +295,35 @@ fn today() -> String {
 }
 
 fn main() {
-    if let Ok(cpu) = std::env::var(CHILD) {
-        return serve_as_child(cpu.parse().unwrap_or(0));
+    if let Ok(cpu) = std::env::var(CHILD_CPU_VARIABLE) {
+        return run_child_server(cpu.parse().unwrap_or(0));
     }
     let cpus = std::thread::available_parallelism().map_or(1, usize::from);
-    pin(0);
-    println!("{}\n{}; no chance involved; ns for one round trip", machine(cpus), today());
+    pin_to_cpu(0);
+    println!("{}\n{}; no chance involved; ns for one round trip", describe_machine(cpus), today());
     let once = [(REPLY_BYTES, 0), (REPLY_BYTES, REPLY_BYTES as u32)];
     let two_cpus = cpus > 1;
-    for mode in [TWO_CPUS, ONE_CPU] {
+    for mode in [TWO_CPU_MODE, ONE_CPU_MODE] {
         if mode.peer_cpu == 1 && !two_cpus {
             println!("\none CPU only: no spinning");
             continue;
         }
-        let mut rows = over_threads(mode, "typed read, threads", &once);
-        rows.extend(over_processes(mode, "typed read, processes", &once));
-        rows.push(over_unix(mode));
-        rows.push(over_pipes(mode));
-        print("A read of 4 KiB", &rows);
+        let mut rows = bench_thread_channel(mode, "typed read, threads", &once);
+        rows.extend(bench_process_channel(mode, "typed read, processes", &once));
+        rows.push(bench_unix_socket(mode));
+        rows.push(bench_pipes(mode));
+        print_results("A read of 4 KiB", &rows);
     }
     if two_cpus {
         let sizes = [4096, 4, 64, 1024, 16384, 65536, 262_144, 1 << 20].map(|size| (size, 0));
-        print("By size, threads", &over_threads(TWO_CPUS, "threads", &sizes));
-        print("By size, processes", &over_processes(TWO_CPUS, "processes", &sizes));
+        print_results("By size, threads", &bench_thread_channel(TWO_CPU_MODE, "threads", &sizes));
+        print_results(
+            "By size, processes",
+            &bench_process_channel(TWO_CPU_MODE, "processes", &sizes),
+        );
     }
-    let mode = if two_cpus { TWO_CPUS } else { ONE_CPU };
+    let mode = if two_cpus { TWO_CPU_MODE } else { ONE_CPU_MODE };
     for size in [4 << 10, 16 << 10, 64 << 10, 128 << 10, 1 << 20] {
-        print("Reading what the server has in memory", &by_reader(mode, size));
+        print_results("Reading what the server has in memory", &bench_caching_reader(mode, size));
     }
 }

@@ -89,7 +89,7 @@ impl ExpectedState {
     pub fn next_state(&self, tag: u32) -> Result<u8, Violation> {
         let message = self.table.messages.get(tag as usize).ok_or(Violation::Tag(tag))?;
         // A table has at most 256 messages.
-        self.table.next(self.state, tag as u8, self.peer).ok_or(Violation::State {
+        self.table.next_state(self.state, tag as u8, self.peer).ok_or(Violation::State {
             message: message.name,
             state: self.table.states[usize::from(self.state)],
         })
@@ -149,7 +149,7 @@ impl<Tx: Wire, Rx: Wire> RawEndpoint<Tx, Rx> {
         self.expected.state = self
             .expected
             .table
-            .next(self.expected.state, message.tag(), me)
+            .next_state(self.expected.state, message.tag(), me)
             .expect("a message was sent that the contract does not allow here");
         self.link.send(message);
     }
@@ -407,7 +407,7 @@ impl<C: Contract> Field for Server<C> {
 
     fn pack(self, into: &mut Packer<'_>) {
         let lane = self.core.link.into_lane_name();
-        let name = into.attachments().endpoint(lane);
+        let name = into.attachments().export_endpoint(lane);
         name.pack(into);
         C::FINGERPRINT.pack(into);
     }
@@ -417,6 +417,6 @@ impl<C: Contract> Field for Server<C> {
         if u64::unpack(from)? != C::FINGERPRINT {
             return Err(Violation::Fingerprint);
         }
-        Ok(from.attachments().end(lane)?.server())
+        Ok(from.attachments().import_endpoint(lane)?.server())
     }
 }

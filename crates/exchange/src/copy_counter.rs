@@ -5,16 +5,16 @@
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-static BYTES: AtomicU64 = AtomicU64::new(0);
+static COPIED_BYTES: AtomicU64 = AtomicU64::new(0);
 
 /// Counts `bytes` copied bytes.
-pub fn record(bytes: usize) {
+pub fn record_copied_bytes(bytes: usize) {
     if cfg!(debug_assertions) {
-        BYTES.fetch_add(bytes as u64, Relaxed);
+        COPIED_BYTES.fetch_add(bytes as u64, Relaxed);
     }
 }
 
 /// Returns the bytes copied by this process so far; `None` in builds that do not count.
-pub fn bytes() -> Option<u64> {
-    cfg!(debug_assertions).then(|| BYTES.load(Relaxed))
+pub fn copied_bytes() -> Option<u64> {
+    cfg!(debug_assertions).then(|| COPIED_BYTES.load(Relaxed))
 }

@@ -19,7 +19,7 @@ pub const MAX_FDS: usize = 253;
 
 /// A received message.
 #[derive(Debug)]
-pub struct Received {
+pub struct ReceivedMessage {
     /// Number of bytes; 0 if the peer has closed.
     pub len: usize,
     /// Descriptors, with close-on-exec set.
@@ -32,7 +32,7 @@ pub struct Received {
 ///
 /// # Errors
 /// Error of the socket; [`Errno::INVAL`] for more than [`MAX_FDS`] descriptors.
-pub fn send(socket: impl AsFd, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> Result<()> {
+pub fn send_with_fds(socket: impl AsFd, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> Result<()> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
     let mut control = SendAncillaryBuffer::new(&mut space);
     if !control.push(SendAncillaryMessage::ScmRights(fds)) {
@@ -46,7 +46,11 @@ pub fn send(socket: impl AsFd, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> Result<(
 ///
 /// # Errors
 /// Error of the socket.
-pub fn receive(socket: impl AsFd, bytes: &mut [u8], flags: RecvFlags) -> Result<Received> {
+pub fn receive_with_fds(
+    socket: impl AsFd,
+    bytes: &mut [u8],
+    flags: RecvFlags,
+) -> Result<ReceivedMessage> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let flags = flags | RecvFlags::CMSG_CLOEXEC;
@@ -64,7 +68,7 @@ pub fn receive(socket: impl AsFd, bytes: &mut [u8], flags: RecvFlags) -> Result<
         }
     }
     let whole = !got.flags.intersects(ReturnFlags::CTRUNC | ReturnFlags::TRUNC);
-    Ok(Received { len: got.bytes, fds, is_complete: whole })
+    Ok(ReceivedMessage { len: got.bytes, fds, is_complete: whole })
 }
 
 #[cfg(test)]
@@ -73,19 +77,19 @@ mod tests {
     use std::os::unix::net::UnixDatagram;
 
     #[test]
-    fn descriptors_arrive_with_their_bytes() {
+    fn fds_arrive_with_message_bytes() {
         let (one, other) = UnixDatagram::pair().unwrap();
         let fds = [one.as_fd(); MAX_FDS];
-        send(&one, b"ab", &fds).unwrap();
-        send(&one, b"abc", &[]).unwrap();
+        send_with_fds(&one, b"ab", &fds).unwrap();
+        send_with_fds(&one, b"abc", &[]).unwrap();
         let mut bytes = [0; 2];
-        let got = receive(&other, &mut bytes, RecvFlags::empty()).unwrap();
+        let got = receive_with_fds(&other, &mut bytes, RecvFlags::empty()).unwrap();
         assert_eq!((got.len, got.fds.len(), got.is_complete, &bytes), (2, MAX_FDS, true, b"ab"));
-        let cut = receive(&other, &mut bytes, RecvFlags::empty()).unwrap();
+        let cut = receive_with_fds(&other, &mut bytes, RecvFlags::empty()).unwrap();
         assert_eq!((cut.len, cut.fds.len(), cut.is_complete), (2, 0, false));
-        let none = receive(&other, &mut bytes, RecvFlags::DONTWAIT).unwrap_err();
+        let none = receive_with_fds(&other, &mut bytes, RecvFlags::DONTWAIT).unwrap_err();
         assert_eq!(none, Errno::AGAIN);
         let too_many = [one.as_fd(); MAX_FDS + 1];
-        assert_eq!(send(&one, b"a", &too_many), Err(Errno::INVAL));
+        assert_eq!(send_with_fds(&one, b"a", &too_many), Err(Errno::INVAL));
     }
 }

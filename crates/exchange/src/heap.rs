@@ -76,7 +76,7 @@ impl Block {
     pub fn copy_out(&self, at_bytes: usize, into: &mut [u8]) -> usize {
         let n = self.len().saturating_sub(at_bytes).min(into.len());
         if n > 0 {
-            copy_counter::record(n);
+            copy_counter::record_copied_bytes(n);
             let into = &mut into[..n];
             match &self.0 {
                 BlockStorage::Private(memory) => {
@@ -94,7 +94,7 @@ impl Block {
     pub fn copy_in(&mut self, at_bytes: usize, from: &[u8]) -> usize {
         let n = self.len().saturating_sub(at_bytes).min(from.len());
         if n > 0 {
-            copy_counter::record(n);
+            copy_counter::record_copied_bytes(n);
             match &mut self.0 {
                 BlockStorage::Slot(slot) => slot.copy_in(at_bytes, &from[..n]),
                 _ => self.make_private()[at_bytes..at_bytes + n].copy_from_slice(&from[..n]),
@@ -240,7 +240,7 @@ impl From<OwnedSlot> for Block {
 mod tests {
     use super::*;
 
-    fn lent(pieces: &[&'static [u8]], len: usize) -> Block {
+    fn shared_block(pieces: &[&'static [u8]], len: usize) -> Block {
         let mut block = Block::unallocated(len);
         let mut at = 0;
         for piece in pieces {
@@ -250,9 +250,9 @@ mod tests {
     }
 
     #[test]
-    fn lent_pieces_are_seen_and_not_copied() {
+    fn shared_slices_are_not_copied() {
         let data: &'static [u8] = b"the cache's own";
-        let block = lent(&[&data[..4], &data[4..]], 20);
+        let block = shared_block(&[&data[..4], &data[4..]], 20);
         let seen: Vec<_> = block.slices().map(<[u8]>::as_ptr).collect();
         assert_eq!(seen, [data.as_ptr(), data[4..].as_ptr()]);
         assert!(block.bytes().is_none() && block.len() == 20);
@@ -263,11 +263,11 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_put_at_the_end_is_copied() {
-        let mut block = lent(&[b"ab"], 6);
+    fn slice_put_out_of_order_is_copied() {
+        let mut block = shared_block(&[b"ab"], 6);
         assert_eq!(block.put_slice(4, SharedSlice::new(*b"efgh")), 2);
         assert_eq!(block.bytes(), Some(&b"ab\0\0ef"[..]));
-        let mut block = lent(&[b"abc"], 3);
+        let mut block = shared_block(&[b"abc"], 3);
         assert_eq!(block.put_slice(3, SharedSlice::new(*b"d")), 0, "no room");
         block.copy_in(1, b"X");
         assert_eq!(block.bytes(), Some(&b"aXc"[..]));
@@ -276,7 +276,10 @@ mod tests {
 
     #[test]
     fn blocks_are_copied_from_each_other() {
-        let sources = [lent(&[b"01", b"234", b"5"], 6), lent(&[b"012345"], 6).into_private_block()];
+        let sources = [
+            shared_block(&[b"01", b"234", b"5"], 6),
+            shared_block(&[b"012345"], 6).into_private_block(),
+        ];
         for from in &sources {
             for (at, from_at, len) in [(0, 0, 6), (1, 1, 4), (3, 2, 4), (0, 5, 9), (6, 0, 1)] {
                 let mut into = Block::private(6);

@@ -161,7 +161,7 @@ impl DelayPoint {
 }
 
 /// Returns the environment variables that pass faults and delay on to a worker.
-pub fn environment() -> impl Iterator<Item = (&'static str, String)> {
+pub fn inherited_variables() -> impl Iterator<Item = (&'static str, String)> {
     let names =
         if cfg!(feature = "omissions") { &[FAULTS_VARIABLE, DELAY_VARIABLE][..] } else { &[] };
     names.iter().filter_map(|name| Some((*name, std::env::var(name).ok()?)))

@@ -22,29 +22,29 @@ use rustix::net::{
 };
 
 /// Maximum length of a notice in bytes.
-const NOTICE_MAX_BYTES: usize = 128;
-const NUMBER_BYTES: usize = 8;
-const ANSWER_BYTES: usize = NUMBER_BYTES + 4;
+const MAX_NOTICE_BYTES: usize = 128;
+const SEQUENCE_NUMBER_BYTES: usize = 8;
+const REPLY_BYTES: usize = SEQUENCE_NUMBER_BYTES + 4;
 
 /// Creates a connected pair: the sender of notices, and the socket for [`relay`].
 ///
 /// # Errors
 /// Error of the system.
-pub fn pair() -> Result<(Notices, OwnedFd)> {
+pub fn pair() -> Result<(NoticeSender, OwnedFd)> {
     let (flags, kind) = (SocketFlags::CLOEXEC, SocketType::SEQPACKET);
     let (ours, theirs) = socketpair(AddressFamily::UNIX, kind, flags, None)?;
-    Ok((Notices::new(ours), theirs))
+    Ok((NoticeSender::new(ours), theirs))
 }
 
 /// Sender of notices. One is in flight at a time.
 #[derive(Debug)]
-pub struct Notices {
+pub struct NoticeSender {
     socket: OwnedFd,
     /// Number of the last notice.
     last: Mutex<u64>,
 }
 
-impl Notices {
+impl NoticeSender {
     /// Creates a sender over `socket`.
     pub fn new(socket: OwnedFd) -> Self {
         Self { socket, last: Mutex::new(0) }
@@ -60,16 +60,16 @@ impl Notices {
         *last += 1;
         let message = [&last.to_ne_bytes()[..], notice].concat();
         send(&self.socket, &message, SendFlags::NOSIGNAL)?;
-        let mut answer = [0; ANSWER_BYTES];
+        let mut answer = [0; REPLY_BYTES];
         loop {
             self.wait(until)?;
             match recv(&self.socket, &mut answer, RecvFlags::empty()) {
-                Ok((ANSWER_BYTES, _)) => {}
+                Ok((REPLY_BYTES, _)) => {}
                 Ok(_) => return Err(Errno::PIPE),
                 Err(Errno::INTR) => continue,
                 Err(errno) => return Err(errno),
             }
-            let (number, errno) = answer.split_at(NUMBER_BYTES);
+            let (number, errno) = answer.split_at(SEQUENCE_NUMBER_BYTES);
             if number == last.to_ne_bytes() {
                 let errno = i32::from_ne_bytes(errno.try_into().unwrap_or_default());
                 return if errno == 0 { Ok(()) } else { Err(Errno::from_raw_os_error(errno)) };
@@ -88,23 +88,23 @@ impl Notices {
     }
 }
 
-impl AsFd for Notices {
+impl AsFd for NoticeSender {
     fn as_fd(&self) -> std::os::fd::BorrowedFd<'_> {
         self.socket.as_fd()
     }
 }
 
 /// Passes each notice from `socket` to `write` and replies with its result, until the peer closes.
-pub fn relay(socket: impl AsFd, mut write: impl FnMut(&[u8]) -> Result<usize>) {
-    let mut message = [0; NUMBER_BYTES + NOTICE_MAX_BYTES];
+pub fn relay_notices(socket: impl AsFd, mut write: impl FnMut(&[u8]) -> Result<usize>) {
+    let mut message = [0; SEQUENCE_NUMBER_BYTES + MAX_NOTICE_BYTES];
     loop {
         let len = match recv(&socket, &mut message, RecvFlags::empty()) {
             Err(Errno::INTR) => continue,
-            Ok((len, _)) if len > NUMBER_BYTES => len,
+            Ok((len, _)) if len > SEQUENCE_NUMBER_BYTES => len,
             // The peer closed, or sent no valid notice.
             _ => return,
         };
-        let (number, notice) = message[..len].split_at(NUMBER_BYTES);
+        let (number, notice) = message[..len].split_at(SEQUENCE_NUMBER_BYTES);
         let errno = write(notice).err().map_or(0, Errno::raw_os_error);
         let answer = [number, &errno.to_ne_bytes()].concat();
         if send(&socket, &answer, SendFlags::NOSIGNAL).is_err() {
@@ -118,11 +118,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn notices_are_written_and_their_errors_come_back() {
+    fn relayed_notice_returns_write_error() {
         let (notices, theirs) = pair().unwrap();
         let relayed = std::thread::spawn(move || {
             let mut written = vec![];
-            relay(theirs, |notice| {
+            relay_notices(theirs, |notice| {
                 written.push(notice.to_vec());
                 if notice == b"gone" { Err(Errno::NOENT) } else { Ok(notice.len()) }
             });
@@ -135,12 +135,12 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_that_comes_too_late_is_not_the_next_one() {
+    fn late_reply_is_not_taken_for_next_notice() {
         let (notices, theirs) = pair().unwrap();
         let wait = Some(Duration::from_millis(5));
         assert_eq!(notices.send(b"late", wait), Err(Errno::TIMEDOUT));
         let relayed = std::thread::spawn(move || {
-            relay(theirs, |notice| if notice == b"late" { Err(Errno::IO) } else { Ok(0) });
+            relay_notices(theirs, |notice| if notice == b"late" { Err(Errno::IO) } else { Ok(0) });
         });
         assert_eq!(notices.send(b"next", None), Ok(()));
         drop(notices);
@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn a_relay_that_is_gone_is_an_error() {
+    fn send_fails_without_relay() {
         let (notices, theirs) = pair().unwrap();
         drop(theirs);
         assert!(notices.send(b"pages", None).is_err());

@@ -27,7 +27,7 @@ use rustix::{
 
 use crate::violation::Violation;
 
-const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL);
+const REQUIRED_SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL);
 
 /// A mapping of a sealed memfd.
 #[derive(Debug)]
@@ -52,7 +52,7 @@ impl SharedMemory {
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING | MemfdFlags::NOEXEC_SEAL;
         let memory = fs::memfd_create("draconis-exchange", flags)?;
         fs::ftruncate(&memory, len as u64)?;
-        fs::fcntl_add_seals(&memory, SEALS)?;
+        fs::fcntl_add_seals(&memory, REQUIRED_SEALS)?;
         Self::map(memory, len)
     }
 
@@ -63,7 +63,7 @@ impl SharedMemory {
     pub fn map_peer(memory: OwnedFd, len: usize) -> Result<Self, Violation> {
         let seals =
             fs::fcntl_get_seals(&memory).map_err(|_| Violation::Memory("it is no memfd"))?;
-        if !seals.contains(SEALS) {
+        if !seals.contains(REQUIRED_SEALS) {
             return Err(Violation::Memory("it is not sealed"));
         }
         let stat = fs::fstat(&memory).map_err(|_| Violation::Memory("it has no size"))?;
@@ -286,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn copies_of_every_length_and_place_are_whole_and_no_more() {
+    fn copies_stay_in_bounds_at_every_length_and_offset() {
         let shared = SharedMemory::new(8192).unwrap();
         let bytes: Vec<u8> = (0..700).map(|at| (at % 251) as u8 + 1).collect();
         for len in (0..300).chain([511, 512, 513, 640, 699]) {
@@ -307,13 +307,13 @@ mod tests {
     }
 
     #[test]
-    fn memory_that_could_change_its_size_is_refused() {
+    fn memfd_without_seals_or_wrong_size_is_refused() {
         let adopt = |memory| SharedMemory::map_peer(memory, 4096).unwrap_err();
-        for seals in [SealFlags::empty(), SealFlags::SHRINK, SEALS - SealFlags::SEAL] {
+        for seals in [SealFlags::empty(), SealFlags::SHRINK, REQUIRED_SEALS - SealFlags::SEAL] {
             assert_eq!(adopt(memfd(4096, seals)), Violation::Memory("it is not sealed"));
         }
-        assert_eq!(adopt(memfd(2048, SEALS)), Violation::Memory("it has another size"));
-        assert_eq!(adopt(memfd(8192, SEALS)), Violation::Memory("it has another size"));
+        assert_eq!(adopt(memfd(2048, REQUIRED_SEALS)), Violation::Memory("it has another size"));
+        assert_eq!(adopt(memfd(8192, REQUIRED_SEALS)), Violation::Memory("it has another size"));
         let pipe = rustix::pipe::pipe().unwrap().0;
         assert_eq!(adopt(pipe), Violation::Memory("it is no memfd"));
     }

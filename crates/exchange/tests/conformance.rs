@@ -5,8 +5,8 @@ mod common;
 use std::time::{Duration, Instant};
 
 use common::{
-    PATIENCE, name, soon,
-    transport::{Lanes, Processes, Role, Threads, Transport, play_if_child},
+    TEST_TIMEOUT, name, test_deadline,
+    transport::{Lanes, Processes, Role, TestTransport, Threads, run_if_child},
 };
 use draconis_exchange::{
     channel::{ChannelError, RpcClient},
@@ -22,7 +22,7 @@ use draconis_exchange::{
 
 #[test]
 fn child_entry() {
-    play_if_child();
+    run_if_child();
 }
 
 /// Runs every test over every transport.
@@ -45,34 +45,34 @@ macro_rules! conform {
 conform! {
     threads: Threads, lanes: Lanes, processes: Processes;
     {
-        a_bound_file_is_read,
-        links_are_reparsed_by_the_client_up_to_a_bound,
-        a_bound_directory_answers_and_lists,
-        a_refused_end_comes_back,
-        bulk_comes_back,
-        a_reply_that_was_sent_is_heard_before_the_closing,
-        an_unread_request_comes_home,
-        a_request_to_a_closed_server_comes_home,
-        a_silent_server_is_given_up_and_its_late_reply_comes_home,
-        a_thousand_binds_use_the_same_lanes,
-        states_lead_where_the_reply_says,
-        a_peer_that_dies_is_told_in_every_state,
+        bound_file_is_readable,
+        client_follows_symlinks_up_to_limit,
+        bound_directory_is_listed,
+        refused_endpoint_is_returned,
+        request_buffers_return_with_reply,
+        reply_sent_before_close_is_received,
+        unread_request_attachments_are_reclaimed,
+        attachments_sent_to_closed_server_are_reclaimed,
+        late_reply_after_timeout_is_reclaimed,
+        repeated_binds_reuse_lanes,
+        client_state_follows_reply,
+        peer_death_returns_closed_in_every_state,
     }
 }
 
-fn with_tree<T: Transport>(test: impl FnOnce(&T, &mut RpcClient<Directory>)) {
+fn with_tree<T: TestTransport>(test: impl FnOnce(&T, &mut RpcClient<Directory>)) {
     let (transport, client) = T::start::<Directory>(Role::Tree);
-    let mut caller = RpcClient::new(client, PATIENCE);
+    let mut caller = RpcClient::new(client, TEST_TIMEOUT);
     test(&transport, &mut caller);
     drop(caller);
     transport.finish();
 }
 
-fn a_bound_file_is_read<T: Transport>() {
+fn bound_file_is_readable<T: TestTransport>() {
     with_tree::<T>(|transport, directory| {
         let ends = transport.pair();
         let (mut hello, attributes) =
-            tree::open(directory, Node::ROOT, b"hello", ends, PATIENCE).unwrap();
+            tree::open(directory, Node::ROOT, b"hello", ends, TEST_TIMEOUT).unwrap();
         assert_eq!(attributes.size_bytes, 12);
         let buffer = transport.block(4096);
         let ack = hello
@@ -101,10 +101,10 @@ fn a_bound_file_is_read<T: Transport>() {
     });
 }
 
-fn links_are_reparsed_by_the_client_up_to_a_bound<T: Transport>() {
+fn client_follows_symlinks_up_to_limit<T: TestTransport>() {
     with_tree::<T>(|transport, directory| {
         let mut open = |path: &[u8]| {
-            tree::open(directory, Node::ROOT, path, transport.pair(), PATIENCE)
+            tree::open(directory, Node::ROOT, path, transport.pair(), TEST_TIMEOUT)
                 .map(|(_, attributes)| attributes.node)
         };
         assert_eq!(open(b"/dir/../link"), Ok(Node(2)));
@@ -118,14 +118,17 @@ fn links_are_reparsed_by_the_client_up_to_a_bound<T: Transport>() {
     });
 }
 
-fn a_bound_directory_answers_and_lists<T: Transport>() {
+fn bound_directory_is_listed<T: TestTransport>() {
     with_tree::<T>(|transport, root| {
         let (client, server) = transport.pair::<Directory>();
         let room = transport.block(tree::MAX_PATH_BYTES);
         let end = directory::Endpoint::Directory(server);
         let (attributes, _) = tree::bind(root, Node::ROOT, b"dir", room, end).unwrap();
         let (reply, client) = client
-            .call(directory::Lookup { parent: attributes.node, name: name("loop") }, soon())
+            .call(
+                directory::Lookup { parent: attributes.node, name: name("loop") },
+                test_deadline(),
+            )
             .unwrap();
         assert_eq!(reply.unwrap().attributes.node, Node(5));
         let message = directory::Enumerate {
@@ -135,7 +138,7 @@ fn a_bound_directory_answers_and_lists<T: Transport>() {
             with_attributes: true,
             no_atime: false,
         };
-        let (reply, _) = client.call(message, soon()).unwrap();
+        let (reply, _) = client.call(message, test_deadline()).unwrap();
         let ack = reply.unwrap();
         let names: Vec<_> = EntryReader::new(&ack.buffer, ack.len)
             .unwrap()
@@ -145,7 +148,7 @@ fn a_bound_directory_answers_and_lists<T: Transport>() {
     });
 }
 
-fn a_refused_end_comes_back<T: Transport>() {
+fn refused_endpoint_is_returned<T: TestTransport>() {
     with_tree::<T>(|transport, directory| {
         let (client, server) = transport.pair::<File>();
         let bind = |path: &[u8], end| {
@@ -157,19 +160,19 @@ fn a_refused_end_comes_back<T: Transport>() {
         let nak = directory.call(bind(b"nothing", end)).unwrap().unwrap_err();
         // Binds the same endpoint again, to an existing file.
         directory.call(bind(b"hello", nak.end)).unwrap().unwrap();
-        let (reply, _) = client.call(file::GetAttributes {}, soon()).unwrap();
+        let (reply, _) = client.call(file::GetAttributes {}, test_deadline()).unwrap();
         assert_eq!(reply.unwrap().attributes.node, Node(2));
     });
 }
 
-fn bulk_comes_back<T: Transport>() {
+fn request_buffers_return_with_reply<T: TestTransport>() {
     let (transport, client) = T::start::<Disk>(Role::CloseAfter(9));
     let blocks: Vec<_> = (0..64).map(|i| (i * 4096, transport.block(4096))).collect();
     let mut after = List::new();
     after.push(7).unwrap();
     let (blocks, ends) = (List::try_from(blocks).unwrap(), List::try_from(vec![64]).unwrap());
     let submit = disk::Submit { blocks, ends, after, mark: 0, durable: None, more: false };
-    let (reply, client) = client.call(submit, soon()).unwrap();
+    let (reply, client) = client.call(submit, test_deadline()).unwrap();
     let nak = reply.unwrap_err();
     assert_eq!((nak.why, nak.blocks.len()), (Refusal::ReadOnly, 64));
     assert!(
@@ -182,7 +185,7 @@ fn bulk_comes_back<T: Transport>() {
     transport.finish();
 }
 
-fn read<T: Transport>(transport: &T) -> file::Read {
+fn read<T: TestTransport>(transport: &T) -> file::Read {
     file::Read {
         buffer: transport.block(4096),
         buffer_offset: 0,
@@ -192,10 +195,10 @@ fn read<T: Transport>(transport: &T) -> file::Read {
     }
 }
 
-fn a_reply_that_was_sent_is_heard_before_the_closing<T: Transport>() {
+fn reply_sent_before_close_is_received<T: TestTransport>() {
     for after in [1, 3] {
         let (transport, client) = T::start::<File>(Role::CloseAfter(after));
-        let mut caller = RpcClient::new(client, PATIENCE);
+        let mut caller = RpcClient::new(client, TEST_TIMEOUT);
         for _ in 0..after {
             assert_eq!(caller.call(read(&transport)).unwrap().unwrap_err().why, Refusal::Io);
         }
@@ -205,7 +208,7 @@ fn a_reply_that_was_sent_is_heard_before_the_closing<T: Transport>() {
     }
 }
 
-fn an_unread_request_comes_home<T: Transport>() {
+fn unread_request_attachments_are_reclaimed<T: TestTransport>() {
     let (transport, directory) = T::start::<Directory>(Role::CloseAfter(0));
     let (client, server) = transport.pair::<File>();
     // The endpoint is in a request that the server drops unread when it closes.
@@ -213,12 +216,12 @@ fn an_unread_request_comes_home<T: Transport>() {
     let path = transport.block(4096);
     let end = directory::Endpoint::File(server);
     let bind = directory::Bind { from: Node::ROOT, path, len: 0, end };
-    assert_eq!(directory.call(bind, soon()).unwrap_err(), ChannelError::Closed);
-    assert_eq!(waiting.receive(soon()).unwrap_err(), ChannelError::Closed);
+    assert_eq!(directory.call(bind, test_deadline()).unwrap_err(), ChannelError::Closed);
+    assert_eq!(waiting.receive(test_deadline()).unwrap_err(), ChannelError::Closed);
     transport.finish();
 }
 
-fn a_request_to_a_closed_server_comes_home<T: Transport>() {
+fn attachments_sent_to_closed_server_are_reclaimed<T: TestTransport>() {
     let (transport, directory) = T::start::<Directory>(Role::Close);
     // Time to close; if it takes longer, the request stays unread.
     std::thread::sleep(Duration::from_millis(100));
@@ -227,12 +230,12 @@ fn a_request_to_a_closed_server_comes_home<T: Transport>() {
     let path = transport.block(4096);
     let end = directory::Endpoint::File(server);
     let bind = directory::Bind { from: Node::ROOT, path, len: 0, end };
-    assert_eq!(directory.call(bind, soon()).unwrap_err(), ChannelError::Closed);
-    assert_eq!(waiting.receive(soon()).unwrap_err(), ChannelError::Closed);
+    assert_eq!(directory.call(bind, test_deadline()).unwrap_err(), ChannelError::Closed);
+    assert_eq!(waiting.receive(test_deadline()).unwrap_err(), ChannelError::Closed);
     transport.finish();
 }
 
-fn a_silent_server_is_given_up_and_its_late_reply_comes_home<T: Transport>() {
+fn late_reply_after_timeout_is_reclaimed<T: TestTransport>() {
     let (transport, client) = T::start::<File>(Role::Silent(Duration::from_millis(150)));
     // A child process takes time to start: it must have begun to be silent.
     let mut waiting = client.send(read(&transport));
@@ -244,14 +247,14 @@ fn a_silent_server_is_given_up_and_its_late_reply_comes_home<T: Transport>() {
     transport.finish();
 }
 
-fn a_thousand_binds_use_the_same_lanes<T: Transport>() {
+fn repeated_binds_reuse_lanes<T: TestTransport>() {
     with_tree::<T>(|transport, directory| {
         for _ in 0..1000 {
-            let ends = loop_until(|| {
+            let ends = retry_until_some(|| {
                 std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| transport.pair())).ok()
             });
             let (mut hello, _) =
-                tree::open(directory, Node::ROOT, b"hello", ends, PATIENCE).unwrap();
+                tree::open(directory, Node::ROOT, b"hello", ends, TEST_TIMEOUT).unwrap();
             let ack = hello.call(read(transport)).unwrap().unwrap();
             assert_eq!(ack.len, 12);
         }
@@ -259,8 +262,8 @@ fn a_thousand_binds_use_the_same_lanes<T: Transport>() {
 }
 
 /// Retries: the peer closes its endpoints a little after we close ours.
-fn loop_until<T>(mut f: impl FnMut() -> Option<T>) -> T {
-    let deadline = soon();
+fn retry_until_some<T>(mut f: impl FnMut() -> Option<T>) -> T {
+    let deadline = test_deadline();
     loop {
         match f() {
             Some(value) => return value,
@@ -270,18 +273,18 @@ fn loop_until<T>(mut f: impl FnMut() -> Option<T>) -> T {
     }
 }
 
-fn states_lead_where_the_reply_says<T: Transport>() {
+fn client_state_follows_reply<T: TestTransport>() {
     use draconis_exchange::channel::Reply;
     let (transport, client) = T::start::<Volume>(Role::CloseAfter(9));
     let mount = volume::Mount { options: transport.block(100), len: 0 };
-    let running = match client.send(mount).receive(soon()).unwrap() {
+    let running = match client.send(mount).receive(test_deadline()).unwrap() {
         Reply::Ack(ack, running) => {
             assert!(ack.mounted.read_only);
             running
         }
         Reply::Nak(nak, _) => panic!("{}", nak.why.why),
     };
-    let running = match running.send(volume::Unmount {}).receive(soon()).unwrap() {
+    let running = match running.send(volume::Unmount {}).receive(test_deadline()).unwrap() {
         Reply::Nak(nak, running) => {
             assert_eq!(nak.why, Refusal::Busy);
             running
@@ -289,7 +292,7 @@ fn states_lead_where_the_reply_says<T: Transport>() {
         Reply::Ack(..) => panic!("busy volumes stay"),
     };
     let status = volume::Status { buffer: transport.block(64) };
-    let (reply, _) = running.call(status, soon()).unwrap();
+    let (reply, _) = running.call(status, test_deadline()).unwrap();
     assert_eq!(reply.unwrap_err().buffer.len(), 64);
     transport.finish();
 }
@@ -299,17 +302,17 @@ macro_rules! dies {
     ($T:ty, $C:ty, $transport:ident, $answered:expr, |$client:ident| $first:expr; $($message:expr),* $(,)?) => {$(
         let ($transport, $client) = <$T>::start::<$C>(Role::DieAt($answered));
         let $client = $first;
-        let told = $client.send($message).receive(soon()).map(drop);
+        let told = $client.send($message).receive(test_deadline()).map(drop);
         assert_eq!(told, Err(ChannelError::Closed), "{}", stringify!($message));
         $transport.finish();
     )*};
 }
 
-fn a_peer_that_dies_is_told_in_every_state<T: Transport>() {
+fn peer_death_returns_closed_in_every_state<T: TestTransport>() {
     use draconis_exchange::contract::{AttributeChange, AttributeName, FallocateMode};
     let (node, parent, name) = (Node(9), Node::ROOT, name("x"));
     let attribute = AttributeName::new(b"user.x/y").unwrap();
-    dies! { T, File, t, 1, |client| client.call(read(&t), soon()).unwrap().1;
+    dies! { T, File, t, 1, |client| client.call(read(&t), test_deadline()).unwrap().1;
         read(&t),
         file::Write {
             buffer: t.block(4096), buffer_offset: 0, offset: 0, len: 1, clear_privileges: true,
@@ -338,7 +341,7 @@ fn a_peer_that_dies_is_told_in_every_state<T: Transport>() {
     }
     dies! { T, Volume, t, 1, |client| {
             let mount = volume::Mount { options: t.block(10), len: 0 };
-            match client.send(mount).receive(soon()).unwrap() {
+            match client.send(mount).receive(test_deadline()).unwrap() {
                 draconis_exchange::channel::Reply::Ack(_, running) => running,
                 draconis_exchange::channel::Reply::Nak(nak, _) => panic!("{}", nak.why.why),
             }

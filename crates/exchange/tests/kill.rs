@@ -5,8 +5,8 @@ mod common;
 use std::time::{Duration, Instant};
 
 use common::{
-    PATIENCE, soon,
-    transport::{expect_all_home, play_if_child, spawn},
+    TEST_TIMEOUT, test_deadline,
+    transport::{assert_all_blocks_returned, run_if_child, spawn_child},
 };
 use draconis_exchange::{
     channel::{ChannelError, RpcClient},
@@ -20,37 +20,39 @@ use draconis_exchange::{
 
 #[test]
 fn child_entry() {
-    play_if_child();
+    run_if_child();
 }
 
 /// Arguments of a child that serves the tree; see `play_if_child`.
-const SERVE: &str = "Directory tree 0";
+const SERVE_TREE_ROLE: &str = "Directory tree 0";
 
 #[test]
-fn a_peer_that_dies_while_nothing_is_asked_is_told_at_the_next_call() {
-    let (session, mut child) = spawn(SERVE);
-    let mut directory = RpcClient::new(session.client::<Directory>(0).unwrap(), PATIENCE);
+fn call_after_idle_peer_death_returns_closed() {
+    let (session, mut child) = spawn_child(SERVE_TREE_ROLE);
+    let mut directory = RpcClient::new(session.client::<Directory>(0).unwrap(), TEST_TIMEOUT);
     let ends = session.pair::<File>().unwrap();
-    let (mut hello, _) = tree::open(&mut directory, Node::ROOT, b"hello", ends, PATIENCE).unwrap();
+    let (mut hello, _) =
+        tree::open(&mut directory, Node::ROOT, b"hello", ends, TEST_TIMEOUT).unwrap();
     child.kill().unwrap();
     child.wait().unwrap();
-    let buffer = session.block(4096).unwrap();
+    let buffer = session.allocate_block(4096).unwrap();
     let read = file::Read { buffer, buffer_offset: 0, offset: 0, len: 4096, no_atime: false };
     // Caused by the death: a deadline would be `Timeout`.
     assert_eq!(hello.call(read).unwrap_err(), ChannelError::Closed);
     assert!(session.is_dead());
-    expect_all_home(&session);
+    assert_all_blocks_returned(&session);
 }
 
 #[test]
-fn what_is_kept_of_a_peer_that_dies_is_soon_used_no_more() {
-    let (session, mut child) = spawn(SERVE);
-    let mut directory = RpcClient::new(session.client::<Directory>(0).unwrap(), PATIENCE);
+fn reader_cache_is_invalid_after_peer_death() {
+    let (session, mut child) = spawn_child(SERVE_TREE_ROLE);
+    let mut directory = RpcClient::new(session.client::<Directory>(0).unwrap(), TEST_TIMEOUT);
     let ends = session.pair::<File>().unwrap();
-    let (hello, _) = tree::open(&mut directory, Node::ROOT, b"hello", ends, PATIENCE).unwrap();
+    let (hello, _) = tree::open(&mut directory, Node::ROOT, b"hello", ends, TEST_TIMEOUT).unwrap();
     let blocks = session.clone();
-    let mut hello =
-        CachingReader::new(hello.into_client().unwrap(), PATIENCE, 1, move |len| blocks.block(len));
+    let mut hello = CachingReader::new(hello.into_client().unwrap(), TEST_TIMEOUT, 1, move |len| {
+        blocks.allocate_block(len)
+    });
     let mut into = [0; 20];
     for _ in 0..100 {
         assert_eq!(hello.read(7, &mut into), Ok(5));
@@ -62,43 +64,43 @@ fn what_is_kept_of_a_peer_that_dies_is_soon_used_no_more() {
     let lost = std::iter::repeat_with(|| hello.read(7, &mut into)).find_map(Result::err);
     assert_eq!(lost, Some(ReadError::Lost(ChannelError::Closed)));
     drop((hello, directory));
-    session.wait_for_death(soon()).unwrap();
-    expect_all_home(&session);
+    session.wait_for_death(test_deadline()).unwrap();
+    assert_all_blocks_returned(&session);
 }
 
 #[test]
-fn a_hung_peer_is_given_up_killed_and_its_slots_come_home_after_its_death() {
-    let (session, mut child) = spawn("File silent 60000");
+fn slots_of_hung_peer_return_after_its_kill() {
+    let (session, mut child) = spawn_child("File silent 60000");
     let client = session.client::<File>(0).unwrap();
-    let buffer = session.block(4096).unwrap();
+    let buffer = session.allocate_block(4096).unwrap();
     let read = file::Read { buffer, buffer_offset: 0, offset: 0, len: 4096, no_atime: false };
     let lost = client.call(read, Instant::now() + Duration::from_millis(300)).unwrap_err();
     assert_eq!(lost, ChannelError::Timeout);
-    assert_eq!(session.audit().exported_bytes, 4096, "the peer may still write there");
+    assert_eq!(session.heap_usage().exported_bytes, 4096, "the peer may still write there");
     child.kill().unwrap();
-    session.wait_for_death(soon()).unwrap();
-    expect_all_home(&session);
+    session.wait_for_death(test_deadline()).unwrap();
+    assert_all_blocks_returned(&session);
     child.wait().unwrap();
 }
 
 #[test]
-fn a_peer_killed_at_any_moment_takes_nothing_along() {
+fn killing_peer_at_random_time_leaks_no_slots() {
     let mut seed = 0x2545_f491_4f6c_dd1du64;
     for _ in 0..25 {
         seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
         let kill_after = Duration::from_micros(seed >> 50);
-        let (session, mut child) = spawn(SERVE);
-        let mut directory = RpcClient::new(session.client::<Directory>(0).unwrap(), PATIENCE);
+        let (session, mut child) = spawn_child(SERVE_TREE_ROLE);
+        let mut directory = RpcClient::new(session.client::<Directory>(0).unwrap(), TEST_TIMEOUT);
         let ends = session.pair::<File>().unwrap();
         let (mut hello, _) =
-            tree::open(&mut directory, Node::ROOT, b"hello", ends, PATIENCE).unwrap();
+            tree::open(&mut directory, Node::ROOT, b"hello", ends, TEST_TIMEOUT).unwrap();
         let killer = std::thread::spawn(move || {
             std::thread::sleep(kill_after);
             child.kill().unwrap();
             child.wait().unwrap();
         });
         let told = loop {
-            let buffer = session.block(4096).unwrap();
+            let buffer = session.allocate_block(4096).unwrap();
             let read =
                 file::Read { buffer, buffer_offset: 0, offset: 0, len: 4096, no_atime: false };
             match hello.call(read) {
@@ -110,19 +112,19 @@ fn a_peer_killed_at_any_moment_takes_nothing_along() {
         // Caused by the death: a deadline would be `Timeout`.
         assert_eq!(told, ChannelError::Closed);
         drop((hello, directory));
-        session.wait_for_death(soon()).unwrap();
-        expect_all_home(&session);
+        session.wait_for_death(test_deadline()).unwrap();
+        assert_all_blocks_returned(&session);
     }
 }
 
 #[test]
-fn clients_on_several_lanes_are_all_told_and_nothing_is_lost_between_them() {
+fn peer_death_closes_all_lanes_without_leaks() {
     for round in 0..10 {
-        let (session, mut child) = spawn(SERVE);
-        let mut directory = RpcClient::new(session.client::<Directory>(0).unwrap(), PATIENCE);
+        let (session, mut child) = spawn_child(SERVE_TREE_ROLE);
+        let mut directory = RpcClient::new(session.client::<Directory>(0).unwrap(), TEST_TIMEOUT);
         let mut open = || {
             let ends = session.pair::<File>().unwrap();
-            tree::open(&mut directory, Node::ROOT, b"hello", ends, PATIENCE).unwrap().0
+            tree::open(&mut directory, Node::ROOT, b"hello", ends, TEST_TIMEOUT).unwrap().0
         };
         let callers: Vec<_> = (0..4).map(|_| open()).collect();
         std::thread::scope(|scope| {
@@ -130,7 +132,7 @@ fn clients_on_several_lanes_are_all_told_and_nothing_is_lost_between_them() {
                 let session = &session;
                 scope.spawn(move || {
                     for calls in 0.. {
-                        let buffer = session.block(4096).unwrap();
+                        let buffer = session.allocate_block(4096).unwrap();
                         let read = file::Read {
                             buffer,
                             buffer_offset: 0,
@@ -152,7 +154,7 @@ fn clients_on_several_lanes_are_all_told_and_nothing_is_lost_between_them() {
         });
         child.wait().unwrap();
         drop(directory);
-        session.wait_for_death(soon()).unwrap();
-        expect_all_home(&session);
+        session.wait_for_death(test_deadline()).unwrap();
+        assert_all_blocks_returned(&session);
     }
 }

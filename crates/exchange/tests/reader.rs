@@ -7,28 +7,28 @@ use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use common::{PATIENCE, soon, transport::expect_all_home};
+use common::{TEST_TIMEOUT, test_deadline, transport::assert_all_blocks_returned};
 use draconis_exchange::channel::session::{self, SessionConfig};
 use draconis_exchange::channel::{self, ChangeNotifier, ChannelError, Client, Server};
 use draconis_exchange::contract::file::{
     self, CHUNK_BYTES, CachingReader, File, FileServer, GetAttributes, ReadError,
 };
 use draconis_exchange::contract::{Attributes, Refusal};
-use draconis_exchange::heap::{Block, arena::Class};
+use draconis_exchange::heap::{Block, arena::SlotClass};
 use rustix::process::{PidfdFlags, getpid, pidfd_open};
 
 #[test]
 fn child_entry() {
-    common::transport::play_if_child();
+    common::transport::run_if_child();
 }
 
-const CHUNK: u64 = CHUNK_BYTES as u64;
+const CHUNK_LEN: u64 = CHUNK_BYTES as u64;
 /// Available blocks of chunk size.
-const SLOTS: u32 = 6;
+const CHUNK_SLOTS: u32 = 6;
 
 /// One file, which changes under a lock and notifies before the lock is released.
 #[derive(Default)]
-struct Content {
+struct ChangingFile {
     bytes: Mutex<Vec<u8>>,
     teller: Mutex<Option<ChangeNotifier>>,
     /// Number of read messages.
@@ -38,13 +38,13 @@ struct Content {
     bad_from: Mutex<Option<u64>>,
 }
 
-impl Content {
+impl ChangingFile {
     fn new(len: usize) -> Arc<Self> {
         let bytes = (0..len).map(|at| (at / 7 + at / 4096) as u8).collect::<Vec<_>>();
         Arc::new(Self { bytes: bytes.into(), ..Self::default() })
     }
 
-    fn change(&self, change: impl FnOnce(&mut Vec<u8>)) {
+    fn change_bytes(&self, change: impl FnOnce(&mut Vec<u8>)) {
         let mut bytes = self.bytes.lock().unwrap();
         change(&mut bytes);
         if let Some(teller) = &*self.teller.lock().unwrap() {
@@ -53,12 +53,12 @@ impl Content {
     }
 
     /// Returns messages and requested bytes since the last call.
-    fn messages(&self) -> (usize, usize) {
+    fn take_message_counts(&self) -> (usize, usize) {
         (self.reads.swap(0, SeqCst), self.asked.swap(0, SeqCst))
     }
 }
 
-impl FileServer for Content {
+impl FileServer for ChangingFile {
     fn read(&self, request: &mut file::Read) -> Result<u32, Refusal> {
         self.reads.fetch_add(1, SeqCst);
         self.asked.fetch_add(request.len as usize, SeqCst);
@@ -81,22 +81,22 @@ impl FileServer for Content {
     }
 }
 
-type Blocks = Box<dyn Fn(usize) -> Option<Block> + Send>;
+type BlockAllocator = Box<dyn Fn(usize) -> Option<Block> + Send>;
 
 /// Runs `test` over each transport, with a reader that caches so many chunks; if `tells`, the
 /// server has a change notifier.
 fn with_reader(
-    content: &Arc<Content>,
+    content: &Arc<ChangingFile>,
     chunks: usize,
     tells: bool,
     test: impl Fn(&mut CachingReader),
 ) {
-    let serve = |client: Client<File>, server: Server<File>, blocks: Blocks| {
+    let serve = |client: Client<File>, server: Server<File>, blocks: BlockAllocator| {
         *content.teller.lock().unwrap() = tells.then(|| server.change_notifier());
-        content.messages();
+        content.take_message_counts();
         let served = content.clone();
-        let peer = std::thread::spawn(move || file::serve(server, &*served, PATIENCE));
-        test(&mut CachingReader::new(client, PATIENCE, chunks, blocks));
+        let peer = std::thread::spawn(move || file::serve(server, &*served, TEST_TIMEOUT));
+        test(&mut CachingReader::new(client, TEST_TIMEOUT, chunks, blocks));
         peer.join().unwrap().unwrap();
         assert!(
             content.teller.lock().unwrap().iter().all(|teller| !teller.notify_change()),
@@ -106,21 +106,21 @@ fn with_reader(
     let (client, server) = channel::pair::<File>();
     serve(client, server, Box::new(|len| Some(Block::unallocated(len))));
 
-    let class = |slot_bytes, slots| Class { slot_bytes, slots };
-    let host = vec![class(16 << 10, 1), class(CHUNK_BYTES, SLOTS)];
+    let class = |slot_bytes, slots| SlotClass { slot_bytes, slots };
+    let host = vec![class(16 << 10, 1), class(CHUNK_BYTES, CHUNK_SLOTS)];
     let plan =
         SessionConfig { static_lanes: 1, host_lanes: 0, guest_lanes: 0, host, guest: vec![] };
     let (offer, socket) = session::offer(&plan).unwrap();
     let host = offer.start(pidfd_open(getpid(), PidfdFlags::empty()).unwrap());
-    let guest = session::accept(&socket, soon()).unwrap();
+    let guest = session::accept(&socket, test_deadline()).unwrap();
     let blocks = host.clone();
     let ends = (host.client::<File>(0).unwrap(), guest.server::<File>(0).unwrap());
-    serve(ends.0, ends.1, Box::new(move |len| blocks.block(len)));
-    expect_all_home(&host);
+    serve(ends.0, ends.1, Box::new(move |len| blocks.allocate_block(len)));
+    assert_all_blocks_returned(&host);
 }
 
 #[track_caller]
-fn expect(reader: &mut CachingReader, content: &Content, offset: u64, len: usize) {
+fn assert_read(reader: &mut CachingReader, content: &ChangingFile, offset: u64, len: usize) {
     let mut into = vec![0xaa; len];
     let read = reader.read(offset, &mut into).unwrap();
     let bytes = content.bytes.lock().unwrap();
@@ -131,133 +131,136 @@ fn expect(reader: &mut CachingReader, content: &Content, offset: u64, len: usize
 }
 
 #[test]
-fn what_was_read_is_read_again_without_a_message() {
-    let content = Content::new(3 * CHUNK as usize + 1000);
+fn cached_chunks_are_read_without_messages() {
+    let content = ChangingFile::new(3 * CHUNK_LEN as usize + 1000);
     with_reader(&content, 4, true, |reader| {
-        for offset in (0..4 * CHUNK).step_by(16 << 10) {
-            expect(reader, &content, offset, 16 << 10);
+        for offset in (0..4 * CHUNK_LEN).step_by(16 << 10) {
+            assert_read(reader, &content, offset, 16 << 10);
         }
-        assert_eq!(content.messages().0, 4, "one for each chunk, the last one short");
-        for (offset, len) in [(0, 1), (CHUNK - 3, 7), (5, 3 * CHUNK as usize), (3 * CHUNK, 4096)] {
-            expect(reader, &content, offset, len);
+        assert_eq!(content.take_message_counts().0, 4, "one for each chunk, the last one short");
+        for (offset, len) in
+            [(0, 1), (CHUNK_LEN - 3, 7), (5, 3 * CHUNK_LEN as usize), (3 * CHUNK_LEN, 4096)]
+        {
+            assert_read(reader, &content, offset, len);
         }
-        for offset in [3 * CHUNK + 1000, 3 * CHUNK + 5000, 0] {
-            expect(reader, &content, offset, 0);
-            expect(reader, &content, offset, 9);
+        for offset in [3 * CHUNK_LEN + 1000, 3 * CHUNK_LEN + 5000, 0] {
+            assert_read(reader, &content, offset, 0);
+            assert_read(reader, &content, offset, 9);
         }
-        assert_eq!(content.messages(), (0, 0));
+        assert_eq!(content.take_message_counts(), (0, 0));
         // Past the end of any file, and an offset that none can have.
-        expect(reader, &content, 9 * CHUNK, 10);
+        assert_read(reader, &content, 9 * CHUNK_LEN, 10);
         assert_eq!(reader.read(u64::MAX, &mut [0; 9]), Ok(0));
-        assert_eq!(reader.read(u64::MAX - 3 * CHUNK, &mut [0; 9]), Ok(0));
+        assert_eq!(reader.read(u64::MAX - 3 * CHUNK_LEN, &mut [0; 9]), Ok(0));
     });
 }
 
 #[test]
-fn a_file_of_whole_chunks_that_fits_is_kept_as_a_whole() {
-    let content = Content::new(4 * CHUNK as usize);
+fn file_of_whole_chunks_is_cached_entirely() {
+    let content = ChangingFile::new(4 * CHUNK_LEN as usize);
     with_reader(&content, 4, true, |reader| {
         let pass = |reader: &mut CachingReader| {
-            (0..4).for_each(|nth| expect(reader, &content, nth * CHUNK, CHUNK as usize));
+            (0..4)
+                .for_each(|nth| assert_read(reader, &content, nth * CHUNK_LEN, CHUNK_LEN as usize));
         };
         pass(reader);
         // Detecting the end takes a request, which evicts the first chunk.
         pass(reader);
-        assert_eq!(content.messages().0, 4 + 1 + 1);
+        assert_eq!(content.take_message_counts().0, 4 + 1 + 1);
         pass(reader);
-        assert_eq!(content.messages(), (0, 0));
+        assert_eq!(content.take_message_counts(), (0, 0));
     });
 }
 
 #[test]
-fn what_has_changed_is_asked_for_again() {
-    let content = Content::new(2 * CHUNK as usize);
+fn changed_chunks_are_read_again() {
+    let content = ChangingFile::new(2 * CHUNK_LEN as usize);
     with_reader(&content, 4, true, |reader| {
         for round in 0..50u64 {
-            let at = (round * 7919 % (2 * CHUNK - 10)) as usize;
-            expect(reader, &content, at as u64, 10);
-            content.change(|bytes| bytes[at + 3] ^= 0x5a);
-            expect(reader, &content, at as u64, 10);
+            let at = (round * 7919 % (2 * CHUNK_LEN - 10)) as usize;
+            assert_read(reader, &content, at as u64, 10);
+            content.change_bytes(|bytes| bytes[at + 3] ^= 0x5a);
+            assert_read(reader, &content, at as u64, 10);
         }
-        let (messages, _) = content.messages();
+        let (messages, _) = content.take_message_counts();
         assert!((50..=200).contains(&messages), "{messages}");
-        content.change(|bytes| bytes.truncate(5));
-        expect(reader, &content, 0, 100);
-        content.change(|bytes| bytes.resize(CHUNK as usize + 77, 9));
-        expect(reader, &content, 0, 2 * CHUNK as usize);
-        content.change(|bytes| bytes.clear());
-        expect(reader, &content, 0, 100);
-        content.change(|bytes| {
-            *bytes = Content::new(2 * CHUNK as usize).bytes.lock().unwrap().clone()
+        content.change_bytes(|bytes| bytes.truncate(5));
+        assert_read(reader, &content, 0, 100);
+        content.change_bytes(|bytes| bytes.resize(CHUNK_LEN as usize + 77, 9));
+        assert_read(reader, &content, 0, 2 * CHUNK_LEN as usize);
+        content.change_bytes(|bytes| bytes.clear());
+        assert_read(reader, &content, 0, 100);
+        content.change_bytes(|bytes| {
+            *bytes = ChangingFile::new(2 * CHUNK_LEN as usize).bytes.lock().unwrap().clone()
         });
     });
 }
 
 #[test]
-fn of_a_server_that_does_not_tell_nothing_is_kept() {
-    let content = Content::new(CHUNK as usize);
+fn nothing_is_cached_without_change_notifier() {
+    let content = ChangingFile::new(CHUNK_LEN as usize);
     for (tells, chunks) in [(false, 4), (true, 0)] {
         with_reader(&content, chunks, tells, |reader| {
             for _ in 0..3 {
-                expect(reader, &content, 8192, 4096);
+                assert_read(reader, &content, 8192, 4096);
             }
-            assert_eq!(content.messages(), (3, 3 * 4096));
+            assert_eq!(content.take_message_counts(), (3, 3 * 4096));
         });
     }
 }
 
 #[test]
-fn little_is_asked_for_by_one_who_comes_once_and_more_by_one_who_stays() {
-    let content = Content::new(4 * CHUNK as usize);
+fn random_read_fetches_less_than_chunk() {
+    let content = ChangingFile::new(4 * CHUNK_LEN as usize);
     with_reader(&content, 4, true, |reader| {
-        expect(reader, &content, CHUNK + 20_000, 100);
-        assert_eq!(content.messages(), (1, 16 << 10));
-        expect(reader, &content, CHUNK + 90_000, 100);
-        assert_eq!(content.messages(), (1, CHUNK as usize));
-        expect(reader, &content, CHUNK + 40_000, 50_000);
-        assert_eq!(content.messages(), (0, 0));
+        assert_read(reader, &content, CHUNK_LEN + 20_000, 100);
+        assert_eq!(content.take_message_counts(), (1, 16 << 10));
+        assert_read(reader, &content, CHUNK_LEN + 90_000, 100);
+        assert_eq!(content.take_message_counts(), (1, CHUNK_LEN as usize));
+        assert_read(reader, &content, CHUNK_LEN + 40_000, 50_000);
+        assert_eq!(content.take_message_counts(), (0, 0));
     });
 }
 
 #[test]
-fn fewer_blocks_than_were_to_be_kept_are_enough() {
-    let content = Content::new(3 * SLOTS as usize * CHUNK as usize);
+fn reader_works_with_fewer_blocks_than_cache_slots() {
+    let content = ChangingFile::new(3 * CHUNK_SLOTS as usize * CHUNK_LEN as usize);
     with_reader(&content, 100, true, |reader| {
         for round in 0..2 {
-            for offset in (0..3 * u64::from(SLOTS) * CHUNK).step_by(3 << 14) {
-                expect(reader, &content, offset, 3 << 14);
+            for offset in (0..3 * u64::from(CHUNK_SLOTS) * CHUNK_LEN).step_by(3 << 14) {
+                assert_read(reader, &content, offset, 3 << 14);
             }
             // Between threads blocks are unlimited.
-            assert!(content.messages().0 > 0 || round > 0);
+            assert!(content.take_message_counts().0 > 0 || round > 0);
         }
     });
 }
 
 #[test]
-fn a_refusal_is_told_where_it_belongs_and_ends_nothing() {
-    let content = Content::new(3 * CHUNK as usize);
-    *content.bad_from.lock().unwrap() = Some(CHUNK);
+fn refused_prefetch_is_reported_at_its_offset() {
+    let content = ChangingFile::new(3 * CHUNK_LEN as usize);
+    *content.bad_from.lock().unwrap() = Some(CHUNK_LEN);
     with_reader(&content, 4, true, |reader| {
         // The next chunk is prefetched.
-        expect(reader, &content, 0, CHUNK as usize);
-        expect(reader, &content, CHUNK - 4096, 4096);
-        assert_eq!(reader.read(CHUNK, &mut [0; 9]), Err(ReadError::Refused(Refusal::Io)));
-        assert_eq!(reader.read(CHUNK - 4, &mut [0; 9]), Err(ReadError::Refused(Refusal::Io)));
-        expect(reader, &content, CHUNK - 4, 4);
+        assert_read(reader, &content, 0, CHUNK_LEN as usize);
+        assert_read(reader, &content, CHUNK_LEN - 4096, 4096);
+        assert_eq!(reader.read(CHUNK_LEN, &mut [0; 9]), Err(ReadError::Refused(Refusal::Io)));
+        assert_eq!(reader.read(CHUNK_LEN - 4, &mut [0; 9]), Err(ReadError::Refused(Refusal::Io)));
+        assert_read(reader, &content, CHUNK_LEN - 4, 4);
     });
 }
 
 #[test]
-fn readers_beside_one_who_changes_see_whole_states_that_grow() {
+fn reads_during_changes_are_not_torn() {
     // All bytes of a state are its number.
-    let content = Content::new(0);
-    content.change(|bytes| bytes.resize(2 * CHUNK as usize, 0));
+    let content = ChangingFile::new(0);
+    content.change_bytes(|bytes| bytes.resize(2 * CHUNK_LEN as usize, 0));
     with_reader(&content, 4, true, |reader| {
-        content.change(|bytes| bytes.fill(0));
+        content.change_bytes(|bytes| bytes.fill(0));
         std::thread::scope(|scope| {
             let changes = scope.spawn(|| {
                 for state in 1..=60 {
-                    content.change(|bytes| bytes.fill(state));
+                    content.change_bytes(|bytes| bytes.fill(state));
                     std::thread::sleep(Duration::from_micros(200));
                 }
             });
@@ -269,15 +272,16 @@ fn readers_beside_one_who_changes_see_whole_states_that_grow() {
                 last = into[0];
             }
         });
-        expect(reader, &content, 0, 2 * CHUNK as usize);
+        assert_read(reader, &content, 0, 2 * CHUNK_LEN as usize);
     });
 }
 
 #[test]
-fn a_server_that_has_gone_is_told_of() {
+fn read_after_server_close_returns_closed() {
     let (client, server) = channel::pair::<File>();
     let _ = server.change_notifier();
-    let mut reader = CachingReader::new(client, PATIENCE, 4, |len| Some(Block::unallocated(len)));
+    let mut reader =
+        CachingReader::new(client, TEST_TIMEOUT, 4, |len| Some(Block::unallocated(len)));
     drop(server);
     for _ in 0..2 {
         assert_eq!(reader.read(0, &mut [0; 9]), Err(ReadError::Lost(ChannelError::Closed)));

@@ -84,7 +84,7 @@ fn bitmap_view(bytes: &[u8]) -> Bitmap<'_> {
     Bitmap::new(bytes, u32::MAX)
 }
 
-fn set_bits(bytes: &mut [u8], start: u32, len: u32, used: bool) {
+fn set_bit_range(bytes: &mut [u8], start: u32, len: u32, used: bool) {
     bitmap::fill(bytes, BitRun { start, len }, used);
 }
 
@@ -129,11 +129,14 @@ impl Groups {
             let (at, slot) = super_.descriptor_location(number);
             let bytes = store.block(at, Role::Descriptors)?;
             if !group::has_valid_checksum(&bytes, slot, super_, number) {
-                return Err(Error::corrupt("group descriptor: checksum").in_block(at));
+                return Err(Error::corrupt("group descriptor: checksum").with_block(at));
             }
-            let group =
-                Group::of(group::GroupDescriptor::read(&bytes, slot, super_)?, number, super_)
-                    .map_err(|error| error.in_block(at))?;
+            let group = Group::from_descriptor(
+                group::GroupDescriptor::read(&bytes, slot, super_)?,
+                number,
+                super_,
+            )
+            .map_err(|error| error.with_block(at))?;
             let group::GroupDescriptor { block_bitmap, inode_bitmap, inode_table, .. } =
                 group.descriptor;
             own.push((block_bitmap.0, block_bitmap.0 + 1));
@@ -181,12 +184,12 @@ impl Groups {
     }
 
     /// Returns the number of clusters for so many blocks from the start of a cluster.
-    fn clusters_of(&self, blocks: u32) -> u32 {
+    fn blocks_to_clusters(&self, blocks: u32) -> u32 {
         blocks.div_ceil(self.cluster_blocks)
     }
 
     /// Returns the first block and the number of blocks of a run of clusters.
-    fn blocks_of(&self, group: &Group, BitRun { start, len }: BitRun) -> (u64, u32) {
+    fn cluster_run_to_blocks(&self, group: &Group, BitRun { start, len }: BitRun) -> (u64, u32) {
         let first = group.first_block + u64::from(start) * u64::from(self.cluster_blocks);
         (first, len * self.cluster_blocks)
     }
@@ -200,7 +203,7 @@ impl Groups {
     }
 
     /// Returns the groups with unwritten changes.
-    pub(crate) fn changed(&self) -> impl Iterator<Item = GroupNumber> + '_ {
+    pub(crate) fn changed_groups(&self) -> impl Iterator<Item = GroupNumber> + '_ {
         (0..).map(GroupNumber).zip(&self.all).filter(|(_, group)| group.changed).map(|(nth, _)| nth)
     }
 
@@ -260,15 +263,15 @@ impl Groups {
     fn mark_allocatable(&mut self, blocks: &[(u64, u32)], inodes: &[u32]) {
         for &(start, count) in blocks {
             let Some((group, at)) = self.locate_block_bit(start) else { continue };
-            let count = self.clusters_of(count);
+            let count = self.blocks_to_clusters(count);
             if let Ok(Group { allocation_bitmaps: Some(search), .. }) = self.get_mut(group) {
-                set_bits(&mut search.blocks, at, count, false);
+                set_bit_range(&mut search.blocks, at, count, false);
             }
         }
         for &inode in inodes {
             let Some((group, at)) = self.locate_inode_bit(InodeNumber(inode)) else { continue };
             if let Ok(Group { allocation_bitmaps: Some(search), .. }) = self.get_mut(group) {
-                set_bits(&mut search.inodes, at, 1, false);
+                set_bit_range(&mut search.inodes, at, 1, false);
             }
         }
     }
@@ -311,12 +314,12 @@ impl Groups {
         };
         let group = self.get_mut(number)?;
         let group::GroupDescriptor { block_bitmap, inode_bitmap, flags, .. } = group.descriptor;
-        let corrupt = |what, at| Err(Error::corrupt(what).in_block(at));
+        let corrupt = |what, at| Err(Error::corrupt(what).with_block(at));
         let len = saturating_usize(super_.block_bytes.into());
         let mut blocks = if flags & group::flags::BLOCK_UNINIT != 0 {
             let mut bytes = vec![0; len];
             for &(start, end) in &own {
-                set_bits(&mut bytes, saturating_u32(start), saturating_u32(end - start), true);
+                set_bit_range(&mut bytes, saturating_u32(start), saturating_u32(end - start), true);
             }
             group.initial_blocks = Some(pad_bitmap(bytes.clone(), group.bitmap_clusters));
             bytes
@@ -344,7 +347,7 @@ impl Groups {
             }
         }
         if number == 0 {
-            set_bits(&mut inodes, 0, first_inode.saturating_sub(1).min(group.inodes), true);
+            set_bit_range(&mut inodes, 0, first_inode.saturating_sub(1).min(group.inodes), true);
         }
         let free = [
             Bitmap::new(&blocks, group.bitmap_clusters).count_zeros(),
@@ -362,8 +365,8 @@ impl Groups {
         let past = |len: usize, count: u32| saturating_u32((len as u64) * 8).saturating_sub(count);
         let (all_blocks, all_inodes) =
             (past(blocks.len(), group.whole_clusters), past(inodes.len(), group.inodes));
-        set_bits(&mut blocks, group.whole_clusters, all_blocks, true);
-        set_bits(&mut inodes, group.inodes, all_inodes, true);
+        set_bit_range(&mut blocks, group.whole_clusters, all_blocks, true);
+        set_bit_range(&mut inodes, group.inodes, all_inodes, true);
         group.allocation_bitmaps = Some(AllocationBitmaps { blocks, inodes });
         if free != claimed {
             let sum =
@@ -376,7 +379,11 @@ impl Groups {
 }
 
 impl Group {
-    fn of(said: group::GroupDescriptor, number: GroupNumber, super_: &Superblock) -> Result<Self> {
+    fn from_descriptor(
+        said: group::GroupDescriptor,
+        number: GroupNumber,
+        super_: &Superblock,
+    ) -> Result<Self> {
         let said = said.check(super_)?;
         let first = super_.group_start(number).0;
         for (block, what) in [
@@ -414,7 +421,7 @@ impl Group {
 /// Sets all bits of a bitmap after `count`.
 fn pad_bitmap(mut bits: Vec<u8>, count: u32) -> Vec<u8> {
     let all = saturating_u32((bits.len() as u64) * 8);
-    set_bits(&mut bits, count, all.saturating_sub(count), true);
+    set_bit_range(&mut bits, count, all.saturating_sub(count), true);
     bits
 }
 
@@ -428,7 +435,7 @@ fn merge_ranges(mut ranges: Vec<(u64, u64)>) -> Result<Vec<(u64, u64)>> {
             // The first block counts with the boot block and with its group.
             Some(last) if start < last.1 && start > 1 => {
                 let what = "group descriptor: two groups claim one block";
-                return Err(Error::corrupt(what).in_block(FsBlock(start)));
+                return Err(Error::corrupt(what).with_block(FsBlock(start)));
             }
             Some(last) if start <= last.1 => last.1 = last.1.max(end),
             _ => out.push((start, end)),

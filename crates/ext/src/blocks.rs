@@ -30,7 +30,7 @@ use draconis_exchange::heap::Block;
 
 pub(crate) use crate::blocks::data::CHUNK_BYTES;
 use crate::blocks::data::{Chunk, SharedBytes};
-use crate::blocks::pool::{Memory, Pool};
+use crate::blocks::pool::{ChunkMemory, Pool};
 use crate::blocks::read_ahead::{DeviceReadAhead, ReadAheadWindow};
 use crate::blocks::role::{BlockChecksums, Role};
 use crate::blocks::write_back::WriteBackCache;
@@ -197,13 +197,13 @@ impl BlockStore {
     }
 
     /// Returns a metadata block if it is in memory.
-    pub(crate) fn block_in_memory(&self, block: FsBlock) -> Option<SharedBytes> {
+    pub(crate) fn cached_block(&self, block: FsBlock) -> Option<SharedBytes> {
         if let Some(newer) = self.write_back.get(block) {
             return Some(newer);
         }
         let (nth, at) = self.locate_in_piece(block.0.checked_mul(self.block_bytes.into())?);
         let piece = self.cache.peek(CacheKey { inode: 0, index: nth })?;
-        Some(SharedBytes::of(piece, at, saturating_usize(self.block_bytes.into())))
+        Some(SharedBytes::from_chunk(piece, at, saturating_usize(self.block_bytes.into())))
     }
 
     fn read_device_block(&self, block: FsBlock) -> Result<SharedBytes> {
@@ -219,23 +219,23 @@ impl BlockStore {
             _ => return Err(missing),
         }
         let ((nth, at), len) = (self.locate_in_piece(start), saturating_usize(len));
-        match self.piece(nth) {
-            Ok(piece) => Ok(SharedBytes::of(piece, at, len)),
+        match self.read_piece(nth) {
+            Ok(piece) => Ok(SharedBytes::from_chunk(piece, at, len)),
             Err(Error::Io(_)) => {
                 let part = ReadSegment { start_bytes: start, len, chunk_offset: 0 };
                 let alone =
                     self.load(&ReadPlan { len, segments: vec![part], is_near_siblings: false })?;
-                Ok(SharedBytes::of(alone, 0, len))
+                Ok(SharedBytes::from_chunk(alone, 0, len))
             }
             Err(other) => Err(other),
         }
     }
 
     /// Returns a piece of the device; reads ahead if it belongs to a sequential region.
-    fn piece(&self, nth: u64) -> Result<Arc<Chunk>> {
+    fn read_piece(&self, nth: u64) -> Result<Arc<Chunk>> {
         let key = CacheKey { inode: 0, index: nth };
         let started = || {
-            if let Some(ahead) = self.device_read_ahead.at(nth) {
+            if let Some(ahead) = self.device_read_ahead.on_piece_read(nth) {
                 self.read_pieces_ahead(ahead);
             }
         };
@@ -335,7 +335,7 @@ impl BlockStore {
             return chunk;
         }
         let blocks = self.write_back.read();
-        for (block, to, len) in self.blocks_of(plan) {
+        for (block, to, len) in self.blocks_in_plan(plan) {
             let Some(newer) = blocks.get(block) else { continue };
             let range = to..to.saturating_add(len);
             if let (Some(into), Some(from)) =
@@ -348,7 +348,7 @@ impl BlockStore {
     }
 
     /// Returns the blocks of a plan: number, offset in the chunk, and length.
-    fn blocks_of(&self, plan: &ReadPlan) -> impl Iterator<Item = (FsBlock, usize, usize)> {
+    fn blocks_in_plan(&self, plan: &ReadPlan) -> impl Iterator<Item = (FsBlock, usize, usize)> {
         let block_bytes = u64::from(self.block_bytes);
         plan.segments.iter().flat_map(move |part| {
             let (first, len, to) =
@@ -372,7 +372,7 @@ impl BlockStore {
             return false;
         }
         let blocks = self.write_back.read();
-        self.blocks_of(plan).any(|(block, ..)| blocks.get(block).is_some())
+        self.blocks_in_plan(plan).any(|(block, ..)| blocks.get(block).is_some())
     }
 
     /// Invalidates a chunk, also one in flight.
@@ -424,7 +424,7 @@ impl BlockStore {
             return false;
         }
         let (nth, _) = self.locate_in_piece(first.start_bytes);
-        match self.device_read_ahead.at(nth) {
+        match self.device_read_ahead.on_piece_read(nth) {
             Some(ahead) => {
                 self.read_pieces_ahead(ahead);
                 true
@@ -435,7 +435,7 @@ impl BlockStore {
 
     /// Assembles a small file from pieces of the device.
     fn assemble_from_pieces(&self, plan: &ReadPlan) -> Result<Arc<Chunk>> {
-        let mut memory = Memory::zeros(plan.len);
+        let mut memory = ChunkMemory::zeros(plan.len);
         for part in &plan.segments {
             let into =
                 memory.get_mut(part.chunk_offset..part.chunk_offset.saturating_add(part.len));
@@ -444,7 +444,7 @@ impl BlockStore {
             // Each iteration takes at least one byte, and all that its piece has.
             while !rest.is_empty() {
                 let (nth, at) = self.locate_in_piece(from);
-                let bytes = SharedBytes::of(self.piece(nth)?, at, rest.len());
+                let bytes = SharedBytes::from_chunk(self.read_piece(nth)?, at, rest.len());
                 let (head, tail) = rest.split_at_mut_checked(bytes.len()).unwrap_or_default();
                 if head.is_empty() {
                     return Err(Error::corrupt("block beyond the end of the disk"));
@@ -454,7 +454,7 @@ impl BlockStore {
                 rest = tail;
             }
         }
-        Ok(Chunk::whole(memory))
+        Ok(Chunk::from_memory(memory))
     }
 
     /// Starts to read a chunk ahead; returns false if the in-flight limit is reached.
@@ -574,18 +574,18 @@ impl InFlightChunk {
             Some(read) if whole => {
                 let range = read.wanted.clone();
                 let memory = read.wait()?.into_private();
-                let (memory, range) = Memory::filled(memory, range, pool);
+                let (memory, range) = ChunkMemory::from_filled_buffer(memory, range, pool);
                 Chunk::new(memory, range)
             }
             last => {
-                let mut memory = Memory::zeros(self.len);
+                let mut memory = ChunkMemory::zeros(self.len);
                 for read in self.reads.into_iter().chain(last) {
                     let (to, wanted) = (read.chunk_offset, read.wanted.clone());
                     let block = read.wait()?;
                     let into = memory.get_mut(to..to.saturating_add(wanted.len()));
                     block.copy_out(wanted.start, into.unwrap_or_default());
                 }
-                Chunk::whole(memory)
+                Chunk::from_memory(memory)
             }
         };
         chunk.set_read_ahead_mark(self.marked);

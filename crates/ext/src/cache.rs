@@ -199,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn never_heavier_than_its_capacity() {
+    fn cache_stays_within_capacity() {
         let cache = Cache::<u32, u64>::new(1000, 10, 100);
         for key in 0..10_000 {
             cache.get_or_load(key, || Ok(u64::from(key % 50))).unwrap();
@@ -211,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn rows_are_forgotten_whatever_their_length() {
+    fn remove_range_removes_exactly_the_range() {
         for len in [1, 20, 1 << 60] {
             let cache = Cache::<u64, u64>::new(1000, 10, 10);
             (0..30).for_each(|key| cache.insert(key, 1));
@@ -222,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failed_load_leaves_no_trace() {
+    fn failed_load_is_not_cached() {
         let cache = Cache::<u32, u64>::new(1000, 10, 100);
         assert_eq!(cache.get_or_load(1, || Err(Error::NotFound)), Err(Error::NotFound));
         assert_eq!(cache.get_or_load(1, || Ok(5)), Ok(5));
@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn two_who_miss_load_once() {
+    fn concurrent_misses_load_once() {
         let cache = Cache::<u32, u64>::new(1000, 10, 100);
         let loads = AtomicU64::new(0);
         std::thread::scope(|scope| {

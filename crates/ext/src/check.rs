@@ -202,7 +202,7 @@ fn check_in_place(
                 superblock::WRONG_CHECKSUM => Problem::new(What::SuperblockChecksum),
                 field => Problem::new(What::Superblock).name(field.as_bytes()),
             });
-            return Ok(report(log, Report::default()));
+            return Ok(build_report(log, Report::default()));
         }
         Err(other) => return Err(other),
     };
@@ -216,7 +216,7 @@ fn check_in_place(
     };
     layout::check_superblock(&raw, &super_, disk.properties().len_bytes, &log);
     if log.is_damaged() {
-        return Ok(report(log, empty));
+        return Ok(build_report(log, empty));
     }
     let in_groups = super_.blocks.saturating_sub(u64::from(super_.first_data_block));
     let clusters = in_groups.div_ceil(super_.cluster_blocks.max(1).into());
@@ -247,15 +247,15 @@ fn check_in_place(
         super_,
     };
     let unsealed;
-    (check.groups, unsealed) = layout::groups(&check)?;
+    (check.groups, unsealed) = layout::read_group_layouts(&check)?;
     let is_damaged = check.problems.is_damaged();
     for group in unsealed {
         check.problems.add(Problem::new(What::GroupChecksum).group(group));
     }
     if is_damaged {
-        return Ok(report(check.problems, empty));
+        return Ok(build_report(check.problems, empty));
     }
-    let unwritten = layout::unwritten(&check);
+    let unwritten = layout::uninit_metadata_clusters(&check);
     check.orphans = orphans::read_orphan_list(&check)?;
     let in_file = orphans::check_orphan_file(&check)?;
     if check.replayed {
@@ -264,7 +264,7 @@ fn check_in_place(
     inodes::check_inode_tables(&check)?;
     let directories = check.sorted_directories();
     multiply_claimed::report_multiply_claimed(&check)?;
-    xattrs::check_references(&check)?;
+    xattrs::check_xattr_block_references(&check)?;
     xattrs::check_ea_inodes(&check)?;
     let parents = entries::check_directories(&check, &directories)?;
     let connected = connectivity::check_connectivity(&check, &parents);
@@ -273,11 +273,11 @@ fn check_in_place(
     quota::compare_usage(&check)?;
     let directories = directories.len() as u64;
     let full = Report { complete: true, used_inodes, used_blocks, directories, ..empty };
-    Ok(report(check.problems, full))
+    Ok(build_report(check.problems, full))
 }
 
-fn report(log: ProblemLog, report: Report) -> Report {
-    let kept = log.into_kept();
+fn build_report(log: ProblemLog, report: Report) -> Report {
+    let kept = log.into_problem_list();
     Report { problems: kept.list, suppressed: kept.suppressed, damaged: kept.damaged, ..report }
 }
 
@@ -347,7 +347,7 @@ impl Check<'_> {
     }
 
     /// Returns true if `number` is a quota inode.
-    fn is_quota(&self, number: u32) -> bool {
+    fn is_quota_inode(&self, number: u32) -> bool {
         self.super_.read_only_compatible.contains(ReadOnlyCompatible::QUOTA)
             && number != 0
             && self.super_.quotas.contains(&number)

@@ -43,9 +43,9 @@ use protocol::{Chain, CommitProtocol, Stage};
 use queue::{ChainDependency, CommitQueue, FreedSpace, QueuedChain};
 
 /// Retries of a transaction that found no space.
-const NO_SPACE_RETRIES: usize = 4;
+const MAX_NO_SPACE_RETRIES: usize = 4;
 /// Number of waits for clients to close orphans, per attempt.
-const ORPHAN_WAITS: usize = 60;
+const MAX_ORPHAN_WAITS: usize = 60;
 /// Low-space thresholds in bytes and inodes: below these, one change may need all the free space.
 const LOW_SPACE_BYTES: u64 = 8 << 20;
 const LOW_SPACE_INODES: u64 = 16;
@@ -95,9 +95,13 @@ impl Volume {
         // Freed blocks are allocatable once the chain is durable. A disk that can be unreachable
         // buffers chains until a wait.
         let outbox = self.commit_queue()?;
-        let wanted = if outbox.waits_separately { outbox.last()? } else { outbox.last_freed()? };
+        let wanted = if outbox.waits_separately {
+            outbox.last_ticket()?
+        } else {
+            outbox.last_ticket_with_frees()?
+        };
         match wanted {
-            Some(ticket) => self.wait(ticket),
+            Some(ticket) => self.wait_for_ticket(ticket),
             None => Ok(()),
         }
     }
@@ -121,7 +125,7 @@ impl Volume {
         if gathering.has_others()
             && let Some(ticket) = outbox.sync_ticket()?
         {
-            self.wait(ticket)?;
+            self.wait_for_ticket(ticket)?;
         }
         if let Some(turn) = entered.try_lead() {
             // A thread that syncs alone can send and wait in one call.
@@ -134,7 +138,7 @@ impl Volume {
         }
         entered.finish();
         match outbox.sync_ticket()? {
-            Some(ticket) => self.wait(ticket),
+            Some(ticket) => self.wait_for_ticket(ticket),
             None => Ok(()),
         }
     }
@@ -169,8 +173,8 @@ impl Volume {
         }
         if is_ahead {
             self.send_queued()?;
-            if let Some(ticket) = self.commit_queue()?.last()? {
-                return self.wait(ticket);
+            if let Some(ticket) = self.commit_queue()?.last_ticket()? {
+                return self.wait_for_ticket(ticket);
             }
         }
         Ok(())
@@ -217,8 +221,8 @@ impl Volume {
                     return Ok(());
                 }
                 let outbox = self.commit_queue()?;
-                if let Ok(Some(last)) = outbox.last()
-                    && let Err(error) = outbox.wait(last, |_, _| {})
+                if let Ok(Some(last)) = outbox.last_ticket()
+                    && let Err(error) = outbox.wait_for_ticket(last, |_, _| {})
                 {
                     log::warn!("what was written last may be lost: {error}");
                 }
@@ -226,8 +230,8 @@ impl Volume {
             }
             Err(error) => return Err(error),
         };
-        if changed && let Some(ticket) = self.commit_queue()?.last()? {
-            self.wait(ticket)?;
+        if changed && let Some(ticket) = self.commit_queue()?.last_ticket()? {
+            self.wait_for_ticket(ticket)?;
         }
         let Some(writing) = &self.writing else { return Ok(()) };
         let mut writer = writing.state.write();
@@ -260,7 +264,8 @@ impl Volume {
     /// Reserves disk space for `bytes` of data and its metadata, so that an acknowledged write
     /// cannot fail later.
     fn ensure_disk_space(&self, bytes: u64) -> Result<()> {
-        let Some(writing) = self.writing.as_ref().filter(|writing| writing.commit_queue.is_thin())
+        let Some(writing) =
+            self.writing.as_ref().filter(|writing| writing.commit_queue.is_thin_provisioned())
         else {
             return Ok(());
         };
@@ -283,12 +288,12 @@ impl Volume {
         if let Err(error) = self.ensure_disk_space(bytes) {
             // Blocks freed by the batch may give the disk space once it is durable.
             self.transact(|tx| tx.close_batch())?;
-            if let (Error::NoSpace, Some(ticket)) = (&error, self.commit_queue()?.last()?) {
-                self.wait(ticket)?;
+            if let (Error::NoSpace, Some(ticket)) = (&error, self.commit_queue()?.last_ticket()?) {
+                self.wait_for_ticket(ticket)?;
             }
             self.ensure_disk_space(bytes)?;
         }
-        for _ in 0..NO_SPACE_RETRIES {
+        for _ in 0..MAX_NO_SPACE_RETRIES {
             match self.transact(&mut change) {
                 Err(Error::NoSpace) => {}
                 done => return done,
@@ -310,8 +315,8 @@ impl Volume {
             Ok(thaws)
         })?;
         if thaws {
-            if let Some(ticket) = self.commit_queue()?.last()? {
-                self.wait(ticket)?;
+            if let Some(ticket) = self.commit_queue()?.last_ticket()? {
+                self.wait_for_ticket(ticket)?;
             }
             return Ok(true);
         }
@@ -320,7 +325,7 @@ impl Volume {
             return Ok(false);
         };
         let before = self.orphan_count();
-        Ok((0..ORPHAN_WAITS).any(|_| {
+        Ok((0..MAX_ORPHAN_WAITS).any(|_| {
             let waits = self.orphan_count() > 0;
             if waits {
                 pause();
@@ -367,7 +372,7 @@ impl Transaction<'_> {
 
     /// Reports an effect to the protocol and the batch.
     pub(crate) fn record_effect(&mut self, effect: Effect) {
-        self.writer.protocol.record(&self.writer.batch, effect);
+        self.writer.protocol.record_effect(&self.writer.batch, effect);
         self.writer.batch.record_effect(&effect);
     }
 
@@ -386,7 +391,7 @@ impl Transaction<'_> {
         let writes = blocks.saturating_mul(groups);
         let needs =
             ChainBounds { groups, writes, bytes: (writes as u64).saturating_mul(block_bytes) };
-        let fits = needs.plus(CHAIN_HEADROOM).is_within(self.commit_queue()?.bounds());
+        let fits = needs.sum_with(CHAIN_HEADROOM).is_within(self.commit_queue()?.bounds());
         if blocks > 0
             && (!fits || blocks * saturating_usize(block_bytes) >= MAX_BATCH_METADATA_BYTES)
         {
@@ -515,7 +520,7 @@ impl Transaction<'_> {
     fn preload_counts(&self) -> Result<()> {
         let super_ = &self.volume.super_;
         self.block(super_.location().0, Role::Superblock)?;
-        for group in self.writer.groups.changed() {
+        for group in self.writer.groups.changed_groups() {
             self.block(super_.descriptor_location(group).0, Role::Descriptors)?;
         }
         Ok(())
@@ -533,7 +538,7 @@ impl Transaction<'_> {
         }
         self.mark_in_use()?;
         let Chain { mut stages, sync_stage: needed, dependency: least } =
-            self.with_protocol(|protocol, tx| protocol.chain(tx))?;
+            self.with_protocol(|protocol, tx| protocol.build_next_chain(tx))?;
         let after = after.max(least);
         self.set_block_checksums(&mut stages);
         let batch = std::mem::take(&mut self.writer.batch);

@@ -67,7 +67,7 @@ impl Volume {
         if name.len() > MAX_NAME_BYTES {
             return Err(Error::NameTooLong);
         }
-        let found = self.find(&inode, &NameQuery::of(self, &inode, name)?)?;
+        let found = self.find_name(&inode, &NameQuery::for_name(self, &inode, name)?)?;
         if !self.super_.is_valid_inode(found) {
             let what = "directory entry: inode number";
             return Err(Error::Corrupt { what, inode: Some(dir), block: None });
@@ -75,19 +75,19 @@ impl Volume {
         Ok(found)
     }
 
-    fn find(&self, dir: &Inode, wanted: &NameQuery<'_>) -> Result<InodeNumber> {
+    fn find_name(&self, dir: &Inode, wanted: &NameQuery<'_>) -> Result<InodeNumber> {
         if dir.is_inline() {
             return self.find_inline(dir, wanted);
         }
         let dots = matches!(wanted.name(), b"." | b"..");
-        let Some(hashed) = wanted.hash_input().filter(|_| self.has_tree(dir) && !dots) else {
-            return linear::find(self, dir, wanted);
+        let Some(hashed) = wanted.hash_input().filter(|_| self.has_htree(dir) && !dots) else {
+            return linear::find_linear(self, dir, wanted);
         };
-        match htree::find(self, dir, wanted, hashed) {
+        match htree::find_in_htree(self, dir, wanted, hashed) {
             // The leaf blocks are still readable sequentially.
-            Err(Error::Corrupt { .. }) => linear::find(self, dir, wanted),
+            Err(Error::Corrupt { .. }) => linear::find_linear(self, dir, wanted),
             Err(Error::NotFound) if wanted.may_be_misplaced(self) => {
-                linear::find(self, dir, wanted)
+                linear::find_linear(self, dir, wanted)
             }
             found => found,
         }
@@ -119,7 +119,7 @@ impl Volume {
         self.node(number)?.as_directory()
     }
 
-    pub(crate) fn has_tree(&self, dir: &Inode) -> bool {
+    pub(crate) fn has_htree(&self, dir: &Inode) -> bool {
         self.super_.compatible.contains(Compatible::DIR_INDEX) && dir.flags & flags::INDEX != 0
     }
 
@@ -150,17 +150,18 @@ impl Volume {
         {
             return self
                 .store
-                .block(block, Role::Directory(dir.id()))
+                .block(block, Role::Directory(dir.file_id()))
                 .map(Some)
-                .map_err(|error| error.of_inode(dir.number));
+                .map_err(|error| error.with_inode(dir.number));
         }
         let len = u64::from(self.super_.block_bytes);
-        let block = self.contents(dir, u64::from(nth.0).saturating_mul(len), saturating_usize(len));
-        let block = block.map_err(|error| error.of_inode(dir.number))?;
+        let block =
+            self.read_contents(dir, u64::from(nth.0).saturating_mul(len), saturating_usize(len));
+        let block = block.map_err(|error| error.with_inode(dir.number))?;
         if let Some(BlockLocation::Mapped(at)) = run.map(|run| run.location) {
             self.store
-                .verify_checksum(at, Role::Directory(dir.id()), &block)
-                .map_err(|error| error.of_inode(dir.number))?;
+                .verify_checksum(at, Role::Directory(dir.file_id()), &block)
+                .map_err(|error| error.with_inode(dir.number))?;
         }
         Ok(Some(block))
     }
@@ -170,8 +171,8 @@ impl Volume {
         let run =
             self.map_runs(dir, nth, nth.offset(1)).ok().and_then(|runs| runs.first().copied());
         match run.map(|run| run.location) {
-            Some(BlockLocation::Mapped(block)) => error.in_block(block).of_inode(dir.number),
-            _ => error.of_inode(dir.number),
+            Some(BlockLocation::Mapped(block)) => error.with_block(block).with_inode(dir.number),
+            _ => error.with_inode(dir.number),
         }
     }
 
@@ -188,6 +189,6 @@ impl Volume {
     }
 }
 
-fn is_dots(entry: &Dirent<'_>) -> bool {
+fn is_dot_or_dot_dot(entry: &Dirent<'_>) -> bool {
     matches!(entry.name, b"." | b"..")
 }

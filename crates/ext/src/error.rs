@@ -97,7 +97,7 @@ impl Error {
     }
 
     /// Adds `block` to a corruption error, unless it names one.
-    pub(crate) fn in_block(self, at: FsBlock) -> Self {
+    pub(crate) fn with_block(self, at: FsBlock) -> Self {
         match self {
             Self::Corrupt { what, inode, block } => {
                 Self::Corrupt { what, inode, block: block.or(Some(at)) }
@@ -107,7 +107,7 @@ impl Error {
     }
 
     /// Adds `inode` to a corruption error, unless it names one.
-    pub(crate) fn of_inode(self, of: InodeNumber) -> Self {
+    pub(crate) fn with_inode(self, of: InodeNumber) -> Self {
         match self {
             Self::Corrupt { what, inode, block } => {
                 Self::Corrupt { what, inode: inode.or(Some(of)), block }
@@ -178,11 +178,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn damage_names_the_innermost_place() {
+    fn corruption_error_names_innermost_location() {
         let error = Error::corrupt("directory entry")
-            .in_block(FsBlock(7))
-            .in_block(FsBlock(9))
-            .of_inode(InodeNumber(12));
+            .with_block(FsBlock(7))
+            .with_block(FsBlock(9))
+            .with_inode(InodeNumber(12));
         assert_eq!(error.to_string(), "corrupt directory entry, inode 12, block 7");
         assert_eq!(error.refusal(), Refusal::Corrupt);
     }

@@ -7,7 +7,7 @@ use draconis_exchange::contract::FileType;
 use crate::blocks::data::{Chunk, SharedBytes};
 use crate::blocks::{CHUNK_BYTES, CacheKey, ReadPlan, ReadSegment};
 use crate::format::inode::Inode;
-use crate::map::{self, BlockLocation, Map, Run, SEGMENT_BLOCKS, SegmentKey};
+use crate::map::{self, BlockLocation, BlockMap, Run, SEGMENT_BLOCKS, SegmentKey};
 use crate::units::{saturating_u32, saturating_usize};
 use crate::volume::Volume;
 use crate::{Error, FileBlock, FsBlock, InodeNumber, Result};
@@ -51,7 +51,7 @@ impl Volume {
 
     fn read_chunk_part(&self, inode: &Inode, offset: u64, len: usize) -> Result<SharedBytes> {
         match inode.kind {
-            FileType::File => self.contents(inode, offset, len),
+            FileType::File => self.read_contents(inode, offset, len),
             FileType::Directory => Err(Error::IsADirectory),
             _ => Err(Error::Misuse("only files have contents")),
         }
@@ -110,10 +110,15 @@ impl Volume {
     }
 
     /// Returns data of any inode that has blocks.
-    pub(crate) fn contents(&self, inode: &Inode, offset: u64, len: usize) -> Result<SharedBytes> {
+    pub(crate) fn read_contents(
+        &self,
+        inode: &Inode,
+        offset: u64,
+        len: usize,
+    ) -> Result<SharedBytes> {
         let left = inode.size_bytes.saturating_sub(offset);
         if left == 0 || len == 0 {
-            inode.readable()?;
+            inode.check_readable()?;
             return Ok(SharedBytes::empty());
         }
         if inode.is_inline() {
@@ -122,7 +127,7 @@ impl Volume {
         let key = CacheKey { inode: inode.number.0, index: offset / CHUNK_BYTES };
         let at = saturating_usize(offset % CHUNK_BYTES);
         match self.chunk(inode, key) {
-            Ok(chunk) => Ok(SharedBytes::of(chunk, at, len)),
+            Ok(chunk) => Ok(SharedBytes::from_chunk(chunk, at, len)),
             // A damaged block must not make its whole chunk unreadable.
             Err(Error::Corrupt { .. } | Error::Io(_)) => self.read_single_block(inode, offset, len),
             Err(other) => Err(other),
@@ -130,7 +135,7 @@ impl Volume {
     }
 
     fn chunk(&self, inode: &Inode, key: CacheKey) -> Result<Arc<Chunk>> {
-        let plan = || self.plan(inode, key.index);
+        let plan = || self.chunk_read_plan(inode, key.index);
         let chunk =
             self.store.chunk(key, plan, || self.start_read_ahead(inode, key.index, false))?;
         if chunk.take_read_ahead_mark() {
@@ -151,14 +156,14 @@ impl Volume {
         for nth in ahead.from..ahead.end.min(chunks) {
             let key = CacheKey { inode: inode.number.0, index: nth };
             let marked = nth == ahead.mark;
-            if !self.store.read_ahead(key, || self.plan(inode, nth), marked) {
+            if !self.store.read_ahead(key, || self.chunk_read_plan(inode, nth), marked) {
                 return;
             }
         }
     }
 
     /// Returns the plan for reading chunk `nth`.
-    fn plan(&self, inode: &Inode, nth: u64) -> Result<ReadPlan> {
+    fn chunk_read_plan(&self, inode: &Inode, nth: u64) -> Result<ReadPlan> {
         let start = nth.saturating_mul(CHUNK_BYTES);
         let len = inode.size_bytes.saturating_sub(start).min(CHUNK_BYTES);
         self.read_plan(inode, start, saturating_usize(len))
@@ -206,12 +211,12 @@ impl Volume {
         }
         if self.writing.is_none() {
             let key = CacheKey { inode: number.0, index: 0 };
-            self.store.read_ahead(key, || self.plan(&inode, 0), false);
+            self.store.read_ahead(key, || self.chunk_read_plan(&inode, 0), false);
             return;
         }
         // A writable volume reads directories block by block (`directory_block`).
         let end = FileBlock(self.directory_blocks(&inode).min(MAX_PREFETCHED_DIR_BLOCKS));
-        if !map::is_direct(&inode, end) {
+        if !map::is_mapped_by_inode(&inode, end) {
             return;
         }
         let Ok(runs) = self.map_runs(&inode, FileBlock(0), end) else { return };
@@ -231,8 +236,8 @@ impl Volume {
         let start = offset.saturating_sub(skew);
         let there = inode.size_bytes.saturating_sub(start).min(block_bytes);
         let plan = self.read_plan(inode, start, saturating_usize(there))?;
-        let block = self.store.load(&plan).map_err(|error| error.of_inode(inode.number))?;
-        Ok(SharedBytes::of(block, saturating_usize(skew), len))
+        let block = self.store.load(&plan).map_err(|error| error.with_inode(inode.number))?;
+        Ok(SharedBytes::from_chunk(block, saturating_usize(skew), len))
     }
 
     pub(crate) fn file_block(&self, bytes: u64) -> FileBlock {
@@ -253,36 +258,36 @@ impl Volume {
         from: FileBlock,
         end: FileBlock,
     ) -> Result<Vec<Run>> {
-        if map::is_direct(inode, end) {
-            let runs = self.scan(inode, from, end)?;
+        if map::is_mapped_by_inode(inode, end) {
+            let runs = self.scan_runs(inode, from, end)?;
             return Ok(runs.between(from, end).collect());
         }
         let mut all = Vec::new();
         let mut at = from;
         while at < end {
             let segment = at.0 / SEGMENT_BLOCKS;
-            let (runs, segment_end) = self.segment(inode, segment)?;
+            let (runs, segment_end) = self.load_segment(inode, segment)?;
             all.extend(runs.between(at, end));
             at = segment_end;
         }
         Ok(all)
     }
 
-    fn scan(&self, inode: &Inode, from: FileBlock, end: FileBlock) -> Result<map::RunList> {
+    fn scan_runs(&self, inode: &Inode, from: FileBlock, end: FileBlock) -> Result<map::RunList> {
         let map = map::map_of(inode)?;
-        map::with_source(&self.store, &self.super_, map.role(inode.id()), |source| {
-            map::scan(&map, source, from, end)
+        map::with_source(&self.store, &self.super_, map.role(inode.file_id()), |source| {
+            map::scan_map(&map, source, from, end)
         })
     }
 
     /// Returns one segment of a file's map, and the start of the next.
-    fn segment(&self, inode: &Inode, segment: u32) -> Result<(Arc<map::RunList>, FileBlock)> {
+    fn load_segment(&self, inode: &Inode, segment: u32) -> Result<(Arc<map::RunList>, FileBlock)> {
         let from = FileBlock(segment.saturating_mul(SEGMENT_BLOCKS));
         let full = from.offset(SEGMENT_BLOCKS);
         let end = full.min(self.file_block_end(inode.size_bytes));
         let key = SegmentKey { inode: inode.number.0, segment };
         let runs =
-            self.block_maps.get_or_load(key, || self.scan(inode, from, end).map(Arc::new))?;
+            self.block_maps.get_or_load(key, || self.scan_runs(inode, from, end).map(Arc::new))?;
         Ok((runs, full))
     }
 
@@ -306,18 +311,18 @@ impl Volume {
         let _reading = self.read_lock();
         let now = self.reload_inode(inode)?;
         let inode = now.as_deref().unwrap_or(inode);
-        inode.readable()?;
+        inode.check_readable()?;
         let at = self.file_block(offset);
         let end = self.file_block_end(inode.size_bytes);
-        if at >= end || inode.is_inline() || inode.fast_target(&self.super_).is_some() {
+        if at >= end || inode.is_inline() || inode.fast_symlink_target(&self.super_).is_some() {
             return Ok(Vec::new());
         }
-        let (runs, segment_end) = self.segment(inode, at.0 / SEGMENT_BLOCKS)?;
+        let (runs, segment_end) = self.load_segment(inode, at.0 / SEGMENT_BLOCKS)?;
         let mut found: Vec<Run> = runs.between(at, end.min(segment_end)).collect();
         if runs.is_hole() {
             let map = map::map_of(inode)?;
             let hole =
-                map::with_source(&self.store, &self.super_, map.role(inode.id()), |source| {
+                map::with_source(&self.store, &self.super_, map.role(inode.file_id()), |source| {
                     map::hole_end(&map, source, segment_end.min(end))
                 })?;
             if let (Some(run), Some(hole)) = (found.last_mut(), hole) {
@@ -336,7 +341,7 @@ impl Volume {
     pub fn seek(&self, number: InodeNumber, offset: u64, what: Seek) -> Result<Option<u64>> {
         let _reading = self.read_lock();
         let inode = self.node(number)?;
-        inode.readable()?;
+        inode.check_readable()?;
         if offset >= inode.size_bytes {
             return Ok(None);
         }
@@ -367,7 +372,7 @@ impl Volume {
     /// Returns the first block of a file on the device; sorting files by it makes device reads
     /// sequential. `None` without blocks, or if the map is unreadable.
     pub fn first_block(&self, inode: &Inode) -> Option<FsBlock> {
-        (!inode.is_inline() && inode.fast_target(&self.super_).is_none()).then_some(())?;
+        (!inode.is_inline() && inode.fast_symlink_target(&self.super_).is_none()).then_some(())?;
         matches!(inode.kind, FileType::File | FileType::Directory | FileType::Symlink)
             .then_some(())?;
         map::first_block(inode)

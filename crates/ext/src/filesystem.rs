@@ -27,9 +27,9 @@ use crate::{
 };
 
 /// Limit of dirty data in memory, in bytes.
-const DIRTY_BYTES: u64 = 64 << 20;
+const MAX_DIRTY_BYTES: u64 = 64 << 20;
 /// Size of one read, in bytes.
-const PIECE_BYTES: usize = 1 << 20;
+const IO_CHUNK_BYTES: usize = 1 << 20;
 
 /// A volume with files named by paths, in the style of [`std::fs`]. Paths begin at its root; root
 /// owns new files.
@@ -98,7 +98,7 @@ impl FileSystem {
         let plan = mkfs::plan_for_size(options, &mut tree, disk.properties().len_bytes);
         let plan = plan.map_err(io::Error::other)?;
         let target = FormatTarget { disk: &disk, zeroed, progress: &|_| {} };
-        mkfs::write(&plan, &NoFiles, &target).map_err(io::Error::other)?;
+        mkfs::write(&plan, &EmptyFileSource, &target).map_err(io::Error::other)?;
         Self::open_on(disk)
     }
 
@@ -130,7 +130,7 @@ impl FileSystem {
     pub fn open_on(disk: Arc<dyn Disk>) -> io::Result<Self> {
         let writing = WriteOptions {
             clock: Arc::new(now),
-            dirty_bytes: DIRTY_BYTES,
+            dirty_bytes: MAX_DIRTY_BYTES,
             atime: AccessTimes::Never,
             discard: false,
         };
@@ -196,7 +196,7 @@ impl FileSystem {
                 &root_owned_node(FileType::File, 0o644, b""),
             )?;
             self.volume.add_user(inode);
-            let written = self.replace(inode, contents);
+            let written = self.replace_contents(inode, contents);
             self.volume.remove_users(inode, 1);
             written
         };
@@ -209,12 +209,12 @@ impl FileSystem {
     /// It is not a regular file, or damaged; there is not enough memory.
     pub fn read(&self, path: impl AsRef<Path>) -> io::Result<Vec<u8>> {
         let path = path.as_ref();
-        let inode = self.find(path, Follow::Yes).and_then(|found| self.file(found));
+        let inode = self.find(path, Follow::Yes).and_then(|found| self.require_regular_file(found));
         let inode = inode.map_err(|error| path_error(path, error))?;
         let mut all = vec![];
         loop {
             let offset = u64::try_from(all.len()).unwrap_or(u64::MAX);
-            let piece = self.volume.read(inode, offset, PIECE_BYTES);
+            let piece = self.volume.read(inode, offset, IO_CHUNK_BYTES);
             let piece = piece.map_err(|error| path_error(path, error))?.to_vec();
             if piece.is_empty() {
                 return Ok(all);
@@ -243,7 +243,7 @@ impl FileSystem {
     /// It is not a directory, or damaged.
     pub fn read_dir(&self, path: impl AsRef<Path>) -> io::Result<Vec<DirEntry>> {
         let path = path.as_ref();
-        self.list(path).map_err(|error| path_error(path, error))
+        self.list_entries(path).map_err(|error| path_error(path, error))
     }
 
     /// Returns the attributes of a file; follows symbolic links.
@@ -361,7 +361,7 @@ impl FileSystem {
     }
 
     /// Returns the inode if it is a regular file.
-    fn file(&self, inode: InodeNumber) -> Result<InodeNumber> {
+    fn require_regular_file(&self, inode: InodeNumber) -> Result<InodeNumber> {
         match self.volume.inode(inode)?.kind {
             FileType::File => Ok(inode),
             FileType::Directory => Err(Error::IsADirectory),
@@ -369,8 +369,8 @@ impl FileSystem {
         }
     }
 
-    fn replace(&self, inode: InodeNumber, contents: &[u8]) -> Result<()> {
-        self.file(inode)?;
+    fn replace_contents(&self, inode: InodeNumber, contents: &[u8]) -> Result<()> {
+        self.require_regular_file(inode)?;
         self.volume.check_open(inode, Access { read: false, write: true, append: false })?;
         let cut = AttributeChange { size_bytes: Some(0), ..AttributeChange::default() };
         self.volume.set_attributes(inode, &cut)?;
@@ -384,7 +384,7 @@ impl FileSystem {
         Ok(())
     }
 
-    fn list(&self, path: &Path) -> Result<Vec<DirEntry>> {
+    fn list_entries(&self, path: &Path) -> Result<Vec<DirEntry>> {
         let dir = self.find(path, Follow::Yes)?;
         let (mut found, mut damage) = (vec![], None);
         self.volume.entries(dir, Default::default(), false, |entry| {
@@ -430,9 +430,9 @@ impl Drop for FileSystem {
 }
 
 /// File source of a new, empty volume.
-struct NoFiles;
+struct EmptyFileSource;
 
-impl FileSource for NoFiles {
+impl FileSource for EmptyFileSource {
     fn read(&self, _: u64, _: u64, _: &mut [u8]) -> io::Result<()> {
         Err(io::ErrorKind::NotFound.into())
     }

@@ -286,7 +286,7 @@ fn target_superblock(
         return Err(too_large(full));
     }
     let rest = (asked - first) % per_group;
-    let (new_raw, new) = with_blocks(raw, old, asked)?;
+    let (new_raw, new) = superblocks_with_size(raw, old, asked)?;
     if rest == 0 || new.groups == old.groups {
         return Ok((new_raw, new));
     }
@@ -296,17 +296,17 @@ fn target_superblock(
     if rest >= least {
         return Ok((new_raw, new));
     }
-    let (new_raw, new) = with_blocks(raw, old, asked - rest)?;
+    let (new_raw, new) = superblocks_with_size(raw, old, asked - rest)?;
     Ok((new_raw, new))
 }
 
-fn with_blocks(
+fn superblocks_with_size(
     raw: &RawSuperblock,
     old: &Superblock,
     blocks: u64,
 ) -> crate::Result<(RawSuperblock, Superblock)> {
     let mut raw = raw.clone();
-    set_blocks(&mut raw, old, blocks)?;
+    set_block_count(&mut raw, old, blocks)?;
     let grown = set_checksum_and_parse(&mut raw)?;
     let taken = grown.descriptor_blocks().saturating_sub(old.descriptor_blocks());
     let reserved = u32::from(old.reserved_descriptor_blocks);
@@ -335,7 +335,7 @@ fn with_blocks(
 }
 
 /// Sets the block count, and with it the groups, inodes and reserved blocks.
-pub(crate) fn set_blocks(
+pub(crate) fn set_block_count(
     raw: &mut RawSuperblock,
     old: &Superblock,
     blocks: u64,

@@ -11,7 +11,7 @@ use crate::dir::name_query::{NameDisplay, NameQuery};
 use crate::dir::{Cookie, DirDamage, Entry};
 use crate::file::Seek;
 use crate::format::dirent::Dirents;
-use crate::format::inline::{ENTRIES_AT, Inline};
+use crate::format::inline::{ENTRIES_AT, InlineData};
 use crate::format::inode::Inode;
 use crate::format::xattr::XattrList;
 use crate::units::saturating_usize;
@@ -19,21 +19,21 @@ use crate::volume::Volume;
 use crate::{Error, InodeNumber, Result};
 
 /// Cookies after `.` and after `..`.
-const AFTER_DOT: u64 = 1;
-const AFTER_DOTS: u64 = ENTRIES_AT as u64;
+const COOKIE_AFTER_DOT: u64 = 1;
+const COOKIE_AFTER_DOT_DOT: u64 = ENTRIES_AT as u64;
 
 impl Volume {
     /// Returns the inline data of an inode.
-    pub(crate) fn inline_of(&self, inode: &Inode) -> Result<Inline> {
+    pub(crate) fn load_inline_data(&self, inode: &Inode) -> Result<InlineData> {
         let body = self.inode_xattr_bytes(inode)?;
         for attribute in body.as_deref().map(XattrList::from_inode).into_iter().flatten() {
-            let attribute = attribute.map_err(|error| error.of_inode(inode.number))?;
+            let attribute = attribute.map_err(|error| error.with_inode(inode.number))?;
             if attribute.is_inline_data() {
-                let value = attribute.value().map_err(|error| error.of_inode(inode.number))?;
-                return Ok(Inline::new(&inode.pointer_bytes(), value));
+                let value = attribute.value().map_err(|error| error.with_inode(inode.number))?;
+                return Ok(InlineData::new(&inode.pointer_bytes(), value));
             }
         }
-        Err(Error::corrupt("inline data: no attribute holds the rest").of_inode(inode.number))
+        Err(Error::corrupt("inline data: no attribute holds the rest").with_inode(inode.number))
     }
 
     /// [`Volume::contents`] of an inline file.
@@ -43,19 +43,19 @@ impl Volume {
         offset: u64,
         len: usize,
     ) -> Result<SharedBytes> {
-        inode.readable()?;
-        let inline = self.inline_of(inode)?;
+        inode.check_readable()?;
+        let inline = self.load_inline_data(inode)?;
         let left = inode.size_bytes.saturating_sub(offset);
         let to_stop = CHUNK_BYTES.saturating_sub(offset % CHUNK_BYTES);
         let mut bytes = vec![0; saturating_usize(left.min(to_stop)).min(len)];
         inline.read(offset, &mut bytes);
-        Ok(SharedBytes::owned(bytes.into_boxed_slice()))
+        Ok(SharedBytes::from_owned_bytes(bytes.into_boxed_slice()))
     }
 
     /// [`Volume::seek`] in an inline file.
     pub(crate) fn inline_seek(&self, inode: &Inode, at: u64, what: Seek) -> Result<Option<u64>> {
-        inode.readable()?;
-        let stored = (self.inline_of(inode)?.len() as u64).min(inode.size_bytes);
+        inode.check_readable()?;
+        let stored = (self.load_inline_data(inode)?.len() as u64).min(inode.size_bytes);
         Ok(match what {
             Seek::Data => (at < stored).then_some(at),
             Seek::Hole => Some(at.max(stored)),
@@ -64,10 +64,10 @@ impl Volume {
 
     /// [`Volume::lookup`] in an inline directory.
     pub(crate) fn find_inline(&self, dir: &Inode, wanted: &NameQuery<'_>) -> Result<InodeNumber> {
-        let inline = self.inline_of(dir)?;
+        let inline = self.load_inline_data(dir)?;
         match wanted.name() {
             b"." => return Ok(dir.number),
-            b".." => return inline.parent().map_err(|error| error.of_inode(dir.number)),
+            b".." => return inline.parent().map_err(|error| error.with_inode(dir.number)),
             _ => {}
         }
         let (mut second, mut damage) = (None, None);
@@ -75,7 +75,7 @@ impl Volume {
             match wanted.find_in(self, dir, part.entries, &mut second) {
                 Ok(Some(found)) => return Ok(found),
                 Ok(None) => {}
-                Err(error) => damage = Some(error.of_inode(dir.number)),
+                Err(error) => damage = Some(error.with_inode(dir.number)),
             }
         }
         second.ok_or(damage.unwrap_or(Error::NotFound))
@@ -89,17 +89,18 @@ impl Volume {
         dots: bool,
         mut visit: impl FnMut(std::result::Result<Entry<'_>, DirDamage>) -> bool,
     ) -> Result<()> {
-        let names = NameDisplay::of(self, dir);
+        let names = NameDisplay::for_directory(self, dir);
         let all = Cookie(u64::MAX);
-        let inline = match self.inline_of(dir) {
+        let inline = match self.load_inline_data(dir) {
             Ok(inline) => inline,
             Err(error) => {
                 visit(Err(DirDamage { error, next: all }));
                 return Ok(());
             }
         };
-        let parent = inline.parent().map_err(|error| error.of_inode(dir.number));
-        let two = [(&b"."[..], Ok(dir.number), AFTER_DOT), (b"..", parent, AFTER_DOTS)];
+        let parent = inline.parent().map_err(|error| error.with_inode(dir.number));
+        let two =
+            [(&b"."[..], Ok(dir.number), COOKIE_AFTER_DOT), (b"..", parent, COOKIE_AFTER_DOT_DOT)];
         for (name, inode, next) in two {
             let next = Cookie(next);
             let found = inode
@@ -126,7 +127,9 @@ impl Volume {
                         kind: entry.kind,
                         next,
                     })),
-                    Err(error) => visit(Err(DirDamage { error: error.of_inode(dir.number), next })),
+                    Err(error) => {
+                        visit(Err(DirDamage { error: error.with_inode(dir.number), next }))
+                    }
                 };
                 if !goes_on {
                     return Ok(());

@@ -36,7 +36,7 @@ use journal_file::read_bytes;
 use replayed_disk::ReplayedDisk;
 
 /// Read-only view of a volume after replay.
-pub(crate) struct Recovered {
+pub(crate) struct ReplayedVolume {
     /// Disk whose reads return the journal's copy of logged blocks. It is read-only.
     pub(crate) disk: Arc<dyn Disk>,
     /// Superblock after replay.
@@ -50,26 +50,26 @@ pub(crate) struct Recovered {
 /// # Errors
 /// [`Error::Unsupported`] for an external journal or one of an unknown format; [`Error::Io`];
 /// [`Error::Corrupt`] for a damaged superblock in the log.
-pub(crate) fn open_replayed(disk: Arc<dyn Disk>, super_: &Superblock) -> Result<Recovered> {
+pub(crate) fn open_replayed(disk: Arc<dyn Disk>, super_: &Superblock) -> Result<ReplayedVolume> {
     match JournalFile::open(disk.clone(), super_) {
-        Ok(log) => replayed_from(disk, &log),
+        Ok(log) => open_with_replayed_log(disk, &log),
         Err(damage @ Error::Corrupt { .. }) => {
-            Ok(Recovered { disk, super_: super_.clone(), damage: Some(damage) })
+            Ok(ReplayedVolume { disk, super_: super_.clone(), damage: Some(damage) })
         }
         Err(other) => Err(other),
     }
 }
 
-fn replayed_from(disk: Arc<dyn Disk>, log: &JournalFile) -> Result<Recovered> {
+fn open_with_replayed_log(disk: Arc<dyn Disk>, log: &JournalFile) -> Result<ReplayedVolume> {
     let found = log.scan()?;
     let (len, transactions, next) = (found.copies.len(), found.transactions, found.next);
     ::log::info!("{transactions} transactions of the journal are read from it: {len} blocks");
-    let mut damage = found.damage.map(|damage| log.error(damage));
+    let mut damage = found.damage.map(|damage| log.damage_error(damage));
     let mut disk: Arc<dyn Disk> = Arc::new(ReplayedDisk::new(disk, log, Arc::new(found)));
     let mut super_ = read_superblock(&*disk)?;
     if damage.is_none() {
-        let fast = fast_commit::survey(log, next)?;
-        damage = fast.damage.map(|damage| log.error(damage));
+        let fast = fast_commit::summarize_fast_commits(log, next)?;
+        damage = fast.damage.map(|damage| log.damage_error(damage));
         match fast_commit::replay_fast_commits(disk.clone(), log, &super_, fast.records) {
             Ok(Some(scratch)) => {
                 super_ = read_superblock(&*scratch)?;
@@ -83,7 +83,7 @@ fn replayed_from(disk: Arc<dyn Disk>, log: &JournalFile) -> Result<Recovered> {
     if let Some((blocks, inodes)) = count_free(&*disk, &super_) {
         (super_.free_blocks, super_.free_inodes) = (blocks, saturating_u32(inodes));
     }
-    Ok(Recovered { disk, super_, damage })
+    Ok(ReplayedVolume { disk, super_, damage })
 }
 
 /// Replays the journal on disk and waits until that is durable.
@@ -93,9 +93,9 @@ fn replayed_from(disk: Arc<dyn Disk>, log: &JournalFile) -> Result<Recovered> {
 pub(crate) fn replay(disk: &Arc<dyn Disk>, super_: &Superblock) -> Result<()> {
     let log = JournalFile::open(disk.clone(), super_)?;
     let found = log.scan()?;
-    let fast = fast_commit::survey(&log, found.next)?;
+    let fast = fast_commit::summarize_fast_commits(&log, found.next)?;
     if let Some(damage) = found.damage.or(fast.damage) {
-        return Err(log.error(damage));
+        return Err(log.damage_error(damage));
     }
     let (len, transactions) = (found.copies.len(), found.transactions);
     ::log::info!("{transactions} transactions of the journal are put in place: {len} blocks");

@@ -113,7 +113,7 @@ pub use offline::recover_unmounted;
 pub use ops::{
     Access, AccessTimes, NewNode, RenameMode, Reserve, Whiteout, WriteOptions, XattrSet,
 };
-pub use path::{Follow, split};
+pub use path::{Follow, split_parent};
 pub use redo_log::finish_interrupted_change;
 pub use resume::{ChangeRecord, ChangeRecorder, CrashedProcess};
 pub use units::{FileBlock, FileId, FsBlock, GroupNumber, InodeNumber};

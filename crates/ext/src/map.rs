@@ -25,7 +25,7 @@ use std::sync::Arc;
 use crate::blocks::BlockStore;
 use crate::blocks::role::Role;
 use crate::cache::CacheWeight;
-use crate::format::inode::{DIRECT, Inode};
+use crate::format::inode::{DIRECT_POINTERS, Inode};
 use crate::format::superblock::Superblock;
 use crate::transaction::Transaction;
 use crate::{Error, FileBlock, FileId, FsBlock, InodeNumber, Result, SharedBytes};
@@ -146,18 +146,18 @@ pub(crate) struct SegmentKey {
 }
 
 /// Returns true if the inode alone maps all blocks up to `end`.
-pub(crate) fn is_direct(inode: &Inode, end: FileBlock) -> bool {
+pub(crate) fn is_mapped_by_inode(inode: &Inode, end: FileBlock) -> bool {
     match map_of(inode) {
-        Ok(AnyMap::Extents(extents)) => extents.root().is_ok_and(|root| root.depth == 0),
-        _ => end.0 <= DIRECT,
+        Ok(EitherBlockMap::Extents(extents)) => extents.root().is_ok_and(|root| root.depth == 0),
+        _ => end.0 <= DIRECT_POINTERS,
     }
 }
 
 /// Returns the first block of a file on the device, or of its map; `None` without any.
 pub(crate) fn first_block(inode: &Inode) -> Option<FsBlock> {
     match map_of(inode).ok()? {
-        AnyMap::Extents(extents) => extents.first_block(),
-        AnyMap::Pointers(Pointers(pointers)) => {
+        EitherBlockMap::Extents(extents) => extents.first_block(),
+        EitherBlockMap::Pointers(Pointers(pointers)) => {
             let first = pointers.iter().find(|pointer| **pointer != 0)?;
             Some(FsBlock(u64::from(*first)))
         }
@@ -183,17 +183,17 @@ pub(crate) struct MapNode {
 /// Visitor of a map walk, called in file order.
 pub(crate) trait MapVisitor {
     /// Visits `blocks` file blocks from `at` on; breaks to end the walk.
-    fn run(&mut self, at: u64, blocks: u64, place: BlockLocation) -> ControlFlow<()>;
+    fn visit_run(&mut self, at: u64, blocks: u64, place: BlockLocation) -> ControlFlow<()>;
 
     /// Visits a map block; returns true to walk below it.
-    fn node(&mut self, _: MapNode) -> bool {
+    fn visit_node(&mut self, _: MapNode) -> bool {
         true
     }
 }
 
 /// Block map of a file: lookup, allocation and freeing. Every lookup uses [`Map::walk`]: reads,
 /// changes, commit order, the checker.
-pub(crate) trait Map {
+pub(crate) trait BlockMap {
     /// Returns the role of its blocks.
     fn role(&self, file: FileId) -> Role;
 
@@ -265,8 +265,8 @@ pub(crate) trait Map {
 ///
 /// # Errors
 /// [`Error::Unsupported`] if the map is not readable.
-pub(crate) fn map_of(inode: &Inode) -> Result<AnyMap<'_>> {
-    inode.readable()?;
+pub(crate) fn map_of(inode: &Inode) -> Result<EitherBlockMap<'_>> {
+    inode.check_readable()?;
     map_of_any(inode)
 }
 
@@ -274,8 +274,8 @@ pub(crate) fn map_of(inode: &Inode) -> Result<AnyMap<'_>> {
 ///
 /// # Errors
 /// As [`map_of`].
-pub(crate) fn map_of_any(inode: &Inode) -> Result<AnyMap<'_>> {
-    match inode.readable() {
+pub(crate) fn map_of_any(inode: &Inode) -> Result<EitherBlockMap<'_>> {
+    match inode.check_readable() {
         Ok(()) | Err(Error::NoKey) => {}
         Err(other) => return Err(other),
     }
@@ -283,21 +283,21 @@ pub(crate) fn map_of_any(inode: &Inode) -> Result<AnyMap<'_>> {
         return Err(Error::Misuse("contents inside an inode have no map"));
     }
     Ok(if inode.has_extents() {
-        AnyMap::Extents(Extents::new(&inode.pointers))
+        EitherBlockMap::Extents(Extents::new(&inode.pointers))
     } else {
-        AnyMap::Pointers(Pointers(&inode.pointers))
+        EitherBlockMap::Pointers(Pointers(&inode.pointers))
     })
 }
 
 /// A block map of either kind.
 #[derive(Debug)]
-pub(crate) enum AnyMap<'a> {
+pub(crate) enum EitherBlockMap<'a> {
     Pointers(Pointers<'a>),
     Extents(Extents),
 }
 
-impl AnyMap<'_> {
-    fn map(&self) -> &dyn Map {
+impl EitherBlockMap<'_> {
+    fn map(&self) -> &dyn BlockMap {
         match self {
             Self::Pointers(map) => map,
             Self::Extents(map) => map,
@@ -305,7 +305,7 @@ impl AnyMap<'_> {
     }
 }
 
-impl Map for AnyMap<'_> {
+impl BlockMap for EitherBlockMap<'_> {
     fn role(&self, file: FileId) -> Role {
         self.map().role(file)
     }
@@ -375,7 +375,7 @@ pub(crate) fn with_source<T>(
 }
 
 impl MapVisitor for RunList {
-    fn run(&mut self, at: u64, blocks: u64, place: BlockLocation) -> ControlFlow<()> {
+    fn visit_run(&mut self, at: u64, blocks: u64, place: BlockLocation) -> ControlFlow<()> {
         // The requested range ends at a 32-bit file block, so these fit.
         if let (Ok(from), Ok(blocks)) = (u32::try_from(at), u32::try_from(blocks)) {
             self.push(Run { from: FileBlock(from), blocks, location: place });
@@ -385,8 +385,8 @@ impl MapVisitor for RunList {
 }
 
 /// Maps the blocks from `from` to `end`.
-pub(crate) fn scan(
-    map: &impl Map,
+pub(crate) fn scan_map(
+    map: &impl BlockMap,
     source: &MapSource<'_>,
     from: FileBlock,
     end: FileBlock,
@@ -401,13 +401,13 @@ pub(crate) fn scan(
 /// Returns the end of the hole at `at`, if one step of the walk shows it: sparse files mostly lack
 /// whole subtrees.
 pub(crate) fn hole_end(
-    map: &impl Map,
+    map: &impl BlockMap,
     source: &MapSource<'_>,
     at: FileBlock,
 ) -> Result<Option<FileBlock>> {
     struct FirstMapped(Option<u64>);
     impl MapVisitor for FirstMapped {
-        fn run(&mut self, at: u64, blocks: u64, place: BlockLocation) -> ControlFlow<()> {
+        fn visit_run(&mut self, at: u64, blocks: u64, place: BlockLocation) -> ControlFlow<()> {
             self.0 = (place == BlockLocation::Hole).then_some(at.saturating_add(blocks));
             ControlFlow::Break(())
         }

@@ -40,7 +40,7 @@ pub use disk_writer::FormatTarget;
 pub use free_share::FreeSpace;
 pub use layout::Layout;
 pub(crate) use layout::{
-    ENCRYPTION, MAX_MMP_INTERVAL, MIN_LAST_GROUP_BLOCKS, MMP_INTERVAL, orphan_blocks,
+    DEFAULT_MMP_INTERVAL, ENCRYPTION_MODES, MAX_MMP_INTERVAL, MIN_LAST_GROUP_BLOCKS, orphan_blocks,
 };
 pub use options::{FeatureError, FormatOptions, InodeCount, JournalOptions};
 pub use plan::{VolumePlan, plan_for_size, plan_smallest};
@@ -51,7 +51,7 @@ pub use write::write;
 type DiskRun = (u64, u64);
 
 /// First non-reserved inode, that of lost+found.
-const LOST_FOUND: u32 = 11;
+const LOST_FOUND_INODE: u32 = 11;
 
 /// Error of making a volume.
 #[derive(Debug, thiserror::Error)]

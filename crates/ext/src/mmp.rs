@@ -68,7 +68,9 @@ impl MmpClaim {
     /// long; damage, and errors of the device.
     pub fn acquire(disk: &Arc<dyn Disk>, how: &MmpClaimOptions<'_>) -> Result<Option<Self>> {
         let super_ = read_superblock(&**disk)?;
-        let Some(claim) = Self::of(disk, &super_, how)? else { return Ok(None) };
+        let Some(claim) = Self::acquire_with_superblock(disk, &super_, how)? else {
+            return Ok(None);
+        };
         let there = claim.read()?;
         if there.sequence == SEQ_FSCK {
             let by = "a check or another tool; `draconis tune -E clear_mmp` if that was cut off";
@@ -138,13 +140,15 @@ impl MmpClaim {
     /// Damage, and errors of the device.
     pub fn resume(disk: &Arc<dyn Disk>, how: &MmpClaimOptions<'_>) -> Result<Option<Self>> {
         let super_ = read_superblock(&**disk)?;
-        let Some(claim) = Self::of(disk, &super_, how)? else { return Ok(None) };
+        let Some(claim) = Self::acquire_with_superblock(disk, &super_, how)? else {
+            return Ok(None);
+        };
         let mine = claim.own_record.lock().clone();
         claim.write(&mine, how.now)?;
         Ok(Some(claim))
     }
 
-    fn of(
+    fn acquire_with_superblock(
         disk: &Arc<dyn Disk>,
         super_: &Superblock,
         how: &MmpClaimOptions<'_>,
@@ -226,7 +230,7 @@ impl MmpClaim {
         Extent::new(start, end - start)
     }
 
-    fn bytes(&self) -> Result<Vec<u8>> {
+    fn read_bytes(&self) -> Result<Vec<u8>> {
         let at = self.extent();
         let block = self.disk.read_now(at, Block::private(saturating_usize(at.len_bytes)));
         let block = block.map_err(|refused| Error::Io(refused.error))?;
@@ -236,13 +240,13 @@ impl MmpClaim {
     }
 
     fn read(&self) -> Result<MmpRecord> {
-        let bytes = self.bytes()?;
+        let bytes = self.read_bytes()?;
         let skip = saturating_usize(self.at_bytes - self.extent().start_bytes);
         mmp::read(bytes.get(skip..).unwrap_or_default(), self.seed)
     }
 
     fn write(&self, record: &MmpRecord, now: Time) -> Result<()> {
-        let mut bytes = self.bytes()?;
+        let mut bytes = self.read_bytes()?;
         let at = self.extent();
         let skip = saturating_usize(self.at_bytes - at.start_bytes);
         let seconds = u64::from(to_disk_seconds(now));
@@ -269,7 +273,7 @@ pub(crate) fn is_claimed_by_tool(disk: &dyn Disk, super_: &Superblock) -> Result
 /// [`Error::Misuse`] if the volume has no `mmp` feature; damage, and errors of the device.
 pub fn clear_mmp(disk: &Arc<dyn Disk>, how: &MmpClaimOptions<'_>) -> Result<()> {
     let super_ = read_superblock(&**disk)?;
-    let claim = MmpClaim::of(disk, &super_, how)?;
+    let claim = MmpClaim::acquire_with_superblock(disk, &super_, how)?;
     let claim = claim.ok_or(Error::Misuse("the volume does not guard against two hosts (mmp)"))?;
     let mut mine = claim.own_record.lock();
     mine.sequence = SEQ_CLEAN;

@@ -68,7 +68,7 @@ impl Volume {
         let mut writer = WriteState::new(protocol, groups, &writing, clean);
         writer.is_resumed = crashed.is_some();
         writer.is_marked_in_use = writer.is_resumed && clean && !is_clean;
-        writer.quotas = Quotas::of(super_)?;
+        writer.quotas = Quotas::from_superblock(super_)?;
         let mut writing = WriteContext::new(writer, outbox, writing);
         writing.claim = claim;
         volume.writing = Some(writing);
@@ -204,7 +204,7 @@ impl Transaction<'_> {
                 }
             }
         }
-        let named = self.find_names_of_deleted(&dirs, &living);
+        let named = self.find_names_of_unused_inodes(&dirs, &living);
         for inode in open {
             if !named.contains(&inode) {
                 self.evict_inode(inode)?;
@@ -218,7 +218,11 @@ impl Transaction<'_> {
 
     /// Returns the inodes that names reference and that are not `living`. Unreadable directories
     /// are skipped: lookups fail there, too.
-    fn find_names_of_deleted(&self, dirs: &[InodeNumber], living: &[u64]) -> BTreeSet<InodeNumber> {
+    fn find_names_of_unused_inodes(
+        &self,
+        dirs: &[InodeNumber],
+        living: &[u64],
+    ) -> BTreeSet<InodeNumber> {
         let super_ = &self.volume.super_;
         let mut named = BTreeSet::new();
         let is_dead = |inode: &InodeNumber| {

@@ -188,20 +188,20 @@ impl OfflineVolume {
                 Some((_, block)) => block,
                 None if !super_.is_valid_block(place) => {
                     let what = "descriptors: a place outside of the volume";
-                    return Err(crate::Error::corrupt(what).in_block(place).into());
+                    return Err(crate::Error::corrupt(what).with_block(place).into());
                 }
                 None => writer.read(place, 1)?,
             };
             if !group::has_valid_checksum(&block, slot, &super_, number) {
                 let what = "group descriptor: checksum";
-                return Err(crate::Error::corrupt(what).in_block(place).into());
+                return Err(crate::Error::corrupt(what).with_block(place).into());
             }
             let group = GroupDescriptor::read(&block, slot, &super_)?.check(&super_)?;
             if !super_.is_valid_block(group.block_bitmap)
                 || !super_.is_valid_block(group.inode_bitmap)
             {
                 let what = "group descriptor: bitmap";
-                return Err(crate::Error::corrupt(what).in_block(place).into());
+                return Err(crate::Error::corrupt(what).with_block(place).into());
             }
             groups.push(group);
             let from = saturating_usize(slot.into()) * len;
@@ -232,7 +232,7 @@ impl OfflineVolume {
             let bytes = redo.read_old(group.block_bitmap, 1)?;
             if !group.verify_block_bitmap_csum(&bytes, super_) {
                 let what = "block bitmap: checksum";
-                return Err(crate::Error::corrupt(what).in_block(group.block_bitmap).into());
+                return Err(crate::Error::corrupt(what).with_block(group.block_bitmap).into());
             }
             bytes
         };
@@ -251,7 +251,7 @@ impl OfflineVolume {
             let bytes = redo.read_old(group.inode_bitmap, 1)?;
             if !group.verify_inode_bitmap_csum(&bytes, super_) {
                 let what = "inode bitmap: checksum";
-                return Err(crate::Error::corrupt(what).in_block(group.inode_bitmap).into());
+                return Err(crate::Error::corrupt(what).with_block(group.inode_bitmap).into());
             }
             bytes
         };
@@ -435,7 +435,7 @@ pub(crate) fn inode_location(
     groups: &[GroupDescriptor],
     inode: InodeNumber,
 ) -> crate::Result<(FsBlock, usize)> {
-    let damaged = || crate::Error::corrupt("inode number").of_inode(inode);
+    let damaged = || crate::Error::corrupt("inode number").with_inode(inode);
     let nth = inode.0.checked_sub(1).ok_or_else(damaged)?;
     let group = nth / super_.inodes_per_group.max(1);
     let nth = u64::from(nth % super_.inodes_per_group.max(1));
@@ -447,7 +447,7 @@ pub(crate) fn inode_location(
 
 impl Superblock {
     /// Rounds blocks of a file up to whole clusters.
-    pub(crate) fn in_clusters(&self, blocks: u64) -> u64 {
+    pub(crate) fn blocks_to_clusters(&self, blocks: u64) -> u64 {
         blocks.next_multiple_of(self.cluster_blocks.into())
     }
 

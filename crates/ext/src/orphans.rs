@@ -111,7 +111,7 @@ impl Transaction<'_> {
             if self.writer.orphan_list.contains(&at)
                 || self.writer.orphan_list.len() >= MAX_ADOPTED_ORPHANS
             {
-                return Err(Error::corrupt("list of orphans: too long").of_inode(inode));
+                return Err(Error::corrupt("list of orphans: too long").with_inode(inode));
             }
             self.writer.orphan_list.push(at);
             if links == 0 {
@@ -155,18 +155,20 @@ impl Transaction<'_> {
         }
         if let Some(number) = super_.orphan_file {
             let file = self.node(number)?;
-            let role = Role::OrphanFile(file.id());
+            let role = Role::OrphanFile(file.file_id());
             let count = file
                 .size_bytes
                 .checked_div(super_.block_bytes.into())
                 .unwrap_or(0)
                 .min(MAX_ORPHAN_FILE_BLOCKS);
             for nth in 0..saturating_u32(count) {
-                let hole = Error::corrupt("file of orphans: hole").of_inode(number);
+                let hole = Error::corrupt("file of orphans: hole").with_inode(number);
                 let at = self.lookup_block(number, nth)?.ok_or(hole)?;
-                let block = self.block(at, role).map_err(|error| error.of_inode(number))?;
+                let block = self.block(at, role).map_err(|error| error.with_inode(number))?;
                 let listed = orphan_file::read_entries(&block);
-                for (nth, inode) in listed.map_err(|error| error.in_block(at).of_inode(number))? {
+                for (nth, inode) in
+                    listed.map_err(|error| error.with_block(at).with_inode(number))?
+                {
                     match self.read_slot(inode, |it| (it.links(), it.mode())) {
                         Ok((0, 0)) => {}
                         Ok((links, _)) => self.process_orphan(inode, links)?,

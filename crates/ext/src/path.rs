@@ -75,7 +75,7 @@ impl Volume {
         start: InodeNumber,
         path: &'p [u8],
     ) -> Result<(InodeNumber, &'p [u8])> {
-        let (above, name) = split(path);
+        let (above, name) = split_parent(path);
         match name {
             b"" => Err(Error::Misuse("the root directory has no name")),
             b"." | b".." => Err(Error::Misuse("a name is needed at the end")),
@@ -162,18 +162,18 @@ impl Volume {
             return Err(Error::Misuse("only symbolic links have a target"));
         }
         let corrupt = |what| Error::Corrupt { what, inode: Some(inode.number), block: None };
-        let target = match inode.fast_target(&self.super_) {
+        let target = match inode.fast_symlink_target(&self.super_) {
             Some(target) => target,
             None => {
                 let len = usize::try_from(inode.size_bytes).unwrap_or(usize::MAX);
                 if inode.size_bytes > u64::from(self.super_.block_bytes) {
                     return Err(corrupt("symbolic link: length"));
                 }
-                self.contents(inode, 0, len)?.to_vec()
+                self.read_contents(inode, 0, len)?.to_vec()
             }
         };
         if inode.is_encrypted() {
-            return nokey::target(&target).map_err(|error| error.of_inode(inode.number));
+            return nokey::no_key_target(&target).map_err(|error| error.with_inode(inode.number));
         }
         let mut target = target;
         // A target is a C string: it ends at the first NUL.
@@ -194,7 +194,7 @@ fn components(path: &[u8]) -> Vec<Vec<u8>> {
 }
 
 /// Splits a path into the directory's path and the last name, which is empty for the root.
-pub fn split(path: &[u8]) -> (&[u8], &[u8]) {
+pub fn split_parent(path: &[u8]) -> (&[u8], &[u8]) {
     let len = path.iter().rposition(|byte| *byte != b'/').map_or(0, |at| at.saturating_add(1));
     let (path, _) = path.split_at_checked(len).unwrap_or((path, b""));
     let cut = path.iter().rposition(|byte| *byte == b'/').map_or(0, |at| at.saturating_add(1));

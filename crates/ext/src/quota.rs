@@ -30,7 +30,8 @@ use crate::blocks::role::Role;
 use crate::format::features::ReadOnlyCompatible;
 use crate::format::inode_slot::InodeSlot;
 use crate::format::quota::{
-    BLOCK_BYTES, Header, LEVELS, QuotaType, ROOT, RawEntries, Usage, reference, set_reference,
+    BLOCK_BYTES, QuotaHeader, QuotaType, QuotaUsage, ROOT_BLOCK, RawEntries, TREE_LEVELS,
+    reference, set_reference,
 };
 use crate::format::superblock::Superblock;
 use crate::map::edit::AllocationPolicy;
@@ -41,7 +42,7 @@ use crate::{Error, FsBlock, InodeNumber, Result};
 /// Limit of remembered owners with entries.
 const MAX_KNOWN_ENTRIES: usize = 1 << 16;
 /// Limit of quota-file blocks for a new entry: three tree blocks and its own.
-const MAX_NEW_ENTRY_BLOCKS: u32 = LEVELS;
+const MAX_NEW_ENTRY_BLOCKS: u32 = TREE_LEVELS;
 /// Limit of map blocks for those.
 const MAX_NEW_MAP_BLOCKS: u32 = 3;
 
@@ -55,7 +56,7 @@ pub(crate) struct Owner {
 
 impl Owner {
     /// Returns the owner in the inode.
-    fn of(slot: &InodeSlot<'_>) -> Self {
+    fn from_inode_slot(slot: &InodeSlot<'_>) -> Self {
         let (uid, gid) = slot.owner();
         Self { uid, gid, project: slot.project() }
     }
@@ -73,7 +74,7 @@ impl Owner {
 type QuotaId = (QuotaType, u32);
 
 /// Usage changes of a batch, by quota entry.
-pub(crate) type UsageDeltas = BTreeMap<QuotaId, Usage>;
+pub(crate) type UsageDeltas = BTreeMap<QuotaId, QuotaUsage>;
 
 /// Quota files and entries of a volume.
 #[derive(Debug, Default)]
@@ -93,7 +94,7 @@ impl Quotas {
     ///
     /// # Errors
     /// [`Error::Corrupt`] if the superblock names an invalid quota inode.
-    pub(crate) fn of(super_: &Superblock) -> Result<Self> {
+    pub(crate) fn from_superblock(super_: &Superblock) -> Result<Self> {
         let features = super_.read_only_compatible;
         if !features.contains(ReadOnlyCompatible::QUOTA) {
             return Ok(Self::default());
@@ -115,14 +116,14 @@ impl Quotas {
                 QuotaType::Project => (super_.first_inode.0..=super_.inodes).contains(&inode.0),
             };
             if !is_right {
-                return Err(Error::corrupt("superblock: inode of quotas").of_inode(inode));
+                return Err(Error::corrupt("superblock: inode of quotas").with_inode(inode));
             }
             files.push((kind, inode));
         }
         Ok(Self { files, ..Self::default() })
     }
 
-    fn accounts(&self, owner: Owner) -> impl Iterator<Item = (QuotaId, InodeNumber)> + use<> {
+    fn quota_ids(&self, owner: Owner) -> impl Iterator<Item = (QuotaId, InodeNumber)> + use<> {
         let all: Vec<_> =
             self.files.iter().map(|(kind, file)| ((*kind, owner.id(*kind)), *file)).collect();
         all.into_iter()
@@ -156,7 +157,7 @@ impl Transaction<'_> {
     /// Returns the blocks needed for the missing entries of `owner`.
     pub(crate) fn entries_needed(&mut self, owner: Owner) -> Result<u64> {
         let mut needed = 0;
-        for (account, file) in self.writer.quotas.accounts(owner) {
+        for (account, file) in self.writer.quotas.quota_ids(owner) {
             if self.writer.quotas.has_entry(account) {
                 continue;
             }
@@ -172,7 +173,7 @@ impl Transaction<'_> {
     pub(crate) fn reserve_entries(&mut self, owner: Owner) {
         let blocks = self.max_entry_blocks() * u64::from(self.cluster_blocks());
         let quotas = &mut self.writer.quotas;
-        for (account, _) in quotas.accounts(owner) {
+        for (account, _) in quotas.quota_ids(owner) {
             if !quotas.has_entry(account) {
                 quotas.reserved_entries.insert(account);
                 quotas.reserved_blocks += blocks;
@@ -195,14 +196,14 @@ impl Transaction<'_> {
         if !self.is_counted(inode)? {
             return Ok(());
         }
-        let owner = self.read_slot(inode, Owner::of)?;
+        let owner = self.read_slot(inode, Owner::from_inode_slot)?;
         self.ensure_entries(owner)
     }
 
     /// Adds a change of usage to the owner of an inode.
-    pub(crate) fn count_usage(&mut self, inode: InodeNumber, usage: Usage) -> Result<()> {
+    pub(crate) fn count_usage(&mut self, inode: InodeNumber, usage: QuotaUsage) -> Result<()> {
         if self.is_counted(inode)? {
-            let owner = self.read_slot(inode, Owner::of)?;
+            let owner = self.read_slot(inode, Owner::from_inode_slot)?;
             self.add_owner_usage(owner, usage);
         }
         Ok(())
@@ -216,7 +217,7 @@ impl Transaction<'_> {
         more: bool,
     ) -> Result<()> {
         let bytes = blocks.saturating_mul(self.volume.super_.block_bytes.into());
-        let usage = Usage { inodes: 0, bytes: i64::try_from(bytes).unwrap_or(i64::MAX) };
+        let usage = QuotaUsage { inodes: 0, bytes: i64::try_from(bytes).unwrap_or(i64::MAX) };
         self.count_usage(inode, if more { usage } else { usage.negated() })
     }
 
@@ -228,13 +229,13 @@ impl Transaction<'_> {
     ) -> Result<()> {
         let block_bytes = self.volume.super_.block_bytes;
         let (before, after, bytes) = self.change_slot(inode, |it| {
-            let before = Owner::of(it);
+            let before = Owner::from_inode_slot(it);
             set_owner(it);
-            (before, Owner::of(it), it.allocated_bytes(block_bytes))
+            (before, Owner::from_inode_slot(it), it.allocated_bytes(block_bytes))
         })?;
         if before != after && self.is_counted(inode)? {
-            let inodes = 1 + self.counted_values(inode)?.entries;
-            let usage = Usage { inodes, bytes: i64::try_from(bytes).unwrap_or(i64::MAX) };
+            let inodes = 1 + self.ea_inode_charge(inode)?.entries;
+            let usage = QuotaUsage { inodes, bytes: i64::try_from(bytes).unwrap_or(i64::MAX) };
             self.add_owner_usage(before, usage.negated());
             self.add_owner_usage(after, usage);
         }
@@ -248,8 +249,8 @@ impl Transaction<'_> {
         Ok(!self.has_ea_inodes() || !self.read_slot(inode, |it| it.is_ea_inode())?)
     }
 
-    fn add_owner_usage(&mut self, owner: Owner, usage: Usage) {
-        for (account, _) in self.writer.quotas.accounts(owner) {
+    fn add_owner_usage(&mut self, owner: Owner, usage: QuotaUsage) {
+        for (account, _) in self.writer.quotas.quota_ids(owner) {
             let sum = self.writer.batch.usage.entry(account).or_default();
             *sum = sum.plus(usage);
         }
@@ -267,7 +268,9 @@ impl Transaction<'_> {
             self.writer.quotas.files.iter().copied().collect();
         self.writer.quotas.reserved_entries.clear();
         self.writer.quotas.reserved_blocks = 0;
-        for (account, usage) in sums.into_iter().filter(|(_, usage)| *usage != Usage::default()) {
+        for (account, usage) in
+            sums.into_iter().filter(|(_, usage)| *usage != QuotaUsage::default())
+        {
             let (kind, id) = account;
             let Some(file) = files.get(&kind) else { continue };
             match self.add_usage(account, *file, usage) {
@@ -281,11 +284,11 @@ impl Transaction<'_> {
         Ok(())
     }
 
-    fn add_usage(&mut self, account: QuotaId, file: InodeNumber, usage: Usage) -> Result<()> {
+    fn add_usage(&mut self, account: QuotaId, file: InodeNumber, usage: QuotaUsage) -> Result<()> {
         match self.find_entry(account, file)? {
             EntrySearch::Entry { block, nth } => {
                 self.change_quota(file, block, |bytes| {
-                    RawEntries::view_mut(bytes).map(|entries| entries.count(nth, usage))
+                    RawEntries::view_mut(bytes).map(|entries| entries.add_usage_at(nth, usage))
                 })??;
                 self.writer.quotas.remember_entry(account);
                 Ok(())
@@ -301,10 +304,10 @@ impl Transaction<'_> {
     }
 
     fn find_entry(&self, (kind, id): QuotaId, file: InodeNumber) -> Result<EntrySearch> {
-        let of_file = |error: Error| error.of_inode(file);
+        let of_file = |error: Error| error.with_inode(file);
         let header = self.quota_header(kind, file)?;
-        let mut node = ROOT;
-        for level in 0..LEVELS {
+        let mut node = ROOT_BLOCK;
+        for level in 0..TREE_LEVELS {
             let bytes = self.quota_block(file, node)?;
             match header.check_reference(reference(&bytes, id, level)).map_err(of_file)? {
                 None => return Ok(EntrySearch::Missing { node, level }),
@@ -313,7 +316,8 @@ impl Transaction<'_> {
         }
         let bytes = self.quota_block(file, node)?;
         let found = RawEntries::view(&bytes).map_err(of_file)?.find(id);
-        let nth = found.ok_or(Error::corrupt("quota file: an entry is missing").of_inode(file))?;
+        let nth =
+            found.ok_or(Error::corrupt("quota file: an entry is missing").with_inode(file))?;
         Ok(EntrySearch::Entry { block: node, nth })
     }
 
@@ -324,9 +328,9 @@ impl Transaction<'_> {
         (kind, id): QuotaId,
         file: InodeNumber,
         (node, level): (u32, u32),
-        usage: Usage,
+        usage: QuotaUsage,
     ) -> Result<()> {
-        let of_file = |error: Error| error.of_inode(file);
+        let of_file = |error: Error| error.with_inode(file);
         let mut header = self.quota_header(kind, file)?;
         let mut next_room = None;
         if header.first_free_entry_block != 0 {
@@ -341,7 +345,7 @@ impl Transaction<'_> {
             }
         }
         let mut nodes = Vec::new();
-        for _ in level + 1..LEVELS {
+        for _ in level + 1..TREE_LEVELS {
             nodes.push(self.allocate_quota_block(file, &mut header)?);
         }
         if header.first_free_entry_block == 0 {
@@ -367,7 +371,7 @@ impl Transaction<'_> {
         }
         // Bottom-up: each node references an existing block.
         let mut below = block;
-        for (level, node) in (level + 1..LEVELS).zip(&nodes).rev() {
+        for (level, node) in (level + 1..TREE_LEVELS).zip(&nodes).rev() {
             self.change_quota(file, *node, |bytes| set_reference(bytes, id, level, below))?;
             below = *node;
         }
@@ -377,17 +381,17 @@ impl Transaction<'_> {
 
     /// Returns a zeroed block of a quota file: an unused one, or a new one at the end. Updates
     /// `header`, which the caller writes to the file.
-    fn allocate_quota_block(&mut self, file: InodeNumber, header: &mut Header) -> Result<u32> {
+    fn allocate_quota_block(&mut self, file: InodeNumber, header: &mut QuotaHeader) -> Result<u32> {
         if header.first_free_block != 0 {
             let block = header.first_free_block;
             let bytes = self.quota_block(file, block)?;
-            let unused = RawEntries::view(&bytes).map_err(|error| error.of_inode(file))?;
+            let unused = RawEntries::view(&bytes).map_err(|error| error.with_inode(file))?;
             let next = header.check_reference(unused.dqdh_next_free.get());
             if unused.dqdh_entries.get() != 0 || next == Ok(Some(block)) {
                 let what = "quota file: list of unused blocks";
-                return Err(Error::corrupt(what).of_inode(file));
+                return Err(Error::corrupt(what).with_inode(file));
             }
-            header.first_free_block = next.map_err(|error| error.of_inode(file))?.unwrap_or(0);
+            header.first_free_block = next.map_err(|error| error.with_inode(file))?.unwrap_or(0);
             self.change_quota(file, block, |bytes| bytes.fill(0))?;
             return Ok(block);
         }
@@ -409,10 +413,10 @@ impl Transaction<'_> {
         Ok(block)
     }
 
-    fn quota_header(&self, kind: QuotaType, file: InodeNumber) -> Result<Header> {
+    fn quota_header(&self, kind: QuotaType, file: InodeNumber) -> Result<QuotaHeader> {
         let size = self.read_inode_unchecked(file)?.size_bytes;
         let bytes = self.quota_block(file, 0)?;
-        Header::check(&bytes, kind, size).map_err(|error| error.of_inode(file))
+        QuotaHeader::check(&bytes, kind, size).map_err(|error| error.with_inode(file))
     }
 
     /// Returns the volume block of a quota-file block, and the offset there.
@@ -420,13 +424,13 @@ impl Transaction<'_> {
         let block_bytes = u64::from(self.volume.super_.block_bytes);
         let at = u64::from(nth) * u64::from(BLOCK_BYTES);
         let block = self.lookup_block(file, saturating_u32(at / block_bytes))?;
-        let missing = Error::corrupt("quota file: a block is missing").of_inode(file);
+        let missing = Error::corrupt("quota file: a block is missing").with_inode(file);
         Ok((block.ok_or(missing)?, saturating_usize(at % block_bytes)))
     }
 
     fn quota_block(&self, file: InodeNumber, nth: u32) -> Result<SharedBytes> {
         let (block, at) = self.quota_block_location(file, nth)?;
-        let bytes = self.block(block, Role::Quota).map_err(|error| error.of_inode(file))?;
+        let bytes = self.block(block, Role::Quota).map_err(|error| error.with_inode(file))?;
         Ok(bytes.slice(at..at + saturating_usize(BLOCK_BYTES.into())))
     }
 

@@ -74,7 +74,7 @@ impl<'a> OfflineWriter<'a> {
 
     /// Submits a write of blocks; waits if too many bytes are in flight.
     pub(crate) fn write(&mut self, at: FsBlock, bytes: &[u8]) -> Result<()> {
-        self.submit(Write { at_bytes: self.at_bytes(at), block: block_of(bytes) })
+        self.submit(Write { at_bytes: self.at_bytes(at), block: to_block(bytes) })
     }
 
     /// Writes zeros from byte `start` up to `end`.
@@ -361,8 +361,8 @@ fn write_home_blocks(
     // Home blocks ascend, so the index has no cycle.
     let mut last = None;
     while at != 0 {
-        let wrong = Error::corrupt("log of an unfinished change").in_block(FsBlock(at));
-        let found = entries(&writer.read(FsBlock(at), 1)?);
+        let wrong = Error::corrupt("log of an unfinished change").with_block(FsBlock(at));
+        let found = parse_index_block(&writer.read(FsBlock(at), 1)?);
         let (next, entries) = found.filter(|(_, all)| !all.is_empty()).ok_or(wrong.clone())?;
         for (home, logged) in entries {
             if last.is_some_and(|last| home <= last) {
@@ -395,7 +395,7 @@ fn write_home_blocks(
 }
 
 /// Parses an index block: the next index block, and the entries.
-fn entries(block: &[u8]) -> Option<(u64, Vec<(u64, u64)>)> {
+fn parse_index_block(block: &[u8]) -> Option<(u64, Vec<(u64, u64)>)> {
     let mut bytes = block.to_vec();
     put32(&mut bytes, 4, 0)?;
     let is_whole =
@@ -451,10 +451,10 @@ fn read(disk: &dyn Disk, at_bytes: u64, len_bytes: u64) -> Result<Vec<u8>> {
 fn superblock_sector(raw: &RawSuperblock, from: u64) -> Write {
     let bytes = raw.as_bytes().get(saturating_usize(from)..).unwrap_or_default();
     let bytes = bytes.get(..saturating_usize(SECTOR_BYTES)).unwrap_or_default();
-    Write { at_bytes: OFFSET_BYTES.saturating_add(from), block: block_of(bytes) }
+    Write { at_bytes: OFFSET_BYTES.saturating_add(from), block: to_block(bytes) }
 }
 
-fn block_of(bytes: &[u8]) -> Block {
+fn to_block(bytes: &[u8]) -> Block {
     let mut block = Block::private(bytes.len());
     block.copy_in(0, bytes);
     block

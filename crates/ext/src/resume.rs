@@ -55,7 +55,7 @@ pub trait ChangeRecorder: Send + Sync {
     fn record_partial_failure(&self) {}
 
     /// Notes that the disk has accepted all changes up to `number`.
-    fn accepted_through(&self, number: u64);
+    fn record_accepted_through(&self, number: u64);
 
     /// Records that change `number` makes `inode` an orphan on a volume without an on-disk list;
     /// `all` returns the orphans so far. On disk, the inode is an orphan from the chain with this

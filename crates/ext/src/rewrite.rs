@@ -106,7 +106,7 @@ impl<'a> VolumeRewrite<'a> {
 
     /// Loads the block usage before the change, and frees the metadata blocks that the change
     /// releases.
-    pub(crate) fn build_usage(&mut self) -> Result<()> {
+    pub(crate) fn build_block_usage(&mut self) -> Result<()> {
         let end = self.space.end();
         // Blocks before the first group have no bit.
         self.space.mark_used(0..self.old.super_.first_data_block.into());
@@ -126,12 +126,12 @@ impl<'a> VolumeRewrite<'a> {
                 at = from + len;
             }
         }
-        self.renew_own();
+        self.replace_metadata_usage();
         Ok(())
     }
 
     /// Frees old metadata blocks that the planned volume does not use.
-    pub(crate) fn renew_own(&mut self) {
+    pub(crate) fn replace_metadata_usage(&mut self) {
         for own in metadata_ranges(&self.old.super_, &self.old.groups) {
             self.space.release(own);
         }
@@ -141,7 +141,7 @@ impl<'a> VolumeRewrite<'a> {
     }
 
     /// Keeps all old metadata blocks in use.
-    pub(crate) fn keep_old(&mut self) {
+    pub(crate) fn keep_old_metadata(&mut self) {
         for own in metadata_ranges(&self.old.super_, &self.old.groups) {
             self.space.mark_used(own);
         }
@@ -273,7 +273,7 @@ impl<'a> VolumeRewrite<'a> {
     }
 
     /// Returns the new number of an inode.
-    fn new_number(&self, inode: InodeNumber) -> InodeNumber {
+    fn new_inode_number(&self, inode: InodeNumber) -> InodeNumber {
         InodeNumber(self.renumbered.get(&inode.0).copied().unwrap_or(inode.0))
     }
 

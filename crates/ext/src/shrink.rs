@@ -24,7 +24,7 @@ use draconis_exchange::contract::Time;
 use crate::GroupNumber;
 use crate::format::features::{Compatible, Incompatible};
 use crate::format::superblock::{RawSuperblock, Superblock};
-use crate::grow::{set_blocks, set_checksum_and_parse};
+use crate::grow::{set_block_count, set_checksum_and_parse};
 use crate::mkfs::MIN_LAST_GROUP_BLOCKS;
 pub use crate::offline::{OfflineError, Result};
 use crate::offline::{OfflineVolume, PlannedVolume, group_bounds, group_tables, reserved_gdt};
@@ -110,7 +110,7 @@ impl ShrinkPlan {
     /// Plans the smallest volume that holds the used blocks and the redo log.
     fn plan_minimum(disk: &dyn Disk, old: OfflineVolume) -> Result<Self> {
         let blocks = old.super_.blocks;
-        let start = lower_bound(&old)?.max(mmp_block(&old.super_).saturating_add(1));
+        let start = min_size_lower_bound(&old)?.max(mmp_block(&old.super_).saturating_add(1));
         let try_from = |at: u64| -> Result<Option<FeasibleSize>> {
             let Some((raw, new)) = smallest_superblock_above(&old, at)? else { return Ok(None) };
             if new.blocks >= blocks {
@@ -184,7 +184,7 @@ impl ShrinkPlan {
         let redo = RedoLog::new(target.disk, self.new.block_bytes, vec![]);
         let to_be = planned_volume(&self.old, &self.raw, &self.new);
         let mut rework = VolumeRewrite::new(&self.old, to_be, redo, target.now, &progress);
-        rework.build_usage()?;
+        rework.build_block_usage()?;
         let needed = self.effort.log_blocks + REDO_LOG_MARGIN_BLOCKS;
         let mut room = self.old.free_blocks(&rework.redo, self.new.blocks, needed)?;
         let found: u64 = room.iter().map(|range| range.end - range.start).sum();
@@ -243,7 +243,7 @@ fn dry_run(
     let redo = RedoLog::dry_run(disk, new.block_bytes);
     let now = Time { seconds: 0, nanoseconds: 0 };
     let mut rework = VolumeRewrite::new(old, planned_volume(old, raw, new), redo, now, &|_| ());
-    rework.build_usage()?;
+    rework.build_block_usage()?;
     match stage_rewrite(&mut rework) {
         Ok(_) => {}
         Err(OfflineError::NoLogSpace) => return Ok(None),
@@ -271,12 +271,12 @@ fn largest_superblock_below(
     mut blocks: u64,
 ) -> Result<Option<(RawSuperblock, Superblock)>> {
     while blocks > u64::from(old.super_.first_data_block) {
-        let (raw, new) = with_blocks(old, blocks)?;
+        let (raw, new) = superblocks_with_size(old, blocks)?;
         if new.inodes < old.super_.inodes - old.super_.free_inodes {
             return Ok(None);
         }
         let (start, _) = group_bounds(&new, new.groups - 1);
-        if blocks >= min_end(old, &new) {
+        if blocks >= min_last_group_end(old, &new) {
             return Ok(Some((raw, new)));
         }
         blocks = start;
@@ -289,13 +289,13 @@ fn smallest_superblock_above(
     old: &OfflineVolume,
     blocks: u64,
 ) -> Result<Option<(RawSuperblock, Superblock)>> {
-    let (_, new) = with_blocks(old, blocks)?;
-    largest_superblock_below(old, blocks.max(min_end(old, &new)))
+    let (_, new) = superblocks_with_size(old, blocks)?;
+    largest_superblock_below(old, blocks.max(min_last_group_end(old, &new)))
 }
 
 /// Returns the earliest end of the last group: behind all tables, and with space for files if the
 /// group is partial.
-fn min_end(old: &OfflineVolume, new: &Superblock) -> u64 {
+fn min_last_group_end(old: &OfflineVolume, new: &Superblock) -> u64 {
     let last = new.groups - 1;
     let start = new.group_start(GroupNumber(last)).0;
     let whole = start + u64::from(new.blocks_per_group);
@@ -312,7 +312,7 @@ fn min_end(old: &OfflineVolume, new: &Superblock) -> u64 {
 }
 
 /// Returns a lower bound of the size in blocks.
-fn lower_bound(old: &OfflineVolume) -> Result<u64> {
+fn min_size_lower_bound(old: &OfflineVolume) -> Result<u64> {
     let super_ = &old.super_;
     let first = u64::from(super_.first_data_block);
     let table = u64::from(super_.inode_table_blocks()) + 2;
@@ -326,7 +326,7 @@ fn lower_bound(old: &OfflineVolume) -> Result<u64> {
     let (mut low, mut high) = (1, super_.groups);
     let least = |groups: u32| -> Result<Option<u64>> {
         let most = group_bounds(super_, groups - 1).1;
-        let (_, new) = with_blocks(old, most)?;
+        let (_, new) = superblocks_with_size(old, most)?;
         let needed = first + own(&new) + files;
         Ok((needed <= most && inodes <= new.inodes.into()).then_some(needed))
     };
@@ -341,10 +341,13 @@ fn lower_bound(old: &OfflineVolume) -> Result<u64> {
     Ok(least(low)?.unwrap_or(super_.blocks).max(start + 1))
 }
 
-fn with_blocks(whole: &OfflineVolume, blocks: u64) -> crate::Result<(RawSuperblock, Superblock)> {
+fn superblocks_with_size(
+    whole: &OfflineVolume,
+    blocks: u64,
+) -> crate::Result<(RawSuperblock, Superblock)> {
     let old = &whole.super_;
     let mut raw = whole.raw.clone();
-    set_blocks(&mut raw, old, blocks)?;
+    set_block_count(&mut raw, old, blocks)?;
     let shrunk = set_checksum_and_parse(&mut raw)?;
     let table = shrunk.descriptor_blocks();
     if old.incompatible.contains(Incompatible::META_BG) {

@@ -11,16 +11,16 @@ use crate::{AccessTimes, NewNode, OpenOptions, Volume, WriteOptions};
 pub(crate) const FILE: NewNode<'_> =
     NewNode { kind: FileType::File, mode: 0o644, uid: 0, gid: 0, device: (0, 0), target: b"" };
 
-struct Nothing;
+struct EmptyFileSource;
 
-impl FileSource for Nothing {
+impl FileSource for EmptyFileSource {
     fn read(&self, _: u64, _: u64, _: &mut [u8]) -> std::io::Result<()> {
         Ok(())
     }
 }
 
 /// Returns a disk with an empty volume.
-pub(crate) fn disk(block_bytes: u32, len_bytes: usize) -> Arc<MemoryDisk> {
+pub(crate) fn formatted_disk(block_bytes: u32, len_bytes: usize) -> Arc<MemoryDisk> {
     Arc::new(plain_disk(block_bytes, len_bytes))
 }
 
@@ -32,17 +32,17 @@ pub(crate) fn plain_disk(block_bytes: u32, len_bytes: usize) -> MemoryDisk {
     let mut tree = Tree::new(TreeNode::new(NodeKind::Directory, 0o755));
     let plan = mkfs::plan_for_size(&options, &mut tree, len_bytes as u64).unwrap();
     let target = FormatTarget { disk: &disk, zeroed: true, progress: &|_| {} };
-    mkfs::write(&plan, &Nothing, &target).unwrap();
+    mkfs::write(&plan, &EmptyFileSource, &target).unwrap();
     drop(plan);
     disk
 }
 
-pub(crate) fn writing() -> WriteOptions {
+pub(crate) fn write_options() -> WriteOptions {
     let clock = Arc::new(|| Time { seconds: 1_700_000_000, nanoseconds: 0 });
     WriteOptions { clock, dirty_bytes: 8 << 20, atime: AccessTimes::Never, discard: true }
 }
 
 /// Opens the volume for writing.
-pub(crate) fn open(disk: Arc<MemoryDisk>) -> Volume {
-    Volume::open_for_writing(disk, OpenOptions::default(), writing()).unwrap()
+pub(crate) fn open_for_writing(disk: Arc<MemoryDisk>) -> Volume {
+    Volume::open_for_writing(disk, OpenOptions::default(), write_options()).unwrap()
 }

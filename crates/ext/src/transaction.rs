@@ -379,7 +379,7 @@ impl Transaction<'_> {
             return self.volume.store.block(block, role);
         }
         if self.missing_block.get().is_none() {
-            if let Some(bytes) = self.volume.store.block_in_memory(block) {
+            if let Some(bytes) = self.volume.store.cached_block(block) {
                 return Ok(bytes);
             }
             self.missing_block.set(Some((block, role)));
@@ -448,7 +448,7 @@ impl Transaction<'_> {
         self.writer.batch.dirty = true;
         let mut blocks = self.volume.store.write_back.write();
         blocks.drop_block(block);
-        let now = SharedBytes::owned(bytes.into_boxed_slice());
+        let now = SharedBytes::from_owned_bytes(bytes.into_boxed_slice());
         blocks.metadata.insert(
             block.0,
             Buffer { current: now, state: BufferState::New, role, chain_number: 0 },
@@ -472,7 +472,7 @@ impl Transaction<'_> {
     /// Returns an inode, in use or not.
     pub(crate) fn read_inode_unchecked(&self, inode: InodeNumber) -> Result<Inode> {
         let (block, at) = self.inode_location(inode)?;
-        let block = self.block(block, Role::InodeTable).map_err(|error| error.of_inode(inode))?;
+        let block = self.block(block, Role::InodeTable).map_err(|error| error.with_inode(inode))?;
         let len = saturating_usize(self.volume.super_.inode_bytes.into());
         Inode::parse_used(&block.slice(at..at + len), inode, &self.volume.super_)
     }
@@ -517,10 +517,10 @@ impl Transaction<'_> {
         read: impl FnOnce(&InodeSlot<'_>) -> T,
     ) -> Result<T> {
         let (block, at) = self.inode_location(inode)?;
-        let block = self.block(block, Role::InodeTable).map_err(|error| error.of_inode(inode))?;
+        let block = self.block(block, Role::InodeTable).map_err(|error| error.with_inode(inode))?;
         let end = at + saturating_usize(self.volume.super_.inode_bytes.into());
         let mut bytes = block.get(at..end).unwrap_or_default().to_vec();
-        Ok(read(&InodeSlot::of(&mut bytes)?))
+        Ok(read(&InodeSlot::from_bytes(&mut bytes)?))
     }
 
     /// Changes fields of an inode.
@@ -534,7 +534,7 @@ impl Transaction<'_> {
         let super_ = &self.volume.super_;
         let done = self.modify_block(block, Role::InodeTable, |bytes| {
             let bytes = bytes.get_mut(at..end).unwrap_or_default();
-            let mut slot = InodeSlot::of(bytes)?;
+            let mut slot = InodeSlot::from_bytes(bytes)?;
             let done = change(&mut slot);
             let is_nameless = slot.is_unlisted_orphan();
             inode::set_checksum(bytes, number, super_);
@@ -562,7 +562,7 @@ impl Transaction<'_> {
     }
 
     /// Returns true if the inode is in use on disk.
-    pub(crate) fn is_old(&self, inode: InodeNumber) -> bool {
+    pub(crate) fn is_used_on_disk(&self, inode: InodeNumber) -> bool {
         self.writer.batch.is_on_disk(inode)
     }
 

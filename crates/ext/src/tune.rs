@@ -127,7 +127,7 @@ struct TuneWork {
     /// True if directories lose their htrees.
     drops_indexes: bool,
     /// True if the reserved GDT blocks are freed.
-    frees_reserve: bool,
+    frees_reserved_gdt: bool,
 }
 
 /// Reads the superblock on `disk`, unchecked.
@@ -154,9 +154,9 @@ pub fn tune(disk: &dyn Disk, changes: &TuneChanges, now: Time) -> Result<()> {
         return Err(OfflineError::Unsupported(what.to_owned()));
     }
     let mut raw = old.clone();
-    fields::change(&mut raw, &super_, changes)?;
+    fields::change_fields(&mut raw, &super_, changes)?;
     let mut work = TuneWork::default();
-    features::change(&mut raw, &super_, changes, &mut work)?;
+    features::change_features(&mut raw, &super_, changes, &mut work)?;
     change_uuid(&mut raw, &super_, changes, &mut work)?;
     mmp::set_interval(&mut raw, changes)?;
     if work.rewrites_checksums && super_.has_mmp() && work.mmp != Some(false) {
@@ -253,14 +253,14 @@ impl<'a> TuneTask<'a> {
         };
         let mut rework = VolumeRewrite::new(self.volume, to_be, redo, self.now, &|_| ());
         rework.rewrites_checksums = self.work.rewrites_checksums;
-        rework.build_usage()?;
-        let reserve = match self.work.frees_reserve {
+        rework.build_block_usage()?;
+        let reserve = match self.work.frees_reserved_gdt {
             true => reserved_gdt::resize_dind_block(&rework.redo, rework.old)?,
             false => None,
         };
         if reserve.is_some() {
             // The reserved GDT blocks stay in use until the change commits.
-            rework.keep_old();
+            rework.keep_old_metadata();
         }
         let room = rework.space.allocate_log(log_blocks).ok_or(OfflineError::NoLogSpace)?;
         rework.redo.set_log_ranges(room)?;
@@ -269,7 +269,7 @@ impl<'a> TuneTask<'a> {
             Some(false) => journal::remove_journal(&mut rework)?,
             None => {}
         }
-        system_files::apply(&mut rework, self.work.system_files)?;
+        system_files::apply_changes(&mut rework, self.work.system_files)?;
         match self.work.mmp {
             Some(true) => mmp::add_mmp_block(&mut rework)?,
             Some(false) => mmp::remove_mmp_block(&mut rework)?,
@@ -281,9 +281,9 @@ impl<'a> TuneTask<'a> {
         if let Some(top) = reserve {
             reserved_gdt::rewrite(&mut rework.redo, &rework.planned, top, rework.now)?;
             rework.space.release(top.0..top.0 + 1);
-            rework.renew_own();
+            rework.replace_metadata_usage();
             let less = rework.old.super_.overhead().saturating_sub(self.new.overhead());
-            count_overhead(&mut rework.planned.raw, less, false);
+            adjust_overhead(&mut rework.planned.raw, less, false);
         }
         if self.work.rewrites_checksums {
             recompute_bitmap_checksums(&mut rework)?;
@@ -314,7 +314,7 @@ fn checksum_seed(uuid: &[u8; 16]) -> u32 {
 }
 
 /// Adds to or subtracts from the overhead, the clusters unavailable to files.
-fn count_overhead(raw: &mut RawSuperblock, clusters: u64, more: bool) {
+fn adjust_overhead(raw: &mut RawSuperblock, clusters: u64, more: bool) {
     let had = raw.s_overhead_blocks.get();
     if had != 0 {
         let clusters = saturating_u32(clusters);

@@ -94,7 +94,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_root_is_node_one_and_the_bad_block_list_is_no_node() {
+    fn root_is_node_1_and_bad_blocks_inode_has_no_node() {
         assert_eq!(InodeNumber::ROOT.node(), Node::ROOT);
         assert_eq!(InodeNumber::from_node(Node::ROOT), Some(InodeNumber::ROOT));
         assert_eq!(InodeNumber::from_node(Node(11)), Some(InodeNumber(11)));

@@ -20,7 +20,7 @@ use crate::format::features::{Incompatible, ReadOnlyCompatible};
 use crate::format::group::{self, GroupDescriptor};
 use crate::format::inode::Inode;
 use crate::format::superblock::{self, RawSuperblock, Superblock, Timestamps};
-use crate::journal::{self, Recovered};
+use crate::journal::{self, ReplayedVolume};
 use crate::map::{RunList, SegmentKey};
 use crate::transaction::{WriteContext, WriteState};
 use crate::units::saturating_usize;
@@ -144,7 +144,7 @@ impl Volume {
         let mut super_ = read_superblock(&*disk)?;
         let (mut disk, mut damage) = (disk, None);
         if super_.needs_recovery() {
-            Recovered { disk, super_, damage } = journal::open_replayed(disk, &super_)?;
+            ReplayedVolume { disk, super_, damage } = journal::open_replayed(disk, &super_)?;
         }
         let disk_bytes = disk.properties().len_bytes;
         if super_.len_bytes() > disk_bytes {
@@ -153,7 +153,7 @@ impl Volume {
         }
         let mut volume = Self::open_unreplayed(disk, options, super_);
         volume.journal_damage = damage;
-        if let Some(reason) = volume.journal_reason() {
+        if let Some(reason) = volume.journal_damage_text() {
             log::warn!("{reason}");
         }
         Ok(volume)
@@ -264,7 +264,7 @@ impl Volume {
     pub(crate) fn inode_slot(&self, number: InodeNumber) -> Result<SharedBytes> {
         let (block, at) = self.inode_location(number)?;
         let block =
-            self.store.block(block, Role::InodeTable).map_err(|error| error.of_inode(number))?;
+            self.store.block(block, Role::InodeTable).map_err(|error| error.with_inode(number))?;
         let len = saturating_usize(u64::from(self.super_.inode_bytes));
         Ok(block.slice(at..at.saturating_add(len)))
     }
@@ -276,7 +276,7 @@ impl Volume {
         let per_group = self.super_.inodes_per_group;
         let group = GroupNumber(nth.checked_div(per_group).unwrap_or(0));
         let in_group = u64::from(nth.checked_rem(per_group).unwrap_or(0));
-        let table = self.group(group).map_err(|error| error.of_inode(number))?.inode_table;
+        let table = self.group(group).map_err(|error| error.with_inode(number))?.inode_table;
         let at = in_group.saturating_mul(u64::from(self.super_.inode_bytes));
         let block_bytes = u64::from(self.super_.block_bytes);
         let block = table.offset(at.checked_div(block_bytes).unwrap_or(0));
@@ -287,10 +287,10 @@ impl Volume {
         let (block, slot) = self.super_.descriptor_location(group);
         let bytes = self.store.block(block, Role::Descriptors)?;
         if !group::has_valid_checksum(&bytes, slot, &self.super_, group) {
-            return Err(Error::corrupt("group descriptor: checksum").in_block(block));
+            return Err(Error::corrupt("group descriptor: checksum").with_block(block));
         }
         let group = GroupDescriptor::read(&bytes, slot, &self.super_)?.check(&self.super_);
-        group.map_err(|error| error.in_block(block))
+        group.map_err(|error| error.with_block(block))
     }
 
     /// Returns the `statfs` data.
@@ -367,7 +367,7 @@ impl Volume {
     /// Returns the reason why the volume must not be written: a damaged journal, or its features.
     pub fn read_only_reason(&self) -> Option<String> {
         let is_claimed = self.writing.as_ref().is_some_and(|writing| writing.claim.is_some());
-        self.journal_reason().or_else(|| self.super_.read_only_reason(is_claimed))
+        self.journal_damage_text().or_else(|| self.super_.read_only_reason(is_claimed))
     }
 
     /// Returns the reason why some changes committed in the journal cannot be read.
@@ -376,7 +376,7 @@ impl Volume {
     }
 
     /// Describes the damage of the journal and what to do.
-    fn journal_reason(&self) -> Option<String> {
+    fn journal_damage_text(&self) -> Option<String> {
         let damage = self.journal_damage.as_ref()?;
         Some(format!(
             "the journal is damaged ({damage}): transactions from there on are not \
@@ -392,7 +392,7 @@ impl Volume {
 
     /// Returns the first damage found by a check of all group descriptors and the root directory,
     /// to warn users before they use the volume. [`check`](crate::check) finds the rest.
-    pub fn damage_at_a_glance(&self) -> Option<Error> {
+    pub fn quick_check(&self) -> Option<Error> {
         if let Err(error @ Error::Corrupt { .. }) = Groups::load(&self.store, &self.super_) {
             return Some(error);
         }

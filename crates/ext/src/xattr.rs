@@ -6,7 +6,7 @@ use crate::blocks::data::SharedBytes;
 use crate::blocks::role::Role;
 use crate::format::acl;
 use crate::format::inode::Inode;
-use crate::format::xattr::{Xattr, XattrList, is_name};
+use crate::format::xattr::{Xattr, XattrList, check_name};
 use crate::units::saturating_usize;
 use crate::volume::Volume;
 use crate::{Error, InodeNumber, Result};
@@ -33,17 +33,17 @@ impl Volume {
     pub fn xattr(&self, number: InodeNumber, name: &[u8]) -> Result<Vec<u8>> {
         let _reading = self.read_lock();
         let inode = self.node(number)?;
-        is_name(name)?;
+        check_name(name)?;
         self.xattr_of(&inode, name)
     }
 
     /// Returns an attribute's value, as [`Volume::xattr`], for callers that hold the read lock.
     pub(crate) fn xattr_of(&self, inode: &Inode, name: &[u8]) -> Result<Vec<u8>> {
         let found = self.visit_xattrs(inode, |attribute| {
-            attribute.is(name).then(|| self.read_value(inode, attribute))
+            attribute.has_name(name).then(|| self.read_value(inode, attribute))
         })?;
         match found {
-            Some(value) => value.map_err(|error| error.of_inode(inode.number)),
+            Some(value) => value.map_err(|error| error.with_inode(inode.number)),
             None => Err(Error::NoAttribute),
         }
     }
@@ -57,7 +57,7 @@ impl Volume {
         let number = inode.number;
         if let Some(body) = self.inode_xattr_bytes(inode)? {
             for attribute in XattrList::from_inode(&body) {
-                let attribute = attribute.map_err(|error| error.of_inode(number))?;
+                let attribute = attribute.map_err(|error| error.with_inode(number))?;
                 if attribute.is_inline_data() {
                     continue;
                 }
@@ -67,7 +67,7 @@ impl Volume {
             }
         }
         let Some(at) = inode.xattr_block else { return Ok(None) };
-        let place = |error: Error| error.in_block(at).of_inode(number);
+        let place = |error: Error| error.with_block(at).with_inode(number);
         if !self.super_.is_valid_block(at) {
             return Err(place(Error::corrupt("extended attribute block: number")));
         }

@@ -6,27 +6,27 @@ mod common;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
 
-use common::storm::{Choose, Storm};
+use common::storm::{RandomChoice, Storm};
 use draconis_device::{Event, MemoryDisk, Random, RecordDisk};
 use draconis_exchange::contract::{FileType, Time};
 use draconis_ext::mkfs::{self, FileSource, FormatTarget, NodeKind, Tree, TreeNode};
 use draconis_ext::{AccessTimes, NewNode, OpenOptions, RenameMode, Whiteout, WriteOptions};
 
 const GOLDEN: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/chains.golden");
-const STEPS: u64 = 400;
+const STEPS_PER_SEED: u64 = 400;
 /// Block size, and bytes of the volume.
-const SHAPES: [(u32, usize); 4] =
+const VOLUME_GEOMETRIES: [(u32, usize); 4] =
     [(1024, 4 << 20), (4096, 24 << 20), (2048, 700 << 10), (1024, 20 << 20)];
 
-struct Nothing;
+struct EmptyFileSource;
 
-impl FileSource for Nothing {
+impl FileSource for EmptyFileSource {
     fn read(&self, _: u64, _: u64, _: &mut [u8]) -> std::io::Result<()> {
         Ok(())
     }
 }
 
-fn image(block_bytes: u32, len_bytes: usize) -> Vec<u8> {
+fn format_image(block_bytes: u32, len_bytes: usize) -> Vec<u8> {
     let options = mkfs::FormatOptions {
         block_bytes: Some(block_bytes),
         uuid: [7; 16],
@@ -38,7 +38,7 @@ fn image(block_bytes: u32, len_bytes: usize) -> Vec<u8> {
     let mut tree = Tree::new(TreeNode::new(NodeKind::Directory, 0o755));
     let plan = mkfs::plan_for_size(&options, &mut tree, len_bytes as u64).unwrap();
     let target = FormatTarget { disk: &disk, zeroed: false, progress: &|_| {} };
-    mkfs::write(&plan, &Nothing, &target).unwrap();
+    mkfs::write(&plan, &EmptyFileSource, &target).unwrap();
     drop(plan);
     disk.into_bytes()
 }
@@ -55,7 +55,7 @@ impl Digest {
 }
 
 /// Makes steps that `Storm` lacks: orphans and whiteouts.
-fn step(storm: &mut Storm, nth: u64, choose: Choose<'_>) {
+fn random_step(storm: &mut Storm, nth: u64, choose: RandomChoice<'_>) {
     let file =
         NewNode { kind: FileType::File, mode: 0o600, uid: 0, gid: 0, device: (0, 0), target: b"" };
     let root = storm.volume.root();
@@ -95,14 +95,15 @@ fn step(storm: &mut Storm, nth: u64, choose: Choose<'_>) {
                 let _ = storm.volume.remove_directory(dirs[depth], name.as_bytes());
             }
         }
-        _ => storm.step(choose),
+        _ => storm.random_change(choose),
     }
 }
 
 /// Runs one seed; returns the line of digests.
-fn line(seed: u64) -> String {
-    let (block_bytes, len_bytes) = SHAPES[seed as usize % SHAPES.len()];
-    let disk = Arc::new(RecordDisk::new(MemoryDisk::new(image(block_bytes, len_bytes), 512)));
+fn digest_line_for_seed(seed: u64) -> String {
+    let (block_bytes, len_bytes) = VOLUME_GEOMETRIES[seed as usize % VOLUME_GEOMETRIES.len()];
+    let disk =
+        Arc::new(RecordDisk::new(MemoryDisk::new(format_image(block_bytes, len_bytes), 512)));
     // A clock that only the steps advance.
     let time = Arc::new(AtomicI64::new(1_700_000_000));
     let now = time.clone();
@@ -110,17 +111,18 @@ fn line(seed: u64) -> String {
     let atime = [AccessTimes::Relative, AccessTimes::Strict, AccessTimes::Never][seed as usize % 3];
     let writing =
         WriteOptions { clock: Arc::new(clock), dirty_bytes: 2 << 20, atime, discard: true };
-    let mut storm = Storm::with(disk.clone(), OpenOptions::default(), writing).unwrap();
+    let mut storm =
+        Storm::open_with_options(disk.clone(), OpenOptions::default(), writing).unwrap();
     storm.calm = seed.is_multiple_of(2);
     let mut random = Random::new(seed ^ 0xC4A1);
-    for nth in 0..STEPS {
-        step(&mut storm, nth, &mut |limit| random.below(limit));
-        time.fetch_add(1 + random.below(40_000) as i64, Ordering::Relaxed);
+    for nth in 0..STEPS_PER_SEED {
+        random_step(&mut storm, nth, &mut |limit| random.next_below(limit));
+        time.fetch_add(1 + random.next_below(40_000) as i64, Ordering::Relaxed);
     }
-    storm.end();
+    storm.finish();
     let mut digest = Digest(0xCBF2_9CE4_8422_2325);
     let (mut groups, mut bytes) = (0, 0);
-    for event in disk.take() {
+    for event in disk.take_events() {
         let Event::Group { ticket, chain, after, writes } = event else { continue };
         groups += 1;
         for number in [ticket.0, chain.0].into_iter().chain(after.iter().map(|it| it.0)) {
@@ -134,14 +136,14 @@ fn line(seed: u64) -> String {
     }
     let outcome = &storm.outcome;
     format!(
-        "{seed} {block_bytes} {} of {STEPS}: {groups} groups, {bytes} bytes, {:016x}\n",
+        "{seed} {block_bytes} {} of {STEPS_PER_SEED}: {groups} groups, {bytes} bytes, {:016x}\n",
         outcome.done, digest.0
     )
 }
 
 #[test]
-fn chains_are_what_they_were() {
-    let now: String = (0..24).map(line).collect();
+fn write_chains_match_golden_digests() {
+    let now: String = (0..24).map(digest_line_for_seed).collect();
     if std::env::var_os("DRACONIS_BLESS").is_some() {
         std::fs::write(GOLDEN, &now).unwrap();
     }

@@ -9,17 +9,17 @@ use std::process::Command;
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
-use common::spoil::{small_tree, spoil, structures};
-use common::{Image, Pread, tree};
+use common::spoil::{build_small_tree, corrupt_field, metadata_ranges};
+use common::{Image, PreadDisk, tree};
 use draconis_device::{Disk, MemoryDisk, Random};
 use draconis_ext::check::{CheckOptions, Report, check};
 use draconis_ext::{Error, Result};
 
 /// Time limit: each run takes milliseconds on an idle machine.
-const HANGS: Duration = Duration::from_secs(120);
+const RUN_TIMEOUT: Duration = Duration::from_secs(120);
 
-fn look(path: &Path) -> Result<Report> {
-    let disk: Arc<dyn Disk> = Arc::new(Pread::open(path, 512));
+fn check_image(path: &Path) -> Result<Report> {
+    let disk: Arc<dyn Disk> = Arc::new(PreadDisk::open(path, 512));
     check(&disk, CheckOptions::default(), &|_, _| {})
 }
 
@@ -31,7 +31,7 @@ fn e2fsck(path: &Path) -> Option<(bool, String)> {
     Some((output.status.code() == Some(0), String::from_utf8_lossy(&said).into_owned()))
 }
 
-fn lines(report: &Result<Report>) -> String {
+fn format_problems(report: &Result<Report>) -> String {
     match report {
         Ok(report) => report.problems.iter().map(|it| format!("  {it}\n")).collect(),
         Err(error) => format!("  cannot check: {error}\n"),
@@ -41,15 +41,15 @@ fn lines(report: &Result<Report>) -> String {
 /// Checks a valid image: no problems, and the counts of `e2fsck`.
 fn sound(arguments: &[&str], rounded: bool) {
     let source = tempfile::tempdir().unwrap();
-    tree::build(source.path());
+    tree::build_tree(source.path());
     let large = arguments.iter().any(|it| it.len() > 4 && it.parse::<u32>().is_ok());
     let size = if large { "96M" } else { "16M" };
     let Some(image) = Image::make(Some(source.path()), size, arguments) else { return };
     if rounded {
-        common::run("e2fsck", &["-fyD", image.path()]);
+        common::run_tool("e2fsck", &["-fyD", image.path()]);
     }
-    let report = look(&image.path);
-    assert_eq!(lines(&report), "");
+    let report = check_image(&image.path);
+    assert_eq!(format_problems(&report), "");
     let report = report.unwrap();
     assert!(report.is_clean() && report.complete && report.directories > 10);
     let Some((clean, said)) = e2fsck(&image.path) else { return };
@@ -89,25 +89,25 @@ sound! {
 }
 
 #[test]
-fn what_cannot_be_checked_is_named() {
+fn uncheckable_features_are_named() {
     for (arguments, why) in [
         (["-O", "casefold,encrypt"], "needs: casefold with encrypt"),
         (["-O", "journal_dev"], "needs: journal_dev"),
     ] {
         let Some(image) = Image::make(None, "8M", &arguments) else { return };
-        assert_eq!(look(&image.path).unwrap_err().to_string(), why);
+        assert_eq!(check_image(&image.path).unwrap_err().to_string(), why);
     }
-    let noise = Image::of(&tree::pattern(1, 64 << 10));
-    assert_eq!(look(&noise.path).unwrap_err(), Error::NotExt);
-    assert_eq!(look(&Image::of(&[0; 1024]).path).unwrap_err(), Error::NotExt);
+    let noise = Image::from_bytes(&tree::random_bytes(1, 64 << 10));
+    assert_eq!(check_image(&noise.path).unwrap_err(), Error::NotExt);
+    assert_eq!(check_image(&Image::from_bytes(&[0; 1024]).path).unwrap_err(), Error::NotExt);
 }
 
 /// Small images of several kinds, made once.
-fn bases() -> &'static [Vec<u8>] {
+fn base_images() -> &'static [Vec<u8>] {
     static BASES: OnceLock<Vec<Vec<u8>>> = OnceLock::new();
     BASES.get_or_init(|| {
         let source = tempfile::tempdir().unwrap();
-        small_tree(source.path());
+        build_small_tree(source.path());
         let makes: [&[&str]; 7] = [
             &["-b", "1024", "-I", "256"],
             &["-b", "1024", "-I", "128", "-g", "256", "-O", "meta_bg,^resize_inode"],
@@ -123,7 +123,7 @@ fn bases() -> &'static [Vec<u8>] {
                 let size = if arguments.contains(&"ext3") { "2400k" } else { "768k" };
                 let seeded = [&["-E", common::HASH_SEED], *arguments].concat();
                 let image = Image::make(Some(source.path()), size, &seeded)?;
-                common::run("e2fsck", &["-fyD", image.path()])?;
+                common::run_tool("e2fsck", &["-fyD", image.path()])?;
                 Some(std::fs::read(&image.path).unwrap())
             })
             .collect()
@@ -131,7 +131,7 @@ fn bases() -> &'static [Vec<u8>] {
 }
 
 /// Returns ranges in the bitmaps of group 0.
-fn bitmaps(image: &[u8]) -> Vec<std::ops::Range<usize>> {
+fn bitmap_ranges(image: &[u8]) -> Vec<std::ops::Range<usize>> {
     let le32 = |at: usize| u32::from_le_bytes(image[at..at + 4].try_into().unwrap()) as usize;
     let block = 1024 << le32(1024 + 0x18);
     let descriptors = block * (le32(1024 + 0x14) + 1);
@@ -140,15 +140,15 @@ fn bitmaps(image: &[u8]) -> Vec<std::ops::Range<usize>> {
 }
 
 /// Returns an image with a few corrupt fields.
-fn spoilt(seed: u64) -> Option<Vec<u8>> {
-    let base = bases().get(seed as usize % bases().len().max(1))?;
-    let mut structures = structures(base);
-    structures.extend(bitmaps(base));
+fn corrupt_base_image(seed: u64) -> Option<Vec<u8>> {
+    let base = base_images().get(seed as usize % base_images().len().max(1))?;
+    let mut structures = metadata_ranges(base);
+    structures.extend(bitmap_ranges(base));
     let mut random = Random::new(seed ^ 0xFC5C);
     let mut image = base.clone();
-    for _ in 0..=random.below(3) {
-        let nth = random.below(structures.len() as u64) as usize;
-        spoil(&mut image, structures[nth].clone(), &mut random);
+    for _ in 0..=random.next_below(3) {
+        let nth = random.next_below(structures.len() as u64) as usize;
+        corrupt_field(&mut image, structures[nth].clone(), &mut random);
     }
     Some(image)
 }
@@ -158,7 +158,11 @@ fn spoilt(seed: u64) -> Option<Vec<u8>> {
 ///   damaged, and may accept those; other drivers read the damaged ones;
 /// - *feature* (about 3): e2fsck ignores features that we cannot check;
 /// - *writes* (about 3): e2fsck tries to write in spite of `-n`, and fails.
-fn exception(report: &Result<Report>, theirs: bool, said: &str) -> Option<&'static str> {
+fn known_verdict_difference(
+    report: &Result<Report>,
+    theirs: bool,
+    said: &str,
+) -> Option<&'static str> {
     match report {
         Err(Error::Unsupported { .. }) if theirs => Some("feature"),
         Ok(_) if theirs && said.contains("trying backup blocks") => Some("copies"),
@@ -169,20 +173,22 @@ fn exception(report: &Result<Report>, theirs: bool, said: &str) -> Option<&'stat
 
 /// Any bytes give a result, in bounded time and memory.
 #[test]
-fn nothing_breaks_the_check() {
+fn check_survives_corrupt_images() {
     for seed in 0..1500 {
-        let Some(base) = bases().get(seed as usize % bases().len().max(1)) else { return };
-        let structures = structures(base);
+        let Some(base) = base_images().get(seed as usize % base_images().len().max(1)) else {
+            return;
+        };
+        let structures = metadata_ranges(base);
         let mut random = Random::new(seed ^ 0xBAD);
         let mut image = base.clone();
-        for _ in 0..1 << random.below(8) {
-            let nth = random.below(structures.len() as u64) as usize;
-            spoil(&mut image, structures[nth].clone(), &mut random);
+        for _ in 0..1 << random.next_below(8) {
+            let nth = random.next_below(structures.len() as u64) as usize;
+            corrupt_field(&mut image, structures[nth].clone(), &mut random);
         }
         match seed % 4 {
-            0 => image.truncate(random.below(image.len() as u64) as usize),
+            0 => image.truncate(random.next_below(image.len() as u64) as usize),
             1 => (0..200).for_each(|_| {
-                let at = random.below(image.len() as u64) as usize;
+                let at = random.next_below(image.len() as u64) as usize;
                 image[at] = random.next_u64() as u8;
             }),
             _ => {}
@@ -190,7 +196,7 @@ fn nothing_breaks_the_check() {
         let disk: Arc<dyn Disk> = Arc::new(MemoryDisk::new(image, 512));
         let start = Instant::now();
         let report = check(&disk, CheckOptions::default(), &|_, _| {});
-        assert!(start.elapsed() < HANGS, "seed {seed}: {:?}", start.elapsed());
+        assert!(start.elapsed() < RUN_TIMEOUT, "seed {seed}: {:?}", start.elapsed());
         let same = check(&disk, CheckOptions { threads: 1, ..CheckOptions::default() }, &|_, _| {});
         // Of files that share an indirect block, the first one gets more details.
         let clean = |report: &Result<Report>| report.as_ref().map(Report::is_clean).ok();
@@ -203,7 +209,7 @@ fn nothing_breaks_the_check() {
 }
 
 #[test]
-fn the_verdict_is_that_of_e2fsck() {
+fn verdict_matches_e2fsck() {
     let times = std::env::var("DRACONIS_ROUNDS").ok().and_then(|times| times.parse().ok());
     let first: u64 =
         std::env::var("DRACONIS_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(0);
@@ -217,9 +223,9 @@ fn the_verdict_is_that_of_e2fsck() {
             scope.spawn(|| {
                 loop {
                     let Some(seed) = next.lock().unwrap().next() else { return };
-                    let Some(bytes) = spoilt(seed) else { return };
-                    let image = Image::of(&bytes);
-                    let report = look(&image.path);
+                    let Some(bytes) = corrupt_base_image(seed) else { return };
+                    let image = Image::from_bytes(&bytes);
+                    let report = check_image(&image.path);
                     let clean = report.as_ref().is_ok_and(Report::is_clean);
                     let Some((theirs, said)) = e2fsck(&image.path) else { return };
                     let mut tally = tally.lock().unwrap();
@@ -229,10 +235,10 @@ fn the_verdict_is_that_of_e2fsck() {
                     if clean == theirs {
                         continue;
                     }
-                    if let Some(name) = exception(&report, theirs, &said) {
+                    if let Some(name) = known_verdict_difference(&report, theirs, &said) {
                         *exceptions.lock().unwrap().entry(name).or_insert(0) += 1;
                     } else {
-                        let ours = lines(&report);
+                        let ours = format_problems(&report);
                         let said: String =
                             said.lines().take(20).map(|it| format!("  {it}\n")).collect();
                         odd.lock().unwrap().push(format!(
@@ -251,5 +257,8 @@ fn the_verdict_is_that_of_e2fsck() {
     eprintln!("{rounds} images, {clean} clean, exceptions: {exceptions:?}");
     assert!(exceptions.values().sum::<u64>() <= rounds / 40, "{exceptions:?}");
     // The test would prove little if e2fsck found all images valid, or none.
-    assert!(bases().is_empty() || clean > rounds / 50 && damaged > rounds / 4, "{clean} {damaged}");
+    assert!(
+        base_images().is_empty() || clean > rounds / 50 && damaged > rounds / 4,
+        "{clean} {damaged}"
+    );
 }

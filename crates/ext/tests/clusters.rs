@@ -5,8 +5,8 @@ mod common;
 use std::fs;
 use std::sync::Arc;
 
-use common::storm::writing;
-use common::{Image, run};
+use common::storm::write_options;
+use common::{Image, run_tool};
 use draconis_device::{FileDisk, FileOptions};
 use draconis_exchange::contract::FileType;
 use draconis_ext::{NewNode, OpenOptions, Volume};
@@ -15,18 +15,18 @@ const FILE: NewNode<'static> =
     NewNode { kind: FileType::File, mode: 0o644, uid: 0, gid: 0, device: (0, 0), target: b"" };
 
 /// Adds a fixed hash seed.
-fn with_seed<'a>(arguments: &[&'a str]) -> Vec<&'a str> {
+fn with_hash_seed<'a>(arguments: &[&'a str]) -> Vec<&'a str> {
     let mut all = arguments.to_vec();
     all.extend(["-E", "hash_seed=01234567-89ab-cdef-0123-456789abcdef"]);
     all
 }
 
-fn name_of(nth: u64) -> String {
+fn file_name(nth: u64) -> String {
     format!("{nth}{}", "n".repeat(150))
 }
 
 /// Of two sizes, the second is that of all but the first file.
-fn size_of(sizes: &[usize], nth: u64) -> usize {
+fn file_size(sizes: &[usize], nth: u64) -> usize {
     match sizes {
         [first, rest] => *(if nth == 0 { first } else { rest }),
         sizes => sizes[nth as usize % sizes.len()],
@@ -34,18 +34,18 @@ fn size_of(sizes: &[usize], nth: u64) -> usize {
 }
 
 /// Files that fit, their bytes, and the free blocks left.
-type Fitted = (u64, u64, u64);
+type FillResult = (u64, u64, u64);
 
-fn by_us(image: &Image, sizes: &[usize], step: usize) -> Fitted {
+fn fill_with_draconis(image: &Image, sizes: &[usize], step: usize) -> FillResult {
     let file = fs::OpenOptions::new().read(true).write(true).open(&image.path).unwrap();
     let options = FileOptions { write: true, direct: false, uring: false };
     let disk = Arc::new(FileDisk::from_fd(file.into(), options).unwrap());
-    let volume = Volume::open_for_writing(disk, OpenOptions::default(), writing()).unwrap();
+    let volume = Volume::open_for_writing(disk, OpenOptions::default(), write_options()).unwrap();
     let (mut files, mut bytes) = (0, 0);
     'full: loop {
-        let name = name_of(files);
+        let name = file_name(files);
         let Ok(node) = volume.create(volume.root(), name.as_bytes(), &FILE) else { break };
-        let size = size_of(sizes, files);
+        let size = file_size(sizes, files);
         files += 1;
         let mut at = 0;
         while at < size {
@@ -70,15 +70,15 @@ fn by_us(image: &Image, sizes: &[usize], step: usize) -> Fitted {
     (files, bytes, free)
 }
 
-fn by_the_kernel(image: &Image, sizes: &[usize], step: usize) -> Option<Fitted> {
+fn fill_with_kernel(image: &Image, sizes: &[usize], step: usize) -> Option<FillResult> {
     use std::io::Write;
     let mount = image.mount_writable()?;
     let (mut files, mut bytes) = (0, 0);
     'full: loop {
-        let Ok(mut file) = fs::File::create(mount.path().join(name_of(files))) else {
+        let Ok(mut file) = fs::File::create(mount.path().join(file_name(files))) else {
             break;
         };
-        let size = size_of(sizes, files);
+        let size = file_size(sizes, files);
         files += 1;
         let mut at = 0;
         while at < size {
@@ -103,7 +103,7 @@ fn by_the_kernel(image: &Image, sizes: &[usize], step: usize) -> Option<Fitted> 
 }
 
 #[test]
-fn as_much_fits_as_with_the_kernel() {
+fn as_many_files_fit_as_with_kernel() {
     for arguments in [
         &["-t", "ext4", "-b", "1024", "-C", "16384", "-N", "3000", "-O", "bigalloc"][..],
         &["-t", "ext4", "-b", "4096", "-C", "16384", "-N", "3000", "-O", "bigalloc"],
@@ -117,11 +117,11 @@ fn as_much_fits_as_with_the_kernel() {
             (&[1 << 30], 1 << 20),
             (&[19 << 20, 0], 1000),
         ] {
-            let Some(image) = Image::make(None, "20M", &with_seed(arguments)) else { return };
-            let copy = Image::of(&fs::read(&image.path).unwrap());
-            let ours = by_us(&copy, sizes, step);
-            assert!(run("e2fsck", &["-fn", copy.path()]).is_some());
-            let Some(theirs) = by_the_kernel(&image, sizes, step) else { return };
+            let Some(image) = Image::make(None, "20M", &with_hash_seed(arguments)) else { return };
+            let copy = Image::from_bytes(&fs::read(&image.path).unwrap());
+            let ours = fill_with_draconis(&copy, sizes, step);
+            assert!(run_tool("e2fsck", &["-fn", copy.path()]).is_some());
+            let Some(theirs) = fill_with_kernel(&image, sizes, step) else { return };
             let what = format!("{arguments:?} {sizes:?} {step}: {ours:?} {theirs:?}");
             eprintln!("{what}");
             // The kernel does not write part of a large write, and its names use the last block of

@@ -8,22 +8,22 @@ use std::fs;
 use std::os::unix::ffi::OsStrExt;
 use std::sync::OnceLock;
 
-use common::{Image, compare, run};
+use common::{Image, compare, run_tool};
 use draconis_device::Random;
 use draconis_ext::format::hash::{HashSeed, NameHash};
 use draconis_ext::{Error, InodeNumber, Volume};
 
-const NAMES: usize = 10_000;
+const NAME_COUNT: usize = 10_000;
 
 /// Returns names of many lengths and bytes, always the same.
-fn odd_names() -> Vec<Vec<u8>> {
+fn varied_names() -> Vec<Vec<u8>> {
     let mut random = Random::new(11);
-    let mut names: Vec<Vec<u8>> = (0..NAMES)
+    let mut names: Vec<Vec<u8>> = (0..NAME_COUNT)
         .map(|nth| {
             let mut name = format!("{nth}-").into_bytes();
             let longest = if nth % 50 == 0 { 240 } else { 24 };
-            for _ in 0..random.below(longest) {
-                name.push(match random.below(254) as u8 + 1 {
+            for _ in 0..random.next_below(longest) {
+                name.push(match random.next_below(254) as u8 + 1 {
                     b'/' => b'_',
                     byte => byte,
                 });
@@ -36,13 +36,13 @@ fn odd_names() -> Vec<Vec<u8>> {
 }
 
 /// An image with one large directory, made once because `mke2fs` is slow here.
-fn plain() -> Option<&'static [u8]> {
+fn large_directory_image() -> Option<&'static [u8]> {
     static IMAGE: OnceLock<Option<Vec<u8>>> = OnceLock::new();
     let image = IMAGE.get_or_init(|| {
         let source = tempfile::tempdir().unwrap();
         let dir = source.path().join("large");
         fs::create_dir(&dir).unwrap();
-        for name in odd_names() {
+        for name in varied_names() {
             fs::write(dir.join(OsStr::from_bytes(&name)), b"").unwrap();
         }
         let arguments = ["-b", "1024", "-N", "12000", "-O", "dir_index"];
@@ -53,16 +53,20 @@ fn plain() -> Option<&'static [u8]> {
 }
 
 /// Returns the large directory with an htree of this hash and signedness.
-fn hashed(algorithm: &str, unsigned: bool) -> Option<Image> {
-    let image = Image::of(plain()?);
+fn make_htree_image(algorithm: &str, unsigned: bool) -> Option<Image> {
+    let image = Image::from_bytes(large_directory_image()?);
     image.debugfs_write(&format!("ssv def_hash_version {algorithm}"))?;
     image.debugfs_write(&format!("ssv flags {}", if unsigned { 2 } else { 1 }))?;
-    run("e2fsck", &["-fyD", image.path()])?;
+    run_tool("e2fsck", &["-fyD", image.path()])?;
     Some(image)
 }
 
 /// Looks up every name and returns the average of blocks read.
-fn look_up_all(volume: &Volume, dir: InodeNumber, all: &BTreeMap<Vec<u8>, InodeNumber>) -> f64 {
+fn average_lookup_blocks(
+    volume: &Volume,
+    dir: InodeNumber,
+    all: &BTreeMap<Vec<u8>, InodeNumber>,
+) -> f64 {
     let asked = |volume: &Volume| {
         let data = volume.statistics().data;
         data.hits + data.misses
@@ -74,15 +78,15 @@ fn look_up_all(volume: &Volume, dir: InodeNumber, all: &BTreeMap<Vec<u8>, InodeN
     (asked(volume) - before) as f64 / all.len() as f64
 }
 
-fn check(algorithm: &str, unsigned: bool) {
-    let Some(image) = hashed(algorithm, unsigned) else { return };
+fn check_htree_lookups(algorithm: &str, unsigned: bool) {
+    let Some(image) = make_htree_image(algorithm, unsigned) else { return };
     let htree = image.debugfs("htree_dump /large").unwrap();
     assert!(htree.contains("Indirect levels: 1"), "{}", &htree[..400]);
     let volume = image.open();
     let dir = volume.lookup(volume.root(), b"large").unwrap();
-    let all = compare::names(&volume, dir);
-    assert_eq!(all.len(), NAMES + 1);
-    let looks = look_up_all(&volume, dir, &all);
+    let all = compare::list_names(&volume, dir);
+    assert_eq!(all.len(), NAME_COUNT + 1);
+    let looks = average_lookup_blocks(&volume, dir, &all);
     assert!(looks < 8.0, "{looks} blocks a name: that is not the tree");
     assert_eq!(volume.lookup(dir, b"not there"), Err(Error::NotFound));
     assert_eq!(volume.lookup(dir, b".."), Ok(volume.root()));
@@ -90,25 +94,25 @@ fn check(algorithm: &str, unsigned: bool) {
 }
 
 #[test]
-fn legacy_hashes() {
-    check("legacy", false);
-    check("legacy", true);
+fn legacy_hash_lookups() {
+    check_htree_lookups("legacy", false);
+    check_htree_lookups("legacy", true);
 }
 
 #[test]
-fn half_md4_hashes() {
-    check("half_md4", false);
-    check("half_md4", true);
+fn half_md4_lookups() {
+    check_htree_lookups("half_md4", false);
+    check_htree_lookups("half_md4", true);
 }
 
 #[test]
-fn tea_hashes() {
-    check("tea", false);
-    check("tea", true);
+fn tea_lookups() {
+    check_htree_lookups("tea", false);
+    check_htree_lookups("tea", true);
 }
 
 #[test]
-fn hashes_are_those_of_debugfs() {
+fn name_hashes_match_debugfs() {
     let Some(image) = Image::make(None, "1M", &[]) else { return };
     let seed_text = "00112233-4455-6677-8899-aabbccddeeff";
     let seed = HashSeed::new([0x3322_1100, 0x7766_5544, 0xBBAA_9988, 0xFFEE_DDCC]);
@@ -121,7 +125,7 @@ fn hashes_are_those_of_debugfs() {
             for name in names {
                 let request = format!("dx_hash -h {version} -s {text} \"{name}\"");
                 let answer = image.debugfs(&request).unwrap();
-                let expected = format!("{:#x} (", hash.of(name.as_bytes()));
+                let expected = format!("{:#x} (", hash.hash_name(name.as_bytes()));
                 assert!(answer.contains(&expected), "{version} {name}: {answer} not {expected}");
             }
         }
@@ -129,11 +133,11 @@ fn hashes_are_those_of_debugfs() {
 }
 
 #[test]
-fn a_damaged_tree_still_has_its_names() {
-    let Some(image) = hashed("half_md4", false) else { return };
+fn names_in_damaged_htree_are_found() {
+    let Some(image) = make_htree_image("half_md4", false) else { return };
     let volume = image.open();
     let dir = volume.lookup(volume.root(), b"large").unwrap();
-    let all = compare::names(&volume, dir);
+    let all = compare::list_names(&volume, dir);
     let root = image.debugfs("blocks /large").unwrap();
     let root: u64 = root.split_whitespace().next().unwrap().parse().unwrap();
     let damage = |at: u64, bytes: &[u8]| {
@@ -152,9 +156,9 @@ fn a_damaged_tree_still_has_its_names() {
 }
 
 #[test]
-fn a_large_directory_without_a_tree_is_quick_in_its_own_order() {
-    let Some(plain) = plain() else { return };
-    let image = Image::of(plain);
+fn linear_directory_is_quick_in_its_own_order() {
+    let Some(plain) = large_directory_image() else { return };
+    let image = Image::from_bytes(plain);
     let volume = image.open();
     let root = volume.lookup(volume.root(), b"large").unwrap();
     let mut order = Vec::new();

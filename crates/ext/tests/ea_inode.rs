@@ -7,16 +7,16 @@ use std::os::unix::fs::symlink;
 use std::path::Path;
 use std::sync::Arc;
 
-use common::compare::{self, Beside};
-use common::storm::writing;
+use common::compare::{self, ReferenceTree};
+use common::storm::write_options;
 use common::{Image, tree};
 use draconis_device::MemoryDisk;
 use draconis_ext::{Error, InodeNumber, OpenOptions, Volume, XattrSet};
 use rustix::fs::XattrFlags;
 
-const LENGTHS: [usize; 9] = [10, 200, 900, 1024, 3000, 4097, 20_000, 65_535, 65_536];
+const VALUE_LENGTHS: [usize; 9] = [10, 200, 900, 1024, 3000, 4097, 20_000, 65_535, 65_536];
 
-fn set(path: &Path, name: &str, value: &[u8]) -> bool {
+fn set_xattr(path: &Path, name: &str, value: &[u8]) -> bool {
     rustix::fs::lsetxattr(path, name, value, XattrFlags::empty()).is_ok()
 }
 
@@ -24,45 +24,45 @@ fn set(path: &Path, name: &str, value: &[u8]) -> bool {
 fn fill(root: &Path) {
     let all = root.join("all");
     fs::write(&all, b"contents").unwrap();
-    for len in LENGTHS {
+    for len in VALUE_LENGTHS {
         let name = format!("user.of {len} \u{E9}");
-        assert!(set(&all, &name, &tree::pattern(len as u64, len)), "{len}");
+        assert!(set_xattr(&all, &name, &tree::random_bytes(len as u64, len)), "{len}");
     }
     for nth in 0..3 {
         let file = root.join(format!("shared {nth}"));
         fs::write(&file, b"").unwrap();
-        assert!(set(&file, "user.shared", &tree::pattern(7, 30_000)));
+        assert!(set_xattr(&file, "user.shared", &tree::random_bytes(7, 30_000)));
         // So that they do not share an xattr block, too.
-        assert!(set(&file, "user.own", &[nth]));
+        assert!(set_xattr(&file, "user.own", &[nth]));
     }
     let dir = root.join("directory");
     fs::create_dir(&dir).unwrap();
-    assert!(set(&dir, "user.large", &tree::pattern(8, 12_345)));
+    assert!(set_xattr(&dir, "user.large", &tree::random_bytes(8, 12_345)));
 }
 
 /// Creates short symbolic links with a large value.
-fn links(root: &Path) {
+fn create_symlinks_with_xattrs(root: &Path) {
     for len in [10, 59, 60, 300] {
         let link = root.join(format!("link {len}"));
         symlink("t".repeat(len), &link).unwrap();
-        assert!(set(&link, "trusted.large", &tree::pattern(9, 9000)));
+        assert!(set_xattr(&link, "trusted.large", &tree::random_bytes(9, 9000)));
     }
 }
 
-fn written(features: &str, arguments: &[&str]) -> Option<Image> {
+fn make_kernel_written_image(features: &str, arguments: &[&str]) -> Option<Image> {
     let features = format!("ea_inode,^has_journal{features}");
     let mut all = vec!["-t", "ext4", "-O", &features];
     all.extend(arguments);
     let image = Image::make(None, "16M", &all)?;
     fill(image.mount_writable()?.path());
-    common::run("e2fsck", &["-fn", image.path()])?;
+    common::run_tool("e2fsck", &["-fn", image.path()])?;
     // e2fsck 1.47.0 mistakes the targets of some for blocks; the kernel decides.
-    links(image.mount_writable()?.path());
+    create_symlinks_with_xattrs(image.mount_writable()?.path());
     Some(image)
 }
 
 #[test]
-fn as_the_kernel_writes_them() {
+fn kernel_written_ea_inodes_are_read() {
     let makes: [(&str, &[&str]); 5] = [
         ("", &["-b", "1024", "-I", "256"]),
         (",^metadata_csum,^extent,^64bit", &["-b", "1024", "-I", "256"]),
@@ -71,24 +71,25 @@ fn as_the_kernel_writes_them() {
         (",inline_data", &["-b", "4096", "-I", "1024"]),
     ];
     for (features, arguments) in makes {
-        let Some(image) = written(features, arguments) else { return };
+        let Some(image) = make_kernel_written_image(features, arguments) else { return };
         if features.contains("csum_seed") {
-            common::run("tune2fs", &["-U", "random", image.path()]);
+            common::run_tool("tune2fs", &["-U", "random", image.path()]);
         }
         let (volume, Some(mount)) = (image.open(), image.mount()) else { return };
-        let names = compare::tree(&volume, InodeNumber::ROOT, mount.path(), Beside::Mount);
+        let names =
+            compare::compare_trees(&volume, InodeNumber::ROOT, mount.path(), ReferenceTree::Mount);
         assert_eq!(names, 10);
-        let value = volume.xattr(number(&volume, b"all"), "user.of 65536 \u{E9}".as_bytes());
-        assert_eq!(value, Ok(tree::pattern(65_536, 65_536)));
+        let value = volume.xattr(inode_number(&volume, b"all"), "user.of 65536 \u{E9}".as_bytes());
+        assert_eq!(value, Ok(tree::random_bytes(65_536, 65_536)));
     }
 }
 
-fn number(volume: &Volume, name: &[u8]) -> InodeNumber {
+fn inode_number(volume: &Volume, name: &[u8]) -> InodeNumber {
     volume.lookup(volume.root(), name).unwrap()
 }
 
 /// Returns the EA inodes.
-fn values(volume: &Volume) -> Vec<InodeNumber> {
+fn list_ea_inodes(volume: &Volume) -> Vec<InodeNumber> {
     let inodes = volume.superblock().inodes;
     let is_value = |number: &InodeNumber| {
         let what = "inode: holds the value of an extended attribute";
@@ -99,27 +100,29 @@ fn values(volume: &Volume) -> Vec<InodeNumber> {
 }
 
 #[test]
-fn what_is_wrong_with_a_value_is_damage_of_its_attribute_alone() {
+fn damaged_ea_inode_affects_only_its_xattr() {
     let features = ",^metadata_csum";
-    let Some(image) = written(features, &["-b", "1024", "-I", "256"]) else { return };
+    let Some(image) = make_kernel_written_image(features, &["-b", "1024", "-I", "256"]) else {
+        return;
+    };
     let volume = image.open();
-    let values = values(&volume);
+    let values = list_ea_inodes(&volume);
     // One value is shared.
     assert!(values.len() > 5, "{values:?}");
-    let shared = number(&volume, b"shared 0");
+    let shared = inode_number(&volume, b"shared 0");
     let bytes = fs::read(&image.path).unwrap();
-    let pattern = tree::pattern(7, 30_000);
+    let pattern = tree::random_bytes(7, 30_000);
     let at = (0..bytes.len()).step_by(1024).find(|at| bytes[*at..].starts_with(&pattern[..1024]));
     let mut spoilt = bytes.clone();
     spoilt[at.unwrap() + 5] ^= 1;
-    let wrong = Image::of(&spoilt).open();
+    let wrong = Image::from_bytes(&spoilt).open();
     let what = "extended attribute: hash of its value";
     let damage = Error::Corrupt { what, inode: Some(shared), block: None };
     assert_eq!(wrong.xattr(shared, b"user.shared"), Err(damage));
     assert_eq!(wrong.xattr_names(shared).unwrap().len(), 2);
     assert_eq!(wrong.xattr(shared, b"user.own"), Ok(vec![0]));
-    let directory = number(&wrong, b"directory");
-    assert_eq!(wrong.xattr(directory, b"user.large"), Ok(tree::pattern(8, 12_345)));
+    let directory = inode_number(&wrong, b"directory");
+    assert_eq!(wrong.xattr(directory, b"user.large"), Ok(tree::random_bytes(8, 12_345)));
 
     let holder = |image: &Image| {
         let open = image.open();
@@ -138,39 +141,39 @@ fn what_is_wrong_with_a_value_is_damage_of_its_attribute_alone() {
         format!("set_inode_field <{holder}> atime @5"),
         format!("set_inode_field <{holder}> links_count 0"),
     ] {
-        let image = Image::of(&bytes);
+        let image = Image::from_bytes(&bytes);
         image.debugfs_write(&request);
         let volume = image.open();
         let answer = volume.xattr(shared, b"user.shared");
         assert!(matches!(answer, Err(Error::Corrupt { .. })), "{request}: {answer:?}");
         assert!(volume.read(shared, 0, 1).is_ok());
     }
-    let image = Image::of(&bytes);
+    let image = Image::from_bytes(&bytes);
     image.debugfs_write("feature ^ea_inode");
     let answer = image.open().xattr(shared, b"user.shared");
     assert!(matches!(answer, Err(Error::Corrupt { .. })), "{answer:?}");
 }
 
 #[test]
-fn as_mke2fs_writes_them() {
+fn mke2fs_written_ea_inodes_are_read() {
     let source = tempfile::tempdir().unwrap();
     let file = source.path().join("file");
     fs::write(&file, b"x").unwrap();
     // About the maximum on most host file systems.
-    if !set(&file, "user.large", &tree::pattern(3, 3500)) {
-        return common::skipped("attributes of 3,500 bytes");
+    if !set_xattr(&file, "user.large", &tree::random_bytes(3, 3500)) {
+        return common::report_skipped("attributes of 3,500 bytes");
     }
     let arguments = ["-t", "ext4", "-b", "1024", "-O", "ea_inode,^has_journal"];
     let Some(image) = Image::make(Some(source.path()), "8M", &arguments) else { return };
     let volume = image.open();
-    compare::tree(&volume, InodeNumber::ROOT, source.path(), Beside::Source);
-    assert_eq!(values(&volume).len(), 1);
+    compare::compare_trees(&volume, InodeNumber::ROOT, source.path(), ReferenceTree::Source);
+    assert_eq!(list_ea_inodes(&volume).len(), 1);
 }
 
 /// EA inodes in Lustre's format: they name the owning inode and its generation, and have no
 /// reference count.
 #[test]
-fn values_as_lustre_made_them_go_with_their_owner() {
+fn lustre_ea_inodes_are_deleted_with_their_owner() {
     let arguments = ["-t", "ext4", "-b", "1024", "-O", "ea_inode,^has_journal,^metadata_csum"];
     let Some(image) = Image::make(None, "8M", &arguments) else { return };
     let Some(mount) = image.mount_writable() else { return };
@@ -178,11 +181,11 @@ fn values_as_lustre_made_them_go_with_their_owner() {
     fs::write(&path, b"contents").unwrap();
     let names = ["user.one", "user.two"];
     for (name, len) in names.iter().zip([5000, 3000]) {
-        assert!(set(&path, name, &tree::pattern(len as u64, len)), "{name}");
+        assert!(set_xattr(&path, name, &tree::random_bytes(len as u64, len)), "{name}");
     }
     drop(mount);
-    let owner = number(&image.open(), b"owner");
-    let values = values(&image.open());
+    let owner = inode_number(&image.open(), b"owner");
+    let values = list_ea_inodes(&image.open());
     assert_eq!(values.len(), 2);
     let of_owner = image.debugfs(&format!("stat <{owner}>")).unwrap();
     let generation = of_owner.split("Generation: ").nth(1).unwrap().split_whitespace().next();
@@ -219,19 +222,20 @@ fn values_as_lustre_made_them_go_with_their_owner() {
     for (nth, change) in changes.iter().enumerate() {
         let disk = Arc::new(MemoryDisk::new(bytes.clone(), 512));
         let volume =
-            Volume::open_for_writing(disk.clone(), OpenOptions::default(), writing()).unwrap();
+            Volume::open_for_writing(disk.clone(), OpenOptions::default(), write_options())
+                .unwrap();
         change(&volume, owner);
         volume.close().unwrap();
         drop(volume);
-        let after = Image::of(&Arc::into_inner(disk).unwrap().into_bytes());
-        assert!(common::run("e2fsck", &["-fn", after.path()]).is_some(), "{nth}");
-        assert_eq!(self::values(&after.open()), [], "{nth}");
+        let after = Image::from_bytes(&Arc::into_inner(disk).unwrap().into_bytes());
+        assert!(common::run_tool("e2fsck", &["-fn", after.path()]).is_some(), "{nth}");
+        assert_eq!(self::list_ea_inodes(&after.open()), [], "{nth}");
     }
 }
 
 /// Each entry counts inode and space of its value for the owner of the file, as the kernel has it.
 #[test]
-fn quotas_count_values_for_who_has_them() {
+fn quotas_charge_ea_inodes_to_owners() {
     use draconis_device::Random;
     use draconis_exchange::contract::{AttributeChange, FileType, Time};
     use draconis_ext::NewNode;
@@ -250,8 +254,8 @@ fn quotas_count_values_for_who_has_them() {
         for nth in 0..6u32 {
             let file = mount.path().join(format!("{nth}"));
             fs::write(&file, b"contents").unwrap();
-            assert!(set(&file, "user.1", &tree::pattern(7, 3000)));
-            assert!(set(&file, "user.2", &tree::pattern(u64::from(nth % 2), 9000)));
+            assert!(set_xattr(&file, "user.1", &tree::random_bytes(7, 3000)));
+            assert!(set_xattr(&file, "user.2", &tree::random_bytes(u64::from(nth % 2), 9000)));
             std::os::unix::fs::chown(&file, Some(nth), Some(nth % 3)).unwrap();
         }
         drop(mount);
@@ -262,14 +266,18 @@ fn quotas_count_values_for_who_has_them() {
         let changes = TuneChanges { features: added, ..TuneChanges::default() };
         tune(&*disk, &changes, Time { seconds: 1_700_000_000, nanoseconds: 0 }).unwrap();
         let bytes = Arc::into_inner(disk).unwrap().into_bytes();
-        assert!(common::run("e2fsck", &["-fn", Image::of(&bytes).path()]).is_some(), "{features}");
+        assert!(
+            common::run_tool("e2fsck", &["-fn", Image::from_bytes(&bytes).path()]).is_some(),
+            "{features}"
+        );
         let disk = Arc::new(MemoryDisk::new(bytes, 512));
         let volume =
-            Volume::open_for_writing(disk.clone(), OpenOptions::default(), writing()).unwrap();
+            Volume::open_for_writing(disk.clone(), OpenOptions::default(), write_options())
+                .unwrap();
         let (root, mut random) = (volume.root(), Random::new(3));
         for _ in 0..400 {
-            let name = format!("{}", random.below(12));
-            let uid = random.below(5) as u32;
+            let name = format!("{}", random.next_below(12));
+            let uid = random.next_below(5) as u32;
             let new = NewNode {
                 kind: FileType::File,
                 mode: 0o644,
@@ -280,21 +288,21 @@ fn quotas_count_values_for_who_has_them() {
             };
             let file = volume.lookup(root, name.as_bytes());
             let file = file.or_else(|_| volume.create(root, name.as_bytes(), &new)).unwrap();
-            let attribute = format!("user.{}", random.below(4));
-            match random.below(7) {
+            let attribute = format!("user.{}", random.next_below(4));
+            match random.next_below(7) {
                 0 => {
-                    let uid = Some(random.below(7) as u32);
+                    let uid = Some(random.next_below(7) as u32);
                     let change = AttributeChange { uid, ..AttributeChange::default() };
                     volume.set_attributes(file, &change).unwrap();
                 }
                 1 => volume.unlink(root, name.as_bytes()).unwrap(),
                 2 => drop(volume.remove_xattr(file, attribute.as_bytes())),
                 3 if has_projects => {
-                    volume.set_project(file, random.below(3) as u32).unwrap();
+                    volume.set_project(file, random.next_below(3) as u32).unwrap();
                 }
                 _ => {
-                    let len = LENGTHS[random.below(7) as usize];
-                    let value = tree::pattern(random.below(2), len);
+                    let len = VALUE_LENGTHS[random.next_below(7) as usize];
+                    let value = tree::random_bytes(random.next_below(2), len);
                     let any = XattrSet::Any;
                     let set = volume.set_xattr(file, attribute.as_bytes(), &value, any, false);
                     assert!(matches!(set, Ok(()) | Err(Error::NoSpace)), "{set:?}");
@@ -303,7 +311,7 @@ fn quotas_count_values_for_who_has_them() {
         }
         volume.close().unwrap();
         drop(volume);
-        let after = Image::of(&Arc::into_inner(disk).unwrap().into_bytes());
-        assert!(common::run("e2fsck", &["-fn", after.path()]).is_some(), "{features}");
+        let after = Image::from_bytes(&Arc::into_inner(disk).unwrap().into_bytes());
+        assert!(common::run_tool("e2fsck", &["-fn", after.path()]).is_some(), "{features}");
     }
 }

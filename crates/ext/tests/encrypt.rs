@@ -7,12 +7,12 @@ use std::os::unix::fs::symlink;
 use std::path::Path;
 
 use common::Image;
-use common::compare::{self, Beside};
+use common::compare::{self, ReferenceTree};
 use draconis_exchange::contract::{FileType, Refusal};
 use draconis_ext::{Access, Cookie, Error, InodeNumber};
 
 /// With this option the kernel encrypts all new files of a mount.
-const WITH_KEY: &str = "loop,test_dummy_encryption=v2";
+const DUMMY_KEY_MOUNT_OPTIONS: &str = "loop,test_dummy_encryption=v2";
 
 fn fill(root: &Path) {
     fs::write(root.join("file at the top"), b"contents").unwrap();
@@ -39,18 +39,18 @@ fn fill(root: &Path) {
 }
 
 /// Makes an image with an encrypted tree; `None`, with a message, if the kernel cannot.
-fn make(inode_bytes: &str, hash: &str, features: &str) -> Option<Image> {
+fn make_encrypted_image(inode_bytes: &str, hash: &str, features: &str) -> Option<Image> {
     let features = format!("encrypt,^has_journal{features}");
     let arguments = ["-t", "ext4", "-b", "1024", "-I", inode_bytes, "-O", &features];
     let image = Image::make(None, "24M", &arguments)?;
-    common::run("tune2fs", &["-E", &format!("hash_alg={hash}"), image.path()])?;
-    fill(image.mount_with(WITH_KEY)?.path());
-    common::run("e2fsck", &["-fn", image.path()])?;
+    common::run_tool("tune2fs", &["-E", &format!("hash_alg={hash}"), image.path()])?;
+    fill(image.mount_with(DUMMY_KEY_MOUNT_OPTIONS)?.path());
+    common::run_tool("e2fsck", &["-fn", image.path()])?;
     Some(image)
 }
 
 #[test]
-fn names_targets_and_sizes_are_as_the_kernel_shows_them() {
+fn no_key_names_targets_and_sizes_match_kernel() {
     let makes = [
         ("256", "half_md4", ""),
         ("256", "tea", ",^metadata_csum"),
@@ -59,9 +59,10 @@ fn names_targets_and_sizes_are_as_the_kernel_shows_them() {
         ("512", "half_md4", ",inline_data"),
     ];
     for (inode_bytes, hash, features) in makes {
-        let Some(image) = make(inode_bytes, hash, features) else { return };
+        let Some(image) = make_encrypted_image(inode_bytes, hash, features) else { return };
         let (volume, Some(mount)) = (image.open(), image.mount()) else { return };
-        let names = compare::tree(&volume, InodeNumber::ROOT, mount.path(), Beside::Mount);
+        let names =
+            compare::compare_trees(&volume, InodeNumber::ROOT, mount.path(), ReferenceTree::Mount);
         assert!(names > 600, "{names}");
         let top = volume.lookup(volume.root(), b"file at the top").unwrap();
         let refused = volume.read(top, 0, 10).unwrap_err();
@@ -74,11 +75,11 @@ fn names_targets_and_sizes_are_as_the_kernel_shows_them() {
 }
 
 #[test]
-fn names_are_found_as_they_are_shown_and_in_no_other_form() {
-    let Some(image) = make("256", "half_md4", "") else { return };
+fn no_key_names_are_found_only_as_listed() {
+    let Some(image) = make_encrypted_image("256", "half_md4", "") else { return };
     let volume = image.open();
     let many = volume.lookup(volume.root(), b"many").unwrap();
-    let names = compare::names(&volume, many);
+    let names = compare::list_names(&volume, many);
     assert_eq!(names.len(), 600);
     for (name, number) in &names {
         assert_eq!(volume.lookup(many, name), Ok(*number));
@@ -96,9 +97,9 @@ fn names_are_found_as_they_are_shown_and_in_no_other_form() {
 }
 
 #[test]
-fn a_directory_that_is_also_folded_says_the_hashes_of_its_entries() {
+fn casefolded_encrypted_directory_lists_stored_hashes() {
     let features = ",^extent,^64bit,^metadata_csum";
-    let Some(image) = make("256", "half_md4", features) else { return };
+    let Some(image) = make_encrypted_image("256", "half_md4", features) else { return };
     // Few kernels have the Unicode tables, so the test adds the feature, the flag and the two
     // hashes behind each name.
     let dir = image.open().lookup(InodeNumber::ROOT, b"few").unwrap();
@@ -106,7 +107,7 @@ fn a_directory_that_is_also_folded_says_the_hashes_of_its_entries() {
         let volume = image.open();
         volume.first_block(&volume.inode(dir).unwrap()).unwrap()
     };
-    let plain = compare::names(&image.open(), dir);
+    let plain = compare::list_names(&image.open(), dir);
     let mut bytes = fs::read(&image.path).unwrap();
     let start = block.0 as usize * 1024;
     let mut at = start;
@@ -133,12 +134,12 @@ fn a_directory_that_is_also_folded_says_the_hashes_of_its_entries() {
     packed[last + 4..last + 6].copy_from_slice(&rest.to_le_bytes());
     packed.resize(1024, 0);
     bytes[start..start + 1024].copy_from_slice(&packed);
-    let image = Image::of(&bytes);
+    let image = Image::from_bytes(&bytes);
     image.debugfs_write("feature casefold");
     image.debugfs_write(&format!("set_inode_field <{dir}> flags 0x40000800"));
     image.debugfs_write("set_super_value encoding 1");
     let volume = image.open();
-    let folded = compare::names(&volume, dir);
+    let folded = compare::list_names(&volume, dir);
     assert_eq!(folded.len(), plain.len());
     for ((name, number), (_, other)) in folded.iter().zip(&plain) {
         assert_eq!(volume.lookup(dir, name), Ok(*number));

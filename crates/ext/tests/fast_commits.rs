@@ -18,8 +18,8 @@ use std::os::unix::fs::{FileExt, MetadataExt, symlink};
 use std::path::Path;
 use std::sync::Arc;
 
-use common::storm::writing;
-use common::{Image, run, skipped, spoil, tree};
+use common::storm::write_options;
+use common::{Image, report_skipped, run_tool, spoil, tree};
 use draconis_device::{CrashOptions, CrashStates, MemoryDisk, Random, RecordDisk};
 use draconis_exchange::contract::FileType;
 use draconis_ext::format::checksum::Checksum;
@@ -27,7 +27,7 @@ use draconis_ext::{BlockLocation, Cookie, InodeNumber, OpenOptions, Volume};
 use rustix::fs::{FallocateFlags, fallocate};
 
 /// Options for mke2fs.
-const VOLUMES: [&[&str]; 5] = [
+const VOLUME_OPTIONS: [&[&str]; 5] = [
     &["-b", "4096", "-O", "fast_commit"],
     &["-b", "1024", "-O", "fast_commit"],
     &["-b", "1024", "-O", "fast_commit,^metadata_csum,^64bit,uninit_bg"],
@@ -36,52 +36,52 @@ const VOLUMES: [&[&str]; 5] = [
 ];
 
 /// Work that consists of fast commits.
-type Work = fn(&Path);
+type WorkloadFn = fn(&Path);
 
-const WORKS: [(&str, Work); 6] = [
-    ("files", files),
-    ("names", names),
-    ("directories", directories),
-    ("pieces", pieces),
-    ("numbers", numbers),
-    ("many", many),
+const WORKLOADS: [(&str, WorkloadFn); 6] = [
+    ("files", change_files),
+    ("names", change_names),
+    ("directories", change_directories),
+    ("pieces", build_fragmented_file),
+    ("numbers", reuse_inode_numbers),
+    ("many", create_many_names),
 ];
 
-fn write(path: &Path, seed: u64, len: usize) -> File {
+fn write_random_file(path: &Path, seed: u64, len: usize) -> File {
     let file = fs::OpenOptions::new().create(true).truncate(false).write(true).open(path).unwrap();
-    file.write_all_at(&tree::pattern(seed, len), 0).unwrap();
+    file.write_all_at(&tree::random_bytes(seed, len), 0).unwrap();
     file
 }
 
 /// Creates the files of the full commit.
-fn before(root: &Path) {
+fn create_committed_files(root: &Path) {
     fs::create_dir(root.join("d")).unwrap();
     for nth in 0..8 {
-        write(&root.join(format!("old{nth}")), nth, 20_000);
+        write_random_file(&root.join(format!("old{nth}")), nth, 20_000);
     }
-    write(&root.join("pieces"), 9, 100);
+    write_random_file(&root.join("pieces"), 9, 100);
     symlink("d", root.join("link")).unwrap();
     rustix::fs::syncfs(File::open(root).unwrap()).unwrap();
 }
 
 /// Creates, extends and truncates files.
-fn files(root: &Path) {
-    let file = write(&root.join("d/new"), 10, 30_000);
+fn change_files(root: &Path) {
+    let file = write_random_file(&root.join("d/new"), 10, 30_000);
     file.sync_all().unwrap();
-    file.write_all_at(&tree::pattern(11, 5000), 60_000).unwrap();
+    file.write_all_at(&tree::random_bytes(11, 5000), 60_000).unwrap();
     file.sync_all().unwrap();
     file.set_len(9000).unwrap();
     file.sync_all().unwrap();
-    let old = write(&root.join("old0"), 12, 50);
+    let old = write_random_file(&root.join("old0"), 12, 50);
     old.set_len(0).unwrap();
     old.sync_all().unwrap();
-    old.write_all_at(&tree::pattern(13, 7000), 3000).unwrap();
+    old.write_all_at(&tree::random_bytes(13, 7000), 3000).unwrap();
     old.sync_all().unwrap();
 }
 
 /// Adds, removes, moves and replaces names.
-fn names(root: &Path) {
-    let file = write(&root.join("d/new"), 10, 3000);
+fn change_names(root: &Path) {
+    let file = write_random_file(&root.join("d/new"), 10, 3000);
     file.sync_all().unwrap();
     fs::hard_link(root.join("d/new"), root.join("d/linked")).unwrap();
     file.sync_all().unwrap();
@@ -98,12 +98,12 @@ fn names(root: &Path) {
 }
 
 /// Creates directories with files.
-fn directories(root: &Path) {
+fn change_directories(root: &Path) {
     fs::create_dir(root.join("new")).unwrap();
-    let file = write(&root.join("new/in"), 20, 100);
+    let file = write_random_file(&root.join("new/in"), 20, 100);
     file.sync_all().unwrap();
     fs::create_dir_all(root.join("new/a/b")).unwrap();
-    let deep = write(&root.join("new/a/b/deep"), 21, 5000);
+    let deep = write_random_file(&root.join("new/a/b/deep"), 21, 5000);
     deep.sync_all().unwrap();
     fs::create_dir(root.join("gone")).unwrap();
     file.sync_all().unwrap();
@@ -112,28 +112,28 @@ fn directories(root: &Path) {
 }
 
 /// Builds a map with many extents, some unwritten, and holes.
-fn pieces(root: &Path) {
+fn build_fragmented_file(root: &Path) {
     let file = fs::OpenOptions::new().write(true).open(root.join("pieces")).unwrap();
     for nth in 0..24 {
-        file.write_all_at(&tree::pattern(nth, 4096), nth * 40_960).unwrap();
+        file.write_all_at(&tree::random_bytes(nth, 4096), nth * 40_960).unwrap();
     }
     file.sync_all().unwrap();
-    let kept = write(&root.join("kept"), 0, 0);
+    let kept = write_random_file(&root.join("kept"), 0, 0);
     fallocate(&kept, FallocateFlags::empty(), 0, 300_000).unwrap();
     kept.sync_all().unwrap();
-    kept.write_all_at(&tree::pattern(30, 8192), 65_536).unwrap();
+    kept.write_all_at(&tree::random_bytes(30, 8192), 65_536).unwrap();
     kept.sync_all().unwrap();
     file.set_len(500_000).unwrap();
     file.sync_all().unwrap();
 }
 
 /// Reuses inode numbers, and leaves an orphan in use.
-fn numbers(root: &Path) {
-    let file = write(&root.join("first"), 40, 9000);
+fn reuse_inode_numbers(root: &Path) {
+    let file = write_random_file(&root.join("first"), 40, 9000);
     file.sync_all().unwrap();
     fs::remove_file(root.join("first")).unwrap();
     drop(file);
-    let file = write(&root.join("second"), 41, 5000);
+    let file = write_random_file(&root.join("second"), 41, 5000);
     file.sync_all().unwrap();
     let open = File::open(root.join("old6")).unwrap();
     fs::remove_file(root.join("old6")).unwrap();
@@ -143,18 +143,18 @@ fn numbers(root: &Path) {
 }
 
 /// Creates more names than fit into a block.
-fn many(root: &Path) {
+fn create_many_names(root: &Path) {
     for nth in 0..60 {
-        write(&root.join(format!("d/{nth:0120}")), nth, 700);
+        write_random_file(&root.join(format!("d/{nth:0120}")), nth, 700);
     }
-    write(&root.join("d/last"), 60, 10).sync_all().unwrap();
+    write_random_file(&root.join("d/last"), 60, 10).sync_all().unwrap();
 }
 
 /// View of a volume: type, link count of non-directories, and contents of each path.
-type Seen = BTreeMap<String, (u32, u64, Vec<u8>)>;
+type VolumeView = BTreeMap<String, (u32, u64, Vec<u8>)>;
 
-fn seen_by_kernel(mount: &Path) -> Seen {
-    let mut seen = Seen::new();
+fn kernel_view(mount: &Path) -> VolumeView {
+    let mut seen = VolumeView::new();
     let mut left = vec![mount.to_owned()];
     while let Some(dir) = left.pop() {
         for entry in fs::read_dir(dir).unwrap() {
@@ -175,8 +175,8 @@ fn seen_by_kernel(mount: &Path) -> Seen {
     seen
 }
 
-fn seen_by_us(volume: &Volume) -> Seen {
-    let mut seen = Seen::new();
+fn draconis_view(volume: &Volume) -> VolumeView {
+    let mut seen = VolumeView::new();
     let mut left = vec![(String::new(), InodeNumber::ROOT)];
     while let Some((path, dir)) = left.pop() {
         let mut found = vec![];
@@ -212,15 +212,15 @@ fn seen_by_us(volume: &Volume) -> Seen {
 }
 
 /// Makes a volume with fast commits to replay; `None`, with a message, if impossible.
-fn leave(arguments: &[&str], work: Work) -> Option<Vec<u8>> {
+fn make_dirty_volume(arguments: &[&str], work: WorkloadFn) -> Option<Vec<u8>> {
     let more = ["-t", "ext4", "-I", "256", "-N", "1000", "-J", "size=8"];
     let image = Image::make(None, "40M", &[&more, arguments].concat())?;
     let mount = image.mount_writable()?;
-    before(mount.path());
+    create_committed_files(mount.path());
     let handle = File::open(mount.path()).unwrap();
     work(mount.path());
-    if let Err(error) = ioctl::shut_down(&handle, ioctl::Shutdown::WithoutCommit) {
-        skipped(format_args!("shutting a mount down: {error}"));
+    if let Err(error) = ioctl::shut_down(&handle, ioctl::ShutdownMode::WithoutCommit) {
+        report_skipped(format_args!("shutting a mount down: {error}"));
         return None;
     }
     drop((handle, mount));
@@ -228,7 +228,7 @@ fn leave(arguments: &[&str], work: Work) -> Option<Vec<u8>> {
 }
 
 /// Returns the offset of the first fast-commit block.
-fn first_of(bytes: &[u8]) -> usize {
+fn first_fast_commit_offset(bytes: &[u8]) -> usize {
     let volume =
         Volume::open(Arc::new(MemoryDisk::new(bytes.to_vec(), 512)), OpenOptions::default());
     let volume = volume.unwrap();
@@ -246,40 +246,41 @@ fn first_of(bytes: &[u8]) -> usize {
     at(len - if fast == 0 { 256 } else { fast } + 1)
 }
 
-fn recovered(bytes: &[u8]) -> Vec<u8> {
+fn replay_and_return_bytes(bytes: &[u8]) -> Vec<u8> {
     let disk = Arc::new(MemoryDisk::new(bytes.to_vec(), 512));
-    let volume = Volume::open_for_writing(disk.clone(), OpenOptions::default(), writing()).unwrap();
+    let volume =
+        Volume::open_for_writing(disk.clone(), OpenOptions::default(), write_options()).unwrap();
     volume.close().unwrap();
     drop(volume);
     Arc::into_inner(disk).unwrap().into_bytes()
 }
 
 #[test]
-fn all_recoveries_of_fast_commits_give_the_same_result() {
+fn fast_commit_replay_matches_kernel_and_e2fsck() {
     let (mut used, mut compared) = (0, 0);
-    for arguments in VOLUMES {
-        for (name, work) in WORKS {
+    for arguments in VOLUME_OPTIONS {
+        for (name, work) in WORKLOADS {
             let what = format!("{arguments:?}, {name}");
-            let Some(bytes) = leave(arguments, work) else { return };
+            let Some(bytes) = make_dirty_volume(arguments, work) else { return };
             // In memory, without a change of the disk.
-            let image = Image::of(&bytes);
-            let ours = seen_by_us(&image.open());
+            let image = Image::from_bytes(&bytes);
+            let ours = draconis_view(&image.open());
             assert!(fs::read(&image.path).unwrap() == bytes, "{what}: reading changed it");
 
             // Without fast commits the volume differs, unless the kernel made none.
             let mut without = bytes.clone();
-            without[first_of(&bytes)..][..16].fill(0);
-            used += usize::from(seen_by_us(&Image::of(&without).open()) != ours);
+            without[first_fast_commit_offset(&bytes)..][..16].fill(0);
+            used += usize::from(draconis_view(&Image::from_bytes(&without).open()) != ours);
 
             // On disk.
-            let by_us = Image::of(&recovered(&bytes));
-            run("e2fsck", &["-fn", by_us.path()]).unwrap();
-            assert!(seen_by_us(&by_us.open()) == ours, "{what}: on disk and in memory");
+            let by_us = Image::from_bytes(&replay_and_return_bytes(&bytes));
+            run_tool("e2fsck", &["-fn", by_us.path()]).unwrap();
+            assert!(draconis_view(&by_us.open()) == ours, "{what}: on disk and in memory");
             let Some(mount) = by_us.mount() else { return };
-            assert!(seen_by_kernel(mount.path()) == ours, "{what}: as the kernel shows it");
+            assert!(kernel_view(mount.path()) == ours, "{what}: as the kernel shows it");
             drop(mount);
 
-            let by_kernel = Image::of(&bytes);
+            let by_kernel = Image::from_bytes(&bytes);
             // The first mount recovers it.
             let mounted = by_kernel.try_mount("loop").map(drop);
             let mount = match mounted.and_then(|()| by_kernel.try_mount("ro,loop")) {
@@ -290,8 +291,8 @@ fn all_recoveries_of_fast_commits_give_the_same_result() {
                 }
             };
             compared += 1;
-            let theirs = seen_by_kernel(mount.path());
-            let differ = |seen: &Seen, other: &Seen| {
+            let theirs = kernel_view(mount.path());
+            let differ = |seen: &VolumeView, other: &VolumeView| {
                 let of =
                     |(path, it): (&String, _)| (other.get(path) != Some(it)).then(|| path.clone());
                 seen.iter().filter_map(of).collect::<Vec<_>>()
@@ -304,25 +305,26 @@ fn all_recoveries_of_fast_commits_give_the_same_result() {
             );
         }
     }
-    let all = VOLUMES.len() * WORKS.len();
+    let all = VOLUME_OPTIONS.len() * WORKLOADS.len();
     println!("of {all} volumes {compared} are recovered by the kernel, {used} hold fast commits");
     assert!(used > all / 2 && compared > all / 2, "{used} and {compared} of {all}");
 }
 
 /// Interrupted replays are repeated or complete.
 #[test]
-fn a_recovery_that_is_cut_off_is_made_again() {
-    for (arguments, (name, work)) in VOLUMES.into_iter().zip(WORKS) {
-        let Some(bytes) = leave(arguments, work) else { return };
-        let ours = seen_by_us(&Image::of(&bytes).open());
+fn interrupted_replay_is_repeated() {
+    for (arguments, (name, work)) in VOLUME_OPTIONS.into_iter().zip(WORKLOADS) {
+        let Some(bytes) = make_dirty_volume(arguments, work) else { return };
+        let ours = draconis_view(&Image::from_bytes(&bytes).open());
         let disk = Arc::new(RecordDisk::new(MemoryDisk::new(bytes.clone(), 512)));
         let volume =
-            Volume::open_for_writing(disk.clone(), OpenOptions::default(), writing()).unwrap();
+            Volume::open_for_writing(disk.clone(), OpenOptions::default(), write_options())
+                .unwrap();
         volume.close().unwrap();
         drop(volume);
         let options = CrashOptions { seed: 1, subsets: 6, exhaustive_sectors: 2 };
         let mut states = 0;
-        for crash in CrashStates::new(bytes, disk.take(), options) {
+        for crash in CrashStates::new(bytes, disk.take_events(), options) {
             states += 1;
             if states % 4 != 0 {
                 continue;
@@ -330,11 +332,11 @@ fn a_recovery_that_is_cut_off_is_made_again() {
             let what = format!("{arguments:?}, {name}, state {states}, {:?}", crash.kind);
             let volume = Volume::open(crash.disk.clone(), OpenOptions::default());
             let volume = volume.unwrap_or_else(|error| panic!("{what}: {error}"));
-            assert!(seen_by_us(&volume) == ours, "{what}");
+            assert!(draconis_view(&volume) == ours, "{what}");
             if states % 20 == 0 {
-                let again = Image::of(&recovered(&crash.disk.to_bytes()));
-                run("e2fsck", &["-fn", again.path()]).unwrap();
-                assert!(seen_by_us(&again.open()) == ours, "{what}: made again");
+                let again = Image::from_bytes(&replay_and_return_bytes(&crash.disk.to_bytes()));
+                run_tool("e2fsck", &["-fn", again.path()]).unwrap();
+                assert!(draconis_view(&again.open()) == ours, "{what}: made again");
             }
         }
         assert!(states > 20, "{name}: {states}");
@@ -342,16 +344,16 @@ fn a_recovery_that_is_cut_off_is_made_again() {
 }
 
 /// Returns the ranges of the fast-commit blocks.
-fn fast_blocks(bytes: &[u8]) -> Vec<std::ops::Range<usize>> {
+fn fast_commit_block_ranges(bytes: &[u8]) -> Vec<std::ops::Range<usize>> {
     let volume =
         Volume::open(Arc::new(MemoryDisk::new(bytes.to_vec(), 512)), OpenOptions::default());
     let len = volume.unwrap().superblock().block_bytes as usize;
-    let first = first_of(bytes);
+    let first = first_fast_commit_offset(bytes);
     (0..12).map(|nth| first + nth * len..first + (nth + 1) * len).collect()
 }
 
 /// Sets the checksums of these blocks.
-fn set_checksum(bytes: &mut [u8], blocks: &[std::ops::Range<usize>]) {
+fn set_fast_commit_checksums(bytes: &mut [u8], blocks: &[std::ops::Range<usize>]) {
     const TAIL: u16 = 8;
     let mut sum = 0;
     for block in blocks {
@@ -376,24 +378,24 @@ fn set_checksum(bytes: &mut [u8], blocks: &[std::ops::Range<usize>]) {
 
 /// Random records with valid checksums.
 #[test]
-fn records_of_any_bytes_do_no_harm() {
+fn random_fast_commit_records_do_no_harm() {
     let mut random = Random::new(7);
     let (mut all, mut refused) = (0, 0);
-    for (arguments, (_, work)) in VOLUMES.into_iter().zip(WORKS) {
-        let Some(bytes) = leave(arguments, work) else { return };
-        let blocks = fast_blocks(&bytes);
+    for (arguments, (_, work)) in VOLUME_OPTIONS.into_iter().zip(WORKLOADS) {
+        let Some(bytes) = make_dirty_volume(arguments, work) else { return };
+        let blocks = fast_commit_block_ranges(&bytes);
         let mut same = bytes.clone();
-        set_checksum(&mut same, &blocks);
+        set_fast_commit_checksums(&mut same, &blocks);
         assert!(same == bytes, "{arguments:?}: sums are what the kernel has");
-        for _ in 0..spoil::rounds(60) {
+        for _ in 0..spoil::scaled_rounds(60) {
             let mut spoilt = bytes.clone();
-            for _ in 0..=random.below(3) {
-                let block = blocks[random.below(4) as usize].clone();
+            for _ in 0..=random.next_below(3) {
+                let block = blocks[random.next_below(4) as usize].clone();
                 // Most of a block is behind its last record.
-                let at = block.start + random.below(700.min(block.len() as u64 - 8)) as usize;
-                spoil::spoil(&mut spoilt, at..at + 8, &mut random);
+                let at = block.start + random.next_below(700.min(block.len() as u64 - 8)) as usize;
+                spoil::corrupt_field(&mut spoilt, at..at + 8, &mut random);
             }
-            set_checksum(&mut spoilt, &blocks);
+            set_fast_commit_checksums(&mut spoilt, &blocks);
             let disk = Arc::new(MemoryDisk::new(spoilt, 512));
             all += 1;
             let seen = Volume::open(disk.clone(), OpenOptions::default());
@@ -401,7 +403,7 @@ fn records_of_any_bytes_do_no_harm() {
             if let Ok(volume) = &seen {
                 let _ = volume.entries(volume.root(), Cookie::default(), false, |_| true);
             }
-            let changed = Volume::open_for_writing(disk, OpenOptions::default(), writing());
+            let changed = Volume::open_for_writing(disk, OpenOptions::default(), write_options());
             assert!(changed.is_err() || seen.is_ok(), "{:?}", seen.map(drop));
             if let Ok(volume) = changed {
                 let _ = volume.close();

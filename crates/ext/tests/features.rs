@@ -8,8 +8,8 @@ use std::io::Write;
 use std::path::Path;
 use std::sync::Arc;
 
-use common::storm::writing;
-use common::{HASH_SEED, Image, compare, run, skipped, tree};
+use common::storm::write_options;
+use common::{HASH_SEED, Image, compare, report_skipped, run_tool, tree};
 use draconis_device::{MemoryDisk, Random};
 use draconis_exchange::contract::{AttributeChange, FileType, Refusal};
 use draconis_ext::format::inode::flags;
@@ -21,53 +21,54 @@ const FILE: NewNode<'static> =
     NewNode { kind: FileType::File, mode: 0o644, uid: 0, gid: 0, device: (0, 0), target: b"" };
 const DIRECTORY: NewNode<'static> = NewNode { kind: FileType::Directory, mode: 0o755, ..FILE };
 
-fn disk(image: &Image) -> Arc<MemoryDisk> {
+fn disk_of_image(image: &Image) -> Arc<MemoryDisk> {
     Arc::new(MemoryDisk::new(fs::read(&image.path).unwrap(), 512))
 }
 
-fn open(disk: &Arc<MemoryDisk>) -> Volume {
-    Volume::open_for_writing(disk.clone(), OpenOptions::default(), writing()).unwrap()
+fn open_for_writing(disk: &Arc<MemoryDisk>) -> Volume {
+    Volume::open_for_writing(disk.clone(), OpenOptions::default(), write_options()).unwrap()
 }
 
 /// Closes the volume and checks it with `e2fsck`.
-fn judged(volume: Volume, disk: Arc<MemoryDisk>) -> Image {
+fn close_and_fsck(volume: Volume, disk: Arc<MemoryDisk>) -> Image {
     volume.close().unwrap();
     drop(volume);
-    let image = Image::of(&Arc::try_unwrap(disk).unwrap().into_bytes());
-    assert!(run("e2fsck", &["-fn", image.path()]).is_some());
+    let image = Image::from_bytes(&Arc::try_unwrap(disk).unwrap().into_bytes());
+    assert!(run_tool("e2fsck", &["-fn", image.path()]).is_some());
     image
 }
 
-fn number(volume: &Volume, path: &str) -> InodeNumber {
+fn inode_number(volume: &Volume, path: &str) -> InodeNumber {
     volume.resolve(volume.root(), path.as_bytes(), Follow::No).unwrap()
 }
 
 /// Sets or clears flags, as `chattr` does.
-fn flag(volume: &Volume, inode: InodeNumber, which: u32, on: bool) -> Result<(), Error> {
+fn change_flags(volume: &Volume, inode: InodeNumber, which: u32, on: bool) -> Result<(), Error> {
     let had = volume.attributes(inode).unwrap().flags;
     volume.set_flags(inode, if on { had | which } else { had & !which })
 }
 
-fn cut(to: u64) -> AttributeChange {
+fn truncate_to(to: u64) -> AttributeChange {
     AttributeChange { size_bytes: Some(to), ..AttributeChange::default() }
 }
 
 #[test]
-fn a_verity_file_is_immutable_and_deleted_completely() {
+fn verity_file_is_immutable_and_fully_deleted() {
     let source = tempfile::tempdir().unwrap();
-    fs::write(source.path().join("sealed"), tree::pattern(1, 10 << 10)).unwrap();
+    fs::write(source.path().join("sealed"), tree::random_bytes(1, 10 << 10)).unwrap();
     let arguments = ["-t", "ext4", "-b", "1024", "-O", "verity"];
     let Some(image) = Image::make(Some(source.path()), "8M", &arguments) else { return };
-    let all = image.open().inode(number(&image.open(), "/sealed")).unwrap().flags | flags::VERITY;
+    let all =
+        image.open().inode(inode_number(&image.open(), "/sealed")).unwrap().flags | flags::VERITY;
     image.debugfs_write(&format!("set_inode_field sealed flags {all:#x}"));
     image.debugfs_write("set_inode_field sealed size 2500");
-    let disk = disk(&image);
-    let volume = open(&disk);
-    let sealed = number(&volume, "/sealed");
+    let disk = disk_of_image(&image);
+    let volume = open_for_writing(&disk);
+    let sealed = inode_number(&volume, "/sealed");
     let access = Access { read: true, write: true, append: false };
     assert_eq!(volume.check_open(sealed, access), Err(Error::NotPermitted));
     assert_eq!(volume.write(sealed, 0, b"x"), Err(Error::NotPermitted));
-    assert_eq!(volume.set_attributes(sealed, &cut(0)).map(drop), Err(Error::NotPermitted));
+    assert_eq!(volume.set_attributes(sealed, &truncate_to(0)).map(drop), Err(Error::NotPermitted));
     for how in [Reserve::Allocate, Reserve::PunchHole] {
         assert_eq!(volume.fallocate(sealed, 0, 4096, how), Err(Error::NotPermitted));
     }
@@ -80,21 +81,21 @@ fn a_verity_file_is_immutable_and_deleted_completely() {
     volume.unlink(volume.root(), b"again").unwrap();
     // All of it, including the Merkle tree behind its end.
     assert!(volume.space().free_blocks >= before + 10);
-    judged(volume, disk);
+    close_and_fsck(volume, disk);
 }
 
 #[test]
-fn projects_are_handed_down_and_keep_others_out() {
+fn project_ids_are_inherited_and_enforced() {
     let arguments = ["-t", "ext4", "-I", "256", "-O", "project"];
     let Some(image) = Image::make(None, "8M", &arguments) else { return };
     image.debugfs_write("feature ^quota");
-    let disk = disk(&image);
-    let volume = open(&disk);
+    let disk = disk_of_image(&image);
+    let volume = open_for_writing(&disk);
     let root = volume.root();
     let dir = volume.create(root, b"project", &DIRECTORY).unwrap();
     let before = volume.create(dir, b"before", &FILE).unwrap();
     volume.set_project(dir, 77_000).unwrap();
-    flag(&volume, dir, flags::PROJECT, true).unwrap();
+    change_flags(&volume, dir, flags::PROJECT, true).unwrap();
     let inside = volume.create(dir, b"inside", &FILE).unwrap();
     let below = volume.create(dir, b"below", &DIRECTORY).unwrap();
     let outside = volume.create(root, b"outside", &FILE).unwrap();
@@ -117,17 +118,21 @@ fn projects_are_handed_down_and_keep_others_out() {
     volume.rename(root, b"gone", dir, b"back", RenameMode::Replace).unwrap();
     volume.set_project(outside, 77_000).unwrap();
     volume.link(outside, dir, b"linked").unwrap();
-    judged(volume, disk);
+    close_and_fsck(volume, disk);
 
     let Some(image) = Image::make(None, "8M", &["-t", "ext2", "-I", "256"]) else { return };
-    let disk = self::disk(&image);
-    let volume = open(&disk);
+    let disk = self::disk_of_image(&image);
+    let volume = open_for_writing(&disk);
     assert!(matches!(volume.set_project(volume.root(), 1), Err(Error::Unsupported { .. })));
-    judged(volume, disk);
+    close_and_fsck(volume, disk);
 }
 
 /// Makes an image with inline files and directories, filled by the kernel.
-fn inside(size: &str, arguments: &[&str], fill: impl FnOnce(&Path)) -> Option<Image> {
+fn make_inline_data_image(
+    size: &str,
+    arguments: &[&str],
+    fill: impl FnOnce(&Path),
+) -> Option<Image> {
     let mut all = vec!["-t", "ext4", "-O", "inline_data,^has_journal"];
     all.extend(arguments);
     let image = Image::make(None, size, &all)?;
@@ -137,8 +142,8 @@ fn inside(size: &str, arguments: &[&str], fill: impl FnOnce(&Path)) -> Option<Im
 
 #[test]
 fn inline_data_moves_to_blocks_only_with_free_space() {
-    let filled = inside("1M", &["-b", "1024", "-m", "0"], |root| {
-        fs::write(root.join("file"), tree::pattern(1, 100)).unwrap();
+    let filled = make_inline_data_image("1M", &["-b", "1024", "-m", "0"], |root| {
+        fs::write(root.join("file"), tree::random_bytes(1, 100)).unwrap();
         rustix::fs::setxattr(
             root.join("file"),
             "user.a",
@@ -152,9 +157,9 @@ fn inline_data_moves_to_blocks_only_with_free_space() {
         }
     });
     let Some(image) = filled else { return };
-    let disk = disk(&image);
-    let volume = open(&disk);
-    let (file, dir) = (number(&volume, "/file"), number(&volume, "/dir"));
+    let disk = disk_of_image(&image);
+    let volume = open_for_writing(&disk);
+    let (file, dir) = (inode_number(&volume, "/file"), inode_number(&volume, "/dir"));
     let full = volume.create(volume.root(), b"full", &FILE).unwrap();
     let mut at = 0;
     while let Ok(taken @ 1..) = volume.write(full, at, &[7; 1024]) {
@@ -170,18 +175,18 @@ fn inline_data_moves_to_blocks_only_with_free_space() {
         assert!(volume.inode(inode).unwrap().is_inline());
     }
     assert_eq!(volume.write(file, 0, b"x"), Err(Error::NoSpace));
-    assert_eq!(volume.set_attributes(file, &cut(50)).map(drop), Err(Error::NoSpace));
+    assert_eq!(volume.set_attributes(file, &truncate_to(50)).map(drop), Err(Error::NoSpace));
     assert_eq!(volume.create(dir, b"five", &FILE), Err(Error::NoSpace));
     assert!(volume.inode(file).unwrap().is_inline() && volume.inode(dir).unwrap().is_inline());
-    assert_eq!(volume.read(file, 0, 200).unwrap()[..], tree::pattern(1, 100));
+    assert_eq!(volume.read(file, 0, 200).unwrap()[..], tree::random_bytes(1, 100));
     // Names can be removed and replaced on a full volume.
     volume.unlink(dir, b"one").unwrap();
     volume.unlink(dir, b"four").unwrap();
     volume.rename(dir, b"two", dir, b"three", RenameMode::Replace).unwrap();
-    assert_eq!(compare::names(&volume, dir).len(), 1);
+    assert_eq!(compare::list_names(&volume, dir).len(), 1);
     assert!(volume.inode(dir).unwrap().is_inline());
     // An empty file needs no block.
-    volume.set_attributes(file, &cut(0)).unwrap();
+    volume.set_attributes(file, &truncate_to(0)).unwrap();
     assert!(!volume.inode(file).unwrap().is_inline());
     assert_eq!(volume.xattr(file, b"user.a").unwrap(), b"beside");
     volume.unlink(volume.root(), b"full").unwrap();
@@ -192,54 +197,58 @@ fn inline_data_moves_to_blocks_only_with_free_space() {
     let how = XattrSet::Any;
     let refused = volume.set_xattr(file, b"system.data", b"x", how, false);
     assert!(matches!(refused, Err(Error::Unsupported { .. })));
-    judged(volume, disk);
+    close_and_fsck(volume, disk);
 }
 
 #[test]
-fn a_hole_in_what_is_inside_its_inode_is_zeros_and_the_rest_stays() {
-    let filled = inside("8M", &["-b", "1024"], |root| {
+fn hole_in_inline_data_reads_as_zeros() {
+    let filled = make_inline_data_image("8M", &["-b", "1024"], |root| {
         for name in ["hole", "zeros", "long", "grown"] {
-            fs::write(root.join(name), tree::pattern(1, 100)).unwrap();
+            fs::write(root.join(name), tree::random_bytes(1, 100)).unwrap();
         }
     });
     let Some(image) = filled else { return };
-    let disk = disk(&image);
-    let volume = open(&disk);
+    let disk = disk_of_image(&image);
+    let volume = open_for_writing(&disk);
     let how = [
         ("/hole", Reserve::PunchHole),
         ("/zeros", Reserve::ZeroRange { keep_size: true }),
         ("/long", Reserve::Allocate),
     ];
     for (path, how) in how {
-        assert!(volume.inode(number(&volume, path)).unwrap().is_inline());
-        volume.fallocate(number(&volume, path), 20, 5000, how).unwrap();
+        assert!(volume.inode(inode_number(&volume, path)).unwrap().is_inline());
+        volume.fallocate(inode_number(&volume, path), 20, 5000, how).unwrap();
     }
-    volume.set_attributes(number(&volume, "/grown"), &cut(3000)).unwrap();
-    let image = judged(volume, disk);
+    volume.set_attributes(inode_number(&volume, "/grown"), &truncate_to(3000)).unwrap();
+    let image = close_and_fsck(volume, disk);
     let volume = image.open();
-    let mut expected = tree::pattern(1, 100);
+    let mut expected = tree::random_bytes(1, 100);
     let mut long = expected.clone();
     long.resize(5020, 0);
-    assert_eq!(volume.read(number(&volume, "/long"), 0, 9000).unwrap()[..], long);
-    assert_eq!(volume.read(number(&volume, "/grown"), 0, 9000).unwrap()[..], long[..3000]);
+    assert_eq!(volume.read(inode_number(&volume, "/long"), 0, 9000).unwrap()[..], long);
+    assert_eq!(volume.read(inode_number(&volume, "/grown"), 0, 9000).unwrap()[..], long[..3000]);
     expected[20..].fill(0);
     for path in ["/hole", "/zeros"] {
-        assert_eq!(volume.read(number(&volume, path), 0, 200).unwrap()[..], expected, "{path}");
+        assert_eq!(
+            volume.read(inode_number(&volume, path), 0, 200).unwrap()[..],
+            expected,
+            "{path}"
+        );
     }
 }
 
 #[test]
-fn a_directory_inside_its_inode_moves_with_its_parent() {
-    let filled = inside("8M", &["-b", "1024"], |root| {
+fn inline_directory_moves_with_its_parent() {
+    let filled = make_inline_data_image("8M", &["-b", "1024"], |root| {
         fs::create_dir_all(root.join("a/moving")).unwrap();
         fs::write(root.join("a/moving/name"), b"x").unwrap();
         fs::create_dir(root.join("b")).unwrap();
     });
     let Some(image) = filled else { return };
-    let disk = disk(&image);
-    let volume = open(&disk);
-    let (a, b) = (number(&volume, "/a"), number(&volume, "/b"));
-    let moving = number(&volume, "/a/moving");
+    let disk = disk_of_image(&image);
+    let volume = open_for_writing(&disk);
+    let (a, b) = (inode_number(&volume, "/a"), inode_number(&volume, "/b"));
+    let moving = inode_number(&volume, "/a/moving");
     volume.rename(a, b"moving", b, b"moved", RenameMode::Replace).unwrap();
     assert!(volume.inode(moving).unwrap().is_inline());
     assert_eq!(volume.lookup(moving, b".."), Ok(b));
@@ -249,12 +258,12 @@ fn a_directory_inside_its_inode_moves_with_its_parent() {
     volume.unlink(moving, b"name").unwrap();
     volume.remove_directory(b, b"moved").unwrap();
     volume.remove_directory(volume.root(), b"a").unwrap();
-    judged(volume, disk);
+    close_and_fsck(volume, disk);
 }
 
 /// Returns a name of the model in an equivalent form.
-fn form(random: &mut Random, name: &str) -> String {
-    match random.below(3) {
+fn equivalent_name(random: &mut Random, name: &str) -> String {
+    match random.next_below(3) {
         0 => name.to_uppercase(),
         1 => name.replace('\u{E9}', "e\u{301}"),
         _ => name.to_owned(),
@@ -262,7 +271,7 @@ fn form(random: &mut Random, name: &str) -> String {
 }
 
 #[test]
-fn names_that_fold_to_the_same_are_one() {
+fn casefold_equal_names_are_one_entry() {
     let makes = [
         ("1024", "casefold", ""),
         ("1024", "casefold,^metadata_csum,^has_journal", ""),
@@ -273,23 +282,23 @@ fn names_that_fold_to_the_same_are_one() {
         let extended = format!("{HASH_SEED}{strict}");
         let all = ["-t", "ext4", "-b", block, "-O", features, "-E", &extended];
         let Some(image) = Image::make(None, "16M", &all) else { return };
-        let disk = disk(&image);
-        let volume = open(&disk);
+        let disk = disk_of_image(&image);
+        let volume = open_for_writing(&disk);
         let mut random = Random::new(seed);
         let top = volume.create(volume.root(), b"top", &DIRECTORY).unwrap();
-        flag(&volume, top, flags::CASEFOLD, true).unwrap();
+        change_flags(&volume, top, flags::CASEFOLD, true).unwrap();
         let dir = volume.create(top, b"Dir", &DIRECTORY).unwrap();
         assert_ne!(volume.inode(dir).unwrap().flags & flags::CASEFOLD, 0);
         assert_eq!(volume.lookup(top, b"dIR"), Ok(dir));
-        assert_eq!(flag(&volume, top, flags::CASEFOLD, false), Err(Error::NotEmpty));
+        assert_eq!(change_flags(&volume, top, flags::CASEFOLD, false), Err(Error::NotEmpty));
         let mut model: BTreeMap<String, InodeNumber> = BTreeMap::new();
         let steps = 800;
         for _ in 0..steps {
-            let name = format!("\u{E9}t\u{E9} {} {}", random.below(250), "n".repeat(20));
-            let shown = form(&mut random, &name);
+            let name = format!("\u{E9}t\u{E9} {} {}", random.next_below(250), "n".repeat(20));
+            let shown = equivalent_name(&mut random, &name);
             let there = model.get(&name).copied();
             assert_eq!(volume.lookup(dir, shown.as_bytes()).ok(), there, "{shown}");
-            match random.below(8) {
+            match random.next_below(8) {
                 0..5 => match volume.create(dir, shown.as_bytes(), &FILE) {
                     Ok(made) => assert!(model.insert(name, made).is_none() && there.is_none()),
                     Err(error) => assert!(error == Error::Exists && there.is_some(), "{error}"),
@@ -300,11 +309,11 @@ fn names_that_fold_to_the_same_are_one() {
                 }
                 _ => {
                     // To another name, or to another form of its own.
-                    let to = match random.below(2) {
+                    let to = match random.next_below(2) {
                         0 => name.clone(),
-                        _ => format!("\u{E9}t\u{E9} {} {}", random.below(250), "n".repeat(20)),
+                        _ => format!("\u{E9}t\u{E9} {} {}", random.next_below(250), "n".repeat(20)),
                     };
-                    let moved = form(&mut random, &to);
+                    let moved = equivalent_name(&mut random, &to);
                     let how = RenameMode::Replace;
                     let done = volume.rename(dir, shown.as_bytes(), dir, moved.as_bytes(), how);
                     assert_eq!(done.is_ok(), there.is_some(), "{shown} {moved}: {done:?}");
@@ -314,7 +323,7 @@ fn names_that_fold_to_the_same_are_one() {
                 }
             }
         }
-        let listed = compare::names(&volume, dir);
+        let listed = compare::list_names(&volume, dir);
         let mut found: Vec<_> = listed.values().collect();
         let mut expected: Vec<_> = model.values().collect();
         found.sort();
@@ -335,19 +344,19 @@ fn names_that_fold_to_the_same_are_one() {
             volume.unlink(dir, no_text).unwrap();
         }
         let file = volume.create(top, b"file", &FILE).unwrap();
-        assert_eq!(flag(&volume, file, flags::CASEFOLD, true), Err(Error::NotADirectory));
+        assert_eq!(change_flags(&volume, file, flags::CASEFOLD, true), Err(Error::NotADirectory));
         let plain = volume.create(volume.root(), b"plain", &DIRECTORY).unwrap();
-        flag(&volume, plain, flags::CASEFOLD, true).unwrap();
-        flag(&volume, plain, flags::CASEFOLD, false).unwrap();
+        change_flags(&volume, plain, flags::CASEFOLD, true).unwrap();
+        change_flags(&volume, plain, flags::CASEFOLD, false).unwrap();
         volume.create(plain, b"a", &FILE).unwrap();
         volume.create(plain, b"A", &FILE).unwrap();
-        assert_eq!(flag(&volume, plain, flags::CASEFOLD, true), Err(Error::NotEmpty));
-        judged(volume, disk);
+        assert_eq!(change_flags(&volume, plain, flags::CASEFOLD, true), Err(Error::NotEmpty));
+        close_and_fsck(volume, disk);
     }
 }
 
 #[test]
-fn without_a_key_names_go_and_none_comes() {
+fn without_key_names_can_be_removed_but_not_created() {
     let arguments = ["-t", "ext4", "-b", "1024", "-O", "encrypt"];
     let Some(image) = Image::make(None, "16M", &arguments) else { return };
     {
@@ -359,14 +368,14 @@ fn without_a_key_names_go_and_none_comes() {
         }
         std::os::unix::fs::symlink("target", dir.join("link")).unwrap();
     }
-    let disk = disk(&image);
-    let volume = open(&disk);
+    let disk = disk_of_image(&image);
+    let volume = open_for_writing(&disk);
     let root = volume.root();
-    let dir = compare::names(&volume, root).into_iter().find(|(name, inode)| {
+    let dir = compare::list_names(&volume, root).into_iter().find(|(name, inode)| {
         name != b"lost+found" && volume.inode(*inode).unwrap().is_encrypted()
     });
-    let Some((dir_name, dir)) = dir else { return skipped("the kernel encrypted nothing") };
-    let names = compare::names(&volume, dir);
+    let Some((dir_name, dir)) = dir else { return report_skipped("the kernel encrypted nothing") };
+    let names = compare::list_names(&volume, dir);
     let (name, file) = names
         .iter()
         .find(|(_, inode)| volume.inode(**inode).unwrap().kind == FileType::File)
@@ -384,7 +393,7 @@ fn without_a_key_names_go_and_none_comes() {
         assert_eq!(volume.rename(root, b"plain", dir, name, how), locked);
     }
     assert_eq!(volume.write(*file, 0, b"x"), Err(Error::NoKey));
-    assert_eq!(volume.set_attributes(*file, &cut(0)).map(drop), locked);
+    assert_eq!(volume.set_attributes(*file, &truncate_to(0)).map(drop), locked);
     let mode = AttributeChange { mode: Some(0o600), ..AttributeChange::default() };
     volume.set_attributes(*file, &mode).unwrap();
     assert_eq!(volume.unlink(dir, b"file 1"), Err(Error::NotFound));
@@ -396,17 +405,17 @@ fn without_a_key_names_go_and_none_comes() {
         }
     }
     volume.remove_directory(root, &dir_name).unwrap();
-    judged(volume, disk);
+    close_and_fsck(volume, disk);
 }
 
 /// Returns the bytes of a mounted image, as after a power loss.
-fn cut_off(image: &Image, mount: &Path) -> Image {
+fn copy_as_after_power_loss(image: &Image, mount: &Path) -> Image {
     rustix::fs::syncfs(File::open(mount).unwrap()).unwrap();
-    Image::of(&fs::read(&image.path).unwrap())
+    Image::from_bytes(&fs::read(&image.path).unwrap())
 }
 
 #[test]
-fn orphans_of_the_kernel_are_freed_whether_listed_or_in_their_file() {
+fn kernel_orphans_are_freed_from_list_and_orphan_file() {
     for features in ["orphan_file", "orphan_file,^metadata_csum", "^orphan_file"] {
         let arguments = ["-t", "ext4", "-b", "1024", "-O", features];
         let Some(image) = Image::make(None, "16M", &arguments) else { return };
@@ -422,14 +431,14 @@ fn orphans_of_the_kernel_are_freed_whether_listed_or_in_their_file() {
                     file
                 })
                 .collect();
-            let left = cut_off(&image, mount.path());
+            let left = copy_as_after_power_loss(&image, mount.path());
             drop(held);
             left
         };
-        let disk = disk(&left);
-        let volume = open(&disk);
+        let disk = disk_of_image(&left);
+        let volume = open_for_writing(&disk);
         volume.create(volume.root(), b"new", &FILE).unwrap();
-        let left = judged(volume, disk);
+        let left = close_and_fsck(volume, disk);
         let said = left.open().info().features;
         assert!(!said.iter().any(|name| name == "orphan_present"), "{said:?}");
         let free = |image: &Image| image.open().space();
@@ -438,16 +447,16 @@ fn orphans_of_the_kernel_are_freed_whether_listed_or_in_their_file() {
         let Some(mount) = left.mount_writable() else { return };
         fs::write(mount.path().join("more"), b"by the kernel").unwrap();
         drop(mount);
-        assert!(run("e2fsck", &["-fn", left.path()]).is_some());
+        assert!(run_tool("e2fsck", &["-fn", left.path()]).is_some());
     }
 }
 
 #[test]
-fn our_orphans_are_read_beside_a_file_of_them() {
+fn orphan_list_is_read_beside_orphan_file() {
     let arguments = ["-t", "ext4", "-b", "1024", "-O", "orphan_file"];
     let Some(image) = Image::make(None, "16M", &arguments) else { return };
-    let disk = disk(&image);
-    let volume = open(&disk);
+    let disk = disk_of_image(&image);
+    let volume = open_for_writing(&disk);
     let free = volume.space().free_inodes;
     for nth in 0..10 {
         let name = format!("held {nth}");
@@ -460,19 +469,19 @@ fn our_orphans_are_read_beside_a_file_of_them() {
     volume.sync().unwrap();
     drop(volume);
     let bytes = Arc::try_unwrap(disk).unwrap().into_bytes();
-    let by_e2fsck = Image::of(&bytes);
-    run("e2fsck", &["-y", by_e2fsck.path()]);
-    assert!(run("e2fsck", &["-fn", by_e2fsck.path()]).is_some());
+    let by_e2fsck = Image::from_bytes(&bytes);
+    run_tool("e2fsck", &["-y", by_e2fsck.path()]);
+    assert!(run_tool("e2fsck", &["-fn", by_e2fsck.path()]).is_some());
     assert_eq!(by_e2fsck.open().space().free_inodes, free);
-    let by_the_kernel = Image::of(&bytes);
+    let by_the_kernel = Image::from_bytes(&bytes);
     let Some(mount) = by_the_kernel.mount_writable() else { return };
     drop(mount);
-    assert!(run("e2fsck", &["-fn", by_the_kernel.path()]).is_some());
+    assert!(run_tool("e2fsck", &["-fn", by_the_kernel.path()]).is_some());
     assert_eq!(by_the_kernel.open().space().free_inodes, free);
 }
 
 #[test]
-fn a_damaged_orphan_file_harms_nothing_else() {
+fn damaged_orphan_file_harms_nothing_else() {
     let arguments = ["-t", "ext4", "-b", "1024", "-O", "orphan_file"];
     let Some(image) = Image::make(None, "8M", &arguments) else { return };
     let stat = image.debugfs("stats").unwrap();
@@ -487,17 +496,20 @@ fn a_damaged_orphan_file_harms_nothing_else() {
     let (mut taken, mut refused) = (0, 0);
     for nth in 0..60 {
         let mut spoilt = bytes.clone();
-        for _ in 0..=random.below(6) {
+        for _ in 0..=random.next_below(6) {
             let place = if nth % 2 == 0 {
-                at + 1016 + random.below(8) as usize
+                at + 1016 + random.next_below(8) as usize
             } else {
-                at + random.below(1024) as usize
+                at + random.next_below(1024) as usize
             };
-            spoilt[place] = random.below(256) as u8;
+            spoilt[place] = random.next_below(256) as u8;
         }
-        let image = Image::of(&spoilt);
-        let opened =
-            Volume::open_for_writing(self::disk(&image), OpenOptions::default(), writing());
+        let image = Image::from_bytes(&spoilt);
+        let opened = Volume::open_for_writing(
+            self::disk_of_image(&image),
+            OpenOptions::default(),
+            write_options(),
+        );
         match opened {
             Ok(_) => taken += 1,
             Err(Error::Corrupt { .. }) => refused += 1,
@@ -508,18 +520,22 @@ fn a_damaged_orphan_file_harms_nothing_else() {
     assert!(refused > 20 && taken + refused == 60, "{refused}");
     // The original, and any listed number without checksums.
     for listed in [0u32, 1, 2, 8, file, 5000, u32::MAX] {
-        let image = Image::of(&bytes);
+        let image = Image::from_bytes(&bytes);
         image.debugfs_write("feature ^metadata_csum");
         let mut bytes = fs::read(&image.path).unwrap();
         bytes[at + 4..at + 8].copy_from_slice(&listed.to_le_bytes());
-        let image = Image::of(&bytes);
-        let _ = Volume::open_for_writing(self::disk(&image), OpenOptions::default(), writing());
+        let image = Image::from_bytes(&bytes);
+        let _ = Volume::open_for_writing(
+            self::disk_of_image(&image),
+            OpenOptions::default(),
+            write_options(),
+        );
     }
 }
 
 /// `e2fsck` counts the references to each EA inode.
 #[test]
-fn ea_inodes_are_counted_and_freed() {
+fn ea_inodes_are_refcounted_and_freed() {
     let arguments = ["-t", "ext4", "-b", "1024", "-I", "256", "-O", "ea_inode"];
     let Some(image) = Image::make(None, "16M", &arguments) else { return };
     {
@@ -529,16 +545,16 @@ fn ea_inodes_are_counted_and_freed() {
             let file = mount.path().join(format!("f{nth}"));
             fs::write(&file, b"").unwrap();
             for (name, len) in [("user.large", 30_000), ("user.other", 5000), ("user.s", 200)] {
-                let value = tree::pattern(len as u64, len);
+                let value = tree::random_bytes(len as u64, len);
                 let how = rustix::fs::XattrFlags::empty();
                 rustix::fs::setxattr(&file, name, &value, how).unwrap();
             }
         }
     }
-    let disk = disk(&image);
-    let volume = open(&disk);
+    let disk = disk_of_image(&image);
+    let volume = open_for_writing(&disk);
     let free = volume.space();
-    let file = |nth: u32| number(&volume, &format!("/f{nth}"));
+    let file = |nth: u32| inode_number(&volume, &format!("/f{nth}"));
     let set = |inode, name: &[u8], value: &[u8]| {
         volume.set_xattr(inode, name, value, XattrSet::Any, false)
     };
@@ -546,41 +562,46 @@ fn ea_inodes_are_counted_and_freed() {
     set(file(1), b"user.large", b"no longer").unwrap();
     volume.remove_xattr(file(2), b"user.large").unwrap();
     volume.unlink(volume.root(), b"f3").unwrap();
-    set(file(4), b"user.mine", &tree::pattern(1, 65_536)).unwrap();
-    assert_eq!(set(file(4), b"user.more", &tree::pattern(1, 65_537)), Err(Error::TooLarge));
-    let large = tree::pattern(30_000, 30_000);
+    set(file(4), b"user.mine", &tree::random_bytes(1, 65_536)).unwrap();
+    assert_eq!(set(file(4), b"user.more", &tree::random_bytes(1, 65_537)), Err(Error::TooLarge));
+    let large = tree::random_bytes(30_000, 30_000);
     for nth in [0, 4, 5] {
         assert_eq!(volume.xattr(file(nth), b"user.large").unwrap(), large);
     }
-    assert_eq!(volume.xattr(file(4), b"user.mine").unwrap(), tree::pattern(1, 65_536));
-    let image = judged(volume, disk);
+    assert_eq!(volume.xattr(file(4), b"user.mine").unwrap(), tree::random_bytes(1, 65_536));
+    let image = close_and_fsck(volume, disk);
     {
         let (volume, Some(mount)) = (image.open(), image.mount()) else { return };
-        compare::tree(&volume, InodeNumber::ROOT, mount.path(), compare::Beside::Mount);
+        compare::compare_trees(
+            &volume,
+            InodeNumber::ROOT,
+            mount.path(),
+            compare::ReferenceTree::Mount,
+        );
     }
-    let disk = self::disk(&image);
-    let volume = open(&disk);
+    let disk = self::disk_of_image(&image);
+    let volume = open_for_writing(&disk);
     for nth in [0, 1, 2, 4, 5] {
         volume.unlink(volume.root(), format!("f{nth}").as_bytes()).unwrap();
     }
     volume.commit().unwrap();
     // Every EA inode was deleted with its last reference.
     assert_eq!(volume.space().free_inodes, free.free_inodes + 6 + 2);
-    judged(volume, disk);
+    close_and_fsck(volume, disk);
 }
 
 #[test]
-fn only_the_claiming_host_writes_a_volume_with_mmp() {
+fn volume_with_mmp_is_written_only_by_claiming_host() {
     let Some(image) = Image::make(None, "8M", &["-t", "ext4", "-O", "mmp"]) else { return };
     assert!(image.try_open().is_ok());
-    let disk = disk(&image);
-    let refused = Volume::open_for_writing(disk, OpenOptions::default(), writing()).map(drop);
+    let disk = disk_of_image(&image);
+    let refused = Volume::open_for_writing(disk, OpenOptions::default(), write_options()).map(drop);
     let Err(Error::Unsupported { feature }) = refused else { panic!("{refused:?}") };
     assert!(
         feature.starts_with("writing needs: mmp; a mount can") && feature.contains("-O ^mmp"),
         "{feature}"
     );
-    run("tune2fs", &["-O", "^mmp", image.path()]);
-    let disk = self::disk(&image);
-    judged(open(&disk), disk);
+    run_tool("tune2fs", &["-O", "^mmp", image.path()]);
+    let disk = self::disk_of_image(&image);
+    close_and_fsck(open_for_writing(&disk), disk);
 }

@@ -6,8 +6,8 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use common::storm::writing;
-use common::{Image, run};
+use common::storm::write_options;
+use common::{Image, run_tool};
 use draconis_device::{
     Disk, Error, Extent, Group, MemoryDisk, Pending, Properties, ReadAnswer, Refused, Ticket,
     Urgency, Write,
@@ -22,17 +22,17 @@ const FILE: NewNode<'_> =
 
 /// A disk with slow flushes. One flush runs at a time and covers the writes before its start. A
 /// dependent write is made after its dependency is durable.
-struct SlowFlush {
+struct SlowFlushDisk {
     disk: MemoryDisk,
     flush: Duration,
-    line: Mutex<Line>,
+    line: Mutex<FlushQueue>,
     changed: Condvar,
 }
 
 /// Queue of groups.
 #[derive(Default)]
-struct Line {
-    waiting: VecDeque<Waiting>,
+struct FlushQueue {
+    waiting: VecDeque<PendingGroup>,
     /// Last durable ticket.
     durable: u64,
     /// Contents after a power loss.
@@ -42,25 +42,25 @@ struct Line {
 }
 
 /// A group that is not durable.
-struct Waiting {
+struct PendingGroup {
     ticket: u64,
     follows: u64,
     writes: Vec<(u64, Vec<u8>)>,
 }
 
-impl SlowFlush {
+impl SlowFlushDisk {
     fn new(bytes: Vec<u8>, flush: Duration) -> Self {
-        let line = Line { medium: bytes.clone(), ..Line::default() };
+        let line = FlushQueue { medium: bytes.clone(), ..FlushQueue::default() };
         let disk = MemoryDisk::new(bytes, 512);
         Self { disk, flush, line: Mutex::new(line), changed: Condvar::new() }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Line> {
+    fn lock_queue(&self) -> MutexGuard<'_, FlushQueue> {
         self.line.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Disk for SlowFlush {
+impl Disk for SlowFlushDisk {
     fn properties(&self) -> Properties {
         self.disk.properties()
     }
@@ -81,11 +81,11 @@ impl Disk for SlowFlush {
         };
         let all: Vec<Vec<_>> =
             chain.iter().map(|group| group.writes.iter().map(bytes).collect()).collect();
-        let mut line = self.lock();
+        let mut line = self.lock_queue();
         let tickets = self.disk.submit_chain(chain, after)?;
         let mut follows = after.iter().map(|it| it.0).max().unwrap_or(0);
         for (Ticket(ticket), writes) in tickets.iter().zip(all) {
-            line.waiting.push_back(Waiting { ticket: *ticket, follows, writes });
+            line.waiting.push_back(PendingGroup { ticket: *ticket, follows, writes });
             follows = *ticket;
         }
         Ok(tickets)
@@ -96,7 +96,7 @@ impl Disk for SlowFlush {
     }
 
     fn wait_durable(&self, ticket: Ticket) -> Result<(), Error> {
-        let mut line = self.lock();
+        let mut line = self.lock_queue();
         while line.durable < ticket.0 {
             if line.is_flushing {
                 line = self.changed.wait(line).unwrap_or_else(PoisonError::into_inner);
@@ -108,7 +108,7 @@ impl Disk for SlowFlush {
             line.flushes += 1;
             drop(line);
             std::thread::sleep(self.flush);
-            line = self.lock();
+            line = self.lock_queue();
             line.is_flushing = false;
             for group in line.waiting.drain(..written).collect::<Vec<_>>() {
                 line.durable = group.ticket;
@@ -125,36 +125,41 @@ impl Disk for SlowFlush {
 }
 
 /// Makes an empty volume on such a disk.
-fn volume(
+fn make_empty_volume(
     kind: &str,
     size: &str,
     more: &[&str],
     options: OpenOptions,
     flush: Duration,
-) -> Option<(Arc<SlowFlush>, Volume)> {
+) -> Option<(Arc<SlowFlushDisk>, Volume)> {
     let arguments = [&["-t", kind, "-I", "256"], more].concat();
     let image = Image::make(None, size, &arguments)?;
-    let disk = Arc::new(SlowFlush::new(std::fs::read(&image.path).unwrap(), flush));
-    let volume = Volume::open_for_writing(disk.clone(), options, writing()).unwrap();
+    let disk = Arc::new(SlowFlushDisk::new(std::fs::read(&image.path).unwrap(), flush));
+    let volume = Volume::open_for_writing(disk.clone(), options, write_options()).unwrap();
     Some((disk, volume))
 }
 
 /// Closes the volume, and checks it with e2fsck.
-fn left(disk: Arc<SlowFlush>, volume: Volume) -> Image {
+fn close_and_fsck(disk: Arc<SlowFlushDisk>, volume: Volume) -> Image {
     volume.close().unwrap();
     drop(volume);
     let disk = Arc::into_inner(disk).unwrap().disk;
-    let left = Image::of(&disk.into_bytes());
-    run("e2fsck", &["-fn", left.path()]).unwrap();
+    let left = Image::from_bytes(&disk.into_bytes());
+    run_tool("e2fsck", &["-fn", left.path()]).unwrap();
     left
 }
 
 #[test]
-fn threads_that_sync_share_commits() {
+fn concurrent_syncs_share_commits() {
     const SYNCS: u64 = 20;
     for kind in ["ext4", "ext2"] {
-        let slow =
-            volume(kind, "24M", &["-b", "4096"], OpenOptions::default(), Duration::from_millis(2));
+        let slow = make_empty_volume(
+            kind,
+            "24M",
+            &["-b", "4096"],
+            OpenOptions::default(),
+            Duration::from_millis(2),
+        );
         let Some((disk, volume)) = slow else { return };
         let name = |nth: u64| format!("{nth}");
         let files: Vec<_> = (0..THREADS)
@@ -162,9 +167,9 @@ fn threads_that_sync_share_commits() {
             .collect();
         volume.sync().unwrap();
         let flushes = |syncs: &dyn Fn()| {
-            let before = disk.lock().flushes;
+            let before = disk.lock_queue().flushes;
             syncs();
-            disk.lock().flushes - before
+            disk.lock_queue().flushes - before
         };
         let append = |nth: u64| {
             let file = files[nth as usize];
@@ -185,7 +190,7 @@ fn threads_that_sync_share_commits() {
         // Even in the worst case, two share a flush.
         let most = alone * (THREADS - 1) / 2;
         assert!(together < most, "{kind}: {together} flushes for {THREADS}, {alone} for one");
-        let volume = left(disk, volume).open();
+        let volume = close_and_fsck(disk, volume).open();
         for nth in 0..THREADS {
             let file = volume.lookup(volume.root(), name(nth).as_bytes()).unwrap();
             let mut read = vec![0; 4096 * SYNCS as usize];
@@ -197,9 +202,9 @@ fn threads_that_sync_share_commits() {
 
 /// Files synced together share one commit and one wait.
 #[test]
-fn several_files_are_durable_after_one_commit() {
+fn sync_of_several_files_needs_one_commit() {
     for (kind, commit) in [("ext4", 2), ("ext2", 2)] {
-        let slow = volume(
+        let slow = make_empty_volume(
             kind,
             "24M",
             &["-b", "4096"],
@@ -211,14 +216,14 @@ fn several_files_are_durable_after_one_commit() {
         let files: Vec<_> = (0..8).map(|nth| new(&format!("{nth}"))).collect();
         volume.sync().unwrap();
         let synced = |bytes: &[u8], files: &[_], data_only: bool| {
-            let before = disk.lock().flushes;
+            let before = disk.lock_queue().flushes;
             for file in files {
                 volume.write(*file, 0, bytes).unwrap();
             }
             let files: Vec<_> = files.iter().map(|file| (*file, data_only)).collect();
             volume.sync_inodes(&files).unwrap();
             let (flushes, medium) = {
-                let line = disk.lock();
+                let line = disk.lock_queue();
                 (line.flushes - before, line.medium.clone())
             };
             let left = Arc::new(MemoryDisk::new(medium, 512));
@@ -237,13 +242,13 @@ fn several_files_are_durable_after_one_commit() {
         let with_new: Vec<_> = files.iter().copied().chain([new("new")]).collect();
         assert!(synced(&[4; 100], &with_new, true) <= commit + 1, "{kind}");
         assert_eq!(synced(&[5; 100], &[], false), 0, "{kind}: none");
-        left(disk, volume);
+        close_and_fsck(disk, volume);
     }
 }
 
 /// Data synced by a thread is durable when the sync returns, in whichever commit.
 #[test]
-fn data_of_a_shared_commit_is_durable() {
+fn data_is_durable_after_shared_commit() {
     const ROUNDS: u64 = 30;
     let tiny = OpenOptions {
         inode_cache: 4,
@@ -252,9 +257,9 @@ fn data_of_a_shared_commit_is_durable() {
         ..OpenOptions::default()
     };
     let more = ["-b", "1024", "-J", "size=1"];
-    let slow = volume("ext4", "6M", &more, tiny, Duration::from_micros(200));
+    let slow = make_empty_volume("ext4", "6M", &more, tiny, Duration::from_micros(200));
     let Some((disk, volume)) = slow else { return };
-    let contents = |thread: u64, round: u64| common::tree::pattern(thread * 100 + round, 3000);
+    let contents = |thread: u64, round: u64| common::tree::random_bytes(thread * 100 + round, 3000);
     let is_there = |volume: &Volume, name: &str, bytes: &[u8]| {
         let file = volume.lookup(volume.root(), name.as_bytes());
         let file = file.unwrap_or_else(|error| panic!("{name}: {error}"));
@@ -277,7 +282,7 @@ fn data_of_a_shared_commit_is_durable() {
                         _ => volume.sync_inode(file, round % 3 == 1).unwrap(),
                     }
                     if (thread + round) % 4 == 0 {
-                        let medium = disk.lock().medium.clone();
+                        let medium = disk.lock_queue().medium.clone();
                         let medium = Arc::new(MemoryDisk::new(medium, 512));
                         let left = Volume::open(medium, OpenOptions::default()).unwrap();
                         is_there(&left, &name, &bytes);
@@ -290,7 +295,7 @@ fn data_of_a_shared_commit_is_durable() {
             });
         }
     });
-    let image = left(disk, volume);
+    let image = close_and_fsck(disk, volume);
     let volume = image.open();
     for (thread, round) in (0..THREADS).flat_map(|it| (ROUNDS - 4..ROUNDS).map(move |n| (it, n))) {
         is_there(&volume, &format!("{thread}-{round}"), &contents(thread, round));

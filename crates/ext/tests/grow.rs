@@ -4,8 +4,8 @@ mod common;
 
 use std::sync::Arc;
 
-use common::compare::{self, Beside};
-use common::{Image, run, tree};
+use common::compare::{self, ReferenceTree};
+use common::{Image, run_tool, tree};
 use draconis_device::{Disk, MemoryDisk, Random};
 use draconis_exchange::contract::Time;
 use draconis_ext::grow::{GrowPlan, GrowTarget, OfflineError};
@@ -15,13 +15,13 @@ const NOW: Time = Time { seconds: 1_700_000_000, nanoseconds: 0 };
 const KIB: u64 = 1 << 10;
 const MIB: u64 = 1 << 20;
 
-fn plan(image: &[u8], size: u64) -> Result<GrowPlan, OfflineError> {
+fn plan_grow(image: &[u8], size: u64) -> Result<GrowPlan, OfflineError> {
     GrowPlan::plan(&MemoryDisk::new(image.to_vec(), 512), size)
 }
 
 /// Grows an image whose disk has old data behind its end.
-fn grow(image: &[u8], size: u64) -> Vec<u8> {
-    let growth = plan(image, size).unwrap();
+fn grow_image(image: &[u8], size: u64) -> Vec<u8> {
+    let growth = plan_grow(image, size).unwrap();
     let mut bytes = image.to_vec();
     bytes.resize(size.max(image.len() as u64) as usize, 0xA5);
     let disk = MemoryDisk::new(bytes, 512);
@@ -31,14 +31,14 @@ fn grow(image: &[u8], size: u64) -> Vec<u8> {
     disk.into_bytes()
 }
 
-fn sound(bytes: &[u8], what: &str) {
-    let image = Image::of(bytes);
-    assert!(run("e2fsck", &["-fn", image.path()]).is_some(), "{what}");
+fn assert_fsck_clean(bytes: &[u8], what: &str) {
+    let image = Image::from_bytes(bytes);
+    assert!(run_tool("e2fsck", &["-fn", image.path()]).is_some(), "{what}");
 }
 
 /// Returns the output of `dumpe2fs`, without times and fields that `resize2fs` ignores.
-fn dumped(path: &str) -> Option<Vec<String>> {
-    let text = run("dumpe2fs", &[path])?;
+fn dumpe2fs_lines(path: &str) -> Option<Vec<String>> {
+    let text = run_tool("dumpe2fs", &[path])?;
     let other = ["Overhead", "Lifetime writes", "Last write time"];
     let lines = text.lines().filter(|line| !other.iter().any(|other| line.starts_with(other)));
     Some(lines.map(str::to_owned).collect())
@@ -46,9 +46,9 @@ fn dumped(path: &str) -> Option<Vec<String>> {
 
 /// Returns the blocks in which two images differ, except superblocks, free blocks and the resize
 /// inode, which has times.
-fn differing(ours: &[u8], theirs: &[u8], block: usize) -> Vec<usize> {
-    let image = Image::of(theirs);
-    let free = run("dumpe2fs", &[image.path()]).unwrap();
+fn differing_blocks(ours: &[u8], theirs: &[u8], block: usize) -> Vec<usize> {
+    let image = Image::from_bytes(theirs);
+    let free = run_tool("dumpe2fs", &[image.path()]).unwrap();
     let mut is_free = vec![false; theirs.len() / block + 1];
     for line in free.lines().filter_map(|line| line.strip_prefix("  Free blocks: ")) {
         for range in line.split(", ").filter(|range| !range.is_empty()) {
@@ -71,70 +71,70 @@ fn differing(ours: &[u8], theirs: &[u8], block: usize) -> Vec<usize> {
 }
 
 /// Returns `debugfs`'s view of the resize inode, without times.
-fn reserve_of(image: &Image) -> Vec<String> {
+fn resize_inode_blocks(image: &Image) -> Vec<String> {
     let text = image.debugfs("stat <7>").unwrap_or_default();
     text.lines().filter(|line| !line.contains("time: ")).map(str::to_owned).collect()
 }
 
-fn beside_resize2fs(arguments: &[&str], first: &str, steps: &[u64]) {
+fn compare_with_resize2fs(arguments: &[&str], first: &str, steps: &[u64]) {
     let source = tempfile::tempdir().unwrap();
-    common::spoil::small_tree(source.path());
+    common::spoil::build_small_tree(source.path());
     let Some(image) = Image::make(Some(source.path()), first, arguments) else { return };
     let mut bytes = std::fs::read(&image.path).unwrap();
     for size in steps {
         let what = format!("{arguments:?}, {first}, {size}");
-        let theirs = Image::of(&bytes);
+        let theirs = Image::from_bytes(&bytes);
         let file = std::fs::File::options().write(true).open(&theirs.path).unwrap();
         file.set_len(*size).unwrap();
         let kib = format!("{}K", size / KIB);
-        if run("resize2fs", &[theirs.path(), &kib]).is_none() {
+        if run_tool("resize2fs", &[theirs.path(), &kib]).is_none() {
             return;
         }
-        bytes = grow(&bytes, *size);
-        sound(&bytes, &what);
-        let ours = Image::of(&bytes);
-        assert_eq!(dumped(ours.path()), dumped(theirs.path()), "{what}");
-        assert_eq!(reserve_of(&ours), reserve_of(&theirs), "{what}");
+        bytes = grow_image(&bytes, *size);
+        assert_fsck_clean(&bytes, &what);
+        let ours = Image::from_bytes(&bytes);
+        assert_eq!(dumpe2fs_lines(ours.path()), dumpe2fs_lines(theirs.path()), "{what}");
+        assert_eq!(resize_inode_blocks(&ours), resize_inode_blocks(&theirs), "{what}");
         let block = 1024 << bytes[1024 + 0x18];
-        let len = plan(&bytes, *size).unwrap().len_bytes() as usize;
+        let len = plan_grow(&bytes, *size).unwrap().len_bytes() as usize;
         let other = std::fs::read(&theirs.path).unwrap();
-        let differ = differing(&bytes[..len], &other[..len], block);
+        let differ = differing_blocks(&bytes[..len], &other[..len], block);
         assert!(differ.is_empty(), "{what}: blocks {differ:?}");
         let volume = ours.open();
-        compare::tree(&volume, InodeNumber::ROOT, source.path(), Beside::Source);
+        compare::compare_trees(&volume, InodeNumber::ROOT, source.path(), ReferenceTree::Source);
     }
 }
 
 #[test]
-fn the_same_comes_out_as_with_resize2fs() {
+fn growth_matches_resize2fs() {
     // Groups of 256 blocks: a descriptor block per 8 MiB.
     let small = &["-b", "1024", "-g", "256", "-N", "512", "-I", "128", "-E", "resize=65536"][..];
-    beside_resize2fs(small, "2M", &[2049 * KIB, 3 * MIB, 9 * MIB, 12 * MIB, 31 * MIB]);
-    beside_resize2fs(small, "2000K", &[2030 * KIB, 2100 * KIB, 2120 * KIB, 2400 * KIB]);
-    beside_resize2fs(&["-b", "1024", "-I", "256"], "5M", &[20 * MIB, 64 * MIB]);
-    beside_resize2fs(&["-b", "2048", "-I", "256", "-m", "1"], "8M", &[21 * MIB, 80 * MIB]);
-    beside_resize2fs(&["-b", "4096", "-I", "256"], "8M", &[100 * MIB, 180 * MIB]);
+    compare_with_resize2fs(small, "2M", &[2049 * KIB, 3 * MIB, 9 * MIB, 12 * MIB, 31 * MIB]);
+    compare_with_resize2fs(small, "2000K", &[2030 * KIB, 2100 * KIB, 2120 * KIB, 2400 * KIB]);
+    compare_with_resize2fs(&["-b", "1024", "-I", "256"], "5M", &[20 * MIB, 64 * MIB]);
+    compare_with_resize2fs(&["-b", "2048", "-I", "256", "-m", "1"], "8M", &[21 * MIB, 80 * MIB]);
+    compare_with_resize2fs(&["-b", "4096", "-I", "256"], "8M", &[100 * MIB, 180 * MIB]);
     // Without reserved GDT blocks, up to the end of the last descriptor block.
     let plain = &["-b", "1024", "-g", "256", "-N", "512", "-O", "^resize_inode"];
-    beside_resize2fs(plain, "2M", &[5 * MIB, 8 * MIB]);
-    beside_resize2fs(&["-b", "1024", "-g", "512", "-O", "none", "-r", "0"], "2M", &[8 * MIB]);
+    compare_with_resize2fs(plain, "2M", &[5 * MIB, 8 * MIB]);
+    compare_with_resize2fs(&["-b", "1024", "-g", "512", "-O", "none", "-r", "0"], "2M", &[8 * MIB]);
 }
 
 #[test]
-fn sizes_of_all_kinds_are_sound() {
+fn any_new_size_gives_clean_volume() {
     let arguments = ["-b", "1024", "-g", "256", "-N", "256", "-I", "128", "-E", "resize=65536"];
     let Some(image) = Image::make(None, "1M", &arguments) else { return };
     let bytes = std::fs::read(&image.path).unwrap();
     let mut random = Random::new(3);
     for _ in 0..25 {
-        let size = MIB + random.below(20 * MIB);
-        let grown = grow(&bytes, size);
-        sound(&grown, &format!("{size}"));
+        let size = MIB + random.next_below(20 * MIB);
+        let grown = grow_image(&bytes, size);
+        assert_fsck_clean(&grown, &format!("{size}"));
     }
 }
 
 /// Kinds of ext3 and ext4, small enough to grow by many groups.
-const KINDS: &[(&str, &[&str])] = &[
+const VOLUME_KINDS: &[(&str, &[&str])] = &[
     ("ext3", &["-t", "ext3", "-b", "1024", "-g", "1024"]),
     ("ext4", &["-t", "ext4", "-b", "1024", "-g", "1024"]),
     ("ext4 4k", &["-t", "ext4", "-b", "4096", "-g", "1024", "-N", "512"]),
@@ -151,14 +151,18 @@ const KINDS: &[(&str, &[&str])] = &[
     ("orphan_file", &["-t", "ext4", "-b", "1024", "-g", "1024", "-O", "orphan_file"]),
     ("no journal", &["-t", "ext4", "-b", "1024", "-g", "1024", "-O", "^has_journal"]),
     ("clusters", &["-t", "ext4", "-b", "1024", "-g", "1024", "-C", "4096", "-O", "bigalloc"]),
-    ("large clusters", LARGE),
-    ("clusters, no reserve", CLUSTERS),
-    ("clusters, spread", &["-t", "ext4", "-b", "4096", "-C", "8192", "-g", "512", "-O", SPREAD]),
+    ("large clusters", ONE_LARGE_GROUP_OPTIONS),
+    ("clusters, no reserve", BIGALLOC_VOLUMES),
+    (
+        "clusters, spread",
+        &["-t", "ext4", "-b", "4096", "-C", "8192", "-g", "512", "-O", META_BG_FEATURES],
+    ),
 ];
 /// One group with all inodes.
-const LARGE: &[&str] = &["-t", "ext4", "-b", "1024", "-C", "32K", "-N", "2048", "-O", "bigalloc"];
-const SPREAD: &str = "bigalloc,meta_bg,^resize_inode,^metadata_csum";
-const CLUSTERS: &[&str] = &[
+const ONE_LARGE_GROUP_OPTIONS: &[&str] =
+    &["-t", "ext4", "-b", "1024", "-C", "32K", "-N", "2048", "-O", "bigalloc"];
+const META_BG_FEATURES: &str = "bigalloc,meta_bg,^resize_inode,^metadata_csum";
+const BIGALLOC_VOLUMES: &[&str] = &[
     "-t",
     "ext4",
     "-b",
@@ -176,8 +180,8 @@ const CLUSTERS: &[&str] = &[
 #[test]
 fn ext3_and_ext4_grow_in_small_steps_and_large_ones() {
     let source = tempfile::tempdir().unwrap();
-    common::spoil::small_tree(source.path());
-    for (name, arguments) in KINDS {
+    common::spoil::build_small_tree(source.path());
+    for (name, arguments) in VOLUME_KINDS {
         let Some(image) = Image::make(Some(source.path()), "9M", arguments) else { continue };
         if name == &"quota" {
             // mke2fs does not count copied files.
@@ -186,26 +190,31 @@ fn ext3_and_ext4_grow_in_small_steps_and_large_ones() {
         let mut bytes = std::fs::read(&image.path).unwrap();
         for size in [9 * MIB + 80 * KIB, 12 * MIB, 40 * MIB + 300 * KIB, 100 * MIB] {
             let what = format!("{name}, {size}");
-            bytes = grow(&bytes, size);
-            sound(&bytes, &what);
-            let volume = Image::of(&bytes).open();
-            compare::tree(&volume, InodeNumber::ROOT, source.path(), Beside::Source);
+            bytes = grow_image(&bytes, size);
+            assert_fsck_clean(&bytes, &what);
+            let volume = Image::from_bytes(&bytes).open();
+            compare::compare_trees(
+                &volume,
+                InodeNumber::ROOT,
+                source.path(),
+                ReferenceTree::Source,
+            );
         }
-        let image = Image::of(&bytes);
+        let image = Image::from_bytes(&bytes);
         let Some(mount) = image.mount_writable() else { continue };
-        std::fs::write(mount.path().join("big"), tree::pattern(1, 60 << 20)).unwrap();
+        std::fs::write(mount.path().join("big"), tree::random_bytes(1, 60 << 20)).unwrap();
         for nth in 0..500 {
             std::fs::create_dir(mount.path().join(format!("d{nth}"))).unwrap();
         }
         drop(mount);
-        sound(&std::fs::read(&image.path).unwrap(), name);
+        assert_fsck_clean(&std::fs::read(&image.path).unwrap(), name);
     }
 }
 
 #[test]
-fn what_the_reserve_does_not_hold_is_spread() {
+fn growth_beyond_reserved_gdt_uses_meta_bg() {
     let source = tempfile::tempdir().unwrap();
-    common::spoil::small_tree(source.path());
+    common::spoil::build_small_tree(source.path());
     let without = ["-b", "1024", "-g", "256", "-N", "512", "-O", "^resize_inode"];
     let with = ["-b", "1024", "-g", "256", "-N", "512", "-E", "resize=20000"];
     let sums = ["-t", "ext4", "-b", "1024", "-g", "256", "-N", "512", "-E", "resize=20000"];
@@ -213,23 +222,33 @@ fn what_the_reserve_does_not_hold_is_spread() {
         let Some(image) = Image::make(Some(source.path()), "4M", arguments) else { return };
         let mut bytes = std::fs::read(&image.path).unwrap();
         for size in [20 * MIB, 60 * MIB, 61 * MIB] {
-            bytes = grow(&bytes, size);
-            sound(&bytes, &format!("{arguments:?}, {size}"));
+            bytes = grow_image(&bytes, size);
+            assert_fsck_clean(&bytes, &format!("{arguments:?}, {size}"));
         }
-        let image = Image::of(&bytes);
-        let said = run("dumpe2fs", &["-h", image.path()]).unwrap();
+        let image = Image::from_bytes(&bytes);
+        let said = run_tool("dumpe2fs", &["-h", image.path()]).unwrap();
         assert!(said.contains("meta_bg") && !said.contains("resize_inode"), "{said}");
-        compare::tree(&image.open(), InodeNumber::ROOT, source.path(), Beside::Source);
+        compare::compare_trees(
+            &image.open(),
+            InodeNumber::ROOT,
+            source.path(),
+            ReferenceTree::Source,
+        );
         let Some(mount) = image.mount() else { continue };
-        compare::tree(&image.open(), InodeNumber::ROOT, mount.path(), Beside::Mount);
+        compare::compare_trees(
+            &image.open(),
+            InodeNumber::ROOT,
+            mount.path(),
+            ReferenceTree::Mount,
+        );
     }
 }
 
 /// Samples one in 64 of the states before the change; `DRACONIS_CUTS=1` checks all.
 #[test]
-fn a_power_cut_leaves_the_old_volume_or_one_that_is_finished_later() {
+fn power_loss_leaves_old_volume_or_resumable_change() {
     let source = tempfile::tempdir().unwrap();
-    common::spoil::small_tree(source.path());
+    common::spoil::build_small_tree(source.path());
     let small = &["-b", "1024", "-g", "256", "-N", "512", "-I", "128", "-E", "resize=65536"][..];
     let ext4 = &["-t", "ext4", "-b", "1024", "-g", "1024"][..];
     // Within the last group; groups without a backup; one more backup; reserved descriptors.
@@ -243,10 +262,10 @@ fn a_power_cut_leaves_the_old_volume_or_one_that_is_finished_later() {
     ] {
         let Some(image) = Image::make(Some(source.path()), from, arguments) else { return };
         let bytes = std::fs::read(&image.path).unwrap();
-        let growth = plan(&bytes, to).unwrap();
+        let growth = plan_grow(&bytes, to).unwrap();
         let mut disk = bytes;
         disk.resize(to as usize, 0);
-        let states = common::cuts::judge(&disk, source.path(), |disk| {
+        let states = common::cuts::check_crash_states(&disk, source.path(), |disk| {
             let target =
                 GrowTarget { disk, zeroed_from_bytes: u64::MAX, now: NOW, progress: &|_| () };
             growth.write(&target).unwrap();
@@ -256,68 +275,75 @@ fn a_power_cut_leaves_the_old_volume_or_one_that_is_finished_later() {
 }
 
 #[test]
-fn the_kernel_sees_all_files_and_fills_the_new_room() {
+fn kernel_reads_files_and_fills_grown_space() {
     let source = tempfile::tempdir().unwrap();
-    common::spoil::small_tree(source.path());
+    common::spoil::build_small_tree(source.path());
     for block in ["1024", "2048", "4096"] {
         let Some(image) = Image::make(Some(source.path()), "8M", &["-b", block]) else { return };
         let bytes = std::fs::read(&image.path).unwrap();
-        std::fs::write(&image.path, grow(&grow(&bytes, 20 * MIB), 64 * MIB)).unwrap();
+        std::fs::write(&image.path, grow_image(&grow_image(&bytes, 20 * MIB), 64 * MIB)).unwrap();
         let Some(mount) = image.mount() else { return };
-        compare::tree(&image.open(), InodeNumber::ROOT, mount.path(), Beside::Mount);
+        compare::compare_trees(
+            &image.open(),
+            InodeNumber::ROOT,
+            mount.path(),
+            ReferenceTree::Mount,
+        );
         drop(mount);
         let Some(mount) = image.mount_writable() else { return };
-        std::fs::write(mount.path().join("big"), tree::pattern(1, 48 << 20)).unwrap();
+        std::fs::write(mount.path().join("big"), tree::random_bytes(1, 48 << 20)).unwrap();
         for nth in 0..500 {
             std::fs::create_dir(mount.path().join(format!("d{nth}"))).unwrap();
         }
         drop(mount);
-        sound(&std::fs::read(&image.path).unwrap(), block);
+        assert_fsck_clean(&std::fs::read(&image.path).unwrap(), block);
         let disk = Arc::new(MemoryDisk::new(std::fs::read(&image.path).unwrap(), 512));
         let volume = Volume::open(disk as Arc<dyn Disk>, OpenOptions::default()).unwrap();
         let big = volume.lookup(volume.root(), b"big").unwrap();
         let mut read = vec![0; 48 << 20];
         assert_eq!(volume.read_into(big, 0, &mut read).unwrap(), read.len());
-        assert!(read == tree::pattern(1, 48 << 20));
+        assert!(read == tree::random_bytes(1, 48 << 20));
     }
 }
 
 #[test]
-fn what_cannot_be_is_refused_by_name() {
+fn impossible_growth_is_refused_by_name() {
     let small = ["-b", "1024", "-g", "256", "-N", "512", "-I", "128", "-E", "resize=65536"];
     let Some(image) = Image::make(None, "2M", &small) else { return };
     let bytes = std::fs::read(&image.path).unwrap();
-    let shrunk = plan(&bytes, MIB).unwrap_err();
+    let shrunk = plan_grow(&bytes, MIB).unwrap_err();
     assert_eq!(shrunk, OfflineError::Shrink { blocks: 2048, block_bytes: 1024 });
     // The reported maximum works, and one block more does not.
-    let Err(OfflineError::TooLarge { largest_bytes, .. }) = plan(&bytes, 1 << 50) else { panic!() };
-    assert_eq!(plan(&bytes, largest_bytes).unwrap().len_bytes(), largest_bytes);
-    assert!(matches!(plan(&bytes, largest_bytes + KIB), Err(OfflineError::TooLarge { .. })));
-    assert!(matches!(plan(&bytes, u64::MAX), Err(OfflineError::TooLarge { .. })));
+    let Err(OfflineError::TooLarge { largest_bytes, .. }) = plan_grow(&bytes, 1 << 50) else {
+        panic!()
+    };
+    assert_eq!(plan_grow(&bytes, largest_bytes).unwrap().len_bytes(), largest_bytes);
+    assert!(matches!(plan_grow(&bytes, largest_bytes + KIB), Err(OfflineError::TooLarge { .. })));
+    assert!(matches!(plan_grow(&bytes, u64::MAX), Err(OfflineError::TooLarge { .. })));
     // A disk that is too short.
-    let growth = plan(&bytes, 4 * MIB).unwrap();
+    let growth = plan_grow(&bytes, 4 * MIB).unwrap();
     let disk = MemoryDisk::new(bytes.clone(), 512);
     let target = GrowTarget { disk: &disk, zeroed_from_bytes: 0, now: NOW, progress: &|_| () };
     assert!(matches!(growth.write(&target), Err(OfflineError::ShortDisk { .. })));
     assert!(disk.into_bytes() == bytes);
     let cut = &bytes[..bytes.len() - 4096];
-    assert!(matches!(plan(cut, 4 * MIB), Err(OfflineError::ShortDisk { .. })));
+    assert!(matches!(plan_grow(cut, 4 * MIB), Err(OfflineError::ShortDisk { .. })));
 
     for (at, value) in [(0x3A, 0u16), (0x3A, 3), (0xE8, 12)] {
         let mut unclean = bytes.clone();
         unclean[1024 + at..1024 + at + 2].copy_from_slice(&value.to_le_bytes());
-        assert_eq!(plan(&unclean, 4 * MIB).unwrap_err(), OfflineError::NotClean, "{at:#x}");
+        assert_eq!(plan_grow(&unclean, 4 * MIB).unwrap_err(), OfflineError::NotClean, "{at:#x}");
     }
     let Some(image) = Image::make(None, "32M", &["-t", "ext4", "-O", "mmp"]) else { return };
-    let error = plan(&std::fs::read(&image.path).unwrap(), 64 * MIB).unwrap_err();
+    let error = plan_grow(&std::fs::read(&image.path).unwrap(), 64 * MIB).unwrap_err();
     assert!(matches!(error, OfflineError::Unsupported(_)), "{error}");
     assert!(error.to_string().contains("mmp"), "{error}");
     // A misplaced reserved GDT block.
-    let top = Image::of(&bytes).debugfs("stat <7>").unwrap();
+    let top = Image::from_bytes(&bytes).debugfs("stat <7>").unwrap();
     let top = top.split("(DIND):").nth(1).unwrap().split(',').next().unwrap().parse::<usize>();
     let mut damaged = bytes.clone();
     damaged[top.unwrap() * 1024 + 8] ^= 1;
-    let error = plan(&damaged, 4 * MIB).unwrap_err();
+    let error = plan_grow(&damaged, 4 * MIB).unwrap_err();
     assert!(error.to_string().contains("reserve of descriptors, inode 7"), "{error}");
-    assert!(plan(&[0; 65536], MIB).is_err());
+    assert!(plan_grow(&[0; 65536], MIB).is_err());
 }

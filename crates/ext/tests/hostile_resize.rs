@@ -7,7 +7,9 @@ use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use common::Image;
-use common::spoil::{assert_memory_stayed_small, rounds, small_tree, spoil, structures};
+use common::spoil::{
+    assert_peak_memory_is_small, build_small_tree, corrupt_field, metadata_ranges, scaled_rounds,
+};
 use draconis_device::{CrashOptions, CrashStates, Disk, MemoryDisk, Random, RecordDisk};
 use draconis_exchange::contract::Time;
 use draconis_ext::grow::GrowPlan;
@@ -16,14 +18,14 @@ use draconis_ext::tune::{TuneChanges, tune};
 
 const NOW: Time = Time { seconds: 1_700_000_000, nanoseconds: 0 };
 /// Time limit: each run takes milliseconds on an idle machine.
-const HANGS: Duration = Duration::from_secs(120);
-const LEN: u64 = 12 << 20;
+const RUN_TIMEOUT: Duration = Duration::from_secs(120);
+const IMAGE_BYTES: u64 = 12 << 20;
 
-fn bases() -> &'static [Vec<u8>] {
+fn base_images() -> &'static [Vec<u8>] {
     static BASES: OnceLock<Vec<Vec<u8>>> = OnceLock::new();
     BASES.get_or_init(|| {
         let source = tempfile::tempdir().unwrap();
-        small_tree(source.path());
+        build_small_tree(source.path());
         let makes: [&[&str]; 5] = [
             &["-t", "ext2", "-b", "1024", "-g", "1024"],
             &["-t", "ext3", "-b", "1024", "-g", "2048", "-O", "^sparse_super,^resize_inode"],
@@ -42,11 +44,11 @@ fn bases() -> &'static [Vec<u8>] {
 }
 
 /// Makes all offline changes, one after the other; returns how many succeeded.
-fn all(image: &[u8]) -> u32 {
+fn apply_all_offline_changes(image: &[u8]) -> u32 {
     let mut made = 0;
     let mut disk = MemoryDisk::new(image.to_vec(), 512);
     let _ = draconis_ext::finish_interrupted_change(&disk);
-    for size in [None, Some(LEN / 2), Some(LEN - 300_000)] {
+    for size in [None, Some(IMAGE_BYTES / 2), Some(IMAGE_BYTES - 300_000)] {
         let Ok(shrinking) = ShrinkPlan::plan(&disk, size) else { continue };
         let target =
             draconis_ext::shrink::ShrinkTarget { disk: &disk, now: NOW, progress: &|_| () };
@@ -59,9 +61,9 @@ fn all(image: &[u8]) -> u32 {
         made += u32::from(tune(&disk, &changes, NOW).is_ok());
     }
     let mut bytes = disk.into_bytes();
-    bytes.resize(2 * LEN as usize, 0);
+    bytes.resize(2 * IMAGE_BYTES as usize, 0);
     disk = MemoryDisk::new(bytes, 512);
-    for size in [LEN + 5000, 2 * LEN] {
+    for size in [IMAGE_BYTES + 5000, 2 * IMAGE_BYTES] {
         let Ok(growth) = GrowPlan::plan(&disk, size) else { continue };
         let (zeroed_from_bytes, progress) = (u64::MAX, &|_| ());
         let target =
@@ -71,54 +73,54 @@ fn all(image: &[u8]) -> u32 {
     made
 }
 
-fn run(what: &str, image: &[u8]) -> u32 {
+fn run_offline_changes_with_timeout(what: &str, image: &[u8]) -> u32 {
     let start = Instant::now();
-    let made = std::panic::catch_unwind(|| all(image));
-    assert!(start.elapsed() < HANGS, "{what}: took {:?}", start.elapsed());
+    let made = std::panic::catch_unwind(|| apply_all_offline_changes(image));
+    assert!(start.elapsed() < RUN_TIMEOUT, "{what}: took {:?}", start.elapsed());
     made.unwrap_or_else(|_| panic!("{what}: panicked"))
 }
 
 #[test]
 fn damaged_volumes_are_resized_or_refused() {
     let (mut made, mut random) = (0, Random::new(11));
-    for (nth, base) in bases().iter().enumerate() {
-        assert!(run(&format!("{nth}, whole"), base) > 5, "{nth}");
-        let structures = structures(base);
-        for seed in 0..rounds(60) {
+    for (nth, base) in base_images().iter().enumerate() {
+        assert!(run_offline_changes_with_timeout(&format!("{nth}, whole"), base) > 5, "{nth}");
+        let structures = metadata_ranges(base);
+        for seed in 0..scaled_rounds(60) {
             let mut image = base.clone();
-            for _ in 0..=random.below(3) {
-                let range = structures[random.below(structures.len() as u64) as usize].clone();
-                spoil(&mut image, range, &mut random);
+            for _ in 0..=random.next_below(3) {
+                let range = structures[random.next_below(structures.len() as u64) as usize].clone();
+                corrupt_field(&mut image, range, &mut random);
             }
-            made += run(&format!("{nth}, {seed}"), &image);
+            made += run_offline_changes_with_timeout(&format!("{nth}, {seed}"), &image);
         }
     }
-    assert!(made > 0 || bases().is_empty(), "nothing was changed");
-    assert_memory_stayed_small();
+    assert!(made > 0 || base_images().is_empty(), "nothing was changed");
+    assert_peak_memory_is_small();
 }
 
 #[test]
-fn damaged_logs_end() {
-    let Some(base) = bases().first() else { return };
+fn damaged_redo_logs_terminate() {
+    let Some(base) = base_images().first() else { return };
     let recorded = RecordDisk::new(MemoryDisk::new(base.clone(), 512));
-    let shrinking = ShrinkPlan::plan(&recorded as &dyn Disk, Some(LEN / 2)).unwrap();
+    let shrinking = ShrinkPlan::plan(&recorded as &dyn Disk, Some(IMAGE_BYTES / 2)).unwrap();
     let target =
         draconis_ext::shrink::ShrinkTarget { disk: &recorded, now: NOW, progress: &|_| () };
     shrinking.write(&target).unwrap();
     let options = CrashOptions { seed: 7, subsets: 1, exhaustive_sectors: 1 };
-    let crashes = CrashStates::new(base.clone(), recorded.take(), options);
+    let crashes = CrashStates::new(base.clone(), recorded.take_events(), options);
     let is_cut = |bytes: &Vec<u8>| bytes[1024 + 0x63] & 0x80 != 0;
     let cut = crashes.map(|crash| crash.disk.to_bytes()).find(is_cut).unwrap();
     let head = u32::from_le_bytes(cut[1024 + 0x188..1024 + 0x18C].try_into().unwrap());
     let head = head as usize * 1024;
     let mut random = Random::new(3);
-    for seed in 0..rounds(100) {
+    for seed in 0..scaled_rounds(100) {
         let mut image = cut.clone();
         for range in [1024..1024 + 0x400, head..head + 64, 1024 + 0x180..1024 + 0x190] {
-            if random.below(2) == 0 {
-                spoil(&mut image, range, &mut random);
+            if random.next_below(2) == 0 {
+                corrupt_field(&mut image, range, &mut random);
             }
         }
-        run(&format!("log, {seed}"), &image);
+        run_offline_changes_with_timeout(&format!("log, {seed}"), &image);
     }
 }

@@ -2,24 +2,29 @@
 
 mod common;
 
-use common::compare::{self, Beside};
+use common::compare::{self, ReferenceTree};
 use common::{Image, tree};
 use draconis_ext::{BlockLocation, Error, Follow, InodeNumber, Seek};
 
 /// Makes an image of the tree with all kinds of files and compares everything.
 fn check(arguments: &[&str]) {
     let source = tempfile::tempdir().unwrap();
-    tree::build(source.path());
+    tree::build_tree(source.path());
     let large = arguments.iter().any(|it| it.len() > 4 && it.parse::<u32>().is_ok());
     let size = if large { "96M" } else { "16M" };
     let Some(image) = Image::make(Some(source.path()), size, arguments) else { return };
     let volume = image.open();
-    let count = compare::tree(&volume, InodeNumber::ROOT, source.path(), Beside::Source);
+    let count =
+        compare::compare_trees(&volume, InodeNumber::ROOT, source.path(), ReferenceTree::Source);
     assert!(count > 400);
     if let Some(mount) = image.mount_large() {
-        compare::tree(&volume, InodeNumber::ROOT, mount.path(), Beside::Mount);
-        compare::paths(&volume, mount.path(), &["into", "into/d/e/../e/f/g", "a/b/c/", "many"]);
-        space(&volume, mount.path());
+        compare::compare_trees(&volume, InodeNumber::ROOT, mount.path(), ReferenceTree::Mount);
+        compare::check_path_resolution(
+            &volume,
+            mount.path(),
+            &["into", "into/d/e/../e/f/g", "a/b/c/", "many"],
+        );
+        compare_statfs(&volume, mount.path());
     }
     for (path, error) in [
         ("loop", Error::TooManyLinks),
@@ -34,7 +39,7 @@ fn check(arguments: &[&str]) {
     assert_eq!(follow, volume.resolve(volume.root(), b"a/b/c/d", Follow::No).unwrap());
 }
 
-fn space(volume: &draconis_ext::Volume, mount: &std::path::Path) {
+fn compare_statfs(volume: &draconis_ext::Volume, mount: &std::path::Path) {
     let theirs = rustix::fs::statvfs(mount).unwrap();
     let ours = volume.space();
     assert_eq!(u64::from(ours.block_bytes), theirs.f_bsize);
@@ -82,7 +87,7 @@ images! {
 }
 
 #[test]
-fn what_is_missing_is_refused_by_name() {
+fn unsupported_features_are_refused_by_name() {
     let Some(image) = Image::make(None, "8M", &["-t", "ext4"]) else { return };
     image.debugfs_write("feature FEATURE_I30");
     assert_eq!(image.try_open().unwrap_err().to_string(), "needs: FEATURE_I30");
@@ -96,14 +101,14 @@ fn what_is_missing_is_refused_by_name() {
 }
 
 #[test]
-fn five_gib_with_a_triple_indirect_tail() {
+fn sparse_5_gib_file_with_triple_indirect_tail_is_read() {
     let source = tempfile::tempdir().unwrap();
     let path = source.path().join("sparse");
     let file = std::fs::File::create(&path).unwrap();
     let tail = 5u64 << 30;
     let spots = [3u64 << 20, (1 << 30) + 4096, tail];
     for at in spots {
-        std::os::unix::fs::FileExt::write_all_at(&file, &tree::pattern(at, 9000), at).unwrap();
+        std::os::unix::fs::FileExt::write_all_at(&file, &tree::random_bytes(at, 9000), at).unwrap();
     }
     file.set_len(tail + (1 << 20)).unwrap();
     let Some(image) = Image::make(Some(source.path()), "16M", &["-b", "1024"]) else { return };
@@ -117,7 +122,7 @@ fn five_gib_with_a_triple_indirect_tail() {
         assert_eq!(start, spot);
         let mut bytes = vec![0; 9000];
         assert_eq!(volume.read_into(number, start, &mut bytes).unwrap(), 9000);
-        assert!(bytes == tree::pattern(spot, 9000));
+        assert!(bytes == tree::random_bytes(spot, 9000));
         at = volume.seek(number, start, Seek::Hole).unwrap().unwrap();
         assert_eq!(at, spot + 9 * 1024);
         let mut bytes = vec![1; 5000];

@@ -6,13 +6,13 @@ use std::fs::{self, File};
 use std::os::unix::fs::{FileExt, symlink};
 use std::path::Path;
 
-use common::compare::{self, Beside};
+use common::compare::{self, ReferenceTree};
 use common::{Image, tree};
 use draconis_ext::{Cookie, FsBlock, InodeNumber, Seek};
 use rustix::fs::XattrFlags;
 
 /// Volumes of several inode sizes.
-const MAKES: [&[&str]; 4] = [
+const VOLUME_OPTIONS: [&[&str]; 4] = [
     &["-t", "ext4", "-I", "256", "-b", "1024"],
     &["-t", "ext4", "-I", "512", "-b", "2048"],
     &["-t", "ext4", "-I", "1024", "-b", "4096"],
@@ -20,7 +20,7 @@ const MAKES: [&[&str]; 4] = [
 ];
 const FEATURES: &str = "inline_data,^has_journal";
 
-fn make(source: Option<&Path>, arguments: &[&str]) -> Option<Image> {
+fn make_inline_image(source: Option<&Path>, arguments: &[&str]) -> Option<Image> {
     let mut all = arguments.to_vec();
     all.extend(["-O", FEATURES]);
     Image::make(source, "16M", &all)
@@ -29,7 +29,7 @@ fn make(source: Option<&Path>, arguments: &[&str]) -> Option<Image> {
 /// Creates files, symbolic links and directories of lengths around the limits.
 fn fill(root: &Path) {
     for len in (0..1100).step_by(13).chain([1, 59, 60, 61, 62, 160, 164, 168]) {
-        fs::write(root.join(format!("f{len}")), tree::pattern(len as u64, len)).unwrap();
+        fs::write(root.join(format!("f{len}")), tree::random_bytes(len as u64, len)).unwrap();
     }
     for len in [1, 59, 60, 61, 90, 100, 156, 300, 800] {
         symlink("t".repeat(len), root.join(format!("link{len}"))).unwrap();
@@ -45,7 +45,7 @@ fn fill(root: &Path) {
 }
 
 /// Makes changes that need a mount: gaps, growth, attributes next to the contents.
-fn change(root: &Path) {
+fn change_mounted(root: &Path) {
     for nth in (0..30).step_by(3) {
         fs::remove_file(root.join(format!("d30/name {nth}"))).unwrap();
     }
@@ -56,50 +56,51 @@ fn change(root: &Path) {
     cut.set_len(90).unwrap();
     cut.write_all_at(b"at the end", 85).unwrap();
     for (file, name) in [("f13", "user.a"), ("f52", "user.b"), ("d1", "user.c")] {
-        let value = tree::pattern(4, 20);
+        let value = tree::random_bytes(4, 20);
         rustix::fs::setxattr(root.join(file), name, &value, XattrFlags::empty()).unwrap();
     }
 }
 
-fn count_inline(image: &Image) -> usize {
+fn count_inline_inodes(image: &Image) -> usize {
     let volume = image.open();
-    compare::names(&volume, InodeNumber::ROOT)
+    compare::list_names(&volume, InodeNumber::ROOT)
         .values()
         .filter(|number| volume.inode(**number).unwrap().is_inline())
         .count()
 }
 
 #[test]
-fn as_the_kernel_writes_them() {
-    for arguments in MAKES {
-        let Some(image) = make(None, arguments) else { return };
+fn kernel_written_inline_data_is_read() {
+    for arguments in VOLUME_OPTIONS {
+        let Some(image) = make_inline_image(None, arguments) else { return };
         let Some(mount) = image.mount_writable() else { return };
         fill(mount.path());
-        change(mount.path());
+        change_mounted(mount.path());
         drop(mount);
-        common::run("e2fsck", &["-fn", image.path()]);
+        common::run_tool("e2fsck", &["-fn", image.path()]);
         let (volume, Some(mount)) = (image.open(), image.mount()) else { return };
-        let names = compare::tree(&volume, InodeNumber::ROOT, mount.path(), Beside::Mount);
+        let names =
+            compare::compare_trees(&volume, InodeNumber::ROOT, mount.path(), ReferenceTree::Mount);
         assert!(names > 200, "{names}");
-        assert!(count_inline(&image) > 10, "{arguments:?}");
+        assert!(count_inline_inodes(&image) > 10, "{arguments:?}");
     }
 }
 
 #[test]
-fn as_mke2fs_writes_them() {
+fn mke2fs_written_inline_data_is_read() {
     let source = tempfile::tempdir().unwrap();
     fill(source.path());
-    for arguments in MAKES {
-        let Some(image) = make(Some(source.path()), arguments) else { return };
+    for arguments in VOLUME_OPTIONS {
+        let Some(image) = make_inline_image(Some(source.path()), arguments) else { return };
         let volume = image.open();
-        compare::tree(&volume, InodeNumber::ROOT, source.path(), Beside::Source);
-        assert!(count_inline(&image) > 10, "{arguments:?}");
+        compare::compare_trees(&volume, InodeNumber::ROOT, source.path(), ReferenceTree::Source);
+        assert!(count_inline_inodes(&image) > 10, "{arguments:?}");
     }
 }
 
 #[test]
-fn places_in_a_directory_inside_its_inode_stay_valid() {
-    let Some(image) = make(None, MAKES[2]) else { return };
+fn cookies_of_inline_directory_stay_valid() {
+    let Some(image) = make_inline_image(None, VOLUME_OPTIONS[2]) else { return };
     let Some(mount) = image.mount_writable() else { return };
     fill(mount.path());
     drop(mount);
@@ -131,10 +132,10 @@ fn places_in_a_directory_inside_its_inode_stay_valid() {
 }
 
 #[test]
-fn contents_inside_an_inode_have_no_place_and_are_no_hole() {
+fn inline_contents_have_no_block_and_are_no_hole() {
     let source = tempfile::tempdir().unwrap();
-    fs::write(source.path().join("file"), tree::pattern(1, 100)).unwrap();
-    let Some(image) = make(Some(source.path()), MAKES[0]) else { return };
+    fs::write(source.path().join("file"), tree::random_bytes(1, 100)).unwrap();
+    let Some(image) = make_inline_image(Some(source.path()), VOLUME_OPTIONS[0]) else { return };
     // Longer than the stored data: the rest reads as zeros.
     image.debugfs_write("set_inode_field file size 5000");
     let volume = image.open();
@@ -149,7 +150,7 @@ fn contents_inside_an_inode_have_no_place_and_are_no_hole() {
     }
     let mut bytes = vec![1; 6000];
     assert_eq!(volume.read_into(file, 0, &mut bytes), Ok(5000));
-    assert_eq!(bytes[..100], tree::pattern(1, 100));
+    assert_eq!(bytes[..100], tree::random_bytes(1, 100));
     assert!(bytes[100..5000].iter().all(|byte| *byte == 0));
     assert_eq!(volume.xattr_names(file), Ok(vec![]));
     assert!(volume.xattr(file, b"system.data").is_err());

@@ -9,9 +9,9 @@ use draconis_ext::format::inode::flags;
 use draconis_ext::{BlockLocation, Seek};
 
 #[test]
-fn the_tree_behind_a_sealed_file_is_not_shown() {
+fn merkle_tree_beyond_verity_file_end_is_hidden() {
     let source = tempfile::tempdir().unwrap();
-    let whole = tree::pattern(1, 10 << 10);
+    let whole = tree::random_bytes(1, 10 << 10);
     fs::write(source.path().join("sealed"), &whole).unwrap();
     for features in ["verity,^has_journal", "verity,^has_journal,^extent,^64bit"] {
         let arguments = ["-t", "ext4", "-b", "1024", "-O", features];
@@ -22,7 +22,7 @@ fn the_tree_behind_a_sealed_file_is_not_shown() {
         let all = volume.inode(sealed).unwrap().flags | flags::VERITY;
         image.debugfs_write(&format!("set_inode_field sealed flags {all:#x}"));
         image.debugfs_write("set_inode_field sealed size 2500");
-        common::run("e2fsck", &["-fn", image.path()]);
+        common::run_tool("e2fsck", &["-fn", image.path()]);
 
         let volume = image.open();
         let attributes = volume.attributes(sealed).unwrap();
@@ -39,7 +39,7 @@ fn the_tree_behind_a_sealed_file_is_not_shown() {
 }
 
 #[test]
-fn a_file_says_its_project_where_its_inode_has_room() {
+fn project_id_is_reported_from_large_inodes() {
     let source = tempfile::tempdir().unwrap();
     fs::write(source.path().join("file"), b"").unwrap();
     let arguments = ["-t", "ext4", "-I", "256", "-O", "project,quota,^has_journal"];

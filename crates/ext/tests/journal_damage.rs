@@ -13,8 +13,8 @@ use std::fs::{self, File};
 use std::process::Command;
 use std::sync::Arc;
 
-use common::storm::writing;
-use common::{Image, skipped, tree};
+use common::storm::write_options;
+use common::{Image, report_skipped, tree};
 use draconis_device::{Disk, Group, MemoryDisk, Random, Write};
 use draconis_exchange::contract::FileType;
 use draconis_exchange::heap::Block;
@@ -23,18 +23,18 @@ use draconis_ext::format::jbd2::blocks::header;
 use draconis_ext::format::jbd2::{self, RawJournalSuperblock};
 use draconis_ext::{BlockLocation, Error, InodeNumber, NewNode, OpenOptions, Volume};
 
-const BLOCK: usize = 1024;
+const BLOCK_BYTES: usize = 1024;
 const FILE: NewNode<'_> =
     NewNode { kind: FileType::File, mode: 0o644, uid: 0, gid: 0, device: (0, 0), target: b"" };
 /// Of the bits behind the first bytes of a block, one in so many is flipped.
-const ONE_IN: u64 = 397;
+const BIT_SAMPLE_INTERVAL: u64 = 397;
 /// Bytes whose bits are all flipped.
-const HEAD: usize = 24;
+const FULLY_FLIPPED_BYTES: usize = 24;
 
 /// A kind of journal: name, options of mke2fs, compatible and incompatible features.
-type Row = (&'static str, &'static [&'static str], u32, u32);
+type JournalKind = (&'static str, &'static [&'static str], u32, u32);
 
-const KINDS: &[Row] = &[
+const JOURNAL_KINDS: &[JournalKind] = &[
     ("ext3", &["-t", "ext3"], 0, 1),
     ("ext3, sums of transactions", &["-t", "ext3"], 1, 1),
     ("ext4, no sums, wide", &["-t", "ext4", "-O", "64bit,^metadata_csum"], 0, 3),
@@ -44,12 +44,12 @@ const KINDS: &[Row] = &[
 ];
 
 /// Returns the volume blocks of the journal.
-fn log(bytes: &[u8]) -> Vec<usize> {
-    let volume = Image::of(bytes).open();
+fn journal_block_numbers(bytes: &[u8]) -> Vec<usize> {
+    let volume = Image::from_bytes(bytes).open();
     let len = volume.inode(InodeNumber(8)).unwrap().size_bytes;
     let mut blocks = vec![];
-    while (blocks.len() * BLOCK) as u64 != len {
-        for run in volume.map(InodeNumber(8), (blocks.len() * BLOCK) as u64).unwrap() {
+    while (blocks.len() * BLOCK_BYTES) as u64 != len {
+        for run in volume.map(InodeNumber(8), (blocks.len() * BLOCK_BYTES) as u64).unwrap() {
             let BlockLocation::Mapped(first) = run.location else {
                 panic!("a journal with a hole")
             };
@@ -60,12 +60,12 @@ fn log(bytes: &[u8]) -> Vec<usize> {
 }
 
 /// Makes a volume whose journal holds some transactions, one of them with revokes.
-fn dirty(row: &Row) -> Option<Vec<u8>> {
+fn make_dirty_journal(row: &JournalKind) -> Option<Vec<u8>> {
     let (_, arguments, compatible, incompatible) = row;
     let more = ["-b", "1024", "-I", "256", "-N", "128", "-J", "size=1"];
     let image = Image::make(None, "4M", &[arguments, &more[..]].concat())?;
     let mut bytes = fs::read(&image.path).unwrap();
-    let first = log(&bytes)[0] * BLOCK;
+    let first = journal_block_numbers(&bytes)[0] * BLOCK_BYTES;
     let raw = RawJournalSuperblock::view_mut(&mut bytes[first..]).unwrap();
     raw.s_feature_compat.set(*compatible);
     raw.s_feature_incompat.set(*incompatible);
@@ -74,11 +74,12 @@ fn dirty(row: &Row) -> Option<Vec<u8>> {
     raw.s_checksum.set(0);
     raw.set_tail(None, 1);
     let disk = Arc::new(MemoryDisk::new(bytes, 512));
-    let volume = Volume::open_for_writing(disk.clone(), OpenOptions::default(), writing()).unwrap();
+    let volume =
+        Volume::open_for_writing(disk.clone(), OpenOptions::default(), write_options()).unwrap();
     let root = volume.root();
     let make = |name: &[u8]| {
         let file = volume.create(root, name, &FILE).unwrap();
-        volume.write(file, 0, &tree::pattern(name.len() as u64, 700)).unwrap();
+        volume.write(file, 0, &tree::random_bytes(name.len() as u64, 700)).unwrap();
     };
     make(b"early");
     let dir = NewNode { kind: FileType::Directory, mode: 0o755, ..FILE };
@@ -93,7 +94,7 @@ fn dirty(row: &Row) -> Option<Vec<u8>> {
     Some(Arc::into_inner(disk).unwrap().into_bytes())
 }
 
-fn flip(disk: &MemoryDisk, bytes: &mut [u8], at: usize, bit: usize) {
+fn flip_bit(disk: &MemoryDisk, bytes: &mut [u8], at: usize, bit: usize) {
     bytes[at] ^= 1 << bit;
     let start = at - at % 512;
     let mut block = Block::private(512);
@@ -105,7 +106,7 @@ fn flip(disk: &MemoryDisk, bytes: &mut [u8], at: usize, bit: usize) {
 
 /// Protection of the bits of a journal block.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Protection {
+enum BitProtection {
     /// A checksum that `e2fsck` verifies.
     Checksum,
     /// The header of a journal block.
@@ -115,38 +116,43 @@ enum Protection {
 }
 
 /// Returns each block of the log from the tail on, with its type: `None` for a copy.
-fn blocks(bytes: &[u8], log: &[usize]) -> Vec<(usize, Option<jbd2::BlockType>)> {
-    let own = |at: &usize| header(&bytes[at * BLOCK..][..BLOCK]);
+fn list_log_blocks(bytes: &[u8], log: &[usize]) -> Vec<(usize, Option<jbd2::BlockType>)> {
+    let own = |at: &usize| header(&bytes[at * BLOCK_BYTES..][..BLOCK_BYTES]);
     let last =
         log.iter().rposition(|at| own(at).is_some_and(|(kind, _)| kind == jbd2::BlockType::Commit));
     log[1..=last.unwrap()].iter().map(|at| (*at, own(at).map(|(kind, _)| kind))).collect()
 }
 
-fn checksummed(row: &Row, kind: Option<jbd2::BlockType>, is_last: bool, at: usize) -> Protection {
+fn protection_of_bit(
+    row: &JournalKind,
+    kind: Option<jbd2::BlockType>,
+    is_last: bool,
+    at: usize,
+) -> BitProtection {
     let (.., compatible, incompatible) = *row;
     let is_summed = incompatible & 0x18 != 0;
     match kind {
         Some(jbd2::BlockType::Commit) if is_summed && (12..60).contains(&at) => {
-            Protection::Checksum
+            BitProtection::Checksum
         }
         // A commit block with a transaction checksum names its type.
         Some(jbd2::BlockType::Commit) if compatible == 1 && matches!(at, 12 | 13 | 16..20) => {
-            Protection::Checksum
+            BitProtection::Checksum
         }
         Some(jbd2::BlockType::Commit) if (8..12).contains(&at) && is_last && !is_summed => {
-            Protection::No
+            BitProtection::No
         }
-        Some(jbd2::BlockType::Commit) if at >= 12 => Protection::No,
+        Some(jbd2::BlockType::Commit) if at >= 12 => BitProtection::No,
         // The types of descriptors and revoke blocks differ in one bit.
         Some(jbd2::BlockType::Revoke | jbd2::BlockType::Descriptor) if at == 7 && !is_summed => {
-            Protection::No
+            BitProtection::No
         }
-        Some(_) if at < 12 => Protection::Header,
-        Some(jbd2::BlockType::Revoke) if !is_summed => Protection::No,
+        Some(_) if at < 12 => BitProtection::Header,
+        Some(jbd2::BlockType::Revoke) if !is_summed => BitProtection::No,
         // Half of a checksum may miss the change.
-        None if incompatible & 8 != 0 => Protection::No,
-        _ if is_summed || compatible == 1 => Protection::Checksum,
-        _ => Protection::No,
+        None if incompatible & 8 != 0 => BitProtection::No,
+        _ if is_summed || compatible == 1 => BitProtection::Checksum,
+        _ => BitProtection::No,
     }
 }
 
@@ -159,8 +165,8 @@ fn is_damaged(disk: &Arc<MemoryDisk>) -> bool {
 }
 
 /// Returns true if `e2fsck -fy` reports the journal, with its output.
-fn by_e2fsck(bytes: &[u8]) -> (bool, String) {
-    let image = Image::of(bytes);
+fn e2fsck_reports_journal(bytes: &[u8]) -> (bool, String) {
+    let image = Image::from_bytes(bytes);
     let done = Command::new("e2fsck").args(["-fy", image.path()]).output().unwrap();
     let said = String::from_utf8_lossy(&[done.stdout, done.stderr].concat()).into_owned();
     let of_damage = ["checksum error", "was corrupt", "is corrupt", "nvalid", "unknown"];
@@ -170,9 +176,10 @@ fn by_e2fsck(bytes: &[u8]) -> (bool, String) {
 }
 
 /// Checks that a damaged journal prevents writing, and that the checker reports it.
-fn is_refused(bytes: &[u8], what: &str) {
+fn assert_journal_is_refused(bytes: &[u8], what: &str) {
     let disk = Arc::new(MemoryDisk::new(bytes.to_vec(), 512));
-    let refused = Volume::open_for_writing(disk.clone(), OpenOptions::default(), writing()).err();
+    let refused =
+        Volume::open_for_writing(disk.clone(), OpenOptions::default(), write_options()).err();
     assert!(matches!(refused, Some(Error::Corrupt { .. })), "{what}: {refused:?}");
     let report =
         check(&(disk.clone() as Arc<dyn Disk>), check::CheckOptions::default(), &|_, _| {});
@@ -183,17 +190,17 @@ fn is_refused(bytes: &[u8], what: &str) {
     assert!(Arc::into_inner(disk).unwrap().into_bytes() == bytes, "{what}: written");
 }
 
-fn takes_all() -> bool {
+fn is_exhaustive_run() -> bool {
     std::env::var_os("DRACONIS_CUTS").is_some()
 }
 
 #[test]
-fn a_flipped_bit_of_what_was_committed_is_damage() {
+fn flipped_bits_of_committed_transactions_are_detected() {
     let mut random = Random::new(5);
-    for row in KINDS {
-        let Some(mut bytes) = dirty(row) else { return };
-        let log = log(&bytes);
-        let blocks = blocks(&bytes, &log);
+    for row in JOURNAL_KINDS {
+        let Some(mut bytes) = make_dirty_journal(row) else { return };
+        let log = journal_block_numbers(&bytes);
+        let blocks = list_log_blocks(&bytes, &log);
         let of_kind = |kind| blocks.iter().filter(|(_, it)| *it == Some(kind)).count();
         let counts =
             [jbd2::BlockType::Descriptor, jbd2::BlockType::Revoke, jbd2::BlockType::Commit]
@@ -201,40 +208,43 @@ fn a_flipped_bit_of_what_was_committed_is_damage() {
         assert!(counts[0] >= 3 && counts[1] >= 1 && counts[2] >= 3, "{}: {counts:?}", row.0);
         let disk = Arc::new(MemoryDisk::new(bytes.clone(), 512));
         assert!(!is_damaged(&disk), "{}", row.0);
-        assert!(!by_e2fsck(&bytes).0);
+        assert!(!e2fsck_reports_journal(&bytes).0);
         let mut asked = 0;
         for (nth, (block, kind)) in blocks.iter().enumerate() {
             let is_last = nth + 1 == blocks.len();
-            for bit in 0..BLOCK * 8 {
-                if bit >= HEAD * 8 && !takes_all() && random.below(ONE_IN) != 0 {
+            for bit in 0..BLOCK_BYTES * 8 {
+                if bit >= FULLY_FLIPPED_BYTES * 8
+                    && !is_exhaustive_run()
+                    && random.next_below(BIT_SAMPLE_INTERVAL) != 0
+                {
                     continue;
                 }
-                let (offset, at) = (bit / 8, block * BLOCK + bit / 8);
-                flip(&disk, &mut bytes, at, bit % 8);
+                let (offset, at) = (bit / 8, block * BLOCK_BYTES + bit / 8);
+                flip_bit(&disk, &mut bytes, at, bit % 8);
                 let damaged = is_damaged(&disk);
-                let sealed = checksummed(row, *kind, is_last, offset);
+                let sealed = protection_of_bit(row, *kind, is_last, offset);
                 let what = format!("{}: {kind:?} in {block}, byte {offset}, bit {bit}", row.0);
-                assert!(damaged || sealed == Protection::No, "{what}");
-                if random.below(if takes_all() { 4000 } else { 60 }) == 0 {
+                assert!(damaged || sealed == BitProtection::No, "{what}");
+                if random.next_below(if is_exhaustive_run() { 4000 } else { 60 }) == 0 {
                     asked += 1;
-                    let (theirs, said) = by_e2fsck(&bytes);
+                    let (theirs, said) = e2fsck_reports_journal(&bytes);
                     // Like a kernel, e2fsck cannot tell a damaged header from the end of the log.
                     // Copies without checksums are unchecked, and only the first sector of a commit
                     // block counts, as in Linux.
                     let is_told = match kind {
                         Some(jbd2::BlockType::Commit) => offset < 60,
                         Some(_) => true,
-                        None => sealed == Protection::Checksum,
+                        None => sealed == BitProtection::Checksum,
                     };
                     assert!(damaged || !theirs || !is_told, "{what}: {said}");
                     // It also skips copies of blocks that are revoked later.
-                    let is_looked_at = sealed == Protection::Checksum && kind.is_some();
+                    let is_looked_at = sealed == BitProtection::Checksum && kind.is_some();
                     assert!(theirs || !is_looked_at, "{what}: {said}");
-                    if sealed != Protection::No {
-                        is_refused(&bytes, &what);
+                    if sealed != BitProtection::No {
+                        assert_journal_is_refused(&bytes, &what);
                     }
                 }
-                flip(&disk, &mut bytes, at, bit % 8);
+                flip_bit(&disk, &mut bytes, at, bit % 8);
             }
         }
         assert!(asked > 10, "{}: {asked}", row.0);
@@ -243,15 +253,15 @@ fn a_flipped_bit_of_what_was_committed_is_damage() {
 }
 
 #[test]
-fn a_flipped_bit_of_the_superblock_of_a_journal_is_damage() {
+fn flipped_bits_of_journal_superblock_are_detected() {
     let mut random = Random::new(6);
-    for row in KINDS {
-        let Some(mut bytes) = dirty(row) else { return };
-        let first = log(&bytes)[0] * BLOCK;
+    for row in JOURNAL_KINDS {
+        let Some(mut bytes) = make_dirty_journal(row) else { return };
+        let first = journal_block_numbers(&bytes)[0] * BLOCK_BYTES;
         let is_summed = row.3 & 0x18 != 0;
-        for bit in 0..BLOCK * 8 {
+        for bit in 0..BLOCK_BYTES * 8 {
             let is_field = bit < 0x54 * 8;
-            if !is_field && !takes_all() && random.below(ONE_IN) != 0 {
+            if !is_field && !is_exhaustive_run() && random.next_below(BIT_SAMPLE_INTERVAL) != 0 {
                 continue;
             }
             bytes[first + bit / 8] ^= 1 << (bit % 8);
@@ -267,11 +277,11 @@ fn a_flipped_bit_of_the_superblock_of_a_journal_is_damage() {
             let says_so =
                 (0x24 * 8..0x2C * 8).contains(&bit) || (0x50 * 8..0x51 * 8).contains(&bit);
             assert!(is_damaged || !is_summed || says_so, "{what}");
-            if random.below(if takes_all() { 400 } else { 40 }) == 0 {
-                let (theirs, said) = by_e2fsck(&bytes);
+            if random.next_below(if is_exhaustive_run() { 400 } else { 40 }) == 0 {
+                let (theirs, said) = e2fsck_reports_journal(&bytes);
                 assert!(is_damaged || !theirs, "{what}: {said}");
                 if is_damaged && opened.is_ok() {
-                    is_refused(&bytes, &what);
+                    assert_journal_is_refused(&bytes, &what);
                 }
             }
             bytes[first + bit / 8] ^= 1 << (bit % 8);
@@ -281,32 +291,33 @@ fn a_flipped_bit_of_the_superblock_of_a_journal_is_damage() {
 
 /// A log truncated after any block ends before the missing part, without damage.
 #[test]
-fn a_log_that_was_cut_off_is_not_damaged() {
-    for row in KINDS {
-        let Some(bytes) = dirty(row) else { return };
-        let log = log(&bytes);
-        let blocks = blocks(&bytes, &log);
+fn truncated_log_is_not_damage() {
+    for row in JOURNAL_KINDS {
+        let Some(bytes) = make_dirty_journal(row) else { return };
+        let log = journal_block_numbers(&bytes);
+        let blocks = list_log_blocks(&bytes, &log);
         for cut in 0..blocks.len() {
             let mut torn = bytes.clone();
             for (block, _) in &blocks[cut..] {
-                torn[block * BLOCK..][..BLOCK].fill(0);
+                torn[block * BLOCK_BYTES..][..BLOCK_BYTES].fill(0);
             }
             // Part of the next block may be present, too, unless it is a commit block.
             let (next, kind) = blocks[cut];
             if kind != Some(jbd2::BlockType::Commit) {
-                let half = next * BLOCK..next * BLOCK + 512;
+                let half = next * BLOCK_BYTES..next * BLOCK_BYTES + 512;
                 torn[half.clone()].copy_from_slice(&bytes[half]);
             }
             let disk = Arc::new(MemoryDisk::new(torn, 512));
             assert!(!is_damaged(&disk), "{}: {cut}", row.0);
-            let volume = Volume::open_for_writing(disk.clone(), OpenOptions::default(), writing());
+            let volume =
+                Volume::open_for_writing(disk.clone(), OpenOptions::default(), write_options());
             volume.unwrap().close().unwrap();
         }
     }
 }
 
 /// Makes a volume with fast commits of the kernel to replay.
-fn fast() -> Option<Vec<u8>> {
+fn make_fast_commit_volume() -> Option<Vec<u8>> {
     let arguments = ["-t", "ext4", "-b", "1024", "-I", "256", "-N", "200", "-J", "size=4"];
     let image = Image::make(None, "16M", &[&arguments[..], &["-O", "fast_commit"]].concat())?;
     let mount = image.mount_writable()?;
@@ -315,11 +326,11 @@ fn fast() -> Option<Vec<u8>> {
     rustix::fs::syncfs(&handle).unwrap();
     for nth in 0..3 {
         let file = File::create(mount.path().join(format!("fast {nth}"))).unwrap();
-        std::io::Write::write_all(&mut &file, &tree::pattern(nth, 2000)).unwrap();
+        std::io::Write::write_all(&mut &file, &tree::random_bytes(nth, 2000)).unwrap();
         file.sync_all().unwrap();
     }
-    if let Err(error) = ioctl::shut_down(&handle, ioctl::Shutdown::WithoutCommit) {
-        skipped(format_args!("shutting a mount down: {error}"));
+    if let Err(error) = ioctl::shut_down(&handle, ioctl::ShutdownMode::WithoutCommit) {
+        report_skipped(format_args!("shutting a mount down: {error}"));
         return None;
     }
     drop((handle, mount));
@@ -327,11 +338,11 @@ fn fast() -> Option<Vec<u8>> {
 }
 
 #[test]
-fn a_flipped_bit_of_a_fast_commit_is_damage() {
-    let Some(mut bytes) = fast() else { return };
-    let log = log(&bytes);
+fn flipped_bits_of_fast_commits_are_detected() {
+    let Some(mut bytes) = make_fast_commit_volume() else { return };
+    let log = journal_block_numbers(&bytes);
     let word = |at: usize| u32::from_be_bytes(bytes[at..at + 4].try_into().unwrap()) as usize;
-    let raw = log[0] * BLOCK;
+    let raw = log[0] * BLOCK_BYTES;
     let fast = match word(raw + 0x54) {
         0 => 256,
         blocks => blocks,
@@ -348,11 +359,13 @@ fn a_flipped_bit_of_a_fast_commit_is_damage() {
             }
         }
     };
-    let is_used = |place: &&usize| bytes[**place * BLOCK..][..BLOCK].iter().any(|byte| *byte != 0);
+    let is_used = |place: &&usize| {
+        bytes[**place * BLOCK_BYTES..][..BLOCK_BYTES].iter().any(|byte| *byte != 0)
+    };
     let commits: Vec<(usize, usize)> = places
         .iter()
         .take_while(is_used)
-        .map(|at| (*at, used(&bytes[at * BLOCK..][..BLOCK])))
+        .map(|at| (*at, used(&bytes[at * BLOCK_BYTES..][..BLOCK_BYTES])))
         .collect();
     assert!(commits.len() >= 3, "{commits:?}");
     let disk = Arc::new(MemoryDisk::new(bytes.clone(), 512));
@@ -360,17 +373,21 @@ fn a_flipped_bit_of_a_fast_commit_is_damage() {
     let mut random = Random::new(7);
     for (block, len) in commits {
         for bit in 0..len * 8 {
-            if !takes_all() && bit >= HEAD * 8 && bit + 96 < len * 8 && random.below(7) != 0 {
+            if !is_exhaustive_run()
+                && bit >= FULLY_FLIPPED_BYTES * 8
+                && bit + 96 < len * 8
+                && random.next_below(7) != 0
+            {
                 continue;
             }
-            let at = block * BLOCK + bit / 8;
-            flip(&disk, &mut bytes, at, bit % 8);
+            let at = block * BLOCK_BYTES + bit / 8;
+            flip_bit(&disk, &mut bytes, at, bit % 8);
             let what = format!("block {block}, bit {bit}");
             assert!(is_damaged(&disk), "{what}");
-            if random.below(200) == 0 {
-                is_refused(&bytes, &what);
+            if random.next_below(200) == 0 {
+                assert_journal_is_refused(&bytes, &what);
             }
-            flip(&disk, &mut bytes, at, bit % 8);
+            flip_bit(&disk, &mut bytes, at, bit % 8);
         }
     }
     assert!(!is_damaged(&disk));

@@ -5,19 +5,20 @@ mod common;
 use std::fs;
 use std::path::Path;
 
-use common::compare::{self, Beside};
+use common::compare::{self, ReferenceTree};
 use common::{Image, tree};
 use draconis_device::Random;
 use draconis_ext::InodeNumber;
 
 /// Ages the volume in a second.
-fn use_it(root: &Path) {
-    tree::build(root);
+fn age_volume(root: &Path) {
+    tree::build_tree(root);
     let dir = root.join("busy");
     fs::create_dir(&dir).unwrap();
     let mut random = Random::new(5);
     for nth in 0..12_000u64 {
-        let name = format!("{:x}-{}", random.next_u64(), "n".repeat(random.below(60) as usize));
+        let name =
+            format!("{:x}-{}", random.next_u64(), "n".repeat(random.next_below(60) as usize));
         fs::write(dir.join(name), if nth % 100 == 0 { "contents" } else { "" }).unwrap();
     }
     for (nth, entry) in fs::read_dir(&dir).unwrap().enumerate() {
@@ -30,37 +31,49 @@ fn use_it(root: &Path) {
     }
     fs::hard_link(root.join("large"), dir.join("large too")).unwrap();
     fs::remove_dir_all(root.join("many")).unwrap();
-    fs::write(root.join("f65536"), tree::pattern(9, 300_000)).unwrap();
+    fs::write(root.join("f65536"), tree::random_bytes(9, 300_000)).unwrap();
     let file = fs::OpenOptions::new().write(true).open(root.join("large")).unwrap();
     file.set_len(700_000).unwrap();
     file.set_len(900_000).unwrap();
 }
 
-fn check(arguments: &[&str]) {
+fn compare_aged_volume(arguments: &[&str]) {
     let Some(image) = Image::make(None, "64M", arguments) else { return };
     let Some(mount) = image.mount_writable() else { return };
-    use_it(mount.path());
+    age_volume(mount.path());
     drop(mount);
     let volume = image.open();
     assert!(volume.info().clean);
     let Some(mount) = image.mount() else { return };
-    let names = compare::tree(&volume, InodeNumber::ROOT, mount.path(), Beside::Mount);
+    let names =
+        compare::compare_trees(&volume, InodeNumber::ROOT, mount.path(), ReferenceTree::Mount);
     assert!(names > 9000, "{names}");
 }
 
 #[test]
-fn ext2_as_the_kernel_writes_it() {
-    check(&["-t", "ext2", "-b", "1024", "-N", "16000", "-O", "dir_index"]);
+fn kernel_written_ext2_is_read() {
+    compare_aged_volume(&["-t", "ext2", "-b", "1024", "-N", "16000", "-O", "dir_index"]);
 }
 
 #[test]
-fn ext3_as_the_kernel_writes_it() {
-    check(&["-t", "ext3", "-b", "4096", "-I", "256", "-N", "16000"]);
+fn kernel_written_ext3_is_read() {
+    compare_aged_volume(&["-t", "ext3", "-b", "4096", "-I", "256", "-N", "16000"]);
 }
 
 #[test]
-fn no_file_types_and_small_inodes_as_the_kernel_writes_them() {
-    check(&["-t", "ext2", "-b", "2048", "-I", "128", "-N", "16000", "-O", "^filetype,^dir_index"]);
+fn kernel_written_ext2_without_filetype_is_read() {
+    compare_aged_volume(&[
+        "-t",
+        "ext2",
+        "-b",
+        "2048",
+        "-I",
+        "128",
+        "-N",
+        "16000",
+        "-O",
+        "^filetype,^dir_index",
+    ]);
 }
 
 /// Groups have all their inodes: neither the kernel nor this crate accepts a smaller inode count.
@@ -79,7 +92,7 @@ fn wrong_inode_counts_are_refused_like_the_kernel() {
         for wrong in [count - 1, count + 1, count - per_group, 2 * count, 11] {
             let mut bytes = sound.clone();
             bytes[1024..1028].copy_from_slice(&wrong.to_le_bytes());
-            let image = Image::of(&bytes);
+            let image = Image::from_bytes(&bytes);
             let Err(error) = image.try_open() else { panic!("{kind}: {wrong} inodes") };
             assert!(error.to_string().contains("inodes count"), "{kind}: {error}");
             assert!(!asks_kernel || image.try_mount("loop,ro").is_err(), "{kind}: {wrong} inodes");
@@ -90,7 +103,7 @@ fn wrong_inode_counts_are_refused_like_the_kernel() {
 /// `DRACONIS_IMAGE=path cargo test -p draconis-ext --release --test kernel -- any`; the default is
 /// an image of this crate's sources.
 #[test]
-fn any_image_beside_the_kernel() {
+fn image_from_environment_matches_kernel() {
     let image = match std::env::var("DRACONIS_IMAGE") {
         Ok(path) => Some(Image { path: path.into(), dir: tempfile::tempdir().unwrap() }),
         Err(_) => {
@@ -101,12 +114,22 @@ fn any_image_beside_the_kernel() {
     let Some(image) = image else { return };
     let volume = image.open();
     let Some(mount) = image.mount() else { return };
-    let names = compare::tree(&volume, InodeNumber::ROOT, mount.path(), Beside::Mount);
+    let names =
+        compare::compare_trees(&volume, InodeNumber::ROOT, mount.path(), ReferenceTree::Mount);
     println!("{names} names are the same");
 }
 
 #[test]
-fn ext4_as_the_kernel_writes_it() {
-    check(&["-t", "ext4", "-b", "1024", "-N", "16000"]);
-    check(&["-t", "ext4", "-b", "4096", "-N", "16000", "-O", "large_dir,metadata_csum_seed"]);
+fn kernel_written_ext4_is_read() {
+    compare_aged_volume(&["-t", "ext4", "-b", "1024", "-N", "16000"]);
+    compare_aged_volume(&[
+        "-t",
+        "ext4",
+        "-b",
+        "4096",
+        "-N",
+        "16000",
+        "-O",
+        "large_dir,metadata_csum_seed",
+    ]);
 }

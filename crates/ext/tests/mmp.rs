@@ -10,8 +10,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use common::storm::writing;
-use common::{Image, run};
+use common::storm::write_options;
+use common::{Image, run_tool};
 use draconis_device::{Disk, FileDisk, FileOptions, MemoryDisk};
 use draconis_exchange::contract::{FileType, Time};
 use draconis_ext::grow::GrowPlan;
@@ -25,13 +25,13 @@ const FILE: NewNode<'static> =
     NewNode { kind: FileType::File, mode: 0o644, uid: 0, gid: 0, device: (0, 0), target: b"" };
 const NOW: Time = Time { seconds: 1_700_000_000, nanoseconds: 0 };
 
-fn image(features: &str) -> Option<Image> {
+fn make_mmp_image(features: &str) -> Option<Image> {
     let interval = "mmp_update_interval=1";
     Image::make(None, "16M", &["-t", "ext4", "-b", "1024", "-O", features, "-E", interval])
 }
 
 /// Claims the volume, with `wait` as the clock.
-fn claim(
+fn acquire_claim(
     disk: &Arc<dyn Disk>,
     chance: u32,
     wait: &dyn Fn(Duration),
@@ -43,23 +43,23 @@ fn claim(
     )
 }
 
-fn sequence(bytes: &[u8]) -> String {
-    let said = Image::of(bytes).debugfs("dump_mmp").unwrap();
+fn dump_mmp_sequence(bytes: &[u8]) -> String {
+    let said = Image::from_bytes(bytes).debugfs("dump_mmp").unwrap();
     said.lines().find(|line| line.starts_with("sequence")).unwrap_or(&said).to_owned()
 }
 
 #[test]
-fn a_claimed_volume_is_written_renewed_and_released() {
+fn claimed_volume_is_written_renewed_and_released() {
     for features in ["mmp", "mmp,^metadata_csum"] {
-        let Some(image) = image(features) else { return };
+        let Some(image) = make_mmp_image(features) else { return };
         let disk = Arc::new(MemoryDisk::new(fs::read(&image.path).unwrap(), 512));
         let shared: Arc<dyn Disk> = disk.clone();
         let waited = Mutex::new(vec![]);
         let wait = |time: Duration| waited.lock().unwrap().push(time.as_secs());
-        let mine = claim(&shared, 41, &wait).unwrap();
+        let mine = acquire_claim(&shared, 41, &wait).unwrap();
         assert_eq!(*waited.lock().unwrap(), [11], "the kernel's least");
         let volume =
-            Volume::open_with_claim(shared.clone(), OpenOptions::default(), writing(), mine)
+            Volume::open_with_claim(shared.clone(), OpenOptions::default(), write_options(), mine)
                 .unwrap();
         assert_eq!(volume.read_only_reason(), None);
         volume.create(volume.root(), b"ours", &FILE).unwrap();
@@ -67,7 +67,7 @@ fn a_claimed_volume_is_written_renewed_and_released() {
         assert_eq!(volume.renew_claim(), Ok(Some(Duration::from_secs(1))));
 
         // Another host sees the sequence number change while it waits.
-        let other = claim(&shared, 77, &|_| drop(volume.renew_claim()));
+        let other = acquire_claim(&shared, 77, &|_| drop(volume.renew_claim()));
         let Err(Error::InUse { by }) = other else { panic!("{other:?}") };
         assert!(by.contains("a host"), "{by}");
 
@@ -76,30 +76,35 @@ fn a_claimed_volume_is_written_renewed_and_released() {
         assert!(matches!(volume.reopen(), Err(Error::Unsupported { .. })));
         drop((volume, shared));
         let bytes = Arc::into_inner(disk).unwrap().into_bytes();
-        assert!(sequence(&bytes).contains("ff4d4d50"), "{}", sequence(&bytes));
-        assert!(run("e2fsck", &["-fn", Image::of(&bytes).path()]).is_some());
+        assert!(dump_mmp_sequence(&bytes).contains("ff4d4d50"), "{}", dump_mmp_sequence(&bytes));
+        assert!(run_tool("e2fsck", &["-fn", Image::from_bytes(&bytes).path()]).is_some());
     }
 }
 
 #[test]
-fn abandoned_claims_are_taken_and_live_ones_refused() {
-    let Some(image) = image("mmp") else { return };
+fn stale_claims_are_taken_over_and_live_ones_refused() {
+    let Some(image) = make_mmp_image("mmp") else { return };
     let disk: Arc<dyn Disk> = Arc::new(MemoryDisk::new(fs::read(&image.path).unwrap(), 512));
     // Two hosts at once: the last writer wins.
     let rival = Cell::new(None);
-    let first = claim(&disk, 1, &|_| rival.set(claim(&disk, 2, &|_| {}).ok().flatten()));
+    let first =
+        acquire_claim(&disk, 1, &|_| rival.set(acquire_claim(&disk, 2, &|_| {}).ok().flatten()));
     assert!(matches!(first, Err(Error::InUse { .. })), "{first:?}");
     // It dies: the sequence stays the same for two check intervals, before and after the claim.
     let rival = rival.into_inner().unwrap();
     let waits = Cell::new(0);
-    let second = claim(&disk, 3, &|_| waits.set(waits.get() + 1)).unwrap().unwrap();
+    let second = acquire_claim(&disk, 3, &|_| waits.set(waits.get() + 1)).unwrap().unwrap();
     assert_eq!(waits.get(), 2);
     // The rival was only suspended.
     assert!(matches!(rival.renew(NOW), Err(Error::InUse { .. })));
-    let volume =
-        Volume::open_with_claim(disk.clone(), OpenOptions::default(), writing(), Some(second));
+    let volume = Volume::open_with_claim(
+        disk.clone(),
+        OpenOptions::default(),
+        write_options(),
+        Some(second),
+    );
     let volume = volume.unwrap();
-    let third = claim(&disk, 4, &|_| {}).unwrap();
+    let third = acquire_claim(&disk, 4, &|_| {}).unwrap();
     assert!(matches!(volume.renew_claim(), Err(Error::InUse { .. })));
     assert!(!volume.is_writable() && volume.failure().is_some());
     assert!(volume.create(volume.root(), b"no", &FILE).is_err());
@@ -119,15 +124,15 @@ fn abandoned_claims_are_taken_and_live_ones_refused() {
 
 /// Waits as long as the kernel: 11 s.
 #[test]
-fn the_kernel_and_we_keep_each_other_out() {
-    let Some(image) = image("mmp") else { return };
+fn kernel_and_draconis_exclude_each_other() {
+    let Some(image) = make_mmp_image("mmp") else { return };
     let open = || -> Arc<dyn Disk> {
         let file = fs::OpenOptions::new().read(true).write(true).open(&image.path).unwrap();
         let options = FileOptions { write: true, direct: true, uring: false };
         Arc::new(FileDisk::from_fd(file.into(), options).unwrap())
     };
     let disk = open();
-    let Ok(Some(mine)) = claim(&disk, 9, &|_| {}) else { panic!("nothing else has it") };
+    let Ok(Some(mine)) = acquire_claim(&disk, 9, &|_| {}) else { panic!("nothing else has it") };
     let at = image.dir.path().join("mnt");
     fs::create_dir(&at).unwrap();
     let ends = AtomicBool::new(false);
@@ -147,16 +152,16 @@ fn the_kernel_and_we_keep_each_other_out() {
     let Some(mount) = image.mount_writable() else { return };
     fs::write(mount.path().join("theirs"), "x").unwrap();
     let disk = open();
-    let taken = claim(&disk, 10, &|_| std::thread::sleep(Duration::from_millis(2500)));
+    let taken = acquire_claim(&disk, 10, &|_| std::thread::sleep(Duration::from_millis(2500)));
     assert!(matches!(taken, Err(Error::InUse { .. })), "{taken:?}");
     drop(mount);
-    assert!(run("e2fsck", &["-fn", image.path()]).is_some());
+    assert!(run_tool("e2fsck", &["-fn", image.path()]).is_some());
 }
 
 #[test]
-fn a_tool_has_a_volume_until_it_gives_it_back() {
+fn tool_claim_excludes_others_until_released() {
     for features in ["mmp", "mmp,^metadata_csum"] {
-        let Some(image) = image(features) else { return };
+        let Some(image) = make_mmp_image(features) else { return };
         let disk: Arc<dyn Disk> = Arc::new(MemoryDisk::new(fs::read(&image.path).unwrap(), 512));
         let how = |wait: &dyn Fn(Duration)| {
             let most_wait = Duration::from_secs(50);
@@ -178,11 +183,12 @@ fn a_tool_has_a_volume_until_it_gives_it_back() {
 
         let (_, mine) = how(&|_| {}).unwrap();
         let mine = mine.unwrap();
-        let other = claim(&disk, 4, &|_| {});
+        let other = acquire_claim(&disk, 4, &|_| {});
         let Err(Error::InUse { by }) = other else { panic!("{other:?}") };
         assert!(by.contains("clear_mmp") && by.contains("a tool"), "{by}");
         let lent = Some(mine.borrow());
-        let volume = Volume::open_with_claim(disk.clone(), OpenOptions::default(), writing(), lent);
+        let volume =
+            Volume::open_with_claim(disk.clone(), OpenOptions::default(), write_options(), lent);
         let volume = volume.unwrap();
         volume.create(volume.root(), b"ours", &FILE).unwrap();
         volume.close().unwrap();
@@ -201,11 +207,11 @@ fn a_tool_has_a_volume_until_it_gives_it_back() {
             let all = draconis_exchange::heap::Block::private(bytes.len());
             let extent = draconis_device::Extent::new(0, bytes.len() as u64);
             disk.read_now(extent, all).unwrap().copy_out(0, &mut bytes);
-            let image = Image::of(&bytes);
-            assert!(run("e2fsck", &["-fn", image.path()]).is_some(), "{what}");
+            let image = Image::from_bytes(&bytes);
+            assert!(run_tool("e2fsck", &["-fn", image.path()]).is_some(), "{what}");
             bytes
         };
-        assert!(sequence(&judged("shrunk")).contains("ff4d4d50"));
+        assert!(dump_mmp_sequence(&judged("shrunk")).contains("ff4d4d50"));
 
         // An abandoned claim, cleared; then without MMP, where nothing is released.
         drop(how(&|_| {}).unwrap());

@@ -7,27 +7,27 @@ use std::sync::Arc;
 
 use draconis_ext::{FileSystem, FileType, MemoryDisk, mkfs};
 
-fn judged(image: &Path) {
+fn assert_fsck_clean(image: &Path) {
     let found = std::process::Command::new("e2fsck").arg("-fn").arg(image).output().unwrap();
     let said = String::from_utf8_lossy(&found.stdout).into_owned();
     assert!(found.status.success(), "{said}{}", String::from_utf8_lossy(&found.stderr));
 }
 
-fn names(fs: &FileSystem, path: &str) -> Vec<String> {
+fn list_names(fs: &FileSystem, path: &str) -> Vec<String> {
     let entries = fs.read_dir(path).unwrap();
     entries.iter().map(|entry| entry.file_name().to_string_lossy().into_owned()).collect()
 }
 
-fn made(dir: &tempfile::TempDir) -> (std::path::PathBuf, FileSystem) {
+fn create_filesystem(dir: &tempfile::TempDir) -> (std::path::PathBuf, FileSystem) {
     let image = dir.path().join("disk.img");
     let fs = FileSystem::create(&image, 16 << 20).unwrap();
     (image, fs)
 }
 
 #[test]
-fn what_was_done_by_path_is_there_when_the_image_is_opened_again() {
+fn changes_by_path_are_there_after_reopening() {
     let dir = tempfile::tempdir().unwrap();
-    let (image, fs) = made(&dir);
+    let (image, fs) = create_filesystem(&dir);
     fs.create_dir_all("/a/b/c").unwrap();
     fs.create_dir_all("/a/b").unwrap();
     fs.create_dir("plain").unwrap();
@@ -44,11 +44,11 @@ fn what_was_done_by_path_is_there_when_the_image_is_opened_again() {
     fs.remove_dir("/gone").unwrap();
     fs.sync().unwrap();
     fs.close().unwrap();
-    judged(&image);
+    assert_fsck_clean(&image);
 
     let fs = FileSystem::open_read_only(&image).unwrap();
-    assert_eq!(names(&fs, "/"), ["a", "lost+found", "moved", "plain"]);
-    assert_eq!(names(&fs, "/a"), ["b", "dangling", "link", "text"]);
+    assert_eq!(list_names(&fs, "/"), ["a", "lost+found", "moved", "plain"]);
+    assert_eq!(list_names(&fs, "/a"), ["b", "dangling", "link", "text"]);
     assert_eq!(fs.read("/a/b/long").unwrap(), vec![7; 3 << 20]);
     assert_eq!(fs.read_to_string("/a/link").unwrap(), "two");
     assert_eq!(fs.read_link("/a/link").unwrap(), Path::new("text"));
@@ -67,9 +67,9 @@ fn what_was_done_by_path_is_there_when_the_image_is_opened_again() {
 }
 
 #[test]
-fn errors_name_the_path_and_are_of_the_kind_that_the_system_has() {
+fn errors_name_path_and_have_os_error_kind() {
     let dir = tempfile::tempdir().unwrap();
-    let (image, fs) = made(&dir);
+    let (image, fs) = create_filesystem(&dir);
     fs.create_dir("/d").unwrap();
     fs.write("/d/f", "f").unwrap();
     fs.symlink("/loop", "/loop").unwrap();
@@ -104,7 +104,7 @@ fn errors_name_the_path_and_are_of_the_kind_that_the_system_has() {
     assert_eq!(error, "/loop: too many levels of symbolic links");
     assert!(FileSystem::open(&image).unwrap_err().to_string().contains("disk.img: in use"));
     fs.close().unwrap();
-    judged(&image);
+    assert_fsck_clean(&image);
     let there = FileSystem::create(&image, 16 << 20).unwrap_err();
     assert_eq!(there.kind(), ErrorKind::AlreadyExists);
     let small = dir.path().join("small.img");
@@ -117,27 +117,27 @@ fn errors_name_the_path_and_are_of_the_kind_that_the_system_has() {
 }
 
 #[test]
-fn a_name_is_what_the_kernel_takes_for_one() {
+fn valid_names_are_those_of_kernel() {
     let dir = tempfile::tempdir().unwrap();
-    let (image, fs) = made(&dir);
+    let (image, fs) = create_filesystem(&dir);
     fs.create_dir("/d").unwrap();
     let longest = "n".repeat(255);
     for name in [&*longest, " ", "...", "..a", "a\\b", "-", "\u{1}", "line\nbreak", "*?[", "x:y"] {
         fs.write(format!("/d//./{name}"), name).unwrap();
         assert_eq!(fs.read_to_string(format!("d/../d/{name}")).unwrap(), name);
     }
-    assert_eq!(names(&fs, "/d").len(), 10);
+    assert_eq!(list_names(&fs, "/d").len(), 10);
     assert_eq!(fs.write("/d/nul\0", "").unwrap_err().kind(), ErrorKind::InvalidInput);
     fs.create_dir_all("/d/new/../other/deep/").unwrap();
     assert!(fs.metadata("/d/other/deep").is_ok());
     fs.close().unwrap();
-    judged(&image);
+    assert_fsck_clean(&image);
 }
 
 #[test]
-fn a_link_that_leads_nowhere_is_written_through() {
+fn write_through_dangling_symlink_creates_target() {
     let dir = tempfile::tempdir().unwrap();
-    let (image, fs) = made(&dir);
+    let (image, fs) = create_filesystem(&dir);
     fs.create_dir("/d").unwrap();
     fs.symlink("d/second", "/first").unwrap();
     fs.symlink("../third", "/d/second").unwrap();
@@ -146,21 +146,21 @@ fn a_link_that_leads_nowhere_is_written_through() {
     fs.symlink("/none/x", "/into").unwrap();
     assert_eq!(fs.write("/into", "").unwrap_err().kind(), ErrorKind::NotFound);
     fs.close().unwrap();
-    judged(&image);
+    assert_fsck_clean(&image);
 }
 
 #[test]
-fn a_full_volume_says_so_and_stays_whole() {
+fn full_volume_reports_storage_full_and_stays_clean() {
     let dir = tempfile::tempdir().unwrap();
-    let (image, fs) = made(&dir);
+    let (image, fs) = create_filesystem(&dir);
     let error = fs.write("/large", vec![1; 32 << 20]).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::StorageFull);
     fs.close().unwrap();
-    judged(&image);
+    assert_fsck_clean(&image);
 }
 
 #[test]
-fn any_disk_will_do() {
+fn filesystem_is_created_on_memory_disk() {
     let disk = Arc::new(MemoryDisk::new(vec![0; 8 << 20], 512));
     let options = mkfs::FormatOptions::for_type("ext2").unwrap();
     let fs = FileSystem::create_on(disk.clone(), &options, true).unwrap();

@@ -7,7 +7,7 @@ use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
 
-use common::{Image, run};
+use common::{Image, run_tool};
 use draconis_device::{MemoryDisk, Random};
 use draconis_exchange::contract::{AttributeChange, FallocateMode, FileType, Time};
 use draconis_ext::{
@@ -15,7 +15,7 @@ use draconis_ext::{
     WriteOptions,
 };
 
-const ALL_KINDS: &str = "quotatype=usrquota:grpquota:prjquota";
+const ALL_QUOTA_TYPES: &str = "quotatype=usrquota:grpquota:prjquota";
 
 fn open(disk: &Arc<MemoryDisk>) -> Result<Volume> {
     let seconds = AtomicI64::new(1_700_000_000);
@@ -29,21 +29,21 @@ fn open(disk: &Arc<MemoryDisk>) -> Result<Volume> {
     Volume::open_for_writing(disk.clone(), OpenOptions::default(), writing)
 }
 
-fn disk_of(image: &Image) -> Arc<MemoryDisk> {
+fn disk_of_image(image: &Image) -> Arc<MemoryDisk> {
     Arc::new(MemoryDisk::new(std::fs::read(&image.path).unwrap(), 512))
 }
 
-const fn node(kind: FileType, uid: u32) -> NewNode<'static> {
+const fn new_node(kind: FileType, uid: u32) -> NewNode<'static> {
     NewNode { kind, mode: 0o755, uid, gid: uid, device: (0, 0), target: b"" }
 }
 
-fn make(volume: &Volume, dir: InodeNumber, name: &str, kind: FileType) -> InodeNumber {
-    volume.create(dir, name.as_bytes(), &node(kind, 3)).unwrap()
+fn create_node(volume: &Volume, dir: InodeNumber, name: &str, kind: FileType) -> InodeNumber {
+    volume.create(dir, name.as_bytes(), &new_node(kind, 3)).unwrap()
 }
 
 #[test]
-fn projects_are_handed_down_and_not_crossed() {
-    let arguments = ["-t", "ext4", "-b", "1024", "-O", "quota,project", "-E", ALL_KINDS];
+fn project_ids_are_inherited_and_not_crossed() {
+    let arguments = ["-t", "ext4", "-b", "1024", "-O", "quota,project", "-E", ALL_QUOTA_TYPES];
     let Some(image) = Image::make(None, "32M", &arguments) else { return };
     {
         let Some(mount) = image.mount_writable() else { return };
@@ -57,13 +57,13 @@ fn projects_are_handed_down_and_not_crossed() {
             }
         }
     }
-    let disk = disk_of(&image);
+    let disk = disk_of_image(&image);
     let volume = open(&disk).unwrap();
     let root = volume.root();
     let seven = volume.lookup(root, b"seven").unwrap();
     let eight = volume.lookup(root, b"eight").unwrap();
-    let below = make(&volume, seven, "below", FileType::Directory);
-    let file = make(&volume, below, "file", FileType::File);
+    let below = create_node(&volume, seven, "below", FileType::Directory);
+    let file = create_node(&volume, below, "file", FileType::File);
     volume.write(file, 0, &[7; 50_000]).unwrap();
     for inode in [below, file] {
         assert_eq!(volume.inode(inode).unwrap().project(), 7);
@@ -73,13 +73,13 @@ fn projects_are_handed_down_and_not_crossed() {
     assert_eq!(volume.link(file, eight, b"file"), Err(Error::OtherProject));
     rename(below, b"file", root).unwrap();
     assert_eq!(volume.inode(file).unwrap().project(), 7, "it takes its project along");
-    let other = make(&volume, root, "other", FileType::File);
+    let other = create_node(&volume, root, "other", FileType::File);
     assert_eq!(volume.inode(other).unwrap().project(), 0);
     assert_eq!(rename(root, b"other", seven), Err(Error::OtherProject));
     volume.close().unwrap();
     drop(volume);
-    let image = Image::of(&Arc::try_unwrap(disk).unwrap().into_bytes());
-    assert!(run("e2fsck", &["-fn", image.path()]).is_some());
+    let image = Image::from_bytes(&Arc::try_unwrap(disk).unwrap().into_bytes());
+    assert!(run_tool("e2fsck", &["-fn", image.path()]).is_some());
     let Some(mount) = image.mount_writable() else { return };
     let done =
         Command::new("lsattr").args(["-p", "-d"]).arg(mount.path().join("seven/below")).output();
@@ -87,11 +87,11 @@ fn projects_are_handed_down_and_not_crossed() {
     assert!(shown.trim_start().starts_with("7 ") && shown.contains('P'), "{shown}");
     std::fs::write(mount.path().join("seven/below/by the kernel"), b"x").unwrap();
     drop(mount);
-    assert!(run("e2fsck", &["-fn", image.path()]).is_some());
+    assert!(run_tool("e2fsck", &["-fn", image.path()]).is_some());
 }
 
 /// Sums space and inodes by user over all files below `dir`.
-fn of_inodes(volume: &Volume, dir: InodeNumber, sums: &mut BTreeMap<u32, [u64; 2]>) {
+fn sum_usage_of_inodes(volume: &Volume, dir: InodeNumber, sums: &mut BTreeMap<u32, [u64; 2]>) {
     let mut below = vec![dir];
     volume
         .entries(dir, Cookie::default(), false, |entry| {
@@ -102,7 +102,7 @@ fn of_inodes(volume: &Volume, dir: InodeNumber, sums: &mut BTreeMap<u32, [u64; 2
     for inode in below {
         let attributes = volume.attributes(inode).unwrap();
         if inode != dir && attributes.kind == FileType::Directory {
-            of_inodes(volume, inode, sums);
+            sum_usage_of_inodes(volume, inode, sums);
             continue;
         }
         let sum = sums.entry(attributes.uid).or_default();
@@ -111,7 +111,7 @@ fn of_inodes(volume: &Volume, dir: InodeNumber, sums: &mut BTreeMap<u32, [u64; 2
 }
 
 /// Returns the same from the quota file.
-fn of_file(image: &Image) -> BTreeMap<u32, [u64; 2]> {
+fn read_usage_from_quota_file(image: &Image) -> BTreeMap<u32, [u64; 2]> {
     let listed = image.debugfs("list_quota user").unwrap();
     let numbers = listed.lines().filter_map(|line| {
         let all: Vec<u64> = line.split_whitespace().map_while(|it| it.parse().ok()).collect();
@@ -125,35 +125,37 @@ fn of_file(image: &Image) -> BTreeMap<u32, [u64; 2]> {
 
 /// `e2fsck` 1.47.0 cannot check this: it counts blocks, the kernel counts clusters.
 #[test]
-fn quotas_of_clusters_are_what_inodes_say() {
+fn bigalloc_quota_matches_inodes() {
     let arguments = ["-t", "ext4", "-b", "1024", "-O", "bigalloc,quota", "-C", "8192"];
     let Some(image) = Image::make(None, "64M", &arguments) else { return };
-    let disk = disk_of(&image);
+    let disk = disk_of_image(&image);
     let volume = open(&disk).unwrap();
     let mut random = Random::new(11);
     for nth in 0..300 {
-        let uid = random.below(20) as u32;
-        let name = format!("{}", random.below(100));
-        let made = volume.create(volume.root(), name.as_bytes(), &node(FileType::File, uid));
+        let uid = random.next_below(20) as u32;
+        let name = format!("{}", random.next_below(100));
+        let made = volume.create(volume.root(), name.as_bytes(), &new_node(FileType::File, uid));
         let file = made.or_else(|_| volume.lookup(volume.root(), name.as_bytes())).unwrap();
-        volume.write(file, random.below(500_000), &[1; 9000]).unwrap();
-        let size_bytes = Some(random.below(300_000));
+        volume.write(file, random.next_below(500_000), &[1; 9000]).unwrap();
+        let size_bytes = Some(random.next_below(300_000));
         let change = AttributeChange { uid: Some(uid), size_bytes, ..AttributeChange::default() };
         volume.set_attributes(file, &change).unwrap();
         let hole = FallocateMode::PunchHole;
-        volume.fallocate(file, random.below(100_000), 1 + random.below(50_000), hole).unwrap();
+        volume
+            .fallocate(file, random.next_below(100_000), 1 + random.next_below(50_000), hole)
+            .unwrap();
         if nth % 4 == 0 {
             volume.unlink(volume.root(), name.as_bytes()).unwrap();
         }
     }
     volume.close().unwrap();
     drop(volume);
-    let image = Image::of(&Arc::try_unwrap(disk).unwrap().into_bytes());
+    let image = Image::from_bytes(&Arc::try_unwrap(disk).unwrap().into_bytes());
     let same = |image: &Image| {
         let volume = image.open();
         let mut sums = BTreeMap::new();
-        of_inodes(&volume, volume.root(), &mut sums);
-        assert_eq!(of_file(image), sums);
+        sum_usage_of_inodes(&volume, volume.root(), &mut sums);
+        assert_eq!(read_usage_from_quota_file(image), sums);
     };
     same(&image);
     {
@@ -168,18 +170,18 @@ fn quotas_of_clusters_are_what_inodes_say() {
 }
 
 /// Makes all changes that affect quotas; only termination matters.
-fn exercise(volume: &Volume, random: &mut Random) {
+fn change_everything_with_quota(volume: &Volume, random: &mut Random) {
     for nth in 0..30u32 {
-        let uid = match random.below(3) {
+        let uid = match random.next_below(3) {
             0 => 0,
-            1 => random.below(40) as u32,
-            _ => random.below(1 << 32) as u32,
+            1 => random.next_below(40) as u32,
+            _ => random.next_below(1 << 32) as u32,
         };
-        let name = format!("made {}", random.below(20));
-        let made = volume.create(volume.root(), name.as_bytes(), &node(FileType::File, uid));
+        let name = format!("made {}", random.next_below(20));
+        let made = volume.create(volume.root(), name.as_bytes(), &new_node(FileType::File, uid));
         if let Ok(file) = made.or_else(|_| volume.lookup(volume.root(), name.as_bytes())) {
             let _ = volume.write(file, u64::from(nth) * 5000, &[1; 3000]);
-            let gid = Some(random.below(1000) as u32);
+            let gid = Some(random.next_below(1000) as u32);
             let change = AttributeChange { uid: Some(uid), gid, ..AttributeChange::default() };
             let _ = volume.set_attributes(file, &change);
         }
@@ -194,16 +196,16 @@ fn exercise(volume: &Volume, random: &mut Random) {
 }
 
 #[test]
-fn spoilt_files_of_quotas_end_no_change_badly() {
+fn changes_terminate_with_corrupt_quota_files() {
     let features = "quota,^has_journal,^metadata_csum";
     let arguments = ["-t", "ext4", "-b", "1024", "-N", "64", "-O", features];
     let Some(image) = Image::make(None, "2M", &arguments) else { return };
     {
         // Some entries, and blocks with free entries.
-        let disk = disk_of(&image);
+        let disk = disk_of_image(&image);
         let volume = open(&disk).unwrap();
         for uid in 1..40 {
-            make(&volume, volume.root(), &format!("{uid}"), FileType::File);
+            create_node(&volume, volume.root(), &format!("{uid}"), FileType::File);
             let file = volume.lookup(volume.root(), format!("{uid}").as_bytes()).unwrap();
             let change = AttributeChange { uid: Some(uid), ..AttributeChange::default() };
             volume.set_attributes(file, &change).unwrap();
@@ -223,26 +225,26 @@ fn spoilt_files_of_quotas_end_no_change_badly() {
     for seed in 0..300 {
         let mut random = Random::new(seed);
         let mut bytes = sound.clone();
-        for _ in 0..=random.below(4) {
-            let block = blocks[random.below(blocks.len() as u64) as usize] as usize;
+        for _ in 0..=random.next_below(4) {
+            let block = blocks[random.next_below(blocks.len() as u64) as usize] as usize;
             let words: Vec<usize> = (0..256)
                 .map(|nth| block * 1024 + nth * 4)
                 .filter(|at| bytes[*at..*at + 4] != [0; 4])
                 .collect();
-            let at = match random.below(3) {
-                0 => block * 1024 + random.below(256) as usize * 4,
+            let at = match random.next_below(3) {
+                0 => block * 1024 + random.next_below(256) as usize * 4,
                 _ if words.is_empty() => block * 1024,
-                _ => words[random.below(words.len() as u64) as usize],
+                _ => words[random.next_below(words.len() as u64) as usize],
             };
-            let word = match random.below(3) {
-                0 => random.below(1 << 32) as u32,
-                _ => random.below(14) as u32,
+            let word = match random.next_below(3) {
+                0 => random.next_below(1 << 32) as u32,
+                _ => random.next_below(14) as u32,
             };
             bytes[at..at + 4].copy_from_slice(&word.to_le_bytes());
         }
         let disk = Arc::new(MemoryDisk::new(bytes, 512));
         match open(&disk) {
-            Ok(volume) => exercise(&volume, &mut random),
+            Ok(volume) => change_everything_with_quota(&volume, &mut random),
             Err(error) => {
                 assert!(matches!(error, Error::Corrupt { .. }), "seed {seed}: {error}");
                 refused += 1;

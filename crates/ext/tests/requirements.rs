@@ -6,8 +6,8 @@ use std::fs;
 use std::process::Command;
 use std::sync::Arc;
 
-use common::storm::writing;
-use common::{Image, run, tree};
+use common::storm::write_options;
+use common::{Image, run_tool, tree};
 use draconis_device::MemoryDisk;
 use draconis_exchange::contract::{FileType, Time};
 use draconis_ext::grow::{GrowPlan, GrowTarget};
@@ -18,15 +18,15 @@ const NOW: Time = Time { seconds: 1_700_000_000, nanoseconds: 0 };
 const MIB: u64 = 1 << 20;
 const FILE: NewNode<'_> =
     NewNode { kind: FileType::File, mode: 0o644, uid: 0, gid: 0, device: (0, 0), target: b"" };
-const REVISION_0: &[&str] = &["-t", "ext2", "-r", "0", "-b", "1024"];
+const REVISION_0_OPTIONS: &[&str] = &["-t", "ext2", "-r", "0", "-b", "1024"];
 
-fn revision_0() -> Option<Vec<u8>> {
-    Some(fs::read(Image::make(None, "16M", REVISION_0)?.path).unwrap())
+fn make_revision_0_image() -> Option<Vec<u8>> {
+    Some(fs::read(Image::make(None, "16M", REVISION_0_OPTIONS)?.path).unwrap())
 }
 
 /// Returns revision and features, from `dumpe2fs`.
-fn shown(bytes: &[u8]) -> (char, Vec<String>) {
-    let said = run("dumpe2fs", &["-h", Image::of(bytes).path()]).unwrap();
+fn revision_and_features(bytes: &[u8]) -> (char, Vec<String>) {
+    let said = run_tool("dumpe2fs", &["-h", Image::from_bytes(bytes).path()]).unwrap();
     let of = |name: &str| said.lines().find_map(|line| line.strip_prefix(name)).unwrap().trim();
     let features = of("Filesystem features:").split_whitespace();
     let features = features.filter(|it| *it != "(none)").map(str::to_owned).collect();
@@ -34,25 +34,26 @@ fn shown(bytes: &[u8]) -> (char, Vec<String>) {
 }
 
 /// Checks the volume with `e2fsck`, and lets the kernel write it.
-fn sound(bytes: &[u8], what: &str) {
-    let image = Image::of(bytes);
-    assert!(run("e2fsck", &["-fn", image.path()]).is_some(), "{what}");
+fn assert_usable_by_kernel(bytes: &[u8], what: &str) {
+    let image = Image::from_bytes(bytes);
+    assert!(run_tool("e2fsck", &["-fn", image.path()]).is_some(), "{what}");
     let Some(mount) = image.mount_writable() else { return };
     fs::write(mount.path().join("by the kernel"), what).unwrap();
     drop(mount);
-    assert!(run("e2fsck", &["-fn", image.path()]).is_some(), "{what}, by the kernel");
+    assert!(run_tool("e2fsck", &["-fn", image.path()]).is_some(), "{what}, by the kernel");
 }
 
-fn changed(bytes: Vec<u8>, change: impl FnOnce(&Volume)) -> Vec<u8> {
+fn apply_mounted_change(bytes: Vec<u8>, change: impl FnOnce(&Volume)) -> Vec<u8> {
     let disk = Arc::new(MemoryDisk::new(bytes, 512));
-    let volume = Volume::open_for_writing(disk.clone(), OpenOptions::default(), writing()).unwrap();
+    let volume =
+        Volume::open_for_writing(disk.clone(), OpenOptions::default(), write_options()).unwrap();
     change(&volume);
     volume.close().unwrap();
     drop(volume);
     Arc::into_inner(disk).unwrap().into_bytes()
 }
 
-fn grown(bytes: Vec<u8>, len: u64) -> Vec<u8> {
+fn grow_image(bytes: Vec<u8>, len: u64) -> Vec<u8> {
     let mut bytes = bytes;
     let growth = GrowPlan::plan(&MemoryDisk::new(bytes.clone(), 512), len).unwrap();
     bytes.resize(len as usize, 0);
@@ -64,68 +65,69 @@ fn grown(bytes: Vec<u8>, len: u64) -> Vec<u8> {
 
 /// A volume keeps revision 0 until a feature needs revision 1.
 #[test]
-fn a_volume_of_revision_0_becomes_one_of_revision_1_with_its_first_feature() {
-    let Some(bytes) = revision_0() else { return };
-    assert_eq!(shown(&bytes), ('0', vec![]));
-    let small = changed(bytes.clone(), |volume| {
+fn first_feature_upgrades_revision_0_to_1() {
+    let Some(bytes) = make_revision_0_image() else { return };
+    assert_eq!(revision_and_features(&bytes), ('0', vec![]));
+    let small = apply_mounted_change(bytes.clone(), |volume| {
         let file = volume.create(volume.root(), b"file", &FILE).unwrap();
-        volume.write(file, 0, &tree::pattern(1, 5000)).unwrap();
+        volume.write(file, 0, &tree::random_bytes(1, 5000)).unwrap();
     });
-    assert_eq!(shown(&small), ('0', vec![]));
-    let larger = grown(small.clone(), 40 * MIB);
-    assert_eq!(shown(&larger), ('0', vec![]));
-    sound(&larger, "larger");
+    assert_eq!(revision_and_features(&small), ('0', vec![]));
+    let larger = grow_image(small.clone(), 40 * MIB);
+    assert_eq!(revision_and_features(&larger), ('0', vec![]));
+    assert_usable_by_kernel(&larger, "larger");
 
     // Beyond the capacity of the existing descriptor blocks.
-    let largest = grown(small.clone(), 300 * MIB);
-    assert_eq!(shown(&largest), ('1', vec!["meta_bg".to_owned()]));
-    sound(&largest, "beyond the descriptors");
-    let volume = Image::of(&largest).open();
+    let largest = grow_image(small.clone(), 300 * MIB);
+    assert_eq!(revision_and_features(&largest), ('1', vec!["meta_bg".to_owned()]));
+    assert_usable_by_kernel(&largest, "beyond the descriptors");
+    let volume = Image::from_bytes(&largest).open();
     let mut contents = vec![0; 5000];
     let file = volume.lookup(volume.root(), b"file").unwrap();
     volume.read_into(file, 0, &mut contents).unwrap();
-    assert_eq!(contents, tree::pattern(1, 5000));
+    assert_eq!(contents, tree::random_bytes(1, 5000));
 
-    let large = changed(small.clone(), |volume| {
+    let large = apply_mounted_change(small.clone(), |volume| {
         let file = volume.lookup(volume.root(), b"file").unwrap();
         volume.write(file, 3 << 30, b"far").unwrap();
     });
-    assert_eq!(shown(&large), ('1', vec!["large_file".to_owned()]));
-    sound(&large, "a large file");
+    assert_eq!(revision_and_features(&large), ('1', vec!["large_file".to_owned()]));
+    assert_usable_by_kernel(&large, "a large file");
 
-    let attributes = changed(small, |volume| {
+    let attributes = apply_mounted_change(small, |volume| {
         let file = volume.lookup(volume.root(), b"file").unwrap();
         volume.set_xattr(file, b"user.name", b"value", XattrSet::Any, false).unwrap();
     });
-    assert_eq!(shown(&attributes), ('1', vec!["ext_attr".to_owned()]));
-    sound(&attributes, "an attribute");
+    assert_eq!(revision_and_features(&attributes), ('1', vec!["ext_attr".to_owned()]));
+    assert_usable_by_kernel(&attributes, "an attribute");
 }
 
 /// Features count in any revision: Linux, `tune2fs` and `e2fsck` see them, too.
 #[test]
-fn features_of_a_volume_of_revision_0_count() {
-    let Some(bytes) = revision_0() else { return };
-    let image = Image::of(&bytes);
+fn features_of_revision_0_volume_are_honoured() {
+    let Some(bytes) = make_revision_0_image() else { return };
+    let image = Image::from_bytes(&bytes);
     // It keeps the revision.
-    if run("tune2fs", &["-j", image.path()]).is_none() {
+    if run_tool("tune2fs", &["-j", image.path()]).is_none() {
         return;
     }
     let bytes = fs::read(&image.path).unwrap();
-    assert_eq!(shown(&bytes), ('0', vec!["has_journal".to_owned()]));
+    assert_eq!(revision_and_features(&bytes), ('0', vec!["has_journal".to_owned()]));
     assert!(image.open().superblock().journal.is_some());
     let disk = Arc::new(MemoryDisk::new(bytes, 512));
-    let volume = Volume::open_for_writing(disk.clone(), OpenOptions::default(), writing()).unwrap();
+    let volume =
+        Volume::open_for_writing(disk.clone(), OpenOptions::default(), write_options()).unwrap();
     volume.create(volume.root(), b"in the journal", &FILE).unwrap();
     volume.sync().unwrap();
     drop(volume);
     let bytes = Arc::into_inner(disk).unwrap().into_bytes();
-    let dirty = Image::of(&bytes);
+    let dirty = Image::from_bytes(&bytes);
     dirty.open().lookup(draconis_ext::InodeNumber::ROOT, b"in the journal").unwrap();
-    assert!(run("e2fsck", &["-fp", dirty.path()]).is_some());
-    sound(&fs::read(&dirty.path).unwrap(), "recovered");
+    assert!(run_tool("e2fsck", &["-fp", dirty.path()]).is_some());
+    assert_usable_by_kernel(&fs::read(&dirty.path).unwrap(), "recovered");
 }
 
-fn tuned(bytes: &[u8], words: &str) -> Result<Vec<u8>, OfflineError> {
+fn tune_features(bytes: &[u8], words: &str) -> Result<Vec<u8>, OfflineError> {
     let disk = MemoryDisk::new(bytes.to_vec(), 512);
     let features = words.split(',').map(str::to_owned).collect();
     let changes =
@@ -137,9 +139,12 @@ fn tuned(bytes: &[u8], words: &str) -> Result<Vec<u8>, OfflineError> {
 /// Adds each feature that both support, to volumes of both revisions: refusals match those of
 /// `tune2fs`, and results are valid.
 #[test]
-fn what_tune2fs_adds_and_refuses() {
-    let bases: [&[&str]; 3] =
-        [REVISION_0, &["-t", "ext2", "-b", "1024", "-I", "128"], &["-t", "ext4", "-b", "1024"]];
+fn feature_requirements_match_tune2fs() {
+    let bases: [&[&str]; 3] = [
+        REVISION_0_OPTIONS,
+        &["-t", "ext2", "-b", "1024", "-I", "128"],
+        &["-t", "ext4", "-b", "1024"],
+    ];
     let words = [
         "dir_index",
         "has_journal",
@@ -162,20 +167,21 @@ fn what_tune2fs_adds_and_refuses() {
         let bytes = fs::read(&image.path).unwrap();
         for word in words {
             let what = format!("{base:?}: {word}");
-            let theirs = Image::of(&bytes);
+            let theirs = Image::from_bytes(&bytes);
             let done = Command::new("tune2fs").args(["-f", "-O", word, theirs.path()]).output();
-            let has = |bytes: &[u8]| shown(bytes).1.iter().any(|it| it == word);
+            let has = |bytes: &[u8]| revision_and_features(bytes).1.iter().any(|it| it == word);
             let taken = done.unwrap().status.success() && has(&fs::read(&theirs.path).unwrap());
-            match tuned(&bytes, word) {
+            match tune_features(&bytes, word) {
                 Ok(ours) => {
                     assert!(taken && has(&ours), "{what}: tune2fs refuses");
-                    assert_eq!(shown(&ours).0, '1', "{what}");
+                    assert_eq!(revision_and_features(&ours).0, '1', "{what}");
                     match word {
                         // Kernels without quotas do not mount project quotas.
                         "project" => {
-                            run("e2fsck", &["-fn", Image::of(&ours).path()]).expect(&what);
+                            run_tool("e2fsck", &["-fn", Image::from_bytes(&ours).path()])
+                                .expect(&what);
                         }
-                        _ => sound(&ours, &what),
+                        _ => assert_usable_by_kernel(&ours, &what),
                     }
                 }
                 // Linux needs extents for verity; tune2fs does not check.
@@ -188,7 +194,7 @@ fn what_tune2fs_adds_and_refuses() {
 
 /// Conflicting or incomplete features are refused by `mke2fs` and by us.
 #[test]
-fn what_mke2fs_refuses() {
+fn feature_requirements_match_mke2fs() {
     let all: [&[&str]; 7] = [
         &["-O", "inline_data"],
         &["-I", "128", "-O", "inline_data"],
@@ -203,7 +209,7 @@ fn what_mke2fs_refuses() {
         path.as_file().set_len(16 * MIB).unwrap();
         let mut mke2fs = Command::new("mke2fs");
         mke2fs.args(["-q", "-F", "-t", "ext4"]).args(arguments).arg(path.path());
-        let Ok(done) = mke2fs.output() else { return common::skipped("mke2fs") };
+        let Ok(done) = mke2fs.output() else { return common::report_skipped("mke2fs") };
         let (mut features, mut inode_bytes) = (String::new(), 256);
         for pair in arguments.chunks(2) {
             match pair {
@@ -219,7 +225,9 @@ fn what_mke2fs_refuses() {
         let made = done.status.success() && {
             let bytes = fs::read(path.path()).unwrap();
             let asked = features.split(',').filter(|word| !word.starts_with('^'));
-            asked.into_iter().all(|word| shown(&bytes).1.iter().any(|it| it == word))
+            asked
+                .into_iter()
+                .all(|word| revision_and_features(&bytes).1.iter().any(|it| it == word))
         };
         assert_eq!(refused, !made, "{arguments:?}");
     }

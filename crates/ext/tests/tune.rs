@@ -2,8 +2,8 @@
 
 mod common;
 
-use common::compare::{self, Beside};
-use common::{Image, run, spoil};
+use common::compare::{self, ReferenceTree};
+use common::{Image, run_tool, spoil};
 use draconis_device::{Disk, MemoryDisk};
 use draconis_exchange::contract::{FileType, Time};
 use draconis_ext::format::quota::QuotaType as Quota;
@@ -12,34 +12,34 @@ use draconis_ext::{InodeNumber, NewNode, OpenOptions, Volume};
 
 const NOW: Time = Time { seconds: 1_700_000_000, nanoseconds: 0 };
 
-fn changed(bytes: &[u8], changes: &TuneChanges) -> Result<Vec<u8>, OfflineError> {
+fn apply_tune(bytes: &[u8], changes: &TuneChanges) -> Result<Vec<u8>, OfflineError> {
     let disk = MemoryDisk::new(bytes.to_vec(), 512);
     tune(&disk as &dyn Disk, changes, NOW)?;
     Ok(disk.into_bytes())
 }
 
-fn features(words: &[&str]) -> TuneChanges {
+fn feature_changes(words: &[&str]) -> TuneChanges {
     let features = words.iter().map(|word| (*word).to_owned()).collect();
     TuneChanges { features, hash_seed: *b"0123456789abcdef", ..TuneChanges::default() }
 }
 
 /// Checks a volume; returns the output of `dumpe2fs -h`.
-fn sound(bytes: &[u8], source: &std::path::Path, what: &str) -> String {
-    let image = Image::of(bytes);
-    assert!(run("e2fsck", &["-fn", image.path()]).is_some(), "{what}");
-    compare::tree(&image.open(), InodeNumber::ROOT, source, Beside::Source);
+fn check_and_dump_header(bytes: &[u8], source: &std::path::Path, what: &str) -> String {
+    let image = Image::from_bytes(bytes);
+    assert!(run_tool("e2fsck", &["-fn", image.path()]).is_some(), "{what}");
+    compare::compare_trees(&image.open(), InodeNumber::ROOT, source, ReferenceTree::Source);
     if let Some(mount) = image.mount_writable() {
         std::fs::write(mount.path().join("new"), what).unwrap();
         drop(mount);
-        run("e2fsck", &["-fn", image.path()]);
+        run_tool("e2fsck", &["-fn", image.path()]);
     }
-    run("dumpe2fs", &["-h", image.path()]).unwrap()
+    run_tool("dumpe2fs", &["-h", image.path()]).unwrap()
 }
 
 #[test]
-fn fields_change_by_one_sector() {
+fn superblock_fields_change_in_one_sector_write() {
     let source = tempfile::tempdir().unwrap();
-    spoil::small_tree(source.path());
+    spoil::build_small_tree(source.path());
     for arguments in [&["-t", "ext2"][..], &["-t", "ext4"]] {
         let Some(image) = Image::make(Some(source.path()), "16M", arguments) else { return };
         let bytes = std::fs::read(&image.path).unwrap();
@@ -51,25 +51,26 @@ fn fields_change_by_one_sector() {
             interval_seconds: Some(86_400 * 7),
             ..TuneChanges::default()
         };
-        let tuned = changed(&bytes, &changes).unwrap();
+        let tuned = apply_tune(&bytes, &changes).unwrap();
         let differ: Vec<usize> =
             (0..bytes.len()).filter(|at| bytes[*at] != tuned[*at]).map(|at| at / 512).collect();
         assert!(differ.iter().all(|sector| *sector == 2), "{differ:?}");
-        let said = sound(&tuned, source.path(), "fields");
+        let said = check_and_dump_header(&tuned, source.path(), "fields");
         for expected in ["a label", "Remount read-only", "Maximum mount count:      30", "1 week"] {
             assert!(said.contains(expected), "{expected}: {said}");
         }
         let changes =
             TuneChanges { reserved: Some(Reserved::Blocks(77)), ..TuneChanges::default() };
-        let said = sound(&changed(&bytes, &changes).unwrap(), source.path(), "blocks");
+        let said =
+            check_and_dump_header(&apply_tune(&bytes, &changes).unwrap(), source.path(), "blocks");
         assert!(said.contains("Reserved block count:     77"), "{said}");
     }
 }
 
 #[test]
-fn identities_change_with_all_that_is_sealed_by_them() {
+fn uuid_change_recomputes_all_checksums() {
     let source = tempfile::tempdir().unwrap();
-    spoil::small_tree(source.path());
+    spoil::build_small_tree(source.path());
     let uuid = *b"\xde\xad\xbe\xef\0\x01\x42\x22\x83\x33abcdef";
     for arguments in [
         &["-t", "ext2"][..],
@@ -82,21 +83,21 @@ fn identities_change_with_all_that_is_sealed_by_them() {
         let Some(image) = Image::make(Some(source.path()), "16M", arguments) else { return };
         let bytes = std::fs::read(&image.path).unwrap();
         let changes = TuneChanges { uuid: Some(uuid), ..TuneChanges::default() };
-        let tuned = changed(&bytes, &changes).unwrap();
-        let said = sound(&tuned, source.path(), &format!("{arguments:?}"));
+        let tuned = apply_tune(&bytes, &changes).unwrap();
+        let said = check_and_dump_header(&tuned, source.path(), &format!("{arguments:?}"));
         assert!(said.contains("deadbeef-0001-4222-8333-616263646566"), "{said}");
     }
 }
 
 #[test]
-fn files_without_names_come_and_go() {
+fn quota_and_orphan_files_are_added_and_removed() {
     let source = tempfile::tempdir().unwrap();
-    spoil::small_tree(source.path());
+    spoil::build_small_tree(source.path());
     let owned = source.path().join("of another");
     std::fs::write(&owned, vec![7; 70_000]).unwrap();
     let _ = std::os::unix::fs::chown(&owned, Some(70_000), Some(3));
     let free = |bytes: &[u8]| {
-        let said = run("dumpe2fs", &["-h", Image::of(bytes).path()]).unwrap();
+        let said = run_tool("dumpe2fs", &["-h", Image::from_bytes(bytes).path()]).unwrap();
         let counts = said.lines().filter(|line| line.starts_with("Free "));
         counts.map(str::to_owned).collect::<Vec<_>>()
     };
@@ -117,8 +118,8 @@ fn files_without_names_come_and_go() {
             (&["mmp"], &["MMP block number"]),
         ] {
             let what = format!("{arguments:?} {words:?}");
-            let with = changed(&bytes, &features(words)).unwrap();
-            let said = sound(&with, source.path(), &what);
+            let with = apply_tune(&bytes, &feature_changes(words)).unwrap();
+            let said = check_and_dump_header(&with, source.path(), &what);
             assert!(shown.iter().all(|line| said.contains(line)), "{what}: {said}");
             if words == ["mmp"] {
                 continue;
@@ -126,38 +127,41 @@ fn files_without_names_come_and_go() {
             let words = words.iter().filter(|word| **word != "project");
             let back: Vec<String> = words.map(|word| format!("^{word}")).collect();
             let back: Vec<&str> = back.iter().map(|word| &word[..]).collect();
-            let without = changed(&with, &features(&back)).unwrap();
-            let said = sound(&without, source.path(), &what);
+            let without = apply_tune(&with, &feature_changes(&back)).unwrap();
+            let said = check_and_dump_header(&without, source.path(), &what);
             assert!(!shown.iter().any(|line| said.contains(line)), "{what}: {said}");
             assert_eq!(free(&without), free(&bytes), "{what}");
         }
         // One kind after the other.
-        let quotas =
-            |quotas: &[(Quota, bool)]| TuneChanges { quotas: quotas.to_vec(), ..features(&[]) };
-        let users = changed(&bytes, &quotas(&[(Quota::User, true)])).unwrap();
-        let said = sound(&users, source.path(), "users");
+        let quotas = |quotas: &[(Quota, bool)]| TuneChanges {
+            quotas: quotas.to_vec(),
+            ..feature_changes(&[])
+        };
+        let users = apply_tune(&bytes, &quotas(&[(Quota::User, true)])).unwrap();
+        let said = check_and_dump_header(&users, source.path(), "users");
         assert!(said.contains("User quota") && !said.contains("Group quota"), "{said}");
         let groups = quotas(&[(Quota::User, false), (Quota::Group, true)]);
-        let said = sound(&changed(&users, &groups).unwrap(), source.path(), "groups");
+        let said =
+            check_and_dump_header(&apply_tune(&users, &groups).unwrap(), source.path(), "groups");
         assert!(!said.contains("User quota") && said.contains("Group quota"), "{said}");
-        let neither = changed(&users, &quotas(&[(Quota::User, false)])).unwrap();
-        assert!(!sound(&neither, source.path(), "neither").contains("quota"));
+        let neither = apply_tune(&users, &quotas(&[(Quota::User, false)])).unwrap();
+        assert!(!check_and_dump_header(&neither, source.path(), "neither").contains("quota"));
         for refused in [
             quotas(&[(Quota::Project, true)]),
-            features(&["orphan_file", "^has_journal"]),
-            TuneChanges { mmp_interval: Some(5), ..features(&[]) },
-            TuneChanges { mmp_interval: Some(301), ..features(&["mmp"]) },
+            feature_changes(&["orphan_file", "^has_journal"]),
+            TuneChanges { mmp_interval: Some(5), ..feature_changes(&[]) },
+            TuneChanges { mmp_interval: Some(301), ..feature_changes(&["mmp"]) },
         ] {
-            let error = changed(&bytes, &refused).unwrap_err();
+            let error = apply_tune(&bytes, &refused).unwrap_err();
             assert!(matches!(error, OfflineError::Misuse(_)), "{error:?}");
         }
     }
 }
 
 #[test]
-fn journals_come_and_go() {
+fn journals_are_added_and_removed() {
     let source = tempfile::tempdir().unwrap();
-    spoil::small_tree(source.path());
+    spoil::build_small_tree(source.path());
     for arguments in [
         &["-t", "ext2", "-b", "1024"][..],
         &["-t", "ext4", "-O", "^has_journal"],
@@ -167,29 +171,30 @@ fn journals_come_and_go() {
     ] {
         let Some(image) = Image::make(Some(source.path()), "32M", arguments) else { return };
         let bytes = std::fs::read(&image.path).unwrap();
-        let with = changed(&bytes, &features(&["has_journal"])).unwrap();
+        let with = apply_tune(&bytes, &feature_changes(&["has_journal"])).unwrap();
         let what = format!("{arguments:?}");
-        let said = sound(&with, source.path(), &what);
+        let said = check_and_dump_header(&with, source.path(), &what);
         assert!(said.contains("has_journal") && said.contains("journal size:"), "{said}");
-        let without = changed(&with, &features(&["^has_journal"])).unwrap();
-        let said = sound(&without, source.path(), &what);
+        let without = apply_tune(&with, &feature_changes(&["^has_journal"])).unwrap();
+        let said = check_and_dump_header(&without, source.path(), &what);
         assert!(!said.contains("has_journal"), "{said}");
         let free = |bytes: &[u8]| bytes[1024 + 12..1024 + 16].to_vec();
         assert_eq!(free(&without), free(&bytes), "{what}");
-        let large = TuneChanges { journal_mib: Some(8), ..features(&["has_journal"]) };
-        let said = sound(&changed(&bytes, &large).unwrap(), source.path(), &what);
+        let large = TuneChanges { journal_mib: Some(8), ..feature_changes(&["has_journal"]) };
+        let said =
+            check_and_dump_header(&apply_tune(&bytes, &large).unwrap(), source.path(), &what);
         assert!(said.contains("8M") || said.contains("8192k"), "{said}");
     }
     let Some(image) = Image::make(Some(source.path()), "32M", &["-t", "ext4"]) else { return };
     let bytes = std::fs::read(&image.path).unwrap();
-    let without = changed(&bytes, &features(&["^has_journal"])).unwrap();
-    assert!(!sound(&without, source.path(), "dropped").contains("has_journal"));
+    let without = apply_tune(&bytes, &feature_changes(&["^has_journal"])).unwrap();
+    assert!(!check_and_dump_header(&without, source.path(), "dropped").contains("has_journal"));
 }
 
 #[test]
-fn features_come_and_go_in_place() {
+fn features_are_added_and_removed_in_place() {
     let source = tempfile::tempdir().unwrap();
-    spoil::small_tree(source.path());
+    spoil::build_small_tree(source.path());
     for (arguments, words, has, lacks) in [
         ("^metadata_csum", &["large_dir", "read-only"][..], "large_dir", "nothing"),
         ("^dir_index", &["dir_index"], "dir_index", "nothing"),
@@ -217,10 +222,10 @@ fn features_come_and_go_in_place() {
         let arguments = ["-t", "ext4", "-b", "1024", "-g", "1024", "-O", arguments];
         let Some(image) = Image::make(Some(source.path()), "16M", &arguments) else { return };
         let bytes = std::fs::read(&image.path).unwrap();
-        let tuned = changed(&bytes, &features(words)).unwrap();
-        let mut said = run("dumpe2fs", &["-h", Image::of(&tuned).path()]).unwrap();
+        let tuned = apply_tune(&bytes, &feature_changes(words)).unwrap();
+        let mut said = run_tool("dumpe2fs", &["-h", Image::from_bytes(&tuned).path()]).unwrap();
         if !said.contains("read-only") {
-            said = sound(&tuned, source.path(), &format!("{words:?}"));
+            said = check_and_dump_header(&tuned, source.path(), &format!("{words:?}"));
         }
         let line = said.lines().find(|line| line.starts_with("Filesystem features")).unwrap();
         let names: Vec<&str> = line.split_whitespace().collect();
@@ -231,20 +236,20 @@ fn features_come_and_go_in_place() {
     let Some(image) = Image::make(Some(source.path()), "16M", &arguments) else { return };
     let bytes = std::fs::read(&image.path).unwrap();
     let other = TuneChanges { uuid: Some([0x42; 16]), ..TuneChanges::default() };
-    let tuned = changed(&bytes, &other).unwrap();
-    let tuned = changed(&tuned, &features(&["^metadata_csum_seed"])).unwrap();
-    sound(&tuned, source.path(), "without its seed");
+    let tuned = apply_tune(&bytes, &other).unwrap();
+    let tuned = apply_tune(&tuned, &feature_changes(&["^metadata_csum_seed"])).unwrap();
+    check_and_dump_header(&tuned, source.path(), "without its seed");
 }
 
 /// Makes a directory of many names: of all lengths, or of one length, which leaves space in every
 /// block; with an htree or without.
-fn large_directory(
+fn make_large_directory(
     arguments: &[&str],
     is_even: bool,
     is_indexed: bool,
 ) -> Option<(Image, tempfile::TempDir)> {
     let source = tempfile::tempdir().unwrap();
-    spoil::small_tree(source.path());
+    spoil::build_small_tree(source.path());
     let dir = source.path().join("large");
     std::fs::create_dir(&dir).unwrap();
     for nth in 0..if is_even { 1000 } else { 2500 } {
@@ -253,13 +258,13 @@ fn large_directory(
     }
     let image = Image::make(Some(source.path()), "16M", arguments)?;
     if is_indexed {
-        run("e2fsck", &["-fyD", image.path()]);
+        run_tool("e2fsck", &["-fyD", image.path()]);
     }
     Some((image, source))
 }
 
 #[test]
-fn directories_get_room_for_checksums_or_lose_their_index() {
+fn adding_checksums_makes_space_in_directories_or_drops_index() {
     let base = ["-t", "ext4", "-b", "1024", "-N", "4000", "-O"];
     for (had, is_even, is_indexed, words, stays) in [
         ("^metadata_csum", true, true, &["metadata_csum"][..], true),
@@ -271,24 +276,24 @@ fn directories_get_room_for_checksums_or_lose_their_index() {
         ("^metadata_csum", false, true, &["^dir_index", "metadata_csum"], false),
     ] {
         let arguments = [&base[..], &[had]].concat();
-        let Some((image, source)) = large_directory(&arguments, is_even, is_indexed) else {
+        let Some((image, source)) = make_large_directory(&arguments, is_even, is_indexed) else {
             return;
         };
         let bytes = std::fs::read(&image.path).unwrap();
         let what = format!("{had} {words:?}");
-        let tuned = changed(&bytes, &features(words)).unwrap();
-        sound(&tuned, source.path(), &what);
-        let dump = Image::of(&tuned).debugfs("htree_dump /large").unwrap();
+        let tuned = apply_tune(&bytes, &feature_changes(words)).unwrap();
+        check_and_dump_header(&tuned, source.path(), &what);
+        let dump = Image::from_bytes(&tuned).debugfs("htree_dump /large").unwrap();
         assert_eq!(dump.contains("Root node dump"), stays, "{what}: {dump}");
     }
 }
 
 #[test]
-fn an_index_of_two_levels_gets_room_for_checksums() {
+fn adding_checksums_keeps_two_level_index() {
     let arguments = ["-t", "ext4", "-b", "1024", "-N", "4000", "-O", "^metadata_csum"];
     let Some(image) = Image::make(None, "16M", &arguments) else { return };
     let disk = std::sync::Arc::new(MemoryDisk::new(std::fs::read(&image.path).unwrap(), 512));
-    let writing = common::storm::writing();
+    let writing = common::storm::write_options();
     let volume = Volume::open_for_writing(disk.clone(), OpenOptions::default(), writing).unwrap();
     let node = |kind| NewNode { kind, mode: 0o755, uid: 0, gid: 0, device: (0, 0), target: b"" };
     let dir = volume.create(volume.root(), b"large", &node(FileType::Directory)).unwrap();
@@ -296,35 +301,39 @@ fn an_index_of_two_levels_gets_room_for_checksums() {
         let name = format!("{:0>92}", nth * 7919 % 1500);
         volume.create(dir, name.as_bytes(), &node(FileType::File)).unwrap();
     }
-    let names = compare::names(&volume, dir);
+    let names = compare::list_names(&volume, dir);
     volume.close().unwrap();
     drop(volume);
     let bytes = std::sync::Arc::into_inner(disk).unwrap().into_bytes();
-    let image = Image::of(&changed(&bytes, &features(&["metadata_csum"])).unwrap());
-    assert!(run("e2fsck", &["-fn", image.path()]).is_some());
+    let image =
+        Image::from_bytes(&apply_tune(&bytes, &feature_changes(&["metadata_csum"])).unwrap());
+    assert!(run_tool("e2fsck", &["-fn", image.path()]).is_some());
     let dump = image.debugfs("htree_dump /large").unwrap();
     assert!(dump.contains("Indirect levels: 1"), "{dump}");
     let volume = image.open();
-    assert_eq!(compare::names(&volume, dir), names);
+    assert_eq!(compare::list_names(&volume, dir), names);
     let Some(mount) = image.mount() else { return };
-    assert_eq!(compare::tree(&volume, InodeNumber::ROOT, mount.path(), Beside::Mount), 1502);
+    assert_eq!(
+        compare::compare_trees(&volume, InodeNumber::ROOT, mount.path(), ReferenceTree::Mount),
+        1502
+    );
 }
 
 #[test]
-fn a_power_cut_leaves_the_old_volume_or_one_that_is_finished_later() {
+fn power_loss_leaves_old_volume_or_resumable_change() {
     let source = tempfile::tempdir().unwrap();
-    spoil::small_tree(source.path());
+    spoil::build_small_tree(source.path());
     let arguments = ["-t", "ext4", "-b", "1024", "-g", "1024"];
     let Some(image) = Image::make(Some(source.path()), "12M", &arguments) else { return };
     let bytes = std::fs::read(&image.path).unwrap();
     for changes in [
         TuneChanges { uuid: Some([0x42; 16]), ..TuneChanges::default() },
-        features(&["^metadata_csum"]),
-        features(&["^has_journal"]),
-        features(&["^dir_index"]),
-        features(&["^resize_inode"]),
+        feature_changes(&["^metadata_csum"]),
+        feature_changes(&["^has_journal"]),
+        feature_changes(&["^dir_index"]),
+        feature_changes(&["^resize_inode"]),
     ] {
-        let states = common::cuts::judge(&bytes, source.path(), |disk| {
+        let states = common::cuts::check_crash_states(&bytes, source.path(), |disk| {
             tune(disk, &changes, NOW).unwrap();
         });
         assert!(states.finished > 2, "{states:?}");
@@ -332,13 +341,13 @@ fn a_power_cut_leaves_the_old_volume_or_one_that_is_finished_later() {
 }
 
 #[test]
-fn what_cannot_be_is_refused_by_name() {
+fn impossible_tuning_is_refused_by_name() {
     let Some(image) = Image::make(None, "16M", &["-t", "ext4", "-O", "ea_inode"]) else { return };
     let bytes = std::fs::read(&image.path).unwrap();
     for (changes, why) in [
-        (features(&["bigalloc"]), "-O bigalloc: not added"),
-        (features(&["^extent"]), "-O ^extent: not dropped"),
-        (features(&["nonsense"]), "no such feature"),
+        (feature_changes(&["bigalloc"]), "-O bigalloc: not added"),
+        (feature_changes(&["^extent"]), "-O ^extent: not dropped"),
+        (feature_changes(&["nonsense"]), "no such feature"),
         (TuneChanges { uuid: Some([9; 16]), ..TuneChanges::default() }, "metadata_csum_seed first"),
         (TuneChanges { label: Some(vec![b'x'; 17]), ..TuneChanges::default() }, "at most 16 bytes"),
         (TuneChanges { journal_mib: Some(8), ..TuneChanges::default() }, "needs -j"),
@@ -348,14 +357,14 @@ fn what_cannot_be_is_refused_by_name() {
         ),
         (TuneChanges { errors: Some(9), ..TuneChanges::default() }, "continue"),
     ] {
-        let error = changed(&bytes, &changes).unwrap_err().to_string();
+        let error = apply_tune(&bytes, &changes).unwrap_err().to_string();
         assert!(error.contains(why), "{why}: {error}");
     }
     let clusters = ["-t", "ext4", "-O", "bigalloc,^metadata_csum"];
     let Some(image) = Image::make(None, "16M", &clusters) else { return };
     let bytes = std::fs::read(&image.path).unwrap();
     for word in ["metadata_csum", "^dir_index"] {
-        let error = changed(&bytes, &features(&[word])).unwrap_err().to_string();
+        let error = apply_tune(&bytes, &feature_changes(&[word])).unwrap_err().to_string();
         assert!(error.contains("clusters (bigalloc)"), "{word}: {error}");
     }
 }

@@ -6,8 +6,8 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
 
-use common::compare::{self, Beside};
-use common::{Image, run};
+use common::compare::{self, ReferenceTree};
+use common::{Image, run_tool};
 use draconis_device::{Disk, MemoryDisk, Random};
 use draconis_exchange::contract::{AttributeChange, FileType, Time};
 use draconis_ext::{
@@ -15,7 +15,7 @@ use draconis_ext::{
     WriteOptions, XattrSet,
 };
 
-fn writing() -> WriteOptions {
+fn write_options() -> WriteOptions {
     let seconds = AtomicI64::new(1_700_000_000);
     let clock =
         move || Time { seconds: seconds.fetch_add(1, Ordering::Relaxed), nanoseconds: 123_456_789 };
@@ -27,21 +27,21 @@ fn writing() -> WriteOptions {
     }
 }
 
-fn open(disk: &Arc<MemoryDisk>) -> Volume {
-    Volume::open_for_writing(disk.clone(), OpenOptions::default(), writing()).unwrap()
+fn open_for_writing(disk: &Arc<MemoryDisk>) -> Volume {
+    Volume::open_for_writing(disk.clone(), OpenOptions::default(), write_options()).unwrap()
 }
 
 /// Offset of the feature word with `needs_recovery`.
 const NEEDS_RECOVERY_AT: usize = 1024 + 0x60;
 
 /// Checks the disk with `e2fsck -fn`; any finding fails the test.
-fn judge(disk: Arc<MemoryDisk>, what: &str) -> Vec<u8> {
+fn check_with_e2fsck(disk: Arc<MemoryDisk>, what: &str) -> Vec<u8> {
     let bytes = Arc::try_unwrap(disk).unwrap().into_bytes();
-    let image = Image::of(&bytes);
+    let image = Image::from_bytes(&bytes);
     if bytes[NEEDS_RECOVERY_AT] & 4 != 0 {
-        run("e2fsck", &["-y", "-E", "journal_only", image.path()]);
+        run_tool("e2fsck", &["-y", "-E", "journal_only", image.path()]);
     }
-    let out = run("e2fsck", &["-fn", image.path()]);
+    let out = run_tool("e2fsck", &["-fn", image.path()]);
     if out.is_none() {
         std::fs::copy(image.path(), "/tmp/judged.img").unwrap();
     }
@@ -50,7 +50,7 @@ fn judge(disk: Arc<MemoryDisk>, what: &str) -> Vec<u8> {
 }
 
 #[derive(Clone, Debug, Default)]
-struct Node {
+struct ModelNode {
     kind: u8,
     mode: u32,
     bytes: Vec<u8>,
@@ -60,45 +60,51 @@ struct Node {
     links: u32,
 }
 
-struct Model {
-    nodes: Vec<Node>,
+struct VolumeModel {
+    nodes: Vec<ModelNode>,
     random: Random,
     /// Number of users and groups.
     owners: u64,
 }
 
-const DIR: u8 = 2;
-const FILE: u8 = 1;
-const LINK: u8 = 7;
+const DIR_TYPE: u8 = 2;
+const FILE_TYPE: u8 = 1;
+const SYMLINK_TYPE: u8 = 7;
 
-impl Model {
+impl VolumeModel {
     fn new(seed: u64) -> Self {
-        let root = Node { kind: DIR, number: 2, ..Node::default() };
+        let root = ModelNode { kind: DIR_TYPE, number: 2, ..ModelNode::default() };
         Self { nodes: vec![root], random: Random::new(seed), owners: 1 }
     }
 
     /// Returns a random user or group; with only one owner it is the superuser.
-    fn owner(&mut self) -> u32 {
+    fn random_owner(&mut self) -> u32 {
         match self.owners {
             1 => 0,
-            owners => (self.random.below(owners) as u32).wrapping_mul(0x0301_7F0B),
+            owners => (self.random.next_below(owners) as u32).wrapping_mul(0x0301_7F0B),
         }
     }
 
     /// Returns a random directory.
-    fn dir(&mut self) -> usize {
-        let all: Vec<usize> =
-            self.reachable().into_iter().filter(|n| self.nodes[*n].kind == DIR).collect();
-        all[self.random.below(all.len() as u64) as usize]
+    fn random_dir(&mut self) -> usize {
+        let all: Vec<usize> = self
+            .reachable_nodes()
+            .into_iter()
+            .filter(|n| self.nodes[*n].kind == DIR_TYPE)
+            .collect();
+        all[self.random.next_below(all.len() as u64) as usize]
     }
 
-    fn file(&mut self) -> Option<usize> {
-        let all: Vec<usize> =
-            self.reachable().into_iter().filter(|n| self.nodes[*n].kind == FILE).collect();
-        (!all.is_empty()).then(|| all[self.random.below(all.len() as u64) as usize])
+    fn random_file(&mut self) -> Option<usize> {
+        let all: Vec<usize> = self
+            .reachable_nodes()
+            .into_iter()
+            .filter(|n| self.nodes[*n].kind == FILE_TYPE)
+            .collect();
+        (!all.is_empty()).then(|| all[self.random.next_below(all.len() as u64) as usize])
     }
 
-    fn reachable(&self) -> Vec<usize> {
+    fn reachable_nodes(&self) -> Vec<usize> {
         let mut all = vec![0];
         let mut at = 0;
         while at < all.len() {
@@ -112,12 +118,12 @@ impl Model {
         all
     }
 
-    fn name(&mut self, dir: usize) -> Vec<u8> {
+    fn random_new_name(&mut self, dir: usize) -> Vec<u8> {
         let there: Vec<&Vec<u8>> = self.nodes[dir].names.keys().collect();
-        if !there.is_empty() && self.random.below(3) > 0 {
-            return there[self.random.below(there.len() as u64) as usize].clone();
+        if !there.is_empty() && self.random.next_below(3) > 0 {
+            return there[self.random.next_below(there.len() as u64) as usize].clone();
         }
-        let n = self.random.below(60);
+        let n = self.random.next_below(60);
         let mut name = format!("name {n}").into_bytes();
         if n.is_multiple_of(7) {
             name.resize(200 + n as usize % 50, b'x');
@@ -125,22 +131,27 @@ impl Model {
         name
     }
 
-    fn below(&self, dir: usize, at: usize) -> bool {
+    fn is_below(&self, dir: usize, at: usize) -> bool {
         dir == at
             || self.nodes[dir]
                 .names
                 .values()
-                .any(|c| self.nodes[*c].kind == DIR && self.below(*c, at))
+                .any(|c| self.nodes[*c].kind == DIR_TYPE && self.is_below(*c, at))
     }
 }
 
-fn number(node: &Node) -> InodeNumber {
+fn inode_number(node: &ModelNode) -> InodeNumber {
     InodeNumber(node.number)
 }
 
-fn same(volume: &Volume, model: &Model, at: usize, seen: &mut BTreeMap<u32, usize>) {
+fn assert_matches_model(
+    volume: &Volume,
+    model: &VolumeModel,
+    at: usize,
+    seen: &mut BTreeMap<u32, usize>,
+) {
     let node = &model.nodes[at];
-    let attributes = volume.attributes(number(node)).unwrap();
+    let attributes = volume.attributes(inode_number(node)).unwrap();
     if let Some(other) = seen.insert(node.number, at) {
         assert_eq!(other, at);
         return;
@@ -149,10 +160,10 @@ fn same(volume: &Volume, model: &Model, at: usize, seen: &mut BTreeMap<u32, usiz
         assert_eq!(attributes.mode & 0o7777, node.mode, "mode of {}", node.number);
     }
     match node.kind {
-        DIR => {
+        DIR_TYPE => {
             let mut found = BTreeMap::new();
             volume
-                .entries(number(node), Cookie::default(), false, |entry| {
+                .entries(inode_number(node), Cookie::default(), false, |entry| {
                     let entry = entry.unwrap();
                     assert!(found.insert(entry.name.to_vec(), entry.inode.0).is_none());
                     true
@@ -167,17 +178,17 @@ fn same(volume: &Volume, model: &Model, at: usize, seen: &mut BTreeMap<u32, usiz
             assert_eq!(found, wanted);
             for (name, child) in &node.names {
                 assert_eq!(
-                    volume.lookup(number(node), name).unwrap().0,
+                    volume.lookup(inode_number(node), name).unwrap().0,
                     model.nodes[*child].number
                 );
-                same(volume, model, *child, seen);
+                assert_matches_model(volume, model, *child, seen);
             }
         }
-        LINK => assert_eq!(volume.read_link(number(node)).unwrap(), node.bytes),
+        SYMLINK_TYPE => assert_eq!(volume.read_link(inode_number(node)).unwrap(), node.bytes),
         _ => {
             assert_eq!(attributes.size_bytes, node.bytes.len() as u64);
             let mut bytes = vec![7; node.bytes.len() + 1];
-            let got = volume.read_into(number(node), 0, &mut bytes).unwrap();
+            let got = volume.read_into(inode_number(node), 0, &mut bytes).unwrap();
             bytes.truncate(got);
             assert!(
                 bytes == node.bytes,
@@ -189,34 +200,34 @@ fn same(volume: &Volume, model: &Model, at: usize, seen: &mut BTreeMap<u32, usiz
             assert_eq!(attributes.links, node.links);
         }
     }
-    let mut names = volume.xattr_names(number(node)).unwrap();
+    let mut names = volume.xattr_names(inode_number(node)).unwrap();
     names.sort();
     assert_eq!(names, node.xattrs.keys().cloned().collect::<Vec<_>>());
     for (name, value) in &node.xattrs {
-        assert_eq!(&volume.xattr(number(node), name).unwrap(), value);
+        assert_eq!(&volume.xattr(inode_number(node), name).unwrap(), value);
     }
 }
 
 /// Makes one random change of both; returns its description.
 #[allow(clippy::too_many_lines)]
-fn step(volume: &Volume, model: &mut Model) -> String {
-    let what = model.random.below(100);
-    let dir = model.dir();
-    let name = model.name(dir);
-    let dir_number = number(&model.nodes[dir]);
+fn random_change(volume: &Volume, model: &mut VolumeModel) -> String {
+    let what = model.random.next_below(100);
+    let dir = model.random_dir();
+    let name = model.random_new_name(dir);
+    let dir_number = inode_number(&model.nodes[dir]);
     let there = model.nodes[dir].names.get(&name).copied();
     let shown = format!("{what} in {} {}", dir_number.0, name.escape_ascii());
     match what {
         0..30 => {
-            let kind = match model.random.below(10) {
+            let kind = match model.random.next_below(10) {
                 0..5 => FileType::File,
                 5..8 => FileType::Directory,
                 _ => FileType::Symlink,
             };
-            let len = if model.random.below(2) == 0 { 20 } else { 300 };
+            let len = if model.random.next_below(2) == 0 { 20 } else { 300 };
             let target = vec![b't'; len];
-            let mode = 0o600 + model.random.below(0o200) as u32;
-            let (uid, gid) = (model.owner(), model.owner());
+            let mode = 0o600 + model.random.next_below(0o200) as u32;
+            let (uid, gid) = (model.random_owner(), model.random_owner());
             let new = NewNode { kind, mode, uid, gid, device: (0, 0), target: &target };
             match volume.create(dir_number, &name, &new) {
                 Ok(made) => {
@@ -225,17 +236,17 @@ fn step(volume: &Volume, model: &mut Model) -> String {
                     let links = if kind == FileType::Directory { 2 } else { 1 };
                     let bytes = if kind == FileType::Symlink { target.clone() } else { vec![] };
                     let kind = match kind {
-                        FileType::File => FILE,
-                        FileType::Directory => DIR,
-                        _ => LINK,
+                        FileType::File => FILE_TYPE,
+                        FileType::Directory => DIR_TYPE,
+                        _ => SYMLINK_TYPE,
                     };
-                    model.nodes.push(Node {
+                    model.nodes.push(ModelNode {
                         kind,
                         mode,
                         number: made.0,
                         links,
                         bytes,
-                        ..Node::default()
+                        ..ModelNode::default()
                     });
                     model.nodes[dir].names.insert(name, id);
                 }
@@ -248,7 +259,7 @@ fn step(volume: &Volume, model: &mut Model) -> String {
             let unlinked = volume.unlink(dir_number, &name);
             match there {
                 None => assert_eq!(unlinked, Err(Error::NotFound), "{shown}"),
-                Some(id) if model.nodes[id].kind == DIR => {
+                Some(id) if model.nodes[id].kind == DIR_TYPE => {
                     assert_eq!(unlinked, Err(Error::IsADirectory), "{shown}");
                     let removed = volume.remove_directory(dir_number, &name);
                     if model.nodes[id].names.is_empty() {
@@ -266,10 +277,10 @@ fn step(volume: &Volume, model: &mut Model) -> String {
             }
         }
         45..60 => {
-            let to_dir = model.dir();
-            let to = model.name(to_dir);
-            let to_number = number(&model.nodes[to_dir]);
-            let how = match model.random.below(4) {
+            let to_dir = model.random_dir();
+            let to = model.random_new_name(to_dir);
+            let to_number = inode_number(&model.nodes[to_dir]);
+            let how = match model.random.next_below(4) {
                 0 => RenameMode::NoReplace,
                 1 => RenameMode::Exchange,
                 _ => RenameMode::Replace,
@@ -284,8 +295,8 @@ fn step(volume: &Volume, model: &mut Model) -> String {
                 assert_eq!(done, Err(Error::NotFound), "{shown}");
                 return shown;
             };
-            let is_dir = |id: usize| model.nodes[id].kind == DIR;
-            if is_dir(id) && model.below(id, to_dir) {
+            let is_dir = |id: usize| model.nodes[id].kind == DIR_TYPE;
+            if is_dir(id) && model.is_below(id, to_dir) {
                 assert!(matches!(done, Err(Error::Misuse(_))), "{shown}: {done:?}");
                 return shown;
             }
@@ -294,7 +305,7 @@ fn step(volume: &Volume, model: &mut Model) -> String {
                 (None, RenameMode::Exchange) => assert_eq!(done, Err(Error::NotFound), "{shown}"),
                 (Some(other), _) if other == id => assert_eq!(done, Ok(()), "{shown}"),
                 (Some(other), RenameMode::Exchange) => {
-                    if is_dir(other) && model.below(other, dir) {
+                    if is_dir(other) && model.is_below(other, dir) {
                         assert!(matches!(done, Err(Error::Misuse(_))), "{shown}");
                     } else {
                         assert_eq!(done, Ok(()), "{shown}");
@@ -324,21 +335,21 @@ fn step(volume: &Volume, model: &mut Model) -> String {
             return shown;
         }
         60..80 => {
-            let Some(id) = model.file() else { return shown };
-            let file = number(&model.nodes[id]);
-            let offset = match model.random.below(4) {
-                0 => model.random.below(3_000_000),
+            let Some(id) = model.random_file() else { return shown };
+            let file = inode_number(&model.nodes[id]);
+            let offset = match model.random.next_below(4) {
+                0 => model.random.next_below(3_000_000),
                 1 => model.nodes[id].bytes.len() as u64,
-                _ => model.random.below(20_000),
+                _ => model.random.next_below(20_000),
             } as usize;
-            let len = (if model.random.below(4) == 0 {
-                model.random.below(100_000)
+            let len = (if model.random.next_below(4) == 0 {
+                model.random.next_below(100_000)
             } else {
-                model.random.below(3_000)
+                model.random.next_below(3_000)
             }) as usize;
             let mut bytes = vec![0; len];
             for byte in &mut bytes {
-                *byte = model.random.below(255) as u8 + 1;
+                *byte = model.random.next_below(255) as u8 + 1;
             }
             let taken = match volume.write(file, offset as u64, &bytes) {
                 Ok(taken) => taken,
@@ -355,17 +366,17 @@ fn step(volume: &Volume, model: &mut Model) -> String {
             return format!("write {} at {offset} {len}: {taken}", file.0);
         }
         80..88 => {
-            let Some(id) = model.file() else { return shown };
-            let file = number(&model.nodes[id]);
-            let size = match model.random.below(3) {
+            let Some(id) = model.random_file() else { return shown };
+            let file = inode_number(&model.nodes[id]);
+            let size = match model.random.next_below(3) {
                 0 => 0,
-                1 => model.random.below(model.nodes[id].bytes.len() as u64 + 1),
-                _ => model.random.below(2_000_000),
+                1 => model.random.next_below(model.nodes[id].bytes.len() as u64 + 1),
+                _ => model.random.next_below(2_000_000),
             };
             let mut change =
                 AttributeChange { size_bytes: Some(size), ..AttributeChange::default() };
             if model.owners > 1 {
-                (change.uid, change.gid) = (Some(model.owner()), Some(model.owner()));
+                (change.uid, change.gid) = (Some(model.random_owner()), Some(model.random_owner()));
             }
             match volume.set_attributes(file, &change) {
                 Ok(_) => {}
@@ -377,10 +388,11 @@ fn step(volume: &Volume, model: &mut Model) -> String {
             return format!("truncate {} to {size}", file.0);
         }
         88..92 => {
-            let Some(id) = model.file() else { return shown };
-            let file = number(&model.nodes[id]);
-            let (offset, len) = (model.random.below(100_000), model.random.below(60_000) + 1);
-            let how = match model.random.below(5) {
+            let Some(id) = model.random_file() else { return shown };
+            let file = inode_number(&model.nodes[id]);
+            let (offset, len) =
+                (model.random.next_below(100_000), model.random.next_below(60_000) + 1);
+            let how = match model.random.next_below(5) {
                 0 => Reserve::Allocate,
                 1 => Reserve::KeepSize,
                 2 => Reserve::PunchHole,
@@ -418,17 +430,17 @@ fn step(volume: &Volume, model: &mut Model) -> String {
             return format!("{how:?} {} {offset} {len}", file.0);
         }
         92..96 => {
-            let Some(id) = model.file() else { return shown };
-            let file = number(&model.nodes[id]);
-            let name = format!("user.{}", model.random.below(5)).into_bytes();
-            if model.random.below(3) == 0 {
+            let Some(id) = model.random_file() else { return shown };
+            let file = inode_number(&model.nodes[id]);
+            let name = format!("user.{}", model.random.next_below(5)).into_bytes();
+            if model.random.next_below(3) == 0 {
                 let removed = volume.remove_xattr(file, &name);
                 match model.nodes[id].xattrs.remove(&name) {
                     Some(_) => removed.unwrap(),
                     None => assert_eq!(removed, Err(Error::NoAttribute)),
                 }
             } else {
-                let value = vec![b'v'; model.random.below(300) as usize];
+                let value = vec![b'v'; model.random.next_below(300) as usize];
                 match volume.set_xattr(file, &name, &value, XattrSet::Any, false) {
                     Ok(()) => drop(model.nodes[id].xattrs.insert(name, value)),
                     Err(error) => assert_eq!(error, Error::NoSpace),
@@ -436,10 +448,16 @@ fn step(volume: &Volume, model: &mut Model) -> String {
             }
         }
         96..98 => {
-            let Some(id) = there.filter(|id| model.nodes[*id].kind != DIR) else { return shown };
-            let to_dir = model.dir();
-            let to = model.name(to_dir);
-            let linked = volume.link(number(&model.nodes[id]), number(&model.nodes[to_dir]), &to);
+            let Some(id) = there.filter(|id| model.nodes[*id].kind != DIR_TYPE) else {
+                return shown;
+            };
+            let to_dir = model.random_dir();
+            let to = model.random_new_name(to_dir);
+            let linked = volume.link(
+                inode_number(&model.nodes[id]),
+                inode_number(&model.nodes[to_dir]),
+                &to,
+            );
             match linked {
                 Ok(()) => {
                     assert!(!model.nodes[to_dir].names.contains_key(&to));
@@ -457,11 +475,16 @@ fn step(volume: &Volume, model: &mut Model) -> String {
 }
 
 /// Checks that the kernel sees the same, and can continue.
-fn beside_the_kernel(bytes: &[u8]) {
-    let image = Image::of(bytes);
+fn check_with_kernel(bytes: &[u8]) {
+    let image = Image::from_bytes(bytes);
     {
         let Some(mount) = image.mount_large() else { return };
-        compare::tree(&image.open(), InodeNumber::ROOT, mount.path(), Beside::Mount);
+        compare::compare_trees(
+            &image.open(),
+            InodeNumber::ROOT,
+            mount.path(),
+            ReferenceTree::Mount,
+        );
     }
     let Some(mount) = image.mount_writable() else { return };
     let dir = mount.path().join("by the kernel");
@@ -471,7 +494,7 @@ fn beside_the_kernel(bytes: &[u8]) {
     }
     drop(mount);
     let disk = Arc::new(MemoryDisk::new(std::fs::read(&image.path).unwrap(), 512));
-    let volume = open(&disk);
+    let volume = open_for_writing(&disk);
     let dir = volume.lookup(volume.root(), b"by the kernel").unwrap();
     for nth in 0..200 {
         let name = format!("file {nth}");
@@ -486,92 +509,92 @@ fn beside_the_kernel(bytes: &[u8]) {
     volume.remove_directory(volume.root(), b"by the kernel").unwrap();
     volume.close().unwrap();
     drop(volume);
-    judge(disk, "after the kernel");
+    check_with_e2fsck(disk, "after the kernel");
 }
 
-fn storm(arguments: &[&str], size: &str, seed: u64, steps: u32) {
-    storm_of(1, arguments, size, seed, steps);
+fn run_storm(arguments: &[&str], size: &str, seed: u64, steps: u32) {
+    run_storm_with_owners(1, arguments, size, seed, steps);
 }
 
-fn storm_of(owners: u64, arguments: &[&str], size: &str, seed: u64, steps: u32) {
+fn run_storm_with_owners(owners: u64, arguments: &[&str], size: &str, seed: u64, steps: u32) {
     let Some(image) = Image::make(None, size, arguments) else { return };
     let mut disk = Arc::new(MemoryDisk::new(std::fs::read(&image.path).unwrap(), 512));
-    let mut model = Model { owners, ..Model::new(seed) };
+    let mut model = VolumeModel { owners, ..VolumeModel::new(seed) };
     for round in 0..4 {
-        let volume = open(&disk);
+        let volume = open_for_writing(&disk);
         let mut log = Vec::new();
         for _ in 0..steps {
-            log.push(step(&volume, &mut model));
+            log.push(random_change(&volume, &mut model));
             if std::env::var_os("DRACONIS_CAREFUL").is_some() {
                 eprintln!("{seed} {round} {}", log.last().unwrap());
-                same(&volume, &model, 0, &mut BTreeMap::new());
+                assert_matches_model(&volume, &model, 0, &mut BTreeMap::new());
             }
             if let Some(failure) = volume.failure() {
                 panic!("{failure}; the last steps: {:#?}", &log[log.len().saturating_sub(5)..]);
             }
         }
-        same(&volume, &model, 0, &mut BTreeMap::new());
+        assert_matches_model(&volume, &model, 0, &mut BTreeMap::new());
         volume.close().unwrap();
         drop(volume);
-        let bytes = judge(disk, &format!("{arguments:?} seed {seed} round {round}"));
+        let bytes = check_with_e2fsck(disk, &format!("{arguments:?} seed {seed} round {round}"));
         if round == 3 && bytes.len() > 4 << 20 {
-            beside_the_kernel(&bytes);
+            check_with_kernel(&bytes);
         }
         disk = Arc::new(MemoryDisk::new(bytes, 512));
         let plain = Volume::open(disk.clone() as Arc<dyn Disk>, OpenOptions::default()).unwrap();
-        same(&plain, &model, 0, &mut BTreeMap::new());
+        assert_matches_model(&plain, &model, 0, &mut BTreeMap::new());
     }
     // A crash between two commits leaves nothing to repair.
-    let volume = open(&disk);
+    let volume = open_for_writing(&disk);
     for _ in 0..steps / 3 {
-        step(&volume, &mut model);
+        random_change(&volume, &mut model);
     }
     drop(volume);
-    judge(disk, &format!("{arguments:?} seed {seed} killed"));
+    check_with_e2fsck(disk, &format!("{arguments:?} seed {seed} killed"));
 }
 
 #[test]
-fn storms_on_all_block_sizes() {
+fn storms_on_all_block_sizes_match_model() {
     for (seed, block) in [(1, "1024"), (2, "2048"), (3, "4096")] {
-        storm(&["-b", block], "64M", seed, 1500);
+        run_storm(&["-b", block], "64M", seed, 1500);
     }
 }
 
 #[test]
-fn storms_on_tiny_volumes_that_run_full() {
+fn storms_on_full_tiny_volumes_match_model() {
     for seed in 10..18 {
-        storm(&["-b", "1024", "-N", "64", "-m", "0"], "1M", seed, 1500);
+        run_storm(&["-b", "1024", "-N", "64", "-m", "0"], "1M", seed, 1500);
     }
 }
 
 #[test]
-fn storms_without_features() {
-    storm(&["-b", "1024", "-O", "none"], "16M", 20, 1500);
-    storm(&["-b", "1024", "-I", "128", "-O", "^dir_index,^filetype"], "16M", 21, 1500);
+fn storms_without_features_match_model() {
+    run_storm(&["-b", "1024", "-O", "none"], "16M", 20, 1500);
+    run_storm(&["-b", "1024", "-I", "128", "-O", "^dir_index,^filetype"], "16M", 21, 1500);
 }
 
 /// Long storms: `DRACONIS_STORMS=200 cargo test --release -p draconis-ext --test writing -- long`.
 #[test]
-fn long_storms() {
+fn long_storms_match_model() {
     let seeds = std::env::var("DRACONIS_STORMS").ok().and_then(|it| it.parse().ok()).unwrap_or(1);
     let first = std::env::var("DRACONIS_FIRST").ok().and_then(|it| it.parse().ok()).unwrap_or(100);
     for seed in first..first + seeds {
         eprintln!("seed {seed}");
         let block = ["1024", "2048", "4096"][seed as usize % 3];
         match seed % 4 {
-            0 => storm(&["-b", block], "32M", seed, 3000),
-            1 => storm(&["-b", "1024", "-N", "80", "-m", "0"], "1M", seed, 2000),
-            2 => storm(&["-b", block, "-I", "128", "-N", "300"], "4M", seed, 2000),
-            _ => storm(&["-b", block, "-g", "1024", "-N", "4000"], "16M", seed, 3000),
+            0 => run_storm(&["-b", block], "32M", seed, 3000),
+            1 => run_storm(&["-b", "1024", "-N", "80", "-m", "0"], "1M", seed, 2000),
+            2 => run_storm(&["-b", block, "-I", "128", "-N", "300"], "4M", seed, 2000),
+            _ => run_storm(&["-b", block, "-g", "1024", "-N", "4000"], "16M", seed, 3000),
         }
     }
 }
 
 #[test]
-fn a_directory_of_many_names() {
+fn lookups_in_large_directory_after_deletions() {
     let Some(image) = Image::make(None, "64M", &["-b", "1024", "-N", "70000"]) else { return };
     let disk = Arc::new(MemoryDisk::new(std::fs::read(&image.path).unwrap(), 512));
-    let volume = open(&disk);
+    let volume = open_for_writing(&disk);
     let new =
         NewNode { kind: FileType::File, mode: 0o644, uid: 0, gid: 0, device: (0, 0), target: b"" };
     let dir = NewNode { kind: FileType::Directory, ..new };
@@ -593,11 +616,11 @@ fn a_directory_of_many_names() {
     }
     volume.close().unwrap();
     drop(volume);
-    judge(disk, "many names");
+    check_with_e2fsck(disk, "many names");
 }
 
 /// Extents, checksums, uninitialized groups, descriptors of 64 bytes.
-const EXT4: &[&[&str]] = &[
+const EXT4_VOLUMES: &[&[&str]] = &[
     &["-t", "ext4", "-b", "1024"],
     &["-t", "ext4", "-b", "4096", "-I", "1024"],
     &["-t", "ext4", "-b", "1024", "-O", "^has_journal", "-I", "128"],
@@ -610,22 +633,22 @@ const EXT4: &[&[&str]] = &[
 ];
 
 #[test]
-fn storms_on_ext4() {
-    for (seed, arguments) in (40..).zip(EXT4) {
-        storm(arguments, "64M", seed, 1500);
+fn storms_on_ext4_match_model() {
+    for (seed, arguments) in (40..).zip(EXT4_VOLUMES) {
+        run_storm(arguments, "64M", seed, 1500);
     }
 }
 
 #[test]
-fn storms_on_tiny_ext4_volumes_that_run_full() {
+fn storms_on_full_tiny_ext4_match_model() {
     for seed in 60..70 {
         let arguments = ["-t", "ext4", "-b", "1024", "-N", "64", "-m", "0", "-O", "^has_journal"];
-        storm(&arguments, "1M", seed, 1500);
+        run_storm(&arguments, "1M", seed, 1500);
     }
 }
 
 /// Small and large clusters; groups of few and of many clusters.
-const CLUSTERS: &[&[&str]] = &[
+const BIGALLOC_VOLUMES: &[&[&str]] = &[
     &["-t", "ext4", "-b", "1024", "-O", "bigalloc", "-C", "2048"],
     &["-t", "ext4", "-b", "4096", "-O", "bigalloc", "-C", "65536"],
     &["-t", "ext4", "-b", "1024", "-O", "bigalloc,^has_journal,^64bit", "-C", "8192"],
@@ -635,61 +658,61 @@ const CLUSTERS: &[&[&str]] = &[
 ];
 
 #[test]
-fn storms_on_clusters() {
-    for (seed, arguments) in (80..).zip(CLUSTERS) {
-        storm(arguments, "96M", seed, 1500);
+fn storms_on_bigalloc_match_model() {
+    for (seed, arguments) in (80..).zip(BIGALLOC_VOLUMES) {
+        run_storm(arguments, "96M", seed, 1500);
     }
 }
 
 #[test]
-fn storms_on_tiny_volumes_with_clusters_that_run_full() {
+fn storms_on_full_tiny_bigalloc_match_model() {
     for (seed, cluster) in (90..).zip(["2048", "4096", "16384"].repeat(3)) {
         let features = "bigalloc,^has_journal";
         let arguments =
             ["-t", "ext4", "-b", "1024", "-N", "64", "-m", "0", "-O", features, "-C", cluster];
-        storm(&arguments, "2M", seed, 1500);
+        run_storm(&arguments, "2M", seed, 1500);
     }
 }
 
 /// Quotas of all kinds, with a journal and without.
-const QUOTAS: &[&[&str]] = &[
+const QUOTA_VOLUMES: &[&[&str]] = &[
     &["-t", "ext4", "-b", "1024", "-O", "quota"],
-    &["-t", "ext4", "-b", "4096", "-O", "quota,project", "-E", ALL_KINDS],
-    &["-t", "ext4", "-b", "1024", "-O", "quota,project,^has_journal", "-E", ALL_KINDS],
+    &["-t", "ext4", "-b", "4096", "-O", "quota,project", "-E", ALL_QUOTA_TYPES],
+    &["-t", "ext4", "-b", "1024", "-O", "quota,project,^has_journal", "-E", ALL_QUOTA_TYPES],
     &["-t", "ext4", "-b", "65536", "-O", "quota"],
     &["-t", "ext3", "-b", "2048", "-O", "quota"],
     &["-t", "ext2", "-b", "1024", "-O", "quota"],
 ];
 
-const ALL_KINDS: &str = "quotatype=usrquota:grpquota:prjquota";
+const ALL_QUOTA_TYPES: &str = "quotatype=usrquota:grpquota:prjquota";
 
 #[test]
-fn storms_on_quotas() {
-    for (seed, arguments) in (110..).zip(QUOTAS) {
-        storm_of(40, arguments, "64M", seed, 1500);
+fn storms_with_quota_match_model() {
+    for (seed, arguments) in (110..).zip(QUOTA_VOLUMES) {
+        run_storm_with_owners(40, arguments, "64M", seed, 1500);
     }
 }
 
 #[test]
-fn storms_on_tiny_volumes_with_quotas_that_run_full() {
+fn storms_on_full_tiny_quota_volumes_match_model() {
     for seed in 120..126 {
         let features = if seed % 2 == 0 { "quota,^has_journal" } else { "quota,project" };
         let arguments = ["-t", "ext4", "-b", "1024", "-N", "64", "-m", "0", "-O", features];
-        storm_of(200, &arguments, if seed % 2 == 0 { "1M" } else { "4M" }, seed, 1500);
+        run_storm_with_owners(200, &arguments, if seed % 2 == 0 { "1M" } else { "4M" }, seed, 1500);
     }
 }
 
 #[test]
-fn quotas_of_many_users() {
+fn quotas_of_many_users_are_counted() {
     for block in ["1024", "4096"] {
         let arguments = ["-t", "ext4", "-b", block, "-O", "quota", "-N", "4096"];
         let Some(image) = Image::make(None, "64M", &arguments) else { return };
         let disk = Arc::new(MemoryDisk::new(std::fs::read(&image.path).unwrap(), 512));
-        let volume = open(&disk);
+        let volume = open_for_writing(&disk);
         let mut random = Random::new(7);
         let mut made = Vec::new();
         for nth in 0..2000u32 {
-            let uid = random.below(1 << 32) as u32;
+            let uid = random.next_below(1 << 32) as u32;
             let kind = FileType::File;
             let new = NewNode { kind, mode: 0o644, uid, gid: nth, device: (0, 0), target: b"" };
             let name = format!("file {nth}");
@@ -714,7 +737,7 @@ fn quotas_of_many_users() {
         }
         volume.close().unwrap();
         drop(volume);
-        let bytes = judge(disk, "many users");
-        beside_the_kernel(&bytes);
+        let bytes = check_with_e2fsck(disk, "many users");
+        check_with_kernel(&bytes);
     }
 }

@@ -6,8 +6,8 @@ mod common;
 use common::kernel::*;
 use common::recorder::ScriptedLog;
 use common::tree::MemoryTree;
-use common::{with_kernel, with_log};
-use draconis_exchange::contract::request_log::Outcome;
+use common::{with_kernel, with_kernel_and_log};
+use draconis_exchange::contract::request_log::RequestOutcome;
 use draconis_exchange::contract::{CacheValidity, FileType, Refusal};
 
 const EINVAL: i32 = 22;
@@ -16,15 +16,15 @@ const ENOSYS: i32 = 38;
 const ENODATA: i32 = 61;
 
 /// `FOPEN_*` flags.
-const DIRECT_IO: u32 = 1;
-const KEEP_CACHE: u32 = 2;
+const FOPEN_DIRECT_IO: u32 = 1;
+const FOPEN_KEEP_CACHE: u32 = 2;
 
 /// Flags of a write: it comes from the page cache; it is a direct write.
-const FROM_CACHE: u32 = 1;
-const DIRECT: u32 = 2;
+const FUSE_WRITE_CACHE: u32 = 1;
+const FUSE_WRITE_LOCKOWNER: u32 = 2;
 
 #[test]
-fn what_is_written_is_read_in_any_lengths() {
+fn written_bytes_are_read_back() {
     let tree = MemoryTree::new();
     with_kernel(&tree, |kernel| {
         let file = kernel.create(1, "file").unwrap_err();
@@ -53,52 +53,55 @@ fn what_is_written_is_read_in_any_lengths() {
 }
 
 #[test]
-fn a_write_from_the_cache_is_written_whole() {
+fn page_cache_write_is_not_short() {
     let tree = MemoryTree::new();
     let file = tree.add(1, b"file", FileType::File);
     with_kernel(&tree, |kernel| {
         tree.state().max_write_bytes = Some(1000);
         for nth in 0..4u64 {
             let bytes = [nth as u8 + 1; 4096];
-            assert_eq!(kernel.write(file, nth * 4096, &bytes, FROM_CACHE), Ok(4096));
+            assert_eq!(kernel.write(file, nth * 4096, &bytes, FUSE_WRITE_CACHE), Ok(4096));
             assert_eq!(kernel.write(file, nth * 4096, &bytes, 0), Ok(1000), "told as it is");
         }
         let read = kernel.read(file, 0, 16384).unwrap();
         assert!(read.chunks(4096).zip(1..).all(|(piece, byte)| piece == [byte; 4096]));
         tree.state().max_write_bytes = Some(0);
-        assert_eq!(kernel.write(file, 0, &[9; 100], FROM_CACHE), Err(28), "no space");
+        assert_eq!(kernel.write(file, 0, &[9; 100], FUSE_WRITE_CACHE), Err(28), "no space");
     });
 }
 
 #[test]
-fn a_direct_write_beside_pages_is_told_before_it_is_answered() {
+fn direct_write_invalidates_pages_before_reply() {
     let tree = MemoryTree::new();
     let file = tree.add(1, b"file", FileType::File);
     with_kernel(&tree, |kernel| {
-        kernel.write(file, 0, &[1; 8192], DIRECT).unwrap();
+        kernel.write(file, 0, &[1; 8192], FUSE_WRITE_LOCKOWNER).unwrap();
         assert!(kernel.notices.is_empty(), "there are no pages yet");
         kernel.read(file, 0, 4096).unwrap();
-        kernel.write(file, 4096, &[2; 4096], DIRECT).unwrap();
+        kernel.write(file, 4096, &[2; 4096], FUSE_WRITE_LOCKOWNER).unwrap();
         let (code, body) = kernel.notices.pop_front().expect("told before the answer");
-        assert_eq!((code, long(&body, 0), long(&body, 8), long(&body, 16)), (2, file, 4096, 4096));
+        assert_eq!(
+            (code, u64_at(&body, 0), u64_at(&body, 8), u64_at(&body, 16)),
+            (2, file, 4096, 4096)
+        );
         // If privileges are cleared, attributes are invalidated as well.
         let kill = 1 << 2;
-        kernel.write(file, 0, &[3; 512], DIRECT | kill).unwrap();
+        kernel.write(file, 0, &[3; 512], FUSE_WRITE_LOCKOWNER | kill).unwrap();
         let told: Vec<_> =
-            kernel.notices.drain(..).map(|(_, body)| long(&body, 8) as i64).collect();
+            kernel.notices.drain(..).map(|(_, body)| u64_at(&body, 8) as i64).collect();
         assert_eq!(told, [-1, 0]);
     });
 }
 
 /// Encodes a write of `bytes`.
 fn write_request(unique: u64, file: u64, offset: u64, bytes: &[u8], flags: u32) -> Vec<u8> {
-    let fixed = words(&[bytes.len() as u32, flags, 0, 0, 0, 0]);
+    let fixed = words_to_bytes(&[bytes.len() as u32, flags, 0, 0, 0, 0]);
     let body = [&[0; 8][..], &offset.to_ne_bytes(), &fixed, bytes].concat();
-    request(WRITE, unique, file, &body)
+    encode_request(WRITE, unique, file, &body)
 }
 
 #[test]
-fn every_change_that_is_replayed_has_its_answer() {
+fn replayed_changes_are_answered() {
     let tree = MemoryTree::new();
     let file = tree.add(1, b"file", FileType::File);
     let flags = {
@@ -107,23 +110,23 @@ fn every_change_that_is_replayed_has_its_answer() {
         body[32..36].copy_from_slice(&0x10_u32.to_ne_bytes());
         body
     };
-    let xattr = [&words(&[5, 0, 0, 0])[..], b"user.a\0value"].concat();
+    let xattr = [&words_to_bytes(&[5, 0, 0, 0])[..], b"user.a\0value"].concat();
     let heir = ScriptedLog::with_requests(vec![
         (write_request(2, file, 0, &[1; 8192], 0), None),
         // A direct write beside the pages that the previous write leaves.
-        (write_request(4, file, 4096, &[2; 4096], DIRECT), None),
-        (request(SETXATTR, 6, file, &xattr), None),
-        (request(IOCTL, 8, file, &flags), None),
+        (write_request(4, file, 4096, &[2; 4096], FUSE_WRITE_LOCKOWNER), None),
+        (encode_request(SETXATTR, 6, file, &xattr), None),
+        (encode_request(IOCTL, 8, file, &flags), None),
         // The original write was short, and the client got that count.
         (
             write_request(10, file, 8192, &[3; 4096], 0),
-            Some(Outcome { errno: 0, written_bytes: 1000 }),
+            Some(RequestOutcome { errno: 0, written_bytes: 1000 }),
         ),
     ]);
-    with_log(&tree, &heir, |kernel| {
+    with_kernel_and_log(&tree, &heir, |kernel| {
         for unique in [2_u64, 4, 6, 8, 10] {
             // The kernel resends it; the contents of the request no longer matter.
-            kernel.send_bytes(&request(WRITE, unique | 1 << 63, file, &[0; 40]));
+            kernel.send_bytes(&encode_request(WRITE, unique | 1 << 63, file, &[0; 40]));
             let (answered, answer) = kernel.receive();
             assert_eq!(answered, unique | 1 << 63);
             let written = answer.unwrap().first_chunk().map(|len| u32::from_ne_bytes(*len));
@@ -141,7 +144,7 @@ fn every_change_that_is_replayed_has_its_answer() {
         // write, attributes before that to the flags.
         let told: Vec<_> = told
             .filter(|(_, len, _)| *len > 0)
-            .map(|(code, _, body)| (code, long(&body, 8) as i64))
+            .map(|(code, _, body)| (code, u64_at(&body, 8) as i64))
             .collect();
         assert_eq!(told, [(2, 4096), (2, -1)]);
         let read = kernel.read(file, 0, 16384).unwrap();
@@ -154,61 +157,61 @@ fn every_change_that_is_replayed_has_its_answer() {
 }
 
 #[test]
-fn a_change_that_cannot_be_replayed_contradicts_the_log() {
+fn failed_replay_is_log_contradiction() {
     let tree = MemoryTree::new();
     let file = tree.add(1, b"file", FileType::File);
     tree.state().max_write_bytes = Some(10);
-    let written = |bytes| Some(Outcome { errno: 0, written_bytes: bytes });
+    let written = |bytes| Some(RequestOutcome { errno: 0, written_bytes: bytes });
     let heir = ScriptedLog::with_requests(vec![
         (write_request(2, file, 0, &[1; 100], 0), written(10)),
         (write_request(4, file, 100, &[1; 100], 0), written(100)),
     ]);
-    with_log(&tree, &heir, |kernel| kernel.fsync(file).unwrap());
+    with_kernel_and_log(&tree, &heir, |kernel| kernel.fsync(file).unwrap());
     let contradictions = heir.contradictions.lock().unwrap();
     assert_eq!(contradictions.len(), 1, "{contradictions:?}");
     assert!(contradictions[0].contains("of 100 bytes that were written only 10"));
 }
 
 #[test]
-fn a_direct_write_is_done_when_its_answer_is_sent() {
+fn direct_write_is_applied_before_reply() {
     let tree = MemoryTree::new();
     let file = tree.add(1, b"file", FileType::File);
     let heir = ScriptedLog::default();
-    with_log(&tree, &heir, |kernel| {
-        kernel.write(file, 0, &[1; 4096], DIRECT).unwrap();
+    with_kernel_and_log(&tree, &heir, |kernel| {
+        kernel.write(file, 0, &[1; 4096], FUSE_WRITE_LOCKOWNER).unwrap();
         kernel.write(file, 0, &[1; 4096], 0).unwrap();
         // The sync is answered after both.
         kernel.fsync(file).unwrap();
     });
     assert_eq!(heir.done.lock().unwrap().1, 1, "the other's thread does the first one");
     let decided = heir.decided.lock().unwrap();
-    assert_eq!(*decided, [Outcome { errno: 0, written_bytes: 4096 }; 2]);
+    assert_eq!(*decided, [RequestOutcome { errno: 0, written_bytes: 4096 }; 2]);
 }
 
 #[test]
-fn names_are_counted_and_forgotten() {
+fn lookup_counts_drop_on_forget() {
     let tree = MemoryTree::new();
     let file = tree.add(1, b"file", FileType::File);
     with_kernel(&tree, |kernel| {
         for _ in 0..2 {
             let entry = kernel.lookup(1, "file").unwrap();
-            assert_eq!((long(&entry, 0), long(&entry, 8)), (file, 3));
+            assert_eq!((u64_at(&entry, 0), u64_at(&entry, 8)), (file, 3));
         }
         let none = kernel.lookup(1, "nothing").unwrap();
-        assert_eq!(long(&none, 0), 0, "that there is none may be remembered");
+        assert_eq!(u64_at(&none, 0), 0, "that there is none may be remembered");
         kernel.send(FORGET, file, &2u64.to_ne_bytes());
         // A forget has no reply; the next request comes after it.
-        kernel.ask(GETATTR, file, &[0; 16]).unwrap();
+        kernel.call(GETATTR, file, &[0; 16]).unwrap();
     });
     assert_eq!(tree.state().user_counts.get(&file), Some(&0));
 }
 
 /// Parses the entries of a READDIRPLUS reply: node of the entry, offset of the next, name.
-fn plus(mut bytes: &[u8]) -> Vec<(u64, u64, String)> {
+fn parse_readdirplus(mut bytes: &[u8]) -> Vec<(u64, u64, String)> {
     let mut all = vec![];
     while !bytes.is_empty() {
-        let (node, next) = (long(bytes, 0), long(bytes, 128 + 8));
-        let name_len = word(bytes, 128 + 16) as usize;
+        let (node, next) = (u64_at(bytes, 0), u64_at(bytes, 128 + 8));
+        let name_len = u32_at(bytes, 128 + 16) as usize;
         let name = String::from_utf8(bytes[152..152 + name_len].to_vec()).unwrap();
         all.push((node, next, name));
         bytes = &bytes[(152 + name_len).next_multiple_of(8)..];
@@ -217,7 +220,7 @@ fn plus(mut bytes: &[u8]) -> Vec<(u64, u64, String)> {
 }
 
 #[test]
-fn a_listing_goes_on_where_it_ended_and_holds_what_it_gives() {
+fn readdirplus_resumes_at_cookie_and_references_entries() {
     let tree = MemoryTree::new();
     for nth in 0..40 {
         tree.add(1, format!("name {nth:02}").as_bytes(), FileType::File);
@@ -226,13 +229,13 @@ fn a_listing_goes_on_where_it_ended_and_holds_what_it_gives() {
     with_kernel(&tree, |kernel| {
         let mut offset = 0u64;
         loop {
-            let fixed = words(&[1000, 0, 0, 0, 0, 0]);
+            let fixed = words_to_bytes(&[1000, 0, 0, 0, 0, 0]);
             let body = [&[0; 8][..], &offset.to_ne_bytes(), &fixed].concat();
-            let answer = kernel.ask(READDIRPLUS, 1, &body).unwrap();
+            let answer = kernel.call(READDIRPLUS, 1, &body).unwrap();
             assert!(answer.len() <= 1000);
-            let Some((_, next, _)) = plus(&answer).last().cloned() else { break };
+            let Some((_, next, _)) = parse_readdirplus(&answer).last().cloned() else { break };
             offset = next;
-            found.extend(plus(&answer));
+            found.extend(parse_readdirplus(&answer));
         }
     });
     let names: Vec<_> = found.iter().map(|(_, _, name)| name.clone()).collect();
@@ -254,19 +257,20 @@ fn a_listing_goes_on_where_it_ended_and_holds_what_it_gives() {
 }
 
 #[test]
-fn opening_says_what_the_kernel_may_keep() {
+fn open_reply_sets_cache_flags() {
     let tree = MemoryTree::new();
     let file = tree.add(1, b"file", FileType::File);
-    let open = |kernel: &mut Kernel| kernel.ask(OPEN, file, &[0; 8]).map(|it| word(&it, 8));
+    let open =
+        |kernel: &mut ScriptedKernel| kernel.call(OPEN, file, &[0; 8]).map(|it| u32_at(&it, 8));
     with_kernel(&tree, |kernel| {
         assert_eq!(open(kernel), Err(ENOSYS), "never again");
         for (kept, flags) in [
-            (CacheValidity::Valid, KEEP_CACHE),
+            (CacheValidity::Valid, FOPEN_KEEP_CACHE),
             (CacheValidity::Stale, 0),
-            (CacheValidity::Never, DIRECT_IO),
+            (CacheValidity::Never, FOPEN_DIRECT_IO),
         ] {
             tree.state().open_result = Some(Ok(kept));
-            assert_eq!(open(kernel).map(|it| it & (KEEP_CACHE | DIRECT_IO)), Ok(flags));
+            assert_eq!(open(kernel).map(|it| it & (FOPEN_KEEP_CACHE | FOPEN_DIRECT_IO)), Ok(flags));
         }
         tree.state().open_result = Some(Err(Refusal::NotPermitted));
         assert_eq!(open(kernel), Err(EPERM));
@@ -278,57 +282,62 @@ fn opening_says_what_the_kernel_may_keep() {
 }
 
 #[test]
-fn attributes_are_set_and_read_at_the_length_that_is_asked() {
+fn xattrs_are_read_with_requested_size() {
     let tree = MemoryTree::new();
     let file = tree.add(1, b"file", FileType::File);
-    let get = |kernel: &mut Kernel, name: &str, room: u32| {
-        kernel.ask(GETXATTR, file, &[&words(&[room, 0])[..], name.as_bytes(), b"\0"].concat())
+    let get = |kernel: &mut ScriptedKernel, name: &str, room: u32| {
+        kernel.call(
+            GETXATTR,
+            file,
+            &[&words_to_bytes(&[room, 0])[..], name.as_bytes(), b"\0"].concat(),
+        )
     };
     with_kernel(&tree, |kernel| {
         let value = vec![7; 5000];
-        let fixed = words(&[value.len() as u32, 0, 0, 0]);
+        let fixed = words_to_bytes(&[value.len() as u32, 0, 0, 0]);
         let body = [&fixed[..], b"user.long\0", &value].concat();
-        assert_eq!(kernel.ask(SETXATTR, file, &body), Ok(vec![]));
-        assert_eq!(get(kernel, "user.long", 0).map(|it| word(&it, 0)), Ok(5000));
+        assert_eq!(kernel.call(SETXATTR, file, &body), Ok(vec![]));
+        assert_eq!(get(kernel, "user.long", 0).map(|it| u32_at(&it, 0)), Ok(5000));
         assert_eq!(get(kernel, "user.long", 5000), Ok(value));
         assert_eq!(get(kernel, "user.long", 4999), Err(34));
         assert_eq!(get(kernel, "user.none", 10), Err(ENODATA));
-        let beyond = [&words(&[9000, 0, 0, 0])[..], b"user.a\0", b"value"].concat();
-        assert_eq!(kernel.ask(SETXATTR, file, &beyond), Err(EINVAL));
+        let beyond = [&words_to_bytes(&[9000, 0, 0, 0])[..], b"user.a\0", b"value"].concat();
+        assert_eq!(kernel.call(SETXATTR, file, &beyond), Err(EINVAL));
     });
 }
 
 #[test]
-fn flags_are_changed_and_the_kernel_told() {
+fn setflags_invalidates_kernel_attributes() {
     let tree = MemoryTree::new();
     let file = tree.add(1, b"file", FileType::File);
     with_kernel(&tree, |kernel| {
-        let ioctl = |command: u32, flags: u32| words(&[0, 0, 0, command, 0, 0, 4, 4, flags]);
-        kernel.ask(IOCTL, file, &ioctl(0x4008_6602, 0x10)).unwrap();
+        let ioctl =
+            |command: u32, flags: u32| words_to_bytes(&[0, 0, 0, command, 0, 0, 4, 4, flags]);
+        kernel.call(IOCTL, file, &ioctl(0x4008_6602, 0x10)).unwrap();
         assert_eq!(
-            kernel.notices.pop_front().map(|(code, body)| (code, long(&body, 0))),
+            kernel.notices.pop_front().map(|(code, body)| (code, u64_at(&body, 0))),
             Some((2, file))
         );
-        let told = kernel.ask(IOCTL, file, &ioctl(0x8008_6601, 0)).unwrap();
-        assert_eq!(word(&told, 16), 0x10);
+        let told = kernel.call(IOCTL, file, &ioctl(0x8008_6601, 0)).unwrap();
+        assert_eq!(u32_at(&told, 16), 0x10);
     });
     assert_eq!(tree.state().nodes[&file].flags, 0x10);
 }
 
 #[test]
-fn the_handshake_agrees_on_what_both_can_do() {
+fn init_negotiates_common_features() {
     with_kernel(&MemoryTree::new(), |kernel| {
-        let all = words(&[7, 41, 1 << 17, u32::MAX, u32::MAX]);
+        let all = words_to_bytes(&[7, 41, 1 << 17, u32::MAX, u32::MAX]);
         let body = [&all[..], &[0; 44]].concat();
-        let answer = kernel.ask(INIT, 0, &body).unwrap();
-        assert_eq!((word(&answer, 0), answer.len()), (7, 64));
-        let none = [&words(&[7, 41, 1 << 17, 0, 0])[..], &[0; 44]].concat();
-        assert_eq!(kernel.ask(INIT, 0, &none).map(|it| word(&it, 12)), Ok(0));
+        let answer = kernel.call(INIT, 0, &body).unwrap();
+        assert_eq!((u32_at(&answer, 0), answer.len()), (7, 64));
+        let none = [&words_to_bytes(&[7, 41, 1 << 17, 0, 0])[..], &[0; 44]].concat();
+        assert_eq!(kernel.call(INIT, 0, &none).map(|it| u32_at(&it, 12)), Ok(0));
     });
 }
 
 /// Returns pseudorandom numbers from a seed.
-fn random(seed: &mut u64) -> u64 {
+fn next_random(seed: &mut u64) -> u64 {
     *seed ^= *seed << 13;
     *seed ^= *seed >> 7;
     *seed ^= *seed << 17;
@@ -336,7 +345,7 @@ fn random(seed: &mut u64) -> u64 {
 }
 
 #[test]
-fn messages_that_make_no_sense_do_no_harm() {
+fn malformed_messages_do_not_crash_server() {
     let tree = MemoryTree::new();
     let file = tree.add(1, b"file", FileType::File);
     // Only requests that always have a reply.
@@ -346,20 +355,28 @@ fn messages_that_make_no_sense_do_no_harm() {
     with_kernel(&tree, |kernel| {
         let mut seed = 0x9e37_79b9_7f4a_7c15;
         for nth in 0..3000 {
-            let opcode = opcodes[random(&mut seed) as usize % opcodes.len()];
-            let len = random(&mut seed) as usize % 120;
-            let body: Vec<u8> = (0..len)
-                .map(|_| if random(&mut seed) & 1 == 0 { 0 } else { random(&mut seed) as u8 })
-                .collect();
-            let node = random(&mut seed) % 4;
-            kernel.send_bytes(&request(opcode, nth * 2 + 2, node, &body));
+            let opcode = opcodes[next_random(&mut seed) as usize % opcodes.len()];
+            let len = next_random(&mut seed) as usize % 120;
+            let body: Vec<u8> =
+                (0..len)
+                    .map(|_| {
+                        if next_random(&mut seed) & 1 == 0 {
+                            0
+                        } else {
+                            next_random(&mut seed) as u8
+                        }
+                    })
+                    .collect();
+            let node = next_random(&mut seed) % 4;
+            kernel.send_bytes(&encode_request(opcode, nth * 2 + 2, node, &body));
             // A message that is shorter than its header or its length field may stay unanswered,
             // but the next one is answered.
             if nth % 100 == 0 {
-                kernel.send_bytes(&request(opcode, 1, node, &[])[..(nth / 100) as usize + 1]);
+                kernel
+                    .send_bytes(&encode_request(opcode, 1, node, &[])[..(nth / 100) as usize + 1]);
             }
             let sent = u64::MAX - nth * 2;
-            kernel.send_bytes(&request(GETATTR, sent, file, &[0; 16]));
+            kernel.send_bytes(&encode_request(GETATTR, sent, file, &[0; 16]));
             let answer = loop {
                 match kernel.receive() {
                     (unique, answer) if unique == sent => break answer,
@@ -370,9 +387,9 @@ fn messages_that_make_no_sense_do_no_harm() {
         }
         // Writes with wrong lengths among those that are predicted.
         for len in [1024u32, 1024, 1024, 5, 2000, u32::MAX] {
-            let fixed = words(&[len, 0, 0, 0, 0, 0]);
+            let fixed = words_to_bytes(&[len, 0, 0, 0, 0, 0]);
             let body = [&[0; 16][..], &fixed, &[1; 1024]].concat();
-            let answer = kernel.ask(WRITE, file, &body);
+            let answer = kernel.call(WRITE, file, &body);
             assert_eq!(answer.is_ok(), len <= 1024, "{len}: {answer:?}");
         }
     });

@@ -6,13 +6,13 @@ use std::ops::{Deref, DerefMut};
 const ALIGN_BYTES: usize = 4096;
 
 /// A page-aligned buffer.
-pub struct Buffer {
+pub struct AlignedBuffer {
     bytes: Vec<u8>,
     start: usize,
     len: usize,
 }
 
-impl Buffer {
+impl AlignedBuffer {
     /// Creates a buffer of `len` zeros.
     pub fn new(len: usize) -> Self {
         let bytes = vec![0; len + ALIGN_BYTES];
@@ -21,7 +21,7 @@ impl Buffer {
     }
 }
 
-impl Deref for Buffer {
+impl Deref for AlignedBuffer {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
@@ -29,7 +29,7 @@ impl Deref for Buffer {
     }
 }
 
-impl DerefMut for Buffer {
+impl DerefMut for AlignedBuffer {
     fn deref_mut(&mut self) -> &mut [u8] {
         &mut self.bytes[self.start..self.start + self.len]
     }
@@ -40,9 +40,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_starts_on_a_page() {
+    fn buffer_is_page_aligned() {
         for len in [0, 1, 512, 5000] {
-            let buffer = Buffer::new(len);
+            let buffer = AlignedBuffer::new(len);
             assert_eq!(buffer.as_ptr() as usize % ALIGN_BYTES, 0);
             assert_eq!(buffer.len(), len);
         }

@@ -11,16 +11,16 @@ pub trait Clock: Send + Sync {
 }
 
 /// The monotonic clock of the machine.
-pub struct Wall(Instant);
+pub struct WallClock(Instant);
 
-impl Wall {
+impl WallClock {
     /// Creates a clock that starts now.
     pub fn new() -> Self {
         Self(Instant::now())
     }
 }
 
-impl Clock for Wall {
+impl Clock for WallClock {
     fn now_ns(&self) -> u64 {
         self.0.elapsed().as_nanos() as u64
     }
@@ -55,16 +55,16 @@ impl<'a> Stopwatch<'a> {
 
 /// Measures the cost of one lap in nanoseconds: the minimum of many batches, because other load
 /// only adds time.
-pub fn cost_ns() -> f64 {
-    const LAPS: u32 = 10_000;
-    let clock = Wall::new();
+pub fn measure_lap_cost_ns() -> f64 {
+    const LAPS_PER_BATCH: u32 = 10_000;
+    let clock = WallClock::new();
     let batch = || {
         let mut watch = Stopwatch::start(&clock);
         let started = clock.now_ns();
-        for _ in 0..LAPS {
+        for _ in 0..LAPS_PER_BATCH {
             std::hint::black_box(watch.lap_ns());
         }
-        (clock.now_ns() - started) as f64 / f64::from(LAPS)
+        (clock.now_ns() - started) as f64 / f64::from(LAPS_PER_BATCH)
     };
     (0..20).map(|_| batch()).fold(f64::INFINITY, f64::min)
 }
@@ -74,7 +74,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn laps_add_up() {
+    fn laps_sum_to_total() {
         let clock = sim::Clock::new();
         let mut watch = Stopwatch::start(&clock);
         clock.advance(5);
@@ -87,8 +87,8 @@ mod tests {
 
     /// Prints the cost; the asserted bound is that of a debug build under load.
     #[test]
-    fn a_lap_costs_little() {
-        let cost = cost_ns();
+    fn lap_cost_is_small() {
+        let cost = measure_lap_cost_ns();
         println!("one lap of the stopwatch: {cost:.1} ns");
         assert!(cost < 5_000.0);
     }

@@ -4,14 +4,14 @@ use std::cell::RefCell;
 
 use anyhow::{Context as _, anyhow};
 
-use crate::stop::{Stop, Stopped};
+use crate::stop::{RunStopped, StopFlag};
 use crate::store_profile::StoreProfile;
 use crate::subject::RunEnvironment;
 use crate::units;
 use draconis_device::Random;
 
 /// Input of an experiment.
-pub struct Context {
+pub struct RunContext {
     /// Values of the parameters.
     pub values: Vec<(&'static str, String)>,
     /// Random seed.
@@ -21,18 +21,18 @@ pub struct Context {
     /// Environment for creating files and subjects.
     pub workshop: RunEnvironment,
     /// Stop flag.
-    pub stop: Stop,
+    pub stop: StopFlag,
     notes: RefCell<Vec<String>>,
     profiles: RefCell<Vec<StoreProfile>>,
 }
 
-impl Context {
+impl RunContext {
     /// Creates a context with these parameter values.
     pub fn new(
         values: Vec<(&'static str, String)>,
         seed: u64,
         workshop: RunEnvironment,
-        stop: Stop,
+        stop: StopFlag,
     ) -> Self {
         let (notes, profiles) = Default::default();
         Self { values, seed, repetition: 0, workshop, stop, notes, profiles }
@@ -42,7 +42,7 @@ impl Context {
     ///
     /// # Errors
     /// The experiment has no such parameter.
-    pub fn text(&self, name: &str) -> anyhow::Result<&str> {
+    pub fn text_parameter(&self, name: &str) -> anyhow::Result<&str> {
         let value = self.values.iter().find(|(key, _)| *key == name);
         value.map(|(_, value)| value.as_str()).with_context(|| format!("no parameter {name}"))
     }
@@ -51,8 +51,8 @@ impl Context {
     ///
     /// # Errors
     /// The text is no number.
-    pub fn number(&self, name: &str) -> anyhow::Result<u64> {
-        let text = self.text(name)?;
+    pub fn number_parameter(&self, name: &str) -> anyhow::Result<u64> {
+        let text = self.text_parameter(name)?;
         units::parse_amount(text).with_context(|| format!("{name}={text}: a number is needed"))
     }
 
@@ -60,8 +60,8 @@ impl Context {
     ///
     /// # Errors
     /// The text is no such list.
-    pub fn numbers(&self, name: &str) -> anyhow::Result<Vec<u64>> {
-        let text = self.text(name)?;
+    pub fn number_list_parameter(&self, name: &str) -> anyhow::Result<Vec<u64>> {
+        let text = self.text_parameter(name)?;
         let parse = |one: &str| units::parse_amount(one).ok_or_else(|| anyhow!("{name}={text}"));
         text.split(',').map(parse).collect()
     }
@@ -70,14 +70,14 @@ impl Context {
     ///
     /// # Errors
     /// The text is no such list.
-    pub fn fractions(&self, name: &str) -> anyhow::Result<Vec<f64>> {
-        let text = self.text(name)?;
+    pub fn fraction_list_parameter(&self, name: &str) -> anyhow::Result<Vec<f64>> {
+        let text = self.text_parameter(name)?;
         let parse = |one: &str| one.trim().parse().map_err(|_| anyhow!("{name}={text}"));
         text.split(',').map(parse).collect()
     }
 
     /// Returns the random generator of this repetition.
-    pub fn rng(&self) -> Random {
+    pub fn new_rng(&self) -> Random {
         Random::new(self.seed.wrapping_add(self.repetition.wrapping_mul(0x1000_0001)))
     }
 
@@ -85,12 +85,12 @@ impl Context {
     ///
     /// # Errors
     /// [`Stopped`].
-    pub fn check(&self) -> Result<(), Stopped> {
-        self.stop.check()
+    pub fn check_not_stopped(&self) -> Result<(), RunStopped> {
+        self.stop.check_not_stopped()
     }
 
     /// Adds a note to the report, unless it is there already.
-    pub fn note(&self, text: impl Into<String>) {
+    pub fn add_note(&self, text: impl Into<String>) {
         let text = text.into();
         let mut notes = self.notes.borrow_mut();
         if !notes.contains(&text) {
@@ -109,7 +109,7 @@ impl Context {
     }
 
     /// Stores the profile of a subject.
-    pub fn keep_profile(&self, profile: StoreProfile) {
+    pub fn add_profile(&self, profile: StoreProfile) {
         self.profiles.borrow_mut().push(profile);
     }
 

@@ -31,7 +31,7 @@ use draconis_exchange::contract::Time;
 use draconis_ext::mkfs::{self, FileSource, FormatTarget, NodeKind, Tree, TreeNode};
 use draconis_ext::{AccessTimes, OpenOptions, Volume, WriteOptions};
 
-use judge::{StateChecker, Violation};
+use judge::{CrashViolation, StateChecker};
 use workloads::Workload;
 
 use draconis_device::Random;
@@ -73,7 +73,7 @@ pub struct CrashArguments {
 
 /// Mechanism that keeps a volume consistent.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Protocol {
+enum ConsistencyProtocol {
     /// Ordered writes, and `e2fsck -p`.
     Ordered,
     /// A disk whose write groups are atomic under power cuts.
@@ -84,7 +84,7 @@ enum Protocol {
     Store,
 }
 
-impl Protocol {
+impl ConsistencyProtocol {
     /// Returns true if the volume is on a disk whose write groups are atomic under power cuts.
     fn is_atomic(self) -> bool {
         matches!(self, Self::Atomic | Self::Store)
@@ -98,17 +98,17 @@ struct VolumeConfig {
     len_bytes: u64,
 }
 
-const SHAPES: [VolumeConfig; 3] = [
+const VOLUME_CONFIGS: [VolumeConfig; 3] = [
     VolumeConfig { block_bytes: 1024, len_bytes: 4 << 20 },
     VolumeConfig { block_bytes: 4096, len_bytes: 8 << 20 },
     VolumeConfig { block_bytes: 2048, len_bytes: 6 << 20 },
 ];
 
 /// Small volumes that become full.
-const TINY: [VolumeConfig; 4] = [
+const TINY_VOLUME_CONFIGS: [VolumeConfig; 4] = [
     VolumeConfig { block_bytes: 1024, len_bytes: 400 << 10 },
-    SHAPES[0],
-    SHAPES[1],
+    VOLUME_CONFIGS[0],
+    VOLUME_CONFIGS[1],
     VolumeConfig { block_bytes: 2048, len_bytes: 700 << 10 },
 ];
 
@@ -124,29 +124,31 @@ struct CrashStats {
 pub fn run(arguments: &CrashArguments) -> anyhow::Result<()> {
     let began = Instant::now();
     let protocol = arguments.protocol();
-    let is_journal = protocol == Protocol::Journal;
-    let journals = if is_journal { journal::SHAPES.as_slice() } else { &[] };
+    let is_journal = protocol == ConsistencyProtocol::Journal;
+    let journals = if is_journal { journal::JOURNALLED_VOLUMES.as_slice() } else { &[] };
     let journals: Vec<_> = journals
         .iter()
-        .map(|shape| Ok((shape.to_string(), shape.make()?)))
+        .map(|shape| Ok((shape.to_string(), shape.make_image()?)))
         .collect::<anyhow::Result<_>>()?;
-    let keeps_order = matches!(protocol, Protocol::Journal | Protocol::Store);
-    let more = if keeps_order { workloads::JOURNALLED } else { &[] };
+    let keeps_order = matches!(protocol, ConsistencyProtocol::Journal | ConsistencyProtocol::Store);
+    let more = if keeps_order { workloads::JOURNALLED_WORKLOADS } else { &[] };
     let mut all = CrashStats::default();
     let mut seed = arguments.seed;
     while all.states < arguments.states {
-        for (nth, make) in more.iter().chain(workloads::ALL).enumerate() {
+        for (nth, make) in more.iter().chain(workloads::ALL_WORKLOADS).enumerate() {
             let workload = make(seed, arguments.steps);
             if !arguments.only.as_ref().is_none_or(|only| workload.name().contains(only)) {
                 continue;
             }
             let (of, image) = match &journals[..] {
-                [] if protocol == Protocol::Store => store_volumes::fresh(seed + nth as u64)?,
-                [] => (String::new(), fresh(&*workload, seed)?),
+                [] if protocol == ConsistencyProtocol::Store => {
+                    store_volumes::create_store_image(seed + nth as u64)?
+                }
+                [] => (String::new(), make_workload_image(&*workload, seed)?),
                 some => some[(seed as usize + nth * 3) % some.len()].clone(),
             };
             let before = Instant::now();
-            let tally = cut(&*workload, protocol, image, seed, arguments)?;
+            let tally = check_crash_states(&*workload, protocol, image, seed, arguments)?;
             print_line(workload.name(), &format!("seed {seed}"), tally, before.elapsed(), &of);
             all.states += tally.states;
             all.violations += tally.violations;
@@ -165,9 +167,10 @@ pub fn run(arguments: &CrashArguments) -> anyhow::Result<()> {
 }
 
 /// Creates a volume without a journal for a workload.
-fn fresh(workload: &dyn Workload, seed: u64) -> anyhow::Result<Vec<u8>> {
-    let shapes = if workload.may_fill() { &TINY[..] } else { &SHAPES[..] };
-    image(shapes[(seed % shapes.len() as u64) as usize], seed)
+fn make_workload_image(workload: &dyn Workload, seed: u64) -> anyhow::Result<Vec<u8>> {
+    let shapes =
+        if workload.may_fill_volume() { &TINY_VOLUME_CONFIGS[..] } else { &VOLUME_CONFIGS[..] };
+    make_default_image(shapes[(seed % shapes.len() as u64) as usize], seed)
 }
 
 fn print_line(name: &str, of: &str, tally: CrashStats, time: Duration, volume: &str) {
@@ -180,18 +183,19 @@ fn print_line(name: &str, of: &str, tally: CrashStats, time: Duration, volume: &
 }
 
 /// Runs a workload once and checks every crash state.
-fn cut(
+fn check_crash_states(
     workload: &dyn Workload,
-    protocol: Protocol,
+    protocol: ConsistencyProtocol,
     image: Vec<u8>,
     seed: u64,
     arguments: &CrashArguments,
 ) -> anyhow::Result<CrashStats> {
-    let Run { image, events, failed } = record(workload, image, seed, protocol)?;
-    let is_atomic = protocol == Protocol::Atomic;
+    let WorkloadRecording { image, events, failed } =
+        record_workload(workload, image, seed, protocol)?;
+    let is_atomic = protocol == ConsistencyProtocol::Atomic;
     let states = if is_atomic { CrashStates::new_atomic } else { CrashStates::new };
     let crashes = states(image, events, arguments.options(seed));
-    let mut tally = judge_all(workload, seed, crashes, arguments)?;
+    let mut tally = check_all_states(workload, seed, crashes, arguments)?;
     if let Some(error) = failed {
         println!("{} seed {seed} stopped: {error:#}", workload.name());
         tally.violations += 1;
@@ -200,7 +204,7 @@ fn cut(
 }
 
 /// Recording of a workload.
-struct Run {
+struct WorkloadRecording {
     /// Volume before the workload.
     image: Vec<u8>,
     events: Vec<Event>,
@@ -209,22 +213,26 @@ struct Run {
 }
 
 /// Runs a workload on a new volume.
-fn record(
+fn record_workload(
     workload: &dyn Workload,
     image: Vec<u8>,
     seed: u64,
-    protocol: Protocol,
-) -> anyhow::Result<Run> {
+    protocol: ConsistencyProtocol,
+) -> anyhow::Result<WorkloadRecording> {
     let disk = MemoryDisk::new(image.clone(), 512);
-    let disk = if protocol == Protocol::Atomic { disk.atomic_against_power_cuts() } else { disk };
+    let disk = if protocol == ConsistencyProtocol::Atomic {
+        disk.atomic_against_power_cuts()
+    } else {
+        disk
+    };
     let disk = Arc::new(RecordDisk::new(disk));
     let on: Arc<dyn Disk> = match protocol {
-        Protocol::Store => {
+        ConsistencyProtocol::Store => {
             store_volumes::open_with_snapshots(disk.clone(), seed).map_err(anyhow::Error::msg)?
         }
         _ => disk.clone(),
     };
-    let volume = Volume::open_for_writing(on, small(), writing())?;
+    let volume = Volume::open_for_writing(on, small_cache_options(), write_options())?;
     let ran = workload.run(&volume, &disk, &mut Random::new(seed));
     // The failure that made the volume read-only says more than later errors.
     let ran = match volume.failure() {
@@ -233,11 +241,11 @@ fn record(
     };
     let closed = volume.close().map_err(anyhow::Error::from);
     drop(volume);
-    Ok(Run { image, events: disk.take(), failed: ran.and(closed).err() })
+    Ok(WorkloadRecording { image, events: disk.take_events(), failed: ran.and(closed).err() })
 }
 
 /// Checks states on all CPUs.
-fn judge_all(
+fn check_all_states(
     workload: &dyn Workload,
     seed: u64,
     crashes: CrashStates,
@@ -254,7 +262,7 @@ fn judge_all(
             let sampled = arguments.e2fsck_every > 0 && number % arguments.e2fsck_every == 0;
             // Copied first, because checks write to the state.
             let before = arguments.keep.as_ref().map(|_| crash.disk.to_bytes());
-            let broken = judge.judge(&crash, sampled)?;
+            let broken = judge.find_violations(&crash, sampled)?;
             let mut total = lock();
             total.states += 1;
             total.by_e2fsck += u64::from(sampled);
@@ -283,12 +291,12 @@ fn judge_all(
 }
 
 impl CrashArguments {
-    fn protocol(&self) -> Protocol {
+    fn protocol(&self) -> ConsistencyProtocol {
         match () {
-            () if self.atomic => Protocol::Atomic,
-            () if self.journal => Protocol::Journal,
-            () if self.store => Protocol::Store,
-            () => Protocol::Ordered,
+            () if self.atomic => ConsistencyProtocol::Atomic,
+            () if self.journal => ConsistencyProtocol::Journal,
+            () if self.store => ConsistencyProtocol::Store,
+            () => ConsistencyProtocol::Ordered,
         }
     }
 
@@ -303,7 +311,7 @@ fn print_progress(
     seed: u64,
     number: u64,
     crash: &CrashState,
-    violation: &Violation,
+    violation: &CrashViolation,
 ) {
     let name = workload.name();
     let CrashState { durable, written, kind: cut, .. } = crash;
@@ -314,14 +322,18 @@ fn print_progress(
 }
 
 /// Creates a volume whose free blocks hold old data.
-fn image(shape: VolumeConfig, seed: u64) -> anyhow::Result<Vec<u8>> {
-    make(shape, mkfs::FormatOptions::default(), seed)
+fn make_default_image(shape: VolumeConfig, seed: u64) -> anyhow::Result<Vec<u8>> {
+    make_image(shape, mkfs::FormatOptions::default(), seed)
 }
 
 /// Creates such a volume with the given options.
-fn make(shape: VolumeConfig, options: mkfs::FormatOptions, seed: u64) -> anyhow::Result<Vec<u8>> {
-    struct Nothing;
-    impl FileSource for Nothing {
+fn make_image(
+    shape: VolumeConfig,
+    options: mkfs::FormatOptions,
+    seed: u64,
+) -> anyhow::Result<Vec<u8>> {
+    struct NoContents;
+    impl FileSource for NoContents {
         fn read(&self, _: u64, _: u64, _: &mut [u8]) -> std::io::Result<()> {
             Ok(())
         }
@@ -337,13 +349,17 @@ fn make(shape: VolumeConfig, options: mkfs::FormatOptions, seed: u64) -> anyhow:
     let disk = MemoryDisk::new(vec![0xEE; len], 512);
     let mut tree = Tree::new(TreeNode::new(NodeKind::Directory, 0o755));
     let plan = mkfs::plan_for_size(&options, &mut tree, shape.len_bytes)?;
-    mkfs::write(&plan, &Nothing, &FormatTarget { disk: &disk, zeroed: false, progress: &|_| {} })?;
+    mkfs::write(
+        &plan,
+        &NoContents,
+        &FormatTarget { disk: &disk, zeroed: false, progress: &|_| {} },
+    )?;
     drop(plan);
     Ok(disk.into_bytes())
 }
 
 /// Returns options with small caches, which are cheap to create.
-fn small() -> OpenOptions {
+fn small_cache_options() -> OpenOptions {
     OpenOptions {
         inode_cache: 256,
         block_map_cache: 64,
@@ -353,7 +369,7 @@ fn small() -> OpenOptions {
     }
 }
 
-fn writing() -> WriteOptions {
+fn write_options() -> WriteOptions {
     let seconds = AtomicU64::new(1_700_000_000);
     let clock = move || Time {
         seconds: seconds.fetch_add(1, Ordering::Relaxed).try_into().unwrap_or(i64::MAX),
@@ -372,7 +388,7 @@ mod tests {
     use super::injected_faults::JournalFault;
     use super::*;
 
-    fn few() -> CrashArguments {
+    fn few_states() -> CrashArguments {
         CrashArguments {
             states: 1,
             seed: 3,
@@ -389,40 +405,41 @@ mod tests {
 
     /// Short form: some hundred states of each workload.
     #[test]
-    fn no_state_breaks_a_promise() {
-        run(&few()).unwrap();
+    fn crash_states_keep_acknowledged_data() {
+        run(&few_states()).unwrap();
     }
 
     /// On a disk with atomic write groups, states must have no problem at all.
     #[test]
-    fn no_state_of_an_atomic_disk_has_anything_wrong() {
-        run(&CrashArguments { atomic: true, e2fsck_every: 20, ..few() }).unwrap();
+    fn crash_states_of_atomic_disk_are_clean() {
+        run(&CrashArguments { atomic: true, e2fsck_every: 20, ..few_states() }).unwrap();
     }
 
     /// On a store disk, whatever the disk below loses.
     #[test]
-    fn no_state_of_a_volume_in_a_store_has_anything_wrong() {
+    fn crash_states_of_store_volume_are_clean() {
         for seed in 1..=2 {
-            let short = CrashArguments { seed, steps: 4, subsets: 1, e2fsck_every: 60, ..few() };
+            let short =
+                CrashArguments { seed, steps: 4, subsets: 1, e2fsck_every: 60, ..few_states() };
             run(&CrashArguments { store: true, ..short }).unwrap();
         }
     }
 
     /// The volume must detect a store that breaks its durability promises.
     #[test]
-    fn a_store_that_does_not_keep_its_promises_is_found_out() {
-        use draconis_objects::torture::{InjectedFault, Settings, set};
-        let arguments = CrashArguments { store: true, subsets: 3, e2fsck_every: 0, ..few() };
+    fn faulty_store_is_detected() {
+        use draconis_objects::torture::{InjectedFault, TestSettings, set_thread_settings};
+        let arguments = CrashArguments { store: true, subsets: 3, e2fsck_every: 0, ..few_states() };
         for without in [InjectedFault::Flush, InjectedFault::SuperblockAfterFrames] {
             let found = [0, 1].map(|nth| {
-                let workload = workloads::ALL[nth](1, 40);
-                let (_, image) = store_volumes::fresh(1).unwrap();
-                set(Settings { fault: Some(without), ..Settings::USUAL });
-                let run = record(&*workload, image, 1, Protocol::Store);
-                set(Settings::USUAL);
-                let Run { image, events, .. } = run.unwrap();
+                let workload = workloads::ALL_WORKLOADS[nth](1, 40);
+                let (_, image) = store_volumes::create_store_image(1).unwrap();
+                set_thread_settings(TestSettings { fault: Some(without), ..TestSettings::NORMAL });
+                let run = record_workload(&*workload, image, 1, ConsistencyProtocol::Store);
+                set_thread_settings(TestSettings::NORMAL);
+                let WorkloadRecording { image, events, .. } = run.unwrap();
                 let crashes = CrashStates::new(image, events, arguments.options(1));
-                judge_all(&*workload, 1, crashes, &arguments).unwrap().violations
+                check_all_states(&*workload, 1, crashes, &arguments).unwrap().violations
             });
             assert!(found.iter().any(|violations| *violations > 0), "without {without:?}");
         }
@@ -430,28 +447,29 @@ mod tests {
 
     /// A disk that falsely claims atomic write groups must be detected.
     #[test]
-    fn a_disk_that_tears_groups_is_found_out() {
-        for make in [workloads::ALL[0], workloads::ALL[4]] {
+    fn torn_write_groups_are_detected() {
+        for make in [workloads::ALL_WORKLOADS[0], workloads::ALL_WORKLOADS[4]] {
             let workload = make(1, 40);
-            let image = image(SHAPES[0], 1).unwrap();
-            let Run { image, events, .. } = record(&*workload, image, 1, Protocol::Atomic).unwrap();
-            let crashes = CrashStates::new(image, events, few().options(1));
-            let arguments = CrashArguments { atomic: true, ..few() };
-            assert!(judge_all(&*workload, 1, crashes, &arguments).unwrap().violations > 0);
+            let image = make_default_image(VOLUME_CONFIGS[0], 1).unwrap();
+            let WorkloadRecording { image, events, .. } =
+                record_workload(&*workload, image, 1, ConsistencyProtocol::Atomic).unwrap();
+            let crashes = CrashStates::new(image, events, few_states().options(1));
+            let arguments = CrashArguments { atomic: true, ..few_states() };
+            assert!(check_all_states(&*workload, 1, crashes, &arguments).unwrap().violations > 0);
         }
     }
 
     /// Each judge must detect the fault that it is for.
     #[test]
-    fn a_writer_without_order_or_flush_is_found_out() {
-        let judged = |make: &workloads::Make, spoil: fn(&mut Vec<Event>)| {
+    fn missing_order_or_flush_is_detected() {
+        let judged = |make: &workloads::WorkloadFactory, spoil: fn(&mut Vec<Event>)| {
             let workload = make(1, 40);
-            let image = image(SHAPES[0], 1).unwrap();
-            let Run { image, mut events, .. } =
-                record(&*workload, image, 1, Protocol::Ordered).unwrap();
+            let image = make_default_image(VOLUME_CONFIGS[0], 1).unwrap();
+            let WorkloadRecording { image, mut events, .. } =
+                record_workload(&*workload, image, 1, ConsistencyProtocol::Ordered).unwrap();
             spoil(&mut events);
-            let crashes = CrashStates::new(image, events, few().options(1));
-            judge_all(&*workload, 1, crashes, &few()).unwrap().violations
+            let crashes = CrashStates::new(image, events, few_states().options(1));
+            check_all_states(&*workload, 1, crashes, &few_states()).unwrap().violations
         };
         let unordered = |events: &mut Vec<Event>| {
             for event in events {
@@ -462,52 +480,55 @@ mod tests {
         };
         // Acknowledges changes before they are durable.
         let hasty = |events: &mut Vec<Event>| events.retain(|it| !matches!(it, Event::Durable(_)));
-        for make in workloads::ALL {
+        for make in workloads::ALL_WORKLOADS {
             assert!(judged(make, unordered) > 0, "{} without order", make(1, 1).name());
         }
-        for make in &workloads::ALL[..4] {
+        for make in &workloads::ALL_WORKLOADS[..4] {
             assert!(judged(make, hasty) > 0, "{} without waiting", make(1, 1).name());
         }
     }
 
     /// Journalled volumes: after replay the tree is as after one of the calls.
     #[test]
-    fn no_state_of_a_journal_has_anything_wrong() {
+    fn crash_states_of_journal_are_clean() {
         if !has_e2fsprogs() {
             return;
         }
         for seed in 1..=2 {
-            let short = CrashArguments { seed, steps: 16, subsets: 3, e2fsck_every: 60, ..few() };
+            let short =
+                CrashArguments { seed, steps: 16, subsets: 3, e2fsck_every: 60, ..few_states() };
             run(&CrashArguments { journal: true, ..short }).unwrap();
         }
     }
 
     /// Each injected fault of the journal must be detected.
     #[test]
-    fn every_omission_in_a_journal_is_found_out() {
+    fn injected_journal_faults_are_detected() {
         if !has_e2fsprogs() {
             return;
         }
-        let arguments = CrashArguments { journal: true, e2fsck_every: 0, ..few() };
+        let arguments = CrashArguments { journal: true, e2fsck_every: 0, ..few_states() };
         for omission in JournalFault::ALL {
             let mut found = 0;
             // No checksums, so that blocks can be altered; except for the checksum fault.
             let shape = match omission {
-                JournalFault::Sum => journal::SHAPES[3],
-                _ => journal::SHAPES[0],
+                JournalFault::Sum => journal::JOURNALLED_VOLUMES[3],
+                _ => journal::JOURNALLED_VOLUMES[0],
             };
-            let image = shape.make().unwrap();
-            let log = journal::Log::of(&image).unwrap();
+            let image = shape.make_image().unwrap();
+            let log = journal::JournalLocation::of_image(&image).unwrap();
             for seed in 1..6 {
-                let workload = workloads::JOURNALLED[0](seed, 60);
-                let Run { image, mut events, failed } =
-                    record(&*workload, image.clone(), seed, Protocol::Journal).unwrap();
+                let workload = workloads::JOURNALLED_WORKLOADS[0](seed, 60);
+                let WorkloadRecording { image, mut events, failed } =
+                    record_workload(&*workload, image.clone(), seed, ConsistencyProtocol::Journal)
+                        .unwrap();
                 assert!(failed.is_none(), "{failed:?}");
                 if omission.inject(&mut events, &log) == 0 {
                     continue;
                 }
                 let crashes = CrashStates::new(image, events, arguments.options(seed));
-                found += judge_all(&*workload, seed, crashes, &arguments).unwrap().violations;
+                found +=
+                    check_all_states(&*workload, seed, crashes, &arguments).unwrap().violations;
                 if found > 0 {
                     break;
                 }
@@ -520,7 +541,9 @@ mod tests {
         let is_there = |name| std::process::Command::new(name).arg("-V").output().is_ok();
         let both = is_there("mke2fs") && is_there("e2fsck");
         if !both {
-            crate::skipped::skipped("volumes with journals are made by mke2fs, of e2fsprogs");
+            crate::skipped::report_skipped(
+                "volumes with journals are made by mke2fs, of e2fsprogs",
+            );
         }
         both
     }

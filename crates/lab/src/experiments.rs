@@ -26,19 +26,19 @@ mod write_mode;
 mod writing;
 
 pub use channel::serve_as_child as serve_channel;
-pub use estimates::seconds;
+pub use estimates::estimated_seconds;
 pub use isolation::serve_as_child as serve_isolation;
-pub use page_size::paged;
-pub use parallel::useful;
+pub use page_size::page_size_with_times;
+pub use parallel::fewest_sufficient_threads;
 
-use crate::context::Context;
+use crate::context::RunContext;
 use crate::parameters::Parameter;
-use crate::results::{Figure, Points, Sample};
-use crate::subject::{Kind, Subject};
+use crate::results::{Figure, PointQuery, Sample};
+use crate::subject::{Subject, SubjectKind};
 
 /// Source of an experiment.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Paper {
+pub enum PaperSource {
     /// The paper "Ext2 on Singularity".
     Singularity,
     /// The paper "Analysis of memory and file-system performance".
@@ -49,7 +49,7 @@ pub enum Paper {
     Lab,
 }
 
-impl Paper {
+impl PaperSource {
     /// Returns the title.
     pub fn title(self) -> &'static str {
         match self {
@@ -67,7 +67,7 @@ pub struct ExperimentInfo {
     /// Name on the command line.
     pub name: &'static str,
     /// Paper that it is from.
-    pub paper: Paper,
+    pub paper: PaperSource,
     /// Question that it answers.
     pub question: &'static str,
     /// Result published in the paper.
@@ -79,7 +79,7 @@ pub struct ExperimentInfo {
     /// Default subjects.
     pub subjects: &'static [&'static str],
     /// Returns true for kinds of subjects that the experiment can use.
-    pub accepts: fn(Kind) -> bool,
+    pub accepts: fn(SubjectKind) -> bool,
     /// Number of repetitions of a quick run, and of a run of the paper's size.
     pub repetitions: (u64, u64),
     /// True if the first pass is discarded as a warm-up.
@@ -90,7 +90,7 @@ impl ExperimentInfo {
     /// Common defaults of the fields.
     pub const DEFAULTS: Self = Self {
         name: "",
-        paper: Paper::Lab,
+        paper: PaperSource::Lab,
         question: "",
         published_result: "",
         caveat: "",
@@ -105,7 +105,7 @@ impl ExperimentInfo {
 /// An experiment.
 pub trait Experiment: Sync {
     /// Returns the description.
-    fn about(&self) -> &ExperimentInfo;
+    fn info(&self) -> &ExperimentInfo;
 
     /// Returns the figures of the results.
     fn figures(&self) -> Vec<Figure>;
@@ -114,7 +114,7 @@ pub trait Experiment: Sync {
     ///
     /// # Errors
     /// A parameter is invalid.
-    fn bytes(&self, context: &Context) -> anyhow::Result<u64> {
+    fn required_bytes(&self, context: &RunContext) -> anyhow::Result<u64> {
         let _ = context;
         Ok(64 << 20)
     }
@@ -123,7 +123,7 @@ pub trait Experiment: Sync {
     ///
     /// # Errors
     /// A parameter is invalid.
-    fn memory_bytes(&self, context: &Context) -> anyhow::Result<u64> {
+    fn required_memory_bytes(&self, context: &RunContext) -> anyhow::Result<u64> {
         let _ = context;
         Ok(64 << 20)
     }
@@ -132,51 +132,51 @@ pub trait Experiment: Sync {
     ///
     /// # Errors
     /// The subject fails.
-    fn run(&self, context: &Context, subject: &mut dyn Subject) -> anyhow::Result<Vec<Sample>>;
+    fn run(&self, context: &RunContext, subject: &mut dyn Subject) -> anyhow::Result<Vec<Sample>>;
 
     /// Summarizes the results in a sentence or two for each subject.
-    fn summarize(&self, points: Points<'_>) -> Vec<String>;
+    fn summarize(&self, points: PointQuery<'_>) -> Vec<String>;
 }
 
 /// All experiments, in the order of the papers.
-pub const ALL: &[&dyn Experiment] = &[
-    &seqread::SeqRead,
-    &timeseries::TimeSeries,
-    &latency::Latency,
-    &caches::Caches,
-    &channel::Channel,
-    &isolation::Isolation,
-    &mem::GOOD,
-    &mem::BAD,
-    &mem::UGLY,
-    &mem::SWEEP,
-    &mem::SPLIT,
-    &fs_workloads::GOOD,
-    &fs_workloads::BAD,
-    &fs_workloads::UGLY,
-    &fs_workloads::FsSweep,
-    &fs_workloads::FsSplit,
-    &fs_parts::FsParts,
-    &fs_compete::FsCompete,
-    &page_size::PageSize,
-    &write_mode::WriteMode,
-    &parallel::Parallel,
-    &kv::ASYNC,
-    &kv::SYNC,
-    &kv::READ,
-    &kv::LARGE,
-    &append_update::AppendUpdate,
-    &profile::Profile,
-    &objects::Objects,
-    &mount::Mount,
-    &tools::Tools,
-    &killed::Killed,
-    &kv::KvDurable,
-    &kv::KvBucket,
-    &fio_check::FioCheck,
+pub const ALL_EXPERIMENTS: &[&dyn Experiment] = &[
+    &seqread::SequentialReadExperiment,
+    &timeseries::TimeSeriesExperiment,
+    &latency::LatencyExperiment,
+    &caches::CacheSizeExperiment,
+    &channel::ChannelExperiment,
+    &isolation::IsolationExperiment,
+    &mem::MEM_GOOD,
+    &mem::MEM_BAD,
+    &mem::MEM_UGLY,
+    &mem::MEM_SWEEP,
+    &mem::MEM_SPLIT,
+    &fs_workloads::FS_GOOD,
+    &fs_workloads::FS_BAD,
+    &fs_workloads::FS_UGLY,
+    &fs_workloads::FsyncIntervalSweep,
+    &fs_workloads::WorkloadShareExperiment,
+    &fs_parts::WriteCostPartsExperiment,
+    &fs_compete::CompetingFsyncExperiment,
+    &page_size::PageSizeExperiment,
+    &write_mode::WriteModeExperiment,
+    &parallel::ParallelWriteExperiment,
+    &kv::KV_ASYNC,
+    &kv::KV_SYNC,
+    &kv::KV_READ,
+    &kv::KV_LARGE,
+    &append_update::AppendUpdateExperiment,
+    &profile::StorageProfileExperiment,
+    &objects::ObjectStoreExperiment,
+    &mount::MountExperiment,
+    &tools::ToolComparisonExperiment,
+    &killed::WorkerDeathExperiment,
+    &kv::KvDurableCallsExperiment,
+    &kv::KvBucketExperiment,
+    &fio_check::FioComparison,
 ];
 
 /// Returns the experiment with a name.
-pub fn by_name(name: &str) -> Option<&'static dyn Experiment> {
-    ALL.iter().copied().find(|experiment| experiment.about().name == name)
+pub fn find_by_name(name: &str) -> Option<&'static dyn Experiment> {
+    ALL_EXPERIMENTS.iter().copied().find(|experiment| experiment.info().name == name)
 }

@@ -30,7 +30,7 @@ use draconis_exchange::injected_fault::{
 use draconis_service::protocol::{self, MountStatus, Reply, Request, Status};
 use rustix::process::{Pid, Signal};
 
-use client::Client;
+use client::StressClient;
 
 /// Maximum time until a killed worker is replaced.
 const RESTART_TIMEOUT: Duration = Duration::from_secs(60);
@@ -58,7 +58,7 @@ pub struct DeathsArguments {
     mke2fs: Vec<String>,
     /// Delay point at which workers are killed: read, applied, logged, answered or committed (test
     /// builds only).
-    #[arg(long, value_parser = point)]
+    #[arg(long, value_parser = parse_delay_point)]
     linger: Option<DelayPoint>,
     /// Shell command to run repeatedly in a directory of the mount, beside the clients; it must
     /// succeed (repeatable). Half of its runs are killed.
@@ -75,7 +75,7 @@ pub struct DeathsArguments {
     draconis: Option<PathBuf>,
 }
 
-fn point(name: &str) -> Result<DelayPoint, String> {
+fn parse_delay_point(name: &str) -> Result<DelayPoint, String> {
     let mut all = DelayPoint::ALL.into_iter();
     all.find(|point| format!("{point:?}").eq_ignore_ascii_case(name)).ok_or_else(|| {
         "read, applied, logged, answered and committed are what a request passes".into()
@@ -83,7 +83,7 @@ fn point(name: &str) -> Result<DelayPoint, String> {
 }
 
 /// State shared by the clients and the killer.
-pub(crate) struct Shared {
+pub(crate) struct SharedState {
     over: AtomicBool,
     /// Number of calls so far.
     calls: AtomicU64,
@@ -94,20 +94,20 @@ pub(crate) struct Shared {
     waits: Mutex<Vec<Duration>>,
 }
 
-impl Shared {
+impl SharedState {
     fn is_over(&self) -> bool {
         self.over.load(Ordering::Relaxed)
     }
 
-    fn now(&self) -> u64 {
+    fn elapsed_ns(&self) -> u64 {
         self.began.elapsed().as_nanos() as u64
     }
 
     /// Makes a call; records its duration if a worker died meanwhile.
-    pub(crate) fn call<T>(&self, call: impl FnOnce() -> T) -> T {
-        let began = self.now();
+    pub(crate) fn timed_call<T>(&self, call: impl FnOnce() -> T) -> T {
+        let began = self.elapsed_ns();
         let done = call();
-        let (killed, ended) = (self.killed.load(Ordering::Relaxed), self.now());
+        let (killed, ended) = (self.killed.load(Ordering::Relaxed), self.elapsed_ns());
         self.calls.fetch_add(1, Ordering::Relaxed);
         if (began..ended).contains(&killed) {
             let wait = Duration::from_nanos(ended - killed);
@@ -140,7 +140,7 @@ impl TestMount {
         std::fs::File::create(stand.path("image"))?.set_len(192 << 20)?;
         let mut make = Command::new("mke2fs");
         make.args(["-q", "-F", "-t", &arguments.kind]).args(&arguments.mke2fs);
-        ran(make.arg(stand.path("image")))?;
+        run_command(make.arg(stand.path("image")))?;
         Ok(stand)
     }
 
@@ -159,11 +159,11 @@ impl TestMount {
     fn mount(&self, options: Option<&str>) -> anyhow::Result<()> {
         let mut command = self.draconis(&["mount"]);
         command.args(options.map(|options| format!("-o{options}")));
-        ran(command.arg(self.path("image")).arg(self.path("mnt")))
+        run_command(command.arg(self.path("image")).arg(self.path("mnt")))
     }
 
     fn unmount(&self) -> anyhow::Result<()> {
-        ran(self.draconis(&["umount"]).arg(self.path("mnt")))
+        run_command(self.draconis(&["umount"]).arg(self.path("mnt")))
     }
 
     /// Prints the log of the manager and its workers.
@@ -176,8 +176,8 @@ impl TestMount {
         }
     }
 
-    fn judge(&self) -> anyhow::Result<()> {
-        ran(Command::new("e2fsck").arg("-fn").arg(self.path("image")))
+    fn run_e2fsck(&self) -> anyhow::Result<()> {
+        run_command(Command::new("e2fsck").arg("-fn").arg(self.path("image")))
     }
 
     fn status(&self) -> anyhow::Result<MountStatus> {
@@ -186,8 +186,8 @@ impl TestMount {
 
     fn query_status(&self) -> anyhow::Result<Status> {
         let socket = std::os::unix::net::UnixStream::connect(self.path("run/manager.sock"))?;
-        protocol::send(&socket, &Request::Status)?;
-        match protocol::receive(&socket)? {
+        protocol::send_line(&socket, &Request::Status)?;
+        match protocol::receive_line(&socket)? {
             Reply::Status(status) => Ok(status),
             other => bail!("{other:?}"),
         }
@@ -202,7 +202,7 @@ impl Drop for TestMount {
     }
 }
 
-fn ran(command: &mut Command) -> anyhow::Result<()> {
+fn run_command(command: &mut Command) -> anyhow::Result<()> {
     let name = command.get_program().to_string_lossy().into_owned();
     let output = command.output().with_context(|| name.clone())?;
     if !output.status.success() {
@@ -219,26 +219,28 @@ fn kill_process(pid: u32) -> anyhow::Result<()> {
 
 /// Runs the test; fails if a client saw an error.
 pub fn run(arguments: &DeathsArguments) -> anyhow::Result<()> {
-    judge(arguments, None)
+    run_test(arguments, None)
 }
 
 /// Runs the test with a fault injected into the program.
-fn judge(arguments: &DeathsArguments, omission: Option<InjectedFault>) -> anyhow::Result<()> {
+fn run_test(arguments: &DeathsArguments, omission: Option<InjectedFault>) -> anyhow::Result<()> {
     let stand = TestMount::new(arguments, omission)?;
     stand.mount(arguments.options.as_deref())?;
-    let shared = Shared {
+    let shared = SharedState {
         over: AtomicBool::new(false),
         calls: AtomicU64::new(0),
         began: Instant::now(),
         killed: AtomicU64::new(0),
         waits: Mutex::default(),
     };
-    let new = |nth| Client::new(&stand.path("mnt"), nth, arguments.seed, &shared);
+    let new = |nth| StressClient::new(&stand.path("mnt"), nth, arguments.seed, &shared);
     let mut clients = (0..arguments.clients).map(new).collect::<anyhow::Result<Vec<_>>>()?;
     let (mut found, mut restarts) = (vec![], 0);
     std::thread::scope(|scope| -> anyhow::Result<()> {
-        let working: Vec<_> =
-            clients.iter_mut().map(|client| scope.spawn(|| client.work(&shared))).collect();
+        let working: Vec<_> = clients
+            .iter_mut()
+            .map(|client| scope.spawn(|| client.run_until_over(&shared)))
+            .collect();
         let running: Vec<_> = (0..)
             .zip(&arguments.programs)
             .map(|(nth, command)| {
@@ -246,7 +248,7 @@ fn judge(arguments: &DeathsArguments, omission: Option<InjectedFault>) -> anyhow
                 scope.spawn(move || program::run(command, &dir, arguments.seed + nth, shared))
             })
             .collect();
-        let killed = kill(&stand, arguments, &shared);
+        let killed = kill_until_over(&stand, arguments, &shared);
         shared.over.store(true, Ordering::Relaxed);
         for client in working.into_iter().chain(running) {
             match client.join() {
@@ -259,16 +261,16 @@ fn judge(arguments: &DeathsArguments, omission: Option<InjectedFault>) -> anyhow
     })?;
     for again in [false, true] {
         if again {
-            clients.iter_mut().for_each(Client::close_files);
+            clients.iter_mut().for_each(StressClient::close_files);
             stand.unmount()?;
-            stand.judge()?;
+            stand.run_e2fsck()?;
             stand.mount(arguments.options.as_deref())?;
         }
-        found.extend(clients.iter().filter_map(|client| client.compare().err()));
+        found.extend(clients.iter().filter_map(|client| client.compare_all().err()));
     }
     stand.unmount()?;
-    stand.judge()?;
-    report(&shared, restarts);
+    stand.run_e2fsck()?;
+    print_report(&shared, restarts);
     for why in &found {
         println!("{why:#}");
     }
@@ -281,7 +283,7 @@ fn judge(arguments: &DeathsArguments, omission: Option<InjectedFault>) -> anyhow
 
 /// An event during the test.
 #[derive(Clone, Copy)]
-enum Event {
+enum KillEvent {
     WorkerDies,
     /// The manager is killed; a new one finds the mounts.
     ManagerDies,
@@ -289,10 +291,10 @@ enum Event {
     Upgrade,
 }
 
-impl Event {
+impl KillEvent {
     /// Picks a random event, mostly `WorkerDies`.
     fn random_event(random: &mut Random) -> Self {
-        match random.below(16) {
+        match random.next_below(16) {
             0 => Self::ManagerDies,
             1 => Self::Upgrade,
             _ => Self::WorkerDies,
@@ -301,7 +303,11 @@ impl Event {
 }
 
 /// Triggers the events; returns the number of worker restarts.
-fn kill(stand: &TestMount, arguments: &DeathsArguments, shared: &Shared) -> anyhow::Result<u64> {
+fn kill_until_over(
+    stand: &TestMount,
+    arguments: &DeathsArguments,
+    shared: &SharedState,
+) -> anyhow::Result<u64> {
     let mut random = Random::new(arguments.seed ^ 0xdead);
     let mut last = 0;
     for _ in 0..arguments.kills {
@@ -319,19 +325,19 @@ fn kill(stand: &TestMount, arguments: &DeathsArguments, shared: &Shared) -> anyh
             }
             std::thread::sleep(Duration::from_micros(500));
         };
-        std::thread::sleep(Duration::from_micros(random.below(1000 * arguments.most_ms)));
-        shared.killed.store(shared.now(), Ordering::Relaxed);
-        match Event::random_event(&mut random) {
-            Event::WorkerDies => {
+        std::thread::sleep(Duration::from_micros(random.next_below(1000 * arguments.most_ms)));
+        shared.killed.store(shared.elapsed_ns(), Ordering::Relaxed);
+        match KillEvent::random_event(&mut random) {
+            KillEvent::WorkerDies => {
                 kill_process(pid)?;
                 last = pid;
             }
-            Event::ManagerDies => {
+            KillEvent::ManagerDies => {
                 kill_process(stand.query_status()?.manager_pid.context("there is no manager")?)?;
-                ran(&mut stand.draconis(&["status"]))?;
+                run_command(&mut stand.draconis(&["status"]))?;
             }
-            Event::Upgrade => {
-                ran(&mut stand.draconis(&["upgrade"]))?;
+            KillEvent::Upgrade => {
+                run_command(&mut stand.draconis(&["upgrade"]))?;
                 last = pid;
             }
         }
@@ -349,7 +355,7 @@ fn kill(stand: &TestMount, arguments: &DeathsArguments, shared: &Shared) -> anyh
     }
 }
 
-fn report(shared: &Shared, restarts: u64) {
+fn print_report(shared: &SharedState, restarts: u64) {
     let mut waits =
         std::mem::take(&mut *shared.waits.lock().unwrap_or_else(PoisonError::into_inner));
     waits.sort();

@@ -4,11 +4,11 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
-use crate::subject::Device;
+use crate::subject::BlockDeviceCounters;
 
 /// The machine and its load.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
-pub struct Machine {
+pub struct MachineDescription {
     /// Time of this description.
     pub date: String,
     /// Model of the processor.
@@ -41,19 +41,19 @@ pub struct Machine {
     pub sectors: String,
 }
 
-impl Machine {
+impl MachineDescription {
     /// Collects the description; `dir` is the lab's directory.
-    pub fn look(dir: &Path) -> Self {
+    pub fn detect(dir: &Path) -> Self {
         let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
         let after = |text: &str, key: &str| {
             let line = text.lines().find(|line| line.starts_with(key));
             line.and_then(|line| line.split_once(':')).map(|(_, v)| v.trim().to_string())
         };
-        let mib = |key: &str| memory(key).unwrap_or(0) >> 20;
+        let mib = |key: &str| meminfo_bytes(key).unwrap_or(0) >> 20;
         let cpuinfo = read("/proc/cpuinfo");
-        let device = Device::of(dir);
+        let device = BlockDeviceCounters::of_path(dir);
         let queue = |what: &str| {
-            let said = device.as_ref().and_then(|device| device.queue(what));
+            let said = device.as_ref().and_then(|device| device.queue_attribute(what));
             said.unwrap_or_else(|| "unknown".into())
         };
         let governor = read("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor");
@@ -71,7 +71,7 @@ impl Machine {
             virtual_machine: after(&cpuinfo, "flags")
                 .is_some_and(|flags| flags.split(' ').any(|flag| flag == "hypervisor")),
             load: read("/proc/loadavg").split(' ').next().unwrap_or_default().to_string(),
-            file_system: file_system(dir),
+            file_system: file_system_type(dir),
             scheduler: queue("scheduler"),
             read_ahead_kib: queue("read_ahead_kb"),
             rotational: match queue("rotational").as_str() {
@@ -86,14 +86,14 @@ impl Machine {
 }
 
 /// Returns a value of `/proc/meminfo`, in bytes.
-pub fn memory(key: &str) -> Option<u64> {
+pub fn meminfo_bytes(key: &str) -> Option<u64> {
     let text = std::fs::read_to_string("/proc/meminfo").ok()?;
     let line = text.lines().find(|line| line.starts_with(key))?;
     line.split_whitespace().nth(1)?.parse::<u64>().ok().map(|kib| kib * 1024)
 }
 
 /// Returns the file system of `path`, by the longest mount point above it.
-pub fn file_system(path: &Path) -> String {
+pub fn file_system_type(path: &Path) -> String {
     let path = std::fs::canonicalize(path).unwrap_or_else(|_| path.into());
     let mounts = std::fs::read_to_string("/proc/mounts").unwrap_or_default();
     let mut best = (0, "unknown");
@@ -107,7 +107,7 @@ pub fn file_system(path: &Path) -> String {
     best.1.to_string()
 }
 
-impl std::fmt::Display for Machine {
+impl std::fmt::Display for MachineDescription {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let Self { date, cpus, cpu, memory_mib, kernel, load, device, file_system, .. } = self;
         write!(

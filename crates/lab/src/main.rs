@@ -52,7 +52,7 @@ use anyhow::{Context, bail};
 use clap::{Args, Parser, Subcommand};
 
 use experiments::Experiment;
-use parameters::{Settings, Size};
+use parameters::{ParameterSettings, RunSize};
 use results::Results;
 use subject::RunEnvironment;
 
@@ -73,7 +73,7 @@ enum Command {
         json: bool,
     },
     /// Run experiments.
-    #[command(after_long_help = SUBJECTS)]
+    #[command(after_long_help = SUBJECTS_HELP)]
     Run(RunArguments),
     /// Regenerate the report of a run.
     Report {
@@ -118,7 +118,7 @@ enum Command {
     },
 }
 
-const SUBJECTS: &str = "\
+const SUBJECTS_HELP: &str = "\
 Subjects:
   dir[:PATH]               a directory of a file system that is mounted
   kernel[:KIND]            a volume of its own, mounted by the kernel over a loop device;
@@ -142,7 +142,7 @@ struct RunArguments {
     subject: Vec<String>,
     /// quick, paper, or a multiple of quick.
     #[arg(long, default_value = "quick")]
-    size: Size,
+    size: RunSize,
     /// Output directory.
     #[arg(long, default_value = "lab-results")]
     out: PathBuf,
@@ -177,7 +177,7 @@ fn main() -> ExitCode {
 }
 
 /// Writes to standard output; ignores a closed pipe.
-fn say(text: &str) -> anyhow::Result<()> {
+fn print_text(text: &str) -> anyhow::Result<()> {
     match std::io::stdout().write_all(text.as_bytes()) {
         Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => Err(error.into()),
         _ => Ok(()),
@@ -186,16 +186,16 @@ fn say(text: &str) -> anyhow::Result<()> {
 
 fn run(command: Command) -> anyhow::Result<ExitCode> {
     match command {
-        Command::List { json } => list(json)?,
-        Command::Run(arguments) => return measure(&arguments),
+        Command::List { json } => list_experiments(json)?,
+        Command::Run(arguments) => return run_experiments(&arguments),
         Command::Report { dir } => {
             let results = Results::read(&dir)?;
-            say(&format!("{}\n", report::write(&results, &dir)?.display()))?;
+            print_text(&format!("{}\n", report::write(&results, &dir)?.display()))?;
         }
         Command::Compare { a, b } => {
-            say(&compare::text(&Results::read(&a)?, &Results::read(&b)?))?;
+            print_text(&compare::format_comparison(&Results::read(&a)?, &Results::read(&b)?))?;
         }
-        Command::Memory { write_back, at } => null_fs::serve(&at, write_back)?,
+        Command::Memory { write_back, at } => null_fs::serve_null_fs(&at, write_back)?,
         Command::ChannelChild { cpu } => experiments::serve_channel(cpu)?,
         Command::IsolationChild { image } => experiments::serve_isolation(&image)?,
         Command::Crash(arguments) => crash::run(&arguments)?,
@@ -206,13 +206,14 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn list(json: bool) -> anyhow::Result<()> {
+fn list_experiments(json: bool) -> anyhow::Result<()> {
     if json {
-        let all: Vec<_> = experiments::ALL.iter().map(|one| listed(*one)).collect();
-        return say(&(serde_json::to_string_pretty(&all)? + "\n"));
+        let all: Vec<_> =
+            experiments::ALL_EXPERIMENTS.iter().map(|one| experiment_json(*one)).collect();
+        return print_text(&(serde_json::to_string_pretty(&all)? + "\n"));
     }
     let (mut text, mut paper) = (String::new(), "");
-    for about in experiments::ALL.iter().map(|one| one.about()) {
+    for about in experiments::ALL_EXPERIMENTS.iter().map(|one| one.info()) {
         if about.paper.title() != paper {
             paper = about.paper.title();
             writeln!(text, "\n{paper}")?;
@@ -222,8 +223,8 @@ fn list(json: bool) -> anyhow::Result<()> {
         writeln!(text, "    the paper: {}", about.published_result)?;
         writeln!(text, "    subjects: {}", about.subjects.join(", "))?;
         let takes = |is_paper| {
-            let seconds = experiments::seconds(about.name, is_paper);
-            seconds.map_or("unknown".into(), units::duration)
+            let seconds = experiments::estimated_seconds(about.name, is_paper);
+            seconds.map_or("unknown".into(), units::format_duration)
         };
         writeln!(text, "    takes: about {}; of the paper's size {}", takes(false), takes(true))?;
         for p in about.parameters {
@@ -231,16 +232,16 @@ fn list(json: bool) -> anyhow::Result<()> {
             writeln!(text, "    --set {name}=   {what} (quick {}, paper {})", p.quick, p.paper)?;
         }
     }
-    say(&text)
+    print_text(&text)
 }
 
-fn listed(experiment: &dyn Experiment) -> serde_json::Value {
+fn experiment_json(experiment: &dyn Experiment) -> serde_json::Value {
     let parameter = |p: &parameters::Parameter| {
         serde_json::json!({
             "name": p.name, "what": p.what, "quick": p.quick, "paper": p.paper,
         })
     };
-    let about = experiment.about();
+    let about = experiment.info();
     let parameters: Vec<_> = about.parameters.iter().map(parameter).collect();
     serde_json::json!({
         "name": about.name,
@@ -250,48 +251,50 @@ fn listed(experiment: &dyn Experiment) -> serde_json::Value {
         "subjects": about.subjects,
         "parameters": parameters,
         "figures": experiment.figures(),
-        "seconds_quick": experiments::seconds(about.name, false),
-        "seconds_paper": experiments::seconds(about.name, true),
+        "seconds_quick": experiments::estimated_seconds(about.name, false),
+        "seconds_paper": experiments::estimated_seconds(about.name, true),
     })
 }
 
-fn named(names: &[String]) -> anyhow::Result<Vec<&'static dyn Experiment>> {
+fn select_experiments(names: &[String]) -> anyhow::Result<Vec<&'static dyn Experiment>> {
     if names.iter().any(|name| name == "all") {
-        return Ok(experiments::ALL.to_vec());
+        return Ok(experiments::ALL_EXPERIMENTS.to_vec());
     }
     let find = |name: &String| {
-        experiments::by_name(name)
+        experiments::find_by_name(name)
             .with_context(|| format!("no experiment {name}; `list` shows them all"))
     };
     names.iter().map(find).collect()
 }
 
 /// Prints the expected duration of the run.
-fn announce(experiments: &[&'static dyn Experiment], size: Size) {
-    let is_paper = size == Size::Paper;
-    let seconds =
-        experiments.iter().filter_map(|one| experiments::seconds(one.about().name, is_paper));
-    let about = units::duration(seconds.sum());
+fn print_expected_duration(experiments: &[&'static dyn Experiment], size: RunSize) {
+    let is_paper = size == RunSize::Paper;
+    let seconds = experiments
+        .iter()
+        .filter_map(|one| experiments::estimated_seconds(one.info().name, is_paper));
+    let about = units::format_duration(seconds.sum());
     let count = experiments.len();
     match size {
-        Size::Times(times) => eprintln!(
+        RunSize::Times(times) => eprintln!(
             "{count} experiments, {times} times the quick size: quick takes about {about}"
         ),
         _ => eprintln!("{count} experiments, about {about} on 2 CPUs if all subjects are here"),
     }
 }
 
-fn measure(arguments: &RunArguments) -> anyhow::Result<ExitCode> {
-    let experiments = named(&arguments.names)?;
-    let settings = Settings::parse(&arguments.set)?;
+fn run_experiments(arguments: &RunArguments) -> anyhow::Result<ExitCode> {
+    let experiments = select_experiments(&arguments.names)?;
+    let settings = ParameterSettings::parse(&arguments.set)?;
     let known: Vec<(&str, &str)> = experiments
         .iter()
-        .map(|one| one.about())
+        .map(|one| one.info())
         .flat_map(|one| one.parameters.iter().map(|p| (one.name, p.name)))
         .collect();
     settings.check(&known)?;
-    if let Some(spec) = arguments.subject.iter().find(|spec| subject::kind_of(spec).is_none()) {
-        bail!("nobody knows the subject {spec}\n{SUBJECTS}");
+    if let Some(spec) = arguments.subject.iter().find(|spec| subject::subject_kind(spec).is_none())
+    {
+        bail!("nobody knows the subject {spec}\n{SUBJECTS_HELP}");
     }
     for dir in [&arguments.out, &arguments.dir] {
         std::fs::create_dir_all(dir).with_context(|| dir.display().to_string())?;
@@ -307,28 +310,28 @@ fn measure(arguments: &RunArguments) -> anyhow::Result<ExitCode> {
         destroy: arguments.destroy,
         bytes: 0,
     };
-    announce(&experiments, arguments.size);
-    let plan = runner::Plan {
+    print_expected_duration(&experiments, arguments.size);
+    let plan = runner::RunPlan {
         experiments,
         subjects: arguments.subject.clone(),
         size: arguments.size,
         seed: arguments.seed,
         settings,
         workshop,
-        stop: stop::Stop::listen()?,
+        stop: stop::StopFlag::install_signal_handlers()?,
         progress: !arguments.json,
     };
-    let results = runner::run(&plan, &|results| results.write(&arguments.out))?;
+    let results = runner::run_plan(&plan, &|results| results.write(&arguments.out))?;
     results.write(&arguments.out)?;
     let report = report::write(&results, &arguments.out)?;
     if arguments.json {
-        say(&(serde_json::to_string_pretty(&results)? + "\n"))?;
+        print_text(&(serde_json::to_string_pretty(&results)? + "\n"))?;
     } else {
         let mut text = format!("{}\n", results.machine);
-        let told = |one| terminal::outcome(one, &arguments.out);
+        let told = |one| terminal::format_outcome(one, &arguments.out);
         text.extend(results.experiments.iter().map(told));
-        write!(text, "\n{}report: {}\n", terminal::ends(&results), report.display())?;
-        say(&text)?;
+        write!(text, "\n{}report: {}\n", terminal::format_footer(&results), report.display())?;
+        print_text(&text)?;
     }
     // Status of a program that SIGINT killed.
     Ok(if results.interrupted { ExitCode::from(130) } else { ExitCode::SUCCESS })

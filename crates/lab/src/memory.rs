@@ -24,24 +24,24 @@ static ZEROS: [u8; 1 << 20] = [0; 1 << 20];
 
 /// The tree.
 pub struct MemoryTree {
-    nodes: Mutex<Nodes>,
+    nodes: Mutex<NodeTable>,
     /// True if written data is stored; otherwise files read as zeros.
     keeps: bool,
 }
 
-struct Nodes {
-    by_number: HashMap<u64, Object>,
+struct NodeTable {
+    by_number: HashMap<u64, MemoryNode>,
     next: u64,
 }
 
-struct Object {
+struct MemoryNode {
     attributes: Attributes,
     holds: u64,
     xattrs: BTreeMap<Vec<u8>, Vec<u8>>,
-    what: Content,
+    what: NodeContent,
 }
 
-enum Content {
+enum NodeContent {
     File(Vec<u8>),
     Directory(NameTable),
     Link(Vec<u8>),
@@ -57,45 +57,45 @@ struct NameTable {
     next: u64,
 }
 
-type Done<T> = Result<T, Refusal>;
+type FileResult<T> = Result<T, Refusal>;
 
-fn now() -> Time {
+fn current_time() -> Time {
     let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     Time { seconds: since.as_secs() as i64, nanoseconds: since.subsec_nanos() }
 }
 
 impl NameTable {
-    fn add(&mut self, name: &[u8], node: u64) {
+    fn insert(&mut self, name: &[u8], node: u64) {
         self.next += 1;
         self.by_name.insert(name.to_vec(), (node, self.next));
         self.by_age.insert(self.next, name.to_vec());
     }
 
-    fn take(&mut self, name: &[u8]) -> Option<u64> {
+    fn remove(&mut self, name: &[u8]) -> Option<u64> {
         let (node, age) = self.by_name.remove(name)?;
         self.by_age.remove(&age);
         Some(node)
     }
 }
 
-impl Nodes {
-    fn get(&self, node: Node) -> Done<&Object> {
+impl NodeTable {
+    fn get(&self, node: Node) -> FileResult<&MemoryNode> {
         self.by_number.get(&node.0).ok_or(Refusal::NotFound)
     }
 
-    fn get_mut(&mut self, node: Node) -> Done<&mut Object> {
+    fn get_mut(&mut self, node: Node) -> FileResult<&mut MemoryNode> {
         self.by_number.get_mut(&node.0).ok_or(Refusal::NotFound)
     }
 
-    fn names(&mut self, node: Node) -> Done<&mut NameTable> {
+    fn name_table(&mut self, node: Node) -> FileResult<&mut NameTable> {
         match &mut self.get_mut(node)?.what {
-            Content::Directory(names) => Ok(names),
+            NodeContent::Directory(names) => Ok(names),
             _ => Err(Refusal::NotADirectory),
         }
     }
 
-    fn find(&mut self, parent: Node, name: &[u8]) -> Done<Node> {
-        let names = self.names(parent)?;
+    fn find(&mut self, parent: Node, name: &[u8]) -> FileResult<Node> {
+        let names = self.name_table(parent)?;
         match name {
             b"." => Ok(parent),
             b".." => Ok(Node(names.parent)),
@@ -103,30 +103,31 @@ impl Nodes {
         }
     }
 
-    fn touch(&mut self, node: Node) {
+    fn update_mtime(&mut self, node: Node) {
         if let Ok(object) = self.get_mut(node) {
-            let now = now();
+            let now = current_time();
             (object.attributes.modified, object.attributes.changed) = (now, now);
         }
     }
 
-    fn make(
+    fn create_node(
         &mut self,
         parent: Node,
         name: &Name,
         mode: u32,
         owner: (u32, u32),
         device: (u32, u32),
-        what: Content,
-    ) -> Done<Attributes> {
+        what: NodeContent,
+    ) -> FileResult<Attributes> {
         let name = name.as_bytes();
         if self.find(parent, name).is_ok() {
             return Err(Refusal::Exists);
         }
         self.next += 1;
-        let now = now();
+        let now = current_time();
         let kind = FileType::from_mode(mode).ok_or(Refusal::Invalid)?;
-        let size_bytes = if let Content::Link(target) = &what { target.len() as u64 } else { 0 };
+        let size_bytes =
+            if let NodeContent::Link(target) = &what { target.len() as u64 } else { 0 };
         let attributes = Attributes {
             node: Node(self.next),
             generation: 1,
@@ -146,41 +147,41 @@ impl Nodes {
             changed: now,
             created: Some(now),
         };
-        self.names(parent)?.add(name, attributes.node.0);
+        self.name_table(parent)?.insert(name, attributes.node.0);
         if kind == FileType::Directory {
             self.get_mut(parent)?.attributes.links += 1;
         }
-        let object = Object { attributes, holds: 0, xattrs: BTreeMap::new(), what };
+        let object = MemoryNode { attributes, holds: 0, xattrs: BTreeMap::new(), what };
         self.by_number.insert(attributes.node.0, object);
-        self.touch(parent);
+        self.update_mtime(parent);
         Ok(attributes)
     }
 
     /// Removes a link of a node.
-    fn drop_link(&mut self, node: Node) -> Done<()> {
+    fn drop_link(&mut self, node: Node) -> FileResult<()> {
         let object = self.get_mut(node)?;
         let links = if object.attributes.kind == FileType::Directory { 2 } else { 1 };
         object.attributes.links = object.attributes.links.saturating_sub(links);
-        object.attributes.changed = now();
+        object.attributes.changed = current_time();
         if object.attributes.links == 0 && object.holds == 0 {
             self.by_number.remove(&node.0);
         }
         Ok(())
     }
 
-    fn remove(&mut self, parent: Node, name: &[u8], directory: bool) -> Done<()> {
+    fn remove_name(&mut self, parent: Node, name: &[u8], directory: bool) -> FileResult<()> {
         let node = self.find(parent, name)?;
         match (&self.get(node)?.what, directory) {
-            (Content::Directory(names), true) if !names.by_name.is_empty() => {
+            (NodeContent::Directory(names), true) if !names.by_name.is_empty() => {
                 return Err(Refusal::NotEmpty);
             }
-            (Content::Directory(_), false) => return Err(Refusal::IsADirectory),
-            (Content::Directory(_), true) => self.get_mut(parent)?.attributes.links -= 1,
+            (NodeContent::Directory(_), false) => return Err(Refusal::IsADirectory),
+            (NodeContent::Directory(_), true) => self.get_mut(parent)?.attributes.links -= 1,
             (_, true) => return Err(Refusal::NotADirectory),
             (_, false) => {}
         }
-        self.names(parent)?.take(name);
-        self.touch(parent);
+        self.name_table(parent)?.remove(name);
+        self.update_mtime(parent);
         self.drop_link(node)
     }
 
@@ -189,16 +190,16 @@ impl Nodes {
     }
 
     /// Updates the parent of a moved directory.
-    fn finish_rename(&mut self, from: Node, to: Node, node: Node) -> Done<()> {
+    fn finish_rename(&mut self, from: Node, to: Node, node: Node) -> FileResult<()> {
         if from != to && self.is_directory(node) {
-            self.names(node)?.parent = to.0;
+            self.name_table(node)?.parent = to.0;
             self.get_mut(from)?.attributes.links -= 1;
             self.get_mut(to)?.attributes.links += 1;
         }
         Ok(())
     }
 
-    fn rename(&mut self, m: &directory::Rename) -> Done<()> {
+    fn rename(&mut self, m: &directory::Rename) -> FileResult<()> {
         let (old, new) = (m.name.as_bytes(), m.new_name.as_bytes());
         let node = self.find(m.from, old)?;
         let other = self.find(m.to, new).ok();
@@ -207,27 +208,27 @@ impl Nodes {
             (None, RENAME_EXCHANGE) => return Err(Refusal::NotFound),
             (Some(other), _) if other == node => return Ok(()),
             (Some(other), RENAME_EXCHANGE) => {
-                self.names(m.from)?.take(old);
-                self.names(m.to)?.take(new);
-                self.names(m.from)?.add(old, other.0);
-                self.names(m.to)?.add(new, node.0);
+                self.name_table(m.from)?.remove(old);
+                self.name_table(m.to)?.remove(new);
+                self.name_table(m.from)?.insert(old, other.0);
+                self.name_table(m.to)?.insert(new, node.0);
                 self.finish_rename(m.to, m.from, other)?;
                 return self.finish_rename(m.from, m.to, node);
             }
-            (Some(_), _) => self.remove(m.to, new, self.is_directory(node))?,
+            (Some(_), _) => self.remove_name(m.to, new, self.is_directory(node))?,
             (None, _) => {}
         }
-        self.names(m.from)?.take(old);
-        self.names(m.to)?.add(new, node.0);
-        self.touch(m.from);
-        self.touch(m.to);
+        self.name_table(m.from)?.remove(old);
+        self.name_table(m.to)?.insert(new, node.0);
+        self.update_mtime(m.from);
+        self.update_mtime(m.to);
         self.finish_rename(m.from, m.to, node)
     }
 
-    fn change(&mut self, m: &directory::SetAttributes) -> Done<Attributes> {
+    fn change_attributes(&mut self, m: &directory::SetAttributes) -> FileResult<Attributes> {
         let object = self.get_mut(m.node)?;
         let time = |wanted: Option<SetTime>, had: Time| match wanted {
-            Some(SetTime::Now) => now(),
+            Some(SetTime::Now) => current_time(),
             Some(SetTime::To(time)) => time,
             None => had,
         };
@@ -248,7 +249,7 @@ impl Nodes {
             a.size_bytes = size;
             a.blocks_512 = size.div_ceil(BLOCK_BYTES) * (BLOCK_BYTES / 512);
             a.modified = time(change.modified.or(Some(SetTime::Now)), a.modified);
-            if let Content::File(bytes) = &mut object.what
+            if let NodeContent::File(bytes) = &mut object.what
                 && bytes.len() as u64 > size
             {
                 bytes.truncate(size as usize);
@@ -261,8 +262,8 @@ impl Nodes {
 impl MemoryTree {
     /// Creates an empty tree with a world-writable root directory.
     pub fn new(keeps: bool) -> Self {
-        let mut nodes = Nodes { by_number: HashMap::new(), next: 2 };
-        let time = now();
+        let mut nodes = NodeTable { by_number: HashMap::new(), next: 2 };
+        let time = current_time();
         let attributes = Attributes {
             node: Node::ROOT,
             generation: 1,
@@ -282,13 +283,13 @@ impl MemoryTree {
             changed: time,
             created: None,
         };
-        let what = Content::Directory(NameTable { parent: 1, ..NameTable::default() });
-        let root = Object { attributes, holds: 1, xattrs: BTreeMap::new(), what };
+        let what = NodeContent::Directory(NameTable { parent: 1, ..NameTable::default() });
+        let root = MemoryNode { attributes, holds: 1, xattrs: BTreeMap::new(), what };
         nodes.by_number.insert(1, root);
         Self { nodes: Mutex::new(nodes), keeps }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Nodes> {
+    fn lock(&self) -> MutexGuard<'_, NodeTable> {
         self.nodes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -297,25 +298,25 @@ impl MemoryTree {
         self.lock().by_number.len()
     }
 
-    fn attributes(&self, node: Node) -> Done<Attributes> {
+    fn attributes(&self, node: Node) -> FileResult<Attributes> {
         Ok(self.lock().get(node)?.attributes)
     }
 }
 
 impl DirectoryServer for MemoryTree {
-    fn lookup(&self, request: &mut directory::Lookup) -> Done<Attributes> {
+    fn lookup(&self, request: &mut directory::Lookup) -> FileResult<Attributes> {
         let mut nodes = self.lock();
         let node = nodes.find(request.parent, request.name.as_bytes())?;
         Ok(nodes.get(node)?.attributes)
     }
 
-    fn get_attributes(&self, request: &mut directory::GetAttributes) -> Done<Attributes> {
+    fn get_attributes(&self, request: &mut directory::GetAttributes) -> FileResult<Attributes> {
         self.attributes(request.node)
     }
 
-    fn enumerate(&self, request: &mut directory::Enumerate) -> Done<u32> {
+    fn enumerate(&self, request: &mut directory::Enumerate) -> FileResult<u32> {
         let mut nodes = self.lock();
-        let names = std::mem::take(nodes.names(request.node)?);
+        let names = std::mem::take(nodes.name_table(request.node)?);
         let mut entries = EntryWriter::new(&mut request.buffer);
         let mut full = false;
         for (age, name) in names.by_age.range(request.cookie + 1..) {
@@ -334,92 +335,92 @@ impl DirectoryServer for MemoryTree {
             }
         }
         let len = entries.len();
-        *nodes.names(request.node)? = names;
+        *nodes.name_table(request.node)? = names;
         if full { Err(Refusal::BufferTooSmall) } else { Ok(len) }
     }
 
-    fn read_link(&self, request: &mut directory::ReadLink) -> Done<u32> {
+    fn read_link(&self, request: &mut directory::ReadLink) -> FileResult<u32> {
         match &self.lock().get(request.node)?.what {
-            Content::Link(target) => Ok(request.buffer.copy_in(0, target) as u32),
+            NodeContent::Link(target) => Ok(request.buffer.copy_in(0, target) as u32),
             _ => Err(Refusal::Invalid),
         }
     }
 
-    fn get_xattr(&self, request: &mut directory::GetXattr) -> Done<u32> {
+    fn get_xattr(&self, request: &mut directory::GetXattr) -> FileResult<u32> {
         let nodes = self.lock();
         let xattrs = &nodes.get(request.node)?.xattrs;
         let value = xattrs.get(request.name.as_bytes()).ok_or(Refusal::NoAttribute)?;
-        fill(&mut request.buffer, value)
+        copy_to_buffer(&mut request.buffer, value)
     }
 
-    fn list_xattr(&self, request: &mut directory::ListXattr) -> Done<u32> {
+    fn list_xattr(&self, request: &mut directory::ListXattr) -> FileResult<u32> {
         let nodes = self.lock();
         let xattrs = &nodes.get(request.node)?.xattrs;
         let list: Vec<u8> = xattrs.keys().flat_map(|name| [&name[..], b"\0"].concat()).collect();
-        fill(&mut request.buffer, &list)
+        copy_to_buffer(&mut request.buffer, &list)
     }
 
-    fn create(&self, request: &mut directory::Create) -> Done<Attributes> {
+    fn create(&self, request: &mut directory::Create) -> FileResult<Attributes> {
         let what = match FileType::from_mode(request.mode) {
-            Some(FileType::File) => Content::File(vec![]),
-            _ => Content::Other,
+            Some(FileType::File) => NodeContent::File(vec![]),
+            _ => NodeContent::Other,
         };
         let (mode, owner) = (request.mode & !request.umask, (request.uid, request.gid));
-        self.lock().make(request.parent, &request.name, mode, owner, request.device, what)
+        self.lock().create_node(request.parent, &request.name, mode, owner, request.device, what)
     }
 
-    fn make_directory(&self, request: &mut directory::MakeDirectory) -> Done<Attributes> {
+    fn make_directory(&self, request: &mut directory::MakeDirectory) -> FileResult<Attributes> {
         let mode = FileType::Directory.mode_bits() | (request.mode & 0o7777 & !request.umask);
         let what =
-            Content::Directory(NameTable { parent: request.parent.0, ..NameTable::default() });
+            NodeContent::Directory(NameTable { parent: request.parent.0, ..NameTable::default() });
         let owner = (request.uid, request.gid);
-        self.lock().make(request.parent, &request.name, mode, owner, (0, 0), what)
+        self.lock().create_node(request.parent, &request.name, mode, owner, (0, 0), what)
     }
 
-    fn symlink(&self, request: &mut directory::Symlink) -> Done<Attributes> {
+    fn symlink(&self, request: &mut directory::Symlink) -> FileResult<Attributes> {
         let mut target = vec![0; request.len as usize];
         request.target.copy_out(0, &mut target);
-        let (owner, what) = ((request.uid, request.gid), Content::Link(target));
-        self.lock().make(request.parent, &request.name, 0o120_777, owner, (0, 0), what)
+        let (owner, what) = ((request.uid, request.gid), NodeContent::Link(target));
+        self.lock().create_node(request.parent, &request.name, 0o120_777, owner, (0, 0), what)
     }
 
-    fn link(&self, request: &mut directory::Link) -> Done<Attributes> {
+    fn link(&self, request: &mut directory::Link) -> FileResult<Attributes> {
         let mut nodes = self.lock();
         if nodes.find(request.parent, request.name.as_bytes()).is_ok() {
             return Err(Refusal::Exists);
         }
-        nodes.names(request.parent)?.add(request.name.as_bytes(), request.node.0);
-        nodes.touch(request.parent);
+        nodes.name_table(request.parent)?.insert(request.name.as_bytes(), request.node.0);
+        nodes.update_mtime(request.parent);
         let object = nodes.get_mut(request.node)?;
         object.attributes.links += 1;
-        object.attributes.changed = now();
+        object.attributes.changed = current_time();
         Ok(object.attributes)
     }
 
-    fn unlink(&self, request: &mut directory::Unlink) -> Done<()> {
-        self.lock().remove(request.parent, request.name.as_bytes(), false)
+    fn unlink(&self, request: &mut directory::Unlink) -> FileResult<()> {
+        self.lock().remove_name(request.parent, request.name.as_bytes(), false)
     }
 
-    fn remove_directory(&self, request: &mut directory::RemoveDirectory) -> Done<()> {
-        self.lock().remove(request.parent, request.name.as_bytes(), true)
+    fn remove_directory(&self, request: &mut directory::RemoveDirectory) -> FileResult<()> {
+        self.lock().remove_name(request.parent, request.name.as_bytes(), true)
     }
 
-    fn rename(&self, request: &mut directory::Rename) -> Done<()> {
+    fn rename(&self, request: &mut directory::Rename) -> FileResult<()> {
         self.lock().rename(request)
     }
 
-    fn set_attributes(&self, request: &mut directory::SetAttributes) -> Done<Attributes> {
-        self.lock().change(request)
+    fn set_attributes(&self, request: &mut directory::SetAttributes) -> FileResult<Attributes> {
+        self.lock().change_attributes(request)
     }
 
-    fn set_flags(&self, request: &mut directory::SetFlags) -> Done<Attributes> {
+    fn set_flags(&self, request: &mut directory::SetFlags) -> FileResult<Attributes> {
         let mut nodes = self.lock();
         let object = nodes.get_mut(request.node)?;
         object.attributes.flags = request.flags;
         Ok(object.attributes)
     }
 
-    fn set_xattr(&self, request: &mut directory::SetXattr) -> Done<()> {
+    fn set_xattr(&self, request: &mut directory::SetXattr) -> FileResult<()> {
         let mut value = vec![0; request.len as usize];
         request.value.copy_out(0, &mut value);
         let mut nodes = self.lock();
@@ -433,19 +434,19 @@ impl DirectoryServer for MemoryTree {
         Ok(())
     }
 
-    fn remove_xattr(&self, request: &mut directory::RemoveXattr) -> Done<()> {
+    fn remove_xattr(&self, request: &mut directory::RemoveXattr) -> FileResult<()> {
         let mut nodes = self.lock();
         let removed = nodes.get_mut(request.node)?.xattrs.remove(request.name.as_bytes());
         removed.map(drop).ok_or(Refusal::NoAttribute)
     }
 
-    fn sync_volume(&self, _: &mut directory::SyncVolume) -> Done<()> {
+    fn sync_volume(&self, _: &mut directory::SyncVolume) -> FileResult<()> {
         Ok(())
     }
 }
 
 /// Copies a reply into a buffer; an empty buffer asks for the length.
-fn fill(buffer: &mut Block, bytes: &[u8]) -> Done<u32> {
+fn copy_to_buffer(buffer: &mut Block, bytes: &[u8]) -> FileResult<u32> {
     if !buffer.is_empty() && buffer.copy_in(0, bytes) < bytes.len() {
         return Err(Refusal::BufferTooSmall);
     }
@@ -499,13 +500,13 @@ pub struct MemoryFile<'a> {
 }
 
 impl FileServer for MemoryFile<'_> {
-    fn read(&self, request: &mut file::Read) -> Done<u32> {
+    fn read(&self, request: &mut file::Read) -> FileResult<u32> {
         if !request.is_in_bounds() {
             return Err(Refusal::Invalid);
         }
         let nodes = self.tree.lock();
         let object = nodes.get(self.node)?;
-        let Content::File(bytes) = &object.what else { return Err(Refusal::Invalid) };
+        let NodeContent::File(bytes) = &object.what else { return Err(Refusal::Invalid) };
         let end =
             object.attributes.size_bytes.min(request.offset.saturating_add(request.len.into()));
         let len = end.saturating_sub(request.offset) as usize;
@@ -522,10 +523,10 @@ impl FileServer for MemoryFile<'_> {
         Ok(len as u32)
     }
 
-    fn write(&self, request: &mut file::Write) -> Done<u32> {
+    fn write(&self, request: &mut file::Write) -> FileResult<u32> {
         let mut nodes = self.tree.lock();
         let object = nodes.get_mut(self.node)?;
-        let Content::File(bytes) = &mut object.what else { return Err(Refusal::Invalid) };
+        let NodeContent::File(bytes) = &mut object.what else { return Err(Refusal::Invalid) };
         let end = request.offset + u64::from(request.len);
         if self.tree.keeps {
             let (from, len) = (request.offset as usize, request.len as usize);
@@ -540,18 +541,18 @@ impl FileServer for MemoryFile<'_> {
         if request.clear_privileges {
             a.mode = clear_suid_sgid(a.mode, a.gid, None);
         }
-        (a.modified, a.changed) = (now(), now());
+        (a.modified, a.changed) = (current_time(), current_time());
         Ok(request.len)
     }
 
-    fn get_attributes(&self, _: &mut file::GetAttributes) -> Done<Attributes> {
+    fn get_attributes(&self, _: &mut file::GetAttributes) -> FileResult<Attributes> {
         self.tree.attributes(self.node)
     }
 
-    fn fallocate(&self, request: &mut file::Fallocate) -> Done<()> {
+    fn fallocate(&self, request: &mut file::Fallocate) -> FileResult<()> {
         let mut nodes = self.tree.lock();
         let object = nodes.get_mut(self.node)?;
-        let Content::File(bytes) = &mut object.what else { return Err(Refusal::Invalid) };
+        let NodeContent::File(bytes) = &mut object.what else { return Err(Refusal::Invalid) };
         let end = request.offset.checked_add(request.len).ok_or(Refusal::TooLarge)?;
         let grows = matches!(
             request.how,
@@ -569,13 +570,13 @@ impl FileServer for MemoryFile<'_> {
         Ok(())
     }
 
-    fn seek(&self, request: &mut file::Seek) -> Done<Option<u64>> {
+    fn seek(&self, request: &mut file::Seek) -> FileResult<Option<u64>> {
         // Files have no holes: everything is data.
         let len = self.tree.attributes(self.node)?.size_bytes;
         Ok((request.offset < len).then_some(if request.hole { len } else { request.offset }))
     }
 
-    fn sync(&self, _: &mut file::Sync) -> Done<()> {
+    fn sync(&self, _: &mut file::Sync) -> FileResult<()> {
         Ok(())
     }
 }

@@ -15,15 +15,15 @@ use rustix::io::Errno;
 
 use super::MemoryTree;
 
-struct Mounted {
+struct TestMount {
     dir: tempfile::TempDir,
     tree: Arc<MemoryTree>,
     server: Option<JoinHandle<()>>,
 }
 
-fn mounted(write_back: bool) -> Option<Mounted> {
+fn mount_memory_tree(write_back: bool) -> Option<TestMount> {
     if !rustix::process::geteuid().is_root() || File::open("/dev/fuse").is_err() {
-        crate::skipped::skipped("mounting needs root and /dev/fuse");
+        crate::skipped::report_skipped("mounting needs root and /dev/fuse");
         return None;
     }
     let dir = tempfile::tempdir().unwrap();
@@ -48,16 +48,16 @@ fn mounted(write_back: bool) -> Option<Mounted> {
     let server = std::thread::spawn(move || {
         Server::new(&*served, behaviour).serve(connection, &Activity::default()).unwrap();
     });
-    Some(Mounted { dir, tree, server: Some(server) })
+    Some(TestMount { dir, tree, server: Some(server) })
 }
 
-impl Mounted {
+impl TestMount {
     fn at(&self, name: &str) -> PathBuf {
         self.dir.path().join(name)
     }
 }
 
-impl Drop for Mounted {
+impl Drop for TestMount {
     fn drop(&mut self) {
         // A failed test may leave files open: do not wait for them.
         let force = std::thread::panicking();
@@ -73,7 +73,7 @@ impl Drop for Mounted {
     }
 }
 
-fn names_come_and_go(m: &Mounted) {
+fn names_come_and_go(m: &TestMount) {
     std::fs::write(m.at("a"), "bytes").unwrap();
     assert!(!m.at("b").exists(), "now the kernel knows that there is none");
     std::fs::hard_link(m.at("a"), m.at("b")).unwrap();
@@ -99,7 +99,7 @@ fn names_come_and_go(m: &Mounted) {
     assert_eq!(std::fs::read_dir(m.dir.path()).unwrap().count(), 0);
 }
 
-fn what_lost_its_name_lives_until_its_last_user_has_gone(m: &Mounted) {
+fn what_lost_its_name_lives_until_its_last_user_has_gone(m: &TestMount) {
     let mut files: Vec<File> = (0..20)
         .map(|i| {
             let mut file = File::options()
@@ -137,7 +137,7 @@ fn what_lost_its_name_lives_until_its_last_user_has_gone(m: &Mounted) {
     }
 }
 
-fn bytes_are_what_was_written_however_it_was(m: &Mounted) {
+fn bytes_are_what_was_written_however_it_was(m: &TestMount) {
     let path = m.at("file");
     let pattern: Vec<u8> =
         (0..3_000_000u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
@@ -170,7 +170,7 @@ fn bytes_are_what_was_written_however_it_was(m: &Mounted) {
     assert_eq!((copied, std::fs::read(m.at("copy")).unwrap()), (all.len() as u64, all));
 }
 
-fn data_is_found_that_the_kernel_has_not_written_back(m: &Mounted) {
+fn data_is_found_that_the_kernel_has_not_written_back(m: &TestMount) {
     let file = File::create_new(m.at("file")).unwrap();
     file.write_all_at(b"data", 100_000).unwrap();
     // Nothing was written back, so without fetching dirty pages the server sees an empty file.
@@ -180,7 +180,7 @@ fn data_is_found_that_the_kernel_has_not_written_back(m: &Mounted) {
     assert_eq!(seek(rustix::fs::SeekFrom::Data(200_000)), Err(Errno::NXIO));
 }
 
-fn attributes_are_set_and_privileges_lost(m: &Mounted) {
+fn attributes_are_set_and_privileges_lost(m: &TestMount) {
     let path = m.at("file");
     let mut file = File::options().write(true).create_new(true).mode(0o666).open(&path).unwrap();
     let look = || std::fs::metadata(&path).unwrap();
@@ -214,7 +214,7 @@ fn attributes_are_set_and_privileges_lost(m: &Mounted) {
     assert_eq!(std::fs::metadata(&fifo).unwrap().rdev(), rustix::fs::makedev(300, 70_000));
 }
 
-fn extended_attributes_and_flags(m: &Mounted) {
+fn extended_attributes_and_flags(m: &TestMount) {
     let path = m.at("file");
     let file = File::create_new(&path).unwrap();
     let set = |name: &str, value: &[u8], how| rustix::fs::setxattr(&path, name, value, how);
@@ -234,7 +234,7 @@ fn extended_attributes_and_flags(m: &Mounted) {
     assert_eq!(rustix::fs::ioctl_getflags(&dir), Ok(IFlags::empty()));
 }
 
-fn space_is_reserved_and_given_back(m: &Mounted) {
+fn space_is_reserved_and_given_back(m: &TestMount) {
     let file = File::options().read(true).write(true).create_new(true).open(m.at("f")).unwrap();
     file.write_all_at(&[7; 8192], 0).unwrap();
     let ask = |mode, offset, len| rustix::fs::fallocate(&file, mode, offset, len);
@@ -249,7 +249,7 @@ fn space_is_reserved_and_given_back(m: &Mounted) {
     assert_eq!(ask(FallocateFlags::COLLAPSE_RANGE, 0, 4096), Err(Errno::OPNOTSUPP));
 }
 
-fn many_wait_while_others_work(m: &Mounted) {
+fn many_wait_while_others_work(m: &TestMount) {
     std::thread::scope(|scope| {
         for i in 0..12 {
             scope.spawn(move || {
@@ -275,7 +275,7 @@ macro_rules! both {
         mod write_through {
             $(#[test]
             fn $name() {
-                if let Some(m) = super::mounted(false) {
+                if let Some(m) = super::mount_memory_tree(false) {
                     super::$name(&m);
                 }
             })*
@@ -283,7 +283,7 @@ macro_rules! both {
         mod write_back {
             $(#[test]
             fn $name() {
-                if let Some(m) = super::mounted(true) {
+                if let Some(m) = super::mount_memory_tree(true) {
                     super::$name(&m);
                 }
             })*

@@ -10,7 +10,7 @@ use crate::memory::MemoryTree;
 ///
 /// # Errors
 /// Mounting fails.
-pub fn serve(at: &Path, write_back: bool) -> anyhow::Result<()> {
+pub fn serve_null_fs(at: &Path, write_back: bool) -> anyhow::Result<()> {
     let options = fuse::KernelOptions {
         source: "memory".into(),
         device: None,

@@ -19,7 +19,7 @@ pub struct Parameter {
 }
 
 /// Creates a parameter with its two values.
-pub const fn parameter(
+pub const fn new_parameter(
     name: &'static str,
     what: &'static str,
     quick: &'static str,
@@ -30,7 +30,7 @@ pub const fn parameter(
 
 /// Size of a run.
 #[derive(Clone, Copy, PartialEq, Debug)]
-pub enum Size {
+pub enum RunSize {
     /// All experiments in a few minutes.
     Quick,
     /// Values of the papers.
@@ -39,7 +39,7 @@ pub enum Size {
     Times(f64),
 }
 
-impl std::str::FromStr for Size {
+impl std::str::FromStr for RunSize {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
@@ -54,7 +54,7 @@ impl std::str::FromStr for Size {
     }
 }
 
-impl std::fmt::Display for Size {
+impl std::fmt::Display for RunSize {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Quick => f.write_str("quick"),
@@ -66,9 +66,9 @@ impl std::fmt::Display for Size {
 
 /// Values from the command line: `name=value` or `experiment.name=value`.
 #[derive(Clone, Debug, Default)]
-pub struct Settings(Vec<(String, String)>);
+pub struct ParameterSettings(Vec<(String, String)>);
 
-impl Settings {
+impl ParameterSettings {
     /// Parses the values of `--set`.
     ///
     /// # Errors
@@ -107,14 +107,19 @@ impl Settings {
 }
 
 /// Returns the value of a parameter in a run.
-pub fn value(experiment: &str, parameter: &Parameter, size: Size, settings: &Settings) -> String {
+pub fn parameter_value(
+    experiment: &str,
+    parameter: &Parameter,
+    size: RunSize,
+    settings: &ParameterSettings,
+) -> String {
     if let Some(set) = settings.get(experiment, parameter.name) {
         return set.to_string();
     }
     match size {
-        Size::Quick => parameter.quick.to_string(),
-        Size::Paper => parameter.paper.to_string(),
-        Size::Times(times) => {
+        RunSize::Quick => parameter.quick.to_string(),
+        RunSize::Paper => parameter.paper.to_string(),
+        RunSize::Times(times) => {
             let both = (units::parse_amount(parameter.quick), units::parse_amount(parameter.paper));
             match both {
                 (Some(quick), Some(paper)) => {
@@ -134,18 +139,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn settings_win_and_sizes_scale() {
-        let reads = parameter("reads", "", "100", "2000");
-        let none = Settings::default();
-        assert_eq!(value("x", &reads, Size::Quick, &none), "100");
-        assert_eq!(value("x", &reads, Size::Paper, &none), "2000");
-        assert_eq!(value("x", &reads, Size::Times(2.0), &none), "200");
-        assert_eq!(value("x", &reads, Size::Times(99.0), &none), "2000");
-        let set = Settings::parse(&["reads=7".into(), "y.reads=8".into()]).unwrap();
-        assert_eq!(value("x", &reads, Size::Quick, &set), "7");
-        assert_eq!(value("y", &reads, Size::Quick, &set), "8");
+    fn settings_override_and_sizes_scale() {
+        let reads = new_parameter("reads", "", "100", "2000");
+        let none = ParameterSettings::default();
+        assert_eq!(parameter_value("x", &reads, RunSize::Quick, &none), "100");
+        assert_eq!(parameter_value("x", &reads, RunSize::Paper, &none), "2000");
+        assert_eq!(parameter_value("x", &reads, RunSize::Times(2.0), &none), "200");
+        assert_eq!(parameter_value("x", &reads, RunSize::Times(99.0), &none), "2000");
+        let set = ParameterSettings::parse(&["reads=7".into(), "y.reads=8".into()]).unwrap();
+        assert_eq!(parameter_value("x", &reads, RunSize::Quick, &set), "7");
+        assert_eq!(parameter_value("y", &reads, RunSize::Quick, &set), "8");
         assert!(set.check(&[("x", "reads")]).is_err());
         assert!(set.check(&[("x", "reads"), ("y", "reads")]).is_ok());
-        assert!(Settings::parse(&["reads".into()]).is_err());
+        assert!(ParameterSettings::parse(&["reads".into()]).is_err());
     }
 }

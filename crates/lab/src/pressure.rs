@@ -6,7 +6,7 @@
 use std::path::{Path, PathBuf};
 
 /// Method of memory pressure.
-pub enum Pressure {
+pub enum MemoryPressure {
     /// A control group that the child joins.
     Group {
         /// Directory of the group.
@@ -19,13 +19,13 @@ pub enum Pressure {
 }
 
 /// Mount point of the memory controller (v1).
-const V1: &str = "/sys/fs/cgroup/memory";
+const CGROUP_V1_MEMORY_DIR: &str = "/sys/fs/cgroup/memory";
 
-impl Pressure {
+impl MemoryPressure {
     /// Creates a group with a limit of `limit` bytes, if possible.
     pub fn new(limit: u64) -> Self {
-        let v1 = (PathBuf::from(V1), "memory.limit_in_bytes", 1);
-        let v2 = v2_root().map(|root| (root, "memory.max", 2));
+        let v1 = (PathBuf::from(CGROUP_V1_MEMORY_DIR), "memory.limit_in_bytes", 1);
+        let v2 = cgroup_v2_root().map(|root| (root, "memory.max", 2));
         for (root, knob, version) in std::iter::once(v1).chain(v2) {
             let path = root.join(format!("draconis-lab-{}", std::process::id()));
             if std::fs::create_dir(&path).is_err() {
@@ -50,7 +50,7 @@ impl Pressure {
     }
 
     /// Returns the control group.
-    pub fn group(&self) -> Option<&Path> {
+    pub fn cgroup_dir(&self) -> Option<&Path> {
         match self {
             Self::Group { path, .. } => Some(path),
             Self::PageOut => None,
@@ -59,7 +59,7 @@ impl Pressure {
 }
 
 /// Returns the root of control groups v2, if it has the memory controller.
-fn v2_root() -> Option<PathBuf> {
+fn cgroup_v2_root() -> Option<PathBuf> {
     let mounts = std::fs::read_to_string("/proc/mounts").ok()?;
     let line = mounts.lines().find(|line| line.split(' ').nth(2) == Some("cgroup2"))?;
     let root = PathBuf::from(line.split(' ').nth(1)?);
@@ -67,7 +67,7 @@ fn v2_root() -> Option<PathBuf> {
     controllers.split_whitespace().any(|name| name == "memory").then_some(root)
 }
 
-impl Drop for Pressure {
+impl Drop for MemoryPressure {
     fn drop(&mut self) {
         if let Self::Group { path, .. } = self {
             // Removing the group charges its remaining page cache to the parent.

@@ -19,7 +19,7 @@ pub fn write(results: &Results, dir: &Path) -> anyhow::Result<PathBuf> {
     let mut figures = vec![];
     for outcome in &results.experiments {
         for figure in &outcome.figures {
-            if let Some(svg) = plot::svg(outcome, figure, PlotTarget::File) {
+            if let Some(svg) = plot::draw_svg(outcome, figure, PlotTarget::File) {
                 let name = format!("{}-{}", outcome.name, figure.metric);
                 std::fs::write(plots.join(format!("{name}.svg")), &svg)?;
                 figures.push((plots.join(format!("{name}.png")), svg));
@@ -30,19 +30,19 @@ pub fn write(results: &Results, dir: &Path) -> anyhow::Result<PathBuf> {
         png::write(path, svg)?;
     }
     let page = dir.join("report.html");
-    std::fs::write(&page, page::html(results))?;
+    std::fs::write(&page, page::report_html(results))?;
     Ok(page)
 }
 
 #[cfg(test)]
 pub mod tests {
     use super::*;
-    use crate::results::{Figure, Outcome, SCHEMA, Sample, Shape};
+    use crate::results::{ExperimentResult, Figure, FigureShape, SCHEMA_VERSION, Sample};
 
     /// Returns empty results.
-    pub fn empty() -> Results {
+    pub fn empty_results() -> Results {
         Results {
-            schema: SCHEMA,
+            schema: SCHEMA_VERSION,
             program: "test".into(),
             command: "run".into(),
             started: "today".into(),
@@ -50,7 +50,7 @@ pub mod tests {
             size: "quick".into(),
             seed: 1,
             interrupted: false,
-            machine: crate::machine::Machine::look(Path::new("/")),
+            machine: crate::machine::MachineDescription::detect(Path::new("/")),
             stopwatch_ns: 25.0,
             skipped: vec![],
             warnings: vec!["<script>".into()],
@@ -59,12 +59,16 @@ pub mod tests {
     }
 
     #[test]
-    fn what_is_written_is_read_again_and_every_plot_is_a_file() {
-        let mut results = empty();
-        let mut outcome = Outcome { name: "one".into(), ..Outcome::default() };
-        outcome.figures = vec![Figure::new(Shape::Lines, "speed", "Speed").y("speed", "B/s")];
-        outcome.add("mem", &[Sample::at("speed", "", 1.0, 2.0), Sample::at("speed", "", 2.0, 3.0)]);
-        outcome.finalize();
+    fn report_files_round_trip_and_include_every_plot() {
+        let mut results = empty_results();
+        let mut outcome = ExperimentResult { name: "one".into(), ..ExperimentResult::default() };
+        outcome.figures =
+            vec![Figure::new(FigureShape::Lines, "speed", "Speed").with_y_axis("speed", "B/s")];
+        outcome.add_samples(
+            "mem",
+            &[Sample::at_x("speed", "", 1.0, 2.0), Sample::at_x("speed", "", 2.0, 3.0)],
+        );
+        outcome.compute_medians_and_spreads();
         results.experiments.push(outcome);
         let dir = tempfile::tempdir().unwrap();
         results.write(dir.path()).unwrap();

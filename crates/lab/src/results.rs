@@ -27,21 +27,21 @@ use std::path::Path;
 use anyhow::{Context, bail};
 use serde::{Deserialize, Serialize};
 
-use crate::machine::Machine;
+use crate::machine::MachineDescription;
 use crate::stats;
 use crate::store_profile::StoreProfile;
 
 /// Version of the two file formats.
-pub const SCHEMA: u32 = 1;
+pub const SCHEMA_VERSION: u32 = 1;
 
 /// Maximum spread that is shown as a percentage; above it, reports show the range.
-pub const MOST_SPREAD: f64 = 2.0;
+pub const MAX_PERCENT_SPREAD: f64 = 2.0;
 /// Spread above which a point counts as noisy.
-pub const NOISY: f64 = 0.2;
+pub const NOISY_SPREAD: f64 = 0.2;
 
 /// An axis of a figure.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
-pub struct Axis {
+pub struct FigureAxis {
     /// Label.
     pub label: String,
     /// Unit: `B`, `B/s`, `/s`, `ns`, `%` or empty.
@@ -53,7 +53,7 @@ pub struct Axis {
 /// Form of a figure.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Shape {
+pub enum FigureShape {
     /// A line for each series of each subject.
     Lines,
     /// A dot for each point.
@@ -72,32 +72,32 @@ pub struct Figure {
     /// Title.
     pub title: String,
     /// Horizontal axis.
-    pub x: Axis,
+    pub x: FigureAxis,
     /// Vertical axis.
-    pub y: Axis,
+    pub y: FigureAxis,
     /// Form.
-    pub shape: Shape,
+    pub shape: FigureShape,
     /// True if larger values are better; `None` if neither direction is.
     pub more_is_better: Option<bool>,
 }
 
 impl Figure {
     /// Creates a figure of `metric` with linear axes.
-    pub fn new(shape: Shape, metric: &str, title: &str) -> Self {
-        let axis = || Axis { label: String::new(), unit: String::new(), log: false };
+    pub fn new(shape: FigureShape, metric: &str, title: &str) -> Self {
+        let axis = || FigureAxis { label: String::new(), unit: String::new(), log: false };
         let (x, y) = (axis(), axis());
         let (metric, title) = (metric.into(), title.into());
         Self { metric, title, x, y, shape, more_is_better: None }
     }
 
     /// Sets label and unit of the x axis.
-    pub fn x(mut self, label: &str, unit: &str) -> Self {
+    pub fn with_x_axis(mut self, label: &str, unit: &str) -> Self {
         (self.x.label, self.x.unit) = (label.into(), unit.into());
         self
     }
 
     /// Sets label and unit of the y axis.
-    pub fn y(mut self, label: &str, unit: &str) -> Self {
+    pub fn with_y_axis(mut self, label: &str, unit: &str) -> Self {
         (self.y.label, self.y.unit) = (label.into(), unit.into());
         self.more_is_better = match unit {
             "B/s" | "/s" => Some(true),
@@ -108,13 +108,13 @@ impl Figure {
     }
 
     /// Makes the x axis logarithmic.
-    pub fn log_x(mut self) -> Self {
+    pub fn with_log_x(mut self) -> Self {
         self.x.log = true;
         self
     }
 
     /// Makes the y axis logarithmic.
-    pub fn log_y(mut self) -> Self {
+    pub fn with_log_y(mut self) -> Self {
         self.y.log = true;
         self
     }
@@ -139,17 +139,17 @@ pub struct Sample {
 
 impl Sample {
     /// Creates a value at a position.
-    pub fn at(metric: &'static str, series: &str, x: f64, y: f64) -> Self {
+    pub fn at_x(metric: &'static str, series: &str, x: f64, y: f64) -> Self {
         Self { metric, series: series.into(), x, label: None, y, cold: None }
     }
 
     /// Creates a value with a label.
-    pub fn named(metric: &'static str, series: &str, label: &str, y: f64) -> Self {
-        Self { label: Some(label.into()), ..Self::at(metric, series, 0.0, y) }
+    pub fn labelled(metric: &'static str, series: &str, label: &str, y: f64) -> Self {
+        Self { label: Some(label.into()), ..Self::at_x(metric, series, 0.0, y) }
     }
 
     /// Sets whether the run was cold.
-    pub fn cold(mut self, cold: bool) -> Self {
+    pub fn with_cold(mut self, cold: bool) -> Self {
         self.cold = Some(cold);
         self
     }
@@ -157,7 +157,7 @@ impl Sample {
 
 /// All repetitions of a value.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
-pub struct Point {
+pub struct ResultPoint {
     /// Metric, which selects the figure.
     pub metric: String,
     /// Subject.
@@ -182,7 +182,7 @@ pub struct Point {
 
 /// A parameter and its value.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
-pub struct Used {
+pub struct UsedParameter {
     /// Name.
     pub name: String,
     /// Description.
@@ -193,7 +193,7 @@ pub struct Used {
 
 /// A subject and its description.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
-pub struct Described {
+pub struct SubjectDescription {
     /// Name.
     pub name: String,
     /// Description.
@@ -202,7 +202,7 @@ pub struct Described {
 
 /// Results of an experiment.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
-pub struct Outcome {
+pub struct ExperimentResult {
     /// Name.
     pub name: String,
     /// Paper that the experiment is from.
@@ -214,13 +214,13 @@ pub struct Outcome {
     /// Command that repeats the experiment.
     pub command: String,
     /// Parameters.
-    pub parameters: Vec<Used>,
+    pub parameters: Vec<UsedParameter>,
     /// Figures.
     pub figures: Vec<Figure>,
     /// Subjects.
-    pub subjects: Vec<Described>,
+    pub subjects: Vec<SubjectDescription>,
     /// Measured points.
-    pub points: Vec<Point>,
+    pub points: Vec<ResultPoint>,
     /// Recommended store profiles.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub profiles: Vec<StoreProfile>,
@@ -237,7 +237,7 @@ pub struct Outcome {
 
 /// A subject that this machine cannot provide.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
-pub struct Skipped {
+pub struct SkippedSubject {
     /// Subject.
     pub subject: String,
     /// Experiment.
@@ -266,22 +266,22 @@ pub struct Results {
     /// True if the run was stopped early.
     pub interrupted: bool,
     /// Machine.
-    pub machine: Machine,
+    pub machine: MachineDescription,
     /// Cost of one clock read.
     pub stopwatch_ns: f64,
     /// Skipped subjects.
-    pub skipped: Vec<Skipped>,
+    pub skipped: Vec<SkippedSubject>,
     /// Warnings about the reliability of the results.
     pub warnings: Vec<String>,
     /// Results of the experiments.
-    pub experiments: Vec<Outcome>,
+    pub experiments: Vec<ExperimentResult>,
 }
 
-impl Outcome {
+impl ExperimentResult {
     /// Adds the samples of one pass over a subject.
-    pub fn add(&mut self, subject: &str, samples: &[Sample]) {
+    pub fn add_samples(&mut self, subject: &str, samples: &[Sample]) {
         for sample in samples {
-            let same = |point: &&mut Point| {
+            let same = |point: &&mut ResultPoint| {
                 point.metric == sample.metric
                     && point.subject == subject
                     && point.series == sample.series
@@ -293,7 +293,7 @@ impl Outcome {
                 point.cold = point.cold.and_then(|all| Some(all && sample.cold?));
                 continue;
             }
-            self.points.push(Point {
+            self.points.push(ResultPoint {
                 metric: sample.metric.into(),
                 subject: subject.into(),
                 series: sample.series.clone(),
@@ -308,16 +308,16 @@ impl Outcome {
     }
 
     /// Computes medians and spreads.
-    pub fn finalize(&mut self) {
+    pub fn compute_medians_and_spreads(&mut self) {
         for point in &mut self.points {
             point.median = stats::median(&point.values).unwrap_or(0.0);
-            point.spread = stats::spread(&point.values);
+            point.spread = stats::relative_spread(&point.values);
         }
     }
 
     /// Returns the points for lookups.
-    pub fn lookup(&self) -> Points<'_> {
-        Points(&self.points)
+    pub fn points(&self) -> PointQuery<'_> {
+        PointQuery(&self.points)
     }
 
     /// Returns the figure of a metric.
@@ -326,16 +326,16 @@ impl Outcome {
     }
 
     /// Returns the share of noisy points among repeated ones.
-    pub fn noisy(&self) -> Option<f64> {
+    pub fn noisy_share(&self) -> Option<f64> {
         let repeated = || self.points.iter().filter(|point| point.values.len() > 1);
-        let noisy = repeated().filter(|point| point.spread > NOISY).count();
+        let noisy = repeated().filter(|point| point.spread > NOISY_SPREAD).count();
         (noisy > 0).then(|| noisy as f64 / repeated().count() as f64)
     }
 }
 
 /// Median and range of the repetitions.
 #[derive(Clone, Copy, PartialEq, Debug)]
-pub struct Range {
+pub struct ValueRange {
     /// Median.
     pub median: f64,
     /// Minimum.
@@ -344,19 +344,19 @@ pub struct Range {
     pub most: f64,
 }
 
-impl Range {
+impl ValueRange {
     /// Returns the ratio to `other`; `None` if the ranges of the two overlap, so that the
     /// difference is not significant.
-    pub fn times(self, other: Self) -> Option<f64> {
+    pub fn significant_ratio(self, other: Self) -> Option<f64> {
         let is_apart = self.least > other.most || other.least > self.most;
         (is_apart && other.median > 0.0).then_some(self.median / other.median)
     }
 }
 
-impl Point {
+impl ResultPoint {
     /// Returns median and range.
-    pub fn range(&self) -> Range {
-        Range {
+    pub fn range(&self) -> ValueRange {
+        ValueRange {
             median: self.median,
             least: self.values.iter().copied().fold(self.median, f64::min),
             most: self.values.iter().copied().fold(self.median, f64::max),
@@ -366,70 +366,83 @@ impl Point {
 
 /// Points, for lookups.
 #[derive(Clone, Copy)]
-pub struct Points<'a>(pub &'a [Point]);
+pub struct PointQuery<'a>(pub &'a [ResultPoint]);
 
-impl<'a> Points<'a> {
+impl<'a> PointQuery<'a> {
     /// Returns all subjects in order of first occurrence.
     pub fn subjects(self) -> Vec<&'a str> {
-        unique(self.0.iter().map(|point| point.subject.as_str()))
+        unique_in_order(self.0.iter().map(|point| point.subject.as_str()))
     }
 
     /// Returns the series of a metric and subject.
     pub fn series(self, metric: &str, subject: &str) -> Vec<&'a str> {
-        unique(self.of(metric, subject).map(|point| point.series.as_str()))
+        unique_in_order(self.of_metric(metric, subject).map(|point| point.series.as_str()))
     }
 
     /// Returns the points of a metric and subject.
-    pub fn of(self, metric: &str, subject: &str) -> impl Iterator<Item = &'a Point> {
-        let fits = move |point: &&'a Point| point.metric == metric && point.subject == subject;
+    pub fn of_metric(self, metric: &str, subject: &str) -> impl Iterator<Item = &'a ResultPoint> {
+        let fits =
+            move |point: &&'a ResultPoint| point.metric == metric && point.subject == subject;
         self.0.iter().filter(fits)
     }
 
     /// Returns the positions and medians of a line.
-    pub fn line(self, metric: &str, subject: &str, series: &str) -> Vec<(f64, f64)> {
-        let fits = |point: &&Point| point.series == series;
-        self.of(metric, subject).filter(fits).map(|point| (point.x, point.median)).collect()
+    pub fn medians_by_x(self, metric: &str, subject: &str, series: &str) -> Vec<(f64, f64)> {
+        let fits = |point: &&ResultPoint| point.series == series;
+        self.of_metric(metric, subject).filter(fits).map(|point| (point.x, point.median)).collect()
     }
 
     /// Returns the positions and ranges of a line.
-    pub fn ranges(self, metric: &str, subject: &str, series: &str) -> Vec<(f64, Range)> {
-        let fits = |point: &&Point| point.series == series;
-        self.of(metric, subject).filter(fits).map(|point| (point.x, point.range())).collect()
+    pub fn ranges_by_x(self, metric: &str, subject: &str, series: &str) -> Vec<(f64, ValueRange)> {
+        let fits = |point: &&ResultPoint| point.series == series;
+        self.of_metric(metric, subject).filter(fits).map(|point| (point.x, point.range())).collect()
     }
 
     /// Returns the median at a position.
-    pub fn at(self, metric: &str, subject: &str, series: &str, x: f64) -> Option<f64> {
-        let line = self.line(metric, subject, series);
+    pub fn median_at(self, metric: &str, subject: &str, series: &str, x: f64) -> Option<f64> {
+        let line = self.medians_by_x(metric, subject, series);
         line.iter().find(|(at, _)| *at == x).map(|(_, y)| *y)
     }
 
     /// Returns the median for a label.
-    pub fn named(self, metric: &str, subject: &str, series: &str, label: &str) -> Option<f64> {
-        let fits = |p: &&Point| p.series == series && p.label.as_deref() == Some(label);
-        self.of(metric, subject).find(fits).map(|point| point.median)
+    pub fn median_of_label(
+        self,
+        metric: &str,
+        subject: &str,
+        series: &str,
+        label: &str,
+    ) -> Option<f64> {
+        let fits = |p: &&ResultPoint| p.series == series && p.label.as_deref() == Some(label);
+        self.of_metric(metric, subject).find(fits).map(|point| point.median)
     }
 
     /// Returns the range for a label.
-    pub fn range(self, metric: &str, subject: &str, series: &str, label: &str) -> Option<Range> {
-        let fits = |p: &&Point| p.series == series && p.label.as_deref() == Some(label);
-        self.of(metric, subject).find(fits).map(Point::range)
+    pub fn range_of_label(
+        self,
+        metric: &str,
+        subject: &str,
+        series: &str,
+        label: &str,
+    ) -> Option<ValueRange> {
+        let fits = |p: &&ResultPoint| p.series == series && p.label.as_deref() == Some(label);
+        self.of_metric(metric, subject).find(fits).map(ResultPoint::range)
     }
 
     /// Returns the point with the largest value of a line.
-    pub fn best(self, metric: &str, subject: &str, series: &str) -> Option<(f64, f64)> {
-        let line = self.line(metric, subject, series);
+    pub fn best_point(self, metric: &str, subject: &str, series: &str) -> Option<(f64, f64)> {
+        let line = self.medians_by_x(metric, subject, series);
         line.into_iter().max_by(|a, b| a.1.total_cmp(&b.1))
     }
 
     /// Returns the mean of a line.
-    pub fn mean(self, metric: &str, subject: &str, series: &str) -> Option<f64> {
-        let line = self.line(metric, subject, series);
+    pub fn mean_of_medians(self, metric: &str, subject: &str, series: &str) -> Option<f64> {
+        let line = self.medians_by_x(metric, subject, series);
         stats::mean(&line.iter().map(|(_, y)| *y).collect::<Vec<_>>())
     }
 }
 
 /// Removes duplicates, and keeps the order.
-pub fn unique<'a>(all: impl Iterator<Item = &'a str>) -> Vec<&'a str> {
+pub fn unique_in_order<'a>(all: impl Iterator<Item = &'a str>) -> Vec<&'a str> {
     let mut seen = vec![];
     for one in all {
         if !seen.contains(&one) {
@@ -485,8 +498,12 @@ impl Results {
         let text = std::fs::read(&path).with_context(|| path.display().to_string())?;
         let results: Self = serde_json::from_slice(&text)
             .with_context(|| format!("{} are no results of the lab", path.display()))?;
-        if results.schema != SCHEMA {
-            bail!("{}: schema {}, this program reads {SCHEMA}", path.display(), results.schema);
+        if results.schema != SCHEMA_VERSION {
+            bail!(
+                "{}: schema {}, this program reads {SCHEMA_VERSION}",
+                path.display(),
+                results.schema
+            );
         }
         Ok(results)
     }
@@ -497,17 +514,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn repetitions_become_points() {
-        let mut outcome = Outcome::default();
+    fn repetitions_are_grouped_into_points() {
+        let mut outcome = ExperimentResult::default();
         for y in [1.0, 3.0, 2.0] {
-            outcome.add("mem", &[Sample::at("speed", "warm", 4.0, y).cold(y < 3.0)]);
+            outcome.add_samples("mem", &[Sample::at_x("speed", "warm", 4.0, y).with_cold(y < 3.0)]);
         }
-        outcome.add("mem", &[Sample::named("speed", "warm", "x", 9.0)]);
-        outcome.finalize();
+        outcome.add_samples("mem", &[Sample::labelled("speed", "warm", "x", 9.0)]);
+        outcome.compute_medians_and_spreads();
         assert_eq!(outcome.points.len(), 2);
-        assert_eq!(outcome.lookup().at("speed", "mem", "warm", 4.0), Some(2.0));
+        assert_eq!(outcome.points().median_at("speed", "mem", "warm", 4.0), Some(2.0));
         assert_eq!(outcome.points[0].cold, Some(false));
-        assert_eq!(outcome.noisy(), Some(1.0));
-        assert_eq!(outcome.lookup().named("speed", "mem", "warm", "x"), Some(9.0));
+        assert_eq!(outcome.noisy_share(), Some(1.0));
+        assert_eq!(outcome.points().median_of_label("speed", "mem", "warm", "x"), Some(9.0));
     }
 }

@@ -15,49 +15,54 @@ use anyhow::bail;
 use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::clock;
-use crate::context::Context;
+use crate::context::RunContext;
 use crate::experiments::{Experiment, ExperimentInfo};
-use crate::machine::{self, Machine};
-use crate::parameters::{self, Settings, Size};
-use crate::results::{Described, Outcome, Results, SCHEMA, Skipped, Used};
-use crate::stop::{Stop, Stopped};
-use crate::subject::{self, Kind, RunEnvironment, Subject};
+use crate::machine::{self, MachineDescription};
+use crate::parameters::{self, ParameterSettings, RunSize};
+use crate::results::{
+    ExperimentResult, Results, SCHEMA_VERSION, SkippedSubject, SubjectDescription, UsedParameter,
+};
+use crate::stop::{RunStopped, StopFlag};
+use crate::subject::{self, RunEnvironment, Subject, SubjectKind};
 
 /// Selection and options of a run.
-pub struct Plan {
+pub struct RunPlan {
     /// Experiments.
     pub experiments: Vec<&'static dyn Experiment>,
     /// Subjects; if empty, the defaults of each experiment.
     pub subjects: Vec<String>,
     /// Size of the run.
-    pub size: Size,
+    pub size: RunSize,
     /// Random seed.
     pub seed: u64,
     /// Parameter values.
-    pub settings: Settings,
+    pub settings: ParameterSettings,
     /// Environment for creating files and subjects.
     pub workshop: RunEnvironment,
     /// Stop flag.
-    pub stop: Stop,
+    pub stop: StopFlag,
     /// True to show progress.
     pub progress: bool,
 }
 
 /// Disk space that is left free, in bytes.
-const SPARE_BYTES: u64 = 512 << 20;
+const MIN_FREE_BYTES: u64 = 512 << 20;
 /// Memory that is left free, in bytes.
-const SPARE_MEMORY_BYTES: u64 = 256 << 20;
+const MIN_FREE_MEMORY_BYTES: u64 = 256 << 20;
 
 /// Runs the plan. If it is stopped, returns the results so far. Calls `keep` with the results after
 /// each experiment, because a run may take hours.
 ///
 /// # Errors
 /// `keep` fails.
-pub fn run(plan: &Plan, keep: &dyn Fn(&Results) -> anyhow::Result<()>) -> anyhow::Result<Results> {
+pub fn run_plan(
+    plan: &RunPlan,
+    keep: &dyn Fn(&Results) -> anyhow::Result<()>,
+) -> anyhow::Result<Results> {
     let started = Instant::now();
-    let machine = Machine::look(&plan.workshop.dir);
+    let machine = MachineDescription::detect(&plan.workshop.dir);
     let mut results = Results {
-        schema: SCHEMA,
+        schema: SCHEMA_VERSION,
         program: format!("draconis-lab {}", env!("CARGO_PKG_VERSION")),
         command: command_line(),
         started: machine.date.clone(),
@@ -66,13 +71,13 @@ pub fn run(plan: &Plan, keep: &dyn Fn(&Results) -> anyhow::Result<()>) -> anyhow
         seed: plan.seed,
         interrupted: false,
         machine,
-        stopwatch_ns: clock::cost_ns(),
+        stopwatch_ns: clock::measure_lap_cost_ns(),
         skipped: vec![],
         warnings: vec![],
         experiments: vec![],
     };
     for experiment in &plan.experiments {
-        let outcome = Running::new(plan, *experiment, &mut results).run();
+        let outcome = ExperimentRun::new(plan, *experiment, &mut results).run();
         if plan.progress && !std::io::stderr().is_terminal() {
             eprintln!("{}: {:.0} s", outcome.name, outcome.seconds);
         }
@@ -80,13 +85,13 @@ pub fn run(plan: &Plan, keep: &dyn Fn(&Results) -> anyhow::Result<()>) -> anyhow
         results.seconds = started.elapsed().as_secs_f64();
         results.interrupted = true;
         keep(&results)?;
-        if plan.stop.check().is_err() {
+        if plan.stop.check_not_stopped().is_err() {
             break;
         }
         results.interrupted = false;
     }
     results.seconds = started.elapsed().as_secs_f64();
-    warn(&mut results);
+    add_reliability_warnings(&mut results);
     Ok(results)
 }
 
@@ -98,7 +103,7 @@ fn command_line() -> String {
 }
 
 /// Adds warnings about the reliability of the results.
-fn warn(results: &mut Results) {
+fn add_reliability_warnings(results: &mut Results) {
     let machine = &results.machine;
     let mut warnings = vec![];
     if machine.load.parse::<f64>().is_ok_and(|load| load > 0.5) {
@@ -117,7 +122,7 @@ fn warn(results: &mut Results) {
     let noisy: Vec<String> = results
         .experiments
         .iter()
-        .filter_map(|outcome| Some((outcome, outcome.noisy().filter(|part| *part > 0.25)?)))
+        .filter_map(|outcome| Some((outcome, outcome.noisy_share().filter(|part| *part > 0.25)?)))
         .map(|(outcome, part)| format!("{} ({:.0} %)", outcome.name, part * 100.0))
         .collect();
     if !noisy.is_empty() {
@@ -141,39 +146,43 @@ fn warn(results: &mut Results) {
     results.warnings.append(&mut warnings);
 }
 
-struct Running<'a> {
-    plan: &'a Plan,
+struct ExperimentRun<'a> {
+    plan: &'a RunPlan,
     experiment: &'static dyn Experiment,
     about: &'static ExperimentInfo,
     results: &'a mut Results,
 }
 
-impl<'a> Running<'a> {
-    fn new(plan: &'a Plan, experiment: &'static dyn Experiment, results: &'a mut Results) -> Self {
-        Self { plan, experiment, about: experiment.about(), results }
+impl<'a> ExperimentRun<'a> {
+    fn new(
+        plan: &'a RunPlan,
+        experiment: &'static dyn Experiment,
+        results: &'a mut Results,
+    ) -> Self {
+        Self { plan, experiment, about: experiment.info(), results }
     }
 
-    fn run(&mut self) -> Outcome {
+    fn run(&mut self) -> ExperimentResult {
         let started = Instant::now();
-        let mut outcome = self.describe();
+        let mut outcome = self.describe_experiment();
         if let Err(error) = self.measure(&mut outcome)
-            && !error.is::<Stopped>()
+            && !error.is::<RunStopped>()
         {
             outcome.notes.push(format!("ended early: {error:#}"));
             self.results.warnings.push(format!("{}: {error:#}", self.about.name));
         }
-        outcome.finalize();
-        outcome.found = self.experiment.summarize(outcome.lookup());
+        outcome.compute_medians_and_spreads();
+        outcome.found = self.experiment.summarize(outcome.points());
         outcome.seconds = started.elapsed().as_secs_f64();
         outcome
     }
 
-    fn describe(&self) -> Outcome {
+    fn describe_experiment(&self) -> ExperimentResult {
         let (about, plan) = (self.about, self.plan);
-        let used = |p: &parameters::Parameter| Used {
+        let used = |p: &parameters::Parameter| UsedParameter {
             name: p.name.into(),
             what: p.what.into(),
-            value: parameters::value(about.name, p, plan.size, &plan.settings),
+            value: parameters::parameter_value(about.name, p, plan.size, &plan.settings),
         };
         let command = format!(
             "draconis lab run {}{} --size {} --seed {}",
@@ -182,7 +191,7 @@ impl<'a> Running<'a> {
             plan.size,
             plan.seed,
         );
-        Outcome {
+        ExperimentResult {
             name: about.name.into(),
             paper: about.paper.title().into(),
             asks: about.question.into(),
@@ -191,38 +200,38 @@ impl<'a> Running<'a> {
             command,
             parameters: about.parameters.iter().map(used).collect(),
             figures: self.experiment.figures(),
-            ..Outcome::default()
+            ..ExperimentResult::default()
         }
     }
 
-    fn context(&self) -> Context {
+    fn make_context(&self) -> RunContext {
         let plan = self.plan;
-        let value = |p| parameters::value(self.about.name, p, plan.size, &plan.settings);
+        let value = |p| parameters::parameter_value(self.about.name, p, plan.size, &plan.settings);
         let values = self.about.parameters.iter().map(|p| (p.name, value(p))).collect();
-        Context::new(values, plan.seed, plan.workshop.clone(), plan.stop.clone())
+        RunContext::new(values, plan.seed, plan.workshop.clone(), plan.stop.clone())
     }
 
-    fn measure(&mut self, outcome: &mut Outcome) -> anyhow::Result<()> {
-        let mut context = self.context();
-        context.workshop.bytes = self.experiment.bytes(&context)?;
+    fn measure(&mut self, outcome: &mut ExperimentResult) -> anyhow::Result<()> {
+        let mut context = self.make_context();
+        context.workshop.bytes = self.experiment.required_bytes(&context)?;
         let mut subjects = self.open(&context, outcome)?;
-        let passes = self.passes();
-        let bar = self.bar(passes * subjects.len() as u64);
+        let passes = self.pass_count();
+        let bar = self.progress_bar(passes * subjects.len() as u64);
         let warm_up = u64::from(self.about.warms_up);
         for pass in 0..passes + warm_up {
             context.repetition = pass.saturating_sub(warm_up);
             for (subject, alive) in &mut subjects {
                 // A model is deterministic: one pass suffices.
-                let once = subject.kind() == Kind::Model;
+                let once = subject.kind() == SubjectKind::Model;
                 if !*alive || (once && pass != warm_up) {
                     continue;
                 }
-                context.check()?;
+                context.check_not_stopped()?;
                 bar.set_message(format!("{} {}", self.about.name, subject.name()));
                 match self.experiment.run(&context, &mut **subject) {
                     Ok(_) if pass < warm_up => {}
-                    Ok(samples) => outcome.add(&subject.name(), &samples),
-                    Err(error) if error.is::<Stopped>() => return Err(error),
+                    Ok(samples) => outcome.add_samples(&subject.name(), &samples),
+                    Err(error) if error.is::<RunStopped>() => return Err(error),
                     Err(error) => {
                         *alive = false;
                         self.report_error(outcome, &subject.name(), &format!("{error:#}"));
@@ -242,12 +251,12 @@ impl<'a> Running<'a> {
         Ok(())
     }
 
-    fn passes(&self) -> u64 {
+    fn pass_count(&self) -> u64 {
         let (quick, paper) = self.about.repetitions;
-        if self.plan.size == Size::Paper { paper } else { quick }
+        if self.plan.size == RunSize::Paper { paper } else { quick }
     }
 
-    fn bar(&self, steps: u64) -> ProgressBar {
+    fn progress_bar(&self, steps: u64) -> ProgressBar {
         if !self.plan.progress {
             return ProgressBar::hidden();
         }
@@ -258,23 +267,23 @@ impl<'a> Running<'a> {
         bar
     }
 
-    fn report_error(&mut self, outcome: &mut Outcome, subject: &str, what: &str) {
+    fn report_error(&mut self, outcome: &mut ExperimentResult, subject: &str, what: &str) {
         eprintln!("{}: {subject}: {what}", outcome.name);
         outcome.notes.push(format!("{subject}: {what}"));
         self.results.warnings.push(format!("{}: {subject}: {what}", outcome.name));
     }
 
-    fn skip(&mut self, subject: &str, needs: String) {
+    fn skip_subject(&mut self, subject: &str, needs: String) {
         let experiment = self.about.name.to_string();
         eprintln!("{experiment}: skipped {subject}: it needs {needs}");
-        self.results.skipped.push(Skipped { subject: subject.into(), experiment, needs });
+        self.results.skipped.push(SkippedSubject { subject: subject.into(), experiment, needs });
     }
 
     /// Opens all available subjects; the flag says if a subject still works.
     fn open(
         &mut self,
-        context: &Context,
-        outcome: &mut Outcome,
+        context: &RunContext,
+        outcome: &mut ExperimentResult,
     ) -> anyhow::Result<Vec<(Box<dyn Subject>, bool)>> {
         let asked = !self.plan.subjects.is_empty();
         let wanted: Vec<String> = if asked {
@@ -282,37 +291,40 @@ impl<'a> Running<'a> {
         } else {
             self.about.subjects.iter().map(|spec| (*spec).to_string()).collect()
         };
-        let room = room_bytes(&context.workshop.dir);
-        let memory = self.experiment.memory_bytes(context)? + SPARE_MEMORY_BYTES;
-        let enough = machine::memory("MemAvailable:").is_none_or(|there| memory <= there);
+        let room = free_space_bytes(&context.workshop.dir);
+        let memory = self.experiment.required_memory_bytes(context)? + MIN_FREE_MEMORY_BYTES;
+        let enough = machine::meminfo_bytes("MemAvailable:").is_none_or(|there| memory <= there);
         let mut subjects: Vec<(Box<dyn Subject>, bool)> = vec![];
         for spec in wanted {
-            context.check()?;
-            let Some(kind) = subject::kind_of(&spec) else {
+            context.check_not_stopped()?;
+            let Some(kind) = subject::subject_kind(&spec) else {
                 bail!("nobody knows the subject {spec}");
             };
             if !(self.about.accepts)(kind) {
-                self.skip(&spec, format!("another experiment: {spec} has not what this asks"));
+                self.skip_subject(
+                    &spec,
+                    format!("another experiment: {spec} has not what this asks"),
+                );
                 continue;
             }
             // Key-value stores are removed one by one, so they need space only once.
-            let beside = if kind == Kind::KeyValue { 0 } else { subjects.len() as u64 };
+            let beside = if kind == SubjectKind::KeyValue { 0 } else { subjects.len() as u64 };
             let taken = context.workshop.bytes * (beside + 1);
-            if kind != Kind::Model && taken + SPARE_BYTES > room {
-                self.skip(&spec, format!("{} MiB of room", (taken + SPARE_BYTES) >> 20));
+            if kind != SubjectKind::Model && taken + MIN_FREE_BYTES > room {
+                self.skip_subject(&spec, format!("{} MiB of room", (taken + MIN_FREE_BYTES) >> 20));
                 continue;
             }
             if !enough {
-                self.skip(&spec, format!("{} MiB of memory", memory >> 20));
+                self.skip_subject(&spec, format!("{} MiB of memory", memory >> 20));
                 continue;
             }
             match subject::open(&spec, &context.workshop) {
                 Ok(subject) => {
                     let (name, what) = (subject.name(), subject.describe());
-                    outcome.subjects.push(Described { name, what });
+                    outcome.subjects.push(SubjectDescription { name, what });
                     subjects.push((subject, true));
                 }
-                Err(needs) => self.skip(&spec, needs.to_string()),
+                Err(needs) => self.skip_subject(&spec, needs.to_string()),
             }
         }
         Ok(subjects)
@@ -320,6 +332,6 @@ impl<'a> Running<'a> {
 }
 
 /// Returns the free space of the lab's directory, in bytes.
-fn room_bytes(dir: &std::path::Path) -> u64 {
+fn free_space_bytes(dir: &std::path::Path) -> u64 {
     rustix::fs::statvfs(dir).map_or(u64::MAX, |found| found.f_bavail * found.f_frsize)
 }

@@ -21,7 +21,7 @@ pub fn mean(values: &[f64]) -> Option<f64> {
 }
 
 /// Returns the range, as a fraction of the median.
-pub fn spread(values: &[f64]) -> f64 {
+pub fn relative_spread(values: &[f64]) -> f64 {
     let least = values.iter().copied().fold(f64::INFINITY, f64::min);
     let most = values.iter().copied().fold(f64::NEG_INFINITY, f64::max);
     match median(values) {
@@ -41,11 +41,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn medians_and_spreads() {
+    fn median_and_spread_of_samples() {
         assert_eq!(median(&[30.0, 10.0, 20.0]), Some(20.0));
         assert_eq!(median(&[30.0, 10.0, 20.0, 40.0]), Some(25.0));
         assert_eq!(median(&[]), None);
-        assert!((spread(&[30.0, 10.0, 20.0]) - 1.0).abs() < 1e-9);
+        assert!((relative_spread(&[30.0, 10.0, 20.0]) - 1.0).abs() < 1e-9);
         assert_eq!(quantile(&[1.0, 2.0, 3.0, 4.0, 5.0], 0.25), Some(2.0));
         assert!((geometric_mean(&[2.0, 8.0]).unwrap() - 4.0).abs() < 1e-9);
     }

@@ -8,19 +8,19 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 /// Stop flag.
 #[derive(Clone, Default)]
-pub struct Stop(Arc<AtomicBool>);
+pub struct StopFlag(Arc<AtomicBool>);
 
 /// The run was asked to stop.
 #[derive(Debug, thiserror::Error)]
 #[error("stopped")]
-pub struct Stopped;
+pub struct RunStopped;
 
-impl Stop {
+impl StopFlag {
     /// Installs handlers for Ctrl-C, `SIGTERM` and `SIGHUP`.
     ///
     /// # Errors
     /// Installing the handlers fails.
-    pub fn listen() -> std::io::Result<Self> {
+    pub fn install_signal_handlers() -> std::io::Result<Self> {
         let stop = Self::default();
         for signal in [SIGINT, SIGTERM, SIGHUP] {
             signal_hook::flag::register(signal, Arc::clone(&stop.0))?;
@@ -32,7 +32,7 @@ impl Stop {
     ///
     /// # Errors
     /// [`Stopped`].
-    pub fn check(&self) -> Result<(), Stopped> {
-        if self.0.load(Ordering::Relaxed) { Err(Stopped) } else { Ok(()) }
+    pub fn check_not_stopped(&self) -> Result<(), RunStopped> {
+        if self.0.load(Ordering::Relaxed) { Err(RunStopped) } else { Ok(()) }
     }
 }

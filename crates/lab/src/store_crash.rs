@@ -18,7 +18,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::bail;
 use draconis_device::CrashOptions;
-use draconis_objects::torture::{self, DamageTally, Effort, Settings, Shape, Tally, Violation};
+use draconis_objects::torture::{
+    self, CheckFrequencies, DamageTally, RunTally, StoreShape, TestSettings, Violation,
+};
 
 /// What is cut, and for how long.
 #[derive(Debug, clap::Args)]
@@ -40,7 +42,7 @@ pub struct StoreCrashArguments {
     steps: usize,
     /// Run only tests of this kind.
     #[arg(long)]
-    only: Option<CrashTarget>,
+    only: Option<CrashScenario>,
     /// Number of threads (default: number of processors).
     #[arg(long)]
     threads: Option<usize>,
@@ -48,7 +50,7 @@ pub struct StoreCrashArguments {
 
 /// What a piece is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, clap::ValueEnum)]
-enum CrashTarget {
+enum CrashScenario {
     /// Long runs.
     Runs,
     /// Long runs with groups of several segments.
@@ -65,9 +67,9 @@ enum CrashTarget {
 
 /// Totals over all pieces.
 #[derive(Clone, Copy, Debug, Default)]
-struct Sum {
+struct CrashTotals {
     pieces: u64,
-    tally: Tally,
+    tally: RunTally,
     harm: DamageTally,
     violations: u64,
 }
@@ -83,20 +85,20 @@ pub fn run(arguments: &StoreCrashArguments) -> anyhow::Result<()> {
     let first = if arguments.sweep { 0 } else { arguments.seed };
     let until = arguments.seconds.map(|seconds| began + Duration::from_secs(seconds));
     let (next, is_over) = (AtomicU64::new(first), AtomicBool::new(false));
-    let sum = Mutex::new(Sum::default());
+    let sum = Mutex::new(CrashTotals::default());
     // Panics are reported together with the piece that panicked.
     std::panic::set_hook(Box::new(|_| {}));
     let one = || {
         while !is_over.load(Ordering::Relaxed) {
             let number = next.fetch_add(1, Ordering::Relaxed);
             let kind = match arguments.sweep {
-                true => CrashTarget::Sequences,
-                false => arguments.only.unwrap_or(kind_of(number)),
+                true => CrashScenario::Sequences,
+                false => arguments.only.unwrap_or(scenario_of(number)),
             };
-            let done = match (arguments.sweep, sweep_sequence(number)) {
+            let done = match (arguments.sweep, sweep_sequence_parameters(number)) {
                 (true, None) => return,
-                (true, Some((shape, groups, nth))) => sequence(shape, groups, nth, number),
-                (false, _) => piece(kind, number, arguments.steps),
+                (true, Some((shape, groups, nth))) => run_sequence(shape, groups, nth, number),
+                (false, _) => run_scenario(kind, number, arguments.steps),
             };
             let mut sum = sum.lock().unwrap_or_else(PoisonError::into_inner);
             sum.pieces += 1;
@@ -121,7 +123,7 @@ pub fn run(arguments: &StoreCrashArguments) -> anyhow::Result<()> {
                 is_over.store(true, Ordering::Relaxed);
             }
             if sum.pieces.is_multiple_of(500) {
-                print(&sum, began.elapsed());
+                print_totals(&sum, began.elapsed());
             }
         }
     };
@@ -130,7 +132,7 @@ pub fn run(arguments: &StoreCrashArguments) -> anyhow::Result<()> {
         .unwrap_or_else(|| std::thread::available_parallelism().map_or(1, std::num::NonZero::get));
     std::thread::scope(|scope| (0..threads).for_each(|_| drop(scope.spawn(one))));
     let sum = sum.into_inner().unwrap_or_else(PoisonError::into_inner);
-    print(&sum, began.elapsed());
+    print_totals(&sum, began.elapsed());
     if sum.violations > 0 {
         bail!("{} pieces broke a promise", sum.violations);
     }
@@ -138,25 +140,25 @@ pub fn run(arguments: &StoreCrashArguments) -> anyhow::Result<()> {
 }
 
 /// Returns the kind of a piece; most are sequences, which are shorter.
-fn kind_of(number: u64) -> CrashTarget {
+fn scenario_of(number: u64) -> CrashScenario {
     match number % 50 {
         // Rare, because it takes a hundred times as long as a sequence.
-        0 if number.is_multiple_of(400) => CrashTarget::Real,
-        1 => CrashTarget::Making,
-        2..=15 => CrashTarget::Runs,
-        16..=20 => CrashTarget::Large,
-        21..=25 => CrashTarget::Disks,
-        _ => CrashTarget::Sequences,
+        0 if number.is_multiple_of(400) => CrashScenario::Real,
+        1 => CrashScenario::Making,
+        2..=15 => CrashScenario::Runs,
+        16..=20 => CrashScenario::Large,
+        21..=25 => CrashScenario::Disks,
+        _ => CrashScenario::Sequences,
     }
 }
 
 /// Returns the sequence of a piece in a sweep: shape, steps and number; `None` after the
 /// last.
-fn sweep_sequence(number: u64) -> Option<(Shape, usize, usize)> {
-    let shape = Shape::ALL[(number % 4) as usize];
+fn sweep_sequence_parameters(number: u64) -> Option<(StoreShape, usize, usize)> {
+    let shape = StoreShape::ALL[(number % 4) as usize];
     let mut nth = (number / 4) as usize;
     for groups in 1..=3 {
-        let all = torture::sequences(groups);
+        let all = torture::sequence_count(groups);
         if nth < all {
             return Some((shape, groups, nth));
         }
@@ -165,20 +167,26 @@ fn sweep_sequence(number: u64) -> Option<(Shape, usize, usize)> {
     None
 }
 
-fn sequence(
-    shape: Shape,
+fn run_sequence(
+    shape: StoreShape,
     groups: usize,
     nth: usize,
     seed: u64,
-) -> Result<(Tally, DamageTally), Violation> {
+) -> Result<(RunTally, DamageTally), Violation> {
     let script = torture::sequence(groups, nth, shape);
     let options = CrashOptions { seed, subsets: 64, exhaustive_sectors: 12 };
-    let tally = torture::cut(shape, &script, options, Effort::SOME, Settings::USUAL)?;
+    let tally = torture::run_with_power_cuts(
+        shape,
+        &script,
+        options,
+        CheckFrequencies::SAMPLED,
+        TestSettings::NORMAL,
+    )?;
     Ok((tally, DamageTally::default()))
 }
 
-fn print(sum: &Sum, time: Duration) {
-    let Sum { pieces, tally, harm, violations } = sum;
+fn print_totals(sum: &CrashTotals, time: Duration) {
+    let CrashTotals { pieces, tally, harm, violations } = sum;
     let rate = (tally.states + tally.second) as f64 / time.as_secs_f64().max(1e-9);
     println!(
         "{pieces} pieces: {} states and {} of second cuts, {rate:.0}/s; {} checkpoints, {} segments \
@@ -196,47 +204,68 @@ fn print(sum: &Sum, time: Duration) {
     );
 }
 
-fn piece(kind: CrashTarget, number: u64, steps: usize) -> Result<(Tally, DamageTally), Violation> {
-    let shape = Shape::ALL[(number % 4) as usize];
-    let usual = Settings::USUAL;
+fn run_scenario(
+    kind: CrashScenario,
+    number: u64,
+    steps: usize,
+) -> Result<(RunTally, DamageTally), Violation> {
+    let shape = StoreShape::ALL[(number % 4) as usize];
+    let usual = TestSettings::NORMAL;
     match kind {
-        CrashTarget::Runs => {
+        CrashScenario::Runs => {
             let options = CrashOptions { seed: number, subsets: 24, exhaustive_sectors: 8 };
             let script = torture::random(number, shape, steps);
-            let tally = torture::cut(shape, &script, options, Effort::SOME, usual)?;
+            let tally = torture::run_with_power_cuts(
+                shape,
+                &script,
+                options,
+                CheckFrequencies::SAMPLED,
+                usual,
+            )?;
             Ok((tally, DamageTally::default()))
         }
-        CrashTarget::Large => {
+        CrashScenario::Large => {
             let options = CrashOptions { seed: number, subsets: 24, exhaustive_sectors: 8 };
             let script = torture::random_large(number, shape, steps);
             Ok((
-                torture::cut(shape, &script, options, Effort::SOME, usual)?,
+                torture::run_with_power_cuts(
+                    shape,
+                    &script,
+                    options,
+                    CheckFrequencies::SAMPLED,
+                    usual,
+                )?,
                 DamageTally::default(),
             ))
         }
-        CrashTarget::Real => {
-            let shape = Shape::REAL[(number / 400 % 2) as usize];
+        CrashScenario::Real => {
+            let shape = StoreShape::REAL_SIZES[(number / 400 % 2) as usize];
             let options = CrashOptions { seed: number, subsets: 8, exhaustive_sectors: 8 };
             // Few, because each second cut copies the disk.
-            let effort = Effort { second_cut: 200, ..Effort::SOME };
+            let effort = CheckFrequencies { second_cut: 200, ..CheckFrequencies::SAMPLED };
             let script = torture::random_large(number, shape, steps);
-            Ok((torture::cut(shape, &script, options, effort, usual)?, DamageTally::default()))
+            Ok((
+                torture::run_with_power_cuts(shape, &script, options, effort, usual)?,
+                DamageTally::default(),
+            ))
         }
-        CrashTarget::Making => Ok((torture::make_over(number, usual)?, DamageTally::default())),
-        CrashTarget::Sequences => {
+        CrashScenario::Making => {
+            Ok((torture::create_over_old_contents(number, usual)?, DamageTally::default()))
+        }
+        CrashScenario::Sequences => {
             // Interleaved, so that a short run covers all variants.
             let place = number / 4;
             let groups = if place.is_multiple_of(8) { 2 } else { 3 };
-            let all = torture::sequences(groups) as u64;
-            sequence(shape, groups, (place.wrapping_mul(7919) % all) as usize, number)
+            let all = torture::sequence_count(groups) as u64;
+            run_sequence(shape, groups, (place.wrapping_mul(7919) % all) as usize, number)
         }
-        CrashTarget::Disks => {
+        CrashScenario::Disks => {
             let script = torture::random(number, shape, steps);
-            let mut harm = torture::damage(shape, &script, 40, usual)?;
+            let mut harm = torture::run_with_damage(shape, &script, 40, usual)?;
             for nth in 0..4 {
-                harm += torture::fail(shape, &script, number * 4 + nth, usual)?;
+                harm += torture::run_with_failures(shape, &script, number * 4 + nth, usual)?;
             }
-            Ok((Tally::default(), harm))
+            Ok((RunTally::default(), harm))
         }
     }
 }

@@ -71,12 +71,12 @@ impl StoreProfile {
     }
 
     /// Formats the profile: `layout cow, pages of 4 KiB, segments of 16 MiB, queue depth 32`.
-    pub fn words(&self) -> String {
+    pub fn describe(&self) -> String {
         let ProfileParameters { layout, page_bytes, segment_bytes, queue_depth } = &self.profile;
         format!(
             "layout {layout}, pages of {}, segments of {}, queue depth {queue_depth}",
-            units::bytes(f64::from(*page_bytes)),
-            units::bytes(f64::from(*segment_bytes)),
+            units::format_bytes(f64::from(*page_bytes)),
+            units::format_bytes(f64::from(*segment_bytes)),
         )
     }
 }
@@ -86,7 +86,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_subject_has_a_file_of_its_own() {
+    fn subjects_have_distinct_profile_files() {
         let profile = ProfileParameters {
             layout: "cow".into(),
             page_bytes: 4096,
@@ -106,7 +106,7 @@ mod tests {
             assert_eq!(of(subject).file_name(), name);
         }
         assert_eq!(
-            of("file").words(),
+            of("file").describe(),
             "layout cow, pages of 4 KiB, segments of 16 MiB, queue depth 8"
         );
     }

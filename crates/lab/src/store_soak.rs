@@ -6,7 +6,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::bail;
-use draconis_objects::torture::{self, Usage, Violation};
+use draconis_objects::torture::{self, UsageTally, Violation};
 
 /// Which stores, and for how long.
 #[derive(Debug, clap::Args)]
@@ -35,7 +35,7 @@ pub fn run(arguments: &StoreUseArguments) -> anyhow::Result<()> {
     let stores = arguments.stores.unwrap_or(if until.is_some() { u64::MAX } else { 100 });
     let end = arguments.seed.saturating_add(stores);
     let (next, is_over) = (AtomicU64::new(arguments.seed), AtomicBool::new(false));
-    let sum = Mutex::new((0u64, Usage::default(), 0u64));
+    let sum = Mutex::new((0u64, UsageTally::default(), 0u64));
     // Panics are reported together with the store that panicked.
     std::panic::set_hook(Box::new(|_| {}));
     let one = || {
@@ -45,7 +45,7 @@ pub fn run(arguments: &StoreUseArguments) -> anyhow::Result<()> {
                 is_over.store(true, Ordering::Relaxed);
                 return;
             }
-            let used = torture::ordinary(seed, arguments.steps);
+            let used = torture::run_ordinary_use(seed, arguments.steps);
             let mut sum = sum.lock().unwrap_or_else(PoisonError::into_inner);
             sum.0 += 1;
             match used {
@@ -56,7 +56,7 @@ pub fn run(arguments: &StoreUseArguments) -> anyhow::Result<()> {
                 }
             }
             if sum.0.is_multiple_of(20) {
-                print(&sum, began.elapsed());
+                print_summary(&sum, began.elapsed());
             }
         }
     };
@@ -65,14 +65,14 @@ pub fn run(arguments: &StoreUseArguments) -> anyhow::Result<()> {
         .unwrap_or_else(|| std::thread::available_parallelism().map_or(1, std::num::NonZero::get));
     std::thread::scope(|scope| (0..threads).for_each(|_| drop(scope.spawn(one))));
     let sum = sum.into_inner().unwrap_or_else(PoisonError::into_inner);
-    print(&sum, began.elapsed());
+    print_summary(&sum, began.elapsed());
     if sum.2 > 0 {
         bail!("{} stores broke a promise", sum.2);
     }
     Ok(())
 }
 
-fn print((stores, usage, violations): &(u64, Usage, u64), time: Duration) {
+fn print_summary((stores, usage, violations): &(u64, UsageTally, u64), time: Duration) {
     println!(
         "{stores} stores in {:.0} s: {} steps, each with a full check, {} groups; {} times full, \
          {} states of kills and power cuts, {} segments cleaned, {} times another length; \

@@ -24,18 +24,18 @@ mod server;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use draconis_device::sim::Timing;
+use draconis_device::sim::DeviceTiming;
 use draconis_device::{Disk, Extent};
 
 use crate::clock::Clock;
 
-pub use counters::Device;
-pub use library::{Library, plain_node};
-pub use server::{Mounted, Server, drop_caches, time_output};
+pub use counters::BlockDeviceCounters;
+pub use library::{LibrarySubject, plain_node};
+pub use server::{MountServer, MountedVolume, drop_caches, time_command};
 
 /// Kind of a subject; experiments declare which kinds they can use.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Kind {
+pub enum SubjectKind {
     /// A mounted file system.
     Directory,
     /// A file or device without a file system.
@@ -60,18 +60,19 @@ pub enum OpenMode {
 }
 
 /// A container of files.
-pub trait Files: Send + Sync {
+pub trait SubjectFiles: Send + Sync {
     /// Creates an empty file that will grow to at most `bytes`.
     ///
     /// # Errors
     /// The subject fails.
-    fn create(&self, name: &str, bytes: u64, how: OpenMode) -> anyhow::Result<Arc<dyn Handle>>;
+    fn create(&self, name: &str, bytes: u64, how: OpenMode)
+    -> anyhow::Result<Arc<dyn SubjectFile>>;
 
     /// Opens an existing file.
     ///
     /// # Errors
     /// The subject fails.
-    fn open(&self, name: &str, how: OpenMode) -> anyhow::Result<Arc<dyn Handle>>;
+    fn open(&self, name: &str, how: OpenMode) -> anyhow::Result<Arc<dyn SubjectFile>>;
 
     /// Removes a file.
     ///
@@ -81,7 +82,7 @@ pub trait Files: Send + Sync {
 }
 
 /// An open file.
-pub trait Handle: Send + Sync {
+pub trait SubjectFile: Send + Sync {
     /// Reads up to `into.len()` bytes, and returns the number of bytes read.
     ///
     /// # Errors
@@ -112,7 +113,7 @@ pub trait Handle: Send + Sync {
 
 /// Result of emptying the caches.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Cold {
+pub enum CacheDropResult {
     /// Remounted, and dropped from the kernel's caches.
     Yes,
     /// Only dropped from the kernel's caches.
@@ -144,7 +145,7 @@ pub trait Subject {
     fn describe(&self) -> String;
 
     /// Returns the kind.
-    fn kind(&self) -> Kind;
+    fn kind(&self) -> SubjectKind;
 
     /// Returns the clock.
     fn clock(&self) -> Arc<dyn Clock>;
@@ -153,7 +154,7 @@ pub trait Subject {
     ///
     /// # Errors
     /// The subject has no files.
-    fn files(&self) -> anyhow::Result<Arc<dyn Files>>;
+    fn files(&self) -> anyhow::Result<Arc<dyn SubjectFiles>>;
 
     /// Returns the directory of its files, for programs.
     fn directory(&self) -> Option<&Path> {
@@ -166,7 +167,7 @@ pub trait Subject {
     }
 
     /// Returns the modelled device, for experiments in device time.
-    fn timing(&self) -> Option<Box<dyn Timing>> {
+    fn device_timing(&self) -> Option<Box<dyn DeviceTiming>> {
         None
     }
 
@@ -174,13 +175,13 @@ pub trait Subject {
     ///
     /// # Errors
     /// The subject fails.
-    fn bare(&self, bytes: u64) -> anyhow::Result<Option<RawRegion>> {
+    fn bare_disk(&self, bytes: u64) -> anyhow::Result<Option<RawRegion>> {
         let _ = bytes;
         Ok(None)
     }
 
     /// Returns the library, if the subject is one.
-    fn library(&mut self) -> Option<&mut Library> {
+    fn library_subject(&mut self) -> Option<&mut LibrarySubject> {
         None
     }
 
@@ -188,8 +189,8 @@ pub trait Subject {
     ///
     /// # Errors
     /// Remounting fails.
-    fn cold(&mut self) -> anyhow::Result<Cold> {
-        Ok(Cold::No)
+    fn empty_caches(&mut self) -> anyhow::Result<CacheDropResult> {
+        Ok(CacheDropResult::No)
     }
 
     /// Returns the bytes read by the device so far, if they are counted.
@@ -222,23 +223,23 @@ pub struct RunEnvironment {
 }
 
 /// Prefix of the names of temporary files and directories.
-const PREFIX: &str = "draconis-lab-";
+const TEMP_NAME_PREFIX: &str = "draconis-lab-";
 
 impl RunEnvironment {
     /// Creates a temporary directory, deleted on drop.
     ///
     /// # Errors
     /// Creating it fails.
-    pub fn directory(&self) -> std::io::Result<tempfile::TempDir> {
-        tempfile::Builder::new().prefix(PREFIX).tempdir_in(&self.dir)
+    pub fn temp_dir(&self) -> std::io::Result<tempfile::TempDir> {
+        tempfile::Builder::new().prefix(TEMP_NAME_PREFIX).tempdir_in(&self.dir)
     }
 
     /// Creates a temporary file, deleted on drop.
     ///
     /// # Errors
     /// Creating it fails.
-    pub fn file(&self) -> std::io::Result<tempfile::NamedTempFile> {
-        tempfile::Builder::new().prefix(PREFIX).tempfile_in(&self.dir)
+    pub fn temp_file(&self) -> std::io::Result<tempfile::NamedTempFile> {
+        tempfile::Builder::new().prefix(TEMP_NAME_PREFIX).tempfile_in(&self.dir)
     }
 }
 
@@ -248,22 +249,22 @@ impl RunEnvironment {
 pub struct SkipReason(pub String);
 
 impl SkipReason {
-    fn of(error: &anyhow::Error) -> Self {
+    fn find_in(error: &anyhow::Error) -> Self {
         Self(format!("{error:#}"))
     }
 }
 
 /// Returns the kind of a specification; `None` if it is invalid.
-pub fn kind_of(spec: &str) -> Option<Kind> {
+pub fn subject_kind(spec: &str) -> Option<SubjectKind> {
     let head = spec.split(':').next().unwrap_or_default();
     Some(match head {
-        "dir" | "kernel" | "fuse2fs" | "draconis" | "no-op" => Kind::Directory,
-        "draconis-lib" => Kind::Library,
-        "file" | "dev" => Kind::Raw,
-        "model" => Kind::Model,
-        "mem" | "delay" => Kind::Memory,
+        "dir" | "kernel" | "fuse2fs" | "draconis" | "no-op" => SubjectKind::Directory,
+        "draconis-lib" => SubjectKind::Library,
+        "file" | "dev" => SubjectKind::Raw,
+        "model" => SubjectKind::Model,
+        "mem" | "delay" => SubjectKind::Memory,
         "leveldb" | "rocksdb" | "lmdb" | "redb" | "fjall" | "slatedb" | "draconis-kv" => {
-            Kind::KeyValue
+            SubjectKind::KeyValue
         }
         _ => return None,
     })
@@ -276,19 +277,19 @@ pub fn kind_of(spec: &str) -> Option<Kind> {
 pub fn open(spec: &str, shop: &RunEnvironment) -> Result<Box<dyn Subject>, SkipReason> {
     let (head, rest) = spec.split_once(':').unwrap_or((spec, ""));
     let made: anyhow::Result<Box<dyn Subject>> = match head {
-        "dir" => directory::Directory::new(rest, shop).map(|made| Box::new(made) as _),
+        "dir" => directory::DirectorySubject::new(rest, shop).map(|made| Box::new(made) as _),
         "kernel" | "fuse2fs" | "draconis" | "no-op" => {
-            directory::Mount::new(spec, shop).map(|made| Box::new(made) as _)
+            directory::MountSubject::new(spec, shop).map(|made| Box::new(made) as _)
         }
-        "draconis-lib" => library::Library::new(spec, shop).map(|made| Box::new(made) as _),
-        "file" | "dev" => raw::Raw::new(spec, shop).map(|made| Box::new(made) as _),
-        "model" => model::Model::new(rest, shop).map(|made| Box::new(made) as _),
+        "draconis-lib" => library::LibrarySubject::new(spec, shop).map(|made| Box::new(made) as _),
+        "file" | "dev" => raw::RawSubject::new(spec, shop).map(|made| Box::new(made) as _),
+        "model" => model::ModelSubject::new(rest, shop).map(|made| Box::new(made) as _),
         "leveldb" | "rocksdb" | "lmdb" | "redb" | "fjall" | "slatedb" | "draconis-kv" => {
             key_value::KeyValue::new(head, shop).map(|made| Box::new(made) as _)
         }
-        "mem" => Ok(Box::new(memory::Memory::new()) as _),
-        "delay" => delay::Delay::new(rest).map(|made| Box::new(made) as _),
+        "mem" => Ok(Box::new(memory::MemorySubject::new()) as _),
+        "delay" => delay::DelaySubject::new(rest).map(|made| Box::new(made) as _),
         _ => Err(anyhow::anyhow!("nobody knows {spec}")),
     };
-    made.map_err(|error| SkipReason::of(&error))
+    made.map_err(|error| SkipReason::find_in(&error))
 }

@@ -11,7 +11,7 @@ use draconis_objects::{CreateOptions, LayoutKind, Profile, Store};
 use serde_json::Value;
 
 /// All experiments of the papers, and what else stands.
-const NAMES: &[&str] = &[
+const EXPERIMENT_NAMES: &[&str] = &[
     "seqread",
     "timeseries",
     "latency",
@@ -48,7 +48,7 @@ const NAMES: &[&str] = &[
     "fio-check",
 ];
 
-fn lab(dir: &Path, arguments: &[&str]) -> Command {
+fn lab_command(dir: &Path, arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_draconis-lab"));
     command.args(arguments);
     if arguments.first() == Some(&"run") {
@@ -57,20 +57,20 @@ fn lab(dir: &Path, arguments: &[&str]) -> Command {
     command
 }
 
-fn output(dir: &Path, arguments: &[&str]) -> Output {
-    lab(dir, arguments).output().unwrap()
+fn run_lab(dir: &Path, arguments: &[&str]) -> Output {
+    lab_command(dir, arguments).output().unwrap()
 }
 
 /// The results of a run.
 fn run(arguments: &[&str]) -> Value {
     let dir = tempfile::tempdir().unwrap();
     let all: Vec<&str> = ["run", "--json"].iter().chain(arguments).copied().collect();
-    let output = output(dir.path(), &all);
+    let output = run_lab(dir.path(), &all);
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     serde_json::from_slice(&output.stdout).unwrap()
 }
 
-fn points(results: &Value) -> impl Iterator<Item = &Value> {
+fn result_points(results: &Value) -> impl Iterator<Item = &Value> {
     results["experiments"]
         .as_array()
         .unwrap()
@@ -79,46 +79,49 @@ fn points(results: &Value) -> impl Iterator<Item = &Value> {
 }
 
 /// The medians of a metric and series.
-fn medians(results: &Value, metric: &str, series: &str) -> Vec<f64> {
+fn result_medians(results: &Value, metric: &str, series: &str) -> Vec<f64> {
     let of = |p: &&Value| p["metric"] == metric && p["series"] == series;
-    points(results).filter(of).map(|p| p["median"].as_f64().unwrap()).collect()
+    result_points(results).filter(of).map(|p| p["median"].as_f64().unwrap()).collect()
 }
 
-fn within(measured: f64, known: f64, part: f64) -> bool {
+fn is_within(measured: f64, known: f64, part: f64) -> bool {
     (measured / known - 1.0).abs() <= part
 }
 
 #[test]
-fn every_experiment_is_listed_with_what_the_paper_found() {
+fn list_shows_published_results() {
     let dir = tempfile::tempdir().unwrap();
-    let listed = output(dir.path(), &["list", "--json"]);
+    let listed = run_lab(dir.path(), &["list", "--json"]);
     let listed: Value = serde_json::from_slice(&listed.stdout).unwrap();
     let names: Vec<&str> =
         listed.as_array().unwrap().iter().map(|one| one["name"].as_str().unwrap()).collect();
-    for name in NAMES {
+    for name in EXPERIMENT_NAMES {
         assert!(names.contains(name), "{name}");
     }
     assert!(
         listed.as_array().unwrap().iter().all(|one| !one["finding"].as_str().unwrap().is_empty())
     );
-    let text = output(dir.path(), &["list"]);
+    let text = run_lab(dir.path(), &["list"]);
     let text = String::from_utf8_lossy(&text.stdout).into_owned();
     assert!(text.contains("objects"));
 }
 
 #[test]
-fn injected_delays_are_measured_in_a_time_that_stands_still_between() {
+fn injected_delays_are_measured_in_model_time() {
     let subject = "delay:read=1ms,write=200us,sync=5ms,clock=model";
     let results = run(&["latency", "append-update", "fs-parts", "--subject", subject]);
-    let reads = medians(&results, "time", "");
+    let reads = result_medians(&results, "time", "");
     assert_eq!(reads.len(), 2000);
-    assert!(reads.iter().all(|ns| within(*ns, 1e6, 0.05)));
-    let rates = medians(&results, "rate", "");
+    assert!(reads.iter().all(|ns| is_within(*ns, 1e6, 0.05)));
+    let rates = result_medians(&results, "rate", "");
     assert_eq!(rates.len(), 4);
-    assert!(rates.iter().all(|rate| within(*rate, 1e9 / 5.2e6, 0.05)), "{rates:?}");
+    assert!(rates.iter().all(|rate| is_within(*rate, 1e9 / 5.2e6, 0.05)), "{rates:?}");
     for (part, known) in [("write call", 2e5), ("fsync call", 5e5)] {
-        let parts = medians(&results, "parts", part);
-        assert!(parts.len() == 3 && parts.iter().all(|ns| within(*ns, known, 0.05)), "{parts:?}");
+        let parts = result_medians(&results, "parts", part);
+        assert!(
+            parts.len() == 3 && parts.iter().all(|ns| is_within(*ns, known, 0.05)),
+            "{parts:?}"
+        );
     }
 }
 
@@ -127,23 +130,23 @@ fn injected_delays_are_measured_in_real_time() {
     let small = ["--set", "reads=500", "--set", "file=64K"];
     let arguments = ["latency", "--subject", "delay:read=200us"];
     let results = run(&[&arguments[..], &small[..]].concat());
-    let mut reads = medians(&results, "time", "");
+    let mut reads = result_medians(&results, "time", "");
     reads.sort_by(f64::total_cmp);
     // The least: a busy machine makes any of them longer than it was told to be.
-    assert!(within(reads[0], 2e5, 0.05), "{}", reads[0]);
+    assert!(is_within(reads[0], 2e5, 0.05), "{}", reads[0]);
 }
 
 #[test]
-fn parts_add_up() {
+fn cost_parts_sum_to_total() {
     let subjects = ["--subject", "dir", "--subject", "model:ssd", "--subject", "model:hdd"];
     let results = run(&[&["fs-parts", "--set", "writes=40"][..], &subjects[..]].concat());
-    let adds = medians(&results, "adds", "");
+    let adds = result_medians(&results, "adds", "");
     assert_eq!(adds.len(), 9);
-    assert!(adds.iter().all(|adds| within(*adds, 100.0, 0.05)), "{adds:?}");
+    assert!(adds.iter().all(|adds| is_within(*adds, 100.0, 0.05)), "{adds:?}");
 }
 
 #[test]
-fn every_page_is_named() {
+fn page_size_of_models_is_inferred() {
     for page in [512u64, 1024, 2048, 4096, 8192, 16384] {
         let subject = format!("model:ssd,page={page}");
         let results = run(&["page-size", "--subject", &subject, "--set", "sizes=4096"]);
@@ -157,7 +160,7 @@ fn every_page_is_named() {
 }
 
 #[test]
-fn one_seed_is_one_run_on_a_model() {
+fn same_seed_gives_same_results_on_model() {
     let arguments = [
         "seqread",
         "timeseries",
@@ -174,8 +177,8 @@ fn one_seed_is_one_run_on_a_model() {
         "7",
     ];
     let (one, other) = (run(&arguments), run(&arguments));
-    assert!(points(&one).count() > 100);
-    assert!(points(&one).eq(points(&other)));
+    assert!(result_points(&one).count() > 100);
+    assert!(result_points(&one).eq(result_points(&other)));
     let profiles = |results: &Value| {
         let all = results["experiments"].as_array().unwrap().iter();
         all.map(|one| one["profiles"].clone()).collect::<Vec<_>>()
@@ -185,7 +188,7 @@ fn one_seed_is_one_run_on_a_model() {
 
 /// What `draconis store create --profile` reads.
 #[derive(serde::Deserialize)]
-struct Chosen {
+struct StoreProfileFile {
     layout: String,
     page_bytes: u32,
     segment_bytes: u32,
@@ -193,12 +196,12 @@ struct Chosen {
 }
 
 #[test]
-fn a_profile_ends_in_a_file_that_a_store_is_made_with() {
+fn profile_file_is_accepted_by_store_create() {
     let dir = tempfile::tempdir().unwrap();
     let small = ["run", "profile", "--set", "requests=20"];
     let subjects = ["model:hdd", "model:ssd", "model:ssd,page=16K"];
     let subjects = subjects.map(|one| ["--subject", one]).concat();
-    let said = output(dir.path(), &[&small[..], &subjects].concat());
+    let said = run_lab(dir.path(), &[&small[..], &subjects].concat());
     assert!(said.status.success(), "{}", String::from_utf8_lossy(&said.stderr));
     let said = String::from_utf8_lossy(&said.stdout).into_owned();
     let out = dir.path().join("out");
@@ -208,7 +211,7 @@ fn a_profile_ends_in_a_file_that_a_store_is_made_with() {
         assert!(said.contains(&command), "{command}: {said}");
         let mut read: Value = serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();
         assert_eq!(read["why"].as_array().unwrap().len(), 4, "{read}");
-        serde_json::from_value::<Chosen>(read["profile"].take()).unwrap()
+        serde_json::from_value::<StoreProfileFile>(read["profile"].take()).unwrap()
     };
     let page = std::fs::read_to_string(out.join("report.html")).unwrap();
     for (name, layout, page_bytes) in [
@@ -220,7 +223,7 @@ fn a_profile_ends_in_a_file_that_a_store_is_made_with() {
         assert_eq!((&*chosen.layout, chosen.page_bytes), (layout, page_bytes), "{name}");
         assert!(page.contains(&format!("href=\"{name}\"")), "{name}");
         let layout = if layout == "log" { LayoutKind::Log } else { LayoutKind::Cow };
-        let Chosen { segment_bytes, queue_depth, .. } = chosen;
+        let StoreProfileFile { segment_bytes, queue_depth, .. } = chosen;
         let profile = Profile { layout, page_bytes, segment_bytes, queue_depth };
         let (disk, _) = SimDisk::hdd(64 << 30, 1);
         Store::create(disk, &CreateOptions { profile, id: 1 }).unwrap();
@@ -229,7 +232,7 @@ fn a_profile_ends_in_a_file_that_a_store_is_made_with() {
 
 /// The papers' shapes, on the devices that they were about.
 #[test]
-fn models_have_the_shapes_of_the_papers() {
+fn models_reproduce_published_shapes() {
     let models = ["--subject", "model:ssd", "--subject", "model:hdd"];
     let results =
         run(&[&["append-update", "parallel", "fs-split", "page-size"][..], &models].concat());
@@ -237,7 +240,7 @@ fn models_have_the_shapes_of_the_papers() {
         let of = |p: &&Value| {
             p["metric"] == metric && p["subject"] == subject && p["series"] == series && at(p)
         };
-        points(&results).find(of).unwrap()["median"].as_f64().unwrap()
+        result_points(&results).find(of).unwrap()["median"].as_f64().unwrap()
     };
     let append =
         |subject| value("rate", subject, "", &|p| p["label"].as_str() == Some("append 512 B"));
@@ -245,7 +248,7 @@ fn models_have_the_shapes_of_the_papers() {
     assert!((100.0..500.0).contains(&ratio), "synchronous writes: {ratio}");
     let threads = |n: f64| value("rate", "model:ssd", "", &|p| p["x"] == n);
     assert!(threads(8.0) > 3.0 * threads(1.0), "parallel");
-    assert!(within(threads(32.0), 175_000.0, 0.1), "{}", threads(32.0));
+    assert!(is_within(threads(32.0), 175_000.0, 0.1), "{}", threads(32.0));
     let part = |series| value("split", "model:hdd", series, &|p| p["x"] == 4096.0);
     assert!(part("good") / part("bad") > 1000.0, "good : bad");
     let speed = |bytes: f64| value("speed", "model:ssd", "", &|p| p["x"] == bytes);
@@ -253,7 +256,7 @@ fn models_have_the_shapes_of_the_papers() {
 }
 
 #[test]
-fn what_this_machine_cannot_give_is_skipped_aloud() {
+fn unavailable_subjects_are_reported_as_skipped() {
     let results = run(&["page-size", "--subject", "dev:/dev/null"]);
     let needs = results["skipped"][0]["needs"].as_str().unwrap();
     assert!(needs.contains("no block device"), "{needs}");
@@ -267,7 +270,7 @@ fn what_this_machine_cannot_give_is_skipped_aloud() {
 }
 
 #[test]
-fn mistakes_are_named() {
+fn invalid_arguments_are_named() {
     let dir = tempfile::tempdir().unwrap();
     for (arguments, word) in [
         (&["run", "nothing"][..], "nothing"),
@@ -276,18 +279,21 @@ fn mistakes_are_named() {
         (&["run", "latency", "--set", "reads"], "reads"),
         (&["report", "/nowhere"], "nowhere"),
     ] {
-        let output = output(dir.path(), arguments);
+        let output = run_lab(dir.path(), arguments);
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
         assert!(!output.status.success() && said.contains(word), "{arguments:?}: {said}");
     }
 }
 
 #[test]
-fn a_run_that_is_stopped_leaves_nothing_but_its_results() {
+fn stopped_run_leaves_only_results() {
     let dir = tempfile::tempdir().unwrap();
     let arguments = ["run", "fs-bad", "--subject", "dir", "--set", "writes=10000000"];
-    let mut child =
-        lab(dir.path(), &arguments).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+    let mut child = lab_command(dir.path(), &arguments)
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
     // Once it has begun to write.
     let begun = || {
         let entries = std::fs::read_dir(dir.path()).unwrap();
@@ -309,33 +315,33 @@ fn a_run_that_is_stopped_leaves_nothing_but_its_results() {
 }
 
 #[test]
-fn two_results_are_compared() {
+fn compare_shows_both_results() {
     let (a, b) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     for (dir, page) in [(&a, "4K"), (&b, "4K")] {
         let subject = format!("model:ssd,page={page}");
         assert!(
-            output(dir.path(), &["run", "append-update", "--subject", &subject]).status.success()
+            run_lab(dir.path(), &["run", "append-update", "--subject", &subject]).status.success()
         );
     }
     let (a, b) = (a.path().join("out"), b.path().join("out"));
-    let output = output(Path::new("/"), &["compare", a.to_str().unwrap(), b.to_str().unwrap()]);
+    let output = run_lab(Path::new("/"), &["compare", a.to_str().unwrap(), b.to_str().unwrap()]);
     let said = String::from_utf8_lossy(&output.stdout).into_owned();
     assert!(said.contains("0 of 4 values changed"), "{said}");
 }
 
 /// As a reader sees it, where there is a browser.
 #[test]
-fn the_report_is_drawn_by_a_browser() {
+fn report_renders_in_browser() {
     let names = ["chromium", "chromium-browser", "google-chrome"];
     let there = |name: &&&str| Command::new(name).arg("--version").output().is_ok();
     let Some(browser) = names.iter().find(there) else {
-        skipped::skipped("no chromium here to draw the report with");
+        skipped::report_skipped("no chromium here to draw the report with");
         return;
     };
     let dir = tempfile::tempdir().unwrap();
     let models = ["--subject", "model:ssd", "--subject", "model:hdd"];
     let small = ["run", "fs-split", "parallel", "append-update", "timeseries"];
-    assert!(output(dir.path(), &[&small[..], &models].concat()).status.success());
+    assert!(run_lab(dir.path(), &[&small[..], &models].concat()).status.success());
     let page = format!("file://{}", dir.path().join("out/report.html").display());
     let drawn = Command::new(browser)
         .args(["--headless=new", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr"])

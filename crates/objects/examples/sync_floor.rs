@@ -23,8 +23,8 @@ use draconis_objects::kv::Kv;
 use draconis_objects::{CreateOptions, LayoutKind, OpenOptions, Profile, Store};
 use rustix::fs::{FallocateFlags, OFlags};
 
-const LEN: u64 = 1 << 30;
-const PUTS: u64 = 200;
+const FILE_BYTES: u64 = 1 << 30;
+const MEASURED_PUTS: u64 = 200;
 
 type Failure = Box<dyn std::error::Error>;
 
@@ -40,7 +40,7 @@ fn main() -> Result<(), Failure> {
     let dir = args.next().ok_or("sync_floor DIRECTORY [TURNS]")?;
     let turns = args.next().map_or(Ok(15), |it| it.parse())?;
     let dir = tempfile::tempdir_in(dir)?;
-    let floor = file(&dir.path().join("floor"), FileKind::Written)?;
+    let floor = create_file(&dir.path().join("floor"), FileKind::Written)?;
     let stores = [
         (FileKind::Sparse, false),
         (FileKind::Reserved, false),
@@ -51,16 +51,16 @@ fn main() -> Result<(), Failure> {
         .iter()
         .map(|&(made, uring)| {
             let path = dir.path().join(format!("{made:?}{uring}"));
-            Ok((format!("{made:?}, uring {uring}"), store(&path, made, uring)?))
+            Ok((format!("{made:?}, uring {uring}"), create_store(&path, made, uring)?))
         })
         .collect::<Result<Vec<_>, Failure>>()?;
     let mut times: Vec<Vec<f64>> = vec![vec![]; stores.len() + 1];
     let mut put = 0u64;
     for turn in 0..turns {
-        times[0].push(write_and_flush(&floor, turn * PUTS)?);
+        times[0].push(time_write_and_flush(&floor, turn * MEASURED_PUTS)?);
         for (nth, (_, kv)) in stores.iter().enumerate() {
             let began = Instant::now();
-            for _ in 0..PUTS {
+            for _ in 0..MEASURED_PUTS {
                 put += 1;
                 let key = format!("{:016}", put.wrapping_mul(7_919) % 100_000);
                 kv.wait(kv.put(key.as_bytes(), &[put as u8; 512])?)?;
@@ -81,26 +81,26 @@ fn main() -> Result<(), Failure> {
     Ok(())
 }
 
-fn file(path: &Path, made: FileKind) -> Result<File, Failure> {
+fn create_file(path: &Path, made: FileKind) -> Result<File, Failure> {
     let mut options = File::options();
     options.read(true).write(true).create(true).custom_flags(OFlags::DIRECT.bits() as i32);
     let file = options.open(path)?;
-    file.set_len(LEN)?;
+    file.set_len(FILE_BYTES)?;
     match made {
         FileKind::Sparse => {}
-        FileKind::Reserved => rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, LEN)?,
+        FileKind::Reserved => rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, FILE_BYTES)?,
         FileKind::Written => {
             let zeros = PrivateBuffer::new(1 << 20);
-            (0..LEN >> 20).try_for_each(|nth| file.write_all_at(&zeros, nth << 20))?;
+            (0..FILE_BYTES >> 20).try_for_each(|nth| file.write_all_at(&zeros, nth << 20))?;
         }
     }
     file.sync_all()?;
     Ok(file)
 }
 
-fn store(path: &Path, made: FileKind, uring: bool) -> Result<Kv, Failure> {
-    let blocks = file(path, made)?.metadata()?.blocks();
-    println!("{made:?}: {} MiB of {} are there", blocks >> 11, LEN >> 20);
+fn create_store(path: &Path, made: FileKind, uring: bool) -> Result<Kv, Failure> {
+    let blocks = create_file(path, made)?.metadata()?.blocks();
+    println!("{made:?}: {} MiB of {} are there", blocks >> 11, FILE_BYTES >> 20);
     let options = FileOptions { write: true, direct: true, uring };
     let disk: Arc<dyn Disk> = Arc::new(FileDisk::open(path, options)?);
     let profile = Profile {
@@ -114,19 +114,19 @@ fn store(path: &Path, made: FileKind, uring: bool) -> Result<Kv, Failure> {
 }
 
 /// Returns the mean time of one write and flush in a turn.
-fn write_and_flush(file: &File, first: u64) -> Result<f64, Failure> {
+fn time_write_and_flush(file: &File, first: u64) -> Result<f64, Failure> {
     let mut bytes = PrivateBuffer::new(4096);
     bytes.fill(7);
     let began = Instant::now();
-    for nth in first..first + PUTS {
-        file.write_all_at(&bytes, (nth << 12) % LEN)?;
+    for nth in first..first + MEASURED_PUTS {
+        file.write_all_at(&bytes, (nth << 12) % FILE_BYTES)?;
         file.sync_data()?;
     }
     Ok(micros(began))
 }
 
 fn micros(began: Instant) -> f64 {
-    began.elapsed().as_secs_f64() * 1e6 / PUTS as f64
+    began.elapsed().as_secs_f64() * 1e6 / MEASURED_PUTS as f64
 }
 
 fn median(times: &mut [f64]) -> f64 {

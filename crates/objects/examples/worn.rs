@@ -21,12 +21,12 @@ use std::time::Instant;
 use draconis_device::sim::{Clock, SimDisk};
 use draconis_device::{Disk, Extent, SubDisk};
 use draconis_objects::{
-    Counters, CreateOptions, Group, Hint, LayoutKind, ObjectId, OpenOptions, Profile, Store,
+    Counters, CreateOptions, Group, LayoutKind, LifetimeHint, ObjectId, OpenOptions, Profile, Store,
 };
 
-type Done<T> = Result<T, Box<dyn Error>>;
+type ExampleResult<T> = Result<T, Box<dyn Error>>;
 
-const DEFAULTS: [(&str, &str); 10] = [
+const DEFAULT_ARGUMENTS: [(&str, &str); 10] = [
     ("disk", "ssd"),
     ("layout", "cow"),
     ("store", "4G"),
@@ -39,7 +39,7 @@ const DEFAULTS: [(&str, &str); 10] = [
     ("cache", "256M"),
 ];
 
-fn number(text: &str) -> Done<u64> {
+fn parse_number(text: &str) -> ExampleResult<u64> {
     let unit = match text.as_bytes().last() {
         Some(b'K') => 1 << 10,
         Some(b'M') => 1 << 20,
@@ -49,15 +49,15 @@ fn number(text: &str) -> Done<u64> {
     Ok(text.trim_end_matches(['K', 'M', 'G']).parse::<u64>()? * unit)
 }
 
-fn main() -> Done<()> {
+fn main() -> ExampleResult<()> {
     let mut settings: HashMap<&str, String> =
-        DEFAULTS.iter().map(|&(key, value)| (key, value.to_owned())).collect();
+        DEFAULT_ARGUMENTS.iter().map(|&(key, value)| (key, value.to_owned())).collect();
     for argument in std::env::args().skip(1) {
         let (key, value) = argument.split_once('=').ok_or("settings are KEY=VALUE")?;
         let known = settings.get_mut(key).ok_or_else(|| format!("no setting is called {key}"))?;
         value.clone_into(known);
     }
-    let get = |key: &str| number(&settings[key]);
+    let get = |key: &str| parse_number(&settings[key]);
     let (bytes, segment_bytes) = (get("store")?, get("segment")? as u32);
     let (disk, clock) = match &*settings["disk"] {
         "hdd" => SimDisk::hdd(bytes, 1),
@@ -71,7 +71,7 @@ fn main() -> Done<()> {
     Store::create(disk.clone(), &CreateOptions { profile, id: 1 })?;
     let options = OpenOptions { cache_bytes: get("cache")?, read_only: false };
     let store = Store::open(disk.clone(), &options)?;
-    let mut worn = Worn {
+    let mut worn = NearlyFullStore {
         all: u64::from(store.info().segments) * u64::from(segment_bytes),
         payload: vec![0; get("block")? as usize],
         id: ObjectId(0),
@@ -83,18 +83,18 @@ fn main() -> Done<()> {
     };
     worn.fill(get("fill")?)?;
     if get("cut")? > 0 {
-        return worn.open_after_a_cut(get("cut")?, &disk);
+        return worn.reopen_after_power_cut(get("cut")?, &disk);
     }
     for is_skewed in [false, true] {
         for turn in 0..get("turns")? {
-            worn.turn(turn, is_skewed, get("wait")? > 0)?;
+            worn.run_turn(turn, is_skewed, get("wait")? > 0)?;
         }
     }
     Ok(())
 }
 
 /// A nearly full store.
-struct Worn {
+struct NearlyFullStore {
     store: Arc<Store>,
     disk: Arc<SimDisk>,
     clock: Clock,
@@ -105,33 +105,33 @@ struct Worn {
     dice: u64,
 }
 
-impl Worn {
-    fn below(&mut self, limit: u64) -> u64 {
+impl NearlyFullStore {
+    fn random_below(&mut self, limit: u64) -> u64 {
         self.dice ^= self.dice << 13;
         self.dice ^= self.dice >> 7;
         self.dice ^= self.dice << 17;
         self.dice % limit
     }
 
-    fn write(&self, block: u64) -> Done<draconis_objects::Ticket> {
+    fn write_block(&self, block: u64) -> ExampleResult<draconis_objects::Ticket> {
         let mut group = Group::new();
         group.write(self.id, block * self.payload.len() as u64, &self.payload);
         Ok(self.store.submit(group, &[]).map_err(|refused| refused.error)?)
     }
 
     /// Fills a percentage of all segments, including the index.
-    fn fill(&mut self, percent: u64) -> Done<()> {
+    fn fill(&mut self, percent: u64) -> ExampleResult<()> {
         let new = self.store.new_object();
         self.id = new.id();
         let mut group = Group::new();
-        group.create(new, Hint::Unknown);
+        group.create(new, LifetimeHint::Unknown);
         self.store.submit(group, &[]).map_err(|refused| refused.error)?;
         let (began, since) = (Instant::now(), self.clock.now_ns());
         // The size of the index is known only once it is written.
         while !self.blocks.is_multiple_of(1024)
             || self.store.info().used_bytes < self.all / 100 * percent
         {
-            self.write(self.blocks)?;
+            self.write_block(self.blocks)?;
             self.blocks += 1;
         }
         self.store.sync()?;
@@ -145,7 +145,7 @@ impl Worn {
         Ok(())
     }
 
-    fn turn(&mut self, turn: u64, is_skewed: bool, waits: bool) -> Done<()> {
+    fn run_turn(&mut self, turn: u64, is_skewed: bool, waits: bool) -> ExampleResult<()> {
         let before = self.store.info().counters;
         let device = self.disk.statistics();
         let (began, since) = (Instant::now(), self.clock.now_ns());
@@ -153,12 +153,12 @@ impl Worn {
         for _ in 0..self.blocks {
             let tenth = self.blocks / 10;
             let block = match is_skewed {
-                true if self.below(10) < 9 => self.below(tenth),
-                true => tenth + self.below(self.blocks - tenth),
-                false => self.below(self.blocks),
+                true if self.random_below(10) < 9 => self.random_below(tenth),
+                true => tenth + self.random_below(self.blocks - tenth),
+                false => self.random_below(self.blocks),
             };
             let submitted = self.clock.now_ns();
-            let ticket = self.write(block)?;
+            let ticket = self.write_block(block)?;
             if waits {
                 self.store.wait(ticket)?;
                 waited_ns.push(self.clock.now_ns() - submitted);
@@ -205,16 +205,16 @@ impl Worn {
         Ok(())
     }
 
-    fn open_after_a_cut(&mut self, updates: u64, disk: &Arc<SimDisk>) -> Done<()> {
+    fn reopen_after_power_cut(&mut self, updates: u64, disk: &Arc<SimDisk>) -> ExampleResult<()> {
         let whole = std::mem::replace(&mut self.payload, vec![0; 512]);
         for _ in 0..updates {
             let mut group = Group::new();
-            let block = self.below(self.blocks);
+            let block = self.random_below(self.blocks);
             group.write(self.id, block * whole.len() as u64, &self.payload);
             self.store.submit(group, &[]).map_err(|refused| refused.error)?;
         }
         for seed in 0..3 {
-            let cut = disk.crash(seed);
+            let cut = disk.crash_and_restart(seed);
             let (clock, before) = (cut.clock().clone(), cut.statistics());
             let (began, since) = (Instant::now(), clock.now_ns());
             let len = cut.properties().len_bytes;

@@ -7,21 +7,21 @@
 //!
 //! `cargo run -p draconis-objects --example zoned` runs the conformance checks on it.
 
-use draconis_objects::layout::{Layout, PayloadKind, StoreDimensions, conform, register};
+use draconis_objects::layout::{Layout, PayloadKind, StoreDimensions, conform, register_layout};
 
 /// Layout number on the disk.
-pub const NUMBER: u16 = 300;
+pub const LAYOUT_NUMBER: u16 = 300;
 
 /// Zoned layout.
-struct Zoned(StoreDimensions);
+struct ZonedLayout(StoreDimensions);
 
 /// Creates the layout.
-pub fn make(site: &StoreDimensions) -> Box<dyn Layout> {
-    Box::new(Zoned(*site))
+pub fn make_zoned_layout(site: &StoreDimensions) -> Box<dyn Layout> {
+    Box::new(ZonedLayout(*site))
 }
 
-impl Layout for Zoned {
-    fn site(&self) -> &StoreDimensions {
+impl Layout for ZonedLayout {
+    fn dimensions(&self) -> &StoreDimensions {
         &self.0
     }
 
@@ -37,17 +37,17 @@ impl Layout for Zoned {
         0
     }
 
-    fn read_bytes(&self) -> usize {
+    fn cleaner_read_bytes(&self) -> usize {
         // A zone is read from its start.
-        self.0.at_most(1 << 20, 1)
+        self.0.cap_to_segment_part(1 << 20, 1)
     }
 
-    fn reads_ahead(&self) -> usize {
+    fn cleaner_reads_ahead(&self) -> usize {
         2
     }
 
     fn node_bytes(&self) -> usize {
-        self.0.at_most(8 << 10, 8)
+        self.0.cap_to_segment_part(8 << 10, 8)
     }
 
     fn cleaning_benefit(&self, used: u64, len: u64, age: u64) -> f64 {
@@ -56,7 +56,7 @@ impl Layout for Zoned {
 }
 
 fn main() {
-    let kind = register(NUMBER, make).expect("a number of our own");
+    let kind = register_layout(LAYOUT_NUMBER, make_zoned_layout).expect("a number of our own");
     conform::check_all(kind);
     println!("the layout does what every layout does");
 }

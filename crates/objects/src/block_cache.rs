@@ -38,9 +38,9 @@ enum CacheEntry {
 }
 
 #[derive(Clone, Debug)]
-struct ByWeight;
+struct EntryWeigher;
 
-impl Weighter<CacheKey, CacheEntry> for ByWeight {
+impl Weighter<CacheKey, CacheEntry> for EntryWeigher {
     fn weight(&self, _: &CacheKey, kept: &CacheEntry) -> u64 {
         match kept {
             CacheEntry::Page(page) => (page.len() as u64).saturating_add(64),
@@ -51,9 +51,9 @@ impl Weighter<CacheKey, CacheEntry> for ByWeight {
 
 /// Spreads addresses by one multiplication and a shift.
 #[derive(Default)]
-struct Mixer(u64);
+struct AddressHasher(u64);
 
-impl Hasher for Mixer {
+impl Hasher for AddressHasher {
     fn finish(&self) -> u64 {
         self.0
     }
@@ -65,7 +65,7 @@ impl Hasher for Mixer {
     }
 
     fn write_u64(&mut self, value: u64) {
-        self.0 = crate::codec::mix(self.0 ^ value);
+        self.0 = crate::codec::mix_bits(self.0 ^ value);
     }
 }
 
@@ -78,29 +78,30 @@ impl Lifecycle<CacheKey, CacheEntry> for EvictionHook {
 
     fn on_evict(&self, (): &mut (), name: CacheKey, _: CacheEntry) {
         if let CacheKey::Page(number) = name {
-            self.0.forget(number);
+            self.0.remove_page(number);
         }
     }
 }
 
-type Table = Cache<CacheKey, CacheEntry, ByWeight, BuildHasherDefault<Mixer>, EvictionHook>;
+type EntryCache =
+    Cache<CacheKey, CacheEntry, EntryWeigher, BuildHasherDefault<AddressHasher>, EvictionHook>;
 
 /// Lookup of cached pages.
-pub(crate) trait Pages {
+pub(crate) trait PageLookup {
     /// Returns the result of `take` on a page, if the page is cached.
-    fn with<T>(&self, number: u64, take: impl Fn(&[u8]) -> T) -> Option<T>;
+    fn with_page<T>(&self, number: u64, take: impl Fn(&[u8]) -> T) -> Option<T>;
 }
 
-impl Pages for PageIndexGuard<'_> {
-    fn with<T>(&self, number: u64, take: impl Fn(&[u8]) -> T) -> Option<T> {
+impl PageLookup for PageIndexGuard<'_> {
+    fn with_page<T>(&self, number: u64, take: impl Fn(&[u8]) -> T) -> Option<T> {
         self.page(number).map(take)
     }
 }
 
-impl Pages for BlockCache {
-    fn with<T>(&self, number: u64, take: impl Fn(&[u8]) -> T) -> Option<T> {
+impl PageLookup for BlockCache {
+    fn with_page<T>(&self, number: u64, take: impl Fn(&[u8]) -> T) -> Option<T> {
         if self.is_below_eviction()
-            && let Some(taken) = self.pages_by_number.with(number, &take)
+            && let Some(taken) = self.pages_by_number.with_page(number, &take)
         {
             return Some(taken);
         }
@@ -110,7 +111,7 @@ impl Pages for BlockCache {
 
 /// Cache of pages and nodes.
 pub(crate) struct BlockCache {
-    table: Table,
+    table: EntryCache,
     pages_by_number: Arc<PageIndex>,
     /// Bytes inserted since the fill level was last checked.
     inserted_since_check: AtomicU64,
@@ -122,7 +123,7 @@ impl BlockCache {
     pub fn new(capacity: u64, typical: u64) -> Self {
         let items = capacity.checked_div(typical).unwrap_or(0).clamp(16, 1 << 24);
         let near = Arc::new(PageIndex::new(items));
-        let capacity = capacity.saturating_sub(near.bytes_max());
+        let capacity = capacity.saturating_sub(near.max_index_bytes());
         let items = crate::codec::to_usize_saturating(items);
         let (hasher, lifecycle) = (BuildHasherDefault::default(), EvictionHook(near.clone()));
         let options = OptionsBuilder::new()
@@ -131,9 +132,9 @@ impl BlockCache {
             .shards(if capacity < 2 << 20 { 1 } else { 8 })
             .build();
         let table = match options {
-            Ok(options) => Cache::with_options(options, ByWeight, hasher, lifecycle),
+            Ok(options) => Cache::with_options(options, EntryWeigher, hasher, lifecycle),
             // Both required numbers are given above.
-            Err(_) => Cache::with(items, capacity, ByWeight, hasher, lifecycle),
+            Err(_) => Cache::with(items, capacity, EntryWeigher, hasher, lifecycle),
         };
         Self {
             table,
@@ -150,7 +151,7 @@ impl BlockCache {
     }
 
     fn insert_entry(&self, name: CacheKey, kept: CacheEntry) {
-        let weight = ByWeight.weight(&name, &kept);
+        let weight = EntryWeigher.weight(&name, &kept);
         self.table.insert(name, kept);
         let capacity = self.table.capacity();
         // The weight is a sum over all shards: not computed each time.
@@ -172,8 +173,8 @@ impl BlockCache {
     }
 
     /// Locks the page index for reading; `None` once the cache may evict.
-    pub fn hold(&self) -> Option<PageIndexGuard<'_>> {
-        self.is_below_eviction().then(|| self.pages_by_number.hold())
+    pub fn lock_page_index(&self) -> Option<PageIndexGuard<'_>> {
+        self.is_below_eviction().then(|| self.pages_by_number.lock_for_reading())
     }
 
     pub fn page(&self, number: u64) -> Option<Arc<[u8]>> {
@@ -187,15 +188,15 @@ impl BlockCache {
         self.table.contains_key(&CacheKey::Page(number))
     }
 
-    pub fn keep_page(&self, number: u64, page: Arc<[u8]>) {
+    pub fn insert_page(&self, number: u64, page: Arc<[u8]>) {
         if self.is_below_eviction() {
-            self.pages_by_number.keep(number, page.clone());
+            self.pages_by_number.insert_page(number, page.clone());
         }
         self.insert_entry(CacheKey::Page(number), CacheEntry::Page(page));
     }
 
-    pub fn forget_page(&self, number: u64) {
-        self.pages_by_number.forget(number);
+    pub fn remove_page(&self, number: u64) {
+        self.pages_by_number.remove_page(number);
         self.table.remove(&CacheKey::Page(number));
     }
 
@@ -208,11 +209,11 @@ impl BlockCache {
 
     /// Nodes are known by their checksums, which include the address: a reused address cannot be
     /// mistaken.
-    pub fn keep_node(&self, ptr: BlockPtr, node: Arc<Node>) {
+    pub fn insert_node(&self, ptr: BlockPtr, node: Arc<Node>) {
         self.insert_entry(CacheKey::Node(ptr.sum), CacheEntry::Node(node));
     }
 
-    pub fn forget_node(&self, ptr: BlockPtr) {
+    pub fn remove_node(&self, ptr: BlockPtr) {
         self.table.remove(&CacheKey::Node(ptr.sum));
     }
 }
@@ -220,42 +221,42 @@ impl BlockCache {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::index::tree::Inner;
+    use crate::index::tree::InnerNode;
 
     #[test]
-    fn both_kinds_share_one_limit_and_are_not_mistaken() {
+    fn pages_and_nodes_share_capacity() {
         let memory = BlockCache::new(1 << 20, 4096);
-        let node = Arc::new(Node::Inner(Inner::new(1, vec![])));
+        let node = Arc::new(Node::Inner(InnerNode::new(1, vec![])));
         let ptr = |sum| BlockPtr { at: 0, len: 7, sum };
-        memory.keep_page(7, Arc::from(&[1; 4096][..]));
+        memory.insert_page(7, Arc::from(&[1; 4096][..]));
         assert!(memory.node(ptr(7)).is_none() && memory.page(7).is_some());
-        memory.keep_node(ptr(7), node);
+        memory.insert_node(ptr(7), node);
         assert!(memory.node(ptr(7)).is_some() && memory.page(7).is_some());
-        memory.forget_node(ptr(7));
+        memory.remove_node(ptr(7));
         assert!(memory.node(ptr(7)).is_none() && memory.has_page(7));
-        memory.forget_page(7);
+        memory.remove_page(7);
         assert!(memory.page(7).is_none());
         assert!(memory.is_below_eviction());
-        (0..1000).for_each(|number| memory.keep_page(number, Arc::from(&[2; 4096][..])));
+        (0..1000).for_each(|number| memory.insert_page(number, Arc::from(&[2; 4096][..])));
         assert!(!memory.is_below_eviction());
         // Pages alone may use all.
         assert!((900 << 10..=1 << 20).contains(&memory.used_bytes()), "{}", memory.used_bytes());
     }
 
     #[test]
-    fn what_is_driven_out_is_not_near_either() {
+    fn evicted_page_leaves_page_index() {
         let memory = BlockCache::new(1 << 20, 4096);
-        let near = |number| memory.pages_by_number.with(number, |page| page[0]).is_some();
-        (0..100).for_each(|number| memory.keep_page(number, Arc::from(&[1; 4096][..])));
-        assert!((0..100).all(near) && memory.hold().is_some());
-        assert_eq!(memory.with(7, |page| page.len()), Some(4096));
-        memory.forget_page(7);
-        assert!(!near(7) && memory.with(7, |page| page.len()).is_none());
-        (100..10_000).for_each(|number| memory.keep_page(number, Arc::from(&[1; 4096][..])));
-        assert!(memory.hold().is_none());
+        let near = |number| memory.pages_by_number.with_page(number, |page| page[0]).is_some();
+        (0..100).for_each(|number| memory.insert_page(number, Arc::from(&[1; 4096][..])));
+        assert!((0..100).all(near) && memory.lock_page_index().is_some());
+        assert_eq!(memory.with_page(7, |page| page.len()), Some(4096));
+        memory.remove_page(7);
+        assert!(!near(7) && memory.with_page(7, |page| page.len()).is_none());
+        (100..10_000).for_each(|number| memory.insert_page(number, Arc::from(&[1; 4096][..])));
+        assert!(memory.lock_page_index().is_none());
         assert!((0..10_000).any(|number| memory.has_page(number) && !near(number)));
         assert!((0..10_000).all(|number| memory.has_page(number) || !near(number)));
         let kept: Vec<u64> = (0..10_000).filter(|number| memory.has_page(*number)).collect();
-        assert!(kept.iter().all(|number| memory.with(*number, |page| page.len()).is_some()));
+        assert!(kept.iter().all(|number| memory.with_page(*number, |page| page.len()).is_some()));
     }
 }

@@ -21,7 +21,7 @@ use draconis_exchange::heap::PrivateBuffer;
 use parking_lot::{Mutex, RwLock};
 use smallvec::SmallVec;
 
-use crate::block_cache::{BlockCache, Pages};
+use crate::block_cache::{BlockCache, PageLookup};
 use crate::codec::Checksummer;
 use crate::entry::{CHECKSUM_BLOCK_BYTES, PayloadRef};
 use crate::index::tree::{BlockPtr, Node, NodeMap, NodeRef, NodeSource};
@@ -39,14 +39,14 @@ const COALESCE_GAP_BYTES: u64 = 16 << 10;
 const COALESCED_READ_MAX: u64 = 256 << 10;
 
 /// Longer reads are split into parts of this many bytes, where they may be long.
-const PART: usize = 4 << 20;
+const READ_PART_BYTES: usize = 4 << 20;
 
 /// Alignment of read-around, in bytes: used while most of the cache is empty.
 const READ_AROUND_BYTES: u64 = 128 << 10;
 
 /// Cached payloads that are looked up together, and the size of a processor's cache line.
 const LOOKUP_BATCH: usize = 64;
-const LINE: usize = 64;
+const CACHE_LINE_BYTES: usize = 64;
 
 /// Most singly prefetched nodes that are kept.
 const PREFETCHED_NODES_MAX: usize = 4096;
@@ -117,7 +117,7 @@ impl CachedDisk {
     }
 
     /// Keeps frames for readers while the disk writes them.
-    pub fn keep_frames(&self, frames: &[Arc<SealedFrame>]) {
+    pub fn cache_invisible_frames(&self, frames: &[Arc<SealedFrame>]) {
         let mut recent = self.invisible_frames.write();
         recent.extend(frames.iter().map(|frame| (frame.at, frame.clone())));
     }
@@ -133,7 +133,7 @@ impl CachedDisk {
             && let Some((ticket, _)) = queue.front()
         {
             self.disk.wait_visible(*ticket)?;
-            self.drop_first(&mut queue);
+            self.drop_oldest_frame(&mut queue);
         }
         Ok(())
     }
@@ -150,7 +150,7 @@ impl CachedDisk {
     }
 
     /// Waits until everything up to `ticket` is durable, for as long as the disk is away.
-    pub fn wait_long(&self, ticket: DiskTicket) -> Result<()> {
+    pub fn wait_durable_without_deadline(&self, ticket: DiskTicket) -> Result<()> {
         loop {
             match self.disk.wait_durable(ticket) {
                 Err(draconis_device::Error::Unreachable(_)) => {}
@@ -163,11 +163,11 @@ impl CachedDisk {
     pub fn mark_visible(&self, ticket: DiskTicket) {
         let mut queue = self.queue.lock();
         while queue.front().is_some_and(|(first, _)| *first <= ticket) {
-            self.drop_first(&mut queue);
+            self.drop_oldest_frame(&mut queue);
         }
     }
 
-    fn drop_first(&self, queue: &mut VecDeque<(DiskTicket, Arc<SealedFrame>)>) {
+    fn drop_oldest_frame(&self, queue: &mut VecDeque<(DiskTicket, Arc<SealedFrame>)>) {
         let Some((_, frame)) = queue.pop_front() else { return };
         self.queued_bytes.fetch_sub(frame.len, Ordering::Relaxed);
         let mut recent = self.invisible_frames.write();
@@ -179,21 +179,21 @@ impl CachedDisk {
 
     /// Drops everything cached of these bytes, because they will be overwritten.
     pub fn invalidate(&self, start: u64, len: u64) {
-        let page = self.page();
+        let page = self.page_bytes();
         for index in start / page..(start + len).div_ceil(page) {
-            self.memory.forget_page(index);
+            self.memory.remove_page(index);
         }
         let mut recent = self.invisible_frames.write();
         let old: Vec<u64> = recent.range(start..start + len).map(|(at, _)| *at).collect();
         old.iter().for_each(|at| drop(recent.remove(at)));
     }
 
-    fn page(&self) -> u64 {
+    fn page_bytes(&self) -> u64 {
         u64::from(self.geometry.page_bytes)
     }
 
     /// Reads whole pages from the disk.
-    pub fn direct(&self, at: u64, len: usize) -> Result<PrivateBuffer> {
+    pub fn read_pages_uncached(&self, at: u64, len: usize) -> Result<PrivateBuffer> {
         match self
             .disk
             .read_now(Extent::new(at, len as u64), PrivateBuffer::new_uninitialized(len).into())
@@ -205,12 +205,12 @@ impl CachedDisk {
 
     /// Reads whole pages as [`CachedDisk::direct`] does; parts of a long read are in flight
     /// together.
-    pub fn direct_in_parts(&self, at: u64, len: usize) -> Result<PrivateBuffer> {
-        if len <= PART {
-            return self.direct(at, len);
+    pub fn read_pages_in_parts(&self, at: u64, len: usize) -> Result<PrivateBuffer> {
+        if len <= READ_PART_BYTES {
+            return self.read_pages_uncached(at, len);
         }
-        let parts = (0..len).step_by(PART).map(|from| {
-            let part = PART.min(len - from);
+        let parts = (0..len).step_by(READ_PART_BYTES).map(|from| {
+            let part = READ_PART_BYTES.min(len - from);
             let extent = Extent::new(at + from as u64, part as u64);
             (
                 from,
@@ -236,7 +236,7 @@ impl CachedDisk {
         Ok(all)
     }
 
-    fn recent(&self, at: u64, len: usize) -> Option<Arc<SealedFrame>> {
+    fn find_invisible_frame(&self, at: u64, len: usize) -> Option<Arc<SealedFrame>> {
         let recent = self.invisible_frames.read();
         let (&start, frame) = recent.range(..=at).next_back()?;
         (at + len as u64 <= start + frame.len as u64).then(|| frame.clone())
@@ -252,12 +252,12 @@ impl CachedDisk {
     }
 
     /// Reads pages, with their surroundings if `keeps` is set. Returns the start and the bytes.
-    fn fetch(&self, (start, end): (u64, u64), keeps: bool) -> Result<(u64, PrivateBuffer)> {
+    fn read_pages(&self, (start, end): (u64, u64), keeps: bool) -> Result<(u64, PrivateBuffer)> {
         let (from, to) = if keeps { self.read_around_range((start, end)) } else { (start, end) };
-        match self.direct(from, to.saturating_sub(from) as usize) {
+        match self.read_pages_uncached(from, to.saturating_sub(from) as usize) {
             // The error may be of the surroundings.
             Err(_) if (from, to) != (start, end) => {
-                Ok((start, self.direct(start, end.saturating_sub(start) as usize)?))
+                Ok((start, self.read_pages_uncached(start, end.saturating_sub(start) as usize)?))
             }
             read => Ok((from, read?)),
         }
@@ -274,7 +274,7 @@ impl CachedDisk {
 
     /// Passes bytes of the disk to `take` in one slice; `take` verifies them. Their pages may be
     /// cached.
-    fn with<T>(
+    fn with_bytes<T>(
         &self,
         at: u64,
         len: usize,
@@ -287,13 +287,13 @@ impl CachedDisk {
                 at_bytes: at,
             });
         }
-        if let Some(frame) = self.recent(at, len) {
+        if let Some(frame) = self.find_invisible_frame(at, len) {
             let from = (at - frame.at) as usize;
             return take(&frame.bytes()[from..from + len]);
         }
         let gone = Error::Corrupt { what: "an address behind the end", at_bytes: at };
         let (start, end) = self.pages_of(at, at + len.max(1) as u64);
-        let pages = (start / self.page(), end.div_ceil(self.page()));
+        let pages = (start / self.page_bytes(), end.div_ceil(self.page_bytes()));
         let is_short = len as u64 <= CACHED_READ_MAX;
         if is_short && let Some(remembered) = self.cached_pages(pages.0, pages.1.saturating_sub(1))
         {
@@ -308,7 +308,7 @@ impl CachedDisk {
             let from = (at - start) as usize;
             match bytes.get(from..from + len).map(&mut take) {
                 None | Some(Err(Error::Corrupt { .. })) => {
-                    (pages.0..pages.1).for_each(|index| self.memory.forget_page(index));
+                    (pages.0..pages.1).for_each(|index| self.memory.remove_page(index));
                 }
                 Some(taken) => {
                     self.hits.fetch_add(1, Ordering::Relaxed);
@@ -318,17 +318,17 @@ impl CachedDisk {
         }
         self.misses.fetch_add(1, Ordering::Relaxed);
         let keeps = keeps && is_short;
-        let (began, bytes) = self.fetch((start, end), keeps)?;
+        let (began, bytes) = self.read_pages((start, end), keeps)?;
         let from = (at - began) as usize;
         let taken = take(bytes.get(from..from + len).ok_or(gone)?)?;
         if keeps {
-            self.keep_pages(began, &bytes, (began, began + bytes.len() as u64));
+            self.cache_pages(began, &bytes, (began, began + bytes.len() as u64));
         }
         Ok(taken)
     }
 
     /// Verifies the checksum blocks of a payload.
-    pub fn verify(&self, data: &PayloadRef, stored: &[u8]) -> Result<()> {
+    pub fn verify_payload(&self, data: &PayloadRef, stored: &[u8]) -> Result<()> {
         let mut at = data.at;
         for (piece, &sum) in stored.chunks(CHECKSUM_BLOCK_BYTES as usize).zip(&data.sums) {
             if self.summer.checksum(at, piece) != sum
@@ -346,8 +346,8 @@ impl CachedDisk {
         if data.stored == 0 {
             return Ok(());
         }
-        self.with(data.at, data.stored as usize, true, |stored| {
-            self.verify(data, stored)?;
+        self.with_bytes(data.at, data.stored as usize, true, |stored| {
+            self.verify_payload(data, stored)?;
             into.copy_from_slice(&stored[data.skip as usize..][..data.len as usize]);
             Ok(())
         })
@@ -356,7 +356,7 @@ impl CachedDisk {
     /// Returns the referenced part of a payload, if it is cached and right. The checksum includes
     /// the address, so stale bytes of that address do not pass.
     pub fn cached_value(&self, data: &PayloadRef) -> Option<Vec<u8>> {
-        self.value_in(&self.memory, data)
+        self.value_from_pages(&self.memory, data)
     }
 
     /// Looks up several cached payloads and touches all of them first, so that the processor
@@ -364,9 +364,9 @@ impl CachedDisk {
     pub fn cached_values(&self, all: &[&PayloadRef]) -> Vec<Option<Vec<u8>>> {
         let mut values = Vec::with_capacity(all.len());
         for some in all.chunks(LOOKUP_BATCH) {
-            match self.memory.hold() {
+            match self.memory.lock_page_index() {
                 Some(held) => {
-                    let page = self.page();
+                    let page = self.page_bytes();
                     let stored = |data: &&PayloadRef| {
                         let from = (data.at % page) as usize;
                         let held = held.page(data.at / page)?;
@@ -374,9 +374,10 @@ impl CachedDisk {
                     };
                     let stored: SmallVec<[&[u8]; LOOKUP_BATCH]> =
                         some.iter().filter_map(stored).collect();
-                    let lines = stored.iter().flat_map(|stored| stored.iter().step_by(LINE));
+                    let lines =
+                        stored.iter().flat_map(|stored| stored.iter().step_by(CACHE_LINE_BYTES));
                     std::hint::black_box(lines.fold(0, |all, byte| all ^ byte));
-                    values.extend(some.iter().map(|data| self.value_in(&held, data)));
+                    values.extend(some.iter().map(|data| self.value_from_pages(&held, data)));
                 }
                 None => values.extend(some.iter().map(|data| self.cached_value(data))),
             }
@@ -384,21 +385,21 @@ impl CachedDisk {
         values
     }
 
-    fn value_in(&self, pages: &impl Pages, data: &PayloadRef) -> Option<Vec<u8>> {
+    fn value_from_pages(&self, pages: &impl PageLookup, data: &PayloadRef) -> Option<Vec<u8>> {
         if data.stored == 0 {
             return Some(vec![]);
         }
         if u64::from(data.stored) > CACHED_READ_MAX {
             return None;
         }
-        let (page, len) = (self.page(), data.stored as usize);
+        let (page, len) = (self.page_bytes(), data.stored as usize);
         let (index, from) = (data.at / page, (data.at % page) as usize);
         let part = |stored: &[u8]| {
-            self.verify(data, stored).ok()?;
+            self.verify_payload(data, stored).ok()?;
             Some(stored.get(data.skip as usize..)?.get(..data.len as usize)?.to_vec())
         };
         let value = if from + len <= page as usize {
-            pages.with(index, |held| part(held.get(from..from + len)?))??
+            pages.with_page(index, |held| part(held.get(from..from + len)?))??
         } else {
             let mut stored = Vec::with_capacity(len);
             let mut places = (index..).zip(std::iter::once(from).chain(std::iter::repeat(0)));
@@ -409,7 +410,7 @@ impl CachedDisk {
                     let rest = held.get(from..)?;
                     Some(rest.get(..lacks).unwrap_or(rest).to_vec())
                 };
-                stored.extend(pages.with(index, rest)??);
+                stored.extend(pages.with_page(index, rest)??);
             }
             part(&stored)?
         };
@@ -418,42 +419,42 @@ impl CachedDisk {
     }
 
     /// Returns the referenced part of a payload.
-    pub fn value(&self, data: &PayloadRef) -> Result<Vec<u8>> {
+    pub fn read_value(&self, data: &PayloadRef) -> Result<Vec<u8>> {
         if data.stored == 0 {
             return Ok(vec![]);
         }
-        self.with(data.at, data.stored as usize, true, |stored| {
-            self.verify(data, stored)?;
+        self.with_bytes(data.at, data.stored as usize, true, |stored| {
+            self.verify_payload(data, stored)?;
             Ok(stored[data.skip as usize..][..data.len as usize].to_vec())
         })
     }
 
     /// Reads the uncached payloads together; neighbours share a request. `None`: the payload is
     /// cached, or could not be read.
-    pub fn read_uncached(&self, all: &[&PayloadRef]) -> Vec<Option<Vec<u8>>> {
+    pub fn read_uncached_values(&self, all: &[&PayloadRef]) -> Vec<Option<Vec<u8>>> {
         let mut values = vec![None; all.len()];
         let far: Vec<usize> = (0..all.len()).filter(|&nth| !self.is_cached(all[nth])).collect();
         if far.len() < 2 {
             return values;
         }
         let places = far.into_iter().map(|nth| (nth, all[nth].at, all[nth].end()));
-        for (from, bytes, members) in self.read_together(places.collect(), COALESCE_GAP_BYTES) {
+        for (from, bytes, members) in self.read_coalesced(places.collect(), COALESCE_GAP_BYTES) {
             let is_roomy = self.memory.is_half_empty();
             for nth in members {
                 let data = all[nth];
                 let start = (data.at - from) as usize;
                 let Some(stored) = bytes.get(start..start + data.stored as usize) else { continue };
-                if self.verify(data, stored).is_err() {
+                if self.verify_payload(data, stored).is_err() {
                     continue;
                 }
                 let value = &stored[data.skip as usize..][..data.len as usize];
                 values[nth] = Some(value.to_vec());
                 if !is_roomy && u64::from(data.stored) <= CACHED_READ_MAX {
-                    self.keep_pages(from, &bytes, self.pages_of(data.at, data.end()));
+                    self.cache_pages(from, &bytes, self.pages_of(data.at, data.end()));
                 }
             }
             if is_roomy {
-                self.keep_pages(from, &bytes, (from, from + bytes.len() as u64));
+                self.cache_pages(from, &bytes, (from, from + bytes.len() as u64));
             }
         }
         values
@@ -461,12 +462,12 @@ impl CachedDisk {
 
     /// Prefetches nodes that the index will need, together.
     pub fn prefetch_nodes(&self, ptrs: &[BlockPtr]) {
-        *self.ahead.write() = self.loaded(ptrs);
+        *self.ahead.write() = self.read_nodes(ptrs);
     }
 
     /// Prefetches nodes in addition to those prefetched last.
     pub fn prefetch_more_nodes(&self, ptrs: &[BlockPtr]) {
-        let more = self.loaded(ptrs);
+        let more = self.read_nodes(ptrs);
         let mut ahead = self.ahead.write();
         if ahead.len() >= PREFETCHED_NODES_MAX {
             ahead.clear();
@@ -475,12 +476,12 @@ impl CachedDisk {
     }
 
     /// Reads nodes from the disk, by their checksums. Unreadable ones are left out.
-    fn loaded(&self, ptrs: &[BlockPtr]) -> NodeMap {
+    fn read_nodes(&self, ptrs: &[BlockPtr]) -> NodeMap {
         let mut loaded = NodeMap::new();
         let places = ptrs.iter().enumerate();
         let places =
             places.map(|(nth, ptr)| (nth, ptr.at, ptr.at.saturating_add(u64::from(ptr.len))));
-        for (from, bytes, members) in self.read_together(places.collect(), 0) {
+        for (from, bytes, members) in self.read_coalesced(places.collect(), 0) {
             for ptr in members.into_iter().map(|nth| ptrs[nth]) {
                 let start = (ptr.at - from) as usize;
                 let node = bytes
@@ -497,7 +498,7 @@ impl CachedDisk {
 
     /// Returns the page range of bytes from `at` to `end`.
     fn pages_of(&self, at: u64, end: u64) -> (u64, u64) {
-        let page = self.page();
+        let page = self.page_bytes();
         let sector = u64::from(self.disk.properties().sector_bytes);
         let limit = self.geometry.disk_bytes - self.geometry.disk_bytes % sector;
         (at / page * page, end.next_multiple_of(page).min(limit))
@@ -505,7 +506,7 @@ impl CachedDisk {
 
     /// Reads numbered ranges at once, in one request if they have gaps of at most `gap` bytes.
     /// Yields the start of each request, its bytes, and the numbers of the ranges in it.
-    fn read_together(
+    fn read_coalesced(
         &self,
         mut places: Vec<(usize, u64, u64)>,
         gap: u64,
@@ -549,31 +550,32 @@ impl CachedDisk {
 
     /// Returns true if a payload can be read without the disk.
     fn is_cached(&self, data: &PayloadRef) -> bool {
-        let (first, last) = (data.at / self.page(), (data.end().max(1) - 1) / self.page());
+        let (first, last) =
+            (data.at / self.page_bytes(), (data.end().max(1) - 1) / self.page_bytes());
         !self.geometry.contains(data.at, u64::from(data.stored))
             || (first..=last).all(|index| self.memory.has_page(index))
-            || self.recent(data.at, data.stored as usize).is_some()
+            || self.find_invisible_frame(data.at, data.stored as usize).is_some()
     }
 
     /// Caches the pages from `from` to `to` of bytes read at `at`; a part of them was verified.
-    fn keep_pages(&self, at: u64, bytes: &[u8], (from, to): (u64, u64)) {
-        let page = self.page();
+    fn cache_pages(&self, at: u64, bytes: &[u8], (from, to): (u64, u64)) {
+        let page = self.page_bytes();
         for index in from / page..to.div_ceil(page) {
             let start = (index * page - at) as usize;
             let end = bytes.len().min(start + page as usize);
             if !self.memory.has_page(index) {
-                self.memory.keep_page(index, Arc::from(&bytes[start..end]));
+                self.memory.insert_page(index, Arc::from(&bytes[start..end]));
             }
         }
     }
 
     /// Returns the bytes that a pointer refers to.
-    pub fn read_ptr(&self, ptr: BlockPtr) -> Result<Vec<u8>> {
-        self.read_ptr_near(ptr, false)
+    pub fn read_block(&self, ptr: BlockPtr) -> Result<Vec<u8>> {
+        self.read_block_and_neighbours(ptr, false)
     }
 
-    fn read_ptr_near(&self, ptr: BlockPtr, keeps: bool) -> Result<Vec<u8>> {
-        self.with(ptr.at, ptr.len as usize, keeps, |bytes| {
+    fn read_block_and_neighbours(&self, ptr: BlockPtr, keeps: bool) -> Result<Vec<u8>> {
+        self.with_bytes(ptr.at, ptr.len as usize, keeps, |bytes| {
             if self.summer.checksum(ptr.at, bytes) != ptr.sum
                 && !is_fault_injected(InjectedFault::NodeSum)
             {
@@ -586,12 +588,12 @@ impl CachedDisk {
     /// Caches a node that was just made.
     pub fn cache_node(&self, ptr: BlockPtr, node: Arc<Node>) {
         self.unsubmitted_nodes.write().insert(ptr.sum, node.clone());
-        self.memory.keep_node(ptr, node);
+        self.memory.insert_node(ptr, node);
     }
 
     /// Evicts a node that only snapshots refer to.
     pub fn forget_node(&self, ptr: BlockPtr) {
-        self.memory.forget_node(ptr);
+        self.memory.remove_node(ptr);
     }
 
     /// Returns a node that is in memory, and marks it as used.
@@ -604,21 +606,21 @@ impl CachedDisk {
             return Some(node.clone());
         }
         let node = self.ahead.read().get(&ptr.sum)?.clone();
-        self.memory.keep_node(ptr, node.clone());
+        self.memory.insert_node(ptr, node.clone());
         Some(node)
     }
 
     /// Returns a node by its weak reference, while the cache does not evict.
-    fn node_via_ref(&self, ptr: BlockPtr, seen: &NodeRef) -> Option<Arc<Node>> {
-        let node = seen.node(ptr).filter(|_| self.memory.is_below_eviction())?;
+    fn node_from_weak_ref(&self, ptr: BlockPtr, seen: &NodeRef) -> Option<Arc<Node>> {
+        let node = seen.upgrade(ptr).filter(|_| self.memory.is_below_eviction())?;
         self.hits.fetch_add(1, Ordering::Relaxed);
         Some(node)
     }
 
     /// Stores the weak reference of a found node, and returns the node.
-    fn keep_node_ref(&self, ptr: BlockPtr, seen: &NodeRef, node: Arc<Node>) -> Arc<Node> {
+    fn set_node_ref(&self, ptr: BlockPtr, seen: &NodeRef, node: Arc<Node>) -> Arc<Node> {
         if self.memory.is_below_eviction() {
-            seen.keep(ptr, &node);
+            seen.set_node(ptr, &node);
         }
         node
     }
@@ -648,17 +650,17 @@ pub(crate) struct CachedNodes<'a> {
 }
 
 impl<'a> CachedNodes<'a> {
-    pub fn of(io: &'a CachedDisk) -> Self {
+    pub fn new(io: &'a CachedDisk) -> Self {
         Self { io, read: None, missing: Cell::new(None) }
     }
 
     /// The same, with nodes that an earlier attempt read.
     pub fn with_loaded(io: &'a CachedDisk, read: &'a NodeMap) -> Self {
-        Self { read: Some(read), ..Self::of(io) }
+        Self { read: Some(read), ..Self::new(io) }
     }
 
     /// Returns the first requested node that is not in memory.
-    pub fn missing(&self) -> Option<BlockPtr> {
+    pub fn missing_node(&self) -> Option<BlockPtr> {
         self.missing.get()
     }
 }
@@ -675,9 +677,9 @@ impl NodeSource for CachedNodes<'_> {
     }
 
     fn load_via_ref(&self, ptr: BlockPtr, seen: &NodeRef) -> Result<Arc<Node>> {
-        match self.io.node_via_ref(ptr, seen) {
+        match self.io.node_from_weak_ref(ptr, seen) {
             Some(node) => Ok(node),
-            None => self.load(ptr).map(|node| self.io.keep_node_ref(ptr, seen, node)),
+            None => self.load(ptr).map(|node| self.io.set_node_ref(ptr, seen, node)),
         }
     }
 }
@@ -689,10 +691,10 @@ impl NodeSource for CachedDisk {
             return NodeMap::new();
         }
         let far: Vec<BlockPtr> = ptrs.iter().filter(|ptr| is_far(ptr)).copied().collect();
-        let loaded = self.loaded(&far);
+        let loaded = self.read_nodes(&far);
         for ptr in far {
             if let Some(node) = loaded.get(&ptr.sum) {
-                self.memory.keep_node(ptr, node.clone());
+                self.memory.insert_node(ptr, node.clone());
             }
         }
         loaded
@@ -703,16 +705,16 @@ impl NodeSource for CachedDisk {
             return Ok(node);
         }
         // The decoded node is cached; its pages only while the cache is half empty.
-        let bytes = self.read_ptr_near(ptr, self.memory.is_half_empty())?;
+        let bytes = self.read_block_and_neighbours(ptr, self.memory.is_half_empty())?;
         let node = Arc::new(Node::decode(&bytes, ptr.at)?);
-        self.memory.keep_node(ptr, node.clone());
+        self.memory.insert_node(ptr, node.clone());
         Ok(node)
     }
 
     fn load_via_ref(&self, ptr: BlockPtr, seen: &NodeRef) -> Result<Arc<Node>> {
-        match self.node_via_ref(ptr, seen) {
+        match self.node_from_weak_ref(ptr, seen) {
             Some(node) => Ok(node),
-            None => self.load(ptr).map(|node| self.keep_node_ref(ptr, seen, node)),
+            None => self.load(ptr).map(|node| self.set_node_ref(ptr, seen, node)),
         }
     }
 }

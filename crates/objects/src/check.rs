@@ -29,9 +29,9 @@ use std::sync::Arc;
 
 use draconis_device::Disk;
 
-use self::report::finding;
+use self::report::new_finding;
 pub use self::report::{DamageKind, Finding, Owner, Report};
-use self::superblocks::superblocks;
+use self::superblocks::check_superblocks;
 use self::walk::IndexSnapshot;
 use crate::core::Core;
 use crate::recovery::OpenDamage;
@@ -54,7 +54,7 @@ impl Default for CheckOptions {
 }
 
 /// Callback with the number of checked bytes, and of all.
-pub type Progress<'p> = &'p mut dyn FnMut(u64, u64);
+pub type ProgressCallback<'p> = &'p mut dyn FnMut(u64, u64);
 
 impl Store {
     /// Checks the store on `disk`, which must not be changed meanwhile. Writes nothing.
@@ -65,7 +65,7 @@ impl Store {
     pub fn check(
         disk: Arc<dyn Disk>,
         options: &CheckOptions,
-        progress: Progress<'_>,
+        progress: ProgressCallback<'_>,
     ) -> Result<Report> {
         let mut report = Report::default();
         // Small: the walk reads everything once.
@@ -74,25 +74,27 @@ impl Store {
         let core = match crate::recovery::open_degraded(disk.clone(), &how, &mut lost) {
             Ok(core) => core,
             Err(Error::Corrupt { what, at_bytes }) => {
-                report
-                    .add(options, finding(DamageKind::Open, what.to_owned(), Some(at_bytes), None));
+                report.add(
+                    options,
+                    new_finding(DamageKind::Open, what.to_owned(), Some(at_bytes), None),
+                );
                 return Ok(report);
             }
             Err(error) => return Err(error),
         };
-        superblocks(&core, &mut report, options);
+        check_superblocks(&core, &mut report, options);
         let is_whole = lost.is_empty();
         for OpenDamage { error, .. } in lost {
             let at = match &error {
                 Error::Corrupt { at_bytes, .. } => Some(*at_bytes),
                 _ => None,
             };
-            report.add(options, finding(DamageKind::Open, error.to_string(), at, None));
+            report.add(options, new_finding(DamageKind::Open, error.to_string(), at, None));
         }
         let mut check = Checker::new(core, options, report, progress);
         (check.is_whole, check.report.is_complete) = (is_whole, is_whole);
         check.walk_index();
-        check.compare_counts();
+        check.compare_live_bytes();
         check.verify_payloads();
         Ok(check.finish())
     }
@@ -104,7 +106,7 @@ struct Checker<'c> {
     map: Arc<IndexSnapshot>,
     options: &'c CheckOptions,
     report: Report,
-    progress: Progress<'c>,
+    progress: ProgressCallback<'c>,
     /// Live bytes of each segment, recounted by the check.
     recounted_live: Vec<i64>,
     /// Memory that the payload records of each segment need.
@@ -121,7 +123,7 @@ impl<'c> Checker<'c> {
         mut core: Core,
         options: &'c CheckOptions,
         report: Report,
-        progress: Progress<'c>,
+        progress: ProgressCallback<'c>,
     ) -> Self {
         let segments = core.checkpoints.superblock.geometry.segments as usize;
         let map = Arc::new(IndexSnapshot::new(&mut core));
@@ -134,22 +136,22 @@ impl<'c> Checker<'c> {
             weights: vec![0; segments],
             done_bytes: 0,
             is_whole: true,
-            total_bytes: core.log.segments.live(),
+            total_bytes: core.log.segments.total_live_bytes(),
             core,
         }
     }
 
-    fn did(&mut self, bytes: u64) {
+    fn add_progress(&mut self, bytes: u64) {
         self.done_bytes = self.done_bytes.saturating_add(bytes).min(self.total_bytes);
         (self.progress)(self.done_bytes, self.total_bytes);
     }
 
-    fn add(&mut self, what: DamageKind, text: String, at: Option<u64>, of: Option<Owner>) {
-        self.report.add(self.options, finding(what, text, at, of));
+    fn add_damage(&mut self, what: DamageKind, text: String, at: Option<u64>, of: Option<Owner>) {
+        self.report.add(self.options, new_finding(what, text, at, of));
     }
 
     fn finish(mut self) -> Report {
-        self.did(self.total_bytes);
+        self.add_progress(self.total_bytes);
         self.report
     }
 }

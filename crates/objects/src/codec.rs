@@ -12,12 +12,12 @@ pub(crate) struct Checksummer(pub u64);
 impl Checksummer {
     /// Returns the checksum of `bytes` at byte `at` of the disk.
     pub fn checksum(self, at: u64, bytes: &[u8]) -> u64 {
-        XxHash3_64::oneshot(bytes) ^ mix(at ^ self.0)
+        XxHash3_64::oneshot(bytes) ^ mix_bits(at ^ self.0)
     }
 }
 
 /// Spreads a number over all bits (the finaliser of SplitMix64).
-pub(crate) fn mix(mut x: u64) -> u64 {
+pub(crate) fn mix_bits(mut x: u64) -> u64 {
     x = x.wrapping_add(0x9e37_79b9_7f4a_7c15);
     x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
@@ -40,7 +40,7 @@ pub(crate) fn low_byte(value: u64) -> u8 {
 }
 
 /// Returns the lowest 32 bits.
-pub(crate) fn low_half(value: u64) -> u32 {
+pub(crate) fn low_u32(value: u64) -> u32 {
     let [a, b, c, d, ..] = value.to_le_bytes();
     u32::from_le_bytes([a, b, c, d])
 }
@@ -144,7 +144,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_come_back() {
+    fn integers_round_trip() {
         let values = [0, 1, 127, 128, 300, u64::from(u32::MAX), u64::MAX];
         let mut bytes = vec![];
         for value in values {
@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sum_knows_its_place() {
+    fn checksum_depends_on_address() {
         let (ours, theirs) = (Checksummer(1), Checksummer(2));
         assert_eq!(ours.checksum(4096, b"abc"), ours.checksum(4096, b"abc"));
         assert_ne!(ours.checksum(4096, b"abc"), ours.checksum(8192, b"abc"));

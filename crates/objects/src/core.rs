@@ -56,7 +56,7 @@ impl Core {
     /// Creates the state of a store of which nothing was read yet.
     pub fn new(log: LogWriter, mut levels: Levels, checkpoints: Checkpoints) -> Self {
         levels.view = Arc::new(View { token: levels.token.clone(), ..View::default() });
-        let reserve = Reserve::of(&checkpoints.superblock.geometry, &*log.layout);
+        let reserve = Reserve::for_layout(&checkpoints.superblock.geometry, &*log.layout);
         Self {
             log,
             levels,
@@ -100,9 +100,9 @@ impl Core {
     }
 
     /// Seals the memtable and publishes a view of it, unless the memtable holds a partial group.
-    pub fn seal(&mut self) {
+    pub fn seal_memtable(&mut self) {
         if !self.has_partial_group {
-            self.levels.seal(&mut self.log.segments);
+            self.levels.seal_memtable(&mut self.log.segments);
         }
     }
 
@@ -125,12 +125,12 @@ impl Core {
             ControlFlow::Continue(plan) => plan.space_needed(),
             ControlFlow::Break(need) => return Ok(ControlFlow::Break(need)),
         };
-        self.change(room, group.bytes.len() as u64, |core| core.apply(group))
+        self.apply_as_group(room, group.bytes.len() as u64, |core| core.apply(group))
             .map(ControlFlow::Continue)
     }
 
     /// Applies `apply` as one group of `needed_bytes`; if it only `frees`, from the delete reserve.
-    pub fn change(
+    pub fn apply_as_group(
         &mut self,
         (needed_bytes, frees): (u64, bool),
         brought_bytes: u64,

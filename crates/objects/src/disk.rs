@@ -34,7 +34,7 @@ use crate::{Error, Group, ObjectId, Result, Store, Ticket};
 const SECTOR_BYTES: u32 = 512;
 /// Longest payload of one entry: longer requests gain nothing.
 #[allow(clippy::cast_possible_truncation, reason = "a constant that fits")]
-const BEST_IO_BYTES: u32 = crate::entry::PAYLOAD_MAX as u32;
+const OPTIMAL_IO_BYTES: u32 = crate::entry::PAYLOAD_MAX as u32;
 
 /// An object as a disk: see [`Store::disk`].
 #[derive(Debug)]
@@ -64,7 +64,7 @@ impl DiskTickets {
     }
 
     /// Issues disk tickets for a group that the store accepted.
-    fn name(&mut self, groups: usize, ticket: Ticket) -> Vec<DiskTicket> {
+    fn issue_tickets(&mut self, groups: usize, ticket: Ticket) -> Vec<DiskTicket> {
         let first = self.last.saturating_add(1);
         self.last = self.last.saturating_add(groups as u64);
         let newest = DiskTicket(self.last);
@@ -76,12 +76,12 @@ impl DiskTickets {
     }
 
     /// Returns the store ticket that a disk ticket waits for.
-    fn of(&self, ticket: DiskTicket) -> Option<Ticket> {
+    fn store_ticket(&self, ticket: DiskTicket) -> Option<Ticket> {
         let index = self.open.partition_point(|(last, _)| *last < ticket);
         self.open.get(index).map(|(_, ticket)| *ticket)
     }
 
-    fn forget_durable(&mut self, ticket: Ticket) {
+    fn remove_durable(&mut self, ticket: Ticket) {
         while self.open.front().is_some_and(|(_, first)| *first <= ticket) {
             self.open.pop_front();
         }
@@ -100,7 +100,7 @@ impl Store {
         let properties = Properties {
             len_bytes: len.saturating_sub(len.checked_rem(u64::from(SECTOR_BYTES)).unwrap_or(0)),
             sector_bytes: SECTOR_BYTES,
-            best_io_bytes: BEST_IO_BYTES,
+            best_io_bytes: OPTIMAL_IO_BYTES,
             rotational: self.is_rotational(),
             read_only: is_read_only,
             atomic: Atomic::AgainstPowerCut,
@@ -133,7 +133,7 @@ impl ObjectDisk {
         *all = all.saturating_sub(used);
     }
 
-    fn fill(&self, at: Extent, into: &mut [u8]) -> std::result::Result<(), DiskError> {
+    fn read_extent(&self, at: Extent, into: &mut [u8]) -> std::result::Result<(), DiskError> {
         let id = self.place.read();
         let got = self
             .store
@@ -145,7 +145,7 @@ impl ObjectDisk {
         Ok(())
     }
 
-    fn group_of(id: ObjectId, chain: &[DiskGroup]) -> Group {
+    fn to_store_group(id: ObjectId, chain: &[DiskGroup]) -> Group {
         let mut group = Group::new();
         for write in chain.iter().flat_map(|group| &group.writes) {
             match write.block.bytes() {
@@ -195,14 +195,14 @@ impl Disk for ObjectDisk {
         mut into: draconis_exchange::heap::Block,
         _: Urgency,
     ) -> Pending<ReadAnswer> {
-        if let Err(error) = self.properties.check(at, into.len()) {
+        if let Err(error) = self.properties.check_range(at, into.len()) {
             return Pending::ready(Err(Refused { payload: Some(into), error }));
         }
         let done = match into.bytes_mut() {
-            Some(bytes) => self.fill(at, bytes),
+            Some(bytes) => self.read_extent(at, bytes),
             None => {
                 let mut bytes = vec![0; into.len()];
-                self.fill(at, &mut bytes).map(|()| {
+                self.read_extent(at, &mut bytes).map(|()| {
                     into.copy_in(0, &bytes);
                 })
             }
@@ -226,7 +226,7 @@ impl Disk for ObjectDisk {
             return Err(Refused { payload: Some(chain), error });
         }
         let id = self.place.read();
-        let group = Self::group_of(*id, &chain);
+        let group = Self::to_store_group(*id, &chain);
         // Held over both: tickets ascend in the store's order. Groups of a store are ordered
         // anyway, so `after` is only checked.
         let mut given = self.tickets.lock();
@@ -237,7 +237,7 @@ impl Disk for ObjectDisk {
         match self.store.submit(group, &[]) {
             Ok(ticket) => {
                 self.release_reservation(&mut given, bytes);
-                Ok(given.name(chain.len(), ticket))
+                Ok(given.issue_tickets(chain.len(), ticket))
             }
             Err(refused) => {
                 let first = chain.iter().flat_map(|group| &group.writes).next();
@@ -258,12 +258,12 @@ impl Disk for ObjectDisk {
         let stored = {
             let given = self.tickets.lock();
             given.check(ticket)?;
-            given.of(ticket)
+            given.store_ticket(ticket)
         };
         let Some(stored) = stored else { return Ok(()) };
         let whole = Extent::new(0, self.properties.len_bytes);
         self.store.wait(stored).map_err(|error| to_disk_error("flush", whole, error))?;
-        self.tickets.lock().forget_durable(stored);
+        self.tickets.lock().remove_durable(stored);
         Ok(())
     }
 
@@ -299,8 +299,8 @@ impl Disk for ObjectDisk {
         }
         let mut group = Group::new();
         let sector = u64::from(SECTOR_BYTES);
-        for whole in extents.iter().filter_map(|extent| extent.whole_units(sector)) {
-            group.punch(*id, whole.start_bytes, whole.len_bytes);
+        for whole in extents.iter().filter_map(|extent| extent.inner_aligned_extent(sector)) {
+            group.punch_hole(*id, whole.start_bytes, whole.len_bytes);
         }
         if group.is_empty() {
             return Ok(());

@@ -15,7 +15,7 @@ use smallvec::SmallVec;
 
 use crate::codec::{Reader, put_varint, to_u32_saturating};
 use crate::test_hooks::{InjectedFault, is_fault_injected};
-use crate::{Hint, ObjectId, Result};
+use crate::{LifetimeHint, ObjectId, Result};
 
 /// Key in byte order.
 pub(crate) type Key = SmallVec<[u8; 24]>;
@@ -36,21 +36,21 @@ pub(crate) const KEY_MAX: usize = 64 << 10;
 /// Longest name of an object, in bytes.
 pub(crate) const NAME_MAX: usize = 255;
 
-const OBJECT: u8 = 1;
-const EXTENT: u8 = 2;
-const VALUE: u8 = 3;
-const NAME: u8 = 4;
+const OBJECT_KEY_KIND: u8 = 1;
+const EXTENT_KEY_KIND: u8 = 2;
+const VALUE_KEY_KIND: u8 = 3;
+const NAME_KEY_KIND: u8 = 4;
 
 pub(crate) fn object_key(id: ObjectId) -> Key {
     let mut key = Key::new();
-    key.push(OBJECT);
+    key.push(OBJECT_KEY_KIND);
     key.extend_from_slice(&id.0.to_be_bytes());
     key
 }
 
 pub(crate) fn extent_key(id: ObjectId, at: u64) -> Key {
     let mut key = Key::new();
-    key.push(EXTENT);
+    key.push(EXTENT_KEY_KIND);
     key.extend_from_slice(&id.0.to_be_bytes());
     key.extend_from_slice(&at.to_be_bytes());
     key
@@ -58,14 +58,14 @@ pub(crate) fn extent_key(id: ObjectId, at: u64) -> Key {
 
 pub(crate) fn value_key(of: &[u8]) -> Key {
     let mut key = Key::with_capacity(of.len().saturating_add(1));
-    key.push(VALUE);
+    key.push(VALUE_KEY_KIND);
     key.extend_from_slice(of);
     key
 }
 
 pub(crate) fn name_key(of: &[u8]) -> Key {
     let mut key = Key::with_capacity(of.len().saturating_add(1));
-    key.push(NAME);
+    key.push(NAME_KEY_KIND);
     key.extend_from_slice(of);
     key
 }
@@ -75,7 +75,7 @@ const VALUE_FLAG: u8 = 0x80;
 const PENDING_DELETE_FLAG: u8 = 0x40;
 
 /// Bound after the keys of all names.
-pub(crate) const NAMES_END: &[u8] = &[NAME.wrapping_add(1)];
+pub(crate) const NAME_KEYS_END: &[u8] = &[NAME_KEY_KIND.wrapping_add(1)];
 
 /// A decoded key.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -91,10 +91,12 @@ pub(crate) fn decode_key(key: &[u8]) -> Option<DecodedKey<'_>> {
     let (&kind, rest) = key.split_first()?;
     let word = |at: usize| Some(u64::from_be_bytes(*rest.get(at..)?.first_chunk()?));
     match kind {
-        OBJECT if rest.len() == 8 => Some(DecodedKey::Object(ObjectId(word(0)?))),
-        EXTENT if rest.len() == 16 => Some(DecodedKey::Extent(ObjectId(word(0)?), word(8)?)),
-        VALUE if rest.len() <= KEY_MAX => Some(DecodedKey::Value(rest)),
-        NAME if rest.len() <= NAME_MAX => Some(DecodedKey::Name(rest)),
+        OBJECT_KEY_KIND if rest.len() == 8 => Some(DecodedKey::Object(ObjectId(word(0)?))),
+        EXTENT_KEY_KIND if rest.len() == 16 => {
+            Some(DecodedKey::Extent(ObjectId(word(0)?), word(8)?))
+        }
+        VALUE_KEY_KIND if rest.len() <= KEY_MAX => Some(DecodedKey::Value(rest)),
+        NAME_KEY_KIND if rest.len() <= NAME_MAX => Some(DecodedKey::Name(rest)),
         _ => None,
     }
 }
@@ -175,7 +177,7 @@ pub(crate) struct ObjectRecord {
     /// Length in bytes.
     pub len: u64,
     /// Hint of its creator.
-    pub hint: Hint,
+    pub hint: LifetimeHint,
     /// True if it holds a value of a key: not listed.
     pub is_value: bool,
     /// Parent: its bytes show where this object has no extent.
@@ -188,7 +190,7 @@ pub(crate) struct ObjectRecord {
 
 impl ObjectRecord {
     /// Returns the record of an empty object without a parent.
-    pub fn new(hint: Hint) -> Self {
+    pub fn new(hint: LifetimeHint) -> Self {
         Self { len: 0, hint, is_value: false, parent: None, children: 0, is_pending_delete: false }
     }
 
@@ -203,7 +205,7 @@ impl ObjectRecord {
 
 impl Entry {
     /// Returns the number of bytes that the entry covers from its key's offset on.
-    pub fn covers(&self) -> u64 {
+    pub fn covered_bytes(&self) -> u64 {
         match self {
             Self::Data(data) => u64::from(data.len),
             Self::Hole(len) | Self::Zeros(len) => *len,
@@ -271,9 +273,9 @@ impl Entry {
                 into.push(if is_alone { 4 } else { 7 });
                 put_varint(into, record.len);
                 let hint = match record.hint {
-                    Hint::Unknown => 0,
-                    Hint::Hot => 1,
-                    Hint::Cold => 2,
+                    LifetimeHint::Unknown => 0,
+                    LifetimeHint::Hot => 1,
+                    LifetimeHint::Cold => 2,
                 };
                 let leaving = if record.is_pending_delete { PENDING_DELETE_FLAG } else { 0 };
                 into.push(hint | leaving | if record.is_value { VALUE_FLAG } else { 0 });
@@ -357,9 +359,9 @@ impl Entry {
                 let len = reader.varint()?;
                 let flags = reader.u8()?;
                 let hint = match flags & !(VALUE_FLAG | PENDING_DELETE_FLAG) {
-                    0 => Hint::Unknown,
-                    1 => Hint::Hot,
-                    2 => Hint::Cold,
+                    0 => LifetimeHint::Unknown,
+                    1 => LifetimeHint::Hot,
+                    2 => LifetimeHint::Cold,
                     _ => return Err(reader.corrupt("a hint that is not known")),
                 };
                 let (parent, children) = match kind {
@@ -423,7 +425,7 @@ pub(crate) const fn decoded_len_max(len: usize) -> usize {
 pub(crate) fn read_pair_delta(reader: &mut Reader<'_>, key: &mut Key) -> Result<Entry> {
     read_key_delta(reader, key)?;
     let entry = Entry::decode(reader)?;
-    if is_valid_under(key, &entry) {
+    if is_valid_for_key(key, &entry) {
         Ok(entry)
     } else {
         Err(reader.corrupt("an entry under the wrong key"))
@@ -436,7 +438,7 @@ pub(crate) const fn checksum_blocks(len: usize) -> usize {
 }
 
 /// Returns true if an entry is valid under a key.
-pub(crate) fn is_valid_under(key: &[u8], entry: &Entry) -> bool {
+pub(crate) fn is_valid_for_key(key: &[u8], entry: &Entry) -> bool {
     match decode_key(key) {
         Some(DecodedKey::Object(_)) => matches!(entry, Entry::Object(_) | Entry::Tombstone),
         Some(DecodedKey::Extent(_, at)) => match entry {
@@ -461,12 +463,12 @@ pub(crate) fn is_valid_under(key: &[u8], entry: &Entry) -> bool {
 mod tests {
     use super::*;
 
-    fn data(stored: u32) -> PayloadRef {
+    fn test_payload(stored: u32) -> PayloadRef {
         let sums = (0..stored.div_ceil(CHECKSUM_BLOCK_BYTES)).map(u64::from).collect();
         PayloadRef { at: 1 << 20, stored, skip: 0, len: stored, sums }
     }
 
-    fn pair(key: &Key, entry: &Entry) -> Vec<u8> {
+    fn encode_pair(key: &Key, entry: &Entry) -> Vec<u8> {
         let mut bytes = vec![];
         put_key_delta(&mut bytes, &[], key);
         entry.encode(&mut bytes);
@@ -474,7 +476,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_behind_each_other_come_back_and_no_others_are_read() {
+    fn key_deltas_round_trip() {
         let keys = [&b"a"[..], b"aa", b"aab", b"ab", b"b", b"ba"].map(value_key);
         let (mut bytes, mut previous) = (vec![], Key::new());
         for key in &keys {
@@ -500,8 +502,8 @@ mod tests {
     }
 
     #[test]
-    fn a_part_keeps_the_pieces_it_touches() {
-        let part = data(10_000).part(5000, 4000);
+    fn payload_part_keeps_touched_checksums() {
+        let part = test_payload(10_000).part(5000, 4000);
         assert_eq!(
             (part.at, part.stored, part.skip, part.len),
             ((1 << 20) + 4096, 5904, 904, 4000)
@@ -513,24 +515,25 @@ mod tests {
     }
 
     #[test]
-    fn entries_come_back() {
+    fn entries_round_trip() {
         let id = ObjectId(77);
-        let record = ObjectRecord { len: 1 << 40, is_value: true, ..ObjectRecord::new(Hint::Hot) };
+        let record =
+            ObjectRecord { len: 1 << 40, is_value: true, ..ObjectRecord::new(LifetimeHint::Hot) };
         let all = [
-            (extent_key(id, 5), Entry::Data(data(9000))),
-            (extent_key(id, 5), Entry::Data(data(9000).part(4100, 200))),
+            (extent_key(id, 5), Entry::Data(test_payload(9000))),
+            (extent_key(id, 5), Entry::Data(test_payload(9000).part(4100, 200))),
             (extent_key(id, 9), Entry::Hole(u64::MAX - 9)),
             (object_key(id), Entry::Object(record)),
             (object_key(id), Entry::Tombstone),
             (value_key(b"name"), Entry::ValueObject(id, 12)),
-            (value_key(b""), Entry::Data(data(1))),
+            (value_key(b""), Entry::Data(test_payload(1))),
             (value_key(b"a"), Entry::Inline(SmallVec::new())),
             (name_key(b"disk"), Entry::for_name(id)),
             (name_key(b"gone"), Entry::Tombstone),
             (value_key(b"b"), Entry::Inline(SmallVec::from_slice(&[7; INLINE_VALUE_MAX]))),
         ];
         for (key, entry) in &all {
-            let bytes = pair(key, entry);
+            let bytes = encode_pair(key, entry);
             let (mut reader, mut read) = (Reader::new(&bytes, 0), Key::new());
             assert_eq!(read_pair_delta(&mut reader, &mut read), Ok(entry.clone()));
             assert!(reader.is_done() && read == *key);
@@ -542,7 +545,7 @@ mod tests {
     }
 
     #[test]
-    fn an_entry_under_the_wrong_key_is_refused() {
+    fn entry_of_wrong_key_kind_is_refused() {
         let seven = Entry::Inline(SmallVec::from_slice(&[0; 7]));
         let long = name_key(&[b'n'; NAME_MAX + 1]);
         for (key, entry) in [
@@ -551,21 +554,21 @@ mod tests {
             (name_key(b"disk"), Entry::ValueObject(ObjectId(1), 1)),
             (long, Entry::for_name(ObjectId(1))),
         ] {
-            let bytes = pair(&key, &entry);
+            let bytes = encode_pair(&key, &entry);
             assert!(read_pair_delta(&mut Reader::new(&bytes, 0), &mut Key::new()).is_err());
         }
     }
 
     #[test]
-    fn an_interval_of_nothing_is_refused() {
-        for entry in [Entry::Hole(0), Entry::Data(data(0))] {
-            let bytes = pair(&extent_key(ObjectId(1), 5), &entry);
+    fn empty_extent_is_refused() {
+        for entry in [Entry::Hole(0), Entry::Data(test_payload(0))] {
+            let bytes = encode_pair(&extent_key(ObjectId(1), 5), &entry);
             assert!(read_pair_delta(&mut Reader::new(&bytes, 0), &mut Key::new()).is_err());
         }
     }
 
     #[test]
-    fn keys_sort_as_what_they_name() {
+    fn keys_sort_by_kind_and_offset() {
         let id = ObjectId(256);
         assert!(object_key(ObjectId(255)) < object_key(id));
         assert!(extent_key(id, 255) < extent_key(id, 256));

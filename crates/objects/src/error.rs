@@ -53,7 +53,7 @@ pub type Result<T> = std::result::Result<T, Error>;
 /// A refused group and the reason.
 #[derive(Debug, thiserror::Error)]
 #[error("{error}")]
-pub struct Refused {
+pub struct RefusedGroup {
     /// The group, unchanged.
     pub group: Group,
     /// Reason.

@@ -25,7 +25,7 @@ impl NewObject {
 
 /// Expected lifetime of an object's bytes. A hint affects placement, never contents.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
-pub enum Hint {
+pub enum LifetimeHint {
     /// Unknown: the store measures lifetimes.
     #[default]
     Unknown,
@@ -38,7 +38,7 @@ pub enum Hint {
 /// One change. Payloads are in the group's buffer.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum GroupOp {
-    Create { id: ObjectId, hint: Hint },
+    Create { id: ObjectId, hint: LifetimeHint },
     Fork { id: ObjectId, parent: ObjectId },
     Write { id: ObjectId, at: u64, from: usize, len: usize },
     Append { id: ObjectId, from: usize, len: usize },
@@ -81,7 +81,7 @@ impl Group {
     }
 
     /// Creates an empty object.
-    pub fn create(&mut self, new: NewObject, hint: Hint) -> ObjectId {
+    pub fn create(&mut self, new: NewObject, hint: LifetimeHint) -> ObjectId {
         self.ops.push(GroupOp::Create { id: new.0, hint });
         new.0
     }
@@ -97,13 +97,13 @@ impl Group {
     /// Writes `bytes` at byte `at` of an object. The object grows if they end past its end; the gap
     /// reads as zeros.
     pub fn write(&mut self, id: ObjectId, at: u64, bytes: &[u8]) {
-        let from = self.keep(bytes);
+        let from = self.copy_bytes(bytes);
         self.ops.push(GroupOp::Write { id, at, from, len: bytes.len() });
     }
 
     /// Writes `bytes` at the end that the object has by then.
     pub fn append(&mut self, id: ObjectId, bytes: &[u8]) {
-        let from = self.keep(bytes);
+        let from = self.copy_bytes(bytes);
         self.ops.push(GroupOp::Append { id, from, len: bytes.len() });
     }
 
@@ -114,19 +114,19 @@ impl Group {
 
     /// Frees `len` bytes of an object from byte `at` on: they read as zeros and take no space. Its
     /// length stays.
-    pub fn punch(&mut self, id: ObjectId, at: u64, len: u64) {
+    pub fn punch_hole(&mut self, id: ObjectId, at: u64, len: u64) {
         self.ops.push(GroupOp::Punch { id, at, len });
     }
 
     /// Gives an object a name of 1 to 255 bytes. An existing name is moved to this object.
-    pub fn name(&mut self, name: &[u8], id: ObjectId) {
-        let at = self.keep(name);
+    pub fn set_name(&mut self, name: &[u8], id: ObjectId) {
+        let at = self.copy_bytes(name);
         self.ops.push(GroupOp::Name { name: at, name_len: name.len(), id });
     }
 
     /// Removes a name, if it exists; the object stays.
-    pub fn unname(&mut self, name: &[u8]) {
-        let at = self.keep(name);
+    pub fn remove_name(&mut self, name: &[u8]) {
+        let at = self.copy_bytes(name);
         self.ops.push(GroupOp::Unname { name: at, name_len: name.len() });
     }
 
@@ -138,7 +138,7 @@ impl Group {
     /// Sets the value of `key`.
     pub(crate) fn put(&mut self, key: &[u8], value: &[u8]) {
         self.bytes.reserve(key.len().saturating_add(value.len()));
-        let (key_at, value_at) = (self.keep(key), self.keep(value));
+        let (key_at, value_at) = (self.copy_bytes(key), self.copy_bytes(value));
         self.ops.push(GroupOp::Put {
             key: key_at,
             key_len: key.len(),
@@ -149,11 +149,11 @@ impl Group {
 
     /// Removes a key.
     pub(crate) fn remove(&mut self, key: &[u8]) {
-        let at = self.keep(key);
+        let at = self.copy_bytes(key);
         self.ops.push(GroupOp::Remove { key: at, key_len: key.len() });
     }
 
-    fn keep(&mut self, bytes: &[u8]) -> usize {
+    fn copy_bytes(&mut self, bytes: &[u8]) -> usize {
         let from = self.bytes.len();
         self.bytes.extend_from_slice(bytes);
         from

@@ -18,7 +18,7 @@ use std::sync::Arc;
 use crate::entry::{DecodedKey, Entry, Key, PayloadRef, decode_key, value_key};
 use crate::index::cursor::Cursor;
 use crate::store::Snapshot;
-use crate::{Error, Group, Refused, Result, Store, Ticket};
+use crate::{Error, Group, RefusedGroup, Result, Store, Ticket};
 
 /// Key-value store of a [`Store`].
 #[derive(Clone, Debug)]
@@ -97,7 +97,7 @@ impl Kv {
     pub fn write(&self, batch: Batch) -> std::result::Result<Ticket, Box<(Batch, Error)>> {
         self.store
             .submit(batch.group, &[])
-            .map_err(|Refused { group, error }| Box::new((Batch { group }, error)))
+            .map_err(|RefusedGroup { group, error }| Box::new((Batch { group }, error)))
     }
 
     /// Waits until a change is durable.
@@ -117,7 +117,7 @@ impl Kv {
         loop {
             let (entry, _view) = self.store.find_key(&value_key(key))?;
             let (id, len) = match entry {
-                Some(Entry::Data(data)) => return self.store.value_of(&data).map(Some),
+                Some(Entry::Data(data)) => return self.store.read_value_payload(&data).map(Some),
                 Some(Entry::ValueObject(id, len)) => (id, len),
                 Some(Entry::Inline(value)) => return Ok(Some(value.to_vec())),
                 _ => return Ok(None),
@@ -136,7 +136,7 @@ impl Kv {
             }
             // Replaced just now: look again. A replaced value object does not come back.
             if before.replace(id) == Some(id) {
-                return Err(NO_VALUE);
+                return Err(MISSING_VALUE_ERROR);
             }
         }
     }
@@ -154,7 +154,8 @@ impl Kv {
 
 /// A key whose value object is missing or has another length. The key's address is not known any
 /// more.
-const NO_VALUE: Error = Error::Corrupt { what: "a key whose long value is not there", at_bytes: 0 };
+const MISSING_VALUE_ERROR: Error =
+    Error::Corrupt { what: "a key whose long value is not there", at_bytes: 0 };
 
 /// Allocates memory for a value, which cannot be longer than its disk.
 pub(crate) fn allocate_value(len: u64, disk_bytes: u64) -> Result<Vec<u8>> {
@@ -200,7 +201,7 @@ impl KvSnapshot {
                     Err(error) => return Err(error),
                 };
                 if !is_there {
-                    return Err(NO_VALUE);
+                    return Err(MISSING_VALUE_ERROR);
                 }
                 let mut value = allocate_value(*len, self.snapshot.io().geometry.disk_bytes)?;
                 self.snapshot.read(*id, 0, &mut value)?;
@@ -230,7 +231,13 @@ impl KvSnapshot {
                 value_key(&[]).into_iter().map(|kind| kind.saturating_add(1)).collect()
             }
         };
-        Scan { snapshot: self.clone(), from, to, front: End::default(), back: End::default() }
+        Scan {
+            snapshot: self.clone(),
+            from,
+            to,
+            front: ScanEnd::default(),
+            back: ScanEnd::default(),
+        }
     }
 }
 
@@ -242,13 +249,13 @@ pub struct Scan {
     /// Bounds of the keys that were not yielded yet.
     from: Key,
     to: Key,
-    front: End,
-    back: End,
+    front: ScanEnd,
+    back: ScanEnd,
 }
 
 /// One end of a scan, with its read-ahead.
 #[derive(Debug, Default)]
-struct End {
+struct ScanEnd {
     cursor: Option<Cursor>,
     ready: VecDeque<(Key, PrefetchedValue)>,
     /// Pairs of the last read-ahead.
@@ -265,13 +272,13 @@ enum PrefetchedValue {
 }
 
 /// Read-ahead limits of a scan: pairs, and bytes of values.
-const AHEAD: usize = 256;
-const AHEAD_BYTES: usize = 512 << 10;
+const READ_AHEAD_PAIRS: usize = 256;
+const READ_AHEAD_BYTES: usize = 512 << 10;
 
 type PairResult = Result<(Vec<u8>, Vec<u8>)>;
 
 impl Scan {
-    fn end(&mut self, is_front: bool) -> &mut End {
+    fn scan_end(&mut self, is_front: bool) -> &mut ScanEnd {
         if is_front { &mut self.front } else { &mut self.back }
     }
 
@@ -280,10 +287,10 @@ impl Scan {
         if self.from >= self.to {
             return None;
         }
-        if self.end(is_front).ready.is_empty() {
+        if self.scan_end(is_front).ready.is_empty() {
             self.read_ahead(is_front);
         }
-        let (key, ready) = self.end(is_front).ready.pop_front()?;
+        let (key, ready) = self.scan_end(is_front).ready.pop_front()?;
         let value = match ready {
             PrefetchedValue::Value(value) => value,
             PrefetchedValue::Long(entry) => self.snapshot.value(&entry),
@@ -309,14 +316,14 @@ impl Scan {
 
     /// Reads the next pairs of one end: a few at first, then more.
     fn read_ahead(&mut self, is_front: bool) {
-        if self.end(is_front).is_over {
+        if self.scan_end(is_front).is_over {
             return;
         }
         let snapshot = self.snapshot.clone();
-        let asked = self.end(is_front).asked.saturating_mul(4).clamp(4, AHEAD);
-        self.end(is_front).asked = asked;
+        let asked = self.scan_end(is_front).asked.saturating_mul(4).clamp(4, READ_AHEAD_PAIRS);
+        self.scan_end(is_front).asked = asked;
         let mut found: Vec<(Key, Entry)> = Vec::with_capacity(asked);
-        let failed = self.look_ahead(&snapshot.snapshot, is_front, asked, &mut found).err();
+        let failed = self.collect_read_ahead(&snapshot.snapshot, is_front, asked, &mut found).err();
         let near: Vec<&PayloadRef> = found
             .iter()
             .filter_map(|(_, entry)| match entry {
@@ -324,8 +331,8 @@ impl Scan {
                 _ => None,
             })
             .collect();
-        let mut values = snapshot.snapshot.read_many(&near).into_iter();
-        let end = self.end(is_front);
+        let mut values = snapshot.snapshot.read_payloads(&near).into_iter();
+        let end = self.scan_end(is_front);
         for (key, entry) in found {
             let ready = match entry {
                 Entry::Data(_) => PrefetchedValue::Value(values.next().unwrap_or(Ok(vec![]))),
@@ -340,7 +347,7 @@ impl Scan {
         }
     }
 
-    fn look_ahead(
+    fn collect_read_ahead(
         &mut self,
         snapshot: &Snapshot,
         is_front: bool,
@@ -349,17 +356,18 @@ impl Scan {
     ) -> Result<()> {
         let (view, io) = (snapshot.view(), snapshot.io());
         let (from, to) = (self.from.clone(), self.to.clone());
-        let end = self.end(is_front);
+        let end = self.scan_end(is_front);
         let cursor = match &mut end.cursor {
             Some(cursor) => cursor,
-            none if is_front => none.insert(Cursor::at(view, io, (&from, &to))?),
-            none => none.insert(Cursor::before(view, io, (&from, &to))?),
+            none if is_front => none.insert(Cursor::forward(view, io, (&from, &to))?),
+            none => none.insert(Cursor::backward(view, io, (&from, &to))?),
         };
         let mut bytes = 0;
-        while found.len() < asked && bytes < AHEAD_BYTES {
+        while found.len() < asked && bytes < READ_AHEAD_BYTES {
             match cursor.next(view, io)? {
                 Some((key, entry)) if key >= from && key < to => {
-                    bytes = bytes.saturating_add(crate::codec::to_usize_saturating(entry.covers()));
+                    bytes = bytes
+                        .saturating_add(crate::codec::to_usize_saturating(entry.covered_bytes()));
                     found.push((key, entry));
                 }
                 _ => {

@@ -40,7 +40,7 @@ use std::collections::BTreeMap;
 
 use parking_lot::Mutex;
 
-use crate::{Error, Hint, LayoutKind, Result};
+use crate::{Error, LayoutKind, LifetimeHint, Result};
 
 /// Properties of a payload that decide its place.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -48,7 +48,7 @@ pub enum PayloadKind {
     /// Written by a client.
     Written {
         /// Hint of the object's creator.
-        hint: Hint,
+        hint: LifetimeHint,
         /// Age of the payload that it replaces, in bytes written since. None if that is not in
         /// memory or does not exist, or if [`Layout::separates_by_age`] is false.
         replaced_after: Option<u64>,
@@ -66,11 +66,11 @@ pub enum PayloadKind {
 
 impl PayloadKind {
     /// One of each kind that a layout may distinguish.
-    const SAMPLES: [Self; 8] = [
-        Self::Written { hint: Hint::Unknown, replaced_after: None },
-        Self::Written { hint: Hint::Unknown, replaced_after: Some(0) },
-        Self::Written { hint: Hint::Hot, replaced_after: Some(u64::MAX) },
-        Self::Written { hint: Hint::Cold, replaced_after: None },
+    const SAMPLE_KINDS: [Self; 8] = [
+        Self::Written { hint: LifetimeHint::Unknown, replaced_after: None },
+        Self::Written { hint: LifetimeHint::Unknown, replaced_after: Some(0) },
+        Self::Written { hint: LifetimeHint::Hot, replaced_after: Some(u64::MAX) },
+        Self::Written { hint: LifetimeHint::Cold, replaced_after: None },
         Self::Moved { age: 0 },
         Self::Moved { age: u64::MAX },
         Self::Node,
@@ -91,7 +91,7 @@ pub struct StoreDimensions {
 
 impl StoreDimensions {
     /// Returns `bytes`, but at most the `part`th part of a segment.
-    pub fn at_most(&self, bytes: usize, part: usize) -> usize {
+    pub fn cap_to_segment_part(&self, bytes: usize, part: usize) -> usize {
         bytes.min((self.segment_bytes as usize).checked_div(part).unwrap_or(0))
     }
 
@@ -106,7 +106,7 @@ impl StoreDimensions {
 /// and data of unknown lifetime.
 pub trait Layout: Send + Sync {
     /// Returns the sizes that the layout was made for.
-    fn site(&self) -> &StoreDimensions;
+    fn dimensions(&self) -> &StoreDimensions;
 
     /// Returns the number of segments that are filled at a time, at most 16.
     fn streams(&self) -> usize {
@@ -140,7 +140,7 @@ pub trait Layout: Send + Sync {
 
     /// Returns the longest frame, in bytes, which is one request. At most a segment.
     fn frame_bytes(&self) -> usize {
-        self.site().at_most(4 << 20, 1)
+        self.dimensions().cap_to_segment_part(4 << 20, 1)
     }
 
     /// Returns true if items of a page or more begin on a page boundary, so that a read needs no
@@ -157,7 +157,7 @@ pub trait Layout: Send + Sync {
 
     /// Returns the bytes of one read of the cleaner. Its transfer should take several times as long
     /// as a seek.
-    fn read_bytes(&self) -> usize;
+    fn cleaner_read_bytes(&self) -> usize;
 
     /// Returns the ratio of segment bytes to live bytes above which the cleaner reads live parts
     /// separately, and not the gaps between them.
@@ -166,7 +166,7 @@ pub trait Layout: Send + Sync {
     }
 
     /// Returns the number of such reads in flight ahead of use.
-    fn reads_ahead(&self) -> usize;
+    fn cleaner_reads_ahead(&self) -> usize;
 
     /// Returns the bytes of one read of a stream's log at open.
     fn log_read_bytes(&self) -> usize {
@@ -180,13 +180,13 @@ pub trait Layout: Send + Sync {
     /// Returns the longest chunk of a run or a table, in bytes, at most an eighth of a segment:
     /// opening a store reads each separately.
     fn chunk_bytes(&self) -> usize {
-        self.site().at_most(1 << 20, 8)
+        self.dimensions().cap_to_segment_part(1 << 20, 8)
     }
 
     /// Returns the bytes of log after which a checkpoint is due, from 4 KiB to 40 MiB. Opening
     /// reads as much, and as much is reserved. See [`StoreDimensions::log_bytes`].
     fn log_bytes(&self) -> u64 {
-        self.site().log_bytes(self.site().capacity_bytes, 24 << 20)
+        self.dimensions().log_bytes(self.dimensions().capacity_bytes, 24 << 20)
     }
 
     /// Returns the benefit of cleaning a segment of `len` bytes with `used` live ones, written
@@ -201,29 +201,29 @@ pub trait Layout: Send + Sync {
 }
 
 /// Constructor of a layout.
-pub type Make = fn(&StoreDimensions) -> Box<dyn Layout>;
+pub type LayoutConstructor = fn(&StoreDimensions) -> Box<dyn Layout>;
 
 /// Numbers below this are layouts of this crate.
-const FIRST_CUSTOM_NUMBER: u16 = 256;
+const FIRST_CUSTOM_LAYOUT_NUMBER: u16 = 256;
 const STREAMS_MAX: usize = 16;
 
-static REGISTERED: Mutex<BTreeMap<u16, Make>> = Mutex::new(BTreeMap::new());
+static REGISTERED_LAYOUTS: Mutex<BTreeMap<u16, LayoutConstructor>> = Mutex::new(BTreeMap::new());
 
 /// Registers a layout in this process by a number, 256 or more. It replaces a layout with the same
 /// number.
 ///
 /// # Errors
 /// [`Error::Misuse`] for the numbers of this crate.
-pub fn register(number: u16, make: Make) -> Result<LayoutKind> {
-    if number < FIRST_CUSTOM_NUMBER {
+pub fn register_layout(number: u16, make: LayoutConstructor) -> Result<LayoutKind> {
+    if number < FIRST_CUSTOM_LAYOUT_NUMBER {
         return Err(Error::Misuse("layouts of others have numbers from 256 on"));
     }
-    REGISTERED.lock().insert(number, make);
+    REGISTERED_LAYOUTS.lock().insert(number, make);
     Ok(LayoutKind::Other(number))
 }
 
 /// Returns the number of a layout on the disk.
-pub(crate) fn number_of(kind: LayoutKind) -> u32 {
+pub(crate) fn layout_number(kind: LayoutKind) -> u32 {
     match kind {
         LayoutKind::Log => 1,
         LayoutKind::Cow => 2,
@@ -233,14 +233,14 @@ pub(crate) fn number_of(kind: LayoutKind) -> u32 {
 }
 
 /// Returns the layout of a number on the disk.
-pub(crate) fn kind_of(number: u32) -> Option<LayoutKind> {
+pub(crate) fn layout_kind_of(number: u32) -> Option<LayoutKind> {
     match number {
         1 => Some(LayoutKind::Log),
         2 => Some(LayoutKind::Cow),
         3 => Some(LayoutKind::Bucket),
         _ => {
             let number = u16::try_from(number).ok()?;
-            (number >= FIRST_CUSTOM_NUMBER).then_some(LayoutKind::Other(number))
+            (number >= FIRST_CUSTOM_LAYOUT_NUMBER).then_some(LayoutKind::Other(number))
         }
     }
 }
@@ -249,19 +249,22 @@ pub(crate) fn kind_of(number: u32) -> Option<LayoutKind> {
 ///
 /// # Errors
 /// [`Error::NotAStore`] if it is not registered, [`Error::Misuse`] if its sizes do not fit.
-pub(crate) fn layout(kind: LayoutKind, site: &StoreDimensions) -> Result<Box<dyn Layout>> {
+pub(crate) fn construct_layout(
+    kind: LayoutKind,
+    site: &StoreDimensions,
+) -> Result<Box<dyn Layout>> {
     let site = *site;
     let layout: Box<dyn Layout> = match kind {
-        LayoutKind::Log => Box::new(log::Log(site)),
-        LayoutKind::Cow => Box::new(cow::Cow(site)),
-        LayoutKind::Bucket => Box::new(bucket::Bucket(site)),
+        LayoutKind::Log => Box::new(log::LogLayout(site)),
+        LayoutKind::Cow => Box::new(cow::CowLayout(site)),
+        LayoutKind::Bucket => Box::new(bucket::BucketLayout(site)),
         LayoutKind::Other(number) => {
-            let make = REGISTERED.lock().get(&number).copied();
+            let make = REGISTERED_LAYOUTS.lock().get(&number).copied();
             let make = make.ok_or_else(|| {
                 Error::NotAStore(format!("its layout, number {number}, is not one of this program"))
             })?;
             let layout = make(&site);
-            fits(&*layout).map_err(Error::Misuse)?;
+            check_layout_sizes(&*layout).map_err(Error::Misuse)?;
             layout
         }
     };
@@ -269,8 +272,8 @@ pub(crate) fn layout(kind: LayoutKind, site: &StoreDimensions) -> Result<Box<dyn
 }
 
 /// Checks that a layout's answers fit each other and its sizes.
-fn fits(layout: &dyn Layout) -> std::result::Result<(), &'static str> {
-    let site = layout.site();
+fn check_layout_sizes(layout: &dyn Layout) -> std::result::Result<(), &'static str> {
+    let site = layout.dimensions();
     let (page, segment) = (site.page_bytes as usize, site.segment_bytes as usize);
     let streams = layout.streams();
     let is_stream = |kind: PayloadKind| {
@@ -281,7 +284,7 @@ fn fits(layout: &dyn Layout) -> std::result::Result<(), &'static str> {
         ((1..=STREAMS_MAX).contains(&streams), "a layout has 1 to 16 streams"),
         (layout.index_stream() < streams, "the layout's index is in no stream of it"),
         (
-            PayloadKind::SAMPLES.into_iter().all(is_stream),
+            PayloadKind::SAMPLE_KINDS.into_iter().all(is_stream),
             "the layout names a stream that it has not",
         ),
         ((page..=segment).contains(&layout.frame_bytes()), "a frame has a page to a segment"),
@@ -289,9 +292,9 @@ fn fits(layout: &dyn Layout) -> std::result::Result<(), &'static str> {
         ((1..=log).contains(&(layout.commit_bytes() as u64)), "a commit is at most the log"),
         ((512..=segment / 8).contains(&layout.node_bytes()), "a node is at most an 8th segment"),
         ((512..=segment / 8).contains(&layout.chunk_bytes()), "a chunk is at most an 8th segment"),
-        (layout.read_bytes() >= page, "the cleaner reads a page at least"),
+        (layout.cleaner_read_bytes() >= page, "the cleaner reads a page at least"),
         (layout.log_read_bytes() >= page, "the log is read by pages"),
-        (layout.reads_ahead() <= 64, "the cleaner asks for 64 reads ahead at most"),
+        (layout.cleaner_reads_ahead() <= 64, "the cleaner asks for 64 reads ahead at most"),
     ];
     all.into_iter().find(|(holds, _)| !holds).map_or(Ok(()), |(_, what)| Err(what))
 }

@@ -121,9 +121,11 @@ pub mod torture;
 pub use crate::log::Counters;
 pub use cached_disk::CacheInfo;
 pub use disk::ObjectDisk;
-pub use disk::lineage::{DiskInfo, SNAPSHOT_MARK};
-pub use error::{Error, Refused, Result};
-pub use group::{Group, Hint, NewObject, ObjectId};
+pub use disk::lineage::{DiskInfo, SNAPSHOT_SEPARATOR};
+pub use error::{Error, RefusedGroup, Result};
+pub use group::{Group, LifetimeHint, NewObject, ObjectId};
 pub use kv::count::KvCount;
 pub use recovery::salvage::SalvageReport;
-pub use store::{CreateOptions, Info, LayoutKind, OpenOptions, Profile, Snapshot, Store, Ticket};
+pub use store::{
+    CreateOptions, LayoutKind, OpenOptions, Profile, Snapshot, Store, StoreInfo, Ticket,
+};

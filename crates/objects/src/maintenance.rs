@@ -37,15 +37,15 @@ use parking_lot::Mutex;
 use crate::Result;
 use crate::cached_disk::{CachedDisk, CachedNodes};
 use crate::core::Core;
-use crate::index::memtable_flush::AHEAD;
+use crate::index::memtable_flush::PREFETCHED_PAIRS;
 use crate::index::tree::{BlockPtr, NodeSource};
 use crate::space::segment_reader::SegmentReader;
 
 /// Pairs of one step of compaction and merge.
-const STEP: u64 = 64;
+const PAIRS_PER_STEP: u64 = 64;
 /// Most pairs that one change compacts, and one more for so many bytes of its own: a group of a
 /// thousand pairs brings more than these.
-const COMPACTED_PAIRS: u64 = 1024;
+const MAX_COMPACTED_PAIRS: u64 = 1024;
 const BYTES_PER_COMPACTED_PAIR: u64 = 16;
 /// Bytes that a short change cleans at most.
 const CLEANED_BYTES_MIN: u64 = 96 << 10;
@@ -73,17 +73,20 @@ pub(crate) enum CompletedIo {
 impl RequiredIo {
     /// Performs the I/O, which may block for long. Nodes of earlier attempts stay prefetched if
     /// `is_further`. The next try of the step reports errors, with their context.
-    pub fn perform(self, io: &CachedDisk, is_further: bool) -> Option<CompletedIo> {
+    pub fn perform_io(self, io: &CachedDisk, is_further: bool) -> Option<CompletedIo> {
         match self {
             // A single node does not evict those that were prefetched together.
             Self::Nodes(nodes) if is_further || nodes.len() == 1 => io.prefetch_more_nodes(&nodes),
             Self::Nodes(nodes) => io.prefetch_nodes(&nodes),
-            Self::Bytes(reading, to) => reading.lock().wait(to),
+            Self::Bytes(reading, to) => reading.lock().wait_before(to),
             Self::Settled(ticket) => {
                 return io.disk.wait_visible(ticket).ok().map(|()| CompletedIo::Settled(ticket));
             }
             Self::Durable(ticket) => {
-                return io.wait_long(ticket).ok().map(|()| CompletedIo::Durable(ticket));
+                return io
+                    .wait_durable_without_deadline(ticket)
+                    .ok()
+                    .map(|()| CompletedIo::Durable(ticket));
             }
         }
         None
@@ -91,7 +94,7 @@ impl RequiredIo {
 }
 
 /// Work of a step, in its own unit, or the I/O that it requires first.
-pub(crate) type Step = ControlFlow<RequiredIo, u64>;
+pub(crate) type MaintenanceStep = ControlFlow<RequiredIo, u64>;
 
 /// Policy of a step for a cache miss.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -111,9 +114,9 @@ pub(crate) fn with_miss_policy<T>(
     if patience == MissPolicy::Block {
         return act(io).map(ControlFlow::Continue);
     }
-    let nodes = CachedNodes::of(io);
+    let nodes = CachedNodes::new(io);
     let done = act(&nodes);
-    match nodes.missing() {
+    match nodes.missing_node() {
         Some(ptr) => Ok(ControlFlow::Break(RequiredIo::Nodes(vec![ptr]))),
         None => done.map(ControlFlow::Continue),
     }
@@ -129,7 +132,7 @@ impl Backlog {
         self.0 += bytes as f64 * work as f64 / span.max(1) as f64;
     }
 
-    pub fn due(self) -> u64 {
+    pub fn due_work(self) -> u64 {
         self.0 as u64
     }
 
@@ -158,7 +161,7 @@ impl WorkDone {
     }
 
     /// Returns `bytes` for each kind.
-    pub fn bytes(bytes: u64) -> Self {
+    pub fn with_all_kinds(bytes: u64) -> Self {
         Self { all: bytes, log: bytes, brought: bytes }
     }
 }
@@ -187,9 +190,9 @@ pub(crate) struct WorkBudget {
 
 impl WorkBudget {
     /// Returns the budget of a change of so many bytes.
-    pub fn of(bytes: u64) -> Self {
+    pub fn for_change(bytes: u64) -> Self {
         Self {
-            compact_pairs: COMPACTED_PAIRS + bytes / BYTES_PER_COMPACTED_PAIR,
+            compact_pairs: MAX_COMPACTED_PAIRS + bytes / BYTES_PER_COMPACTED_PAIR,
             clean_bytes: (bytes * 16).max(CLEANED_BYTES_MIN),
             waits: bytes / 8192 + 1,
             may_begin_checkpoint: true,
@@ -236,21 +239,21 @@ impl Core {
     /// Returns the bytes to clean per written byte, in 64ths. If an eighth of the free target is
     /// missing, cleaning frees one byte per written byte; the more is missing, the more.
     fn cleaning_rate_64ths(&self) -> u64 {
-        let low = self.low() as u64;
+        let low = self.cleaning_threshold_segments() as u64;
         let missing = low.saturating_sub(
-            (self.log.segments.free() + self.segments_awaiting_checkpoint()) as u64,
+            (self.log.segments.free_segments() + self.segments_awaiting_checkpoint()) as u64,
         );
         (missing * 64 * 8 / low.max(1)).clamp(8, 4 * 64)
     }
 
     /// Returns true if a checkpoint is due.
-    fn is_log_long(&self) -> bool {
+    fn is_checkpoint_due(&self) -> bool {
         self.log.bytes + self.log.batch.bytes as u64 >= self.reserve.log_bytes
     }
 
     /// Returns true if there is free space for compaction and merge.
-    fn has_room(&self) -> bool {
-        self.log.segments.free() > self.floor()
+    fn has_free_space(&self) -> bool {
+        self.log.segments.free_segments() > self.reserved_segments()
     }
 
     /// Does the next step that is due and within the budget, if there is one.
@@ -258,7 +261,7 @@ impl Core {
         &mut self,
         share: &mut WorkBudget,
         patience: MissPolicy,
-    ) -> Result<Option<Step>> {
+    ) -> Result<Option<MaintenanceStep>> {
         if self.stopped.is_some() {
             return Ok(None);
         }
@@ -271,44 +274,49 @@ impl Core {
         if let Some(step) = self.next_compaction_step(share)? {
             return Ok(Some(step));
         }
-        if let Some(step) = self.next_merge(patience)? {
+        if let Some(step) = self.next_merge_step(patience)? {
             return Ok(Some(step));
         }
-        if let Some(step) = self.next_clean(share, patience)? {
+        if let Some(step) = self.next_cleaning_step(share, patience)? {
             return Ok(Some(step));
         }
-        if self.is_log_long() && self.levels.flush.is_none() {
-            return self.begin_within(share);
+        if self.is_checkpoint_due() && self.levels.flush.is_none() {
+            return self.begin_checkpoint_within_budget(share);
         }
         Ok(None)
     }
 
-    fn begin_within(&mut self, share: &mut WorkBudget) -> Result<Option<Step>> {
+    fn begin_checkpoint_within_budget(
+        &mut self,
+        share: &mut WorkBudget,
+    ) -> Result<Option<MaintenanceStep>> {
         match std::mem::take(&mut share.may_begin_checkpoint) {
             true => self.begin_checkpoint().map(Some),
             false => Ok(None),
         }
     }
 
-    fn next_flush_step(&mut self, patience: MissPolicy) -> Result<Option<Step>> {
+    fn next_flush_step(&mut self, patience: MissPolicy) -> Result<Option<MaintenanceStep>> {
         let Some(counting) = &self.levels.flush else { return Ok(None) };
-        let (due, all) = (counting.debt.due(), counting.layer.pairs.len() as u64 * 2 + 1);
+        let (due, all) = (counting.debt.due_work(), counting.layer.pairs.len() as u64 * 2 + 1);
         // In batches that use the prefetched leaves; all of it before the next batch begins.
-        let is_late = self.is_log_long();
+        let is_late = self.is_checkpoint_due();
         if !counting.is_ready_to_finish && !is_late && due < all.min(16) {
             return Ok(None);
         }
-        let pairs = if is_late { AHEAD } else { AHEAD.min(due as usize + 1) };
+        let pairs = if is_late { PREFETCHED_PAIRS } else { PREFETCHED_PAIRS.min(due as usize + 1) };
         self.flush_step(pairs, patience).map(Some)
     }
 
-    fn next_compaction_step(&mut self, share: &mut WorkBudget) -> Result<Option<Step>> {
-        let (is_behind, has_room) = (self.levels.is_merge_backlogged(), self.has_room());
+    fn next_compaction_step(&mut self, share: &mut WorkBudget) -> Result<Option<MaintenanceStep>> {
+        let (is_behind, has_room) = (self.levels.is_merge_backlogged(), self.has_free_space());
         let Some(folding) = &mut self.levels.compaction else { return Ok(None) };
-        let due = folding.debt.due();
+        let due = folding.debt.due_work();
         let pairs = match is_behind {
-            true => COMPACTED_PAIRS,
-            false if due >= STEP || due >= folding.pairs() => due.min(share.compact_pairs),
+            true => MAX_COMPACTED_PAIRS,
+            false if due >= PAIRS_PER_STEP || due >= folding.pairs() => {
+                due.min(share.compact_pairs)
+            }
             false => 0,
         };
         if !has_room || pairs == 0 {
@@ -317,35 +325,41 @@ impl Core {
         folding.debt.subtract_done(pairs);
         share.compact_pairs = share.compact_pairs.saturating_sub(pairs);
         self.levels.compact_step(&mut self.log, pairs as usize + 1)?;
-        Ok(Some(Step::Continue(pairs)))
+        Ok(Some(MaintenanceStep::Continue(pairs)))
     }
 
-    fn next_merge(&mut self, patience: MissPolicy) -> Result<Option<Step>> {
+    fn next_merge_step(&mut self, patience: MissPolicy) -> Result<Option<MaintenanceStep>> {
         let Some(merging) = &self.levels.tree_merge else { return Ok(None) };
-        let due = merging.debt.due();
+        let due = merging.debt.due_work();
         let pairs = match self.levels.is_merge_backlogged() {
-            true => self.merged_at_once(),
-            false if due >= STEP || due >= merging.layer.pairs.len() as u64 => due as usize + 1,
+            true => self.max_pairs_per_merge_step(),
+            false if due >= PAIRS_PER_STEP || due >= merging.layer.pairs.len() as u64 => {
+                due as usize + 1
+            }
             false => 0,
         };
-        if !self.has_room() || pairs == 0 {
+        if !self.has_free_space() || pairs == 0 {
             return Ok(None);
         }
         self.levels.tree_merge_step(&mut self.log, pairs, patience).map(Some)
     }
 
-    fn next_clean(&mut self, share: &mut WorkBudget, patience: MissPolicy) -> Result<Option<Step>> {
-        let (free, low) = (self.log.segments.free(), self.low());
+    fn next_cleaning_step(
+        &mut self,
+        share: &mut WorkBudget,
+        patience: MissPolicy,
+    ) -> Result<Option<MaintenanceStep>> {
+        let (free, low) = (self.log.segments.free_segments(), self.cleaning_threshold_segments());
         let is_idle = self.levels.flush.is_none() && self.checkpoints.written.is_none();
         if free + self.segments_awaiting_checkpoint() >= low && self.cleaner.cleaning.is_none() {
             self.maintenance.cleaning = Backlog::default();
             // Cleaned segments are free after a checkpoint.
             if free < low * 3 / 4 && is_idle && !self.cleaner.since.is_empty() {
-                return self.begin_within(share);
+                return self.begin_checkpoint_within_budget(share);
             }
             return Ok(None);
         }
-        if free <= self.floor() {
+        if free <= self.reserved_segments() {
             // Only empty segments help; `ensure_space` reclaims them.
             return Ok(None);
         }
@@ -367,15 +381,15 @@ impl Core {
             }
             // Empty segments are free after a checkpoint.
             if self.log.segments.has_empty() && is_idle {
-                return self.begin_within(share);
+                return self.begin_checkpoint_within_budget(share);
             }
             return Ok(None);
         }
-        let due = self.maintenance.cleaning.due();
+        let due = self.maintenance.cleaning.due_work();
         if due == 0 || share.clean_bytes == 0 {
             return Ok(None);
         }
-        let patience = match self.cleaner.waits_for() {
+        let patience = match self.cleaner.pending_io() {
             // Later, if the backlog is small.
             Some(_)
                 if due < CLEANING_BACKLOG_MAX
@@ -385,12 +399,12 @@ impl Core {
             }
             Some(need) if patience == MissPolicy::Defer => {
                 share.waits = share.waits.saturating_sub(1);
-                return Ok(Some(Step::Break(need)));
+                return Ok(Some(MaintenanceStep::Break(need)));
             }
             _ => patience,
         };
-        let step = self.clean(patience)?;
-        if let Step::Continue(bytes) = step {
+        let step = self.cleaning_step(patience)?;
+        if let MaintenanceStep::Continue(bytes) = step {
             self.maintenance.cleaning.subtract_done(bytes);
             share.clean_bytes = share.clean_bytes.saturating_sub(bytes);
         }
@@ -408,29 +422,29 @@ impl Core {
 
     /// Does the next step until checkpoint number `wanted` of this opening is durable. It ends even
     /// if others begin more checkpoints meanwhile.
-    pub fn next_to_checkpoint(
+    pub fn step_toward_checkpoint(
         &mut self,
         wanted: u64,
         patience: MissPolicy,
-    ) -> Result<Option<Step>> {
+    ) -> Result<Option<MaintenanceStep>> {
         self.check_running()?;
         let written = self.log.counters.checkpoints;
         if written < wanted && self.levels.flush.is_some() {
-            return self.flush_step(AHEAD, patience).map(Some);
+            return self.flush_step(PREFETCHED_PAIRS, patience).map(Some);
         }
         // Writing a checkpoint completes the one before it.
         if written != wanted || self.checkpoints.written.is_none() {
             return Ok(None);
         }
         let need = self.complete_checkpoint(patience)?;
-        Ok(Some(need.map_or(Step::Continue(0), Step::Break)))
+        Ok(Some(need.map_or(MaintenanceStep::Continue(0), MaintenanceStep::Break)))
     }
 
     /// Accounts so many pairs, and writes the checkpoint once all are accounted.
-    pub fn flush_step(&mut self, pairs: usize, patience: MissPolicy) -> Result<Step> {
+    pub fn flush_step(&mut self, pairs: usize, patience: MissPolicy) -> Result<MaintenanceStep> {
         let step = self.levels.account_dead(&mut self.log, pairs, patience)?;
         let Some(counting) = &mut self.levels.flush else { return Ok(step) };
-        if let Step::Continue(pairs) = step {
+        if let MaintenanceStep::Continue(pairs) = step {
             counting.debt.subtract_done(pairs);
         }
         counting.is_ready_to_finish = counting.is_done() && step.is_continue();
@@ -443,13 +457,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn all_of_a_work_is_owed_once_its_span_came() {
+    fn all_work_is_due_after_span() {
         for (work, span, step) in [(1u64, 1u64 << 20, 64u64), (1 << 20, 12 << 20, 100), (7, 5, 1)] {
             let (mut debt, mut done, mut came) = (Backlog::default(), 0, 0);
             while came < span {
                 debt.grow(step, work, span);
                 came += step;
-                let due = debt.due();
+                let due = debt.due_work();
                 debt.subtract_done(due);
                 done += due;
                 // Never ahead of the bytes, and at most a unit behind.
@@ -461,8 +475,8 @@ mod tests {
         let mut ahead = Backlog::default();
         ahead.subtract_done(10);
         ahead.grow(5, 10, 10);
-        assert_eq!(ahead.due(), 0);
+        assert_eq!(ahead.due_work(), 0);
         ahead.grow(6, 10, 10);
-        assert_eq!(ahead.due(), 1);
+        assert_eq!(ahead.due_work(), 1);
     }
 }

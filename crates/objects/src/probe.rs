@@ -41,25 +41,25 @@ pub const REGION_BYTES_MIN: u64 = 4 << 20;
 pub const REGION_BYTES: u64 = 256 << 20;
 
 /// Length of sequential requests.
-const LONG_BYTES: u64 = 1 << 20;
+const SEQUENTIAL_REQUEST_BYTES: u64 = 1 << 20;
 /// Length of random requests.
-const SHORT_BYTES: u64 = 4096;
+const RANDOM_REQUEST_BYTES: u64 = 4096;
 /// Measured queue depths.
-const DEPTHS: [u32; 6] = [1, 2, 4, 8, 16, 32];
+const QUEUE_DEPTHS: [u32; 6] = [1, 2, 4, 8, 16, 32];
 /// Half of each page size that is tested; see the module's head.
-const UNITS: [u32; 6] = [512, 1024, 2048, 4096, 8192, 16384];
+const BOUNDARY_UNITS: [u32; 6] = [512, 1024, 2048, 4096, 8192, 16384];
 /// Fewest pages of a segment, and fewest segments of a small store, if possible.
-const SEGMENT_PAGES: u64 = 16;
-const SEGMENTS_SMALL: u64 = 128;
+const MIN_SEGMENT_PAGES: u64 = 16;
+const MIN_SEGMENTS: u64 = 128;
 /// Number of writes in a group.
-const GROUP: u64 = 32;
+const WRITES_PER_GROUP: u64 = 32;
 
 /// Time for each step, in ns. All steps together usually take about ten seconds.
-const FILL_NS: u64 = 1_500_000_000;
-const STEP_NS: u64 = 300_000_000;
+const FILL_TIME_NS: u64 = 1_500_000_000;
+const STEP_TIME_NS: u64 = 300_000_000;
 /// Time for writes of each of [`UNITS`], on a boundary and off it. Short writes take longer to fill
 /// a write buffer, and only a full buffer shows a difference.
-const WRITES_NS: [u64; 6] =
+const WRITE_TIMES_NS: [u64; 6] =
     [240_000_000, 200_000_000, 200_000_000, 150_000_000, 150_000_000, 150_000_000];
 
 /// Results of a measurement.
@@ -91,7 +91,7 @@ pub struct ProbeResults {
 }
 
 /// Decisions with their reasons.
-pub type Reasons = Vec<String>;
+pub type ProfileReasons = Vec<String>;
 
 /// Measures `region` of a disk, which is overwritten. `told_bytes` is the unit of writes that the
 /// device reports, 0 if none. `clock` returns ns; `progress` is called with the number of finished
@@ -107,22 +107,22 @@ pub fn probe(
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<ProbeResults> {
     let properties = disk.properties();
-    let unit = LONG_BYTES.max(u64::from(properties.sector_bytes));
+    let unit = SEQUENTIAL_REQUEST_BYTES.max(u64::from(properties.sector_bytes));
     let region = region
-        .whole_units(unit)
+        .inner_aligned_extent(unit)
         .filter(|region| region.len_bytes >= REGION_BYTES_MIN)
         .ok_or(Error::Misuse("too little room to measure a disk in"))?;
-    properties.check(region, region.len_bytes as usize).map_err(Error::Device)?;
-    let mut probe = Probe { disk, clock, region, random: 7, last: None };
-    let steps = 6 + UNITS.len() as u64;
+    properties.check_range(region, region.len_bytes as usize).map_err(Error::Device)?;
+    let mut probe = DiskProbe { disk, clock, region, random: 7, last: None };
+    let steps = 6 + BOUNDARY_UNITS.len() as u64;
     let mut done = 0;
     let mut tell = || {
         done += 1;
         progress(done, steps);
     };
-    let write_bytes_per_s = probe.fill()?;
+    let write_bytes_per_s = probe.fill_region()?;
     tell();
-    let read_bytes_per_s = probe.read_in_order()?;
+    let read_bytes_per_s = probe.measure_sequential_reads()?;
     tell();
     let (near_read_ns, far_read_ns) = probe.read_latencies()?;
     tell();
@@ -131,7 +131,7 @@ pub fn probe(
     let flush_ns = probe.flush_latency()?;
     tell();
     let mut reads_per_s = [0; 6];
-    for (rate, depth) in reads_per_s.iter_mut().zip(DEPTHS) {
+    for (rate, depth) in reads_per_s.iter_mut().zip(QUEUE_DEPTHS) {
         *rate = probe.read_rate(depth)?;
     }
     tell();
@@ -146,22 +146,22 @@ pub fn probe(
         reads_per_s,
         misalignment_cost: [0.0; 6],
         reported_unit_bytes: told_bytes,
-        page_bytes: SHORT_BYTES as u32,
+        page_bytes: RANDOM_REQUEST_BYTES as u32,
     };
     let floor = properties.sector_bytes.max(told_bytes);
-    if !measured.seeks() {
+    if !measured.has_seek_cost() {
         // From the largest down: the first measurable boundary is the page's.
-        for (nth, unit) in UNITS.into_iter().enumerate().rev() {
+        for (nth, unit) in BOUNDARY_UNITS.into_iter().enumerate().rev() {
             if unit >= floor {
                 measured.misalignment_cost[nth] =
-                    probe.boundary_cost(u64::from(unit), WRITES_NS[nth])?;
+                    probe.boundary_cost(u64::from(unit), WRITE_TIMES_NS[nth])?;
             }
-            if is_significant(nth, measured.misalignment_cost[nth]) {
+            if is_boundary(nth, measured.misalignment_cost[nth]) {
                 break;
             }
             tell();
         }
-        measured.page_bytes = page(&measured.misalignment_cost).max(floor);
+        measured.page_bytes = detect_page_bytes(&measured.misalignment_cost).max(floor);
     }
     measured.page_bytes = measured.page_bytes.max(floor);
     progress(steps, steps);
@@ -169,44 +169,44 @@ pub fn probe(
 }
 
 /// Returns the page size: twice the largest unit with a measurable boundary.
-fn page(across: &[f64; 6]) -> u32 {
+fn detect_page_bytes(across: &[f64; 6]) -> u32 {
     // Nothing smaller can be written.
-    largest_boundary(across).map_or(UNITS[0], |index| 2 * UNITS[index])
+    largest_boundary(across).map_or(BOUNDARY_UNITS[0], |index| 2 * BOUNDARY_UNITS[index])
 }
 
 /// Returns the largest of [`UNITS`] with a measurable boundary.
 fn largest_boundary(across: &[f64; 6]) -> Option<usize> {
-    (0..UNITS.len()).rev().find(|&nth| is_significant(nth, across[nth]))
+    (0..BOUNDARY_UNITS.len()).rev().find(|&nth| is_boundary(nth, across[nth]))
 }
 
-fn is_significant(nth: usize, across: f64) -> bool {
-    across > boundary_cost_min(UNITS[nth])
+fn is_boundary(nth: usize, across: f64) -> bool {
+    across > min_boundary_cost(BOUNDARY_UNITS[nth])
 }
 
 /// Returns the least relative cost that counts as a boundary of two units. Boundaries of up to 4
 /// KiB need little evidence, larger ones much.
-fn boundary_cost_min(unit: u32) -> f64 {
-    if u64::from(unit) < SHORT_BYTES { 1.12 } else { 1.25 }
+fn min_boundary_cost(unit: u32) -> f64 {
+    if u64::from(unit) < RANDOM_REQUEST_BYTES { 1.12 } else { 1.25 }
 }
 
 /// Factor by which a turn must differ from the threshold to be clear.
-const CLEAR: f64 = 1.07;
+const CLEAR_FACTOR: f64 = 1.07;
 /// Turns that must agree, and the most turns.
-const TURNS: (usize, usize) = (3, 7);
+const AGREEING_AND_MAX_TURNS: (usize, usize) = (3, 7);
 
 /// Measures the cost of a boundary of two units in turns, until all are clearly on one side of the
 /// threshold. Returns the median; if they never agree, the value that favours 4 KiB.
 fn measure_until_stable(unit: u32, turn: &mut dyn FnMut(usize) -> Result<f64>) -> Result<f64> {
-    let line = boundary_cost_min(unit);
+    let line = min_boundary_cost(unit);
     let mut turns = vec![];
     loop {
         turns.push(turn(turns.len())?);
-        let (above, below) = (line * CLEAR, line / CLEAR);
+        let (above, below) = (line * CLEAR_FACTOR, line / CLEAR_FACTOR);
         let agree = turns.iter().all(|it| *it > above) || turns.iter().all(|it| *it < below);
-        let is_over = turns.len() >= TURNS.1;
-        if is_over || agree && turns.len() >= TURNS.0 {
+        let is_over = turns.len() >= AGREEING_AND_MAX_TURNS.1;
+        if is_over || agree && turns.len() >= AGREEING_AND_MAX_TURNS.0 {
             turns.sort_unstable_by(f64::total_cmp);
-            let nth = match (agree, u64::from(unit) < SHORT_BYTES) {
+            let nth = match (agree, u64::from(unit) < RANDOM_REQUEST_BYTES) {
                 (true, _) => turns.len() / 2,
                 (false, true) => turns.len() - 2,
                 (false, false) => 1,
@@ -219,13 +219,13 @@ fn measure_until_stable(unit: u32, turn: &mut dyn FnMut(usize) -> Result<f64>) -
 impl ProbeResults {
     /// Returns true if distance costs time: random requests take several times as long as
     /// sequential ones, and longer than on any device without moving parts.
-    pub fn seeks(&self) -> bool {
+    pub fn has_seek_cost(&self) -> bool {
         let costs = |near: u64, far: u64| far > 1_000_000 && far > 4 * near;
         costs(self.near_read_ns, self.far_read_ns) || costs(self.near_write_ns, self.far_write_ns)
     }
 
     /// Returns the cost of a seek, in ns.
-    fn distance_ns(&self) -> u64 {
+    fn seek_ns(&self) -> u64 {
         let reads = self.far_read_ns.saturating_sub(self.near_read_ns);
         reads.max(self.far_write_ns.saturating_sub(self.near_write_ns))
     }
@@ -234,16 +234,17 @@ impl ProbeResults {
     pub fn queue_depth(&self) -> u32 {
         let most = self.reads_per_s.iter().copied().max().unwrap_or(0);
         let enough = |rate: &u64| *rate as f64 >= most as f64 * 0.9;
-        self.reads_per_s.iter().position(enough).map_or(1, |index| DEPTHS[index])
+        self.reads_per_s.iter().position(enough).map_or(1, |index| QUEUE_DEPTHS[index])
     }
 
     /// Returns the profile for a store of `disk_bytes` on such a disk, with the reasons.
-    pub fn profile(&self, disk_bytes: u64) -> (Profile, Reasons) {
+    pub fn profile(&self, disk_bytes: u64) -> (Profile, ProfileReasons) {
         let mut why = vec![];
-        let is_log = self.seeks();
+        let is_log = self.has_seek_cost();
         let layout = if is_log { LayoutKind::Log } else { LayoutKind::Cow };
-        let (near, far) = (Time(self.near_read_ns), Time(self.far_read_ns));
-        let (near_write, far_write) = (Time(self.near_write_ns), Time(self.far_write_ns));
+        let (near, far) = (DisplayTime(self.near_read_ns), DisplayTime(self.far_read_ns));
+        let (near_write, far_write) =
+            (DisplayTime(self.near_write_ns), DisplayTime(self.far_write_ns));
         why.push(match is_log {
             true => format!(
                 "layout log: distance costs ({far} for a read anywhere, {near} for the next; writes {far_write} and {near_write})"
@@ -252,19 +253,19 @@ impl ProbeResults {
                 "layout cow: distance costs little ({far} for a read anywhere, {near} for the next; writes {far_write} and {near_write})"
             ),
         });
-        let page_bytes = self.page_fitting(disk_bytes);
+        let page_bytes = self.page_bytes_for_disk(disk_bytes);
         let felt = largest_boundary(&self.misalignment_cost);
         why.push(match felt {
             _ if page_bytes < self.page_bytes => {
-                let measured = Bytes(self.page_bytes.into());
-                format!("page {}: the store is small for {measured}", Bytes(page_bytes.into()))
+                let measured = DisplayBytes(self.page_bytes.into());
+                format!("page {}: the store is small for {measured}", DisplayBytes(page_bytes.into()))
             }
             _ if is_log => {
-                format!("page {}: less is not worth a turn of the disk", Bytes(page_bytes.into()))
+                format!("page {}: less is not worth a turn of the disk", DisplayBytes(page_bytes.into()))
             }
-            Some(index) if page_bytes == 2 * UNITS[index] => format!(
+            Some(index) if page_bytes == 2 * BOUNDARY_UNITS[index] => format!(
                 "page {}: a write across its boundary costs {:.1} times one on it, across that of the next larger size {}",
-                Bytes(page_bytes.into()),
+                DisplayBytes(page_bytes.into()),
                 self.misalignment_cost[index],
                 match self.misalignment_cost.get(index + 1) {
                     Some(next) => format!("{next:.1}"),
@@ -272,9 +273,9 @@ impl ProbeResults {
                 }
             ),
             _ if page_bytes == self.reported_unit_bytes => {
-                format!("page {}: the device says so", Bytes(page_bytes.into()))
+                format!("page {}: the device says so", DisplayBytes(page_bytes.into()))
             }
-            _ => format!("page {}: no boundary is felt", Bytes(page_bytes.into())),
+            _ => format!("page {}: no boundary is felt", DisplayBytes(page_bytes.into())),
         });
         let (segment_bytes, reason) = self.segment_bytes(disk_bytes, page_bytes);
         why.push(reason);
@@ -282,7 +283,7 @@ impl ProbeResults {
         why.push(format!(
             "queue depth {queue_depth}: {} reads a second one by one, {} with {queue_depth} in flight, {} with 32",
             self.reads_per_s[0],
-            DEPTHS.iter().position(|&depth| depth == queue_depth).map_or(0, |at| self.reads_per_s[at]),
+            QUEUE_DEPTHS.iter().position(|&depth| depth == queue_depth).map_or(0, |at| self.reads_per_s[at]),
             self.reads_per_s[5]
         ));
         (Profile { layout, page_bytes, segment_bytes, queue_depth }, why)
@@ -290,9 +291,9 @@ impl ProbeResults {
 
     /// Returns the page, reduced if the store would have too few segments. So even a large measured
     /// page allows small stores of about the same capacity.
-    fn page_fitting(&self, disk_bytes: u64) -> u32 {
-        let fits = disk_bytes / (SEGMENTS_SMALL * SEGMENT_PAGES);
-        let fits = u32::try_from(fits.max(SHORT_BYTES)).unwrap_or(u32::MAX);
+    fn page_bytes_for_disk(&self, disk_bytes: u64) -> u32 {
+        let fits = disk_bytes / (MIN_SEGMENTS * MIN_SEGMENT_PAGES);
+        let fits = u32::try_from(fits.max(RANDOM_REQUEST_BYTES)).unwrap_or(u32::MAX);
         // The unit that the device reports stays a minimum.
         self.page_bytes.min((1 << fits.ilog2()).max(self.reported_unit_bytes))
     }
@@ -300,34 +301,34 @@ impl ProbeResults {
     fn segment_bytes(&self, disk_bytes: u64, page_bytes: u32) -> (u32, String) {
         // A seek takes at most a 14th of the time to write a segment.
         let bytes_per_ns = self.write_bytes_per_s as f64 / 1e9;
-        let wanted = (self.distance_ns() as f64 * bytes_per_ns * 14.0) as u64;
-        let (least, most, parts) = match self.seeks() {
+        let wanted = (self.seek_ns() as f64 * bytes_per_ns * 14.0) as u64;
+        let (least, most, parts) = match self.has_seek_cost() {
             true => (16u64 << 20, 64u64 << 20, 128),
             // About forty segments are kept free: a small part of thousands.
             false => (4 << 20, 16 << 20, 2048),
         };
         let wanted = wanted.clamp(least, most).next_power_of_two().min(most);
         let fits = 1 << (disk_bytes / parts).max(1).ilog2();
-        let floor = (u64::from(page_bytes) * SEGMENT_PAGES).max(64 << 10);
+        let floor = (u64::from(page_bytes) * MIN_SEGMENT_PAGES).max(64 << 10);
         // Fewer pages if those of the device are long for the store.
-        let is_enough = |segment: &u64| disk_bytes / segment >= SEGMENTS_SMALL;
+        let is_enough = |segment: &u64| disk_bytes / segment >= MIN_SEGMENTS;
         let mut floors = [floor, floor / 2, floor / 4].into_iter();
         let floor = floors.find(is_enough).unwrap_or(floor / 4);
         let segment = wanted.min(fits).max(floor);
         let takes_ns = segment as f64 / bytes_per_ns.max(1e-9);
-        let share = self.distance_ns() as f64 / takes_ns * 100.0;
+        let share = self.seek_ns() as f64 / takes_ns * 100.0;
         let why = match segment == wanted {
             true => format!("going there is {share:.1} % of writing it"),
             false => format!("the store is no larger than {} of them", disk_bytes / segment),
         };
-        (segment as u32, format!("segment {}: {why}", Bytes(segment)))
+        (segment as u32, format!("segment {}: {why}", DisplayBytes(segment)))
     }
 }
 
 /// A time with a suitable unit.
-struct Time(u64);
+struct DisplayTime(u64);
 
-impl fmt::Display for Time {
+impl fmt::Display for DisplayTime {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.0 {
             ns @ 0..10_000 => write!(f, "{:.1} µs", ns as f64 / 1e3),
@@ -338,9 +339,9 @@ impl fmt::Display for Time {
 }
 
 /// A number of bytes with a binary unit.
-struct Bytes(u64);
+struct DisplayBytes(u64);
 
-impl fmt::Display for Bytes {
+impl fmt::Display for DisplayBytes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.0 {
             bytes if bytes >= 1 << 20 => write!(f, "{} MiB", bytes >> 20),
@@ -350,7 +351,7 @@ impl fmt::Display for Bytes {
     }
 }
 
-struct Probe<'p> {
+struct DiskProbe<'p> {
     disk: &'p dyn Disk,
     clock: &'p dyn Fn() -> u64,
     /// The part of the region that was written.
@@ -359,16 +360,16 @@ struct Probe<'p> {
     last: Option<Ticket>,
 }
 
-impl Probe<'_> {
+impl DiskProbe<'_> {
     fn now(&self) -> u64 {
         (self.clock)()
     }
 
     /// Returns incompressible bytes.
-    fn noise(&mut self, len: u64) -> Block {
+    fn incompressible_block(&mut self, len: u64) -> Block {
         let mut bytes = PrivateBuffer::new_uninitialized(len as usize);
         for word in bytes.chunks_mut(8) {
-            self.random = crate::codec::mix(self.random);
+            self.random = crate::codec::mix_bits(self.random);
             word.copy_from_slice(&self.random.to_le_bytes()[..word.len()]);
         }
         Block::from(bytes)
@@ -376,7 +377,7 @@ impl Probe<'_> {
 
     /// Returns a random address in the region for `len` bytes, at a multiple of `step`.
     fn random_address(&mut self, step: u64, len: u64) -> u64 {
-        self.random = crate::codec::mix(self.random);
+        self.random = crate::codec::mix_bits(self.random);
         let places = (self.region.len_bytes - len) / step;
         self.region.start_bytes + self.random % places.max(1) * step
     }
@@ -396,14 +397,14 @@ impl Probe<'_> {
 
     /// Writes the region sequentially, within the time limit. Returns bytes a second. The unwritten
     /// rest of the region is not used.
-    fn fill(&mut self) -> Result<u64> {
+    fn fill_region(&mut self) -> Result<u64> {
         let start = self.now();
         let mut done = 0;
         let mut flying = VecDeque::new();
         while done < self.region.len_bytes
-            && (done < REGION_BYTES_MIN || self.now() - start < FILL_NS)
+            && (done < REGION_BYTES_MIN || self.now() - start < FILL_TIME_NS)
         {
-            let block = self.noise(LONG_BYTES);
+            let block = self.incompressible_block(SEQUENTIAL_REQUEST_BYTES);
             let at_bytes = self.region.start_bytes + done;
             flying.push_back(self.submit(vec![Write { at_bytes, block }])?);
             if flying.len() > 8
@@ -411,7 +412,7 @@ impl Probe<'_> {
             {
                 self.disk.wait_visible(first)?;
             }
-            done += LONG_BYTES;
+            done += SEQUENTIAL_REQUEST_BYTES;
         }
         self.wait_all()?;
         self.region.len_bytes = done;
@@ -420,7 +421,7 @@ impl Probe<'_> {
 
     /// Reads with `depth` in flight at the addresses of `next`, until `most` requests or the time
     /// limit. Returns the number of requests and their time.
-    fn reads(
+    fn measure_reads(
         &mut self,
         depth: usize,
         len: u64,
@@ -443,7 +444,7 @@ impl Probe<'_> {
                 Some(Err(refused)) => return Err(refused.error.into()),
                 None => return Err(draconis_device::Error::ServiceEnded.into()),
             }
-            if self.now() - start > STEP_NS {
+            if self.now() - start > STEP_TIME_NS {
                 // Requests in flight are awaited, but not counted.
                 let took = self.now() - start;
                 flying.into_iter().for_each(|pending| drop(pending.wait()));
@@ -453,42 +454,46 @@ impl Probe<'_> {
         Ok((done, self.now() - start))
     }
 
-    fn read_in_order(&mut self) -> Result<u64> {
+    fn measure_sequential_reads(&mut self) -> Result<u64> {
         let (start, len) = (self.region.start_bytes, self.region.len_bytes);
-        let (done, took) =
-            self.reads(4, LONG_BYTES, len / LONG_BYTES, &mut |_, nth| start + nth * LONG_BYTES)?;
-        Ok(per_second(done * LONG_BYTES, took))
+        let (done, took) = self.measure_reads(
+            4,
+            SEQUENTIAL_REQUEST_BYTES,
+            len / SEQUENTIAL_REQUEST_BYTES,
+            &mut |_, nth| start + nth * SEQUENTIAL_REQUEST_BYTES,
+        )?;
+        Ok(per_second(done * SEQUENTIAL_REQUEST_BYTES, took))
     }
 
     /// Returns the latencies of sequential and random short reads, in ns. Measured in turns.
     fn read_latencies(&mut self) -> Result<(u64, u64)> {
-        const TURN: u64 = 16;
+        const READS_PER_TURN: u64 = 16;
         let (mut near, mut far) = (vec![], vec![]);
         let half = self.region.len_bytes / 2;
-        let first = self.random_address(SHORT_BYTES, half);
+        let first = self.random_address(RANDOM_REQUEST_BYTES, half);
         let start = self.now();
-        while near.len() < 2000 && (near.is_empty() || self.now() - start < 2 * STEP_NS) {
+        while near.len() < 2000 && (near.is_empty() || self.now() - start < 2 * STEP_TIME_NS) {
             // The seek to the first read of a turn is not sequential.
             let next = near.len() as u64;
-            for nth in 0..=TURN {
-                let at = first + (next + nth) * SHORT_BYTES % half;
-                let took = self.read_once(at)?;
+            for nth in 0..=READS_PER_TURN {
+                let at = first + (next + nth) * RANDOM_REQUEST_BYTES % half;
+                let took = self.time_read(at)?;
                 if nth > 0 {
                     near.push(took);
                 }
             }
-            for _ in 0..TURN {
-                let at = self.random_address(SHORT_BYTES, SHORT_BYTES);
-                far.push(self.read_once(at)?);
+            for _ in 0..READS_PER_TURN {
+                let at = self.random_address(RANDOM_REQUEST_BYTES, RANDOM_REQUEST_BYTES);
+                far.push(self.time_read(at)?);
             }
         }
         Ok((median(near), median(far)))
     }
 
-    fn read_once(&self, at: u64) -> Result<u64> {
+    fn time_read(&self, at: u64) -> Result<u64> {
         let before = self.now();
-        let block = Block::from(PrivateBuffer::new_uninitialized(SHORT_BYTES as usize));
-        let read = self.disk.read_now(Extent::new(at, SHORT_BYTES), block);
+        let block = Block::from(PrivateBuffer::new_uninitialized(RANDOM_REQUEST_BYTES as usize));
+        let read = self.disk.read_now(Extent::new(at, RANDOM_REQUEST_BYTES), block);
         read.map_err(|refused| Error::Device(refused.error))?;
         Ok(self.now() - before)
     }
@@ -498,35 +503,36 @@ impl Probe<'_> {
     fn write_latencies(&mut self) -> Result<(u64, u64)> {
         let (mut near, mut far) = (vec![], vec![]);
         let start = self.now();
-        while near.len() < 50 && (near.len() < 3 || self.now() - start < 2 * STEP_NS) {
-            let first = self.random_address(SHORT_BYTES, GROUP * SHORT_BYTES);
-            near.push(self.write_once(&mut |_, nth| first + nth * SHORT_BYTES)?);
-            far.push(
-                self.write_once(&mut |probe, _| probe.random_address(SHORT_BYTES, SHORT_BYTES))?,
-            );
+        while near.len() < 50 && (near.len() < 3 || self.now() - start < 2 * STEP_TIME_NS) {
+            let first =
+                self.random_address(RANDOM_REQUEST_BYTES, WRITES_PER_GROUP * RANDOM_REQUEST_BYTES);
+            near.push(self.time_write(&mut |_, nth| first + nth * RANDOM_REQUEST_BYTES)?);
+            far.push(self.time_write(&mut |probe, _| {
+                probe.random_address(RANDOM_REQUEST_BYTES, RANDOM_REQUEST_BYTES)
+            })?);
         }
         Ok((median(near), median(far)))
     }
 
-    fn write_once(&mut self, place: &mut dyn FnMut(&mut Self, u64) -> u64) -> Result<u64> {
+    fn time_write(&mut self, place: &mut dyn FnMut(&mut Self, u64) -> u64) -> Result<u64> {
         let mut writes = vec![];
-        for nth in 0..GROUP {
+        for nth in 0..WRITES_PER_GROUP {
             let at_bytes = place(self, nth);
-            writes.push(Write { at_bytes, block: self.noise(SHORT_BYTES) });
+            writes.push(Write { at_bytes, block: self.incompressible_block(RANDOM_REQUEST_BYTES) });
         }
         let before = self.now();
         self.submit(writes)?;
         self.wait_all()?;
-        Ok((self.now() - before) / GROUP)
+        Ok((self.now() - before) / WRITES_PER_GROUP)
     }
 
     fn flush_latency(&mut self) -> Result<u64> {
         let mut times = vec![];
         let start = self.now();
-        let first = self.random_address(SHORT_BYTES, 64 * SHORT_BYTES);
-        while times.len() < 64 && (times.len() < 3 || self.now() - start < STEP_NS) {
-            let at_bytes = first + times.len() as u64 * SHORT_BYTES;
-            let block = self.noise(SHORT_BYTES);
+        let first = self.random_address(RANDOM_REQUEST_BYTES, 64 * RANDOM_REQUEST_BYTES);
+        while times.len() < 64 && (times.len() < 3 || self.now() - start < STEP_TIME_NS) {
+            let at_bytes = first + times.len() as u64 * RANDOM_REQUEST_BYTES;
+            let block = self.incompressible_block(RANDOM_REQUEST_BYTES);
             let before = self.now();
             self.submit(vec![Write { at_bytes, block }])?;
             self.wait_all()?;
@@ -537,9 +543,10 @@ impl Probe<'_> {
 
     fn read_rate(&mut self, depth: u32) -> Result<u64> {
         let most = 500 * u64::from(depth);
-        let (done, took) = self.reads(depth as usize, SHORT_BYTES, most, &mut |probe, _| {
-            probe.random_address(SHORT_BYTES, SHORT_BYTES)
-        })?;
+        let (done, took) =
+            self.measure_reads(depth as usize, RANDOM_REQUEST_BYTES, most, &mut |probe, _| {
+                probe.random_address(RANDOM_REQUEST_BYTES, RANDOM_REQUEST_BYTES)
+            })?;
         Ok(per_second(done, took))
     }
 
@@ -567,25 +574,25 @@ impl Probe<'_> {
         let mut place = self.random % places;
         loop {
             let now = self.now();
-            let settled = asked - flying.len() as u64 * GROUP;
+            let settled = asked - flying.len() as u64 * WRITES_PER_GROUP;
             if now - start > time_ns / 3 * 2 && warm.is_none() {
                 warm = Some((now, settled));
             }
             if now - start > time_ns
                 && let Some((since, before)) = warm
-                && settled >= before + 4 * GROUP
+                && settled >= before + 4 * WRITES_PER_GROUP
             {
                 self.wait_all()?;
                 return Ok(per_second(settled - before, now - since));
             }
-            let mut writes = Vec::with_capacity(GROUP as usize);
-            for _ in 0..GROUP {
+            let mut writes = Vec::with_capacity(WRITES_PER_GROUP as usize);
+            for _ in 0..WRITES_PER_GROUP {
                 place = (place + step) % places;
                 let at_bytes = self.region.start_bytes + place * 4 * unit + off;
                 writes.push(Write { at_bytes, block: Block::private((2 * unit) as usize) });
             }
             let ticket = self.submit(writes)?;
-            asked += GROUP;
+            asked += WRITES_PER_GROUP;
             flying.push_back(ticket);
             if flying.len() > 4
                 && let Some(first) = flying.pop_front()
@@ -621,7 +628,7 @@ mod tests {
     }
 
     #[test]
-    fn a_hard_disk_gets_the_log() {
+    fn hard_disk_gets_log_layout() {
         for seed in [1, 2] {
             let (disk, _) = SimDisk::hdd(8 << 30, seed);
             let measured = measure(&disk);
@@ -634,7 +641,7 @@ mod tests {
         }
     }
 
-    fn page_is_found(page_bytes: u32, len: u64) {
+    fn check_page_is_detected(page_bytes: u32, len: u64) {
         let parameters = SsdParameters { page_bytes, ..SsdParameters::p3700(len) };
         let disk = SimDisk::new(Ssd::new(parameters), &Clock::new());
         let measured = measure(&disk);
@@ -646,22 +653,26 @@ mod tests {
     }
 
     #[test]
-    fn flash_gets_cow_and_its_page() {
-        [4096, 8192, 16384].into_iter().for_each(|page_bytes| page_is_found(page_bytes, 128 << 20));
+    fn flash_gets_cow_layout_and_page_size() {
+        [4096, 8192, 16384]
+            .into_iter()
+            .for_each(|page_bytes| check_page_is_detected(page_bytes, 128 << 20));
     }
 
     #[test]
-    fn flash_gets_cow_and_its_page_if_that_is_small() {
-        [512, 1024, 2048].into_iter().for_each(|page_bytes| page_is_found(page_bytes, 128 << 20));
+    fn flash_with_small_pages_gets_cow_layout() {
+        [512, 1024, 2048]
+            .into_iter()
+            .for_each(|page_bytes| check_page_is_detected(page_bytes, 128 << 20));
     }
 
     #[test]
-    fn a_large_buffer_does_not_hide_the_page() {
-        page_is_found(1024, 2 << 30);
+    fn write_buffer_does_not_hide_page_size() {
+        check_page_is_detected(1024, 2 << 30);
     }
 
     #[test]
-    fn a_page_is_never_less_than_the_device_says() {
+    fn page_size_is_at_least_device_page() {
         let parameters = SsdParameters { page_bytes: 512, ..SsdParameters::p3700(128 << 20) };
         let disk = SimDisk::new(Ssd::new(parameters), &Clock::new());
         let region = Extent::new(0, 48 << 20);
@@ -675,32 +686,46 @@ mod tests {
 
     /// Returns how many of 500 disks with a cost of `is` show a boundary, if each measurement is
     /// wrong by up to `noise`.
-    fn found(unit: u32, is: f64, noise: f64) -> usize {
-        let nth = UNITS.iter().position(|it| *it == unit).unwrap();
+    fn count_detected_boundaries(unit: u32, is: f64, noise: f64) -> usize {
+        let nth = BOUNDARY_UNITS.iter().position(|it| *it == unit).unwrap();
         let mut random = 1u64;
         let mut rate = |rate: f64| {
-            random = crate::codec::mix(random);
+            random = crate::codec::mix_bits(random);
             rate * (1.0 + noise * ((random >> 11) as f64 / (1u64 << 52) as f64 - 1.0))
         };
         let mut felt = 0;
         for _ in 0..500 {
             let across = measure_until_stable(unit, &mut |_| Ok(rate(is) / rate(1.0))).unwrap();
-            felt += usize::from(is_significant(nth, across));
+            felt += usize::from(is_boundary(nth, across));
         }
         felt
     }
 
     #[test]
-    fn a_disk_that_others_use_is_measured_until_it_is_clear() {
-        assert_eq!([found(8192, 1.0, 0.1), found(2048, 1.0, 0.05)], [0, 0]);
-        assert_eq!([found(8192, 2.0, 0.2), found(2048, 1.6, 0.2)], [500, 500]);
+    fn noisy_disk_is_measured_until_stable() {
+        assert_eq!(
+            [count_detected_boundaries(8192, 1.0, 0.1), count_detected_boundaries(2048, 1.0, 0.05)],
+            [0, 0]
+        );
+        assert_eq!(
+            [count_detected_boundaries(8192, 2.0, 0.2), count_detected_boundaries(2048, 1.6, 0.2)],
+            [500, 500]
+        );
         // In doubt a page has 4 KiB.
-        assert!(found(8192, 1.0, 0.6) < 25, "{}", found(8192, 1.0, 0.6));
-        assert!(found(2048, 1.0, 0.6) > 300, "{}", found(2048, 1.0, 0.6));
+        assert!(
+            count_detected_boundaries(8192, 1.0, 0.6) < 25,
+            "{}",
+            count_detected_boundaries(8192, 1.0, 0.6)
+        );
+        assert!(
+            count_detected_boundaries(2048, 1.0, 0.6) > 300,
+            "{}",
+            count_detected_boundaries(2048, 1.0, 0.6)
+        );
     }
 
     /// Returns results of disks with arbitrary disturbance.
-    fn extremes(told_bytes: u32) -> Vec<ProbeResults> {
+    fn arbitrary_probe_results(told_bytes: u32) -> Vec<ProbeResults> {
         let mut all = vec![];
         for rate in [0, 1, 5_000_000, u64::MAX] {
             for (near, far) in [(0, 0), (1000, 1001), (0, u64::MAX), (u64::MAX, 0)] {
@@ -725,13 +750,15 @@ mod tests {
     }
 
     #[test]
-    fn a_store_is_made_however_its_disk_was_measured() {
+    fn any_probe_result_gives_valid_profile() {
         // The shortest region, others, and one that ends within a segment.
         for len in [2 * REGION_BYTES_MIN, 13 << 20, (32 << 20) + 4096, 256 << 20] {
-            for (told_bytes, measured) in [0, 512, 4096, 65536].map(|told| (told, extremes(told))) {
+            for (told_bytes, measured) in
+                [0, 512, 4096, 65536].map(|told| (told, arbitrary_probe_results(told)))
+            {
                 for measured in measured {
                     let (profile, why) = measured.profile(len);
-                    let made = Geometry::of(&profile, len);
+                    let made = Geometry::for_disk(&profile, len);
                     assert!(made.is_ok(), "{len} {made:?} {profile:?} {why:?}");
                     assert!(profile.page_bytes >= told_bytes, "{profile:?}");
                     // So that the capacity does not depend on the measurement.
@@ -743,7 +770,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_but_the_region_is_written() {
+    fn probe_writes_only_its_region() {
         let disk = RecordDisk::new(MemoryDisk::new(vec![0; 8 << 20], 512));
         let region = Extent::new(1_000_000, 6 << 20);
         // A clock that advances at each call.
@@ -753,7 +780,7 @@ mod tests {
         let measured = probe(&disk, &clock, region, 0, &mut |done, all| steps.push((done, all)));
         measured.unwrap();
         assert_eq!(steps.last(), Some(&(12, 12)));
-        for event in disk.take() {
+        for event in disk.take_events() {
             if let Event::Group { writes, .. } = event {
                 for (at, bytes) in writes {
                     let end = at + bytes.len() as u64;

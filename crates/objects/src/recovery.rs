@@ -27,7 +27,7 @@ use draconis_device::Disk;
 use self::replay::replay;
 
 use crate::cached_disk::CachedDisk;
-use crate::codec::low_half;
+use crate::codec::low_u32;
 use crate::core::Core;
 use crate::entry::{Entry, Key};
 use crate::index::Levels;
@@ -35,11 +35,11 @@ use crate::index::memtable::{ImmutableMemtable, Memtable, UnreadableRange, weigh
 use crate::index::merge::merge_pairs;
 use crate::index::run::{SortedRun, read_chunk};
 use crate::index::tree::{BlockPtr, Child, Tree};
-use crate::layout::{StoreDimensions, layout};
+use crate::layout::{StoreDimensions, construct_layout};
 use crate::log::{LogWriter, Stream};
 use crate::recovery::checkpoint::Checkpoints;
 use crate::recovery::checkpoint_record::CheckpointRecord;
-use crate::recovery::superblock::{Geometry, Superblock, wipe};
+use crate::recovery::superblock::{Geometry, Superblock, wipe_writes};
 use crate::space::segment::SegmentTable;
 use crate::store::{CreateOptions, OpenOptions};
 use crate::test_hooks::{InjectedFault, is_fault_injected};
@@ -49,16 +49,16 @@ use crate::{Error, Result};
 fn empty_core(disk: Arc<dyn Disk>, superblock: Superblock, cache_bytes: u64) -> Result<Core> {
     let geometry = superblock.geometry;
     let profile = superblock.profile;
-    let summer = superblock.summer();
+    let summer = superblock.checksummer();
     let capacity = u64::from(geometry.segments).saturating_mul(u64::from(geometry.segment_bytes));
     let site = StoreDimensions {
         page_bytes: profile.page_bytes,
         segment_bytes: profile.segment_bytes,
         capacity_bytes: capacity,
     };
-    let layout = layout(profile.layout, &site)?;
+    let layout = construct_layout(profile.layout, &site)?;
     let io = CachedDisk::new(disk, geometry, summer, cache_bytes);
-    let mut log = LogWriter::new(io, layout, low_half(crate::codec::mix(summer.0)));
+    let mut log = LogWriter::new(io, layout, low_u32(crate::codec::mix_bits(summer.0)));
     log.incarnation = superblock.incarnation;
     let levels = Levels { merge_pairs: merge_pairs(capacity, cache_bytes), ..Levels::default() };
     Ok(Core::new(log, levels, Checkpoints::new(superblock)))
@@ -71,7 +71,7 @@ pub(crate) fn create(disk: Arc<dyn Disk>, options: &CreateOptions) -> Result<()>
     if profile.page_bytes < properties.sector_bytes {
         return Err(Error::Misuse("a page is at least one sector of the disk"));
     }
-    let geometry = Geometry::of(&profile, properties.len_bytes)?;
+    let geometry = Geometry::for_disk(&profile, properties.len_bytes)?;
     let superblock = Superblock {
         id: options.id,
         generation: 0,
@@ -85,17 +85,18 @@ pub(crate) fn create(disk: Arc<dyn Disk>, options: &CreateOptions) -> Result<()>
     // A layout that does not fit is refused before anything is written.
     let mut core = empty_core(disk.clone(), superblock, 1 << 20)?;
     // An earlier store must not be found if a crash interrupts this.
-    let group = draconis_device::Group { writes: wipe(&*disk) };
+    let group = draconis_device::Group { writes: wipe_writes(&*disk) };
     if !group.writes.is_empty() && !is_fault_injected(InjectedFault::Wipe) {
         let ticket = disk.submit(group, &[]).map_err(|refused| Error::Device(refused.error))?;
         disk.wait_durable(ticket)?;
     }
     for _ in 0..core.log.layout.streams() {
-        let places = core.log.segments.take(0).zip(core.log.segments.take(0));
+        let places =
+            core.log.segments.open_free_segment(0).zip(core.log.segments.open_free_segment(0));
         let (segment, next) = places.ok_or(Error::Misuse("the disk is too small for a store"))?;
-        core.log.streams.push(Stream::at((segment, 0, next)));
+        core.log.streams.push(Stream::at_position((segment, 0, next)));
     }
-    core.write_image()
+    core.write_replayed_image()
 }
 
 /// Opens a store; a read-only opening writes nothing.
@@ -120,14 +121,14 @@ pub(crate) fn open_degraded(
     options: &OpenOptions,
     lost: &mut Vec<OpenDamage>,
 ) -> Result<Core> {
-    let (superblock, agree) = Superblock::find(&*disk)?;
+    let (superblock, agree) = Superblock::find_newest(&*disk)?;
     let newest = agree.iter().filter(|is_newest| **is_newest).count();
     if newest < 2 {
         log::warn!("only {newest} of four superblocks is the newest");
     }
     let mut core = empty_core(disk, superblock, options.cache_bytes)?;
     let blob = read_checkpoint_record(&core)?;
-    load(&mut core, &blob, lost)?;
+    load_checkpoint(&mut core, &blob, lost)?;
     match replay(&mut core, &blob) {
         Ok(()) => {}
         Err(error @ Error::Corrupt { .. }) => lost.push(OpenDamage { error, is_needed: true }),
@@ -140,7 +141,7 @@ pub(crate) fn open_degraded(
     }
     if newest < agree.len() {
         // A crash came between the copies: all must be equal before there is a newer one.
-        let ticket = core.checkpoints.write_copies(&mut core.log, [1, 0])?;
+        let ticket = core.checkpoints.write_superblock_copies(&mut core.log, [1, 0])?;
         core.log.io.disk.wait_durable(ticket)?;
     }
     if !is_fault_injected(InjectedFault::Incarnation) {
@@ -151,13 +152,13 @@ pub(crate) fn open_degraded(
     }
     core.checkpoints.superblock.log_incarnation = core.checkpoints.superblock.incarnation;
     core.log.incarnation = core.checkpoints.superblock.incarnation;
-    core.write_image()?;
+    core.write_replayed_image()?;
     Ok(core)
 }
 
 /// Reads the checkpoint record, from one of its copies.
 fn read_checkpoint_record(core: &Core) -> Result<CheckpointRecord> {
-    let read = |ptr: BlockPtr| CheckpointRecord::decode(&core.log.io.read_ptr(ptr)?, ptr.at);
+    let read = |ptr: BlockPtr| CheckpointRecord::decode(&core.log.io.read_block(ptr)?, ptr.at);
     let Superblock { checkpoint, checkpoint_copy: twin, .. } = core.checkpoints.superblock;
     read(checkpoint).or_else(|error| {
         log::warn!("the checkpoint's first copy: {error}");
@@ -165,7 +166,7 @@ fn read_checkpoint_record(core: &Core) -> Result<CheckpointRecord> {
     })
 }
 
-fn read_layer(
+fn read_memtable_image(
     core: &Core,
     chunks: &[BlockPtr],
     losses: &mut Vec<OpenDamage>,
@@ -174,8 +175,11 @@ fn read_layer(
     let mut lost: Vec<UnreadableRange> = vec![];
     for chunk in chunks {
         let before = pairs.len();
-        let read =
-            core.log.io.read_ptr(*chunk).and_then(|bytes| read_chunk(&bytes, chunk.at, &mut pairs));
+        let read = core
+            .log
+            .io
+            .read_block(*chunk)
+            .and_then(|bytes| read_chunk(&bytes, chunk.at, &mut pairs));
         match read {
             Ok(()) => {
                 let first = pairs.get(before).map(|(key, _)| key.clone());
@@ -191,13 +195,13 @@ fn read_layer(
         }
     }
     let bytes = pairs.iter().map(|(key, entry)| weight(key, entry)).sum();
-    Ok(ImmutableMemtable::without(pairs, bytes, lost))
+    Ok(ImmutableMemtable::with_unreadable_ranges(pairs, bytes, lost))
 }
 
-fn read_table(core: &Core, blob: &CheckpointRecord) -> Result<SegmentTable> {
+fn read_segment_table(core: &Core, blob: &CheckpointRecord) -> Result<SegmentTable> {
     let mut table = vec![];
     for chunk in &blob.table {
-        table.extend(core.log.io.read_ptr(*chunk)?);
+        table.extend(core.log.io.read_block(*chunk)?);
     }
     SegmentTable::decode(
         core.checkpoints.superblock.geometry,
@@ -206,9 +210,13 @@ fn read_table(core: &Core, blob: &CheckpointRecord) -> Result<SegmentTable> {
     )
 }
 
-fn load(core: &mut Core, blob: &CheckpointRecord, lost: &mut Vec<OpenDamage>) -> Result<()> {
+fn load_checkpoint(
+    core: &mut Core,
+    blob: &CheckpointRecord,
+    lost: &mut Vec<OpenDamage>,
+) -> Result<()> {
     let checkpoint = core.checkpoints.superblock.checkpoint;
-    match read_table(core, blob) {
+    match read_segment_table(core, blob) {
         Ok(table) => core.log.segments = table,
         // Readers do without.
         Err(error) => lost.push(OpenDamage { error, is_needed: false }),
@@ -224,17 +232,21 @@ fn load(core: &mut Core, blob: &CheckpointRecord, lost: &mut Vec<OpenDamage>) ->
     }
     let before = lost.len();
     for chunks in &blob.runs {
-        let layer = Some(Arc::new(read_layer(core, chunks, lost)?));
+        let layer = Some(Arc::new(read_memtable_image(core, chunks, lost)?));
         core.levels.runs.push(SortedRun { layer, chunks: chunks.clone() });
         // An unreadable chunk may have hidden older entries: then the memtables stay separate.
         if lost.len() == before {
             core.levels.merge_loaded_runs();
         }
     }
-    let mut image = read_layer(core, &blob.replayed_log, lost)?;
+    let mut image = read_memtable_image(core, &blob.replayed_log, lost)?;
     if !image.lost.is_empty() {
         let lost = std::mem::take(&mut image.lost);
-        core.levels.sealed_memtables.push(Arc::new(ImmutableMemtable::without(vec![], 0, lost)));
+        core.levels.sealed_memtables.push(Arc::new(ImmutableMemtable::with_unreadable_ranges(
+            vec![],
+            0,
+            lost,
+        )));
     }
     core.levels.active = Memtable { map: image.pairs.into_iter().collect(), bytes: image.bytes };
     core.levels.tree = Tree { root: blob.root.map(Child::Disk) };
@@ -251,7 +263,7 @@ fn load(core: &mut Core, blob: &CheckpointRecord, lost: &mut Vec<OpenDamage>) ->
         }
         core.log.segments.reopen(segment);
         core.log.segments.reopen(next);
-        core.log.streams.push(Stream::at((segment, pos, next)));
+        core.log.streams.push(Stream::at_position((segment, pos, next)));
     }
     core.log.batch.seq = blob.seq.saturating_add(1);
     Ok(())

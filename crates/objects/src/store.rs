@@ -22,7 +22,7 @@ use crate::entry::{Entry, ObjectRecord, PayloadRef};
 use crate::index::view::View;
 use crate::log::Counters;
 use crate::maintenance::WorkDone;
-use crate::{Error, Group, NewObject, ObjectId, Refused, Result};
+use crate::{Error, Group, NewObject, ObjectId, RefusedGroup, Result};
 
 pub use self::snapshot::Snapshot;
 
@@ -94,7 +94,7 @@ impl Default for OpenOptions {
 
 /// Sizes and counts of a store.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Info {
+pub struct StoreInfo {
     /// Id of the store.
     pub id: u128,
     /// Layout and its sizes.
@@ -120,7 +120,7 @@ pub struct Info {
 }
 
 /// Payloads shorter than this are read together.
-const SHORT_PAYLOAD: u32 = 32 << 10;
+const MAX_COALESCED_PAYLOAD_BYTES: u32 = 32 << 10;
 
 /// An object store. All methods take `&self`, from any number of threads.
 pub struct Store {
@@ -181,7 +181,7 @@ impl Store {
     /// # Errors
     /// [`Error::NotAStore`], or errors of the disk.
     pub fn read_profile(disk: &dyn Disk) -> Result<(u64, Profile)> {
-        let (superblock, _) = crate::recovery::superblock::Superblock::find(disk)?;
+        let (superblock, _) = crate::recovery::superblock::Superblock::find_newest(disk)?;
         Ok((superblock.geometry.disk_bytes, superblock.profile))
     }
 
@@ -194,7 +194,7 @@ impl Store {
     }
 
     /// Makes new objects have larger numbers than this.
-    pub(crate) fn raise_numbers(&self, id: ObjectId) {
+    pub(crate) fn reserve_object_ids_to(&self, id: ObjectId) {
         let mut core = self.core.write();
         core.next_id = core.next_id.max(id.0.saturating_add(1));
     }
@@ -206,15 +206,21 @@ impl Store {
     /// # Errors
     /// The group, with nothing of it applied: no space, no such object, or the store was stopped by
     /// an earlier failure.
-    pub fn submit(&self, group: Group, after: &[Ticket]) -> std::result::Result<Ticket, Refused> {
+    pub fn submit(
+        &self,
+        group: Group,
+        after: &[Ticket],
+    ) -> std::result::Result<Ticket, RefusedGroup> {
         match self.submit_ref(&group, after) {
             Ok(ticket) => Ok(ticket),
-            Err(error) => Err(Refused { group, error }),
+            Err(error) => Err(RefusedGroup { group, error }),
         }
     }
 
     pub(crate) fn submit_ref(&self, group: &Group, after: &[Ticket]) -> Result<Ticket> {
-        self.change(group.bytes.len() as u64, |core, patience| core.submit(group, after, patience))
+        self.run_change(group.bytes.len() as u64, |core, patience| {
+            core.submit(group, after, patience)
+        })
     }
 
     /// Does maintenance in advance, as if `bytes` more had been written, so that later writers have
@@ -227,8 +233,8 @@ impl Store {
         let mut core = self.core.write();
         core.check_running()?;
         core.grow_backlogs(0);
-        core.grow_backlogs_by(WorkDone::bytes(bytes));
-        self.work(core, bytes)?;
+        core.grow_backlogs_by(WorkDone::with_all_kinds(bytes));
+        self.run_due_maintenance(core, bytes)?;
         Ok(self.core.read().is_working())
     }
 
@@ -247,7 +253,7 @@ impl Store {
                     return Err(Error::Misuse("a ticket that was never given out"));
                 }
                 if let Some(error) = &core.stopped {
-                    return Err(stopped(error));
+                    return Err(to_stopped_error(error));
                 }
             }
             let mut flusher = self.flusher.lock();
@@ -260,7 +266,7 @@ impl Store {
             }
             flusher.is_busy = true;
             drop(flusher);
-            let flushed = self.flush_for(ticket);
+            let flushed = self.flush_commit_of(ticket);
             self.flusher.lock().is_busy = false;
             self.flushed.notify_all();
             flushed?;
@@ -268,7 +274,7 @@ impl Store {
     }
 
     /// Submits the open commit if the ticket is in it, and waits without the lock.
-    fn flush_for(&self, ticket: Ticket) -> Result<()> {
+    fn flush_commit_of(&self, ticket: Ticket) -> Result<()> {
         // Groups submitted meanwhile join the same commit.
         self.io.disk.wait_commit_interval();
         let (seq, disk_ticket) = {
@@ -328,19 +334,23 @@ impl Store {
     /// As [`Store::wait`].
     pub fn checkpoint(&self) -> Result<()> {
         if let Some(error) = &self.core.read().stopped {
-            return if matches!(error, Error::Misuse(_)) { Ok(()) } else { Err(stopped(error)) };
+            return if matches!(error, Error::Misuse(_)) {
+                Ok(())
+            } else {
+                Err(to_stopped_error(error))
+            };
         }
         // First the checkpoint in progress, then one with all later changes.
         let core = self.core.write();
         let under_way = u64::from(core.levels.flush.is_some());
         let first = core.log.counters.checkpoints + under_way;
-        self.drive(core, |core, patience| core.next_to_checkpoint(first, patience))?;
+        self.run_steps(core, |core, patience| core.step_toward_checkpoint(first, patience))?;
         let mut core = self.core.write();
         if let Err(error) = core.begin_checkpoint() {
             return Err(core.stop(error));
         }
         let next = core.log.counters.checkpoints + 1;
-        self.drive(core, |core, patience| core.next_to_checkpoint(next, patience))
+        self.run_steps(core, |core, patience| core.step_toward_checkpoint(next, patience))
     }
 
     /// Reads from byte `at` of an object; returns the number of bytes. Holes read as zeros.
@@ -355,28 +365,31 @@ impl Store {
             let len = record.len.saturating_sub(at).min(wanted);
             Ok((index.visible_payloads(nodes, (id, &record), (at, at + len))?, len))
         })?;
-        let mut together = self.read_together(&parts).into_iter();
-        fill(at, &mut into[..len as usize], parts, |data, into| match together.next().flatten() {
-            Some(bytes) => {
-                into.copy_from_slice(&bytes);
-                Ok(())
+        let mut together = self.read_short_payloads(&parts).into_iter();
+        copy_payloads_into(at, &mut into[..len as usize], parts, |data, into| {
+            match together.next().flatten() {
+                Some(bytes) => {
+                    into.copy_from_slice(&bytes);
+                    Ok(())
+                }
+                None => self.read_data(data, into),
             }
-            None => self.read_data(data, into),
         })
     }
 
     /// Reads short uncached payloads together. `None`: cached, long enough for a request of its
     /// own, or unreadable.
-    fn read_together(&self, parts: &[(u64, PayloadRef)]) -> Vec<Option<Vec<u8>>> {
-        let is_short = |data: &PayloadRef| data.stored < SHORT_PAYLOAD;
+    fn read_short_payloads(&self, parts: &[(u64, PayloadRef)]) -> Vec<Option<Vec<u8>>> {
+        let is_short = |data: &PayloadRef| data.stored < MAX_COALESCED_PAYLOAD_BYTES;
         if parts.len() < 2 || parts.iter().filter(|(_, data)| is_short(data)).count() < 2 {
             return vec![];
         }
         let mut wanted: Vec<usize> = vec![];
         {
             let core = self.core.read();
-            let in_frames =
-                |data: &PayloadRef| core.log.in_frames(data.at, data.stored as usize).is_some();
+            let in_frames = |data: &PayloadRef| {
+                core.log.unsubmitted_bytes(data.at, data.stored as usize).is_some()
+            };
             wanted.extend((0..parts.len()).filter(|&nth| {
                 let data = &parts[nth].1;
                 is_short(data) && !in_frames(data)
@@ -384,7 +397,7 @@ impl Store {
         }
         let far: Vec<&PayloadRef> = wanted.iter().map(|&nth| &parts[nth].1).collect();
         let mut found: Vec<Option<Vec<u8>>> = vec![None; parts.len()];
-        for (nth, bytes) in wanted.into_iter().zip(self.io.read_uncached(&far)) {
+        for (nth, bytes) in wanted.into_iter().zip(self.io.read_uncached_values(&far)) {
             found[nth] = bytes;
         }
         found
@@ -394,7 +407,7 @@ impl Store {
     pub(crate) fn read_data(&self, data: &PayloadRef, into: &mut [u8]) -> Result<()> {
         {
             let core = self.core.read();
-            if let Some(stored) = core.log.in_frames(data.at, data.stored as usize) {
+            if let Some(stored) = core.log.unsubmitted_bytes(data.at, data.stored as usize) {
                 into.copy_from_slice(&stored[data.skip as usize..][..data.len as usize]);
                 return Ok(());
             }
@@ -402,17 +415,17 @@ impl Store {
         self.io.read_data(data, into)
     }
 
-    pub(crate) fn value_of(&self, data: &PayloadRef) -> Result<Vec<u8>> {
+    pub(crate) fn read_value_payload(&self, data: &PayloadRef) -> Result<Vec<u8>> {
         if let Some(value) = self.io.cached_value(data) {
             return Ok(value);
         }
         {
             let core = self.core.read();
-            if let Some(stored) = core.log.in_frames(data.at, data.stored as usize) {
+            if let Some(stored) = core.log.unsubmitted_bytes(data.at, data.stored as usize) {
                 return Ok(stored[data.skip as usize..][..data.len as usize].to_vec());
             }
         }
-        self.io.value(data)
+        self.io.read_value(data)
     }
 
     /// Returns the entry of a key, and a view that keeps its bytes from being reused.
@@ -451,7 +464,7 @@ impl Store {
     /// Returns an immutable snapshot of the store.
     pub fn snapshot(self: &Arc<Self>) -> Snapshot {
         let mut core = self.core.write();
-        core.seal();
+        core.seal_memtable();
         Snapshot {
             view: core.levels.view.clone(),
             io: self.io.clone(),
@@ -475,17 +488,17 @@ impl Store {
     }
 
     /// Returns sizes and counts.
-    pub fn info(&self) -> Info {
+    pub fn info(&self) -> StoreInfo {
         let core = self.core.read();
         let superblock = &core.checkpoints.superblock;
-        Info {
+        StoreInfo {
             id: superblock.id,
             profile: superblock.profile,
             disk_bytes: superblock.geometry.disk_bytes,
             capacity_bytes: core.capacity_bytes(),
-            used_bytes: core.log.segments.held(),
+            used_bytes: core.log.segments.total_rewrite_bytes(),
             segments: superblock.geometry.segments,
-            free_segments: core.log.segments.free() as u32,
+            free_segments: core.log.segments.free_segments() as u32,
             incarnation: superblock.incarnation,
             pending_keys: core.levels.pending_keys(),
             counters: core.log.counters,
@@ -505,7 +518,7 @@ impl Drop for Store {
     }
 }
 
-fn stopped(error: &Error) -> Error {
+fn to_stopped_error(error: &Error) -> Error {
     match error {
         Error::Device(error) => Error::Stopped(error.clone()),
         error => error.clone(),
@@ -513,7 +526,7 @@ fn stopped(error: &Error) -> Error {
 }
 
 /// Fills `into` with payloads, and zeros between them.
-pub(crate) fn fill(
+pub(crate) fn copy_payloads_into(
     at: u64,
     into: &mut [u8],
     parts: Vec<(u64, PayloadRef)>,
@@ -536,7 +549,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn payloads_that_overlap_are_damage_and_gaps_are_zeros() {
+    fn overlaps_are_damage_and_gaps_are_zeros() {
         let data = |len| PayloadRef {
             at: 4096,
             stored: len,
@@ -549,10 +562,13 @@ mod tests {
             Ok(())
         };
         let mut into = [1; 10];
-        assert_eq!(fill(100, &mut into, vec![(101, data(2)), (105, data(3))], read), Ok(10));
+        assert_eq!(
+            copy_payloads_into(100, &mut into, vec![(101, data(2)), (105, data(3))], read),
+            Ok(10)
+        );
         assert_eq!(into, [0, 7, 7, 0, 0, 7, 7, 7, 0, 0]);
         for wrong in [vec![(101, data(5)), (103, data(3))], vec![(108, data(5))]] {
-            let found = fill(100, &mut into, wrong, read);
+            let found = copy_payloads_into(100, &mut into, wrong, read);
             assert!(matches!(found, Err(Error::Corrupt { .. })), "{found:?}");
         }
     }

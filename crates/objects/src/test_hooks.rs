@@ -41,7 +41,7 @@ pub enum InjectedFault {
 }
 
 impl InjectedFault {
-    fn is_sum(self) -> bool {
+    fn is_checksum_fault(self) -> bool {
         matches!(self, Self::FrameSum | Self::PayloadSum | Self::NodeSum | Self::SuperblockSum)
     }
 }
@@ -49,7 +49,7 @@ impl InjectedFault {
 /// Settings of the stores of a thread.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[cfg_attr(not(feature = "torture"), allow(dead_code))]
-pub struct Settings {
+pub struct TestSettings {
     /// Bytes at which a commit is submitted, if the layout does not want it sooner.
     pub commit_bytes: usize,
     /// Bytes of log after which the disk is flushed.
@@ -58,40 +58,41 @@ pub struct Settings {
     pub fault: Option<InjectedFault>,
 }
 
-impl Settings {
+impl TestSettings {
     /// Settings without changes.
-    pub const USUAL: Self = Self { commit_bytes: usize::MAX, barrier_bytes: 32 << 20, fault: None };
+    pub const NORMAL: Self =
+        Self { commit_bytes: usize::MAX, barrier_bytes: 32 << 20, fault: None };
 }
 
 #[cfg(feature = "torture")]
 mod set {
     use std::cell::Cell;
 
-    use super::Settings;
+    use super::TestSettings;
 
     thread_local! {
-        static SETTINGS: Cell<Settings> = const { Cell::new(Settings::USUAL) };
+        static SETTINGS: Cell<TestSettings> = const { Cell::new(TestSettings::NORMAL) };
     }
 
     /// Sets the settings of this thread.
-    pub fn set(settings: Settings) {
+    pub fn set_thread_settings(settings: TestSettings) {
         SETTINGS.set(settings);
     }
 
-    pub(crate) fn settings() -> Settings {
+    pub(crate) fn settings() -> TestSettings {
         SETTINGS.get()
     }
 }
 
 #[cfg(not(feature = "torture"))]
 mod set {
-    pub(crate) const fn settings() -> super::Settings {
-        super::Settings::USUAL
+    pub(crate) const fn settings() -> super::TestSettings {
+        super::TestSettings::NORMAL
     }
 }
 
 #[cfg(feature = "torture")]
-pub use set::set;
+pub use set::set_thread_settings;
 
 /// Returns the bytes at which a commit is submitted, if not sooner.
 #[inline]
@@ -112,5 +113,5 @@ pub(crate) fn is_fault_injected(what: InjectedFault) -> bool {
     cfg!(feature = "torture")
         && set::settings()
             .fault
-            .is_some_and(|it| it == what || it == InjectedFault::Sums && what.is_sum())
+            .is_some_and(|it| it == what || it == InjectedFault::Sums && what.is_checksum_fault())
 }

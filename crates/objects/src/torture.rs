@@ -40,15 +40,17 @@ mod usage;
 
 pub use draconis_device::Random;
 
-pub use crate::test_hooks::{InjectedFault, Settings, set};
-pub use creation::make_over;
-pub use damage::{Damage, DamageTally, damage, fail};
-pub use disk_loss::{DiskFactory, ended};
+pub use crate::test_hooks::{InjectedFault, TestSettings, set_thread_settings};
+pub use creation::create_over_old_contents;
+pub use damage::{DamageTally, DiskDamage, run_with_damage, run_with_failures};
+pub use disk_loss::{DiskFactory, run_until_disk_loss};
 pub use history::{Contents, History};
-pub use hostile::{altered, base, exercise, spoil};
-pub use judge::{Effort, Judge, Violation};
-pub use run::{Recorded, Tally, cut, record};
-pub use script::{Script, ScriptOp, ScriptStep, Shape, random, random_large, sequence, sequences};
+pub use hostile::{base_image, corrupt_image, exercise_image, image_from_fuzz_input};
+pub use judge::{CheckFrequencies, Judge, Violation};
+pub use run::{RecordedRun, RunTally, record_script, run_with_power_cuts};
+pub use script::{
+    Script, ScriptOp, ScriptStep, StoreShape, random, random_large, sequence, sequence_count,
+};
 #[cfg(test)]
-pub(crate) use stores::bytes_of;
-pub use usage::{Usage, ordinary};
+pub(crate) use stores::read_disk_bytes;
+pub use usage::{UsageTally, run_ordinary_use};

@@ -2,10 +2,12 @@
 //! and `SECTORS` in the environment make this one longer.
 
 use draconis_device::CrashOptions;
-use draconis_objects::torture::{self, DamageTally, Effort, Settings, Shape, Tally, Violation};
+use draconis_objects::torture::{
+    self, CheckFrequencies, DamageTally, RunTally, StoreShape, TestSettings, Violation,
+};
 
 /// Returns the number in the environment variable `name`, or `otherwise`.
-fn number(name: &str, otherwise: u64) -> u64 {
+fn env_number(name: &str, otherwise: u64) -> u64 {
     std::env::var(name).ok().and_then(|it| it.parse().ok()).unwrap_or(otherwise)
 }
 
@@ -14,13 +16,19 @@ fn options(seed: u64) -> CrashOptions {
 }
 
 #[test]
-fn long_runs() {
-    let first = number("SEED", 1);
-    let mut all = Tally::default();
-    for seed in first..first + number("RUNS", 12) {
-        let shape = Shape::ALL[(seed % 4) as usize];
+fn random_scripts_survive_power_cuts() {
+    let first = env_number("SEED", 1);
+    let mut all = RunTally::default();
+    for seed in first..first + env_number("RUNS", 12) {
+        let shape = StoreShape::ALL[(seed % 4) as usize];
         let script = torture::random(seed, shape, 120);
-        match torture::cut(shape, &script, options(seed), Effort::SOME, Settings::USUAL) {
+        match torture::run_with_power_cuts(
+            shape,
+            &script,
+            options(seed),
+            CheckFrequencies::SAMPLED,
+            TestSettings::NORMAL,
+        ) {
             Ok(tally) => all += tally,
             Err(violation) => panic!("SEED={seed} RUNS=1: {shape:?}: {violation}"),
         }
@@ -29,18 +37,24 @@ fn long_runs() {
 }
 
 /// Value objects, payloads at odd bytes, holes, groups over several segments.
-fn large(seed: u64) -> Result<Tally, Violation> {
-    let shape = Shape::ALL[(seed % 4) as usize];
+fn large_script_run(seed: u64) -> Result<RunTally, Violation> {
+    let shape = StoreShape::ALL[(seed % 4) as usize];
     let script = torture::random_large(seed, shape, 100);
-    torture::cut(shape, &script, options(seed), Effort::SOME, Settings::USUAL)
+    torture::run_with_power_cuts(
+        shape,
+        &script,
+        options(seed),
+        CheckFrequencies::SAMPLED,
+        TestSettings::NORMAL,
+    )
 }
 
 #[test]
-fn large_runs() {
-    let first = number("SEED", 1);
-    let mut all = Tally::default();
-    for seed in first..first + number("RUNS", 8) {
-        match large(seed) {
+fn large_scripts_survive_power_cuts() {
+    let first = env_number("SEED", 1);
+    let mut all = RunTally::default();
+    for seed in first..first + env_number("RUNS", 8) {
+        match large_script_run(seed) {
             Ok(tally) => all += tally,
             Err(violation) => panic!("SEED={seed} RUNS=1: {violation}"),
         }
@@ -50,14 +64,20 @@ fn large_runs() {
 
 /// Segments of real sizes.
 #[test]
-fn real_segments() {
-    let first = number("SEED", 1);
-    let mut all = Tally::default();
-    for seed in first..first + number("RUNS", 1) {
-        let shape = Shape::REAL[(number("SHAPE", 0) % 2) as usize];
+fn real_segment_sizes_survive_power_cuts() {
+    let first = env_number("SEED", 1);
+    let mut all = RunTally::default();
+    for seed in first..first + env_number("RUNS", 1) {
+        let shape = StoreShape::REAL_SIZES[(env_number("SHAPE", 0) % 2) as usize];
         let script = torture::random_large(seed, shape, 60);
-        let effort = Effort { second_cut: 100, ..Effort::SOME };
-        match torture::cut(shape, &script, options(seed), effort, Settings::USUAL) {
+        let effort = CheckFrequencies { second_cut: 100, ..CheckFrequencies::SAMPLED };
+        match torture::run_with_power_cuts(
+            shape,
+            &script,
+            options(seed),
+            effort,
+            TestSettings::NORMAL,
+        ) {
             Ok(tally) => all += tally,
             Err(violation) => panic!("SEED={seed} RUNS=1: {shape:?}: {violation}"),
         }
@@ -66,15 +86,21 @@ fn real_segments() {
 }
 
 #[test]
-fn sequences() {
-    let groups = number("LETTERS", 2) as usize;
-    let mut all = Tally::default();
-    for shape in Shape::ALL {
-        for nth in 0..torture::sequences(groups) {
+fn all_step_sequences_survive_power_cuts() {
+    let groups = env_number("LETTERS", 2) as usize;
+    let mut all = RunTally::default();
+    for shape in StoreShape::ALL {
+        for nth in 0..torture::sequence_count(groups) {
             let script = torture::sequence(groups, nth, shape);
-            let exhaustive_sectors = number("SECTORS", 8) as u32;
+            let exhaustive_sectors = env_number("SECTORS", 8) as u32;
             let options = CrashOptions { seed: nth as u64, subsets: 8, exhaustive_sectors };
-            match torture::cut(shape, &script, options, Effort::SOME, Settings::USUAL) {
+            match torture::run_with_power_cuts(
+                shape,
+                &script,
+                options,
+                CheckFrequencies::SAMPLED,
+                TestSettings::NORMAL,
+            ) {
                 Ok(tally) => all += tally,
                 Err(violation) => panic!("{shape:?}, sequence {nth}, {script:?}: {violation}"),
             }
@@ -84,11 +110,11 @@ fn sequences() {
 }
 
 #[test]
-fn making() {
-    let first = number("SEED", 1);
-    let mut all = Tally::default();
-    for seed in first..first + number("RUNS", 4) {
-        match torture::make_over(seed, Settings::USUAL) {
+fn store_creation_survives_power_cuts() {
+    let first = env_number("SEED", 1);
+    let mut all = RunTally::default();
+    for seed in first..first + env_number("RUNS", 4) {
+        match torture::create_over_old_contents(seed, TestSettings::NORMAL) {
             Ok(tally) => all += tally,
             Err(violation) => panic!("SEED={seed} RUNS=1: {violation}"),
         }
@@ -97,16 +123,16 @@ fn making() {
 }
 
 #[test]
-fn damaged_disks() {
-    let first = number("SEED", 1);
+fn damaged_disks_are_detected() {
+    let first = env_number("SEED", 1);
     let mut all = DamageTally::default();
-    for seed in first..first + number("RUNS", 12) {
-        let shape = Shape::ALL[(seed % 4) as usize];
+    for seed in first..first + env_number("RUNS", 12) {
+        let shape = StoreShape::ALL[(seed % 4) as usize];
         let script = match seed % 3 {
             0 => torture::random_large(seed, shape, 60),
             _ => torture::random(seed, shape, 100),
         };
-        match torture::damage(shape, &script, 60, Settings::USUAL) {
+        match torture::run_with_damage(shape, &script, 60, TestSettings::NORMAL) {
             Ok(harm) => all += harm,
             Err(violation) => panic!("SEED={seed} RUNS=1: {shape:?}: {violation}"),
         }
@@ -116,13 +142,13 @@ fn damaged_disks() {
 }
 
 #[test]
-fn failing_disks() {
-    let first = number("SEED", 1);
+fn failing_disks_lose_nothing_durable() {
+    let first = env_number("SEED", 1);
     let mut all = DamageTally::default();
-    for seed in first..first + number("RUNS", 80) {
-        let shape = Shape::ALL[(seed % 4) as usize];
+    for seed in first..first + env_number("RUNS", 80) {
+        let shape = StoreShape::ALL[(seed % 4) as usize];
         let script = torture::random(seed / 8, shape, 100);
-        match torture::fail(shape, &script, seed, Settings::USUAL) {
+        match torture::run_with_failures(shape, &script, seed, TestSettings::NORMAL) {
             Ok(harm) => all += harm,
             Err(violation) => panic!("SEED={seed} RUNS=1: {shape:?}: {violation}"),
         }

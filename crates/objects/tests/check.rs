@@ -6,18 +6,18 @@ use draconis_device::{Disk, MemoryDisk, Random};
 use draconis_objects::check::CheckOptions;
 use draconis_objects::kv::Kv;
 use draconis_objects::{
-    CreateOptions, Error, Group, Hint, LayoutKind, ObjectId, OpenOptions, Profile, Store,
+    CreateOptions, Error, Group, LayoutKind, LifetimeHint, ObjectId, OpenOptions, Profile, Store,
 };
 
-const DISK: usize = 8 << 20;
+const DISK_BYTES: usize = 8 << 20;
 
-fn content(id: u64) -> Vec<u8> {
+fn object_contents(id: u64) -> Vec<u8> {
     (0..20_000 + id * 1000).map(|at| (at * 7 + id) as u8).collect()
 }
 
 /// Returns the bytes of a disk with objects and keys, some in the tree, some in runs and the log.
-fn made(layout: LayoutKind) -> Vec<u8> {
-    let memory = Arc::new(MemoryDisk::new(vec![0; DISK], 512));
+fn create_filled_image(layout: LayoutKind) -> Vec<u8> {
+    let memory = Arc::new(MemoryDisk::new(vec![0; DISK_BYTES], 512));
     let disk: Arc<dyn Disk> = memory.clone();
     let profile = Profile { layout, page_bytes: 4096, segment_bytes: 64 << 10, queue_depth: 4 };
     Store::create(disk.clone(), &CreateOptions { profile, id: 1 }).unwrap();
@@ -25,8 +25,8 @@ fn made(layout: LayoutKind) -> Vec<u8> {
     let kv = Kv::new(store.clone());
     for round in 0..20u64 {
         let mut group = Group::new();
-        let id = group.create(store.new_object(), Hint::Unknown);
-        group.write(id, 0, &content(id.0));
+        let id = group.create(store.new_object(), LifetimeHint::Unknown);
+        group.write(id, 0, &object_contents(id.0));
         store.submit(group, &[]).unwrap();
         for nth in 0..30 {
             kv.put(&(round * 30 + nth).to_be_bytes(), &[nth as u8; 200]).unwrap();
@@ -41,18 +41,18 @@ fn made(layout: LayoutKind) -> Vec<u8> {
 }
 
 #[test]
-fn rot_anywhere_is_found_before_it_is_read() {
+fn check_finds_corruption_anywhere() {
     for layout in [LayoutKind::Log, LayoutKind::Cow, LayoutKind::Bucket] {
-        let whole = made(layout);
+        let whole = create_filled_image(layout);
         let mut random = Random::new(11);
         let mut found = 0;
         for _ in 0..150 {
             let mut bytes = whole.clone();
-            for _ in 0..1 + random.below(20) {
-                let at = random.below(DISK as u64) as usize;
+            for _ in 0..1 + random.next_below(20) {
+                let at = random.next_below(DISK_BYTES as u64) as usize;
                 // Most of the disk is empty: damage the next used byte.
-                let at = (at..DISK).find(|&at| bytes[at] != 0).unwrap_or(0);
-                bytes[at] ^= 1 << random.below(8);
+                let at = (at..DISK_BYTES).find(|&at| bytes[at] != 0).unwrap_or(0);
+                bytes[at] ^= 1 << random.next_below(8);
             }
             let disk: Arc<dyn Disk> = Arc::new(MemoryDisk::new(bytes, 512));
             let checked = Store::check(disk.clone(), &CheckOptions::default(), &mut |_, _| {});
@@ -68,7 +68,7 @@ fn rot_anywhere_is_found_before_it_is_read() {
                 continue;
             };
             for id in 1..=20 {
-                let expected = content(id);
+                let expected = object_contents(id);
                 let mut have = vec![0; expected.len()];
                 match store.read(ObjectId(id), 0, &mut have) {
                     Ok(got) => assert!(have[..got] == expected[..got], "wrong bytes of {id}"),

@@ -9,45 +9,45 @@ use draconis_device::{
 };
 use draconis_exchange::heap::Block;
 use draconis_objects::{
-    CreateOptions, Error, Group, Hint, LayoutKind, ObjectDisk, ObjectId, OpenOptions, Profile,
-    Store, check::CheckOptions,
+    CreateOptions, Error, Group, LayoutKind, LifetimeHint, ObjectDisk, ObjectId, OpenOptions,
+    Profile, Store, check::CheckOptions,
 };
 
-const LEN: u64 = 1 << 20;
+const OBJECT_BYTES: u64 = 1 << 20;
 
-fn store(layout: LayoutKind, disk: Arc<dyn Disk>) -> Arc<Store> {
+fn create_store(layout: LayoutKind, disk: Arc<dyn Disk>) -> Arc<Store> {
     let profile = Profile { layout, page_bytes: 4096, segment_bytes: 256 << 10, queue_depth: 8 };
     Store::create(disk.clone(), &CreateOptions { profile, id: 3 }).unwrap();
     Store::open(disk, &OpenOptions::default()).unwrap()
 }
 
-fn object(store: &Arc<Store>, len: u64) -> ObjectId {
+fn create_object(store: &Arc<Store>, len: u64) -> ObjectId {
     let mut group = Group::new();
-    let id = group.create(store.new_object(), Hint::Unknown);
+    let id = group.create(store.new_object(), LifetimeHint::Unknown);
     group.truncate(id, len);
     let ticket = store.submit(group, &[]).unwrap();
     store.wait(ticket).unwrap();
     id
 }
 
-fn made(layout: LayoutKind) -> ObjectDisk {
-    let store = store(layout, Arc::new(MemoryDisk::new(vec![0; 32 << 20], 512)));
-    let id = object(&store, LEN + 100);
+fn create_object_disk(layout: LayoutKind) -> ObjectDisk {
+    let store = create_store(layout, Arc::new(MemoryDisk::new(vec![0; 32 << 20], 512)));
+    let id = create_object(&store, OBJECT_BYTES + 100);
     store.disk(id).unwrap()
 }
 
 #[test]
-fn objects_are_disks_like_any_other() {
+fn object_disk_conforms() {
     for layout in [LayoutKind::Log, LayoutKind::Cow] {
-        conform::check_all(|| made(layout));
+        conform::check_all(|| create_object_disk(layout));
     }
 }
 
 #[test]
-fn what_an_object_disk_says_of_itself() {
-    let disk = made(LayoutKind::Cow);
+fn object_disk_properties() {
+    let disk = create_object_disk(LayoutKind::Cow);
     let properties = disk.properties();
-    assert_eq!((properties.len_bytes, properties.sector_bytes), (LEN, 512));
+    assert_eq!((properties.len_bytes, properties.sector_bytes), (OBJECT_BYTES, 512));
     assert_eq!((properties.atomic, properties.read_only), (Atomic::AgainstPowerCut, false));
     let at = Extent::new(4096, 512);
     let read = disk.read_now(at, Block::private(512)).unwrap();
@@ -55,9 +55,9 @@ fn what_an_object_disk_says_of_itself() {
 }
 
 #[test]
-fn a_chain_without_room_is_refused_whole() {
-    let store = store(LayoutKind::Log, Arc::new(MemoryDisk::new(vec![0; 8 << 20], 512)));
-    let id = object(&store, 64 << 20);
+fn chain_without_space_is_refused_whole() {
+    let store = create_store(LayoutKind::Log, Arc::new(MemoryDisk::new(vec![0; 8 << 20], 512)));
+    let id = create_object(&store, 64 << 20);
     let disk = store.disk(id).unwrap();
     let group = |at_bytes, len| draconis_device::Group {
         writes: vec![draconis_device::Write { at_bytes, block: Block::private(len) }],
@@ -75,10 +75,10 @@ fn a_chain_without_room_is_refused_whole() {
 }
 
 #[test]
-fn an_object_that_is_not_there_is_no_disk_and_one_of_a_read_only_store_takes_nothing() {
+fn missing_object_and_read_only_store_are_refused() {
     let memory: Arc<dyn Disk> = Arc::new(MemoryDisk::new(vec![0; 16 << 20], 512));
-    let store = store(LayoutKind::Cow, memory.clone());
-    let id = object(&store, LEN);
+    let store = create_store(LayoutKind::Cow, memory.clone());
+    let id = create_object(&store, OBJECT_BYTES);
     assert_eq!(store.disk(ObjectId(99)).unwrap_err(), Error::NoObject(ObjectId(99)));
     drop(store);
     let options = OpenOptions { read_only: true, ..OpenOptions::default() };
@@ -89,33 +89,33 @@ fn an_object_that_is_not_there_is_no_disk_and_one_of_a_read_only_store_takes_not
     assert_eq!(refused.error, draconis_device::Error::ReadOnly);
 }
 
-fn write(at_bytes: u64, len: usize, byte: u8) -> Write {
+fn write_at(at_bytes: u64, len: usize, byte: u8) -> Write {
     let mut block = Block::private(len);
     block.copy_in(0, &vec![byte; len]);
     Write { at_bytes, block }
 }
 
-fn read(disk: &dyn Disk, at: u64, len: usize) -> Vec<u8> {
+fn read_at(disk: &dyn Disk, at: u64, len: usize) -> Vec<u8> {
     let block = disk.read_now(Extent::new(at, len as u64), Block::private(len)).unwrap();
     block.into_private().to_vec()
 }
 
 #[test]
-fn what_is_discarded_reads_as_zeros_and_takes_no_room() {
+fn discarded_bytes_read_as_zeros_and_free_space() {
     let memory: Arc<dyn Disk> = Arc::new(MemoryDisk::new(vec![0; 16 << 20], 512));
-    let store = store(LayoutKind::Cow, memory.clone());
-    let id = object(&store, 64 << 20);
+    let store = create_store(LayoutKind::Cow, memory.clone());
+    let id = create_object(&store, 64 << 20);
     let disk = store.disk(id).unwrap();
     assert!(disk.properties().discards);
     // Many times the capacity, since each is freed again.
     for round in 0..40u8 {
         let at = u64::from(round) << 20;
-        let group = DiskGroup { writes: vec![write(at, 1 << 20, round + 1)] };
+        let group = DiskGroup { writes: vec![write_at(at, 1 << 20, round + 1)] };
         let ticket = disk.submit(group, &[]).unwrap();
         let all_but_ends = Extent::new(at + 100, (1 << 20) - 200);
         disk.discard(&[all_but_ends], &[ticket]).unwrap();
         disk.wait_durable(ticket).unwrap();
-        let bytes = read(&disk, at, 1 << 20);
+        let bytes = read_at(&disk, at, 1 << 20);
         assert!(bytes[..512].iter().chain(&bytes[(1 << 20) - 512..]).all(|it| *it == round + 1));
         assert!(bytes[512..(1 << 20) - 512].iter().all(|it| *it == 0));
     }
@@ -131,16 +131,16 @@ fn what_is_discarded_reads_as_zeros_and_takes_no_room() {
 }
 
 #[test]
-fn short_payloads_are_asked_for_together() {
+fn short_payloads_are_read_in_one_request() {
     let (device, clock) = SimDisk::ssd(32 << 20, 1);
-    let store = store(LayoutKind::Cow, device.clone());
-    let id = object(&store, 4 << 20);
+    let store = create_store(LayoutKind::Cow, device.clone());
+    let id = create_object(&store, 4 << 20);
     let disk = store.disk(id).unwrap();
     let mut dice = Random::new(7);
     let mut expected = vec![0; 4 << 20];
     for _ in 0..1500 {
-        let (at, byte) = (dice.below(1024) * 4096, dice.below(255) as u8 + 1);
-        disk.submit(DiskGroup { writes: vec![write(at, 4096, byte)] }, &[]).unwrap();
+        let (at, byte) = (dice.next_below(1024) * 4096, dice.next_below(255) as u8 + 1);
+        disk.submit(DiskGroup { writes: vec![write_at(at, 4096, byte)] }, &[]).unwrap();
         expected[at as usize..at as usize + 4096].fill(byte);
     }
     store.sync().unwrap();
@@ -153,7 +153,7 @@ fn short_payloads_are_asked_for_together() {
         let disk = store.disk(id).unwrap();
         let before = clock.now_ns();
         for at in (0..expected.len()).step_by(len) {
-            assert_eq!(read(&disk, at as u64, len), expected[at..at + len]);
+            assert_eq!(read_at(&disk, at as u64, len), expected[at..at + len]);
         }
         clock.now_ns() - before
     };

@@ -3,12 +3,12 @@
 
 use std::time::{Duration, Instant};
 
-use draconis_objects::torture::{self, InjectedFault, Random, Settings};
+use draconis_objects::torture::{self, InjectedFault, Random, TestSettings};
 
 /// Anything longer counts as a hang: each takes milliseconds on a quiet machine.
-const HANGS: Duration = Duration::from_secs(120);
+const HANG_TIMEOUT: Duration = Duration::from_secs(120);
 
-fn number(name: &str, otherwise: u64) -> u64 {
+fn env_number(name: &str, otherwise: u64) -> u64 {
     std::env::var(name).ok().and_then(|it| it.parse().ok()).unwrap_or(otherwise)
 }
 
@@ -19,19 +19,19 @@ fn peak_bytes() -> u64 {
     kib.unwrap_or(0) << 10
 }
 
-fn run(without: Option<InjectedFault>, rounds: u64) -> (u64, u64) {
-    let (first, mut opened, mut refused) = (number("SEED", 0), 0, 0);
+fn run_corrupt_images(without: Option<InjectedFault>, rounds: u64) -> (u64, u64) {
+    let (first, mut opened, mut refused) = (env_number("SEED", 0), 0, 0);
     let mut bases = vec![];
     for seed in 0..16 {
-        bases.push(torture::base(seed).unwrap());
+        bases.push(torture::base_image(seed).unwrap());
     }
-    torture::set(Settings { fault: without, ..Settings::USUAL });
-    for seed in first..first + number("RUNS", rounds) {
+    torture::set_thread_settings(TestSettings { fault: without, ..TestSettings::NORMAL });
+    for seed in first..first + env_number("RUNS", rounds) {
         let mut image = bases[(seed % 16) as usize].clone();
-        torture::spoil(&mut image, &mut Random::new(seed));
+        torture::corrupt_image(&mut image, &mut Random::new(seed));
         let began = Instant::now();
-        let outcome = std::panic::catch_unwind(|| torture::exercise(image));
-        assert!(began.elapsed() < HANGS, "SEED={seed} RUNS=1: took {:?}", began.elapsed());
+        let outcome = std::panic::catch_unwind(|| torture::exercise_image(image));
+        assert!(began.elapsed() < HANG_TIMEOUT, "SEED={seed} RUNS=1: took {:?}", began.elapsed());
         match outcome.unwrap_or_else(|_| panic!("SEED={seed} RUNS=1 {without:?}: panicked")) {
             Ok(_) => opened += 1,
             Err(error) => {
@@ -40,43 +40,46 @@ fn run(without: Option<InjectedFault>, rounds: u64) -> (u64, u64) {
             }
         }
     }
-    torture::set(Settings::USUAL);
+    torture::set_thread_settings(TestSettings::NORMAL);
     assert!(peak_bytes() < 1 << 30, "{} bytes of memory", peak_bytes());
     (opened, refused)
 }
 
 #[test]
-fn spoilt() {
-    let (opened, refused) = run(None, 1500);
+fn corrupt_images_do_not_panic() {
+    let (opened, refused) = run_corrupt_images(None, 1500);
     println!("{opened} opened, {refused} refused");
 }
 
 #[test]
-fn spoilt_with_sums_to_match() {
-    let (opened, refused) = run(Some(InjectedFault::Sums), 1500);
+fn corrupt_images_with_valid_checksums_do_not_panic() {
+    let (opened, refused) = run_corrupt_images(Some(InjectedFault::Sums), 1500);
     println!("{opened} opened, {refused} refused");
 }
 
 /// Fuzzer corpus with high code coverage: each input, prefixed with its length. When the on-disk
 /// format changes, it covers less and must be regenerated: `make fuzz TARGET=store`, `cargo fuzz
 /// cmin store`.
-const FUZZED: &[u8] = include_bytes!("fuzzed.bin");
+const FUZZER_INPUT: &[u8] = include_bytes!("fuzzed.bin");
 
 #[test]
-fn fuzzed() {
-    let bases: Vec<_> = (0..8).map(|seed| torture::base(seed).unwrap()).collect();
-    torture::set(Settings { fault: Some(InjectedFault::Sums), ..Settings::USUAL });
-    let (mut rest, mut opened, mut inputs) = (FUZZED, 0, 0);
+fn fuzzer_input_does_not_panic() {
+    let bases: Vec<_> = (0..8).map(|seed| torture::base_image(seed).unwrap()).collect();
+    torture::set_thread_settings(TestSettings {
+        fault: Some(InjectedFault::Sums),
+        ..TestSettings::NORMAL
+    });
+    let (mut rest, mut opened, mut inputs) = (FUZZER_INPUT, 0, 0);
     while let [low, high, more @ ..] = rest {
         let (input, behind) = more.split_at(usize::from(u16::from_le_bytes([*low, *high])));
         rest = behind;
         inputs += 1;
-        let Some(image) = torture::altered(&bases, input) else { continue };
+        let Some(image) = torture::image_from_fuzz_input(&bases, input) else { continue };
         let began = Instant::now();
-        opened += u64::from(torture::exercise(image).is_ok());
-        assert!(began.elapsed() < HANGS, "input {inputs} took {:?}", began.elapsed());
+        opened += u64::from(torture::exercise_image(image).is_ok());
+        assert!(began.elapsed() < HANG_TIMEOUT, "input {inputs} took {:?}", began.elapsed());
     }
-    torture::set(Settings::USUAL);
+    torture::set_thread_settings(TestSettings::NORMAL);
     println!("{inputs} inputs, {opened} opened");
     assert!(inputs > 300 && opened > 100);
 }

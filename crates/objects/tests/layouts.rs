@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use draconis_device::{Disk, MemoryDisk};
-use draconis_objects::layout::{Layout, PayloadKind, StoreDimensions, conform, register};
+use draconis_objects::layout::{Layout, PayloadKind, StoreDimensions, conform, register_layout};
 use draconis_objects::{CreateOptions, Error, LayoutKind, OpenOptions, Profile, Store};
 
 #[allow(dead_code, reason = "its main is for those who run it")]
@@ -12,45 +12,45 @@ use draconis_objects::{CreateOptions, Error, LayoutKind, OpenOptions, Profile, S
 mod zoned;
 
 #[test]
-fn layouts_of_our_own() {
+fn built_in_layouts_conform() {
     [LayoutKind::Log, LayoutKind::Cow, LayoutKind::Bucket].into_iter().for_each(conform::check_all);
 }
 
 #[test]
-fn the_example_is_a_layout() {
-    conform::check_all(register(zoned::NUMBER, zoned::make).unwrap());
+fn zoned_example_layout_conforms() {
+    conform::check_all(register_layout(zoned::LAYOUT_NUMBER, zoned::make_zoned_layout).unwrap());
 }
 
-fn profile(layout: LayoutKind) -> CreateOptions {
+fn create_options(layout: LayoutKind) -> CreateOptions {
     let profile = Profile { layout, page_bytes: 4096, segment_bytes: 64 << 10, queue_depth: 8 };
     CreateOptions { profile, id: 1 }
 }
 
-fn disk() -> Arc<dyn Disk> {
+fn memory_disk() -> Arc<dyn Disk> {
     Arc::new(MemoryDisk::new(vec![0; 4 << 20], 512))
 }
 
 #[test]
-fn a_store_whose_layout_is_not_known_is_refused_by_its_number() {
-    let disk = disk();
+fn unknown_layout_number_is_refused() {
+    let disk = memory_disk();
     let refused = |done: draconis_objects::Result<()>| match done {
         Err(Error::NotAStore(why)) => assert!(why.contains("layout, number 999,"), "{why}"),
         other => panic!("{other:?}"),
     };
-    refused(Store::create(disk.clone(), &profile(LayoutKind::Other(999))));
-    let kind = register(998, zoned::make).unwrap();
-    Store::create(disk.clone(), &profile(kind)).unwrap();
+    refused(Store::create(disk.clone(), &create_options(LayoutKind::Other(999))));
+    let kind = register_layout(998, zoned::make_zoned_layout).unwrap();
+    Store::create(disk.clone(), &create_options(kind)).unwrap();
     let store = Store::open(disk.clone(), &OpenOptions::default()).unwrap();
     assert_eq!(store.info().profile.layout, LayoutKind::Other(998));
     assert_eq!(kind.to_string(), "number 998");
-    assert!(matches!(register(255, zoned::make), Err(Error::Misuse(_))));
+    assert!(matches!(register_layout(255, zoned::make_zoned_layout), Err(Error::Misuse(_))));
 }
 
 /// A layout with the fault of its number.
-struct Wrong<const WHAT: u16>(StoreDimensions);
+struct InvalidLayout<const WHAT: u16>(StoreDimensions);
 
-impl<const WHAT: u16> Layout for Wrong<WHAT> {
-    fn site(&self) -> &StoreDimensions {
+impl<const WHAT: u16> Layout for InvalidLayout<WHAT> {
+    fn dimensions(&self) -> &StoreDimensions {
         &self.0
     }
 
@@ -78,11 +78,11 @@ impl<const WHAT: u16> Layout for Wrong<WHAT> {
         if WHAT == 5 { 1 << 30 } else { 4096 }
     }
 
-    fn read_bytes(&self) -> usize {
+    fn cleaner_read_bytes(&self) -> usize {
         if WHAT == 6 { 0 } else { 64 << 10 }
     }
 
-    fn reads_ahead(&self) -> usize {
+    fn cleaner_reads_ahead(&self) -> usize {
         if WHAT == 7 { usize::MAX } else { 1 }
     }
 
@@ -95,27 +95,35 @@ impl<const WHAT: u16> Layout for Wrong<WHAT> {
     }
 }
 
-fn wrong<const WHAT: u16>(site: &StoreDimensions) -> Box<dyn Layout> {
-    Box::new(Wrong::<WHAT>(*site))
+fn make_invalid_layout<const WHAT: u16>(site: &StoreDimensions) -> Box<dyn Layout> {
+    Box::new(InvalidLayout::<WHAT>(*site))
 }
 
 #[test]
-fn a_layout_that_does_not_fit_is_refused_before_anything_is_written() {
-    type Make = fn(&StoreDimensions) -> Box<dyn Layout>;
-    let all: [Make; 10] = [
-        wrong::<0>, wrong::<1>, wrong::<2>, wrong::<3>, wrong::<4>, wrong::<5>, wrong::<6>,
-        wrong::<7>, wrong::<8>, wrong::<9>,
+fn invalid_layout_is_refused_before_writing() {
+    type LayoutConstructor = fn(&StoreDimensions) -> Box<dyn Layout>;
+    let all: [LayoutConstructor; 10] = [
+        make_invalid_layout::<0>,
+        make_invalid_layout::<1>,
+        make_invalid_layout::<2>,
+        make_invalid_layout::<3>,
+        make_invalid_layout::<4>,
+        make_invalid_layout::<5>,
+        make_invalid_layout::<6>,
+        make_invalid_layout::<7>,
+        make_invalid_layout::<8>,
+        make_invalid_layout::<9>,
     ];
     for (nth, make) in (0u16..).zip(all) {
-        let disk = disk();
-        Store::create(disk.clone(), &profile(LayoutKind::Log)).unwrap();
-        let kind = register(400 + nth, make).unwrap();
-        let done = Store::create(disk.clone(), &profile(kind));
+        let disk = memory_disk();
+        Store::create(disk.clone(), &create_options(LayoutKind::Log)).unwrap();
+        let kind = register_layout(400 + nth, make).unwrap();
+        let done = Store::create(disk.clone(), &create_options(kind));
         assert!(matches!(done, Err(Error::Misuse(_))), "{nth}: {done:?}");
         // The older store is still there.
         let store = Store::open(disk, &OpenOptions::default()).unwrap();
         assert_eq!(store.info().profile.layout, LayoutKind::Log, "{nth}");
     }
-    let good = register(500, wrong::<77>).unwrap();
-    Store::create(disk(), &profile(good)).unwrap();
+    let good = register_layout(500, make_invalid_layout::<77>).unwrap();
+    Store::create(memory_disk(), &create_options(good)).unwrap();
 }

@@ -8,22 +8,22 @@ use draconis_device::{Disk, MemoryDisk, Random};
 use draconis_objects::check::CheckOptions;
 use draconis_objects::kv::Kv;
 use draconis_objects::{
-    CreateOptions, Error, Group, Hint, LayoutKind, ObjectId, OpenOptions, Profile, Store,
+    CreateOptions, Error, Group, LayoutKind, LifetimeHint, ObjectId, OpenOptions, Profile, Store,
 };
 
-fn profile(layout: LayoutKind, segment_bytes: u32) -> CreateOptions {
+fn create_options(layout: LayoutKind, segment_bytes: u32) -> CreateOptions {
     let profile = Profile { layout, page_bytes: 4096, segment_bytes, queue_depth: 8 };
     CreateOptions { profile, id: 77 }
 }
 
-fn options() -> OpenOptions {
+fn small_cache_options() -> OpenOptions {
     OpenOptions { cache_bytes: 1 << 20, read_only: false }
 }
 
-type Objects = BTreeMap<ObjectId, Vec<u8>>;
-type Keys = BTreeMap<Vec<u8>, Vec<u8>>;
+type ModelObjects = BTreeMap<ObjectId, Vec<u8>>;
+type ModelKeys = BTreeMap<Vec<u8>, Vec<u8>>;
 
-fn compare(store: &Arc<Store>, objects: &Objects, keys: &Keys) {
+fn assert_contents_match(store: &Arc<Store>, objects: &ModelObjects, keys: &ModelKeys) {
     let list = store.list().unwrap();
     let expected: Vec<_> = objects.iter().map(|(id, bytes)| (*id, bytes.len() as u64)).collect();
     assert_eq!(list, expected);
@@ -43,41 +43,47 @@ fn compare(store: &Arc<Store>, objects: &Objects, keys: &Keys) {
 }
 
 /// The disk passes the check, also while a store has it open.
-fn check(disk: &Arc<dyn Disk>, objects: &Objects, keys: &Keys) {
+fn assert_store_matches(disk: &Arc<dyn Disk>, objects: &ModelObjects, keys: &ModelKeys) {
     let report = Store::check(disk.clone(), &CheckOptions::default(), &mut |_, _| {}).unwrap();
     assert!(report.is_clean(), "{:#?}", report.damage);
     assert_eq!((report.objects, report.keys), (objects.len() as u64, keys.len() as u64));
 }
 
-fn run(layout: LayoutKind, seed: u64, disk_bytes: usize, segment_bytes: u32, rounds: u64) {
+fn run_against_model(
+    layout: LayoutKind,
+    seed: u64,
+    disk_bytes: usize,
+    segment_bytes: u32,
+    rounds: u64,
+) {
     let disk: Arc<dyn Disk> = Arc::new(MemoryDisk::new(vec![0; disk_bytes], 512));
-    Store::create(disk.clone(), &profile(layout, segment_bytes)).unwrap();
-    let mut store = Store::open(disk.clone(), &options()).unwrap();
-    let (mut objects, mut keys) = (Objects::new(), Keys::new());
+    Store::create(disk.clone(), &create_options(layout, segment_bytes)).unwrap();
+    let mut store = Store::open(disk.clone(), &small_cache_options()).unwrap();
+    let (mut objects, mut keys) = (ModelObjects::new(), ModelKeys::new());
     let mut random = Random::new(seed);
     let (mut full, mut taken, mut cleaned) = (0, 0, 0);
-    let mut kept: Option<(draconis_objects::Snapshot, Objects)> = None;
+    let mut kept: Option<(draconis_objects::Snapshot, ModelObjects)> = None;
     for round in 0..rounds {
         let next = &mut random;
         let mut group = Group::new();
         let mut batch = draconis_objects::kv::Batch::new();
         let (mut new_objects, mut new_keys) = (objects.clone(), keys.clone());
-        let is_kv = next.below(3) == 0;
-        for _ in 0..1 + next.below(4) {
-            let pick = |next: &mut Random, of: &Objects| {
-                let n = next.below(of.len() as u64) as usize;
+        let is_kv = next.next_below(3) == 0;
+        for _ in 0..1 + next.next_below(4) {
+            let pick = |next: &mut Random, of: &ModelObjects| {
+                let n = next.next_below(of.len() as u64) as usize;
                 *of.keys().nth(n).unwrap()
             };
-            let len = match next.below(6) {
-                0 => next.below(30_000),
-                1 => 4096 * (1 + next.below(4)),
-                _ => 1 + next.below(700),
+            let len = match next.next_below(6) {
+                0 => next.next_below(30_000),
+                1 => 4096 * (1 + next.next_below(4)),
+                _ => 1 + next.next_below(700),
             };
             let bytes: Vec<u8> =
                 (0..len).map(|i| (i as u8) ^ (round as u8).wrapping_mul(31)).collect();
             if is_kv {
-                let key = format!("{:04}", next.below(300)).into_bytes();
-                if next.below(4) == 0 {
+                let key = format!("{:04}", next.next_below(300)).into_bytes();
+                if next.next_below(4) == 0 {
                     batch.delete(&key);
                     new_keys.remove(&key);
                 } else {
@@ -86,9 +92,9 @@ fn run(layout: LayoutKind, seed: u64, disk_bytes: usize, segment_bytes: u32, rou
                 }
                 continue;
             }
-            match next.below(10) {
+            match next.next_below(10) {
                 0 | 1 if new_objects.len() < 20 => {
-                    let id = group.create(store.new_object(), Hint::Unknown);
+                    let id = group.create(store.new_object(), LifetimeHint::Unknown);
                     new_objects.insert(id, vec![]);
                 }
                 _ if new_objects.is_empty() => {}
@@ -100,7 +106,7 @@ fn run(layout: LayoutKind, seed: u64, disk_bytes: usize, segment_bytes: u32, rou
                 3 => {
                     let id = pick(next, &new_objects);
                     let bytes = new_objects.get_mut(&id).unwrap();
-                    let len = next.below(bytes.len() as u64 * 5 / 4 + 10);
+                    let len = next.next_below(bytes.len() as u64 * 5 / 4 + 10);
                     group.truncate(id, len);
                     bytes.resize(len as usize, 0);
                 }
@@ -112,7 +118,7 @@ fn run(layout: LayoutKind, seed: u64, disk_bytes: usize, segment_bytes: u32, rou
                 _ => {
                     let id = pick(next, &new_objects);
                     let have = new_objects.get_mut(&id).unwrap();
-                    let at = next.below(have.len() as u64 + 500) as usize;
+                    let at = next.next_below(have.len() as u64 + 500) as usize;
                     group.write(id, at as u64, &bytes);
                     have.resize(have.len().max(at + bytes.len()), 0);
                     have[at..at + bytes.len()].copy_from_slice(&bytes);
@@ -127,7 +133,7 @@ fn run(layout: LayoutKind, seed: u64, disk_bytes: usize, segment_bytes: u32, rou
             Ok(ticket) => {
                 (objects, keys) = (new_objects, new_keys);
                 taken += 1;
-                if random.below(3) == 0 {
+                if random.next_below(3) == 0 {
                     store.wait(ticket).unwrap();
                 }
             }
@@ -151,7 +157,7 @@ fn run(layout: LayoutKind, seed: u64, disk_bytes: usize, segment_bytes: u32, rou
             }
             Err(error) => panic!("round {round}: {error}"),
         }
-        match random.below(60) {
+        match random.next_below(60) {
             0 => {
                 if let Some((snapshot, was)) = kept.take() {
                     for (id, bytes) in &was {
@@ -170,50 +176,50 @@ fn run(layout: LayoutKind, seed: u64, disk_bytes: usize, segment_bytes: u32, rou
                 store.sync().unwrap();
                 kept = None;
                 cleaned += store.info().counters.cleaned;
-                check(&disk, &objects, &keys);
+                assert_store_matches(&disk, &objects, &keys);
                 drop(store);
-                check(&disk, &objects, &keys);
-                store = Store::open(disk.clone(), &options()).unwrap();
-                check(&disk, &objects, &keys);
+                assert_store_matches(&disk, &objects, &keys);
+                store = Store::open(disk.clone(), &small_cache_options()).unwrap();
+                assert_store_matches(&disk, &objects, &keys);
             }
-            3 => compare(&store, &objects, &keys),
+            3 => assert_contents_match(&store, &objects, &keys),
             _ => {}
         }
     }
-    compare(&store, &objects, &keys);
+    assert_contents_match(&store, &objects, &keys);
     store.sync().unwrap();
     let info = store.info();
     drop((kept, store));
-    let store = Store::open(disk, &options()).unwrap();
-    compare(&store, &objects, &keys);
+    let store = Store::open(disk, &small_cache_options()).unwrap();
+    assert_contents_match(&store, &objects, &keys);
     assert!(taken > rounds / 3, "{taken} groups taken, {full} times full");
     assert!(cleaned + info.counters.cleaned > 0 || full == 0, "{full} times full, {info:?}");
 }
 
 #[test]
-fn log_small_segments() {
+fn log_layout_matches_model() {
     for seed in 0..6 {
-        run(LayoutKind::Log, seed, 3 << 20, 32 << 10, 1500);
+        run_against_model(LayoutKind::Log, seed, 3 << 20, 32 << 10, 1500);
     }
 }
 
 #[test]
-fn cow_small_segments() {
+fn cow_layout_matches_model() {
     for seed in 0..6 {
-        run(LayoutKind::Cow, seed, 3 << 20, 32 << 10, 1500);
+        run_against_model(LayoutKind::Cow, seed, 3 << 20, 32 << 10, 1500);
     }
 }
 
 #[test]
-fn bucket_small_segments() {
+fn bucket_layout_matches_model() {
     for seed in 0..3 {
-        run(LayoutKind::Bucket, seed, 3 << 20, 32 << 10, 1500);
+        run_against_model(LayoutKind::Bucket, seed, 3 << 20, 32 << 10, 1500);
     }
 }
 
 #[test]
-fn larger_segments() {
-    run(LayoutKind::Bucket, 52, 32 << 20, 256 << 10, 3000);
-    run(LayoutKind::Cow, 50, 32 << 20, 256 << 10, 3000);
-    run(LayoutKind::Log, 51, 32 << 20, 256 << 10, 3000);
+fn larger_segments_match_model() {
+    run_against_model(LayoutKind::Bucket, 52, 32 << 20, 256 << 10, 3000);
+    run_against_model(LayoutKind::Cow, 50, 32 << 20, 256 << 10, 3000);
+    run_against_model(LayoutKind::Log, 51, 32 << 20, 256 << 10, 3000);
 }

@@ -14,19 +14,19 @@ use anyhow::{Context as _, bail};
 use clap::ValueEnum;
 use serde::Serialize;
 
-use crate::keys::{Keys, Pattern, Values, key_of};
-use crate::kv::{KvSubject, Opening};
-use crate::latency::{Latencies, Quantiles};
+use crate::keys::{AccessPattern, KeySequence, ValueGenerator, encode_key};
+use crate::kv::{KvSubject, StoreOptions};
+use crate::latency::{LatencyHistogram, LatencyQuantiles};
 
 /// Pairs per batch when loading.
-const BATCH: usize = 1000;
+const LOAD_BATCH_KEYS: usize = 1000;
 
 /// Durable puts of a process before it dies, which the store must recover.
-const LAST_PUTS: u64 = 200;
+const PUTS_BEFORE_DEATH: u64 = 200;
 
 /// What is done.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
-pub enum Phase {
+pub enum BucketPhase {
     /// Make the store, put every key once, and wait for all at the end.
     Load,
     /// Overwrite keys, each durable before its writer's next.
@@ -52,7 +52,7 @@ pub struct Arguments {
     #[arg(long)]
     journal: Option<PathBuf>,
     #[arg(long)]
-    phase: Phase,
+    phase: BucketPhase,
     /// Number of keys, each put once by the first phase.
     #[arg(long)]
     keyspace: u64,
@@ -75,7 +75,7 @@ pub struct Arguments {
 
 /// Result of a phase.
 #[derive(Debug, Serialize)]
-pub struct Outcome {
+pub struct BucketPhaseResult {
     /// Number of puts or reads.
     count: u64,
     /// Duration from opening to closing the store.
@@ -83,99 +83,106 @@ pub struct Outcome {
     /// Measured duration: puts with their wait, reads, or opening with the first read.
     seconds: f64,
     /// Latencies of the operations.
-    latency: Quantiles,
+    latency: LatencyQuantiles,
 }
 
 /// Runs a phase.
 ///
 /// # Errors
 /// The store fails, or returns a wrong value.
-pub fn run(arguments: &Arguments) -> anyhow::Result<Outcome> {
+pub fn run(arguments: &Arguments) -> anyhow::Result<BucketPhaseResult> {
     let whole = Instant::now();
     let store = open(arguments)?;
     let opened = whole.elapsed().as_secs_f64();
     let started = Instant::now();
     let (count, latencies) = match arguments.phase {
-        Phase::Load => (arguments.keyspace, arguments.load(&*store)?),
-        Phase::Durable => (arguments.count, arguments.put(&*store, arguments.count)?),
-        Phase::Die => {
-            arguments.put(&*store, LAST_PUTS)?;
+        BucketPhase::Load => (arguments.keyspace, arguments.load(&*store)?),
+        BucketPhase::Durable => (arguments.count, arguments.put(&*store, arguments.count)?),
+        BucketPhase::Die => {
+            arguments.put(&*store, PUTS_BEFORE_DEATH)?;
             // Ends without closing the store or joining background threads.
             std::process::exit(0);
         }
-        Phase::Recover => {
-            let mut latencies = Latencies::default();
+        BucketPhase::Recover => {
+            let mut latencies = LatencyHistogram::default();
             arguments.read_and_compare(&*store, 0, 1, &mut latencies)?;
             (1, latencies)
         }
-        Phase::Read => (arguments.count, arguments.read(&*store)?),
+        BucketPhase::Read => (arguments.count, arguments.read(&*store)?),
     };
     let mut seconds = started.elapsed().as_secs_f64();
     match arguments.phase {
-        Phase::Recover => {
+        BucketPhase::Recover => {
             seconds += opened;
             // All of these puts were durable.
             for nth in 0..arguments.writers {
-                let mut keys = arguments.keys(nth);
-                for _ in 0..arguments.share(nth, LAST_PUTS) {
+                let mut keys = arguments.writer_keys(nth);
+                for _ in 0..arguments.writer_share(nth, PUTS_BEFORE_DEATH) {
                     arguments.read_and_compare(
                         &*store,
                         keys.next(),
                         1,
-                        &mut Latencies::default(),
+                        &mut LatencyHistogram::default(),
                     )?;
                 }
             }
         }
-        Phase::Read => seconds = latencies.seconds(),
+        BucketPhase::Read => seconds = latencies.total_seconds(),
         _ => {}
     }
     drop(store);
     let whole_seconds = whole.elapsed().as_secs_f64();
-    Ok(Outcome { count, whole_seconds, seconds, latency: latencies.quantiles() })
+    Ok(BucketPhaseResult { count, whole_seconds, seconds, latency: latencies.quantiles() })
 }
 
 impl Arguments {
-    fn keys(&self, nth: u64) -> Keys {
-        Keys::new(Pattern::Sequential, self.keyspace, nth, self.writers.max(1), self.seed)
+    fn writer_keys(&self, nth: u64) -> KeySequence {
+        KeySequence::new(
+            AccessPattern::Sequential,
+            self.keyspace,
+            nth,
+            self.writers.max(1),
+            self.seed,
+        )
     }
 
     /// Returns the share of a writer in `count` operations.
-    fn share(&self, nth: u64, count: u64) -> u64 {
+    fn writer_share(&self, nth: u64, count: u64) -> u64 {
         let writers = self.writers.max(1);
         count / writers + u64::from(nth < count % writers)
     }
 
-    fn load(&self, store: &dyn KvSubject) -> anyhow::Result<Latencies> {
-        let mut values = Values::new(self.seed, self.value);
+    fn load(&self, store: &dyn KvSubject) -> anyhow::Result<LatencyHistogram> {
+        let mut values = ValueGenerator::new(self.seed, self.value);
         let all: Vec<u64> = (0..self.keyspace).collect();
-        for some in all.chunks(BATCH) {
-            let pair = |number: &u64| (key_of(*number).into(), values.of(*number, 0).into());
+        for some in all.chunks(LOAD_BATCH_KEYS) {
+            let pair =
+                |number: &u64| (encode_key(*number).into(), values.generate(*number, 0).into());
             store.load(&some.iter().map(pair).collect::<Vec<_>>())?;
         }
         store.sync()?;
-        Ok(Latencies::default())
+        Ok(LatencyHistogram::default())
     }
 
     /// Overwrites the first keys by several writers; returns the latencies.
-    fn put(&self, store: &dyn KvSubject, count: u64) -> anyhow::Result<Latencies> {
+    fn put(&self, store: &dyn KvSubject, count: u64) -> anyhow::Result<LatencyHistogram> {
         if count > self.keyspace {
             bail!("{count} puts of {} keys", self.keyspace);
         }
-        let one = |nth: u64| -> anyhow::Result<Latencies> {
-            let (mut keys, mut latencies) = (self.keys(nth), Latencies::default());
-            let mut values = Values::new(self.seed, self.value);
-            for _ in 0..self.share(nth, count) {
+        let one = |nth: u64| -> anyhow::Result<LatencyHistogram> {
+            let (mut keys, mut latencies) = (self.writer_keys(nth), LatencyHistogram::default());
+            let mut values = ValueGenerator::new(self.seed, self.value);
+            for _ in 0..self.writer_share(nth, count) {
                 let number = keys.next();
                 let before = Instant::now();
-                store.put(&key_of(number), values.of(number, 1))?;
-                latencies.add(before.elapsed().as_nanos() as u64);
+                store.put(&encode_key(number), values.generate(number, 1))?;
+                latencies.record_ns(before.elapsed().as_nanos() as u64);
             }
             Ok(latencies)
         };
         std::thread::scope(|scope| {
             let writers = (0..self.writers.max(1)).map(|nth| scope.spawn(move || one(nth)));
-            let mut all = Latencies::default();
+            let mut all = LatencyHistogram::default();
             for writer in writers.collect::<Vec<_>>() {
                 let made = writer.join().map_err(|_| anyhow::anyhow!("a writer panicked"))?;
                 all.merge(&made?);
@@ -184,12 +191,13 @@ impl Arguments {
         })
     }
 
-    fn read(&self, store: &dyn KvSubject) -> anyhow::Result<Latencies> {
-        let mut keys = Keys::new(Pattern::Uniform, self.keyspace, 0, 1, self.seed ^ 0x5EAD);
-        let mut latencies = Latencies::default();
+    fn read(&self, store: &dyn KvSubject) -> anyhow::Result<LatencyHistogram> {
+        let mut keys =
+            KeySequence::new(AccessPattern::Uniform, self.keyspace, 0, 1, self.seed ^ 0x5EAD);
+        let mut latencies = LatencyHistogram::default();
         for _ in 0..self.count {
             let number = keys.next();
-            let version = u64::from(number < LAST_PUTS);
+            let version = u64::from(number < PUTS_BEFORE_DEATH);
             self.read_and_compare(store, number, version, &mut latencies)?;
         }
         Ok(latencies)
@@ -201,14 +209,14 @@ impl Arguments {
         store: &dyn KvSubject,
         number: u64,
         version: u64,
-        latencies: &mut Latencies,
+        latencies: &mut LatencyHistogram,
     ) -> anyhow::Result<()> {
         let before = Instant::now();
-        let value = store.get(&key_of(number))?;
-        latencies.add(before.elapsed().as_nanos() as u64);
+        let value = store.get(&encode_key(number))?;
+        latencies.record_ns(before.elapsed().as_nanos() as u64);
         let value = value.with_context(|| format!("{}: key {number} is lost", self.store))?;
-        let mut values = Values::new(self.seed, self.value);
-        if value != values.of(number, version) && value != values.of(number, 1) {
+        let mut values = ValueGenerator::new(self.seed, self.value);
+        if value != values.generate(number, version) && value != values.generate(number, 1) {
             bail!("{}: the value of key {number} is wrong", self.store);
         }
         Ok(())
@@ -218,8 +226,8 @@ impl Arguments {
 /// Opens a store by name; the first phase creates it.
 #[cfg_attr(not(feature = "draconis-kv"), allow(unused_variables))]
 fn open(arguments: &Arguments) -> anyhow::Result<Box<dyn KvSubject>> {
-    let durable = matches!(arguments.phase, Phase::Durable | Phase::Die);
-    let how = Opening { durable, cache_bytes: arguments.cache, ..Opening::default() };
+    let durable = matches!(arguments.phase, BucketPhase::Durable | BucketPhase::Die);
+    let how = StoreOptions { durable, cache_bytes: arguments.cache, ..StoreOptions::default() };
     match arguments.store.as_str() {
         #[cfg(feature = "slatedb")]
         "slatedb" => {
@@ -231,7 +239,8 @@ fn open(arguments: &Arguments) -> anyhow::Result<Box<dyn KvSubject>> {
                 true => arguments.bucket.clone(),
                 false => format!("s3://{}/store", arguments.bucket),
             };
-            let (makes, journal) = (arguments.phase == Phase::Load, arguments.journal.as_deref());
+            let (makes, journal) =
+                (arguments.phase == BucketPhase::Load, arguments.journal.as_deref());
             Ok(Box::new(crate::draconis_store::DraconisKv::in_bucket(
                 &address, makes, journal, how,
             )?))

@@ -9,7 +9,7 @@ use anyhow::Context as _;
 ///
 /// # Errors
 /// Joining fails.
-pub fn join(group: Option<&Path>) -> anyhow::Result<()> {
+pub fn join_cgroup(group: Option<&Path>) -> anyhow::Result<()> {
     let Some(group) = group else { return Ok(()) };
     // 0 means the writing process.
     std::fs::write(group.join("cgroup.procs"), "0").context("joining the control group")

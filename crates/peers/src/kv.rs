@@ -4,7 +4,7 @@ use serde::Serialize;
 
 /// Statistics that a store reports.
 #[derive(Clone, Copy, Debug, Default, Serialize)]
-pub struct Statistics {
+pub struct StoreStatistics {
     /// Tables written at level 0, if the store has levels.
     pub level0_tables: Option<u64>,
     /// Compactions, if the store has them.
@@ -14,7 +14,7 @@ pub struct Statistics {
 /// Options for opening a store.
 #[derive(Clone, Copy, Debug, Default)]
 #[cfg_attr(not(feature = "draconis-kv"), allow(dead_code))]
-pub struct Opening {
+pub struct StoreOptions {
     /// Makes each put durable before it returns.
     pub durable: bool,
     /// Memory of the store: three quarters for its read cache, and a quarter for unwritten
@@ -27,7 +27,7 @@ pub struct Opening {
 }
 
 /// Callback for a pair of a scan; the scan ends if it returns false.
-pub type Visit<'a> = &'a mut dyn FnMut(&[u8], &[u8]) -> bool;
+pub type ScanCallback<'a> = &'a mut dyn FnMut(&[u8], &[u8]) -> bool;
 
 /// A store to measure. If opened durable, each put is durable before it returns; otherwise
 /// only [`KvSubject::sync`] makes puts durable. To measure another store, implement this and
@@ -45,7 +45,7 @@ pub trait KvSubject: Send + Sync {
     fn get(&self, key: &[u8]) -> anyhow::Result<Option<Vec<u8>>>;
 
     /// Visits all pairs in key order.
-    fn scan(&self, visit: Visit<'_>) -> anyhow::Result<()>;
+    fn scan(&self, visit: ScanCallback<'_>) -> anyhow::Result<()>;
 
     /// Removes a key.
     fn delete(&self, key: &[u8]) -> anyhow::Result<()>;
@@ -54,11 +54,11 @@ pub trait KvSubject: Send + Sync {
     fn sync(&self) -> anyhow::Result<()>;
 
     /// Returns the statistics so far.
-    fn statistics(&self) -> anyhow::Result<Statistics>;
+    fn statistics(&self) -> anyhow::Result<StoreStatistics>;
 }
 
 /// Stores that this program was built with.
-pub const STORES: &[&str] = &[
+pub const STORE_NAMES: &[&str] = &[
     #[cfg(feature = "leveldb")]
     "leveldb",
     #[cfg(feature = "rocksdb")]

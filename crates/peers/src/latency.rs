@@ -9,13 +9,13 @@
 use serde::Serialize;
 
 /// Buckets per power of two.
-const FINE: u64 = 32;
+const BUCKETS_PER_POWER_OF_TWO: u64 = 32;
 /// Number of buckets; they cover all 64-bit numbers.
-const BUCKETS: usize = (60 * FINE) as usize;
+const BUCKET_COUNT: usize = (60 * BUCKETS_PER_POWER_OF_TWO) as usize;
 
 /// A histogram of durations.
 #[derive(Clone, Debug)]
-pub struct Latencies {
+pub struct LatencyHistogram {
     counts: Vec<u64>,
     total: u64,
     sum_ns: u64,
@@ -24,7 +24,7 @@ pub struct Latencies {
 
 /// Quantiles and outliers of a histogram.
 #[derive(Clone, Copy, Default, Debug, Serialize)]
-pub struct Quantiles {
+pub struct LatencyQuantiles {
     /// Median, in nanoseconds.
     pub p50_ns: u64,
     /// 90 % quantile.
@@ -41,29 +41,29 @@ pub struct Quantiles {
     pub slow: f64,
 }
 
-impl Default for Latencies {
+impl Default for LatencyHistogram {
     fn default() -> Self {
-        Self { counts: vec![0; BUCKETS], total: 0, sum_ns: 0, max_ns: 0 }
+        Self { counts: vec![0; BUCKET_COUNT], total: 0, sum_ns: 0, max_ns: 0 }
     }
 }
 
-fn bucket(ns: u64) -> usize {
-    let shift = (ns | 1).ilog2().saturating_sub(FINE.ilog2());
-    (u64::from(shift) * FINE + (ns >> shift)) as usize
+fn bucket_index(ns: u64) -> usize {
+    let shift = (ns | 1).ilog2().saturating_sub(BUCKETS_PER_POWER_OF_TWO.ilog2());
+    (u64::from(shift) * BUCKETS_PER_POWER_OF_TWO + (ns >> shift)) as usize
 }
 
 /// Returns the middle of a bucket.
-fn middle(bucket: usize) -> u64 {
+fn bucket_midpoint(bucket: usize) -> u64 {
     let bucket = bucket as u64;
-    let shift = (bucket / FINE).saturating_sub(1);
-    let least = (bucket - shift * FINE) << shift;
+    let shift = (bucket / BUCKETS_PER_POWER_OF_TWO).saturating_sub(1);
+    let least = (bucket - shift * BUCKETS_PER_POWER_OF_TWO) << shift;
     least + ((1 << shift) >> 1)
 }
 
-impl Latencies {
+impl LatencyHistogram {
     /// Adds a duration.
-    pub fn add(&mut self, ns: u64) {
-        self.counts[bucket(ns)] += 1;
+    pub fn record_ns(&mut self, ns: u64) {
+        self.counts[bucket_index(ns)] += 1;
         self.total += 1;
         self.sum_ns += ns;
         self.max_ns = self.max_ns.max(ns);
@@ -80,7 +80,7 @@ impl Latencies {
     }
 
     /// Returns the sum of all durations, in seconds.
-    pub fn seconds(&self) -> f64 {
+    pub fn total_seconds(&self) -> f64 {
         self.sum_ns as f64 / 1e9
     }
 
@@ -90,17 +90,17 @@ impl Latencies {
         for (nth, count) in self.counts.iter().enumerate() {
             seen += count;
             if seen >= rank {
-                return middle(nth).min(self.max_ns);
+                return bucket_midpoint(nth).min(self.max_ns);
             }
         }
         self.max_ns
     }
 
     /// Returns quantiles and outliers.
-    pub fn quantiles(&self) -> Quantiles {
+    pub fn quantiles(&self) -> LatencyQuantiles {
         let p50_ns = self.quantile(0.5);
-        let slow: u64 = self.counts.iter().skip(bucket(p50_ns * 10) + 1).sum();
-        Quantiles {
+        let slow: u64 = self.counts.iter().skip(bucket_index(p50_ns * 10) + 1).sum();
+        LatencyQuantiles {
             p50_ns,
             p90_ns: self.quantile(0.9),
             p99_ns: self.quantile(0.99),
@@ -117,19 +117,23 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_bucket_is_as_wide_as_promised() {
+    fn bucket_width_is_bounded() {
         for ns in (0..100_000).chain([1 << 40, u64::MAX / 2, u64::MAX]) {
-            let off = middle(bucket(ns)).abs_diff(ns);
-            assert!(off <= ns / FINE, "{ns} became {}", middle(bucket(ns)));
+            let off = bucket_midpoint(bucket_index(ns)).abs_diff(ns);
+            assert!(
+                off <= ns / BUCKETS_PER_POWER_OF_TWO,
+                "{ns} became {}",
+                bucket_midpoint(bucket_index(ns))
+            );
         }
     }
 
     #[test]
-    fn quantiles_of_a_thousand() {
-        let mut all = Latencies::default();
-        (1..=999).for_each(|ms| all.add(ms * 1000));
-        let mut one = Latencies::default();
-        one.add(100_000_000);
+    fn quantiles_of_thousand_values() {
+        let mut all = LatencyHistogram::default();
+        (1..=999).for_each(|ms| all.record_ns(ms * 1000));
+        let mut one = LatencyHistogram::default();
+        one.record_ns(100_000_000);
         all.merge(&one);
         let told = all.quantiles();
         assert!(told.p50_ns.abs_diff(500_000) < 16_000, "{told:?}");

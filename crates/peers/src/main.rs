@@ -59,7 +59,7 @@ enum Command {
 fn main() -> anyhow::Result<()> {
     match Cli::parse().command {
         Command::Stores => {
-            for name in kv::STORES {
+            for name in kv::STORE_NAMES {
                 println!("{name}");
             }
             Ok(())

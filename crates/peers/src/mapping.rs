@@ -7,18 +7,18 @@ use std::ptr::{self, NonNull};
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, mmap_anonymous, munmap};
 
 /// A mapping, unmapped on drop.
-pub struct Mapping {
+pub struct MemoryMapping {
     start: NonNull<u8>,
     len: usize,
 }
 
-impl Mapping {
+impl MemoryMapping {
     /// Maps the first `len` bytes of a file. The file must not shrink meanwhile: it is an unnamed
     /// file created for this purpose.
     ///
     /// # Errors
     /// `mmap` fails.
-    pub fn of(file: &File, len: usize) -> std::io::Result<Self> {
+    pub fn map_file(file: &File, len: usize) -> std::io::Result<Self> {
         let prot = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: a new mapping, at an address that the kernel chooses.
         let start = unsafe { mmap(ptr::null_mut(), len, prot, MapFlags::SHARED, file, 0)? };
@@ -31,7 +31,7 @@ impl Mapping {
     ///
     /// # Errors
     /// `mmap` fails.
-    pub fn anonymous(len: usize) -> std::io::Result<Self> {
+    pub fn map_anonymous(len: usize) -> std::io::Result<Self> {
         let prot = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: a new mapping, at an address that the kernel chooses.
         let start = unsafe { mmap_anonymous(ptr::null_mut(), len, prot, MapFlags::PRIVATE)? };
@@ -56,7 +56,7 @@ impl Mapping {
     }
 
     /// Writes the byte at an offset; does nothing beyond the end.
-    pub fn set(&mut self, at: usize, byte: u8) {
+    pub fn set_byte(&mut self, at: usize, byte: u8) {
         if at < self.len {
             // SAFETY: inside the mapping, which is borrowed mutably.
             unsafe { self.start.as_ptr().add(at).write_volatile(byte) };
@@ -80,7 +80,7 @@ impl Mapping {
     }
 }
 
-impl Drop for Mapping {
+impl Drop for MemoryMapping {
     fn drop(&mut self) {
         // SAFETY: no reference into the mapping exists.
         let _ = unsafe { munmap(self.start.as_ptr().cast(), self.len) };
@@ -92,15 +92,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_set_is_there_after_paging() {
+    fn set_bytes_survive_page_out() {
         let file = tempfile::tempfile().unwrap();
         file.set_len(1 << 20).unwrap();
-        let mut mapping = Mapping::of(&file, 1 << 20).unwrap();
-        mapping.set(5000, 7);
-        mapping.set(1 << 20, 9);
+        let mut mapping = MemoryMapping::map_file(&file, 1 << 20).unwrap();
+        mapping.set_byte(5000, 7);
+        mapping.set_byte(1 << 20, 9);
         file.sync_all().unwrap();
         let _ = mapping.page_out(0);
         assert_eq!((mapping.get(5000), mapping.get(1 << 20)), (7, 0));
-        assert_eq!(Mapping::anonymous(4096).unwrap().len(), 4096);
+        assert_eq!(MemoryMapping::map_anonymous(4096).unwrap().len(), 4096);
     }
 }

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 use serde::Serialize;
 
-use crate::mapping::Mapping;
+use crate::mapping::MemoryMapping;
 use draconis_device::Random;
 
 /// What is read.
@@ -48,7 +48,7 @@ pub struct Arguments {
 
 /// Result of one pattern.
 #[derive(Debug, Serialize)]
-pub struct Outcome {
+pub struct PatternResult {
     /// Length of a sequential run.
     run: u64,
     /// Number of reads.
@@ -63,26 +63,29 @@ pub struct Outcome {
 ///
 /// # Errors
 /// A system call fails.
-pub fn run(arguments: &Arguments) -> anyhow::Result<Vec<Outcome>> {
-    crate::group::join(arguments.cgroup.as_deref())?;
+pub fn run(arguments: &Arguments) -> anyhow::Result<Vec<PatternResult>> {
+    crate::group::join_cgroup(arguments.cgroup.as_deref())?;
     let len = usize::try_from(arguments.bytes)?;
     let mapping = match &arguments.file {
         Some(path) => {
             let file = File::options().read(true).write(true).open(path)?;
-            Mapping::of(&file, len)?
+            MemoryMapping::map_file(&file, len)?
         }
-        None => Mapping::anonymous(len)?,
+        None => MemoryMapping::map_anonymous(len)?,
     };
-    touch(mapping, arguments)
+    touch_buffer(mapping, arguments)
 }
 
 /// Touches the whole buffer once, then runs the patterns.
-fn touch(mut mapping: Mapping, arguments: &Arguments) -> anyhow::Result<Vec<Outcome>> {
+fn touch_buffer(
+    mut mapping: MemoryMapping,
+    arguments: &Arguments,
+) -> anyhow::Result<Vec<PatternResult>> {
     for at in (0..mapping.len()).step_by(4096) {
         if arguments.file.is_some() {
             std::hint::black_box(mapping.get(at));
         } else {
-            mapping.set(at, at as u8 | 1);
+            mapping.set_byte(at, at as u8 | 1);
         }
     }
     let mut dice = Random::new(arguments.seed);
@@ -91,27 +94,32 @@ fn touch(mut mapping: Mapping, arguments: &Arguments) -> anyhow::Result<Vec<Outc
         if let Some(above) = arguments.page_out_above {
             mapping.page_out(usize::try_from(above)?).context("paging out")?;
         }
-        outcomes.push(pattern(&mapping, arguments, (*run).max(1), &mut dice));
+        outcomes.push(run_pattern(&mapping, arguments, (*run).max(1), &mut dice));
     }
     Ok(outcomes)
 }
 
-fn pattern(mapping: &Mapping, arguments: &Arguments, run: u64, dice: &mut Random) -> Outcome {
+fn run_pattern(
+    mapping: &MemoryMapping,
+    arguments: &Arguments,
+    run: u64,
+    dice: &mut Random,
+) -> PatternResult {
     // The clock is read so rarely that its cost is negligible.
-    const LOOK_EVERY: u64 = 256;
+    const CLOCK_CHECK_INTERVAL: u64 = 256;
     let most = Duration::from_millis(arguments.most_ms);
     let len = mapping.len() as u64;
-    let faults_before = major_faults();
+    let faults_before = count_major_faults();
     let started = Instant::now();
-    let (mut reads, mut next_look, mut sum) = (0, LOOK_EVERY, 0u64);
+    let (mut reads, mut next_look, mut sum) = (0, CLOCK_CHECK_INTERVAL, 0u64);
     while reads < arguments.reads {
-        let first = dice.below(len.saturating_sub(run).max(1));
+        let first = dice.next_below(len.saturating_sub(run).max(1));
         for at in first..first + run.min(arguments.reads - reads) {
             sum = sum.wrapping_add(u64::from(mapping.get(at as usize)));
         }
         reads += run.min(arguments.reads - reads);
         if reads >= next_look || run == 1 && reads % 16 == 0 {
-            next_look = reads + LOOK_EVERY;
+            next_look = reads + CLOCK_CHECK_INTERVAL;
             if started.elapsed() > most {
                 break;
             }
@@ -119,11 +127,11 @@ fn pattern(mapping: &Mapping, arguments: &Arguments, run: u64, dice: &mut Random
     }
     let ns = started.elapsed().as_nanos() as u64;
     std::hint::black_box(sum);
-    Outcome { run, reads, ns, major_faults: major_faults() - faults_before }
+    PatternResult { run, reads, ns, major_faults: count_major_faults() - faults_before }
 }
 
 /// Returns `majflt`, the 12th field of this process's `stat`.
-fn major_faults() -> u64 {
+fn count_major_faults() -> u64 {
     let text = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
     // The name is in parentheses and may contain any character.
     let after = text.rsplit(") ").next().unwrap_or_default();
@@ -135,7 +143,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_pattern_reads_as_often_as_asked() {
+    fn patterns_do_requested_number_of_reads() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("file");
         std::fs::write(&path, vec![1; 1 << 20]).unwrap();

@@ -4,14 +4,14 @@ use std::path::Path;
 
 use anyhow::bail;
 
-use crate::kv::{KvSubject, Opening};
+use crate::kv::{KvSubject, StoreOptions};
 
 /// Opens a store by name, in a directory that is created if missing.
 ///
 /// # Errors
 /// The store fails, or this program was built without it.
 #[allow(unused_variables)]
-pub fn open(name: &str, dir: &Path, how: Opening) -> anyhow::Result<Box<dyn KvSubject>> {
+pub fn open(name: &str, dir: &Path, how: StoreOptions) -> anyhow::Result<Box<dyn KvSubject>> {
     std::fs::create_dir_all(dir)?;
     match name {
         #[cfg(feature = "leveldb")]
@@ -35,14 +35,14 @@ pub fn open(name: &str, dir: &Path, how: Opening) -> anyhow::Result<Box<dyn KvSu
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kv::STORES;
+    use crate::kv::STORE_NAMES;
 
     #[test]
-    fn every_store_keeps_what_it_is_told() {
-        for store in STORES {
+    fn every_store_keeps_puts() {
+        for store in STORE_NAMES {
             for durable in [false, true] {
                 let dir = tempfile::tempdir().unwrap();
-                let how = Opening {
+                let how = StoreOptions {
                     durable,
                     cache_bytes: Some(8 << 20),
                     scarce: durable,

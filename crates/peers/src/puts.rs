@@ -6,9 +6,9 @@ use std::time::{Duration, Instant};
 use anyhow::bail;
 use serde::Serialize;
 
-use crate::keys::{Keys, Pattern, Values, key_of};
-use crate::kv::{KvSubject, Opening, Statistics};
-use crate::latency::{Latencies, Quantiles};
+use crate::keys::{AccessPattern, KeySequence, ValueGenerator, encode_key};
+use crate::kv::{KvSubject, StoreOptions, StoreStatistics};
+use crate::latency::{LatencyHistogram, LatencyQuantiles};
 use crate::open::open;
 
 /// What is put where.
@@ -31,7 +31,7 @@ pub struct Arguments {
     value: usize,
     /// Order of keys.
     #[arg(long)]
-    pattern: Pattern,
+    pattern: AccessPattern,
     /// Make each put durable.
     #[arg(long)]
     sync: bool,
@@ -54,32 +54,32 @@ pub struct Arguments {
 
 /// Result of a run.
 #[derive(Debug, Serialize)]
-pub struct Outcome {
+pub struct PutResult {
     /// Number of puts.
     puts: u64,
     /// Duration.
     seconds: f64,
     /// Latencies of the puts.
-    latency: Quantiles,
+    latency: LatencyQuantiles,
     /// Number of sampled keys that had the expected value afterwards.
     found: u64,
     /// Number of sampled keys.
     looked_for: u64,
     /// Statistics of the store.
     #[serde(flatten)]
-    statistics: Statistics,
+    statistics: StoreStatistics,
 }
 
 /// Runs the workload.
 ///
 /// # Errors
 /// The store fails.
-pub fn run(arguments: &Arguments) -> anyhow::Result<Outcome> {
-    let how = Opening {
+pub fn run(arguments: &Arguments) -> anyhow::Result<PutResult> {
+    let how = StoreOptions {
         durable: arguments.sync,
         cache_bytes: arguments.cache,
         calls: arguments.calls,
-        ..Opening::default()
+        ..StoreOptions::default()
     };
     let store = open(&arguments.store, &arguments.dir, how)?;
     let started = Instant::now();
@@ -88,13 +88,13 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<Outcome> {
     let statistics = store.statistics()?;
     let puts = latencies.iter().map(|(puts, _)| puts).sum();
     let looked_for = latencies.first().map_or(0, |(puts, _)| *puts).min(100);
-    let mut again = arguments.keys(0);
-    let mut values = Values::new(arguments.seed, arguments.value);
+    let mut again = arguments.writer_keys(0);
+    let mut values = ValueGenerator::new(arguments.seed, arguments.value);
     let mut found = 0;
     for _ in 0..looked_for {
         let number = again.next();
-        let value = store.get(&key_of(number))?;
-        found += u64::from(value.as_deref() == Some(values.of(number, 0)));
+        let value = store.get(&encode_key(number))?;
+        found += u64::from(value.as_deref() == Some(values.generate(number, 0)));
     }
     // Checks that the subject is a store: it forgets what is deleted.
     store.put(b"a key of ours", b"")?;
@@ -103,14 +103,14 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<Outcome> {
         bail!("{} keeps what was removed", arguments.store);
     }
     store.sync()?;
-    let mut all = Latencies::default();
+    let mut all = LatencyHistogram::default();
     latencies.iter().for_each(|(_, one)| all.merge(one));
-    Ok(Outcome { puts, seconds, latency: all.quantiles(), found, looked_for, statistics })
+    Ok(PutResult { puts, seconds, latency: all.quantiles(), found, looked_for, statistics })
 }
 
 impl Arguments {
-    fn keys(&self, nth: u64) -> Keys {
-        Keys::new(self.pattern, self.keyspace, nth, self.writers.max(1), self.seed)
+    fn writer_keys(&self, nth: u64) -> KeySequence {
+        KeySequence::new(self.pattern, self.keyspace, nth, self.writers.max(1), self.seed)
     }
 }
 
@@ -119,19 +119,19 @@ fn put_all(
     store: &dyn KvSubject,
     arguments: &Arguments,
     started: Instant,
-) -> anyhow::Result<Vec<(u64, Latencies)>> {
+) -> anyhow::Result<Vec<(u64, LatencyHistogram)>> {
     let writers = arguments.writers.max(1);
     let most = Duration::from_millis(arguments.most_ms);
-    let one = |nth: u64| -> anyhow::Result<(u64, Latencies)> {
+    let one = |nth: u64| -> anyhow::Result<(u64, LatencyHistogram)> {
         let share = arguments.count / writers + u64::from(nth < arguments.count % writers);
-        let (mut keys, mut latencies) = (arguments.keys(nth), Latencies::default());
-        let mut values = Values::new(arguments.seed, arguments.value);
+        let (mut keys, mut latencies) = (arguments.writer_keys(nth), LatencyHistogram::default());
+        let mut values = ValueGenerator::new(arguments.seed, arguments.value);
         for done in 0..share {
             let number = keys.next();
-            let (key, value) = (key_of(number), values.of(number, 0));
+            let (key, value) = (encode_key(number), values.generate(number, 0));
             let before = Instant::now();
             store.put(&key, value)?;
-            latencies.add(before.elapsed().as_nanos() as u64);
+            latencies.record_ns(before.elapsed().as_nanos() as u64);
             if done % 64 == 0 && started.elapsed() > most {
                 return Ok((done + 1, latencies));
             }
@@ -150,8 +150,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_store_finds_what_was_put() {
-        for store in crate::kv::STORES {
+    fn every_store_finds_put_keys() {
+        for store in crate::kv::STORE_NAMES {
             for sync in [false, true] {
                 let dir = tempfile::tempdir().unwrap();
                 let outcome = run(&Arguments {
@@ -160,7 +160,7 @@ mod tests {
                     count: 300,
                     keyspace: 200,
                     value: 100,
-                    pattern: Pattern::Skewed,
+                    pattern: AccessPattern::Skewed,
                     sync,
                     writers: 2,
                     seed: 3,

@@ -15,13 +15,13 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, bail};
 use serde::Serialize;
 
-use crate::keys::{Keys, Pattern, Values, key_of, number_of};
-use crate::kv::{KvSubject, Opening};
-use crate::latency::{Latencies, Quantiles};
+use crate::keys::{AccessPattern, KeySequence, ValueGenerator, decode_key, encode_key};
+use crate::kv::{KvSubject, StoreOptions};
+use crate::latency::{LatencyHistogram, LatencyQuantiles};
 use draconis_device::Random;
 
 /// Pairs per batch when loading.
-const BATCH: usize = 1000;
+const BATCH_KEYS: usize = 1000;
 
 /// What is read.
 #[derive(Debug, clap::Args)]
@@ -64,32 +64,32 @@ pub struct Arguments {
 
 /// Result of one phase.
 #[derive(Debug, Serialize)]
-pub struct Phase {
+pub struct PhaseResult {
     /// Number of operations.
     count: u64,
     /// Duration, without the comparisons.
     seconds: f64,
     /// Latencies of the operations; `None` for a scan.
-    latency: Option<Quantiles>,
+    latency: Option<LatencyQuantiles>,
 }
 
 /// Result of a run in which every value was right.
 #[derive(Debug, Serialize)]
-pub struct Outcome {
+pub struct ReadBenchmarkResult {
     /// Loading all keys.
-    load: Phase,
+    load: PhaseResult,
     /// Scan of all keys after opening, from the device.
-    cold_scan: Phase,
+    cold_scan: PhaseResult,
     /// Uniform point reads.
-    uniform: Phase,
+    uniform: PhaseResult,
     /// Skewed point reads: 90 % to a tenth of the keys.
-    skewed: Phase,
+    skewed: PhaseResult,
     /// Scan of all keys.
-    scan: Phase,
+    scan: PhaseResult,
     /// Single overwrites, uniform.
-    overwrite: Option<Phase>,
+    overwrite: Option<PhaseResult>,
     /// Uniform point reads after the overwrites.
-    again: Option<Phase>,
+    again: Option<PhaseResult>,
     /// Disk space of the store at the end, in bytes.
     disk_bytes: u64,
     /// Peak private memory of the process, in bytes.
@@ -100,35 +100,45 @@ pub struct Outcome {
 ///
 /// # Errors
 /// The store fails, or returns a wrong value.
-pub fn run(arguments: &Arguments) -> anyhow::Result<Outcome> {
-    crate::group::join(arguments.cgroup.as_deref())?;
+pub fn run(arguments: &Arguments) -> anyhow::Result<ReadBenchmarkResult> {
+    crate::group::join_cgroup(arguments.cgroup.as_deref())?;
     let scarce = arguments.cgroup.is_some();
-    let how = Opening { cache_bytes: arguments.cache, scarce, ..Opening::default() };
+    let how = StoreOptions { cache_bytes: arguments.cache, scarce, ..StoreOptions::default() };
     let open = || crate::open::open(&arguments.store, &arguments.dir, how);
-    let mut reading = Reading::new(arguments, open()?);
+    let mut reading = ReadBenchmark::new(arguments, open()?);
     let load = reading.load()?;
     drop(reading.store.take());
-    forget(&arguments.dir)?;
+    drop_page_cache(&arguments.dir)?;
     reading.store = Some(open()?);
     // If all data fits in memory, this scan also warms the caches, without a time limit.
     let cold_scan = reading.scan(if scarce { reading.most } else { Duration::MAX })?;
-    let uniform = reading.point_reads(Pattern::Uniform)?;
-    let skewed = reading.point_reads(Pattern::Skewed)?;
+    let uniform = reading.point_reads(AccessPattern::Uniform)?;
+    let skewed = reading.point_reads(AccessPattern::Skewed)?;
     let scan = reading.scan(reading.most)?;
     let (mut overwrite, mut again) = (None, None);
     if arguments.overwrites > 0 {
         overwrite = Some(reading.overwrite()?);
-        again = Some(reading.point_reads(Pattern::Uniform)?);
+        again = Some(reading.point_reads(AccessPattern::Uniform)?);
     }
     drop(reading);
     let disk_bytes = disk_bytes(&arguments.dir)?;
-    let peak_bytes = peak_bytes();
-    Ok(Outcome { load, cold_scan, uniform, skewed, scan, overwrite, again, disk_bytes, peak_bytes })
+    let peak_bytes = peak_memory_bytes();
+    Ok(ReadBenchmarkResult {
+        load,
+        cold_scan,
+        uniform,
+        skewed,
+        scan,
+        overwrite,
+        again,
+        disk_bytes,
+        peak_bytes,
+    })
 }
 
 /// Returns the peak memory of this process without mapped files; 0 if the kernel does not
 /// report it.
-fn peak_bytes() -> u64 {
+fn peak_memory_bytes() -> u64 {
     let text = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let kib = |key: &str| {
         let line = text.lines().find(|line| line.starts_with(key));
@@ -138,28 +148,28 @@ fn peak_bytes() -> u64 {
     kib("VmHWM:").saturating_sub(kib("RssFile:")) * 1024
 }
 
-struct Reading<'a> {
+struct ReadBenchmark<'a> {
     arguments: &'a Arguments,
     store: Option<Box<dyn KvSubject>>,
-    values: Values,
+    values: ValueGenerator,
     /// Number of overwrites of each key.
     versions: Vec<u8>,
     most: Duration,
 }
 
-impl<'a> Reading<'a> {
+impl<'a> ReadBenchmark<'a> {
     fn new(arguments: &'a Arguments, store: Box<dyn KvSubject>) -> Self {
         Self {
             arguments,
             store: Some(store),
-            values: Values::new(arguments.seed, arguments.value),
+            values: ValueGenerator::new(arguments.seed, arguments.value),
             versions: vec![0; arguments.keyspace as usize],
             most: Duration::from_millis(arguments.most_ms),
         }
     }
 
     /// Puts every key once, without a time limit.
-    fn load(&mut self) -> anyhow::Result<Phase> {
+    fn load(&mut self) -> anyhow::Result<PhaseResult> {
         let store = self.store.as_deref().context("a store")?;
         let keyspace = self.arguments.keyspace;
         let order = match self.arguments.in_order {
@@ -167,8 +177,10 @@ impl<'a> Reading<'a> {
             false => Random::new(self.arguments.seed).shuffled(keyspace),
         };
         let mut seconds = 0.0;
-        for some in order.chunks(BATCH) {
-            let pair = |number: &u64| (key_of(*number).into(), self.values.of(*number, 0).into());
+        for some in order.chunks(BATCH_KEYS) {
+            let pair = |number: &u64| {
+                (encode_key(*number).into(), self.values.generate(*number, 0).into())
+            };
             let pairs: Vec<_> = some.iter().map(pair).collect();
             let started = Instant::now();
             store.load(&pairs)?;
@@ -177,30 +189,34 @@ impl<'a> Reading<'a> {
         let started = Instant::now();
         store.sync()?;
         seconds += started.elapsed().as_secs_f64();
-        Ok(Phase { count: order.len() as u64, seconds, latency: None })
+        Ok(PhaseResult { count: order.len() as u64, seconds, latency: None })
     }
 
-    fn point_reads(&mut self, pattern: Pattern) -> anyhow::Result<Phase> {
+    fn point_reads(&mut self, pattern: AccessPattern) -> anyhow::Result<PhaseResult> {
         let store = self.store.as_deref().context("a store")?;
         let seed = self.arguments.seed ^ 0x5EAD;
-        let mut keys = Keys::new(pattern, self.arguments.keyspace, 0, 1, seed);
-        let (started, mut latencies, mut count) = (Instant::now(), Latencies::default(), 0);
+        let mut keys = KeySequence::new(pattern, self.arguments.keyspace, 0, 1, seed);
+        let (started, mut latencies, mut count) = (Instant::now(), LatencyHistogram::default(), 0);
         while count < self.arguments.reads && (count % 64 != 0 || started.elapsed() < self.most) {
             let number = keys.next();
-            let key = key_of(number);
+            let key = encode_key(number);
             let before = Instant::now();
             let value = store.get(&key)?;
-            latencies.add(before.elapsed().as_nanos() as u64);
+            latencies.record_ns(before.elapsed().as_nanos() as u64);
             let version = self.versions[number as usize].into();
-            if value.as_deref() != Some(self.values.of(number, version)) {
+            if value.as_deref() != Some(self.values.generate(number, version)) {
                 bail!("{}: the value of key {number} is wrong", self.arguments.store);
             }
             count += 1;
         }
-        Ok(Phase { count, seconds: latencies.seconds(), latency: Some(latencies.quantiles()) })
+        Ok(PhaseResult {
+            count,
+            seconds: latencies.total_seconds(),
+            latency: Some(latencies.quantiles()),
+        })
     }
 
-    fn scan(&mut self, most: Duration) -> anyhow::Result<Phase> {
+    fn scan(&mut self, most: Duration) -> anyhow::Result<PhaseResult> {
         let store = self.store.as_deref().context("a store")?;
         let (mut count, mut checking, mut wrong) = (0, Duration::ZERO, None);
         // Copies the value, because some stores return bytes that they have not read yet.
@@ -215,7 +231,7 @@ impl<'a> Reading<'a> {
             copy.extend_from_slice(value);
             let before = Instant::now();
             let version = self.versions.get(count as usize).map_or(0, |version| (*version).into());
-            if number_of(key) != Some(count) || copy != self.values.of(count, version) {
+            if decode_key(key) != Some(count) || copy != self.values.generate(count, version) {
                 wrong = Some(count);
                 return false;
             }
@@ -230,44 +246,46 @@ impl<'a> Reading<'a> {
         if count < self.arguments.keyspace && started.elapsed() < most {
             bail!("{}: a scan ends after {count} keys", self.arguments.store);
         }
-        Ok(Phase { count, seconds, latency: None })
+        Ok(PhaseResult { count, seconds, latency: None })
     }
 
-    fn overwrite(&mut self) -> anyhow::Result<Phase> {
+    fn overwrite(&mut self) -> anyhow::Result<PhaseResult> {
         let store = self.store.as_deref().context("a store")?;
         let arguments = self.arguments;
-        let mut keys = Keys::new(Pattern::Uniform, arguments.keyspace, 0, 1, arguments.seed);
-        let (started, mut latencies, mut count) = (Instant::now(), Latencies::default(), 0);
+        let mut keys =
+            KeySequence::new(AccessPattern::Uniform, arguments.keyspace, 0, 1, arguments.seed);
+        let (started, mut latencies, mut count) = (Instant::now(), LatencyHistogram::default(), 0);
         while count < arguments.overwrites && (count % 64 != 0 || started.elapsed() < self.most) {
             let number = keys.next();
             let version = &mut self.versions[number as usize];
             *version = version.wrapping_add(1);
-            let (key, value) = (key_of(number), self.values.of(number, (*version).into()));
+            let (key, value) =
+                (encode_key(number), self.values.generate(number, (*version).into()));
             let before = Instant::now();
             store.put(&key, value)?;
-            latencies.add(before.elapsed().as_nanos() as u64);
+            latencies.record_ns(before.elapsed().as_nanos() as u64);
             count += 1;
         }
         let before = Instant::now();
         store.sync()?;
-        let seconds = latencies.seconds() + before.elapsed().as_secs_f64();
-        Ok(Phase { count, seconds, latency: Some(latencies.quantiles()) })
+        let seconds = latencies.total_seconds() + before.elapsed().as_secs_f64();
+        Ok(PhaseResult { count, seconds, latency: Some(latencies.quantiles()) })
     }
 }
 
 /// Returns all files below a directory.
-fn files(dir: &Path) -> anyhow::Result<Vec<PathBuf>> {
+fn list_files(dir: &Path) -> anyhow::Result<Vec<PathBuf>> {
     let mut all = vec![];
     for entry in std::fs::read_dir(dir)? {
         let path = entry?.path();
-        if path.is_dir() { all.extend(files(&path)?) } else { all.push(path) }
+        if path.is_dir() { all.extend(list_files(&path)?) } else { all.push(path) }
     }
     Ok(all)
 }
 
 /// Drops the page cache of the closed files of a directory.
-fn forget(dir: &Path) -> anyhow::Result<()> {
-    for path in files(dir)? {
+fn drop_page_cache(dir: &Path) -> anyhow::Result<()> {
+    for path in list_files(dir)? {
         let file = std::fs::File::open(path)?;
         file.sync_all()?;
         rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed)?;
@@ -278,14 +296,14 @@ fn forget(dir: &Path) -> anyhow::Result<()> {
 /// Returns the disk space of a directory's files.
 fn disk_bytes(dir: &Path) -> anyhow::Result<u64> {
     use std::os::unix::fs::MetadataExt;
-    files(dir)?.iter().map(|path| Ok(std::fs::metadata(path)?.blocks() * 512)).sum()
+    list_files(dir)?.iter().map(|path| Ok(std::fs::metadata(path)?.blocks() * 512)).sum()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn arguments(store: &str, dir: &Path) -> Arguments {
+    fn test_arguments(store: &str, dir: &Path) -> Arguments {
         Arguments {
             store: store.into(),
             dir: dir.into(),
@@ -302,10 +320,10 @@ mod tests {
     }
 
     #[test]
-    fn every_store_gives_back_what_it_was_given() {
-        for store in crate::kv::STORES {
+    fn every_store_returns_put_values() {
+        for store in crate::kv::STORE_NAMES {
             let dir = tempfile::tempdir().unwrap();
-            let outcome = run(&arguments(store, &dir.path().join("db"))).unwrap();
+            let outcome = run(&test_arguments(store, &dir.path().join("db"))).unwrap();
             assert_eq!((outcome.cold_scan.count, outcome.scan.count), (3000, 3000), "{store}");
             assert_eq!((outcome.uniform.count, outcome.skewed.count), (500, 500), "{store}");
             assert_eq!(outcome.again.unwrap().count, 500, "{store}");
@@ -315,18 +333,18 @@ mod tests {
     }
 
     #[test]
-    fn a_wrong_value_is_noticed() {
-        let Some(store) = crate::kv::STORES.first() else { return };
+    fn wrong_value_is_detected() {
+        let Some(store) = crate::kv::STORE_NAMES.first() else { return };
         let dir = tempfile::tempdir().unwrap();
-        let arguments = arguments(store, &dir.path().join("db"));
-        let open = || crate::open::open(store, &arguments.dir, Opening::default()).unwrap();
-        let mut reading = Reading::new(&arguments, open());
+        let arguments = test_arguments(store, &dir.path().join("db"));
+        let open = || crate::open::open(store, &arguments.dir, StoreOptions::default()).unwrap();
+        let mut reading = ReadBenchmark::new(&arguments, open());
         reading.load().unwrap();
         let one = reading.store.as_deref().unwrap();
         for number in 0..100 {
-            one.put(&key_of(number), b"spoilt").unwrap();
+            one.put(&encode_key(number), b"spoilt").unwrap();
         }
         assert!(reading.scan(Duration::MAX).is_err());
-        assert!(reading.point_reads(Pattern::Skewed).is_err());
+        assert!(reading.point_reads(AccessPattern::Skewed).is_err());
     }
 }

@@ -19,9 +19,9 @@ impl<D: Disk> AcceptedMarkDisk<D> {
 }
 
 impl<D: Disk> draconis_device::ForwardingDisk for AcceptedMarkDisk<D> {
-    type Below = D;
+    type Inner = D;
 
-    fn disk(&self) -> &D {
+    fn inner_disk(&self) -> &D {
         &self.disk
     }
 
@@ -31,7 +31,7 @@ impl<D: Disk> draconis_device::ForwardingDisk for AcceptedMarkDisk<D> {
         after: &[Ticket],
         terms: SubmitOptions,
     ) -> Result<Vec<Ticket>, Refused<Vec<Group>>> {
-        let tickets = self.disk().submit_chain(chain, after)?;
+        let tickets = self.inner_disk().submit_chain(chain, after)?;
         // The chain is accepted, whatever the result of the wait.
         self.mark.fetch_max(terms.mark, Ordering::Release);
         terms.wait(&self.disk, &tickets)?;

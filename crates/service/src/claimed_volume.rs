@@ -12,7 +12,7 @@ use draconis_device::{LockMode, lock_file, try_lock_file};
 use rustix::fs::{MemfdFlags, Mode, OFlags};
 use rustix::io::Errno;
 
-use crate::identity::{describe_errno, identity};
+use crate::identity::{describe_errno, file_identity};
 use crate::options::MountOptions;
 use crate::parts;
 use crate::remote_disk::RemoteCredentials;
@@ -21,11 +21,11 @@ use crate::store_keeper::StoreDiskHandle;
 /// Length of the part of a volume's name that is used as the name of a memfd.
 const MAX_MEMFD_NAME_BYTES: usize = 240;
 /// Length of a memfd that represents a volume: longer than any block of one.
-const STAND_IN_BYTES: u64 = 1 << 20;
+const PLACEHOLDER_MEMFD_BYTES: u64 = 1 << 20;
 /// Maximum number of backing and extent files.
 const MAX_BACKING_FILES: usize = 64;
 /// Retry interval while the volume is in use.
-const RETRY_INTERVAL: Duration = Duration::from_millis(5);
+const OPEN_RETRY_INTERVAL: Duration = Duration::from_millis(5);
 
 /// A volume that was opened and claimed.
 pub(crate) struct ClaimedVolume {
@@ -97,7 +97,7 @@ impl From<String> for OpenFailure {
 impl ClaimedVolume {
     /// Opens a disk in a store. `sockets` is the directory of the store keepers' sockets; a remote
     /// store needs `means`.
-    pub(crate) fn in_store(
+    pub(crate) fn open_in_store(
         sockets: &Path,
         store: &Path,
         disk: &str,
@@ -117,7 +117,7 @@ impl ClaimedVolume {
             match Self::try_open(volume, read_only) {
                 Ok(claimed) => return Ok(claimed),
                 Err(OpenFailure::InUse(_)) if Instant::now() < until => {
-                    std::thread::sleep(RETRY_INTERVAL);
+                    std::thread::sleep(OPEN_RETRY_INTERVAL);
                 }
                 Err(OpenFailure::InUse(why) | OpenFailure::Failed(why)) => return Err(why),
             }
@@ -131,9 +131,9 @@ impl ClaimedVolume {
             match open(volume, OFlags::RDWR) {
                 Ok(disk) => {
                     lock_volume(volume, &disk, LockMode::Exclusive)?;
-                    let image = reopen(&disk, OFlags::RDONLY)
+                    let image = reopen_fd(&disk, OFlags::RDONLY)
                         .map_err(|errno| describe_errno(volume, errno))?;
-                    let backing = reopen(&disk, OFlags::RDWR).ok().filter(|_| guard.is_none());
+                    let backing = reopen_fd(&disk, OFlags::RDWR).ok().filter(|_| guard.is_none());
                     let source = VolumeSource::File { image, disk: Some(disk) };
                     return Ok(Self { source, note, guards: VolumeGuards { backing, guard } });
                 }
@@ -186,7 +186,7 @@ impl VolumeGuards {
         let name: Vec<u8> =
             volume.as_os_str().as_bytes().iter().copied().take(MAX_MEMFD_NAME_BYTES).collect();
         let made = rustix::fs::memfd_create(name, MemfdFlags::CLOEXEC).and_then(|file| {
-            rustix::fs::ftruncate(&file, STAND_IN_BYTES)?;
+            rustix::fs::ftruncate(&file, PLACEHOLDER_MEMFD_BYTES)?;
             Ok(file)
         });
         let file = made.map_err(|errno| format!("no file in memory can be had: {errno}"))?;
@@ -221,13 +221,14 @@ pub(crate) fn open_backing_files(
     }
     let open_part = |name: &PathBuf| {
         let file = volume.with_file_name(name);
-        let fd = parts::open(volume, name).map_err(|errno| describe_errno(&file, errno))?;
+        let fd =
+            parts::open_extent_file(volume, name).map_err(|errno| describe_errno(&file, errno))?;
         lock_backing_file(fd, &file)
     };
     let mut known = vec![image];
     let mut open_one = |file: &PathBuf| {
         // Checked first: opening anything but a file or device may hang.
-        let found = identity(file)?;
+        let found = file_identity(file)?;
         if known.contains(&found) {
             let name = file.display();
             return Err(format!("{name} cannot lie behind itself: --backing names each file once"));
@@ -256,7 +257,7 @@ fn open(volume: &Path, flags: OFlags) -> rustix::io::Result<OwnedFd> {
 
 /// Opens a block device with `O_EXCL`, which fails while the kernel has it mounted.
 fn open_guard(volume: &Path) -> Result<Option<OwnedFd>, OpenFailure> {
-    if identity(volume)?.1 != u64::MAX {
+    if file_identity(volume)?.1 != u64::MAX {
         return Ok(None);
     }
     open(volume, OFlags::RDONLY | OFlags::EXCL).map(Some).map_err(|errno| match errno {
@@ -278,7 +279,7 @@ fn lock_volume(volume: &Path, fd: &OwnedFd, how: LockMode) -> Result<(), OpenFai
 }
 
 /// Opens another descriptor of the same file, even if its name leads elsewhere by now.
-fn reopen(fd: &OwnedFd, flags: OFlags) -> rustix::io::Result<OwnedFd> {
+fn reopen_fd(fd: &OwnedFd, flags: OFlags) -> rustix::io::Result<OwnedFd> {
     let same = format!("/proc/self/fd/{}", fd.as_raw_fd());
     rustix::fs::open(same, flags | OFlags::CLOEXEC, Mode::empty())
 }

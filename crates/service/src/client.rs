@@ -13,7 +13,7 @@ use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use crate::protocol::{self, MountStatus, Reply, Request, Status};
 
 /// Timeout for a manager to listen.
-const START_TIMEOUT: Duration = Duration::from_secs(10);
+const MANAGER_START_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The directory with the socket and the log file of a user's manager.
 #[derive(Clone, Debug)]
@@ -51,11 +51,11 @@ impl RuntimeDir {
         Ok(Self(path))
     }
 
-    fn socket(&self) -> PathBuf {
+    fn manager_socket(&self) -> PathBuf {
         self.0.join("manager.sock")
     }
 
-    fn keepers(&self) -> PathBuf {
+    fn keepers_dir(&self) -> PathBuf {
         self.0.join("keepers")
     }
 
@@ -66,7 +66,7 @@ impl RuntimeDir {
 
     /// Returns the socket path of a keeper.
     pub(crate) fn keeper_socket(&self, id: u64) -> PathBuf {
-        self.keepers().join(format!("{id}.sock"))
+        self.keepers_dir().join(format!("{id}.sock"))
     }
 
     /// Returns the ids of all keepers whose sockets exist, in order of mounting.
@@ -74,7 +74,7 @@ impl RuntimeDir {
     /// # Errors
     /// The system's error.
     pub(crate) fn keeper_ids(&self) -> std::io::Result<Vec<u64>> {
-        let names = match std::fs::read_dir(self.keepers()) {
+        let names = match std::fs::read_dir(self.keepers_dir()) {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(vec![]),
             names => names?,
         };
@@ -92,7 +92,7 @@ impl RuntimeDir {
     /// # Errors
     /// The system's error.
     pub(crate) fn next_keeper_id(&self, from: u64) -> std::io::Result<u64> {
-        std::fs::DirBuilder::new().recursive(true).mode(0o700).create(self.keepers())?;
+        std::fs::DirBuilder::new().recursive(true).mode(0o700).create(self.keepers_dir())?;
         Ok(self.keeper_ids()?.last().map_or(from, |last| from.max(last + 1)))
     }
 
@@ -109,7 +109,7 @@ impl RuntimeDir {
 
     /// Connects to the manager, if one runs.
     pub fn connect(&self) -> Option<UnixStream> {
-        UnixStream::connect(self.socket()).ok()
+        UnixStream::connect(self.manager_socket()).ok()
     }
 
     /// Binds the manager's socket; `None` if another manager answers there.
@@ -123,7 +123,7 @@ impl RuntimeDir {
         if self.connect().is_some() {
             return Ok(None);
         }
-        let socket = self.socket();
+        let socket = self.manager_socket();
         match std::fs::remove_file(&socket) {
             Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error),
             _ => {}
@@ -148,7 +148,7 @@ impl RuntimeDir {
             .stderr(log)
             .new_process_group()
             .spawn()?;
-        let until = Instant::now() + START_TIMEOUT;
+        let until = Instant::now() + MANAGER_START_TIMEOUT;
         while Instant::now() < until {
             if let Some(manager) = self.connect() {
                 return Ok(manager);
@@ -176,8 +176,8 @@ impl CommandExt for Command {
 /// # Errors
 /// The socket's error, for instance if the manager dies.
 pub fn send_request(manager: &UnixStream, request: &Request) -> std::io::Result<Reply> {
-    protocol::send(manager, request)?;
-    protocol::receive(manager)
+    protocol::send_line(manager, request)?;
+    protocol::receive_line(manager)
 }
 
 /// Maximum retries of a request whose manager ended before it replied. The bound protects against a
@@ -230,8 +230,8 @@ pub fn request_or_start(directory: &RuntimeDir, request: &Request) -> std::io::R
 /// may have mounted it, and the next one refuses a second mount.
 fn is_mounted(directory: &RuntimeDir, request: &Request) -> std::io::Result<bool> {
     let Request::Mount { volume, disk, mount_point, .. } = request else { return Ok(false) };
-    let volume = protocol::volume_name(volume, disk.as_deref());
-    let until = Instant::now() + START_TIMEOUT;
+    let volume = protocol::display_name(volume, disk.as_deref());
+    let until = Instant::now() + MANAGER_START_TIMEOUT;
     loop {
         let Reply::Status(status) = send_request(&directory.connect_or_start()?, &Request::Status)?
         else {
@@ -251,7 +251,7 @@ fn is_mounted(directory: &RuntimeDir, request: &Request) -> std::io::Result<bool
 ///
 /// # Errors
 /// The socket's error; if the manager does not end.
-pub fn retire(directory: &RuntimeDir) -> std::io::Result<()> {
+pub fn retire_manager(directory: &RuntimeDir) -> std::io::Result<()> {
     let Some(manager) = directory.connect() else { return Ok(()) };
     let other = |what: String| Err(std::io::Error::other(what));
     let pid = match send_request(&manager, &Request::Status)? {
@@ -268,7 +268,7 @@ pub fn retire(directory: &RuntimeDir) -> std::io::Result<()> {
         Some(Err(error)) => return Err(error),
         Some(Ok(reply)) => return other(format!("the manager answers {reply:?}")),
     }
-    let wait = Timespec { tv_sec: START_TIMEOUT.as_secs() as i64, tv_nsec: 0 };
+    let wait = Timespec { tv_sec: MANAGER_START_TIMEOUT.as_secs() as i64, tv_nsec: 0 };
     match poll(&mut [PollFd::new(&process, PollFlags::IN)], Some(&wait))? {
         0 => other("the manager does not end".into()),
         _ => Ok(()),

@@ -13,35 +13,35 @@ use std::sync::{Arc, PoisonError, RwLock, RwLockWriteGuard, TryLockError};
 use std::time::{Duration, Instant};
 
 use draconis_exchange::injected_fault::InjectedFault;
-use draconis_exchange::notices::{self, Notices};
+use draconis_exchange::notices::{self, NoticeSender};
 use rustix::fs::{Mode, OFlags};
 
 const FUSE_DEV_IOC_CLONE: libc::c_ulong = 0x8004_E500;
 /// The first Linux version that can resend requests.
-const RESEND_MIN_KERNEL: (u32, u32) = (6, 9);
+const MIN_RESEND_KERNEL: (u32, u32) = (6, 9);
 
 /// Timeout for the kernel to finish the notifications in progress.
-const PAUSE_WAIT: Duration = Duration::from_secs(2);
+const PAUSE_TIMEOUT: Duration = Duration::from_secs(2);
 const PAUSE_POLL_INTERVAL: Duration = Duration::from_millis(1);
 
 /// Threads that send workers' notifications. A thread that blocks in the kernel when its worker
 /// dies continues once the successor has answered the request that it waits for.
 #[derive(Default)]
-pub(crate) struct Relays {
+pub(crate) struct NotificationRelays {
     /// Read-locked while a notification is sent.
     sending: Arc<RwLock<()>>,
 }
 
-impl Relays {
+impl NotificationRelays {
     /// Starts the relay thread of one worker over `fuse`; returns the worker's endpoint.
     ///
     /// # Errors
     /// The system's error.
-    pub(crate) fn start(&self, fuse: &OwnedFd) -> io::Result<Notices> {
+    pub(crate) fn start_relay(&self, fuse: &OwnedFd) -> io::Result<NoticeSender> {
         let (theirs, ours) = notices::pair()?;
         let (fuse, sending) = (fuse.try_clone()?, self.sending.clone());
         std::thread::Builder::new().name("notices".into()).spawn(move || {
-            notices::relay(ours, |notice| {
+            notices::relay_notices(ours, |notice| {
                 let _sending = sending.read().unwrap_or_else(PoisonError::into_inner);
                 rustix::io::write(&fuse, notice)
             });
@@ -51,8 +51,8 @@ impl Relays {
 
     /// Stops all notifications until the guard is dropped. Returns `None` if the kernel does not
     /// finish one in time.
-    pub(crate) fn pause(&self) -> Option<RwLockWriteGuard<'_, ()>> {
-        let until = Instant::now() + PAUSE_WAIT;
+    pub(crate) fn pause_notifications(&self) -> Option<RwLockWriteGuard<'_, ()>> {
+        let until = Instant::now() + PAUSE_TIMEOUT;
         loop {
             match self.sending.try_write() {
                 Ok(paused) => return Some(paused),
@@ -69,11 +69,11 @@ pub(crate) fn kernel_can_resend() -> bool {
     let release = rustix::system::uname();
     let release = release.release().to_string_lossy();
     !InjectedFault::Resend.is_made()
-        && version(&release).is_none_or(|version| version >= RESEND_MIN_KERNEL)
+        && parse_kernel_version(&release).is_none_or(|version| version >= MIN_RESEND_KERNEL)
 }
 
 /// Parses major and minor number of a release such as `6.1.0-27-amd64`.
-fn version(release: &str) -> Option<(u32, u32)> {
+fn parse_kernel_version(release: &str) -> Option<(u32, u32)> {
     let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(str::parse::<u32>);
     Some((numbers.next()?.ok()?, numbers.next()?.ok()?))
 }
@@ -99,10 +99,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn releases_are_understood() {
-        assert_eq!(version("6.1.0-27-amd64"), Some((6, 1)));
-        assert_eq!(version("6.18.5"), Some((6, 18)));
-        assert_eq!(version("7.0-rc1"), Some((7, 0)));
-        assert_eq!(version("odd"), None);
+    fn kernel_release_is_parsed() {
+        assert_eq!(parse_kernel_version("6.1.0-27-amd64"), Some((6, 1)));
+        assert_eq!(parse_kernel_version("6.18.5"), Some((6, 18)));
+        assert_eq!(parse_kernel_version("7.0-rc1"), Some((7, 0)));
+        assert_eq!(parse_kernel_version("odd"), None);
     }
 }

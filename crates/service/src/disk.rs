@@ -16,11 +16,11 @@ use std::time::Duration;
 
 use draconis_device::{
     Disk, Error, Extent, FileDisk, FileOptions, OpenedFile, Pending, Properties, ReadAnswer,
-    Refused, RemoteDisk, Urgency, serve,
+    Refused, RemoteDisk, Urgency, serve_remote_disk,
 };
 use draconis_exchange::channel::session::{Session, SessionConfig};
 use draconis_exchange::contract::disk;
-use draconis_exchange::heap::arena::Class;
+use draconis_exchange::heap::arena::SlotClass;
 use draconis_exchange::heap::{Block, PagePool};
 use rustix::io::Errno;
 
@@ -36,9 +36,9 @@ const NO_TIMEOUT: Duration = Duration::MAX;
 pub(crate) fn add_disk_lanes(plan: &mut SessionConfig) {
     plan.static_lanes += DISK_LANES;
     plan.guest = vec![
-        Class { slot_bytes: 4 << 10, slots: 128 },
-        Class { slot_bytes: 64 << 10, slots: 16 },
-        Class { slot_bytes: 256 << 10, slots: 8 },
+        SlotClass { slot_bytes: 4 << 10, slots: 128 },
+        SlotClass { slot_bytes: 64 << 10, slots: 16 },
+        SlotClass { slot_bytes: 256 << 10, slots: 8 },
     ];
 }
 
@@ -57,9 +57,9 @@ pub(crate) fn serve_disk(
     let how = FileOptions { write: true, direct: true, uring: true };
     let file = OpenedFile::new(fd, how)?;
     // Images that allocate clusters make their files grow.
-    let grows = draconis_container::grows(&file.head()?);
-    let file = if grows { file.growing()? } else { file };
-    let file = Arc::new(if discards { file.discarding() } else { file }.start());
+    let grows = draconis_container::is_growing_format(&file.read_file_head()?);
+    let file = if grows { file.with_growth()? } else { file };
+    let file = Arc::new(if discards { file.with_discards() } else { file }.start());
     let (served, last) = (Arc::downgrade(&file), Arc::new(OnceLock::new()));
     let (told, mark) = (last.clone(), Arc::new(AtomicU64::new(0)));
     let marking = mark.clone();
@@ -67,11 +67,11 @@ pub(crate) fn serve_disk(
     let ends: Vec<_> = lanes.filter_map(|lane| session.server::<disk::Disk>(lane)).collect();
     let thread = std::thread::Builder::new().name("disk".into()).spawn(move || {
         let disk = AcceptedMarkDisk::new(file.clone(), marking);
-        if let Err(lost) = serve(&disk, ends, NO_TIMEOUT) {
+        if let Err(lost) = serve_remote_disk(&disk, ends, NO_TIMEOUT) {
             log::debug!("a worker's disk was closed: {lost}");
         }
         drop(disk);
-        if let Some(failure) = file.failure() {
+        if let Some(failure) = file.write_failure() {
             // Set once, here.
             let _ = told.set(failure);
         }
@@ -95,7 +95,7 @@ impl DiskService {
     /// Returns the error that ended all writing, if any, with the next step for the user.
     pub(crate) fn failure(&self) -> Option<String> {
         let failure = match self.served.upgrade() {
-            Some(disk) => disk.failure(),
+            Some(disk) => disk.write_failure(),
             None => self.write_error.get().cloned(),
         };
         let why = match failure? {
@@ -137,7 +137,8 @@ pub(crate) fn split_disk(
         return Err(Error::ServiceEnded);
     }
     let blocks = session.clone();
-    let writes = RemoteDisk::new(ends, Some(Box::new(move |len| blocks.block(len))), NO_TIMEOUT)?;
+    let writes =
+        RemoteDisk::new(ends, Some(Box::new(move |len| blocks.allocate_block(len))), NO_TIMEOUT)?;
     let writes = writes.with_shared_memory(rooms.clone());
     Ok(SplitDisk { reads, writes })
 }
@@ -149,25 +150,25 @@ pub(crate) struct SplitDisk {
 }
 
 impl draconis_device::ForwardingDisk for SplitDisk {
-    type Below = RemoteDisk;
+    type Inner = RemoteDisk;
 
-    fn disk(&self) -> &RemoteDisk {
+    fn inner_disk(&self) -> &RemoteDisk {
         &self.writes
     }
 
     fn properties(&self) -> Properties {
-        let Properties { read_only, atomic, discards, .. } = self.disk().properties();
+        let Properties { read_only, atomic, discards, .. } = self.inner_disk().properties();
         Properties { read_only, atomic, discards, ..self.reads.properties() }
     }
 
     fn max_len_bytes(&self) -> u64 {
         // Only `writes` knows the maximum; it reports that as its length.
-        self.disk().properties().len_bytes.max(self.reads.properties().len_bytes)
+        self.inner_disk().properties().len_bytes.max(self.reads.properties().len_bytes)
     }
 
     fn read(&self, at: Extent, into: Block, urgency: Urgency) -> Pending<ReadAnswer> {
         let bounds = Properties { len_bytes: Disk::max_len_bytes(self), ..self.reads.properties() };
-        if let Err(error) = bounds.check(at, into.len()) {
+        if let Err(error) = bounds.check_range(at, into.len()) {
             return Pending::ready(Err(Refused { payload: Some(into), error }));
         }
         self.reads.read(at, into, urgency)
@@ -186,7 +187,8 @@ pub fn open_session_disk(session: &Arc<Session>) -> Result<RemoteDisk, draconis_
         return Err(draconis_device::Error::ServiceEnded);
     }
     let blocks = session.clone();
-    let disk = RemoteDisk::new(ends, Some(Box::new(move |len| blocks.block(len))), NO_TIMEOUT)?;
+    let disk =
+        RemoteDisk::new(ends, Some(Box::new(move |len| blocks.allocate_block(len))), NO_TIMEOUT)?;
     Ok(disk.with_outages())
 }
 
@@ -208,7 +210,7 @@ mod tests {
 
     use super::*;
 
-    fn group(writes: &[(u64, usize, u8)]) -> Group {
+    fn group_of_writes(writes: &[(u64, usize, u8)]) -> Group {
         let write = |&(at_bytes, len, byte): &(u64, usize, u8)| {
             let mut block = Block::private(len);
             block.copy_in(0, &vec![byte; len]);
@@ -219,13 +221,15 @@ mod tests {
 
     /// Returns the service of the disk in `file`, its session, the socket for the worker, and the
     /// page pool. Both endpoints of the session are in this process: each is the other's peer.
-    fn served(file: &Path) -> (DiskService, Arc<Session>, OwnedFd, Arc<SharedMemory>) {
+    fn serve_file_to_worker(
+        file: &Path,
+    ) -> (DiskService, Arc<Session>, OwnedFd, Arc<SharedMemory>) {
         let writable = File::options().read(true).write(true).open(file).unwrap();
         let mut all = SessionConfig {
             static_lanes: 1,
             host_lanes: 0,
             guest_lanes: 0,
-            host: vec![Class { slot_bytes: 4096, slots: 1 }],
+            host: vec![SlotClass { slot_bytes: 4096, slots: 1 }],
             guest: vec![],
         };
         add_disk_lanes(&mut all);
@@ -237,10 +241,10 @@ mod tests {
     }
 
     #[test]
-    fn what_one_end_writes_the_other_reads() {
+    fn worker_and_keeper_see_each_others_writes() {
         let file = tempfile::NamedTempFile::new().unwrap();
         file.as_file().set_len(8 << 20).unwrap();
-        let (service, _host, socket, memory) = served(file.path());
+        let (service, _host, socket, memory) = serve_file_to_worker(file.path());
         let guest = accept(&socket, Instant::now() + Duration::from_secs(10)).unwrap();
         let how = FileOptions { write: false, direct: true, uring: false };
         let reads = FileDisk::open(file.path(), how).unwrap();
@@ -248,11 +252,11 @@ mod tests {
             crate::oplog::map_existing(memory.as_fd().try_clone_to_owned().unwrap()).unwrap();
         let log = crate::oplog::OpLog::new(theirs, 1).unwrap();
         guest.register_pool(log.memory().clone());
-        let disk = split_disk(reads, &guest, 1, log.buffers()).unwrap();
+        let disk = split_disk(reads, &guest, 1, log.buffer_pool()).unwrap();
         assert!(!disk.properties().read_only && disk.properties().len_bytes == 8 << 20);
         let chain = vec![
-            group(&[(0, 4096, 1), (8192, 512, 2)]),
-            group(&[(1 << 20, 3 << 20, 3), (512, 512, 4)]),
+            group_of_writes(&[(0, 4096, 1), (8192, 512, 2)]),
+            group_of_writes(&[(1 << 20, 3 << 20, 3), (512, 512, 4)]),
         ];
         let tickets = disk.submit_chain(chain, &[]).unwrap();
         disk.wait_visible(tickets[0]).unwrap();
@@ -268,7 +272,7 @@ mod tests {
         );
         // From pool buffers: three slices, of which two are adjacent both on the disk and in
         // memory.
-        let mut room = log.buffers().allocate(3 << 20).unwrap();
+        let mut room = log.buffer_pool().allocate(3 << 20).unwrap();
         room.iter_mut().enumerate().for_each(|(at, byte)| *byte = (at / 1024) as u8);
         let (sent, room) = (room.to_vec(), Arc::new(room));
         let mut block = Block::unallocated(5 << 20);
@@ -285,7 +289,7 @@ mod tests {
         let block = disk.read_now(extent, Block::private(5 << 20)).unwrap();
         let expected = [&sent[..2 << 20], &sent[..]].concat();
         assert!(block.bytes().unwrap() == expected);
-        let beyond = disk.submit(group(&[(8 << 20, 512, 9)]), &[]).unwrap_err();
+        let beyond = disk.submit(group_of_writes(&[(8 << 20, 512, 9)]), &[]).unwrap_err();
         assert!(matches!(beyond.error, Error::OutOfRange { .. }), "{}", beyond.error);
         assert_eq!(service.failure(), None);
         drop(disk);
@@ -300,32 +304,33 @@ mod tests {
 
     /// Offsets of a mailbox and its fields: see the lanes of `exchange`.
     const MAILBOX_STRIDE: u64 = 17 * 128;
-    const FINGERPRINT_AT: u64 = 2120;
-    const CLOSED_AT: u64 = 2112;
+    const FINGERPRINT_OFFSET: u64 = 2120;
+    const CLOSED_WORD_OFFSET: u64 = 2112;
     /// Slot number of a block that is in the page pool.
     const POOL_SLOT: u32 = u32::MAX;
 
     impl HostileWorker {
         fn accept(socket: &OwnedFd) -> Self {
-            let hello = descriptors::receive(socket, &mut [0; 512], RecvFlags::empty()).unwrap();
+            let hello =
+                descriptors::receive_with_fds(socket, &mut [0; 512], RecvFlags::empty()).unwrap();
             let mut fds = hello.fds.into_iter();
             let memory = fds.next().unwrap();
             // The fd after the memory is the pidfd.
             Self { memory, event_fds: fds.skip(1).collect() }
         }
 
-        fn put(&self, lane: u32, at: u64, bytes: &[u8]) {
+        fn write_mailbox(&self, lane: u32, at: u64, bytes: &[u8]) {
             let at = u64::from(lane) * 2 * MAILBOX_STRIDE + at;
             assert_eq!(rustix::io::pwrite(&self.memory, bytes, at), Ok(bytes.len()));
         }
 
-        fn signal(&self, lane: u32) {
+        fn signal_lane(&self, lane: u32) {
             rustix::io::write(&self.event_fds[lane as usize * 2], &1u64.to_ne_bytes()).unwrap();
         }
 
         /// Submits a group as the first message of `lane`. Each block is its offset on the disk,
         /// its offset in the page pool, and its length.
-        fn submit(&self, lane: u32, blocks: &[(u64, u32, u32)]) {
+        fn submit_forged_group(&self, lane: u32, blocks: &[(u64, u32, u32)]) {
             let mut payload = (blocks.len() as u32).to_le_bytes().to_vec();
             for (at, place, len) in blocks {
                 payload.extend(at.to_le_bytes());
@@ -341,16 +346,16 @@ mod tests {
             let messages = disk::Disk::TABLE.messages;
             let tag = messages.iter().position(|it| it.name == "Submit").unwrap() as u64;
             let head = 1 << 48 | 1 << 32 | tag << 16 | payload.len() as u64;
-            self.put(lane, FINGERPRINT_AT, &disk::Disk::FINGERPRINT.to_ne_bytes());
-            self.put(lane, 8, &payload);
-            self.put(lane, 0, &head.to_ne_bytes());
-            self.signal(lane);
+            self.write_mailbox(lane, FINGERPRINT_OFFSET, &disk::Disk::FINGERPRINT.to_ne_bytes());
+            self.write_mailbox(lane, 8, &payload);
+            self.write_mailbox(lane, 0, &head.to_ne_bytes());
+            self.signal_lane(lane);
         }
 
-        fn close(&self) {
+        fn close_all_lanes(&self) {
             for lane in 1..=DISK_LANES {
-                self.put(lane, CLOSED_AT, &(1u64 << 63 | 1 << 16).to_ne_bytes());
-                self.signal(lane);
+                self.write_mailbox(lane, CLOSED_WORD_OFFSET, &(1u64 << 63 | 1 << 16).to_ne_bytes());
+                self.signal_lane(lane);
             }
         }
     }
@@ -360,7 +365,7 @@ mod tests {
         let file = tempfile::NamedTempFile::new().unwrap();
         let before: Vec<u8> = (0..1 << 20).map(|at| (at / 512) as u8).collect();
         std::fs::write(file.path(), &before).unwrap();
-        let end = crate::oplog::MEMORY_BYTES as u32;
+        let end = crate::oplog::OPLOG_MEMORY_BYTES as u32;
         let good = (4096, 8192, 512);
         for (lie, place) in [
             ((0, end, 512), end),
@@ -370,24 +375,24 @@ mod tests {
             ((0, u32::MAX, u32::MAX), u32::MAX),
             ((0, 512, 0), 512),
         ] {
-            let (service, host, socket, _memory) = served(file.path());
+            let (service, host, socket, _memory) = serve_file_to_worker(file.path());
             let liar = HostileWorker::accept(&socket);
             // The valid block of the same message is not written, either.
-            liar.submit(2, &[good, lie]);
-            liar.close();
+            liar.submit_forged_group(2, &[good, lie]);
+            liar.close_all_lanes();
             service.join();
             assert_eq!(host.violation(), Some(Violation::PoolRange(place)), "{lie:?}");
             assert!(std::fs::read(file.path()).unwrap() == before, "{lie:?}");
         }
         // Writes beyond the end of the disk are refused, but are no protocol violation. Neither are
         // two writes whose source ranges overlap.
-        let (service, host, socket, memory) = served(file.path());
+        let (service, host, socket, memory) = serve_file_to_worker(file.path());
         let liar = HostileWorker::accept(&socket);
         memory.copy_in(8192, &[0xee; 1024]);
-        liar.submit(1, &[good, (1 << 20, 8192, 512)]);
-        liar.submit(2, &[good, (u64::MAX - 511, 8192, 512)]);
-        liar.submit(3, &[(4096, 8192, 1024), (8192, 8192 + 512, 512)]);
-        liar.close();
+        liar.submit_forged_group(1, &[good, (1 << 20, 8192, 512)]);
+        liar.submit_forged_group(2, &[good, (u64::MAX - 511, 8192, 512)]);
+        liar.submit_forged_group(3, &[(4096, 8192, 1024), (8192, 8192 + 512, 512)]);
+        liar.close_all_lanes();
         service.join();
         assert_eq!(host.violation(), None);
         let mut after = before;

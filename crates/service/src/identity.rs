@@ -11,7 +11,7 @@ use crate::remote_disk;
 ///
 /// # Errors
 /// A message for the user.
-pub(crate) fn identity(volume: &Path) -> Result<(u64, u64), String> {
+pub(crate) fn file_identity(volume: &Path) -> Result<(u64, u64), String> {
     if let Some(address) = remote_disk::parse_url(volume) {
         return Ok(remote_disk::url_identity(address));
     }

@@ -40,7 +40,7 @@ use rustix::net::RecvFlags;
 use crate::mount_table;
 use crate::mounter::Mounter;
 use crate::options::MountOptions;
-use crate::protocol::{self, Kept, MountStatus, Reply, Request, Status};
+use crate::protocol::{self, KeeperMount, MountStatus, Reply, Request, Status};
 use crate::worker_process::WorkerExit;
 
 /// Timeout for the first request to a newly started keeper.
@@ -48,11 +48,11 @@ const FIRST_REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 /// Timeout of `status` for fresh numbers from the worker.
 const STATUS_TIMEOUT: Duration = Duration::from_millis(300);
 /// Timeout for the kernel's first request.
-const INIT_TIMEOUT: Duration = Duration::from_secs(10);
+const FUSE_INIT_TIMEOUT: Duration = Duration::from_secs(10);
 /// Timeout of a close that has changes to write. A hang is detected by other means.
-const CLOSE_TIMEOUT: Duration = Duration::from_secs(600);
+const VOLUME_CLOSE_TIMEOUT: Duration = Duration::from_secs(600);
 /// Poll interval for detecting that a dead mount was removed.
-const POLL_INTERVAL: Duration = Duration::from_secs(1);
+const DEAD_MOUNT_POLL_INTERVAL: Duration = Duration::from_secs(1);
 
 /// A keeper and its mount.
 pub struct Keeper {
@@ -147,14 +147,14 @@ impl Keeper {
                 keeper.clients.fetch_add(1, Ordering::Relaxed);
                 let keeper = keeper.clone();
                 std::thread::spawn(move || {
-                    keeper.serve(&client);
+                    keeper.serve_client(&client);
                     drop(client);
                     keeper.clients.fetch_sub(1, Ordering::Relaxed);
                     keeper.notify_waiters();
                 });
             }
         });
-        self.wait_until_over();
+        self.wait_until_ended();
         if let Some(path) = self.listener.local_addr()?.as_pathname() {
             // The directory may be gone already.
             let _ = std::fs::remove_file(path);
@@ -162,27 +162,27 @@ impl Keeper {
         Ok(())
     }
 
-    fn serve(self: &Arc<Self>, client: &UnixStream) {
+    fn serve_client(self: &Arc<Self>, client: &UnixStream) {
         if !protocol::is_same_user(client) {
             return;
         }
-        let reply = match protocol::receive(client) {
+        let reply = match protocol::receive_line(client) {
             Ok(Request::Watch) => return self.serve_watcher(client),
-            Ok(request) => self.answer(request, client),
+            Ok(request) => self.handle_request(request, client),
             Err(error) => Reply::Failed { why: format!("the request makes no sense: {error}") },
         };
         // Fails only if the client is gone.
-        let _ = protocol::send(client, &reply);
+        let _ = protocol::send_line(client, &reply);
     }
 
-    fn answer(self: &Arc<Self>, request: Request, client: &UnixStream) -> Reply {
+    fn handle_request(self: &Arc<Self>, request: Request, client: &UnixStream) -> Reply {
         let failed = |why| Reply::Failed { why };
         if let Request::Mount { volume, disk, mount_point, options, replace, means } = request {
             let means = means.as_deref();
             let mounted = self.mount(volume, disk, mount_point, *options, replace, means);
             return mounted.map_or_else(failed, |notes| Reply::Mounted { notes });
         }
-        let Some(mount) = self.current() else { return Reply::NotMounted };
+        let Some(mount) = self.active_mount() else { return Reply::NotMounted };
         match request {
             Request::Status => Reply::Status(self.status(&mount)),
             Request::Remount { read_only, .. } => match self.remount(&mount, read_only) {
@@ -195,7 +195,7 @@ impl Keeper {
                 Err(why) => failed(why),
             },
             Request::End => self.shut_down_mount(&mount).map_or_else(failed, |()| Reply::Done),
-            Request::Wait { .. } => Reply::Ended { why: self.wait(&mount) },
+            Request::Wait { .. } => Reply::Ended { why: self.wait_until_unserved(&mount) },
             Request::Upgrade { program } => failed(self.upgrade(&mount, program, client)),
             other => failed(format!("a keeper cannot be asked that: {other:?}")),
         }
@@ -210,12 +210,12 @@ impl Keeper {
         let Mount { volume, disk, identity, mount_point, .. } = &*mount;
         let (volume, mount_point) = (volume.clone(), mount_point.clone());
         let (identity, disk) = (*identity, disk.clone());
-        let kept = Reply::Kept(Kept { volume, disk, identity, mount_point });
+        let kept = Reply::Kept(KeeperMount { volume, disk, identity, mount_point });
         let mut watchers = lock(&self.watchers);
         watchers.retain(is_connected);
-        let mut sent = protocol::send(&client, &kept);
+        let mut sent = protocol::send_line(&client, &kept);
         if let MountPhase::Ended { why, .. } = mount.phase() {
-            sent = sent.and_then(|()| protocol::send(&client, &Reply::Ended { why }));
+            sent = sent.and_then(|()| protocol::send_line(&client, &Reply::Ended { why }));
         }
         if sent.is_ok() {
             watchers.push(client);
@@ -223,7 +223,7 @@ impl Keeper {
     }
 
     /// Returns the mount, unless it has ended.
-    fn current(&self) -> Option<Arc<Mount>> {
+    fn active_mount(&self) -> Option<Arc<Mount>> {
         lock(&self.mount).clone().filter(|mount| !mount.has_ended())
     }
 
@@ -233,7 +233,7 @@ impl Keeper {
     }
 
     /// Waits until nothing serves `mount`; returns the reason if the end was not requested.
-    fn wait(&self, mount: &Mount) -> Option<String> {
+    fn wait_until_unserved(&self, mount: &Mount) -> Option<String> {
         self.wait_while(mount, None, Mount::is_served);
         match mount.phase() {
             MountPhase::Ended { why, .. } => why,
@@ -253,7 +253,7 @@ impl Keeper {
 
     /// Waits until nothing is mounted and no client waits for a reply. A dead mount counts as
     /// mounted, because only this process knows why it died.
-    fn wait_until_over(&self) {
+    fn wait_until_ended(&self) {
         let mount = self.wait_for_mount(Instant::now() + FIRST_REQUEST_TIMEOUT);
         let mut held = lock(&self.mount);
         loop {
@@ -261,7 +261,7 @@ impl Keeper {
             if is_over && self.clients.load(Ordering::Relaxed) == 0 {
                 return;
             }
-            let waited = self.changed.wait_timeout(held, POLL_INTERVAL);
+            let waited = self.changed.wait_timeout(held, DEAD_MOUNT_POLL_INTERVAL);
             held = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
     }
@@ -286,7 +286,7 @@ impl Mount {
     }
 
     /// Kills its worker without a successor.
-    fn kill(&self) {
+    fn kill_worker(&self) {
         let mut state = lock(&self.state);
         state.is_final_worker = true;
         if let Some(worker) = &state.worker {
@@ -303,7 +303,7 @@ impl Mount {
     fn is_in_place(&self) -> bool {
         let device = lock(&self.state).device.clone();
         device.is_some_and(|device| {
-            let mut all = mount_table::mounts().into_iter();
+            let mut all = mount_table::read_mounts().into_iter();
             all.any(|entry| entry.device == device && entry.mount_point == self.mount_point)
         })
     }

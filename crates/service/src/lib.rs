@@ -58,7 +58,7 @@ mod tests {
     use super::error_text;
 
     #[test]
-    fn numbers_of_errors_are_left_out() {
+    fn error_text_omits_os_error_numbers() {
         assert_eq!(error_text("x (os error 28): y (os error z) (os error 5)"), "x: y (os error z)");
         let missing = std::io::Error::from_raw_os_error(2);
         assert_eq!(error_text(&missing), "No such file or directory");

@@ -106,7 +106,7 @@ impl LocalVolume {
         let (client, server) = channel::pair();
         let Self { tree, timeout: patience } = self.clone();
         std::thread::Builder::new().name("volume".into()).spawn(move || {
-            if let Err(lost) = tree::serve(server, &*tree, patience) {
+            if let Err(lost) = tree::serve_tree(server, &*tree, patience) {
                 log::info!("a client of the volume was lost: {lost}");
             }
         })?;

@@ -20,15 +20,17 @@ use std::time::{Duration, Instant};
 
 use self::keepers::{KeeperHandle, KeeperPhase, KeeperRequestError};
 use crate::client::RuntimeDir;
-use crate::identity::identity;
-use crate::protocol::{self, Kept, LostMount, Reply, Request, Status, Upgraded, volume_name};
+use crate::identity::file_identity;
+use crate::protocol::{
+    self, KeeperMount, LostMount, Reply, Request, Status, UpgradeResult, display_name,
+};
 
 /// Timeout for an ending mount to release its volume and directory.
-const GIVE_BACK_WAIT: Duration = Duration::from_secs(3);
+const VOLUME_RELEASE_TIMEOUT: Duration = Duration::from_secs(3);
 /// Timeout for a keeper's status reply.
-const STATUS_WAIT: Duration = Duration::from_secs(2);
+const KEEPER_STATUS_TIMEOUT: Duration = Duration::from_secs(2);
 /// Poll interval for detecting that a keeper has gone without notice.
-const LOOK_EVERY: Duration = Duration::from_secs(1);
+const KEEPER_POLL_INTERVAL: Duration = Duration::from_secs(1);
 /// Number of remembered lost mounts.
 const MAX_LOST_MOUNTS: usize = 16;
 
@@ -63,7 +65,7 @@ impl Manager {
             clients: AtomicU64::new(0),
             is_retiring: AtomicBool::new(false),
         });
-        manager.find_keepers()?;
+        manager.adopt_running_keepers()?;
         Ok(manager)
     }
 
@@ -75,7 +77,7 @@ impl Manager {
                 manager.clients.fetch_add(1, Ordering::Relaxed);
                 let manager = manager.clone();
                 std::thread::spawn(move || {
-                    manager.serve(&client);
+                    manager.serve_client(&client);
                     drop(client);
                     manager.clients.fetch_sub(1, Ordering::Relaxed);
                     manager.notify_waiters();
@@ -84,30 +86,30 @@ impl Manager {
         });
     }
 
-    fn serve(self: &Arc<Self>, client: &UnixStream) {
+    fn serve_client(self: &Arc<Self>, client: &UnixStream) {
         if !protocol::is_same_user(client) {
             return;
         }
-        let request = protocol::receive(client);
+        let request = protocol::receive_line(client);
         let retires = matches!(request, Ok(Request::Retire));
         let reply = match request {
-            Ok(request) => self.answer(request),
+            Ok(request) => self.handle_request(request),
             Err(error) => Reply::Failed { why: format!("the request makes no sense: {error}") },
         };
         // Fails only if the client is gone.
-        let _ = protocol::send(client, &reply);
+        let _ = protocol::send_line(client, &reply);
         if retires {
             self.is_retiring.store(true, Ordering::Relaxed);
             self.notify_waiters();
         }
     }
 
-    fn answer(self: &Arc<Self>, request: Request) -> Reply {
+    fn handle_request(self: &Arc<Self>, request: Request) -> Reply {
         let at = match &request {
             Request::Mount { volume, disk, mount_point, replace, .. } => {
                 let mount_point = mount_point.clone();
-                let kept = identity(volume).map(|identity| Kept {
-                    volume: volume_name(volume, disk.as_deref()),
+                let kept = file_identity(volume).map(|identity| KeeperMount {
+                    volume: display_name(volume, disk.as_deref()),
                     disk: disk.clone(),
                     identity,
                     mount_point,
@@ -129,10 +131,10 @@ impl Manager {
         };
         let is_wait = matches!(request, Request::Wait { .. });
         loop {
-            let Some(keeper) = self.find(at) else {
+            let Some(keeper) = self.find_keeper(at) else {
                 return if is_wait { Reply::Ended { why: None } } else { Reply::NotMounted };
             };
-            match keeper.request(&request, None) {
+            match keeper.send_request(&request, None) {
                 Ok(reply) => return reply,
                 // The keeper is being upgraded: repeat the wait.
                 Err(KeeperRequestError::Lost(_)) if is_wait && keeper.is_running() => {}
@@ -147,7 +149,7 @@ impl Manager {
     }
 
     /// Returns the keeper of a mount point; prefers a served mount to a dead one.
-    fn find(&self, mount_point: &Path) -> Option<Arc<KeeperHandle>> {
+    fn find_keeper(&self, mount_point: &Path) -> Option<Arc<KeeperHandle>> {
         let mut keepers = self.keepers();
         keepers.retain(|keeper| keeper.mount.mount_point == mount_point);
         let served = keepers.iter().rposition(|keeper| !keeper.is_dead());
@@ -163,28 +165,32 @@ impl Manager {
     /// A message for the user.
     fn mount(
         self: &Arc<Self>,
-        kept: Kept,
+        kept: KeeperMount,
         request: &Request,
         replace: bool,
     ) -> Result<Reply, String> {
         let cannot = |error| format!("cannot start a keeper: {error}");
         // Reserve first: two requests for one volume cannot both pass.
-        let (id, keeper) = self.reserve(kept, replace)?;
-        let started = keeper.start().map_err(cannot).and_then(|()| {
-            keeper.request(request, None).map_err(|why| format!("its keeper was lost: {why}"))
+        let (id, keeper) = self.reserve_keeper(kept, replace)?;
+        let started = keeper.spawn_process().map_err(cannot).and_then(|()| {
+            keeper.send_request(request, None).map_err(|why| format!("its keeper was lost: {why}"))
         });
         if matches!(started, Ok(Reply::Mounted { .. })) {
             keeper.set_phase(KeeperPhase::Serving);
             self.watch_keeper(id, &keeper);
         } else {
-            self.release(id);
+            self.remove_keeper(id);
         }
         started
     }
 
     /// Reserves an id and a table entry for a future mount.
-    fn reserve(&self, kept: Kept, replace: bool) -> Result<(u64, Arc<KeeperHandle>), String> {
-        let until = Instant::now() + GIVE_BACK_WAIT;
+    fn reserve_keeper(
+        &self,
+        kept: KeeperMount,
+        replace: bool,
+    ) -> Result<(u64, Arc<KeeperHandle>), String> {
+        let until = Instant::now() + VOLUME_RELEASE_TIMEOUT;
         let mut keepers = lock(&self.keepers);
         loop {
             let conflict = keepers.values().find_map(|other| {
@@ -208,7 +214,7 @@ impl Manager {
         Ok((id, entry))
     }
 
-    fn release(&self, id: u64) {
+    fn remove_keeper(&self, id: u64) {
         lock(&self.keepers).remove(&id);
         self.changed.notify_all();
     }
@@ -231,12 +237,12 @@ impl Manager {
     }
 
     /// Upgrades all mounts to `program`, one after the other.
-    fn upgrade(&self, program: &Path) -> Vec<Upgraded> {
+    fn upgrade(&self, program: &Path) -> Vec<UpgradeResult> {
         let keepers = self.keepers().into_iter().filter(|keeper| !keeper.is_dead());
         let upgrade = |keeper: &KeeperHandle| {
             let request = Request::Upgrade { program: program.to_path_buf() };
             let mount_point = keeper.mount.mount_point.clone();
-            let why = match keeper.request(&request, None) {
+            let why = match keeper.send_request(&request, None) {
                 Ok(Reply::Done) => None,
                 Ok(Reply::Failed { why }) => Some(why),
                 // It was unmounted meanwhile.
@@ -246,7 +252,7 @@ impl Manager {
                     Some(format!("its keeper was lost: {error}"))
                 }
             };
-            Some(Upgraded { mount_point, why })
+            Some(UpgradeResult { mount_point, why })
         };
         keepers.filter_map(|keeper| upgrade(&keeper)).collect()
     }
@@ -255,7 +261,7 @@ impl Manager {
     /// changes are refused.
     pub fn unmount_all(&self) {
         for keeper in self.keepers() {
-            match keeper.request(&Request::End, None) {
+            match keeper.send_request(&Request::End, None) {
                 Ok(Reply::Failed { why }) => log::error!("{why}"),
                 Ok(_) | Err(KeeperRequestError::Gone) => {}
                 Err(KeeperRequestError::Lost(error)) => {
@@ -274,7 +280,7 @@ impl Manager {
             if self.is_retiring() {
                 return;
             }
-            let wait = LOOK_EVERY.min(idle);
+            let wait = KEEPER_POLL_INTERVAL.min(idle);
             keepers =
                 self.changed.wait_timeout(keepers, wait).unwrap_or_else(PoisonError::into_inner).0;
             if !keepers.is_empty() || self.clients.load(Ordering::Relaxed) > 0 {

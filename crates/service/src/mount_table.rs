@@ -12,9 +12,9 @@ use std::time::Duration;
 use rustix::io::Errno;
 
 /// File system types of our mounts: of files, and of block devices.
-const TYPES: [&str; 2] = ["fuse.draconis", "fuseblk.draconis"];
+const FUSE_FS_TYPES: [&str; 2] = ["fuse.draconis", "fuseblk.draconis"];
 /// Timeout after which a mount counts as silent.
-const ANSWER_WAIT: Duration = Duration::from_secs(1);
+const PROBE_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// One line of the table (proc_pid_mountinfo(5)).
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -44,8 +44,8 @@ pub enum ServerState {
 
 impl MountEntry {
     /// Returns true if this program mounted it, with its default file system type.
-    pub fn is_ours(&self) -> bool {
-        TYPES.contains(&self.fs_type.as_str())
+    pub fn is_draconis(&self) -> bool {
+        FUSE_FS_TYPES.contains(&self.fs_type.as_str())
     }
 
     /// Returns true if it is a FUSE mount.
@@ -75,14 +75,14 @@ impl MountEntry {
     }
 
     /// Calls `statfs` on it, with a timeout.
-    pub fn probe(&self) -> ServerState {
+    pub fn probe_server(&self) -> ServerState {
         let path = self.mount_point.clone();
         let (done, wait) = channel();
         std::thread::spawn(move || {
             // After the timeout nobody receives the answer.
             let _ = done.send(rustix::fs::statfs(&path).err());
         });
-        match wait.recv_timeout(ANSWER_WAIT) {
+        match wait.recv_timeout(PROBE_TIMEOUT) {
             Ok(Some(Errno::NOTCONN | Errno::CONNABORTED)) => ServerState::Dead,
             Ok(_) => ServerState::Serving,
             Err(_) => ServerState::Silent,
@@ -91,44 +91,45 @@ impl MountEntry {
 }
 
 /// Returns all mounts that this process sees, the latest last.
-pub fn mounts() -> Vec<MountEntry> {
+pub fn read_mounts() -> Vec<MountEntry> {
     let table = std::fs::read("/proc/self/mountinfo").unwrap_or_default();
-    table.split(|&b| b == b'\n').filter_map(parse).collect()
+    table.split(|&b| b == b'\n').filter_map(parse_mountinfo_line).collect()
 }
 
 /// Returns the topmost mount at exactly this path.
-pub fn mount_at(path: &Path) -> Option<MountEntry> {
-    mounts().into_iter().rfind(|entry| entry.mount_point == path)
+pub fn find_mount_at(path: &Path) -> Option<MountEntry> {
+    read_mounts().into_iter().rfind(|entry| entry.mount_point == path)
 }
 
 /// Returns our mounts whose server has ended: those of `user`, or of all users for root. Skips
 /// mounts that `is_known` accepts: a probe keeps a mount busy for a moment, and their keepers know
 /// their state.
-pub fn dead_mounts(
+pub fn find_dead_mounts(
     user: rustix::process::Uid,
     is_known: impl Fn(&MountEntry) -> bool,
 ) -> Vec<MountEntry> {
-    let all = mounts().into_iter();
-    let own = all.filter(|it| it.is_ours() && (user.is_root() || it.user == Some(user.as_raw())));
-    own.filter(|entry| !is_known(entry) && entry.probe() == ServerState::Dead).collect()
+    let all = read_mounts().into_iter();
+    let own =
+        all.filter(|it| it.is_draconis() && (user.is_root() || it.user == Some(user.as_raw())));
+    own.filter(|entry| !is_known(entry) && entry.probe_server() == ServerState::Dead).collect()
 }
 
-fn parse(line: &[u8]) -> Option<MountEntry> {
+fn parse_mountinfo_line(line: &[u8]) -> Option<MountEntry> {
     let text = |field: &[u8]| String::from_utf8_lossy(field).into_owned();
     // Fields: id, parent, major:minor, root, mount point, options, optional fields, a dash, type,
     // source, options of the file system.
     let mut fields = line.split(|&b| b == b' ').skip(2);
     let device = text(fields.next()?);
-    let at = unescape(fields.nth(1)?);
+    let at = unescape_octal(fields.nth(1)?);
     let mut fields = fields.skip_while(|field| *field != b"-").skip(1);
-    let (kind, source) = (text(fields.next()?), unescape(fields.next()?));
+    let (kind, source) = (text(fields.next()?), unescape_octal(fields.next()?));
     let options = text(fields.next().unwrap_or_default());
     let user = options.split(',').find_map(|option| option.strip_prefix("user_id=")?.parse().ok());
     Some(MountEntry { device, mount_point: at, fs_type: kind, source, user })
 }
 
 /// Decodes the octal escapes that the kernel writes for space, tab, newline and backslash.
-fn unescape(field: &[u8]) -> PathBuf {
+fn unescape_octal(field: &[u8]) -> PathBuf {
     let mut bytes = vec![];
     let mut rest = field;
     while let Some((&byte, after)) = rest.split_first() {
@@ -156,23 +157,23 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lines_are_read_as_the_kernel_writes_them() {
+    fn mountinfo_lines_are_parsed() {
         let line = b"131 29 0:45 / /mnt/a\\040b\\134c rw,nosuid shared:7 master:1 - \
             fuse.draconis /srv/my\\040disk.img rw,user_id=1000,group_id=100,allow_other";
-        let entry = parse(line).unwrap();
+        let entry = parse_mountinfo_line(line).unwrap();
         assert_eq!((entry.device.as_str(), entry.user), ("0:45", Some(1000)));
         assert_eq!(entry.mount_point, PathBuf::from("/mnt/a b\\c"));
         assert_eq!(entry.source, PathBuf::from("/srv/my disk.img"));
-        assert!(entry.is_ours() && entry.is_fuse());
+        assert!(entry.is_draconis() && entry.is_fuse());
         let line = b"29 1 8:1 / / rw - ext4 /dev/root rw";
-        assert!(!parse(line).unwrap().is_fuse());
-        assert_eq!(parse(b""), None);
-        assert_eq!(parse(b"29 1 8:1 / /"), None);
+        assert!(!parse_mountinfo_line(line).unwrap().is_fuse());
+        assert_eq!(parse_mountinfo_line(b""), None);
+        assert_eq!(parse_mountinfo_line(b"29 1 8:1 / /"), None);
     }
 
     #[test]
-    fn odd_escapes_are_kept() {
-        assert_eq!(unescape(b"/odd\\9\\"), PathBuf::from("/odd\\9\\"));
-        assert!(mount_at(Path::new("/")).is_some());
+    fn invalid_escapes_are_kept() {
+        assert_eq!(unescape_octal(b"/odd\\9\\"), PathBuf::from("/odd\\9\\"));
+        assert!(find_mount_at(Path::new("/")).is_some());
     }
 }

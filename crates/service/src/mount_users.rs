@@ -8,23 +8,23 @@ use std::path::Path;
 use crate::mount_table::{self, MountEntry};
 
 /// Maximum number of processes that are examined.
-const PROCESSES_MAX: usize = 1 << 15;
+const MAX_SCANNED_PROCESSES: usize = 1 << 15;
 /// Maximum number of descriptors examined per process.
-const DESCRIPTORS_MAX: usize = 4096;
+const MAX_SCANNED_FDS: usize = 4096;
 /// Maximum size of a process's table of mappings, in bytes.
 const MAX_MAPS_BYTES: usize = 4 << 20;
 /// Maximum number of users that are named.
-const MAX_NAMED: usize = 8;
+const MAX_LISTED_USERS: usize = 8;
 
 /// Describes the users of `mount`, as the end of a sentence.
 pub(crate) fn describe_mount_users(mount: &MountEntry) -> String {
-    let mut said: Vec<String> = processes(mount);
-    let more = said.len().saturating_sub(MAX_NAMED);
-    said.truncate(MAX_NAMED);
+    let mut said: Vec<String> = processes_using(mount);
+    let more = said.len().saturating_sub(MAX_LISTED_USERS);
+    said.truncate(MAX_LISTED_USERS);
     if more > 0 {
         said.push(format!("{more} more"));
     }
-    said.extend(nested_mounts(mount).into_iter().take(MAX_NAMED));
+    said.extend(nested_mounts(mount).into_iter().take(MAX_LISTED_USERS));
     if said.is_empty() {
         return "something that this user may not see uses it".into();
     }
@@ -34,21 +34,21 @@ pub(crate) fn describe_mount_users(mount: &MountEntry) -> String {
 /// Returns all visible users that keep `mount` from being unmounted. Invisible ones are usually
 /// gone in a moment: a file that the kernel is about to close.
 pub(crate) fn find_mount_users(mount: &MountEntry) -> Vec<String> {
-    [processes(mount), nested_mounts(mount)].concat()
+    [processes_using(mount), nested_mounts(mount)].concat()
 }
 
 fn nested_mounts(mount: &MountEntry) -> Vec<String> {
-    let below = mount_table::mounts().into_iter();
+    let below = mount_table::read_mounts().into_iter();
     let below = below.filter(|it| {
         it.mount_point != mount.mount_point && it.mount_point.starts_with(&mount.mount_point)
     });
     below.map(|it| format!("what is mounted on {}", it.mount_point.display())).collect()
 }
 
-fn processes(mount: &MountEntry) -> Vec<String> {
+fn processes_using(mount: &MountEntry) -> Vec<String> {
     let Ok(all) = std::fs::read_dir("/proc") else { return vec![] };
     let mut found = vec![];
-    for process in all.flatten().take(PROCESSES_MAX) {
+    for process in all.flatten().take(MAX_SCANNED_PROCESSES) {
         let name = process.file_name();
         let Some(pid) = name.to_str().and_then(|name| name.parse::<u32>().ok()) else { continue };
         let dir = process.path();
@@ -69,10 +69,10 @@ fn process_uses_mount(process: &Path, mount: &MountEntry) -> bool {
         return true;
     }
     let descriptors = std::fs::read_dir(process.join("fd")).into_iter().flatten().flatten();
-    if descriptors.take(DESCRIPTORS_MAX).any(|entry| leads_there(&entry.path())) {
+    if descriptors.take(MAX_SCANNED_FDS).any(|entry| leads_there(&entry.path())) {
         return true;
     }
-    maps(process)
+    read_maps(process)
         .is_some_and(|table| table.split(|&b| b == b'\n').any(|line| is_mapping_of(line, mount)))
 }
 
@@ -80,17 +80,17 @@ fn process_uses_mount(process: &Path, mount: &MountEntry) -> bool {
 /// path.
 fn is_mapping_of(line: &[u8], mount: &MountEntry) -> bool {
     let mut fields = line.split(|&b| b == b' ').filter(|field| !field.is_empty()).skip(3);
-    let device = fields.next().and_then(|field| device_of(std::str::from_utf8(field).ok()?));
+    let device = fields.next().and_then(|field| mapping_device(std::str::from_utf8(field).ok()?));
     device.is_some_and(|device| device == mount.device)
 }
 
-fn device_of(field: &str) -> Option<String> {
+fn mapping_device(field: &str) -> Option<String> {
     let (major, minor) = field.split_once(':')?;
     let number = |digits| u32::from_str_radix(digits, 16).ok();
     Some(format!("{}:{}", number(major)?, number(minor)?))
 }
 
-fn maps(process: &Path) -> Option<Vec<u8>> {
+fn read_maps(process: &Path) -> Option<Vec<u8>> {
     use std::io::Read;
     let mut table = vec![];
     let file = std::fs::File::open(process.join("maps")).ok()?;
@@ -103,7 +103,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn mappings_are_told_by_device() {
+    fn mappings_are_matched_by_device() {
         let mount = MountEntry {
             device: "0:45".into(),
             mount_point: "/mnt/a".into(),
@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_that_works_in_a_directory_is_named() {
+    fn process_with_cwd_in_mount_is_listed() {
         let dir = tempfile::tempdir().unwrap();
         let dir = dir.path().canonicalize().unwrap();
         let mount = MountEntry {

@@ -59,8 +59,8 @@ impl DetachError {
         match self {
             Self::Failed(why) => why,
             Self::Busy => {
-                let holders =
-                    mount_table::mount_at(mount_point).map(|mount| describe_mount_users(&mount));
+                let holders = mount_table::find_mount_at(mount_point)
+                    .map(|mount| describe_mount_users(&mount));
                 let holders = holders.unwrap_or_else(|| "it is in use".into());
                 let name = mount_point.display();
                 format!("{name} is busy: {holders}; end that, or take it away at once with --force")

@@ -144,13 +144,13 @@ impl Default for MountOptions {
 }
 
 /// Memory of a cached inode, in bytes.
-const INODE_BYTES: u64 = 512;
+const CACHED_INODE_BYTES: u64 = 512;
 /// Memory of a block-map cache entry, in bytes.
-const BLOCK_MAP_BYTES: u64 = 2048;
+const CACHED_BLOCK_MAP_BYTES: u64 = 2048;
 
 /// Memory for writing beside the changes themselves, in bytes: data on its way to the disk, and a
 /// request and a reply for each FUSE thread.
-const WRITE_MEMORY_BYTES: u64 = 64 << 20;
+const WRITE_BUFFERS_BYTES: u64 = 64 << 20;
 
 /// An invalid mount option.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -305,22 +305,22 @@ impl MountOptions {
         let writing = match self.read_only {
             true => 0,
             // Current changes, and earlier ones that are not written yet.
-            false => self.dirty_bytes.saturating_mul(2).saturating_add(WRITE_MEMORY_BYTES),
+            false => self.dirty_bytes.saturating_mul(2).saturating_add(WRITE_BUFFERS_BYTES),
         };
         (64_u64 << 20)
             .saturating_add(self.data_cache_bytes)
             .saturating_add(writing)
-            .saturating_add(each(self.inode_cache, INODE_BYTES))
-            .saturating_add(each(self.block_map_cache, BLOCK_MAP_BYTES))
+            .saturating_add(each(self.inode_cache, CACHED_INODE_BYTES))
+            .saturating_add(each(self.block_map_cache, CACHED_BLOCK_MAP_BYTES))
     }
 
     /// Applies a comma-separated list; later options win.
     ///
     /// # Errors
     /// See [`OptionError`].
-    pub fn add(&mut self, list: &str) -> Result<(), OptionError> {
-        for option in split(list) {
-            self.add_one(&option)?;
+    pub fn add_list(&mut self, list: &str) -> Result<(), OptionError> {
+        for option in split_option_list(list) {
+            self.add_option(&option)?;
         }
         if self.offset_bytes.is_some() && self.partition.is_some() {
             return Err(OptionError::OffsetAndPartition);
@@ -328,7 +328,7 @@ impl MountOptions {
         Ok(())
     }
 
-    fn add_one(&mut self, option: &str) -> Result<(), OptionError> {
+    fn add_option(&mut self, option: &str) -> Result<(), OptionError> {
         let (name, value) = option.split_once('=').unwrap_or((option, ""));
         match name {
             "ro" => self.read_only = true,
@@ -350,9 +350,9 @@ impl MountOptions {
             // Option of fuse2fs: mounts like the kernel's driver.
             "kernel" => (self.allow_other, self.dev, self.suid) = (true, true, true),
             "norecovery" => self.read_only = true,
-            "fsname" => self.source = Some(text("fsname", value)?),
-            "subtype" => self.subtype = Some(text("subtype", value)?),
-            "errors" => self.ignore_errors = on_errors(value)?,
+            "fsname" => self.source = Some(parse_text_option("fsname", value)?),
+            "subtype" => self.subtype = Some(parse_text_option("subtype", value)?),
+            "errors" => self.ignore_errors = parse_errors_option(value)?,
             "grpid" | "bsdgroups" => self.directory_group = true,
             "nogrpid" | "sysvgroups" => self.directory_group = false,
             "restart" => self.restart = true,
@@ -364,7 +364,7 @@ impl MountOptions {
             "fuseblk" => self.block_device = Some(true),
             "nofuseblk" => self.block_device = Some(false),
             "remount" => self.remount = true,
-            "data" => self.journal = data(value)?,
+            "data" => self.journal = parse_data_option(value)?,
             "check" if value == "none" => {}
             "check" => return Err(invalid_value("check", "'none' (e2fsck checks)", value)),
             "sb" if value == "1" => {}
@@ -380,13 +380,15 @@ impl MountOptions {
                     "who may use reserved blocks is written on the volume; see tune2fs -u, -g";
                 return Err(unsupported(name, why));
             }
-            "cache_size" => self.data_cache_bytes = size("cache_size", value)?,
-            "inode_cache" => self.inode_cache = number("inode_cache", value)?,
-            "block_map_cache" => self.block_map_cache = number("block_map_cache", value)?,
-            "data_cache" => self.data_cache_bytes = size("data_cache", value)?,
-            "offset" => self.offset_bytes = Some(size("offset", value)?),
-            "partition" => self.partition = Some(number("partition", value)?),
-            "backing" => self.backing.push(text("backing", value)?.into()),
+            "cache_size" => self.data_cache_bytes = parse_size_option("cache_size", value)?,
+            "inode_cache" => self.inode_cache = parse_number_option("inode_cache", value)?,
+            "block_map_cache" => {
+                self.block_map_cache = parse_number_option("block_map_cache", value)?
+            }
+            "data_cache" => self.data_cache_bytes = parse_size_option("data_cache", value)?,
+            "offset" => self.offset_bytes = Some(parse_size_option("offset", value)?),
+            "partition" => self.partition = Some(parse_number_option("partition", value)?),
+            "backing" => self.backing.push(parse_text_option("backing", value)?.into()),
             "relatime" | "norelatime" | "nolazytime" => self.access_times = AccessTimes::Relative,
             "noatime" => self.access_times = AccessTimes::Never,
             "nodiratime" => self.no_directory_atime = true,
@@ -399,9 +401,9 @@ impl MountOptions {
             "writeback" => self.write_back = true,
             "nowriteback" => self.write_back = false,
             "polling" => self.no_polling = parse_polling(value)?,
-            "commit" => self.commit_s = number("commit", value)?,
-            "dirty" => self.dirty_bytes = size("dirty", value)?,
-            "deadline" => self.deadline_s = number("deadline", value)?,
+            "commit" => self.commit_s = parse_number_option("commit", value)?,
+            "dirty" => self.dirty_bytes = parse_size_option("dirty", value)?,
+            "deadline" => self.deadline_s = parse_number_option("deadline", value)?,
             _ if name.starts_with(BUCKET_PREFIX) => {
                 let name = name.strip_prefix(BUCKET_PREFIX).unwrap_or(name);
                 self.bucket.push((name.to_string(), value.to_string()));
@@ -420,7 +422,7 @@ impl MountOptions {
 
 /// Splits at commas, except within quotes or after a backslash: mount(8) and fusermount3 write
 /// values with commas that way.
-fn split(list: &str) -> Vec<String> {
+fn split_option_list(list: &str) -> Vec<String> {
     let (mut all, mut quoted, mut literal) = (vec![String::new()], false, false);
     for c in list.chars() {
         match c {
@@ -452,13 +454,13 @@ fn invalid_value(name: &'static str, what: &'static str, value: &str) -> OptionE
     OptionError::Value { name, what, value: value.to_string() }
 }
 
-fn text(name: &'static str, value: &str) -> Result<String, OptionError> {
+fn parse_text_option(name: &'static str, value: &str) -> Result<String, OptionError> {
     let plain = !value.is_empty() && !value.chars().any(char::is_control);
     plain.then(|| value.to_string()).ok_or_else(|| invalid_value(name, "a name", value))
 }
 
 /// Parses the reaction to a volume that has errors.
-fn on_errors(value: &str) -> Result<bool, OptionError> {
+fn parse_errors_option(value: &str) -> Result<bool, OptionError> {
     match value {
         "remount-ro" => Ok(false),
         "continue" => Ok(true),
@@ -472,7 +474,7 @@ fn on_errors(value: &str) -> Result<bool, OptionError> {
 
 /// Parses `data=`. File data never goes through the journal. `writeback` costs no flush here and is
 /// treated as `ordered`.
-fn data(value: &str) -> Result<bool, OptionError> {
+fn parse_data_option(value: &str) -> Result<bool, OptionError> {
     match value {
         "ordered" | "writeback" => Ok(true),
         "journal" => {
@@ -493,13 +495,16 @@ fn parse_polling(value: &str) -> Result<bool, OptionError> {
     }
 }
 
-fn number<T: std::str::FromStr>(name: &'static str, value: &str) -> Result<T, OptionError> {
+fn parse_number_option<T: std::str::FromStr>(
+    name: &'static str,
+    value: &str,
+) -> Result<T, OptionError> {
     let what = "a whole number";
     value.parse().map_err(|_| OptionError::Value { name, what, value: value.to_string() })
 }
 
 /// Parses a number of bytes, with K, M, G or T for powers of 1024.
-fn size(name: &'static str, value: &str) -> Result<u64, OptionError> {
+fn parse_size_option(name: &'static str, value: &str) -> Result<u64, OptionError> {
     parse_size(value).ok_or_else(|| {
         let what = "a size such as 4096, 64K, 128M or 1G";
         OptionError::Value { name, what, value: value.to_string() }
@@ -526,11 +531,11 @@ mod tests {
 
     fn parse(list: &str) -> Result<MountOptions, OptionError> {
         let mut options = MountOptions::default();
-        options.add(list).map(|()| options)
+        options.add_list(list).map(|()| options)
     }
 
     #[test]
-    fn options_are_read_and_later_ones_win() {
+    fn later_mount_options_override_earlier() {
         let options =
             parse("rw,ro,allow_other,data_cache=128M,inode_cache=7,noatime,x-systemd.a=b");
         let options = options.unwrap();
@@ -550,7 +555,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_named() {
+    fn invalid_option_is_named_in_error() {
         let said = |list| parse(list).unwrap_err().to_string();
         assert_eq!(said("ro,extra"), "unknown mount option 'extra'; see draconis-mount(1)");
         assert!(said("data_cache=lots").contains("'data_cache' needs a size"));
@@ -559,7 +564,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_for_other_drivers_are_understood() {
+    fn fstab_options_of_other_drivers_are_accepted() {
         for line in [
             "defaults,errors=remount-ro,nofail,x-systemd.device-timeout=5s,X-mount.mkdir",
             "loop,rw,acl,user_xattr,bsddf,nogrpid,check=none,debug,resuid=0,sb=1",
@@ -584,7 +589,7 @@ mod tests {
     }
 
     #[test]
-    fn what_would_mean_something_else_is_refused_by_name() {
+    fn unsupported_options_are_refused_by_name() {
         let said = |list| parse(list).unwrap_err().to_string();
         assert!(said("errors=panic").contains("'errors=panic' is not supported"));
         assert!(said("errors=panic").contains("use errors=remount-ro"));
@@ -601,7 +606,7 @@ mod tests {
     }
 
     #[test]
-    fn times_of_access_have_the_names_that_a_running_manager_knows() {
+    fn access_times_serialize_by_stable_name() {
         let text = serde_json::to_string(&MountOptions::default()).unwrap();
         assert!(text.contains(r#""access_times":"relative""#), "{text}");
         let strict = text.replace(r#""relative""#, r#""strict""#);
@@ -612,7 +617,7 @@ mod tests {
     }
 
     #[test]
-    fn sizes() {
+    fn sizes_with_suffix_are_parsed() {
         for (text, bytes) in [("512", 512), ("64k", 65536), ("1MiB", 1 << 20), ("2T", 2 << 40)] {
             assert_eq!(parse_size(text), Some(bytes));
         }

@@ -13,7 +13,7 @@ use rustix::io::Errno;
 ///
 /// # Errors
 /// The system's error; `EXDEV` if the name leads out of the directory.
-pub fn open(image: &Path, name: &Path) -> rustix::io::Result<OwnedFd> {
+pub fn open_extent_file(image: &Path, name: &Path) -> rustix::io::Result<OwnedFd> {
     let dir = match image.parent() {
         Some(dir) if !dir.as_os_str().is_empty() => dir,
         _ => Path::new("."),
@@ -39,7 +39,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn no_name_leads_out_of_the_directory() {
+    fn extent_file_outside_directory_is_refused() {
         let temporary = tempfile::tempdir().unwrap();
         let dir = temporary.path().join("dir");
         std::fs::create_dir_all(dir.join("sub")).unwrap();
@@ -59,7 +59,7 @@ mod tests {
         )
         .unwrap();
         let image = dir.join("image");
-        let is_opened = |name: &str| open(&image, Path::new(name)).is_ok();
+        let is_opened = |name: &str| open_extent_file(&image, Path::new(name)).is_ok();
         for name in ["a", "./a", "sub/b", "inside", "sub/../a"] {
             assert!(is_opened(name), "{name}");
         }

@@ -94,10 +94,10 @@ pub enum Reply {
     /// Results of an upgrade, for each mount.
     Upgraded {
         /// In order of mounting.
-        mounts: Vec<Upgraded>,
+        mounts: Vec<UpgradeResult>,
     },
     /// The mount of a keeper.
-    Kept(Kept),
+    Kept(KeeperMount),
     /// A mount has ended.
     Ended {
         /// The reason, unless the end was requested.
@@ -138,7 +138,7 @@ pub struct LostMount {
 
 /// Result of upgrading a mount to another program.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Upgraded {
+pub struct UpgradeResult {
     /// The directory.
     pub mount_point: PathBuf,
     /// The reason of a failure.
@@ -147,7 +147,7 @@ pub struct Upgraded {
 
 /// The mount of a keeper.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Kept {
+pub struct KeeperMount {
     /// The name of the volume for users.
     pub volume: PathBuf,
     /// Name of the disk, if the file is a store.
@@ -244,7 +244,7 @@ pub struct CacheStatus {
 }
 
 /// Returns the user's name for a disk in a store, STORE#NAME; the file itself if it is no store.
-pub(crate) fn volume_name(file: &Path, disk: Option<&str>) -> PathBuf {
+pub(crate) fn display_name(file: &Path, disk: Option<&str>) -> PathBuf {
     let Some(disk) = disk else { return file.to_path_buf() };
     let mut name = file.as_os_str().to_os_string();
     name.push("#");
@@ -263,7 +263,7 @@ pub(crate) fn is_same_user(client: &UnixStream) -> bool {
 ///
 /// # Errors
 /// The socket's error.
-pub fn send<T: Serialize>(mut socket: &UnixStream, what: &T) -> std::io::Result<()> {
+pub fn send_line<T: Serialize>(mut socket: &UnixStream, what: &T) -> std::io::Result<()> {
     let mut line = serde_json::to_vec(what)?;
     line.push(b'\n');
     socket.write_all(&line)
@@ -273,7 +273,7 @@ pub fn send<T: Serialize>(mut socket: &UnixStream, what: &T) -> std::io::Result<
 ///
 /// # Errors
 /// The socket's error; `InvalidData` if the line is not valid JSON of this type.
-pub fn receive<T: for<'de> Deserialize<'de>>(socket: &UnixStream) -> std::io::Result<T> {
+pub fn receive_line<T: for<'de> Deserialize<'de>>(socket: &UnixStream) -> std::io::Result<T> {
     LineReader::new(socket).receive()
 }
 

@@ -23,13 +23,13 @@ use std::time::{Duration, Instant};
 
 use draconis_device::{
     Disk, Error, Extent, Group, LockMode, Pending, ReadAnswer, Refused, RemoteDisk, SubmitOptions,
-    Ticket, Urgency, lock_file, serve,
+    Ticket, Urgency, lock_file, serve_remote_disk,
 };
 use draconis_exchange::channel::session::{Session, SessionConfig, accept, offer};
 use draconis_exchange::contract::disk;
 use draconis_exchange::descriptors;
 use draconis_exchange::heap::Block;
-use draconis_exchange::heap::arena::Class;
+use draconis_exchange::heap::arena::SlotClass;
 use rustix::net::{AddressFamily, RecvFlags, SocketFlags, SocketType, socketpair};
 use rustix::process::{PidfdFlags, getpid, pidfd_open};
 use serde::{Deserialize, Serialize};
@@ -45,10 +45,10 @@ const NO_TIMEOUT: Duration = Duration::MAX;
 /// Timeout for receiving a hello that was sent already.
 const HELLO_TIMEOUT: Duration = Duration::from_secs(10);
 /// Maximum length of a [`RemoteDiskRequest`] message, in bytes.
-const MESSAGE_BYTES: usize = 16 << 10;
+const MAX_REQUEST_BYTES: usize = 16 << 10;
 // First byte of the reply: a session is attached, or an error message follows.
 const REPLY_OK: u8 = 0;
-const REFUSED: u8 = 1;
+const REPLY_REFUSED: u8 = 1;
 
 /// Opens the disk at a URL. The program implements it.
 pub trait RemoteDiskProvider: Send + Sync {
@@ -60,7 +60,7 @@ pub trait RemoteDiskProvider: Send + Sync {
     fn open(&self, opening: &RemoteDiskRequest) -> Result<Arc<dyn Disk>, String>;
 
     /// Announces that all opened disks are about to be closed: writes that cannot finish soon fail.
-    fn finish(&self);
+    fn prepare_close(&self);
 
     /// Closes all opened disks, as dropping them does. Returns a message for the user about data
     /// that could not be sent.
@@ -84,7 +84,7 @@ pub struct RemoteDiskRequest {
 
 /// Prefix of [`Disk::outage`] texts that do not mean the end of writing. The amount of waiting
 /// data, since when, and why follow.
-pub const WAITING: &str = "not sent yet: ";
+pub const UNSENT_PREFIX: &str = "not sent yet: ";
 
 /// Returns `path` as a URL if it is one: `scheme://something`.
 pub fn parse_url(path: &Path) -> Option<&str> {
@@ -171,9 +171,9 @@ impl DiskProcess {
             // The child ends after this process has closed the disk or died.
             drop(child);
             let me = pidfd_open(getpid(), PidfdFlags::empty())?;
-            descriptors::send(&control, &serde_json::to_vec(opening)?, &[me.as_fd()])?;
-            let mut answer = vec![0; MESSAGE_BYTES];
-            let got = descriptors::receive(&control, &mut answer, RecvFlags::empty())?;
+            descriptors::send_with_fds(&control, &serde_json::to_vec(opening)?, &[me.as_fd()])?;
+            let mut answer = vec![0; MAX_REQUEST_BYTES];
+            let got = descriptors::receive_with_fds(&control, &mut answer, RecvFlags::empty())?;
             answer.truncate(got.len);
             Ok((control, answer, got.fds))
         };
@@ -184,7 +184,7 @@ impl DiskProcess {
                 let session = session.map_err(|lost| cannot(std::io::Error::other(lost)))?;
                 Ok(Self { session, control })
             }
-            (Some((&REFUSED, said)), _) => Err(String::from_utf8_lossy(said).into_owned()),
+            (Some((&REPLY_REFUSED, said)), _) => Err(String::from_utf8_lossy(said).into_owned()),
             _ => Err(cannot(std::io::ErrorKind::UnexpectedEof.into())),
         }
     }
@@ -217,9 +217,9 @@ impl Drop for ProcessGuard {
 }
 
 impl draconis_device::ForwardingDisk for OutOfProcessDisk {
-    type Below = RemoteDisk;
+    type Inner = RemoteDisk;
 
-    fn disk(&self) -> &RemoteDisk {
+    fn inner_disk(&self) -> &RemoteDisk {
         &self.disk
     }
 }
@@ -228,11 +228,11 @@ impl draconis_device::ForwardingDisk for OutOfProcessDisk {
 ///
 /// # Errors
 /// A message if the process was not started by a draconis command.
-pub fn run(provider: &dyn RemoteDiskProvider) -> Result<(), String> {
+pub fn run_disk_process(provider: &dyn RemoteDiskProvider) -> Result<(), String> {
     let not_started = "a disk process is started by a command; see draconis-store(1)";
     let control = std::io::stdin().as_fd().try_clone_to_owned().map_err(|_| not_started)?;
-    let mut text = vec![0; MESSAGE_BYTES];
-    let got = descriptors::receive(&control, &mut text, RecvFlags::empty());
+    let mut text = vec![0; MAX_REQUEST_BYTES];
+    let got = descriptors::receive_with_fds(&control, &mut text, RecvFlags::empty());
     let mut got = got.map_err(|_| not_started)?;
     let text = text.get(..got.len).filter(|_| got.is_complete).ok_or(not_started)?;
     let opening: RemoteDiskRequest = serde_json::from_slice(text).map_err(|_| not_started)?;
@@ -244,13 +244,13 @@ pub fn run(provider: &dyn RemoteDiskProvider) -> Result<(), String> {
         Ok(hosted) => hosted,
         Err(why) => {
             let said = why.as_bytes();
-            let said = said.get(..said.len().min(MESSAGE_BYTES - 1)).unwrap_or_default();
+            let said = said.get(..said.len().min(MAX_REQUEST_BYTES - 1)).unwrap_or_default();
             // Fails only if the receiver is gone.
-            let _ = descriptors::send(&control, &[&[REFUSED], said].concat(), &[]);
+            let _ = descriptors::send_with_fds(&control, &[&[REPLY_REFUSED], said].concat(), &[]);
             return Ok(());
         }
     };
-    let _ = descriptors::send(&control, &[REPLY_OK], &[socket.as_fd()]);
+    let _ = descriptors::send_with_fds(&control, &[REPLY_OK], &[socket.as_fd()]);
     drop(socket);
     hosted.join();
     Ok(())
@@ -275,7 +275,7 @@ impl DiskServerThread {
             static_lanes: 0,
             host_lanes: 0,
             guest_lanes: 0,
-            host: vec![Class { slot_bytes: 4096, slots: 1 }],
+            host: vec![SlotClass { slot_bytes: 4096, slots: 1 }],
             guest: vec![],
         };
         add_disk(&mut plan);
@@ -287,7 +287,7 @@ impl DiskServerThread {
         let thread = std::thread::Builder::new().name("disk".into()).spawn(move || {
             let lanes = 0..DISK_LANES;
             let ends = lanes.filter_map(|lane| session.server::<disk::Disk>(lane)).collect();
-            if let Err(lost) = serve(&told, ends, NO_TIMEOUT) {
+            if let Err(lost) = serve_remote_disk(&told, ends, NO_TIMEOUT) {
                 log::debug!("a disk that is elsewhere was closed: {lost}");
             }
         })?;
@@ -296,7 +296,7 @@ impl DiskServerThread {
 
     /// Returns the error that ended all writing, or the current outage, if any.
     pub(crate) fn failure(&self) -> Option<String> {
-        let trouble = || self.disk.upgrade().and_then(|disk| disk.outage());
+        let trouble = || self.disk.upgrade().and_then(|disk| disk.outage_message());
         self.failure.get().cloned().or_else(trouble)
     }
 
@@ -327,15 +327,15 @@ impl ErrorRecordingDisk {
 }
 
 impl draconis_device::ForwardingDisk for ErrorRecordingDisk {
-    type Below = dyn Disk;
+    type Inner = dyn Disk;
 
-    fn disk(&self) -> &Self::Below {
+    fn inner_disk(&self) -> &Self::Inner {
         &*self.disk
     }
 
     fn read(&self, at: Extent, into: Block, urgency: Urgency) -> Pending<ReadAnswer> {
         // The lane that reads would wait right away.
-        let answer = self.disk().read(at, into, urgency).wait();
+        let answer = self.inner_disk().read(at, into, urgency).wait();
         let answer = answer.unwrap_or(Err(Refused { payload: None, error: Error::ServiceEnded }));
         if let Err(Refused { error: error @ Error::Remote(_), .. }) = &answer {
             log::error!("{error}");
@@ -349,17 +349,17 @@ impl draconis_device::ForwardingDisk for ErrorRecordingDisk {
         after: &[Ticket],
         terms: SubmitOptions,
     ) -> Result<Vec<Ticket>, Refused<Vec<Group>>> {
-        self.disk()
+        self.inner_disk()
             .submit_with(chain, after, terms)
             .inspect_err(|refused| self.record_error(&refused.error))
     }
 
     fn wait_visible(&self, ticket: Ticket) -> Result<(), Error> {
-        self.disk().wait_visible(ticket).inspect_err(|error| self.record_error(error))
+        self.inner_disk().wait_visible(ticket).inspect_err(|error| self.record_error(error))
     }
 
     fn wait_durable(&self, ticket: Ticket) -> Result<(), Error> {
-        self.disk().wait_durable(ticket).inspect_err(|error| self.record_error(error))
+        self.inner_disk().wait_durable(ticket).inspect_err(|error| self.record_error(error))
     }
 }
 
@@ -370,7 +370,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn addresses_are_no_paths() {
+    fn urls_are_distinguished_from_paths() {
         let of = |text: &str| parse_url(Path::new(text)).is_some();
         assert!(["s3://bucket/a", "file:///dir", "gs://b"].into_iter().all(of));
         assert!(!["/s3://b", "a:/b", "dir/s3://x", "://x", "a b://x"].into_iter().any(of));
@@ -379,7 +379,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_mounted_here_is_in_use() {
+    fn url_lock_conflicts_with_mount() {
         let dir = tempfile::tempdir().unwrap();
         let mount = open_lock_file(dir.path(), "s3://b/p").unwrap();
         let other = open_lock_file(dir.path(), "s3://b/p").unwrap();

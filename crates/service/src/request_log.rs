@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use draconis_exchange::contract::Node;
 use draconis_exchange::contract::request_log::{
-    Deferred, LoggedRequest, Outcome, RequestData, RequestLog,
+    DeferredRequest, LoggedRequest, RequestData, RequestLog, RequestOutcome,
 };
 use draconis_exchange::heap::PoolBuffer;
 use draconis_exchange::injected_fault::InjectedFault;
@@ -103,8 +103,8 @@ impl WorkerRequestLog {
     /// Commits to the disk to free space in the oplog. Returns true if further changes are
     /// possible.
     pub(crate) fn commit_to_free_space(&self) -> bool {
-        let Some(tree) = self.tree() else { return false };
-        let taken = self.submit_all();
+        let Some(tree) = self.opened_tree() else { return false };
+        let taken = self.submit_pending_changes();
         self.log.free_finished_entries();
         // The oplog keeps submitted changes until they are written.
         while taken && self.log.needs_commit() && tree.volume().wait_oldest_visible() == Ok(true) {}
@@ -113,14 +113,14 @@ impl WorkerRequestLog {
         taken
     }
 
-    fn tree(&self) -> Option<&VolumeTree> {
+    fn opened_tree(&self) -> Option<&VolumeTree> {
         self.tree.get()
     }
 
     /// Submits all changes to the disk; returns true on success. A failure ends all changes.
-    fn submit_all(&self) -> bool {
+    fn submit_pending_changes(&self) -> bool {
         // File data as well that another thread had queued.
-        let volume = self.tree().map(VolumeTree::volume);
+        let volume = self.opened_tree().map(VolumeTree::volume);
         volume.is_some_and(|it| it.submit_commit().and_then(|()| it.send_queued()).is_ok())
     }
 
@@ -130,19 +130,19 @@ impl WorkerRequestLog {
             self.replay_uncommitted_since.lock().unwrap_or_else(PoisonError::into_inner);
         if since.get_or_insert_with(Instant::now).elapsed() >= REPLAY_COMMIT_INTERVAL {
             *since = None;
-            self.submit_all();
+            self.submit_pending_changes();
         }
     }
 }
 
 impl RequestLog for WorkerRequestLog {
     fn allocate_buffer(&self, len: usize) -> Option<PoolBuffer> {
-        self.log.buffers().allocate(len)
+        self.log.buffer_pool().allocate(len)
     }
 
     fn begin_request(&self, unique: u64, changing: Option<(&[u8], RequestData<'_>)>) {
         if changing.is_some() && self.needs_commit() {
-            match self.commit_helper.get().filter(|_| !self.log.must_wait()) {
+            match self.commit_helper.get().filter(|_| !self.log.should_block_clients()) {
                 Some(helper) => helper.unpark(),
                 None => drop(self.commit_to_free_space()),
             }
@@ -150,23 +150,23 @@ impl RequestLog for WorkerRequestLog {
         self.log.begin_request(unique, changing, || self.commit_to_free_space());
     }
 
-    fn record_outcome(&self, outcome: Outcome) {
+    fn record_outcome(&self, outcome: RequestOutcome) {
         if outcome.errno != 0 && self.log.has_changed() {
-            self.submit_all();
+            self.submit_pending_changes();
         }
-        self.log.decided(outcome);
+        self.log.record_outcome(outcome);
     }
 
     fn finish_request(&self) {
         self.log.finish_request();
     }
 
-    fn defer(&self) -> Option<Deferred> {
-        self.log.defer()
+    fn defer_completion(&self) -> Option<DeferredRequest> {
+        self.log.defer_completion()
     }
 
-    fn finish_deferred(&self, deferred: Deferred) {
-        self.log.deferred_done(deferred);
+    fn finish_deferred(&self, deferred: DeferredRequest) {
+        self.log.finish_deferred(deferred);
     }
 
     fn is_quarantined(&self, unique: u64) -> bool {
@@ -191,7 +191,7 @@ impl RequestLog for WorkerRequestLog {
 
     fn replay(&self, inherited: &LoggedRequest, work: &mut dyn FnMut()) {
         let made = self.inherited_results().get(&inherited.position).copied();
-        let Some(tree) = self.tree() else { return };
+        let Some(tree) = self.opened_tree() else { return };
         tree.volume().set_replay(made.map(|made| match InjectedFault::SameInode.is_made() {
             true => ChangeRecord { inode: None, ..made },
             false => made,
@@ -202,7 +202,7 @@ impl RequestLog for WorkerRequestLog {
     }
 
     fn fail_replay(&self, why: &str) {
-        if let Some(tree) = self.tree() {
+        if let Some(tree) = self.opened_tree() {
             tree.volume()
                 .stop_on_mismatch(&format!("the worker before left what cannot be: {why}"));
         }
@@ -214,19 +214,19 @@ impl RequestLog for WorkerRequestLog {
     }
 
     fn orphans(&self) -> Vec<Node> {
-        let all = self.tree().map(|tree| tree.volume().orphans()).unwrap_or_default();
+        let all = self.opened_tree().map(|tree| tree.volume().orphans()).unwrap_or_default();
         all.into_iter().map(|inode| Node(inode.0.into())).collect()
     }
 
     fn is_orphan(&self, node: Node) -> bool {
         let inode = InodeNumber::from_node(node).filter(|_| self.epoch > 1);
-        let tree = self.tree().zip(inode);
+        let tree = self.opened_tree().zip(inode);
         tree.is_some_and(|(tree, inode)| tree.volume().is_orphan(inode))
     }
 
-    fn release(&self, nodes: &[Node]) {
+    fn release_orphans(&self, nodes: &[Node]) {
         nodes.iter().for_each(|node| self.release_orphan(*node));
-        if let Some(tree) = self.tree() {
+        if let Some(tree) = self.opened_tree() {
             // Freed space becomes usable once the deletion is durable. An error here returns when
             // the space is allocated.
             let _ = tree.volume().sync();
@@ -234,7 +234,7 @@ impl RequestLog for WorkerRequestLog {
     }
 
     fn release_orphan(&self, node: Node) {
-        if let (Some(tree), Some(inode)) = (self.tree(), InodeNumber::from_node(node)) {
+        if let (Some(tree), Some(inode)) = (self.opened_tree(), InodeNumber::from_node(node)) {
             tree.volume().delete_orphan(inode);
         }
     }

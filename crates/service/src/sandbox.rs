@@ -30,7 +30,7 @@ use serde::{Deserialize, Serialize};
 /// Landlock ABI whose rights are all handled; an older kernel enforces those that it knows.
 const LANDLOCK_ABI: ABI = ABI::V6;
 /// `nobody`, on every Linux.
-const NOBODY: u32 = 65534;
+const NOBODY_UID: u32 = 65534;
 
 /// Tasks that a confined process still has.
 #[derive(Debug)]
@@ -84,8 +84,8 @@ pub fn confine(
     memory_limit_bytes: Option<u64>,
 ) -> Result<Confinement, ConfineError> {
     #[cfg(target_env = "gnu")]
-    one_malloc_arena();
-    set_limits(memory_limit_bytes)?;
+    limit_malloc_arenas();
+    set_resource_limits(memory_limit_bytes)?;
     if matches!(profile, SandboxProfile::Worker | SandboxProfile::Store) {
         become_nobody()?;
     }
@@ -105,8 +105,8 @@ pub fn confine(
     drop_capabilities(keep)?;
     rustix::thread::set_no_new_privs(true).map_err(step_error("no_new_privs"))?;
     let landlock = restrict_paths(profile)?;
-    let program = filter(profile).map_err(step_error("seccomp"))?;
-    let no_clone3 = deny_clone3().map_err(step_error("seccomp"))?;
+    let program = build_syscall_filter(profile).map_err(step_error("seccomp"))?;
+    let no_clone3 = clone3_enosys_filter().map_err(step_error("seccomp"))?;
     seccompiler::apply_filter_all_threads(&no_clone3).map_err(step_error("seccomp"))?;
     seccompiler::apply_filter_all_threads(&program).map_err(step_error("seccomp"))?;
     Ok(Confinement {
@@ -118,7 +118,7 @@ pub fn confine(
 }
 
 /// Closes every descriptor except the three standard ones and `keep`.
-pub fn close_others(keep: &[BorrowedFd<'_>]) {
+pub fn close_other_fds(keep: &[BorrowedFd<'_>]) {
     use std::os::fd::AsRawFd;
     let mut keep: Vec<RawFd> = keep.iter().map(|fd| fd.as_raw_fd()).collect();
     keep.sort_unstable();
@@ -136,21 +136,21 @@ pub fn close_others(keep: &[BorrowedFd<'_>]) {
 /// Freed memory that glibc's allocator keeps, in bytes: returning it and faulting it in again costs
 /// more than a fast device's reads.
 #[cfg(target_env = "gnu")]
-const MALLOC_KEEP_BYTES: libc::c_int = 16 << 20;
+const MALLOC_RETAINED_BYTES: libc::c_int = 16 << 20;
 
 /// Limits glibc to one arena: the others open a file in `/proc` when they shrink, which would be
 /// fatal. That arena keeps memory that a cache soon allocates again.
 #[cfg(target_env = "gnu")]
-fn one_malloc_arena() {
+fn limit_malloc_arenas() {
     // SAFETY: `mallopt` takes two integers and touches the allocator's own settings.
     unsafe {
         libc::mallopt(libc::M_ARENA_MAX, 1);
-        libc::mallopt(libc::M_MMAP_THRESHOLD, MALLOC_KEEP_BYTES);
-        libc::mallopt(libc::M_TRIM_THRESHOLD, MALLOC_KEEP_BYTES);
+        libc::mallopt(libc::M_MMAP_THRESHOLD, MALLOC_RETAINED_BYTES);
+        libc::mallopt(libc::M_TRIM_THRESHOLD, MALLOC_RETAINED_BYTES);
     }
 }
 
-fn set_limits(memory_limit_bytes: Option<u64>) -> Result<(), ConfineError> {
+fn set_resource_limits(memory_limit_bytes: Option<u64>) -> Result<(), ConfineError> {
     let set = |resource, value| {
         let limit = Rlimit { current: Some(value), maximum: Some(value) };
         rustix::process::setrlimit(resource, limit).map_err(step_error("limits"))
@@ -169,9 +169,9 @@ fn become_nobody() -> Result<(), ConfineError> {
     }
     let step = "give up root";
     rustix::thread::set_thread_groups(&[]).map_err(step_error(step))?;
-    let gid = rustix::process::Gid::from_raw(NOBODY);
+    let gid = rustix::process::Gid::from_raw(NOBODY_UID);
     rustix::thread::set_thread_res_gid(gid, gid, gid).map_err(step_error(step))?;
-    let uid = rustix::process::Uid::from_raw(NOBODY);
+    let uid = rustix::process::Uid::from_raw(NOBODY_UID);
     rustix::thread::set_thread_res_uid(uid, uid, uid).map_err(step_error(step))
 }
 
@@ -229,7 +229,7 @@ pub fn open_beneath(path: &std::path::Path) -> std::io::Result<OwnedFd> {
     std::os::fd::AsFd::as_fd(&fd).try_clone_to_owned()
 }
 
-type Rules = BTreeMap<i64, Vec<SeccompRule>>;
+type SyscallRules = BTreeMap<i64, Vec<SeccompRule>>;
 
 /// System calls that every confined process may use with any arguments: use descriptors, wait, and
 /// exit.
@@ -305,8 +305,8 @@ const EXTRACT_SYSCALLS: &[i64] = &[
     libc::SYS_fsync,
 ];
 
-fn filter(profile: &SandboxProfile<'_>) -> Result<BpfProgram, seccompiler::Error> {
-    let mut rules: Rules = BASE_SYSCALLS.iter().map(|&call| (call, vec![])).collect();
+fn build_syscall_filter(profile: &SandboxProfile<'_>) -> Result<BpfProgram, seccompiler::Error> {
+    let mut rules: SyscallRules = BASE_SYSCALLS.iter().map(|&call| (call, vec![])).collect();
     #[cfg(target_arch = "x86_64")]
     rules.insert(libc::SYS_poll, vec![]);
     let no_exec = arg_bits_clear(2, libc::PROT_EXEC as u64)?;
@@ -329,7 +329,7 @@ fn filter(profile: &SandboxProfile<'_>) -> Result<BpfProgram, seccompiler::Error
     let fcntl: Result<Vec<_>, seccompiler::Error> =
         fcntl.iter().map(|&command| arg_equals(1, command as u64)).collect();
     rules.insert(libc::SYS_fcntl, fcntl?);
-    rules.insert(libc::SYS_ioctl, terminal_ioctls()?);
+    rules.insert(libc::SYS_ioctl, terminal_ioctl_rules()?);
     rules.insert(libc::SYS_clone3, vec![]);
     if matches!(profile, SandboxProfile::Extractor { .. }) {
         rules.extend(EXTRACT_SYSCALLS.iter().map(|&call| (call, vec![])));
@@ -337,12 +337,12 @@ fn filter(profile: &SandboxProfile<'_>) -> Result<BpfProgram, seccompiler::Error
     if matches!(profile, SandboxProfile::Resizer) {
         rules.insert(libc::SYS_ftruncate, vec![]);
     }
-    Ok(compile(rules, SeccompAction::KillProcess, SeccompAction::Allow)?)
+    Ok(compile_filter(rules, SeccompAction::KillProcess, SeccompAction::Allow)?)
 }
 
 /// Allows ioctls that a progress bar needs: whether an output is a terminal, and its width.
 #[allow(clippy::unnecessary_cast, reason = "of another type in another C library")]
-fn terminal_ioctls() -> Result<Vec<SeccompRule>, seccompiler::Error> {
+fn terminal_ioctl_rules() -> Result<Vec<SeccompRule>, seccompiler::Error> {
     [libc::TCGETS, libc::TIOCGWINSZ].iter().map(|&command| arg_equals(1, command as u64)).collect()
 }
 
@@ -357,13 +357,13 @@ fn arg_bits_clear(argument: u8, mask: u64) -> Result<SeccompCondition, seccompil
 
 /// Denies `clone3`, whose flags are in memory where no filter can read them. With ENOSYS the C
 /// library falls back to `clone`.
-fn deny_clone3() -> Result<BpfProgram, seccompiler::Error> {
-    let rules = Rules::from([(libc::SYS_clone3, vec![])]);
-    Ok(compile(rules, SeccompAction::Allow, SeccompAction::Errno(libc::ENOSYS as u32))?)
+fn clone3_enosys_filter() -> Result<BpfProgram, seccompiler::Error> {
+    let rules = SyscallRules::from([(libc::SYS_clone3, vec![])]);
+    Ok(compile_filter(rules, SeccompAction::Allow, SeccompAction::Errno(libc::ENOSYS as u32))?)
 }
 
-fn compile(
-    rules: Rules,
+fn compile_filter(
+    rules: SyscallRules,
     otherwise: SeccompAction,
     on_match: SeccompAction,
 ) -> Result<BpfProgram, seccompiler::BackendError> {

@@ -35,11 +35,11 @@ use crate::store_process::{AttachedDisk, DiskCommand, ObjectEntry, StoreProcess,
 use connect::ConnectPlan;
 
 /// Timeout for the first keeper to connect to a new store keeper.
-const FIRST_WAIT: Duration = Duration::from_secs(10);
+const FIRST_KEEPER_TIMEOUT: Duration = Duration::from_secs(10);
 /// Timeout for closing a store.
-const CLOSE_WAIT: Duration = Duration::from_secs(60);
+const STORE_CLOSE_TIMEOUT: Duration = Duration::from_secs(60);
 /// Maximum message length, in bytes.
-const MESSAGE_BYTES: usize = 16 << 10;
+const MAX_MESSAGE_BYTES: usize = 16 << 10;
 
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -121,7 +121,7 @@ impl StoreDiskHandle {
     /// A message for the user.
     pub(crate) fn attach(&self, worker: BorrowedFd<'_>) -> Result<AttachedDisk, String> {
         let ask = StoreRequest::Attach { disk: self.disk.clone(), read_only: self.read_only };
-        match self.ask(&ask, &[worker])? {
+        match self.send_request(&ask, &[worker])? {
             (number, Some(socket)) => Ok(AttachedDisk { socket, number }),
             _ => Err(STORE_PROCESS_GONE.into()),
         }
@@ -133,7 +133,7 @@ impl StoreDiskHandle {
     /// # Errors
     /// A message.
     pub(crate) fn wait_detached(&self, number: u64) -> Result<u64, String> {
-        Ok(self.ask(&StoreRequest::Ended { number }, &[])?.0)
+        Ok(self.send_request(&StoreRequest::Ended { number }, &[])?.0)
     }
 
     /// Returns the error that ended all writing to a remote store, if any. The contracts only
@@ -142,17 +142,17 @@ impl StoreDiskHandle {
         if !self.is_remote {
             return None;
         }
-        self.ask(&StoreRequest::Failure, &[]).err()
+        self.send_request(&StoreRequest::Failure, &[]).err()
     }
 
-    fn ask(
+    fn send_request(
         &self,
         ask: &StoreRequest,
         fds: &[BorrowedFd<'_>],
     ) -> Result<(u64, Option<OwnedFd>), String> {
         let gone = |_| STORE_PROCESS_GONE.to_string();
-        send(&self.store, ask, fds).map_err(gone)?;
-        let (answer, mut fds) = receive(&self.store).map_err(gone)?;
+        send_message(&self.store, ask, fds).map_err(gone)?;
+        let (answer, mut fds) = receive_message(&self.store).map_err(gone)?;
         match answer {
             StoreReply::Number(number) => Ok((number, fds.pop())),
             StoreReply::Refused(why) => Err(why),
@@ -163,7 +163,7 @@ impl StoreDiskHandle {
     /// message about data that could not be sent to a remote store.
     pub(crate) fn disconnect(self) -> Option<String> {
         // Pending uploads have timeouts of their own.
-        wait_for_exit(&self.store, (!self.is_remote).then_some(CLOSE_WAIT))
+        wait_for_exit(&self.store, (!self.is_remote).then_some(STORE_CLOSE_TIMEOUT))
     }
 
     /// Clones the handle over the same connection: the two must not send requests at the same time.
@@ -187,7 +187,7 @@ impl StoreDiskHandle {
     }
 
     /// Restores the handle from another program's handover.
-    pub(crate) fn resume(connection: OwnedFd, known: StoreDiskState) -> Self {
+    pub(crate) fn from_handover(connection: OwnedFd, known: StoreDiskState) -> Self {
         let StoreDiskState { disk, read_only, is_elsewhere } = known;
         Self { store: connection.into(), disk, read_only, is_remote: is_elsewhere }
     }
@@ -198,7 +198,11 @@ impl StoreDiskHandle {
 ///
 /// # Errors
 /// A message for the user.
-pub fn change(directory: &RuntimeDir, store: &Path, change: &DiskCommand) -> Result<bool, String> {
+pub fn execute_disk_command(
+    directory: &RuntimeDir,
+    store: &Path,
+    change: &DiskCommand,
+) -> Result<bool, String> {
     let Some(store) = connect_running(directory, store)? else { return Ok(false) };
     request_running(&store, &StoreRequest::Change { change: change.clone() }, &[])?;
     Ok(true)
@@ -209,10 +213,13 @@ pub fn change(directory: &RuntimeDir, store: &Path, change: &DiskCommand) -> Res
 ///
 /// # Errors
 /// A message for the user.
-pub fn list(directory: &RuntimeDir, store: &Path) -> Result<Option<Vec<ObjectEntry>>, String> {
+pub fn list_objects(
+    directory: &RuntimeDir,
+    store: &Path,
+) -> Result<Option<Vec<ObjectEntry>>, String> {
     let Some(store) = connect_running(directory, store)? else { return Ok(None) };
     let pipe = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC);
-    let (read, write) = pipe.map_err(|errno| error_message(&errno.into()))?;
+    let (read, write) = pipe.map_err(|errno| io_error_message(&errno.into()))?;
     request_running(&store, &StoreRequest::List, &[write.as_fd()])?;
     drop(write);
     receive_list(read).map(Some)
@@ -224,8 +231,8 @@ fn connect_running(directory: &RuntimeDir, store: &Path) -> Result<Option<UnixSt
         return Ok(None);
     };
     // A store keeper that is just ending does not answer: the store has no owner then.
-    let is_open =
-        send(&store, &StoreRequest::Hello, &[]).is_ok() && receive::<StoreReply>(&store).is_ok();
+    let is_open = send_message(&store, &StoreRequest::Hello, &[]).is_ok()
+        && receive_message::<StoreReply>(&store).is_ok();
     Ok(is_open.then_some(store))
 }
 
@@ -235,8 +242,8 @@ fn request_running(
     fds: &[BorrowedFd<'_>],
 ) -> Result<(), String> {
     let gone = |_| STORE_PROCESS_GONE.to_string();
-    send(store, ask, fds).map_err(gone)?;
-    match receive(store).map_err(gone)?.0 {
+    send_message(store, ask, fds).map_err(gone)?;
+    match receive_message(store).map_err(gone)?.0 {
         StoreReply::Number(_) => Ok(()),
         StoreReply::Refused(why) => Err(why),
     }
@@ -250,7 +257,7 @@ fn wait_for_exit(store: &UnixStream, wait: Option<Duration>) -> Option<String> {
     let left = store.shutdown(Shutdown::Write).and_then(|()| store.set_read_timeout(wait));
     let mut said = vec![];
     // End of file means that it has ended.
-    let read = left.and_then(|()| store.take(MESSAGE_BYTES as u64).read_to_end(&mut said));
+    let read = left.and_then(|()| store.take(MAX_MESSAGE_BYTES as u64).read_to_end(&mut said));
     if let Err(error) = read {
         log::warn!("the process that has the store does not end: {error}");
     }
@@ -260,12 +267,12 @@ fn wait_for_exit(store: &UnixStream, wait: Option<Duration>) -> Option<String> {
     }
 }
 
-fn error_message(error: &std::io::Error) -> String {
+fn io_error_message(error: &std::io::Error) -> String {
     crate::error_text(error)
 }
 
 fn store_socket(sockets: &Path, store: &Path) -> Result<PathBuf, String> {
-    let (device, inode) = crate::identity::identity(store)?;
+    let (device, inode) = crate::identity::file_identity(store)?;
     Ok(sockets.join(format!("{device}-{inode}.sock")))
 }
 
@@ -274,16 +281,20 @@ fn url_socket(sockets: &Path, address: &str) -> PathBuf {
     sockets.join(format!("{one}-{other}.sock"))
 }
 
-fn send(socket: &UnixStream, what: &impl Serialize, fds: &[BorrowedFd<'_>]) -> std::io::Result<()> {
-    Ok(descriptors::send(socket, &serde_json::to_vec(what)?, fds)?)
+fn send_message(
+    socket: &UnixStream,
+    what: &impl Serialize,
+    fds: &[BorrowedFd<'_>],
+) -> std::io::Result<()> {
+    Ok(descriptors::send_with_fds(socket, &serde_json::to_vec(what)?, fds)?)
 }
 
 /// Receives one message: each side waits for the other's reply before its next message.
-fn receive<T: for<'de> Deserialize<'de>>(
+fn receive_message<T: for<'de> Deserialize<'de>>(
     socket: &UnixStream,
 ) -> std::io::Result<(T, Vec<OwnedFd>)> {
-    let mut bytes = [0; MESSAGE_BYTES];
-    let got = descriptors::receive(socket, &mut bytes, RecvFlags::empty())?;
+    let mut bytes = [0; MAX_MESSAGE_BYTES];
+    let got = descriptors::receive_with_fds(socket, &mut bytes, RecvFlags::empty())?;
     let text = bytes.get(..got.len).filter(|text| !text.is_empty() && got.is_complete);
     let text = text.ok_or(std::io::ErrorKind::UnexpectedEof)?;
     Ok((serde_json::from_slice(text)?, got.fds))
@@ -291,13 +302,13 @@ fn receive<T: for<'de> Deserialize<'de>>(
 
 /// The connected keepers.
 #[derive(Default)]
-struct ClientCount {
-    state: Mutex<State>,
+struct KeeperCount {
+    state: Mutex<KeeperCountState>,
     changed: Condvar,
 }
 
 #[derive(Default)]
-struct State {
+struct KeeperCountState {
     keepers: usize,
     /// True once none was left: the store is being closed, and no other keeper may connect.
     is_closing: bool,
@@ -307,8 +318,8 @@ struct State {
     close_message: Option<Option<String>>,
 }
 
-impl ClientCount {
-    fn state(&self) -> MutexGuard<'_, State> {
+impl KeeperCount {
+    fn state(&self) -> MutexGuard<'_, KeeperCountState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -327,7 +338,7 @@ impl ClientCount {
         state.keepers -= 1;
         state.disconnecting += 1;
         self.changed.notify_all();
-        let is_open = |state: &mut State| {
+        let is_open = |state: &mut KeeperCountState| {
             state.keepers == 0 && !state.is_closing
                 || state.is_closing && state.close_message.is_none()
         };
@@ -347,7 +358,7 @@ impl ClientCount {
     }
 
     /// Marks the store as closed and passes the final message to the waiting keepers.
-    fn closed(&self, last_words: Option<String>) {
+    fn mark_closed(&self, last_words: Option<String>) {
         let mut state = self.state();
         state.close_message = Some(last_words);
         self.changed.notify_all();
@@ -356,11 +367,11 @@ impl ClientCount {
     }
 
     /// Waits for the first keeper, with a timeout, and then until none is left.
-    fn wait(&self) {
-        let none = |state: &mut State| state.keepers == 0;
-        let waited = self.changed.wait_timeout_while(self.state(), FIRST_WAIT, none);
+    fn wait_until_unused(&self) {
+        let none = |state: &mut KeeperCountState| state.keepers == 0;
+        let waited = self.changed.wait_timeout_while(self.state(), FIRST_KEEPER_TIMEOUT, none);
         let state = waited.unwrap_or_else(PoisonError::into_inner).0;
-        let some = |state: &mut State| state.keepers > 0;
+        let some = |state: &mut KeeperCountState| state.keepers > 0;
         let waited = self.changed.wait_while(state, some);
         waited.unwrap_or_else(PoisonError::into_inner).is_closing = true;
         self.changed.notify_all();
@@ -371,11 +382,11 @@ impl ClientCount {
 ///
 /// # Errors
 /// A message if anything but a keeper started the process.
-pub fn run(provider: &dyn RemoteDiskProvider) -> Result<(), String> {
+pub fn run_store_keeper(provider: &dyn RemoteDiskProvider) -> Result<(), String> {
     let by_hand = || "a store keeper is started by a keeper; see draconis-mount(1)".to_string();
     let stdin = std::io::stdin().as_fd().try_clone_to_owned().map_err(|_| by_hand())?;
     let (start, fds): (StartMessage, _) =
-        receive(&UnixStream::from(stdin)).map_err(|_| by_hand())?;
+        receive_message(&UnixStream::from(stdin)).map_err(|_| by_hand())?;
     let [listener, store]: [OwnedFd; 2] = fds.try_into().map_err(|_| by_hand())?;
     let listener = UnixListener::from(listener);
     let socket = listener.local_addr().map_err(|error| error.to_string())?;
@@ -394,7 +405,7 @@ pub fn run(provider: &dyn RemoteDiskProvider) -> Result<(), String> {
     };
     // If the store was refused, each keeper gets the reason.
     let process = Arc::new(process);
-    let connected = Arc::new(ClientCount::default());
+    let connected = Arc::new(KeeperCount::default());
     let (serving, counted) = (process.clone(), connected.clone());
     std::thread::spawn(move || {
         for keeper in listener.incoming().flatten() {
@@ -403,32 +414,33 @@ pub fn run(provider: &dyn RemoteDiskProvider) -> Result<(), String> {
             }
             let (process, counted) = (serving.clone(), counted.clone());
             std::thread::spawn(move || {
-                serve(&process, &keeper);
+                serve_keeper(&process, &keeper);
                 // The last keeper detects our end by the drop. Sending fails only if it is gone.
-                counted
-                    .unregister(|why| drop(send(&keeper, &StoreReply::Refused(why.into()), &[])));
+                counted.unregister(|why| {
+                    drop(send_message(&keeper, &StoreReply::Refused(why.into()), &[]))
+                });
                 drop(keeper);
             });
         }
     });
-    connected.wait();
+    connected.wait_until_unused();
     if let Some(path) = socket.as_pathname() {
         // The directory may be gone already.
         let _ = std::fs::remove_file(path);
     }
-    provider.finish();
+    provider.prepare_close();
     // Once no disk is served any more, it writes a checkpoint.
     let closed = (*process).as_ref().map_or(Ok(()), StoreProcess::close);
-    connected.closed(provider.close());
+    connected.mark_closed(provider.close());
     closed.map_err(|error| error.to_string())
 }
 
 /// Serves one keeper until it disconnects.
-fn serve(process: &Result<StoreProcess, String>, keeper: &UnixStream) {
+fn serve_keeper(process: &Result<StoreProcess, String>, keeper: &UnixStream) {
     if !is_same_user(keeper) {
         return;
     }
-    while let Ok((ask, fds)) = receive::<StoreRequest>(keeper) {
+    while let Ok((ask, fds)) = receive_message::<StoreRequest>(keeper) {
         let answered = process.as_ref().map_err(Clone::clone).and_then(|process| {
             let refused = |error: crate::store_process::StoreError| error.to_string();
             match (ask, fds.first()) {
@@ -439,10 +451,10 @@ fn serve(process: &Result<StoreProcess, String>, keeper: &UnixStream) {
                     attached.map(|it| (it.number, Some(it.socket))).map_err(refused)
                 }
                 (StoreRequest::List, Some(pipe)) => {
-                    process.list(pipe.as_fd()).map(|()| (0, None)).map_err(refused)
+                    process.list_objects_into(pipe.as_fd()).map(|()| (0, None)).map_err(refused)
                 }
                 (StoreRequest::Change { change }, None) => {
-                    process.change(&change).map(|()| (0, None)).map_err(refused)
+                    process.execute_command(&change).map(|()| (0, None)).map_err(refused)
                 }
                 (StoreRequest::Ended { number }, None) => {
                     process.wait_detached(number).map(|mark| (mark, None)).map_err(refused)
@@ -453,9 +465,9 @@ fn serve(process: &Result<StoreProcess, String>, keeper: &UnixStream) {
         let sent = match answered {
             Ok((number, socket)) => {
                 let fds: Vec<_> = socket.iter().map(AsFd::as_fd).collect();
-                send(keeper, &StoreReply::Number(number), &fds)
+                send_message(keeper, &StoreReply::Number(number), &fds)
             }
-            Err(why) => send(keeper, &StoreReply::Refused(why), &[]),
+            Err(why) => send_message(keeper, &StoreReply::Refused(why), &[]),
         };
         if sent.is_err() {
             return;

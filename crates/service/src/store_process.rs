@@ -25,9 +25,9 @@ mod listing;
 mod server;
 
 pub use disk_command::DiskCommand;
-pub(crate) use listing::receive as receive_list;
-pub use listing::{ObjectEntry, list};
-pub use server::run;
+pub(crate) use listing::receive_listing as receive_list;
+pub use listing::{ObjectEntry, list_objects};
+pub use server::run_store_process;
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::process::CommandExt;
@@ -39,7 +39,7 @@ use std::time::Duration;
 use draconis_device::Disk;
 use draconis_exchange::channel::session::{SessionConfig, broker};
 use draconis_exchange::descriptors;
-use draconis_exchange::heap::arena::Class;
+use draconis_exchange::heap::arena::SlotClass;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::net::{AddressFamily, RecvFlags, SocketFlags, SocketType, socketpair};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open};
@@ -56,23 +56,23 @@ const OPEN_REMOTE_TIMEOUT: Duration = Duration::from_secs(600);
 /// noticed at once.
 const NO_TIMEOUT: Duration = Duration::MAX;
 /// Limit of the process's private memory.
-const MEMORY_BYTES: u64 = 2 << 30;
+const PRIVATE_MEMORY_LIMIT_BYTES: u64 = 2 << 30;
 
 /// Maximum message length, in bytes.
-const MESSAGE_BYTES: usize = 2048;
+const MAX_MESSAGE_BYTES: usize = 2048;
 // First byte of the starter's messages.
-const OPEN: u8 = b'o';
-const OPEN_READ_ONLY: u8 = b'r';
-const OPEN_REMOTE: u8 = b's';
-const ATTACH: u8 = b'a';
-const ATTACH_READ_ONLY: u8 = b'b';
-const WAIT_DETACHED: u8 = b'e';
-const CHANGE: u8 = b'c';
-const POLL_CHANGE: u8 = b'd';
-const LIST: u8 = b'l';
+const REQUEST_OPEN: u8 = b'o';
+const REQUEST_OPEN_READ_ONLY: u8 = b'r';
+const REQUEST_OPEN_REMOTE: u8 = b's';
+const REQUEST_ATTACH: u8 = b'a';
+const REQUEST_ATTACH_READ_ONLY: u8 = b'b';
+const REQUEST_WAIT_DETACHED: u8 = b'e';
+const REQUEST_COMMAND: u8 = b'c';
+const REQUEST_POLL_COMMAND: u8 = b'd';
+const REQUEST_LIST: u8 = b'l';
 // First byte of each reply: a number or an error message follows.
-const DONE: u8 = 0;
-const REFUSED: u8 = 1;
+const REPLY_DONE: u8 = 0;
+const REPLY_REFUSED: u8 = 1;
 
 /// Errors of the store process and its disks.
 #[derive(Debug, thiserror::Error)]
@@ -117,8 +117,8 @@ impl StoreProcess {
     /// See [`StoreError`]; the reason why the store is refused.
     pub fn start(program: &Path, store: OwnedFd, read_only: bool) -> Result<Self, StoreError> {
         let process = Self::spawn(program, OPEN_TIMEOUT)?;
-        let how = if read_only { OPEN_READ_ONLY } else { OPEN };
-        process.ask(&[how], &[store.as_fd()])?;
+        let how = if read_only { REQUEST_OPEN_READ_ONLY } else { REQUEST_OPEN };
+        process.send_request(&[how], &[store.as_fd()])?;
         Ok(process)
     }
 
@@ -130,7 +130,7 @@ impl StoreProcess {
         let mut process = Self::spawn(program, OPEN_REMOTE_TIMEOUT)?;
         let (hosted, socket) = DiskServerThread::new(disk, process.pidfd.try_clone()?)?;
         process.backing_disk = Mutex::new(Some(hosted));
-        if let Err(error) = process.ask(&[OPEN_REMOTE], &[socket.as_fd()]) {
+        if let Err(error) = process.send_request(&[REQUEST_OPEN_REMOTE], &[socket.as_fd()]) {
             process.kill();
             // The caller may want to use the disk at once.
             process.close()?;
@@ -144,7 +144,7 @@ impl StoreProcess {
             socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
                 .map_err(std::io::Error::from)?;
         let child = Command::new(program)
-            .args(["store-process", "--memory", &MEMORY_BYTES.to_string()])
+            .args(["store-process", "--memory", &PRIVATE_MEMORY_LIMIT_BYTES.to_string()])
             .env_clear()
             .current_dir("/")
             .process_group(0)
@@ -184,18 +184,18 @@ impl StoreProcess {
             static_lanes: 0,
             host_lanes: 0,
             guest_lanes: 0,
-            host: vec![Class { slot_bytes: 4096, slots: 1 }],
+            host: vec![SlotClass { slot_bytes: 4096, slots: 1 }],
             guest: vec![],
         };
         add_disk(&mut plan);
         let (host, socket) =
             broker(&plan, self.pidfd.as_fd(), guest).map_err(std::io::Error::from)?;
-        let how = if read_only { ATTACH_READ_ONLY } else { ATTACH };
+        let how = if read_only { REQUEST_ATTACH_READ_ONLY } else { REQUEST_ATTACH };
         let question = [&[how], name.as_bytes()].concat();
-        if question.len() > MESSAGE_BYTES {
+        if question.len() > MAX_MESSAGE_BYTES {
             return Err(StoreError::Refused("no disk has so long a name".into()));
         }
-        let number = self.ask(&question, &[host.as_fd()])?;
+        let number = self.send_request(&question, &[host.as_fd()])?;
         Ok(AttachedDisk { socket, number })
     }
 
@@ -205,22 +205,25 @@ impl StoreProcess {
     /// # Errors
     /// [`StoreError::Refused`] if it is still served after a timeout.
     pub fn wait_detached(&self, number: u64) -> Result<u64, StoreError> {
-        self.ask(&[&[WAIT_DETACHED], &number.to_le_bytes()[..]].concat(), &[])
+        self.send_request(&[&[REQUEST_WAIT_DETACHED], &number.to_le_bytes()[..]].concat(), &[])
     }
 
     /// Has it execute a command on disks or snapshots, and waits until that is durable.
     ///
     /// # Errors
     /// [`StoreError::Refused`] if a disk is in use or missing, or the command is invalid.
-    pub fn change(&self, change: &DiskCommand) -> Result<(), StoreError> {
+    pub fn execute_command(&self, change: &DiskCommand) -> Result<(), StoreError> {
         let text = serde_json::to_vec(change).map_err(std::io::Error::from)?;
-        let question = [&[CHANGE], &text[..]].concat();
-        if question.len() > MESSAGE_BYTES {
+        let question = [&[REQUEST_COMMAND], &text[..]].concat();
+        if question.len() > MAX_MESSAGE_BYTES {
             return Err(StoreError::Refused("no disk has so long a name".into()));
         }
-        let number = self.ask(&question, &[])?;
+        let number = self.send_request(&question, &[])?;
         // Polls, so that others can send requests meanwhile: the command may take long.
-        while self.ask(&[&[POLL_CHANGE], &number.to_le_bytes()[..]].concat(), &[])? != 0 {}
+        while self
+            .send_request(&[&[REQUEST_POLL_COMMAND], &number.to_le_bytes()[..]].concat(), &[])?
+            != 0
+        {}
         Ok(())
     }
 
@@ -228,24 +231,24 @@ impl StoreProcess {
     ///
     /// # Errors
     /// As [`StoreProcess::attach`].
-    pub fn list(&self, into: BorrowedFd<'_>) -> Result<(), StoreError> {
-        self.ask(&[LIST], &[into]).map(drop)
+    pub fn list_objects_into(&self, into: BorrowedFd<'_>) -> Result<(), StoreError> {
+        self.send_request(&[REQUEST_LIST], &[into]).map(drop)
     }
 
     /// Sends a request, and waits for the number in the reply.
-    fn ask(&self, question: &[u8], fds: &[BorrowedFd<'_>]) -> Result<u64, StoreError> {
+    fn send_request(&self, question: &[u8], fds: &[BorrowedFd<'_>]) -> Result<u64, StoreError> {
         let control = self.control.lock().unwrap_or_else(PoisonError::into_inner);
-        descriptors::send(&*control, question, fds).map_err(|_| StoreError::Gone)?;
+        descriptors::send_with_fds(&*control, question, fds).map_err(|_| StoreError::Gone)?;
         let timeout = self.reply_timeout.try_into().ok();
         let mut ready = [PollFd::new(&*control, PollFlags::IN)];
         if !matches!(poll(&mut ready, timeout.as_ref()), Ok(1)) {
             return Err(StoreError::Gone);
         }
-        let mut answer = [0; MESSAGE_BYTES];
-        let got = descriptors::receive(&*control, &mut answer, RecvFlags::DONTWAIT);
+        let mut answer = [0; MAX_MESSAGE_BYTES];
+        let got = descriptors::receive_with_fds(&*control, &mut answer, RecvFlags::DONTWAIT);
         let len = got.map_err(|_| StoreError::Gone)?.len;
         match answer.get(..len).and_then(<[u8]>::split_first) {
-            Some((&DONE, number)) => match number.try_into() {
+            Some((&REPLY_DONE, number)) => match number.try_into() {
                 Ok(number) => Ok(u64::from_le_bytes(number)),
                 Err(_) => Err(StoreError::Gone),
             },

@@ -9,7 +9,7 @@ mod file;
 mod locate;
 
 pub use file::VolumeFile;
-pub use locate::{LocatedVolume, locate, locate_for_writing};
+pub use locate::{LocatedVolume, locate_for_writing, locate_volume};
 
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::sync::Arc;
@@ -36,7 +36,7 @@ const DAMAGED_NOTE: &str = "the volume says that it is damaged; run e2fsck on it
 
 /// Timeout for claiming an MMP volume, a little shorter than the keeper's timeout for a worker to
 /// open a volume.
-const CLAIM_WAIT: Duration = Duration::from_secs(50);
+const MMP_CLAIM_TIMEOUT: Duration = Duration::from_secs(50);
 
 /// Reasons why a volume was not opened.
 #[derive(Debug, thiserror::Error)]
@@ -57,7 +57,7 @@ pub enum OpenError {
     #[error(transparent)]
     Container(#[from] draconis_container::Error),
     /// The disk image cannot be written.
-    #[error("a {} image is only read; {} makes one that can be changed", .0.name(), .0.help())]
+    #[error("a {} image is only read; {} makes one that can be changed", .0.name(), .0.conversion_help())]
     ReadOnlyFormat(Format),
     /// The disk contains something else.
     #[error("not an ext volume; it holds {}, and {}", .0.what, .0.help)]
@@ -94,7 +94,8 @@ pub fn open(
     behind: &[Arc<dyn Disk>],
     options: &MountOptions,
 ) -> Result<VolumeTree, OpenError> {
-    let LocatedVolume { disk, uses_backup_gpt: is_of_backup, .. } = locate(disk, behind, options)?;
+    let LocatedVolume { disk, uses_backup_gpt: is_of_backup, .. } =
+        locate_volume(disk, behind, options)?;
     let mut tree = open_whole_disk(disk, options)?;
     tree.uses_backup_gpt = is_of_backup;
     Ok(tree)
@@ -108,7 +109,7 @@ pub fn open_whole_disk(
     disk: Arc<dyn Disk>,
     options: &MountOptions,
 ) -> Result<VolumeTree, OpenError> {
-    let volume = Volume::open(disk.clone(), caches(options));
+    let volume = Volume::open(disk.clone(), cache_options(options));
     let volume = volume.map_err(|error| locate::identify_contents(&*disk, error))?;
     check_options(&volume, options)?;
     Ok(VolumeTree::new(volume, false, options))
@@ -137,11 +138,11 @@ pub(crate) fn open_for_mount(
     let is_first = crashed.is_none();
     open_with(disk, behind, options, crashed, |disk| {
         let how = MmpClaimOptions {
-            now: now(),
+            now: current_time(),
             random: RandomState::new().build_hasher().finish() as u32,
             node: "draconis",
             wait: &std::thread::sleep,
-            max_wait: CLAIM_WAIT,
+            max_wait: MMP_CLAIM_TIMEOUT,
         };
         if is_first { MmpClaim::acquire(disk, &how) } else { MmpClaim::resume(disk, &how) }
     })
@@ -183,7 +184,7 @@ fn open_located(
     use draconis_ext::Error::{Corrupt, ReadOnly, Unsupported};
     let LocatedVolume { disk, image, .. } = part;
     let writing = WriteOptions {
-        clock: Arc::new(now),
+        clock: Arc::new(current_time),
         dirty_bytes: options.dirty_bytes,
         atime: options.access_times,
         discard: options.discard.unwrap_or_else(|| is_in_store(&disk.properties())),
@@ -196,9 +197,9 @@ fn open_located(
         }
     }
     let opened = claim(&disk).and_then(|claim| match before {
-        None => Volume::open_with_claim(disk.clone(), caches(options), writing, claim),
+        None => Volume::open_with_claim(disk.clone(), cache_options(options), writing, claim),
         Some(before) => {
-            Volume::resume_after_crash(disk.clone(), caches(options), writing, before, claim)
+            Volume::resume_after_crash(disk.clone(), cache_options(options), writing, before, claim)
         }
     });
     match opened {
@@ -210,7 +211,8 @@ fn open_located(
         }
         // A volume that must not be written can often be read; if not, its error is returned.
         Err(why @ (ReadOnly | Unsupported { .. })) => {
-            let mut tree = VolumeTree::new(Volume::open(disk, caches(options))?, false, options);
+            let mut tree =
+                VolumeTree::new(Volume::open(disk, cache_options(options))?, false, options);
             if tree.volume.read_only_reason().is_none() {
                 tree.read_only_reason = Some(why.to_string());
             }
@@ -236,7 +238,7 @@ fn check_options(volume: &Volume, options: &MountOptions) -> Result<(), OpenErro
     Ok(())
 }
 
-fn caches(options: &MountOptions) -> OpenOptions {
+fn cache_options(options: &MountOptions) -> OpenOptions {
     OpenOptions {
         inode_cache: options.inode_cache as u64,
         block_map_cache: options.block_map_cache as u64,
@@ -247,7 +249,7 @@ fn caches(options: &MountOptions) -> OpenOptions {
 }
 
 /// Returns the system's time, which may be before 1970.
-fn now() -> Time {
+fn current_time() -> Time {
     let of = |time: std::time::Duration| (time.as_secs() as i64, time.subsec_nanos());
     match SystemTime::now().duration_since(SystemTime::UNIX_EPOCH) {
         Ok(after) => {
@@ -303,11 +305,11 @@ enum SyncPolicy {
     All,
 }
 
-fn inode(node: Node) -> Result<InodeNumber, Refusal> {
+fn inode_of_node(node: Node) -> Result<InodeNumber, Refusal> {
     InodeNumber::from_node(node).ok_or(Refusal::NotFound)
 }
 
-fn refusal(error: draconis_ext::Error) -> Refusal {
+fn log_and_get_refusal(error: draconis_ext::Error) -> Refusal {
     let why = error.refusal();
     if matches!(why, Refusal::Corrupt | Refusal::Io) {
         log::warn!("{error}");
@@ -325,7 +327,7 @@ impl VolumeTree {
         let (permissions, write_back) = (options.default_permissions, options.write_back);
         let (directory_group, minix_df) = (options.directory_group, options.minix_df);
         let not_written = None;
-        let damage = volume.damage_at_a_glance().map(|error| error.to_string());
+        let damage = volume.quick_check().map(|error| error.to_string());
         let told = Arc::<ChangeFanout>::default();
         volume.set_change_recorder(told.clone());
         Self {
@@ -348,17 +350,17 @@ impl VolumeTree {
     }
 
     /// Returns true if the kernel is to check permissions.
-    pub fn permissions(&self) -> bool {
+    pub fn kernel_checks_permissions(&self) -> bool {
         self.kernel_checks_permissions
     }
 
     /// Returns true if the kernel may use its writeback cache.
-    pub fn write_back(&self) -> bool {
+    pub fn uses_writeback_cache(&self) -> bool {
         self.write_back
     }
 
     /// Returns true if FUSE threads should sleep until a request arrives instead of busy-polling.
-    pub fn no_polling(&self) -> bool {
+    pub fn is_polling_disabled(&self) -> bool {
         self.no_polling
     }
 
@@ -409,7 +411,7 @@ impl VolumeTree {
     }
 
     /// Returns true if the volume cannot be written.
-    pub fn read_only(&self) -> bool {
+    pub fn is_read_only(&self) -> bool {
         !self.volume.is_writable()
     }
 
@@ -432,17 +434,17 @@ impl VolumeTree {
                 cache("block_map", all.block_maps),
                 cache("data", all.data),
             ],
-            notes: self.notes(),
+            notes: self.status_notes(),
             failure: self.volume.failure(),
             ..WorkerStatus::default()
         }
     }
 
-    fn notes(&self) -> Vec<String> {
+    fn status_notes(&self) -> Vec<String> {
         let info = self.volume.info();
         let mut notes = vec![];
         if self.uses_backup_gpt {
-            notes.push(locate::BACKUP_TABLE.to_owned());
+            notes.push(locate::BACKUP_GPT_WARNING.to_owned());
         }
         if let Some(reason) = info.read_only_reason {
             notes.push(format!("read-only: {reason}"));
@@ -467,35 +469,35 @@ impl VolumeTree {
     }
 
     fn attributes(&self, node: InodeNumber) -> Result<Attributes, Refusal> {
-        let attributes = self.volume.attributes(node).map_err(refusal)?;
+        let attributes = self.volume.attributes(node).map_err(log_and_get_refusal)?;
         // The inode number that Linux programs expect, for the root directory too.
         Ok(Attributes { node: Node(node.0.into()), ..attributes })
     }
 
     /// Makes a change of names durable, if the options require it.
-    fn commit_names(&self) -> Result<(), Refusal> {
+    fn sync_name_change(&self) -> Result<(), Refusal> {
         match self.durable {
             SyncPolicy::OnRequest => Ok(()),
-            SyncPolicy::DirectoryChanges | SyncPolicy::All => self.sync_if_required(),
+            SyncPolicy::DirectoryChanges | SyncPolicy::All => self.sync_if_writable(),
         }
     }
 
     /// Makes any other change durable, if the options require it.
-    fn commit_contents(&self) -> Result<(), Refusal> {
+    fn sync_data_change(&self) -> Result<(), Refusal> {
         match self.durable {
             SyncPolicy::OnRequest | SyncPolicy::DirectoryChanges => Ok(()),
-            SyncPolicy::All => self.sync_if_required(),
+            SyncPolicy::All => self.sync_if_writable(),
         }
     }
 
-    fn sync_if_required(&self) -> Result<(), Refusal> {
-        if self.opened_writable { self.volume.sync().map_err(refusal) } else { Ok(()) }
+    fn sync_if_writable(&self) -> Result<(), Refusal> {
+        if self.opened_writable { self.volume.sync().map_err(log_and_get_refusal) } else { Ok(()) }
     }
 
     /// Updates the access time of a node that was read, if required.
     fn record_access(&self, node: Node) {
         if self.opened_writable
-            && let Ok(inode) = inode(node)
+            && let Ok(inode) = inode_of_node(node)
         {
             self.volume.touch_atime(inode);
         }
@@ -509,9 +511,9 @@ impl Tree for VolumeTree {
         if !self.opened_writable {
             return Ok(());
         }
-        let inodes = files.iter().map(|&(node, data_only)| Ok((inode(node)?, data_only)));
+        let inodes = files.iter().map(|&(node, data_only)| Ok((inode_of_node(node)?, data_only)));
         let inodes = inodes.collect::<Result<Vec<_>, Refusal>>()?;
-        self.volume.sync_inodes(&inodes).map_err(refusal)
+        self.volume.sync_inodes(&inodes).map_err(log_and_get_refusal)
     }
 
     fn file(&self, node: Node) -> VolumeFile<'_> {
@@ -548,7 +550,7 @@ impl Tree for VolumeTree {
 
     fn add_user(&self, node: Node) {
         if self.opened_writable
-            && let Ok(inode) = inode(node)
+            && let Ok(inode) = inode_of_node(node)
         {
             self.volume.add_user(inode);
         }
@@ -556,7 +558,7 @@ impl Tree for VolumeTree {
 
     fn remove_users(&self, node: Node, users: u64) {
         if self.opened_writable
-            && let Ok(inode) = inode(node)
+            && let Ok(inode) = inode_of_node(node)
         {
             self.volume.remove_users(inode, users);
         }

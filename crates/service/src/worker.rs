@@ -17,7 +17,7 @@ use draconis_exchange::contract::volume::{
     self, Mount, MountError, MountedVolume, Status, Unmount, Volume, VolumeServer,
 };
 use draconis_exchange::contract::{Refusal, tree::Tree};
-use draconis_exchange::notices::Notices;
+use draconis_exchange::notices::NoticeSender;
 use draconis_exchange::shm::SharedMemory;
 use draconis_ext::{CrashedProcess, Volume as ExtVolume};
 
@@ -26,23 +26,23 @@ use crate::disk::split_disk;
 use crate::oplog::{self, OpLog};
 use crate::protocol::WorkerStatus;
 use crate::request_log::{WorkerRequestLog, WorkerStart};
-use crate::sandbox::{Confinement, SandboxProfile, close_others, confine};
+use crate::sandbox::{Confinement, SandboxProfile, close_other_fds, confine};
 use crate::volume::{OpenError, VolumeTree, open, open_for_mount};
 use crate::worker_process::{
-    DISK_LANE, EXIT_LOST_WRITES, READ_ONLY, VOLUME_LANE, receive_descriptors,
+    EXIT_LOST_WRITES, FIRST_DISK_LANE, REQUEST_READ_ONLY, VOLUME_LANE, receive_descriptors,
 };
 
 /// Peer timeout for the keeper: none. A keeper stopped by Ctrl-Z continues some day, and a death is
 /// noticed at once.
 const NO_TIMEOUT: Duration = Duration::MAX;
 /// Timeout for the keeper to set up the session.
-const START_WAIT: Duration = Duration::from_secs(10);
+const SESSION_START_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Heap memory for opening a volume and serving a first request, in bytes.
 const PREFAULT_BYTES: usize = 4 << 20;
 
 /// Idle time after which changes are committed.
-const COMMIT_IDLE: Duration = Duration::from_millis(200);
+const COMMIT_IDLE_TIME: Duration = Duration::from_millis(200);
 
 /// Serves the kernel's requests. FUSE is the only implementation today.
 pub trait RequestServer: Send + Sync + 'static {
@@ -54,12 +54,12 @@ pub trait RequestServer: Send + Sync + 'static {
     fn serve(
         &self,
         connection: OwnedFd,
-        notices: &Notices,
+        notices: &NoticeSender,
         tree: &VolumeTree,
         recorder: &dyn RequestLog,
     ) -> std::io::Result<()>;
     /// Returns the number of requests answered so far.
-    fn requests(&self) -> u64;
+    fn answered_requests(&self) -> u64;
     /// Returns the number of requests read by opcode.
     fn requests_by_opcode(&self) -> BTreeMap<&'static str, u64>;
     /// Returns the age of the request in progress.
@@ -71,7 +71,7 @@ pub trait RequestServer: Send + Sync + 'static {
 ///
 /// # Errors
 /// A message if anything but a keeper started the process, or if it cannot be confined.
-pub fn run(
+pub fn run_worker(
     serve: impl RequestServer,
     is_remote: bool,
     memory_limit_bytes: Option<u64>,
@@ -84,14 +84,14 @@ pub fn run(
     let keeper = control.try_clone().map_err(|error| error.to_string())?;
     let own = [control.as_fd(), keeper.as_fd(), image.as_fd(), session.as_fd(), log.as_fd()];
     let own: Vec<_> = own.into_iter().chain(behind.iter().map(AsFd::as_fd)).collect();
-    close_others(&own);
+    close_other_fds(&own);
     let log = oplog::map_existing(log)?;
     oplog::prefault_request_buffer(&log);
     std::panic::set_hook(Box::new(|panic| {
         eprintln!("draconis: worker {}: {panic}", std::process::id());
         std::process::exit(70);
     }));
-    let until = Instant::now() + START_WAIT;
+    let until = Instant::now() + SESSION_START_TIMEOUT;
     // No io_uring: the seccomp filter cannot see operations of a ring.
     let options = FileOptions { write: false, direct: true, uring: false };
     let opened = |file| OpenedFile::new(file, options).map_err(|error| error.to_string());
@@ -105,7 +105,7 @@ pub fn run(
     let confinement =
         confine(&SandboxProfile::Worker, memory_limit_bytes).map_err(|error| error.to_string())?;
     prefault_heap();
-    let worker = Arc::new(Control {
+    let worker = Arc::new(WorkerControl {
         resources: Mutex::new(Some(WorkerResources { image, backing_files: behind, log })),
         session: session.clone(),
         tree: Arc::default(),
@@ -145,7 +145,7 @@ enum VolumeInput {
     Remote(Arc<Session>),
 }
 
-struct Control<S> {
+struct WorkerControl<S> {
     resources: Mutex<Option<WorkerResources>>,
     session: Arc<Session>,
     tree: Arc<OnceLock<VolumeTree>>,
@@ -154,14 +154,14 @@ struct Control<S> {
     server: S,
 }
 
-impl<S: RequestServer> Control<S> {
+impl<S: RequestServer> WorkerControl<S> {
     /// Waits for the connection, which the keeper sends once the volume is open and the mount point
     /// attached.
     fn wait_for_connection(&self, mut control: &UnixStream) {
         let Some(([connection, notices], _)) = receive_descriptors(control) else {
             std::process::exit(1)
         };
-        let notices = Notices::new(notices);
+        let notices = NoticeSender::new(notices);
         let (Some(tree), Some(recorder)) = (self.tree.get(), self.request_log.get()) else {
             std::process::exit(1)
         };
@@ -190,7 +190,7 @@ impl<S: RequestServer> Control<S> {
             // End of file: the keeper has ended, which its session detects.
             while matches!(control.read(&mut word), Ok(1)) {
                 let Some(tree) = tree.get() else { return };
-                let done = tree.set_read_only(word[0] == READ_ONLY);
+                let done = tree.set_read_only(word[0] == REQUEST_READ_ONLY);
                 let answer = [done.err().unwrap_or_default().as_bytes(), &[0]].concat();
                 if control.write_all(&answer).is_err() {
                     return;
@@ -212,7 +212,7 @@ impl<S: RequestServer> Control<S> {
         let tree = self.open_volume(image, behind, &log, &start)?;
         let recorder = WorkerRequestLog::new(log, self.tree.clone(), &start);
         let recorder = Arc::new(recorder);
-        if !tree.read_only() {
+        if !tree.is_read_only() {
             spawn_writeback(tree.volume(), &recorder, self.tree.clone());
         }
         // Called once, so it is not set yet.
@@ -232,8 +232,8 @@ impl<S: RequestServer> Control<S> {
             VolumeInput::File(file) if options.read_only => Arc::new(file.start()),
             VolumeInput::File(file) => {
                 self.session.register_pool(log.memory().clone());
-                let file = file.growing().map_err(OpenError::Length)?.start();
-                let split = split_disk(file, &self.session, DISK_LANE, log.buffers());
+                let file = file.with_growth().map_err(OpenError::Length)?.start();
+                let split = split_disk(file, &self.session, FIRST_DISK_LANE, log.buffer_pool());
                 Arc::new(split.map_err(OpenError::Disk)?)
             }
             VolumeInput::Remote(session) => {
@@ -248,12 +248,12 @@ impl<S: RequestServer> Control<S> {
         let orphans = || log.orphans();
         let before = was_clean.map(|was_clean| CrashedProcess { was_clean, orphans: orphans() });
         let tree = open_for_mount(disk, &behind, options, before)?;
-        if tree.read_only() {
+        if tree.is_read_only() {
             return Ok(tree);
         }
         let volume = tree.volume();
         if was_clean.is_none() {
-            log.note_clean(volume.was_clean());
+            log.record_clean_mark(volume.was_clean());
         }
         tree.set_change_recorder(log.clone());
         // The kernel sends the FORGET of an orphan only after other requests.
@@ -261,18 +261,18 @@ impl<S: RequestServer> Control<S> {
         if start.closed {
             tree.close().map_err(OpenError::Options)?;
         }
-        self.commit_every(Duration::from_secs(options.commit_s.max(1)), volume);
-        self.renew_mmp(volume);
+        self.start_periodic_commits(Duration::from_secs(options.commit_s.max(1)), volume);
+        self.start_mmp_renewal(volume);
         Ok(tree)
     }
 
     /// Commits changes: after a moment without any, and at least every `period`. Sleeps while there
     /// are none.
-    fn commit_every(&self, period: Duration, volume: &ExtVolume) {
+    fn start_periodic_commits(&self, period: Duration, volume: &ExtVolume) {
         let tree = self.tree.clone();
         let commit = move || {
             loop {
-                let Some(tree) = tree.get().filter(|tree| !tree.read_only()) else {
+                let Some(tree) = tree.get().filter(|tree| !tree.is_read_only()) else {
                     std::thread::park_timeout(period);
                     continue;
                 };
@@ -303,7 +303,7 @@ impl<S: RequestServer> Control<S> {
     }
 
     /// Renews the claim of an MMP volume, for other hosts to see that it is in use.
-    fn renew_mmp(&self, volume: &ExtVolume) {
+    fn start_mmp_renewal(&self, volume: &ExtVolume) {
         let Ok(Some(first)) = volume.renew_claim() else { return };
         let tree = self.tree.clone();
         let renew = move || {
@@ -325,7 +325,7 @@ impl<S: RequestServer> Control<S> {
 
     fn status(&self) -> WorkerStatus {
         let mut status = self.tree.get().map(VolumeTree::status).unwrap_or_default();
-        status.requests = self.server.requests();
+        status.requests = self.server.answered_requests();
         let by_opcode = self.server.requests_by_opcode().into_iter();
         status.by_opcode = by_opcode.map(|(name, count)| (name.into(), count)).collect();
         status.busy_ms =
@@ -372,7 +372,7 @@ fn spawn_writeback(
 fn wait_until_idle(volume: &ExtVolume, mut changes: u64, period: Duration) {
     let until = Instant::now() + period;
     loop {
-        std::thread::sleep(COMMIT_IDLE.min(until.saturating_duration_since(Instant::now())));
+        std::thread::sleep(COMMIT_IDLE_TIME.min(until.saturating_duration_since(Instant::now())));
         match volume.uncommitted_changes() {
             Some(now) if now != changes && Instant::now() < until => changes = now,
             _ => return,
@@ -380,7 +380,7 @@ fn wait_until_idle(volume: &ExtVolume, mut changes: u64, period: Duration) {
     }
 }
 
-impl<S: RequestServer> VolumeServer for Control<S> {
+impl<S: RequestServer> VolumeServer for WorkerControl<S> {
     fn mount(&self, request: &mut Mount) -> Result<MountedVolume, MountError> {
         let mut text = vec![0; (request.len as usize).min(request.options.len())];
         request.options.copy_out(0, &mut text);
@@ -389,13 +389,13 @@ impl<S: RequestServer> VolumeServer for Control<S> {
             MountError { why, message_bytes: said_bytes }
         };
         let tree = self.open(&text).map_err(|error| refuse(error.refusal(), &error.to_string()))?;
-        let mounted = MountedVolume { space: tree.statfs(), read_only: tree.read_only() };
+        let mounted = MountedVolume { space: tree.statfs(), read_only: tree.is_read_only() };
         self.tree.set(tree).map_err(|_| refuse(Refusal::Busy, "mounted already"))?;
         Ok(mounted)
     }
 
     fn status(&self, request: &mut Status) -> Result<u32, Refusal> {
-        match serde_json::to_vec(&Control::status(self)) {
+        match serde_json::to_vec(&WorkerControl::status(self)) {
             Ok(text) if text.len() <= request.buffer.len() => {
                 Ok(request.buffer.copy_in(0, &text) as u32)
             }

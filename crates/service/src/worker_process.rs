@@ -24,14 +24,14 @@ use draconis_exchange::contract::Refusal;
 use draconis_exchange::contract::volume::{self, Volume};
 use draconis_exchange::descriptors;
 use draconis_exchange::heap::Block;
-use draconis_exchange::heap::arena::Class;
+use draconis_exchange::heap::arena::SlotClass;
 use draconis_exchange::injected_fault;
 use draconis_exchange::shm::SharedMemory;
 use rustix::net::RecvFlags;
 use rustix::process::{Pid, PidfdFlags, Signal};
 
 use crate::claimed_volume::VolumeSource;
-use crate::connection::{self, Relays};
+use crate::connection::{self, NotificationRelays};
 use crate::disk::{self, DiskService};
 use crate::options::MountOptions;
 use crate::protocol::WorkerStatus;
@@ -41,7 +41,7 @@ use crate::store_keeper::StoreDiskHandle;
 /// Timeout for a worker to open a volume.
 const MOUNT_TIMEOUT: Duration = Duration::from_secs(60);
 /// Size of the buffer for message texts, in bytes.
-const MESSAGE_BYTES: u32 = 64 << 10;
+const MESSAGE_BUFFER_BYTES: u32 = 64 << 10;
 
 /// Exit status of a worker that could not write everything (`EX_IOERR` of sysexits(3)). It sends
 /// the error over its control socket.
@@ -51,18 +51,18 @@ const MAX_FINAL_MESSAGE_BYTES: u64 = 4096;
 
 /// Requests of the keeper over the control socket of a served mount. The reply ends with a zero
 /// byte, and is empty on success.
-pub(crate) const READ_ONLY: u8 = b'r';
-pub(crate) const WRITABLE: u8 = b'w';
+pub(crate) const REQUEST_READ_ONLY: u8 = b'r';
+pub(crate) const REQUEST_WRITABLE: u8 = b'w';
 
 /// The lane of the volume contract. The lanes of the disk contract follow, if the volume may be
 /// written.
 pub(crate) const VOLUME_LANE: u32 = 0;
 /// The first lane of the disk contract.
-pub(crate) const DISK_LANE: u32 = 1;
+pub(crate) const FIRST_DISK_LANE: u32 = 1;
 
 /// Plans one lane for the volume contract and the blocks for its texts.
-fn plan(writable: bool) -> SessionConfig {
-    let texts = Class { slot_bytes: MESSAGE_BYTES, slots: 2 };
+fn session_config(writable: bool) -> SessionConfig {
+    let texts = SlotClass { slot_bytes: MESSAGE_BUFFER_BYTES, slots: 2 };
     let mut plan = SessionConfig {
         static_lanes: 1,
         host_lanes: 0,
@@ -226,7 +226,7 @@ impl Worker {
     ) -> Result<StandbyWorker, StartError> {
         let (control, theirs) = UnixStream::pair()?;
         let (session, session_theirs) =
-            offer(&plan(matches!(source, VolumeSource::File { disk: Some(_), .. })))
+            offer(&session_config(matches!(source, VolumeSource::File { disk: Some(_), .. })))
                 .map_err(std::io::Error::from)?;
         let child = Command::new("/proc/self/exe")
             .arg("worker")
@@ -234,7 +234,7 @@ impl Worker {
             .arg("--memory")
             .arg((options.memory_limit_bytes() * 8).to_string())
             .env_clear()
-            .envs(injected_fault::environment())
+            .envs(injected_fault::inherited_variables())
             // Huge pages for its caches: in a virtual machine, a page fault costs as much as
             // reading the page.
             .env("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1")
@@ -262,7 +262,7 @@ impl Worker {
                 session.register_pool(log.clone());
                 let disk = disk.as_ref().map(|disk| {
                     let discards = options.discard == Some(true);
-                    disk::serve_disk(disk.try_clone()?, &session, DISK_LANE, discards)
+                    disk::serve_disk(disk.try_clone()?, &session, FIRST_DISK_LANE, discards)
                         .map(WriteService::Own)
                 });
                 (session, disk.unwrap_or(Ok(WriteService::None)))
@@ -303,7 +303,8 @@ impl Worker {
         let until = Instant::now() + MOUNT_TIMEOUT;
         let nothing_left = || lost(&"its session is used up");
         let client = self.session.client::<Volume>(VOLUME_LANE).ok_or_else(nothing_left)?;
-        let mut text = self.session.block(MESSAGE_BYTES as usize).ok_or_else(nothing_left)?;
+        let mut text =
+            self.session.allocate_block(MESSAGE_BUFFER_BYTES as usize).ok_or_else(nothing_left)?;
         let options = serde_json::to_vec(start).map_err(std::io::Error::from)?;
         text.copy_in(0, &options);
         let len = options.len() as u32;
@@ -315,7 +316,7 @@ impl Worker {
                 self.read_only = ack.mounted.read_only;
             }
             Reply::Nak(nak, _) => {
-                return Err(refused(nak.why.why, &nak.options, nak.why.message_bytes));
+                return Err(refused_start(nak.why.why, &nak.options, nak.why.message_bytes));
             }
         }
         Ok(())
@@ -386,7 +387,7 @@ impl Worker {
     /// The error of the worker or the socket.
     pub fn set_read_only(&self, read_only: bool, wait: Duration) -> Result<(), String> {
         let lost = |error: std::io::Error| format!("the worker did not answer: {error}");
-        let word = if read_only { READ_ONLY } else { WRITABLE };
+        let word = if read_only { REQUEST_READ_ONLY } else { REQUEST_WRITABLE };
         let mut answer = vec![];
         self.control.set_read_timeout(Some(wait)).map_err(lost)?;
         (&self.control).write_all(&[word]).map_err(lost)?;
@@ -396,7 +397,7 @@ impl Worker {
         self.control.set_read_timeout(None).map_err(lost)?;
         match answer.as_slice() {
             [0] => Ok(()),
-            [said @ .., 0] => Err(sanitize(said)),
+            [said @ .., 0] => Err(strip_control_characters(said)),
             _ => Err("the worker is gone".into()),
         }
     }
@@ -406,7 +407,7 @@ impl Worker {
         let mut said = vec![];
         // The worker is gone, so the read ends. A read error means no message.
         let _ = (&self.control).take(MAX_FINAL_MESSAGE_BYTES).read_to_end(&mut said);
-        sanitize(&said)
+        strip_control_characters(&said)
     }
 
     /// Sends it the connection to the kernel: it starts to serve. Its notifications go to the
@@ -414,8 +415,12 @@ impl Worker {
     ///
     /// # Errors
     /// The socket's error, for instance if the worker has died.
-    pub(crate) fn send_connection(&self, fuse: &OwnedFd, relays: &Relays) -> std::io::Result<()> {
-        let notices = relays.start(fuse)?;
+    pub(crate) fn send_connection(
+        &self,
+        fuse: &OwnedFd,
+        relays: &NotificationRelays,
+    ) -> std::io::Result<()> {
+        let notices = relays.start_relay(fuse)?;
         let own = connection::clone_for_worker(fuse)?;
         send_descriptors(&self.control, &[own.as_fd(), notices.as_fd()])
     }
@@ -459,11 +464,11 @@ impl Drop for Worker {
 }
 
 /// Removes control characters from the text of an untrusted process.
-fn sanitize(said: &[u8]) -> String {
+fn strip_control_characters(said: &[u8]) -> String {
     String::from_utf8_lossy(said).chars().filter(|c| !c.is_control()).collect()
 }
 
-fn refused(why: Refusal, text: &Block, len: u32) -> StartError {
+fn refused_start(why: Refusal, text: &Block, len: u32) -> StartError {
     let said = String::from_utf8_lossy(&read_message(text, len)).into_owned();
     StartError::Refused(if said.is_empty() { why.to_string() } else { said })
 }
@@ -488,7 +493,7 @@ impl WorkerError {
 
 /// Sends descriptors, and one byte to carry them.
 fn send_descriptors(socket: &UnixStream, fds: &[BorrowedFd<'_>]) -> std::io::Result<()> {
-    Ok(descriptors::send(socket, b"f", fds)?)
+    Ok(descriptors::send_with_fds(socket, b"f", fds)?)
 }
 
 /// Receives `N` descriptors, and those that follow. Returns `None` if the peer is gone or sends
@@ -496,7 +501,7 @@ fn send_descriptors(socket: &UnixStream, fds: &[BorrowedFd<'_>]) -> std::io::Res
 pub(crate) fn receive_descriptors<const N: usize>(
     socket: &UnixStream,
 ) -> Option<([OwnedFd; N], Vec<OwnedFd>)> {
-    let got = descriptors::receive(socket, &mut [0], RecvFlags::empty()).ok()?;
+    let got = descriptors::receive_with_fds(socket, &mut [0], RecvFlags::empty()).ok()?;
     let mut fixed = (got.len == 1 && got.fds.len() >= N).then_some(got.fds)?;
     let behind = fixed.split_off(N);
     Some((fixed.try_into().ok()?, behind))

@@ -15,7 +15,7 @@ use draconis_service::sandbox::{SandboxProfile, confine, open_beneath};
 use rustix::fs::{AtFlags, CWD, symlinkat, unlinkat};
 
 /// Makes a system call for which there is no suitable safe function.
-fn raw(number: i64, arguments: [i64; 6]) -> std::io::Result<i64> {
+fn raw_syscall(number: i64, arguments: [i64; 6]) -> std::io::Result<i64> {
     let [a, b, c, d, e, f] = arguments;
     // SAFETY: no argument is a memory address: pointer arguments are null. A call that is not
     // refused ends or duplicates this process, or fails.
@@ -23,22 +23,22 @@ fn raw(number: i64, arguments: [i64; 6]) -> std::io::Result<i64> {
     if got < 0 { Err(std::io::Error::last_os_error()) } else { Ok(got) }
 }
 
-fn plain(number: i64) {
-    let _ = raw(number, [0; 6]);
+fn syscall_without_arguments(number: i64) {
+    let _ = raw_syscall(number, [0; 6]);
 }
 
-const PAGE: i64 = 4096;
-const READ_EXEC: i64 = (libc::PROT_READ | libc::PROT_EXEC) as i64;
-const ANONYMOUS: i64 = (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS) as i64;
+const PAGE_BYTES: i64 = 4096;
+const PROT_READ_EXEC: i64 = (libc::PROT_READ | libc::PROT_EXEC) as i64;
+const MAP_PRIVATE_ANONYMOUS: i64 = (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS) as i64;
 
 /// Typical next steps of an attacker in a worker. `Command`s and file operations use the standard
 /// library; the rest are raw system calls.
-const HOSTILE: &[(&str, fn())] = &[
+const FORBIDDEN_ATTEMPTS: &[(&str, fn())] = &[
     ("open a file", || drop(std::fs::File::open("/etc/passwd"))),
     ("open its memory", || drop(std::fs::File::options().write(true).open("/proc/self/mem"))),
     #[cfg(target_arch = "x86_64")]
-    ("open(2)", || plain(libc::SYS_open)),
-    ("openat2", || plain(libc::SYS_openat2)),
+    ("open(2)", || syscall_without_arguments(libc::SYS_open)),
+    ("openat2", || syscall_without_arguments(libc::SYS_openat2)),
     ("stat a path", || drop(std::fs::metadata("/etc"))),
     ("list a directory", || drop(std::fs::read_dir("/"))),
     ("unlink", || drop(std::fs::remove_file("/nowhere/at/all"))),
@@ -48,63 +48,72 @@ const HOSTILE: &[(&str, fn())] = &[
     ("socket", || drop(std::net::UdpSocket::bind("127.0.0.1:0"))),
     ("unix socket", || drop(std::os::unix::net::UnixStream::connect("/nowhere"))),
     ("socketpair", || drop(std::os::unix::net::UnixStream::pair())),
-    ("connect", || plain(libc::SYS_connect)),
+    ("connect", || syscall_without_arguments(libc::SYS_connect)),
     ("execve", || drop(Command::new("/bin/true").exec())),
-    ("execveat", || plain(libc::SYS_execveat)),
+    ("execveat", || syscall_without_arguments(libc::SYS_execveat)),
     ("start a program", || drop(Command::new("/bin/true").status())),
     #[cfg(target_arch = "x86_64")]
-    ("fork", || plain(libc::SYS_fork)),
+    ("fork", || syscall_without_arguments(libc::SYS_fork)),
     #[cfg(target_arch = "x86_64")]
-    ("vfork", || plain(libc::SYS_vfork)),
+    ("vfork", || syscall_without_arguments(libc::SYS_vfork)),
     ("clone without a thread", || {
-        drop(raw(libc::SYS_clone, [libc::SIGCHLD.into(), 0, 0, 0, 0, 0]))
+        drop(raw_syscall(libc::SYS_clone, [libc::SIGCHLD.into(), 0, 0, 0, 0, 0]))
     }),
     ("clone with memory, without a thread", || {
         let flags = libc::CLONE_VM | libc::CLONE_VFORK | libc::SIGCHLD;
-        drop(raw(libc::SYS_clone, [flags.into(), 0, 0, 0, 0, 0]));
+        drop(raw_syscall(libc::SYS_clone, [flags.into(), 0, 0, 0, 0, 0]));
     }),
-    ("io_uring_setup", || plain(libc::SYS_io_uring_setup)),
-    ("io_uring_enter", || plain(libc::SYS_io_uring_enter)),
+    ("io_uring_setup", || syscall_without_arguments(libc::SYS_io_uring_setup)),
+    ("io_uring_enter", || syscall_without_arguments(libc::SYS_io_uring_enter)),
     ("map executable memory", || {
-        drop(raw(libc::SYS_mmap, [0, PAGE, READ_EXEC, ANONYMOUS, -1, 0]));
+        drop(raw_syscall(
+            libc::SYS_mmap,
+            [0, PAGE_BYTES, PROT_READ_EXEC, MAP_PRIVATE_ANONYMOUS, -1, 0],
+        ));
     }),
-    ("make memory executable", || drop(raw(libc::SYS_mprotect, [0, PAGE, READ_EXEC, 0, 0, 0]))),
-    ("make memory executable by key", || plain(libc::SYS_pkey_mprotect)),
-    ("memfd", || plain(libc::SYS_memfd_create)),
-    ("ptrace", || plain(libc::SYS_ptrace)),
-    ("read another's memory", || plain(libc::SYS_process_vm_readv)),
-    ("write another's memory", || plain(libc::SYS_process_vm_writev)),
-    ("take another's descriptor", || plain(libc::SYS_pidfd_getfd)),
+    ("make memory executable", || {
+        drop(raw_syscall(libc::SYS_mprotect, [0, PAGE_BYTES, PROT_READ_EXEC, 0, 0, 0]))
+    }),
+    ("make memory executable by key", || syscall_without_arguments(libc::SYS_pkey_mprotect)),
+    ("memfd", || syscall_without_arguments(libc::SYS_memfd_create)),
+    ("ptrace", || syscall_without_arguments(libc::SYS_ptrace)),
+    ("read another's memory", || syscall_without_arguments(libc::SYS_process_vm_readv)),
+    ("write another's memory", || syscall_without_arguments(libc::SYS_process_vm_writev)),
+    ("take another's descriptor", || syscall_without_arguments(libc::SYS_pidfd_getfd)),
     ("kill another process", || {
         // Signal 0, in case it gets through.
         let _ = rustix::process::test_kill_process(rustix::process::Pid::INIT);
     }),
-    ("tgkill", || plain(libc::SYS_tgkill)),
-    ("mount", || plain(libc::SYS_mount)),
-    ("unshare", || plain(libc::SYS_unshare)),
-    ("setns", || plain(libc::SYS_setns)),
-    ("chroot", || plain(libc::SYS_chroot)),
-    ("bpf", || plain(libc::SYS_bpf)),
-    ("perf_event_open", || plain(libc::SYS_perf_event_open)),
-    ("userfaultfd", || plain(libc::SYS_userfaultfd)),
-    ("keyctl", || plain(libc::SYS_keyctl)),
-    ("become somebody", || plain(libc::SYS_setuid)),
-    ("raise a limit", || plain(libc::SYS_prlimit64)),
-    ("loosen the filter", || plain(libc::SYS_seccomp)),
+    ("tgkill", || syscall_without_arguments(libc::SYS_tgkill)),
+    ("mount", || syscall_without_arguments(libc::SYS_mount)),
+    ("unshare", || syscall_without_arguments(libc::SYS_unshare)),
+    ("setns", || syscall_without_arguments(libc::SYS_setns)),
+    ("chroot", || syscall_without_arguments(libc::SYS_chroot)),
+    ("bpf", || syscall_without_arguments(libc::SYS_bpf)),
+    ("perf_event_open", || syscall_without_arguments(libc::SYS_perf_event_open)),
+    ("userfaultfd", || syscall_without_arguments(libc::SYS_userfaultfd)),
+    ("keyctl", || syscall_without_arguments(libc::SYS_keyctl)),
+    ("become somebody", || syscall_without_arguments(libc::SYS_setuid)),
+    ("raise a limit", || syscall_without_arguments(libc::SYS_prlimit64)),
+    ("loosen the filter", || syscall_without_arguments(libc::SYS_seccomp)),
     ("be traceable", || {
-        drop(raw(libc::SYS_prctl, [libc::PR_SET_DUMPABLE.into(), 1, 0, 0, 0, 0]));
+        drop(raw_syscall(libc::SYS_prctl, [libc::PR_SET_DUMPABLE.into(), 1, 0, 0, 0, 0]));
     }),
-    ("type on a terminal", || drop(raw(libc::SYS_ioctl, [0, libc::TIOCSTI as i64, 0, 0, 0, 0]))),
+    ("type on a terminal", || {
+        drop(raw_syscall(libc::SYS_ioctl, [0, libc::TIOCSTI as i64, 0, 0, 0, 0]))
+    }),
     ("own a descriptor's signals", || {
-        drop(raw(libc::SYS_fcntl, [0, libc::F_SETOWN.into(), 1, 0, 0, 0]));
+        drop(raw_syscall(libc::SYS_fcntl, [0, libc::F_SETOWN.into(), 1, 0, 0, 0]));
     }),
-    ("seal memory", || drop(raw(libc::SYS_fcntl, [0, libc::F_ADD_SEALS.into(), 1, 0, 0, 0]))),
+    ("seal memory", || {
+        drop(raw_syscall(libc::SYS_fcntl, [0, libc::F_ADD_SEALS.into(), 1, 0, 0, 0]))
+    }),
     #[cfg(target_arch = "x86_64")]
-    ("a call of the x32 set", || plain(libc::SYS_read | 0x4000_0000)),
+    ("a call of the x32 set", || syscall_without_arguments(libc::SYS_read | 0x4000_0000)),
 ];
 
 /// The operations that a worker needs.
-const HARMLESS: &[(&str, fn())] = &[
+const ALLOWED_ATTEMPTS: &[(&str, fn())] = &[
     ("nothing", || {}),
     ("read and write", || {
         let mut line = String::new();
@@ -136,16 +145,16 @@ const HARMLESS: &[(&str, fn())] = &[
         let _ = std::collections::hash_map::RandomState::new();
         let _ = std::time::SystemTime::now();
     }),
-    ("reads that do not wait", || plain(libc::SYS_preadv2)),
+    ("reads that do not wait", || syscall_without_arguments(libc::SYS_preadv2)),
     ("clone3 is unknown", || {
-        let error = raw(libc::SYS_clone3, [0; 6]).unwrap_err();
+        let error = raw_syscall(libc::SYS_clone3, [0; 6]).unwrap_err();
         assert_eq!(error.raw_os_error(), Some(libc::ENOSYS));
     }),
 ];
 
 #[test]
 fn child_entry() {
-    let Some(role) = common::role() else { return };
+    let Some(role) = common::child_role() else { return };
     let (profile, attempt) = role.split_once(' ').unwrap();
     match profile {
         "worker" => {
@@ -156,18 +165,21 @@ fn child_entry() {
         "reader" => drop(confine(&SandboxProfile::Reader, None).unwrap()),
         "bounded" => drop(confine(&SandboxProfile::Worker, Some(64 << 20)).unwrap()),
         "unconfined" => {}
-        _ => return extract(attempt),
+        _ => return run_extractor_attempt(attempt),
     }
-    let all = HOSTILE.iter().chain(HARMLESS);
+    let all = FORBIDDEN_ATTEMPTS.iter().chain(ALLOWED_ATTEMPTS);
     let (_, attempt) = all.into_iter().find(|(name, _)| *name == attempt).unwrap();
     attempt();
     std::process::exit(0);
 }
 
 /// Runs a child; returns its exit status and stderr.
-fn run(role: &str, path: &Path) -> (ExitStatus, String) {
-    let mut child =
-        common::child(role, path).stdin(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+fn run_attempt(role: &str, path: &Path) -> (ExitStatus, String) {
+    let mut child = common::child_command(role, path)
+        .stdin(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
     // A child that does not read its input may be gone already.
     let _ = child.stdin.take().unwrap().write_all(b"input");
     let output = child.wait_with_output().unwrap();
@@ -175,76 +187,76 @@ fn run(role: &str, path: &Path) -> (ExitStatus, String) {
 }
 
 #[test]
-fn whatever_is_hostile_ends_the_process() {
+fn forbidden_syscalls_kill_process() {
     for profile in ["worker", "store", "reader"] {
-        for (name, _) in HOSTILE {
-            let (status, said) = run(&format!("{profile} {name}"), Path::new(""));
+        for (name, _) in FORBIDDEN_ATTEMPTS {
+            let (status, said) = run_attempt(&format!("{profile} {name}"), Path::new(""));
             assert_eq!(status.signal(), Some(libc::SIGSYS), "{profile}: {name}: {status} {said}");
         }
     }
 }
 
 #[test]
-fn what_is_hostile_would_work_or_fail_without_the_sandbox() {
+fn forbidden_syscalls_do_not_kill_unconfined_process() {
     for name in ["open a file", "socket", "start a program", "io_uring_setup", "unlink"] {
-        let (status, said) = run(&format!("unconfined {name}"), Path::new(""));
+        let (status, said) = run_attempt(&format!("unconfined {name}"), Path::new(""));
         assert!(status.success(), "{name}: {status} {said}");
     }
 }
 
 #[test]
-fn the_workers_work_goes_on() {
+fn allowed_operations_succeed_in_sandbox() {
     for profile in ["worker", "store", "reader"] {
-        for (name, _) in HARMLESS {
-            let (status, said) = run(&format!("{profile} {name}"), Path::new(""));
+        for (name, _) in ALLOWED_ATTEMPTS {
+            let (status, said) = run_attempt(&format!("{profile} {name}"), Path::new(""));
             assert!(status.success(), "{profile}: {name}: {status} {said}");
         }
     }
 }
 
 #[test]
-fn memory_beyond_the_limit_is_not_given() {
-    let (status, said) = run("bounded nothing", Path::new(""));
+fn allocation_beyond_memory_limit_fails() {
+    let (status, said) = run_attempt("bounded nothing", Path::new(""));
     assert!(status.success(), "{status} {said}");
-    let (status, said) = run("bounded much memory", Path::new(""));
+    let (status, said) = run_attempt("bounded much memory", Path::new(""));
     assert!(!status.success() && said.contains("memory allocation of"), "{status} {said}");
 }
 
 #[test]
-fn an_extractor_reaches_its_directory_and_nothing_beside_it() {
+fn extractor_writes_only_in_its_directory() {
     let dir = tempfile::tempdir().unwrap();
     let inside = dir.path().join("inside");
     std::fs::create_dir(&inside).unwrap();
     std::fs::write(dir.path().join("outside"), "secret").unwrap();
-    let (status, said) = run("extractor paths", &inside);
-    if status.code() == Some(NO_LANDLOCK) {
-        skipped::skipped("the extractor's paths: this kernel has no landlock");
+    let (status, said) = run_attempt("extractor paths", &inside);
+    if status.code() == Some(EXIT_NO_LANDLOCK) {
+        skipped::report_skipped("the extractor's paths: this kernel has no landlock");
         return;
     }
     assert!(status.success(), "{status} {said}");
     assert_eq!(std::fs::read(inside.join("made")).unwrap(), b"made");
     assert_eq!(std::fs::read(dir.path().join("outside")).unwrap(), b"secret");
     for attempt in ["socket", "execve", "io_uring_setup", "ptrace", "map executable memory"] {
-        let (status, said) = run(&format!("extractor {attempt}"), &inside);
+        let (status, said) = run_attempt(&format!("extractor {attempt}"), &inside);
         assert_eq!(status.signal(), Some(libc::SIGSYS), "{attempt}: {status} {said}");
     }
 }
 
 /// Exit status of a child that could not be tested.
-const NO_LANDLOCK: i32 = 77;
+const EXIT_NO_LANDLOCK: i32 = 77;
 
-fn extract(attempt: &str) {
-    let inside = common::path();
+fn run_extractor_attempt(attempt: &str) {
+    let inside = common::child_path();
     let outside = inside.with_file_name("outside");
     let beneath = open_beneath(&inside).unwrap();
     let profile = SandboxProfile::Extractor { beneath: std::os::fd::AsFd::as_fd(&beneath) };
     let confinement = confine(&profile, None).unwrap();
-    if let Some((_, hostile)) = HOSTILE.iter().find(|(name, _)| *name == attempt) {
+    if let Some((_, hostile)) = FORBIDDEN_ATTEMPTS.iter().find(|(name, _)| *name == attempt) {
         hostile();
         return;
     }
     if confinement.landlock == "none" {
-        std::process::exit(NO_LANDLOCK);
+        std::process::exit(EXIT_NO_LANDLOCK);
     }
     std::fs::write(inside.join("made"), "made").unwrap();
     assert_eq!(std::fs::read(inside.join("made")).unwrap(), b"made");

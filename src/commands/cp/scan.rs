@@ -4,35 +4,35 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use anyhow::{Context, bail};
-use draconis_access::populate::{SkippedItems, Source};
-use draconis_access::walk::segments;
+use draconis_access::populate::{PopulateSource, SkippedItems};
+use draconis_access::walk::data_segments;
 use draconis_exchange::contract::{FileType, Time};
 use draconis_ext::mkfs::{FileSource, NodeId, NodeKind, Tree, TreeNode};
 use draconis_ext::{Inode, InodeNumber, Volume};
 
-use crate::edit::Creator;
+use crate::edit::NewFileOwner;
 use crate::image;
-use crate::text::printable;
+use crate::text::escape_control_chars;
 
 /// Metadata to copy.
 #[derive(Clone, Copy)]
-pub enum Preserve {
+pub enum PreserveAttributes {
     /// Contents and permissions.
     Contents {
         /// Owner of the copies, and their time.
-        maker: Creator,
+        maker: NewFileOwner,
         now: Time,
     },
     /// Contents, permissions, owners, times and extended attributes.
     All,
 }
 
-struct Files<'a> {
+struct CopySource<'a> {
     volume: &'a Volume,
     files: Vec<Arc<Inode>>,
 }
 
-impl FileSource for Files<'_> {
+impl FileSource for CopySource<'_> {
     fn read(&self, source: u64, at_bytes: u64, into: &mut [u8]) -> std::io::Result<()> {
         let inode = usize::try_from(source).ok().and_then(|nth| self.files.get(nth));
         let inode = inode.ok_or(std::io::ErrorKind::NotFound)?;
@@ -51,23 +51,23 @@ impl FileSource for Files<'_> {
     }
 }
 
-struct Scan<'a> {
+struct CopyScan<'a> {
     tree: Tree,
-    files: Files<'a>,
-    keep: Preserve,
+    files: CopySource<'a>,
+    keep: PreserveAttributes,
     seen: HashMap<InodeNumber, NodeId>,
     left_out: SkippedItems,
 }
 
 /// Scans `tops` of a volume under new names; returns the tree and the scanned inodes.
-pub fn scan<'a>(
+pub fn scan_copy_source<'a>(
     volume: &'a Volume,
     tops: &[(Vec<u8>, InodeNumber)],
-    keep: Preserve,
-) -> anyhow::Result<(Source<'a>, HashSet<InodeNumber>)> {
-    let mut scan = Scan {
+    keep: PreserveAttributes,
+) -> anyhow::Result<(PopulateSource<'a>, HashSet<InodeNumber>)> {
+    let mut scan = CopyScan {
         tree: Tree::new(TreeNode::new(NodeKind::Directory, 0o755)),
-        files: Files { volume, files: vec![] },
+        files: CopySource { volume, files: vec![] },
         keep,
         seen: HashMap::new(),
         left_out: SkippedItems::default(),
@@ -75,29 +75,36 @@ pub fn scan<'a>(
     let mut stack = vec![];
     for (name, top) in tops {
         if scan.tree.lookup(NodeId::ROOT, name).is_some() {
-            bail!("{}: another source has that name", printable(name));
+            bail!("{}: another source has that name", escape_control_chars(name));
         }
-        stack.extend(scan.entry(NodeId::ROOT, name, *top)?);
+        stack.extend(scan.add_entry(NodeId::ROOT, name, *top)?);
     }
     while let Some((id, number)) = stack.pop() {
-        let listing = image::names(volume, number, &scan.tree.path(id))?;
+        let listing = image::list_directory(volume, number, &scan.tree.path(id))?;
         if listing.damaged {
             bail!("{}: it cannot be copied whole", scan.tree.path(id));
         }
         for entry in listing.names {
-            let below = scan.entry(id, &entry.name, entry.inode);
-            stack.extend(below.with_context(|| printable(&entry.name))?);
+            let below = scan.add_entry(id, &entry.name, entry.inode);
+            stack.extend(below.with_context(|| escape_control_chars(&entry.name))?);
         }
     }
     let seen = scan.seen.keys().copied().collect();
     let implied = HashSet::from([NodeId::ROOT]);
     let notes = scan.left_out.notes;
-    Ok((Source { implied_dirs: implied, notes, ..Source::new(scan.tree, scan.files) }, seen))
+    Ok((
+        PopulateSource {
+            implied_dirs: implied,
+            notes,
+            ..PopulateSource::new(scan.tree, scan.files)
+        },
+        seen,
+    ))
 }
 
-impl Scan<'_> {
+impl CopyScan<'_> {
     /// Adds one name; returns its node if it is a directory.
-    fn entry(
+    fn add_entry(
         &mut self,
         dir: NodeId,
         name: &[u8],
@@ -124,23 +131,23 @@ impl Scan<'_> {
             FileType::File => {
                 let source = self.files.files.len() as u64;
                 self.files.files.push(inode.clone());
-                let data = segments(volume, &inode).collect::<Result<_, _>>()?;
+                let data = data_segments(volume, &inode).collect::<Result<_, _>>()?;
                 NodeKind::File { size_bytes: inode.size_bytes, data, source }
             }
         };
         let mut node = TreeNode::new(what, (attributes.mode & 0o7777) as u16);
         match self.keep {
-            Preserve::Contents { maker, now } => {
+            PreserveAttributes::Contents { maker, now } => {
                 (node.uid, node.gid) = (maker.uid, maker.gid);
                 // Drops setuid and setgid, which were the old owner's.
                 node.mode &= (0o1777 & !maker.umask) as u16;
-                node = node.at(now);
+                node = node.with_all_times(now);
             }
-            Preserve::All => {
+            PreserveAttributes::All => {
                 (node.uid, node.gid) = (attributes.uid, attributes.gid);
                 node.accessed = attributes.accessed;
                 node.modified = attributes.modified;
-                self.attributes(&mut node, &inode, name)?;
+                self.read_attributes(&mut node, &inode, name)?;
             }
         }
         let id = self.tree.add(dir, name, node)?;
@@ -148,7 +155,7 @@ impl Scan<'_> {
         Ok((inode.kind == FileType::Directory).then_some((id, number)))
     }
 
-    fn attributes(
+    fn read_attributes(
         &mut self,
         node: &mut TreeNode,
         inode: &Inode,
@@ -158,8 +165,8 @@ impl Scan<'_> {
         for attribute in volume.xattr_names(inode.number)? {
             let value = volume.xattr(inode.number, &attribute)?;
             if !node.set_xattr(&attribute, &value) {
-                let what = format!("the attribute {} is", printable(&attribute));
-                self.left_out.record(&what, &printable(name));
+                let what = format!("the attribute {} is", escape_control_chars(&attribute));
+                self.left_out.record_skipped(&what, &escape_control_chars(name));
             }
         }
         Ok(())

@@ -5,7 +5,9 @@ use std::io::Read;
 use std::path::Path;
 
 use anyhow::Context;
-use draconis_access::populate::{self, DerivedFields, FillOptions, Patterns, ScanResult, Table};
+use draconis_access::populate::{
+    self, DerivedFields, DeviceTable, ExcludePatterns, FillOptions, ScanResult,
+};
 use draconis_ext::mkfs::FormatOptions;
 
 use super::Arguments;
@@ -20,8 +22,8 @@ pub fn scan_sources(
     options: &mut FormatOptions,
 ) -> anyhow::Result<ScanResult> {
     let epoch = std::env::var_os("SOURCE_DATE_EPOCH").is_some();
-    let table = arguments.devices.as_deref().map(table).transpose()?;
-    let list = arguments.list.as_deref().map(list).transpose()?;
+    let table = arguments.devices.as_deref().map(read_device_table).transpose()?;
+    let list = arguments.list.as_deref().map(read_path_list).transpose()?;
     let reproducible = arguments.reproducible.then(|| DerivedFields {
         time: !epoch,
         uuid: matches!(&arguments.uuid[..], "random" | "time"),
@@ -30,7 +32,7 @@ pub fn scan_sources(
     let filling = FillOptions {
         from: &arguments.from,
         list: list.as_deref(),
-        exclude: &Patterns::new(arguments.reading.exclude()),
+        exclude: &ExcludePatterns::new(arguments.reading.exclude_patterns()),
         image_options: arguments.reading.image_options(&arguments.image),
         owner: arguments.owner.map(|owner| (owner.uid, owner.gid)),
         squash: arguments.squash,
@@ -39,22 +41,22 @@ pub fn scan_sources(
         clamp_times: epoch,
         reproducible,
     };
-    let found = populate::fill(filling, options)?;
+    let found = populate::scan_sources_and_derive(filling, options)?;
     arguments.reading.check_config(found.config.as_deref())?;
-    report::notes(&found.source.notes);
+    report::print_notes(&found.source.notes);
     Ok(found)
 }
 
 /// Reads the names in a list.
-fn list(path: &Path) -> anyhow::Result<Vec<Vec<u8>>> {
+fn read_path_list(path: &Path) -> anyhow::Result<Vec<Vec<u8>>> {
     let text = read(path)?;
     let end = if text.contains(&0) { 0 } else { b'\n' };
     let names = text.split(|byte| *byte == end).filter(|name| !name.is_empty());
     Ok(names.map(<[u8]>::to_vec).collect())
 }
 
-fn table(path: &Path) -> anyhow::Result<Table> {
-    Table::parse(&read(path)?).with_context(|| path.display().to_string())
+fn read_device_table(path: &Path) -> anyhow::Result<DeviceTable> {
+    DeviceTable::parse(&read(path)?).with_context(|| path.display().to_string())
 }
 
 fn read(path: &Path) -> anyhow::Result<Vec<u8>> {

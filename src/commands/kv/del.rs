@@ -8,7 +8,7 @@ use clap::Args;
 use draconis_objects::kv::{Batch, Kv};
 
 use super::write;
-use crate::commands::store::open::{close, writable};
+use crate::commands::store::open::{close_store, open_writable};
 
 /// Delete keys atomically.
 #[derive(Debug, Args)]
@@ -21,9 +21,9 @@ pub struct Arguments {
 }
 
 pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
-    let kv = Kv::new(writable(&arguments.store)?);
+    let kv = Kv::new(open_writable(&arguments.store)?);
     let mut batch = Batch::new();
     arguments.keys.iter().for_each(|key| batch.delete(key.as_bytes()));
     write(&kv, &arguments.store, batch)?;
-    close(kv.store(), &arguments.store)
+    close_store(kv.store(), &arguments.store)
 }

@@ -4,16 +4,16 @@
 
 /// Encoding of bytes as text.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Form {
+pub enum TextEncoding {
     /// Plain text with backslash escapes.
     Escaped,
     /// Two hexadecimal digits per byte.
     Hex,
 }
 
-impl Form {
+impl TextEncoding {
     /// Returns `Hex` if it is requested.
-    pub fn chosen(is_hex: bool) -> Self {
+    pub fn from_hex_flag(is_hex: bool) -> Self {
         if is_hex { Self::Hex } else { Self::Escaped }
     }
 
@@ -36,7 +36,7 @@ impl Form {
             Self::Hex if !text.len().is_multiple_of(2) => {
                 Err("has an odd number of hexadecimal digits".to_owned())
             }
-            Self::Hex => text.chunks(2).map(byte).collect(),
+            Self::Hex => text.chunks(2).map(parse_hex_byte).collect(),
             Self::Escaped => unescape(text),
         }
     }
@@ -74,7 +74,7 @@ fn unescape(text: &[u8]) -> Result<Vec<u8>, String> {
             Some(b't') => (b'\t', 2),
             Some(b'n') => (b'\n', 2),
             Some(b'r') => (b'\r', 2),
-            Some(b'x') => (byte(rest.get(at + 2..at + 4).unwrap_or_default())?, 4),
+            Some(b'x') => (parse_hex_byte(rest.get(at + 2..at + 4).unwrap_or_default())?, 4),
             next => {
                 let next = next.map(|byte| byte.escape_ascii().to_string()).unwrap_or_default();
                 return Err(format!("has \\{next}, which is no escape: a backslash is \\\\"));
@@ -88,7 +88,7 @@ fn unescape(text: &[u8]) -> Result<Vec<u8>, String> {
 }
 
 /// Parses two hexadecimal digits.
-fn byte(digits: &[u8]) -> Result<u8, String> {
+fn parse_hex_byte(digits: &[u8]) -> Result<u8, String> {
     let digit = |at: usize| digits.get(at).and_then(|digit| char::from(*digit).to_digit(16));
     match (digit(0), digit(1)) {
         (Some(high), Some(low)) => Ok((high << 4 | low) as u8),
@@ -101,10 +101,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn any_bytes_come_back() {
+    fn encoded_bytes_round_trip() {
         let all: Vec<u8> = (0..=255).collect();
         let texts = [&all[..], b"", b"\\", b"\\t\t\\x00\0", "größe\u{85}\u{2028}".as_bytes()];
-        for form in [Form::Escaped, Form::Hex] {
+        for form in [TextEncoding::Escaped, TextEncoding::Hex] {
             for bytes in texts {
                 let mut text = vec![];
                 form.encode(bytes, &mut text);
@@ -116,13 +116,13 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_escape_is_refused() {
+    fn invalid_escapes_are_refused() {
         for text in ["\\", "\\q", "\\x", "\\x1", "\\xg0", "\\x+1"] {
-            assert!(Form::Escaped.decode(text.as_bytes()).is_err(), "{text}");
+            assert!(TextEncoding::Escaped.decode(text.as_bytes()).is_err(), "{text}");
         }
         for text in ["1", "0g", "+1"] {
-            assert!(Form::Hex.decode(text.as_bytes()).is_err(), "{text}");
+            assert!(TextEncoding::Hex.decode(text.as_bytes()).is_err(), "{text}");
         }
-        assert_eq!(Form::Hex.decode(b"0aFF").unwrap(), b"\n\xff");
+        assert_eq!(TextEncoding::Hex.decode(b"0aFF").unwrap(), b"\n\xff");
     }
 }

@@ -9,8 +9,8 @@ use anyhow::bail;
 use clap::Args;
 use draconis_objects::kv::Kv;
 
-use crate::commands::store::open::{readable, with_context};
-use crate::text::printable;
+use crate::commands::store::open::{open_readable, with_context};
+use crate::text::escape_control_chars;
 
 /// Print the value of a key.
 #[derive(Debug, Args)]
@@ -22,7 +22,7 @@ pub struct Arguments {
 }
 
 pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
-    let kv = Kv::new(readable(&arguments.store)?);
+    let kv = Kv::new(open_readable(&arguments.store)?);
     let key = arguments.key.as_bytes();
     match kv.get(key).map_err(|error| with_context(&arguments.store, error))? {
         Some(value) => {
@@ -31,6 +31,8 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
             out.flush()?;
             Ok(())
         }
-        None => bail!("{}: there is no key {}", arguments.store.display(), printable(key)),
+        None => {
+            bail!("{}: there is no key {}", arguments.store.display(), escape_control_chars(key))
+        }
     }
 }

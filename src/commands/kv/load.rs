@@ -8,10 +8,10 @@ use clap::Args;
 use draconis_objects::Error;
 use draconis_objects::kv::{Batch, Kv};
 
-use super::form::Form;
-use crate::commands::store::copy::Input;
-use crate::commands::store::open::{close, with_context, writable};
-use crate::progress::{Progress, ProgressMode};
+use super::form::TextEncoding;
+use crate::commands::store::copy::ObjectInput;
+use crate::commands::store::open::{close_store, open_writable, with_context};
+use crate::progress::{ByteProgress, ProgressMode};
 
 /// Load tab-separated keys and values from a file.
 ///
@@ -38,12 +38,12 @@ pub struct Arguments {
 const BATCH_BYTES: usize = 1 << 20;
 
 pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
-    let from = Input::open(Some(&arguments.file), &arguments.store)?;
-    let kv = Kv::new(writable(&arguments.store)?);
+    let from = ObjectInput::open(Some(&arguments.file), &arguments.store)?;
+    let kv = Kv::new(open_writable(&arguments.store)?);
     let mut from = BufReader::with_capacity(BATCH_BYTES, from);
-    let mut progress = Progress::new(arguments.progress, from.get_ref().len_bytes());
+    let mut progress = ByteProgress::new(arguments.progress, from.get_ref().len_bytes());
     let (mut line, mut number, mut batch) = (vec![], 0u64, Batch::new());
-    let form = Form::chosen(arguments.hex);
+    let form = TextEncoding::from_hex_flag(arguments.hex);
     // Number of lines loaded.
     let mut loaded = 0u64;
     // Lines before an invalid one are kept; the error names the invalid line.
@@ -56,7 +56,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
         number += 1;
         progress.add(got as u64);
         let text = line.strip_suffix(b"\n").unwrap_or(&line);
-        match pair(form, text) {
+        match parse_pair(form, text) {
             Ok((key, value)) => batch.put(&key, &value),
             Err(why) => break Some(why),
         }
@@ -66,7 +66,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
         }
     };
     write_lines(&kv, arguments, batch, loaded)?;
-    close(kv.store(), &arguments.store)?;
+    close_store(kv.store(), &arguments.store)?;
     match wrong {
         None => from.get_ref().check_unchanged(),
         Some(why) => bail!(
@@ -77,7 +77,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
 }
 
 /// Parses a line into key and value; returns the syntax error if it is invalid.
-fn pair(form: Form, line: &[u8]) -> Result<(Vec<u8>, Vec<u8>), String> {
+fn parse_pair(form: TextEncoding, line: &[u8]) -> Result<(Vec<u8>, Vec<u8>), String> {
     let tab = line.iter().position(|byte| *byte == b'\t');
     let tab = tab.ok_or("has no tab: key, tab, value")?;
     Ok((form.decode(&line[..tab])?, form.decode(&line[tab + 1..])?))
@@ -88,7 +88,7 @@ fn write_lines(kv: &Kv, arguments: &Arguments, batch: Batch, taken: u64) -> anyh
         Ok(_) => Ok(()),
         Err(refused) => {
             // Earlier batches are kept.
-            close(kv.store(), &arguments.store)?;
+            close_store(kv.store(), &arguments.store)?;
             let file = arguments.file.display();
             let kept = match taken {
                 0 => format!("{file}: no line of it was loaded"),

@@ -9,7 +9,7 @@ use clap::Args;
 use draconis_objects::kv::{Batch, Kv};
 
 use super::write;
-use crate::commands::store::open::{close, writable};
+use crate::commands::store::open::{close_store, open_writable};
 
 /// Set the value of a key.
 #[derive(Debug, Args)]
@@ -31,9 +31,9 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
             value
         }
     };
-    let kv = Kv::new(writable(&arguments.store)?);
+    let kv = Kv::new(open_writable(&arguments.store)?);
     let mut batch = Batch::new();
     batch.put(arguments.key.as_bytes(), &value);
     write(&kv, &arguments.store, batch)?;
-    close(kv.store(), &arguments.store)
+    close_store(kv.store(), &arguments.store)
 }

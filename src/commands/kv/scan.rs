@@ -9,8 +9,8 @@ use std::path::PathBuf;
 use clap::Args;
 use draconis_objects::kv::Kv;
 
-use super::form::Form;
-use crate::commands::store::open::{readable, with_context};
+use super::form::TextEncoding;
+use crate::commands::store::open::{open_readable, with_context};
 
 /// List keys and values in key order.
 ///
@@ -44,7 +44,7 @@ pub struct Arguments {
 }
 
 pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
-    let kv = Kv::new(readable(&arguments.store)?);
+    let kv = Kv::new(open_readable(&arguments.store)?);
     let bytes = |text: &std::ffi::OsString| text.clone().into_vec();
     let (from, to) = match &arguments.prefix {
         Some(prefix) => (Bound::Included(bytes(prefix)), prefix_end(prefix.as_bytes())),
@@ -55,7 +55,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     };
     let range = (from.as_ref().map(Vec::as_slice), to.as_ref().map(Vec::as_slice));
     let mut pairs = kv.scan::<(Bound<&[u8]>, Bound<&[u8]>)>(&range);
-    let form = Form::chosen(arguments.hex);
+    let form = TextEncoding::from_hex_flag(arguments.hex);
     let mut out = BufWriter::new(std::io::stdout().lock());
     let mut line = vec![];
     for _ in 0..arguments.limit.unwrap_or(usize::MAX) {

@@ -7,7 +7,7 @@ use clap::Args;
 use draconis_objects::kv::Kv;
 use serde::Serialize;
 
-use crate::commands::store::open::{readable, with_context};
+use crate::commands::store::open::{open_readable, with_context};
 use crate::{report, text};
 
 /// Show the number and size of keys and values.
@@ -21,11 +21,11 @@ pub struct Arguments {
 }
 
 pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
-    let kv = Kv::new(readable(&arguments.store)?);
+    let kv = Kv::new(open_readable(&arguments.store)?);
     let count = kv.count().map_err(|error| with_context(&arguments.store, error))?;
     let info = kv.store().info();
     if arguments.json {
-        let facts = Facts {
+        let facts = KvStatsJson {
             keys: count.keys,
             key_bytes: count.key_bytes,
             value_bytes: count.value_bytes,
@@ -50,7 +50,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
 }
 
 #[derive(Serialize)]
-struct Facts {
+struct KvStatsJson {
     keys: u64,
     key_bytes: u64,
     value_bytes: u64,

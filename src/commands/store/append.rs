@@ -6,9 +6,9 @@ use clap::Args;
 use draconis_objects::Group;
 
 use super::ObjectArg;
-use super::copy::{BATCH_BYTES, GROUP_BYTES, Input, read_up_to};
-use super::open::{close, with_context, writable};
-use crate::progress::{Progress, ProgressMode};
+use super::copy::{BATCH_BYTES, GROUP_BYTES, ObjectInput, read_up_to};
+use super::open::{close_store, open_writable, with_context};
+use crate::progress::{ByteProgress, ProgressMode};
 
 /// Append a file to an object.
 #[derive(Debug, Args)]
@@ -27,11 +27,11 @@ pub struct Arguments {
 pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let device = &arguments.device;
     arguments.object.check_writable(device)?;
-    let mut from = Input::open(arguments.file.as_deref(), device)?;
-    let store = writable(device)?;
-    let id = arguments.object.find(&store, device)?;
+    let mut from = ObjectInput::open(arguments.file.as_deref(), device)?;
+    let store = open_writable(device)?;
+    let id = arguments.object.find_object(&store, device)?;
     store.len(id).map_err(|error| with_context(device, error))?;
-    let mut progress = Progress::new(arguments.progress, from.len_bytes());
+    let mut progress = ByteProgress::new(arguments.progress, from.len_bytes());
     let mut most = GROUP_BYTES;
     loop {
         let bytes = read_up_to(&mut from, most, &mut progress)?;
@@ -43,6 +43,6 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
         store.submit(group, &[]).map_err(|refused| with_context(device, refused.error))?;
         most = BATCH_BYTES;
     }
-    close(&store, device)?;
+    close_store(&store, device)?;
     from.check_unchanged()
 }

@@ -9,12 +9,12 @@ use draconis_objects::Store;
 use draconis_objects::check::{CheckOptions, Finding, Owner, Report};
 use serde::Serialize;
 
-use super::open::{shared, with_context};
+use super::open::{open_disk_shared, with_context};
 use crate::bucket;
 use crate::image;
-use crate::progress::{Progress, ProgressMode};
+use crate::progress::{ByteProgress, ProgressMode};
 use crate::report;
-use crate::text::{self, printable};
+use crate::text::{self, escape_control_chars};
 
 /// Verify all checksums, maps and counters of a store.
 #[derive(Debug, Args)]
@@ -31,15 +31,15 @@ pub struct Arguments {
 }
 
 /// Exit statuses, as of `draconis check`.
-const DAMAGED: u8 = 4;
-const FAILED: u8 = 8;
+const EXIT_DAMAGED: u8 = 4;
+const EXIT_FAILED: u8 = 8;
 
 /// Runs the command. All errors give the same status, so it returns no `Result`.
 pub fn run(arguments: &Arguments) -> ExitCode {
     match try_check(arguments) {
         Ok(true) => ExitCode::SUCCESS,
-        Ok(false) => ExitCode::from(DAMAGED),
-        Err(error) => report::end_failed(&error, FAILED),
+        Ok(false) => ExitCode::from(EXIT_DAMAGED),
+        Err(error) => report::report_failure(&error, EXIT_FAILED),
     }
 }
 
@@ -47,33 +47,33 @@ fn try_check(arguments: &Arguments) -> anyhow::Result<bool> {
     let disk = match bucket::bucket_url(&arguments.device) {
         Some(address) => {
             let (served, _) = bucket::start_disk_process(address, false)?;
-            image::confine()?;
+            image::confine_to_open_files()?;
             served.start()?
         }
         None => {
             // A sandbox cannot filter io_uring requests.
-            let disk = shared(&arguments.device, false)?;
-            image::confine()?;
+            let disk = open_disk_shared(&arguments.device, false)?;
+            image::confine_to_open_files()?;
             disk
         }
     };
-    let mut bar: Option<Progress> = None;
+    let mut bar: Option<ByteProgress> = None;
     let mut told = 0;
     let report = Store::check(disk, &CheckOptions::default(), &mut |done, total| {
-        bar.get_or_insert_with(|| Progress::new(arguments.progress, total))
+        bar.get_or_insert_with(|| ByteProgress::new(arguments.progress, total))
             .add(done.saturating_sub(told));
         told = done;
     });
     drop(bar);
     let report = report.map_err(|error| with_context(&arguments.device, error))?;
-    show(arguments, &report)?;
+    print_report(arguments, &report)?;
     Ok(report.is_clean())
 }
 
-fn show(arguments: &Arguments, report: &Report) -> anyhow::Result<()> {
+fn print_report(arguments: &Arguments, report: &Report) -> anyhow::Result<()> {
     let mut out = std::io::BufWriter::new(std::io::stdout().lock());
     if arguments.json {
-        let checked = Checked {
+        let checked = CheckReportJson {
             clean: report.is_clean(),
             complete: report.is_complete,
             objects: report.objects,
@@ -83,9 +83,9 @@ fn show(arguments: &Arguments, report: &Report) -> anyhow::Result<()> {
             index_bytes: report.index_bytes,
             used_segments: report.used_segments,
             free_segments: report.free_segments,
-            damage: report.damage.iter().map(said).collect(),
+            damage: report.damage.iter().map(finding_json).collect(),
             more_damage: report.more,
-            notes: report.notes.iter().map(said).collect(),
+            notes: report.notes.iter().map(finding_json).collect(),
         };
         writeln!(out, "{}", serde_json::to_string_pretty(&checked)?)?;
     } else {
@@ -116,7 +116,7 @@ fn show(arguments: &Arguments, report: &Report) -> anyhow::Result<()> {
 }
 
 #[derive(Serialize)]
-struct Checked {
+struct CheckReportJson {
     clean: bool,
     complete: bool,
     objects: u64,
@@ -126,13 +126,13 @@ struct Checked {
     index_bytes: u64,
     used_segments: u32,
     free_segments: u32,
-    damage: Vec<CheckSummary>,
+    damage: Vec<FindingJson>,
     more_damage: u64,
-    notes: Vec<CheckSummary>,
+    notes: Vec<FindingJson>,
 }
 
 #[derive(Serialize)]
-struct CheckSummary {
+struct FindingJson {
     what: &'static str,
     text: String,
     at_bytes: Option<u64>,
@@ -141,13 +141,13 @@ struct CheckSummary {
     name: Option<String>,
 }
 
-fn said(finding: &Finding) -> CheckSummary {
+fn finding_json(finding: &Finding) -> FindingJson {
     let (object, key, name) = match &finding.of {
         Some(Owner::Object(id)) => (Some(id.0), None, None),
-        Some(Owner::Key(key)) => (None, Some(printable(key)), None),
-        Some(Owner::Name(name)) => (None, None, Some(printable(name))),
+        Some(Owner::Key(key)) => (None, Some(escape_control_chars(key)), None),
+        Some(Owner::Name(name)) => (None, None, Some(escape_control_chars(name))),
         None => (None, None, None),
     };
     let text = finding.to_string();
-    CheckSummary { what: finding.what.code(), text, at_bytes: finding.at_bytes, object, key, name }
+    FindingJson { what: finding.what.code(), text, at_bytes: finding.at_bytes, object, key, name }
 }

@@ -3,8 +3,8 @@
 use clap::Args;
 use draconis_service::store_process::DiskCommand;
 
-use super::snapshots::{StoreDiskArg, change, sync_mounted};
-use crate::image::store_disk::disk_name;
+use super::snapshots::{StoreDiskArg, run_disk_command, sync_mounted};
+use crate::image::store_disk::parse_disk_name;
 
 /// Create a writable copy of a disk or snapshot.
 ///
@@ -15,7 +15,7 @@ pub struct Arguments {
     #[arg(value_name = "STORE#NAME[@SNAPSHOT]")]
     of: StoreDiskArg,
     /// Name of the new disk.
-    #[arg(value_name = "NEW", value_parser = disk_name)]
+    #[arg(value_name = "NEW", value_parser = parse_disk_name)]
     disk: String,
 }
 
@@ -24,5 +24,5 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     if of.snapshot.is_none() {
         sync_mounted(of)?;
     }
-    change(&of.store, &DiskCommand::Clone { of: of.name(), disk: disk.clone() })
+    run_disk_command(&of.store, &DiskCommand::Clone { of: of.name(), disk: disk.clone() })
 }

@@ -7,16 +7,16 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, bail, ensure};
 use clap::{Args, ValueEnum};
 use draconis_access::create_store;
-use draconis_access::destination::Sources;
-use draconis_access::overwrite::Force;
-use draconis_container::signature::STORE;
+use draconis_access::destination::ReadSources;
+use draconis_access::overwrite::OverwritePermission;
+use draconis_container::signature::STORE_KIND;
 use draconis_objects::{LayoutKind, Profile};
 
-use super::profile::{ProfileInput, tell_profile};
+use super::profile::{ProfileInput, print_profile_reasons};
 use crate::bucket;
 use crate::image;
-use crate::progress::{Progress, ProgressMode};
-use crate::text::{self, size};
+use crate::progress::{ByteProgress, ProgressMode};
+use crate::text::{self, parse_size};
 
 /// Create an empty store.
 ///
@@ -27,7 +27,7 @@ use crate::text::{self, size};
 #[derive(Debug, Args)]
 pub struct Arguments {
     /// Size of the store (suffixes K, M, G, T; default: size of DEVICE).
-    #[arg(long, value_name = "SIZE", value_parser = size)]
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     size: Option<u64>,
     /// Do not preallocate the file.
     ///
@@ -46,7 +46,7 @@ pub struct Arguments {
     /// the error names it. Compressed files are never overwritten.
     #[arg(long, value_name = "KIND", num_args = 0..=1, require_equals = true,
         default_missing_value = "")]
-    force: Option<Force>,
+    force: Option<OverwritePermission>,
     /// Allow overwriting a block device (destroys its data).
     #[arg(long)]
     destroy: bool,
@@ -81,26 +81,26 @@ impl From<LayoutArg> for LayoutKind {
 pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let device = &arguments.device;
     let shown = device.display();
-    let mut sources = Sources::new();
+    let mut sources = ReadSources::new();
     arguments.profile.iter().for_each(|file| sources.add(file));
-    sources.refuse(device)?;
+    sources.refuse_source_as_destination(device)?;
     let given = arguments.profile.as_deref().map(ProfileInput::read).transpose()?;
     if let Some(address) = bucket::bucket_url(device) {
-        return make_in_bucket(arguments, address, given);
+        return create_store_in_bucket(arguments, address, given);
     }
     let opened = image::open_exclusive(device)?;
     if let Some(file) = &opened {
-        may_overwrite(arguments, file)?;
+        check_overwrite(arguments, file)?;
     }
     let created = opened.is_none();
     let made = match opened {
-        Some(file) => make(arguments, file, given),
+        Some(file) => create_in_file(arguments, file, given),
         None => {
             ensure!(arguments.size.is_some(), "{shown} does not exist: --size is needed");
             let file = File::options().read(true).write(true).create_new(true).open(device);
             let file = file.with_context(|| shown.to_string())?;
             image::claim_exclusive(&file, device)?;
-            make(arguments, file, given)
+            create_in_file(arguments, file, given)
         }
     };
     if made.is_err() && created {
@@ -110,7 +110,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
 }
 
 /// Refuses to overwrite contents that the options do not allow.
-fn may_overwrite(arguments: &Arguments, file: &File) -> anyhow::Result<()> {
+fn check_overwrite(arguments: &Arguments, file: &File) -> anyhow::Result<()> {
     let shown = arguments.device.display();
     let force = arguments.force.clone().unwrap_or_default();
     let is_file = file.metadata()?.is_file();
@@ -121,13 +121,13 @@ fn may_overwrite(arguments: &Arguments, file: &File) -> anyhow::Result<()> {
             what.map_or(String::new(), |held| format!(" that holds {}", held.what))
         );
     }
-    let is_usual = !is_file && force == Force::Nothing;
-    let force = if is_usual { Force::Usual } else { force };
-    create_store::may_become_store(&arguments.device, file, &force, "--force")
+    let is_usual = !is_file && force == OverwritePermission::Nothing;
+    let force = if is_usual { OverwritePermission::Usual } else { force };
+    create_store::check_overwrite(&arguments.device, file, &force, "--force")
 }
 
 /// Creates a store in an open file or device.
-fn make(arguments: &Arguments, file: File, given: Option<Profile>) -> anyhow::Result<()> {
+fn create_in_file(arguments: &Arguments, file: File, given: Option<Profile>) -> anyhow::Result<()> {
     let device = &arguments.device;
     let is_file = file.metadata()?.is_file();
     let there = image::len_bytes(&file)?;
@@ -153,7 +153,7 @@ fn make(arguments: &Arguments, file: File, given: Option<Profile>) -> anyhow::Re
 /// A progress bar for each step.
 pub struct StepProgress {
     when: ProgressMode,
-    bar: Option<(create_store::Step, Progress, u64)>,
+    bar: Option<(create_store::CreateStep, ByteProgress, u64)>,
 }
 
 impl StepProgress {
@@ -161,9 +161,9 @@ impl StepProgress {
         Self { when, bar: None }
     }
 
-    pub fn show_progress(&mut self, step: create_store::Step, done: u64, total: u64) {
+    pub fn show_progress(&mut self, step: create_store::CreateStep, done: u64, total: u64) {
         if self.bar.as_ref().is_none_or(|(of, ..)| *of != step) {
-            self.bar = Some((step, Progress::new(self.when, total), 0));
+            self.bar = Some((step, ByteProgress::new(self.when, total), 0));
         }
         if let Some((_, bar, told)) = &mut self.bar {
             bar.add(done.saturating_sub(*told));
@@ -173,7 +173,7 @@ impl StepProgress {
 }
 
 /// Creates a store in a bucket.
-fn make_in_bucket(
+fn create_store_in_bucket(
     arguments: &Arguments,
     address: &str,
     given: Option<Profile>,
@@ -183,10 +183,10 @@ fn make_in_bucket(
     let len = arguments.size.with_context(|| format!("{address}: --size is needed"))?;
     let (mut profile, why) = match given {
         Some(profile) => (profile, vec!["as --profile says".to_owned()]),
-        None => bucket::profile(len),
+        None => bucket::default_bucket_profile(len),
     };
     profile.layout = arguments.layout.map_or(profile.layout, Into::into);
-    let is_forced = arguments.force.as_ref().is_some_and(|force| force.is_usual(&[STORE]));
+    let is_forced = arguments.force.as_ref().is_some_and(|force| force.allows_usual(&[STORE_KIND]));
     let disk = bucket::create_disk(address, len, is_forced)?;
     create_store::create_on_disk(&arguments.device, disk, profile)?;
     print_summary(&arguments.device, len, &profile, &why)
@@ -205,6 +205,6 @@ fn print_summary(device: &Path, len: u64, profile: &Profile, why: &[String]) -> 
         text::format_bytes(profile.segment_bytes.into()),
         profile.queue_depth
     )?;
-    tell_profile(&mut out, why)?;
+    print_profile_reasons(&mut out, why)?;
     Ok(())
 }

@@ -4,12 +4,12 @@ use std::path::PathBuf;
 
 use anyhow::bail;
 use clap::Args;
-use draconis_objects::{Group, Hint};
+use draconis_objects::{Group, LifetimeHint};
 
-use super::open::{close, with_context, writable};
-use crate::image::store_disk::disk_name;
+use super::open::{close_store, open_writable, with_context};
+use crate::image::store_disk::parse_disk_name;
 use crate::report;
-use crate::text::{self, size};
+use crate::text::{self, parse_size};
 
 /// Create or enlarge a virtual disk in a store.
 ///
@@ -21,10 +21,10 @@ pub struct Arguments {
     #[arg(value_name = "STORE")]
     device: PathBuf,
     /// Name of the disk.
-    #[arg(value_parser = disk_name)]
+    #[arg(value_parser = parse_disk_name)]
     name: String,
     /// Size (suffixes K, M, G, T); new space reads as zeros.
-    #[arg(value_parser = size)]
+    #[arg(value_parser = parse_size)]
     size: u64,
 }
 
@@ -40,10 +40,10 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
             text::format_bytes(*size)
         );
     }
-    let store = writable(device)?;
+    let store = open_writable(device)?;
     let say = |error| with_context(device, error);
     let mut group = Group::new();
-    let before = match store.named(name.as_bytes()).map_err(say)? {
+    let before = match store.find_named_object(name.as_bytes()).map_err(say)? {
         Some(id) => {
             let len = store.len(id).map_err(say)?;
             if len > *size {
@@ -58,14 +58,14 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
             Some(len)
         }
         None => {
-            let id = group.create(store.new_object(), Hint::Unknown);
+            let id = group.create(store.new_object(), LifetimeHint::Unknown);
             group.truncate(id, *size);
-            group.name(name.as_bytes(), id);
+            group.set_name(name.as_bytes(), id);
             None
         }
     };
     store.submit(group, &[]).map_err(|refused| say(refused.error))?;
-    close(&store, device)?;
+    close_store(&store, device)?;
     match before {
         Some(before) => {
             report::print_line(format_args!(

@@ -6,13 +6,13 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 use clap::Args;
-use draconis_access::destination::Sources;
+use draconis_access::destination::ReadSources;
 
 use super::ObjectArg;
-use super::copy::PIECE_BYTES;
-use super::open::{readable, with_context};
+use super::copy::READ_CHUNK_BYTES;
+use super::open::{open_readable, with_context};
 use crate::bucket;
-use crate::progress::{Progress, ProgressMode};
+use crate::progress::{ByteProgress, ProgressMode};
 
 /// Write an object to a file or standard output.
 ///
@@ -32,28 +32,30 @@ pub struct Arguments {
 
 pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let device = &arguments.device;
-    let store = readable(device)?;
-    let id = arguments.object.find(&store, device)?;
+    let store = open_readable(device)?;
+    let id = arguments.object.find_object(&store, device)?;
     let len = store.len(id).map_err(|error| with_context(device, error))?;
     let (mut out, name) = match arguments.file.as_deref() {
         Some(path) if path != Path::new("-") => {
-            let mut sources = Sources::of_image(device, &[]);
-            bucket::journal_file().iter().for_each(|file| sources.add(file));
+            let mut sources = ReadSources::of_image(device, &[]);
+            bucket::cli_journal_file().iter().for_each(|file| sources.add(file));
             let file = sources.create(path)?;
             let out = match file.metadata()?.is_file() {
-                true => Output::Sparse(file),
-                false => Output::Dense(Box::new(file)),
+                true => ObjectOutput::Sparse(file),
+                false => ObjectOutput::Dense(Box::new(file)),
             };
             (out, path.display().to_string())
         }
-        _ => (Output::Dense(Box::new(std::io::stdout().lock())), "standard output".to_owned()),
+        _ => {
+            (ObjectOutput::Dense(Box::new(std::io::stdout().lock())), "standard output".to_owned())
+        }
     };
-    let mut progress = Progress::new(arguments.progress, len);
-    let mut piece = vec![0; PIECE_BYTES];
+    let mut progress = ByteProgress::new(arguments.progress, len);
+    let mut piece = vec![0; READ_CHUNK_BYTES];
     let mut at = 0;
     while at < len {
         let got = store.read(id, at, &mut piece).map_err(|error| with_context(device, error))?;
-        out.put(&piece[..got]).with_context(|| name.clone())?;
+        out.write_sparse(&piece[..got]).with_context(|| name.clone())?;
         at += got as u64;
         progress.add(got as u64);
     }
@@ -61,7 +63,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
 }
 
 /// Sequential output.
-enum Output {
+enum ObjectOutput {
     /// An empty file, in which skipped bytes are holes.
     Sparse(File),
     /// Output without holes.
@@ -69,14 +71,14 @@ enum Output {
 }
 
 /// Size and alignment of zeros that are skipped.
-const HOLE_BYTES: usize = 64 << 10;
+const MIN_HOLE_BYTES: usize = 64 << 10;
 
-impl Output {
-    fn put(&mut self, bytes: &[u8]) -> std::io::Result<()> {
+impl ObjectOutput {
+    fn write_sparse(&mut self, bytes: &[u8]) -> std::io::Result<()> {
         match self {
             Self::Dense(out) => out.write_all(bytes),
             Self::Sparse(file) => {
-                for part in bytes.chunks(HOLE_BYTES) {
+                for part in bytes.chunks(MIN_HOLE_BYTES) {
                     match part.iter().all(|byte| *byte == 0) {
                         true => drop(file.seek(SeekFrom::Current(part.len() as i64))?),
                         false => file.write_all(part)?,

@@ -7,11 +7,11 @@ use anyhow::{Context, bail};
 use clap::Args;
 use draconis_objects::Store;
 
-use super::open::{disk, has_no_holes, no_store_message, store_len, with_context};
+use super::open::{has_no_holes, no_store_message, open_store_disk, store_len, with_context};
 use crate::bucket;
 use crate::image;
 use crate::report;
-use crate::text::{self, size};
+use crate::text::{self, parse_size};
 
 /// Enlarge a store.
 ///
@@ -21,7 +21,7 @@ pub struct Arguments {
     /// Store: file, block device or bucket (s3://BUCKET/PREFIX).
     device: PathBuf,
     /// New size (suffixes K, M, G, T; default: size of DEVICE).
-    #[arg(value_parser = size)]
+    #[arg(value_parser = parse_size)]
     size: Option<u64>,
 }
 
@@ -30,7 +30,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let shown = device.display();
     if let Some(address) = bucket::bucket_url(device) {
         let wanted = arguments.size.with_context(|| format!("{shown}: SIZE is needed"))?;
-        let disk = bucket::writable(address)?;
+        let disk = bucket::open_writable(address)?;
         let before = Store::read_profile(&*disk).map_err(|error| with_context(device, error))?.0;
         ensure_grows(device, before, wanted)?;
         disk.resize(wanted).map_err(|error| with_context(device, error.into()))?;
@@ -60,7 +60,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
                 .with_context(|| format!("{shown}: {}", text::format_bytes(wanted)))?;
         }
     }
-    let grown = Store::resize(disk(file.try_clone()?, device, true, true)?, wanted);
+    let grown = Store::resize(open_store_disk(file.try_clone()?, device, true, true)?, wanted);
     if grown.is_err() && wanted > there {
         let _ = file.set_len(there);
     }

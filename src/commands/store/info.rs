@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use clap::Args;
 use serde::Serialize;
 
-use super::open::readable;
+use super::open::open_readable;
 use super::profile::ProfileJson;
 use crate::{report, text};
 
@@ -21,9 +21,9 @@ pub struct Arguments {
 }
 
 pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
-    let info = readable(&arguments.device)?.info();
+    let info = open_readable(&arguments.device)?.info();
     if arguments.json {
-        let facts = Facts {
+        let facts = StoreInfoJson {
             id: format!("{:032x}", info.id),
             profile: info.profile.into(),
             disk_bytes: info.disk_bytes,
@@ -59,7 +59,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
 }
 
 #[derive(Serialize)]
-struct Facts {
+struct StoreInfoJson {
     id: String,
     profile: ProfileJson,
     disk_bytes: u64,

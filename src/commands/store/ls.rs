@@ -7,8 +7,8 @@ use clap::Args;
 use draconis_service::store_process::{self, ObjectEntry};
 use serde::Serialize;
 
-use super::open::{self, readable, with_context};
-use crate::text::printable;
+use super::open::{self, open_readable, with_context};
+use crate::text::escape_control_chars;
 
 /// List objects with size, unshared bytes and names.
 ///
@@ -25,19 +25,18 @@ pub struct Arguments {
 
 pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let device = &arguments.device;
-    let list = match open::list_running(device)? {
+    let list = match open::list_from_store_process(device)? {
         Some(list) => list,
-        None => {
-            store_process::list(&readable(device)?).map_err(|error| with_context(device, error))?
-        }
+        None => store_process::list_objects(&open_readable(device)?)
+            .map_err(|error| with_context(device, error))?,
     };
     let mut out = std::io::BufWriter::new(std::io::stdout().lock());
     if arguments.json {
-        let all: Vec<ObjectJson> = list.iter().map(ObjectJson::of).collect();
+        let all: Vec<ObjectJson> = list.iter().map(ObjectJson::from_entry).collect();
         writeln!(out, "{}", serde_json::to_string_pretty(&all)?)?;
     } else {
         for ObjectJson { object, len_bytes, own_bytes, names, .. } in
-            list.iter().map(ObjectJson::of)
+            list.iter().map(ObjectJson::from_entry)
         {
             write!(out, "{object}\t{len_bytes}")?;
             own_bytes.map_or(Ok(()), |own| write!(out, "\t{own}"))?;
@@ -62,13 +61,13 @@ struct ObjectJson {
 }
 
 impl ObjectJson {
-    fn of(listed: &ObjectEntry) -> Self {
+    fn from_entry(listed: &ObjectEntry) -> Self {
         Self {
             object: listed.object,
             len_bytes: listed.len_bytes,
             own_bytes: listed.own_bytes,
-            over: listed.over.as_deref().map(printable),
-            names: listed.names.iter().map(|name| printable(name)).collect(),
+            over: listed.over.as_deref().map(escape_control_chars),
+            names: listed.names.iter().map(|name| escape_control_chars(name)).collect(),
         }
     }
 }

@@ -7,7 +7,7 @@ use anyhow::anyhow;
 use draconis_access::destination::refuse_output;
 use draconis_access::stores;
 pub use draconis_access::stores::{
-    close, disk, has_no_holes, no_store_message, store_len, with_context,
+    close_store, has_no_holes, no_store_message, open_store_disk, store_len, with_context,
 };
 use draconis_device::Disk;
 use draconis_objects::Store;
@@ -18,30 +18,30 @@ use draconis_service::store_process::ObjectEntry;
 use crate::bucket;
 
 /// Opens a store for writing, exclusively.
-pub fn writable(device: &Path) -> anyhow::Result<Arc<Store>> {
+pub fn open_writable(device: &Path) -> anyhow::Result<Arc<Store>> {
     refuse_output(device, &[])?;
     match bucket::bucket_url(device) {
-        Some(address) => stores::open(device, bucket::writable(address)?, false),
+        Some(address) => stores::open(device, bucket::open_writable(address)?, false),
         None => stores::open_exclusive(device),
     }
 }
 
 /// Opens a store for reading, shared with other readers.
-pub fn readable(device: &Path) -> anyhow::Result<Arc<Store>> {
-    stores::open(device, shared(device, true)?, true)
+pub fn open_readable(device: &Path) -> anyhow::Result<Arc<Store>> {
+    stores::open(device, open_disk_shared(device, true)?, true)
 }
 
 /// Opens the disk of a store for reading.
-pub fn shared(device: &Path, uring: bool) -> anyhow::Result<Arc<dyn Disk>> {
+pub fn open_disk_shared(device: &Path, uring: bool) -> anyhow::Result<Arc<dyn Disk>> {
     refuse_output(device, &[])?;
     match bucket::bucket_url(device) {
-        Some(address) => bucket::readable(address),
+        Some(address) => bucket::open_readable(address),
         None => stores::open_disk_shared(device, uring),
     }
 }
 
 /// Returns the objects of a store from its process, if some of its disks are mounted.
-pub fn list_running(device: &Path) -> anyhow::Result<Option<Vec<ObjectEntry>>> {
+pub fn list_from_store_process(device: &Path) -> anyhow::Result<Option<Vec<ObjectEntry>>> {
     let named =
         bucket::bucket_url(device).map(|address| PathBuf::from(bucket::normalize_url(address)));
     // A user without a runtime directory has no mounts.
@@ -49,6 +49,6 @@ pub fn list_running(device: &Path) -> anyhow::Result<Option<Vec<ObjectEntry>>> {
     if named.is_none() && !std::fs::metadata(device).is_ok_and(|found| !found.is_dir()) {
         return Ok(None);
     }
-    let listed = store_keeper::list(&directory, named.as_deref().unwrap_or(device));
+    let listed = store_keeper::list_objects(&directory, named.as_deref().unwrap_or(device));
     listed.map_err(|why| anyhow!("{}: {why}", device.display()))
 }

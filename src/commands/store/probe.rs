@@ -7,16 +7,16 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, anyhow, bail};
 use clap::Args;
-use draconis_access::create_store::measure;
+use draconis_access::create_store::probe_disk;
 use draconis_objects::probe::{self, ProbeResults};
 use rustix::fs::OFlags;
 use serde::Serialize;
 
 use super::create::StepProgress;
 use super::open::no_store_message;
-use super::profile::{ProfileJson, tell_profile};
+use super::profile::{ProfileJson, print_profile_reasons};
 use crate::progress::ProgressMode;
-use crate::text::{self, size};
+use crate::text::{self, parse_size};
 use crate::{bucket, image, report};
 
 /// Measure a disk and recommend a store layout.
@@ -32,7 +32,7 @@ pub struct Arguments {
     #[arg(long)]
     json: bool,
     /// Size of the measured area.
-    #[arg(long, value_name = "SIZE", value_parser = size)]
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     size: Option<u64>,
     /// When to show progress.
     #[arg(long, value_enum, default_value_t = ProgressMode::Auto)]
@@ -70,12 +70,14 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
         (file, there.map_or(64 << 30, |there| there.len()))
     };
     let mut bars = StepProgress::new(arguments.progress);
-    let measured =
-        measure(device, file, wanted, &mut |step, done, all| bars.show_progress(step, done, all))
-            .map_err(|error| anyhow!("{shown}: {error}"))?;
+    let measured = probe_disk(device, file, wanted, &mut |step, done, all| {
+        bars.show_progress(step, done, all)
+    })
+    .map_err(|error| anyhow!("{shown}: {error}"))?;
     let (profile, why) = measured.profile(disk_bytes);
     if arguments.json {
-        let probed = ProbeJson { profile: profile.into(), why, measured: figures(&measured) };
+        let probed =
+            ProbeJson { profile: profile.into(), why, measured: measurements_json(&measured) };
         report::print_line(serde_json::to_string_pretty(&probed)?)?;
         return Ok(());
     }
@@ -91,7 +93,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     writeln!(out, "write and flush    {}", micros(measured.flush_ns))?;
     let rates = measured.reads_per_s.map(|rate| rate.to_string()).join(", ");
     writeln!(out, "reads a second     {rates} with 1, 2, 4, 8, 16, 32 in flight")?;
-    tell_profile(&mut out, &why)?;
+    print_profile_reasons(&mut out, &why)?;
     Ok(())
 }
 
@@ -116,7 +118,7 @@ struct MeasurementsJson {
     told_bytes: u32,
 }
 
-fn figures(measured: &ProbeResults) -> MeasurementsJson {
+fn measurements_json(measured: &ProbeResults) -> MeasurementsJson {
     let &ProbeResults { write_bytes_per_s, read_bytes_per_s, near_read_ns, far_read_ns, .. } =
         measured;
     let &ProbeResults {

@@ -35,7 +35,7 @@ impl ProfileInput {
         let given = serde_json::from_str(&text)
             .with_context(|| format!("{shown}: not what draconis store probe --json writes"))?;
         match given {
-            Self::Probed { profile } | Self::Alone(profile) => profile.profile(),
+            Self::Probed { profile } | Self::Alone(profile) => profile.to_profile(),
         }
     }
 }
@@ -52,7 +52,7 @@ impl From<Profile> for ProfileJson {
 }
 
 impl ProfileJson {
-    fn profile(&self) -> anyhow::Result<Profile> {
+    fn to_profile(&self) -> anyhow::Result<Profile> {
         let layout = match self.layout.as_str() {
             "log" => LayoutKind::Log,
             "cow" => LayoutKind::Cow,
@@ -68,6 +68,6 @@ impl ProfileJson {
     }
 }
 
-pub fn tell_profile(out: &mut dyn Write, why: &[String]) -> std::io::Result<()> {
+pub fn print_profile_reasons(out: &mut dyn Write, why: &[String]) -> std::io::Result<()> {
     why.iter().try_for_each(|reason| writeln!(out, "{reason}"))
 }

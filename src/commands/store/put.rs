@@ -4,13 +4,13 @@ use std::path::PathBuf;
 
 use anyhow::anyhow;
 use clap::{Args, ValueEnum};
-use draconis_objects::{Error, Group, Hint, ObjectId};
+use draconis_objects::{Error, Group, LifetimeHint, ObjectId};
 
 use super::ObjectArg;
-use super::copy::{BATCH_BYTES, GROUP_BYTES, Input, read_up_to, write};
-use super::open::{close, with_context, writable};
+use super::copy::{BATCH_BYTES, GROUP_BYTES, ObjectInput, read_up_to, write};
+use super::open::{close_store, open_writable, with_context};
 use crate::image::store_disk;
-use crate::progress::{Progress, ProgressMode};
+use crate::progress::{ByteProgress, ProgressMode};
 use crate::report;
 
 /// Store a file as a new object, or replace an object.
@@ -21,7 +21,7 @@ use crate::report;
 pub struct Arguments {
     /// Expected lifetime: hot (rewritten soon) or cold.
     #[arg(long, value_enum)]
-    hint: Option<LifetimeHint>,
+    hint: Option<HintArg>,
     /// When to show progress.
     #[arg(long, value_enum, default_value_t = ProgressMode::Auto)]
     progress: ProgressMode,
@@ -36,7 +36,7 @@ pub struct Arguments {
 
 /// Expected lifetime of an object.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
-pub enum LifetimeHint {
+pub enum HintArg {
     /// Rewritten soon.
     Hot,
     /// Kept.
@@ -62,7 +62,7 @@ impl std::str::FromStr for ObjectDestArg {
             "new" => Ok(Self::New),
             _ => Ok(match text.parse()? {
                 ObjectArg::Number(number) => Self::Number(number),
-                ObjectArg::Name(name) => Self::Name(store_disk::disk_name(&name)?),
+                ObjectArg::Name(name) => Self::Name(store_disk::parse_disk_name(&name)?),
             }),
         }
     }
@@ -70,24 +70,24 @@ impl std::str::FromStr for ObjectDestArg {
 
 pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let device = &arguments.device;
-    let mut from = Input::open(arguments.file.as_deref(), device)?;
-    let store = writable(device)?;
+    let mut from = ObjectInput::open(arguments.file.as_deref(), device)?;
+    let store = open_writable(device)?;
     let say = |error| with_context(device, error);
-    let mut progress = Progress::new(arguments.progress, from.len_bytes());
+    let mut progress = ByteProgress::new(arguments.progress, from.len_bytes());
     let mut bytes = read_up_to(&mut from, GROUP_BYTES, &mut progress)?;
     let mut group = Group::new();
     let there = match &arguments.object {
         ObjectDestArg::New => None,
         ObjectDestArg::Number(number) => Some(ObjectId(*number)),
-        ObjectDestArg::Name(name) => store.named(name.as_bytes()).map_err(say)?,
+        ObjectDestArg::Name(name) => store.find_named_object(name.as_bytes()).map_err(say)?,
     };
     let is_new = there.is_none();
     let id = match there {
         None => {
             let hint = match arguments.hint {
-                None => Hint::Unknown,
-                Some(LifetimeHint::Hot) => Hint::Hot,
-                Some(LifetimeHint::Cold) => Hint::Cold,
+                None => LifetimeHint::Unknown,
+                Some(HintArg::Hot) => LifetimeHint::Hot,
+                Some(HintArg::Cold) => LifetimeHint::Cold,
             };
             group.create(store.new_object(), hint)
         }
@@ -108,7 +108,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
         at += bytes.len() as u64;
         let is_last = bytes.len() < most;
         if let (true, true, ObjectDestArg::Name(name)) = (is_last, is_new, &arguments.object) {
-            group.name(name.as_bytes(), id);
+            group.set_name(name.as_bytes(), id);
         }
         if let Err(refused) = store.submit(std::mem::take(&mut group), &[]) {
             if is_new && most == BATCH_BYTES {
@@ -116,7 +116,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
                 let mut group = Group::new();
                 group.delete(id);
                 store.submit(group, &[]).map_err(|refused| say(refused.error))?;
-                close(&store, device)?;
+                close_store(&store, device)?;
             }
             return Err(say(refused.error));
         }
@@ -126,7 +126,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
         most = BATCH_BYTES;
         bytes = read_up_to(&mut from, most, &mut progress)?;
     }
-    close(&store, device)?;
+    close_store(&store, device)?;
     if arguments.object == ObjectDestArg::New {
         report::print_line(id)?;
     }

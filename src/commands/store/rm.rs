@@ -8,7 +8,7 @@ use draconis_objects::{Error, Group, ObjectId};
 use draconis_service::store_process::DiskCommand;
 
 use super::ObjectArg;
-use super::open::{close, with_context, writable};
+use super::open::{close_store, open_writable, with_context};
 use super::snapshots::{self, StoreDiskArg};
 
 /// Remove objects, disks or snapshots atomically.
@@ -33,22 +33,26 @@ pub struct Arguments {
 pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let Arguments { device, objects, .. } = arguments;
     if !objects.is_empty() {
-        return remove(arguments, device, objects);
+        return remove_objects(arguments, device, objects);
     }
     match StoreDiskArg::parse(device.as_os_str()) {
         Ok(one) if !device.exists() => {
-            remove(arguments, &one.store, &[ObjectArg::Name(one.name())])
+            remove_objects(arguments, &one.store, &[ObjectArg::Name(one.name())])
         }
         _ => bail!("{}: say which objects; draconis store ls lists them", device.display()),
     }
 }
 
-fn remove(arguments: &Arguments, device: &Path, objects: &[ObjectArg]) -> anyhow::Result<()> {
+fn remove_objects(
+    arguments: &Arguments,
+    device: &Path,
+    objects: &[ObjectArg],
+) -> anyhow::Result<()> {
     // Other disks of the store may be mounted, so its process removes the disk.
     if let [ObjectArg::Name(name)] = objects {
         let change =
             DiskCommand::Remove { name: name.clone(), with_snapshots: arguments.recursive };
-        let done = snapshots::change(device, &change);
+        let done = snapshots::run_disk_command(device, &change);
         let is_missing = |error: &anyhow::Error| {
             let text = error.to_string();
             text.contains(" has no disk ") || text.contains(" has no snapshot ")
@@ -58,10 +62,10 @@ fn remove(arguments: &Arguments, device: &Path, objects: &[ObjectArg]) -> anyhow
             done => done,
         };
     }
-    let store = writable(device)?;
+    let store = open_writable(device)?;
     let mut ids: Vec<ObjectId> = vec![];
     for object in objects {
-        match object.find(&store, device) {
+        match object.find_object(&store, device) {
             Ok(id) => ids.push(id),
             Err(_) if arguments.force && matches!(object, ObjectArg::Name(_)) => {}
             Err(error) => return Err(error),
@@ -70,7 +74,7 @@ fn remove(arguments: &Arguments, device: &Path, objects: &[ObjectArg]) -> anyhow
     ids.sort_unstable();
     ids.dedup();
     let say = |error| with_context(device, error);
-    let disks = store.disks().map_err(say)?;
+    let disks = store.list_disks().map_err(say)?;
     let mut group = Group::new();
     for id in ids {
         let names = disks.iter().filter(|disk| disk.id == id);
@@ -91,7 +95,7 @@ fn remove(arguments: &Arguments, device: &Path, objects: &[ObjectArg]) -> anyhow
         }
         match store.len(id) {
             Ok(_) => {
-                names.iter().for_each(|name| group.unname(name));
+                names.iter().for_each(|name| group.remove_name(name));
                 group.delete(id);
             }
             Err(Error::NoObject(_)) if arguments.force => {}
@@ -99,5 +103,5 @@ fn remove(arguments: &Arguments, device: &Path, objects: &[ObjectArg]) -> anyhow
         }
     }
     store.submit(group, &[]).map_err(|refused| say(refused.error))?;
-    close(&store, device)
+    close_store(&store, device)
 }

@@ -4,8 +4,8 @@ use anyhow::bail;
 use clap::Args;
 use draconis_service::store_process::DiskCommand;
 
-use super::snapshots::{StoreDiskArg, change};
-use crate::image::store_disk::disk_name;
+use super::snapshots::{StoreDiskArg, run_disk_command};
+use crate::image::store_disk::parse_disk_name;
 
 /// Restore a disk to a snapshot.
 ///
@@ -16,7 +16,7 @@ pub struct Arguments {
     #[arg(value_name = "STORE#NAME")]
     disk: StoreDiskArg,
     /// Name of the snapshot.
-    #[arg(value_parser = disk_name)]
+    #[arg(value_parser = parse_disk_name)]
     snapshot: String,
 }
 
@@ -27,5 +27,5 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
         bail!("a disk is rolled back: draconis store rollback {shown} {snapshot}");
     }
     let (name, snapshot) = (disk.disk.clone(), snapshot.clone());
-    change(&disk.store, &DiskCommand::RollBack { disk: name, snapshot })
+    run_disk_command(&disk.store, &DiskCommand::RollBack { disk: name, snapshot })
 }

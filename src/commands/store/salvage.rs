@@ -12,7 +12,7 @@ use draconis_access::uuid::UuidGenerator;
 use draconis_device::Disk;
 use draconis_objects::{CreateOptions, OpenOptions, Store};
 
-use super::open::{close, disk, shared, with_context};
+use super::open::{close_store, open_disk_shared, open_store_disk, with_context};
 use crate::bucket;
 use crate::image;
 use crate::{report, text};
@@ -36,7 +36,7 @@ const EXIT_DATA_LOST: u8 = 4;
 pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let (old, new) = (&arguments.old, &arguments.new);
     let shown = new.display();
-    let damaged = shared(old, true)?;
+    let damaged = open_disk_shared(old, true)?;
     let (len, profile) =
         Store::read_profile(&*damaged).map_err(|error| with_context(old, error))?;
     let id = u128::from_le_bytes(UuidGenerator::new(None).uuid());
@@ -59,7 +59,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let made = || -> anyhow::Result<_> {
         file.set_len(len).with_context(|| format!("{shown}: {}", text::format_bytes(len)))?;
         preallocate(&file, len).with_context(|| format!("{shown}: {}", text::format_bytes(len)))?;
-        let into = disk(file.try_clone()?, new, true, true)?;
+        let into = open_store_disk(file.try_clone()?, new, true, true)?;
         begin(into)
     };
     let store = match made() {
@@ -81,7 +81,7 @@ fn copy_readable(
     let (old, new) = (&arguments.old, &arguments.new);
     let shown = new.display();
     let salvaged = store.salvage(damaged).map_err(|error| with_context(old, error))?;
-    close(store, new)?;
+    close_store(store, new)?;
     for lost in &salvaged.lost {
         report::print_line(format_args!("lost: {lost}"))?;
     }

@@ -6,11 +6,11 @@ use anyhow::{Context, anyhow};
 use clap::Args;
 use draconis_objects::Store;
 
-use super::open::{disk, no_store_message, store_len, with_context};
+use super::open::{no_store_message, open_store_disk, store_len, with_context};
 use crate::bucket;
 use crate::image;
 use crate::report;
-use crate::text::{self, size};
+use crate::text::{self, parse_size};
 
 /// Shrink a store.
 ///
@@ -21,7 +21,7 @@ pub struct Arguments {
     /// Store: file, block device or bucket (s3://BUCKET/PREFIX).
     device: PathBuf,
     /// New size (suffixes K, M, G, T).
-    #[arg(value_parser = size)]
+    #[arg(value_parser = parse_size)]
     size: u64,
 }
 
@@ -37,7 +37,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
         false => Ok(()),
     };
     if let Some(address) = bucket::bucket_url(device) {
-        let disk = bucket::writable(address)?;
+        let disk = bucket::open_writable(address)?;
         let before = Store::read_profile(&*disk).map_err(|error| with_context(device, error))?.0;
         is_more(before)?;
         Store::resize(disk.clone(), wanted).map_err(|error| with_context(device, error))?;
@@ -52,7 +52,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let file = image::open_exclusive(device)?.with_context(|| no_store_message(device))?;
     let before = store_len(device, &file)?;
     is_more(before)?;
-    let disk = disk(file.try_clone()?, device, true, true)?;
+    let disk = open_store_disk(file.try_clone()?, device, true, true)?;
     Store::resize(disk, wanted).map_err(|error| with_context(device, error))?;
     if file.metadata()?.is_file() {
         file.set_len(wanted).with_context(|| shown.to_string())?;

@@ -4,8 +4,8 @@ use anyhow::bail;
 use clap::Args;
 use draconis_service::store_process::DiskCommand;
 
-use super::snapshots::{StoreDiskArg, change, sync_mounted};
-use crate::image::store_disk::disk_name;
+use super::snapshots::{StoreDiskArg, run_disk_command, sync_mounted};
+use crate::image::store_disk::parse_disk_name;
 
 /// Take a snapshot of a disk.
 ///
@@ -17,7 +17,7 @@ pub struct Arguments {
     #[arg(value_name = "STORE#NAME")]
     disk: StoreDiskArg,
     /// Name of the snapshot.
-    #[arg(value_parser = disk_name)]
+    #[arg(value_parser = parse_disk_name)]
     snapshot: String,
 }
 
@@ -28,5 +28,5 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     }
     sync_mounted(disk)?;
     let (name, snapshot) = (disk.disk.clone(), snapshot.clone());
-    change(&disk.store, &DiskCommand::Snapshot { disk: name, snapshot })
+    run_disk_command(&disk.store, &DiskCommand::Snapshot { disk: name, snapshot })
 }

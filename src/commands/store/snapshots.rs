@@ -12,9 +12,9 @@ use draconis_service::protocol::{Reply, Request};
 use draconis_service::store_keeper;
 use draconis_service::store_process::DiskCommand;
 
-use super::open::{close, with_context, writable};
+use super::open::{close_store, open_writable, with_context};
 use crate::bucket;
-use crate::image::store_disk::disk_name;
+use crate::image::store_disk::parse_disk_name;
 
 /// A disk or snapshot argument: STORE#DISK, STORE#DISK@SNAPSHOT.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -36,14 +36,14 @@ impl StoreDiskArg {
         let (store, name) = bytes.split_at(hash);
         let name = std::str::from_utf8(name.get(1..).unwrap_or_default()).map_err(|_| wrong())?;
         let (disk, snapshot) = match name.split_once('@') {
-            Some((disk, snapshot)) => (disk, Some(disk_name(snapshot)?)),
+            Some((disk, snapshot)) => (disk, Some(parse_disk_name(snapshot)?)),
             None => (name, None),
         };
         if store.is_empty() {
             return Err(wrong());
         }
         let store = PathBuf::from(OsStr::from_bytes(store));
-        Ok(Self { store, disk: disk_name(disk)?, snapshot })
+        Ok(Self { store, disk: parse_disk_name(disk)?, snapshot })
     }
 
     /// Returns the name in the store.
@@ -70,21 +70,21 @@ impl std::str::FromStr for StoreDiskArg {
 }
 
 /// Executes a command; its result is durable on return.
-pub fn change(store: &Path, change: &DiskCommand) -> anyhow::Result<()> {
+pub fn run_disk_command(store: &Path, change: &DiskCommand) -> anyhow::Result<()> {
     let shown = store.display();
     let by_name =
         bucket::bucket_url(store).map(|address| PathBuf::from(bucket::normalize_url(address)));
     if by_name.is_some() || store.exists() {
         let directory = RuntimeDir::open().context("cannot look for who has the store")?;
         let named = by_name.as_deref().unwrap_or(store);
-        let done = store_keeper::change(&directory, named, change);
+        let done = store_keeper::execute_disk_command(&directory, named, change);
         if done.map_err(|why| anyhow!("{shown}: {why}"))? {
             return Ok(());
         }
     }
-    let opened = writable(store)?;
+    let opened = open_writable(store)?;
     change.execute(&opened).map_err(|error| with_context(store, error))?;
-    close(&opened, store)
+    close_store(&opened, store)
 }
 
 /// Commits the writes to a mounted disk, so that a snapshot includes them.
@@ -122,7 +122,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn disks_and_snapshots_are_named_behind_the_last_hash() {
+    fn disk_and_snapshot_names_follow_last_hash() {
         let named =
             |text: &str| text.parse::<StoreDiskArg>().map(|it| (it.store.clone(), it.name()));
         assert_eq!(named("a#b#vol@s.1"), Ok(("a#b".into(), "vol@s.1".into())));

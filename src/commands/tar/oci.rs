@@ -10,7 +10,7 @@ use std::io::{self, Seek, SeekFrom, Write};
 use std::path::Path;
 
 use anyhow::{Context, ensure};
-use draconis_access::populate::{Digest, Platform, REF_NAME};
+use draconis_access::populate::{BlobDigest, ImagePlatform, OCI_REF_NAME_ANNOTATION};
 use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
 use tar::{EntryType, Header};
@@ -20,7 +20,7 @@ const BLOCK_BYTES: u64 = 512;
 const MAX_JSON_BYTES: u64 = 4 << 20;
 
 /// A layer being written; space for its header precedes it.
-pub struct Layer {
+pub struct OciImageWriter {
     file: File,
     sum: Sha256,
     len: u64,
@@ -28,7 +28,7 @@ pub struct Layer {
 
 /// Metadata of an image.
 pub struct ImageMetadata {
-    pub platform: Option<Platform>,
+    pub platform: Option<ImagePlatform>,
     /// Configuration, whose list of layers is replaced.
     pub config: Option<Value>,
     pub tag: Option<String>,
@@ -37,7 +37,7 @@ pub struct ImageMetadata {
 impl ImageMetadata {
     /// Reads the configuration.
     pub fn new(
-        platform: Option<Platform>,
+        platform: Option<ImagePlatform>,
         config: Option<&Path>,
         tag: Option<String>,
     ) -> anyhow::Result<Self> {
@@ -52,19 +52,19 @@ impl ImageMetadata {
     }
 }
 
-impl Layer {
+impl OciImageWriter {
     /// Begins an image in a file.
-    pub fn begin(mut file: File) -> io::Result<Self> {
+    pub fn begin_image(mut file: File) -> io::Result<Self> {
         file.write_all(&[0; BLOCK_BYTES as usize])?;
         Ok(Self { file, sum: Sha256::new(), len: 0 })
     }
 
     /// Ends the layer, and writes configuration, manifest and index.
-    pub fn end(mut self, about: ImageMetadata) -> anyhow::Result<()> {
-        pad(&mut self.file, self.len)?;
-        let layer = Digest::from_bytes(self.sum.finalize().into());
-        let config = config(about.config, about.platform, &layer);
-        let descriptor = |kind: &str, digest: &Digest, len: u64| {
+    pub fn finish_image(mut self, about: ImageMetadata) -> anyhow::Result<()> {
+        pad_to_block(&mut self.file, self.len)?;
+        let layer = BlobDigest::from_bytes(self.sum.finalize().into());
+        let config = image_config(about.config, about.platform, &layer);
+        let descriptor = |kind: &str, digest: &BlobDigest, len: u64| {
             json!({
                 "mediaType": format!("application/vnd.oci.image.{kind}"),
                 "digest": digest.to_string(),
@@ -74,8 +74,8 @@ impl Layer {
         let layers = [descriptor("layer.v1.tar", &layer, self.len)];
         let mut put = |kind: &str, value: &Value| -> anyhow::Result<Value> {
             let bytes = serde_json::to_vec(value)?;
-            let digest = Digest::of(&bytes);
-            member(&mut self.file, &digest.path(), &bytes)?;
+            let digest = BlobDigest::of_bytes(&bytes);
+            write_member(&mut self.file, &digest.blob_path(), &bytes)?;
             Ok(descriptor(kind, &digest, bytes.len() as u64))
         };
         let config = put("config.v1+json", &config)?;
@@ -87,20 +87,20 @@ impl Layer {
         });
         let mut manifest = put("manifest.v1+json", &manifest)?;
         if let Some(tag) = about.tag {
-            manifest["annotations"] = json!({ REF_NAME: tag });
+            manifest["annotations"] = json!({ OCI_REF_NAME_ANNOTATION: tag });
         }
         let index = json!({ "schemaVersion": 2, "manifests": [manifest] });
-        member(&mut self.file, "index.json", &serde_json::to_vec(&index)?)?;
+        write_member(&mut self.file, "index.json", &serde_json::to_vec(&index)?)?;
         let layout = json!({ "imageLayoutVersion": "1.0.0" });
-        member(&mut self.file, "oci-layout", &serde_json::to_vec(&layout)?)?;
+        write_member(&mut self.file, "oci-layout", &serde_json::to_vec(&layout)?)?;
         self.file.write_all(&[0; 2 * BLOCK_BYTES as usize])?;
         self.file.seek(SeekFrom::Start(0))?;
-        self.file.write_all(header(&layer.path(), self.len)?.as_bytes())?;
+        self.file.write_all(tar_header(&layer.blob_path(), self.len)?.as_bytes())?;
         Ok(())
     }
 }
 
-impl Write for Layer {
+impl Write for OciImageWriter {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let written = self.file.write(bytes)?;
         self.sum.update(bytes.get(..written).unwrap_or_default());
@@ -114,10 +114,14 @@ impl Write for Layer {
 }
 
 /// Returns a configuration with one layer.
-fn config(config: Option<Value>, platform: Option<Platform>, layer: &Digest) -> Value {
+fn image_config(
+    config: Option<Value>,
+    platform: Option<ImagePlatform>,
+    layer: &BlobDigest,
+) -> Value {
     let fresh = config.is_none();
     let mut config = config.unwrap_or_else(|| json!({}));
-    if let Some(platform) = platform.or_else(|| fresh.then(Platform::host)) {
+    if let Some(platform) = platform.or_else(|| fresh.then(ImagePlatform::host)) {
         config["os"] = platform.os().into();
         config["architecture"] = platform.architecture().into();
         if let Some(fields) = config.as_object_mut() {
@@ -135,13 +139,13 @@ fn config(config: Option<Value>, platform: Option<Platform>, layer: &Digest) -> 
     config
 }
 
-fn member(file: &mut File, name: &str, bytes: &[u8]) -> anyhow::Result<()> {
-    file.write_all(header(name, bytes.len() as u64)?.as_bytes())?;
+fn write_member(file: &mut File, name: &str, bytes: &[u8]) -> anyhow::Result<()> {
+    file.write_all(tar_header(name, bytes.len() as u64)?.as_bytes())?;
     file.write_all(bytes)?;
-    pad(file, bytes.len() as u64)
+    pad_to_block(file, bytes.len() as u64)
 }
 
-fn header(name: &str, len: u64) -> anyhow::Result<Header> {
+fn tar_header(name: &str, len: u64) -> anyhow::Result<Header> {
     let mut header = Header::new_ustar();
     header.set_path(name)?;
     header.set_entry_type(EntryType::Regular);
@@ -154,7 +158,7 @@ fn header(name: &str, len: u64) -> anyhow::Result<Header> {
     Ok(header)
 }
 
-fn pad(file: &mut File, len: u64) -> anyhow::Result<()> {
+fn pad_to_block(file: &mut File, len: u64) -> anyhow::Result<()> {
     let over = (len.next_multiple_of(BLOCK_BYTES) - len) as usize;
     Ok(file.write_all(&vec![0; over])?)
 }

@@ -8,42 +8,42 @@ use draconis_ext::format::features::{Compatible, Incompatible, ReadOnlyCompatibl
 use draconis_ext::format::superblock::{MAGIC, RawSuperblock, STATE_CLEAN, STATE_ERRORS};
 use draconis_ext::tune::MOUNT_OPTIONS;
 
-use crate::text::{Clock, Output, uuid};
+use crate::text::{EscapingOutput, TimeFormatter, format_uuid};
 
-const DAY: u32 = 86_400;
+const SECONDS_PER_DAY: u32 = 86_400;
 
 /// User and group names of this machine, read before the process is confined.
-pub struct Owners {
+pub struct UserGroupNames {
     users: Vec<(u32, String)>,
     groups: Vec<(u32, String)>,
 }
 
-impl Owners {
+impl UserGroupNames {
     pub fn new() -> Self {
-        Self { users: listed("/etc/passwd"), groups: listed("/etc/group") }
+        Self { users: read_name_file("/etc/passwd"), groups: read_name_file("/etc/group") }
     }
 
-    fn user(&self, number: u32) -> &str {
-        named(&self.users, number)
+    fn user_name(&self, number: u32) -> &str {
+        name_of_id(&self.users, number)
     }
 
-    fn group(&self, number: u32) -> &str {
-        named(&self.groups, number)
+    fn group_name(&self, number: u32) -> &str {
+        name_of_id(&self.groups, number)
     }
 
     /// Returns the number of a user, given by name or number.
     pub fn user_number(&self, text: &str) -> Option<u32> {
-        numbered(&self.users, text)
+        id_of_name(&self.users, text)
     }
 
     /// Returns the number of a group, given by name or number.
     pub fn group_number(&self, text: &str) -> Option<u32> {
-        numbered(&self.groups, text)
+        id_of_name(&self.groups, text)
     }
 }
 
 /// Parses lines of `name:…:number:…`.
-fn listed(path: &str) -> Vec<(u32, String)> {
+fn read_name_file(path: &str) -> Vec<(u32, String)> {
     let text = std::fs::read(path).unwrap_or_default();
     let text = String::from_utf8_lossy(&text);
     let line = |line: &str| {
@@ -54,11 +54,11 @@ fn listed(path: &str) -> Vec<(u32, String)> {
     text.lines().filter_map(line).collect()
 }
 
-fn named(list: &[(u32, String)], number: u32) -> &str {
+fn name_of_id(list: &[(u32, String)], number: u32) -> &str {
     list.iter().find(|(of, _)| *of == number).map_or("unknown", |(_, name)| name)
 }
 
-fn numbered(list: &[(u32, String)], text: &str) -> Option<u32> {
+fn id_of_name(list: &[(u32, String)], text: &str) -> Option<u32> {
     let found = list.iter().find(|(_, name)| name == text).map(|(number, _)| *number);
     found.or_else(|| text.parse().ok())
 }
@@ -66,98 +66,104 @@ fn numbered(list: &[(u32, String)], text: &str) -> Option<u32> {
 /// Writes all rows.
 pub fn write(
     raw: &RawSuperblock,
-    owners: &Owners,
-    clock: &Clock,
-    out: &mut Output,
+    owners: &UserGroupNames,
+    clock: &TimeFormatter,
+    out: &mut EscapingOutput,
 ) -> io::Result<()> {
-    let mut rows = Rows { raw, clock, out };
-    rows.identity()?;
-    rows.sizes()?;
-    rows.dates()?;
-    rows.row("Reserved blocks uid", owner(raw.s_def_resuid.get(), "user", |it| owners.user(it)))?;
-    rows.row("Reserved blocks gid", owner(raw.s_def_resgid.get(), "group", |it| owners.group(it)))?;
-    rows.inodes()?;
-    rows.errors()?;
-    rows.additions()
+    let mut rows = ListingWriter { raw, clock, out };
+    rows.write_identity_rows()?;
+    rows.write_size_rows()?;
+    rows.write_date_rows()?;
+    rows.write_row(
+        "Reserved blocks uid",
+        format_owner(raw.s_def_resuid.get(), "user", |it| owners.user_name(it)),
+    )?;
+    rows.write_row(
+        "Reserved blocks gid",
+        format_owner(raw.s_def_resgid.get(), "group", |it| owners.group_name(it)),
+    )?;
+    rows.write_inode_rows()?;
+    rows.write_error_rows()?;
+    rows.write_optional_feature_rows()
 }
 
-fn owner<'a>(number: u16, what: &str, name: impl FnOnce(u32) -> &'a str) -> String {
+fn format_owner<'a>(number: u16, what: &str, name: impl FnOnce(u32) -> &'a str) -> String {
     format!("{number} ({what} {})", name(number.into()))
 }
 
-struct Rows<'a> {
+struct ListingWriter<'a> {
     raw: &'a RawSuperblock,
-    clock: &'a Clock,
-    out: &'a mut Output,
+    clock: &'a TimeFormatter,
+    out: &'a mut EscapingOutput,
 }
 
-impl Rows<'_> {
-    fn row(&mut self, name: &str, value: impl Display) -> io::Result<()> {
+impl ListingWriter<'_> {
+    fn write_row(&mut self, name: &str, value: impl Display) -> io::Result<()> {
         writeln!(self.out, "{:<26}{value}", format!("{name}:"))
     }
 
     /// Writes a row unless the value is 0.
-    fn row_if_nonzero(&mut self, name: &str, value: impl Into<u64>) -> io::Result<()> {
+    fn write_row_if_nonzero(&mut self, name: &str, value: impl Into<u64>) -> io::Result<()> {
         match value.into() {
             0 => Ok(()),
-            value => self.row(name, value),
+            value => self.write_row(name, value),
         }
     }
 
-    fn date(&self, seconds: u32, high: u8) -> String {
+    fn format_date(&self, seconds: u32, high: u8) -> String {
         let seconds = i64::from(seconds) | i64::from(high) << 32;
-        self.clock.ctime(Time { seconds, nanoseconds: 0 })
+        self.clock.format_ctime(Time { seconds, nanoseconds: 0 })
     }
 
-    fn date_or(&self, seconds: u32, high: u8, none: &str) -> String {
-        if (seconds, high) == (0, 0) { none.to_owned() } else { self.date(seconds, high) }
+    fn format_date_or(&self, seconds: u32, high: u8, none: &str) -> String {
+        if (seconds, high) == (0, 0) { none.to_owned() } else { self.format_date(seconds, high) }
     }
 
-    fn identity(&mut self) -> io::Result<()> {
+    fn write_identity_rows(&mut self) -> io::Result<()> {
         let raw = self.raw;
-        self.row("Filesystem volume name", text_or(&raw.s_volume_name, "<none>"))?;
-        self.row("Last mounted on", text_or(&raw.s_last_mounted, "<not available>"))?;
-        self.row("Filesystem UUID", uuid(raw.s_uuid))?;
-        self.row("Filesystem magic number", format!("0x{MAGIC:04X}"))?;
+        self.write_row("Filesystem volume name", field_text_or(&raw.s_volume_name, "<none>"))?;
+        self.write_row("Last mounted on", field_text_or(&raw.s_last_mounted, "<not available>"))?;
+        self.write_row("Filesystem UUID", format_uuid(raw.s_uuid))?;
+        self.write_row("Filesystem magic number", format!("0x{MAGIC:04X}"))?;
         let revision = raw.s_rev_level.get();
         let kind = ["(original)", "(dynamic)"].get(revision as usize).unwrap_or(&"(unknown)");
-        self.row("Filesystem revision #", format!("{revision} {kind}"))?;
-        let (compatible, incompatible, read_only) = features(raw);
+        self.write_row("Filesystem revision #", format!("{revision} {kind}"))?;
+        let (compatible, incompatible, read_only) = feature_flags(raw);
         let mut names = compatible.names();
         names.extend(incompatible.names());
         names.extend(read_only.names());
-        self.row("Filesystem features", or_none(&names.join(" ")))?;
+        self.write_row("Filesystem features", or_none(&names.join(" ")))?;
         let flags = ["signed_directory_hash", "unsigned_directory_hash", "test_filesystem"];
         let set = flags.iter().enumerate().filter(|(bit, _)| raw.s_flags.get() >> bit & 1 != 0);
         let set: String = set.map(|(_, name)| format!("{name} ")).collect();
         if raw.s_flags.get() != 0 {
-            self.row("Filesystem flags", or_none(&set))?;
+            self.write_row("Filesystem flags", or_none(&set))?;
         }
-        let options = mount_options(raw.s_default_mount_opts.get());
-        self.row("Default mount options", or_none(&options.join(" ")))?;
-        let text = text_or(&raw.s_mount_opts, "");
+        let options = default_mount_option_names(raw.s_default_mount_opts.get());
+        self.write_row("Default mount options", or_none(&options.join(" ")))?;
+        let text = field_text_or(&raw.s_mount_opts, "");
         if !text.is_empty() {
-            self.row("Mount options", text)?;
+            self.write_row("Mount options", text)?;
         }
         let state = raw.s_state.get();
         let clean = if state & STATE_CLEAN != 0 { "clean" } else { "not clean" };
         let errors = if state & STATE_ERRORS != 0 { " with errors" } else { "" };
-        self.row("Filesystem state", format!("{clean}{errors}"))?;
+        self.write_row("Filesystem state", format!("{clean}{errors}"))?;
         let behaviour = match raw.s_errors.get() {
             1 => "Continue",
             2 => "Remount read-only",
             3 => "Panic",
             _ => "Unknown (continue)",
         };
-        self.row("Errors behavior", behaviour)?;
+        self.write_row("Errors behavior", behaviour)?;
         let systems = ["Linux", "Hurd", "Masix", "FreeBSD", "Lites"];
         let system = systems.get(raw.s_creator_os.get() as usize).unwrap_or(&"(unknown os)");
-        self.row("Filesystem OS type", system)
+        self.write_row("Filesystem OS type", system)
     }
 
-    fn sizes(&mut self) -> io::Result<()> {
+    fn write_size_rows(&mut self) -> io::Result<()> {
         let raw = self.raw;
-        let (_, incompatible, read_only) = features(raw);
+        let (_, incompatible, read_only) = feature_flags(raw);
         let is_64bit = incompatible.contains(Incompatible::SIXTY_FOUR_BIT);
         let whole =
             |low: u32, high: u32| u64::from(low) | if is_64bit { u64::from(high) << 32 } else { 0 };
@@ -167,78 +173,82 @@ impl Rows<'_> {
         let unit = |log: u32| 1024_u64.checked_shl(log).unwrap_or(0);
         let block_bytes = unit(raw.s_log_block_size.get());
         let clustered = read_only.contains(ReadOnlyCompatible::BIGALLOC);
-        self.row("Inode count", raw.s_inodes_count)?;
-        self.row("Block count", blocks)?;
-        self.row("Reserved block count", reserved)?;
-        self.row_if_nonzero("Overhead clusters", raw.s_overhead_blocks.get())?;
-        self.row("Free blocks", free)?;
-        self.row("Free inodes", raw.s_free_inodes_count)?;
-        self.row("First block", raw.s_first_data_block)?;
-        self.row("Block size", block_bytes)?;
+        self.write_row("Inode count", raw.s_inodes_count)?;
+        self.write_row("Block count", blocks)?;
+        self.write_row("Reserved block count", reserved)?;
+        self.write_row_if_nonzero("Overhead clusters", raw.s_overhead_blocks.get())?;
+        self.write_row("Free blocks", free)?;
+        self.write_row("Free inodes", raw.s_free_inodes_count)?;
+        self.write_row("First block", raw.s_first_data_block)?;
+        self.write_row("Block size", block_bytes)?;
         let named = if clustered { "Cluster size" } else { "Fragment size" };
-        self.row(named, unit(raw.s_log_cluster_size.get()))?;
+        self.write_row(named, unit(raw.s_log_cluster_size.get()))?;
         if is_64bit {
-            self.row("Group descriptor size", raw.s_desc_size)?;
+            self.write_row("Group descriptor size", raw.s_desc_size)?;
         }
-        self.row_if_nonzero("Reserved GDT blocks", raw.s_reserved_gdt_blocks.get())?;
-        self.row("Blocks per group", raw.s_blocks_per_group)?;
+        self.write_row_if_nonzero("Reserved GDT blocks", raw.s_reserved_gdt_blocks.get())?;
+        self.write_row("Blocks per group", raw.s_blocks_per_group)?;
         let named = if clustered { "Clusters per group" } else { "Fragments per group" };
-        self.row(named, raw.s_clusters_per_group)?;
-        self.row("Inodes per group", raw.s_inodes_per_group)?;
-        let table_bytes = u64::from(raw.s_inodes_per_group.get()) * u64::from(inode_bytes(raw));
-        self.row("Inode blocks per group", table_bytes.div_ceil(block_bytes.max(1)))?;
-        self.row_if_nonzero("First meta block group", raw.s_first_meta_bg.get())?;
-        self.row_if_nonzero("RAID stride", raw.s_raid_stride.get())?;
-        self.row_if_nonzero("RAID stripe width", raw.s_raid_stripe_width.get())?;
+        self.write_row(named, raw.s_clusters_per_group)?;
+        self.write_row("Inodes per group", raw.s_inodes_per_group)?;
+        let table_bytes =
+            u64::from(raw.s_inodes_per_group.get()) * u64::from(inode_size_bytes(raw));
+        self.write_row("Inode blocks per group", table_bytes.div_ceil(block_bytes.max(1)))?;
+        self.write_row_if_nonzero("First meta block group", raw.s_first_meta_bg.get())?;
+        self.write_row_if_nonzero("RAID stride", raw.s_raid_stride.get())?;
+        self.write_row_if_nonzero("RAID stripe width", raw.s_raid_stripe_width.get())?;
         if raw.s_log_groups_per_flex != 0 {
             let groups = 1_u64.checked_shl(raw.s_log_groups_per_flex.into()).unwrap_or(0);
-            self.row("Flex block group size", groups)?;
+            self.write_row("Flex block group size", groups)?;
         }
         Ok(())
     }
 
-    fn dates(&mut self) -> io::Result<()> {
+    fn write_date_rows(&mut self) -> io::Result<()> {
         let raw = self.raw;
         let made = (raw.s_mkfs_time.get(), raw.s_mkfs_time_hi);
         if made != (0, 0) {
-            self.row("Filesystem created", self.date(made.0, made.1))?;
+            self.write_row("Filesystem created", self.format_date(made.0, made.1))?;
         }
-        let mounted = self.date_or(raw.s_mtime.get(), raw.s_mtime_hi, "n/a");
-        self.row("Last mount time", mounted)?;
-        self.row("Last write time", self.date(raw.s_wtime.get(), raw.s_wtime_hi))?;
-        self.row("Mount count", raw.s_mnt_count)?;
-        self.row("Maximum mount count", raw.s_max_mnt_count.get().cast_signed())?;
-        self.row("Last checked", self.date(raw.s_lastcheck.get(), raw.s_lastcheck_hi))?;
+        let mounted = self.format_date_or(raw.s_mtime.get(), raw.s_mtime_hi, "n/a");
+        self.write_row("Last mount time", mounted)?;
+        self.write_row("Last write time", self.format_date(raw.s_wtime.get(), raw.s_wtime_hi))?;
+        self.write_row("Mount count", raw.s_mnt_count)?;
+        self.write_row("Maximum mount count", raw.s_max_mnt_count.get().cast_signed())?;
+        self.write_row(
+            "Last checked",
+            self.format_date(raw.s_lastcheck.get(), raw.s_lastcheck_hi),
+        )?;
         let interval = raw.s_checkinterval.get();
-        self.row("Check interval", format!("{interval} ({})", format_interval(interval)))?;
+        self.write_row("Check interval", format!("{interval} ({})", format_interval(interval)))?;
         if interval != 0 {
             let checked = i64::from(raw.s_lastcheck.get()) | i64::from(raw.s_lastcheck_hi) << 32;
             let next = Time { seconds: checked + i64::from(interval), nanoseconds: 0 };
-            self.row("Next check after", self.clock.ctime(next))?;
+            self.write_row("Next check after", self.clock.format_ctime(next))?;
         }
         match raw.s_kbytes_written.get() {
             0 => Ok(()),
-            kib => self.row("Lifetime writes", format_kib(kib)),
+            kib => self.write_row("Lifetime writes", format_kib(kib)),
         }
     }
 
-    fn inodes(&mut self) -> io::Result<()> {
+    fn write_inode_rows(&mut self) -> io::Result<()> {
         let raw = self.raw;
         if raw.s_rev_level.get() >= 1 {
-            self.row("First inode", raw.s_first_ino)?;
+            self.write_row("First inode", raw.s_first_ino)?;
             writeln!(self.out, "Inode size:\t          {}", raw.s_inode_size)?;
-            self.row_if_nonzero("Required extra isize", raw.s_min_extra_isize.get())?;
-            self.row_if_nonzero("Desired extra isize", raw.s_want_extra_isize.get())?;
+            self.write_row_if_nonzero("Required extra isize", raw.s_min_extra_isize.get())?;
+            self.write_row_if_nonzero("Desired extra isize", raw.s_want_extra_isize.get())?;
         }
         if raw.s_journal_uuid != [0; 16] {
-            self.row("Journal UUID", uuid(raw.s_journal_uuid))?;
+            self.write_row("Journal UUID", format_uuid(raw.s_journal_uuid))?;
         }
-        self.row_if_nonzero("Journal inode", raw.s_journal_inum.get())?;
+        self.write_row_if_nonzero("Journal inode", raw.s_journal_inum.get())?;
         if raw.s_journal_dev != 0 {
             writeln!(self.out, "Journal device:\t          0x{:04x}", raw.s_journal_dev)?;
         }
-        self.row_if_nonzero("First orphan inode", raw.s_last_orphan.get())?;
-        let (compatible, _, _) = features(raw);
+        self.write_row_if_nonzero("First orphan inode", raw.s_last_orphan.get())?;
+        let (compatible, _, _) = feature_flags(raw);
         if compatible.contains(Compatible::DIR_INDEX) || raw.s_hash_seed.iter().any(|it| *it != 0) {
             let algorithms = [
                 "legacy",
@@ -252,80 +262,83 @@ impl Rows<'_> {
             let algorithm = algorithms.get(usize::from(number));
             let algorithm =
                 algorithm.map_or_else(|| format!("HASHALG_{number}"), |it| it.to_string());
-            self.row("Default directory hash", algorithm)?;
+            self.write_row("Default directory hash", algorithm)?;
             let mut seed = [0; 16];
             for (to, word) in seed.chunks_exact_mut(4).zip(raw.s_hash_seed) {
                 to.copy_from_slice(&word.to_bytes());
             }
-            self.row("Directory Hash Seed", uuid(seed))?;
+            self.write_row("Directory Hash Seed", format_uuid(seed))?;
         }
         match raw.s_jnl_backup_type {
             0 => {}
-            1 => self.row("Journal backup", "inode blocks")?,
-            other => self.row("Journal backup", format!("type {other}"))?,
+            1 => self.write_row("Journal backup", "inode blocks")?,
+            other => self.write_row("Journal backup", format!("type {other}"))?,
         }
         let [inode, id, reserved_low, reserved_high, _] = raw.s_snapshot.map(|it| it.get());
         if inode != 0 {
-            self.row("Snapshot inode", inode)?;
-            self.row("Snapshot ID", id)?;
+            self.write_row("Snapshot inode", inode)?;
+            self.write_row("Snapshot ID", id)?;
             let reserved = u64::from(reserved_low) | u64::from(reserved_high) << 32;
-            self.row("Snapshot reserved blocks", reserved)?;
+            self.write_row("Snapshot reserved blocks", reserved)?;
         }
         Ok(())
     }
 
     /// Writes the rows about the first and last error that the kernel recorded.
-    fn errors(&mut self) -> io::Result<()> {
+    fn write_error_rows(&mut self) -> io::Result<()> {
         let raw = self.raw;
-        self.row_if_nonzero("FS Error count", raw.s_error_count.get())?;
+        self.write_row_if_nonzero("FS Error count", raw.s_error_count.get())?;
         let first = (raw.s_first_error_time.get(), raw.s_first_error_time_hi);
         if first != (0, 0) {
-            self.row("First error time", self.date(first.0, first.1))?;
-            self.row("First error function", text_or(&raw.s_first_error_func, ""))?;
-            self.row("First error line #", raw.s_first_error_line)?;
-            self.row_if_nonzero("First error inode #", raw.s_first_error_ino.get())?;
-            self.row_if_nonzero("First error block #", raw.s_first_error_block.get())?;
+            self.write_row("First error time", self.format_date(first.0, first.1))?;
+            self.write_row("First error function", field_text_or(&raw.s_first_error_func, ""))?;
+            self.write_row("First error line #", raw.s_first_error_line)?;
+            self.write_row_if_nonzero("First error inode #", raw.s_first_error_ino.get())?;
+            self.write_row_if_nonzero("First error block #", raw.s_first_error_block.get())?;
         }
         let last = (raw.s_last_error_time.get(), raw.s_last_error_time_hi);
         if last != (0, 0) {
-            self.row("Last error time", self.date(last.0, last.1))?;
-            self.row("Last error function", text_or(&raw.s_last_error_func, ""))?;
-            self.row("Last error line #", raw.s_last_error_line)?;
-            self.row_if_nonzero("Last error inode #", raw.s_last_error_ino.get())?;
-            self.row_if_nonzero("Last error block #", raw.s_last_error_block.get())?;
+            self.write_row("Last error time", self.format_date(last.0, last.1))?;
+            self.write_row("Last error function", field_text_or(&raw.s_last_error_func, ""))?;
+            self.write_row("Last error line #", raw.s_last_error_line)?;
+            self.write_row_if_nonzero("Last error inode #", raw.s_last_error_ino.get())?;
+            self.write_row_if_nonzero("Last error block #", raw.s_last_error_block.get())?;
         }
         Ok(())
     }
 
-    fn additions(&mut self) -> io::Result<()> {
+    fn write_optional_feature_rows(&mut self) -> io::Result<()> {
         let raw = self.raw;
-        let (_, incompatible, read_only) = features(raw);
+        let (_, incompatible, read_only) = feature_flags(raw);
         if incompatible.contains(Incompatible::MMP) {
-            self.row("MMP block number", raw.s_mmp_block)?;
-            self.row("MMP update interval", raw.s_mmp_interval)?;
+            self.write_row("MMP block number", raw.s_mmp_block)?;
+            self.write_row("MMP update interval", raw.s_mmp_interval)?;
         }
-        self.row_if_nonzero("User quota inode", raw.s_usr_quota_inum.get())?;
-        self.row_if_nonzero("Group quota inode", raw.s_grp_quota_inum.get())?;
-        self.row_if_nonzero("Project quota inode", raw.s_prj_quota_inum.get())?;
+        self.write_row_if_nonzero("User quota inode", raw.s_usr_quota_inum.get())?;
+        self.write_row_if_nonzero("Group quota inode", raw.s_grp_quota_inum.get())?;
+        self.write_row_if_nonzero("Project quota inode", raw.s_prj_quota_inum.get())?;
         if read_only.contains(ReadOnlyCompatible::METADATA_CSUM) {
-            self.row("Checksum type", if raw.s_checksum_type == 1 { "crc32c" } else { "unknown" })?;
-            self.row("Checksum", format!("0x{:08x}", raw.s_checksum))?;
+            self.write_row(
+                "Checksum type",
+                if raw.s_checksum_type == 1 { "crc32c" } else { "unknown" },
+            )?;
+            self.write_row("Checksum", format!("0x{:08x}", raw.s_checksum))?;
         }
         if incompatible.contains(Incompatible::CSUM_SEED) {
-            self.row("Checksum seed", format!("0x{:08x}", raw.s_checksum_seed))?;
+            self.write_row("Checksum seed", format!("0x{:08x}", raw.s_checksum_seed))?;
         }
         if incompatible.contains(Incompatible::CASEFOLD) {
             let number = raw.s_encoding.get();
             let name = ["", "utf8-12.1"].get(usize::from(number)).filter(|name| !name.is_empty());
             let name =
                 name.map_or_else(|| format!("UNKNOWN_ENCODING_{number}"), |it| it.to_string());
-            self.row("Character encoding", name)?;
+            self.write_row("Character encoding", name)?;
         }
-        self.row_if_nonzero("Orphan file inode", raw.s_orphan_file_inum.get())
+        self.write_row_if_nonzero("Orphan file inode", raw.s_orphan_file_inum.get())
     }
 }
 
-fn features(raw: &RawSuperblock) -> (Compatible, Incompatible, ReadOnlyCompatible) {
+fn feature_flags(raw: &RawSuperblock) -> (Compatible, Incompatible, ReadOnlyCompatible) {
     let [compatible, incompatible, read_only] = raw.features();
     (
         Compatible::from_bits_retain(compatible),
@@ -334,17 +347,17 @@ fn features(raw: &RawSuperblock) -> (Compatible, Incompatible, ReadOnlyCompatibl
     )
 }
 
-fn inode_bytes(raw: &RawSuperblock) -> u16 {
+fn inode_size_bytes(raw: &RawSuperblock) -> u16 {
     if raw.s_rev_level.get() == 0 { 128 } else { raw.s_inode_size.get() }
 }
 
 /// Returns the names of default mount options: the journal mode, then the flags.
-fn mount_options(bits: u32) -> Vec<String> {
-    const JOURNAL: u32 = 0x60;
+fn default_mount_option_names(bits: u32) -> Vec<String> {
+    const JOURNAL_MODE_MASK: u32 = 0x60;
     let known =
         |bit: u32| MOUNT_OPTIONS.iter().find(|(_, of, _)| *of == bit).map(|(name, ..)| *name);
-    let journal = known(bits & JOURNAL).map(str::to_owned);
-    let others = (0..32).filter(|at| bits & !JOURNAL & 1 << at != 0);
+    let journal = known(bits & JOURNAL_MODE_MASK).map(str::to_owned);
+    let others = (0..32).filter(|at| bits & !JOURNAL_MODE_MASK & 1 << at != 0);
     let others =
         others.map(|at| known(1 << at).map_or_else(|| format!("MNTOPT_{at}"), str::to_owned));
     journal.into_iter().chain(others).collect()
@@ -356,7 +369,9 @@ fn format_interval(mut seconds: u32) -> String {
         return "<none>".to_owned();
     }
     let mut parts = vec![];
-    for (unit, name) in [(30 * DAY, "month"), (7 * DAY, "week"), (DAY, "day")] {
+    for (unit, name) in
+        [(30 * SECONDS_PER_DAY, "month"), (7 * SECONDS_PER_DAY, "week"), (SECONDS_PER_DAY, "day")]
+    {
         match seconds / unit {
             0 => {}
             1 => parts.push(format!("1 {name}")),
@@ -387,11 +402,11 @@ fn format_kib(kib: u64) -> String {
 }
 
 /// Returns a text field up to its first NUL, or `none` if it is empty.
-fn text_or(field: &[u8], none: &str) -> String {
+fn field_text_or(field: &[u8], none: &str) -> String {
     let len = field.iter().position(|byte| *byte == 0).unwrap_or(field.len());
     match &field[..len] {
         [] => none.to_owned(),
-        text => crate::text::printable(text),
+        text => crate::text::escape_control_chars(text),
     }
 }
 

@@ -1,12 +1,12 @@
 //! Calls that create, move and remove names.
 
-use super::{CallContext, Group, Table};
+use super::{CallContext, CallGroup, CallTable};
 use crate::sys;
 
-type Names = fn(&CallContext) -> (std::path::PathBuf, std::path::PathBuf);
+type RenamePaths = fn(&CallContext) -> (std::path::PathBuf, std::path::PathBuf);
 
-pub fn add(table: &mut Table) {
-    let pairs: [(&str, Names); 10] = [
+pub fn add_name_calls(table: &mut CallTable) {
+    let pairs: [(&str, RenamePaths); 10] = [
         ("t to n", |a| (a.t.clone(), a.n.clone())),
         ("t to o", |a| (a.t.clone(), a.o.clone())),
         ("o to t", |a| (a.o.clone(), a.t.clone())),
@@ -18,7 +18,7 @@ pub fn add(table: &mut Table) {
         ("d/x to t", |a| (a.d.join("x"), a.t.clone())),
         ("t to its h", |a| (a.t.clone(), a.t.with_file_name("h"))),
     ];
-    let name = Group::Name;
+    let name = CallGroup::Name;
     for (title, paths) in pairs {
         for (how, flags) in [
             ("", 0),
@@ -26,18 +26,18 @@ pub fn add(table: &mut Table) {
             (" exchange", libc::RENAME_EXCHANGE),
             (" whiteout", libc::RENAME_WHITEOUT),
         ] {
-            table.add(name, format!("rename {title}{how}"), move |acts| {
+            table.add_call(name, format!("rename {title}{how}"), move |acts| {
                 let (from, to) = paths(acts);
-                let _ = acts.call("rename", || sys::rename(&from, &to, flags));
+                let _ = acts.run_call("rename", || sys::rename(&from, &to, flags));
             });
         }
     }
     for (title, paths) in &pairs[..2] {
         for (how, flags) in [("", 0), (" follow", libc::AT_SYMLINK_FOLLOW)] {
             let paths = *paths;
-            table.add(name, format!("link {title}{how}"), move |acts| {
+            table.add_call(name, format!("link {title}{how}"), move |acts| {
                 let (from, to) = paths(acts);
-                let _ = acts.call("link", || sys::link(&from, &to, flags));
+                let _ = acts.run_call("link", || sys::link(&from, &to, flags));
             });
         }
     }
@@ -47,30 +47,30 @@ pub fn add(table: &mut Table) {
         ("t", "t", "n"),
         ("in t", "t/n", "n"),
     ] {
-        table.add(name, format!("symlink {title}"), move |acts| {
+        table.add_call(name, format!("symlink {title}"), move |acts| {
             let path = acts.t.with_file_name(which);
-            let _ = acts.call("symlink", || sys::symlink(target, &path));
+            let _ = acts.run_call("symlink", || sys::symlink(target, &path));
         });
     }
-    table.add(name, "readlink", |acts| {
+    table.add_call(name, "readlink", |acts| {
         let t = acts.t.clone();
-        acts.bytes("readlink", || sys::readlink(&t));
+        acts.run_call_returning_bytes("readlink", || sys::readlink(&t));
     });
     for (title, flags) in [("unlink", 0), ("rmdir", libc::AT_REMOVEDIR)] {
         for which in ["t", "t/", "t/x", "o", "d", "n"] {
-            table.add(name, format!("{title} {which}"), move |acts| {
+            table.add_call(name, format!("{title} {which}"), move |acts| {
                 let path = acts.t.with_file_name("").join(which);
-                let _ = acts.call(title, || sys::unlink(&path, flags));
+                let _ = acts.run_call(title, || sys::unlink(&path, flags));
             });
         }
     }
     for mask in [0o022, 0o077, 0] {
         for which in ["n", "t", "t/n"] {
-            table.add(name, format!("mkdir {which}, umask {mask:o}"), move |acts| {
+            table.add_call(name, format!("mkdir {which}, umask {mask:o}"), move |acts| {
                 let path = acts.t.with_file_name(which);
-                sys::umask(mask);
-                let _ = acts.call("mkdir", || sys::mkdir(&path, 0o7777));
-                sys::umask(0o022);
+                sys::set_umask(mask);
+                let _ = acts.run_call("mkdir", || sys::mkdir(&path, 0o7777));
+                sys::set_umask(0o022);
             });
         }
     }
@@ -83,11 +83,11 @@ pub fn add(table: &mut Table) {
         ("block device", libc::S_IFBLK, 0x0012_3456),
     ] {
         for which in ["n", "t", "t/n"] {
-            table.add(name, format!("mknod {title} {which}"), move |acts| {
+            table.add_call(name, format!("mknod {title} {which}"), move |acts| {
                 let path = acts.t.with_file_name(which);
-                sys::umask(0o027);
-                let _ = acts.call("mknod", || sys::mknod(&path, kind | 0o6777, device));
-                sys::umask(0o022);
+                sys::set_umask(0o027);
+                let _ = acts.run_call("mknod", || sys::mknod(&path, kind | 0o6777, device));
+                sys::set_umask(0o022);
             });
         }
     }

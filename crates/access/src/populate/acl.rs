@@ -9,25 +9,28 @@
 use std::collections::HashMap;
 
 /// Version number at the start of the bytes.
-const VERSION: u32 = 2;
+const ACL_XATTR_VERSION: u32 = 2;
 
 /// User and group numbers of this machine, by name.
 #[derive(Default)]
-pub struct Names {
+pub struct UserGroupIds {
     users: HashMap<String, u32>,
     groups: HashMap<String, u32>,
 }
 
-impl Names {
+impl UserGroupIds {
     /// Reads `/etc/passwd` and `/etc/group`; a missing file counts as empty.
-    pub fn of_this_machine() -> Self {
+    pub fn from_etc_files() -> Self {
         let read = |path| std::fs::read_to_string(path).unwrap_or_default();
-        Self { users: table(&read("/etc/passwd")), groups: table(&read("/etc/group")) }
+        Self {
+            users: parse_passwd_lines(&read("/etc/passwd")),
+            groups: parse_passwd_lines(&read("/etc/group")),
+        }
     }
 }
 
 /// Parses the names and numbers of `name:password:number:..` lines.
-fn table(text: &str) -> HashMap<String, u32> {
+fn parse_passwd_lines(text: &str) -> HashMap<String, u32> {
     let line = |line: &str| {
         let mut fields = line.split(':');
         let name = fields.next()?.to_owned();
@@ -38,7 +41,7 @@ fn table(text: &str) -> HashMap<String, u32> {
 
 /// Encodes a list as the value of `system.posix_acl_*`; `None` if the text is no list, or contains
 /// an unknown name.
-pub fn from_text(words: &[u8], names: &Names) -> Option<Vec<u8>> {
+pub fn from_text(words: &[u8], names: &UserGroupIds) -> Option<Vec<u8>> {
     let words = std::str::from_utf8(words).ok()?;
     let mut entries = vec![];
     for entry in words.split([',', '\n']).map(str::trim).filter(|it| !it.is_empty()) {
@@ -85,7 +88,7 @@ pub fn from_text(words: &[u8], names: &Names) -> Option<Vec<u8>> {
         return None;
     }
     entries.sort_unstable();
-    let mut bytes = VERSION.to_le_bytes().to_vec();
+    let mut bytes = ACL_XATTR_VERSION.to_le_bytes().to_vec();
     for (tag, id, right) in entries {
         bytes.extend(tag.to_le_bytes());
         bytes.extend(right.to_le_bytes());
@@ -98,7 +101,7 @@ pub fn from_text(words: &[u8], names: &Names) -> Option<Vec<u8>> {
 /// if the bytes are not a list.
 pub fn to_text(bytes: &[u8]) -> Option<Vec<u8>> {
     let (version, lines) = bytes.split_first_chunk::<4>()?;
-    if *version != VERSION.to_le_bytes() || lines.is_empty() || lines.len() % 8 != 0 {
+    if *version != ACL_XATTR_VERSION.to_le_bytes() || lines.is_empty() || lines.len() % 8 != 0 {
         return None;
     }
     let mut words = vec![];
@@ -127,9 +130,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn words_become_bytes() {
+    fn acl_text_encodes_to_xattr() {
         let list = b"user::rw-,user:alice:r--:1000,group::r--,group:7:rwx,mask::rwx,other::---";
-        let none = Names::default();
+        let none = UserGroupIds::default();
         let bytes = from_text(list, &none).unwrap();
         assert_eq!(bytes.len(), 4 + 6 * 8);
         assert_eq!(bytes[..12], [2, 0, 0, 0, 1, 0, 6, 0, 255, 255, 255, 255]);
@@ -144,12 +147,13 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_understood_is_none() {
+    fn invalid_acl_text_is_none() {
         for list in [&b""[..], b"user:alice:rwx", b"user", b"what::rwx", b"user::rwq", &[0xFF]] {
-            assert_eq!(from_text(list, &Names::default()), None);
+            assert_eq!(from_text(list, &UserGroupIds::default()), None);
         }
-        let users = table("root:x:0:0::/:/bin/sh\nalice:x:1000:1:\nbroken\nno:x:number:");
-        let names = Names { users, groups: table("staff:x:50:\n") };
+        let users =
+            parse_passwd_lines("root:x:0:0::/:/bin/sh\nalice:x:1000:1:\nbroken\nno:x:number:");
+        let names = UserGroupIds { users, groups: parse_passwd_lines("staff:x:50:\n") };
         let list = b"user::rwx,user:alice:rwx,group::r--,group:staff:r--,mask::rwx,other::---";
         let numbers = b"user::rwx,user:1000:rwx,group::r--,group:50:r--,mask::rwx,other::---";
         assert_eq!(to_text(&from_text(list, &names).unwrap()).unwrap(), numbers);

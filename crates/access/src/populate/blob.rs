@@ -10,7 +10,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::{Context, ensure};
-use draconis_container::compression::{Compression, HEAD_BYTES};
+use draconis_container::compression::{Compression, MAGIC_BYTES};
 
 use super::lengths;
 use super::temp_file::temporary_file;
@@ -19,7 +19,7 @@ use super::temp_file::temporary_file;
 const MAX_UNPACKED_BYTES: u64 = 16 << 30;
 const MAX_UNPACK_RATIO: u64 = 100;
 /// Size of the read buffer, in bytes.
-const WINDOW: usize = 256 << 10;
+const READ_BUFFER_BYTES: usize = 256 << 10;
 
 /// A byte range of an open file.
 #[derive(Clone, Debug)]
@@ -45,7 +45,7 @@ impl Blob {
     }
 
     /// Returns a byte range, if it lies inside this one.
-    pub fn part(&self, at: u64, len: u64) -> Option<Self> {
+    pub fn sub_range(&self, at: u64, len: u64) -> Option<Self> {
         at.checked_add(len).filter(|end| *end <= self.len)?;
         Some(Self { file: self.file.clone(), start: self.start + at, len })
     }
@@ -78,33 +78,33 @@ impl Blob {
     }
 
     /// Detects the compression.
-    pub fn compression(&self) -> std::io::Result<Option<Compression>> {
-        let mut head = [0; HEAD_BYTES];
+    pub fn detect_compression(&self) -> std::io::Result<Option<Compression>> {
+        let mut head = [0; MAGIC_BYTES];
         let len = self.read_at(&mut head, 0)?;
-        Ok(Compression::of(head.get(..len).unwrap_or_default()))
+        Ok(Compression::detect(head.get(..len).unwrap_or_default()))
     }
 
     /// Returns a reader of the bytes, without decompression.
-    pub fn stream(&self) -> impl Read + Send + 'static {
-        Stream { blob: self.clone(), at: 0 }
+    pub fn raw_reader(&self) -> impl Read + Send + 'static {
+        BlobStream { blob: self.clone(), at: 0 }
     }
 
     /// Returns a reader of the bytes, decompressed if necessary; fails beyond `limit` bytes.
     pub fn decompress(&self, limit: Option<u64>) -> anyhow::Result<Box<dyn Read + Send>> {
-        let stream = BufReader::with_capacity(WINDOW, self.stream());
+        let stream = BufReader::with_capacity(READ_BUFFER_BYTES, self.raw_reader());
         let most =
             limit.unwrap_or_else(|| MAX_UNPACKED_BYTES.saturating_add(self.len * MAX_UNPACK_RATIO));
-        Ok(match self.compression()? {
+        Ok(match self.detect_compression()? {
             None => Box::new(stream),
             Some(packing) => {
-                Box::new(LimitedReader { from: packing.unpack(stream)?, left: most, most })
+                Box::new(LimitedReader { from: packing.decompress(stream)?, left: most, most })
             }
         })
     }
 
     /// Decompresses to an unnamed file in the directory of `beside`; returns plain input as it is.
     pub fn decompress_to_file(&self, limit: Option<u64>, beside: &Path) -> anyhow::Result<Self> {
-        if self.compression()?.is_none() {
+        if self.detect_compression()?.is_none() {
             return Ok(self.clone());
         }
         let mut kept = temporary_file(beside)?;
@@ -122,12 +122,12 @@ impl Blob {
     }
 }
 
-struct Stream {
+struct BlobStream {
     blob: Blob,
     at: u64,
 }
 
-impl Read for Stream {
+impl Read for BlobStream {
     fn read(&mut self, into: &mut [u8]) -> std::io::Result<usize> {
         let got = self.blob.read_at(into, self.at)?;
         self.at += got as u64;

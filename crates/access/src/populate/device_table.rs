@@ -10,19 +10,19 @@
 use anyhow::{Context, bail, ensure};
 use draconis_ext::mkfs::{NodeId, NodeKind, Tree, TreeNode};
 
-use super::merge::parts;
-use super::{Source, TimestampPolicy};
-use crate::messages::printable;
+use super::merge::split_path;
+use super::{PopulateSource, TimestampPolicy};
+use crate::messages::escape_control_chars;
 
 /// Maximum number of nodes per line.
 const MAX_NODES: u64 = 65_536;
 
 /// A parsed table: lines with their numbers.
 #[derive(Debug, Default)]
-pub struct Table(Vec<(usize, Line)>);
+pub struct DeviceTable(Vec<(usize, DeviceTableLine)>);
 
 #[derive(Debug)]
-struct Line {
+struct DeviceTableLine {
     path: Vec<u8>,
     kind: u8,
     mode: u16,
@@ -34,7 +34,7 @@ struct Line {
     count: u64,
 }
 
-impl Table {
+impl DeviceTable {
     /// Parses a table.
     pub fn parse(text: &[u8]) -> anyhow::Result<Self> {
         let lines = text.split(|byte| *byte == b'\n').zip(1..);
@@ -51,7 +51,7 @@ impl Table {
     }
 }
 
-fn parse(fields: &[&[u8]]) -> anyhow::Result<Line> {
+fn parse(fields: &[&[u8]]) -> anyhow::Result<DeviceTableLine> {
     let &[path, kind, ref rest @ ..] = fields else { bail!("a name and a type are needed") };
     let text = |nth: usize| -> anyhow::Result<&str> {
         Ok(std::str::from_utf8(rest.get(nth).copied().unwrap_or(b"-"))?)
@@ -64,11 +64,13 @@ fn parse(fields: &[&[u8]]) -> anyhow::Result<Line> {
     };
     let mode = text(0)?;
     let mode = u16::from_str_radix(mode, 8).ok().filter(|mode| *mode <= 0o7777);
-    let [kind] = *kind else { bail!("the type {}: one letter is needed", printable(kind)) };
+    let [kind] = *kind else {
+        bail!("the type {}: one letter is needed", escape_control_chars(kind))
+    };
     ensure!(b"fdcbpsr".contains(&kind), "the type {}: f, d, c, b, p, s or r", char::from(kind));
     let count = u64::from(number(7, "the count")?);
     ensure!(count <= MAX_NODES, "the count {count}: {MAX_NODES} at most");
-    Ok(Line {
+    Ok(DeviceTableLine {
         path: path.to_vec(),
         kind,
         mode: mode.context("a mode of octal digits is needed")?,
@@ -83,28 +85,32 @@ fn parse(fields: &[&[u8]]) -> anyhow::Result<Line> {
 
 /// Applies a table to a tree.
 pub fn apply_table(
-    source: &mut Source<'_>,
-    table: &Table,
+    source: &mut PopulateSource<'_>,
+    table: &DeviceTable,
     stamp: TimestampPolicy,
 ) -> anyhow::Result<()> {
     for (nth, line) in &table.0 {
         apply_line(source, line, stamp)
-            .with_context(|| format!("line {nth}: {}", printable(&line.path)))?;
+            .with_context(|| format!("line {nth}: {}", escape_control_chars(&line.path)))?;
     }
     Ok(())
 }
 
-fn apply_line(source: &mut Source<'_>, line: &Line, stamp: TimestampPolicy) -> anyhow::Result<()> {
+fn apply_line(
+    source: &mut PopulateSource<'_>,
+    line: &DeviceTableLine,
+    stamp: TimestampPolicy,
+) -> anyhow::Result<()> {
     if matches!(line.kind, b'f' | b'r') {
-        return change(source, line);
+        return change_existing_nodes(source, line);
     }
     if line.count == 0 {
-        return make(source, line, &line.path, line.device.1, stamp);
+        return make_device_node(source, line, &line.path, line.device.1, stamp);
     }
     for nth in 0..line.count {
         let name = [&line.path[..], (line.start + nth).to_string().as_bytes()].concat();
         let minor = u64::from(line.device.1) + nth * u64::from(line.step);
-        make(
+        make_device_node(
             source,
             line,
             &name,
@@ -116,8 +122,11 @@ fn apply_line(source: &mut Source<'_>, line: &Line, stamp: TimestampPolicy) -> a
 }
 
 /// Changes mode and owner of an existing node; for `r`, of all nodes below it too.
-fn change(source: &mut Source<'_>, line: &Line) -> anyhow::Result<()> {
-    let found = find(&source.tree, &parts(&line.path)?);
+fn change_existing_nodes(
+    source: &mut PopulateSource<'_>,
+    line: &DeviceTableLine,
+) -> anyhow::Result<()> {
+    let found = find_node(&source.tree, &split_path(&line.path)?);
     let found = found.context("not there; only d, c, b, p and s make something")?;
     let mut todo = vec![found];
     while let Some(id) = todo.pop() {
@@ -125,27 +134,27 @@ fn change(source: &mut Source<'_>, line: &Line) -> anyhow::Result<()> {
             todo.extend(source.tree.names(id).map(|(_, id)| id));
         }
         if let Some(node) = source.tree.node_mut(id) {
-            set(node, line);
+            set_mode_and_owner(node, line);
         }
         source.implied_dirs.remove(&id);
     }
     Ok(())
 }
 
-fn set(node: &mut TreeNode, line: &Line) {
+fn set_mode_and_owner(node: &mut TreeNode, line: &DeviceTableLine) {
     if !matches!(node.kind_data, NodeKind::Symlink(_)) {
         node.mode = line.mode;
     }
     (node.uid, node.gid) = (line.uid, line.gid);
 }
 
-fn find(tree: &Tree, parts: &[&[u8]]) -> Option<NodeId> {
+fn find_node(tree: &Tree, parts: &[&[u8]]) -> Option<NodeId> {
     parts.iter().try_fold(NodeId::ROOT, |dir, name| tree.lookup(dir, name))
 }
 
-fn make(
-    source: &mut Source<'_>,
-    line: &Line,
+fn make_device_node(
+    source: &mut PopulateSource<'_>,
+    line: &DeviceTableLine,
     path: &[u8],
     minor: u32,
     stamp: TimestampPolicy,
@@ -157,22 +166,22 @@ fn make(
         b'p' => NodeKind::Fifo,
         _ => NodeKind::Socket,
     };
-    let parts = parts(path)?;
+    let parts = split_path(path)?;
     if matches!(what, NodeKind::Directory)
-        && let Some(there) = find(&source.tree, &parts)
+        && let Some(there) = find_node(&source.tree, &parts)
         && let Some(node) = source.tree.node_mut(there)
         && matches!(node.kind_data, NodeKind::Directory)
     {
-        set(node, line);
+        set_mode_and_owner(node, line);
         source.implied_dirs.remove(&there);
         return Ok(());
     }
     let (last, above) = parts.split_last().context("the root directory is something else")?;
-    let dir = find(&source.tree, above)
+    let dir = find_node(&source.tree, above)
         .context("its directory is not there; a line of type d makes it")?;
     let mut node = TreeNode::new(what, line.mode);
-    stamp.set(&mut node, stamp.now, None, None);
-    set(&mut node, line);
+    stamp.set_times(&mut node, stamp.now, None, None);
+    set_mode_and_owner(&mut node, line);
     source.tree.add(dir, last, node)?;
     Ok(())
 }
@@ -181,25 +190,26 @@ fn make(
 mod tests {
     use super::*;
 
-    struct Nothing;
+    struct NoContents;
 
-    impl draconis_ext::mkfs::FileSource for Nothing {
+    impl draconis_ext::mkfs::FileSource for NoContents {
         fn read(&self, _: u64, _: u64, _: &mut [u8]) -> std::io::Result<()> {
             Err(std::io::ErrorKind::NotFound.into())
         }
     }
 
-    fn laid(table: &str) -> anyhow::Result<Tree> {
-        let table = Table::parse(table.as_bytes())?;
-        let mut source = Source::new(Tree::new(TreeNode::new(NodeKind::Directory, 0o755)), Nothing);
+    fn tree_from_table(table: &str) -> anyhow::Result<Tree> {
+        let table = DeviceTable::parse(table.as_bytes())?;
+        let mut source =
+            PopulateSource::new(Tree::new(TreeNode::new(NodeKind::Directory, 0o755)), NoContents);
         let stamp = TimestampPolicy { now: Default::default(), reproducible: false };
         apply_table(&mut source, &table, stamp)?;
         Ok(source.tree)
     }
 
     #[test]
-    fn tables_make_nodes() {
-        let tree = laid(
+    fn table_lines_create_nodes() {
+        let tree = tree_from_table(
             "# comment\n\n/dev d 755 0 0 - - - - -\n/dev/tty c 666 1 5 4 0 0 1 10\n\
              /dev/hda b 640 0 6 3 1 1 1 15\n/dev/log s 600 0 0\n/dev r 700 7 8\n",
         )
@@ -213,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn what_makes_no_sense_is_refused_by_line() {
+    fn invalid_lines_are_refused_with_line_number() {
         for (table, said) in [
             ("/x", "line 1"),
             ("\n/x q 644 0 0", "line 2"),
@@ -224,7 +234,7 @@ mod tests {
             ("/../x c 644 0 0 1 1", "leads out"),
             ("/ c 644 0 0 1 1", "root directory"),
         ] {
-            let error = format!("{:#}", laid(table).unwrap_err());
+            let error = format!("{:#}", tree_from_table(table).unwrap_err());
             assert!(error.contains(said), "{table}: {error}");
         }
     }

@@ -7,7 +7,7 @@ use sha2::{Digest as _, Sha256, Sha512};
 
 /// Expected digest of some bytes.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Digest {
+pub struct BlobDigest {
     algorithm: Algorithm,
     hex: String,
 }
@@ -18,7 +18,7 @@ enum Algorithm {
     Sha512,
 }
 
-impl Digest {
+impl BlobDigest {
     /// Parses a digest. The result is safe as a file name, since it has hexadecimal digits only.
     pub fn parse(text: &str) -> anyhow::Result<Self> {
         let shown = || format!("the digest {:?}", text.chars().take(200).collect::<String>());
@@ -34,22 +34,22 @@ impl Digest {
     }
 
     /// Computes the digest of some bytes.
-    pub fn of(bytes: &[u8]) -> Self {
-        Self::from_bytes(Self::bytes(bytes))
+    pub fn of_bytes(bytes: &[u8]) -> Self {
+        Self::from_bytes(Self::sha256(bytes))
     }
 
     /// Wraps a computed digest.
     pub fn from_bytes(sum: [u8; 32]) -> Self {
-        Self { algorithm: Algorithm::Sha256, hex: hex(&sum) }
+        Self { algorithm: Algorithm::Sha256, hex: format_hex(&sum) }
     }
 
     /// Computes the digest as raw bytes.
-    pub fn bytes(bytes: &[u8]) -> [u8; 32] {
+    pub fn sha256(bytes: &[u8]) -> [u8; 32] {
         Sha256::digest(bytes).into()
     }
 
     /// Returns the path of the blob in an OCI layout.
-    pub fn path(&self) -> String {
+    pub fn blob_path(&self) -> String {
         let algorithm = match self.algorithm {
             Algorithm::Sha256 => "sha256",
             Algorithm::Sha512 => "sha512",
@@ -58,17 +58,17 @@ impl Digest {
     }
 
     /// Reads all of `bytes` and compares their digest.
-    pub fn compare(&self, bytes: impl Read) -> anyhow::Result<()> {
+    pub fn verify(&self, bytes: impl Read) -> anyhow::Result<()> {
         let found = match self.algorithm {
-            Algorithm::Sha256 => sum::<Sha256>(bytes)?,
-            Algorithm::Sha512 => sum::<Sha512>(bytes)?,
+            Algorithm::Sha256 => hex_digest::<Sha256>(bytes)?,
+            Algorithm::Sha512 => hex_digest::<Sha512>(bytes)?,
         };
         ensure!(found == self.hex, "its digest is {found}, and not what the image says: damaged");
         Ok(())
     }
 }
 
-impl std::fmt::Display for Digest {
+impl std::fmt::Display for BlobDigest {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let algorithm = match self.algorithm {
             Algorithm::Sha256 => "sha256",
@@ -78,19 +78,19 @@ impl std::fmt::Display for Digest {
     }
 }
 
-fn sum<D: sha2::Digest>(mut bytes: impl Read) -> anyhow::Result<String> {
+fn hex_digest<D: sha2::Digest>(mut bytes: impl Read) -> anyhow::Result<String> {
     let mut sum = D::new();
     let mut buffer = vec![0; 256 << 10];
     loop {
         match bytes.read(&mut buffer)? {
-            0 => return Ok(hex(&sum.finalize())),
+            0 => return Ok(format_hex(&sum.finalize())),
             got => sum.update(&buffer[..got]),
         }
     }
 }
 
 /// Formats bytes as hexadecimal digits.
-fn hex(bytes: &[u8]) -> String {
+fn format_hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
@@ -99,18 +99,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn digests_are_read_and_compared() {
+    fn parse_and_verify_digests() {
         let of_nothing = "sha256:e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855";
-        let digest = Digest::parse(of_nothing).unwrap();
-        assert_eq!(digest, Digest::of(b""));
-        digest.compare(&b""[..]).unwrap();
-        assert!(digest.compare(&b"x"[..]).is_err());
+        let digest = BlobDigest::parse(of_nothing).unwrap();
+        assert_eq!(digest, BlobDigest::of_bytes(b""));
+        digest.verify(&b""[..]).unwrap();
+        assert!(digest.verify(&b"x"[..]).is_err());
         assert_eq!(digest.to_string(), of_nothing);
-        let long = format!("sha512:{}", hex(&Sha512::digest(b"x")));
-        Digest::parse(&long).unwrap().compare(&b"x"[..]).unwrap();
+        let long = format!("sha512:{}", format_hex(&Sha512::digest(b"x")));
+        BlobDigest::parse(&long).unwrap().verify(&b"x"[..]).unwrap();
         for bad in ["", "sha256", "md5:00", "sha256:../../etc", &of_nothing[..60]] {
-            assert!(Digest::parse(bad).is_err(), "{bad}");
+            assert!(BlobDigest::parse(bad).is_err(), "{bad}");
         }
-        assert!(Digest::parse(&of_nothing.to_uppercase()).is_err());
+        assert!(BlobDigest::parse(&of_nothing.to_uppercase()).is_err());
     }
 }

@@ -14,17 +14,17 @@ use draconis_ext::mkfs::{FileSource, NodeId, NodeKind, Tree, TreeNode};
 use rustix::fs::{OFlags, SeekFrom};
 use rustix::io::Errno;
 
-use super::lengths::{self, CopiedFile, ReadFaults, fingerprint};
-use super::{Patterns, SkippedItems, Source, TimestampPolicy};
+use super::lengths::{self, ReadFaults, SpooledFiles, metadata_fingerprint};
+use super::{ExcludePatterns, PopulateSource, SkippedItems, TimestampPolicy};
 use crate::image::container_file;
-use crate::messages::printable;
+use crate::messages::escape_control_chars;
 
 /// Maximum number of unreadable files that a message lists.
-const MAX_NAMED: usize = 20;
+const MAX_LISTED_UNREADABLE: usize = 20;
 
 /// Scanned files by number, below the top directory.
 #[derive(Default)]
-struct Files {
+struct FileTable {
     top: PathBuf,
     /// Directory of each file as an index into `dirs`, and the end of its name in `names`. The name
     /// is empty if the entry in `dirs` is the file itself.
@@ -35,21 +35,21 @@ struct Files {
     /// Fingerprint of each file's metadata at the time of the scan.
     fingerprints: Vec<u64>,
     /// Contents of files of unknown length.
-    spooled: CopiedFile,
+    spooled: SpooledFiles,
     faults: Arc<ReadFaults>,
 }
 
-impl Files {
+impl FileTable {
     /// Adds a file and returns its number.
-    fn add(&mut self, dir: u32, name: &[u8], found: &Metadata) -> anyhow::Result<u64> {
+    fn add_file(&mut self, dir: u32, name: &[u8], found: &Metadata) -> anyhow::Result<u64> {
         self.names.extend_from_slice(name);
         let end = u32::try_from(self.names.len()).context("too many names")?;
         self.files.push((dir, end));
-        self.fingerprints.push(fingerprint(found));
+        self.fingerprints.push(metadata_fingerprint(found));
         Ok(self.files.len() as u64 - 1)
     }
 
-    fn path(&self, source: u64) -> Option<PathBuf> {
+    fn file_path(&self, source: u64) -> Option<PathBuf> {
         let nth = usize::try_from(source).ok()?;
         let (dir, end) = self.files.get(nth)?;
         let start = nth.checked_sub(1).and_then(|before| self.files.get(before));
@@ -60,20 +60,20 @@ impl Files {
     }
 }
 
-impl FileSource for Files {
+impl FileSource for FileTable {
     fn read(&self, source: u64, at_bytes: u64, into: &mut [u8]) -> std::io::Result<()> {
         if let Some(read) = self.spooled.read(source, at_bytes, into) {
             return read;
         }
-        let path = self.path(source).ok_or(std::io::ErrorKind::NotFound)?;
+        let path = self.file_path(source).ok_or(std::io::ErrorKind::NotFound)?;
         let file = open(&path)?;
         let got = read_up_to(&file, into, at_bytes)?;
         let rest = into.get_mut(got..).unwrap_or_default();
         rest.fill(0);
         let end = (!rest.is_empty()).then_some(at_bytes + got as u64);
         let before = usize::try_from(source).ok().and_then(|nth| self.fingerprints.get(nth));
-        if end.is_some() || before.copied() != Some(fingerprint(&file.metadata()?)) {
-            self.faults.changed(source, &path, end);
+        if end.is_some() || before.copied() != Some(metadata_fingerprint(&file.metadata()?)) {
+            self.faults.record_changed(source, &path, end);
         }
         Ok(())
     }
@@ -107,7 +107,7 @@ fn open(path: &Path) -> std::io::Result<File> {
 
 struct DirectoryScan<'a> {
     tree: Tree,
-    files: Files,
+    files: FileTable,
     stamp: TimestampPolicy,
     /// Nodes with several hard links, by device and inode.
     seen: HashMap<(u64, u64), NodeId>,
@@ -118,7 +118,7 @@ struct DirectoryScan<'a> {
     /// Path in whose directory temporary files are created.
     beside: &'a Path,
     left_out: SkippedItems,
-    exclude: &'a Patterns,
+    exclude: &'a ExcludePatterns,
     /// User ID of this process.
     user: u32,
     /// Files that this user may not read.
@@ -126,28 +126,32 @@ struct DirectoryScan<'a> {
 }
 
 /// Scans everything below `top`.
-pub fn scan(
+pub fn scan_directory_tree(
     top: &Path,
     image: &Path,
     mut root: TreeNode,
     stamp: TimestampPolicy,
-    exclude: &Patterns,
+    exclude: &ExcludePatterns,
     list: Option<&[Vec<u8>]>,
-) -> anyhow::Result<Source<'static>> {
+) -> anyhow::Result<PopulateSource<'static>> {
     let shown = || top.display().to_string();
     let found = std::fs::metadata(top).with_context(shown)?;
     let mut left_out = SkippedItems::default();
     set_metadata(&mut root, &found, stamp);
-    attributes(&mut root, top, &mut left_out).with_context(shown)?;
+    read_xattrs(&mut root, top, &mut left_out).with_context(shown)?;
     let mut scan = DirectoryScan::new(top, image, root, stamp, exclude);
     scan.left_out = left_out;
     match list {
         Some(list) => scan.scan_listed(list)?,
-        None => scan.below(vec![(PathBuf::new(), NodeId::ROOT)])?,
+        None => scan.scan_subdirectories(vec![(PathBuf::new(), NodeId::ROOT)])?,
     }
     scan.check_readable()?;
     let faults = scan.files.faults.clone();
-    Ok(Source { notes: scan.left_out.notes, faults, ..Source::new(scan.tree, scan.files) })
+    Ok(PopulateSource {
+        notes: scan.left_out.notes,
+        faults,
+        ..PopulateSource::new(scan.tree, scan.files)
+    })
 }
 
 /// Host files to copy into a volume, and options.
@@ -167,9 +171,12 @@ pub struct FileScan<'a> {
 ///
 /// # Errors
 /// A file cannot be read, or two have the same name.
-pub fn scan_files(what: FileScan<'_>, stamp: TimestampPolicy) -> anyhow::Result<Source<'static>> {
-    let root = TreeNode::new(NodeKind::Directory, 0o755).at(stamp.now);
-    let all = Patterns::default();
+pub fn scan_files(
+    what: FileScan<'_>,
+    stamp: TimestampPolicy,
+) -> anyhow::Result<PopulateSource<'static>> {
+    let root = TreeNode::new(NodeKind::Directory, 0o755).with_all_times(stamp.now);
+    let all = ExcludePatterns::default();
     let mut scan = DirectoryScan::new(Path::new(""), what.image, root, stamp, &all);
     let mut stack = vec![];
     for source in what.sources {
@@ -207,15 +214,20 @@ pub fn scan_files(what: FileScan<'_>, stamp: TimestampPolicy) -> anyhow::Result<
         let nth = u32::try_from(scan.files.dirs.len()).context("too many sources")?;
         scan.files.dirs.push(real.clone());
         let at = SourcePath { path: &real, dir_index: nth, name_there: b"" };
-        let entry = scan.entry(at, &found, name, NodeId::ROOT).with_context(shown)?;
+        let entry = scan.add_entry(at, &found, name, NodeId::ROOT).with_context(shown)?;
         stack.extend(entry.map(|id| (real, id)));
     }
-    scan.below(stack)?;
+    scan.scan_subdirectories(stack)?;
     scan.check_readable()?;
     let implied = HashSet::from([NodeId::ROOT]);
     let notes = scan.left_out.notes;
     let faults = scan.files.faults.clone();
-    Ok(Source { implied_dirs: implied, notes, faults, ..Source::new(scan.tree, scan.files) })
+    Ok(PopulateSource {
+        implied_dirs: implied,
+        notes,
+        faults,
+        ..PopulateSource::new(scan.tree, scan.files)
+    })
 }
 
 /// Host path of a scanned name.
@@ -233,11 +245,11 @@ impl<'a> DirectoryScan<'a> {
         image: &'a Path,
         root: TreeNode,
         stamp: TimestampPolicy,
-        exclude: &'a Patterns,
+        exclude: &'a ExcludePatterns,
     ) -> Self {
         Self {
             tree: Tree::new(root),
-            files: Files { top: top.to_path_buf(), ..Files::default() },
+            files: FileTable { top: top.to_path_buf(), ..FileTable::default() },
             stamp,
             seen: HashMap::new(),
             image: std::fs::metadata(container_file(image))
@@ -253,9 +265,9 @@ impl<'a> DirectoryScan<'a> {
     }
 
     /// Scans directories recursively.
-    fn below(&mut self, mut stack: Vec<(PathBuf, NodeId)>) -> anyhow::Result<()> {
+    fn scan_subdirectories(&mut self, mut stack: Vec<(PathBuf, NodeId)>) -> anyhow::Result<()> {
         while let Some((dir, id)) = stack.pop() {
-            self.directory(dir, id, &mut stack)?;
+            self.scan_directory(dir, id, &mut stack)?;
         }
         Ok(())
     }
@@ -264,8 +276,8 @@ impl<'a> DirectoryScan<'a> {
     fn scan_listed(&mut self, list: &[Vec<u8>]) -> anyhow::Result<()> {
         let top = self.files.top.clone();
         for line in list {
-            let shown = || printable(line);
-            let parts = super::merge::parts(line).with_context(shown)?;
+            let shown = || escape_control_chars(line);
+            let parts = super::merge::split_path(line).with_context(shown)?;
             ensure!(!line.starts_with(b"/"), "{}: names in a list begin in the directory", shown());
             let (mut at, mut dir) = (PathBuf::new(), NodeId::ROOT);
             for (name, left) in parts.iter().zip((0..parts.len()).rev()) {
@@ -281,11 +293,11 @@ impl<'a> DirectoryScan<'a> {
                 let nth = u32::try_from(self.files.dirs.len()).context("too many directories")?;
                 self.files.dirs.push(above);
                 let place = SourcePath { path: &path, dir_index: nth, name_there: name };
-                let made = self.entry(place, &found, name, dir);
+                let made = self.add_entry(place, &found, name, dir);
                 match made.with_context(|| path.display().to_string())? {
                     Some(made) => dir = made,
                     None if left > 0 && !found.is_dir() => {
-                        bail!("{}: {} is no directory", printable(line), path.display())
+                        bail!("{}: {} is no directory", escape_control_chars(line), path.display())
                     }
                     // Not a directory, or excluded.
                     None => break,
@@ -296,7 +308,7 @@ impl<'a> DirectoryScan<'a> {
     }
 
     /// Returns true if this user may read a file, by the effective IDs.
-    fn is_readable(&self, path: &Path, found: &Metadata) -> bool {
+    fn is_file_readable(&self, path: &Path, found: &Metadata) -> bool {
         use rustix::fs::{Access, AtFlags, CWD, accessat};
         // Shortcut for the common case: an ACL cannot deny the owner what the mode grants.
         let is_owners = found.uid() == self.user && found.mode() & 0o400 != 0;
@@ -304,7 +316,7 @@ impl<'a> DirectoryScan<'a> {
             || !matches!(accessat(CWD, path, Access::READ_OK, AtFlags::EACCESS), Err(Errno::ACCESS))
     }
 
-    fn excludes(&self, dir: NodeId, name: &[u8], is_dir: bool) -> bool {
+    fn is_excluded(&self, dir: NodeId, name: &[u8], is_dir: bool) -> bool {
         !self.exclude.is_empty() && self.exclude.matches(&self.tree, dir, name, is_dir)
     }
 
@@ -312,8 +324,11 @@ impl<'a> DirectoryScan<'a> {
     fn check_readable(&self) -> anyhow::Result<()> {
         let Some(first) = self.unreadable.first() else { return Ok(()) };
         let others = self.unreadable.get(1..).unwrap_or_default();
-        let named = others.iter().take(MAX_NAMED).map(|other| format!(", nor {}", other.display()));
-        let more = match others.len().saturating_sub(MAX_NAMED) {
+        let named = others
+            .iter()
+            .take(MAX_LISTED_UNREADABLE)
+            .map(|other| format!(", nor {}", other.display()));
+        let more = match others.len().saturating_sub(MAX_LISTED_UNREADABLE) {
             0 => String::new(),
             more => format!(", nor {more} others"),
         };
@@ -324,7 +339,7 @@ impl<'a> DirectoryScan<'a> {
         )
     }
 
-    fn directory(
+    fn scan_directory(
         &mut self,
         dir: PathBuf,
         id: NodeId,
@@ -350,7 +365,7 @@ impl<'a> DirectoryScan<'a> {
             let shown = || path.display().to_string();
             let found = std::fs::symlink_metadata(&path).with_context(shown)?;
             let at = SourcePath { path: &path, dir_index: nth, name_there: name.as_bytes() };
-            let below = self.entry(at, &found, name.as_bytes(), id);
+            let below = self.add_entry(at, &found, name.as_bytes(), id);
             if let Some(child) = below.with_context(shown)? {
                 stack.push((dir.join(&name), child));
             }
@@ -360,9 +375,13 @@ impl<'a> DirectoryScan<'a> {
     }
 
     /// Returns the contents of a file; `None` if it cannot be read.
-    fn file(&mut self, at: SourcePath<'_>, found: &Metadata) -> anyhow::Result<Option<NodeKind>> {
-        let source = self.files.add(at.dir_index, at.name_there, found)?;
-        match self.unknown_length(source, at.path, found) {
+    fn scan_file(
+        &mut self,
+        at: SourcePath<'_>,
+        found: &Metadata,
+    ) -> anyhow::Result<Option<NodeKind>> {
+        let source = self.files.add_file(at.dir_index, at.name_there, found)?;
+        match self.spool_unknown_length(source, at.path, found) {
             Ok(None) => {
                 let data = data_ranges(at.path, found)?;
                 Ok(Some(NodeKind::File { size_bytes: found.size(), data, source }))
@@ -373,14 +392,14 @@ impl<'a> DirectoryScan<'a> {
             }
             Err(error) => {
                 let shown = at.path.display();
-                self.files.faults.unread(format!("{shown}: left out: {error:#}"));
+                self.files.faults.record_unreadable(format!("{shown}: left out: {error:#}"));
                 Ok(None)
             }
         }
     }
 
     /// Copies a file of unknown length to the temporary file, and returns its length.
-    fn unknown_length(
+    fn spool_unknown_length(
         &mut self,
         source: u64,
         path: &Path,
@@ -396,12 +415,12 @@ impl<'a> DirectoryScan<'a> {
         let mut file = open(path)?;
         match lengths::has_exact_size(&file, found)? {
             true => Ok(None),
-            false => self.files.spooled.spool(source, &mut file, self.beside).map(Some),
+            false => self.files.spooled.spool_file(source, &mut file, self.beside).map(Some),
         }
     }
 
     /// Adds one name; returns its node if it is a directory.
-    fn entry(
+    fn add_entry(
         &mut self,
         at: SourcePath<'_>,
         found: &Metadata,
@@ -411,11 +430,11 @@ impl<'a> DirectoryScan<'a> {
         let path = at.path;
         let identity = (found.dev(), found.ino());
         if Some(identity) == self.image {
-            self.left_out.record("the image itself is", &path.display());
+            self.left_out.record_skipped("the image itself is", &path.display());
             return Ok(None);
         }
         let kind = found.file_type();
-        if self.excludes(dir, name, kind.is_dir()) {
+        if self.is_excluded(dir, name, kind.is_dir()) {
             return Ok(None);
         }
         let several = found.nlink() > 1 && !found.is_dir();
@@ -428,11 +447,11 @@ impl<'a> DirectoryScan<'a> {
             NodeKind::Directory
         } else if kind.is_file() {
             // Reported now, before anything is written.
-            if found.size() > 0 && !self.is_readable(path, found) {
+            if found.size() > 0 && !self.is_file_readable(path, found) {
                 self.unreadable.push(path.to_path_buf());
                 return Ok(None);
             }
-            match self.file(at, found)? {
+            match self.scan_file(at, found)? {
                 Some(what) => what,
                 None => return Ok(None),
             }
@@ -449,7 +468,7 @@ impl<'a> DirectoryScan<'a> {
         };
         let mut node = TreeNode::new(what, 0);
         set_metadata(&mut node, found, self.stamp);
-        attributes(&mut node, path, &mut self.left_out)?;
+        read_xattrs(&mut node, path, &mut self.left_out)?;
         let id = self.tree.add(dir, name, node)?;
         if several {
             self.seen.insert(identity, id);
@@ -465,7 +484,7 @@ fn set_metadata(node: &mut TreeNode, found: &Metadata, stamp: TimestampPolicy) {
     };
     node.mode = (found.mode() & 0o7777) as u16;
     (node.uid, node.gid) = (found.uid(), found.gid());
-    stamp.set(
+    stamp.set_times(
         node,
         time(found.mtime(), found.mtime_nsec()),
         Some(time(found.atime(), found.atime_nsec())),
@@ -503,7 +522,7 @@ fn data_ranges(path: &Path, found: &Metadata) -> std::io::Result<Vec<(u64, u64)>
     Ok(data)
 }
 
-fn attributes(
+fn read_xattrs(
     node: &mut TreeNode,
     path: &Path,
     left_out: &mut SkippedItems,
@@ -512,23 +531,23 @@ fn attributes(
     let len = match rustix::fs::llistxattr(path, &mut list[..]) {
         Ok(0) | Err(Errno::OPNOTSUPP | Errno::NOSYS) => return Ok(()),
         Ok(len) => len,
-        Err(Errno::RANGE) => return long_attributes(node, path, left_out),
+        Err(Errno::RANGE) => return read_long_xattrs(node, path, left_out),
         Err(errno) => return Err(errno.into()),
     };
-    each_attribute(node, path, list.get(..len).unwrap_or_default(), left_out)
+    for_each_xattr(node, path, list.get(..len).unwrap_or_default(), left_out)
 }
 
-fn long_attributes(
+fn read_long_xattrs(
     node: &mut TreeNode,
     path: &Path,
     left_out: &mut SkippedItems,
 ) -> std::io::Result<()> {
     let mut list = vec![0; 65536];
     let len = rustix::fs::llistxattr(path, &mut list[..])?;
-    each_attribute(node, path, list.get(..len).unwrap_or_default(), left_out)
+    for_each_xattr(node, path, list.get(..len).unwrap_or_default(), left_out)
 }
 
-fn each_attribute(
+fn for_each_xattr(
     node: &mut TreeNode,
     path: &Path,
     list: &[u8],
@@ -544,7 +563,7 @@ fn each_attribute(
         };
         if !node.set_xattr(name, value.get(..len).unwrap_or_default()) {
             let name = String::from_utf8_lossy(name);
-            left_out.record(&format!("the attribute {name} is"), &path.display());
+            left_out.record_skipped(&format!("the attribute {name} is"), &path.display());
         }
     }
     Ok(())

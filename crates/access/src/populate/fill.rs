@@ -7,15 +7,15 @@ use anyhow::{Context, bail};
 use draconis_exchange::contract::Time;
 use draconis_ext::mkfs::{FileSource, FormatOptions, NodeId, NodeKind, Tree, TreeNode};
 
-use super::device_table::{Table, apply_table};
+use super::device_table::{DeviceTable, apply_table};
 use super::transform::{newest_mtime, set_owner, set_times, squash_perms};
 use super::{
-    Digest, ImageOptions, Patterns, ScanRequest, ScanResult, Source, SourceSpec, TimestampPolicy,
-    scan,
+    BlobDigest, ExcludePatterns, ImageOptions, PopulateSource, ScanRequest, ScanResult, SourceSpec,
+    TimestampPolicy, scan_source,
 };
 
 /// Upper limit of all times.
-const TIME_MAX: Time = Time { seconds: i64::MAX, nanoseconds: 0 };
+const MAX_TIME: Time = Time { seconds: i64::MAX, nanoseconds: 0 };
 
 /// Sources of a volume and changes to their files.
 pub struct FillOptions<'a> {
@@ -24,7 +24,7 @@ pub struct FillOptions<'a> {
     /// Paths to include from a directory; all if `None`.
     pub list: Option<&'a [Vec<u8>]>,
     /// Patterns of names to exclude.
-    pub exclude: &'a Patterns,
+    pub exclude: &'a ExcludePatterns,
     /// Options for reading archives and images.
     pub image_options: ImageOptions<'a>,
     /// Owner of all files, instead of their own.
@@ -34,7 +34,7 @@ pub struct FillOptions<'a> {
     /// Clears the permissions of group and others.
     pub squash_perms: bool,
     /// Device table and its path.
-    pub table: Option<(&'a Table, &'a Path)>,
+    pub table: Option<(&'a DeviceTable, &'a Path)>,
     /// Limits times to that of the volume, and takes only the modification time from the source.
     pub clamp_times: bool,
     /// Equal sources give equal bytes, on any machine and at any time.
@@ -56,7 +56,10 @@ pub struct DerivedFields {
 ///
 /// # Errors
 /// A source cannot be read, or is not of the format that it claims; a table does not fit the tree.
-pub fn fill(filling: FillOptions<'_>, options: &mut FormatOptions) -> anyhow::Result<ScanResult> {
+pub fn scan_sources_and_derive(
+    filling: FillOptions<'_>,
+    options: &mut FormatOptions,
+) -> anyhow::Result<ScanResult> {
     let FillOptions {
         from,
         list,
@@ -71,15 +74,18 @@ pub fn fill(filling: FillOptions<'_>, options: &mut FormatOptions) -> anyhow::Re
     let made = Time { seconds: i64::from(options.time), nanoseconds: 0 };
     // The time of the newest file is known only after the scan.
     let by_newest = reproducible.is_some_and(|follows| follows.time);
-    let now = if by_newest { TIME_MAX } else { made };
+    let now = if by_newest { MAX_TIME } else { made };
     let mut stamp = TimestampPolicy { now, reproducible: clamped || reproducible.is_some() };
-    let mut root =
-        TreeNode::new(NodeKind::Directory, 0o755).at(if by_newest { Time::default() } else { now });
+    let mut root = TreeNode::new(NodeKind::Directory, 0o755).with_all_times(if by_newest {
+        Time::default()
+    } else {
+        now
+    });
     (root.uid, root.gid) = options.root_owner;
     let keep_owners = owner.is_none() && !filling.squash;
     let mut found = match from {
-        [] => ScanResult { source: Source::new(Tree::new(root), NoContents), config: None },
-        from => scan(ScanRequest {
+        [] => ScanResult { source: PopulateSource::new(Tree::new(root), NoContents), config: None },
+        from => scan_source(ScanRequest {
             from,
             list,
             exclude,
@@ -90,11 +96,11 @@ pub fn fill(filling: FillOptions<'_>, options: &mut FormatOptions) -> anyhow::Re
         })?,
     };
     let source = &mut found.source;
-    if let Some((path, target)) = source.outside_link() {
+    if let Some((path, target)) = source.first_outside_link() {
         bail!("{path}: a hard link to {target}, which comes later in the archive or never");
     }
     if by_newest {
-        stamp.now = newest_described(source);
+        stamp.now = newest_described_mtime(source);
         set_times(&mut source.tree, stamp);
         options.time = u32::try_from(stamp.now.seconds).unwrap_or(u32::MAX);
     }
@@ -117,16 +123,16 @@ pub fn fill(filling: FillOptions<'_>, options: &mut FormatOptions) -> anyhow::Re
 }
 
 /// Returns the newest time of described nodes; implied directories have none.
-fn newest_described(source: &mut Source<'_>) -> Time {
+fn newest_described_mtime(source: &mut PopulateSource<'_>) -> Time {
     for id in &source.implied_dirs {
         if let Some(node) = source.tree.node_mut(*id) {
-            *node = node.clone().at(Time::default());
+            *node = node.clone().with_all_times(Time::default());
         }
     }
     let newest = newest_mtime(&mut source.tree).max(Time::default());
     for id in &source.implied_dirs {
         if let Some(node) = source.tree.node_mut(*id) {
-            *node = node.clone().at(newest);
+            *node = node.clone().with_all_times(newest);
         }
     }
     Time { nanoseconds: 0, ..newest }
@@ -160,10 +166,10 @@ fn derive_ids(follows: DerivedFields, options: &mut FormatOptions, tree: &Tree) 
             text.push('\n');
         }
         // Chained, so that memory does not grow with the tree.
-        sums = Digest::of(format!("{sums}{text}").as_bytes()).to_string();
+        sums = BlobDigest::of_bytes(format!("{sums}{text}").as_bytes()).to_string();
     }
     let uuid = |what: &str| -> [u8; 16] {
-        let sum = Digest::bytes(format!("{what} {sums}").as_bytes());
+        let sum = BlobDigest::sha256(format!("{what} {sums}").as_bytes());
         let mut bytes: [u8; 16] = std::array::from_fn(|at| sum[at]);
         // A UUID of version 8: custom.
         bytes[6] = bytes[6] & 0x0F | 0x80;

@@ -16,13 +16,13 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Deserializer};
 
 use super::blob::Blob;
-use super::digest::Digest;
+use super::digest::BlobDigest;
 use super::layers::ImageLayer;
-use super::merge::parts;
-use super::platform::Platform;
+use super::merge::split_path;
+use super::platform::ImagePlatform;
 
-use super::tar::Entries;
-use crate::messages::printable;
+use super::tar::TarEntries;
+use crate::messages::escape_control_chars;
 
 /// Maximum length of a JSON document, in bytes; the limit of registries.
 const MAX_JSON_BYTES: u64 = 4 << 20;
@@ -34,14 +34,14 @@ const MAX_LAYERS: usize = 4096;
 const MAX_MEMBERS: usize = 65_536;
 
 /// Annotation with an image's tag in an index.
-pub const REF_NAME: &str = "org.opencontainers.image.ref.name";
+pub const OCI_REF_NAME_ANNOTATION: &str = "org.opencontainers.image.ref.name";
 /// Annotation with the image name, as containerd and docker add it.
-const IMAGE_NAME: &str = "io.containerd.image.name";
+const CONTAINERD_IMAGE_NAME_ANNOTATION: &str = "io.containerd.image.name";
 
 /// Options for reading archives and images.
 pub struct ImageOptions<'a> {
     /// Platform to choose from a multi-platform image; that of this machine if `None`.
-    pub platform: Option<Platform>,
+    pub platform: Option<ImagePlatform>,
     /// Path in whose directory temporary files are created.
     pub temp_dir_of: &'a Path,
     /// Limit for the decompressed size of an archive.
@@ -49,19 +49,19 @@ pub struct ImageOptions<'a> {
 }
 
 #[derive(Deserialize)]
-struct Index {
+struct OciIndex {
     #[serde(default, deserialize_with = "null_as_default")]
-    manifests: Vec<Descriptor>,
+    manifests: Vec<OciDescriptor>,
 }
 
 #[derive(Clone, Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct Descriptor {
+struct OciDescriptor {
     #[serde(default)]
     media_type: String,
     digest: String,
     size: u64,
-    platform: Option<Platform>,
+    platform: Option<ImagePlatform>,
     #[serde(default, deserialize_with = "null_as_default")]
     annotations: HashMap<String, String>,
     /// External addresses of a layer that must not be distributed.
@@ -71,20 +71,20 @@ struct Descriptor {
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct Manifest {
+struct OciManifest {
     #[serde(default)]
     schema_version: u32,
-    config: Option<Descriptor>,
+    config: Option<OciDescriptor>,
     #[serde(default, deserialize_with = "null_as_default")]
-    layers: Vec<Descriptor>,
-    manifests: Option<Vec<Descriptor>>,
+    layers: Vec<OciDescriptor>,
+    manifests: Option<Vec<OciDescriptor>>,
 }
 
 /// The fields of a configuration that are used.
 #[derive(Deserialize)]
-struct Config {
+struct ImageConfig {
     #[serde(flatten)]
-    platform: Option<Platform>,
+    platform: Option<ImagePlatform>,
     rootfs: Option<RootFs>,
 }
 
@@ -117,14 +117,18 @@ pub fn open(
     path: &Path,
     tag: Option<&str>,
     choice: &ImageOptions<'_>,
-) -> anyhow::Result<Archives> {
+) -> anyhow::Result<SourceArchives> {
     match kind {
         ImageKind::OciDirectory => {
             ensure!(path.is_dir(), "not a directory; an archive is oci-archive:FILE");
-            oci(&BlobStore::Directory(path.to_path_buf()), tag, choice)
+            open_oci_layers(&BlobStore::Directory(path.to_path_buf()), tag, choice)
         }
-        ImageKind::OciArchive => oci(&BlobStore::archive(path, choice)?, tag, choice),
-        ImageKind::DockerArchive => docker(&BlobStore::archive(path, choice)?, tag, choice),
+        ImageKind::OciArchive => {
+            open_oci_layers(&BlobStore::index_archive(path, choice)?, tag, choice)
+        }
+        ImageKind::DockerArchive => {
+            open_docker_layers(&BlobStore::index_archive(path, choice)?, tag, choice)
+        }
     }
 }
 
@@ -140,24 +144,24 @@ enum ArchiveMember {
 }
 
 impl BlobStore {
-    fn archive(path: &Path, choice: &ImageOptions<'_>) -> anyhow::Result<Self> {
+    fn index_archive(path: &Path, choice: &ImageOptions<'_>) -> anyhow::Result<Self> {
         ensure!(!path.is_dir(), "a directory; an image in one is oci:DIR");
         let archive = Blob::new(File::open(path)?, choice.temp_dir_of)?;
         // The members are read in random order.
         let archive = archive.decompress_to_file(choice.limit, choice.temp_dir_of)?;
         let mut members = HashMap::new();
-        let mut entries = Entries::new(&archive, None)?;
+        let mut entries = TarEntries::new(&archive, None)?;
         while let Some(entry) = entries.next()? {
-            let name = parts(&entry.name)?.join(&b'/');
+            let name = split_path(&entry.name)?.join(&b'/');
             let at = entries.reader.at;
-            entries.reader.skip(entry.size)?;
+            entries.reader.skip_contents(entry.size)?;
             let member = match entry.kind() {
-                b'0' => archive.part(at, entry.size).map(ArchiveMember::File),
+                b'0' => archive.sub_range(at, entry.size).map(ArchiveMember::File),
                 b'1' => Some(ArchiveMember::Link(entry.target())),
                 // docker save writes links for equal layers.
                 b'2' => {
                     let dir = name.rsplitn(2, |byte| *byte == b'/').nth(1).unwrap_or_default();
-                    joined(dir, &entry.target()).map(ArchiveMember::Link)
+                    resolve_link_target(dir, &entry.target()).map(ArchiveMember::Link)
                 }
                 _ => None,
             };
@@ -167,7 +171,7 @@ impl BlobStore {
         Ok(Self::Archive(members))
     }
 
-    fn blob(&self, name: &str) -> anyhow::Result<Blob> {
+    fn open_blob(&self, name: &str) -> anyhow::Result<Blob> {
         let missing = || format!("{name} is missing: the image is not complete");
         match self {
             Self::Directory(dir) => {
@@ -176,11 +180,11 @@ impl BlobStore {
                 Blob::new(file, dir)
             }
             Self::Archive(members) => {
-                let mut at = parts(name.as_bytes())?.join(&b'/');
+                let mut at = split_path(name.as_bytes())?.join(&b'/');
                 for _ in 0..4 {
                     match members.get(&at).with_context(missing)? {
                         ArchiveMember::File(blob) => return Ok(blob.clone()),
-                        ArchiveMember::Link(to) => at = parts(to)?.join(&b'/'),
+                        ArchiveMember::Link(to) => at = split_path(to)?.join(&b'/'),
                     }
                 }
                 bail!("{name} is a link to links")
@@ -189,9 +193,9 @@ impl BlobStore {
     }
 
     /// Returns the blob that a descriptor names, after comparing its length and digest.
-    fn described(&self, what: &Descriptor) -> anyhow::Result<Blob> {
-        let digest = Digest::parse(&what.digest)?;
-        let blob = self.blob(&digest.path())?;
+    fn open_verified_blob(&self, what: &OciDescriptor) -> anyhow::Result<Blob> {
+        let digest = BlobDigest::parse(&what.digest)?;
+        let blob = self.open_blob(&digest.blob_path())?;
         ensure!(
             blob.len() == what.size,
             "{}: {} bytes long, and should have {}: damaged or cut off",
@@ -199,13 +203,13 @@ impl BlobStore {
             blob.len(),
             what.size
         );
-        digest.compare(blob.stream()).with_context(|| what.digest.clone())?;
+        digest.verify(blob.raw_reader()).with_context(|| what.digest.clone())?;
         Ok(blob)
     }
 }
 
 /// Resolves a link target relative to a directory; `None` if it leads out.
-fn joined(dir: &[u8], target: &[u8]) -> Option<Vec<u8>> {
+fn resolve_link_target(dir: &[u8], target: &[u8]) -> Option<Vec<u8>> {
     if target.starts_with(b"/") {
         return None;
     }
@@ -220,25 +224,25 @@ fn joined(dir: &[u8], target: &[u8]) -> Option<Vec<u8>> {
     Some(names.join(&b'/'))
 }
 
-fn json<T: DeserializeOwned>(blob: &Blob, what: &str) -> anyhow::Result<T> {
+fn parse_json_blob<T: DeserializeOwned>(blob: &Blob, what: &str) -> anyhow::Result<T> {
     let text = blob.read_all(MAX_JSON_BYTES).with_context(|| what.to_owned())?;
     serde_json::from_slice(&text).with_context(|| format!("{what} makes no sense"))
 }
 
-fn oci(
+fn open_oci_layers(
     store: &BlobStore,
     tag: Option<&str>,
     choice: &ImageOptions<'_>,
-) -> anyhow::Result<Archives> {
-    let index = store.blob("index.json").context("not an OCI image")?;
-    let index: Index = json(&index, "index.json")?;
+) -> anyhow::Result<SourceArchives> {
+    let index = store.open_blob("index.json").context("not an OCI image")?;
+    let index: OciIndex = parse_json_blob(&index, "index.json")?;
     let named = manifests_by_tag(&index.manifests, tag)?;
-    let mut found = manifest_for(&named, choice.platform.as_ref())?;
+    let mut found = select_manifest(&named, choice.platform.as_ref())?;
     for _ in 0..MAX_INDEX_DEPTH {
         let what = format!("the manifest {}", found.digest);
-        let manifest: Manifest = json(&store.described(&found)?, &what)?;
+        let manifest: OciManifest = parse_json_blob(&store.open_verified_blob(&found)?, &what)?;
         if let Some(manifests) = &manifest.manifests {
-            found = manifest_for(manifests, choice.platform.as_ref())?;
+            found = select_manifest(manifests, choice.platform.as_ref())?;
             continue;
         }
         ensure!(manifest.schema_version != 1, "{what} is of version 1, which is not read");
@@ -250,22 +254,29 @@ fn oci(
 
 /// Returns the manifests with a tag, or all.
 fn manifests_by_tag(
-    manifests: &[Descriptor],
+    manifests: &[OciDescriptor],
     tag: Option<&str>,
-) -> anyhow::Result<Vec<Descriptor>> {
-    let names = |it: &Descriptor| -> Vec<String> {
-        [REF_NAME, IMAGE_NAME].iter().filter_map(|key| it.annotations.get(*key).cloned()).collect()
+) -> anyhow::Result<Vec<OciDescriptor>> {
+    let names = |it: &OciDescriptor| -> Vec<String> {
+        [OCI_REF_NAME_ANNOTATION, CONTAINERD_IMAGE_NAME_ANNOTATION]
+            .iter()
+            .filter_map(|key| it.annotations.get(*key).cloned())
+            .collect()
     };
     let mut all: Vec<String> = manifests.iter().flat_map(names).collect();
     all.sort();
     all.dedup();
     let Some(tag) = tag else {
-        let mut first: Vec<_> = manifests.iter().map(|it| it.annotations.get(REF_NAME)).collect();
+        let mut first: Vec<_> =
+            manifests.iter().map(|it| it.annotations.get(OCI_REF_NAME_ANNOTATION)).collect();
         first.dedup();
         ensure!(
             first.len() <= 1,
             "several images; name one behind a colon: {}",
-            all.iter().map(|name| printable(name.as_bytes())).collect::<Vec<_>>().join(", ")
+            all.iter()
+                .map(|name| escape_control_chars(name.as_bytes()))
+                .collect::<Vec<_>>()
+                .join(", ")
         );
         return Ok(manifests.to_vec());
     };
@@ -274,15 +285,18 @@ fn manifests_by_tag(
     ensure!(
         !found.is_empty(),
         "no image {tag}; there is: {}",
-        all.iter().map(|name| printable(name.as_bytes())).collect::<Vec<_>>().join(", ")
+        all.iter().map(|name| escape_control_chars(name.as_bytes())).collect::<Vec<_>>().join(", ")
     );
     Ok(found)
 }
 
 /// Returns the manifest for a platform.
-fn manifest_for(manifests: &[Descriptor], wanted: Option<&Platform>) -> anyhow::Result<Descriptor> {
+fn select_manifest(
+    manifests: &[OciDescriptor],
+    wanted: Option<&ImagePlatform>,
+) -> anyhow::Result<OciDescriptor> {
     // Indexes list attestations beside the images.
-    let images: Vec<&Descriptor> = manifests
+    let images: Vec<&OciDescriptor> = manifests
         .iter()
         .filter(|it| it.platform.as_ref().is_none_or(|platform| !platform.is_unknown()))
         .collect();
@@ -291,9 +305,10 @@ fn manifest_for(manifests: &[Descriptor], wanted: Option<&Platform>) -> anyhow::
     {
         return Ok(only.clone());
     }
-    let own = Platform::host();
+    let own = ImagePlatform::host();
     let wanted = wanted.unwrap_or(&own);
-    let fits = |it: &&&Descriptor| it.platform.as_ref().is_some_and(|it| wanted.accepts(it));
+    let fits =
+        |it: &&&OciDescriptor| it.platform.as_ref().is_some_and(|it| wanted.is_compatible_with(it));
     let found = images.iter().find(fits);
     found.map(|it| (*it).clone()).with_context(|| {
         let there = images.iter().filter_map(|it| it.platform.as_ref());
@@ -310,12 +325,13 @@ fn manifest_for(manifests: &[Descriptor], wanted: Option<&Platform>) -> anyhow::
 
 fn open_layers(
     store: &BlobStore,
-    config: &Descriptor,
-    layers: &[Descriptor],
+    config: &OciDescriptor,
+    layers: &[OciDescriptor],
     choice: &ImageOptions<'_>,
-) -> anyhow::Result<Archives> {
+) -> anyhow::Result<SourceArchives> {
     ensure!(layers.len() <= MAX_LAYERS, "{} layers", layers.len());
-    let text = store.described(config)?.read_all(MAX_JSON_BYTES).context("the configuration")?;
+    let text =
+        store.open_verified_blob(config)?.read_all(MAX_JSON_BYTES).context("the configuration")?;
     let mut found = vec![];
     for layer in layers {
         let kind = &layer.media_type;
@@ -324,40 +340,40 @@ fn open_layers(
             kind.is_empty() || kind.contains(".tar") || kind.contains("layer"),
             "not an image of a file system: it holds {kind}"
         );
-        if let (Some(url), Err(_)) = (layer.urls.first(), store.described(layer)) {
+        if let (Some(url), Err(_)) = (layer.urls.first(), store.open_verified_blob(layer)) {
             bail!(
                 "the layer {} may not be handed on and is at {}: download it to {}",
                 layer.digest,
-                printable(url.as_bytes()),
-                Digest::parse(&layer.digest)?.path()
+                escape_control_chars(url.as_bytes()),
+                BlobDigest::parse(&layer.digest)?.blob_path()
             );
         }
-        let archive = store.described(layer)?;
+        let archive = store.open_verified_blob(layer)?;
         let shown = format!("layer {}", layer.digest);
         found.push(ImageLayer { archive, display_name: shown, whiteouts: true });
     }
-    if let Ok(config) = serde_json::from_slice::<Config>(&text) {
+    if let Ok(config) = serde_json::from_slice::<ImageConfig>(&text) {
         check_platform(&config, choice)?;
     }
-    Ok(Archives { layers: found, config: Some(text) })
+    Ok(SourceArchives { layers: found, config: Some(text) })
 }
 
-fn check_platform(config: &Config, choice: &ImageOptions<'_>) -> anyhow::Result<()> {
+fn check_platform(config: &ImageConfig, choice: &ImageOptions<'_>) -> anyhow::Result<()> {
     if let (Some(wanted), Some(found)) = (&choice.platform, &config.platform) {
-        ensure!(wanted.accepts(found), "the image is for {found}, not for {wanted}");
+        ensure!(wanted.is_compatible_with(found), "the image is for {found}, not for {wanted}");
     }
     Ok(())
 }
 
-fn docker(
+fn open_docker_layers(
     store: &BlobStore,
     tag: Option<&str>,
     choice: &ImageOptions<'_>,
-) -> anyhow::Result<Archives> {
-    let manifest = store.blob("manifest.json").context("not what docker save writes")?;
-    let mut saved: Vec<DockerManifest> = json(&manifest, "manifest.json")?;
+) -> anyhow::Result<SourceArchives> {
+    let manifest = store.open_blob("manifest.json").context("not what docker save writes")?;
+    let mut saved: Vec<DockerManifest> = parse_json_blob(&manifest, "manifest.json")?;
     let all: Vec<&str> = saved.iter().flat_map(|it| &it.repo_tags).map(String::as_str).collect();
-    let all = printable(all.join(", ").as_bytes());
+    let all = escape_control_chars(all.join(", ").as_bytes());
     let nth = match tag {
         Some(tag) => {
             let fits = |name: &String| name == tag || name.strip_suffix(":latest") == Some(tag);
@@ -369,13 +385,14 @@ fn docker(
         None => bail!("several images; name one behind a colon: {all}"),
     };
     let saved = saved.swap_remove(nth);
-    let text = store.blob(&saved.config)?.read_all(MAX_JSON_BYTES).context("the configuration")?;
+    let text =
+        store.open_blob(&saved.config)?.read_all(MAX_JSON_BYTES).context("the configuration")?;
     // The name contains the digest, in one of two forms.
     let hex = saved.config.rsplit('/').next().unwrap_or_default();
-    if let Ok(digest) = Digest::parse(&format!("sha256:{}", hex.trim_end_matches(".json"))) {
-        digest.compare(&text[..]).context("the configuration")?;
+    if let Ok(digest) = BlobDigest::parse(&format!("sha256:{}", hex.trim_end_matches(".json"))) {
+        digest.verify(&text[..]).context("the configuration")?;
     }
-    let config: Config = serde_json::from_slice(&text).context("the configuration")?;
+    let config: ImageConfig = serde_json::from_slice(&text).context("the configuration")?;
     check_platform(&config, choice)?;
     let ids = config.rootfs.map(|rootfs| rootfs.diff_ids).unwrap_or_default();
     ensure!(
@@ -386,17 +403,17 @@ fn docker(
     );
     let mut layers = vec![];
     for (name, id) in saved.layers.iter().zip(&ids) {
-        let archive = store.blob(name)?;
-        let digest = Digest::parse(id)?;
-        let compared = digest.compare(archive.decompress(choice.limit)?);
+        let archive = store.open_blob(name)?;
+        let digest = BlobDigest::parse(id)?;
+        let compared = digest.verify(archive.decompress(choice.limit)?);
         compared.with_context(|| format!("the layer {name}"))?;
         layers.push(ImageLayer { archive, display_name: format!("layer {name}"), whiteouts: true });
     }
-    Ok(Archives { layers, config: Some(text) })
+    Ok(SourceArchives { layers, config: Some(text) })
 }
 
 /// Archives of a source.
-pub(super) struct Archives {
+pub(super) struct SourceArchives {
     pub layers: Vec<ImageLayer>,
     /// Configuration of the image.
     pub config: Option<Vec<u8>>,

@@ -13,19 +13,21 @@ use draconis_exchange::contract::Time;
 use draconis_ext::mkfs::{FileSource, NodeKind, TreeNode};
 
 use super::blob::Blob;
-use super::merge::Merge;
-use super::tar::{Entries, Entry, Reader, number, unsigned};
-use super::{SkippedItems, Source, TimestampPolicy, acl, libarchive_xattr};
-use crate::messages::printable;
+use super::merge::LayerMerger;
+use super::tar::{
+    ArchiveReader, TarEntries, TarEntry, parse_header_number, parse_unsigned_header_number,
+};
+use super::{PopulateSource, SkippedItems, TimestampPolicy, acl, libarchive_xattr};
+use crate::messages::escape_control_chars;
 
 /// Prefixes of pax records with extended attributes, and the SELinux record.
-const LIBARCHIVE: &[u8] = b"LIBARCHIVE.xattr.";
-const SCHILY: &[u8] = b"SCHILY.xattr.";
-const ACL: &[u8] = b"SCHILY.acl.";
-const SELINUX: &[u8] = b"RHT.security.selinux";
+const PAX_LIBARCHIVE_XATTR_PREFIX: &[u8] = b"LIBARCHIVE.xattr.";
+const PAX_SCHILY_XATTR_PREFIX: &[u8] = b"SCHILY.xattr.";
+const PAX_SCHILY_ACL_PREFIX: &[u8] = b"SCHILY.acl.";
+const PAX_SELINUX_KEY: &[u8] = b"RHT.security.selinux";
 
 /// Memory for one extent of a file.
-const PIECE_BYTES: u64 = 24;
+const EXTENT_MEMORY_BYTES: u64 = 24;
 
 /// One archive.
 pub struct ImageLayer {
@@ -123,150 +125,165 @@ impl FileSource for ArchiveReaders {
 }
 
 /// Scans archives and merges each over those before.
-pub fn scan(
+pub fn scan_layers(
     layers: Vec<ImageLayer>,
     root: TreeNode,
     stamp: TimestampPolicy,
     keep_owners: bool,
     limit: Option<u64>,
-) -> anyhow::Result<Source<'static>> {
+) -> anyhow::Result<PopulateSource<'static>> {
     let mut scan = LayerScan {
-        merge: Merge::new(root, stamp),
+        merge: LayerMerger::new(root, stamp),
         stamp,
         keep_owners,
         layer: 0,
         places: vec![],
         left_out: SkippedItems::default(),
-        names: acl::Names::of_this_machine(),
+        names: acl::UserGroupIds::from_etc_files(),
     };
     let mut open = vec![];
     for (nth, layer) in (0..).zip(layers) {
         scan.layer = nth;
-        scan.merge.layer(layer.whiteouts);
-        scan.layer(&layer.archive, limit).with_context(|| layer.display_name.clone())?;
-        let packed = layer.archive.compression()?.is_some();
+        scan.merge.begin_layer(layer.whiteouts);
+        scan.scan_layer(&layer.archive, limit).with_context(|| layer.display_name.clone())?;
+        let packed = layer.archive.detect_compression()?.is_some();
         open.push(OpenArchive { archive: layer.archive, limit, is_compressed: packed });
     }
     let contents = ArchiveReaders { open, places: scan.places, unpacking: Mutex::new(None) };
-    let Merge { tree, implied, outside, .. } = scan.merge;
+    let LayerMerger { tree, implied, outside, .. } = scan.merge;
     let notes = scan.left_out.notes;
-    Ok(Source { implied_dirs: implied, outside, notes, ..Source::new(tree, contents) })
+    Ok(PopulateSource {
+        implied_dirs: implied,
+        outside,
+        notes,
+        ..PopulateSource::new(tree, contents)
+    })
 }
 
 struct LayerScan {
-    merge: Merge,
+    merge: LayerMerger,
     stamp: TimestampPolicy,
     /// Keeps the owners in the archives; otherwise everything belongs to root.
     keep_owners: bool,
     layer: u32,
     places: Vec<FileLocation>,
     left_out: SkippedItems,
-    names: acl::Names,
+    names: acl::UserGroupIds,
 }
 
 impl LayerScan {
-    fn layer(&mut self, archive: &Blob, limit: Option<u64>) -> anyhow::Result<()> {
-        let mut entries = Entries::new(archive, limit)?;
+    fn scan_layer(&mut self, archive: &Blob, limit: Option<u64>) -> anyhow::Result<()> {
+        let mut entries = TarEntries::new(archive, limit)?;
         while let Some(entry) = entries.next()? {
-            let done = self.entry(&mut entries.reader, &entry);
-            done.with_context(|| printable(&entry.name))?;
+            let done = self.add_entry(&mut entries.reader, &entry);
+            done.with_context(|| escape_control_chars(&entry.name))?;
         }
         Ok(())
     }
 
-    fn entry(&mut self, reader: &mut Reader, entry: &Entry) -> anyhow::Result<()> {
+    fn add_entry(&mut self, reader: &mut ArchiveReader, entry: &TarEntry) -> anyhow::Result<()> {
         let device = || entry.device();
         let what = match entry.kind() {
             b'1' => {
-                reader.skip(entry.size)?;
-                return self.merge.link(&entry.name, &entry.target());
+                reader.skip_contents(entry.size)?;
+                return self.merge.add_hard_link(&entry.name, &entry.target());
             }
             b'2' => NodeKind::Symlink(entry.target()),
             b'3' => device().map(|(major, minor)| NodeKind::CharDevice(major, minor))?,
             b'4' => device().map(|(major, minor)| NodeKind::BlockDevice(major, minor))?,
             b'5' | b'D' => NodeKind::Directory,
             b'6' => NodeKind::Fifo,
-            _ => self.file(reader, entry)?,
+            _ => self.locate_file_data(reader, entry)?,
         };
         match &what {
             NodeKind::File { .. } => {}
             NodeKind::Symlink(target) => {
-                self.merge.charge(target.len() as u64)?;
-                reader.skip(entry.size)?;
+                self.merge.charge_memory(target.len() as u64)?;
+                reader.skip_contents(entry.size)?;
             }
-            _ => reader.skip(entry.size)?,
+            _ => reader.skip_contents(entry.size)?,
         }
-        let node = self.node(what, entry)?;
-        self.merge.add(&entry.name, node)
+        let node = self.make_node(what, entry)?;
+        self.merge.add_entry(&entry.name, node)
     }
 
-    fn node(&mut self, what: NodeKind, entry: &Entry) -> anyhow::Result<TreeNode> {
-        let Entry { header, extension, .. } = entry;
+    fn make_node(&mut self, what: NodeKind, entry: &TarEntry) -> anyhow::Result<TreeNode> {
+        let TarEntry { header, extension, .. } = entry;
         let mode = if matches!(what, NodeKind::Symlink(_)) {
             0o777
         } else {
-            (unsigned(&header[100..108]).context("its mode")? & 0o7777) as u16
+            (parse_unsigned_header_number(&header[100..108]).context("its mode")? & 0o7777) as u16
         };
         let mut node = TreeNode::new(what, mode);
         if self.keep_owners {
-            node.uid = entry.owner("uid", &header[108..116]).context("its uid")?;
-            node.gid = entry.owner("gid", &header[116..124]).context("its gid")?;
+            node.uid = entry.owner_id("uid", &header[108..116]).context("its uid")?;
+            node.gid = entry.owner_id("gid", &header[116..124]).context("its gid")?;
         }
-        let modified = match extension.time("mtime")? {
+        let modified = match extension.pax_time("mtime")? {
             Some(time) => time,
             None => {
-                let seconds = number(&header[136..148]).context("its time")?;
+                let seconds = parse_header_number(&header[136..148]).context("its time")?;
                 Time { seconds, nanoseconds: 0 }
             }
         };
-        let (accessed, changed) = (extension.time("atime")?, extension.time("ctime")?);
-        self.stamp.set(&mut node, modified, accessed, changed);
-        self.attributes(&mut node, entry)?;
+        let (accessed, changed) = (extension.pax_time("atime")?, extension.pax_time("ctime")?);
+        self.stamp.set_times(&mut node, modified, accessed, changed);
+        self.set_xattrs(&mut node, entry)?;
         Ok(node)
     }
 
     /// Sets the extended attributes of a node from the archive.
-    fn attributes(&mut self, node: &mut TreeNode, entry: &Entry) -> anyhow::Result<()> {
+    fn set_xattrs(&mut self, node: &mut TreeNode, entry: &TarEntry) -> anyhow::Result<()> {
         let records = &entry.extension.records;
         // libarchive writes each attribute twice, also as SCHILY with a plain or encoded name.
-        let coded_names = || records.keys().filter_map(|key| key.strip_prefix(LIBARCHIVE));
+        let coded_names =
+            || records.keys().filter_map(|key| key.strip_prefix(PAX_LIBARCHIVE_XATTR_PREFIX));
         let mut doubled: BTreeSet<Vec<u8>> =
-            coded_names().filter_map(libarchive_xattr::name).collect();
+            coded_names().filter_map(libarchive_xattr::decode_name).collect();
         doubled.extend(coded_names().map(<[u8]>::to_vec));
         for (key, value) in records {
-            let (attribute, value) = if let Some(coded) = key.strip_prefix(LIBARCHIVE) {
-                let decoded = libarchive_xattr::name(coded).zip(libarchive_xattr::value(value));
-                decoded.with_context(|| format!("the attribute {}", printable(coded)))?
-            } else if let Some(coded) = key.strip_prefix(SCHILY) {
+            let (attribute, value) = if let Some(coded) =
+                key.strip_prefix(PAX_LIBARCHIVE_XATTR_PREFIX)
+            {
+                let decoded =
+                    libarchive_xattr::decode_name(coded).zip(libarchive_xattr::decode_value(value));
+                decoded.with_context(|| format!("the attribute {}", escape_control_chars(coded)))?
+            } else if let Some(coded) = key.strip_prefix(PAX_SCHILY_XATTR_PREFIX) {
                 if doubled.contains(coded) {
                     continue;
                 }
-                (libarchive_xattr::gnu_name(coded), value.clone())
-            } else if key == SELINUX {
+                (libarchive_xattr::decode_gnu_name(coded), value.clone())
+            } else if key == PAX_SELINUX_KEY {
                 (b"security.selinux".to_vec(), [value, &b"\0"[..]].concat())
-            } else if let Some(which @ (b"access" | b"default")) = key.strip_prefix(ACL) {
+            } else if let Some(which @ (b"access" | b"default")) =
+                key.strip_prefix(PAX_SCHILY_ACL_PREFIX)
+            {
                 let Some(bytes) = acl::from_text(value, &self.names) else {
                     let what = "an access control list that names users unknown here is";
-                    self.left_out.record(what, &printable(&entry.name));
+                    self.left_out.record_skipped(what, &escape_control_chars(&entry.name));
                     continue;
                 };
                 ([b"system.posix_acl_", which].concat(), bytes)
             } else {
                 continue;
             };
-            self.merge.charge((attribute.len() + value.len()) as u64)?;
+            self.merge.charge_memory((attribute.len() + value.len()) as u64)?;
             if !node.set_xattr(&attribute, &value) {
-                let what = format!("the attribute {} is", printable(&attribute));
-                self.left_out.record(&what, &printable(&entry.name));
+                let what = format!("the attribute {} is", escape_control_chars(&attribute));
+                self.left_out.record_skipped(&what, &escape_control_chars(&entry.name));
             }
         }
         Ok(())
     }
 
     /// Locates the contents of a file, and skips them.
-    fn file(&mut self, reader: &mut Reader, entry: &Entry) -> anyhow::Result<NodeKind> {
+    fn locate_file_data(
+        &mut self,
+        reader: &mut ArchiveReader,
+        entry: &TarEntry,
+    ) -> anyhow::Result<NodeKind> {
         let begun = reader.at;
-        let (size_bytes, map) = entry.sparse(reader)?;
+        let (size_bytes, map) = entry.sparse_map(reader)?;
         let start = reader.at;
         let mut pieces = vec![];
         let mut data: Vec<(u64, u64)> = vec![];
@@ -285,9 +302,9 @@ impl LayerScan {
         // In version 1.0 the size includes the map.
         let before = if entry.header[156] == b'S' { 0 } else { start - begun };
         let left = entry.size.checked_sub(before).filter(|left| *left >= archive_at - start);
-        reader.skip(left.context("the map of a sparse file makes no sense")?)?;
+        reader.skip_contents(left.context("the map of a sparse file makes no sense")?)?;
         data.shrink_to_fit();
-        self.merge.charge(pieces.len() as u64 * 2 * PIECE_BYTES)?;
+        self.merge.charge_memory(pieces.len() as u64 * 2 * EXTENT_MEMORY_BYTES)?;
         let source = self.places.len() as u64;
         self.places.push(FileLocation { layer: self.layer, pieces: pieces.into() });
         Ok(NodeKind::File { size_bytes, data, source })

@@ -18,7 +18,7 @@ use std::sync::{Mutex, PoisonError};
 use crate::messages::format_bytes;
 
 /// Maximum contents of a file of unknown length, in bytes.
-const MAX_BYTES: u64 = 16 << 30;
+const MAX_SPOOLED_BYTES: u64 = 16 << 30;
 
 /// Magic numbers of file systems where `st_size` equals the length of every regular file.
 const EXACT_SIZE_FILE_SYSTEMS: &[u64] = &[
@@ -62,35 +62,44 @@ pub fn has_exact_size(file: &File, found: &Metadata) -> Result<bool> {
 
 /// Returns a hash of the metadata that changes when a file changes.
 #[allow(clippy::cast_sign_loss, reason = "times are compared, not counted")]
-pub fn fingerprint(found: &Metadata) -> u64 {
+pub fn metadata_fingerprint(found: &Metadata) -> u64 {
     let time = (found.mtime() as u64).wrapping_mul(1_000_000_000) ^ found.mtime_nsec() as u64;
     found.len().wrapping_mul(0x9E37_79B9_7F4A_7C15).rotate_left(32) ^ time
 }
 
 /// Returns the message for a file that changed.
-pub fn changed(path: &Path) -> String {
+pub fn changed_file_message(path: &Path) -> String {
     format!("{}: file changed while it was read; what was read is kept", path.display())
 }
 
 /// Contents of files whose length is known only after reading, concatenated in an unnamed
 /// file.
 #[derive(Default)]
-pub struct CopiedFile {
+pub struct SpooledFiles {
     file: Option<File>,
     end: u64,
     places: HashMap<u64, (u64, u64)>,
 }
 
-impl CopiedFile {
+impl SpooledFiles {
     /// Copies a file to its end as the contents of `source`, and returns its length.
-    pub fn spool(&mut self, source: u64, file: &mut File, beside: &Path) -> anyhow::Result<u64> {
+    pub fn spool_file(
+        &mut self,
+        source: u64,
+        file: &mut File,
+        beside: &Path,
+    ) -> anyhow::Result<u64> {
         let kept = match &mut self.file {
             Some(kept) => kept,
             none => none.insert(super::temporary_file(beside)?),
         };
-        let mut limited = file.take(MAX_BYTES + 1);
+        let mut limited = file.take(MAX_SPOOLED_BYTES + 1);
         let len = std::io::copy(&mut limited, kept)?;
-        anyhow::ensure!(len <= MAX_BYTES, "it does not end within {}", format_bytes(MAX_BYTES));
+        anyhow::ensure!(
+            len <= MAX_SPOOLED_BYTES,
+            "it does not end within {}",
+            format_bytes(MAX_SPOOLED_BYTES)
+        );
         self.places.insert(source, (self.end, len));
         self.end += len;
         Ok(len)
@@ -119,27 +128,27 @@ pub struct ReadFaults {
 
 impl ReadFaults {
     /// Records a file that could not be read.
-    pub fn unread(&self, text: String) {
+    pub fn record_unreadable(&self, text: String) {
         self.unread.lock().unwrap_or_else(PoisonError::into_inner).push(text);
     }
 
     /// Records a file that changed, and its end if the file became shorter.
-    pub fn changed(&self, source: u64, path: &Path, end: Option<u64>) {
+    pub fn record_changed(&self, source: u64, path: &Path, end: Option<u64>) {
         let mut all = self.changed.lock().unwrap_or_else(PoisonError::into_inner);
         let (_, shortest) = all.entry(source).or_insert_with(|| (path.to_path_buf(), None));
         *shortest = [*shortest, end].into_iter().flatten().min();
     }
 
     /// Returns the length of a file that became shorter, in bytes.
-    pub fn len_bytes(&self, source: u64) -> Option<u64> {
+    pub fn shortened_len_bytes(&self, source: u64) -> Option<u64> {
         self.changed.lock().unwrap_or_else(PoisonError::into_inner).get(&source)?.1
     }
 
     /// Returns one message for each file.
-    pub fn texts(&self) -> Vec<String> {
+    pub fn messages(&self) -> Vec<String> {
         let unread = self.unread.lock().unwrap_or_else(PoisonError::into_inner);
         let changes = self.changed.lock().unwrap_or_else(PoisonError::into_inner);
-        let changes = changes.values().map(|(path, _)| changed(path));
+        let changes = changes.values().map(|(path, _)| changed_file_message(path));
         unread.iter().cloned().chain(changes).collect()
     }
 }

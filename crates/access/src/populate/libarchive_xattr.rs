@@ -6,12 +6,12 @@
 //! ```
 
 /// Decodes a percent-encoded name; `None` if it is malformed.
-pub fn name(coded: &[u8]) -> Option<Vec<u8>> {
+pub fn decode_name(coded: &[u8]) -> Option<Vec<u8>> {
     let mut name = vec![];
     let mut rest = coded.iter();
     while let Some(byte) = rest.next() {
         let byte = match byte {
-            b'%' => hex(*rest.next()?)? << 4 | hex(*rest.next()?)?,
+            b'%' => parse_hex_digit(*rest.next()?)? << 4 | parse_hex_digit(*rest.next()?)?,
             byte => *byte,
         };
         name.push(byte);
@@ -20,14 +20,14 @@ pub fn name(coded: &[u8]) -> Option<Vec<u8>> {
 }
 
 /// Decodes a base64 value, with or without `=` padding; `None` if it is malformed.
-pub fn value(coded: &[u8]) -> Option<Vec<u8>> {
+pub fn decode_value(coded: &[u8]) -> Option<Vec<u8>> {
     let end = coded.iter().rposition(|byte| *byte != b'=').map_or(0, |last| last + 1);
     let digits = coded.get(..end)?;
     let mut value = vec![];
     for four in digits.chunks(4) {
         let mut bits = 0u32;
         for digit in four {
-            bits = bits << 6 | digit_of(*digit)?;
+            bits = bits << 6 | parse_base64_digit(*digit)?;
         }
         let bytes = (bits << (8 + 6 * (4 - four.len()))).to_be_bytes();
         // A single digit is not a byte.
@@ -37,7 +37,7 @@ pub fn value(coded: &[u8]) -> Option<Vec<u8>> {
 }
 
 /// Decodes a name of GNU tar. Other `%` sequences stay as they are.
-pub fn gnu_name(coded: &[u8]) -> Vec<u8> {
+pub fn decode_gnu_name(coded: &[u8]) -> Vec<u8> {
     let mut name = vec![];
     let mut rest = coded;
     while let Some((byte, more)) = rest.split_first() {
@@ -53,7 +53,7 @@ pub fn gnu_name(coded: &[u8]) -> Vec<u8> {
 }
 
 /// Encodes a name as GNU tar does.
-pub fn to_gnu_name(name: &[u8]) -> Vec<u8> {
+pub fn encode_gnu_name(name: &[u8]) -> Vec<u8> {
     let code = |byte: &u8| match byte {
         b'%' => b"%25".to_vec(),
         b'=' => b"%3D".to_vec(),
@@ -63,7 +63,7 @@ pub fn to_gnu_name(name: &[u8]) -> Vec<u8> {
 }
 
 /// Encodes a value in base64 without padding.
-pub fn to_base64(value: &[u8]) -> Vec<u8> {
+pub fn encode_base64(value: &[u8]) -> Vec<u8> {
     const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
     let mut coded = vec![];
     for three in value.chunks(3) {
@@ -75,11 +75,11 @@ pub fn to_base64(value: &[u8]) -> Vec<u8> {
     coded
 }
 
-fn hex(digit: u8) -> Option<u8> {
+fn parse_hex_digit(digit: u8) -> Option<u8> {
     char::from(digit).to_digit(16).map(|digit| digit as u8)
 }
 
-fn digit_of(digit: u8) -> Option<u32> {
+fn parse_base64_digit(digit: u8) -> Option<u32> {
     let value = match digit {
         b'A'..=b'Z' => digit - b'A',
         b'a'..=b'z' => digit - b'a' + 26,
@@ -96,16 +96,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_and_values_are_decoded() {
-        assert_eq!(name(b"user.a%20b%2e").unwrap(), b"user.a b.");
+    fn names_and_values_decode() {
+        assert_eq!(decode_name(b"user.a%20b%2e").unwrap(), b"user.a b.");
         for bad in [&b"%"[..], b"%2", b"%zz"] {
-            assert_eq!(name(bad), None);
+            assert_eq!(decode_name(bad), None);
         }
         for name in [&b"user.a=b%c"[..], b"%%", b"=", b"%3D%25", b"%", b"%2", b"user.plain"] {
-            assert_eq!(gnu_name(&to_gnu_name(name)), name);
+            assert_eq!(decode_gnu_name(&encode_gnu_name(name)), name);
         }
-        assert_eq!(to_gnu_name(b"a=b%"), b"a%3Db%25");
-        assert_eq!(gnu_name(b"a%20b%"), b"a%20b%");
+        assert_eq!(encode_gnu_name(b"a=b%"), b"a%3Db%25");
+        assert_eq!(decode_gnu_name(b"a%20b%"), b"a%20b%");
         for (coded, wanted) in [
             (&b""[..], &b""[..]),
             (b"dg", b"v"),
@@ -115,11 +115,11 @@ mod tests {
             (b"dmFsdWU=", b"value"),
             (b"/+8A", &[0xFF, 0xEF, 0]),
         ] {
-            assert_eq!(value(coded).unwrap(), wanted);
-            assert_eq!(value(&to_base64(wanted)).unwrap(), wanted);
+            assert_eq!(decode_value(coded).unwrap(), wanted);
+            assert_eq!(decode_value(&encode_base64(wanted)).unwrap(), wanted);
         }
         for bad in [&b"d"[..], b"dmFsd", b"d=g=", b"d g"] {
-            assert_eq!(value(bad), None);
+            assert_eq!(decode_value(bad), None);
         }
     }
 }

@@ -4,7 +4,7 @@ use serde::Deserialize;
 
 /// Operating system, architecture and variant.
 #[derive(Clone, PartialEq, Eq, Debug, Deserialize)]
-pub struct Platform {
+pub struct ImagePlatform {
     #[serde(default)]
     os: String,
     #[serde(default)]
@@ -12,7 +12,7 @@ pub struct Platform {
     variant: Option<String>,
 }
 
-impl Platform {
+impl ImagePlatform {
     /// Returns the platform of this machine.
     pub fn host() -> Self {
         let (architecture, variant) = match std::env::consts::ARCH {
@@ -42,7 +42,7 @@ impl Platform {
     }
 
     /// Returns true if an image for `other` satisfies this request.
-    pub fn accepts(&self, other: &Self) -> bool {
+    pub fn is_compatible_with(&self, other: &Self) -> bool {
         let variant = self.variant.is_none() || self.variant == other.variant;
         self.os == other.os && self.architecture == other.architecture && variant
     }
@@ -53,7 +53,7 @@ impl Platform {
     }
 }
 
-impl std::str::FromStr for Platform {
+impl std::str::FromStr for ImagePlatform {
     type Err = &'static str;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
@@ -67,10 +67,10 @@ impl std::str::FromStr for Platform {
     }
 }
 
-impl std::fmt::Display for Platform {
+impl std::fmt::Display for ImagePlatform {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         // The texts may come from an image.
-        let shown = |text: &str| crate::messages::printable(text.as_bytes());
+        let shown = |text: &str| crate::messages::escape_control_chars(text.as_bytes());
         write!(f, "{}/{}", shown(&self.os), shown(&self.architecture))?;
         match &self.variant {
             Some(variant) => write!(f, "/{}", shown(variant)),
@@ -84,15 +84,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn platforms_are_read_and_fit() {
-        let platform = |text: &str| text.parse::<Platform>().unwrap();
-        assert!(platform("linux/arm").accepts(&platform("linux/arm/v7")));
-        assert!(!platform("linux/arm/v6").accepts(&platform("linux/arm/v7")));
-        assert!(!platform("linux/amd64").accepts(&platform("linux/arm64")));
+    fn platforms_parse_and_match() {
+        let platform = |text: &str| text.parse::<ImagePlatform>().unwrap();
+        assert!(platform("linux/arm").is_compatible_with(&platform("linux/arm/v7")));
+        assert!(!platform("linux/arm/v6").is_compatible_with(&platform("linux/arm/v7")));
+        assert!(!platform("linux/amd64").is_compatible_with(&platform("linux/arm64")));
         assert!(platform("unknown/unknown").is_unknown());
         assert_eq!(platform("linux/arm/v7").to_string(), "linux/arm/v7");
         for bad in ["", "linux", "linux/", "/arm", "a/b/c/d"] {
-            assert!(bad.parse::<Platform>().is_err());
+            assert!(bad.parse::<ImagePlatform>().is_err());
         }
     }
 }

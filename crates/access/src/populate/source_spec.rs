@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, ensure};
 
 use super::blob::Blob;
-use super::image::{self, Archives, ImageKind, ImageOptions};
+use super::image::{self, ImageKind, ImageOptions, SourceArchives};
 use super::layers::ImageLayer;
 
 /// Source of files.
@@ -80,12 +80,15 @@ impl SourceSpec {
     }
 
     /// Opens the archives and verifies their digests.
-    pub(super) fn archives(&self, choice: &ImageOptions<'_>) -> anyhow::Result<Archives> {
+    pub(super) fn open_archives(
+        &self,
+        choice: &ImageOptions<'_>,
+    ) -> anyhow::Result<SourceArchives> {
         let shown = self.to_string();
         self.open(choice).with_context(|| shown)
     }
 
-    fn open(&self, choice: &ImageOptions<'_>) -> anyhow::Result<Archives> {
+    fn open(&self, choice: &ImageOptions<'_>) -> anyhow::Result<SourceArchives> {
         let archive = match self {
             Self::Image { kind, name } => {
                 let (path, tag) = split_tag(name)?;
@@ -105,7 +108,7 @@ impl SourceSpec {
             }
         };
         let layer = ImageLayer { archive, display_name: self.to_string(), whiteouts: false };
-        Ok(Archives { layers: vec![layer], config: None })
+        Ok(SourceArchives { layers: vec![layer], config: None })
     }
 }
 
@@ -133,7 +136,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_named_is_known_by_its_prefix() {
+    fn prefix_selects_source_kind() {
         let origin = |text: &str| SourceSpec::from(OsString::from(text));
         assert_eq!(origin("-"), SourceSpec::Stdin);
         assert_eq!(origin("./oci:x"), SourceSpec::Path("./oci:x".into()));
@@ -145,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tag_is_what_follows_a_path_that_is_there() {
+    fn tag_follows_existing_path() {
         let dir = tempfile::tempdir().unwrap();
         let colon = dir.path().join("a:b");
         std::fs::write(&colon, b"").unwrap();

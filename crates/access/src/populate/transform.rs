@@ -7,10 +7,10 @@ use super::TimestampPolicy;
 
 /// Patterns of names to exclude, as for `tar --exclude` and `.gitignore`.
 #[derive(Default, Debug)]
-pub struct Patterns(Vec<Pattern>);
+pub struct ExcludePatterns(Vec<ExcludePattern>);
 
 #[derive(Debug)]
-struct Pattern {
+struct ExcludePattern {
     /// Components from the root; `**` matches any number of names.
     names: Vec<Vec<u8>>,
     /// True if the pattern matches a name in any directory.
@@ -18,7 +18,7 @@ struct Pattern {
     only_dirs: bool,
 }
 
-impl Patterns {
+impl ExcludePatterns {
     /// Parses patterns. One with an inner slash is a path from the root, one without matches in any
     /// directory; one that ends with a slash matches only directories.
     pub fn new<'a>(patterns: impl IntoIterator<Item = &'a [u8]>) -> Self {
@@ -30,7 +30,7 @@ impl Patterns {
                 .filter(|name| !matches!(*name, b"" | b"."))
                 .map(<[u8]>::to_vec)
                 .collect();
-            Pattern { anywhere: !text.contains(&b'/'), names, only_dirs }
+            ExcludePattern { anywhere: !text.contains(&b'/'), names, only_dirs }
         };
         Self(patterns.into_iter().map(read).filter(|it| !it.names.is_empty()).collect())
     }
@@ -42,14 +42,14 @@ impl Patterns {
 
     /// Returns true if `name` in a directory of the tree is excluded.
     pub fn matches(&self, tree: &Tree, dir: NodeId, name: &[u8], is_dir: bool) -> bool {
-        let fits = |pattern: &Pattern| {
+        let fits = |pattern: &ExcludePattern| {
             if pattern.only_dirs && !is_dir {
                 return false;
             }
             if pattern.anywhere {
                 return pattern.names.first().is_some_and(|it| match_component(it, name));
             }
-            let mut path = tree.names_to(dir);
+            let mut path = tree.path_components(dir);
             path.push(name.to_vec());
             match_path(&pattern.names, &path)
         };
@@ -59,22 +59,27 @@ impl Patterns {
 
 /// Returns true if a path matches a pattern in which `**` is any number of names.
 fn match_path(pattern: &[Vec<u8>], path: &[Vec<u8>]) -> bool {
-    fits(pattern, path, |it| it == b"**", |it, name| match_component(it, name))
+    match_with_wildcards(pattern, path, |it| it == b"**", |it, name| match_component(it, name))
 }
 
 /// Returns true if a name matches a pattern with `*`, `?` and `[..]`.
 fn match_component(pattern: &[u8], name: &[u8]) -> bool {
-    fits(&tokens(pattern), name, |it| matches!(it, Token::Any), Token::match_glob)
+    match_with_wildcards(
+        &tokenize(pattern),
+        name,
+        |it| matches!(it, GlobToken::Any),
+        GlobToken::match_glob,
+    )
 }
 
-enum Token {
+enum GlobToken {
     Any,
     One,
     Byte(u8),
     Of { not: bool, ranges: Vec<(u8, u8)> },
 }
 
-impl Token {
+impl GlobToken {
     fn match_glob(&self, byte: &u8) -> bool {
         match self {
             Self::Any | Self::One => true,
@@ -86,43 +91,43 @@ impl Token {
     }
 }
 
-fn tokens(pattern: &[u8]) -> Vec<Token> {
+fn tokenize(pattern: &[u8]) -> Vec<GlobToken> {
     let mut tokens = vec![];
     let mut rest = pattern;
     while let Some((first, more)) = rest.split_first() {
         rest = more;
         tokens.push(match first {
-            b'*' => Token::Any,
-            b'?' => Token::One,
+            b'*' => GlobToken::Any,
+            b'?' => GlobToken::One,
             b'\\' => match rest.split_first() {
                 Some((byte, more)) => {
                     rest = more;
-                    Token::Byte(*byte)
+                    GlobToken::Byte(*byte)
                 }
-                None => Token::Byte(b'\\'),
+                None => GlobToken::Byte(b'\\'),
             },
-            b'[' => match set(rest) {
+            b'[' => match parse_bracket_set(rest) {
                 Some((token, more)) => {
                     rest = more;
                     token
                 }
-                None => Token::Byte(b'['),
+                None => GlobToken::Byte(b'['),
             },
-            byte => Token::Byte(*byte),
+            byte => GlobToken::Byte(*byte),
         });
     }
     tokens
 }
 
 /// Parses a set after its opening bracket; returns it and the rest, `None` if it does not end.
-fn set(text: &[u8]) -> Option<(Token, &[u8])> {
+fn parse_bracket_set(text: &[u8]) -> Option<(GlobToken, &[u8])> {
     let not = matches!(text.first(), Some(b'!' | b'^'));
     let mut at = usize::from(not);
     let mut ranges = vec![];
     loop {
         let byte = *text.get(at)?;
         if byte == b']' && !ranges.is_empty() {
-            return Some((Token::Of { not, ranges }, text.get(at + 1..)?));
+            return Some((GlobToken::Of { not, ranges }, text.get(at + 1..)?));
         }
         match (text.get(at + 1), text.get(at + 2)) {
             (Some(b'-'), Some(to)) if *to != b']' => {
@@ -139,7 +144,7 @@ fn set(text: &[u8]) -> Option<(Token, &[u8])> {
 
 /// Returns true if items match a pattern some of whose parts stand for any number of items. The
 /// time is at most the product of both lengths.
-fn fits<P, T>(
+fn match_with_wildcards<P, T>(
     pattern: &[P],
     items: &[T],
     any: impl Fn(&P) -> bool,
@@ -167,7 +172,7 @@ fn fits<P, T>(
 }
 
 /// Removes the names that match the patterns.
-pub fn exclude(tree: &mut Tree, patterns: &Patterns) {
+pub fn remove_excluded(tree: &mut Tree, patterns: &ExcludePatterns) {
     if patterns.is_empty() {
         return;
     }
@@ -234,7 +239,7 @@ pub fn newest_mtime(tree: &mut Tree) -> Time {
 pub fn set_times(tree: &mut Tree, stamp: TimestampPolicy) {
     for_each_node(tree, |node| {
         let TreeNode { modified, accessed, changed, .. } = *node;
-        stamp.set(node, modified, Some(accessed), Some(changed));
+        stamp.set_times(node, modified, Some(accessed), Some(changed));
     });
 }
 
@@ -243,7 +248,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_fit_patterns() {
+    fn names_match_glob_patterns() {
         for (pattern, fitting, other) in [
             ("*", "anything", ""),
             ("*.o", "a.o", "a.oo"),
@@ -268,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn trees_lose_what_patterns_name() {
+    fn exclude_removes_matching_nodes() {
         let file =
             || TreeNode::new(NodeKind::File { size_bytes: 0, data: vec![], source: 0 }, 0o644);
         let left = |patterns: &[&str]| {
@@ -280,7 +285,10 @@ mod tests {
             add(&mut tree, b, "x.o", file()).unwrap();
             add(&mut tree, a, "b.o", file()).unwrap();
             add(&mut tree, NodeId::ROOT, "x.o", file()).unwrap();
-            exclude(&mut tree, &Patterns::new(patterns.iter().map(|it| it.as_bytes())));
+            remove_excluded(
+                &mut tree,
+                &ExcludePatterns::new(patterns.iter().map(|it| it.as_bytes())),
+            );
             let names = |dir| tree.names(dir).count();
             (names(NodeId::ROOT), names(a), names(b))
         };

@@ -14,15 +14,15 @@ use object_store::{CredentialProvider, Error};
 use super::profile::{Environment, Profile};
 
 /// Renewal interval of a server's credentials, which are valid for 15 minutes at least.
-const FETCHED: Duration = Duration::from_secs(300);
+const SERVER_RENEWAL_INTERVAL: Duration = Duration::from_secs(300);
 /// Renewal interval of a file's credentials, which a user may replace at any time.
-const READ: Duration = Duration::from_secs(10);
+const FILE_RENEWAL_INTERVAL: Duration = Duration::from_secs(10);
 /// Longest answer of a server, in bytes.
-const ANSWER_MAX: usize = 64 << 10;
+const MAX_RESPONSE_BYTES: usize = 64 << 10;
 
 /// Source of credentials.
 #[derive(Clone, Debug)]
-pub(super) enum Source {
+pub(super) enum CredentialOrigin {
     /// The files of AWS.
     Profile(Environment),
     /// A server that exchanges the token in a file for credentials.
@@ -34,33 +34,37 @@ pub(super) enum Source {
 /// Credentials of a source, with the time of their renewal.
 #[derive(Debug)]
 pub(super) struct Credentials {
-    source: Source,
+    source: CredentialOrigin,
     client: reqwest::Client,
     cached: std::sync::Mutex<Option<(Arc<AwsCredential>, Instant)>>,
 }
 
 /// Failure to get credentials: permanent or transient.
-enum Failure {
+enum CredentialFailure {
     Refused(String),
     Passing(String),
 }
 
 impl Credentials {
-    pub fn new(source: Source, timeout: Duration) -> Result<Self, String> {
+    pub fn new(source: CredentialOrigin, timeout: Duration) -> Result<Self, String> {
         let client = reqwest::Client::builder().timeout(timeout).build();
         let client = client.map_err(|error| format!("no client for credentials: {error}"))?;
         Ok(Self { source, client, cached: std::sync::Mutex::new(None) })
     }
 
-    async fn current(&self) -> Result<Arc<AwsCredential>, Failure> {
+    async fn current_credential(&self) -> Result<Arc<AwsCredential>, CredentialFailure> {
         let cached = self.cached.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        let valid = if matches!(self.source, Source::Profile(_)) { READ } else { FETCHED };
+        let valid = if matches!(self.source, CredentialOrigin::Profile(_)) {
+            FILE_RENEWAL_INTERVAL
+        } else {
+            SERVER_RENEWAL_INTERVAL
+        };
         if let Some((credential, since)) = &cached
             && since.elapsed() < valid
         {
             return Ok(credential.clone());
         }
-        match (self.fetch().await, cached) {
+        match (self.fetch_credential().await, cached) {
             (Ok(credential), _) => {
                 let credential = Arc::new(credential);
                 let cached = Some((credential.clone(), Instant::now()));
@@ -72,16 +76,19 @@ impl Credentials {
         }
     }
 
-    async fn fetch(&self) -> Result<AwsCredential, Failure> {
+    async fn fetch_credential(&self) -> Result<AwsCredential, CredentialFailure> {
         match &self.source {
-            Source::Profile(environment) => {
-                let profile = Profile::read(environment).map_err(Failure::Refused)?;
-                keys(&profile).ok_or_else(|| {
-                    Failure::Refused(format!("profile '{}' has no keys any more", profile.name))
+            CredentialOrigin::Profile(environment) => {
+                let profile = Profile::read(environment).map_err(CredentialFailure::Refused)?;
+                profile_keys(&profile).ok_or_else(|| {
+                    CredentialFailure::Refused(format!(
+                        "profile '{}' has no keys any more",
+                        profile.name
+                    ))
                 })
             }
-            Source::WebIdentity { endpoint, role, session, token_file } => {
-                let token = token(token_file)?;
+            CredentialOrigin::WebIdentity { endpoint, role, session, token_file } => {
+                let token = read_token(token_file)?;
                 let fields = [
                     ("Action", "AssumeRoleWithWebIdentity"),
                     ("Version", "2011-06-15"),
@@ -89,48 +96,60 @@ impl Credentials {
                     ("RoleSessionName", session),
                     ("WebIdentityToken", &token),
                 ];
-                let fields = fields.map(|(name, value)| format!("{name}={}", encoded(value)));
+                let fields = fields.map(|(name, value)| format!("{name}={}", form_encode(value)));
                 let request = self.client.post(endpoint);
                 let form = "application/x-www-form-urlencoded";
                 let request = request.header("content-type", form).body(fields.join("&"));
-                let answer = answer(request, endpoint).await?;
-                let part = |name: &str| part_of_xml(&answer, name);
-                whole(endpoint, part("AccessKeyId"), part("SecretAccessKey"), part("SessionToken"))
+                let answer = fetch_response_text(request, endpoint).await?;
+                let part = |name: &str| xml_element_text(&answer, name);
+                complete_credential(
+                    endpoint,
+                    part("AccessKeyId"),
+                    part("SecretAccessKey"),
+                    part("SessionToken"),
+                )
             }
-            Source::Container { url, token_file, token: text } => {
+            CredentialOrigin::Container { url, token_file, token: text } => {
                 let token = match (token_file, text) {
-                    (Some(file), _) => Some(token(file)?),
+                    (Some(file), _) => Some(read_token(file)?),
                     (None, text) => text.clone(),
                 };
                 let mut request = self.client.get(url);
                 if let Some(token) = token {
                     request = request.header("authorization", token);
                 }
-                let answer = answer(request, url).await?;
+                let answer = fetch_response_text(request, url).await?;
                 let fields: serde_json::Value = serde_json::from_str(&answer).unwrap_or_default();
                 let part = |name: &str| Some(fields.get(name)?.as_str()?.to_owned());
-                whole(url, part("AccessKeyId"), part("SecretAccessKey"), part("Token"))
+                complete_credential(
+                    url,
+                    part("AccessKeyId"),
+                    part("SecretAccessKey"),
+                    part("Token"),
+                )
             }
         }
     }
 }
 
 /// Return type that `async_trait` makes of `async fn get_credential`.
-type Getting<'a> =
+type CredentialFuture<'a> =
     Pin<Box<dyn Future<Output = object_store::Result<Arc<AwsCredential>>> + Send + 'a>>;
 
 impl CredentialProvider for Credentials {
     type Credential = AwsCredential;
 
-    fn get_credential<'a, 'b>(&'a self) -> Getting<'b>
+    fn get_credential<'a, 'b>(&'a self) -> CredentialFuture<'b>
     where
         'a: 'b,
         Self: 'b,
     {
         Box::pin(async move {
-            self.current().await.map_err(|failure| match failure {
-                Failure::Passing(why) => Error::Generic { store: "S3", source: why.into() },
-                Failure::Refused(why) => {
+            self.current_credential().await.map_err(|failure| match failure {
+                CredentialFailure::Passing(why) => {
+                    Error::Generic { store: "S3", source: why.into() }
+                }
+                CredentialFailure::Refused(why) => {
                     Error::Unauthenticated { path: "credentials".to_owned(), source: why.into() }
                 }
             })
@@ -139,7 +158,7 @@ impl CredentialProvider for Credentials {
 }
 
 /// Returns the keys of a profile, if it has both.
-pub(super) fn keys(profile: &Profile) -> Option<AwsCredential> {
+pub(super) fn profile_keys(profile: &Profile) -> Option<AwsCredential> {
     Some(AwsCredential {
         key_id: profile.get("aws_access_key_id")?.to_owned(),
         secret_key: profile.get("aws_secret_access_key")?.to_owned(),
@@ -147,18 +166,23 @@ pub(super) fn keys(profile: &Profile) -> Option<AwsCredential> {
     })
 }
 
-fn token(path: &str) -> Result<String, Failure> {
+fn read_token(path: &str) -> Result<String, CredentialFailure> {
     let text = read_to_string(path);
     match text {
         Ok(text) => Ok(text.trim().to_owned()),
-        Err(error) if error.kind() == ErrorKind::NotFound => {
-            Err(Failure::Refused(format!("{path}: no such file of a token for credentials")))
+        Err(error) if error.kind() == ErrorKind::NotFound => Err(CredentialFailure::Refused(
+            format!("{path}: no such file of a token for credentials"),
+        )),
+        Err(error) => {
+            Err(CredentialFailure::Refused(format!("{path}: cannot be read: {}", error.kind())))
         }
-        Err(error) => Err(Failure::Refused(format!("{path}: cannot be read: {}", error.kind()))),
     }
 }
 
-async fn answer(request: reqwest::RequestBuilder, url: &str) -> Result<String, Failure> {
+async fn fetch_response_text(
+    request: reqwest::RequestBuilder,
+    url: &str,
+) -> Result<String, CredentialFailure> {
     let passing = |error: reqwest::Error| {
         let mut text = format!("{url} gives no credentials: {error}");
         let mut cause = std::error::Error::source(&error);
@@ -166,15 +190,17 @@ async fn answer(request: reqwest::RequestBuilder, url: &str) -> Result<String, F
             text = format!("{text}: {error}");
             cause = error.source();
         }
-        Failure::Passing(text)
+        CredentialFailure::Passing(text)
     };
     let mut response = request.send().await.map_err(passing)?;
     let status = response.status();
     let mut bytes = vec![];
     while let Some(more) = response.chunk().await.map_err(passing)? {
         bytes.extend_from_slice(&more);
-        if bytes.len() > ANSWER_MAX {
-            return Err(Failure::Refused(format!("{url}: an answer that is no credentials")));
+        if bytes.len() > MAX_RESPONSE_BYTES {
+            return Err(CredentialFailure::Refused(format!(
+                "{url}: an answer that is no credentials"
+            )));
         }
     }
     let text = String::from_utf8_lossy(&bytes).into_owned();
@@ -182,33 +208,33 @@ async fn answer(request: reqwest::RequestBuilder, url: &str) -> Result<String, F
     match status {
         status if status.is_success() => Ok(text),
         status if status.is_client_error() && status.as_u16() != 429 => {
-            Err(Failure::Refused(why()))
+            Err(CredentialFailure::Refused(why()))
         }
-        _ => Err(Failure::Passing(why())),
+        _ => Err(CredentialFailure::Passing(why())),
     }
 }
 
-fn whole(
+fn complete_credential(
     url: &str,
     key_id: Option<String>,
     secret_key: Option<String>,
     token: Option<String>,
-) -> Result<AwsCredential, Failure> {
+) -> Result<AwsCredential, CredentialFailure> {
     match (key_id, secret_key) {
         (Some(key_id), Some(secret_key)) => Ok(AwsCredential { key_id, secret_key, token }),
-        _ => Err(Failure::Refused(format!("{url}: the answer has no credentials"))),
+        _ => Err(CredentialFailure::Refused(format!("{url}: the answer has no credentials"))),
     }
 }
 
 /// Returns the text of an element. Keys and tokens have nothing that XML would escape.
-fn part_of_xml(xml: &str, name: &str) -> Option<String> {
+fn xml_element_text(xml: &str, name: &str) -> Option<String> {
     let (_, rest) = xml.split_once(&format!("<{name}>"))?;
     let (text, _) = rest.split_once(&format!("</{name}>"))?;
     Some(text.trim().to_owned())
 }
 
 /// Encodes a value of a form.
-fn encoded(text: &str) -> String {
+fn form_encode(text: &str) -> String {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~".contains(&byte);
     let code =
         |byte| if plain(byte) { char::from(byte).to_string() } else { format!("%{byte:02X}") };
@@ -223,7 +249,7 @@ mod tests {
     use super::*;
 
     /// Starts a server with these answers; returns its address, and in the end the requests.
-    fn server(answers: &[&str]) -> (String, std::thread::JoinHandle<Vec<String>>) {
+    fn start_server(answers: &[&str]) -> (String, std::thread::JoinHandle<Vec<String>>) {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let url = format!("http://{}/", listener.local_addr().unwrap());
         let answers: Vec<String> = answers.iter().map(|answer| (*answer).to_owned()).collect();
@@ -245,7 +271,10 @@ mod tests {
         (url, std::thread::spawn(move || answers.iter().map(serve).collect()))
     }
 
-    fn fetched(source: Source, times: usize) -> Vec<Result<Arc<AwsCredential>, Error>> {
+    fn fetch_times(
+        source: CredentialOrigin,
+        times: usize,
+    ) -> Vec<Result<Arc<AwsCredential>, Error>> {
         let _ = rustls::crypto::ring::default_provider().install_default();
         let credentials = Credentials::new(source, Duration::from_secs(5)).unwrap();
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
@@ -253,16 +282,16 @@ mod tests {
     }
 
     #[test]
-    fn a_web_identity_is_exchanged_once() {
+    fn web_identity_is_exchanged_once() {
         let file = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(file.path(), "to+ken\n").unwrap();
         let (endpoint, requests) =
-            server(&["200 OK\n<R><Credentials><AccessKeyId>A</AccessKeyId>\
+            start_server(&["200 OK\n<R><Credentials><AccessKeyId>A</AccessKeyId>\
             <SecretAccessKey>S</SecretAccessKey><SessionToken>T</SessionToken></Credentials></R>"]);
         let (role, session) = ("arn:aws:iam::1:role/r".to_owned(), "s".to_owned());
         let token_file = file.path().display().to_string();
-        let source = Source::WebIdentity { endpoint, role, session, token_file };
-        for got in fetched(source, 2) {
+        let source = CredentialOrigin::WebIdentity { endpoint, role, session, token_file };
+        for got in fetch_times(source, 2) {
             let got = got.unwrap();
             assert_eq!((&*got.key_id, &*got.secret_key), ("A", "S"));
             assert_eq!(got.token.as_deref(), Some("T"));
@@ -273,13 +302,14 @@ mod tests {
     }
 
     #[test]
-    fn a_container_is_asked_again_until_it_answers() {
+    fn container_is_retried_until_it_answers() {
         let whole = r#"{"AccessKeyId": "A", "SecretAccessKey": "S", "Token": "T"}"#;
         let answers =
             ["503 Busy\nwait", "403 Forbidden\nno", "200 OK\n<html>", &format!("200 OK\n{whole}")];
-        let (url, requests) = server(&answers);
-        let source = Source::Container { url, token_file: None, token: Some("mine".to_owned()) };
-        let got = fetched(source, 5);
+        let (url, requests) = start_server(&answers);
+        let source =
+            CredentialOrigin::Container { url, token_file: None, token: Some("mine".to_owned()) };
+        let got = fetch_times(source, 5);
         assert!(matches!(got[0], Err(Error::Generic { .. })), "{got:?}");
         assert!(matches!(got[1], Err(Error::Unauthenticated { .. })), "{got:?}");
         assert!(matches!(got[2], Err(Error::Unauthenticated { .. })), "{got:?}");
@@ -289,13 +319,13 @@ mod tests {
     }
 
     #[test]
-    fn a_token_that_is_not_there_is_named() {
-        let source = Source::Container {
+    fn missing_token_file_is_named_in_error() {
+        let source = CredentialOrigin::Container {
             url: "http://127.0.0.1:1/".to_owned(),
             token_file: Some("/no/such/token".to_owned()),
             token: None,
         };
-        let said = fetched(source, 1)[0].as_ref().unwrap_err().to_string();
+        let said = fetch_times(source, 1)[0].as_ref().unwrap_err().to_string();
         assert!(said.contains("/no/such/token"), "{said}");
     }
 }

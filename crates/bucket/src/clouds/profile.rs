@@ -22,7 +22,7 @@ type Settings = BTreeMap<String, String>;
 type Sections = BTreeMap<String, Settings>;
 
 /// Longest file of settings, in bytes.
-const MAX_BYTES: u64 = 1 << 20;
+const MAX_FILE_BYTES: u64 = 1 << 20;
 
 /// The selected profile.
 #[derive(Clone, Default, Debug)]
@@ -41,7 +41,7 @@ impl Profile {
     pub fn read(environment: &Environment) -> Result<Self, String> {
         let named = environment.get("AWS_PROFILE").or(environment.get("AWS_DEFAULT_PROFILE"));
         let name = named.map_or("default", String::as_str).to_owned();
-        let [credentials, config] = files(environment);
+        let [credentials, config] = config_paths(environment);
         let mut all = read_file(config.as_deref())?;
         let mut keys = read_file(credentials.as_deref())?;
         let mut settings = all.remove(&format!("profile {name}"));
@@ -50,7 +50,8 @@ impl Profile {
         }
         let keys = keys.remove(&name);
         if named.is_some() && settings.is_none() && keys.is_none() {
-            let [credentials, config] = [credentials, config].map(|path| shown(path.as_deref()));
+            let [credentials, config] =
+                [credentials, config].map(|path| display_path(path.as_deref()));
             return Err(format!(
                 "no profile '{name}' (AWS_PROFILE) is in {credentials} or {config}"
             ));
@@ -75,7 +76,7 @@ impl Profile {
 }
 
 /// Returns the files of credentials and of settings; none without a home directory.
-pub(super) fn files(environment: &Environment) -> [Option<PathBuf>; 2] {
+pub(super) fn config_paths(environment: &Environment) -> [Option<PathBuf>; 2] {
     let home = environment.get("HOME").map(Path::new);
     let file = |variable: &str, name: &str| match environment.get(variable) {
         Some(path) => match (path.strip_prefix("~/"), home) {
@@ -88,7 +89,7 @@ pub(super) fn files(environment: &Environment) -> [Option<PathBuf>; 2] {
 }
 
 /// Returns a path for a message.
-pub(super) fn shown(path: Option<&Path>) -> String {
+pub(super) fn display_path(path: Option<&Path>) -> String {
     path.map_or("~/.aws (HOME is not set)".to_owned(), |path| path.display().to_string())
 }
 
@@ -97,9 +98,9 @@ fn read_file(path: Option<&Path>) -> Result<Sections, String> {
     let shown = path.display();
     let mut bytes = vec![];
     let file = std::fs::File::open(path);
-    match file.and_then(|file| file.take(MAX_BYTES + 1).read_to_end(&mut bytes)) {
-        Ok(_) if bytes.len() as u64 > MAX_BYTES => {
-            Err(format!("{shown}: longer than {MAX_BYTES} bytes, no file of AWS profiles"))
+    match file.and_then(|file| file.take(MAX_FILE_BYTES + 1).read_to_end(&mut bytes)) {
+        Ok(_) if bytes.len() as u64 > MAX_FILE_BYTES => {
+            Err(format!("{shown}: longer than {MAX_FILE_BYTES} bytes, no file of AWS profiles"))
         }
         Ok(_) => {
             let text = String::from_utf8_lossy(&bytes);
@@ -134,7 +135,8 @@ fn parse(text: &str) -> Result<Sections, usize> {
         }
         let settings = section.as_deref_mut().ok_or(at + 1)?;
         let setting = trimmed.split_once(['=', ':']);
-        let setting = setting.map(|(name, value)| (name.trim().to_lowercase(), uncommented(value)));
+        let setting =
+            setting.map(|(name, value)| (name.trim().to_lowercase(), strip_comment(value)));
         match setting {
             Some((name, value)) if indent > outer.1 => {
                 settings.insert(format!("{}.{name}", outer.0), value);
@@ -159,7 +161,7 @@ fn section_name(header: &str) -> String {
 }
 
 /// Returns a value without the comment after it.
-fn uncommented(value: &str) -> String {
+fn strip_comment(value: &str) -> String {
     let marks = [" #", " ;", "\t#", "\t;"];
     let end = marks.iter().filter_map(|mark| value.find(mark)).min().unwrap_or(value.len());
     value[..end].trim().to_owned()
@@ -169,7 +171,11 @@ fn uncommented(value: &str) -> String {
 mod tests {
     use super::*;
 
-    fn of(config: &str, credentials: &str, profile: Option<&str>) -> Result<Profile, String> {
+    fn profile_from(
+        config: &str,
+        credentials: &str,
+        profile: Option<&str>,
+    ) -> Result<Profile, String> {
         let dir = tempfile::tempdir().unwrap();
         let aws = dir.path().join(".aws");
         std::fs::create_dir(&aws).unwrap();
@@ -189,31 +195,31 @@ mod tests {
         aws_access_key_id=old\nendpoint_url = http://all\n";
 
     #[test]
-    fn settings_are_found_as_aws_finds_them() {
+    fn settings_are_found_like_aws_cli() {
         let keys = "[default]\naws_access_key_id = A\naws_secret_access_key = s/+=:#\n\
             [work]\naws_access_key_id = new\n";
-        let profile = of(CONFIG, keys, None).unwrap();
+        let profile = profile_from(CONFIG, keys, None).unwrap();
         assert_eq!(profile.get("region"), Some("eu-west-1"));
         assert_eq!(profile.get("aws_secret_access_key"), Some("s/+=:#"));
-        let profile = of(CONFIG, keys, Some("my own")).unwrap();
+        let profile = profile_from(CONFIG, keys, Some("my own")).unwrap();
         assert_eq!(profile.get("region"), Some("us-west-2"));
         assert_eq!((profile.get("s3.max"), profile.get("output")), (Some("20"), Some("json")));
         let endpoints = (profile.endpoint("s3"), profile.endpoint("sts"));
         assert_eq!(endpoints, (Some("http://h:1"), None));
-        let profile = of(CONFIG, keys, Some("work")).unwrap();
+        let profile = profile_from(CONFIG, keys, Some("work")).unwrap();
         assert_eq!(profile.get("aws_access_key_id"), Some("new"));
         assert_eq!(profile.endpoint("s3"), Some("http://all"));
     }
 
     #[test]
-    fn what_makes_no_sense_is_named() {
-        let said = of(CONFIG, "", Some("none")).unwrap_err();
+    fn invalid_settings_are_named_in_error() {
+        let said = profile_from(CONFIG, "", Some("none")).unwrap_err();
         assert!(said.contains("no profile 'none'") && said.contains(".aws/config"), "{said}");
         for (text, line) in [("a = b\n", 1), ("[default]\nx\n", 2), ("[default\n", 1), ("\0", 1)] {
-            let said = of("", text, None).unwrap_err();
+            let said = profile_from("", text, None).unwrap_err();
             assert!(said.contains(&format!(".aws/credentials: line {line} is")), "{said}");
         }
-        let said = of(&"#\n".repeat(1 << 20), "", None).unwrap_err();
+        let said = profile_from(&"#\n".repeat(1 << 20), "", None).unwrap_err();
         assert!(said.contains("config: longer than"), "{said}");
         // Without files there are no settings.
         assert!(Profile::read(&Environment::new()).unwrap().get("region").is_none());

@@ -11,25 +11,25 @@ use object_store::aws::{AmazonS3, AmazonS3Builder, AmazonS3ConfigKey as Key};
 use object_store::{ClientOptions, RetryConfig};
 use tokio::runtime::Handle;
 
-use super::credentials::{Credentials, Source, keys};
-use super::profile::{Environment, Profile, files, shown};
+use super::credentials::{CredentialOrigin, Credentials, profile_keys};
+use super::profile::{Environment, Profile, config_paths, display_path};
 
 /// Timeout of an instance's metadata service, which is local.
-const INSTANCE: Duration = Duration::from_millis(800);
+const METADATA_TIMEOUT: Duration = Duration::from_millis(800);
 /// Its address.
-const METADATA: &str = "http://169.254.169.254";
+const METADATA_URL: &str = "http://169.254.169.254";
 
 /// Location of the credentials of a bucket.
 enum CredentialSource {
     /// The builder has them, or needs none.
     Given,
-    Elsewhere(Source),
+    Elsewhere(CredentialOrigin),
     /// An instance may have them.
     Unknown,
 }
 
 /// Returns the bucket of that name.
-pub(super) fn bucket(
+pub(super) fn open_s3_bucket(
     bucket: &str,
     client: ClientOptions,
     retry: RetryConfig,
@@ -40,7 +40,7 @@ pub(super) fn bucket(
         .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
         .filter(|(_, value)| !value.is_empty());
     let environment: Environment = environment.collect();
-    let mut builder = of_environment(&environment);
+    let mut builder = builder_from_environment(&environment);
     let has = |key| builder.get_config_value(&key).is_some();
     let has_keys = has(Key::AccessKeyId) || has(Key::SecretAccessKey);
     let profile = match Profile::read(&environment) {
@@ -57,10 +57,10 @@ pub(super) fn bucket(
     {
         builder = builder.with_region(region);
     }
-    if let Some(endpoint) = endpoint(&environment, &profile, "s3") {
+    if let Some(endpoint) = endpoint_url(&environment, &profile, "s3") {
         builder = builder.with_endpoint(&endpoint);
     }
-    let found = found(&environment, &builder, &profile)?;
+    let found = find_credentials(&environment, &builder, &profile)?;
     let is_unknown = matches!(found, CredentialSource::Unknown);
     if let CredentialSource::Elsewhere(source) = found {
         builder = builder.with_credentials(Arc::new(Credentials::new(source, timeout)?));
@@ -72,12 +72,12 @@ pub(super) fn bucket(
     let builder = builder.with_client_options(client.with_allow_http(is_plain)).with_retry(retry);
     let built = builder.with_bucket_name(bucket).build().map_err(|error| error.to_string())?;
     if is_unknown {
-        ask_instance(&built, &environment, runtime)?;
+        check_instance_credentials(&built, &environment, runtime)?;
     }
     Ok(built)
 }
 
-fn of_environment(environment: &Environment) -> AmazonS3Builder {
+fn builder_from_environment(environment: &Environment) -> AmazonS3Builder {
     let settings = environment.iter().filter(|(name, _)| {
         let is_endpoint = name.starts_with("AWS_ENDPOINT_URL");
         name.starts_with("AWS_") && !(is_endpoint && ignores_endpoints(environment))
@@ -94,16 +94,16 @@ fn of_environment(environment: &Environment) -> AmazonS3Builder {
     }
 }
 
-fn is_true(environment: &Environment, name: &str) -> bool {
+fn is_variable_true(environment: &Environment, name: &str) -> bool {
     environment.get(name).is_some_and(|value| value.eq_ignore_ascii_case("true"))
 }
 
 fn ignores_endpoints(environment: &Environment) -> bool {
-    is_true(environment, "AWS_IGNORE_CONFIGURED_ENDPOINT_URLS")
+    is_variable_true(environment, "AWS_IGNORE_CONFIGURED_ENDPOINT_URLS")
 }
 
 /// Returns the address of a service: settings of the service first, then those of the environment.
-fn endpoint(environment: &Environment, profile: &Profile, service: &str) -> Option<String> {
+fn endpoint_url(environment: &Environment, profile: &Profile, service: &str) -> Option<String> {
     if ignores_endpoints(environment) {
         return None;
     }
@@ -114,7 +114,7 @@ fn endpoint(environment: &Environment, profile: &Profile, service: &str) -> Opti
     of_environment.cloned().or_else(|| profile.endpoint(service).map(str::to_owned))
 }
 
-fn found(
+fn find_credentials(
     environment: &Environment,
     builder: &AmazonS3Builder,
     profile: &Profile,
@@ -133,12 +133,12 @@ fn found(
         }
         (None, None) => {}
     }
-    if let Some(source) = web_identity(environment, builder, profile) {
+    if let Some(source) = web_identity_origin(environment, builder, profile) {
         return Ok(CredentialSource::Elsewhere(source));
     }
     let name = &profile.name;
-    if keys(profile).is_some() && profile.get("role_arn").is_none() {
-        return Ok(CredentialSource::Elsewhere(Source::Profile(environment.clone())));
+    if profile_keys(profile).is_some() && profile.get("role_arn").is_none() {
+        return Ok(CredentialSource::Elsewhere(CredentialOrigin::Profile(environment.clone())));
     }
     let others = ["role_arn", "sso_session", "sso_start_url", "credential_process"];
     if let Some(setting) = others.iter().find(|setting| profile.get(setting).is_some()) {
@@ -155,14 +155,14 @@ fn found(
             return Err(format!("profile '{name}' has {one}, and no {other}"));
         }
     }
-    Ok(container(environment).map_or(CredentialSource::Unknown, CredentialSource::Elsewhere))
+    Ok(container_origin(environment).map_or(CredentialSource::Unknown, CredentialSource::Elsewhere))
 }
 
-fn web_identity(
+fn web_identity_origin(
     environment: &Environment,
     builder: &AmazonS3Builder,
     profile: &Profile,
-) -> Option<Source> {
+) -> Option<CredentialOrigin> {
     let either = |variable: &str, setting: &str| {
         let value = environment.get(variable).cloned();
         value.or_else(|| profile.get(setting).map(str::to_owned))
@@ -174,19 +174,19 @@ fn web_identity(
     let region = region.unwrap_or_else(|| "us-east-1".to_owned());
     let of_china = if region.starts_with("cn-") { ".cn" } else { "" };
     let own = || format!("https://sts.{region}.amazonaws.com{of_china}");
-    Some(Source::WebIdentity {
-        endpoint: endpoint(environment, profile, "sts").unwrap_or_else(own),
+    Some(CredentialOrigin::WebIdentity {
+        endpoint: endpoint_url(environment, profile, "sts").unwrap_or_else(own),
         role,
         session: session.unwrap_or_else(|| format!("draconis-{}", std::process::id())),
         token_file,
     })
 }
 
-fn container(environment: &Environment) -> Option<Source> {
+fn container_origin(environment: &Environment) -> Option<CredentialOrigin> {
     let value = |name: &str| environment.get(name).cloned();
     let relative = value("AWS_CONTAINER_CREDENTIALS_RELATIVE_URI");
     let relative = relative.map(|path| format!("http://169.254.170.2{path}"));
-    Some(Source::Container {
+    Some(CredentialOrigin::Container {
         url: relative.or_else(|| value("AWS_CONTAINER_CREDENTIALS_FULL_URI"))?,
         token_file: value("AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE"),
         token: value("AWS_CONTAINER_AUTHORIZATION_TOKEN"),
@@ -194,24 +194,24 @@ fn container(environment: &Environment) -> Option<Source> {
 }
 
 /// Checks that the instance has credentials, if there are no others.
-fn ask_instance(
+fn check_instance_credentials(
     bucket: &AmazonS3,
     environment: &Environment,
     runtime: &Handle,
 ) -> Result<(), String> {
-    let why = if is_true(environment, "AWS_EC2_METADATA_DISABLED") {
+    let why = if is_variable_true(environment, "AWS_EC2_METADATA_DISABLED") {
         "AWS_EC2_METADATA_DISABLED is set".to_owned()
     } else {
         let asked = bucket.credentials().get_credential();
-        match runtime.block_on(async { tokio::time::timeout(INSTANCE, asked).await }) {
+        match runtime.block_on(async { tokio::time::timeout(METADATA_TIMEOUT, asked).await }) {
             Ok(Ok(_)) => return Ok(()),
             _ => {
                 let own = environment.get("AWS_EC2_METADATA_SERVICE_ENDPOINT");
-                format!("{} has none for this machine", own.map_or(METADATA, String::as_str))
+                format!("{} has none for this machine", own.map_or(METADATA_URL, String::as_str))
             }
         }
     };
-    let [credentials, config] = files(environment).map(|path| shown(path.as_deref()));
+    let [credentials, config] = config_paths(environment).map(|path| display_path(path.as_deref()));
     Err(format!(
         "no credentials: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or have a profile \
          (AWS_PROFILE) in {credentials} or {config}, as aws configure writes them; {why}"

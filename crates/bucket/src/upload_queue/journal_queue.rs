@@ -25,15 +25,15 @@ use parking_lot::MutexGuard;
 
 use crate::OBJECT_BYTES;
 use crate::journal::{Journal, JournalStatistics, PendingRecord};
-use crate::name::{Name, ObjectNumber, SectorRun};
+use crate::name::{ObjectName, ObjectNumber, SectorRun};
 use crate::remote;
-use crate::upload_queue::{QueueState, Shared};
+use crate::upload_queue::{QueueState, SharedState};
 
 /// Most bytes of one write to the journal, and of data in memory before writers wait.
 const BATCH_BYTES: u64 = 8 << 20;
 /// Most bytes of one record.
-const DRAFT_BYTES: u64 = 1 << 20;
-const DRAFT_RUNS: usize = 32;
+const MAX_RECORD_BYTES: u64 = 1 << 20;
+const MAX_RECORD_RUNS: usize = 32;
 /// Poll interval of writers that wait for journal space.
 const SPACE_POLL_INTERVAL: Duration = Duration::from_millis(100);
 /// Commit intervals between two epoch checks of the uploader, unless a waiter needs one sooner.
@@ -73,7 +73,7 @@ pub(crate) struct JournalQueue {
 impl JournalQueue {
     pub fn new(journal: Journal) -> Self {
         Self {
-            place: journal.place().into(),
+            place: journal.location().into(),
             object_bytes: journal.object_bytes(),
             kept: journal.kept,
             journal: Some(journal),
@@ -99,14 +99,14 @@ impl JournalQueue {
     }
 
     /// Returns the number of the last record, from the first on.
-    fn last(&self) -> u64 {
+    fn last_record(&self) -> u64 {
         self.flushed + self.in_flight + self.drafts.len() as u64
     }
 
-    fn add(&mut self, nth: u64, run: SectorRun, bytes: &Bytes) {
+    fn append_part(&mut self, nth: u64, run: SectorRun, bytes: &Bytes) {
         self.drafts_bytes += bytes.len() as u64;
         let last = self.drafts.back_mut().filter(|last| {
-            let has_room = last.len() < DRAFT_BYTES && last.runs.len() < DRAFT_RUNS;
+            let has_room = last.len() < MAX_RECORD_BYTES && last.runs.len() < MAX_RECORD_RUNS;
             last.nth == nth && !last.is_root && has_room
         });
         let Some(last) = last else {
@@ -136,13 +136,13 @@ impl JournalQueue {
 
 impl QueueState {
     /// Queues a part of an object for the journal.
-    pub fn draft(&mut self, nth: u64, run: SectorRun, bytes: &Bytes) {
+    pub fn queue_part(&mut self, nth: u64, run: SectorRun, bytes: &Bytes) {
         if let Some(keeping) = &mut self.journal_queue {
-            keeping.add(nth, run, bytes);
+            keeping.append_part(nth, run, bytes);
         }
     }
 
-    pub fn draft_root(&mut self, nth: u64, bytes: &Bytes) {
+    pub fn queue_root(&mut self, nth: u64, bytes: &Bytes) {
         if let Some(keeping) = &mut self.journal_queue {
             keeping.drafts_bytes += bytes.len() as u64;
             let bytes = vec![bytes.clone()];
@@ -151,10 +151,10 @@ impl QueueState {
     }
 
     /// Records that all tickets so far have their records queued.
-    pub fn mark(&mut self) {
+    pub fn mark_tickets_queued(&mut self) {
         let ticket = self.tickets;
         if let Some(keeping) = &mut self.journal_queue {
-            let last = keeping.last();
+            let last = keeping.last_record();
             match last == keeping.flushed {
                 true => keeping.journaled_ticket = ticket,
                 false => keeping.marks.push_back((ticket, last)),
@@ -168,8 +168,8 @@ impl QueueState {
     }
 
     /// Returns the number of the last record needed by an object that is sealed now.
-    pub fn last_draft(&self) -> u64 {
-        self.journal_queue.as_ref().map_or(0, JournalQueue::last)
+    pub fn last_needed_record(&self) -> u64 {
+        self.journal_queue.as_ref().map_or(0, JournalQueue::last_record)
     }
 
     pub fn is_journaled(&self, draft: u64) -> bool {
@@ -177,7 +177,7 @@ impl QueueState {
     }
 }
 
-impl Shared {
+impl SharedState {
     /// Waits until a ticket is durable in the journal.
     pub fn wait_journaled(self: &Arc<Self>, ticket: Ticket) -> Result<(), Error> {
         let mut state = self.state.lock();
@@ -197,7 +197,7 @@ impl Shared {
     }
 
     /// Waits while too many bytes are only in memory.
-    pub fn wait_for_room(self: &Arc<Self>, state: &mut MutexGuard<'_, QueueState>) {
+    pub fn wait_for_memory_space(self: &Arc<Self>, state: &mut MutexGuard<'_, QueueState>) {
         while state.error.is_none()
             && state.journal_queue.as_ref().is_some_and(|it| it.drafts_bytes > BATCH_BYTES)
         {
@@ -229,7 +229,7 @@ impl Shared {
         let done = MutexGuard::unlocked(state, || -> Result<usize, Error> {
             if let Some(first) = drafts.first().filter(|first| !journal.has_room_for(first)) {
                 if !journal.can_hold(first) {
-                    let (place, len) = (journal.place(), first.len());
+                    let (place, len) = (journal.location(), first.len());
                     return Err(remote(format!("{place} is too short for {len} bytes at once")));
                 }
                 journal.release(durable)?;
@@ -251,11 +251,11 @@ impl Shared {
             Ok(0) if had_drafts => return self.wait_for_journal_space(state),
             Ok(_) => {
                 (keeping.wants_room, keeping.no_progress_since) = (false, None);
-                self.send_all(state);
+                self.upload_all(state);
             }
             Err(error) => {
                 state.error.get_or_insert(error);
-                self.send_acknowledged(state);
+                self.upload_acknowledged(state);
             }
         }
         self.changed.notify_all();
@@ -294,29 +294,31 @@ impl Shared {
     }
 
     /// Uploads all complete objects that are not being sent.
-    pub fn send_all(self: &Arc<Self>, state: &mut MutexGuard<'_, QueueState>) {
+    pub fn upload_all(self: &Arc<Self>, state: &mut MutexGuard<'_, QueueState>) {
         let waiting = state.sealed.iter().filter(|(_, sealed)| !sealed.is_sending);
         let waiting: Vec<u64> = waiting.map(|(nth, _)| *nth).collect();
         for nth in waiting {
-            self.send(state, nth);
+            self.upload(state, nth);
         }
     }
 
     /// After a failure of the journal, uploads the acknowledged part of an incomplete object. An
     /// opening that reassembles the object from the journal later does not send it again.
-    fn send_acknowledged(self: &Arc<Self>, state: &mut MutexGuard<'_, QueueState>) {
+    fn upload_acknowledged(self: &Arc<Self>, state: &mut MutexGuard<'_, QueueState>) {
         let Some(keeping) = &state.journal_queue else { return };
         let ((nth, kept), flushed) = (keeping.newest, keeping.flushed);
         let open = state.open.as_ref().filter(|pack| pack.nth == nth);
         let (runs, bytes) = match (open, state.sealed.get(&nth)) {
             (Some(pack), _) => (pack.runs.clone(), Bytes::copy_from_slice(&pack.bytes)),
             (None, Some(sealed)) if !sealed.is_root && sealed.needs_record > flushed => {
-                let Some(Name::Data(_, runs)) = Name::of(&sealed.key) else { return };
+                let Some(ObjectName::Data(_, runs)) = ObjectName::parse(&sealed.key) else {
+                    return;
+                };
                 (runs, sealed.bytes.clone())
             }
             _ => return,
         };
-        let mut left = kept / crate::SECTOR;
+        let mut left = kept / crate::SECTOR_BYTES;
         let cut = |run: SectorRun| {
             let count = run.count.min(left);
             left -= count;
@@ -326,7 +328,8 @@ impl Shared {
         if runs.is_empty() {
             return;
         }
-        let key = Name::Data(ObjectNumber { epoch: self.epoch.number, sequence: nth }, runs).key();
+        let key =
+            ObjectName::Data(ObjectNumber { epoch: self.epoch.number, sequence: nth }, runs).key();
         let (shared, bytes) = (self.clone(), bytes.slice(..kept as usize));
         self.lanes.push(move || {
             if let Err(trouble) = shared.bucket.put(&key, &bytes) {
@@ -337,7 +340,7 @@ impl Shared {
 
     /// Starts a back-off, because the bucket could not be reached.
     pub fn start_backoff(&self, state: &mut QueueState) {
-        let until = Instant::now() + self.bucket.back_off();
+        let until = Instant::now() + self.bucket.next_backoff();
         let Some(keeping) = &mut state.journal_queue else { return };
         if keeping.backoff_until.replace(until).is_none() {
             let (address, place) = (&self.bucket.address, &keeping.place);
@@ -374,7 +377,7 @@ impl Shared {
         if let Some(until) = rests_until {
             if until <= now {
                 keeping.backoff_until = None;
-                self.send_all(state);
+                self.upload_all(state);
                 return Some(now);
             }
             at(until);
@@ -391,7 +394,7 @@ impl Shared {
             match next.filter(|next| *next > now && !wants_room) {
                 Some(next) => at(next),
                 None => {
-                    self.seal(state);
+                    self.seal_object(state);
                     return Some(now);
                 }
             }
@@ -435,7 +438,7 @@ impl Shared {
     fn release_journal_space(self: &Arc<Self>, state: &mut MutexGuard<'_, QueueState>) -> bool {
         let durable = state.durable;
         let Some(keeping) = &mut state.journal_queue else { return false };
-        let Some(mut journal) = keeping.journal.take_if(|it| it.first().is_some()) else {
+        let Some(mut journal) = keeping.journal.take_if(|it| it.first_object().is_some()) else {
             return false;
         };
         let done = MutexGuard::unlocked(state, || journal.release(durable));

@@ -7,10 +7,10 @@ use bytes::Bytes;
 use draconis_bucket::{BucketApi, ListEntry, MemoryBucket, RequestError, RequestResult};
 
 /// A bucket that can be out of reach.
-pub struct Distant(pub MemoryBucket, pub Arc<AtomicBool>);
+pub struct UnreachableBucket(pub MemoryBucket, pub Arc<AtomicBool>);
 
-impl Distant {
-    fn answer<T>(
+impl UnreachableBucket {
+    fn answer_if_reachable<T>(
         &self,
         request: impl FnOnce(&MemoryBucket) -> RequestResult<T>,
     ) -> RequestResult<T> {
@@ -21,28 +21,28 @@ impl Distant {
     }
 }
 
-impl BucketApi for Distant {
+impl BucketApi for UnreachableBucket {
     fn put(&self, key: &str, bytes: Bytes) -> RequestResult<()> {
-        self.answer(|bucket| bucket.put(key, bytes))
+        self.answer_if_reachable(|bucket| bucket.put(key, bytes))
     }
 
     fn create(&self, key: &str, bytes: Bytes) -> RequestResult<()> {
-        self.answer(|bucket| bucket.create(key, bytes))
+        self.answer_if_reachable(|bucket| bucket.create(key, bytes))
     }
 
     fn get(&self, key: &str, range: Option<(u64, u64)>) -> RequestResult<Bytes> {
-        self.answer(|bucket| bucket.get(key, range))
+        self.answer_if_reachable(|bucket| bucket.get(key, range))
     }
 
     fn head(&self, key: &str) -> RequestResult<u64> {
-        self.answer(|bucket| bucket.head(key))
+        self.answer_if_reachable(|bucket| bucket.head(key))
     }
 
     fn delete(&self, key: &str) -> RequestResult<()> {
-        self.answer(|bucket| bucket.delete(key))
+        self.answer_if_reachable(|bucket| bucket.delete(key))
     }
 
     fn list(&self, folder: &str) -> RequestResult<Vec<ListEntry>> {
-        self.answer(|bucket| bucket.list(folder))
+        self.answer_if_reachable(|bucket| bucket.list(folder))
     }
 }

@@ -23,7 +23,7 @@ pub(crate) enum BackingId {
 }
 
 /// Decodes UTF-16 up to its end or the first zero, at most [`MAX_NAME_CHARS`] characters.
-pub(crate) fn utf16(bytes: &[u8], number: fn([u8; 2]) -> u16) -> String {
+pub(crate) fn decode_utf16(bytes: &[u8], number: fn([u8; 2]) -> u16) -> String {
     let numbers = bytes.chunks_exact(2).filter_map(|pair| pair.try_into().ok()).map(number);
     let text: Vec<u16> = numbers.take_while(|unit| *unit != 0).take(MAX_NAME_CHARS).collect();
     String::from_utf16_lossy(&text)

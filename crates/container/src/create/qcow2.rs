@@ -8,41 +8,41 @@ use super::{FileWrite, UnitOffsets};
 
 pub(super) const CLUSTER_BYTES: u64 = 64 << 10;
 /// Maximum disk length: L1 tables of QEMU have at most 32 MiB.
-pub(super) const LONGEST_BYTES: u64 = (4 << 20) * ENTRIES * CLUSTER_BYTES;
+pub(super) const MAX_DISK_BYTES: u64 = (4 << 20) * ENTRIES_PER_CLUSTER * CLUSTER_BYTES;
 
 const CLUSTER_BITS: u32 = 16;
 /// Entries of a table of one cluster.
-const ENTRIES: u64 = CLUSTER_BYTES / 8;
+const ENTRIES_PER_CLUSTER: u64 = CLUSTER_BYTES / 8;
 /// Number of 16-bit refcounts in a cluster.
-const COUNTS: u64 = CLUSTER_BYTES / 2;
+const REFCOUNTS_PER_CLUSTER: u64 = CLUSTER_BYTES / 2;
 const REFCOUNT_ORDER: u32 = 4;
-const HEAD_BYTES: u32 = 104;
+const HEADER_BYTES: u32 = 104;
 /// L1 and L2 flag: the refcount of the cluster is 1.
 const OFLAG_COPIED: u64 = 1 << 63;
 
 /// Returns the tables, the header, and the end of the file.
-pub(super) fn tables(
+pub(super) fn build_tables(
     places: &UnitOffsets,
     len_bytes: u64,
 ) -> (Vec<FileWrite>, Vec<FileWrite>, u64) {
     let mut pieces: Vec<FileWrite> = vec![];
     let mut end = places.end;
     let mut first: Vec<u64> = vec![];
-    let tables = len_bytes.div_ceil(CLUSTER_BYTES).div_ceil(ENTRIES);
-    for from in (0..tables).map(|nth| nth * ENTRIES) {
-        let units = from..from + ENTRIES;
+    let tables = len_bytes.div_ceil(CLUSTER_BYTES).div_ceil(ENTRIES_PER_CLUSTER);
+    for from in (0..tables).map(|nth| nth * ENTRIES_PER_CLUSTER) {
+        let units = from..from + ENTRIES_PER_CLUSTER;
         if places.units.range(units.clone()).next().is_none() {
             first.push(0);
             continue;
         }
         let entry = |nth: u64| places.units.get(&nth).map_or(0, |place| place | OFLAG_COPIED);
         first.push(end | OFLAG_COPIED);
-        pieces.push((end, clusters(units.map(entry))));
+        pieces.push((end, encode_table_clusters(units.map(entry))));
         end += CLUSTER_BYTES;
     }
     let first_at = end;
     let entries = first.len() as u64;
-    let bytes = clusters(first.into_iter());
+    let bytes = encode_table_clusters(first.into_iter());
     end += bytes.len() as u64;
     pieces.push((first_at, bytes));
 
@@ -51,7 +51,10 @@ pub(super) fn tables(
     let (mut blocks, mut of_table) = (1, 1);
     loop {
         let all = counts_at / CLUSTER_BYTES + blocks + of_table;
-        let needed = (all.div_ceil(COUNTS), all.div_ceil(COUNTS).div_ceil(ENTRIES));
+        let needed = (
+            all.div_ceil(REFCOUNTS_PER_CLUSTER),
+            all.div_ceil(REFCOUNTS_PER_CLUSTER).div_ceil(ENTRIES_PER_CLUSTER),
+        );
         if needed == (blocks, of_table) {
             break;
         }
@@ -64,7 +67,7 @@ pub(super) fn tables(
     counts.resize((blocks * CLUSTER_BYTES) as usize, 0);
     pieces.push((counts_at, counts));
     let of_blocks = (0..blocks).map(|nth| counts_at + nth * CLUSTER_BYTES);
-    let mut bytes = clusters(of_blocks);
+    let mut bytes = encode_table_clusters(of_blocks);
     bytes.resize((of_table * CLUSTER_BYTES) as usize, 0);
     pieces.push((table_at, bytes));
 
@@ -79,13 +82,13 @@ pub(super) fn tables(
     // No snapshots, no features.
     [of_table as u32, 0, 0, 0].into_iter().for_each(&mut word);
     [0; 6].into_iter().for_each(&mut word);
-    [REFCOUNT_ORDER, HEAD_BYTES].into_iter().for_each(&mut word);
+    [REFCOUNT_ORDER, HEADER_BYTES].into_iter().for_each(&mut word);
     head.resize(CLUSTER_BYTES as usize, 0);
     (pieces, vec![(0, head)], end)
 }
 
 /// Encodes the entries of a table, padded to whole clusters.
-fn clusters(entries: impl Iterator<Item = u64>) -> Vec<u8> {
+fn encode_table_clusters(entries: impl Iterator<Item = u64>) -> Vec<u8> {
     let mut bytes: Vec<u8> = entries.flat_map(u64::to_be_bytes).collect();
     bytes.resize((bytes.len() as u64).next_multiple_of(CLUSTER_BYTES) as usize, 0);
     bytes

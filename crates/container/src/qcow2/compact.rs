@@ -20,8 +20,8 @@ use std::ops::Range;
 
 use draconis_device::Ticket;
 
-use super::writable::{Sector, WritableQcow2};
-use super::{COMPRESSED, OFFSET, ZEROS};
+use super::writable::{TableSector, WritableQcow2};
+use super::{OFFSET_MASK, OFLAG_COMPRESSED, OFLAG_ZERO};
 use crate::Error;
 use crate::image_file::ImageFile;
 use crate::writable::{AllocationTables, MetadataWriter};
@@ -32,7 +32,7 @@ const MAX_PASSES: u32 = 4;
 const BATCH_BYTES: u64 = 4 << 20;
 
 /// Copies of the current batch: pending writes, and the free clusters that are left.
-struct Copies {
+struct PendingCopies {
     limit: u64,
     free: VecDeque<u64>,
     writes: Vec<(u64, Vec<u8>)>,
@@ -41,38 +41,38 @@ struct Copies {
 impl WritableQcow2 {
     /// Releases the clusters of `unused` bytes, moves clusters to the front of the file, and
     /// returns the required length of the file. Requires that no session is open.
-    pub(super) fn compacted(
+    pub(super) fn compact_clusters(
         &mut self,
         out: &mut MetadataWriter<'_>,
         unused: Vec<Range<u64>>,
     ) -> Result<u64, Error> {
-        if self.counts.is_to_be_put_right() {
-            self.counts.begin(out)?;
+        if self.refcounts.needs_repair() {
+            self.refcounts.begin_session(out)?;
             self.end_session(out)?;
         }
-        self.clear(out, unused)?;
+        self.clear_unused(out, unused)?;
         for _ in 0..MAX_PASSES {
             let (limit, mut is_changed) = self.move_clusters(out)?;
-            is_changed |= self.counts.release_blocks(out, limit)?;
-            is_changed |= self.counts.lower_table(out)?;
+            is_changed |= self.refcounts.release_refcount_blocks(out, limit)?;
+            is_changed |= self.refcounts.move_table_down(out)?;
             if !is_changed {
                 break;
             }
         }
-        Ok(self.counts.used_end())
+        Ok(self.refcounts.used_file_end())
     }
 
     /// Clears the entries of `unused` bytes, and of new clusters of zeros, in L2 tables that no
     /// snapshot shares.
-    fn clear(
+    fn clear_unused(
         &mut self,
         out: &mut MetadataWriter<'_>,
         unused: Vec<Range<u64>>,
     ) -> Result<(), Error> {
-        let cluster = self.map.cluster();
-        let cleared = match (self.map.behind.is_some(), self.map.version) {
+        let cluster = self.map.cluster_bytes();
+        let cleared = match (self.map.backing.is_some(), self.map.version) {
             (false, _) => 0,
-            (true, 3) => ZEROS,
+            (true, 3) => OFLAG_ZERO,
             // An unallocated cluster would read from the backing file.
             (true, _) => return Ok(()),
         };
@@ -89,17 +89,17 @@ impl WritableQcow2 {
                 .and_then(|nth| units.get(nth))
                 .is_some_and(|it| it.contains(&unit))
         };
-        if units.is_empty() && !self.counts.has_new() {
+        if units.is_empty() && !self.refcounts.has_newly_allocated() {
             return Ok(());
         }
-        self.counts.begin(out)?;
-        let (per_table, per_sector) = (self.per_table(), self.sector_bytes / 8);
-        for nth in 0..self.first.len() as u64 {
-            let at = self.second_at(nth);
-            if at == 0 || !self.counts.is_exclusive(at) {
+        self.refcounts.begin_session(out)?;
+        let (per_table, per_sector) = (self.entries_per_l2_table(), self.sector_bytes / 8);
+        for nth in 0..self.l1_table.len() as u64 {
+            let at = self.l2_table_offset(nth);
+            if at == 0 || !self.refcounts.is_exclusive(at) {
                 continue;
             }
-            let mut entries = self.second(out.file, nth)?.entries.clone();
+            let mut entries = self.cached_l2_table(out.file, nth)?.entries.clone();
             let mut released = vec![];
             for (place, entry) in (0u64..).zip(&mut entries) {
                 let is_unused = is_unused(nth * per_table + place);
@@ -110,17 +110,17 @@ impl WritableQcow2 {
             let is_empty = entries.iter().all(|entry| *entry == 0);
             for (sector, entry) in released {
                 if !is_empty {
-                    self.changed.insert(Sector::L2Table(nth, sector));
+                    self.changed_sectors.insert(TableSector::L2Table(nth, sector));
                 }
-                self.release(out.file, entry);
+                self.release_entry(out.file, entry);
             }
-            self.second(out.file, nth)?.entries = entries;
+            self.cached_l2_table(out.file, nth)?.entries = entries;
             if is_empty {
-                self.seconds.remove(&nth);
+                self.l2_tables.remove(&nth);
                 self.set_l1_entry(nth, 0);
-                self.counts.release_clusters(at, cluster);
+                self.refcounts.release_clusters(at, cluster);
             }
-            self.write_tables(out)?;
+            self.write_dirty_tables(out)?;
         }
         self.end_session(out)
     }
@@ -128,23 +128,25 @@ impl WritableQcow2 {
     /// Returns true if an entry refers to a cluster that was allocated since the image was opened,
     /// and that reads as zeros. Older clusters are not read.
     fn is_new_and_zeros(&self, file: &ImageFile, entry: u64) -> Result<bool, Error> {
-        let Some(at) = self.movable(entry).filter(|at| self.counts.is_new(*at)) else {
+        let Some(at) =
+            self.exclusive_cluster(entry).filter(|at| self.refcounts.is_newly_allocated(*at))
+        else {
             return Ok(false);
         };
-        Ok(entry & ZEROS != 0 || self.cluster_bytes(file, at)?.iter().all(|byte| *byte == 0))
+        Ok(entry & OFLAG_ZERO != 0 || self.read_cluster(file, at)?.iter().all(|byte| *byte == 0))
     }
 
     /// Reads a cluster, padded with zeros past the end of the file.
-    fn cluster_bytes(&self, file: &ImageFile, at: u64) -> Result<Vec<u8>, Error> {
-        let cluster = self.map.cluster();
-        let there = file.room_bytes().saturating_sub(at).min(cluster);
-        let mut bytes = file.bytes(at, there as usize)?;
+    fn read_cluster(&self, file: &ImageFile, at: u64) -> Result<Vec<u8>, Error> {
+        let cluster = self.map.cluster_bytes();
+        let there = file.max_len_bytes().saturating_sub(at).min(cluster);
+        let mut bytes = file.read_vec(at, there as usize)?;
         bytes.resize(cluster as usize, 0);
         Ok(bytes)
     }
 
     fn end_session(&mut self, out: &mut MetadataWriter<'_>) -> Result<(), Error> {
-        self.write_tables(out)?;
+        self.write_dirty_tables(out)?;
         out.wait()?;
         self.close_session(out)?;
         out.wait()
@@ -152,112 +154,124 @@ impl WritableQcow2 {
 
     /// Moves clusters from the returned limit on to free ones. Returns false if it moved none.
     fn move_clusters(&mut self, out: &mut MetadataWriter<'_>) -> Result<(u64, bool), Error> {
-        let mut can_move = self.counts.blocks();
+        let mut can_move = self.refcounts.refcount_block_clusters();
         let mut mark = |at: u64| {
             let nth = usize::try_from(at >> self.map.cluster_bits).ok();
             if let Some(place) = nth.and_then(|nth| can_move.get_mut(nth)) {
                 *place = true;
             }
         };
-        let tables: Vec<u64> = (0..self.first.len() as u64)
+        let tables: Vec<u64> = (0..self.l1_table.len() as u64)
             .filter(|nth| {
-                self.second_at(*nth) != 0 && self.counts.is_exclusive(self.second_at(*nth))
+                self.l2_table_offset(*nth) != 0
+                    && self.refcounts.is_exclusive(self.l2_table_offset(*nth))
             })
             .collect();
         for nth in &tables {
-            mark(self.second_at(*nth));
+            mark(self.l2_table_offset(*nth));
             // Not cached: there may be many.
-            for entry in super::table(out.file, self.second_at(*nth), self.per_table())? {
-                if let Some(at) = self.movable(entry) {
+            for entry in super::read_table(
+                out.file,
+                self.l2_table_offset(*nth),
+                self.entries_per_l2_table(),
+            )? {
+                if let Some(at) = self.exclusive_cluster(entry) {
                     mark(at);
                 }
             }
         }
-        let (limit, free) = self.counts.limit(&can_move);
+        let (limit, free) = self.refcounts.move_limit(&can_move);
         if free.is_empty() {
             return Ok((limit, false));
         }
-        self.counts.reserve(out, &free)?;
-        let mut copies = Copies { limit: limit << self.map.cluster_bits, free, writes: vec![] };
-        self.counts.move_blocks(out, limit, &mut copies.free)?;
+        self.refcounts.reserve_clusters(out, &free)?;
+        let mut copies =
+            PendingCopies { limit: limit << self.map.cluster_bits, free, writes: vec![] };
+        self.refcounts.move_refcount_blocks(out, limit, &mut copies.free)?;
         for nth in tables {
-            self.move_contents(out, nth, &mut copies)?;
-            self.move_table(out, nth, &mut copies)?;
+            self.move_data_clusters(out, nth, &mut copies)?;
+            self.move_l2_table(out, nth, &mut copies)?;
         }
-        self.flush(out, &mut copies)?;
+        self.flush_copies(out, &mut copies)?;
         self.end_session(out)?;
         Ok((limit, true))
     }
 
     /// Returns the cluster of an entry if it is uncompressed and its refcount is 1.
-    fn movable(&self, entry: u64) -> Option<u64> {
-        let at = entry & OFFSET;
-        (entry & COMPRESSED == 0 && at != 0 && self.counts.is_exclusive(at)).then_some(at)
+    fn exclusive_cluster(&self, entry: u64) -> Option<u64> {
+        let at = entry & OFFSET_MASK;
+        (entry & OFLAG_COMPRESSED == 0 && at != 0 && self.refcounts.is_exclusive(at)).then_some(at)
     }
 
     /// Moves the data clusters of an L2 table that lie above the limit.
-    fn move_contents(
+    fn move_data_clusters(
         &mut self,
         out: &mut MetadataWriter<'_>,
         nth: u64,
-        copies: &mut Copies,
+        copies: &mut PendingCopies,
     ) -> Result<(), Error> {
-        let cluster = self.map.cluster();
-        for place in 0..self.per_table() {
-            let entry = self.second(out.file, nth)?.entries.get(place as usize).copied();
+        let cluster = self.map.cluster_bytes();
+        for place in 0..self.entries_per_l2_table() {
+            let entry = self.cached_l2_table(out.file, nth)?.entries.get(place as usize).copied();
             let entry = entry.unwrap_or(0);
-            let Some(old) = self.movable(entry).filter(|at| *at >= copies.limit) else { continue };
+            let Some(old) = self.exclusive_cluster(entry).filter(|at| *at >= copies.limit) else {
+                continue;
+            };
             let Some(new) = copies.free.pop_front() else { return Ok(()) };
             let new = new << self.map.cluster_bits;
             // The contents of a zero cluster do not matter.
-            if entry & ZEROS == 0 {
-                copies.writes.push((new, self.cluster_bytes(out.file, old)?));
+            if entry & OFLAG_ZERO == 0 {
+                copies.writes.push((new, self.read_cluster(out.file, old)?));
             }
-            if let Some(it) = self.second(out.file, nth)?.entries.get_mut(place as usize) {
-                *it = new | entry & !OFFSET;
+            if let Some(it) = self.cached_l2_table(out.file, nth)?.entries.get_mut(place as usize) {
+                *it = new | entry & !OFFSET_MASK;
             }
-            self.changed.insert(Sector::L2Table(nth, place * 8 / self.sector_bytes));
-            self.counts.release_clusters(old, cluster);
+            self.changed_sectors.insert(TableSector::L2Table(nth, place * 8 / self.sector_bytes));
+            self.refcounts.release_clusters(old, cluster);
             if copies.writes.len() as u64 * cluster >= BATCH_BYTES {
-                self.flush(out, copies)?;
+                self.flush_copies(out, copies)?;
             }
         }
         Ok(())
     }
 
     /// Moves an L2 table that lies above the limit.
-    fn move_table(
+    fn move_l2_table(
         &mut self,
         out: &mut MetadataWriter<'_>,
         nth: u64,
-        copies: &mut Copies,
+        copies: &mut PendingCopies,
     ) -> Result<(), Error> {
-        let old = self.second_at(nth);
+        let old = self.l2_table_offset(nth);
         if old < copies.limit {
             return Ok(());
         }
-        self.flush(out, copies)?;
+        self.flush_copies(out, copies)?;
         let Some(new) = copies.free.pop_front() else { return Ok(()) };
-        self.copy_table(out, nth, new << self.map.cluster_bits)
+        self.copy_l2_table(out, nth, new << self.map.cluster_bits)
     }
 
     /// Submits the pending copies, and then the tables that refer to them.
-    fn flush(&mut self, out: &mut MetadataWriter<'_>, copies: &mut Copies) -> Result<(), Error> {
+    fn flush_copies(
+        &mut self,
+        out: &mut MetadataWriter<'_>,
+        copies: &mut PendingCopies,
+    ) -> Result<(), Error> {
         if !copies.writes.is_empty() {
-            let ticket: Ticket = out.submit(vec![std::mem::take(&mut copies.writes)])?;
+            let ticket: Ticket = out.submit_chain(vec![std::mem::take(&mut copies.writes)])?;
             out.file.disk().wait_visible(ticket)?;
             out.add_dependency(ticket);
         }
-        self.write_tables(out)
+        self.write_dirty_tables(out)
     }
 
     /// Releases the clusters of an L2 entry.
-    pub(super) fn release(&mut self, file: &ImageFile, entry: u64) {
-        if entry & COMPRESSED != 0 {
+    pub(super) fn release_entry(&mut self, file: &ImageFile, entry: u64) {
+        if entry & OFLAG_COMPRESSED != 0 {
             let (at, len) = self.map.compressed_extent(entry);
-            self.counts.release_clusters(at, len.min(file.len_bytes().saturating_sub(at)));
-        } else if entry & OFFSET != 0 {
-            self.counts.release_clusters(entry & OFFSET, self.map.cluster());
+            self.refcounts.release_clusters(at, len.min(file.len_bytes().saturating_sub(at)));
+        } else if entry & OFFSET_MASK != 0 {
+            self.refcounts.release_clusters(entry & OFFSET_MASK, self.map.cluster_bytes());
         }
     }
 }

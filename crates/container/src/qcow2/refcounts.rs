@@ -17,10 +17,10 @@ use std::collections::{BTreeSet, VecDeque};
 
 use draconis_device::{Error as DiskError, Extent, Ticket};
 
-use super::{DIRTY, OFFSET};
+use super::{INCOMPAT_DIRTY, OFFSET_MASK};
 use crate::image_file::{ImageFile, be32, be64};
 use crate::writable::MetadataWriter;
-use crate::{CONVERT, Error, Unsupported};
+use crate::{CONVERT_REMEDY, Error, UnsupportedFeature};
 
 /// Maximum clusters of a writable file: their refcounts take 2 bytes each, 32 MiB.
 const MAX_CLUSTERS: u64 = 1 << 24;
@@ -29,17 +29,17 @@ const MAX_CLUSTERS_PAST_END: u64 = 1 << 16;
 /// Maximum length of the refcount table, as in QEMU.
 const MAX_REFCOUNT_TABLE_BYTES: u64 = 8 << 20;
 /// Clusters of the first preallocation.
-const FIRST_TAKEN: u64 = 16;
+const FIRST_PREALLOCATED_CLUSTERS: u64 = 16;
 /// Maximum preallocation at the end of the file, and inside it, where zeros are written.
 const MAX_PREALLOCATED_BYTES: u64 = 64 << 20;
-const MAX_ZEROED_BYTES: u64 = 2 << 20;
+const MAX_ZEROED_PREALLOCATION_BYTES: u64 = 2 << 20;
 
 /// During verification: marks a cluster whose only user cannot share it.
-const EXCLUSIVE: u16 = 1 << 15;
-const MAX_REFCOUNT: u64 = (EXCLUSIVE - 1) as u64;
+const EXCLUSIVE_FLAG: u16 = 1 << 15;
+const MAX_REFCOUNT: u64 = (EXCLUSIVE_FLAG - 1) as u64;
 
 /// Adjacent clusters that are allocated but not yet used.
-struct Preallocated {
+struct PreallocatedClusters {
     first: u64,
     count: u64,
     /// Writes that refer to the clusters depend on it.
@@ -53,7 +53,7 @@ pub(super) struct Refcounts {
     version: u32,
     sector_bytes: u64,
     /// First sector of the file, with the header.
-    head: Vec<u8>,
+    header: Vec<u8>,
     table_at: u64,
     table: Vec<u64>,
     /// Refcount of each cluster.
@@ -61,15 +61,15 @@ pub(super) struct Refcounts {
     /// Refcount sectors, counted from cluster 0, that differ from the file.
     changed: BTreeSet<u64>,
     /// Clusters from this one on were never written.
-    inside: u64,
+    written_clusters: u64,
     /// No cluster below it is free.
     search_from: u64,
-    taken: VecDeque<Preallocated>,
+    preallocated: VecDeque<PreallocatedClusters>,
     /// For each cluster, true if it was allocated since the image was opened.
     is_new: Vec<bool>,
-    take_next: u64,
+    next_preallocation: u64,
     /// Released clusters: their refcounts are decremented when the session ends.
-    let_go: Vec<u64>,
+    released: Vec<u64>,
     in_session: bool,
 }
 
@@ -83,9 +83,9 @@ impl Refcounts {
         let clusters = file.len_bytes().div_ceil(cluster);
         if clusters > MAX_CLUSTERS || sector_bytes > cluster {
             let why = "a file of so many clusters, or of so small ones";
-            return Err(Unsupported::ReadOnlyFormat("qcow2", why, CONVERT).into());
+            return Err(UnsupportedFeature::ReadOnlyFormat("qcow2", why, CONVERT_REMEDY).into());
         }
-        let head = file.bytes(0, sector_bytes.min(file.len_bytes()) as usize)?;
+        let head = file.read_vec(0, sector_bytes.min(file.len_bytes()) as usize)?;
         let order = if version == 3 { be32(&head, 96) } else { 4 };
         if order > 6 {
             return Err(Error::Damaged("qcow2: counts of an impossible size"));
@@ -98,23 +98,23 @@ impl Refcounts {
         {
             return Err(Error::DamagedAt("qcow2: a table of counts that cannot be", table_at));
         }
-        let table = super::table(file, table_at, table_bytes / 8)?;
+        let table = super::read_table(file, table_at, table_bytes / 8)?;
         let mut counts = Self {
             cluster_bits,
             refcount_order: order,
             version,
             sector_bytes,
-            head,
+            header: head,
             table_at,
             table,
             refcounts: vec![0; clusters as usize],
             changed: BTreeSet::new(),
-            inside: clusters,
+            written_clusters: clusters,
             search_from: 0,
-            taken: VecDeque::new(),
+            preallocated: VecDeque::new(),
             is_new: vec![],
-            take_next: FIRST_TAKEN,
-            let_go: vec![],
+            next_preallocation: FIRST_PREALLOCATED_CLUSTERS,
+            released: vec![],
             in_session: false,
         };
         counts.record_exclusive(0, cluster, false)?;
@@ -136,9 +136,9 @@ impl Refcounts {
         may_be_behind: bool,
     ) -> Result<(), Error> {
         self.check_cluster_offset(at)?;
-        for nth in self.clusters(at, len) {
-            match self.known(nth, at, may_be_behind)? {
-                0 => self.set(nth, EXCLUSIVE),
+        for nth in self.cluster_range(at, len) {
+            match self.checked_refcount(nth, at, may_be_behind)? {
+                0 => self.set_refcount(nth, EXCLUSIVE_FLAG),
                 _ => return Err(Error::DamagedAt("qcow2: two things have the same cluster", at)),
             }
         }
@@ -147,7 +147,7 @@ impl Refcounts {
 
     /// Checks that `at` is a valid cluster offset.
     pub(super) fn check_cluster_offset(&self, at: u64) -> Result<(), Error> {
-        match at.is_multiple_of(1 << self.cluster_bits) && at & !OFFSET == 0 {
+        match at.is_multiple_of(1 << self.cluster_bits) && at & !OFFSET_MASK == 0 {
             true => Ok(()),
             false => Err(Error::DamagedAt("qcow2: a cluster that is none", at)),
         }
@@ -161,37 +161,38 @@ impl Refcounts {
         times: u64,
         may_be_behind: bool,
     ) -> Result<(), Error> {
-        for nth in self.clusters(at, len) {
-            let count = u64::from(self.known(nth, at, may_be_behind)?).saturating_add(times);
+        for nth in self.cluster_range(at, len) {
+            let count =
+                u64::from(self.checked_refcount(nth, at, may_be_behind)?).saturating_add(times);
             if count > MAX_REFCOUNT {
                 return Err(Error::DamagedAt("qcow2: two things have the same cluster", at));
             }
-            self.set(nth, count as u16);
+            self.set_refcount(nth, count as u16);
         }
         Ok(())
     }
 
-    fn clusters(&self, at: u64, len: u64) -> std::ops::Range<u64> {
+    fn cluster_range(&self, at: u64, len: u64) -> std::ops::Range<u64> {
         let end = at.saturating_add(len).saturating_add((1 << self.cluster_bits) - 1);
         at >> self.cluster_bits..end >> self.cluster_bits
     }
 
-    fn known(&mut self, nth: u64, at: u64, may_be_behind: bool) -> Result<u16, Error> {
-        let most = self.inside + if may_be_behind { MAX_CLUSTERS_PAST_END } else { 0 };
+    fn checked_refcount(&mut self, nth: u64, at: u64, may_be_behind: bool) -> Result<u16, Error> {
+        let most = self.written_clusters + if may_be_behind { MAX_CLUSTERS_PAST_END } else { 0 };
         if nth >= most.min(MAX_CLUSTERS) {
             return Err(Error::DamagedAt("qcow2: a cluster behind the end of the file", at));
         }
         if nth >= self.refcounts.len() as u64 {
             self.refcounts.resize(nth as usize + 1, 0);
         }
-        Ok(self.count(nth))
+        Ok(self.refcount(nth))
     }
 
-    fn count(&self, nth: u64) -> u16 {
+    fn refcount(&self, nth: u64) -> u16 {
         usize::try_from(nth).ok().and_then(|nth| self.refcounts.get(nth)).copied().unwrap_or(0)
     }
 
-    fn set(&mut self, nth: u64, count: u16) {
+    fn set_refcount(&mut self, nth: u64, count: u16) {
         if let Some(place) = usize::try_from(nth).ok().and_then(|nth| self.refcounts.get_mut(nth)) {
             *place = count;
         }
@@ -206,27 +207,27 @@ impl Refcounts {
         was_dirty: bool,
     ) -> Result<(), Error> {
         for count in &mut self.refcounts {
-            if *count == EXCLUSIVE {
+            if *count == EXCLUSIVE_FLAG {
                 *count = 1;
             }
         }
         let put_right = was_dirty || self.version == 2;
         let clusters = self.refcounts.len() as u64;
         for (nth, block) in self.table.clone().into_iter().enumerate() {
-            let first = nth as u64 * self.per_block();
+            let first = nth as u64 * self.refcounts_per_block();
             if block == 0 {
-                self.compare_none(first, was_dirty)?;
+                self.check_missing_block(first, was_dirty)?;
                 continue;
             }
             // Refcounts past the end of the file are overwritten when it grows.
-            let here = clusters.saturating_sub(first).min(self.per_block());
+            let here = clusters.saturating_sub(first).min(self.refcounts_per_block());
             if here == 0 {
                 continue;
             }
-            let bytes = file.bytes(block, 1 << self.cluster_bits)?;
+            let bytes = file.read_vec(block, 1 << self.cluster_bits)?;
             for place in 0..here {
-                let (said, nth) = (self.number(&bytes, place), first + place);
-                let had = u64::from(self.count(nth));
+                let (said, nth) = (self.decode_refcount(&bytes, place), first + place);
+                let had = u64::from(self.refcount(nth));
                 if said == had {
                     continue;
                 }
@@ -235,59 +236,63 @@ impl Refcounts {
                     return Err(Error::DamagedAt("qcow2: a cluster is used and not counted", at));
                 }
                 if put_right {
-                    self.changed.insert(self.sector_of(nth));
+                    self.changed.insert(self.refcount_sector_of(nth));
                 } else if said > MAX_REFCOUNT {
                     let at = nth << self.cluster_bits;
                     return Err(Error::DamagedAt("qcow2: an impossible count", at));
                 } else {
-                    self.set(nth, said as u16);
+                    self.set_refcount(nth, said as u16);
                 }
             }
         }
-        self.compare_none(self.table.len() as u64 * self.per_block(), was_dirty)
+        self.check_missing_block(self.table.len() as u64 * self.refcounts_per_block(), was_dirty)
     }
 
     /// Compares the clusters from `first` on that have no refcount block.
-    fn compare_none(&mut self, first: u64, was_dirty: bool) -> Result<(), Error> {
-        let end = match first < self.table.len() as u64 * self.per_block() {
-            true => first.saturating_add(self.per_block()).min(self.refcounts.len() as u64),
+    fn check_missing_block(&mut self, first: u64, was_dirty: bool) -> Result<(), Error> {
+        let end = match first < self.table.len() as u64 * self.refcounts_per_block() {
+            true => {
+                first.saturating_add(self.refcounts_per_block()).min(self.refcounts.len() as u64)
+            }
             false => self.refcounts.len() as u64,
         };
         for nth in first..end {
-            if self.count(nth) == 0 {
+            if self.refcount(nth) == 0 {
                 continue;
             }
             if !was_dirty {
                 let at = nth << self.cluster_bits;
                 return Err(Error::DamagedAt("qcow2: a cluster is used and not counted", at));
             }
-            self.changed.insert(self.sector_of(nth));
+            self.changed.insert(self.refcount_sector_of(nth));
         }
         Ok(())
     }
 
     /// Returns true if the refcount of the cluster at `at` is 1.
     pub(super) fn is_exclusive(&self, at: u64) -> bool {
-        self.count(at >> self.cluster_bits) == 1
+        self.refcount(at >> self.cluster_bits) == 1
     }
 
     /// Releases the clusters of a range when the session ends.
     pub(super) fn release_clusters(&mut self, at: u64, len: u64) {
-        let clusters = self.clusters(at, len);
-        self.let_go.extend(clusters);
+        let clusters = self.cluster_range(at, len);
+        self.released.extend(clusters);
     }
 
     /// Allocates a cluster, which reads as zeros.
     pub(super) fn allocate_cluster(&mut self, out: &mut MetadataWriter<'_>) -> Result<u64, Error> {
-        if self.taken.is_empty() {
+        if self.preallocated.is_empty() {
             self.preallocate(out)?;
         }
-        let Some(run) = self.taken.front_mut() else { return Err(no_room(self.end())) };
+        let Some(run) = self.preallocated.front_mut() else {
+            return Err(no_space(self.file_end()));
+        };
         out.add_dependency(run.ticket);
         let nth = run.first;
         (run.first, run.count) = (run.first + 1, run.count - 1);
         if run.count == 0 {
-            self.taken.pop_front();
+            self.preallocated.pop_front();
         }
         if self.is_new.len() as u64 <= nth {
             self.is_new.resize(self.refcounts.len().max(nth as usize + 1), false);
@@ -299,11 +304,13 @@ impl Refcounts {
     }
 
     /// Preallocates more clusters if few are left.
-    pub(super) fn refill(&mut self, out: &mut MetadataWriter<'_>) -> Result<(), Error> {
-        let left: u64 = self.taken.iter().map(|run| run.count).sum();
+    pub(super) fn preallocate_if_low(&mut self, out: &mut MetadataWriter<'_>) -> Result<(), Error> {
+        let left: u64 = self.preallocated.iter().map(|run| run.count).sum();
         // A full file is reported to the write that needs a cluster.
-        let has_room = || self.search_from < self.inside || self.room_behind(out.file, 1) > 0;
-        match self.in_session && left < self.take_next / 4 && has_room() {
+        let has_room = || {
+            self.search_from < self.written_clusters || self.appendable_clusters(out.file, 1) > 0
+        };
+        match self.in_session && left < self.next_preallocation / 4 && has_room() {
             true => self.preallocate(out),
             false => Ok(()),
         }
@@ -313,23 +320,23 @@ impl Refcounts {
         let cluster = 1u64 << self.cluster_bits;
         let most = |bytes: u64, next: u64| next.min(bytes >> self.cluster_bits).max(1);
         // Free clusters inside the file go first, so that it does not grow.
-        while self.search_from < self.inside && self.count(self.search_from) != 0 {
+        while self.search_from < self.written_clusters && self.refcount(self.search_from) != 0 {
             self.search_from += 1;
         }
-        let (first, count, is_inside) = if self.search_from < self.inside {
-            let most = most(MAX_ZEROED_BYTES, self.take_next);
-            let end = (self.search_from + most).min(self.inside);
-            let free = (self.search_from..end).take_while(|nth| self.count(*nth) == 0);
+        let (first, count, is_inside) = if self.search_from < self.written_clusters {
+            let most = most(MAX_ZEROED_PREALLOCATION_BYTES, self.next_preallocation);
+            let end = (self.search_from + most).min(self.written_clusters);
+            let free = (self.search_from..end).take_while(|nth| self.refcount(*nth) == 0);
             (self.search_from, free.count() as u64, true)
         } else {
-            let most = most(MAX_PREALLOCATED_BYTES, self.take_next);
-            let most = most.min(self.room_behind(out.file, most)).max(1);
+            let most = most(MAX_PREALLOCATED_BYTES, self.next_preallocation);
+            let most = most.min(self.appendable_clusters(out.file, most)).max(1);
             (self.extend_file(out.file, most)?, most, false)
         };
-        self.take_next =
-            (self.take_next * 2).min(MAX_PREALLOCATED_BYTES >> self.cluster_bits).max(1);
+        self.next_preallocation =
+            (self.next_preallocation * 2).min(MAX_PREALLOCATED_BYTES >> self.cluster_bits).max(1);
         for nth in first..first + count {
-            self.set_changed(nth, 1);
+            self.set_refcount_dirty(nth, 1);
         }
         let mut zeros = vec![];
         if is_inside {
@@ -339,17 +346,17 @@ impl Refcounts {
             let last = (first + count) * cluster - self.sector_bytes;
             zeros.push((last, vec![0; self.sector_bytes as usize]));
         }
-        let ticket = self.write(out, zeros)?;
-        self.taken.push_back(Preallocated { first, count, ticket });
+        let ticket = self.submit_changes(out, zeros)?;
+        self.preallocated.push_back(PreallocatedClusters { first, count, ticket });
         Ok(())
     }
 
     /// Appends `count` clusters and returns the first.
     fn extend_file(&mut self, file: &ImageFile, count: u64) -> Result<u64, Error> {
-        let first = self.end();
+        let first = self.file_end();
         let end = first + count;
-        if end > self.most_clusters(file) {
-            return Err(no_room(first << self.cluster_bits));
+        if end > self.max_clusters(file) {
+            return Err(no_space(first << self.cluster_bits));
         }
         self.refcounts.resize(end as usize, 0);
         Ok(first)
@@ -363,8 +370,8 @@ impl Refcounts {
             return behind;
         }
         let mut free = 0;
-        for nth in self.search_from..self.inside {
-            free = if self.count(nth) == 0 { free + 1 } else { 0 };
+        for nth in self.search_from..self.written_clusters {
+            free = if self.refcount(nth) == 0 { free + 1 } else { 0 };
             if free == count {
                 return Ok(nth + 1 - count);
             }
@@ -373,33 +380,33 @@ impl Refcounts {
     }
 
     /// Returns how many clusters can be appended, after the refcount structures for `most` of them.
-    fn room_behind(&self, file: &ImageFile, most: u64) -> u64 {
-        let end = self.end() + most;
-        let blocks = most / self.per_block() + 2;
-        let table = (end / self.per_block() + 2).max(self.table.len() as u64) * 2;
+    fn appendable_clusters(&self, file: &ImageFile, most: u64) -> u64 {
+        let end = self.file_end() + most;
+        let blocks = most / self.refcounts_per_block() + 2;
+        let table = (end / self.refcounts_per_block() + 2).max(self.table.len() as u64) * 2;
         let table = table * 8 / (1 << self.cluster_bits) + 1;
-        let is_moved = end / self.per_block() + 1 >= self.table.len() as u64;
+        let is_moved = end / self.refcounts_per_block() + 1 >= self.table.len() as u64;
         let counted_by = blocks + if is_moved { table } else { 0 };
-        self.most_clusters(file).saturating_sub(self.end() + counted_by)
+        self.max_clusters(file).saturating_sub(self.file_end() + counted_by)
     }
 
     /// Returns the maximum number of clusters of the file.
-    fn most_clusters(&self, file: &ImageFile) -> u64 {
-        MAX_CLUSTERS.min(file.room_bytes() >> self.cluster_bits)
+    fn max_clusters(&self, file: &ImageFile) -> u64 {
+        MAX_CLUSTERS.min(file.max_len_bytes() >> self.cluster_bits)
     }
 
-    fn end(&self) -> u64 {
-        (self.refcounts.len() as u64).max(self.inside)
+    fn file_end(&self) -> u64 {
+        (self.refcounts.len() as u64).max(self.written_clusters)
     }
 
-    fn set_changed(&mut self, nth: u64, count: u16) {
-        self.set(nth, count);
-        self.changed.insert(self.sector_of(nth));
+    fn set_refcount_dirty(&mut self, nth: u64, count: u16) {
+        self.set_refcount(nth, count);
+        self.changed.insert(self.refcount_sector_of(nth));
     }
 
     /// Begins a session if none is open, and submits the changed refcounts together with `more`.
     /// Returns the ticket of the last group.
-    fn write(
+    fn submit_changes(
         &mut self,
         out: &mut MetadataWriter<'_>,
         more: Vec<(u64, Vec<u8>)>,
@@ -408,25 +415,28 @@ impl Refcounts {
         if !self.in_session {
             self.in_session = true;
             if self.version == 3 {
-                let features = be64(&self.head, 72) | DIRTY;
-                self.put_head(72, &features.to_be_bytes());
-                chain.push(vec![(0, self.head.clone())]);
+                let features = be64(&self.header, 72) | INCOMPAT_DIRTY;
+                self.set_header_field(72, &features.to_be_bytes());
+                chain.push(vec![(0, self.header.clone())]);
             }
         }
         let mut leads = vec![];
-        let is_new = self.make_blocks(out.file, &mut leads)?;
+        let is_new = self.allocate_blocks(out.file, &mut leads)?;
         let per_block = self.sectors_per_block();
         let mut writes = more;
         for sector in std::mem::take(&mut self.changed) {
             let (block, place) = (sector / per_block, sector % per_block);
             let at = self.table.get(block as usize).copied().unwrap_or(0);
             if !is_new.contains(&block) {
-                writes.push((at + place * self.sector_bytes, self.bytes(sector, 1)));
+                writes.push((
+                    at + place * self.sector_bytes,
+                    self.encode_refcount_sectors(sector, 1),
+                ));
             }
         }
         for block in is_new {
             let at = self.table.get(block as usize).copied().unwrap_or(0);
-            writes.push((at, self.bytes(block * per_block, per_block)));
+            writes.push((at, self.encode_refcount_sectors(block * per_block, per_block)));
         }
         let (tables, last): (Vec<_>, Vec<_>) =
             leads.into_iter().partition(|(_, _, is_last)| !is_last);
@@ -435,12 +445,12 @@ impl Refcounts {
         if !last.is_empty() {
             chain.push(last.into_iter().map(|(at, bytes, _)| (at, bytes)).collect());
         }
-        out.submit(chain)
+        out.submit_chain(chain)
     }
 
     /// Allocates missing refcount blocks for changed refcounts, and returns them. Adds the writes
     /// of the table and header to `leads`: `true` for those that publish the blocks.
-    fn make_blocks(
+    fn allocate_blocks(
         &mut self,
         file: &ImageFile,
         leads: &mut Vec<(u64, Vec<u8>, bool)>,
@@ -456,12 +466,12 @@ impl Refcounts {
             let missing = self.changed.iter().map(block).find(|block| at(*block) == 0);
             let Some(missing) = missing else { break };
             if missing >= self.table.len() as u64 {
-                self.move_table(file, missing)?;
+                self.move_refcount_table(file, missing)?;
                 moved = true;
                 continue;
             }
             let nth = self.find_contiguous(file, 1)?;
-            self.set_changed(nth, 1);
+            self.set_refcount_dirty(nth, 1);
             if let Some(entry) = self.table.get_mut(missing as usize) {
                 *entry = nth << self.cluster_bits;
             }
@@ -471,23 +481,25 @@ impl Refcounts {
         let bytes: Vec<u8> = self.table.iter().copied().flat_map(u64::to_be_bytes).collect();
         if moved {
             leads.push((self.table_at, bytes, false));
-            leads.push((0, self.head_of_table().to_vec(), true));
+            leads.push((0, self.header_with_table().to_vec(), true));
             return Ok(is_new);
         }
-        leads.extend(self.table_sectors(&entries).into_iter().map(|(at, bytes)| (at, bytes, true)));
+        leads.extend(
+            self.encode_table_sectors(&entries).into_iter().map(|(at, bytes)| (at, bytes, true)),
+        );
         Ok(is_new)
     }
 
     /// Returns the header with offset and length of the refcount table.
-    fn head_of_table(&mut self) -> &[u8] {
+    fn header_with_table(&mut self) -> &[u8] {
         let clusters = ((self.table.len() as u64 * 8) >> self.cluster_bits) as u32;
-        self.put_head(48, &self.table_at.to_be_bytes());
-        self.put_head(56, &clusters.to_be_bytes());
-        &self.head
+        self.set_header_field(48, &self.table_at.to_be_bytes());
+        self.set_header_field(56, &clusters.to_be_bytes());
+        &self.header
     }
 
     /// Returns offsets and contents of sectors of the refcount table.
-    fn table_sectors(&self, sectors: &BTreeSet<u64>) -> Vec<(u64, Vec<u8>)> {
+    fn encode_table_sectors(&self, sectors: &BTreeSet<u64>) -> Vec<(u64, Vec<u8>)> {
         let per_sector = self.sector_bytes as usize / 8;
         let sector = |nth: &u64| {
             let entries = self.table.iter().skip(*nth as usize * per_sector).take(per_sector);
@@ -498,15 +510,15 @@ impl Refcounts {
     }
 
     /// Moves the refcount table to where it has space for entry `nth`.
-    fn move_table(&mut self, file: &ImageFile, nth: u64) -> Result<(), Error> {
+    fn move_refcount_table(&mut self, file: &ImageFile, nth: u64) -> Result<(), Error> {
         let per_cluster = 1u64 << (self.cluster_bits - 3);
         let clusters = (nth + 1).max(self.table.len() as u64 * 2).div_ceil(per_cluster);
         if clusters << self.cluster_bits > MAX_REFCOUNT_TABLE_BYTES {
-            return Err(no_room(self.end() << self.cluster_bits));
+            return Err(no_space(self.file_end() << self.cluster_bits));
         }
         let first = self.find_contiguous(file, clusters)?;
         for nth in first..first + clusters {
-            self.set_changed(nth, 1);
+            self.set_refcount_dirty(nth, 1);
         }
         self.release_clusters(self.table_at, self.table.len() as u64 * 8);
         self.table.resize((clusters * per_cluster) as usize, 0);
@@ -519,40 +531,40 @@ impl Refcounts {
         if !self.in_session {
             return Ok(());
         }
-        for nth in std::mem::take(&mut self.let_go) {
-            self.set_changed(nth, self.count(nth).saturating_sub(1));
+        for nth in std::mem::take(&mut self.released) {
+            self.set_refcount_dirty(nth, self.refcount(nth).saturating_sub(1));
         }
-        while let Some(Preallocated { first, count, .. }) = self.taken.pop_back() {
+        while let Some(PreallocatedClusters { first, count, .. }) = self.preallocated.pop_back() {
             for nth in first..first + count {
-                self.set_changed(nth, 0);
+                self.set_refcount_dirty(nth, 0);
             }
             // Still past the end of the file: it was not written.
-            if first >= self.inside && first + count == self.refcounts.len() as u64 {
+            if first >= self.written_clusters && first + count == self.refcounts.len() as u64 {
                 self.refcounts.truncate(first as usize);
             }
         }
         // Clusters written in this session are zeroed before they are reused.
-        self.inside = self.end();
-        (self.search_from, self.take_next) = (0, FIRST_TAKEN);
-        self.write(out, vec![])?;
+        self.written_clusters = self.file_end();
+        (self.search_from, self.next_preallocation) = (0, FIRST_PREALLOCATED_CLUSTERS);
+        self.submit_changes(out, vec![])?;
         out.wait()?;
         self.in_session = false;
         if self.version == 3 {
-            let features = be64(&self.head, 72) & !DIRTY;
-            self.put_head(72, &features.to_be_bytes());
-            out.submit(vec![vec![(0, self.head.clone())]])?;
+            let features = be64(&self.header, 72) & !INCOMPAT_DIRTY;
+            self.set_header_field(72, &features.to_be_bytes());
+            out.submit_chain(vec![vec![(0, self.header.clone())]])?;
         }
         Ok(())
     }
 
-    fn put_head(&mut self, at: usize, bytes: &[u8]) {
-        if let Some(room) = self.head.get_mut(at..at + bytes.len()) {
+    fn set_header_field(&mut self, at: usize, bytes: &[u8]) {
+        if let Some(room) = self.header.get_mut(at..at + bytes.len()) {
             room.copy_from_slice(bytes);
         }
     }
 
     /// Returns the number of refcounts in a block.
-    fn per_block(&self) -> u64 {
+    fn refcounts_per_block(&self) -> u64 {
         (8 << self.cluster_bits) >> self.refcount_order
     }
 
@@ -561,12 +573,12 @@ impl Refcounts {
     }
 
     /// Returns the refcount sector of a cluster.
-    fn sector_of(&self, nth: u64) -> u64 {
+    fn refcount_sector_of(&self, nth: u64) -> u64 {
         nth / ((self.sector_bytes * 8) >> self.refcount_order)
     }
 
     /// Returns refcount `nth` of a block.
-    fn number(&self, block: &[u8], nth: u64) -> u64 {
+    fn decode_refcount(&self, block: &[u8], nth: u64) -> u64 {
         let bits = 1u64 << self.refcount_order;
         if bits < 8 {
             let byte = block.get((nth * bits / 8) as usize).copied().unwrap_or(0);
@@ -579,13 +591,13 @@ impl Refcounts {
     }
 
     /// Encodes refcount sectors.
-    fn bytes(&self, sector: u64, sectors: u64) -> Vec<u8> {
+    fn encode_refcount_sectors(&self, sector: u64, sectors: u64) -> Vec<u8> {
         let bits = 1u64 << self.refcount_order;
         let mut bytes = vec![0u8; (sectors * self.sector_bytes) as usize];
         let first = sector * self.sector_bytes * 8 / bits;
         for nth in 0..sectors * self.sector_bytes * 8 / bits {
             // A narrow refcount saturates.
-            let count = u64::from(self.count(first + nth)).min(u64::MAX >> (64 - bits));
+            let count = u64::from(self.refcount(first + nth)).min(u64::MAX >> (64 - bits));
             if bits < 8 {
                 if let Some(byte) = bytes.get_mut((nth * bits / 8) as usize) {
                     *byte |= (count << (nth * bits % 8)) as u8;
@@ -602,6 +614,6 @@ impl Refcounts {
         bytes
     }
 }
-fn no_room(at: u64) -> Error {
+fn no_space(at: u64) -> Error {
     DiskError::no_space(Extent::new(at, 0)).into()
 }

@@ -7,26 +7,26 @@
 //! `parent_linkage2`.
 
 use super::guid;
-use crate::backing::reference::{BackingFile, BackingId, utf16};
+use crate::backing::reference::{BackingFile, BackingId, decode_utf16};
 use crate::image_file::{le16, le32};
-use crate::{Error, Format, Unsupported};
+use crate::{Error, Format, UnsupportedFeature};
 
 /// Maximum length of a locator, and maximum pairs: five are known, for Windows paths.
 pub(super) const MAX_LOCATOR_BYTES: u32 = 1 << 20;
 const MAX_PAIRS: u16 = 64;
 
-pub(super) const KIND: [u8; 16] =
+pub(super) const LOCATOR_TYPE: [u8; 16] =
     guid(0xB04A_EFB7, 0xD19E, 0x4A81, [0xB7, 0x89, 0x25, 0xB8, 0xE9, 0x44, 0x59, 0x13]);
 
 /// Returns the parent image named by `locator`.
-pub(super) fn behind(locator: &[u8]) -> Result<BackingFile, Error> {
-    if !locator.starts_with(&KIND) {
+pub(super) fn parse_parent(locator: &[u8]) -> Result<BackingFile, Error> {
+    if !locator.starts_with(&LOCATOR_TYPE) {
         let what = "a parent that is found in a way that is not known";
-        return Err(Unsupported::Feature("VHDX", what).into());
+        return Err(UnsupportedFeature::Feature("VHDX", what).into());
     }
     let text = |at: u32, len: u16| {
         let end = (at as usize).saturating_add(len.into());
-        utf16(locator.get(at as usize..end).unwrap_or_default(), u16::from_le_bytes)
+        decode_utf16(locator.get(at as usize..end).unwrap_or_default(), u16::from_le_bytes)
     };
     let pairs = (0..usize::from(le16(locator, 18).min(MAX_PAIRS))).map(|nth| {
         let at = 20 + 12 * nth;
@@ -41,7 +41,7 @@ pub(super) fn behind(locator: &[u8]) -> Result<BackingFile, Error> {
     let identities = all(&["parent_linkage", "parent_linkage2"]);
     let is_guid = |text: &String| {
         let digits = text.bytes().filter(u8::is_ascii_hexdigit).count();
-        (digits, text.len()) == (32, shown(&[]).len())
+        (digits, text.len()) == (32, format_guid(&[]).len())
     };
     if identities.is_empty() || !identities.iter().all(is_guid) {
         return Err(Error::Damaged("VHDX: it does not say which image it differs from"));
@@ -53,7 +53,7 @@ pub(super) fn behind(locator: &[u8]) -> Result<BackingFile, Error> {
 }
 
 /// Formats a GUID as in a locator, in lower case.
-pub(super) fn shown(guid: &[u8]) -> String {
+pub(super) fn format_guid(guid: &[u8]) -> String {
     // Its first three numbers are stored little-endian.
     let order = [3, 2, 1, 0, 5, 4, 7, 6, 8, 9, 10, 11, 12, 13, 14, 15];
     let digits = order.iter().map(|nth| format!("{:02x}", guid.get(*nth).copied().unwrap_or(0)));

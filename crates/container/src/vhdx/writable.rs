@@ -17,14 +17,14 @@ use std::ops::Range;
 
 use draconis_device::{Error as DiskError, Extent, Ticket};
 
-use super::log::{FIRST_SECTOR_DESCRIPTORS, LogWrite, SECTOR, new_entry};
-use super::{DATA_WRITE, FILE_WRITE_GUID_AT, LOG, MIB, Vhdx, set_checksum};
+use super::log::{FIRST_SECTOR_DESCRIPTORS, LOG_SECTOR_BYTES, LogWrite, build_entry};
+use super::{DATA_WRITE_GUID_AT, FILE_WRITE_GUID_OFFSET, LOG_GUID_AT, MIB, Vhdx, set_checksum};
 use crate::image_file::{ImageFile, le64};
 use crate::image_map::{ImageMap, Location};
 use crate::writable::{AllocationTables, MetadataWriter};
-use crate::{CONVERT, Error, Unsupported};
+use crate::{CONVERT_REMEDY, Error, UnsupportedFeature};
 
-const IS_WHOLE: u64 = 6;
+const PAYLOAD_BLOCK_FULLY_PRESENT: u64 = 6;
 /// Maximum blocks whose offsets are checked for overlaps: 32 MiB of offsets.
 const MAX_WRITABLE_BLOCKS: usize = 1 << 21;
 
@@ -55,17 +55,22 @@ impl WritableVhdx {
         if map.log.1 < MIB || !map.log.1.is_multiple_of(MIB) || map.log.0 < MIB {
             return Err(Error::DamagedAt("VHDX: a log that cannot be", map.log.0));
         }
-        if map.behind.is_some() {
+        if map.backing.is_some() {
             let what = "only what differs from another";
-            return Err(Unsupported::ReadOnlyFormat("VHDX", what, CONVERT).into());
+            return Err(UnsupportedFeature::ReadOnlyFormat("VHDX", what, CONVERT_REMEDY).into());
         }
-        if map.has_unknown {
+        if map.has_unknown_region {
             let what = "regions that are not known";
-            return Err(Unsupported::ReadOnlyFormat("VHDX", what, CONVERT).into());
+            return Err(UnsupportedFeature::ReadOnlyFormat("VHDX", what, CONVERT_REMEDY).into());
         }
-        let blocks = map.bat.iter().filter(|entry| *entry & 7 == IS_WHOLE);
+        let blocks = map.bat.iter().filter(|entry| *entry & 7 == PAYLOAD_BLOCK_FULLY_PRESENT);
         if blocks.clone().count() > MAX_WRITABLE_BLOCKS {
-            return Err(Unsupported::ReadOnlyFormat("VHDX", "so many blocks", CONVERT).into());
+            return Err(UnsupportedFeature::ReadOnlyFormat(
+                "VHDX",
+                "so many blocks",
+                CONVERT_REMEDY,
+            )
+            .into());
         }
         let blocks = blocks.map(|entry| (entry >> 20 << 20, map.block_bytes));
         let mut all: Vec<(u64, u64)> = [(0, MIB), map.log].into_iter().collect();
@@ -83,7 +88,7 @@ impl WritableVhdx {
         if last.0 >= len && !map.needs_replay() {
             return Err(Error::DamagedAt("VHDX: a block behind the end of the file", last.0));
         }
-        let end = match file.room_bytes() > len {
+        let end = match file.max_len_bytes() > len {
             true => len.max(last.0.saturating_add(last.1)).next_multiple_of(MIB),
             false => len / MIB * MIB,
         };
@@ -104,7 +109,7 @@ impl WritableVhdx {
     }
 
     /// Returns a new GUID.
-    fn identity(&mut self) -> [u8; 16] {
+    fn new_guid(&mut self) -> [u8; 16] {
         let mut half = || {
             // SplitMix64.
             self.guid_seed = self.guid_seed.wrapping_add(0x9E37_79B9_7F4A_7C15);
@@ -120,7 +125,7 @@ impl WritableVhdx {
     }
 
     /// Returns a newer header with the fields `put`, and its offset: that of the older header.
-    fn header(&mut self, put: &[(usize, [u8; 16])]) -> (u64, Vec<u8>) {
+    fn next_header(&mut self, put: &[(usize, [u8; 16])]) -> (u64, Vec<u8>) {
         let number = le64(&self.map.header, 8) + 1;
         for (at, bytes) in
             put.iter().map(|(at, id)| (*at, &id[..])).chain([(8, &number.to_le_bytes()[..])])
@@ -131,29 +136,34 @@ impl WritableVhdx {
         }
         set_checksum(&mut self.map.header);
         self.map.header_at =
-            super::HEADERS.into_iter().find(|at| *at != self.map.header_at).unwrap_or(0);
+            super::HEADER_OFFSETS.into_iter().find(|at| *at != self.map.header_at).unwrap_or(0);
         (self.map.header_at, self.map.header.clone())
     }
 
     /// Returns offset and contents of a BAT sector.
-    fn sector(&self, nth: u64) -> (u64, Vec<u8>) {
-        let entries = self.map.bat.iter().skip(nth as usize * SECTOR / 8).take(SECTOR / 8);
+    fn bat_sector(&self, nth: u64) -> (u64, Vec<u8>) {
+        let entries = self
+            .map
+            .bat
+            .iter()
+            .skip(nth as usize * LOG_SECTOR_BYTES / 8)
+            .take(LOG_SECTOR_BYTES / 8);
         let mut bytes: Vec<u8> = entries.copied().flat_map(u64::to_le_bytes).collect();
-        bytes.resize(SECTOR, 0);
-        (self.map.table_at + nth * SECTOR as u64, bytes)
+        bytes.resize(LOG_SECTOR_BYTES, 0);
+        (self.map.bat_offset + nth * LOG_SECTOR_BYTES as u64, bytes)
     }
 
     /// Writes the logged sectors to the BAT, after the log.
-    fn apply(&mut self, out: &mut MetadataWriter<'_>) -> Result<Option<Ticket>, Error> {
+    fn apply_log(&mut self, out: &mut MetadataWriter<'_>) -> Result<Option<Ticket>, Error> {
         let after: Vec<Ticket> = self.last_entry.into_iter().collect();
         match std::mem::take(&mut self.logged) {
             logged if logged.is_empty() => Ok(None),
-            logged => out.submit_behind(logged.into_iter().collect(), &after).map(Some),
+            logged => out.submit_group_after(logged.into_iter().collect(), &after).map(Some),
         }
     }
 
     /// Returns half the length of the log.
-    fn half(&self) -> u64 {
+    fn half_log_bytes(&self) -> u64 {
         self.map.log.1 / 2
     }
 }
@@ -171,13 +181,13 @@ impl AllocationTables for WritableVhdx {
         self.map.find(file, at)
     }
 
-    fn unpack(&self, file: &ImageFile, piece: u64) -> Result<Vec<u8>, Error> {
+    fn decompress_chunk(&self, file: &ImageFile, piece: u64) -> Result<Vec<u8>, Error> {
         self.map.decompress_chunk(file, piece)
     }
 
     fn writable_offset(&mut self, _: &ImageFile, at: u64) -> Result<Option<u64>, Error> {
         let entry = self.map.bat.get(self.map.bat_index(at)).copied().unwrap_or(0);
-        Ok((entry & 7 == IS_WHOLE).then_some(entry >> 20 << 20))
+        Ok((entry & 7 == PAYLOAD_BLOCK_FULLY_PRESENT).then_some(entry >> 20 << 20))
     }
 
     fn begin_session(&mut self, out: &mut MetadataWriter<'_>) -> Result<(), Error> {
@@ -185,41 +195,42 @@ impl AllocationTables for WritableVhdx {
             return Ok(());
         }
         self.in_session = true;
-        let ids = [(FILE_WRITE_GUID_AT, self.identity()), (DATA_WRITE, self.identity())];
-        let mut chain = vec![vec![self.header(&ids)]];
+        let ids =
+            [(FILE_WRITE_GUID_OFFSET, self.new_guid()), (DATA_WRITE_GUID_AT, self.new_guid())];
+        let mut chain = vec![vec![self.next_header(&ids)]];
         let mut put_right: Vec<(u64, Vec<u8>)> = vec![];
         if out.file.len_bytes() < self.end {
             let sector = out.file.sector_bytes();
             put_right.push((self.end - sector, vec![0; sector as usize]));
         }
-        for patch in self.map.take_replay() {
+        for patch in self.map.take_log_writes() {
             put_right.push(match patch {
                 LogWrite::Sector(at, sector) => (at, sector),
                 LogWrite::Zeros(at, len) => (at, vec![0; len as usize]),
             });
         }
         chain.push(put_right);
-        chain.push(vec![self.header(&[(LOG, [0; 16])])]);
-        self.log_id = self.identity();
+        chain.push(vec![self.next_header(&[(LOG_GUID_AT, [0; 16])])]);
+        self.log_id = self.new_guid();
         (self.number, self.tail) = (1, 0);
-        let first = new_entry(&self.log_id, self.number, self.tail, self.end, &[]);
+        let first = build_entry(&self.log_id, self.number, self.tail, self.end, &[]);
         (self.number, self.head) = (2, first.len() as u64);
         chain.push(vec![(self.map.log.0, first)]);
         let log_id = self.log_id;
-        chain.push(vec![self.header(&[(LOG, log_id)])]);
-        out.submit(chain)?;
+        chain.push(vec![self.next_header(&[(LOG_GUID_AT, log_id)])]);
+        out.submit_chain(chain)?;
         out.wait()
     }
 
     fn allocate_unit(&mut self, out: &mut MetadataWriter<'_>, _: u64) -> Result<u64, Error> {
         let place = self.end;
         let end = place.saturating_add(self.map.block_bytes);
-        if end > out.file.room_bytes() {
+        if end > out.file.max_len_bytes() {
             return Err(DiskError::no_space(Extent::new(place, self.map.block_bytes)).into());
         }
         self.end = end;
         let sector = out.file.sector_bytes();
-        let ticket = out.submit(vec![vec![(end - sector, vec![0; sector as usize])]])?;
+        let ticket = out.submit_chain(vec![vec![(end - sector, vec![0; sector as usize])]])?;
         out.add_dependency(ticket);
         Ok(place)
     }
@@ -227,9 +238,9 @@ impl AllocationTables for WritableVhdx {
     fn map_unit(&mut self, _: &mut MetadataWriter<'_>, at: u64, place: u64) -> Result<(), Error> {
         let nth = self.map.bat_index(at);
         if let Some(entry) = self.map.bat.get_mut(nth) {
-            *entry = place | IS_WHOLE;
+            *entry = place | PAYLOAD_BLOCK_FULLY_PRESENT;
         }
-        self.changed.insert((nth * 8 / SECTOR) as u64);
+        self.changed.insert((nth * 8 / LOG_SECTOR_BYTES) as u64);
         Ok(())
     }
 
@@ -237,22 +248,23 @@ impl AllocationTables for WritableVhdx {
         if self.changed.is_empty() {
             return Ok(());
         }
-        let mut after = out.followed();
-        let most = FIRST_SECTOR_DESCRIPTORS.min(self.half() as usize / SECTOR - 1);
+        let mut after = out.take_dependencies();
+        let most =
+            FIRST_SECTOR_DESCRIPTORS.min(self.half_log_bytes() as usize / LOG_SECTOR_BYTES - 1);
         let sectors: Vec<u64> = std::mem::take(&mut self.changed).into_iter().collect();
         for sectors in sectors.chunks(most) {
             let sectors: Vec<(u64, Vec<u8>)> =
-                sectors.iter().map(|nth| self.sector(*nth)).collect();
-            let len = ((1 + sectors.len()) * SECTOR) as u64;
-            if self.head + len > self.tail + self.half() {
+                sectors.iter().map(|nth| self.bat_sector(*nth)).collect();
+            let len = ((1 + sectors.len()) * LOG_SECTOR_BYTES) as u64;
+            if self.head + len > self.tail + self.half_log_bytes() {
                 // Switches to the other half, once this one's sectors are in the BAT.
-                after.extend(self.apply(out)?);
-                self.tail = if self.tail == 0 { self.half() } else { 0 };
+                after.extend(self.apply_log(out)?);
+                self.tail = if self.tail == 0 { self.half_log_bytes() } else { 0 };
                 self.head = self.tail;
             }
-            let entry = new_entry(&self.log_id, self.number, self.tail, self.end, &sectors);
+            let entry = build_entry(&self.log_id, self.number, self.tail, self.end, &sectors);
             let write = vec![(self.map.log.0 + self.head, entry)];
-            self.last_entry = Some(out.submit_behind(write, &after)?);
+            self.last_entry = Some(out.submit_group_after(write, &after)?);
             (self.number, self.head) = (self.number + 1, self.head + len);
             self.logged.extend(sectors);
         }
@@ -263,10 +275,10 @@ impl AllocationTables for WritableVhdx {
         if !self.in_session {
             return Ok(());
         }
-        self.apply(out)?;
+        self.apply_log(out)?;
         out.wait()?;
-        let headers = [self.header(&[(LOG, [0; 16])]), self.header(&[])];
-        out.submit(headers.into_iter().map(|header| vec![header]).collect())?;
+        let headers = [self.next_header(&[(LOG_GUID_AT, [0; 16])]), self.next_header(&[])];
+        out.submit_chain(headers.into_iter().map(|header| vec![header]).collect())?;
         self.in_session = false;
         Ok(())
     }
@@ -275,6 +287,6 @@ impl AllocationTables for WritableVhdx {
         out: &mut MetadataWriter<'_>,
         unused: Vec<Range<u64>>,
     ) -> Result<Option<u64>, Error> {
-        self.compacted(out, &unused)
+        self.compact_blocks(out, &unused)
     }
 }

@@ -14,21 +14,21 @@ use draconis_device::{
 };
 use draconis_exchange::heap::Block;
 
-use super::filled;
-use crate::tests::{all, contents, memory, skipped::skipped};
-use crate::{Error, Opened, Unsupported, open, open_for_writing};
+use super::block_from;
+use crate::tests::{memory_disk, read_all, sample_contents, skipped::report_skipped};
+use crate::{Error, OpenedImage, UnsupportedFeature, open, open_for_writing};
 
 const MIB: u64 = 1 << 20;
 
 /// A disk in memory that grows, like a growing file.
-struct Growing {
+struct GrowingDisk {
     disk: MemoryDisk,
     len_bytes: u64,
     /// End of all writes.
     end_bytes: AtomicU64,
 }
 
-impl Growing {
+impl GrowingDisk {
     fn new(mut bytes: Vec<u8>, room_bytes: u64) -> Self {
         let len_bytes = (bytes.len() as u64).next_multiple_of(512);
         bytes.resize(room_bytes.max(len_bytes) as usize, 0);
@@ -38,30 +38,30 @@ impl Growing {
 
     /// Returns the contents of the equivalent file.
     fn bytes(&self) -> Vec<u8> {
-        let mut bytes = bytes_of(self);
+        let mut bytes = read_disk_bytes(self);
         bytes.truncate(self.end_bytes.load(Ordering::Relaxed) as usize);
         bytes
     }
 
     /// Returns the file as the next open sees it.
-    fn again(&self) -> Arc<Self> {
+    fn reopen(&self) -> Arc<Self> {
         Arc::new(Self::new(self.bytes(), self.max_len_bytes()))
     }
 }
 
-impl draconis_device::ForwardingDisk for Growing {
-    type Below = MemoryDisk;
+impl draconis_device::ForwardingDisk for GrowingDisk {
+    type Inner = MemoryDisk;
 
-    fn disk(&self) -> &MemoryDisk {
+    fn inner_disk(&self) -> &MemoryDisk {
         &self.disk
     }
 
     fn properties(&self) -> Properties {
-        Properties { len_bytes: self.len_bytes, ..self.disk().properties() }
+        Properties { len_bytes: self.len_bytes, ..self.inner_disk().properties() }
     }
 
     fn max_len_bytes(&self) -> u64 {
-        self.disk().properties().len_bytes
+        self.inner_disk().properties().len_bytes
     }
 
     fn submit_with(
@@ -74,29 +74,29 @@ impl draconis_device::ForwardingDisk for Growing {
             let end = write.at_bytes + write.block.len() as u64;
             self.end_bytes.fetch_max(end, Ordering::Relaxed);
         }
-        self.disk().submit_with(chain, after, terms)
+        self.inner_disk().submit_with(chain, after, terms)
     }
 }
 
 /// Returns all bytes up to the maximum length of a disk.
-fn bytes_of(disk: &dyn Disk) -> Vec<u8> {
+fn read_disk_bytes(disk: &dyn Disk) -> Vec<u8> {
     let len = disk.max_len_bytes();
     let read = disk.read_now(Extent::new(0, len), Block::private(len as usize)).unwrap();
     read.into_private().to_vec()
 }
 
-fn run(program: &str, arguments: &[&str]) -> Option<Output> {
+fn run_command(program: &str, arguments: &[&str]) -> Option<Output> {
     match Command::new(program).args(arguments).output() {
         Ok(output) => Some(output),
         Err(_) => {
-            skipped(format!("images that are changed need {program}"));
+            report_skipped(format!("images that are changed need {program}"));
             None
         }
     }
 }
 
-fn ran(program: &str, arguments: &[&str]) -> Option<()> {
-    let output = run(program, arguments)?;
+fn run_command_ok(program: &str, arguments: &[&str]) -> Option<()> {
+    let output = run_command(program, arguments)?;
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{program} {arguments:?}: {said}");
     Some(())
@@ -104,22 +104,22 @@ fn ran(program: &str, arguments: &[&str]) -> Option<()> {
 
 /// Creates an image with qemu-img and `options`, qcow2 by default, and fills it with the qemu-io
 /// `commands`; `snapshot NAME` is an additional command.
-fn made(dir: &Path, options: &[&str], len: &str, commands: &[&str]) -> Option<Vec<u8>> {
+fn create_image(dir: &Path, options: &[&str], len: &str, commands: &[&str]) -> Option<Vec<u8>> {
     let path = dir.join("made");
     let shown = path.to_str().unwrap();
     let format: &[&str] = if options.contains(&"-f") { &[] } else { &["-f", "qcow2"] };
-    ran("qemu-img", &[&["create", "-q"], format, options, &[shown, len]].concat())?;
+    run_command_ok("qemu-img", &[&["create", "-q"], format, options, &[shown, len]].concat())?;
     for command in commands {
         match command.strip_prefix("snapshot ") {
-            Some(name) => ran("qemu-img", &["snapshot", "-c", name, shown])?,
-            None => ran("qemu-io", &["-c", command, shown])?,
+            Some(name) => run_command_ok("qemu-img", &["snapshot", "-c", name, shown])?,
+            None => run_command_ok("qemu-io", &["-c", command, shown])?,
         }
     }
     Some(std::fs::read(&path).unwrap())
 }
 
 /// Checks with qemu-img that an image is valid and has these contents; leaks only if `may_leak`.
-fn judged(dir: &Path, image: &[u8], contents: Option<&[u8]>, may_leak: bool, what: &str) {
+fn check_image(dir: &Path, image: &[u8], contents: Option<&[u8]>, may_leak: bool, what: &str) {
     let path = dir.join("judged");
     let file = std::fs::File::create(&path).unwrap();
     file.set_len(image.len() as u64).unwrap();
@@ -133,7 +133,7 @@ fn judged(dir: &Path, image: &[u8], contents: Option<&[u8]>, may_leak: bool, wha
     // The log of an unclosed image must be replayed; leaks are only reported.
     let repair: &[&str] = if may_leak && kind == "vhdx" { &["-r", "all"] } else { &[] };
     let words = ["check", "-f", kind];
-    let output = run("qemu-img", &[&words, repair, &[shown]].concat()).unwrap();
+    let output = run_command("qemu-img", &[&words, repair, &[shown]].concat()).unwrap();
     let said = String::from_utf8_lossy(&output.stdout).into_owned()
         + &String::from_utf8_lossy(&output.stderr);
     let code = output.status.code();
@@ -142,24 +142,26 @@ fn judged(dir: &Path, image: &[u8], contents: Option<&[u8]>, may_leak: bool, wha
     let raw = dir.join("raw");
     std::fs::write(&raw, contents).unwrap();
     let raw = raw.to_str().unwrap();
-    let output = run("qemu-img", &["compare", "-f", kind, "-F", "raw", shown, raw]).unwrap();
+    let output =
+        run_command("qemu-img", &["compare", "-f", kind, "-F", "raw", shown, raw]).unwrap();
     assert!(output.status.success(), "{what}: {}", String::from_utf8_lossy(&output.stdout));
 }
 
 /// Returns the contents of a snapshot of the image that was last checked, or of the created one.
-fn of_snapshot(dir: &Path, file: &str, name: &str) -> Vec<u8> {
+fn read_snapshot(dir: &Path, file: &str, name: &str) -> Vec<u8> {
     let (from, to) = (dir.join(file), dir.join("snapshot"));
     let (from, to) = (from.to_str().unwrap(), to.to_str().unwrap());
-    ran("qemu-img", &["convert", "-f", "qcow2", "-O", "raw", "-l", name, from, to]).unwrap();
+    run_command_ok("qemu-img", &["convert", "-f", "qcow2", "-O", "raw", "-l", name, from, to])
+        .unwrap();
     std::fs::read(to).unwrap()
 }
 
-fn write(disk: &dyn Disk, at_bytes: u64, bytes: &[u8]) -> Ticket {
-    let group = Group { writes: vec![Write { at_bytes, block: filled(bytes) }] };
+fn submit_write(disk: &dyn Disk, at_bytes: u64, bytes: &[u8]) -> Ticket {
+    let group = Group { writes: vec![Write { at_bytes, block: block_from(bytes) }] };
     disk.submit(group, &[]).unwrap_or_else(|refused| panic!("{}", refused.error))
 }
 
-const SHAPES: &[&[&str]] = &[
+const IMAGE_OPTIONS: &[&[&str]] = &[
     &[],
     &["-o", "compat=0.10"],
     &["-o", "cluster_size=512"],
@@ -174,37 +176,37 @@ const SHAPES: &[&[&str]] = &[
 ];
 
 /// Returns true if an image can store new data only by growing.
-fn must_grow(options: &[&str]) -> bool {
+fn needs_growing_file(options: &[&str]) -> bool {
     options.contains(&"vhdx")
 }
 
 #[test]
-fn a_disk_in_an_image_keeps_the_promises_of_disks() {
+fn writable_image_conforms() {
     let dir = tempfile::tempdir().unwrap();
-    for options in SHAPES {
-        let Some(image) = made(dir.path(), options, "3M", &[]) else { return };
+    for options in IMAGE_OPTIONS {
+        let Some(image) = create_image(dir.path(), options, "3M", &[]) else { return };
         let end = image.len() as u64;
         for (grows, room) in [(true, end + 24 * MIB), (false, end + 16 * MIB)] {
-            if !grows && must_grow(options) {
+            if !grows && needs_growing_file(options) {
                 continue;
             }
-            let mut files: Vec<Arc<Growing>> = vec![];
+            let mut files: Vec<Arc<GrowingDisk>> = vec![];
             conform::check_all(|| {
                 let mut bytes = image.clone();
                 if !grows {
                     // Bytes of a device past the image are arbitrary.
                     bytes.resize(room as usize, 0x5A);
                 }
-                let file = Arc::new(Growing::new(bytes, room));
+                let file = Arc::new(GrowingDisk::new(bytes, room));
                 files.push(file.clone());
                 open_for_writing(file, &[], 7).unwrap().disk
             });
             for file in files.iter().step_by(5) {
-                let opened = open(file.again(), &[]).unwrap();
-                let contents = all(&*opened.disk).unwrap();
+                let opened = open(file.reopen(), &[]).unwrap();
+                let contents = read_all(&*opened.disk).unwrap();
                 let what = format!("{options:?}, grows: {grows}");
                 let image = file.bytes();
-                judged(dir.path(), &image, Some(&contents), false, &what);
+                check_image(dir.path(), &image, Some(&contents), false, &what);
             }
         }
     }
@@ -212,67 +214,69 @@ fn a_disk_in_an_image_keeps_the_promises_of_disks() {
 
 /// Random writes to an image with all types of clusters.
 #[test]
-fn what_is_written_over_clusters_of_all_sorts_is_there_with_what_is_around_it() {
+fn writes_over_all_cluster_kinds_keep_neighbours() {
     let dir = tempfile::tempdir().unwrap();
-    let raw = contents(5 << 20);
+    let raw = sample_contents(5 << 20);
     let commands =
         ["write -P 7 100k 300k", "write -z 1M 128k", "write -z -u 2M 70k", "discard 3M 64k"];
     let mut images: Vec<(Vec<u8>, Vec<Vec<u8>>)> = vec![];
-    for options in SHAPES {
+    for options in IMAGE_OPTIONS {
         let packed = [&["-O", "qcow2", "-c"], *options].concat();
         let is_not = |it: &&str| {
             ["preallocation", "refcount_bits=1", "vhdx"].iter().any(|no| it.contains(no))
         };
         if !options.iter().any(is_not) {
-            let Some(image) = crate::tests::converted(dir.path(), &raw, &packed) else { return };
+            let Some(image) = crate::tests::convert_with_qemu_img(dir.path(), &raw, &packed) else {
+                return;
+            };
             images.push((image, vec![]));
         }
-        let Some(image) = made(dir.path(), options, "5M", &commands) else { return };
+        let Some(image) = create_image(dir.path(), options, "5M", &commands) else { return };
         images.push((image, vec![]));
     }
     let below = dir.path().join("below");
     std::fs::write(&below, &raw[..4 << 20]).unwrap();
     let options = ["-F", "raw", "-b", below.to_str().unwrap()];
-    let Some(image) = made(dir.path(), &options, "5M", &commands) else { return };
+    let Some(image) = create_image(dir.path(), &options, "5M", &commands) else { return };
     images.push((image, vec![raw[..4 << 20].to_vec()]));
 
     let mut random = Random::new(5);
     for (nth, (image, behind)) in images.into_iter().enumerate() {
-        let behind: Vec<Arc<dyn Disk>> = behind.into_iter().map(memory).collect();
-        let mut file = Arc::new(Growing::new(image, 48 * MIB));
+        let behind: Vec<Arc<dyn Disk>> = behind.into_iter().map(memory_disk).collect();
+        let mut file = Arc::new(GrowingDisk::new(image, 48 * MIB));
         let opened = open(file.clone(), &behind).unwrap();
-        let mut expected = all(&*opened.disk).unwrap();
+        let mut expected = read_all(&*opened.disk).unwrap();
         for session in 0..3u8 {
-            let Opened { disk, session: image, .. } =
+            let OpenedImage { disk, session: image, .. } =
                 open_for_writing(file.clone(), &behind, 7).unwrap();
             let len = disk.properties().len_bytes;
             for round in 0..40u8 {
-                let count = 1 + random.below(if round % 8 == 0 { 600 } else { 20 });
-                let at = random.below(len / 512 - count) * 512;
+                let count = 1 + random.next_below(if round % 8 == 0 { 600 } else { 20 });
+                let at = random.next_below(len / 512 - count) * 512;
                 let bytes = vec![session * 64 + round + 1; (count * 512) as usize];
                 expected[at as usize..at as usize + bytes.len()].copy_from_slice(&bytes);
-                let ticket = write(&*disk, at, &bytes);
+                let ticket = submit_write(&*disk, at, &bytes);
                 if round % 5 == 0 {
                     disk.wait_durable(ticket).unwrap();
                 }
                 if round == 20 {
                     image.as_ref().unwrap().close_session().unwrap();
-                    judged(dir.path(), &file.bytes(), None, false, &format!("{nth}, rests"));
+                    check_image(dir.path(), &file.bytes(), None, false, &format!("{nth}, rests"));
                 }
             }
-            assert!(all(&*disk).unwrap() == expected, "{nth}");
+            assert!(read_all(&*disk).unwrap() == expected, "{nth}");
             drop((disk, image));
-            file = file.again();
-            let found = all(&*open(file.clone(), &behind).unwrap().disk).unwrap();
+            file = file.reopen();
+            let found = read_all(&*open(file.clone(), &behind).unwrap().disk).unwrap();
             assert!(found == expected, "{nth}");
-            judged(dir.path(), &file.bytes(), Some(&expected), false, &format!("{nth}"));
+            check_image(dir.path(), &file.bytes(), Some(&expected), false, &format!("{nth}"));
         }
     }
 }
 
 /// Snapshots keep their contents, and other programs can delete them.
 #[test]
-fn snapshots_keep_what_they_hold() {
+fn snapshots_keep_their_contents() {
     let dir = tempfile::tempdir().unwrap();
     let commands = [
         "write -P 7 100k 300k",
@@ -294,38 +298,39 @@ fn snapshots_keep_what_they_hold() {
     ];
     let mut random = Random::new(8);
     for options in shapes {
-        let Some(image) = made(dir.path(), options, "5M", &commands) else { return };
+        let Some(image) = create_image(dir.path(), options, "5M", &commands) else { return };
         let names = ["one", "two", "three"];
-        let kept = names.map(|name| of_snapshot(dir.path(), "made", name));
-        let mut file = Arc::new(Growing::new(image, 96 * MIB));
-        let mut expected = all(&*open(file.clone(), &[]).unwrap().disk).unwrap();
+        let kept = names.map(|name| read_snapshot(dir.path(), "made", name));
+        let mut file = Arc::new(GrowingDisk::new(image, 96 * MIB));
+        let mut expected = read_all(&*open(file.clone(), &[]).unwrap().disk).unwrap();
         for session in 0..2u8 {
             let what = format!("{options:?}, {session}");
             let disk = open_for_writing(file.clone(), &[], 7).unwrap().disk;
             for round in 0..30u8 {
-                let count = 1 + random.below(if round % 8 == 0 { 600 } else { 20 });
-                let at = random.below(5 * MIB / 512 - count) * 512;
+                let count = 1 + random.next_below(if round % 8 == 0 { 600 } else { 20 });
+                let at = random.next_below(5 * MIB / 512 - count) * 512;
                 let bytes = vec![session * 64 + round + 1; (count * 512) as usize];
                 expected[at as usize..at as usize + bytes.len()].copy_from_slice(&bytes);
-                write(&*disk, at, &bytes);
+                submit_write(&*disk, at, &bytes);
             }
-            assert!(all(&*disk).unwrap() == expected, "{what}");
+            assert!(read_all(&*disk).unwrap() == expected, "{what}");
             drop(disk);
-            judged(dir.path(), &file.bytes(), Some(&expected), false, &what);
+            check_image(dir.path(), &file.bytes(), Some(&expected), false, &what);
             for (name, kept) in names.iter().zip(&kept) {
-                let found = of_snapshot(dir.path(), "judged", name);
+                let found = read_snapshot(dir.path(), "judged", name);
                 assert!(found == *kept, "{what}: {name}");
             }
-            file = file.again();
+            file = file.reopen();
         }
         let path = dir.path().join("judged");
         for action in ["-d", "-c"] {
-            ran("qemu-img", &["snapshot", action, "two", path.to_str().unwrap()]).unwrap();
+            run_command_ok("qemu-img", &["snapshot", action, "two", path.to_str().unwrap()])
+                .unwrap();
         }
         let image = std::fs::read(path).unwrap();
-        judged(dir.path(), &image, Some(&expected), false, "deleted by others");
+        check_image(dir.path(), &image, Some(&expected), false, "deleted by others");
         for (name, kept) in [("one", &kept[0]), ("two", &expected), ("three", &kept[2])] {
-            assert!(of_snapshot(dir.path(), "judged", name) == *kept, "{options:?}: {name}");
+            assert!(read_snapshot(dir.path(), "judged", name) == *kept, "{options:?}: {name}");
         }
     }
 }
@@ -333,7 +338,7 @@ fn snapshots_keep_what_they_hold() {
 /// Every state after a power cut opens, holds all durable and no unwritten data, and has no damage
 /// but leaks; the next writer repairs those.
 #[test]
-fn a_power_cut_loses_nothing_that_was_durable() {
+fn power_cut_keeps_durable_writes() {
     let dir = tempfile::tempdir().unwrap();
     let cases: [(&[&str], bool, &[&str]); 10] = [
         (&[], true, &[]),
@@ -348,17 +353,17 @@ fn a_power_cut_loses_nothing_that_was_durable() {
         (&["-f", "vhdx", "-o", "subformat=fixed,block_size=1M"], true, &[]),
     ];
     for (options, grows, commands) in cases {
-        let Some(image) = made(dir.path(), options, "2M", commands) else { return };
+        let Some(image) = create_image(dir.path(), options, "2M", commands) else { return };
         let room = image.len().next_multiple_of(512) as u64 + 6 * MIB;
         let mut start = image.clone();
         start.resize(room as usize, if grows { 0 } else { 0xA5 });
         let len = if grows { image.len() as u64 } else { room };
         let disk = MemoryDisk::new(start.clone(), 512);
         let len_bytes = len.next_multiple_of(512);
-        let growing = Growing { disk, len_bytes, end_bytes: len_bytes.into() };
+        let growing = GrowingDisk { disk, len_bytes, end_bytes: len_bytes.into() };
         let file = Arc::new(RecordDisk::new(growing));
-        let before = all(&*open(file.clone(), &[]).unwrap().disk).unwrap();
-        file.take();
+        let before = read_all(&*open(file.clone(), &[]).unwrap().disk).unwrap();
+        file.take_events();
         let disk = open_for_writing(file.clone(), &[], 7).unwrap().disk;
         // Ticket and contents of the writes of each sector.
         let mut history: Vec<(u64, Extent, u8)> = vec![];
@@ -367,15 +372,17 @@ fn a_power_cut_loses_nothing_that_was_durable() {
         for round in 0..60u8 {
             let mut group = Group::default();
             let mut written = vec![];
-            for part in 0..1 + random.below(3) {
-                let count = 1 + random.below(12);
-                let at = random.below(2 * MIB / 512 / if round < 30 { 16 } else { 1 } - 12) * 512;
+            for part in 0..1 + random.next_below(3) {
+                let count = 1 + random.next_below(12);
+                let at =
+                    random.next_below(2 * MIB / 512 / if round < 30 { 16 } else { 1 } - 12) * 512;
                 let with = 100 + round * 2 + (part % 2) as u8;
-                let block = filled(&vec![with; count as usize * 512]);
+                let block = block_from(&vec![with; count as usize * 512]);
                 group.writes.push(Write { at_bytes: at, block });
                 written.push((Extent::new(at, count * 512), with));
             }
-            let after: &[Ticket] = if random.below(4) == 0 && last.0 > 0 { &[last] } else { &[] };
+            let after: &[Ticket] =
+                if random.next_below(4) == 0 && last.0 > 0 { &[last] } else { &[] };
             last = disk.submit(group, after).unwrap();
             history.extend(written.into_iter().map(|(at, with)| (last.0, at, with)));
             if round % 7 == 6 {
@@ -384,13 +391,13 @@ fn a_power_cut_loses_nothing_that_was_durable() {
         }
         drop(disk);
         let few = CrashOptions { subsets: 6, ..CrashOptions::default() };
-        let crashes = CrashStates::new(start, file.take(), few);
+        let crashes = CrashStates::new(start, file.take_events(), few);
         let mut states = 0;
         for crash in crashes {
             states += 1;
             let what = format!("{options:?}: state {states}, {:?}", crash.kind);
             let opened = open(crash.disk.clone(), &[]);
-            let found = all(&*opened.unwrap_or_else(|error| panic!("{what}: {error}")).disk);
+            let found = read_all(&*opened.unwrap_or_else(|error| panic!("{what}: {error}")).disk);
             let found = found.unwrap();
             for (sector, bytes) in found.chunks(512).enumerate() {
                 let at = Extent::new(sector as u64 * 512, 512);
@@ -406,28 +413,28 @@ fn a_power_cut_loses_nothing_that_was_durable() {
             }
             let is_judged = states % 40 == 1;
             if is_judged {
-                judged(dir.path(), &bytes_of(&*crash.disk), Some(&found), true, &what);
+                check_image(dir.path(), &read_disk_bytes(&*crash.disk), Some(&found), true, &what);
                 if commands.contains(&"snapshot one") {
-                    assert!(of_snapshot(dir.path(), "judged", "one") == before, "{what}");
+                    assert!(read_snapshot(dir.path(), "judged", "one") == before, "{what}");
                 }
             }
             if !is_judged && states % 4 != 0 {
                 continue;
             }
-            let file: Arc<dyn Disk> = match must_grow(options) {
-                true => Arc::new(Growing::new(bytes_of(&*crash.disk), room + 8 * MIB)),
+            let file: Arc<dyn Disk> = match needs_growing_file(options) {
+                true => Arc::new(GrowingDisk::new(read_disk_bytes(&*crash.disk), room + 8 * MIB)),
                 false => crash.disk.clone(),
             };
             let next = open_for_writing(file.clone(), &[], 7);
             let next = next.unwrap_or_else(|error| panic!("{what}: {error}")).disk;
-            let ticket = write(&*next, MIB + 512, &[1; 512]);
+            let ticket = submit_write(&*next, MIB + 512, &[1; 512]);
             next.wait_durable(ticket).unwrap();
             drop(next);
             if is_judged {
                 let mut found = found;
                 found[MIB as usize + 512..][..512].fill(1);
                 let what = format!("{what}, mended");
-                judged(dir.path(), &bytes_of(&*file), Some(&found), false, &what);
+                check_image(dir.path(), &read_disk_bytes(&*file), Some(&found), false, &what);
             }
         }
         assert!(states > 100, "{options:?}: {states}");
@@ -436,18 +443,18 @@ fn a_power_cut_loses_nothing_that_was_durable() {
 
 /// Every block of a VHDX image is a change of its log, which is filled several times.
 #[test]
-fn a_power_cut_finds_a_whole_log() {
-    const BLOCKS: u64 = 150;
+fn power_cut_leaves_valid_vhdx_log() {
+    const BLOCK_COUNT: u64 = 150;
     let dir = tempfile::tempdir().unwrap();
     let options = ["-f", "vhdx", "-o", "block_size=1M,log_size=1M"];
-    let Some(image) = made(dir.path(), &options, "160M", &[]) else { return };
-    let growing = Growing::new(image, (BLOCKS + 20) * MIB);
-    let start = bytes_of(&growing);
+    let Some(image) = create_image(dir.path(), &options, "160M", &[]) else { return };
+    let growing = GrowingDisk::new(image, (BLOCK_COUNT + 20) * MIB);
+    let start = read_disk_bytes(&growing);
     let file = Arc::new(RecordDisk::new(growing));
     let disk = open_for_writing(file.clone(), &[], 7).unwrap().disk;
-    let tickets: Vec<Ticket> = (0..BLOCKS)
+    let tickets: Vec<Ticket> = (0..BLOCK_COUNT)
         .map(|nth| {
-            let ticket = write(&*disk, nth * MIB + 512, &[nth as u8 + 1; 512]);
+            let ticket = submit_write(&*disk, nth * MIB + 512, &[nth as u8 + 1; 512]);
             if nth % 3 == 0 {
                 disk.wait_durable(ticket).unwrap();
             }
@@ -456,7 +463,7 @@ fn a_power_cut_finds_a_whole_log() {
         .collect();
     drop(disk);
     let few = CrashOptions { subsets: 1, exhaustive_sectors: 0, ..CrashOptions::default() };
-    for (state, crash) in CrashStates::new(start, file.take(), few).enumerate() {
+    for (state, crash) in CrashStates::new(start, file.take_events(), few).enumerate() {
         let what = format!("state {state}, {:?}", crash.kind);
         if state % 3 != 0 {
             continue;
@@ -470,46 +477,46 @@ fn a_power_cut_finds_a_whole_log() {
             assert!(is_none || *ticket <= crash.written, "{what}: block {nth}");
         }
         if state % 150 == 0 {
-            let found = all(&*opened.disk).unwrap();
-            judged(dir.path(), &bytes_of(&*crash.disk), Some(&found), true, &what);
+            let found = read_all(&*opened.disk).unwrap();
+            check_image(dir.path(), &read_disk_bytes(&*crash.disk), Some(&found), true, &what);
         }
     }
 }
 
 /// Refcounts that QEMU left stale, as with lazy refcounts, are rebuilt.
 #[test]
-fn an_image_that_was_not_closed_is_counted_anew() {
+fn refcounts_of_an_unclosed_image_are_rebuilt() {
     let dir = tempfile::tempdir().unwrap();
     let options = ["-o", "lazy_refcounts=on"];
     let path = dir.path().join("made");
-    if made(dir.path(), &options, "3M", &[]).is_none() {
+    if create_image(dir.path(), &options, "3M", &[]).is_none() {
         return;
     }
     let shown = path.to_str().unwrap();
     let killed =
         ["-f", "qcow2", "-c", "write -P 3 1M 200k", "-c", "flush", "-c", "sigraise 9", shown];
-    if run("qemu-io", &killed).is_none() {
+    if run_command("qemu-io", &killed).is_none() {
         return;
     }
     let image = std::fs::read(&path).unwrap();
     assert_eq!(image[79] & 1, 1, "qemu-io left it marked as in use");
     let mut expected = vec![0; 3 << 20];
     expected[1 << 20..(1 << 20) + (200 << 10)].fill(3);
-    let file = Arc::new(Growing::new(image, 16 * MIB));
-    assert!(all(&*open(file.clone(), &[]).unwrap().disk).unwrap() == expected);
+    let file = Arc::new(GrowingDisk::new(image, 16 * MIB));
+    assert!(read_all(&*open(file.clone(), &[]).unwrap().disk).unwrap() == expected);
     let disk = open_for_writing(file.clone(), &[], 7).unwrap().disk;
-    write(&*disk, 2 << 20, &[8; 512]);
+    submit_write(&*disk, 2 << 20, &[8; 512]);
     expected[2 << 20..(2 << 20) + 512].fill(8);
     drop(disk);
     let image = file.bytes();
     assert_eq!(image[79] & 1, 0);
-    judged(dir.path(), &image, Some(&expected), false, "closed");
+    check_image(dir.path(), &image, Some(&expected), false, "closed");
 }
 
 #[test]
-fn what_contradicts_itself_or_is_not_known_is_not_changed() {
+fn inconsistent_or_unknown_image_is_not_changed() {
     let dir = tempfile::tempdir().unwrap();
-    let Some(image) = made(dir.path(), &[], "8M", &["write -P 1 0 200k"]) else { return };
+    let Some(image) = create_image(dir.path(), &[], "8M", &["write -P 1 0 200k"]) else { return };
     let cluster = 1 << 16;
     let number = |at: usize| u64::from_be_bytes(image[at..at + 8].try_into().unwrap());
     let (first, counts) = (number(40) as usize, number(48) as usize);
@@ -531,7 +538,7 @@ fn what_contradicts_itself_or_is_not_known_is_not_changed() {
     for (what, at, bytes, said) in cases {
         let mut broken = image.clone();
         broken[at..at + bytes.len()].copy_from_slice(&bytes);
-        let file: Arc<dyn Disk> = Arc::new(Growing::new(broken.clone(), 16 * MIB));
+        let file: Arc<dyn Disk> = Arc::new(GrowingDisk::new(broken.clone(), 16 * MIB));
         match open_for_writing(file.clone(), &[], 7) {
             Err(error) => {
                 let error = error.to_string();
@@ -540,31 +547,34 @@ fn what_contradicts_itself_or_is_not_known_is_not_changed() {
             // Tables that the disk does not use are not checked.
             Ok(_) => assert!(said.is_empty(), "{what} is changed"),
         }
-        assert!(bytes_of(&*file)[..broken.len()] == broken, "{what}");
+        assert!(read_disk_bytes(&*file)[..broken.len()] == broken, "{what}");
     }
     let bitmaps = {
         let path = dir.path().join("made");
-        let added = ran("qemu-img", &["bitmap", "--add", path.to_str().unwrap(), "map"]);
+        let added = run_command_ok("qemu-img", &["bitmap", "--add", path.to_str().unwrap(), "map"]);
         added.map(|()| std::fs::read(&path).unwrap())
     };
-    let refused = open_for_writing(memory(bitmaps.unwrap()), &[], 7).err().unwrap();
-    assert!(matches!(refused, Error::Unsupported(Unsupported::ReadOnlyFormat(..))), "{refused}");
+    let refused = open_for_writing(memory_disk(bitmaps.unwrap()), &[], 7).err().unwrap();
+    assert!(
+        matches!(refused, Error::Unsupported(UnsupportedFeature::ReadOnlyFormat(..))),
+        "{refused}"
+    );
 }
 
 #[test]
-fn after_a_failed_write_nothing_is_written_and_what_was_is_read() {
+fn a_failed_write_stops_writes_but_not_reads() {
     use draconis_device::{Fault, FaultDisk, FaultTarget};
     let dir = tempfile::tempdir().unwrap();
-    let Some(image) = made(dir.path(), &[], "3M", &["write -P 1 0 200k"]) else { return };
-    let file = Arc::new(FaultDisk::new(Growing::new(image, 16 * MIB)));
+    let Some(image) = create_image(dir.path(), &[], "3M", &["write -P 1 0 200k"]) else { return };
+    let file = Arc::new(FaultDisk::new(GrowingDisk::new(image, 16 * MIB)));
     let disk = open_for_writing(file.clone(), &[], 7).unwrap().disk;
-    let ticket = write(&*disk, 0, &[2; 512]);
+    let ticket = submit_write(&*disk, 0, &[2; 512]);
     disk.wait_durable(ticket).unwrap();
-    file.add(FaultTarget::Writes(Extent::new(0, u64::MAX)), Fault::Break { kept_writes: 0 });
-    let group = Group { writes: vec![Write { at_bytes: MIB, block: filled(&[3; 4096]) }] };
+    file.add_fault(FaultTarget::Writes(Extent::new(0, u64::MAX)), Fault::Break { kept_writes: 0 });
+    let group = Group { writes: vec![Write { at_bytes: MIB, block: block_from(&[3; 4096]) }] };
     let tried = disk.submit(group, &[]).map(|ticket| disk.wait_durable(ticket));
     assert!(!matches!(tried, Ok(Ok(()))));
-    let group = Group { writes: vec![Write { at_bytes: 2 * MIB, block: filled(&[4; 4096]) }] };
+    let group = Group { writes: vec![Write { at_bytes: 2 * MIB, block: block_from(&[4; 4096]) }] };
     let tried = disk.submit(group, &[]).map(|ticket| disk.wait_durable(ticket));
     assert!(!matches!(tried, Ok(Ok(()))));
     let read = disk.read_now(Extent::new(0, 1024), Block::private(1024)).unwrap();

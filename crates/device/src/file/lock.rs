@@ -8,7 +8,7 @@ use rustix::io::Errno;
 
 /// Maximum wait for a released lock. A starting child holds its parent's descriptors until exec,
 /// and the kernel tears down rings of dead processes asynchronously.
-const CLOSING_WAIT: Duration = Duration::from_millis(300);
+const LOCK_RELEASE_TIMEOUT: Duration = Duration::from_millis(300);
 const RETRY_INTERVAL: Duration = Duration::from_millis(3);
 
 /// Mode of a lock.
@@ -26,7 +26,7 @@ pub enum LockMode {
 /// # Errors
 /// `EWOULDBLOCK` if another user holds a conflicting lock.
 pub fn lock_file(fd: impl AsFd, how: LockMode) -> rustix::io::Result<()> {
-    let tries = CLOSING_WAIT.as_millis() / RETRY_INTERVAL.as_millis();
+    let tries = LOCK_RELEASE_TIMEOUT.as_millis() / RETRY_INTERVAL.as_millis();
     for _ in 0..tries {
         match try_lock_file(&fd, how) {
             Err(Errno::WOULDBLOCK) => std::thread::sleep(RETRY_INTERVAL),

@@ -5,7 +5,7 @@ use std::os::fd::OwnedFd;
 
 use rustix::fs::FileType;
 
-use crate::raw::{DISCARD_UNIT_BYTES, PUNCH};
+use crate::raw::{DISCARD_UNIT_BYTES, PUNCH_HOLE_FLAGS};
 
 pub(crate) fn len_bytes(fd: &OwnedFd) -> std::io::Result<u64> {
     let stat = rustix::fs::fstat(fd)?;
@@ -21,7 +21,7 @@ pub(crate) fn len_bytes(fd: &OwnedFd) -> std::io::Result<u64> {
 }
 
 /// Returns true for a regular file, whose length can change.
-pub(crate) fn is_file(fd: &OwnedFd) -> bool {
+pub(crate) fn is_regular_file(fd: &OwnedFd) -> bool {
     let stat = rustix::fs::fstat(fd);
     stat.is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile)
 }
@@ -34,7 +34,7 @@ pub(crate) fn can_discard(fd: &OwnedFd, len_bytes: u64) -> bool {
             .is_some_and(|bytes| bytes > 0);
     }
     let behind = len_bytes.next_multiple_of(DISCARD_UNIT_BYTES);
-    rustix::fs::fallocate(fd, PUNCH, behind, DISCARD_UNIT_BYTES).is_ok()
+    rustix::fs::fallocate(fd, PUNCH_HOLE_FLAGS, behind, DISCARD_UNIT_BYTES).is_ok()
 }
 
 /// Returns the write granularity that the system reports, in bytes. Shorter writes cost a
@@ -43,7 +43,7 @@ pub(crate) fn can_discard(fd: &OwnedFd, len_bytes: u64) -> bool {
 ///
 /// `None` if nothing is reported, as for memory and network file systems.
 pub fn write_unit_bytes(fd: impl std::os::fd::AsFd) -> Option<u32> {
-    const MOST: u64 = 16 << 10;
+    const MAX_OPTIMAL_IO_BYTES: u64 = 16 << 10;
     let stat = rustix::fs::fstat(&fd).ok()?;
     let (device, block) = match FileType::from_raw_mode(stat.st_mode) {
         FileType::BlockDevice => (stat.st_rdev, None),
@@ -52,7 +52,8 @@ pub fn write_unit_bytes(fd: impl std::os::fd::AsFd) -> Option<u32> {
     let queue =
         ["physical_block_size", "optimal_io_size"].map(|name| read_queue_attribute(device, name));
     let told = queue.into_iter().chain([block]).flatten();
-    let unit = told.filter(|bytes| bytes.is_power_of_two() && *bytes <= MOST).max()?;
+    let unit =
+        told.filter(|bytes| bytes.is_power_of_two() && *bytes <= MAX_OPTIMAL_IO_BYTES).max()?;
     u32::try_from(unit).ok()
 }
 

@@ -5,14 +5,14 @@ use super::*;
 use crate::Write;
 use crate::uring::discard_blocks;
 
-fn image(len: usize) -> tempfile::NamedTempFile {
+fn image_file(len: usize) -> tempfile::NamedTempFile {
     let mut file = tempfile::NamedTempFile::new().unwrap();
     let bytes: Vec<u8> = (0..len).map(|i| (i / 512) as u8).collect();
     file.write_all(&bytes).unwrap();
     file
 }
 
-fn variants() -> Vec<FileOptions> {
+fn option_variants() -> Vec<FileOptions> {
     let mut all = vec![];
     for direct in [false, true] {
         for uring in [false, true] {
@@ -23,10 +23,10 @@ fn variants() -> Vec<FileOptions> {
 }
 
 #[test]
-fn any_whole_sectors_can_be_read_in_every_mode() {
+fn unaligned_sector_reads_work_in_every_mode() {
     // 100,000 is no multiple of any alignment: the last sectors need the bounce buffer.
-    let file = image(100_000);
-    for options in variants() {
+    let file = image_file(100_000);
+    for options in option_variants() {
         let disk = FileDisk::open(file.path(), options).unwrap();
         assert_eq!(disk.properties().len_bytes, 99_840);
         for (start, len) in [(0, 512), (512, 4096), (4096, 65_536), (98_816, 1024), (0, 99_840)] {
@@ -44,9 +44,9 @@ fn any_whole_sectors_can_be_read_in_every_mode() {
 }
 
 #[test]
-fn many_reads_ahead_all_arrive() {
-    let file = image(1 << 20);
-    for options in variants() {
+fn many_concurrent_read_aheads_complete() {
+    let file = image_file(1 << 20);
+    for options in option_variants() {
         let disk = FileDisk::open(file.path(), options).unwrap();
         let pending: Vec<_> = (0..512u64)
             .map(|i| {
@@ -63,8 +63,8 @@ fn many_reads_ahead_all_arrive() {
 
 #[test]
 fn groups_are_written_in_order_and_survive_reopening() {
-    for options in variants() {
-        let file = image(100_000);
+    for options in option_variants() {
+        let file = image_file(100_000);
         let disk = FileDisk::open(file.path(), options).unwrap();
         let write = |at_bytes, byte| {
             let mut block = Block::private(1024);
@@ -85,7 +85,7 @@ fn groups_are_written_in_order_and_survive_reopening() {
     }
 }
 
-fn group(writes: &[(u64, usize, u8)]) -> Group {
+fn group_of(writes: &[(u64, usize, u8)]) -> Group {
     let write = |&(at_bytes, len, byte): &(u64, usize, u8)| {
         let mut block = Block::private(len);
         block.copy_in(0, &vec![byte; len]);
@@ -95,15 +95,15 @@ fn group(writes: &[(u64, usize, u8)]) -> Group {
 }
 
 #[test]
-fn order_costs_a_flush_where_it_is_asked_for_and_only_there() {
-    let file = image(100_000);
-    for options in variants() {
+fn flush_happens_only_for_ordered_groups() {
+    let file = image_file(100_000);
+    for options in option_variants() {
         let disk = FileDisk::open(file.path(), options).unwrap();
-        let small = || group(&[(0, 512, 1)]);
+        let small = || group_of(&[(0, 512, 1)]);
         let mut flushes = 0;
         let mut costs = |expected, what: &dyn Fn() -> Ticket| {
             let ticket = what();
-            let after = disk.flushes();
+            let after = disk.flush_count();
             assert_eq!(after - flushes, expected, "{options:?}");
             flushes = after;
             ticket
@@ -140,9 +140,9 @@ fn order_costs_a_flush_where_it_is_asked_for_and_only_there() {
 
 #[test]
 fn concurrent_waiters_share_flushes() {
-    let file = image(100_000);
-    let disk = FileDisk::open(file.path(), variants()[0]).unwrap();
-    let ticket = disk.submit(group(&[(0, 512, 1)]), &[]).unwrap();
+    let file = image_file(100_000);
+    let disk = FileDisk::open(file.path(), option_variants()[0]).unwrap();
+    let ticket = disk.submit(group_of(&[(0, 512, 1)]), &[]).unwrap();
     disk.wait_visible(ticket).unwrap();
     let barrier = std::sync::Barrier::new(8);
     std::thread::scope(|scope| {
@@ -153,30 +153,30 @@ fn concurrent_waiters_share_flushes() {
             });
         }
     });
-    assert_eq!(disk.flushes(), 1);
+    assert_eq!(disk.flush_count(), 1);
 }
 
 #[test]
 fn writes_without_a_waiter_are_written_too() {
-    let file = image(100_000);
-    let disk = FileDisk::open(file.path(), variants()[0]).unwrap();
+    let file = image_file(100_000);
+    let disk = FileDisk::open(file.path(), option_variants()[0]).unwrap();
     // Submitted at once, while the thread dozes, and after it fell asleep.
     for (byte, pause_ms) in [(1, 0), (2, 0), (3, 2), (4, 60), (5, 0)] {
         std::thread::sleep(std::time::Duration::from_millis(pause_ms));
-        disk.submit(group(&[(4096, 512, byte)]), &[]).unwrap();
+        disk.submit(group_of(&[(4096, 512, byte)]), &[]).unwrap();
         let began = std::time::Instant::now();
         while std::fs::read(file.path()).unwrap()[4096] != byte {
             assert!(began.elapsed().as_secs() < 20, "{byte} was not written");
             std::thread::yield_now();
         }
     }
-    assert_eq!(disk.flushes(), 0);
+    assert_eq!(disk.flush_count(), 0);
 }
 
 #[test]
-fn nothing_follows_what_failed() {
+fn groups_after_failed_write_are_not_written() {
     use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
-    for options in variants() {
+    for options in option_variants() {
         let fd = memfd_create("disk", MemfdFlags::ALLOW_SEALING).unwrap();
         let file = File::from(fd.try_clone().unwrap());
         file.set_len(1 << 16).unwrap();
@@ -184,10 +184,10 @@ fn nothing_follows_what_failed() {
         // From here on writes past the first two pages fail.
         file.set_len(8192).unwrap();
         fcntl_add_seals(&file, SealFlags::GROW).unwrap();
-        let first = disk.submit(group(&[(0, 4096, 1)]), &[]).unwrap();
+        let first = disk.submit(group_of(&[(0, 4096, 1)]), &[]).unwrap();
         disk.wait_durable(first).unwrap();
         let at = [4096, 8192, 0, 4096].into_iter();
-        let chain = at.zip(2..).map(|(at, byte)| group(&[(at, 4096, byte)])).collect();
+        let chain = at.zip(2..).map(|(at, byte)| group_of(&[(at, 4096, byte)])).collect();
         let tickets = disk.submit_chain(chain, &[first]).unwrap();
         for &ticket in tickets[1..].iter().rev() {
             assert!(matches!(disk.wait_durable(ticket), Err(Error::Io { what: "write", .. })));
@@ -195,7 +195,7 @@ fn nothing_follows_what_failed() {
         }
         // Durable groups stay durable: the chain's own flush covered its first group.
         assert_eq!((disk.wait_durable(first), disk.wait_durable(tickets[0])), (Ok(()), Ok(())));
-        let refused = disk.submit(group(&[(0, 512, 9)]), &[]).unwrap_err();
+        let refused = disk.submit(group_of(&[(0, 512, 9)]), &[]).unwrap_err();
         assert_eq!(refused.error, Error::Stopped);
         assert_eq!(disk.wait_durable(Ticket(6)), Err(Error::UnknownTicket(Ticket(6))));
         drop(disk);
@@ -206,9 +206,9 @@ fn nothing_follows_what_failed() {
 }
 
 #[test]
-fn neighbours_go_as_one_and_land_where_they_belong() {
-    for options in variants() {
-        let file = image(1 << 20);
+fn adjacent_writes_are_merged_and_land_in_place() {
+    for options in option_variants() {
+        let file = image_file(1 << 20);
         let disk = FileDisk::open(file.path(), options).unwrap();
         // Backwards, with a gap, in sizes that direct I/O does not support, larger than one
         // request; and overlapping ones, whose order matters.
@@ -216,7 +216,7 @@ fn neighbours_go_as_one_and_land_where_they_belong() {
             (0..1500u64).rev().filter(|n| n % 700 != 3).map(|n| (n * 512, 512, 0xa0)).collect();
         let blocks: Vec<_> = (0..32).map(|n| ((800 << 10) + (n << 12), 4096, n as u8)).collect();
         let overlapping = [(1000 << 10, 8192, 1), (1004 << 10, 8192, 2), (1002 << 10, 4096, 3)];
-        let chain = vec![group(&scattered), group(&blocks), group(&overlapping)];
+        let chain = vec![group_of(&scattered), group_of(&blocks), group_of(&overlapping)];
         let tickets = disk.submit_chain(chain, &[]).unwrap();
         disk.wait_durable(tickets[2]).unwrap();
         let bytes = std::fs::read(file.path()).unwrap();
@@ -233,8 +233,8 @@ fn neighbours_go_as_one_and_land_where_they_belong() {
 }
 
 #[test]
-fn a_refused_request_returns_its_block() {
-    let file = image(4096);
+fn refused_read_returns_its_block() {
+    let file = image_file(4096);
     let options = FileOptions { write: false, direct: true, uring: false };
     let disk = FileDisk::open(file.path(), options).unwrap();
     let refused = disk.read_now(Extent::new(4096, 512), Block::private(512)).unwrap_err();
@@ -247,9 +247,9 @@ fn a_refused_request_returns_its_block() {
 }
 
 #[test]
-fn a_file_that_shrank_is_an_error_not_a_signal() {
-    let file = image(1 << 16);
-    for options in variants() {
+fn truncated_file_returns_error() {
+    let file = image_file(1 << 16);
+    for options in option_variants() {
         let disk = FileDisk::open(file.path(), options).unwrap();
         file.as_file().set_len(4096).unwrap();
         let at = Extent::new(0, 1 << 16);
@@ -262,8 +262,8 @@ fn a_file_that_shrank_is_an_error_not_a_signal() {
 }
 
 #[test]
-fn a_file_that_ends_inside_of_a_sector_is_read_to_its_end() {
-    let file = image(5000);
+fn partial_last_sector_is_zero_padded() {
+    let file = image_file(5000);
     let expected = [&std::fs::read(file.path()).unwrap()[..], &[0; 120]].concat();
     for direct in [false, true] {
         let options = FileOptions { write: false, direct, uring: false };
@@ -291,8 +291,8 @@ fn a_file_that_ends_inside_of_a_sector_is_read_to_its_end() {
 }
 
 #[test]
-fn a_disk_in_use_is_refused() {
-    let file = image(4096);
+fn locked_file_is_refused() {
+    let file = image_file(4096);
     let read = FileOptions { write: false, direct: false, uring: false };
     let write = FileOptions { write: true, ..read };
     let one = FileDisk::open(file.path(), read).unwrap();
@@ -307,8 +307,8 @@ fn a_disk_in_use_is_refused() {
 }
 
 #[test]
-fn a_file_is_written_in_blocks_of_its_file_system() {
-    let file = image(8192);
+fn write_unit_is_file_system_block() {
+    let file = image_file(8192);
     let block = rustix::fs::fstatvfs(&file).unwrap().f_frsize;
     let unit = write_unit_bytes(&file).unwrap();
     assert!(u64::from(unit) >= block.min(16 << 10) && unit.is_power_of_two(), "{unit}");
@@ -316,14 +316,14 @@ fn a_file_is_written_in_blocks_of_its_file_system() {
 }
 
 #[test]
-fn a_file_is_no_device_to_discard_on() {
-    let file = image(8192);
+fn regular_file_has_no_device_discard() {
+    let file = image_file(8192);
     let fd = OwnedFd::from(file.reopen().unwrap());
     assert_eq!(discard_blocks(&fd, Extent::new(0, 4096)), Err(Errno::NOTTY));
 }
 
 #[test]
-fn what_is_discarded_becomes_room_once_what_it_follows_is_durable() {
+fn discard_frees_space_after_dependency_is_durable() {
     use std::os::unix::fs::MetadataExt;
     let file = tempfile::NamedTempFile::new().unwrap();
     file.as_file().write_all(&vec![7; 1 << 20]).unwrap();
@@ -335,7 +335,7 @@ fn what_is_discarded_becomes_room_once_what_it_follows_is_durable() {
     drop(ordinary);
     let disk = FileDisk::open_discarding(file.path(), options).unwrap();
     if !disk.properties().discards {
-        crate::skipped::skipped("discards in a file need a file system that makes holes");
+        crate::skipped::report_skipped("discards in a file need a file system that makes holes");
         return;
     }
     let write = |at_bytes| {
@@ -354,7 +354,7 @@ fn what_is_discarded_becomes_room_once_what_it_follows_is_durable() {
     // would need.
     disk.wait_visible(first).unwrap();
     std::thread::sleep(std::time::Duration::from_millis(20));
-    assert_eq!((disk.flushes(), std::fs::read(file.path()).unwrap()[65536]), (0, 7));
+    assert_eq!((disk.flush_count(), std::fs::read(file.path()).unwrap()[65536]), (0, 7));
     let kept = write(520 << 10);
     disk.wait_durable(kept).unwrap();
     drop(disk);
@@ -369,16 +369,16 @@ fn what_is_discarded_becomes_room_once_what_it_follows_is_durable() {
 }
 
 #[test]
-fn a_file_that_grows_is_as_long_as_what_was_written() {
-    for options in variants() {
+fn growing_file_length_matches_writes() {
+    for options in option_variants() {
         // It ends inside a sector.
-        let file = image(5000);
+        let file = image_file(5000);
         let open = || {
             let fd = File::options().read(true).write(true).open(file.path()).unwrap();
             OpenedFile::new(fd.into(), options).unwrap()
         };
-        assert_eq!(open().head().unwrap(), [0; HEAD_BYTES]);
-        let disk = open().growing().unwrap().start();
+        assert_eq!(open().read_file_head().unwrap(), [0; UNALIGNED_HEAD_BYTES]);
+        let disk = open().with_growth().unwrap().start();
         assert_eq!(disk.properties().len_bytes, 5120);
         let stands_by = open();
         assert!(disk.max_len_bytes() > 1 << 60);
@@ -402,7 +402,7 @@ fn a_file_that_grows_is_as_long_as_what_was_written() {
         assert!(((1 << 20) + 1024..=(1 << 20) + 4096).contains(&len), "{options:?} {len}");
         // A disk opened earlier has the new length if it grows; otherwise its length is unchanged.
         let len = len.next_multiple_of(512);
-        assert_eq!(stands_by.growing().unwrap().start().properties().len_bytes, len);
+        assert_eq!(stands_by.with_growth().unwrap().start().properties().len_bytes, len);
         let fixed = open().start();
         let beyond = Extent::new(fixed.properties().len_bytes, 512);
         assert!(fixed.read_now(beyond, Block::private(512)).is_err());

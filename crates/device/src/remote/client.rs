@@ -11,13 +11,13 @@ use draconis_exchange::contract::disk::{
 use draconis_exchange::contract::{List, Refusal};
 use draconis_exchange::heap::{Block, PagePool};
 
-use super::error;
-use super::lane_pool::{Lane, LanePool, Priority};
+use super::error_from_refusal;
+use super::lane_pool::{AcquiredLane, LanePool, LanePriority};
 use crate::elevator::{Elevator, ReadRequest};
 use crate::readers::{ReadHandler, ReaderThreads};
 use crate::{
     Atomic, ChainBounds, Disk, Error, Extent, Group, Pending, Properties, ReadAnswer, Refused,
-    SubmitOptions, Ticket, Urgency, Write, pending,
+    SubmitOptions, Ticket, Urgency, Write, promise_pair,
 };
 
 /// Allocates blocks that the server can access, of a length in bytes, while some are left:
@@ -25,9 +25,9 @@ use crate::{
 pub type BlockAllocator = Box<dyn Fn(usize) -> Option<Block> + Send + Sync>;
 
 /// Maximum bytes that one message passes in shared blocks.
-const PART_BYTES: usize = 256 << 10;
+const MAX_COPIED_PART_BYTES: usize = 256 << 10;
 /// Maximum bytes that one message passes by reference to shared memory.
-const MAX_LENT_BYTES: usize = 1 << 20;
+const MAX_SHARED_PART_BYTES: usize = 1 << 20;
 /// Number of attempts, a millisecond apart, to allocate from a full exchange heap.
 const HEAP_RETRIES: u32 = 10_000;
 
@@ -66,10 +66,10 @@ impl RemoteDisk {
     ) -> Result<Self, Error> {
         let readers = ends.len().saturating_sub(1).max(1);
         let lanes = LanePool::new(ends, patience);
-        let asked = lanes.acquire(Priority::Now)?.call(disk::Properties {});
+        let asked = lanes.acquire(LanePriority::Now)?.call(disk::Properties {});
         let told =
             asked.map_err(|_| Error::ServiceEnded)?.map_err(|_| Error::ServiceEnded)?.properties;
-        let properties = properties(&told).ok_or(Error::ServiceEnded)?;
+        let properties = parse_properties(&told).ok_or(Error::ServiceEnded)?;
         let bounds = ChainBounds {
             groups: told.chain_groups_max as usize,
             writes: told.chain_writes_max as usize,
@@ -97,9 +97,9 @@ impl RemoteDisk {
 }
 
 /// Converts the server's properties, if they are valid.
-fn properties(told: &disk::DiskProperties) -> Option<Properties> {
+fn parse_properties(told: &disk::DiskProperties) -> Option<Properties> {
     let sector = told.sector_bytes;
-    (sector.is_power_of_two() && sector as usize <= PART_BYTES).then_some(())?;
+    (sector.is_power_of_two() && sector as usize <= MAX_COPIED_PART_BYTES).then_some(())?;
     Some(Properties {
         len_bytes: told.len_bytes,
         sector_bytes: sector,
@@ -121,13 +121,13 @@ impl Disk for RemoteDisk {
     }
 
     fn read(&self, at: Extent, into: Block, urgency: Urgency) -> Pending<ReadAnswer> {
-        if let Err(error) = self.shared.properties.check(at, into.len()) {
+        if let Err(error) = self.shared.properties.check_range(at, into.len()) {
             return Pending::ready(Err(Refused { payload: Some(into), error }));
         }
         if urgency == Urgency::Now {
-            return Pending::ready(self.shared.read(at, into, Priority::Now));
+            return Pending::ready(self.shared.read(at, into, LanePriority::Now));
         }
-        let (promise, answer) = pending();
+        let (promise, answer) = promise_pair();
         self.readers.read(ReadRequest { at, into, promise });
         answer
     }
@@ -168,15 +168,15 @@ impl Disk for RemoteDisk {
     }
 
     fn wait_visible(&self, ticket: Ticket) -> Result<(), Error> {
-        let mut lane = self.shared.lanes.acquire(Priority::Long)?;
+        let mut lane = self.shared.lanes.acquire(LanePriority::Long)?;
         let answer = lane.call(Settle { ticket: ticket.0 });
-        answered(answer.map(|reply| reply.map(drop).map_err(|nak| nak.why)), ticket)
+        ticket_reply_to_result(answer.map(|reply| reply.map(drop).map_err(|nak| nak.why)), ticket)
     }
 
     fn wait_durable(&self, ticket: Ticket) -> Result<(), Error> {
-        let mut lane = self.shared.lanes.acquire(Priority::Long)?;
+        let mut lane = self.shared.lanes.acquire(LanePriority::Long)?;
         let answer = lane.call(Wait { ticket: ticket.0 });
-        answered(answer.map(|reply| reply.map(drop).map_err(|nak| nak.why)), ticket)
+        ticket_reply_to_result(answer.map(|reply| reply.map(drop).map_err(|nak| nak.why)), ticket)
     }
 
     fn discard(&self, extents: &[Extent], after: &[Ticket]) -> Result<(), Error> {
@@ -190,34 +190,35 @@ impl Disk for RemoteDisk {
         // A discard of no extents still asks about the ticket.
         let none: Option<&[Extent]> = extents.is_empty().then_some(&[]);
         for some in extents.chunks(EXTENTS_MAX).chain(none) {
-            let extents = list(some.iter().map(|it| (it.start_bytes, it.len_bytes)).collect());
-            let mut lane = self.shared.lanes.acquire(Priority::Now)?;
+            let extents =
+                to_wire_list(some.iter().map(|it| (it.start_bytes, it.len_bytes)).collect());
+            let mut lane = self.shared.lanes.acquire(LanePriority::Now)?;
             let answer = lane.call(Discard { extents, after: last.map(|ticket| ticket.0) });
             let answer = answer.map(|reply| reply.map(drop).map_err(|nak| nak.why));
-            answered(answer, last.unwrap_or(Ticket(0)))?;
+            ticket_reply_to_result(answer, last.unwrap_or(Ticket(0)))?;
         }
         Ok(())
     }
 
     fn reserve(&self, bytes: u64) -> Result<u64, Error> {
-        let mut lane = self.shared.lanes.acquire(Priority::Now)?;
+        let mut lane = self.shared.lanes.acquire(LanePriority::Now)?;
         match lane.call(Reserve { bytes }) {
             Ok(Ok(ack)) => Ok(ack.bytes),
-            Ok(Err(nak)) => Err(error(nak.why, "reserve", Extent::new(0, bytes))),
+            Ok(Err(nak)) => Err(error_from_refusal(nak.why, "reserve", Extent::new(0, bytes))),
             Err(_) => Err(Error::ServiceEnded),
         }
     }
 }
 
 /// Converts the reply to a request about `ticket`.
-fn answered(
+fn ticket_reply_to_result(
     answer: Result<Result<(), Refusal>, ChannelError>,
     ticket: Ticket,
 ) -> Result<(), Error> {
     match answer {
         Ok(Ok(())) => Ok(()),
         Ok(Err(Refusal::NotFound)) => Err(Error::UnknownTicket(ticket)),
-        Ok(Err(why)) => Err(error(why, "flush", Extent::new(0, 0))),
+        Ok(Err(why)) => Err(error_from_refusal(why, "flush", Extent::new(0, 0))),
         Err(_) => Err(Error::ServiceEnded),
     }
 }
@@ -231,9 +232,9 @@ impl ReadHandler for ClientShared {
         elevator.len()
     }
 
-    fn answer(&self, requests: Vec<ReadRequest>) {
+    fn answer_requests(&self, requests: Vec<ReadRequest>) {
         for ReadRequest { at, into, promise } in requests {
-            promise.fulfil(self.read(at, into, Priority::Ahead));
+            promise.fulfill_promise(self.read(at, into, LanePriority::Ahead));
         }
     }
 }
@@ -253,8 +254,8 @@ impl From<Error> for SubmitFailure {
 }
 
 impl ClientShared {
-    fn read(&self, at: Extent, mut into: Block, need: Priority) -> ReadAnswer {
-        let urgent = need == Priority::Now;
+    fn read(&self, at: Extent, mut into: Block, need: LanePriority) -> ReadAnswer {
+        let urgent = need == LanePriority::Now;
         let mut lane = match self.lanes.acquire(need) {
             Ok(lane) => lane,
             Err(error) => return Err(Refused { payload: Some(into), error }),
@@ -269,7 +270,7 @@ impl ClientShared {
         match lane.call(Read { at_bytes: at.start_bytes, buffer: into, urgent }) {
             Ok(Ok(ack)) => Ok(ack.buffer),
             Ok(Err(nak)) => {
-                let error = error(nak.why, "read", at);
+                let error = error_from_refusal(nak.why, "read", at);
                 Err(Refused { payload: Some(nak.buffer), error })
             }
             Err(_) => Err(Refused { payload: None, error: Error::ServiceEnded }),
@@ -287,10 +288,10 @@ impl ClientShared {
             return Err(Error::ReadOnly.into());
         }
         self.properties.check_chain(chain)?;
-        if !ChainBounds::of(chain).is_within(self.bounds) {
+        if !ChainBounds::size_of_chain(chain).is_within(self.bounds) {
             return Err(Error::ChainTooLarge { bounds: self.bounds }.into());
         }
-        let mut lane = self.lanes.acquire(Priority::Now)?;
+        let mut lane = self.lanes.acquire(LanePriority::Now)?;
         let (mark, durable) = (terms.mark, terms.durable.map(|place| place as u32));
         let mut follows = tickets.iter().map(|ticket| ticket.0);
         let mut place = ChainCursor::default();
@@ -313,7 +314,8 @@ impl ClientShared {
             let after: Vec<_> = follows.by_ref().take(MAX_DEPENDENCIES).collect();
             let more = place.group < chain.len() || follows.len() > 0;
             let ChainFragment { blocks, ends, origins } = part;
-            let (blocks, ends, after) = (list(blocks), list(ends), list(after));
+            let (blocks, ends, after) =
+                (to_wire_list(blocks), to_wire_list(ends), to_wire_list(after));
             let sent = Submit { blocks, ends, after, mark, durable, more };
             let answered = lane.call(sent).map_err(|_| SubmitFailure::Lost)?;
             let (blocks, first) = match answered {
@@ -335,7 +337,7 @@ impl ClientShared {
                 }
                 Err(why) => {
                     let whole = Extent::new(0, self.properties.len_bytes);
-                    return Err(error(why, "write", whole).into());
+                    return Err(error_from_refusal(why, "write", whole).into());
                 }
                 // A ticket before the end, or none at the end: the server violates the contract.
                 Ok(_) => {
@@ -406,11 +408,15 @@ impl ChainCursor {
     ) -> Result<ChainFragment, Error> {
         let mut part = ChainFragment::default();
         let (mut bytes, mut beside) = (0, 0);
-        while bytes < PART_BYTES && beside < MAX_LENT_BYTES && self.next_write(chain, &mut part) {
+        while bytes < MAX_COPIED_PART_BYTES
+            && beside < MAX_SHARED_PART_BYTES
+            && self.next_write(chain, &mut part)
+        {
             let writes = &chain[self.group].writes[self.write..];
             let at_bytes = writes[0].at_bytes + self.skip as u64;
             let lent = rooms.and_then(|rooms| {
-                let (at, len) = pool_range(rooms, writes, self.skip, MAX_LENT_BYTES - beside)?;
+                let (at, len) =
+                    pool_range(rooms, writes, self.skip, MAX_SHARED_PART_BYTES - beside)?;
                 rooms.block_at(at, len)
             });
             if let Some(block) = lent {
@@ -419,13 +425,13 @@ impl ChainCursor {
                 part.blocks.push((at_bytes, block));
                 continue;
             }
-            let want = run_bytes(writes, self.skip, PART_BYTES - bytes);
+            let want = contiguous_bytes(writes, self.skip, MAX_COPIED_PART_BYTES - bytes);
             let block = match part.blocks.is_empty() {
                 false => blocks(want),
                 true => {
                     let at = Extent::new(at_bytes, want as u64);
                     let room = allocate_block(blocks, sector_bytes as usize, want);
-                    Some(room.ok_or_else(|| heap_full("write", at))?)
+                    Some(room.ok_or_else(|| heap_full_error("write", at))?)
                 }
             };
             let Some(mut block) = block else { break };
@@ -510,7 +516,7 @@ fn pool_range(
 }
 
 /// Returns the number of contiguous bytes of `writes`, from `skip` in the first, up to `most`.
-fn run_bytes(writes: &[Write], skip: usize, most: usize) -> usize {
+fn contiguous_bytes(writes: &[Write], skip: usize, most: usize) -> usize {
     let mut end = writes.first().map_or(0, |first| first.at_bytes);
     let joined = writes.iter().take_while(|write| {
         let joins = write.at_bytes == end;
@@ -528,13 +534,13 @@ fn run_bytes(writes: &[Write], skip: usize, most: usize) -> usize {
 }
 
 /// Converts values that were collected within the list's limit.
-fn list<T, const MAX: usize>(values: Vec<T>) -> List<T, MAX> {
+fn to_wire_list<T, const MAX: usize>(values: Vec<T>) -> List<T, MAX> {
     values.try_into().unwrap_or_default()
 }
 
 /// Reads into shared blocks and copies from them.
 fn read_by_copy(
-    lane: &mut Lane<'_>,
+    lane: &mut AcquiredLane<'_>,
     blocks: &BlockAllocator,
     sector: usize,
     at: Extent,
@@ -544,13 +550,14 @@ fn read_by_copy(
     let mut done = 0;
     while done < into.len() {
         let start_bytes = at.start_bytes + done as u64;
-        let want = (into.len() - done).min(PART_BYTES);
-        let buffer = allocate_block(blocks, sector, want).ok_or_else(|| heap_full("read", at))?;
+        let want = (into.len() - done).min(MAX_COPIED_PART_BYTES);
+        let buffer =
+            allocate_block(blocks, sector, want).ok_or_else(|| heap_full_error("read", at))?;
         let len = buffer.len();
         let read = Read { at_bytes: start_bytes, buffer, urgent };
         let buffer = match lane.call(read) {
             Ok(Ok(ack)) => ack.buffer,
-            Ok(Err(nak)) => return Err(error(nak.why, "read", at)),
+            Ok(Err(nak)) => return Err(error_from_refusal(nak.why, "read", at)),
             Err(_) => return Err(Error::ServiceEnded),
         };
         into.copy_from(done, &buffer, 0, len);
@@ -575,6 +582,6 @@ fn allocate_block(blocks: &BlockAllocator, sector: usize, want: usize) -> Option
     None
 }
 
-fn heap_full(what: &'static str, extent: Extent) -> Error {
+fn heap_full_error(what: &'static str, extent: Extent) -> Error {
     Error::Io { what, extent, errno: rustix::io::Errno::NOBUFS }
 }

@@ -35,7 +35,7 @@ struct LanePoolState {
 
 /// Priority of a request for a lane.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Priority {
+pub(super) enum LanePriority {
     /// First.
     Now,
     /// After urgent requests, and leaving one lane free for them.
@@ -45,21 +45,21 @@ pub(super) enum Priority {
 }
 
 /// A lane in use by one request.
-pub(super) struct Lane<'a> {
+pub(super) struct AcquiredLane<'a> {
     lanes: &'a LanePool,
     caller: Option<RpcClient<Disk>>,
-    need: Priority,
+    need: LanePriority,
 }
 
 impl LanePoolState {
     /// Returns true if a request may have a lane now.
-    fn is_due(&self, need: Priority) -> bool {
+    fn can_acquire(&self, need: LanePriority) -> bool {
         let left_to_others = match need {
-            Priority::Now => 0,
-            Priority::Ahead | Priority::Long => self.urgent + usize::from(self.open > 1),
+            LanePriority::Now => 0,
+            LanePriority::Ahead | LanePriority::Long => self.urgent + usize::from(self.open > 1),
         };
         let long_max = (self.open / 2).max(1);
-        self.idle.len() > left_to_others && (need != Priority::Long || self.long < long_max)
+        self.idle.len() > left_to_others && (need != LanePriority::Long || self.long < long_max)
     }
 }
 
@@ -70,25 +70,25 @@ impl LanePool {
     }
 
     /// Waits for a lane; [`Error::ServiceEnded`] once all are lost.
-    pub(super) fn acquire(&self, need: Priority) -> Result<Lane<'_>, Error> {
+    pub(super) fn acquire(&self, need: LanePriority) -> Result<AcquiredLane<'_>, Error> {
         let mut state = self.lock();
-        let urgent = usize::from(need == Priority::Now);
+        let urgent = usize::from(need == LanePriority::Now);
         state.urgent += urgent;
         let end = loop {
             if state.open == 0 {
                 break Err(Error::ServiceEnded);
             }
-            if state.is_due(need) {
+            if state.can_acquire(need) {
                 break state.idle.pop().ok_or(Error::ServiceEnded);
             }
             state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
         };
         state.urgent -= urgent;
-        state.long += usize::from(need == Priority::Long && end.is_ok());
+        state.long += usize::from(need == LanePriority::Long && end.is_ok());
         drop(state);
         // Fewer urgent requests wait: another request may have a lane now.
         self.changed.notify_all();
-        Ok(Lane { lanes: self, caller: Some(RpcClient::new(end?, self.timeout)), need })
+        Ok(AcquiredLane { lanes: self, caller: Some(RpcClient::new(end?, self.timeout)), need })
     }
 
     fn lock(&self) -> MutexGuard<'_, LanePoolState> {
@@ -96,14 +96,14 @@ impl LanePool {
     }
 }
 
-impl Lane<'_> {
+impl AcquiredLane<'_> {
     /// Closes the lane, and with it an incomplete chain.
     pub(super) fn close(mut self) {
         self.caller = None;
     }
 }
 
-impl std::ops::Deref for Lane<'_> {
+impl std::ops::Deref for AcquiredLane<'_> {
     type Target = RpcClient<Disk>;
     fn deref(&self) -> &RpcClient<Disk> {
         // Only `close` and `drop` take it.
@@ -111,17 +111,17 @@ impl std::ops::Deref for Lane<'_> {
     }
 }
 
-impl std::ops::DerefMut for Lane<'_> {
+impl std::ops::DerefMut for AcquiredLane<'_> {
     fn deref_mut(&mut self) -> &mut RpcClient<Disk> {
         self.caller.as_mut().expect("a lane that was given back")
     }
 }
 
-impl Drop for Lane<'_> {
+impl Drop for AcquiredLane<'_> {
     fn drop(&mut self) {
         let end = self.caller.take().and_then(RpcClient::into_client);
         let mut state = self.lanes.lock();
-        state.long -= usize::from(self.need == Priority::Long);
+        state.long -= usize::from(self.need == LanePriority::Long);
         match end {
             Some(end) => state.idle.push(end),
             None => state.open -= 1,

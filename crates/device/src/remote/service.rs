@@ -13,7 +13,7 @@ use draconis_exchange::contract::disk::{
 };
 use draconis_exchange::heap::{ALIGN_BYTES, Block, PrivateBuffer};
 
-use super::refusal;
+use super::refusal_from_error;
 use crate::{
     Atomic, ChainBounds, Disk, Extent, Group, Properties, SubmitOptions, Ticket, Urgency, Write,
 };
@@ -22,14 +22,14 @@ use crate::{
 pub const CHAIN_BOUNDS: ChainBounds =
     ChainBounds { groups: 1 << 10, writes: 1 << 16, bytes: 64 << 20 };
 /// Maximum memory of the parts of one chain: each write in whole pages.
-const HELD_BYTES_MAX: u64 = CHAIN_BOUNDS.bytes + (CHAIN_BOUNDS.writes * ALIGN_BYTES) as u64;
+const MAX_HELD_BYTES: u64 = CHAIN_BOUNDS.bytes + (CHAIN_BOUNDS.writes * ALIGN_BYTES) as u64;
 /// Maximum dependencies of one chain.
-const CHAIN_AFTER_MAX: usize = 1 << 10;
+const MAX_CHAIN_DEPENDENCIES: usize = 1 << 10;
 /// Maximum groups of one client that were submitted and are not known to be durable. Beyond it the
 /// service waits before it accepts another.
-const LIVE_GROUPS_MAX: usize = 1 << 12;
+const MAX_LIVE_GROUPS: usize = 1 << 12;
 /// Maximum memory of groups that are not yet visible.
-const LIVE_BYTES_MAX: u64 = 256 << 20;
+const MAX_LIVE_BYTES: u64 = 256 << 20;
 
 /// Serves `disk` to one client over all of `ends`, with a thread for each; returns once all are
 /// closed. Each lane collects its own parts; all lanes know all tickets.
@@ -37,12 +37,12 @@ const LIVE_BYTES_MAX: u64 = 256 << 20;
 /// # Errors
 /// Reason that the client was lost, from the first failing lane: no message within `patience`, or a
 /// contract violation.
-pub fn serve(
+pub fn serve_remote_disk(
     disk: &dyn Disk,
     ends: Vec<Server<disk::Disk>>,
     patience: Duration,
 ) -> Result<(), ChannelError> {
-    let service = Service::new(disk);
+    let service = ClientService::new(disk);
     thread::scope(|scope| {
         let service = &service;
         let serve = |end| {
@@ -58,15 +58,15 @@ pub fn serve(
 }
 
 /// A disk and the groups that one client has submitted.
-struct Service<'a> {
+struct ClientService<'a> {
     disk: &'a dyn Disk,
     /// Held while a chain is submitted, so that the client's tickets ascend like the disk's.
     submitting: Mutex<()>,
-    tickets: Mutex<Tickets>,
+    tickets: Mutex<ClientTickets>,
 }
 
 #[derive(Default)]
-struct Tickets {
+struct ClientTickets {
     /// Number of issued client tickets; the first is 1.
     issued: u64,
     /// All groups up to this ticket are visible.
@@ -79,7 +79,7 @@ struct Tickets {
 
 /// One endpoint of the contract.
 struct ServedLane<'a> {
-    service: &'a Service<'a>,
+    service: &'a ClientService<'a>,
     parts: RefCell<ChainAssembly>,
 }
 
@@ -93,11 +93,11 @@ struct ChainAssembly {
     group_bytes: u64,
     after: Vec<u64>,
     /// Size of all parts.
-    needs: Needs,
+    needs: ChainSize,
 }
 
 #[derive(Clone, Copy, Default)]
-struct Needs {
+struct ChainSize {
     bytes: u64,
     held_bytes: u64,
 }
@@ -105,7 +105,7 @@ struct Needs {
 impl DiskServer for ServedLane<'_> {
     fn properties(&self, _: &mut disk::Properties) -> Result<DiskProperties, Refusal> {
         let ours = self.service.disk.properties();
-        let bounds = self.service.bounds();
+        let bounds = self.service.chain_limits();
         Ok(DiskProperties {
             // The maximum of a growing disk: a client that does not read it itself has no other
             // length.
@@ -131,7 +131,7 @@ impl DiskServer for ServedLane<'_> {
         let answer = self.service.disk.read(at, request.buffer.take(), urgency).wait();
         let (goods, read) = match answer {
             Some(Ok(buffer)) => (Some(buffer), Ok(())),
-            Some(Err(refused)) => (refused.payload, Err(refusal(&refused.error))),
+            Some(Err(refused)) => (refused.payload, Err(refusal_from_error(&refused.error))),
             None => (None, Err(Refusal::Gone)),
         };
         // A disk that lost the block is replaced by a block of the same length.
@@ -142,7 +142,7 @@ impl DiskServer for ServedLane<'_> {
     fn submit(&self, request: &mut Submit) -> Result<Option<u64>, Refusal> {
         // Taken out: a refused part drops its whole chain.
         let mut parts = self.parts.take();
-        parts.add(self.service, request)?;
+        parts.add_message(self.service, request)?;
         if request.more {
             self.parts.replace(parts);
             return Ok(None);
@@ -151,43 +151,44 @@ impl DiskServer for ServedLane<'_> {
         if durable.is_some_and(|place| place >= parts.chain.len() as u64) {
             return Err(Refusal::Invalid);
         }
-        let first = self.service.apply(parts, request.mark)?;
-        durable.map_or(Ok(()), |place| self.service.wait(first + place))?;
+        let first = self.service.submit_assembled_chain(parts, request.mark)?;
+        durable.map_or(Ok(()), |place| self.service.wait_ticket_durable(first + place))?;
         Ok(Some(first))
     }
 
     fn wait_visible(&self, request: &mut Settle) -> Result<(), Refusal> {
-        self.service.wait_visible(request.ticket)
+        self.service.wait_ticket_visible(request.ticket)
     }
 
     fn wait(&self, request: &mut Wait) -> Result<(), Refusal> {
-        self.service.wait(request.ticket)
+        self.service.wait_ticket_durable(request.ticket)
     }
 
     fn discard(&self, request: &mut disk::Discard) -> Result<(), Refusal> {
-        let Service { disk, tickets, .. } = self.service;
+        let ClientService { disk, tickets, .. } = self.service;
         if disk.properties().read_only {
             return Err(Refusal::ReadOnly);
         }
         let extents: Vec<_> =
             request.extents.iter().map(|&(at, len)| Extent::new(at, len)).collect();
         let after: Vec<u64> = request.after.into_iter().collect();
-        let after = tickets.lock().unwrap_or_else(PoisonError::into_inner).find_all(&after)?;
-        disk.discard(&extents, &after).map_err(|error| refusal(&error))
+        let after =
+            tickets.lock().unwrap_or_else(PoisonError::into_inner).disk_tickets_of(&after)?;
+        disk.discard(&extents, &after).map_err(|error| refusal_from_error(&error))
     }
 
     fn reserve(&self, request: &mut disk::Reserve) -> Result<u64, Refusal> {
-        self.service.disk.reserve(request.bytes).map_err(|error| refusal(&error))
+        self.service.disk.reserve(request.bytes).map_err(|error| refusal_from_error(&error))
     }
 }
 
 impl ChainAssembly {
     /// Copies the contents of part `m`, if writing is allowed and the chain stays within bounds.
-    fn add(&mut self, service: &Service<'_>, m: &Submit) -> Result<(), Refusal> {
+    fn add_message(&mut self, service: &ClientService<'_>, m: &Submit) -> Result<(), Refusal> {
         if service.disk.properties().read_only {
             return Err(Refusal::ReadOnly);
         }
-        if self.after.len() + m.after.len() > CHAIN_AFTER_MAX {
+        if self.after.len() + m.after.len() > MAX_CHAIN_DEPENDENCIES {
             return Err(Refusal::Quota);
         }
         self.after.extend_from_slice(&m.after);
@@ -203,8 +204,8 @@ impl ChainAssembly {
         (m.more || is_whole).then_some(()).ok_or(Refusal::Invalid)
     }
 
-    fn end_group(&mut self, service: &Service<'_>) -> Result<(), Refusal> {
-        if self.chain.len() == service.bounds().groups {
+    fn end_group(&mut self, service: &ClientService<'_>) -> Result<(), Refusal> {
+        if self.chain.len() == service.chain_limits().groups {
             return Err(Refusal::Quota);
         }
         let group = std::mem::take(&mut self.group);
@@ -216,17 +217,17 @@ impl ChainAssembly {
     /// request, and it takes the memory of one.
     fn add_writes(
         &mut self,
-        service: &Service<'_>,
+        service: &ClientService<'_>,
         mut writes: &[(u64, Block)],
     ) -> Result<(), Refusal> {
         while !writes.is_empty() {
             let (run, behind) = writes.split_at(run_len(writes));
-            let extent = extent_of(run)?;
+            let extent = run_extent(run)?;
             let len = usize::try_from(extent.len_bytes).map_err(|_| Refusal::Invalid)?;
             let room = service.disk.max_len_bytes();
             let properties = Properties { len_bytes: room, ..service.disk.properties() };
-            properties.check(extent, len).map_err(|error| refusal(&error))?;
-            self.count(service, len)?;
+            properties.check_range(extent, len).map_err(|error| refusal_from_error(&error))?;
+            self.count_write(service, len)?;
             // All bytes are overwritten below.
             let mut copy = PrivateBuffer::new_uninitialized(len);
             let mut at = 0;
@@ -241,13 +242,13 @@ impl ChainAssembly {
 
     /// Counts one more write. The client splits large writes and neighbours were merged, so the
     /// memory bounds their number.
-    fn count(&mut self, service: &Service<'_>, len: usize) -> Result<(), Refusal> {
+    fn count_write(&mut self, service: &ClientService<'_>, len: usize) -> Result<(), Refusal> {
         let held = len.next_multiple_of(ALIGN_BYTES) as u64;
         self.needs.bytes += len as u64;
         self.needs.held_bytes += held;
         self.group_bytes += held;
-        let fits =
-            self.needs.bytes <= service.bounds().bytes && self.needs.held_bytes <= HELD_BYTES_MAX;
+        let fits = self.needs.bytes <= service.chain_limits().bytes
+            && self.needs.held_bytes <= MAX_HELD_BYTES;
         fits.then_some(()).ok_or(Refusal::Quota)
     }
 }
@@ -260,18 +261,18 @@ fn run_len(writes: &[(u64, Block)]) -> usize {
 }
 
 /// Returns the range of a run.
-fn extent_of(run: &[(u64, Block)]) -> Result<Extent, Refusal> {
+fn run_extent(run: &[(u64, Block)]) -> Result<Extent, Refusal> {
     let (start, _) = run.first().ok_or(Refusal::Invalid)?;
     Ok(Extent::new(*start, run.iter().map(|(_, block)| block.len() as u64).sum()))
 }
 
-impl<'a> Service<'a> {
+impl<'a> ClientService<'a> {
     fn new(disk: &'a dyn Disk) -> Self {
         Self { disk, submitting: Mutex::default(), tickets: Mutex::default() }
     }
 
     /// Returns the chain limits for a client: those of the disk, within the service's bounds.
-    fn bounds(&self) -> ChainBounds {
+    fn chain_limits(&self) -> ChainBounds {
         let disk = self.disk.chain_bounds();
         ChainBounds {
             groups: disk.groups.min(CHAIN_BOUNDS.groups),
@@ -280,18 +281,18 @@ impl<'a> Service<'a> {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Tickets> {
+    fn lock(&self) -> MutexGuard<'_, ClientTickets> {
         self.tickets.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Submits a complete chain to the disk; returns the ticket of its first group.
-    fn apply(&self, parts: ChainAssembly, mark: u64) -> Result<u64, Refusal> {
+    fn submit_assembled_chain(&self, parts: ChainAssembly, mark: u64) -> Result<u64, Refusal> {
         self.wait_for_capacity(parts.chain.len(), parts.needs.held_bytes)?;
         let _giving = self.submitting.lock().unwrap_or_else(PoisonError::into_inner);
-        let after = self.lock().find_all(&parts.after)?;
+        let after = self.lock().disk_tickets_of(&parts.after)?;
         let (chain, bytes): (Vec<_>, Vec<_>) = parts.chain.into_iter().unzip();
         let submitted = self.disk.submit_with(chain, &after, SubmitOptions { mark, durable: None });
-        let tickets = submitted.map_err(|refused| refusal(&refused.error))?;
+        let tickets = submitted.map_err(|refused| refusal_from_error(&refused.error))?;
         let mut ours = self.lock();
         let first = ours.issued + 1;
         tickets.into_iter().zip(bytes).for_each(|(ticket, bytes)| ours.add_group(ticket, bytes));
@@ -304,33 +305,35 @@ impl<'a> Service<'a> {
             // Not in the loop's head: the lock would be held during the wait.
             let in_the_way = self.lock().blocking_ticket(groups, bytes);
             match in_the_way {
-                Some((ticket, RequiredState::Settled)) => self.wait_visible(ticket)?,
-                Some((ticket, RequiredState::Durable)) => self.wait_long(ticket)?,
+                Some((ticket, RequiredState::Settled)) => self.wait_ticket_visible(ticket)?,
+                Some((ticket, RequiredState::Durable)) => {
+                    self.wait_durable_without_timeout(ticket)?
+                }
                 None => return Ok(()),
             }
         }
     }
 
     /// Waits, also while the disk is unreachable.
-    fn wait_long(&self, ticket: u64) -> Result<(), Refusal> {
+    fn wait_durable_without_timeout(&self, ticket: u64) -> Result<(), Refusal> {
         loop {
-            match self.wait(ticket) {
+            match self.wait_ticket_durable(ticket) {
                 Err(Refusal::Timeout) => {}
                 waited => return waited,
             }
         }
     }
 
-    fn wait_visible(&self, ticket: u64) -> Result<(), Refusal> {
-        let Some(ours) = self.lock().find(ticket)? else { return Ok(()) };
-        self.disk.wait_visible(ours).map_err(|error| refusal(&error))?;
+    fn wait_ticket_visible(&self, ticket: u64) -> Result<(), Refusal> {
+        let Some(ours) = self.lock().disk_ticket_of(ticket)? else { return Ok(()) };
+        self.disk.wait_visible(ours).map_err(|error| refusal_from_error(&error))?;
         self.lock().mark_visible(ticket);
         Ok(())
     }
 
-    fn wait(&self, ticket: u64) -> Result<(), Refusal> {
-        let Some(ours) = self.lock().find(ticket)? else { return Ok(()) };
-        self.disk.wait_durable(ours).map_err(|error| refusal(&error))?;
+    fn wait_ticket_durable(&self, ticket: u64) -> Result<(), Refusal> {
+        let Some(ours) = self.lock().disk_ticket_of(ticket)? else { return Ok(()) };
+        self.disk.wait_durable(ours).map_err(|error| refusal_from_error(&error))?;
         let mut tickets = self.lock();
         tickets.mark_visible(ticket);
         tickets.mark_durable(ticket);
@@ -344,27 +347,27 @@ enum RequiredState {
     Durable,
 }
 
-impl Tickets {
+impl ClientTickets {
     /// Returns the disk's ticket, or `None` if the group is already durable.
-    fn find(&self, ticket: u64) -> Result<Option<Ticket>, Refusal> {
+    fn disk_ticket_of(&self, ticket: u64) -> Result<Option<Ticket>, Refusal> {
         if ticket == 0 || ticket > self.issued {
             return Err(Refusal::NotFound);
         }
         Ok(self.live.get(&ticket).map(|(ours, _)| *ours))
     }
 
-    fn find_all(&self, tickets: &[u64]) -> Result<Vec<Ticket>, Refusal> {
-        tickets.iter().filter_map(|ticket| self.find(*ticket).transpose()).collect()
+    fn disk_tickets_of(&self, tickets: &[u64]) -> Result<Vec<Ticket>, Refusal> {
+        tickets.iter().filter_map(|ticket| self.disk_ticket_of(*ticket).transpose()).collect()
     }
 
     /// Returns the ticket to wait for, and its state, before so much more can be accepted.
     fn blocking_ticket(&self, groups: usize, bytes: u64) -> Option<(u64, RequiredState)> {
-        if self.invisible_bytes > 0 && self.invisible_bytes + bytes > LIVE_BYTES_MAX {
+        if self.invisible_bytes > 0 && self.invisible_bytes + bytes > MAX_LIVE_BYTES {
             return Some((self.settled + 1, RequiredState::Settled));
         }
         // Half of them at once, so that not every group costs a flush.
         let half = self.live.keys().nth(self.live.len() / 2);
-        half.filter(|_| self.live.len() + groups > LIVE_GROUPS_MAX)
+        half.filter(|_| self.live.len() + groups > MAX_LIVE_GROUPS)
             .map(|ticket| (*ticket, RequiredState::Durable))
     }
 
@@ -396,17 +399,22 @@ mod tests {
     use super::*;
     use crate::{Event, MemoryDisk, RecordDisk};
 
-    fn lane_of<'a>(service: &'a Service<'a>) -> ServedLane<'a> {
+    fn served_lane<'a>(service: &'a ClientService<'a>) -> ServedLane<'a> {
         ServedLane { service, parts: RefCell::default() }
     }
 
     /// Returns a part with one write, and the end of its group unless more follow.
-    fn part(at: u64, byte: u8, after: &[u64], more: bool) -> Submit {
+    fn submit_message(at: u64, byte: u8, after: &[u64], more: bool) -> Submit {
         let ends: &[u32] = if more { &[] } else { &[1] };
-        writes(&[(at, byte)], ends, after, more)
+        submit_message_with_ends(&[(at, byte)], ends, after, more)
     }
 
-    fn writes(writes: &[(u64, u8)], ends: &[u32], after: &[u64], more: bool) -> Submit {
+    fn submit_message_with_ends(
+        writes: &[(u64, u8)],
+        ends: &[u32],
+        after: &[u64],
+        more: bool,
+    ) -> Submit {
         let write = |&(at, byte): &(u64, u8)| {
             let mut block = Block::private(512);
             block.copy_in(0, &[byte; 512]);
@@ -423,24 +431,27 @@ mod tests {
         }
     }
 
-    fn byte(disk: &MemoryDisk, at: u64) -> u8 {
+    fn byte_at(disk: &MemoryDisk, at: u64) -> u8 {
         let block = disk.read_now(Extent::new(at, 512), Block::private(512)).unwrap();
         block.into_private()[0]
     }
 
     #[test]
-    fn a_group_is_applied_once_it_is_whole() {
+    fn group_is_submitted_after_its_last_part() {
         let disk = MemoryDisk::new(vec![0; 8192], 512);
-        let service = Service::new(&disk);
-        let lane = lane_of(&service);
-        let mut first = part(0, 1, &[], true);
+        let service = ClientService::new(&disk);
+        let lane = served_lane(&service);
+        let mut first = submit_message(0, 1, &[], true);
         let begun = lane.submit(&mut first).unwrap();
-        assert_eq!((begun, first.blocks.len(), byte(&disk, 0)), (None, 1, 0));
+        assert_eq!((begun, first.blocks.len(), byte_at(&disk, 0)), (None, 1, 0));
         // Another lane has its own groups.
-        assert_eq!(lane_of(&service).submit(&mut part(512, 2, &[], false)).unwrap(), Some(1));
-        assert_eq!((byte(&disk, 0), byte(&disk, 512)), (0, 2));
-        assert_eq!(lane.submit(&mut part(1024, 3, &[1], false)).unwrap(), Some(2));
-        assert_eq!((byte(&disk, 0), byte(&disk, 1024)), (1, 3));
+        assert_eq!(
+            served_lane(&service).submit(&mut submit_message(512, 2, &[], false)).unwrap(),
+            Some(1)
+        );
+        assert_eq!((byte_at(&disk, 0), byte_at(&disk, 512)), (0, 2));
+        assert_eq!(lane.submit(&mut submit_message(1024, 3, &[1], false)).unwrap(), Some(2));
+        assert_eq!((byte_at(&disk, 0), byte_at(&disk, 1024)), (1, 3));
         assert!(
             lane.wait(&mut Wait { ticket: 1 }).is_ok()
                 && lane.wait(&mut Wait { ticket: 1 }).is_ok()
@@ -451,11 +462,14 @@ mod tests {
     }
 
     #[test]
-    fn a_chain_is_submitted_and_waited_for_in_one_message() {
+    fn durable_submit_waits_in_same_message() {
         let disk = RecordDisk::new(MemoryDisk::new(vec![0; 8192], 512));
-        let service = Service::new(&disk);
-        let lane = lane_of(&service);
-        let with = |durable| Submit { durable, ..writes(&[(0, 1), (512, 2)], &[1, 2], &[], false) };
+        let service = ClientService::new(&disk);
+        let lane = served_lane(&service);
+        let with = |durable| Submit {
+            durable,
+            ..submit_message_with_ends(&[(0, 1), (512, 2)], &[1, 2], &[], false)
+        };
         assert_eq!(lane.submit(&mut with(Some(0))), Ok(Some(1)));
         let waited = |events: Vec<Event>| {
             let waits = events.into_iter().filter_map(|event| match event {
@@ -464,40 +478,40 @@ mod tests {
             });
             waits.collect::<Vec<_>>()
         };
-        assert_eq!(waited(disk.take()), [Ticket(1)], "and for no later group");
+        assert_eq!(waited(disk.take_events()), [Ticket(1)], "and for no later group");
         assert_eq!(lane.submit(&mut with(None)), Ok(Some(3)));
         assert_eq!(lane.submit(&mut with(Some(2))), Err(Refusal::Invalid));
         assert_eq!(lane.submit(&mut with(Some(1))), Ok(Some(5)), "nothing of the one before");
-        assert_eq!(waited(disk.take()), [Ticket(6)]);
+        assert_eq!(waited(disk.take_events()), [Ticket(6)]);
     }
 
     #[test]
-    fn a_refused_part_ends_its_group_and_comes_back() {
+    fn refused_part_drops_group_and_returns_blocks() {
         let disk = MemoryDisk::new(vec![0; 8192], 512);
-        let service = Service::new(&disk);
-        let lane = lane_of(&service);
+        let service = ClientService::new(&disk);
+        let lane = served_lane(&service);
         for (mut bad, why) in [
-            (part(8192, 9, &[], false), Refusal::Invalid),
-            (part(1, 9, &[], true), Refusal::Invalid),
-            (part(u64::MAX - 511, 9, &[], true), Refusal::Invalid),
-            (part(512, 9, &[7], false), Refusal::NotFound),
+            (submit_message(8192, 9, &[], false), Refusal::Invalid),
+            (submit_message(1, 9, &[], true), Refusal::Invalid),
+            (submit_message(u64::MAX - 511, 9, &[], true), Refusal::Invalid),
+            (submit_message(512, 9, &[7], false), Refusal::NotFound),
         ] {
-            lane.submit(&mut part(0, 9, &[], true)).unwrap();
+            lane.submit(&mut submit_message(0, 9, &[], true)).unwrap();
             assert_eq!(lane.submit(&mut bad), Err(why));
             assert_eq!((bad.blocks.len(), bad.blocks[0].1.len()), (1, 512));
             // The next write begins a new group.
-            lane.submit(&mut part(1024, 1, &[], false)).unwrap();
-            assert_eq!((byte(&disk, 0), byte(&disk, 512)), (0, 0));
+            lane.submit(&mut submit_message(1024, 1, &[], false)).unwrap();
+            assert_eq!((byte_at(&disk, 0), byte_at(&disk, 512)), (0, 0));
         }
     }
 
     #[test]
-    fn a_chain_is_applied_once_its_last_group_ended() {
+    fn chain_is_submitted_after_its_last_group() {
         let disk = RecordDisk::new(MemoryDisk::new(vec![0; 8192], 512));
-        let service = Service::new(&disk);
-        let lane = lane_of(&service);
+        let service = ClientService::new(&disk);
+        let lane = served_lane(&service);
         let groups = || {
-            let events = disk.take().into_iter();
+            let events = disk.take_events().into_iter();
             let group = |event| match event {
                 Event::Group { after, writes, .. } => {
                     (after, writes.iter().map(|(at, bytes)| (*at, bytes.len())).collect())
@@ -507,10 +521,10 @@ mod tests {
             events.map(group).collect::<Vec<(Vec<Ticket>, Vec<(u64, usize)>)>>()
         };
         // Three groups over two parts, the middle one split and the last one empty.
-        let mut first = writes(&[(0, 1), (512, 1), (2048, 2)], &[2], &[], true);
+        let mut first = submit_message_with_ends(&[(0, 1), (512, 1), (2048, 2)], &[2], &[], true);
         assert_eq!(lane.submit(&mut first).unwrap(), None);
         assert!(groups().is_empty());
-        let mut second = writes(&[(2560, 2), (0, 2)], &[2, 2], &[], false);
+        let mut second = submit_message_with_ends(&[(2560, 2), (0, 2)], &[2, 2], &[], false);
         assert_eq!(lane.submit(&mut second).unwrap(), Some(1));
         assert_eq!(
             groups(),
@@ -522,21 +536,24 @@ mod tests {
         );
         // Group ends that go back, exceed the part, or are missing at the end.
         for (ends, more) in [(&[1, 0][..], true), (&[2], true), (&[], false), (&[0], false)] {
-            let refused = lane.submit(&mut writes(&[(0, 9)], ends, &[], more));
+            let refused = lane.submit(&mut submit_message_with_ends(&[(0, 9)], ends, &[], more));
             assert_eq!(refused, Err(Refusal::Invalid), "{ends:?}");
         }
-        assert_eq!(lane.submit(&mut writes(&[], &[], &[], false)).unwrap_err(), Refusal::Invalid);
+        assert_eq!(
+            lane.submit(&mut submit_message_with_ends(&[], &[], &[], false)).unwrap_err(),
+            Refusal::Invalid
+        );
         assert!(groups().is_empty());
-        assert_eq!(lane.submit(&mut part(0, 3, &[3], false)).unwrap(), Some(4));
+        assert_eq!(lane.submit(&mut submit_message(0, 3, &[3], false)).unwrap(), Some(4));
         assert!(lane.wait_visible(&mut Settle { ticket: 4 }).is_ok());
         assert_eq!(lane.wait_visible(&mut Settle { ticket: 5 }).unwrap_err(), Refusal::NotFound);
     }
 
     #[test]
-    fn what_a_client_can_make_the_service_hold_is_bounded() {
+    fn memory_held_for_client_is_bounded() {
         let disk = MemoryDisk::new(vec![0; 1 << 20], 512);
-        let service = Service::new(&disk);
-        let lane = lane_of(&service);
+        let service = ClientService::new(&disk);
+        let lane = served_lane(&service);
         let large = || Submit {
             blocks: vec![(0, Block::private(1 << 20))].try_into().unwrap(),
             ends: Default::default(),
@@ -552,23 +569,23 @@ mod tests {
         // Small writes take a page each.
         let mut small = 0u64;
         let refused = loop {
-            match lane.submit(&mut writes(&[(0, 0); 64], &[], &[], true)) {
+            match lane.submit(&mut submit_message_with_ends(&[(0, 0); 64], &[], &[], true)) {
                 Ok(_) => small += 64,
                 Err(why) => break why,
             }
         };
-        assert_eq!((refused, small), (Refusal::Quota, HELD_BYTES_MAX / 4096));
-        let ends = |more| writes(&[], &[0; 16], &[], more);
+        assert_eq!((refused, small), (Refusal::Quota, MAX_HELD_BYTES / 4096));
+        let ends = |more| submit_message_with_ends(&[], &[0; 16], &[], more);
         for _ in 0..CHAIN_BOUNDS.groups / 16 {
             lane.submit(&mut ends(true)).unwrap();
         }
         assert_eq!(lane.submit(&mut ends(false)).unwrap_err(), Refusal::Quota);
-        for _ in 0..LIVE_GROUPS_MAX + 100 {
-            lane.submit(&mut part(0, 0, &[], false)).unwrap();
+        for _ in 0..MAX_LIVE_GROUPS + 100 {
+            lane.submit(&mut submit_message(0, 0, &[], false)).unwrap();
         }
-        assert!(service.lock().live.len() <= LIVE_GROUPS_MAX);
+        assert!(service.lock().live.len() <= MAX_LIVE_GROUPS);
         assert!(lane.wait(&mut Wait { ticket: 1 }).is_ok(), "forgotten because it is durable");
-        let last = LIVE_GROUPS_MAX as u64 + 100;
+        let last = MAX_LIVE_GROUPS as u64 + 100;
         assert!(lane.wait(&mut Wait { ticket: last }).is_ok());
         let tickets = service.lock();
         assert_eq!((tickets.live.len(), tickets.invisible_bytes), (0, 0));

@@ -35,7 +35,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn time_is_shared_and_never_goes_back() {
+    fn clones_share_monotonic_time() {
         let (one, other) = {
             let clock = Clock::new();
             (clock.clone(), clock)

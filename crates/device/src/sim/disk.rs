@@ -15,11 +15,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use draconis_exchange::heap::Block;
 
-use super::image::Image;
-use super::undo::{Undo, Undone};
+use super::image::SparseImage;
+use super::undo::{UndoLog, UndoRecord};
 use super::{
-    Clock, Completion, Hdd, HddParameters, Model, RequestKind, SimRequest, Ssd, SsdParameters,
-    Timing, WorkCounters,
+    Clock, Completion, DeviceModel, DeviceTiming, Hdd, HddParameters, RequestKind, SimRequest, Ssd,
+    SsdParameters, WorkCounters,
 };
 use crate::Random;
 use crate::{
@@ -30,22 +30,22 @@ use crate::{
 /// Unit of atomic writes, in bytes.
 const SECTOR_BYTES: u64 = 512;
 /// Maximum groups in the queue; beyond it a submitter advances time.
-const QUEUE_GROUPS_MAX: usize = 1024;
+const MAX_QUEUED_GROUPS: usize = 1024;
 /// Maximum bytes in the queue; one chain may be larger.
-const QUEUE_BYTES_MAX: u64 = 64 << 20;
+const MAX_QUEUED_BYTES: u64 = 64 << 20;
 /// Maximum bytes of one write to the device.
-const RUN_BYTES: u64 = 1 << 20;
+const MAX_RUN_BYTES: u64 = 1 << 20;
 /// A simulated disk. See [`crate::sim`].
 #[derive(Debug)]
 pub struct SimDisk {
-    core: Arc<Mutex<Core>>,
+    core: Arc<Mutex<SimDiskCore>>,
     clock: Clock,
-    model: Model,
+    model: DeviceModel,
 }
 
 /// Counters of requests and device work.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
-pub struct Statistics {
+pub struct DiskStatistics {
     /// Completed reads.
     pub reads: u64,
     /// Bytes of completed reads.
@@ -64,20 +64,20 @@ pub struct Statistics {
     pub trace: u64,
 }
 
-impl Statistics {
+impl DiskStatistics {
     /// Returns the number of completed requests.
-    pub const fn requests(&self) -> u64 {
+    pub const fn total_requests(&self) -> u64 {
         self.reads + self.writes + self.flushes + self.discards
     }
 }
 
 #[derive(Debug)]
-struct Core {
+struct SimDiskCore {
     clock: Clock,
-    timing: Box<dyn Timing>,
-    model: Model,
-    image: Image,
-    undo: Undo,
+    timing: Box<dyn DeviceTiming>,
+    model: DeviceModel,
+    image: SparseImage,
+    undo: UndoLog,
     /// Time up to which the device has run.
     device_ns: u64,
     next_id: u64,
@@ -95,7 +95,7 @@ struct Core {
     written: u64,
     durable: u64,
     flushing: bool,
-    statistics: Statistics,
+    statistics: DiskStatistics,
     done: Vec<Completion>,
 }
 
@@ -103,11 +103,11 @@ struct Core {
 #[derive(Debug)]
 struct OutstandingRequest {
     request: SimRequest,
-    purpose: Purpose,
+    purpose: RequestPurpose,
 }
 
 #[derive(Debug)]
-enum Purpose {
+enum RequestPurpose {
     Read,
     Write { ticket: u64 },
     Flush { covers: u64 },
@@ -132,13 +132,13 @@ struct InFlightGroup {
 
 impl SimDisk {
     /// Creates a zeroed disk with the timing of `timing`, on `clock`.
-    pub fn new(timing: impl Timing + 'static, clock: &Clock) -> Arc<Self> {
-        Self::of(Core::new(Box::new(timing), clock.clone()))
+    pub fn new(timing: impl DeviceTiming + 'static, clock: &Clock) -> Arc<Self> {
+        Self::from_core(SimDiskCore::new(Box::new(timing), clock.clone()))
     }
 
     /// As [`SimDisk::new`], for a device type chosen at run time.
-    pub fn boxed(timing: Box<dyn Timing>, clock: &Clock) -> Arc<Self> {
-        Self::of(Core::new(timing, clock.clone()))
+    pub fn from_boxed_timing(timing: Box<dyn DeviceTiming>, clock: &Clock) -> Arc<Self> {
+        Self::from_core(SimDiskCore::new(timing, clock.clone()))
     }
 
     /// Creates a 7200 rpm desktop disk with its write cache on, and its clock.
@@ -154,17 +154,17 @@ impl SimDisk {
     }
 
     /// Creates a flash disk that is full and worn in, and its clock: [`Ssd::preconditioned`].
-    pub fn worn_ssd(len_bytes: u64, seed: u64) -> (Arc<Self>, Clock) {
+    pub fn preconditioned_ssd(len_bytes: u64, seed: u64) -> (Arc<Self>, Clock) {
         let parameters = SsdParameters { seed, ..SsdParameters::p3700(len_bytes) };
         Self::with_clock(Ssd::preconditioned(parameters))
     }
 
-    fn with_clock(timing: impl Timing + 'static) -> (Arc<Self>, Clock) {
+    fn with_clock(timing: impl DeviceTiming + 'static) -> (Arc<Self>, Clock) {
         let clock = Clock::new();
         (Self::new(timing, &clock), clock)
     }
 
-    fn of(core: Core) -> Arc<Self> {
+    fn from_core(core: SimDiskCore) -> Arc<Self> {
         let (clock, model) = (core.clock.clone(), core.model);
         Arc::new(Self { core: Arc::new(Mutex::new(core)), clock, model })
     }
@@ -175,63 +175,66 @@ impl SimDisk {
     }
 
     /// Returns the counters.
-    pub fn statistics(&self) -> Statistics {
+    pub fn statistics(&self) -> DiskStatistics {
         let mut core = self.lock();
-        core.catch_up();
-        Statistics { work: core.timing.work(), ..core.statistics }
+        core.advance_to_clock();
+        DiskStatistics { work: core.timing.work_counters(), ..core.statistics }
     }
 
     /// Advances device and clock to the next event in the device; returns false if there is none.
     /// For drivers that keep several requests in flight and poll [`Pending::is_ready`].
     pub fn step(&self) -> bool {
         let mut core = self.lock();
-        core.catch_up();
-        let stepped = core.step();
+        core.advance_to_clock();
+        let stepped = core.advance_to_next_event();
         self.clock.advance_to(core.device_ns);
         stepped
     }
 
     /// Advances device and clock until the device is idle and its caches are empty.
-    pub fn idle(&self) {
+    pub fn run_until_idle(&self) {
         while self.step() {}
     }
 
     /// Returns the disk as a power cut leaves it now. Each sector that is not durable is present or
     /// not, by `seed`; dependents of non-durable groups are absent. This disk goes on unaffected.
     /// The copy has its own clock, starting now, and shares memory until one of the two is written.
-    pub fn crash(&self, seed: u64) -> Arc<Self> {
+    pub fn crash_and_restart(&self, seed: u64) -> Arc<Self> {
         let mut core = self.lock();
-        core.catch_up();
+        core.advance_to_clock();
         let mut undo = core.undo.clone();
         let mut image = core.image.clone();
-        undo.cut(&mut image, core.started, &mut Random::new(seed));
-        core.copy(image)
+        undo.apply_power_cut(&mut image, core.started, &mut Random::new(seed));
+        core.fork_with_image(image)
     }
 
     /// Returns a copy with the same contents, all of it durable; otherwise as [`SimDisk::crash`].
     pub fn fork(&self) -> Arc<Self> {
         let mut core = self.lock();
-        core.catch_up();
+        core.advance_to_clock();
         let image = core.image.clone();
-        core.copy(image)
+        core.fork_with_image(image)
     }
 
     /// Returns the memory of the contents in bytes.
     pub fn memory_bytes(&self) -> u64 {
-        self.lock().image.pages() as u64 * 4096
+        self.lock().image.allocated_pages() as u64 * 4096
     }
 
-    fn lock(&self) -> MutexGuard<'_, Core> {
+    fn lock(&self) -> MutexGuard<'_, SimDiskCore> {
         lock(&self.core)
     }
 
     /// Advances time until `reached` returns true or an error.
-    fn run(&self, reached: impl Fn(&mut Core) -> Result<bool, Error>) -> Result<(), Error> {
+    fn run_until(
+        &self,
+        reached: impl Fn(&mut SimDiskCore) -> Result<bool, Error>,
+    ) -> Result<(), Error> {
         let mut core = self.lock();
-        core.catch_up();
+        core.advance_to_clock();
         while !reached(&mut core)? {
             // Incomplete work is in the queue or the device: one of them advances.
-            let stepped = core.step();
+            let stepped = core.advance_to_next_event();
             debug_assert!(stepped, "a device that forgot a request");
             self.clock.advance_to(core.device_ns);
             if !stepped {
@@ -242,7 +245,7 @@ impl SimDisk {
     }
 }
 
-fn lock(core: &Mutex<Core>) -> MutexGuard<'_, Core> {
+fn lock(core: &Mutex<SimDiskCore>) -> MutexGuard<'_, SimDiskCore> {
     core.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -260,11 +263,11 @@ impl Disk for SimDisk {
     }
 
     fn read(&self, at: Extent, mut into: Block, urgency: Urgency) -> Pending<ReadAnswer> {
-        if let Err(error) = self.properties().check(at, into.len()) {
+        if let Err(error) = self.properties().check_range(at, into.len()) {
             return Pending::ready(Err(Refused { payload: Some(into), error }));
         }
         let mut core = self.lock();
-        core.catch_up();
+        core.advance_to_clock();
         match into.bytes_mut() {
             Some(bytes) => core.image.read(at.start_bytes, bytes),
             None => {
@@ -273,10 +276,10 @@ impl Disk for SimDisk {
                 into.copy_in(0, &bytes);
             }
         }
-        let id = core.ask(RequestKind::Read, at, Purpose::Read, urgency);
-        core.dispatch();
+        let id = core.submit_request(RequestKind::Read, at, RequestPurpose::Read, urgency);
+        core.dispatch_urgent_first();
         drop(core);
-        Pending::deferred(ReadLater { core: self.core.clone(), id, block: into })
+        Pending::deferred(PendingSimRead { core: self.core.clone(), id, block: into })
     }
 
     fn submit_chain(
@@ -292,24 +295,24 @@ impl Disk for SimDisk {
         if newest.0 > self.lock().given {
             return refuse(chain, Error::UnknownTicket(newest));
         }
-        let bytes = ChainBounds::of(&chain).bytes;
+        let bytes = ChainBounds::size_of_chain(&chain).bytes;
         // An empty queue is never full, and a queued group is eventually written.
-        let _ = self.run(|core| Ok(!core.is_full(bytes)));
+        let _ = self.run_until(|core| Ok(!core.is_full(bytes)));
         let mut core = self.lock();
-        let tickets = core.submit(chain, newest.0);
-        core.dispatch();
+        let tickets = core.enqueue_chain(chain, newest.0);
+        core.dispatch_urgent_first();
         Ok(tickets)
     }
 
     fn wait_visible(&self, ticket: Ticket) -> Result<(), Error> {
-        self.run(|core| core.reached(ticket, core.written))
+        self.run_until(|core| core.has_reached(ticket, core.written))
     }
 
     fn wait_durable(&self, ticket: Ticket) -> Result<(), Error> {
-        self.run(|core| {
-            let durable = core.reached(ticket, core.durable)?;
+        self.run_until(|core| {
+            let durable = core.has_reached(ticket, core.durable)?;
             if !durable && core.written >= ticket.0 {
-                core.flush();
+                core.submit_flush();
             }
             Ok(durable)
         })
@@ -319,14 +322,15 @@ impl Disk for SimDisk {
         self.properties().check_extents(extents)?;
         let newest = after.iter().copied().max().unwrap_or(Ticket(0));
         let mut core = self.lock();
-        core.catch_up();
+        core.advance_to_clock();
         if newest.0 > core.given {
             return Err(Error::UnknownTicket(newest));
         }
         if self.model.discards {
-            let whole = extents.iter().filter_map(|extent| extent.whole_units(SECTOR_BYTES));
+            let whole =
+                extents.iter().filter_map(|extent| extent.inner_aligned_extent(SECTOR_BYTES));
             core.discards.extend(whole.map(|extent| (newest.0, extent)));
-            core.dispatch();
+            core.dispatch_urgent_first();
         }
         Ok(())
     }
@@ -334,39 +338,39 @@ impl Disk for SimDisk {
 
 /// A read that the device has not completed.
 #[derive(Debug)]
-struct ReadLater {
-    core: Arc<Mutex<Core>>,
+struct PendingSimRead {
+    core: Arc<Mutex<SimDiskCore>>,
     id: u64,
     block: Block,
 }
 
-impl DeferredAnswer<ReadAnswer> for ReadLater {
+impl DeferredAnswer<ReadAnswer> for PendingSimRead {
     fn is_ready(&self) -> bool {
         let mut core = lock(&self.core);
-        core.catch_up();
+        core.advance_to_clock();
         !core.asked.contains_key(&self.id)
     }
 
     fn wait(self: Box<Self>) -> Option<ReadAnswer> {
         let mut core = lock(&self.core);
-        core.catch_up();
-        while core.asked.contains_key(&self.id) && core.step() {
+        core.advance_to_clock();
+        while core.asked.contains_key(&self.id) && core.advance_to_next_event() {
             core.clock.advance_to(core.device_ns);
         }
         Some(Ok(self.block))
     }
 }
 
-impl Core {
-    fn new(timing: Box<dyn Timing>, clock: Clock) -> Self {
+impl SimDiskCore {
+    fn new(timing: Box<dyn DeviceTiming>, clock: Clock) -> Self {
         let model = timing.model();
         Self {
             device_ns: clock.now_ns(),
             clock,
             timing,
             model,
-            image: Image::new(model.len_bytes),
-            undo: Undo::default(),
+            image: SparseImage::new(model.len_bytes),
+            undo: UndoLog::default(),
             next_id: 0,
             urgent: VecDeque::new(),
             usual: VecDeque::new(),
@@ -381,35 +385,41 @@ impl Core {
             written: 0,
             durable: 0,
             flushing: false,
-            statistics: Statistics::default(),
+            statistics: DiskStatistics::default(),
             done: vec![],
         }
     }
 
     /// Processes device events up to the clock, which others may have advanced.
-    fn catch_up(&mut self) {
+    fn advance_to_clock(&mut self) {
         let now = self.clock.now_ns();
-        while self.timing.next_ns().is_some_and(|next| next <= now) {
-            self.step();
+        while self.timing.next_event_ns().is_some_and(|next| next <= now) {
+            self.advance_to_next_event();
         }
         self.device_ns = self.device_ns.max(now);
     }
 
     /// Processes the next event; returns false if there is none.
-    fn step(&mut self) -> bool {
-        let Some(next) = self.timing.next_ns() else { return false };
+    fn advance_to_next_event(&mut self) -> bool {
+        let Some(next) = self.timing.next_event_ns() else { return false };
         self.device_ns = self.device_ns.max(next);
         let mut done = std::mem::take(&mut self.done);
         self.timing.advance(next, &mut done);
         for one in done.drain(..) {
-            self.finish(one);
+            self.finish_request(one);
         }
         self.done = done;
-        self.dispatch();
+        self.dispatch_urgent_first();
         true
     }
 
-    fn ask(&mut self, kind: RequestKind, at: Extent, purpose: Purpose, urgency: Urgency) -> u64 {
+    fn submit_request(
+        &mut self,
+        kind: RequestKind,
+        at: Extent,
+        purpose: RequestPurpose,
+        urgency: Urgency,
+    ) -> u64 {
         let id = self.next_id;
         self.next_id += 1;
         let request = SimRequest { id, kind, at };
@@ -424,17 +434,17 @@ impl Core {
     }
 
     /// Starts requests and groups that the device can accept.
-    fn dispatch(&mut self) {
-        self.discard();
+    fn dispatch_urgent_first(&mut self) {
+        self.submit_due_discards();
         while let Some(next) = self.queue.front() {
             if next.follows > self.durable {
                 // All earlier groups are written, so one flush is enough.
                 if self.written == self.started && self.written > self.durable {
-                    self.flush();
+                    self.submit_flush();
                 }
                 break;
             }
-            self.start();
+            self.start_ready_groups();
         }
         while self.in_device < self.model.depth {
             let next = self.urgent.pop_front().or_else(|| self.usual.pop_front());
@@ -445,33 +455,38 @@ impl Core {
     }
 
     /// Starts to write the first group of the queue.
-    fn start(&mut self) {
+    fn start_ready_groups(&mut self) {
         let Some(DependentGroup { bytes, runs, .. }) = self.queue.pop_front() else { return };
         self.started += 1;
         let ticket = self.started;
         self.flying.push_back(InFlightGroup { ticket, bytes, left: runs.len() });
         for at in runs {
-            self.ask(RequestKind::Write, at, Purpose::Write { ticket }, Urgency::Ahead);
+            self.submit_request(
+                RequestKind::Write,
+                at,
+                RequestPurpose::Write { ticket },
+                Urgency::Ahead,
+            );
         }
-        self.count_written();
+        self.update_written_count();
     }
 
     /// Requests a flush, unless one is in flight.
-    fn flush(&mut self) {
+    fn submit_flush(&mut self) {
         if !self.flushing {
             self.flushing = true;
             let covers = self.written;
-            self.ask(
+            self.submit_request(
                 RequestKind::Flush,
                 Extent::new(0, 0),
-                Purpose::Flush { covers },
+                RequestPurpose::Flush { covers },
                 Urgency::Now,
             );
-            self.dispatch();
+            self.dispatch_urgent_first();
         }
     }
 
-    fn discard(&mut self) {
+    fn submit_due_discards(&mut self) {
         if self.discards.is_empty() {
             return;
         }
@@ -480,12 +495,17 @@ impl Core {
         let (now, later): (VecDeque<_>, _) = all.partition(|(follows, _)| *follows <= durable);
         self.discards = later;
         for (_, extent) in now {
-            self.image.clear(extent);
-            self.ask(RequestKind::Discard, extent, Purpose::Discard, Urgency::Ahead);
+            self.image.zero_extent(extent);
+            self.submit_request(
+                RequestKind::Discard,
+                extent,
+                RequestPurpose::Discard,
+                Urgency::Ahead,
+            );
         }
     }
 
-    fn finish(&mut self, done: Completion) {
+    fn finish_request(&mut self, done: Completion) {
         let Some(OutstandingRequest { request, purpose }) = self.asked.remove(&done.id) else {
             return;
         };
@@ -497,59 +517,59 @@ impl Core {
         }
         let bytes = request.at.len_bytes;
         match purpose {
-            Purpose::Read => {
+            RequestPurpose::Read => {
                 statistics.reads += 1;
                 statistics.read_bytes += bytes;
             }
-            Purpose::Write { ticket } => {
+            RequestPurpose::Write { ticket } => {
                 statistics.writes += 1;
                 statistics.written_bytes += bytes;
                 let first = self.flying.front().map_or(ticket, |group| group.ticket);
                 if let Some(group) = self.flying.get_mut((ticket - first) as usize) {
                     group.left -= 1;
                 }
-                self.count_written();
+                self.update_written_count();
             }
-            Purpose::Flush { covers } => {
+            RequestPurpose::Flush { covers } => {
                 statistics.flushes += 1;
                 self.flushing = false;
-                self.set_durable(covers);
+                self.mark_durable_through(covers);
             }
-            Purpose::Discard => statistics.discards += 1,
+            RequestPurpose::Discard => statistics.discards += 1,
         }
     }
 
     /// Counts groups as written once their last request is done, in ticket order.
-    fn count_written(&mut self) {
+    fn update_written_count(&mut self) {
         while let Some(group) = self.flying.pop_front_if(|group| group.left == 0) {
             self.written = group.ticket;
             self.unwritten_bytes -= group.bytes;
         }
         if !self.model.volatile_cache {
-            self.set_durable(self.written);
+            self.mark_durable_through(self.written);
         }
     }
 
-    fn set_durable(&mut self, ticket: u64) {
+    fn mark_durable_through(&mut self, ticket: u64) {
         self.durable = self.durable.max(ticket);
-        self.undo.forget(self.durable);
+        self.undo.drop_durable(self.durable);
     }
 
     fn is_full(&self, more_bytes: u64) -> bool {
         let groups = self.queue.len() + self.flying.len();
-        let full = groups >= QUEUE_GROUPS_MAX
-            || self.unwritten_bytes.saturating_add(more_bytes) > QUEUE_BYTES_MAX;
+        let full = groups >= MAX_QUEUED_GROUPS
+            || self.unwritten_bytes.saturating_add(more_bytes) > MAX_QUEUED_BYTES;
         full && groups > 0
     }
 
-    fn submit(&mut self, chain: Vec<Group>, mut follows: u64) -> Vec<Ticket> {
+    fn enqueue_chain(&mut self, chain: Vec<Group>, mut follows: u64) -> Vec<Ticket> {
         let mut tickets = Vec::with_capacity(chain.len());
         for group in chain {
             self.given += 1;
             for write in &group.writes {
-                self.store(write.at_bytes, &write.block);
+                self.write_to_image(write.at_bytes, &write.block);
             }
-            let runs = runs(&group);
+            let runs = contiguous_runs(&group);
             let bytes = runs.iter().map(|run| run.len_bytes).sum();
             self.unwritten_bytes += bytes;
             self.queue.push_back(DependentGroup { follows, bytes, runs });
@@ -560,12 +580,12 @@ impl Core {
     }
 
     /// Stores a block in the image, where reads see it, and saves the old contents for undo.
-    fn store(&mut self, at_bytes: u64, block: &Block) {
+    fn write_to_image(&mut self, at_bytes: u64, block: &Block) {
         let extent = Extent::new(at_bytes, block.len() as u64);
         self.discards.retain(|(_, discard)| !discard.overlaps(extent));
         let mut old = vec![0; block.len()];
         self.image.read(at_bytes, &mut old);
-        self.undo.push(Undone { ticket: self.given, at_bytes, bytes: old });
+        self.undo.push(UndoRecord { ticket: self.given, at_bytes, bytes: old });
         match block.bytes() {
             Some(bytes) => self.image.write(at_bytes, bytes),
             None => {
@@ -577,7 +597,7 @@ impl Core {
     }
 
     /// Returns true if `count` has reached `ticket`.
-    fn reached(&self, ticket: Ticket, count: u64) -> Result<bool, Error> {
+    fn has_reached(&self, ticket: Ticket, count: u64) -> Result<bool, Error> {
         if ticket.0 > self.given {
             return Err(Error::UnknownTicket(ticket));
         }
@@ -585,19 +605,19 @@ impl Core {
     }
 
     /// Returns an idle disk in the same condition with the contents `image`.
-    fn copy(&self, image: Image) -> Arc<SimDisk> {
+    fn fork_with_image(&self, image: SparseImage) -> Arc<SimDisk> {
         let clock = Clock::new();
         clock.advance_to(self.device_ns);
-        let mut timing = self.timing.fork();
+        let mut timing = self.timing.clone_boxed();
         timing.power_cut(self.device_ns);
         let mut core = Self::new(timing, clock);
         core.image = image;
-        SimDisk::of(core)
+        SimDisk::from_core(core)
     }
 }
 
 /// Returns the ranges that a group writes: neighbours merged, in disk order unless any overlap.
-fn runs(group: &Group) -> Vec<Extent> {
+fn contiguous_runs(group: &Group) -> Vec<Extent> {
     let extent = |write: &crate::Write| Extent::new(write.at_bytes, write.block.len() as u64);
     let all: Vec<_> = group.writes.iter().map(extent).filter(|it| it.len_bytes > 0).collect();
     let mut sorted = all.clone();
@@ -608,7 +628,7 @@ fn runs(group: &Group) -> Vec<Extent> {
         match runs.last_mut() {
             Some(run)
                 if run.end_bytes() == Some(next.start_bytes)
-                    && run.len_bytes + next.len_bytes <= RUN_BYTES =>
+                    && run.len_bytes + next.len_bytes <= MAX_RUN_BYTES =>
             {
                 run.len_bytes += next.len_bytes;
             }

@@ -22,9 +22,9 @@ mod geometry;
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 
-use self::cache::{Dirty, ReadCache};
+use self::cache::{DirtyRuns, ReadCache};
 use self::geometry::{Geometry, PhysicalPosition};
-use super::{Completion, Model, RequestKind, SimRequest, Timing, WorkCounters};
+use super::{Completion, DeviceModel, DeviceTiming, RequestKind, SimRequest, WorkCounters};
 use crate::Extent;
 use crate::Random;
 
@@ -68,11 +68,11 @@ pub struct HddParameters {
 }
 
 /// Maximum requests in the disk: the queue depth of NCQ.
-const DEPTH: usize = 32;
+const NCQ_QUEUE_DEPTH: usize = 32;
 /// Maximum bytes that are destaged in one operation.
-const DESTAGE_BYTES: u64 = 1 << 20;
+const MAX_DESTAGE_BYTES: u64 = 1 << 20;
 /// Number of cached runs considered on each side of the head.
-const NEAR_RUNS: usize = 32;
+const MAX_NEAR_RUNS: usize = 32;
 /// Waiting time after which a request is next, in ns.
 const MAX_WAIT_NS: u64 = 1_000_000_000;
 
@@ -84,14 +84,14 @@ pub struct Hdd {
     /// Position of the head: on the track of this byte, after the last one used.
     head: PhysicalPosition,
     head_byte: u64,
-    busy: Option<Busy>,
+    busy: Option<CurrentOperation>,
     /// Read-ahead of the idle head, if in progress.
     idle_read_ahead: Option<HeadReadAhead>,
-    queue: Vec<Waiting>,
+    queue: Vec<QueuedRequest>,
     /// Writes that do not fit the cache.
     overflow: VecDeque<SimRequest>,
     /// Cached writes by the flush that will cover them, the next one first; the last is open.
-    dirty: VecDeque<Generation>,
+    dirty: VecDeque<FlushGeneration>,
     known: ReadCache,
     link_ns: u64,
     done: BinaryHeap<Reverse<Completion>>,
@@ -99,14 +99,14 @@ pub struct Hdd {
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Waiting {
+struct QueuedRequest {
     request: SimRequest,
     since_ns: u64,
 }
 
 /// Current operation of the mechanics.
 #[derive(Clone, Copy, Debug)]
-struct Busy {
+struct CurrentOperation {
     until_ns: u64,
     at: Extent,
     /// Request that it serves; `None` while destaging.
@@ -123,14 +123,14 @@ struct HeadReadAhead {
 
 /// Cached writes that one flush covers.
 #[derive(Clone, Default, Debug)]
-struct Generation {
-    dirty: Dirty,
+struct FlushGeneration {
+    dirty: DirtyRuns,
     flushes: Vec<u64>,
 }
 
 /// Candidate for the next operation.
 #[derive(Clone, Copy, Debug)]
-enum Choice {
+enum NextOperation {
     Queued(usize),
     Run(u64),
 }
@@ -180,14 +180,14 @@ impl Hdd {
         let geometry = Geometry::new(&parameters, Random::new(parameters.seed).next_u64());
         Self {
             parameters,
-            head: geometry.place(0),
+            head: geometry.physical_position_of(0),
             geometry,
             head_byte: 0,
             busy: None,
             idle_read_ahead: None,
             queue: vec![],
             overflow: VecDeque::new(),
-            dirty: VecDeque::from([Generation::default()]),
+            dirty: VecDeque::from([FlushGeneration::default()]),
             known: ReadCache::default(),
             link_ns: 0,
             done: BinaryHeap::new(),
@@ -220,7 +220,7 @@ impl Hdd {
         self.dirty.iter().map(|generation| generation.dirty.bytes()).sum()
     }
 
-    fn take_write(&mut self, now_ns: u64, request: SimRequest) {
+    fn accept_write(&mut self, now_ns: u64, request: SimRequest) {
         let full = self.dirty_bytes() + request.at.len_bytes > self.parameters.cache_bytes;
         // A request that is larger than the cache passes through it alone.
         if full && self.dirty_bytes() > 0 {
@@ -233,7 +233,7 @@ impl Hdd {
         self.complete_after_transfer(now_ns, request);
     }
 
-    fn take_flush(&mut self, now_ns: u64, id: u64) {
+    fn accept_flush(&mut self, now_ns: u64, id: u64) {
         let empties = self.busy.is_some_and(|busy| busy.request.is_none());
         if self.dirty_bytes() == 0 && !empties {
             self.complete(id, now_ns + self.parameters.command_ns);
@@ -242,11 +242,11 @@ impl Hdd {
         if let Some(open) = self.dirty.back_mut() {
             open.flushes.push(id);
         }
-        self.dirty.push_back(Generation::default());
+        self.dirty.push_back(FlushGeneration::default());
     }
 
     /// Completes the flushes whose generation is destaged.
-    fn land_flushes(&mut self, now_ns: u64) {
+    fn complete_due_flushes(&mut self, now_ns: u64) {
         while self.dirty.len() > 1 && self.dirty[0].dirty.is_empty() {
             let flushes = self.dirty.pop_front().map(|out| out.flushes).unwrap_or_default();
             for id in flushes {
@@ -258,8 +258,8 @@ impl Hdd {
     /// Adds to the read cache the bytes that an idle head has passed.
     fn collect_read_ahead(&mut self, now_ns: u64) {
         if let Some(HeadReadAhead { from, to, since_ns }) = self.idle_read_ahead {
-            let passed = self.geometry.passed_bytes(from, to, since_ns, now_ns.max(since_ns));
-            self.known.add(from, passed);
+            let passed = self.geometry.transfer_end_byte(from, to, since_ns, now_ns.max(since_ns));
+            self.known.add_range(from, passed);
         }
     }
 
@@ -268,9 +268,9 @@ impl Hdd {
         self.collect_read_ahead(now_ns);
         let mut nth = 0;
         while nth < self.queue.len() {
-            let Waiting { request, .. } = self.queue[nth];
+            let QueuedRequest { request, .. } = self.queue[nth];
             let end = request.at.start_bytes + request.at.len_bytes;
-            let is_dirty = || self.dirty.iter().any(|it| it.dirty.holds(request.at));
+            let is_dirty = || self.dirty.iter().any(|it| it.dirty.contains_extent(request.at));
             let is_known = self.known.cached_until(request.at.start_bytes) >= end;
             if request.kind == RequestKind::Read && (is_known || is_dirty()) {
                 self.queue.remove(nth);
@@ -282,7 +282,7 @@ impl Hdd {
     }
 
     /// Returns the byte at which the mechanics would start a request.
-    fn starts_at(&self, request: &SimRequest) -> u64 {
+    fn first_uncached_byte(&self, request: &SimRequest) -> u64 {
         match request.kind {
             RequestKind::Read => self.known.cached_until(request.at.start_bytes),
             _ => request.at.start_bytes,
@@ -291,29 +291,31 @@ impl Hdd {
 
     /// Returns the time at which the head can be over `byte`; without a seek if its read-ahead passes
     /// it.
-    fn reached_ns(&self, byte: u64, now_ns: u64, writes: bool) -> u64 {
+    fn head_arrival_ns(&self, byte: u64, now_ns: u64, writes: bool) -> u64 {
         if let Some(HeadReadAhead { from, to, since_ns }) = self.idle_read_ahead
             && !writes
             && (from..=to).contains(&byte)
         {
-            let comes_by_ns = self.geometry.passed_ns(from, byte, since_ns);
-            if comes_by_ns >= now_ns || byte == self.passed(now_ns) && byte < to {
+            let comes_by_ns = self.geometry.transfer_end_ns(from, byte, since_ns);
+            if comes_by_ns >= now_ns || byte == self.read_ahead_byte(now_ns) && byte < to {
                 return comes_by_ns.max(now_ns);
             }
         }
-        self.geometry.reached_ns(&self.head_now(now_ns), byte, now_ns, writes)
+        self.geometry.head_arrival_ns(&self.head_position_at(now_ns), byte, now_ns, writes)
     }
 
     /// Returns the byte that the head's read-ahead has reached.
-    fn passed(&self, now_ns: u64) -> u64 {
+    fn read_ahead_byte(&self, now_ns: u64) -> u64 {
         self.idle_read_ahead.map_or(self.head_byte, |on| {
-            self.geometry.passed_bytes(on.from, on.to, on.since_ns, now_ns.max(on.since_ns))
+            self.geometry.transfer_end_byte(on.from, on.to, on.since_ns, now_ns.max(on.since_ns))
         })
     }
 
-    fn head_now(&self, now_ns: u64) -> PhysicalPosition {
+    fn head_position_at(&self, now_ns: u64) -> PhysicalPosition {
         match self.idle_read_ahead {
-            Some(_) => self.geometry.place(self.passed(now_ns).min(self.last_byte())),
+            Some(_) => self
+                .geometry
+                .physical_position_of(self.read_ahead_byte(now_ns).min(self.last_byte())),
             None => self.head,
         }
     }
@@ -323,73 +325,74 @@ impl Hdd {
     }
 
     /// Starts the next operation, if the mechanics are free.
-    fn start(&mut self, now_ns: u64) {
+    fn start_next_operation(&mut self, now_ns: u64) {
         if self.busy.is_some() {
             return;
         }
         self.answer_cached(now_ns);
-        let Some(choice) = self.choose(now_ns) else { return };
+        let Some(choice) = self.choose_next_operation(now_ns) else { return };
         let (at, request) = match choice {
-            Choice::Queued(nth) => {
+            NextOperation::Queued(nth) => {
                 let request = self.queue.remove(nth).request;
-                let from = self.starts_at(&request);
+                let from = self.first_uncached_byte(&request);
                 let end = request.at.start_bytes + request.at.len_bytes;
                 (Extent::new(from, end - from), Some(request))
             }
-            Choice::Run(start) => {
-                let taken = self.dirty[0].dirty.take(start, DESTAGE_BYTES);
+            NextOperation::Run(start) => {
+                let taken = self.dirty[0].dirty.take_from_run(start, MAX_DESTAGE_BYTES);
                 (taken.unwrap_or(Extent::new(start, 0)), None)
             }
         };
         let writes = request.is_none_or(|request| request.kind == RequestKind::Write);
-        let reached_ns = self.reached_ns(at.start_bytes, now_ns, writes);
-        let before = self.head_now(now_ns);
-        if before.cylinder != self.geometry.place(at.start_bytes).cylinder {
+        let reached_ns = self.head_arrival_ns(at.start_bytes, now_ns, writes);
+        let before = self.head_position_at(now_ns);
+        if before.cylinder != self.geometry.physical_position_of(at.start_bytes).cylinder {
             self.work.seeks += 1;
         }
         let end = at.start_bytes + at.len_bytes;
-        let until_ns = self.geometry.passed_ns(at.start_bytes, end, reached_ns);
+        let until_ns = self.geometry.transfer_end_ns(at.start_bytes, end, reached_ns);
         self.work.busy_ns += until_ns - now_ns;
         if writes {
             self.work.programmed_bytes += at.len_bytes;
         }
         self.idle_read_ahead = None;
-        self.busy = Some(Busy { until_ns, at, request });
+        self.busy = Some(CurrentOperation { until_ns, at, request });
     }
 
     /// Returns the candidate that the head reaches first.
-    fn choose(&self, now_ns: u64) -> Option<Choice> {
+    fn choose_next_operation(&self, now_ns: u64) -> Option<NextOperation> {
         let oldest = (0..self.queue.len()).min_by_key(|nth| self.queue[*nth].since_ns);
         if let Some(nth) = oldest
             && self.queue[nth].since_ns + MAX_WAIT_NS < now_ns
         {
-            return Some(Choice::Queued(nth));
+            return Some(NextOperation::Queued(nth));
         }
-        let queued = self.queue.iter().enumerate().map(|(nth, Waiting { request, .. })| {
+        let queued = self.queue.iter().enumerate().map(|(nth, QueuedRequest { request, .. })| {
             let writes = request.kind == RequestKind::Write;
-            let reached_ns = self.reached_ns(self.starts_at(request), now_ns, writes);
-            (reached_ns, Choice::Queued(nth))
+            let reached_ns =
+                self.head_arrival_ns(self.first_uncached_byte(request), now_ns, writes);
+            (reached_ns, NextOperation::Queued(nth))
         });
         let crowded = self.dirty_bytes() >= self.parameters.cache_bytes / 4 * 3;
         let runs = (self.queue.is_empty() || self.dirty.len() > 1 || crowded)
-            .then(|| self.dirty[0].dirty.near(self.head_byte, NEAR_RUNS))
+            .then(|| self.dirty[0].dirty.runs_near(self.head_byte, MAX_NEAR_RUNS))
             .into_iter()
             .flatten()
-            .map(|start| (self.reached_ns(start, now_ns, true), Choice::Run(start)));
+            .map(|start| (self.head_arrival_ns(start, now_ns, true), NextOperation::Run(start)));
         queued.chain(runs).min_by_key(|(reached_ns, _)| *reached_ns).map(|(_, choice)| choice)
     }
 
     /// Completes an operation of the mechanics.
-    fn finish(&mut self, Busy { until_ns, at, request }: Busy) {
+    fn finish_operation(&mut self, CurrentOperation { until_ns, at, request }: CurrentOperation) {
         self.busy = None;
         let end = at.start_bytes + at.len_bytes;
         self.head_byte = end;
-        self.head = self.geometry.place((end.max(1) - 1).min(self.last_byte()));
+        self.head = self.geometry.physical_position_of((end.max(1) - 1).min(self.last_byte()));
         match request {
             Some(request) => {
                 self.complete(request.id, until_ns + self.parameters.command_ns);
                 if request.kind == RequestKind::Read {
-                    self.known.add(at.start_bytes, end);
+                    self.known.add_range(at.start_bytes, end);
                     let to =
                         (end + self.parameters.read_ahead_bytes).min(self.parameters.len_bytes);
                     self.idle_read_ahead =
@@ -397,23 +400,23 @@ impl Hdd {
                 }
             }
             None => {
-                self.land_flushes(until_ns);
+                self.complete_due_flushes(until_ns);
                 // The cache has free space again.
                 for request in std::mem::take(&mut self.overflow) {
-                    self.take_write(until_ns, request);
+                    self.accept_write(until_ns, request);
                 }
             }
         }
     }
 }
 
-impl Timing for Hdd {
-    fn model(&self) -> Model {
-        Model {
+impl DeviceTiming for Hdd {
+    fn model(&self) -> DeviceModel {
+        DeviceModel {
             len_bytes: self.parameters.len_bytes,
             rotational: true,
             volatile_cache: self.parameters.volatile_cache,
-            depth: DEPTH,
+            depth: NCQ_QUEUE_DEPTH,
             best_io_bytes: 1 << 20,
             discards: false,
         }
@@ -422,18 +425,18 @@ impl Timing for Hdd {
     fn submit(&mut self, now_ns: u64, request: SimRequest) {
         match request.kind {
             RequestKind::Write if self.parameters.volatile_cache => {
-                self.take_write(now_ns, request)
+                self.accept_write(now_ns, request)
             }
             RequestKind::Read | RequestKind::Write => {
-                self.queue.push(Waiting { request, since_ns: now_ns })
+                self.queue.push(QueuedRequest { request, since_ns: now_ns })
             }
-            RequestKind::Flush => self.take_flush(now_ns, request.id),
+            RequestKind::Flush => self.accept_flush(now_ns, request.id),
             RequestKind::Discard => self.complete(request.id, now_ns + self.parameters.command_ns),
         }
-        self.start(now_ns);
+        self.start_next_operation(now_ns);
     }
 
-    fn next_ns(&self) -> Option<u64> {
+    fn next_event_ns(&self) -> Option<u64> {
         let done = self.done.peek().map(|Reverse(done)| done.at_ns);
         let busy = self.busy.map(|busy| busy.until_ns);
         [done, busy].into_iter().flatten().min()
@@ -442,8 +445,8 @@ impl Timing for Hdd {
     fn advance(&mut self, to_ns: u64, done: &mut Vec<Completion>) {
         loop {
             while let Some(busy) = self.busy.filter(|busy| busy.until_ns <= to_ns) {
-                self.finish(busy);
-                self.start(busy.until_ns);
+                self.finish_operation(busy);
+                self.start_next_operation(busy.until_ns);
             }
             match self.done.peek() {
                 Some(Reverse(next)) if next.at_ns <= to_ns => done.push(*next),
@@ -459,17 +462,18 @@ impl Timing for Hdd {
         self.idle_read_ahead = None;
         self.queue.clear();
         self.overflow.clear();
-        self.dirty = VecDeque::from([Generation::default()]);
+        self.dirty = VecDeque::from([FlushGeneration::default()]);
         self.known = ReadCache::default();
         self.done.clear();
-        (self.head, self.head_byte, self.link_ns) = (self.geometry.place(0), 0, now_ns);
+        (self.head, self.head_byte, self.link_ns) =
+            (self.geometry.physical_position_of(0), 0, now_ns);
     }
 
-    fn work(&self) -> WorkCounters {
+    fn work_counters(&self) -> WorkCounters {
         self.work
     }
 
-    fn fork(&self) -> Box<dyn Timing> {
+    fn clone_boxed(&self) -> Box<dyn DeviceTiming> {
         Box::new(self.clone())
     }
 }

@@ -20,8 +20,8 @@ mod ftl;
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashSet, VecDeque};
 
-use self::ftl::{Ftl, Op, Shape};
-use super::{Completion, Model, RequestKind, SimRequest, Timing, WorkCounters};
+use self::ftl::{FlashOp, Ftl, FtlGeometry};
+use super::{Completion, DeviceModel, DeviceTiming, RequestKind, SimRequest, WorkCounters};
 use crate::Extent;
 use crate::Random;
 
@@ -74,7 +74,7 @@ pub struct SsdParameters {
 }
 
 /// Maximum commands in the disk.
-const DEPTH: usize = 256;
+const COMMAND_QUEUE_DEPTH: usize = 256;
 
 /// A flash disk with a page-mapped translation layer.
 #[derive(Clone, Debug)]
@@ -82,21 +82,21 @@ pub struct Ssd {
     parameters: SsdParameters,
     dice: Random,
     ftl: Ftl,
-    controller: Server,
-    link: Server,
-    intake: Server,
-    dies: Vec<Server>,
-    channels: Vec<Server>,
-    buffer: Buffer,
+    controller: SsdResource,
+    link: SsdResource,
+    intake: SsdResource,
+    dies: Vec<SsdResource>,
+    channels: Vec<SsdResource>,
+    buffer: WriteBuffer,
     done: BinaryHeap<Reverse<Completion>>,
     /// Operations of the translation layer; reused to save allocations.
-    ops: Vec<Op>,
+    ops: Vec<FlashOp>,
     work: WorkCounters,
 }
 
 /// A part that serves one operation at a time.
 #[derive(Clone, Copy, Default, Debug)]
-struct Server {
+struct SsdResource {
     /// Time until which it serves foreground work.
     urgent_ns: u64,
     /// Time until which it serves any work.
@@ -106,7 +106,7 @@ struct Server {
 
 /// Pages in the write buffer.
 #[derive(Clone, Default, Debug)]
-struct Buffer {
+struct WriteBuffer {
     /// Pages that can still be overwritten at no cost, oldest first.
     waiting: VecDeque<u32>,
     is_waiting: HashSet<u32>,
@@ -161,13 +161,13 @@ impl Ssd {
         Self {
             parameters,
             dice: Random::new(parameters.seed),
-            ftl: Ftl::new(Shape::of(&parameters)),
-            controller: Server::default(),
-            link: Server::default(),
-            intake: Server::default(),
-            dies: vec![Server::default(); dies as usize],
-            channels: vec![Server::default(); parameters.channels as usize],
-            buffer: Buffer::default(),
+            ftl: Ftl::new(FtlGeometry::from_parameters(&parameters)),
+            controller: SsdResource::default(),
+            link: SsdResource::default(),
+            intake: SsdResource::default(),
+            dies: vec![SsdResource::default(); dies as usize],
+            channels: vec![SsdResource::default(); parameters.channels as usize],
+            buffer: WriteBuffer::default(),
             done: BinaryHeap::new(),
             ops: vec![],
             work: WorkCounters::default(),
@@ -184,10 +184,10 @@ impl Ssd {
     /// beyond a few GiB.
     pub fn preconditioned(parameters: SsdParameters) -> Self {
         let mut disk = Self::new(parameters);
-        let pages = disk.pages();
+        let pages = disk.logical_pages();
         for nth in 0..5 * u64::from(pages) {
             let first = nth < pages.into();
-            let page = if first { nth } else { disk.dice.below(pages.into()) };
+            let page = if first { nth } else { disk.dice.next_below(pages.into()) };
             disk.ftl.write(page as u32, &mut disk.ops);
             disk.ops.clear();
         }
@@ -199,12 +199,12 @@ impl Ssd {
         &self.parameters
     }
 
-    fn pages(&self) -> u32 {
+    fn logical_pages(&self) -> u32 {
         self.parameters.len_bytes.div_ceil(self.parameters.page_bytes.into()) as u32
     }
 
     /// Returns the pages that `at` touches, each with true if it is entirely covered.
-    fn touched(&self, at: Extent) -> impl Iterator<Item = (u32, bool)> + use<> {
+    fn pages_of_extent(&self, at: Extent) -> impl Iterator<Item = (u32, bool)> + use<> {
         let page_bytes = u64::from(self.parameters.page_bytes);
         let end = at.start_bytes + at.len_bytes;
         let pages = at.start_bytes / page_bytes..end.div_ceil(page_bytes);
@@ -218,14 +218,14 @@ impl Ssd {
         (unit % self.dies.len() as u64) as usize
     }
 
-    fn channel_ns(&self, bytes: u64) -> u64 {
-        ns(bytes, self.parameters.channel_bytes_per_s)
+    fn channel_transfer_ns(&self, bytes: u64) -> u64 {
+        transfer_ns(bytes, self.parameters.channel_bytes_per_s)
     }
 
     /// Returns the time at which the host has a read's bytes, the last of which are ready at
     /// `from_ns`: earlier bytes cross the link meanwhile.
     fn transfer_to_host(&mut self, now_ns: u64, from_ns: u64, bytes: u64) -> u64 {
-        let takes_ns = |bytes| ns(bytes, self.parameters.read_bytes_per_s);
+        let takes_ns = |bytes| transfer_ns(bytes, self.parameters.read_bytes_per_s);
         let last_ns = takes_ns(bytes.min(self.parameters.page_bytes.into()));
         self.link.schedule_background(now_ns, takes_ns(bytes)).max(from_ns + last_ns)
     }
@@ -234,21 +234,23 @@ impl Ssd {
         let mut end_ns = start_ns;
         // Pages of one unit share one read of its die.
         let mut unit_before: Option<(u64, u64)> = None;
-        for (page, _) in self.touched(at) {
-            let stored = self.ftl.find(page).filter(|_| !self.buffer.is_waiting.contains(&page));
+        for (page, _) in self.pages_of_extent(at) {
+            let stored =
+                self.ftl.slot_of_page(page).filter(|_| !self.buffer.is_waiting.contains(&page));
             let Some(unit) = stored.and_then(|at| self.ftl.programmed_unit(at)) else { continue };
             let die = self.die_of(unit);
             let there_ns = match unit_before {
                 Some((before, there_ns)) if before == unit => there_ns,
                 _ => {
                     let tenth = self.parameters.read_ns / 10;
-                    let takes = self.parameters.read_ns - tenth + self.dice.below(2 * tenth + 1);
+                    let takes =
+                        self.parameters.read_ns - tenth + self.dice.next_below(2 * tenth + 1);
                     self.dies[die].schedule_urgent(start_ns, takes, self.parameters.suspend_ns)
                 }
             };
             unit_before = Some((unit, there_ns));
             let page_bytes = u64::from(self.parameters.page_bytes).min(at.len_bytes);
-            let takes = self.channel_ns(page_bytes);
+            let takes = self.channel_transfer_ns(page_bytes);
             let channel = die % self.channels.len();
             end_ns = end_ns.max(self.channels[channel].schedule_urgent(there_ns, takes, 0));
         }
@@ -256,18 +258,20 @@ impl Ssd {
     }
 
     fn write(&mut self, start_ns: u64, at: Extent) -> u64 {
-        self.buffer.leave(start_ns);
+        self.buffer.free_programmed(start_ns);
         let (capacity, hold) = self.buffer_pages();
         let mut room_ns = start_ns;
-        for (page, whole) in self.touched(at) {
+        for (page, whole) in self.pages_of_extent(at) {
             if self.buffer.is_waiting.contains(&page) {
                 continue;
             }
-            if !whole && let Some(unit) = self.ftl.find(page).map(|at| self.ftl.unit(at)) {
-                self.fetch(start_ns, unit);
-                self.channel_out(start_ns, unit, 1);
+            if !whole
+                && let Some(unit) = self.ftl.slot_of_page(page).map(|at| self.ftl.unit_of_slot(at))
+            {
+                self.read_unit_to_register(start_ns, unit);
+                self.transfer_to_channel(start_ns, unit, 1);
             }
-            self.buffer.push(page);
+            self.buffer.push_page(page);
             while self.buffer.waiting.len() as u64 > hold {
                 self.destage(start_ns);
             }
@@ -278,7 +282,7 @@ impl Ssd {
                 room_ns = room_ns.max(left_ns);
             }
         }
-        let takes_ns = ns(at.len_bytes, self.parameters.write_bytes_per_s);
+        let takes_ns = transfer_ns(at.len_bytes, self.parameters.write_bytes_per_s);
         self.intake.schedule_background(start_ns, takes_ns).max(room_ns)
             + self.parameters.write_fixed_ns
     }
@@ -303,14 +307,14 @@ impl Ssd {
     }
 
     /// Schedules the operations of the translation layer as background work.
-    fn schedule_ops(&mut self, now_ns: u64, ops: &mut Vec<Op>) {
+    fn schedule_ops(&mut self, now_ns: u64, ops: &mut Vec<FlashOp>) {
         for op in ops.drain(..) {
             match op {
-                Op::Fetch { unit } => self.fetch(now_ns, unit),
-                Op::Carry { unit } => {
-                    self.channel_out(now_ns, unit, 1);
+                FlashOp::Fetch { unit } => self.read_unit_to_register(now_ns, unit),
+                FlashOp::Carry { unit } => {
+                    self.transfer_to_channel(now_ns, unit, 1);
                 }
-                Op::Program { unit, pages, host_pages } => {
+                FlashOp::Program { unit, pages, host_pages } => {
                     let end_ns = self.program(now_ns, unit, pages);
                     if host_pages > 0 {
                         self.buffer.leaving.push(Reverse((end_ns, host_pages)));
@@ -318,24 +322,24 @@ impl Ssd {
                         self.work.moved_bytes += pages * u64::from(self.parameters.page_bytes);
                     }
                 }
-                Op::Erase { first_unit, units } => self.erase(now_ns, first_unit, units),
+                FlashOp::Erase { first_unit, units } => self.erase(now_ns, first_unit, units),
             }
         }
     }
 
-    fn fetch(&mut self, now_ns: u64, unit: u64) {
+    fn read_unit_to_register(&mut self, now_ns: u64, unit: u64) {
         let die = self.die_of(unit);
         self.dies[die].schedule_background(now_ns, self.parameters.read_ns);
     }
 
-    fn channel_out(&mut self, now_ns: u64, unit: u64, pages: u64) -> u64 {
-        let takes = self.channel_ns(pages * u64::from(self.parameters.page_bytes));
+    fn transfer_to_channel(&mut self, now_ns: u64, unit: u64, pages: u64) -> u64 {
+        let takes = self.channel_transfer_ns(pages * u64::from(self.parameters.page_bytes));
         let channel = self.die_of(unit) % self.channels.len();
         self.channels[channel].schedule_background(now_ns, takes)
     }
 
     fn program(&mut self, now_ns: u64, unit: u64, pages: u64) -> u64 {
-        let there_ns = self.channel_out(now_ns, unit, pages);
+        let there_ns = self.transfer_to_channel(now_ns, unit, pages);
         let die = self.die_of(unit);
         self.work.programmed_bytes += pages * u64::from(self.parameters.page_bytes);
         // The die loads its next unit while it works, so it does not wait for the channel while it
@@ -372,24 +376,24 @@ impl Ssd {
     }
 
     fn discard(&mut self, start_ns: u64, at: Extent) -> u64 {
-        if let Some(whole) = at.whole_units(self.parameters.page_bytes.into()) {
+        if let Some(whole) = at.inner_aligned_extent(self.parameters.page_bytes.into()) {
             let page_bytes = u64::from(self.parameters.page_bytes);
             let first = (whole.start_bytes / page_bytes) as u32;
             let end = (whole.end_bytes().unwrap_or(whole.start_bytes) / page_bytes) as u32;
-            self.buffer.forget(first..end);
+            self.buffer.drop_pages(first..end);
             self.ftl.discard(first..end);
         }
         start_ns + self.parameters.write_fixed_ns
     }
 }
 
-impl Timing for Ssd {
-    fn model(&self) -> Model {
-        Model {
+impl DeviceTiming for Ssd {
+    fn model(&self) -> DeviceModel {
+        DeviceModel {
             len_bytes: self.parameters.len_bytes,
             rotational: false,
             volatile_cache: self.parameters.volatile_cache,
-            depth: DEPTH,
+            depth: COMMAND_QUEUE_DEPTH,
             best_io_bytes: 128 << 10,
             discards: true,
         }
@@ -406,12 +410,12 @@ impl Timing for Ssd {
         self.done.push(Reverse(Completion { at_ns, id }));
     }
 
-    fn next_ns(&self) -> Option<u64> {
+    fn next_event_ns(&self) -> Option<u64> {
         self.done.peek().map(|Reverse(done)| done.at_ns)
     }
 
     fn advance(&mut self, to_ns: u64, done: &mut Vec<Completion>) {
-        while self.next_ns().is_some_and(|next| next <= to_ns) {
+        while self.next_event_ns().is_some_and(|next| next <= to_ns) {
             done.extend(self.done.pop().map(|Reverse(done)| done));
         }
     }
@@ -419,27 +423,27 @@ impl Timing for Ssd {
     fn power_cut(&mut self, now_ns: u64) {
         self.done.clear();
         if self.parameters.volatile_cache {
-            self.buffer = Buffer::default();
+            self.buffer = WriteBuffer::default();
             self.ftl.drop_open_unit();
         }
-        self.buffer.leave(u64::MAX);
+        self.buffer.free_programmed(u64::MAX);
         let servers = [&mut self.controller, &mut self.link, &mut self.intake].into_iter();
         for server in servers.chain(&mut self.dies).chain(&mut self.channels) {
             (server.urgent_ns, server.usual_ns) = (now_ns, now_ns);
         }
     }
 
-    fn work(&self) -> WorkCounters {
+    fn work_counters(&self) -> WorkCounters {
         let busy_ns = self.dies.iter().map(|die| die.busy_ns).max().unwrap_or(0);
         WorkCounters { busy_ns, ..self.work }
     }
 
-    fn fork(&self) -> Box<dyn Timing> {
+    fn clone_boxed(&self) -> Box<dyn DeviceTiming> {
         Box::new(self.clone())
     }
 }
 
-impl Server {
+impl SsdResource {
     /// Schedules work after all other work.
     fn schedule_background(&mut self, now_ns: u64, takes_ns: u64) -> u64 {
         self.usual_ns = self.usual_ns.max(now_ns) + takes_ns;
@@ -460,15 +464,15 @@ impl Server {
     }
 }
 
-impl Buffer {
-    fn push(&mut self, page: u32) {
+impl WriteBuffer {
+    fn push_page(&mut self, page: u32) {
         self.waiting.push_back(page);
         self.is_waiting.insert(page);
         self.pages += 1;
     }
 
     /// Frees the buffer space of pages that are programmed by `now_ns`.
-    fn leave(&mut self, now_ns: u64) {
+    fn free_programmed(&mut self, now_ns: u64) {
         while let Some(Reverse((_, pages))) =
             self.leaving.peek().copied().filter(|Reverse((left_ns, _))| *left_ns <= now_ns)
         {
@@ -477,7 +481,7 @@ impl Buffer {
         }
     }
 
-    fn forget(&mut self, pages: std::ops::Range<u32>) {
+    fn drop_pages(&mut self, pages: std::ops::Range<u32>) {
         let before = self.is_waiting.len();
         self.is_waiting.retain(|page| !pages.contains(page));
         self.waiting.retain(|page| !pages.contains(page));
@@ -486,6 +490,6 @@ impl Buffer {
 }
 
 /// Returns the time of `bytes` at a rate.
-fn ns(bytes: u64, bytes_per_s: u64) -> u64 {
+fn transfer_ns(bytes: u64, bytes_per_s: u64) -> u64 {
     bytes * 1_000_000_000 / bytes_per_s.max(1)
 }

@@ -37,7 +37,7 @@ pub struct Completion {
 
 /// Properties of a modelled device.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Model {
+pub struct DeviceModel {
     /// Length in bytes, a multiple of 4096.
     pub len_bytes: u64,
     /// True if seeks cost time.
@@ -77,15 +77,15 @@ pub struct WorkCounters {
 /// Law 1: times never go back, and [`Timing::submit`] is called only at a time to which the device
 /// was advanced.
 /// Law 2: every request completes once, after finitely many steps.
-pub trait Timing: Send + std::fmt::Debug {
+pub trait DeviceTiming: Send + std::fmt::Debug {
     /// Returns the properties of the device.
-    fn model(&self) -> Model;
+    fn model(&self) -> DeviceModel;
 
     /// Queues a request at `now_ns`.
     fn submit(&mut self, now_ns: u64, request: SimRequest);
 
     /// Returns the time of the next internal event if no further request comes.
-    fn next_ns(&self) -> Option<u64>;
+    fn next_event_ns(&self) -> Option<u64>;
 
     /// Processes all events up to and including `to_ns`; appends the completions.
     fn advance(&mut self, to_ns: u64, done: &mut Vec<Completion>);
@@ -94,8 +94,8 @@ pub trait Timing: Send + std::fmt::Debug {
     fn power_cut(&mut self, now_ns: u64);
 
     /// Returns the work so far.
-    fn work(&self) -> WorkCounters;
+    fn work_counters(&self) -> WorkCounters;
 
     /// Returns a copy in the same condition.
-    fn fork(&self) -> Box<dyn Timing>;
+    fn clone_boxed(&self) -> Box<dyn DeviceTiming>;
 }

@@ -10,7 +10,7 @@ const MAX_SPINS: u32 = if cfg!(loom) { 0 } else { 1024 };
 /// Minimum polls.
 const MIN_SPINS: u32 = if cfg!(loom) { 0 } else { 2 };
 /// Number of misses after which the full budget is tried.
-const RETRY_MISSES: u32 = 512;
+const MISSES_BEFORE_RETRY: u32 = 512;
 
 /// Poll budget of one receiver.
 #[derive(Debug)]
@@ -40,7 +40,7 @@ impl SpinBudget {
             std::hint::spin_loop();
         }
         self.misses = self.misses.wrapping_add(1);
-        let retry = self.misses.is_multiple_of(RETRY_MISSES);
+        let retry = self.misses.is_multiple_of(MISSES_BEFORE_RETRY);
         self.spins = if retry { MAX_SPINS } else { (self.spins / 2).max(MIN_SPINS) };
         false
     }

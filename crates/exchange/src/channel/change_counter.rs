@@ -44,7 +44,7 @@ enum CounterCell {
 impl CounterCell {
     fn get(&self) -> &AtomicU64 {
         match self {
-            Self::Lane { session, at } => session.shared().atomic_u64(*at),
+            Self::Lane { session, at } => session.shared_memory().atomic_u64(*at),
             Self::Here(count) => count,
         }
     }
@@ -53,14 +53,14 @@ impl CounterCell {
 impl ChangeNotifier {
     /// Creates a notifier that counts from `first`, which is not 0, in the word at offset `at`.
     pub(super) fn for_lane(session: &Arc<Session>, at: usize, first: u64) -> Self {
-        Self::begin(first, CounterCell::Lane { session: session.clone(), at })
+        Self::with_start_count(first, CounterCell::Lane { session: session.clone(), at })
     }
 
     pub(super) fn for_thread(count: &Arc<AtomicU64>) -> Self {
-        Self::begin(1, CounterCell::Here(count.clone()))
+        Self::with_start_count(1, CounterCell::Here(count.clone()))
     }
 
-    fn begin(count: u64, word: CounterCell) -> Self {
+    fn with_start_count(count: u64, word: CounterCell) -> Self {
         word.get().store(count, SeqCst);
         Self(Arc::new(Mutex::new(Some(CounterState { count, word }))))
     }

@@ -34,27 +34,29 @@ use crate::{
 
 /// Distance of two mailboxes in bytes; an odd number of pairs of cache lines.
 pub(super) const MAILBOX_STRIDE: usize = 17 * 128;
-pub(super) const PAYLOAD_AT: usize = 8;
-const SLEEPING_AT: usize = 2048;
-const CLOSED_AT: usize = 2112;
-pub(super) const FINGERPRINT_AT: usize = 2120;
-pub(super) const CHANGE_COUNT_AT: usize = 2128;
-const _: () =
-    assert!(PAYLOAD_AT + MAX_MESSAGE_BYTES <= SLEEPING_AT && CHANGE_COUNT_AT + 8 <= MAILBOX_STRIDE);
+pub(super) const PAYLOAD_OFFSET: usize = 8;
+const SLEEPING_FLAG_OFFSET: usize = 2048;
+const CLOSED_WORD_OFFSET: usize = 2112;
+pub(super) const FINGERPRINT_OFFSET: usize = 2120;
+pub(super) const CHANGE_COUNT_OFFSET: usize = 2128;
+const _: () = assert!(
+    PAYLOAD_OFFSET + MAX_MESSAGE_BYTES <= SLEEPING_FLAG_OFFSET
+        && CHANGE_COUNT_OFFSET + 8 <= MAILBOX_STRIDE
+);
 
 /// Maximum wake-ups without a message in one receive; more are an attack.
 const MAX_EMPTY_WAKEUPS: u32 = 100_000;
 
 /// First word of a mailbox: the fields that must change atomically.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Head {
+pub(super) struct MailboxHeader {
     pub(super) seq: u16,
     pub(super) epoch: u16,
     pub(super) tag: u16,
     pub(super) len: u16,
 }
 
-impl Head {
+impl MailboxHeader {
     pub(super) fn to_bits(self) -> u64 {
         let Self { seq, epoch, tag, len } = self;
         u64::from(seq) << 48 | u64::from(epoch) << 32 | u64::from(tag) << 16 | u64::from(len)
@@ -67,15 +69,15 @@ impl Head {
 }
 
 /// Encodes the word `closed` of a side that has closed after reading `got` messages.
-fn closed_bits(epoch: u16, got: u16) -> u64 {
+fn encode_closed_word(epoch: u16, got: u16) -> u64 {
     1 << 63 | u64::from(epoch) << 16 | u64::from(got)
 }
 
 /// Returns how many of our messages the peer had read when it closed.
-fn closed_word(place: LaneSide, session: &Session) -> Option<u16> {
-    let at = place.incoming() * MAILBOX_STRIDE + CLOSED_AT;
-    let bits = session.shared().atomic_u64(at).load(SeqCst);
-    (bits >> 16 == closed_bits(place.epoch, 0) >> 16).then_some(bits as u16)
+fn peer_read_count_at_close(place: LaneSide, session: &Session) -> Option<u16> {
+    let at = place.incoming_mailbox() * MAILBOX_STRIDE + CLOSED_WORD_OFFSET;
+    let bits = session.shared_memory().atomic_u64(at).load(SeqCst);
+    (bits >> 16 == encode_closed_word(place.epoch, 0) >> 16).then_some(bits as u16)
 }
 
 /// A side of a lane; it determines which of the two mailboxes it writes.
@@ -88,18 +90,18 @@ pub(super) struct LaneSide {
 
 impl LaneSide {
     /// Returns the index of the mailbox this side writes, and of the event fd it signals.
-    fn outgoing(self) -> usize {
+    fn outgoing_mailbox(self) -> usize {
         self.lane as usize * 2 + usize::from(self.side == Sender::Server)
     }
 
     /// Returns the index of the mailbox this side reads, and of the event fd it waits for.
-    fn incoming(self) -> usize {
+    fn incoming_mailbox(self) -> usize {
         self.lane as usize * 2 + usize::from(self.side == Sender::Client)
     }
 
     /// Returns true if the peer has marked its endpoint as closed.
     pub(super) fn peer_closed(self, session: &Session) -> bool {
-        closed_word(self, session).is_some()
+        peer_read_count_at_close(self, session).is_some()
     }
 
     pub(super) fn to_bits(self) -> u32 {
@@ -118,14 +120,15 @@ pub(super) struct LaneReceiver {
 
 impl LaneReceiver {
     fn new(place: LaneSide, fingerprint: u64) -> Self {
-        let line_at = place.incoming() * MAILBOX_STRIDE;
+        let line_at = place.incoming_mailbox() * MAILBOX_STRIDE;
         Self { place, line_at, received: 0, fingerprint, copy: Box::new([0; MAX_MESSAGE_BYTES]) }
     }
 
     /// Returns the head of an unread message.
-    fn peek(&self, session: &Session) -> Result<Option<Head>, Violation> {
+    fn peek(&self, session: &Session) -> Result<Option<MailboxHeader>, Violation> {
         // Sequentially consistent: a receiver polls after it has set its sleeping flag.
-        let head = Head::from_bits(session.shared().atomic_u64(self.line_at).load(SeqCst));
+        let head =
+            MailboxHeader::from_bits(session.shared_memory().atomic_u64(self.line_at).load(SeqCst));
         if head.epoch != self.place.epoch || head.seq == self.received {
             return Ok(None);
         }
@@ -138,29 +141,35 @@ impl LaneReceiver {
         Ok(Some(head))
     }
 
-    fn closed(&self, session: &Session) -> Option<u16> {
-        closed_word(self.place, session)
+    fn peer_read_count(&self, session: &Session) -> Option<u16> {
+        peer_read_count_at_close(self.place, session)
     }
 
     /// Copies the message out, so that its sender can no longer change it.
-    fn copy_message(&mut self, session: &Session, head: Head) -> Result<(), Violation> {
-        let shared = session.shared();
+    fn copy_message(&mut self, session: &Session, head: MailboxHeader) -> Result<(), Violation> {
+        let shared = session.shared_memory();
         if self.received == 0 {
-            let theirs = shared.atomic_u64(self.line_at + FINGERPRINT_AT).load(Relaxed);
+            let theirs = shared.atomic_u64(self.line_at + FINGERPRINT_OFFSET).load(Relaxed);
             if theirs != self.fingerprint {
                 return Err(Violation::Fingerprint);
             }
         }
         let words = usize::from(head.len).div_ceil(8);
         for (i, into) in self.copy.as_chunks_mut::<8>().0[..words].iter_mut().enumerate() {
-            *into =
-                shared.atomic_u64(self.line_at + PAYLOAD_AT + i * 8).load(Relaxed).to_ne_bytes();
+            *into = shared
+                .atomic_u64(self.line_at + PAYLOAD_OFFSET + i * 8)
+                .load(Relaxed)
+                .to_ne_bytes();
         }
         self.received = head.seq;
         Ok(())
     }
 
-    fn unpack<Rx: Wire>(&self, session: &Arc<Session>, head: Head) -> Result<Rx, Violation> {
+    fn unpack<Rx: Wire>(
+        &self,
+        session: &Arc<Session>,
+        head: MailboxHeader,
+    ) -> Result<Rx, Violation> {
         let mut goods = AttachmentReceiver { session };
         let mut unpacker = Unpacker::new(&self.copy[..usize::from(head.len)], &mut goods);
         // The table has allowed the tag, so it is below 256.
@@ -181,7 +190,7 @@ pub(super) struct AbandonedRequest {
 
 /// A packed copy of a sent message.
 struct SentMessage {
-    head: Head,
+    head: MailboxHeader,
     bytes: Box<[u8; MAX_MESSAGE_BYTES]>,
 }
 
@@ -193,7 +202,7 @@ impl AbandonedRequest {
     /// Checks for the reply; returns true once nothing is left to wait for.
     pub(super) fn try_reclaim(&mut self, session: &Arc<Session>) -> bool {
         // Read before polling: a reply that was sent before closing is then visible.
-        let closed = self.reader.closed(session);
+        let closed = self.reader.peer_read_count(session);
         match (self.reader.peek(session), closed) {
             (Ok(Some(head)), _) => {
                 let admitted = self.awaits.next_state(head.tag.into()).is_ok();
@@ -204,7 +213,7 @@ impl AbandonedRequest {
             }
             (Ok(None), Some(got)) => {
                 if got != self.request.head.seq {
-                    self.reclaim.take_back(session, &self.request);
+                    self.reclaim.reclaim_unread_message(session, &self.request);
                 }
                 true
             }
@@ -235,16 +244,16 @@ pub(super) struct LaneTransport {
 /// Functions that reclaim the attachments of messages whose types only the transport knows.
 #[derive(Clone, Copy)]
 struct ReclaimOps {
-    drop_received: fn(&LaneReceiver, &Arc<Session>, Head),
-    cancel_send: fn(&Arc<Session>, &[u8], Head),
+    drop_received: fn(&LaneReceiver, &Arc<Session>, MailboxHeader),
+    cancel_send: fn(&Arc<Session>, &[u8], MailboxHeader),
 }
 
 impl ReclaimOps {
-    fn take_back(self, session: &Arc<Session>, sent: &SentMessage) {
+    fn reclaim_unread_message(self, session: &Arc<Session>, sent: &SentMessage) {
         (self.cancel_send)(session, &sent.bytes[..usize::from(sent.head.len)], sent.head);
     }
 
-    fn of<Tx: Wire, Rx: Wire>() -> Self {
+    fn for_messages<Tx: Wire, Rx: Wire>() -> Self {
         Self {
             drop_received: |reader, session, head| drop(reader.unpack::<Rx>(session, head)),
             cancel_send: |session, bytes, head| {
@@ -259,14 +268,17 @@ impl LaneTransport {
     pub(super) fn new<C: Contract>(session: &Arc<Session>, place: LaneSide) -> Self {
         // One message per mailbox: a contract that queues more does not fit a lane.
         const { assert!(C::QUEUE == 1, "a lane holds one message each way") };
-        let out_at = place.outgoing() * MAILBOX_STRIDE;
-        session.shared().atomic_u64(out_at + FINGERPRINT_AT).store(C::FINGERPRINT, Relaxed);
+        let out_at = place.outgoing_mailbox() * MAILBOX_STRIDE;
+        session
+            .shared_memory()
+            .atomic_u64(out_at + FINGERPRINT_OFFSET)
+            .store(C::FINGERPRINT, Relaxed);
         Self {
             session: session.clone(),
             reader: LaneReceiver::new(place, C::FINGERPRINT),
             out_at,
             sent: SentMessage {
-                head: Head { seq: 0, epoch: place.epoch, tag: 0, len: 0 },
+                head: MailboxHeader { seq: 0, epoch: place.epoch, tag: 0, len: 0 },
                 bytes: Box::new([0; MAX_MESSAGE_BYTES]),
             },
             failed: None,
@@ -274,8 +286,8 @@ impl LaneTransport {
             spin: SpinBudget::new(),
             table: C::TABLE,
             reclaim: match place.side {
-                Sender::Client => ReclaimOps::of::<C::ToServer, C::ToClient>(),
-                Sender::Server => ReclaimOps::of::<C::ToClient, C::ToServer>(),
+                Sender::Client => ReclaimOps::for_messages::<C::ToServer, C::ToClient>(),
+                Sender::Server => ReclaimOps::for_messages::<C::ToClient, C::ToServer>(),
             },
             given: false,
             teller: OnceLock::new(),
@@ -286,12 +298,12 @@ impl LaneTransport {
         self.reader.place
     }
 
-    fn write(&self) {
-        let shared = self.session.shared();
+    fn write_mailbox(&self) {
+        let shared = self.session.shared_memory();
         let SentMessage { head, bytes } = &self.sent;
         let words = usize::from(head.len).div_ceil(8);
         for (i, word) in bytes.as_chunks::<8>().0[..words].iter().enumerate() {
-            let at = self.out_at + PAYLOAD_AT + i * 8;
+            let at = self.out_at + PAYLOAD_OFFSET + i * 8;
             shared.atomic_u64(at).store(u64::from_ne_bytes(*word), Relaxed);
         }
         shared.atomic_u64(self.out_at).store(head.to_bits(), SeqCst);
@@ -299,19 +311,22 @@ impl LaneTransport {
     }
 
     fn signal_peer(&self) {
-        if self.session.shared().atomic_u32(self.out_at + SLEEPING_AT).load(SeqCst) != 0 {
-            self.session.signal(self.lane_side().outgoing());
+        if self.session.shared_memory().atomic_u32(self.out_at + SLEEPING_FLAG_OFFSET).load(SeqCst)
+            != 0
+        {
+            self.session.signal_event_fd(self.lane_side().outgoing_mailbox());
         }
     }
 
     /// Returns true if `receive` would return at once.
     fn is_ready(&self) -> bool {
         !matches!(self.reader.peek(&self.session), Ok(None))
-            || self.reader.closed(&self.session).is_some()
+            || self.reader.peer_read_count(&self.session).is_some()
     }
 
     fn sleep(&self, deadline: Instant) -> Result<(), ChannelError> {
-        let asleep = self.session.shared().atomic_u32(self.reader.line_at + SLEEPING_AT);
+        let asleep =
+            self.session.shared_memory().atomic_u32(self.reader.line_at + SLEEPING_FLAG_OFFSET);
         asleep.store(1, SeqCst);
         let result = self.sleep_until_ready(deadline);
         asleep.store(0, Relaxed);
@@ -323,13 +338,13 @@ impl LaneTransport {
             if self.is_ready() || self.session.is_dead() || self.session.violation().is_some() {
                 return Ok(());
             }
-            self.session.wait(self.lane_side().incoming(), deadline)?;
+            self.session.wait_event_fd(self.lane_side().incoming_mailbox(), deadline)?;
         }
         Err(self.session.record_violation(Violation::Flood).into())
     }
 
     /// Returns the next message, validated, if there is one.
-    fn take<Rx: Wire>(&mut self, turn: &ExpectedState) -> Result<Option<Rx>, Violation> {
+    fn take_message<Rx: Wire>(&mut self, turn: &ExpectedState) -> Result<Option<Rx>, Violation> {
         let Some(head) = self.reader.peek(&self.session)? else { return Ok(None) };
         self.reader.copy_message(&self.session, head)?;
         turn.next_state(head.tag.into())?;
@@ -337,7 +352,7 @@ impl LaneTransport {
     }
 
     fn set_awaiting(&mut self, turn: Option<ExpectedState>) {
-        self.session.count_awaiting(self.awaits.is_some(), turn.is_some());
+        self.session.update_awaiting_count(self.awaits.is_some(), turn.is_some());
         self.awaits = turn;
     }
 }
@@ -354,7 +369,7 @@ impl<Tx: Wire, Rx: Wire> Transport<Tx, Rx> for LaneTransport {
         self.sent.head.tag = tag.into();
         self.sent.head.len = len;
         if self.failed.is_some() {
-            self.reclaim.take_back(&self.session, &self.sent);
+            self.reclaim.reclaim_unread_message(&self.session, &self.sent);
             return;
         }
         self.sent.head.seq = self.sent.head.seq.wrapping_add(1);
@@ -364,7 +379,7 @@ impl<Tx: Wire, Rx: Wire> Transport<Tx, Rx> for LaneTransport {
             let turn = ExpectedState { table: self.table, state, peer: Sender::Server };
             self.set_awaiting(Some(turn));
         }
-        self.write();
+        self.write_mailbox();
     }
 
     fn receive(&mut self, turn: &ExpectedState, deadline: Instant) -> Result<Rx, ChannelError> {
@@ -376,8 +391,9 @@ impl<Tx: Wire, Rx: Wire> Transport<Tx, Rx> for LaneTransport {
                 return Err(violation.into());
             }
             // Read before polling: messages sent before closing or death are still received.
-            let gone = self.reader.closed(&self.session).is_some() || self.session.is_dead();
-            match self.take(turn) {
+            let gone =
+                self.reader.peer_read_count(&self.session).is_some() || self.session.is_dead();
+            match self.take_message(turn) {
                 Ok(Some(message)) => {
                     self.set_awaiting(None);
                     return Ok(message);
@@ -400,17 +416,20 @@ impl<Tx: Wire, Rx: Wire> Transport<Tx, Rx> for LaneTransport {
         if let Some(violation) = self.session.violation() {
             return Err(violation.into());
         }
-        if self.reader.closed(&self.session).is_some() || !self.session.is_peer_alive() {
+        if self.reader.peer_read_count(&self.session).is_some() || !self.session.is_peer_alive() {
             return Err(ChannelError::Closed);
         }
-        let told =
-            self.session.shared().atomic_u64(self.reader.line_at + CHANGE_COUNT_AT).load(Acquire);
+        let told = self
+            .session
+            .shared_memory()
+            .atomic_u64(self.reader.line_at + CHANGE_COUNT_OFFSET)
+            .load(Acquire);
         // Ignores a counter that an earlier endpoint of the lane left.
         Ok(Some(told).filter(|told| told >> 48 == u64::from(self.lane_side().epoch)))
     }
 
     fn change_notifier(&self) -> ChangeNotifier {
-        let at = self.out_at + CHANGE_COUNT_AT;
+        let at = self.out_at + CHANGE_COUNT_OFFSET;
         let first = u64::from(self.lane_side().epoch) << 48;
         self.teller.get_or_init(|| ChangeNotifier::for_lane(&self.session, at, first)).clone()
     }
@@ -448,8 +467,8 @@ impl Drop for LaneTransport {
         if self.lane_side().side == Sender::Server {
             session.on_endpoint_dropped(self.lane_side());
         }
-        let bits = closed_bits(self.lane_side().epoch, self.reader.received);
-        session.shared().atomic_u64(self.out_at + CLOSED_AT).store(bits, SeqCst);
+        let bits = encode_closed_word(self.lane_side().epoch, self.reader.received);
+        session.shared_memory().atomic_u64(self.out_at + CLOSED_WORD_OFFSET).store(bits, SeqCst);
         self.signal_peer();
         if self.awaits.is_some() {
             self.abandon_request();
@@ -510,14 +529,14 @@ struct AttachmentSender<'a> {
 }
 
 impl ExportAttachments for AttachmentSender<'_> {
-    fn block(&mut self, block: Block) -> BlockName {
+    fn export_block(&mut self, block: Block) -> BlockName {
         self.session.heap().export(block).unwrap_or_else(|| {
             self.failed = Some(ChannelError::HeapFull);
             NO_BLOCK
         })
     }
 
-    fn endpoint(&mut self, lane: Option<LaneName>) -> u32 {
+    fn export_endpoint(&mut self, lane: Option<LaneName>) -> u32 {
         match lane {
             Some(name) if name.session == Arc::as_ptr(self.session) as usize => {
                 self.session.on_endpoint_sent(name.lane);
@@ -538,11 +557,11 @@ struct AttachmentReceiver<'a> {
 }
 
 impl ImportAttachments for AttachmentReceiver<'_> {
-    fn block(&mut self, name: BlockName) -> Result<Block, Violation> {
+    fn import_block(&mut self, name: BlockName) -> Result<Block, Violation> {
         self.session.heap().import(name)
     }
 
-    fn end(&mut self, lane: u32) -> Result<LaneEndpoint, Violation> {
+    fn import_endpoint(&mut self, lane: u32) -> Result<LaneEndpoint, Violation> {
         let place = self.session.on_endpoint_received(lane)?;
         Ok(LaneEndpoint::new(self.session, place))
     }
@@ -554,13 +573,13 @@ struct AttachmentReturner<'a> {
 }
 
 impl ImportAttachments for AttachmentReturner<'_> {
-    fn block(&mut self, name: BlockName) -> Result<Block, Violation> {
+    fn import_block(&mut self, name: BlockName) -> Result<Block, Violation> {
         let taken = self.session.heap().cancel_export(name);
         // A missing block was never exported.
         Ok(taken.map_or_else(|| Block::private(0), Block::from))
     }
 
-    fn end(&mut self, lane: u32) -> Result<LaneEndpoint, Violation> {
+    fn import_endpoint(&mut self, lane: u32) -> Result<LaneEndpoint, Violation> {
         let place = self.session.on_endpoint_returned(lane)?;
         Ok(LaneEndpoint::new(self.session, place))
     }

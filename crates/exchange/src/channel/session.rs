@@ -44,7 +44,7 @@ use crate::{
     descriptors,
     heap::{
         Block,
-        arena::{Arena, Audit, Class, layout_bytes},
+        arena::{Arena, HeapUsage, SlotClass, layout_bytes},
     },
     shm::SharedMemory,
 };
@@ -67,16 +67,16 @@ pub struct SessionConfig {
     /// Lanes for channels that the guest creates.
     pub guest_lanes: u32,
     /// Slots that the host allocates.
-    pub host: Vec<Class>,
+    pub host: Vec<SlotClass>,
     /// Slots that the guest allocates.
-    pub guest: Vec<Class>,
+    pub guest: Vec<SlotClass>,
 }
 
 impl Default for SessionConfig {
     /// Returns one static lane, a few dynamic ones, and blocks of 4 KiB to 1 MiB: 4.5 MiB a side.
     fn default() -> Self {
         let classes: Vec<_> = [(4 << 10, 128), (64 << 10, 32), (1 << 20, 2)]
-            .map(|(slot_bytes, slots)| Class { slot_bytes, slots })
+            .map(|(slot_bytes, slots)| SlotClass { slot_bytes, slots })
             .into();
         Self {
             static_lanes: 1,
@@ -96,17 +96,17 @@ struct SessionLayout {
 }
 
 impl SessionConfig {
-    fn lanes(&self) -> u64 {
+    fn total_lanes(&self) -> u64 {
         u64::from(self.static_lanes) + u64::from(self.host_lanes) + u64::from(self.guest_lanes)
     }
 
     fn layout(&self) -> Option<SessionLayout> {
         let classes_fit = self.host.len().max(self.guest.len()) <= MAX_SLOT_CLASSES;
-        if !classes_fit || self.lanes() > u64::from(MAX_LANES) {
+        if !classes_fit || self.total_lanes() > u64::from(MAX_LANES) {
             return None;
         }
         let (words, slots) = layout_bytes(&[&self.host, &self.guest])?;
-        let let_go_at = (self.lanes() as usize * 2 * MAILBOX_STRIDE).next_multiple_of(4096);
+        let let_go_at = (self.total_lanes() as usize * 2 * MAILBOX_STRIDE).next_multiple_of(4096);
         let slots_at = let_go_at.checked_add(words)?;
         let len = slots_at.checked_add(slots)?;
         (len > 0 && len <= MAX_MEMORY_BYTES).then_some(SessionLayout {
@@ -119,13 +119,13 @@ impl SessionConfig {
     /// Encodes the hello: fixed length, so that nothing needs parsing.
     fn to_bytes(&self) -> [u8; HELLO_BYTES] {
         let counts = [self.static_lanes, self.host_lanes, self.guest_lanes];
-        let class = |classes: &[Class], i: usize| {
+        let class = |classes: &[SlotClass], i: usize| {
             classes.get(i).map_or([0, 0], |class| [class.slot_bytes, class.slots])
         };
         let classes = (0..MAX_SLOT_CLASSES)
             .flat_map(|i| class(&self.host, i).into_iter().chain(class(&self.guest, i)));
         let mut bytes = [0; HELLO_BYTES];
-        bytes[..8].copy_from_slice(&MAGIC);
+        bytes[..8].copy_from_slice(&HELLO_MAGIC);
         for (into, word) in
             bytes[8..].as_chunks_mut().0.iter_mut().zip(counts.into_iter().chain(classes))
         {
@@ -135,14 +135,14 @@ impl SessionConfig {
     }
 
     fn from_bytes(bytes: &[u8]) -> Option<Self> {
-        let words = bytes.strip_prefix(&MAGIC)?.as_chunks().0;
+        let words = bytes.strip_prefix(&HELLO_MAGIC)?.as_chunks().0;
         let words: Vec<_> = words.iter().map(|word| u32::from_le_bytes(*word)).collect();
         if bytes.len() != HELLO_BYTES {
             return None;
         }
         let classes = |from: usize| {
             let pairs = words[3..].as_chunks::<4>().0.iter();
-            let class = |c: &[u32; 4]| Class { slot_bytes: c[from], slots: c[from + 1] };
+            let class = |c: &[u32; 4]| SlotClass { slot_bytes: c[from], slots: c[from + 1] };
             pairs.map(class).filter(|class| class.slots > 0).collect()
         };
         Some(Self {
@@ -155,11 +155,11 @@ impl SessionConfig {
     }
 }
 
-const MAGIC: [u8; 8] = *b"Drakon\x00\x01";
+const HELLO_MAGIC: [u8; 8] = *b"Drakon\x00\x01";
 const HELLO_BYTES: usize = 8 + 4 * (3 + 4 * MAX_SLOT_CLASSES);
 /// Memory and pidfd precede the event fds.
-const FDS_BEFORE_BELLS: usize = 2;
-const _: () = assert!(FDS_BEFORE_BELLS + 2 * MAX_LANES as usize <= descriptors::MAX_FDS);
+const FDS_BEFORE_EVENT_FDS: usize = 2;
+const _: () = assert!(FDS_BEFORE_EVENT_FDS + 2 * MAX_LANES as usize <= descriptors::MAX_FDS);
 
 /// A session that waits for its guest.
 #[derive(Debug)]
@@ -177,7 +177,7 @@ pub struct PendingSession {
 pub fn offer(plan: &SessionConfig) -> io::Result<(PendingSession, OwnedFd)> {
     let offer = PendingSession::new(plan)?;
     let me = pidfd_open(getpid(), PidfdFlags::empty())?;
-    let socket = offer.hello(me.as_fd())?;
+    let socket = offer.send_hello(me.as_fd())?;
     Ok((offer, socket))
 }
 
@@ -192,26 +192,26 @@ pub fn broker(
     guest: BorrowedFd<'_>,
 ) -> io::Result<(OwnedFd, OwnedFd)> {
     let offer = PendingSession::new(plan)?;
-    Ok((offer.hello(guest)?, offer.hello(host)?))
+    Ok((offer.send_hello(guest)?, offer.send_hello(host)?))
 }
 
 impl PendingSession {
     fn new(plan: &SessionConfig) -> io::Result<Self> {
         let shared = SharedMemory::new(plan.layout().ok_or(Errno::INVAL)?.len)?;
         let bell = |_| eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
-        let bells = (0..plan.lanes() * 2).map(bell).collect::<io::Result<Vec<_>>>()?;
+        let bells = (0..plan.total_lanes() * 2).map(bell).collect::<io::Result<Vec<_>>>()?;
         Ok(Self { plan: plan.clone(), shared, event_fds: bells })
     }
 
     /// Returns a socket that holds the hello. `peer` is the pidfd of the recipient's peer.
-    fn hello(&self, peer: BorrowedFd<'_>) -> io::Result<OwnedFd> {
+    fn send_hello(&self, peer: BorrowedFd<'_>) -> io::Result<OwnedFd> {
         let flags = SocketFlags::CLOEXEC;
         let (ours, theirs) =
             net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
         let before = [self.shared.as_fd(), peer];
         let fds: Vec<_> =
             before.into_iter().chain(self.event_fds.iter().map(OwnedFd::as_fd)).collect();
-        descriptors::send(&ours, &self.plan.to_bytes(), &fds)?;
+        descriptors::send_with_fds(&ours, &self.plan.to_bytes(), &fds)?;
         Ok(theirs)
     }
 
@@ -226,7 +226,7 @@ impl PendingSession {
 /// # Errors
 /// [`ChannelError::Timeout`], [`ChannelError::Closed`], or the violation in the hello.
 pub fn accept(socket: &OwnedFd, deadline: Instant) -> Result<Arc<Session>, ChannelError> {
-    join(socket, deadline, false)
+    accept_session(socket, deadline, false)
 }
 
 /// Joins a session as its host, created by a third process with [`broker`].
@@ -234,15 +234,19 @@ pub fn accept(socket: &OwnedFd, deadline: Instant) -> Result<Arc<Session>, Chann
 /// # Errors
 /// As [`accept`].
 pub fn accept_as_host(socket: &OwnedFd, deadline: Instant) -> Result<Arc<Session>, ChannelError> {
-    join(socket, deadline, true)
+    accept_session(socket, deadline, true)
 }
 
-fn join(socket: &OwnedFd, deadline: Instant, is_host: bool) -> Result<Arc<Session>, ChannelError> {
+fn accept_session(
+    socket: &OwnedFd,
+    deadline: Instant,
+    is_host: bool,
+) -> Result<Arc<Session>, ChannelError> {
     let (hello, fds) = receive_hello(socket, deadline)?;
     let plan =
         SessionConfig::from_bytes(&hello).ok_or(Violation::Memory("the hello is malformed"))?;
     let layout = plan.layout().ok_or(Violation::Memory("the plan exceeds its limits"))?;
-    let wanted = FDS_BEFORE_BELLS + plan.lanes() as usize * 2;
+    let wanted = FDS_BEFORE_EVENT_FDS + plan.total_lanes() as usize * 2;
     if fds.len() != wanted {
         return Err(Violation::Descriptors("another number than the plan needs").into());
     }
@@ -266,9 +270,9 @@ fn receive_hello(
     socket: &OwnedFd,
     deadline: Instant,
 ) -> Result<([u8; HELLO_BYTES], Vec<OwnedFd>), ChannelError> {
-    wait_for(&mut [PollFd::new(socket, PollFlags::IN)], deadline)?;
+    poll_fds(&mut [PollFd::new(socket, PollFlags::IN)], deadline)?;
     let mut hello = [0; HELLO_BYTES];
-    let got = descriptors::receive(socket, &mut hello, RecvFlags::DONTWAIT)
+    let got = descriptors::receive_with_fds(socket, &mut hello, RecvFlags::DONTWAIT)
         .map_err(|_| ChannelError::Closed)?;
     if !got.is_complete {
         return Err(Violation::Descriptors("more than fit a message").into());
@@ -281,7 +285,7 @@ fn receive_hello(
 }
 
 /// Polls until one of `fds` is ready.
-fn wait_for(fds: &mut [PollFd<'_>], deadline: Instant) -> Result<(), ChannelError> {
+fn poll_fds(fds: &mut [PollFd<'_>], deadline: Instant) -> Result<(), ChannelError> {
     let left = deadline.checked_duration_since(Instant::now()).ok_or(ChannelError::Timeout)?;
     // A timeout too long for a timespec is treated as none.
     let timeout = left.try_into().ok();
@@ -324,7 +328,7 @@ pub struct Session {
 
 impl std::fmt::Debug for Session {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Session({} lanes, {:?})", self.event_fds.len() / 2, self.heap.audit())
+        write!(f, "Session({} lanes, {:?})", self.event_fds.len() / 2, self.heap.usage())
     }
 }
 
@@ -345,7 +349,7 @@ impl Session {
         let layout = plan.layout().expect("the plan was checked");
         let SessionLayout { release_words_at: let_go_at, slots_at, .. } = layout;
         let heap = Arena::new(shared.clone(), let_go_at, slots_at, &plan.host, &plan.guest, host);
-        let lanes = vec![LaneState::default(); plan.lanes() as usize];
+        let lanes = vec![LaneState::default(); plan.total_lanes() as usize];
         Self {
             plan,
             shared,
@@ -428,8 +432,8 @@ impl Session {
 
     /// Allocates a block of `len` bytes that crosses this session without a copy. Its contents are
     /// undefined. `None` if all slots large enough are in use.
-    pub fn block(&self, len: usize) -> Option<Block> {
-        self.heap.block(len)
+    pub fn allocate_block(&self, len: usize) -> Option<Block> {
+        self.heap.allocate_block(len)
     }
 
     /// Registers `memory`, which both sides map and one of them writes. Blocks in it
@@ -440,9 +444,9 @@ impl Session {
     }
 
     /// Returns the state of every byte of this side's slots.
-    pub fn audit(self: &Arc<Self>) -> Audit {
+    pub fn heap_usage(self: &Arc<Self>) -> HeapUsage {
         self.reclaim_lost();
-        self.heap.audit()
+        self.heap.usage()
     }
 
     /// Returns true once the peer's death is confirmed.
@@ -463,14 +467,14 @@ impl Session {
     pub fn wait_for_death(self: &Arc<Self>, deadline: Instant) -> Result<(), ChannelError> {
         while !self.is_dead() {
             let mut fds = [PollFd::new(&self.peer, PollFlags::IN)];
-            wait_for(&mut fds, deadline)?;
-            self.note_death(fds[0].revents());
+            poll_fds(&mut fds, deadline)?;
+            self.record_death(fds[0].revents());
         }
         self.reclaim_lost();
         Ok(())
     }
 
-    fn note_death(&self, events: PollFlags) {
+    fn record_death(&self, events: PollFlags) {
         if events.contains(PollFlags::IN) {
             self.dead.store(true, Release);
         }
@@ -485,7 +489,7 @@ impl Session {
             let mut fds = [PollFd::new(&self.peer, PollFlags::IN)];
             // A peer that cannot be polled is not known to be alive.
             let looked = poll(&mut fds, Some(&Timespec::default())).is_ok();
-            self.note_death(fds[0].revents());
+            self.record_death(fds[0].revents());
             if !looked {
                 return false;
             }
@@ -494,7 +498,7 @@ impl Session {
         !self.is_dead()
     }
 
-    pub(super) fn shared(&self) -> &SharedMemory {
+    pub(super) fn shared_memory(&self) -> &SharedMemory {
         &self.shared
     }
 
@@ -507,20 +511,20 @@ impl Session {
         *self.blame.get_or_init(|| violation)
     }
 
-    pub(super) fn signal(&self, bell: usize) {
+    pub(super) fn signal_event_fd(&self, bell: usize) {
         // An event fd whose counter is full is signalled already.
         let _ = io::write(&self.event_fds[bell], &1u64.to_ne_bytes());
     }
 
     /// Sleeps until event fd `bell` is signalled or the peer dies.
-    pub(super) fn wait(&self, bell: usize, deadline: Instant) -> Result<(), ChannelError> {
+    pub(super) fn wait_event_fd(&self, bell: usize, deadline: Instant) -> Result<(), ChannelError> {
         let mut fds = [
             PollFd::new(&self.event_fds[bell], PollFlags::IN),
             PollFd::new(&self.peer, PollFlags::IN),
         ];
-        wait_for(&mut fds, deadline)?;
+        poll_fds(&mut fds, deadline)?;
         let [rung, died] = [fds[0].revents(), fds[1].revents()];
-        self.note_death(died);
+        self.record_death(died);
         if rung.contains(PollFlags::IN) {
             // Another thread may have drained it; the read does not block.
             let _ = io::read(&self.event_fds[bell], &mut [0; 8]);
@@ -528,7 +532,7 @@ impl Session {
         Ok(())
     }
 
-    pub(super) fn count_awaiting(&self, was: bool, is: bool) {
+    pub(super) fn update_awaiting_count(&self, was: bool, is: bool) {
         match (was, is) {
             (false, true) => self.awaiting.fetch_add(1, AcqRel),
             (true, false) => self.awaiting.fetch_sub(1, AcqRel),

@@ -41,8 +41,8 @@ struct MailboxCell<T> {
     message: Cell<Option<T>>,
 }
 
-const AWAKE: u32 = 0;
-const ASLEEP: u32 = 1;
+const RECEIVER_AWAKE: u32 = 0;
+const RECEIVER_ASLEEP: u32 = 1;
 
 struct Mailbox<T> {
     slots: Box<[MailboxCell<T>]>,
@@ -62,7 +62,7 @@ impl<T> Mailbox<T> {
         let slot = || MailboxCell { full: AtomicU32::new(0), message: Cell::new(None) };
         Self {
             slots: (0..len).map(|_| slot()).collect(),
-            sleep_word: Futex::new(AWAKE),
+            sleep_word: Futex::new(RECEIVER_AWAKE),
             closed: AtomicU32::new(0),
         }
     }
@@ -71,8 +71,8 @@ impl<T> Mailbox<T> {
     fn wake_receiver(&self) {
         // Pairs with the fence in `sleep`: either we see that it sleeps, or it sees what we wrote.
         fence(SeqCst);
-        if self.sleep_word.word.load(Acquire) == ASLEEP
-            && self.sleep_word.word.swap(AWAKE, AcqRel) == ASLEEP
+        if self.sleep_word.word.load(Acquire) == RECEIVER_ASLEEP
+            && self.sleep_word.word.swap(RECEIVER_AWAKE, AcqRel) == RECEIVER_ASLEEP
         {
             self.sleep_word.wake();
         }
@@ -85,21 +85,21 @@ impl<T> Mailbox<T> {
     /// Sleeps until cell `at` is full, the sender is gone, or the deadline has passed.
     fn sleep(&self, at: usize, deadline: Instant) -> Result<(), ChannelError> {
         let result = self.sleep_until_ready(at, deadline);
-        self.sleep_word.word.swap(AWAKE, AcqRel);
+        self.sleep_word.word.swap(RECEIVER_AWAKE, AcqRel);
         result
     }
 
     fn sleep_until_ready(&self, at: usize, deadline: Instant) -> Result<(), ChannelError> {
         loop {
             // A swap, not a store, so that it is ordered with the swap of the other side.
-            self.sleep_word.word.swap(ASLEEP, AcqRel);
+            self.sleep_word.word.swap(RECEIVER_ASLEEP, AcqRel);
             fence(SeqCst);
             if self.is_full(at) {
                 return Ok(());
             }
             let left =
                 deadline.checked_duration_since(Instant::now()).ok_or(ChannelError::Timeout)?;
-            self.sleep_word.wait(ASLEEP, left);
+            self.sleep_word.wait(RECEIVER_ASLEEP, left);
         }
     }
 }
@@ -213,7 +213,7 @@ mod loom_model {
     }
 
     #[test]
-    fn a_round_trip_loses_no_wake_up() {
+    fn round_trip_loses_no_wakeup() {
         model(|| {
             let (mut client, mut server) = links();
             let hand = loom::thread::spawn(move || {
@@ -229,7 +229,7 @@ mod loom_model {
     }
 
     #[test]
-    fn closing_is_heard_after_what_was_said_and_wakes_a_sleeper() {
+    fn close_is_received_after_messages_and_wakes_receiver() {
         model(|| {
             let (mut client, mut server) = links();
             let hand = loom::thread::spawn(move || {
@@ -243,7 +243,7 @@ mod loom_model {
     }
 
     #[test]
-    fn a_message_nobody_takes_is_dropped_once() {
+    fn unreceived_message_is_dropped_once() {
         model(|| {
             let (there, back) = (Arc::new(Mailbox::new(1)), Arc::new(Mailbox::new(1)));
             let count = real::Arc::default;

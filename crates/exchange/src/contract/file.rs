@@ -72,18 +72,18 @@ crate::contract! {
 impl Read {
     /// Returns true if the request stays within its buffer and within 64 bits of file.
     pub fn is_in_bounds(&self) -> bool {
-        fits(&self.buffer, self.buffer_offset, self.offset, self.len)
+        is_range_in_bounds(&self.buffer, self.buffer_offset, self.offset, self.len)
     }
 }
 
 impl Write {
     /// Returns true if the request stays within its buffer and within 64 bits of file.
     pub fn is_in_bounds(&self) -> bool {
-        fits(&self.buffer, self.buffer_offset, self.offset, self.len)
+        is_range_in_bounds(&self.buffer, self.buffer_offset, self.offset, self.len)
     }
 }
 
-fn fits(buffer: &Block, buffer_offset: u32, offset: u64, len: u32) -> bool {
+fn is_range_in_bounds(buffer: &Block, buffer_offset: u32, offset: u64, len: u32) -> bool {
     u64::from(buffer_offset) + u64::from(len) <= buffer.len() as u64
         && offset.checked_add(u64::from(len)).is_some()
 }

@@ -87,7 +87,7 @@ pub struct Fsm {
 
 impl Fsm {
     /// Returns the state after `tag` in `state`, if `sender` may send it there.
-    pub const fn next(&self, state: u8, tag: u8, sender: Sender) -> Option<u8> {
+    pub const fn next_state(&self, state: u8, tag: u8, sender: Sender) -> Option<u8> {
         // The macro lists one step per message, in the messages' order: no search.
         let at = tag as usize;
         if at < self.steps.len() && self.steps[at].tag == tag && self.steps[at].from == state {
@@ -130,16 +130,16 @@ impl Fsm {
     /// Panics if one side can send without limit. Evaluated at compile time, so such a contract
     /// does not compile.
     pub const fn queue_bound(&self) -> usize {
-        let client = self.max_run(Sender::Client);
-        let server = self.max_run(Sender::Server);
+        let client = self.longest_sender_run(Sender::Client);
+        let server = self.longest_sender_run(Sender::Server);
         if client > server { client } else { server }
     }
 
     /// Longest path over the steps of one sender. Each state is relaxed once; a path that can still
     /// grow is a cycle of that sender's steps alone.
-    const fn max_run(&self, sender: Sender) -> usize {
-        assert!(self.states.len() <= STATES_MAX, "a contract has too many states");
-        let mut run = [0usize; STATES_MAX];
+    const fn longest_sender_run(&self, sender: Sender) -> usize {
+        assert!(self.states.len() <= MAX_STATES, "a contract has too many states");
+        let mut run = [0usize; MAX_STATES];
         let mut round = 0;
         while round <= self.states.len() {
             let mut grown = false;
@@ -154,7 +154,7 @@ impl Fsm {
                 i += 1;
             }
             if !grown {
-                return max(&run);
+                return max_element(&run);
             }
             round += 1;
         }
@@ -193,14 +193,17 @@ impl Fsm {
         }
         let mut m = 0;
         while m < self.messages.len() {
-            assert!(bytes_max(self.messages[m].fields) <= line_bytes, "a message exceeds a line");
+            assert!(
+                max_packed_bytes(self.messages[m].fields) <= line_bytes,
+                "a message exceeds a line"
+            );
             m += 1;
         }
     }
 
     /// Returns a hash of all names, types and steps. Endpoints with different hashes must not talk.
     pub const fn fingerprint(&self) -> u64 {
-        let mut hash = hash_str(HASH_START, self.name);
+        let mut hash = hash_str(FNV_OFFSET_BASIS, self.name);
         let mut i = 0;
         while i < self.states.len() {
             hash = hash_str(hash, self.states[i]);
@@ -228,9 +231,9 @@ impl Fsm {
     }
 }
 
-const STATES_MAX: usize = 256;
+const MAX_STATES: usize = 256;
 
-const fn max(of: &[usize]) -> usize {
+const fn max_element(of: &[usize]) -> usize {
     let (mut most, mut i) = (0, 0);
     while i < of.len() {
         if of[i] > most {
@@ -244,7 +247,7 @@ const fn max(of: &[usize]) -> usize {
 const fn contains_field(fields: &[FieldInfo], wanted: &FieldInfo) -> bool {
     let mut i = 0;
     while i < fields.len() {
-        if fields[i].kind == wanted.kind && same(fields[i].name, wanted.name) {
+        if fields[i].kind == wanted.kind && str_eq(fields[i].name, wanted.name) {
             return true;
         }
         i += 1;
@@ -252,7 +255,7 @@ const fn contains_field(fields: &[FieldInfo], wanted: &FieldInfo) -> bool {
     false
 }
 
-const fn same(a: &str, b: &str) -> bool {
+const fn str_eq(a: &str, b: &str) -> bool {
     let (a, b) = (a.as_bytes(), b.as_bytes());
     if a.len() != b.len() {
         return false;
@@ -267,7 +270,7 @@ const fn same(a: &str, b: &str) -> bool {
     true
 }
 
-const fn bytes_max(fields: &[FieldInfo]) -> usize {
+const fn max_packed_bytes(fields: &[FieldInfo]) -> usize {
     let (mut sum, mut i) = (0, 0);
     while i < fields.len() {
         sum += fields[i].bytes_max;
@@ -277,7 +280,7 @@ const fn bytes_max(fields: &[FieldInfo]) -> usize {
 }
 
 /// FNV-1a, 64 bits: a check against mistakes, not against malice.
-const HASH_START: u64 = 0xcbf2_9ce4_8422_2325;
+const FNV_OFFSET_BASIS: u64 = 0xcbf2_9ce4_8422_2325;
 
 const fn hash_byte(hash: u64, byte: u8) -> u64 {
     (hash ^ byte as u64).wrapping_mul(0x0000_0100_0000_01b3)
@@ -306,7 +309,7 @@ const fn hash_u64(mut hash: u64, n: u64) -> u64 {
 
 /// Returns the hash of a field's type: its name, and the hashes of its parts.
 pub const fn type_hash(name: &str, parts: &[u64]) -> u64 {
-    let mut hash = hash_str(HASH_START, name);
+    let mut hash = hash_str(FNV_OFFSET_BASIS, name);
     let mut i = 0;
     while i < parts.len() {
         hash = hash_u64(hash, parts[i]);
@@ -319,14 +322,16 @@ pub const fn type_hash(name: &str, parts: &[u64]) -> u64 {
 mod tests {
     use super::*;
 
-    const ASK: MessageInfo = MessageInfo { name: "Ask", sender: Sender::Client, fields: &[] };
-    const TELL: MessageInfo = MessageInfo { name: "Tell", sender: Sender::Server, fields: &[] };
+    const CLIENT_MESSAGE: MessageInfo =
+        MessageInfo { name: "Ask", sender: Sender::Client, fields: &[] };
+    const SERVER_MESSAGE: MessageInfo =
+        MessageInfo { name: "Tell", sender: Sender::Server, fields: &[] };
 
     fn fsm(steps: &'static [Transition]) -> Fsm {
         Fsm {
             name: "Test",
             states: &["A", "B", "C"],
-            messages: &[ASK, TELL],
+            messages: &[CLIENT_MESSAGE, SERVER_MESSAGE],
             steps,
             calls: &[],
             start: 0,
@@ -334,7 +339,7 @@ mod tests {
     }
 
     #[test]
-    fn the_queue_is_as_long_as_the_longest_run_of_one_side() {
+    fn queue_bound_is_longest_run_of_one_sender() {
         let ping_pong =
             fsm(&[Transition { from: 0, tag: 0, to: 1 }, Transition { from: 1, tag: 1, to: 0 }]);
         assert_eq!(ping_pong.queue_bound(), 1);
@@ -348,13 +353,13 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "no bound")]
-    fn a_cycle_of_one_side_has_no_bound() {
+    fn one_sender_cycle_has_no_queue_bound() {
         fsm(&[Transition { from: 0, tag: 0, to: 1 }, Transition { from: 1, tag: 0, to: 0 }])
             .queue_bound();
     }
 
     #[test]
-    fn every_state_and_message_and_sender_has_its_answer() {
+    fn next_state_covers_all_states_messages_senders() {
         let table =
             fsm(&[Transition { from: 0, tag: 0, to: 1 }, Transition { from: 1, tag: 1, to: 2 }]);
         for state in 0..4 {
@@ -365,7 +370,7 @@ mod tests {
                         (1, 1, Sender::Server) => Some(2),
                         _ => None,
                     };
-                    assert_eq!(table.next(state, tag, sender), expected);
+                    assert_eq!(table.next_state(state, tag, sender), expected);
                 }
             }
         }
@@ -373,7 +378,7 @@ mod tests {
     }
 
     #[test]
-    fn the_fingerprint_tells_names_and_steps_apart() {
+    fn fingerprint_depends_on_names_and_transitions() {
         let a = fsm(&[Transition { from: 0, tag: 0, to: 1 }]);
         let b = fsm(&[Transition { from: 0, tag: 0, to: 2 }]);
         let c = Fsm { name: "Other", ..a };

@@ -26,16 +26,16 @@ pub trait RequestLog: Sync {
 
     /// Records the outcome of the calling thread's change; its answer is sent next. When this
     /// returns, what a failed change left in the tree survives the server: it is never replayed.
-    fn record_outcome(&self, outcome: Outcome);
+    fn record_outcome(&self, outcome: RequestOutcome);
 
     /// Records that the calling thread's request was answered.
     fn finish_request(&self);
 
     /// Lets another thread answer the calling thread's request later.
-    fn defer(&self) -> Option<Deferred>;
+    fn defer_completion(&self) -> Option<DeferredRequest>;
 
     /// Records that a deferred request was answered.
-    fn finish_deferred(&self, deferred: Deferred);
+    fn finish_deferred(&self, deferred: DeferredRequest);
 
     /// Returns true if the request is quarantined: it killed earlier servers.
     fn is_quarantined(&self, unique: u64) -> bool;
@@ -66,7 +66,7 @@ pub trait RequestLog: Sync {
     fn is_orphan(&self, node: Node) -> bool;
 
     /// Releases orphans without users: their space can be reused when this returns.
-    fn release(&self, nodes: &[Node]);
+    fn release_orphans(&self, nodes: &[Node]);
 
     /// Releases one orphan without users.
     fn release_orphan(&self, node: Node);
@@ -83,7 +83,7 @@ pub enum RequestData<'a> {
 
 /// Outcome of a change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Outcome {
+pub struct RequestOutcome {
     /// Errno of the answer; 0 for success.
     pub errno: i32,
     /// Number of bytes written, for writes.
@@ -92,7 +92,7 @@ pub struct Outcome {
 
 /// A request whose answer is sent after its thread has moved on.
 #[derive(Debug)]
-pub struct Deferred(pub u64);
+pub struct DeferredRequest(pub u64);
 
 /// A request that changed the tree.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -106,7 +106,7 @@ pub struct LoggedRequest {
     /// Node that it created.
     pub created: Option<Node>,
     /// Outcome, unless the server died before it was recorded.
-    pub outcome: Option<Outcome>,
+    pub outcome: Option<RequestOutcome>,
     /// True if the tree already has its changes.
     pub is_accepted: bool,
     /// True if it was certainly answered.

@@ -78,7 +78,7 @@ pub trait Tree: DirectoryServer {
 
 /// Result of a walk.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Walked {
+pub enum WalkResult {
     /// The node that the path names.
     At(Attributes),
     /// A symbolic link on the way.
@@ -97,12 +97,12 @@ pub enum Walked {
 ///
 /// # Errors
 /// Refusal of a name that cannot be looked up.
-pub fn walk<T: DirectoryServer + ?Sized>(
+pub fn walk_path<T: DirectoryServer + ?Sized>(
     tree: &T,
     from: Node,
     path: &[u8],
     follow_last: bool,
-) -> Result<Walked, Refusal> {
+) -> Result<WalkResult, Refusal> {
     let start = if path.first() == Some(&b'/') { Node::ROOT } else { from };
     let mut here = tree.get_attributes(&mut directory::GetAttributes { node: start })?;
     let mut at = 0;
@@ -115,14 +115,14 @@ pub fn walk<T: DirectoryServer + ?Sized>(
         here = tree.lookup(&mut Lookup { parent: here.node, name })?;
         let last = rest_at == path.len() && !path.ends_with(b"/");
         if here.kind == FileType::Symlink && (follow_last || !last) {
-            return Ok(Walked::Link { link: here.node, name_at, rest_offset: rest_at });
+            return Ok(WalkResult::Link { link: here.node, name_at, rest_offset: rest_at });
         }
         at = rest_at;
     }
     if path.ends_with(b"/") && here.kind != FileType::Directory {
         return Err(Refusal::NotADirectory);
     }
-    Ok(Walked::At(here))
+    Ok(WalkResult::At(here))
 }
 
 /// Returns the offset of the next name at or after `at`, and the offset after its slashes.
@@ -140,22 +140,22 @@ fn next_name(path: &[u8], at: usize) -> Option<(usize, usize)> {
 ///
 /// # Errors
 /// Reason that the client of `end` was lost, as [`directory::serve`].
-pub fn serve<T: Tree + Sync + ?Sized>(
+pub fn serve_tree<T: Tree + Sync + ?Sized>(
     end: Server<Directory>,
     tree: &T,
     patience: Duration,
 ) -> Result<(), ChannelError> {
-    thread::scope(|scope| serve_in(scope, end, tree, patience))
+    thread::scope(|scope| serve_in_scope(scope, end, tree, patience))
 }
 
-fn serve_in<'scope, 'env, T: Tree + Sync + ?Sized>(
+fn serve_in_scope<'scope, 'env, T: Tree + Sync + ?Sized>(
     scope: &'scope thread::Scope<'scope, 'env>,
     end: Server<Directory>,
     tree: &'env T,
     patience: Duration,
 ) -> Result<(), ChannelError> {
     end.serve(patience, |message| match message {
-        directory::ToServer::Bind(mut bind) => Some(match resolve(tree, &mut bind) {
+        directory::ToServer::Bind(mut bind) => Some(match resolve_path(tree, &mut bind) {
             Ok(attributes) => {
                 let (ack, end) = bind.into_ack(attributes);
                 spawn_server(scope, end, tree, attributes.node, patience);
@@ -184,7 +184,7 @@ fn spawn_server<'scope, 'env, T: Tree + Sync + ?Sized>(
                 tree.notify_changes_to(&end);
                 file::serve(end, &tree.file(node), patience)
             }
-            Endpoint::Directory(end) => serve_in(scope, end, tree, patience),
+            Endpoint::Directory(end) => serve_in_scope(scope, end, tree, patience),
         }
     };
     // Unwind-safe: the tree is shared between threads anyway, and its locks handle panics.
@@ -204,7 +204,7 @@ impl<T: Tree + ?Sized> Drop for NodeUser<'_, T> {
 }
 
 /// Returns the node that a path names, if the endpoint is of its type.
-fn resolve<T: DirectoryServer + ?Sized>(
+fn resolve_path<T: DirectoryServer + ?Sized>(
     tree: &T,
     bind: &mut Bind,
 ) -> Result<Attributes, BindError> {
@@ -214,10 +214,10 @@ fn resolve<T: DirectoryServer + ?Sized>(
     }
     let mut path = vec![0; len];
     bind.path.copy_out(0, &mut path);
-    let attributes = match walk(tree, bind.from, &path, true)? {
-        Walked::At(attributes) => attributes,
-        Walked::Link { link, name_at, rest_offset: rest_at } => {
-            return Err(reparse(tree, link, &path, name_at, rest_at, &mut bind.path));
+    let attributes = match walk_path(tree, bind.from, &path, true)? {
+        WalkResult::At(attributes) => attributes,
+        WalkResult::Link { link, name_at, rest_offset: rest_at } => {
+            return Err(expand_symlink(tree, link, &path, name_at, rest_at, &mut bind.path));
         }
     };
     match (&bind.end, attributes.kind) {
@@ -232,7 +232,7 @@ fn resolve<T: DirectoryServer + ?Sized>(
 pub const MAX_PATH_BYTES: usize = 4096;
 
 /// Replaces the link in the path with its target.
-fn reparse<T: DirectoryServer + ?Sized>(
+fn expand_symlink<T: DirectoryServer + ?Sized>(
     tree: &T,
     link: Node,
     path: &[u8],

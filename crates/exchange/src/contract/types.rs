@@ -290,7 +290,7 @@ impl Name {
     /// [`Refusal::NameTooLong`] above 255 bytes, [`Refusal::Invalid`] when empty or
     /// holding `/` or NUL.
     pub fn new(name: &[u8]) -> Result<Self, Refusal> {
-        InlineBytes::without(name, b"/\0").map(Self)
+        InlineBytes::from_bytes_without(name, b"/\0").map(Self)
     }
 
     /// Returns the bytes of the name.
@@ -309,7 +309,7 @@ impl AttributeName {
     /// [`Refusal::NameTooLong`] above 255 bytes, [`Refusal::Invalid`] when empty or
     /// holding NUL.
     pub fn new(name: &[u8]) -> Result<Self, Refusal> {
-        InlineBytes::without(name, b"\0").map(Self)
+        InlineBytes::from_bytes_without(name, b"\0").map(Self)
     }
 
     /// Returns the bytes of the name.
@@ -340,7 +340,7 @@ struct InlineBytes {
 impl InlineBytes {
     const MAX_BYTES: usize = 255;
 
-    fn without(name: &[u8], forbidden: &[u8]) -> Result<Self, Refusal> {
+    fn from_bytes_without(name: &[u8], forbidden: &[u8]) -> Result<Self, Refusal> {
         // Above 255 is too long.
         let len = u8::try_from(name.len()).map_err(|_| Refusal::NameTooLong)?;
         if name.is_empty() || name.iter().any(|b| forbidden.contains(b)) {
@@ -511,7 +511,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn privileges_are_taken_from_those_outside() {
+    fn suid_sgid_cleared_for_non_owners() {
         for (mode, left) in [(0o106755, 0o100755), (0o102644, 0o102644), (0o104600, 0o100600)] {
             assert_eq!(clear_suid_sgid(mode, 5, None), left, "{mode:o}");
             let member = Some(Credentials { uid: 1, gid: 5 });
@@ -522,7 +522,7 @@ mod tests {
     }
 
     #[test]
-    fn refusals_are_numbered() {
+    fn refusal_numbers_round_trip() {
         for (at, refusal) in Refusal::ALL.into_iter().enumerate() {
             assert_eq!(refusal as usize, at + 1);
             assert_eq!(Refusal::from_number(refusal as u32), Some(refusal));

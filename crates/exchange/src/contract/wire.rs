@@ -27,9 +27,9 @@ pub const MAX_MESSAGE_BYTES: usize = 1984;
 /// Exports the blocks and endpoints of an outgoing message.
 pub trait ExportAttachments {
     /// Exports a block; returns its name on the wire.
-    fn block(&mut self, block: Block) -> BlockName;
+    fn export_block(&mut self, block: Block) -> BlockName;
     /// Exports an endpoint of a lane; returns its name.
-    fn endpoint(&mut self, lane: Option<LaneName>) -> u32;
+    fn export_endpoint(&mut self, lane: Option<LaneName>) -> u32;
 }
 
 /// Imports the blocks and endpoints that an incoming message names.
@@ -38,12 +38,12 @@ pub trait ImportAttachments {
     ///
     /// # Errors
     /// Defect of the name.
-    fn block(&mut self, name: BlockName) -> Result<Block, Violation>;
+    fn import_block(&mut self, name: BlockName) -> Result<Block, Violation>;
     /// Claims the lane of an endpoint that the peer exported; the caller attaches the endpoint.
     ///
     /// # Errors
     /// [`Violation::Lane`].
-    fn end(&mut self, lane: u32) -> Result<crate::channel::LaneEndpoint, Violation>;
+    fn import_endpoint(&mut self, lane: u32) -> Result<crate::channel::LaneEndpoint, Violation>;
 }
 
 /// A lane of one session, with its epoch.
@@ -303,7 +303,7 @@ impl Field for Block {
     const MAX_BYTES: usize = 12;
     const HAS_BLOCKS: bool = true;
     fn pack(self, into: &mut Packer<'_>) {
-        let BlockName { slot, generation, len } = into.attachments().block(self);
+        let BlockName { slot, generation, len } = into.attachments().export_block(self);
         for word in [slot, generation, len] {
             word.pack(into);
         }
@@ -314,7 +314,7 @@ impl Field for Block {
             generation: u32::unpack(from)?,
             len: u32::unpack(from)?,
         };
-        from.attachments().block(name)
+        from.attachments().import_block(name)
     }
 }
 
@@ -502,19 +502,22 @@ mod tests {
     struct Nothing;
 
     impl ExportAttachments for Nothing {
-        fn block(&mut self, _: Block) -> BlockName {
+        fn export_block(&mut self, _: Block) -> BlockName {
             unreachable!()
         }
-        fn endpoint(&mut self, _: Option<LaneName>) -> u32 {
+        fn export_endpoint(&mut self, _: Option<LaneName>) -> u32 {
             unreachable!()
         }
     }
 
     impl ImportAttachments for Nothing {
-        fn block(&mut self, name: BlockName) -> Result<Block, Violation> {
+        fn import_block(&mut self, name: BlockName) -> Result<Block, Violation> {
             Err(Violation::Slot(name.slot))
         }
-        fn end(&mut self, lane: u32) -> Result<crate::channel::LaneEndpoint, Violation> {
+        fn import_endpoint(
+            &mut self,
+            lane: u32,
+        ) -> Result<crate::channel::LaneEndpoint, Violation> {
             Err(Violation::Lane(lane))
         }
     }

@@ -45,7 +45,7 @@ const MAX_GENERATION: u32 = (1 << 31) - 1;
 
 /// Slots of one size.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Class {
+pub struct SlotClass {
     /// Size of a slot in bytes: a multiple of 4096.
     pub slot_bytes: u32,
     /// Number of slots.
@@ -63,13 +63,13 @@ enum SlotState {
 
 /// One entry of the table, packed into 64 bits: state 2, generation 31, length 31.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-struct Entry {
+struct SlotEntry {
     state: SlotState,
     generation: u32,
     len: u32,
 }
 
-impl Entry {
+impl SlotEntry {
     const fn to_bits(self) -> u64 {
         (self.state as u64) << 62 | (self.generation as u64) << 31 | self.len as u64
     }
@@ -96,15 +96,15 @@ struct Slot {
 }
 
 impl Slot {
-    fn load(&self) -> Entry {
-        Entry::from_bits(self.entry.load(Acquire))
+    fn load(&self) -> SlotEntry {
+        SlotEntry::from_bits(self.entry.load(Acquire))
     }
 
-    fn store(&self, entry: Entry) {
+    fn store(&self, entry: SlotEntry) {
         self.entry.store(entry.to_bits(), Release);
     }
 
-    fn swap(&self, from: Entry, to: Entry) -> bool {
+    fn compare_exchange(&self, from: SlotEntry, to: SlotEntry) -> bool {
         self.entry.compare_exchange(from.to_bits(), to.to_bits(), AcqRel, Acquire).is_ok()
     }
 }
@@ -117,7 +117,7 @@ struct FreeList {
 }
 
 impl FreeList {
-    fn with<T>(&self, f: impl FnOnce(&mut Vec<u32>) -> T) -> T {
+    fn with_free_slots<T>(&self, f: impl FnOnce(&mut Vec<u32>) -> T) -> T {
         f(&mut self.free.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
@@ -136,7 +136,7 @@ pub struct Arena {
 
 /// Bytes of one side's slots by state. They add up to the size of the arena.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Audit {
+pub struct HeapUsage {
     /// Not allocated.
     pub free_bytes: u64,
     /// In blocks of this side.
@@ -149,7 +149,7 @@ pub struct Audit {
     pub borrowed_bytes: u64,
 }
 
-impl Audit {
+impl HeapUsage {
     /// Returns the bytes of all slots of this side.
     pub fn total_bytes(&self) -> u64 {
         self.free_bytes + self.held_bytes + self.exported_bytes + self.retired_bytes
@@ -157,7 +157,7 @@ impl Audit {
 }
 
 /// Returns the bytes that the release words and the slots of `classes` take in shared memory.
-pub(crate) fn layout_bytes(classes: &[&[Class]]) -> Option<(usize, usize)> {
+pub(crate) fn layout_bytes(classes: &[&[SlotClass]]) -> Option<(usize, usize)> {
     let mut slots = 0u64;
     let mut bytes = 0u64;
     for class in classes.iter().copied().flatten() {
@@ -178,8 +178,8 @@ impl Arena {
         shared: Arc<SharedMemory>,
         let_go_at: usize,
         slots_at: usize,
-        host: &[Class],
-        guest: &[Class],
+        host: &[SlotClass],
+        guest: &[SlotClass],
         we_are_host: bool,
     ) -> Self {
         let mut slots = Vec::new();
@@ -188,7 +188,7 @@ impl Arena {
         for (classes, home) in [(host, we_are_host), (guest, !we_are_host)] {
             for class in classes {
                 let place = if home { SlotState::Free } else { SlotState::Exported };
-                let entry = Entry { state: place, generation: 0, len: 0 };
+                let entry = SlotEntry { state: place, generation: 0, len: 0 };
                 let first = slots.len() as u32;
                 for _ in 0..class.slots {
                     let entry = AtomicU64::new(entry.to_bits());
@@ -216,7 +216,7 @@ impl Arena {
 
     /// Allocates a block of `len` bytes in the smallest free slot that is large enough. Its
     /// contents are undefined. `None` if no such slot is free.
-    pub fn block(self: &Arc<Self>, len: usize) -> Option<Block> {
+    pub fn allocate_block(self: &Arc<Self>, len: usize) -> Option<Block> {
         self.allocate(len).map(Block::from)
     }
 
@@ -228,7 +228,7 @@ impl Arena {
         let slot = &self.slots[index as usize];
         let generation = slot.load().generation;
         // A slot is smaller than 2^30 bytes, and `len` fits it.
-        slot.store(Entry { state: SlotState::Held, generation, len: len as u32 });
+        slot.store(SlotEntry { state: SlotState::Held, generation, len: len as u32 });
         Some(OwnedSlot::new(self, index, len as u32))
     }
 
@@ -236,13 +236,13 @@ impl Arena {
         self.free
             .iter()
             .filter(|list| list.slot_bytes as usize >= len)
-            .find_map(|list| list.with(Vec::pop))
+            .find_map(|list| list.with_free_slots(Vec::pop))
     }
 
     fn push(&self, index: u32) {
         let bytes = self.slots[index as usize].bytes;
         if let Some(list) = self.free.iter().find(|list| list.slot_bytes == bytes) {
-            list.with(|free| free.push(index));
+            list.with_free_slots(|free| free.push(index));
         }
     }
 
@@ -284,7 +284,7 @@ impl Arena {
             entry.generation += 1;
         }
         let len = held.len;
-        slot.store(Entry { state: SlotState::Exported, len, ..entry });
+        slot.store(SlotEntry { state: SlotState::Exported, len, ..entry });
         BlockName { slot: held.index, generation: entry.generation, len }
     }
 
@@ -324,9 +324,9 @@ impl Arena {
         if name.len > slot.bytes || (slot.is_own && name.len != entry.len) {
             return Err(Violation::BlockLength(index));
         }
-        let held = Entry { state: SlotState::Held, generation: name.generation, len: name.len };
+        let held = SlotEntry { state: SlotState::Held, generation: name.generation, len: name.len };
         // A peer may offer the same slot on two lanes at once; only one import succeeds.
-        if !slot.swap(entry, held) {
+        if !slot.compare_exchange(entry, held) {
             return Err(Violation::Owner(index));
         }
         Ok(OwnedSlot::new(self, index, name.len))
@@ -336,9 +336,9 @@ impl Arena {
     pub(crate) fn cancel_export(self: &Arc<Self>, name: BlockName) -> Option<OwnedSlot> {
         let slot = self.slots.get(name.slot as usize)?;
         let given =
-            Entry { state: SlotState::Exported, generation: name.generation, len: name.len };
-        let held = Entry { state: SlotState::Held, ..given };
-        slot.swap(given, held).then(|| OwnedSlot::new(self, name.slot, name.len))
+            SlotEntry { state: SlotState::Exported, generation: name.generation, len: name.len };
+        let held = SlotEntry { state: SlotState::Held, ..given };
+        slot.compare_exchange(given, held).then(|| OwnedSlot::new(self, name.slot, name.len))
     }
 
     fn release_slot(&self, index: u32) {
@@ -347,16 +347,16 @@ impl Arena {
         if slot.is_own {
             self.free(index, entry);
         } else {
-            slot.store(Entry { state: SlotState::Exported, ..entry });
+            slot.store(SlotEntry { state: SlotState::Exported, ..entry });
             self.release_word(index).store(entry.generation, Release);
         }
     }
 
-    fn free(&self, index: u32, from: Entry) {
+    fn free(&self, index: u32, from: SlotEntry) {
         let retire = from.generation >= MAX_GENERATION - 1;
         let place = if retire { SlotState::Retired } else { SlotState::Free };
-        let to = Entry { state: place, generation: from.generation, len: 0 };
-        if self.slots[index as usize].swap(from, to) && !retire {
+        let to = SlotEntry { state: place, generation: from.generation, len: 0 };
+        if self.slots[index as usize].compare_exchange(from, to) && !retire {
             self.push(index);
         }
     }
@@ -373,7 +373,7 @@ impl Arena {
         self.free_exported_where(|_, _| true);
     }
 
-    fn free_exported_where(&self, which: impl Fn(u32, Entry) -> bool) {
+    fn free_exported_where(&self, which: impl Fn(u32, SlotEntry) -> bool) {
         for (index, slot) in self.slots.iter().enumerate().filter(|(_, slot)| slot.is_own) {
             // There are at most 2^32 slots: names count them so.
             let (index, entry) = (index as u32, slot.load());
@@ -384,9 +384,9 @@ impl Arena {
     }
 
     /// Returns the bytes by state.
-    pub fn audit(&self) -> Audit {
+    pub fn usage(&self) -> HeapUsage {
         self.collect_released();
-        let mut audit = Audit::default();
+        let mut audit = HeapUsage::default();
         for slot in &self.slots {
             let bytes = u64::from(slot.bytes);
             match (slot.load().state, slot.is_own) {
@@ -458,68 +458,68 @@ impl Drop for OwnedSlot {
 mod tests {
     use super::*;
 
-    const CLASSES: [Class; 2] =
-        [Class { slot_bytes: 4096, slots: 3 }, Class { slot_bytes: 8192, slots: 1 }];
+    const CLASSES: [SlotClass; 2] =
+        [SlotClass { slot_bytes: 4096, slots: 3 }, SlotClass { slot_bytes: 8192, slots: 1 }];
 
-    fn sides() -> (Arc<Arena>, Arc<Arena>) {
+    fn arena_pair() -> (Arc<Arena>, Arc<Arena>) {
         let (words, bytes) = layout_bytes(&[&CLASSES, &[]]).unwrap();
         let shared = Arc::new(SharedMemory::new(words + bytes).unwrap());
         let side = |host| Arc::new(Arena::new(shared.clone(), 0, words, &CLASSES, &[], host));
         (side(true), side(false))
     }
 
-    const TOTAL: u64 = 3 * 4096 + 8192;
+    const TOTAL_BYTES: u64 = 3 * 4096 + 8192;
 
     #[track_caller]
-    fn expect(arena: &Arena, free: u64, held: u64, away: u64) {
-        let audit = arena.audit();
+    fn assert_usage(arena: &Arena, free: u64, held: u64, away: u64) {
+        let audit = arena.usage();
         assert_eq!((audit.free_bytes, audit.held_bytes, audit.exported_bytes), (free, held, away));
-        assert_eq!(audit.total_bytes(), TOTAL);
+        assert_eq!(audit.total_bytes(), TOTAL_BYTES);
     }
 
     #[test]
-    fn a_block_goes_over_and_comes_back() {
-        let (home, peer) = sides();
-        let mut block = home.block(10).unwrap();
+    fn exported_block_returns_to_owner() {
+        let (home, peer) = arena_pair();
+        let mut block = home.allocate_block(10).unwrap();
         block.copy_in(0, b"there");
         let name = home.export(block).unwrap();
-        expect(&home, TOTAL - 4096, 0, 4096);
+        assert_usage(&home, TOTAL_BYTES - 4096, 0, 4096);
         let mut there = Block::from(peer.import_slot(name).unwrap());
-        assert_eq!(peer.audit().borrowed_bytes, 4096);
+        assert_eq!(peer.usage().borrowed_bytes, 4096);
         let mut bytes = [0; 5];
         there.copy_out(0, &mut bytes);
         assert_eq!(&bytes, b"there");
         there.copy_in(0, b"again");
         let back = Block::from(home.import_slot(peer.export(there).unwrap()).unwrap());
         assert_eq!(&back.into_private()[..5], b"again");
-        expect(&home, TOTAL, 0, 0);
+        assert_usage(&home, TOTAL_BYTES, 0, 0);
     }
 
     #[test]
-    fn a_block_that_the_peer_drops_comes_home() {
-        let (home, peer) = sides();
-        let name = home.export(home.block(8000).unwrap()).unwrap();
-        assert!(home.block(8000).is_none(), "the only large slot is away");
+    fn block_dropped_by_peer_is_freed() {
+        let (home, peer) = arena_pair();
+        let name = home.export(home.allocate_block(8000).unwrap()).unwrap();
+        assert!(home.allocate_block(8000).is_none(), "the only large slot is away");
         drop(peer.import_slot(name).unwrap());
-        assert!(home.block(8000).is_some());
-        expect(&home, TOTAL, 0, 0);
+        assert!(home.allocate_block(8000).is_some());
+        assert_usage(&home, TOTAL_BYTES, 0, 0);
     }
 
     #[test]
-    fn a_dead_peers_blocks_come_home_only_by_reclaim() {
-        let (home, peer) = sides();
-        let name = home.export(home.block(1).unwrap()).unwrap();
+    fn dead_peer_blocks_are_freed_by_reclaim() {
+        let (home, peer) = arena_pair();
+        let name = home.export(home.allocate_block(1).unwrap()).unwrap();
         std::mem::forget(peer.import_slot(name));
-        expect(&home, TOTAL - 4096, 0, 4096);
+        assert_usage(&home, TOTAL_BYTES - 4096, 0, 4096);
         home.reclaim_exported();
-        expect(&home, TOTAL, 0, 0);
+        assert_usage(&home, TOTAL_BYTES, 0, 0);
         assert_eq!(home.import_slot(name).unwrap_err(), Violation::Owner(0));
     }
 
     #[test]
-    fn names_that_are_not_the_peers_to_give_are_refused() {
-        let (home, peer) = sides();
-        let name = home.export(home.block(100).unwrap()).unwrap();
+    fn invalid_block_names_are_violations() {
+        let (home, peer) = arena_pair();
+        let name = home.export(home.allocate_block(100).unwrap()).unwrap();
         let cases = [
             (BlockName { slot: 99, ..name }, Violation::Slot(99)),
             (BlockName { slot: 1, ..name }, Violation::Owner(1)),
@@ -539,8 +539,8 @@ mod tests {
     }
 
     #[test]
-    fn what_lies_beside_is_found_where_the_memory_is_and_nowhere_else() {
-        let (home, peer) = sides();
+    fn pool_range_is_imported_only_within_pool() {
+        let (home, peer) = arena_pair();
         let name = |at, len| BlockName { slot: POOL_SLOT, generation: at, len };
         assert_eq!(
             home.import(name(0, 1)).unwrap_err(),
@@ -560,23 +560,23 @@ mod tests {
             assert_eq!(home.import(name(at, len)).unwrap().len(), len as usize);
         }
         assert_eq!(&home.import(name(4090, 4)).unwrap().into_private()[..], b"here");
-        expect(&home, TOTAL, 0, 0);
+        assert_usage(&home, TOTAL_BYTES, 0, 0);
     }
 
     #[test]
-    fn a_slot_whose_generations_are_used_up_retires() {
-        let (home, _) = sides();
-        let worn = Entry { state: SlotState::Free, generation: MAX_GENERATION - 1, len: 0 };
+    fn slot_with_exhausted_generation_retires() {
+        let (home, _) = arena_pair();
+        let worn = SlotEntry { state: SlotState::Free, generation: MAX_GENERATION - 1, len: 0 };
         home.slots[0].store(worn);
-        assert_eq!(Entry::from_bits(worn.to_bits()), worn);
-        drop(home.block(1).unwrap());
-        let audit = home.audit();
-        assert_eq!((audit.retired_bytes, audit.total_bytes()), (4096, TOTAL));
+        assert_eq!(SlotEntry::from_bits(worn.to_bits()), worn);
+        drop(home.allocate_block(1).unwrap());
+        let audit = home.usage();
+        assert_eq!((audit.retired_bytes, audit.total_bytes()), (4096, TOTAL_BYTES));
     }
 
     #[test]
-    fn private_memory_is_copied_into_a_slot_or_refused() {
-        let (home, peer) = sides();
+    fn exporting_private_memory_copies_into_slot() {
+        let (home, peer) = arena_pair();
         let mut private = Block::private(5000);
         private.copy_in(4990, b"the end");
         let name = home.export(private).unwrap();

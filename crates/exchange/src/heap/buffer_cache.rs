@@ -27,7 +27,7 @@ fn lock() -> MutexGuard<'static, BufferCache> {
 }
 
 /// Returns memory of exactly `pages` pages, with its old contents.
-pub(super) fn take(pages: usize) -> Option<Vec<Page>> {
+pub(super) fn take_pages(pages: usize) -> Option<Vec<Page>> {
     if !CACHED_PAGE_COUNTS.contains(&pages) {
         return None;
     }
@@ -38,7 +38,7 @@ pub(super) fn take(pages: usize) -> Option<Vec<Page>> {
 }
 
 /// Caches `memory` if its size is cached; evicts the oldest if the cache is full.
-pub(super) fn put(memory: Vec<Page>) {
+pub(super) fn put_pages(memory: Vec<Page>) {
     if !CACHED_PAGE_COUNTS.contains(&memory.len()) {
         return;
     }
@@ -63,7 +63,7 @@ mod tests {
     // Other tests use the same cache concurrently, so each uses a size of its own.
 
     #[test]
-    fn memory_is_used_again_and_new_memory_is_zero() {
+    fn freed_pages_are_reused_and_new_pages_zeroed() {
         let len = 77 * ALIGN_BYTES - 5;
         let mut first = PrivateBuffer::new(len);
         first.fill(9);
@@ -76,7 +76,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_kept_is_bounded() {
+    fn cached_pages_are_bounded() {
         let many: Vec<_> = (0..200).map(|_| PrivateBuffer::new(81 * ALIGN_BYTES)).collect();
         drop(many);
         let spare = lock();

@@ -58,7 +58,7 @@ impl PagePool {
     /// since unused memory costs nothing. `None` if the pool is full.
     pub fn allocate(self: &Arc<Self>, len: usize) -> Option<PoolBuffer> {
         let pages = len.div_ceil(ALIGN_BYTES);
-        let mut free = self.free();
+        let mut free = self.lock_free_runs();
         let (first, count) = free.iter().find(|(_, count)| **count >= pages)?;
         let (first, count) = (*first, *count);
         self.mark_used(&mut free, (first, count), first, pages);
@@ -82,7 +82,7 @@ impl PagePool {
         if !place.is_multiple_of(ALIGN_BYTES) || first.checked_add(pages)? > self.pages {
             return None;
         }
-        let mut free = self.free();
+        let mut free = self.lock_free_runs();
         let (at, count) = free.range(..=first).next_back().map(|(at, count)| (*at, *count))?;
         if at + count < first + pages {
             return None;
@@ -141,7 +141,7 @@ impl PagePool {
             return;
         }
         self.used.fetch_sub(pages, Ordering::Relaxed);
-        let mut free = self.free();
+        let mut free = self.lock_free_runs();
         if let Some(behind) = free.remove(&(first + pages)) {
             pages += behind;
         }
@@ -153,7 +153,7 @@ impl PagePool {
         free.insert(first, pages);
     }
 
-    fn free(&self) -> MutexGuard<'_, BTreeMap<usize, usize>> {
+    fn lock_free_runs(&self) -> MutexGuard<'_, BTreeMap<usize, usize>> {
         self.free.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -182,7 +182,7 @@ impl PoolBuffer {
         self.pool.free_pages(self.first + keeps, had - keeps);
     }
 
-    fn at(&self) -> usize {
+    fn memory_offset(&self) -> usize {
         self.pool.start + self.offset()
     }
 }
@@ -192,14 +192,14 @@ impl std::ops::Deref for PoolBuffer {
     fn deref(&self) -> &[u8] {
         // SAFETY: the buffer owns these bytes, so only `self`, which is borrowed, could write them;
         // other processes do not write, as the caller of `PagePool::new` promised.
-        unsafe { self.pool.memory.slice(self.at(), self.len) }
+        unsafe { self.pool.memory.slice(self.memory_offset(), self.len) }
     }
 }
 
 impl std::ops::DerefMut for PoolBuffer {
     fn deref_mut(&mut self) -> &mut [u8] {
         // SAFETY: as above; concurrent reads by other processes do not affect this one.
-        unsafe { self.pool.memory.slice_mut(self.at(), self.len) }
+        unsafe { self.pool.memory.slice_mut(self.memory_offset(), self.len) }
     }
 }
 
@@ -250,15 +250,15 @@ impl PoolSlice {
 mod tests {
     use super::*;
 
-    fn rooms(pages: usize) -> Arc<PagePool> {
+    fn page_pool(pages: usize) -> Arc<PagePool> {
         let memory = Arc::new(SharedMemory::new((pages + 1) * ALIGN_BYTES).unwrap());
         // SAFETY: nothing else in this test uses the memory.
         unsafe { PagePool::new(memory, ALIGN_BYTES..(pages + 1) * ALIGN_BYTES) }
     }
 
     #[test]
-    fn rooms_are_filled_and_read_where_they_lie() {
-        let rooms = rooms(4);
+    fn pool_buffers_are_read_in_place() {
+        let rooms = page_pool(4);
         let mut room = rooms.allocate(5000).unwrap();
         room.fill(7);
         room[4999] = 8;
@@ -281,8 +281,8 @@ mod tests {
     }
 
     #[test]
-    fn what_is_given_back_is_one_again() {
-        let rooms = rooms(6);
+    fn freed_pages_are_merged() {
+        let rooms = page_pool(6);
         let page = ALIGN_BYTES;
         let [a, b, c] = [2, 1, 3].map(|pages| rooms.allocate(pages * page).unwrap());
         assert!(rooms.allocate(1).is_none());
@@ -298,8 +298,8 @@ mod tests {
     }
 
     #[test]
-    fn a_room_is_claimed_if_it_is_free_and_there() {
-        let rooms = rooms(4);
+    fn allocate_at_needs_free_pages_in_range() {
+        let rooms = page_pool(4);
         let page = ALIGN_BYTES;
         let claimed = rooms.allocate_at(page, 2 * page).unwrap();
         for (place, len) in

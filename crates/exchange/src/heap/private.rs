@@ -17,7 +17,7 @@ pub struct PrivateBuffer {
 impl PrivateBuffer {
     /// Creates a buffer of `len` zero bytes.
     pub fn new(len: usize) -> Self {
-        match buffer_cache::take(len.div_ceil(ALIGN_BYTES)) {
+        match buffer_cache::take_pages(len.div_ceil(ALIGN_BYTES)) {
             Some(mut pages) => {
                 pages.as_mut_slice().as_mut_bytes().fill(0);
                 Self { pages, len }
@@ -29,7 +29,7 @@ impl PrivateBuffer {
     /// Creates a buffer of `len` bytes with undefined contents: for callers that overwrite all of
     /// them.
     pub fn new_uninitialized(len: usize) -> Self {
-        match buffer_cache::take(len.div_ceil(ALIGN_BYTES)) {
+        match buffer_cache::take_pages(len.div_ceil(ALIGN_BYTES)) {
             Some(pages) => Self { pages, len },
             None => Self::zeroed(len),
         }
@@ -55,7 +55,7 @@ impl PrivateBuffer {
 
 impl Drop for PrivateBuffer {
     fn drop(&mut self) {
-        buffer_cache::put(std::mem::take(&mut self.pages));
+        buffer_cache::put_pages(std::mem::take(&mut self.pages));
     }
 }
 

@@ -11,7 +11,7 @@ use draconis_exchange::contract::{
 use super::name;
 
 /// `/hello` (a file), `/link` -> `dir/loop` -> `../hello`, `/self` -> `self`, `/dir`.
-pub struct Memory;
+pub struct MemoryTree;
 
 struct Object {
     node: u64,
@@ -56,7 +56,7 @@ fn attributes(o: &Object) -> Attributes {
     }
 }
 
-impl DirectoryServer for Memory {
+impl DirectoryServer for MemoryTree {
     fn lookup(&self, request: &mut directory::Lookup) -> Result<Attributes, Refusal> {
         let parent = object(request.parent)?;
         let found = match request.name.as_bytes() {
@@ -113,7 +113,7 @@ impl FileServer for MemoryFile {
     }
 }
 
-impl Tree for Memory {
+impl Tree for MemoryTree {
     type File<'a> = MemoryFile;
     fn file(&self, node: Node) -> MemoryFile {
         MemoryFile(node)

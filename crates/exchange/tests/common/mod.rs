@@ -8,10 +8,10 @@ use std::time::{Duration, Instant};
 
 use draconis_exchange::contract::Name;
 
-pub const PATIENCE: Duration = Duration::from_secs(20);
+pub const TEST_TIMEOUT: Duration = Duration::from_secs(20);
 
-pub fn soon() -> Instant {
-    Instant::now() + PATIENCE
+pub fn test_deadline() -> Instant {
+    Instant::now() + TEST_TIMEOUT
 }
 
 pub fn name(name: &str) -> Name {

@@ -25,7 +25,7 @@ use draconis_exchange::{
 };
 use rustix::process::{Pid, PidfdFlags, Signal, getpid, kill_process, pidfd_open};
 
-use super::{PATIENCE, memory::Memory, soon};
+use super::{TEST_TIMEOUT, memory::MemoryTree, test_deadline};
 
 /// Role of a peer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -43,9 +43,9 @@ pub enum Role {
 }
 
 /// Refuses every request except mounts.
-pub struct Refuser;
+pub struct RefusingServer;
 
-impl FileServer for Refuser {
+impl FileServer for RefusingServer {
     fn read(&self, _: &mut file::Read) -> Result<u32, Refusal> {
         Err(Refusal::Io)
     }
@@ -54,7 +54,7 @@ impl FileServer for Refuser {
     }
 }
 
-impl DirectoryServer for Refuser {
+impl DirectoryServer for RefusingServer {
     fn lookup(&self, _: &mut directory::Lookup) -> Result<Attributes, Refusal> {
         Err(Refusal::Io)
     }
@@ -66,7 +66,7 @@ impl DirectoryServer for Refuser {
     }
 }
 
-impl DiskServer for Refuser {
+impl DiskServer for RefusingServer {
     fn properties(&self, _: &mut disk::Properties) -> Result<disk::DiskProperties, Refusal> {
         Err(Refusal::Io)
     }
@@ -81,7 +81,7 @@ impl DiskServer for Refuser {
     }
 }
 
-impl VolumeServer for Refuser {
+impl VolumeServer for RefusingServer {
     fn mount(&self, _: &mut volume::Mount) -> Result<MountedVolume, MountError> {
         Ok(MountedVolume { space: StatFs::default(), read_only: true })
     }
@@ -94,52 +94,52 @@ impl VolumeServer for Refuser {
 }
 
 /// A contract that [`Refuser`] serves.
-pub trait Served: Contract {
-    fn answer(message: Self::ToServer) -> Option<Self::ToClient>;
+pub trait TestContract: Contract {
+    fn answer_with_refusal(message: Self::ToServer) -> Option<Self::ToClient>;
     /// Serves the in-memory tree, if the contract is `Directory`.
     fn serve_tree(_: Server<Self>) {
         panic!("only a directory serves a tree");
     }
 }
 
-impl Served for File {
-    fn answer(message: file::ToServer) -> Option<file::ToClient> {
-        file::answer(&Refuser, message)
+impl TestContract for File {
+    fn answer_with_refusal(message: file::ToServer) -> Option<file::ToClient> {
+        file::answer(&RefusingServer, message)
     }
 }
-impl Served for Disk {
-    fn answer(message: disk::ToServer) -> Option<disk::ToClient> {
-        disk::answer(&Refuser, message)
+impl TestContract for Disk {
+    fn answer_with_refusal(message: disk::ToServer) -> Option<disk::ToClient> {
+        disk::answer(&RefusingServer, message)
     }
 }
-impl Served for Volume {
-    fn answer(message: volume::ToServer) -> Option<volume::ToClient> {
-        volume::answer(&Refuser, message)
+impl TestContract for Volume {
+    fn answer_with_refusal(message: volume::ToServer) -> Option<volume::ToClient> {
+        volume::answer(&RefusingServer, message)
     }
 }
-impl Served for Directory {
-    fn answer(message: directory::ToServer) -> Option<directory::ToClient> {
-        directory::answer(&Refuser, message)
+impl TestContract for Directory {
+    fn answer_with_refusal(message: directory::ToServer) -> Option<directory::ToClient> {
+        directory::answer(&RefusingServer, message)
     }
     fn serve_tree(end: Server<Directory>) {
-        let _ = tree::serve(end, &Memory, PATIENCE);
+        let _ = tree::serve_tree(end, &MemoryTree, TEST_TIMEOUT);
     }
 }
 
-struct Closing;
+struct CloseUnwind;
 
 /// Plays `role` over `end`; `die` kills the peer at once.
-fn play<C: Served>(role: Role, end: Server<C>, die: fn() -> !) {
+fn play_role<C: TestContract>(role: Role, end: Server<C>, die: fn() -> !) {
     match role {
         Role::Tree => C::serve_tree(end),
         Role::DieAt(n) => {
             let mut answered = 0;
-            let _ = end.serve(PATIENCE, |message| {
+            let _ = end.serve(TEST_TIMEOUT, |message| {
                 if answered == n {
                     die();
                 }
                 answered += 1;
-                C::answer(message)
+                C::answer_with_refusal(message)
             });
         }
         Role::Close => drop(end),
@@ -147,29 +147,29 @@ fn play<C: Served>(role: Role, end: Server<C>, die: fn() -> !) {
             let mut answered = 0;
             // Unwinding out of `serve` drops the endpoint, as closing does.
             let closing = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-                let _ = end.serve(PATIENCE, |message| {
+                let _ = end.serve(TEST_TIMEOUT, |message| {
                     if answered == n {
-                        std::panic::resume_unwind(Box::new(Closing));
+                        std::panic::resume_unwind(Box::new(CloseUnwind));
                     }
                     answered += 1;
-                    C::answer(message)
+                    C::answer_with_refusal(message)
                 });
             }));
             drop(closing);
         }
         Role::Silent(how_long) => {
-            let _ = end.serve(PATIENCE, |message| {
+            let _ = end.serve(TEST_TIMEOUT, |message| {
                 std::thread::sleep(how_long);
-                C::answer(message)
+                C::answer_with_refusal(message)
             });
         }
     }
 }
 
 /// A transport with a serving peer.
-pub trait Transport: Sized {
+pub trait TestTransport: Sized {
     /// Starts a peer that plays `role` as the server of `C`.
-    fn start<C: Served>(role: Role) -> (Self, Client<C>);
+    fn start<C: TestContract>(role: Role) -> (Self, Client<C>);
     /// Returns a block whose return is tracked.
     fn block(&self, len: usize) -> Block;
     /// Returns a channel whose server's endpoint can be sent to the peer.
@@ -178,15 +178,15 @@ pub trait Transport: Sized {
     fn finish(self);
 }
 
-fn session_of_one() -> (Arc<Session>, Arc<Session>) {
+fn session_with_self() -> (Arc<Session>, Arc<Session>) {
     let (offer, socket) = session::offer(&SessionConfig::default()).unwrap();
     let host = offer.start(pidfd_open(getpid(), PidfdFlags::empty()).unwrap());
-    (host, session::accept(&socket, soon()).unwrap())
+    (host, session::accept(&socket, test_deadline()).unwrap())
 }
 
 #[track_caller]
-pub fn expect_all_home(session: &Arc<Session>) {
-    let audit = session.audit();
+pub fn assert_all_blocks_returned(session: &Arc<Session>) {
+    let audit = session.heap_usage();
     assert_eq!(audit.free_bytes, audit.total_bytes(), "{audit:?}");
 }
 
@@ -196,26 +196,26 @@ pub struct Threads {
     peer: JoinHandle<()>,
 }
 
-fn unwind() -> ! {
+fn unwind_silently() -> ! {
     // Not `panic!`: the hook would print each death.
     std::panic::resume_unwind(Box::new("told to die"))
 }
 
-impl Transport for Threads {
-    fn start<C: Served>(role: Role) -> (Self, Client<C>) {
+impl TestTransport for Threads {
+    fn start<C: TestContract>(role: Role) -> (Self, Client<C>) {
         let (client, server) = channel::pair::<C>();
-        let peer = std::thread::spawn(move || play(role, server, unwind));
-        (Self { heap: session_of_one().0, peer }, client)
+        let peer = std::thread::spawn(move || play_role(role, server, unwind_silently));
+        (Self { heap: session_with_self().0, peer }, client)
     }
     fn block(&self, len: usize) -> Block {
-        self.heap.block(len).unwrap()
+        self.heap.allocate_block(len).unwrap()
     }
     fn pair<C: Contract>(&self) -> (Client<C>, Server<C>) {
         channel::pair()
     }
     fn finish(self) {
         let _ = self.peer.join();
-        expect_all_home(&self.heap);
+        assert_all_blocks_returned(&self.heap);
     }
 }
 
@@ -225,23 +225,23 @@ pub struct Lanes {
     peer: JoinHandle<()>,
 }
 
-impl Transport for Lanes {
-    fn start<C: Served>(role: Role) -> (Self, Client<C>) {
-        let (session, guest) = session_of_one();
+impl TestTransport for Lanes {
+    fn start<C: TestContract>(role: Role) -> (Self, Client<C>) {
+        let (session, guest) = session_with_self();
         let server = guest.server::<C>(0).unwrap();
-        let peer = std::thread::spawn(move || play(role, server, unwind));
+        let peer = std::thread::spawn(move || play_role(role, server, unwind_silently));
         let client = session.client::<C>(0).unwrap();
         (Self { session, peer }, client)
     }
     fn block(&self, len: usize) -> Block {
-        self.session.block(len).unwrap()
+        self.session.allocate_block(len).unwrap()
     }
     fn pair<C: Contract>(&self) -> (Client<C>, Server<C>) {
         self.session.pair().unwrap()
     }
     fn finish(self) {
         let _ = self.peer.join();
-        expect_all_home(&self.session);
+        assert_all_blocks_returned(&self.session);
     }
 }
 
@@ -251,10 +251,10 @@ pub struct Processes {
     child: Child,
 }
 
-const ROLE: &str = "DRACONIS_TEST_ROLE";
+const ROLE_VARIABLE: &str = "DRACONIS_TEST_ROLE";
 
-impl Transport for Processes {
-    fn start<C: Served>(role: Role) -> (Self, Client<C>) {
+impl TestTransport for Processes {
+    fn start<C: TestContract>(role: Role) -> (Self, Client<C>) {
         let (kind, n) = match role {
             Role::Tree => ("tree", 0),
             Role::DieAt(n) => ("die", n),
@@ -262,12 +262,12 @@ impl Transport for Processes {
             Role::CloseAfter(n) => ("close", n),
             Role::Silent(how_long) => ("silent", how_long.as_millis() as u32),
         };
-        let (session, child) = spawn(&format!("{} {kind} {n}", C::NAME));
+        let (session, child) = spawn_child(&format!("{} {kind} {n}", C::NAME));
         let client = session.client::<C>(0).unwrap();
         (Self { session, child }, client)
     }
     fn block(&self, len: usize) -> Block {
-        self.session.block(len).unwrap()
+        self.session.allocate_block(len).unwrap()
     }
     fn pair<C: Contract>(&self) -> (Client<C>, Server<C>) {
         self.session.pair().unwrap()
@@ -275,18 +275,18 @@ impl Transport for Processes {
     fn finish(mut self) {
         // Ends the peer, whatever it does, and confirms its death.
         let _ = self.child.kill();
-        self.session.wait_for_death(soon()).unwrap();
+        self.session.wait_for_death(test_deadline()).unwrap();
         self.child.wait().unwrap();
-        expect_all_home(&self.session);
+        assert_all_blocks_returned(&self.session);
     }
 }
 
 /// Starts this test binary as a peer; its standard input is the session's socket.
-pub fn spawn(role: &str) -> (Arc<Session>, Child) {
+pub fn spawn_child(role: &str) -> (Arc<Session>, Child) {
     let (offer, socket) = session::offer(&SessionConfig::default()).unwrap();
     let child = Command::new(std::env::current_exe().unwrap())
         .args(["child_entry", "--exact", "--nocapture", "--test-threads=1"])
-        .env(ROLE, role)
+        .env(ROLE_VARIABLE, role)
         .stdin(socket)
         .stdout(Stdio::null())
         .spawn()
@@ -296,12 +296,12 @@ pub fn spawn(role: &str) -> (Arc<Session>, Child) {
 }
 
 /// Returns the role and the socket, in a test binary that was started as a peer.
-pub fn role_of_child() -> Option<(String, OwnedFd)> {
-    let role = std::env::var(ROLE).ok()?;
+pub fn child_role() -> Option<(String, OwnedFd)> {
+    let role = std::env::var(ROLE_VARIABLE).ok()?;
     Some((role, std::io::stdin().as_fd().try_clone_to_owned().unwrap()))
 }
 
-fn kill_me() -> ! {
+fn kill_this_process() -> ! {
     kill_process(getpid(), Signal::KILL).unwrap();
     loop {
         std::thread::park();
@@ -309,8 +309,8 @@ fn kill_me() -> ! {
 }
 
 /// Plays the peer if this is a child: each suite calls it in a test named `child_entry`.
-pub fn play_if_child() {
-    let Some((role, socket)) = role_of_child() else { return };
+pub fn run_if_child() {
+    let Some((role, socket)) = child_role() else { return };
     let words: Vec<_> = role.split(' ').collect();
     let n: u32 = words[2].parse().unwrap();
     let role = match words[1] {
@@ -320,11 +320,11 @@ pub fn play_if_child() {
         "close" => Role::CloseAfter(n),
         _ => Role::Silent(Duration::from_millis(n.into())),
     };
-    let session = session::accept(&socket, soon()).unwrap();
+    let session = session::accept(&socket, test_deadline()).unwrap();
     match words[0] {
-        "File" => play::<File>(role, session.server(0).unwrap(), kill_me),
-        "Disk" => play::<Disk>(role, session.server(0).unwrap(), kill_me),
-        "Volume" => play::<Volume>(role, session.server(0).unwrap(), kill_me),
-        _ => play::<Directory>(role, session.server(0).unwrap(), kill_me),
+        "File" => play_role::<File>(role, session.server(0).unwrap(), kill_this_process),
+        "Disk" => play_role::<Disk>(role, session.server(0).unwrap(), kill_this_process),
+        "Volume" => play_role::<Volume>(role, session.server(0).unwrap(), kill_this_process),
+        _ => play_role::<Directory>(role, session.server(0).unwrap(), kill_this_process),
     }
 }

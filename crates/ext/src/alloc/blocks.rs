@@ -7,7 +7,7 @@
 
 use super::{
     Group, MAX_RESERVATION_WINDOWS, RESERVATION_BLOCKS, ReservationWindow, all_bits_are,
-    bitmap_view, set_bits,
+    bitmap_view, set_bit_range,
 };
 use crate::blocks::role::Role;
 use crate::blocks::write_back::BufferState;
@@ -131,13 +131,13 @@ impl Transaction<'_> {
         if groups.reservation_windows.len() >= MAX_RESERVATION_WINDOWS {
             groups.discard_reservation_windows();
         }
-        let clusters = groups.clusters_of(len);
+        let clusters = groups.blocks_to_clusters(len);
         let Ok(Group { allocation_bitmaps: Some(search), .. }) = groups.get_mut(group) else {
             return;
         };
         let kept = bitmap_view(&search.blocks).zeros_at(at, clusters);
         if kept > 0 {
-            set_bits(&mut search.blocks, at, kept, true);
+            set_bit_range(&mut search.blocks, at, kept, true);
             let kept = kept * ratio;
             groups
                 .reservation_windows
@@ -196,7 +196,7 @@ impl Transaction<'_> {
         let (first_group, at) =
             self.writer.groups.locate_block_bit(goal).ok_or(Error::corrupt("block number"))?;
         let count = super_.groups;
-        let want = self.writer.groups.clusters_of(request.count);
+        let want = self.writer.groups.blocks_to_clusters(request.count);
         let mut best: Option<(u64, u32)> = None;
         for step in 0..count {
             let number = (first_group + step) % count;
@@ -213,7 +213,9 @@ impl Transaction<'_> {
             if step == 0 {
                 let len = bitmap_view(&search.blocks).zeros_at(from, want);
                 if len > 0 {
-                    return Ok(Some(groups.blocks_of(group, BitRun { start: from, len })));
+                    return Ok(Some(
+                        groups.cluster_run_to_blocks(group, BitRun { start: from, len }),
+                    ));
                 }
             }
             let mut found = bitmap_view(&search.blocks).next_zero_run(from, want);
@@ -222,7 +224,7 @@ impl Transaction<'_> {
                 found = [found, wrapped].into_iter().flatten().max_by_key(|run| run.len);
             }
             let Some(run) = found else { continue };
-            let found = groups.blocks_of(group, run);
+            let found = groups.cluster_run_to_blocks(group, run);
             if run.len >= want {
                 return Ok(Some(found));
             }
@@ -260,7 +262,7 @@ impl Transaction<'_> {
     fn mark_blocks_used(&mut self, start: u64, blocks: u32) -> Result<()> {
         let (number, at) =
             self.writer.groups.locate_block_bit(start).ok_or(Error::corrupt("block number"))?;
-        let count = self.writer.groups.clusters_of(blocks);
+        let count = self.writer.groups.blocks_to_clusters(blocks);
         if self.writer.groups.overlaps_system_zone(start, start + u64::from(blocks)) {
             return Err(Error::corrupt("block bitmap: the volume's own block is free"));
         }
@@ -271,17 +273,17 @@ impl Transaction<'_> {
         group.descriptor.free_clusters = group.descriptor.free_clusters.saturating_sub(count);
         group.changed = true;
         if let Some(search) = &mut group.allocation_bitmaps {
-            set_bits(&mut search.blocks, at, count, true);
+            set_bit_range(&mut search.blocks, at, count, true);
         }
         self.writer.groups.free_clusters =
             self.writer.groups.free_clusters.saturating_sub(u64::from(count));
         let new = self.modify_block(bitmap_at, Role::BlockBitmap(number), |bits| {
             let new = all_bits_are(bits, at, count, false);
-            set_bits(bits, at, count, true);
+            set_bit_range(bits, at, count, true);
             new
         })?;
         if !new {
-            return Err(Error::corrupt("block bitmap").in_block(bitmap_at));
+            return Err(Error::corrupt("block bitmap").with_block(bitmap_at));
         }
         Ok(())
     }
@@ -292,7 +294,7 @@ impl Transaction<'_> {
             self.load_group_bitmaps(number)?;
             let group = self.writer.groups.get_mut(number)?;
             if let Some(search) = &mut group.allocation_bitmaps {
-                set_bits(&mut search.blocks, bit, clusters, true);
+                set_bit_range(&mut search.blocks, bit, clusters, true);
             }
         }
         Ok(())
@@ -331,7 +333,7 @@ impl Transaction<'_> {
         let groups = &self.writer.groups;
         let end = start.saturating_add(count.into());
         let mut at = groups.cluster_start(start);
-        let wrong = |block| Error::corrupt("block map: pointer").in_block(FsBlock(block));
+        let wrong = |block| Error::corrupt("block map: pointer").with_block(FsBlock(block));
         if end > self.volume.super_.blocks || groups.overlaps_system_zone(at, end) {
             return Err(wrong(start));
         }
@@ -354,7 +356,7 @@ impl Transaction<'_> {
     pub(crate) fn free_blocks(&mut self, start: u64, count: u32) -> Result<u64> {
         let end = start + u64::from(count);
         let mut at = self.writer.groups.cluster_start(start);
-        let wrong = |block| Err(Error::corrupt("block map: pointer").in_block(FsBlock(block)));
+        let wrong = |block| Err(Error::corrupt("block map: pointer").with_block(FsBlock(block)));
         if end > self.volume.super_.blocks || self.writer.groups.overlaps_system_zone(at, end) {
             return wrong(start);
         }
@@ -378,12 +380,12 @@ impl Transaction<'_> {
             groups.free_clusters += u64::from(clusters);
             let used = self.modify_block(bitmap_at, Role::BlockBitmap(number), |bits| {
                 let used = all_bits_are(bits, bit, clusters, true);
-                set_bits(bits, bit, clusters, false);
+                set_bit_range(bits, bit, clusters, false);
                 used
             })?;
             if !used {
                 let what = "block bitmap: a used block is free";
-                return Err(Error::corrupt(what).in_block(FsBlock(at)));
+                return Err(Error::corrupt(what).with_block(FsBlock(at)));
             }
             self.defer_free(bitmap_at, at, bit, clusters);
             let blocks = u64::from(clusters) * u64::from(self.cluster_blocks());

@@ -7,7 +7,7 @@
 
 use draconis_exchange::contract::FileType;
 
-use super::{Group, all_bits_are, bitmap_view, set_bits};
+use super::{Group, all_bits_are, bitmap_view, set_bit_range};
 use crate::blocks::role::Role;
 use crate::format::bitmap::Bitmap;
 use crate::format::group;
@@ -59,7 +59,7 @@ impl Transaction<'_> {
                     _ if self.writer.groups.has_pending_free() => return Err(Error::NoSpace),
                     _ => {
                         let used = "inode bitmap: an inode is used that a change took";
-                        return Err(Error::corrupt(used).of_inode(inode));
+                        return Err(Error::corrupt(used).with_inode(inode));
                     }
                 }
             }
@@ -142,7 +142,7 @@ impl Transaction<'_> {
         let is_linked = self.read_slot(inode, |it| it.links() != 0)?;
         let group = self.writer.groups.get(number).ok_or(Error::corrupt("group number"))?;
         if is_linked && at < group.inodes.saturating_sub(group.descriptor.unused_inodes) {
-            return Err(Error::corrupt("inode bitmap: a used inode is free").of_inode(inode));
+            return Err(Error::corrupt("inode bitmap: a used inode is free").with_inode(inode));
         }
         self.mark_inode_used(number, at, bitmap_at, kind)?;
         Ok(Some(inode))
@@ -190,14 +190,16 @@ impl Transaction<'_> {
         let never_used = group.inodes.saturating_sub(at + 1);
         group.descriptor.unused_inodes = group.descriptor.unused_inodes.min(never_used);
         if let Some(search) = &mut group.allocation_bitmaps {
-            set_bits(&mut search.inodes, at, 1, true);
+            set_bit_range(&mut search.inodes, at, 1, true);
         }
         group.descriptor.free_inodes = group.descriptor.free_inodes.saturating_sub(1);
         group.descriptor.directories += u32::from(kind == FileType::Directory);
         group.changed = true;
         self.writer.groups.directories += u64::from(kind == FileType::Directory);
         self.writer.groups.free_inodes = self.writer.groups.free_inodes.saturating_sub(1);
-        self.modify_block(bitmap_at, Role::InodeBitmap(number), |bits| set_bits(bits, at, 1, true))
+        self.modify_block(bitmap_at, Role::InodeBitmap(number), |bits| {
+            set_bit_range(bits, at, 1, true)
+        })
     }
 
     /// Marks an inode as used so that it is never allocated.
@@ -214,11 +216,13 @@ impl Transaction<'_> {
         if all_bits_are(&search.inodes, at, 1, true) {
             return Ok(());
         }
-        set_bits(&mut search.inodes, at, 1, true);
+        set_bit_range(&mut search.inodes, at, 1, true);
         group.descriptor.free_inodes = group.descriptor.free_inodes.saturating_sub(1);
         group.changed = true;
         self.writer.groups.free_inodes = self.writer.groups.free_inodes.saturating_sub(1);
-        self.modify_block(bitmap_at, Role::InodeBitmap(number), |bits| set_bits(bits, at, 1, true))
+        self.modify_block(bitmap_at, Role::InodeBitmap(number), |bits| {
+            set_bit_range(bits, at, 1, true)
+        })
     }
 
     /// Frees an inode without names.
@@ -238,11 +242,11 @@ impl Transaction<'_> {
         self.writer.groups.discard_reservation_window(inode.0);
         let used = self.modify_block(bitmap_at, Role::InodeBitmap(number), |bits| {
             let used = all_bits_are(bits, at, 1, true);
-            set_bits(bits, at, 1, false);
+            set_bit_range(bits, at, 1, false);
             used
         })?;
         if !used {
-            return Err(Error::corrupt("inode bitmap: a used inode is free").of_inode(inode));
+            return Err(Error::corrupt("inode bitmap: a used inode is free").with_inode(inode));
         }
         if self.writer.batch.created_inodes.remove(&inode.0) {
             self.writer.groups.mark_allocatable(&[], &[inode.0]);

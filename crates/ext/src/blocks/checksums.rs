@@ -26,7 +26,7 @@ impl MetadataChecksums {
 impl BlockChecksums for MetadataChecksums {
     fn verify_checksum(&self, role: Role, block: FsBlock, bytes: &[u8]) -> Result<()> {
         let Some(seed) = self.super_.checksum_seed else { return Ok(()) };
-        let of = |file| self.super_.checksum_of_file(file).unwrap_or(seed);
+        let of = |file| self.super_.file_checksum_seed(file).unwrap_or(seed);
         let (sound, what) = match role {
             Role::Directory(dir) => {
                 (dir_tail::has_valid_checksum(bytes, of(dir)), "directory block: checksum")
@@ -51,12 +51,12 @@ impl BlockChecksums for MetadataChecksums {
             | Role::Quota
             | Role::Contents => return Ok(()),
         };
-        if sound { Ok(()) } else { Err(Error::corrupt(what).in_block(block)) }
+        if sound { Ok(()) } else { Err(Error::corrupt(what).with_block(block)) }
     }
 
     fn set_checksum(&self, role: Role, block: FsBlock, bytes: &mut SharedBytes) {
         let Some(seed) = self.super_.checksum_seed else { return };
-        let of = |file| self.super_.checksum_of_file(file).unwrap_or(seed);
+        let of = |file| self.super_.file_checksum_seed(file).unwrap_or(seed);
         match role {
             Role::Directory(dir) => dir_tail::set_checksum(bytes.make_mut(), of(dir)),
             Role::ExtentNode(file) => extent::set_checksum(bytes.make_mut(), of(file)),

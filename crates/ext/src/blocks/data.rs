@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use draconis_exchange::heap::SharedSlice;
 
-use crate::blocks::pool::Memory;
+use crate::blocks::pool::ChunkMemory;
 use crate::cache::CacheWeight;
 
 /// Size of the aligned chunks in which files are cached.
@@ -21,7 +21,7 @@ pub struct SharedBytes {
 
 /// Value of the data cache: memory filled by the device, and the valid range.
 pub(crate) struct Chunk {
-    memory: Memory,
+    memory: ChunkMemory,
     range: Range<usize>,
     /// True if the first read of this chunk should start the next read-ahead.
     is_read_ahead_mark: AtomicBool,
@@ -32,7 +32,7 @@ const ENTRY_BYTES: usize = 192;
 
 impl Chunk {
     /// Returns a chunk with `range` of `memory`.
-    pub(crate) fn new(memory: Memory, range: Range<usize>) -> Arc<Self> {
+    pub(crate) fn new(memory: ChunkMemory, range: Range<usize>) -> Arc<Self> {
         let end = range.end.min(memory.len());
         let range = range.start.min(end)..end;
         Arc::new(Self { memory, range, is_read_ahead_mark: AtomicBool::new(false) })
@@ -41,7 +41,7 @@ impl Chunk {
 
 impl Chunk {
     /// Returns a chunk with all of `memory`.
-    pub(crate) fn whole(memory: Memory) -> Arc<Self> {
+    pub(crate) fn from_memory(memory: ChunkMemory) -> Arc<Self> {
         let range = 0..memory.len();
         Self::new(memory, range)
     }
@@ -73,7 +73,7 @@ impl CacheWeight for Arc<Chunk> {
 
 impl SharedBytes {
     /// Returns `len` bytes of `chunk` from `at`, or fewer at its end.
-    pub(crate) fn of(chunk: Arc<Chunk>, at: usize, len: usize) -> Self {
+    pub(crate) fn from_chunk(chunk: Arc<Chunk>, at: usize, len: usize) -> Self {
         let Range { start, end } = chunk.range;
         let from = start.saturating_add(at).min(end);
         let to = from.saturating_add(len).min(end);
@@ -90,22 +90,22 @@ impl SharedBytes {
     }
 
     /// Takes ownership of bytes.
-    pub(crate) fn owned(bytes: Box<[u8]>) -> Self {
+    pub(crate) fn from_owned_bytes(bytes: Box<[u8]>) -> Self {
         let range = 0..bytes.len();
-        Self { chunk: Chunk::new(Memory::Exact(bytes), range.clone()), range }
+        Self { chunk: Chunk::new(ChunkMemory::Exact(bytes), range.clone()), range }
     }
 
     /// Wraps a lent piece without copying it.
     pub(crate) fn from_piece(piece: SharedSlice) -> Self {
         let range = 0..piece.len();
-        Self { chunk: Chunk::new(Memory::Lent(piece), range.clone()), range }
+        Self { chunk: Chunk::new(ChunkMemory::Lent(piece), range.clone()), range }
     }
 
     /// Returns the bytes for writing; copies them first if they are shared.
     pub(crate) fn make_mut(&mut self) -> &mut [u8] {
-        let lent = matches!(self.chunk.memory, Memory::Lent(_));
+        let lent = matches!(self.chunk.memory, ChunkMemory::Lent(_));
         if lent || Arc::get_mut(&mut self.chunk).is_none() {
-            *self = Self::owned(self.to_vec().into_boxed_slice());
+            *self = Self::from_owned_bytes(self.to_vec().into_boxed_slice());
         }
         let range = self.range.clone();
         // It is not shared now.
@@ -115,7 +115,7 @@ impl SharedBytes {
 
     /// Returns no bytes.
     pub(crate) fn empty() -> Self {
-        Self { chunk: Chunk::whole(Memory::zeros(0)), range: 0..0 }
+        Self { chunk: Chunk::from_memory(ChunkMemory::zeros(0)), range: 0..0 }
     }
 }
 

@@ -62,7 +62,7 @@ impl Pool {
 
 /// Memory of a chunk.
 #[derive(Debug)]
-pub(crate) enum Memory {
+pub(crate) enum ChunkMemory {
     /// Buffer filled by the device: whole pages that return to their pool.
     Pages(PrivateBuffer, Weak<Pool>),
     /// Allocation of the exact length.
@@ -73,16 +73,16 @@ pub(crate) enum Memory {
 
 /// Length from which a buffer is kept as the device filled it. Shorter data is copied to an exact
 /// allocation: aligned buffers of many sizes left gaps of half their total size, as measured.
-const PAGES_FROM_BYTES: usize = 128 << 10;
+const MIN_UNCOPIED_BYTES: usize = 128 << 10;
 
-impl Memory {
+impl ChunkMemory {
     /// Wraps a buffer filled by the device. Returns the memory and the place of `range` in it.
-    pub(crate) fn filled(
+    pub(crate) fn from_filled_buffer(
         memory: PrivateBuffer,
         range: Range<usize>,
         pool: &Arc<Pool>,
     ) -> (Self, Range<usize>) {
-        if range.len() >= PAGES_FROM_BYTES || pool.keeps_pages && range.len() == memory.len() {
+        if range.len() >= MIN_UNCOPIED_BYTES || pool.keeps_pages && range.len() == memory.len() {
             return (Self::Pages(memory, Arc::downgrade(pool)), range);
         }
         let exact: Box<[u8]> = memory.get(range).unwrap_or_default().into();
@@ -93,7 +93,7 @@ impl Memory {
 
     /// Returns `len` zeros.
     pub(crate) fn zeros(len: usize) -> Self {
-        if len >= PAGES_FROM_BYTES {
+        if len >= MIN_UNCOPIED_BYTES {
             return Self::Pages(PrivateBuffer::new(len), Weak::new());
         }
         Self::Exact(vec![0; len].into_boxed_slice())
@@ -109,7 +109,7 @@ impl Memory {
     }
 }
 
-impl std::ops::Deref for Memory {
+impl std::ops::Deref for ChunkMemory {
     type Target = [u8];
     fn deref(&self) -> &[u8] {
         match self {
@@ -120,7 +120,7 @@ impl std::ops::Deref for Memory {
     }
 }
 
-impl std::ops::DerefMut for Memory {
+impl std::ops::DerefMut for ChunkMemory {
     fn deref_mut(&mut self) -> &mut [u8] {
         match self {
             Self::Pages(memory, _) => memory,
@@ -130,7 +130,7 @@ impl std::ops::DerefMut for Memory {
     }
 }
 
-impl Drop for Memory {
+impl Drop for ChunkMemory {
     fn drop(&mut self) {
         if let Self::Pages(memory, pool) = self
             && let Some(pool) = pool.upgrade()
@@ -145,12 +145,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn whole_chunks_come_back_and_are_bounded() {
+    fn freed_chunks_are_reused_and_bounded() {
         let len = 128 << 10;
         let pool = Pool::new([4096, len as u64], false);
         let held: Vec<_> = (0..100)
-            .map(|_| Memory::filled(pool.acquire(len).into_private(), 0..len, &pool))
-            .chain([Memory::filled(pool.acquire(7).into_private(), 0..7, &pool)])
+            .map(|_| {
+                ChunkMemory::from_filled_buffer(pool.acquire(len).into_private(), 0..len, &pool)
+            })
+            .chain([ChunkMemory::from_filled_buffer(pool.acquire(7).into_private(), 0..7, &pool)])
             .collect();
         drop(held);
         let kept = pool.size_classes[1].free.lock().unwrap().len();
@@ -160,11 +162,11 @@ mod tests {
     }
 
     #[test]
-    fn little_takes_little() {
+    fn small_reads_are_copied_to_exact_size() {
         let pool = Pool::new([4096, 8192], false);
         let mut block = pool.acquire(4096);
         block.copy_in(10, b"little");
-        let (memory, range) = Memory::filled(block.into_private(), 10..16, &pool);
+        let (memory, range) = ChunkMemory::from_filled_buffer(block.into_private(), 10..16, &pool);
         assert_eq!((&memory[range], memory.footprint()), (&b"little"[..], 6));
     }
 }

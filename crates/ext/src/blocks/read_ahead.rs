@@ -128,7 +128,7 @@ impl DeviceReadAhead {
 
     /// Reports a read within `piece`. Returns `None` if it is not near recent reads; otherwise the
     /// pieces to read ahead, possibly none.
-    pub(crate) fn at(&self, piece: u64) -> Option<ReadAheadWindow> {
+    pub(crate) fn on_piece_read(&self, piece: u64) -> Option<ReadAheadWindow> {
         let mut table = self.all.lock().unwrap_or_else(PoisonError::into_inner);
         let known = table.regions.iter_mut().find(|it| it.is_near(piece));
         if let Some(stretch) = known {
@@ -174,7 +174,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn windows_grow_along_a_stream_and_never_beyond_the_limit() {
+    fn window_grows_along_stream_up_to_limit() {
         let streams = FileReadAhead::new(8 * CHUNK_BYTES);
         assert_eq!(
             streams.on_read(12, 0, false),
@@ -195,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn requests_that_overtake_each_other_are_one_stream() {
+    fn out_of_order_requests_are_one_stream() {
         let streams = FileReadAhead::new(8 * CHUNK_BYTES);
         streams.on_read(12, 0, false);
         assert!(streams.on_read(12, 3, false).is_some());
@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn leaps_are_no_stream() {
+    fn random_reads_are_no_stream() {
         let streams = FileReadAhead::new(8 * CHUNK_BYTES);
         for chunk in [900, 17, 4000, 30] {
             assert_eq!(streams.on_read(12, chunk, false), None);
@@ -214,19 +214,19 @@ mod tests {
     }
 
     #[test]
-    fn stretches_are_known_by_being_near() {
+    fn regions_match_nearby_reads() {
         let stretches = DeviceReadAhead::new(8 << 16, 1 << 16);
-        assert_eq!(stretches.at(100), None);
-        assert_eq!(stretches.at(5000), None);
-        let ahead = stretches.at(101).unwrap();
+        assert_eq!(stretches.on_piece_read(100), None);
+        assert_eq!(stretches.on_piece_read(5000), None);
+        let ahead = stretches.on_piece_read(101).unwrap();
         assert_eq!((ahead.from, ahead.end), (102, 103));
         // A small step back requests nothing new; a far jump is another region.
-        let back = stretches.at(101).unwrap();
+        let back = stretches.on_piece_read(101).unwrap();
         assert_eq!((back.from, back.end), (0, 0));
-        assert_eq!(stretches.at(150), None);
+        assert_eq!(stretches.on_piece_read(150), None);
         let mut asked = 103;
         for piece in 102..140 {
-            let ahead = stretches.at(piece).unwrap();
+            let ahead = stretches.on_piece_read(piece).unwrap();
             if ahead.from < ahead.end {
                 assert_eq!(ahead.from, asked);
                 asked = ahead.end;
@@ -234,11 +234,11 @@ mod tests {
             assert!(asked <= piece + 1 + 8);
         }
         assert!(asked > 140);
-        assert!(stretches.at(5001).is_some());
+        assert!(stretches.on_piece_read(5001).is_some());
     }
 
     #[test]
-    fn nothing_is_read_ahead_if_the_limit_says_so() {
+    fn zero_limit_disables_read_ahead() {
         let streams = FileReadAhead::new(0);
         for chunk in 0..10 {
             assert_eq!(streams.on_read(12, chunk, false), None);

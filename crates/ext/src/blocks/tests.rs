@@ -7,13 +7,13 @@ use draconis_exchange::contract::{AttributeChange, FileType};
 
 use super::data::SharedBytes;
 use super::role::{BlockChecksums, Role};
-use crate::testing::{FILE, disk, open};
+use crate::testing::{FILE, formatted_disk, open_for_writing};
 use crate::{FsBlock, NewNode, RenameMode, Result, XattrSet};
 
 #[derive(Clone, Debug, Default)]
-struct Roles(Arc<Mutex<HashMap<u64, Role>>>);
+struct RoleRecordingChecksums(Arc<Mutex<HashMap<u64, Role>>>);
 
-impl BlockChecksums for Roles {
+impl BlockChecksums for RoleRecordingChecksums {
     fn verify_checksum(&self, role: Role, block: FsBlock, _: &[u8]) -> Result<()> {
         let roles = self.0.lock().unwrap();
         let written = roles.get(&block.0).copied().unwrap_or(role);
@@ -27,11 +27,11 @@ impl BlockChecksums for Roles {
 }
 
 #[test]
-fn blocks_are_read_in_the_role_in_which_they_were_sealed() {
-    let disk = disk(1024, 4 << 20);
-    let roles = Roles::default();
+fn blocks_are_read_in_role_they_were_written_in() {
+    let disk = formatted_disk(1024, 4 << 20);
+    let roles = RoleRecordingChecksums::default();
     for round in 0..3u32 {
-        let mut volume = open(disk.clone());
+        let mut volume = open_for_writing(disk.clone());
         volume.store.checksums = Some(Box::new(roles.clone()));
         let root = volume.root();
         let name = |what: &str, nth: u32| format!("{what} {round} {nth}").into_bytes();

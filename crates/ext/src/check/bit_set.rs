@@ -69,7 +69,7 @@ impl AtomicBitSet {
 }
 
 /// Iterates over the numbers of the set bits.
-pub(super) fn set_bits(mut word: u64) -> impl Iterator<Item = u64> {
+pub(super) fn iter_set_bits(mut word: u64) -> impl Iterator<Item = u64> {
     std::iter::from_fn(move || {
         let bit = word.trailing_zeros();
         (word != 0).then(|| {
@@ -84,11 +84,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_set_remembers() {
+    fn inserted_bits_are_contained() {
         let bits = AtomicBitSet::new(130);
         assert!(!bits.insert(0) && !bits.insert(129) && bits.insert(129) && !bits.insert(130));
         assert!(bits.contains(0) && !bits.contains(1) && !bits.contains(130));
-        assert_eq!(set_bits(0x8001).collect::<Vec<_>>(), [0, 15]);
+        assert_eq!(iter_set_bits(0x8001).collect::<Vec<_>>(), [0, 15]);
         assert_eq!(bits.word_from(72), 1 << 57);
         assert_eq!(bits.word_from(128), 2);
         assert_eq!((bits.insert_word(64, 3), bits.insert_word(64, 6)), (0, 2));

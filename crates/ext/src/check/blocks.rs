@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use std::ops::ControlFlow;
 
 use super::Check;
-use super::bit_set::set_bits;
+use super::bit_set::iter_set_bits;
 use super::problem::{Problem, What};
 use crate::blocks::role::Role as BlockRole;
 use crate::format::checksum::Checksum;
@@ -15,8 +15,8 @@ use crate::format::extent::{self, ENTRY_BYTES};
 use crate::format::inode::{RawInode, flags};
 use crate::format::{le16, le32};
 use crate::map::extents::Extents;
-use crate::map::pointers::{Pointers, reach_blocks};
-use crate::map::{BlockLocation, Map, MapNode, MapSource, MapVisitor};
+use crate::map::pointers::{Pointers, max_mapped_blocks};
+use crate::map::{BlockLocation, BlockMap, MapNode, MapSource, MapVisitor};
 use crate::{FileId, FsBlock, Result, SharedBytes};
 
 /// Limit of reported invalid pointers per file.
@@ -36,7 +36,7 @@ pub(super) fn walk_map(
     if raw.i_flags.get() & flags::EXTENTS != 0 {
         let file = FileId { inode, generation: raw.i_generation.get() };
         let nodes = ExtentNodeReader { check, file, starts: RefCell::default() };
-        nodes.note(zerocopy::IntoBytes::as_bytes(&raw.i_block));
+        nodes.record_child_starts(zerocopy::IntoBytes::as_bytes(&raw.i_block));
         let read = |block: FsBlock| nodes.read(block).map(Some);
         let source = MapSource { block_bytes, blocks, read: &read };
         return Extents::new(&words).walk(&source, 0..1 << 32, visit);
@@ -45,7 +45,7 @@ pub(super) fn walk_map(
         check.block(block.0, BlockRole::IndirectBlock(Check::file_id(inode))).map(Some)
     };
     let source = MapSource { block_bytes, blocks, read: &read };
-    Pointers(&words).walk(&source, 0..reach_blocks(block_bytes), visit)
+    Pointers(&words).walk(&source, 0..max_mapped_blocks(block_bytes), visit)
 }
 
 /// Reader of extent nodes that checks each node when it is read.
@@ -62,7 +62,7 @@ impl ExtentNodeReader<'_, '_> {
         let complain = |what| {
             self.check.problems.add(Problem::new(what).inode(self.file.inode).block(block.0));
         };
-        let seed = self.check.super_.checksum_of_file(self.file);
+        let seed = self.check.super_.file_checksum_seed(self.file);
         if seed.is_some_and(|seed: Checksum| !extent::has_valid_checksum(&bytes, seed)) {
             complain(What::ExtentChecksum);
         }
@@ -75,12 +75,12 @@ impl ExtentNodeReader<'_, '_> {
         if said.is_some_and(|said| le32(&bytes, ENTRY_BYTES) != Some(said)) {
             complain(What::ExtentStart);
         }
-        self.note(&bytes);
+        self.record_child_starts(&bytes);
         Ok(bytes)
     }
 
     /// Records the first file blocks of a node's children.
-    fn note(&self, bytes: &[u8]) {
+    fn record_child_starts(&self, bytes: &[u8]) {
         let Ok(node) = extent::ExtentNode::check(bytes, None) else { return };
         if node.depth > 0 {
             let below = (0..node.len()).filter_map(|nth| node.index(nth));
@@ -172,7 +172,7 @@ impl<'a, 'b> BlockClaimer<'a, 'b> {
                 self.count = self.count.saturating_add(len);
                 if taken != 0 {
                     twice.insert_word(word, taken);
-                    if !set_bits(taken).all(|_| self.check.count_revisit()) {
+                    if !iter_set_bits(taken).all(|_| self.check.count_revisit()) {
                         self.has_skipped_blocks = true;
                         return;
                     }
@@ -221,7 +221,7 @@ impl<'a, 'b> BlockClaimer<'a, 'b> {
 }
 
 impl MapVisitor for BlockClaimer<'_, '_> {
-    fn run(&mut self, at: u64, blocks: u64, place: BlockLocation) -> ControlFlow<()> {
+    fn visit_run(&mut self, at: u64, blocks: u64, place: BlockLocation) -> ControlFlow<()> {
         match place {
             BlockLocation::Hole => {}
             BlockLocation::Mapped(FsBlock(block)) => {
@@ -245,7 +245,7 @@ impl MapVisitor for BlockClaimer<'_, '_> {
         ControlFlow::Continue(())
     }
 
-    fn node(&mut self, MapNode { block: FsBlock(block), .. }: MapNode) -> bool {
+    fn visit_node(&mut self, MapNode { block: FsBlock(block), .. }: MapNode) -> bool {
         self.map_blocks = self.map_blocks.saturating_add(1);
         // Without this check a block could be read a million times.
         let own = self.check.metadata.contains(self.check.block_index(block));

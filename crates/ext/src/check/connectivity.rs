@@ -17,7 +17,7 @@ pub(super) fn check_connectivity(check: &Check<'_>, parents: &ParentTable<'_>) -
             continue;
         }
         let expected = if *dir == ROOT { Some(ROOT) } else { parents.parent(place) };
-        let found = parents.dot_dot(place);
+        let found = parents.dot_dot_inode(place);
         // A missing `..` was reported already.
         if let Some(expected) = expected
             && found != 0

@@ -3,8 +3,8 @@
 use draconis_exchange::contract::FileType;
 use zerocopy::FromBytes;
 
-use super::bit_set::{AtomicBitSet, set_bits};
-use super::layout::{GroupLayout, clusters_in, low_bits};
+use super::bit_set::{AtomicBitSet, iter_set_bits};
+use super::layout::{GroupLayout, clusters_in_group, low_bits};
 use super::problem::{Problem, What};
 use super::{Check, inodes, prefetch, raw_inode};
 use crate::blocks::role::Role as BlockRole;
@@ -22,7 +22,7 @@ pub(super) fn check_link_counts(check: &Check<'_>, lost: &[u32]) -> Result<()> {
     let super_ = &check.super_;
     for inode in (2..3).chain(super_.first_inode.0..=super_.inodes) {
         let note = check.inode_states.get(inode);
-        if inodes::InodeRole::of(check, inode) == inodes::InodeRole::Hidden {
+        if inodes::InodeRole::for_inode(check, inode) == inodes::InodeRole::Hidden {
             continue;
         }
         if !note.is_used() || note.links_match() || lost.binary_search(&inode).is_ok() {
@@ -31,12 +31,13 @@ pub(super) fn check_link_counts(check: &Check<'_>, lost: &[u32]) -> Result<()> {
         let slot = raw_inode::read_inode_slot(check, inode)?;
         let Ok((raw, _)) = RawInode::ref_from_prefix(&slot) else { continue };
         let links = raw.i_links_count.get();
-        let names = note.names(links);
+        let names = note.name_count(links);
         let many = super_.read_only_compatible.contains(ReadOnlyCompatible::DIR_NLINK);
         if many && note.is_directory() && links == 1 && names >= LINK_MAX {
             continue;
         }
-        let is_empty = raw.i_blocks_lo.get() == 0 && raw_inode::kind(raw) == Some(FileType::File);
+        let is_empty =
+            raw.i_blocks_lo.get() == 0 && raw_inode::file_type(raw) == Some(FileType::File);
         let what = match names {
             0 if is_empty => What::UnattachedEmpty,
             0 => What::Unattached,
@@ -55,11 +56,11 @@ pub(super) fn check_bitmaps(check: &Check<'_>, unwritten: &AtomicBitSet) -> Resu
     let (mut used_inodes, mut used_blocks) = (0u64, 0u64);
     for (group, place) in (0u32..).zip(&check.groups) {
         prefetch::prefetch_bitmaps(check, saturating_usize(group.into()));
-        let blocks = clusters_in(super_, group);
+        let blocks = clusters_in_group(super_, group);
         let first = super_.group_start(GroupNumber(group)).0;
-        let side = BitmapComparison::blocks(check, group, place, first, blocks);
+        let side = BitmapComparison::for_block_bitmap(check, group, place, first, blocks);
         let used = match place.blocks_unwritten {
-            true => compare_words(check, &side, side.words_of(unwritten)),
+            true => compare_words(check, &side, side.bitmap_words(unwritten)),
             false => compare_bitmap(check, &side)?,
         };
         used_blocks = used_blocks.saturating_add(used);
@@ -67,9 +68,9 @@ pub(super) fn check_bitmaps(check: &Check<'_>, unwritten: &AtomicBitSet) -> Resu
 
         let per_group = u64::from(super_.inodes_per_group);
         let start = u64::from(group).saturating_mul(per_group);
-        let side = BitmapComparison::inodes(&inodes, group, place, start, per_group);
+        let side = BitmapComparison::for_inode_bitmap(&inodes, group, place, start, per_group);
         let used = match place.inodes_unwritten {
-            true => compare_words(check, &side, side.words_of(&AtomicBitSet::new(0))),
+            true => compare_words(check, &side, side.bitmap_words(&AtomicBitSet::new(0))),
             false => compare_bitmap(check, &side)?,
         };
         used_inodes = used_inodes.saturating_add(used);
@@ -139,7 +140,7 @@ fn check_inode_counters(
     }
     let end = start.saturating_add(per_group.into());
     let unused = end.saturating_sub(place.unused.into());
-    let used = super::layout::count(inodes, unused, end);
+    let used = super::layout::count_bits(inodes, unused, end);
     if used > 0 {
         let complaint = Problem::new(What::UsedUninitialised).group(group);
         check.problems.add(complaint.found(used).expected(0u64));
@@ -169,7 +170,7 @@ impl<'a> BitmapComparison<'a> {
         }
     }
 
-    fn blocks(
+    fn for_block_bitmap(
         check: &'a Check<'_>,
         group: u32,
         place: &GroupLayout,
@@ -189,7 +190,7 @@ impl<'a> BitmapComparison<'a> {
         }
     }
 
-    fn inodes(
+    fn for_inode_bitmap(
         set: &'a AtomicBitSet,
         group: u32,
         place: &GroupLayout,
@@ -212,7 +213,7 @@ impl<'a> BitmapComparison<'a> {
     }
 
     /// Iterates over the words of a set at this bitmap's position.
-    fn words_of(&self, set: &'a AtomicBitSet) -> impl Iterator<Item = u64> {
+    fn bitmap_words(&self, set: &'a AtomicBitSet) -> impl Iterator<Item = u64> {
         (0..self.count.div_ceil(64)).map(|nth| {
             let at = nth.saturating_mul(64);
             low_bits(set.word_from(self.start.saturating_add(at)), self.count.saturating_sub(at))
@@ -274,8 +275,8 @@ fn compare_words(
         let left = side.count.saturating_sub(at);
         let should = low_bits(side.set.word_from(side.start.saturating_add(at)), left);
         used = used.saturating_add(should.count_ones().into());
-        note(&mut free, at, should & !there);
-        note(&mut taken, at, low_bits(there, left) & !should);
+        add_differing_bits(&mut free, at, should & !there);
+        add_differing_bits(&mut taken, at, low_bits(there, left) & !should);
         at = at.saturating_add(64);
     }
     let (used_but_free, free_but_used) = if side.inodes {
@@ -289,9 +290,9 @@ fn compare_words(
 }
 
 /// Counts the bits of `word` and keeps the first position.
-fn note((first, count): &mut (u64, u64), at: u64, word: u64) {
+fn add_differing_bits((first, count): &mut (u64, u64), at: u64, word: u64) {
     if *count == 0
-        && let Some(bit) = set_bits(word).next()
+        && let Some(bit) = iter_set_bits(word).next()
     {
         *first = at.saturating_add(bit);
     }

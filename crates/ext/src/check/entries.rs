@@ -16,7 +16,7 @@ use crate::blocks::role::Role as BlockRole;
 use crate::format::dirent::{HEAD_BYTES, rec_len_from_disk};
 use crate::format::features::{Compatible, Incompatible};
 use crate::format::hash::NameHash;
-use crate::format::inline::{Inline, POINTER_BYTES};
+use crate::format::inline::{InlineData, POINTER_BYTES};
 use crate::format::inode::{RawInode, flags};
 use crate::format::{casefold, dir_tail, le16, le32};
 use crate::map::{BlockLocation, MapNode, MapVisitor};
@@ -53,7 +53,7 @@ impl<'a> ParentTable<'a> {
         (parent != NO_PARENT).then_some(parent)
     }
 
-    pub(super) fn dot_dot(&self, place: usize) -> u32 {
+    pub(super) fn dot_dot_inode(&self, place: usize) -> u32 {
         self.dot_dots.get(place).map_or(0, |it| it.load(Ordering::Relaxed))
     }
 
@@ -63,7 +63,7 @@ impl<'a> ParentTable<'a> {
         word.is_none_or(|word| word.fetch_min(parent, Ordering::Relaxed) == NO_PARENT)
     }
 
-    fn put_dot_dot(&self, dir: u32, inode: u32) {
+    fn set_dot_dot_inode(&self, dir: u32, inode: u32) {
         if let Some(word) = self.index_of(dir).and_then(|place| self.dot_dots.get(place)) {
             word.store(inode, Ordering::Relaxed);
         }
@@ -110,7 +110,7 @@ impl BlockCollector<'_, '_> {
 }
 
 impl MapVisitor for BlockCollector<'_, '_> {
-    fn run(&mut self, at: u64, blocks: u64, place: BlockLocation) -> ControlFlow<()> {
+    fn visit_run(&mut self, at: u64, blocks: u64, place: BlockLocation) -> ControlFlow<()> {
         match place {
             BlockLocation::Hole => {}
             BlockLocation::Mapped(FsBlock(block)) | BlockLocation::Unwritten(FsBlock(block)) => {
@@ -128,7 +128,7 @@ impl MapVisitor for BlockCollector<'_, '_> {
         ControlFlow::Continue(())
     }
 
-    fn node(&mut self, node: MapNode) -> bool {
+    fn visit_node(&mut self, node: MapNode) -> bool {
         self.mark_visited(node.block.0)
     }
 }
@@ -148,7 +148,7 @@ fn check_directory(
     let folds = raw.i_flags.get() & flags::CASEFOLD != 0
         && check.super_.incompatible.contains(Incompatible::CASEFOLD);
     if raw.i_flags.get() & flags::INLINE_DATA != 0 {
-        inline(check, dir, &bytes, parents, folds, policy);
+        check_inline_directory(check, dir, &bytes, parents, folds, policy);
         return Ok(());
     }
     let mut collect = BlockCollector { check, walked, blocks: Vec::new(), skipped: false };
@@ -157,7 +157,7 @@ fn check_directory(
     }
     let BlockCollector { blocks, skipped, .. } = collect;
     let file = FileId { inode: dir, generation: raw.i_generation.get() };
-    let seed = check.super_.checksum_of_file(file);
+    let seed = check.super_.file_checksum_seed(file);
     if !skipped {
         report_holes(check, dir, &blocks);
     }
@@ -168,7 +168,7 @@ fn check_directory(
     let mut hash = None;
     if indexed && let Some((0, block)) = blocks.first() {
         let bytes = check.block(*block, BlockRole::Directory(Check::file_id(dir)))?;
-        hash = htree::hash(check, &bytes);
+        hash = htree::name_hash_of_root(check, &bytes);
         first = Some(bytes);
     }
     let mut ranges = Vec::new();
@@ -195,19 +195,19 @@ fn check_directory(
         if seed.is_some_and(|seed| !dir_tail::has_valid_checksum(&bytes, seed)) {
             scan.report_problem(What::DirectoryChecksum, |it| it);
         }
-        let range = scan.entries(dir_tail::dirent_area(&bytes, seed.is_some()));
+        let range = scan.check_block_entries(dir_tail::dirent_area(&bytes, seed.is_some()));
         if first.is_some() {
             ranges.push((*at, *block, range));
         }
     }
     match first {
-        Some(root) => htree::check(check, dir, &root, &ranges),
+        Some(root) => htree::check_htree(check, dir, &root, &ranges),
         None => Ok(()),
     }
 }
 
 /// Checks an inline directory.
-fn inline(
+fn check_inline_directory(
     check: &Check<'_>,
     dir: u32,
     slot: &[u8],
@@ -216,9 +216,9 @@ fn inline(
     policy: Option<Vec<u8>>,
 ) {
     let Ok((raw, _)) = RawInode::ref_from_prefix(slot) else { return };
-    let Some(value) = xattrs::inline_data(slot) else { return };
+    let Some(value) = xattrs::inline_data_value(slot) else { return };
     let pointers = raw.i_block.as_bytes().first_chunk::<POINTER_BYTES>();
-    let Some(data) = pointers.map(|pointers| Inline::new(pointers, value)) else { return };
+    let Some(data) = pointers.map(|pointers| InlineData::new(pointers, value)) else { return };
     // Inline directories store no `.` and `..` entries.
     let scan = DirentScan {
         check,
@@ -233,7 +233,7 @@ fn inline(
     check.inode_states.count_name(dir);
     match data.parent() {
         Ok(InodeNumber(parent)) => {
-            parents.put_dot_dot(dir, parent);
+            parents.set_dot_dot_inode(dir, parent);
             scan.check_target(
                 &RawDirentView { inode: parent, kind: 2, name: b"..", is_nul_terminated: true },
                 true,
@@ -242,7 +242,7 @@ fn inline(
         Err(_) => scan.report_problem(What::DotDot, |it| it),
     }
     for part in data.dir_parts() {
-        scan.entries(part.entries);
+        scan.check_block_entries(part.entries);
     }
 }
 
@@ -287,7 +287,7 @@ impl DirentScan<'_, '_> {
         self.check.problems.add(with(complaint));
     }
 
-    fn entries(&self, bytes: &[u8]) -> HashRange {
+    fn check_block_entries(&self, bytes: &[u8]) -> HashRange {
         let mut at = 0usize;
         let mut names: Vec<Cow<'_, [u8]>> = Vec::new();
         let mut range = None;
@@ -307,7 +307,7 @@ impl DirentScan<'_, '_> {
                 }
                 self.check_target(&entry, dots);
                 if !dots && let Some(hash) = self.hash {
-                    let hash = hash.of(&self.comparison_key(entry.name));
+                    let hash = hash.hash_name(&self.comparison_key(entry.name));
                     let (low, high) = range.unwrap_or((hash, hash));
                     range = Some((hash.min(low), hash.max(high)));
                 }
@@ -346,7 +346,7 @@ impl DirentScan<'_, '_> {
         if entry.name != b".." || !entry.is_nul_terminated || entry.inode == 0 {
             self.report_problem(What::DotDot, |it| it.found(entry.inode));
         } else {
-            self.parents.put_dot_dot(self.dir, entry.inode);
+            self.parents.set_dot_dot_inode(self.dir, entry.inode);
         }
     }
 

@@ -11,15 +11,15 @@ use crate::format::{le16, le32};
 /// Lowest and highest hash of a block's names.
 pub(super) type HashRange = Option<(u32, u32)>;
 
-const INFO_AT: usize = 24;
-const ROOT_AT: usize = 32;
-const NODE_AT: usize = 8;
+const ROOT_INFO_OFFSET: usize = 24;
+const ROOT_ENTRIES_OFFSET: usize = 32;
+const NODE_ENTRIES_OFFSET: usize = 8;
 const ENTRY_BYTES: usize = 8;
 const BLOCK_MASK: u32 = 0x0FFF_FFFF;
 
 /// Returns the hash function of the root in `block`.
-pub(super) fn hash(check: &Check<'_>, block: &[u8]) -> Option<NameHash> {
-    let version = *block.get(INFO_AT..)?.get(4)?;
+pub(super) fn name_hash_of_root(check: &Check<'_>, block: &[u8]) -> Option<NameHash> {
+    let version = *block.get(ROOT_INFO_OFFSET..)?.get(4)?;
     NameHash::of_version(version, check.super_.hash_unsigned, check.super_.hash_seed)
 }
 
@@ -35,7 +35,7 @@ struct HtreeWalk<'a, 'b> {
 }
 
 /// Checks the htree of `dir`, whose first block is `root`.
-pub(super) fn check(
+pub(super) fn check_htree(
     check: &Check<'_>,
     dir: u32,
     root: &[u8],
@@ -43,8 +43,8 @@ pub(super) fn check(
 ) -> Result<()> {
     let large = check.super_.incompatible.contains(Incompatible::LARGEDIR);
     let most = if large { 2 } else { 1 };
-    let info = root.get(INFO_AT..).unwrap_or_default();
-    let levels = match (info, hash(check, root)) {
+    let info = root.get(ROOT_INFO_OFFSET..).unwrap_or_default();
+    let levels = match (info, name_hash_of_root(check, root)) {
         (&[0, 0, 0, 0, _, 8, levels, 0, ..], Some(_)) if levels <= most => levels,
         _ => {
             check.problems.add(Problem::new(What::TreeRoot).inode(dir));
@@ -54,7 +54,7 @@ pub(super) fn check(
     let seen = vec![false; blocks.len()];
     let mut walk = HtreeWalk { check, dir, levels, blocks, visited: seen, broken: false };
     walk.visit_block(0);
-    walk.check_index(root, ROOT_AT, 0, (0, u32::MAX))?;
+    walk.check_index(root, ROOT_ENTRIES_OFFSET, 0, (0, u32::MAX))?;
     if walk.broken {
         return Ok(());
     }
@@ -128,7 +128,7 @@ impl HtreeWalk<'_, '_> {
                 self.report_problem(What::TreeNode, at);
                 return Ok(());
             }
-            return self.check_index(&bytes, NODE_AT, level.saturating_add(1), within);
+            return self.check_index(&bytes, NODE_ENTRIES_OFFSET, level.saturating_add(1), within);
         }
         let (low, high) = within;
         if let Some((least, most)) = range

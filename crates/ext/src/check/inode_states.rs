@@ -12,7 +12,7 @@ use crate::units::saturating_usize;
 
 const LINK_BALANCE_ZERO: u32 = 1 << 27;
 const LINK_BALANCE_MASK: u32 = (1 << 28) - 1;
-const USED: u32 = 1 << 31;
+const USED_BIT: u32 = 1 << 31;
 
 /// States of all inodes; see the module documentation.
 #[derive(Debug)]
@@ -36,10 +36,10 @@ impl InodeStates {
 
     /// Marks `inode` as used.
     pub(super) fn set_used(&self, inode: u32, kind: Option<FileType>, links: u16) {
-        let kind = file_type(kind) << 28;
+        let kind = file_type_code(kind) << 28;
         if let Some(word) = self.word(inode) {
             word.store(
-                USED | kind | LINK_BALANCE_ZERO.wrapping_add(u32::from(links)),
+                USED_BIT | kind | LINK_BALANCE_ZERO.wrapping_add(u32::from(links)),
                 Ordering::Relaxed,
             );
         }
@@ -61,7 +61,7 @@ impl InodeStates {
 
 impl InodeState {
     pub(super) fn is_used(self) -> bool {
-        self.0 & USED != 0
+        self.0 & USED_BIT != 0
     }
 
     /// Returns the file type code of directory entries; 0 for none.
@@ -75,7 +75,7 @@ impl InodeState {
     }
 
     /// Returns the names found, for an inode of `links` links.
-    pub(super) fn names(self, links: u16) -> u64 {
+    pub(super) fn name_count(self, links: u16) -> u64 {
         let all = u64::from(LINK_BALANCE_ZERO).saturating_add(u64::from(links));
         all.saturating_sub(u64::from(self.0 & LINK_BALANCE_MASK))
     }
@@ -87,7 +87,7 @@ impl InodeState {
 }
 
 /// Returns the file type code of directory entries.
-fn file_type(kind: Option<FileType>) -> u32 {
+fn file_type_code(kind: Option<FileType>) -> u32 {
     match kind {
         None => 0,
         Some(FileType::File) => 1,
@@ -105,7 +105,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_are_counted_against_links() {
+    fn name_count_matches_link_count() {
         let notes = InodeStates::new(3);
         notes.set_used(3, Some(FileType::Directory), 2);
         assert!(notes.get(3).is_directory() && !notes.get(3).links_match());
@@ -113,7 +113,7 @@ mod tests {
         notes.count_name(3);
         assert!(notes.get(3).links_match());
         notes.count_name(3);
-        assert_eq!((notes.get(3).names(2), notes.get(3).links_match()), (3, false));
+        assert_eq!((notes.get(3).name_count(2), notes.get(3).links_match()), (3, false));
         notes.count_name(4);
         assert!(!notes.get(1).is_used() && !notes.get(0).is_used());
     }

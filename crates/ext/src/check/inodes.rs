@@ -11,7 +11,7 @@ use zerocopy::{FromBytes, IntoBytes};
 
 use super::blocks::{BlockClaimer, walk_map};
 use super::problem::{Problem, What};
-use super::raw_inode::{has_map, is_fast, kind, size, xattr_block};
+use super::raw_inode::{file_type, has_map, inode_size, is_fast_symlink, xattr_block};
 use super::{Check, prefetch, xattrs};
 use crate::blocks::role::Role as BlockRole;
 use crate::format::features::{Compatible, Incompatible, ReadOnlyCompatible};
@@ -19,16 +19,16 @@ use crate::format::inline::POINTER_BYTES as INLINE_BYTES;
 use crate::format::inode::{RawInode, flags, has_valid_checksum};
 use crate::format::jbd2::RawJournalSuperblock;
 use crate::format::{extent, le16, le32};
-use crate::map::pointers::reach_blocks;
+use crate::map::pointers::max_mapped_blocks;
 use crate::map::{BlockLocation, MapVisitor};
 use crate::units::saturating_usize;
 use crate::{Error, FsBlock, InodeNumber, Result};
 
 /// Bytes of a read request of inode tables. Small requests let the checking thread copy cached
 /// data.
-const REQUEST_BYTES: u64 = 128 << 10;
+const INODE_TABLE_READ_BYTES: u64 = 128 << 10;
 /// Read requests in flight.
-const REQUESTS_IN_FLIGHT: usize = 8;
+const MAX_READS_IN_FLIGHT: usize = 8;
 
 const ROOT: u32 = 2;
 const IMAGIC: u32 = 0x2000;
@@ -52,9 +52,9 @@ pub(super) enum InodeRole {
 }
 
 impl InodeRole {
-    pub(super) fn of(check: &Check<'_>, number: u32) -> Self {
+    pub(super) fn for_inode(check: &Check<'_>, number: u32) -> Self {
         let has = |feature| check.super_.compatible.contains(feature);
-        if check.super_.orphan_file == Some(InodeNumber(number)) || check.is_quota(number) {
+        if check.super_.orphan_file == Some(InodeNumber(number)) || check.is_quota_inode(number) {
             return Self::Hidden;
         }
         match number {
@@ -105,18 +105,18 @@ pub(super) fn visit_group(
         return Ok(());
     }
     let order = |at: u64| {
-        let count = len.saturating_sub(at).min(REQUEST_BYTES);
+        let count = len.saturating_sub(at).min(INODE_TABLE_READ_BYTES);
         let extent = Extent::new(start.saturating_add(at), count);
-        check.disk.read(extent, buffer(check, saturating_usize(count)), Urgency::Ahead)
+        check.disk.read(extent, request_buffer(check, saturating_usize(count)), Urgency::Ahead)
     };
     let mut number = group.saturating_mul(super_.inodes_per_group);
     let last = number.saturating_add(there);
     let mut at = 0;
     let mut pending = VecDeque::new();
     loop {
-        while pending.len() < REQUESTS_IN_FLIGHT && at < len {
+        while pending.len() < MAX_READS_IN_FLIGHT && at < len {
             pending.push_back(order(at));
-            at = at.saturating_add(REQUEST_BYTES);
+            at = at.saturating_add(INODE_TABLE_READ_BYTES);
         }
         let Some(read) = pending.pop_front() else { break };
         let gone = Error::Io(draconis_device::Error::ServiceEnded);
@@ -139,7 +139,7 @@ pub(super) fn visit_group(
 }
 
 /// Returns a recycled buffer for a request: fresh pages cost more than the check of their inodes.
-fn buffer(check: &Check<'_>, len: usize) -> Block {
+fn request_buffer(check: &Check<'_>, len: usize) -> Block {
     let mut buffers = check.buffers.lock().unwrap_or_else(PoisonError::into_inner);
     let same = buffers.iter().position(|it| it.len() == len);
     same.map_or_else(|| Block::private(len), |nth| Block::from(buffers.swap_remove(nth)))
@@ -152,7 +152,7 @@ pub(super) fn inode_with_map<'s>(
     slot: &'s [u8],
 ) -> Option<&'s RawInode> {
     let (raw, _) = RawInode::ref_from_prefix(slot).ok()?;
-    let counts = match InodeRole::of(check, number) {
+    let counts = match InodeRole::for_inode(check, number) {
         InodeRole::UnusedFeature => false,
         InodeRole::Ordinary | InodeRole::Root => {
             raw.i_links_count.get() != 0 || check.is_orphan(number)
@@ -175,9 +175,9 @@ fn check_inode(check: &Check<'_>, number: u32, slot: &[u8]) -> Result<()> {
     {
         complain(What::InodeChecksum);
     }
-    let role = InodeRole::of(check, number);
+    let role = InodeRole::for_inode(check, number);
     let (mode, links) = (raw.i_mode.get(), raw.i_links_count.get());
-    let kind = kind(raw);
+    let kind = file_type(raw);
     let died = raw.i_dtime.get();
     let pending = check.is_orphan(number);
     if died != 0 && died < check.super_.inodes && !pending {
@@ -348,7 +348,7 @@ fn check_extra_fields(check: &Check<'_>, number: u32, slot: &[u8]) -> (u64, u64)
         return (0, 0);
     }
     let list = rest.get(4..).unwrap_or_default();
-    match xattrs::check_list(check, number, list, 0, xattrs::XattrLocation::Inode) {
+    match xattrs::check_xattr_list(check, number, list, 0, xattrs::XattrLocation::Inode) {
         Some(values) => xattrs::record_ea_inodes(check, values),
         None => {
             check.problems.add(Problem::new(What::AttributesInInode).inode(number));
@@ -376,8 +376,8 @@ fn check_resize_inode(check: &Check<'_>, number: u32, raw: &RawInode) -> Result<
     claim.claim_cluster(reserve.dind_block);
     claim.count = reserve.count;
     claim.last = (reserve.count > 1).then_some(reserve.last);
-    check_size(check, number, raw, kind(raw), &claim)?;
-    check_block_count(check, number, raw, kind(raw), &claim);
+    check_size(check, number, raw, file_type(raw), &claim)?;
+    check_block_count(check, number, raw, file_type(raw), &claim);
     Ok(())
 }
 
@@ -402,7 +402,7 @@ fn check_contents(
         walk_map(check, number, raw, &mut claim)?;
     }
     if raw.i_flags.get() & flags::INLINE_DATA != 0 {
-        inline(check, number, slot, kind);
+        check_inline_data(check, number, slot, kind);
     } else {
         check_size(check, number, raw, kind, &claim)?;
     }
@@ -416,14 +416,14 @@ fn check_contents(
 }
 
 /// Checks the size of inline contents.
-fn inline(check: &Check<'_>, number: u32, slot: &[u8], kind: Option<FileType>) {
+fn check_inline_data(check: &Check<'_>, number: u32, slot: &[u8], kind: Option<FileType>) {
     let Ok((raw, _)) = RawInode::ref_from_prefix(slot) else { return };
-    let Some(value) = xattrs::inline_data(slot) else {
+    let Some(value) = xattrs::inline_data_value(slot) else {
         check.problems.add(Problem::new(What::InlineData).inode(number));
         return;
     };
     let there = (INLINE_BYTES as u64).saturating_add(value.len() as u64);
-    let size = size(raw);
+    let size = inode_size(raw);
     let fits = match kind {
         Some(FileType::File) => size <= there,
         _ => size == there,
@@ -484,7 +484,7 @@ fn check_size(
     claim: &BlockClaimer<'_, '_>,
 ) -> Result<()> {
     let block_bytes = u64::from(check.super_.block_bytes);
-    let size = size(raw);
+    let size = inode_size(raw);
     let whole = claim.last.map_or(0, |last| last.saturating_add(1).saturating_mul(block_bytes));
     let complain = |what| {
         check.problems.add(Problem::new(what).inode(number).found(size));
@@ -536,7 +536,7 @@ fn max_file_bytes(check: &Check<'_>, raw: &RawInode) -> u64 {
     let block_bytes = u64::from(check.super_.block_bytes);
     match raw.i_flags.get() & flags::EXTENTS != 0 {
         true => (1u64 << 32).saturating_mul(block_bytes).saturating_sub(1),
-        false => reach_blocks(check.super_.block_bytes).saturating_mul(block_bytes),
+        false => max_mapped_blocks(check.super_.block_bytes).saturating_mul(block_bytes),
     }
 }
 
@@ -544,8 +544,8 @@ fn max_file_bytes(check: &Check<'_>, raw: &RawInode) -> u64 {
 fn is_symlink(check: &Check<'_>, raw: &RawInode, claim: &BlockClaimer<'_, '_>) -> Result<bool> {
     let encrypted = raw.i_flags.get() & flags::ENCRYPT != 0;
     let len = |bytes: &[u8]| bytes.iter().take_while(|byte| **byte != 0).count() as u64;
-    let size = size(raw);
-    if is_fast(check, raw) {
+    let size = inode_size(raw);
+    if is_fast_symlink(check, raw) {
         let words = raw.i_block.map(|word| word.get().to_le_bytes());
         let bytes = words.as_flattened();
         return Ok(size > 0 && size < bytes.len() as u64 && (encrypted || len(bytes) == size));
@@ -564,7 +564,7 @@ fn is_symlink(check: &Check<'_>, raw: &RawInode, claim: &BlockClaimer<'_, '_>) -
 fn check_journal_inode(check: &Check<'_>, number: u32, raw: &RawInode) -> Result<()> {
     struct FirstBlock(Option<u64>);
     impl MapVisitor for FirstBlock {
-        fn run(&mut self, at: u64, _: u64, place: BlockLocation) -> ControlFlow<()> {
+        fn visit_run(&mut self, at: u64, _: u64, place: BlockLocation) -> ControlFlow<()> {
             if let (0, BlockLocation::Mapped(FsBlock(block))) = (at, place) {
                 self.0 = Some(block);
             }
@@ -572,11 +572,11 @@ fn check_journal_inode(check: &Check<'_>, number: u32, raw: &RawInode) -> Result
         }
     }
     let mut first = FirstBlock(None);
-    let there = kind(raw) == Some(FileType::File) && raw.i_links_count.get() != 0;
+    let there = file_type(raw) == Some(FileType::File) && raw.i_links_count.get() != 0;
     if there {
         walk_map(check, number, raw, &mut first)?;
     }
-    let have = size(raw).checked_div(check.super_.block_bytes.into()).unwrap_or(0);
+    let have = inode_size(raw).checked_div(check.super_.block_bytes.into()).unwrap_or(0);
     let sound = match first.0.filter(|block| check.is_valid_block(*block)) {
         None => false,
         Some(block) => {
@@ -590,7 +590,7 @@ fn check_journal_inode(check: &Check<'_>, number: u32, raw: &RawInode) -> Result
             match raw.and_then(|raw| raw.check(check.super_.block_bytes, have)) {
                 Ok(_) => true,
                 // The contents of the log are irrelevant then, and so is its start.
-                Err(error) => error == RawJournalSuperblock::WRONG_START,
+                Err(error) => error == RawJournalSuperblock::LOG_START_OUT_OF_RANGE,
             }
         }
     };

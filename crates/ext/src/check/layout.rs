@@ -105,7 +105,7 @@ pub(super) fn check_superblock(
 fn check_feature_conflicts(raw: &RawSuperblock, super_: &Superblock, log: &ProblemLog) {
     let resize = super_.compatible.contains(Compatible::RESIZE_INODE);
     for rule in violated_rules(Enforcer::Checker, super_.features(), super_.inode_bytes) {
-        log.add(Problem::new(What::FeatureClash).name(rule.conflict().as_bytes()));
+        log.add(Problem::new(What::FeatureClash).name(rule.conflict_text().as_bytes()));
     }
     if super_.incompatible.contains(Incompatible::MMP) && raw.s_mmp_block.get() == 0 {
         log.add(Problem::new(What::MmpBlock).block(0));
@@ -127,7 +127,7 @@ fn check_feature_conflicts(raw: &RawSuperblock, super_: &Superblock, log: &Probl
 
 /// Reads all descriptors and marks the metadata of the groups; returns the layouts, and the groups
 /// with wrong checksums.
-pub(super) fn groups(check: &Check<'_>) -> Result<(Vec<GroupLayout>, Vec<u32>)> {
+pub(super) fn read_group_layouts(check: &Check<'_>) -> Result<(Vec<GroupLayout>, Vec<u32>)> {
     let (mut places, mut bad_checksums) = (Vec::new(), Vec::new());
     for group in 0..check.super_.groups {
         mark_super_and_descriptors(check, group);
@@ -222,7 +222,7 @@ fn mark_super_and_descriptors(check: &Check<'_>, group: u32) {
 }
 
 /// Returns the metadata clusters of groups with uninitialized block bitmaps.
-pub(super) fn unwritten(check: &Check<'_>) -> AtomicBitSet {
+pub(super) fn uninit_metadata_clusters(check: &Check<'_>) -> AtomicBitSet {
     let places = || (0u32..).zip(&check.groups).filter(|(_, place)| place.blocks_unwritten);
     if places().next().is_none() {
         return AtomicBitSet::new(0);
@@ -286,14 +286,14 @@ fn mark_tables(check: &Check<'_>, group: u32, place: &GroupLayout) {
 }
 
 /// Returns the clusters of a group.
-pub(super) fn clusters_in(super_: &Superblock, group: u32) -> u64 {
+pub(super) fn clusters_in_group(super_: &Superblock, group: u32) -> u64 {
     let start = super_.group_start(GroupNumber(group)).0;
     let blocks = super_.blocks.saturating_sub(start).min(u64::from(super_.blocks_per_group));
     blocks.div_ceil(u64::from(super_.cluster_blocks.max(1)))
 }
 
 /// Counts the members of `bits` in `start..end`.
-pub(super) fn count(bits: &AtomicBitSet, start: u64, end: u64) -> u64 {
+pub(super) fn count_bits(bits: &AtomicBitSet, start: u64, end: u64) -> u64 {
     let mut sum = 0u64;
     let mut at = start;
     while at < end {
@@ -352,16 +352,19 @@ pub(super) fn check_reserved_gdt(check: &Check<'_>, raw: &RawInode) -> Result<Op
             *word = reserved;
         }
         let copies = copies.iter().map(|copy| reserved.saturating_add(*copy));
-        if !words(&check.block(reserved, BlockRole::IndirectBlock(Check::file_id(RESIZE_INODE)))?)
-            .eq(copies.chain(std::iter::repeat(0)).take(right.len()))
+        if !block_pointers(
+            &check.block(reserved, BlockRole::IndirectBlock(Check::file_id(RESIZE_INODE)))?,
+        )
+        .eq(copies.chain(std::iter::repeat(0)).take(right.len()))
         {
             return Ok(None);
         }
         let before = u64::from(slot).saturating_add(1).saturating_mul(fan_out.into());
         reserve.last = reserve.last.max(before.saturating_add(12));
     }
-    let sound = words(&check.block(list, BlockRole::IndirectBlock(Check::file_id(RESIZE_INODE)))?)
-        .eq(right.iter().copied());
+    let sound =
+        block_pointers(&check.block(list, BlockRole::IndirectBlock(Check::file_id(RESIZE_INODE)))?)
+            .eq(right.iter().copied());
     let reserved = u64::from(super_.reserved_descriptor_blocks);
     let each = (copies.len() as u64).saturating_add(1);
     reserve.count = reserve.count.saturating_add(reserved.saturating_mul(each));
@@ -369,6 +372,6 @@ pub(super) fn check_reserved_gdt(check: &Check<'_>, raw: &RawInode) -> Result<Op
     Ok(sound.then_some(reserve))
 }
 
-fn words(block: &[u8]) -> impl Iterator<Item = u64> {
+fn block_pointers(block: &[u8]) -> impl Iterator<Item = u64> {
     block.chunks_exact(4).map(|word| le32(word, 0).unwrap_or(0).into())
 }

@@ -42,7 +42,7 @@ impl ClaimantFinder<'_, '_> {
 }
 
 impl MapVisitor for ClaimantFinder<'_, '_> {
-    fn run(&mut self, _: u64, blocks: u64, place: BlockLocation) -> ControlFlow<()> {
+    fn visit_run(&mut self, _: u64, blocks: u64, place: BlockLocation) -> ControlFlow<()> {
         if let BlockLocation::Mapped(FsBlock(block)) | BlockLocation::Unwritten(FsBlock(block)) =
             place
         {
@@ -51,7 +51,7 @@ impl MapVisitor for ClaimantFinder<'_, '_> {
         ControlFlow::Continue(())
     }
 
-    fn node(&mut self, MapNode { block: FsBlock(block), .. }: MapNode) -> bool {
+    fn visit_node(&mut self, MapNode { block: FsBlock(block), .. }: MapNode) -> bool {
         self.report_if_shared(block);
         !self.walked.insert(self.check.block_index(block))
             && !self.check.metadata.contains(self.check.block_index(block))
@@ -75,7 +75,7 @@ pub(super) fn report_multiply_claimed(check: &Check<'_>) -> Result<()> {
                 first_claims: &first_claims,
             };
             let attributes = raw_inode::xattr_block(check, raw);
-            if attributes != 0 && InodeRole::of(check, number) == InodeRole::Ordinary {
+            if attributes != 0 && InodeRole::for_inode(check, number) == InodeRole::Ordinary {
                 visit.report_if_shared(attributes);
             }
             if raw_inode::has_map(check, raw) {

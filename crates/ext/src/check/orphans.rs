@@ -49,7 +49,7 @@ struct OrphanFileBlocks {
 }
 
 impl MapVisitor for OrphanFileBlocks {
-    fn run(&mut self, at: u64, blocks: u64, place: BlockLocation) -> ControlFlow<()> {
+    fn visit_run(&mut self, at: u64, blocks: u64, place: BlockLocation) -> ControlFlow<()> {
         if let BlockLocation::Mapped(FsBlock(block)) = place {
             let blocks = blocks.min(self.max_blocks);
             self.max_blocks = self.max_blocks.saturating_sub(blocks);
@@ -73,13 +73,13 @@ pub(super) fn check_orphan_file(check: &Check<'_>) -> Result<Vec<u32>> {
     let slot = raw_inode::read_inode_slot(check, number)?;
     let Ok((raw, _)) = RawInode::ref_from_prefix(&slot) else { return Ok(named) };
     let mut blocks = OrphanFileBlocks { found: vec![], max_blocks: check.super_.blocks };
-    if raw_inode::kind(raw) == Some(FileType::File) {
+    if raw_inode::file_type(raw) == Some(FileType::File) {
         walk_map(check, number, raw, &mut blocks)?;
     }
     let block_bytes = u64::from(check.super_.block_bytes);
-    let len = raw_inode::size(raw).checked_div(block_bytes).unwrap_or(0);
+    let len = raw_inode::inode_size(raw).checked_div(block_bytes).unwrap_or(0);
     let file = FileId { inode: number, generation: raw.i_generation.get() };
-    let seed = check.super_.checksum_of_file(file);
+    let seed = check.super_.file_checksum_seed(file);
     let present = ReadOnlyCompatible::ORPHAN_PRESENT;
     let present = check.super_.read_only_compatible.contains(present);
     let whole = len == blocks.found.len() as u64 && len > 0;

@@ -71,7 +71,7 @@ pub(super) fn prefetch_maps(check: &Check<'_>, slots: &[u8]) {
         if !raw_inode::has_map(check, raw) {
             continue;
         }
-        match root(raw) {
+        match extent_root(raw) {
             Some(root) if root.depth > 0 => {
                 let nodes = (0..root.len()).filter_map(|nth| root.index(nth));
                 blocks.extend(nodes.map(|index| index.node.0));
@@ -95,7 +95,7 @@ pub(super) fn prefetch_directories(check: &Check<'_>, list: &[u32]) {
         if !raw_inode::has_map(check, raw) {
             continue;
         }
-        match root(raw) {
+        match extent_root(raw) {
             Some(root) if root.depth == 0 => {
                 let runs = root.extents().take(ROOT_ENTRIES.into());
                 let block = |start: u64, nth: u64| start.saturating_add(nth);
@@ -127,7 +127,7 @@ pub(super) fn prefetch_bitmaps(check: &Check<'_>, group: usize) {
 }
 
 /// Returns the root of an extent tree; `None` for indirect maps.
-fn root(raw: &RawInode) -> Option<ExtentNode<'_>> {
+fn extent_root(raw: &RawInode) -> Option<ExtentNode<'_>> {
     let has_extents = raw.i_flags.get() & flags::EXTENTS != 0;
     has_extents.then(|| ExtentNode::check(raw.i_block.as_bytes(), None).ok()).flatten()
 }

@@ -285,7 +285,7 @@ impl ProblemLog {
         self.kept.lock().unwrap_or_else(PoisonError::into_inner).damaged
     }
 
-    pub(super) fn into_kept(self) -> ProblemList {
+    pub(super) fn into_problem_list(self) -> ProblemList {
         let mut kept = self.kept.into_inner().unwrap_or_else(PoisonError::into_inner);
         kept.list.sort();
         kept
@@ -297,7 +297,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_complaint_says_what_and_where() {
+    fn problem_text_says_what_and_where() {
         let complaint =
             Problem::new(What::LinkCount).inode(12).found(3u64).expected(1u64).to_string();
         assert_eq!(complaint, "inode 12: the link count is wrong: 3, should be 1");
@@ -306,12 +306,12 @@ mod tests {
     }
 
     #[test]
-    fn a_full_list_counts_on() {
+    fn full_list_still_counts_problems() {
         let log = ProblemLog::new(2);
         for inode in [5, 3, 4] {
             log.add(Problem::new(What::Mode).inode(inode));
         }
-        let kept = log.into_kept();
+        let kept = log.into_problem_list();
         assert_eq!((kept.list.len(), kept.suppressed, kept.damaged), (2, 1, true));
         assert_eq!(kept.list[0].inode, Some(InodeNumber(3)));
     }

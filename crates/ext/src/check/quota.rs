@@ -74,7 +74,7 @@ pub(super) fn compare_usage(check: &Check<'_>) -> Result<()> {
         if inode == 0 {
             continue;
         }
-        let said = CheckedQuotaFile::open(check, inode)?.read(magic)?;
+        let said = QuotaFileReader::open(check, inode)?.read(magic)?;
         let complain = || Problem::new(What::Quota).inode(inode);
         let Some(said) = said else {
             check.problems.add(complain());
@@ -101,7 +101,7 @@ pub(super) fn compare_usage(check: &Check<'_>) -> Result<()> {
 }
 
 /// A quota file.
-struct CheckedQuotaFile<'a, 'b> {
+struct QuotaFileReader<'a, 'b> {
     check: &'a Check<'b>,
     /// Blocks on the device, by file block.
     blocks: BTreeMap<u64, u64>,
@@ -110,8 +110,8 @@ struct CheckedQuotaFile<'a, 'b> {
     is_valid: bool,
 }
 
-impl MapVisitor for CheckedQuotaFile<'_, '_> {
-    fn run(&mut self, at: u64, blocks: u64, place: BlockLocation) -> ControlFlow<()> {
+impl MapVisitor for QuotaFileReader<'_, '_> {
+    fn visit_run(&mut self, at: u64, blocks: u64, place: BlockLocation) -> ControlFlow<()> {
         if let BlockLocation::Mapped(FsBlock(block)) = place {
             let left = self.check.super_.blocks.saturating_sub(self.blocks.len() as u64);
             let blocks = blocks.min(left);
@@ -122,7 +122,7 @@ impl MapVisitor for CheckedQuotaFile<'_, '_> {
     }
 }
 
-impl<'a, 'b> CheckedQuotaFile<'a, 'b> {
+impl<'a, 'b> QuotaFileReader<'a, 'b> {
     fn open(check: &'a Check<'b>, inode: u32) -> Result<Self> {
         let (blocks, visited, found) = (BTreeMap::new(), HashSet::new(), UsageById::new());
         let mut file = Self { check, blocks, visited, found, is_valid: true };
@@ -155,15 +155,15 @@ impl<'a, 'b> CheckedQuotaFile<'a, 'b> {
         if head != Some((Some(magic), Some(VERSION))) {
             return Ok(None);
         }
-        self.node(ROOT, 0)?;
+        self.walk_tree_node(ROOT, 0)?;
         Ok(self.is_valid.then_some(self.found))
     }
 
     /// Visits a node; recursion is bounded by the depth of the tree.
-    fn node(&mut self, nth: u32, level: u32) -> Result<()> {
+    fn walk_tree_node(&mut self, nth: u32, level: u32) -> Result<()> {
         if level == LEVELS {
             if self.visited.insert(nth) {
-                return self.leaf(nth);
+                return self.read_leaf(nth);
             }
             return Ok(());
         }
@@ -177,13 +177,13 @@ impl<'a, 'b> CheckedQuotaFile<'a, 'b> {
         };
         for below in bytes.chunks_exact(4).filter_map(|word| le32(word, 0)) {
             if below != 0 {
-                self.node(below, level.saturating_add(1))?;
+                self.walk_tree_node(below, level.saturating_add(1))?;
             }
         }
         Ok(())
     }
 
-    fn leaf(&mut self, nth: u32) -> Result<()> {
+    fn read_leaf(&mut self, nth: u32) -> Result<()> {
         let Some(bytes) = self.block(nth)? else {
             self.is_valid = false;
             return Ok(());

@@ -13,24 +13,24 @@ use crate::{Result, SharedBytes};
 /// Returns true if an inode has a map of pointers or extents.
 pub(super) fn has_map(check: &Check<'_>, raw: &RawInode) -> bool {
     raw.i_flags.get() & flags::INLINE_DATA == 0
-        && match kind(raw) {
+        && match file_type(raw) {
             Some(FileType::File | FileType::Directory) => true,
-            Some(FileType::Symlink) => !is_fast(check, raw),
+            Some(FileType::Symlink) => !is_fast_symlink(check, raw),
             _ => false,
         }
 }
 
-pub(super) fn kind(raw: &RawInode) -> Option<FileType> {
+pub(super) fn file_type(raw: &RawInode) -> Option<FileType> {
     FileType::from_mode(raw.i_mode.get().into())
 }
 
 /// Returns true for a fast symbolic link: the target is in the inode, and its only block may hold
 /// attributes.
-pub(super) fn is_fast(check: &Check<'_>, raw: &RawInode) -> bool {
+pub(super) fn is_fast_symlink(check: &Check<'_>, raw: &RawInode) -> bool {
     let flags = raw.i_flags.get();
     if check.super_.incompatible.contains(Incompatible::EA_INODE) {
         // EA inodes are counted, too.
-        return size(raw) < INLINE_BYTES as u64 && flags & flags::EXTENTS == 0;
+        return inode_size(raw) < INLINE_BYTES as u64 && flags & flags::EXTENTS == 0;
     }
     let cluster = (check.super_.block_bytes >> 9).saturating_mul(check.super_.cluster_blocks);
     let attributes = if xattr_block(check, raw) == 0 { 0 } else { cluster };
@@ -46,14 +46,14 @@ pub(super) fn xattr_block(check: &Check<'_>, raw: &RawInode) -> u64 {
     high | u64::from(raw.i_file_acl_lo.get())
 }
 
-pub(super) fn size(raw: &RawInode) -> u64 {
+pub(super) fn inode_size(raw: &RawInode) -> u64 {
     u64::from(raw.i_size_lo.get()) | u64::from(raw.i_size_high.get()) << 32
 }
 
 /// Reads the bytes of an inode.
 pub(super) fn read_inode_slot(check: &Check<'_>, number: u32) -> Result<SharedBytes> {
     if let Some(kept) = check.directory_inodes.get(number) {
-        return Ok(SharedBytes::owned(kept));
+        return Ok(SharedBytes::from_owned_bytes(kept));
     }
     let super_ = &check.super_;
     let nth = number.saturating_sub(1);

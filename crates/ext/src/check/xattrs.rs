@@ -18,7 +18,7 @@ use crate::{FsBlock, Result};
 
 /// Magic number of an attribute list.
 pub(super) const MAGIC: u32 = 0xEA02_0000;
-const HEAD_BYTES: usize = 32;
+const BLOCK_HEADER_BYTES: usize = 32;
 const ENTRY_BYTES: usize = 16;
 
 /// Location of an attribute list.
@@ -82,7 +82,9 @@ pub(super) fn check_block_reference(
         let bytes = check.block(block, BlockRole::XattrBlock)?;
         let found = Some(&bytes)
             .filter(|bytes| le32(bytes, 0) == Some(MAGIC) && le32(bytes, 8) == Some(1))
-            .and_then(|bytes| check_list(check, inode, bytes, HEAD_BYTES, XattrLocation::Block));
+            .and_then(|bytes| {
+                check_xattr_list(check, inode, bytes, BLOCK_HEADER_BYTES, XattrLocation::Block)
+            });
         match found {
             None => complain(),
             Some(values) => {
@@ -136,7 +138,7 @@ fn encryption_policy(context: &[u8]) -> Option<&[u8]> {
 }
 
 /// Compares the number of references with the count in each block.
-pub(super) fn check_references(check: &Check<'_>) -> Result<()> {
+pub(super) fn check_xattr_block_references(check: &Check<'_>) -> Result<()> {
     let blocks = check.xattr_blocks.lock().unwrap_or_else(PoisonError::into_inner);
     let mut all: Vec<(u64, u32)> =
         blocks.iter().map(|(block, shared)| (*block, shared.count)).collect();
@@ -175,7 +177,7 @@ pub(super) fn check_ea_inodes(check: &Check<'_>) -> Result<()> {
         let slot = raw_inode::read_inode_slot(check, inode)?;
         let Ok((raw, _)) = RawInode::ref_from_prefix(&slot) else { continue };
         let is_value = raw.i_flags.get() & flags::EA_INODE != 0
-            && raw_inode::kind(raw) == Some(FileType::File);
+            && raw_inode::file_type(raw) == Some(FileType::File);
         let value_hash = raw.i_atime.get();
         for value in users {
             let fits = value.hash == 0
@@ -183,7 +185,7 @@ pub(super) fn check_ea_inodes(check: &Check<'_>) -> Result<()> {
                     .name_hashes
                     .iter()
                     .any(|name| name.rotate_left(16) ^ value_hash == value.hash);
-            if !is_value || !fits || raw_inode::size(raw) != u64::from(value.len) {
+            if !is_value || !fits || raw_inode::inode_size(raw) != u64::from(value.len) {
                 complain(value.owner);
             }
         }
@@ -199,7 +201,7 @@ pub(super) fn check_ea_inodes(check: &Check<'_>) -> Result<()> {
 
 /// Checks the entries from `start` on and their values in `bytes`: intact, without overlap, and
 /// with valid hashes. Returns the references to EA inodes.
-pub(super) fn check_list(
+pub(super) fn check_xattr_list(
     check: &Check<'_>,
     inode: u32,
     bytes: &[u8],
@@ -212,7 +214,7 @@ pub(super) fn check_list(
     let mut at = start;
     // Each iteration advances by the length of an entry.
     while let Some(head) = bytes.get(at..).filter(|rest| le32(rest, 0).is_some_and(|it| it != 0)) {
-        let entry = entry(bytes, head, container)?;
+        let entry = parse_entry(bytes, head, container)?;
         if entry.is_context
             && let Some((at, _)) = entry.value
             && let Some(policy) = bytes
@@ -226,7 +228,7 @@ pub(super) fn check_list(
             if !outside {
                 return None;
             }
-            let (names, hash) = (hashes(entry.name, &[]), entry.hash);
+            let (names, hash) = (xattr_hashes(entry.name, &[]), entry.hash);
             values.push(EaInodeUse {
                 owner: inode,
                 inode: entry.value_inode,
@@ -252,14 +254,14 @@ pub(super) fn check_list(
 
 /// Returns the inline data value. If any value, even an empty one, begins outside the inode,
 /// `e2fsck` finds none, and so does this.
-pub(super) fn inline_data(slot: &[u8]) -> Option<&[u8]> {
+pub(super) fn inline_data_value(slot: &[u8]) -> Option<&[u8]> {
     let extra = le16(slot, size_of::<RawInode>())?;
     let rest = slot.get(size_of::<RawInode>().checked_add(extra.into())?..)?;
     let body = rest.get(4..).filter(|_| le32(rest, 0) == Some(MAGIC))?;
     let mut at = 0usize;
     // Each iteration advances by the length of an entry.
     while let Some(head) = body.get(at..).filter(|rest| le32(rest, 0).is_some_and(|it| it != 0)) {
-        let entry = entry(body, head, XattrLocation::Inode)?;
+        let entry = parse_entry(body, head, XattrLocation::Inode)?;
         let end = u64::from(le16(head, 2)?).saturating_add(entry.size.into());
         if entry.value_inode == 0 && end > body.len() as u64 {
             return None;
@@ -284,7 +286,11 @@ struct XattrEntry<'a> {
     value: Option<(usize, usize)>,
 }
 
-fn entry<'a>(bytes: &[u8], head: &'a [u8], container: XattrLocation) -> Option<XattrEntry<'a>> {
+fn parse_entry<'a>(
+    bytes: &[u8],
+    head: &'a [u8],
+    container: XattrLocation,
+) -> Option<XattrEntry<'a>> {
     let (name_len, number) = (usize::from(*head.first()?), *head.get(1)?);
     let (value_at, elsewhere) = (usize::from(le16(head, 2)?), le32(head, 4)?);
     let (size, hash) = (le32(head, 8)?, le32(head, 12)?);
@@ -313,7 +319,7 @@ fn entry<'a>(bytes: &[u8], head: &'a [u8], container: XattrLocation) -> Option<X
     let value: &[u8] =
         if value_len == 0 { &[] } else { bytes.get(value_at..)?.get(..padded.max(value_len))? };
     let hashed = container == XattrLocation::Block || hash != 0;
-    if hashed && !hashes(name, value).contains(&hash) {
+    if hashed && !xattr_hashes(name, value).contains(&hash) {
         return None;
     }
     let value = (value_len != 0).then_some((value_at, padded));
@@ -322,7 +328,7 @@ fn entry<'a>(bytes: &[u8], head: &'a [u8], container: XattrLocation) -> Option<X
 
 /// Returns the hash of an attribute, with the characters of its name as unsigned and as signed:
 /// machines differ.
-fn hashes(name: &[u8], value: &[u8]) -> [u32; 2] {
+fn xattr_hashes(name: &[u8], value: &[u8]) -> [u32; 2] {
     [false, true].map(|signed| {
         let character = |byte: u8| {
             if signed { i32::from(byte.cast_signed()).cast_unsigned() } else { byte.into() }

@@ -13,7 +13,7 @@ use crate::transaction::Transaction;
 pub(crate) struct AtomicProtocol;
 
 impl CommitProtocol for AtomicProtocol {
-    fn chain(&mut self, tx: &mut Transaction<'_>) -> Result<Chain> {
+    fn build_next_chain(&mut self, tx: &mut Transaction<'_>) -> Result<Chain> {
         tx.write_free_counts()?;
         let mut stage: Stage = tx.collect_dirty_contents();
         let blocks = tx.volume.store.write_back.read();

@@ -69,7 +69,7 @@ impl SyncTicket<'_> {
     /// Makes the caller the leader; returns `None` if another leader has committed its changes.
     pub(crate) fn try_lead(&self) -> Option<MutexGuard<'_, ()>> {
         let turn = self.group.leader.lock();
-        if self.is_sealed() {
+        if self.is_batch_closed() {
             return None;
         }
         for _ in 0..MAX_YIELDS {
@@ -80,10 +80,10 @@ impl SyncTicket<'_> {
             std::thread::yield_now();
         }
         self.group.expected_threads.store(0, Ordering::Relaxed);
-        (!self.is_sealed()).then_some(turn)
+        (!self.is_batch_closed()).then_some(turn)
     }
 
-    fn is_sealed(&self) -> bool {
+    fn is_batch_closed(&self) -> bool {
         self.group.batches.load(Ordering::Acquire) > self.batches
     }
 

@@ -297,7 +297,7 @@ impl CommitProtocol for JournalProtocol {
         true
     }
 
-    fn chain(&mut self, tx: &mut Transaction<'_>) -> Result<Chain> {
+    fn build_next_chain(&mut self, tx: &mut Transaction<'_>) -> Result<Chain> {
         tx.write_free_counts()?;
         let contents = tx.collect_dirty_contents();
         let (mut blocks, mut revoked) = (Stage::new(), Vec::new());

@@ -90,11 +90,11 @@ struct NameChanges {
 
 impl OrderedProtocol {
     /// Returns the number of directories of this batch that contain `dir`, including itself.
-    fn depth_of(&self, dir: InodeNumber) -> u32 {
+    fn directory_depth(&self, dir: InodeNumber) -> u32 {
         self.depths.get(&dir.0).copied().unwrap_or(0)
     }
 
-    fn height_of(&self, dir: InodeNumber) -> u32 {
+    fn directory_height(&self, dir: InodeNumber) -> u32 {
         self.removal_stages.get(&dir.0).copied().unwrap_or(0)
     }
 
@@ -105,7 +105,7 @@ impl OrderedProtocol {
         }
         if !batch.is_on_disk(inode) {
             // Nested new directories need a stage each.
-            return self.depth_of(inode) == 0 || self.depth_of(to) == 0;
+            return self.directory_depth(inode) == 0 || self.directory_depth(to) == 0;
         }
         let circle = self.rename_targets.contains(&from.0) || self.rename_sources.contains(&to.0);
         !circle && batch.is_on_disk(to) && !self.linked.contains(&inode.0)
@@ -116,14 +116,14 @@ impl CommitProtocol for OrderedProtocol {
     fn can_join_batch(&self, batch: &Batch, next: &Operation) -> bool {
         match next {
             Operation::Create { dir, is_directory } => {
-                !is_directory || self.depth_of(*dir) < MAX_DIRECTORY_STAGES
+                !is_directory || self.directory_depth(*dir) < MAX_DIRECTORY_STAGES
             }
             Operation::Unlink { inode } => {
                 !self.linked.contains(&inode.0) && !self.swapped.contains(&inode.0)
             }
             Operation::RemoveDirectory { inode } => {
                 !self.link_sources.contains(&inode.0)
-                    && self.height_of(*inode) < MAX_DIRECTORY_STAGES
+                    && self.directory_height(*inode) < MAX_DIRECTORY_STAGES
             }
             Operation::Move(moved) => self.can_join_move(batch, moved),
             Operation::Replace { moved, victim } => {
@@ -148,10 +148,10 @@ impl CommitProtocol for OrderedProtocol {
         false
     }
 
-    fn record(&mut self, batch: &Batch, intent: Effect) {
+    fn record_effect(&mut self, batch: &Batch, intent: Effect) {
         match intent {
             Effect::Created { inode, parent: Some(parent) } => {
-                let depth = self.depth_of(parent) + 1;
+                let depth = self.directory_depth(parent) + 1;
                 self.max_depth = self.max_depth.max(depth);
                 self.depths.insert(inode.0, depth);
                 self.created_dirs.insert(inode.0, parent.0);
@@ -179,14 +179,14 @@ impl CommitProtocol for OrderedProtocol {
                 self.created_dirs.entry(dir.0).and_modify(|known| *known = parent.0);
             }
             Effect::LastLinkDropped { inode, dir } if batch.is_on_disk(inode) => {
-                let height = self.height_of(inode);
+                let height = self.directory_height(inode);
                 let above = self.removal_stages.entry(dir.0).or_default();
                 *above = (*above).max(height + 1);
                 self.max_height = self.max_height.max(height + 1);
                 self.dying.insert(inode.0, height);
             }
             Effect::Freed { inode } if batch.is_on_disk(inode) => {
-                self.dying.insert(inode.0, self.height_of(inode));
+                self.dying.insert(inode.0, self.directory_height(inode));
                 self.dirs.remove(&inode.0);
             }
             Effect::Freed { inode } => drop(self.created_dirs.remove(&inode.0)),
@@ -204,11 +204,11 @@ impl CommitProtocol for OrderedProtocol {
         (BASE_STAGES + self.max_depth + self.max_height) as usize
     }
 
-    fn chain(&mut self, tx: &mut Transaction<'_>) -> Result<Chain> {
+    fn build_next_chain(&mut self, tx: &mut Transaction<'_>) -> Result<Chain> {
         let recorded = std::mem::take(self);
         let directories = tx.make_updates_atomic(&recorded.dirs)?;
         tx.write_free_counts()?;
-        let chain = tx.build_chain(&StagePlan::of(&recorded, &directories))?;
+        let chain = tx.build_chain(&StagePlan::from_recorded(&recorded, &directories))?;
         debug_assert!(chain.stages.len() <= recorded.max_stages());
         Ok(chain)
     }

@@ -51,7 +51,7 @@ pub(crate) trait CommitProtocol: Send + Sync + std::fmt::Debug {
     }
 
     /// Records an effect.
-    fn record(&mut self, _: &Batch, _: Effect) {}
+    fn record_effect(&mut self, _: &Batch, _: Effect) {}
 
     /// Returns true if nothing more can join the batch.
     fn is_complete(&self, _: &Batch) -> bool {
@@ -79,7 +79,7 @@ pub(crate) trait CommitProtocol: Send + Sync + std::fmt::Debug {
     ///
     /// # Errors
     /// Errors of damage and devices; the volume stops writing then.
-    fn chain(&mut self, tx: &mut Transaction<'_>) -> Result<Chain>;
+    fn build_next_chain(&mut self, tx: &mut Transaction<'_>) -> Result<Chain>;
 
     /// Queues a checkpoint after the chain that was just queued, if one is due.
     ///

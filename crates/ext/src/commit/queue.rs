@@ -161,7 +161,7 @@ impl CommitQueue {
 
     /// Queues a chain that contains all changes up to `number`.
     pub(crate) fn enqueue_changes(&self, chain: QueuedChain, number: u64) -> u64 {
-        let bytes = self.bytes_of(&chain);
+        let bytes = self.chain_bytes(&chain);
         self.in_flight_bytes.fetch_add(bytes, Ordering::Relaxed);
         self.unsent_bytes.fetch_add(bytes, Ordering::Relaxed);
         let mut queue = self.queue.lock();
@@ -200,11 +200,11 @@ impl CommitQueue {
     }
 
     /// Returns true if the disk allocates space as it is written.
-    pub(crate) fn is_thin(&self) -> bool {
+    pub(crate) fn is_thin_provisioned(&self) -> bool {
         self.reserved_bytes.load(Ordering::Relaxed) != u64::MAX
     }
 
-    fn bytes_of(&self, chain: &QueuedChain) -> u64 {
+    fn chain_bytes(&self, chain: &QueuedChain) -> u64 {
         let blocks: usize = chain.stages.iter().map(Stage::len).sum();
         blocks.saturating_mul(self.block_bytes) as u64
     }
@@ -215,7 +215,7 @@ impl CommitQueue {
     }
 
     /// Returns true if only data written ahead is queued, and less than `most` bytes of it.
-    pub(crate) fn has_only_early_contents(&self, most: u64) -> bool {
+    pub(crate) fn has_only_written_ahead_data(&self, most: u64) -> bool {
         self.has_chains.load(Ordering::Acquire)
             && !self.is_due.load(Ordering::Relaxed)
             && self.unsent_bytes.load(Ordering::Relaxed) < most
@@ -262,8 +262,8 @@ impl CommitQueue {
         chain: QueuedChain,
         and_wait: bool,
     ) -> Result<()> {
-        let bytes = self.bytes_of(&chain);
-        let groups = chain.stages.iter().map(|stage| self.group(stage)).collect();
+        let bytes = self.chain_bytes(&chain);
+        let groups = chain.stages.iter().map(|stage| self.build_group(stage)).collect();
         let after = match chain.after {
             ChainDependency::NoDependency => None,
             ChainDependency::PendingSync => sent.sync_ticket(),
@@ -319,7 +319,7 @@ impl CommitQueue {
             let mut piece = Vec::new();
             let mut needs = ChainBounds { groups: 0, writes: 0, bytes: 0 };
             while let Some(group) = chain.next_if(|group| {
-                let more = needs.plus(ChainBounds::of(std::slice::from_ref(group)));
+                let more = needs.sum_with(ChainBounds::size_of_chain(std::slice::from_ref(group)));
                 let fits = needs.groups == 0 || more.is_within(bounds);
                 needs = if fits { more } else { needs };
                 fits
@@ -340,23 +340,23 @@ impl CommitQueue {
     }
 
     /// Converts blocks to writes, merging adjacent blocks.
-    fn group(&self, stage: &Stage) -> Group {
+    fn build_group(&self, stage: &Stage) -> Group {
         let most = WRITE_BYTES.checked_div(self.block_bytes).unwrap_or(1).max(1);
         let mut writes = Vec::new();
         let mut run: Vec<&SharedBytes> = Vec::new();
         let mut start = 0u64;
         for (block, data) in stage {
             if run.len() >= most || start.saturating_add(run.len() as u64) != *block {
-                writes.extend(self.write(start, &mut run));
+                writes.extend(self.build_write(start, &mut run));
                 start = *block;
             }
             run.push(data);
         }
-        writes.extend(self.write(start, &mut run));
+        writes.extend(self.build_write(start, &mut run));
         Group { writes }
     }
 
-    fn write(&self, start: u64, run: &mut Vec<&SharedBytes>) -> Option<Write> {
+    fn build_write(&self, start: u64, run: &mut Vec<&SharedBytes>) -> Option<Write> {
         if run.is_empty() {
             return None;
         }
@@ -379,7 +379,7 @@ impl CommitQueue {
     ///
     /// # Errors
     /// As [`CommitQueue::sync_ticket`].
-    pub(crate) fn last(&self) -> Result<Option<Ticket>> {
+    pub(crate) fn last_ticket(&self) -> Result<Option<Ticket>> {
         Ok(self.lock_sent()?.last)
     }
 
@@ -387,7 +387,7 @@ impl CommitQueue {
     ///
     /// # Errors
     /// As [`CommitQueue::sync_ticket`].
-    pub(crate) fn last_freed(&self) -> Result<Option<Ticket>> {
+    pub(crate) fn last_ticket_with_frees(&self) -> Result<Option<Ticket>> {
         Ok(self.lock_sent()?.pending_frees.back().map(|(ticket, _)| *ticket))
     }
 
@@ -421,7 +421,7 @@ impl CommitQueue {
     ///
     /// # Errors
     /// An error of the disk.
-    pub(crate) fn wait(
+    pub(crate) fn wait_for_ticket(
         &self,
         ticket: Ticket,
         landed: impl FnOnce(Vec<InFlightChain>, Vec<FreedSpace>),

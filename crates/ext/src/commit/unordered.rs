@@ -16,7 +16,7 @@ use crate::transaction::Transaction;
 pub(crate) struct UnorderedProtocol;
 
 impl CommitProtocol for UnorderedProtocol {
-    fn chain(&mut self, tx: &mut Transaction<'_>) -> Result<Chain> {
+    fn build_next_chain(&mut self, tx: &mut Transaction<'_>) -> Result<Chain> {
         tx.write_free_counts()?;
         let mut first: Stage = tx.collect_dirty_contents();
         let mut last = Stage::new();

@@ -24,7 +24,7 @@ impl Volume {
         let Some(writing) = &self.writing else { return Ok(()) };
         let sends = writing.on_queued_contents.get().filter(|_| !and_wait);
         match sends
-            .filter(|_| writing.commit_queue.has_only_early_contents(writing.dirty_limit / 4))
+            .filter(|_| writing.commit_queue.has_only_written_ahead_data(writing.dirty_limit / 4))
         {
             Some(tell) => tell(),
             None => self.send(writing, and_wait)?,
@@ -63,7 +63,7 @@ impl Volume {
     pub(super) fn send(&self, writing: &WriteContext, and_wait: bool) -> Result<()> {
         let taken = self.stop_on_error(writing.commit_queue.send(and_wait))?;
         if let Some(witness) = writing.change_recorder.get().filter(|_| taken > 0) {
-            witness.accepted_through(taken);
+            witness.record_accepted_through(taken);
         }
         if and_wait {
             let (landed, freed) = writing.commit_queue.take_durable();
@@ -74,8 +74,8 @@ impl Volume {
     }
 
     /// Waits until `ticket` is durable; the caller holds no lock.
-    pub(super) fn wait(&self, ticket: Ticket) -> Result<()> {
-        let waited = self.commit_queue()?.wait(ticket, |landed, freed| {
+    pub(super) fn wait_for_ticket(&self, ticket: Ticket) -> Result<()> {
+        let waited = self.commit_queue()?.wait_for_ticket(ticket, |landed, freed| {
             self.discard(&freed);
             self.release_visible(landed, &freed);
         });

@@ -49,7 +49,7 @@ pub(crate) struct BuiltDirectory {
 const LEAF_RESERVE_DIVISOR: usize = 8;
 
 /// Builds the directory `own` with parent `parent` and these names.
-pub(crate) fn build(
+pub(crate) fn build_directory(
     own: u32,
     parent: u32,
     names: &[NewDirent<'_>],
@@ -127,7 +127,7 @@ fn build_htree(
             let nth = saturating_usize(u64::from(block - first));
             let (part, later) = rest.split_at_checked(each + usize::from(nth < more))?;
             upper.push(DxEntry { hash, block });
-            written.extend(htree::node(part, style.shape)?);
+            written.extend(htree::encode_node(part, style.shape)?);
             rest = later;
         }
         entries = upper;
@@ -136,7 +136,7 @@ fn build_htree(
     let mut bytes = Vec::with_capacity(
         leaves.len() + (nodes + 1) * saturating_usize(style.shape.block_bytes.into()),
     );
-    bytes.extend(htree::root(own, parent, version, levels, &entries, style.shape)?);
+    bytes.extend(htree::encode_root(own, parent, version, levels, &entries, style.shape)?);
     bytes.extend(below.into_iter().flatten());
     bytes.extend(leaves);
     Some(bytes)
@@ -149,7 +149,7 @@ fn build_leaves(
     style: DirectoryFormat,
 ) -> (Vec<u8>, Vec<DxEntry>) {
     let mut hashed: Vec<(u32, &NewDirent<'_>)> =
-        names.iter().map(|it| (hash.of(it.name), it)).collect();
+        names.iter().map(|it| (hash.hash_name(it.name), it)).collect();
     hashed.sort_unstable_by(|a, b| (a.0, a.1.name).cmp(&(b.0, b.1.name)));
     let block_bytes = saturating_usize(style.shape.block_bytes.into());
     let full = block_bytes - block_bytes / LEAF_RESERVE_DIVISOR;
@@ -183,15 +183,15 @@ mod tests {
     use crate::format::hash::HashSeed;
     use crate::format::htree::{DxEntries, DxRoot};
 
-    fn names(count: u32, len: usize) -> Vec<Vec<u8>> {
+    fn numbered_names(count: u32, len: usize) -> Vec<Vec<u8>> {
         (0..count).map(|nth| format!("{nth:0len$}").into_bytes()).collect()
     }
 
-    fn build_of(names: &[Vec<u8>]) -> BuiltDirectory {
-        build_with(names, 1)
+    fn build_with_one_level(names: &[Vec<u8>]) -> BuiltDirectory {
+        build_with_levels(names, 1)
     }
 
-    fn build_with(names: &[Vec<u8>], levels: u8) -> BuiltDirectory {
+    fn build_with_levels(names: &[Vec<u8>], levels: u8) -> BuiltDirectory {
         let names: Vec<NewDirent<'_>> =
             names.iter().map(|name| NewDirent { name, inode: 12, kind: FileType::File }).collect();
         let hash = NameHash::of_version(1, false, HashSeed::new([1; 4])).unwrap();
@@ -200,36 +200,36 @@ mod tests {
             index: Some((hash, 1)),
             levels,
         };
-        build(2, 2, &names, style)
+        build_directory(2, 2, &names, style)
     }
 
     #[test]
-    fn one_block_holds_what_fits_exactly() {
+    fn names_filling_one_block_need_no_htree() {
         // `.` and `..` take 24 bytes, each of these names 20.
-        let full = names(50, 12);
-        let built = build_of(&full);
+        let full = numbered_names(50, 12);
+        let built = build_with_one_level(&full);
         assert!(!built.indexed && built.bytes.len() == 1024);
-        let built = build_of(&names(51, 12));
+        let built = build_with_one_level(&numbered_names(51, 12));
         assert!(built.indexed && built.bytes.len() >= 3 * 1024);
-        assert_eq!(build_of(&[]).bytes.len(), 1024);
+        assert_eq!(build_with_one_level(&[]).bytes.len(), 1024);
     }
 
     #[test]
-    fn levels_grow_with_the_names_and_give_out_at_last() {
+    fn htree_levels_grow_up_to_limit() {
         let levels = |built: &BuiltDirectory| {
             let (root, _) =
                 DxRoot::check(&built.bytes[..1024], false, HashSeed::new([1; 4])).unwrap();
             root.levels
         };
         // Three names per leaf: a root holds 124 leaves.
-        assert_eq!(levels(&build_of(&names(3 * 124, 255))), 0);
-        let built = build_of(&names(3 * 125, 255));
+        assert_eq!(levels(&build_with_one_level(&numbered_names(3 * 124, 255))), 0);
+        let built = build_with_one_level(&numbered_names(3 * 125, 255));
         assert_eq!(levels(&built), 1);
         DxEntries::from_node(&built.bytes[1024..2048]).unwrap();
-        assert_eq!(levels(&build_of(&names(3 * 124 * 127, 255))), 1);
-        let built = build_of(&names(3 * 124 * 127 + 1, 255));
+        assert_eq!(levels(&build_with_one_level(&numbered_names(3 * 124 * 127, 255))), 1);
+        let built = build_with_one_level(&numbered_names(3 * 124 * 127 + 1, 255));
         assert!(!built.indexed, "no third level");
-        let built = build_with(&names(3 * 124 * 127 + 1, 255), 2);
+        let built = build_with_levels(&numbered_names(3 * 124 * 127 + 1, 255), 2);
         assert_eq!(levels(&built), 2);
         let (root, _) = DxRoot::check(&built.bytes[..1024], false, HashSeed::new([1; 4])).unwrap();
         assert_eq!(root.levels, 2);

@@ -98,7 +98,7 @@ struct RawRecord {
 
 impl RawRecord {
     /// Returns the bytes that its name needs; the rest is slack.
-    fn used(&self) -> usize {
+    fn used_bytes(&self) -> usize {
         if self.inode == 0 { 0 } else { min_rec_len(self.name_len) }
     }
 
@@ -109,7 +109,7 @@ impl RawRecord {
     /// Returns the slot in this record for a record of `need_bytes`.
     #[inline]
     fn slot_in_record(&self, need_bytes: usize) -> Option<DirentSlot> {
-        let used = self.used();
+        let used = self.used_bytes();
         if self.len < used.saturating_add(need_bytes) {
             return None;
         }
@@ -127,14 +127,14 @@ impl RawRecord {
         self.inode != 0 && is(self.name(block))
     }
 
-    fn found(&self, previous: Option<usize>, filetype: bool) -> FoundRecord {
-        let kind = if filetype { dirent::kind(self.kind) } else { None };
+    fn found_record(&self, previous: Option<usize>, filetype: bool) -> FoundRecord {
+        let kind = if filetype { dirent::file_type_from_code(self.kind) } else { None };
         FoundRecord { at: self.at, previous, inode: InodeNumber(self.inode), kind }
     }
 
     /// Appends the record to a chain, without slack.
-    fn append(&self, from: &[u8], chain: &mut Vec<u8>) {
-        let (at, used) = (chain.len(), self.used());
+    fn append_to(&self, from: &[u8], chain: &mut Vec<u8>) {
+        let (at, used) = (chain.len(), self.used_bytes());
         let [i0, i1, i2, i3] = self.inode.to_le_bytes();
         let [l0, l1] = dirent::rec_len_to_disk(used, from.len()).to_le_bytes();
         let [name_len, ..] = self.name_len.to_le_bytes();
@@ -151,19 +151,19 @@ impl RawRecord {
 
 /// Reason why a chain is broken; small, since walks return it often.
 #[derive(Clone, Copy, Debug)]
-struct BrokenChain(&'static str);
+struct ChainError(&'static str);
 
-impl From<BrokenChain> for Error {
-    fn from(BrokenChain(what): BrokenChain) -> Self {
+impl From<ChainError> for Error {
+    fn from(ChainError(what): ChainError) -> Self {
         Self::corrupt(what)
     }
 }
 
 /// Parses the record at `at`, which must be in the block with its whole name.
 #[inline]
-fn record(block: &[u8], at: usize) -> std::result::Result<RawRecord, BrokenChain> {
+fn parse_record(block: &[u8], at: usize) -> std::result::Result<RawRecord, ChainError> {
     let rest = block.get(at..).unwrap_or_default();
-    let broken = BrokenChain("directory entry: record length");
+    let broken = ChainError("directory entry: record length");
     let Some(&[i0, i1, i2, i3, l0, l1, name_len, kind]) = rest.first_chunk() else {
         return Err(broken);
     };
@@ -174,7 +174,7 @@ fn record(block: &[u8], at: usize) -> std::result::Result<RawRecord, BrokenChain
     let inode = u32::from_le_bytes([i0, i1, i2, i3]);
     let name_len = usize::from(name_len);
     if inode != 0 && HEAD_BYTES + name_len > len {
-        return Err(BrokenChain("directory entry: name length"));
+        return Err(ChainError("directory entry: name length"));
     }
     Ok(RawRecord { at, len, inode, kind, name_len })
 }
@@ -186,14 +186,14 @@ struct Records<'a> {
 }
 
 impl Iterator for Records<'_> {
-    type Item = std::result::Result<RawRecord, BrokenChain>;
+    type Item = std::result::Result<RawRecord, ChainError>;
 
     #[inline]
     fn next(&mut self) -> Option<Self::Item> {
         if self.at >= self.block.len() {
             return None;
         }
-        let found = record(self.block, self.at);
+        let found = parse_record(self.block, self.at);
         self.at = found.as_ref().map_or(usize::MAX, RawRecord::next);
         Some(found)
     }
@@ -205,11 +205,11 @@ const fn records(block: &[u8]) -> Records<'_> {
 
 /// Returns all records of a block.
 fn collect_records(block: &[u8]) -> Result<Vec<RawRecord>> {
-    Ok(records(block).collect::<std::result::Result<_, BrokenChain>>()?)
+    Ok(records(block).collect::<std::result::Result<_, ChainError>>()?)
 }
 
 /// Returns a block without entries.
-pub(crate) fn empty(shape: DirBlockFormat) -> Vec<u8> {
+pub(crate) fn empty_block(shape: DirBlockFormat) -> Vec<u8> {
     shape.with_tail(pack_records([], &[], shape.dirent_area_bytes()))
 }
 
@@ -222,7 +222,7 @@ pub(crate) fn find(block: &[u8], filetype: bool, name: &[u8]) -> Result<Option<F
     for record in records(block) {
         let record = record?;
         if record.matches(block, |it| it == name) {
-            return Ok(Some(record.found(previous, filetype)));
+            return Ok(Some(record.found_record(previous, filetype)));
         }
         previous = Some(record.at);
     }
@@ -272,7 +272,7 @@ pub(crate) fn find_or_slot_by(
     for record in records(block) {
         let record = record?;
         if record.matches(block, &is) {
-            return Ok(SlotSearch::Found(record.found(previous, filetype)));
+            return Ok(SlotSearch::Found(record.found_record(previous, filetype)));
         }
         if !best.is_some_and(|best| best.is_tear_safe)
             && let Some(room) = record.slot_in_record(need_bytes)
@@ -298,15 +298,15 @@ pub(crate) fn insert(
     name: &[u8],
     filetype: bool,
 ) -> Result<()> {
-    hide(block, room, inode, kind, name, filetype)?;
-    reveal(block, room, inode)
+    insert_hidden(block, room, inode, kind, name, filetype)?;
+    reveal_hidden(block, room, inode)
 }
 
 /// First half of [`insert`]: writes the entry where no reader looks.
 ///
 /// # Errors
 /// As [`insert`].
-pub(crate) fn hide(
+pub(crate) fn insert_hidden(
     block: &mut [u8],
     room: &DirentSlot,
     inode: InodeNumber,
@@ -345,10 +345,10 @@ pub(crate) fn hide(
 ///
 /// # Errors
 /// [`Error::Misuse`] if the slot does not exist. The block is unchanged then.
-pub(crate) fn reveal(block: &mut [u8], room: &DirentSlot, inode: InodeNumber) -> Result<()> {
+pub(crate) fn reveal_hidden(block: &mut [u8], room: &DirentSlot, inode: InodeNumber) -> Result<()> {
     check_slot(block, room)?;
     let done = match room.shortened_record {
-        Some(after) => put_len(block, after, room.at - after),
+        Some(after) => set_rec_len(block, after, room.at - after),
         None => put32(block, room.at, inode.0),
     };
     done.ok_or(Error::Misuse("directory entry: no room"))
@@ -356,10 +356,10 @@ pub(crate) fn reveal(block: &mut [u8], room: &DirentSlot, inode: InodeNumber) ->
 
 /// Checks that the slot is still free.
 fn check_slot(block: &[u8], room: &DirentSlot) -> Result<()> {
-    let there = record(block, room.shortened_record.unwrap_or(room.at)).is_ok_and(|record| {
+    let there = parse_record(block, room.shortened_record.unwrap_or(room.at)).is_ok_and(|record| {
         let free =
             if room.shortened_record.is_some() { record.inode != 0 } else { record.inode == 0 };
-        free && record.at + record.used() == room.at && record.next() == room.at + room.len
+        free && record.at + record.used_bytes() == room.at && record.next() == room.at + room.len
     });
     there.then_some(()).ok_or(Error::Misuse("directory entry: no room"))
 }
@@ -375,11 +375,11 @@ pub(crate) fn remove(block: &mut [u8], found: &FoundRecord) -> Result<()> {
         None if found.at == 0 => put32(block, 0, 0),
         None => None,
         Some(previous) => {
-            let before = self::record(block, previous)?;
+            let before = self::parse_record(block, previous)?;
             if before.next() != found.at {
                 return Err(gone);
             }
-            put_len(block, previous, before.len + record.len)
+            set_rec_len(block, previous, before.len + record.len)
         }
     };
     done.ok_or(gone)
@@ -406,13 +406,13 @@ pub(crate) fn set_inode(
 
 /// Returns the used record at `at`.
 fn used_record_at(block: &[u8], at: usize) -> Result<RawRecord> {
-    record(block, at)
+    parse_record(block, at)
         .ok()
         .filter(|record| record.inode != 0)
         .ok_or(Error::Misuse("directory entry: not there"))
 }
 
-fn put_len(block: &mut [u8], at: usize, len: usize) -> Option<()> {
+fn set_rec_len(block: &mut [u8], at: usize, len: usize) -> Option<()> {
     let raw = dirent::rec_len_to_disk(len, block.len());
     put16(block, at.checked_add(4)?, raw)
 }
@@ -454,7 +454,7 @@ pub(crate) fn pack(block: &[u8]) -> Result<Vec<u8>> {
 fn pack_records(all: impl IntoIterator<Item = RawRecord>, from: &[u8], len: usize) -> Vec<u8> {
     let mut block = Vec::with_capacity(len);
     for record in all.into_iter().filter(|record| record.inode != 0) {
-        record.append(from, &mut block);
+        record.append_to(from, &mut block);
     }
     extend_last_record(&mut block, len);
     block
@@ -464,7 +464,7 @@ fn pack_records(all: impl IntoIterator<Item = RawRecord>, from: &[u8], len: usiz
 fn extend_last_record(chain: &mut Vec<u8>, len: usize) {
     let last = records(chain).map_while(std::result::Result::ok).last().map_or(0, |it| it.at);
     chain.resize(len, 0);
-    put_len(chain, last, len - last);
+    set_rec_len(chain, last, len - last);
 }
 
 /// Splits a leaf by the hashes of its names into halves of about equal bytes. Names with one hash
@@ -472,7 +472,7 @@ fn extend_last_record(chain: &mut Vec<u8>, len: usize) {
 ///
 /// # Errors
 /// [`Error::Corrupt`] if the chain breaks; [`Error::Misuse`] if there are fewer than two names.
-pub(crate) fn split_by(block: &[u8], hash: impl Fn(&[u8]) -> u32) -> Result<LeafSplit> {
+pub(crate) fn split_with_hash(block: &[u8], hash: impl Fn(&[u8]) -> u32) -> Result<LeafSplit> {
     let all = collect_records(block)?;
     let mut hashed: Vec<(u32, usize, RawRecord)> = all
         .iter()
@@ -489,26 +489,26 @@ pub(crate) fn split_by(block: &[u8], hash: impl Fn(&[u8]) -> u32) -> Result<Leaf
     let hash = first | u32::from(first == last);
     let mut gone: Vec<usize> = go.iter().map(|(_, at, _)| *at).collect();
     gone.sort_unstable();
-    let low = without_records(block, &all, &gone);
+    let low = remove_records(block, &all, &gone);
     let high = pack_records(go.iter().map(|(.., record)| *record), block, block.len());
     Ok(LeafSplit { low, high, hash })
 }
 
 #[cfg(test)]
 fn split(block: &[u8], hash: &crate::format::hash::NameHash) -> Result<LeafSplit> {
-    split_by(block, |name| hash.of(name))
+    split_with_hash(block, |name| hash.hash_name(name))
 }
 
 /// Returns the number of these hash-sorted names in the lower half: a change of hash nearest to the
 /// middle, or the middle if there is none.
 fn split_point(hashed: &[(u32, usize, RawRecord)]) -> Option<usize> {
-    let total: usize = hashed.iter().map(|(.., record)| record.used()).sum();
+    let total: usize = hashed.iter().map(|(.., record)| record.used_bytes()).sum();
     let mut below = 0;
     // Distance from the middle, and number of names; changes of the hash sort first.
     let mut best: Option<(bool, usize, usize)> = None;
     for (nth, pair) in hashed.windows(2).enumerate() {
         let [(hash, _, record), (next, ..)] = pair else { continue };
-        below += record.used();
+        below += record.used_bytes();
         let place = (hash == next, total.abs_diff(below * 2), nth + 1);
         best = Some(best.map_or(place, |best| best.min(place)));
     }
@@ -516,7 +516,7 @@ fn split_point(hashed: &[(u32, usize, RawRecord)]) -> Option<usize> {
 }
 
 /// Returns the block without the records at `gone`, moving no others.
-fn without_records(block: &[u8], all: &[RawRecord], gone: &[usize]) -> Vec<u8> {
+fn remove_records(block: &[u8], all: &[RawRecord], gone: &[usize]) -> Vec<u8> {
     let mut left = block.to_vec();
     // The record that is extended over the removed ones.
     let mut before: Option<RawRecord> = None;
@@ -528,7 +528,7 @@ fn without_records(block: &[u8], all: &[RawRecord], gone: &[usize]) -> Vec<u8> {
         match &mut before {
             Some(before) => {
                 before.len += record.len;
-                put_len(&mut left, before.at, before.len);
+                set_rec_len(&mut left, before.at, before.len);
             }
             // Only the first record has none before it.
             None => {

@@ -34,7 +34,7 @@ impl DxLevel {
 }
 
 /// Returns the inode of a name whose hash input is `hashed`.
-pub(super) fn find(
+pub(super) fn find_in_htree(
     volume: &Volume,
     dir: &Inode,
     wanted: &NameQuery<'_>,
@@ -43,7 +43,7 @@ pub(super) fn find(
     let super_ = &volume.super_;
     let first = tree_block(volume, dir, FileBlock(0))?;
     let (root, index) = DxRoot::check(&first, super_.hash_unsigned, super_.hash_seed)?;
-    let hash = root.hash.of(hashed);
+    let hash = root.hash.hash_name(hashed);
     let nth = index.find(hash);
     let levels = usize::from(root.levels);
     let mut path = vec![DxLevel { block: first, root: true, nth }];
@@ -52,7 +52,7 @@ pub(super) fn find(
     for _ in 0..MAX_BLOCKS_PER_HASH {
         let leaf = path.last().map(|step| step.child_block(volume)).ok_or(Error::NotFound)??;
         if leaf.0 >= volume.directory_blocks(dir) {
-            return Err(Error::corrupt("hash tree index").of_inode(dir.number));
+            return Err(Error::corrupt("hash tree index").with_inode(dir.number));
         }
         if let Some(inode) = find_in_block(volume, dir, leaf, wanted, &mut second)? {
             return Ok(inode);
@@ -61,11 +61,11 @@ pub(super) fn find(
             return second.ok_or(Error::NotFound);
         }
     }
-    Err(Error::corrupt("hash tree").of_inode(dir.number))
+    Err(Error::corrupt("hash tree").with_inode(dir.number))
 }
 
 fn tree_block(volume: &Volume, dir: &Inode, nth: FileBlock) -> Result<SharedBytes> {
-    let hole = Error::corrupt("hash tree index").of_inode(dir.number);
+    let hole = Error::corrupt("hash tree index").with_inode(dir.number);
     volume.directory_block(dir, nth)?.ok_or(hole)
 }
 

@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering;
 
 use super::name_query::{NameDisplay, NameQuery};
-use super::{Cookie, DirDamage, Entry, is_dots};
+use super::{Cookie, DirDamage, Entry, is_dot_or_dot_dot};
 use crate::format::dirent::Dirents;
 use crate::format::inode::Inode;
 use crate::volume::Volume;
@@ -11,7 +11,11 @@ use crate::{Error, FileBlock, InodeNumber, Result};
 
 /// Searches all blocks, beginning with the block of the last hit: programs look names up in the
 /// order of a listing.
-pub(super) fn find(volume: &Volume, dir: &Inode, wanted: &NameQuery<'_>) -> Result<InodeNumber> {
+pub(super) fn find_linear(
+    volume: &Volume,
+    dir: &Inode,
+    wanted: &NameQuery<'_>,
+) -> Result<InodeNumber> {
     let blocks = volume.directory_blocks(dir);
     let hint = dir.lookup_hint.load(Ordering::Relaxed).min(blocks);
     // `.` and `..` are in the first block, if anywhere.
@@ -58,7 +62,7 @@ pub(super) fn enumerate(
     dots: bool,
     mut visit: impl FnMut(std::result::Result<Entry<'_>, DirDamage>) -> bool,
 ) -> Result<()> {
-    let names = NameDisplay::of(volume, dir);
+    let names = NameDisplay::for_directory(volume, dir);
     let (first, skip) = volume.cookie_position(from);
     let mut skip = skip;
     for nth in (first.0..volume.directory_blocks(dir)).map(FileBlock) {
@@ -78,7 +82,7 @@ pub(super) fn enumerate(
         while let Some(entry) = entries.next() {
             let next = volume.cookie(nth, entries.position());
             let wanted = match entry {
-                Ok(entry) if entry.at < skip || (is_dots(&entry) && !dots) => true,
+                Ok(entry) if entry.at < skip || (is_dot_or_dot_dot(&entry) && !dots) => true,
                 Ok(entry) => {
                     let (inode, kind) = (entry.inode, entry.kind);
                     let name = &names.display_name(&block, &entry);

@@ -8,7 +8,7 @@
 
 use std::borrow::Cow;
 
-use super::is_dots;
+use super::is_dot_or_dot_dot;
 use crate::format::casefold;
 use crate::format::dirent::{Dirent, Dirents, HEAD_BYTES};
 use crate::format::features::{Compatible, Incompatible};
@@ -40,9 +40,9 @@ pub(crate) enum NoKeyHashSource {
 
 impl NameDisplay {
     /// Returns the display of the names of `dir`.
-    pub(crate) fn of(volume: &Volume, dir: &Inode) -> Self {
+    pub(crate) fn for_directory(volume: &Volume, dir: &Inode) -> Self {
         match dir.is_encrypted() {
-            true => Self::NoKey(hashes(volume, dir)),
+            true => Self::NoKey(no_key_hash_source(volume, dir)),
             false => Self::Plain,
         }
     }
@@ -50,10 +50,10 @@ impl NameDisplay {
     /// Returns the displayed name of an entry of `block`.
     pub(crate) fn display_name<'a>(&self, block: &[u8], entry: &Dirent<'a>) -> Cow<'a, [u8]> {
         let hashes = match self {
-            Self::NoKey(_) if is_dots(entry) => return Cow::Borrowed(entry.name),
+            Self::NoKey(_) if is_dot_or_dot_dot(entry) => return Cow::Borrowed(entry.name),
             Self::Plain => return Cow::Borrowed(entry.name),
             Self::NoKey(NoKeyHashSource::Zero) => (0, 0),
-            Self::NoKey(NoKeyHashSource::Computed(hash)) => hash.major_and_minor(entry.name),
+            Self::NoKey(NoKeyHashSource::Computed(hash)) => hash.major_and_minor_hash(entry.name),
             Self::NoKey(NoKeyHashSource::InEntry) => stored_hashes(block, entry).unwrap_or((0, 0)),
         };
         Cow::Owned(nokey::no_key_name(hashes, entry.name))
@@ -62,9 +62,9 @@ impl NameDisplay {
 
 /// Returns the hash source. The kernel hashes names if the directory has a tree, or is a single
 /// block that could be one.
-fn hashes(volume: &Volume, dir: &Inode) -> NoKeyHashSource {
+fn no_key_hash_source(volume: &Volume, dir: &Inode) -> NoKeyHashSource {
     let super_ = &volume.super_;
-    let has_tree = volume.has_tree(dir);
+    let has_tree = volume.has_htree(dir);
     let small = dir.is_inline() || volume.directory_blocks(dir) == 1;
     if !super_.compatible.contains(Compatible::DIR_INDEX) || !(has_tree || small) {
         return NoKeyHashSource::Zero;
@@ -95,7 +95,7 @@ pub(crate) fn is_casefolded(volume: &Volume, dir: &Inode) -> bool {
 }
 
 /// Returns the hash input of a name.
-pub(crate) fn hash_input_of(folds: bool, name: &[u8]) -> Cow<'_, [u8]> {
+pub(crate) fn hash_input_of_name(folds: bool, name: &[u8]) -> Cow<'_, [u8]> {
     match folds.then(|| casefold::fold_name(name)).flatten() {
         Some(folded) => Cow::Owned(folded),
         None => Cow::Borrowed(name),
@@ -120,11 +120,11 @@ impl<'a> NameQuery<'a> {
     /// # Errors
     /// [`Error::NotFound`] if it is not a valid no-key name; [`Error::Misuse`] for invalid UTF-8 on
     /// a volume with strict encoding.
-    pub(crate) fn of(volume: &Volume, dir: &Inode, name: &'a [u8]) -> Result<Self> {
+    pub(crate) fn for_name(volume: &Volume, dir: &Inode, name: &'a [u8]) -> Result<Self> {
         let how = match name {
             b"." | b".." => NameMatcher::Exact,
             _ if dir.is_encrypted() => {
-                NameMatcher::NoKey(NoKeyName::read(name).ok_or(Error::NotFound)?)
+                NameMatcher::NoKey(NoKeyName::parse(name).ok_or(Error::NotFound)?)
             }
             _ if is_casefolded(volume, dir) => match casefold::fold_name(name) {
                 Some(folded) => NameMatcher::Folded(folded),
@@ -156,7 +156,7 @@ impl<'a> NameQuery<'a> {
     pub(crate) fn may_be_misplaced(&self, volume: &Volume) -> bool {
         // An older Unicode version may have folded the name when it was hashed.
         matches!(self.how, NameMatcher::Folded(_))
-            && volume.super_.encoding.1 & casefold::FLAG_BY_HASH_ONLY == 0
+            && volume.super_.encoding.1 & casefold::FLAG_NO_COMPAT_FALLBACK == 0
     }
 
     /// Looks the name up in one block or inline part. Stores the first inexact match in `second`.
@@ -193,7 +193,7 @@ impl<'a> NameQuery<'a> {
     pub(crate) fn matches_exactly(&self, on_disk: &[u8]) -> bool {
         match &self.how {
             NameMatcher::Exact | NameMatcher::Folded(_) => self.name == on_disk,
-            NameMatcher::NoKey(name) => name.is(on_disk),
+            NameMatcher::NoKey(name) => name.matches(on_disk),
         }
     }
 

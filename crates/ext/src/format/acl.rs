@@ -138,7 +138,7 @@ impl Acl {
     #[must_use]
     pub fn chmod(&self, mode: u16) -> Self {
         let mut list = self.clone();
-        let class = list.group_class();
+        let class = list.group_class_tag();
         for line in &mut list.entries {
             line.perm = match line.tag {
                 USER_OBJ => mode >> 6 & 7,
@@ -155,7 +155,7 @@ impl Acl {
     /// default list, a symbolic link neither.
     pub fn inherit(&self, mode: u16) -> (Option<Self>, u16) {
         let mut list = self.clone();
-        let class = list.group_class();
+        let class = list.group_class_tag();
         let mut kept = mode & !0o777;
         for line in &mut list.entries {
             let shift = match line.tag {
@@ -172,7 +172,7 @@ impl Acl {
     }
 
     /// Returns the tag of the entry that the group bits of the mode map to.
-    fn group_class(&self) -> u16 {
+    fn group_class_tag(&self) -> u16 {
         if self.perm(MASK).is_some() { MASK } else { GROUP_OBJ }
     }
 
@@ -200,28 +200,28 @@ fn is_valid(lines: &[AclEntry]) -> bool {
 mod tests {
     use super::*;
 
-    fn linux(lines: &[(u16, u16, u32)]) -> Vec<u8> {
+    fn encode_linux_acl(lines: &[(u16, u16, u32)]) -> Vec<u8> {
         let lines =
             lines.iter().map(|(tag, perm, id)| AclEntry { tag: *tag, perm: *perm, id: *id });
         Acl { entries: lines.collect() }.to_xattr()
     }
 
-    fn list(lines: &[(u16, u16, u32)]) -> Acl {
-        Acl::from_xattr(&linux(lines)).unwrap().unwrap()
+    fn build_acl(lines: &[(u16, u16, u32)]) -> Acl {
+        Acl::from_xattr(&encode_linux_acl(lines)).unwrap().unwrap()
     }
 
-    const OWNERS: [(u16, u16, u32); 3] = [(1, 7, NO_ID), (4, 5, NO_ID), (0x20, 4, NO_ID)];
-    const NAMED: [(u16, u16, u32); 5] =
+    const OWNER_ENTRIES: [(u16, u16, u32); 3] = [(1, 7, NO_ID), (4, 5, NO_ID), (0x20, 4, NO_ID)];
+    const ENTRIES_WITH_NAMED_IDS: [(u16, u16, u32); 5] =
         [(1, 7, NO_ID), (2, 6, 1000), (4, 5, NO_ID), (0x10, 7, NO_ID), (0x20, 4, NO_ID)];
 
     #[test]
-    fn only_sound_lists_are_taken() {
-        let good = |lines: &[(u16, u16, u32)]| Acl::from_xattr(&linux(lines)).is_ok();
-        assert!(good(&OWNERS) && good(&NAMED));
+    fn only_valid_acls_are_accepted() {
+        let good = |lines: &[(u16, u16, u32)]| Acl::from_xattr(&encode_linux_acl(lines)).is_ok();
+        assert!(good(&OWNER_ENTRIES) && good(&ENTRIES_WITH_NAMED_IDS));
         assert_eq!(Acl::from_xattr(&[2, 0, 0, 0]).unwrap(), None);
         assert!(Acl::from_xattr(&[1, 0, 0, 0]).is_err() && Acl::from_xattr(&[]).is_err());
-        assert!(Acl::from_xattr(&linux(&NAMED)[..19]).is_err());
-        let [user, named, group, mask, other] = NAMED;
+        assert!(Acl::from_xattr(&encode_linux_acl(&ENTRIES_WITH_NAMED_IDS)[..19]).is_err());
+        let [user, named, group, mask, other] = ENTRIES_WITH_NAMED_IDS;
         // Each may be omitted only if no other entry needs it.
         assert!(!good(&[named, group, mask, other]) && !good(&[user, named, mask, other]));
         assert!(!good(&[user, named, group, mask]) && !good(&[user, named, group, other]));
@@ -238,44 +238,50 @@ mod tests {
     }
 
     #[test]
-    fn list_and_mode_stay_in_step() {
+    fn acl_and_mode_stay_consistent() {
         assert_eq!(
-            (list(&OWNERS).access_mode(), list(&OWNERS).is_equivalent_to_mode()),
+            (
+                build_acl(&OWNER_ENTRIES).access_mode(),
+                build_acl(&OWNER_ENTRIES).is_equivalent_to_mode()
+            ),
             (0o754, true)
         );
         assert_eq!(
-            (list(&NAMED).access_mode(), list(&NAMED).is_equivalent_to_mode()),
+            (
+                build_acl(&ENTRIES_WITH_NAMED_IDS).access_mode(),
+                build_acl(&ENTRIES_WITH_NAMED_IDS).is_equivalent_to_mode()
+            ),
             (0o774, false)
         );
         for mode in 0..0o1000 {
-            for lines in [&OWNERS[..], &NAMED[..]] {
-                let changed = list(lines).chmod(0o4000 | mode);
+            for lines in [&OWNER_ENTRIES[..], &ENTRIES_WITH_NAMED_IDS[..]] {
+                let changed = build_acl(lines).chmod(0o4000 | mode);
                 assert_eq!(changed.access_mode(), mode);
                 assert_eq!(Acl::from_xattr(&changed.to_xattr()).unwrap().unwrap(), changed);
             }
         }
         // With a mask, the entry of the owning group stays.
-        assert_eq!(list(&NAMED).chmod(0o700).perm(GROUP_OBJ), Some(5));
-        assert_eq!(list(&OWNERS).chmod(0o700).perm(GROUP_OBJ), Some(0));
+        assert_eq!(build_acl(&ENTRIES_WITH_NAMED_IDS).chmod(0o700).perm(GROUP_OBJ), Some(5));
+        assert_eq!(build_acl(&OWNER_ENTRIES).chmod(0o700).perm(GROUP_OBJ), Some(0));
     }
 
     #[test]
-    fn a_new_inode_gets_what_both_mode_and_default_list_allow() {
-        assert_eq!(list(&OWNERS).inherit(0o2666), (None, 0o2644));
-        let (access, mode) = list(&NAMED).inherit(0o640);
+    fn inherited_acl_is_masked_by_mode() {
+        assert_eq!(build_acl(&OWNER_ENTRIES).inherit(0o2666), (None, 0o2644));
+        let (access, mode) = build_acl(&ENTRIES_WITH_NAMED_IDS).inherit(0o640);
         assert_eq!(mode, 0o640);
         let access = access.unwrap();
         assert_eq!(access.access_mode(), 0o640);
         assert_eq!((access.perm(USER), access.perm(GROUP_OBJ)), (Some(6), Some(5)));
         for mode in 0..0o1000 {
-            let (access, kept) = list(&NAMED).inherit(mode);
+            let (access, kept) = build_acl(&ENTRIES_WITH_NAMED_IDS).inherit(mode);
             assert_eq!(kept, mode & 0o774);
             assert_eq!(access.unwrap().access_mode(), kept);
         }
     }
 
     #[test]
-    fn ids_are_added_where_the_disk_leaves_them_out() {
+    fn ids_missing_on_disk_are_added() {
         let disk = [1, 0, 0, 0, 1, 0, 6, 0, 2, 0, 4, 0, 0xE8, 3, 0, 0, 0x20, 0, 4, 0];
         let linux = to_linux(&disk).unwrap();
         assert_eq!(linux.len(), 4 + 3 * 8);

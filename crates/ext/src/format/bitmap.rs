@@ -11,7 +11,7 @@
 use crate::units::{saturating_u32, saturating_usize};
 use crate::{Error, Result};
 
-const WORD: u32 = 64;
+const WORD_BITS: u32 = 64;
 
 /// A run of adjacent bits.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -47,7 +47,7 @@ impl<'a> Bitmap<'a> {
 
     /// Returns true if the bit is set; `None` beyond the valid ones.
     pub fn get(&self, nth: u32) -> Option<bool> {
-        (nth < self.bits).then(|| self.word(nth / WORD) >> (nth % WORD) & 1 == 1)
+        (nth < self.bits).then(|| self.word(nth / WORD_BITS) >> (nth % WORD_BITS) & 1 == 1)
     }
 
     /// Returns word `nth`; zeros beyond the bytes.
@@ -72,16 +72,16 @@ impl<'a> Bitmap<'a> {
         if from >= end {
             return None;
         }
-        let mut nth = from / WORD;
-        let mut word = (self.word(nth) ^ flip) & u64::MAX << (from % WORD);
+        let mut nth = from / WORD_BITS;
+        let mut word = (self.word(nth) ^ flip) & u64::MAX << (from % WORD_BITS);
         while word == 0 {
             nth += 1;
-            if nth * WORD >= end {
+            if nth * WORD_BITS >= end {
                 return None;
             }
             word = self.word(nth) ^ flip;
         }
-        let found = nth * WORD + word.trailing_zeros();
+        let found = nth * WORD_BITS + word.trailing_zeros();
         (found < end).then_some(found)
     }
 
@@ -131,26 +131,26 @@ impl<'a> Bitmap<'a> {
     }
 
     fn count_ones_in(&self, run: BitRun) -> u32 {
-        masks(run).map(|(nth, mask)| (self.word(nth) & mask).count_ones()).sum()
+        word_masks(run).map(|(nth, mask)| (self.word(nth) & mask).count_ones()).sum()
     }
 
     /// Returns true if the run is valid and all its bits are `value`.
     pub fn is_all(&self, run: BitRun, value: bool) -> bool {
         let valid = run.start.checked_add(run.len).is_some_and(|end| end <= self.bits);
         let flip = if value { u64::MAX } else { 0 };
-        valid && masks(run).all(|(nth, mask)| (self.word(nth) ^ flip) & mask == 0)
+        valid && word_masks(run).all(|(nth, mask)| (self.word(nth) ^ flip) & mask == 0)
     }
 }
 
 /// Returns the words of a run with the masks of its bits.
-fn masks(run: BitRun) -> impl Iterator<Item = (u32, u64)> {
+fn word_masks(run: BitRun) -> impl Iterator<Item = (u32, u64)> {
     let end = run.start.saturating_add(run.len);
-    let words = run.start / WORD..end.div_ceil(WORD);
+    let words = run.start / WORD_BITS..end.div_ceil(WORD_BITS);
     words.filter(move |_| run.len != 0).map(move |nth| {
-        let first = nth * WORD;
+        let first = nth * WORD_BITS;
         let low = u64::MAX << run.start.saturating_sub(first);
         let high = match end - first {
-            left @ 0..WORD => !(u64::MAX << left),
+            left @ 0..WORD_BITS => !(u64::MAX << left),
             _ => u64::MAX,
         };
         (nth, low & high)
@@ -159,7 +159,7 @@ fn masks(run: BitRun) -> impl Iterator<Item = (u32, u64)> {
 
 /// Sets all bits of a run to `value`; bits beyond the block are skipped.
 pub fn fill(bytes: &mut [u8], run: BitRun, value: bool) {
-    for (nth, mask) in masks(run) {
+    for (nth, mask) in word_masks(run) {
         let rest = bytes.get_mut(saturating_usize(u64::from(nth) * 8)..).unwrap_or_default();
         for (byte, mask) in rest.iter_mut().zip(mask.to_le_bytes()) {
             *byte = if value { *byte | mask } else { *byte & !mask };
@@ -172,7 +172,7 @@ pub fn fill(bytes: &mut [u8], run: BitRun, value: bool) {
 /// # Errors
 /// [`Error::Corrupt`] if a bit is set already or not valid; the block is unchanged.
 pub fn set_range(bytes: &mut [u8], bits: u32, run: BitRun) -> Result<()> {
-    change(bytes, bits, run, true)
+    change_range(bytes, bits, run, true)
 }
 
 /// Clears a run within the first `bits` bits of a block, all of which must be set.
@@ -180,10 +180,10 @@ pub fn set_range(bytes: &mut [u8], bits: u32, run: BitRun) -> Result<()> {
 /// # Errors
 /// [`Error::Corrupt`] if a bit is clear already or not valid; the block is unchanged.
 pub fn clear_range(bytes: &mut [u8], bits: u32, run: BitRun) -> Result<()> {
-    change(bytes, bits, run, false)
+    change_range(bytes, bits, run, false)
 }
 
-fn change(bytes: &mut [u8], bits: u32, run: BitRun, value: bool) -> Result<()> {
+fn change_range(bytes: &mut [u8], bits: u32, run: BitRun, value: bool) -> Result<()> {
     if !Bitmap::new(bytes, bits).is_all(run, !value) {
         return Err(Error::corrupt(if value {
             "bitmap: already in use"
@@ -192,7 +192,7 @@ fn change(bytes: &mut [u8], bits: u32, run: BitRun, value: bool) -> Result<()> {
         }));
     }
     // All bits of the mask change.
-    for (nth, mask) in masks(run) {
+    for (nth, mask) in word_masks(run) {
         let rest = bytes.get_mut(saturating_usize(u64::from(nth) * 8)..).unwrap_or_default();
         rest.iter_mut().zip(mask.to_le_bytes()).for_each(|(byte, mask)| *byte ^= mask);
     }
@@ -205,11 +205,11 @@ mod tests {
 
     use super::*;
 
-    fn below(random: &mut Random, limit: u32) -> u32 {
-        random.below(u64::from(limit)) as u32
+    fn random_below(random: &mut Random, limit: u32) -> u32 {
+        random.next_below(u64::from(limit)) as u32
     }
 
-    fn naive(bits: &[bool], from: u32, want: u32) -> Option<BitRun> {
+    fn naive_next_zero_run(bits: &[bool], from: u32, want: u32) -> Option<BitRun> {
         let mut best: Option<BitRun> = None;
         let mut run = BitRun { start: from, len: 0 };
         for (nth, bit) in bits.iter().enumerate().skip(from as usize) {
@@ -229,13 +229,17 @@ mod tests {
     }
 
     /// Builds a bitmap of random runs, and the same as a list of bits.
-    fn runs(random: &mut Random, bytes: u32, longest: u32) -> (Vec<u8>, Vec<bool>, u32) {
+    fn random_run_bitmap(
+        random: &mut Random,
+        bytes: u32,
+        longest: u32,
+    ) -> (Vec<u8>, Vec<bool>, u32) {
         let mut block = vec![0u8; bytes as usize];
-        let bits = below(random, bytes * 8 + 1);
+        let bits = random_below(random, bytes * 8 + 1);
         let mut naive = Vec::new();
-        let mut value = below(random, 2) == 1;
+        let mut value = random_below(random, 2) == 1;
         while naive.len() < block.len() * 8 {
-            let len = 1 + below(random, longest) as usize;
+            let len = 1 + random_below(random, longest) as usize;
             naive.resize((naive.len() + len).min(block.len() * 8), value);
             value = !value;
         }
@@ -247,38 +251,45 @@ mod tests {
     }
 
     #[test]
-    fn words_find_what_single_bits_find() {
+    fn word_search_matches_bit_search() {
         let mut random = Random::new(1);
         for round in 0..2000 {
-            let bytes = [1, 7, 8, 20, 128, 1024][below(&mut random, 6) as usize];
-            let (block, naive_bits, bits) = runs(&mut random, bytes, [3, 40, 300][round % 3]);
+            let bytes = [1, 7, 8, 20, 128, 1024][random_below(&mut random, 6) as usize];
+            let (block, naive_bits, bits) =
+                random_run_bitmap(&mut random, bytes, [3, 40, 300][round % 3]);
             let map = Bitmap::new(&block, bits);
             let zeros = naive_bits.iter().filter(|bit| !**bit).count();
             assert_eq!((map.len(), map.count_zeros()), (bits, zeros as u32));
             for _ in 0..8 {
-                let from = below(&mut random, bits + 70);
+                let from = random_below(&mut random, bits + 70);
                 let after = naive_bits.get(from as usize..).unwrap_or_default();
                 let first = |value| after.iter().position(|it| *it == value);
                 assert_eq!(map.next_zero(from), first(false).map(|at| at as u32 + from));
                 assert_eq!(map.next_one(from), first(true).map(|at| at as u32 + from));
-                let most = below(&mut random, 200);
+                let most = random_below(&mut random, 200);
                 let zeros = after.iter().take_while(|it| !**it).count() as u32;
                 assert_eq!(map.zeros_at(from, most), zeros.min(most));
-                let want = 1 + below(&mut random, 400);
-                assert_eq!(map.next_zero_run(from, want), naive(&naive_bits, from, want));
+                let want = 1 + random_below(&mut random, 400);
+                assert_eq!(
+                    map.next_zero_run(from, want),
+                    naive_next_zero_run(&naive_bits, from, want)
+                );
                 assert_eq!(map.get(from), naive_bits.get(from as usize).copied());
             }
         }
     }
 
     #[test]
-    fn ranges_change_exactly_their_bits_or_nothing() {
+    fn range_changes_affect_exactly_their_bits() {
         let mut random = Random::new(2);
         let mut done = 0;
         for _ in 0..20_000 {
-            let (mut block, mut bits, valid) = runs(&mut random, 24, 60);
-            let run = BitRun { start: below(&mut random, 200), len: below(&mut random, 90) };
-            let value = below(&mut random, 2) == 1;
+            let (mut block, mut bits, valid) = random_run_bitmap(&mut random, 24, 60);
+            let run = BitRun {
+                start: random_below(&mut random, 200),
+                len: random_below(&mut random, 90),
+            };
+            let value = random_below(&mut random, 2) == 1;
             let range = run.start as usize..(run.start + run.len) as usize;
             let sound = bits.get(range.clone()).is_some_and(|it| it.iter().all(|it| *it != value));
             let before = block.clone();
@@ -304,7 +315,7 @@ mod tests {
     /// `cargo test --release -- --ignored --nocapture a_block_of_bits`.
     #[test]
     #[ignore = "measures"]
-    fn a_block_of_bits_is_searched_quickly() {
+    fn bitmap_block_is_searched_quickly() {
         let mut full = vec![0xFF; 4096];
         let time = |what: &str, work: &dyn Fn() -> Option<u32>| {
             let start = std::time::Instant::now();
@@ -317,7 +328,7 @@ mod tests {
         let map = Bitmap::new(std::hint::black_box(&full), 32768);
         time("last zero of 32,768", &|| map.next_zero(0));
         time("count", &|| Some(map.count_zeros()));
-        let (block, ..) = runs(&mut Random::new(4), 4096, 16);
+        let (block, ..) = random_run_bitmap(&mut Random::new(4), 4096, 16);
         let map = Bitmap::new(std::hint::black_box(&block), 32768);
         time("a run that is not there, among short ones", &|| {
             map.next_zero_run(0, 64).map(|it| it.len)

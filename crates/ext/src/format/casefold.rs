@@ -17,7 +17,7 @@ pub const UTF8: u16 = 1;
 /// Bit of `s_encoding_flags`: invalid names are refused.
 pub const FLAG_STRICT: u16 = 1;
 /// Bit of `s_encoding_flags`: lookups use the hash only, without a linear search.
-pub const FLAG_BY_HASH_ONLY: u16 = 2;
+pub const FLAG_NO_COMPAT_FALLBACK: u16 = 2;
 
 /// Characters dropped by folding: `Default_Ignorable_Code_Point`, with its reserved ranges.
 const IGNORABLE: [(char, char); 17] = [
@@ -50,26 +50,26 @@ pub fn fold_name(name: &[u8]) -> Option<Vec<u8>> {
     let mut marks: Vec<(u8, char)> = Vec::new();
     for point in name.chars() {
         if is_ignorable(point) || !assigned::is_assigned(point) {
-            flush(&mut marks, &mut folded);
+            flush_sorted_marks(&mut marks, &mut folded);
             folded.extend((!is_ignorable(point)).then_some(point));
             continue;
         }
         for part in decompose(point) {
             match canonical_combining_class(part) {
                 0 => {
-                    flush(&mut marks, &mut folded);
+                    flush_sorted_marks(&mut marks, &mut folded);
                     folded.push(part);
                 }
                 class => marks.push((class, part)),
             }
         }
     }
-    flush(&mut marks, &mut folded);
+    flush_sorted_marks(&mut marks, &mut folded);
     Some(folded.into_bytes())
 }
 
 /// Writes the marks of one character, ordered by combining class.
-fn flush(marks: &mut Vec<(u8, char)>, to: &mut String) {
+fn flush_sorted_marks(marks: &mut Vec<(u8, char)>, to: &mut String) {
     marks.sort_by_key(|(class, _)| *class);
     to.extend(marks.drain(..).map(|(_, mark)| mark));
 }
@@ -106,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn case_form_and_what_is_ignorable_do_not_matter() {
+    fn equivalent_names_fold_equally() {
         for (one, other) in [
             ("README", "readme"),
             ("\u{C9}t\u{E9}", "e\u{301}TE\u{301}"),
@@ -126,16 +126,16 @@ mod tests {
     }
 
     #[test]
-    fn folding_again_changes_nothing() {
+    fn folding_is_idempotent() {
         let mut random = draconis_device::Random::new(7);
         let ranges =
             [0x40..0x500, 0x1E00..0x2100, 0xA640..0xABC0, 0x1_0400..0x1_0500, 0..0x11_0000];
         for _ in 0..20_000 {
-            let name: String = (0..random.below(12))
+            let name: String = (0..random.next_below(12))
                 .filter_map(|_| {
-                    let range = &ranges[random.below(5) as usize];
+                    let range = &ranges[random.next_below(5) as usize];
                     let span = u64::from(range.end - range.start);
-                    char::from_u32(range.start + random.below(span) as u32)
+                    char::from_u32(range.start + random.next_below(span) as u32)
                 })
                 // Between two marks these keep an order that differs without them.
                 .filter(|point| !is_ignorable(*point))
@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_text_is_not_folded_and_characters_of_later_versions_are_left_as_they_are() {
+    fn invalid_utf8_and_unassigned_characters_are_not_folded() {
         for name in [&b"\xFF"[..], b"a\xC0\x80", b"\xED\xA0\x80"] {
             assert_eq!(fold_name(name), None, "{}", name.escape_ascii());
         }

@@ -96,7 +96,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn four_bytes_make_any_sum() {
+    fn four_bytes_reach_any_crc() {
         for (before, behind, sum) in [("", "", 0), ("ab", "c", 7), ("x", "0123456789", !0)] {
             let start = Checksum::new().update(before.as_bytes());
             let bytes = solve_for(start, behind.as_bytes(), sum).to_le_bytes();
@@ -105,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn sums_are_those_of_the_standards() {
+    fn crcs_match_standard_check_values() {
         assert_eq!(!Checksum::new().update(b"1234").update(b"56789").value(), 0xE306_9283);
         assert_eq!(Checksum::seeded(0x1234_5678).low16(), 0x5678);
         assert_eq!(Checksum::seeded(0x1234_5678).high16(), 0x1234);

@@ -99,7 +99,7 @@ impl<'a> Dirents<'a> {
         if inode > self.inodes {
             return Some(ChainItem::Damaged("directory entry: inode number"));
         }
-        let kind = if self.filetype { kind(*whole.get(7)?) } else { None };
+        let kind = if self.filetype { file_type_from_code(*whole.get(7)?) } else { None };
         Some(ChainItem::Used(Dirent { at, next: self.at, inode: InodeNumber(inode), kind, name }))
     }
 }
@@ -124,7 +124,7 @@ impl<'a> Iterator for Dirents<'a> {
 }
 
 /// Decodes the file type of an entry.
-pub(crate) const fn kind(file_type: u8) -> Option<FileType> {
+pub(crate) const fn file_type_from_code(file_type: u8) -> Option<FileType> {
     Some(match file_type {
         1 => FileType::File,
         2 => FileType::Directory,
@@ -254,7 +254,7 @@ impl DirBlockBuilder {
 mod tests {
     use super::*;
 
-    fn entry(inode: u32, len: u16, name: &[u8]) -> Vec<u8> {
+    fn encode_entry(inode: u32, len: u16, name: &[u8]) -> Vec<u8> {
         let mut bytes = inode.to_le_bytes().to_vec();
         bytes.extend(len.to_le_bytes());
         bytes.push(name.len() as u8);
@@ -264,7 +264,7 @@ mod tests {
         bytes
     }
 
-    fn walk(block: &[u8]) -> Vec<std::result::Result<&[u8], &'static str>> {
+    fn names_in_chain(block: &[u8]) -> Vec<std::result::Result<&[u8], &'static str>> {
         let entries = Dirents::new(block, true, 100);
         entries
             .map(|entry| match entry {
@@ -276,15 +276,15 @@ mod tests {
     }
 
     #[test]
-    fn damage_spares_what_comes_before_and_what_the_chain_still_reaches() {
-        let mut block = entry(11, 12, b"a");
-        block.extend(entry(12, 16, b"x/y"));
-        block.extend(entry(0, 12, b"gone"));
-        block.extend(entry(101, 12, b"far"));
-        block.extend(entry(13, 12, b"b"));
-        block.extend(entry(14, 10, b"c"));
+    fn damaged_record_hides_only_unreachable_names() {
+        let mut block = encode_entry(11, 12, b"a");
+        block.extend(encode_entry(12, 16, b"x/y"));
+        block.extend(encode_entry(0, 12, b"gone"));
+        block.extend(encode_entry(101, 12, b"far"));
+        block.extend(encode_entry(13, 12, b"b"));
+        block.extend(encode_entry(14, 10, b"c"));
         assert_eq!(
-            walk(&block),
+            names_in_chain(&block),
             [
                 Ok(&b"a"[..]),
                 Err("directory entry: name"),
@@ -296,7 +296,7 @@ mod tests {
     }
 
     #[test]
-    fn records_as_long_as_the_largest_block_are_understood() {
+    fn rec_len_of_largest_block_is_decoded() {
         assert_eq!(rec_len_from_disk(0xFFFF, 65536), 65536);
         assert_eq!(rec_len_from_disk(0, 65536), 65536);
         assert_eq!(rec_len_from_disk(0xFFF4, 65536), 0xFFF4);

@@ -206,7 +206,7 @@ pub fn max_entries_in_block(block_bytes: u32) -> u16 {
 }
 
 /// Writes a node: its header, and the entries that fit.
-pub fn write(bytes: &mut [u8], depth: u16, room: u16, entries: &[[u8; ENTRY_BYTES]]) {
+pub fn write_node(bytes: &mut [u8], depth: u16, room: u16, entries: &[[u8; ENTRY_BYTES]]) {
     let count = u16::try_from(entries.len()).unwrap_or(u16::MAX).min(room);
     for (at, field) in [(0, MAGIC), (2, count), (4, room), (6, depth)] {
         let _ = put16(bytes, at, field);
@@ -219,10 +219,10 @@ pub fn write(bytes: &mut [u8], depth: u16, room: u16, entries: &[[u8; ENTRY_BYTE
 mod tests {
     use super::*;
 
-    fn leaf(extents: &[Extent]) -> Vec<u8> {
+    fn encode_leaf(extents: &[Extent]) -> Vec<u8> {
         let mut bytes = vec![0; 60];
         let entries: Vec<_> = extents.iter().map(Extent::encode).collect();
-        write(&mut bytes, 0, ROOT_ENTRIES, &entries);
+        write_node(&mut bytes, 0, ROOT_ENTRIES, &entries);
         bytes
     }
 
@@ -231,30 +231,30 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_is_read_back() {
+    fn written_nodes_are_read_back() {
         let unwritten = Extent { is_unwritten: true, ..extent(50_000, 32_767, 7) };
         let all = [extent(0, 1 << 15, 0xABCD_1234_5678), unwritten];
-        let bytes = leaf(&all);
+        let bytes = encode_leaf(&all);
         let node = ExtentNode::check(&bytes, Some(0)).unwrap();
         assert_eq!(node.extents().collect::<Vec<_>>(), all);
         assert_eq!((node.find(0), node.find(49_999), node.find(u32::MAX)), (0, 0, 1));
         let index = ExtentIndex { from: 9, node: FsBlock(0xABCD_1234_5678) };
         let mut bytes = vec![0; 60];
-        write(&mut bytes, 1, ROOT_ENTRIES, &[index.encode()]);
+        write_node(&mut bytes, 1, ROOT_ENTRIES, &[index.encode()]);
         assert_eq!(ExtentNode::check(&bytes, None).unwrap().index(0), Some(index));
     }
 
     #[test]
-    fn nodes_that_make_no_sense_are_refused() {
+    fn invalid_nodes_are_refused() {
         let bad = [
-            leaf(&[extent(5, 2, 9), extent(6, 1, 20)]),
-            leaf(&[extent(5, 0, 9)]),
-            leaf(&[extent(u32::MAX, 2, 9)]),
+            encode_leaf(&[extent(5, 2, 9), extent(6, 1, 20)]),
+            encode_leaf(&[extent(5, 0, 9)]),
+            encode_leaf(&[extent(u32::MAX, 2, 9)]),
         ];
         for bytes in bad {
             assert!(ExtentNode::check(&bytes, None).is_err());
         }
-        let good = leaf(&[extent(5, 2, 9)]);
+        let good = encode_leaf(&[extent(5, 2, 9)]);
         assert!(ExtentNode::check(&good, Some(1)).is_err());
         for (at, value) in [(0, 0), (2, 5), (4, 5), (6, 6), (6, 1)] {
             let mut bytes = good.clone();
@@ -265,9 +265,9 @@ mod tests {
     }
 
     #[test]
-    fn a_changed_block_is_found_out() {
+    fn changed_block_fails_checksum() {
         let mut block = vec![7; 1024];
-        write(&mut block, 0, max_entries_in_block(1024), &[extent(0, 1, 9).encode()]);
+        write_node(&mut block, 0, max_entries_in_block(1024), &[extent(0, 1, 9).encode()]);
         let seed = Checksum::seeded(3);
         set_checksum(&mut block, seed);
         assert!(

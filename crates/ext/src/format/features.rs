@@ -259,7 +259,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn features_are_named_as_mke2fs_names_them() {
+    fn feature_names_match_mke2fs() {
         let needs = Incompatible::EXTENTS | Incompatible::SIXTY_FOUR_BIT;
         assert_eq!(needs.names(), ["extent", "64bit"]);
         assert_eq!(Incompatible::named("extents"), Some(Incompatible::EXTENTS));

@@ -243,8 +243,8 @@ impl GroupDescriptor {
         if !is_long && counts.iter().any(|count| *count > u32::from(u16::MAX)) {
             return Err(Error::corrupt("group descriptor: counts"));
         }
-        let [clusters, inodes, directories, unused] = counts.map(halves);
-        let [block_sum, inode_sum] = self.bitmap_checksums.map(halves);
+        let [clusters, inodes, directories, unused] = counts.map(split_u32);
+        let [block_sum, inode_sum] = self.bitmap_checksums.map(split_u32);
         low.bg_free_blocks_count_lo.set(clusters.0);
         low.bg_free_inodes_count_lo.set(inodes.0);
         low.bg_used_dirs_count_lo.set(directories.0);
@@ -288,23 +288,23 @@ fn matches_bitmap_csum(stored: u32, bitmap: &[u8], bits: u32, super_: &Superbloc
     bitmap_csum(bitmap, bits, super_).is_none_or(|sum| sum & held == stored & held)
 }
 
-fn halves(value: u32) -> (u16, u16) {
+fn split_u32(value: u32) -> (u16, u16) {
     let [a, b, c, d] = value.to_le_bytes();
     (u16::from_le_bytes([a, b]), u16::from_le_bytes([c, d]))
 }
 
-fn range(slot: u32, super_: &Superblock) -> Option<std::ops::Range<usize>> {
+fn descriptor_range(slot: u32, super_: &Superblock) -> Option<std::ops::Range<usize>> {
     let len = saturating_usize(super_.descriptor_bytes.into());
     let at = saturating_usize(slot.into()).checked_mul(len)?;
     Some(at..at.checked_add(len)?)
 }
 
 fn descriptor<'a>(block: &'a [u8], slot: u32, super_: &Superblock) -> Option<&'a [u8]> {
-    block.get(range(slot, super_)?)
+    block.get(descriptor_range(slot, super_)?)
 }
 
 fn descriptor_mut<'a>(block: &'a mut [u8], slot: u32, super_: &Superblock) -> Option<&'a mut [u8]> {
-    block.get_mut(range(slot, super_)?)
+    block.get_mut(descriptor_range(slot, super_)?)
 }
 
 /// Returns true if the checksum of descriptor `slot` is valid, or there is none.
@@ -358,7 +358,7 @@ impl Superblock {
         let per_block = self.descriptors_per_block();
         let nth = group.0.checked_div(per_block).unwrap_or(0);
         let slot = group.0.checked_rem(per_block).unwrap_or(0);
-        if !self.in_meta_group(group) {
+        if !self.is_in_meta_group(group) {
             // Behind the superblock: with clusters of small blocks, group 0 starts before it.
             let first = self.location().0.offset(1);
             return (first.offset(u64::from(nth)), slot);
@@ -373,7 +373,7 @@ impl Superblock {
     }
 
     /// Returns true if the descriptor of `group` is in a `meta_bg` location.
-    fn in_meta_group(&self, group: GroupNumber) -> bool {
+    fn is_in_meta_group(&self, group: GroupNumber) -> bool {
         let nth = group.0.checked_div(self.descriptors_per_block()).unwrap_or(0);
         self.incompatible.contains(Incompatible::META_BG) && nth >= self.first_meta_group
     }
@@ -415,7 +415,7 @@ impl Superblock {
     }
 
     /// Returns the groups that start with a copy of the superblock; `None` if all do.
-    fn backups(&self) -> Option<Vec<GroupNumber>> {
+    fn groups_with_backups(&self) -> Option<Vec<GroupNumber>> {
         let all: Vec<u32> = if self.compatible.contains(Compatible::SPARSE_SUPER2) {
             self.backup_groups.into_iter().filter(|group| *group != 0).collect()
         } else if self.read_only_compatible.contains(ReadOnlyCompatible::SPARSE_SUPER) {
@@ -439,7 +439,7 @@ impl Superblock {
         let groups = u64::from(self.groups);
         let per_group = u64::from(self.inode_table_blocks()).saturating_add(2);
         let tables = groups.saturating_mul(per_group);
-        let backups = self.backups();
+        let backups = self.groups_with_backups();
         let supers = backups.as_ref().map_or(groups, |list| list.len() as u64);
 
         let meta = self.incompatible.contains(Incompatible::META_BG);
@@ -481,7 +481,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn backups_sit_in_powers_of_three_five_and_seven() {
+    fn backups_are_in_powers_of_3_5_and_7() {
         let found: Vec<u32> =
             (2..100).filter(|n| [3, 5, 7].into_iter().any(|base| is_power_of(*n, base))).collect();
         assert_eq!(found, [3, 5, 7, 9, 25, 27, 49, 81]);

@@ -136,7 +136,7 @@ pub fn dx_node_limit(shape: DirBlockFormat) -> usize {
 }
 
 /// Builds the root block of an htree; `None` if `entries` is empty or does not fit.
-pub fn root(
+pub fn encode_root(
     own: u32,
     parent: u32,
     version: u8,
@@ -152,24 +152,24 @@ pub fn root(
     block.extend(dirent::rec_len_to_disk(len.checked_sub(12)?, len).to_le_bytes());
     block.extend([2, kind, b'.', b'.', 0, 0]);
     block.extend([0, 0, 0, 0, version, 8, levels, 0]);
-    put_entries(&mut block, entries, dx_root_limit(shape))?;
+    append_entries(&mut block, entries, dx_root_limit(shape))?;
     block.resize(len, 0);
     Some(block)
 }
 
 /// Builds a node block below a root; `None` if `entries` is empty or does not fit.
-pub fn node(entries: &[DxEntry], shape: DirBlockFormat) -> Option<Vec<u8>> {
+pub fn encode_node(entries: &[DxEntry], shape: DirBlockFormat) -> Option<Vec<u8>> {
     let len = crate::units::saturating_usize(shape.block_bytes.into());
     let mut block = vec![0; 4];
     block.extend(dirent::rec_len_to_disk(len, len).to_le_bytes());
     block.extend([0; 2]);
-    put_entries(&mut block, entries, dx_node_limit(shape))?;
+    append_entries(&mut block, entries, dx_node_limit(shape))?;
     block.resize(len, 0);
     Some(block)
 }
 
 /// Limit and count replace the hash of the first entry, which is never read.
-fn put_entries(block: &mut Vec<u8>, entries: &[DxEntry], room: usize) -> Option<()> {
+fn append_entries(block: &mut Vec<u8>, entries: &[DxEntry], room: usize) -> Option<()> {
     let (first, rest) = entries.split_first()?;
     if entries.len() > room {
         return None;
@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_entry_not_above_the_hash_is_found() {
+    fn find_returns_last_entry_not_above_hash() {
         for count in 1..20u32 {
             let hashes: Vec<u32> = (0..count).map(|nth| nth * 10).collect();
             let bytes = index(&hashes);
@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn collisions_go_on_in_the_next_block() {
+    fn colliding_hashes_continue_in_next_block() {
         let bytes = index(&[0, 10, 21, 30]);
         let index = DxEntries::from_entries(&bytes).unwrap();
         assert_eq!(index.find(20), 1);

@@ -17,7 +17,7 @@ pub const ENTRIES_AT: usize = 4;
 
 /// Inline contents of an inode.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Inline {
+pub struct InlineData {
     bytes: Vec<u8>,
 }
 
@@ -30,7 +30,7 @@ pub struct InlineDirPart<'a> {
     pub entries: &'a [u8],
 }
 
-impl Inline {
+impl InlineData {
     /// Joins both parts.
     pub fn new(pointers: &[u8; POINTER_BYTES], value: &[u8]) -> Self {
         Self { bytes: [pointers, value].concat() }
@@ -80,8 +80,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn both_parts_are_one_file_and_zeros_follow() {
-        let inline = Inline::new(&[7; POINTER_BYTES], b"value");
+    fn both_parts_read_as_one_zero_padded_file() {
+        let inline = InlineData::new(&[7; POINTER_BYTES], b"value");
         let mut bytes = [1; 10];
         inline.read(57, &mut bytes);
         assert_eq!(&bytes, b"\x07\x07\x07value\0\0");
@@ -90,15 +90,15 @@ mod tests {
     }
 
     #[test]
-    fn a_directory_has_a_parent_and_two_chains() {
+    fn inline_directory_has_parent_and_two_chains() {
         let mut pointers = [0; POINTER_BYTES];
-        assert!(Inline::new(&pointers, &[]).parent().is_err());
+        assert!(InlineData::new(&pointers, &[]).parent().is_err());
         pointers[0] = 11;
-        let inline = Inline::new(&pointers, &[5; 12]);
+        let inline = InlineData::new(&pointers, &[5; 12]);
         assert_eq!(inline.parent(), Ok(InodeNumber(11)));
         let [first, second] = inline.dir_parts();
         assert_eq!((first.at, first.entries.len()), (4, 56));
         assert_eq!((second.at, second.entries), (60, &[5; 12][..]));
-        assert!(Inline::new(&pointers, &[]).dir_parts()[1].entries.is_empty());
+        assert!(InlineData::new(&pointers, &[]).dir_parts()[1].entries.is_empty());
     }
 }

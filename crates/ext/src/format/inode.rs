@@ -23,7 +23,7 @@ use crate::{Error, FileId, FsBlock, InodeNumber, Result};
 /// Block pointers of an inode: twelve direct, then one per level of indirection.
 pub const POINTERS: usize = 15;
 /// Number of direct pointers.
-pub const DIRECT: u32 = 12;
+pub const DIRECT_POINTERS: u32 = 12;
 
 /// Inode flags.
 pub mod flags {
@@ -68,7 +68,7 @@ pub mod flags {
     /// Flags visible to programs.
     pub const USER_VISIBLE: u32 = 0x705B_DFFF;
     /// Flags that programs may name when they set flags.
-    pub const NAMEABLE: u32 = 0x725B_DFFF;
+    pub const ACCEPTED_BY_SETFLAGS: u32 = 0x725B_DFFF;
     /// Flags of these that Linux changes. The others are ignored silently, because `chattr` writes
     /// back all flags that it read.
     pub const USER_MODIFIABLE: u32 = 0x624B_C0FF;
@@ -173,7 +173,7 @@ impl Inode {
         if self.kind != FileType::Directory {
             return Err(Error::NotADirectory);
         }
-        self.readable()?;
+        self.check_readable()?;
         Ok(self)
     }
 
@@ -190,7 +190,7 @@ impl Inode {
         let (raw, _) = RawInode::ref_from_prefix(bytes).map_err(|_| corrupt("inode"))?;
         let mode = raw.i_mode.get();
         let kind = FileType::from_mode(u32::from(mode)).ok_or(corrupt("inode: kind"))?;
-        let extra = Extra::of(bytes).ok_or(corrupt("inode: extra size"))?;
+        let extra = ExtraFields::parse(bytes).ok_or(corrupt("inode: extra size"))?;
         let attribute_block = match super_.incompatible.contains(Incompatible::SIXTY_FOUR_BIT) {
             true => u64::from(raw.i_file_acl_high.get()) << 32,
             false => 0,
@@ -202,7 +202,7 @@ impl Inode {
         Ok(Self {
             number,
             kind,
-            size_bytes: size(raw, kind, super_).ok_or(corrupt("inode: size"))?,
+            size_bytes: decode_size(raw, kind, super_).ok_or(corrupt("inode: size"))?,
             flags: raw.i_flags.get(),
             xattr_block: attribute_block,
             pointers: raw.i_block.map(U32::get),
@@ -214,11 +214,11 @@ impl Inode {
                 uid: join16(raw.i_uid.get(), raw.i_uid_high.get()),
                 gid: join16(raw.i_gid.get(), raw.i_gid_high.get()),
                 generation: raw.i_generation.get(),
-                blocks_512: sectors(raw, super_),
-                accessed: time(raw.i_atime.get(), extra.accessed),
-                modified: time(raw.i_mtime.get(), extra.modified),
-                changed: time(raw.i_ctime.get(), extra.changed),
-                created: extra.created.map(|(low, high)| time(low, high)),
+                blocks_512: decode_sectors(raw, super_),
+                accessed: decode_time(raw.i_atime.get(), extra.accessed),
+                modified: decode_time(raw.i_mtime.get(), extra.modified),
+                changed: decode_time(raw.i_ctime.get(), extra.changed),
+                created: extra.created.map(|(low, high)| decode_time(low, high)),
                 project: extra.project,
             },
         })
@@ -277,7 +277,7 @@ impl Inode {
     pub(crate) fn has_map(&self, super_: &Superblock) -> bool {
         matches!(self.kind, FileType::File | FileType::Directory | FileType::Symlink)
             && !self.is_inline()
-            && self.fast_target(super_).is_none()
+            && self.fast_symlink_target(super_).is_none()
     }
 
     /// Returns the link count.
@@ -291,7 +291,7 @@ impl Inode {
     }
 
     /// Returns the id that the file's metadata blocks are checked against.
-    pub fn id(&self) -> FileId {
+    pub fn file_id(&self) -> FileId {
         FileId { inode: self.number.0, generation: self.stat.generation }
     }
 
@@ -306,7 +306,7 @@ impl Inode {
     }
 
     /// Returns the target of a fast symbolic link, which is stored in the inode.
-    pub fn fast_target(&self, super_: &Superblock) -> Option<Vec<u8>> {
+    pub fn fast_symlink_target(&self, super_: &Superblock) -> Option<Vec<u8>> {
         // A fast symbolic link has no data block; its only block may hold attributes.
         let len = usize::try_from(self.size_bytes).ok()?;
         let fast = self.kind == FileType::Symlink && len < size_of_val(&self.pointers);
@@ -348,7 +348,7 @@ impl Inode {
     /// Returns the size without a key: that of the encoded target for an encrypted symbolic link.
     fn reported_size(&self) -> u64 {
         match (self.kind, self.is_encrypted()) {
-            (FileType::Symlink, true) => nokey::target_bytes(self.size_bytes),
+            (FileType::Symlink, true) => nokey::no_key_target_bytes(self.size_bytes),
             _ => self.size_bytes,
         }
     }
@@ -378,7 +378,7 @@ impl Inode {
     ///
     /// # Errors
     /// [`Error::Unsupported`] naming the storage format; [`Error::NoKey`] for an encrypted file.
-    pub fn readable(&self) -> Result<()> {
+    pub fn check_readable(&self) -> Result<()> {
         let unread = [(flags::COMPRESSED, "needs: compression")];
         match unread.into_iter().find(|(flag, _)| self.flags & flag != 0) {
             Some((_, feature)) => Err(Error::Unsupported { feature: feature.to_owned() }),
@@ -390,7 +390,7 @@ impl Inode {
 
 /// Fields of an inode beyond the first 128 bytes.
 #[derive(Default)]
-struct Extra {
+struct ExtraFields {
     changed: u32,
     modified: u32,
     accessed: u32,
@@ -399,9 +399,9 @@ struct Extra {
     attributes_at: Option<u16>,
 }
 
-impl Extra {
+impl ExtraFields {
     /// Parses the fields; `None` if the inode claims more bytes than its slot has.
-    fn of(bytes: &[u8]) -> Option<Self> {
+    fn parse(bytes: &[u8]) -> Option<Self> {
         let Some(extra_bytes) = le16(bytes, GOOD_OLD_INODE_SIZE) else {
             return Some(Self::default());
         };
@@ -436,8 +436,8 @@ fn checksum(bytes: &[u8], number: InodeNumber, super_: &Superblock) -> Option<Ch
     let [low_at, high_at] = CHECKSUM_AT;
     let part = |from: usize, to: usize| bytes.get(from..to).unwrap_or_default();
     let raw = RawInode::ref_from_prefix(bytes).ok()?.0;
-    let seed =
-        super_.checksum_of_file(FileId { inode: number.0, generation: raw.i_generation.get() })?;
+    let seed = super_
+        .file_checksum_seed(FileId { inode: number.0, generation: raw.i_generation.get() })?;
     let sum = seed
         .update(part(0, low_at))
         .update(&[0; 2])
@@ -527,7 +527,7 @@ impl NewInode<'_> {
     /// Encodes the inode in a slot of `inode_bytes`.
     pub fn encode(&self, inode_bytes: u32) -> Vec<u8> {
         let has_extra = inode_bytes >= 256;
-        let fit = |time: Time| if has_extra { time } else { without_epoch(time) };
+        let fit = |time: Time| if has_extra { time } else { clamp_to_32_bits(time) };
         let [accessed, modified, changed] =
             [self.accessed, self.modified, self.changed].map(|time| split_time(fit(time)));
         let raw = RawInode {
@@ -586,7 +586,7 @@ pub fn device_pointers((major, minor): (u32, u32)) -> [u32; POINTERS] {
 }
 
 /// Encodes a symbolic link's target in the pointers, if it is short enough.
-pub fn target_pointers(target: &[u8]) -> Option<[u32; POINTERS]> {
+pub fn fast_symlink_pointers(target: &[u8]) -> Option<[u32; POINTERS]> {
     let mut bytes = [0; POINTERS * 4];
     // One byte less than the capacity: readers expect a NUL.
     let (last, room) = bytes.split_last_mut()?;
@@ -605,7 +605,7 @@ pub(super) fn split_time(time: Time) -> (u32, u32) {
 }
 
 /// Returns the nearest time that fits into 32 bits.
-pub(super) fn without_epoch(time: Time) -> Time {
+pub(super) fn clamp_to_32_bits(time: Time) -> Time {
     Time { nanoseconds: 0, ..clamp_time(time, i32::MAX.into()) }
 }
 
@@ -633,7 +633,7 @@ fn join16(low: u16, high: u16) -> u32 {
 
 /// Decodes a time. Seconds are signed; the two lowest bits of the extra field extend them past
 /// 2038, and the other thirty are nanoseconds.
-fn time(low: u32, extra: u32) -> Time {
+fn decode_time(low: u32, extra: u32) -> Time {
     let epoch = i64::from(extra & 3) << 32;
     Time {
         seconds: i64::from(low.cast_signed()).saturating_add(epoch),
@@ -643,7 +643,7 @@ fn time(low: u32, extra: u32) -> Time {
 
 /// Decodes the size in bytes; the high half is valid for files, and for directories with
 /// `large_dir`.
-fn size(raw: &RawInode, kind: FileType, super_: &Superblock) -> Option<u64> {
+fn decode_size(raw: &RawInode, kind: FileType, super_: &Superblock) -> Option<u64> {
     let high = match kind {
         FileType::File => raw.i_size_high.get(),
         FileType::Directory if super_.incompatible.contains(Incompatible::LARGEDIR) => {
@@ -657,7 +657,7 @@ fn size(raw: &RawInode, kind: FileType, super_: &Superblock) -> Option<u64> {
     (size <= reach.min(i64::MAX.unsigned_abs())).then_some(size)
 }
 
-fn sectors(raw: &RawInode, super_: &Superblock) -> u64 {
+fn decode_sectors(raw: &RawInode, super_: &Superblock) -> u64 {
     if !super_.read_only_compatible.contains(ReadOnlyCompatible::HUGE_FILE) {
         return u64::from(raw.i_blocks_lo.get());
     }
@@ -673,27 +673,27 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_split_for_the_disk_comes_back() {
+    fn split_fields_round_trip() {
         for seconds in [1 - (1i64 << 31), -1, 0, 1 << 31, (1 << 32) + 7, SECONDS_MAX - 1] {
             let kept = Time { seconds, nanoseconds: 999_999_999 };
             let (low, extra) = split_time(kept);
-            assert_eq!(time(low, extra), kept);
+            assert_eq!(decode_time(low, extra), kept);
         }
-        assert_eq!(target_pointers(&[b'x'; 60]), None);
-        assert_eq!(target_pointers(b"abcd").unwrap()[..2], [0x6463_6261, 0]);
+        assert_eq!(fast_symlink_pointers(&[b'x'; 60]), None);
+        assert_eq!(fast_symlink_pointers(b"abcd").unwrap()[..2], [0x6463_6261, 0]);
         assert_eq!(device_pointers((5, 1))[..2], [0x501, 0]);
         assert_eq!(device_pointers((259, 70_000))[..2], [0, 0x1111_0370 & !0xFFF00 | 259 << 8]);
     }
 
     #[test]
-    fn times_reach_from_1901_to_2446() {
-        assert_eq!(time(0x8000_0000, 0).seconds, -(1 << 31));
-        assert_eq!(time(0x7FFF_FFFF, 3).seconds, (1 << 31) - 1 + (3 << 32));
-        assert_eq!(time(5, 7 << 2 | 1), Time { seconds: 5 + (1 << 32), nanoseconds: 7 });
+    fn timestamps_range_from_1901_to_2446() {
+        assert_eq!(decode_time(0x8000_0000, 0).seconds, -(1 << 31));
+        assert_eq!(decode_time(0x7FFF_FFFF, 3).seconds, (1 << 31) - 1 + (3 << 32));
+        assert_eq!(decode_time(5, 7 << 2 | 1), Time { seconds: 5 + (1 << 32), nanoseconds: 7 });
         // Times out of range become the nearest representable second.
         for (seconds, nearest) in [(i64::MAX, SECONDS_MAX), (i64::MIN, -(1 << 31))] {
             let (low, extra) = split_time(Time { seconds, nanoseconds: 5 });
-            assert_eq!(time(low, extra), Time { seconds: nearest, nanoseconds: 0 });
+            assert_eq!(decode_time(low, extra), Time { seconds: nearest, nanoseconds: 0 });
         }
     }
 }

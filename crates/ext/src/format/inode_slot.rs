@@ -6,7 +6,7 @@ use zerocopy::little_endian::U32;
 
 use super::inline::{ENTRIES_AT, POINTER_BYTES};
 use super::inode::{
-    self, EXTRA_BYTES, POINTERS, RawInode, flags, low16, split_time, without_epoch,
+    self, EXTRA_BYTES, POINTERS, RawInode, clamp_to_32_bits, flags, low16, split_time,
 };
 use super::low32;
 use super::{extent, le16, le32, xattr};
@@ -71,7 +71,7 @@ impl<'a> InodeDiff<'a> {
         let without_times = |bytes: &[u8]| {
             let mut bytes = bytes.to_vec();
             let zero = Time { seconds: 0, nanoseconds: 0 };
-            if let Ok(mut slot) = InodeSlot::of(&mut bytes) {
+            if let Ok(mut slot) = InodeSlot::from_bytes(&mut bytes) {
                 [InodeTime::Accessed, InodeTime::Modified, InodeTime::Changed]
                     .into_iter()
                     .for_each(|stamp| slot.set_time(stamp, zero));
@@ -89,18 +89,18 @@ impl<'a> InodeSlot<'a> {
     ///
     /// # Errors
     /// [`Error::Corrupt`] if there are too few bytes.
-    pub fn of(bytes: &'a mut [u8]) -> Result<Self> {
+    pub fn from_bytes(bytes: &'a mut [u8]) -> Result<Self> {
         if bytes.len() < OLD_BYTES {
             return Err(Error::corrupt("inode"));
         }
         Ok(Self(bytes))
     }
 
-    fn with<T>(&mut self, change: impl FnOnce(&mut RawInode) -> T) -> Option<T> {
+    fn modify_raw<T>(&mut self, change: impl FnOnce(&mut RawInode) -> T) -> Option<T> {
         RawInode::mut_from_prefix(self.0).ok().map(|(raw, _)| change(raw))
     }
 
-    fn get<T>(&self, read: impl FnOnce(&RawInode) -> T) -> Option<T> {
+    fn read_raw<T>(&self, read: impl FnOnce(&RawInode) -> T) -> Option<T> {
         RawInode::ref_from_prefix(self.0).ok().map(|(raw, _)| read(raw))
     }
 
@@ -118,7 +118,7 @@ impl<'a> InodeSlot<'a> {
         let (sectors, pointers) = (self.sectors(), self.pointers());
         let next = if self.links() == 0 { self.deletion_time() } else { 0 };
         let len = raw.len().min(self.0.len());
-        self.put(0, raw.get(..len).unwrap_or_default());
+        self.write_at(0, raw.get(..len).unwrap_or_default());
         if self.flags() & flags::EXTENTS != 0 {
             let is_root =
                 pointers.first().is_some_and(|word| word & 0xFFFF == extent::MAGIC.into());
@@ -131,22 +131,22 @@ impl<'a> InodeSlot<'a> {
     /// Initializes the extra fields of a new inode, if its slot has space.
     pub fn init_extra_fields(&mut self) {
         let extra = if self.0.len() >= 256 { EXTRA_BYTES } else { 0 };
-        self.put(OLD_BYTES, &extra.to_le_bytes());
+        self.write_at(OLD_BYTES, &extra.to_le_bytes());
     }
 
     /// Returns file type and permissions.
     pub fn mode(&self) -> u16 {
-        self.get(|raw| raw.i_mode.get()).unwrap_or(0)
+        self.read_raw(|raw| raw.i_mode.get()).unwrap_or(0)
     }
 
     /// Sets file type and permissions.
     pub fn set_mode(&mut self, mode: u16) {
-        self.with(|raw| raw.i_mode = mode.into());
+        self.modify_raw(|raw| raw.i_mode = mode.into());
     }
 
     /// Returns owner and group.
     pub fn owner(&self) -> (u32, u32) {
-        let ids = self.get(|raw| {
+        let ids = self.read_raw(|raw| {
             let join = |low: u16, high: u16| u32::from(low) | u32::from(high) << 16;
             (
                 join(raw.i_uid.get(), raw.i_uid_high.get()),
@@ -158,7 +158,7 @@ impl<'a> InodeSlot<'a> {
 
     /// Sets owner and group.
     pub fn set_owner(&mut self, uid: u32, gid: u32) {
-        self.with(|raw| {
+        self.modify_raw(|raw| {
             raw.i_uid = low16(uid).into();
             raw.i_uid_high = low16(uid >> 16).into();
             raw.i_gid = low16(gid).into();
@@ -168,17 +168,17 @@ impl<'a> InodeSlot<'a> {
 
     /// Returns the link count.
     pub fn links(&self) -> u16 {
-        self.get(|raw| raw.i_links_count.get()).unwrap_or(0)
+        self.read_raw(|raw| raw.i_links_count.get()).unwrap_or(0)
     }
 
     /// Sets the link count.
     pub fn set_links(&mut self, links: u16) {
-        self.with(|raw| raw.i_links_count = links.into());
+        self.modify_raw(|raw| raw.i_links_count = links.into());
     }
 
     /// Sets the size in bytes.
     pub fn set_size(&mut self, bytes: u64) {
-        self.with(|raw| {
+        self.modify_raw(|raw| {
             raw.i_size_lo = low32(bytes).into();
             raw.i_size_high = low32(bytes >> 32).into();
         });
@@ -189,19 +189,19 @@ impl<'a> InodeSlot<'a> {
         let join = |raw: &RawInode| {
             u64::from(raw.i_blocks_lo.get()) | u64::from(raw.i_blocks_high.get()) << 32
         };
-        self.get(join).unwrap_or(0)
+        self.read_raw(join).unwrap_or(0)
     }
 
     /// Sets [`InodeSlot::sectors`].
     pub fn set_sectors(&mut self, sectors: u64) {
-        self.with(|raw| {
+        self.modify_raw(|raw| {
             raw.i_blocks_lo = low32(sectors).into();
             raw.i_blocks_high = low16(low32(sectors >> 32)).into();
         });
     }
 
     /// Adds blocks to `i_blocks` or subtracts them.
-    pub fn count_blocks(&mut self, blocks: u64, more: bool, block_bytes: u32) {
+    pub fn adjust_block_count(&mut self, blocks: u64, more: bool, block_bytes: u32) {
         let unit = if self.flags() & flags::HUGE_FILE != 0 { 1 } else { block_bytes / 512 };
         let change = blocks.saturating_mul(unit.into());
         let now = self.sectors();
@@ -229,33 +229,33 @@ impl<'a> InodeSlot<'a> {
     /// Sets the project, if the inode has a field for it.
     pub fn set_project(&mut self, project: u32) {
         if self.extra_end() >= PROJECT_AT.saturating_add(4) {
-            self.put(PROJECT_AT, &project.to_le_bytes());
+            self.write_at(PROJECT_AT, &project.to_le_bytes());
         }
     }
 
     /// Returns `i_flags`.
     pub fn flags(&self) -> u32 {
-        self.get(|raw| raw.i_flags.get()).unwrap_or(0)
+        self.read_raw(|raw| raw.i_flags.get()).unwrap_or(0)
     }
 
     /// Sets `i_flags`.
     pub fn set_flags(&mut self, flags: u32) {
-        self.with(|raw| raw.i_flags = flags.into());
+        self.modify_raw(|raw| raw.i_flags = flags.into());
     }
 
     /// Returns block pointer `nth`.
     pub fn pointer(&self, nth: usize) -> u32 {
-        self.get(|raw| raw.i_block.get(nth).map_or(0, |it| it.get())).unwrap_or(0)
+        self.read_raw(|raw| raw.i_block.get(nth).map_or(0, |it| it.get())).unwrap_or(0)
     }
 
     /// Returns all block pointers.
     pub fn pointers(&self) -> [u32; POINTERS] {
-        self.get(|raw| raw.i_block.map(|it| it.get())).unwrap_or([0; POINTERS])
+        self.read_raw(|raw| raw.i_block.map(|it| it.get())).unwrap_or([0; POINTERS])
     }
 
     /// Sets block pointer `nth`.
     pub fn set_pointer(&mut self, nth: usize, block: u32) {
-        self.with(|raw| {
+        self.modify_raw(|raw| {
             if let Some(pointer) = raw.i_block.get_mut(nth) {
                 *pointer = block.into();
             }
@@ -264,7 +264,7 @@ impl<'a> InodeSlot<'a> {
 
     /// Sets all block pointers.
     pub fn set_pointers(&mut self, pointers: [u32; POINTERS]) {
-        self.with(|raw| raw.i_block = pointers.map(U32::from));
+        self.modify_raw(|raw| raw.i_block = pointers.map(U32::from));
     }
 
     /// Returns the block of extended attributes; 0 for none.
@@ -272,12 +272,12 @@ impl<'a> InodeSlot<'a> {
         let join = |raw: &RawInode| {
             u64::from(raw.i_file_acl_lo.get()) | u64::from(raw.i_file_acl_high.get()) << 32
         };
-        self.get(join).unwrap_or(0)
+        self.read_raw(join).unwrap_or(0)
     }
 
     /// Sets the block of extended attributes.
     pub fn set_xattr_block(&mut self, block: u64) {
-        self.with(|raw| {
+        self.modify_raw(|raw| {
             raw.i_file_acl_lo = low32(block).into();
             raw.i_file_acl_high = low16(low32(block >> 32)).into();
         });
@@ -285,25 +285,25 @@ impl<'a> InodeSlot<'a> {
 
     /// Returns the generation, which distinguishes files that reuse an inode number.
     pub fn generation(&self) -> u32 {
-        self.get(|raw| raw.i_generation.get()).unwrap_or(0)
+        self.read_raw(|raw| raw.i_generation.get()).unwrap_or(0)
     }
 
     /// Sets [`InodeSlot::generation`].
     pub fn set_generation(&mut self, generation: u32) {
-        self.with(|raw| raw.i_generation = generation.into());
+        self.modify_raw(|raw| raw.i_generation = generation.into());
     }
 
     /// Returns the reference count of an EA inode.
     pub fn ea_ref_count(&self) -> u64 {
         let join =
             |raw: &RawInode| u64::from(raw.i_ctime.get()) << 32 | u64::from(raw.i_version.get());
-        self.get(join).unwrap_or(0)
+        self.read_raw(join).unwrap_or(0)
     }
 
     /// Returns true if the EA inode is `owner`'s alone, in the format of Lustre, the forerunner of
     /// `ea_inode`. It names the owning inode and its generation, and has no reference count.
     pub fn is_ea_inode_of(&self, owner: InodeNumber, generation: u32) -> bool {
-        let named = self.get(|raw| raw.i_mtime.get());
+        let named = self.read_raw(|raw| raw.i_mtime.get());
         named == Some(owner.0) && self.generation() == generation
     }
 
@@ -311,7 +311,7 @@ impl<'a> InodeSlot<'a> {
     pub fn set_ea_ref_count(&mut self, owners: u64) {
         let [low, high] = [low32(owners), low32(owners >> 32)];
         self.set_time(InodeTime::Changed, Time { seconds: 0, nanoseconds: 0 });
-        self.with(|raw| {
+        self.modify_raw(|raw| {
             raw.i_version = low.into();
             raw.i_ctime = high.into();
         });
@@ -321,7 +321,7 @@ impl<'a> InodeSlot<'a> {
     pub fn set_value_hash(&mut self, hash: u32) {
         self.set_time(InodeTime::Accessed, Time { seconds: hash.into(), nanoseconds: 0 });
         // Keeps all 32 bits of the hash if the inode has no extra field for the time.
-        self.with(|raw| raw.i_atime = hash.into());
+        self.modify_raw(|raw| raw.i_atime = hash.into());
     }
 
     /// Returns true if this is an EA inode.
@@ -336,7 +336,7 @@ impl<'a> InodeSlot<'a> {
 
     /// Returns the deletion time in seconds since 1970; for an orphan the next orphan's number.
     pub fn deletion_time(&self) -> u32 {
-        self.get(|raw| raw.i_dtime.get()).unwrap_or(0)
+        self.read_raw(|raw| raw.i_dtime.get()).unwrap_or(0)
     }
 
     /// Returns true for an orphan on volumes without an orphan list.
@@ -346,7 +346,7 @@ impl<'a> InodeSlot<'a> {
 
     /// Sets [`InodeSlot::deletion_time`].
     pub fn set_deleted(&mut self, seconds: u32) {
-        self.with(|raw| raw.i_dtime = seconds.into());
+        self.modify_raw(|raw| raw.i_dtime = seconds.into());
     }
 
     /// Sets one of the times, as precisely as the inode has fields for.
@@ -359,16 +359,16 @@ impl<'a> InodeSlot<'a> {
         };
         let known = self.extra_end();
         let fits = extra_at.saturating_add(4) <= known;
-        let (low, extra) = split_time(if fits { to } else { without_epoch(to) });
+        let (low, extra) = split_time(if fits { to } else { clamp_to_32_bits(to) });
         match which {
-            InodeTime::Changed => drop(self.with(|raw| raw.i_ctime = low.into())),
-            InodeTime::Modified => drop(self.with(|raw| raw.i_mtime = low.into())),
-            InodeTime::Accessed => drop(self.with(|raw| raw.i_atime = low.into())),
-            InodeTime::Created if fits => self.put(0x90, &low.to_le_bytes()),
+            InodeTime::Changed => drop(self.modify_raw(|raw| raw.i_ctime = low.into())),
+            InodeTime::Modified => drop(self.modify_raw(|raw| raw.i_mtime = low.into())),
+            InodeTime::Accessed => drop(self.modify_raw(|raw| raw.i_atime = low.into())),
+            InodeTime::Created if fits => self.write_at(0x90, &low.to_le_bytes()),
             InodeTime::Created => {}
         }
         if fits {
-            self.put(extra_at, &extra.to_le_bytes());
+            self.write_at(extra_at, &extra.to_le_bytes());
         }
     }
 
@@ -403,8 +403,8 @@ impl<'a> InodeSlot<'a> {
             rest.fill(0);
         }
         if !list.is_empty() {
-            self.put(end, &XATTR_MAGIC.to_le_bytes());
-            self.put(end.saturating_add(4), list);
+            self.write_at(end, &XATTR_MAGIC.to_le_bytes());
+            self.write_at(end.saturating_add(4), list);
         }
     }
 
@@ -420,7 +420,7 @@ impl<'a> InodeSlot<'a> {
         self.0.get_mut(range).unwrap_or_default()
     }
 
-    fn put(&mut self, at: usize, bytes: &[u8]) {
+    fn write_at(&mut self, at: usize, bytes: &[u8]) {
         let end = at.saturating_add(bytes.len());
         if let Some(into) = self.0.get_mut(at..end) {
             into.copy_from_slice(bytes);
@@ -433,26 +433,26 @@ mod tests {
     use super::*;
 
     #[test]
-    fn times_are_as_exact_as_there_is_room() {
+    fn time_precision_depends_on_inode_size() {
         let time = Time { seconds: (1 << 33) + 5, nanoseconds: 123 };
         let mut large = vec![0; 256];
-        let mut slot = InodeSlot::of(&mut large).unwrap();
+        let mut slot = InodeSlot::from_bytes(&mut large).unwrap();
         slot.init_extra_fields();
         slot.set_time(InodeTime::Modified, time);
         slot.set_time(InodeTime::Created, time);
         assert_eq!(le32(&large, 0x88), Some(123 << 2 | 2));
         assert_eq!(le32(&large, 0x94), Some(123 << 2 | 2));
         let mut small = vec![0; 128];
-        let mut slot = InodeSlot::of(&mut small).unwrap();
+        let mut slot = InodeSlot::from_bytes(&mut small).unwrap();
         slot.init_extra_fields();
         slot.set_time(InodeTime::Modified, time);
         assert_eq!(le32(&small, 16), Some(i32::MAX as u32));
     }
 
     #[test]
-    fn attributes_live_behind_the_fields() {
+    fn xattrs_start_after_extra_fields() {
         let mut bytes = vec![0; 256];
-        let mut slot = InodeSlot::of(&mut bytes).unwrap();
+        let mut slot = InodeSlot::from_bytes(&mut bytes).unwrap();
         assert_eq!((slot.xattr_capacity(), slot.inline_xattrs().len()), (0, 0));
         slot.init_extra_fields();
         assert_eq!(slot.xattr_capacity(), 256 - 160 - 4);

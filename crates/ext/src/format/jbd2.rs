@@ -20,7 +20,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use super::checksum::Checksum;
 use crate::{Error, Result};
-pub use blocks::{BlockType, ChecksumState, CommitBlock, Tag};
+pub use blocks::{BlockTag, BlockType, ChecksumState, CommitBlock};
 pub use crc::crc32_be;
 
 /// Magic number of every block that is part of the journal itself.
@@ -28,7 +28,7 @@ pub const MAGIC: u32 = 0xC03B_3998;
 /// Bytes of a journal superblock.
 pub const SUPERBLOCK_BYTES: usize = 1024;
 /// Value of `s_checksum_type` for CRC-32C, the only one in use.
-const CRC32C: u8 = 4;
+const CHECKSUM_TYPE_CRC32C: u8 = 4;
 /// Minimum journal blocks without the fast-commit area, as in Linux.
 const MIN_JOURNAL_BLOCKS: u32 = 1024;
 /// Default size of the fast-commit area in blocks.
@@ -148,7 +148,7 @@ pub struct JournalSuperblock {
 
 impl RawJournalSuperblock {
     /// The log start is out of range; everything else is valid.
-    pub(crate) const WRONG_START: Error =
+    pub(crate) const LOG_START_OUT_OF_RANGE: Error =
         Error::Corrupt { what: "journal superblock: start", inode: None, block: None };
 
     /// Returns the superblock in the first block of a journal.
@@ -182,7 +182,7 @@ impl RawJournalSuperblock {
     /// [`Error::Unsupported`] naming a feature that is not supported; [`Error::Corrupt`] naming the
     /// first invalid field.
     pub fn check(&self, block_bytes: u32, blocks: u64) -> Result<JournalSuperblock> {
-        let has_features = match BlockType::of(self.h_blocktype.get()) {
+        let has_features = match BlockType::from_number(self.h_blocktype.get()) {
             Some(BlockType::SuperblockV1) => false,
             Some(BlockType::SuperblockV2) => true,
             _ => return Err(Error::corrupt("journal superblock: kind of block")),
@@ -192,7 +192,7 @@ impl RawJournalSuperblock {
         let incompatible =
             JournalIncompatible::from_bits_retain(features(&self.s_feature_incompat));
         // A superblock with a wrong checksum is damaged, whatever features it has.
-        let sums = self.sums(compatible, incompatible)?;
+        let sums = self.checksum_mode(compatible, incompatible)?;
         refuse_unsupported_features(incompatible.bits(), features(&self.s_feature_ro_compat))?;
         if has_features && self.s_nr_users.get() > 1 {
             let feature = "needs: a journal of one volume; this one is shared".to_owned();
@@ -220,7 +220,7 @@ impl RawJournalSuperblock {
         }
         let start = Some(self.s_start.get()).filter(|start| *start != 0);
         if start.is_some_and(|start| !(first..end).contains(&start)) {
-            return Err(Self::WRONG_START);
+            return Err(Self::LOG_START_OUT_OF_RANGE);
         }
         let seed = crc32c(!0, &self.s_uuid);
         let wide = incompatible.contains(JournalIncompatible::SIXTY_FOUR_BIT);
@@ -238,7 +238,7 @@ impl RawJournalSuperblock {
         })
     }
 
-    fn sums(
+    fn checksum_mode(
         &self,
         compatible: JournalCompatible,
         incompatible: JournalIncompatible,
@@ -252,17 +252,17 @@ impl RawJournalSuperblock {
             (false, false, true) => JournalChecksums::V3,
             _ => return Err(Error::corrupt("journal superblock: features: two kinds of sums")),
         };
-        if self.s_checksum_type != CRC32C {
+        if self.s_checksum_type != CHECKSUM_TYPE_CRC32C {
             return Err(Error::corrupt("journal superblock: kind of sums"));
         }
-        if self.s_checksum.get() != self.sum() {
+        if self.s_checksum.get() != self.compute_checksum() {
             return Err(Error::corrupt("journal superblock: checksum"));
         }
         Ok(sums)
     }
 
     /// Returns the checksum, computed with the checksum field zeroed.
-    fn sum(&self) -> u32 {
+    fn compute_checksum(&self) -> u32 {
         let mut bytes = self.clone();
         bytes.s_checksum.set(0);
         crc32c(!0, bytes.as_bytes())
@@ -278,7 +278,7 @@ impl RawJournalSuperblock {
     /// Sets the feature `revoke`. A superblock of version 1 has no feature fields: it becomes
     /// version 2.
     pub fn enable_revokes(&mut self) {
-        if BlockType::of(self.h_blocktype.get()) == Some(BlockType::SuperblockV1) {
+        if BlockType::from_number(self.h_blocktype.get()) == Some(BlockType::SuperblockV1) {
             self.h_blocktype.set(BlockType::SuperblockV2.number());
             self.s_feature_compat.set(0);
             self.s_feature_incompat.set(0);
@@ -297,9 +297,9 @@ impl RawJournalSuperblock {
 
     fn set_checksum(&mut self) {
         let sums = JournalIncompatible::CSUM_V2.union(JournalIncompatible::CSUM_V3).bits();
-        let is_v2 = BlockType::of(self.h_blocktype.get()) == Some(BlockType::SuperblockV2);
+        let is_v2 = BlockType::from_number(self.h_blocktype.get()) == Some(BlockType::SuperblockV2);
         if is_v2 && self.s_feature_incompat.get() & sums != 0 {
-            let sum = self.sum();
+            let sum = self.compute_checksum();
             self.s_checksum.set(sum);
         }
     }

@@ -49,7 +49,7 @@ const TARGET_HEAD_BYTES: usize = 2;
 ///
 /// # Errors
 /// [`Error::Corrupt`] if the target is empty or longer than the contents.
-pub fn target(contents: &[u8]) -> Result<Vec<u8>> {
+pub fn no_key_target(contents: &[u8]) -> Result<Vec<u8>> {
     let len = le16(contents, 0).map_or(0, usize::from);
     let ciphertext = contents.get(TARGET_HEAD_BYTES..).and_then(|rest| rest.get(..len));
     match ciphertext.filter(|it| !it.is_empty()) {
@@ -59,7 +59,7 @@ pub fn target(contents: &[u8]) -> Result<Vec<u8>> {
 }
 
 /// Returns the length of [`target`] for a link of `size_bytes`.
-pub fn target_bytes(size_bytes: u64) -> u64 {
+pub fn no_key_target_bytes(size_bytes: u64) -> u64 {
     no_key_name_bytes(size_bytes.saturating_sub(TARGET_HEAD_BYTES as u64))
 }
 
@@ -72,7 +72,7 @@ pub struct NoKeyName {
 
 impl NoKeyName {
     /// Parses a name; `None` if it is no valid encoding.
-    pub fn read(name: &[u8]) -> Option<Self> {
+    pub fn parse(name: &[u8]) -> Option<Self> {
         let bytes = decode(name)?;
         let rest = bytes.get(HASHES_BYTES..).filter(|rest| !rest.is_empty())?;
         let (plain, digest) = rest.split_at(rest.len().min(MAX_UNHASHED_BYTES));
@@ -84,7 +84,7 @@ impl NoKeyName {
     }
 
     /// Returns true if the name encodes `ciphertext`.
-    pub fn is(&self, ciphertext: &[u8]) -> bool {
+    pub fn matches(&self, ciphertext: &[u8]) -> bool {
         let Some(rest) = ciphertext.strip_prefix(&self.plain[..]) else { return false };
         match self.digest {
             None => rest.is_empty(),
@@ -143,57 +143,58 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_are_found_by_what_they_are_shown_as() {
+    fn no_key_names_match_their_ciphertext() {
         for len in [1usize, 2, 3, 16, 148, 149, 150, 255] {
             let ciphertext: Vec<u8> = (0..len).map(|nth| (nth * 89) as u8).collect();
             let name = no_key_name((0x1234_5678, 9), &ciphertext);
             assert!(name.len() <= 255 && name.len() as u64 == no_key_name_bytes(len as u64));
-            let read = NoKeyName::read(&name).unwrap();
-            assert!(read.is(&ciphertext), "{len}");
+            let read = NoKeyName::parse(&name).unwrap();
+            assert!(read.matches(&ciphertext), "{len}");
             let mut other = ciphertext.clone();
             other[len - 1] ^= 1;
-            assert!(!read.is(&other) && !read.is(&ciphertext[..len - 1]));
+            assert!(!read.matches(&other) && !read.matches(&ciphertext[..len - 1]));
             other.push(0);
-            assert!(!read.is(&other));
+            assert!(!read.matches(&other));
         }
     }
 
     #[test]
-    fn targets_are_as_long_as_they_are_said_to_be() {
+    fn no_key_target_has_predicted_length() {
         for len in [1u16, 16, 58, 149, 150, 1000] {
             let contents = [&len.to_le_bytes()[..], &vec![b'c'; usize::from(len)]].concat();
-            let shown = target(&contents).unwrap();
-            assert_eq!(shown.len() as u64, target_bytes(contents.len() as u64));
-            assert!(target(&contents[..contents.len() - 1]).is_err());
+            let shown = no_key_target(&contents).unwrap();
+            assert_eq!(shown.len() as u64, no_key_target_bytes(contents.len() as u64));
+            assert!(no_key_target(&contents[..contents.len() - 1]).is_err());
         }
-        assert!(target(&[]).is_err() && target(&[0, 0, 1]).is_err());
+        assert!(no_key_target(&[]).is_err() && no_key_target(&[0, 0, 1]).is_err());
     }
 
     #[test]
-    fn no_bytes_panic() {
+    fn random_bytes_do_not_panic() {
         let mut random = draconis_device::Random::new(3);
         for _ in 0..20_000 {
-            let len = random.below(300) as usize;
-            let digits: Vec<u8> = (0..len).map(|_| ALPHABET[random.below(64) as usize]).collect();
+            let len = random.next_below(300) as usize;
+            let digits: Vec<u8> =
+                (0..len).map(|_| ALPHABET[random.next_below(64) as usize]).collect();
             let bytes: Vec<u8> = (0..len).map(|_| random.next_u64() as u8).collect();
             for name in [digits, bytes] {
-                let read = NoKeyName::read(&name);
-                assert!(read.is_none_or(|read| !read.is(&[]) && !read.is(b"another")));
-                let _ = target(&name);
+                let read = NoKeyName::parse(&name);
+                assert!(read.is_none_or(|read| !read.matches(&[]) && !read.matches(b"another")));
+                let _ = no_key_target(&name);
             }
         }
     }
 
     #[test]
-    fn what_is_no_such_name_is_said_so() {
+    fn invalid_no_key_names_are_refused() {
         assert_eq!(encode(b"\xfb\xff"), b"-_8");
         for wrong in
             [&b""[..], b"A", b"-_9", b"AAAA+AAA", b"AAAAAAAAAAA", b"AAAAAAAAAAA=", &[b'A'; 253]]
         {
-            assert_eq!(NoKeyName::read(wrong), None, "{}", wrong.escape_ascii());
+            assert_eq!(NoKeyName::parse(wrong), None, "{}", wrong.escape_ascii());
         }
         // A length between direct encoding and one with a digest.
-        assert_eq!(NoKeyName::read(&encode(&[1; 170])), None);
-        assert!(NoKeyName::read(&encode(&[1; 9])).is_some());
+        assert_eq!(NoKeyName::parse(&encode(&[1; 170])), None);
+        assert!(NoKeyName::parse(&encode(&[1; 9])).is_some());
     }
 }

@@ -13,7 +13,7 @@ const MAGIC: u32 = 0x0B10_CA04;
 const TAIL_BYTES: usize = 8;
 
 /// Builds an empty block without a checksum.
-pub(crate) fn empty(block_bytes: usize) -> Vec<u8> {
+pub(crate) fn empty_block(block_bytes: usize) -> Vec<u8> {
     let mut block = vec![0; block_bytes];
     let _ = put32(&mut block, block_bytes.saturating_sub(TAIL_BYTES), MAGIC);
     block
@@ -24,7 +24,8 @@ pub(crate) fn empty(block_bytes: usize) -> Vec<u8> {
 /// # Errors
 /// [`Error::Corrupt`] if the magic number is wrong.
 pub(crate) fn read_entries(block: &[u8]) -> Result<Vec<(usize, InodeNumber)>> {
-    let (places, tail) = split(block).ok_or(Error::corrupt("file of orphans: block"))?;
+    let (places, tail) =
+        split_entries_and_tail(block).ok_or(Error::corrupt("file of orphans: block"))?;
     if le32(tail, 0) != Some(MAGIC) {
         return Err(Error::corrupt("file of orphans: magic number"));
     }
@@ -40,7 +41,8 @@ pub(crate) fn clear_entry(block: &mut [u8], nth: usize) {
 
 /// Returns true if the checksum of a block is valid; `seed` is the file's.
 pub(crate) fn has_valid_checksum(block: &[u8], seed: Checksum, at: FsBlock) -> bool {
-    split(block).is_some_and(|(_, tail)| le32(tail, 4) == checksum(block, seed, at))
+    split_entries_and_tail(block)
+        .is_some_and(|(_, tail)| le32(tail, 4) == checksum(block, seed, at))
 }
 
 /// Sets the checksum of a block.
@@ -52,11 +54,11 @@ pub(crate) fn set_checksum(block: &mut [u8], seed: Checksum, at: FsBlock) {
 }
 
 fn checksum(block: &[u8], seed: Checksum, at: FsBlock) -> Option<u32> {
-    Some(seed.update_u64(at.0).update(split(block)?.0).value())
+    Some(seed.update_u64(at.0).update(split_entries_and_tail(block)?.0).value())
 }
 
 /// Returns the slots of a block, and its tail.
-fn split(block: &[u8]) -> Option<(&[u8], &[u8])> {
+fn split_entries_and_tail(block: &[u8]) -> Option<(&[u8], &[u8])> {
     block.split_at_checked(block.len().checked_sub(TAIL_BYTES)?)
 }
 
@@ -65,7 +67,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_listed_is_struck_off() {
+    fn listed_orphan_is_cleared() {
         let mut block = vec![0; 1024];
         assert!(read_entries(&block).is_err() && read_entries(&block[..7]).is_err());
         block[1016..1020].copy_from_slice(&MAGIC.to_le_bytes());

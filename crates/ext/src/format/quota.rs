@@ -15,25 +15,25 @@ use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use super::{le32, put32};
-pub(crate) use build::{build, file_bytes};
+pub(crate) use build::{build_quota_file, file_bytes};
 
 use crate::{Error, Result};
 
 /// Bytes of a quota block, independent of the volume's block size.
 pub const BLOCK_BYTES: u32 = 1024;
 /// Block of the root.
-pub const ROOT: u32 = 1;
+pub const ROOT_BLOCK: u32 = 1;
 /// Levels of nodes above the entries, including the root.
-pub const LEVELS: u32 = 4;
+pub const TREE_LEVELS: u32 = 4;
 /// Version of the format.
 const VERSION: u32 = 1;
 /// Entries per block.
-const ENTRIES: usize = 14;
+const ENTRIES_PER_BLOCK: usize = 14;
 
 /// Inodes of the user and group quota files; the project file has any inode.
-pub(crate) const USERS: u32 = 3;
+pub(crate) const USER_QUOTA_INODE: u32 = 3;
 /// See [`USERS`].
-pub(crate) const GROUPS: u32 = 4;
+pub(crate) const GROUP_QUOTA_INODE: u32 = 4;
 
 /// Kind of quota owners.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -84,7 +84,7 @@ pub struct RawEntries {
     pub dqdh_entries: U16,
     pub dqdh_pad1: U16,
     pub dqdh_pad2: U32,
-    pub entries: [RawEntry; ENTRIES],
+    pub entries: [RawEntry; ENTRIES_PER_BLOCK],
 }
 
 /// On-disk entry.
@@ -108,14 +108,14 @@ const _: () = assert!(size_of::<RawEntries>() == BLOCK_BYTES as usize);
 
 /// Used inodes and bytes, or a change of them.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Usage {
+pub struct QuotaUsage {
     /// Inodes.
     pub inodes: i64,
     /// Bytes of allocated blocks.
     pub bytes: i64,
 }
 
-impl Usage {
+impl QuotaUsage {
     /// Adds two usages.
     #[must_use]
     pub const fn plus(self, other: Self) -> Self {
@@ -134,7 +134,7 @@ impl Usage {
 
 /// Contents of a header.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Header {
+pub struct QuotaHeader {
     /// Blocks of the file, including the header.
     pub blocks: u32,
     /// First free block; 0 for none.
@@ -143,7 +143,7 @@ pub struct Header {
     pub first_free_entry_block: u32,
 }
 
-impl Header {
+impl QuotaHeader {
     /// Parses the header of a file of `file_bytes`.
     ///
     /// # Errors
@@ -160,7 +160,7 @@ impl Header {
             first_free_entry_block: raw.dqi_free_entry.get(),
         };
         let bytes = u64::from(header.blocks).saturating_mul(BLOCK_BYTES.into());
-        if header.blocks <= ROOT || bytes > file_bytes {
+        if header.blocks <= ROOT_BLOCK || bytes > file_bytes {
             return Err(Error::corrupt("quota file: length"));
         }
         header.check_reference(header.first_free_block)?;
@@ -189,7 +189,7 @@ impl Header {
     pub fn check_reference(&self, reference: u32) -> Result<Option<u32>> {
         match reference {
             0 => Ok(None),
-            it if it > ROOT && it < self.blocks => Ok(Some(it)),
+            it if it > ROOT_BLOCK && it < self.blocks => Ok(Some(it)),
             _ => Err(Error::corrupt("quota file: reference")),
         }
     }
@@ -219,22 +219,22 @@ pub fn set_reference(node: &mut [u8], id: u32, level: u32, to: u32) {
 
 impl RawEntry {
     /// Marks the entry of id 0, because an entry of zeros is free.
-    const MARK: u64 = 1;
+    const ID_ZERO_MARK: u64 = 1;
 
     fn is_free(&self) -> bool {
         self.as_bytes().iter().all(|byte| *byte == 0)
     }
 
-    fn count(&mut self, usage: Usage) {
+    fn add_usage(&mut self, usage: QuotaUsage) {
         let sum = |old: U64, change: i64| U64::new(old.get().saturating_add_signed(change));
         self.dqb_curinodes = sum(self.dqb_curinodes, usage.inodes);
         self.dqb_curspace = sum(self.dqb_curspace, usage.bytes);
         let has_limit = self.dqb_isoftlimit.get() != 0;
-        if self.dqb_itime.get() == Self::MARK && !has_limit {
+        if self.dqb_itime.get() == Self::ID_ZERO_MARK && !has_limit {
             self.dqb_itime.set(0);
         }
         if self.is_free() {
-            self.dqb_itime.set(Self::MARK);
+            self.dqb_itime.set(Self::ID_ZERO_MARK);
         }
     }
 }
@@ -268,9 +268,9 @@ impl RawEntries {
     }
 
     /// Adds usage to the entry found by [`RawEntries::find`].
-    pub fn count(&mut self, nth: usize, usage: Usage) {
+    pub fn add_usage_at(&mut self, nth: usize, usage: QuotaUsage) {
         if let Some(entry) = self.entries.get_mut(nth) {
-            entry.count(usage);
+            entry.add_usage(usage);
         }
     }
 
@@ -286,10 +286,10 @@ impl RawEntries {
     }
 
     /// Adds an entry in a free slot; returns true if another slot is free.
-    pub fn add(&mut self, id: u32, usage: Usage) -> bool {
+    pub fn add(&mut self, id: u32, usage: QuotaUsage) -> bool {
         if let Some(entry) = self.entries.iter_mut().find(|entry| entry.is_free()) {
             entry.dqb_id.set(id);
-            entry.count(usage);
+            entry.add_usage(usage);
             self.dqdh_entries.set(self.dqdh_entries.get().saturating_add(1));
         }
         usize::from(self.dqdh_entries.get()) < self.entries.len()
@@ -301,7 +301,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_id_is_a_path_of_four_bytes() {
+    fn tree_path_of_id_has_four_bytes() {
         let mut node = vec![0; 1024];
         for (level, nth) in [(0, 0x12), (1, 0x34), (2, 0x56), (3, 0x78)] {
             set_reference(&mut node, 0x1234_5678, level, 7);
@@ -312,19 +312,19 @@ mod tests {
     }
 
     #[test]
-    fn entries_are_found_counted_and_never_all_zeros() {
+    fn entries_are_found_and_never_all_zero() {
         let mut bytes = vec![0; 1024];
         let entries = RawEntries::view_mut(&mut bytes).unwrap();
         assert_eq!(entries.find(0), None, "zeros are no entry of the superuser");
-        let one = Usage { inodes: 1, bytes: 4096 };
+        let one = QuotaUsage { inodes: 1, bytes: 4096 };
         for id in 0..13 {
             assert!(entries.add(id, one));
         }
         assert!(!entries.add(13, one), "that was the last one");
         assert_eq!(entries.has_free_entry(), Ok(false));
-        entries.count(0, one.negated());
+        entries.add_usage_at(0, one.negated());
         assert_eq!(entries.find(0), Some(0), "it has nothing, and is an entry");
-        entries.count(0, one);
+        entries.add_usage_at(0, one);
         let again = entries.entries.first().unwrap();
         assert_eq!((again.dqb_curspace.get(), again.dqb_itime.get()), (4096, 0));
         entries.dqdh_entries.set(3);
@@ -334,22 +334,25 @@ mod tests {
     }
 
     #[test]
-    fn a_header_is_of_one_kind_and_within_its_file() {
+    fn header_checks_type_and_file_size() {
         let mut bytes = vec![0; 1024];
         let (raw, _) = RawQuotaHeader::mut_from_prefix(&mut bytes).unwrap();
         raw.dqh_magic.set(QuotaType::Group.magic());
         raw.dqh_version.set(1);
         raw.dqi_blocks.set(6);
         raw.dqi_free_entry.set(5);
-        let header = Header::check(&bytes, QuotaType::Group, 6144).unwrap();
-        assert_eq!(header, Header { blocks: 6, first_free_block: 0, first_free_entry_block: 5 });
-        assert!(Header::check(&bytes, QuotaType::User, 6144).is_err());
-        assert!(Header::check(&bytes, QuotaType::Group, 6143).is_err());
+        let header = QuotaHeader::check(&bytes, QuotaType::Group, 6144).unwrap();
+        assert_eq!(
+            header,
+            QuotaHeader { blocks: 6, first_free_block: 0, first_free_entry_block: 5 }
+        );
+        assert!(QuotaHeader::check(&bytes, QuotaType::User, 6144).is_err());
+        assert!(QuotaHeader::check(&bytes, QuotaType::Group, 6143).is_err());
         for wrong in [1, 6, u32::MAX] {
             assert!(header.check_reference(wrong).is_err());
         }
         assert_eq!((header.check_reference(0), header.check_reference(5)), (Ok(None), Ok(Some(5))));
-        Header { first_free_block: 6, ..header }.write(&mut bytes);
-        assert!(Header::check(&bytes, QuotaType::Group, 6144).is_err());
+        QuotaHeader { first_free_block: 6, ..header }.write(&mut bytes);
+        assert!(QuotaHeader::check(&bytes, QuotaType::Group, 6144).is_err());
     }
 }

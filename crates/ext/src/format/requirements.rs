@@ -18,7 +18,7 @@ pub(crate) enum Feature {
 
 /// A requirement of a feature.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Need {
+pub(crate) enum FeatureRequirement {
     With(Feature),
     Without(Feature),
     /// Minimum inode size in bytes.
@@ -38,22 +38,26 @@ pub(crate) enum Enforcer {
 
 /// A requirement of one feature.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Rule {
+pub(crate) struct FeatureRule {
     pub(crate) feature: Feature,
-    pub(crate) need: Need,
+    pub(crate) need: FeatureRequirement,
     enforcers: &'static [Enforcer],
 }
 
 use Enforcer::{Checker, Maker, Writer};
 use Feature::{C, I, R};
-use Need::{InodeBytes, With, Without};
+use FeatureRequirement::{InodeBytes, With, Without};
 
-const fn rule(feature: Feature, need: Need, askers: &'static [Enforcer]) -> Rule {
-    Rule { feature, need, enforcers: askers }
+const fn rule(
+    feature: Feature,
+    need: FeatureRequirement,
+    askers: &'static [Enforcer],
+) -> FeatureRule {
+    FeatureRule { feature, need, enforcers: askers }
 }
 
 /// All rules.
-const RULES: &[Rule] = &[
+const FEATURE_RULES: &[FeatureRule] = &[
     rule(
         R(ReadOnlyCompatible::METADATA_CSUM),
         Without(R(ReadOnlyCompatible::GDT_CSUM)),
@@ -75,18 +79,18 @@ pub(crate) fn violated_rules(
     asker: Enforcer,
     features: [u32; 3],
     inode_bytes: u32,
-) -> impl Iterator<Item = Rule> {
-    let is_met = move |need: Need| match need {
+) -> impl Iterator<Item = FeatureRule> {
+    let is_met = move |need: FeatureRequirement| match need {
         With(other) => other.is_set_in(features),
         Without(other) => !other.is_set_in(features),
         InodeBytes(least) => inode_bytes >= least,
     };
-    let rules = RULES.iter().filter(move |rule| rule.enforcers.contains(&asker)).copied();
+    let rules = FEATURE_RULES.iter().filter(move |rule| rule.enforcers.contains(&asker)).copied();
     rules.filter(move |rule| rule.feature.is_set_in(features) && !is_met(rule.need))
 }
 
 impl Feature {
-    pub(crate) fn named(name: &str) -> Option<Self> {
+    pub(crate) fn from_name(name: &str) -> Option<Self> {
         Compatible::named(name)
             .map(Self::C)
             .or_else(|| Incompatible::named(name).map(Self::I))
@@ -102,7 +106,7 @@ impl Feature {
         }
     }
 
-    pub(crate) fn is_in(self, raw: &RawSuperblock) -> bool {
+    pub(crate) fn is_enabled_in(self, raw: &RawSuperblock) -> bool {
         self.is_set_in(raw.features())
     }
 
@@ -146,9 +150,9 @@ impl fmt::Display for Feature {
     }
 }
 
-impl Rule {
+impl FeatureRule {
     /// Returns the conflicting features, in the checker's notation.
-    pub(crate) fn conflict(&self) -> String {
+    pub(crate) fn conflict_text(&self) -> String {
         let feature = self.feature;
         match self.need {
             With(other) => format!("{feature}, ^{other}"),
@@ -159,7 +163,7 @@ impl Rule {
 }
 
 /// Formats a rule as `64bit needs extent`.
-impl fmt::Display for Rule {
+impl fmt::Display for FeatureRule {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let feature = self.feature;
         match self.need {

@@ -367,8 +367,8 @@ impl RawSuperblock {
         let incompatible = Incompatible::from_bits_retain(incompatible);
         let read_only_compatible = ReadOnlyCompatible::from_bits_retain(read_only_compatible);
         check_features(incompatible)?;
-        self.refuse_encodings(incompatible)?;
-        let checksum_seed = self.verify(incompatible, read_only_compatible)?;
+        self.check_encoding(incompatible)?;
+        let checksum_seed = self.verify_checksum(incompatible, read_only_compatible)?;
         let wide = incompatible.contains(Incompatible::SIXTY_FOUR_BIT);
         let join = |low: U32, high: U32| {
             u64::from(low.get()) | if wide { u64::from(high.get()) << 32 } else { 0 }
@@ -445,8 +445,8 @@ impl RawSuperblock {
             clean: state & STATE_CLEAN != 0,
             errors: state & STATE_ERRORS != 0,
             uuid: self.s_uuid,
-            label: text(&self.s_volume_name),
-            last_mounted: text(&self.s_last_mounted),
+            label: bytes_before_nul(&self.s_volume_name),
+            last_mounted: bytes_before_nul(&self.s_last_mounted),
             hash_seed: HashSeed::new(self.s_hash_seed.map(U32::get)),
             default_hash_version: self.s_def_hash_version,
             hash_unsigned: self.s_flags.get() & FLAG_UNSIGNED_HASH != 0,
@@ -467,7 +467,7 @@ impl RawSuperblock {
             backup_groups: self.s_backup_bgs.map(U32::get),
             overhead_clusters: self.s_overhead_blocks.get(),
             checksum_seed,
-            value_seed: self.seed(incompatible),
+            value_seed: self.checksum_seed(incompatible),
             cluster_blocks,
             flex_groups: self.flex_groups(incompatible),
             mmp_block: (incompatible.contains(Incompatible::MMP) && self.s_mmp_block.get() != 0)
@@ -483,7 +483,7 @@ impl RawSuperblock {
     }
 
     /// Verifies the superblock's checksum, if any; returns the seed of other checksums.
-    fn verify(
+    fn verify_checksum(
         &self,
         incompatible: Incompatible,
         read_only_compatible: ReadOnlyCompatible,
@@ -498,18 +498,18 @@ impl RawSuperblock {
         if self.s_checksum.get() != self.checksum() {
             return Err(Error::corrupt(WRONG_CHECKSUM));
         }
-        Ok(Some(self.seed(incompatible)))
+        Ok(Some(self.checksum_seed(incompatible)))
     }
 
     /// Returns the seed of metadata checksums.
-    fn seed(&self, incompatible: Incompatible) -> Checksum {
+    fn checksum_seed(&self, incompatible: Incompatible) -> Checksum {
         match incompatible.contains(Incompatible::CSUM_SEED) {
             true => Checksum::seeded(self.s_checksum_seed.get()),
             false => Checksum::new().update(&self.s_uuid),
         }
     }
 
-    fn refuse_encodings(&self, incompatible: Incompatible) -> Result<()> {
+    fn check_encoding(&self, incompatible: Incompatible) -> Result<()> {
         let encoding = self.s_encoding.get();
         if incompatible.contains(Incompatible::CASEFOLD) && encoding != casefold::UTF8 {
             return Err(Error::Unsupported { feature: format!("needs: encoding {encoding}") });
@@ -595,7 +595,7 @@ fn check_features(incompatible: Incompatible) -> Result<()> {
 }
 
 /// Returns the bytes before the first NUL.
-fn text(field: &[u8]) -> Vec<u8> {
+fn bytes_before_nul(field: &[u8]) -> Vec<u8> {
     field.iter().copied().take_while(|byte| *byte != 0).collect()
 }
 
@@ -642,7 +642,7 @@ impl Superblock {
     }
 
     /// Returns the checksum seed of a file's metadata, on volumes with checksums.
-    pub fn checksum_of_file(&self, file: FileId) -> Option<Checksum> {
+    pub fn file_checksum_seed(&self, file: FileId) -> Option<Checksum> {
         self.checksum_seed.map(|seed| seed.update_u32(file.inode).update_u32(file.generation))
     }
 
@@ -696,7 +696,7 @@ impl Superblock {
 mod tests {
     use super::*;
 
-    fn sane() -> Vec<u8> {
+    fn valid_superblock_bytes() -> Vec<u8> {
         let mut bytes = vec![0; LEN_BYTES];
         let mut put =
             |at: usize, value: u32| bytes[at..at + 4].copy_from_slice(&value.to_le_bytes());
@@ -709,21 +709,21 @@ mod tests {
         bytes
     }
 
-    fn with(at: usize, value: u32) -> Result<Superblock> {
-        let mut bytes = sane();
+    fn parse_with_field(at: usize, value: u32) -> Result<Superblock> {
+        let mut bytes = valid_superblock_bytes();
         bytes[at..at + 4].copy_from_slice(&value.to_le_bytes());
         RawSuperblock::view(&bytes)?.check()
     }
 
     #[test]
-    fn revision_zero_has_its_fixed_sizes() {
-        let sane = RawSuperblock::view(&sane()).unwrap().check().unwrap();
+    fn revision_0_has_fixed_sizes() {
+        let sane = RawSuperblock::view(&valid_superblock_bytes()).unwrap().check().unwrap();
         assert_eq!((sane.inode_bytes, sane.first_inode), (128, InodeNumber(11)));
         assert_eq!((sane.block_bytes, sane.groups), (1024, 1));
     }
 
     #[test]
-    fn every_number_that_is_computed_with_is_checked() {
+    fn every_used_field_is_checked() {
         for (at, value) in [
             (0x00, 0),
             (0x00, 127),
@@ -737,22 +737,25 @@ mod tests {
             (0x28, 0),
             (0x28, 8193),
         ] {
-            assert!(matches!(with(at, value), Err(Error::Corrupt { .. })), "{at:#x} = {value}");
+            assert!(
+                matches!(parse_with_field(at, value), Err(Error::Corrupt { .. })),
+                "{at:#x} = {value}"
+            );
         }
-        assert_eq!(with(0x38, 0).unwrap_err(), Error::NotExt);
+        assert_eq!(parse_with_field(0x38, 0).unwrap_err(), Error::NotExt);
     }
 
     #[test]
-    fn the_check_hears_how_many_inodes_there_should_be() {
-        let mut bytes = sane();
+    fn lenient_check_accepts_wrong_inode_count() {
+        let mut bytes = valid_superblock_bytes();
         bytes[0] = 127;
         let understood = RawSuperblock::view(&bytes).unwrap().check_lenient().unwrap();
         assert_eq!((understood.inodes, understood.inodes_in_groups()), (127, 128));
     }
 
     #[test]
-    fn what_is_missing_is_named_in_one_list() {
-        let mut bytes = sane();
+    fn unsupported_features_are_listed_together() {
+        let mut bytes = valid_superblock_bytes();
         bytes[0x4C] = 1;
         bytes[0x58] = 128;
         bytes[0x54] = 11;

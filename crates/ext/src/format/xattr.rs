@@ -56,7 +56,7 @@ impl<'a> Xattr<'a> {
     }
 
     /// Returns true if `name` is the full name.
-    pub fn is(&self, name: &[u8]) -> bool {
+    pub fn has_name(&self, name: &[u8]) -> bool {
         name.strip_prefix(self.prefix) == Some(self.suffix)
     }
 
@@ -234,7 +234,7 @@ pub(crate) fn inline_value(body: &[u8]) -> Option<std::ops::Range<usize>> {
 ///
 /// # Errors
 /// [`Error::Unsupported`] if not; [`Error::Misuse`] for a prefix without a name.
-pub fn is_name(name: &[u8]) -> Result<()> {
+pub fn check_name(name: &[u8]) -> Result<()> {
     let mut prefixes = (0..=8u8).filter_map(prefix);
     if prefixes.any(|prefix| prefix.ends_with(b".") && prefix == name) {
         return Err(Error::Misuse("an extended attribute needs a name behind its prefix"));
@@ -394,7 +394,7 @@ pub fn encode_block(attributes: &[NewXattr], block_bytes: u32, owners: u32) -> V
     };
     let mut block: Vec<u8> =
         [MAGIC, owners, 1, all, 0, 0, 0, 0].into_iter().flat_map(u32::to_le_bytes).collect();
-    block.extend(encode(
+    block.extend(encode_entries(
         attributes,
         &hashes,
         len.saturating_sub(BLOCK_HEAD_BYTES),
@@ -406,17 +406,17 @@ pub fn encode_block(attributes: &[NewXattr], block_bytes: u32, owners: u32) -> V
 /// Builds the list behind the fields of an inode; the attributes must fit.
 pub fn encode_body(attributes: &[NewXattr], inode_bytes: u32) -> Vec<u8> {
     let none = vec![0; attributes.len()];
-    encode(attributes, &none, inode_capacity(inode_bytes).saturating_add(4), 0)
+    encode_entries(attributes, &none, inode_capacity(inode_bytes).saturating_add(4), 0)
 }
 
 /// Builds a list of `room` bytes in an inode; the attributes must fit.
 pub(crate) fn encode_list(attributes: &[NewXattr], room: usize) -> Vec<u8> {
-    encode(attributes, &vec![0; attributes.len()], room, 0)
+    encode_entries(attributes, &vec![0; attributes.len()], room, 0)
 }
 
 /// Encodes entries from the front and values from the end of `len` bytes; `base` is their start in
 /// the buffer that value offsets count from.
-fn encode(attributes: &[NewXattr], hashes: &[u32], len: usize, base: usize) -> Vec<u8> {
+fn encode_entries(attributes: &[NewXattr], hashes: &[u32], len: usize, base: usize) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(len);
     let mut end = len;
     let mut values: Vec<(usize, &[u8])> = Vec::new();
@@ -451,7 +451,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_list_is_read_up_to_its_damage() {
+    fn list_is_read_up_to_damage() {
         let mut body = vec![0; 96];
         body[0..4].copy_from_slice(&[3, 1, 90, 0]);
         body[8] = 5;
@@ -461,13 +461,13 @@ mod tests {
         let found: Vec<_> = XattrList::from_inode(&body).collect();
         assert_eq!(found.len(), 2);
         let first = found[0].as_ref().unwrap();
-        assert!(first.is(b"user.abc") && !first.is(b"user.ab"));
+        assert!(first.has_name(b"user.abc") && !first.has_name(b"user.ab"));
         assert_eq!(first.value().unwrap(), b"value");
         assert!(found[1].is_err());
     }
 
     #[test]
-    fn what_is_encoded_is_read_back() {
+    fn encoded_lists_are_read_back() {
         let new = |name: &[u8], value: &[u8]| NewXattr::new(name, value).unwrap().unwrap();
         let mut all =
             vec![new(b"user.b", b"12345"), new(b"user.empty", b""), new(b"security.x", b"v")];

@@ -58,7 +58,7 @@ impl CowDisk {
                 let mut bytes = vec![0; len].into_boxed_slice();
                 write.block.copy_out(nth.saturating_mul(len), &mut bytes);
                 let mut kept = self.changed.lock();
-                kept.insert(first.saturating_add(nth as u64), SharedBytes::owned(bytes));
+                kept.insert(first.saturating_add(nth as u64), SharedBytes::from_owned_bytes(bytes));
                 if kept.len() > self.max_blocks {
                     return Err(Error::ServiceEnded);
                 }

@@ -28,7 +28,7 @@ use crate::format::inode;
 use crate::format::inode_slot::InodeSlot;
 use crate::format::jbd2::JournalIncompatible;
 use crate::format::jbd2::fast_commit::{
-    DentryChange, FastCommitRecord, FastCommitScan, has_tail, records,
+    DentryChange, FastCommitRecord, FastCommitScan, has_tail, parse_records,
 };
 use crate::format::superblock::Superblock;
 use crate::map::edit::AllocationPolicy;
@@ -51,7 +51,7 @@ const REPLAY_OPTIONS: OpenOptions = OpenOptions {
 const MAX_REPLAY_BYTES: u64 = 64 << 20;
 
 /// Summary of a log's fast commits.
-pub(super) struct Survey {
+pub(super) struct FastCommitSummary {
     /// Number of valid records.
     pub(super) records: u64,
     /// Damage that makes committed records invalid.
@@ -62,8 +62,8 @@ pub(super) struct Survey {
 ///
 /// # Errors
 /// An error of the device.
-pub(super) fn survey(log: &JournalFile, next: u32) -> Result<Survey> {
-    let mut survey = Survey { records: 0, damage: None };
+pub(super) fn summarize_fast_commits(log: &JournalFile, next: u32) -> Result<FastCommitSummary> {
+    let mut survey = FastCommitSummary { records: 0, damage: None };
     let super_ = &log.super_;
     if super_.start.is_none() || !super_.incompatible.contains(JournalIncompatible::FAST_COMMIT) {
         return Ok(survey);
@@ -82,7 +82,7 @@ pub(super) fn survey(log: &JournalFile, next: u32) -> Result<Survey> {
         return Ok(survey);
     }
     // A tail is durable only after the records that it ends.
-    let mut behind = counting.counted_bytes();
+    let mut behind = counting.valid_commit_bytes();
     for at in places {
         if has_tail(&log.read(at)?, behind, next) {
             survey.damage = Some(JournalDamage { what, at });
@@ -140,7 +140,7 @@ pub(super) fn replay_fast_commits(
                 break;
             }
             let block = log.read(at)?;
-            for record in records(&block).take(saturating_usize(left)) {
+            for record in parse_records(&block).take(saturating_usize(left)) {
                 left -= 1;
                 each(record?)?;
             }
@@ -235,13 +235,13 @@ impl Transaction<'_> {
         raw: &[u8],
         dead: &mut BTreeSet<InodeNumber>,
     ) -> Result<()> {
-        let damaged = || Error::corrupt("journal: inode of a fast commit").of_inode(number);
+        let damaged = || Error::corrupt("journal: inode of a fast commit").with_inode(number);
         let is_ours = number < self.volume.super_.first_inode && number != InodeNumber::ROOT;
         if is_ours || raw.len() > saturating_usize(self.volume.super_.inode_bytes.into()) {
             return Err(damaged());
         }
         let mut copy = raw.to_vec();
-        let new = InodeSlot::of(&mut copy)?;
+        let new = InodeSlot::from_bytes(&mut copy)?;
         let (mode, links, generation) = (new.mode(), new.links(), new.generation());
         let (flags, attributes) = (new.flags(), new.xattr_block());
         let kind = FileType::from_mode(mode.into()).ok_or_else(damaged)?;
@@ -284,14 +284,14 @@ impl Transaction<'_> {
         let parent = self.read_inode_unchecked(dir)?;
         let kind = self.read_inode_unchecked(inode)?.kind;
         if parent.kind != FileType::Directory || dir == inode {
-            return Err(Error::corrupt("journal: name of a fast commit").of_inode(dir));
+            return Err(Error::corrupt("journal: name of a fast commit").with_inode(dir));
         }
         let is_dir = kind == FileType::Directory;
         if is_dir && is_first && self.lookup_block(inode, 0)?.is_none() {
             self.init_directory(inode, dir)?;
         }
         let parent = self.directory(dir)?;
-        let Err(place) = self.find_or_slot(&parent, name)? else { return Ok(()) };
+        let Err(place) = self.find_name_or_slot(&parent, name)? else { return Ok(()) };
         self.check_free_blocks(place.max_blocks(), true)?;
         self.insert_name(dir, place, name, inode, kind)?;
         match (is_dir, is_first) {
@@ -331,7 +331,7 @@ impl Transaction<'_> {
             return Ok(());
         }
         let parent = self.directory(dir)?;
-        let Ok(spot) = self.find_or_slot(&parent, name)? else { return Ok(()) };
+        let Ok(spot) = self.find_name_or_slot(&parent, name)? else { return Ok(()) };
         if spot.found.inode != inode {
             return Ok(());
         }

@@ -30,8 +30,8 @@ const MINIMAL_OPTIONS: OpenOptions = OpenOptions {
     read_ahead_bytes: 0,
 };
 /// Limit of the journal's block runs.
-const MAX_RUNS: usize = 1 << 16;
-const MISSING: &str = "journal: a block of its file is missing";
+const MAX_JOURNAL_RUNS: usize = 1 << 16;
+const MISSING_BLOCK: &str = "journal: a block of its file is missing";
 /// Size of one replay write, in bytes.
 const REPLAY_WRITE_BYTES: usize = 1 << 20;
 
@@ -58,18 +58,18 @@ impl JournalFile {
         let plain = Volume::open_unreplayed(disk.clone(), MINIMAL_OPTIONS, volume.clone());
         let node = plain.inode(inode).map_err(|error| match error {
             Error::NotFound if volume.journal_device != 0 => unusable_journal_error(volume),
-            Error::NotFound => Error::corrupt("journal: its inode is unused").of_inode(inode),
+            Error::NotFound => Error::corrupt("journal: its inode is unused").with_inode(inode),
             other => other,
         })?;
         let blocks = node.size_bytes.checked_div(volume.block_bytes.into()).unwrap_or(0);
         let mut runs = journal_runs(&plain, &node, FileBlock(0)..FileBlock(1))?;
         let Some(Run { location: BlockLocation::Mapped(first), .. }) = runs.pop() else {
-            return Err(Error::corrupt(MISSING).of_inode(inode));
+            return Err(Error::corrupt(MISSING_BLOCK).with_inode(inode));
         };
         let first = read_block(&*disk, volume, first)?;
         let super_ = RawJournalSuperblock::view(&first)
             .and_then(|raw| raw.check(volume.block_bytes, blocks.min(plain.disk_blocks())))
-            .map_err(|error| error.of_inode(inode))?;
+            .map_err(|error| error.with_inode(inode))?;
         let runs = self::journal_runs(&plain, &node, FileBlock(0)..FileBlock(super_.len))?;
         let blocks = |run: &Run| match run.location {
             BlockLocation::Mapped(first) => Some(first.0..first.offset(run.blocks.into()).0),
@@ -114,10 +114,10 @@ impl JournalFile {
     }
 
     /// Returns the error for damage of the log.
-    pub(crate) fn error(&self, damage: JournalDamage) -> Error {
+    pub(crate) fn damage_error(&self, damage: JournalDamage) -> Error {
         let error = Error::corrupt(damage.what);
         match self.volume_block(damage.at) {
-            Some(block) => error.in_block(block),
+            Some(block) => error.with_block(block),
             None => error,
         }
     }
@@ -147,7 +147,7 @@ impl JournalFile {
         sender.send(writes, false)?;
 
         let mut first = self.first.clone();
-        let at = self.volume_block(0).ok_or(Error::corrupt(MISSING))?;
+        let at = self.volume_block(0).ok_or(Error::corrupt(MISSING_BLOCK))?;
         let mut next = found.next;
         if !more.is_empty() {
             // The fast commits stay valid until transaction `next` is in the log.
@@ -195,10 +195,14 @@ impl JournalFile {
 
 impl LogSource for JournalFile {
     fn read(&self, at: u32) -> Result<SharedBytes> {
-        read_block(&*self.disk, &self.volume, self.volume_block(at).ok_or(Error::corrupt(MISSING))?)
+        read_block(
+            &*self.disk,
+            &self.volume,
+            self.volume_block(at).ok_or(Error::corrupt(MISSING_BLOCK))?,
+        )
     }
 
-    fn copy_problem(&self, block: u64) -> Option<&'static str> {
+    fn invalid_target_reason(&self, block: u64) -> Option<&'static str> {
         if block >= self.volume.blocks {
             return Some("journal: a copy of a block that the volume does not have");
         }
@@ -260,10 +264,10 @@ fn journal_runs(volume: &Volume, node: &Inode, range: Range<FileBlock>) -> Resul
         all.extend(volume.map_runs(node, at, end)?);
         if all.iter().rev().take(saturating_usize(SEGMENT_BLOCKS.into())).any(|run| !is_mapped(run))
         {
-            return Err(Error::corrupt(MISSING).of_inode(node.number));
+            return Err(Error::corrupt(MISSING_BLOCK).with_inode(node.number));
         }
-        if all.len() > MAX_RUNS {
-            let feature = format!("needs: a journal in at most {MAX_RUNS} pieces");
+        if all.len() > MAX_JOURNAL_RUNS {
+            let feature = format!("needs: a journal in at most {MAX_JOURNAL_RUNS} pieces");
             return Err(Error::Unsupported { feature });
         }
         at = end;
@@ -279,7 +283,7 @@ fn is_mapped(run: &Run) -> bool {
 fn read_block(disk: &dyn Disk, volume: &Superblock, block: FsBlock) -> Result<SharedBytes> {
     let len_bytes = u64::from(volume.block_bytes);
     let bytes = read_bytes(disk, Extent::new(block.0.saturating_mul(len_bytes), len_bytes))?;
-    Ok(SharedBytes::owned(bytes.into_boxed_slice()))
+    Ok(SharedBytes::from_owned_bytes(bytes.into_boxed_slice()))
 }
 
 /// Reads bytes of a disk, aligned to sectors or not.

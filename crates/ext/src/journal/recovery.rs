@@ -20,8 +20,8 @@ use std::time::Duration;
 use crate::blocks::data::SharedBytes;
 use crate::format::jbd2::blocks::header;
 use crate::format::jbd2::{
-    BlockType, ChecksumState, CommitBlock, JournalChecksums, JournalIncompatible,
-    JournalSuperblock, Tag, crc32_be,
+    BlockTag, BlockType, ChecksumState, CommitBlock, JournalChecksums, JournalIncompatible,
+    JournalSuperblock, crc32_be,
 };
 use crate::{FsBlock, Result};
 
@@ -52,7 +52,7 @@ pub(crate) trait LogSource {
     /// Reads a log block.
     fn read(&self, at: u32) -> Result<SharedBytes>;
     /// Returns the reason why the log must not have a copy of this volume block, if any.
-    fn copy_problem(&self, block: u64) -> Option<&'static str>;
+    fn invalid_target_reason(&self, block: u64) -> Option<&'static str>;
     /// Returns the mount time of the volume: its later commits are not older.
     fn mount_time(&self) -> Duration;
 }
@@ -106,7 +106,7 @@ pub(crate) fn scan_log(journal: &JournalSuperblock, source: &dyn LogSource) -> R
     }
     for (nth, at) in scan.revokes {
         let block = source.read(at)?;
-        for block in journal.format.revokes(&block).into_iter().flatten() {
+        for block in journal.format.parse_revokes(&block).into_iter().flatten() {
             if found.copies.get(&block).is_some_and(|copy| copy.nth <= nth) {
                 found.copies.remove(&block);
             }
@@ -179,7 +179,7 @@ impl LogScan<'_> {
                 if form.checksums == JournalChecksums::Commit {
                     self.pending.sum = crc32_be(self.pending.sum, &block);
                 }
-                for tag in form.tags(&block) {
+                for tag in form.parse_tags(&block) {
                     if !self.consume_copy(&tag, at)? {
                         return Ok(ScanStep::Stop);
                     }
@@ -190,7 +190,7 @@ impl LogScan<'_> {
                 if form.verify_tail(&block) != ChecksumState::Valid {
                     return Ok(self.checksum_failure("journal: checksum of a revoke block", at));
                 }
-                if form.revokes(&block).is_none() {
+                if form.parse_revokes(&block).is_none() {
                     self.record_damage("journal: length of a revoke block", at);
                 }
                 self.pending.revokes.push(at);
@@ -248,7 +248,7 @@ impl LogScan<'_> {
 
     /// Scans the copy of one tag of the descriptor at `descriptor`; returns `false` if the log
     /// ends.
-    fn consume_copy(&mut self, tag: &Tag, descriptor: u32) -> Result<bool> {
+    fn consume_copy(&mut self, tag: &BlockTag, descriptor: u32) -> Result<bool> {
         let (at, form) = (self.at, &self.journal.format);
         if form.checksums == JournalChecksums::None {
             if !self.advance() {
@@ -264,7 +264,7 @@ impl LogScan<'_> {
                 _ => {}
             }
         }
-        if let Some(what) = self.source.copy_problem(tag.block) {
+        if let Some(what) = self.source.invalid_target_reason(tag.block) {
             self.record_damage(what, descriptor);
         }
         self.pending.copies.push((tag.block, at, tag.escaped));

@@ -48,7 +48,7 @@ impl ReplayedDisk {
     /// Overwrites the blocks of an extent that have logged copies.
     fn apply_copies(&self, at: Extent, into: &mut Block) -> Result<(), Error> {
         let end = at.start_bytes.saturating_add(at.len_bytes);
-        for (block, copy) in self.found.copies_in(self.blocks_of(at)) {
+        for (block, copy) in self.found.copies_in(self.blocks_in_extent(at)) {
             let bytes = self.read_copy(copy.at, copy.escaped)?;
             let start = block.0.saturating_mul(self.block_bytes);
             let from = at.start_bytes.max(start);
@@ -61,7 +61,7 @@ impl ReplayedDisk {
     }
 
     /// Returns the volume blocks that an extent overlaps.
-    fn blocks_of(&self, at: Extent) -> std::ops::Range<FsBlock> {
+    fn blocks_in_extent(&self, at: Extent) -> std::ops::Range<FsBlock> {
         let end = at.start_bytes.saturating_add(at.len_bytes);
         let first = at.start_bytes.checked_div(self.block_bytes).unwrap_or(0);
         FsBlock(first)..FsBlock(end.div_ceil(self.block_bytes.max(1)))
@@ -74,7 +74,7 @@ impl Disk for ReplayedDisk {
     }
 
     fn read(&self, at: Extent, into: Block, urgency: Urgency) -> Pending<ReadAnswer> {
-        if self.found.copies_in(self.blocks_of(at)).next().is_none() {
+        if self.found.copies_in(self.blocks_in_extent(at)).next().is_none() {
             return self.disk.read(at, into, urgency);
         }
         let renewed = self.disk.read_now(at, into).and_then(|mut block| {

@@ -18,7 +18,7 @@ use std::time::Duration;
 use super::journal_file::JournalFile;
 use crate::blocks::data::SharedBytes;
 use crate::format::jbd2::blocks::{escape, needs_escape};
-use crate::format::jbd2::{JournalChecksums, JournalFormat, Tag, crc32_be};
+use crate::format::jbd2::{BlockTag, JournalChecksums, JournalFormat, crc32_be};
 use crate::units::{saturating_u32, saturating_usize};
 use crate::{Error, Result};
 
@@ -76,13 +76,13 @@ pub(crate) fn lay_out_transaction(
     for some in contents.revoked.chunks(form.revokes_per_block().max(1)) {
         let block = form.build_revoke(sequence, some);
         let at = laid.advance(log)?;
-        laid.first.insert(at, owned(block));
+        laid.first.insert(at, to_shared_bytes(block));
     }
     let at = laid.advance(log)?;
     if form.has_commit_checksum() && log.sector_bytes() < form.block_bytes {
-        laid.first.insert(at, owned(vec![0; saturating_usize(form.block_bytes.into())]));
+        laid.first.insert(at, to_shared_bytes(vec![0; saturating_usize(form.block_bytes.into())]));
     }
-    laid.commit.insert(at, owned(form.build_commit(sequence, time, sum)));
+    laid.commit.insert(at, to_shared_bytes(form.build_commit(sequence, time, sum)));
     Ok(laid)
 }
 
@@ -116,7 +116,11 @@ impl TransactionLayout {
                 if escaped {
                     escape(copy.make_mut());
                 }
-                tags.push(Tag { block: *block, escaped, sum: form.tag_checksum(sequence, &copy) });
+                tags.push(BlockTag {
+                    block: *block,
+                    escaped,
+                    sum: form.tag_checksum(sequence, &copy),
+                });
                 let at = self.advance(log)?;
                 self.first.insert(at, copy.clone());
                 copies.push(copy);
@@ -126,12 +130,12 @@ impl TransactionLayout {
                 sum = crc32_be(sum, &descriptor);
                 sum = copies.iter().fold(sum, |sum, copy| crc32_be(sum, copy));
             }
-            self.first.insert(at, owned(descriptor));
+            self.first.insert(at, to_shared_bytes(descriptor));
         }
         Ok(sum)
     }
 }
 
-fn owned(block: Vec<u8>) -> SharedBytes {
-    SharedBytes::owned(block.into_boxed_slice())
+fn to_shared_bytes(block: Vec<u8>) -> SharedBytes {
+    SharedBytes::from_owned_bytes(block.into_boxed_slice())
 }

@@ -11,7 +11,7 @@
 )]
 
 use super::pointers::{IndirectPath, addresses_per_block, block_to_path};
-use crate::format::inode::{DIRECT, POINTERS};
+use crate::format::inode::{DIRECT_POINTERS, POINTERS};
 use crate::units::{saturating_u32, saturating_usize};
 
 /// One part of a new map, in allocation order.
@@ -44,7 +44,7 @@ struct OpenIndirectBlock {
 pub(crate) fn indirect_blocks(runs: &[(u32, u32)], block_bytes: u32) -> u64 {
     let fan_out = addresses_per_block(block_bytes);
     let mut count = 0;
-    let mut start = u64::from(DIRECT);
+    let mut start = u64::from(DIRECT_POINTERS);
     for levels in 1..=3u32 {
         let end = start.saturating_add(fan_out.saturating_pow(levels));
         for depth in 1..=levels {
@@ -68,7 +68,7 @@ pub(crate) fn indirect_blocks(runs: &[(u32, u32)], block_bytes: u32) -> u64 {
 
 /// Builds the map of a file with data in `runs` (first block, count; rising), with block numbers
 /// from `next`; `None` if those run out or a block exceeds the map's reach.
-pub(crate) fn build(
+pub(crate) fn build_indirect_map(
     runs: &[(u32, u32)],
     block_bytes: u32,
     next: &mut impl FnMut() -> Option<u32>,
@@ -76,7 +76,7 @@ pub(crate) fn build(
     let mut map = MapBuilder { built: BuiltMap::default(), block_bytes, open: [None; 3] };
     for &(from, blocks) in runs {
         for at in from..from.checked_add(blocks)? {
-            map.put(at, next)?;
+            map.map_block(at, next)?;
         }
     }
     Some(map.built)
@@ -90,7 +90,7 @@ struct MapBuilder {
 }
 
 impl MapBuilder {
-    fn put(&mut self, at: u32, next: &mut impl FnMut() -> Option<u32>) -> Option<()> {
+    fn map_block(&mut self, at: u32, next: &mut impl FnMut() -> Option<u32>) -> Option<()> {
         let fan_out = addresses_per_block(self.block_bytes);
         let IndirectPath { slot, levels, offset } = block_to_path(at.into(), fan_out)?;
         let mut above = None;
@@ -106,11 +106,11 @@ impl MapBuilder {
             *kept = Some(OpenIndirectBlock { slot, nth, part });
             let pointers = vec![0; saturating_usize(self.block_bytes.into())];
             self.built.parts.push(MapPart::Indirect { at: block.into(), pointers });
-            self.point(slot, above, nth % fan_out, block)?;
+            self.write_pointer(slot, above, nth % fan_out, block)?;
             above = Some(part);
         }
         let block = next()?;
-        self.point(slot, above, offset % fan_out, block)?;
+        self.write_pointer(slot, above, offset % fan_out, block)?;
         match self.built.parts.last_mut() {
             Some(MapPart::Data { at: start, from, blocks })
                 if *start + u64::from(*blocks) == u64::from(block) && *from + *blocks == at =>
@@ -123,7 +123,13 @@ impl MapBuilder {
     }
 
     /// Writes a pointer to the inode or to the indirect block above.
-    fn point(&mut self, slot: usize, above: Option<usize>, nth: u64, to: u32) -> Option<()> {
+    fn write_pointer(
+        &mut self,
+        slot: usize,
+        above: Option<usize>,
+        nth: u64,
+        to: u32,
+    ) -> Option<()> {
         let Some(part) = above else {
             *self.built.pointers.get_mut(slot)? = to;
             return Some(());
@@ -149,7 +155,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn as_many_indirect_blocks_are_counted_as_are_built() {
+    fn indirect_block_count_matches_build() {
         let edge = 12 + 256 + 65536;
         for runs in [
             vec![],
@@ -162,7 +168,7 @@ mod tests {
             vec![(0, 5000)],
         ] {
             let mut taken = 99;
-            let built = build(&runs, 1024, &mut || {
+            let built = build_indirect_map(&runs, 1024, &mut || {
                 taken += 1;
                 Some(taken)
             })
@@ -178,7 +184,7 @@ mod tests {
     #[test]
     fn data_follows_its_indirect_block() {
         let mut taken = 99;
-        let built = build(&[(11, 3)], 1024, &mut || {
+        let built = build_indirect_map(&[(11, 3)], 1024, &mut || {
             taken += 1;
             Some(taken)
         })
@@ -187,6 +193,6 @@ mod tests {
         let MapPart::Indirect { at: 101, pointers } = &built.parts[1] else { panic!("{built:?}") };
         assert_eq!(pointers[..8], [102, 0, 0, 0, 103, 0, 0, 0]);
         assert!(matches!(built.parts[2], MapPart::Data { at: 102, from: 12, blocks: 2 }));
-        assert!(build(&[(u32::MAX - 1, 1)], 1024, &mut || Some(1)).is_none());
+        assert!(build_indirect_map(&[(u32::MAX - 1, 1)], 1024, &mut || Some(1)).is_none());
     }
 }

@@ -37,7 +37,7 @@ pub(crate) fn min_nodes(runs: &[(u32, u32)], block_bytes: u32) -> u64 {
 
 /// Returns the extents of a file with data in `runs`, stored in `places` (first block, count) in
 /// this order, and the unused rest of the places; `None` if they are too few.
-pub(crate) fn extents(
+pub(crate) fn extents_of_runs(
     runs: &[(u32, u32)],
     places: &[DiskRun],
 ) -> Option<(Vec<Extent>, Vec<DiskRun>)> {
@@ -52,7 +52,7 @@ pub(crate) fn extents(
                 continue;
             }
             let here = u32::try_from(place.1).unwrap_or(u32::MAX).min(blocks);
-            let count = put(&mut extents, from, here, place.0);
+            let count = append_extent(&mut extents, from, here, place.0);
             place = (place.0 + u64::from(count), place.1 - u64::from(count));
             (from, blocks) = (from + count, blocks - count);
         }
@@ -62,7 +62,7 @@ pub(crate) fn extents(
 }
 
 /// Adds as many of `blocks` as fit into the last extent or a new one; returns how many.
-fn put(extents: &mut Vec<Extent>, from: u32, blocks: u32, start: u64) -> u32 {
+fn append_extent(extents: &mut Vec<Extent>, from: u32, blocks: u32, start: u64) -> u32 {
     if let Some(last) = extents.last_mut()
         && last.end() == u64::from(from)
         && last.start.0 + u64::from(last.blocks) == start
@@ -80,8 +80,12 @@ fn put(extents: &mut Vec<Extent>, from: u32, blocks: u32, start: u64) -> u32 {
 /// Builds the map of a file with data in `runs` (first block, count; rising): data in the first of
 /// `places` (first block, count), then the nodes. `None` if the places are too few. The nodes have
 /// no checksums yet.
-pub(crate) fn build(runs: &[(u32, u32)], block_bytes: u32, places: &[DiskRun]) -> Option<BuiltMap> {
-    let (extents, rest) = extents(runs, places)?;
+pub(crate) fn build_extent_map(
+    runs: &[(u32, u32)],
+    block_bytes: u32,
+    places: &[DiskRun],
+) -> Option<BuiltMap> {
+    let (extents, rest) = extents_of_runs(runs, places)?;
     let mut built = BuiltMap::default();
     for extent in &extents {
         built.parts.push(MapPart::Data {
@@ -91,7 +95,7 @@ pub(crate) fn build(runs: &[(u32, u32)], block_bytes: u32, places: &[DiskRun]) -
         });
     }
     let mut rest = rest.into_iter().flat_map(|(start, count)| start..start + count);
-    let (pointers, nodes) = tree(&extents, block_bytes, &mut rest)?;
+    let (pointers, nodes) = build_extent_tree(&extents, block_bytes, &mut rest)?;
     built.pointers = pointers;
     built.parts.extend(nodes.into_iter().map(|(at, pointers)| MapPart::Indirect { at, pointers }));
     Some(built)
@@ -102,7 +106,7 @@ pub(crate) type ExtentTree = ([u32; POINTERS], Vec<(u64, Vec<u8>)>);
 
 /// Builds the tree of these extents with full nodes, without checksums, in blocks of `places`;
 /// `None` if those are too few.
-pub(crate) fn tree(
+pub(crate) fn build_extent_tree(
     extents: &[Extent],
     block_bytes: u32,
     places: &mut dyn Iterator<Item = u64>,
@@ -118,7 +122,7 @@ pub(crate) fn tree(
             let at = places.next()?;
             let from = part.first()?.0;
             let mut bytes = vec![0; saturating_usize(block_bytes.into())];
-            extent::write(&mut bytes, depth, room, &encoded(part));
+            extent::write_node(&mut bytes, depth, room, &encoded_entries(part));
             nodes.push((at, bytes));
             above.push((from, ExtentIndex { from, node: FsBlock(at) }.encode()));
         }
@@ -126,12 +130,12 @@ pub(crate) fn tree(
         depth += 1;
     }
     let mut root = [0; POINTERS * 4];
-    extent::write(&mut root, depth, ROOT_ENTRIES, &encoded(&entries));
+    extent::write_node(&mut root, depth, ROOT_ENTRIES, &encoded_entries(&entries));
     let mut words = root.as_chunks::<4>().0.iter().map(|word| u32::from_le_bytes(*word));
     Some((std::array::from_fn(|_| words.next().unwrap_or(0)), nodes))
 }
 
-fn encoded(entries: &[(u32, [u8; ENTRY_BYTES])]) -> Vec<[u8; ENTRY_BYTES]> {
+fn encoded_entries(entries: &[(u32, [u8; ENTRY_BYTES])]) -> Vec<[u8; ENTRY_BYTES]> {
     entries.iter().map(|entry| entry.1).collect()
 }
 
@@ -145,25 +149,25 @@ mod tests {
     }
 
     #[test]
-    fn neighbours_in_file_and_on_disk_are_one_extent() {
+    fn adjacent_runs_become_one_extent() {
         let runs = [(0, 10), (10, 5), (20, 40_000)];
         let places = [(100, 8), (108, 7), (115, 40_000), (1 << 40, 3)];
-        let (found, rest) = extents(&runs, &places).unwrap();
+        let (found, rest) = extents_of_runs(&runs, &places).unwrap();
         let expected =
             [extent(0, 15, 100), extent(20, 32_768, 115), extent(32_788, 7_232, 115 + 32_768)];
         assert_eq!(found, expected);
         assert_eq!(rest, [(1 << 40, 3)]);
-        assert!(extents(&[(0, 11)], &[(5, 10)]).is_none());
-        assert_eq!(extents(&[], &[]), Some((vec![], vec![])));
+        assert!(extents_of_runs(&[(0, 11)], &[(5, 10)]).is_none());
+        assert_eq!(extents_of_runs(&[], &[]), Some((vec![], vec![])));
     }
 
     #[test]
-    fn trees_have_as_many_nodes_as_were_counted() {
+    fn extent_tree_has_predicted_nodes() {
         for count in [0u32, 1, 4, 5, 84, 85, 84 * 4, 84 * 4 + 1, 40_000] {
             let runs: Vec<(u32, u32)> = (0..count).map(|nth| (nth * 2, 1)).collect();
             let nodes = min_nodes(&runs, 1024);
             let places = [(1000, u64::from(count) + nodes)];
-            let built = build(&runs, 1024, &places).unwrap();
+            let built = build_extent_map(&runs, 1024, &places).unwrap();
             let data = |part: &MapPart| matches!(part, MapPart::Data { .. });
             assert_eq!(built.parts.iter().filter(|part| !data(part)).count() as u64, nodes);
             let root: Vec<u8> = built.pointers.iter().flat_map(|word| word.to_le_bytes()).collect();
@@ -185,7 +189,10 @@ mod tests {
             }
             assert!(found.iter().copied().eq(runs.iter().map(|run| run.0)), "{count}");
             if nodes > 0 {
-                assert!(build(&runs, 1024, &[(1000, u64::from(count) + nodes - 1)]).is_none());
+                assert!(
+                    build_extent_map(&runs, 1024, &[(1000, u64::from(count) + nodes - 1)])
+                        .is_none()
+                );
             }
         }
     }

@@ -13,10 +13,12 @@ use std::ops::{ControlFlow, Range};
 use std::sync::Arc;
 
 use crate::alloc::AllocationRequest;
-use crate::format::inode::{DIRECT, Inode};
+use crate::format::inode::{DIRECT_POINTERS, Inode};
 use crate::format::{le32, put32};
 use crate::map::pointers::{IndirectPath, PointerLocation, addresses_per_block, block_to_path};
-use crate::map::{BlockLocation, Map, MapNode, MapSource, MapVisitor, SEGMENT_BLOCKS, SegmentKey};
+use crate::map::{
+    BlockLocation, BlockMap, MapNode, MapSource, MapVisitor, SEGMENT_BLOCKS, SegmentKey,
+};
 use crate::transaction::Transaction;
 use crate::units::{saturating_u32, saturating_usize};
 use crate::{Error, FsBlock, InodeNumber, Result};
@@ -40,8 +42,8 @@ pub(crate) struct AllocationPolicy {
     pub(crate) unwritten: bool,
 }
 
-fn wrong_pointer(block: FsBlock, inode: InodeNumber) -> Error {
-    Error::corrupt("block map: pointer").in_block(block).of_inode(inode)
+fn invalid_pointer_error(block: FsBlock, inode: InodeNumber) -> Error {
+    Error::corrupt("block map: pointer").with_block(block).with_inode(inode)
 }
 
 /// Limit of map blocks preloaded before a free; the others are read on demand.
@@ -56,7 +58,7 @@ struct MapPreloader {
 }
 
 impl MapVisitor for MapPreloader {
-    fn run(&mut self, _: u64, blocks: u64, place: BlockLocation) -> ControlFlow<()> {
+    fn visit_run(&mut self, _: u64, blocks: u64, place: BlockLocation) -> ControlFlow<()> {
         if let BlockLocation::Mapped(FsBlock(first)) = place {
             let last = first + blocks.saturating_sub(1);
             for group in first / self.per_group..=last / self.per_group {
@@ -71,7 +73,7 @@ impl MapVisitor for MapPreloader {
         }
     }
 
-    fn node(&mut self, _: MapNode) -> bool {
+    fn visit_node(&mut self, _: MapNode) -> bool {
         self.nodes += 1;
         true
     }
@@ -118,7 +120,7 @@ impl Transaction<'_> {
         if self.volume.super_.is_valid_block(block) {
             return Ok(block);
         }
-        Err(wrong_pointer(block, inode))
+        Err(invalid_pointer_error(block, inode))
     }
 
     /// Walks the current map of an inode.
@@ -132,13 +134,18 @@ impl Transaction<'_> {
             Some(node) => node,
             None => Arc::new(self.read_inode_unchecked(inode)?),
         };
-        self.walk_of(&node, range, visit)
+        self.walk_inode(&node, range, visit)
     }
 
-    fn walk_of(&self, inode: &Inode, range: Range<u64>, visit: &mut dyn MapVisitor) -> Result<()> {
+    fn walk_inode(
+        &self,
+        inode: &Inode,
+        range: Range<u64>,
+        visit: &mut dyn MapVisitor,
+    ) -> Result<()> {
         let super_ = &self.volume.super_;
         let map = super::map_of_any(inode)?;
-        let role = map.role(inode.id());
+        let role = map.role(inode.file_id());
         let read = |block: FsBlock| self.block(block, role).map(Some);
         let blocks = u64::from(super_.first_data_block) + 1..super_.blocks;
         let source = MapSource { block_bytes: super_.block_bytes, blocks, read: &read };
@@ -149,7 +156,7 @@ impl Transaction<'_> {
     pub(crate) fn lookup_block(&self, inode: InodeNumber, at: u32) -> Result<Option<FsBlock>> {
         struct FirstLocation(BlockLocation);
         impl MapVisitor for FirstLocation {
-            fn run(&mut self, _: u64, _: u64, place: BlockLocation) -> ControlFlow<()> {
+            fn visit_run(&mut self, _: u64, _: u64, place: BlockLocation) -> ControlFlow<()> {
                 self.0 = place;
                 ControlFlow::Break(())
             }
@@ -160,18 +167,18 @@ impl Transaction<'_> {
             BlockLocation::Hole | BlockLocation::Unwritten(_) => Ok(None),
             BlockLocation::Mapped(block) => Ok(Some(block)),
             BlockLocation::Damaged(FsBlock(0)) => Err(Error::TooLarge),
-            BlockLocation::Damaged(block) => Err(wrong_pointer(block, inode)),
+            BlockLocation::Damaged(block) => Err(invalid_pointer_error(block, inode)),
         }
     }
 
     /// Returns the location of the pointer to file block `at`, which is mapped.
-    pub(crate) fn pointer_of(&self, inode: InodeNumber, at: u64) -> Result<PointerLocation> {
+    pub(crate) fn pointer_location(&self, inode: InodeNumber, at: u64) -> Result<PointerLocation> {
         struct Last(Option<FsBlock>);
         impl MapVisitor for Last {
-            fn run(&mut self, _: u64, _: u64, _: BlockLocation) -> ControlFlow<()> {
+            fn visit_run(&mut self, _: u64, _: u64, _: BlockLocation) -> ControlFlow<()> {
                 ControlFlow::Break(())
             }
-            fn node(&mut self, node: MapNode) -> bool {
+            fn visit_node(&mut self, node: MapNode) -> bool {
                 self.0 = Some(node.block);
                 true
             }
@@ -203,7 +210,7 @@ impl Transaction<'_> {
         };
         let mut place = PointerLocation::Inode(slot);
         if levels == 0 {
-            return Ok((place, u64::from(DIRECT) - slot as u64));
+            return Ok((place, u64::from(DIRECT_POINTERS) - slot as u64));
         }
         let mut below = fan_out.saturating_pow(levels);
         loop {
@@ -244,7 +251,7 @@ impl Transaction<'_> {
         let end = inode.size_bytes.div_ceil(super_.block_bytes.into());
         let per_group = u64::from(super_.blocks_per_group);
         let mut look = MapPreloader { per_group, nodes: 0, group_blocks: vec![] };
-        self.walk_of(inode, from..end, &mut look)?;
+        self.walk_inode(inode, from..end, &mut look)?;
         for block in look.group_blocks {
             self.preload_bitmap_of_block(block)?;
         }
@@ -262,16 +269,16 @@ impl Transaction<'_> {
             self.ensure_entries_of(inode)?;
         }
         let node = self.read_inode_unchecked(inode)?;
-        self.has_map_of_clusters(&node)?;
+        self.check_map_supports_clusters(&node)?;
         super::map_of(&node)?.map_blocks(self, inode, range, taking)
     }
 
     /// Refuses pointer maps on a volume with clusters: pointers cannot share a cluster.
-    fn has_map_of_clusters(&self, node: &Inode) -> Result<()> {
+    fn check_map_supports_clusters(&self, node: &Inode) -> Result<()> {
         let has_pointers = !node.has_extents() && node.pointers.iter().any(|it| *it != 0);
         if self.cluster_blocks() > 1 && has_pointers {
             let what = "inode: a map of blocks on a volume with clusters";
-            return Err(Error::corrupt(what).of_inode(node.number));
+            return Err(Error::corrupt(what).with_inode(node.number));
         }
         Ok(())
     }
@@ -279,7 +286,7 @@ impl Transaction<'_> {
     /// Frees the blocks of a file in `range`; see [`Map::free_range`].
     pub(crate) fn unmap(&mut self, inode: InodeNumber, range: Range<u32>) -> Result<()> {
         let node = self.read_inode_unchecked(inode)?;
-        self.has_map_of_clusters(&node)?;
+        self.check_map_supports_clusters(&node)?;
         let freed = super::map_of_any(&node)?.free_range(self, inode, range.clone())?;
         if freed > 0 {
             self.subtract_sectors(inode, freed)?;
@@ -332,7 +339,7 @@ impl Transaction<'_> {
         taking: AllocationPolicy,
         all: &mut Vec<MappedRun>,
     ) -> Result<()> {
-        let pointers = self.pointers(inode, place, count)?;
+        let pointers = self.read_pointers(inode, place, count)?;
         let mut nth = 0;
         while nth < count {
             let pointer = pointers.get(saturating_usize(nth.into())).copied().unwrap_or(0);
@@ -343,7 +350,7 @@ impl Transaction<'_> {
                 let blocks = saturating_u32(follow as u64);
                 let last = FsBlock(u64::from(pointer) + u64::from(blocks) - 1);
                 if !self.volume.super_.is_valid_block(last) {
-                    return Err(wrong_pointer(last, inode));
+                    return Err(invalid_pointer_error(last, inode));
                 }
                 all.push(MappedRun {
                     from: at + nth,
@@ -364,7 +371,7 @@ impl Transaction<'_> {
                 privileged: taking.privileged,
                 is_for_extent_node: false,
             })?;
-            self.put_pointers(inode, place, nth, FsBlock(start).to_u32()?, blocks)?;
+            self.write_pointers(inode, place, nth, FsBlock(start).to_u32()?, blocks)?;
             *goal = start + u64::from(blocks);
             let run = MappedRun { from: at + nth, blocks, at: FsBlock(start), is_new: true };
             all.push(run);
@@ -373,7 +380,12 @@ impl Transaction<'_> {
         Ok(())
     }
 
-    fn pointers(&self, inode: InodeNumber, place: PointerLocation, count: u32) -> Result<Vec<u32>> {
+    fn read_pointers(
+        &self,
+        inode: InodeNumber,
+        place: PointerLocation,
+        count: u32,
+    ) -> Result<Vec<u32>> {
         match place {
             PointerLocation::Inode(slot) => self.read_slot(inode, |it| {
                 (slot..slot + saturating_usize(count.into())).map(|nth| it.pointer(nth)).collect()
@@ -387,7 +399,7 @@ impl Transaction<'_> {
         }
     }
 
-    fn put_pointers(
+    fn write_pointers(
         &mut self,
         inode: InodeNumber,
         place: PointerLocation,
@@ -435,7 +447,7 @@ impl Transaction<'_> {
     ) -> Result<u64> {
         let fan_out = addresses_per_block(self.volume.super_.block_bytes);
         let mut freeing = FreeBatch::default();
-        for slot in from..end.min(DIRECT) {
+        for slot in from..end.min(DIRECT_POINTERS) {
             let slot = saturating_usize(slot.into());
             let pointer = self.read_slot(inode, |it| it.pointer(slot))?;
             if pointer != 0 {
@@ -443,7 +455,7 @@ impl Transaction<'_> {
                 self.free_pointer(&mut freeing, pointer)?;
             }
         }
-        let mut start = u64::from(DIRECT);
+        let mut start = u64::from(DIRECT_POINTERS);
         for levels in 1..=3u32 {
             let reach = fan_out.saturating_pow(levels);
             let low = u64::from(from).max(start) - start;
@@ -452,7 +464,7 @@ impl Transaction<'_> {
             if low >= high {
                 continue;
             }
-            let slot = saturating_usize(u64::from(DIRECT + levels - 1));
+            let slot = saturating_usize(u64::from(DIRECT_POINTERS + levels - 1));
             let pointer = self.read_slot(inode, |it| it.pointer(slot))?;
             if pointer == 0 {
                 continue;
@@ -481,7 +493,7 @@ impl Transaction<'_> {
         let fan_out = addresses_per_block(self.volume.super_.block_bytes);
         let below = fan_out.saturating_pow(levels - 1);
         let bytes =
-            self.block(block, self.map_role(inode)?).map_err(|error| error.of_inode(inode))?;
+            self.block(block, self.map_role(inode)?).map_err(|error| error.with_inode(inode))?;
         let whole = low == 0 && high >= below * fan_out;
         let mut cleared = Vec::new();
         for nth in low / below..high.div_ceil(below).min(fan_out) {
@@ -538,14 +550,14 @@ impl Transaction<'_> {
     /// Adds allocated blocks to the block count of an inode.
     pub(crate) fn add_sectors(&mut self, inode: InodeNumber, blocks: u64) -> Result<()> {
         let block_bytes = self.volume.super_.block_bytes;
-        self.change_slot(inode, |it| it.count_blocks(blocks, true, block_bytes))?;
+        self.change_slot(inode, |it| it.adjust_block_count(blocks, true, block_bytes))?;
         self.count_block_usage(inode, blocks, true)
     }
 
     /// Subtracts freed blocks from the block count of an inode.
     pub(crate) fn subtract_sectors(&mut self, inode: InodeNumber, blocks: u64) -> Result<()> {
         let block_bytes = self.volume.super_.block_bytes;
-        self.change_slot(inode, |it| it.count_blocks(blocks, false, block_bytes))?;
+        self.change_slot(inode, |it| it.adjust_block_count(blocks, false, block_bytes))?;
         self.count_block_usage(inode, blocks, false)
     }
 

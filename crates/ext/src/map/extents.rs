@@ -13,7 +13,7 @@ use std::ops::{ControlFlow, Range};
 
 use super::edit::{AllocationPolicy, MappedRun};
 use super::pointers::PointerLocation;
-use super::{BlockLocation, Map, MapNode, MapSource, MapVisitor};
+use super::{BlockLocation, BlockMap, MapNode, MapSource, MapVisitor};
 use crate::blocks::role::Role;
 use crate::format::extent::{self, Extent};
 use crate::format::inode::POINTERS;
@@ -22,7 +22,7 @@ use crate::units::saturating_u32;
 use crate::{FileId, FsBlock, InodeNumber, Result};
 
 /// Returns the role of the tree's nodes.
-const fn role(file: FileId) -> Role {
+const fn extent_node_role(file: FileId) -> Role {
     Role::ExtentNode(file)
 }
 
@@ -31,13 +31,17 @@ pub(crate) const ROOT_BYTES: usize = POINTERS * 4;
 
 /// Returns the root of a file without blocks, as words.
 pub(crate) fn empty_root() -> [u32; POINTERS] {
-    words(0, extent::ROOT_ENTRIES, &[])
+    encode_root_words(0, extent::ROOT_ENTRIES, &[])
 }
 
 /// Encodes a root as the words of an inode.
-fn words(depth: u16, room: u16, entries: &[[u8; extent::ENTRY_BYTES]]) -> [u32; POINTERS] {
+fn encode_root_words(
+    depth: u16,
+    room: u16,
+    entries: &[[u8; extent::ENTRY_BYTES]],
+) -> [u32; POINTERS] {
     let mut bytes = [0; ROOT_BYTES];
-    extent::write(&mut bytes, depth, room, entries);
+    extent::write_node(&mut bytes, depth, room, entries);
     let mut words = bytes.as_chunks::<4>().0.iter().map(|word| u32::from_le_bytes(*word));
     std::array::from_fn(|_| words.next().unwrap_or(0))
 }
@@ -70,9 +74,9 @@ impl Extents {
     }
 }
 
-impl Map for Extents {
+impl BlockMap for Extents {
     fn role(&self, file: FileId) -> Role {
-        role(file)
+        extent_node_role(file)
     }
 
     fn walk(
@@ -83,11 +87,11 @@ impl Map for Extents {
     ) -> Result<()> {
         let mut walk = ExtentWalk { source, range, visit, depth: None };
         let all = 0..1 << 32;
-        let flow = walk.node(&self.root, None, &all)?;
+        let flow = walk.walk_node(&self.root, None, &all)?;
         let beyond = walk.range.start.max(all.end)..walk.range.end;
         if flow.is_continue() && !beyond.is_empty() {
             let blocks = beyond.end.saturating_sub(beyond.start);
-            let _ = walk.visit.run(beyond.start, blocks, BlockLocation::Damaged(FsBlock(0)));
+            let _ = walk.visit.visit_run(beyond.start, blocks, BlockLocation::Damaged(FsBlock(0)));
         }
         Ok(())
     }
@@ -146,7 +150,7 @@ impl ExtentWalk<'_> {
         (!asked.is_empty()).then_some(asked)
     }
 
-    fn run(
+    fn emit_run(
         &mut self,
         part: &Range<u64>,
         place: impl FnOnce(u64) -> BlockLocation,
@@ -154,14 +158,14 @@ impl ExtentWalk<'_> {
         match self.requested_part(part) {
             Some(Range { start, end }) => {
                 let skipped = start.saturating_sub(part.start);
-                self.visit.run(start, end.saturating_sub(start), place(skipped))
+                self.visit.visit_run(start, end.saturating_sub(start), place(skipped))
             }
             None => ControlFlow::Continue(()),
         }
     }
 
     /// Visits a node that covers `part`; `at` is its block.
-    fn node(
+    fn walk_node(
         &mut self,
         bytes: &[u8],
         at: Option<FsBlock>,
@@ -170,14 +174,14 @@ impl ExtentWalk<'_> {
         let damaged = BlockLocation::Damaged(at.unwrap_or(FsBlock(0)));
         let depth = self.depth.map(|depth| depth.saturating_sub(1));
         let Ok(node) = extent::ExtentNode::check(bytes, depth) else {
-            return Ok(self.run(part, |_| damaged));
+            return Ok(self.emit_run(part, |_| damaged));
         };
         match node.depth {
-            0 if is_within(&node, part) => Ok(self.leaf(&node, part)),
-            0 => Ok(self.run(part, |_| damaged)),
+            0 if is_within(&node, part) => Ok(self.walk_leaf(&node, part)),
+            0 => Ok(self.emit_run(part, |_| damaged)),
             depth => {
                 let above = self.depth.replace(depth);
-                let flow = self.children(&node, at, part);
+                let flow = self.walk_children(&node, at, part);
                 self.depth = above;
                 flow
             }
@@ -185,7 +189,7 @@ impl ExtentWalk<'_> {
     }
 
     /// Visits the children of an index node: each covers the blocks up to the next.
-    fn children(
+    fn walk_children(
         &mut self,
         node: &extent::ExtentNode<'_>,
         at: Option<FsBlock>,
@@ -207,7 +211,7 @@ impl ExtentWalk<'_> {
             if own.is_empty() {
                 continue;
             }
-            let flow = self.child(index.node, at, nth, &own)?;
+            let flow = self.walk_child(index.node, at, nth, &own)?;
             if flow.is_break() {
                 return Ok(flow);
             }
@@ -215,7 +219,7 @@ impl ExtentWalk<'_> {
         Ok(ControlFlow::Continue(()))
     }
 
-    fn child(
+    fn walk_child(
         &mut self,
         block: FsBlock,
         above: Option<FsBlock>,
@@ -224,21 +228,21 @@ impl ExtentWalk<'_> {
     ) -> Result<ControlFlow<()>> {
         let damaged = BlockLocation::Damaged(block);
         if !self.source.blocks.contains(&block.0) {
-            return Ok(self.run(part, |_| damaged));
+            return Ok(self.emit_run(part, |_| damaged));
         }
         let pointer =
             above.map_or(PointerLocation::Inode(nth), |it| PointerLocation::Block(it, nth as u64));
-        if !self.visit.node(MapNode { block, pointer }) {
+        if !self.visit.visit_node(MapNode { block, pointer }) {
             return Ok(ControlFlow::Continue(()));
         }
         match (self.source.read)(block)? {
-            Some(bytes) => self.node(&bytes, Some(block), part),
-            None => Ok(self.run(part, |_| damaged)),
+            Some(bytes) => self.walk_node(&bytes, Some(block), part),
+            None => Ok(self.emit_run(part, |_| damaged)),
         }
     }
 
     /// Visits the extents of a leaf, and the holes around them.
-    fn leaf(&mut self, node: &extent::ExtentNode<'_>, part: &Range<u64>) -> ControlFlow<()> {
+    fn walk_leaf(&mut self, node: &extent::ExtentNode<'_>, part: &Range<u64>) -> ControlFlow<()> {
         let from = match self.requested_part(part) {
             Some(asked) => node.find(saturating_u32(asked.start)),
             None => return ControlFlow::Continue(()),
@@ -252,15 +256,15 @@ impl ExtentWalk<'_> {
         for nth in from..node.len() {
             let Some(extent) = node.extent(nth) else { break };
             let start = u64::from(extent.from);
-            self.run(&(at..start), |_| BlockLocation::Hole)?;
+            self.emit_run(&(at..start), |_| BlockLocation::Hole)?;
             if start >= self.range.end {
                 return ControlFlow::Continue(());
             }
             at = extent.end();
             let blocks = &self.source.blocks;
-            self.run(&(start..at), |skipped| place(&extent, skipped, blocks))?;
+            self.emit_run(&(start..at), |skipped| extent_location(&extent, skipped, blocks))?;
         }
-        self.run(&(at..part.end), |_| BlockLocation::Hole)
+        self.emit_run(&(at..part.end), |_| BlockLocation::Hole)
     }
 }
 
@@ -272,7 +276,7 @@ fn is_within(leaf: &extent::ExtentNode<'_>, part: &Range<u64>) -> bool {
 }
 
 /// Returns the location of an extent's blocks from the `skipped`th on.
-fn place(extent: &Extent, skipped: u64, volume: &Range<u64>) -> BlockLocation {
+fn extent_location(extent: &Extent, skipped: u64, volume: &Range<u64>) -> BlockLocation {
     let end = extent.start.offset(extent.blocks.into());
     if extent.start.0 < volume.start || end.0 > volume.end {
         return BlockLocation::Damaged(extent.start);

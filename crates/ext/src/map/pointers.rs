@@ -10,9 +10,9 @@
 use std::ops::{ControlFlow, Range};
 
 use super::edit::{AllocationPolicy, MappedRun};
-use super::{BlockLocation, Map, MapNode, MapSource, MapVisitor};
+use super::{BlockLocation, BlockMap, MapNode, MapSource, MapVisitor};
 use crate::blocks::role::Role;
-use crate::format::inode::{DIRECT, POINTERS};
+use crate::format::inode::{DIRECT_POINTERS, POINTERS};
 use crate::format::le32;
 use crate::transaction::Transaction;
 use crate::units::saturating_usize;
@@ -44,12 +44,12 @@ pub(crate) fn addresses_per_block(block_bytes: u32) -> u64 {
 
 /// Returns the levels of indirect blocks below a pointer of the inode.
 fn levels_below(slot: usize) -> u32 {
-    [1, 2, 3].into_iter().find(|levels| inode_slot_of(*levels) == slot).unwrap_or(0)
+    [1, 2, 3].into_iter().find(|levels| inode_slot_for_levels(*levels) == slot).unwrap_or(0)
 }
 
 /// Returns the index of the inode pointer with so many levels below it.
-pub(crate) fn inode_slot_of(levels: u32) -> usize {
-    saturating_usize(u64::from(DIRECT).saturating_add(levels.into()).saturating_sub(1))
+pub(crate) fn inode_slot_for_levels(levels: u32) -> usize {
+    saturating_usize(u64::from(DIRECT_POINTERS).saturating_add(levels.into()).saturating_sub(1))
 }
 
 /// Returns the file blocks that a pointer with so many levels covers.
@@ -59,13 +59,13 @@ fn span_blocks(levels: u32, fan_out: u64) -> u64 {
 
 /// Returns the path to the pointer of file block `at`; `None` beyond the map's reach.
 pub(crate) fn block_to_path(at: u64, fan_out: u64) -> Option<IndirectPath> {
-    let Some(mut offset) = at.checked_sub(u64::from(DIRECT)) else {
+    let Some(mut offset) = at.checked_sub(u64::from(DIRECT_POINTERS)) else {
         return Some(IndirectPath { slot: saturating_usize(at), levels: 0, offset: 0 });
     };
     for levels in 1..=3u32 {
         let reach = span_blocks(levels, fan_out);
         if offset < reach {
-            return Some(IndirectPath { slot: inode_slot_of(levels), levels, offset });
+            return Some(IndirectPath { slot: inode_slot_for_levels(levels), levels, offset });
         }
         offset = offset.checked_sub(reach)?;
     }
@@ -73,9 +73,9 @@ pub(crate) fn block_to_path(at: u64, fan_out: u64) -> Option<IndirectPath> {
 }
 
 /// Returns the file blocks that a map can reach.
-pub(crate) fn reach_blocks(block_bytes: u32) -> u64 {
+pub(crate) fn max_mapped_blocks(block_bytes: u32) -> u64 {
     let trees = (1..=3).map(|levels| span_blocks(levels, addresses_per_block(block_bytes)));
-    trees.fold(u64::from(DIRECT), u64::saturating_add)
+    trees.fold(u64::from(DIRECT_POINTERS), u64::saturating_add)
 }
 
 pub(crate) fn pointer_at(block: &[u8], nth: u64) -> u32 {
@@ -86,7 +86,7 @@ pub(crate) fn pointer_at(block: &[u8], nth: u64) -> u32 {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Pointers<'a>(pub(crate) &'a [u32; POINTERS]);
 
-impl Map for Pointers<'_> {
+impl BlockMap for Pointers<'_> {
     fn role(&self, file: FileId) -> Role {
         Role::IndirectBlock(file)
     }
@@ -135,14 +135,17 @@ fn walk(
 ) -> Result<()> {
     let fan_out = addresses_per_block(source.block_bytes);
     let mut walk = IndirectWalk { source, range, visit };
-    let mut first = u64::from(DIRECT);
+    let mut first = u64::from(DIRECT_POINTERS);
     let direct = walk.range.start..walk.range.end.min(first);
-    if walk.leaf(pointers.iter().copied(), 0, direct).is_break() {
+    if walk.visit_direct_pointers(pointers.iter().copied(), 0, direct).is_break() {
         return Ok(());
     }
     for (slot, pointer) in pointers.iter().enumerate().skip(saturating_usize(first)) {
         let levels = levels_below(slot);
-        if walk.step(*pointer, levels, first, PointerLocation::Inode(slot))?.is_break() {
+        if walk
+            .walk_indirect_block(*pointer, levels, first, PointerLocation::Inode(slot))?
+            .is_break()
+        {
             return Ok(());
         }
         first = first.saturating_add(span_blocks(levels, fan_out));
@@ -150,8 +153,11 @@ fn walk(
     // Blocks beyond the map's reach are damage.
     let rest = walk.range.end.saturating_sub(first.max(walk.range.start));
     if rest > 0 {
-        let _ =
-            walk.visit.run(first.max(walk.range.start), rest, BlockLocation::Damaged(FsBlock(0)));
+        let _ = walk.visit.visit_run(
+            first.max(walk.range.start),
+            rest,
+            BlockLocation::Damaged(FsBlock(0)),
+        );
     }
     Ok(())
 }
@@ -159,7 +165,7 @@ fn walk(
 impl IndirectWalk<'_> {
     /// Visits a pointer to an indirect block, which covers file blocks from `first` on; at most
     /// three deep.
-    fn step(
+    fn walk_indirect_block(
         &mut self,
         pointer: u32,
         levels: u32,
@@ -173,27 +179,27 @@ impl IndirectWalk<'_> {
             return Ok(ControlFlow::Continue(()));
         };
         let block = match FsBlock(pointer.into()) {
-            FsBlock(0) => return Ok(self.visit.run(from, blocks, BlockLocation::Hole)),
+            FsBlock(0) => return Ok(self.visit.visit_run(from, blocks, BlockLocation::Hole)),
             block if self.source.blocks.contains(&block.0) => block,
-            block => return Ok(self.visit.run(from, blocks, BlockLocation::Damaged(block))),
+            block => return Ok(self.visit.visit_run(from, blocks, BlockLocation::Damaged(block))),
         };
         let below = levels.saturating_sub(1);
-        if !self.visit.node(MapNode { block, pointer: at }) {
+        if !self.visit.visit_node(MapNode { block, pointer: at }) {
             return Ok(ControlFlow::Continue(()));
         }
         let Some(bytes) = (self.source.read)(block)? else {
-            return Ok(self.visit.run(from, blocks, BlockLocation::Damaged(block)));
+            return Ok(self.visit.visit_run(from, blocks, BlockLocation::Damaged(block)));
         };
         if below == 0 {
             let words = bytes.chunks_exact(4).map(|word| le32(word, 0).unwrap_or(0));
-            return Ok(self.leaf(words, first, from..to));
+            return Ok(self.visit_direct_pointers(words, first, from..to));
         }
         let span = span_blocks(below, fan_out);
         let nth_of = |at: u64| at.saturating_sub(first).checked_div(span).unwrap_or(0);
         for nth in nth_of(from)..=nth_of(to.saturating_sub(1)) {
             let child = first.saturating_add(nth.saturating_mul(span));
             let at = PointerLocation::Block(block, nth);
-            if self.step(pointer_at(&bytes, nth), below, child, at)?.is_break() {
+            if self.walk_indirect_block(pointer_at(&bytes, nth), below, child, at)?.is_break() {
                 return Ok(ControlFlow::Break(()));
             }
         }
@@ -201,7 +207,7 @@ impl IndirectWalk<'_> {
     }
 
     /// Visits pointers to file blocks from `first` on; those in `wanted`, merging contiguous ones.
-    fn leaf(
+    fn visit_direct_pointers(
         &mut self,
         words: impl Iterator<Item = u32>,
         first: u64,
@@ -223,7 +229,7 @@ impl IndirectWalk<'_> {
                 _ => false,
             };
             if !joins {
-                if blocks > 0 && self.visit.run(from, blocks, place).is_break() {
+                if blocks > 0 && self.visit.visit_run(from, blocks, place).is_break() {
                     return ControlFlow::Break(());
                 }
                 (from, blocks, place) = (at, 0, next);
@@ -232,7 +238,7 @@ impl IndirectWalk<'_> {
         }
         match blocks {
             0 => ControlFlow::Continue(()),
-            _ => self.visit.run(from, blocks, place),
+            _ => self.visit.visit_run(from, blocks, place),
         }
     }
 }
@@ -242,7 +248,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_levels_begin_where_the_format_says() {
+    fn indirect_levels_begin_at_format_boundaries() {
         let of = |at| block_to_path(at, 256).map(|path| (path.slot, path.levels, path.offset));
         assert_eq!(of(11), Some((11, 0, 0)));
         assert_eq!(of(12), Some((12, 1, 0)));
@@ -251,6 +257,6 @@ mod tests {
         assert_eq!(of(12 + 256 + 65536), Some((14, 3, 0)));
         assert_eq!(of(12 + 256 + 65536 + (1 << 24) - 1), Some((14, 3, (1 << 24) - 1)));
         assert_eq!(of(12 + 256 + 65536 + (1 << 24)), None);
-        assert_eq!(reach_blocks(1024), 12 + 256 + 65536 + (1 << 24));
+        assert_eq!(max_mapped_blocks(1024), 12 + 256 + 65536 + (1 << 24));
     }
 }

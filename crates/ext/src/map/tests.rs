@@ -3,18 +3,20 @@
 use std::ops::{ControlFlow, Range};
 
 use super::edit::{AllocationPolicy, MappedRun};
-use super::{BlockLocation, Map, MapNode, MapSource, MapVisitor, Run, hole_end, scan, with_source};
+use super::{
+    BlockLocation, BlockMap, MapNode, MapSource, MapVisitor, Run, hole_end, scan_map, with_source,
+};
 use crate::alloc::AllocationRequest;
 use crate::blocks::role::Role;
-use crate::testing::{FILE, disk, open};
+use crate::testing::{FILE, formatted_disk, open_for_writing};
 use crate::transaction::Transaction;
 use crate::{Error, FileBlock, FileId, FsBlock, InodeNumber, Result};
 
 /// The first word of the inode is the first block, the second the number of blocks.
-struct OneRun([u32; 2]);
+struct SingleRunMap([u32; 2]);
 
-impl OneRun {
-    fn of(tx: &Transaction<'_>, inode: InodeNumber) -> Result<Self> {
+impl SingleRunMap {
+    fn load(tx: &Transaction<'_>, inode: InodeNumber) -> Result<Self> {
         tx.read_slot(inode, |it| Self([it.pointer(0), it.pointer(1)]))
     }
 
@@ -25,7 +27,7 @@ impl OneRun {
     }
 }
 
-impl Map for OneRun {
+impl BlockMap for SingleRunMap {
     fn role(&self, file: FileId) -> Role {
         Role::IndirectBlock(file)
     }
@@ -44,11 +46,11 @@ impl Map for OneRun {
             let is_sound = source.blocks.contains(&block.0);
             let place =
                 if is_sound { BlockLocation::Mapped(block) } else { BlockLocation::Damaged(block) };
-            flow = visit.run(there.start, there.end - there.start, place);
+            flow = visit.visit_run(there.start, there.end - there.start, place);
         }
         let behind = range.start.max(count);
         if flow.is_continue() && behind < range.end {
-            let _ = visit.run(behind, range.end - behind, BlockLocation::Hole);
+            let _ = visit.visit_run(behind, range.end - behind, BlockLocation::Hole);
         }
         Ok(())
     }
@@ -92,15 +94,15 @@ impl Map for OneRun {
 }
 
 #[test]
-fn another_map_is_read_given_and_taken_through_the_same_seam() {
-    let volume = open(disk(1024, 1 << 20));
+fn custom_map_works_through_map_trait() {
+    let volume = open_for_writing(formatted_disk(1024, 1 << 20));
     let file = volume.create(volume.root(), b"file", &FILE).unwrap();
     let before = volume.space().free_blocks;
     let (map, taken) = volume
         .transact(|tx| {
             let taking = AllocationPolicy { is_append: false, privileged: false, unwritten: false };
-            let taken = OneRun::of(tx, file)?.map_blocks(tx, file, 0..40, taking)?;
-            Ok((OneRun::of(tx, file)?, taken))
+            let taken = SingleRunMap::load(tx, file)?.map_blocks(tx, file, 0..40, taking)?;
+            Ok((SingleRunMap::load(tx, file)?, taken))
         })
         .unwrap();
     let at = taken[0].at;
@@ -108,7 +110,7 @@ fn another_map_is_read_given_and_taken_through_the_same_seam() {
     assert_eq!(volume.space().free_blocks, before - 40);
     let (super_, store) = (volume.superblock(), &volume.store);
     with_source(store, super_, map.role(FileId { inode: file.0, generation: 0 }), |source| {
-        let runs = scan(&map, source, FileBlock(0), FileBlock(100)).unwrap();
+        let runs = scan_map(&map, source, FileBlock(0), FileBlock(100)).unwrap();
         let all: Vec<Run> = runs.between(FileBlock(0), FileBlock(100)).collect();
         let there = Run { from: FileBlock(0), blocks: 40, location: BlockLocation::Mapped(at) };
         let hole = Run { from: FileBlock(40), blocks: 60, location: BlockLocation::Hole };
@@ -117,41 +119,43 @@ fn another_map_is_read_given_and_taken_through_the_same_seam() {
         assert_eq!(end, Some(FileBlock(u32::MAX)));
         assert_eq!(hole_end(&map, source, FileBlock(39)).unwrap(), None);
     });
-    let freed =
-        volume.transact(|tx| OneRun::of(tx, file)?.free_range(tx, file, 10..u32::MAX)).unwrap();
+    let freed = volume
+        .transact(|tx| SingleRunMap::load(tx, file)?.free_range(tx, file, 10..u32::MAX))
+        .unwrap();
     assert_eq!((freed, volume.space().free_blocks), (30, before - 10));
-    let freed =
-        volume.transact(|tx| OneRun::of(tx, file)?.free_range(tx, file, 0..u32::MAX)).unwrap();
+    let freed = volume
+        .transact(|tx| SingleRunMap::load(tx, file)?.free_range(tx, file, 0..u32::MAX))
+        .unwrap();
     assert_eq!((freed, volume.space().free_blocks), (10, before));
 }
 
 /// Counts the results of walking a real map.
 #[derive(Default)]
-struct Count {
+struct CountingVisitor {
     blocks: u64,
     nodes: Vec<MapNode>,
     descends: bool,
 }
 
-impl MapVisitor for Count {
-    fn run(&mut self, _: u64, blocks: u64, place: BlockLocation) -> ControlFlow<()> {
+impl MapVisitor for CountingVisitor {
+    fn visit_run(&mut self, _: u64, blocks: u64, place: BlockLocation) -> ControlFlow<()> {
         self.blocks += if matches!(place, BlockLocation::Mapped(_)) { blocks } else { 0 };
         ControlFlow::Continue(())
     }
 
-    fn node(&mut self, node: MapNode) -> bool {
+    fn visit_node(&mut self, node: MapNode) -> bool {
         self.nodes.push(node);
         self.descends
     }
 }
 
 #[test]
-fn a_walk_goes_where_it_is_let() {
-    let volume = open(disk(1024, 2 << 20));
+fn walk_descends_only_if_visitor_allows() {
+    let volume = open_for_writing(formatted_disk(1024, 2 << 20));
     let file = volume.create(volume.root(), b"file", &FILE).unwrap();
     volume.write(file, 0, &vec![1; 600 << 10]).unwrap();
     let walk = |range: Range<u64>, descends| {
-        let mut count = Count { descends, ..Count::default() };
+        let mut count = CountingVisitor { descends, ..CountingVisitor::default() };
         volume.transact(|tx| tx.walk(file, range.clone(), &mut count)).unwrap();
         (count.blocks, count.nodes.len())
     };

@@ -26,18 +26,18 @@ impl DiskWriter<'_> {
         self.target.disk.submit(group, &[]).map_err(|refused| FormatError::Io(refused.error))
     }
 
-    pub(super) fn bytes(&self, at_bytes: u64, bytes: &[u8]) -> Result<Ticket> {
+    pub(super) fn write_bytes(&self, at_bytes: u64, bytes: &[u8]) -> Result<Ticket> {
         let mut block = Block::private(bytes.len());
         block.copy_in(0, bytes);
         self.submit(at_bytes, block)
     }
 
-    pub(super) fn blocks(&self, at: u64, bytes: &[u8]) -> Result<Ticket> {
-        self.bytes(at * u64::from(self.block_bytes), bytes)
+    pub(super) fn write_blocks(&self, at: u64, bytes: &[u8]) -> Result<Ticket> {
+        self.write_bytes(at * u64::from(self.block_bytes), bytes)
     }
 
     /// Writes zeros in blocks `from..end`, unless the disk is zeroed.
-    pub(super) fn zeros(&self, from: u64, end: u64) -> Result<()> {
+    pub(super) fn zero_blocks(&self, from: u64, end: u64) -> Result<()> {
         if self.target.zeroed {
             return Ok(());
         }

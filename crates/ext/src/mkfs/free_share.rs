@@ -12,7 +12,7 @@ pub enum FreeSpace {
     /// This many bytes; 0 makes the smallest volume.
     Bytes(u64),
     /// Millionths of the volume, up to 950,000.
-    Part(u32),
+    Ppm(u32),
 }
 
 impl FreeSpace {
@@ -20,11 +20,20 @@ impl FreeSpace {
     ///
     /// # Errors
     /// As [`plan_smallest`].
-    pub fn fit<'a>(self, options: &FormatOptions, tree: &'a mut Tree) -> Result<VolumePlan<'a>> {
+    pub fn plan_volume<'a>(
+        self,
+        options: &FormatOptions,
+        tree: &'a mut Tree,
+    ) -> Result<VolumePlan<'a>> {
         match self {
-            Self::Usual => plan_smallest_with_free_share(options, tree, USUAL_PPM, USUAL_MIN_BYTES),
+            Self::Usual => plan_smallest_with_free_share(
+                options,
+                tree,
+                DEFAULT_FREE_PPM,
+                MIN_DEFAULT_FREE_BYTES,
+            ),
             Self::Bytes(free) => plan_smallest(options, tree, free),
-            Self::Part(part) => plan_smallest_with_free_share(options, tree, part, 0),
+            Self::Ppm(part) => plan_smallest_with_free_share(options, tree, part, 0),
         }
     }
 }
@@ -67,9 +76,9 @@ fn plan_smallest_with_free_share<'a>(
 }
 
 /// Share of [`FreeSpace::Usual`], in millionths.
-const USUAL_PPM: u32 = 100_000;
+const DEFAULT_FREE_PPM: u32 = 100_000;
 /// Minimum of [`FreeSpace::Usual`], in bytes.
-const USUAL_MIN_BYTES: u64 = 16 << 20;
+const MIN_DEFAULT_FREE_BYTES: u64 = 16 << 20;
 /// Largest free share in millionths.
 const MAX_FREE_PPM: u32 = 950_000;
 /// Limit of iterations; at 90 % each leaves two thirds of the missing space.

@@ -32,7 +32,7 @@ const LINK_MAX: u32 = 65_000;
 
 /// Writes bitmaps, inode tables and the backups of all groups. Returns the superblock of group 0,
 /// which is not written. `hidden` are the maps of the system files.
-pub(super) fn write(
+pub(super) fn write_groups(
     plan: &VolumePlan<'_>,
     mapped: &[MappedInode],
     hidden: &[BuiltMap],
@@ -65,15 +65,15 @@ pub(super) fn write(
         let [blocks, used] = bitmaps;
         for (at, bitmap) in [(group.block_bitmap, blocks), (group.inode_bitmap, used)] {
             match bitmap {
-                Some(bitmap) => gathered.put(at.0, bitmap.0),
-                None => writer.zeros(at.0, at.0 + 1)?,
+                Some(bitmap) => gathered.add_write(at.0, bitmap.0),
+                None => writer.zero_blocks(at.0, at.0 + 1)?,
             }
         }
         let table = inode_table(plan, number, mine, mapped, hidden).map_err(unfit)?;
         let written = group.inode_table.offset((table.len() / layout.block_len()) as u64);
         let end = group.inode_table.offset(super_.inode_table_blocks().into());
-        gathered.put(group.inode_table.0, table);
-        writer.zeros(written.0, end.0)?;
+        gathered.add_write(group.inode_table.0, table);
+        writer.zero_blocks(written.0, end.0)?;
         let is_last_of_flex = (number + 1).is_multiple_of(layout.options.groups_per_flex());
         if is_last_of_flex || gathered.bytes >= MAX_UNWRITTEN_BYTES {
             gathered.write(layout, writer)?;
@@ -81,7 +81,7 @@ pub(super) fn write(
     }
     gathered.write(layout, writer)?;
     let superblock = |number: u32| superblock(plan, number, free_clusters, hidden);
-    if layout.is_meta() {
+    if layout.has_meta_bg() {
         write_meta_descriptors(layout, &descriptors, writer)?;
     }
     for number in (0..super_.groups).filter(|it| super_.has_superblock(GroupNumber(*it))) {
@@ -104,24 +104,24 @@ fn write_copies(
         bytes.extend(superblock.as_bytes());
         bytes.resize(layout.block_len(), 0);
     }
-    if !layout.is_meta() {
+    if !layout.has_meta_bg() {
         bytes.extend(descriptors);
     }
     let at = if number > 0 { start } else { start + 1 };
     let end = at + (bytes.len() / layout.block_len()) as u64;
     if !bytes.is_empty() {
-        writer.blocks(at, &bytes)?;
+        writer.write_blocks(at, &bytes)?;
     }
-    if layout.is_meta() {
+    if layout.has_meta_bg() {
         return Ok(());
     }
     if number > 0 {
-        return writer.zeros(end, layout.group_start(number) + layout.backup_blocks(number));
+        return writer.zero_blocks(end, layout.group_start(number) + layout.backup_blocks(number));
     }
     let unfit = |_| FormatError::Misuse("the descriptors' reserve lies beyond 32 bits".into());
     let reserve = reserved_gdt::reserved_gdt_blocks(layout).map_err(unfit)?;
     if !reserve.is_empty() {
-        writer.blocks(end, &reserve)?;
+        writer.write_blocks(end, &reserve)?;
     }
     Ok(())
 }
@@ -138,7 +138,7 @@ fn write_meta_descriptors(
         for number in first..(first + per_block).min(layout.super_.groups) {
             if layout.has_meta_descriptors(number) {
                 let has_super = layout.super_.has_superblock(GroupNumber(number));
-                writer.blocks(layout.backup_start(number) + u64::from(has_super), block)?;
+                writer.write_blocks(layout.backup_start(number) + u64::from(has_super), block)?;
             }
         }
     }
@@ -167,7 +167,7 @@ fn superblock(
             SystemFileKind::Journal(_) => {
                 let size = u64::from(hidden.blocks) * u64::from(plan.layout.super_.block_bytes);
                 let words =
-                    built.pointers.into_iter().chain([saturating_u32(size >> 32), low(size)]);
+                    built.pointers.into_iter().chain([saturating_u32(size >> 32), low_u32(size)]);
                 for (to, from) in raw.s_jnl_blocks.iter_mut().zip(words) {
                     *to = from.into();
                 }
@@ -195,7 +195,7 @@ fn superblock(
     raw
 }
 
-fn low(value: u64) -> u32 {
+fn low_u32(value: u64) -> u32 {
     crate::format::low32(value)
 }
 
@@ -209,13 +209,13 @@ fn build_group(
     let super_ = &layout.super_;
     let (start, end) = (layout.group_start(number), layout.group_end(number));
     let ratio = layout.cluster_blocks();
-    let mut blocks = BitmapBuilder::full(layout.block_len());
+    let mut blocks = BitmapBuilder::all_set(layout.block_len());
     let mut free = 0;
     for (from, stop) in plan.space.between(start, end) {
         blocks.clear((from - start) / ratio, (stop - start) / ratio);
         free += (stop - from) / ratio;
     }
-    let inodes = GroupInodes::of(plan, number, mine);
+    let inodes = GroupInodes::from_plan(plan, number, mine);
     let tables = plan.tables.get(saturating_usize(number.into())).copied().unwrap_or_default();
     let mut group = GroupDescriptor {
         block_bitmap: FsBlock(tables.blocks),
@@ -266,10 +266,10 @@ struct GroupInodes {
 }
 
 impl GroupInodes {
-    fn of(plan: &VolumePlan<'_>, number: u32, mine: &[usize]) -> Self {
+    fn from_plan(plan: &VolumePlan<'_>, number: u32, mine: &[usize]) -> Self {
         let per_group = u64::from(plan.layout.super_.inodes_per_group);
         let first = u64::from(number) * per_group + 1;
-        let mut bitmap = BitmapBuilder::full(plan.layout.block_len());
+        let mut bitmap = BitmapBuilder::all_set(plan.layout.block_len());
         bitmap.clear(0, per_group);
         // The root is one of the ten. A group may have only eight inodes.
         let reserved = (RESERVED_INODES + 1).saturating_sub(first).min(per_group);
@@ -284,7 +284,8 @@ impl GroupInodes {
                 inodes.last = inodes.last.max(nth + 1);
             }
         };
-        for hidden in plan.system_files.iter().filter(|it| is_in(it.inode, first, per_group)) {
+        for hidden in plan.system_files.iter().filter(|it| is_in_group(it.inode, first, per_group))
+        {
             take(hidden.inode);
         }
         for placed in mine.iter().filter_map(|nth| plan.placed.get(*nth)) {
@@ -299,7 +300,7 @@ impl GroupInodes {
     }
 }
 
-fn is_in(inode: u32, first: u64, per_group: u64) -> bool {
+fn is_in_group(inode: u32, first: u64, per_group: u64) -> bool {
     (first..first + per_group).contains(&u64::from(inode))
 }
 
@@ -320,21 +321,21 @@ fn inode_table(
     if first <= RESERVED_INODES {
         let has_sums = super_.checksum_seed.is_some();
         let last = if has_sums { saturating_u32(RESERVED_INODES) } else { 1 };
-        for inode in (1..=last).filter(|inode| is_in(*inode, first, per_group)) {
+        for inode in (1..=last).filter(|inode| is_in_group(*inode, first, per_group)) {
             slots.push((inode, empty_reserved_inode(layout, inode)));
         }
-        if plan.resize_dind_block != 0 && is_in(reserved_gdt::INODE, first, per_group) {
+        if plan.resize_dind_block != 0 && is_in_group(reserved_gdt::INODE, first, per_group) {
             slots.push((reserved_gdt::INODE, reserved_gdt::inode(layout, plan.resize_dind_block)?));
         }
     }
     let hidden = plan.system_files.iter().zip(hidden);
-    for (it, built) in hidden.filter(|(it, _)| is_in(it.inode, first, per_group)) {
-        slots.push((it.inode, it.inode(&plan.layout, &plan.tree.values, built)));
+    for (it, built) in hidden.filter(|(it, _)| is_in_group(it.inode, first, per_group)) {
+        slots.push((it.inode, it.encode_inode(&plan.layout, &plan.tree.values, built)));
     }
     for nth in mine {
         let Some(placed) = plan.placed.get(*nth) else { continue };
         let Some(mapped) = mapped.get(*nth) else { continue };
-        slots.push((placed.inode, inode(plan, placed, mapped)));
+        slots.push((placed.inode, encode_inode(plan, placed, mapped)));
     }
     // If two slots have the same inode, the later one wins.
     slots.sort_by_key(|slot| slot.0);
@@ -363,7 +364,7 @@ fn empty_reserved_inode(layout: &Layout, number: u32) -> Vec<u8> {
     bytes
 }
 
-fn inode(plan: &VolumePlan<'_>, placed: &NodePlacement, mapped: &MappedInode) -> Vec<u8> {
+fn encode_inode(plan: &VolumePlan<'_>, placed: &NodePlacement, mapped: &MappedInode) -> Vec<u8> {
     let super_ = &plan.layout.super_;
     let node = plan.tree.node(NodeId(placed.node));
     let in_body =
@@ -382,7 +383,7 @@ fn inode(plan: &VolumePlan<'_>, placed: &NodePlacement, mapped: &MappedInode) ->
         gid: node.gid,
         size_bytes: mapped.size_bytes,
         links: u16::try_from(links).unwrap_or(1),
-        sectors: placed.owned(&plan.layout) * u64::from(super_.block_bytes / 512),
+        sectors: placed.allocated_blocks(&plan.layout) * u64::from(super_.block_bytes / 512),
         flags: mapped.flags,
         pointers: mapped.pointers,
         accessed: node.accessed,
@@ -405,7 +406,7 @@ struct WriteBatch {
 }
 
 impl WriteBatch {
-    fn put(&mut self, at: u64, bytes: Vec<u8>) {
+    fn add_write(&mut self, at: u64, bytes: Vec<u8>) {
         if !bytes.is_empty() {
             self.bytes += bytes.len() as u64;
             self.parts.push((at, bytes));
@@ -427,7 +428,7 @@ impl WriteBatch {
         }
         let mut last = None;
         for (at, bytes) in runs {
-            last = Some(writer.blocks(at, &bytes)?);
+            last = Some(writer.write_blocks(at, &bytes)?);
         }
         if let Some(ticket) = last.filter(|_| self.bytes >= MAX_UNWRITTEN_BYTES) {
             self.bytes = 0;
@@ -441,7 +442,7 @@ impl WriteBatch {
 struct BitmapBuilder(Vec<u8>);
 
 impl BitmapBuilder {
-    fn full(block_bytes: usize) -> Self {
+    fn all_set(block_bytes: usize) -> Self {
         Self(vec![0xFF; block_bytes])
     }
 

@@ -13,7 +13,7 @@ use crate::units::saturating_u32;
 /// Bytes of the entry of `system.data` without its value.
 const ENTRY_BYTES: u64 = 20;
 /// Bytes of the first part of a directory.
-const FIRST_BYTES: usize = POINTER_BYTES - ENTRIES_AT;
+const FIRST_PART_BYTES: usize = POINTER_BYTES - ENTRIES_AT;
 
 /// Returns the attribute bytes in the inode needed for contents of this length.
 pub(super) fn xattr_bytes_needed(len: u64) -> u64 {
@@ -21,10 +21,10 @@ pub(super) fn xattr_bytes_needed(len: u64) -> u64 {
 }
 
 /// Returns the inline size of a directory with names of these lengths.
-pub(super) fn directory_bytes(names: impl Iterator<Item = usize>) -> u64 {
+pub(super) fn inline_directory_bytes(names: impl Iterator<Item = usize>) -> u64 {
     let (mut first, mut rest) = (0, 0u64);
     for record in names.map(min_rec_len) {
-        match rest == 0 && first + record <= FIRST_BYTES {
+        match rest == 0 && first + record <= FIRST_PART_BYTES {
             true => first += record,
             false => rest += record as u64,
         }
@@ -33,13 +33,17 @@ pub(super) fn directory_bytes(names: impl Iterator<Item = usize>) -> u64 {
 }
 
 /// Builds the inline directory of these names in `parent`.
-pub(super) fn directory(parent: u32, names: &[NewDirent<'_>], filetype: bool) -> Vec<u8> {
+pub(super) fn build_inline_directory(
+    parent: u32,
+    names: &[NewDirent<'_>],
+    filetype: bool,
+) -> Vec<u8> {
     let shape = |bytes: usize| DirBlockFormat {
         block_bytes: saturating_u32(bytes as u64),
         filetype,
         has_checksums: false,
     };
-    let mut first = DirBlockBuilder::new(shape(FIRST_BYTES));
+    let mut first = DirBlockBuilder::new(shape(FIRST_PART_BYTES));
     let fit = names.iter().position(|it| !first.push(it.inode, it.kind, it.name));
     let rest = names.get(fit.unwrap_or(names.len())..).unwrap_or_default();
     let mut bytes = parent.to_le_bytes().to_vec();
@@ -72,7 +76,7 @@ mod tests {
     use draconis_exchange::contract::FileType;
 
     #[test]
-    fn directories_are_as_long_as_was_counted() {
+    fn inline_directory_has_predicted_length() {
         let names: Vec<Vec<u8>> =
             [1usize, 30, 9, 4, 40].iter().map(|len| vec![b'n'; *len]).collect();
         for count in 0..=names.len() {
@@ -81,8 +85,8 @@ mod tests {
                 .iter()
                 .map(|name| NewDirent { name, inode: 12, kind: FileType::File })
                 .collect();
-            let bytes = directory(2, &list, true);
-            assert_eq!(bytes.len() as u64, directory_bytes(names.iter().map(Vec::len)));
+            let bytes = build_inline_directory(2, &list, true);
+            assert_eq!(bytes.len() as u64, inline_directory_bytes(names.iter().map(Vec::len)));
             assert_eq!(bytes.len() == POINTER_BYTES, count <= 2, "12 and 40 of 56 bytes");
         }
         let (pointers, value) = split_inline(&[1; 62]);

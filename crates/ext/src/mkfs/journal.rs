@@ -11,9 +11,9 @@ use crate::format::features::Compatible;
 use crate::format::jbd2::{self, RawJournalSuperblock};
 
 /// Inode of the journal.
-pub(crate) const INODE: u32 = 8;
+pub(crate) const JOURNAL_INODE: u32 = 8;
 /// Value of `s_jnl_backup_type` if `s_jnl_blocks` holds the inode's map.
-pub(crate) const BACKUP_IS_INODE: u8 = 1;
+pub(crate) const JNL_BACKUP_BLOCKS: u8 = 1;
 
 /// Minimum and maximum of journal blocks.
 const MIN_BLOCKS: u32 = 1024;
@@ -39,7 +39,7 @@ pub(super) const MIN_VOLUME_BLOCKS: u64 = 2048;
 
 /// Returns the journal sizes of a volume of `blocks` blocks; `None` without a journal, or if the
 /// volume is too small.
-pub(super) fn sizes(
+pub(super) fn journal_sizes(
     options: &FormatOptions,
     blocks: u64,
     block_bytes: u32,
@@ -83,7 +83,7 @@ fn default_blocks(blocks: u64) -> u32 {
 
 /// Returns the journal blocks, without fast commits, for a journal added to an existing volume. The
 /// error text names the reason for none.
-pub(crate) fn blocks(
+pub(crate) fn journal_blocks_for_mib(
     mib: Option<u32>,
     volume: u64,
     block_bytes: u32,
@@ -122,10 +122,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn journals_grow_with_their_volumes() {
+    fn journal_size_grows_with_volume() {
         let options = FormatOptions::for_type("ext3").unwrap();
         let all = |options: &FormatOptions, blocks| {
-            sizes(options, blocks, 4096).map(|sizes| sizes.map(JournalSizes::total_blocks))
+            journal_sizes(options, blocks, 4096).map(|sizes| sizes.map(JournalSizes::total_blocks))
         };
         for (blocks, expected) in
             [(2047, None), (2048, Some(1024)), (32768, Some(4096)), (1 << 40, Some(262_144))]

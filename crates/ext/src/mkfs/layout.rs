@@ -25,7 +25,7 @@ use crate::format::requirements::{Enforcer, violated_rules};
 use crate::format::superblock::{
     CHECKSUM_CRC32C, FLAG_SIGNED_HASH, MAGIC, RawSuperblock, STATE_CLEAN, Superblock,
 };
-use crate::map::build::{BuiltMap, MapPart, build, indirect_blocks};
+use crate::map::build::{BuiltMap, MapPart, build_indirect_map, indirect_blocks};
 use crate::map::build_extents;
 use crate::units::{saturating_u32, saturating_usize};
 use crate::{FileId, GroupNumber};
@@ -46,21 +46,21 @@ const RESERVED_INODES: u32 = 10;
 /// Size of lost+found: this many bytes, limited to two to twelve blocks.
 const LOST_FOUND_BYTES: u32 = 16 << 10;
 /// `user_xattr` and `acl`.
-const MOUNT_OPTIONS: u32 = 0xC;
+const DEFAULT_MOUNT_OPTIONS: u32 = 0xC;
 
 /// Encryption modes of contents and names: AES-256-XTS and AES-256-CTS.
-pub(crate) const ENCRYPTION: (u8, u8) = (1, 4);
+pub(crate) const ENCRYPTION_MODES: (u8, u8) = (1, 4);
 /// Encoding of case-insensitive names: UTF-8, Unicode 12.1.
 const UTF8: u16 = 1;
 
 /// Default blocks per cluster.
-const CLUSTER_BLOCKS: u32 = 16;
+const DEFAULT_CLUSTER_BLOCKS: u32 = 16;
 /// Maximum bytes per cluster.
 const MAX_CLUSTER_BYTES: u32 = 1 << 29;
 /// Bytes per cluster from which mke2fs omits eight clusters in each group.
 const HUGE_CLUSTER_BYTES: u32 = 1 << 27;
 /// MMP update interval in seconds: default and maximum.
-pub(crate) const MMP_INTERVAL: u16 = 5;
+pub(crate) const DEFAULT_MMP_INTERVAL: u16 = 5;
 pub(crate) const MAX_MMP_INTERVAL: u16 = 300;
 
 /// Layout of a volume without files.
@@ -74,7 +74,7 @@ pub struct Layout {
 }
 
 /// Returns mke2fs's defaults for a size: block size, bytes per inode.
-fn defaults(size_bytes: u64) -> (u32, u32) {
+fn default_block_bytes_and_ratio(size_bytes: u64) -> (u32, u32) {
     match size_bytes {
         ..0x30_0000 => (1024, 8192),
         0x30_0000..0x2000_0000 => (1024, 4096),
@@ -86,12 +86,12 @@ fn defaults(size_bytes: u64) -> (u32, u32) {
 
 /// Returns mke2fs's default block size for this size.
 pub(super) fn default_block_bytes(size_bytes: u64) -> u32 {
-    defaults(size_bytes).0
+    default_block_bytes_and_ratio(size_bytes).0
 }
 
 /// Returns mke2fs's default bytes per inode for this size.
 pub(super) fn default_ratio(size_bytes: u64) -> u32 {
-    defaults(size_bytes).1
+    default_block_bytes_and_ratio(size_bytes).1
 }
 
 /// State of the search for a division into groups.
@@ -116,7 +116,7 @@ struct GroupDivision {
 }
 
 impl GroupDivision {
-    fn in_groups(&self) -> u64 {
+    fn blocks_in_groups(&self) -> u64 {
         self.blocks.saturating_sub(self.first_data_block.into())
     }
 
@@ -256,11 +256,11 @@ impl Layout {
             reserved_gdt_blocks: 0,
         };
         loop {
-            if division.in_groups() == 0 {
+            if division.blocks_in_groups() == 0 {
                 return Err(too_small);
             }
             let per_group = u64::from(division.per_group);
-            division.groups = saturating_u32(division.in_groups().div_ceil(per_group));
+            division.groups = saturating_u32(division.blocks_in_groups().div_ceil(per_group));
             if !division.distribute_inodes(inodes) {
                 // Smaller groups mean more groups, and more inodes fit.
                 if division.per_group < 256 || options.has_clusters() {
@@ -271,7 +271,7 @@ impl Layout {
                 continue;
             }
             division.set_reserved_gdt_blocks();
-            let last = division.in_groups() % per_group;
+            let last = division.blocks_in_groups() % per_group;
             let overhead = division.last_overhead();
             if last > 0 && last < overhead + MIN_LAST_GROUP_BLOCKS {
                 if division.groups == 1 {
@@ -296,10 +296,14 @@ impl Layout {
             }
             None => return Err(FormatError::TooManyInodes(inodes)),
         }
-        Self::of(options, &division, reserved)
+        Self::from_division(options, &division, reserved)
     }
 
-    fn of(options: &FormatOptions, division: &GroupDivision, reserved: u64) -> Result<Self> {
+    fn from_division(
+        options: &FormatOptions,
+        division: &GroupDivision,
+        reserved: u64,
+    ) -> Result<Self> {
         let (blocks, block_bytes) = (division.blocks, division.block_bytes);
         let mut options = options.clone();
         options.compatible.set(Compatible::RESIZE_INODE, division.resize);
@@ -314,7 +318,7 @@ impl Layout {
             // Metadata checksums replace those of descriptors alone.
             options.read_only_compatible.remove(ReadOnlyCompatible::GDT_CSUM);
         }
-        let journal = journal::sizes(&options, blocks, block_bytes)?;
+        let journal = journal::journal_sizes(&options, blocks, block_bytes)?;
         if journal.is_none() {
             options.compatible.remove(Compatible::HAS_JOURNAL | Compatible::ORPHAN_FILE);
         }
@@ -357,7 +361,7 @@ impl Layout {
             *to = u32::from_le_bytes(*from).into();
         }
         raw.s_def_hash_version = options.hash_version;
-        raw.s_default_mount_opts = MOUNT_OPTIONS.into();
+        raw.s_default_mount_opts = DEFAULT_MOUNT_OPTIONS.into();
         raw.s_mkfs_time = options.time.into();
         if options.inode_bytes >= 256 {
             raw.s_min_extra_isize = EXTRA_BYTES.into();
@@ -380,19 +384,19 @@ impl Layout {
         }
         if options.incompatible.contains(Incompatible::ENCRYPT) {
             let [contents, names, ..] = &mut raw.s_encrypt_algos;
-            (*contents, *names) = ENCRYPTION;
+            (*contents, *names) = ENCRYPTION_MODES;
         }
         if options.incompatible.contains(Incompatible::CASEFOLD) {
             raw.s_encoding = UTF8.into();
             raw.s_encoding_flags = u16::from(options.strict_names).into();
         }
         if journal.is_some() {
-            raw.s_journal_inum = journal::INODE.into();
-            raw.s_jnl_backup_type = journal::BACKUP_IS_INODE;
+            raw.s_journal_inum = journal::JOURNAL_INODE.into();
+            raw.s_jnl_backup_type = journal::JNL_BACKUP_BLOCKS;
         }
         if options.incompatible.contains(Incompatible::MMP) {
             raw.s_mmp_interval = match options.mmp_interval {
-                0 => MMP_INTERVAL,
+                0 => DEFAULT_MMP_INTERVAL,
                 given => given,
             }
             .into();
@@ -476,7 +480,7 @@ impl Layout {
     /// contiguous on disk.
     pub(super) fn map_blocks(&self, runs: &[(u32, u32)]) -> u64 {
         let block_bytes = self.super_.block_bytes;
-        match self.options.extents() {
+        match self.options.has_extents() {
             true => build_extents::min_nodes(runs, block_bytes),
             false => indirect_blocks(runs, block_bytes),
         }
@@ -492,20 +496,20 @@ impl Layout {
 
     /// Builds the map of an inode with data in these file runs at these disk blocks. Its nodes have
     /// checksums.
-    pub(super) fn map(
+    pub(super) fn build_map(
         &self,
         inode: u32,
         runs: &[(u32, u32)],
         places: &[DiskRun],
     ) -> Option<BuiltMap> {
         let block_bytes = self.super_.block_bytes;
-        if !self.options.extents() {
+        if !self.options.has_extents() {
             let mut blocks = places.iter().flat_map(|(from, count)| *from..*from + *count);
             let mut next = || blocks.next().and_then(|block| u32::try_from(block).ok());
-            return build(runs, block_bytes, &mut next);
+            return build_indirect_map(runs, block_bytes, &mut next);
         }
-        let mut built = build_extents::build(runs, block_bytes, places)?;
-        if let Some(seed) = self.super_.checksum_of_file(FileId { inode, generation: 0 }) {
+        let mut built = build_extents::build_extent_map(runs, block_bytes, places)?;
+        if let Some(seed) = self.super_.file_checksum_seed(FileId { inode, generation: 0 }) {
             for part in &mut built.parts {
                 if let MapPart::Indirect { pointers, .. } = part {
                     extent::set_checksum(pointers, seed);
@@ -542,7 +546,7 @@ impl Layout {
 
     /// Returns the blocks of superblock and descriptor copies at the start of a group.
     pub(super) fn backup_blocks(&self, group: u32) -> u64 {
-        if self.is_meta() {
+        if self.has_meta_bg() {
             let has_super = self.super_.has_superblock(GroupNumber(group));
             let before = self.backup_start(group) - self.group_start(group);
             return before + u64::from(has_super) + u64::from(self.has_meta_descriptors(group));
@@ -558,7 +562,7 @@ impl Layout {
     }
 
     /// Returns true with `meta_bg`.
-    pub(super) fn is_meta(&self) -> bool {
+    pub(super) fn has_meta_bg(&self) -> bool {
         self.options.incompatible.contains(Incompatible::META_BG)
     }
 
@@ -591,7 +595,7 @@ impl Layout {
     }
 
     /// Returns the block numbers per block.
-    pub(super) fn fan_out(&self) -> u64 {
+    pub(super) fn pointers_per_block(&self) -> u64 {
         u64::from(self.super_.block_bytes / 4)
     }
 
@@ -627,7 +631,7 @@ struct ResolvedOptions {
 /// Checks the options and applies the defaults.
 fn resolve_options(options: &FormatOptions, size_bytes: u64) -> Result<ResolvedOptions> {
     let misuse = |text: String| Err(FormatError::Misuse(text));
-    let (default_block, default_ratio) = defaults(size_bytes);
+    let (default_block, default_ratio) = default_block_bytes_and_ratio(size_bytes);
     let block_bytes = options.block_bytes.unwrap_or(default_block);
     if !block_bytes.is_power_of_two() || !(1024..=65536).contains(&block_bytes) {
         return misuse(format!("-b {block_bytes}: a power of two from 1024 to 65536 is needed"));
@@ -685,10 +689,10 @@ fn resolve_options(options: &FormatOptions, size_bytes: u64) -> Result<ResolvedO
 fn cluster_blocks(options: &FormatOptions, block_bytes: u32) -> Result<u32> {
     let misuse = |text: &str| Err(FormatError::Misuse(text.to_owned()));
     match options.cluster_bytes {
-        _ if options.has_clusters() && !options.extents() => misuse("-O bigalloc needs extent"),
+        _ if options.has_clusters() && !options.has_extents() => misuse("-O bigalloc needs extent"),
         Some(_) if !options.has_clusters() => misuse("-C needs bigalloc (-O)"),
         None if !options.has_clusters() => Ok(1),
-        None => Ok(CLUSTER_BLOCKS),
+        None => Ok(DEFAULT_CLUSTER_BLOCKS),
         Some(bytes) if !bytes.is_power_of_two() || !(2048..=MAX_CLUSTER_BYTES).contains(&bytes) => {
             misuse("-C: a power of two from 2048 to 536870912 is needed")
         }

@@ -173,7 +173,7 @@ impl FormatOptions {
         Some(options)
     }
 
-    pub(super) fn extents(&self) -> bool {
+    pub(super) fn has_extents(&self) -> bool {
         self.incompatible.contains(Incompatible::EXTENTS)
     }
 
@@ -233,13 +233,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn features_are_spelt_as_mke2fs_spells_them() {
+    fn feature_strings_match_mke2fs() {
         let mut options = FormatOptions::default();
         options.apply_features("^resize_inode, dir_nlink").unwrap();
         assert!(!options.compatible.contains(Compatible::RESIZE_INODE));
         assert!(options.read_only_compatible.contains(ReadOnlyCompatible::DIR_NLINK));
         options.apply_features("^has_journal,extents").unwrap();
-        assert!(options.extents() && !options.compatible.contains(Compatible::HAS_JOURNAL));
+        assert!(options.has_extents() && !options.compatible.contains(Compatible::HAS_JOURNAL));
         let error = options.apply_features("^mmp,journal_dev").unwrap_err();
         assert!(error.to_string().contains("journal_dev"), "{error}");
         assert_eq!(options.apply_features("sparse"), Err(FeatureError::Unknown("sparse".into())));

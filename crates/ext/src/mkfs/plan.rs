@@ -26,13 +26,13 @@ use super::layout::Layout;
 use super::layout::tables::{self, FreeRanges, GroupTables};
 use super::system_files::{self, SystemFile, SystemFileKind};
 use super::tree::{NodeId, NodeKind, Tree, TreeNode};
-use super::{DiskRun, LOST_FOUND};
+use super::{DiskRun, LOST_FOUND_INODE};
 use super::{FormatError, FormatOptions, InodeCount, Result, journal, values};
 use crate::dir::build::{self as directory, DirectoryFormat, NewDirent};
 use crate::format::dirent::DirBlockFormat;
 use crate::format::features::{Compatible, Incompatible};
 use crate::format::hash::{HashSeed, NameHash};
-use crate::format::inode::target_pointers;
+use crate::format::inode::fast_symlink_pointers;
 use crate::format::quota::{self, QuotaType as Quota};
 use crate::format::xattr::NewXattr;
 use crate::map::{build as map, build_extents};
@@ -104,7 +104,7 @@ pub struct VolumePlan<'a> {
 impl NodePlacement {
     /// Returns the blocks in `i_blocks`: with the map, the attributes, their values, and whole
     /// clusters.
-    pub(super) fn owned(&self, layout: &Layout) -> u64 {
+    pub(super) fn allocated_blocks(&self, layout: &Layout) -> u64 {
         let attributes = u64::from(self.xattr_block != 0) * layout.cluster_blocks();
         self.blocks + attributes + self.value_blocks
     }
@@ -126,7 +126,7 @@ impl VolumePlan<'_> {
         self.system_file_blocks * u64::from(self.layout.super_.block_bytes)
     }
 
-    pub(super) fn runs_of(&self, placed: &NodePlacement) -> &[DiskRun] {
+    pub(super) fn runs_of_node(&self, placed: &NodePlacement) -> &[DiskRun] {
         let start = saturating_usize(placed.runs.0.into());
         let end = start.saturating_add(saturating_usize(placed.runs.1.into()));
         self.runs.get(start..end).unwrap_or_default()
@@ -139,7 +139,7 @@ fn with_lost_found(tree: &mut Tree, options: &FormatOptions) -> Result<()> {
         draconis_exchange::contract::Time { seconds: i64::from(options.time), nanoseconds: 0 };
     match tree.lookup(NodeId::ROOT, b"lost+found") {
         None => {
-            let mut node = TreeNode::new(NodeKind::Directory, 0o700).at(time);
+            let mut node = TreeNode::new(NodeKind::Directory, 0o700).with_all_times(time);
             (node.uid, node.gid) = options.root_owner;
             tree.add(NodeId::ROOT, b"lost+found", node).map(drop)
         }
@@ -208,7 +208,7 @@ fn smallest_for_block_size<'a>(
     let mut missed = 0;
     loop {
         let (layout, needs) = smallest_layout(options, tree, free_bytes, missed)?;
-        match place(layout, tree, needs) {
+        match place_tree(layout, tree, needs) {
             Err(FormatError::NoBlocks { .. } | FormatError::NoTables)
                 if missed < 1 << MAX_SIZE_ATTEMPTS =>
             {
@@ -235,14 +235,14 @@ pub fn plan_for_size<'a>(
     with_larger_block_fallback(options, |options| {
         let mut layout = Layout::new(options, size_bytes)?;
         let needs = measure_tree(&layout, tree)?;
-        let inodes = wanted_inodes(&needs).saturating_add(LOST_FOUND);
+        let inodes = wanted_inodes(&needs).saturating_add(LOST_FOUND_INODE);
         if options.inodes == InodeCount::Default && layout.super_.inodes < inodes {
             // Each group rounds its share down to a multiple of eight.
             let rounding = layout.super_.groups.saturating_mul(8);
             let inodes = InodeCount::Count(inodes.saturating_add(rounding));
             layout = Layout::new(&FormatOptions { inodes, ..options.clone() }, size_bytes)?;
         }
-        place(layout, tree, needs)
+        place_tree(layout, tree, needs)
     })
 }
 
@@ -257,7 +257,7 @@ fn smallest_layout(
     // The needs of a tree depend only on the sizes of blocks and inodes.
     let any = FormatOptions { inodes: InodeCount::Default, ..options.clone() };
     let needs = measure_tree(&Layout::new(&any, PROBE_VOLUME_BYTES)?, tree)?;
-    let inodes = wanted_inodes(&needs) + LOST_FOUND;
+    let inodes = wanted_inodes(&needs) + LOST_FOUND_INODE;
     let ratio = super::layout::default_ratio(needs.blocks.saturating_mul(block_bytes));
     // By default, free space gets inodes, too.
     let spare = match options.inodes {
@@ -290,7 +290,7 @@ fn smallest_layout(
         if super_.inodes < inodes {
             match options.inodes {
                 InodeCount::Count(count) if count < inodes => {
-                    return Err(no_inodes(&layout, &needs));
+                    return Err(too_few_inodes_error(&layout, &needs));
                 }
                 // Rounded down: request a few more.
                 InodeCount::Count(count) => {
@@ -319,10 +319,10 @@ fn wanted_inodes(needs: &TreeRequirements) -> u32 {
     saturating_u32(needs.placed.len() as u64).saturating_sub(2).saturating_add(needs.inodes)
 }
 
-fn no_inodes(layout: &Layout, needs: &TreeRequirements) -> FormatError {
+fn too_few_inodes_error(layout: &Layout, needs: &TreeRequirements) -> FormatError {
     FormatError::NoInodes {
         needed: wanted_inodes(needs).into(),
-        free: layout.super_.inodes.saturating_sub(LOST_FOUND).into(),
+        free: layout.super_.inodes.saturating_sub(LOST_FOUND_INODE).into(),
     }
 }
 
@@ -336,7 +336,7 @@ impl<'a> VolumePlan<'a> {
         with_lost_found(tree, &layout.options)?;
         values::move_values_to_ea_inodes(&layout, tree);
         let needs = measure_tree(&layout, tree)?;
-        place(layout, tree, needs)
+        place_tree(layout, tree, needs)
     }
 }
 
@@ -360,13 +360,13 @@ pub(super) fn data_runs(what: &NodeKind, block_bytes: u32) -> Vec<(u32, u32)> {
                 }
             }
         }
-        NodeKind::Symlink(target) if target_pointers(target).is_none() => runs.push((0, 1)),
+        NodeKind::Symlink(target) if fast_symlink_pointers(target).is_none() => runs.push((0, 1)),
         _ => {}
     }
     runs
 }
 
-pub(super) fn style(layout: &Layout) -> DirectoryFormat {
+pub(super) fn directory_format_of(layout: &Layout) -> DirectoryFormat {
     let options = &layout.options;
     let version = options.hash_version;
     let seed = options.hash_seed.as_chunks::<4>().0;
@@ -388,18 +388,22 @@ pub(super) fn style(layout: &Layout) -> DirectoryFormat {
 }
 
 /// Builds the blocks of a directory with inode numbers.
-pub(super) fn directory_of(
+pub(super) fn build_directory_of(
     tree: &Tree,
     dir: NodeId,
     (own, parent): (u32, u32),
     inodes: &[u32],
     style: DirectoryFormat,
 ) -> directory::BuiltDirectory {
-    directory::build(own, parent, &names_of(tree, dir, inodes), style)
+    directory::build_directory(own, parent, &directory_names(tree, dir, inodes), style)
 }
 
 /// Returns the names in a directory with their inodes.
-pub(super) fn names_of<'a>(tree: &'a Tree, dir: NodeId, inodes: &[u32]) -> Vec<NewDirent<'a>> {
+pub(super) fn directory_names<'a>(
+    tree: &'a Tree,
+    dir: NodeId,
+    inodes: &[u32],
+) -> Vec<NewDirent<'a>> {
     let name = |(name, id): (&'a [u8], NodeId)| NewDirent {
         name,
         inode: inodes.get(saturating_usize(id.0.into())).copied().unwrap_or(0),
@@ -408,12 +412,12 @@ pub(super) fn names_of<'a>(tree: &'a Tree, dir: NodeId, inodes: &[u32]) -> Vec<N
     tree.names(dir).map(name).collect()
 }
 
-fn place(layout: Layout, tree: &Tree, needs: TreeRequirements) -> Result<VolumePlan<'_>> {
+fn place_tree(layout: Layout, tree: &Tree, needs: TreeRequirements) -> Result<VolumePlan<'_>> {
     let free = layout.super_.free_blocks;
     let block_bytes = layout.super_.block_bytes;
     let inodes_left = wanted_inodes(&needs);
-    if inodes_left > layout.super_.inodes.saturating_sub(LOST_FOUND) {
-        return Err(no_inodes(&layout, &needs));
+    if inodes_left > layout.super_.inodes.saturating_sub(LOST_FOUND_INODE) {
+        return Err(too_few_inodes_error(&layout, &needs));
     }
     let hidden_blocks = needs.system_file_blocks(&layout);
     let needed = needs.blocks + hidden_blocks;
@@ -424,10 +428,10 @@ fn place(layout: Layout, tree: &Tree, needs: TreeRequirements) -> Result<VolumeP
     }
     let TreeRequirements { mut placed, blocks: in_tree, quotas, .. } = needs;
     let (tables, space) = tables::place_tables(&layout)?;
-    let mut placing = Placer {
+    let mut placing = VolumePlacer {
         blocks: BlockCursor::new(&layout, space, in_tree),
         inodes_left,
-        next_inode: LOST_FOUND + 1,
+        next_inode: LOST_FOUND_INODE + 1,
         layout: &layout,
         tree,
         runs: vec![],
@@ -440,12 +444,12 @@ fn place(layout: Layout, tree: &Tree, needs: TreeRequirements) -> Result<VolumeP
         system_files: vec![],
     };
     for (nth, one) in placed.iter_mut().enumerate() {
-        placing.place(nth, one).ok_or_else(too_few)?;
-        if one.inode == LOST_FOUND {
+        placing.place_node(nth, one).ok_or_else(too_few)?;
+        if one.inode == LOST_FOUND_INODE {
             placing.place_system_files().ok_or_else(too_few)?;
         }
     }
-    let Placer {
+    let VolumePlacer {
         blocks,
         runs,
         shared,
@@ -467,14 +471,14 @@ fn place(layout: Layout, tree: &Tree, needs: TreeRequirements) -> Result<VolumeP
         system_files: hidden,
         tables,
         space,
-        directory_format: style(&layout),
+        directory_format: directory_format_of(&layout),
         data_bytes: in_tree * u64::from(block_bytes),
         system_file_blocks: hidden_blocks,
         layout,
     })
 }
 
-struct Placer<'a> {
+struct VolumePlacer<'a> {
     layout: &'a Layout,
     tree: &'a Tree,
     blocks: BlockCursor<'a>,
@@ -491,7 +495,7 @@ struct Placer<'a> {
     system_files: Vec<SystemFile>,
 }
 
-impl<'a> Placer<'a> {
+impl<'a> VolumePlacer<'a> {
     /// Places the system files like mke2fs: right after root and lost+found.
     fn place_system_files(&mut self) -> Option<()> {
         let super_ = &self.layout.super_;
@@ -504,7 +508,7 @@ impl<'a> Placer<'a> {
             let goal = journal_goal(self.layout, &self.blocks.space);
             self.place_system_file(
                 SystemFileKind::Journal(sizes),
-                journal::INODE,
+                journal::JOURNAL_INODE,
                 sizes.total_blocks(),
                 goal,
             )?;
@@ -514,8 +518,8 @@ impl<'a> Placer<'a> {
         }
         for (kind, bytes) in std::mem::take(&mut self.quotas) {
             let inode = match kind {
-                Quota::User => quota::USERS,
-                Quota::Group => quota::GROUPS,
+                Quota::User => quota::USER_QUOTA_INODE,
+                Quota::Group => quota::GROUP_QUOTA_INODE,
                 Quota::Project => self.next_system_inode(),
             };
             self.place_system_file(
@@ -569,7 +573,7 @@ impl<'a> Placer<'a> {
     ) -> Option<()> {
         let runs = [(0, blocks)];
         let mut count = self.layout.round_to_clusters(blocks.into());
-        if !self.layout.options.extents() {
+        if !self.layout.options.has_extents() {
             count += self.layout.map_blocks(&runs);
         }
         let mut places = self.blocks.allocate_from(goal, count)?;
@@ -578,8 +582,8 @@ impl<'a> Placer<'a> {
             let block_bytes = self.layout.super_.block_bytes;
             places = system_files::quota_file_order(places, blocks, block_bytes);
         }
-        if self.layout.options.extents() {
-            let (extents, _) = build_extents::extents(&runs, &places)?;
+        if self.layout.options.has_extents() {
+            let (extents, _) = build_extents::extents_of_runs(&runs, &places)?;
             let nodes =
                 build_extents::nodes_needed(extents.len() as u64, self.layout.super_.block_bytes);
             // Like mke2fs, nodes go right before the file, if they fit there.
@@ -602,11 +606,11 @@ impl<'a> Placer<'a> {
         Some(())
     }
 
-    fn place(&mut self, nth: usize, placed: &mut NodePlacement) -> Option<()> {
+    fn place_node(&mut self, nth: usize, placed: &mut NodePlacement) -> Option<()> {
         let node = self.tree.node(NodeId(placed.node));
         placed.inode = match nth {
             0 => crate::InodeNumber::ROOT.0,
-            1 => LOST_FOUND,
+            1 => LOST_FOUND_INODE,
             _ => {
                 if matches!(node.kind_data, NodeKind::Directory) {
                     self.align_cursors();
@@ -623,7 +627,7 @@ impl<'a> Placer<'a> {
         let first = self.runs.len();
         self.blocks.blocks_outstanding =
             self.blocks.blocks_outstanding.saturating_sub(placed.blocks);
-        if self.layout.options.extents() {
+        if self.layout.options.has_extents() {
             let ratio = self.layout.cluster_blocks();
             let data = self.allocate_data(node, placed)?;
             let nodes = self.count_extent_nodes(&data, first)?;
@@ -669,7 +673,7 @@ impl<'a> Placer<'a> {
 
     /// Returns the extent nodes for data in the runs from `first` on.
     fn count_extent_nodes(&self, data: &[(u32, u32)], first: usize) -> Option<u64> {
-        let (extents, _) = build_extents::extents(data, self.runs.get(first..)?)?;
+        let (extents, _) = build_extents::extents_of_runs(data, self.runs.get(first..)?)?;
         Some(build_extents::nodes_needed(extents.len() as u64, self.layout.super_.block_bytes))
     }
 
@@ -714,7 +718,7 @@ impl<'a> Placer<'a> {
 /// group near the middle of the volume; without them it is the start of the volume.
 fn journal_goal(layout: &Layout, space: &FreeRanges) -> u64 {
     let options = &layout.options;
-    if !options.extents() {
+    if !options.has_extents() {
         return 0;
     }
     if options.packed_meta_blocks && options.groups_per_flex() > 1 {

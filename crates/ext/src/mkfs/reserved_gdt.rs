@@ -20,7 +20,7 @@ pub(super) fn resize_dind_block(layout: &Layout) -> crate::Result<Vec<u8>> {
     let first = u64::from(layout.super_.descriptor_blocks());
     let table = layout.backup_start(0) + 1;
     for nth in first..first + u64::from(layout.super_.reserved_descriptor_blocks) {
-        let at = saturating_usize(nth % layout.fan_out() * 4);
+        let at = saturating_usize(nth % layout.pointers_per_block() * 4);
         if let Some(field) = top.get_mut(at..).and_then(|rest| rest.get_mut(..4)) {
             field.copy_from_slice(&FsBlock(table + nth).to_u32()?.to_le_bytes());
         }
@@ -62,7 +62,7 @@ fn owned_blocks(layout: &Layout) -> u64 {
 pub(super) fn inode(layout: &Layout, top: u64) -> crate::Result<Vec<u8>> {
     let now = layout.creation_time();
     let block_bytes = u64::from(layout.super_.block_bytes);
-    let fan_out = layout.fan_out();
+    let fan_out = layout.pointers_per_block();
     let mut pointers = [0; POINTERS];
     let [.., double, _] = &mut pointers;
     *double = FsBlock(top).to_u32()?;

@@ -1,10 +1,10 @@
 //! System files: the journal, the quota files and the orphan file; also the MMP block.
 
 use super::DiskRun;
-use super::ea_value::Value;
+use super::ea_value::EaInodeValue;
 use super::journal;
 use super::layout::Layout;
-use crate::format::inode::{self, DIRECT, NewInode, flags};
+use crate::format::inode::{self, DIRECT_POINTERS, NewInode, flags};
 use crate::format::mmp::{self, MmpRecord};
 use crate::format::orphan_file;
 use crate::format::quota::{self, QuotaType};
@@ -38,15 +38,20 @@ pub(super) struct SystemFile {
 }
 
 impl SystemFile {
-    pub(super) fn map(&self, layout: &Layout) -> Option<BuiltMap> {
-        layout.map(self.inode, &[(0, self.blocks)], &self.places)
+    pub(super) fn build_map(&self, layout: &Layout) -> Option<BuiltMap> {
+        layout.build_map(self.inode, &[(0, self.blocks)], &self.places)
     }
 
     /// Builds the inode.
-    pub(super) fn inode(&self, layout: &Layout, values: &[Value], built: &BuiltMap) -> Vec<u8> {
+    pub(super) fn encode_inode(
+        &self,
+        layout: &Layout,
+        values: &[EaInodeValue],
+        built: &BuiltMap,
+    ) -> Vec<u8> {
         let now = layout.creation_time();
         let block_bytes = u64::from(layout.super_.block_bytes);
-        let of_map = if layout.options.extents() { flags::EXTENTS } else { 0 };
+        let of_map = if layout.options.has_extents() { flags::EXTENTS } else { 0 };
         let fixed = match self.purpose {
             SystemFileKind::Quota(_) => flags::IMMUTABLE,
             SystemFileKind::Journal(_) | SystemFileKind::Orphans | SystemFileKind::Value(_) => 0,
@@ -73,7 +78,7 @@ impl SystemFile {
         };
         let mut bytes = inode.encode(layout.super_.inode_bytes);
         if let Some(value) = value {
-            value.mark(&mut bytes);
+            value.init_ea_inode(&mut bytes);
         }
         inode::set_checksum(&mut bytes, InodeNumber(self.inode), &layout.super_);
         bytes
@@ -81,7 +86,7 @@ impl SystemFile {
 
     /// Returns the contents of file block `nth`, which is on disk block `at`; `None` for zeros.
     /// `bytes` are the contents of a quota file or value.
-    pub(super) fn block(
+    pub(super) fn encode_block(
         &self,
         layout: &Layout,
         bytes: &[u8],
@@ -96,14 +101,14 @@ impl SystemFile {
                 Some(block)
             }
             SystemFileKind::Journal(sizes) => (nth == 0).then(|| journal_superblock(layout, sizes)),
-            SystemFileKind::Orphans => Some(self.orphans(layout, at)),
+            SystemFileKind::Orphans => Some(self.encode_orphan_block(layout, at)),
         }
     }
 
-    fn orphans(&self, layout: &Layout, at: u64) -> Vec<u8> {
-        let mut bytes = orphan_file::empty(layout.block_len());
+    fn encode_orphan_block(&self, layout: &Layout, at: u64) -> Vec<u8> {
+        let mut bytes = orphan_file::empty_block(layout.block_len());
         let file = FileId { inode: self.inode, generation: 0 };
-        if let Some(seed) = layout.super_.checksum_of_file(file) {
+        if let Some(seed) = layout.super_.file_checksum_seed(file) {
             orphan_file::set_checksum(&mut bytes, seed, FsBlock(at));
         }
         bytes
@@ -120,7 +125,7 @@ pub(super) fn quota_file_order(
         [(start, count)]
             if block_bytes == quota::BLOCK_BYTES
                 && count == u64::from(blocks)
-                && blocks <= DIRECT =>
+                && blocks <= DIRECT_POINTERS =>
         {
             vec![(start, 1), (start + count - 1, 1), (start + 1, count - 2)]
         }
@@ -157,7 +162,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn blocks_of_orphans_are_empty_and_end_with_their_tail() {
+    fn orphan_blocks_are_empty_with_tail() {
         let mut options = super::super::FormatOptions::for_type("ext4").unwrap();
         options.apply_features("orphan_file").unwrap();
         let layout = Layout::new(&options, 64 << 20).unwrap();
@@ -169,7 +174,8 @@ mod tests {
             owned: 1,
             places: vec![],
         };
-        let (one, other) = (hidden.orphans(&layout, 7), hidden.orphans(&layout, 8));
+        let (one, other) =
+            (hidden.encode_orphan_block(&layout, 7), hidden.encode_orphan_block(&layout, 8));
         let (entries, tail) = one.split_at(1024 - 8);
         assert!(entries.iter().all(|byte| *byte == 0));
         assert_eq!(tail[..4], [4, 0xCA, 0x10, 0x0B]);

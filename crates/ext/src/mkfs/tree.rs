@@ -5,7 +5,7 @@ use std::collections::btree_map::Entry;
 
 use draconis_exchange::contract::{FileType, Time};
 
-use super::ea_value::Value;
+use super::ea_value::EaInodeValue;
 use super::{FormatError, Result};
 use crate::format::acl::Acl;
 use crate::format::xattr::NewXattr;
@@ -133,7 +133,7 @@ impl TreeNode {
 
     /// Sets all times.
     #[must_use]
-    pub fn at(mut self, time: Time) -> Self {
+    pub fn with_all_times(mut self, time: Time) -> Self {
         (self.accessed, self.modified, self.changed, self.created) = (time, time, time, time);
         self
     }
@@ -199,7 +199,7 @@ pub struct Tree {
     /// One parent directory per node: enough for messages.
     parents: Vec<NodeId>,
     /// Values moved to EA inodes.
-    pub(super) values: Vec<Value>,
+    pub(super) values: Vec<EaInodeValue>,
 }
 
 impl Tree {
@@ -216,7 +216,7 @@ impl Tree {
     /// Returns a node.
     pub fn node(&self, id: NodeId) -> &TreeNode {
         // Ids come only from `add`; the id of another tree may be out of range.
-        self.nodes.get(index(id)).or(self.nodes.first()).unwrap_or(&NO_NODE)
+        self.nodes.get(index(id)).or(self.nodes.first()).unwrap_or(&MISSING_NODE)
     }
 
     /// Returns a mutable node.
@@ -303,13 +303,13 @@ impl Tree {
 
     /// Returns a path of a node.
     pub fn path(&self, id: NodeId) -> String {
-        let names = self.names_to(id);
+        let names = self.path_components(id);
         let shown: Vec<_> = names.iter().map(|name| String::from_utf8_lossy(name)).collect();
         format!("/{}", shown.join("/"))
     }
 
     /// Returns the names on the path from the root to a node.
-    pub fn names_to(&self, id: NodeId) -> Vec<Vec<u8>> {
+    pub fn path_components(&self, id: NodeId) -> Vec<Vec<u8>> {
         let mut names = vec![];
         let mut at = id;
         // A parent has a lower index than its children, so the loop ends at the root.
@@ -327,7 +327,7 @@ impl Tree {
     }
 }
 
-static NO_NODE: TreeNode = TreeNode {
+static MISSING_NODE: TreeNode = TreeNode {
     kind_data: NodeKind::Directory,
     mode: 0o755,
     uid: 0,

@@ -10,8 +10,8 @@
 use std::collections::BTreeSet;
 
 use super::FormatOptions;
-use super::LOST_FOUND;
-use super::ea_value::Value;
+use super::LOST_FOUND_INODE;
+use super::ea_value::EaInodeValue;
 use super::layout::Layout;
 use super::tree::{NodeId, Tree};
 use crate::InodeNumber;
@@ -24,7 +24,7 @@ use crate::units::{saturating_u32, saturating_usize};
 const MAX_VALUE_BYTES: usize = 64 << 10;
 
 /// Returns the inodes of system files between the reserved ones and the EA inodes.
-pub(super) fn inodes_before(options: &FormatOptions) -> u32 {
+pub(super) fn system_inodes_before_ea_inodes(options: &FormatOptions) -> u32 {
     let has_orphans = options.compatible.contains(Compatible::ORPHAN_FILE);
     let has_projects = options.quota_kinds().any(|kind| kind == QuotaType::Project);
     u32::from(has_orphans) + u32::from(has_projects)
@@ -46,8 +46,8 @@ pub(super) fn move_values_to_ea_inodes(layout: &Layout, tree: &mut Tree) {
     if !layout.options.incompatible.contains(Incompatible::EA_INODE) {
         return;
     }
-    let first = LOST_FOUND + 1 + inodes_before(&layout.options);
-    for id in reachable(tree) {
+    let first = LOST_FOUND_INODE + 1 + system_inodes_before_ea_inodes(&layout.options);
+    for id in reachable_nodes(tree) {
         loop {
             let nth = saturating_u32(tree.values.len() as u64);
             let Some(node) = tree.node_mut(id) else { break };
@@ -62,13 +62,13 @@ pub(super) fn move_values_to_ea_inodes(layout: &Layout, tree: &mut Tree) {
             let bytes = longest.value().to_vec();
             let hash = layout.super_.value_seed.update(&bytes).value();
             *longest = longest.with_ea_inode(InodeNumber(first.saturating_add(nth)), hash);
-            tree.values.push(Value { bytes, owner, hash });
+            tree.values.push(EaInodeValue { bytes, owner, hash });
         }
     }
 }
 
 /// Returns all reachable nodes, with the root.
-fn reachable(tree: &Tree) -> BTreeSet<NodeId> {
+fn reachable_nodes(tree: &Tree) -> BTreeSet<NodeId> {
     let mut seen = BTreeSet::from([NodeId::ROOT]);
     let mut stack = vec![NodeId::ROOT];
     while let Some(dir) = stack.pop() {

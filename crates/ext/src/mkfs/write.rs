@@ -25,8 +25,8 @@ use super::tree::{FileSource, NodeId, NodeKind};
 use super::{FormatError, Result, groups, inline_data, reserved_gdt};
 use crate::dir::build::DirectoryFormat;
 use crate::format::dirent::DirBlockBuilder;
-use crate::format::inode::{POINTERS, device_pointers, flags, target_pointers};
-use crate::format::quota::{QuotaType, Usage};
+use crate::format::inode::{POINTERS, device_pointers, fast_symlink_pointers, flags};
+use crate::format::quota::{QuotaType, QuotaUsage};
 use crate::format::xattr::encode_block;
 use crate::format::{dir_tail, quota, superblock, xattr};
 use crate::map::build::{BuiltMap, MapPart};
@@ -59,9 +59,9 @@ pub fn write(
     writer.wipe(len_bytes)?;
     let mapped = write_contents(plan, contents, &writer)?;
     let hidden = write_system_files(plan, &writer)?;
-    let primary = groups::write(plan, &mapped, &hidden, &writer)?;
+    let primary = groups::write_groups(plan, &mapped, &hidden, &writer)?;
     writer.sync()?;
-    let ticket = writer.bytes(superblock::OFFSET_BYTES, primary.as_bytes())?;
+    let ticket = writer.write_bytes(superblock::OFFSET_BYTES, primary.as_bytes())?;
     Ok(target.disk.wait_durable(ticket)?)
 }
 
@@ -69,22 +69,24 @@ pub fn write(
 fn write_system_files(plan: &VolumePlan<'_>, writer: &DiskWriter<'_>) -> Result<Vec<BuiltMap>> {
     let layout = &plan.layout;
     if plan.mmp_block != 0 {
-        writer.blocks(plan.mmp_block, &system_files::mmp_block(layout))?;
+        writer.write_blocks(plan.mmp_block, &system_files::mmp_block(layout))?;
     }
     let too_few = || FormatError::Misuse("the plan gave out too few blocks".into());
     let mut maps = vec![];
     for hidden in &plan.system_files {
         let bytes = match hidden.purpose {
-            SystemFileKind::Quota(kind) => Some(quota::build(kind, &count_tree_usage(plan, kind))),
+            SystemFileKind::Quota(kind) => {
+                Some(quota::build_quota_file(kind, &count_tree_usage(plan, kind)))
+            }
             SystemFileKind::Value(nth) => plan.tree.values.get(nth).map(|it| it.bytes.clone()),
             SystemFileKind::Journal(_) | SystemFileKind::Orphans => None,
         };
         let bytes = bytes.unwrap_or_default();
-        let built = hidden.map(layout).ok_or_else(too_few)?;
+        let built = hidden.build_map(layout).ok_or_else(too_few)?;
         for part in &built.parts {
             let (at, from, blocks) = match part {
                 MapPart::Indirect { at, pointers } => {
-                    writer.blocks(*at, pointers)?;
+                    writer.write_blocks(*at, pointers)?;
                     continue;
                 }
                 MapPart::Data { at, from, blocks } => (*at, *from, *blocks),
@@ -92,13 +94,13 @@ fn write_system_files(plan: &VolumePlan<'_>, writer: &DiskWriter<'_>) -> Result<
             let mut zeros_from = at;
             for nth in 0..blocks {
                 let place = at + u64::from(nth);
-                if let Some(bytes) = hidden.block(layout, &bytes, from + nth, place) {
-                    writer.zeros(zeros_from, place)?;
-                    writer.blocks(place, &bytes)?;
+                if let Some(bytes) = hidden.encode_block(layout, &bytes, from + nth, place) {
+                    writer.zero_blocks(zeros_from, place)?;
+                    writer.write_blocks(place, &bytes)?;
                     zeros_from = place + 1;
                 }
             }
-            writer.zeros(zeros_from, at + u64::from(blocks))?;
+            writer.zero_blocks(zeros_from, at + u64::from(blocks))?;
         }
         maps.push(built);
     }
@@ -109,11 +111,11 @@ fn write_system_files(plan: &VolumePlan<'_>, writer: &DiskWriter<'_>) -> Result<
 struct WriteRequest {
     at: u64,
     blocks: u64,
-    parts: Vec<(u64, Fill)>,
+    parts: Vec<(u64, RequestContents)>,
 }
 
 /// Contents of some blocks of a request.
-enum Fill {
+enum RequestContents {
     Bytes(Vec<u8>),
     Contents { node: u32, at_bytes: u64, len_bytes: u64 },
 }
@@ -143,7 +145,7 @@ fn write_contents(
             let Some(request) = request else { break };
             let bytes = request.blocks * u64::from(writer.block_bytes);
             let at = request.at;
-            let block = fill(plan, contents, request)?;
+            let block = read_request_contents(plan, contents, request)?;
             let ticket = writer.submit(at * u64::from(writer.block_bytes), block)?;
             (writer.target.progress)(bytes);
             throttle(writer, &windows, ticket, bytes)?;
@@ -246,9 +248,9 @@ fn write_deferred(
 
 /// Bytes submitted since a ticket.
 #[derive(Default)]
-struct FlightWindow(u64, Option<Ticket>);
+struct InFlightWindow(u64, Option<Ticket>);
 
-impl FlightWindow {
+impl InFlightWindow {
     /// Counts bytes; once the window has `most` bytes, returns the previous window's ticket.
     fn advance(&mut self, most: u64, ticket: Ticket, bytes: u64) -> Option<Ticket> {
         self.0 += bytes;
@@ -262,8 +264,8 @@ impl FlightWindow {
 
 #[derive(Default)]
 struct FlightWindows {
-    unwritten: FlightWindow,
-    undurable: FlightWindow,
+    unwritten: InFlightWindow,
+    undurable: InFlightWindow,
 }
 
 /// Waits for the requests of the window before, so that memory is bounded.
@@ -287,18 +289,22 @@ fn throttle(
     }
 }
 
-fn fill(plan: &VolumePlan<'_>, contents: &dyn FileSource, request: WriteRequest) -> Result<Block> {
+fn read_request_contents(
+    plan: &VolumePlan<'_>,
+    contents: &dyn FileSource,
+    request: WriteRequest,
+) -> Result<Block> {
     let block_bytes = u64::from(plan.layout.super_.block_bytes);
     let mut memory = PrivateBuffer::new(saturating_usize(request.blocks * block_bytes));
     for (nth, what) in request.parts {
         let Some(room) = memory.get_mut(saturating_usize(nth * block_bytes)..) else { continue };
         match what {
-            Fill::Bytes(bytes) => {
+            RequestContents::Bytes(bytes) => {
                 if let Some(room) = room.get_mut(..bytes.len()) {
                     room.copy_from_slice(&bytes);
                 }
             }
-            Fill::Contents { node, at_bytes, len_bytes } => {
+            RequestContents::Contents { node, at_bytes, len_bytes } => {
                 let Some(room) = room.get_mut(..saturating_usize(len_bytes)) else { continue };
                 let NodeKind::File { source, .. } = plan.tree.node(NodeId(node)).kind_data else {
                     continue;
@@ -319,7 +325,7 @@ struct RequestProducer<'a> {
     next: usize,
     shared: usize,
     /// Parts of mapped nodes that no request holds yet.
-    parts: std::collections::VecDeque<(u64, u64, Fill)>,
+    parts: std::collections::VecDeque<(u64, u64, RequestContents)>,
     mapped: Vec<MappedInode>,
     has_failed: bool,
     /// True if contents are deferred to source order.
@@ -356,7 +362,7 @@ impl<'a> RequestProducer<'a> {
                 break;
             }
             let taken = blocks.min(room);
-            let (now, later) = self.split(what, taken, blocks);
+            let (now, later) = self.split_contents(what, taken, blocks);
             request.parts.push((request.blocks, now));
             request.blocks += taken;
             if let Some(later) = later {
@@ -367,19 +373,25 @@ impl<'a> RequestProducer<'a> {
     }
 
     /// Splits `blocks` blocks into the first `taken` and the rest.
-    fn split(&self, what: Fill, taken: u64, blocks: u64) -> (Fill, Option<Fill>) {
+    fn split_contents(
+        &self,
+        what: RequestContents,
+        taken: u64,
+        blocks: u64,
+    ) -> (RequestContents, Option<RequestContents>) {
         if taken >= blocks {
             return (what, None);
         }
         let cut = taken * u64::from(self.plan.layout.super_.block_bytes);
         match what {
-            Fill::Bytes(mut bytes) => {
+            RequestContents::Bytes(mut bytes) => {
                 let later = bytes.split_off(saturating_usize(cut).min(bytes.len()));
-                (Fill::Bytes(bytes), Some(Fill::Bytes(later)))
+                (RequestContents::Bytes(bytes), Some(RequestContents::Bytes(later)))
             }
-            Fill::Contents { node, at_bytes, len_bytes } => {
-                let now = Fill::Contents { node, at_bytes, len_bytes: len_bytes.min(cut) };
-                let later = Fill::Contents {
+            RequestContents::Contents { node, at_bytes, len_bytes } => {
+                let now =
+                    RequestContents::Contents { node, at_bytes, len_bytes: len_bytes.min(cut) };
+                let later = RequestContents::Contents {
                     node,
                     at_bytes: at_bytes + cut,
                     len_bytes: len_bytes.saturating_sub(cut),
@@ -394,7 +406,7 @@ impl<'a> RequestProducer<'a> {
         while self.parts.is_empty() {
             let Some(placed) = self.plan.placed.get(self.next) else { return };
             self.next += 1;
-            let mapped = self.map(placed);
+            let mapped = self.map_node(placed);
             self.has_failed |= mapped.is_none();
             self.mapped.push(mapped.unwrap_or_default());
         }
@@ -405,10 +417,14 @@ impl<'a> RequestProducer<'a> {
         let id = NodeId(placed.node);
         match &self.plan.tree.node(id).kind_data {
             NodeKind::Directory => {
-                let names = plan::names_of(self.plan.tree, id, &self.plan.inodes);
+                let names = plan::directory_names(self.plan.tree, id, &self.plan.inodes);
                 let parent = self.plan.inodes.get(saturating_usize(placed.parent.into())).copied();
                 let filetype = self.plan.directory_format.shape.filetype;
-                mapped.store_inline(&inline_data::directory(parent.unwrap_or(0), &names, filetype));
+                mapped.store_inline(&inline_data::build_inline_directory(
+                    parent.unwrap_or(0),
+                    &names,
+                    filetype,
+                ));
             }
             NodeKind::File { source, size_bytes, .. } => self.deferred.push(DeferredRun {
                 source: *source,
@@ -422,9 +438,9 @@ impl<'a> RequestProducer<'a> {
     }
 
     /// Maps a node and queues its parts; `None` if it has too few blocks.
-    fn map(&mut self, placed: &NodePlacement) -> Option<MappedInode> {
+    fn map_node(&mut self, placed: &NodePlacement) -> Option<MappedInode> {
         let block_bytes = self.plan.layout.super_.block_bytes;
-        let mapping = if self.plan.layout.options.extents() { flags::EXTENTS } else { 0 };
+        let mapping = if self.plan.layout.options.has_extents() { flags::EXTENTS } else { 0 };
         let mut mapped = MappedInode::default();
         match &self.plan.tree.node(NodeId(placed.node)).kind_data {
             _ if placed.is_inline => self.store_inline(placed, &mut mapped),
@@ -437,16 +453,18 @@ impl<'a> RequestProducer<'a> {
                     let bytes = bytes
                         .get(saturating_usize(start)..saturating_usize(end))
                         .unwrap_or_default();
-                    Fill::Bytes(bytes.to_vec())
+                    RequestContents::Bytes(bytes.to_vec())
                 })?;
             }
             NodeKind::Symlink(target) => {
                 mapped.size_bytes = target.len() as u64;
-                mapped.pointers = match target_pointers(target) {
+                mapped.pointers = match fast_symlink_pointers(target) {
                     Some(pointers) => pointers,
                     None => {
                         mapped.flags = mapping;
-                        self.queue_mapped(placed, &[(0, 1)], |_, _| Fill::Bytes(target.clone()))?
+                        self.queue_mapped(placed, &[(0, 1)], |_, _| {
+                            RequestContents::Bytes(target.clone())
+                        })?
                     }
                 };
             }
@@ -458,7 +476,7 @@ impl<'a> RequestProducer<'a> {
                 mapped.flags = mapping;
                 let runs = plan::data_runs(what, block_bytes);
                 mapped.pointers =
-                    self.queue_mapped(placed, &runs, |start, end| Fill::Contents {
+                    self.queue_mapped(placed, &runs, |start, end| RequestContents::Contents {
                         node: placed.node,
                         at_bytes: start,
                         len_bytes: end.min(*size_bytes).saturating_sub(start),
@@ -467,9 +485,9 @@ impl<'a> RequestProducer<'a> {
             NodeKind::Fifo | NodeKind::Socket => {}
         }
         self.queue_xattr_block(placed);
-        if placed.inode == super::LOST_FOUND && self.plan.resize_dind_block != 0 {
+        if placed.inode == super::LOST_FOUND_INODE && self.plan.resize_dind_block != 0 {
             let top = reserved_gdt::resize_dind_block(&self.plan.layout).ok()?;
-            self.parts.push_back((self.plan.resize_dind_block, 1, Fill::Bytes(top)));
+            self.parts.push_back((self.plan.resize_dind_block, 1, RequestContents::Bytes(top)));
         }
         Some(mapped)
     }
@@ -480,14 +498,14 @@ impl<'a> RequestProducer<'a> {
         &mut self,
         placed: &NodePlacement,
         runs: &[(u32, u32)],
-        fill: impl Fn(u64, u64) -> Fill,
+        fill: impl Fn(u64, u64) -> RequestContents,
     ) -> Option<[u32; POINTERS]> {
         let block_bytes = self.plan.layout.super_.block_bytes;
-        let places = self.plan.runs_of(placed);
-        let built = self.plan.layout.map(placed.inode, runs, places)?;
+        let places = self.plan.runs_of_node(placed);
+        let built = self.plan.layout.build_map(placed.inode, runs, places)?;
         for part in built.parts {
             let (at, blocks, what) = match part {
-                MapPart::Indirect { at, pointers } => (at, 1, Fill::Bytes(pointers)),
+                MapPart::Indirect { at, pointers } => (at, 1, RequestContents::Bytes(pointers)),
                 MapPart::Data { at, from, blocks } => {
                     let start = u64::from(from) * u64::from(block_bytes);
                     let end = start + u64::from(blocks) * u64::from(block_bytes);
@@ -495,7 +513,7 @@ impl<'a> RequestProducer<'a> {
                 }
             };
             match what {
-                Fill::Contents { node, at_bytes, len_bytes } if self.is_sequential => {
+                RequestContents::Contents { node, at_bytes, len_bytes } if self.is_sequential => {
                     let NodeKind::File { source, .. } = self.plan.tree.node(NodeId(node)).kind_data
                     else {
                         continue;
@@ -525,7 +543,7 @@ impl<'a> RequestProducer<'a> {
             if let Some(seed) = self.plan.layout.super_.checksum_seed {
                 xattr::set_checksum(&mut bytes, seed, FsBlock(shared.at));
             }
-            self.parts.push_back((shared.at, 1, Fill::Bytes(bytes)));
+            self.parts.push_back((shared.at, 1, RequestContents::Bytes(bytes)));
         }
     }
 }
@@ -535,7 +553,7 @@ fn directory_bytes(plan: &VolumePlan<'_>, placed: &NodePlacement) -> (Vec<u8>, b
     let DirectoryFormat { shape, .. } = plan.directory_format;
     let parent = plan.inodes.get(saturating_usize(placed.parent.into())).copied().unwrap_or(0);
     let own = (placed.inode, parent);
-    let built = plan::directory_of(
+    let built = plan::build_directory_of(
         plan.tree,
         NodeId(placed.node),
         own,
@@ -543,14 +561,14 @@ fn directory_bytes(plan: &VolumePlan<'_>, placed: &NodePlacement) -> (Vec<u8>, b
         plan.directory_format,
     );
     let mut bytes = built.bytes;
-    if placed.inode == super::LOST_FOUND && !built.indexed {
+    if placed.inode == super::LOST_FOUND_INODE && !built.indexed {
         let least = saturating_usize(plan.layout.lost_found_blocks()) * plan.layout.block_len();
         while bytes.len() < least {
             bytes.extend(DirBlockBuilder::new(shape).finish());
         }
     }
     let file = FileId { inode: placed.inode, generation: 0 };
-    if let Some(seed) = plan.layout.super_.checksum_of_file(file) {
+    if let Some(seed) = plan.layout.super_.file_checksum_seed(file) {
         for block in bytes.chunks_exact_mut(plan.layout.block_len()) {
             dir_tail::set_checksum(block, seed);
         }
@@ -559,10 +577,10 @@ fn directory_bytes(plan: &VolumePlan<'_>, placed: &NodePlacement) -> (Vec<u8>, b
 }
 
 /// Returns the usage of the owners in a tree, by id.
-fn count_tree_usage(plan: &VolumePlan<'_>, kind: QuotaType) -> BTreeMap<u32, Usage> {
+fn count_tree_usage(plan: &VolumePlan<'_>, kind: QuotaType) -> BTreeMap<u32, QuotaUsage> {
     let layout = &plan.layout;
     let block_bytes = u64::from(layout.super_.block_bytes);
-    let mut all: BTreeMap<u32, Usage> = BTreeMap::new();
+    let mut all: BTreeMap<u32, QuotaUsage> = BTreeMap::new();
     for placed in &plan.placed {
         let node = plan.tree.node(NodeId(placed.node));
         let id = match kind {
@@ -570,9 +588,9 @@ fn count_tree_usage(plan: &VolumePlan<'_>, kind: QuotaType) -> BTreeMap<u32, Usa
             QuotaType::Group => node.gid,
             QuotaType::Project => 0,
         };
-        let bytes = placed.owned(layout) * block_bytes;
+        let bytes = placed.allocated_blocks(layout) * block_bytes;
         let inodes = 1 + i64::from(placed.ea_inodes);
-        let usage = Usage { inodes, bytes: bytes.cast_signed() };
+        let usage = QuotaUsage { inodes, bytes: bytes.cast_signed() };
         let sum = all.entry(id).or_default();
         *sum = sum.plus(usage);
     }

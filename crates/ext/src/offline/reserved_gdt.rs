@@ -38,10 +38,10 @@ pub(crate) fn resize_dind_block(
     if !super_.compatible.contains(Compatible::RESIZE_INODE) {
         return Ok(None);
     }
-    let damaged = Error::corrupt("reserve of descriptors").of_inode(RESIZE_INODE);
+    let damaged = Error::corrupt("reserve of descriptors").with_inode(RESIZE_INODE);
     let (block, at) = inode_location(super_, &whole.groups, RESIZE_INODE)?;
     let mut bytes = redo.read_old(block, 1)?;
-    let slot = InodeSlot::of(bytes.get_mut(at..).unwrap_or_default())?;
+    let slot = InodeSlot::from_bytes(bytes.get_mut(at..).unwrap_or_default())?;
     let top = FsBlock(slot.pointer(DIND_POINTER).into());
     if !super_.is_valid_block(top) {
         return Err(damaged);
@@ -86,7 +86,7 @@ pub(crate) fn rewrite(
     let sectors = (reserved * (starts.len() as u64 + 1) + 1) * sectors_each;
     let change = |bytes: &mut [u8]| -> Result<()> {
         let bytes = bytes.get_mut(at..at + len).unwrap_or_default();
-        let mut slot = InodeSlot::of(bytes)?;
+        let mut slot = InodeSlot::from_bytes(bytes)?;
         if is_there {
             slot.set_pointer(DIND_POINTER, top.to_u32()?);
             slot.set_sectors(sectors);

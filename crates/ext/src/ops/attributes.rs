@@ -14,16 +14,16 @@ use crate::format::features::{Compatible, Incompatible, ReadOnlyCompatible};
 use crate::format::inode::{Inode, flags};
 use crate::format::inode_slot::InodeTime;
 use crate::format::requirements::Feature;
-use crate::format::xattr::{self, NewXattr, edit, is_name};
+use crate::format::xattr::{self, NewXattr, check_name, edit};
 use crate::quota::Owner;
 use crate::transaction::Transaction;
 use crate::{Error, FsBlock, GroupNumber, InodeNumber, Result};
 
-const ACCESS: &[u8] = b"system.posix_acl_access";
-const DEFAULT: &[u8] = b"system.posix_acl_default";
+const ACCESS_ACL: &[u8] = b"system.posix_acl_access";
+const DEFAULT_ACL: &[u8] = b"system.posix_acl_default";
 
 /// Attributes that a new inode inherits from its directory.
-pub(crate) struct Inherited {
+pub(crate) struct InheritedAttributes {
     pub(crate) mode: u32,
     pub(crate) attributes: Vec<NewXattr>,
 }
@@ -54,7 +54,7 @@ impl Transaction<'_> {
             self.ensure_entries(Owner { uid, gid, project: inode.project() })?;
         }
         if let Some(size) = change.size_bytes {
-            let file = self.file(number)?;
+            let file = self.regular_file(number)?;
             self.truncate(&file, size)?;
         }
         if change.uid.is_some() || change.gid.is_some() {
@@ -92,9 +92,9 @@ impl Transaction<'_> {
         if inode.kind == FileType::Symlink || !inode.has_xattrs() {
             return Ok(());
         }
-        let Some(list) = self.read_acl(inode, ACCESS)? else { return Ok(()) };
+        let Some(list) = self.read_acl(inode, ACCESS_ACL)? else { return Ok(()) };
         let bits = u16::try_from(mode & 0o777).unwrap_or(0);
-        self.put_xattr(inode, ACCESS, &list.chmod(bits).to_xattr(), XattrSet::Any)
+        self.put_xattr(inode, ACCESS_ACL, &list.chmod(bits).to_xattr(), XattrSet::Any)
     }
 
     fn xattr_of(&self, inode: &Inode, name: &[u8]) -> Result<Vec<u8>> {
@@ -114,12 +114,17 @@ impl Transaction<'_> {
     }
 
     /// Returns the mode and ACLs of a new inode in `parent`.
-    pub(crate) fn inherit(&self, parent: &Inode, kind: FileType, mode: u32) -> Result<Inherited> {
-        let plain = Inherited { mode, attributes: Vec::new() };
+    pub(crate) fn inherit_attributes(
+        &self,
+        parent: &Inode,
+        kind: FileType,
+        mode: u32,
+    ) -> Result<InheritedAttributes> {
+        let plain = InheritedAttributes { mode, attributes: Vec::new() };
         if kind == FileType::Symlink || !parent.has_xattrs() {
             return Ok(plain);
         }
-        let Some(default) = self.read_acl(parent, DEFAULT)? else { return Ok(plain) };
+        let Some(default) = self.read_acl(parent, DEFAULT_ACL)? else { return Ok(plain) };
         let bits = u16::try_from(mode & 0o7777).unwrap_or(0);
         let (access, mode) = default.inherit(bits);
         let mut attributes = Vec::new();
@@ -128,12 +133,12 @@ impl Transaction<'_> {
             Ok(())
         };
         if let Some(access) = access {
-            add(ACCESS, &access)?;
+            add(ACCESS_ACL, &access)?;
         }
         if kind == FileType::Directory {
-            add(DEFAULT, &default)?;
+            add(DEFAULT_ACL, &default)?;
         }
-        Ok(Inherited { mode: mode.into(), attributes })
+        Ok(InheritedAttributes { mode: mode.into(), attributes })
     }
 
     pub(crate) fn set_xattr(
@@ -148,8 +153,8 @@ impl Transaction<'_> {
         if inode.flags & (flags::IMMUTABLE | flags::APPEND) != 0 {
             return Err(Error::NotPermitted);
         }
-        is_name(name)?;
-        let is_list = name == ACCESS || name == DEFAULT;
+        check_name(name)?;
+        let is_list = name == ACCESS_ACL || name == DEFAULT_ACL;
         if !is_list {
             if self.is_xattr_unchanged(&inode, name, value, how)? {
                 return Ok(());
@@ -160,7 +165,7 @@ impl Transaction<'_> {
         if inode.kind == FileType::Symlink {
             return Err(Error::Unsupported { feature: "access lists of symbolic links".into() });
         }
-        if name == DEFAULT && inode.kind != FileType::Directory {
+        if name == DEFAULT_ACL && inode.kind != FileType::Directory {
             return Err(Error::Misuse("only directories have default access lists"));
         }
         let Some(list) = Acl::from_xattr(value)? else {
@@ -169,12 +174,12 @@ impl Transaction<'_> {
         let bits = list.access_mode();
         let kept = if clear_setgid { !0o2777 } else { !0o777 };
         let old = self.read_slot(number, |it| it.mode())?;
-        let mode = if name == ACCESS { old & kept | bits } else { old };
+        let mode = if name == ACCESS_ACL { old & kept | bits } else { old };
         let linux = list.to_xattr();
         if mode == old && self.is_xattr_unchanged(&inode, name, &linux, how)? {
             return Ok(());
         }
-        if name == ACCESS && list.is_equivalent_to_mode() {
+        if name == ACCESS_ACL && list.is_equivalent_to_mode() {
             match self.remove_xattr_entry(&inode, name) {
                 Ok(()) | Err(Error::NoAttribute) => {}
                 Err(error) => return Err(error),
@@ -209,10 +214,10 @@ impl Transaction<'_> {
         if inode.flags & (flags::IMMUTABLE | flags::APPEND) != 0 {
             return Err(Error::NotPermitted);
         }
-        is_name(name)?;
+        check_name(name)?;
         match self.remove_xattr_entry(&inode, name) {
             // Removing a missing ACL succeeds.
-            Err(Error::NoAttribute) if name == ACCESS || name == DEFAULT => return Ok(()),
+            Err(Error::NoAttribute) if name == ACCESS_ACL || name == DEFAULT_ACL => return Ok(()),
             dropped => dropped?,
         }
         self.set_times_now(number, &[InodeTime::Changed])
@@ -223,20 +228,20 @@ impl Transaction<'_> {
             feature: format!("extended attribute {}", name.escape_ascii()),
         })?;
         let mut all = self.read_xattrs(inode)?;
-        edit::set(&mut all, new.clone(), how)?;
+        edit::set_attribute(&mut all, new.clone(), how)?;
         self.move_to_ea_inode(inode, &mut all, &new)?;
         self.write_xattrs(inode.number, &all)
     }
 
     fn remove_xattr_entry(&mut self, inode: &Inode, name: &[u8]) -> Result<()> {
         let mut all = self.read_xattrs(inode)?;
-        edit::remove(&mut all, name)?;
+        edit::remove_attribute(&mut all, name)?;
         self.write_xattrs(inode.number, &all)
     }
 
     /// Reads all attributes: first those in the inode, then those of its xattr block.
     fn read_xattrs(&self, inode: &Inode) -> Result<Vec<NewXattr>> {
-        let of_inode = |error: Error| error.of_inode(inode.number);
+        let of_inode = |error: Error| error.with_inode(inode.number);
         let mut all = self
             .read_slot(inode.number, |it| edit::read_body(it.inline_xattrs()))?
             .map_err(of_inode)?;
@@ -245,7 +250,7 @@ impl Transaction<'_> {
                 return Err(of_inode(Error::corrupt("extended attribute block: number")));
             }
             let block = self.block(at, Role::XattrBlock).map_err(of_inode)?;
-            all.extend(edit::read_block(&block).map_err(|error| of_inode(error.in_block(at)))?);
+            all.extend(edit::read_block(&block).map_err(|error| of_inode(error.with_block(at)))?);
         }
         let known = self.volume.super_.incompatible.contains(Incompatible::EA_INODE);
         if !known && all.iter().any(|attribute| attribute.ea_inode().is_some()) {
@@ -260,7 +265,7 @@ impl Transaction<'_> {
         let block_bytes = self.volume.super_.block_bytes;
         let room = self.read_slot(number, |it| it.xattr_capacity())?;
         let old = self.read_slot(number, |it| it.xattr_block())?;
-        let placed = edit::lay_out(all, room, block_bytes)?;
+        let placed = edit::lay_out_attributes(all, room, block_bytes)?;
         let same = match (&placed.block, old) {
             (Some(new), 1..) => {
                 xattr::equals_ignoring_checksum(&self.block(FsBlock(old), Role::XattrBlock)?, new)
@@ -336,9 +341,9 @@ impl Transaction<'_> {
             return Ok(());
         }
         let at = FsBlock(old);
-        let wrong = Error::corrupt("extended attribute block: number").in_block(at);
+        let wrong = Error::corrupt("extended attribute block: number").with_block(at);
         if !self.volume.super_.is_valid_block(at) {
-            return Err(wrong.of_inode(number));
+            return Err(wrong.with_inode(number));
         }
         let owners = xattr::refcount(&self.block(at, Role::XattrBlock)?).unwrap_or(1);
         // Each inode that shares the block accounts for all of it.
@@ -372,7 +377,7 @@ impl Transaction<'_> {
         if changes_case && inode.kind != FileType::Directory {
             return Err(Error::NotADirectory);
         }
-        let strange = wanted & !flags::NAMEABLE != 0
+        let strange = wanted & !flags::ACCEPTED_BY_SETFLAGS != 0
             || wanted & flags::USER_MODIFIABLE & !fitting != 0
             || changed & !settable != 0;
         if strange {

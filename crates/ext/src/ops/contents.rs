@@ -18,11 +18,11 @@ use crate::commit::batch::Effect;
 use crate::format::features::{Incompatible, ReadOnlyCompatible};
 use crate::format::inode::{Inode, flags};
 use crate::format::inode_slot::InodeTime;
-use crate::format::quota::Usage;
+use crate::format::quota::QuotaUsage;
 use crate::format::requirements::Feature;
 use crate::map::edit::{AllocationPolicy, MappedRun};
-use crate::map::pointers::reach_blocks;
-use crate::map::{self, Map};
+use crate::map::pointers::max_mapped_blocks;
+use crate::map::{self, BlockMap};
 use crate::transaction::Transaction;
 use crate::units::{saturating_u32, saturating_usize};
 use crate::volume::Volume;
@@ -66,7 +66,7 @@ impl Volume {
         let sectors = u64::from(u32::MAX) * 512;
         let blocks = sectors / bytes;
         let maps = blocks / (bytes / 4) + blocks / (bytes / 4) / (bytes / 4) + 2;
-        (reach_blocks(self.super_.block_bytes).min(blocks - maps)) * bytes
+        (max_mapped_blocks(self.super_.block_bytes).min(blocks - maps)) * bytes
     }
 
     pub(crate) fn write_chunked(
@@ -119,7 +119,7 @@ impl Volume {
         let keep = matches!(how, Reserve::KeepSize | Reserve::ZeroRange { keep_size: true });
         if keep && !inode.has_extents() {
             // A block map cannot mark blocks after the end of the file as intended.
-            let size = self.transact(|tx| Ok(tx.file(number)?.size_bytes))?;
+            let size = self.transact(|tx| Ok(tx.regular_file(number)?.size_bytes))?;
             if end > size.next_multiple_of(self.super_.block_bytes.into()) {
                 let feature = "blocks behind the end of a file need: extent".to_owned();
                 return Err(Error::Unsupported { feature });
@@ -129,7 +129,7 @@ impl Volume {
             self.transact_with_space(0, |tx| tx.punch_or_zero_range(number, offset, end, true))?;
         }
         let bytes = u64::from(self.super_.block_bytes);
-        let before = self.transact(|tx| Ok(tx.file(number)?.size_bytes))?;
+        let before = self.transact(|tx| Ok(tx.regular_file(number)?.size_bytes))?;
         let mut grown = before;
         let mut at = saturating_u32(offset / bytes);
         let last = saturating_u32(end.div_ceil(bytes));
@@ -138,8 +138,8 @@ impl Volume {
             // Each step sets the size, so a commit between two steps leaves no blocks after the
             // end.
             let reserved = self.transact_with_space(0, |tx| {
-                let reserved_to = tx.reserve(number, at, step)?;
-                let inode = tx.file(number)?;
+                let reserved_to = tx.fallocate_blocks(number, at, step)?;
+                let inode = tx.regular_file(number)?;
                 let reached = end.min(u64::from(reserved_to) * bytes);
                 if !keep && reached > inode.size_bytes {
                     tx.set_size(&inode, reached)?;
@@ -155,7 +155,7 @@ impl Volume {
                 Ok(_) | Err(Error::NoSpace) => {
                     // A block-mapped file has no blocks after its end.
                     self.transact(|tx| {
-                        let inode = tx.file(number)?;
+                        let inode = tx.regular_file(number)?;
                         let mut size = inode.size_bytes;
                         if size == grown && size > before {
                             tx.set_size(&inode, before)?;
@@ -169,7 +169,7 @@ impl Volume {
             }
         }
         self.transact(|tx| {
-            let inode = tx.file(number)?;
+            let inode = tx.regular_file(number)?;
             if !keep && end > inode.size_bytes {
                 tx.set_size(&inode, end)?;
             }
@@ -184,14 +184,14 @@ impl Transaction<'_> {
     }
 
     /// Returns a file whose data may change.
-    pub(crate) fn file(&self, number: InodeNumber) -> Result<std::sync::Arc<Inode>> {
+    pub(crate) fn regular_file(&self, number: InodeNumber) -> Result<std::sync::Arc<Inode>> {
         let inode = self.node(number)?;
         match inode.kind {
             FileType::File => {}
             FileType::Directory => return Err(Error::IsADirectory),
             _ => return Err(Error::Misuse("only files have contents")),
         }
-        inode.readable()?;
+        inode.check_readable()?;
         if inode.flags & (flags::IMMUTABLE | flags::VERITY) != 0 {
             return Err(Error::NotPermitted);
         }
@@ -212,7 +212,7 @@ impl Transaction<'_> {
         bytes: &[u8],
         lent: Option<&SharedBytes>,
     ) -> Result<usize> {
-        let inode = self.file(number)?;
+        let inode = self.regular_file(number)?;
         let most = self.volume.max_file_bytes_of(&inode).saturating_sub(offset);
         if most == 0 {
             return Err(Error::TooLarge);
@@ -288,7 +288,7 @@ impl Transaction<'_> {
             );
             return Ok(end);
         }
-        draconis_exchange::copy_counter::record(part.len());
+        draconis_exchange::copy_counter::record_copied_bytes(part.len());
         let memory: Box<[u8]> = if exact {
             part.into()
         } else {
@@ -302,7 +302,7 @@ impl Transaction<'_> {
             }
             memory.into_boxed_slice()
         };
-        self.put_contents(run.at, &SharedBytes::owned(memory));
+        self.put_contents(run.at, &SharedBytes::from_owned_bytes(memory));
         Ok(end)
     }
 
@@ -360,7 +360,7 @@ impl Transaction<'_> {
     /// Zeros newly allocated blocks.
     fn zero_new_blocks(&mut self, all: &[MappedRun]) {
         let len = saturating_usize(self.block_bytes());
-        let zeros = SharedBytes::owned(vec![0; len].into_boxed_slice());
+        let zeros = SharedBytes::from_owned_bytes(vec![0; len].into_boxed_slice());
         for run in all.iter().filter(|run| run.is_new) {
             let mut blocks = self.volume.store.write_back.write();
             for nth in 0..run.blocks {
@@ -390,7 +390,7 @@ impl Transaction<'_> {
         if let Some(part) = new.get_mut(start..stop) {
             part.fill(0);
         }
-        self.put_contents(block, &SharedBytes::owned(new));
+        self.put_contents(block, &SharedBytes::from_owned_bytes(new));
         Ok(())
     }
 
@@ -458,7 +458,7 @@ impl Transaction<'_> {
         end: u64,
         keep_blocks: bool,
     ) -> Result<()> {
-        let inode = self.file(number)?;
+        let inode = self.regular_file(number)?;
         if inode.flags & flags::APPEND != 0 {
             return Err(Error::NotPermitted);
         }
@@ -485,8 +485,8 @@ impl Transaction<'_> {
     }
 
     /// Allocates blocks that read as zeros; returns the file block after the last of them.
-    fn reserve(&mut self, number: InodeNumber, from: u32, end: u32) -> Result<u32> {
-        let inode = self.file(number)?;
+    fn fallocate_blocks(&mut self, number: InodeNumber, from: u32, end: u32) -> Result<u32> {
+        let inode = self.regular_file(number)?;
         let taking = AllocationPolicy {
             unwritten: inode.has_extents(),
             ..self.allocation_policy(&inode, false)
@@ -510,7 +510,7 @@ impl Transaction<'_> {
         let inode = self.read_inode_unchecked(number)?;
         let (kind, size) = (inode.kind, inode.size_bytes);
         let values = self.ea_refs_of_deleted(&inode)?;
-        let counted = self.counted_values(number)?;
+        let counted = self.ea_inode_charge(number)?;
         if inode.has_map(&self.volume.super_) {
             let cuts = self.truncate_points(number, 0)?;
             self.truncate_in_batches(number, &cuts)?;
@@ -519,8 +519,8 @@ impl Transaction<'_> {
         }
         self.release_xattr_block(number)?;
         self.count_block_usage(number, counted.blocks, false)?;
-        self.count_usage(number, Usage { inodes: -1 - counted.entries, bytes: 0 })?;
-        let old = self.is_old(number);
+        self.count_usage(number, QuotaUsage { inodes: -1 - counted.entries, bytes: 0 })?;
+        let old = self.is_used_on_disk(number);
         let now = u32::try_from(self.now.seconds.max(1)).unwrap_or(u32::MAX);
         self.discard_access_time(number);
         self.remove_orphan(number)?;

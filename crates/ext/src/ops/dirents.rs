@@ -147,28 +147,28 @@ impl Transaction<'_> {
         dir: &Inode,
         nth: u32,
     ) -> Result<Option<(FsBlock, crate::SharedBytes)>> {
-        let of_dir = |error: Error| error.of_inode(dir.number);
+        let of_dir = |error: Error| error.with_inode(dir.number);
         let Some(block) = self.lookup_block(dir.number, nth).map_err(of_dir)? else {
             return Ok(None);
         };
-        Ok(Some((block, self.block(block, Role::Directory(dir.id())).map_err(of_dir)?)))
+        Ok(Some((block, self.block(block, Role::Directory(dir.file_id())).map_err(of_dir)?)))
     }
 
     /// Looks up a name; if it is missing, returns a place for it.
-    pub(crate) fn find_or_slot(&self, dir: &Inode, name: &[u8]) -> Result<NameLookup> {
+    pub(crate) fn find_name_or_slot(&self, dir: &Inode, name: &[u8]) -> Result<NameLookup> {
         if name.len() > 255 {
             return Err(Error::NameTooLong);
         }
         if name.is_empty() || name.contains(&b'/') || name.contains(&0) {
             return Err(Error::Misuse("not a name"));
         }
-        let wanted = NameQuery::of(self.volume, dir, name)?;
+        let wanted = NameQuery::for_name(self.volume, dir, name)?;
         let same = self.find_matching(dir, &wanted, NameMatch::Exact)?;
         if same.is_ok() || !wanted.is_case_insensitive() {
             return Ok(same);
         }
         let alike = self.find_matching(dir, &wanted, NameMatch::Folded)?;
-        if alike.is_ok() || !(self.volume.has_tree(dir) && wanted.may_be_misplaced(self.volume)) {
+        if alike.is_ok() || !(self.volume.has_htree(dir) && wanted.may_be_misplaced(self.volume)) {
             return Ok(alike);
         }
         let anywhere = self.find_linear(dir, &wanted, NameMatch::Folded)?;
@@ -185,7 +185,7 @@ impl Transaction<'_> {
             return self.find_inline(dir, wanted, like);
         }
         let dots = matches!(wanted.name(), b"." | b"..");
-        if self.volume.has_tree(dir)
+        if self.volume.has_htree(dir)
             && !dots
             && let Some(hashed) = wanted.hash_input()
         {
@@ -218,7 +218,9 @@ impl Transaction<'_> {
     ) -> Result<NameLookup> {
         for (nth, part) in self.read_inline(dir)?.dir_parts().iter().enumerate() {
             let sought = self.find_in_dirents(part.entries, wanted, like);
-            if let SlotSearch::Found(found) = sought.map_err(|error| error.of_inode(dir.number))? {
+            if let SlotSearch::Found(found) =
+                sought.map_err(|error| error.with_inode(dir.number))?
+            {
                 return Ok(Ok(DirentLocation { container: DirentContainer::Inline(nth), found }));
             }
         }
@@ -232,13 +234,13 @@ impl Transaction<'_> {
         like: NameMatch,
     ) -> Result<NameLookup> {
         let count = self.volume.directory_blocks(dir);
-        let tree = self.volume.has_tree(dir);
+        let tree = self.volume.has_htree(dir);
         let hint = self.writer.insert_hints.get(&dir.number.0).copied().unwrap_or(0).min(count);
         let mut place = None;
         for nth in (hint..count).chain(0..hint) {
             let Some((block, bytes)) = self.read_directory_block(dir, nth)? else { continue };
             let sought = self.find_in_dirents(self.dirent_area(&bytes), wanted, like);
-            match sought.map_err(|error| error.in_block(block).of_inode(dir.number))? {
+            match sought.map_err(|error| error.with_block(block).with_inode(dir.number))? {
                 SlotSearch::Found(found) => {
                     return Ok(Ok(DirentLocation {
                         container: DirentContainer::Block(block),
@@ -259,7 +261,7 @@ impl Transaction<'_> {
     }
 
     fn tree_block(&self, dir: &Inode, nth: FileBlock) -> Result<(FsBlock, crate::SharedBytes)> {
-        let wrong = Error::corrupt("hash tree index").of_inode(dir.number);
+        let wrong = Error::corrupt("hash tree index").with_inode(dir.number);
         if nth.0 == 0 || nth.0 >= self.volume.directory_blocks(dir) {
             return Err(wrong);
         }
@@ -274,12 +276,12 @@ impl Transaction<'_> {
         like: NameMatch,
     ) -> Result<NameLookup> {
         let super_ = &self.volume.super_;
-        let wrong = Error::corrupt("hash tree index").of_inode(dir.number);
+        let wrong = Error::corrupt("hash tree index").with_inode(dir.number);
         let (root_at, root_bytes) = self.read_directory_block(dir, 0)?.ok_or(wrong.clone())?;
         let (root, top) = DxRoot::check(&root_bytes, super_.hash_unsigned, super_.hash_seed)?;
-        let of_name = root.hash.of(hashed);
+        let of_name = root.hash.hash_name(hashed);
         let mut descent = HtreePath {
-            dir: dir.id(),
+            dir: dir.file_id(),
             hash: root.hash,
             levels: root.levels,
             name_hash: of_name,
@@ -296,7 +298,7 @@ impl Transaction<'_> {
             let bytes = self.descend_to_leaf(dir, &mut descent, hash)?;
             let block = descent.leaf.1;
             let sought = self.find_in_dirents(self.dirent_area(&bytes), wanted, like);
-            match sought.map_err(|error| error.in_block(block).of_inode(dir.number))? {
+            match sought.map_err(|error| error.with_block(block).with_inode(dir.number))? {
                 SlotSearch::Found(found) => {
                     return Ok(Ok(DirentLocation {
                         container: DirentContainer::Block(block),
@@ -328,10 +330,10 @@ impl Transaction<'_> {
         descent: &mut HtreePath,
         hash: u32,
     ) -> Result<crate::SharedBytes> {
-        let wrong = Error::corrupt("hash tree index").of_inode(dir.number);
+        let wrong = Error::corrupt("hash tree index").with_inode(dir.number);
         loop {
             let step = *descent.steps.last().ok_or(wrong.clone())?;
-            let bytes = self.block(step.block, Role::Directory(dir.id()))?;
+            let bytes = self.block(step.block, Role::Directory(dir.file_id()))?;
             let next =
                 self.parse_index(step.level, &bytes)?.block(step.nth).ok_or(wrong.clone())?;
             let (block, bytes) = self.tree_block(dir, next)?;
@@ -419,12 +421,12 @@ impl Transaction<'_> {
                 InsertionPoint::SplitLeaf(descent) => self.split(dir, &descent)?,
             }
             let node = self.directory(dir)?;
-            place = match self.find_or_slot(&node, name)? {
+            place = match self.find_name_or_slot(&node, name)? {
                 Err(place) => place,
-                Ok(_) => return Err(Error::corrupt("directory: a name twice").of_inode(dir)),
+                Ok(_) => return Err(Error::corrupt("directory: a name twice").with_inode(dir)),
             };
         }
-        Err(Error::corrupt("hash tree").of_inode(dir))
+        Err(Error::corrupt("hash tree").with_inode(dir))
     }
 
     /// Grows a linear directory: converts it to a hash tree, or appends an empty block.
@@ -434,7 +436,7 @@ impl Transaction<'_> {
         let indexed = self.volume.super_.compatible.contains(Compatible::DIR_INDEX);
         if indexed
             && count == 1
-            && !self.volume.has_tree(&node)
+            && !self.volume.has_htree(&node)
             && let Some((first, bytes)) = self.read_directory_block(&node, 0)?
             && let Ok((root, leaf)) = index::make_indexed(
                 &bytes,
@@ -455,7 +457,11 @@ impl Transaction<'_> {
             self.drop_htree(dir)?;
         }
         let (nth, block) = self.append_block(dir)?;
-        self.put_new_block(block, self.directory_role(dir)?, edit::empty(self.dir_block_format()));
+        self.put_new_block(
+            block,
+            self.directory_role(dir)?,
+            edit::empty_block(self.dir_block_format()),
+        );
         self.writer.insert_hints.insert(dir.0, nth);
         Ok(())
     }
@@ -463,7 +469,7 @@ impl Transaction<'_> {
     fn drop_htree(&mut self, dir: InodeNumber) -> Result<()> {
         if self.dir_block_format().has_checksums {
             // Its index blocks lack the checksum tail of linear blocks.
-            return Err(Error::corrupt("hash tree").of_inode(dir));
+            return Err(Error::corrupt("hash tree").with_inode(dir));
         }
         self.change_slot(dir, |it| it.set_flags(it.flags() & !flags::INDEX))
     }
@@ -521,7 +527,7 @@ impl Transaction<'_> {
                 return self.modify_block(step.block, role, |bytes| bytes.copy_from_slice(&root));
             }
         }
-        Err(Error::corrupt("hash tree").of_inode(dir))
+        Err(Error::corrupt("hash tree").with_inode(dir))
     }
 
     fn split_leaf(&mut self, dir: InodeNumber, descent: &HtreePath, above: DxFrame) -> Result<()> {
@@ -529,8 +535,9 @@ impl Transaction<'_> {
         let old = self.block(descent.leaf.1, role)?;
         let shape = self.dir_block_format();
         let folds = name_query::is_casefolded(self.volume, &*self.directory(dir)?);
-        let hash = |name: &[u8]| descent.hash.of(&name_query::hash_input_of(folds, name));
-        let halves = edit::split_by(self.dirent_area(&old), hash)?;
+        let hash =
+            |name: &[u8]| descent.hash.hash_name(&name_query::hash_input_of_name(folds, name));
+        let halves = edit::split_with_hash(self.dirent_area(&old), hash)?;
         let (nth, block) = self.append_block(dir)?;
         self.put_new_block(block, role, shape.with_tail(halves.high));
         self.modify_block(descent.leaf.1, role, |bytes| {
@@ -540,7 +547,7 @@ impl Transaction<'_> {
         let put = self.modify_block(above.block, role, |bytes| {
             index::insert(bytes, above.level, above.nth, entry)
         })??;
-        put.then_some(()).ok_or(Error::corrupt("hash tree index").of_inode(dir))
+        put.then_some(()).ok_or(Error::corrupt("hash tree index").with_inode(dir))
     }
 
     /// Removes a name.
@@ -587,7 +594,7 @@ impl Transaction<'_> {
         if dir.is_inline() {
             for part in self.read_inline(dir)?.dir_parts() {
                 let empty = edit::is_empty(part.entries, false);
-                if !empty.map_err(|error| error.of_inode(dir.number))? {
+                if !empty.map_err(|error| error.with_inode(dir.number))? {
                     return Ok(false);
                 }
             }
@@ -596,7 +603,7 @@ impl Transaction<'_> {
         for nth in 0..self.volume.directory_blocks(dir) {
             let Some((block, bytes)) = self.read_directory_block(dir, nth)? else { continue };
             let empty = edit::is_empty(self.dirent_area(&bytes), nth == 0);
-            if !empty.map_err(|error| error.in_block(block).of_inode(dir.number))? {
+            if !empty.map_err(|error| error.with_block(block).with_inode(dir.number))? {
                 return Ok(false);
             }
         }
@@ -607,12 +614,12 @@ impl Transaction<'_> {
     pub(crate) fn find_dot_dot(&self, dir: InodeNumber) -> Result<DirentLocation> {
         let node = self.directory(dir)?;
         if node.is_inline() {
-            let inode = self.read_inline(&node)?.parent().map_err(|error| error.of_inode(dir))?;
+            let inode = self.read_inline(&node)?.parent().map_err(|error| error.with_inode(dir))?;
             let kind = Some(FileType::Directory);
             let found = FoundRecord { at: 0, previous: None, inode, kind };
             return Ok(DirentLocation { container: DirentContainer::Parent, found });
         }
-        let missing = Error::corrupt("directory: no `..`").of_inode(dir);
+        let missing = Error::corrupt("directory: no `..`").with_inode(dir);
         let (block, bytes) = self.read_directory_block(&node, 0)?.ok_or(missing.clone())?;
         let found = edit::find(&bytes, self.has_filetype(), b"..")?.ok_or(missing)?;
         Ok(DirentLocation { container: DirentContainer::Block(block), found })

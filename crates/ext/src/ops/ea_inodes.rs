@@ -25,7 +25,7 @@ use crate::commit::batch::Effect;
 use crate::format::features::Incompatible;
 use crate::format::inode::{Inode, POINTERS, flags};
 use crate::format::inode_slot::InodeTime;
-use crate::format::quota::Usage;
+use crate::format::quota::QuotaUsage;
 use crate::format::xattr::edit::{self, XattrLayout};
 use crate::format::xattr::{self, EaInodeRef, NewXattr};
 use crate::map::edit::AllocationPolicy;
@@ -47,13 +47,13 @@ pub(crate) struct EaInodeRefChanges {
     /// Change of the reference count, by inode.
     entries: BTreeMap<u32, i64>,
     /// Usage charged to the owner, before and after.
-    before: Counted,
-    after: Counted,
+    before: EaInodeCharge,
+    after: EaInodeCharge,
 }
 
 /// Usage charged to the owner of an inode for its EA inodes.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Counted {
+pub(crate) struct EaInodeCharge {
     pub(crate) entries: i64,
     pub(crate) blocks: u64,
 }
@@ -99,7 +99,7 @@ impl Transaction<'_> {
         let room = self.read_slot(inode.number, |it| it.xattr_capacity())?;
         // A value larger than this leaves a block hardly any space for others.
         let large = saturating_usize(block_bytes.into()) - 56;
-        if new.value().len() <= large && edit::lay_out(all, room, block_bytes).is_ok() {
+        if new.value().len() <= large && edit::lay_out_attributes(all, room, block_bytes).is_ok() {
             return Ok(());
         }
         if new.value().len() > XATTR_SIZE_MAX {
@@ -110,7 +110,7 @@ impl Transaction<'_> {
         let place_of = all.iter().position(|it| it.same_name(new)).ok_or(Error::NoAttribute)?;
         let entry = all.get_mut(place_of).ok_or(Error::NoAttribute)?;
         *entry = new.with_ea_inode(inode.number, hash);
-        let placed = edit::lay_out(all, room, block_bytes)?;
+        let placed = edit::lay_out_attributes(all, room, block_bytes)?;
         self.ea_ref_changes_except(inode.number, &placed, false, Some(inode.number))?;
         let (uid, gid) = inode.owner();
         let blocks = (new.value().len() as u64).div_ceil(block_bytes.into());
@@ -160,7 +160,7 @@ impl Transaction<'_> {
         let taking = AllocationPolicy { is_append: false, privileged, unwritten: false };
         let mut bytes = value.to_vec();
         bytes.resize(saturating_usize(count.into()) * len, 0);
-        let bytes = SharedBytes::owned(bytes.into_boxed_slice());
+        let bytes = SharedBytes::from_owned_bytes(bytes.into_boxed_slice());
         let mut mapped = 0;
         for run in self.map_blocks(number, 0..count, taking)? {
             let (from, end) = (
@@ -204,8 +204,8 @@ impl Transaction<'_> {
         let uncounted = self.uncounted_ea_inodes(number, [&body, &block])?;
         let mut shifted = EaInodeRefChanges {
             entries: BTreeMap::new(),
-            before: self.counted([&body, &block], &uncounted),
-            after: self.counted([&new_body, &new_block], &uncounted),
+            before: self.sum_ea_inode_charge([&body, &block], &uncounted),
+            after: self.sum_ea_inode_charge([&new_body, &new_block], &uncounted),
         };
         shifted.add_refs(&new_body, 1);
         shifted.add_refs(&body, -1);
@@ -221,7 +221,7 @@ impl Transaction<'_> {
             let inode = InodeNumber(*inode);
             if *by > 0 && Some(inode) != stand_in && !self.is_ea_inode(inode)? {
                 let what = "extended attribute: inode of its value";
-                return Err(Error::corrupt(what).of_inode(number));
+                return Err(Error::corrupt(what).with_inode(number));
             }
         }
         Ok(shifted)
@@ -233,7 +233,7 @@ impl Transaction<'_> {
         &self,
         number: InodeNumber,
     ) -> Result<(Vec<EaInodeRef>, Vec<EaInodeRef>, bool)> {
-        let of_inode = |error: Error| error.of_inode(number);
+        let of_inode = |error: Error| error.with_inode(number);
         let body = self.read_slot(number, |it| edit::read_body(it.inline_xattrs()))?;
         let body = ea_inode_refs(&body.map_err(of_inode)?);
         let at = FsBlock(self.read_slot(number, |it| it.xattr_block())?);
@@ -261,8 +261,12 @@ impl Transaction<'_> {
     }
 
     /// Returns the usage that is charged for these values.
-    fn counted(&self, lists: [&[EaInodeRef]; 2], uncounted: &BTreeSet<u32>) -> Counted {
-        let mut counted = Counted::default();
+    fn sum_ea_inode_charge(
+        &self,
+        lists: [&[EaInodeRef]; 2],
+        uncounted: &BTreeSet<u32>,
+    ) -> EaInodeCharge {
+        let mut counted = EaInodeCharge::default();
         for it in lists.into_iter().flatten().filter(|it| !uncounted.contains(&it.inode.0)) {
             counted.entries += 1;
             counted.blocks += self.value_blocks(it.len);
@@ -271,16 +275,16 @@ impl Transaction<'_> {
     }
 
     /// Returns the usage charged for the values of an inode; none if its xattrs are damaged.
-    pub(crate) fn counted_values(&self, number: InodeNumber) -> Result<Counted> {
+    pub(crate) fn ea_inode_charge(&self, number: InodeNumber) -> Result<EaInodeCharge> {
         if !self.has_ea_inodes() {
-            return Ok(Counted::default());
+            return Ok(EaInodeCharge::default());
         }
         match self.ea_inode_refs_of(number) {
             Ok((body, block, _)) => {
                 let uncounted = self.uncounted_ea_inodes(number, [&body, &block])?;
-                Ok(self.counted([&body, &block], &uncounted))
+                Ok(self.sum_ea_inode_charge([&body, &block], &uncounted))
             }
-            Err(Error::Corrupt { .. }) => Ok(Counted::default()),
+            Err(Error::Corrupt { .. }) => Ok(EaInodeCharge::default()),
             Err(other) => Err(other),
         }
     }
@@ -299,7 +303,7 @@ impl Transaction<'_> {
         }
         let inodes = after.entries - before.entries;
         if inodes != 0 {
-            self.count_usage(inode, Usage { inodes, bytes: 0 })?;
+            self.count_usage(inode, QuotaUsage { inodes, bytes: 0 })?;
         }
         self.update_ea_refs(entries)
     }

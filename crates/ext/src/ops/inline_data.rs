@@ -15,7 +15,7 @@ use draconis_exchange::contract::FileType;
 use crate::blocks::data::SharedBytes;
 use crate::format::dirent::{DirBlockBuilder, Dirents};
 use crate::format::features::Incompatible;
-use crate::format::inline::Inline;
+use crate::format::inline::InlineData;
 use crate::format::inode::{Inode, POINTERS, flags};
 use crate::format::xattr::{self, edit};
 use crate::map::edit::AllocationPolicy;
@@ -32,7 +32,7 @@ impl Volume {
             return Ok(());
         }
         self.transact_with_space(0, |tx| {
-            let inode = tx.file(number)?;
+            let inode = tx.regular_file(number)?;
             tx.convert_inline_file(&inode, u64::MAX).map(drop)
         })
     }
@@ -40,9 +40,9 @@ impl Volume {
 
 impl Transaction<'_> {
     /// Reads the inline data of an inode.
-    pub(crate) fn read_inline(&self, inode: &Inode) -> Result<Inline> {
+    pub(crate) fn read_inline(&self, inode: &Inode) -> Result<InlineData> {
         self.read_slot(inode.number, |_| ())?;
-        self.volume.inline_of(inode)
+        self.volume.load_inline_data(inode)
     }
 
     /// Converts an inline file: moves its first `keep` bytes to a block and drops the rest. Returns
@@ -63,7 +63,7 @@ impl Transaction<'_> {
         inside.read(0, part);
         if len > 0 {
             let at = self.allocate_first_block(inode)?;
-            self.put_contents(at, &SharedBytes::owned(bytes.into_boxed_slice()));
+            self.put_contents(at, &SharedBytes::from_owned_bytes(bytes.into_boxed_slice()));
         } else {
             self.discard_inline_data(inode)?;
         }
@@ -75,7 +75,7 @@ impl Transaction<'_> {
     pub(crate) fn convert_inline_directory(&mut self, number: InodeNumber) -> Result<()> {
         let dir = self.directory(number)?;
         let inside = self.read_inline(&dir)?;
-        let of_dir = |error: Error| error.of_inode(number);
+        let of_dir = |error: Error| error.with_inode(number);
         let mut block = DirBlockBuilder::new(self.dir_block_format());
         block.push(number.0, FileType::Directory, b".");
         block.push(inside.parent().map_err(of_dir)?.0, FileType::Directory, b"..");
@@ -112,7 +112,7 @@ impl Transaction<'_> {
     fn discard_inline_data(&mut self, inode: &Inode) -> Result<()> {
         let number = inode.number;
         let all = self.read_slot(number, |it| edit::read_body(it.inline_xattrs()))?;
-        let mut all = all.map_err(|error| error.of_inode(number))?;
+        let mut all = all.map_err(|error| error.with_inode(number))?;
         all.retain(|attribute| !attribute.is_inline_data());
         let by_extents = self.volume.super_.incompatible.contains(Incompatible::EXTENTS);
         self.change_slot(number, |it| {

@@ -13,15 +13,15 @@ mod renames;
 use draconis_exchange::contract::FileType;
 use draconis_exchange::injected_fault::InjectedFault;
 
-use super::attributes::Inherited;
+use super::attributes::InheritedAttributes;
 use super::dirents::{DirentLocation, NameLookup};
 use super::{NewNode, Whiteout};
 use crate::blocks::data::SharedBytes;
 use crate::commit::batch::{Effect, Operation};
 use crate::format::features::{Incompatible, ReadOnlyCompatible};
-use crate::format::inode::{Inode, POINTERS, device_pointers, flags, target_pointers};
+use crate::format::inode::{Inode, POINTERS, device_pointers, fast_symlink_pointers, flags};
 use crate::format::inode_slot::InodeTime;
-use crate::format::quota::Usage;
+use crate::format::quota::QuotaUsage;
 use crate::format::xattr::NewXattr;
 use crate::map::edit::AllocationPolicy;
 use crate::map::extents::empty_root;
@@ -75,7 +75,7 @@ struct AllocatedWhiteout {
 /// Directory and name.
 type DirAndName<'n> = (InodeNumber, &'n [u8]);
 
-const fn is_dots(name: &[u8]) -> bool {
+const fn is_dot_or_dot_dot(name: &[u8]) -> bool {
     matches!(name, b"." | b"..")
 }
 
@@ -102,11 +102,11 @@ impl Transaction<'_> {
 
     /// [`Transaction::find_or_slot`] for a new name.
     fn find_new_name_slot(&self, dir: &Inode, name: &[u8]) -> Result<NameLookup> {
-        match self.find_or_slot(dir, name) {
+        match self.find_name_or_slot(dir, name) {
             Ok(Err(_)) | Err(Error::NotFound) => self.check_not_encrypted(dir)?,
             sought => return sought,
         }
-        self.find_or_slot(dir, name)
+        self.find_name_or_slot(dir, name)
     }
 
     /// Refuses new names in encrypted directories.
@@ -137,7 +137,7 @@ impl Transaction<'_> {
         new: &NewNode<'_>,
     ) -> Result<InodeNumber> {
         let parent = self.writable_directory(dir, false)?;
-        if is_dots(name) {
+        if is_dot_or_dot_dot(name) {
             return Err(Error::Exists);
         }
         let place = match self.find_new_name_slot(&parent, name)? {
@@ -153,7 +153,7 @@ impl Transaction<'_> {
         let entries = self.entries_needed(birth.owner(new.uid))?;
         self.ensure_free_blocks(needs + entries, new.uid)?;
         let place = if self.join_batch(Operation::Create { dir, is_directory: is_dir })? {
-            let Err(place) = self.find_or_slot(&*self.directory(dir)?, name)? else {
+            let Err(place) = self.find_name_or_slot(&*self.directory(dir)?, name)? else {
                 return Err(Error::Exists);
             };
             place
@@ -196,7 +196,7 @@ impl Transaction<'_> {
         let target = match new.kind {
             FileType::Symlink if new.target.is_empty() => return Err(Error::NotFound),
             FileType::Symlink if new.target.len() >= block_bytes => return Err(Error::NameTooLong),
-            FileType::Symlink => Some(target_pointers(new.target)),
+            FileType::Symlink => Some(fast_symlink_pointers(new.target)),
             _ => None,
         };
         let (_, parent_gid) = parent.owner();
@@ -207,7 +207,8 @@ impl Transaction<'_> {
         if new.kind == FileType::Directory {
             mode |= parent_mode & 0o2000;
         }
-        let Inherited { mode, attributes } = self.inherit(parent, new.kind, mode)?;
+        let InheritedAttributes { mode, attributes } =
+            self.inherit_attributes(parent, new.kind, mode)?;
         let project = if self.inherits_project(parent) { parent.project() } else { 0 };
         Ok(InodePlan { mode, gid, project, target, attributes })
     }
@@ -289,7 +290,7 @@ impl Transaction<'_> {
                 _ => {}
             }
         })?;
-        self.count_usage(number, Usage { inodes: 1, bytes: 0 })?;
+        self.count_usage(number, QuotaUsage { inodes: 1, bytes: 0 })?;
         let block_bytes = self.volume.super_.block_bytes;
         let taking = AllocationPolicy { is_append: false, privileged, unwritten: false };
         if is_dir {
@@ -304,7 +305,7 @@ impl Transaction<'_> {
             let first = all.first().ok_or(Error::NoSpace)?.at;
             let mut bytes = new.target.to_vec();
             bytes.resize(saturating_usize(block_bytes.into()), 0);
-            self.put_contents(first, &SharedBytes::owned(bytes.into_boxed_slice()));
+            self.put_contents(first, &SharedBytes::from_owned_bytes(bytes.into_boxed_slice()));
             self.change_slot(number, |it| it.set_size(new.target.len() as u64))?;
         }
         if !plan.attributes.is_empty() {
@@ -329,7 +330,7 @@ impl Transaction<'_> {
         if self.is_orphan(inode) && !first {
             return Err(Error::NotFound);
         }
-        if is_dots(name) {
+        if is_dot_or_dot_dot(name) {
             return Err(Error::Exists);
         }
         let Err(place) = self.find_new_name_slot(&parent, name)? else { return Err(Error::Exists) };
@@ -352,10 +353,10 @@ impl Transaction<'_> {
 
     pub(crate) fn unlink(&mut self, dir: InodeNumber, name: &[u8]) -> Result<()> {
         let parent = self.writable_directory(dir, true)?;
-        if is_dots(name) {
+        if is_dot_or_dot_dot(name) {
             return Err(Error::IsADirectory);
         }
-        let Ok(spot) = self.find_or_slot(&parent, name)? else { return Err(Error::NotFound) };
+        let Ok(spot) = self.find_name_or_slot(&parent, name)? else { return Err(Error::NotFound) };
         let inode = spot.found.inode;
         match self.node(inode) {
             Ok(node) if node.kind == FileType::Directory => return Err(Error::IsADirectory),
@@ -380,8 +381,8 @@ impl Transaction<'_> {
     /// Finds a name again after its batch was closed, which may move blocks.
     fn find_existing(&self, dir: InodeNumber, name: &[u8]) -> Result<DirentLocation> {
         let node = self.directory(dir)?;
-        let lost = Error::corrupt("directory: a name is gone").of_inode(dir);
-        self.find_or_slot(&node, name)?.map_err(|_| lost)
+        let lost = Error::corrupt("directory: a name is gone").with_inode(dir);
+        self.find_name_or_slot(&node, name)?.map_err(|_| lost)
     }
 
     /// Preloads the blocks for removing the last name of an inode.
@@ -434,7 +435,7 @@ impl Transaction<'_> {
             b".." => return Err(Error::NotEmpty),
             _ => {}
         }
-        let Ok(spot) = self.find_or_slot(&parent, name)? else { return Err(Error::NotFound) };
+        let Ok(spot) = self.find_name_or_slot(&parent, name)? else { return Err(Error::NotFound) };
         let inode = spot.found.inode;
         let node = self.node(inode)?;
         if node.kind != FileType::Directory {
@@ -444,7 +445,7 @@ impl Transaction<'_> {
             return Err(Error::NotPermitted);
         }
         if inode == dir || inode == InodeNumber::ROOT {
-            return Err(Error::corrupt("directory: names itself").of_inode(dir));
+            return Err(Error::corrupt("directory: names itself").with_inode(dir));
         }
         if !self.is_empty(&node)? {
             return Err(Error::NotEmpty);

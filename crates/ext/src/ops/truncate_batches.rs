@@ -22,7 +22,7 @@ struct TruncatePoints {
 }
 
 impl MapVisitor for TruncatePoints {
-    fn run(&mut self, at: u64, blocks: u64, place: BlockLocation) -> ControlFlow<()> {
+    fn visit_run(&mut self, at: u64, blocks: u64, place: BlockLocation) -> ControlFlow<()> {
         if place == BlockLocation::Hole {
             return ControlFlow::Continue(());
         }

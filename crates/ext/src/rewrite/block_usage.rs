@@ -104,7 +104,7 @@ impl BlockUsage {
         let mut room: Vec<Range<u64>> = vec![];
         let mut at = self.end;
         // The log gets all of its first cluster.
-        while blocks > 0 || at < self.end && self.cluster(at) != at {
+        while blocks > 0 || at < self.end && self.cluster_start(at) != at {
             at = at.checked_sub(1)?;
             if word(&self.unavailable, at / 64) == u64::MAX && at % 64 == 63 {
                 at = at.saturating_sub(63);
@@ -124,7 +124,7 @@ impl BlockUsage {
     }
 
     /// Returns the first block of a block's cluster.
-    fn cluster(&self, block: u64) -> u64 {
+    fn cluster_start(&self, block: u64) -> u64 {
         block.saturating_sub(block.checked_rem(self.ratio).unwrap_or(0))
     }
 
@@ -134,7 +134,7 @@ impl BlockUsage {
             return 0..0;
         }
         let end = blocks.end.checked_next_multiple_of(self.ratio).unwrap_or(self.end);
-        self.cluster(blocks.start).min(self.end)..end.min(self.end)
+        self.cluster_start(blocks.start).min(self.end)..end.min(self.end)
     }
 
     fn next_free(&self, from: u64) -> Option<u64> {
@@ -181,18 +181,18 @@ fn fill(words: &mut [u64], blocks: Range<u64>, value: bool) {
 mod tests {
     use super::*;
 
-    fn ends(room: Option<Vec<Range<u64>>>) -> Vec<(u64, u64)> {
+    fn range_bounds(room: Option<Vec<Range<u64>>>) -> Vec<(u64, u64)> {
         room.unwrap().into_iter().map(|range| (range.start, range.end)).collect()
     }
 
     #[test]
-    fn what_is_given_out_was_free_before_and_is_used_after() {
+    fn allocated_blocks_were_free_and_become_used() {
         let mut space = BlockUsage::new(300, 1);
         space.mark_used(0..100);
         space.mark_used(110..290);
         space.release(20..30);
         assert_eq!(space.allocate(4), Some(100..104));
-        assert_eq!(ends(space.allocate_log(3)), [(297, 300)]);
+        assert_eq!(range_bounds(space.allocate_log(3)), [(297, 300)]);
         assert_eq!(space.allocate(100), Some(104..110));
         assert_eq!(space.allocate(100), Some(290..297));
         assert_eq!(space.allocate(1), None);
@@ -203,19 +203,19 @@ mod tests {
     }
 
     #[test]
-    fn room_is_found_from_the_end_across_words() {
+    fn log_space_is_found_from_end_across_words() {
         let mut space = BlockUsage::new(256, 1);
         space.mark_used(64..256);
-        assert_eq!(ends(space.allocate_log(2)), [(62, 64)]);
+        assert_eq!(range_bounds(space.allocate_log(2)), [(62, 64)]);
         assert_eq!(space.allocate(100), Some(0..62));
     }
 
     #[test]
-    fn clusters_are_kept_found_and_released_whole() {
+    fn clusters_are_allocated_and_released_whole() {
         let mut space = BlockUsage::new(60, 16);
         space.mark_used(3..5);
         space.release(33..34);
-        assert_eq!(ends(space.allocate_log(13)), [(32, 60)]);
+        assert_eq!(range_bounds(space.allocate_log(13)), [(32, 60)]);
         assert_eq!((space.allocate(10), space.allocate(1)), (Some(16..26), None));
         space.release(20..21);
         let mut bytes = [0; 2];

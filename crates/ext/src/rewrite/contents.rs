@@ -21,7 +21,7 @@ const COPY_BYTES: u64 = 1 << 20;
 impl VolumeRewrite<'_> {
     /// Copies the moved blocks of a file, and replaces inode numbers in them. For a directory that
     /// becomes linear, returns its additional blocks.
-    pub(super) fn contents(
+    pub(super) fn move_contents(
         &mut self,
         node: &Inode,
         file: FileId,
@@ -37,20 +37,20 @@ impl VolumeRewrite<'_> {
         }
         let is_changed = !self.renumbered.is_empty() || self.rewrites_checksums;
         if node.kind == FileType::Directory && is_changed {
-            self.blocks(Role::Directory(node.id()), Role::Directory(file), pieces)?;
+            self.rewrite_blocks(Role::Directory(node.file_id()), Role::Directory(file), pieces)?;
             return Ok(None);
         }
         if self.old.super_.orphan_file == Some(node.number) {
-            self.blocks(Role::OrphanFile(node.id()), Role::OrphanFile(file), pieces)?;
+            self.rewrite_blocks(Role::OrphanFile(node.file_id()), Role::OrphanFile(file), pieces)?;
             return Ok(None);
         }
         for piece in pieces.iter().filter(|it| it.old != it.new && !it.is_unwritten) {
-            self.copy(piece)?;
+            self.copy_run(piece)?;
         }
         Ok(None)
     }
 
-    fn copy(&mut self, piece: &MovedRun) -> Result<()> {
+    fn copy_run(&mut self, piece: &MovedRun) -> Result<()> {
         if self.redo.is_dry_run() {
             return Ok(());
         }
@@ -68,7 +68,12 @@ impl VolumeRewrite<'_> {
     }
 
     /// Rewrites blocks with checksums.
-    fn blocks(&mut self, old_role: Role, new_role: Role, pieces: &[MovedRun]) -> Result<()> {
+    fn rewrite_blocks(
+        &mut self,
+        old_role: Role,
+        new_role: Role,
+        pieces: &[MovedRun],
+    ) -> Result<()> {
         for piece in pieces {
             for nth in 0..u64::from(piece.blocks) {
                 let was = self.read(old_role, FsBlock(piece.old + nth))?;

@@ -91,7 +91,7 @@ impl VolumeRewrite<'_> {
         has_tree: bool,
     ) -> Result<bool> {
         let shape = Self::shape(&self.planned.super_);
-        let of_dir = |error: crate::Error| OfflineError::Volume(error.of_inode(node.number));
+        let of_dir = |error: crate::Error| OfflineError::Volume(error.with_inode(node.number));
         let Ok(indexes) = (match has_tree {
             true => self.index_blocks(node, places),
             false => Ok(BTreeSet::new()),
@@ -102,7 +102,7 @@ impl VolumeRewrite<'_> {
         // Check all blocks first, then change them.
         for is_done in [false, true] {
             for (nth, old, new) in places {
-                let was = self.read(Role::Directory(node.id()), FsBlock(*old))?;
+                let was = self.read(Role::Directory(node.file_id()), FsBlock(*old))?;
                 let level = match nth {
                     0 => IndexBlockKind::Root,
                     _ => IndexBlockKind::Node,
@@ -123,9 +123,10 @@ impl VolumeRewrite<'_> {
     /// Returns the htree blocks of a directory.
     fn index_blocks(&self, node: &Inode, places: &[MovedDirBlock]) -> Result<BTreeSet<u32>> {
         let super_ = &self.old.super_;
-        let role = Role::Directory(node.id());
-        let wrong =
-            || OfflineError::Volume(crate::Error::corrupt("hash tree index").of_inode(node.number));
+        let role = Role::Directory(node.file_id());
+        let wrong = || {
+            OfflineError::Volume(crate::Error::corrupt("hash tree index").with_inode(node.number))
+        };
         let read = |nth: u32| {
             let place = places.binary_search_by_key(&nth, |(at, ..)| *at);
             let place = place.ok().and_then(|place| places.get(place)).ok_or_else(wrong)?;
@@ -168,12 +169,12 @@ impl VolumeRewrite<'_> {
         let had_sums = self.old.super_.checksum_seed.is_some();
         let was: Vec<Vec<u8>> = places
             .iter()
-            .map(|(_, old, _)| self.read(Role::Directory(node.id()), FsBlock(*old)))
+            .map(|(_, old, _)| self.read(Role::Directory(node.file_id()), FsBlock(*old)))
             .collect::<Result<_>>()?;
         let names: Vec<&[u8]> =
             was.iter().map(|block| dir_tail::dirent_area(block, had_sums)).collect();
         let listed = repack::repack_linear(&names, Self::shape(&self.planned.super_));
-        let listed = listed.map_err(|error| error.of_inode(node.number))?;
+        let listed = listed.map_err(|error| error.with_inode(node.number))?;
         let mut more = vec![];
         let behind = places.last().map_or(0, |(nth, ..)| nth + 1);
         for from in

@@ -62,13 +62,13 @@ impl VolumeRewrite<'_> {
     fn rewrite_inode(&mut self, number: InodeNumber, mut slot: Vec<u8>) -> Result<()> {
         let super_ = &self.old.super_;
         let before = slot.clone();
-        let to = self.new_number(number);
+        let to = self.new_inode_number(number);
         let is_special = number == BAD_BLOCKS
             || number == RESIZE_INODE && super_.compatible.contains(Compatible::RESIZE_INODE);
-        let mode = InodeSlot::of(&mut slot)?.mode();
+        let mode = InodeSlot::from_bytes(&mut slot)?.mode();
         if is_special || mode == 0 {
             if number == BAD_BLOCKS
-                && InodeSlot::of(&mut slot)?.sectors() != 0
+                && InodeSlot::from_bytes(&mut slot)?.sectors() != 0
                 && !self.rewrites_checksums
             {
                 let what = "a list of bad blocks is not moved; use resize2fs";
@@ -81,7 +81,7 @@ impl VolumeRewrite<'_> {
         }
         let node = Inode::parse_used(&slot, number, super_)?;
         if node.has_map(super_) {
-            self.map(&node, to, &mut slot)?;
+            self.move_map(&node, to, &mut slot)?;
         } else if node.is_inline() && node.flags & inode_flags::INLINE_DATA != 0 {
             self.renumber_inline_dirents(&node, &mut slot)?;
         }
@@ -94,7 +94,7 @@ impl VolumeRewrite<'_> {
             }
         }
         if self.old.super_.journal == Some(number) && self.planned.raw.s_jnl_backup_type == 1 {
-            let pointers = InodeSlot::of(&mut slot)?.pointers();
+            let pointers = InodeSlot::from_bytes(&mut slot)?.pointers();
             for (to, from) in self.planned.raw.s_jnl_blocks.iter_mut().zip(pointers) {
                 to.set(from);
             }
@@ -122,7 +122,7 @@ impl VolumeRewrite<'_> {
     /// Rewrites the extended attributes of an inode: moves the xattr block, and updates references
     /// to renumbered EA inodes.
     fn rewrite_xattrs(&mut self, node: &Inode, slot: &mut [u8]) -> Result<()> {
-        let mut slot = InodeSlot::of(slot)?;
+        let mut slot = InodeSlot::from_bytes(slot)?;
         if self.renumbers_ea_inodes {
             let mut list = slot.inline_xattrs().to_vec();
             if !list.is_empty() && self.renumber_ea_inodes(&mut list, 0)? {
@@ -132,7 +132,7 @@ impl VolumeRewrite<'_> {
         let Some(block) = node.xattr_block else { return Ok(()) };
         if !self.old.super_.is_valid_block(block) {
             let what = "extended attribute block: place";
-            return Err(crate::Error::corrupt(what).of_inode(node.number).into());
+            return Err(crate::Error::corrupt(what).with_inode(node.number).into());
         }
         let to = match self.xattr_blocks.get(&block.0) {
             Some(to) => *to,

@@ -18,8 +18,8 @@ use crate::format::extent::{Extent, INIT_MAX_LEN};
 use crate::format::inode::{Inode, POINTERS, flags};
 use crate::format::inode_slot::InodeSlot;
 use crate::format::{le32, put32};
-use crate::map::pointers::{pointer_at, reach_blocks};
-use crate::map::{self, BlockLocation, Map, MapNode, MapSource, MapVisitor, build_extents};
+use crate::map::pointers::{max_mapped_blocks, pointer_at};
+use crate::map::{self, BlockLocation, BlockMap, MapNode, MapSource, MapVisitor, build_extents};
 use crate::offline::{OfflineError, Result};
 use crate::units::{saturating_u32, saturating_usize};
 use crate::{FileId, FsBlock, InodeNumber};
@@ -44,7 +44,7 @@ struct FileMap {
 }
 
 impl MapVisitor for FileMap {
-    fn run(&mut self, at: u64, blocks: u64, place: BlockLocation) -> ControlFlow<()> {
+    fn visit_run(&mut self, at: u64, blocks: u64, place: BlockLocation) -> ControlFlow<()> {
         let (start, is_unwritten) = match place {
             BlockLocation::Hole => return ControlFlow::Continue(()),
             BlockLocation::Mapped(start) => (start, false),
@@ -63,7 +63,7 @@ impl MapVisitor for FileMap {
         ControlFlow::Continue(())
     }
 
-    fn node(&mut self, node: MapNode) -> bool {
+    fn visit_node(&mut self, node: MapNode) -> bool {
         if self.bad_block.is_some() {
             return false;
         }
@@ -80,8 +80,13 @@ impl MapVisitor for FileMap {
 impl VolumeRewrite<'_> {
     /// Moves the blocks of a file beyond the new end, and updates its map in `slot`; `to` is the
     /// inode's new number.
-    pub(super) fn map(&mut self, node: &Inode, to: InodeNumber, slot: &mut [u8]) -> Result<()> {
-        let found = self.walk(node)?;
+    pub(super) fn move_map(
+        &mut self,
+        node: &Inode,
+        to: InodeNumber,
+        slot: &mut [u8],
+    ) -> Result<()> {
+        let found = self.walk_file_map(node)?;
         let end = self.space.end();
         let moves = found.runs.iter().any(|run| run.start.0 + u64::from(run.blocks) > end)
             || found.nodes.iter().any(|node| *node >= end);
@@ -89,8 +94,8 @@ impl VolumeRewrite<'_> {
         let is_sealed_anew = to != node.number || self.rewrites_checksums;
         let mut pieces =
             if moves { self.place_runs(&found.runs)? } else { unmoved_runs(&found.runs) };
-        let listed = self.contents(node, file, &pieces)?;
-        let mut slot = InodeSlot::of(slot)?;
+        let listed = self.move_contents(node, file, &pieces)?;
+        let mut slot = InodeSlot::from_bytes(slot)?;
         let more = listed.as_ref().map_or(0, |more| more.len() as u64);
         if let Some(listed) = listed {
             slot.set_flags(slot.flags() & !flags::INDEX);
@@ -99,7 +104,7 @@ impl VolumeRewrite<'_> {
         if more > 0 {
             let block_bytes = self.planned.super_.block_bytes;
             slot.set_size(node.size_bytes + more * u64::from(block_bytes));
-            slot.count_blocks(more, true, block_bytes);
+            slot.adjust_block_count(more, true, block_bytes);
             let (uid, gid) = node.owner();
             let usage = self.usage.entry([uid, gid, node.project()]).or_default();
             *usage += i64::try_from(more).unwrap_or(0);
@@ -108,12 +113,13 @@ impl VolumeRewrite<'_> {
             if !moves && more == 0 && (!is_sealed_anew || found.nodes.is_empty()) {
                 return Ok(());
             }
-            let pointers = self.tree(node, file, &pieces, &found.nodes, &mut slot)?;
+            let pointers =
+                self.rebuild_extent_tree(node, file, &pieces, &found.nodes, &mut slot)?;
             slot.set_pointers(pointers);
         } else if moves {
             let moved = pieces.iter().filter(|piece| piece.old != piece.new);
             let moved = moved.map(|piece| (piece.old, (piece.blocks, piece.new))).collect();
-            let pointers = self.pointers(node.pointers, &moved)?;
+            let pointers = self.rewrite_pointers(node.pointers, &moved)?;
             slot.set_pointers(pointers);
         }
         Ok(())
@@ -121,7 +127,7 @@ impl VolumeRewrite<'_> {
 
     /// Frees all blocks of a file; returns the number of data blocks.
     pub(crate) fn free_file_blocks(&mut self, node: &Inode) -> Result<u64> {
-        let found = self.walk(node)?;
+        let found = self.walk_file_map(node)?;
         let mut blocks = 0;
         for run in found.runs {
             blocks += u64::from(run.blocks);
@@ -133,19 +139,19 @@ impl VolumeRewrite<'_> {
         Ok(blocks)
     }
 
-    fn walk(&mut self, node: &Inode) -> Result<FileMap> {
+    fn walk_file_map(&mut self, node: &Inode) -> Result<FileMap> {
         let damaged =
-            |block| crate::Error::corrupt("block map").of_inode(node.number).in_block(block);
+            |block| crate::Error::corrupt("block map").with_inode(node.number).with_block(block);
         let map = map::map_of_any(node)?;
         let super_ = &self.old.super_;
-        let role = map.role(node.id());
+        let role = map.role(node.file_id());
         let read = |block: FsBlock| -> crate::Result<Option<SharedBytes>> {
             let bytes = self.redo.read_old(block, 1)?;
             if let Some(sums) = &self.old_checksums {
                 sums.verify_checksum(role, block, &bytes)
-                    .map_err(|error| error.of_inode(node.number))?;
+                    .map_err(|error| error.with_inode(node.number))?;
             }
-            Ok(Some(SharedBytes::owned(bytes.into_boxed_slice())))
+            Ok(Some(SharedBytes::from_owned_bytes(bytes.into_boxed_slice())))
         };
         let blocks = u64::from(super_.first_data_block) + 1..super_.blocks;
         let source = MapSource { block_bytes: super_.block_bytes, blocks, read: &read };
@@ -153,7 +159,7 @@ impl VolumeRewrite<'_> {
             FileMap { runs: vec![], nodes: vec![], budget: self.budget, bad_block: None };
         let most = match node.has_extents() {
             true => 1 << 32,
-            false => reach_blocks(super_.block_bytes).min(1 << 32),
+            false => max_mapped_blocks(super_.block_bytes).min(1 << 32),
         };
         map.walk(&source, 0..most, &mut found)?;
         if let Some(block) = found.bad_block {
@@ -202,7 +208,7 @@ impl VolumeRewrite<'_> {
     }
 
     /// Rebuilds the extent tree of a file; returns the root for the inode.
-    fn tree(
+    fn rebuild_extent_tree(
         &mut self,
         node: &Inode,
         file: FileId,
@@ -211,7 +217,7 @@ impl VolumeRewrite<'_> {
         slot: &mut InodeSlot<'_>,
     ) -> Result<[u32; POINTERS]> {
         let block_bytes = self.planned.super_.block_bytes;
-        let extents = extents(pieces);
+        let extents = runs_to_extents(pieces);
         let needed = build_extents::nodes_needed(extents.len() as u64, block_bytes);
         let end = self.space.end();
         let mut places: Vec<u64> = old_nodes.iter().copied().filter(|node| *node < end).collect();
@@ -224,7 +230,8 @@ impl VolumeRewrite<'_> {
         for block in surplus {
             self.space.release(block..block + 1);
         }
-        let tree = build_extents::tree(&extents, block_bytes, &mut places.iter().copied());
+        let tree =
+            build_extents::build_extent_tree(&extents, block_bytes, &mut places.iter().copied());
         let (pointers, nodes) = tree.ok_or(crate::Error::NoSpace)?;
         for (nth, (at, bytes)) in nodes.into_iter().enumerate() {
             let old = if nth < in_place { at } else { 0 };
@@ -234,7 +241,7 @@ impl VolumeRewrite<'_> {
         let ratio = u64::from(self.planned.super_.cluster_blocks);
         let (had, has) = (old_nodes.len() as u64 * ratio, needed * ratio);
         if had != has {
-            slot.count_blocks(had.abs_diff(has), has > had, block_bytes);
+            slot.adjust_block_count(had.abs_diff(has), has > had, block_bytes);
             let (uid, gid) = node.owner();
             let more = i64::try_from(has).unwrap_or(0) - i64::try_from(had).unwrap_or(0);
             // A value of an attribute counts by its length, for those who have it.
@@ -246,7 +253,7 @@ impl VolumeRewrite<'_> {
     }
 
     /// Rewrites the block pointers of an inode and the indirect blocks below.
-    fn pointers(
+    fn rewrite_pointers(
         &mut self,
         pointers: [u32; POINTERS],
         moved: &BTreeMap<u64, (u32, u64)>,
@@ -255,14 +262,14 @@ impl VolumeRewrite<'_> {
         for (nth, pointer) in new.iter_mut().enumerate() {
             let levels = u32::try_from(nth.saturating_sub(11)).unwrap_or(0);
             if *pointer != 0 {
-                *pointer = self.pointer(*pointer, levels, moved)?;
+                *pointer = self.rewrite_pointer(*pointer, levels, moved)?;
             }
         }
         Ok(new)
     }
 
     /// Returns the new value of a pointer with `levels` levels below it.
-    fn pointer(
+    fn rewrite_pointer(
         &mut self,
         pointer: u32,
         levels: u32,
@@ -282,7 +289,7 @@ impl VolumeRewrite<'_> {
         for nth in 0..u64::from(self.old.super_.block_bytes / 4) {
             let below = pointer_at(&was, nth);
             if below != 0 {
-                let to = self.pointer(below, levels - 1, moved)?;
+                let to = self.rewrite_pointer(below, levels - 1, moved)?;
                 let _ = put32(&mut bytes, saturating_usize(nth) * 4, to);
             }
         }
@@ -311,7 +318,7 @@ impl VolumeRewrite<'_> {
         bytes: Vec<u8>,
         was: &[u8],
     ) -> Result<()> {
-        let mut data = SharedBytes::owned(bytes.into_boxed_slice());
+        let mut data = SharedBytes::from_owned_bytes(bytes.into_boxed_slice());
         if let Some(sums) = &self.new_checksums {
             sums.set_checksum(role, FsBlock(new), &mut data);
         }
@@ -338,7 +345,7 @@ fn unmoved_runs(runs: &[Extent]) -> Vec<MovedRun> {
 }
 
 /// Merges runs into as few extents as possible.
-fn extents(pieces: &[MovedRun]) -> Vec<Extent> {
+fn runs_to_extents(pieces: &[MovedRun]) -> Vec<Extent> {
     let mut extents: Vec<Extent> = vec![];
     for piece in pieces {
         let most = if piece.is_unwritten { INIT_MAX_LEN - 1 } else { INIT_MAX_LEN };
@@ -368,7 +375,7 @@ fn extents(pieces: &[MovedRun]) -> Vec<Extent> {
 }
 
 /// Reads an inode number in a list of blocks.
-pub(super) fn number_at(bytes: &[u8], at: usize) -> Result<u32> {
+pub(super) fn read_u32_at(bytes: &[u8], at: usize) -> Result<u32> {
     le32(bytes, at)
         .ok_or(OfflineError::Volume(crate::Error::corrupt("directory entry: record length")))
 }

@@ -6,7 +6,7 @@ use super::VolumeRewrite;
 use super::maps::MovedRun;
 use crate::format::features::ReadOnlyCompatible;
 use crate::format::quota::{
-    BLOCK_BYTES, Header, LEVELS, QuotaType, ROOT, RawEntries, Usage, reference,
+    BLOCK_BYTES, QuotaHeader, QuotaType, QuotaUsage, ROOT_BLOCK, RawEntries, TREE_LEVELS, reference,
 };
 use crate::offline::Result;
 use crate::units::saturating_usize;
@@ -28,23 +28,23 @@ impl VolumeRewrite<'_> {
             let Some((size, pieces)) = files.get(inode) else { continue };
             let file = RewrittenQuotaFile { inode: InodeNumber(*inode), size: *size, pieces };
             for (ids, blocks) in &self.usage.clone() {
-                let usage = Usage { inodes: 0, bytes: blocks * block_bytes };
+                let usage = QuotaUsage { inodes: 0, bytes: blocks * block_bytes };
                 if let Some(id) = ids.get(nth) {
-                    self.count(&file, kind, *id, usage)?;
+                    self.add_usage(&file, kind, *id, usage)?;
                 }
             }
         }
         Ok(())
     }
 
-    fn count(
+    fn add_usage(
         &mut self,
         file: &RewrittenQuotaFile<'_>,
         kind: QuotaType,
         id: u32,
-        usage: Usage,
+        usage: QuotaUsage,
     ) -> Result<()> {
-        let of_file = |error: Error| error.of_inode(file.inode);
+        let of_file = |error: Error| error.with_inode(file.inode);
         let read = |redo: &crate::redo_log::RedoLog<'_>, node: u32| -> crate::Result<Vec<u8>> {
             let (block, at) = file.block_location(node, self.old.super_.block_bytes)?;
             let bytes = redo.block(block)?;
@@ -53,9 +53,9 @@ impl VolumeRewrite<'_> {
                 .unwrap_or_default()
                 .to_vec())
         };
-        let header = Header::check(&read(&self.redo, 0)?, kind, file.size).map_err(of_file)?;
-        let mut node = ROOT;
-        for level in 0..LEVELS {
+        let header = QuotaHeader::check(&read(&self.redo, 0)?, kind, file.size).map_err(of_file)?;
+        let mut node = ROOT_BLOCK;
+        for level in 0..TREE_LEVELS {
             let bytes = read(&self.redo, node)?;
             match header.check_reference(reference(&bytes, id, level)).map_err(of_file)? {
                 Some(below) => node = below,
@@ -71,7 +71,7 @@ impl VolumeRewrite<'_> {
         self.redo.modify_block(block, |bytes| {
             let entries =
                 bytes.get_mut(at..at + saturating_usize(BLOCK_BYTES.into())).unwrap_or_default();
-            RawEntries::view_mut(entries).map(|entries| entries.count(nth, usage))
+            RawEntries::view_mut(entries).map(|entries| entries.add_usage_at(nth, usage))
         })??;
         Ok(())
     }
@@ -94,7 +94,7 @@ impl RewrittenQuotaFile<'_> {
             (from..from + u64::from(piece.blocks)).contains(&block)
         };
         let piece = self.pieces.iter().find(holds);
-        let hole = Error::corrupt("quota file: a hole").of_inode(self.inode);
+        let hole = Error::corrupt("quota file: a hole").with_inode(self.inode);
         let piece = piece.ok_or(hole)?;
         Ok((FsBlock(piece.new + block - u64::from(piece.from)), saturating_usize(at)))
     }

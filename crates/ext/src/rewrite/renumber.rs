@@ -5,7 +5,7 @@
 use draconis_exchange::contract::FileType;
 
 use super::VolumeRewrite;
-use super::maps::number_at;
+use super::maps::read_u32_at;
 use crate::InodeNumber;
 use crate::format::dirent::{HEAD_BYTES, rec_len_from_disk};
 use crate::format::inode::Inode;
@@ -14,15 +14,15 @@ use crate::format::{le16, put32};
 use crate::offline::{OfflineError, Result};
 
 /// Bytes of an attribute entry's header, and the offset of its EA inode number.
-const ATTRIBUTE_BYTES: usize = 16;
-const VALUE_AT: usize = 4;
+const XATTR_ENTRY_BYTES: usize = 16;
+const VALUE_INODE_OFFSET: usize = 4;
 
 impl VolumeRewrite<'_> {
     /// Renumbers the inodes of the entries of a chain.
     pub(super) fn renumber_dirents(&self, chain: &mut [u8], dir: InodeNumber) -> Result<()> {
         let damaged = || {
             let error = crate::Error::corrupt("directory entry: record length");
-            OfflineError::Volume(error.of_inode(dir))
+            OfflineError::Volume(error.with_inode(dir))
         };
         let mut at = 0;
         while at < chain.len() {
@@ -31,7 +31,7 @@ impl VolumeRewrite<'_> {
             if len < HEAD_BYTES || len > chain.len() - at {
                 return Err(damaged());
             }
-            if let Some(to) = self.renumbered.get(&number_at(chain, at)?) {
+            if let Some(to) = self.renumbered.get(&read_u32_at(chain, at)?) {
                 let _ = put32(chain, at, *to);
             }
             at += len;
@@ -44,7 +44,7 @@ impl VolumeRewrite<'_> {
         if node.kind != FileType::Directory || self.renumbered.is_empty() {
             return Ok(());
         }
-        let mut slot = InodeSlot::of(slot)?;
+        let mut slot = InodeSlot::from_bytes(slot)?;
         if let Some(parent) = self.renumbered.get(&slot.pointer(0)) {
             slot.set_pointer(0, *parent);
         }
@@ -63,12 +63,12 @@ impl VolumeRewrite<'_> {
                 break;
             }
             let damaged = crate::Error::corrupt("extended attribute: entry");
-            let number = number_at(list, at + VALUE_AT).map_err(|_| damaged)?;
+            let number = read_u32_at(list, at + VALUE_INODE_OFFSET).map_err(|_| damaged)?;
             if let Some(to) = self.renumbered.get(&number) {
-                let _ = put32(list, at + VALUE_AT, *to);
+                let _ = put32(list, at + VALUE_INODE_OFFSET, *to);
                 is_changed = true;
             }
-            at += (ATTRIBUTE_BYTES + name_len).next_multiple_of(4);
+            at += (XATTR_ENTRY_BYTES + name_len).next_multiple_of(4);
         }
         Ok(is_changed)
     }

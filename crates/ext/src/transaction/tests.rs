@@ -10,11 +10,11 @@ use draconis_device::{
 use draconis_exchange::contract::{AttributeChange, FileType};
 use draconis_exchange::heap::Block;
 
-use crate::testing::{FILE, disk, plain_disk, writing};
+use crate::testing::{FILE, formatted_disk, plain_disk, write_options};
 use crate::{AccessTimes, NewNode, OpenOptions, RenameMode, Volume, XattrSet, check};
 
 /// A disk that records requests made under the lock.
-struct Watch {
+struct LockWatchDisk {
     disk: Arc<MemoryDisk>,
     volume: OnceLock<Weak<Volume>>,
     /// Requests under the lock: reads, and all others.
@@ -22,8 +22,8 @@ struct Watch {
     reads: AtomicU64,
 }
 
-impl Watch {
-    fn look(&self, nth: usize) {
+impl LockWatchDisk {
+    fn count_if_locked(&self, nth: usize) {
         let volume = self.volume.get().and_then(Weak::upgrade);
         let writing = volume.as_ref().and_then(|volume| volume.writing.as_ref());
         if writing.is_some_and(|writing| writing.state.is_locked_exclusive()) {
@@ -32,7 +32,7 @@ impl Watch {
     }
 }
 
-impl Disk for Watch {
+impl Disk for LockWatchDisk {
     fn properties(&self) -> Properties {
         self.disk.properties()
     }
@@ -41,7 +41,7 @@ impl Disk for Watch {
     }
     fn read(&self, at: Extent, into: Block, urgency: Urgency) -> Pending<ReadAnswer> {
         self.reads.fetch_add(1, Ordering::Relaxed);
-        self.look(0);
+        self.count_if_locked(0);
         self.disk.read(at, into, urgency)
     }
     fn submit_chain(
@@ -49,26 +49,26 @@ impl Disk for Watch {
         chain: Vec<Group>,
         after: &[Ticket],
     ) -> Result<Vec<Ticket>, Refused<Vec<Group>>> {
-        self.look(1);
+        self.count_if_locked(1);
         self.disk.submit_chain(chain, after)
     }
     fn wait_visible(&self, ticket: Ticket) -> Result<(), Error> {
-        self.look(1);
+        self.count_if_locked(1);
         self.disk.wait_visible(ticket)
     }
     fn wait_durable(&self, ticket: Ticket) -> Result<(), Error> {
-        self.look(1);
+        self.count_if_locked(1);
         self.disk.wait_durable(ticket)
     }
 }
 
 /// Each round works on a newly opened volume with empty caches.
 #[test]
-fn the_disk_is_asked_without_the_gate() {
-    let disk = disk(1024, 64 << 20);
+fn disk_is_read_without_write_lock() {
+    let disk = formatted_disk(1024, 64 << 20);
     let (mut reads, mut held_reads) = (0, 0);
     for round in 0..4u32 {
-        let watch = Arc::new(Watch {
+        let watch = Arc::new(LockWatchDisk {
             disk: disk.clone(),
             volume: OnceLock::new(),
             held: Default::default(),
@@ -76,7 +76,7 @@ fn the_disk_is_asked_without_the_gate() {
         });
         let small =
             OpenOptions { data_cache_bytes: 1 << 20, inode_cache: 64, ..OpenOptions::default() };
-        let volume = Volume::open_for_writing(watch.clone(), small, writing()).unwrap();
+        let volume = Volume::open_for_writing(watch.clone(), small, write_options()).unwrap();
         let volume = Arc::new(volume);
         watch.volume.set(Arc::downgrade(&volume)).unwrap();
         let root = volume.root();
@@ -118,7 +118,7 @@ fn the_disk_is_asked_without_the_gate() {
 /// Threads change, read, sync and truncate, with tiny caches, under both protocols. Every file
 /// holds the last data of its thread, and the volume is consistent afterwards.
 #[test]
-fn threads_with_small_caches_leave_a_sound_volume() {
+fn concurrent_writers_with_small_caches_leave_clean_volume() {
     for atomic in [false, true] {
         let disk = plain_disk(1024, 32 << 20);
         let disk = if atomic { disk.atomic_against_power_cuts() } else { disk };
@@ -129,14 +129,14 @@ fn threads_with_small_caches_leave_a_sound_volume() {
             block_map_cache: 8,
             ..OpenOptions::default()
         };
-        let mut writing = writing();
+        let mut writing = write_options();
         writing.dirty_bytes = 1 << 20;
         writing.atime = AccessTimes::Strict;
         let volume = Volume::open_for_writing(disk.clone(), small, writing).unwrap();
         std::thread::scope(|scope| {
             for thread in 0..4u8 {
                 let volume = &volume;
-                scope.spawn(move || life(volume, thread));
+                scope.spawn(move || run_random_operations(volume, thread));
             }
         });
         volume.close().unwrap();
@@ -147,15 +147,15 @@ fn threads_with_small_caches_leave_a_sound_volume() {
     }
 }
 
-fn life(volume: &Volume, thread: u8) {
+fn run_random_operations(volume: &Volume, thread: u8) {
     let mut random = Random::new(thread.into());
     let directory = NewNode { kind: FileType::Directory, mode: 0o755, ..FILE };
     let dir = volume.create(volume.root(), &[b'a' + thread], &directory).unwrap();
     let mut files: Vec<Option<(u8, usize)>> = vec![None; 12];
     for turn in 0..600u32 {
-        let nth = random.below(12) as usize;
+        let nth = random.next_below(12) as usize;
         let name = format!("file {nth}").into_bytes();
-        match (random.below(8), files[nth]) {
+        match (random.next_below(8), files[nth]) {
             (0..4, _) => {
                 let file = match volume.lookup(dir, &name) {
                     Ok(file) => file,
@@ -163,7 +163,7 @@ fn life(volume: &Volume, thread: u8) {
                 };
                 let shorter = AttributeChange { size_bytes: Some(0), ..Default::default() };
                 volume.set_attributes(file, &shorter).unwrap();
-                let (byte, len) = (turn as u8, 1 + random.below(60_000) as usize);
+                let (byte, len) = (turn as u8, 1 + random.next_below(60_000) as usize);
                 assert_eq!(volume.write(file, 0, &vec![byte; len]), Ok(len));
                 files[nth] = Some((byte, len));
             }
@@ -172,7 +172,7 @@ fn life(volume: &Volume, thread: u8) {
                 files[nth] = None;
             }
             (5, Some((byte, len))) => {
-                let other = random.below(12) as usize;
+                let other = random.next_below(12) as usize;
                 let to = format!("file {other}").into_bytes();
                 volume.rename(dir, &name, dir, &to, RenameMode::Replace).unwrap();
                 files[nth] = None;

@@ -4,17 +4,17 @@ use super::{OfflineError, Result, TuneChanges, TuneWork, checksum_seed};
 use crate::format::casefold::UTF8;
 use crate::format::features::{Compatible, Incompatible, ReadOnlyCompatible};
 use crate::format::quota::QuotaType;
-use crate::format::requirements::{Enforcer, Feature, Rule, violated_rules};
+use crate::format::requirements::{Enforcer, Feature, FeatureRule, violated_rules};
 use crate::format::superblock::{CHECKSUM_CRC32C, RawSuperblock, Superblock};
-use crate::mkfs::ENCRYPTION;
+use crate::mkfs::ENCRYPTION_MODES;
 
 /// Log2 of the groups per flex group if `flex_bg` is added: 16 groups.
 const FLEX_GROUPS_LOG: u8 = 4;
 /// `half_md4`.
-const HASH_VERSION: u8 = 1;
+const DEFAULT_HASH_VERSION: u8 = 1;
 
 /// Adds and drops features.
-pub(super) fn change(
+pub(super) fn change_features(
     raw: &mut RawSuperblock,
     super_: &Superblock,
     changes: &TuneChanges,
@@ -30,21 +30,21 @@ pub(super) fn change(
             Some(name) => (name, false),
             None => (word.as_str(), true),
         };
-        let feature = Feature::named(name);
+        let feature = Feature::from_name(name);
         let feature =
             feature.ok_or_else(|| OfflineError::Misuse(format!("-O {name}: no such feature")))?;
-        if feature.is_in(raw) == on {
+        if feature.is_enabled_in(raw) == on {
             continue;
         }
         match on {
-            true => add(raw, super_, feature, name, changes, work)?,
-            false => remove(raw, super_, feature, name, work)?,
+            true => add_feature(raw, super_, feature, name, changes, work)?,
+            false => remove_feature(raw, super_, feature, name, work)?,
         }
         feature.set(raw, on);
     }
-    let has = |feature: Feature| feature.is_in(raw);
+    let has = |feature: Feature| feature.is_enabled_in(raw);
     let bytes = super_.inode_bytes;
-    let was_broken = |rule: &Rule| {
+    let was_broken = |rule: &FeatureRule| {
         violated_rules(Enforcer::Maker, super_.features(), bytes).any(|it| it == *rule)
     };
     let rule =
@@ -55,21 +55,21 @@ pub(super) fn change(
     let orphans = Feature::C(Compatible::ORPHAN_FILE);
     let had = super_.compatible.contains(Compatible::ORPHAN_FILE);
     work.system_files.orphans = (has(orphans) != had).then(|| has(orphans));
-    work.system_files.quotas = quotas(raw, super_, changes)?;
+    work.system_files.quotas = quota_changes(raw, super_, changes)?;
     Ok(())
 }
 
 /// Returns the quota types to track after the change, if they differ.
-fn quotas(
+fn quota_changes(
     raw: &mut RawSuperblock,
     super_: &Superblock,
     changes: &TuneChanges,
 ) -> Result<Option<[bool; 3]>> {
     let feature = Feature::R(ReadOnlyCompatible::QUOTA);
-    let has_projects = Feature::R(ReadOnlyCompatible::PROJECT).is_in(raw);
+    let has_projects = Feature::R(ReadOnlyCompatible::PROJECT).is_enabled_in(raw);
     let had = super_.read_only_compatible.contains(ReadOnlyCompatible::QUOTA);
     let there = super_.quotas.map(|inode| had && inode != 0);
-    let mut wanted = match (had, feature.is_in(raw)) {
+    let mut wanted = match (had, feature.is_enabled_in(raw)) {
         (false, true) => [true, true, has_projects],
         (true, false) => [false; 3],
         (true, true) if has_projects => {
@@ -93,7 +93,7 @@ fn quotas(
     Ok((wanted != there).then_some(wanted))
 }
 
-fn add(
+fn add_feature(
     raw: &mut RawSuperblock,
     super_: &Superblock,
     feature: Feature,
@@ -111,7 +111,7 @@ fn add(
                 }
             }
             if raw.s_def_hash_version == 0 {
-                raw.s_def_hash_version = HASH_VERSION;
+                raw.s_def_hash_version = DEFAULT_HASH_VERSION;
             }
         }
         Feature::C(Compatible::STABLE_INODES)
@@ -143,7 +143,7 @@ fn add(
         }
         Feature::I(Incompatible::ENCRYPT) => {
             let [contents, names, ..] = &mut raw.s_encrypt_algos;
-            (*contents, *names) = ENCRYPTION;
+            (*contents, *names) = ENCRYPTION_MODES;
         }
         Feature::I(Incompatible::CSUM_SEED) => {
             raw.s_checksum_seed = checksum_seed(&super_.uuid).into();
@@ -158,7 +158,7 @@ fn add(
     Ok(())
 }
 
-fn remove(
+fn remove_feature(
     raw: &mut RawSuperblock,
     super_: &Superblock,
     feature: Feature,
@@ -179,7 +179,7 @@ fn remove(
         Feature::I(Incompatible::MMP) => work.mmp = Some(false),
         Feature::C(Compatible::RESIZE_INODE) => {
             raw.s_reserved_gdt_blocks = 0.into();
-            work.frees_reserve = true;
+            work.frees_reserved_gdt = true;
         }
         Feature::C(Compatible::DIR_INDEX) => work.drops_indexes = true,
         Feature::R(ReadOnlyCompatible::METADATA_CSUM) => {

@@ -25,21 +25,21 @@ pub const MOUNT_OPTIONS: [(&str, u32, u32); 12] = [
 ];
 
 /// Applies the field changes.
-pub(super) fn change(
+pub(super) fn change_fields(
     raw: &mut RawSuperblock,
     super_: &Superblock,
     changes: &TuneChanges,
 ) -> Result<()> {
     if let Some(label) = &changes.label {
-        raw.s_volume_name = filled(label, "-L: a label")?;
+        raw.s_volume_name = nul_padded(label, "-L: a label")?;
     }
     if let Some(path) = &changes.last_mounted {
-        raw.s_last_mounted = filled(path, "-M: a directory")?;
+        raw.s_last_mounted = nul_padded(path, "-M: a directory")?;
     }
     if let Some(options) = &changes.mount_options_text {
-        raw.s_mount_opts = filled(options, "-E mount_opts: they")?;
+        raw.s_mount_opts = nul_padded(options, "-E mount_opts: they")?;
     }
-    reserve(raw, super_, changes)?;
+    set_reserved_blocks(raw, super_, changes)?;
     match changes.errors {
         None => {}
         Some(errors @ 1..=3) => raw.s_errors = errors.into(),
@@ -98,7 +98,11 @@ pub(super) fn change(
     Ok(())
 }
 
-fn reserve(raw: &mut RawSuperblock, super_: &Superblock, changes: &TuneChanges) -> Result<()> {
+fn set_reserved_blocks(
+    raw: &mut RawSuperblock,
+    super_: &Superblock,
+    changes: &TuneChanges,
+) -> Result<()> {
     let reserved = match changes.reserved {
         None => None,
         Some(Reserved::Ppm(ppm)) if ppm > MAX_RESERVED_PPM => {
@@ -121,22 +125,22 @@ fn reserve(raw: &mut RawSuperblock, super_: &Superblock, changes: &TuneChanges) 
         }
     }
     if let Some(user) = changes.reserved_user {
-        raw.s_def_resuid = short(user, "-u")?.into();
+        raw.s_def_resuid = parse_u16(user, "-u")?.into();
     }
     if let Some(group) = changes.reserved_group {
-        raw.s_def_resgid = short(group, "-g")?.into();
+        raw.s_def_resgid = parse_u16(group, "-g")?.into();
     }
     Ok(())
 }
 
-fn short(number: u32, option: &str) -> Result<u16> {
+fn parse_u16(number: u32, option: &str) -> Result<u16> {
     u16::try_from(number).map_err(|_| {
         OfflineError::Misuse(format!("{option} {number}: there is room for up to 65535"))
     })
 }
 
 /// Pads a text field with NUL.
-fn filled<const LEN: usize>(text: &[u8], what: &str) -> Result<[u8; LEN]> {
+fn nul_padded<const LEN: usize>(text: &[u8], what: &str) -> Result<[u8; LEN]> {
     let mut field = [0; LEN];
     if text.len() > LEN || text.contains(&0) {
         return Err(OfflineError::Misuse(format!(

@@ -5,25 +5,27 @@
     reason = "computes with block numbers of a checked superblock, far below 2^64"
 )]
 
-use super::{OfflineError, Result, count_overhead};
+use super::{OfflineError, Result, adjust_overhead};
 use crate::format::extent::Extent;
 use crate::format::features::Incompatible;
 use crate::format::inode::{Inode, NewInode, flags};
-use crate::map::build::{MapPart, build};
-use crate::map::build_extents::{nodes_needed, tree};
-use crate::mkfs::journal::{BACKUP_IS_INODE, INODE, blocks, raw_superblock};
+use crate::map::build::{MapPart, build_indirect_map};
+use crate::map::build_extents::{build_extent_tree, nodes_needed};
+use crate::mkfs::journal::{
+    JNL_BACKUP_BLOCKS, JOURNAL_INODE, journal_blocks_for_mib, raw_superblock,
+};
 use crate::offline::inode_location;
 use crate::rewrite::VolumeRewrite;
 use crate::units::{saturating_u32, saturating_usize};
 use crate::{FsBlock, InodeNumber};
 
-const JOURNAL: InodeNumber = InodeNumber(INODE);
+const JOURNAL: InodeNumber = InodeNumber(JOURNAL_INODE);
 
 /// Adds a journal.
 pub(super) fn add_journal(rework: &mut VolumeRewrite<'_>, mib: Option<u32>) -> Result<()> {
     let super_ = rework.planned.super_.clone();
     let misuse = |text: String| OfflineError::Misuse(format!("-J size: {text}"));
-    let len = blocks(mib, super_.blocks, super_.block_bytes).map_err(misuse)?;
+    let len = journal_blocks_for_mib(mib, super_.blocks, super_.block_bytes).map_err(misuse)?;
     if u64::from(len) > super_.free_blocks / 2 {
         return Err(misuse(format!(
             "a journal of {len} blocks takes more than half of what is free"
@@ -53,10 +55,10 @@ pub(super) fn add_journal(rework: &mut VolumeRewrite<'_>, mib: Option<u32>) -> R
     };
     rework.write_inode(JOURNAL, inode.encode(super_.inode_bytes))?;
     let raw = &mut rework.planned.raw;
-    raw.s_journal_inum = INODE.into();
+    raw.s_journal_inum = JOURNAL_INODE.into();
     raw.s_journal_dev = 0.into();
     raw.s_journal_uuid = [0; 16];
-    raw.s_jnl_backup_type = BACKUP_IS_INODE;
+    raw.s_jnl_backup_type = JNL_BACKUP_BLOCKS;
     let size = u64::from(len) * block_bytes;
     let words =
         pointers.into_iter().chain([saturating_u32(size >> 32), crate::format::low32(size)]);
@@ -64,7 +66,7 @@ pub(super) fn add_journal(rework: &mut VolumeRewrite<'_>, mib: Option<u32>) -> R
         *to = from.into();
     }
     let ratio = u64::from(super_.cluster_blocks);
-    count_overhead(raw, super_.in_clusters(len.into()) / ratio, true);
+    adjust_overhead(raw, super_.blocks_to_clusters(len.into()) / ratio, true);
     Ok(())
 }
 
@@ -91,10 +93,10 @@ fn map_by_extents(rework: &mut VolumeRewrite<'_>, len: u32) -> Result<(IBlock, u
         places.push(rework.allocate_block()?);
     }
     let of_tree = places.len() as u64 * u64::from(super_.cluster_blocks);
-    let owned = super_.in_clusters(len.into()) + of_tree;
-    let tree =
-        tree(&extents, block_bytes, &mut places.into_iter()).ok_or(OfflineError::NoLogSpace)?;
-    let file = crate::FileId { inode: INODE, generation: 0 };
+    let owned = super_.blocks_to_clusters(len.into()) + of_tree;
+    let tree = build_extent_tree(&extents, block_bytes, &mut places.into_iter())
+        .ok_or(OfflineError::NoLogSpace)?;
+    let file = crate::FileId { inode: JOURNAL_INODE, generation: 0 };
     for (at, bytes) in tree.1 {
         rework.write(crate::blocks::role::Role::ExtentNode(file), 0, at, bytes, &[])?;
     }
@@ -108,7 +110,8 @@ fn map_by_pointers(rework: &mut VolumeRewrite<'_>, len: u32) -> Result<(IBlock, 
         owned += 1;
         rework.space.allocate(1).and_then(|taken| u32::try_from(taken.start).ok())
     };
-    let built = build(&[(0, len)], block_bytes, &mut next).ok_or(OfflineError::NoLogSpace)?;
+    let built =
+        build_indirect_map(&[(0, len)], block_bytes, &mut next).ok_or(OfflineError::NoLogSpace)?;
     for part in built.parts {
         match part {
             MapPart::Indirect { at, pointers } => {
@@ -145,14 +148,14 @@ pub(super) fn remove_journal(rework: &mut VolumeRewrite<'_>) -> Result<()> {
     let bytes = rework.redo.read_old(block, 1)?;
     let slot = bytes.get(at..at + len).unwrap_or_default();
     let node = Inode::parse_used(slot, number, super_)?;
-    let clusters =
-        super_.in_clusters(rework.free_file_blocks(&node)?) / u64::from(super_.cluster_blocks);
+    let clusters = super_.blocks_to_clusters(rework.free_file_blocks(&node)?)
+        / u64::from(super_.cluster_blocks);
     rework.write_inode(number, vec![0; len])?;
     let raw = &mut rework.planned.raw;
     raw.s_journal_inum = 0.into();
     raw.s_journal_uuid = [0; 16];
     raw.s_jnl_backup_type = 0;
     raw.s_jnl_blocks = Default::default();
-    count_overhead(raw, clusters, false);
+    adjust_overhead(raw, clusters, false);
     Ok(())
 }

@@ -24,7 +24,7 @@ pub(super) fn set_interval(raw: &mut RawSuperblock, changes: &TuneChanges) -> Re
         }
         Some(seconds) if seconds > 0 => raw.s_mmp_interval = seconds.into(),
         _ if has_guard && raw.s_mmp_interval.get() == 0 => {
-            raw.s_mmp_interval = mkfs::MMP_INTERVAL.into();
+            raw.s_mmp_interval = mkfs::DEFAULT_MMP_INTERVAL.into();
         }
         _ => {}
     }

@@ -16,13 +16,13 @@ use crate::blocks::role::Role;
 use crate::format::bitmap::{BitRun, Bitmap, fill};
 use crate::format::extent::Extent;
 use crate::format::features::Incompatible;
-use crate::format::inode::{DIRECT, Inode, NewInode, flags};
+use crate::format::inode::{DIRECT_POINTERS, Inode, NewInode, flags};
 use crate::format::inode_slot::InodeSlot;
 use crate::format::orphan_file;
-use crate::format::quota::{self, QuotaType, Usage};
+use crate::format::quota::{self, QuotaType, QuotaUsage};
 use crate::format::xattr::{NewXattr, edit};
-use crate::map::build::{MapPart, build};
-use crate::map::build_extents::{nodes_needed, tree};
+use crate::map::build::{MapPart, build_indirect_map};
+use crate::map::build_extents::{build_extent_tree, nodes_needed};
 use crate::mkfs;
 use crate::offline::inode_location;
 use crate::rewrite::VolumeRewrite;
@@ -39,17 +39,20 @@ pub(super) struct SystemFileChanges {
 }
 
 /// Adds and removes system files.
-pub(super) fn apply(rework: &mut VolumeRewrite<'_>, hidden: SystemFileChanges) -> Result<()> {
+pub(super) fn apply_changes(
+    rework: &mut VolumeRewrite<'_>,
+    hidden: SystemFileChanges,
+) -> Result<()> {
     let mut inodes = InodeBitmaps::default();
     if let Some(wanted) = hidden.quotas {
-        quotas(rework, &mut inodes, wanted)?;
+        change_quota_files(rework, &mut inodes, wanted)?;
     }
     match hidden.orphans {
         Some(true) => {
-            let inode = inodes.take(rework)?;
+            let inode = inodes.allocate_inode(rework)?;
             let blocks = mkfs::orphan_blocks(rework.planned.super_.blocks);
             let block_bytes = saturating_usize(rework.planned.super_.block_bytes.into());
-            let block = |_: u32| orphan_file::empty(block_bytes);
+            let block = |_: u32| orphan_file::empty_block(block_bytes);
             let role = Role::OrphanFile(FileId { inode: inode.0, generation: 0 });
             create_file(rework, inode, role, 0, u64::from(blocks) * block_bytes as u64, &block)?;
             rework.planned.raw.s_orphan_file_inum = inode.0.into();
@@ -57,7 +60,7 @@ pub(super) fn apply(rework: &mut VolumeRewrite<'_>, hidden: SystemFileChanges) -
         Some(false) => {
             if let Some(inode) = rework.old.super_.orphan_file {
                 delete_file(rework, inode)?;
-                inodes.free(rework, inode)?;
+                inodes.free_inode(rework, inode)?;
             }
             rework.planned.raw.s_orphan_file_inum = 0.into();
         }
@@ -66,7 +69,7 @@ pub(super) fn apply(rework: &mut VolumeRewrite<'_>, hidden: SystemFileChanges) -
     inodes.write(rework)
 }
 
-fn quotas(
+fn change_quota_files(
     rework: &mut VolumeRewrite<'_>,
     inodes: &mut InodeBitmaps,
     wanted: [bool; 3],
@@ -77,19 +80,19 @@ fn quotas(
         .clone()
         .filter_map(|(kind, (inode, is_wanted))| (is_wanted && inode == 0).then_some(kind))
         .collect();
-    let counted = if missing.is_empty() { BTreeMap::new() } else { count(rework)? };
+    let counted = if missing.is_empty() { BTreeMap::new() } else { count_usage(rework)? };
     for (kind, (inode, is_wanted)) in all {
         let inode = match (inode, is_wanted) {
             (0, false) | (1.., true) => continue,
             (0, true) => {
                 let inode = match kind {
-                    QuotaType::User => InodeNumber(quota::USERS),
-                    QuotaType::Group => InodeNumber(quota::GROUPS),
-                    QuotaType::Project => inodes.take(rework)?,
+                    QuotaType::User => InodeNumber(quota::USER_QUOTA_INODE),
+                    QuotaType::Group => InodeNumber(quota::GROUP_QUOTA_INODE),
+                    QuotaType::Project => inodes.allocate_inode(rework)?,
                 };
                 let of_kind = counted.iter().filter(|((other, _), _)| *other == kind);
                 let of_kind = of_kind.map(|((_, id), usage)| (*id, *usage)).collect();
-                let bytes = quota::build(kind, &of_kind);
+                let bytes = quota::build_quota_file(kind, &of_kind);
                 let block_bytes = saturating_usize(rework.planned.super_.block_bytes.into());
                 let block = |nth: u32| {
                     let part = bytes.chunks(block_bytes).nth(saturating_usize(nth.into()));
@@ -105,7 +108,7 @@ fn quotas(
                 let old = InodeNumber(old);
                 delete_file(rework, old)?;
                 if kind == QuotaType::Project {
-                    inodes.free(rework, old)?;
+                    inodes.free_inode(rework, old)?;
                 }
                 0
             }
@@ -121,9 +124,9 @@ fn quotas(
 }
 
 /// Counts the usage of every user, group and project.
-fn count(rework: &VolumeRewrite<'_>) -> Result<BTreeMap<(QuotaType, u32), Usage>> {
+fn count_usage(rework: &VolumeRewrite<'_>) -> Result<BTreeMap<(QuotaType, u32), QuotaUsage>> {
     let super_ = &rework.old.super_;
-    let mut all: BTreeMap<(QuotaType, u32), Usage> = BTreeMap::new();
+    let mut all: BTreeMap<(QuotaType, u32), QuotaUsage> = BTreeMap::new();
     let len = saturating_usize(super_.inode_bytes.into());
     for group in 0..super_.groups {
         let mut read: Option<(FsBlock, Vec<u8>)> = None;
@@ -138,11 +141,14 @@ fn count(rework: &VolumeRewrite<'_>) -> Result<BTreeMap<(QuotaType, u32), Usage>
                 None => rework.redo.read_old(block, 1)?,
             };
             let slot = bytes.get_mut(at..at + len).unwrap_or_default();
-            let slot = InodeSlot::of(slot)?;
+            let slot = InodeSlot::from_bytes(slot)?;
             if slot.links() > 0 && !slot.is_ea_inode() {
                 let (user, group) = slot.owner();
                 let blocks = slot.allocated_bytes(super_.block_bytes).cast_signed();
-                let usage = Usage { inodes: 1 + values(rework, inode, &slot)?, bytes: blocks };
+                let usage = QuotaUsage {
+                    inodes: 1 + charged_ea_entries(rework, inode, &slot)?,
+                    bytes: blocks,
+                };
                 for account in [
                     (QuotaType::User, user),
                     (QuotaType::Group, group),
@@ -160,22 +166,26 @@ fn count(rework: &VolumeRewrite<'_>) -> Result<BTreeMap<(QuotaType, u32), Usage>
 
 /// Counts the entries of an inode whose EA inodes are charged to its owner. Those in the format of
 /// Lustre are not.
-fn values(rework: &VolumeRewrite<'_>, inode: InodeNumber, slot: &InodeSlot<'_>) -> Result<i64> {
+fn charged_ea_entries(
+    rework: &VolumeRewrite<'_>,
+    inode: InodeNumber,
+    slot: &InodeSlot<'_>,
+) -> Result<i64> {
     let super_ = &rework.old.super_;
     if !super_.incompatible.contains(Incompatible::EA_INODE) {
         return Ok(0);
     }
-    let mut all = edit::read_body(slot.inline_xattrs()).map_err(|error| error.of_inode(inode))?;
+    let mut all = edit::read_body(slot.inline_xattrs()).map_err(|error| error.with_inode(inode))?;
     let block = FsBlock(slot.xattr_block());
     if super_.is_valid_block(block) {
         let bytes = rework.redo.read_old(block, 1)?;
-        all.extend(edit::read_block(&bytes).map_err(|error| error.of_inode(inode))?);
+        all.extend(edit::read_block(&bytes).map_err(|error| error.with_inode(inode))?);
     }
     let mut count = 0;
     for value in all.iter().filter_map(NewXattr::ea_inode) {
         let (block, at) = inode_location(super_, &rework.old.groups, value.inode)?;
         let mut bytes = rework.redo.read_old(block, 1)?;
-        let of_value = InodeSlot::of(bytes.get_mut(at..).unwrap_or_default())?;
+        let of_value = InodeSlot::from_bytes(bytes.get_mut(at..).unwrap_or_default())?;
         count += i64::from(!of_value.is_ea_inode_of(inode, slot.generation()));
     }
     Ok(count)
@@ -212,8 +222,8 @@ fn create_file(
                 places.push(rework.allocate_block()?);
             }
             let of_tree = places.len() as u64 * u64::from(super_.cluster_blocks);
-            let owned = super_.in_clusters(count.into()) + of_tree;
-            let tree = tree(&extents, super_.block_bytes, &mut places.into_iter());
+            let owned = super_.blocks_to_clusters(count.into()) + of_tree;
+            let tree = build_extent_tree(&extents, super_.block_bytes, &mut places.into_iter());
             let (pointers, nodes) = tree.ok_or(OfflineError::NoLogSpace)?;
             let file = FileId { inode: inode.0, generation: 0 };
             for (at, bytes) in nodes {
@@ -227,7 +237,7 @@ fn create_file(
                 owned += 1;
                 rework.space.allocate(1).and_then(|taken| u32::try_from(taken.start).ok())
             };
-            let built = build(&[(0, count)], super_.block_bytes, &mut next)
+            let built = build_indirect_map(&[(0, count)], super_.block_bytes, &mut next)
                 .ok_or(OfflineError::NoLogSpace)?;
             for part in built.parts {
                 match part {
@@ -241,7 +251,7 @@ fn create_file(
                     }
                 }
             }
-            debug_assert!(owned >= u64::from(count.min(DIRECT)));
+            debug_assert!(owned >= u64::from(count.min(DIRECT_POINTERS)));
             (built.pointers, owned, 0)
         }
     };
@@ -287,7 +297,7 @@ impl InodeBitmaps {
     }
 
     /// Allocates the first free inode.
-    fn take(&mut self, rework: &VolumeRewrite<'_>) -> Result<InodeNumber> {
+    fn allocate_inode(&mut self, rework: &VolumeRewrite<'_>) -> Result<InodeNumber> {
         let super_ = &rework.old.super_;
         let per_group = super_.inodes_per_group;
         for group in 0..super_.groups {
@@ -305,7 +315,7 @@ impl InodeBitmaps {
         Err(OfflineError::Misuse("no inode is free".to_owned()))
     }
 
-    fn free(&mut self, rework: &VolumeRewrite<'_>, inode: InodeNumber) -> Result<()> {
+    fn free_inode(&mut self, rework: &VolumeRewrite<'_>, inode: InodeNumber) -> Result<()> {
         let per_group = rework.old.super_.inodes_per_group;
         let nth = inode.0.saturating_sub(1);
         let bitmap = self.bitmap(rework, nth / per_group)?;

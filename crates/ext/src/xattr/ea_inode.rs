@@ -52,7 +52,7 @@ impl Volume {
         let mut value = Vec::with_capacity(len);
         while value.len() < len {
             let rest = len.saturating_sub(value.len());
-            value.extend_from_slice(&self.contents(&inode, value.len() as u64, rest)?);
+            value.extend_from_slice(&self.read_contents(&inode, value.len() as u64, rest)?);
         }
         let hash = self.super_.value_seed.update(&value).value();
         let is_right = hash == inode.ea_inode_hash() && attribute.matches_ea_inode(hash);

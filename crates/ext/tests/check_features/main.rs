@@ -32,17 +32,17 @@ use std::sync::{Arc, Mutex};
 use draconis_device::{Disk, MemoryDisk, Random};
 use draconis_ext::check::{CheckOptions, Report, Severity, What, check};
 use draconis_ext::{Error, Result};
-use fill::Scale;
-use parts::Base;
+use fill::DataScale;
+use parts::BaseVolume;
 
 const THREADS: usize = 2;
 
-fn look(image: Vec<u8>) -> Result<Report> {
+fn check_image(image: Vec<u8>) -> Result<Report> {
     let disk: Arc<dyn Disk> = Arc::new(MemoryDisk::new(image, 512));
     check(&disk, CheckOptions::default(), &|_, _| {})
 }
 
-fn lines_of(report: &Result<Report>) -> String {
+fn format_problems(report: &Result<Report>) -> String {
     match report {
         Ok(report) => report.problems.iter().take(12).map(|it| format!("  {it}\n")).collect(),
         Err(error) => format!("  cannot check: {error}\n"),
@@ -57,24 +57,25 @@ fn e2fsck(path: &Path) -> (bool, String) {
     (output.status.code() == Some(0), String::from_utf8_lossy(&said).into_owned())
 }
 
-fn wanted(line: &str) -> bool {
+fn matches_line_filter(line: &str) -> bool {
     std::env::var("DRACONIS_MATRIX_ONLY").map_or(true, |only| line.contains(&only))
 }
 
 #[test]
-fn volumes_that_the_kernel_filled_are_clean() {
-    let all: Vec<&str> = table::COMBINATIONS.iter().copied().filter(|it| wanted(it)).collect();
-    let results = pool::each(THREADS, &all, |line| {
+fn kernel_filled_volumes_are_clean() {
+    let all: Vec<&str> =
+        table::COMBINATIONS.iter().copied().filter(|it| matches_line_filter(it)).collect();
+    let results = pool::run_each_in_threads(THREADS, &all, |line| {
         let large = ["-C", "-b 32768", "-b 65536"].iter().any(|it| line.contains(it));
-        let scale = if large { Scale::Usual } else { Scale::Tiny };
-        let made = made::make(line, scale, &mut Random::new(1))?;
+        let scale = if large { DataScale::Usual } else { DataScale::Tiny };
+        let made = made::make_volume(line, scale, &mut Random::new(1))?;
         let (clean, said) = e2fsck(&made.image.path);
-        let report = look(std::fs::read(&made.image.path).unwrap());
+        let report = check_image(std::fs::read(&made.image.path).unwrap());
         if let Err(Error::Unsupported { feature }) = &report {
             return Some(format!("refused: {feature}"));
         }
         if !report.as_ref().is_ok_and(Report::is_clean) || !clean {
-            return Some(format!("\n{} e2fsck: {said}", lines_of(&report)));
+            return Some(format!("\n{} e2fsck: {said}", format_problems(&report)));
         }
         let Report { used_inodes, inodes, used_blocks, blocks, .. } = report.unwrap();
         let [files, used] =
@@ -96,7 +97,7 @@ fn volumes_that_the_kernel_filled_are_clean() {
 /// - *writes*: it tries to write in spite of `-n`, and fails;
 /// - *reserve*: the blocks of the resize inode are wrong, and it accepts them;
 /// - *kernel*: it accepts volumes that the kernel does not mount read-write, or cannot read.
-fn exception(
+fn known_verdict_difference(
     report: &Result<Report>,
     theirs: bool,
     said: &str,
@@ -117,7 +118,8 @@ fn exception(
             }
             let fatal = [What::GroupChecksum, What::JournalInode, What::ResizeInode];
             let nodes = damage().any(|what| what == What::ExtentNode);
-            let refused = only(&fatal) && !mounts(path, "loop") || nodes && !is_read(path);
+            let refused = only(&fatal) && !can_kernel_mount(path, "loop")
+                || nodes && !can_kernel_read_all(path);
             refused.then_some("kernel")
         }
         _ => None,
@@ -125,12 +127,12 @@ fn exception(
 }
 
 /// Returns true if the kernel mounts a volume with these options.
-fn mounts(path: &Path, options: &str) -> bool {
+fn can_kernel_mount(path: &Path, options: &str) -> bool {
     with_mount(path, options, |_| ()).is_some()
 }
 
 /// Returns true if the kernel reads all files of a volume.
-fn is_read(path: &Path) -> bool {
+fn can_kernel_read_all(path: &Path) -> bool {
     let read = |root: &Path| {
         let mut cat = Command::new("find");
         let output = cat.arg(root).args(["-type", "f", "-exec", "cat", "{}", "+"]).output();
@@ -140,7 +142,7 @@ fn is_read(path: &Path) -> bool {
 }
 
 fn with_mount<T>(path: &Path, options: &str, work: impl FnOnce(&Path) -> T) -> Option<T> {
-    let dir = made::scratch();
+    let dir = made::scratch_dir();
     let mounted = Command::new("mount").args(["-o", options]).arg(path).arg(dir.path()).output();
     mounted.ok().filter(|output| output.status.success())?;
     let done = work(dir.path());
@@ -149,7 +151,7 @@ fn with_mount<T>(path: &Path, options: &str, work: impl FnOnce(&Path) -> T) -> O
 }
 
 /// Volumes to corrupt.
-const SPOILT: &[&str] = &[
+const LINES_TO_CORRUPT: &[&str] = &[
     "-t ext4 -b 1024",
     "-t ext4 -b 4096 -O ^metadata_csum,uninit_bg",
     "-t ext4 -b 1024 -O ^metadata_csum,^64bit",
@@ -167,19 +169,20 @@ const SPOILT: &[&str] = &[
     "-t ext4 -b 4096 | -O project,quota -Q usrquota,grpquota,prjquota",
 ];
 
-fn bases(lines: &[&str]) -> Vec<Base> {
-    let made = pool::each(THREADS, lines, |line| {
-        let made = made::make(line, Scale::Tiny, &mut Random::new(1))?;
-        Some(Base::of(line, std::fs::read(&made.image.path).unwrap()))
+fn build_base_volumes(lines: &[&str]) -> Vec<BaseVolume> {
+    let made = pool::run_each_in_threads(THREADS, lines, |line| {
+        let made = made::make_volume(line, DataScale::Tiny, &mut Random::new(1))?;
+        Some(BaseVolume::from_image(line, std::fs::read(&made.image.path).unwrap()))
     });
     made.into_iter().filter_map(|it| it.unwrap()).collect()
 }
 
 #[test]
-fn the_verdict_is_that_of_e2fsck() {
+fn verdict_matches_e2fsck() {
     let number = |name: &str| std::env::var(name).ok().and_then(|it| it.parse::<u64>().ok());
-    let all: Vec<&str> = SPOILT.iter().copied().filter(|it| wanted(it)).collect();
-    let bases = bases(&all);
+    let all: Vec<&str> =
+        LINES_TO_CORRUPT.iter().copied().filter(|it| matches_line_filter(it)).collect();
+    let bases = build_base_volumes(&all);
     if bases.is_empty() {
         return;
     }
@@ -187,14 +190,14 @@ fn the_verdict_is_that_of_e2fsck() {
     let rounds = 300 * number("DRACONIS_ROUNDS").unwrap_or(1);
     let seeds: Vec<u64> = (first..first + rounds).collect();
     let tally = Mutex::new((0u64, 0u64, 0u64));
-    let results = pool::each(THREADS, &seeds, |seed| {
+    let results = pool::run_each_in_threads(THREADS, &seeds, |seed| {
         let base = &bases[*seed as usize % bases.len()];
-        let (image, told) = base.spoilt(&mut Random::new(seed ^ 0xE4C4));
-        let dir = made::scratch();
+        let (image, told) = base.corrupt_randomly(&mut Random::new(seed ^ 0xE4C4));
+        let dir = made::scratch_dir();
         let path = dir.path().join("image");
         std::fs::write(&path, &image).unwrap();
         let (theirs, said) = e2fsck(&path);
-        let report = look(image);
+        let report = check_image(image);
         let ours = report.as_ref().is_ok_and(Report::is_clean);
         let mut tally = tally.lock().unwrap();
         tally.0 += u64::from(theirs);
@@ -202,7 +205,7 @@ fn the_verdict_is_that_of_e2fsck() {
         if ours == theirs {
             return None;
         }
-        if exception(&report, theirs, &said, &path).is_some() {
+        if known_verdict_difference(&report, theirs, &said, &path).is_some() {
             tally.2 += 1;
             return None;
         }
@@ -212,7 +215,7 @@ fn the_verdict_is_that_of_e2fsck() {
         }
         let said: String = said.lines().take(12).map(|it| format!("  {it}\n")).collect();
         let what = if theirs { "nothing" } else { "damage" };
-        let ours = lines_of(&report);
+        let ours = format_problems(&report);
         Some(format!(
             "seed {seed}, {}: {told}\n e2fsck finds {what}\n ours:\n{ours} e2fsck:\n{said}",
             base.line
@@ -228,25 +231,26 @@ fn the_verdict_is_that_of_e2fsck() {
 
 /// Plants every problem that ext2 volumes cannot have; `complaints.rs` plants the others.
 #[test]
-fn every_complaint_has_been_planted() {
-    let mut lines: Vec<&str> = plants::PLANTS.iter().map(|(line, ..)| *line).collect();
+fn every_problem_kind_is_planted() {
+    let mut lines: Vec<&str> = plants::PLANTED_PROBLEMS.iter().map(|(line, ..)| *line).collect();
     lines.dedup();
-    let bases = bases(&lines);
+    let bases = build_base_volumes(&lines);
     let mut wrong = Vec::new();
-    for (line, what, plant) in plants::PLANTS {
+    for (line, what, plant) in plants::PLANTED_PROBLEMS {
         let Some(base) = bases.iter().find(|base| base.line == *line) else { continue };
-        let mut changed = plants::Changed { base, image: base.image.clone() };
+        let mut changed = plants::PlantingImage { base, image: base.image.clone() };
         plant(&mut changed);
-        let dir = made::scratch();
+        let dir = made::scratch_dir();
         let path = dir.path().join("image");
         std::fs::write(&path, &changed.image).unwrap();
         let (theirs, said) = e2fsck(&path);
-        let report = look(changed.image);
+        let report = check_image(changed.image);
         let found = report.as_ref().is_ok_and(|it| it.problems.iter().any(|it| it.what == *what));
         let ours = report.as_ref().is_ok_and(Report::is_clean);
-        let same = ours == theirs || exception(&report, theirs, &said, &path).is_some();
+        let same =
+            ours == theirs || known_verdict_difference(&report, theirs, &said, &path).is_some();
         if !found || !same {
-            wrong.push(format!("{line}: {what:?}\n ours:\n{}{said}", lines_of(&report)));
+            wrong.push(format!("{line}: {what:?}\n ours:\n{}{said}", format_problems(&report)));
         }
     }
     assert!(wrong.is_empty(), "{} wrong:\n{}", wrong.len(), wrong.join("\n"));
@@ -255,19 +259,19 @@ fn every_complaint_has_been_planted() {
 /// A volume with an unreplayed journal is checked as after replay, like e2fsck after the kernel's
 /// replay.
 #[test]
-fn what_a_journal_holds_is_checked() {
+fn journal_contents_are_checked() {
     let few = [0usize, 5, 8, 11, 14, 18, 20];
-    let all: Vec<_> = few.iter().map(|nth| journals::JOURNALS[*nth]).collect();
-    let results = pool::each(THREADS, &all, |(line, options)| {
-        let how = ioctl::Shutdown::AfterCommit;
-        let dirty = journals::leave(line, options, how, &mut Random::new(3))?;
-        let report = look(std::fs::read(&dirty.image.path).unwrap());
+    let all: Vec<_> = few.iter().map(|nth| journals::JOURNAL_VOLUMES[*nth]).collect();
+    let results = pool::run_each_in_threads(THREADS, &all, |(line, options)| {
+        let how = ioctl::ShutdownMode::AfterCommit;
+        let dirty = journals::make_dirty_volume(line, options, how, &mut Random::new(3))?;
+        let report = check_image(std::fs::read(&dirty.image.path).unwrap());
         with_mount(&dirty.image.path, "loop", |_| ())?;
         let (theirs, said) = e2fsck(&dirty.image.path);
         let ours = report.as_ref().is_ok_and(|report| report.is_clean());
         let replayed = report.as_ref().is_ok_and(|report| report.replayed);
         (ours != theirs || !replayed)
-            .then(|| format!("{line} {options}:\n{} e2fsck:\n{said}", lines_of(&report)))
+            .then(|| format!("{line} {options}:\n{} e2fsck:\n{said}", format_problems(&report)))
     });
     let wrong: Vec<String> = results.into_iter().filter_map(|it| it.unwrap_or_else(Some)).collect();
     assert!(wrong.is_empty(), "{} wrong:\n{}", wrong.len(), wrong.join("\n"));

@@ -12,7 +12,7 @@ use rustix::fs::SeekFrom;
 
 /// Origin of the host's tree.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub enum Beside {
+pub enum ReferenceTree {
     /// The same volume, mounted: everything is equal.
     Mount,
     /// The source of the volume: everything that `mke2fs -d` copies is equal.
@@ -20,35 +20,35 @@ pub enum Beside {
 }
 
 /// Compares everything below `dir`; returns the number of names.
-pub fn tree(volume: &Volume, dir: InodeNumber, host: &Path, beside: Beside) -> u64 {
-    if beside == Beside::Mount && dir == InodeNumber::ROOT {
+pub fn compare_trees(volume: &Volume, dir: InodeNumber, host: &Path, beside: ReferenceTree) -> u64 {
+    if beside == ReferenceTree::Mount && dir == InodeNumber::ROOT {
         // Before the first read: the kernel reports unwritten blocks as data once they are cached.
-        all_holes(volume, host);
+        compare_all_holes(volume, host);
     }
-    let ours = names(volume, dir);
+    let ours = list_names(volume, dir);
     let mut theirs: BTreeMap<Vec<u8>, _> = BTreeMap::new();
     for entry in fs::read_dir(host).unwrap() {
         let entry = entry.unwrap();
         theirs.insert(entry.file_name().as_bytes().to_vec(), entry.path());
     }
-    let at_root = dir == InodeNumber::ROOT && beside == Beside::Source;
+    let at_root = dir == InodeNumber::ROOT && beside == ReferenceTree::Source;
     let names: Vec<_> = ours.keys().filter(|name| !at_root || *name != b"lost+found").collect();
     assert_eq!(names, theirs.keys().collect::<Vec<_>>(), "{}", host.display());
     let mut count = 0;
     for (name, path) in &theirs {
         let number = ours[name];
         assert_eq!(volume.lookup(dir, name).unwrap(), number, "{}", path.display());
-        node(volume, number, path, beside);
+        compare_inode(volume, number, path, beside);
         count += 1;
         if fs::symlink_metadata(path).unwrap().is_dir() {
-            count += tree(volume, number, path, beside);
+            count += compare_trees(volume, number, path, beside);
         }
     }
     count
 }
 
 /// Lists all names of a directory in small batches.
-pub fn names(volume: &Volume, dir: InodeNumber) -> BTreeMap<Vec<u8>, InodeNumber> {
+pub fn list_names(volume: &Volume, dir: InodeNumber) -> BTreeMap<Vec<u8>, InodeNumber> {
     let mut all = BTreeMap::new();
     let mut from = Cookie::default();
     loop {
@@ -71,19 +71,19 @@ pub fn names(volume: &Volume, dir: InodeNumber) -> BTreeMap<Vec<u8>, InodeNumber
     }
 }
 
-fn node(volume: &Volume, number: InodeNumber, path: &Path, beside: Beside) {
+fn compare_inode(volume: &Volume, number: InodeNumber, path: &Path, beside: ReferenceTree) {
     let ours = volume.attributes(number).unwrap();
     let theirs = fs::symlink_metadata(path).unwrap();
     let shown = path.display();
     assert_eq!(ours.mode, theirs.mode(), "{shown}");
     assert_eq!((ours.uid, ours.gid), (theirs.uid(), theirs.gid()), "{shown}");
-    if !theirs.is_dir() || beside == Beside::Mount {
+    if !theirs.is_dir() || beside == ReferenceTree::Mount {
         assert_eq!(ours.size_bytes, theirs.size(), "{shown}");
         assert_eq!(u64::from(ours.links), theirs.nlink(), "{shown}");
     }
     let device = (rustix::fs::major(theirs.rdev()), rustix::fs::minor(theirs.rdev()));
     assert_eq!(ours.device, device, "{shown}");
-    if beside == Beside::Mount {
+    if beside == ReferenceTree::Mount {
         assert_eq!(u64::from(number.0), theirs.ino(), "{shown}");
         assert_eq!(ours.blocks_512, theirs.blocks(), "{shown}");
         let times = [ours.accessed, ours.modified, ours.changed];
@@ -101,7 +101,7 @@ fn node(volume: &Volume, number: InodeNumber, path: &Path, beside: Beside) {
         }
     }
     if volume.info().features.iter().any(|feature| feature == "ext_attr") {
-        attributes(volume, number, path);
+        compare_xattrs(volume, number, path);
     }
     match ours.kind {
         FileType::File if is_locked(path) => {
@@ -110,7 +110,7 @@ fn node(volume: &Volume, number: InodeNumber, path: &Path, beside: Beside) {
             assert_eq!(volume.map(number, 0), Err(Error::NoKey), "{shown}");
         }
         FileType::File => {
-            contents(volume, number, path);
+            compare_contents(volume, number, path);
         }
         FileType::Symlink => {
             let target = fs::read_link(path).unwrap();
@@ -127,7 +127,7 @@ fn is_locked(path: &Path) -> bool {
     opened.is_err_and(|errno| errno == Some(rustix::io::Errno::NOKEY.raw_os_error()))
 }
 
-fn attributes(volume: &Volume, number: InodeNumber, path: &Path) {
+fn compare_xattrs(volume: &Volume, number: InodeNumber, path: &Path) {
     let mut theirs = vec![0; 65536];
     let Ok(len) = rustix::fs::llistxattr(path, &mut theirs[..]) else { return };
     theirs.truncate(len);
@@ -151,10 +151,10 @@ fn attributes(volume: &Volume, number: InodeNumber, path: &Path) {
 }
 
 /// Of the pieces that are holes on both sides, one in so many is read.
-const HOLES_READ: u64 = 8;
+const HOLE_SAMPLE_INTERVAL: u64 = 8;
 
 /// Compares contents in pieces of odd sizes; the host must read zeros in our holes.
-fn contents(volume: &Volume, number: InodeNumber, path: &Path) {
+fn compare_contents(volume: &Volume, number: InodeNumber, path: &Path) {
     let file = File::open(path).unwrap();
     let size = file.metadata().unwrap().size();
     let is_hole = |at: u64, end: u64| {
@@ -170,7 +170,7 @@ fn contents(volume: &Volume, number: InodeNumber, path: &Path) {
         let step = 1_000_003.min(size - at) as usize;
         if is_hole(at, at + step as u64) {
             holes += 1;
-            if holes % HOLES_READ != 1 {
+            if holes % HOLE_SAMPLE_INTERVAL != 1 {
                 at += step as u64;
                 continue;
             }
@@ -197,7 +197,7 @@ fn contents(volume: &Volume, number: InodeNumber, path: &Path) {
 }
 
 /// Checks that paths resolve to the same inodes as in the kernel's mount.
-pub fn paths(volume: &Volume, host: &Path, paths: &[&str]) {
+pub fn check_path_resolution(volume: &Volume, host: &Path, paths: &[&str]) {
     for path in paths {
         let theirs = fs::metadata(host.join(path)).unwrap().ino();
         let ours = volume.resolve(volume.root(), path.as_bytes(), Follow::Yes).unwrap();
@@ -205,20 +205,20 @@ pub fn paths(volume: &Volume, host: &Path, paths: &[&str]) {
     }
 }
 
-fn all_holes(volume: &Volume, host: &Path) {
+fn compare_all_holes(volume: &Volume, host: &Path) {
     for entry in fs::read_dir(host).unwrap() {
         let path = entry.unwrap().path();
         let found = fs::symlink_metadata(&path).unwrap();
         if found.is_dir() {
-            all_holes(volume, &path);
+            compare_all_holes(volume, &path);
         } else if found.is_file() && !is_locked(&path) {
-            holes(volume, InodeNumber(u32::try_from(found.ino()).unwrap()), &path);
+            compare_holes(volume, InodeNumber(u32::try_from(found.ino()).unwrap()), &path);
         }
     }
 }
 
 /// Checks that data and holes are where the kernel reports them.
-fn holes(volume: &Volume, number: InodeNumber, path: &Path) {
+fn compare_holes(volume: &Volume, number: InodeNumber, path: &Path) {
     let file = File::open(path).unwrap();
     let size = file.metadata().unwrap().size();
     let mut at = 0;

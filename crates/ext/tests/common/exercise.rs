@@ -9,7 +9,7 @@ use draconis_ext::{Cookie, Error, Follow, InodeNumber, OpenOptions, Seek, Volume
 
 /// Result of a run.
 #[derive(Default, Debug, PartialEq, Eq)]
-pub struct Outcome {
+pub struct ReadOutcome {
     pub names: u64,
     pub bytes: u64,
     pub errors: u64,
@@ -18,10 +18,10 @@ pub struct Outcome {
 }
 
 /// Limits above the names and the non-hole bytes of all test images.
-const MOST_NAMES: u64 = 5_000;
-const MOST_READS: u64 = 20_000;
+const MAX_NAMES: u64 = 5_000;
+const MAX_READS: u64 = 20_000;
 
-pub fn options() -> OpenOptions {
+pub fn open_options() -> OpenOptions {
     OpenOptions {
         inode_cache: 64,
         block_map_cache: 16,
@@ -35,38 +35,38 @@ pub fn options() -> OpenOptions {
 ///
 /// # Errors
 /// The error of opening it.
-pub fn all(image: Vec<u8>) -> Result<Outcome, Error> {
+pub fn read_whole_image(image: Vec<u8>) -> Result<ReadOutcome, Error> {
     let disk: Arc<dyn Disk> = Arc::new(MemoryDisk::new(image, 512));
-    Ok(look(&Volume::open(disk, options())?))
+    Ok(read_whole_volume(&Volume::open(disk, open_options())?))
 }
 
 /// Reads everything on an open volume, up to the limits.
-pub fn look(volume: &Volume) -> Outcome {
-    let mut outcome = Outcome::default();
+pub fn read_whole_volume(volume: &Volume) -> ReadOutcome {
+    let mut outcome = ReadOutcome::default();
     let (info, space) = (volume.info(), volume.space());
     assert!(space.free_blocks <= info.len_bytes / u64::from(space.block_bytes));
     let mut reads = 0;
     let mut known = HashSet::from([volume.root()]);
     let mut directories = vec![volume.root()];
     while let Some(dir) = directories.pop() {
-        for number in list(volume, dir, &mut outcome) {
+        for number in list_and_lookup(volume, dir, &mut outcome) {
             if known.insert(number)
                 && matches!(
-                    node(volume, number, &mut outcome, &mut reads),
+                    read_inode(volume, number, &mut outcome, &mut reads),
                     Some(FileType::Directory)
                 )
             {
                 directories.push(number);
             }
         }
-        if outcome.names > MOST_NAMES || reads > MOST_READS {
+        if outcome.names > MAX_NAMES || reads > MAX_READS {
             outcome.cut_short = true;
             break;
         }
     }
     // Inodes without names.
     for number in [0, 1, 2, 7, 8, 11, 12, u32::MAX].map(InodeNumber) {
-        node(volume, number, &mut outcome, &mut reads);
+        read_inode(volume, number, &mut outcome, &mut reads);
     }
     let statistics = volume.statistics();
     for cache in [statistics.inodes, statistics.block_maps, statistics.data] {
@@ -76,7 +76,11 @@ pub fn look(volume: &Volume) -> Outcome {
 }
 
 /// Lists a directory and looks each name up again.
-fn list(volume: &Volume, dir: InodeNumber, outcome: &mut Outcome) -> Vec<InodeNumber> {
+fn list_and_lookup(
+    volume: &Volume,
+    dir: InodeNumber,
+    outcome: &mut ReadOutcome,
+) -> Vec<InodeNumber> {
     let mut names = Vec::new();
     let mut last = Cookie::default();
     let listed = volume.entries(dir, Cookie::default(), true, |entry| {
@@ -107,10 +111,10 @@ fn list(volume: &Volume, dir: InodeNumber, outcome: &mut Outcome) -> Vec<InodeNu
     names.into_iter().map(|(_, number)| number).collect()
 }
 
-fn node(
+fn read_inode(
     volume: &Volume,
     number: InodeNumber,
-    outcome: &mut Outcome,
+    outcome: &mut ReadOutcome,
     reads: &mut u64,
 ) -> Option<FileType> {
     let inode = match volume.inode(number) {
@@ -133,16 +137,16 @@ fn node(
         u64::from(volume.read_link(number).is_err() && inode.kind == FileType::Symlink);
     let _ = volume.first_block(&inode);
     if inode.kind == FileType::File {
-        contents(volume, number, attributes.size_bytes, outcome, reads);
+        read_contents(volume, number, attributes.size_bytes, outcome, reads);
     }
     Some(inode.kind)
 }
 
-fn contents(
+fn read_contents(
     volume: &Volume,
     number: InodeNumber,
     size: u64,
-    outcome: &mut Outcome,
+    outcome: &mut ReadOutcome,
     reads: &mut u64,
 ) {
     let mut at = 0;

@@ -15,7 +15,7 @@ use draconis_device::{
 };
 use draconis_exchange::heap::Block;
 use draconis_ext::{OpenOptions, Volume};
-pub use skipped::skipped;
+pub use skipped::report_skipped;
 use tempfile::TempDir;
 
 pub mod compare;
@@ -29,13 +29,13 @@ pub mod tree;
 pub const HASH_SEED: &str = "hash_seed=6b33f586-a183-4383-921d-30da3fef2e5c";
 
 /// A minimal disk: a file and `pread`.
-pub struct Pread {
+pub struct PreadDisk {
     file: File,
     len_bytes: u64,
     sector_bytes: u32,
 }
 
-impl Pread {
+impl PreadDisk {
     pub fn open(path: &Path, sector_bytes: u32) -> Self {
         let file = File::open(path).unwrap();
         let len = file.metadata().unwrap().len();
@@ -43,7 +43,7 @@ impl Pread {
     }
 }
 
-impl Disk for Pread {
+impl Disk for PreadDisk {
     fn properties(&self) -> Properties {
         Properties {
             len_bytes: self.len_bytes,
@@ -57,7 +57,7 @@ impl Disk for Pread {
     }
 
     fn read(&self, at: Extent, mut into: Block, _: Urgency) -> Pending<ReadAnswer> {
-        let answer = self.properties().check(at, into.len()).and_then(|()| {
+        let answer = self.properties().check_range(at, into.len()).and_then(|()| {
             let read = self.file.read_exact_at(into.bytes_mut().unwrap(), at.start_bytes);
             read.map_err(|_| Error::ShortRead { extent: at, got_bytes: 0 })
         });
@@ -85,12 +85,12 @@ impl Disk for Pread {
 }
 
 /// Runs a tool; `None`, with a message, if it is not installed.
-pub fn run(tool: &str, arguments: &[&str]) -> Option<String> {
+pub fn run_tool(tool: &str, arguments: &[&str]) -> Option<String> {
     let path = format!("{}:/usr/sbin:/sbin", std::env::var("PATH").unwrap_or_default());
     let output = match Command::new(tool).args(arguments).env("PATH", path).output() {
         Ok(output) => output,
         Err(error) => {
-            skipped(format_args!("{tool}: {error}"));
+            report_skipped(format_args!("{tool}: {error}"));
             return None;
         }
     };
@@ -120,12 +120,12 @@ impl Image {
             all.extend(["-d", tree.to_str().unwrap()]);
         }
         all.extend([path.to_str().unwrap(), size]);
-        run("mke2fs", &all)?;
+        run_tool("mke2fs", &all)?;
         Some(Self { dir, path })
     }
 
     /// Creates an image of these bytes.
-    pub fn of(bytes: &[u8]) -> Self {
+    pub fn from_bytes(bytes: &[u8]) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("image");
         std::fs::write(&path, bytes).unwrap();
@@ -137,11 +137,11 @@ impl Image {
     }
 
     pub fn debugfs(&self, request: &str) -> Option<String> {
-        run("debugfs", &["-R", request, self.path()])
+        run_tool("debugfs", &["-R", request, self.path()])
     }
 
     pub fn debugfs_write(&self, request: &str) -> Option<String> {
-        run("debugfs", &["-w", "-R", request, self.path()])
+        run_tool("debugfs", &["-w", "-R", request, self.path()])
     }
 
     pub fn open(&self) -> Volume {
@@ -149,7 +149,7 @@ impl Image {
     }
 
     pub fn try_open(&self) -> draconis_ext::Result<Volume> {
-        Volume::open(Arc::new(Pread::open(&self.path, 512)), OpenOptions::default())
+        Volume::open(Arc::new(PreadDisk::open(&self.path, 512)), OpenOptions::default())
     }
 
     /// Mounts the image read-only; `None`, with a message, without permission.
@@ -183,11 +183,13 @@ impl Image {
     /// Mounts the image with these options.
     pub fn mount_with(&self, options: &str) -> Option<Mount> {
         if !rustix::process::geteuid().is_root() {
-            skipped("mounting needs root");
+            report_skipped("mounting needs root");
             return None;
         }
         let needs = self.configuration();
-        self.try_mount(options).map_err(|why| skipped(format_args!("mount{needs}: {why}"))).ok()
+        self.try_mount(options)
+            .map_err(|why| report_skipped(format_args!("mount{needs}: {why}")))
+            .ok()
     }
 
     /// Returns the kernel configuration needed to write the image.

@@ -9,17 +9,17 @@ use draconis_device::Random;
 use super::{Image, tree};
 
 /// Returns the number of images: `usual` times `DRACONIS_ROUNDS`.
-pub fn rounds(usual: u64) -> u64 {
+pub fn scaled_rounds(usual: u64) -> u64 {
     let times = std::env::var("DRACONIS_ROUNDS").ok().and_then(|times| times.parse().ok());
     usual * times.unwrap_or(1)
 }
 
 /// Small images of several kinds, made once.
-pub fn bases() -> &'static [Vec<u8>] {
+pub fn base_images() -> &'static [Vec<u8>] {
     static BASES: OnceLock<Vec<Vec<u8>>> = OnceLock::new();
     BASES.get_or_init(|| {
         let source = tempfile::tempdir().unwrap();
-        small_tree(source.path());
+        build_small_tree(source.path());
         let makes: [&[&str]; 5] = [
             &["-b", "1024", "-I", "256"],
             &["-b", "1024", "-I", "128", "-g", "256", "-O", "meta_bg,^resize_inode"],
@@ -31,7 +31,7 @@ pub fn bases() -> &'static [Vec<u8>] {
             .iter()
             .filter_map(|arguments| {
                 let image = Image::make(Some(source.path()), "768k", arguments)?;
-                super::run("e2fsck", &["-fyD", image.path()])?;
+                super::run_tool("e2fsck", &["-fyD", image.path()])?;
                 Some(std::fs::read(&image.path).unwrap())
             })
             .collect()
@@ -39,7 +39,7 @@ pub fn bases() -> &'static [Vec<u8>] {
 }
 
 /// Asserts that the peak memory of this process stayed small.
-pub fn assert_memory_stayed_small() {
+pub fn assert_peak_memory_is_small() {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
     let line = status.lines().find(|line| line.starts_with("VmHWM")).unwrap();
     let kib: u64 = line.split_whitespace().nth(1).unwrap().parse().unwrap();
@@ -47,9 +47,9 @@ pub fn assert_memory_stayed_small() {
 }
 
 /// Builds a small tree with one file of each kind.
-pub fn small_tree(root: &Path) {
+pub fn build_small_tree(root: &Path) {
     for len in [0, 10, 1500, 14_000, 90_000] {
-        std::fs::write(root.join(format!("f{len}")), tree::pattern(len as u64, len)).unwrap();
+        std::fs::write(root.join(format!("f{len}")), tree::random_bytes(len as u64, len)).unwrap();
     }
     let sparse = std::fs::File::create(root.join("sparse")).unwrap();
     for at in [0, 300 << 10, 70 << 20] {
@@ -60,7 +60,7 @@ pub fn small_tree(root: &Path) {
     let attributed = root.join("attributed");
     std::fs::write(&attributed, b"x").unwrap();
     for (name, len) in [("user.a", 4), ("user.b", 300)] {
-        let value = tree::pattern(1, len);
+        let value = tree::random_bytes(1, len);
         let flags = rustix::fs::XattrFlags::empty();
         let _ = rustix::fs::setxattr(&attributed, name, &value, flags);
     }
@@ -73,12 +73,12 @@ pub fn small_tree(root: &Path) {
 }
 
 /// Returns byte ranges where every field matters.
-pub fn structures(image: &[u8]) -> Vec<std::ops::Range<usize>> {
-    structures_of(image, &[1, 7, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21])
+pub fn metadata_ranges(image: &[u8]) -> Vec<std::ops::Range<usize>> {
+    metadata_ranges_of_inodes(image, &[1, 7, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21])
 }
 
 /// Returns [`structures`] for these inodes, counted from 0.
-pub fn structures_of(image: &[u8], inodes: &[usize]) -> Vec<std::ops::Range<usize>> {
+pub fn metadata_ranges_of_inodes(image: &[u8], inodes: &[usize]) -> Vec<std::ops::Range<usize>> {
     let le16 = |at: usize| u16::from_le_bytes(image[at..at + 2].try_into().unwrap());
     let le32 = |at: usize| u32::from_le_bytes(image[at..at + 4].try_into().unwrap()) as usize;
     let block = 1024 << le32(1024 + 0x18);
@@ -105,21 +105,21 @@ pub fn structures_of(image: &[u8], inodes: &[usize]) -> Vec<std::ops::Range<usiz
 }
 
 /// Writes a value that often breaks parsers.
-pub fn spoil(image: &mut [u8], range: std::ops::Range<usize>, random: &mut Random) {
-    let width = [1, 2, 4, 4][random.below(4) as usize];
-    let at = range.start + random.below((range.len() / width) as u64) as usize * width;
+pub fn corrupt_field(image: &mut [u8], range: std::ops::Range<usize>, random: &mut Random) {
+    let width = [1, 2, 4, 4][random.next_below(4) as usize];
+    let at = range.start + random.next_below((range.len() / width) as u64) as usize * width;
     let old =
         image[at..at + width].iter().rev().fold(0u64, |all, byte| all << 8 | u64::from(*byte));
-    let new = match random.below(10) {
+    let new = match random.next_below(10) {
         0 => 0,
         1 => u64::MAX,
         2 => 1 << 31,
         3 => (1 << 31) - 1,
         4 => old.wrapping_add(1),
         5 => old.wrapping_sub(1),
-        6 => old ^ (1 << random.below(8 * width as u64)),
-        7 => random.below(800),
-        8 => 1 << random.below(33),
+        6 => old ^ (1 << random.next_below(8 * width as u64)),
+        7 => random.next_below(800),
+        8 => 1 << random.next_below(33),
         _ => random.next_u64(),
     };
     image[at..at + width].copy_from_slice(&new.to_le_bytes()[..width]);

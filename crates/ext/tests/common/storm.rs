@@ -12,14 +12,14 @@ use draconis_ext::{
 };
 
 /// Source of choices: returns a number below its argument.
-pub type Choose<'a> = &'a mut dyn FnMut(u64) -> u64;
+pub type RandomChoice<'a> = &'a mut dyn FnMut(u64) -> u64;
 
 /// Limit of names collected before the storm.
-const MOST_NAMES: usize = 150;
+const MAX_NAMES: usize = 150;
 
 /// Result of a storm.
 #[derive(Default, Debug)]
-pub struct Outcome {
+pub struct StormOutcome {
     pub done: u64,
     pub errors: u64,
     /// Inodes that were changed.
@@ -28,7 +28,7 @@ pub struct Outcome {
     pub stopped: bool,
 }
 
-pub fn writing() -> WriteOptions {
+pub fn write_options() -> WriteOptions {
     let seconds = AtomicI64::new(1_700_000_000);
     let clock = move || Time { seconds: seconds.fetch_add(1, Ordering::Relaxed), nanoseconds: 7 };
     WriteOptions {
@@ -45,7 +45,7 @@ pub struct Storm {
     names: Vec<(InodeNumber, Vec<u8>, InodeNumber)>,
     dirs: Vec<InodeNumber>,
     held: Vec<InodeNumber>,
-    pub outcome: Outcome,
+    pub outcome: StormOutcome,
     /// True to keep directories and files in their directories, without exchanges.
     pub calm: bool,
 }
@@ -56,14 +56,14 @@ impl Storm {
     /// # Errors
     /// The error of opening it.
     pub fn new(disk: Arc<dyn Disk>, options: OpenOptions) -> Result<Self, Error> {
-        Self::with(disk, options, writing())
+        Self::open_with_options(disk, options, write_options())
     }
 
     /// Opens the volume with these write options.
     ///
     /// # Errors
     /// The error of opening it.
-    pub fn with(
+    pub fn open_with_options(
         disk: Arc<dyn Disk>,
         options: OpenOptions,
         writing: WriteOptions,
@@ -74,14 +74,14 @@ impl Storm {
             volume,
             names: vec![],
             held: vec![],
-            outcome: Outcome::default(),
+            outcome: StormOutcome::default(),
             calm: false,
         };
-        storm.look();
+        storm.collect_names();
         Ok(storm)
     }
 
-    fn look(&mut self) {
+    fn collect_names(&mut self) {
         let mut at = 0;
         while let Some(dir) = self.dirs.get(at).copied() {
             at += 1;
@@ -90,10 +90,10 @@ impl Storm {
                 if let Ok(entry) = entry {
                     found.push((dir, entry.name.to_vec(), entry.inode));
                 }
-                found.len() < MOST_NAMES
+                found.len() < MAX_NAMES
             });
             for (dir, name, inode) in found {
-                if self.names.len() >= MOST_NAMES {
+                if self.names.len() >= MAX_NAMES {
                     return;
                 }
                 let is_dir =
@@ -106,11 +106,11 @@ impl Storm {
         }
     }
 
-    fn dir(&self, choose: Choose<'_>) -> InodeNumber {
+    fn random_dir(&self, choose: RandomChoice<'_>) -> InodeNumber {
         self.dirs[choose(self.dirs.len() as u64) as usize]
     }
 
-    fn name(&self, choose: Choose<'_>) -> (InodeNumber, Vec<u8>, InodeNumber) {
+    fn random_name(&self, choose: RandomChoice<'_>) -> (InodeNumber, Vec<u8>, InodeNumber) {
         match self.names.len() {
             0 => (self.volume.root(), b"none".to_vec(), InodeNumber(choose(40) as u32)),
             len => self.names[choose(len as u64) as usize].clone(),
@@ -118,29 +118,29 @@ impl Storm {
     }
 
     /// Makes one random change.
-    pub fn step(&mut self, choose: Choose<'_>) {
+    pub fn random_change(&mut self, choose: RandomChoice<'_>) {
         let done = match choose(16) {
-            0 | 1 => self.create(choose),
+            0 | 1 => self.create_random(choose),
             2 => {
-                let (dir, name, inode) = self.name(choose);
-                self.touch([dir, inode]);
+                let (dir, name, inode) = self.random_name(choose);
+                self.mark_touched([dir, inode]);
                 self.volume.unlink(dir, &name)
             }
             3 => {
-                let (dir, name, inode) = self.name(choose);
-                self.touch([dir, inode]);
+                let (dir, name, inode) = self.random_name(choose);
+                self.mark_touched([dir, inode]);
                 self.volume.remove_directory(dir, &name)
             }
-            4 | 5 => self.rename(choose),
+            4 | 5 => self.rename_random(choose),
             6 | 7 => {
-                let (_, _, inode) = self.name(choose);
-                self.touch([inode]);
+                let (_, _, inode) = self.random_name(choose);
+                self.mark_touched([inode]);
                 let bytes = vec![choose(256) as u8; choose(20_000) as usize];
-                self.volume.write(inode, offset(choose), &bytes).map(drop)
+                self.volume.write(inode, random_offset(choose), &bytes).map(drop)
             }
             8 => {
-                let (_, _, inode) = self.name(choose);
-                self.touch([inode]);
+                let (_, _, inode) = self.random_name(choose);
+                self.mark_touched([inode]);
                 let keep_size = choose(2) == 0;
                 let how = match choose(4) {
                     0 => Reserve::Allocate,
@@ -148,34 +148,34 @@ impl Storm {
                     2 => Reserve::PunchHole,
                     _ => Reserve::ZeroRange { keep_size },
                 };
-                self.volume.fallocate(inode, offset(choose), offset(choose), how)
+                self.volume.fallocate(inode, random_offset(choose), random_offset(choose), how)
             }
-            9 => self.attributes(choose),
-            10 | 11 => self.xattr(choose),
+            9 => self.change_random_attributes(choose),
+            10 | 11 => self.change_random_xattr(choose),
             12 => {
-                let (_, _, inode) = self.name(choose);
-                let (dir, name) = (self.dir(choose), new_name(choose));
-                self.touch([inode, dir]);
+                let (_, _, inode) = self.random_name(choose);
+                let (dir, name) = (self.random_dir(choose), new_name(choose));
+                self.mark_touched([inode, dir]);
                 self.volume.link(inode, dir, &name)
             }
             13 => {
-                let (_, _, inode) = self.name(choose);
-                self.touch([inode]);
+                let (_, _, inode) = self.random_name(choose);
+                self.mark_touched([inode]);
                 if choose(2) == 0 {
                     self.volume.add_user(inode);
                     self.held.push(inode);
                 } else if let Some(inode) = self.held.pop() {
-                    self.touch([inode]);
+                    self.mark_touched([inode]);
                     self.volume.remove_users(inode, 1);
                 }
                 self.volume.touch_atime(inode);
                 Ok(())
             }
             14 => {
-                let (_, _, inode) = self.name(choose);
-                self.touch([inode]);
+                let (_, _, inode) = self.random_name(choose);
+                self.mark_touched([inode]);
                 let mut buffer = [0; 5000];
-                let _ = self.volume.read_into(inode, offset(choose), &mut buffer);
+                let _ = self.volume.read_into(inode, random_offset(choose), &mut buffer);
                 self.volume.set_flags(inode, 1 << choose(32))
             }
             _ => match choose(3) {
@@ -190,13 +190,13 @@ impl Storm {
         }
     }
 
-    fn touch(&mut self, inodes: impl IntoIterator<Item = InodeNumber>) {
+    fn mark_touched(&mut self, inodes: impl IntoIterator<Item = InodeNumber>) {
         self.outcome.touched.extend(inodes);
     }
 
-    fn create(&mut self, choose: Choose<'_>) -> Result<(), Error> {
-        let (dir, name) = (self.dir(choose), new_name(choose));
-        self.touch([dir]);
+    fn create_random(&mut self, choose: RandomChoice<'_>) -> Result<(), Error> {
+        let (dir, name) = (self.random_dir(choose), new_name(choose));
+        self.mark_touched([dir]);
         let kind = match choose(8) {
             0..4 => FileType::File,
             4 | 5 => FileType::Directory,
@@ -213,7 +213,7 @@ impl Storm {
             target: if kind == FileType::Symlink { &target } else { b"" },
         };
         let made = self.volume.create(dir, &name, &new)?;
-        self.touch([made]);
+        self.mark_touched([made]);
         self.names.push((dir, name, made));
         if kind == FileType::Directory {
             self.dirs.push(made);
@@ -221,19 +221,19 @@ impl Storm {
         Ok(())
     }
 
-    fn rename(&mut self, choose: Choose<'_>) -> Result<(), Error> {
-        let (from_dir, from, inode) = self.name(choose);
+    fn rename_random(&mut self, choose: RandomChoice<'_>) -> Result<(), Error> {
+        let (from_dir, from, inode) = self.random_name(choose);
         let (to_dir, to) = match choose(2) {
-            0 => (self.dir(choose), new_name(choose)),
+            0 => (self.random_dir(choose), new_name(choose)),
             _ => {
-                let (dir, name, other) = self.name(choose);
-                self.touch([other]);
+                let (dir, name, other) = self.random_name(choose);
+                self.mark_touched([other]);
                 (dir, name)
             }
         };
-        self.touch([from_dir, to_dir, inode]);
+        self.mark_touched([from_dir, to_dir, inode]);
         if let Ok(there) = self.volume.lookup(to_dir, &to) {
-            self.touch([there]);
+            self.mark_touched([there]);
         }
         let is_dir =
             |inode| self.volume.inode(inode).is_ok_and(|it| it.kind == FileType::Directory);
@@ -251,21 +251,21 @@ impl Storm {
         Ok(())
     }
 
-    fn attributes(&mut self, choose: Choose<'_>) -> Result<(), Error> {
-        let (_, _, inode) = self.name(choose);
-        self.touch([inode]);
+    fn change_random_attributes(&mut self, choose: RandomChoice<'_>) -> Result<(), Error> {
+        let (_, _, inode) = self.random_name(choose);
+        self.mark_touched([inode]);
         let mut change = AttributeChange::default();
         match choose(4) {
             0 => change.mode = Some(choose(0o10000) as u32),
             1 => (change.uid, change.modified) = (Some(choose(70_000) as u32), Some(SetTime::Now)),
-            _ => change.size_bytes = Some(offset(choose)),
+            _ => change.size_bytes = Some(random_offset(choose)),
         }
         self.volume.set_attributes(inode, &change).map(drop)
     }
 
-    fn xattr(&mut self, choose: Choose<'_>) -> Result<(), Error> {
-        let (_, _, inode) = self.name(choose);
-        self.touch([inode]);
+    fn change_random_xattr(&mut self, choose: RandomChoice<'_>) -> Result<(), Error> {
+        let (_, _, inode) = self.random_name(choose);
+        self.mark_touched([inode]);
         let name = match choose(5) {
             0 => b"user.a".to_vec(),
             1 => b"user.b".to_vec(),
@@ -282,7 +282,7 @@ impl Storm {
     }
 
     /// Closes the volume; a failed one must be read-only and return errors.
-    pub fn end(&mut self) {
+    pub fn finish(&mut self) {
         let stopped = !self.volume.is_writable();
         assert_eq!(stopped, self.volume.failure().is_some());
         self.outcome.stopped = stopped;
@@ -297,7 +297,7 @@ impl Storm {
     }
 }
 
-fn new_name(choose: Choose<'_>) -> Vec<u8> {
+fn new_name(choose: RandomChoice<'_>) -> Vec<u8> {
     let len = match choose(8) {
         0 => 250,
         1 => 60,
@@ -307,7 +307,7 @@ fn new_name(choose: Choose<'_>) -> Vec<u8> {
 }
 
 /// Chooses an interesting offset: near the start, at each level of the map, at the maximum.
-fn offset(choose: Choose<'_>) -> u64 {
+fn random_offset(choose: RandomChoice<'_>) -> u64 {
     match choose(10) {
         0 => choose(1 << 27),
         1 => (1 << 32) - 10 + choose(20),

@@ -13,13 +13,13 @@ use rustix::fs::{
 };
 use rustix::io::Errno;
 
-use crate::common::tree::{self, pattern};
-use crate::common::{run, spoil};
-use crate::ioctl::{self, Policy};
+use crate::common::tree::{self, random_bytes};
+use crate::common::{run_tool, spoil};
+use crate::ioctl::{self, EncryptionPolicy};
 
 /// Amount of data.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub enum Scale {
+pub enum DataScale {
     /// One file of each kind, in 4 MiB.
     Tiny,
     /// Enough for trees of two levels.
@@ -30,16 +30,16 @@ pub enum Scale {
 
 /// Output of `dumpe2fs`.
 #[derive(Clone, Debug, Default)]
-pub struct Facts {
+pub struct Dumpe2fsInfo {
     pub features: BTreeSet<String>,
     pub block_bytes: u64,
     pub inode_bytes: u64,
     pub cluster_bytes: u64,
 }
 
-impl Facts {
-    pub fn of(image: &Path) -> Self {
-        let text = run("dumpe2fs", &["-h", image.to_str().unwrap()]).unwrap();
+impl Dumpe2fsInfo {
+    pub fn from_image(image: &Path) -> Self {
+        let text = run_tool("dumpe2fs", &["-h", image.to_str().unwrap()]).unwrap();
         let field = |name: &str| {
             let line = text.lines().find_map(|line| line.strip_prefix(name))?;
             Some(line.trim_start_matches(':').trim())
@@ -58,77 +58,78 @@ impl Facts {
         }
     }
 
-    pub fn has(&self, feature: &str) -> bool {
+    pub fn has_feature(&self, feature: &str) -> bool {
         self.features.contains(feature)
     }
 }
 
 /// Fills the mount at `root`.
-pub fn fill(root: &Path, facts: &Facts, scale: Scale, random: &mut Random) {
-    if scale == Scale::Tiny {
-        spoil::small_tree(root);
+pub fn fill_volume(root: &Path, facts: &Dumpe2fsInfo, scale: DataScale, random: &mut Random) {
+    if scale == DataScale::Tiny {
+        spoil::build_small_tree(root);
     } else {
-        tree::build(root);
+        tree::build_tree(root);
     }
-    fragments(root, facts, scale);
-    ranges(root, facts);
-    far(root, facts);
-    owners(root);
-    flags(root, facts);
-    attributes(root, facts, scale);
-    times(root);
-    tree_of_names(&root.join("names of one file"), facts, scale, random);
-    used_directory(&root.join("used"), scale, random);
-    if facts.has("inline_data") {
-        inline(&root.join("inline"), facts, scale);
+    create_fragmented_files(root, facts, scale);
+    create_fallocated_ranges(root, facts);
+    write_at_large_offsets(root, facts);
+    create_owned_files(root);
+    create_flagged_files(root, facts);
+    create_xattrs(root, facts, scale);
+    create_timestamps(root);
+    create_htree_names(&root.join("names of one file"), facts, scale, random);
+    create_aged_directory(&root.join("used"), scale, random);
+    if facts.has_feature("inline_data") {
+        create_inline_files(&root.join("inline"), facts, scale);
     }
-    if facts.has("encrypt") {
-        encrypted(root, scale);
+    if facts.has_feature("encrypt") {
+        create_encrypted_files(root, scale);
     }
-    if facts.has("casefold") {
-        folded(&root.join("folded"));
+    if facts.has_feature("casefold") {
+        create_casefolded_names(&root.join("folded"));
     }
-    if facts.has("verity") {
-        fs::write(root.join(VERITY), pattern(VERITY_SEED, VERITY_STORED)).unwrap();
+    if facts.has_feature("verity") {
+        fs::write(root.join(VERITY_FILE), random_bytes(VERITY_SEED, VERITY_STORED_BYTES)).unwrap();
     }
-    if scale == Scale::Large && facts.has("dir_nlink") && facts.has("large_dir") {
-        many_subdirectories(&root.join("subdirectories"));
+    if scale == DataScale::Large && facts.has_feature("dir_nlink") && facts.has_feature("large_dir")
+    {
+        create_many_subdirectories(&root.join("subdirectories"));
     }
 }
 
 /// Fills the source tree for mke2fs if the kernel cannot mount the volume.
-pub fn fill_source(root: &Path, facts: &Facts) {
+pub fn fill_source(root: &Path, facts: &Dumpe2fsInfo) {
     let file = File::create(root.join("fragments")).unwrap();
     for nth in 0..9 {
-        let block = pattern(nth, facts.block_bytes as usize);
+        let block = random_bytes(nth, facts.block_bytes as usize);
         file.write_all_at(&block, nth * 3 * facts.cluster_bytes).unwrap();
     }
-    owners(root);
+    create_owned_files(root);
     let dir = root.join("used");
-    used_directory(&dir, Scale::Tiny, &mut Random::new(facts.block_bytes));
+    create_aged_directory(&dir, DataScale::Tiny, &mut Random::new(facts.block_bytes));
 }
 
 /// A file with a Merkle tree beyond its end, once flagged.
-pub const VERITY: &str = "verity";
+pub const VERITY_FILE: &str = "verity";
 const VERITY_SEED: u64 = 31;
-const VERITY_STORED: usize = 80_000;
-const VERITY_SIZE: usize = 5_000;
+const VERITY_STORED_BYTES: usize = 80_000;
+const VERITY_FILE_BYTES: usize = 5_000;
 
 /// Returns the contents of that file.
 pub fn verity_contents() -> Vec<u8> {
-    let mut contents = pattern(VERITY_SEED, VERITY_STORED);
-    contents.truncate(VERITY_SIZE);
+    let mut contents = random_bytes(VERITY_SEED, VERITY_STORED_BYTES);
+    contents.truncate(VERITY_FILE_BYTES);
     contents
 }
 
 /// Returns debugfs requests for features that this kernel lacks; the result is as from a kernel
 /// that has them.
-pub fn finish(facts: &Facts, tune2fs: &[&str]) -> Vec<String> {
+pub fn debugfs_finish_requests(facts: &Dumpe2fsInfo, tune2fs: &[&str]) -> Vec<String> {
     let mut requests = Vec::new();
-    let extents = if facts.has("extent") { 0x8_0000 } else { 0 };
-    if facts.has("verity") {
-        requests.push(format!("sif {VERITY} flags {:#x}", 0x10_0000 | extents));
-        requests.push(format!("sif {VERITY} size {VERITY_SIZE}"));
+    let extents = if facts.has_feature("extent") { 0x8_0000 } else { 0 };
+    if facts.has_feature("verity") {
+        requests.push(format!("sif {VERITY_FILE} flags {:#x}", 0x10_0000 | extents));
+        requests.push(format!("sif {VERITY_FILE} size {VERITY_FILE_BYTES}"));
     }
     if tune2fs.iter().any(|word| word.contains("project")) {
         requests.push("sif f1024 projid 77".into());
@@ -139,20 +140,20 @@ pub fn finish(facts: &Facts, tune2fs: &[&str]) -> Vec<String> {
 }
 
 /// Writes every other block of a file, some of them unwritten.
-fn fragments(root: &Path, facts: &Facts, scale: Scale) {
+fn create_fragmented_files(root: &Path, facts: &Dumpe2fsInfo, scale: DataScale) {
     let file = File::create(root.join("fragments")).unwrap();
     let per_node = (facts.block_bytes - 12) / 12;
     let count = match scale {
-        Scale::Tiny => 12,
+        DataScale::Tiny => 12,
         // Four in the inode, each pointing to a leaf: one more needs a second level.
-        Scale::Usual => 4 * per_node + 60,
-        Scale::Large => (6 * per_node).min(3000),
+        DataScale::Usual => 4 * per_node + 60,
+        DataScale::Large => (6 * per_node).min(3000),
     };
     let room = rustix::fs::statvfs(root).unwrap();
     let clusters = room.f_bavail * room.f_bsize / facts.cluster_bytes;
     let count = count.min(clusters / 3);
     let step = 2 * facts.cluster_bytes;
-    let block = pattern(11, facts.block_bytes as usize);
+    let block = random_bytes(11, facts.block_bytes as usize);
     for nth in 0..count {
         let at = nth * step;
         let reserved = nth % 4 == 1
@@ -165,7 +166,7 @@ fn fragments(root: &Path, facts: &Facts, scale: Scale) {
 }
 
 /// Makes preallocated, half-written, punched, zeroed, collapsed and inserted ranges.
-fn ranges(root: &Path, facts: &Facts) {
+fn create_fallocated_ranges(root: &Path, facts: &Dumpe2fsInfo) {
     let file = File::create(root.join("ranges")).unwrap();
     let (block, cluster) = (facts.block_bytes, facts.cluster_bytes);
     let change = |how, at, len| match fallocate(&file, how, at, len) {
@@ -175,7 +176,7 @@ fn ranges(root: &Path, facts: &Facts) {
     let unit = cluster.max(4 * block);
     change(FallocateFlags::empty(), 0, 24 * unit);
     for nth in [0, 3, 4, 5, 9, 17] {
-        file.write_all_at(&pattern(nth, unit as usize / 2 + 17), nth * unit).unwrap();
+        file.write_all_at(&random_bytes(nth, unit as usize / 2 + 17), nth * unit).unwrap();
     }
     file.sync_all().unwrap();
     let keeping = FallocateFlags::KEEP_SIZE;
@@ -192,12 +193,12 @@ fn ranges(root: &Path, facts: &Facts) {
 }
 
 /// Writes beyond 4 GiB, and up to the kernel's limit.
-fn far(root: &Path, facts: &Facts) {
+fn write_at_large_offsets(root: &Path, facts: &Dumpe2fsInfo) {
     let block = facts.block_bytes;
     let file = File::create(root.join("far")).unwrap();
     let reach = [5 << 30, 9 << 30, block << 31, (block << 32) - 3 * block - 5];
     for at in [1 << 20, (4 << 30) - 7].into_iter().chain(reach) {
-        match file.write_all_at(&pattern(at, 3000), at) {
+        match file.write_all_at(&random_bytes(at, 3000), at) {
             Ok(()) => {}
             Err(error) if error.kind() == std::io::ErrorKind::FileTooLarge => return,
             Err(error) => panic!("{at}: {error}"),
@@ -205,7 +206,7 @@ fn far(root: &Path, facts: &Facts) {
     }
 }
 
-fn owners(root: &Path) {
+fn create_owned_files(root: &Path) {
     for (name, owner, group) in [("owned", 70_000, 65_535), ("owned too", 4_000_000_000, 131_072)] {
         let path = root.join(name);
         fs::write(&path, name).unwrap();
@@ -214,7 +215,7 @@ fn owners(root: &Path) {
 }
 
 /// Sets flags as `chattr`; one file of many is mapped by indirect blocks.
-fn flags(root: &Path, facts: &Facts) {
+fn create_flagged_files(root: &Path, facts: &Dumpe2fsInfo) {
     let all = [
         ("append", IFlags::APPEND),
         ("immutable", IFlags::IMMUTABLE),
@@ -229,7 +230,7 @@ fn flags(root: &Path, facts: &Facts) {
         ioctl_setflags(&file, before | flags).unwrap();
     }
     let path = root.join("mapped by blocks");
-    fs::write(&path, pattern(5, 20 * facts.block_bytes as usize)).unwrap();
+    fs::write(&path, random_bytes(5, 20 * facts.block_bytes as usize)).unwrap();
     let file = File::open(&path).unwrap();
     file.sync_all().unwrap();
     let without = IFlags::from_bits_retain(ioctl_getflags(&file).unwrap().bits() & !0x8_0000);
@@ -238,14 +239,14 @@ fn flags(root: &Path, facts: &Facts) {
 }
 
 /// Sets attributes in inodes, in shared xattr blocks, and in EA inodes.
-fn attributes(root: &Path, facts: &Facts, scale: Scale) {
+fn create_xattrs(root: &Path, facts: &Dumpe2fsInfo, scale: DataScale) {
     let set = |path: &Path, name: &str, value: &[u8]| {
         rustix::fs::lsetxattr(path, name, value, XattrFlags::empty())
     };
     let dir = root.join("attributes");
     fs::create_dir(&dir).unwrap();
-    let shared = pattern(17, facts.block_bytes as usize / 3);
-    let files = if scale == Scale::Tiny { 3 } else { 40 };
+    let shared = random_bytes(17, facts.block_bytes as usize / 3);
+    let files = if scale == DataScale::Tiny { 3 } else { 40 };
     for nth in 0..files {
         let path = dir.join(format!("shares {nth}"));
         fs::write(&path, b"").unwrap();
@@ -262,7 +263,7 @@ fn attributes(root: &Path, facts: &Facts, scale: Scale) {
     fs::create_dir(&path).unwrap();
     set(&path, "security.test", b"security").unwrap();
     for nth in 0..60 {
-        let value = pattern(nth, nth as usize % 13);
+        let value = random_bytes(nth, nth as usize % 13);
         if set(&path, &format!("user.{nth}"), &value) == Err(Errno::NOSPC) {
             break;
         }
@@ -270,28 +271,28 @@ fn attributes(root: &Path, facts: &Facts, scale: Scale) {
     let _ = rustix::fs::removexattr(&path, "user.3");
     symlink("nowhere", dir.join("link")).unwrap();
     set(&dir.join("link"), "trusted.of a link", b"trusted").unwrap();
-    if facts.has("ea_inode") {
+    if facts.has_feature("ea_inode") {
         let large = [facts.block_bytes as usize + 1, 3000, 9000, 60_000];
-        let count = if scale == Scale::Tiny { 2 } else { large.len() };
+        let count = if scale == DataScale::Tiny { 2 } else { large.len() };
         for (nth, len) in large[..count].iter().enumerate() {
             for (which, seed) in [("one", nth), ("too", nth), ("other", nth + 100)] {
                 let path = dir.join(format!("large {len} {which}"));
                 fs::write(&path, b"").unwrap();
                 // The same value for two of three.
-                set(&path, "user.large", &pattern(seed as u64, *len)).unwrap();
+                set(&path, "user.large", &random_bytes(seed as u64, *len)).unwrap();
                 set(&path, "user.small", b"small").unwrap();
             }
         }
         let path = dir.join("several large");
         fs::write(&path, b"").unwrap();
         for nth in 0..4u64 {
-            set(&path, &format!("user.{nth}"), &pattern(nth, 2500 + nth as usize)).unwrap();
+            set(&path, &format!("user.{nth}"), &random_bytes(nth, 2500 + nth as usize)).unwrap();
         }
         rustix::fs::removexattr(&path, "user.2").unwrap();
     }
 }
 
-fn times(root: &Path) {
+fn create_timestamps(root: &Path) {
     for (name, seconds) in [
         ("1901", -(1i64 << 31)),
         ("1969", -1),
@@ -312,16 +313,18 @@ fn times(root: &Path) {
 
 /// Adds so many long names of one file that the htree gets an additional level; then removes and
 /// changes some.
-fn tree_of_names(dir: &Path, facts: &Facts, scale: Scale, random: &mut Random) {
+fn create_htree_names(dir: &Path, facts: &Dumpe2fsInfo, scale: DataScale, random: &mut Random) {
     fs::create_dir(dir).unwrap();
     let first = dir.join("first");
     fs::write(&first, b"one file").unwrap();
     let entries = (facts.block_bytes - 32) / 8;
     // Does not fit into the root: one more level.
     let deep = match scale {
-        Scale::Tiny => 6,
-        _ if !facts.has("dir_index") => 40,
-        Scale::Large if facts.has("large_dir") && facts.block_bytes == 1024 => entries * entries,
+        DataScale::Tiny => 6,
+        _ if !facts.has_feature("dir_index") => 40,
+        DataScale::Large if facts.has_feature("large_dir") && facts.block_bytes == 1024 => {
+            entries * entries
+        }
         _ => entries + 2,
     };
     let name = |random: &mut Random| {
@@ -347,22 +350,22 @@ fn tree_of_names(dir: &Path, facts: &Facts, scale: Scale, random: &mut Random) {
 }
 
 /// Creates small files with names of every length, and removes many again.
-fn used_directory(dir: &Path, scale: Scale, random: &mut Random) {
+fn create_aged_directory(dir: &Path, scale: DataScale, random: &mut Random) {
     fs::create_dir(dir).unwrap();
     let count = match scale {
-        Scale::Tiny => 40,
-        Scale::Usual => 700,
-        Scale::Large => 4000,
+        DataScale::Tiny => 40,
+        DataScale::Usual => 700,
+        DataScale::Large => 4000,
     };
     for nth in 0..count {
-        let len = 1 + random.below(254) as usize;
+        let len = 1 + random.next_below(254) as usize;
         let mut name: Vec<u8> = format!("{nth:x}-").into_bytes();
         name.extend((name.len()..len).map(|at| b"abcdefgh\xC3\xA4\xFF"[at % 11]));
         let path = dir.join(std::ffi::OsStr::from_bytes(&name));
         match nth % 10 {
             0 => fs::create_dir(&path).unwrap(),
             1 => symlink("x".repeat(40 + nth % 40), &path).unwrap(),
-            _ => fs::write(&path, pattern(nth as u64, nth % 200)).unwrap(),
+            _ => fs::write(&path, random_bytes(nth as u64, nth % 200)).unwrap(),
         }
     }
     for (nth, entry) in fs::read_dir(dir).unwrap().map(Result::unwrap).enumerate() {
@@ -377,13 +380,13 @@ fn used_directory(dir: &Path, scale: Scale, random: &mut Random) {
 }
 
 /// Creates files, directories and symbolic links of lengths around the inode's capacity.
-fn inline(dir: &Path, facts: &Facts, scale: Scale) {
+fn create_inline_files(dir: &Path, facts: &Dumpe2fsInfo, scale: DataScale) {
     fs::create_dir(dir).unwrap();
-    let step = if scale == Scale::Tiny { 23 } else { 1 };
+    let step = if scale == DataScale::Tiny { 23 } else { 1 };
     let end = facts.inode_bytes + 20;
     let around: Vec<u64> = (0..end).filter(|len| *len < 300 || *len + 120 > end).collect();
     for len in around.into_iter().step_by(step) {
-        fs::write(dir.join(format!("file {len}")), pattern(len, len as usize)).unwrap();
+        fs::write(dir.join(format!("file {len}")), random_bytes(len, len as usize)).unwrap();
         if len > 0 && len % 5 == 0 && len < facts.block_bytes {
             symlink("l".repeat(len as usize), dir.join(format!("link {len}"))).unwrap();
         }
@@ -392,9 +395,9 @@ fn inline(dir: &Path, facts: &Facts, scale: Scale) {
     let path = dir.join("grown");
     fs::write(&path, b"in the inode").unwrap();
     let file = File::options().write(true).open(&path).unwrap();
-    file.write_all_at(&pattern(3, 5000), 7).unwrap();
+    file.write_all_at(&random_bytes(3, 5000), 7).unwrap();
     let path = dir.join("cut");
-    fs::write(&path, pattern(4, 5000)).unwrap();
+    fs::write(&path, random_bytes(4, 5000)).unwrap();
     File::options().write(true).open(&path).unwrap().set_len(40).unwrap();
     let path = dir.join("extended");
     fs::write(&path, b"a few").unwrap();
@@ -402,12 +405,12 @@ fn inline(dir: &Path, facts: &Facts, scale: Scale) {
     // Attributes next to inline contents.
     for len in [10, 40, 90] {
         let path = dir.join(format!("attributed {len}"));
-        fs::write(&path, pattern(len, len as usize)).unwrap();
-        let value = pattern(len, 44);
+        fs::write(&path, random_bytes(len, len as usize)).unwrap();
+        let value = random_bytes(len, 44);
         rustix::fs::setxattr(&path, "user.beside", &value, XattrFlags::empty()).unwrap();
-        fs::write(&path, pattern(len + 1, 2 * len as usize)).unwrap();
+        fs::write(&path, random_bytes(len + 1, 2 * len as usize)).unwrap();
     }
-    let most = if scale == Scale::Tiny { 8 } else { 24 };
+    let most = if scale == DataScale::Tiny { 8 } else { 24 };
     for names in 0..most {
         let below = dir.join(format!("directory {names}"));
         fs::create_dir(&below).unwrap();
@@ -424,39 +427,40 @@ fn inline(dir: &Path, facts: &Facts, scale: Scale) {
 }
 
 /// Creates files to be read without a key: names, types and lengths.
-fn encrypted(root: &Path, scale: Scale) {
-    for (name, policy, padding) in
-        [("encrypted", Policy::Second, 2), ("encrypted before", Policy::First, 0)]
-    {
+fn create_encrypted_files(root: &Path, scale: DataScale) {
+    for (name, policy, padding) in [
+        ("encrypted", EncryptionPolicy::Second, 2),
+        ("encrypted before", EncryptionPolicy::First, 0),
+    ] {
         let dir = root.join(name);
         fs::create_dir(&dir).unwrap();
-        ioctl::encrypt(&File::open(&dir).unwrap(), policy, padding).unwrap();
-        let count = if scale == Scale::Tiny { 10 } else { 255 };
+        ioctl::set_encryption_policy(&File::open(&dir).unwrap(), policy, padding).unwrap();
+        let count = if scale == DataScale::Tiny { 10 } else { 255 };
         for len in 1..=count {
-            fs::write(dir.join("n".repeat(len)), pattern(len as u64, 20 * len)).unwrap();
+            fs::write(dir.join("n".repeat(len)), random_bytes(len as u64, 20 * len)).unwrap();
         }
         for len in [1, 15, 40, 58, 59, 60, 200, 900] {
             symlink("t".repeat(len), dir.join(format!("link {len}"))).unwrap();
         }
         fs::create_dir_all(dir.join("below/it")).unwrap();
-        fs::write(dir.join("below/it/file"), pattern(1, 100)).unwrap();
+        fs::write(dir.join("below/it/file"), random_bytes(1, 100)).unwrap();
     }
 }
 
 /// Names and equivalent forms to look them up by.
-pub const FOLDED: [(&str, &str); 4] = [
+pub const EQUIVALENT_NAMES: [(&str, &str); 4] = [
     ("Readme", "README"),
     ("UPPER and lower", "upper AND LOWER"),
     ("Caf\u{e9}", "CAFE\u{301}"),
     ("Stra\u{df}e", "STRASSE"),
 ];
 
-fn folded(dir: &Path) {
+fn create_casefolded_names(dir: &Path) {
     fs::create_dir(dir).unwrap();
     let handle = File::open(dir).unwrap();
     let flags = ioctl_getflags(&handle).unwrap();
     ioctl_setflags(&handle, flags | IFlags::from_bits_retain(0x4000_0000)).unwrap();
-    for (name, _) in FOLDED {
+    for (name, _) in EQUIVALENT_NAMES {
         fs::write(dir.join(name), name).unwrap();
     }
     for nth in 0..500 {
@@ -465,7 +469,7 @@ fn folded(dir: &Path) {
 }
 
 /// Creates more subdirectories than a link count holds.
-fn many_subdirectories(dir: &Path) {
+fn create_many_subdirectories(dir: &Path) {
     fs::create_dir(dir).unwrap();
     for nth in 0..65_100 {
         if let Err(error) = fs::create_dir(dir.join(nth.to_string())) {

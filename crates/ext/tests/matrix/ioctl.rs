@@ -9,7 +9,7 @@ use rustix::ioctl::{Setter, Updater, ioctl};
 
 /// Kind of shutdown.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Shutdown {
+pub enum ShutdownMode {
     /// Uncommitted changes are lost.
     WithoutCommit = 2,
     /// Changes are committed first, but not checkpointed.
@@ -17,14 +17,14 @@ pub enum Shutdown {
 }
 
 /// Shuts down the volume of `file` like a crash: nothing more is written to it.
-pub fn shut_down(file: &File, how: Shutdown) -> Result<()> {
+pub fn shut_down(file: &File, how: ShutdownMode) -> Result<()> {
     const SHUTDOWN: u32 = 0x8004_587D;
     // SAFETY: the kernel reads four bytes.
     unsafe { ioctl(file, Setter::<SHUTDOWN, u32>::new(how as u32)) }
 }
 
 /// Returns the generation of an inode.
-pub fn generation(file: &File) -> Result<u32> {
+pub fn get_generation(file: &File) -> Result<u32> {
     const GETVERSION: u32 = 0x8008_7601;
     let mut answer = [0u32; 2];
     // SAFETY: the kernel writes at most eight bytes.
@@ -34,7 +34,7 @@ pub fn generation(file: &File) -> Result<u32> {
 
 /// Version of an encryption policy, which determines how it names its key.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Policy {
+pub enum EncryptionPolicy {
     /// Version 1: by a descriptor of eight bytes.
     First,
     /// Version 2: by an identifier that the kernel computes from the key.
@@ -42,7 +42,7 @@ pub enum Policy {
 }
 
 /// Encrypts new files in the empty directory `dir`, with a key that the mount forgets at its end.
-pub fn encrypt(dir: &File, policy: Policy, padding: u8) -> Result<()> {
+pub fn set_encryption_policy(dir: &File, policy: EncryptionPolicy, padding: u8) -> Result<()> {
     const ADD_KEY: u32 = 0xC050_6617;
     const SET_POLICY: u32 = 0x800C_6613;
     const KEY_BYTES: u8 = 64;
@@ -59,8 +59,8 @@ pub fn encrypt(dir: &File, policy: Policy, padding: u8) -> Result<()> {
     // AES-256-XTS for contents, AES-256-CTS for names.
     rules[..4].copy_from_slice(&[0, 1, 4, padding]);
     match policy {
-        Policy::First => rules[4..12].copy_from_slice(&key[8..16]),
-        Policy::Second => {
+        EncryptionPolicy::First => rules[4..12].copy_from_slice(&key[8..16]),
+        EncryptionPolicy::Second => {
             rules[0] = 2;
             rules[8..].copy_from_slice(&key[8..24]);
         }

@@ -13,16 +13,18 @@ use std::path::PathBuf;
 use draconis_device::Random;
 use rustix::fs::{FallocateFlags, XattrFlags, fallocate};
 
-use crate::common::tree::pattern;
-use crate::common::{Image, run, skipped};
-use crate::fill::Facts;
-use crate::ioctl::{self, Shutdown};
-use crate::made::{Combination, judge, keep, mounts, scratch};
-use crate::seen::Seen;
+use crate::common::tree::random_bytes;
+use crate::common::{Image, report_skipped, run_tool};
+use crate::fill::Dumpe2fsInfo;
+use crate::ioctl::{self, ShutdownMode};
+use crate::made::{
+    FeatureCombination, assert_fsck_clean, can_kernel_mount, keep_failing_image, scratch_dir,
+};
+use crate::seen::VolumeView;
 
 /// Options for mke2fs, and mount options.
 #[rustfmt::skip]
-pub const JOURNALS: &[(&str, &str)] = &[
+pub const JOURNAL_VOLUMES: &[(&str, &str)] = &[
     ("-t ext3 -b 1024 -J size=1", ""),
     ("-t ext3 -b 2048", "data=journal"),
     ("-t ext3 -b 1024 -O huge_file -J size=2", "journal_checksum"),
@@ -51,22 +53,27 @@ pub const JOURNALS: &[(&str, &str)] = &[
 ];
 
 /// A volume whose journal needs replay.
-pub struct Dirty {
+pub struct DirtyVolume {
     pub image: Image,
-    pub facts: Facts,
+    pub facts: Dumpe2fsInfo,
 }
 
 /// Works on a volume and shuts it down; `None`, with a message, if impossible here.
-pub fn leave(line: &str, options: &str, how: Shutdown, random: &mut Random) -> Option<Dirty> {
-    let mut combination = Combination::of(line);
+pub fn make_dirty_volume(
+    line: &str,
+    options: &str,
+    how: ShutdownMode,
+    random: &mut Random,
+) -> Option<DirtyVolume> {
+    let mut combination = FeatureCombination::parse_line(line);
     combination.mke2fs.extend(["-N", "2000"]);
-    let image = combination.make("32M", None)?;
+    let image = combination.make_image("32M", None)?;
     let mount = image.mount_with(&format!("loop,{options}"))?;
     let root = mount.path();
     let handle = File::open(root).unwrap();
-    let mut work = Work { root: root.to_owned(), made: Vec::new(), next: 0 };
-    for nth in 0..STEPS {
-        work.step(random);
+    let mut work = RandomWorkload { root: root.to_owned(), made: Vec::new(), next: 0 };
+    for nth in 0..STEPS_PER_OBSERVATION {
+        work.random_change(random);
         if nth % 97 == 60 {
             rustix::fs::syncfs(&handle).unwrap();
         }
@@ -75,62 +82,65 @@ pub fn leave(line: &str, options: &str, how: Shutdown, random: &mut Random) -> O
     let orphans: Vec<File> = (0..3)
         .map(|nth| {
             let path = root.join(format!("orphan {nth}"));
-            fs::write(&path, pattern(nth, 70_000)).unwrap();
+            fs::write(&path, random_bytes(nth, 70_000)).unwrap();
             let file = File::open(&path).unwrap();
             fs::remove_file(&path).unwrap();
             file
         })
         .collect();
     File::open(root.join("kept")).unwrap().sync_all().unwrap();
-    for _ in 0..STEPS / 8 {
-        work.step(random);
+    for _ in 0..STEPS_PER_OBSERVATION / 8 {
+        work.random_change(random);
     }
     if line.contains("fast_commit") {
         rustix::fs::syncfs(&handle).unwrap();
-        work.commit_fast(random);
+        work.make_fast_commits(random);
     }
     if let Err(error) = ioctl::shut_down(&handle, how) {
-        skipped(format_args!("shutting a mount down: {error}"));
+        report_skipped(format_args!("shutting a mount down: {error}"));
         return None;
     }
     drop((orphans, handle, mount));
-    let facts = Facts::of(&image.path);
-    assert!(facts.has("needs_recovery"), "nothing is left to recover");
-    Some(Dirty { image, facts })
+    let facts = Dumpe2fsInfo::from_image(&image.path);
+    assert!(facts.has_feature("needs_recovery"), "nothing is left to recover");
+    Some(DirtyVolume { image, facts })
 }
 
 /// Returns the differences between the three recoveries, one per line. `None` without a reference:
 /// Linux 6.18 does not recover all of its fast commits.
-pub fn differences(dirty: &Dirty) -> Option<Vec<String>> {
-    let recovered = copy(&dirty.image);
+pub fn recovery_differences(dirty: &DirtyVolume) -> Option<Vec<String>> {
+    let recovered = copy_image(&dirty.image);
     // Mounting recovers; the second mount shows what the first wrote.
-    if !mounts(&recovered)? {
-        let kept = keep(&dirty.image);
-        assert!(dirty.facts.has("fast_commit"), "the kernel does not recover its journal; {kept}");
+    if !can_kernel_mount(&recovered)? {
+        let kept = keep_failing_image(&dirty.image);
+        assert!(
+            dirty.facts.has_feature("fast_commit"),
+            "the kernel does not recover its journal; {kept}"
+        );
         println!("the kernel does not recover its own fast commits; {kept}");
         return None;
     }
-    judge(&recovered);
-    let theirs = look(&recovered);
+    assert_fsck_clean(&recovered);
+    let theirs = draconis_view(&recovered);
     let mut lines = Vec::new();
     // e2fsck 1.47.0 cannot read all fast commits of the kernel.
-    if !dirty.facts.has("fast_commit") {
-        let checked = copy(&dirty.image);
-        run("e2fsck", &["-fy", "-E", "no_optimize_extents", checked.path()]);
-        judge(&checked);
-        let of_e2fsck = look(&checked).differences(&theirs);
+    if !dirty.facts.has_feature("fast_commit") {
+        let checked = copy_image(&dirty.image);
+        run_tool("e2fsck", &["-fy", "-E", "no_optimize_extents", checked.path()]);
+        assert_fsck_clean(&checked);
+        let of_e2fsck = draconis_view(&checked).differences_from(&theirs);
         lines.extend(of_e2fsck.into_iter().map(|line| format!("by e2fsck: {line}")));
     }
     let before = fs::read(&dirty.image.path).unwrap();
     match dirty.image.try_open() {
         Ok(volume) => {
-            let mut ours = Seen::by_us(&volume);
+            let mut ours = VolumeView::from_draconis(&volume);
             // The kernel has freed the orphans' space; we change nothing.
             ours.space.clone_from(&theirs.space);
-            if dirty.facts.has("fast_commit") {
-                ours.set_times_of_directories(&theirs);
+            if dirty.facts.has_feature("fast_commit") {
+                ours.copy_directory_times(&theirs);
             }
-            lines.extend(ours.differences(&theirs));
+            lines.extend(ours.differences_from(&theirs));
         }
         Err(error) => lines.push(format!("not opened: {error}")),
     }
@@ -138,53 +148,54 @@ pub fn differences(dirty: &Dirty) -> Option<Vec<String>> {
     Some(lines)
 }
 
-fn look(image: &Image) -> Seen {
-    Seen::by_kernel(image.mount().expect("it was mounted before").path())
+fn draconis_view(image: &Image) -> VolumeView {
+    VolumeView::from_kernel(image.mount().expect("it was mounted before").path())
 }
 
-fn copy(image: &Image) -> Image {
-    let dir = scratch();
+fn copy_image(image: &Image) -> Image {
+    let dir = scratch_dir();
     let path = dir.path().join("image");
     fs::copy(&image.path, &path).unwrap();
     Image { dir, path }
 }
 
 /// Steps between two observations of the commits.
-const STEPS: usize = 700;
+const STEPS_PER_OBSERVATION: usize = 700;
 /// Magic number of journal blocks; contents that begin with it must be told apart.
 const JOURNAL_MAGIC: [u8; 4] = [0xC0, 0x3B, 0x39, 0x98];
 
 /// Random changes, some of them synced.
-struct Work {
+struct RandomWorkload {
     root: PathBuf,
     made: Vec<PathBuf>,
     next: u64,
 }
 
-impl Work {
-    fn step(&mut self, random: &mut Random) {
+impl RandomWorkload {
+    fn random_change(&mut self, random: &mut Random) {
         self.next += 1;
-        let name = format!("{} {}", "name".repeat(random.below(50) as usize), self.next);
-        let fresh = self.root.join(format!("d{}", random.below(6))).join(name);
+        let name = format!("{} {}", "name".repeat(random.next_below(50) as usize), self.next);
+        let fresh = self.root.join(format!("d{}", random.next_below(6))).join(name);
         fs::create_dir_all(fresh.parent().unwrap()).unwrap();
-        let some = self.some(random);
-        let len = 1 + random.below(40_000);
-        let step = random.below(17);
+        let some = self.random_path(random);
+        let len = 1 + random.next_below(40_000);
+        let step = random.next_below(17);
         match (step, some) {
             (0..=3, _) | (_, None) => {
-                fs::write(&fresh, contents(self.next, len)).unwrap();
+                fs::write(&fresh, file_contents(self.next, len)).unwrap();
                 self.made.push(fresh);
             }
             (4 | 5, Some(path)) => {
                 let file = File::options().write(true).open(path).unwrap();
-                file.write_all_at(&contents(self.next, len), random.below(200_000)).unwrap();
+                file.write_all_at(&file_contents(self.next, len), random.next_below(200_000))
+                    .unwrap();
                 if step == 5 {
                     file.sync_data().unwrap();
                 }
             }
             (6, Some(path)) => {
                 let file = File::options().write(true).open(path).unwrap();
-                file.set_len(random.below(60_000)).unwrap();
+                file.set_len(random.next_below(60_000)).unwrap();
             }
             (7 | 8, Some(path)) => {
                 fs::remove_file(path).unwrap();
@@ -199,14 +210,14 @@ impl Work {
                 fs::hard_link(path, &fresh).unwrap();
                 self.made.push(fresh);
             }
-            (11, _) => symlink("t".repeat(random.below(90) as usize + 1), &fresh).unwrap(),
+            (11, _) => symlink("t".repeat(random.next_below(90) as usize + 1), &fresh).unwrap(),
             (12, Some(path)) => {
-                let value = pattern(self.next % 5, random.below(600) as usize);
+                let value = random_bytes(self.next % 5, random.next_below(600) as usize);
                 let _ = rustix::fs::setxattr(&path, "user.work", &value, XattrFlags::empty());
             }
             (13, Some(path)) => {
                 let file = File::options().write(true).open(path).unwrap();
-                let at = random.below(100_000);
+                let at = random.next_below(100_000);
                 let _ = fallocate(&file, FallocateFlags::empty(), at, len);
                 let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
                 let _ = fallocate(&file, hole, at / 2, len / 2);
@@ -222,12 +233,14 @@ impl Work {
                 }
             }
             (15, Some(path)) => File::open(path).unwrap().sync_all().unwrap(),
-            (_, Some(_)) => fs::write(self.root.join("kept"), contents(self.next, 3000)).unwrap(),
+            (_, Some(_)) => {
+                fs::write(self.root.join("kept"), file_contents(self.next, 3000)).unwrap()
+            }
         }
     }
 
     /// Makes changes that the kernel commits with one fast commit each, if supported.
-    fn commit_fast(&mut self, random: &mut Random) {
+    fn make_fast_commits(&mut self, random: &mut Random) {
         let dir = self.root.join("fast");
         fs::create_dir(&dir).unwrap();
         File::open(&dir).unwrap().sync_all().unwrap();
@@ -235,26 +248,26 @@ impl Work {
         for nth in 0..6 {
             let path = dir.join(format!("file {nth}"));
             let file = File::create(&path).unwrap();
-            file.write_all_at(&contents(nth, 1 + random.below(30_000)), 0).unwrap();
+            file.write_all_at(&file_contents(nth, 1 + random.next_below(30_000)), 0).unwrap();
             file.sync_all().unwrap();
             match nth % 4 {
                 0 => fs::hard_link(&path, dir.join(format!("linked {nth}"))).unwrap(),
-                1 => file.set_len(random.below(9_000)).unwrap(),
+                1 => file.set_len(random.next_below(9_000)).unwrap(),
                 2 => fs::remove_file(dir.join(format!("file {}", nth - 1))).unwrap(),
-                _ => file.write_all_at(&contents(nth, 5_000), 60_000).unwrap(),
+                _ => file.write_all_at(&file_contents(nth, 5_000), 60_000).unwrap(),
             }
             file.sync_all().unwrap();
         }
     }
 
-    fn some(&self, random: &mut Random) -> Option<PathBuf> {
+    fn random_path(&self, random: &mut Random) -> Option<PathBuf> {
         let count = self.made.len() as u64;
-        (count > 0).then(|| self.made[random.below(count) as usize].clone())
+        (count > 0).then(|| self.made[random.next_below(count) as usize].clone())
     }
 }
 
-fn contents(seed: u64, len: u64) -> Vec<u8> {
-    let mut contents = pattern(seed, len as usize);
+fn file_contents(seed: u64, len: u64) -> Vec<u8> {
+    let mut contents = random_bytes(seed, len as usize);
     if seed.is_multiple_of(3) {
         for block in contents.chunks_mut(1024) {
             let len = block.len().min(JOURNAL_MAGIC.len());

@@ -8,20 +8,20 @@ use draconis_device::Random;
 use draconis_ext::{Follow, InodeNumber, Volume};
 use rustix::fs::{FallocateFlags, fallocate};
 
-use crate::common::compare::{self, Beside};
-use crate::common::{Image, run, skipped, tree};
-use crate::fill::{self, FOLDED, Facts, Scale};
-use crate::seen::Seen;
+use crate::common::compare::{self, ReferenceTree};
+use crate::common::{Image, report_skipped, run_tool, tree};
+use crate::fill::{self, DataScale, Dumpe2fsInfo, EQUIVALENT_NAMES};
+use crate::seen::VolumeView;
 
 /// A parsed line of the table.
-pub struct Combination<'a> {
+pub struct FeatureCombination<'a> {
     pub mke2fs: Vec<&'a str>,
     pub before: Vec<&'a str>,
     pub after: Vec<&'a str>,
 }
 
-impl<'a> Combination<'a> {
-    pub fn of(line: &'a str) -> Self {
+impl<'a> FeatureCombination<'a> {
+    pub fn parse_line(line: &'a str) -> Self {
         let (line, after) = line.split_once('|').unwrap_or((line, ""));
         let (line, before) = line.split_once(" : ").unwrap_or((line, ""));
         let words = |text: &'a str| text.split_whitespace().collect();
@@ -29,8 +29,8 @@ impl<'a> Combination<'a> {
     }
 
     /// Makes an empty volume; `None`, with a message, if mke2fs refuses the combination.
-    pub fn make(&self, size: &str, source: Option<&Path>) -> Option<Image> {
-        let dir = scratch();
+    pub fn make_image(&self, size: &str, source: Option<&Path>) -> Option<Image> {
+        let dir = scratch_dir();
         let path = dir.path().join("image");
         let source = source.map(|source| ["-d", source.to_str().unwrap()]);
         let mut words = vec!["-q", "-F"];
@@ -38,19 +38,22 @@ impl<'a> Combination<'a> {
         words.extend(source.iter().flatten());
         words.extend([path.to_str().unwrap(), size]);
         let made = std::process::Command::new("mke2fs").args(&words).output();
-        let made = made.map_err(|error| skipped(format_args!("mke2fs: {error}"))).ok()?;
+        let made = made.map_err(|error| report_skipped(format_args!("mke2fs: {error}"))).ok()?;
         if !made.status.success() {
-            skipped(format_args!("{words:?}: {}", String::from_utf8_lossy(&made.stderr).trim()));
+            report_skipped(format_args!(
+                "{words:?}: {}",
+                String::from_utf8_lossy(&made.stderr).trim()
+            ));
             return None;
         }
         let image = Image { dir, path };
-        tune2fs(&image, &self.before);
+        run_tune2fs(&image, &self.before);
         Some(image)
     }
 }
 
 /// Creates a directory in memory, if available.
-pub fn scratch() -> tempfile::TempDir {
+pub fn scratch_dir() -> tempfile::TempDir {
     let memory = Path::new("/dev/shm");
     let made = if memory.is_dir() { tempfile::tempdir_in(memory) } else { tempfile::tempdir() };
     made.unwrap()
@@ -67,143 +70,154 @@ pub enum Oracle {
 /// A filled volume.
 pub struct BuiltVolume {
     pub image: Image,
-    pub facts: Facts,
+    pub facts: Dumpe2fsInfo,
     pub oracle: Oracle,
 }
 
 /// Makes and fills a volume; `None`, with a message, if impossible here.
-pub fn make(line: &str, scale: Scale, random: &mut Random) -> Option<BuiltVolume> {
-    let combination = Combination::of(line);
+pub fn make_volume(line: &str, scale: DataScale, random: &mut Random) -> Option<BuiltVolume> {
+    let combination = FeatureCombination::parse_line(line);
     let large = combination.mke2fs.iter().any(|it| it.len() == 5 && it.parse::<u32>().is_ok());
     let size = match scale {
-        Scale::Tiny => "8M",
+        DataScale::Tiny => "8M",
         _ if large => "256M",
-        Scale::Usual => "64M",
-        Scale::Large => "512M",
+        DataScale::Usual => "64M",
+        DataScale::Large => "512M",
     };
     let inodes = match scale {
-        Scale::Tiny => "600",
-        Scale::Usual => "8000",
+        DataScale::Tiny => "600",
+        DataScale::Usual => "8000",
         // For more subdirectories than a link count holds.
-        Scale::Large if line.contains("large_dir") => "90000",
-        Scale::Large => "16000",
+        DataScale::Large if line.contains("large_dir") => "90000",
+        DataScale::Large => "16000",
     };
-    let mut with_inodes = Combination::of(line);
+    let mut with_inodes = FeatureCombination::parse_line(line);
     with_inodes.mke2fs.extend(["-N", inodes]);
-    let image = with_inodes.make(size, None)?;
-    let facts = Facts::of(&image.path);
+    let image = with_inodes.make_image(size, None)?;
+    let facts = Dumpe2fsInfo::from_image(&image.path);
     let page = rustix::param::page_size() as u64;
-    let may_not_mount = facts.has("casefold") || facts.block_bytes > page;
-    if may_not_mount && !mounts(&image)? {
-        return Some(from_source(&with_inodes, size, facts));
+    let may_not_mount = facts.has_feature("casefold") || facts.block_bytes > page;
+    if may_not_mount && !can_kernel_mount(&image)? {
+        return Some(make_from_source(&with_inodes, size, facts));
     }
     let mount = image.mount_writable()?;
-    fill::fill(mount.path(), &facts, scale, random);
+    fill::fill_volume(mount.path(), &facts, scale, random);
     drop(mount);
-    let made = finish(image, &facts, &with_inodes);
+    let made = finish_volume(image, &facts, &with_inodes);
     // tune2fs may have compacted the trees.
-    if scale != Scale::Tiny && combination.after.is_empty() {
-        assert_depth(&made, scale);
+    if scale != DataScale::Tiny && combination.after.is_empty() {
+        assert_tree_depths(&made, scale);
     }
     Some(made)
 }
 
 /// Returns true if the kernel mounts it; `None` without permission.
-pub fn mounts(image: &Image) -> Option<bool> {
+pub fn can_kernel_mount(image: &Image) -> Option<bool> {
     if !rustix::process::geteuid().is_root() {
-        skipped("mounting needs root");
+        report_skipped("mounting needs root");
         return None;
     }
-    let dir = scratch();
+    let dir = scratch_dir();
     let mount = |words: &[&str]| {
         std::process::Command::new("mount").args(words).arg(image.path()).arg(dir.path()).output()
     };
     let mounted = mount(&["-o", "loop"]).unwrap().status.success();
     if mounted {
-        run("umount", &[dir.path().to_str().unwrap()]);
+        run_tool("umount", &[dir.path().to_str().unwrap()]);
     }
     Some(mounted)
 }
 
-fn from_source(combination: &Combination, size: &str, facts: Facts) -> BuiltVolume {
-    let source = scratch();
-    tree::build(source.path());
+fn make_from_source(
+    combination: &FeatureCombination,
+    size: &str,
+    facts: Dumpe2fsInfo,
+) -> BuiltVolume {
+    let source = scratch_dir();
+    tree::build_tree(source.path());
     fill::fill_source(source.path(), &facts);
-    if facts.has("inline_data") {
+    if facts.has_feature("inline_data") {
         // mke2fs 1.47.0 would drop holes at the ends of files.
         let sparse = File::options().append(true).open(source.path().join("sparse"));
         sparse.unwrap().write_all(b"end").unwrap();
     }
-    let image = combination.make(size, Some(source.path())).unwrap();
+    let image = combination.make_image(size, Some(source.path())).unwrap();
     // Unwritten blocks, and a hole.
     let mut requests = vec!["fallocate sparse 0 30".to_owned(), "punch large 2 3".to_owned()];
     let large = File::options().write(true).open(source.path().join("large")).unwrap();
     let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
     fallocate(&large, hole, 2 * facts.block_bytes, 2 * facts.block_bytes).unwrap();
-    if facts.has("casefold") {
-        let flags = if facts.has("extent") { 0x4008_0000u32 } else { 0x4000_0000 };
+    if facts.has_feature("casefold") {
+        let flags = if facts.has_feature("extent") { 0x4008_0000u32 } else { 0x4000_0000 };
         requests.push("mkdir folded".to_owned());
         requests.push(format!("sif folded flags {flags:#x}"));
         let file = source.path().join("f60");
         std::fs::create_dir(source.path().join("folded")).unwrap();
         let many = (0..400).map(|nth| format!("Name Number {nth} of many in a directory"));
-        for name in FOLDED.iter().map(|(name, _)| (*name).to_owned()).chain(many) {
+        for name in EQUIVALENT_NAMES.iter().map(|(name, _)| (*name).to_owned()).chain(many) {
             requests.push(format!("write {} \"folded/{name}\"", file.display()));
             std::fs::copy(&file, source.path().join("folded").join(name)).unwrap();
         }
     }
-    debugfs(&image, &requests);
+    run_debugfs(&image, &requests);
     // debugfs makes no htrees; a second run of e2fsck would find its own changes.
-    run("e2fsck", &["-fyD", image.path()]);
-    let mut made = finish(image, &facts, combination);
+    run_tool("e2fsck", &["-fyD", image.path()]);
+    let mut made = finish_volume(image, &facts, combination);
     made.oracle = Oracle::Source(source);
     made
 }
 
-fn finish(image: Image, facts: &Facts, combination: &Combination) -> BuiltVolume {
-    debugfs(&image, &fill::finish(facts, &combination.after));
-    tune2fs(&image, &combination.after);
-    judge(&image);
-    let facts = Facts::of(&image.path);
+fn finish_volume(
+    image: Image,
+    facts: &Dumpe2fsInfo,
+    combination: &FeatureCombination,
+) -> BuiltVolume {
+    run_debugfs(&image, &fill::debugfs_finish_requests(facts, &combination.after));
+    run_tune2fs(&image, &combination.after);
+    assert_fsck_clean(&image);
+    let facts = Dumpe2fsInfo::from_image(&image.path);
     BuiltVolume { image, facts, oracle: Oracle::Kernel }
 }
 
 /// Asserts that e2fsck finds nothing.
-pub fn judge(image: &Image) {
-    run("e2fsck", &["-fn", image.path()]);
+pub fn assert_fsck_clean(image: &Image) {
+    run_tool("e2fsck", &["-fn", image.path()]);
 }
 
-fn tune2fs(image: &Image, words: &[&str]) {
+fn run_tune2fs(image: &Image, words: &[&str]) {
     if words.is_empty() {
         return;
     }
     // tune2fs requires a check before some changes.
-    run("e2fsck", &["-fp", image.path()]);
+    run_tool("e2fsck", &["-fp", image.path()]);
     let all: Vec<&str> = ["-f"].iter().chain(words).copied().chain([image.path()]).collect();
-    run("tune2fs", &all);
+    run_tool("tune2fs", &all);
     // It leaves directories without checksum tails, and counts quotas differently.
     let again =
         ["dir_index", "metadata_csum"].iter().any(|it| words.iter().any(|word| word.contains(it)));
-    run("e2fsck", &[if again { "-fyD" } else { "-fy" }, image.path()]);
+    run_tool("e2fsck", &[if again { "-fyD" } else { "-fy" }, image.path()]);
 }
 
-fn debugfs(image: &Image, requests: &[String]) {
+fn run_debugfs(image: &Image, requests: &[String]) {
     if requests.is_empty() {
         return;
     }
     let script: PathBuf = image.dir.path().join("requests");
     std::fs::write(&script, requests.join("\n") + "\n").unwrap();
-    run("debugfs", &["-w", "-f", script.to_str().unwrap(), image.path()]);
+    run_tool("debugfs", &["-w", "-f", script.to_str().unwrap(), image.path()]);
 }
 
 /// Asserts that the extent tree and the htree have the expected levels.
-fn assert_depth(made: &BuiltVolume, scale: Scale) {
+fn assert_tree_depths(made: &BuiltVolume, scale: DataScale) {
     let ask = |request: &str| made.image.debugfs(request).unwrap();
-    if made.facts.has("extent") && !made.facts.has("bigalloc") && scale == Scale::Usual {
+    if made.facts.has_feature("extent")
+        && !made.facts.has_feature("bigalloc")
+        && scale == DataScale::Usual
+    {
         let extents = ask("dump_extents fragments");
         assert!(extents.contains(" 2/ 2"), "a tree of one level:\n{extents:.500}");
     }
-    if made.facts.has("dir_index") {
+    if made.facts.has_feature("dir_index") {
         let tree = ask("htree_dump \"names of one file\"");
         let levels = tree.lines().find_map(|line| line.trim().strip_prefix("Indirect levels: "));
         assert!(levels.is_some_and(|levels| levels != "0"), "{tree:.500}");
@@ -211,7 +225,7 @@ fn assert_depth(made: &BuiltVolume, scale: Scale) {
 }
 
 /// Keeps a failing volume in the directory `DRACONIS_MATRIX_KEEP`; returns its name.
-pub fn keep(image: &Image) -> String {
+pub fn keep_failing_image(image: &Image) -> String {
     let Some(dir) = std::env::var_os("DRACONIS_MATRIX_KEEP") else {
         return "DRACONIS_MATRIX_KEEP=DIR keeps it".into();
     };
@@ -222,7 +236,7 @@ pub fn keep(image: &Image) -> String {
 }
 
 /// Returns the differences between the volume's reference and our view, one per line.
-pub fn differences(made: &BuiltVolume) -> Vec<String> {
+pub fn view_differences(made: &BuiltVolume) -> Vec<String> {
     let volume = match made.image.try_open() {
         Ok(volume) => volume,
         Err(error) => return vec![format!("not opened: {error}")],
@@ -230,23 +244,23 @@ pub fn differences(made: &BuiltVolume) -> Vec<String> {
     match &made.oracle {
         Oracle::Kernel => {
             let mount = made.image.mount().expect("the kernel has mounted it before");
-            let mut theirs = Seen::by_kernel(mount.path());
-            let ours = Seen::by_us(&volume);
-            let path = format!("/{}", fill::VERITY);
-            theirs.set_refused(path.as_bytes(), &fill::verity_contents(), &ours);
-            ours.differences(&theirs)
+            let mut theirs = VolumeView::from_kernel(mount.path());
+            let ours = VolumeView::from_draconis(&volume);
+            let path = format!("/{}", fill::VERITY_FILE);
+            theirs.fill_in_refused_file(path.as_bytes(), &fill::verity_contents(), &ours);
+            ours.differences_from(&theirs)
         }
-        Oracle::Source(source) => beside_source(&volume, source.path()),
+        Oracle::Source(source) => differences_from_source(&volume, source.path()),
     }
 }
 
-fn beside_source(volume: &Volume, source: &Path) -> Vec<String> {
+fn differences_from_source(volume: &Volume, source: &Path) -> Vec<String> {
     let compared = std::panic::AssertUnwindSafe(|| {
-        compare::tree(volume, InodeNumber::ROOT, source, Beside::Source);
+        compare::compare_trees(volume, InodeNumber::ROOT, source, ReferenceTree::Source);
         if !volume.info().features.iter().any(|feature| feature == "casefold") {
             return;
         }
-        for (name, asked) in FOLDED {
+        for (name, asked) in EQUIVALENT_NAMES {
             let path = |name: &str| format!("/folded/{name}").into_bytes();
             let found = volume.resolve(volume.root(), &path(asked), Follow::No);
             assert_eq!(found, volume.resolve(volume.root(), &path(name), Follow::No), "{asked}");
@@ -256,5 +270,5 @@ fn beside_source(volume: &Volume, source: &Path) -> Vec<String> {
             volume.resolve(volume.root(), name.as_bytes(), Follow::No).unwrap();
         }
     });
-    std::panic::catch_unwind(compared).err().map(crate::pool::message).into_iter().collect()
+    std::panic::catch_unwind(compared).err().map(crate::pool::panic_message).into_iter().collect()
 }

@@ -19,77 +19,84 @@ mod table;
 
 use common::Image;
 use draconis_device::Random;
-use fill::Scale;
-use ioctl::Shutdown;
+use fill::DataScale;
+use ioctl::ShutdownMode;
 
 /// More than the CPUs of a small machine: mounting waits for devices.
 const THREADS: usize = 4;
 /// Default number of random combinations.
-const USUAL_RANDOM: usize = 6;
+const DEFAULT_RANDOM_COMBINATIONS: usize = 6;
 /// Limit of differences reported per volume.
-const TOLD: usize = 12;
+const MAX_REPORTED_DIFFERENCES: usize = 12;
 
-fn number(name: &str) -> Option<u64> {
+fn number_from_env(name: &str) -> Option<u64> {
     std::env::var(name).ok().map(|text| text.parse().unwrap_or_else(|_| panic!("{name}={text}")))
 }
 
 /// Returns the lines to try, the amount of data on each volume, and the seed.
-fn lines() -> (Vec<String>, Scale, u64) {
-    let more = number("DRACONIS_MATRIX");
-    let seed = number("DRACONIS_MATRIX_SEED").unwrap_or(1);
+fn lines_to_test() -> (Vec<String>, DataScale, u64) {
+    let more = number_from_env("DRACONIS_MATRIX");
+    let seed = number_from_env("DRACONIS_MATRIX_SEED").unwrap_or(1);
     let only = std::env::var("DRACONIS_MATRIX_ONLY").unwrap_or_default();
     let mut chance = Random::new(seed);
-    let count = more.map_or(USUAL_RANDOM, |more| more as usize);
+    let count = more.map_or(DEFAULT_RANDOM_COMBINATIONS, |more| more as usize);
     let mut lines: Vec<String> = table::COMBINATIONS.iter().map(|it| (*it).to_owned()).collect();
-    lines.extend((0..count).map(|_| random::combination(&mut chance)));
+    lines.extend((0..count).map(|_| random::random_combination(&mut chance)));
     lines.retain(|line| line.contains(&only));
     println!("seed {seed}: {} combinations", lines.len());
-    (lines, if more.is_some() { Scale::Large } else { Scale::Usual }, seed)
+    (lines, if more.is_some() { DataScale::Large } else { DataScale::Usual }, seed)
 }
 
 #[test]
-fn what_the_kernel_wrote_is_read() {
-    let (lines, scale, seed) = lines();
-    let results = pool::each(THREADS, &lines, |line| {
-        let made = made::make(line, scale, &mut Random::new(seed))?;
-        let differences = made::differences(&made);
-        verdict(line, &made.image, &differences, |feature| made.facts.has(feature))
+fn kernel_written_volumes_are_read() {
+    let (lines, scale, seed) = lines_to_test();
+    let results = pool::run_each_in_threads(THREADS, &lines, |line| {
+        let made = made::make_volume(line, scale, &mut Random::new(seed))?;
+        let differences = made::view_differences(&made);
+        unexpected_differences_error(line, &made.image, &differences, |feature| {
+            made.facts.has_feature(feature)
+        })
     });
-    judge(seed, &lines, results);
+    panic_on_errors(seed, &lines, results);
 }
 
 #[test]
-fn what_the_kernel_left_in_a_journal_is_read() {
-    let seed = number("DRACONIS_MATRIX_SEED").unwrap_or(1);
-    let rounds = number("DRACONIS_MATRIX").map_or(1, |more| 2 + more / 20);
+fn kernel_written_journals_are_read() {
+    let seed = number_from_env("DRACONIS_MATRIX_SEED").unwrap_or(1);
+    let rounds = number_from_env("DRACONIS_MATRIX").map_or(1, |more| 2 + more / 20);
     let only = std::env::var("DRACONIS_MATRIX_ONLY").unwrap_or_default();
     let mut cases = Vec::new();
-    for (line, options) in journals::JOURNALS.iter().filter(|(line, _)| line.contains(&only)) {
-        for how in [Shutdown::AfterCommit, Shutdown::WithoutCommit] {
+    for (line, options) in journals::JOURNAL_VOLUMES.iter().filter(|(line, _)| line.contains(&only))
+    {
+        for how in [ShutdownMode::AfterCommit, ShutdownMode::WithoutCommit] {
             cases.extend((seed..seed + rounds).map(|seed| (*line, *options, how, seed)));
         }
     }
-    let results = pool::each(THREADS, &cases, |(line, options, how, seed)| {
-        let dirty = journals::leave(line, options, *how, &mut Random::new(*seed))?;
-        let differences = journals::differences(&dirty)?;
+    let results = pool::run_each_in_threads(THREADS, &cases, |(line, options, how, seed)| {
+        let dirty = journals::make_dirty_volume(line, options, *how, &mut Random::new(*seed))?;
+        let differences = journals::recovery_differences(&dirty)?;
         let name = format!("{line} ; {options} ; {how:?}");
-        verdict(&name, &dirty.image, &differences, |feature| dirty.facts.has(feature))
+        unexpected_differences_error(&name, &dirty.image, &differences, |feature| {
+            dirty.facts.has_feature(feature)
+        })
     });
     let lines: Vec<String> = cases.iter().map(|case| format!("{case:?}")).collect();
-    judge(seed, &lines, results);
+    panic_on_errors(seed, &lines, results);
 }
 
 /// Returns an error text for unexpected differences.
-fn verdict(
+fn unexpected_differences_error(
     line: &str,
     image: &Image,
     differences: &[String],
     has: impl FnMut(&str) -> bool,
 ) -> Option<String> {
-    match (differences, table::not_yet(line, has)) {
+    match (differences, table::find_known_failure(line, has)) {
         ([], None) => None,
         ([], Some((key, _))) => Some(format!("is read by now: delete {key:?} from NOT_YET")),
-        (all, None) => Some(format!("{} {}", format_differences(all), made::keep(image))),
+        (all, None) => {
+            Some(format!("{} {}", format_differences(all), made::keep_failing_image(image)))
+        }
         (all, Some((key, why))) => {
             println!("not yet ({key}: {why}): {line}: {}", format_differences(all));
             None
@@ -98,7 +105,7 @@ fn verdict(
 }
 
 /// Fails with all errors, if there are any.
-fn judge(seed: u64, lines: &[String], results: Vec<Result<Option<String>, String>>) {
+fn panic_on_errors(seed: u64, lines: &[String], results: Vec<Result<Option<String>, String>>) {
     let wrong: Vec<String> = results
         .into_iter()
         .zip(lines)
@@ -112,6 +119,7 @@ fn judge(seed: u64, lines: &[String], results: Vec<Result<Option<String>, String
 
 /// Returns the first differences.
 fn format_differences(differences: &[String]) -> String {
-    let first: Vec<&str> = differences.iter().take(TOLD).map(String::as_str).collect();
+    let first: Vec<&str> =
+        differences.iter().take(MAX_REPORTED_DIFFERENCES).map(String::as_str).collect();
     format!("{} differences\n  {}\n ", differences.len(), first.join("\n  "))
 }

@@ -6,10 +6,10 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Limit of a panic message.
-const LONGEST: usize = 1500;
+const MAX_PANIC_MESSAGE_BYTES: usize = 1500;
 
 /// Returns the results of `work` in order; a panic gives its message.
-pub fn each<T: Sync, R: Send>(
+pub fn run_each_in_threads<T: Sync, R: Send>(
     threads: usize,
     things: &[T],
     work: impl Fn(&T) -> R + Sync,
@@ -22,7 +22,8 @@ pub fn each<T: Sync, R: Send>(
                 loop {
                     let nth = next.fetch_add(1, Ordering::Relaxed);
                     let Some(thing) = things.get(nth) else { return };
-                    let result = catch_unwind(AssertUnwindSafe(|| work(thing))).map_err(message);
+                    let result =
+                        catch_unwind(AssertUnwindSafe(|| work(thing))).map_err(panic_message);
                     results.lock().unwrap().push((nth, result));
                 }
             });
@@ -34,9 +35,9 @@ pub fn each<T: Sync, R: Send>(
 }
 
 /// Returns the message of a panic.
-pub fn message(panic: Box<dyn Any + Send>) -> String {
+pub fn panic_message(panic: Box<dyn Any + Send>) -> String {
     match panic.downcast::<String>() {
-        Ok(text) => text.chars().take(LONGEST).collect(),
+        Ok(text) => text.chars().take(MAX_PANIC_MESSAGE_BYTES).collect(),
         Err(panic) => {
             panic.downcast::<&str>().map_or_else(|_| "a panic".into(), |it| (*it).to_owned())
         }

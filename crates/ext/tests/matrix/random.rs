@@ -3,7 +3,7 @@
 use draconis_device::Random;
 
 /// Features that combine with all others on ext4.
-const FREE: &[&str] = &[
+const INDEPENDENT_FEATURES: &[&str] = &[
     "inline_data",
     "ea_inode",
     "large_dir",
@@ -23,9 +23,9 @@ const FREE: &[&str] = &[
 ];
 
 /// Returns a line as in the table.
-pub fn combination(random: &mut Random) -> String {
+pub fn random_combination(random: &mut Random) -> String {
     let mut one_of =
-        |choices: &[&'static str]| choices[random.below(choices.len() as u64) as usize];
+        |choices: &[&'static str]| choices[random.next_below(choices.len() as u64) as usize];
     let block: u32 = one_of(&["1024", "1024", "2048", "4096", "4096"]).parse().unwrap();
     let inode = one_of(&["256", "256", "512", "1024"]);
     let mut features = vec![];
@@ -44,7 +44,7 @@ pub fn combination(random: &mut Random) -> String {
         let times: u32 = one_of(&["2", "4", "16"]).parse().unwrap();
         cluster = format!(" -C {}", block * times);
     }
-    for feature in FREE {
+    for feature in INDEPENDENT_FEATURES {
         if one_of(&["", "", "", "yes"]) == "yes" {
             features.push((*feature).to_owned());
         }

@@ -20,25 +20,25 @@ use rustix::io::Errno;
 use crate::ioctl;
 
 /// Observed values by name.
-pub type Fields = BTreeMap<Cow<'static, str>, String>;
+pub type FieldMap = BTreeMap<Cow<'static, str>, String>;
 
 /// One reader's view of a volume.
 #[derive(Default, Debug)]
-pub struct Seen {
+pub struct VolumeView {
     /// Fields of `statfs`.
-    pub space: Fields,
+    pub space: FieldMap,
     /// Paths, with `.` and `..`: inode number, and type in the directory entry.
     pub names: BTreeMap<Vec<u8>, (u64, String)>,
     /// Output of `stat`, `getfattr`, `cat` and `readlink` for each inode.
-    pub nodes: BTreeMap<u64, Fields>,
+    pub nodes: BTreeMap<u64, FieldMap>,
 }
 
 /// Bytes per read, not aligned to any boundary.
-const PIECE_BYTES: usize = 100_003;
+const READ_BYTES: usize = 100_003;
 
-impl Seen {
+impl VolumeView {
     /// Returns the kernel's view below `mount`.
-    pub fn by_kernel(mount: &Path) -> Self {
+    pub fn from_kernel(mount: &Path) -> Self {
         let mut seen = Self::default();
         let space = rustix::fs::statvfs(mount).unwrap();
         seen.space = space_fields([
@@ -50,13 +50,13 @@ impl Seen {
             space.f_ffree,
             space.f_fsid,
         ]);
-        seen.kernel_node(mount);
-        seen.kernel_directory(mount, b"");
+        seen.record_kernel_inode(mount);
+        seen.visit_kernel_directory(mount, b"");
         seen
     }
 
     /// Returns our view of `volume`.
-    pub fn by_us(volume: &Volume) -> Self {
+    pub fn from_draconis(volume: &Volume) -> Self {
         let mut seen = Self::default();
         let space = volume.space();
         seen.space = space_fields([
@@ -68,61 +68,66 @@ impl Seen {
             space.free_inodes,
             space.id,
         ]);
-        seen.our_node(volume, volume.root());
-        seen.our_directory(volume, volume.root(), b"");
+        seen.record_draconis_inode(volume, volume.root());
+        seen.visit_draconis_directory(volume, volume.root(), b"");
         seen
     }
 
     /// Returns the differences to `theirs`, one per line.
-    pub fn differences(&self, theirs: &Self) -> Vec<String> {
+    pub fn differences_from(&self, theirs: &Self) -> Vec<String> {
         let mut lines = Vec::new();
-        fields("space", &self.space, &theirs.space, &mut lines);
-        each(&self.names, &theirs.names, |name, ours, theirs| {
+        list_field_differences("space", &self.space, &theirs.space, &mut lines);
+        for_each_difference(&self.names, &theirs.names, |name, ours, theirs| {
             lines.push(format!("name {}: {ours:?}, kernel {theirs:?}", name.escape_ascii()));
         });
         let named: BTreeMap<u64, &Vec<u8>> =
             theirs.names.iter().map(|(name, (number, _))| (*number, name)).collect();
-        each(&self.nodes, &theirs.nodes, |number, ours, theirs| {
+        for_each_difference(&self.nodes, &theirs.nodes, |number, ours, theirs| {
             let name = named.get(number).map_or(&b"?"[..], |name| name.as_slice());
-            let none = Fields::new();
+            let none = FieldMap::new();
             let what = format!("inode {number} ({})", name.escape_ascii());
-            fields(&what, ours.unwrap_or(&none), theirs.unwrap_or(&none), &mut lines);
+            list_field_differences(
+                &what,
+                ours.unwrap_or(&none),
+                theirs.unwrap_or(&none),
+                &mut lines,
+            );
         });
         lines
     }
 
     /// Copies the directory times of `other`. Fast commits do not store them: Linux uses the time
     /// of the replay.
-    pub fn set_times_of_directories(&mut self, other: &Self) {
+    pub fn copy_directory_times(&mut self, other: &Self) {
         let dirs = self.names.iter().filter(|(name, _)| name.ends_with(b"/."));
         let dirs: Vec<u64> = dirs.map(|(_, (number, _))| *number).collect();
         for (number, field) in dirs.iter().flat_map(|it| [(it, "changed"), (it, "modified")]) {
             let theirs = other.nodes.get(number).and_then(|node| node.get(field));
             if let (Some(node), Some(value)) = (self.nodes.get_mut(number), theirs) {
-                put(node, field, value);
+                insert_field(node, field, value);
             }
         }
     }
 
     /// Fills in a file that the kernel refuses to open, such as a verity file without fs-verity.
     /// The contents are `bytes`; fields of open files come from `other`.
-    pub fn set_refused(&mut self, path: &[u8], bytes: &[u8], other: &Self) {
+    pub fn fill_in_refused_file(&mut self, path: &[u8], bytes: &[u8], other: &Self) {
         let Some((number, _)) = self.names.get(path) else { return };
         if let Some(node) = self.nodes.get_mut(number)
-            && node.get("contents").is_some_and(|it| it == REFUSED)
+            && node.get("contents").is_some_and(|it| it == REFUSED_CONTENTS)
         {
             let end = bytes.len() as u64;
-            put(node, "contents", format!("0-{end} {:x} ", digest(bytes)));
+            insert_field(node, "contents", format!("0-{end} {:x} ", digest(bytes)));
             for field in ["flags", "generation"] {
                 if let Some(value) = other.nodes.get(number).and_then(|node| node.get(field)) {
-                    put(node, field, value);
+                    insert_field(node, field, value);
                 }
             }
         }
     }
 
-    fn kernel_directory(&mut self, dir: &Path, path: &[u8]) {
-        let handle = open(dir, OFlags::RDONLY | OFlags::DIRECTORY).unwrap();
+    fn visit_kernel_directory(&mut self, dir: &Path, path: &[u8]) {
+        let handle = open_path(dir, OFlags::RDONLY | OFlags::DIRECTORY).unwrap();
         let mut below = Vec::new();
         for entry in rustix::fs::Dir::read_from(&handle).unwrap() {
             let entry = entry.unwrap();
@@ -131,7 +136,7 @@ impl Seen {
                 HostType::Unknown => None,
                 kind => FileType::from_mode(kind.as_raw_mode()),
             };
-            self.name(path, name, entry.ino(), kind);
+            self.record_name(path, name, entry.ino(), kind);
             if matches!(name, b"." | b"..") {
                 continue;
             }
@@ -139,23 +144,23 @@ impl Seen {
             let is_directory = if self.nodes.contains_key(&entry.ino()) {
                 false
             } else {
-                self.kernel_node(&child)
+                self.record_kernel_inode(&child)
             };
             if is_directory {
-                below.push((child, join(path, name)));
+                below.push((child, join_path(path, name)));
             }
         }
         for (child, path) in below {
-            self.kernel_directory(&child, &path);
+            self.visit_kernel_directory(&child, &path);
         }
     }
 
-    fn kernel_node(&mut self, path: &Path) -> bool {
+    fn record_kernel_inode(&mut self, path: &Path) -> bool {
         let all = StatxFlags::BASIC_STATS | StatxFlags::BTIME;
         let stat = rustix::fs::statx(CWD, path, AtFlags::SYMLINK_NOFOLLOW, all).unwrap();
         let time = |time: rustix::fs::StatxTimestamp| (time.tv_sec, time.tv_nsec);
         let born = StatxFlags::from_bits_retain(stat.stx_mask).contains(StatxFlags::BTIME);
-        let mut told = Stat {
+        let mut told = StatFields {
             mode: stat.stx_mode.into(),
             links: stat.stx_nlink,
             owner: (stat.stx_uid, stat.stx_gid),
@@ -166,24 +171,32 @@ impl Seen {
             times: [stat.stx_atime, stat.stx_mtime, stat.stx_ctime].map(time),
             created: born.then(|| time(stat.stx_btime)),
         }
-        .fields();
-        kernel_attributes(path, &mut told);
+        .to_field_map();
+        add_kernel_xattrs(path, &mut told);
         let kind = HostType::from_raw_mode(stat.stx_mode.into());
         match kind {
             HostType::RegularFile | HostType::Directory => {
-                match open(path, OFlags::RDONLY) {
+                match open_path(path, OFlags::RDONLY) {
                     Ok(file) => {
-                        kernel_flags(&file, &mut told);
+                        add_kernel_flags(&file, &mut told);
                         if kind == HostType::RegularFile {
-                            put(&mut told, "contents", kernel_contents(&file, stat.stx_size));
+                            insert_field(
+                                &mut told,
+                                "contents",
+                                kernel_contents(&file, stat.stx_size),
+                            );
                         }
                     }
-                    Err(_) => put(&mut told, "contents", REFUSED),
+                    Err(_) => insert_field(&mut told, "contents", REFUSED_CONTENTS),
                 };
             }
             HostType::Symlink => {
                 let target = rustix::fs::readlink(path, Vec::new());
-                put(&mut told, "target", target.map_or(REFUSED.into(), |it| shown(it.as_bytes())));
+                insert_field(
+                    &mut told,
+                    "target",
+                    target.map_or(REFUSED_CONTENTS.into(), |it| escape_bytes(it.as_bytes())),
+                );
             }
             _ => {}
         }
@@ -191,7 +204,7 @@ impl Seen {
         kind == HostType::Directory
     }
 
-    fn our_directory(&mut self, volume: &Volume, dir: InodeNumber, path: &[u8]) {
+    fn visit_draconis_directory(&mut self, volume: &Volume, dir: InodeNumber, path: &[u8]) {
         let mut names = Vec::new();
         let listed = volume.entries(dir, Cookie::default(), true, |entry| {
             match entry {
@@ -205,13 +218,15 @@ impl Seen {
             true
         });
         if let Err(error) = listed {
-            self.name(path, format!("not listed: {error}").as_bytes(), 0, None);
+            self.record_name(path, format!("not listed: {error}").as_bytes(), 0, None);
         }
         let mut below = Vec::new();
         for (name, number, kind) in names {
             match volume.lookup(dir, &name) {
                 Ok(found) if found == number => {}
-                other => self.name(path, b"not looked up", 0, other.map(|_| FileType::File).ok()),
+                other => {
+                    self.record_name(path, b"not looked up", 0, other.map(|_| FileType::File).ok())
+                }
             }
             // Each name is also looked up in a variant that does not exist.
             let mut absent = name.clone();
@@ -220,72 +235,76 @@ impl Seen {
                 volume.lookup(dir, &absent),
                 Err(Error::NotFound | Error::NameTooLong) | Ok(_)
             ) {
-                self.name(path, b"damage met in looking up what is not there", 0, None);
+                self.record_name(path, b"damage met in looking up what is not there", 0, None);
             }
-            self.name(path, &name, number.0.into(), kind);
+            self.record_name(path, &name, number.0.into(), kind);
             if matches!(&name[..], b"." | b"..") || self.nodes.contains_key(&number.0.into()) {
                 continue;
             }
-            if self.our_node(volume, number) {
-                below.push((number, join(path, &name)));
+            if self.record_draconis_inode(volume, number) {
+                below.push((number, join_path(path, &name)));
             }
         }
         for (number, path) in below {
-            self.our_directory(volume, number, &path);
+            self.visit_draconis_directory(volume, number, &path);
         }
     }
 
-    fn our_node(&mut self, volume: &Volume, number: InodeNumber) -> bool {
+    fn record_draconis_inode(&mut self, volume: &Volume, number: InodeNumber) -> bool {
         let (told, kind) = match volume.attributes(number) {
-            Ok(attributes) => (our_fields(volume, number, &attributes), Some(attributes.kind)),
-            Err(error) => (Fields::from([("inode".into(), error.to_string())]), None),
+            Ok(attributes) => (draconis_fields(volume, number, &attributes), Some(attributes.kind)),
+            Err(error) => (FieldMap::from([("inode".into(), error.to_string())]), None),
         };
         self.nodes.insert(number.0.into(), told);
         kind == Some(FileType::Directory)
     }
 
-    fn name(&mut self, path: &[u8], name: &[u8], number: u64, kind: Option<FileType>) {
-        let twice = self.names.insert(join(path, name), (number, format!("{kind:?}")));
+    fn record_name(&mut self, path: &[u8], name: &[u8], number: u64, kind: Option<FileType>) {
+        let twice = self.names.insert(join_path(path, name), (number, format!("{kind:?}")));
         if twice.is_some() {
-            self.names.insert(join(&join(path, name), b"twice"), (number, String::new()));
+            self.names.insert(join_path(&join_path(path, name), b"twice"), (number, String::new()));
         }
     }
 }
 
 /// Contents that neither reader may read.
-const REFUSED: &str = "refused";
+const REFUSED_CONTENTS: &str = "refused";
 
-fn join(path: &[u8], name: &[u8]) -> Vec<u8> {
+fn join_path(path: &[u8], name: &[u8]) -> Vec<u8> {
     [path, b"/", name].concat()
 }
 
-fn put(fields: &mut Fields, name: impl Into<Cow<'static, str>>, value: impl Into<String>) {
+fn insert_field(
+    fields: &mut FieldMap,
+    name: impl Into<Cow<'static, str>>,
+    value: impl Into<String>,
+) {
     fields.insert(name.into(), value.into());
 }
 
-fn shown(bytes: impl AsRef<[u8]>) -> String {
+fn escape_bytes(bytes: impl AsRef<[u8]>) -> String {
     bytes.as_ref().escape_ascii().to_string()
 }
 
-fn space_fields(numbers: [u64; 7]) -> Fields {
+fn space_fields(numbers: [u64; 7]) -> FieldMap {
     let names = ["block", "blocks", "free", "available", "inodes", "free inodes", "id"];
     names.into_iter().map(Cow::from).zip(numbers.map(|number| number.to_string())).collect()
 }
 
 /// Lists the fields that differ.
-fn fields(what: &str, ours: &Fields, theirs: &Fields, lines: &mut Vec<String>) {
-    each(ours, theirs, |name, ours, theirs| {
-        let text = |it: Option<&String>| it.map_or("nothing".into(), |it| short(it));
+fn list_field_differences(what: &str, ours: &FieldMap, theirs: &FieldMap, lines: &mut Vec<String>) {
+    for_each_difference(ours, theirs, |name, ours, theirs| {
+        let text = |it: Option<&String>| it.map_or("nothing".into(), |it| truncate_text(it));
         lines.push(format!("{what}: {name}: {}, kernel {}", text(ours), text(theirs)));
     });
 }
 
-fn short(text: &str) -> String {
+fn truncate_text(text: &str) -> String {
     text.chars().take(300).collect()
 }
 
 /// Visits each key whose values differ.
-fn each<K: Ord, V: PartialEq>(
+fn for_each_difference<K: Ord, V: PartialEq>(
     ours: &BTreeMap<K, V>,
     theirs: &BTreeMap<K, V>,
     mut differs: impl FnMut(&K, Option<&V>, Option<&V>),
@@ -302,7 +321,7 @@ fn each<K: Ord, V: PartialEq>(
 }
 
 /// Fields of `stat`.
-struct Stat<T> {
+struct StatFields<T> {
     mode: u32,
     links: u32,
     owner: (u32, u32),
@@ -314,37 +333,37 @@ struct Stat<T> {
     created: Option<T>,
 }
 
-impl<T: Debug> Stat<T> {
-    fn fields(&self) -> Fields {
+impl<T: Debug> StatFields<T> {
+    fn to_field_map(&self) -> FieldMap {
         let [accessed, modified, changed] = &self.times;
-        let mut fields = Fields::new();
-        put(&mut fields, "mode", format!("{:o}", self.mode));
-        put(&mut fields, "links", self.links.to_string());
-        put(&mut fields, "owner", format!("{:?}", self.owner));
-        put(&mut fields, "device", format!("{:?}", self.device));
-        put(&mut fields, "size", self.size.to_string());
-        put(&mut fields, "sectors", self.sectors.to_string());
-        put(&mut fields, "block", self.block.to_string());
-        put(&mut fields, "accessed", format!("{accessed:?}"));
-        put(&mut fields, "modified", format!("{modified:?}"));
-        put(&mut fields, "changed", format!("{changed:?}"));
-        put(&mut fields, "created", format!("{:?}", self.created));
+        let mut fields = FieldMap::new();
+        insert_field(&mut fields, "mode", format!("{:o}", self.mode));
+        insert_field(&mut fields, "links", self.links.to_string());
+        insert_field(&mut fields, "owner", format!("{:?}", self.owner));
+        insert_field(&mut fields, "device", format!("{:?}", self.device));
+        insert_field(&mut fields, "size", self.size.to_string());
+        insert_field(&mut fields, "sectors", self.sectors.to_string());
+        insert_field(&mut fields, "block", self.block.to_string());
+        insert_field(&mut fields, "accessed", format!("{accessed:?}"));
+        insert_field(&mut fields, "modified", format!("{modified:?}"));
+        insert_field(&mut fields, "changed", format!("{changed:?}"));
+        insert_field(&mut fields, "created", format!("{:?}", self.created));
         fields
     }
 }
 
-fn open(path: &Path, how: OFlags) -> rustix::io::Result<File> {
+fn open_path(path: &Path, how: OFlags) -> rustix::io::Result<File> {
     let how = how | OFlags::CLOEXEC | OFlags::NONBLOCK;
     rustix::fs::open(path, how, Mode::empty()).map(File::from)
 }
 
-fn kernel_flags(file: &File, fields: &mut Fields) {
+fn add_kernel_flags(file: &File, fields: &mut FieldMap) {
     let flags = rustix::fs::ioctl_getflags(file).unwrap();
-    put(fields, "flags", format!("{:#x}", flags.bits()));
-    put(fields, "generation", ioctl::generation(file).unwrap().to_string());
+    insert_field(fields, "flags", format!("{:#x}", flags.bits()));
+    insert_field(fields, "generation", ioctl::get_generation(file).unwrap().to_string());
 }
 
-fn kernel_attributes(path: &Path, fields: &mut Fields) {
+fn add_kernel_xattrs(path: &Path, fields: &mut FieldMap) {
     let mut names = vec![0; 65536];
     let len = match rustix::fs::llistxattr(path, &mut names[..]) {
         Ok(len) => len,
@@ -355,12 +374,16 @@ fn kernel_attributes(path: &Path, fields: &mut Fields) {
         let text = std::str::from_utf8(name).unwrap();
         let mut value = vec![0; 65536];
         let len = rustix::fs::lgetxattr(path, text, &mut value[..]).unwrap();
-        put(fields, format!("attribute {text}"), value_text(&value[..len]));
+        insert_field(fields, format!("attribute {text}"), xattr_value_text(&value[..len]));
     }
 }
 
-fn value_text(value: &[u8]) -> String {
-    if value.len() < 100 { shown(value) } else { format!("{} {:x}", value.len(), digest(value)) }
+fn xattr_value_text(value: &[u8]) -> String {
+    if value.len() < 100 {
+        escape_bytes(value)
+    } else {
+        format!("{} {:x}", value.len(), digest(value))
+    }
 }
 
 fn digest(bytes: &[u8]) -> u64 {
@@ -382,19 +405,19 @@ fn kernel_contents(file: &File, size: u64) -> String {
     }
     let mut text = String::new();
     for (start, end) in found {
-        let digest = digest_of(start, end, |at, into| file.read_at(into, at).ok());
+        let digest = digest_of_range(start, end, |at, into| file.read_at(into, at).ok());
         write!(text, "{start}-{end} {digest} ").unwrap();
     }
     text
 }
 
 /// Returns the digest of the bytes in `start..end`.
-fn digest_of(start: u64, end: u64, read: impl Fn(u64, &mut [u8]) -> Option<usize>) -> String {
+fn digest_of_range(start: u64, end: u64, read: impl Fn(u64, &mut [u8]) -> Option<usize>) -> String {
     let mut hasher = DefaultHasher::new();
-    let mut piece = vec![0; PIECE_BYTES];
+    let mut piece = vec![0; READ_BYTES];
     let mut at = start;
     while at < end {
-        let len = (end - at).min(PIECE_BYTES as u64) as usize;
+        let len = (end - at).min(READ_BYTES as u64) as usize;
         match read(at, &mut piece[..len]) {
             Some(got) if got > 0 => {
                 hasher.write(&piece[..got]);
@@ -406,9 +429,9 @@ fn digest_of(start: u64, end: u64, read: impl Fn(u64, &mut [u8]) -> Option<usize
     format!("{:x}", hasher.finish())
 }
 
-fn our_fields(volume: &Volume, number: InodeNumber, attributes: &Attributes) -> Fields {
+fn draconis_fields(volume: &Volume, number: InodeNumber, attributes: &Attributes) -> FieldMap {
     let time = |time: draconis_exchange::contract::Time| (time.seconds, time.nanoseconds);
-    let mut told = Stat {
+    let mut told = StatFields {
         mode: attributes.mode,
         links: attributes.links,
         owner: (attributes.uid, attributes.gid),
@@ -419,65 +442,65 @@ fn our_fields(volume: &Volume, number: InodeNumber, attributes: &Attributes) -> 
         times: [attributes.accessed, attributes.modified, attributes.changed].map(time),
         created: attributes.created.map(time),
     }
-    .fields();
-    our_attributes(volume, number, attributes, &mut told);
+    .to_field_map();
+    add_draconis_xattrs(volume, number, attributes, &mut told);
     match attributes.kind {
         FileType::File | FileType::Directory => {
             let contents =
-                (attributes.kind == FileType::File).then(|| our_contents(volume, number));
-            if contents.as_deref() != Some(REFUSED) {
-                put(&mut told, "flags", format!("{:#x}", attributes.flags));
-                put(&mut told, "generation", attributes.generation.to_string());
+                (attributes.kind == FileType::File).then(|| draconis_contents(volume, number));
+            if contents.as_deref() != Some(REFUSED_CONTENTS) {
+                insert_field(&mut told, "flags", format!("{:#x}", attributes.flags));
+                insert_field(&mut told, "generation", attributes.generation.to_string());
             }
             if let Some(contents) = contents {
-                put(&mut told, "contents", contents);
+                insert_field(&mut told, "contents", contents);
             }
         }
         FileType::Symlink => match volume.read_link(number) {
-            Ok(target) => put(&mut told, "target", shown(target)),
-            Err(error) => put(&mut told, "target", error.to_string()),
+            Ok(target) => insert_field(&mut told, "target", escape_bytes(target)),
+            Err(error) => insert_field(&mut told, "target", error.to_string()),
         },
         _ => {}
     }
     told
 }
 
-fn our_attributes(
+fn add_draconis_xattrs(
     volume: &Volume,
     number: InodeNumber,
     attributes: &Attributes,
-    fields: &mut Fields,
+    fields: &mut FieldMap,
 ) {
     match volume.xattr_names(number) {
         Ok(names) => {
             if attributes.no_xattrs && !names.is_empty() {
-                put(fields, "attributes", "some, where there are said to be none");
+                insert_field(fields, "attributes", "some, where there are said to be none");
             }
             for name in names {
                 let value = volume.xattr(number, &name);
-                let text = value.map_or_else(|error| error.to_string(), |it| value_text(&it));
-                put(fields, format!("attribute {}", String::from_utf8_lossy(&name)), text);
+                let text = value.map_or_else(|error| error.to_string(), |it| xattr_value_text(&it));
+                insert_field(fields, format!("attribute {}", String::from_utf8_lossy(&name)), text);
             }
         }
-        Err(error) => put(fields, "attributes", error.to_string()),
+        Err(error) => insert_field(fields, "attributes", error.to_string()),
     }
     match volume.xattr(number, b"user.not there") {
         Err(Error::NoAttribute | Error::Unsupported { .. }) => {}
-        other => put(fields, "an attribute that is not there", format!("{other:?}")),
+        other => insert_field(fields, "an attribute that is not there", format!("{other:?}")),
     }
 }
 
 /// As [`kernel_contents`], but reads only the ends of each hole.
-fn our_contents(volume: &Volume, number: InodeNumber) -> String {
+fn draconis_contents(volume: &Volume, number: InodeNumber) -> String {
     let inode = volume.inode(number).unwrap();
     let size = inode.size_bytes;
     let mut text = String::new();
     let mut at = 0;
     loop {
-        let (start, end) = match next_data(volume, number, at, size) {
+        let (start, end) = match next_data_range(volume, number, at, size) {
             Ok(next) => next,
             Err(error) if error.to_string().contains("key not available") => {
-                return REFUSED.into();
+                return REFUSED_CONTENTS.into();
             }
             Err(error) => return format!("{text}then: {error}"),
         };
@@ -491,7 +514,8 @@ fn our_contents(volume: &Volume, number: InodeNumber) -> String {
         if start >= size {
             break;
         }
-        let digest = digest_of(start, end, |at, into| volume.read_into(number, at, into).ok());
+        let digest =
+            digest_of_range(start, end, |at, into| volume.read_into(number, at, into).ok());
         write!(text, "{start}-{end} {digest} ").unwrap();
         at = end;
     }
@@ -502,7 +526,7 @@ fn our_contents(volume: &Volume, number: InodeNumber) -> String {
 }
 
 /// Returns the next data range; twice the size if there is none.
-fn next_data(
+fn next_data_range(
     volume: &Volume,
     number: InodeNumber,
     at: u64,

@@ -119,12 +119,12 @@ pub const COMBINATIONS: &[&str] = &[
 
 /// Features, combinations and journals (`line ; options ; shutdown`) that we do not read like the
 /// kernel, with reasons. A line that reads correctly fails the test until it is removed.
-pub const NOT_YET: &[(&str, &str)] = &[];
+pub const KNOWN_FAILURES: &[(&str, &str)] = &[];
 
 /// Returns the line that makes the combination unreadable, if any.
-pub fn not_yet<'a>(
+pub fn find_known_failure<'a>(
     name: &str,
     mut has: impl FnMut(&str) -> bool,
 ) -> Option<&'a (&'static str, &'static str)> {
-    NOT_YET.iter().find(|(key, _)| *key == name || has(key))
+    KNOWN_FAILURES.iter().find(|(key, _)| *key == name || has(key))
 }

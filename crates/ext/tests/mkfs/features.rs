@@ -1,9 +1,9 @@
 //! Volumes with clusters, quotas, MMP and inline data, compared with `mke2fs`.
 
-use super::same_as_mke2fs;
+use super::assert_same_layout_as_mke2fs;
 
 #[test]
-fn volumes_with_clusters_quotas_and_guards_are_mke2fs_s_byte_for_byte() {
+fn bigalloc_quota_and_mmp_volumes_equal_mke2fs_byte_for_byte() {
     for (arguments, size) in [
         ("-t ext4 -O mmp", 30000),
         ("-t ext4 -b 4096 -O mmp,^metadata_csum -E mmp_update_interval=1", 65536),
@@ -29,12 +29,12 @@ fn volumes_with_clusters_quotas_and_guards_are_mke2fs_s_byte_for_byte() {
         ("-t ext4 -O bigalloc,uninit_bg,^metadata_csum -b 1024 -C 2048", 65536),
         ("-t ext4 -O bigalloc -b 1024 -N 20000", 65536),
     ] {
-        same_as_mke2fs(arguments, size);
+        assert_same_layout_as_mke2fs(arguments, size);
     }
 }
 
 #[test]
-fn volumes_with_clusters_are_laid_out_as_mke2fs_s() {
+fn bigalloc_layout_matches_mke2fs() {
     // The first three differ in bytes at any size. mke2fs's lost+found has an unused entry where it
     // left its inode; its quota files have two extents that could be one.
     for (arguments, kib) in [
@@ -49,6 +49,6 @@ fn volumes_with_clusters_are_laid_out_as_mke2fs_s() {
         ("-t ext4 -O bigalloc -b 4096 -C 16384", 20 << 20),
         ("-t ext4 -O quota,mmp,inline_data", 20 << 20),
     ] {
-        same_as_mke2fs(arguments, kib);
+        assert_same_layout_as_mke2fs(arguments, kib);
     }
 }

@@ -8,8 +8,8 @@ mod trees;
 use std::path::Path;
 use std::process::Command;
 
-use common::compare::Beside;
-use common::{Image, run};
+use common::compare::ReferenceTree;
+use common::{Image, run_tool};
 use draconis_device::{Fault, FaultDisk, FaultTarget, FileDisk, FileOptions, MemoryDisk, Random};
 use draconis_exchange::contract::Time;
 use draconis_ext::mkfs::{
@@ -17,42 +17,45 @@ use draconis_ext::mkfs::{
     NodeKind, Tree, TreeNode, VolumePlan,
 };
 use draconis_ext::{Follow, InodeNumber, Volume};
-use trees::{BuiltTree, made, same_as_made, same_contents, same_for_the_kernel, split};
+use trees::{
+    SyntheticTree, assert_kernel_sees_tree, assert_same_contents, assert_volume_matches_tree,
+    build_boundary_tree, split_tree_and_files,
+};
 
-const UUID: &str = "11111111-2222-3333-4444-555555555555";
-const SEED: &str = "01234567-89ab-cdef-0123-456789abcdef";
-const TIME: u32 = 1_700_000_000;
+const VOLUME_UUID: &str = "11111111-2222-3333-4444-555555555555";
+const HASH_SEED: &str = "01234567-89ab-cdef-0123-456789abcdef";
+const CREATION_TIME: u32 = 1_700_000_000;
 
-struct Nothing;
+struct FailingFileSource;
 
-impl FileSource for Nothing {
+impl FileSource for FailingFileSource {
     fn read(&self, _: u64, _: u64, _: &mut [u8]) -> std::io::Result<()> {
         Err(std::io::ErrorKind::NotFound.into())
     }
 }
 
-fn uuid(text: &str) -> [u8; 16] {
+fn parse_uuid(text: &str) -> [u8; 16] {
     let digits: Vec<u8> = text.bytes().filter(|byte| *byte != b'-').collect();
     let nibble = |byte: u8| char::from(byte).to_digit(16).unwrap() as u8;
     std::array::from_fn(|nth| nibble(digits[2 * nth]) << 4 | nibble(digits[2 * nth + 1]))
 }
 
-fn options() -> FormatOptions {
+fn default_options() -> FormatOptions {
     FormatOptions {
-        uuid: uuid(UUID),
-        hash_seed: uuid(SEED),
-        time: TIME,
+        uuid: parse_uuid(VOLUME_UUID),
+        hash_seed: parse_uuid(HASH_SEED),
+        time: CREATION_TIME,
         ..FormatOptions::default()
     }
 }
 
-fn root() -> Tree {
-    let time = Time { seconds: i64::from(TIME), nanoseconds: 0 };
-    Tree::new(TreeNode::new(NodeKind::Directory, 0o755).at(time))
+fn empty_root_tree() -> Tree {
+    let time = Time { seconds: i64::from(CREATION_TIME), nanoseconds: 0 };
+    Tree::new(TreeNode::new(NodeKind::Directory, 0o755).with_all_times(time))
 }
 
 /// Writes a plan to a new file.
-fn write(plan: &VolumePlan<'_>, contents: &dyn FileSource, path: &Path) -> mkfs::Result<()> {
+fn write_image(plan: &VolumePlan<'_>, contents: &dyn FileSource, path: &Path) -> mkfs::Result<()> {
     let file = std::fs::File::create(path).unwrap();
     file.set_len(plan.layout().len_bytes()).unwrap();
     let options = FileOptions { write: true, direct: false, uring: false };
@@ -61,8 +64,8 @@ fn write(plan: &VolumePlan<'_>, contents: &dyn FileSource, path: &Path) -> mkfs:
 }
 
 /// Parses arguments of `mke2fs` into options.
-fn parse(arguments: &str) -> FormatOptions {
-    let mut options = options();
+fn parse_mke2fs_arguments(arguments: &str) -> FormatOptions {
+    let mut options = default_options();
     let mut words = arguments.split_whitespace();
     while let Some(flag) = words.next() {
         let value = words.next().unwrap();
@@ -111,11 +114,11 @@ fn parse(arguments: &str) -> FormatOptions {
 }
 
 /// Makes a volume with mke2fs, or `None` if it refuses; `size` in KiB.
-fn theirs(arguments: &str, size: u64) -> Option<Image> {
+fn format_with_mke2fs(arguments: &str, size: u64) -> Option<Image> {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("image");
-    let mut extended = format!("hash_seed={SEED},root_owner=0:0");
-    if has_sums(arguments) {
+    let mut extended = format!("hash_seed={HASH_SEED},root_owner=0:0");
+    if has_group_checksums(arguments) {
         // Written tables, as ours.
         extended += ",lazy_itable_init=0";
     }
@@ -129,8 +132,8 @@ fn theirs(arguments: &str, size: u64) -> Option<Image> {
         words.extend(["-t", "ext2"]);
     }
     let output = Command::new("mke2fs")
-        .env("E2FSPROGS_FAKE_TIME", TIME.to_string())
-        .args(["-q", "-F", "-U", UUID, "-E", &extended])
+        .env("E2FSPROGS_FAKE_TIME", CREATION_TIME.to_string())
+        .args(["-q", "-F", "-U", VOLUME_UUID, "-E", &extended])
         .args(words)
         .arg(&path)
         .arg(format!("{size}k"))
@@ -139,27 +142,28 @@ fn theirs(arguments: &str, size: u64) -> Option<Image> {
     output.status.success().then_some(Image { dir, path })
 }
 
-fn ours(arguments: &str, size: u64) -> mkfs::Result<Image> {
+fn format_with_draconis(arguments: &str, size: u64) -> mkfs::Result<Image> {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("image");
-    let layout = Layout::new(&parse(arguments), size * 1024)?;
-    let mut tree = root();
-    write(&VolumePlan::new(layout, &mut tree)?, &Nothing, &path)?;
+    let layout = Layout::new(&parse_mke2fs_arguments(arguments), size * 1024)?;
+    let mut tree = empty_root_tree();
+    write_image(&VolumePlan::new(layout, &mut tree)?, &FailingFileSource, &path)?;
     Ok(Image { dir, path })
 }
 
 /// Returns true if descriptors have checksums and uninitialized flags.
-fn has_sums(arguments: &str) -> bool {
-    let features = parse(arguments).read_only_compatible;
+fn has_group_checksums(arguments: &str) -> bool {
+    let features = parse_mke2fs_arguments(arguments).read_only_compatible;
     features.intersects(draconis_ext::format::features::ReadOnlyCompatible::CHECKSUMS)
 }
 
-fn same_as_mke2fs(arguments: &str, size: u64) {
+fn assert_same_layout_as_mke2fs(arguments: &str, size: u64) {
     let what = format!("mke2fs {arguments} {size}k");
-    match (theirs(arguments, size), ours(arguments, size)) {
+    match (format_with_mke2fs(arguments, size), format_with_draconis(arguments, size)) {
         (Some(theirs), Ok(ours)) => {
-            check(&ours);
-            let (ours_shown, theirs_shown) = (dump(&ours), dump(&theirs));
+            assert_fsck_clean(&ours);
+            let (ours_shown, theirs_shown) =
+                (dumpe2fs_without_ignored_fields(&ours), dumpe2fs_without_ignored_fields(&theirs));
             // With eight inodes per group, lost+found is not in group 0, and mke2fs places its
             // blocks in its group; ours stay at the start of the volume.
             if theirs_shown.contains("Inodes per group:         8\n") {
@@ -172,7 +176,7 @@ fn same_as_mke2fs(arguments: &str, size: u64) {
             }
             assert_eq!(ours_shown.len(), theirs_shown.len(), "{what}");
             if size <= 64 << 10 {
-                same_bytes(&ours, &theirs, &what);
+                assert_same_bytes(&ours, &theirs, &what);
             }
         }
         (None, Err(_)) => {}
@@ -183,7 +187,7 @@ fn same_as_mke2fs(arguments: &str, size: u64) {
 }
 
 /// Fields that differ: bytes written, MMP host, and checksums over them.
-const OWN: [&str; 6] = [
+const IGNORED_DUMPE2FS_FIELDS: [&str; 6] = [
     "Lifetime writes:",
     "Checksum:",
     "    mmp_update_",
@@ -193,18 +197,20 @@ const OWN: [&str; 6] = [
 ];
 
 /// Returns the output of dumpe2fs without these fields.
-fn dump(image: &Image) -> String {
-    let shown = run("dumpe2fs", &[image.path()]).unwrap();
-    let is_own = |line: &&str| !OWN.iter().any(|own| line.starts_with(own));
+fn dumpe2fs_without_ignored_fields(image: &Image) -> String {
+    let shown = run_tool("dumpe2fs", &[image.path()]).unwrap();
+    let is_own = |line: &&str| !IGNORED_DUMPE2FS_FIELDS.iter().any(|own| line.starts_with(own));
     shown.lines().filter(is_own).map(|line| format!("{line}\n")).collect()
 }
 
 /// Returns the bytes of a volume without these fields.
-fn bytes_of(image: &Image) -> Vec<u8> {
+fn bytes_without_ignored_fields(image: &Image) -> Vec<u8> {
     let mut bytes = std::fs::read(&image.path).unwrap();
     let magic = [0x53, 0xEF];
     for at in (0..bytes.len() - 1024).step_by(1024) {
-        if bytes[at + 56..at + 58] == magic && bytes[at + 0x68..at + 0x78] == uuid(UUID) {
+        if bytes[at + 56..at + 58] == magic
+            && bytes[at + 0x68..at + 0x78] == parse_uuid(VOLUME_UUID)
+        {
             bytes[at + 0x178..at + 0x180].fill(0);
             bytes[at + 0x3FC..at + 0x400].fill(0);
         }
@@ -216,8 +222,8 @@ fn bytes_of(image: &Image) -> Vec<u8> {
     bytes
 }
 
-fn same_bytes(ours: &Image, theirs: &Image, what: &str) {
-    let [ours, theirs] = [ours, theirs].map(bytes_of);
+fn assert_same_bytes(ours: &Image, theirs: &Image, what: &str) {
+    let [ours, theirs] = [ours, theirs].map(bytes_without_ignored_fields);
     let len = ours.len().min(theirs.len());
     assert!(theirs[len..].iter().all(|byte| *byte == 0), "{what}");
     let different = (0..len).find(|at| ours[*at] != theirs[*at]);
@@ -231,19 +237,19 @@ fn same_bytes(ours: &Image, theirs: &Image, what: &str) {
     }
 }
 
-fn check(image: &Image) {
+fn assert_fsck_clean(image: &Image) {
     let output = Command::new("e2fsck").args(["-fn", image.path()]).output().unwrap();
     let said = String::from_utf8_lossy(&output.stdout);
     assert!(output.status.success(), "{said}");
 }
 
 #[test]
-fn small_volumes_are_mke2fs_s_byte_for_byte() {
+fn small_volumes_equal_mke2fs_byte_for_byte() {
     for size in [
         20, 60, 100, 200, 360, 720, 1440, 2048, 3071, 3072, 5000, 8191, 8192, 8193, 8240, 8300,
         8545, 8550, 16384, 16386, 16750, 16800, 30000, 65536,
     ] {
-        same_as_mke2fs("", size);
+        assert_same_layout_as_mke2fs("", size);
     }
     for (arguments, size) in [
         ("-b 1024 -N 16", 58),
@@ -276,12 +282,12 @@ fn small_volumes_are_mke2fs_s_byte_for_byte() {
         ("-m 0 -L sixteen_letters_", 9000),
         ("-m 12.5", 9000),
     ] {
-        same_as_mke2fs(arguments, size);
+        assert_same_layout_as_mke2fs(arguments, size);
     }
 }
 
 #[test]
-fn large_volumes_are_laid_out_as_mke2fs_s() {
+fn large_volume_layout_matches_mke2fs() {
     for (arguments, kib) in [
         ("", 300 << 10),
         ("", 511 << 10),
@@ -299,15 +305,15 @@ fn large_volumes_are_laid_out_as_mke2fs_s() {
         ("-b 16384 -N 300000", 4 << 20),
         ("-b 8192", 700 << 10),
     ] {
-        same_as_mke2fs(arguments, kib);
+        assert_same_layout_as_mke2fs(arguments, kib);
     }
 }
 
 #[test]
-fn small_volumes_with_journals_are_mke2fs_s_byte_for_byte() {
+fn small_journaled_volumes_equal_mke2fs_byte_for_byte() {
     for kind in ["ext3", "ext4"] {
         for size in [100, 1440, 2047, 2048, 3000, 8192, 8300, 9000, 16384, 20000, 40000, 65536] {
-            same_as_mke2fs(&format!("-t {kind}"), size);
+            assert_same_layout_as_mke2fs(&format!("-t {kind}"), size);
         }
     }
     for (arguments, size) in [
@@ -347,12 +353,12 @@ fn small_volumes_with_journals_are_mke2fs_s_byte_for_byte() {
         ("-O extent,flex_bg,uninit_bg", 65536),
         ("-E stride=16", 65536),
     ] {
-        same_as_mke2fs(arguments, size);
+        assert_same_layout_as_mke2fs(arguments, size);
     }
 }
 
 #[test]
-fn large_volumes_with_journals_are_laid_out_as_mke2fs_s() {
+fn large_journaled_volume_layout_matches_mke2fs() {
     for (arguments, kib) in [
         ("-t ext3", 300 << 10),
         ("-t ext3", 3 << 20),
@@ -374,12 +380,12 @@ fn large_volumes_with_journals_are_laid_out_as_mke2fs_s() {
         ("-t ext4", 130 << 20),
         ("-t ext4 -b 1024 -O ^flex_bg", 9 << 20),
     ] {
-        same_as_mke2fs(arguments, kib);
+        assert_same_layout_as_mke2fs(arguments, kib);
     }
 }
 
 #[test]
-fn what_makes_no_sense_is_said_and_nothing_panics() {
+fn invalid_options_are_refused_without_panic() {
     for (arguments, size) in [
         ("-b 1000", 8192),
         ("-b 512", 8192),
@@ -412,109 +418,113 @@ fn what_makes_no_sense_is_said_and_nothing_panics() {
         ("-t ext4 -O mmp -E mmp_update_interval=301", 65536),
         ("-t ext4 -I 128 -E quotatype=prjquota", 65536),
     ] {
-        let layout = Layout::new(&parse(arguments), size.saturating_mul(1024));
+        let layout = Layout::new(&parse_mke2fs_arguments(arguments), size.saturating_mul(1024));
         assert!(layout.is_err(), "{arguments} {size}");
     }
 }
 
 #[test]
-fn what_does_not_fit_is_said_before_anything_is_written() {
-    let mut made = BuiltTree::new();
-    made.full(NodeId::ROOT, "large", 4 << 20);
-    let error =
-        VolumePlan::new(Layout::new(&options(), 4 << 20).unwrap(), &mut made.tree).unwrap_err();
+fn too_large_trees_are_refused_before_writing() {
+    let mut made = SyntheticTree::new();
+    made.add_file_without_holes(NodeId::ROOT, "large", 4 << 20);
+    let error = VolumePlan::new(Layout::new(&default_options(), 4 << 20).unwrap(), &mut made.tree)
+        .unwrap_err();
     assert!(matches!(error, FormatError::NoBlocks { needed: 4127, free: ..4096, .. }), "{error}");
-    let mut made = BuiltTree::new();
+    let mut made = SyntheticTree::new();
     for nth in 0..100 {
-        made.full(NodeId::ROOT, &format!("{nth}"), 0);
+        made.add_file_without_holes(NodeId::ROOT, &format!("{nth}"), 0);
     }
-    let layout = Layout::new(&parse("-N 64"), 4 << 20).unwrap();
+    let layout = Layout::new(&parse_mke2fs_arguments("-N 64"), 4 << 20).unwrap();
     let error = VolumePlan::new(layout, &mut made.tree).unwrap_err();
     assert!(matches!(error, FormatError::NoInodes { needed: 100, free: 53 }), "{error}");
-    assert!(mkfs::plan_smallest(&parse("-N 64"), &mut made.tree, 0).is_err());
-    mkfs::plan_smallest(&parse("-N 112"), &mut made.tree, 0).unwrap();
+    assert!(mkfs::plan_smallest(&parse_mke2fs_arguments("-N 64"), &mut made.tree, 0).is_err());
+    mkfs::plan_smallest(&parse_mke2fs_arguments("-N 112"), &mut made.tree, 0).unwrap();
     // By default there are enough, even more than a volume of this size gets.
     for nth in 100..2000 {
-        made.full(NodeId::ROOT, &format!("{nth}"), 0);
+        made.add_file_without_holes(NodeId::ROOT, &format!("{nth}"), 0);
     }
-    assert!(VolumePlan::new(Layout::new(&options(), 4 << 20).unwrap(), &mut made.tree).is_err());
-    mkfs::plan_for_size(&options(), &mut made.tree, 4 << 20).unwrap();
+    assert!(
+        VolumePlan::new(Layout::new(&default_options(), 4 << 20).unwrap(), &mut made.tree).is_err()
+    );
+    mkfs::plan_for_size(&default_options(), &mut made.tree, 4 << 20).unwrap();
 
     for (what, said) in [
         (NodeKind::Symlink(vec![b'x'; 1024]), "longer than a block"),
         (NodeKind::Symlink(vec![]), "without a target"),
         (NodeKind::File { size_bytes: 1 << 40, data: vec![], source: 0 }, "-b"),
     ] {
-        let mut tree = root();
+        let mut tree = empty_root_tree();
         tree.add(NodeId::ROOT, b"odd", TreeNode::new(what, 0)).unwrap();
-        let error =
-            VolumePlan::new(Layout::new(&options(), 4 << 20).unwrap(), &mut tree).unwrap_err();
+        let error = VolumePlan::new(Layout::new(&default_options(), 4 << 20).unwrap(), &mut tree)
+            .unwrap_err();
         assert!(error.to_string().starts_with("/odd: "), "{error}");
         assert!(error.to_string().contains(said), "{error}");
     }
-    let mut tree = root();
+    let mut tree = empty_root_tree();
     tree.add(NodeId::ROOT, b"lost+found", TreeNode::new(NodeKind::Fifo, 0)).unwrap();
-    assert!(VolumePlan::new(Layout::new(&options(), 4 << 20).unwrap(), &mut tree).is_err());
+    assert!(VolumePlan::new(Layout::new(&default_options(), 4 << 20).unwrap(), &mut tree).is_err());
     for name in [&b""[..], b".", b"..", b"a/b", b"nul\0", &[b'n'; 256]] {
         assert!(tree.add(NodeId::ROOT, name, TreeNode::new(NodeKind::Fifo, 0)).is_err());
     }
 }
 
 #[test]
-fn long_files_are_one_piece_and_broken_ones_have_trees() {
-    let mut made = BuiltTree::new();
+fn contiguous_files_use_few_extents_and_fragmented_ones_extent_trees() {
+    let mut made = SyntheticTree::new();
     // Holes in every second block: as many extents as blocks.
     let block = 1024;
     for (name, count) in [("few", 4), ("some", 5), ("many", 400), ("trees", 3000)] {
         let data = (0..count).map(|nth| (nth * 2 * block, nth * 2 * block + 1)).collect();
-        made.file(NodeId::ROOT, name, count * 2 * block, data);
+        made.add_file(NodeId::ROOT, name, count * 2 * block, data);
     }
     // Longer than a group, and than an extent.
-    made.full(NodeId::ROOT, "long", 50 << 20);
+    made.add_file_without_holes(NodeId::ROOT, "long", 50 << 20);
     // Backups in groups 3, 5, 7 and 9 and the maximum extent length split it.
     for (arguments, pieces) in [("-t ext4 -b 1024", 6), ("-t ext4 -b 1024 -O ^has_journal", 6)] {
-        let options = parse(arguments);
-        let image = Image::of(&[]);
+        let options = parse_mke2fs_arguments(arguments);
+        let image = Image::from_bytes(&[]);
         let mut tree = made.tree.clone();
         let layout = Layout::new(&options, 200 << 20).unwrap();
-        write(&VolumePlan::new(layout, &mut tree).unwrap(), &made, &image.path).unwrap();
-        check(&image);
+        write_image(&VolumePlan::new(layout, &mut tree).unwrap(), &made, &image.path).unwrap();
+        assert_fsck_clean(&image);
         let shown = image.debugfs("dump_extents -l /long").unwrap();
         // One header line.
         let found = shown.trim().lines().count() - 1;
         assert!((2..=pieces).contains(&found), "{arguments}: {found} extents");
-        same_for_the_kernel(&image, &tree, &made);
+        assert_kernel_sees_tree(&image, &tree, &made);
         let volume = image.open();
         for (name, id) in tree.names(NodeId::ROOT) {
             if let NodeKind::File { source, data, .. } = &tree.node(id).kind_data {
                 let inode = volume.lookup(volume.root(), name).unwrap();
-                same_contents(&volume, inode, &made, *source, data);
+                assert_same_contents(&volume, inode, &made, *source, data);
             }
         }
     }
 }
 
 #[test]
-fn directories_have_more_subdirectories_than_can_be_counted() {
-    let mut made = BuiltTree::new();
-    let top = made.dir(NodeId::ROOT, "top");
+fn directories_may_exceed_link_count_limit() {
+    let mut made = SyntheticTree::new();
+    let top = made.add_directory(NodeId::ROOT, "top");
     for nth in 0..65_100 {
-        made.dir(top, &format!("{nth}"));
+        made.add_directory(top, &format!("{nth}"));
     }
-    let error = mkfs::plan_smallest(&parse("-b 4096"), &mut made.tree, 0).unwrap_err();
+    let error =
+        mkfs::plan_smallest(&parse_mke2fs_arguments("-b 4096"), &mut made.tree, 0).unwrap_err();
     assert!(error.to_string().contains("65000 links"), "{error}");
-    let (mut tree, made) = split(made);
-    let image = Image::of(&[]);
-    let plan = mkfs::plan_smallest(&parse("-t ext4 -b 4096"), &mut tree, 0).unwrap();
-    write(&plan, &made, &image.path).unwrap();
-    check(&image);
+    let (mut tree, made) = split_tree_and_files(made);
+    let image = Image::from_bytes(&[]);
+    let plan =
+        mkfs::plan_smallest(&parse_mke2fs_arguments("-t ext4 -b 4096"), &mut tree, 0).unwrap();
+    write_image(&plan, &made, &image.path).unwrap();
+    assert_fsck_clean(&image);
     let volume = image.open();
     let top = volume.lookup(volume.root(), b"top").unwrap();
     assert_eq!(volume.attributes(top).unwrap().links, 1);
 }
 
 #[test]
-fn volumes_of_every_kind_are_changed_by_the_kernel() {
+fn kernel_changes_formatted_volumes_of_every_kind() {
     for arguments in [
         "-t ext3 -b 1024",
         "-t ext4 -b 1024",
@@ -526,12 +536,12 @@ fn volumes_of_every_kind_are_changed_by_the_kernel() {
         "-t ext4 -b 4096 -O bigalloc,^has_journal,^flex_bg -C 16384",
         "-t ext4 -b 2048 -O mmp,uninit_bg,^metadata_csum -E mmp_update_interval=1",
     ] {
-        let mut made = BuiltTree::new();
-        made.full(NodeId::ROOT, "there", 3 << 20);
-        let (mut tree, made) = split(made);
-        let image = Image::of(&[]);
-        let layout = Layout::new(&parse(arguments), 100 << 20).unwrap();
-        write(&VolumePlan::new(layout, &mut tree).unwrap(), &made, &image.path).unwrap();
+        let mut made = SyntheticTree::new();
+        made.add_file_without_holes(NodeId::ROOT, "there", 3 << 20);
+        let (mut tree, made) = split_tree_and_files(made);
+        let image = Image::from_bytes(&[]);
+        let layout = Layout::new(&parse_mke2fs_arguments(arguments), 100 << 20).unwrap();
+        write_image(&VolumePlan::new(layout, &mut tree).unwrap(), &made, &image.path).unwrap();
         let Some(mount) = image.mount_writable() else { return };
         for nth in 0..300 {
             let dir = mount.path().join(format!("{}", nth % 20));
@@ -546,7 +556,7 @@ fn volumes_of_every_kind_are_changed_by_the_kernel() {
         drop(held);
         std::fs::remove_file(mount.path().join("there")).unwrap();
         drop(mount);
-        check(&image);
+        assert_fsck_clean(&image);
         let volume = image.open();
         let large = volume.lookup(volume.root(), b"large").unwrap();
         assert_eq!(volume.attributes(large).unwrap().size_bytes, 40 << 20);
@@ -554,21 +564,22 @@ fn volumes_of_every_kind_are_changed_by_the_kernel() {
 }
 
 #[test]
-fn a_run_that_fails_leaves_no_volume() {
+fn failed_format_leaves_no_valid_volume() {
     let mut whole = None;
     for fails_at in 0.. {
-        let mut made = BuiltTree::new();
-        made.full(NodeId::ROOT, "large", 3 << 20);
-        let (mut tree, made) = split(made);
-        let plan = VolumePlan::new(Layout::new(&options(), 12 << 20).unwrap(), &mut tree).unwrap();
+        let mut made = SyntheticTree::new();
+        made.add_file_without_holes(NodeId::ROOT, "large", 3 << 20);
+        let (mut tree, made) = split_tree_and_files(made);
+        let plan =
+            VolumePlan::new(Layout::new(&default_options(), 12 << 20).unwrap(), &mut tree).unwrap();
         // A disk that held a volume before.
         let mut before = vec![0; 12 << 20];
         before[1080..1082].copy_from_slice(&[0x53, 0xEF]);
         let disk = FaultDisk::new(MemoryDisk::new(before, 512));
-        disk.add(FaultTarget::Request(fails_at), Fault::Fail);
+        disk.add_fault(FaultTarget::Request(fails_at), Fault::Fail);
         let target = FormatTarget { disk: &disk, zeroed: false, progress: &|_| {} };
         let done = mkfs::write(&plan, &made, &target);
-        disk.heal();
+        disk.clear_faults();
         let opened = Volume::open(std::sync::Arc::new(disk), draconis_ext::OpenOptions::default());
         if done.is_ok() {
             opened.unwrap();
@@ -583,24 +594,24 @@ fn a_run_that_fails_leaves_no_volume() {
 }
 
 #[test]
-fn a_source_that_fails_is_named() {
-    let mut tree = root();
+fn file_source_error_names_file() {
+    let mut tree = empty_root_tree();
     let what = NodeKind::File { size_bytes: 5, data: vec![(0, 5)], source: 0 };
     let dir = tree.add(NodeId::ROOT, b"dir", TreeNode::new(NodeKind::Directory, 0o755)).unwrap();
     tree.add(dir, b"file", TreeNode::new(what, 0o644)).unwrap();
-    let image = Image::of(&[]);
-    let plan = mkfs::plan_smallest(&options(), &mut tree, 0).unwrap();
-    let error = write(&plan, &Nothing, &image.path).unwrap_err();
+    let image = Image::from_bytes(&[]);
+    let plan = mkfs::plan_smallest(&default_options(), &mut tree, 0).unwrap();
+    let error = write_image(&plan, &FailingFileSource, &image.path).unwrap_err();
     assert!(error.to_string().starts_with("/dir/file: "), "{error}");
     assert_eq!(image.try_open().unwrap_err(), draconis_ext::Error::NotExt);
 }
 
 #[test]
-fn what_is_asked_to_stay_free_is_free() {
+fn requested_free_space_is_left() {
     for free in [0, 1 << 20, 100 << 20] {
-        let mut made = BuiltTree::new();
-        made.full(NodeId::ROOT, "large", 3 << 20);
-        let plan = mkfs::plan_smallest(&options(), &mut made.tree, free).unwrap();
+        let mut made = SyntheticTree::new();
+        made.add_file_without_holes(NodeId::ROOT, "large", 3 << 20);
+        let plan = mkfs::plan_smallest(&default_options(), &mut made.tree, free).unwrap();
         let super_ = plan.layout().superblock();
         let left = super_.free_blocks * u64::from(super_.block_bytes) - plan.data_bytes();
         let reserved = super_.reserved_blocks * u64::from(super_.block_bytes);
@@ -610,79 +621,80 @@ fn what_is_asked_to_stay_free_is_free() {
 
 /// Random arguments; `DRACONIS_LAYOUTS=1000` tries more.
 #[test]
-fn any_size_is_laid_out_as_mke2fs_s() {
+fn random_size_layout_matches_mke2fs() {
     let count = std::env::var("DRACONIS_LAYOUTS").ok().and_then(|text| text.parse().ok());
     let mut random = Random::new(11);
     for _ in 0..count.unwrap_or(80) {
         let mut arguments =
-            ["", "-t ext3 ", "-t ext4 ", "-t ext4 "][random.below(4) as usize].to_owned();
+            ["", "-t ext3 ", "-t ext4 ", "-t ext4 "][random.next_below(4) as usize].to_owned();
         let is_ext4 = arguments.contains("ext4");
-        let block = 1024 << random.below(4);
-        if random.below(3) > 0 {
+        let block = 1024 << random.next_below(4);
+        if random.next_below(3) > 0 {
             arguments += &format!("-b {block} ");
         }
-        match random.below(5) {
-            0 => arguments += &format!("-i {} ", 1024 << random.below(8)),
+        match random.next_below(5) {
+            0 => arguments += &format!("-i {} ", 1024 << random.next_below(8)),
             1 => {
-                let digits = 4 + random.below(14);
-                arguments += &format!("-N {} ", 13 + random.below(1 << digits));
+                let digits = 4 + random.next_below(14);
+                arguments += &format!("-N {} ", 13 + random.next_below(1 << digits));
             }
             _ => {}
         }
-        match random.below(6) {
+        match random.next_below(6) {
             0 => arguments += "-I 128 ",
             1 => arguments += "-I 512 ",
             _ => {}
         }
-        match random.below(6) {
+        match random.next_below(6) {
             0 => arguments += "-O ^resize_inode ",
             1 => arguments += "-O ^resize_inode,^sparse_super ",
             2 if is_ext4 => arguments += "-O meta_bg,^resize_inode,orphan_file ",
             3 if is_ext4 => arguments += "-O sparse_super2,^metadata_csum,uninit_bg ",
-            4 if is_ext4 && random.below(2) == 0 => arguments += "-O mmp,quota ",
+            4 if is_ext4 && random.next_below(2) == 0 => arguments += "-O mmp,quota ",
             4 if is_ext4 => {
-                arguments += &format!("-O bigalloc,quota -b 4096 -C {} ", 4096 << random.below(6));
+                arguments +=
+                    &format!("-O bigalloc,quota -b 4096 -C {} ", 4096 << random.next_below(6));
             }
             _ => {}
         }
-        if is_ext4 && random.below(3) == 0 {
-            arguments += &format!("-G {} ", 1 << random.below(7));
+        if is_ext4 && random.next_below(3) == 0 {
+            arguments += &format!("-G {} ", 1 << random.next_below(7));
         }
-        let digits = 8 + random.below(12);
-        let size = random.below(1 << digits) + 40;
-        same_as_mke2fs(&arguments, size);
+        let digits = 8 + random.next_below(12);
+        let size = random.next_below(1 << digits) + 40;
+        assert_same_layout_as_mke2fs(&arguments, size);
     }
 }
 
 #[test]
-fn no_options_and_no_size_make_a_panic() {
+fn random_options_and_sizes_do_not_panic() {
     let mut random = Random::new(12);
     for _ in 0..3000 {
         let wild = |random: &mut Random| {
-            let bits = random.below(64);
+            let bits = random.next_below(64);
             random.next_u64() >> bits
         };
         let options = FormatOptions {
-            block_bytes: (random.below(4) > 0).then(|| 512 << random.below(9)),
-            inode_bytes: 64 << random.below(11),
-            inodes: match random.below(3) {
+            block_bytes: (random.next_below(4) > 0).then(|| 512 << random.next_below(9)),
+            inode_bytes: 64 << random.next_below(11),
+            inodes: match random.next_below(3) {
                 0 => InodeCount::Default,
                 1 => InodeCount::PerBytes(wild(&mut random) as u32),
                 _ => InodeCount::Count(wild(&mut random) as u32),
             },
-            reserved_ppm: random.below(600_000) as u32,
-            flex_groups: random.below(40) as u32,
-            resize_blocks: (random.below(3) == 0).then(|| wild(&mut random)),
-            backups: random.below(4) as u32,
-            cluster_bytes: (random.below(9) == 0).then(|| 1 << random.below(32)),
-            ..parse(
+            reserved_ppm: random.next_below(600_000) as u32,
+            flex_groups: random.next_below(40) as u32,
+            resize_blocks: (random.next_below(3) == 0).then(|| wild(&mut random)),
+            backups: random.next_below(4) as u32,
+            cluster_bytes: (random.next_below(9) == 0).then(|| 1 << random.next_below(32)),
+            ..parse_mke2fs_arguments(
                 [
                     "",
                     "-t ext3",
                     "-t ext4",
                     "-t ext4 -O sparse_super2,meta_bg,^resize_inode",
                     "-t ext4 -O bigalloc,quota,mmp,inline_data",
-                ][random.below(5) as usize],
+                ][random.next_below(5) as usize],
             )
         };
         let size = wild(&mut random);
@@ -697,29 +709,32 @@ fn no_options_and_no_size_make_a_panic() {
             all == super_.blocks
         });
         if super_.groups < 5000 {
-            let mut tree = root();
+            let mut tree = empty_root_tree();
             let _ = VolumePlan::new(layout, &mut tree);
         }
     }
 }
 
 #[test]
-fn a_disk_full_of_something_else_becomes_the_same_volume() {
+fn old_data_on_disk_does_not_change_volume() {
     for arguments in ["", "-t ext4 -O orphan_file", "-t ext3"] {
         let mut images = vec![];
         for old in [0, 0xA5] {
-            let (mut tree, made) = split(made(9, 1024));
-            let layout = Layout::new(&parse(arguments), 60 << 20).unwrap();
+            let (mut tree, made) = split_tree_and_files(build_boundary_tree(9, 1024));
+            let layout = Layout::new(&parse_mke2fs_arguments(arguments), 60 << 20).unwrap();
             let plan = VolumePlan::new(layout, &mut tree).unwrap();
             let disk = MemoryDisk::new(vec![old; 60 << 20], 512);
             let target = FormatTarget { disk: &disk, zeroed: old == 0, progress: &|_| {} };
             mkfs::write(&plan, &made, &target).unwrap();
-            let image = Image::of(&disk.into_bytes());
-            check(&image);
-            same_as_made(&image, &tree, &made);
+            let image = Image::from_bytes(&disk.into_bytes());
+            assert_fsck_clean(&image);
+            assert_volume_matches_tree(&image, &tree, &made);
             images.push(image);
         }
         // All used bytes are equal; the rest is old data.
-        assert_eq!(dump(&images[0]), dump(&images[1]));
+        assert_eq!(
+            dumpe2fs_without_ignored_fields(&images[0]),
+            dumpe2fs_without_ignored_fields(&images[1])
+        );
     }
 }

@@ -3,25 +3,25 @@
 use super::*;
 
 /// A tree of synthetic files, whose contents follow from their numbers.
-pub struct BuiltTree {
+pub struct SyntheticTree {
     pub tree: Tree,
     /// Data ranges by source number.
     pub files: Vec<Vec<(u64, u64)>>,
 }
 
 /// Returns the byte at an offset of a file.
-fn byte(source: u64, at: u64) -> u8 {
+fn synthetic_byte(source: u64, at: u64) -> u8 {
     let mixed =
         (source + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15) ^ (at / 61).wrapping_mul(0xC2B2_AE35);
     (mixed >> 13) as u8 | 1
 }
 
-impl FileSource for BuiltTree {
+impl FileSource for SyntheticTree {
     fn read(&self, source: u64, at_bytes: u64, into: &mut [u8]) -> std::io::Result<()> {
         for (start, end) in &self.files[source as usize] {
             let (from, to) = ((*start).max(at_bytes), (*end).min(at_bytes + into.len() as u64));
             for at in from..to {
-                into[(at - at_bytes) as usize] = byte(source, at);
+                into[(at - at_bytes) as usize] = synthetic_byte(source, at);
             }
         }
         Ok(())
@@ -29,9 +29,9 @@ impl FileSource for BuiltTree {
 }
 
 /// A source that must be read sequentially.
-struct InOrder(BuiltTree, std::sync::Mutex<(u64, u64)>);
+struct SequentialFileSource(SyntheticTree, std::sync::Mutex<(u64, u64)>);
 
-impl FileSource for InOrder {
+impl FileSource for SequentialFileSource {
     fn read(&self, source: u64, at_bytes: u64, into: &mut [u8]) -> std::io::Result<()> {
         let mut reached = self.1.lock().unwrap();
         assert!(*reached <= (source, at_bytes), "{reached:?}, then {source} {at_bytes}");
@@ -45,36 +45,44 @@ impl FileSource for InOrder {
 }
 
 #[test]
-fn contents_in_their_order_make_the_same_volume() {
+fn sequential_source_gives_same_volume() {
     for arguments in ["-b 1024", "-t ext4 -b 4096", "-t ext4 -b 1024 -O inline_data,bigalloc"] {
         let mut images = vec![];
         for in_order in [false, true] {
-            let (mut tree, made) = split(made(8, 1024));
-            let plan = mkfs::plan_smallest(&parse(arguments), &mut tree, 0).unwrap();
+            let (mut tree, made) = split_tree_and_files(build_boundary_tree(8, 1024));
+            let plan =
+                mkfs::plan_smallest(&parse_mke2fs_arguments(arguments), &mut tree, 0).unwrap();
             let dir = tempfile::tempdir().unwrap();
             let path = dir.path().join("image");
             match in_order {
-                true => write(&plan, &InOrder(made, Default::default()), &path).unwrap(),
-                false => write(&plan, &made, &path).unwrap(),
+                true => write_image(&plan, &SequentialFileSource(made, Default::default()), &path)
+                    .unwrap(),
+                false => write_image(&plan, &made, &path).unwrap(),
             }
             images.push(Image { dir, path });
         }
-        check(&images[1]);
-        same_bytes(&images[1], &images[0], arguments);
+        assert_fsck_clean(&images[1]);
+        assert_same_bytes(&images[1], &images[0], arguments);
     }
 }
 
 /// Splits off the contents, because the plan borrows the tree.
-pub fn split(made: BuiltTree) -> (Tree, BuiltTree) {
-    (made.tree, BuiltTree { tree: root(), files: made.files })
+pub fn split_tree_and_files(made: SyntheticTree) -> (Tree, SyntheticTree) {
+    (made.tree, SyntheticTree { tree: empty_root_tree(), files: made.files })
 }
 
-impl BuiltTree {
+impl SyntheticTree {
     pub fn new() -> Self {
-        Self { tree: root(), files: vec![] }
+        Self { tree: empty_root_tree(), files: vec![] }
     }
 
-    pub fn file(&mut self, dir: NodeId, name: &str, size: u64, data: Vec<(u64, u64)>) -> NodeId {
+    pub fn add_file(
+        &mut self,
+        dir: NodeId,
+        name: &str,
+        size: u64,
+        data: Vec<(u64, u64)>,
+    ) -> NodeId {
         let source = self.files.len() as u64;
         self.files.push(data.clone());
         let mut node = TreeNode::new(NodeKind::File { size_bytes: size, data, source }, 0o644);
@@ -85,25 +93,25 @@ impl BuiltTree {
         self.tree.add(dir, name.as_bytes(), node).unwrap()
     }
 
-    pub fn full(&mut self, dir: NodeId, name: &str, size: u64) -> NodeId {
+    pub fn add_file_without_holes(&mut self, dir: NodeId, name: &str, size: u64) -> NodeId {
         let data = if size > 0 { vec![(0, size)] } else { vec![] };
-        self.file(dir, name, size, data)
+        self.add_file(dir, name, size, data)
     }
 
-    pub fn dir(&mut self, dir: NodeId, name: &str) -> NodeId {
+    pub fn add_directory(&mut self, dir: NodeId, name: &str) -> NodeId {
         self.tree.add(dir, name.as_bytes(), TreeNode::new(NodeKind::Directory, 0o750)).unwrap()
     }
 }
 
 /// Makes files at every boundary of the map, and directories of many sizes.
-pub fn made(seed: u64, block: u64) -> BuiltTree {
-    let mut made = BuiltTree::new();
+pub fn build_boundary_tree(seed: u64, block: u64) -> SyntheticTree {
+    let mut made = SyntheticTree::new();
     let mut random = Random::new(seed);
     let fan_out = block / 4;
     let edges = [0, 1, block, 12 * block, (12 + fan_out) * block, 1 << 20];
     for edge in edges {
         for size in [edge.saturating_sub(1), edge, edge + 1] {
-            made.full(NodeId::ROOT, &format!("size {size}"), size);
+            made.add_file_without_holes(NodeId::ROOT, &format!("size {size}"), size);
         }
     }
     let double = (12 + fan_out + fan_out * fan_out) * block;
@@ -113,29 +121,29 @@ pub fn made(seed: u64, block: u64) -> BuiltTree {
         ("all hole", 1 << 26, vec![]),
         ("shared block", 10 * block, vec![(5, 9), (block - 3, block + 3), (block + 7, block + 9)]),
     ] {
-        made.file(NodeId::ROOT, name, size, data);
+        made.add_file(NodeId::ROOT, name, size, data);
     }
     let mut dirs = vec![NodeId::ROOT];
     for nth in 0..40 {
-        let above = dirs[random.below(dirs.len() as u64) as usize];
-        let dir = made.dir(above, &format!("directory {nth}"));
+        let above = dirs[random.next_below(dirs.len() as u64) as usize];
+        let dir = made.add_directory(above, &format!("directory {nth}"));
         dirs.push(dir);
-        for nth in 0..random.below(2) * random.below(150) {
-            let size = random.below(5) * random.below(9000);
-            let name = format!("{nth} {}", "n".repeat(random.below(200) as usize));
-            let id = made.full(dir, &name, size);
-            if random.below(10) == 0 {
-                let home = dirs[random.below(dirs.len() as u64) as usize];
+        for nth in 0..random.next_below(2) * random.next_below(150) {
+            let size = random.next_below(5) * random.next_below(9000);
+            let name = format!("{nth} {}", "n".repeat(random.next_below(200) as usize));
+            let id = made.add_file_without_holes(dir, &name, size);
+            if random.next_below(10) == 0 {
+                let home = dirs[random.next_below(dirs.len() as u64) as usize];
                 made.tree.link(home, format!("link {nth} {size}").as_bytes(), id).unwrap();
             }
         }
     }
-    specials(&mut made);
+    add_special_files(&mut made);
     made
 }
 
-fn specials(made: &mut BuiltTree) {
-    let dir = made.dir(NodeId::ROOT, "special");
+fn add_special_files(made: &mut SyntheticTree) {
+    let dir = made.add_directory(NodeId::ROOT, "special");
     for (name, what) in [
         ("fifo", NodeKind::Fifo),
         ("socket", NodeKind::Socket),
@@ -156,14 +164,14 @@ fn specials(made: &mut BuiltTree) {
     }
     for nth in 0..1500 {
         // More inodes than may share one xattr block.
-        let id = made.full(dir, &format!("attributes {nth}"), 0);
+        let id = made.add_file_without_holes(dir, &format!("attributes {nth}"), 0);
         let node = made.tree.node_mut(id).unwrap();
         assert!(node.set_xattr(b"user.shared", &[b'v'; 300]));
         assert!(node.set_xattr(b"system.posix_acl_access", &list));
         assert!(node.set_xattr(b"security.small", b"fits"));
         assert!(!node.set_xattr(b"btrfs.compression", b"zlib"));
     }
-    let id = made.full(dir, "own attributes", 10);
+    let id = made.add_file_without_holes(dir, "own attributes", 10);
     let node = made.tree.node_mut(id).unwrap();
     for (name, value) in
         [(&b"user.empty"[..], &b""[..]), (b"trusted.t", b"123"), (b"user.b", b"old")]
@@ -174,11 +182,11 @@ fn specials(made: &mut BuiltTree) {
 }
 
 /// Compares a volume with its source tree, through our reader.
-pub fn same_as_made(image: &Image, tree: &Tree, made: &BuiltTree) {
+pub fn assert_volume_matches_tree(image: &Image, tree: &Tree, made: &SyntheticTree) {
     let volume = image.open();
     let mut stack = vec![(NodeId::ROOT, volume.root())];
     while let Some((dir, inode)) = stack.pop() {
-        let ours = common::compare::names(&volume, inode);
+        let ours = common::compare::list_names(&volume, inode);
         let expected: Vec<_> = tree.names(dir).collect();
         assert!(ours.keys().map(|name| &name[..]).eq(expected.iter().map(|it| it.0)));
         for (name, id) in expected {
@@ -195,7 +203,7 @@ pub fn same_as_made(image: &Image, tree: &Tree, made: &BuiltTree) {
                 NodeKind::Directory => stack.push((id, inode)),
                 NodeKind::File { size_bytes, source, data } => {
                     assert_eq!(found.size_bytes, *size_bytes);
-                    same_contents(&volume, inode, made, *source, data);
+                    assert_same_contents(&volume, inode, made, *source, data);
                 }
                 NodeKind::Symlink(target) => assert_eq!(volume.read_link(inode).unwrap(), *target),
                 NodeKind::CharDevice(major, minor) | NodeKind::BlockDevice(major, minor) => {
@@ -217,10 +225,10 @@ pub fn same_as_made(image: &Image, tree: &Tree, made: &BuiltTree) {
     }
 }
 
-pub fn same_contents(
+pub fn assert_same_contents(
     volume: &draconis_ext::Volume,
     inode: draconis_ext::InodeNumber,
-    made: &BuiltTree,
+    made: &SyntheticTree,
     source: u64,
     data: &[(u64, u64)],
 ) {
@@ -235,7 +243,7 @@ pub fn same_contents(
 }
 
 /// Compares the kernel's view of the same files.
-pub fn same_for_the_kernel(image: &Image, tree: &Tree, made: &BuiltTree) {
+pub fn assert_kernel_sees_tree(image: &Image, tree: &Tree, made: &SyntheticTree) {
     let Some(mount) = image.mount() else { return };
     for (name, id) in tree.names(NodeId::ROOT) {
         let NodeKind::File { size_bytes, source, data } = &tree.node(id).kind_data else {
@@ -255,99 +263,107 @@ pub fn same_for_the_kernel(image: &Image, tree: &Tree, made: &BuiltTree) {
     let volume = image.open();
     // The longest file has gigabytes of holes with larger blocks, so check one size only.
     if volume.superblock().block_bytes == 1024 {
-        common::compare::tree(&volume, InodeNumber::ROOT, mount.path(), Beside::Mount);
+        common::compare::compare_trees(
+            &volume,
+            InodeNumber::ROOT,
+            mount.path(),
+            ReferenceTree::Mount,
+        );
     }
 }
 
-fn populate(arguments: &str, seed: u64) {
-    let options = parse(arguments);
+fn format_and_verify_tree(arguments: &str, seed: u64) {
+    let options = parse_mke2fs_arguments(arguments);
     let block = u64::from(options.block_bytes.unwrap());
-    let (mut tree, made) = split(made(seed, block));
-    let image = Image::of(&[]);
+    let (mut tree, made) = split_tree_and_files(build_boundary_tree(seed, block));
+    let image = Image::from_bytes(&[]);
     let plan = mkfs::plan_smallest(&options, &mut tree, 0).unwrap();
-    write(&plan, &made, &image.path).unwrap();
+    write_image(&plan, &made, &image.path).unwrap();
     let hidden = plan.system_file_bytes();
     let free = plan.layout().superblock().free_blocks * block - plan.data_bytes() - hidden;
     // The smallest volume with a journal has space left.
     assert!(free < 1 << 20 || image.path.metadata().unwrap().len() == 2048 * block);
-    check(&image);
-    same_as_made(&image, &tree, &made);
-    same_for_the_kernel(&image, &tree, &made);
+    assert_fsck_clean(&image);
+    assert_volume_matches_tree(&image, &tree, &made);
+    assert_kernel_sees_tree(&image, &tree, &made);
     // Again with more space: other locations, same files; and twice the same bytes.
     let size = image.path.metadata().unwrap().len() + (80 << 20);
     let mut images = vec![];
     for _ in 0..2 {
-        let image = Image::of(&[]);
+        let image = Image::from_bytes(&[]);
         let layout = Layout::new(&options, size).unwrap();
-        write(&VolumePlan::new(layout, &mut tree).unwrap(), &made, &image.path).unwrap();
+        write_image(&VolumePlan::new(layout, &mut tree).unwrap(), &made, &image.path).unwrap();
         images.push(image);
     }
-    check(&images[0]);
-    same_as_made(&images[0], &tree, &made);
-    assert!(run("cmp", &[images[0].path(), images[1].path()]).is_some());
+    assert_fsck_clean(&images[0]);
+    assert_volume_matches_tree(&images[0], &tree, &made);
+    assert!(run_tool("cmp", &[images[0].path(), images[1].path()]).is_some());
 }
 
 #[test]
-fn trees_of_every_boundary_on_blocks_of_1k() {
-    populate("-b 1024", 1);
+fn boundary_trees_on_1k_blocks() {
+    format_and_verify_tree("-b 1024", 1);
 }
 
 #[test]
-fn trees_of_every_boundary_on_blocks_of_2k() {
-    populate("-b 2048 -O ^dir_index", 2);
+fn boundary_trees_on_2k_blocks() {
+    format_and_verify_tree("-b 2048 -O ^dir_index", 2);
 }
 
 #[test]
-fn trees_of_every_boundary_on_blocks_of_4k() {
-    populate("-b 4096 -I 512", 3);
+fn boundary_trees_on_4k_blocks() {
+    format_and_verify_tree("-b 4096 -I 512", 3);
 }
 
 #[test]
-fn trees_on_small_inodes_without_filetypes() {
-    populate("-b 4096 -I 128 -O ^filetype,^resize_inode", 4);
+fn boundary_trees_on_small_inodes_without_filetype() {
+    format_and_verify_tree("-b 4096 -I 128 -O ^filetype,^resize_inode", 4);
 }
 
 #[test]
-fn trees_of_every_boundary_on_ext3() {
-    populate("-t ext3 -b 1024", 5);
+fn boundary_trees_on_ext3() {
+    format_and_verify_tree("-t ext3 -b 1024", 5);
 }
 
 #[test]
-fn trees_of_every_boundary_on_ext4() {
-    populate("-t ext4 -b 1024", 6);
+fn boundary_trees_on_ext4() {
+    format_and_verify_tree("-t ext4 -b 1024", 6);
 }
 
 #[test]
-fn trees_of_every_boundary_on_ext4_with_blocks_of_4k() {
-    populate("-t ext4 -b 4096 -O orphan_file,metadata_csum_seed,sparse_super2", 7);
+fn boundary_trees_on_ext4_with_4k_blocks() {
+    format_and_verify_tree("-t ext4 -b 4096 -O orphan_file,metadata_csum_seed,sparse_super2", 7);
 }
 
 #[test]
-fn trees_on_ext4_with_little_of_it() {
-    populate("-t ext4 -b 2048 -I 128 -O ^has_journal,^flex_bg,^64bit,^metadata_csum,uninit_bg", 8);
+fn boundary_trees_on_ext4_with_few_features() {
+    format_and_verify_tree(
+        "-t ext4 -b 2048 -I 128 -O ^has_journal,^flex_bg,^64bit,^metadata_csum,uninit_bg",
+        8,
+    );
 }
 
 #[test]
-fn trees_on_ext4_with_descriptors_spread_and_tables_packed() {
-    populate("-t ext4 -b 1024 -G 4 -O meta_bg,^resize_inode,^extra_isize", 9);
-    populate("-t ext4 -b 4096 -E packed_meta_blocks -O ^has_journal", 10);
+fn boundary_trees_with_meta_bg_and_packed_tables() {
+    format_and_verify_tree("-t ext4 -b 1024 -G 4 -O meta_bg,^resize_inode,^extra_isize", 9);
+    format_and_verify_tree("-t ext4 -b 4096 -E packed_meta_blocks -O ^has_journal", 10);
 }
 
 #[test]
-fn trees_in_clusters_and_counted_by_quotas() {
-    populate("-t ext4 -b 1024 -i 4096 -O bigalloc -C 4096", 11);
-    populate("-t ext4 -b 4096 -i 8192 -O bigalloc,quota,project", 12);
-    populate("-t ext3 -b 1024 -O quota", 13);
+fn boundary_trees_with_bigalloc_and_quota() {
+    format_and_verify_tree("-t ext4 -b 1024 -i 4096 -O bigalloc -C 4096", 11);
+    format_and_verify_tree("-t ext4 -b 4096 -i 8192 -O bigalloc,quota,project", 12);
+    format_and_verify_tree("-t ext3 -b 1024 -O quota", 13);
 }
 
 #[test]
-fn trees_inside_of_their_inodes() {
-    populate("-t ext4 -b 1024 -O inline_data,quota", 14);
-    populate("-t ext4 -b 4096 -I 1024 -i 8192 -O inline_data,bigalloc,mmp", 15);
+fn boundary_trees_with_inline_data() {
+    format_and_verify_tree("-t ext4 -b 1024 -O inline_data,quota", 14);
+    format_and_verify_tree("-t ext4 -b 4096 -I 1024 -i 8192 -O inline_data,bigalloc,mmp", 15);
 }
 
 #[test]
-fn large_directories_are_trees_of_every_hash() {
+fn large_directories_with_every_hash_version() {
     for (kind, block, version, count, levels) in [
         ("ext2", 1024, 0, 9_000, 1),
         ("ext2", 1024, 2, 20_000, 1),
@@ -356,24 +372,28 @@ fn large_directories_are_trees_of_every_hash() {
         ("ext4", 4096, 1, 60_000, 1),
         ("large", 1024, 1, 285_000, 2),
     ] {
-        let mut made = BuiltTree::new();
-        let dir = made.dir(NodeId::ROOT, "large");
+        let mut made = SyntheticTree::new();
+        let dir = made.add_directory(NodeId::ROOT, "large");
         let mut random = Random::new(version);
         let names: Vec<String> =
             (0..count).map(|nth| format!("{:032x}-{nth}", random.next_u64())).collect();
         for name in &names {
-            made.full(dir, name, 0);
+            made.add_file_without_holes(dir, name, 0);
         }
         let mut options = match kind {
-            "large" => parse("-t ext4 -O large_dir"),
-            kind => parse(&format!("-t {kind}")),
+            "large" => parse_mke2fs_arguments("-t ext4 -O large_dir"),
+            kind => parse_mke2fs_arguments(&format!("-t {kind}")),
         };
         (options.block_bytes, options.hash_version) = (Some(block), version as u8);
-        let image = Image::of(&[]);
-        let (mut tree, made) = split(made);
-        write(&mkfs::plan_smallest(&options, &mut tree, 1 << 20).unwrap(), &made, &image.path)
-            .unwrap();
-        check(&image);
+        let image = Image::from_bytes(&[]);
+        let (mut tree, made) = split_tree_and_files(made);
+        write_image(
+            &mkfs::plan_smallest(&options, &mut tree, 1 << 20).unwrap(),
+            &made,
+            &image.path,
+        )
+        .unwrap();
+        assert_fsck_clean(&image);
         let volume = image.open();
         let large = volume.lookup(volume.root(), b"large").unwrap();
         let dump = image.debugfs("htree_dump /large").unwrap();
@@ -399,6 +419,6 @@ fn large_directories_are_trees_of_every_hash() {
             std::fs::remove_file(dir.join(name)).unwrap();
         }
         drop(mount);
-        check(&image);
+        assert_fsck_clean(&image);
     }
 }

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 /// The kernel's names of its requests, by opcode (`enum fuse_opcode`).
-const NAMES: [&str; 53] = [
+const OPCODE_NAMES: [&str; 53] = [
     "",
     "lookup",
     "forget",
@@ -68,7 +68,7 @@ pub struct Activity {
     start: Instant,
     requests: AtomicU64,
     /// Number of requests by opcode; opcodes without a name are counted under 0.
-    by_opcode: [AtomicU64; NAMES.len()],
+    by_opcode: [AtomicU64; OPCODE_NAMES.len()],
     /// Start of the current request, in microseconds since `start`, plus one; 0 if idle.
     busy_since: AtomicU64,
 }
@@ -86,14 +86,14 @@ impl Default for Activity {
 
 impl Activity {
     /// Returns the number of answered requests.
-    pub fn requests(&self) -> u64 {
+    pub fn answered_requests(&self) -> u64 {
         self.requests.load(Relaxed)
     }
 
     /// Returns the number of requests read by opcode, with the kernel's names in lower case. They
     /// show the cost of a program, since the kernel sends many requests of its own.
-    pub fn by_opcode(&self) -> BTreeMap<&'static str, u64> {
-        let counted = NAMES.iter().zip(&self.by_opcode);
+    pub fn requests_by_opcode(&self) -> BTreeMap<&'static str, u64> {
+        let counted = OPCODE_NAMES.iter().zip(&self.by_opcode);
         let counted = counted.map(|(name, count)| {
             (if name.is_empty() { "other" } else { name }, count.load(Relaxed))
         });
@@ -118,7 +118,7 @@ impl Activity {
         count.unwrap_or(&self.by_opcode[0]).fetch_add(1, Relaxed);
     }
 
-    pub(super) fn begin(&self) {
+    pub(super) fn begin_request(&self) {
         let now = self.start.elapsed().as_micros() as u64;
         self.busy_since.store(now + 1, Relaxed);
     }
@@ -137,12 +137,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn requests_are_counted_by_name() {
+    fn requests_are_counted_by_opcode_name() {
         let activity = Activity::default();
         for opcode in [1, 1, 52, 7, 4096, u32::MAX] {
             activity.count_opcode(opcode);
         }
-        let counted = activity.by_opcode();
+        let counted = activity.requests_by_opcode();
         assert_eq!(counted, BTreeMap::from([("lookup", 2), ("other", 3), ("statx", 1)]));
     }
 }

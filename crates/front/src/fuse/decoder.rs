@@ -13,15 +13,15 @@ use std::ops::Range;
 use draconis_exchange::contract::{Access, AttributeName, Name, Node};
 use rustix::fs::OFlags;
 
-use super::init::Init;
+use super::init::InitRequest;
 
 /// Length of the header of every request, in bytes.
 pub(super) const HEADER_BYTES: usize = 40;
 /// Offset of a write's data in its request.
-pub(super) const WRITE_DATA_AT: usize = HEADER_BYTES + 40;
+pub(super) const WRITE_DATA_OFFSET: usize = HEADER_BYTES + 40;
 
 /// Offset of the length of its data, a `u32`.
-pub(super) const WRITE_LEN_AT: usize = HEADER_BYTES + 16;
+pub(super) const WRITE_LEN_OFFSET: usize = HEADER_BYTES + 16;
 
 const FORGET: u32 = 2;
 pub(super) const SETATTR: u32 = 4;
@@ -97,7 +97,7 @@ pub(super) struct Header {
 /// A request that changes nothing and is decoded here.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Message {
-    Init(Init),
+    Init(InitRequest),
     Open {
         directory: bool,
         access: Access,
@@ -186,13 +186,13 @@ impl Header {
     }
 
     /// Returns `Some` for an fsync: true for its data only.
-    pub(super) fn sync_kind(self, request: &[u8]) -> Option<bool> {
+    pub(super) fn fsync_data_only(self, request: &[u8]) -> Option<bool> {
         let flags = || u32_at(request, HEADER_BYTES + 8).unwrap_or_default();
         matches!(self.opcode, FSYNC | FSYNCDIR).then(|| flags() & FSYNC_FDATASYNC != 0)
     }
 
     /// Returns true if the kernel caches pages of the node from now on.
-    pub(super) fn fills_pages(self, request: &[u8]) -> bool {
+    pub(super) fn fills_page_cache(self, request: &[u8]) -> bool {
         let flags = |at, direct| {
             u32_at(request, HEADER_BYTES + at).is_some_and(|flags| flags & direct == 0)
         };
@@ -269,12 +269,12 @@ impl Header {
     }
 
     /// Returns the node to which a `link` adds a name.
-    pub(super) fn linked(self, request: &[u8]) -> Option<Node> {
+    pub(super) fn linked_node(self, request: &[u8]) -> Option<Node> {
         u64_at(request, HEADER_BYTES).map(Node).filter(|_| self.opcode == LINK)
     }
 
     /// Returns true if its change may consist of several steps.
-    pub(super) fn has_steps(self) -> bool {
+    pub(super) fn is_multi_step(self) -> bool {
         matches!(self.opcode, SETATTR | WRITE | FALLOCATE)
     }
 
@@ -290,7 +290,7 @@ pub(super) fn seek_offset(request: &[u8]) -> Option<u64> {
 }
 
 /// Returns the access that `open` flags request.
-pub(super) fn access(flags: u32) -> Access {
+pub(super) fn access_from_open_flags(flags: u32) -> Access {
     let has = |flag: OFlags| flags & flag.bits() == flag.bits();
     let mode = flags & OFlags::RWMODE.bits();
     Access {
@@ -305,10 +305,10 @@ pub(super) fn access(flags: u32) -> Access {
 pub(super) fn decode(header: Header, request: &[u8]) -> Option<Message> {
     let body = request.get(HEADER_BYTES..)?;
     match header.opcode {
-        INIT => Init::parse(body).map(Message::Init),
+        INIT => InitRequest::parse(body).map(Message::Init),
         OPEN | OPENDIR => {
             let directory = header.opcode == OPENDIR;
-            Some(Message::Open { directory, access: access(u32_at(body, 0)?) })
+            Some(Message::Open { directory, access: access_from_open_flags(u32_at(body, 0)?) })
         }
         READ => Some(Message::Read(Read {
             offset: u64_at(body, 8)?,
@@ -356,7 +356,7 @@ pub(super) fn apply_xflags(flags: u32, xflags: u32) -> Option<u32> {
 mod tests {
     use super::*;
 
-    fn request(opcode: u32, body: &[u8]) -> Vec<u8> {
+    fn encode_request(opcode: u32, body: &[u8]) -> Vec<u8> {
         let mut bytes = vec![0; HEADER_BYTES];
         bytes[4..8].copy_from_slice(&opcode.to_ne_bytes());
         bytes[8..16].copy_from_slice(&77_u64.to_ne_bytes());
@@ -365,63 +365,66 @@ mod tests {
         bytes
     }
 
-    fn decoded(bytes: &[u8]) -> Option<Message> {
+    fn decode_request(bytes: &[u8]) -> Option<Message> {
         decode(Header::parse(bytes)?, bytes)
     }
 
     #[test]
-    fn a_read_says_where_and_whether_it_counts_as_access() {
+    fn read_request_is_decoded_with_noatime() {
         for (flags, no_atime) in [(0, false), (OFlags::NOATIME.bits(), true)] {
             let mut body = [0; 40];
             body[8..16].copy_from_slice(&(1_u64 << 40).to_ne_bytes());
             body[16..20].copy_from_slice(&4097_u32.to_ne_bytes());
             body[32..36].copy_from_slice(&flags.to_ne_bytes());
             let read = Read { offset: 1 << 40, len: 4097, no_atime };
-            assert_eq!(decoded(&request(READ, &body)), Some(Message::Read(read)));
-            assert_eq!(decoded(&request(READ, &body[..35])), None);
+            assert_eq!(decode_request(&encode_request(READ, &body)), Some(Message::Read(read)));
+            assert_eq!(decode_request(&encode_request(READ, &body[..35])), None);
         }
     }
 
     #[test]
-    fn flags_are_asked_by_programs_of_both_widths() {
+    fn getflags_ioctl_is_decoded_in_both_widths() {
         for command in IOC_GETFLAGS {
             let mut body = [0; 32];
             body[12..16].copy_from_slice(&command.to_ne_bytes());
             body[28..32].copy_from_slice(&4_u32.to_ne_bytes());
-            assert_eq!(decoded(&request(IOCTL, &body)), Some(Message::GetFlags { room: 4 }));
+            assert_eq!(
+                decode_request(&encode_request(IOCTL, &body)),
+                Some(Message::GetFlags { room: 4 })
+            );
         }
-        assert_eq!(decoded(&request(IOCTL, &[0; 32])), None);
+        assert_eq!(decode_request(&encode_request(IOCTL, &[0; 32])), None);
     }
 
     #[test]
-    fn flags_have_two_forms() {
+    fn inode_flags_map_to_xflags() {
         assert_eq!(to_xflags(0x10 | 0x1000), 0x08);
         assert_eq!(apply_xflags(0x1000 | 0x20, 0x40), Some(0x1000 | 0x80));
         assert_eq!(apply_xflags(0, 0x200), None);
     }
 
     #[test]
-    fn only_what_goes_through_the_page_cache_fills_it() {
+    fn direct_io_does_not_fill_page_cache() {
         for (opcode, direct, fills) in
             [(READ, 0, true), (READ, 2, false), (WRITE, 0, true), (WRITE, 2, false), (3, 0, false)]
         {
             let mut body = [0; 40];
             body[20] = direct;
-            let bytes = request(opcode, &body);
-            assert_eq!(Header::parse(&bytes).unwrap().fills_pages(&bytes), fills, "{opcode}");
+            let bytes = encode_request(opcode, &body);
+            assert_eq!(Header::parse(&bytes).unwrap().fills_page_cache(&bytes), fills, "{opcode}");
         }
     }
 
     #[test]
-    fn opening_says_what_for() {
-        let of = |flags: OFlags| access(flags.bits());
+    fn open_flags_are_decoded_to_access() {
+        let of = |flags: OFlags| access_from_open_flags(flags.bits());
         let (read, write, append) = (true, true, true);
         assert_eq!(of(OFlags::RDONLY), Access { read, ..Access::default() });
         assert_eq!(of(OFlags::RDWR | OFlags::APPEND), Access { read, write, append });
         assert_eq!(of(OFlags::RDONLY | OFlags::NOATIME), Access::default());
         assert_eq!(of(OFlags::WRONLY | OFlags::NOATIME), Access { write, ..Access::default() });
-        let bytes = request(OPENDIR, &[0; 8]);
+        let bytes = encode_request(OPENDIR, &[0; 8]);
         let access = Access { read, ..Access::default() };
-        assert_eq!(decoded(&bytes), Some(Message::Open { directory: true, access }));
+        assert_eq!(decode_request(&bytes), Some(Message::Open { directory: true, access }));
     }
 }

@@ -47,23 +47,23 @@ pub(super) struct Handler<'a, T> {
     buffers: Mutex<Vec<Block>>,
 }
 
-pub(super) fn errno(why: Refusal) -> io::Error {
+pub(super) fn io_error_from_refusal(why: Refusal) -> io::Error {
     why.errno().into()
 }
 
 /// Returns the errno that the kernel expects for an operation that is not implemented.
-fn enosys() -> io::Error {
+fn enosys_error() -> io::Error {
     Errno::NOSYS.into()
 }
 
-fn name(name: &CStr) -> io::Result<Name> {
-    Name::new(name.to_bytes()).map_err(errno)
+fn name_from_cstr(name: &CStr) -> io::Result<Name> {
+    Name::new(name.to_bytes()).map_err(io_error_from_refusal)
 }
 
 /// Converts a refusal to an errno. `NotSupported` becomes ENOSYS, after which the kernel does not
 /// send such requests again.
 fn errno_or_enosys(why: Refusal) -> io::Error {
-    if why == Refusal::NotSupported { enosys() } else { errno(why) }
+    if why == Refusal::NotSupported { enosys_error() } else { io_error_from_refusal(why) }
 }
 
 impl<'a, T: Tree + Sync> Handler<'a, T> {
@@ -72,20 +72,20 @@ impl<'a, T: Tree + Sync> Handler<'a, T> {
     }
 
     /// Returns the reply with a node, which the kernel references from now on.
-    fn entry(&self, attributes: &Attributes) -> Entry {
+    fn referenced_entry(&self, attributes: &Attributes) -> Entry {
         self.tree.add_user(attributes.node);
-        let entry = entry(attributes);
+        let entry = entry_from_attributes(attributes);
         // The root has a node number that names lead to, and another one in FUSE.
-        if attributes.kind == FileType::Directory && self.root() == Some(attributes.node) {
+        if attributes.kind == FileType::Directory && self.root_node() == Some(attributes.node) {
             return Entry { inode: Node::ROOT.0, generation: 0, ..entry };
         }
         entry
     }
 
     /// Returns [`Handler::entry`] with the entry timeout of a name in `parent`.
-    fn entry_in(&self, parent: u64, attributes: &Attributes) -> Entry {
+    fn entry_of_name_in(&self, parent: u64, attributes: &Attributes) -> Entry {
         let entry_timeout = self.entry_timeout(parent);
-        Entry { entry_timeout, ..self.entry(attributes) }
+        Entry { entry_timeout, ..self.referenced_entry(attributes) }
     }
 
     /// Returns the entry timeout of names in a directory.
@@ -96,7 +96,7 @@ impl<'a, T: Tree + Sync> Handler<'a, T> {
         }
     }
 
-    fn root(&self) -> Option<Node> {
+    fn root_node(&self) -> Option<Node> {
         if let Some(root) = self.root.get() {
             return Some(*root);
         }
@@ -105,10 +105,12 @@ impl<'a, T: Tree + Sync> Handler<'a, T> {
     }
 
     fn attributes(&self, inode: u64) -> io::Result<Attributes> {
-        self.tree.get_attributes(&mut GetAttributes { node: Node(inode) }).map_err(errno)
+        self.tree
+            .get_attributes(&mut GetAttributes { node: Node(inode) })
+            .map_err(io_error_from_refusal)
     }
 
-    fn buffer(&self, len: usize) -> Block {
+    fn take_buffer(&self, len: usize) -> Block {
         let mut buffers = self.buffers.lock().unwrap_or_else(PoisonError::into_inner);
         let fitting = buffers.iter().rposition(|block| block.len() >= len);
         match fitting {
@@ -136,10 +138,17 @@ impl<'a, T: Tree + Sync> Handler<'a, T> {
             if offset > at {
                 continue;
             }
-            let mut lookup = Lookup { parent: Node(inode), name: Name::new(dot).map_err(errno)? };
-            let ino = self.tree.lookup(&mut lookup).map_err(errno)?.node.0;
-            let entry =
-                DirEntry { ino, offset: at + 1, type_: libc_type(FileType::Directory), name: dot };
+            let mut lookup = Lookup {
+                parent: Node(inode),
+                name: Name::new(dot).map_err(io_error_from_refusal)?,
+            };
+            let ino = self.tree.lookup(&mut lookup).map_err(io_error_from_refusal)?.node.0;
+            let entry = DirEntry {
+                ino,
+                offset: at + 1,
+                type_: dirent_type(FileType::Directory),
+                name: dot,
+            };
             if add(entry)? == 0 {
                 return Ok(None);
             }
@@ -165,7 +174,7 @@ impl<'a, T: Tree + Sync> Handler<'a, T> {
             let mut request = Enumerate {
                 node: Node(inode),
                 cookie,
-                buffer: self.buffer((size as usize).max(4096)),
+                buffer: self.take_buffer((size as usize).max(4096)),
                 with_attributes,
                 no_atime: handle == NO_ATIME_HANDLE,
             };
@@ -177,11 +186,11 @@ impl<'a, T: Tree + Sync> Handler<'a, T> {
             let records = match records {
                 // The collected entries are returned first; the next request gets the error.
                 Err(_) if has_names => return Ok(()),
-                records => records.map_err(errno)?,
+                records => records.map_err(io_error_from_refusal)?,
             };
             let before = cookie;
             for record in records {
-                let record = record.map_err(|_| errno(Refusal::Corrupt))?;
+                let record = record.map_err(|_| io_error_from_refusal(Refusal::Corrupt))?;
                 cookie = record.cookie;
                 let name = record.name.as_bytes();
                 if matches!(name, b"." | b"..") {
@@ -190,7 +199,7 @@ impl<'a, T: Tree + Sync> Handler<'a, T> {
                 let entry = DirEntry {
                     ino: record.node.0,
                     offset: record.cookie + 2,
-                    type_: record.kind.map_or(0, libc_type),
+                    type_: record.kind.map_or(0, dirent_type),
                     name,
                 };
                 if add(entry, record.attributes)? == 0 {
@@ -209,11 +218,11 @@ impl<'a, T: Tree + Sync> Handler<'a, T> {
 }
 
 /// Returns the `DT_*` value of a file type.
-fn libc_type(kind: FileType) -> u32 {
+fn dirent_type(kind: FileType) -> u32 {
     kind.mode_bits() >> 12
 }
 
-fn stat(attributes: &Attributes) -> stat64 {
+fn stat_from_attributes(attributes: &Attributes) -> stat64 {
     let mut stat = Entry::default().attr;
     let (major, minor) = attributes.device;
     stat.st_ino = attributes.node.0;
@@ -232,11 +241,11 @@ fn stat(attributes: &Attributes) -> stat64 {
     stat
 }
 
-fn entry(attributes: &Attributes) -> Entry {
+fn entry_from_attributes(attributes: &Attributes) -> Entry {
     Entry {
         inode: attributes.node.0,
         generation: attributes.generation.into(),
-        attr: stat(attributes),
+        attr: stat_from_attributes(attributes),
         attr_flags: 0,
         attr_timeout: CACHE_TIMEOUT,
         entry_timeout: CACHE_TIMEOUT,
@@ -257,18 +266,18 @@ impl<T: Tree + Sync> FileSystem for Handler<'_, T> {
     type Handle = u64;
 
     fn lookup(&self, _: &Context, parent: u64, child: &CStr) -> io::Result<Entry> {
-        match self.tree.lookup(&mut Lookup { parent: Node(parent), name: name(child)? }) {
-            Ok(found) => Ok(self.entry_in(parent, &found)),
+        match self.tree.lookup(&mut Lookup { parent: Node(parent), name: name_from_cstr(child)? }) {
+            Ok(found) => Ok(self.entry_of_name_in(parent, &found)),
             // A reply without a node is a negative dentry for the kernel.
             Err(Refusal::NotFound) => {
                 Ok(Entry { entry_timeout: self.entry_timeout(parent), ..Entry::default() })
             }
-            Err(why) => Err(errno(why)),
+            Err(why) => Err(io_error_from_refusal(why)),
         }
     }
 
     fn getattr(&self, _: &Context, inode: u64, _: Option<u64>) -> io::Result<(stat64, Duration)> {
-        Ok((stat(&self.attributes(inode)?), CACHE_TIMEOUT))
+        Ok((stat_from_attributes(&self.attributes(inode)?), CACHE_TIMEOUT))
     }
 
     fn forget(&self, _: &Context, inode: u64, count: u64) {
@@ -276,11 +285,11 @@ impl<T: Tree + Sync> FileSystem for Handler<'_, T> {
     }
 
     fn readlink(&self, _: &Context, inode: u64) -> io::Result<Vec<u8>> {
-        let mut request = ReadLink { node: Node(inode), buffer: self.buffer(MAX_LINK_BYTES) };
+        let mut request = ReadLink { node: Node(inode), buffer: self.take_buffer(MAX_LINK_BYTES) };
         let len = self.tree.read_link(&mut request);
         let target = len.map(|len| leading_bytes(&request.buffer, len));
         self.recycle_buffer(request.buffer);
-        target.map_err(errno)
+        target.map_err(io_error_from_refusal)
     }
 
     fn release(
@@ -336,7 +345,7 @@ impl<T: Tree + Sync> FileSystem for Handler<'_, T> {
     ) -> io::Result<()> {
         let entry_timeout = self.entry_timeout(inode);
         self.enumerate((inode, handle), size, offset, true, &mut |dirent, attributes| {
-            let named = |attributes| Entry { entry_timeout, ..entry(attributes) };
+            let named = |attributes| Entry { entry_timeout, ..entry_from_attributes(attributes) };
             // Without a node the kernel uses only the name, and looks it up later.
             add(dirent, attributes.as_ref().map(named).unwrap_or_default())
         })
@@ -365,9 +374,9 @@ impl<T: Tree + Sync> FileSystem for Handler<'_, T> {
         size: u32,
     ) -> io::Result<GetxattrReply> {
         let buffer = Block::private((size as usize).min(MAX_XATTR_BYTES));
-        let name = AttributeName::new(key.to_bytes()).map_err(errno)?;
+        let name = AttributeName::new(key.to_bytes()).map_err(io_error_from_refusal)?;
         let mut request = GetXattr { node: Node(inode), name, buffer };
-        let len = self.tree.get_xattr(&mut request).map_err(errno)?;
+        let len = self.tree.get_xattr(&mut request).map_err(io_error_from_refusal)?;
         if size == 0 {
             return Ok(GetxattrReply::Count(len));
         }
@@ -376,14 +385,14 @@ impl<T: Tree + Sync> FileSystem for Handler<'_, T> {
 
     fn listxattr(&self, context: &Context, inode: u64, size: u32) -> io::Result<ListxattrReply> {
         let mut request = ListXattr { node: Node(inode), buffer: Block::private(MAX_XATTR_BYTES) };
-        let len = self.tree.list_xattr(&mut request).map_err(errno)?;
+        let len = self.tree.list_xattr(&mut request).map_err(io_error_from_refusal)?;
         let mut names = leading_bytes(&request.buffer, len);
         if context.uid != 0 {
             names = without_trusted(&names);
         }
         match size as usize {
             0 => Ok(ListxattrReply::Count(names.len() as u32)),
-            room if room < names.len() => Err(errno(Refusal::BufferTooSmall)),
+            room if room < names.len() => Err(io_error_from_refusal(Refusal::BufferTooSmall)),
             _ => Ok(ListxattrReply::Names(names)),
         }
     }
@@ -406,7 +415,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_root_sees_trusted_attributes() {
+    fn trusted_xattrs_are_listed_only_for_root() {
         let names = b"user.a\0trusted.b\0security.c\0trusted\0";
         assert_eq!(without_trusted(names), b"user.a\0security.c\0trusted\0");
         assert_eq!(without_trusted(b""), b"");

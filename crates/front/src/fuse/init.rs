@@ -6,8 +6,8 @@ use super::options::ServerOptions;
 use super::reply::ReplyBody;
 
 /// The protocol version of the reply.
-const MAJOR: u32 = 7;
-const MINOR: u32 = 38;
+const PROTOCOL_MAJOR: u32 = 7;
+const PROTOCOL_MINOR: u32 = 38;
 /// Largest write of one request, in bytes, and in pages.
 const MAX_WRITE_BYTES: u32 = 1 << 20;
 const PAGE_BYTES: u32 = 4096;
@@ -46,14 +46,14 @@ const HAS_RESEND: u64 = 1 << 39;
 
 /// A FUSE_INIT request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Init {
+pub(super) struct InitRequest {
     pub major: u32,
     pub max_read_ahead: u32,
     /// Features that the kernel supports.
     pub kernel_flags: u64,
 }
 
-impl Init {
+impl InitRequest {
     /// Parses the bytes after the header.
     pub(super) fn parse(body: &[u8]) -> Option<Self> {
         let word = |at: usize| body.get(at..)?.first_chunk().copied().map(u32::from_ne_bytes);
@@ -100,24 +100,29 @@ impl Init {
         self,
         options: ServerOptions,
         writable: bool,
-    ) -> Option<(ReplyBody, Negotiated)> {
+    ) -> Option<(ReplyBody, NegotiatedFeatures)> {
         let mut answer = ReplyBody::default();
-        if self.major < MAJOR {
+        if self.major < PROTOCOL_MAJOR {
             return None;
         }
-        let flags = if self.major == MAJOR { self.select_flags(options, writable) } else { 0 };
-        answer.u32(MAJOR).u32(MINOR).u32(self.max_read_ahead).u32(flags as u32);
-        answer.u16(MAX_BACKGROUND).u16(MAX_BACKGROUND / 4 * 3).u32(MAX_WRITE_BYTES);
+        let flags =
+            if self.major == PROTOCOL_MAJOR { self.select_flags(options, writable) } else { 0 };
+        answer
+            .push_u32(PROTOCOL_MAJOR)
+            .push_u32(PROTOCOL_MINOR)
+            .push_u32(self.max_read_ahead)
+            .push_u32(flags as u32);
+        answer.push_u16(MAX_BACKGROUND).push_u16(MAX_BACKGROUND / 4 * 3).push_u32(MAX_WRITE_BYTES);
         // Time granularity in ns; pages of a request; no DAX mappings.
-        answer.u32(1).u16((MAX_WRITE_BYTES / PAGE_BYTES) as u16).u16(0);
-        answer.u32((flags >> 32) as u32).pad(INIT_OUT_BYTES);
-        Some((answer, Negotiated { setxattr_ext: flags & SETXATTR_EXT != 0 }))
+        answer.push_u32(1).push_u16((MAX_WRITE_BYTES / PAGE_BYTES) as u16).push_u16(0);
+        answer.push_u32((flags >> 32) as u32).pad_to(INIT_OUT_BYTES);
+        Some((answer, NegotiatedFeatures { setxattr_ext: flags & SETXATTR_EXT != 0 }))
     }
 }
 
 /// Negotiated format of later requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Negotiated {
+pub(super) struct NegotiatedFeatures {
     /// True if FUSE_SETXATTR is eight bytes longer.
     pub setxattr_ext: bool,
 }
@@ -126,9 +131,9 @@ pub(super) struct Negotiated {
 mod tests {
     use super::*;
 
-    const KERNEL: u64 = u64::MAX;
+    const ALL_KERNEL_FLAGS: u64 = u64::MAX;
 
-    fn flags(init: Init, options: ServerOptions, writable: bool) -> u64 {
+    fn negotiated_flags(init: InitRequest, options: ServerOptions, writable: bool) -> u64 {
         let (answer, _) = init.negotiate(options, writable).unwrap();
         assert_eq!(answer.as_bytes().len(), INIT_OUT_BYTES);
         let word = |at: usize| {
@@ -138,33 +143,37 @@ mod tests {
     }
 
     #[test]
-    fn what_the_kernel_cannot_do_is_not_asked_for() {
-        let of = |capable| Init { major: MAJOR, max_read_ahead: 1 << 17, kernel_flags: capable };
+    fn unsupported_kernel_features_are_not_requested() {
+        let of = |capable| InitRequest {
+            major: PROTOCOL_MAJOR,
+            max_read_ahead: 1 << 17,
+            kernel_flags: capable,
+        };
         let options = ServerOptions { permissions: true, write_back: true, no_polling: false };
-        assert_eq!(flags(of(0), options, true), 0);
-        let all = flags(of(KERNEL), options, true);
+        assert_eq!(negotiated_flags(of(0), options, true), 0);
+        let all = negotiated_flags(of(ALL_KERNEL_FLAGS), options, true);
         assert!(all & (WRITEBACK_CACHE | POSIX_ACL | SETXATTR_EXT) > 0 && all & (1 << 3) == 0);
-        let reading = flags(of(KERNEL), ServerOptions::default(), false);
+        let reading = negotiated_flags(of(ALL_KERNEL_FLAGS), ServerOptions::default(), false);
         assert_eq!(reading & (WRITEBACK_CACHE | POSIX_ACL | SETXATTR_EXT | DONT_MASK), 0);
         let (_, agreed) = of(ASYNC_READ).negotiate(options, true).unwrap();
         assert!(!agreed.setxattr_ext);
     }
 
     #[test]
-    fn another_protocol_is_refused_or_asked_again() {
-        let of = |major| Init { major, max_read_ahead: 0, kernel_flags: KERNEL };
+    fn other_major_version_is_refused_or_renegotiated() {
+        let of = |major| InitRequest { major, max_read_ahead: 0, kernel_flags: ALL_KERNEL_FLAGS };
         assert_eq!(of(6).negotiate(ServerOptions::default(), true), None);
-        assert_eq!(flags(of(8), ServerOptions::default(), true), 0);
+        assert_eq!(negotiated_flags(of(8), ServerOptions::default(), true), 0);
     }
 
     #[test]
-    fn the_second_word_of_features_is_there_if_the_first_says_so() {
+    fn second_flag_word_needs_init_ext() {
         let mut body = [0; 64];
         body[..4].copy_from_slice(&7_u32.to_ne_bytes());
         body[16..20].copy_from_slice(&(1_u32 << 7).to_ne_bytes());
-        assert_eq!(Init::parse(&body).unwrap().kernel_flags, 0);
+        assert_eq!(InitRequest::parse(&body).unwrap().kernel_flags, 0);
         body[12..16].copy_from_slice(&(INIT_EXT as u32).to_ne_bytes());
-        assert_eq!(Init::parse(&body).unwrap().kernel_flags, INIT_EXT | HAS_RESEND);
-        assert_eq!(Init::parse(&body[..18]), None);
+        assert_eq!(InitRequest::parse(&body).unwrap().kernel_flags, INIT_EXT | HAS_RESEND);
+        assert_eq!(InitRequest::parse(&body[..18]), None);
     }
 }

@@ -96,7 +96,7 @@ pub fn unmount(dir: &Path, force: bool) -> Result<(), MountError> {
     let mut command = Command::new("fusermount3");
     command.env("LC_ALL", "C").arg("-u").args(force.then_some("-z")).arg("--").arg(dir);
     let output = command.stdin(Stdio::null()).output().map_err(MountError::NoHelper)?;
-    match helper_error(&output.stderr) {
+    match fusermount_error(&output.stderr) {
         _ if output.status.success() => Ok(()),
         // fusermount3 gives no other sign.
         MountError::Helper(text) if text.contains("busy") => Err(MountError::Busy),
@@ -110,7 +110,7 @@ pub fn unmount(dir: &Path, force: bool) -> Result<(), MountError> {
 /// # Errors
 /// [`MountError::Busy`] while files are open for writing, as for any file system.
 pub fn remount(dir: &Path, options: &KernelOptions) -> Result<(), MountError> {
-    let remounted = rustix::mount::mount_remount(dir, flags_of(options), c"");
+    let remounted = rustix::mount::mount_remount(dir, mount_flags(options), c"");
     remounted.map_err(|errno| match errno {
         rustix::io::Errno::BUSY => MountError::Busy,
         other => MountError::Kernel(dir.into(), other),
@@ -137,11 +137,12 @@ fn mount_as_root(dir: &Path, options: &KernelOptions) -> Result<OwnedFd, MountEr
     };
     let kind = format!("{kind}.{}", options.subtype);
     let data = CString::new(data).unwrap_or_default();
-    rustix::mount::mount(&source, dir, kind, flags_of(options), data.as_c_str()).map_err(failed)?;
+    rustix::mount::mount(&source, dir, kind, mount_flags(options), data.as_c_str())
+        .map_err(failed)?;
     Ok(fuse)
 }
 
-fn flags_of(options: &KernelOptions) -> MountFlags {
+fn mount_flags(options: &KernelOptions) -> MountFlags {
     let mut flags = MountFlags::empty();
     for (wanted, flag) in [
         (options.read_only, MountFlags::RDONLY),
@@ -167,7 +168,7 @@ fn mount_with_fusermount(dir: &Path, options: &KernelOptions) -> Result<OwnedFd,
     let (ours, theirs) = UnixStream::pair().map_err(MountError::NoHelper)?;
     let mut child = Command::new("fusermount3")
         .arg("-o")
-        .arg(helper_options(options))
+        .arg(fusermount_options(options))
         .arg("--")
         .arg(dir)
         .env("_FUSE_COMMFD", "0")
@@ -185,7 +186,7 @@ fn mount_with_fusermount(dir: &Path, options: &KernelOptions) -> Result<OwnedFd,
     let status = child.wait().map_err(MountError::NoHelper)?;
     match received {
         Some(fuse) if status.success() => Ok(fuse),
-        _ => Err(helper_error(&said)),
+        _ => Err(fusermount_error(&said)),
     }
 }
 
@@ -195,7 +196,7 @@ fn error_text(errno: &rustix::io::Errno) -> String {
     text.split(" (os error ").next().unwrap_or_default().to_string()
 }
 
-fn helper_error(stderr: &[u8]) -> MountError {
+fn fusermount_error(stderr: &[u8]) -> MountError {
     let text = String::from_utf8_lossy(stderr).trim().to_string();
     MountError::Helper(if text.is_empty() {
         "fusermount3 failed without a word".into()
@@ -204,7 +205,7 @@ fn helper_error(stderr: &[u8]) -> MountError {
     })
 }
 
-fn helper_options(options: &KernelOptions) -> std::ffi::OsString {
+fn fusermount_options(options: &KernelOptions) -> std::ffi::OsString {
     let escaped = |text: &str| -> String {
         text.chars()
             .flat_map(|c| matches!(c, ',' | '\\').then_some('\\').into_iter().chain([c]))
@@ -231,7 +232,7 @@ fn helper_options(options: &KernelOptions) -> std::ffi::OsString {
 }
 
 fn receive_descriptor(socket: &UnixStream) -> Option<OwnedFd> {
-    let got = descriptors::receive(socket, &mut [0], RecvFlags::empty()).ok()?;
+    let got = descriptors::receive_with_fds(socket, &mut [0], RecvFlags::empty()).ok()?;
     got.fds.into_iter().next()
 }
 
@@ -239,7 +240,7 @@ fn receive_descriptor(socket: &UnixStream) -> Option<OwnedFd> {
 /// request to the mount.
 pub fn read_ahead_file(dir: &Path) -> Option<PathBuf> {
     let table = std::fs::read("/proc/self/mountinfo").ok()?;
-    let wanted = escape(dir.as_os_str().as_bytes());
+    let wanted = escape_octal(dir.as_os_str().as_bytes());
     let mut devices = table.split(|&b| b == b'\n').filter_map(|line| {
         // Fields: id, parent, major:minor, root, mount point ... (proc(5))
         let mut fields = line.split(|&b| b == b' ').skip(2);
@@ -254,7 +255,7 @@ pub fn read_ahead_file(dir: &Path) -> Option<PathBuf> {
 }
 
 /// Escapes space, tab, newline and backslash in octal, as the kernel does there.
-fn escape(path: &[u8]) -> Vec<u8> {
+fn escape_octal(path: &[u8]) -> Vec<u8> {
     let mut escaped = vec![];
     for &byte in path {
         if matches!(byte, b' ' | b'\t' | b'\n' | b'\\') {
@@ -271,7 +272,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_source_with_commas_stays_one_option() {
+    fn commas_in_source_are_escaped() {
         let options = KernelOptions {
             source: "/a,b\\c".into(),
             device: None,
@@ -287,13 +288,13 @@ mod tests {
             dir_sync: true,
         };
         assert_eq!(
-            helper_options(&options),
+            fusermount_options(&options),
             "subtype=draconis,fsname=/a\\,b\\\\c,ro,allow_other,noatime"
         );
     }
 
     #[test]
-    fn mount_points_are_escaped_as_the_kernel_does() {
-        assert_eq!(escape(b"/a b\\c\td"), b"/a\\040b\\134c\\011d");
+    fn mount_point_escaping_matches_kernel() {
+        assert_eq!(escape_octal(b"/a b\\c\td"), b"/a\\040b\\134c\\011d");
     }
 }

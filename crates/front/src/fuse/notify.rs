@@ -17,7 +17,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Mutex, PoisonError};
 
 use draconis_exchange::contract::Node;
-use draconis_exchange::contract::request_log::Deferred;
+use draconis_exchange::contract::request_log::DeferredRequest;
 
 use super::reply::Reply;
 
@@ -65,7 +65,7 @@ pub(super) enum NotifyTask {
     NotifyThenReply {
         both: Box<[Reply; 2]>,
         /// The request, which is finished once the reply is sent.
-        deferred: Option<Deferred>,
+        deferred: Option<DeferredRequest>,
     },
     /// Check whether the kernel still references an orphan.
     CheckOrphan(Node),
@@ -100,7 +100,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nodes_with_pages_are_known() {
+    fn page_cache_filter_has_no_false_negatives() {
         let pages = PageCacheFilter::default();
         for node in [1, 63, 64, 500_000] {
             assert!(!pages.may_contain(Node(node)));
@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn a_closed_queue_ends_its_thread() {
+    fn closed_notifier_ends_queue() {
         let (notifier, queue) = Notifier::new();
         let late = || {
             let both = Box::new([Reply::invalidate_attributes(Node(1)), Reply::new(1, 0, &[])]);

@@ -26,7 +26,7 @@ const FOPEN_NOFLUSH: u32 = 1 << 5;
 pub(super) const NO_ATIME_HANDLE: u64 = 1;
 
 /// The reply to the kernel, or the refusal.
-type ReplyResult = Result<ReplyBody, Refusal>;
+type BodyOrRefusal = Result<ReplyBody, Refusal>;
 
 /// Returns the `FOPEN_*` flags of an opened node.
 pub(super) fn fopen_flags(kind: FileType, kept: CacheValidity) -> u32 {
@@ -44,7 +44,12 @@ pub(super) fn fopen_flags(kind: FileType, kept: CacheValidity) -> u32 {
 ///
 /// # Errors
 /// The tree's error; [`Refusal::NotSupported`] if it never checks.
-pub(super) fn open<T: Tree>(tree: &T, node: Node, access: Access, directory: bool) -> ReplyResult {
+pub(super) fn open<T: Tree>(
+    tree: &T,
+    node: Node,
+    access: Access,
+    directory: bool,
+) -> BodyOrRefusal {
     let kind = if directory { FileType::Directory } else { FileType::File };
     if !tree.handles_open(kind) {
         return Err(Refusal::NotSupported);
@@ -59,7 +64,7 @@ pub(super) fn open<T: Tree>(tree: &T, node: Node, access: Access, directory: boo
 /// # Errors
 /// The tree's error; [`Refusal::NotSupported`] if opening needs no request. Creating the file is
 /// then one request, and closing it none.
-pub(super) fn create<T: Tree>(tree: &T, header: Header, create: Create) -> ReplyResult {
+pub(super) fn create<T: Tree>(tree: &T, header: Header, create: Create) -> BodyOrRefusal {
     if !tree.handles_open(FileType::File) {
         return Err(Refusal::NotSupported);
     }
@@ -87,7 +92,7 @@ pub(super) fn create_tmpfile<T: Tree>(
     tree: &T,
     header: Header,
     (mode, umask): (u32, u32),
-) -> ReplyResult {
+) -> BodyOrRefusal {
     let (parent, uid, gid) = (header.node, header.uid, header.gid);
     let made = tree.create_tmpfile(&mut CreateTmpfile { parent, mode, umask, uid, gid })?;
     Ok(entry_open_reply(tree, parent, &made, CacheValidity::Valid))
@@ -111,7 +116,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_kept_is_used_unless_reading_must_be_seen() {
+    fn fopen_flags_follow_cache_validity() {
         assert_eq!(
             fopen_flags(FileType::File, CacheValidity::Valid)
                 & (FOPEN_KEEP_CACHE | FOPEN_DIRECT_IO),

@@ -14,11 +14,11 @@ const MAX_BODY_BYTES: usize = 288;
 pub(super) const CACHE_TIMEOUT_SECONDS: u64 = 1 << 30;
 
 /// FUSE_NOTIFY_INVAL_INODE.
-const INVALIDATE_INODE: i32 = 2;
+const NOTIFY_INVAL_INODE: i32 = 2;
 /// FUSE_NOTIFY_RESEND.
-const RESEND: i32 = 7;
+const NOTIFY_RESEND: i32 = 7;
 /// Offset of an invalidation of attributes without pages.
-const ATTRIBUTES_ONLY: u64 = u64::MAX;
+const ATTRIBUTES_ONLY_OFFSET: u64 = u64::MAX;
 
 /// A body of bounded length, to which fields are appended.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -38,26 +38,26 @@ impl ReplyBody {
         &self.bytes[..self.len]
     }
 
-    fn put(&mut self, bytes: &[u8]) -> &mut Self {
+    fn push_bytes(&mut self, bytes: &[u8]) -> &mut Self {
         self.bytes[self.len..self.len + bytes.len()].copy_from_slice(bytes);
         self.len += bytes.len();
         self
     }
 
-    pub(super) fn u16(&mut self, value: u16) -> &mut Self {
-        self.put(&value.to_ne_bytes())
+    pub(super) fn push_u16(&mut self, value: u16) -> &mut Self {
+        self.push_bytes(&value.to_ne_bytes())
     }
 
-    pub(super) fn u32(&mut self, value: u32) -> &mut Self {
-        self.put(&value.to_ne_bytes())
+    pub(super) fn push_u32(&mut self, value: u32) -> &mut Self {
+        self.push_bytes(&value.to_ne_bytes())
     }
 
-    pub(super) fn u64(&mut self, value: u64) -> &mut Self {
-        self.put(&value.to_ne_bytes())
+    pub(super) fn push_u64(&mut self, value: u64) -> &mut Self {
+        self.push_bytes(&value.to_ne_bytes())
     }
 
     /// Pads with zeros up to `len` bytes.
-    pub(super) fn pad(&mut self, len: usize) -> &mut Self {
+    pub(super) fn pad_to(&mut self, len: usize) -> &mut Self {
         self.len = self.len.max(len.min(MAX_BODY_BYTES));
         self
     }
@@ -85,8 +85,8 @@ impl Reply {
     }
 
     /// Creates the notification that requests all unanswered requests again.
-    pub(super) fn resend() -> Self {
-        Self::encode(0, RESEND, &[])
+    pub(super) fn resend_notification() -> Self {
+        Self::encode(0, NOTIFY_RESEND, &[])
     }
 
     fn encode(unique: u64, what: i32, body: &[u8]) -> Self {
@@ -112,14 +112,14 @@ impl Reply {
     /// pages, so the sending thread must not be needed for replies.
     pub(super) fn invalidate_pages(node: Node, offset: u64, len: u64) -> Self {
         let mut body = ReplyBody::default();
-        body.u64(node.0).u64(offset).u64(len);
-        Self::encode(0, INVALIDATE_INODE, body.as_bytes())
+        body.push_u64(node.0).push_u64(offset).push_u64(len);
+        Self::encode(0, NOTIFY_INVAL_INODE, body.as_bytes())
     }
 
     /// Creates the notification that a node's attributes have changed. The kernel does not block on
     /// it.
     pub(super) fn invalidate_attributes(node: Node) -> Self {
-        Self::invalidate_pages(node, ATTRIBUTES_ONLY, 0)
+        Self::invalidate_pages(node, ATTRIBUTES_ONLY_OFFSET, 0)
     }
 
     /// Returns the same reply for the request `unique`.
@@ -134,47 +134,53 @@ impl Reply {
 }
 
 /// Encodes the reply to FUSE_STATX.
-pub(super) fn statx(it: &Attributes) -> ReplyBody {
-    const BASIC: u32 = 0x7FF;
-    const BIRTH: u32 = 0x800;
-    let mask = if it.created.is_some() { BASIC | BIRTH } else { BASIC };
+pub(super) fn statx_reply(it: &Attributes) -> ReplyBody {
+    const STATX_BASIC_STATS: u32 = 0x7FF;
+    const STATX_BTIME: u32 = 0x800;
+    let mask =
+        if it.created.is_some() { STATX_BASIC_STATS | STATX_BTIME } else { STATX_BASIC_STATS };
     let mut answer = ReplyBody::default();
-    answer.u64(CACHE_TIMEOUT_SECONDS).u32(0).u32(0).u64(0).u64(0);
-    answer.u32(mask).u32(it.block_size_bytes).u64(0);
-    answer.u32(it.links).u32(it.uid).u32(it.gid).u16(it.mode as u16).u16(0);
-    answer.u64(it.node.0).u64(it.size_bytes).u64(it.blocks_512).u64(0);
+    answer.push_u64(CACHE_TIMEOUT_SECONDS).push_u32(0).push_u32(0).push_u64(0).push_u64(0);
+    answer.push_u32(mask).push_u32(it.block_size_bytes).push_u64(0);
+    answer
+        .push_u32(it.links)
+        .push_u32(it.uid)
+        .push_u32(it.gid)
+        .push_u16(it.mode as u16)
+        .push_u16(0);
+    answer.push_u64(it.node.0).push_u64(it.size_bytes).push_u64(it.blocks_512).push_u64(0);
     for time in [it.accessed, it.created.unwrap_or_default(), it.changed, it.modified] {
-        answer.u64(time.seconds as u64).u32(time.nanoseconds).u32(0);
+        answer.push_u64(time.seconds as u64).push_u32(time.nanoseconds).push_u32(0);
     }
-    answer.u32(it.device.0).u32(it.device.1).pad(MAX_BODY_BYTES);
+    answer.push_u32(it.device.0).push_u32(it.device.1).pad_to(MAX_BODY_BYTES);
     answer
 }
 
 /// Encodes `struct fuse_write_out`.
 pub(super) fn write_reply(len: u32) -> ReplyBody {
     let mut answer = ReplyBody::default();
-    answer.u32(len).u32(0);
+    answer.push_u32(len).push_u32(0);
     answer
 }
 
 /// Encodes the reply to an ioctl that returns `value` in up to `room` bytes.
 pub(super) fn ioctl_u32_reply(value: u32, room: usize) -> ReplyBody {
     let mut answer = ioctl_empty_reply();
-    answer.u64(value.into()).truncate(HEADER_BYTES + room);
+    answer.push_u64(value.into()).truncate(HEADER_BYTES + room);
     answer
 }
 
 /// Encodes the reply to an ioctl without data: a result of 0 and no vectors.
 pub(super) fn ioctl_empty_reply() -> ReplyBody {
     let mut answer = ReplyBody::default();
-    answer.u32(0).u32(0).u32(0).u32(0);
+    answer.push_u32(0).push_u32(0).push_u32(0).push_u32(0);
     answer
 }
 
 /// Encodes the reply to an ioctl that reads a `struct fsxattr` of `len` bytes.
 pub(super) fn ioctl_fsxattr_reply(xflags: u32, len: usize) -> ReplyBody {
     let mut answer = ioctl_empty_reply();
-    answer.u32(xflags).pad(HEADER_BYTES + len);
+    answer.push_u32(xflags).pad_to(HEADER_BYTES + len);
     answer
 }
 
@@ -189,8 +195,8 @@ pub(super) fn open_reply(handle: u64, flags: u32) -> ReplyBody {
 /// name affects others that the kernel does not know to be equal.
 pub(super) fn entry_timeout_seconds(directory: &Attributes) -> u64 {
     /// Inode flag of a directory: casefolded names.
-    const CASEFOLD: u32 = 0x4000_0000;
-    if directory.flags & CASEFOLD != 0 { 0 } else { CACHE_TIMEOUT_SECONDS }
+    const CASEFOLD_FLAG: u32 = 0x4000_0000;
+    if directory.flags & CASEFOLD_FLAG != 0 { 0 } else { CACHE_TIMEOUT_SECONDS }
 }
 
 /// Encodes the reply to FUSE_CREATE: entry and open. `name_seconds` is the entry timeout.
@@ -209,34 +215,38 @@ pub(super) fn entry_reply(attributes: &Attributes, name_seconds: u64) -> ReplyBo
 }
 
 /// Encodes `struct fuse_attr_out`.
-pub(super) fn attributes(it: &Attributes) -> ReplyBody {
+pub(super) fn attr_reply(it: &Attributes) -> ReplyBody {
     let mut answer = ReplyBody::default();
-    answer.u64(CACHE_TIMEOUT_SECONDS).u64(0);
+    answer.push_u64(CACHE_TIMEOUT_SECONDS).push_u64(0);
     push_attributes(&mut answer, it);
     answer
 }
 
 fn push_entry_out(answer: &mut ReplyBody, attributes: &Attributes, name_seconds: u64) {
-    answer.u64(attributes.node.0).u64(attributes.generation.into());
-    answer.u64(name_seconds).u64(CACHE_TIMEOUT_SECONDS).u32(0).u32(0);
+    answer.push_u64(attributes.node.0).push_u64(attributes.generation.into());
+    answer.push_u64(name_seconds).push_u64(CACHE_TIMEOUT_SECONDS).push_u32(0).push_u32(0);
     push_attributes(answer, attributes);
 }
 
 fn push_open_out(into: &mut ReplyBody, handle: u64, flags: u32) {
-    into.u64(handle).u32(flags).u32(0);
+    into.push_u64(handle).push_u32(flags).push_u32(0);
 }
 
 /// Appends `struct fuse_attr`.
 fn push_attributes(into: &mut ReplyBody, it: &Attributes) {
     let seconds = |time: Time| time.seconds as u64;
-    into.u64(it.node.0).u64(it.size_bytes).u64(it.blocks_512);
-    into.u64(seconds(it.accessed)).u64(seconds(it.modified)).u64(seconds(it.changed));
-    into.u32(it.accessed.nanoseconds).u32(it.modified.nanoseconds).u32(it.changed.nanoseconds);
-    into.u32(it.mode).u32(it.links).u32(it.uid).u32(it.gid);
+    into.push_u64(it.node.0).push_u64(it.size_bytes).push_u64(it.blocks_512);
+    into.push_u64(seconds(it.accessed))
+        .push_u64(seconds(it.modified))
+        .push_u64(seconds(it.changed));
+    into.push_u32(it.accessed.nanoseconds)
+        .push_u32(it.modified.nanoseconds)
+        .push_u32(it.changed.nanoseconds);
+    into.push_u32(it.mode).push_u32(it.links).push_u32(it.uid).push_u32(it.gid);
     let (major, minor) = it.device;
     // The kernel's 32-bit encoding of a device number.
     let device = minor & 0xFF | major << 8 | (minor & !0xFF) << 12;
-    into.u32(device).u32(it.block_size_bytes).u32(0);
+    into.push_u32(device).push_u32(it.block_size_bytes).push_u32(0);
 }
 
 #[cfg(test)]
@@ -246,7 +256,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_error_carries_no_answer() {
+    fn error_reply_has_no_body() {
         let reply = Reply::new(9, 28, &[1; 8]);
         assert_eq!(reply.as_bytes().len(), 16);
         assert_eq!(i32::from_ne_bytes(*reply.as_bytes()[4..].first_chunk().unwrap()), -28);
@@ -254,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn values_fit_the_room_of_the_one_who_asks() {
+    fn ioctl_reply_is_truncated_to_requested_size() {
         assert_eq!(ioctl_u32_reply(0x10, 4).as_bytes().len(), 20);
         assert_eq!(ioctl_u32_reply(0x10, 8).as_bytes().len(), 24);
         assert_eq!(ioctl_u32_reply(0x10, 100).as_bytes()[16], 0x10);
@@ -262,14 +272,14 @@ mod tests {
     }
 
     #[test]
-    fn an_entry_has_the_length_that_the_kernel_expects() {
-        let made = create_reply(&attributes(), CACHE_TIMEOUT_SECONDS, 7);
+    fn entry_reply_has_kernel_struct_length() {
+        let made = create_reply(&test_attributes(), CACHE_TIMEOUT_SECONDS, 7);
         assert_eq!(made.as_bytes().len(), 128 + 16);
         assert_eq!(made.as_bytes()[136], 7);
         assert_eq!(open_reply(1, 3).as_bytes().len(), 16);
     }
 
-    fn attributes() -> Attributes {
+    fn test_attributes() -> Attributes {
         let time = Time { seconds: -1, nanoseconds: 5 };
         Attributes {
             node: Node(12),
@@ -293,15 +303,15 @@ mod tests {
     }
 
     #[test]
-    fn what_is_told_has_the_length_that_the_kernel_expects() {
+    fn replies_have_kernel_struct_lengths() {
         let made = Time { seconds: 77, nanoseconds: 1 };
-        let told = statx(&Attributes { created: Some(made), ..attributes() });
+        let told = statx_reply(&Attributes { created: Some(made), ..test_attributes() });
         assert_eq!(told.as_bytes().len(), 32 + 256);
         assert_eq!(told.as_bytes()[32 + 80], 77, "time of birth, behind that of access");
     }
 
     #[test]
-    fn attributes_are_forgotten_without_pages() {
+    fn attribute_invalidation_keeps_pages() {
         let notice = Reply::invalidate_attributes(Node(12));
         assert_eq!(notice.as_bytes().len(), 40);
         let offset = i64::from_ne_bytes(*notice.as_bytes()[24..].first_chunk().unwrap());

@@ -21,19 +21,19 @@ use draconis_exchange::contract::{Node, Refusal};
 use draconis_exchange::heap::{Block, PoolBuffer, PrivateBuffer, SharedSlice};
 use rustix::io::Errno;
 
-use super::decoder::{self, Header, WRITE_DATA_AT};
+use super::decoder::{self, Header, WRITE_DATA_OFFSET};
 
 /// Largest read or write of one request, in bytes: the kernel's limit without tuning.
 pub(super) const MAX_IO_BYTES: usize = 1 << 20;
 /// Space for the headers.
-const HEADER_SPACE_BYTES: usize = 4096;
+const MAX_HEADER_BYTES: usize = 4096;
 
 /// Alignment of predicted lengths: whole blocks of any volume.
-const PREDICT_ALIGN_BYTES: usize = 1024;
+const PREDICTED_LEN_ALIGN_BYTES: usize = 1024;
 /// Shorter data is copied, since a pool buffer takes whole pages.
-const POOL_MIN_BYTES: usize = 2048;
+const MIN_POOLED_BYTES: usize = 2048;
 /// From this length on, buffers consist of whole pages, which are reused.
-const PAGES_MIN_BYTES: usize = 64 << 10;
+const MIN_PAGE_BUFFER_BYTES: usize = 64 << 10;
 
 /// One request, and the buffer of its reply.
 pub(super) struct Request {
@@ -43,7 +43,7 @@ pub(super) struct Request {
     len: usize,
     reply: Vec<u8>,
     /// The first bytes, up to the write data.
-    head: [u8; WRITE_DATA_AT],
+    head: [u8; WRITE_DATA_OFFSET],
     /// Buffer for write data of the predicted length.
     predicted: WriteBuffer,
     /// The write data of the predicted length, as slices of a block.
@@ -57,12 +57,12 @@ pub(super) struct Request {
 impl Request {
     pub(super) fn new() -> Self {
         // Zero pages, untouched until used.
-        let reply = vec![0; MAX_IO_BYTES + HEADER_SPACE_BYTES];
+        let reply = vec![0; MAX_IO_BYTES + MAX_HEADER_BYTES];
         Self {
-            block: Block::private(MAX_IO_BYTES + HEADER_SPACE_BYTES),
+            block: Block::private(MAX_IO_BYTES + MAX_HEADER_BYTES),
             len: 0,
             reply,
-            head: [0; WRITE_DATA_AT],
+            head: [0; WRITE_DATA_OFFSET],
             predicted: WriteBuffer::new(0),
             data: None,
             pool_buffer: None,
@@ -96,12 +96,12 @@ impl Request {
     /// Passes data of the predicted length on without a copy, or assembles the request.
     fn assemble(&mut self) {
         let len = self.len;
-        let writes =
-            Header::parse(&self.head[..len.min(WRITE_DATA_AT)]).is_some_and(Header::has_write_data);
-        let data_len = len.saturating_sub(WRITE_DATA_AT);
+        let writes = Header::parse(&self.head[..len.min(WRITE_DATA_OFFSET)])
+            .is_some_and(Header::has_write_data);
+        let data_len = len.saturating_sub(WRITE_DATA_OFFSET);
         let expected = self.predicted.as_ref().len();
         let lends = match self.predicted {
-            WriteBuffer::Pooled(_) => (POOL_MIN_BYTES..=expected).contains(&data_len),
+            WriteBuffer::Pooled(_) => (MIN_POOLED_BYTES..=expected).contains(&data_len),
             _ => data_len == expected && data_len > 0,
         };
         if writes && lends {
@@ -121,14 +121,14 @@ impl Request {
             self.data = Some(data);
         } else {
             // Usually short: only writes are long.
-            let (head, behind) = (len.min(WRITE_DATA_AT), data_len.min(expected));
+            let (head, behind) = (len.min(WRITE_DATA_OFFSET), data_len.min(expected));
             self.block.copy_in(0, &self.head[..head]);
             self.block.copy_in(head, &self.predicted.as_ref()[..behind]);
         }
         if writes && !matches!(self.predicted, WriteBuffer::Pooled(_)) && self.pool_buffer.is_none()
         {
             let repeated =
-                data_len == self.last_write && data_len.is_multiple_of(PREDICT_ALIGN_BYTES);
+                data_len == self.last_write && data_len.is_multiple_of(PREDICTED_LEN_ALIGN_BYTES);
             if repeated && data_len != expected && data_len <= MAX_IO_BYTES {
                 self.predicted = WriteBuffer::new(data_len);
             }
@@ -145,11 +145,11 @@ impl Request {
 
     /// Truncates a logged write to `len` bytes of its data.
     pub(super) fn shorten_write(&mut self, len: u32) {
-        self.block.copy_in(decoder::WRITE_LEN_AT, &len.to_ne_bytes());
+        self.block.copy_in(decoder::WRITE_LEN_OFFSET, &len.to_ne_bytes());
     }
 
     /// Returns header bytes and write data.
-    pub(super) fn split(&self) -> (&[u8], RequestData<'_>) {
+    pub(super) fn header_and_data(&self) -> (&[u8], RequestData<'_>) {
         let data = || self.data.as_ref().and_then(|data| data.slices().next());
         let contents = match &self.pool_buffer {
             Some(room) => RequestData::Buffer(room),
@@ -172,7 +172,7 @@ impl Request {
     }
 
     /// Returns the length of the write data that is detached from the other bytes.
-    pub(super) fn detached_len(&self) -> usize {
+    pub(super) fn detached_data_len(&self) -> usize {
         self.data.as_ref().map_or(0, Block::len)
     }
 
@@ -181,7 +181,7 @@ impl Request {
         if let Some(data) = self.data.take() {
             // An invalid write: only those are left to the library.
             self.block.copy_in(0, &self.head);
-            self.block.copy_from(WRITE_DATA_AT, &data, 0, data.len());
+            self.block.copy_from(WRITE_DATA_OFFSET, &data, 0, data.len());
         }
         let bytes = self.block.bytes_mut().and_then(|bytes| bytes.get_mut(..self.len));
         (bytes.unwrap_or_default(), &mut self.reply)
@@ -189,7 +189,7 @@ impl Request {
 
     /// Writes the data of the request. Data from the page cache is written completely or fails: the
     /// kernel would treat a short write as complete.
-    pub(super) fn write<T: Tree>(
+    pub(super) fn write_all_data<T: Tree>(
         &mut self,
         tree: &T,
         node: Node,
@@ -214,7 +214,7 @@ impl Request {
     ) -> Result<u32, Refusal> {
         let (block, data_at) = match &mut self.data {
             Some(data) => (data, 0),
-            None => (&mut self.block, WRITE_DATA_AT as u32),
+            None => (&mut self.block, WRITE_DATA_OFFSET as u32),
         };
         let mut request = Write {
             buffer: block.take(),
@@ -239,7 +239,7 @@ enum WriteBuffer {
 impl WriteBuffer {
     /// Allocates `len` bytes, all of which are overwritten before they are read.
     fn new(len: usize) -> Self {
-        if len < PAGES_MIN_BYTES {
+        if len < MIN_PAGE_BUFFER_BYTES {
             Self::Small(vec![0; len].into_boxed_slice())
         } else {
             Self::Pages(PrivateBuffer::new_uninitialized(len))
@@ -273,24 +273,24 @@ mod tests {
 
     const OPCODE_WRITE: u32 = 16;
 
-    fn message(opcode: u32, body: &[u8]) -> Vec<u8> {
-        let mut bytes = vec![0; WRITE_DATA_AT];
+    fn request_message(opcode: u32, body: &[u8]) -> Vec<u8> {
+        let mut bytes = vec![0; WRITE_DATA_OFFSET];
         bytes[4..8].copy_from_slice(&opcode.to_ne_bytes());
         bytes.extend_from_slice(body);
         bytes
     }
 
     #[test]
-    fn data_as_long_as_twice_before_has_memory_of_its_own() {
+    fn repeated_write_length_uses_separate_data_buffer() {
         let (flags, kind) = (SocketFlags::CLOEXEC, SocketType::SEQPACKET);
         let (kernel, device) = socketpair(AddressFamily::UNIX, kind, flags, None).unwrap();
         let mut request = Request::new();
         let mut ask = |opcode, len: usize| {
             let body: Vec<u8> = (0..len).map(|at| at as u8).collect();
-            let sent = message(opcode, &body);
+            let sent = request_message(opcode, &body);
             send(&kernel, &sent, SendFlags::empty()).unwrap();
             request.read(&device, None).unwrap();
-            let detached_len = request.detached_len();
+            let detached_len = request.detached_data_len();
             if detached_len > 0 {
                 let data = request.data.as_ref().unwrap();
                 assert!(data.slices().collect::<Vec<_>>().concat() == body);
@@ -315,7 +315,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_shorter_than_a_header_is_empty_or_short() {
+    fn short_request_is_empty_or_invalid() {
         let (flags, kind) = (SocketFlags::CLOEXEC, SocketType::SEQPACKET);
         let (kernel, device) = socketpair(AddressFamily::UNIX, kind, flags, None).unwrap();
         let mut request = Request::new();

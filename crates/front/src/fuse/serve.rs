@@ -28,7 +28,7 @@ use draconis_exchange::contract::request_log::RequestLog;
 use draconis_exchange::contract::tree::Tree;
 use draconis_exchange::heap::Block;
 use draconis_exchange::injected_fault::{DelayPoint, InjectedFault};
-use draconis_exchange::notices::Notices;
+use draconis_exchange::notices::NoticeSender;
 use fuse_backend_rs::api::server;
 use fuse_backend_rs::transport::{FuseBuf, FuseDevWriter, Reader, Writer};
 use rustix::event::{PollFd, PollFlags, poll};
@@ -39,7 +39,7 @@ use self::replay::PendingReplies;
 use super::activity::Activity;
 use super::decoder::{self, Header, Message, UNIQUE_RESEND};
 use super::handler::Handler;
-use super::init::Init;
+use super::init::InitRequest;
 use super::notify::{Notifier, NotifyTask, PageCacheFilter};
 use super::open;
 use super::options::ServerOptions;
@@ -48,7 +48,7 @@ use super::request::{MAX_IO_BYTES, Request};
 use super::sync_batch::{SyncBatcher, SyncRequest};
 
 /// Maximum number of threads: all but one may wait for the disk.
-const MAX_THREADS: usize = 8;
+const MAX_FUSE_THREADS: usize = 8;
 
 /// Serves a tree to the kernel.
 pub struct Server<'a, T: Tree + Sync> {
@@ -64,7 +64,7 @@ pub struct Server<'a, T: Tree + Sync> {
     /// Unsent answers of earlier servers.
     pending_replies: PendingReplies,
     /// Sends the notifications on which the kernel may block.
-    notices: Option<&'a Notices>,
+    notices: Option<&'a NoticeSender>,
 }
 
 impl<'a, T: Tree + Sync> Server<'a, T> {
@@ -94,7 +94,7 @@ impl<'a, T: Tree + Sync> Server<'a, T> {
 
     /// Has another process send the notifications on which the kernel may block: see
     /// [`notices`](draconis_exchange::notices).
-    pub fn with_notices(self, notices: &'a Notices) -> Self {
+    pub fn with_notices(self, notices: &'a NoticeSender) -> Self {
         Self { notices: Some(notices), ..self }
     }
 
@@ -159,14 +159,14 @@ impl<'a, T: Tree + Sync> Server<'a, T> {
     }
 
     /// Answers a decoded request.
-    fn answer(&self, link: &Connection<'_>, header: Header, message: Message) {
+    fn answer_message(&self, link: &Connection<'_>, header: Header, message: Message) {
         let node = header.node;
         let answer = match message {
             Message::Init(init) => self.negotiate(init),
             Message::Open { directory, access } => {
                 into_errno_or_enosys(open::open(self.tree, node, access, directory))
             }
-            Message::Read(read) => return self.read(link, header, read),
+            Message::Read(read) => return self.answer_read(link, header, read),
             Message::GetFlags { room } => {
                 into_errno(self.attributes(node).map(|it| reply::ioctl_u32_reply(it.flags, room)))
             }
@@ -180,7 +180,7 @@ impl<'a, T: Tree + Sync> Server<'a, T> {
                     found.map(|it| reply::ioctl_fsxattr_reply(decoder::to_xflags(it.flags), len)),
                 )
             }
-            Message::Statx => into_errno(self.attributes(node).map(|it| reply::statx(&it))),
+            Message::Statx => into_errno(self.attributes(node).map(|it| reply::statx_reply(&it))),
             Message::SyncVolume => {
                 into_errno(self.tree.sync_volume(&mut SyncVolume {}).map(|()| ReplyBody::default()))
             }
@@ -188,7 +188,7 @@ impl<'a, T: Tree + Sync> Server<'a, T> {
         link.send_reply(&reply_to(header, answer));
     }
 
-    fn negotiate(&self, init: Init) -> Result<ReplyBody, Errno> {
+    fn negotiate(&self, init: InitRequest) -> Result<ReplyBody, Errno> {
         let answer = init.negotiate(self.options, self.tree.is_writable());
         let (answer, agreed) = answer.ok_or(Errno::PROTO)?;
         self.setxattr_ext.store(agreed.setxattr_ext, Ordering::Relaxed);
@@ -196,7 +196,7 @@ impl<'a, T: Tree + Sync> Server<'a, T> {
     }
 
     /// Reads; data that the tree lends goes to the kernel without a copy.
-    fn read(&self, link: &Connection<'_>, header: Header, read: decoder::Read) {
+    fn answer_read(&self, link: &Connection<'_>, header: Header, read: decoder::Read) {
         let mut request = Read {
             buffer: Block::unallocated(read.len as usize),
             buffer_offset: 0,
@@ -259,12 +259,12 @@ pub(super) struct Connection<'l> {
 
 impl Connection<'_> {
     /// Sends the answer to a change, after its notifications.
-    fn deliver(&self, header: Header, answer: ChangeReply) {
+    fn send_change_reply(&self, header: Header, answer: ChangeReply) {
         if answer.outdates_attributes {
             self.send_reply(&Reply::invalidate_attributes(header.node));
         }
         let Some(notice) = answer.drop_pages else { return self.send_reply(&answer.reply) };
-        let deferred = self.recorder.and_then(|recorder| recorder.defer());
+        let deferred = self.recorder.and_then(|recorder| recorder.defer_completion());
         self.notifier
             .send(NotifyTask::NotifyThenReply { both: Box::new([notice, answer.reply]), deferred });
     }
@@ -353,7 +353,7 @@ impl<'s, 'a, T: Tree + Sync, F: AsFd + Sync> LeaderFollowers<'s, 'a, T, F> {
                     header,
                     self.notifier,
                 );
-                if let Some(data_only) = header.sync_kind(request.bytes()) {
+                if let Some(data_only) = header.fsync_data_only(request.bytes()) {
                     if !self.enqueue_sync(SyncRequest { header, data_only }) {
                         continue;
                     }
@@ -374,7 +374,7 @@ impl<'s, 'a, T: Tree + Sync, F: AsFd + Sync> LeaderFollowers<'s, 'a, T, F> {
                     self.handle_request(header, &mut request);
                     break;
                 }
-                self.activity.begin();
+                self.activity.begin_request();
                 self.handle_request(header, &mut request);
                 self.activity.end_request();
             }
@@ -384,8 +384,8 @@ impl<'s, 'a, T: Tree + Sync, F: AsFd + Sync> LeaderFollowers<'s, 'a, T, F> {
     /// Sends the pending reply to a request that the kernel sent again, if there is one. The leader
     /// does so: a new request that another leader reads drops all pending replies.
     fn sends_pending_reply(&self, header: Header) -> bool {
-        let is_kept =
-            header.is_resent() && self.server.pending_replies.send_pending(&self.link(), header);
+        let is_kept = header.is_resent()
+            && self.server.pending_replies.send_pending(&self.connection(), header);
         if is_kept {
             DelayPoint::Read.pass();
         }
@@ -454,7 +454,7 @@ impl<'s, 'a, T: Tree + Sync, F: AsFd + Sync> LeaderFollowers<'s, 'a, T, F> {
         if self.followers.load(Ordering::Relaxed) > 0 {
             return true;
         }
-        if self.threads.load(Ordering::Relaxed) == MAX_THREADS {
+        if self.threads.load(Ordering::Relaxed) == MAX_FUSE_THREADS {
             return false;
         }
         let builder = std::thread::Builder::new().name("fuse-too".into());
@@ -480,7 +480,9 @@ impl<'s, 'a, T: Tree + Sync, F: AsFd + Sync> LeaderFollowers<'s, 'a, T, F> {
 
     /// Executes a request, and logs it meanwhile.
     fn handle_request(&self, header: Header, request: &mut Request) {
-        let Some(recorder) = self.server.recorder else { return self.execute(header, request) };
+        let Some(recorder) = self.server.recorder else {
+            return self.execute_request(header, request);
+        };
         let unique = header.unique & !UNIQUE_RESEND;
         DelayPoint::Read.pass();
         if recorder.is_quarantined(unique) {
@@ -491,8 +493,8 @@ impl<'s, 'a, T: Tree + Sync, F: AsFd + Sync> LeaderFollowers<'s, 'a, T, F> {
             );
         }
         let changes = self.server.tree.is_writable() && header.is_mutation(request.bytes());
-        recorder.begin_request(unique, changes.then(|| request.split()));
-        self.execute(header, request);
+        recorder.begin_request(unique, changes.then(|| request.header_and_data()));
+        self.execute_request(header, request);
         DelayPoint::Answered.pass();
         recorder.finish_request();
         for node in header.forgotten_nodes(request.bytes()).filter(|node| recorder.is_orphan(*node))
@@ -501,28 +503,28 @@ impl<'s, 'a, T: Tree + Sync, F: AsFd + Sync> LeaderFollowers<'s, 'a, T, F> {
         }
     }
 
-    fn execute(&self, header: Header, request: &mut Request) {
+    fn execute_request(&self, header: Header, request: &mut Request) {
         let server = self.server;
-        if header.fills_pages(request.bytes()) {
+        if header.fills_page_cache(request.bytes()) {
             server.pages.insert(header.node);
         }
-        let link = self.link();
+        let link = self.connection();
         if header.is_mutation(request.bytes()) {
-            let answer = server.apply(header, request);
+            let answer = server.apply_request(header, request);
             if let Some(recorder) = server.recorder {
                 recorder.record_outcome(answer.outcome);
             }
-            link.deliver(header, answer);
+            link.send_change_reply(header, answer);
         } else {
             match decoder::decode(header, request.bytes()) {
-                Some(message) => server.answer(&link, header, message),
+                Some(message) => server.answer_message(&link, header, message),
                 None => self.handle_with_library(request),
             }
         }
         self.activity.count_reply();
     }
 
-    fn link(&self) -> Connection<'_> {
+    fn connection(&self) -> Connection<'_> {
         let (fuse, recorder) = (self.fuse.as_fd(), self.server.recorder);
         Connection { fuse, notifier: self.notifier, recorder }
     }
@@ -557,13 +559,13 @@ struct PollBudget {
 
 /// Upper bound of the budget: a little more than a program takes between two requests when it has
 /// to be woken itself.
-const MAX_POLL: Duration = Duration::from_micros(100);
+const MAX_POLL_TIME: Duration = Duration::from_micros(100);
 /// Lower bound of the budget: enough for a request that is there already.
-const MIN_POLL: Duration = Duration::from_micros(2);
+const MIN_POLL_TIME: Duration = Duration::from_micros(2);
 
 impl PollBudget {
     fn new(no_polling: bool) -> Self {
-        let longest = if no_polling { Duration::ZERO } else { MAX_POLL };
+        let longest = if no_polling { Duration::ZERO } else { MAX_POLL_TIME };
         Self { budget: longest, max_budget: longest, since: None }
     }
 
@@ -571,8 +573,9 @@ impl PollBudget {
     /// that once gave up polling would sleep between any two requests for ever.
     fn record_arrival(&mut self) {
         let Some(since) = self.since.take() else { return };
-        let budget = if since.elapsed() <= MAX_POLL { self.budget * 2 } else { self.budget / 2 };
-        self.budget = budget.max(MIN_POLL).min(self.max_budget);
+        let budget =
+            if since.elapsed() <= MAX_POLL_TIME { self.budget * 2 } else { self.budget / 2 };
+        self.budget = budget.max(MIN_POLL_TIME).min(self.max_budget);
     }
 
     /// Returns when there may be a request.
@@ -595,19 +598,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn looking_pays_or_is_given_up() {
+    fn poll_budget_adapts_to_arrivals() {
         let mut poll_budget = PollBudget::new(false);
         for _ in 0..20 {
-            poll_budget.since = Some(Instant::now() - MAX_POLL);
+            poll_budget.since = Some(Instant::now() - MAX_POLL_TIME);
             poll_budget.record_arrival();
         }
-        assert_eq!((poll_budget.budget, poll_budget.since), (MIN_POLL, None));
+        assert_eq!((poll_budget.budget, poll_budget.since), (MIN_POLL_TIME, None));
         // With or without a sleep meanwhile.
         for _ in 0..20 {
             poll_budget.since = Some(Instant::now());
             poll_budget.record_arrival();
         }
-        assert_eq!((poll_budget.budget, poll_budget.since), (MAX_POLL, None));
+        assert_eq!((poll_budget.budget, poll_budget.since), (MAX_POLL_TIME, None));
         let mut poll_budget = PollBudget::new(true);
         poll_budget.since = Some(Instant::now());
         poll_budget.record_arrival();

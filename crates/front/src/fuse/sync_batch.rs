@@ -32,13 +32,13 @@ pub(super) struct SyncRequest {
 /// Collects fsync requests into batches.
 #[derive(Debug, Default)]
 pub(super) struct SyncBatcher {
-    state: Mutex<State>,
+    state: Mutex<BatchState>,
     /// Notified when all expected requests have joined.
     all_joined: Condvar,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct BatchState {
     /// True if a thread runs the batches.
     has_runner: bool,
     waiting: Vec<SyncRequest>,
@@ -73,7 +73,7 @@ impl SyncBatcher {
             return vec![];
         }
         let patience = std::mem::take(&mut state.straggler_timeout);
-        let is_short = |state: &mut State| state.waiting.len() < state.last_batch_len;
+        let is_short = |state: &mut BatchState| state.waiting.len() < state.last_batch_len;
         let waited = self.all_joined.wait_timeout_while(state, patience, is_short);
         let mut state = waited.unwrap_or_else(PoisonError::into_inner).0;
         state.since = Some(Instant::now());
@@ -81,7 +81,7 @@ impl SyncBatcher {
         std::mem::take(&mut state.waiting)
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, BatchState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -92,26 +92,26 @@ mod tests {
 
     use super::*;
 
-    fn sync(unique: u64) -> SyncRequest {
+    fn sync_request(unique: u64) -> SyncRequest {
         let header = Header { opcode: 20, unique, node: Node(3), uid: 0, gid: 0 };
         SyncRequest { header, data_only: false }
     }
 
-    fn uniques(taken: &[SyncRequest]) -> Vec<u64> {
+    fn unique_ids(taken: &[SyncRequest]) -> Vec<u64> {
         taken.iter().map(|sync| sync.header.unique).collect()
     }
 
     #[test]
-    fn one_thread_at_a_time_sees_to_all_that_wait() {
+    fn syncs_are_batched_by_one_runner() {
         let syncs = SyncBatcher::default();
-        assert!(syncs.enqueue(sync(1)));
-        assert_eq!(uniques(&syncs.next_batch(0)), [1]);
-        assert!(!syncs.enqueue(sync(2)) && !syncs.enqueue(sync(3)));
-        assert_eq!(uniques(&syncs.next_batch(1)), [2, 3]);
+        assert!(syncs.enqueue(sync_request(1)));
+        assert_eq!(unique_ids(&syncs.next_batch(0)), [1]);
+        assert!(!syncs.enqueue(sync_request(2)) && !syncs.enqueue(sync_request(3)));
+        assert_eq!(unique_ids(&syncs.next_batch(1)), [2, 3]);
         assert!(syncs.next_batch(2).is_empty());
         // Two were answered, and one returns: its wait is bounded.
-        assert!(syncs.enqueue(sync(4)));
-        assert_eq!(uniques(&syncs.next_batch(0)), [4]);
+        assert!(syncs.enqueue(sync_request(4)));
+        assert_eq!(unique_ids(&syncs.next_batch(0)), [4]);
         assert!(syncs.next_batch(1).is_empty());
     }
 }

@@ -30,14 +30,14 @@ pub const REQUEST_HEADER_BYTES: usize = 40;
 const REPLY_HEADER_BYTES: usize = 16;
 
 /// A scripted kernel: the test chooses every byte.
-pub struct Kernel {
+pub struct ScriptedKernel {
     socket: OwnedFd,
     unique: u64,
     /// Received notifications: code and body.
     pub notices: VecDeque<(i32, Vec<u8>)>,
 }
 
-impl Kernel {
+impl ScriptedKernel {
     /// Creates both sides: the kernel's, and the server's in place of the device.
     pub fn new() -> (Self, OwnedFd) {
         let (socket, device) = rustix::net::socketpair(
@@ -53,7 +53,7 @@ impl Kernel {
     /// Sends a request; returns its id.
     pub fn send(&mut self, opcode: u32, node: u64, body: &[u8]) -> u64 {
         self.unique += 2;
-        let message = request(opcode, self.unique, node, body);
+        let message = encode_request(opcode, self.unique, node, body);
         self.send_bytes(&message);
         self.unique
     }
@@ -84,7 +84,7 @@ impl Kernel {
     }
 
     /// Sends a request and receives its reply.
-    pub fn ask(&mut self, opcode: u32, node: u64, body: &[u8]) -> Result<Vec<u8>, i32> {
+    pub fn call(&mut self, opcode: u32, node: u64, body: &[u8]) -> Result<Vec<u8>, i32> {
         let sent = self.send(opcode, node, body);
         let (unique, answer) = self.receive();
         assert_eq!(unique, sent, "a reply to another request");
@@ -92,50 +92,51 @@ impl Kernel {
     }
 
     pub fn read(&mut self, node: u64, offset: u64, len: u32) -> Result<Vec<u8>, i32> {
-        self.ask(
+        self.call(
             READ,
             node,
-            &[&[0; 8][..], &offset.to_ne_bytes(), &words(&[len, 0, 0, 0, 0, 0])].concat(),
+            &[&[0; 8][..], &offset.to_ne_bytes(), &words_to_bytes(&[len, 0, 0, 0, 0, 0])].concat(),
         )
     }
 
     pub fn write(&mut self, node: u64, offset: u64, bytes: &[u8], flags: u32) -> Result<u32, i32> {
-        let fixed = words(&[bytes.len() as u32, flags, 0, 0, 0, 0]);
+        let fixed = words_to_bytes(&[bytes.len() as u32, flags, 0, 0, 0, 0]);
         let body = [&[0; 8][..], &offset.to_ne_bytes(), &fixed, bytes].concat();
-        self.ask(WRITE, node, &body).map(|answer| word(&answer, 0))
+        self.call(WRITE, node, &body).map(|answer| u32_at(&answer, 0))
     }
 
     pub fn lookup(&mut self, parent: u64, name: &str) -> Result<Vec<u8>, i32> {
-        self.ask(LOOKUP, parent, &[name.as_bytes(), b"\0"].concat())
+        self.call(LOOKUP, parent, &[name.as_bytes(), b"\0"].concat())
     }
 
     /// Creates and opens a file; returns its node number.
     pub fn create(&mut self, parent: u64, name: &str) -> Result<u64, i32> {
-        let fixed = words(&[0o102, 0o100_644, 0o022, 0]);
-        let answer = self.ask(CREATE, parent, &[&fixed, name.as_bytes(), b"\0"].concat())?;
-        Ok(long(&answer, 0))
+        let fixed = words_to_bytes(&[0o102, 0o100_644, 0o022, 0]);
+        let answer = self.call(CREATE, parent, &[&fixed, name.as_bytes(), b"\0"].concat())?;
+        Ok(u64_at(&answer, 0))
     }
 
     pub fn fsync(&mut self, node: u64) -> Result<(), i32> {
-        self.ask(FSYNC, node, &[0; 16]).map(drop)
+        self.call(FSYNC, node, &[0; 16]).map(drop)
     }
 }
 
 /// Encodes a request of user 1 and group 2.
-pub fn request(opcode: u32, unique: u64, node: u64, body: &[u8]) -> Vec<u8> {
+pub fn encode_request(opcode: u32, unique: u64, node: u64, body: &[u8]) -> Vec<u8> {
     let len = (REQUEST_HEADER_BYTES + body.len()) as u32;
-    let head = words(&[len, opcode]);
-    [&head[..], &unique.to_ne_bytes(), &node.to_ne_bytes(), &words(&[1, 2, 3, 0]), body].concat()
+    let head = words_to_bytes(&[len, opcode]);
+    [&head[..], &unique.to_ne_bytes(), &node.to_ne_bytes(), &words_to_bytes(&[1, 2, 3, 0]), body]
+        .concat()
 }
 
-pub fn words(words: &[u32]) -> Vec<u8> {
+pub fn words_to_bytes(words: &[u32]) -> Vec<u8> {
     words.iter().flat_map(|word| word.to_ne_bytes()).collect()
 }
 
-pub fn word(bytes: &[u8], at: usize) -> u32 {
+pub fn u32_at(bytes: &[u8], at: usize) -> u32 {
     u32::from_ne_bytes(*bytes[at..].first_chunk().unwrap())
 }
 
-pub fn long(bytes: &[u8], at: usize) -> u64 {
+pub fn u64_at(bytes: &[u8], at: usize) -> u64 {
     u64::from_ne_bytes(*bytes[at..].first_chunk().unwrap())
 }

@@ -6,13 +6,13 @@ pub mod tree;
 
 use draconis_front::fuse::{Activity, Server, ServerOptions};
 
-use kernel::Kernel;
+use kernel::ScriptedKernel;
 use recorder::ScriptedLog;
 use tree::MemoryTree;
 
 /// Serves a tree to a scripted kernel until the test is done.
-pub fn with_kernel(tree: &MemoryTree, test: impl FnOnce(&mut Kernel)) {
-    let (mut kernel, device) = Kernel::new();
+pub fn with_kernel(tree: &MemoryTree, test: impl FnOnce(&mut ScriptedKernel)) {
+    let (mut kernel, device) = ScriptedKernel::new();
     let activity = Activity::default();
     std::thread::scope(|scope| {
         let server = Server::new(tree, ServerOptions::default());
@@ -25,8 +25,12 @@ pub fn with_kernel(tree: &MemoryTree, test: impl FnOnce(&mut Kernel)) {
 }
 
 /// Serves a tree with a server that replays the requests of `heir`.
-pub fn with_log(tree: &MemoryTree, heir: &ScriptedLog, test: impl FnOnce(&mut Kernel)) {
-    let (mut kernel, device) = Kernel::new();
+pub fn with_kernel_and_log(
+    tree: &MemoryTree,
+    heir: &ScriptedLog,
+    test: impl FnOnce(&mut ScriptedKernel),
+) {
+    let (mut kernel, device) = ScriptedKernel::new();
     let activity = Activity::default();
     std::thread::scope(|scope| {
         let server = Server::new(tree, ServerOptions::default()).with_recorder(heir);

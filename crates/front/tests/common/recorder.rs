@@ -4,7 +4,7 @@ use std::sync::Mutex;
 
 use draconis_exchange::contract::Node;
 use draconis_exchange::contract::request_log::{
-    Deferred, LoggedRequest, Outcome, RequestData, RequestLog,
+    DeferredRequest, LoggedRequest, RequestData, RequestLog, RequestOutcome,
 };
 use draconis_exchange::heap::PoolBuffer;
 
@@ -14,13 +14,13 @@ pub struct ScriptedLog {
     /// Reported contradictions between the log and the tree.
     pub contradictions: Mutex<Vec<String>>,
     /// Outcomes of changes, in order.
-    pub decided: Mutex<Vec<Outcome>>,
+    pub decided: Mutex<Vec<RequestOutcome>>,
     /// Number of finished requests, and of finished deferred ones.
     pub done: Mutex<(u64, u64)>,
 }
 
 impl ScriptedLog {
-    pub fn with_requests(requests: Vec<(Vec<u8>, Option<Outcome>)>) -> Self {
+    pub fn with_requests(requests: Vec<(Vec<u8>, Option<RequestOutcome>)>) -> Self {
         let inherited =
             requests.into_iter().zip(0..).map(|((request, outcome), at)| LoggedRequest {
                 position: at,
@@ -42,7 +42,7 @@ impl RequestLog for ScriptedLog {
 
     fn begin_request(&self, _: u64, _: Option<(&[u8], RequestData<'_>)>) {}
 
-    fn record_outcome(&self, outcome: Outcome) {
+    fn record_outcome(&self, outcome: RequestOutcome) {
         self.decided.lock().unwrap().push(outcome);
     }
 
@@ -50,11 +50,11 @@ impl RequestLog for ScriptedLog {
         self.done.lock().unwrap().0 += 1;
     }
 
-    fn defer(&self) -> Option<Deferred> {
-        Some(Deferred(7))
+    fn defer_completion(&self) -> Option<DeferredRequest> {
+        Some(DeferredRequest(7))
     }
 
-    fn finish_deferred(&self, deferred: Deferred) {
+    fn finish_deferred(&self, deferred: DeferredRequest) {
         assert_eq!(deferred.0, 7);
         self.done.lock().unwrap().1 += 1;
     }
@@ -89,7 +89,7 @@ impl RequestLog for ScriptedLog {
         false
     }
 
-    fn release(&self, _: &[Node]) {}
+    fn release_orphans(&self, _: &[Node]) {}
 
     fn release_orphan(&self, _: Node) {}
 }

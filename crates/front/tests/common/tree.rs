@@ -12,11 +12,11 @@ use draconis_exchange::contract::{
 use draconis_exchange::heap::SharedSlice;
 
 #[derive(Default)]
-pub struct MemoryTree(Mutex<State>);
+pub struct MemoryTree(Mutex<TreeState>);
 
 #[derive(Default)]
-pub struct State {
-    pub nodes: BTreeMap<u64, Object>,
+pub struct TreeState {
+    pub nodes: BTreeMap<u64, TreeObject>,
     /// Reference counts of the nodes, as counted by the front end.
     pub user_counts: BTreeMap<u64, i64>,
     /// Result of open; `None` if open needs no request.
@@ -27,7 +27,7 @@ pub struct State {
     pub no_atime: Vec<bool>,
 }
 
-pub struct Object {
+pub struct TreeObject {
     pub parent: u64,
     pub kind: FileType,
     pub bytes: Vec<u8>,
@@ -44,7 +44,7 @@ impl MemoryTree {
         tree
     }
 
-    pub fn state(&self) -> MutexGuard<'_, State> {
+    pub fn state(&self) -> MutexGuard<'_, TreeState> {
         self.0.lock().unwrap()
     }
 
@@ -52,7 +52,7 @@ impl MemoryTree {
     pub fn add(&self, parent: u64, name: &[u8], kind: FileType) -> u64 {
         let mut state = self.state();
         let node = state.nodes.len() as u64 + 1;
-        let object = Object {
+        let object = TreeObject {
             parent: parent.max(1),
             kind,
             bytes: vec![],
@@ -68,12 +68,12 @@ impl MemoryTree {
     }
 }
 
-impl State {
-    fn get(&self, node: Node) -> Result<&Object, Refusal> {
+impl TreeState {
+    fn get(&self, node: Node) -> Result<&TreeObject, Refusal> {
         self.nodes.get(&node.0).ok_or(Refusal::NotFound)
     }
 
-    fn get_mut(&mut self, node: Node) -> Result<&mut Object, Refusal> {
+    fn get_mut(&mut self, node: Node) -> Result<&mut TreeObject, Refusal> {
         self.nodes.get_mut(&node.0).ok_or(Refusal::NotFound)
     }
 

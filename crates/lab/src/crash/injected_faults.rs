@@ -6,7 +6,7 @@ use draconis_device::{Event, Ticket};
 use draconis_ext::format::jbd2::BlockType;
 use draconis_ext::format::jbd2::blocks::header;
 
-use super::journal::Log;
+use super::journal::JournalLocation;
 
 /// The law that is broken.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -43,11 +43,13 @@ impl JournalFault {
     ];
 
     /// Injects the fault into the recording; returns how often.
-    pub(super) fn inject(self, events: &mut Vec<Event>, log: &Log) -> usize {
+    pub(super) fn inject(self, events: &mut Vec<Event>, log: &JournalLocation) -> usize {
         match self {
-            Self::Flush => remove_ordering(events, log, |part| part == Part::Of(BlockType::Commit)),
-            Self::Ordered => contents_with_commits(events, log),
-            Self::Tail => remove_ordering(events, log, |part| part == Part::Superblock),
+            Self::Flush => {
+                remove_ordering(events, log, |part| part == JournalBlockKind::Of(BlockType::Commit))
+            }
+            Self::Ordered => delay_data_to_commit(events, log),
+            Self::Tail => remove_ordering(events, log, |part| part == JournalBlockKind::Superblock),
             Self::Checkpoint => delay_tail_updates(events, log),
             Self::Revokes => alter_blocks(events, log, BlockType::Revoke, |block| {
                 // An r_count of 16 leaves only the header.
@@ -59,13 +61,13 @@ impl JournalFault {
                 events.retain(|event| !matches!(event, Event::Durable(_)));
                 before - events.len()
             }
-            Self::Discard => early_discards(events),
+            Self::Discard => move_discards_early(events),
         }
     }
 }
 
 /// Moves discards before the groups that they waited for.
-fn early_discards(events: &mut Vec<Event>) -> usize {
+fn move_discards_early(events: &mut Vec<Event>) -> usize {
     let mut count = 0;
     for nth in 0..events.len() {
         if !matches!(events[nth], Event::Discard { .. }) {
@@ -87,43 +89,50 @@ fn early_discards(events: &mut Vec<Event>) -> usize {
 
 /// Type of a journal block.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Part {
+enum JournalBlockKind {
     Superblock,
     Of(BlockType),
     Copy,
 }
 
 /// Returns the type of a block if it is in the journal.
-fn part(log: &Log, block: u64, bytes: &[u8]) -> Option<Part> {
+fn journal_block_kind(log: &JournalLocation, block: u64, bytes: &[u8]) -> Option<JournalBlockKind> {
     let nth = log.blocks.iter().position(|it| *it == block)?;
     Some(match header(bytes) {
-        _ if nth == 0 => Part::Superblock,
-        Some((kind, _)) => Part::Of(kind),
-        None => Part::Copy,
+        _ if nth == 0 => JournalBlockKind::Superblock,
+        Some((kind, _)) => JournalBlockKind::Of(kind),
+        None => JournalBlockKind::Copy,
     })
 }
 
-type Writes = Vec<(u64, Vec<u8>)>;
+type BlockWrites = Vec<(u64, Vec<u8>)>;
 
 /// Splits writes into blocks.
-fn by_block(log: &Log, writes: &Writes) -> Writes {
-    let cut = |(at, bytes): &(u64, Vec<u8>)| -> Writes {
+fn split_into_blocks(log: &JournalLocation, writes: &BlockWrites) -> BlockWrites {
+    let cut = |(at, bytes): &(u64, Vec<u8>)| -> BlockWrites {
         let blocks = bytes.chunks(log.block_bytes as usize).zip(0..);
         blocks.map(|(block, nth)| (at + nth * log.block_bytes, block.to_vec())).collect()
     };
     writes.iter().flat_map(cut).collect()
 }
 
-fn part_of(log: &Log, write: &(u64, Vec<u8>)) -> Option<Part> {
-    part(log, write.0 / log.block_bytes, &write.1)
+fn journal_write_kind(log: &JournalLocation, write: &(u64, Vec<u8>)) -> Option<JournalBlockKind> {
+    journal_block_kind(log, write.0 / log.block_bytes, &write.1)
 }
 
 /// Removes the ordering of groups that contain only `which`.
-fn remove_ordering(events: &mut [Event], log: &Log, which: impl Fn(Part) -> bool) -> usize {
+fn remove_ordering(
+    events: &mut [Event],
+    log: &JournalLocation,
+    which: impl Fn(JournalBlockKind) -> bool,
+) -> usize {
     let mut count = 0;
     for event in events {
         let Event::Group { after, writes, .. } = event else { continue };
-        if by_block(log, writes).iter().all(|write| part_of(log, write).is_some_and(&which)) {
+        if split_into_blocks(log, writes)
+            .iter()
+            .all(|write| journal_write_kind(log, write).is_some_and(&which))
+        {
             count += usize::from(!after.is_empty());
             after.clear();
         }
@@ -132,16 +141,20 @@ fn remove_ordering(events: &mut [Event], log: &Log, which: impl Fn(Part) -> bool
 }
 
 /// Delays each tail update to the commit block of the third transaction after its checkpoint.
-fn delay_tail_updates(events: &mut [Event], log: &Log) -> usize {
-    const LATE: usize = 3;
-    let (mut count, mut late): (usize, Option<(usize, Writes)>) = (0, None);
+fn delay_tail_updates(events: &mut [Event], log: &JournalLocation) -> usize {
+    const DELAY_GROUPS: usize = 3;
+    let (mut count, mut late): (usize, Option<(usize, BlockWrites)>) = (0, None);
     for event in events {
         let Event::Group { writes, .. } = event else { continue };
-        let is = |part| by_block(log, writes).iter().all(|it| part_of(log, it) == Some(part));
-        if is(Part::Superblock) {
-            late = Some((LATE, std::mem::take(writes)));
+        let is = |part| {
+            split_into_blocks(log, writes)
+                .iter()
+                .all(|it| journal_write_kind(log, it) == Some(part))
+        };
+        if is(JournalBlockKind::Superblock) {
+            late = Some((DELAY_GROUPS, std::mem::take(writes)));
             count += 1;
-        } else if is(Part::Of(BlockType::Commit)) {
+        } else if is(JournalBlockKind::Of(BlockType::Commit)) {
             late = match late.take() {
                 Some((1, tail)) => {
                     writes.extend(tail);
@@ -155,8 +168,8 @@ fn delay_tail_updates(events: &mut [Event], log: &Log) -> usize {
 }
 
 /// Writes file data together with the commit block instead of before it.
-fn contents_with_commits(events: &mut [Event], log: &Log) -> usize {
-    let (mut count, mut late): (usize, Option<(Ticket, Writes)>) = (0, None);
+fn delay_data_to_commit(events: &mut [Event], log: &JournalLocation) -> usize {
+    let (mut count, mut late): (usize, Option<(Ticket, BlockWrites)>) = (0, None);
     for event in events {
         let Event::Group { ticket, writes, after, .. } = event else { continue };
         if let Some((stage, contents)) = late.take() {
@@ -164,10 +177,12 @@ fn contents_with_commits(events: &mut [Event], log: &Log) -> usize {
             count += contents.len();
             writes.extend(contents);
         }
-        let (in_log, contents): (Writes, Writes) =
-            by_block(log, writes).into_iter().partition(|write| part_of(log, write).is_some());
-        let is_log =
-            in_log.iter().any(|it| part_of(log, it) == Some(Part::Of(BlockType::Descriptor)));
+        let (in_log, contents): (BlockWrites, BlockWrites) = split_into_blocks(log, writes)
+            .into_iter()
+            .partition(|write| journal_write_kind(log, write).is_some());
+        let is_log = in_log.iter().any(|it| {
+            journal_write_kind(log, it) == Some(JournalBlockKind::Of(BlockType::Descriptor))
+        });
         if is_log && !contents.is_empty() {
             *writes = in_log;
             late = Some((*ticket, contents));
@@ -179,16 +194,16 @@ fn contents_with_commits(events: &mut [Event], log: &Log) -> usize {
 /// Alters all blocks of a type.
 fn alter_blocks(
     events: &mut [Event],
-    log: &Log,
+    log: &JournalLocation,
     kind: BlockType,
     alter: impl Fn(&mut [u8]),
 ) -> usize {
     let mut count = 0;
     for event in events {
         let Event::Group { writes, .. } = event else { continue };
-        *writes = by_block(log, writes);
+        *writes = split_into_blocks(log, writes);
         for write in writes {
-            if part_of(log, write) == Some(Part::Of(kind)) {
+            if journal_write_kind(log, write) == Some(JournalBlockKind::Of(kind)) {
                 alter(&mut write.1);
                 count += 1;
             }

@@ -16,12 +16,12 @@ use draconis_device::MemoryDisk;
 use draconis_ext::format::jbd2::{JournalCompatible, JournalIncompatible, RawJournalSuperblock};
 use draconis_ext::{BlockLocation, InodeNumber, Volume};
 
-use super::small;
+use super::small_cache_options;
 
 /// The inode of the journal.
-const JOURNAL: InodeNumber = InodeNumber(8);
+const JOURNAL_INODE: InodeNumber = InodeNumber(8);
 /// Minimum journal size of mke2fs, in blocks.
-const MIN_BLOCKS: u32 = 1024;
+const MIN_JOURNAL_BLOCKS: u32 = 1024;
 
 /// Parameters of a test volume.
 #[derive(Clone, Copy, Debug)]
@@ -31,12 +31,12 @@ pub(super) struct JournalledVolume {
     block_bytes: u32,
     /// Blocks of the journal, superblock included.
     log_blocks: u32,
-    sums: Sums,
+    sums: JournalChecksums,
 }
 
 /// Checksums of a journal.
 #[derive(Clone, Copy, Debug)]
-enum Sums {
+enum JournalChecksums {
     None,
     Commit,
     V2,
@@ -45,27 +45,27 @@ enum Sums {
     V3Wide,
 }
 
-const fn shape(
+const fn journalled_volume(
     kind: &'static str,
     block_bytes: u32,
     log_blocks: u32,
-    sums: Sums,
+    sums: JournalChecksums,
 ) -> JournalledVolume {
     JournalledVolume { kind, block_bytes, log_blocks, sums }
 }
 
 /// All variants; neighbours differ in as much as possible.
-pub(super) const SHAPES: [JournalledVolume; 10] = [
-    shape("ext3", 1024, 160, Sums::None),
-    shape("ext4", 1024, 128, Sums::V3Wide),
-    shape("ext3", 4096, 112, Sums::V3),
-    shape("ext4", 4096, 96, Sums::V3),
-    shape("ext3", 1024, 320, Sums::V2),
-    shape("ext4", 1024, 1024, Sums::V3),
-    shape("ext3", 4096, 96, Sums::Commit),
-    shape("ext4", 4096, 200, Sums::None),
-    shape("ext3", 1024, 1024, Sums::V3Wide),
-    shape("ext4", 1024, 200, Sums::V2),
+pub(super) const JOURNALLED_VOLUMES: [JournalledVolume; 10] = [
+    journalled_volume("ext3", 1024, 160, JournalChecksums::None),
+    journalled_volume("ext4", 1024, 128, JournalChecksums::V3Wide),
+    journalled_volume("ext3", 4096, 112, JournalChecksums::V3),
+    journalled_volume("ext4", 4096, 96, JournalChecksums::V3),
+    journalled_volume("ext3", 1024, 320, JournalChecksums::V2),
+    journalled_volume("ext4", 1024, 1024, JournalChecksums::V3),
+    journalled_volume("ext3", 4096, 96, JournalChecksums::Commit),
+    journalled_volume("ext4", 4096, 200, JournalChecksums::None),
+    journalled_volume("ext3", 1024, 1024, JournalChecksums::V3Wide),
+    journalled_volume("ext4", 1024, 200, JournalChecksums::V2),
 ];
 
 impl std::fmt::Display for JournalledVolume {
@@ -77,20 +77,20 @@ impl std::fmt::Display for JournalledVolume {
 
 impl JournalledVolume {
     /// Creates a volume whose free blocks hold old data.
-    pub(super) fn make(&self) -> anyhow::Result<Vec<u8>> {
+    pub(super) fn make_image(&self) -> anyhow::Result<Vec<u8>> {
         let dir = tempfile::tempdir()?;
         let path = dir.path().join("volume");
-        let journal_mib = (self.block_bytes * MIN_BLOCKS) >> 20;
+        let journal_mib = (self.block_bytes * MIN_JOURNAL_BLOCKS) >> 20;
         let len =
             usize::try_from(self.block_bytes)? * if self.block_bytes > 1024 { 3400 } else { 5000 };
         std::fs::write(&path, vec![0xEE; len])?;
         self.mke2fs(&path, journal_mib)?;
         let mut bytes = std::fs::read(&path)?;
-        let log = Log::of(&bytes)?;
+        let log = JournalLocation::of_image(&bytes)?;
         let at = log.blocks.first().context("a journal without blocks")? * log.block_bytes;
         let raw = bytes.get_mut(usize::try_from(at)?..).unwrap_or_default();
         let raw = RawJournalSuperblock::view_mut(raw)?;
-        let (compatible, incompatible) = self.sums.features();
+        let (compatible, incompatible) = self.sums.journal_features();
         raw.s_feature_compat.set(compatible.bits());
         raw.s_feature_incompat.set(incompatible.bits());
         // 4 is crc32c.
@@ -120,8 +120,8 @@ impl JournalledVolume {
     }
 }
 
-impl Sums {
-    fn features(self) -> (JournalCompatible, JournalIncompatible) {
+impl JournalChecksums {
+    fn journal_features(self) -> (JournalCompatible, JournalIncompatible) {
         let none = (JournalCompatible::empty(), JournalIncompatible::empty());
         match self {
             Self::None => none,
@@ -136,21 +136,22 @@ impl Sums {
 }
 
 /// Location of a volume's journal.
-pub(super) struct Log {
+pub(super) struct JournalLocation {
     /// Block of the volume for each journal block.
     pub(super) blocks: Vec<u64>,
     pub(super) block_bytes: u64,
 }
 
-impl Log {
-    pub(super) fn of(image: &[u8]) -> anyhow::Result<Self> {
-        let volume = Volume::open(Arc::new(MemoryDisk::new(image.to_vec(), 512)), small())?;
+impl JournalLocation {
+    pub(super) fn of_image(image: &[u8]) -> anyhow::Result<Self> {
+        let volume =
+            Volume::open(Arc::new(MemoryDisk::new(image.to_vec(), 512)), small_cache_options())?;
         let block_bytes = u64::from(volume.superblock().block_bytes);
-        let len = volume.attributes(JOURNAL)?.size_bytes;
+        let len = volume.attributes(JOURNAL_INODE)?.size_bytes;
         let mut blocks = vec![];
         while (blocks.len() as u64) < len / block_bytes {
             let before = blocks.len();
-            for run in volume.map(JOURNAL, before as u64 * block_bytes)? {
+            for run in volume.map(JOURNAL_INODE, before as u64 * block_bytes)? {
                 if let BlockLocation::Mapped(first) = run.location {
                     blocks.extend((0..u64::from(run.blocks)).map(|nth| first.0 + nth));
                 }

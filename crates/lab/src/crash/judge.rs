@@ -12,7 +12,7 @@ use draconis_ext::check::{self, Problem};
 use draconis_ext::{InodeNumber, NewNode, Volume};
 
 use super::workloads::Workload;
-use super::{Protocol, small, store_volumes, writing};
+use super::{ConsistencyProtocol, small_cache_options, store_volumes, write_options};
 
 /// File that a judge creates to test that a state is writable.
 pub(super) const PROBE_FILE_NAME: &str = "after the power cut";
@@ -20,7 +20,7 @@ pub(super) const PROBE_FILE_NAME: &str = "after the power cut";
 /// Checks the states of one workload.
 pub(super) struct StateChecker<'a> {
     workload: &'a dyn Workload,
-    protocol: Protocol,
+    protocol: ConsistencyProtocol,
     /// Directory of the images for `e2fsck`.
     dir: tempfile::TempDir,
     e2fsck: Option<PathBuf>,
@@ -28,7 +28,7 @@ pub(super) struct StateChecker<'a> {
 
 /// A promise that a state breaks.
 #[derive(Debug)]
-pub(super) enum Violation {
+pub(super) enum CrashViolation {
     /// Our check finds a problem that `e2fsck -p` would not repair.
     NeedsE2fsck(Vec<Problem>),
     /// Our check finds a problem where none is allowed.
@@ -47,7 +47,7 @@ pub(super) enum Violation {
     WriteFailed(String),
 }
 
-impl fmt::Display for Violation {
+impl fmt::Display for CrashViolation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::NeedsE2fsck(complaints) => {
@@ -71,7 +71,10 @@ impl fmt::Display for Violation {
 }
 
 impl<'a> StateChecker<'a> {
-    pub(super) fn new(workload: &'a dyn Workload, protocol: Protocol) -> anyhow::Result<Self> {
+    pub(super) fn new(
+        workload: &'a dyn Workload,
+        protocol: ConsistencyProtocol,
+    ) -> anyhow::Result<Self> {
         let dir = tempfile::tempdir()?;
         let places = ["/usr/sbin/e2fsck", "/sbin/e2fsck", "/usr/bin/e2fsck"].map(PathBuf::from);
         let e2fsck = places.into_iter().find(|path| path.exists());
@@ -79,69 +82,72 @@ impl<'a> StateChecker<'a> {
     }
 
     /// Returns all promises that a state breaks; runs `e2fsck` if `sampled`.
-    pub(super) fn judge(
+    pub(super) fn find_violations(
         &self,
         crash: &CrashState,
         sampled: bool,
-    ) -> anyhow::Result<Vec<Violation>> {
+    ) -> anyhow::Result<Vec<CrashViolation>> {
         let mut violations = vec![];
         let disk: Arc<dyn Disk> = match self.protocol {
-            Protocol::Store => {
-                let damage = || store_volumes::damage(crash.disk.clone());
-                violations.extend(sampled.then(damage).flatten().map(Violation::Unreadable));
+            ConsistencyProtocol::Store => {
+                let damage = || store_volumes::find_store_damage(crash.disk.clone());
+                violations.extend(sampled.then(damage).flatten().map(CrashViolation::Unreadable));
                 if sampled {
-                    violations.extend(snapshots(crash.disk.to_bytes()));
+                    violations.extend(check_snapshots(crash.disk.to_bytes()));
                 }
                 match store_volumes::open(crash.disk.clone()) {
                     Ok(disk) => disk,
                     Err(why) => {
-                        violations.push(Violation::Unreadable(why));
+                        violations.push(CrashViolation::Unreadable(why));
                         return Ok(violations);
                     }
                 }
             }
             _ => crash.disk.clone(),
         };
-        if self.protocol == Protocol::Ordered {
-            match complaints(&disk, |it| !it.is_preen_ok()) {
+        if self.protocol == ConsistencyProtocol::Ordered {
+            match find_problems(&disk, |it| !it.is_preen_ok()) {
                 Ok(none) if none.is_empty() => {}
-                Ok(questions) => violations.push(Violation::NeedsE2fsck(questions)),
-                Err(error) => violations.push(Violation::Unreadable(error.to_string())),
+                Ok(questions) => violations.push(CrashViolation::NeedsE2fsck(questions)),
+                Err(error) => violations.push(CrashViolation::Unreadable(error.to_string())),
             }
         }
-        violations
-            .extend(self.verify_acknowledged(disk.clone(), crash.marks()).map(Violation::Lost));
+        violations.extend(
+            self.verify_acknowledged(disk.clone(), crash.marks()).map(CrashViolation::Lost),
+        );
         if sampled {
             violations.extend(match self.protocol {
-                Protocol::Journal => self.recover(crash)?,
-                Protocol::Ordered | Protocol::Atomic | Protocol::Store => {
-                    self.run_e2fsck(&*disk, crash.marks())?
-                }
+                ConsistencyProtocol::Journal => self.compare_replays(crash)?,
+                ConsistencyProtocol::Ordered
+                | ConsistencyProtocol::Atomic
+                | ConsistencyProtocol::Store => self.run_e2fsck(&*disk, crash.marks())?,
             });
         }
-        if self.protocol != Protocol::Ordered {
+        if self.protocol != ConsistencyProtocol::Ordered {
             match all_problems(&disk) {
                 Ok(none) if none.is_empty() => {}
-                Ok(wrong) => violations.push(Violation::NotClean(wrong)),
+                Ok(wrong) => violations.push(CrashViolation::NotClean(wrong)),
                 // Features that our check does not support are left to e2fsck.
                 Err(draconis_ext::Error::Unsupported { .. })
-                    if self.protocol == Protocol::Journal => {}
-                Err(error) => violations.push(Violation::Unreadable(error.to_string())),
+                    if self.protocol == ConsistencyProtocol::Journal => {}
+                Err(error) => violations.push(CrashViolation::Unreadable(error.to_string())),
             }
         }
-        if self.protocol == Protocol::Journal {
-            violations.extend(self.replay(crash).err().map(Violation::NotRecovered));
+        if self.protocol == ConsistencyProtocol::Journal {
+            violations.extend(self.replay_in_place(crash).err().map(CrashViolation::NotRecovered));
         }
         if sampled {
             // Last, because it changes the state.
-            violations.extend(self.mount(&disk, crash.marks()).err().map(Violation::WriteFailed));
+            violations.extend(
+                self.mount_and_verify(&disk, crash.marks()).err().map(CrashViolation::WriteFailed),
+            );
         }
         Ok(violations)
     }
 
     /// Returns what is lost of the data that `marks` acknowledge.
     fn verify_acknowledged(&self, disk: Arc<dyn Disk>, marks: &[u64]) -> Option<String> {
-        match Volume::open(disk, small()) {
+        match Volume::open(disk, small_cache_options()) {
             Ok(volume) => self.workload.verify(&volume, marks).err(),
             Err(error) => Some(format!("no mount: {error}")),
         }
@@ -149,10 +155,11 @@ impl<'a> StateChecker<'a> {
 
     /// Mounts the state as it is, creates a file, unmounts, and checks the
     /// volume.
-    fn mount(&self, disk: &Arc<dyn Disk>, marks: &[u64]) -> Result<(), String> {
+    fn mount_and_verify(&self, disk: &Arc<dyn Disk>, marks: &[u64]) -> Result<(), String> {
         let said = |error: draconis_ext::Error| error.to_string();
-        let volume = Volume::open_for_writing(disk.clone(), small(), writing()).map_err(said)?;
-        let done = leave_a_file(&volume);
+        let volume = Volume::open_for_writing(disk.clone(), small_cache_options(), write_options())
+            .map_err(said)?;
+        let done = create_probe_file(&volume);
         volume.close().map_err(said)?;
         // The volume may be full.
         if let Err(error) = done
@@ -160,19 +167,20 @@ impl<'a> StateChecker<'a> {
         {
             return Err(error.to_string());
         }
-        match complaints(disk, |it| !it.is_preen_ok()) {
+        match find_problems(disk, |it| !it.is_preen_ok()) {
             Ok(none) if none.is_empty() => {}
-            Ok(questions) => return Err(Violation::NeedsE2fsck(questions).to_string()),
-            Err(draconis_ext::Error::Unsupported { .. }) if self.protocol == Protocol::Journal => {}
+            Ok(questions) => return Err(CrashViolation::NeedsE2fsck(questions).to_string()),
+            Err(draconis_ext::Error::Unsupported { .. })
+                if self.protocol == ConsistencyProtocol::Journal => {}
             Err(error) => return Err(error.to_string()),
         }
         self.verify_acknowledged(disk.clone(), marks).map_or(Ok(()), Err)
     }
 
     /// Runs `e2fsck -fp`, and checks the acknowledged data afterwards.
-    fn run_e2fsck(&self, disk: &dyn Disk, marks: &[u64]) -> anyhow::Result<Option<Violation>> {
+    fn run_e2fsck(&self, disk: &dyn Disk, marks: &[u64]) -> anyhow::Result<Option<CrashViolation>> {
         let Some(e2fsck) = &self.e2fsck else { return Ok(None) };
-        let path = self.write_image(&store_volumes::bytes_of(disk)?)?;
+        let path = self.write_image(&store_volumes::read_disk(disk)?)?;
         let (status, said) = run_and_capture(Command::new(e2fsck).arg("-fp").arg(&path))?;
         // Status 1 is also that of a volume that was in use. A mount deletes orphans, too.
         let is_known = |line: &str| {
@@ -180,10 +188,10 @@ impl<'a> StateChecker<'a> {
         };
         let is_fine = matches!(status, Some(0 | 1));
         if !is_fine || self.protocol.is_atomic() && !said.lines().all(is_known) {
-            return Ok(Some(Violation::Asked { status, said }));
+            return Ok(Some(CrashViolation::Asked { status, said }));
         }
         let mended = MemoryDisk::new(std::fs::read(&path)?, 512);
-        Ok(self.verify_acknowledged(Arc::new(mended), marks).map(Violation::LostAfterE2fsck))
+        Ok(self.verify_acknowledged(Arc::new(mended), marks).map(CrashViolation::LostAfterE2fsck))
     }
 }
 
@@ -197,9 +205,9 @@ impl StateChecker<'_> {
 
     /// Replays the state in place by a mount, and checks the acknowledged data. Leaves the replayed
     /// state.
-    fn replay(&self, crash: &CrashState) -> Result<(), String> {
+    fn replay_in_place(&self, crash: &CrashState) -> Result<(), String> {
         let disk: Arc<dyn Disk> = crash.disk.clone();
-        Volume::open_for_writing(disk.clone(), small(), writing())
+        Volume::open_for_writing(disk.clone(), small_cache_options(), write_options())
             .and_then(|volume| volume.close())
             .map_err(|error| error.to_string())?;
         self.verify_acknowledged(disk, crash.marks()).map_or(Ok(()), Err)
@@ -207,21 +215,21 @@ impl StateChecker<'_> {
 
     /// Replays the state with e2fsck and with our library; afterwards `e2fsck -fn` must find
     /// nothing. Also cuts the power during our replay.
-    fn recover(&self, crash: &CrashState) -> anyhow::Result<Option<Violation>> {
+    fn compare_replays(&self, crash: &CrashState) -> anyhow::Result<Option<CrashViolation>> {
         let bytes = crash.disk.to_bytes();
         let record = Arc::new(RecordDisk::new(MemoryDisk::new(bytes.clone(), 512)));
-        let ours = Volume::open_for_writing(record.clone(), small(), writing());
+        let ours = Volume::open_for_writing(record.clone(), small_cache_options(), write_options());
         if let Err(error) = ours.and_then(|volume| volume.close()) {
-            return Ok(Some(Violation::NotRecovered(error.to_string())));
+            return Ok(Some(CrashViolation::NotRecovered(error.to_string())));
         }
-        let events = record.take();
+        let events = record.take_events();
         let is_write = |event: &&Event| matches!(event, Event::Group { .. });
         let written = events.iter().filter(is_write).count();
         let options = CrashOptions { seed: written as u64, subsets: 2, exhaustive_sectors: 0 };
         for again in CrashStates::new(bytes.clone(), events, options).step_by(5) {
             if let Some(lost) = self.verify_acknowledged(again.disk.clone(), crash.marks()) {
                 let why = format!("cut off in that ({:?}): {lost}", again.kind);
-                return Ok(Some(Violation::NotRecovered(why)));
+                return Ok(Some(CrashViolation::NotRecovered(why)));
             }
         }
         let Some(e2fsck) = &self.e2fsck else { return Ok(None) };
@@ -235,7 +243,7 @@ impl StateChecker<'_> {
                     Command::new(e2fsck).args(["-y", "-E", "journal_only"]).arg(&path),
                 )?;
                 let recovered = MemoryDisk::new(std::fs::read(&path)?, 512);
-                let has_orphans = Volume::open(Arc::new(recovered), small())
+                let has_orphans = Volume::open(Arc::new(recovered), small_cache_options())
                     .is_ok_and(|volume| volume.superblock().last_orphan != 0);
                 if has_orphans {
                     run_and_capture(Command::new(e2fsck).arg("-p").arg(&path))?;
@@ -243,12 +251,12 @@ impl StateChecker<'_> {
             }
             let (status, said) = run_and_capture(Command::new(e2fsck).arg("-fn").arg(&path))?;
             if status != Some(0) {
-                return Ok(Some(Violation::Asked { status, said }));
+                return Ok(Some(CrashViolation::Asked { status, said }));
             }
             let recovered = MemoryDisk::new(std::fs::read(&path)?, 512);
             if let Some(lost) = self.verify_acknowledged(Arc::new(recovered), crash.marks()) {
                 let by = if is_ours { "by us" } else { "by e2fsck" };
-                return Ok(Some(Violation::NotRecovered(format!("{by}: {lost}"))));
+                return Ok(Some(CrashViolation::NotRecovered(format!("{by}: {lost}"))));
             }
         }
         Ok(None)
@@ -262,7 +270,7 @@ fn run_and_capture(command: &mut Command) -> anyhow::Result<(Option<i32>, String
 }
 
 /// Returns the problems that our check finds and that `counts` selects.
-fn complaints(
+fn find_problems(
     disk: &Arc<dyn Disk>,
     counts: impl Fn(&Problem) -> bool,
 ) -> draconis_ext::Result<Vec<Problem>> {
@@ -274,27 +282,28 @@ fn complaints(
 /// Returns all problems of a volume. If it lists orphans, a mount deletes them first, which
 /// changes the state.
 fn all_problems(disk: &Arc<dyn Disk>) -> draconis_ext::Result<Vec<Problem>> {
-    if Volume::open(disk.clone(), small())?.superblock().last_orphan != 0 {
-        let volume = Volume::open_for_writing(disk.clone(), small(), writing())?;
+    if Volume::open(disk.clone(), small_cache_options())?.superblock().last_orphan != 0 {
+        let volume =
+            Volume::open_for_writing(disk.clone(), small_cache_options(), write_options())?;
         volume.close()?;
     }
-    complaints(disk, |_| true)
+    find_problems(disk, |_| true)
 }
 
 /// Checks snapshots in a store: each must hold a volume as after a power cut.
-fn snapshots(store: Vec<u8>) -> Option<Violation> {
-    let clones = match store_volumes::clones(Arc::new(MemoryDisk::new(store, 512))) {
+fn check_snapshots(store: Vec<u8>) -> Option<CrashViolation> {
+    let clones = match store_volumes::open_other_disks(Arc::new(MemoryDisk::new(store, 512))) {
         Ok(clones) => clones,
-        Err(why) => return Some(Violation::Unreadable(why)),
+        Err(why) => return Some(CrashViolation::Unreadable(why)),
     };
     clones.iter().find_map(|disk| match all_problems(disk) {
         Ok(none) if none.is_empty() => None,
-        Ok(wrong) => Some(Violation::NotClean(wrong)),
-        Err(error) => Some(Violation::Unreadable(format!("a snapshot: {error}"))),
+        Ok(wrong) => Some(CrashViolation::NotClean(wrong)),
+        Err(error) => Some(CrashViolation::Unreadable(format!("a snapshot: {error}"))),
     })
 }
 
-fn leave_a_file(volume: &Volume) -> draconis_ext::Result<()> {
+fn create_probe_file(volume: &Volume) -> draconis_ext::Result<()> {
     let new =
         NewNode { kind: FileType::File, mode: 0o600, uid: 0, gid: 0, device: (0, 0), target: b"" };
     let file = volume.create(InodeNumber::ROOT, PROBE_FILE_NAME.as_bytes(), &new)?;

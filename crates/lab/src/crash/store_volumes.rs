@@ -21,16 +21,16 @@ use draconis_exchange::heap::Block;
 use draconis_ext::mkfs;
 use draconis_objects::check::CheckOptions;
 use draconis_objects::{
-    CreateOptions, Error, Group, Hint, LayoutKind, ObjectDisk, OpenOptions, Profile, Store,
+    CreateOptions, Error, Group, LayoutKind, LifetimeHint, ObjectDisk, OpenOptions, Profile, Store,
 };
 
-use super::{VolumeConfig, make};
+use super::{VolumeConfig, make_image};
 
 /// Name of the volume's disk.
-const NAME: &[u8] = b"volume";
+const DISK_NAME: &[u8] = b"volume";
 
 /// Volumes: without a journal, with an unused journal, and with checksums.
-pub(super) const KINDS: [(&str, VolumeConfig); 4] = [
+pub(super) const VOLUME_KINDS: [(&str, VolumeConfig); 4] = [
     ("ext2", VolumeConfig { block_bytes: 1024, len_bytes: 4 << 20 }),
     ("ext4", VolumeConfig { block_bytes: 1024, len_bytes: 8 << 20 }),
     ("ext2", VolumeConfig { block_bytes: 4096, len_bytes: 8 << 20 }),
@@ -38,19 +38,19 @@ pub(super) const KINDS: [(&str, VolumeConfig); 4] = [
 ];
 
 /// Creates a store with a volume in it; returns its description and the image.
-pub(super) fn fresh(seed: u64) -> anyhow::Result<(String, Vec<u8>)> {
-    let (kind, shape) = KINDS[(seed % KINDS.len() as u64) as usize];
+pub(super) fn create_store_image(seed: u64) -> anyhow::Result<(String, Vec<u8>)> {
+    let (kind, shape) = VOLUME_KINDS[(seed % VOLUME_KINDS.len() as u64) as usize];
     let options = mkfs::FormatOptions::for_type(kind).context("a type that is made")?;
-    let volume = make(shape, options, seed)?;
+    let volume = make_image(shape, options, seed)?;
     let layout = if (seed / 4).is_multiple_of(2) { LayoutKind::Cow } else { LayoutKind::Log };
     // Small segments and little free space, so that the workload triggers cleaning.
     let profile = Profile { layout, page_bytes: 4096, segment_bytes: 64 << 10, queue_depth: 4 };
     let disk = Arc::new(MemoryDisk::new(vec![0; volume.len() * 2 + (4 << 20)], 512));
     Store::create(disk.clone(), &CreateOptions { profile, id: u128::from(seed) + 1 })?;
-    let store = opened(disk.clone())?;
+    let store = open_store(disk.clone())?;
     let mut group = Group::new();
-    let id = group.create(store.new_object(), Hint::Unknown);
-    group.name(NAME, id);
+    let id = group.create(store.new_object(), LifetimeHint::Unknown);
+    group.set_name(DISK_NAME, id);
     for (nth, piece) in volume.chunks(PIECE_BYTES).enumerate() {
         group.write(id, (nth * PIECE_BYTES) as u64, piece);
         store.submit(std::mem::take(&mut group), &[]).map_err(|refused| refused.error)?;
@@ -66,15 +66,18 @@ pub(super) fn fresh(seed: u64) -> anyhow::Result<(String, Vec<u8>)> {
 /// Size of one read or write, in bytes.
 const PIECE_BYTES: usize = 1 << 20;
 
-fn opened(disk: Arc<dyn Disk>) -> draconis_objects::Result<Arc<Store>> {
+fn open_store(disk: Arc<dyn Disk>) -> draconis_objects::Result<Arc<Store>> {
     Store::open(disk, &OpenOptions { cache_bytes: 1 << 20, read_only: false })
 }
 
 /// Opens the store and the volume's disk.
 pub(super) fn open(disk: Arc<dyn Disk>) -> Result<Arc<dyn Disk>, String> {
     let said = |error: draconis_objects::Error| format!("the store: {error}");
-    let store = opened(disk).map_err(said)?;
-    let id = store.named(NAME).map_err(said)?.ok_or("the volume's disk is not there")?;
+    let store = open_store(disk).map_err(said)?;
+    let id = store
+        .find_named_object(DISK_NAME)
+        .map_err(said)?
+        .ok_or("the volume's disk is not there")?;
     Ok(Arc::new(store.disk(id).map_err(said)?))
 }
 
@@ -82,8 +85,8 @@ pub(super) fn open(disk: Arc<dyn Disk>) -> Result<Arc<dyn Disk>, String> {
 /// write chains.
 pub(super) fn open_with_snapshots(disk: Arc<dyn Disk>, seed: u64) -> Result<Arc<dyn Disk>, String> {
     let said = |error: draconis_objects::Error| format!("the store: {error}");
-    let store = opened(disk).map_err(said)?;
-    let disk = store.disk_named(NAME).map_err(said)?;
+    let store = open_store(disk).map_err(said)?;
+    let disk = store.disk_named(DISK_NAME).map_err(said)?;
     let state = Mutex::new(SnapshotState { dice: Random::new(seed ^ 0x5A9), chains: 0 });
     Ok(Arc::new(SnapshottingDisk { disk, store, state }))
 }
@@ -112,11 +115,11 @@ impl SnapshottingDisk {
             return Ok(());
         }
         let new = format!("n{}", state.chains);
-        let disks = self.store.disks()?;
+        let disks = self.store.list_disks()?;
         let all: Vec<Vec<u8>> = disks.into_iter().map(|disk| disk.name).collect();
-        let others: Vec<&Vec<u8>> = all.iter().filter(|name| *name != NAME).collect();
-        let any = others.get(state.dice.below(others.len().max(1) as u64) as usize);
-        let done = match (any, state.dice.below(4)) {
+        let others: Vec<&Vec<u8>> = all.iter().filter(|name| *name != DISK_NAME).collect();
+        let any = others.get(state.dice.next_below(others.len().max(1) as u64) as usize);
+        let done = match (any, state.dice.next_below(4)) {
             (Some(any), 0) if others.len() < MAX_SNAPSHOTS => {
                 self.store.clone_disk(any, new.as_bytes())
             }
@@ -126,7 +129,7 @@ impl SnapshottingDisk {
                 .and_then(|()| self.store.take_snapshot(new.as_bytes(), b"begin"))
                 .and_then(|()| self.store.roll_back(new.as_bytes(), b"begin")),
             (Some(any), _) if others.len() >= MAX_SNAPSHOTS => self.store.remove_disk(any, true),
-            _ => self.store.take_snapshot(NAME, new.as_bytes()),
+            _ => self.store.take_snapshot(DISK_NAME, new.as_bytes()),
         };
         match done {
             // Snapshots with clones cannot be removed, and a full store accepts nothing.
@@ -137,9 +140,9 @@ impl SnapshottingDisk {
 }
 
 impl draconis_device::ForwardingDisk for SnapshottingDisk {
-    type Below = ObjectDisk;
+    type Inner = ObjectDisk;
 
-    fn disk(&self) -> &ObjectDisk {
+    fn inner_disk(&self) -> &ObjectDisk {
         &self.disk
     }
 
@@ -153,16 +156,16 @@ impl draconis_device::ForwardingDisk for SnapshottingDisk {
             let error = DiskError::Remote(format!("snapshots: {error}").into());
             return Err(Refused { payload: Some(chain), error });
         }
-        self.disk().submit_with(chain, after, terms)
+        self.inner_disk().submit_with(chain, after, terms)
     }
 }
 
 /// Returns all disks and snapshots of the store other than the volume's disk.
-pub(super) fn clones(disk: Arc<dyn Disk>) -> Result<Vec<Arc<dyn Disk>>, String> {
+pub(super) fn open_other_disks(disk: Arc<dyn Disk>) -> Result<Vec<Arc<dyn Disk>>, String> {
     let said = |error: draconis_objects::Error| format!("the store: {error}");
-    let store = opened(disk).map_err(said)?;
+    let store = open_store(disk).map_err(said)?;
     let mut clones: Vec<Arc<dyn Disk>> = vec![];
-    for disk in store.disks().map_err(said)?.iter().filter(|disk| disk.name != NAME) {
+    for disk in store.list_disks().map_err(said)?.iter().filter(|disk| disk.name != DISK_NAME) {
         if !disk.name.contains(&b'@') {
             clones.push(Arc::new(store.disk_named(&disk.name).map_err(said)?));
             continue;
@@ -178,7 +181,7 @@ pub(super) fn clones(disk: Arc<dyn Disk>) -> Result<Vec<Arc<dyn Disk>>, String> 
 }
 
 /// Returns the damage of the store itself.
-pub(super) fn damage(disk: Arc<dyn Disk>) -> Option<String> {
+pub(super) fn find_store_damage(disk: Arc<dyn Disk>) -> Option<String> {
     match Store::check(disk, &CheckOptions::default(), &mut |_, _| {}) {
         Ok(report) if report.is_clean() => None,
         Ok(report) => Some(format!("the store: {:?}", report.damage)),
@@ -187,7 +190,7 @@ pub(super) fn damage(disk: Arc<dyn Disk>) -> Option<String> {
 }
 
 /// Reads all bytes of a disk.
-pub(super) fn bytes_of(disk: &dyn Disk) -> anyhow::Result<Vec<u8>> {
+pub(super) fn read_disk(disk: &dyn Disk) -> anyhow::Result<Vec<u8>> {
     let mut bytes = vec![];
     let len = disk.properties().len_bytes;
     while (bytes.len() as u64) < len {

@@ -17,56 +17,58 @@ use draconis_ext::{Cookie, Follow, InodeNumber, NewNode, Volume};
 use draconis_device::Random;
 
 /// In-memory disk that records writes, for every workload.
-pub(super) type Record = RecordDisk<MemoryDisk>;
+pub(super) type RecordingDisk = RecordDisk<MemoryDisk>;
 
 /// A workload, and the check of its result.
 pub(super) trait Workload: Sync {
     fn name(&self) -> &'static str;
 
     /// Returns true if the workload may fill the volume.
-    fn may_fill(&self) -> bool {
+    fn may_fill_volume(&self) -> bool {
         false
     }
 
     /// Changes the volume; adds marks to `record` for acknowledged changes.
-    fn run(&self, volume: &Volume, record: &Record, dice: &mut Random) -> anyhow::Result<()>;
+    fn run(&self, volume: &Volume, record: &RecordingDisk, dice: &mut Random)
+    -> anyhow::Result<()>;
 
     /// Checks that all changes acknowledged by `marks` are there, and no foreign data.
     fn verify(&self, volume: &Volume, marks: &[u64]) -> Result<(), String>;
 }
 
 /// Creates a workload from a seed and a number of steps.
-pub(super) type Make = fn(u64, u64) -> Box<dyn Workload>;
+pub(super) type WorkloadFactory = fn(u64, u64) -> Box<dyn Workload>;
 
 /// All workloads.
-pub(super) const ALL: &[Make] = &[
-    |seed, steps| Box::new(tree::Untar::new(seed, steps)),
-    |_, steps| Box::new(renames::Renames::new(steps)),
-    |seed, steps| Box::new(saves::Saves::new(seed, steps)),
-    |seed, steps| Box::new(database::Database::new(seed, steps)),
-    |_, steps| Box::new(random::Anything::new(steps)),
+pub(super) const ALL_WORKLOADS: &[WorkloadFactory] = &[
+    |seed, steps| Box::new(tree::UntarWorkload::new(seed, steps)),
+    |_, steps| Box::new(renames::RenameWorkload::new(steps)),
+    |seed, steps| Box::new(saves::DocumentSaveWorkload::new(seed, steps)),
+    |seed, steps| Box::new(database::DatabaseWorkload::new(seed, steps)),
+    |_, steps| Box::new(random::RandomWorkload::new(steps)),
 ];
 
 /// Workloads whose promises need a journal.
-pub(super) const JOURNALLED: &[Make] = &[|_, steps| Box::new(history::History::new(steps))];
+pub(super) const JOURNALLED_WORKLOADS: &[WorkloadFactory] =
+    &[|_, steps| Box::new(history::HistoryWorkload::new(steps))];
 
 /// Size of a cell, in bytes.
-const CELL: u64 = 16;
+const CELL_BYTES: u64 = 16;
 
 /// Returns whole cells of `owner`'s file from offset `at` on.
-fn cells(owner: u32, version: u32, at: u64, len: u64) -> Vec<u8> {
+fn encode_cells(owner: u32, version: u32, at: u64, len: u64) -> Vec<u8> {
     let cell = |nth: u64| {
-        let mut bytes = [0; CELL as usize];
+        let mut bytes = [0; CELL_BYTES as usize];
         bytes[..4].copy_from_slice(&owner.to_le_bytes());
         bytes[4..8].copy_from_slice(&version.to_le_bytes());
-        bytes[8..].copy_from_slice(&(at / CELL + nth).to_le_bytes());
+        bytes[8..].copy_from_slice(&(at / CELL_BYTES + nth).to_le_bytes());
         bytes
     };
-    (0..len.div_ceil(CELL)).flat_map(cell).take(len as usize).collect()
+    (0..len.div_ceil(CELL_BYTES)).flat_map(cell).take(len as usize).collect()
 }
 
 /// Decodes a cell into owner and version; `None` for zeros.
-fn cell(bytes: &[u8], nth: u64) -> Result<Option<(u32, u32)>, String> {
+fn decode_cell(bytes: &[u8], nth: u64) -> Result<Option<(u32, u32)>, String> {
     if bytes.iter().all(|byte| *byte == 0) {
         return Ok(None);
     }
@@ -81,7 +83,7 @@ fn cell(bytes: &[u8], nth: u64) -> Result<Option<(u32, u32)>, String> {
 }
 
 /// Reads a whole file.
-fn contents(volume: &Volume, file: InodeNumber) -> Result<Vec<u8>, String> {
+fn read_file(volume: &Volume, file: InodeNumber) -> Result<Vec<u8>, String> {
     let said = |error: draconis_ext::Error| format!("inode {file}: {error}");
     let size = volume.attributes(file).map_err(said)?.size_bytes;
     let mut bytes = vec![0; usize::try_from(size).map_err(|error| error.to_string())?];
@@ -98,9 +100,9 @@ fn contents(volume: &Volume, file: InodeNumber) -> Result<Vec<u8>, String> {
 
 /// Returns the versions of all whole cells of a file, `None` for zeros; fails on a cell that is
 /// not `owner`'s.
-fn versions(bytes: &[u8], owner: u32) -> Result<Vec<Option<u32>>, String> {
-    let each = bytes.chunks_exact(CELL as usize).zip(0..);
-    each.map(|(bytes, nth)| match cell(bytes, nth)? {
+fn cell_versions(bytes: &[u8], owner: u32) -> Result<Vec<Option<u32>>, String> {
+    let each = bytes.chunks_exact(CELL_BYTES as usize).zip(0..);
+    each.map(|(bytes, nth)| match decode_cell(bytes, nth)? {
         Some((it, _)) if it != owner => Err(format!("file {owner} shows cell {nth} of file {it}")),
         other => Ok(other.map(|(_, version)| version)),
     })
@@ -134,7 +136,7 @@ fn write(volume: &Volume, file: InodeNumber, at: u64, bytes: &[u8]) -> anyhow::R
 
 /// Returns all files and directories as `(path, inode, kind)`. Skips names of deleted inodes,
 /// which a power cut may leave.
-fn walk(volume: &Volume) -> Result<Vec<(String, InodeNumber, FileType)>, String> {
+fn walk_volume(volume: &Volume) -> Result<Vec<(String, InodeNumber, FileType)>, String> {
     let mut found = vec![];
     let mut left = vec![(String::new(), InodeNumber::ROOT)];
     while let Some((path, dir)) = left.pop() {

@@ -3,21 +3,21 @@
 use anyhow::Context as _;
 use draconis_ext::OpenOptions;
 
-use super::reading::{prepare, read_all};
-use super::{Experiment, ExperimentInfo, Paper};
-use crate::buffer::Buffer;
+use super::reading::{prepare_file, read_all};
+use super::{Experiment, ExperimentInfo, PaperSource};
+use crate::buffer::AlignedBuffer;
 use crate::clock::Stopwatch;
-use crate::context::Context;
-use crate::parameters::parameter;
-use crate::results::{Figure, Points, Sample, Shape};
-use crate::subject::{Kind, OpenMode, Subject};
+use crate::context::RunContext;
+use crate::parameters::new_parameter;
+use crate::results::{Figure, FigureShape, PointQuery, Sample};
+use crate::subject::{OpenMode, Subject, SubjectKind};
 use crate::units;
 
 /// See the module.
-pub struct Caches;
+pub struct CacheSizeExperiment;
 
 /// Returns the cache configurations, from full to none.
-fn cuts() -> [(&'static str, OpenOptions); 8] {
+fn cache_configurations() -> [(&'static str, OpenOptions); 8] {
     let full = OpenOptions::default();
     let small =
         OpenOptions { inode_cache: 4, block_map_cache: 4, data_cache_bytes: 1 << 20, ..full };
@@ -42,7 +42,7 @@ fn cuts() -> [(&'static str, OpenOptions); 8] {
 
 const ABOUT: ExperimentInfo = ExperimentInfo {
     name: "caches",
-    paper: Paper::Singularity,
+    paper: PaperSource::Singularity,
     question: "What is each of the library's caches worth, to a file that is read for the first and \
            for the second time?",
     published_result: "The slides: large files are unusable without the block-number cache; the 350 MB file \
@@ -51,77 +51,78 @@ const ABOUT: ExperimentInfo = ExperimentInfo {
                blocks is one entry, and what leads to it lies in the data cache: each cache alone \
                is worth less, all together still orders of magnitude.",
     parameters: &[
-        parameter("file", "length of the file", "8M", "350M"),
-        parameter("buffer", "size of a read", "16K", "16K"),
-        parameter("most_ms", "a pass stops after so many milliseconds", "150", "4000"),
+        new_parameter("file", "length of the file", "8M", "350M"),
+        new_parameter("buffer", "size of a read", "16K", "16K"),
+        new_parameter("most_ms", "a pass stops after so many milliseconds", "150", "4000"),
     ],
     subjects: &["draconis-lib"],
-    accepts: |kind| kind == Kind::Library,
+    accepts: |kind| kind == SubjectKind::Library,
     warms_up: false,
     ..ExperimentInfo::DEFAULTS
 };
 
-impl Experiment for Caches {
-    fn about(&self) -> &ExperimentInfo {
+impl Experiment for CacheSizeExperiment {
+    fn info(&self) -> &ExperimentInfo {
         &ABOUT
     }
 
     fn figures(&self) -> Vec<Figure> {
         vec![
-            Figure::new(Shape::Bars, "speed", "Reading speed by what is cached")
-                .y("read speed", "B/s")
-                .log_y(),
-            Figure::new(Shape::Bars, "hits", "Hit rate of the data cache").y("hits", "%"),
+            Figure::new(FigureShape::Bars, "speed", "Reading speed by what is cached")
+                .with_y_axis("read speed", "B/s")
+                .with_log_y(),
+            Figure::new(FigureShape::Bars, "hits", "Hit rate of the data cache")
+                .with_y_axis("hits", "%"),
         ]
     }
 
-    fn bytes(&self, context: &Context) -> anyhow::Result<u64> {
-        context.number("file")
+    fn required_bytes(&self, context: &RunContext) -> anyhow::Result<u64> {
+        context.number_parameter("file")
     }
 
-    fn run(&self, context: &Context, subject: &mut dyn Subject) -> anyhow::Result<Vec<Sample>> {
-        let (clock, bytes) = (subject.clock(), context.number("file")?);
-        let buffer = context.number("buffer")?.min(bytes);
-        let most_ns = context.number("most_ms")? * 1_000_000;
-        prepare(context, &subject.files()?, "caches", bytes)?;
-        let mut into = Buffer::new(buffer as usize);
+    fn run(&self, context: &RunContext, subject: &mut dyn Subject) -> anyhow::Result<Vec<Sample>> {
+        let (clock, bytes) = (subject.clock(), context.number_parameter("file")?);
+        let buffer = context.number_parameter("buffer")?.min(bytes);
+        let most_ns = context.number_parameter("most_ms")? * 1_000_000;
+        prepare_file(context, &subject.files()?, "caches", bytes)?;
+        let mut into = AlignedBuffer::new(buffer as usize);
         let mut samples = vec![];
-        for (name, options) in cuts() {
-            subject.library().context("our library")?.reopen(options)?;
+        for (name, options) in cache_configurations() {
+            subject.library_subject().context("our library")?.reopen(options)?;
             let file = subject.files()?.open("caches", OpenMode::Cached)?;
             for pass in ["first time", "second time"] {
                 let mut watch = Stopwatch::start(&*clock);
                 let (mut at, mut spent) = (0, 0);
                 while at + buffer <= bytes && spent < most_ns {
-                    context.check()?;
+                    context.check_not_stopped()?;
                     read_all(&*file, at, &mut into)?;
                     at += buffer;
                     spent += watch.lap_ns();
                 }
                 let speed = at as f64 * 1e9 / spent.max(1) as f64;
-                samples.push(Sample::named("speed", pass, name, speed));
+                samples.push(Sample::labelled("speed", pass, name, speed));
             }
             drop(file);
-            let data = subject.library().context("our library")?.statistics()?.data;
+            let data = subject.library_subject().context("our library")?.statistics()?.data;
             let asked = (data.hits + data.misses).max(1) as f64;
             let rate = data.hits as f64 * 100.0 / asked;
-            samples.push(Sample::named("hits", "data cache", name, rate));
+            samples.push(Sample::labelled("hits", "data cache", name, rate));
         }
         Ok(samples)
     }
 
-    fn summarize(&self, points: Points<'_>) -> Vec<String> {
+    fn summarize(&self, points: PointQuery<'_>) -> Vec<String> {
         let tell = |subject: &&str| {
-            let at = |label| points.named("speed", subject, "second time", label);
+            let at = |label| points.median_of_label("speed", subject, "second time", label);
             let (full, off, no_map) = (at("all full")?, at("all off")?, at("no block-map cache")?);
             Some(format!(
                 "{subject}: the second time {} with all caches and {} without any: {} times. \
                  Without the block-map cache alone {}: a run of blocks takes few entries here, \
                  and what leads to them is in the data cache.",
-                units::in_unit(full, "B/s"),
-                units::in_unit(off, "B/s"),
-                units::significant(full / off),
-                units::in_unit(no_map, "B/s"),
+                units::format_in_unit(full, "B/s"),
+                units::format_in_unit(off, "B/s"),
+                units::format_significant(full / off),
+                units::format_in_unit(no_map, "B/s"),
             ))
         };
         points.subjects().iter().filter_map(tell).collect()

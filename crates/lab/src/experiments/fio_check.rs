@@ -6,23 +6,23 @@ use std::time::Duration;
 
 use anyhow::{Context as _, bail};
 
-use super::parallel::Load;
-use super::reading::{prepare, read_all};
-use super::{Experiment, ExperimentInfo, Paper};
-use crate::buffer::Buffer;
+use super::parallel::RandomWriteLoad;
+use super::reading::{prepare_file, read_all};
+use super::{Experiment, ExperimentInfo, PaperSource};
+use crate::buffer::AlignedBuffer;
 use crate::clock::Stopwatch;
-use crate::context::Context;
-use crate::parameters::parameter;
-use crate::results::{Figure, Points, Sample, Shape};
+use crate::context::RunContext;
+use crate::parameters::new_parameter;
+use crate::results::{Figure, FigureShape, PointQuery, Sample};
 use crate::stats;
-use crate::subject::{Kind, OpenMode, Subject};
+use crate::subject::{OpenMode, Subject, SubjectKind};
 use crate::units;
 
 /// See the module.
-pub struct FioCheck;
+pub struct FioComparison;
 
 /// Jobs that both programs can express.
-const JOBS: [(&str, &str, u64); 4] = [
+const FIO_JOBS: [(&str, &str, u64); 4] = [
     ("read in sequence, 64 KiB, direct", "read", 64 << 10),
     ("read at random, 4 KiB, direct", "randread", 4 << 10),
     ("write at random, 4 KiB, direct", "randwrite", 4 << 10),
@@ -30,18 +30,23 @@ const JOBS: [(&str, &str, u64); 4] = [
 ];
 
 /// Turns of each program per pass.
-const TURNS: u64 = 2;
+const TURNS_PER_PASS: u64 = 2;
 
-impl FioCheck {
+impl FioComparison {
     /// Returns the number of requests, fewer for writes because an fsync takes long.
-    fn requests(context: &Context, job: &str, block: u64) -> anyhow::Result<u64> {
-        let requests = context.number("requests")? / if job == "write" { 5 } else { 1 };
-        Ok(requests.min(context.number("area")? / block))
+    fn request_count(context: &RunContext, job: &str, block: u64) -> anyhow::Result<u64> {
+        let requests = context.number_parameter("requests")? / if job == "write" { 5 } else { 1 };
+        Ok(requests.min(context.number_parameter("area")? / block))
     }
 
-    fn by_fio(context: &Context, file: &Path, job: &str, block: u64) -> anyhow::Result<f64> {
-        let area = context.number("area")?;
-        let bytes = Self::requests(context, job, block)? * block;
+    fn measure_with_fio(
+        context: &RunContext,
+        file: &Path,
+        job: &str,
+        block: u64,
+    ) -> anyhow::Result<f64> {
+        let area = context.number_parameter("area")?;
+        let bytes = Self::request_count(context, job, block)? * block;
         let mut fio = Command::new("fio");
         fio.args(["--name=lab", "--ioengine=psync", "--output-format=json", "--thread"]);
         fio.args(["--allow_file_create=0", "--invalidate=0", "--norandommap"]);
@@ -58,17 +63,17 @@ impl FioCheck {
         told["jobs"][0][side]["bw_bytes"].as_f64().context("fio says how fast it was")
     }
 
-    fn by_us(
-        context: &Context,
+    fn measure_with_lab(
+        context: &RunContext,
         subject: &dyn Subject,
         job: &str,
         block: u64,
     ) -> anyhow::Result<f64> {
-        let (clock, area) = (subject.clock(), context.number("area")?);
-        let requests = Self::requests(context, job, block)?;
+        let (clock, area) = (subject.clock(), context.number_parameter("area")?);
+        let requests = Self::request_count(context, job, block)?;
         let bytes = (requests * block) as f64;
         if job == "randwrite" {
-            let load = Load {
+            let load = RandomWriteLoad {
                 block,
                 stride: block,
                 offset: 0,
@@ -81,13 +86,13 @@ impl FioCheck {
         }
         let how = if job == "write" { OpenMode::Cached } else { OpenMode::Direct };
         let file = subject.files()?.open("area", how)?;
-        let mut buffer = Buffer::new(block as usize);
-        let mut dice = context.rng();
+        let mut buffer = AlignedBuffer::new(block as usize);
+        let mut dice = context.new_rng();
         let mut watch = Stopwatch::start(&*clock);
         for nth in 0..requests {
-            context.check()?;
+            context.check_not_stopped()?;
             match job {
-                "randread" => read_all(&*file, dice.below(area / block) * block, &mut buffer)?,
+                "randread" => read_all(&*file, dice.next_below(area / block) * block, &mut buffer)?,
                 "read" => read_all(&*file, nth * block, &mut buffer)?,
                 _ => {
                     file.write(nth * block, &buffer)?;
@@ -99,15 +104,15 @@ impl FioCheck {
     }
 
     /// Measures with sysbench on a hard link of the file, because sysbench fixes the name.
-    fn by_sysbench(context: &Context, dir: &Path) -> anyhow::Result<f64> {
+    fn measure_with_sysbench(context: &RunContext, dir: &Path) -> anyhow::Result<f64> {
         let call = || {
             let mut sysbench = Command::new("sysbench");
             sysbench.current_dir(dir).args(["fileio", "--file-num=1", "--file-io-mode=sync"]);
             sysbench.args(["--file-extra-flags=direct", "--file-fsync-freq=0", "--time=0"]);
             sysbench.args(["--file-fsync-end=off", "--file-test-mode=rndwr"]);
             sysbench.arg("--file-block-size=4096");
-            sysbench.arg(format!("--file-total-size={}", context.number("area")?));
-            sysbench.arg(format!("--events={}", context.number("requests")?));
+            sysbench.arg(format!("--file-total-size={}", context.number_parameter("area")?));
+            sysbench.arg(format!("--events={}", context.number_parameter("requests")?));
             let output = sysbench.arg("run").output().context("the program sysbench")?;
             if !output.status.success() {
                 bail!("sysbench: {}", String::from_utf8_lossy(&output.stdout).trim());
@@ -138,7 +143,7 @@ fn wait_idle() {
 
 const ABOUT: ExperimentInfo = ExperimentInfo {
     name: "fio-check",
-    paper: Paper::Lab,
+    paper: PaperSource::Lab,
     question: "Do fio and sysbench measure what the lab measures, where they can express it?",
     published_result: "No paper. The Draconis paper used sysbench; within 10 % the two should agree.",
     caveat: "Both do the same: the same file, written out before, by pread and pwrite of one \
@@ -147,80 +152,84 @@ const ABOUT: ExperimentInfo = ExperimentInfo {
                thread within that; what is left is noise, above all where a neighbour uses the \
                same disk.",
     parameters: &[
-        parameter("area", "length of the file", "64M", "1G"),
-        parameter("requests", "requests of each job", "6000", "50000"),
+        new_parameter("area", "length of the file", "64M", "1G"),
+        new_parameter("requests", "requests of each job", "6000", "50000"),
     ],
     subjects: &["dir"],
-    accepts: |kind| kind == Kind::Directory,
+    accepts: |kind| kind == SubjectKind::Directory,
     repetitions: (2, 3),
     warms_up: false,
 };
 
-impl Experiment for FioCheck {
-    fn about(&self) -> &ExperimentInfo {
+impl Experiment for FioComparison {
+    fn info(&self) -> &ExperimentInfo {
         &ABOUT
     }
 
     fn figures(&self) -> Vec<Figure> {
-        vec![Figure::new(Shape::Bars, "speed", "The same jobs").y("bytes", "B/s").log_y()]
+        vec![
+            Figure::new(FigureShape::Bars, "speed", "The same jobs")
+                .with_y_axis("bytes", "B/s")
+                .with_log_y(),
+        ]
     }
 
-    fn bytes(&self, context: &Context) -> anyhow::Result<u64> {
-        context.number("area")
+    fn required_bytes(&self, context: &RunContext) -> anyhow::Result<u64> {
+        context.number_parameter("area")
     }
 
-    fn run(&self, context: &Context, subject: &mut dyn Subject) -> anyhow::Result<Vec<Sample>> {
-        let area = context.number("area")?;
-        prepare(context, &subject.files()?, "area", area)?;
+    fn run(&self, context: &RunContext, subject: &mut dyn Subject) -> anyhow::Result<Vec<Sample>> {
+        let area = context.number_parameter("area")?;
+        prepare_file(context, &subject.files()?, "area", area)?;
         let dir = subject.directory().context("a directory")?.to_path_buf();
         let mut samples = vec![];
-        for (name, job, block) in JOBS {
-            context.check()?;
+        for (name, job, block) in FIO_JOBS {
+            context.check_not_stopped()?;
             let (mut theirs, mut ours, mut sysbench) = (vec![], vec![], vec![]);
             // Alternates the order, so that other load affects both programs.
-            for turn in 0..TURNS {
+            for turn in 0..TURNS_PER_PASS {
                 let even = (turn + context.repetition).is_multiple_of(2);
                 for fio_now in [even, !even] {
-                    context.check()?;
+                    context.check_not_stopped()?;
                     wait_idle();
                     if !fio_now {
-                        ours.push(Self::by_us(context, subject, job, block)?);
+                        ours.push(Self::measure_with_lab(context, subject, job, block)?);
                         continue;
                     }
-                    match Self::by_fio(context, &dir.join("area"), job, block) {
+                    match Self::measure_with_fio(context, &dir.join("area"), job, block) {
                         Ok(speed) => theirs.push(speed),
-                        Err(error) => context.note(format!("without fio: {error:#}")),
+                        Err(error) => context.add_note(format!("without fio: {error:#}")),
                     }
                 }
                 if job == "randwrite" {
                     wait_idle();
-                    match Self::by_sysbench(context, &dir) {
+                    match Self::measure_with_sysbench(context, &dir) {
                         Ok(speed) => sysbench.push(speed),
-                        Err(error) => context.note(format!("without sysbench: {error:#}")),
+                        Err(error) => context.add_note(format!("without sysbench: {error:#}")),
                     }
                 }
             }
             for (by, speeds) in [("fio", theirs), ("lab", ours), ("sysbench", sysbench)] {
                 let speed = stats::median(&speeds);
-                samples.extend(speed.map(|speed| Sample::named("speed", by, name, speed)));
+                samples.extend(speed.map(|speed| Sample::labelled("speed", by, name, speed)));
             }
         }
         Ok(samples)
     }
 
-    fn summarize(&self, points: Points<'_>) -> Vec<String> {
+    fn summarize(&self, points: PointQuery<'_>) -> Vec<String> {
         let mut found = vec![];
         for subject in points.subjects() {
-            for (name, _, _) in JOBS {
-                let of = |by| points.named("speed", subject, by, name);
+            for (name, _, _) in FIO_JOBS {
+                let of = |by| points.median_of_label("speed", subject, by, name);
                 for by in ["fio", "sysbench"] {
                     if let (Some(ours), Some(theirs)) = (of("lab"), of(by)) {
                         let off = (ours / theirs - 1.0) * 100.0;
                         let agrees = if off.abs() <= 10.0 { "agrees" } else { "differs" };
                         found.push(format!(
                             "{subject}, {name}: {}, {by} {}: {agrees} ({off:+.1} %).",
-                            units::in_unit(ours, "B/s"),
-                            units::in_unit(theirs, "B/s"),
+                            units::format_in_unit(ours, "B/s"),
+                            units::format_in_unit(theirs, "B/s"),
                         ));
                     }
                 }

@@ -2,21 +2,21 @@
 
 use std::sync::Barrier;
 
-use super::{Experiment, ExperimentInfo, Paper};
-use crate::buffer::Buffer;
+use super::{Experiment, ExperimentInfo, PaperSource};
+use crate::buffer::AlignedBuffer;
 use crate::clock::Stopwatch;
-use crate::context::Context;
-use crate::parameters::parameter;
-use crate::results::{Figure, Points, Sample, Shape};
-use crate::subject::{Kind, OpenMode, Subject};
+use crate::context::RunContext;
+use crate::parameters::new_parameter;
+use crate::results::{Figure, FigureShape, PointQuery, Sample};
+use crate::subject::{OpenMode, Subject, SubjectKind};
 use crate::units;
 
 /// See the module.
-pub struct FsCompete;
+pub struct CompetingFsyncExperiment;
 
 const ABOUT: ExperimentInfo = ExperimentInfo {
     name: "fs-compete",
-    paper: Paper::Memory,
+    paper: PaperSource::Memory,
     question: "What do ten fsyncs of small writes cost while another thread makes one large file \
            durable?",
     published_result: "One fsync at a time on a disk: the small ones wait for the large one, and longer the \
@@ -24,9 +24,9 @@ const ABOUT: ExperimentInfo = ExperimentInfo {
     caveat: "Where the device takes writes fast enough, or the file systems lie in different \
                files of one device, the large fsync does not hold the small ones up for long.",
     parameters: &[
-        parameter("syncs", "fsyncs of the first thread", "10", "10"),
-        parameter("small", "bytes before each", "1024", "1024"),
-        parameter(
+        new_parameter("syncs", "fsyncs of the first thread", "10", "10"),
+        new_parameter("small", "bytes before each", "1024", "1024"),
+        new_parameter(
             "large",
             "bytes that the second thread makes durable",
             "1K,256K,4M,32M",
@@ -35,45 +35,46 @@ const ABOUT: ExperimentInfo = ExperimentInfo {
     ],
     subjects: &["dir", "kernel:ext2", "draconis"],
     accepts: |kind| // Two threads in modelled time would not be reproducible.
-        matches!(kind, Kind::Directory | Kind::Library | Kind::Memory),
+        matches!(kind, SubjectKind::Directory | SubjectKind::Library | SubjectKind::Memory),
     ..ExperimentInfo::DEFAULTS
 };
 
-impl Experiment for FsCompete {
-    fn about(&self) -> &ExperimentInfo {
+impl Experiment for CompetingFsyncExperiment {
+    fn info(&self) -> &ExperimentInfo {
         &ABOUT
     }
 
     fn figures(&self) -> Vec<Figure> {
         vec![
-            Figure::new(Shape::Lines, "time", "Ten small fsyncs beside a large one")
-                .x("what the other makes durable", "B")
-                .y("time for all of the first", "ns")
-                .log_x()
-                .log_y(),
+            Figure::new(FigureShape::Lines, "time", "Ten small fsyncs beside a large one")
+                .with_x_axis("what the other makes durable", "B")
+                .with_y_axis("time for all of the first", "ns")
+                .with_log_x()
+                .with_log_y(),
         ]
     }
 
-    fn bytes(&self, context: &Context) -> anyhow::Result<u64> {
-        Ok(context.numbers("large")?.into_iter().max().unwrap_or(0) + (16 << 20))
+    fn required_bytes(&self, context: &RunContext) -> anyhow::Result<u64> {
+        Ok(context.number_list_parameter("large")?.into_iter().max().unwrap_or(0) + (16 << 20))
     }
 
-    fn run(&self, context: &Context, subject: &mut dyn Subject) -> anyhow::Result<Vec<Sample>> {
+    fn run(&self, context: &RunContext, subject: &mut dyn Subject) -> anyhow::Result<Vec<Sample>> {
         let (clock, files) = (subject.clock(), subject.files()?);
-        let (syncs, small) = (context.number("syncs")?, context.number("small")?);
+        let (syncs, small) =
+            (context.number_parameter("syncs")?, context.number_parameter("small")?);
         let mut samples = vec![];
-        for large in context.numbers("large")? {
-            context.check()?;
+        for large in context.number_list_parameter("large")? {
+            context.check_not_stopped()?;
             let first = files.create("small", small * syncs, OpenMode::Cached)?;
             let second = files.create("large", large, OpenMode::Cached)?;
-            let piece = Buffer::new(large.min(1 << 20) as usize);
+            let piece = AlignedBuffer::new(large.min(1 << 20) as usize);
             let mut at = 0;
             while at < large {
                 let len = (large - at).min(piece.len() as u64) as usize;
                 second.write(at, &piece[..len])?;
                 at += len as u64;
             }
-            let bytes = Buffer::new(small as usize);
+            let bytes = AlignedBuffer::new(small as usize);
             let start = Barrier::new(2);
             let ns = std::thread::scope(|scope| -> anyhow::Result<u64> {
                 let other = scope.spawn(|| {
@@ -93,22 +94,22 @@ impl Experiment for FsCompete {
             drop((first, second));
             files.remove("small")?;
             files.remove("large")?;
-            samples.push(Sample::at("time", "", large as f64, ns as f64));
+            samples.push(Sample::at_x("time", "", large as f64, ns as f64));
         }
         Ok(samples)
     }
 
-    fn summarize(&self, points: Points<'_>) -> Vec<String> {
+    fn summarize(&self, points: PointQuery<'_>) -> Vec<String> {
         let tell = |subject: &&str| {
-            let line = points.line("time", subject, "");
+            let line = points.medians_by_x("time", subject, "");
             let (least, most) = (line.first()?, line.last()?);
             Some(format!(
                 "{subject}: {} beside {}, {} beside {}: {} times.",
-                units::time_ns(least.1),
-                units::bytes(least.0),
-                units::time_ns(most.1),
-                units::bytes(most.0),
-                units::significant(most.1 / least.1),
+                units::format_time_ns(least.1),
+                units::format_bytes(least.0),
+                units::format_time_ns(most.1),
+                units::format_bytes(most.0),
+                units::format_significant(most.1 / least.1),
             ))
         };
         points.subjects().iter().filter_map(tell).collect()

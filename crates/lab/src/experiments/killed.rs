@@ -19,17 +19,17 @@ use draconis_service::protocol::{Reply, Request};
 use rustix::fs::{Advice, AtFlags, CWD, StatxFlags};
 use rustix::process::{Pid, Signal};
 
-use super::{Experiment, ExperimentInfo, Paper};
-use crate::context::Context;
-use crate::parameters::parameter;
-use crate::results::{Figure, Points, Sample, Shape};
+use super::{Experiment, ExperimentInfo, PaperSource};
+use crate::context::RunContext;
+use crate::parameters::new_parameter;
+use crate::results::{Figure, FigureShape, PointQuery, Sample};
 use crate::stats;
-use crate::subject::{Kind, Subject};
+use crate::subject::{Subject, SubjectKind};
 use crate::units;
 use draconis_device::Random;
 
 /// See the module.
-pub struct Killed;
+pub struct WorkerDeathExperiment;
 
 /// Interval between deaths while a program reads or writes.
 const KILL_INTERVAL: Duration = Duration::from_millis(100);
@@ -38,13 +38,13 @@ const RESTART_TIMEOUT: Duration = Duration::from_secs(30);
 /// Length of files that are read, written and renamed, in bytes.
 const FILE_BYTES: usize = 256 << 10;
 /// Number of names that are overwritten in turn.
-const NAMES: u64 = 64;
+const FILE_NAME_COUNT: u64 = 64;
 /// Pairs of undisturbed and disturbed measurements.
-const PAIRS: u64 = 3;
+const MEASUREMENT_PAIRS: u64 = 3;
 
 const ABOUT: ExperimentInfo = ExperimentInfo {
     name: "killed",
-    paper: Paper::Lab,
+    paper: PaperSource::Lab,
     question: "What does a program notice whose mount loses its worker: how long does the first \
            answer take, and how much less is read and written while one dies every 100 ms?",
     published_result: "No paper: a process of Singularity that fails is closed, and what it served with \
@@ -53,45 +53,49 @@ const ABOUT: ExperimentInfo = ExperimentInfo {
                without a pause; what the worker did before it is in its log. The price is the part \
                of the work that is not done for each death a second.",
     parameters: &[
-        parameter("kills", "deaths whose first answer is awaited", "10", "400"),
-        parameter("seconds", "how long is read, and written", "2", "12"),
-        parameter("file", "what is read, round and round", "64M", "256M"),
+        new_parameter("kills", "deaths whose first answer is awaited", "10", "400"),
+        new_parameter("seconds", "how long is read, and written", "2", "12"),
+        new_parameter("file", "what is read, round and round", "64M", "256M"),
     ],
     subjects: &["draconis", "draconis:ext4"],
-    accepts: |kind| kind == Kind::Directory,
+    accepts: |kind| kind == SubjectKind::Directory,
     repetitions: (1, 3),
     warms_up: false,
 };
 
-impl Experiment for Killed {
-    fn about(&self) -> &ExperimentInfo {
+impl Experiment for WorkerDeathExperiment {
+    fn info(&self) -> &ExperimentInfo {
         &ABOUT
     }
 
     fn figures(&self) -> Vec<Figure> {
         vec![
-            Figure::new(Shape::Dots, "answer", "The first answer after each death")
-                .x("death", "")
-                .y("time", "ns")
-                .log_y(),
-            Figure::new(Shape::Bars, "speed", "Bytes, undisturbed and while workers die")
-                .y("bytes", "B/s"),
-            Figure::new(Shape::Bars, "price", "What one death a second costs").y("price", "%"),
+            Figure::new(FigureShape::Dots, "answer", "The first answer after each death")
+                .with_x_axis("death", "")
+                .with_y_axis("time", "ns")
+                .with_log_y(),
+            Figure::new(FigureShape::Bars, "speed", "Bytes, undisturbed and while workers die")
+                .with_y_axis("bytes", "B/s"),
+            Figure::new(FigureShape::Bars, "price", "What one death a second costs")
+                .with_y_axis("price", "%"),
         ]
     }
 
-    fn bytes(&self, context: &Context) -> anyhow::Result<u64> {
-        Ok(context.number("file")? + (NAMES + 2) * FILE_BYTES as u64 + (64 << 20))
+    fn required_bytes(&self, context: &RunContext) -> anyhow::Result<u64> {
+        Ok(context.number_parameter("file")?
+            + (FILE_NAME_COUNT + 2) * FILE_BYTES as u64
+            + (64 << 20))
     }
 
-    fn run(&self, context: &Context, subject: &mut dyn Subject) -> anyhow::Result<Vec<Sample>> {
+    fn run(&self, context: &RunContext, subject: &mut dyn Subject) -> anyhow::Result<Vec<Sample>> {
         let at = subject.directory().context("a directory")?.to_path_buf();
-        let victim = KillTarget::of(&at)?;
-        let mut samples = first_answers(context, &victim, &at)?;
-        let period = Duration::from_secs(context.number("seconds")?) / (2 * PAIRS as u32);
-        let read = Reading::new(&at, context)?;
+        let victim = KillTarget::of_mount(&at)?;
+        let mut samples = measure_first_replies(context, &victim, &at)?;
+        let period = Duration::from_secs(context.number_parameter("seconds")?)
+            / (2 * MEASUREMENT_PAIRS as u32);
+        let read = ReadLoad::new(&at, context)?;
         samples.extend(measure_slowdown(context, &victim, "read", period, || read.once())?);
-        let write = Writing::new(&at, context.seed);
+        let write = WriteLoad::new(&at, context.seed);
         samples.extend(measure_slowdown(context, &victim, "write and rename", period, || {
             write.once()
         })?);
@@ -101,18 +105,20 @@ impl Experiment for Killed {
         Ok(samples)
     }
 
-    fn summarize(&self, points: Points<'_>) -> Vec<String> {
+    fn summarize(&self, points: PointQuery<'_>) -> Vec<String> {
         let tell = |subject: &&str| {
-            let line = points.line("answer", subject, "");
+            let line = points.medians_by_x("answer", subject, "");
             let times: Vec<f64> = line.into_iter().map(|(_, y)| y).collect();
-            let price = |of| points.named("price", subject, "", of).map(units::significant);
+            let price = |of| {
+                points.median_of_label("price", subject, "", of).map(units::format_significant)
+            };
             Some(format!(
                 "{subject}: the first answer after {} deaths took {} in the median, {} of 99 of \
                  100, {} at most; each death a second costs {} % of reading, {} % of writing.",
                 times.len(),
-                units::time_ns(stats::median(&times)?),
-                units::time_ns(stats::quantile(&times, 0.99)?),
-                units::time_ns(times.iter().copied().fold(0.0, f64::max)),
+                units::format_time_ns(stats::median(&times)?),
+                units::format_time_ns(stats::quantile(&times, 0.99)?),
+                units::format_time_ns(times.iter().copied().fold(0.0, f64::max)),
                 price("read")?,
                 price("write and rename")?,
             ))
@@ -128,7 +134,7 @@ struct KillTarget {
 }
 
 impl KillTarget {
-    fn of(at: &Path) -> anyhow::Result<Self> {
+    fn of_mount(at: &Path) -> anyhow::Result<Self> {
         let victim = Self { directory: RuntimeDir::open()?, at: at.canonicalize()? };
         victim.worker()?;
         Ok(victim)
@@ -168,7 +174,11 @@ impl KillTarget {
 }
 
 /// Measures the time from each death to the first reply.
-fn first_answers(context: &Context, victim: &KillTarget, at: &Path) -> anyhow::Result<Vec<Sample>> {
+fn measure_first_replies(
+    context: &RunContext,
+    victim: &KillTarget,
+    at: &Path,
+) -> anyhow::Result<Vec<Sample>> {
     let (began, over) = (Instant::now(), AtomicBool::new(false));
     let now = || began.elapsed().as_nanos() as u64;
     // Time of the death that no reply has followed yet; 0 if none.
@@ -190,9 +200,9 @@ fn first_answers(context: &Context, victim: &KillTarget, at: &Path) -> anyhow::R
     let killed = || -> anyhow::Result<()> {
         let mut random = Random::new(context.seed);
         let mut last = 0;
-        for _ in 0..context.number("kills")? {
-            context.check()?;
-            std::thread::sleep(Duration::from_millis(200 + random.below(200)));
+        for _ in 0..context.number_parameter("kills")? {
+            context.check_not_stopped()?;
+            std::thread::sleep(Duration::from_millis(200 + random.next_below(200)));
             let (killed, before) = victim.kill(last)?;
             last = killed;
             let before = before.duration_since(began).as_nanos() as u64;
@@ -216,13 +226,13 @@ fn first_answers(context: &Context, victim: &KillTarget, at: &Path) -> anyhow::R
     })?;
     std::fs::remove_file(&path)?;
     let waits = waits.into_inner().map_err(|_| anyhow::anyhow!("poisoned"))?;
-    let sample = |(nth, ns): (usize, u64)| Sample::at("answer", "", nth as f64, ns as f64);
+    let sample = |(nth, ns): (usize, u64)| Sample::at_x("answer", "", nth as f64, ns as f64);
     Ok(waits.into_iter().enumerate().map(sample).collect())
 }
 
 /// Measures the speed of `work`, undisturbed and while workers die, and the cost of one death/s.
 fn measure_slowdown(
-    context: &Context,
+    context: &RunContext,
     victim: &KillTarget,
     name: &str,
     period: Duration,
@@ -231,7 +241,7 @@ fn measure_slowdown(
     let mut for_a_while = || -> anyhow::Result<f64> {
         let (began, mut bytes) = (Instant::now(), 0);
         while began.elapsed() < period {
-            context.check()?;
+            context.check_not_stopped()?;
             bytes += work()?;
         }
         Ok(bytes as f64 / began.elapsed().as_secs_f64())
@@ -239,7 +249,7 @@ fn measure_slowdown(
     // Warm-up.
     for_a_while()?;
     let (mut calm, mut disturbed, mut prices) = (vec![], vec![], vec![]);
-    for _ in 0..PAIRS {
+    for _ in 0..MEASUREMENT_PAIRS {
         let without = for_a_while()?;
         let over = AtomicBool::new(false);
         let (with, deaths, seconds) = std::thread::scope(|scope| {
@@ -265,26 +275,31 @@ fn measure_slowdown(
     }
     let median = |all: &[f64]| stats::median(all).unwrap_or_default();
     Ok(vec![
-        Sample::named("speed", "", name, median(&calm)),
-        Sample::named("speed", "", &format!("{name}, one dies every 100 ms"), median(&disturbed)),
-        Sample::named("price", "", name, median(&prices)),
+        Sample::labelled("speed", "", name, median(&calm)),
+        Sample::labelled(
+            "speed",
+            "",
+            &format!("{name}, one dies every 100 ms"),
+            median(&disturbed),
+        ),
+        Sample::labelled("price", "", name, median(&prices)),
     ])
 }
 
 /// Files that are read in sequence, each from the server.
-struct Reading {
+struct ReadLoad {
     files: Vec<PathBuf>,
     next: AtomicU64,
 }
 
-impl Reading {
-    fn new(at: &Path, context: &Context) -> anyhow::Result<Self> {
-        let count = context.number("file")?.div_ceil(FILE_BYTES as u64);
+impl ReadLoad {
+    fn new(at: &Path, context: &RunContext) -> anyhow::Result<Self> {
+        let count = context.number_parameter("file")?.div_ceil(FILE_BYTES as u64);
         let files: Vec<_> = (0..count).map(|nth| at.join(format!("read-{nth}"))).collect();
         let mut bytes = vec![0; FILE_BYTES];
         Random::new(context.seed).fill(&mut bytes);
         for path in &files {
-            context.check()?;
+            context.check_not_stopped()?;
             std::fs::write(path, &bytes)?;
         }
         File::open(at)?.sync_all()?;
@@ -308,23 +323,23 @@ impl Reading {
 }
 
 /// Files that are written and renamed over older ones.
-struct Writing {
+struct WriteLoad {
     names: Vec<PathBuf>,
     new: PathBuf,
     bytes: Vec<u8>,
     next: AtomicU64,
 }
 
-impl Writing {
+impl WriteLoad {
     fn new(at: &Path, seed: u64) -> Self {
         let mut bytes = vec![0; FILE_BYTES];
         Random::new(seed).fill(&mut bytes);
-        let names = (0..NAMES).map(|nth| at.join(format!("written-{nth}"))).collect();
+        let names = (0..FILE_NAME_COUNT).map(|nth| at.join(format!("written-{nth}"))).collect();
         Self { names, new: at.join("new"), bytes, next: AtomicU64::new(0) }
     }
 
     fn once(&self) -> anyhow::Result<u64> {
-        let nth = self.next.fetch_add(1, Ordering::Relaxed) % NAMES;
+        let nth = self.next.fetch_add(1, Ordering::Relaxed) % FILE_NAME_COUNT;
         File::create(&self.new)?.write_all(&self.bytes)?;
         std::fs::rename(&self.new, self.names.get(nth as usize).context("no name")?)?;
         Ok(self.bytes.len() as u64)

@@ -5,27 +5,27 @@ use std::process::Command;
 
 use serde::Deserialize;
 
-use super::fs_workloads::{format_split, split};
-use super::{Experiment, ExperimentInfo, Paper};
+use super::fs_workloads::{format_split, share_samples};
+use super::{Experiment, ExperimentInfo, PaperSource};
 use crate::child;
-use crate::context::Context;
+use crate::context::RunContext;
 use crate::machine;
-use crate::parameters::parameter;
-use crate::pressure::Pressure;
-use crate::results::{Figure, Points, Sample, Shape};
-use crate::subject::{Device, Kind, Subject};
+use crate::parameters::new_parameter;
+use crate::pressure::MemoryPressure;
+use crate::results::{Figure, FigureShape, PointQuery, Sample};
+use crate::subject::{BlockDeviceCounters, Subject, SubjectKind};
 use crate::units;
 use draconis_device::Random;
 
 /// One of the memory experiments.
-pub struct Mem {
+pub struct MemoryReadExperiment {
     about: ExperimentInfo,
-    what: What,
+    what: ReadPattern,
 }
 
 /// Type of measurement.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum What {
+enum ReadPattern {
     Good,
     Bad,
     Ugly,
@@ -34,38 +34,38 @@ enum What {
 }
 
 /// Common description of the experiments in this file.
-const ALL: ExperimentInfo = ExperimentInfo {
-    paper: Paper::Memory,
+const MEMORY_READ_DEFAULTS: ExperimentInfo = ExperimentInfo {
+    paper: PaperSource::Memory,
     caveat: "What a fault costs is the device's time for all that is read ahead with the page, \
                wanted or not: a device that reads far ahead makes random reads slower, and the \
                first of a run. There is no head to move, but from bad to good it remains several \
                orders of magnitude.",
     parameters: &[
-        parameter("limit", "what memory holds", "32M", "1G"),
-        parameter(
+        new_parameter("limit", "what memory holds", "32M", "1G"),
+        new_parameter(
             "buffers",
             "memoryToAllocate",
             "8M,16M,24M,48M,96M",
             "128M,256M,512M,768M,1152M,1536M,2G,3G",
         ),
-        parameter("reads", "numReads", "100000", "1000000"),
-        parameter("run", "sequential reads from one place, of the ugly workload", "500", "500"),
-        parameter(
+        new_parameter("reads", "numReads", "100000", "1000000"),
+        new_parameter("run", "sequential reads from one place, of the ugly workload", "500", "500"),
+        new_parameter(
             "runs",
             "numSequentialReads of the sweep",
             "1,10,100,1000",
             "1,2,5,10,20,50,100,200,500,1000",
         ),
-        parameter("most_ms", "a pattern stops after so many milliseconds", "200", "3000"),
+        new_parameter("most_ms", "a pattern stops after so many milliseconds", "200", "3000"),
     ],
     subjects: &["mem"],
-    accepts: |kind| kind == Kind::Memory,
+    accepts: |kind| kind == SubjectKind::Memory,
     warms_up: false,
     ..ExperimentInfo::DEFAULTS
 };
 
 /// Reads in memory, or sequential reads.
-pub const GOOD: Mem = Mem {
+pub const MEM_GOOD: MemoryReadExperiment = MemoryReadExperiment {
     about: ExperimentInfo {
         name: "mem-good",
         question: "How fast are reads of a buffer that memory holds, and sequential reads of one that \
@@ -73,103 +73,103 @@ pub const GOOD: Mem = Mem {
         published_result: "Figures 2 and 3: nanoseconds, as long as the buffer is below what memory holds \
                   (1.5 GB of 2), and in sequence above it too, since pages come 4096 bytes at a \
                   time and ahead.",
-        ..ALL
+        ..MEMORY_READ_DEFAULTS
     },
-    what: What::Good,
+    what: ReadPattern::Good,
 };
 
 /// Random reads beyond memory.
-pub const BAD: Mem = Mem {
+pub const MEM_BAD: MemoryReadExperiment = MemoryReadExperiment {
     about: ExperimentInfo {
         name: "mem-bad",
         question: "How slow are random reads of a buffer by its size, below and above what memory \
                holds?",
         published_result: "Figures 4 and 5: above what memory holds most reads are page faults that take \
                   milliseconds: 0.001 of 100 parts of the throughput.",
-        ..ALL
+        ..MEMORY_READ_DEFAULTS
     },
-    what: What::Bad,
+    what: ReadPattern::Bad,
 };
 
 /// Sequential runs from random places, beyond memory.
-pub const UGLY: Mem = Mem {
+pub const MEM_UGLY: MemoryReadExperiment = MemoryReadExperiment {
     about: ExperimentInfo {
         name: "mem-ugly",
         question: "How fast are runs of sequential reads from random places of a buffer, by its size?",
         published_result: "Figures 4 and 5: between the two: 21.129 of 100 parts.",
-        ..ALL
+        ..MEMORY_READ_DEFAULTS
     },
-    what: What::Ugly,
+    what: ReadPattern::Ugly,
 };
 
 /// From bad to good by the length of a run.
-pub const SWEEP: Mem = Mem {
+pub const MEM_SWEEP: MemoryReadExperiment = MemoryReadExperiment {
     about: ExperimentInfo {
         name: "mem-sweep",
         question: "How does throughput go from bad to good as runs get longer, in a buffer that memory \
                does not hold?",
         published_result: "numSequentialReads from 1 to 1000: near 1 it is the bad workload, near 1000 the \
                   good one.",
-        ..ALL
+        ..MEMORY_READ_DEFAULTS
     },
-    what: What::Sweep,
+    what: ReadPattern::Sweep,
 };
 
 /// Share of each pattern in the sum of the three speeds.
-pub const SPLIT: Mem = Mem {
+pub const MEM_SPLIT: MemoryReadExperiment = MemoryReadExperiment {
     about: ExperimentInfo {
         name: "mem-split",
         question: "How is throughput split between good, ugly and bad reads, by the size of the \
                buffer?",
         published_result: "good : ugly : bad = 78.87 : 21.129 : 0.001.",
-        ..ALL
+        ..MEMORY_READ_DEFAULTS
     },
-    what: What::Split,
+    what: ReadPattern::Split,
 };
 
 /// Result reported by the helper for a pattern.
 #[derive(Debug, Deserialize)]
-struct Outcome {
+struct PatternResult {
     run: u64,
     reads: u64,
     ns: u64,
     major_faults: u64,
 }
 
-impl Outcome {
+impl PatternResult {
     fn read_ns(&self) -> f64 {
         self.ns as f64 / self.reads.max(1) as f64
     }
 }
 
-impl Mem {
+impl MemoryReadExperiment {
     /// Returns the run lengths of a pattern: all reads sequential, or each at a random place.
-    fn runs(&self, context: &Context, buffer: u64) -> anyhow::Result<Vec<u64>> {
-        let (reads, ugly) = (context.number("reads")?, context.number("run")?);
-        let below = buffer <= context.number("limit")?;
+    fn run_lengths(&self, context: &RunContext, buffer: u64) -> anyhow::Result<Vec<u64>> {
+        let (reads, ugly) = (context.number_parameter("reads")?, context.number_parameter("run")?);
+        let below = buffer <= context.number_parameter("limit")?;
         Ok(match self.what {
-            What::Good if below => vec![reads, 1],
-            What::Good => vec![reads],
-            What::Bad => vec![1],
-            What::Ugly => vec![ugly],
-            What::Sweep => context.numbers("runs")?,
-            What::Split => vec![reads, ugly, 1],
+            ReadPattern::Good if below => vec![reads, 1],
+            ReadPattern::Good => vec![reads],
+            ReadPattern::Bad => vec![1],
+            ReadPattern::Ugly => vec![ugly],
+            ReadPattern::Sweep => context.number_list_parameter("runs")?,
+            ReadPattern::Split => vec![reads, ugly, 1],
         })
     }
 
-    fn measure(&self, context: &Context, buffer: u64) -> anyhow::Result<Vec<Outcome>> {
+    fn measure(&self, context: &RunContext, buffer: u64) -> anyhow::Result<Vec<PatternResult>> {
         let workshop = &context.workshop;
-        let limit = context.number("limit")?;
-        let pressure = Pressure::new(limit);
-        let runs = self.runs(context, buffer)?;
+        let limit = context.number_parameter("limit")?;
+        let pressure = MemoryPressure::new(limit);
+        let runs = self.run_lengths(context, buffer)?;
         let mut command = Command::new(&workshop.peers);
         command.arg("memory").arg("--bytes").arg(buffer.to_string());
-        command.arg("--reads").arg(context.number("reads")?.to_string());
-        command.arg("--most-ms").arg(context.number("most_ms")?.to_string());
+        command.arg("--reads").arg(context.number_parameter("reads")?.to_string());
+        command.arg("--most-ms").arg(context.number_parameter("most_ms")?.to_string());
         command.arg("--seed").arg((context.seed + context.repetition).to_string());
         let runs: Vec<String> = runs.iter().map(u64::to_string).collect();
         command.arg("--runs").arg(runs.join(","));
-        let swap = machine::memory("SwapFree:").unwrap_or(0);
+        let swap = machine::meminfo_bytes("SwapFree:").unwrap_or(0);
         let file;
         let pages = if swap > buffer {
             "anonymous memory that goes to swap"
@@ -178,28 +178,30 @@ impl Mem {
             command.arg("--file").arg(file.path());
             "pages of a file (there is no swap)"
         };
-        match pressure.group() {
+        match pressure.cgroup_dir() {
             Some(group) => command.arg("--cgroup").arg(group),
             None => command.arg("--page-out-above").arg(limit.to_string()),
         };
-        context.note(format!("pressure: {}; {pages}", pressure.describe()));
-        let device = Device::of(&workshop.dir);
-        if let Some(kib) = device.and_then(|device| device.queue("read_ahead_kb")) {
-            context.note(format!("a page that is missing may bring {kib} KiB of neighbours along"));
+        context.add_note(format!("pressure: {}; {pages}", pressure.describe()));
+        let device = BlockDeviceCounters::of_path(&workshop.dir);
+        if let Some(kib) = device.and_then(|device| device.queue_attribute("read_ahead_kb")) {
+            context.add_note(format!(
+                "a page that is missing may bring {kib} KiB of neighbours along"
+            ));
         }
-        Ok(serde_json::from_slice(&child::output(context, &mut command)?)?)
+        Ok(serde_json::from_slice(&child::run_and_capture(context, &mut command)?)?)
     }
 }
 
 /// Creates a file that is on the device and in no cache.
-fn make_file(context: &Context, bytes: u64) -> anyhow::Result<tempfile::NamedTempFile> {
-    let mut file = context.workshop.file()?;
+fn make_file(context: &RunContext, bytes: u64) -> anyhow::Result<tempfile::NamedTempFile> {
+    let mut file = context.workshop.temp_file()?;
     let mut piece = vec![0; 1 << 20];
     let mut dice = Random::new(context.seed);
     dice.fill(&mut piece);
     let mut left = bytes;
     while left > 0 {
-        context.check()?;
+        context.check_not_stopped()?;
         let len = left.min(piece.len() as u64);
         file.write_all(&piece[..len as usize])?;
         left -= len;
@@ -210,7 +212,7 @@ fn make_file(context: &Context, bytes: u64) -> anyhow::Result<tempfile::NamedTem
     Ok(file)
 }
 
-fn series(run: u64, reads: u64) -> &'static str {
+fn pattern_name(run: u64, reads: u64) -> &'static str {
     match run {
         1 => "random",
         run if run >= reads => "sequential",
@@ -218,78 +220,82 @@ fn series(run: u64, reads: u64) -> &'static str {
     }
 }
 
-impl Experiment for Mem {
-    fn about(&self) -> &ExperimentInfo {
+impl Experiment for MemoryReadExperiment {
+    fn info(&self) -> &ExperimentInfo {
         &self.about
     }
 
     fn figures(&self) -> Vec<Figure> {
-        let lines = |metric: &str, title: &str| Figure::new(Shape::Lines, metric, title);
+        let lines = |metric: &str, title: &str| Figure::new(FigureShape::Lines, metric, title);
         match self.what {
-            What::Sweep => vec![
+            ReadPattern::Sweep => vec![
                 lines("rate", "Throughput by the length of a run")
-                    .x("sequential reads from one place", "")
-                    .y("reads", "/s")
-                    .log_x()
-                    .log_y(),
+                    .with_x_axis("sequential reads from one place", "")
+                    .with_y_axis("reads", "/s")
+                    .with_log_x()
+                    .with_log_y(),
             ],
-            What::Split => vec![
-                Figure::new(Shape::Stacks, "split", "Throughput split")
-                    .x("buffer", "B")
-                    .y("part of the throughput", "%"),
+            ReadPattern::Split => vec![
+                Figure::new(FigureShape::Stacks, "split", "Throughput split")
+                    .with_x_axis("buffer", "B")
+                    .with_y_axis("part of the throughput", "%"),
             ],
             _ => vec![
                 lines("latency", "Latency of a read")
-                    .x("buffer", "B")
-                    .y("time for a read", "ns")
-                    .log_x()
-                    .log_y(),
-                lines("rate", "Throughput").x("buffer", "B").y("reads", "/s").log_x().log_y(),
+                    .with_x_axis("buffer", "B")
+                    .with_y_axis("time for a read", "ns")
+                    .with_log_x()
+                    .with_log_y(),
+                lines("rate", "Throughput")
+                    .with_x_axis("buffer", "B")
+                    .with_y_axis("reads", "/s")
+                    .with_log_x()
+                    .with_log_y(),
                 lines("faults", "Reads that waited for the device")
-                    .x("buffer", "B")
-                    .y("of 1000 reads", "")
-                    .log_x(),
+                    .with_x_axis("buffer", "B")
+                    .with_y_axis("of 1000 reads", "")
+                    .with_log_x(),
             ],
         }
     }
 
-    fn bytes(&self, context: &Context) -> anyhow::Result<u64> {
-        Ok(context.numbers("buffers")?.into_iter().max().unwrap_or(0))
+    fn required_bytes(&self, context: &RunContext) -> anyhow::Result<u64> {
+        Ok(context.number_list_parameter("buffers")?.into_iter().max().unwrap_or(0))
     }
 
-    fn memory_bytes(&self, context: &Context) -> anyhow::Result<u64> {
-        context.number("limit")
+    fn required_memory_bytes(&self, context: &RunContext) -> anyhow::Result<u64> {
+        context.number_parameter("limit")
     }
 
-    fn run(&self, context: &Context, _: &mut dyn Subject) -> anyhow::Result<Vec<Sample>> {
-        let reads = context.number("reads")?;
-        let mut buffers = context.numbers("buffers")?;
-        if self.what == What::Sweep {
+    fn run(&self, context: &RunContext, _: &mut dyn Subject) -> anyhow::Result<Vec<Sample>> {
+        let reads = context.number_parameter("reads")?;
+        let mut buffers = context.number_list_parameter("buffers")?;
+        if self.what == ReadPattern::Sweep {
             buffers = buffers.into_iter().max().into_iter().collect();
         }
         let mut samples = vec![];
         for buffer in buffers {
-            context.check()?;
+            context.check_not_stopped()?;
             let outcomes = self.measure(context, buffer)?;
             let x = buffer as f64;
             match self.what {
-                What::Sweep => samples.extend(outcomes.iter().map(|outcome| {
-                    Sample::at("rate", "", outcome.run as f64, 1e9 / outcome.read_ns())
+                ReadPattern::Sweep => samples.extend(outcomes.iter().map(|outcome| {
+                    Sample::at_x("rate", "", outcome.run as f64, 1e9 / outcome.read_ns())
                 })),
-                What::Split => {
+                ReadPattern::Split => {
                     let names = ["good", "ugly", "bad"];
-                    let rate = |outcome: &Outcome| 1e9 / outcome.read_ns();
+                    let rate = |outcome: &PatternResult| 1e9 / outcome.read_ns();
                     let rates: Vec<_> = names.into_iter().zip(outcomes.iter().map(rate)).collect();
-                    samples.extend(split("split", x, &rates));
+                    samples.extend(share_samples("split", x, &rates));
                 }
                 _ => {
                     for outcome in &outcomes {
-                        let series = series(outcome.run, reads);
+                        let series = pattern_name(outcome.run, reads);
                         let faults =
                             outcome.major_faults as f64 * 1000.0 / outcome.reads.max(1) as f64;
-                        samples.push(Sample::at("latency", series, x, outcome.read_ns()));
-                        samples.push(Sample::at("rate", series, x, 1e9 / outcome.read_ns()));
-                        samples.push(Sample::at("faults", series, x, faults));
+                        samples.push(Sample::at_x("latency", series, x, outcome.read_ns()));
+                        samples.push(Sample::at_x("rate", series, x, 1e9 / outcome.read_ns()));
+                        samples.push(Sample::at_x("faults", series, x, faults));
                     }
                 }
             }
@@ -297,51 +303,51 @@ impl Experiment for Mem {
         Ok(samples)
     }
 
-    fn summarize(&self, points: Points<'_>) -> Vec<String> {
+    fn summarize(&self, points: PointQuery<'_>) -> Vec<String> {
         let mut found = vec![];
         match self.what {
-            What::Split => {
+            ReadPattern::Split => {
                 found.extend(
                     format_split(points, "split", "mem")
                         .map(|text| format!("In the mean over all buffers {text}.")),
                 );
-                let last = |series| points.line("split", "mem", series).last().copied();
+                let last = |series| points.medians_by_x("split", "mem", series).last().copied();
                 if let (Some((buffer, good)), Some((_, ugly)), Some((_, bad))) =
                     (last("good"), last("ugly"), last("bad"))
                 {
-                    let text = units::significant;
+                    let text = units::format_significant;
                     found.push(format!(
                         "With a buffer of {}: {} : {} : {}.",
-                        units::bytes(buffer),
+                        units::format_bytes(buffer),
                         text(good),
                         text(ugly),
                         text(bad),
                     ));
                 }
             }
-            What::Sweep => {
-                let line = points.line("rate", "mem", "");
+            ReadPattern::Sweep => {
+                let line = points.medians_by_x("rate", "mem", "");
                 if let (Some(first), Some(last)) = (line.first(), line.last()) {
                     found.push(format!(
                         "{} in runs of {}, {} in runs of {}: {} times.",
-                        units::in_unit(first.1, "/s"),
+                        units::format_in_unit(first.1, "/s"),
                         first.0,
-                        units::in_unit(last.1, "/s"),
+                        units::format_in_unit(last.1, "/s"),
                         last.0,
-                        units::significant(last.1 / first.1),
+                        units::format_significant(last.1 / first.1),
                     ));
                 }
             }
             _ => {
                 for series in points.series("latency", "mem") {
-                    let line = points.line("latency", "mem", series);
+                    let line = points.medians_by_x("latency", "mem", series);
                     if let (Some(first), Some(last)) = (line.first(), line.last()) {
                         found.push(format!(
                             "{series}: {} for a read of a buffer of {}, {} of one of {}.",
-                            units::time_ns(first.1),
-                            units::bytes(first.0),
-                            units::time_ns(last.1),
-                            units::bytes(last.0),
+                            units::format_time_ns(first.1),
+                            units::format_bytes(first.0),
+                            units::format_time_ns(last.1),
+                            units::format_bytes(last.0),
                         ));
                     }
                 }

@@ -14,100 +14,100 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 
-use small_files::{ByLibrary, BySystemCall};
+use small_files::{SmallFilesByLibrary, SmallFilesBySystemCall};
 
 use super::reading::ColdCheck;
-use super::{Experiment, ExperimentInfo, Paper};
-use crate::context::Context;
-use crate::parameters::parameter;
-use crate::results::{Figure, Points, Sample, Shape};
-use crate::subject::{Kind, Subject, time_output};
+use super::{Experiment, ExperimentInfo, PaperSource};
+use crate::context::RunContext;
+use crate::parameters::new_parameter;
+use crate::results::{Figure, FigureShape, PointQuery, Sample};
+use crate::subject::{Subject, SubjectKind, time_command};
 use crate::units;
 use draconis_device::Random;
 
 /// See the module.
-pub struct Mount;
+pub struct MountExperiment;
 
 /// Size of one append, in bytes.
 const APPEND_BYTES: usize = 512;
 /// Number of concurrent programs that append to logs.
-const CLIENTS: u64 = 16;
-const ONE_LOGS: &str = "append and fsync";
-const ALL_LOG: &str = "append and fsync, 16 clients";
+const CLIENT_COUNT: u64 = 16;
+const SINGLE_APPEND_LABEL: &str = "append and fsync";
+const CONCURRENT_APPEND_LABEL: &str = "append and fsync, 16 clients";
 /// Name of the step whose extents are counted.
-const COPIED: &str = "cp -r in";
+const COPY_STEP_LABEL: &str = "cp -r in";
 /// Buffer size of the paper, in bytes.
 const BUFFER_BYTES: usize = 16 << 10;
 
 /// Returns a rate per second.
-fn rate(name: &str, count: u64, time: Duration) -> Sample {
-    Sample::named("rate", "", name, count as f64 / time.as_secs_f64().max(1e-9))
+fn rate_sample(name: &str, count: u64, time: Duration) -> Sample {
+    Sample::labelled("rate", "", name, count as f64 / time.as_secs_f64().max(1e-9))
 }
 
 /// One pass: directory of the subject, and results.
-struct Pass<'a> {
-    context: &'a Context,
+struct MountPass<'a> {
+    context: &'a RunContext,
     at: PathBuf,
     samples: Vec<Sample>,
 }
 
-impl Pass<'_> {
-    fn took(&mut self, name: &str, time: Duration) {
-        self.samples.push(Sample::named("time", "", name, time.as_nanos() as f64));
+impl MountPass<'_> {
+    fn add_time(&mut self, name: &str, time: Duration) {
+        self.samples.push(Sample::labelled("time", "", name, time.as_nanos() as f64));
     }
 
-    fn speed(&mut self, name: &str, bytes: u64, time: Duration) {
+    fn add_speed(&mut self, name: &str, bytes: u64, time: Duration) {
         let speed = bytes as f64 / time.as_secs_f64().max(1e-9);
-        self.samples.push(Sample::named("speed", "", name, speed));
+        self.samples.push(Sample::labelled("speed", "", name, speed));
     }
 
     /// Copies a real tree in.
-    fn copy_in(&mut self) -> anyhow::Result<()> {
-        let tree = self.context.text("tree")?;
+    fn measure_copy_in(&mut self) -> anyhow::Result<()> {
+        let tree = self.context.text_parameter("tree")?;
         let (_, bytes) = count_names_and_bytes(Path::new(tree))?;
         let target = self.at.join("tree");
         // Warms the source; otherwise its device would be measured.
-        time_output(Command::new("tar").arg("-C").arg(tree).args(["-cf", "-", "."]))?;
-        let time = time_output(Command::new("cp").arg("-r").arg(tree).arg(&target))?;
-        self.speed(COPIED, bytes, time);
+        time_command(Command::new("tar").arg("-C").arg(tree).args(["-cf", "-", "."]))?;
+        let time = time_command(Command::new("cp").arg("-r").arg(tree).arg(&target))?;
+        self.add_speed(COPY_STEP_LABEL, bytes, time);
         Ok(())
     }
 
     /// Lists and archives the tree.
-    fn walk(&mut self) -> anyhow::Result<()> {
+    fn measure_walk(&mut self) -> anyhow::Result<()> {
         let tree = self.at.join("tree");
-        let time = time_output(Command::new("find").arg(&tree))?;
-        self.took("find, cold", time);
-        let time = time_output(Command::new("find").arg(&tree).arg("-ls"))?;
-        self.took("find -ls", time);
+        let time = time_command(Command::new("find").arg(&tree))?;
+        self.add_time("find, cold", time);
+        let time = time_command(Command::new("find").arg(&tree).arg("-ls"))?;
+        self.add_time("find -ls", time);
         Ok(())
     }
 
-    fn archive(&mut self) -> anyhow::Result<()> {
+    fn measure_archive(&mut self) -> anyhow::Result<()> {
         let tree = self.at.join("tree");
-        let (_, bytes) = count_names_and_bytes(Path::new(self.context.text("tree")?))?;
-        let time = time_output(Command::new("tar").arg("-C").arg(&tree).args(["-cf", "-", "."]))?;
-        self.speed("tar, cold", bytes, time);
+        let (_, bytes) = count_names_and_bytes(Path::new(self.context.text_parameter("tree")?))?;
+        let time = time_command(Command::new("tar").arg("-C").arg(&tree).args(["-cf", "-", "."]))?;
+        self.add_speed("tar, cold", bytes, time);
         Ok(())
     }
 
     /// Writes one large file and syncs it.
-    fn write_file(&mut self) -> anyhow::Result<()> {
-        let bytes = self.context.number("file")?;
+    fn measure_write_file(&mut self) -> anyhow::Result<()> {
+        let bytes = self.context.number_parameter("file")?;
         let mut piece = vec![0; 1 << 20];
         Random::new(self.context.seed).fill(&mut piece);
         let mut file = File::create(self.at.join("file"))?;
         let started = Instant::now();
         for _ in 0..bytes.div_ceil(1 << 20) {
-            self.context.check()?;
+            self.context.check_not_stopped()?;
             file.write_all(&piece)?;
         }
         file.sync_all()?;
-        self.speed("write and fsync", bytes, started.elapsed());
+        self.add_speed("write and fsync", bytes, started.elapsed());
         Ok(())
     }
 
-    fn read_file(&mut self, name: &str) -> anyhow::Result<()> {
+    fn measure_read_file(&mut self, name: &str) -> anyhow::Result<()> {
         let started = Instant::now();
         let mut file = File::open(self.at.join("file"))?;
         let (mut buffer, mut bytes) = (vec![0; BUFFER_BYTES], 0);
@@ -117,28 +117,28 @@ impl Pass<'_> {
                 got => bytes += got as u64,
             }
         }
-        self.speed(name, bytes, started.elapsed());
+        self.add_speed(name, bytes, started.elapsed());
         Ok(())
     }
 
     /// Creates, stats, renames and removes small files.
-    fn small_files(&mut self) -> anyhow::Result<()> {
-        let files = self.context.number("files")?;
-        let by = BySystemCall::new(self.at.clone(), files)?;
-        self.samples.extend(small_files::measure(&by, files)?);
+    fn measure_small_files(&mut self) -> anyhow::Result<()> {
+        let files = self.context.number_parameter("files")?;
+        let by = SmallFilesBySystemCall::new(self.at.clone(), files)?;
+        self.samples.extend(small_files::measure_small_files(&by, files)?);
         Ok(())
     }
 
     /// Counts the extents of the copied files.
-    fn scattered(&mut self, image: &Path) -> anyhow::Result<()> {
-        let extents = extents::of_a_file(image, "/tree")?;
-        self.samples.push(Sample::named("extents", "", COPIED, extents));
+    fn count_extents(&mut self, image: &Path) -> anyhow::Result<()> {
+        let extents = extents::mean_extents_per_file(image, "/tree")?;
+        self.samples.push(Sample::labelled("extents", "", COPY_STEP_LABEL, extents));
         Ok(())
     }
 
     /// Appends small durable records to a log, and updates pages of a database.
-    fn appends(&mut self) -> anyhow::Result<()> {
-        let appends = self.context.number("appends")?;
+    fn measure_appends(&mut self) -> anyhow::Result<()> {
+        let appends = self.context.number_parameter("appends")?;
         let mut log = File::create(self.at.join("log"))?;
         let piece = [0x5a; APPEND_BYTES];
         let started = Instant::now();
@@ -146,7 +146,7 @@ impl Pass<'_> {
             log.write_all(&piece)?;
             log.sync_all()?;
         }
-        self.samples.push(rate(ONE_LOGS, appends, started.elapsed()));
+        self.samples.push(rate_sample(SINGLE_APPEND_LABEL, appends, started.elapsed()));
         let file = File::create(self.at.join("database"))?;
         file.write_all_at(&vec![0; 1 << 20], 0)?;
         file.sync_all()?;
@@ -155,17 +155,17 @@ impl Pass<'_> {
             file.write_all_at(&piece, i % 200 * 4096)?;
             file.sync_data()?;
         }
-        self.samples.push(rate("overwrite and fdatasync", appends, started.elapsed()));
+        self.samples.push(rate_sample("overwrite and fdatasync", appends, started.elapsed()));
         Ok(())
     }
 
     /// Appends to one log per program; the programs can share commits.
-    fn appends_of_many(&mut self) -> anyhow::Result<()> {
-        let appends = self.context.number("appends")?;
+    fn measure_concurrent_appends(&mut self) -> anyhow::Result<()> {
+        let appends = self.context.number_parameter("appends")?;
         let log = |client: u64| -> anyhow::Result<File> {
             Ok(File::create(self.at.join(format!("log {client}")))?)
         };
-        let logs: Vec<File> = (0..CLIENTS).map(log).collect::<anyhow::Result<_>>()?;
+        let logs: Vec<File> = (0..CLIENT_COUNT).map(log).collect::<anyhow::Result<_>>()?;
         let started = Instant::now();
         std::thread::scope(|scope| {
             let append = |mut log: File| {
@@ -183,7 +183,11 @@ impl Pass<'_> {
             }
             anyhow::Ok(())
         })?;
-        self.samples.push(rate(ALL_LOG, appends * CLIENTS, started.elapsed()));
+        self.samples.push(rate_sample(
+            CONCURRENT_APPEND_LABEL,
+            appends * CLIENT_COUNT,
+            started.elapsed(),
+        ));
         Ok(())
     }
 }
@@ -210,7 +214,7 @@ pub fn count_names_and_bytes(tree: &Path) -> anyhow::Result<(u64, u64)> {
 
 const ABOUT: ExperimentInfo = ExperimentInfo {
     name: "mount",
-    paper: Paper::Lab,
+    paper: PaperSource::Lab,
     question: "How fast is what people do with a mounted file system, beside the kernel's driver, \
            fuse2fs, and a FUSE server that does nothing?",
     published_result: "No paper: Ext2 on Singularity left open whether a file system outside the kernel can \
@@ -226,10 +230,10 @@ const ABOUT: ExperimentInfo = ExperimentInfo {
                twelve blocks the first pointer block may lie between two of its own, which makes \
                two of one, for everybody.",
     parameters: &[
-        parameter("tree", "the tree that is copied in", "/usr/share/perl", "/usr/share"),
-        parameter("file", "length of the large file", "48M", "400M"),
-        parameter("files", "small files", "1000", "20000"),
-        parameter("appends", "durable appends", "100", "500"),
+        new_parameter("tree", "the tree that is copied in", "/usr/share/perl", "/usr/share"),
+        new_parameter("file", "length of the large file", "48M", "400M"),
+        new_parameter("files", "small files", "1000", "20000"),
+        new_parameter("appends", "durable appends", "100", "500"),
     ],
     subjects: &[
         "kernel:ext2",
@@ -242,67 +246,80 @@ const ABOUT: ExperimentInfo = ExperimentInfo {
         "draconis-lib",
         "draconis-lib:ext4",
     ],
-    accepts: |kind| matches!(kind, Kind::Directory | Kind::Library),
+    accepts: |kind| matches!(kind, SubjectKind::Directory | SubjectKind::Library),
     repetitions: (2, 3),
     warms_up: false,
 };
 
-impl Experiment for Mount {
-    fn about(&self) -> &ExperimentInfo {
+impl Experiment for MountExperiment {
+    fn info(&self) -> &ExperimentInfo {
         &ABOUT
     }
 
     fn figures(&self) -> Vec<Figure> {
         vec![
-            Figure::new(Shape::Bars, "speed", "Bytes").y("bytes", "B/s").log_y(),
-            Figure::new(Shape::Bars, "rate", "Operations").y("operations", "/s").log_y(),
-            Figure::new(Shape::Bars, "time", "Walking a tree, and unmounting")
-                .y("time", "ns")
-                .log_y(),
-            Figure::new(Shape::Bars, "extents", "Pieces in which a file lies that was copied in")
-                .y("extents, mean of all files", ""),
+            Figure::new(FigureShape::Bars, "speed", "Bytes")
+                .with_y_axis("bytes", "B/s")
+                .with_log_y(),
+            Figure::new(FigureShape::Bars, "rate", "Operations")
+                .with_y_axis("operations", "/s")
+                .with_log_y(),
+            Figure::new(FigureShape::Bars, "time", "Walking a tree, and unmounting")
+                .with_y_axis("time", "ns")
+                .with_log_y(),
+            Figure::new(
+                FigureShape::Bars,
+                "extents",
+                "Pieces in which a file lies that was copied in",
+            )
+            .with_y_axis("extents, mean of all files", ""),
         ]
     }
 
-    fn bytes(&self, context: &Context) -> anyhow::Result<u64> {
-        let (names, bytes) = count_names_and_bytes(Path::new(context.text("tree")?))?;
-        let files = context.number("files")?;
-        Ok(bytes + names * 8192 + context.number("file")? + files * 16_384 + (64 << 20))
+    fn required_bytes(&self, context: &RunContext) -> anyhow::Result<u64> {
+        let (names, bytes) = count_names_and_bytes(Path::new(context.text_parameter("tree")?))?;
+        let files = context.number_parameter("files")?;
+        Ok(bytes + names * 8192 + context.number_parameter("file")? + files * 16_384 + (64 << 20))
     }
 
-    fn run(&self, context: &Context, subject: &mut dyn Subject) -> anyhow::Result<Vec<Sample>> {
-        if let Some(library) = subject.library() {
-            let files = context.number("files")?;
-            return small_files::measure(&ByLibrary::new(library.volume()?, files)?, files);
+    fn run(&self, context: &RunContext, subject: &mut dyn Subject) -> anyhow::Result<Vec<Sample>> {
+        if let Some(library) = subject.library_subject() {
+            let files = context.number_parameter("files")?;
+            return small_files::measure_small_files(
+                &SmallFilesByLibrary::new(library.volume()?, files)?,
+                files,
+            );
         }
         let at = subject.directory().context("a directory")?.to_path_buf();
         let keeps = subject.name() != "no-op";
-        let mut pass = Pass { context, at, samples: vec![] };
-        pass.copy_in()?;
-        pass.write_file()?;
-        pass.small_files()?;
-        pass.appends()?;
-        pass.appends_of_many()?;
+        let mut pass = MountPass { context, at, samples: vec![] };
+        pass.measure_copy_in()?;
+        pass.measure_write_file()?;
+        pass.measure_small_files()?;
+        pass.measure_appends()?;
+        pass.measure_concurrent_appends()?;
         let started = Instant::now();
-        let chill = ColdCheck::down(subject)?;
+        let chill = ColdCheck::empty_caches(subject)?;
         if keeps {
-            pass.took("unmount and mount", started.elapsed());
+            pass.add_time("unmount and mount", started.elapsed());
             if let Some(image) = subject.image() {
-                pass.scattered(&image)?;
+                pass.count_extents(&image)?;
             }
-            pass.walk()?;
-            ColdCheck::down(subject)?;
-            pass.archive()?;
-            ColdCheck::down(subject)?;
-            pass.read_file("read, cold")?;
-            pass.read_file("read, warm")?;
-            let bytes = context.number("file")?;
+            pass.measure_walk()?;
+            ColdCheck::empty_caches(subject)?;
+            pass.measure_archive()?;
+            ColdCheck::empty_caches(subject)?;
+            pass.measure_read_file("read, cold")?;
+            pass.measure_read_file("read, warm")?;
+            let bytes = context.number_parameter("file")?;
             if !chill.was_cold(subject, bytes) {
-                context
-                    .note(format!("{}: cold reads did not all reach the device", subject.name()));
+                context.add_note(format!(
+                    "{}: cold reads did not all reach the device",
+                    subject.name()
+                ));
             }
         }
-        let Pass { at, samples, .. } = pass;
+        let MountPass { at, samples, .. } = pass;
         for entry in std::fs::read_dir(&at)? {
             let path = entry?.path();
             if path.file_name().is_some_and(|name| name == "lost+found") {
@@ -317,7 +334,7 @@ impl Experiment for Mount {
         Ok(samples)
     }
 
-    fn summarize(&self, points: Points<'_>) -> Vec<String> {
+    fn summarize(&self, points: PointQuery<'_>) -> Vec<String> {
         let subjects = points.subjects();
         // Compares programs on volumes of the same type.
         let kind = |spec: &str| spec.split_once(':').map_or("ext2", |(_, kind)| kind).to_owned();
@@ -332,13 +349,13 @@ impl Experiment for Mount {
         });
         let tell = |(ours, peer): (&&str, &&str)| {
             let ratio = |metric: &'static str, label: &str| {
-                let of = |subject| points.named(metric, subject, "", label);
+                let of = |subject| points.median_of_label(metric, subject, "", label);
                 let (ours, theirs) = (of(ours)?, of(peer)?);
                 let better = if metric == "time" { theirs / ours } else { ours / theirs };
-                Some(format!("{label} {}", units::significant(better)))
+                Some(format!("{label} {}", units::format_significant(better)))
             };
             let all = [
-                ("speed", COPIED),
+                ("speed", COPY_STEP_LABEL),
                 ("speed", "write and fsync"),
                 ("speed", "read, cold"),
                 ("speed", "tar, cold"),
@@ -348,8 +365,8 @@ impl Experiment for Mount {
                 ("rate", "open"),
                 ("rate", "rename"),
                 ("rate", "unlink"),
-                ("rate", ONE_LOGS),
-                ("rate", ALL_LOG),
+                ("rate", SINGLE_APPEND_LABEL),
+                ("rate", CONCURRENT_APPEND_LABEL),
                 ("rate", "overwrite and fdatasync"),
                 ("time", "unmount and mount"),
             ];
@@ -359,21 +376,26 @@ impl Experiment for Mount {
         };
         let all = |what: &str, metric: &'static str, label: &str| {
             let of = |subject: &&str| {
-                let value = points.named(metric, subject, "", label)?;
-                Some(format!("{subject} {}", units::count(value)))
+                let value = points.median_of_label(metric, subject, "", label)?;
+                Some(format!("{subject} {}", units::format_count(value)))
             };
             let told: Vec<String> = subjects.iter().filter_map(of).collect();
             (!told.is_empty()).then(|| format!("{what}: {}.", told.join(", ")))
         };
         let counted = [
             all("Files made and written in a second", "rate", "create"),
-            all("Extents of a file that was copied in", "extents", COPIED),
+            all("Extents of a file that was copied in", "extents", COPY_STEP_LABEL),
         ];
         let shared: Vec<String> = subjects
             .iter()
             .filter_map(|subject| {
-                let of = |label| points.named("rate", subject, "", label);
-                Some(format!("{subject} {}", units::significant(of(ALL_LOG)? / of(ONE_LOGS)?)))
+                let of = |label| points.median_of_label("rate", subject, "", label);
+                Some(format!(
+                    "{subject} {}",
+                    units::format_significant(
+                        of(CONCURRENT_APPEND_LABEL)? / of(SINGLE_APPEND_LABEL)?
+                    )
+                ))
             })
             .collect();
         let shared = (!shared.is_empty())
@@ -381,9 +403,9 @@ impl Experiment for Mount {
         let types: Vec<String> = ["create", "rename", "unlink"]
             .iter()
             .filter_map(|label| {
-                let of = |subject| points.named("rate", subject, "", label);
+                let of = |subject| points.median_of_label("rate", subject, "", label);
                 let ratio = of("draconis:ext4")? / of("draconis")?;
-                Some(format!("{label} {}", units::significant(ratio)))
+                Some(format!("{label} {}", units::format_significant(ratio)))
             })
             .collect();
         let types = (!types.is_empty())

@@ -10,19 +10,19 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, bail};
 
 use super::mount::count_names_and_bytes;
-use super::{Experiment, ExperimentInfo, Paper};
-use crate::context::Context;
-use crate::parameters::parameter;
-use crate::results::{Figure, Points, Sample, Shape};
-use crate::subject::{Kind, Mounted, Server, Subject, drop_caches, time_output};
+use super::{Experiment, ExperimentInfo, PaperSource};
+use crate::context::RunContext;
+use crate::parameters::new_parameter;
+use crate::results::{Figure, FigureShape, PointQuery, Sample};
+use crate::subject::{MountServer, MountedVolume, Subject, SubjectKind, drop_caches, time_command};
 use crate::units;
 use draconis_device::Random;
 
 /// See the module.
-pub struct Tools;
+pub struct ToolComparisonExperiment;
 
 /// Measurements: label, our command, and the command that it is compared with.
-const PAIRS: &[(&str, &str, &str)] = &[
+const COMMAND_PAIRS: &[(&str, &str, &str)] = &[
     ("make and fill a volume", "draconis format", "mke2fs -d"),
     ("make and fill a volume, cold", "draconis format", "mke2fs -d"),
     ("check a volume", "draconis check", "e2fsck -fn"),
@@ -37,8 +37,8 @@ const PAIRS: &[(&str, &str, &str)] = &[
 ];
 
 /// One pass over one type of volume.
-struct Pass<'a> {
-    context: &'a Context,
+struct ToolPass<'a> {
+    context: &'a RunContext,
     tree: &'a Path,
     /// Number of names and bytes of the tree.
     weight: (u64, u64),
@@ -49,10 +49,10 @@ struct Pass<'a> {
     samples: Vec<Sample>,
 }
 
-impl Pass<'_> {
-    fn speed(&mut self, what: &str, by: &str, bytes: u64, time: Duration) {
+impl ToolPass<'_> {
+    fn add_speed(&mut self, what: &str, by: &str, bytes: u64, time: Duration) {
         let speed = bytes as f64 / time.as_secs_f64().max(1e-9);
-        self.samples.push(Sample::named("speed", by, &labelled(self.kind, what), speed));
+        self.samples.push(Sample::labelled("speed", by, &format_label(self.kind, what), speed));
     }
 
     fn path(&self, name: &str) -> PathBuf {
@@ -65,35 +65,35 @@ impl Pass<'_> {
 
     /// Runs all measurements, in the order of their dependencies.
     fn measure(&mut self) -> anyhow::Result<()> {
-        self.format(false)?;
-        self.check(false)?;
+        self.measure_format(false)?;
+        self.measure_check(false)?;
         if drop_caches().is_ok() {
-            self.format(true)?;
-            self.check(true)?;
+            self.measure_format(true)?;
+            self.measure_check(true)?;
         } else {
-            self.context.note("cold runs need root");
+            self.context.add_note("cold runs need root");
         }
-        self.take_out().context("copying out")?;
-        self.put_in().context("copying in")?;
-        self.read_file().context("reading a file")
+        self.measure_extraction().context("copying out")?;
+        self.measure_import().context("copying in")?;
+        self.measure_read_file().context("reading a file")
     }
 
     /// Reads the tree into the page cache; otherwise its device would be measured.
     fn warm_tree(&self) -> anyhow::Result<()> {
         let mut tar = Command::new("tar");
-        time_output(tar.arg("-C").arg(self.tree).args(["-cf", "-", "."])).map(drop)
+        time_command(tar.arg("-C").arg(self.tree).args(["-cf", "-", "."])).map(drop)
     }
 
     /// Returns a volume size with space for the tree and its metadata, in KiB.
-    fn size(&self) -> String {
+    fn volume_size_arg(&self) -> String {
         let (names, bytes) = self.weight;
         format!("{}k", (bytes + bytes / 4 + names * 6144 + (64 << 20)) / 1024)
     }
 
     /// Creates and fills volumes.
-    fn format(&mut self, cold: bool) -> anyhow::Result<()> {
+    fn measure_format(&mut self, cold: bool) -> anyhow::Result<()> {
         for by in ["mke2fs -d", "draconis format"] {
-            self.context.check()?;
+            self.context.check_not_stopped()?;
             let image = self.path(by);
             let _ = std::fs::remove_file(&image);
             if cold {
@@ -110,21 +110,21 @@ impl Pass<'_> {
                 command.args(["format", "-t", self.kind, "-b", "4096", "-i", "8192", "--from"]);
                 command
             };
-            command.arg(self.tree).arg(&image).arg(self.size());
+            command.arg(self.tree).arg(&image).arg(self.volume_size_arg());
             let started = Instant::now();
-            time_output(&mut command)?;
+            time_command(&mut command)?;
             File::open(&image)?.sync_all()?;
             let what = if cold { "make and fill a volume, cold" } else { "make and fill a volume" };
-            self.speed(what, by, self.weight.1, started.elapsed());
+            self.add_speed(what, by, self.weight.1, started.elapsed());
         }
         Ok(())
     }
 
     /// Checks the volume of mke2fs with both programs.
-    fn check(&mut self, cold: bool) -> anyhow::Result<()> {
+    fn measure_check(&mut self, cold: bool) -> anyhow::Result<()> {
         let image = self.path("mke2fs -d");
         for by in ["e2fsck -fn", "draconis check"] {
-            self.context.check()?;
+            self.context.check_not_stopped()?;
             let mut command = if by == "e2fsck -fn" {
                 let mut command = Command::new("e2fsck");
                 command.arg("-fn").stderr(Stdio::null());
@@ -139,22 +139,22 @@ impl Pass<'_> {
                 drop_caches()?;
             } else {
                 // Fills the page cache with the blocks that the check reads.
-                time_output(&mut command)?;
+                time_command(&mut command)?;
             }
-            let time = time_output(&mut command)?;
+            let time = time_command(&mut command)?;
             let what = if cold { "check a volume, cold" } else { "check a volume" };
-            let what = labelled(self.kind, what);
-            self.samples.push(Sample::named("time", by, &what, time.as_nanos() as f64));
+            let what = format_label(self.kind, what);
+            self.samples.push(Sample::labelled("time", by, &what, time.as_nanos() as f64));
         }
         Ok(())
     }
 
     /// Copies a tree out of a volume, and archives it.
-    fn take_out(&mut self) -> anyhow::Result<()> {
+    fn measure_extraction(&mut self) -> anyhow::Result<()> {
         let image = self.path("draconis format");
         let copy = self.path("copy");
         for by in ["kernel + tar", "debugfs rdump", "draconis get"] {
-            self.context.check()?;
+            self.context.check_not_stopped()?;
             std::fs::create_dir_all(&copy)?;
             let _ = drop_caches();
             let started = Instant::now();
@@ -164,44 +164,46 @@ impl Pass<'_> {
                     let mounted = self.mount(&image)?;
                     let script = "tar -C \"$1\" -cf - . | tar -C \"$2\" -xf -";
                     let mut shell = Command::new("sh");
-                    time_output(shell.args(["-c", script, "sh"]).arg(mounted.at()).arg(&copy))?;
+                    time_command(
+                        shell.args(["-c", script, "sh"]).arg(mounted.mount_point()).arg(&copy),
+                    )?;
                 }
                 "debugfs rdump" => {
                     let mut debugfs = Command::new("debugfs");
                     debugfs.arg("-R").arg(format!("rdump / {}", copy.display())).arg(&image);
-                    time_output(debugfs.stderr(Stdio::null()))?;
+                    time_command(debugfs.stderr(Stdio::null()))?;
                 }
                 _ => {
                     let from = format!("{}:/", image.display());
-                    time_output(self.draconis().args(["get", "-r", &from]).arg(&copy))?;
+                    time_command(self.draconis().args(["get", "-r", &from]).arg(&copy))?;
                 }
             }
-            self.speed("copy a tree out, cold", by, self.weight.1, started.elapsed());
+            self.add_speed("copy a tree out, cold", by, self.weight.1, started.elapsed());
             std::fs::remove_dir_all(&copy)?;
         }
         for by in ["kernel + tar", "draconis tar"] {
-            self.context.check()?;
+            self.context.check_not_stopped()?;
             let _ = drop_caches();
             let started = Instant::now();
             if by == "draconis tar" {
-                time_output(self.draconis().arg("tar").arg(&image))?;
+                time_command(self.draconis().arg("tar").arg(&image))?;
             } else if self.is_root {
                 let mounted = self.mount(&image)?;
                 let mut tar = Command::new("tar");
-                time_output(tar.arg("-C").arg(mounted.at()).args(["-cf", "-", "."]))?;
+                time_command(tar.arg("-C").arg(mounted.mount_point()).args(["-cf", "-", "."]))?;
             } else {
                 continue;
             }
-            self.speed("archive a volume, cold", by, self.weight.1, started.elapsed());
+            self.add_speed("archive a volume, cold", by, self.weight.1, started.elapsed());
         }
         Ok(())
     }
 
     /// Copies the tree into an empty volume, and extracts an archive into one.
-    fn put_in(&mut self) -> anyhow::Result<()> {
+    fn measure_import(&mut self) -> anyhow::Result<()> {
         let (image, archive) = (self.path("empty"), self.path("archive"));
         let mut tar = Command::new("tar");
-        time_output(tar.arg("-C").arg(self.tree).arg("-cf").arg(&archive).arg("."))?;
+        time_command(tar.arg("-C").arg(self.tree).arg("-cf").arg(&archive).arg("."))?;
         let both = [
             ("copy a tree in", "kernel + cp -a"),
             ("copy a tree in", "draconis put"),
@@ -209,7 +211,7 @@ impl Pass<'_> {
             ("unpack an archive", "draconis untar"),
         ];
         for (what, by) in both {
-            self.context.check()?;
+            self.context.check_not_stopped()?;
             let by_kernel = by.starts_with("kernel");
             if by_kernel && !self.is_root {
                 continue;
@@ -225,27 +227,27 @@ impl Pass<'_> {
                     _ => Command::new("tar"),
                 };
                 match by {
-                    "kernel + cp -a" => command.arg("-a").arg(self.tree).arg(mounted.at()),
-                    _ => command.arg("-C").arg(mounted.at()).arg("-xf").arg(&archive),
+                    "kernel + cp -a" => command.arg("-a").arg(self.tree).arg(mounted.mount_point()),
+                    _ => command.arg("-C").arg(mounted.mount_point()).arg("-xf").arg(&archive),
                 };
-                time_output(&mut command)?;
+                time_command(&mut command)?;
             } else if by == "draconis put" {
                 let to = format!("{}:/", image.display());
-                time_output(self.draconis().args(["put", "-r"]).arg(self.tree).arg(to))?;
+                time_command(self.draconis().args(["put", "-r"]).arg(self.tree).arg(to))?;
             } else {
-                time_output(self.draconis().args(["untar", "-f"]).arg(&archive).arg(&image))?;
+                time_command(self.draconis().args(["untar", "-f"]).arg(&archive).arg(&image))?;
             }
             File::open(&image)?.sync_all()?;
-            self.speed(what, by, self.weight.1, started.elapsed());
+            self.add_speed(what, by, self.weight.1, started.elapsed());
         }
         std::fs::remove_file(&archive)?;
         Ok(())
     }
 
     /// Reads one large file of a volume.
-    fn read_file(&mut self) -> anyhow::Result<()> {
+    fn measure_read_file(&mut self) -> anyhow::Result<()> {
         let (image, file) = (self.path("empty"), self.path("file"));
-        let bytes = self.context.number("file")?;
+        let bytes = self.context.number_parameter("file")?;
         let mut contents = vec![0; 1 << 20];
         Random::new(self.context.seed).fill(&mut contents);
         let mut from = File::create(&file)?;
@@ -256,10 +258,10 @@ impl Pass<'_> {
         drop(from);
         self.make_empty(&image)?;
         let at = format!("{}:/file", image.display());
-        time_output(self.draconis().arg("put").arg(&file).arg(&at))?;
+        time_command(self.draconis().arg("put").arg(&file).arg(&at))?;
         std::fs::remove_file(&file)?;
         for by in ["kernel + cat", "draconis cat"] {
-            self.context.check()?;
+            self.context.check_not_stopped()?;
             let mounted = match by {
                 "kernel + cat" if self.is_root => Some(self.mount(&image)?),
                 "kernel + cat" => continue,
@@ -268,7 +270,7 @@ impl Pass<'_> {
             let mut command = match &mounted {
                 Some(mounted) => {
                     let mut cat = Command::new("cat");
-                    cat.arg(mounted.at().join("file"));
+                    cat.arg(mounted.mount_point().join("file"));
                     cat
                 }
                 None => {
@@ -278,12 +280,12 @@ impl Pass<'_> {
                 }
             };
             if drop_caches().is_ok() {
-                let time = time_output(&mut command)?;
-                self.speed("read a large file, cold", by, bytes, time);
+                let time = time_command(&mut command)?;
+                self.add_speed("read a large file, cold", by, bytes, time);
             }
-            time_output(&mut command)?;
-            let time = time_output(&mut command)?;
-            self.speed("read a large file", by, bytes, time);
+            time_command(&mut command)?;
+            let time = time_command(&mut command)?;
+            self.add_speed("read a large file", by, bytes, time);
         }
         Ok(())
     }
@@ -291,35 +293,40 @@ impl Pass<'_> {
     /// Creates an empty volume with space for the tree, or for the large file.
     fn make_empty(&self, image: &Path) -> anyhow::Result<()> {
         let _ = std::fs::remove_file(image);
-        let room_kib = (self.context.number("file")? + (64 << 20)) / 1024;
-        let tree = self.size();
+        let room_kib = (self.context.number_parameter("file")? + (64 << 20)) / 1024;
+        let tree = self.volume_size_arg();
         let size = match tree.trim_end_matches('k').parse() {
             Ok(kib) if room_kib <= kib => tree,
             _ => format!("{room_kib}k"),
         };
         let mut mke2fs = Command::new("mke2fs");
         mke2fs.args(["-q", "-F", "-t", self.kind, "-b", "4096", "-i", "8192"]);
-        time_output(mke2fs.arg(image).arg(size)).map(drop)
+        time_command(mke2fs.arg(image).arg(size)).map(drop)
     }
 
-    fn mount(&self, image: &Path) -> anyhow::Result<Mounted> {
+    fn mount(&self, image: &Path) -> anyhow::Result<MountedVolume> {
         let at = self.path("mnt");
         std::fs::create_dir_all(&at)?;
-        Mounted::changing(Server::Kernel, image, &at, &self.context.workshop.draconis)
+        MountedVolume::mount_read_write(
+            MountServer::Kernel,
+            image,
+            &at,
+            &self.context.workshop.draconis,
+        )
     }
 }
 
 /// Returns the label of a measurement on a type of volume.
-fn labelled(kind: &str, what: &str) -> String {
+fn format_label(kind: &str, what: &str) -> String {
     format!("{kind}: {what}")
 }
 
 /// Types of volumes.
-const KINDS: [&str; 3] = ["ext2", "ext3", "ext4"];
+const EXT_TYPES: [&str; 3] = ["ext2", "ext3", "ext4"];
 
 const ABOUT: ExperimentInfo = ExperimentInfo {
     name: "tools",
-    paper: Paper::Lab,
+    paper: PaperSource::Lab,
     question: "How fast are volumes made, filled, checked, read and emptied without mounting them, \
            beside e2fsprogs and the kernel's driver over a loop device?",
     published_result: "No paper.",
@@ -328,68 +335,71 @@ const ABOUT: ExperimentInfo = ExperimentInfo {
                is checked is the one that mke2fs made. Mounting and unmounting is part of what \
                the kernel is measured with, but for reading one large file.",
     parameters: &[
-        parameter("tree", "the tree that fills them", "/usr/share/perl", "/usr/share"),
-        parameter("types", "types of the volumes", "ext4", "ext2,ext3,ext4"),
-        parameter("file", "length of the large file", "48M", "400M"),
+        new_parameter("tree", "the tree that fills them", "/usr/share/perl", "/usr/share"),
+        new_parameter("types", "types of the volumes", "ext4", "ext2,ext3,ext4"),
+        new_parameter("file", "length of the large file", "48M", "400M"),
     ],
     subjects: &["mem"],
-    accepts: |kind| kind == Kind::Memory,
+    accepts: |kind| kind == SubjectKind::Memory,
     repetitions: (2, 3),
     warms_up: false,
 };
 
-impl Experiment for Tools {
-    fn about(&self) -> &ExperimentInfo {
+impl Experiment for ToolComparisonExperiment {
+    fn info(&self) -> &ExperimentInfo {
         &ABOUT
     }
 
     fn figures(&self) -> Vec<Figure> {
         vec![
-            Figure::new(Shape::Bars, "speed", "Bytes of the tree in a second").y("bytes", "B/s"),
-            Figure::new(Shape::Bars, "time", "A check of the whole volume").y("time", "ns"),
+            Figure::new(FigureShape::Bars, "speed", "Bytes of the tree in a second")
+                .with_y_axis("bytes", "B/s"),
+            Figure::new(FigureShape::Bars, "time", "A check of the whole volume")
+                .with_y_axis("time", "ns"),
         ]
     }
 
-    fn bytes(&self, context: &Context) -> anyhow::Result<u64> {
-        let (_, bytes) = count_names_and_bytes(Path::new(context.text("tree")?))?;
-        Ok(bytes * 6 + context.number("file")? * 2 + (256 << 20))
+    fn required_bytes(&self, context: &RunContext) -> anyhow::Result<u64> {
+        let (_, bytes) = count_names_and_bytes(Path::new(context.text_parameter("tree")?))?;
+        Ok(bytes * 6 + context.number_parameter("file")? * 2 + (256 << 20))
     }
 
-    fn run(&self, context: &Context, _: &mut dyn Subject) -> anyhow::Result<Vec<Sample>> {
+    fn run(&self, context: &RunContext, _: &mut dyn Subject) -> anyhow::Result<Vec<Sample>> {
         if !context.workshop.draconis.exists() {
             bail!("the program draconis is needed: {}", context.workshop.draconis.display());
         }
-        let tree = Path::new(context.text("tree")?);
+        let tree = Path::new(context.text_parameter("tree")?);
         let weight = count_names_and_bytes(tree)?;
         let is_root = rustix::process::geteuid().is_root();
         let mut samples = vec![];
-        for kind in context.text("types")?.split(',') {
-            if !KINDS.contains(&kind) {
+        for kind in context.text_parameter("types")?.split(',') {
+            if !EXT_TYPES.contains(&kind) {
                 bail!("types={kind}: ext2, ext3 or ext4");
             }
-            let dir = context.workshop.directory()?;
-            let mut pass = Pass { context, tree, weight, kind, is_root, dir, samples: vec![] };
+            let dir = context.workshop.temp_dir()?;
+            let mut pass = ToolPass { context, tree, weight, kind, is_root, dir, samples: vec![] };
             pass.measure().context(kind.to_owned())?;
             samples.append(&mut pass.samples);
         }
         Ok(samples)
     }
 
-    fn summarize(&self, points: Points<'_>) -> Vec<String> {
+    fn summarize(&self, points: PointQuery<'_>) -> Vec<String> {
         let tell = |kind: &str, (what, ours, theirs): &(&str, &str, &str)| {
-            let what = labelled(kind, what);
-            let of = |metric, by| points.named(metric, "mem", by, &what);
+            let what = format_label(kind, what);
+            let of = |metric, by| points.median_of_label(metric, "mem", by, &what);
             let (ours_said, ratio) = match of("speed", ours) {
-                Some(speed) => (units::in_unit(speed, "B/s"), speed / of("speed", theirs)?),
+                Some(speed) => (units::format_in_unit(speed, "B/s"), speed / of("speed", theirs)?),
                 None => {
                     let time = of("time", ours)?;
-                    (units::time_ns(time), of("time", theirs)? / time)
+                    (units::format_time_ns(time), of("time", theirs)? / time)
                 }
             };
-            let ratio = units::significant(ratio);
+            let ratio = units::format_significant(ratio);
             Some(format!("{what}: {ours} {ours_said}, {ratio} times as fast as {theirs}."))
         };
-        let all = KINDS.iter().flat_map(|kind| PAIRS.iter().map(move |pair| (kind, pair)));
+        let all =
+            EXT_TYPES.iter().flat_map(|kind| COMMAND_PAIRS.iter().map(move |pair| (kind, pair)));
         all.filter_map(|(kind, pair)| tell(kind, pair)).collect()
     }
 }

@@ -1,20 +1,20 @@
 //! Random writes, sequential overwrites, and appends.
 
-use super::{Experiment, ExperimentInfo, Paper};
-use crate::buffer::Buffer;
+use super::{Experiment, ExperimentInfo, PaperSource};
+use crate::buffer::AlignedBuffer;
 use crate::clock::Stopwatch;
-use crate::context::Context;
-use crate::parameters::parameter;
-use crate::results::{Figure, Points, Sample, Shape};
-use crate::subject::{Kind, OpenMode, Subject};
+use crate::context::RunContext;
+use crate::parameters::new_parameter;
+use crate::results::{Figure, FigureShape, PointQuery, Sample};
+use crate::subject::{OpenMode, Subject, SubjectKind};
 use crate::units;
 
 /// See the module.
-pub struct WriteMode;
+pub struct WriteModeExperiment;
 
 const ABOUT: ExperimentInfo = ExperimentInfo {
     name: "write-mode",
-    paper: Paper::Draconis,
+    paper: PaperSource::Draconis,
     question: "How fast are random writes, sequential rewrites and sequential writes of a new file?",
     published_result: "Figure 2: random writes and sequential rewrites are equally fast on an SSD; writing \
               a new file is slower, because its metadata is smaller than a page and costs a \
@@ -23,34 +23,38 @@ const ABOUT: ExperimentInfo = ExperimentInfo {
                write, as the paper says; on model:hdd each write is a turn of the platter, \
                whatever its place.",
     parameters: &[
-        parameter("block", "size of a write", "4K", "4K"),
-        parameter("writes", "writes of each mode", "150", "2000"),
-        parameter("sync_every", "an fsync comes after so many", "1", "1"),
+        new_parameter("block", "size of a write", "4K", "4K"),
+        new_parameter("writes", "writes of each mode", "150", "2000"),
+        new_parameter("sync_every", "an fsync comes after so many", "1", "1"),
     ],
     subjects: &["dir", "kernel:ext2", "draconis", "model:ssd", "model:hdd"],
-    accepts: |kind| kind != Kind::KeyValue,
+    accepts: |kind| kind != SubjectKind::KeyValue,
     ..ExperimentInfo::DEFAULTS
 };
 
-impl Experiment for WriteMode {
-    fn about(&self) -> &ExperimentInfo {
+impl Experiment for WriteModeExperiment {
+    fn info(&self) -> &ExperimentInfo {
         &ABOUT
     }
 
     fn figures(&self) -> Vec<Figure> {
-        vec![Figure::new(Shape::Bars, "speed", "Throughput by write mode").y("written", "B/s")]
+        vec![
+            Figure::new(FigureShape::Bars, "speed", "Throughput by write mode")
+                .with_y_axis("written", "B/s"),
+        ]
     }
 
-    fn run(&self, context: &Context, subject: &mut dyn Subject) -> anyhow::Result<Vec<Sample>> {
+    fn run(&self, context: &RunContext, subject: &mut dyn Subject) -> anyhow::Result<Vec<Sample>> {
         let (clock, files) = (subject.clock(), subject.files()?);
-        let (block, writes) = (context.number("block")?, context.number("writes")?);
-        let every = context.number("sync_every")?.max(1);
+        let (block, writes) =
+            (context.number_parameter("block")?, context.number_parameter("writes")?);
+        let every = context.number_parameter("sync_every")?.max(1);
         let bytes = block * writes;
-        let mut piece = Buffer::new(block as usize);
-        let mut dice = context.rng();
+        let mut piece = AlignedBuffer::new(block as usize);
+        let mut dice = context.new_rng();
         dice.fill(&mut piece);
         let mut samples = vec![];
-        super::reading::prepare(context, &files, "old", bytes)?;
+        super::reading::prepare_file(context, &files, "old", bytes)?;
         for mode in ["rndwr", "seqrewr", "seqwr"] {
             let file = match mode {
                 "seqwr" => files.create("new", bytes, OpenMode::Cached)?,
@@ -62,7 +66,7 @@ impl Experiment for WriteMode {
             };
             let mut watch = Stopwatch::start(&*clock);
             for (nth, place) in (1..).zip(order) {
-                context.check()?;
+                context.check_not_stopped()?;
                 file.write(place * block, &piece)?;
                 if nth % every == 0 {
                     file.sync()?;
@@ -70,21 +74,21 @@ impl Experiment for WriteMode {
             }
             file.sync()?;
             let speed = bytes as f64 * 1e9 / watch.lap_ns().max(1) as f64;
-            samples.push(Sample::named("speed", "", mode, speed));
+            samples.push(Sample::labelled("speed", "", mode, speed));
         }
         files.remove("new")?;
         Ok(samples)
     }
 
-    fn summarize(&self, points: Points<'_>) -> Vec<String> {
+    fn summarize(&self, points: PointQuery<'_>) -> Vec<String> {
         let tell = |subject: &&str| {
-            let at = |mode| points.named("speed", subject, "", mode);
+            let at = |mode| points.median_of_label("speed", subject, "", mode);
             let (random, again, new) = (at("rndwr")?, at("seqrewr")?, at("seqwr")?);
             Some(format!(
                 "{subject}: random {} of sequential rewriting ({}), appending {} of it.",
-                units::significant(random / again),
-                units::in_unit(again, "B/s"),
-                units::significant(new / again),
+                units::format_significant(random / again),
+                units::format_in_unit(again, "B/s"),
+                units::format_significant(new / again),
             ))
         };
         points.subjects().iter().filter_map(tell).collect()

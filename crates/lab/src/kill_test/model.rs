@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 /// Object of a name.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Named {
+pub(super) enum NamedObject {
     /// A file, by index.
     File(usize),
     /// An empty directory, and its inode number.
@@ -15,7 +15,7 @@ pub(super) enum Named {
 
 /// A file.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct File {
+pub(super) struct ModelFile {
     pub(super) inode: u64,
     pub(super) links: u64,
     pub(super) mode: u32,
@@ -25,21 +25,25 @@ pub(super) struct File {
 
 /// Model of a directory.
 #[derive(Debug, Default)]
-pub(super) struct Model {
-    pub(super) names: BTreeMap<String, Named>,
-    pub(super) files: Vec<File>,
+pub(super) struct TreeModel {
+    pub(super) names: BTreeMap<String, NamedObject>,
+    pub(super) files: Vec<ModelFile>,
 }
 
-impl Model {
+impl TreeModel {
     /// Removes a name, possibly the last one of a file.
-    pub(super) fn take(&mut self, name: &str) {
-        if let Some(Named::File(file)) = self.names.remove(name) {
+    pub(super) fn remove_name(&mut self, name: &str) {
+        if let Some(NamedObject::File(file)) = self.names.remove(name) {
             self.files[file].links -= 1;
         }
     }
 
     /// Returns the `nth` (modulo their count) of the names that `which` accepts.
-    pub(super) fn pick(&self, nth: u64, which: impl Fn(&Named) -> bool) -> Option<String> {
+    pub(super) fn pick_name(
+        &self,
+        nth: u64,
+        which: impl Fn(&NamedObject) -> bool,
+    ) -> Option<String> {
         let liked: Vec<&String> =
             self.names.iter().filter(|(_, named)| which(named)).map(|(name, _)| name).collect();
         let nth = nth.checked_rem(liked.len() as u64)?;

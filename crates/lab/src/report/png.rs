@@ -4,7 +4,7 @@ use std::path::Path;
 
 /// Pixels per SVG unit.
 #[cfg(feature = "png")]
-const ZOOM: f32 = 2.0;
+const PNG_SCALE: f32 = 2.0;
 
 /// Renders a plot.
 ///
@@ -17,8 +17,8 @@ pub fn write(path: &Path, svg: &str) -> anyhow::Result<()> {
     use anyhow::Context;
     use resvg::{tiny_skia, usvg};
 
-    static FONTS: OnceLock<Arc<usvg::fontdb::Database>> = OnceLock::new();
-    let fonts = FONTS.get_or_init(|| {
+    static FONT_DATABASE: OnceLock<Arc<usvg::fontdb::Database>> = OnceLock::new();
+    let fonts = FONT_DATABASE.get_or_init(|| {
         let mut fonts = usvg::fontdb::Database::new();
         fonts.load_system_fonts();
         let families = |face: &usvg::fontdb::FaceInfo| face.families.first().map(|f| f.0.clone());
@@ -34,9 +34,9 @@ pub fn write(path: &Path, svg: &str) -> anyhow::Result<()> {
     let options = usvg::Options { fontdb: Arc::clone(fonts), ..usvg::Options::default() };
     let tree = usvg::Tree::from_str(svg, &options)?;
     let size = tree.size();
-    let (width, height) = ((size.width() * ZOOM) as u32, (size.height() * ZOOM) as u32);
+    let (width, height) = ((size.width() * PNG_SCALE) as u32, (size.height() * PNG_SCALE) as u32);
     let mut pixels = tiny_skia::Pixmap::new(width.max(1), height.max(1)).context("a size")?;
-    let zoom = tiny_skia::Transform::from_scale(ZOOM, ZOOM);
+    let zoom = tiny_skia::Transform::from_scale(PNG_SCALE, PNG_SCALE);
     resvg::render(&tree, zoom, &mut pixels.as_mut());
     Ok(pixels.save_png(path)?)
 }

@@ -11,46 +11,46 @@ use anyhow::{Context, bail};
 use draconis_device::sim;
 
 use super::memory::MemoryFiles;
-use super::{Files, Handle, Kind, OpenMode, Subject};
-use crate::clock::{Clock, Wall};
+use super::{OpenMode, Subject, SubjectFile, SubjectFiles, SubjectKind};
+use crate::clock::{Clock, WallClock};
 
 /// Files with fixed delays.
-pub struct Delay {
-    delays: Delays,
+pub struct DelaySubject {
+    delays: DelayTimes,
     files: Arc<MemoryFiles>,
-    wall: Arc<Wall>,
+    wall: Arc<WallClock>,
 }
 
 #[derive(Clone, Default)]
-struct Delays {
+struct DelayTimes {
     read: Duration,
     write: Duration,
     sync: Duration,
     model: Option<sim::Clock>,
 }
 
-impl Delay {
+impl DelaySubject {
     /// Parses a specification.
     ///
     /// # Errors
     /// The specification is invalid.
     pub fn new(spec: &str) -> anyhow::Result<Self> {
-        let mut delays = Delays::default();
+        let mut delays = DelayTimes::default();
         for part in spec.split(',').filter(|part| !part.is_empty()) {
             let (key, value) = part.split_once('=').with_context(|| format!("delay: {part}"))?;
             match key {
-                "read" => delays.read = parse(value)?,
-                "write" => delays.write = parse(value)?,
-                "sync" => delays.sync = parse(value)?,
+                "read" => delays.read = parse_duration(value)?,
+                "write" => delays.write = parse_duration(value)?,
+                "sync" => delays.sync = parse_duration(value)?,
                 "clock" if value == "model" => delays.model = Some(sim::Clock::new()),
                 _ => bail!("delay: {part}: read, write, sync or clock=model"),
             }
         }
-        Ok(Self { delays, files: Arc::default(), wall: Arc::new(Wall::new()) })
+        Ok(Self { delays, files: Arc::default(), wall: Arc::new(WallClock::new()) })
     }
 }
 
-fn parse(text: &str) -> anyhow::Result<Duration> {
+fn parse_duration(text: &str) -> anyhow::Result<Duration> {
     let digits = text.trim_end_matches(|c: char| c.is_alphabetic());
     let number: f64 = digits.parse().with_context(|| format!("delay: {text}"))?;
     let nanoseconds = match &text[digits.len()..] {
@@ -63,9 +63,9 @@ fn parse(text: &str) -> anyhow::Result<Duration> {
     Ok(Duration::from_nanos((number * nanoseconds) as u64))
 }
 
-impl Delays {
+impl DelayTimes {
     /// Busy-waits, because sleeping would add the time of a wake-up.
-    fn pass(&self, delay: Duration) {
+    fn wait_delay(&self, delay: Duration) {
         if let Some(model) = &self.model {
             return model.advance(delay.as_nanos() as u64);
         }
@@ -76,18 +76,18 @@ impl Delays {
     }
 }
 
-impl Subject for Delay {
+impl Subject for DelaySubject {
     fn name(&self) -> String {
         "delay".into()
     }
 
     fn describe(&self) -> String {
-        let Delays { read, write, sync, .. } = &self.delays;
+        let DelayTimes { read, write, sync, .. } = &self.delays;
         format!("memory with delays: read {read:?}, write {write:?}, sync {sync:?}")
     }
 
-    fn kind(&self) -> Kind {
-        Kind::Memory
+    fn kind(&self) -> SubjectKind {
+        SubjectKind::Memory
     }
 
     fn clock(&self) -> Arc<dyn Clock> {
@@ -97,33 +97,38 @@ impl Subject for Delay {
         }
     }
 
-    fn files(&self) -> anyhow::Result<Arc<dyn Files>> {
+    fn files(&self) -> anyhow::Result<Arc<dyn SubjectFiles>> {
         Ok(Arc::new(DelayFiles { delays: self.delays.clone(), files: self.files.clone() }))
     }
 }
 
 struct DelayFiles {
-    delays: Delays,
+    delays: DelayTimes,
     files: Arc<MemoryFiles>,
 }
 
 struct DelayHandle {
-    delays: Delays,
-    inner: Arc<dyn Handle>,
+    delays: DelayTimes,
+    inner: Arc<dyn SubjectFile>,
 }
 
 impl DelayFiles {
-    fn wrap(&self, inner: Arc<dyn Handle>) -> Arc<dyn Handle> {
+    fn wrap(&self, inner: Arc<dyn SubjectFile>) -> Arc<dyn SubjectFile> {
         Arc::new(DelayHandle { delays: self.delays.clone(), inner })
     }
 }
 
-impl Files for DelayFiles {
-    fn create(&self, name: &str, bytes: u64, how: OpenMode) -> anyhow::Result<Arc<dyn Handle>> {
+impl SubjectFiles for DelayFiles {
+    fn create(
+        &self,
+        name: &str,
+        bytes: u64,
+        how: OpenMode,
+    ) -> anyhow::Result<Arc<dyn SubjectFile>> {
         Ok(self.wrap(self.files.create(name, bytes, how)?))
     }
 
-    fn open(&self, name: &str, how: OpenMode) -> anyhow::Result<Arc<dyn Handle>> {
+    fn open(&self, name: &str, how: OpenMode) -> anyhow::Result<Arc<dyn SubjectFile>> {
         Ok(self.wrap(self.files.open(name, how)?))
     }
 
@@ -132,19 +137,19 @@ impl Files for DelayFiles {
     }
 }
 
-impl Handle for DelayHandle {
+impl SubjectFile for DelayHandle {
     fn read(&self, at: u64, into: &mut [u8]) -> anyhow::Result<usize> {
-        self.delays.pass(self.delays.read);
+        self.delays.wait_delay(self.delays.read);
         self.inner.read(at, into)
     }
 
     fn write(&self, at: u64, bytes: &[u8]) -> anyhow::Result<()> {
-        self.delays.pass(self.delays.write);
+        self.delays.wait_delay(self.delays.write);
         self.inner.write(at, bytes)
     }
 
     fn sync(&self) -> anyhow::Result<()> {
-        self.delays.pass(self.delays.sync);
+        self.delays.wait_delay(self.delays.sync);
         self.inner.sync()
     }
 }

@@ -10,10 +10,12 @@ use anyhow::{Context, bail};
 use rustix::fs::{FallocateFlags, OFlags};
 use rustix::io::Errno;
 
-use super::counters::Device;
-use super::server::{Mounted, Server, drop_caches};
-use super::{Cold, Files, Handle, Kind, OpenMode, RunEnvironment, Subject};
-use crate::clock::{Clock, Wall};
+use super::counters::BlockDeviceCounters;
+use super::server::{MountServer, MountedVolume, drop_caches};
+use super::{
+    CacheDropResult, OpenMode, RunEnvironment, Subject, SubjectFile, SubjectFiles, SubjectKind,
+};
+use crate::clock::{Clock, WallClock};
 
 /// Files in a directory.
 struct DirectoryFiles(PathBuf);
@@ -22,7 +24,12 @@ struct FileHandle(File);
 
 impl DirectoryFiles {
     /// Opens with O_DIRECT if requested and supported, else cached.
-    fn open_as(&self, name: &str, how: OpenMode, new: bool) -> anyhow::Result<Arc<dyn Handle>> {
+    fn open_with_mode(
+        &self,
+        name: &str,
+        how: OpenMode,
+        new: bool,
+    ) -> anyhow::Result<Arc<dyn SubjectFile>> {
         let path = self.0.join(name);
         let open = |flags: OFlags| {
             let mut options = File::options();
@@ -37,13 +44,13 @@ impl DirectoryFiles {
     }
 }
 
-impl Files for DirectoryFiles {
-    fn create(&self, name: &str, _: u64, how: OpenMode) -> anyhow::Result<Arc<dyn Handle>> {
-        self.open_as(name, how, true)
+impl SubjectFiles for DirectoryFiles {
+    fn create(&self, name: &str, _: u64, how: OpenMode) -> anyhow::Result<Arc<dyn SubjectFile>> {
+        self.open_with_mode(name, how, true)
     }
 
-    fn open(&self, name: &str, how: OpenMode) -> anyhow::Result<Arc<dyn Handle>> {
-        self.open_as(name, how, false)
+    fn open(&self, name: &str, how: OpenMode) -> anyhow::Result<Arc<dyn SubjectFile>> {
+        self.open_with_mode(name, how, false)
     }
 
     fn remove(&self, name: &str) -> anyhow::Result<()> {
@@ -51,7 +58,7 @@ impl Files for DirectoryFiles {
     }
 }
 
-impl Handle for FileHandle {
+impl SubjectFile for FileHandle {
     fn read(&self, at: u64, into: &mut [u8]) -> anyhow::Result<usize> {
         let mut done = 0;
         while done < into.len() {
@@ -81,47 +88,47 @@ impl Handle for FileHandle {
 }
 
 /// A directory of an existing mount.
-pub struct Directory {
+pub struct DirectorySubject {
     spec: String,
-    clock: Arc<Wall>,
+    clock: Arc<WallClock>,
     dir: tempfile::TempDir,
-    device: Option<Device>,
+    device: Option<BlockDeviceCounters>,
 }
 
-impl Directory {
+impl DirectorySubject {
     /// Creates a directory in `path`, or in the lab's directory if `path` is empty.
     ///
     /// # Errors
     /// The directory cannot be created.
     pub fn new(path: &str, shop: &RunEnvironment) -> anyhow::Result<Self> {
         let base = if path.is_empty() { shop.dir.as_path() } else { Path::new(path) };
-        let dir = tempfile::Builder::new().prefix(super::PREFIX).tempdir_in(base);
+        let dir = tempfile::Builder::new().prefix(super::TEMP_NAME_PREFIX).tempdir_in(base);
         let dir = dir.with_context(|| format!("a directory that can be written: {path}"))?;
         let spec = if path.is_empty() { "dir".into() } else { format!("dir:{path}") };
-        let device = Device::of(dir.path());
-        Ok(Self { spec, clock: Arc::new(Wall::new()), dir, device })
+        let device = BlockDeviceCounters::of_path(dir.path());
+        Ok(Self { spec, clock: Arc::new(WallClock::new()), dir, device })
     }
 }
 
-impl Subject for Directory {
+impl Subject for DirectorySubject {
     fn name(&self) -> String {
         self.spec.clone()
     }
 
     fn describe(&self) -> String {
-        let device = self.device.as_ref().map_or("no device".into(), Device::name);
-        format!("{} on {device}", crate::machine::file_system(self.dir.path()))
+        let device = self.device.as_ref().map_or("no device".into(), BlockDeviceCounters::name);
+        format!("{} on {device}", crate::machine::file_system_type(self.dir.path()))
     }
 
-    fn kind(&self) -> Kind {
-        Kind::Directory
+    fn kind(&self) -> SubjectKind {
+        SubjectKind::Directory
     }
 
     fn clock(&self) -> Arc<dyn Clock> {
         self.clock.clone()
     }
 
-    fn files(&self) -> anyhow::Result<Arc<dyn Files>> {
+    fn files(&self) -> anyhow::Result<Arc<dyn SubjectFiles>> {
         Ok(Arc::new(DirectoryFiles(self.dir.path().into())))
     }
 
@@ -129,8 +136,8 @@ impl Subject for Directory {
         Some(self.dir.path())
     }
 
-    fn cold(&mut self) -> anyhow::Result<Cold> {
-        Ok(if drop_caches().is_ok() { Cold::Dropped } else { Cold::No })
+    fn empty_caches(&mut self) -> anyhow::Result<CacheDropResult> {
+        Ok(if drop_caches().is_ok() { CacheDropResult::Dropped } else { CacheDropResult::No })
     }
 
     fn device_read_bytes(&self) -> Option<u64> {
@@ -139,23 +146,23 @@ impl Subject for Directory {
 }
 
 /// Volume types that can be created, as `mke2fs -t` names them.
-const KINDS: &[&str] = &["ext2", "ext3", "ext4"];
+const EXT_TYPES: &[&str] = &["ext2", "ext3", "ext4"];
 
 /// A new volume, mounted for one experiment.
-pub struct Mount {
+pub struct MountSubject {
     spec: String,
-    server: Server,
+    server: MountServer,
     /// File system type.
     kind: String,
-    clock: Arc<Wall>,
+    clock: Arc<WallClock>,
     // Drop order: unmounted first, then removed.
-    mounted: Option<Mounted>,
+    mounted: Option<MountedVolume>,
     dir: tempfile::TempDir,
     draconis: PathBuf,
-    device: Option<Device>,
+    device: Option<BlockDeviceCounters>,
 }
 
-impl Mount {
+impl MountSubject {
     /// Creates a volume with space for the experiment, and mounts it.
     ///
     /// # Errors
@@ -163,29 +170,29 @@ impl Mount {
     pub fn new(spec: &str, shop: &RunEnvironment) -> anyhow::Result<Self> {
         let (by, kind) = spec.split_once(':').unwrap_or((spec, "ext2"));
         let server = match by {
-            "kernel" => Server::Kernel,
-            "fuse2fs" => Server::Fuse2fs,
-            "draconis" => Server::Draconis,
-            _ => Server::Memory,
+            "kernel" => MountServer::Kernel,
+            "fuse2fs" => MountServer::Fuse2fs,
+            "draconis" => MountServer::Draconis,
+            _ => MountServer::Memory,
         };
-        if !KINDS.contains(&kind) {
-            bail!("{spec}: {by}:KIND, where KIND is one of {}", KINDS.join(", "));
+        if !EXT_TYPES.contains(&kind) {
+            bail!("{spec}: {by}:KIND, where KIND is one of {}", EXT_TYPES.join(", "));
         }
-        if server == Server::Kernel && !rustix::process::geteuid().is_root() {
+        if server == MountServer::Kernel && !rustix::process::geteuid().is_root() {
             bail!("the kernel's loop mount needs root");
         }
-        if server == Server::Draconis && !shop.draconis.exists() {
+        if server == MountServer::Draconis && !shop.draconis.exists() {
             bail!("the program draconis, here {}", shop.draconis.display());
         }
-        let dir = shop.directory()?;
+        let dir = shop.temp_dir()?;
         std::fs::create_dir(dir.path().join("mnt"))?;
-        if server != Server::Memory {
+        if server != MountServer::Memory {
             make_volume(kind, &dir.path().join("image"), shop.bytes)?;
         }
-        let device = Device::of(dir.path());
+        let device = BlockDeviceCounters::of_path(dir.path());
         let spec = if spec == "kernel" { "kernel:ext2".into() } else { spec.to_string() };
         let draconis = shop.draconis.clone();
-        let clock = Arc::new(Wall::new());
+        let clock = Arc::new(WallClock::new());
         let kind = kind.to_owned();
         let mut mount = Self { spec, server, kind, clock, mounted: None, dir, draconis, device };
         mount.mount()?;
@@ -196,59 +203,60 @@ impl Mount {
         self.dir.path().join("image")
     }
 
-    fn at(&self) -> PathBuf {
+    fn mount_point(&self) -> PathBuf {
         self.dir.path().join("mnt")
     }
 
     fn mount(&mut self) -> anyhow::Result<()> {
-        let (image, at) = (self.image_path(), self.at());
-        self.mounted = Some(Mounted::changing(self.server, &image, &at, &self.draconis)?);
+        let (image, at) = (self.image_path(), self.mount_point());
+        self.mounted =
+            Some(MountedVolume::mount_read_write(self.server, &image, &at, &self.draconis)?);
         Ok(())
     }
 }
 
-impl Subject for Mount {
+impl Subject for MountSubject {
     fn name(&self) -> String {
         self.spec.clone()
     }
 
     fn describe(&self) -> String {
         match self.server {
-            Server::Kernel => format!("{} over a loop device", self.spec),
-            Server::Fuse2fs => format!("{} by e2fsprogs' FUSE server", self.kind),
-            Server::Draconis => format!("{} by draconis mount", self.kind),
-            Server::Memory => "a FUSE server that forgets: what one can reach at most".into(),
+            MountServer::Kernel => format!("{} over a loop device", self.spec),
+            MountServer::Fuse2fs => format!("{} by e2fsprogs' FUSE server", self.kind),
+            MountServer::Draconis => format!("{} by draconis mount", self.kind),
+            MountServer::Memory => "a FUSE server that forgets: what one can reach at most".into(),
         }
     }
 
-    fn kind(&self) -> Kind {
-        Kind::Directory
+    fn kind(&self) -> SubjectKind {
+        SubjectKind::Directory
     }
 
     fn clock(&self) -> Arc<dyn Clock> {
         self.clock.clone()
     }
 
-    fn files(&self) -> anyhow::Result<Arc<dyn Files>> {
-        Ok(Arc::new(DirectoryFiles(self.at())))
+    fn files(&self) -> anyhow::Result<Arc<dyn SubjectFiles>> {
+        Ok(Arc::new(DirectoryFiles(self.mount_point())))
     }
 
     fn directory(&self) -> Option<&Path> {
-        self.mounted.as_ref().map(Mounted::at)
+        self.mounted.as_ref().map(MountedVolume::mount_point)
     }
 
     fn image(&self) -> Option<PathBuf> {
-        (self.server != Server::Memory).then(|| self.image_path())
+        (self.server != MountServer::Memory).then(|| self.image_path())
     }
 
-    fn cold(&mut self) -> anyhow::Result<Cold> {
-        if self.server == Server::Memory {
-            return Ok(Cold::No);
+    fn empty_caches(&mut self) -> anyhow::Result<CacheDropResult> {
+        if self.server == MountServer::Memory {
+            return Ok(CacheDropResult::No);
         }
         self.mounted = None;
         let dropped = drop_caches().is_ok();
         self.mount()?;
-        Ok(if dropped { Cold::Yes } else { Cold::No })
+        Ok(if dropped { CacheDropResult::Yes } else { CacheDropResult::No })
     }
 
     fn device_read_bytes(&self) -> Option<u64> {
@@ -258,10 +266,10 @@ impl Subject for Mount {
 
     fn close(&mut self) -> anyhow::Result<()> {
         self.mounted = None;
-        if self.server == Server::Memory {
+        if self.server == MountServer::Memory {
             return Ok(());
         }
-        judge(&self.image_path()).with_context(|| self.spec.clone())
+        run_e2fsck(&self.image_path()).with_context(|| self.spec.clone())
     }
 }
 
@@ -280,7 +288,7 @@ pub(super) fn make_volume(kind: &str, image: &Path, bytes: u64) -> anyhow::Resul
 }
 
 /// Checks the volume: a fast but wrong result does not count.
-pub(super) fn judge(image: &Path) -> anyhow::Result<()> {
+pub(super) fn run_e2fsck(image: &Path) -> anyhow::Result<()> {
     File::open(image)?.sync_all()?;
     let output = Command::new("e2fsck").arg("-fn").arg(image).output().context("e2fsck")?;
     if !output.status.success() {

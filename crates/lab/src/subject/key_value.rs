@@ -6,13 +6,13 @@ use std::sync::Arc;
 
 use anyhow::{Context, bail};
 
-use super::{Files, Kind, RunEnvironment, Subject};
-use crate::clock::{Clock, Wall};
+use super::{RunEnvironment, Subject, SubjectFiles, SubjectKind};
+use crate::clock::{Clock, WallClock};
 
 /// A key-value store.
 pub struct KeyValue {
     name: String,
-    clock: Arc<Wall>,
+    clock: Arc<WallClock>,
 }
 
 impl KeyValue {
@@ -21,7 +21,7 @@ impl KeyValue {
     /// # Errors
     /// The helper is missing, or was built without this store.
     pub fn new(name: &str, shop: &RunEnvironment) -> anyhow::Result<Self> {
-        let stores = stores(&shop.peers)?;
+        let stores = list_stores(&shop.peers)?;
         if !stores.iter().any(|store| store == name) {
             let package = match name {
                 "leveldb" => ", and libleveldb-dev",
@@ -30,12 +30,12 @@ impl KeyValue {
             };
             bail!("draconis-lab-peers built with --features {name}{package}");
         }
-        Ok(Self { name: name.into(), clock: Arc::new(Wall::new()) })
+        Ok(Self { name: name.into(), clock: Arc::new(WallClock::new()) })
     }
 }
 
 /// Returns the stores that the helper was built with.
-fn stores(peers: &PathBuf) -> anyhow::Result<Vec<String>> {
+fn list_stores(peers: &PathBuf) -> anyhow::Result<Vec<String>> {
     let output = Command::new(peers).arg("stores").output();
     let output = output
         .with_context(|| format!("{}, which make lab and make install build", peers.display()))?;
@@ -61,15 +61,15 @@ impl Subject for KeyValue {
         .into()
     }
 
-    fn kind(&self) -> Kind {
-        Kind::KeyValue
+    fn kind(&self) -> SubjectKind {
+        SubjectKind::KeyValue
     }
 
     fn clock(&self) -> Arc<dyn Clock> {
         self.clock.clone()
     }
 
-    fn files(&self) -> anyhow::Result<Arc<dyn Files>> {
+    fn files(&self) -> anyhow::Result<Arc<dyn SubjectFiles>> {
         bail!("a store has no files")
     }
 }

@@ -11,41 +11,44 @@ use draconis_ext::{
     WriteOptions,
 };
 
-use super::counters::Device;
-use super::directory::{judge, make_volume};
-use super::{Cold, Files, Handle, Kind, OpenMode, RunEnvironment, Subject};
-use crate::clock::{Clock, Wall};
+use super::counters::BlockDeviceCounters;
+use super::directory::{make_volume, run_e2fsck};
+use super::{
+    CacheDropResult, OpenMode, RunEnvironment, Subject, SubjectFile, SubjectFiles, SubjectKind,
+};
+use crate::clock::{Clock, WallClock};
 
 /// Limit of dirty data in memory, in bytes.
-const DIRTY_BYTES: u64 = 64 << 20;
+const MAX_DIRTY_BYTES: u64 = 64 << 20;
 
 /// A volume open in this process.
-pub struct Library {
+pub struct LibrarySubject {
     spec: String,
-    clock: Arc<Wall>,
-    volume: Shared,
+    clock: Arc<WallClock>,
+    volume: SharedVolume,
     options: OpenOptions,
     dir: tempfile::TempDir,
-    device: Option<Device>,
+    device: Option<BlockDeviceCounters>,
 }
 
 /// The volume, while it is open; remounting replaces it.
-type Shared = Arc<Mutex<Option<Arc<Volume>>>>;
+type SharedVolume = Arc<Mutex<Option<Arc<Volume>>>>;
 
-impl Library {
+impl LibrarySubject {
     /// Creates a volume with space for the experiment, and opens it.
     ///
     /// # Errors
     /// A requirement is missing.
     pub fn new(spec: &str, shop: &RunEnvironment) -> anyhow::Result<Self> {
         let kind = spec.split_once(':').map_or("ext2", |(_, kind)| kind);
-        let dir = shop.directory()?;
+        let dir = shop.temp_dir()?;
         make_volume(kind, &dir.path().join("image"), shop.bytes)?;
-        let device = Device::of(dir.path());
-        let clock = Arc::new(Wall::new());
+        let device = BlockDeviceCounters::of_path(dir.path());
+        let clock = Arc::new(WallClock::new());
         let options = OpenOptions::default();
         let spec = spec.to_owned();
-        let mut library = Self { spec, clock, volume: Shared::default(), options, dir, device };
+        let mut library =
+            Self { spec, clock, volume: SharedVolume::default(), options, dir, device };
         library.open()?;
         Ok(library)
     }
@@ -55,7 +58,7 @@ impl Library {
     /// # Errors
     /// The library fails.
     pub fn reopen(&mut self, options: OpenOptions) -> anyhow::Result<()> {
-        self.shut()?;
+        self.close_volume()?;
         self.options = options;
         self.open()
     }
@@ -65,7 +68,7 @@ impl Library {
     /// # Errors
     /// The volume is closed.
     pub fn statistics(&self) -> anyhow::Result<Statistics> {
-        Ok(of(&self.volume)?.statistics())
+        Ok(open_volume_of(&self.volume)?.statistics())
     }
 
     /// Returns the volume.
@@ -73,15 +76,15 @@ impl Library {
     /// # Errors
     /// The volume is closed.
     pub fn volume(&self) -> anyhow::Result<Arc<Volume>> {
-        of(&self.volume)
+        open_volume_of(&self.volume)
     }
 
     /// Closes the volume and returns its image, for callers that open it themselves.
     ///
     /// # Errors
     /// The library fails.
-    pub fn take_image(&mut self) -> anyhow::Result<PathBuf> {
-        self.shut()?;
+    pub fn close_and_take_image(&mut self) -> anyhow::Result<PathBuf> {
+        self.close_volume()?;
         Ok(self.dir.path().join("image"))
     }
 
@@ -89,30 +92,34 @@ impl Library {
         let how = FileOptions { write: true, direct: true, uring: true };
         let disk = Arc::new(FileDisk::open(&self.dir.path().join("image"), how)?);
         let atime = AccessTimes::Relative;
-        let writing =
-            WriteOptions { clock: Arc::new(now), dirty_bytes: DIRTY_BYTES, atime, discard: false };
+        let writing = WriteOptions {
+            clock: Arc::new(current_time),
+            dirty_bytes: MAX_DIRTY_BYTES,
+            atime,
+            discard: false,
+        };
         let volume = Volume::open_for_writing(disk, self.options, writing)?;
         *self.volume.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::new(volume));
         Ok(())
     }
 
-    fn shut(&mut self) -> anyhow::Result<()> {
+    fn close_volume(&mut self) -> anyhow::Result<()> {
         let volume = self.volume.lock().unwrap_or_else(PoisonError::into_inner).take();
         volume.map_or(Ok(()), |volume| Ok(volume.close()?))
     }
 }
 
-fn now() -> Time {
+fn current_time() -> Time {
     let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
     let since = since.unwrap_or_default();
     Time { seconds: since.as_secs() as i64, nanoseconds: since.subsec_nanos() }
 }
 
-fn of(shared: &Shared) -> anyhow::Result<Arc<Volume>> {
+fn open_volume_of(shared: &SharedVolume) -> anyhow::Result<Arc<Volume>> {
     shared.lock().unwrap_or_else(PoisonError::into_inner).clone().context("the volume is closed")
 }
 
-impl Subject for Library {
+impl Subject for LibrarySubject {
     fn name(&self) -> String {
         self.spec.clone()
     }
@@ -121,37 +128,37 @@ impl Subject for Library {
         "a volume by our library in this process, past the kernel's caches".into()
     }
 
-    fn kind(&self) -> Kind {
-        Kind::Library
+    fn kind(&self) -> SubjectKind {
+        SubjectKind::Library
     }
 
     fn clock(&self) -> Arc<dyn Clock> {
         self.clock.clone()
     }
 
-    fn files(&self) -> anyhow::Result<Arc<dyn Files>> {
+    fn files(&self) -> anyhow::Result<Arc<dyn SubjectFiles>> {
         Ok(Arc::new(LibraryFiles(self.volume.clone())))
     }
 
-    fn cold(&mut self) -> anyhow::Result<Cold> {
-        self.shut()?;
+    fn empty_caches(&mut self) -> anyhow::Result<CacheDropResult> {
+        self.close_volume()?;
         // Best effort: the library's own reads bypass the page cache anyway.
         let _ = super::drop_caches();
         self.open()?;
-        Ok(Cold::Yes)
+        Ok(CacheDropResult::Yes)
     }
 
     fn device_read_bytes(&self) -> Option<u64> {
         self.device.as_ref()?.read_bytes()
     }
 
-    fn library(&mut self) -> Option<&mut Library> {
+    fn library_subject(&mut self) -> Option<&mut LibrarySubject> {
         Some(self)
     }
 
     fn close(&mut self) -> anyhow::Result<()> {
-        self.shut()?;
-        judge(&self.dir.path().join("image"))
+        self.close_volume()?;
+        run_e2fsck(&self.dir.path().join("image"))
     }
 }
 
@@ -160,16 +167,16 @@ pub fn plain_node(kind: NodeKind, mode: u32) -> NewNode<'static> {
     NewNode { kind, mode, uid: 0, gid: 0, device: (0, 0), target: b"" }
 }
 
-struct LibraryFiles(Shared);
+struct LibraryFiles(SharedVolume);
 
 struct LibraryHandle {
     volume: Arc<Volume>,
     inode: InodeNumber,
 }
 
-impl Files for LibraryFiles {
-    fn create(&self, name: &str, _: u64, _: OpenMode) -> anyhow::Result<Arc<dyn Handle>> {
-        let volume = of(&self.0)?;
+impl SubjectFiles for LibraryFiles {
+    fn create(&self, name: &str, _: u64, _: OpenMode) -> anyhow::Result<Arc<dyn SubjectFile>> {
+        let volume = open_volume_of(&self.0)?;
         let root = volume.root();
         if volume.resolve(root, name.as_bytes(), Follow::No).is_ok() {
             self.remove(name)?;
@@ -178,19 +185,19 @@ impl Files for LibraryFiles {
         Ok(Arc::new(LibraryHandle { volume, inode }))
     }
 
-    fn open(&self, name: &str, _: OpenMode) -> anyhow::Result<Arc<dyn Handle>> {
-        let volume = of(&self.0)?;
+    fn open(&self, name: &str, _: OpenMode) -> anyhow::Result<Arc<dyn SubjectFile>> {
+        let volume = open_volume_of(&self.0)?;
         let inode = volume.resolve(volume.root(), name.as_bytes(), Follow::No)?;
         Ok(Arc::new(LibraryHandle { volume, inode }))
     }
 
     fn remove(&self, name: &str) -> anyhow::Result<()> {
-        let volume = of(&self.0)?;
+        let volume = open_volume_of(&self.0)?;
         Ok(volume.unlink(volume.root(), name.as_bytes())?)
     }
 }
 
-impl Handle for LibraryHandle {
+impl SubjectFile for LibraryHandle {
     fn read(&self, at: u64, into: &mut [u8]) -> anyhow::Result<usize> {
         Ok(self.volume.read_into(self.inode, at, into)?)
     }

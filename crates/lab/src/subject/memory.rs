@@ -5,23 +5,23 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 use anyhow::Context;
 
-use super::{Files, Handle, Kind, OpenMode, Subject};
-use crate::clock::{Clock, Wall};
+use super::{OpenMode, Subject, SubjectFile, SubjectFiles, SubjectKind};
+use crate::clock::{Clock, WallClock};
 
 /// The memory of the machine.
-pub struct Memory {
-    clock: Arc<Wall>,
+pub struct MemorySubject {
+    clock: Arc<WallClock>,
     files: Arc<MemoryFiles>,
 }
 
-impl Memory {
+impl MemorySubject {
     /// Creates an empty set of files.
     pub fn new() -> Self {
-        Self { clock: Arc::new(Wall::new()), files: Arc::default() }
+        Self { clock: Arc::new(WallClock::new()), files: Arc::default() }
     }
 }
 
-impl Subject for Memory {
+impl Subject for MemorySubject {
     fn name(&self) -> String {
         "mem".into()
     }
@@ -30,36 +30,36 @@ impl Subject for Memory {
         "the machine's memory".into()
     }
 
-    fn kind(&self) -> Kind {
-        Kind::Memory
+    fn kind(&self) -> SubjectKind {
+        SubjectKind::Memory
     }
 
     fn clock(&self) -> Arc<dyn Clock> {
         self.clock.clone()
     }
 
-    fn files(&self) -> anyhow::Result<Arc<dyn Files>> {
+    fn files(&self) -> anyhow::Result<Arc<dyn SubjectFiles>> {
         Ok(self.files.clone())
     }
 }
 
-type Contents = Arc<RwLock<Vec<u8>>>;
+type SharedContents = Arc<RwLock<Vec<u8>>>;
 
 /// Files in memory.
 #[derive(Default)]
-pub struct MemoryFiles(Mutex<HashMap<String, Contents>>);
+pub struct MemoryFiles(Mutex<HashMap<String, SharedContents>>);
 
-struct MemoryHandle(Contents);
+struct MemoryHandle(SharedContents);
 
-impl Files for MemoryFiles {
-    fn create(&self, name: &str, _: u64, _: OpenMode) -> anyhow::Result<Arc<dyn Handle>> {
-        let contents = Contents::default();
+impl SubjectFiles for MemoryFiles {
+    fn create(&self, name: &str, _: u64, _: OpenMode) -> anyhow::Result<Arc<dyn SubjectFile>> {
+        let contents = SharedContents::default();
         let mut files = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         files.insert(name.to_string(), contents.clone());
         Ok(Arc::new(MemoryHandle(contents)))
     }
 
-    fn open(&self, name: &str, _: OpenMode) -> anyhow::Result<Arc<dyn Handle>> {
+    fn open(&self, name: &str, _: OpenMode) -> anyhow::Result<Arc<dyn SubjectFile>> {
         let files = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let contents = files.get(name).cloned().with_context(|| format!("no file {name}"))?;
         Ok(Arc::new(MemoryHandle(contents)))
@@ -71,7 +71,7 @@ impl Files for MemoryFiles {
     }
 }
 
-impl Handle for MemoryHandle {
+impl SubjectFile for MemoryHandle {
     fn read(&self, at: u64, into: &mut [u8]) -> anyhow::Result<usize> {
         let bytes = self.0.read().unwrap_or_else(PoisonError::into_inner);
         let from = bytes.get(at as usize..).unwrap_or_default();

@@ -12,20 +12,23 @@ use anyhow::{Context, bail};
 use draconis_device::{Extent, FileOptions, OpenedFile, write_unit_bytes};
 use rustix::fs::OFlags;
 
-use super::counters::Device;
-use super::{Cold, Files, Handle, Kind, OpenMode, RawRegion, RunEnvironment, Subject};
-use crate::clock::{Clock, Wall};
+use super::counters::BlockDeviceCounters;
+use super::{
+    CacheDropResult, OpenMode, RawRegion, RunEnvironment, Subject, SubjectFile, SubjectFiles,
+    SubjectKind,
+};
+use crate::clock::{Clock, WallClock};
 
 /// Alignment of areas, in bytes.
-const AREA_BYTES: u64 = 1 << 20;
+const REGION_ALIGN_BYTES: u64 = 1 << 20;
 
 /// A file or device.
-pub struct Raw {
+pub struct RawSubject {
     spec: String,
-    clock: Arc<Wall>,
+    clock: Arc<WallClock>,
     file: Arc<File>,
-    areas: Arc<Regions>,
-    device: Option<Device>,
+    areas: Arc<RegionAllocator>,
+    device: Option<BlockDeviceCounters>,
     is_device: bool,
     /// A file created for this run.
     made: Option<PathBuf>,
@@ -33,14 +36,14 @@ pub struct Raw {
 
 /// Allocated areas.
 #[derive(Default)]
-pub struct Regions(Mutex<AllocatedRegions>);
+pub struct RegionAllocator(Mutex<AllocatedRegions>);
 
 /// Start of the next area, and start and length of each area by name.
 type AllocatedRegions = (u64, HashMap<String, (u64, u64)>);
 
-impl Regions {
+impl RegionAllocator {
     /// Allocates an area of `bytes` for `name`, or returns its area if that is large enough.
-    pub fn take(&self, name: &str, bytes: u64, end: u64) -> anyhow::Result<u64> {
+    pub fn allocate(&self, name: &str, bytes: u64, end: u64) -> anyhow::Result<u64> {
         let (next, areas) = &mut *self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some((start, len)) = areas.get(name)
             && *len >= bytes
@@ -48,7 +51,7 @@ impl Regions {
             return Ok(*start);
         }
         let start = *next;
-        let len = bytes.next_multiple_of(AREA_BYTES);
+        let len = bytes.next_multiple_of(REGION_ALIGN_BYTES);
         if start + len > end {
             bail!("{bytes} bytes more than the {end} that there are");
         }
@@ -64,7 +67,7 @@ impl Regions {
     }
 
     /// Releases an area; only the space of the last one is reused.
-    pub fn give_back(&self, name: &str) {
+    pub fn release(&self, name: &str) {
         let (next, areas) = &mut *self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some((start, len)) = areas.remove(name)
             && start + len == *next
@@ -74,7 +77,7 @@ impl Regions {
     }
 }
 
-impl Raw {
+impl RawSubject {
     /// Opens a device or file, and creates the file if it is missing.
     ///
     /// # Errors
@@ -84,7 +87,8 @@ impl Raw {
         if head == "dev" && path.is_empty() {
             bail!("dev:PATH");
         }
-        let path = if path.is_empty() { shop.file()?.path().into() } else { PathBuf::from(path) };
+        let path =
+            if path.is_empty() { shop.temp_file()?.path().into() } else { PathBuf::from(path) };
         let there = std::fs::metadata(&path).ok();
         let is_device = there.as_ref().is_some_and(|found| found.file_type().is_block_device());
         if head == "dev" && !is_device {
@@ -103,34 +107,34 @@ impl Raw {
         let file = file.with_context(|| format!("{} for direct I/O", path.display()))?;
         let made = there.is_none().then(|| path.clone());
         let device = if is_device {
-            Device::numbered(std::fs::metadata(&path)?.rdev())
+            BlockDeviceCounters::from_device_number(std::fs::metadata(&path)?.rdev())
         } else {
-            Device::of(&path)
+            BlockDeviceCounters::of_path(&path)
         };
         let spec = if spec == "file:" { "file".into() } else { spec.to_string() };
         let raw = Self {
             spec,
-            clock: Arc::new(Wall::new()),
+            clock: Arc::new(WallClock::new()),
             file: Arc::new(file),
             areas: Arc::default(),
             device,
             is_device,
             made,
         };
-        raw.fill_holes(shop.bytes)?;
+        raw.write_out_holes(shop.bytes)?;
         Ok(raw)
     }
 
     /// Writes a file once, so that it has blocks instead of holes.
-    fn fill_holes(&self, bytes: u64) -> anyhow::Result<()> {
+    fn write_out_holes(&self, bytes: u64) -> anyhow::Result<()> {
         if self.is_device {
             return Ok(());
         }
-        let piece = crate::buffer::Buffer::new(AREA_BYTES as usize);
+        let piece = crate::buffer::AlignedBuffer::new(REGION_ALIGN_BYTES as usize);
         let mut at = 0;
-        while at < bytes + AREA_BYTES {
+        while at < bytes + REGION_ALIGN_BYTES {
             self.file.write_all_at(&piece, at)?;
-            at += AREA_BYTES;
+            at += REGION_ALIGN_BYTES;
         }
         Ok(self.file.sync_all()?)
     }
@@ -141,7 +145,7 @@ impl Raw {
     }
 }
 
-impl Drop for Raw {
+impl Drop for RawSubject {
     fn drop(&mut self) {
         if let Some(made) = &self.made {
             let _ = std::fs::remove_file(made);
@@ -149,40 +153,40 @@ impl Drop for Raw {
     }
 }
 
-impl Subject for Raw {
+impl Subject for RawSubject {
     fn name(&self) -> String {
         self.spec.clone()
     }
 
     fn describe(&self) -> String {
-        let device = self.device.as_ref().map_or("no device".into(), Device::name);
+        let device = self.device.as_ref().map_or("no device".into(), BlockDeviceCounters::name);
         format!("direct I/O on {device}, no file system between")
     }
 
-    fn kind(&self) -> Kind {
-        Kind::Raw
+    fn kind(&self) -> SubjectKind {
+        SubjectKind::Raw
     }
 
     fn clock(&self) -> Arc<dyn Clock> {
         self.clock.clone()
     }
 
-    fn files(&self) -> anyhow::Result<Arc<dyn Files>> {
+    fn files(&self) -> anyhow::Result<Arc<dyn SubjectFiles>> {
         let (file, areas, end) = (self.file.clone(), self.areas.clone(), self.len()?);
         Ok(Arc::new(RawFiles { file, areas, end }))
     }
 
-    fn cold(&mut self) -> anyhow::Result<Cold> {
-        Ok(Cold::Yes)
+    fn empty_caches(&mut self) -> anyhow::Result<CacheDropResult> {
+        Ok(CacheDropResult::Yes)
     }
 
-    fn bare(&self, bytes: u64) -> anyhow::Result<Option<RawRegion>> {
+    fn bare_disk(&self, bytes: u64) -> anyhow::Result<Option<RawRegion>> {
         let len_bytes = self.len()?;
-        let start = self.areas.take("bare", bytes, len_bytes)?;
+        let start = self.areas.allocate("bare", bytes, len_bytes)?;
         let options = FileOptions { write: true, direct: true, uring: true };
         let opened = OpenedFile::new(self.file.try_clone()?.into(), options)?;
         // A file keeps its blocks: nothing is discarded.
-        let opened = if self.is_device { opened.discarding() } else { opened };
+        let opened = if self.is_device { opened.with_discards() } else { opened };
         Ok(Some(RawRegion {
             disk: Arc::new(opened.start()),
             clock: self.clock.clone(),
@@ -200,7 +204,7 @@ impl Subject for Raw {
 
 struct RawFiles {
     file: Arc<File>,
-    areas: Arc<Regions>,
+    areas: Arc<RegionAllocator>,
     end: u64,
 }
 
@@ -209,23 +213,23 @@ struct RawHandle {
     start: u64,
 }
 
-impl Files for RawFiles {
-    fn create(&self, name: &str, bytes: u64, _: OpenMode) -> anyhow::Result<Arc<dyn Handle>> {
-        let start = self.areas.take(name, bytes, self.end)?;
+impl SubjectFiles for RawFiles {
+    fn create(&self, name: &str, bytes: u64, _: OpenMode) -> anyhow::Result<Arc<dyn SubjectFile>> {
+        let start = self.areas.allocate(name, bytes, self.end)?;
         Ok(Arc::new(RawHandle { file: self.file.clone(), start }))
     }
 
-    fn open(&self, name: &str, _: OpenMode) -> anyhow::Result<Arc<dyn Handle>> {
+    fn open(&self, name: &str, _: OpenMode) -> anyhow::Result<Arc<dyn SubjectFile>> {
         Ok(Arc::new(RawHandle { file: self.file.clone(), start: self.areas.get(name)? }))
     }
 
     fn remove(&self, name: &str) -> anyhow::Result<()> {
-        self.areas.give_back(name);
+        self.areas.release(name);
         Ok(())
     }
 }
 
-impl Handle for RawHandle {
+impl SubjectFile for RawHandle {
     fn read(&self, at: u64, into: &mut [u8]) -> anyhow::Result<usize> {
         self.file.read_exact_at(into, self.start + at)?;
         Ok(into.len())

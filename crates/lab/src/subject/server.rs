@@ -9,7 +9,7 @@ use anyhow::{Context, bail};
 
 /// Server of a mount.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Server {
+pub enum MountServer {
     /// The kernel's driver over a loop device.
     Kernel,
     /// The FUSE server of e2fsprogs.
@@ -21,58 +21,58 @@ pub enum Server {
     Memory,
 }
 
-impl Server {
+impl MountServer {
     /// Returns the name for tables.
     pub fn name(self) -> &'static str {
         match self {
-            Server::Kernel => "kernel",
-            Server::Fuse2fs => "fuse2fs",
-            Server::Draconis => "draconis",
-            Server::Memory => "no-op",
+            MountServer::Kernel => "kernel",
+            MountServer::Fuse2fs => "fuse2fs",
+            MountServer::Draconis => "draconis",
+            MountServer::Memory => "no-op",
         }
     }
 }
 
 /// A mounted volume, unmounted on drop.
-pub struct Mounted {
+pub struct MountedVolume {
     at: PathBuf,
-    server: Server,
+    server: MountServer,
     draconis: PathBuf,
     /// Process that serves the tree in memory.
     memory: Option<Child>,
 }
 
-impl Mounted {
+impl MountedVolume {
     /// Mounts `image` on `at` read-write.
-    pub fn changing(
-        server: Server,
+    pub fn mount_read_write(
+        server: MountServer,
         image: &Path,
         at: &Path,
         draconis: &Path,
     ) -> anyhow::Result<Self> {
-        if server == Server::Memory {
+        if server == MountServer::Memory {
             return Self::in_memory(at, draconis);
         }
         Self::mount(server, "rw", image, at, draconis)
     }
 
     fn mount(
-        server: Server,
+        server: MountServer,
         how: &str,
         image: &Path,
         at: &Path,
         draconis: &Path,
     ) -> anyhow::Result<Self> {
         let mut command = match server {
-            Server::Kernel => Command::new("mount"),
-            Server::Fuse2fs => Command::new("fuse2fs"),
-            Server::Draconis => Command::new(draconis),
-            Server::Memory => bail!("a tree in memory holds no volume"),
+            MountServer::Kernel => Command::new("mount"),
+            MountServer::Fuse2fs => Command::new("fuse2fs"),
+            MountServer::Draconis => Command::new(draconis),
+            MountServer::Memory => bail!("a tree in memory holds no volume"),
         };
-        if server == Server::Draconis {
+        if server == MountServer::Draconis {
             command.arg("mount");
         }
-        let loops = if server == Server::Kernel { "loop," } else { "" };
+        let loops = if server == MountServer::Kernel { "loop," } else { "" };
         command.args(["-o", &format!("{loops}{how}")]);
         let output = command.arg(image).arg(at).output().context(server.name())?;
         if !output.status.success() {
@@ -83,7 +83,7 @@ impl Mounted {
 
     fn in_memory(at: &Path, draconis: &Path) -> anyhow::Result<Self> {
         let child = Command::new("/proc/self/exe").arg("memory").arg(at).spawn()?;
-        let server = Server::Memory;
+        let server = MountServer::Memory;
         let mounted =
             Self { at: at.into(), server, draconis: draconis.into(), memory: Some(child) };
         let outside = std::fs::metadata(at.join(".."))?.dev();
@@ -98,18 +98,18 @@ impl Mounted {
     }
 
     /// Returns the mount point.
-    pub fn at(&self) -> &Path {
+    pub fn mount_point(&self) -> &Path {
         &self.at
     }
 }
 
-impl Drop for Mounted {
+impl Drop for MountedVolume {
     fn drop(&mut self) {
         let mut command = match self.server {
-            Server::Draconis => Command::new(&self.draconis),
+            MountServer::Draconis => Command::new(&self.draconis),
             _ => Command::new("umount"),
         };
-        if self.server == Server::Draconis {
+        if self.server == MountServer::Draconis {
             command.arg("umount");
         }
         let ended = command.arg(&self.at).stderr(Stdio::null()).status();
@@ -120,7 +120,7 @@ impl Drop for Mounted {
             let _ = child.wait();
         }
         // fuse2fs releases the image shortly after the unmount.
-        if self.server == Server::Fuse2fs {
+        if self.server == MountServer::Fuse2fs {
             std::thread::sleep(Duration::from_millis(50));
         }
     }
@@ -133,7 +133,7 @@ pub fn drop_caches() -> anyhow::Result<()> {
 }
 
 /// Runs a command, reads and discards its output, and returns the duration.
-pub fn time_output(command: &mut Command) -> anyhow::Result<Duration> {
+pub fn time_command(command: &mut Command) -> anyhow::Result<Duration> {
     let started = Instant::now();
     let mut child = command.stdout(Stdio::piped()).stdin(Stdio::null()).spawn()?;
     if let Some(mut output) = child.stdout.take() {

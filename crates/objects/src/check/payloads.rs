@@ -19,11 +19,11 @@ use crate::entry::{DecodedKey, Key, PayloadRef, decode_key, object_key};
 use crate::{Error, ObjectId};
 
 /// The longest request.
-const REQUEST_BYTES: u64 = 1 << 20;
+const MAX_REQUEST_BYTES: u64 = 1 << 20;
 /// Largest gap that a request reads to save another request.
-const GAP_BYTES: u64 = 64 << 10;
+const MAX_GAP_BYTES: u64 = 64 << 10;
 /// Requests in flight.
-const REQUESTS_MAX: u32 = 32;
+const MAX_REQUESTS_IN_FLIGHT: u32 = 32;
 
 impl Checker<'_> {
     /// Gathers payloads for as many segments as fit, and reads them in disk order.
@@ -43,18 +43,18 @@ impl Checker<'_> {
             }
             if weight > 0 {
                 let from = geometry.start_of(first);
-                self.window(&map, from..geometry.start_of(end));
+                self.check_window(&map, from..geometry.start_of(end));
             }
             first = end;
         }
     }
 
-    fn window(&mut self, map: &IndexSnapshot, window: Range<u64>) {
+    fn check_window(&mut self, map: &IndexSnapshot, window: Range<u64>) {
         let geometry = self.core.checkpoints.superblock.geometry;
         let span = |at: u64, len: u32, of| Span { from: at, to: at + u64::from(len), of };
         let mut spans: Vec<Span> = vec![];
         let mut payloads: Vec<Payload> = vec![];
-        let chunks = self.chunks().into_iter().filter(|ptr| window.contains(&ptr.at));
+        let chunks = self.chunk_ptrs().into_iter().filter(|ptr| window.contains(&ptr.at));
         spans.extend(chunks.map(|ptr| span(ptr.at, ptr.len, None)));
         map.walk(&mut |seen| match seen {
             WalkItem::Node(ptr) if window.contains(&ptr.at) => {
@@ -76,12 +76,12 @@ impl Checker<'_> {
             }
             _ => {}
         });
-        self.overlaps(spans);
+        self.check_overlaps(spans);
         payloads.sort_unstable_by_key(|payload| payload.data.at);
-        self.read(&payloads);
+        self.read_payloads(&payloads);
     }
 
-    fn overlaps(&mut self, mut spans: Vec<Span>) {
+    fn check_overlaps(&mut self, mut spans: Vec<Span>) {
         spans.sort_unstable();
         let mut last: Option<Span> = None;
         for span in spans {
@@ -94,21 +94,27 @@ impl Checker<'_> {
                     None => "a value or the index".to_owned(),
                 };
                 let text = format!("{} and {} have the same bytes", name(before.of), name(span.of));
-                self.add(DamageKind::Shared, text, Some(span.from), span.of.map(Owner::Object));
+                self.add_damage(
+                    DamageKind::Shared,
+                    text,
+                    Some(span.from),
+                    span.of.map(Owner::Object),
+                );
             }
             last = last.filter(|before| before.to > span.to).or(Some(span));
         }
     }
 
     /// Reads and verifies payloads, in disk order.
-    fn read(&mut self, payloads: &[Payload]) {
+    fn read_payloads(&mut self, payloads: &[Payload]) {
         let depth =
-            self.core.checkpoints.superblock.profile.queue_depth.clamp(1, REQUESTS_MAX) as usize;
+            self.core.checkpoints.superblock.profile.queue_depth.clamp(1, MAX_REQUESTS_IN_FLIGHT)
+                as usize;
         let mut flying: VecDeque<(u64, &[Payload], Pending<ReadAnswer>)> = VecDeque::new();
         let mut rest = payloads;
         while !rest.is_empty() || !flying.is_empty() {
             while flying.len() < depth && !rest.is_empty() {
-                let (extent, count) = self.request(rest);
+                let (extent, count) = self.plan_request(rest);
                 let (these, others) = rest.split_at(count);
                 let block =
                     Block::from(PrivateBuffer::new_uninitialized(extent.len_bytes as usize));
@@ -120,22 +126,22 @@ impl Checker<'_> {
             let block = answer.wait().and_then(std::result::Result::ok);
             let bytes = block.map(Block::into_private);
             for payload in these {
-                self.verify(payload, start, bytes.as_deref());
-                self.did(u64::from(payload.data.len));
+                self.verify_payload(payload, start, bytes.as_deref());
+                self.add_progress(u64::from(payload.data.len));
             }
         }
     }
 
     /// Returns the request that reads the first of `payloads`, and how many it covers.
-    fn request(&self, payloads: &[Payload]) -> (Extent, usize) {
+    fn plan_request(&self, payloads: &[Payload]) -> (Extent, usize) {
         let page = u64::from(self.core.checkpoints.superblock.geometry.page_bytes);
         let start = payloads[0].data.at / page * page;
         let mut end = start;
         let mut count = 0;
         for payload in payloads {
-            let is_near = payload.data.at <= end + GAP_BYTES;
+            let is_near = payload.data.at <= end + MAX_GAP_BYTES;
             let behind = payload.data.end().max(end);
-            if count > 0 && (!is_near || behind - start > REQUEST_BYTES) {
+            if count > 0 && (!is_near || behind - start > MAX_REQUEST_BYTES) {
                 break;
             }
             end = behind;
@@ -145,7 +151,7 @@ impl Checker<'_> {
         (Extent::new(start, (end - start).next_multiple_of(page).max(page)), count)
     }
 
-    fn verify(&mut self, payload: &Payload, start: u64, bytes: Option<&[u8]>) {
+    fn verify_payload(&mut self, payload: &Payload, start: u64, bytes: Option<&[u8]>) {
         let Payload { data, .. } = payload;
         if data.stored == 0 {
             return;
@@ -154,16 +160,16 @@ impl Checker<'_> {
         let verified = match bytes {
             Some(bytes) => {
                 let from = (data.at - start) as usize;
-                io.verify(data, &bytes[from..from + data.stored as usize])
+                io.verify_payload(data, &bytes[from..from + data.stored as usize])
             }
             // The request failed, perhaps because of another payload.
             None => {
                 let page = u64::from(self.core.checkpoints.superblock.geometry.page_bytes);
                 let first = data.at / page * page;
                 let len = (data.end() - first).next_multiple_of(page);
-                io.direct(first, len as usize).and_then(|bytes| {
+                io.read_pages_uncached(first, len as usize).and_then(|bytes| {
                     let from = (data.at - first) as usize;
-                    io.verify(data, &bytes[from..from + data.stored as usize])
+                    io.verify_payload(data, &bytes[from..from + data.stored as usize])
                 })
             }
         };
@@ -171,10 +177,15 @@ impl Checker<'_> {
             Ok(()) => {}
             Err(Error::Corrupt { at_bytes, .. }) => {
                 let text = "bytes that are not what was written".to_owned();
-                self.add(DamageKind::Payload, text, Some(at_bytes), payload.of());
+                self.add_damage(DamageKind::Payload, text, Some(at_bytes), payload.owner());
             }
             Err(error) => {
-                self.add(DamageKind::Unreadable, error.to_string(), Some(data.at), payload.of());
+                self.add_damage(
+                    DamageKind::Unreadable,
+                    error.to_string(),
+                    Some(data.at),
+                    payload.owner(),
+                );
             }
         }
     }
@@ -195,7 +206,7 @@ struct Payload {
 }
 
 impl Payload {
-    fn of(&self) -> Option<Owner> {
+    fn owner(&self) -> Option<Owner> {
         match decode_key(&self.key)? {
             DecodedKey::Object(id) | DecodedKey::Extent(id, _) => Some(Owner::Object(id)),
             DecodedKey::Value(key) => Some(Owner::Key(key.to_vec())),

@@ -157,7 +157,7 @@ impl Report {
 }
 
 /// Makes a finding of its parts.
-pub(super) fn finding(
+pub(super) fn new_finding(
     what: DamageKind,
     text: String,
     at_bytes: Option<u64>,

@@ -3,18 +3,18 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 
-use super::report::{DamageKind, Finding, finding};
+use super::report::{DamageKind, Finding, new_finding};
 use crate::cached_disk::CachedDisk;
 use crate::codec::{Reader, to_u32_saturating};
 use crate::core::Core;
 use crate::entry::{DecodedKey, Entry, Key, ObjectRecord, PayloadRef, decode_key};
 use crate::index::memtable::{ImmutableMemtable, SortedLookup, hash, intervals};
-use crate::index::tree::{BlockPtr, Child, Inner, Node, NodeSource, Tree};
+use crate::index::tree::{BlockPtr, Child, InnerNode, Node, NodeSource, Tree};
 use crate::index::view::Index;
 use crate::{Error, ObjectId};
 
 /// Leaves that are requested together.
-const LEAVES_AT_ONCE: usize = 32;
+const LEAF_PREFETCH_BATCH: usize = 32;
 
 /// Item that a walk yields.
 pub(super) enum WalkItem<'w> {
@@ -69,27 +69,27 @@ impl IndexSnapshot {
     pub(super) fn walk(&self, see: &mut dyn FnMut(WalkItem<'_>)) {
         if let Some(root) = &self.tree.root {
             let mut inner_nodes = HashSet::new();
-            self.node(root, None, (&Key::new(), None), &mut inner_nodes, see);
+            self.walk_node(root, None, (&Key::new(), None), &mut inner_nodes, see);
         }
         for (key, entry) in self.counted.pairs.iter().chain(&self.log.pairs) {
             if let Entry::Data(data) = entry {
-                see(WalkItem::Live(owner(key), data));
+                see(WalkItem::Live(owning_object(key), data));
             }
         }
         for (key, entry) in &self.full[0].pairs {
-            if self.is_known(key) {
-                show(key, entry, see);
+            if self.is_key_readable(key) {
+                visit_pair(key, entry, see);
             }
         }
     }
 
     /// Returns true if no unreadable chunk may hide the key.
-    fn is_known(&self, key: &[u8]) -> bool {
+    fn is_key_readable(&self, key: &[u8]) -> bool {
         self.full[0].check(key, key).is_ok()
     }
 
     /// Walks a node and all below it: keys from `lower` on, before `upper`.
-    fn node(
+    fn walk_node(
         &self,
         child: &Child,
         level: Option<u8>,
@@ -98,12 +98,13 @@ impl IndexSnapshot {
         see: &mut dyn FnMut(WalkItem<'_>),
     ) {
         let Child::Disk(ptr) = *child else { return };
-        let broken = |what, text: String| WalkItem::Broken(finding(what, text, Some(ptr.at), None));
+        let broken =
+            |what, text: String| WalkItem::Broken(new_finding(what, text, Some(ptr.at), None));
         let node = match self.io.load(ptr) {
             Ok(node) => node,
             Err(Error::Corrupt { what, at_bytes }) => {
                 let text = format!("a node of the index cannot be used: {what}");
-                return see(WalkItem::Broken(finding(
+                return see(WalkItem::Broken(new_finding(
                     DamageKind::Node,
                     text,
                     Some(at_bytes),
@@ -132,7 +133,7 @@ impl IndexSnapshot {
                         continue;
                     };
                     if is_within(key) {
-                        self.tree_pair(key, &entry, see);
+                        self.visit_tree_pair(key, &entry, see);
                     } else {
                         see(broken(
                             DamageKind::Order,
@@ -150,49 +151,49 @@ impl IndexSnapshot {
                         "a node in a place not its own".to_owned(),
                     ));
                 }
-                self.children(inner, (lower, upper), inner_nodes, see);
+                self.walk_children(inner, (lower, upper), inner_nodes, see);
             }
         }
     }
 
-    fn children(
+    fn walk_children(
         &self,
-        inner: &Inner,
+        inner: &InnerNode,
         (lower, upper): (&Key, Option<&Key>),
         inner_nodes: &mut HashSet<u64>,
         see: &mut dyn FnMut(WalkItem<'_>),
     ) {
         let level = inner.level.checked_sub(1);
         for (index, (key, child)) in inner.children.iter().enumerate() {
-            if level == Some(0) && index.is_multiple_of(LEAVES_AT_ONCE) {
-                let next = inner.children.iter().skip(index).take(LEAVES_AT_ONCE);
-                let next: Vec<BlockPtr> = next.filter_map(|(_, child)| child.on_disk()).collect();
+            if level == Some(0) && index.is_multiple_of(LEAF_PREFETCH_BATCH) {
+                let next = inner.children.iter().skip(index).take(LEAF_PREFETCH_BATCH);
+                let next: Vec<BlockPtr> = next.filter_map(|(_, child)| child.disk_ptr()).collect();
                 self.io.prefetch_nodes(&next);
             }
             // The first child holds smaller keys, too.
             let from = if index == 0 { lower } else { key };
             let to = inner.children.get(index.saturating_add(1)).map(|(key, _)| key).or(upper);
-            self.node(child, level, (from, to), inner_nodes, see);
+            self.walk_node(child, level, (from, to), inner_nodes, see);
         }
     }
 
     /// Yields a pair of the tree, as far as memtables do not hide it.
-    fn tree_pair(&self, key: &[u8], entry: &Entry, see: &mut dyn FnMut(WalkItem<'_>)) {
+    fn visit_tree_pair(&self, key: &[u8], entry: &Entry, see: &mut dyn FnMut(WalkItem<'_>)) {
         match (decode_key(key), entry) {
             (Some(DecodedKey::Extent(id, at)), Entry::Data(data)) => {
                 let all = (at, at.saturating_add(u64::from(data.len)));
                 for_each_visible_range(&self.counted, id, all, &mut |from, to| {
-                    see(WalkItem::Live(Some(id), &part(data, at, from, to)));
+                    see(WalkItem::Live(Some(id), &payload_part(data, at, from, to)));
                 });
-                if !self.is_known(key) {
+                if !self.is_key_readable(key) {
                     return;
                 }
                 for_each_visible_range(&self.full[0], id, all, &mut |from, to| {
-                    let part = part(data, at, from, to);
+                    let part = payload_part(data, at, from, to);
                     see(WalkItem::Payload(DecodedKey::Extent(id, from), &part));
                 });
             }
-            (Some(DecodedKey::Extent(id, at)), Entry::Zeros(len)) if self.is_known(key) => {
+            (Some(DecodedKey::Extent(id, at)), Entry::Zeros(len)) if self.is_key_readable(key) => {
                 let all = (at, at.saturating_add(*len));
                 for_each_visible_range(&self.full[0], id, all, &mut |from, _| {
                     see(WalkItem::Zeros(id, from))
@@ -205,8 +206,8 @@ impl IndexSnapshot {
                 {
                     see(WalkItem::Live(None, data));
                 }
-                if self.full[0].get(key, hash).is_none() && self.is_known(key) {
-                    show(key, entry, see);
+                if self.full[0].get(key, hash).is_none() && self.is_key_readable(key) {
+                    visit_pair(key, entry, see);
                 }
             }
         }
@@ -214,21 +215,21 @@ impl IndexSnapshot {
 }
 
 /// Returns the part from `from` to `to` of data that begins at `at`.
-fn part(data: &PayloadRef, at: u64, from: u64, to: u64) -> PayloadRef {
+fn payload_part(data: &PayloadRef, at: u64, from: u64, to: u64) -> PayloadRef {
     data.part(
         to_u32_saturating(from.saturating_sub(at)),
         to_u32_saturating(to.saturating_sub(from)),
     )
 }
 
-fn owner(key: &[u8]) -> Option<ObjectId> {
+fn owning_object(key: &[u8]) -> Option<ObjectId> {
     match decode_key(key) {
         Some(DecodedKey::Extent(id, _) | DecodedKey::Object(id)) => Some(id),
         _ => None,
     }
 }
 
-fn show(key: &[u8], entry: &Entry, see: &mut dyn FnMut(WalkItem<'_>)) {
+fn visit_pair(key: &[u8], entry: &Entry, see: &mut dyn FnMut(WalkItem<'_>)) {
     match (decode_key(key), entry) {
         (Some(name), Entry::Data(data)) => see(WalkItem::Payload(name, data)),
         (Some(DecodedKey::Extent(id, at)), Entry::Zeros(_)) => see(WalkItem::Zeros(id, at)),
@@ -258,7 +259,7 @@ fn for_each_visible_range(
         if at > done {
             give(done, at.min(to));
         }
-        done = done.max(at.saturating_add(entry.covers()));
+        done = done.max(at.saturating_add(entry.covered_bytes()));
     });
     if done < to {
         give(done, to);

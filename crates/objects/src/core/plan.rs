@@ -38,7 +38,7 @@ impl GroupPlan {
         (self.needed_bytes, self.only_frees)
     }
 
-    fn existing(
+    fn cached_record(
         &mut self,
         index: &Index<'_>,
         nodes: &dyn NodeSource,
@@ -60,13 +60,13 @@ impl GroupPlan {
         nodes: &dyn NodeSource,
         id: ObjectId,
     ) -> Result<&mut ObjectRecord> {
-        match self.existing(index, nodes, id)? {
+        match self.cached_record(index, nodes, id)? {
             record if record.children == 0 => Ok(record),
             _ => Err(Error::Misuse("an object that others are over does not change")),
         }
     }
 
-    fn add(&mut self, len: usize, per_piece: usize, payload_max: usize) {
+    fn add_payload_space(&mut self, len: usize, per_piece: usize, payload_max: usize) {
         let pieces = len.div_ceil(CHECKSUM_BLOCK_BYTES as usize) + 1;
         let payloads = len.div_ceil(payload_max) + 1;
         self.needed_bytes += (len + pieces * per_piece + payloads * 96) as u64;
@@ -86,8 +86,8 @@ impl Core {
                     plan.objects.insert(id, Some(ObjectRecord::new(hint)));
                 }
                 GroupOp::Fork { id, parent } => {
-                    self.check_depth(parent, nodes)?;
-                    let parent_record = plan.existing(&index, nodes, parent)?;
+                    self.check_fork_depth(parent, nodes)?;
+                    let parent_record = plan.cached_record(&index, nodes, parent)?;
                     let record = parent_record.fork_child(parent)?;
                     plan.objects.insert(id, Some(record));
                 }
@@ -98,7 +98,7 @@ impl Core {
                         .filter(|&end| end < u64::MAX)
                         .ok_or(Error::Misuse("an object that would be too long"))?;
                     record.len = record.len.max(end);
-                    plan.add(len, per_piece, self.log.payload_max());
+                    plan.add_payload_space(len, per_piece, self.log.payload_max());
                 }
                 GroupOp::Append { id, len, .. } => {
                     let record = plan.mutable_object(&index, nodes, id)?;
@@ -107,7 +107,7 @@ impl Core {
                         .checked_add(len as u64)
                         .filter(|&end| end < u64::MAX)
                         .ok_or(Error::Misuse("an object that would be too long"))?;
-                    plan.add(len, per_piece, self.log.payload_max());
+                    plan.add_payload_space(len, per_piece, self.log.payload_max());
                 }
                 GroupOp::Truncate { id, len } => {
                     let record = plan.mutable_object(&index, nodes, id)?;
@@ -123,7 +123,7 @@ impl Core {
                 }
                 GroupOp::Name { name_len, id, .. } => {
                     check_name(name_len)?;
-                    plan.existing(&index, nodes, id)?;
+                    plan.cached_record(&index, nodes, id)?;
                     plan.needed_bytes += name_len as u64 * 2;
                 }
                 GroupOp::Unname { name, name_len } => {
@@ -136,7 +136,7 @@ impl Core {
                     let mut parent = plan.mutable_object(&index, nodes, id)?.parent;
                     plan.objects.insert(id, None);
                     while let Some(below) = parent.take() {
-                        let record = plan.existing(&index, nodes, below)?;
+                        let record = plan.cached_record(&index, nodes, below)?;
                         record.children = record.children.saturating_sub(1);
                         if record.is_pending_delete && record.children == 0 {
                             parent = record.parent;
@@ -148,7 +148,7 @@ impl Core {
                 GroupOp::Put { key_len, value_len, .. } => {
                     self.check_key(key_len)?;
                     plan.needed_bytes += key_len as u64 * 2;
-                    plan.add(value_len, per_piece, self.log.payload_max());
+                    plan.add_payload_space(value_len, per_piece, self.log.payload_max());
                 }
                 GroupOp::Remove { key_len, .. } => {
                     self.check_key(key_len)?;
@@ -186,7 +186,7 @@ impl Core {
         patience: MissPolicy,
     ) -> Result<Option<RequiredIo>> {
         let has_links = self.value_objects > 0;
-        if !has_links && !self.is_scarce() {
+        if !has_links && !self.is_space_scarce() {
             return Ok(None);
         }
         let key_of = |op: &GroupOp| match *op {

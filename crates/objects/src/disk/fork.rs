@@ -25,8 +25,8 @@ use crate::index::view::{DEPTH_MAX, Index};
 use crate::{Error, ObjectId, Result};
 
 /// Bytes and entries that one group moves at most.
-const MOVED_BYTES: u64 = 1 << 20;
-const MOVED_ENTRIES: usize = 256;
+const MAX_MOVED_BYTES: u64 = 1 << 20;
+const MAX_MOVED_ENTRIES: usize = 256;
 
 /// Extents stored in an object itself, with their offsets.
 type OwnExtents = Vec<(u64, Entry)>;
@@ -54,7 +54,7 @@ impl ObjectRecord {
 
 impl Core {
     /// Returns an error if an object has too many ancestors for another child.
-    pub fn check_depth(&self, id: ObjectId, nodes: &dyn NodeSource) -> Result<()> {
+    pub fn check_fork_depth(&self, id: ObjectId, nodes: &dyn NodeSource) -> Result<()> {
         let index = self.levels.index();
         let mut below = Some(id);
         for _ in 1..DEPTH_MAX {
@@ -75,16 +75,17 @@ impl Core {
     ) -> Result<Option<u64>> {
         self.check_running()?;
         self.check_pending_delete(parent, child)?;
-        let (hiding, next) = self.own_extents(child, (at, u64::MAX), u64::MAX, MOVED_ENTRIES)?;
+        let (hiding, next) =
+            self.own_extents(child, (at, u64::MAX), u64::MAX, MAX_MOVED_ENTRIES)?;
         let mut hidden: Vec<(u64, u64)> = vec![];
         for (at, entry) in hiding {
-            let end = at + entry.covers();
+            let end = at + entry.covered_bytes();
             if !self.own_extents(parent, (at, end), u64::MAX, 1)?.0.is_empty() {
                 hidden.push((at, end));
             }
         }
         if !hidden.is_empty() {
-            self.change((hidden.len() as u64 * 96, true), 0, |core| {
+            self.apply_as_group((hidden.len() as u64 * 96, true), 0, |core| {
                 hidden.into_iter().try_for_each(|(at, end)| {
                     core.put_entry(extent_key(parent, at), Entry::Hole(end - at))
                 })
@@ -109,20 +110,20 @@ impl Core {
             JoinTarget::Parent => (child, parent),
         };
         let (mut own, mut next) =
-            self.own_extents(from, (at, u64::MAX), MOVED_BYTES, MOVED_ENTRIES)?;
+            self.own_extents(from, (at, u64::MAX), MAX_MOVED_BYTES, MAX_MOVED_ENTRIES)?;
         let mut moved: Vec<(u64, MovedExtent)> = vec![];
         let mut bytes = 0;
         let mut done = 0;
         for (at, entry) in &mut own {
-            let end = *at + entry.covers();
+            let end = *at + entry.covered_bytes();
             let (shown, reached) = match into {
-                JoinTarget::Child => self.gaps(child, (*at, end))?,
+                JoinTarget::Child => self.own_extent_gaps(child, (*at, end))?,
                 JoinTarget::Parent => (vec![(*at, end)], end),
             };
             for (from, to) in shown {
                 let (at, entry) = (*at, &*entry);
                 let piece = match entry.part(from - at, to - from) {
-                    Entry::Data(data) => MovedExtent::Bytes(self.bytes_of(&data)?),
+                    Entry::Data(data) => MovedExtent::Bytes(self.read_payload(&data)?),
                     // Without a further parent, a gap reads as zeros.
                     _ if below.is_none() => MovedExtent::Hole(to - from),
                     _ => MovedExtent::Zeros(to - from),
@@ -142,11 +143,11 @@ impl Core {
             return Ok(None);
         }
         let room = bytes + bytes / 64 + (moved.len() as u64 + 1) * 192;
-        self.change((room, bytes == 0), bytes, |core| {
+        self.apply_as_group((room, bytes == 0), bytes, |core| {
             for (at, piece) in &moved {
                 match piece {
                     MovedExtent::Bytes(bytes) => {
-                        let record = core.record(to)?;
+                        let record = core.object_record(to)?;
                         core.write(to, record, *at, bytes)?;
                     }
                     MovedExtent::Zeros(len) => {
@@ -159,7 +160,7 @@ impl Core {
                 }
             }
             for (at, entry) in &own {
-                core.put_entry(extent_key(from, *at), Entry::Hole(entry.covers()))?;
+                core.put_entry(extent_key(from, *at), Entry::Hole(entry.covered_bytes()))?;
             }
             Ok(())
         })?;
@@ -167,20 +168,20 @@ impl Core {
     }
 
     /// Makes the parent as long as the child, so that it can receive the child's extents.
-    pub fn lengthen(&mut self, parent: ObjectId, child: ObjectId) -> Result<()> {
+    pub fn extend_parent(&mut self, parent: ObjectId, child: ObjectId) -> Result<()> {
         self.check_running()?;
         let record = self.check_pending_delete(parent, child)?;
-        let len = self.record(child)?.len.max(record.len);
+        let len = self.object_record(child)?.len.max(record.len);
         if len > record.len {
             let set = |core: &mut Self| core.set_object(parent, ObjectRecord { len, ..record });
-            self.change((96, true), 0, set)?;
+            self.apply_as_group((96, true), 0, set)?;
         }
         Ok(())
     }
 
     /// Deletes the object without own extents; the other one takes its place. `over` are the
     /// child's children, `names` its names. Returns false if extents are left.
-    pub fn join(
+    pub fn join_parent_and_child(
         &mut self,
         (parent, child): (ObjectId, ObjectId),
         into: JoinTarget,
@@ -189,7 +190,7 @@ impl Core {
     ) -> Result<bool> {
         self.check_running()?;
         let below = self.check_pending_delete(parent, child)?;
-        let above = self.record(child)?;
+        let above = self.object_record(child)?;
         let (ends, goes_on) = match into {
             JoinTarget::Child => (parent, child),
             JoinTarget::Parent => (child, parent),
@@ -201,14 +202,14 @@ impl Core {
             return Err(Error::Misuse("not all that are over an object are known"));
         }
         let needed = 192 * (over.len() + names.len() + 4) as u64;
-        self.change((needed, true), 0, |core| {
+        self.apply_as_group((needed, true), 0, |core| {
             core.put_entry(extent_key(ends, 0), Entry::Hole(u64::MAX))?;
             core.put_entry(object_key(ends), Entry::Tombstone)?;
             let record = ObjectRecord { parent: below.parent, ..above };
             core.set_object(goes_on, record)?;
             if into == JoinTarget::Parent {
                 for &id in over {
-                    let record = core.record(id)?;
+                    let record = core.object_record(id)?;
                     core.set_object(id, ObjectRecord { parent: Some(parent), ..record })?;
                 }
                 for name in names {
@@ -223,19 +224,19 @@ impl Core {
     /// Marks an object with one child as a pending deletion, and removes its name.
     pub fn mark_pending_delete(&mut self, id: ObjectId, name: &[u8]) -> Result<crate::Ticket> {
         self.check_running()?;
-        let record = self.record(id)?;
+        let record = self.object_record(id)?;
         if record.children != 1 {
             return Err(Error::Misuse("only what one object is over is joined with it"));
         }
-        self.change((512, true), 0, |core| {
+        self.apply_as_group((512, true), 0, |core| {
             core.set_object(id, ObjectRecord { is_pending_delete: true, ..record })?;
             core.put_entry(crate::entry::name_key(name), Entry::Tombstone)
         })
     }
 
     fn check_pending_delete(&self, parent: ObjectId, child: ObjectId) -> Result<ObjectRecord> {
-        let record = self.record(parent)?;
-        let is_over = self.record(child)?.parent == Some(parent);
+        let record = self.object_record(parent)?;
+        let is_over = self.object_record(child)?.parent == Some(parent);
         if !record.is_pending_delete || record.children != 1 || !is_over {
             return Err(Error::Misuse("only what was removed is joined with what is over it"));
         }
@@ -253,7 +254,7 @@ impl Core {
     ) -> Result<(OwnExtents, Option<u64>)> {
         let mut own: OwnExtents = vec![];
         let (mut taken, mut next) = (0, None);
-        let _ = self.levels.index().resolve(
+        let _ = self.levels.index().resolve_range(
             &*self.log.io,
             id,
             bounds,
@@ -262,7 +263,7 @@ impl Core {
                 if let Entry::Data(data) = &entry {
                     taken += u64::from(data.len);
                 }
-                let end = at + entry.covers();
+                let end = at + entry.covered_bytes();
                 own.push((at, entry));
                 if own.len() >= entries || taken >= bytes {
                     next = Some(end);
@@ -275,9 +276,13 @@ impl Core {
     }
 
     /// Returns the gaps between an object's own extents within bounds, and the end of the search.
-    fn gaps(&self, id: ObjectId, (from, to): (u64, u64)) -> Result<(Vec<(u64, u64)>, u64)> {
+    fn own_extent_gaps(
+        &self,
+        id: ObjectId,
+        (from, to): (u64, u64),
+    ) -> Result<(Vec<(u64, u64)>, u64)> {
         let (mut gaps, mut done) = (vec![], from);
-        let walked = self.levels.index().resolve(
+        let walked = self.levels.index().resolve_range(
             &*self.log.io,
             id,
             (from, to),
@@ -286,8 +291,8 @@ impl Core {
                 if at > done {
                     gaps.push((done, at));
                 }
-                done = at + entry.covers();
-                match gaps.len() < MOVED_ENTRIES {
+                done = at + entry.covered_bytes();
+                match gaps.len() < MAX_MOVED_ENTRIES {
                     true => ControlFlow::Continue(()),
                     false => ControlFlow::Break(()),
                 }
@@ -302,9 +307,9 @@ impl Core {
         Ok((gaps, to))
     }
 
-    fn bytes_of(&self, data: &PayloadRef) -> Result<Vec<u8>> {
+    fn read_payload(&self, data: &PayloadRef) -> Result<Vec<u8>> {
         let (skip, len) = (data.skip as usize, data.len as usize);
-        if let Some(stored) = self.log.in_frames(data.at, data.stored as usize) {
+        if let Some(stored) = self.log.unsubmitted_bytes(data.at, data.stored as usize) {
             return Ok(stored.get(skip..skip + len).unwrap_or_default().to_vec());
         }
         let mut bytes = vec![0; len];
@@ -327,9 +332,13 @@ impl MovedExtent {
 }
 
 /// Returns the bytes of an object's own payloads.
-pub(crate) fn own_bytes(index: &Index<'_>, nodes: &dyn NodeSource, id: ObjectId) -> Result<u64> {
+pub(crate) fn count_own_bytes(
+    index: &Index<'_>,
+    nodes: &dyn NodeSource,
+    id: ObjectId,
+) -> Result<u64> {
     let mut bytes = 0;
-    let _ = index.resolve(nodes, id, (0, u64::MAX), &mut None, &mut |_, entry| {
+    let _ = index.resolve_range(nodes, id, (0, u64::MAX), &mut None, &mut |_, entry| {
         if let Entry::Data(data) = entry {
             bytes += u64::from(data.len);
         }

@@ -19,12 +19,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use crate::disk::CurrentObject;
-use crate::disk::fork::{JoinTarget, own_bytes};
+use crate::disk::fork::{JoinTarget, count_own_bytes};
 use crate::entry::ObjectRecord;
 use crate::{Error, Group, ObjectDisk, ObjectId, Result, Store};
 
 /// Separator between the name of a disk and that of its snapshot.
-pub const SNAPSHOT_MARK: u8 = b'@';
+pub const SNAPSHOT_SEPARATOR: u8 = b'@';
 
 /// A disk or a snapshot of one.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -49,7 +49,7 @@ struct DiskTree {
 
 impl DiskTree {
     fn read(store: &Arc<Store>) -> Result<Self> {
-        let names: BTreeMap<Vec<u8>, ObjectId> = store.names()?.into_iter().collect();
+        let names: BTreeMap<Vec<u8>, ObjectId> = store.list_names()?.into_iter().collect();
         let mut records = BTreeMap::new();
         for &id in names.values() {
             let mut next = Some(id);
@@ -66,13 +66,13 @@ impl DiskTree {
 
     fn id(&self, name: &[u8]) -> Result<ObjectId> {
         let id = self.names.get(name).filter(|id| self.records.contains_key(*id));
-        id.copied().ok_or_else(|| match mark(name) {
+        id.copied().ok_or_else(|| match separator_position(name) {
             Some(at) => Error::Disk(format!(
                 "the disk {} has no snapshot {}",
-                shown(name.get(..at).unwrap_or_default()),
-                shown(name.get(at.saturating_add(1)..).unwrap_or_default())
+                escape_name(name.get(..at).unwrap_or_default()),
+                escape_name(name.get(at.saturating_add(1)..).unwrap_or_default())
             )),
-            None => Error::Disk(format!("the store has no disk {}", shown(name))),
+            None => Error::Disk(format!("the store has no disk {}", escape_name(name))),
         })
     }
 
@@ -89,40 +89,40 @@ impl DiskTree {
     /// Returns the names of an object's children, for messages.
     fn names_of_children(&self, id: ObjectId) -> String {
         let names = self.children_of(id).into_iter().flat_map(|id| self.names_of(id));
-        names.map(|name| shown(&name)).collect::<Vec<_>>().join(", ")
+        names.map(|name| escape_name(&name)).collect::<Vec<_>>().join(", ")
     }
 
     fn snapshots_of(&self, disk: &[u8]) -> Vec<Vec<u8>> {
-        let of = [disk, &[SNAPSHOT_MARK]].concat();
+        let of = [disk, &[SNAPSHOT_SEPARATOR]].concat();
         self.names.keys().filter(|name| name.starts_with(&of)).cloned().collect()
     }
 
     fn check_name_free(&self, name: &[u8]) -> Result<()> {
         match self.names.contains_key(name) {
-            true => Err(Error::Disk(format!("{} is there already", shown(name)))),
+            true => Err(Error::Disk(format!("{} is there already", escape_name(name)))),
             false => Ok(()),
         }
     }
 }
 
-fn mark(name: &[u8]) -> Option<usize> {
-    name.iter().position(|byte| *byte == SNAPSHOT_MARK)
+fn separator_position(name: &[u8]) -> Option<usize> {
+    name.iter().position(|byte| *byte == SNAPSHOT_SEPARATOR)
 }
 
-fn shown(name: &[u8]) -> String {
+fn escape_name(name: &[u8]) -> String {
     name.escape_ascii().to_string()
 }
 
 /// Returns true if a name is that of a snapshot.
 pub(crate) fn is_snapshot(name: &[u8]) -> bool {
-    mark(name).is_some()
+    separator_position(name).is_some()
 }
 
 fn snapshot_name(disk: &[u8], snapshot: &[u8]) -> Result<Vec<u8>> {
     if snapshot.is_empty() || is_snapshot(snapshot) || is_snapshot(disk) {
         return Err(Error::Disk("a snapshot is of a disk, and has a name without @".into()));
     }
-    Ok([disk, &[SNAPSHOT_MARK], snapshot].concat())
+    Ok([disk, &[SNAPSHOT_SEPARATOR], snapshot].concat())
 }
 
 impl Store {
@@ -132,9 +132,9 @@ impl Store {
     /// [`Error::Disk`] if there is none, or the error of reading the index.
     pub fn disk_named(self: &Arc<Self>, name: &[u8]) -> Result<ObjectDisk> {
         let _alone = self.lineage.lock();
-        let found = self.named(name)?;
-        let id =
-            found.ok_or_else(|| Error::Disk(format!("the store has no disk {}", shown(name))))?;
+        let found = self.find_named_object(name)?;
+        let id = found
+            .ok_or_else(|| Error::Disk(format!("the store has no disk {}", escape_name(name))))?;
         let disk = self.disk(id)?;
         Ok(if is_snapshot(name) { disk.read_only() } else { disk })
     }
@@ -143,7 +143,7 @@ impl Store {
     ///
     /// # Errors
     /// The error of reading the index.
-    pub fn disks(self: &Arc<Self>) -> Result<Vec<DiskInfo>> {
+    pub fn list_disks(self: &Arc<Self>) -> Result<Vec<DiskInfo>> {
         let family = DiskTree::read(self)?;
         let mut disks = vec![];
         for (name, &id) in &family.names {
@@ -163,7 +163,7 @@ impl Store {
 
     fn own_bytes(self: &Arc<Self>, id: ObjectId) -> Result<u64> {
         let snapshot = self.snapshot();
-        own_bytes(&snapshot.view().index(), snapshot.io(), id)
+        count_own_bytes(&snapshot.view().index(), snapshot.io(), id)
     }
 
     /// Takes a snapshot of a disk. An open disk stays usable.
@@ -172,7 +172,7 @@ impl Store {
     /// [`Error::Disk`] with the reason for a refusal; [`Error::NoSpace`]; as [`Store::wait`].
     pub fn take_snapshot(self: &Arc<Self>, disk: &[u8], snapshot: &[u8]) -> Result<()> {
         let _alone = self.lineage.lock();
-        self.finish_removals()?;
+        self.finish_pending_deletes()?;
         let name = snapshot_name(disk, snapshot)?;
         let family = DiskTree::read(self)?;
         family.check_name_free(&name)?;
@@ -189,7 +189,7 @@ impl Store {
     /// As [`Store::take_snapshot`].
     pub fn clone_disk(self: &Arc<Self>, of: &[u8], disk: &[u8]) -> Result<()> {
         let _alone = self.lineage.lock();
-        self.finish_removals()?;
+        self.finish_pending_deletes()?;
         let family = DiskTree::read(self)?;
         family.check_name_free(disk)?;
         if is_snapshot(disk) {
@@ -204,7 +204,7 @@ impl Store {
             goes_on = snapshot_object(&mut group, &family, self, id, &snapshot);
         }
         let new = group.fork(self.new_object(), id);
-        group.name(disk, new);
+        group.set_name(disk, new);
         self.with_disks_locked(id, goes_on, || self.submit_and_wait(group))
     }
 
@@ -214,14 +214,14 @@ impl Store {
     /// As [`Store::take_snapshot`]; [`Error::Disk`] if the disk is open.
     pub fn roll_back(self: &Arc<Self>, disk: &[u8], snapshot: &[u8]) -> Result<()> {
         let _alone = self.lineage.lock();
-        self.finish_removals()?;
+        self.finish_pending_deletes()?;
         let family = DiskTree::read(self)?;
         let (id, to) = (family.id(disk)?, family.id(&snapshot_name(disk, snapshot)?)?);
-        self.check_closed(id, disk)?;
+        self.check_not_open(id, disk)?;
         let mut group = Group::new();
         let new = group.fork(self.new_object(), to);
         for name in family.names_of(id) {
-            group.name(&name, new);
+            group.set_name(&name, new);
         }
         group.delete(id);
         self.submit_and_wait(group)
@@ -234,19 +234,19 @@ impl Store {
     /// [`Error::Disk`] if it is open, has snapshots or has two children: with their names.
     pub fn remove_disk(self: &Arc<Self>, name: &[u8], with_snapshots: bool) -> Result<()> {
         let _alone = self.lineage.lock();
-        self.finish_removals()?;
+        self.finish_pending_deletes()?;
         let family = DiskTree::read(self)?;
         let id = family.id(name)?;
         if is_snapshot(name) {
             return self.remove_snapshot(&family, id, name);
         }
-        self.check_closed(id, name)?;
+        self.check_not_open(id, name)?;
         let mut snapshots = family.snapshots_of(name);
         if !snapshots.is_empty() && !with_snapshots {
-            let told: Vec<String> = snapshots.iter().map(|name| shown(name)).collect();
+            let told: Vec<String> = snapshots.iter().map(|name| escape_name(name)).collect();
             return Err(Error::Disk(format!(
                 "the disk {} has snapshots: {}; remove them first, or all with -r",
-                shown(name),
+                escape_name(name),
                 told.join(", ")
             )));
         }
@@ -258,27 +258,27 @@ impl Store {
             .collect();
         for snapshot in &snapshots {
             let of = family.id(snapshot)?;
-            self.check_closed(of, snapshot)?;
+            self.check_not_open(of, snapshot)?;
             let others: Vec<ObjectId> =
                 family.children_of(of).into_iter().filter(|id| !goes.contains(id)).collect();
             if !others.is_empty() {
                 let names = others.into_iter().flat_map(|id| family.names_of(id));
-                let names: Vec<String> = names.map(|name| shown(&name)).collect();
+                let names: Vec<String> = names.map(|name| escape_name(&name)).collect();
                 return Err(Error::Disk(format!(
                     "{} is a clone of {}; remove it first",
                     names.join(", "),
-                    shown(snapshot)
+                    escape_name(snapshot)
                 )));
             }
         }
         // They have no other children: in order from the newest, each has none when it is deleted.
         let mut goes: Vec<ObjectId> = goes.into_iter().collect();
-        goes.sort_unstable_by_key(|id| std::cmp::Reverse(depth(&family, *id)));
+        goes.sort_unstable_by_key(|id| std::cmp::Reverse(ancestor_depth(&family, *id)));
         let mut group = Group::new();
         snapshots.push(name.to_vec());
         for id in goes {
             group.delete(id);
-            family.names_of(id).iter().for_each(|name| group.unname(name));
+            family.names_of(id).iter().for_each(|name| group.remove_name(name));
         }
         self.submit_and_wait(group)
     }
@@ -289,28 +289,28 @@ impl Store {
         id: ObjectId,
         name: &[u8],
     ) -> Result<()> {
-        self.check_closed(id, name)?;
+        self.check_not_open(id, name)?;
         if family.names_of(id).len() > 1 {
             let mut group = Group::new();
-            group.unname(name);
+            group.remove_name(name);
             return self.submit_and_wait(group);
         }
         match family.children_of(id).len() {
             0 => {
                 let mut group = Group::new();
                 group.delete(id);
-                group.unname(name);
+                group.remove_name(name);
                 self.submit_and_wait(group)
             }
             1 => {
                 let ticket = self.with_core(|core| core.mark_pending_delete(id, name))?;
                 self.wait(ticket)?;
-                self.finish_removals()
+                self.finish_pending_deletes()
             }
             _ => Err(Error::Disk(format!(
                 "{} are over {}: all but one of them have to be removed first",
                 family.names_of_children(id),
-                shown(name)
+                escape_name(name)
             ))),
         }
     }
@@ -319,7 +319,7 @@ impl Store {
     ///
     /// # Errors
     /// [`Error::NoSpace`]; errors of reading and writing.
-    fn finish_removals(self: &Arc<Self>) -> Result<()> {
+    fn finish_pending_deletes(self: &Arc<Self>) -> Result<()> {
         loop {
             let family = DiskTree::read(self)?;
             let leaving = family.records.iter().find(|(_, record)| record.is_pending_delete);
@@ -330,11 +330,16 @@ impl Store {
                     at_bytes: 0,
                 });
             };
-            self.join(&family, parent, child)?;
+            self.join_parent_and_child(&family, parent, child)?;
         }
     }
 
-    fn join(self: &Arc<Self>, family: &DiskTree, parent: ObjectId, child: ObjectId) -> Result<()> {
+    fn join_parent_and_child(
+        self: &Arc<Self>,
+        family: &DiskTree,
+        parent: ObjectId,
+        child: ObjectId,
+    ) -> Result<()> {
         let mut at = Some(0);
         while let Some(from) = at {
             at = self.with_core(|core| core.free_hidden_extents(parent, child, from))?;
@@ -345,7 +350,7 @@ impl Store {
         let into = if below <= above { JoinTarget::Child } else { JoinTarget::Parent };
         let (over, names) = (family.children_of(child), family.names_of(child));
         if into == JoinTarget::Parent {
-            self.with_core(|core| core.lengthen(parent, child))?;
+            self.with_core(|core| core.extend_parent(parent, child))?;
         }
         let all = || -> Result<()> {
             let mut at = Some(0);
@@ -357,14 +362,19 @@ impl Store {
         all()?;
         let mut is_joined = false;
         if into == JoinTarget::Child {
-            is_joined = self.with_core(|core| core.join((parent, child), into, &over, &names))?;
+            is_joined = self.with_core(|core| {
+                core.join_parent_and_child((parent, child), into, &over, &names)
+            })?;
         }
         if !is_joined {
             // Moves the bytes written meanwhile: there is no writer now.
             let goes_on = if into == JoinTarget::Child { child } else { parent };
             self.with_disks_locked(child, goes_on, || {
                 all()?;
-                self.with_core(|core| core.join((parent, child), into, &over, &names)).map(drop)
+                self.with_core(|core| {
+                    core.join_parent_and_child((parent, child), into, &over, &names)
+                })
+                .map(drop)
             })?;
         }
         self.sync()
@@ -378,21 +388,21 @@ impl Store {
         to: ObjectId,
         act: impl FnOnce() -> Result<()>,
     ) -> Result<()> {
-        let open = self.open_places(id);
+        let open = self.open_disks_of(id);
         let mut held: Vec<_> = open.iter().map(|place| place.write()).collect();
         act()?;
         held.iter_mut().for_each(|place| **place = to);
         Ok(())
     }
 
-    fn check_closed(&self, id: ObjectId, name: &[u8]) -> Result<()> {
-        match self.open_places(id).is_empty() {
+    fn check_not_open(&self, id: ObjectId, name: &[u8]) -> Result<()> {
+        match self.open_disks_of(id).is_empty() {
             true => Ok(()),
-            false => Err(Error::Disk(format!("{} is in use: unmount it first", shown(name)))),
+            false => Err(Error::Disk(format!("{} is in use: unmount it first", escape_name(name)))),
         }
     }
 
-    fn open_places(&self, id: ObjectId) -> Vec<Arc<CurrentObject>> {
+    fn open_disks_of(&self, id: ObjectId) -> Vec<Arc<CurrentObject>> {
         let mut open = self.open.lock();
         open.retain(|place| place.strong_count() > 0);
         let places = open.iter().filter_map(std::sync::Weak::upgrade);
@@ -414,13 +424,13 @@ fn snapshot_object(
     snapshot: &[u8],
 ) -> ObjectId {
     let goes_on = group.fork(store.new_object(), id);
-    group.name(snapshot, id);
-    family.names_of(id).iter().for_each(|name| group.name(name, goes_on));
+    group.set_name(snapshot, id);
+    family.names_of(id).iter().for_each(|name| group.set_name(name, goes_on));
     goes_on
 }
 
 /// Returns the number of objects from this one to its oldest ancestor.
-fn depth(family: &DiskTree, id: ObjectId) -> usize {
+fn ancestor_depth(family: &DiskTree, id: ObjectId) -> usize {
     let next = |id: &ObjectId| family.records.get(id)?.parent.filter(|below| below < id);
     std::iter::successors(Some(id), next).count()
 }

@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use crate::entry::{DecodedKey, NAMES_END, decode_key, name_key};
+use crate::entry::{DecodedKey, NAME_KEYS_END, decode_key, name_key};
 use crate::index::cursor::Cursor;
 use crate::{Error, ObjectId, Result, Store};
 
@@ -14,7 +14,7 @@ impl Store {
     ///
     /// # Errors
     /// The error of reading the index.
-    pub fn named(&self, name: &[u8]) -> Result<Option<ObjectId>> {
+    pub fn find_named_object(&self, name: &[u8]) -> Result<Option<ObjectId>> {
         let (entry, _view) = self.find_key(&name_key(name))?;
         let Some(id) = entry.and_then(|entry| entry.named_object()) else { return Ok(None) };
         match self.len(id) {
@@ -28,11 +28,11 @@ impl Store {
     ///
     /// # Errors
     /// The error of reading the index.
-    pub fn names(self: &Arc<Self>) -> Result<Vec<(Vec<u8>, ObjectId)>> {
+    pub fn list_names(self: &Arc<Self>) -> Result<Vec<(Vec<u8>, ObjectId)>> {
         let snapshot = self.snapshot();
         let (view, io) = (snapshot.view(), snapshot.io());
         let first = name_key(&[]);
-        let mut cursor = Cursor::at(view, io, (&first, NAMES_END))?;
+        let mut cursor = Cursor::forward(view, io, (&first, NAME_KEYS_END))?;
         let mut names = vec![];
         while let Some((key, entry)) = cursor.next(view, io)? {
             let Some(DecodedKey::Name(name)) = decode_key(&key) else { break };

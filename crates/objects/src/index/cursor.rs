@@ -32,7 +32,7 @@ pub(crate) struct Cursor {
 }
 
 /// Most leaves that are prefetched together.
-const TOGETHER_MAX: usize = 32;
+const MAX_PREFETCHED_LEAVES: usize = 32;
 
 /// A position in a leaf.
 #[derive(Debug)]
@@ -45,12 +45,20 @@ struct LeafPosition {
 
 impl Cursor {
     /// Returns a cursor before the first pair at or after `from`. It reports damage before `to`.
-    pub fn at(view: &View, nodes: &dyn NodeSource, (from, to): (&[u8], &[u8])) -> Result<Self> {
+    pub fn forward(
+        view: &View,
+        nodes: &dyn NodeSource,
+        (from, to): (&[u8], &[u8]),
+    ) -> Result<Self> {
         Self::new(view, nodes, (from, to), true)
     }
 
     /// Returns a cursor after the last pair before `to`, which moves backwards, down to `from`.
-    pub fn before(view: &View, nodes: &dyn NodeSource, (from, to): (&[u8], &[u8])) -> Result<Self> {
+    pub fn backward(
+        view: &View,
+        nodes: &dyn NodeSource,
+        (from, to): (&[u8], &[u8]),
+    ) -> Result<Self> {
         Self::new(view, nodes, (from, to), false)
     }
 
@@ -64,7 +72,7 @@ impl Cursor {
         let layers = view.layers.iter().map(|layer| layer.seek(start)).collect();
         let lost = view.layers.iter().flat_map(|layer| &layer.lost);
         let lost: Vec<UnreadableRange> =
-            lost.filter(|lost| lost.touches(from, to)).cloned().collect();
+            lost.filter(|lost| lost.overlaps(from, to)).cloned().collect();
         let mut cursor = Self {
             is_front,
             layers,
@@ -82,16 +90,16 @@ impl Cursor {
 
     /// Moves to the leaf of `key`, or of the pair before it.
     fn load_leaf(&mut self, tree: &Tree, nodes: &dyn NodeSource, key: &[u8]) {
-        let nodes = &WithPrefetched { nodes, ahead: &self.ahead };
+        let nodes = &PrefetchedNodeSource { nodes, ahead: &self.ahead };
         let found = match self.is_front {
-            true => tree.leaf_of(nodes, key),
-            false => tree.leaf_before(nodes, key),
+            true => tree.find_leaf(nodes, key),
+            false => tree.find_leaf_before(nodes, key),
         };
-        match found.and_then(|found| stand(found, key)) {
+        match found.and_then(|found| leaf_position_of(found, key)) {
             Ok(leaf) => self.leaf = leaf,
             Err(error) => {
                 self.leaf = None;
-                let (lower, upper) = tree.unreadable(nodes, key, !self.is_front);
+                let (lower, upper) = tree.unreadable_range(nodes, key, !self.is_front);
                 let next = match self.is_front {
                     true => upper,
                     false => {
@@ -115,14 +123,14 @@ impl Cursor {
             }
             let mut best: Option<(&[u8], Option<&Entry>)> = None;
             for (layer, &place) in view.layers.iter().zip(&self.layers) {
-                if let Some((key, entry)) = at(layer, place, self.is_front)
-                    && best.is_none_or(|(have, _)| self.is_sooner(key, have))
+                if let Some((key, entry)) = memtable_pair_at(layer, place, self.is_front)
+                    && best.is_none_or(|(have, _)| self.is_before_in_order(key, have))
                 {
                     best = Some((key, Some(entry)));
                 }
             }
-            if let Some(key) = self.tree_key()
-                && best.is_none_or(|(have, _)| self.is_sooner(key, have))
+            if let Some(key) = self.current_tree_key()
+                && best.is_none_or(|(have, _)| self.is_before_in_order(key, have))
             {
                 best = Some((key, None));
             }
@@ -147,14 +155,14 @@ impl Cursor {
             let key = Key::from_slice(key);
             self.skip_key(view, nodes, &key);
             // An unreadable range may have hidden it.
-            let is_sure = !self.unreadable_ranges.iter().any(|lost| lost.touches(&key, &key));
+            let is_sure = !self.unreadable_ranges.iter().any(|lost| lost.overlaps(&key, &key));
             if is_sure && !matches!(entry, Entry::Tombstone) {
                 return Ok(Some((key, entry)));
             }
         }
     }
 
-    fn is_sooner(&self, key: &[u8], than: &[u8]) -> bool {
+    fn is_before_in_order(&self, key: &[u8], than: &[u8]) -> bool {
         if self.is_front { key < than } else { key > than }
     }
 
@@ -165,11 +173,11 @@ impl Cursor {
             *place = if is_front { place.saturating_add(1) } else { place.saturating_sub(1) };
         };
         for (layer, place) in view.layers.iter().zip(&mut self.layers) {
-            if at(layer, *place, is_front).is_some_and(|(have, _)| have == key) {
+            if memtable_pair_at(layer, *place, is_front).is_some_and(|(have, _)| have == key) {
                 step(place);
             }
         }
-        if self.tree_key() == Some(key)
+        if self.current_tree_key() == Some(key)
             && let Some(stand) = &mut self.leaf
         {
             step(&mut stand.place);
@@ -177,7 +185,7 @@ impl Cursor {
         }
     }
 
-    fn tree_key(&self) -> Option<&[u8]> {
+    fn current_tree_key(&self) -> Option<&[u8]> {
         let LeafPosition { pairs, place, .. } = self.leaf.as_ref()?;
         Some(pairs.key(place.saturating_sub(usize::from(!self.is_front))))
     }
@@ -185,9 +193,10 @@ impl Cursor {
     /// Prefetches the leaves from that of `key` on, if it is not prefetched.
     fn prefetch_leaves(&mut self, tree: &Tree, nodes: &dyn NodeSource, key: &[u8]) {
         // Unreadable leaves are left out; the step that needs one reports it.
-        let next = tree.leaves_from(nodes, key, !self.is_front, TOGETHER_MAX).unwrap_or_default();
+        let next =
+            tree.leaves_from(nodes, key, !self.is_front, MAX_PREFETCHED_LEAVES).unwrap_or_default();
         if next.first().is_some_and(|next| !self.ahead.contains_key(&next.sum)) {
-            self.together = self.together.saturating_mul(2).min(TOGETHER_MAX);
+            self.together = self.together.saturating_mul(2).min(MAX_PREFETCHED_LEAVES);
             self.ahead = nodes.prefetch(next.get(..self.together).unwrap_or(&next));
         }
     }
@@ -220,12 +229,12 @@ impl Cursor {
 }
 
 /// Node source with prefetched nodes.
-struct WithPrefetched<'a> {
+struct PrefetchedNodeSource<'a> {
     nodes: &'a dyn NodeSource,
     ahead: &'a NodeMap,
 }
 
-impl NodeSource for WithPrefetched<'_> {
+impl NodeSource for PrefetchedNodeSource<'_> {
     fn load(&self, ptr: BlockPtr) -> Result<Arc<Node>> {
         match self.ahead.get(&ptr.sum) {
             Some(node) => Ok(node.clone()),
@@ -241,14 +250,18 @@ impl NodeSource for WithPrefetched<'_> {
     }
 }
 
-fn stand(found: Option<BoundedLeaf>, key: &[u8]) -> Result<Option<LeafPosition>> {
+fn leaf_position_of(found: Option<BoundedLeaf>, key: &[u8]) -> Result<Option<LeafPosition>> {
     let Some(found) = found else { return Ok(None) };
     let pairs = found.leaf().decode_pairs()?;
     let place = pairs.seek(key);
     Ok(Some(LeafPosition { found, pairs, place }))
 }
 
-fn at(layer: &ImmutableMemtable, place: usize, is_front: bool) -> Option<(&[u8], &Entry)> {
+fn memtable_pair_at(
+    layer: &ImmutableMemtable,
+    place: usize,
+    is_front: bool,
+) -> Option<(&[u8], &Entry)> {
     let index = if is_front { place } else { place.checked_sub(1)? };
     layer.pairs.get(index).map(|(key, entry)| (key.as_slice(), entry))
 }

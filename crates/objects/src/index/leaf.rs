@@ -75,7 +75,7 @@ impl Leaf {
     pub fn encode(&self) -> Vec<u8> {
         let mut bytes = vec![0];
         put_varint(&mut bytes, u64::from(self.count));
-        bytes.extend_from_slice(self.pairs());
+        bytes.extend_from_slice(self.encoded_pairs());
         bytes
     }
 
@@ -88,51 +88,51 @@ impl Leaf {
         self.bytes.len().saturating_add(96) as u64
     }
 
-    fn pairs(&self) -> &[u8] {
+    fn encoded_pairs(&self) -> &[u8] {
         self.bytes.get(self.pairs_at as usize..).unwrap_or_default()
     }
 
     /// Returns the number of restart points.
-    fn restart_points(&self) -> usize {
+    fn restart_point_count(&self) -> usize {
         self.len().div_ceil(RESTART_INTERVAL)
     }
 
-    fn mark(&self, nth: usize) -> Option<RestartPoint> {
+    fn restart_point(&self, nth: usize) -> Option<RestartPoint> {
         let bytes = self
             .bytes
             .get(nth.saturating_mul(RESTART_POINT_BYTES)..)
-            .filter(|_| nth < self.restart_points())?;
+            .filter(|_| nth < self.restart_point_count())?;
         let (pair, key) = (bytes.first_chunk()?, bytes.get(4..)?.first_chunk()?);
         Some(RestartPoint { pair: u32::from_le_bytes(*pair), key: u32::from_le_bytes(*key) })
     }
 
-    fn key_of(&self, mark: usize) -> &[u8] {
-        let key = |mark| self.mark(mark).map_or(self.pairs_at, |mark| mark.key) as usize;
+    fn restart_key(&self, mark: usize) -> &[u8] {
+        let key = |mark| self.restart_point(mark).map_or(self.pairs_at, |mark| mark.key) as usize;
         self.bytes.get(key(mark)..key(mark.saturating_add(1))).unwrap_or_default()
     }
 
     pub fn first_key(&self) -> &[u8] {
-        self.key_of(0)
+        self.restart_key(0)
     }
 
     /// Returns all pairs, in order.
     pub fn iter(&self) -> LeafIter<'_> {
-        self.walk_from(0)
+        self.iter_from_restart(0)
     }
 
-    fn walk_from(&self, mark: usize) -> LeafIter<'_> {
-        let pair = self.mark(mark).map_or(usize::MAX, |mark| mark.pair as usize);
-        let reader = Reader::new(self.pairs().get(pair..).unwrap_or_default(), self.at);
-        LeafIter { reader, key: Key::new(), first: Some(self.key_of(mark)) }
+    fn iter_from_restart(&self, mark: usize) -> LeafIter<'_> {
+        let pair = self.restart_point(mark).map_or(usize::MAX, |mark| mark.pair as usize);
+        let reader = Reader::new(self.encoded_pairs().get(pair..).unwrap_or_default(), self.at);
+        LeafIter { reader, key: Key::new(), first: Some(self.restart_key(mark)) }
     }
 
     /// Returns the last restart point for which `is_before` holds, or the first. `is_before` must
     /// be true up to some key.
     fn seek_restart_point(&self, is_before: impl Fn(&[u8]) -> bool) -> usize {
-        let (mut low, mut high) = (0, self.restart_points());
+        let (mut low, mut high) = (0, self.restart_point_count());
         while low < high {
             let middle = usize::midpoint(low, high);
-            if is_before(self.key_of(middle)) {
+            if is_before(self.restart_key(middle)) {
                 low = middle.saturating_add(1);
             } else {
                 high = middle;
@@ -149,14 +149,14 @@ impl Leaf {
     /// predecessor than that shares with `key` is smaller than `key`, too.
     pub fn get(&self, key: &[u8]) -> Result<Option<Entry>> {
         let nearest = self.seek_restart_point(|mark| mark <= key);
-        let from = self.mark(nearest).map_or(usize::MAX, |mark| mark.pair as usize);
-        let mut reader = Reader::new(self.pairs().get(from..).unwrap_or_default(), self.at);
+        let from = self.restart_point(nearest).map_or(usize::MAX, |mark| mark.pair as usize);
+        let mut reader = Reader::new(self.encoded_pairs().get(from..).unwrap_or_default(), self.at);
         // Number of bytes that the last key shares with `key`.
         let (mut alike, mut is_first) = (0, true);
         while !reader.is_done() {
             let (mut shared, mut rest) = (reader.varint_u32()? as usize, reader.length_prefixed()?);
             if std::mem::take(&mut is_first) {
-                (shared, rest) = (0, self.key_of(nearest));
+                (shared, rest) = (0, self.restart_key(nearest));
             }
             if shared <= alike {
                 let wanted = key.get(shared..).unwrap_or_default();
@@ -174,8 +174,8 @@ impl Leaf {
     }
 
     /// Returns the first pair at or after `key`.
-    pub fn at_or_after(&self, key: &[u8]) -> Result<Option<(Key, Entry)>> {
-        let mut walk = self.walk_from(self.seek_restart_point(|mark| mark <= key));
+    pub fn first_at_or_after(&self, key: &[u8]) -> Result<Option<(Key, Entry)>> {
+        let mut walk = self.iter_from_restart(self.seek_restart_point(|mark| mark <= key));
         while let Some((have, entry)) = walk.next()? {
             if have >= key {
                 return Ok(Some((Key::from_slice(have), self.entry(entry)?)));
@@ -185,8 +185,8 @@ impl Leaf {
     }
 
     /// Returns the last pair before `key`.
-    pub fn before(&self, key: &[u8]) -> Result<Option<(Key, Entry)>> {
-        let mut walk = self.walk_from(self.seek_restart_point(|mark| mark < key));
+    pub fn last_before(&self, key: &[u8]) -> Result<Option<(Key, Entry)>> {
+        let mut walk = self.iter_from_restart(self.seek_restart_point(|mark| mark < key));
         let mut last: Option<(Key, &[u8])> = None;
         while let Some((have, entry)) = walk.next()? {
             if have >= key {
@@ -236,7 +236,7 @@ impl<'a> LeafIter<'a> {
 }
 
 /// A change of one pair: its entry, or none to remove it.
-pub(crate) type Edit = (Key, Option<Entry>);
+pub(crate) type LeafEdit = (Key, Option<Entry>);
 
 /// Encoded pairs, in order, by index.
 #[derive(Debug, Default)]
@@ -255,7 +255,7 @@ impl EncodedPairs {
         entry(&mut self.bytes);
     }
 
-    pub fn push_edits<'a>(&mut self, edits: impl IntoIterator<Item = &'a Edit>) {
+    pub fn push_edits<'a>(&mut self, edits: impl IntoIterator<Item = &'a LeafEdit>) {
         for (key, entry) in edits {
             if let Some(entry) = entry {
                 self.push(key, |into| entry.encode(into));
@@ -264,7 +264,7 @@ impl EncodedPairs {
     }
 
     /// Appends a leaf's pairs with edits.
-    pub fn merge(&mut self, leaf: &Leaf, edits: &[Edit]) -> Result<()> {
+    pub fn merge(&mut self, leaf: &Leaf, edits: &[LeafEdit]) -> Result<()> {
         let room = leaf.bytes.len().saturating_mul(2);
         self.bytes.reserve(room.saturating_add(edits.len().saturating_mul(64)));
         self.places.reserve(leaf.len().saturating_add(edits.len()));
@@ -293,11 +293,11 @@ impl EncodedPairs {
     }
 
     pub fn key(&self, index: usize) -> &[u8] {
-        let (from, to) = self.place(index);
+        let (from, to) = self.entry_range(index);
         self.bytes.get(from..to).unwrap_or_default()
     }
 
-    fn place(&self, index: usize) -> (usize, usize) {
+    fn entry_range(&self, index: usize) -> (usize, usize) {
         self.places.get(index).map_or((0, 0), |&(from, to)| (from as usize, to as usize))
     }
 
@@ -306,16 +306,16 @@ impl EncodedPairs {
     }
 
     fn raw_entry(&self, index: usize) -> &[u8] {
-        self.bytes.get(self.place(index).1..self.end(index)).unwrap_or_default()
+        self.bytes.get(self.entry_range(index).1..self.pair_end(index)).unwrap_or_default()
     }
 
     /// Returns the offset at which a pair begins.
-    pub fn start(&self, index: usize) -> usize {
-        self.place(index).0
+    pub fn pair_start(&self, index: usize) -> usize {
+        self.entry_range(index).0
     }
 
     /// Returns the offset at which it ends.
-    pub fn end(&self, index: usize) -> usize {
+    pub fn pair_end(&self, index: usize) -> usize {
         self.places.get(index.saturating_add(1)).map_or(self.bytes.len(), |next| next.0 as usize)
     }
 
@@ -346,21 +346,21 @@ mod tests {
 
     use super::*;
     use crate::ObjectId;
-    use crate::codec::mix;
+    use crate::codec::mix_bits;
     use crate::entry::value_key;
     use crate::index::tree::Node;
 
-    fn read(bytes: &[u8]) -> Node {
+    fn decode_node(bytes: &[u8]) -> Node {
         Node::decode(bytes, 0).unwrap()
     }
 
     #[test]
-    fn every_key_is_found_from_every_place_as_in_a_map() {
+    fn leaf_lookups_match_btree_map() {
         for count in (1..=3 * RESTART_INTERVAL).chain([100, 301]) {
             let mut random = count as u64;
             let mut model = BTreeMap::new();
             while model.len() < count {
-                random = mix(random);
+                random = mix_bits(random);
                 // Neighbours with long shared prefixes, of any length.
                 let name = format!("{:b}", random % 2048 + 1);
                 model.insert(
@@ -368,12 +368,12 @@ mod tests {
                     Entry::ValueObject(ObjectId(random), random % 99),
                 );
             }
-            let edits: Vec<Edit> =
+            let edits: Vec<LeafEdit> =
                 model.iter().map(|(key, entry)| (key.clone(), Some(entry.clone()))).collect();
             let mut pairs = EncodedPairs::default();
             pairs.push_edits(&edits);
             let bytes = pairs.encode(0..pairs.len());
-            let node = read(&bytes);
+            let node = decode_node(&bytes);
             let Node::Leaf(leaf) = &node else { panic!("a leaf") };
             assert_eq!(leaf.encode(), bytes);
             assert_eq!((leaf.len(), leaf.first_key()), (count, pairs.key(0)));
@@ -384,9 +384,9 @@ mod tests {
                 for _ in 0..2 {
                     assert_eq!(leaf.get(&key).unwrap(), model.get(&key).cloned());
                     let after = model.range(key.clone()..).next().map(own);
-                    assert_eq!(leaf.at_or_after(&key).unwrap(), after);
+                    assert_eq!(leaf.first_at_or_after(&key).unwrap(), after);
                     let before = model.range(..key.clone()).next_back().map(own);
-                    assert_eq!(leaf.before(&key).unwrap(), before);
+                    assert_eq!(leaf.last_before(&key).unwrap(), before);
                     let place = unfolded.seek(&key);
                     assert_eq!(place, model.range(..key.clone()).count());
                     if let Some((key, entry)) = after {
@@ -396,15 +396,15 @@ mod tests {
                     key.push(0);
                 }
             }
-            assert_eq!(leaf.at_or_after(&[]).unwrap(), model.first_key_value().map(own));
-            assert_eq!(leaf.before(&[255]).unwrap(), model.last_key_value().map(own));
+            assert_eq!(leaf.first_at_or_after(&[]).unwrap(), model.first_key_value().map(own));
+            assert_eq!(leaf.last_before(&[255]).unwrap(), model.last_key_value().map(own));
         }
     }
 
     #[test]
-    fn a_leaf_in_memory_takes_little_more_than_on_the_disk() {
+    fn decoded_leaf_is_little_larger_than_encoded() {
         let entry = Entry::ValueObject(ObjectId(1), 500);
-        let edits: Vec<Edit> = (0..200)
+        let edits: Vec<LeafEdit> = (0..200)
             .map(|n| {
                 (
                     value_key(format!("a long name that all have {n:06}").as_bytes()),
@@ -415,7 +415,7 @@ mod tests {
         let mut pairs = EncodedPairs::default();
         pairs.push_edits(&edits);
         let bytes = pairs.encode(0..200);
-        let weight = read(&bytes).weight() as usize;
+        let weight = decode_node(&bytes).weight() as usize;
         assert!(pairs.bytes() > bytes.len() * 4, "{} {}", pairs.bytes(), bytes.len());
         assert!(weight < bytes.len() * 2, "{weight} {}", bytes.len());
     }

@@ -77,7 +77,7 @@ impl Levels {
     }
 
     /// Seals the active memtable, so that a view has everything.
-    pub fn seal(&mut self, segments: &mut SegmentTable) {
+    pub fn seal_memtable(&mut self, segments: &mut SegmentTable) {
         if self.active.map.is_empty() {
             return;
         }
@@ -94,20 +94,20 @@ impl Levels {
     }
 
     /// Sets a key's entry in the active memtable.
-    pub fn set(&mut self, segments: &mut SegmentTable, key: Key, entry: Entry) {
+    pub fn set_entry(&mut self, segments: &mut SegmentTable, key: Key, entry: Entry) {
         self.active.set(key, entry, &mut |dead| segments.sub_live_payload(dead, true));
     }
 
     /// Writes a payload and sets it as the key's entry.
-    pub fn put(
+    pub fn put_payload(
         &mut self,
         log: &mut LogWriter,
         key: Key,
         payload: &[u8],
         (kind, stamp): (PayloadKind, Option<u64>),
     ) -> Result<()> {
-        let entry = log.payload(&key, payload, kind, stamp)?;
-        self.set(&mut log.segments, key, entry);
+        let entry = log.append_payload(&key, payload, kind, stamp)?;
+        self.set_entry(&mut log.segments, key, entry);
         Ok(())
     }
 
@@ -129,7 +129,7 @@ impl Levels {
     pub fn get_cached(&self, io: &CachedDisk, key: &Key) -> Option<Entry> {
         match self.get_in_memory(key) {
             Some(entry) => Some(entry.clone()),
-            None => self.tree.get(&CachedNodes::of(io), key).ok().flatten(),
+            None => self.tree.get(&CachedNodes::new(io), key).ok().flatten(),
         }
     }
 
@@ -148,7 +148,7 @@ impl Levels {
             if key < bound {
                 continue;
             }
-            let Some((ptr, next)) = self.tree.place_of_leaf(nodes, key)? else { break };
+            let Some((ptr, next)) = self.tree.leaf_ptr_of(nodes, key)? else { break };
             if io.has_node(ptr) {
                 upper = next;
             } else if !is_known(key) {
@@ -198,7 +198,7 @@ impl Levels {
     }
 
     /// Returns the memory of memtables that are no run yet, in bytes.
-    pub fn unwritten_bytes(&self) -> usize {
+    pub fn unflushed_memtable_bytes(&self) -> usize {
         let counting = self.flush.iter().map(|counting| counting.layer.bytes);
         let layers = self.sealed_memtables.iter().map(|layer| layer.bytes).chain(counting);
         self.active.bytes + layers.sum::<usize>()

@@ -44,7 +44,7 @@ impl Memtable {
     /// Sets a key's entry; `dead` is called with payloads that became unreachable.
     pub fn set(&mut self, key: Key, entry: Entry, dead: &mut dyn FnMut(&PayloadRef)) {
         match decode_key(&key) {
-            Some(DecodedKey::Extent(id, at)) => self.set_interval(id, at, key, entry, dead),
+            Some(DecodedKey::Extent(id, at)) => self.set_extent(id, at, key, entry, dead),
             _ => {
                 self.bytes += weight(&key, &entry);
                 if let Some(Entry::Data(old)) = self.map.insert(key, entry) {
@@ -54,7 +54,7 @@ impl Memtable {
         }
     }
 
-    fn set_interval(
+    fn set_extent(
         &mut self,
         id: ObjectId,
         at: u64,
@@ -62,19 +62,19 @@ impl Memtable {
         entry: Entry,
         dead: &mut dyn FnMut(&PayloadRef),
     ) {
-        let end = at + entry.covers();
+        let end = at + entry.covered_bytes();
         // The interval that begins before and reaches in.
         let before = self.map.range_mut::<Key, _>(extent_key(id, 0)..key.clone()).next_back();
         if let Some((old_key, old)) = before
             && let Some(DecodedKey::Extent(_, old_at)) = decode_key(old_key)
-            && old_at + old.covers() > at
+            && old_at + old.covered_bytes() > at
         {
-            let old_end = old_at + old.covers();
+            let old_end = old_at + old.covered_bytes();
             let whole = std::mem::replace(old, Entry::Tombstone);
             *old = whole.part(0, at - old_at);
-            self.hide(&whole, old_at, at, end.min(old_end), dead);
+            self.report_dead_part(&whole, old_at, at, end.min(old_end), dead);
             if old_end > end {
-                self.keep(id, end, whole.part(end - old_at, old_end - end));
+                self.insert_extent(id, end, whole.part(end - old_at, old_end - end));
             }
         }
         // Intervals that begin inside.
@@ -86,10 +86,10 @@ impl Memtable {
         for old_key in inside {
             let Some(old) = self.map.remove(&old_key) else { continue };
             let Some(DecodedKey::Extent(_, old_at)) = decode_key(&old_key) else { continue };
-            let old_end = old_at + old.covers();
-            self.hide(&old, old_at, old_at, end.min(old_end), dead);
+            let old_end = old_at + old.covered_bytes();
+            self.report_dead_part(&old, old_at, old_at, end.min(old_end), dead);
             if old_end > end {
-                self.keep(id, end, old.part(end - old_at, old_end - end));
+                self.insert_extent(id, end, old.part(end - old_at, old_end - end));
             }
         }
         if end > at {
@@ -98,13 +98,13 @@ impl Memtable {
         }
     }
 
-    fn keep(&mut self, id: ObjectId, at: u64, entry: Entry) {
+    fn insert_extent(&mut self, id: ObjectId, at: u64, entry: Entry) {
         let key = extent_key(id, at);
         self.bytes += weight(&key, &entry);
         self.map.insert(key, entry);
     }
 
-    fn hide(
+    fn report_dead_part(
         &self,
         old: &Entry,
         old_at: u64,
@@ -153,7 +153,7 @@ pub(crate) struct UnreadableRange {
 
 impl UnreadableRange {
     /// Returns true if the range may contain a key from `from` to `to`, both included.
-    pub fn touches(&self, from: &[u8], to: &[u8]) -> bool {
+    pub fn overlaps(&self, from: &[u8], to: &[u8]) -> bool {
         let is_behind = self.after.is_empty() || to > self.after.as_slice();
         is_behind && self.before.as_ref().is_none_or(|before| from < before.as_slice())
     }
@@ -164,10 +164,10 @@ impl UnreadableRange {
 }
 
 /// Indexes that fit a slot.
-const SLOTTED: usize = (1 << 24) - 1;
+const MAX_SLOTTED_PAIRS: usize = (1 << 24) - 1;
 
 fn insert_slot(slots: &mut [u32], key: &[u8], index: usize) {
-    if index >= SLOTTED {
+    if index >= MAX_SLOTTED_PAIRS {
         return;
     }
     let (mask, hash) = (slots.len() - 1, hash(key));
@@ -188,11 +188,11 @@ pub(crate) trait SortedLookup {
     /// Returns the entry of exactly this key; `hash` is the key's.
     fn get(&self, key: &[u8], hash: u64) -> Option<&Entry>;
     /// Returns the first pair at or after `key`.
-    fn at_or_after(&self, key: &[u8]) -> Option<(&Key, &Entry)>;
+    fn first_at_or_after(&self, key: &[u8]) -> Option<(&Key, &Entry)>;
     /// Returns the last pair before `key`.
-    fn before(&self, key: &[u8]) -> Option<(&Key, &Entry)>;
+    fn last_before(&self, key: &[u8]) -> Option<(&Key, &Entry)>;
     /// Returns true if an interval may touch `[from, to)` of an object.
-    fn may_touch(&self, _: ObjectId, _from: u64, _to: u64) -> bool {
+    fn may_overlap(&self, _: ObjectId, _from: u64, _to: u64) -> bool {
         true
     }
     /// Returns an error if an unreadable range overlaps `from` to `to`.
@@ -206,11 +206,11 @@ impl SortedLookup for Memtable {
         self.map.get(key)
     }
 
-    fn at_or_after(&self, key: &[u8]) -> Option<(&Key, &Entry)> {
+    fn first_at_or_after(&self, key: &[u8]) -> Option<(&Key, &Entry)> {
         self.map.range::<[u8], _>((Bound::Included(key), Bound::Unbounded)).next()
     }
 
-    fn before(&self, key: &[u8]) -> Option<(&Key, &Entry)> {
+    fn last_before(&self, key: &[u8]) -> Option<(&Key, &Entry)> {
         self.map.range::<[u8], _>((Bound::Unbounded, Bound::Excluded(key))).next_back()
     }
 }
@@ -218,27 +218,31 @@ impl SortedLookup for Memtable {
 impl ImmutableMemtable {
     /// Creates a sealed memtable of sorted pairs.
     pub fn new(pairs: Vec<(Key, Entry)>, bytes: usize) -> Self {
-        let (slots, touched) = (slots_for(pairs.len()), RangeFilter::of(&pairs));
+        let (slots, touched) = (empty_slots(pairs.len()), RangeFilter::from_pairs(&pairs));
         let mut layer = Self { pairs, bytes, slots, slotted: 0, touched, lost: vec![] };
         layer.index_new_pairs();
         layer
     }
 
     /// The same, with unreadable ranges.
-    pub fn without(pairs: Vec<(Key, Entry)>, bytes: usize, lost: Vec<UnreadableRange>) -> Self {
+    pub fn with_unreadable_ranges(
+        pairs: Vec<(Key, Entry)>,
+        bytes: usize,
+        lost: Vec<UnreadableRange>,
+    ) -> Self {
         Self { lost, ..Self::new(pairs, bytes) }
     }
 
     /// Creates an empty memtable with capacity for the merge of both.
-    pub(super) fn for_both(newer: &Self, older: &Self) -> Self {
+    pub(super) fn with_merge_capacity(newer: &Self, older: &Self) -> Self {
         // An interval may split another one: that adds a pair.
         let most = older.pairs.len() + newer.pairs.len() * 2;
         Self {
             pairs: Vec::with_capacity(older.pairs.len() + newer.pairs.len()),
             bytes: 0,
-            slots: slots_for(most),
+            slots: empty_slots(most),
             slotted: 0,
-            touched: RangeFilter::sized(newer.touched.pieces + older.touched.pieces),
+            touched: RangeFilter::with_block_capacity(newer.touched.pieces + older.touched.pieces),
             lost: [&newer.lost[..], &older.lost].concat(),
         }
     }
@@ -265,8 +269,8 @@ impl ImmutableMemtable {
     }
 }
 
-fn slots_for(pairs: usize) -> Vec<u32> {
-    vec![0; (pairs.min(SLOTTED) * 2).next_power_of_two()]
+fn empty_slots(pairs: usize) -> Vec<u32> {
+    vec![0; (pairs.min(MAX_SLOTTED_PAIRS) * 2).next_power_of_two()]
 }
 
 impl SortedLookup for ImmutableMemtable {
@@ -286,27 +290,27 @@ impl SortedLookup for ImmutableMemtable {
             }
             at = (at + 1) & mask;
         }
-        if self.pairs.len() <= SLOTTED {
+        if self.pairs.len() <= MAX_SLOTTED_PAIRS {
             return None;
         }
         let (have, entry) = self.pairs.get(self.seek(key))?;
         (have.as_slice() == key).then_some(entry)
     }
 
-    fn at_or_after(&self, key: &[u8]) -> Option<(&Key, &Entry)> {
+    fn first_at_or_after(&self, key: &[u8]) -> Option<(&Key, &Entry)> {
         self.pairs.get(self.seek(key)).map(|(key, entry)| (key, entry))
     }
 
-    fn before(&self, key: &[u8]) -> Option<(&Key, &Entry)> {
+    fn last_before(&self, key: &[u8]) -> Option<(&Key, &Entry)> {
         self.pairs.get(self.seek(key).checked_sub(1)?).map(|(key, entry)| (key, entry))
     }
 
-    fn may_touch(&self, id: ObjectId, from: u64, to: u64) -> bool {
+    fn may_overlap(&self, id: ObjectId, from: u64, to: u64) -> bool {
         !self.lost.is_empty() || self.touched.may_contain(id, from, to)
     }
 
     fn check(&self, from: &[u8], to: &[u8]) -> Result<()> {
-        let lost = self.lost.iter().find(|lost| lost.touches(from, to));
+        let lost = self.lost.iter().find(|lost| lost.overlaps(from, to));
         lost.map_or(Ok(()), |lost| Err(lost.error()))
     }
 }
@@ -321,19 +325,19 @@ pub(crate) fn intervals<'a>(
     take: &mut dyn FnMut(u64, &'a Entry),
 ) {
     let start = extent_key(id, from);
-    if let Some((key, entry)) = layer.before(&start)
+    if let Some((key, entry)) = layer.last_before(&start)
         && let Some(DecodedKey::Extent(of, at)) = decode_key(key)
         && of == id
-        && at + entry.covers() > from
+        && at + entry.covered_bytes() > from
     {
         take(at, entry);
     }
     let mut next = start;
-    while let Some((key, entry)) = layer.at_or_after(&next) {
+    while let Some((key, entry)) = layer.first_at_or_after(&next) {
         match decode_key(key) {
             Some(DecodedKey::Extent(of, at)) if of == id && at < to => {
                 take(at, entry);
-                let Some(behind) = at.checked_add(entry.covers().max(1)) else { break };
+                let Some(behind) = at.checked_add(entry.covered_bytes().max(1)) else { break };
                 next = extent_key(id, behind);
             }
             _ => break,
@@ -348,13 +352,13 @@ mod tests {
     use super::*;
     use crate::entry::CHECKSUM_BLOCK_BYTES;
 
-    fn data(at: u64, len: u32) -> Entry {
+    fn test_extent(at: u64, len: u32) -> Entry {
         let sums = (0..len.div_ceil(CHECKSUM_BLOCK_BYTES)).map(u64::from).collect();
         Entry::Data(PayloadRef { at, stored: len, skip: 0, len, sums })
     }
 
     /// Returns the payload byte that each byte of object 1 reads; asserts no overlap.
-    fn bytes(layer: &dyn SortedLookup, to: u64) -> Vec<Option<u64>> {
+    fn visible_bytes(layer: &dyn SortedLookup, to: u64) -> Vec<Option<u64>> {
         let mut out = vec![None; to as usize];
         intervals(layer, ObjectId(1), 0, to, &mut |at, entry| {
             if let Entry::Data(data) = entry {
@@ -370,10 +374,10 @@ mod tests {
     }
 
     #[test]
-    fn intervals_hide_what_they_cover_and_every_dead_byte_is_told_once() {
+    fn new_extents_hide_old_and_report_dead_once() {
         let mut random = 7u64;
         let mut next = |below: u64| {
-            random = crate::codec::mix(random);
+            random = crate::codec::mix_bits(random);
             random % below
         };
         let mut active = Memtable::default();
@@ -384,7 +388,7 @@ mod tests {
             let len = 1 + next(if round % 3 == 0 { 5000 } else { 200 });
             let is_hole = next(5) == 0;
             let base = (round + 1) << 20;
-            let entry = if is_hole { Entry::Hole(len) } else { data(base, len as u32) };
+            let entry = if is_hole { Entry::Hole(len) } else { test_extent(base, len as u32) };
             if !is_hole {
                 born += len;
             }
@@ -393,25 +397,25 @@ mod tests {
                 model[(at + i) as usize] = (!is_hole).then_some(base + i);
             }
         }
-        assert_eq!(bytes(&active, 20_000), model);
+        assert_eq!(visible_bytes(&active, 20_000), model);
         let alive = model.iter().flatten().count() as u64;
         assert_eq!(born - died, alive);
         let sealed = active.seal();
-        assert_eq!(bytes(&sealed, 20_000), model);
+        assert_eq!(visible_bytes(&sealed, 20_000), model);
     }
 
     #[test]
-    fn folding_is_applying_one_after_the_other() {
+    fn merged_memtables_equal_sequential_writes() {
         let id = ObjectId(1);
         let (mut older, mut newer) = (Memtable::default(), Memtable::default());
-        older.set(extent_key(id, 0), data(1 << 20, 9000), &mut |_| {});
-        newer.set(extent_key(id, 4000), data(2 << 20, 100), &mut |_| {});
+        older.set(extent_key(id, 0), test_extent(1 << 20, 9000), &mut |_| {});
+        newer.set(extent_key(id, 4000), test_extent(2 << 20, 100), &mut |_| {});
         newer.set(extent_key(id, 8000), Entry::Hole(u64::MAX - 8000), &mut |_| {});
         let mut dead = 0;
         let (newer, older) = (Arc::new(newer.seal()), Arc::new(older.seal()));
         let folded = ImmutableMemtable::merge(&newer, &older, &mut |data| dead += data.len);
         assert_eq!(dead, 1100);
-        let have = bytes(&folded, 9000);
+        let have = visible_bytes(&folded, 9000);
         assert_eq!(have[3999], Some((1 << 20) + 3999));
         assert_eq!(have[4000], Some(2 << 20));
         assert_eq!(have[4100], Some((1 << 20) + 4100));

@@ -19,10 +19,10 @@ use crate::index::tree::{BoundedLeaf, NodeSource};
 use crate::index::view::Index;
 use crate::index::{Levels, merge_memtables};
 use crate::log::{LogWriter, StreamPosition};
-use crate::maintenance::{Backlog, MissPolicy, RequiredIo, Step, with_miss_policy};
+use crate::maintenance::{Backlog, MaintenanceStep, MissPolicy, RequiredIo, with_miss_policy};
 
 /// Pairs whose leaves are requested together.
-pub(crate) const AHEAD: usize = 64;
+pub(crate) const PREFETCHED_PAIRS: usize = 64;
 
 /// A memtable being flushed to a run.
 pub(crate) struct MemtableFlush {
@@ -62,7 +62,7 @@ impl Levels {
         self.flush = Some(MemtableFlush {
             layer,
             seq: log.batch.seq - 1,
-            places: log.places(),
+            places: log.positions(),
             next: 0,
             resume: 0,
             ahead: 0,
@@ -79,15 +79,15 @@ impl Levels {
         log: &mut LogWriter,
         pairs: usize,
         patience: MissPolicy,
-    ) -> Result<Step> {
-        let Some(mut counting) = self.flush.take() else { return Ok(Step::Continue(0)) };
+    ) -> Result<MaintenanceStep> {
+        let Some(mut counting) = self.flush.take() else { return Ok(MaintenanceStep::Continue(0)) };
         let older = self.run_memtables();
         let below = Index { top: None, layers: &older, tree: &self.tree };
         let counted = self
             .prefetch_flush_leaves(log, &mut counting, &older, pairs, patience)
             .and_then(|asked| match asked {
-                Some(need) => Ok(Step::Break(need)),
-                None => counting.count(log, &below, pairs, patience),
+                Some(need) => Ok(MaintenanceStep::Break(need)),
+                None => counting.account_pairs(log, &below, pairs, patience),
             });
         self.flush = Some(counting);
         counted
@@ -106,7 +106,7 @@ impl Levels {
         if counting.ahead >= all.len().min(counting.next + pairs) {
             return Ok(None);
         }
-        let to = all.len().min(counting.next + AHEAD);
+        let to = all.len().min(counting.next + PREFETCHED_PAIRS);
         let next = all[counting.ahead..to].iter().map(|(key, _)| key);
         let is_known = |key: &Key| {
             let hash = crate::index::memtable::hash(key);
@@ -135,13 +135,13 @@ impl Levels {
 
 impl MemtableFlush {
     /// Accounts so many pairs over the index `below`.
-    fn count(
+    fn account_pairs(
         &mut self,
         log: &mut LogWriter,
         below: &Index<'_>,
         pairs: usize,
         patience: MissPolicy,
-    ) -> Result<Step> {
+    ) -> Result<MaintenanceStep> {
         let io = log.io.clone();
         let mut dead: Vec<PayloadRef> = vec![];
         let (mut left, mut hint) = (pairs, None);
@@ -150,7 +150,7 @@ impl MemtableFlush {
         while left > 0 && !self.is_done() {
             let known = dead.len();
             let looked = with_miss_policy(&io, patience, |nodes| {
-                self.hidden(below, nodes, &mut left, &mut hint, &mut dead)
+                self.collect_hidden_payloads(below, nodes, &mut left, &mut hint, &mut dead)
             })?;
             match looked {
                 ControlFlow::Continue(None) => (self.next, self.resume) = (self.next + 1, 0),
@@ -163,15 +163,15 @@ impl MemtableFlush {
             }
         }
         dead.iter().for_each(|dead| log.segments.sub_live_payload(dead, false));
-        self.chunks.feed(log, &self.layer.pairs[..self.next])?;
+        self.chunks.encode_new_pairs(log, &self.layer.pairs[..self.next])?;
         Ok(match need {
-            Some(need) if (self.next, self.resume) == before => Step::Break(need),
-            _ => Step::Continue((pairs - left) as u64),
+            Some(need) if (self.next, self.resume) == before => MaintenanceStep::Break(need),
+            _ => MaintenanceStep::Continue((pairs - left) as u64),
         })
     }
 
     /// Collects the payloads hidden by the next pair. Returns the offset to resume at, if any.
-    fn hidden(
+    fn collect_hidden_payloads(
         &self,
         below: &Index<'_>,
         nodes: &dyn NodeSource,
@@ -182,15 +182,15 @@ impl MemtableFlush {
         let Some((key, entry)) = self.layer.pairs.get(self.next) else { return Ok(None) };
         *left = left.saturating_sub(1);
         let Some(DecodedKey::Extent(id, at)) = decode_key(key) else {
-            if let Some(Entry::Data(data)) = point(below, nodes, key, hint)? {
+            if let Some(Entry::Data(data)) = lookup_exact_key(below, nodes, key, hint)? {
                 dead.push(data);
             }
             return Ok(None);
         };
-        let (from, to) = (at + self.resume, at + entry.covers());
+        let (from, to) = (at + self.resume, at + entry.covered_bytes());
         let mut stopped_at = None;
-        let _ = below.resolve(nodes, id, (from, to), hint, &mut |offset, hidden| {
-            let end = offset + hidden.covers();
+        let _ = below.resolve_range(nodes, id, (from, to), hint, &mut |offset, hidden| {
+            let end = offset + hidden.covered_bytes();
             if let Entry::Data(data) = hidden {
                 dead.push(data);
             }
@@ -206,7 +206,7 @@ impl MemtableFlush {
 }
 
 /// Returns the entry of an exact key, with a hint for the tree.
-fn point(
+fn lookup_exact_key(
     index: &Index<'_>,
     nodes: &dyn NodeSource,
     key: &Key,
@@ -219,7 +219,7 @@ fn point(
     if let Some(entry) = index.layers.iter().find_map(|layer| layer.get(key, hash)) {
         return Ok(Some(entry.clone()));
     }
-    match index.tree.at_or_after(nodes, key, hint)? {
+    match index.tree.first_at_or_after(nodes, key, hint)? {
         Some((found, entry)) if found == *key => Ok(Some(entry)),
         _ => Ok(None),
     }

@@ -26,24 +26,24 @@ use std::sync::Arc;
 use crate::cached_disk::CachedDisk;
 use crate::entry::{DecodedKey, Entry, Key, decode_key, extent_key};
 use crate::index::Levels;
-use crate::index::leaf::Edit;
+use crate::index::leaf::LeafEdit;
 use crate::index::memtable::ImmutableMemtable;
 use crate::index::run::ChunkWriter;
 use crate::index::tree::{BoundedLeaf, NodeSource, Tree};
 use crate::index::two_way_merge::TwoWayMerge;
 use crate::log::LogWriter;
-use crate::maintenance::{Backlog, MissPolicy, Step, with_miss_policy};
+use crate::maintenance::{Backlog, MaintenanceStep, MissPolicy, with_miss_policy};
 use crate::{Error, ObjectId, Result};
 
 /// Number of runs that starts a merge, however few pairs they have: opening a store reads all of
 /// them.
-const RUNS: usize = 32;
+const MERGE_TRIGGER_RUNS: usize = 32;
 /// Bytes of runs that start a merge, for the same reason.
-const RUN_BYTES: u64 = 24 << 20;
+const MERGE_TRIGGER_BYTES: u64 = 24 << 20;
 /// Number of runs that are written as one when their memtables are merged.
-const TIER: usize = 8;
+const RUNS_PER_TIER: usize = 8;
 /// Most pairs of a step that is extended to the end of its last leaf.
-const STEP_MAX: usize = 4096;
+const MAX_STEP_PAIRS: usize = 4096;
 
 /// Merge of runs into the tree.
 pub(crate) struct TreeMerge {
@@ -73,7 +73,7 @@ pub(crate) struct RunCompaction {
 impl RunCompaction {
     /// Returns the number of pairs of both.
     pub fn pairs(&self) -> u64 {
-        self.fold.pairs() as u64
+        self.fold.remaining_pairs() as u64
     }
 }
 
@@ -97,7 +97,8 @@ impl Levels {
         if self.tree_merge.is_none() && self.to_merge == 0 {
             let layers = self.runs.iter().filter_map(|run| run.layer.as_ref());
             let pairs: usize = layers.map(|layer| layer.pairs.len()).sum();
-            let is_much = self.runs.len() >= RUNS || self.run_bytes() >= RUN_BYTES;
+            let is_much =
+                self.runs.len() >= MERGE_TRIGGER_RUNS || self.run_bytes() >= MERGE_TRIGGER_BYTES;
             if pairs >= self.merge_pairs || is_much {
                 self.to_merge = self.runs.len();
             }
@@ -113,13 +114,13 @@ impl Levels {
         let (newer, older) = (newest.next(), newest.next());
         drop(newest);
         match (newer, older) {
-            (Some(newer), Some(older)) => self.plan_fold(older, newer, to),
-            _ if self.to_merge > 0 => self.start_merge(log),
+            (Some(newer), Some(older)) => self.plan_memtable_merge(older, newer, to),
+            _ if self.to_merge > 0 => self.start_tree_merge(log),
             _ => {}
         }
     }
 
-    fn plan_fold(&mut self, older: usize, newer: usize, end: usize) {
+    fn plan_memtable_merge(&mut self, older: usize, newer: usize, end: usize) {
         let (Some(new), Some(old)) = (&self.runs[newer].layer, &self.runs[older].layer) else {
             return;
         };
@@ -127,7 +128,7 @@ impl Levels {
         if self.to_merge == 0 && new.pairs.len() * 2 < old.pairs.len() {
             return;
         }
-        let is_written = self.to_merge == 0 && end - older >= TIER;
+        let is_written = self.to_merge == 0 && end - older >= RUNS_PER_TIER;
         self.compaction = Some(RunCompaction {
             fold: TwoWayMerge::new(new.clone(), old.clone()),
             older,
@@ -153,14 +154,14 @@ impl Levels {
         }
     }
 
-    fn start_merge(&mut self, log: &LogWriter) {
+    fn start_tree_merge(&mut self, log: &LogWriter) {
         let runs = std::mem::take(&mut self.to_merge);
         let Some(layer) = self.runs.first_mut().and_then(|run| run.layer.take()) else { return };
         let logged = log.logged_bytes();
         let since = logged.saturating_sub(std::mem::replace(&mut self.merged_at, logged));
         // The merge ends before as many pairs, or as many runs, have accumulated again.
         let log_bytes = log.layout.log_bytes();
-        let span = (since / 2).clamp(log_bytes, log_bytes * (RUNS as u64 / 4));
+        let span = (since / 2).clamp(log_bytes, log_bytes * (MERGE_TRIGGER_RUNS as u64 / 4));
         let debt = Backlog::default();
         self.tree_merge = Some(TreeMerge { layer, runs, next: 0, resume: 0, debt, span });
         self.publish_view();
@@ -169,12 +170,12 @@ impl Levels {
     /// Returns true if compaction and merge are so far behind that all of it is due: opening a
     /// store reads all runs.
     pub fn is_merge_backlogged(&self) -> bool {
-        self.runs.len() >= 2 * RUNS
+        self.runs.len() >= 2 * MERGE_TRIGGER_RUNS
     }
 
     /// Merges all runs, at once.
     #[cfg(test)]
-    pub fn merge_all(&mut self, log: &mut LogWriter) -> Result<()> {
+    pub fn merge_all_runs(&mut self, log: &mut LogWriter) -> Result<()> {
         self.to_merge = self.runs.len();
         self.schedule_merges(log);
         while self.compaction.is_some() || self.tree_merge.is_some() {
@@ -190,7 +191,7 @@ impl Levels {
         // Hidden entries were accounted when the newer run was flushed.
         let is_done = folding.fold.step(pairs, &mut |_| {});
         if let Some(chunks) = &mut folding.chunks {
-            chunks.feed(log, folding.fold.done())?;
+            chunks.encode_new_pairs(log, folding.fold.merged_pairs())?;
         }
         if !is_done {
             self.compaction = Some(folding);
@@ -207,7 +208,7 @@ impl Levels {
             self.to_merge = self.to_merge.saturating_sub(end - older - 1);
             let old = std::mem::replace(&mut self.runs[older].chunks, chunks);
             let others = self.runs.drain(older + 1..end).flat_map(|run| run.chunks);
-            log.forget(old.into_iter().chain(others));
+            log.mark_blocks_dead(old.into_iter().chain(others));
         }
         self.runs[older].layer = Some(Arc::new(layer));
         self.publish_view();
@@ -217,7 +218,7 @@ impl Levels {
 
     /// Returns the end of a merge step of `pairs` pairs. The step includes all pairs of its last
     /// leaf, so that no leaf is written twice.
-    fn end_of_leaf(
+    fn extend_step_to_leaf_end(
         &self,
         nodes: &dyn NodeSource,
         all: &[(Key, Entry)],
@@ -228,8 +229,8 @@ impl Levels {
         let Some((key, _)) = end.checked_sub(1).and_then(|last| all.get(last)) else {
             return Ok(end);
         };
-        if let Some((_, upper)) = self.tree.place_of_leaf(nodes, key)? {
-            let most = all.len().min(next + STEP_MAX);
+        if let Some((_, upper)) = self.tree.leaf_ptr_of(nodes, key)? {
+            let most = all.len().min(next + MAX_STEP_PAIRS);
             let is_within =
                 |(key, _): &(Key, Entry)| upper.as_ref().is_none_or(|upper| key < upper);
             while end < most && is_within(&all[end]) {
@@ -245,26 +246,28 @@ impl Levels {
         log: &mut LogWriter,
         pairs: usize,
         patience: MissPolicy,
-    ) -> Result<Step> {
-        let Some(merging) = &self.tree_merge else { return Ok(Step::Continue(0)) };
+    ) -> Result<MaintenanceStep> {
+        let Some(merging) = &self.tree_merge else { return Ok(MaintenanceStep::Continue(0)) };
         let layer = merging.layer.clone();
         let (next, resume) = (merging.next, merging.resume);
         let io: Arc<CachedDisk> = log.io.clone();
-        let end = |nodes: &dyn NodeSource| self.end_of_leaf(nodes, &layer.pairs, next, pairs);
+        let end =
+            |nodes: &dyn NodeSource| self.extend_step_to_leaf_end(nodes, &layer.pairs, next, pairs);
         let to = match with_miss_policy(&io, patience, end)? {
             ControlFlow::Continue(to) => to,
-            ControlFlow::Break(need) => return Ok(Step::Break(need)),
+            ControlFlow::Break(need) => return Ok(MaintenanceStep::Break(need)),
         };
         let keys = layer.pairs[next..to].iter().map(|(key, _)| key);
         if let Some(need) = self.prefetch_leaves(log, keys, |_| false, patience)? {
-            return Ok(Step::Break(need));
+            return Ok(MaintenanceStep::Break(need));
         }
         let pairs = pairs.max(to - next);
-        let edits =
-            |nodes: &dyn NodeSource| edits(&layer, (next, resume), pairs, &self.tree, nodes);
+        let edits = |nodes: &dyn NodeSource| {
+            plan_tree_edits(&layer, (next, resume), pairs, &self.tree, nodes)
+        };
         let (edits, next, resume) = match with_miss_policy(&io, patience, edits)? {
             ControlFlow::Continue(edits) => edits,
-            ControlFlow::Break(need) => return Ok(Step::Break(need)),
+            ControlFlow::Break(need) => return Ok(MaintenanceStep::Break(need)),
         };
         self.tree.apply(log, &edits)?;
         if let Some(merging) = &mut self.tree_merge {
@@ -273,7 +276,7 @@ impl Levels {
         }
         if next == layer.pairs.len() {
             let merged = self.tree_merge.take().map_or(0, |merging| merging.runs);
-            log.forget(self.runs.drain(..merged).flat_map(|run| run.chunks));
+            log.mark_blocks_dead(self.runs.drain(..merged).flat_map(|run| run.chunks));
             if let Some(folding) = &mut self.compaction {
                 folding.older -= merged;
                 folding.newer -= merged;
@@ -281,7 +284,7 @@ impl Levels {
             self.schedule_merges(log);
         }
         self.publish_view();
-        Ok(Step::Continue(pairs as u64))
+        Ok(MaintenanceStep::Continue(pairs as u64))
     }
 }
 
@@ -293,14 +296,14 @@ struct IntervalTail {
 }
 
 /// Returns the edits that merge `pairs` pairs into the tree, and the position to resume at.
-fn edits(
+fn plan_tree_edits(
     layer: &ImmutableMemtable,
     (mut next, mut resume): (usize, u64),
     pairs: usize,
     tree: &Tree,
     nodes: &dyn NodeSource,
-) -> Result<(Vec<Edit>, usize, u64)> {
-    let mut out: Vec<Edit> = vec![];
+) -> Result<(Vec<LeafEdit>, usize, u64)> {
+    let mut out: Vec<LeafEdit> = vec![];
     let mut rest: Option<IntervalTail> = None;
     // Intervals of the tree that begin before this offset are handled.
     let mut handled: (ObjectId, u64) = (ObjectId(0), 0);
@@ -310,17 +313,17 @@ fn edits(
         let Some((key, entry)) = layer.pairs.get(next) else { break };
         left -= 1;
         let Some(DecodedKey::Extent(id, start)) = decode_key(key) else {
-            flush(&mut out, &mut rest);
+            push_interval_tail(&mut out, &mut rest);
             let edit = (!matches!(entry, Entry::Tombstone)).then(|| entry.clone());
             out.push((Key::from_slice(key), edit));
             (next, resume) = (next + 1, 0);
             continue;
         };
-        let (a, b) = (start + resume, start + entry.covers());
+        let (a, b) = (start + resume, start + entry.covered_bytes());
         // An interval that ends before this one is handled; another may reach in.
-        let ends = |rest: &IntervalTail| rest.at + rest.entry.covers() <= a;
+        let ends = |rest: &IntervalTail| rest.at + rest.entry.covered_bytes() <= a;
         if rest.as_ref().is_some_and(|rest| rest.id != id || ends(rest)) {
-            flush(&mut out, &mut rest);
+            push_interval_tail(&mut out, &mut rest);
         }
         if handled.0 != id {
             handled = (id, 0);
@@ -328,10 +331,10 @@ fn edits(
         // The interval that begins before and reaches in: a rest, or one of the tree.
         let before = match rest.take() {
             Some(rest) => Some((rest.at, rest.entry)),
-            None => match tree.before(nodes, &extent_key(id, a), &mut hint)? {
+            None => match tree.last_before(nodes, &extent_key(id, a), &mut hint)? {
                 Some((key, before)) => match decode_key(&key) {
                     Some(DecodedKey::Extent(of, at))
-                        if of == id && at >= handled.1 && at + before.covers() > a =>
+                        if of == id && at >= handled.1 && at + before.covered_bytes() > a =>
                     {
                         Some((at, before))
                     }
@@ -341,7 +344,7 @@ fn edits(
             },
         };
         if let Some((at, before)) = before {
-            let end = at + before.covers();
+            let end = at + before.covered_bytes();
             if at < a {
                 out.push((extent_key(id, at), Some(before.part(0, a.min(end) - at))));
             }
@@ -357,12 +360,14 @@ fn edits(
         // Intervals that begin inside.
         let mut from = a;
         let mut stopped = false;
-        while let Some((key, inside)) = tree.at_or_after(nodes, &extent_key(id, from), &mut hint)? {
+        while let Some((key, inside)) =
+            tree.first_at_or_after(nodes, &extent_key(id, from), &mut hint)?
+        {
             let at = match decode_key(&key) {
                 Some(DecodedKey::Extent(of, at)) if of == id && at < b => at,
                 _ => break,
             };
-            let end = at + inside.covers();
+            let end = at + inside.covered_bytes();
             if at != a || !entry.is_own() {
                 out.push((key, None));
             }
@@ -387,7 +392,7 @@ fn edits(
         handled.1 = b;
         (next, resume) = (next + 1, 0);
     }
-    flush(&mut out, &mut rest);
+    push_interval_tail(&mut out, &mut rest);
     if !out.is_sorted_by(|(a, _), (b, _)| a < b) {
         // Only a tree or run from elsewhere has intervals that overlap.
         let at = out.iter().find_map(|(_, entry)| match entry {
@@ -400,7 +405,7 @@ fn edits(
     Ok((out, next, resume))
 }
 
-fn flush(out: &mut Vec<Edit>, rest: &mut Option<IntervalTail>) {
+fn push_interval_tail(out: &mut Vec<LeafEdit>, rest: &mut Option<IntervalTail>) {
     if let Some(IntervalTail { id, at, entry }) = rest.take() {
         let key: Key = extent_key(id, at);
         out.push((key, Some(entry)));

@@ -42,12 +42,12 @@ pub(crate) const LEVELS_MAX: u8 = 24;
 #[derive(Debug)]
 pub(crate) enum Node {
     Leaf(Leaf),
-    Inner(Inner),
+    Inner(InnerNode),
 }
 
 /// Children, each with the first key of its range.
 #[derive(Clone, Debug)]
-pub(crate) struct Inner {
+pub(crate) struct InnerNode {
     pub level: u8,
     pub children: Vec<(Key, Child)>,
     /// Length of the prefix that all keys but the first share, and the next eight bytes of each
@@ -65,38 +65,38 @@ pub(crate) struct NodeRef(OnceLock<(u64, Weak<Node>)>);
 impl NodeRef {
     /// Returns the node, if it is still in memory and is the target of `ptr`: the child may have
     /// been replaced.
-    pub fn node(&self, ptr: BlockPtr) -> Option<Arc<Node>> {
+    pub fn upgrade(&self, ptr: BlockPtr) -> Option<Arc<Node>> {
         let (sum, node) = self.0.get()?;
         if *sum == ptr.sum { node.upgrade() } else { None }
     }
 
     /// Stores a reference to a node; the first one stays.
-    pub fn keep(&self, ptr: BlockPtr, node: &Arc<Node>) {
+    pub fn set_node(&self, ptr: BlockPtr, node: &Arc<Node>) {
         self.0.get_or_init(|| (ptr.sum, Arc::downgrade(node)));
     }
 }
 
 /// Returns eight bytes of a key from `at` on, zero-padded, as a number that sorts as the key.
-fn head_of(key: &[u8], at: usize) -> u64 {
+fn key_prefix(key: &[u8], at: usize) -> u64 {
     let mut head = [0; 8];
     let behind = key.get(at..).unwrap_or_default();
     head.iter_mut().zip(behind).for_each(|(to, from)| *to = *from);
     u64::from_be_bytes(head)
 }
 
-impl Inner {
+impl InnerNode {
     pub fn new(level: u8, children: Vec<(Key, Child)>) -> Self {
         let told = children.get(1..).unwrap_or_default();
         let (first, last) = (told.first(), told.last());
         let ends = first.zip(last).map(|((first, _), (last, _))| first.iter().zip(last));
         let shared = ends.map_or(0, |ends| ends.take_while(|(a, b)| a == b).count());
-        let heads = told.iter().map(|(key, _)| head_of(key, shared)).collect();
+        let heads = told.iter().map(|(key, _)| key_prefix(key, shared)).collect();
         let seen = vec![NodeRef::default(); children.len()];
         Self { level, children, shared, heads, child_refs: seen }
     }
 
     /// Returns the child of `key`, or of the key just before it.
-    fn child_for(&self, key: &[u8], is_before: bool) -> usize {
+    fn find_child_index(&self, key: &[u8], is_before: bool) -> usize {
         let is_behind = |first: &Key| match is_before {
             true => first.as_slice() < key,
             false => first.as_slice() <= key,
@@ -107,7 +107,7 @@ impl Inner {
         if told != mine {
             return if told < mine { self.heads.len() } else { 0 };
         }
-        let head = head_of(key, self.shared);
+        let head = key_prefix(key, self.shared);
         let from = self.heads.partition_point(|have| *have < head);
         let alike = self.heads.iter().skip(from).take_while(|have| **have == head).count();
         let alike = self.children.get(from.saturating_add(1)..).and_then(|all| all.get(..alike));
@@ -133,13 +133,13 @@ impl Inner {
     }
 
     /// Returns the child whose range has `key`.
-    pub fn child_of(&self, key: &[u8]) -> usize {
-        self.child_for(key, false)
+    pub fn child_index(&self, key: &[u8]) -> usize {
+        self.find_child_index(key, false)
     }
 
     /// Returns the child whose range has the key just before `key`.
-    pub fn child_before(&self, key: &[u8]) -> usize {
-        self.child_for(key, true)
+    pub fn child_index_before(&self, key: &[u8]) -> usize {
+        self.find_child_index(key, true)
     }
 
     pub fn encode(&self) -> Option<Vec<u8>> {
@@ -158,13 +158,13 @@ impl Inner {
 #[derive(Clone, Debug)]
 pub(crate) enum Child {
     Disk(BlockPtr),
-    Changed(Arc<Inner>),
+    Changed(Arc<InnerNode>),
 }
 
 /// A child in memory.
 pub(crate) enum LoadedChild {
     Disk(BlockPtr, Arc<Node>),
-    Changed(Arc<Inner>),
+    Changed(Arc<InnerNode>),
 }
 
 impl Child {
@@ -176,7 +176,7 @@ impl Child {
         }
     }
 
-    pub fn on_disk(&self) -> Option<BlockPtr> {
+    pub fn disk_ptr(&self) -> Option<BlockPtr> {
         match self {
             Self::Disk(ptr) => Some(*ptr),
             Self::Changed(_) => None,
@@ -208,7 +208,7 @@ impl Node {
             }
             children.push((key, Child::Disk(BlockPtr::decode(&mut reader)?)));
         }
-        Ok(Self::Inner(Inner::new(level, children)))
+        Ok(Self::Inner(InnerNode::new(level, children)))
     }
 
     /// Returns the node's approximate memory, in bytes.
@@ -267,13 +267,13 @@ pub(crate) trait NodeStore: NodeSource {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::codec::mix;
+    use crate::codec::mix_bits;
 
     #[test]
-    fn a_child_is_found_as_by_comparing_all_keys() {
+    fn child_search_matches_linear_scan() {
         let mut random = 3u64;
         let mut next = |below: u64| {
-            random = mix(random);
+            random = mix_bits(random);
             random % below
         };
         for round in 0..2000 {
@@ -288,37 +288,38 @@ mod tests {
             keys.dedup();
             let ptr = BlockPtr { at: 0, len: 1, sum: 0 };
             let children = keys.iter().map(|key| (key.clone(), Child::Disk(ptr))).collect();
-            let inner = Inner::new(1, children);
+            let inner = InnerNode::new(1, children);
             let others: Vec<Key> = (0..40).map(|nth| key(nth % 6)).collect();
             for key in others.iter().chain(&keys) {
                 let of = keys.partition_point(|have| have <= key).saturating_sub(1);
                 let before = keys.partition_point(|have| have < key).saturating_sub(1);
-                assert_eq!((inner.child_of(key), inner.child_before(key)), (of, before));
+                assert_eq!((inner.child_index(key), inner.child_index_before(key)), (of, before));
             }
         }
     }
 
     #[test]
-    fn a_node_that_was_seen_is_given_for_its_own_place_and_while_it_is_there() {
-        let node = Arc::new(Node::Inner(Inner::new(1, vec![])));
+    fn node_ref_returns_live_node_of_same_address() {
+        let node = Arc::new(Node::Inner(InnerNode::new(1, vec![])));
         let ptr = |sum| BlockPtr { at: 0, len: 1, sum };
         let seen = NodeRef::default();
-        assert!(seen.node(ptr(7)).is_none());
-        seen.keep(ptr(7), &node);
-        assert!(seen.node(ptr(7)).is_some_and(|have| Arc::ptr_eq(&have, &node)));
+        assert!(seen.upgrade(ptr(7)).is_none());
+        seen.set_node(ptr(7), &node);
+        assert!(seen.upgrade(ptr(7)).is_some_and(|have| Arc::ptr_eq(&have, &node)));
         // A moved child has another checksum.
-        assert!(seen.node(ptr(8)).is_none());
+        assert!(seen.upgrade(ptr(8)).is_none());
         drop(node);
-        assert!(seen.node(ptr(7)).is_none());
+        assert!(seen.upgrade(ptr(7)).is_none());
     }
 
     #[test]
-    fn any_bytes_are_refused_or_read_without_a_panic() {
+    fn arbitrary_bytes_decode_without_panic() {
         let mut random = 9u64;
         for _ in 0..20_000 {
-            random = mix(random);
+            random = mix_bits(random);
             let len = random as usize % 60;
-            let bytes: Vec<u8> = (0..len).map(|i| (mix(random ^ i as u64) % 7) as u8).collect();
+            let bytes: Vec<u8> =
+                (0..len).map(|i| (mix_bits(random ^ i as u64) % 7) as u8).collect();
             if let Ok(Node::Leaf(leaf)) = Node::decode(&bytes, 0) {
                 assert_eq!(leaf.decode_pairs().unwrap().len(), leaf.len());
                 assert!(leaf.get(leaf.first_key()).unwrap().is_some());

@@ -10,7 +10,7 @@
 )]
 
 use crate::ObjectId;
-use crate::codec::mix;
+use crate::codec::mix_bits;
 use crate::entry::{CHECKSUM_BLOCK_BYTES, DecodedKey, Entry, Key, decode_key};
 
 /// Filter for the ranges of objects that a memtable's intervals touch.
@@ -25,66 +25,66 @@ pub(super) struct RangeFilter {
 }
 
 /// Most blocks of an interval that get bits.
-const NARROW: u64 = 64;
+const MAX_FILTERED_BLOCKS: u64 = 64;
 /// Most blocks that a query tests: for more, the memtable is searched.
-const ASKED: u64 = 3;
+const MAX_QUERY_BLOCKS: u64 = 3;
 /// Most wide intervals: they are scanned.
-const WIDE: usize = 16;
+const MAX_WIDE_INTERVALS: usize = 16;
 
-fn pieces(from: u64, to: u64) -> std::ops::Range<u64> {
+fn block_range(from: u64, to: u64) -> std::ops::Range<u64> {
     from / u64::from(CHECKSUM_BLOCK_BYTES)..to.div_ceil(u64::from(CHECKSUM_BLOCK_BYTES))
 }
 
 impl RangeFilter {
     /// Creates a filter for so many blocks, at 16 bits each.
-    pub(super) fn sized(pieces: usize) -> Self {
+    pub(super) fn with_block_capacity(pieces: usize) -> Self {
         let words = if pieces == 0 { 0 } else { (pieces / 4).next_power_of_two() };
         Self { bits: vec![0; words], pieces: 0, wide: vec![] }
     }
 
-    pub(super) fn of(pairs: &[(Key, Entry)]) -> Self {
+    pub(super) fn from_pairs(pairs: &[(Key, Entry)]) -> Self {
         let narrow = |(key, entry): &(Key, Entry)| match decode_key(key) {
             Some(DecodedKey::Extent(_, at)) => {
-                let pieces = pieces(at, at + entry.covers());
-                (pieces.end - pieces.start).min(NARROW) as usize
+                let pieces = block_range(at, at + entry.covered_bytes());
+                (pieces.end - pieces.start).min(MAX_FILTERED_BLOCKS) as usize
             }
             _ => 0,
         };
-        let mut touched = Self::sized(pairs.iter().map(narrow).sum());
+        let mut touched = Self::with_block_capacity(pairs.iter().map(narrow).sum());
         pairs.iter().for_each(|(key, entry)| touched.add(key, entry));
         touched
     }
 
-    fn bit(&self, id: ObjectId, piece: u64) -> (usize, u64) {
-        let hash = mix(id.0.rotate_left(40) ^ piece);
+    fn bit_position(&self, id: ObjectId, piece: u64) -> (usize, u64) {
+        let hash = mix_bits(id.0.rotate_left(40) ^ piece);
         ((hash >> 6) as usize & (self.bits.len() - 1), 1 << (hash & 63))
     }
 
     pub(super) fn add(&mut self, key: &[u8], entry: &Entry) {
         let Some(DecodedKey::Extent(id, at)) = decode_key(key) else { return };
-        let (from, to) = (at, at + entry.covers());
-        let pieces = pieces(from, to);
+        let (from, to) = (at, at + entry.covered_bytes());
+        let pieces = block_range(from, to);
         let count = pieces.end - pieces.start;
-        if count > NARROW || self.bits.is_empty() {
+        if count > MAX_FILTERED_BLOCKS || self.bits.is_empty() {
             self.wide.push((id, from, to));
             return;
         }
         self.pieces += count as usize;
         for piece in pieces {
-            let (word, bit) = self.bit(id, piece);
+            let (word, bit) = self.bit_position(id, piece);
             self.bits[word] |= bit;
         }
     }
 
     pub(super) fn may_contain(&self, id: ObjectId, from: u64, to: u64) -> bool {
-        let mut pieces = pieces(from, to);
-        if self.wide.len() > WIDE || pieces.end - pieces.start > ASKED {
+        let mut pieces = block_range(from, to);
+        if self.wide.len() > MAX_WIDE_INTERVALS || pieces.end - pieces.start > MAX_QUERY_BLOCKS {
             return true;
         }
         self.wide.iter().any(|&(of, start, end)| of == id && start < to && from < end)
             || !self.bits.is_empty()
                 && pieces.any(|piece| {
-                    let (word, bit) = self.bit(id, piece);
+                    let (word, bit) = self.bit_position(id, piece);
                     self.bits[word] & bit != 0
                 })
     }

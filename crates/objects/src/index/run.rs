@@ -42,7 +42,7 @@ pub(crate) struct ChunkWriter {
 
 impl ChunkWriter {
     /// Encodes the pairs that were not encoded yet.
-    pub fn feed(&mut self, log: &mut LogWriter, pairs: &[(Key, Entry)]) -> Result<()> {
+    pub fn encode_new_pairs(&mut self, log: &mut LogWriter, pairs: &[(Key, Entry)]) -> Result<()> {
         let limit = log.layout.chunk_bytes();
         let mut pair = vec![];
         for (key, entry) in &pairs[self.taken..] {
@@ -52,7 +52,7 @@ impl ChunkWriter {
             let len = self.bytes.len() + pair.len();
             let is_full = len > limit || self.keys_bytes + key.len() > decoded_len_max(len);
             if !self.bytes.is_empty() && is_full {
-                self.flush(log)?;
+                self.flush_chunk(log)?;
                 pair.clear();
                 put_key_delta(&mut pair, &self.last, key);
                 entry.encode(&mut pair);
@@ -68,12 +68,12 @@ impl ChunkWriter {
     /// Stores the last chunk and returns all of them.
     pub fn finish(mut self, log: &mut LogWriter) -> Result<Vec<BlockPtr>> {
         if !self.bytes.is_empty() {
-            self.flush(log)?;
+            self.flush_chunk(log)?;
         }
         Ok(self.stored)
     }
 
-    fn flush(&mut self, log: &mut LogWriter) -> Result<()> {
+    fn flush_chunk(&mut self, log: &mut LogWriter) -> Result<()> {
         self.stored.push(log.append_block(&self.bytes, false)?);
         self.bytes.clear();
         self.last.clear();

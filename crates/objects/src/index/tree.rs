@@ -20,7 +20,8 @@ use std::sync::Arc;
 use crate::entry::{Entry, Key};
 use crate::index::leaf::Leaf;
 pub(crate) use crate::index::node::{
-    BlockPtr, Child, Inner, LEVELS_MAX, LoadedChild, Node, NodeMap, NodeRef, NodeSource, NodeStore,
+    BlockPtr, Child, InnerNode, LEVELS_MAX, LoadedChild, Node, NodeMap, NodeRef, NodeSource,
+    NodeStore,
 };
 use crate::{Error, Result};
 
@@ -43,7 +44,7 @@ pub(crate) struct BoundedLeaf {
     upper: Option<Key>,
 }
 
-fn leaf_in(node: &Node) -> &Leaf {
+fn as_leaf(node: &Node) -> &Leaf {
     match node {
         Node::Leaf(leaf) => leaf,
         // `walk` ends at leaves.
@@ -53,7 +54,7 @@ fn leaf_in(node: &Node) -> &Leaf {
 
 impl BoundedLeaf {
     pub fn leaf(&self) -> &Leaf {
-        leaf_in(&self.node)
+        as_leaf(&self.node)
     }
 
     /// Returns the inclusive lower bound of the leaf's range.
@@ -67,7 +68,7 @@ impl BoundedLeaf {
     }
 
     /// Returns true if `key` is in the leaf's range.
-    pub fn may_have(&self, key: &[u8]) -> bool {
+    pub fn is_key_in_range(&self, key: &[u8]) -> bool {
         self.lower.as_slice() <= key && self.upper.as_ref().is_none_or(|upper| key < upper)
     }
 }
@@ -75,16 +76,17 @@ impl BoundedLeaf {
 impl Tree {
     /// Descends to the leaf of `key`, or of the key just before it. `see` is called with each inner
     /// node on the way and the index of the next child.
-    fn walk(
+    fn walk_to_leaf(
         &self,
         nodes: &dyn NodeSource,
         key: &[u8],
         is_before: bool,
-        see: &mut dyn FnMut(&Inner, usize),
+        see: &mut dyn FnMut(&InnerNode, usize),
     ) -> Result<Option<Arc<Node>>> {
         let Some(root) = &self.root else { return Ok(None) };
-        let mut step = |inner: &Inner| {
-            let index = if is_before { inner.child_before(key) } else { inner.child_of(key) };
+        let mut step = |inner: &InnerNode| {
+            let index =
+                if is_before { inner.child_index_before(key) } else { inner.child_index(key) };
             see(inner, index);
             inner.load(nodes, index)
         };
@@ -113,14 +115,14 @@ impl Tree {
 
     /// The same; returns also the key range of the leaf, or of the unreadable node on the way to
     /// it.
-    fn walk_within(
+    fn walk_to_leaf_with_range(
         &self,
         nodes: &dyn NodeSource,
         key: &[u8],
         is_before: bool,
     ) -> (Result<Option<Arc<Node>>>, KeyRange) {
         let (mut lower, mut upper) = (Key::new(), None);
-        let node = self.walk(nodes, key, is_before, &mut |inner, index| {
+        let node = self.walk_to_leaf(nodes, key, is_before, &mut |inner, index| {
             lower = inner.children[index].0.clone();
             if let Some((next, _)) = inner.children.get(index + 1) {
                 upper = Some(next.clone());
@@ -135,36 +137,45 @@ impl Tree {
         key: &[u8],
         is_before: bool,
     ) -> Result<Option<BoundedLeaf>> {
-        let (node, (lower, upper)) = self.walk_within(nodes, key, is_before);
+        let (node, (lower, upper)) = self.walk_to_leaf_with_range(nodes, key, is_before);
         Ok(node?.map(|node| BoundedLeaf { node, lower, upper }))
     }
 
     /// Returns the key range of the unreadable node on the way to the leaf of `key`, or of the key
     /// just before it.
-    pub fn unreadable(&self, nodes: &dyn NodeSource, key: &[u8], is_before: bool) -> KeyRange {
+    pub fn unreadable_range(
+        &self,
+        nodes: &dyn NodeSource,
+        key: &[u8],
+        is_before: bool,
+    ) -> KeyRange {
         // The walk ends at the node that fails.
-        self.walk_within(nodes, key, is_before).1
+        self.walk_to_leaf_with_range(nodes, key, is_before).1
     }
 
     /// Returns the leaf of `key`.
-    pub fn leaf_of(&self, nodes: &dyn NodeSource, key: &[u8]) -> Result<Option<BoundedLeaf>> {
+    pub fn find_leaf(&self, nodes: &dyn NodeSource, key: &[u8]) -> Result<Option<BoundedLeaf>> {
         self.descend(nodes, key, false)
     }
 
     /// Returns the leaf of the last key before `key`, if there is one.
-    pub fn leaf_before(&self, nodes: &dyn NodeSource, key: &[u8]) -> Result<Option<BoundedLeaf>> {
+    pub fn find_leaf_before(
+        &self,
+        nodes: &dyn NodeSource,
+        key: &[u8],
+    ) -> Result<Option<BoundedLeaf>> {
         self.descend(nodes, key, true)
     }
 
     /// Descends to the parent of the leaf of `key`, or of the key just before it. `take` is called
     /// with the parent, the index of the leaf, and the leaf's exclusive upper bound. `None` if the
     /// root is a leaf.
-    fn above_leaf<T>(
+    fn with_leaf_parent<T>(
         &self,
         nodes: &dyn NodeSource,
         key: &[u8],
         is_before: bool,
-        take: impl FnOnce(&Inner, usize, Option<Key>) -> T,
+        take: impl FnOnce(&InnerNode, usize, Option<Key>) -> T,
     ) -> Result<Option<T>> {
         let Some(mut child) = self.root.clone() else { return Ok(None) };
         let (mut upper, mut level) = (None, LEVELS_MAX + 1);
@@ -181,7 +192,8 @@ impl Tree {
                 }
             };
             level = inner.level;
-            let index = if is_before { inner.child_before(key) } else { inner.child_of(key) };
+            let index =
+                if is_before { inner.child_index_before(key) } else { inner.child_index(key) };
             if let Some((next, _)) = inner.children.get(index + 1) {
                 upper = Some(next.clone());
             }
@@ -196,13 +208,13 @@ impl Tree {
 
     /// Returns the pointer to the leaf of `key`, and the leaf's exclusive upper bound; `None` if
     /// the root is a leaf.
-    pub fn place_of_leaf(
+    pub fn leaf_ptr_of(
         &self,
         nodes: &dyn NodeSource,
         key: &[u8],
     ) -> Result<Option<(BlockPtr, Option<Key>)>> {
-        let place = self.above_leaf(nodes, key, false, |inner, index, upper| {
-            inner.children[index].1.on_disk().map(|ptr| (ptr, upper))
+        let place = self.with_leaf_parent(nodes, key, false, |inner, index, upper| {
+            inner.children[index].1.disk_ptr().map(|ptr| (ptr, upper))
         })?;
         Ok(place.flatten())
     }
@@ -216,8 +228,8 @@ impl Tree {
         is_before: bool,
         count: usize,
     ) -> Result<Vec<BlockPtr>> {
-        let leaves = self.above_leaf(nodes, key, is_before, |inner, index, _| {
-            let place = |(_, child): &(Key, Child)| child.on_disk();
+        let leaves = self.with_leaf_parent(nodes, key, is_before, |inner, index, _| {
+            let place = |(_, child): &(Key, Child)| child.disk_ptr();
             match is_before {
                 true => {
                     inner.children[..=index].iter().rev().take(count).filter_map(place).collect()
@@ -229,14 +241,14 @@ impl Tree {
     }
 
     pub fn get(&self, nodes: &dyn NodeSource, key: &[u8]) -> Result<Option<Entry>> {
-        match self.walk(nodes, key, false, &mut |_, _| ())? {
-            Some(node) => leaf_in(&node).get(key),
+        match self.walk_to_leaf(nodes, key, false, &mut |_, _| ())? {
+            Some(node) => as_leaf(&node).get(key),
             None => Ok(None),
         }
     }
 
     /// Returns the first pair at or after `key`. `hint` is a leaf found before, and is updated.
-    pub fn at_or_after(
+    pub fn first_at_or_after(
         &self,
         nodes: &dyn NodeSource,
         key: &[u8],
@@ -244,11 +256,11 @@ impl Tree {
     ) -> Result<Option<(Key, Entry)>> {
         let mut key = Key::from_slice(key);
         loop {
-            if !hint.as_ref().is_some_and(|found| found.may_have(&key)) {
-                *hint = self.leaf_of(nodes, &key)?;
+            if !hint.as_ref().is_some_and(|found| found.is_key_in_range(&key)) {
+                *hint = self.find_leaf(nodes, &key)?;
             }
             let Some(found) = hint else { return Ok(None) };
-            if let Some(pair) = found.leaf().at_or_after(&key)? {
+            if let Some(pair) = found.leaf().first_at_or_after(&key)? {
                 return Ok(Some(pair));
             }
             match &found.upper {
@@ -259,7 +271,7 @@ impl Tree {
     }
 
     /// Returns the last pair before `key`; `hint` as in [`Tree::at_or_after`].
-    pub fn before(
+    pub fn last_before(
         &self,
         nodes: &dyn NodeSource,
         key: &[u8],
@@ -274,7 +286,7 @@ impl Tree {
                 *hint = self.descend(nodes, &key, true)?;
             }
             let Some(found) = hint else { return Ok(None) };
-            if let Some(pair) = found.leaf().before(&key)? {
+            if let Some(pair) = found.leaf().last_before(&key)? {
                 return Ok(Some(pair));
             }
             if found.lower.is_empty() || found.lower >= key {
@@ -291,13 +303,13 @@ impl Tree {
         loop {
             child = match child {
                 Child::Changed(inner) if inner.level > level => {
-                    inner.children[inner.child_of(key)].1.clone()
+                    inner.children[inner.child_index(key)].1.clone()
                 }
                 Child::Changed(_) => return Ok(false),
                 Child::Disk(ptr) if ptr.at == at => return Ok(true),
                 Child::Disk(ptr) => match &*nodes.load(ptr)? {
                     Node::Inner(inner) if inner.level > level => {
-                        inner.children[inner.child_of(key)].1.clone()
+                        inner.children[inner.child_index(key)].1.clone()
                     }
                     _ => return Ok(false),
                 },

@@ -37,54 +37,54 @@ impl ImmutableMemtable {
 
 impl TwoWayMerge {
     pub fn new(newer: Arc<ImmutableMemtable>, older: Arc<ImmutableMemtable>) -> Self {
-        let into = ImmutableMemtable::for_both(&newer, &older);
+        let into = ImmutableMemtable::with_merge_capacity(&newer, &older);
         Self { newer, older, new: 0, old: 0, rest: None, into }
     }
 
     /// Returns the number of pairs of both.
-    pub fn pairs(&self) -> usize {
+    pub fn remaining_pairs(&self) -> usize {
         self.newer.pairs.len() + self.older.pairs.len()
     }
 
     /// Merges so many pairs; returns true if all are done.
     pub fn step(&mut self, pairs: usize, dead: &mut dyn FnMut(&PayloadRef)) -> bool {
-        let is_done = self.take(pairs, dead);
+        let is_done = self.merge_up_to(pairs, dead);
         self.into.index_new_pairs();
         is_done
     }
 
-    fn take(&mut self, pairs: usize, dead: &mut dyn FnMut(&PayloadRef)) -> bool {
+    fn merge_up_to(&mut self, pairs: usize, dead: &mut dyn FnMut(&PayloadRef)) -> bool {
         for _ in 0..pairs {
             let old = self.rest.as_ref().or_else(|| self.older.pairs.get(self.old));
             let new = self.newer.pairs.get(self.new);
             let side = match (old, new) {
                 (None, None) => return true,
-                (Some(_), None) => Side::Old,
-                (None, Some(_)) => Side::New,
-                (Some(old), Some(new)) => side(old, new),
+                (Some(_), None) => MergeAction::Old,
+                (None, Some(_)) => MergeAction::New,
+                (Some(old), Some(new)) => next_merge_action(old, new),
             };
             match side {
-                Side::New => {
-                    self.into.push(copied(&self.newer.pairs[self.new]));
+                MergeAction::New => {
+                    self.into.push(copy_pair(&self.newer.pairs[self.new]));
                     self.new += 1;
                 }
-                Side::Old => {
-                    let pair = self.take_old();
+                MergeAction::Old => {
+                    let pair = self.take_older_pair();
                     self.into.push(pair);
                 }
-                Side::Hidden => {
-                    if let (_, Entry::Data(data)) = self.take_old() {
+                MergeAction::Hidden => {
+                    if let (_, Entry::Data(data)) = self.take_older_pair() {
                         dead(&data);
                     }
                 }
-                Side::Before(len) => {
-                    let (before, behind) = divided(self.take_old(), len);
+                MergeAction::Before(len) => {
+                    let (before, behind) = split_pair(self.take_older_pair(), len);
                     self.into.push(before);
                     self.rest = Some(behind);
                     self.old -= 1;
                 }
-                Side::HiddenBefore(len) => {
-                    let (hidden, behind) = divided(self.take_old(), len);
+                MergeAction::HiddenBefore(len) => {
+                    let (hidden, behind) = split_pair(self.take_older_pair(), len);
                     if let (_, Entry::Data(data)) = hidden {
                         dead(&data);
                     }
@@ -96,14 +96,14 @@ impl TwoWayMerge {
         false
     }
 
-    fn take_old(&mut self) -> (Key, Entry) {
-        let pair = self.rest.take().unwrap_or_else(|| copied(&self.older.pairs[self.old]));
+    fn take_older_pair(&mut self) -> (Key, Entry) {
+        let pair = self.rest.take().unwrap_or_else(|| copy_pair(&self.older.pairs[self.old]));
         self.old += 1;
         pair
     }
 
     /// Returns the merged pairs so far.
-    pub fn done(&self) -> &[(Key, Entry)] {
+    pub fn merged_pairs(&self) -> &[(Key, Entry)] {
         &self.into.pairs
     }
 
@@ -118,7 +118,7 @@ impl TwoWayMerge {
 }
 
 /// Next item of a merge.
-enum Side {
+enum MergeAction {
     New,
     Old,
     /// The older one, which the newer one hides.
@@ -129,36 +129,36 @@ enum Side {
     HiddenBefore(u64),
 }
 
-fn side(old: &(Key, Entry), new: &(Key, Entry)) -> Side {
+fn next_merge_action(old: &(Key, Entry), new: &(Key, Entry)) -> MergeAction {
     match (decode_key(&old.0), decode_key(&new.0)) {
         (Some(DecodedKey::Extent(of, from)), Some(DecodedKey::Extent(id, at))) if of == id => {
-            let (to, end) = (from + old.1.covers(), at + new.1.covers());
+            let (to, end) = (from + old.1.covered_bytes(), at + new.1.covered_bytes());
             match () {
-                () if to <= at => Side::Old,
-                () if end <= from => Side::New,
-                () if from < at => Side::Before(at - from),
-                () if to <= end => Side::Hidden,
-                () => Side::HiddenBefore(end - from),
+                () if to <= at => MergeAction::Old,
+                () if end <= from => MergeAction::New,
+                () if from < at => MergeAction::Before(at - from),
+                () if to <= end => MergeAction::Hidden,
+                () => MergeAction::HiddenBefore(end - from),
             }
         }
         _ => match old.0.cmp(&new.0) {
-            Ordering::Less => Side::Old,
-            Ordering::Equal => Side::Hidden,
-            Ordering::Greater => Side::New,
+            Ordering::Less => MergeAction::Old,
+            Ordering::Equal => MergeAction::Hidden,
+            Ordering::Greater => MergeAction::New,
         },
     }
 }
 
 /// Copies a pair: short keys as a whole, where `clone` copies byte by byte.
-fn copied((key, entry): &(Key, Entry)) -> (Key, Entry) {
+fn copy_pair((key, entry): &(Key, Entry)) -> (Key, Entry) {
     (Key::from_slice(key), entry.clone())
 }
 
 /// Splits an interval after `len` bytes.
-fn divided((key, entry): (Key, Entry), len: u64) -> ((Key, Entry), (Key, Entry)) {
+fn split_pair((key, entry): (Key, Entry), len: u64) -> ((Key, Entry), (Key, Entry)) {
     let Some(DecodedKey::Extent(id, at)) = decode_key(&key) else {
         return ((key.clone(), entry.clone()), (key, entry));
     };
-    let behind = (extent_key(id, at + len), entry.part(len, entry.covers() - len));
+    let behind = (extent_key(id, at + len), entry.part(len, entry.covered_bytes() - len));
     ((key, entry.part(0, len)), behind)
 }

@@ -48,7 +48,7 @@ pub(crate) type ExtentVisitor<'t> = dyn FnMut(u64, Entry) -> ControlFlow<()> + '
 pub(crate) const DEPTH_MAX: usize = 1000;
 
 impl Index<'_> {
-    fn split(&self) -> Option<(&dyn SortedLookup, Index<'_>)> {
+    fn split_newest(&self) -> Option<(&dyn SortedLookup, Index<'_>)> {
         if let Some(top) = self.top {
             return Some((top, Index { top: None, ..*self }));
         }
@@ -77,7 +77,7 @@ impl Index<'_> {
     }
 
     /// Passes an object's own extents within `[from, to)` to `take`, in order.
-    pub fn resolve(
+    pub fn resolve_range(
         &self,
         nodes: &dyn NodeSource,
         id: ObjectId,
@@ -88,11 +88,11 @@ impl Index<'_> {
         if from >= to {
             return Ok(ControlFlow::Continue(()));
         }
-        let Some((top, below)) = self.split() else {
+        let Some((top, below)) = self.split_newest() else {
             return resolve_tree(self.tree, nodes, id, (from, to), hint, take);
         };
-        if !top.may_touch(id, from, to) {
-            return below.resolve(nodes, id, (from, to), hint, take);
+        if !top.may_overlap(id, from, to) {
+            return below.resolve_range(nodes, id, (from, to), hint, take);
         }
         // An interval of the unreadable range may have begun anywhere before.
         top.check(&extent_key(id, 0), &extent_key(id, to))?;
@@ -100,8 +100,9 @@ impl Index<'_> {
         intervals(top, id, from, to, &mut |at, entry| found.push((at, entry)));
         let mut done = from;
         for (at, entry) in found {
-            let (start, end) = (at.max(from), at.saturating_add(entry.covers()).min(to));
-            if start > done && below.resolve(nodes, id, (done, start), hint, take)?.is_break() {
+            let (start, end) = (at.max(from), at.saturating_add(entry.covered_bytes()).min(to));
+            if start > done && below.resolve_range(nodes, id, (done, start), hint, take)?.is_break()
+            {
                 return Ok(ControlFlow::Break(()));
             }
             if entry.is_own()
@@ -112,7 +113,7 @@ impl Index<'_> {
             }
             done = end;
         }
-        below.resolve(nodes, id, (done, to), hint, take)
+        below.resolve_range(nodes, id, (done, to), hint, take)
     }
 
     /// Returns the payloads that an object shows within `[from, to)`, in order: its own, and in
@@ -130,16 +131,17 @@ impl Index<'_> {
             let mut rest: Vec<(u64, u64)> = vec![];
             for (from, to) in gaps {
                 let mut done = from;
-                let _ = self.resolve(nodes, id, (from, to), &mut None, &mut |at, entry| {
-                    if parent.is_some() && at > done {
-                        rest.push((done, at));
-                    }
-                    done = at.saturating_add(entry.covers());
-                    if let Entry::Data(data) = entry {
-                        parts.push((at, data));
-                    }
-                    ControlFlow::Continue(())
-                })?;
+                let _ =
+                    self.resolve_range(nodes, id, (from, to), &mut None, &mut |at, entry| {
+                        if parent.is_some() && at > done {
+                            rest.push((done, at));
+                        }
+                        done = at.saturating_add(entry.covered_bytes());
+                        if let Entry::Data(data) = entry {
+                            parts.push((at, data));
+                        }
+                        ControlFlow::Continue(())
+                    })?;
                 if parent.is_some() && done < to {
                     rest.push((done, to));
                 }
@@ -171,7 +173,7 @@ impl Index<'_> {
 
     /// Returns the live parts of a payload that was stored with this key: those that the key, or
     /// its interval, still refers to.
-    pub fn live_parts(
+    pub fn live_payload_parts(
         &self,
         nodes: &dyn NodeSource,
         key: &[u8],
@@ -182,14 +184,15 @@ impl Index<'_> {
         match decode_key(key) {
             Some(DecodedKey::Extent(id, at)) => {
                 let end = at.saturating_add(u64::from(stored.len));
-                let _ = self.resolve(nodes, id, (at, end), &mut None, &mut |offset, entry| {
-                    if let Entry::Data(data) = entry
-                        && within(&data)
-                    {
-                        parts.push((extent_key(id, offset), data));
-                    }
-                    ControlFlow::Continue(())
-                })?;
+                let _ =
+                    self.resolve_range(nodes, id, (at, end), &mut None, &mut |offset, entry| {
+                        if let Entry::Data(data) = entry
+                            && within(&data)
+                        {
+                            parts.push((extent_key(id, offset), data));
+                        }
+                        ControlFlow::Continue(())
+                    })?;
             }
             Some(DecodedKey::Value(_)) => {
                 if let Some(Entry::Data(data)) = self.get(nodes, key)?
@@ -221,27 +224,27 @@ fn resolve_tree(
     take: &mut ExtentVisitor<'_>,
 ) -> Result<ControlFlow<()>> {
     let mut give = |at: u64, entry: &Entry| {
-        let (start, end) = (at.max(from), at.saturating_add(entry.covers()).min(to));
+        let (start, end) = (at.max(from), at.saturating_add(entry.covered_bytes()).min(to));
         if start >= end || !entry.is_own() {
             return ControlFlow::Continue(());
         }
         take(start, entry.part(start.saturating_sub(at), end.saturating_sub(start)))
     };
     let mut key = extent_key(id, from);
-    if let Some((key, entry)) = tree.before(nodes, &key, hint)?
+    if let Some((key, entry)) = tree.last_before(nodes, &key, hint)?
         && let Some(DecodedKey::Extent(of, at)) = decode_key(&key)
         && of == id
         && give(at, &entry).is_break()
     {
         return Ok(ControlFlow::Break(()));
     }
-    while let Some((found, entry)) = tree.at_or_after(nodes, &key, hint)? {
+    while let Some((found, entry)) = tree.first_at_or_after(nodes, &key, hint)? {
         match decode_key(&found) {
             Some(DecodedKey::Extent(of, at)) if of == id && at < to => {
                 if give(at, &entry).is_break() {
                     return Ok(ControlFlow::Break(()));
                 }
-                let Some(behind) = at.checked_add(entry.covers().max(1)) else { break };
+                let Some(behind) = at.checked_add(entry.covered_bytes().max(1)) else { break };
                 key = extent_key(id, behind);
             }
             _ => break,

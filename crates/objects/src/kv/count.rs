@@ -27,7 +27,7 @@ impl Kv {
         let snapshot = self.store().snapshot();
         let (view, io) = (snapshot.view(), snapshot.io());
         let mut count = KvCount::default();
-        let mut cursor = Cursor::at(view, io, (&value_key(&[]), &[u8::MAX]))?;
+        let mut cursor = Cursor::forward(view, io, (&value_key(&[]), &[u8::MAX]))?;
         while let Some((key, entry)) = cursor.next(view, io)? {
             let Some(DecodedKey::Value(name)) = decode_key(&key) else { break };
             count.keys = count.keys.saturating_add(1);

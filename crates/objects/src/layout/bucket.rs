@@ -7,33 +7,33 @@
 
 use super::{Layout, StoreDimensions};
 
-pub(super) struct Bucket(pub StoreDimensions);
+pub(super) struct BucketLayout(pub StoreDimensions);
 
-impl Layout for Bucket {
-    fn site(&self) -> &StoreDimensions {
+impl Layout for BucketLayout {
+    fn dimensions(&self) -> &StoreDimensions {
         &self.0
     }
 
-    fn read_bytes(&self) -> usize {
+    fn cleaner_read_bytes(&self) -> usize {
         // The transfer takes about as long as the latency of a request.
         4 << 20
     }
 
-    fn reads_ahead(&self) -> usize {
+    fn cleaner_reads_ahead(&self) -> usize {
         8
     }
 
     fn log_read_bytes(&self) -> usize {
         // In parts, all at once.
-        self.0.at_most(16 << 20, 1)
+        self.0.cap_to_segment_part(16 << 20, 1)
     }
 
     fn node_bytes(&self) -> usize {
-        self.0.at_most(32 << 10, 8)
+        self.0.cap_to_segment_part(32 << 10, 8)
     }
 
     fn chunk_bytes(&self) -> usize {
-        self.0.at_most(2 << 20, 8)
+        self.0.cap_to_segment_part(2 << 20, 8)
     }
 
     fn log_bytes(&self) -> u64 {

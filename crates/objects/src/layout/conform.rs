@@ -25,17 +25,19 @@ use draconis_device::{Disk, MemoryDisk, Random};
 use super::{PayloadKind, StoreDimensions};
 use crate::check::CheckOptions;
 use crate::kv::Kv;
-use crate::{CreateOptions, Error, Group, Hint, LayoutKind, ObjectId, OpenOptions, Profile, Store};
+use crate::{
+    CreateOptions, Error, Group, LayoutKind, LifetimeHint, ObjectId, OpenOptions, Profile, Store,
+};
 
 /// Name and function of a check.
 pub type Check = (&'static str, fn(LayoutKind));
 
 /// All checks.
 pub const CHECKS: [Check; 4] = [
-    ("its sizes fit each other", its_sizes_fit_each_other),
-    ("what has less alive is worth more", what_has_less_alive_is_worth_more),
-    ("a store is used for long", a_store_is_used_for_long),
-    ("a full store is emptied", a_full_store_is_emptied),
+    ("its sizes fit each other", check_sizes_are_consistent),
+    ("what has less alive is worth more", check_cleaning_benefit_order),
+    ("a store is used for long", check_long_use),
+    ("a full store is emptied", check_full_store_can_be_emptied),
 ];
 
 /// Runs all checks on a layout.
@@ -49,25 +51,25 @@ pub fn check_all(kind: LayoutKind) {
     }
 }
 
-fn must<T>(done: crate::Result<T>, what: &str) -> T {
+fn unwrap_or_panic<T>(done: crate::Result<T>, what: &str) -> T {
     done.unwrap_or_else(|error| panic!("{what}: {error}"))
 }
 
 /// Pages of 512 bytes to 64 KiB, segments of 16 pages to 64 MiB, stores of 256 to a million
 /// segments.
-fn its_sizes_fit_each_other(kind: LayoutKind) {
+fn check_sizes_are_consistent(kind: LayoutKind) {
     for page_bytes in (9..=16).map(|bits| 1u32 << bits) {
         let segments = (14..=26).map(|bits| 1u32 << bits);
         for segment_bytes in segments.filter(|&len| len >= page_bytes * 16) {
             for capacity_bytes in (8..=20).map(|bits| u64::from(segment_bytes) << bits) {
                 let site = StoreDimensions { page_bytes, segment_bytes, capacity_bytes };
-                let layout = must(super::layout(kind, &site), "a layout");
-                if let Err(what) = super::fits(&*layout) {
+                let layout = unwrap_or_panic(super::construct_layout(kind, &site), "a layout");
+                if let Err(what) = super::check_layout_sizes(&*layout) {
                     panic!("{what}: {site:?}");
                 }
-                assert_eq!(*layout.site(), site, "a layout is of another site");
-                let hot = PayloadKind::Written { hint: Hint::Hot, replaced_after: Some(0) };
-                let cold = PayloadKind::Written { hint: Hint::Cold, replaced_after: None };
+                assert_eq!(*layout.dimensions(), site, "a layout is of another site");
+                let hot = PayloadKind::Written { hint: LifetimeHint::Hot, replaced_after: Some(0) };
+                let cold = PayloadKind::Written { hint: LifetimeHint::Cold, replaced_after: None };
                 let apart = layout.stream_of(hot, true) != layout.stream_of(cold, true);
                 assert!(!apart, "a commit with a waiter waits for two places: {site:?}");
             }
@@ -75,11 +77,11 @@ fn its_sizes_fit_each_other(kind: LayoutKind) {
     }
 }
 
-fn what_has_less_alive_is_worth_more(kind: LayoutKind) {
+fn check_cleaning_benefit_order(kind: LayoutKind) {
     let len = 1u64 << 20;
     let site =
         StoreDimensions { page_bytes: 4096, segment_bytes: 1 << 20, capacity_bytes: len << 10 };
-    let layout = must(super::layout(kind, &site), "a layout");
+    let layout = unwrap_or_panic(super::construct_layout(kind, &site), "a layout");
     for age in [1, 1 << 12, 1 << 24, 1 << 40] {
         let worths: Vec<f64> =
             (0..=64).map(|part| layout.cleaning_benefit(part * len / 64, len, age)).collect();
@@ -93,7 +95,7 @@ fn what_has_less_alive_is_worth_more(kind: LayoutKind) {
 const DISK_BYTES: usize = 12 << 20;
 const SEGMENT_BYTES: u32 = 64 << 10;
 
-struct Used {
+struct StoreUnderTest {
     disk: Arc<dyn Disk>,
     store: Arc<Store>,
     dice: Random,
@@ -101,7 +103,7 @@ struct Used {
     values: BTreeMap<Vec<u8>, Vec<u8>>,
 }
 
-impl Used {
+impl StoreUnderTest {
     fn new(kind: LayoutKind) -> Self {
         let disk: Arc<dyn Disk> = Arc::new(MemoryDisk::new(vec![0xEE; DISK_BYTES], 512));
         let profile = Profile {
@@ -110,8 +112,8 @@ impl Used {
             segment_bytes: SEGMENT_BYTES,
             queue_depth: 8,
         };
-        must(Store::create(disk.clone(), &CreateOptions { profile, id: 7 }), "create");
-        let store = must(Self::open(&disk), "open");
+        unwrap_or_panic(Store::create(disk.clone(), &CreateOptions { profile, id: 7 }), "create");
+        let store = unwrap_or_panic(Self::open(&disk), "open");
         let (objects, values) = (BTreeMap::new(), BTreeMap::new());
         Self { disk, store, dice: Random::new(5), objects, values }
     }
@@ -120,25 +122,25 @@ impl Used {
         Store::open(disk.clone(), &OpenOptions { cache_bytes: 256 << 10, read_only: false })
     }
 
-    fn bytes(&mut self, most: u64) -> Vec<u8> {
-        let mut bytes = vec![0; 1 + self.dice.below(most) as usize];
+    fn random_bytes(&mut self, most: u64) -> Vec<u8> {
+        let mut bytes = vec![0; 1 + self.dice.next_below(most) as usize];
         self.dice.fill(&mut bytes);
         bytes
     }
 
     /// Creates, changes or deletes an object, as one group; returns true if there was space.
-    fn change(&mut self, is_growing: bool) -> bool {
+    fn change_random_object(&mut self, is_growing: bool) -> bool {
         let mut group = Group::new();
-        let any = self.dice.below(self.objects.len().max(1) as u64) as usize;
+        let any = self.dice.next_below(self.objects.len().max(1) as u64) as usize;
         let old = self.objects.keys().nth(any).copied();
-        let done = match (old, self.dice.below(6)) {
+        let done = match (old, self.dice.next_below(6)) {
             (Some(id), 0) if !is_growing => {
                 group.delete(id);
                 (id, None)
             }
-            (Some(id), 1..) if !is_growing || self.dice.below(2) == 0 => {
-                let at = self.dice.below(20_000) as usize;
-                let part = self.bytes(9000);
+            (Some(id), 1..) if !is_growing || self.dice.next_below(2) == 0 => {
+                let at = self.dice.next_below(20_000) as usize;
+                let part = self.random_bytes(9000);
                 group.write(id, at as u64, &part);
                 let mut bytes = self.objects.get(&id).cloned().unwrap_or_default();
                 let end = at + part.len();
@@ -147,17 +149,18 @@ impl Used {
                 (id, Some(bytes))
             }
             _ => {
-                let hint = [Hint::Unknown, Hint::Hot, Hint::Cold][self.dice.below(3) as usize];
+                let hint = [LifetimeHint::Unknown, LifetimeHint::Hot, LifetimeHint::Cold]
+                    [self.dice.next_below(3) as usize];
                 let id = group.create(self.store.new_object(), hint);
-                let bytes = self.bytes(60_000);
+                let bytes = self.random_bytes(60_000);
                 group.append(id, &bytes);
                 (id, Some(bytes))
             }
         };
         match self.store.submit(group, &[]).map_err(|refused| refused.error) {
             Ok(ticket) => {
-                if self.dice.below(20) == 0 {
-                    must(self.store.wait(ticket), "wait");
+                if self.dice.next_below(20) == 0 {
+                    unwrap_or_panic(self.store.wait(ticket), "wait");
                 }
                 match done {
                     (id, Some(bytes)) => self.objects.insert(id, bytes),
@@ -170,9 +173,9 @@ impl Used {
         }
     }
 
-    fn put(&mut self) {
-        let key = self.dice.below(400).to_be_bytes().to_vec();
-        let value = self.bytes(300);
+    fn put_value(&mut self) {
+        let key = self.dice.next_below(400).to_be_bytes().to_vec();
+        let value = self.random_bytes(300);
         match Kv::new(self.store.clone()).put(&key, &value) {
             Ok(_) => drop(self.values.insert(key, value)),
             Err(Error::NoSpace { .. }) => {}
@@ -181,64 +184,64 @@ impl Used {
     }
 
     /// Reads all, checks the store, and opens it again.
-    fn look(&mut self) {
-        must(self.store.sync(), "sync");
+    fn verify_and_reopen(&mut self) {
+        unwrap_or_panic(self.store.sync(), "sync");
         for (id, bytes) in &self.objects {
             let mut have = vec![0; bytes.len() + 1];
-            let len = must(self.store.read(*id, 0, &mut have), "read");
+            let len = unwrap_or_panic(self.store.read(*id, 0, &mut have), "read");
             assert!(have[..len] == bytes[..], "object {id} has other bytes");
         }
         let kv = Kv::new(self.store.clone());
         for (key, value) in &self.values {
-            let have = must(kv.get(key), "get");
+            let have = unwrap_or_panic(kv.get(key), "get");
             assert!(have.as_ref() == Some(value), "a key has another value");
         }
         let report = Store::check(self.disk.clone(), &CheckOptions::default(), &mut |_, _| {});
-        let report = must(report, "check");
+        let report = unwrap_or_panic(report, "check");
         assert!(report.is_clean(), "{:?}", report.damage);
     }
 
     fn reopen(self) -> Self {
         let Self { disk, store, .. } = self;
         drop(store);
-        let store = must(Self::open(&disk), "open again");
+        let store = unwrap_or_panic(Self::open(&disk), "open again");
         Self { disk, store, ..self }
     }
 }
 
 /// Writes far more than the capacity, so that segments are cleaned.
-fn a_store_is_used_for_long(kind: LayoutKind) {
-    let mut used = Used::new(kind);
+fn check_long_use(kind: LayoutKind) {
+    let mut used = StoreUnderTest::new(kind);
     let mut cleaned = 0;
     for _ in 0..6 {
         for _ in 0..600 {
-            used.change(used.objects.len() < 60);
-            used.put();
+            used.change_random_object(used.objects.len() < 60);
+            used.put_value();
         }
-        used.look();
+        used.verify_and_reopen();
         cleaned += used.store.info().counters.cleaned;
         used = used.reopen();
-        used.look();
+        used.verify_and_reopen();
     }
     assert!(cleaned > 0, "no segment was cleaned");
 }
 
-fn a_full_store_is_emptied(kind: LayoutKind) {
-    let mut used = Used::new(kind);
+fn check_full_store_can_be_emptied(kind: LayoutKind) {
+    let mut used = StoreUnderTest::new(kind);
     for _ in 0..2 {
-        while used.change(true) {}
-        used.look();
+        while used.change_random_object(true) {}
+        used.verify_and_reopen();
         used = used.reopen();
         while let Some((&id, _)) = used.objects.iter().next() {
             let mut group = Group::new();
             group.delete(id);
             let done = used.store.submit(group, &[]).map_err(|refused| refused.error);
-            must(done, "deleting on a full store");
+            unwrap_or_panic(done, "deleting on a full store");
             used.objects.remove(&id);
         }
-        (0..3).for_each(|_| must(used.store.checkpoint(), "checkpoint"));
+        (0..3).for_each(|_| unwrap_or_panic(used.store.checkpoint(), "checkpoint"));
         let held = used.store.info().used_bytes;
         assert!(held < u64::from(SEGMENT_BYTES) * 4, "{held} bytes are held of nothing");
     }
-    used.look();
+    used.verify_and_reopen();
 }

@@ -1,18 +1,18 @@
 //! Layout for flash: bytes with similar lifetimes share segments, which empty without cleaning.
 
 use super::{Layout, PayloadKind, StoreDimensions};
-use crate::Hint;
+use crate::LifetimeHint;
 
-pub(super) struct Cow(pub StoreDimensions);
+pub(super) struct CowLayout(pub StoreDimensions);
 
-const TRICKLE: usize = 0;
-const HOT: usize = 1;
-const COLD: usize = 2;
-const MOVED: usize = 3;
-const NODES: usize = 4;
+const TRICKLE_STREAM: usize = 0;
+const HOT_STREAM: usize = 1;
+const COLD_STREAM: usize = 2;
+const MOVED_STREAM: usize = 3;
+const NODE_STREAM: usize = 4;
 
-impl Layout for Cow {
-    fn site(&self) -> &StoreDimensions {
+impl Layout for CowLayout {
+    fn dimensions(&self) -> &StoreDimensions {
         &self.0
     }
 
@@ -22,27 +22,27 @@ impl Layout for Cow {
 
     fn stream_of(&self, kind: PayloadKind, is_trickle: bool) -> usize {
         match kind {
-            PayloadKind::Node => NODES,
-            PayloadKind::ShortLived => HOT,
+            PayloadKind::Node => NODE_STREAM,
+            PayloadKind::ShortLived => HOT_STREAM,
             // Young, and moved only because its neighbours died sooner: it will die soon.
-            PayloadKind::Moved { age } if age < self.0.capacity_bytes / 4 => HOT,
-            PayloadKind::Moved { .. } => MOVED,
+            PayloadKind::Moved { age } if age < self.0.capacity_bytes / 4 => HOT_STREAM,
+            PayloadKind::Moved { .. } => MOVED_STREAM,
             // One request for a commit with a waiter.
-            PayloadKind::Written { .. } if is_trickle => TRICKLE,
-            PayloadKind::Written { hint: Hint::Hot, .. } => HOT,
-            PayloadKind::Written { hint: Hint::Cold, .. } => COLD,
+            PayloadKind::Written { .. } if is_trickle => TRICKLE_STREAM,
+            PayloadKind::Written { hint: LifetimeHint::Hot, .. } => HOT_STREAM,
+            PayloadKind::Written { hint: LifetimeHint::Cold, .. } => COLD_STREAM,
             // A payload that was replaced soon will be replaced soon again (SepBIT).
             PayloadKind::Written { replaced_after: Some(bytes), .. }
                 if bytes < self.0.capacity_bytes / 4 =>
             {
-                HOT
+                HOT_STREAM
             }
-            PayloadKind::Written { .. } => COLD,
+            PayloadKind::Written { .. } => COLD_STREAM,
         }
     }
 
     fn index_stream(&self) -> usize {
-        NODES
+        NODE_STREAM
     }
 
     fn separates_by_age(&self) -> bool {
@@ -50,7 +50,7 @@ impl Layout for Cow {
     }
 
     fn frame_bytes(&self) -> usize {
-        self.0.at_most(1 << 20, 1)
+        self.0.cap_to_segment_part(1 << 20, 1)
     }
 
     fn is_page_aligned(&self) -> bool {
@@ -61,7 +61,7 @@ impl Layout for Cow {
         crate::codec::to_usize_saturating((4 << 20).min(self.log_bytes() / 2))
     }
 
-    fn read_bytes(&self) -> usize {
+    fn cleaner_read_bytes(&self) -> usize {
         // An awaited commit waits for it, too.
         64 << 10
     }
@@ -70,16 +70,16 @@ impl Layout for Cow {
         2
     }
 
-    fn reads_ahead(&self) -> usize {
+    fn cleaner_reads_ahead(&self) -> usize {
         // A single read uses one or two channels of many.
         4
     }
 
     fn node_bytes(&self) -> usize {
-        self.0.at_most(self.0.page_bytes.max(4096) as usize, 8)
+        self.0.cap_to_segment_part(self.0.page_bytes.max(4096) as usize, 8)
     }
 
     fn chunk_bytes(&self) -> usize {
-        self.0.at_most(64 << 10, 8)
+        self.0.cap_to_segment_part(64 << 10, 8)
     }
 }

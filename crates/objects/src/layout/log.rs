@@ -6,25 +6,25 @@
 
 use super::{Layout, StoreDimensions};
 
-pub(super) struct Log(pub StoreDimensions);
+pub(super) struct LogLayout(pub StoreDimensions);
 
-impl Layout for Log {
-    fn site(&self) -> &StoreDimensions {
+impl Layout for LogLayout {
+    fn dimensions(&self) -> &StoreDimensions {
         &self.0
     }
 
-    fn read_bytes(&self) -> usize {
+    fn cleaner_read_bytes(&self) -> usize {
         // Three times as long as a seek.
         8 << 20
     }
 
-    fn reads_ahead(&self) -> usize {
+    fn cleaner_reads_ahead(&self) -> usize {
         1
     }
 
     fn node_bytes(&self) -> usize {
         // A seek costs as much as reading 1 MB; but each changed node is written whole.
-        self.0.at_most(16 << 10, 8)
+        self.0.cap_to_segment_part(16 << 10, 8)
     }
 
     fn log_bytes(&self) -> u64 {

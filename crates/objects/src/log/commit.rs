@@ -17,7 +17,7 @@ use draconis_device::{Group, Ticket, Write};
 use draconis_exchange::heap::{Block, PrivateBuffer};
 
 use super::LogWriter;
-use crate::log::frame::{Header, SealedFrame};
+use crate::log::frame::{FrameHeader, SealedFrame};
 use crate::maintenance::CompletedIo;
 use crate::test_hooks::{InjectedFault, barrier_bytes, is_fault_injected};
 use crate::{Error, Result};
@@ -39,7 +39,7 @@ pub(crate) struct OpenCommit {
 
 impl OpenCommit {
     /// Creates an empty commit.
-    pub fn numbered(seq: u64) -> Self {
+    pub fn with_seq(seq: u64) -> Self {
         Self { seq, ..Self::default() }
     }
 
@@ -105,7 +105,7 @@ impl SubmittedCommits {
     }
 
     /// Returns the ticket that must be visible before reads see all of commit `seq`.
-    pub fn ticket_not_visible(&self, seq: u64) -> Option<Ticket> {
+    pub fn invisible_ticket(&self, seq: u64) -> Option<Ticket> {
         let ticket = self.commits.iter().find(|(of, _)| *of >= seq)?.1;
         (self.visible_ticket < Some(ticket)).then_some(ticket)
     }
@@ -168,7 +168,7 @@ impl LogWriter {
         self.usual_bytes = (self.usual_bytes * 7 + self.batch.bytes) / 8;
         self.counters.commits += 1;
         self.sent.commits.push_back((self.batch.seq, ticket));
-        self.batch = OpenCommit::numbered(self.batch.seq + 1);
+        self.batch = OpenCommit::with_seq(self.batch.seq + 1);
         self.io.clear_unsubmitted_nodes();
         self.spent.update_average(self.counters.written_bytes - self.counters.moved_bytes);
         Ok(())
@@ -184,7 +184,7 @@ impl LogWriter {
         let mut writes = Vec::with_capacity(count);
         let mut places = Vec::with_capacity(count);
         for (index, mut frame) in frames.into_iter().enumerate() {
-            let header = Header {
+            let header = FrameHeader {
                 incarnation: self.incarnation,
                 at: 0,
                 seq: self.batch.seq,
@@ -201,7 +201,7 @@ impl LogWriter {
                 next_segment: frame.next_segment,
             };
             self.batch.frames += 1;
-            frame.stamp(header, self.tag, self.io.summer);
+            frame.write_header(header, self.tag, self.io.summer);
             // As large as the frame's own buffer, so that the allocator reuses memory: clearing new
             // pages takes longer than copying.
             let mut memory = PrivateBuffer::new_uninitialized(frame.capacity());
@@ -211,7 +211,7 @@ impl LogWriter {
             writes.push(Write { at_bytes: frame.at, block: Block::from(memory) });
             places.push(Arc::new(frame));
         }
-        self.io.keep_frames(&places);
+        self.io.cache_invisible_frames(&places);
         let ticket = self
             .io
             .disk

@@ -23,13 +23,13 @@ use crate::log::summary::FrameSummary;
 use crate::test_hooks::{InjectedFault, is_fault_injected};
 
 const MAGIC: u32 = u32::from_le_bytes(*b"DrFr");
-pub(crate) const HEADER: usize = 72;
+pub(crate) const HEADER_BYTES: usize = 72;
 /// Marks the last frame of a commit.
-const LAST: u32 = 1 << 31;
+const LAST_FRAME_FLAG: u32 = 1 << 31;
 
 /// Decoded header of a frame.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Header {
+pub(crate) struct FrameHeader {
     pub incarnation: u64,
     /// First byte on the disk.
     pub at: u64,
@@ -49,21 +49,21 @@ pub(crate) struct Header {
     pub next_segment: u32,
 }
 
-impl Header {
-    pub fn encode(&self, store: u32, table: &[u8], summer: Checksummer) -> [u8; HEADER] {
-        let mut out = Vec::with_capacity(HEADER);
+impl FrameHeader {
+    pub fn encode(&self, store: u32, table: &[u8], summer: Checksummer) -> [u8; HEADER_BYTES] {
+        let mut out = Vec::with_capacity(HEADER_BYTES);
         out.extend_from_slice(&MAGIC.to_le_bytes());
         out.extend_from_slice(&store.to_le_bytes());
         for word in [self.incarnation, self.at, self.seq, self.durable] {
             out.extend_from_slice(&word.to_le_bytes());
         }
-        let part = self.frame_index | if self.is_last { LAST } else { 0 };
+        let part = self.frame_index | if self.is_last { LAST_FRAME_FLAG } else { 0 };
         for word in [self.len, self.table_at, self.table_len, part, self.next_segment, 0] {
             out.extend_from_slice(&word.to_le_bytes());
         }
         let sum = summer.checksum(self.at, &out) ^ summer.checksum(self.at.wrapping_add(1), table);
         out.extend_from_slice(&sum.to_le_bytes());
-        let mut header = [0; HEADER];
+        let mut header = [0; HEADER_BYTES];
         header.copy_from_slice(&out);
         header
     }
@@ -71,7 +71,7 @@ impl Header {
     /// Decodes a header without its summary; `None` unless it is one of this store at `at`, of at
     /// most `room` bytes.
     pub fn decode_header(bytes: &[u8], at: u64, store: u32, room: u64) -> Option<Self> {
-        let mut reader = Reader::new(bytes.get(..HEADER)?, at);
+        let mut reader = Reader::new(bytes.get(..HEADER_BYTES)?, at);
         let mine = reader.u32().ok()? == MAGIC && reader.u32().ok()? == store;
         if !mine {
             return None;
@@ -83,9 +83,9 @@ impl Header {
         let next_segment = half()?;
         let table_end = u64::from(table_at).saturating_add(u64::from(table_len));
         let is_sane = place == at
-            && len as usize >= HEADER
+            && len as usize >= HEADER_BYTES
             && u64::from(len) <= room
-            && table_at as usize >= HEADER
+            && table_at as usize >= HEADER_BYTES
             && table_end <= u64::from(len);
         is_sane.then_some(Self {
             incarnation,
@@ -95,15 +95,15 @@ impl Header {
             len,
             table_at,
             table_len,
-            frame_index: part & !LAST,
-            is_last: part & LAST != 0,
+            frame_index: part & !LAST_FRAME_FLAG,
+            is_last: part & LAST_FRAME_FLAG != 0,
             next_segment,
         })
     }
 
     /// Returns true if header and summary have the right checksum.
-    pub fn is_whole(&self, header: &[u8], table: &[u8], summer: Checksummer) -> bool {
-        let Some(bytes) = header.get(..HEADER) else { return false };
+    pub fn has_valid_checksum(&self, header: &[u8], table: &[u8], summer: Checksummer) -> bool {
+        let Some(bytes) = header.get(..HEADER_BYTES) else { return false };
         let Some((told, sum)) = bytes.split_last_chunk() else { return false };
         let expected =
             summer.checksum(self.at, told) ^ summer.checksum(self.at.wrapping_add(1), table);
@@ -136,8 +136,8 @@ impl FrameBuilder {
         Self {
             at,
             bytes: PrivateBuffer::new_uninitialized(capacity),
-            used: HEADER,
-            gap: (HEADER, HEADER),
+            used: HEADER_BYTES,
+            gap: (HEADER_BYTES, HEADER_BYTES),
             table: FrameSummary::new(at),
         }
     }
@@ -145,17 +145,17 @@ impl FrameBuilder {
     /// Returns the length of the shortest frame for a payload of `payload` bytes and an item of
     /// `line` bytes in its summary. Payloads of `align` bytes or more begin at a multiple of
     /// `align`.
-    pub fn min_len(payload: usize, line: usize, align: usize, page: usize) -> usize {
+    pub fn min_frame_len(payload: usize, line: usize, align: usize, page: usize) -> usize {
         match align > 1 && payload >= align {
-            true if line <= align - HEADER => align + payload,
+            true if line <= align - HEADER_BYTES => align + payload,
             true => align + payload + line,
-            false => HEADER + payload + line,
+            false => HEADER_BYTES + payload + line,
         }
         .next_multiple_of(page)
     }
 
     /// Returns true if a payload of `payload` bytes and an item of `line` bytes still fit.
-    pub fn holds(&self, payload: usize, line: usize, align: usize) -> bool {
+    pub fn has_space_for(&self, payload: usize, line: usize, align: usize) -> bool {
         let table = self.table.bytes.len() + line;
         let begin = if payload >= align { self.used.next_multiple_of(align) } else { self.used };
         let gap = match self.gap.1 - self.gap.0 {
@@ -172,7 +172,7 @@ impl FrameBuilder {
 
     /// Appends a payload, at a multiple of `align` if it is as long. The caller has checked that
     /// the frame [holds](FrameBuilder::holds) it.
-    pub fn put(&mut self, payload: &[u8], align: usize) -> u64 {
+    pub fn append_payload(&mut self, payload: &[u8], align: usize) -> u64 {
         if payload.len() >= align && !self.used.is_multiple_of(align) {
             let aligned = self.used.next_multiple_of(align);
             if self.gap.0 == self.gap.1 {
@@ -187,13 +187,13 @@ impl FrameBuilder {
         self.at + at as u64
     }
 
-    pub fn pair(&mut self, order: u64, key: &[u8], entry: &Entry) {
-        self.table.pair(order, key, entry);
+    pub fn add_pair(&mut self, order: u64, key: &[u8], entry: &Entry) {
+        self.table.add_pair(order, key, entry);
     }
 
     /// Adds the item of a node or a chunk.
     pub fn add_block(&mut self, is_node: bool, at: u64, len: u32) {
-        self.table.note(is_node, at, len);
+        self.table.add_block(is_node, at, len);
     }
 
     /// Returns the bytes at a disk address, if the frame has them.
@@ -250,19 +250,19 @@ impl SealedFrame {
     }
 
     /// Writes the header, with the frame's address and lengths.
-    pub fn stamp(&mut self, mut header: Header, store: u32, summer: Checksummer) {
+    pub fn write_header(&mut self, mut header: FrameHeader, store: u32, summer: Checksummer) {
         header.at = self.at;
         header.len = self.len as u32;
         header.table_at = self.table_at;
         header.table_len = self.table_len;
         let table = self.table_at as usize..(self.table_at + self.table_len) as usize;
         let encoded = header.encode(store, &self.bytes[table], summer);
-        self.bytes[..HEADER].copy_from_slice(&encoded);
+        self.bytes[..HEADER_BYTES].copy_from_slice(&encoded);
     }
 }
 
 /// Returns the error for a missing durable frame.
-pub(crate) fn missing(at: u64) -> Error {
+pub(crate) fn missing_frame_error(at: u64) -> Error {
     Error::Corrupt { what: "the log: a frame that was durable is gone", at_bytes: at }
 }
 
@@ -271,10 +271,10 @@ mod tests {
     use super::*;
     use crate::ObjectId;
     use crate::entry::{extent_key, value_key};
-    use crate::log::summary::Items;
+    use crate::log::summary::SummaryItems;
 
-    fn header(seq: u64) -> Header {
-        Header {
+    fn header(seq: u64) -> FrameHeader {
+        FrameHeader {
             incarnation: 3,
             at: 0,
             seq,
@@ -289,43 +289,43 @@ mod tests {
     }
 
     #[test]
-    fn a_frame_comes_back_and_every_flipped_bit_of_header_and_table_is_seen() {
+    fn frame_round_trips_and_detects_bit_flips() {
         let summer = Checksummer(5);
         let mut frame = FrameBuilder::new(1 << 20, 64 << 10);
-        let small = frame.put(b"small", 4096);
-        frame.pair(0, &value_key(b"k"), &Entry::Tombstone);
-        let large = frame.put(&[7; 8192], 4096);
+        let small = frame.append_payload(b"small", 4096);
+        frame.add_pair(0, &value_key(b"k"), &Entry::Tombstone);
+        let large = frame.append_payload(&[7; 8192], 4096);
         assert!(large.is_multiple_of(4096) && small < large);
-        frame.pair(1, &extent_key(ObjectId(1), 0), &Entry::Hole(9));
+        frame.add_pair(1, &extent_key(ObjectId(1), 0), &Entry::Hole(9));
         frame.add_block(true, large, 8192);
         assert_eq!(frame.get(small, 5), Some(&b"small"[..]));
         let mut done = frame.finish(4096, 9);
         // The summary lies in the gap: one page for all but the large payload.
         assert_eq!(done.len, 3 * 4096);
-        done.stamp(header(8), 11, summer);
+        done.write_header(header(8), 11, summer);
         let bytes = done.bytes().to_vec();
-        let back = Header::decode_header(&bytes, 1 << 20, 11, 1 << 20).unwrap();
+        let back = FrameHeader::decode_header(&bytes, 1 << 20, 11, 1 << 20).unwrap();
         let table =
             |bytes: &[u8]| bytes[back.table_at as usize..][..back.table_len as usize].to_vec();
-        assert!(back.is_whole(&bytes, &table(&bytes), summer));
-        let items: Vec<_> = Items::new(&table(&bytes), back.at, back.table_at)
+        assert!(back.has_valid_checksum(&bytes, &table(&bytes), summer));
+        let items: Vec<_> = SummaryItems::new(&table(&bytes), back.at, back.table_at)
             .map(|item| format!("{:?}", item.unwrap()))
             .collect();
         assert_eq!(items.len(), 3);
         assert!(items[2].contains(&format!("at: {large}")), "{items:?}");
-        assert_eq!(Header::decode_header(&bytes, 1 << 21, 11, 1 << 20), None);
-        assert_eq!(Header::decode_header(&bytes, 1 << 20, 12, 1 << 20), None);
-        let covered =
-            (0..HEADER).chain(back.table_at as usize..(back.table_at + back.table_len) as usize);
+        assert_eq!(FrameHeader::decode_header(&bytes, 1 << 21, 11, 1 << 20), None);
+        assert_eq!(FrameHeader::decode_header(&bytes, 1 << 20, 12, 1 << 20), None);
+        let covered = (0..HEADER_BYTES)
+            .chain(back.table_at as usize..(back.table_at + back.table_len) as usize);
         for byte in covered {
             let mut bytes = bytes.clone();
             bytes[byte] ^= 4;
             let is_whole =
-                Header::decode_header(&bytes, 1 << 20, 11, 1 << 20).is_some_and(|header| {
+                FrameHeader::decode_header(&bytes, 1 << 20, 11, 1 << 20).is_some_and(|header| {
                     let end = (header.table_at + header.table_len) as usize;
                     bytes
                         .get(header.table_at as usize..end)
-                        .is_some_and(|table| header.is_whole(&bytes, table, summer))
+                        .is_some_and(|table| header.has_valid_checksum(&bytes, table, summer))
                 });
             assert!(!is_whole, "byte {byte}");
         }

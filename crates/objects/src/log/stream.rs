@@ -28,14 +28,14 @@ pub(crate) struct Stream {
 
 impl Stream {
     /// Creates a stream that continues from `place`.
-    pub fn at((segment, pos, next): StreamPosition) -> Self {
+    pub fn at_position((segment, pos, next): StreamPosition) -> Self {
         Self { segment, pos, next, frame: None }
     }
 }
 
 impl LogWriter {
     /// Returns the positions of all streams.
-    pub fn places(&self) -> Vec<StreamPosition> {
+    pub fn positions(&self) -> Vec<StreamPosition> {
         self.streams.iter().map(|stream| (stream.segment, stream.pos, stream.next)).collect()
     }
 
@@ -52,10 +52,10 @@ impl LogWriter {
         let has_room = self.streams[stream]
             .frame
             .as_ref()
-            .is_some_and(|frame| frame.holds(payload, line, align));
+            .is_some_and(|frame| frame.has_space_for(payload, line, align));
         if !has_room {
             self.finish_frame(stream);
-            let least = FrameBuilder::min_len(payload, line, align, page);
+            let least = FrameBuilder::min_frame_len(payload, line, align, page);
             let usual = (self.usual_bytes * 2).max(64 << 10).min(self.layout.frame_bytes());
             let wanted = usual.max(least).next_multiple_of(page);
             let segment_bytes = geometry.segment_bytes as usize;
@@ -78,16 +78,16 @@ impl LogWriter {
     pub fn next_segment(&mut self, stream: usize) -> Result<()> {
         let place = &self.streams[stream];
         let (old, new) = (place.segment, place.next);
-        let Some(next) = self.segments.take(new) else {
+        let Some(next) = self.segments.open_free_segment(new) else {
             // The reserve covers every segment that streams need.
             log::error!("no segment for stream {stream}");
             let needed_bytes = u64::from(self.segments.geometry.segment_bytes);
             return Err(Error::NoSpace { needed_bytes, free_bytes: 0, kept_bytes: 0 });
         };
         let (seq, is_index) = (self.batch.seq, stream == self.layout.index_stream());
-        self.segments.set(old, |old| (old.last_seq, old.is_index) = (seq, is_index));
+        self.segments.update_segment(old, |old| (old.last_seq, old.is_index) = (seq, is_index));
         self.segments.close(old, self.clock);
-        self.streams[stream] = Stream::at((new, 0, next));
+        self.streams[stream] = Stream::at_position((new, 0, next));
         Ok(())
     }
 
@@ -101,12 +101,14 @@ impl LogWriter {
         let done = frame.finish(page, place.next);
         place.pos += done.len as u32;
         let (used, seq) = (place.pos, self.batch.seq);
-        self.segments.set(place.segment, |segment| (segment.used, segment.last_seq) = (used, seq));
+        self.segments.update_segment(place.segment, |segment| {
+            (segment.used, segment.last_seq) = (used, seq)
+        });
         self.batch.done.push(done);
     }
 
     /// Returns bytes that are in a frame not yet submitted to the disk.
-    pub fn in_frames(&self, at: u64, len: usize) -> Option<&[u8]> {
+    pub fn unsubmitted_bytes(&self, at: u64, len: usize) -> Option<&[u8]> {
         let open = self.streams.iter().filter_map(|stream| stream.frame.as_ref());
         if let Some(bytes) = open.filter_map(|frame| frame.get(at, len)).next() {
             return Some(bytes);

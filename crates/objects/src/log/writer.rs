@@ -20,7 +20,7 @@ use crate::space::segment::SegmentTable;
 use crate::test_hooks::commit_bytes;
 
 /// Commits shorter than this are a trickle.
-const TRICKLE_BYTES: usize = 32 << 10;
+const MAX_TRICKLE_COMMIT_BYTES: usize = 32 << 10;
 
 /// Writer of a store.
 pub(crate) struct LogWriter {
@@ -72,7 +72,7 @@ impl LogWriter {
             io: Arc::new(io),
             layout,
             streams: vec![],
-            batch: OpenCommit::numbered(1),
+            batch: OpenCommit::with_seq(1),
             sent: SubmittedCommits::default(),
             spent: WriteAmplification::default(),
             tag,
@@ -115,7 +115,7 @@ impl LogWriter {
 
     /// Appends a payload and its entry, which is returned, to the commit. `stamp` is the clock of
     /// its first write.
-    pub fn payload(
+    pub fn append_payload(
         &mut self,
         key: &Key,
         payload: &[u8],
@@ -126,9 +126,9 @@ impl LogWriter {
         let stream = self.stream_of(kind);
         let order = self.batch.next_order();
         let summer = self.io.summer;
-        let line = FrameSummary::most(key.len(), payload.len());
+        let line = FrameSummary::max_pair_bytes(key.len(), payload.len());
         let frame = self.frame_for(stream, payload.len(), line)?;
-        let at = frame.put(payload, align);
+        let at = frame.append_payload(payload, align);
         let sums = (at..)
             .step_by(CHECKSUM_BLOCK_BYTES as usize)
             .zip(payload.chunks(CHECKSUM_BLOCK_BYTES as usize))
@@ -136,7 +136,7 @@ impl LogWriter {
             .collect();
         let len = payload.len() as u32;
         let entry = Entry::Data(PayloadRef { at, stored: len, skip: 0, len, sums });
-        frame.pair(order, key, &entry);
+        frame.add_pair(order, key, &entry);
         self.batch.bytes += payload.len() + line;
         if stamp.is_none() {
             self.clock += u64::from(len);
@@ -147,21 +147,21 @@ impl LogWriter {
     }
 
     /// Appends an entry without a payload to the commit.
-    pub fn pair(&mut self, key: &Key, entry: &Entry) -> Result<()> {
+    pub fn append_entry(&mut self, key: &Key, entry: &Entry) -> Result<()> {
         let order = self.batch.next_order();
         let short = match entry {
             Entry::Inline(value) => value.len(),
             _ => 0,
         };
-        let line = FrameSummary::most(key.len(), 0) + short;
-        self.frame_for(0, 0, line)?.pair(order, key, entry);
+        let line = FrameSummary::max_pair_bytes(key.len(), 0) + short;
+        self.frame_for(0, 0, line)?.add_pair(order, key, entry);
         self.batch.bytes += line;
         Ok(())
     }
 
     /// Stores a block outside of the log: a node, or a short-lived chunk.
     pub fn append_block(&mut self, bytes: &[u8], is_node: bool) -> Result<BlockPtr> {
-        self.store_in(
+        self.append_block_to_stream(
             if is_node { PayloadKind::Node } else { PayloadKind::ShortLived },
             bytes,
             is_node,
@@ -169,11 +169,16 @@ impl LogWriter {
     }
 
     /// Stores a block in the stream of `kind`.
-    pub fn store_in(&mut self, kind: PayloadKind, bytes: &[u8], is_node: bool) -> Result<BlockPtr> {
+    pub fn append_block_to_stream(
+        &mut self,
+        kind: PayloadKind,
+        bytes: &[u8],
+        is_node: bool,
+    ) -> Result<BlockPtr> {
         let align = self.alignment();
         let stream = self.stream_of(kind);
-        let frame = self.frame_for(stream, bytes.len(), FrameSummary::most(0, 0))?;
-        let at = frame.put(bytes, align);
+        let frame = self.frame_for(stream, bytes.len(), FrameSummary::max_pair_bytes(0, 0))?;
+        let at = frame.append_payload(bytes, align);
         let len = bytes.len() as u32;
         frame.add_block(is_node, at, len);
         self.batch.bytes += bytes.len() + 16;
@@ -184,7 +189,7 @@ impl LogWriter {
     }
 
     /// Marks stored blocks as dead.
-    pub fn forget(&mut self, ptrs: impl IntoIterator<Item = BlockPtr>) {
+    pub fn mark_blocks_dead(&mut self, ptrs: impl IntoIterator<Item = BlockPtr>) {
         for ptr in ptrs {
             self.segments.sub_live(ptr.at, ptr.len, false);
         }
@@ -196,7 +201,7 @@ impl LogWriter {
     }
 
     fn stream_of(&self, kind: PayloadKind) -> usize {
-        let stream = self.layout.stream_of(kind, self.usual_bytes < TRICKLE_BYTES);
+        let stream = self.layout.stream_of(kind, self.usual_bytes < MAX_TRICKLE_COMMIT_BYTES);
         // Layouts of other crates were checked for samples only.
         stream.min(self.streams.len().saturating_sub(1))
     }

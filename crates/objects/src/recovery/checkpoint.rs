@@ -26,13 +26,13 @@ use draconis_device::{Extent, Group as DiskGroup, Ticket as DiskTicket};
 
 use crate::core::Core;
 use crate::index::memtable::ImmutableMemtable;
-use crate::index::memtable_flush::AHEAD;
+use crate::index::memtable_flush::PREFETCHED_PAIRS;
 use crate::index::run::ChunkWriter;
 use crate::index::tree::BlockPtr;
 use crate::index::view::ReaderPin;
 use crate::layout::PayloadKind;
 use crate::log::{LogWriter, StreamPosition};
-use crate::maintenance::{MissPolicy, RequiredIo, Step};
+use crate::maintenance::{MaintenanceStep, MissPolicy, RequiredIo};
 use crate::recovery::checkpoint_record::CheckpointRecord;
 use crate::recovery::superblock::Superblock;
 use crate::test_hooks::{InjectedFault, is_fault_injected};
@@ -73,12 +73,16 @@ impl Checkpoints {
     pub fn write_superblock(&mut self, log: &mut LogWriter) -> Result<DiskTicket> {
         self.superblock.generation += 1;
         // The new end of the store has no superblock yet: until it has, the old ones count.
-        self.write_copies(log, if self.is_resized { [1, 0] } else { [0, 1] })
+        self.write_superblock_copies(log, if self.is_resized { [1, 0] } else { [0, 1] })
     }
 
     /// Writes all copies of the current superblock, the second of `pairs` after the first.
-    pub fn write_copies(&self, log: &mut LogWriter, pairs: [usize; 2]) -> Result<DiskTicket> {
-        let chain = pairs.map(|pair| DiskGroup { writes: self.superblock.writes(pair) });
+    pub fn write_superblock_copies(
+        &self,
+        log: &mut LogWriter,
+        pairs: [usize; 2],
+    ) -> Result<DiskTicket> {
+        let chain = pairs.map(|pair| DiskGroup { writes: self.superblock.copy_writes(pair) });
         let is_ordered = !is_fault_injected(InjectedFault::SuperblockAfterFrames);
         let after: Vec<DiskTicket> = log.sent.last.into_iter().filter(|_| is_ordered).collect();
         let disk = &log.io.disk;
@@ -94,46 +98,46 @@ impl Checkpoints {
 
 impl Core {
     /// Seals the active memtable. Later changes account it.
-    pub fn begin_checkpoint(&mut self) -> Result<Step> {
+    pub fn begin_checkpoint(&mut self) -> Result<MaintenanceStep> {
         self.finish_flush()?;
         self.log.commit()?;
         self.levels.begin_memtable_flush(&mut self.log);
-        self.log.segments.begin();
+        self.log.segments.begin_checkpoint();
         self.cleaner.before.extend(self.cleaner.since.drain());
         self.log.bytes = 0;
-        Ok(Step::Continue(0))
+        Ok(MaintenanceStep::Continue(0))
     }
 
     /// Accounts all pairs and writes the checkpoint in progress, if there is one.
     pub fn finish_flush(&mut self) -> Result<()> {
         while self.levels.flush.is_some() {
-            let _ = self.flush_step(AHEAD, MissPolicy::Block)?;
+            let _ = self.flush_step(PREFETCHED_PAIRS, MissPolicy::Block)?;
         }
         Ok(())
     }
 
     /// Writes the rest of the run, and the checkpoint record.
-    pub fn finish_checkpoint(&mut self, patience: MissPolicy) -> Result<Step> {
+    pub fn finish_checkpoint(&mut self, patience: MissPolicy) -> Result<MaintenanceStep> {
         if let Some(need) = self.complete_checkpoint(patience)? {
-            return Ok(Step::Break(need));
+            return Ok(MaintenanceStep::Break(need));
         }
         if let Some((seq, places)) = self.levels.finish_memtable_flush(&mut self.log)? {
             self.write_checkpoint(seq, places, vec![])?;
             self.levels.schedule_merges(&self.log);
             self.levels.publish_view();
         }
-        Ok(Step::Continue(0))
+        Ok(MaintenanceStep::Continue(0))
     }
 
     /// Writes the replayed log as an image, without accounting it.
-    pub fn write_image(&mut self) -> Result<()> {
-        self.log.segments.begin();
-        let places = self.log.places();
+    pub fn write_replayed_image(&mut self) -> Result<()> {
+        self.log.segments.begin_checkpoint();
+        let places = self.log.positions();
         let seq = self.log.batch.seq - 1;
         let pairs = self.levels.active.map.iter().map(|(key, entry)| (key.clone(), entry.clone()));
         let layer = ImmutableMemtable::new(pairs.collect(), 0);
         let mut chunks = ChunkWriter::default();
-        chunks.feed(&mut self.log, &layer.pairs)?;
+        chunks.encode_new_pairs(&mut self.log, &layer.pairs)?;
         let image = chunks.finish(&mut self.log)?;
         self.write_checkpoint(seq, places, image)?;
         self.log.bytes = 0;
@@ -148,7 +152,7 @@ impl Core {
     ) -> Result<()> {
         let (log, levels) = (&mut self.log, &mut self.levels);
         let root = levels.tree.write_changed(log)?;
-        log.forget(std::mem::take(&mut self.checkpoints.ptrs));
+        log.mark_blocks_dead(std::mem::take(&mut self.checkpoints.ptrs));
         let emptied = log.segments.mark_emptied(seq);
         // A later checkpoint will refer to a run that compaction is still writing.
         let folding = levels.compaction.iter().filter_map(|folding| folding.chunks.as_ref());
@@ -172,7 +176,7 @@ impl Core {
         // In a commit of its own number: `own_seq` is the open one.
         let checkpoint = log.append_block(&bytes, false)?;
         // Everything depends on it, so there are two copies, in two streams if there are two.
-        let twin = log.store_in(PayloadKind::Node, &bytes, false)?;
+        let twin = log.append_block_to_stream(PayloadKind::Node, &bytes, false)?;
         log.commit()?;
         let superblock = &mut self.checkpoints.superblock;
         (superblock.checkpoint, superblock.checkpoint_copy) = (checkpoint, Some(twin));
@@ -198,7 +202,7 @@ impl Core {
             match patience {
                 _ if is_durable => {}
                 MissPolicy::Defer => return Ok(Some(RequiredIo::Durable(written.ticket))),
-                MissPolicy::Block => self.log.io.wait_long(written.ticket)?,
+                MissPolicy::Block => self.log.io.wait_durable_without_deadline(written.ticket)?,
             }
         }
         if let Some(written) = self.checkpoints.written.take() {
@@ -224,7 +228,7 @@ impl Core {
                 .collect();
             for (&segment, extent) in emptied.iter().zip(&extents) {
                 log.io.invalidate(extent.start_bytes, len);
-                log.segments.release(segment);
+                log.segments.release_segment(segment);
                 // They will be overwritten: data read from them is stale.
                 self.cleaner.cleaning.take_if(|cleaning| cleaning.segment == segment);
             }
@@ -237,7 +241,10 @@ impl Core {
     }
 
     /// Completes a checkpoint that is so old that the disk should have written it by now.
-    pub fn complete_old_checkpoint(&mut self, patience: MissPolicy) -> Result<Option<Step>> {
+    pub fn complete_old_checkpoint(
+        &mut self,
+        patience: MissPolicy,
+    ) -> Result<Option<MaintenanceStep>> {
         let age = self.reserve.log_bytes / 8;
         let is_old = self.checkpoints.written.as_ref().is_some_and(|written| {
             self.log.sent.durable_ticket >= Some(written.ticket)
@@ -245,7 +252,7 @@ impl Core {
         });
         if is_old {
             let need = self.complete_checkpoint(patience)?;
-            return Ok(Some(need.map_or(Step::Continue(0), Step::Break)));
+            return Ok(Some(need.map_or(MaintenanceStep::Continue(0), MaintenanceStep::Break)));
         }
         self.release();
         Ok(None)

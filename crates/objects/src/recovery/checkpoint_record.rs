@@ -88,7 +88,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_blob_comes_back() {
+    fn checkpoint_record_round_trips() {
         let ptr = |at| BlockPtr { at, len: 9, sum: at * 7 };
         let blob = CheckpointRecord {
             seq: 1,

@@ -14,10 +14,10 @@ use crate::codec::{to_u32_saturating, to_usize_saturating};
 use crate::core::Core;
 use crate::entry::{DecodedKey, Entry, Key, decode_key};
 use crate::log::StreamPosition;
-use crate::log::frame::{HEADER, Header, missing};
-use crate::log::summary::{Item, Items};
+use crate::log::frame::{FrameHeader, HEADER_BYTES, missing_frame_error};
+use crate::log::summary::{SummaryItem, SummaryItems};
 use crate::recovery::checkpoint_record::CheckpointRecord;
-use crate::space::segment::State;
+use crate::space::segment::SegmentState;
 use crate::test_hooks::{InjectedFault, is_fault_injected};
 
 /// Search range after a hole for frames that declare its commits durable.
@@ -28,20 +28,25 @@ const GAP_SEARCH_SEGMENTS: usize = 8;
 
 /// A frame of the log.
 struct LogFrame {
-    header: Header,
+    header: FrameHeader,
     stream: usize,
     segment: u32,
     table: Vec<u8>,
 }
 
 impl LogFrame {
-    fn items(&self) -> Items<'_> {
-        Items::new(&self.table, self.header.at, self.header.table_at)
+    fn items(&self) -> SummaryItems<'_> {
+        SummaryItems::new(&self.table, self.header.at, self.header.table_at)
     }
 }
 
 /// Reads the frames of one stream from its position in the checkpoint.
-fn scan(core: &Core, stream: usize, place: StreamPosition, out: &mut Vec<LogFrame>) -> Result<u64> {
+fn scan_stream(
+    core: &Core,
+    stream: usize,
+    place: StreamPosition,
+    out: &mut Vec<LogFrame>,
+) -> Result<u64> {
     let geometry = core.checkpoints.superblock.geometry;
     let (mut segment, mut pos, mut next) = place;
     let read_bytes = core.log.layout.log_read_bytes();
@@ -53,7 +58,8 @@ fn scan(core: &Core, stream: usize, place: StreamPosition, out: &mut Vec<LogFram
         let mut window: Option<(u32, PrivateBuffer)> = None;
         let before = out.len();
         while pos < geometry.segment_bytes {
-            let Some((header, table)) = frame_at(core, start, pos, read_bytes, &mut window)? else {
+            let Some((header, table)) = read_frame_at(core, start, pos, read_bytes, &mut window)?
+            else {
                 break;
             };
             if header.seq < seq || header.next_segment >= geometry.segments {
@@ -73,7 +79,7 @@ fn scan(core: &Core, stream: usize, place: StreamPosition, out: &mut Vec<LogFram
         let end = pos.saturating_add(reach).min(geometry.segment_bytes);
         let mut look = pos.saturating_add(geometry.page_bytes);
         while look < end {
-            if let Some((header, _)) = frame_at(core, start, look, read_bytes, &mut window)?
+            if let Some((header, _)) = read_frame_at(core, start, look, read_bytes, &mut window)?
                 && header.seq >= seq
             {
                 durable = durable.max(header.durable);
@@ -83,8 +89,8 @@ fn scan(core: &Core, stream: usize, place: StreamPosition, out: &mut Vec<LogFram
         if out.len() == before && pos == 0 {
             // A frame that filled its segment held the link to the next one. The stream most likely
             // continued in the next free segments.
-            for next in core.log.segments.free_behind(segment).take(GAP_SEARCH_SEGMENTS) {
-                let header = frame_at(core, geometry.start_of(next), 0, 0, &mut None)?;
+            for next in core.log.segments.free_segments_after(segment).take(GAP_SEARCH_SEGMENTS) {
+                let header = read_frame_at(core, geometry.start_of(next), 0, 0, &mut None)?;
                 let later = header.map(|(header, _)| header).filter(|header| header.seq >= seq);
                 durable = durable.max(later.map_or(0, |header| header.durable));
             }
@@ -96,17 +102,17 @@ fn scan(core: &Core, stream: usize, place: StreamPosition, out: &mut Vec<LogFram
 }
 
 /// Returns the frame at an address, if a whole one of this incarnation is there.
-fn frame_at(
+fn read_frame_at(
     core: &Core,
     start: u64,
     pos: u32,
     read_bytes: usize,
     window: &mut Option<(u32, PrivateBuffer)>,
-) -> Result<Option<(Header, Vec<u8>)>> {
+) -> Result<Option<(FrameHeader, Vec<u8>)>> {
     let geometry = core.checkpoints.superblock.geometry;
     let at = start.saturating_add(u64::from(pos));
     let room = geometry.segment_bytes.saturating_sub(pos) as usize;
-    let mut wanted = (geometry.page_bytes as usize).max(HEADER);
+    let mut wanted = (geometry.page_bytes as usize).max(HEADER_BYTES);
     for _ in 0..2 {
         let is_held = window.as_ref().is_some_and(|(from, bytes)| {
             let skip = pos.checked_sub(*from);
@@ -115,11 +121,11 @@ fn frame_at(
         if !is_held {
             let len =
                 wanted.max(read_bytes).min(room).next_multiple_of(geometry.page_bytes as usize);
-            *window = Some((pos, core.log.io.direct_in_parts(at, len)?));
+            *window = Some((pos, core.log.io.read_pages_in_parts(at, len)?));
         }
         let Some((from, bytes)) = window.as_ref() else { return Ok(None) };
         let bytes = bytes.get(pos.saturating_sub(*from) as usize..).unwrap_or_default();
-        let Some(header) = Header::decode_header(bytes, at, core.log.tag, room as u64) else {
+        let Some(header) = FrameHeader::decode_header(bytes, at, core.log.tag, room as u64) else {
             return Ok(None);
         };
         let is_ours = header.incarnation == core.checkpoints.superblock.log_incarnation
@@ -133,25 +139,27 @@ fn frame_at(
             continue;
         };
         return Ok(header
-            .is_whole(bytes, table, core.log.io.summer)
+            .has_valid_checksum(bytes, table, core.log.io.summer)
             .then(|| (header, table.to_vec())));
     }
     Ok(None)
 }
 
 /// Verifies all payloads of a frame.
-fn has_payloads(core: &Core, found: &LogFrame) -> Result<bool> {
+fn has_valid_payloads(core: &Core, found: &LogFrame) -> Result<bool> {
     let page = core.checkpoints.superblock.geometry.page_bytes as usize;
-    let bytes =
-        core.log.io.direct(found.header.at, (found.header.len as usize).next_multiple_of(page))?;
+    let bytes = core
+        .log
+        .io
+        .read_pages_uncached(found.header.at, (found.header.len as usize).next_multiple_of(page))?;
     for item in found.items() {
         let Ok(item) = item else { return Ok(false) };
-        if let Item::Pair(_, _, Entry::Data(data)) = item {
+        if let SummaryItem::Pair(_, _, Entry::Data(data)) = item {
             let within = data.at.checked_sub(found.header.at).and_then(|from| {
                 bytes.get(to_usize_saturating(from)..)?.get(..data.stored as usize)
             });
             let Some(stored) = within else { return Ok(false) };
-            if core.log.io.verify(&data, stored).is_err() {
+            if core.log.io.verify_payload(&data, stored).is_err() {
                 return Ok(false);
             }
         }
@@ -164,7 +172,7 @@ pub(super) fn replay(core: &mut Core, blob: &CheckpointRecord) -> Result<()> {
     let mut found: Vec<LogFrame> = vec![];
     let mut durable = blob.own_seq;
     for (stream, place) in blob.places.iter().enumerate() {
-        durable = durable.max(scan(core, stream, *place, &mut found)?);
+        durable = durable.max(scan_stream(core, stream, *place, &mut found)?);
     }
     let mut commits: BTreeMap<u64, Vec<LogFrame>> = BTreeMap::new();
     for frame in found {
@@ -186,18 +194,18 @@ pub(super) fn replay(core: &mut Core, blob: &CheckpointRecord) -> Result<()> {
         if seq >= durable && !is_fault_injected(InjectedFault::VerifiedReplay) {
             let mut is_whole = true;
             for frame in &frames {
-                is_whole &= has_payloads(core, frame)?;
+                is_whole &= has_valid_payloads(core, frame)?;
             }
             if !is_whole {
                 break;
             }
         }
-        accept(core, frames)?;
+        replay_commit(core, frames)?;
         seq = seq.saturating_add(1);
     }
     if seq < durable {
         let at = commits.values().flatten().map(|frame| frame.header.at).next();
-        return Err(missing(at.unwrap_or(core.checkpoints.superblock.checkpoint.at)));
+        return Err(missing_frame_error(at.unwrap_or(core.checkpoints.superblock.checkpoint.at)));
     }
     core.log.batch.seq = seq.saturating_add(1);
     core.log.sent.mark_recovered(seq);
@@ -206,8 +214,8 @@ pub(super) fn replay(core: &mut Core, blob: &CheckpointRecord) -> Result<()> {
         core.log.streams.iter().flat_map(|stream| [stream.segment, stream.next]).collect();
     for number in 0..core.checkpoints.superblock.geometry.segments {
         let Some(segment) = core.log.segments.all.get(number as usize) else { continue };
-        if segment.live == 0 && !standing.contains(&number) && segment.state != State::Free {
-            core.log.segments.release(number);
+        if segment.live == 0 && !standing.contains(&number) && segment.state != SegmentState::Free {
+            core.log.segments.release_segment(number);
         } else if standing.contains(&number) {
             core.log.segments.reopen(number);
         }
@@ -220,11 +228,11 @@ fn next_after_gap(commits: &mut BTreeMap<u64, Vec<LogFrame>>) -> Option<Vec<LogF
     is_fault_injected(InjectedFault::NoGaps).then(|| commits.pop_first())?.map(|(_, frames)| frames)
 }
 
-fn accept(core: &mut Core, frames: Vec<LogFrame>) -> Result<()> {
+fn replay_commit(core: &mut Core, frames: Vec<LogFrame>) -> Result<()> {
     let mut pairs: Vec<(u64, Key, Entry)> = vec![];
     for frame in &frames {
         for item in frame.items() {
-            if let Item::Pair(order, key, entry) = item? {
+            if let SummaryItem::Pair(order, key, entry) = item? {
                 pairs.push((order, key, entry));
             }
         }
@@ -240,7 +248,7 @@ fn accept(core: &mut Core, frames: Vec<LogFrame>) -> Result<()> {
         stream.next = frame.header.next_segment;
         core.log.segments.reopen(stream.next);
         let (end, seq) = (stream.pos, frame.header.seq);
-        core.log.segments.set(frame.segment, |segment| {
+        core.log.segments.update_segment(frame.segment, |segment| {
             (segment.used, segment.last_seq) = (segment.used.max(end), seq);
         });
     }
@@ -259,7 +267,7 @@ fn accept(core: &mut Core, frames: Vec<LogFrame>) -> Result<()> {
             }
             _ => {}
         }
-        core.levels.set(&mut core.log.segments, key, entry);
+        core.levels.set_entry(&mut core.log.segments, key, entry);
     }
     Ok(())
 }

@@ -22,12 +22,12 @@ use draconis_device::Disk;
 use crate::core::Core;
 use crate::maintenance::MissPolicy;
 use crate::recovery::superblock::Geometry;
-use crate::space::segment::State;
+use crate::space::segment::SegmentState;
 use crate::store::OpenOptions;
 use crate::{Error, Result, Store};
 
 /// Segments that are cleaned between checkpoints to free some.
-const CLEARED_AT_ONCE: usize = 8;
+const SEGMENTS_CLEARED_PER_CHECKPOINT: usize = 8;
 
 impl Store {
     /// Resizes the closed store on `disk` to `len_bytes`, up to the length of the disk. Bytes of
@@ -57,18 +57,18 @@ impl Core {
     /// Moves all live bytes after the end of `new` to before it.
     fn evacuate_tail(&mut self, new: Geometry) -> Result<()> {
         let old = self.set_geometry(new);
-        let fits = self.fits(0);
-        let full = self.no_space(self.log.segments.held());
+        let fits = self.has_space_beside_merge(0);
+        let full = self.no_space(self.log.segments.total_rewrite_bytes());
         self.set_geometry(old);
         if !fits {
             return Err(full);
         }
         self.merge_now()?;
         self.checkpoint_now()?;
-        self.clear_below(new.segments)?;
-        self.log.segments.withhold(new.segments);
-        if self.log.segments.free() <= self.floor() {
-            self.reclaim_segments(self.floor() + 1)?;
+        self.free_segments_below(new.segments)?;
+        self.log.segments.exclude_from(new.segments);
+        if self.log.segments.free_segments() <= self.reserved_segments() {
+            self.reclaim_segments(self.reserved_segments() + 1)?;
         }
         // Moves the streams before the end: then no log after it is needed.
         for stream in 0..self.log.streams.len() {
@@ -83,7 +83,7 @@ impl Core {
         // entries freed meanwhile.
         for _ in 0..2 {
             for number in new.segments..old.segments {
-                self.empty(number)?;
+                self.empty_segment(number)?;
             }
             self.checkpoint_now()?;
             self.checkpoint_now()?;
@@ -101,32 +101,32 @@ impl Core {
 
     /// Frees some segments before `end`, while those after it are still usable: later moves go
     /// there, and moving needs space.
-    fn clear_below(&mut self, end: u32) -> Result<()> {
-        let needed = self.floor() + 1;
+    fn free_segments_below(&mut self, end: u32) -> Result<()> {
+        let needed = self.reserved_segments() + 1;
         for _ in 0..end {
-            if self.log.segments.free_below(end) >= needed {
+            if self.log.segments.count_free_below(end) >= needed {
                 break;
             }
-            if self.log.segments.free() <= self.checkpoint_segments() + 2 {
+            if self.log.segments.free_segments() <= self.checkpoint_segments() + 2 {
                 self.reclaim_segments(self.checkpoint_segments() + 3)?;
             }
             let room = self
                 .log
                 .segments
-                .free()
+                .free_segments()
                 .saturating_sub(self.checkpoint_segments() + 1)
-                .min(CLEARED_AT_ONCE);
+                .min(SEGMENTS_CLEARED_PER_CHECKPOINT);
             let below = self.log.segments.all[..end as usize].iter().zip(0..);
             let mut closed: Vec<(i64, u32)> = below
-                .filter(|(it, _)| it.state == State::Closed && it.live > 0 && !it.is_bad)
-                .map(|(it, number)| (it.held(), number))
+                .filter(|(it, _)| it.state == SegmentState::Closed && it.live > 0 && !it.is_bad)
+                .map(|(it, number)| (it.rewrite_bytes(), number))
                 .collect();
             closed.sort_unstable();
             if room == 0 || closed.is_empty() {
                 break;
             }
             for (_, number) in closed.into_iter().take(room) {
-                self.empty(number)?;
+                self.empty_segment(number)?;
             }
             // Cleaned segments are free after the second checkpoint.
             self.checkpoint_now()?;
@@ -135,15 +135,15 @@ impl Core {
         Ok(())
     }
 
-    fn empty(&mut self, number: u32) -> Result<()> {
+    fn empty_segment(&mut self, number: u32) -> Result<()> {
         let segment = self.log.segments.all[number as usize];
-        if segment.state != State::Closed || segment.live == 0 || segment.is_bad {
+        if segment.state != SegmentState::Closed || segment.live == 0 || segment.is_bad {
             return Ok(());
         }
-        if self.log.segments.free() <= self.checkpoint_segments() + 2 {
+        if self.log.segments.free_segments() <= self.checkpoint_segments() + 2 {
             self.reclaim_segments(self.checkpoint_segments() + 3)?;
         }
-        if self.log.segments.free() <= self.checkpoint_segments() + 1 {
+        if self.log.segments.free_segments() <= self.checkpoint_segments() + 1 {
             return Err(
                 self.no_space(u64::from(self.checkpoints.superblock.geometry.segment_bytes))
             );
@@ -165,24 +165,30 @@ mod tests {
     use crate::kv::Kv;
     use crate::{CreateOptions, LayoutKind, Profile};
 
-    type Keys = BTreeMap<Vec<u8>, Vec<u8>>;
+    type ModelKeys = BTreeMap<Vec<u8>, Vec<u8>>;
 
-    fn look(disk: &Arc<dyn Disk>, keys: &Keys) -> u64 {
+    fn check_store_contents(disk: &Arc<dyn Disk>, keys: &ModelKeys) -> u64 {
         let report = Store::check(disk.clone(), &CheckOptions::default(), &mut |_, _| {}).unwrap();
         assert!(report.is_clean(), "{:?}", report.damage);
         let options = OpenOptions { read_only: true, ..OpenOptions::default() };
         let store = Store::open(disk.clone(), &options).unwrap();
         let kv = Kv::new(store.clone());
-        let all: Keys = kv.scan::<std::ops::RangeFull>(&..).map(Result::unwrap).collect();
+        let all: ModelKeys = kv.scan::<std::ops::RangeFull>(&..).map(Result::unwrap).collect();
         assert!(all == *keys, "{} keys, {} should be there", all.len(), keys.len());
         store.info().disk_bytes
     }
 
-    fn put(disk: &Arc<dyn Disk>, keys: &mut Keys, random: &mut Random, count: u64) {
+    fn put_random_keys(
+        disk: &Arc<dyn Disk>,
+        keys: &mut ModelKeys,
+        random: &mut Random,
+        count: u64,
+    ) {
         let store = Store::open(disk.clone(), &OpenOptions::default()).unwrap();
         let kv = Kv::new(store.clone());
         for _ in 0..count {
-            let (key, len) = (random.below(3000).to_be_bytes(), random.below(2000) as usize);
+            let (key, len) =
+                (random.next_below(3000).to_be_bytes(), random.next_below(2000) as usize);
             let mut value = vec![0; len];
             random.fill(&mut value);
             kv.put(&key, &value).unwrap();
@@ -192,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn stores_grow_and_shrink_and_keep_all_wherever_power_is_cut() {
+    fn resize_keeps_contents_across_power_cuts() {
         for (layout, seed) in [(LayoutKind::Cow, 1), (LayoutKind::Log, 2)] {
             let memory = MemoryDisk::new(vec![0x55; 24 << 20], 512);
             let recorded = Arc::new(RecordDisk::new(memory));
@@ -200,25 +206,25 @@ mod tests {
             let profile =
                 Profile { layout, page_bytes: 4096, segment_bytes: 64 << 10, queue_depth: 4 };
             Store::create(disk.clone(), &CreateOptions { profile, id: seed.into() }).unwrap();
-            let (mut keys, mut random) = (Keys::new(), Random::new(seed));
-            put(&disk, &mut keys, &mut random, 4000);
+            let (mut keys, mut random) = (ModelKeys::new(), Random::new(seed));
+            put_random_keys(&disk, &mut keys, &mut random, 4000);
             for len in [9 << 20, 17 << 20, (7 << 20) + 512, 24 << 20, 8 << 20] {
-                let before = look(&disk, &keys);
-                recorded.take();
-                let image = crate::torture::bytes_of(&*disk);
+                let before = check_store_contents(&disk, &keys);
+                recorded.take_events();
+                let image = crate::torture::read_disk_bytes(&*disk);
                 Store::resize(disk.clone(), len).unwrap();
-                assert_eq!(look(&disk, &keys), len);
+                assert_eq!(check_store_contents(&disk, &keys), len);
                 let options = CrashOptions { seed, subsets: 1, exhaustive_sectors: 0 };
-                for crash in CrashStates::new(image, recorded.take(), options).step_by(29) {
-                    let found = look(&(crash.disk as Arc<dyn Disk>), &keys);
+                for crash in CrashStates::new(image, recorded.take_events(), options).step_by(29) {
+                    let found = check_store_contents(&(crash.disk as Arc<dyn Disk>), &keys);
                     assert!([before, len].contains(&found), "{found}");
                 }
-                put(&disk, &mut keys, &mut random, 1500);
+                put_random_keys(&disk, &mut keys, &mut random, 1500);
             }
-            let before = look(&disk, &keys);
+            let before = check_store_contents(&disk, &keys);
             let refused = Store::resize(disk.clone(), 4 << 20);
             assert!(matches!(refused, Err(Error::NoSpace { .. })), "{refused:?}");
-            assert_eq!(look(&disk, &keys), before);
+            assert_eq!(check_store_contents(&disk, &keys), before);
         }
     }
 }

@@ -11,8 +11,8 @@ use draconis_device::Disk;
 
 use crate::core::Core;
 use crate::entry::{
-    CHECKSUM_BLOCK_BYTES, DecodedKey, Entry, Key, NAMES_END, ObjectRecord, PayloadRef, decode_key,
-    name_key, object_key, value_key,
+    CHECKSUM_BLOCK_BYTES, DecodedKey, Entry, Key, NAME_KEYS_END, ObjectRecord, PayloadRef,
+    decode_key, name_key, object_key, value_key,
 };
 use crate::index::cursor::Cursor;
 use crate::index::view::View;
@@ -21,9 +21,9 @@ use crate::store::OpenOptions;
 use crate::{Error, Group, NewObject, ObjectId, Result, Store};
 
 /// Bytes of one group.
-const GROUP_BYTES: usize = 1 << 20;
+const MAX_GROUP_BYTES: usize = 1 << 20;
 /// Bytes of one read of an object; if it fails, single blocks are read.
-const READ_BYTES: u64 = 1 << 20;
+const OBJECT_READ_BYTES: u64 = 1 << 20;
 
 /// Result of a salvage.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
@@ -43,11 +43,11 @@ pub struct SalvageReport {
 }
 
 /// Most losses that are described.
-const NAMED: usize = 10_000;
+const MAX_DESCRIBED_LOSSES: usize = 10_000;
 
 impl SalvageReport {
-    fn lose(&mut self, what: String) {
-        if self.lost.len() < NAMED {
+    fn record_loss(&mut self, what: String) {
+        if self.lost.len() < MAX_DESCRIBED_LOSSES {
             self.lost.push(what);
         } else {
             self.more = self.more.saturating_add(1);
@@ -66,27 +66,35 @@ impl Store {
         let options = OpenOptions { read_only: true, ..OpenOptions::default() };
         let mut losses = vec![];
         let mut core = open_degraded(from, &options, &mut losses)?;
-        core.levels.seal(&mut core.log.segments);
+        core.levels.seal_memtable(&mut core.log.segments);
         let mut done = SalvageReport::default();
         for loss in losses {
-            done.lose(format!("what is newer than the rest, or hidden by it: {}", loss.error));
+            done.record_loss(format!(
+                "what is newer than the rest, or hidden by it: {}",
+                loss.error
+            ));
         }
-        let mut work =
-            Work { view: core.levels.view.clone(), core, into: self, group: Group::new(), done };
-        work.all()?;
+        let mut work = Salvager {
+            view: core.levels.view.clone(),
+            core,
+            into: self,
+            group: Group::new(),
+            done,
+        };
+        work.salvage_all()?;
         work.submit()?;
         self.sync()?;
         Ok(work.done)
     }
 
     /// Returns a new object with this number; later ones get larger numbers.
-    fn numbered(&self, id: ObjectId) -> NewObject {
-        self.raise_numbers(id);
+    fn new_object_with_id(&self, id: ObjectId) -> NewObject {
+        self.reserve_object_ids_to(id);
         NewObject(id)
     }
 }
 
-struct Work<'s> {
+struct Salvager<'s> {
     core: Core,
     view: Arc<View>,
     into: &'s Store,
@@ -94,24 +102,24 @@ struct Work<'s> {
     done: SalvageReport,
 }
 
-impl Work<'_> {
-    fn all(&mut self) -> Result<()> {
+impl Salvager<'_> {
+    fn salvage_all(&mut self) -> Result<()> {
         let objects = (object_key(ObjectId(0)), object_key(ObjectId(u64::MAX)));
-        self.pairs((&objects.0, &objects.1), "objects")?;
-        self.pairs((&value_key(&[]), &name_key(&[])), "keys")?;
-        self.pairs((&name_key(&[]), NAMES_END), "names")
+        self.copy_pairs((&objects.0, &objects.1), "objects")?;
+        self.copy_pairs((&value_key(&[]), &name_key(&[])), "keys")?;
+        self.copy_pairs((&name_key(&[]), NAME_KEYS_END), "names")
     }
 
-    fn pairs(&mut self, bounds: (&[u8], &[u8]), what: &str) -> Result<()> {
+    fn copy_pairs(&mut self, bounds: (&[u8], &[u8]), what: &str) -> Result<()> {
         let (view, io) = (self.view.clone(), self.core.log.io.clone());
-        let mut cursor = Cursor::at(&view, &*io, bounds)?;
+        let mut cursor = Cursor::forward(&view, &*io, bounds)?;
         let mut last = "the beginning".to_owned();
         let mut is_lost = false;
         loop {
             let next = match cursor.next(&view, &*io) {
                 Ok(next) => next.filter(|(key, _)| key.as_slice() < bounds.1),
                 Err(error) => {
-                    self.done.lose(format!("{what} behind {last}: {error}"));
+                    self.done.record_loss(format!("{what} behind {last}: {error}"));
                     is_lost = true;
                     continue;
                 }
@@ -119,24 +127,26 @@ impl Work<'_> {
             let Some((key, entry)) = next else { break };
             let name = format_key(&key);
             if std::mem::take(&mut is_lost) {
-                self.done.lose(format!("{what} up to {name}: as above"));
+                self.done.record_loss(format!("{what} up to {name}: as above"));
             }
             match (decode_key(&key), entry) {
                 (Some(DecodedKey::Object(id)), Entry::Object(record)) if !record.is_value => {
-                    self.object(id, &record)?;
+                    self.copy_object(id, &record)?;
                 }
-                (Some(DecodedKey::Value(key)), Entry::Data(data)) => match io.value(&data) {
-                    Ok(value) => self.put(key, &value)?,
-                    Err(error) => self.done.lose(format!("{name}: {error}")),
+                (Some(DecodedKey::Value(key)), Entry::Data(data)) => match io.read_value(&data) {
+                    Ok(value) => self.put_value(key, &value)?,
+                    Err(error) => self.done.record_loss(format!("{name}: {error}")),
                 },
-                (Some(DecodedKey::Value(key)), Entry::Inline(value)) => self.put(key, &value)?,
+                (Some(DecodedKey::Value(key)), Entry::Inline(value)) => {
+                    self.put_value(key, &value)?
+                }
                 (Some(DecodedKey::Value(key)), Entry::ValueObject(id, len)) => {
-                    match self.long(id, len) {
-                        Ok(value) => self.put(key, &value)?,
-                        Err(error) => self.done.lose(format!("{name}: {error}")),
+                    match self.read_value_object(id, len) {
+                        Ok(value) => self.put_value(key, &value)?,
+                        Err(error) => self.done.record_loss(format!("{name}: {error}")),
                     }
                 }
-                (Some(DecodedKey::Name(name)), entry) => self.name(name, &entry)?,
+                (Some(DecodedKey::Name(name)), entry) => self.copy_name(name, &entry)?,
                 _ => {}
             }
             last = name;
@@ -145,31 +155,32 @@ impl Work<'_> {
     }
 
     /// Copies a name, after its object.
-    fn name(&mut self, name: &[u8], entry: &Entry) -> Result<()> {
+    fn copy_name(&mut self, name: &[u8], entry: &Entry) -> Result<()> {
         let Some(id) = entry.named_object() else { return Ok(()) };
         self.submit()?;
         match self.into.len(id) {
             Ok(_) => {
-                self.group.name(name, id);
+                self.group.set_name(name, id);
                 self.done.names = self.done.names.saturating_add(1);
             }
             Err(Error::NoObject(_)) => {
-                self.done.lose(format!("name {}: object {id} is not there", name.escape_ascii()));
+                self.done
+                    .record_loss(format!("name {}: object {id} is not there", name.escape_ascii()));
             }
             Err(error) => return Err(error),
         }
         Ok(())
     }
 
-    fn put(&mut self, key: &[u8], value: &[u8]) -> Result<()> {
+    fn put_value(&mut self, key: &[u8], value: &[u8]) -> Result<()> {
         self.group.put(key, value);
         self.done.keys = self.done.keys.saturating_add(1);
-        self.brought(value.len())
+        self.submit_if_full(value.len())
     }
 
-    fn brought(&mut self, bytes: usize) -> Result<()> {
+    fn submit_if_full(&mut self, bytes: usize) -> Result<()> {
         self.done.bytes = self.done.bytes.saturating_add(bytes as u64);
-        if self.group.len_bytes() >= GROUP_BYTES { self.submit() } else { Ok(()) }
+        if self.group.len_bytes() >= MAX_GROUP_BYTES { self.submit() } else { Ok(()) }
     }
 
     fn submit(&mut self) -> Result<()> {
@@ -181,7 +192,7 @@ impl Work<'_> {
     fn read(&self, id: ObjectId, at: u64, into: &mut [u8]) -> Result<()> {
         let to = at.saturating_add(into.len() as u64);
         let mut parts: Vec<(u64, PayloadRef)> = vec![];
-        let _ = self.view.index().resolve(
+        let _ = self.view.index().resolve_range(
             &*self.core.log.io,
             id,
             (at, to),
@@ -193,12 +204,14 @@ impl Work<'_> {
                 std::ops::ControlFlow::Continue(())
             },
         )?;
-        crate::store::fill(at, into, parts, |data, into| self.core.log.io.read_data(data, into))?;
+        crate::store::copy_payloads_into(at, into, parts, |data, into| {
+            self.core.log.io.read_data(data, into)
+        })?;
         Ok(())
     }
 
     /// Returns the value of a value object.
-    fn long(&self, id: ObjectId, len: u64) -> Result<Vec<u8>> {
+    fn read_value_object(&self, id: ObjectId, len: u64) -> Result<Vec<u8>> {
         let record =
             self.view.index().object(&*self.core.log.io, id)?.ok_or(Error::NoObject(id))?;
         if record.len != len {
@@ -212,7 +225,7 @@ impl Work<'_> {
         Ok(value)
     }
 
-    fn object(&mut self, id: ObjectId, record: &ObjectRecord) -> Result<()> {
+    fn copy_object(&mut self, id: ObjectId, record: &ObjectRecord) -> Result<()> {
         let len = record.len;
         // Numbers may skip: nothing else creates objects meanwhile.
         match record.parent {
@@ -220,39 +233,40 @@ impl Work<'_> {
             Some(parent) => {
                 self.submit()?;
                 if self.into.object_record(parent)?.is_some() {
-                    self.group.fork(self.into.numbered(id), parent);
+                    self.group.fork(self.into.new_object_with_id(id), parent);
                 } else {
                     let text = format!("object {id}: what it shared with object {parent}");
-                    self.done.lose(format!("{text}, which is not there, is zeros now"));
-                    self.group.create(self.into.numbered(id), crate::Hint::Unknown);
+                    self.done.record_loss(format!("{text}, which is not there, is zeros now"));
+                    self.group
+                        .create(self.into.new_object_with_id(id), crate::LifetimeHint::Unknown);
                 }
             }
             None => {
-                self.group.create(self.into.numbered(id), crate::Hint::Unknown);
+                self.group.create(self.into.new_object_with_id(id), crate::LifetimeHint::Unknown);
             }
         }
         self.group.truncate(id, len);
         self.done.objects = self.done.objects.saturating_add(1);
         let mut at = 0u64;
         // After the last extent there is only a hole.
-        while let Some((first, part_len, is_zeros)) = self.next_part(id, at, len) {
+        while let Some((first, part_len, is_zeros)) = self.next_extent(id, at, len) {
             at = first;
             if is_zeros {
-                self.group.punch(id, at, part_len);
-                self.brought(0)?;
+                self.group.punch_hole(id, at, part_len);
+                self.submit_if_full(0)?;
                 at = at.saturating_add(part_len);
                 continue;
             }
             // Of a child only its own extents are copied.
-            let together = if record.parent.is_some() { part_len } else { READ_BYTES };
+            let together = if record.parent.is_some() { part_len } else { OBJECT_READ_BYTES };
             let end = at.saturating_add(together).min(len);
             let mut bytes = vec![0; crate::codec::to_usize_saturating(end.saturating_sub(at))];
             match self.read(id, at, &mut bytes) {
                 Ok(()) => {
                     self.group.write(id, at, &bytes);
-                    self.brought(bytes.len())?;
+                    self.submit_if_full(bytes.len())?;
                 }
-                Err(_) => self.pieces(id, at, end)?,
+                Err(_) => self.copy_blocks(id, at, end)?,
             }
             at = end;
         }
@@ -260,29 +274,31 @@ impl Work<'_> {
     }
 
     /// Returns the next extent that exists, or may exist.
-    fn next_part(&self, id: ObjectId, from: u64, len: u64) -> Option<(u64, u64, bool)> {
+    fn next_extent(&self, id: ObjectId, from: u64, len: u64) -> Option<(u64, u64, bool)> {
         let mut found = None;
-        let looked = self.view.index().resolve(
+        let looked = self.view.index().resolve_range(
             &*self.core.log.io,
             id,
             (from, len),
             &mut None,
             &mut |offset, entry| {
-                found = Some((offset, entry.covers(), !matches!(entry, Entry::Data(_))));
+                found = Some((offset, entry.covered_bytes(), !matches!(entry, Entry::Data(_))));
                 std::ops::ControlFlow::Break(())
             },
         );
         match looked {
             Ok(_) => found,
             // Some of it may be readable.
-            Err(_) => {
-                (from < len).then_some((from, len.saturating_sub(from).min(READ_BYTES), false))
-            }
+            Err(_) => (from < len).then_some((
+                from,
+                len.saturating_sub(from).min(OBJECT_READ_BYTES),
+                false,
+            )),
         }
     }
 
     /// Copies a range of an object block by block, as far as they are readable.
-    fn pieces(&mut self, id: ObjectId, from: u64, to: u64) -> Result<()> {
+    fn copy_blocks(&mut self, id: ObjectId, from: u64, to: u64) -> Result<()> {
         let piece = u64::from(CHECKSUM_BLOCK_BYTES);
         let mut lost: Option<(u64, u64, Error)> = None;
         let mut at = from;
@@ -292,13 +308,13 @@ impl Work<'_> {
             match self.read(id, at, &mut bytes) {
                 Ok(()) => {
                     self.group.write(id, at, &bytes);
-                    self.brought(bytes.len())?;
+                    self.submit_if_full(bytes.len())?;
                 }
                 Err(error) => match &mut lost {
                     Some((_, behind, _)) if *behind == at => *behind = end,
                     _ => {
                         if let Some(before) = lost.replace((at, end, error)) {
-                            self.lose_part(id, before);
+                            self.record_lost_range(id, before);
                         }
                     }
                 },
@@ -306,13 +322,13 @@ impl Work<'_> {
             at = end;
         }
         if let Some(lost) = lost {
-            self.lose_part(id, lost);
+            self.record_lost_range(id, lost);
         }
         Ok(())
     }
 
-    fn lose_part(&mut self, id: ObjectId, (from, to, error): (u64, u64, Error)) {
-        self.done.lose(format!("object {id}: bytes {from} to {to} are zeros now: {error}"));
+    fn record_lost_range(&mut self, id: ObjectId, (from, to, error): (u64, u64, Error)) {
+        self.done.record_loss(format!("object {id}: bytes {from} to {to} are zeros now: {error}"));
     }
 }
 

@@ -15,7 +15,7 @@ use draconis_exchange::heap::Block;
 
 use crate::codec::{Checksummer, Reader, to_usize_saturating};
 use crate::index::tree::BlockPtr;
-use crate::layout::{kind_of, number_of};
+use crate::layout::{layout_kind_of, layout_number};
 use crate::test_hooks::{InjectedFault, is_fault_injected};
 use crate::{Error, Profile, Result};
 
@@ -27,13 +27,13 @@ const MAGIC: u64 = u64::from_le_bytes(*b"DracoObj");
 const VERSION: u32 = 6;
 const VERSION_WITHOUT_COPIES: u32 = 3;
 /// Encoded length with its checksum.
-const LEN: usize = 128;
+const ENCODED_BYTES: usize = 128;
 /// Least distance between copies, in bytes.
-const COPY_BYTES_MIN: u32 = 4096;
+const MIN_COPY_DISTANCE_BYTES: u32 = 4096;
 /// Fewest segments of a store.
-const SEGMENTS_MIN: u32 = 24;
+const MIN_SEGMENTS: u32 = 24;
 /// Smallest segment, in pages.
-pub(crate) const SEGMENT_PAGES_MIN: u32 = 4;
+pub(crate) const MIN_SEGMENT_PAGES: u32 = 4;
 
 /// Addresses and sizes on a disk.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -48,32 +48,32 @@ pub(crate) struct Geometry {
 
 impl Geometry {
     /// Returns the geometry for `profile` on a disk, or the reason why it does not fit.
-    pub fn of(profile: &Profile, disk_bytes: u64) -> Result<Self> {
+    pub fn for_disk(profile: &Profile, disk_bytes: u64) -> Result<Self> {
         let page = profile.page_bytes;
         let segment = profile.segment_bytes;
         if !page.is_power_of_two() || !(512..=1 << 20).contains(&page) {
             return Err(Error::Misuse("a page is a power of two from 512 bytes to 1 MiB"));
         }
         if !segment.is_multiple_of(page)
-            || segment < page.saturating_mul(SEGMENT_PAGES_MIN)
+            || segment < page.saturating_mul(MIN_SEGMENT_PAGES)
             || segment > 1 << 30
         {
             return Err(Error::Misuse(
                 "a segment is at least four pages, whole ones, and at most 1 GiB",
             ));
         }
-        let copies = u64::from(page.max(COPY_BYTES_MIN)) * 2;
+        let copies = u64::from(page.max(MIN_COPY_DISTANCE_BYTES)) * 2;
         // Discards prefer aligned segments, but small stores have no space for that.
         let align = u64::from(segment.min(1 << 20)).next_power_of_two().min(disk_bytes / 64);
         let first_byte = match align {
             0 => copies,
             _ => copies.next_multiple_of(align.next_multiple_of(u64::from(page))),
         };
-        let usable = whole_pages(disk_bytes, page)
+        let usable = round_down_to_page(disk_bytes, page)
             .checked_sub(first_byte.saturating_add(copies))
             .ok_or(Error::Misuse("the disk is too small for a store"))?;
         let segments = usable.checked_div(u64::from(segment)).unwrap_or(0);
-        if segments < u64::from(SEGMENTS_MIN) {
+        if segments < u64::from(MIN_SEGMENTS) {
             return Err(Error::Misuse("the disk is too small: a store needs 24 segments"));
         }
         let segments = u32::try_from(segments)
@@ -82,8 +82,8 @@ impl Geometry {
     }
 
     /// Returns the same with another start of segment 0; none if that is impossible.
-    fn beginning_at(self, first_byte: u64) -> Option<Self> {
-        let copies = self.copies();
+    fn with_first_byte(self, first_byte: u64) -> Option<Self> {
+        let copies = self.copy_offsets();
         let page = u64::from(self.page_bytes);
         let least = copies[1].saturating_mul(2);
         let is_sane = first_byte >= least
@@ -91,14 +91,14 @@ impl Geometry {
             && first_byte.checked_rem(page) == Some(0);
         let usable = copies[2].checked_sub(first_byte).filter(|_| is_sane)?;
         let segments = usable.checked_div(u64::from(self.segment_bytes))?;
-        let segments = u32::try_from(segments).ok().filter(|segments| *segments >= SEGMENTS_MIN)?;
+        let segments = u32::try_from(segments).ok().filter(|segments| *segments >= MIN_SEGMENTS)?;
         Some(Self { first_byte, segments, ..self })
     }
 
     /// Returns the same for another length of the disk.
     pub fn resized(&self, profile: &Profile, disk_bytes: u64) -> Result<Self> {
-        Self::of(profile, disk_bytes)?
-            .beginning_at(self.first_byte)
+        Self::for_disk(profile, disk_bytes)?
+            .with_first_byte(self.first_byte)
             .ok_or(Error::Misuse("the disk is too small: a store needs 24 segments"))
     }
 
@@ -121,16 +121,16 @@ impl Geometry {
             && self.segment_of(at) == self.segment_of(end.saturating_sub(1))
     }
 
-    fn copies(&self) -> [u64; 4] {
-        let stride = u64::from(self.page_bytes.max(COPY_BYTES_MIN));
-        let end = whole_pages(self.disk_bytes, self.page_bytes);
+    fn copy_offsets(&self) -> [u64; 4] {
+        let stride = u64::from(self.page_bytes.max(MIN_COPY_DISTANCE_BYTES));
+        let end = round_down_to_page(self.disk_bytes, self.page_bytes);
         let before_end = |copies| end.saturating_sub(stride.saturating_mul(copies));
         [0, stride, before_end(2), before_end(1)]
     }
 }
 
 /// Rounds `len_bytes` down to whole pages.
-fn whole_pages(len_bytes: u64, page_bytes: u32) -> u64 {
+fn round_down_to_page(len_bytes: u64, page_bytes: u32) -> u64 {
     let rest = len_bytes.checked_rem(u64::from(page_bytes)).unwrap_or(0);
     len_bytes.saturating_sub(rest)
 }
@@ -153,17 +153,17 @@ pub(crate) struct Superblock {
 
 impl Superblock {
     /// Returns the checksummer for everything in the store but the superblocks.
-    pub fn summer(&self) -> Checksummer {
+    pub fn checksummer(&self) -> Checksummer {
         let half = |id: u128| u64::try_from(id & u128::from(u64::MAX)).unwrap_or_default();
         let (low, high) = (half(self.id), half(self.id >> 64));
-        Checksummer(crate::codec::mix(low) ^ crate::codec::mix(high ^ 1))
+        Checksummer(crate::codec::mix_bits(low) ^ crate::codec::mix_bits(high ^ 1))
     }
 
     fn encode(&self, at: u64) -> Vec<u8> {
-        let mut out = Vec::with_capacity(LEN);
+        let mut out = Vec::with_capacity(ENCODED_BYTES);
         out.extend_from_slice(&MAGIC.to_le_bytes());
         out.extend_from_slice(&VERSION.to_le_bytes());
-        let layout = number_of(self.profile.layout);
+        let layout = layout_number(self.profile.layout);
         out.extend_from_slice(&layout.to_le_bytes());
         out.extend_from_slice(&self.id.to_le_bytes());
         out.extend_from_slice(&self.generation.to_le_bytes());
@@ -181,7 +181,7 @@ impl Superblock {
         out.extend_from_slice(&twin_at.to_le_bytes());
         out.extend_from_slice(&twin_sum.to_le_bytes());
         out.extend_from_slice(&self.geometry.first_byte.to_le_bytes());
-        out.resize(LEN - 8, 0);
+        out.resize(ENCODED_BYTES - 8, 0);
         let sum = Checksummer(MAGIC).checksum(at, &out);
         out.extend_from_slice(&sum.to_le_bytes());
         out
@@ -189,7 +189,7 @@ impl Superblock {
 
     fn decode(bytes: &[u8], at: u64, disk_bytes: u64) -> Result<Self> {
         let not = |why: &str| Error::NotAStore(why.to_owned());
-        let bytes = bytes.get(..LEN).ok_or_else(|| not("the disk is too small"))?;
+        let bytes = bytes.get(..ENCODED_BYTES).ok_or_else(|| not("the disk is too small"))?;
         let mut reader = Reader::new(bytes, at);
         if reader.u64()? != MAGIC {
             return Err(not("no superblock"));
@@ -205,7 +205,7 @@ impl Superblock {
                 "version {version} is not known here (this program knows {VERSION})"
             )));
         }
-        let layout = kind_of(reader.u32()?);
+        let layout = layout_kind_of(reader.u32()?);
         let layout =
             layout.ok_or_else(|| Error::NotAStore("its layout is not known here".to_owned()))?;
         let id = u128::from(reader.u64()?) | u128::from(reader.u64()?) << 64;
@@ -228,11 +228,11 @@ impl Superblock {
             )));
         }
         let wrong = Error::Corrupt { what: "a superblock's sizes", at_bytes: at };
-        let mut geometry = Geometry::of(&profile, made_for).map_err(|_| wrong.clone())?;
+        let mut geometry = Geometry::for_disk(&profile, made_for).map_err(|_| wrong.clone())?;
         // Segments keep their start from creation on, whatever the size is now.
         let first_byte = reader.u64()?;
         if version != VERSION_WITHOUT_COPIES {
-            geometry = geometry.beginning_at(first_byte).ok_or(wrong)?;
+            geometry = geometry.with_first_byte(first_byte).ok_or(wrong)?;
         }
         Ok(Self {
             id,
@@ -247,9 +247,9 @@ impl Superblock {
     }
 
     /// Returns the writes of one pair of copies.
-    pub fn writes(&self, pair: usize) -> Vec<draconis_device::Write> {
+    pub fn copy_writes(&self, pair: usize) -> Vec<draconis_device::Write> {
         let page = self.geometry.page_bytes as usize;
-        let copies = self.geometry.copies().into_iter();
+        let copies = self.geometry.copy_offsets().into_iter();
         copies
             .skip(pair.saturating_mul(2))
             .take(2)
@@ -262,8 +262,8 @@ impl Superblock {
     }
 
     /// Reads all four copies; returns them with their addresses.
-    pub fn copies(&self, disk: &dyn Disk) -> [(u64, Result<Self>); 4] {
-        self.geometry.copies().map(|at| (at, read_copy(disk, at)))
+    pub fn read_copies(&self, disk: &dyn Disk) -> [(u64, Result<Self>); 4] {
+        self.geometry.copy_offsets().map(|at| (at, read_copy(disk, at)))
     }
 
     /// Returns the newest copy on a disk, and which of the four are equal to it.
@@ -271,13 +271,13 @@ impl Superblock {
     /// # Errors
     /// [`Error::NotAStore`] if there is no copy, [`Error::Corrupt`] if none is whole, errors of the
     /// disk if they cannot be read.
-    pub fn find(disk: &dyn Disk) -> Result<(Self, [bool; 4])> {
+    pub fn find_newest(disk: &dyn Disk) -> Result<(Self, [bool; 4])> {
         let properties = disk.properties();
         let mut found: Vec<(u64, Self)> = vec![];
         let mut why = Error::NotAStore("no superblock".to_owned());
         let take =
             |at: u64, found: &mut Vec<(u64, Self)>, why: &mut Error| match read_copy(disk, at) {
-                Ok(copy) if copy.geometry.copies().contains(&at) => found.push((at, copy)),
+                Ok(copy) if copy.geometry.copy_offsets().contains(&at) => found.push((at, copy)),
                 Ok(_) => {}
                 Err(Error::NotAStore(text)) if text == "no superblock" => {}
                 Err(error) => *why = error,
@@ -285,23 +285,23 @@ impl Superblock {
         take(0, &mut found, &mut why);
         // The first copy determines the others' addresses. Without it, each page size is tried.
         let places = match found.first() {
-            Some((_, copy)) => copy.geometry.copies()[1..].to_vec(),
-            None => possible_copies(properties.len_bytes),
+            Some((_, copy)) => copy.geometry.copy_offsets()[1..].to_vec(),
+            None => possible_copy_offsets(properties.len_bytes),
         };
         places.into_iter().for_each(|at| take(at, &mut found, &mut why));
         let newest = found.iter().max_by_key(|(_, copy)| copy.generation);
         let Some((_, newest)) = newest.cloned() else { return Err(why) };
         let is_newest = |at| found.iter().any(|(place, copy)| *place == at && *copy == newest);
-        let agree = newest.geometry.copies().map(is_newest);
+        let agree = newest.geometry.copy_offsets().map(is_newest);
         Ok((newest, agree))
     }
 }
 
 /// Returns the possible addresses of copies other than the first, for any page size.
-fn possible_copies(disk_bytes: u64) -> Vec<u64> {
+fn possible_copy_offsets(disk_bytes: u64) -> Vec<u64> {
     let places = (12..=20).flat_map(|shift| {
         let stride = 1u64 << shift;
-        let end = whole_pages(disk_bytes, 4096);
+        let end = round_down_to_page(disk_bytes, 4096);
         [Some(stride), end.checked_sub(stride.saturating_mul(2)), end.checked_sub(stride)]
     });
     places.flatten().collect()
@@ -309,10 +309,10 @@ fn possible_copies(disk_bytes: u64) -> Vec<u64> {
 
 /// Returns writes that erase superblock copies of any store and page size. Nothing else is
 /// overwritten, so a store that keeps one copy is still whole.
-pub(crate) fn wipe(disk: &dyn Disk) -> Vec<draconis_device::Write> {
+pub(crate) fn wipe_writes(disk: &dyn Disk) -> Vec<draconis_device::Write> {
     let properties = disk.properties();
     let len = properties.sector_bytes.max(512) as usize;
-    let mut places = possible_copies(properties.len_bytes);
+    let mut places = possible_copy_offsets(properties.len_bytes);
     places.push(0);
     places.sort_unstable();
     places.dedup();
@@ -357,41 +357,41 @@ mod tests {
             incarnation: 2,
             log_incarnation: 1,
             profile,
-            geometry: Geometry::of(&profile, disk_bytes).unwrap(),
+            geometry: Geometry::for_disk(&profile, disk_bytes).unwrap(),
             checkpoint: BlockPtr { at: 9 << 10, len: 77, sum: 0xfeed },
             checkpoint_copy: Some(BlockPtr { at: 99 << 10, len: 77, sum: 0xbeef }),
         }
     }
 
     #[test]
-    fn the_newest_copy_is_found_and_agreement_counted() {
+    fn newest_superblock_copy_is_found() {
         let disk = MemoryDisk::new(vec![0; 1 << 20], 512);
         let mut superblock = superblock(1 << 20);
         for pair in 0..2 {
-            disk.submit(Group { writes: superblock.writes(pair) }, &[]).unwrap();
+            disk.submit(Group { writes: superblock.copy_writes(pair) }, &[]).unwrap();
         }
-        assert_eq!(Superblock::find(&disk).unwrap(), (superblock.clone(), [true; 4]));
+        assert_eq!(Superblock::find_newest(&disk).unwrap(), (superblock.clone(), [true; 4]));
         superblock.generation = 6;
-        disk.submit(Group { writes: superblock.writes(0) }, &[]).unwrap();
+        disk.submit(Group { writes: superblock.copy_writes(0) }, &[]).unwrap();
         assert_eq!(
-            Superblock::find(&disk).unwrap(),
+            Superblock::find_newest(&disk).unwrap(),
             (superblock.clone(), [true, true, false, false])
         );
         // Both copies at the start are lost: the old ones at the end still serve.
-        let mut zeros = superblock.writes(0);
+        let mut zeros = superblock.copy_writes(0);
         zeros.iter_mut().for_each(|write| write.block = Block::private(4096));
         disk.submit(Group { writes: zeros }, &[]).unwrap();
-        assert_eq!(Superblock::find(&disk).unwrap().0.generation, 5);
+        assert_eq!(Superblock::find_newest(&disk).unwrap().0.generation, 5);
     }
 
     #[test]
-    fn a_disk_without_a_store_says_so() {
+    fn blank_disk_has_no_superblock() {
         let disk = MemoryDisk::new(vec![0; 1 << 20], 512);
-        assert!(matches!(Superblock::find(&disk), Err(Error::NotAStore(_))));
+        assert!(matches!(Superblock::find_newest(&disk), Err(Error::NotAStore(_))));
     }
 
     #[test]
-    fn every_byte_is_in_one_segment_at_most() {
+    fn segments_do_not_overlap() {
         let geometry = superblock(1 << 20).geometry;
         assert!(geometry.segments >= 24);
         for segment in 0..geometry.segments {

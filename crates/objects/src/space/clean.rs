@@ -24,23 +24,23 @@ use crate::index::Levels;
 use crate::index::tree::{BlockPtr, Node};
 use crate::layout::PayloadKind;
 use crate::log::LogWriter;
-use crate::log::frame::{HEADER, Header};
-use crate::log::summary::{Item, Items};
-use crate::maintenance::{MissPolicy, RequiredIo, Step, with_miss_policy};
-use crate::space::segment::{Segment, State};
+use crate::log::frame::{FrameHeader, HEADER_BYTES};
+use crate::log::summary::{SummaryItem, SummaryItems};
+use crate::maintenance::{MaintenanceStep, MissPolicy, RequiredIo, with_miss_policy};
+use crate::space::segment::{Segment, SegmentState};
 use crate::space::segment_reader::SegmentReader;
 use crate::test_hooks::{InjectedFault, is_fault_injected};
 use crate::{Error, Result};
 
 /// An item of a frame that may be live.
 #[derive(Debug)]
-enum Candidate {
+enum LiveCandidate {
     Payload(Key, PayloadRef),
     Node { at: u64, len: u32 },
     Chunk { at: u64, len: u32 },
 }
 
-impl Candidate {
+impl LiveCandidate {
     fn len(&self) -> u64 {
         match self {
             Self::Payload(_, data) => u64::from(data.stored) + 64,
@@ -52,7 +52,7 @@ impl Candidate {
 /// The segment being cleaned, and those cleaned since the last checkpoints.
 #[derive(Default)]
 pub(crate) struct Cleaner {
-    pub cleaning: Option<Cleaning>,
+    pub cleaning: Option<SegmentCleaning>,
     /// Segments cleaned since the last checkpoint began: they wait for the next one.
     pub since: HashSet<u32>,
     /// Segments cleaned before the checkpoint in progress began.
@@ -60,7 +60,7 @@ pub(crate) struct Cleaner {
 }
 
 /// A segment being cleaned.
-pub(crate) struct Cleaning {
+pub(crate) struct SegmentCleaning {
     pub segment: u32,
     /// Address of its first byte.
     start: u64,
@@ -77,18 +77,18 @@ pub(crate) struct Cleaning {
     /// True if frames are read whole, because a seek takes longer than reading the gap.
     is_whole: bool,
     /// Remaining items of the frame, last first.
-    candidates: Vec<Candidate>,
+    candidates: Vec<LiveCandidate>,
 }
 
-impl Cleaning {
+impl SegmentCleaning {
     /// Returns the offset of an address in the segment.
-    fn place(&self, at: u64) -> Result<u32> {
+    fn segment_offset(&self, at: u64) -> Result<u32> {
         let gone = Error::Corrupt { what: "an item outside of its segment", at_bytes: at };
         at.checked_sub(self.start).and_then(|at| u32::try_from(at).ok()).ok_or(gone)
     }
 
     /// Requests bytes of the segment; returns true if they were requested before.
-    fn want(
+    fn request_bytes(
         &mut self,
         io: &CachedDisk,
         reading: &mut SegmentReader,
@@ -96,15 +96,16 @@ impl Cleaning {
         len: usize,
     ) -> bool {
         self.needed = self.start + u64::from(from) + len as u64;
-        reading.want(io, from, len)
+        reading.request(io, from, len)
     }
 }
 
 impl Cleaner {
     /// Returns the I/O that the next step would wait for.
-    pub fn waits_for(&self) -> Option<RequiredIo> {
+    pub fn pending_io(&self) -> Option<RequiredIo> {
         let cleaning = self.cleaning.as_ref()?;
-        let waits = cleaning.reading.try_lock().is_none_or(|it| it.waits(cleaning.needed));
+        let waits =
+            cleaning.reading.try_lock().is_none_or(|it| it.is_pending_before(cleaning.needed));
         waits.then(|| RequiredIo::Bytes(cleaning.reading.clone(), cleaning.needed))
     }
 
@@ -114,30 +115,32 @@ impl Cleaner {
         log: &mut LogWriter,
         levels: &mut Levels,
         patience: MissPolicy,
-    ) -> Result<Step> {
-        let Some(mut cleaning) = self.cleaning.take() else { return Ok(Step::Continue(0)) };
+    ) -> Result<MaintenanceStep> {
+        let Some(mut cleaning) = self.cleaning.take() else {
+            return Ok(MaintenanceStep::Continue(0));
+        };
         if cleaning.candidates.is_empty() && cleaning.pos >= cleaning.used {
             self.since.insert(cleaning.segment);
             log.counters.cleaned += 1;
-            return Ok(Step::Continue(64));
+            return Ok(MaintenanceStep::Continue(64));
         }
         // A lock holder waits for the disk: the caller checked `waits_for`, or has to wait, too.
         let reading = cleaning.reading.clone();
         let mut reading = reading.lock();
         let done = match cleaning.candidates.pop() {
-            None => cleaning.next_frame(log, &mut reading).map(Step::Continue),
+            None => cleaning.next_frame(log, &mut reading).map(MaintenanceStep::Continue),
             Some(candidate) => {
                 let moved =
                     cleaning.move_candidate(log, levels, &mut reading, &candidate, patience);
                 match moved {
-                    Ok(MoveResult::Done) => Ok(Step::Continue(candidate.len())),
+                    Ok(MoveResult::Done) => Ok(MaintenanceStep::Continue(candidate.len())),
                     Ok(MoveResult::Asked) => {
                         cleaning.candidates.push(candidate);
-                        Ok(Step::Continue(64))
+                        Ok(MaintenanceStep::Continue(64))
                     }
                     Ok(MoveResult::Wants(need)) => {
                         cleaning.candidates.push(candidate);
-                        Ok(Step::Break(need))
+                        Ok(MaintenanceStep::Break(need))
                     }
                     Err(error) => Err(error),
                 }
@@ -151,8 +154,8 @@ impl Cleaner {
             Err(Error::Corrupt { what, at_bytes }) => {
                 let segment = cleaning.segment;
                 log::warn!("segment {segment} is left as it is: {what} at byte {at_bytes}");
-                log.segments.set(segment, |segment| segment.is_bad = true);
-                Ok(Step::Continue(64))
+                log.segments.update_segment(segment, |segment| segment.is_bad = true);
+                Ok(MaintenanceStep::Continue(64))
             }
             Err(error) => Err(error),
         }
@@ -167,7 +170,7 @@ enum MoveResult {
     Wants(RequiredIo),
 }
 
-impl Cleaning {
+impl SegmentCleaning {
     /// Reads the items of the next frame; returns the bytes of it that cannot be live.
     fn next_frame(
         &mut self,
@@ -180,14 +183,15 @@ impl Cleaning {
         let at = start + u64::from(pos);
         let room = (self.used - pos) as usize;
         let gone = Error::Corrupt { what: "a frame", at_bytes: at };
-        if !self.want(io, reading, pos, page.min(room)) {
+        if !self.request_bytes(io, reading, pos, page.min(room)) {
             return Ok(64);
         }
         let first = reading.get(io, pos, page.min(room))?;
-        let header = Header::decode_header(first, at, log.tag, room as u64).ok_or(gone.clone())?;
-        let first = first[..HEADER].to_vec();
+        let header =
+            FrameHeader::decode_header(first, at, log.tag, room as u64).ok_or(gone.clone())?;
+        let first = first[..HEADER_BYTES].to_vec();
         if self.is_whole {
-            if !self.want(io, reading, pos, header.len as usize) {
+            if !self.request_bytes(io, reading, pos, header.len as usize) {
                 return Ok(64);
             }
             reading.get(io, pos, header.len as usize)?;
@@ -195,16 +199,16 @@ impl Cleaning {
         let (table_at, table_len) = (pos + header.table_at, header.table_len as usize);
         // The summary of a long frame is after its payloads, which are read as they are needed.
         let Some(table) = reading.read_separately(io, table_at, table_len)? else { return Ok(64) };
-        if !header.is_whole(&first, &table, io.summer) {
+        if !header.has_valid_checksum(&first, &table, io.summer) {
             return Err(gone);
         }
         let mut in_items = 0;
-        for item in Items::new(&table, header.at, header.table_at) {
+        for item in SummaryItems::new(&table, header.at, header.table_at) {
             let candidate = match item? {
-                Item::Pair(_, key, Entry::Data(data)) => Candidate::Payload(key, data),
-                Item::Pair(..) => continue,
-                Item::Node { at, len } => Candidate::Node { at, len },
-                Item::Chunk { at, len } => Candidate::Chunk { at, len },
+                SummaryItem::Pair(_, key, Entry::Data(data)) => LiveCandidate::Payload(key, data),
+                SummaryItem::Pair(..) => continue,
+                SummaryItem::Node { at, len } => LiveCandidate::Node { at, len },
+                SummaryItem::Chunk { at, len } => LiveCandidate::Chunk { at, len },
             };
             in_items += candidate.len();
             self.candidates.push(candidate);
@@ -221,14 +225,14 @@ impl Cleaning {
         log: &mut LogWriter,
         levels: &mut Levels,
         reading: &mut MutexGuard<'_, SegmentReader>,
-        candidate: &Candidate,
+        candidate: &LiveCandidate,
         patience: MissPolicy,
     ) -> Result<MoveResult> {
         let io = log.io.clone();
         match candidate {
-            Candidate::Payload(key, stored) => {
+            LiveCandidate::Payload(key, stored) => {
                 let alive = with_miss_policy(&io, patience, |nodes| {
-                    levels.index().live_parts(nodes, key, stored)
+                    levels.index().live_payload_parts(nodes, key, stored)
                 })?;
                 let parts = match alive {
                     ControlFlow::Continue(parts) => parts,
@@ -236,25 +240,27 @@ impl Cleaning {
                 };
                 // Together: parts that are requested one by one would evict each other forever.
                 if let (Some((_, first)), Some((_, last))) = (parts.first(), parts.last()) {
-                    let (from, to) = (self.place(first.at)?, self.place(last.end())?);
-                    if !self.want(&io, reading, from, to.saturating_sub(from) as usize) {
+                    let (from, to) =
+                        (self.segment_offset(first.at)?, self.segment_offset(last.end())?);
+                    if !self.request_bytes(&io, reading, from, to.saturating_sub(from) as usize) {
                         return Ok(MoveResult::Asked);
                     }
                 }
                 for (key, part) in parts {
-                    let bytes = reading.get(&io, self.place(part.at)?, part.stored as usize)?;
-                    io.verify(&part, bytes)?;
+                    let bytes =
+                        reading.get(&io, self.segment_offset(part.at)?, part.stored as usize)?;
+                    io.verify_payload(&part, bytes)?;
                     let alive = &bytes[part.skip as usize..][..part.len as usize];
                     let kind = PayloadKind::Moved { age: log.clock.saturating_sub(self.stamp) };
                     log.counters.moved_bytes += u64::from(part.len);
-                    levels.put(log, key, alive, (kind, Some(self.stamp)))?;
+                    levels.put_payload(log, key, alive, (kind, Some(self.stamp)))?;
                 }
             }
-            Candidate::Node { at, len } => {
-                if !self.want(&io, reading, self.place(*at)?, *len as usize) {
+            LiveCandidate::Node { at, len } => {
+                if !self.request_bytes(&io, reading, self.segment_offset(*at)?, *len as usize) {
                     return Ok(MoveResult::Asked);
                 }
-                let bytes = reading.get(&io, self.place(*at)?, *len as usize)?;
+                let bytes = reading.get(&io, self.segment_offset(*at)?, *len as usize)?;
                 let node = Node::decode(bytes, *at)?;
                 let (key, level) = (Key::from_slice(node.first_key()), node.level());
                 let found = with_miss_policy(&io, patience, |nodes| {
@@ -269,21 +275,21 @@ impl Cleaning {
                     }
                 }
             }
-            Candidate::Chunk { at, len } => {
+            LiveCandidate::Chunk { at, len } => {
                 let Some(old) = levels.chunks_mut().find(|ptr| ptr.at == *at).copied() else {
                     return Ok(MoveResult::Done);
                 };
-                if !self.want(&io, reading, self.place(*at)?, *len as usize) {
+                if !self.request_bytes(&io, reading, self.segment_offset(*at)?, *len as usize) {
                     return Ok(MoveResult::Asked);
                 }
-                let bytes = reading.get(&io, self.place(*at)?, *len as usize)?;
+                let bytes = reading.get(&io, self.segment_offset(*at)?, *len as usize)?;
                 if io.summer.checksum(*at, bytes) != old.sum
                     && !is_fault_injected(InjectedFault::NodeSum)
                 {
                     return Err(Error::Corrupt { what: "a node's sum", at_bytes: *at });
                 }
                 let new: BlockPtr = log.append_block(bytes, false)?;
-                log.forget([old]);
+                log.mark_blocks_dead([old]);
                 levels.chunks_mut().filter(|ptr| **ptr == old).for_each(|ptr| *ptr = new);
             }
         }
@@ -309,11 +315,11 @@ impl Core {
 
     /// Returns the segment with the largest benefit, if there is one: of all, or without index
     /// segments that still have many live bytes.
-    fn best(&self, all: bool) -> Option<u32> {
+    fn find_best_segment(&self, all: bool) -> Option<u32> {
         let len = u64::from(self.log.segments.geometry.segment_bytes);
         let worth = |(number, segment): (u32, &Segment)| {
-            let used = segment.held() as u64;
-            let is_candidate = segment.state == State::Closed
+            let used = segment.rewrite_bytes() as u64;
+            let is_candidate = segment.state == SegmentState::Closed
                 && number < self.log.segments.end
                 && !segment.is_bad
                 && segment.live > 0
@@ -331,12 +337,13 @@ impl Core {
     pub fn best_to_clean(&self) -> Option<u32> {
         // A merge rewrites leaves in the order of their addresses: it empties their segments, and
         // the half-emptied one would look best.
-        let all = self.levels.tree_merge.is_none() || self.log.segments.free() <= self.kept();
-        self.best(all).or_else(|| self.best(true))
+        let all = self.levels.tree_merge.is_none()
+            || self.log.segments.free_segments() <= self.unusable_segments();
+        self.find_best_segment(all).or_else(|| self.find_best_segment(true))
     }
 
     /// Begins to clean a segment.
-    pub fn begin_cleaning(&mut self, number: u32, patience: MissPolicy) -> Result<Step> {
+    pub fn begin_cleaning(&mut self, number: u32, patience: MissPolicy) -> Result<MaintenanceStep> {
         let geometry = self.log.segments.geometry;
         let len = u64::from(geometry.segment_bytes);
         let segment = self.log.segments.all[number as usize];
@@ -344,21 +351,21 @@ impl Core {
             // Its last frames were not submitted yet.
             self.log.commit()?;
         }
-        if let Some(ticket) = self.log.sent.ticket_not_visible(segment.last_seq) {
+        if let Some(ticket) = self.log.sent.invisible_ticket(segment.last_seq) {
             if patience == MissPolicy::Defer {
-                return Ok(Step::Break(RequiredIo::Settled(ticket)));
+                return Ok(MaintenanceStep::Break(RequiredIo::Settled(ticket)));
             }
             self.log.io.disk.wait_visible(ticket)?;
         }
-        let live = segment.held() as u64;
+        let live = segment.rewrite_bytes() as u64;
         let layout = &self.log.layout;
         // With few live bytes the cleaner skips the gaps between them.
         let is_dense = live * layout.sparse_read_ratio() > u64::from(segment.used);
-        let depth = if is_dense { layout.reads_ahead() } else { 0 };
+        let depth = if is_dense { layout.cleaner_reads_ahead() } else { 0 };
         let start = geometry.start_of(number);
-        let window = layout.read_bytes();
+        let window = layout.cleaner_read_bytes();
         let reading = SegmentReader::new(&self.log.io, start, segment.used, window, depth);
-        self.cleaner.cleaning = Some(Cleaning {
+        self.cleaner.cleaning = Some(SegmentCleaning {
             segment: number,
             start,
             reading: Arc::new(Mutex::new(reading)),
@@ -370,18 +377,18 @@ impl Core {
             stamp: segment.stamp,
             candidates: vec![],
         });
-        Ok(Step::Continue(0))
+        Ok(MaintenanceStep::Continue(0))
     }
 
     /// Does the next step of cleaning.
-    pub fn clean(&mut self, patience: MissPolicy) -> Result<Step> {
+    pub fn cleaning_step(&mut self, patience: MissPolicy) -> Result<MaintenanceStep> {
         self.cleaner.step(&mut self.log, &mut self.levels, patience)
     }
 
     /// Finishes cleaning the current segment.
     pub fn finish_cleaning(&mut self) -> Result<()> {
         while self.cleaner.cleaning.is_some() {
-            let _ = self.clean(MissPolicy::Block)?;
+            let _ = self.cleaning_step(MissPolicy::Block)?;
         }
         Ok(())
     }

@@ -46,7 +46,7 @@ pub(crate) struct Reserve {
 
 impl Reserve {
     /// Returns the reserves of a store of this geometry.
-    pub fn of(geometry: &Geometry, layout: &dyn Layout) -> Self {
+    pub fn for_layout(geometry: &Geometry, layout: &dyn Layout) -> Self {
         let (segment_bytes, log_bytes) = (u64::from(geometry.segment_bytes), layout.log_bytes());
         let segments = geometry.segments as usize;
         // Most segments that a checkpoint after a whole log takes: for the log's commit, for nodes,
@@ -78,28 +78,29 @@ impl Core {
     /// Returns the segments that a checkpoint would take now, with the cleaner's copies.
     pub fn checkpoint_segments(&self) -> usize {
         // On the disk a pair takes at most half of its memory.
-        let run_bytes = self.levels.unwritten_bytes() as u64 / 2;
+        let run_bytes = self.levels.unflushed_memtable_bytes() as u64 / 2;
         3 + run_bytes.div_ceil(self.segment_bytes()) as usize
     }
 
     /// Returns true if runs are so large that they must be merged before more is admitted.
     fn must_merge_runs(&self, needed_bytes: u64) -> bool {
-        let few = self.floor() as u64 * self.segment_bytes() / 4;
-        !self.fits(needed_bytes) && self.merge_bytes() > (self.capacity_bytes() / 32).min(few)
+        let few = self.reserved_segments() as u64 * self.segment_bytes() / 4;
+        !self.has_space_beside_merge(needed_bytes)
+            && self.merge_reserve_bytes() > (self.capacity_bytes() / 32).min(few)
     }
 
     /// Returns the free segments reserved for freeing groups, the cleaner and checkpoints.
-    pub fn floor(&self) -> usize {
+    pub fn reserved_segments(&self) -> usize {
         self.reserve.floor
     }
 
     /// Returns the free segments that other groups may not use.
-    pub fn kept(&self) -> usize {
+    pub fn unusable_segments(&self) -> usize {
         self.reserve.kept
     }
 
     /// Returns the free segments below which cleaning begins.
-    pub fn low(&self) -> usize {
+    pub fn cleaning_threshold_segments(&self) -> usize {
         self.reserve.low
     }
 
@@ -110,25 +111,26 @@ impl Core {
 
     /// Sets the geometry; returns the old one.
     pub fn set_geometry(&mut self, geometry: Geometry) -> Geometry {
-        self.reserve = Reserve::of(&geometry, &*self.log.layout);
+        self.reserve = Reserve::for_layout(&geometry, &*self.log.layout);
         std::mem::replace(&mut self.checkpoints.superblock.geometry, geometry)
     }
 
     /// Returns the bytes that a merge writes before it frees the merged runs.
-    fn merge_bytes(&self) -> u64 {
+    fn merge_reserve_bytes(&self) -> u64 {
         self.levels.run_bytes() + self.log.bytes
     }
 
     /// Returns true if so many more bytes leave enough space for a merge.
-    pub fn fits(&self, needed_bytes: u64) -> bool {
-        let (bytes, capacity) = (self.log.segments.held() + needed_bytes, self.capacity_bytes());
+    pub fn has_space_beside_merge(&self, needed_bytes: u64) -> bool {
+        let (bytes, capacity) =
+            (self.log.segments.total_rewrite_bytes() + needed_bytes, self.capacity_bytes());
         // Runs are live, too: this mostly decides without visiting them.
-        bytes * 2 + self.log.bytes <= capacity || bytes + self.merge_bytes() <= capacity
+        bytes * 2 + self.log.bytes <= capacity || bytes + self.merge_reserve_bytes() <= capacity
     }
 
     /// Returns the segments that a group of so many bytes takes. The unused end of each is shorter
     /// than the next payload.
-    fn taken_by(&self, bytes: u64) -> usize {
+    fn segments_needed(&self, bytes: u64) -> usize {
         let gap = self.log.payload_max() as u64
             + u64::from(self.checkpoints.superblock.geometry.page_bytes) * 2;
         let usable = self.segment_bytes().saturating_sub(gap).max(self.segment_bytes() / 4);
@@ -136,20 +138,20 @@ impl Core {
     }
 
     /// Returns the bytes of segments that groups cannot fill.
-    fn kept_bytes(&self) -> u64 {
+    fn reserved_bytes(&self) -> u64 {
         let geometry = &self.checkpoints.superblock.geometry;
         (u64::from(geometry.segments) * self.segment_bytes()).saturating_sub(self.capacity_bytes())
     }
 
     /// Ensures that a group of `needed_bytes` fits, from the delete reserve if it only `frees`.
     pub fn ensure_space(&mut self, needed_bytes: u64, frees: bool) -> Result<()> {
-        let kept = if frees { self.floor() } else { self.kept() };
-        let needed = self.taken_by(needed_bytes) + kept;
+        let kept = if frees { self.reserved_segments() } else { self.unusable_segments() };
+        let needed = self.segments_needed(needed_bytes) + kept;
         let is_roomy = match frees {
             true => !self.must_merge_runs(needed_bytes),
-            false => self.fits(needed_bytes),
+            false => self.has_space_beside_merge(needed_bytes),
         };
-        if self.log.segments.free() >= needed && is_roomy {
+        if self.log.segments.free_segments() >= needed && is_roomy {
             return Ok(());
         }
         self.release();
@@ -164,8 +166,14 @@ impl Core {
         // Freeing groups continue as long as their checkpoint has space: a snapshot may pin the
         // freed segments.
         let is_enough = match frees {
-            true => self.log.segments.free() + self.floor() > needed + self.checkpoint_segments(),
-            false => self.log.segments.free() >= needed && self.fits(needed_bytes),
+            true => {
+                self.log.segments.free_segments() + self.reserved_segments()
+                    > needed + self.checkpoint_segments()
+            }
+            false => {
+                self.log.segments.free_segments() >= needed
+                    && self.has_space_beside_merge(needed_bytes)
+            }
         };
         if is_enough {
             return Ok(());
@@ -187,14 +195,16 @@ impl Core {
     }
 
     fn find_space(&mut self, needed: usize, needed_bytes: u64, frees: bool) -> Result<()> {
-        if self.must_merge_runs(needed_bytes) || !frees && !self.fits(needed_bytes) {
+        if self.must_merge_runs(needed_bytes)
+            || !frees && !self.has_space_beside_merge(needed_bytes)
+        {
             // Overwritten entries may not be accounted yet.
             self.checkpoint_now()?;
             if self.must_merge_runs(needed_bytes) {
                 self.merge_now()?;
                 self.checkpoint_now()?;
             }
-            if !frees && !self.fits(needed_bytes) {
+            if !frees && !self.has_space_beside_merge(needed_bytes) {
                 return Ok(());
             }
         }
@@ -202,16 +212,17 @@ impl Core {
     }
 
     pub fn no_space(&self, needed_bytes: u64) -> Error {
-        let held = self.log.segments.held() + self.merge_bytes();
+        let held = self.log.segments.total_rewrite_bytes() + self.merge_reserve_bytes();
         let by_bytes = self.capacity_bytes().saturating_sub(held);
         // Not more than was searched for.
-        let segments = self.log.segments.free().saturating_sub(self.kept()) as u64;
+        let segments =
+            self.log.segments.free_segments().saturating_sub(self.unusable_segments()) as u64;
         let free_bytes = by_bytes.min(segments * self.segment_bytes() / 4 * 3);
-        Error::NoSpace { needed_bytes, free_bytes, kept_bytes: self.kept_bytes() }
+        Error::NoSpace { needed_bytes, free_bytes, kept_bytes: self.reserved_bytes() }
     }
 
     fn no_space_state(&self, needed_bytes: u64) -> NoSpaceState {
-        let (groups, free) = (self.log.counters.groups, self.log.segments.free());
+        let (groups, free) = (self.log.counters.groups, self.log.segments.free_segments());
         NoSpaceState { needed_bytes, groups, free, epochs: self.checkpoints.pinned_segments.len() }
     }
 
@@ -219,12 +230,12 @@ impl Core {
     /// merging drops hidden entries, and checkpoints free the segments of both. Each needs a little
     /// space itself.
     pub fn reclaim_segments(&mut self, needed: usize) -> Result<()> {
-        let (start, mut in_vain) = (self.log.segments.free(), 0);
+        let (start, mut in_vain) = (self.log.segments.free_segments(), 0);
         let mut best = start;
         let (mut is_counted, mut is_merged) = (false, false);
         loop {
             self.release();
-            if self.log.segments.free() >= needed {
+            if self.log.segments.free_segments() >= needed {
                 return Ok(());
             }
             if self.checkpoints.written.is_some() {
@@ -259,9 +270,9 @@ impl Core {
             // A waiter cleans only for the missing segments and for the checkpoint that frees them,
             // unless that gains nothing.
             let waiting = self.cleaner.since.len() + self.cleaner.before.len();
-            let missing = needed + self.checkpoint_segments() - self.log.segments.free();
+            let missing = needed + self.checkpoint_segments() - self.log.segments.free_segments();
             let is_enough = in_vain < FUTILE_CHECKPOINTS_MAX / 2 && waiting >= missing;
-            let can_clean = self.log.segments.free() > self.checkpoint_segments() + 1;
+            let can_clean = self.log.segments.free_segments() > self.checkpoint_segments() + 1;
             let is_due = is_enough
                 || self.log.segments.has_empty()
                 || !can_clean
@@ -277,9 +288,9 @@ impl Core {
                 }
                 self.checkpoint_now()?;
                 in_vain += 1;
-                if self.log.segments.free() > best {
-                    (best, in_vain) = (self.log.segments.free(), 0);
-                } else if self.log.segments.free() + 1 < start {
+                if self.log.segments.free_segments() > best {
+                    (best, in_vain) = (self.log.segments.free_segments(), 0);
+                } else if self.log.segments.free_segments() + 1 < start {
                     // It costs more than it gains.
                     return Ok(());
                 }
@@ -309,28 +320,31 @@ impl Core {
                 self.levels.schedule_merges(&self.log);
                 continue;
             }
-            if self.log.segments.free() <= self.checkpoint_segments() {
+            if self.log.segments.free_segments() <= self.checkpoint_segments() {
                 self.checkpoint_now()?;
-                let (free, can_clean) =
-                    (self.log.segments.free(), self.checkpoints.pinned_segments.is_empty());
+                let (free, can_clean) = (
+                    self.log.segments.free_segments(),
+                    self.checkpoints.pinned_segments.is_empty(),
+                );
                 if free <= self.checkpoint_segments() + 1 && can_clean && self.clean_best()? {
                     self.finish_cleaning()?;
                     self.checkpoint_now()?;
                 }
-                if self.log.segments.free() <= self.checkpoint_segments() {
+                if self.log.segments.free_segments() <= self.checkpoint_segments() {
                     return Ok(());
                 }
             }
             self.levels.compact_step(&mut self.log, 1024)?;
-            let pairs = self.merged_at_once();
+            let pairs = self.max_pairs_per_merge_step();
             let _ = self.levels.tree_merge_step(&mut self.log, pairs, MissPolicy::Block)?;
         }
     }
 
     /// Returns the most pairs that one step may merge into the tree: each may change a leaf and the
     /// path to it.
-    pub fn merged_at_once(&self) -> usize {
-        let room = self.log.segments.free().saturating_sub(self.checkpoint_segments()) as u64
+    pub fn max_pairs_per_merge_step(&self) -> usize {
+        let room = self.log.segments.free_segments().saturating_sub(self.checkpoint_segments())
+            as u64
             * self.segment_bytes();
         let pages = room / u64::from(self.checkpoints.superblock.geometry.page_bytes);
         (pages as usize / 4).clamp(1, 256)

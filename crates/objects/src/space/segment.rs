@@ -19,7 +19,7 @@ use crate::recovery::superblock::Geometry;
 use crate::{Error, Result};
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum State {
+pub(crate) enum SegmentState {
     Free,
     Open,
     Closed,
@@ -29,7 +29,7 @@ pub(crate) enum State {
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Segment {
-    pub state: State,
+    pub state: SegmentState,
     /// Live bytes.
     pub live: i64,
     /// Change of `live` by the log since the last checkpoint began.
@@ -49,8 +49,8 @@ pub(crate) struct Segment {
     pub is_index: bool,
 }
 
-const FREE: Segment = Segment {
-    state: State::Free,
+const FREE_SEGMENT: Segment = Segment {
+    state: SegmentState::Free,
     live: 0,
     since: 0,
     stamp: 0,
@@ -77,8 +77,8 @@ pub(crate) struct SegmentTable {
 impl Segment {
     /// Returns the bytes that cleaning would write again: live bytes, with their share of headers,
     /// summaries and gaps, which dominate for short values.
-    pub fn held(&self) -> i64 {
-        let is_full = self.state == State::Closed && self.stamped > 0;
+    pub fn rewrite_bytes(&self) -> i64 {
+        let is_full = self.state == SegmentState::Closed && self.stamped > 0;
         if !is_full || u64::from(self.used) <= self.stamped {
             return self.live.max(0);
         }
@@ -92,7 +92,7 @@ impl SegmentTable {
     pub fn new(geometry: Geometry) -> Self {
         Self {
             geometry,
-            all: vec![FREE; geometry.segments as usize],
+            all: vec![FREE_SEGMENT; geometry.segments as usize],
             free: (0..geometry.segments).collect(),
             end: geometry.segments,
             held: 0,
@@ -100,38 +100,38 @@ impl SegmentTable {
     }
 
     /// Returns the bytes held by all segments; see [`Segment::held`].
-    pub fn held(&self) -> u64 {
+    pub fn total_rewrite_bytes(&self) -> u64 {
         self.held.max(0).unsigned_abs()
     }
 
     /// Returns all live bytes.
-    pub fn live(&self) -> u64 {
+    pub fn total_live_bytes(&self) -> u64 {
         self.all.iter().map(|segment| segment.live.max(0).unsigned_abs()).sum()
     }
 
-    pub fn free(&self) -> usize {
+    pub fn free_segments(&self) -> usize {
         self.free.len()
     }
 
     /// Returns the number of free segments before `end`.
-    pub fn free_below(&self, end: u32) -> usize {
+    pub fn count_free_below(&self, end: u32) -> usize {
         self.free.range(..end).count()
     }
 
     /// Opens a free segment, if possible the next one after `near`.
-    pub fn take(&mut self, near: u32) -> Option<u32> {
+    pub fn open_free_segment(&mut self, near: u32) -> Option<u32> {
         let segment = self.free.range(near..).next().or(self.free.first()).copied()?;
         self.open(segment);
         Some(segment)
     }
 
     /// Returns the free segments in the order in which they are opened after `segment`.
-    pub fn free_behind(&self, segment: u32) -> impl Iterator<Item = u32> {
+    pub fn free_segments_after(&self, segment: u32) -> impl Iterator<Item = u32> {
         self.free.range(segment..).chain(self.free.range(..segment)).copied()
     }
 
     /// Prevents segments from `end` on from being opened.
-    pub fn withhold(&mut self, end: u32) {
+    pub fn exclude_from(&mut self, end: u32) {
         self.end = end;
         drop(self.free.split_off(&end));
     }
@@ -139,60 +139,62 @@ impl SegmentTable {
     /// Sets the number of segments; new ones are not free yet.
     pub fn resize(&mut self, geometry: Geometry) {
         self.geometry = geometry;
-        self.all.resize(geometry.segments as usize, FREE);
+        self.all.resize(geometry.segments as usize, FREE_SEGMENT);
     }
 
     /// Opens this segment.
     pub fn open(&mut self, segment: u32) {
         self.free.remove(&segment);
-        self.set(segment, |it| *it = Segment { state: State::Open, ..FREE });
+        self.update_segment(segment, |it| {
+            *it = Segment { state: SegmentState::Open, ..FREE_SEGMENT }
+        });
     }
 
     /// Opens a segment that was found in use.
     pub fn reopen(&mut self, segment: u32) {
         self.free.remove(&segment);
-        self.set(segment, |it| it.state = State::Open);
+        self.update_segment(segment, |it| it.state = SegmentState::Open);
     }
 
     pub fn close(&mut self, segment: u32, clock: u64) {
-        self.set(segment, |it| {
-            it.state = State::Closed;
+        self.update_segment(segment, |it| {
+            it.state = SegmentState::Closed;
             it.closed = clock;
         });
     }
 
-    pub fn release(&mut self, segment: u32) {
-        self.set(segment, |it| *it = FREE);
+    pub fn release_segment(&mut self, segment: u32) {
+        self.update_segment(segment, |it| *it = FREE_SEGMENT);
         if segment < self.end {
             self.free.insert(segment);
         }
     }
 
     /// Changes a segment, and the held bytes of all.
-    pub fn set(&mut self, segment: u32, change: impl FnOnce(&mut Segment)) {
+    pub fn update_segment(&mut self, segment: u32, change: impl FnOnce(&mut Segment)) {
         if let Some(segment) = self.all.get_mut(segment as usize) {
-            let before = segment.held();
+            let before = segment.rewrite_bytes();
             change(segment);
-            self.held = self.held.saturating_add(segment.held()).saturating_sub(before);
+            self.held = self.held.saturating_add(segment.rewrite_bytes()).saturating_sub(before);
         }
     }
 
     /// The same for the segment of an address.
-    fn set_at(&mut self, at: u64, change: impl FnOnce(&mut Segment)) {
+    fn update_segment_at(&mut self, at: u64, change: impl FnOnce(&mut Segment)) {
         if let Some(segment) = self.geometry.segment_of(at) {
-            self.set(segment, change);
+            self.update_segment(segment, change);
         }
     }
 
     /// Adds `len` live bytes at `at`, first written when the clock was at `stamp`.
     pub fn add_live(&mut self, at: u64, len: u32, stamp: u64, is_log: bool) {
-        self.set_at(at, |segment| {
+        self.update_segment_at(at, |segment| {
             segment.live = segment.live.saturating_add(i64::from(len));
             if is_log {
                 segment.since = segment.since.saturating_add(i64::from(len));
             }
             let (old, new) = (segment.stamped, u64::from(len));
-            let sum = weighted(segment.stamp, old).saturating_add(weighted(stamp, new));
+            let sum = weight_clock(segment.stamp, old).saturating_add(weight_clock(stamp, new));
             segment.stamped = old.saturating_add(new);
             let mean = sum.checked_div(u128::from(segment.stamped)).unwrap_or(0);
             segment.stamp = u64::try_from(mean).unwrap_or(u64::MAX);
@@ -201,7 +203,7 @@ impl SegmentTable {
 
     /// Subtracts dead bytes.
     pub fn sub_live(&mut self, at: u64, len: u32, is_log: bool) {
-        self.set_at(at, |segment| {
+        self.update_segment_at(at, |segment| {
             segment.live = segment.live.saturating_sub(i64::from(len));
             if is_log {
                 segment.since = segment.since.saturating_sub(i64::from(len));
@@ -224,13 +226,13 @@ impl SegmentTable {
     }
 
     /// Returns the approximate clock of the write of the bytes at `at`.
-    pub fn stamp_of(&self, at: u64) -> u64 {
+    pub fn approximate_clock_at(&self, at: u64) -> u64 {
         let segment = self.geometry.segment_of(at);
         segment.and_then(|segment| self.all.get(segment as usize)).map_or(0, |it| it.stamp)
     }
 
     /// Begins a checkpoint: later changes of the log count for the next one.
-    pub fn begin(&mut self) {
+    pub fn begin_checkpoint(&mut self) {
         self.all.iter_mut().for_each(|segment| segment.since = 0);
     }
 
@@ -238,8 +240,9 @@ impl SegmentTable {
     pub fn mark_emptied(&mut self, seq: u64) -> Vec<u32> {
         let mut emptied = vec![];
         for (number, segment) in (0..).zip(&mut self.all) {
-            if segment.state == State::Closed && segment.live == 0 && segment.last_seq <= seq {
-                segment.state = State::Emptied;
+            if segment.state == SegmentState::Closed && segment.live == 0 && segment.last_seq <= seq
+            {
+                segment.state = SegmentState::Emptied;
                 emptied.push(number);
             }
         }
@@ -248,7 +251,7 @@ impl SegmentTable {
 
     /// Returns true if a checkpoint would free segments.
     pub fn has_empty(&self) -> bool {
-        self.all.iter().any(|segment| segment.state == State::Closed && segment.live == 0)
+        self.all.iter().any(|segment| segment.state == SegmentState::Closed && segment.live == 0)
     }
 
     /// Encodes the table for a checkpoint that does not refer to `unled`.
@@ -264,7 +267,7 @@ impl SegmentTable {
         for (number, segment) in (0..).zip(&self.all) {
             let later =
                 unled_bytes.get(&number).copied().unwrap_or(0).saturating_add(segment.since);
-            let is_used = !matches!(segment.state, State::Free | State::Emptied);
+            let is_used = !matches!(segment.state, SegmentState::Free | SegmentState::Emptied);
             let flags = [is_used, segment.is_bad, segment.is_index];
             out.push((0..).zip(flags).map(|(bit, flag)| u8::from(flag) << bit).sum());
             if is_used {
@@ -294,16 +297,16 @@ impl SegmentTable {
             }
             table.free.remove(&number);
             let live = i64::from(to_u32_saturating(live));
-            table.set(number, |segment| {
+            table.update_segment(number, |segment| {
                 *segment = Segment {
-                    state: State::Closed,
+                    state: SegmentState::Closed,
                     live,
                     stamp,
                     stamped,
                     used,
                     is_bad: flags & 2 != 0,
                     is_index: flags & 4 != 0,
-                    ..FREE
+                    ..FREE_SEGMENT
                 };
             });
         }
@@ -312,6 +315,6 @@ impl SegmentTable {
 }
 
 /// Weights a clock value by its bytes.
-fn weighted(stamp: u64, count: u64) -> u128 {
+fn weight_clock(stamp: u64, count: u64) -> u128 {
     u128::from(stamp).saturating_mul(u128::from(count))
 }

@@ -52,18 +52,18 @@ impl SegmentReader {
         let window = window as u32;
         let ahead = VecDeque::new();
         let mut reading = Self { start, used, end, window, depth, held: None, ahead, apart: None };
-        reading.ask(io, 0);
+        reading.submit_read(io, 0);
         reading
     }
 
     /// Returns true if requested bytes before address `to` are not there yet.
-    pub fn waits(&self, to: u64) -> bool {
+    pub fn is_pending_before(&self, to: u64) -> bool {
         let asked = self.ahead.iter().take_while(|ahead| to > self.start + u64::from(ahead.at));
         asked.chain(&self.apart).any(|ahead| !ahead.read.is_ready())
     }
 
     /// Waits for the requested bytes before address `to`.
-    pub fn wait(&mut self, to: u64) {
+    pub fn wait_before(&mut self, to: u64) {
         let start = self.start;
         let asked = self.ahead.iter_mut().take_while(|ahead| to > start + u64::from(ahead.at));
         for ahead in asked.chain(&mut self.apart) {
@@ -89,12 +89,12 @@ impl SegmentReader {
             let bytes = match asked.read.wait() {
                 Some(Ok(block)) => block.into_private(),
                 // Once more, for an error with its context.
-                _ => io.direct(self.start + u64::from(first), whole as usize)?,
+                _ => io.read_pages_uncached(self.start + u64::from(first), whole as usize)?,
             };
             let skip = (from - first) as usize;
             return Ok(bytes.get(skip..skip + len).map(<[u8]>::to_vec));
         }
-        if self.holds(from, len) {
+        if self.has_bytes(from, len) {
             return self.get(io, from, len).map(|bytes| Some(bytes.to_vec()));
         }
         let extent = Extent::new(self.start + u64::from(first), u64::from(whole));
@@ -108,21 +108,21 @@ impl SegmentReader {
     }
 
     /// Requests `len` bytes from offset `from`; returns true if they were requested before.
-    pub fn want(&mut self, io: &CachedDisk, from: u32, len: usize) -> bool {
+    pub fn request(&mut self, io: &CachedDisk, from: u32, len: usize) -> bool {
         if from as usize + len > self.used as usize {
             // `get` returns the error.
             return true;
         }
         let to = from + len as u32;
-        if self.begin().is_none_or(|begin| begin > from) || from >= self.asked() {
+        if self.first_offset().is_none_or(|begin| begin > from) || from >= self.requested_end() {
             self.held = None;
             self.ahead.clear();
-            self.ask(io, from - from % io.geometry.page_bytes);
-        } else if to <= self.asked() {
+            self.submit_read(io, from - from % io.geometry.page_bytes);
+        } else if to <= self.requested_end() {
             return true;
         }
-        while self.asked() < to {
-            self.ask(io, self.asked());
+        while self.requested_end() < to {
+            self.submit_read(io, self.requested_end());
         }
         false
     }
@@ -133,11 +133,11 @@ impl SegmentReader {
         if from as usize + len > self.used as usize {
             return Err(gone);
         }
-        while !self.holds(from, len) {
-            self.take_next(io, from, len)?;
+        while !self.has_bytes(from, len) {
+            self.take_next_read(io, from, len)?;
         }
-        while self.ahead.len() < self.depth && self.asked() < self.end {
-            self.ask(io, self.asked());
+        while self.ahead.len() < self.depth && self.requested_end() < self.end {
+            self.submit_read(io, self.requested_end());
         }
         let (at, bytes) = self.held.as_ref().ok_or(gone.clone())?;
         let from = (from - at) as usize;
@@ -145,14 +145,14 @@ impl SegmentReader {
     }
 
     /// Returns true if these bytes are held.
-    pub fn holds(&self, from: u32, len: usize) -> bool {
+    pub fn has_bytes(&self, from: u32, len: usize) -> bool {
         self.held.as_ref().is_some_and(|(at, bytes)| {
             *at <= from && from as usize + len <= *at as usize + bytes.len()
         })
     }
 
     /// Returns the first held or requested offset.
-    fn begin(&self) -> Option<u32> {
+    fn first_offset(&self) -> Option<u32> {
         match (&self.held, self.ahead.front()) {
             (Some((at, _)), _) => Some(*at),
             (None, Some(ahead)) => Some(ahead.at),
@@ -161,7 +161,7 @@ impl SegmentReader {
     }
 
     /// Returns the offset after the last requested byte.
-    fn asked(&self) -> u32 {
+    fn requested_end(&self) -> u32 {
         match (self.ahead.back(), &self.held) {
             (Some(last), _) => last.at + last.len,
             (None, Some((at, bytes))) => at + bytes.len() as u32,
@@ -169,7 +169,7 @@ impl SegmentReader {
         }
     }
 
-    fn ask(&mut self, io: &CachedDisk, at: u32) {
+    fn submit_read(&mut self, io: &CachedDisk, at: u32) {
         let len = self.window.min(self.end - at);
         let extent = Extent::new(self.start + u64::from(at), u64::from(len));
         let into = PrivateBuffer::new_uninitialized(len as usize).into();
@@ -182,8 +182,8 @@ impl SegmentReader {
 
     /// Holds the next requested bytes, with the held ones that are still needed. Without a request,
     /// reads the bytes.
-    fn take_next(&mut self, io: &CachedDisk, from: u32, len: usize) -> Result<()> {
-        if self.begin().is_some_and(|begin| begin <= from)
+    fn take_next_read(&mut self, io: &CachedDisk, from: u32, len: usize) -> Result<()> {
+        if self.first_offset().is_some_and(|begin| begin <= from)
             && let Some(ahead) = self.ahead.pop_front()
         {
             if from >= ahead.at + ahead.len {
@@ -197,7 +197,7 @@ impl SegmentReader {
                 let kept = held.as_ref().and_then(|(at, old)| old.get((from - at) as usize..));
                 self.held = Some(match kept.filter(|kept| !kept.is_empty()) {
                     None => (ahead.at, new),
-                    Some(kept) => (from, joined(kept, &new)),
+                    Some(kept) => (from, concat_buffers(kept, &new)),
                 });
                 return Ok(());
             }
@@ -208,12 +208,13 @@ impl SegmentReader {
         let first = from - from % page;
         let whole = ((from - first) + len as u32).next_multiple_of(page);
         let len = whole.max(self.window).min(self.end - first);
-        self.held = Some((first, io.direct(self.start + u64::from(first), len as usize)?));
+        self.held =
+            Some((first, io.read_pages_uncached(self.start + u64::from(first), len as usize)?));
         Ok(())
     }
 }
 
-fn joined(head: &[u8], tail: &[u8]) -> PrivateBuffer {
+fn concat_buffers(head: &[u8], tail: &[u8]) -> PrivateBuffer {
     let mut both = PrivateBuffer::new_uninitialized(head.len() + tail.len());
     both[..head.len()].copy_from_slice(head);
     both[head.len()..].copy_from_slice(tail);
@@ -227,26 +228,26 @@ mod tests {
     use draconis_device::{Disk, Group, MemoryDisk, Write};
 
     use super::*;
-    use crate::codec::{Checksummer, mix};
+    use crate::codec::{Checksummer, mix_bits};
     use crate::recovery::superblock::Geometry;
     use crate::{LayoutKind, Profile};
 
-    const SEGMENT: usize = 256 << 10;
+    const SEGMENT_BYTES: usize = 256 << 10;
 
     /// Random offsets and read-ahead return the bytes of the disk.
     #[test]
-    fn bytes_are_those_of_the_disk() {
+    fn reads_match_disk() {
         let disk = Arc::new(MemoryDisk::new(vec![0; 8 << 20], 512));
         let profile = Profile {
             layout: LayoutKind::Cow,
             page_bytes: 4096,
-            segment_bytes: SEGMENT as u32,
+            segment_bytes: SEGMENT_BYTES as u32,
             queue_depth: 1,
         };
-        let geometry = Geometry::of(&profile, 8 << 20).unwrap();
+        let geometry = Geometry::for_disk(&profile, 8 << 20).unwrap();
         let start = geometry.start_of(2);
-        let bytes: Vec<u8> = (0..SEGMENT as u64).map(|at| mix(at) as u8).collect();
-        let mut block = PrivateBuffer::new_uninitialized(SEGMENT);
+        let bytes: Vec<u8> = (0..SEGMENT_BYTES as u64).map(|at| mix_bits(at) as u8).collect();
+        let mut block = PrivateBuffer::new_uninitialized(SEGMENT_BYTES);
         block.copy_from_slice(&bytes);
         let group = Group { writes: vec![Write { at_bytes: start, block: block.into() }] };
         let ticket = disk.submit(group, &[]).unwrap();
@@ -254,11 +255,11 @@ mod tests {
         let io = CachedDisk::new(disk, geometry, Checksummer(1), 1 << 20);
         let mut dice = 1u64;
         let mut below = |limit: usize| {
-            dice = mix(dice);
+            dice = mix_bits(dice);
             dice as usize % limit
         };
         for round in 0..60 {
-            let used = SEGMENT - below(9000);
+            let used = SEGMENT_BYTES - below(9000);
             let mut reading = SegmentReader::new(&io, start, used as u32, 16 << 10, round % 5);
             let mut at = 0;
             for _ in 0..40 {
@@ -266,10 +267,10 @@ mod tests {
                 at = if below(8) == 0 { below(used) } else { (at + below(20_000)).min(used - 1) };
                 let len = (1 + below(40_000)).min(used - at);
                 if below(2) == 0 {
-                    reading.want(&io, at as u32, len);
+                    reading.request(&io, at as u32, len);
                 }
                 assert!(reading.get(&io, at as u32, len).unwrap() == &bytes[at..at + len]);
-                assert!(reading.holds(at as u32, len) && reading.want(&io, at as u32, len));
+                assert!(reading.has_bytes(at as u32, len) && reading.request(&io, at as u32, len));
             }
             assert!(reading.get(&io, used as u32 - 1, 2).is_err());
         }

@@ -15,7 +15,7 @@ use crate::cached_disk::CachedNodes;
 use crate::core::Core;
 use crate::index::tree::{NodeMap, NodeSource};
 use crate::index::view::{Index, View};
-use crate::maintenance::{MissPolicy, RequiredIo, Step, WorkBudget};
+use crate::maintenance::{MaintenanceStep, MissPolicy, RequiredIo, WorkBudget};
 
 /// Retries before a miss is read under the lock: evictions and concurrent changes can defeat each
 /// retry.
@@ -24,7 +24,7 @@ const MAX_UNLOCKED_RETRIES: u32 = 8;
 /// Most nodes that a lookup reads without the lock.
 const UNLOCKED_NODES_MAX: usize = 64;
 
-fn miss_policy(needs: u32) -> MissPolicy {
+fn miss_policy_after_retries(needs: u32) -> MissPolicy {
     if needs < MAX_UNLOCKED_RETRIES { MissPolicy::Defer } else { MissPolicy::Block }
 }
 
@@ -44,7 +44,7 @@ impl Store {
             }
             let nodes = CachedNodes::with_loaded(&self.io, &read);
             let found = look(core.levels.index(), &nodes);
-            let Some(missing) = nodes.missing() else { return Ok((found?, view)) };
+            let Some(missing) = nodes.missing_node() else { return Ok((found?, view)) };
             drop(core);
             let node = self.io.load(missing)?;
             read.insert(missing.sum, node);
@@ -53,7 +53,7 @@ impl Store {
 
     /// Runs a change of so many bytes, with retries for required I/O, then does its part of
     /// maintenance.
-    pub(super) fn change<T>(
+    pub(super) fn run_change<T>(
         &self,
         brought_bytes: u64,
         mut act: impl FnMut(&mut Core, MissPolicy) -> Result<ControlFlow<RequiredIo, T>>,
@@ -61,14 +61,14 @@ impl Store {
         let mut needs = 0;
         loop {
             let mut core = self.core.write();
-            match act(&mut core, miss_policy(needs))? {
+            match act(&mut core, miss_policy_after_retries(needs))? {
                 ControlFlow::Continue(done) => {
-                    self.work(core, brought_bytes)?;
+                    self.run_due_maintenance(core, brought_bytes)?;
                     return Ok(done);
                 }
                 ControlFlow::Break(need) => {
                     drop(core);
-                    need.perform(&self.io, needs > 0);
+                    need.perform_io(&self.io, needs > 0);
                     needs = needs.saturating_add(1);
                 }
             }
@@ -77,25 +77,29 @@ impl Store {
 
     /// Runs `act` on the whole state, then a part of maintenance.
     pub(crate) fn with_core<T>(&self, mut act: impl FnMut(&mut Core) -> Result<T>) -> Result<T> {
-        self.change(0, |core, _| act(core).map(ControlFlow::Continue))
+        self.run_change(0, |core, _| act(core).map(ControlFlow::Continue))
     }
 
     /// Does due maintenance, within the budget of a change of so many bytes.
-    pub(super) fn work<'s>(&'s self, core: RwLockWriteGuard<'s, Core>, bytes: u64) -> Result<()> {
-        let mut share = WorkBudget::of(bytes.saturating_add(64));
-        self.drive(core, |core, patience| core.next_step(&mut share, patience))?;
+    pub(super) fn run_due_maintenance<'s>(
+        &'s self,
+        core: RwLockWriteGuard<'s, Core>,
+        bytes: u64,
+    ) -> Result<()> {
+        let mut share = WorkBudget::for_change(bytes.saturating_add(64));
+        self.run_steps(core, |core, patience| core.next_step(&mut share, patience))?;
         self.io.throttle()
     }
 
     /// Does steps until none is due.
-    pub(super) fn drive<'s>(
+    pub(super) fn run_steps<'s>(
         &'s self,
         mut core: RwLockWriteGuard<'s, Core>,
-        mut step: impl FnMut(&mut Core, MissPolicy) -> Result<Option<Step>>,
+        mut step: impl FnMut(&mut Core, MissPolicy) -> Result<Option<MaintenanceStep>>,
     ) -> Result<()> {
         let mut needs = 0;
         loop {
-            let need = match step(&mut core, miss_policy(needs)) {
+            let need = match step(&mut core, miss_policy_after_retries(needs)) {
                 Ok(None) => return Ok(()),
                 Ok(Some(ControlFlow::Continue(_))) => {
                     needs = 0;
@@ -105,7 +109,7 @@ impl Store {
                 Err(error) => return Err(core.stop(error)),
             };
             drop(core);
-            let granted = need.perform(&self.io, needs > 0);
+            let granted = need.perform_io(&self.io, needs > 0);
             needs = needs.saturating_add(1);
             core = self.core.write();
             if let Some(granted) = granted {
@@ -116,7 +120,7 @@ impl Store {
 
     /// Returns true if the state is locked, for tests.
     #[cfg(feature = "torture")]
-    pub fn is_held(&self) -> bool {
+    pub fn is_locked(&self) -> bool {
         self.core.try_write().is_none()
     }
 }

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::{Arc, Weak};
 
-use super::{Store, fill};
+use super::{Store, copy_payloads_into};
 use crate::cached_disk::CachedDisk;
 use crate::entry::{DecodedKey, Entry, PayloadRef, decode_key, object_key};
 use crate::index::cursor::Cursor;
@@ -34,7 +34,9 @@ impl Snapshot {
         let record = index.object(&*self.io, id)?.ok_or(Error::NoObject(id))?;
         let len = record.len.saturating_sub(at).min(into.len() as u64);
         let parts = index.visible_payloads(&*self.io, (id, &record), (at, at + len))?;
-        fill(at, &mut into[..len as usize], parts, |data, into| self.read_data(data, into))
+        copy_payloads_into(at, &mut into[..len as usize], parts, |data, into| {
+            self.read_data(data, into)
+        })
     }
 
     /// Copies a payload found in the index.
@@ -46,13 +48,13 @@ impl Snapshot {
     }
 
     /// Reads payloads found in the index; uncached ones together.
-    pub(crate) fn read_many(&self, all: &[&PayloadRef]) -> Vec<Result<Vec<u8>>> {
+    pub(crate) fn read_payloads(&self, all: &[&PayloadRef]) -> Vec<Result<Vec<u8>>> {
         let mut found = self.io.cached_values(all);
         let lacks = |value: &&mut Option<Vec<u8>>| value.is_none();
         let far = all.iter().zip(&found).filter(|(_, value)| value.is_none());
         let far: Vec<&PayloadRef> = far.map(|(data, _)| *data).collect();
         if far.len() > 1 {
-            let read = self.io.read_uncached(&far);
+            let read = self.io.read_uncached_values(&far);
             found.iter_mut().filter(lacks).zip(read).for_each(|(value, read)| *value = read);
         }
         let answers = all.iter().zip(&mut found).map(|(data, far)| match far.take() {
@@ -81,7 +83,7 @@ impl Snapshot {
     pub fn list(&self) -> Result<Vec<(ObjectId, u64)>> {
         let mut out = vec![];
         let all = (object_key(ObjectId(0)), object_key(ObjectId(u64::MAX)));
-        let mut cursor = Cursor::at(&self.view, &*self.io, (&all.0, &all.1))?;
+        let mut cursor = Cursor::forward(&self.view, &*self.io, (&all.0, &all.1))?;
         while let Some((key, entry)) = cursor.next(&self.view, &*self.io)? {
             let Some(DecodedKey::Object(id)) = decode_key(&key) else { break };
             if let Entry::Object(record) = entry

@@ -40,12 +40,12 @@ impl Contents {
     }
 
     /// Returns the number of an object's children.
-    pub fn forks(&self, id: ObjectId) -> usize {
+    pub fn child_count(&self, id: ObjectId) -> usize {
         self.over.values().filter(|below| **below == id).count()
     }
 
     /// Removes an object; its child continues as `now`, maybe with the object's number.
-    pub fn join(&mut self, id: ObjectId, child: ObjectId, now: ObjectId) {
+    pub fn join_child(&mut self, id: ObjectId, child: ObjectId, now: ObjectId) {
         let below = self.over.remove(&id);
         if now != child {
             if let Some(bytes) = self.objects.remove(&child) {
@@ -79,10 +79,12 @@ impl Contents {
     /// Returns a 64-bit hash of the contents; collisions are ignored.
     fn digest(&self) -> u64 {
         let object = |(id, bytes): (&ObjectId, &Arc<[u8]>)| {
-            crate::codec::mix(id.0 ^ XxHash3_64::oneshot(bytes))
+            crate::codec::mix_bits(id.0 ^ XxHash3_64::oneshot(bytes))
         };
         let pair = |(key, value): (&Arc<[u8]>, &Arc<[u8]>)| {
-            crate::codec::mix(XxHash3_64::oneshot(key) ^ XxHash3_64::oneshot(value).rotate_left(7))
+            crate::codec::mix_bits(
+                XxHash3_64::oneshot(key) ^ XxHash3_64::oneshot(value).rotate_left(7),
+            )
         };
         let sum = |sum: u64, it: u64| sum.wrapping_add(it);
         let objects = self.objects.iter().map(object).fold(self.objects.len() as u64, sum);
@@ -90,18 +92,18 @@ impl Contents {
     }
 
     /// Returns a description of the first difference.
-    pub fn differs(&self, other: &Self) -> String {
+    pub fn describe_difference(&self, other: &Self) -> String {
         for id in self.objects.keys().chain(other.objects.keys()) {
             let (mine, others) = (self.objects.get(id), other.objects.get(id));
             if mine != others {
-                return format!("object {id}: {}", bytes_differ(mine, others));
+                return format!("object {id}: {}", describe_byte_difference(mine, others));
             }
         }
         for key in self.keys.keys().chain(other.keys.keys()) {
             let (mine, others) = (self.keys.get(key), other.keys.get(key));
             if mine != others {
                 let key = String::from_utf8_lossy(key);
-                return format!("key {key}: {}", bytes_differ(mine, others));
+                return format!("key {key}: {}", describe_byte_difference(mine, others));
             }
         }
         "in nothing".to_owned()
@@ -117,7 +119,7 @@ pub(super) fn read_object(store: &Store, id: ObjectId, len: u64) -> Result<Arc<[
     Ok(bytes.into())
 }
 
-fn bytes_differ(is: Option<&Arc<[u8]>>, should: Option<&Arc<[u8]>>) -> String {
+fn describe_byte_difference(is: Option<&Arc<[u8]>>, should: Option<&Arc<[u8]>>) -> String {
     match (is, should) {
         (Some(_), None) => "is there and should not be".to_owned(),
         (None, Some(_)) => "is not there".to_owned(),
@@ -158,12 +160,12 @@ impl History {
     }
 
     /// Returns the number of groups.
-    pub fn groups(&self) -> usize {
+    pub fn group_count(&self) -> usize {
         self.prefixes.len() - 1
     }
 
     /// Returns the contents after so many groups.
-    pub fn after(&self, groups: usize) -> &Contents {
+    pub fn contents_after(&self, groups: usize) -> &Contents {
         &self.prefixes[groups]
     }
 
@@ -173,7 +175,7 @@ impl History {
     }
 
     /// Returns every object and key that ever existed, each at its longest.
-    pub fn all(&self) -> Contents {
+    pub fn union_of_all(&self) -> Contents {
         let mut all = Contents::default();
         for contents in &self.prefixes {
             for (id, bytes) in &contents.objects {
@@ -190,15 +192,15 @@ impl History {
     }
 
     /// Returns the current contents.
-    pub fn last(&self) -> &Contents {
-        self.after(self.groups())
+    pub fn current(&self) -> &Contents {
+        self.contents_after(self.group_count())
     }
 
     /// Returns the number of groups, `least` or more, after which these contents are visible.
     ///
     /// # Errors
     /// A description, if there is none.
-    pub fn find(&self, contents: &Contents, least: usize) -> Result<usize, String> {
+    pub fn find_prefix(&self, contents: &Contents, least: usize) -> Result<usize, String> {
         let places = self.by_digest.get(&contents.digest()).into_iter().flatten();
         let mut fewer = None;
         for &groups in places {
@@ -210,12 +212,12 @@ impl History {
         if let Some(groups) = fewer {
             return Err(format!("{groups} groups are there, {least} were waited for"));
         }
-        let differ = |groups: usize| contents.differs(self.after(groups));
+        let differ = |groups: usize| contents.describe_difference(self.contents_after(groups));
         Err(format!(
             "no number of groups shows this; after {least} that were waited for, {}; after all {}, {}",
             differ(least),
-            self.groups(),
-            differ(self.groups())
+            self.group_count(),
+            differ(self.group_count())
         ))
     }
 }

@@ -5,51 +5,53 @@ use std::sync::Arc;
 
 use draconis_device::{Disk, MemoryDisk};
 
-use super::stores::SMALL;
-use super::{Random, Recorded, Settings, Shape, Violation, random, record};
+use super::stores::SMALL_CACHE_OPTIONS;
+use super::{Random, RecordedRun, StoreShape, TestSettings, Violation, random, record_script};
 use crate::kv::{Kv, Scan};
-use crate::{Error, Group, Hint, OpenOptions, Store};
+use crate::{Error, Group, LifetimeHint, OpenOptions, Store};
 
 /// Most items of each kind to read; a damaged store may claim to have many.
-const MANY: usize = 2000;
+const MAX_ITEMS_READ: usize = 2000;
 /// Bytes of one read.
-const PIECE: usize = 64 << 10;
+const READ_CHUNK_BYTES: usize = 64 << 10;
 
 /// Returns a store after random changes, as a base for hostile images.
 ///
 /// # Errors
 /// A violation by the store.
-pub fn base(seed: u64) -> Result<Vec<u8>, Violation> {
-    let shape = Shape::ALL[(seed % 4) as usize];
-    let Recorded { last_image, .. } = record(shape, &random(seed, shape, 100), Settings::USUAL)?;
+pub fn base_image(seed: u64) -> Result<Vec<u8>, Violation> {
+    let shape = StoreShape::ALL[(seed % 4) as usize];
+    let RecordedRun { last_image, .. } =
+        record_script(shape, &random(seed, shape, 100), TestSettings::NORMAL)?;
     Ok(last_image)
 }
 
 /// Changes some bytes of an image that are in use.
-pub fn spoil(image: &mut [u8], dice: &mut Random) {
-    for _ in 0..1 + dice.below(8) {
+pub fn corrupt_image(image: &mut [u8], dice: &mut Random) {
+    for _ in 0..1 + dice.next_below(8) {
         // Most structures begin at a page, or close to it.
-        let mut at = dice.below(image.len() as u64) as usize;
+        let mut at = dice.next_below(image.len() as u64) as usize;
         for _ in 0..50 {
             if image[at] != 0xEE && image[at] != 0 {
                 break;
             }
-            at = dice.below(image.len() as u64) as usize;
+            at = dice.next_below(image.len() as u64) as usize;
         }
         if dice.once_in(3) {
-            at = at / 512 * 512 + dice.below(72) as usize;
+            at = at / 512 * 512 + dice.next_below(72) as usize;
         }
-        match dice.below(4) {
-            0 => image[at] ^= 1 << dice.below(8),
-            1 => image[at] = [0, 1, 0x7F, 0x80, 0xFF][dice.below(5) as usize],
+        match dice.next_below(4) {
+            0 => image[at] ^= 1 << dice.next_below(8),
+            1 => image[at] = [0, 1, 0x7F, 0x80, 0xFF][dice.next_below(5) as usize],
             2 => {
-                let value = [0, 1, u64::MAX, 1 << 63, u64::from(u32::MAX)][dice.below(5) as usize];
+                let value =
+                    [0, 1, u64::MAX, 1 << 63, u64::from(u32::MAX)][dice.next_below(5) as usize];
                 let end = (at + 8).min(image.len());
                 image[at..end].copy_from_slice(&value.to_le_bytes()[..end - at]);
             }
             _ => {
-                let from = dice.below(image.len() as u64) as usize;
-                let len = (1 + dice.below(600) as usize).min(image.len() - at.max(from));
+                let from = dice.next_below(image.len() as u64) as usize;
+                let len = (1 + dice.next_below(600) as usize).min(image.len() - at.max(from));
                 image.copy_within(from..from + len, at);
             }
         }
@@ -61,7 +63,7 @@ pub fn spoil(image: &mut [u8], dice: &mut Random) {
 /// ```text
 ///   | which | place (3 bytes) len - 1 bytes.. | place len - 1 bytes.. | ..
 /// ```
-pub fn altered(bases: &[Vec<u8>], bytes: &[u8]) -> Option<Vec<u8>> {
+pub fn image_from_fuzz_input(bases: &[Vec<u8>], bytes: &[u8]) -> Option<Vec<u8>> {
     let (&which, mut rest) = bytes.split_first()?;
     if which & 0x80 != 0 {
         let mut image = rest.to_vec();
@@ -85,37 +87,38 @@ pub fn altered(bases: &[Vec<u8>], bytes: &[u8]) -> Option<Vec<u8>> {
 ///
 /// # Errors
 /// The error of opening it.
-pub fn exercise(image: Vec<u8>) -> Result<u64, Error> {
+pub fn exercise_image(image: Vec<u8>) -> Result<u64, Error> {
     let disk: Arc<dyn Disk> = Arc::new(MemoryDisk::new(image, 512));
-    let store = Store::open(disk.clone(), &OpenOptions { read_only: true, ..SMALL })?;
-    let mut seen = look(&store);
+    let store = Store::open(disk.clone(), &OpenOptions { read_only: true, ..SMALL_CACHE_OPTIONS })?;
+    let mut seen = read_everything(&store);
     drop(store);
-    let store = Store::open(disk.clone(), &SMALL)?;
-    seen += change(&store).unwrap_or(0);
+    let store = Store::open(disk.clone(), &SMALL_CACHE_OPTIONS)?;
+    seen += change_store(&store).unwrap_or(0);
     drop(store);
-    let store = Store::open(disk, &SMALL)?;
-    Ok(seen + look(&store))
+    let store = Store::open(disk, &SMALL_CACHE_OPTIONS)?;
+    Ok(seen + read_everything(&store))
 }
 
-fn look(store: &Arc<Store>) -> u64 {
+fn read_everything(store: &Arc<Store>) -> u64 {
     let mut seen = 0;
-    let mut bytes = vec![0; PIECE];
-    for (id, len) in store.list().unwrap_or_default().into_iter().take(MANY) {
-        for at in [0, len.saturating_sub(PIECE as u64 / 2), len / 2] {
+    let mut bytes = vec![0; READ_CHUNK_BYTES];
+    for (id, len) in store.list().unwrap_or_default().into_iter().take(MAX_ITEMS_READ) {
+        for at in [0, len.saturating_sub(READ_CHUNK_BYTES as u64 / 2), len / 2] {
             seen += u64::from(store.read(id, at, &mut bytes).is_ok());
         }
     }
     let kv = Kv::new(store.clone());
-    let values = |scan: Scan| scan.take(MANY).filter(Result::is_ok).count() as u64;
+    let values = |scan: Scan| scan.take(MAX_ITEMS_READ).filter(Result::is_ok).count() as u64;
     seen += values(kv.scan::<RangeFull>(&..));
-    seen += kv.scan::<RangeFull>(&..).rev().take(MANY).filter(Result::is_ok).count() as u64;
+    seen +=
+        kv.scan::<RangeFull>(&..).rev().take(MAX_ITEMS_READ).filter(Result::is_ok).count() as u64;
     let _ = store.info();
     seen
 }
 
-fn change(store: &Arc<Store>) -> Result<u64, Error> {
+fn change_store(store: &Arc<Store>) -> Result<u64, Error> {
     let mut group = Group::new();
-    let id = group.create(store.new_object(), Hint::Unknown);
+    let id = group.create(store.new_object(), LifetimeHint::Unknown);
     group.append(id, &[7; 3000]);
     group.put(b"key 0001", &[8; 90]);
     group.remove(b"key 0002");

@@ -7,9 +7,9 @@ use std::sync::Arc;
 
 use draconis_device::{CrashOptions, CrashState, CrashStates, Disk, Event, RecordDisk};
 
-use super::stores::{SMALL, key_of};
+use super::stores::{SMALL_CACHE_OPTIONS, key_from_number};
 use super::{Contents, History};
-use crate::{Error, Group, Hint, OpenOptions, Store};
+use crate::{Error, Group, LifetimeHint, OpenOptions, Store};
 
 /// Description of a broken guarantee.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -24,7 +24,7 @@ impl fmt::Display for Violation {
 impl std::error::Error for Violation {}
 
 impl Violation {
-    pub(super) fn of_panic(doing: &str, panic: &(dyn Any + Send)) -> Self {
+    pub(super) fn from_panic(doing: &str, panic: &(dyn Any + Send)) -> Self {
         let text = panic.downcast_ref::<&str>().map(|it| (*it).to_owned());
         let text = text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_default();
         Self(format!("{doing} panicked: {text}"))
@@ -33,7 +33,7 @@ impl Violation {
 
 /// Frequencies of checks, each once in so many states; 0 for never. Every state is opened and read.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Effort {
+pub struct CheckFrequencies {
     /// Change it, wait, reopen it.
     pub second_life: u64,
     /// Cut the power again while it is opened and changed.
@@ -44,9 +44,9 @@ pub struct Effort {
     pub read_only: u64,
 }
 
-impl Effort {
+impl CheckFrequencies {
     /// Some checks on some states.
-    pub const SOME: Self = Self { second_life: 4, second_cut: 64, emptied: 32, read_only: 16 };
+    pub const SAMPLED: Self = Self { second_life: 4, second_cut: 64, emptied: 32, read_only: 16 };
     /// All checks on every state.
     pub const ALL: Self = Self { second_life: 1, second_cut: 1, emptied: 1, read_only: 1 };
 }
@@ -58,7 +58,7 @@ pub struct Judge<'a> {
     seed: u64,
 }
 
-fn said(doing: &'static str) -> impl Fn(Error) -> Violation {
+fn violation_while(doing: &'static str) -> impl Fn(Error) -> Violation {
     move |error| Violation(format!("{doing}: {error}"))
 }
 
@@ -77,65 +77,79 @@ impl<'a> Judge<'a> {
         &mut self,
         crash: &CrashState,
         number: u64,
-        effort: Effort,
+        effort: CheckFrequencies,
     ) -> Result<u64, Violation> {
-        let judged = AssertUnwindSafe(|| self.try_all(crash, number, effort));
+        let judged = AssertUnwindSafe(|| self.judge_state(crash, number, effort));
         std::panic::catch_unwind(judged)
-            .unwrap_or_else(|panic| Err(Violation::of_panic("judging", &*panic)))
+            .unwrap_or_else(|panic| Err(Violation::from_panic("judging", &*panic)))
     }
 
-    fn try_all(&self, crash: &CrashState, number: u64, effort: Effort) -> Result<u64, Violation> {
+    fn judge_state(
+        &self,
+        crash: &CrashState,
+        number: u64,
+        effort: CheckFrequencies,
+    ) -> Result<u64, Violation> {
         let is_due = |every: u64| every > 0 && number.is_multiple_of(every);
         let waited = crash.marks().last().map_or(0, |mark| *mark as usize);
         if is_due(effort.read_only) {
-            let options = OpenOptions { read_only: true, ..SMALL };
-            let store =
-                Store::open(crash.disk.clone(), &options).map_err(said("open for reading"))?;
-            find(&store, self.history, waited)?;
+            let options = OpenOptions { read_only: true, ..SMALL_CACHE_OPTIONS };
+            let store = Store::open(crash.disk.clone(), &options)
+                .map_err(violation_while("open for reading"))?;
+            find_history_prefix(&store, self.history, waited)?;
         }
         if is_due(effort.second_cut) {
-            return self.cut_again(crash, number, waited);
+            return self.judge_second_cut(crash, number, waited);
         }
         let disk: Arc<dyn Disk> = crash.disk.clone();
-        let store = Store::open(disk.clone(), &SMALL).map_err(said("open"))?;
-        let groups = find(&store, self.history, waited)?;
+        let store =
+            Store::open(disk.clone(), &SMALL_CACHE_OPTIONS).map_err(violation_while("open"))?;
+        let groups = find_history_prefix(&store, self.history, waited)?;
         if is_due(effort.second_life) {
-            let expected = live_on(&store, self.history.after(groups))?;
+            let expected = change_and_wait(&store, self.history.contents_after(groups))?;
             drop(store);
-            let store = Store::open(disk, &SMALL).map_err(said("second open"))?;
-            compare(&store, &expected)
+            let store =
+                Store::open(disk, &SMALL_CACHE_OPTIONS).map_err(violation_while("second open"))?;
+            compare_contents(&store, &expected)
                 .map_err(|Violation(why)| Violation(format!("second life: {why}")))?;
             if is_due(effort.emptied) {
-                empty(&store, &expected)?;
+                empty_store(&store, &expected)?;
             }
         }
         Ok(0)
     }
 
     /// Opens and changes a state while the power is cut again.
-    fn cut_again(&self, crash: &CrashState, number: u64, waited: usize) -> Result<u64, Violation> {
+    fn judge_second_cut(
+        &self,
+        crash: &CrashState,
+        number: u64,
+        waited: usize,
+    ) -> Result<u64, Violation> {
         let image = crash.disk.to_bytes();
         let disk = Arc::new(RecordDisk::new(crash.disk.clone()));
-        let store = Store::open(disk.clone(), &SMALL).map_err(said("open"))?;
-        let groups = find(&store, self.history, waited)?;
-        disk.mark(0);
-        let expected = live_on(&store, self.history.after(groups))?;
-        disk.mark(1);
+        let store =
+            Store::open(disk.clone(), &SMALL_CACHE_OPTIONS).map_err(violation_while("open"))?;
+        let groups = find_history_prefix(&store, self.history, waited)?;
+        disk.record_mark(0);
+        let expected = change_and_wait(&store, self.history.contents_after(groups))?;
+        disk.record_mark(1);
         drop(store);
-        let mut second = History::new(self.history.after(groups).clone());
+        let mut second = History::new(self.history.contents_after(groups).clone());
         second.push(expected);
         let options = CrashOptions { seed: self.seed ^ number, subsets: 6, exhaustive_sectors: 4 };
         let mut states = 0;
-        let events = disk.take();
+        let events = disk.take_events();
         let told = describe_events(&events);
         for again in CrashStates::new(image, events, options) {
             states += 1;
             let judged = (|| {
-                let store = Store::open(again.disk.clone(), &SMALL).map_err(said("open"))?;
+                let store = Store::open(again.disk.clone(), &SMALL_CACHE_OPTIONS)
+                    .map_err(violation_while("open"))?;
                 match again.marks().last() {
                     // Nothing was acknowledged before.
-                    None => find(&store, self.history, waited),
-                    Some(mark) => find(&store, &second, *mark as usize),
+                    None => find_history_prefix(&store, self.history, waited),
+                    Some(mark) => find_history_prefix(&store, &second, *mark as usize),
                 }
             })();
             judged.map_err(|Violation(why)| {
@@ -150,14 +164,14 @@ impl<'a> Judge<'a> {
 }
 
 /// Returns the number of groups, `waited` or more, after which the store's contents are visible.
-pub(super) fn find(
+pub(super) fn find_history_prefix(
     store: &Arc<Store>,
     history: &History,
     waited: usize,
 ) -> Result<usize, Violation> {
-    let seen = Contents::read(store).map_err(said("read"))?;
-    let groups = history.find(&seen, waited).map_err(Violation)?;
-    let expected = history.after(groups);
+    let seen = Contents::read(store).map_err(violation_while("read"))?;
+    let groups = history.find_prefix(&seen, waited).map_err(Violation)?;
+    let expected = history.contents_after(groups);
     let info = store.info();
     let stored = history.stored_bytes(groups);
     if info.used_bytes < stored {
@@ -179,32 +193,35 @@ pub(super) fn find(
     Ok(groups)
 }
 
-pub(super) fn compare(store: &Arc<Store>, expected: &Contents) -> Result<(), Violation> {
-    let seen = Contents::read(store).map_err(said("read"))?;
+pub(super) fn compare_contents(store: &Arc<Store>, expected: &Contents) -> Result<(), Violation> {
+    let seen = Contents::read(store).map_err(violation_while("read"))?;
     if seen.objects == expected.objects && seen.keys == expected.keys {
         return Ok(());
     }
-    Err(Violation(seen.differs(expected)))
+    Err(Violation(seen.describe_difference(expected)))
 }
 
 /// Changes a store, waits, and returns the new contents.
-pub(super) fn live_on(store: &Arc<Store>, before: &Contents) -> Result<Contents, Violation> {
+pub(super) fn change_and_wait(
+    store: &Arc<Store>,
+    before: &Contents,
+) -> Result<Contents, Violation> {
     let mut after = before.clone();
     let mut group = Group::new();
     let payload: Vec<u8> = (0..1100u32).map(|at| (at * 7) as u8).collect();
-    let id = group.create(store.new_object(), Hint::Unknown);
+    let id = group.create(store.new_object(), LifetimeHint::Unknown);
     group.append(id, &payload);
     after.objects.insert(id, payload.clone().into());
     after.last_id = id.0;
-    if let Some((id, bytes)) = before.objects.iter().find(|(id, _)| before.forks(**id) == 0) {
+    if let Some((id, bytes)) = before.objects.iter().find(|(id, _)| before.child_count(**id) == 0) {
         let mut bytes = bytes.to_vec();
         group.write(*id, 3, &payload[..70]);
         bytes.resize(bytes.len().max(73), 0);
         bytes[3..73].copy_from_slice(&payload[..70]);
         after.objects.insert(*id, bytes.into());
     }
-    group.put(&key_of(0), &payload[..90]);
-    after.keys.insert(key_of(0).into(), payload[..90].into());
+    group.put(&key_from_number(0), &payload[..90]);
+    after.keys.insert(key_from_number(0).into(), payload[..90].into());
     let ticket = match store.submit(group, &[]) {
         Ok(ticket) => ticket,
         Err(refused) => match refused.error {
@@ -218,26 +235,27 @@ pub(super) fn live_on(store: &Arc<Store>, before: &Contents) -> Result<Contents,
                 }
                 store
                     .submit(group, &[])
-                    .map_err(|refused| said("delete on a full store")(refused.error))?
+                    .map_err(|refused| violation_while("delete on a full store")(refused.error))?
             }
-            error => return Err(said("submit")(error)),
+            error => return Err(violation_while("submit")(error)),
         },
     };
-    store.wait(ticket).map_err(said("wait"))?;
-    compare(store, &after).map_err(|Violation(why)| Violation(format!("after a change: {why}")))?;
+    store.wait(ticket).map_err(violation_while("wait"))?;
+    compare_contents(store, &after)
+        .map_err(|Violation(why)| Violation(format!("after a change: {why}")))?;
     Ok(after)
 }
 
 /// Deletes everything: all space must be free then.
-fn empty(store: &Arc<Store>, contents: &Contents) -> Result<(), Violation> {
+fn empty_store(store: &Arc<Store>, contents: &Contents) -> Result<(), Violation> {
     let mut group = Group::new();
     // A child has a larger number than its parent.
     contents.objects.keys().rev().for_each(|id| group.delete(*id));
     contents.keys.keys().for_each(|key| group.remove(key));
-    store.submit(group, &[]).map_err(|refused| said("delete all")(refused.error))?;
+    store.submit(group, &[]).map_err(|refused| violation_while("delete all")(refused.error))?;
     // The second checkpoint no longer needs the segments that the first freed.
     for _ in 0..3 {
-        store.checkpoint().map_err(said("checkpoint"))?;
+        store.checkpoint().map_err(violation_while("checkpoint"))?;
     }
     let info = store.info();
     // Tombstones stay until they are merged; payloads do not.
@@ -249,7 +267,7 @@ fn empty(store: &Arc<Store>, contents: &Contents) -> Result<(), Violation> {
             info.used_bytes
         )));
     }
-    compare(store, &Contents::default())
+    compare_contents(store, &Contents::default())
 }
 
 /// Returns a line for each request that changed the disk.

@@ -37,7 +37,7 @@ impl PartialContents {
             Ok(list) => seen.list = Some(list),
             Err(error) => ok(error)?,
         }
-        let Contents { objects, keys, .. } = history.all();
+        let Contents { objects, keys, .. } = history.union_of_all();
         for (id, longest) in objects {
             let mut bytes = vec![0xA5; longest.len() + 1];
             match store.read(id, 0, &mut bytes) {
@@ -65,8 +65,10 @@ impl PartialContents {
     }
 
     /// Returns the number of groups, `least` or more, after which these contents are visible.
-    pub fn find(&self, history: &History, least: usize) -> Result<usize, Violation> {
-        let place = (0..=history.groups()).rev().find(|groups| self.is_of(history.after(*groups)));
+    pub fn find_prefix(&self, history: &History, least: usize) -> Result<usize, Violation> {
+        let place = (0..=history.group_count())
+            .rev()
+            .find(|groups| self.is_part_of(history.contents_after(*groups)));
         match place {
             Some(groups) if groups >= least || self.errors > 0 => Ok(groups),
             Some(groups) => Err(Violation(format!(
@@ -80,7 +82,7 @@ impl PartialContents {
     }
 
     /// Returns a description of the difference from the expected contents.
-    pub fn differs(&self, contents: &Contents) -> String {
+    pub fn describe_difference(&self, contents: &Contents) -> String {
         for (id, bytes) in &self.objects {
             let should = contents.objects.get(id).map(|it| &it[..]);
             if bytes.as_deref() != should {
@@ -99,7 +101,7 @@ impl PartialContents {
         "the lists".to_owned()
     }
 
-    fn is_of(&self, contents: &Contents) -> bool {
+    fn is_part_of(&self, contents: &Contents) -> bool {
         let lens = contents.objects.iter().map(|(id, bytes)| (*id, bytes.len() as u64));
         let pairs = contents.keys.iter().map(|(key, value)| (&key[..], &value[..]));
         self.list.as_ref().is_none_or(|list| list.iter().copied().eq(lens))

@@ -6,16 +6,16 @@ use std::sync::Arc;
 use draconis_device::{CrashOptions, CrashStates, Disk, Event, MemoryDisk, RecordDisk};
 
 use super::partial_contents::PartialContents;
-use super::stores::{SMALL, bytes_of, key_of};
+use super::stores::{SMALL_CACHE_OPTIONS, key_from_number, read_disk_bytes};
 use super::{
-    Contents, Effort, History, Judge, Random, Script, ScriptOp, ScriptStep, Settings, Shape,
-    Violation,
+    CheckFrequencies, Contents, History, Judge, Random, Script, ScriptOp, ScriptStep, StoreShape,
+    TestSettings, Violation,
 };
-use crate::{Error, Group, Hint, ObjectId, Snapshot, Store, Ticket};
+use crate::{Error, Group, LifetimeHint, ObjectId, Snapshot, Store, Ticket};
 
 /// Record of a script.
 #[derive(Debug)]
-pub struct Recorded {
+pub struct RecordedRun {
     /// Disk before its steps.
     pub image: Vec<u8>,
     /// Disk events of its steps, with marks: the number of awaited groups.
@@ -34,7 +34,7 @@ pub struct Recorded {
 
 /// Result of judging.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Tally {
+pub struct RunTally {
     /// States of runs.
     pub states: u64,
     /// States of recoveries.
@@ -47,7 +47,7 @@ pub struct Tally {
     pub cleaned: u64,
 }
 
-impl std::ops::AddAssign for Tally {
+impl std::ops::AddAssign for RunTally {
     fn add_assign(&mut self, other: Self) {
         self.states += other.states;
         self.second += other.second;
@@ -83,22 +83,26 @@ pub(super) struct ScriptRunner<D: Disk + 'static> {
 ///
 /// # Errors
 /// A violation without a power cut.
-pub fn record(shape: Shape, script: &Script, settings: Settings) -> Result<Recorded, Violation> {
+pub fn record_script(
+    shape: StoreShape,
+    script: &Script,
+    settings: TestSettings,
+) -> Result<RecordedRun, Violation> {
     // Earlier bytes of the disk are not zeros.
     let memory = MemoryDisk::new(vec![0xEE; shape.disk_bytes], 512);
     let disk = Arc::new(RecordDisk::new(memory));
-    let mut actor = ScriptRunner::begin(shape, script, settings, disk)?;
-    let image = bytes_of(&*actor.disk);
-    actor.disk.take();
+    let mut actor = ScriptRunner::prepare(shape, script, settings, disk)?;
+    let image = read_disk_bytes(&*actor.disk);
+    actor.disk.take_events();
     let counters = actor.store().info().counters;
-    actor.all(&script.steps)?;
-    actor.count();
+    actor.run_steps(&script.steps)?;
+    actor.add_counters();
     let ScriptRunner { disk, store, history, waited, full, worked, .. } = actor;
     drop(store);
-    Ok(Recorded {
+    Ok(RecordedRun {
         image,
-        last_image: bytes_of(&*disk),
-        events: disk.take(),
+        last_image: read_disk_bytes(&*disk),
+        events: disk.take_events(),
         history,
         waited,
         full,
@@ -110,7 +114,7 @@ pub fn record(shape: Shape, script: &Script, settings: Settings) -> Result<Recor
 }
 
 /// Reason for an early end of a script.
-pub(super) enum Stop {
+pub(super) enum ScriptStop {
     /// A guarantee was broken.
     Broken(Violation),
     /// The store reported an error.
@@ -119,18 +123,18 @@ pub(super) enum Stop {
     Shorter,
 }
 
-impl From<Stop> for Violation {
-    fn from(stop: Stop) -> Self {
+impl From<ScriptStop> for Violation {
+    fn from(stop: ScriptStop) -> Self {
         match stop {
-            Stop::Broken(violation) => violation,
-            Stop::Failed(doing, error) => Self(format!("{doing}: {error}")),
-            Stop::Shorter => Self("what had no waiter is gone".to_owned()),
+            ScriptStop::Broken(violation) => violation,
+            ScriptStop::Failed(doing, error) => Self(format!("{doing}: {error}")),
+            ScriptStop::Shorter => Self("what had no waiter is gone".to_owned()),
         }
     }
 }
 
-fn failed(doing: &'static str) -> impl Fn(Error) -> Stop {
-    move |error| Stop::Failed(doing, error)
+fn stop_while(doing: &'static str) -> impl Fn(Error) -> ScriptStop {
+    move |error| ScriptStop::Failed(doing, error)
 }
 
 impl<D: Disk + 'static> ScriptRunner<D> {
@@ -139,16 +143,17 @@ impl<D: Disk + 'static> ScriptRunner<D> {
     }
 
     /// Returns a store after the durable preparatory steps.
-    pub fn begin(
-        shape: Shape,
+    pub fn prepare(
+        shape: StoreShape,
         script: &Script,
-        settings: Settings,
+        settings: TestSettings,
         disk: Arc<RecordDisk<D>>,
     ) -> Result<Self, Violation> {
         let Script { commit_bytes, barrier_bytes, .. } = *script;
-        super::set(Settings { commit_bytes, barrier_bytes, ..settings });
-        Store::create(disk.clone(), &shape.options()).map_err(failed("making a store"))?;
-        let store = Store::open(disk.clone(), &SMALL).map_err(failed("opening a store"))?;
+        super::set_thread_settings(TestSettings { commit_bytes, barrier_bytes, ..settings });
+        Store::create(disk.clone(), &shape.options()).map_err(stop_while("making a store"))?;
+        let store = Store::open(disk.clone(), &SMALL_CACHE_OPTIONS)
+            .map_err(stop_while("opening a store"))?;
         let mut actor = Self {
             disk,
             store: Some(store),
@@ -165,17 +170,17 @@ impl<D: Disk + 'static> ScriptRunner<D> {
             full: 0,
             worked: (0, 0),
         };
-        actor.all(&script.before)?;
-        actor.store().sync().map_err(failed("sync"))?;
+        actor.run_steps(&script.before)?;
+        actor.store().sync().map_err(stop_while("sync"))?;
         actor.history = History::new(actor.now.clone());
         actor.tickets.clear();
         (actor.waited, actor.full, actor.worked) = (0, 0, (0, 0));
         Ok(actor)
     }
 
-    pub fn all(&mut self, steps: &[ScriptStep]) -> Result<(), Violation> {
+    pub fn run_steps(&mut self, steps: &[ScriptStep]) -> Result<(), Violation> {
         for (nth, step) in steps.iter().enumerate() {
-            self.step(step).map_err(|stop| {
+            self.run_step(step).map_err(|stop| {
                 Violation(format!("step {nth}, {step:?}: {}", Violation::from(stop)))
             })?;
         }
@@ -183,15 +188,15 @@ impl<D: Disk + 'static> ScriptRunner<D> {
     }
 
     /// Runs steps until the store reports an error.
-    pub fn until_failure(&mut self, steps: &[ScriptStep]) -> Result<(), Violation> {
+    pub fn run_until_failure(&mut self, steps: &[ScriptStep]) -> Result<(), Violation> {
         // Damaged bytes are never moved: the store may be full early.
         self.is_failing = true;
         let mut last = String::new();
         for (nth, step) in steps.iter().enumerate() {
-            match self.step(step) {
+            match self.run_step(step) {
                 Ok(()) => {}
-                Err(Stop::Shorter) => return Ok(()),
-                Err(Stop::Failed(
+                Err(ScriptStop::Shorter) => return Ok(()),
+                Err(ScriptStop::Failed(
                     doing,
                     error @ (Error::Device(_)
                     | Error::Stopped(_)
@@ -211,46 +216,49 @@ impl<D: Disk + 'static> ScriptRunner<D> {
         let Some(store) = &self.store else { return Ok(()) };
         // Contents that can still be read are right.
         let shown = PartialContents::read(store, &self.history)?;
-        let groups = self.history.groups().saturating_sub(1);
-        shown.find(&self.history, groups).map(drop).map_err(|Violation(why)| {
-            Violation(format!("{last}; then {why}; {}", shown.differs(self.history.last())))
+        let groups = self.history.group_count().saturating_sub(1);
+        shown.find_prefix(&self.history, groups).map(drop).map_err(|Violation(why)| {
+            Violation(format!(
+                "{last}; then {why}; {}",
+                shown.describe_difference(self.history.current())
+            ))
         })
     }
 
     /// Closes the store and returns the history.
-    pub fn end(self) -> History {
+    pub fn finish(self) -> History {
         self.history
     }
 
-    fn step(&mut self, step: &ScriptStep) -> Result<(), Stop> {
+    fn run_step(&mut self, step: &ScriptStep) -> Result<(), ScriptStop> {
         match step {
-            ScriptStep::Group(ops) => self.group(ops)?,
+            ScriptStep::Group(ops) => self.submit_group(ops)?,
             ScriptStep::Wait => self.wait(0)?,
             ScriptStep::WaitOlder(back) => self.wait(*back)?,
             ScriptStep::Checkpoint => {
-                self.store().checkpoint().map_err(failed("checkpoint"))?;
-                self.was_waited_for(self.history.groups());
+                self.store().checkpoint().map_err(stop_while("checkpoint"))?;
+                self.mark_waited(self.history.group_count());
             }
             ScriptStep::Snapshot => match self.kept.take() {
                 None => self.kept = Some((self.store().snapshot(), self.now.clone())),
-                Some((snapshot, was)) => compare(&snapshot, &was)?,
+                Some((snapshot, was)) => compare_snapshot(&snapshot, &was)?,
             },
-            ScriptStep::Join(slot) => self.join(*slot)?,
+            ScriptStep::Join(slot) => self.join_object(*slot)?,
             ScriptStep::Reopen => self.reopen()?,
         }
         Ok(())
     }
 
     /// Removes an object with one child, or finishes the last refused removal.
-    fn join(&mut self, slot: u8) -> Result<(), Stop> {
+    fn join_object(&mut self, slot: u8) -> Result<(), ScriptStop> {
         if let Some((id, child)) = self.half.take() {
             let done = self.store().remove_disk(b"nothing@here", false);
             let is_tried = matches!(done, Err(Error::Disk(_)));
             let done = if is_tried { Ok(()) } else { done };
-            return self.joined(id, child, done);
+            return self.apply_join_result(id, child, done);
         }
         let Some(&id) = self.slots.get(&slot) else { return Ok(()) };
-        if self.now.forks(id) != 1 {
+        if self.now.child_count(id) != 1 {
             return Ok(());
         }
         let child = self.slots.iter().find(|(_, child)| self.now.over.get(*child) == Some(&id));
@@ -262,105 +270,117 @@ impl<D: Disk + 'static> ScriptRunner<D> {
         self.history.push(self.now.clone());
         let done = self.store().remove_disk(&name, false);
         if let Err(Error::NoSpace { .. }) = &done
-            && self.store().named(&name).map_err(failed("names"))?.is_some()
+            && self.store().find_named_object(&name).map_err(stop_while("names"))?.is_some()
         {
-            return Err(Stop::Broken(Violation("a removal is refused for lack of room".into())));
+            return Err(ScriptStop::Broken(Violation(
+                "a removal is refused for lack of room".into(),
+            )));
         }
-        self.joined(id, child, done)
+        self.apply_join_result(id, child, done)
     }
 
-    fn joined(&mut self, id: ObjectId, child: u8, done: crate::Result<()>) -> Result<(), Stop> {
+    fn apply_join_result(
+        &mut self,
+        id: ObjectId,
+        child: u8,
+        done: crate::Result<()>,
+    ) -> Result<(), ScriptStop> {
         let was = self.slots[&child];
         let joined = |now| {
             let mut next = self.now.clone();
-            next.join(id, was, now);
+            next.join_child(id, was, now);
             next
         };
         match done {
             Ok(()) => {
-                let now = self.store().named(&self.names[&child]).map_err(failed("names"))?;
+                let now = self
+                    .store()
+                    .find_named_object(&self.names[&child])
+                    .map_err(stop_while("names"))?;
                 let now = now.ok_or_else(|| {
-                    Stop::Broken(Violation("what was over a removed object lost its name".into()))
+                    ScriptStop::Broken(Violation(
+                        "what was over a removed object lost its name".into(),
+                    ))
                 })?;
                 self.now = joined(now);
                 self.slots.insert(child, now);
                 self.history.push(self.now.clone());
-                self.was_waited_for(self.history.groups());
-                self.look()
+                self.mark_waited(self.history.group_count());
+                self.check_contents()
             }
             Err(Error::NoSpace { .. }) => {
                 self.full += 1;
                 self.half = Some((id, child));
-                self.was_waited_for(self.history.groups());
-                self.make_room()
+                self.mark_waited(self.history.group_count());
+                self.free_space()
             }
             Err(error) => {
                 // The removal may be durable or not.
                 let (one, other) = (joined(was), joined(id));
                 self.history.push(one);
                 self.history.push(other);
-                Err(Stop::Failed("remove", error))
+                Err(ScriptStop::Failed("remove", error))
             }
         }
     }
 
-    fn was_waited_for(&mut self, groups: usize) {
+    fn mark_waited(&mut self, groups: usize) {
         self.waited = self.waited.max(groups);
-        self.disk.mark(self.waited as u64);
+        self.disk.record_mark(self.waited as u64);
     }
 
-    fn wait(&mut self, back: usize) -> Result<(), Stop> {
+    fn wait(&mut self, back: usize) -> Result<(), ScriptStop> {
         let Some(nth) = self.tickets.len().checked_sub(back + 1) else { return Ok(()) };
         let (ticket, groups) = self.tickets[nth];
-        self.store().wait(ticket).map_err(failed("wait"))?;
-        self.was_waited_for(groups);
+        self.store().wait(ticket).map_err(stop_while("wait"))?;
+        self.mark_waited(groups);
         Ok(())
     }
 
-    fn reopen(&mut self) -> Result<(), Stop> {
+    fn reopen(&mut self) -> Result<(), ScriptStop> {
         self.kept = None;
         self.tickets.clear();
         // The old one is dropped before the new one is opened.
-        self.count();
+        self.add_counters();
         self.store = None;
-        let opened = Store::open(self.disk.clone(), &SMALL);
-        self.store = Some(opened.map_err(failed("open"))?);
+        let opened = Store::open(self.disk.clone(), &SMALL_CACHE_OPTIONS);
+        self.store = Some(opened.map_err(stop_while("open"))?);
         if self.is_failing {
             // Writes without a waiter may have failed when the store was dropped.
-            let seen = Contents::read(self.store()).map_err(failed("read"))?;
-            let groups = self.history.find(&seen, self.waited);
-            let groups = groups.map_err(|why| Stop::Broken(Violation(why)))?;
-            if groups < self.history.groups() {
-                return Err(Stop::Shorter);
+            let seen = Contents::read(self.store()).map_err(stop_while("read"))?;
+            let groups = self.history.find_prefix(&seen, self.waited);
+            let groups = groups.map_err(|why| ScriptStop::Broken(Violation(why)))?;
+            if groups < self.history.group_count() {
+                return Err(ScriptStop::Shorter);
             }
         }
-        self.was_waited_for(self.history.groups());
-        self.look()
+        self.mark_waited(self.history.group_count());
+        self.check_contents()
     }
 
-    fn count(&mut self) {
+    fn add_counters(&mut self) {
         let counters = self.store().info().counters;
         self.worked.0 += counters.checkpoints;
         self.worked.1 += counters.cleaned;
     }
 
     /// Checks that the store has the expected contents.
-    fn look(&self) -> Result<(), Stop> {
-        let seen = Contents::read(self.store()).map_err(failed("read"))?;
+    fn check_contents(&self) -> Result<(), ScriptStop> {
+        let seen = Contents::read(self.store()).map_err(stop_while("read"))?;
         if seen.objects == self.now.objects && seen.keys == self.now.keys {
             return Ok(());
         }
-        Err(Stop::Broken(Violation(seen.differs(&self.now))))
+        Err(ScriptStop::Broken(Violation(seen.describe_difference(&self.now))))
     }
 
-    fn group(&mut self, ops: &[ScriptOp]) -> Result<(), Stop> {
+    fn submit_group(&mut self, ops: &[ScriptOp]) -> Result<(), ScriptStop> {
         let (mut slots, mut next, mut group) = (self.slots.clone(), self.now.clone(), Group::new());
         let names = self.names.clone();
         let mut only_frees = true;
         for op in ops {
             only_frees &=
                 matches!(op, ScriptOp::Truncate(..) | ScriptOp::Delete(_) | ScriptOp::Remove(_));
-            self.op(op, &mut group, &mut slots, &mut next);
+            self.apply_op(op, &mut group, &mut slots, &mut next);
             if let ScriptOp::Truncate(..) = op {
                 only_frees = false;
             }
@@ -370,7 +390,7 @@ impl<D: Disk + 'static> ScriptRunner<D> {
             .iter()
             .rev()
             .take(3)
-            .filter(|_| self.history.groups().is_multiple_of(2))
+            .filter(|_| self.history.group_count().is_multiple_of(2))
             .map(|it| it.0)
             .collect();
         // An empty group frees nothing.
@@ -380,7 +400,7 @@ impl<D: Disk + 'static> ScriptRunner<D> {
             Ok(ticket) => {
                 (self.slots, self.now) = (slots, next);
                 self.history.push(self.now.clone());
-                self.tickets.push((ticket, self.history.groups()));
+                self.tickets.push((ticket, self.history.group_count()));
                 Ok(())
             }
             Err(refused) => {
@@ -391,7 +411,7 @@ impl<D: Disk + 'static> ScriptRunner<D> {
                         if self.kept.is_some() { "with a snapshot" } else { "without a snapshot" };
                     // Would checkpoints have found the space?
                     let done = (0..3).try_for_each(|_| self.store().checkpoint());
-                    Stop::Broken(Violation(format!(
+                    ScriptStop::Broken(Violation(format!(
                         "submit, {held}: {error}; {} bytes are seen; {info:?}; used after checkpoints: {}, {done:?}",
                         self.now.len_bytes(),
                         self.store().info().used_bytes
@@ -405,13 +425,13 @@ impl<D: Disk + 'static> ScriptRunner<D> {
                             return Err(broken(error));
                         }
                         self.full += 1;
-                        self.make_room()
+                        self.free_space()
                     }
                     error @ (Error::Misuse(_) | Error::NoObject(_)) => Err(broken(error)),
                     error => {
                         // It was not acknowledged, but may be durable.
                         self.history.push(next);
-                        Err(Stop::Failed("submit", error))
+                        Err(ScriptStop::Failed("submit", error))
                     }
                 }
             }
@@ -419,21 +439,22 @@ impl<D: Disk + 'static> ScriptRunner<D> {
     }
 
     /// Frees some space, which always works.
-    fn make_room(&mut self) -> Result<(), Stop> {
+    fn free_space(&mut self) -> Result<(), ScriptStop> {
         self.kept = None;
         let half = self.half.map(|(_, slot)| slot);
         let free = self
             .slots
             .iter()
-            .filter(|(slot, id)| self.now.forks(**id) == 0 && half != Some(**slot));
-        let ops: Vec<ScriptOp> = match free.map(|(slot, _)| slot).nth(self.dice.below(4) as usize) {
-            Some(&slot) => vec![ScriptOp::Delete(slot)],
-            None => (0..200).map(ScriptOp::Remove).collect(),
-        };
-        self.group(&ops)
+            .filter(|(slot, id)| self.now.child_count(**id) == 0 && half != Some(**slot));
+        let ops: Vec<ScriptOp> =
+            match free.map(|(slot, _)| slot).nth(self.dice.next_below(4) as usize) {
+                Some(&slot) => vec![ScriptOp::Delete(slot)],
+                None => (0..200).map(ScriptOp::Remove).collect(),
+            };
+        self.submit_group(&ops)
     }
 
-    fn op(
+    fn apply_op(
         &mut self,
         op: &ScriptOp,
         group: &mut Group,
@@ -443,7 +464,7 @@ impl<D: Disk + 'static> ScriptRunner<D> {
         // An object with children does not change, nor does one that waits for a join.
         let half = self.half.map(|(_, slot)| slot);
         let is_fixed = |slots: &BTreeMap<u8, ObjectId>, next: &Contents, slot: u8| {
-            slots.get(&slot).is_none_or(|&id| next.forks(id) > 0)
+            slots.get(&slot).is_none_or(|&id| next.child_count(id) > 0)
         };
         let change = |next: &mut Contents, id: ObjectId, change: &dyn Fn(&mut Vec<u8>)| {
             let mut bytes = next.objects.get(&id).map_or_else(Vec::new, |bytes| bytes.to_vec());
@@ -452,7 +473,8 @@ impl<D: Disk + 'static> ScriptRunner<D> {
         };
         match *op {
             ScriptOp::Create(slot) if !slots.contains_key(&slot) => {
-                let hint = [Hint::Unknown, Hint::Hot, Hint::Cold][self.dice.below(3) as usize];
+                let hint = [LifetimeHint::Unknown, LifetimeHint::Hot, LifetimeHint::Cold]
+                    [self.dice.next_below(3) as usize];
                 let id = group.create(self.store().new_object(), hint);
                 slots.insert(slot, id);
                 next.objects.insert(id, vec![].into());
@@ -460,7 +482,7 @@ impl<D: Disk + 'static> ScriptRunner<D> {
             }
             ScriptOp::Write(slot, at, len) if !is_fixed(slots, next, slot) => {
                 let Some(&id) = slots.get(&slot) else { return };
-                let payload = self.payload(len);
+                let payload = self.random_payload(len);
                 group.write(id, at, &payload);
                 change(next, id, &|bytes| {
                     let end = at as usize + payload.len();
@@ -470,7 +492,7 @@ impl<D: Disk + 'static> ScriptRunner<D> {
             }
             ScriptOp::Append(slot, len) if !is_fixed(slots, next, slot) => {
                 let Some(&id) = slots.get(&slot) else { return };
-                let payload = self.payload(len);
+                let payload = self.random_payload(len);
                 group.append(id, &payload);
                 change(next, id, &|bytes| bytes.extend_from_slice(&payload));
             }
@@ -481,7 +503,7 @@ impl<D: Disk + 'static> ScriptRunner<D> {
             }
             ScriptOp::Punch(slot, at, len) if !is_fixed(slots, next, slot) => {
                 let Some(&id) = slots.get(&slot) else { return };
-                group.punch(id, at, len);
+                group.punch_hole(id, at, len);
                 change(next, id, &|bytes| {
                     let end = bytes.len().min((at + len) as usize);
                     bytes[(at as usize).min(end)..end].fill(0);
@@ -493,7 +515,7 @@ impl<D: Disk + 'static> ScriptRunner<D> {
                 next.objects.remove(&id);
                 next.over.remove(&id);
                 if let Some(name) = self.names.remove(&slot) {
-                    group.unname(&name);
+                    group.remove_name(&name);
                 }
             }
             ScriptOp::Fork(slot, new) if slots.contains_key(&slot) && !slots.contains_key(&new) => {
@@ -501,7 +523,7 @@ impl<D: Disk + 'static> ScriptRunner<D> {
                 let id = group.fork(self.store().new_object(), below);
                 for (slot, id) in [(slot, below), (new, id)] {
                     let name = self.names.entry(slot).or_insert_with(|| format!("{id}@").into());
-                    group.name(name, id);
+                    group.set_name(name, id);
                 }
                 slots.insert(new, id);
                 next.objects.insert(id, next.objects[&below].clone());
@@ -509,40 +531,40 @@ impl<D: Disk + 'static> ScriptRunner<D> {
                 next.last_id = next.last_id.max(id.0);
             }
             ScriptOp::Put(key, len) => {
-                let payload = self.payload(len);
-                group.put(&key_of(key), &payload);
-                next.keys.insert(key_of(key).into(), payload.into());
+                let payload = self.random_payload(len);
+                group.put(&key_from_number(key), &payload);
+                next.keys.insert(key_from_number(key).into(), payload.into());
             }
             ScriptOp::Remove(key) => {
-                group.remove(&key_of(key));
-                next.keys.remove(&key_of(key)[..]);
+                group.remove(&key_from_number(key));
+                next.keys.remove(&key_from_number(key)[..]);
             }
             _ => {}
         }
     }
 
     /// Returns unique bytes.
-    fn payload(&mut self, len: u32) -> Vec<u8> {
+    fn random_payload(&mut self, len: u32) -> Vec<u8> {
         let words = (0..len.div_ceil(8)).flat_map(|_| self.dice.next_u64().to_le_bytes());
         words.take(len as usize).collect()
     }
 }
 
-fn compare(snapshot: &Snapshot, was: &Contents) -> Result<(), Stop> {
-    let said = failed("snapshot");
+fn compare_snapshot(snapshot: &Snapshot, was: &Contents) -> Result<(), ScriptStop> {
+    let said = stop_while("snapshot");
     let list = snapshot.list().map_err(&said)?;
     if !list
         .iter()
         .map(|(id, len)| (id, *len))
         .eq(was.objects.iter().map(|(id, b)| (id, b.len() as u64)))
     {
-        return Err(Stop::Broken(Violation(format!("a snapshot lists {list:?}"))));
+        return Err(ScriptStop::Broken(Violation(format!("a snapshot lists {list:?}"))));
     }
     for (id, bytes) in &was.objects {
         let mut have = vec![0; bytes.len()];
         snapshot.read(*id, 0, &mut have).map_err(&said)?;
         if have[..] != bytes[..] {
-            return Err(Stop::Broken(Violation(format!(
+            return Err(ScriptStop::Broken(Violation(format!(
                 "object {id} of a snapshot has other bytes"
             ))));
         }
@@ -555,21 +577,22 @@ fn compare(snapshot: &Snapshot, was: &Contents) -> Result<(), Stop> {
 ///
 /// # Errors
 /// The first violation.
-pub fn cut(
-    shape: Shape,
+pub fn run_with_power_cuts(
+    shape: StoreShape,
     script: &Script,
     options: CrashOptions,
-    effort: Effort,
-    settings: Settings,
-) -> Result<Tally, Violation> {
-    let recorded = match std::panic::catch_unwind(|| record(shape, script, settings)) {
+    effort: CheckFrequencies,
+    settings: TestSettings,
+) -> Result<RunTally, Violation> {
+    let recorded = match std::panic::catch_unwind(|| record_script(shape, script, settings)) {
         Ok(recorded) => recorded?,
-        Err(panic) => return Err(Violation::of_panic("running", &*panic)),
+        Err(panic) => return Err(Violation::from_panic("running", &*panic)),
     };
-    let Recorded { image, events, history, full, worked, .. } = recorded;
+    let RecordedRun { image, events, history, full, worked, .. } = recorded;
     let told = super::judge::describe_events(&events);
     let mut judge = Judge::new(&history, options.seed);
-    let mut tally = Tally { full, checkpoints: worked.0, cleaned: worked.1, ..Tally::default() };
+    let mut tally =
+        RunTally { full, checkpoints: worked.0, cleaned: worked.1, ..RunTally::default() };
     for crash in CrashStates::new(image, events, options) {
         tally.states += 1;
         tally.second += judge.judge(&crash, tally.states, effort).map_err(|Violation(why)| {
@@ -579,7 +602,7 @@ pub fn cut(
                 tally.states,
                 durable.0,
                 written.0,
-                around(&told, durable.0, written.0)
+                requests_around_state(&told, durable.0, written.0)
             ))
         })?;
     }
@@ -587,7 +610,7 @@ pub fn cut(
 }
 
 /// Returns the lines of disk requests around a state.
-fn around(told: &str, durable: u64, written: u64) -> String {
+fn requests_around_state(told: &str, durable: u64, written: u64) -> String {
     let ticket = |line: &str| line.split_whitespace().next().and_then(|it| it.parse::<u64>().ok());
     let lines: Vec<&str> = told.lines().collect();
     let place = |of: u64| lines.iter().position(|line| ticket(line) == Some(of));

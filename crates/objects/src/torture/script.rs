@@ -5,7 +5,7 @@ use crate::{CreateOptions, LayoutKind, Profile};
 
 /// Layout and sizes of a store under test.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Shape {
+pub struct StoreShape {
     /// Layout.
     pub layout: LayoutKind,
     /// Page, in bytes.
@@ -16,18 +16,18 @@ pub struct Shape {
     pub disk_bytes: usize,
 }
 
-impl Shape {
+impl StoreShape {
     /// Four small shapes: both layouts, large pages and small ones.
     pub const ALL: [Self; 4] = [
-        Self::tiny(LayoutKind::Log, 512, 16 << 10),
-        Self::tiny(LayoutKind::Cow, 512, 16 << 10),
-        Self::tiny(LayoutKind::Log, 4096, 32 << 10),
-        Self::tiny(LayoutKind::Cow, 4096, 32 << 10),
+        Self::tiny_shape(LayoutKind::Log, 512, 16 << 10),
+        Self::tiny_shape(LayoutKind::Cow, 512, 16 << 10),
+        Self::tiny_shape(LayoutKind::Log, 4096, 32 << 10),
+        Self::tiny_shape(LayoutKind::Cow, 4096, 32 << 10),
     ];
 
     /// Shapes with segments of real sizes. The disks have few segments, because they are copied
     /// many times.
-    pub const REAL: [Self; 2] = [
+    pub const REAL_SIZES: [Self; 2] = [
         Self {
             layout: LayoutKind::Cow,
             page_bytes: 4096,
@@ -43,9 +43,9 @@ impl Shape {
     ];
 
     /// A small shape with the layout for buckets.
-    pub const BUCKET: Self = Self::tiny(LayoutKind::Bucket, 512, 16 << 10);
+    pub const BUCKET_SHAPE: Self = Self::tiny_shape(LayoutKind::Bucket, 512, 16 << 10);
 
-    const fn tiny(layout: LayoutKind, page_bytes: u32, segment_bytes: u32) -> Self {
+    const fn tiny_shape(layout: LayoutKind, page_bytes: u32, segment_bytes: u32) -> Self {
         // Segments begin on a 64th of the disk.
         Self { layout, page_bytes, segment_bytes, disk_bytes: segment_bytes as usize * 48 }
     }
@@ -124,9 +124,9 @@ pub struct Script {
 }
 
 /// Number of different steps in sequences.
-const ALPHABET: usize = 10;
+const ALPHABET_LEN: usize = 10;
 
-fn letter(nth: usize, page: u32) -> ScriptStep {
+fn alphabet_step(nth: usize, page: u32) -> ScriptStep {
     let large = page * 2 + 100;
     ScriptStep::Group(vec![match nth {
         0 => ScriptOp::Create(1),
@@ -143,14 +143,14 @@ fn letter(nth: usize, page: u32) -> ScriptStep {
 }
 
 /// Returns the number of sequences of so many steps.
-pub const fn sequences(groups: usize) -> usize {
-    ALPHABET.pow(groups as u32) << groups
+pub const fn sequence_count(groups: usize) -> usize {
+    ALPHABET_LEN.pow(groups as u32) << groups
 }
 
 /// Returns a sequence of `groups` steps of an alphabet of ten, on a store with one object and two
 /// keys. The numbers below [`sequences`] cover all: every choice of awaited steps, in one commit
 /// and in several. Awaited steps go to `before`, so each state comes up once.
-pub fn sequence(groups: usize, number: usize, shape: Shape) -> Script {
+pub fn sequence(groups: usize, number: usize, shape: StoreShape) -> Script {
     let is_split = number % 2 == 1;
     let mut waits = number / 2 % (1 << (groups - 1));
     let mut rest = (number / 2) >> (groups - 1);
@@ -162,8 +162,8 @@ pub fn sequence(groups: usize, number: usize, shape: Shape) -> Script {
     ];
     let (mut before, mut steps) = (vec![ScriptStep::Group(first)], vec![]);
     for _ in 0..groups {
-        steps.push(letter(rest % ALPHABET, shape.page_bytes));
-        rest /= ALPHABET;
+        steps.push(alphabet_step(rest % ALPHABET_LEN, shape.page_bytes));
+        rest /= ALPHABET_LEN;
         if waits & 1 == 1 {
             before.append(&mut steps);
             before.push(ScriptStep::Wait);
@@ -176,48 +176,50 @@ pub fn sequence(groups: usize, number: usize, shape: Shape) -> Script {
 }
 
 /// Returns a [`random`] script in which one step in 30 is a group longer than a small segment.
-pub fn random_large(seed: u64, shape: Shape, steps: usize) -> Script {
+pub fn random_large(seed: u64, shape: StoreShape, steps: usize) -> Script {
     let mut script = random(seed, shape, steps);
     let mut dice = Random::new(seed ^ 0x1A26E);
     for step in script.before.iter_mut().chain(&mut script.steps) {
         if dice.once_in(30) {
-            *step = large(&mut dice, shape);
+            *step = large_group(&mut dice, shape);
         }
     }
     script
 }
 
 /// Returns a long run of all kinds of steps.
-pub fn random(seed: u64, shape: Shape, steps: usize) -> Script {
+pub fn random(seed: u64, shape: StoreShape, steps: usize) -> Script {
     let mut dice = Random::new(seed);
     let dice = &mut dice;
-    let wait_in = [1, 3, 10, 60][dice.below(4) as usize];
-    let (rare, large_in) = (20 + dice.below(100), 2 + dice.below(20));
-    let keys = 4 + dice.below(200);
+    let wait_in = [1, 3, 10, 60][dice.next_below(4) as usize];
+    let (rare, large_in) = (20 + dice.next_below(100), 2 + dice.next_below(20));
+    let keys = 4 + dice.next_below(200);
     // Long before the cuts, the store may have been full and cleaned.
-    let old = [0, 100, 1500][dice.below(3) as usize];
-    let before = (0..old).map(|_| step(dice, shape, wait_in, rare, large_in, keys)).collect();
-    let steps = (0..steps).map(|_| step(dice, shape, wait_in, rare, large_in, keys)).collect();
+    let old = [0, 100, 1500][dice.next_below(3) as usize];
+    let before =
+        (0..old).map(|_| random_step(dice, shape, wait_in, rare, large_in, keys)).collect();
+    let steps =
+        (0..steps).map(|_| random_step(dice, shape, wait_in, rare, large_in, keys)).collect();
     Script {
         before,
         steps,
-        commit_bytes: [1, 2000, 20_000, 1 << 20][dice.below(4) as usize],
-        barrier_bytes: [4 << 10, 64 << 10, 32 << 20][dice.below(3) as usize],
+        commit_bytes: [1, 2000, 20_000, 1 << 20][dice.next_below(4) as usize],
+        barrier_bytes: [4 << 10, 64 << 10, 32 << 20][dice.next_below(3) as usize],
         seed,
     }
 }
 
 /// Returns a group that is longer than a segment of a small store: value objects, payloads at odd
 /// bytes, objects with holes.
-fn large(dice: &mut Random, shape: Shape) -> ScriptStep {
+fn large_group(dice: &mut Random, shape: StoreShape) -> ScriptStep {
     let segment = u64::from(shape.segment_bytes).min(64 << 10);
-    let (slot, key) = (dice.below(12) as u8, dice.below(50) as u16);
-    let odd = |dice: &mut Random, end: u64| dice.below(end / 2) * 2 + 1;
-    let (at, len) = (odd(dice, 20_000), (segment + dice.below(2 * segment)) as u32);
-    ScriptStep::Group(match dice.below(4) {
+    let (slot, key) = (dice.next_below(12) as u8, dice.next_below(50) as u16);
+    let odd = |dice: &mut Random, end: u64| dice.next_below(end / 2) * 2 + 1;
+    let (at, len) = (odd(dice, 20_000), (segment + dice.next_below(2 * segment)) as u32);
+    ScriptStep::Group(match dice.next_below(4) {
         // A value longer than 128 KiB is an object.
         0 => vec![
-            ScriptOp::Put(key, (128 << 10) - 2 + dice.below(20_000) as u32),
+            ScriptOp::Put(key, (128 << 10) - 2 + dice.next_below(20_000) as u32),
             ScriptOp::Put(key + 1, 40),
         ],
         1 => vec![
@@ -237,9 +239,9 @@ fn large(dice: &mut Random, shape: Shape) -> ScriptStep {
     })
 }
 
-fn step(
+fn random_step(
     dice: &mut Random,
-    shape: Shape,
+    shape: StoreShape,
     wait_in: u64,
     rare: u64,
     large_in: u64,
@@ -247,42 +249,42 @@ fn step(
 ) -> ScriptStep {
     if dice.once_in(wait_in + 1) {
         return if dice.once_in(3) {
-            ScriptStep::WaitOlder(dice.below(8) as usize)
+            ScriptStep::WaitOlder(dice.next_below(8) as usize)
         } else {
             ScriptStep::Wait
         };
     }
     if dice.once_in(rare) {
-        return match dice.below(5) {
+        return match dice.next_below(5) {
             0 => ScriptStep::Checkpoint,
             1 => ScriptStep::Snapshot,
-            2 | 3 => ScriptStep::Join(dice.below(12) as u8),
+            2 | 3 => ScriptStep::Join(dice.next_below(12) as u8),
             _ => ScriptStep::Reopen,
         };
     }
     let len = |dice: &mut Random| {
         let page = u64::from(shape.page_bytes);
         let large = if dice.once_in(large_in) { 6 } else { 1 };
-        (match dice.below(4) {
-            0 => 1 + dice.below(60),
-            1 => dice.below(page * large),
-            2 => page * (1 + dice.below(large)),
-            _ => 1 + dice.below(700),
+        (match dice.next_below(4) {
+            0 => 1 + dice.next_below(60),
+            1 => dice.next_below(page * large),
+            2 => page * (1 + dice.next_below(large)),
+            _ => 1 + dice.next_below(700),
         }) as u32
     };
-    let ops = (0..1 + dice.below(4)).map(|_| {
-        let (slot, key) = (dice.below(12) as u8, dice.below(keys) as u16);
-        match dice.below(14) {
-            13 => ScriptOp::Fork(slot, dice.below(12) as u8),
+    let ops = (0..1 + dice.next_below(4)).map(|_| {
+        let (slot, key) = (dice.next_below(12) as u8, dice.next_below(keys) as u16);
+        match dice.next_below(14) {
+            13 => ScriptOp::Fork(slot, dice.next_below(12) as u8),
             0 | 1 => ScriptOp::Create(slot),
-            2 => ScriptOp::Write(slot, dice.below(u64::from(shape.page_bytes) * 4), len(dice)),
-            3 | 4 => ScriptOp::Write(slot, dice.below(64) * 512, len(dice)),
+            2 => ScriptOp::Write(slot, dice.next_below(u64::from(shape.page_bytes) * 4), len(dice)),
+            3 | 4 => ScriptOp::Write(slot, dice.next_below(64) * 512, len(dice)),
             5 => ScriptOp::Append(slot, len(dice)),
-            6 => ScriptOp::Truncate(slot, dice.below(30_000)),
+            6 => ScriptOp::Truncate(slot, dice.next_below(30_000)),
             7 => ScriptOp::Delete(slot),
             8..=10 => ScriptOp::Put(key, len(dice)),
             11 => ScriptOp::Remove(key),
-            _ => ScriptOp::Punch(slot, dice.below(30_000), u64::from(len(dice))),
+            _ => ScriptOp::Punch(slot, dice.next_below(30_000), u64::from(len(dice))),
         }
     });
     ScriptStep::Group(ops.collect())

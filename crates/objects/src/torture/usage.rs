@@ -23,15 +23,15 @@ use draconis_device::{CrashOptions, CrashStates, Disk, MemoryDisk, RecordDisk};
 use twox_hash::XxHash3_64;
 
 use super::history::read_object;
-use super::stores::bytes_of;
-use super::{Random, Settings, Shape, Violation};
+use super::stores::read_disk_bytes;
+use super::{Random, StoreShape, TestSettings, Violation};
 use crate::check::CheckOptions;
 use crate::kv::{Batch, Kv};
-use crate::{Error, Group, Hint, LayoutKind, ObjectId, OpenOptions, Snapshot, Store};
+use crate::{Error, Group, LayoutKind, LifetimeHint, ObjectId, OpenOptions, Snapshot, Store};
 
 /// Statistics of a run.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Usage {
+pub struct UsageTally {
     /// Acts, each followed by a full check.
     pub acts: u64,
     /// Accepted groups.
@@ -46,7 +46,7 @@ pub struct Usage {
     pub resized: u64,
 }
 
-impl std::ops::AddAssign for Usage {
+impl std::ops::AddAssign for UsageTally {
     fn add_assign(&mut self, other: Self) {
         self.acts += other.acts;
         self.groups += other.groups;
@@ -59,7 +59,7 @@ impl std::ops::AddAssign for Usage {
 
 /// Next operation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Act {
+enum Operation {
     /// Puts so many keys from `first` on, in groups of `lot`, with values of `len` bytes.
     Load { first: u32, keys: u32, len: u32, lot: u32 },
     /// Repeats the last load.
@@ -92,19 +92,19 @@ enum Act {
 
 /// Keys, objects by number, disks and snapshots by name.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
-enum Name {
+enum ItemName {
     Key(Arc<[u8]>),
     Object(ObjectId),
     Disk(Arc<[u8]>),
 }
 
-type ModelContents = BTreeMap<Name, Arc<[u8]>>;
+type ModelContents = BTreeMap<ItemName, Arc<[u8]>>;
 
 /// Undo record of a group: names with their earlier contents.
-type Undo = Vec<(Name, Option<Arc<[u8]>>)>;
+type UndoLog = Vec<(ItemName, Option<Arc<[u8]>>)>;
 
 struct Workload {
-    shape: Shape,
+    shape: StoreShape,
     options: OpenOptions,
     dice: Random,
     disk: Arc<RecordDisk<MemoryDisk>>,
@@ -113,16 +113,16 @@ struct Workload {
     held: ModelContents,
     digest: u64,
     /// Undo record and digest of each group since the act began.
-    done: Vec<(Undo, u64)>,
+    done: Vec<(UndoLog, u64)>,
     /// Digest when the act began.
     before: u64,
     kept: Option<(Snapshot, ModelContents)>,
-    last_load: Option<Act>,
-    usage: Usage,
+    last_load: Option<Operation>,
+    usage: UsageTally,
 }
 
 /// Returns layout and sizes by number.
-fn shape(number: u64) -> Shape {
+fn store_shape(number: u64) -> StoreShape {
     let layout = if number.is_multiple_of(2) { LayoutKind::Cow } else { LayoutKind::Log };
     let (page_bytes, segment_bytes, disk_bytes) = match number / 2 % 5 {
         0 => (512, 16 << 10, 1 << 20),
@@ -131,21 +131,21 @@ fn shape(number: u64) -> Shape {
         3 => (4096, 64 << 10, 16 << 20),
         _ => (4096, 256 << 10, 32 << 20),
     };
-    Shape { layout, page_bytes, segment_bytes, disk_bytes }
+    StoreShape { layout, page_bytes, segment_bytes, disk_bytes }
 }
 
 /// Runs so many acts on the store of a seed.
 ///
 /// # Errors
 /// The first violation, with its act.
-pub fn ordinary(seed: u64, acts: usize) -> Result<Usage, Violation> {
-    super::set(Settings::USUAL);
+pub fn run_ordinary_use(seed: u64, acts: usize) -> Result<UsageTally, Violation> {
+    super::set_thread_settings(TestSettings::NORMAL);
     let run = || {
         let mut user = Workload::begin(seed)?;
         for nth in 0..acts {
-            let act = user.choose();
+            let act = user.choose_operation();
             log::debug!("act {nth}: {act:?}");
-            user.act(act).map_err(|Violation(why)| {
+            user.run_operation(act).map_err(|Violation(why)| {
                 Violation(format!("{:?}: act {nth}, {act:?}: {why}", user.shape))
             })?;
         }
@@ -153,60 +153,60 @@ pub fn ordinary(seed: u64, acts: usize) -> Result<Usage, Violation> {
     };
     match std::panic::catch_unwind(run) {
         Ok(done) => done,
-        Err(panic) => Err(Violation::of_panic("ordinary use", &*panic)),
+        Err(panic) => Err(Violation::from_panic("ordinary use", &*panic)),
     }
 }
 
-fn failed(doing: &str, error: &Error) -> Violation {
+fn violation_while(doing: &str, error: &Error) -> Violation {
     Violation(format!("{doing}: {error}"))
 }
 
-fn hash_of(name: &Name, bytes: &[u8]) -> u64 {
+fn hash_item(name: &ItemName, bytes: &[u8]) -> u64 {
     let of = match name {
-        Name::Key(key) => XxHash3_64::oneshot(key),
-        Name::Disk(name) => XxHash3_64::oneshot_with_seed(1, name),
-        Name::Object(id) => crate::codec::mix(id.0),
+        ItemName::Key(key) => XxHash3_64::oneshot(key),
+        ItemName::Disk(name) => XxHash3_64::oneshot_with_seed(1, name),
+        ItemName::Object(id) => crate::codec::mix_bits(id.0),
     };
-    crate::codec::mix(of ^ XxHash3_64::oneshot(bytes).rotate_left(9))
+    crate::codec::mix_bits(of ^ XxHash3_64::oneshot(bytes).rotate_left(9))
 }
 
-fn digest_of(held: &ModelContents) -> u64 {
-    held.iter().fold(0, |sum, (name, bytes)| sum.wrapping_add(hash_of(name, bytes)))
+fn digest_contents(held: &ModelContents) -> u64 {
+    held.iter().fold(0, |sum, (name, bytes)| sum.wrapping_add(hash_item(name, bytes)))
 }
 
-fn key_of(number: u32) -> Name {
-    Name::Key(format!("k{number:08}").into_bytes().into())
+fn numbered_key(number: u32) -> ItemName {
+    ItemName::Key(format!("k{number:08}").into_bytes().into())
 }
 
 /// Reads the contents of a store.
 fn read_all(store: &Arc<Store>) -> Result<ModelContents, Violation> {
-    let said = |error: Error| failed("reading all", &error);
+    let said = |error: Error| violation_while("reading all", &error);
     let mut held = ModelContents::new();
-    let disks = store.disks().map_err(said)?;
+    let disks = store.list_disks().map_err(said)?;
     for disk in &disks {
         let bytes = read_object(store, disk.id, disk.len).map_err(said)?;
-        held.insert(Name::Disk(disk.name.as_slice().into()), bytes);
+        held.insert(ItemName::Disk(disk.name.as_slice().into()), bytes);
     }
     for (id, len) in store.list().map_err(said)? {
         if disks.iter().any(|disk| disk.id == id) {
             continue;
         }
-        held.insert(Name::Object(id), read_object(store, id, len).map_err(said)?);
+        held.insert(ItemName::Object(id), read_object(store, id, len).map_err(said)?);
     }
     for pair in Kv::new(store.clone()).scan::<RangeFull>(&..) {
         let (key, value) = pair.map_err(said)?;
-        held.insert(Name::Key(key.into()), value.into());
+        held.insert(ItemName::Key(key.into()), value.into());
     }
     Ok(held)
 }
 
 /// Returns a description of the first difference.
-fn differ(is: &ModelContents, should: &ModelContents) -> String {
+fn describe_difference(is: &ModelContents, should: &ModelContents) -> String {
     let wrong = is.keys().chain(should.keys()).find(|name| is.get(*name) != should.get(*name));
     let told = |held: &ModelContents, name| held.get(name).map(|bytes| bytes.len());
     match wrong {
-        Some(Name::Key(key)) => {
-            let name = Name::Key(key.clone());
+        Some(ItemName::Key(key)) => {
+            let name = ItemName::Key(key.clone());
             let key = key.escape_ascii();
             format!(
                 "key {key} has {:?} bytes, should have {:?}",
@@ -224,14 +224,16 @@ fn differ(is: &ModelContents, should: &ModelContents) -> String {
 impl Workload {
     fn begin(seed: u64) -> Result<Self, Violation> {
         let mut dice = Random::new(seed ^ 0x05E);
-        let shape = shape(seed);
-        let cache_bytes = [128 << 10, 1 << 20, 64 << 20][dice.below(3) as usize];
+        let shape = store_shape(seed);
+        let cache_bytes = [128 << 10, 1 << 20, 64 << 20][dice.next_below(3) as usize];
         let options = OpenOptions { cache_bytes, read_only: false };
         // Earlier bytes of the disk are not zeros.
         let disk = RecordDisk::new(MemoryDisk::new(vec![0xEE; shape.disk_bytes], 512));
         let disk = Arc::new(disk);
-        Store::create(disk.clone(), &shape.options()).map_err(|error| failed("create", &error))?;
-        let store = Store::open(disk.clone(), &options).map_err(|error| failed("open", &error))?;
+        Store::create(disk.clone(), &shape.options())
+            .map_err(|error| violation_while("create", &error))?;
+        let store =
+            Store::open(disk.clone(), &options).map_err(|error| violation_while("open", &error))?;
         Ok(Self {
             shape,
             options,
@@ -244,7 +246,7 @@ impl Workload {
             before: 0,
             kept: None,
             last_load: None,
-            usage: Usage::default(),
+            usage: UsageTally::default(),
         })
     }
 
@@ -257,120 +259,125 @@ impl Workload {
         self.shape.disk_bytes as u64 / 64
     }
 
-    fn choose(&mut self) -> Act {
+    fn choose_operation(&mut self) -> Operation {
         let keys_max = self.keys_max();
         let dice = &mut self.dice;
         let lens = [0, 15, 15, 40, 213, 213, 1000, 4000, 5000];
-        let len = lens[dice.below(lens.len() as u64) as usize] + dice.below(3) as u32;
+        let len = lens[dice.next_below(lens.len() as u64) as usize] + dice.next_below(3) as u32;
         // A group is far shorter than a store.
         let most = (self.shape.disk_bytes as u32 / 32 / (len + 40)).max(1);
-        let lot = [1, 3, 40, 1000, 5000][dice.below(5) as usize].min(most);
+        let lot = [1, 3, 40, 1000, 5000][dice.next_below(5) as usize].min(most);
         let keys = 1 + dice
-            .below(keys_max.min(u64::from(self.shape.disk_bytes as u32 / (len + 60))))
+            .next_below(keys_max.min(u64::from(self.shape.disk_bytes as u32 / (len + 60))))
             as u32;
-        let first = dice.below(keys_max) as u32;
-        match dice.below(29) {
-            27 | 28 => Act::Resize { percent: 50 + dice.below(51) },
-            24..=26 => Act::Disks { times: 1 + dice.below(40) as u32 },
-            0..=3 => Act::Load { first: if dice.once_in(2) { 0 } else { first }, keys, len, lot },
-            4..=6 => Act::LoadAgain,
-            7 | 8 => Act::Overwrite { keys: keys.min(3000), len: len * 2 + 1 },
-            9 | 10 => Act::DeleteHalf { lot: lot.min(100) },
-            11 | 12 => Act::DeleteRange { first, keys, lot: lot.min(100) },
-            13 | 14 => Act::Fill { len, lot },
-            15 => Act::FillObjects { len: [3000, 20_000, 70_000][dice.below(3) as usize] },
-            16 | 17 => Act::ChangeObjects { times: 1 + dice.below(200) as u32 },
-            18 => Act::Empty { lot: [1, 1, 20, 300][dice.below(4) as usize] },
-            19 | 20 => Act::Snapshot,
-            21 | 22 => Act::Reopen { times: [1, 1, 3, 12][dice.below(4) as usize] },
-            _ => Act::Checkpoint,
+        let first = dice.next_below(keys_max) as u32;
+        match dice.next_below(29) {
+            27 | 28 => Operation::Resize { percent: 50 + dice.next_below(51) },
+            24..=26 => Operation::Disks { times: 1 + dice.next_below(40) as u32 },
+            0..=3 => {
+                Operation::Load { first: if dice.once_in(2) { 0 } else { first }, keys, len, lot }
+            }
+            4..=6 => Operation::LoadAgain,
+            7 | 8 => Operation::Overwrite { keys: keys.min(3000), len: len * 2 + 1 },
+            9 | 10 => Operation::DeleteHalf { lot: lot.min(100) },
+            11 | 12 => Operation::DeleteRange { first, keys, lot: lot.min(100) },
+            13 | 14 => Operation::Fill { len, lot },
+            15 => {
+                Operation::FillObjects { len: [3000, 20_000, 70_000][dice.next_below(3) as usize] }
+            }
+            16 | 17 => Operation::ChangeObjects { times: 1 + dice.next_below(200) as u32 },
+            18 => Operation::Empty { lot: [1, 1, 20, 300][dice.next_below(4) as usize] },
+            19 | 20 => Operation::Snapshot,
+            21 | 22 => Operation::Reopen { times: [1, 1, 3, 12][dice.next_below(4) as usize] },
+            _ => Operation::Checkpoint,
         }
     }
 
     /// Performs an act, then compares and checks everything. One in five is cut short.
-    fn act(&mut self, act: Act) -> Result<(), Violation> {
+    fn run_operation(&mut self, act: Operation) -> Result<(), Violation> {
         let is_cut = self.dice.once_in(5);
         self.done.clear();
         self.before = self.digest;
-        self.disk.take();
-        let image = is_cut.then(|| bytes_of(&*self.disk));
-        self.perform(act)?;
+        self.disk.take_events();
+        let image = is_cut.then(|| read_disk_bytes(&*self.disk));
+        self.perform_operation(act)?;
         match image {
-            Some(image) => self.cut(image)?,
-            None => self.look()?,
+            Some(image) => self.simulate_power_cut(image)?,
+            None => self.verify_all()?,
         }
         self.usage.acts += 1;
         Ok(())
     }
 
-    fn perform(&mut self, act: Act) -> Result<(), Violation> {
+    fn perform_operation(&mut self, act: Operation) -> Result<(), Violation> {
         match act {
-            Act::Load { first, keys, len, lot } => {
+            Operation::Load { first, keys, len, lot } => {
                 self.last_load = Some(act);
-                self.load(first, keys, len, lot)?;
+                self.put_keys(first, keys, len, lot)?;
             }
-            Act::LoadAgain => {
-                if let Some(Act::Load { first, keys, len, lot }) = self.last_load {
-                    self.load(first, keys, len, lot)?;
+            Operation::LoadAgain => {
+                if let Some(Operation::Load { first, keys, len, lot }) = self.last_load {
+                    self.put_keys(first, keys, len, lot)?;
                 }
             }
-            Act::Overwrite { keys, len } => {
+            Operation::Overwrite { keys, len } => {
                 let max = self.keys_max();
                 for _ in 0..keys {
-                    let (number, len) = (self.dice.below(max), self.dice.below(u64::from(len)));
-                    let value = self.payload(len as u32);
-                    if !self.put(vec![(key_of(number as u32), value)])? {
+                    let (number, len) =
+                        (self.dice.next_below(max), self.dice.next_below(u64::from(len)));
+                    let value = self.random_payload(len as u32);
+                    if !self.put_group(vec![(numbered_key(number as u32), value)])? {
                         break;
                     }
                 }
             }
-            Act::DeleteHalf { lot } => {
-                let all = self.names(|name| matches!(name, Name::Key(_)));
+            Operation::DeleteHalf { lot } => {
+                let all = self.matching_names(|name| matches!(name, ItemName::Key(_)));
                 self.delete_all(all.into_iter().step_by(2).collect(), lot)?;
             }
-            Act::DeleteRange { first, keys, lot } => {
+            Operation::DeleteRange { first, keys, lot } => {
                 // Some never existed: no error, and no lost space.
-                let all = (first..first + keys.min(5000)).map(key_of).collect();
+                let all = (first..first + keys.min(5000)).map(numbered_key).collect();
                 self.delete_all(all, lot)?;
             }
-            Act::Fill { len, lot } => self.fill(len, lot)?,
-            Act::FillObjects { len } => {
+            Operation::Fill { len, lot } => self.fill_until_full(len, lot)?,
+            Operation::FillObjects { len } => {
                 loop {
-                    let payload = self.payload(len);
+                    let payload = self.random_payload(len);
                     if !self.new_object(payload)? {
                         break;
                     }
                 }
-                self.give_up_some()?;
+                self.delete_some_items()?;
             }
-            Act::ChangeObjects { times } => {
+            Operation::ChangeObjects { times } => {
                 for _ in 0..times {
                     self.change_object()?;
                 }
             }
-            Act::Disks { times } => {
+            Operation::Disks { times } => {
                 for nth in 0..times {
                     self.change_disks(nth)?;
                 }
             }
-            Act::Empty { lot } => {
-                let all = self.names(|_| true);
+            Operation::Empty { lot } => {
+                let all = self.matching_names(|_| true);
                 self.delete_all(all, lot)?;
             }
-            Act::Snapshot => match self.kept.take() {
+            Operation::Snapshot => match self.kept.take() {
                 None => self.kept = Some((self.store().snapshot(), self.held.clone())),
-                Some((snapshot, was)) => compare(&snapshot, &was)?,
+                Some((snapshot, was)) => compare_snapshot(&snapshot, &was)?,
             },
-            Act::Reopen { times } => {
+            Operation::Reopen { times } => {
                 for _ in 0..times {
                     self.wait()?;
                     self.reopen(None)?;
                 }
             }
-            Act::Resize { percent } => self.resize(percent)?,
-            Act::Checkpoint => {
-                self.store().checkpoint().map_err(|error| failed("checkpoint", &error))?;
-                self.disk.mark(self.done.len() as u64);
+            Operation::Resize { percent } => self.resize(percent)?,
+            Operation::Checkpoint => {
+                self.store().checkpoint().map_err(|error| violation_while("checkpoint", &error))?;
+                self.disk.record_mark(self.done.len() as u64);
             }
         }
         Ok(())
@@ -385,27 +392,28 @@ impl Workload {
         match Store::resize(self.disk.clone(), len_bytes) {
             Ok(()) => self.usage.resized += 1,
             Err(Error::NoSpace { .. }) => self.usage.full += 1,
-            Err(error) => return Err(failed("another length", &error)),
+            Err(error) => return Err(violation_while("another length", &error)),
         }
         self.reopen(None)
     }
 
-    fn names(&self, is_wanted: impl Fn(&Name) -> bool) -> Vec<Name> {
+    fn matching_names(&self, is_wanted: impl Fn(&ItemName) -> bool) -> Vec<ItemName> {
         self.held.keys().filter(|name| is_wanted(name)).cloned().collect()
     }
 
-    fn payload(&mut self, len: u32) -> Arc<[u8]> {
+    fn random_payload(&mut self, len: u32) -> Arc<[u8]> {
         let mut bytes = vec![0; len as usize];
         self.dice.fill(&mut bytes);
         bytes.into()
     }
 
-    fn load(&mut self, first: u32, keys: u32, len: u32, lot: u32) -> Result<(), Violation> {
+    fn put_keys(&mut self, first: u32, keys: u32, len: u32, lot: u32) -> Result<(), Violation> {
         let mut from = first;
         while from < first + keys {
             let to = (from + lot).min(first + keys);
-            let pairs = (from..to).map(|number| (key_of(number), self.payload(len))).collect();
-            if !self.put(pairs)? {
+            let pairs =
+                (from..to).map(|number| (numbered_key(number), self.random_payload(len))).collect();
+            if !self.put_group(pairs)? {
                 return Ok(());
             }
             from = to;
@@ -413,13 +421,14 @@ impl Workload {
         Ok(())
     }
 
-    fn fill(&mut self, len: u32, lot: u32) -> Result<(), Violation> {
-        let first = self.dice.below(self.keys_max()) as u32;
+    fn fill_until_full(&mut self, len: u32, lot: u32) -> Result<(), Violation> {
+        let first = self.dice.next_below(self.keys_max()) as u32;
         let mut next = first;
         loop {
-            let pairs = (next..next + lot).map(|number| (key_of(number), self.payload(len)));
+            let pairs =
+                (next..next + lot).map(|number| (numbered_key(number), self.random_payload(len)));
             let pairs = pairs.collect();
-            if !self.put(pairs)? {
+            if !self.put_group(pairs)? {
                 break;
             }
             next += lot;
@@ -428,14 +437,14 @@ impl Workload {
             self.wait()?;
             self.reopen(None)?;
         }
-        self.give_up_some()
+        self.delete_some_items()
     }
 
     /// Deletes a few items of a full store, one in a group.
-    fn give_up_some(&mut self) -> Result<(), Violation> {
-        for _ in 0..1 + self.dice.below(30) {
+    fn delete_some_items(&mut self) -> Result<(), Violation> {
+        for _ in 0..1 + self.dice.next_below(30) {
             let Some(last) = (self.held.len() as u64).checked_sub(1) else { return Ok(()) };
-            let nth = self.dice.below(last + 1) as usize;
+            let nth = self.dice.next_below(last + 1) as usize;
             let name = self.held.keys().nth(nth).cloned();
             self.delete_all(name.into_iter().collect(), 1)?;
         }
@@ -443,29 +452,29 @@ impl Workload {
     }
 
     /// Puts pairs as one group; returns false if there was no space.
-    fn put(&mut self, pairs: Vec<(Name, Arc<[u8]>)>) -> Result<bool, Violation> {
+    fn put_group(&mut self, pairs: Vec<(ItemName, Arc<[u8]>)>) -> Result<bool, Violation> {
         let mut batch = Batch::new();
         for (name, value) in &pairs {
-            if let Name::Key(key) = name {
+            if let ItemName::Key(key) = name {
                 batch.put(key, value);
             }
         }
         let taken = Kv::new(self.store()).write(batch).map(drop).map_err(|refused| refused.1);
         let changes = pairs.into_iter().map(|(name, value)| (name, Some(value)));
-        self.taken(taken, changes.collect())
+        self.apply_if_accepted(taken, changes.collect())
     }
 
     /// Returns true if a group was accepted, and applies its changes to the model.
-    fn taken(
+    fn apply_if_accepted(
         &mut self,
         taken: Result<(), Error>,
-        changes: Vec<(Name, Option<Arc<[u8]>>)>,
+        changes: Vec<(ItemName, Option<Arc<[u8]>>)>,
     ) -> Result<bool, Violation> {
         match taken {
             Ok(()) => {
-                let mut undo = Undo::new();
+                let mut undo = UndoLog::new();
                 for (name, bytes) in changes {
-                    undo.push((name.clone(), self.set(name, bytes)));
+                    undo.push((name.clone(), self.set_model_bytes(name, bytes)));
                 }
                 self.done.push((undo, self.digest));
                 self.usage.groups += 1;
@@ -478,40 +487,40 @@ impl Workload {
                 self.usage.full += 1;
                 Ok(false)
             }
-            Err(error) => Err(failed("submit", &error)),
+            Err(error) => Err(violation_while("submit", &error)),
         }
     }
 
     /// Sets the bytes of a name, or removes it; returns the old bytes.
-    fn set(&mut self, name: Name, bytes: Option<Arc<[u8]>>) -> Option<Arc<[u8]>> {
-        let new = bytes.as_ref().map_or(0, |bytes| hash_of(&name, bytes));
+    fn set_model_bytes(&mut self, name: ItemName, bytes: Option<Arc<[u8]>>) -> Option<Arc<[u8]>> {
+        let new = bytes.as_ref().map_or(0, |bytes| hash_item(&name, bytes));
         let old = match bytes {
             Some(bytes) => self.held.insert(name.clone(), bytes),
             None => self.held.remove(&name),
         };
-        let gone = old.as_ref().map_or(0, |bytes| hash_of(&name, bytes));
+        let gone = old.as_ref().map_or(0, |bytes| hash_item(&name, bytes));
         self.digest = self.digest.wrapping_add(new).wrapping_sub(gone);
         old
     }
 
     fn wait(&mut self) -> Result<(), Violation> {
-        self.store().sync().map_err(|error| failed("sync", &error))?;
-        self.disk.mark(self.done.len() as u64);
+        self.store().sync().map_err(|error| violation_while("sync", &error))?;
+        self.disk.record_mark(self.done.len() as u64);
         Ok(())
     }
 
-    fn delete_all(&mut self, names: Vec<Name>, lot: u32) -> Result<(), Violation> {
-        let (disks, names): (Vec<Name>, Vec<Name>) =
-            names.into_iter().partition(|name| matches!(name, Name::Disk(_)));
+    fn delete_all(&mut self, names: Vec<ItemName>, lot: u32) -> Result<(), Violation> {
+        let (disks, names): (Vec<ItemName>, Vec<ItemName>) =
+            names.into_iter().partition(|name| matches!(name, ItemName::Disk(_)));
         self.remove_disks(disks)?;
         for names in names.chunks(lot.max(1) as usize) {
             let delete = || {
                 let mut group = Group::new();
                 for name in names {
                     match name {
-                        Name::Key(key) => group.remove(key),
-                        Name::Object(id) => group.delete(*id),
-                        Name::Disk(_) => {}
+                        ItemName::Key(key) => group.remove(key),
+                        ItemName::Object(id) => group.delete(*id),
+                        ItemName::Disk(_) => {}
                     }
                 }
                 group
@@ -522,7 +531,7 @@ impl Workload {
                 && let Some((snapshot, was)) = self.kept.take()
             {
                 // The snapshot pins freed segments; without it there must be space.
-                compare(&snapshot, &was)?;
+                compare_snapshot(&snapshot, &was)?;
                 drop(snapshot);
                 taken = self.store().submit(delete(), &[]).map(drop);
             }
@@ -532,43 +541,44 @@ impl Workload {
                 return Err(Violation(format!("deleting is refused: {error}; {info:?}")));
             }
             let changes = names.iter().map(|name| (name.clone(), None)).collect();
-            self.taken(taken, changes)?;
+            self.apply_if_accepted(taken, changes)?;
         }
         Ok(())
     }
 
     fn new_object(&mut self, payload: Arc<[u8]>) -> Result<bool, Violation> {
-        let hint = [Hint::Unknown, Hint::Hot, Hint::Cold][self.dice.below(3) as usize];
+        let hint = [LifetimeHint::Unknown, LifetimeHint::Hot, LifetimeHint::Cold]
+            [self.dice.next_below(3) as usize];
         let mut group = Group::new();
         let id = group.create(self.store().new_object(), hint);
         group.append(id, &payload);
         let taken = self.store().submit(group, &[]).map(drop).map_err(|refused| refused.error);
-        self.taken(taken, vec![(Name::Object(id), Some(payload))])
+        self.apply_if_accepted(taken, vec![(ItemName::Object(id), Some(payload))])
     }
 
     fn change_object(&mut self) -> Result<(), Violation> {
-        let objects = self.names(|name| matches!(name, Name::Object(_)));
-        let len = 1 + self.dice.below(9000) as u32;
-        let payload = self.payload(len);
+        let objects = self.matching_names(|name| matches!(name, ItemName::Object(_)));
+        let len = 1 + self.dice.next_below(9000) as u32;
+        let payload = self.random_payload(len);
         if objects.is_empty() || self.dice.once_in(10) {
             return self.new_object(payload).map(drop);
         }
-        let name = objects[self.dice.below(objects.len() as u64) as usize].clone();
-        let Name::Object(id) = name else { return Ok(()) };
+        let name = objects[self.dice.next_below(objects.len() as u64) as usize].clone();
+        let ItemName::Object(id) = name else { return Ok(()) };
         let mut bytes = self.held[&name].to_vec();
         let mut group = Group::new();
-        match self.dice.below(4) {
+        match self.dice.next_below(4) {
             0 => {
                 group.append(id, &payload);
                 bytes.extend_from_slice(&payload);
             }
             1 => {
-                let len = self.dice.below(bytes.len() as u64 + 100) as usize;
+                let len = self.dice.next_below(bytes.len() as u64 + 100) as usize;
                 group.truncate(id, len as u64);
                 bytes.resize(len, 0);
             }
             _ => {
-                let at = self.dice.below(bytes.len() as u64 + 5000) as usize;
+                let at = self.dice.next_below(bytes.len() as u64 + 5000) as usize;
                 group.write(id, at as u64, &payload);
                 let end = at + payload.len();
                 bytes.resize(bytes.len().max(end), 0);
@@ -576,7 +586,7 @@ impl Workload {
             }
         }
         let taken = self.store().submit(group, &[]).map(drop).map_err(|refused| refused.error);
-        self.taken(taken, vec![(name, Some(bytes.into()))]).map(drop)
+        self.apply_if_accepted(taken, vec![(name, Some(bytes.into()))]).map(drop)
     }
 
     /// Closes and reopens the store, maybe on another disk.
@@ -589,34 +599,35 @@ impl Workload {
             self.disk = Arc::new(RecordDisk::new(MemoryDisk::new(bytes, 512)));
         }
         let opened = Store::open(self.disk.clone(), &self.options);
-        self.store = Some(opened.map_err(|error| failed("open", &error))?);
-        self.disk.mark(self.done.len() as u64);
+        self.store = Some(opened.map_err(|error| violation_while("open", &error))?);
+        self.disk.record_mark(self.done.len() as u64);
         Ok(())
     }
 
     /// Compares and checks everything.
-    fn look(&mut self) -> Result<(), Violation> {
+    fn verify_all(&mut self) -> Result<(), Violation> {
         self.wait()?;
         let is = read_all(&self.store())?;
         if is != self.held {
-            return Err(Violation(differ(&is, &self.held)));
+            return Err(Violation(describe_difference(&is, &self.held)));
         }
-        check(self.disk.clone())
+        assert_store_is_clean(self.disk.clone())
     }
 
     /// Simulates a kill or a power cut within the act: checks two such states, and continues with
     /// the second.
-    fn cut(&mut self, image: Vec<u8>) -> Result<(), Violation> {
+    fn simulate_power_cut(&mut self, image: Vec<u8>) -> Result<(), Violation> {
         let seed = self.dice.next_u64();
         // Closing writes the open commit: that may be cut, too.
         self.kept = None;
         drop(self.store.take());
         let options = CrashOptions { seed, subsets: 3, exhaustive_sectors: 0 };
         let mut chosen: Vec<(Vec<u8>, usize)> = vec![];
-        for (nth, crash) in CrashStates::new(image, self.disk.take(), options).take(150).enumerate()
+        for (nth, crash) in
+            CrashStates::new(image, self.disk.take_events(), options).take(150).enumerate()
         {
             // Reservoir sampling: each state is equally likely.
-            let place = if nth < 2 { nth } else { self.dice.below(nth as u64 + 1) as usize };
+            let place = if nth < 2 { nth } else { self.dice.next_below(nth as u64 + 1) as usize };
             if place < 2 {
                 let waited = crash.marks().last().copied().unwrap_or(0) as usize;
                 chosen.truncate(chosen.len().min(2));
@@ -632,62 +643,65 @@ impl Workload {
             .zip(0..)
             .collect();
         if chosen.is_empty() {
-            chosen.push((bytes_of(&*self.disk), self.done.len()));
+            chosen.push((read_disk_bytes(&*self.disk), self.done.len()));
         }
         let last = chosen.len() - 1;
         for (nth, (bytes, waited)) in chosen.into_iter().enumerate() {
             self.usage.cuts += 1;
-            check(Arc::new(MemoryDisk::new(bytes.clone(), 512)))?;
+            assert_store_is_clean(Arc::new(MemoryDisk::new(bytes.clone(), 512)))?;
             if nth < last {
                 let disk = Arc::new(MemoryDisk::new(bytes, 512));
                 let store = Store::open(disk.clone(), &self.options);
-                let store = store.map_err(|error| failed("open after a cut", &error))?;
-                self.prefix(&digests, &read_all(&store)?, waited)?;
-                store.sync().map_err(|error| failed("sync after a cut", &error))?;
-                check(disk)?;
+                let store = store.map_err(|error| violation_while("open after a cut", &error))?;
+                self.matching_prefix(&digests, &read_all(&store)?, waited)?;
+                store.sync().map_err(|error| violation_while("sync after a cut", &error))?;
+                assert_store_is_clean(disk)?;
                 continue;
             }
             self.reopen(Some(bytes))?;
             let is = read_all(&self.store())?;
-            let groups = self.prefix(&digests, &is, waited)?;
+            let groups = self.matching_prefix(&digests, &is, waited)?;
             while self.done.len() > groups {
                 let Some((undo, _)) = self.done.pop() else { break };
                 for (name, bytes) in undo.into_iter().rev() {
-                    self.set(name, bytes);
+                    self.set_model_bytes(name, bytes);
                 }
             }
             if is != self.held {
-                return Err(Violation(format!("after a cut, {}", differ(&is, &self.held))));
+                return Err(Violation(format!(
+                    "after a cut, {}",
+                    describe_difference(&is, &self.held)
+                )));
             }
         }
         self.wait()?;
-        check(self.disk.clone())
+        assert_store_is_clean(self.disk.clone())
     }
 
     /// Returns the number of groups of the act after which a store has these contents.
-    fn prefix(
+    fn matching_prefix(
         &self,
         digests: &HashMap<u64, usize>,
         is: &ModelContents,
         waited: usize,
     ) -> Result<usize, Violation> {
-        match digests.get(&digest_of(is)) {
+        match digests.get(&digest_contents(is)) {
             Some(&groups) if groups >= waited => Ok(groups),
             Some(groups) => Err(Violation(format!(
                 "after a cut {groups} groups of the act are there, {waited} were waited for"
             ))),
             None => Err(Violation(format!(
                 "after a cut no number of groups shows this; after all of them, {}",
-                differ(is, &self.held)
+                describe_difference(is, &self.held)
             ))),
         }
     }
 }
 
 /// Runs the full check of a store that does not change meanwhile.
-fn check(disk: Arc<dyn Disk>) -> Result<(), Violation> {
+fn assert_store_is_clean(disk: Arc<dyn Disk>) -> Result<(), Violation> {
     let report = Store::check(disk, &CheckOptions::default(), &mut |_, _| {});
-    let report = report.map_err(|error| failed("check", &error))?;
+    let report = report.map_err(|error| violation_while("check", &error))?;
     if report.is_clean() {
         return Ok(());
     }
@@ -695,11 +709,13 @@ fn check(disk: Arc<dyn Disk>) -> Result<(), Violation> {
     Err(Violation(format!("check, {} findings: {}", report.damage.len(), told.join("; "))))
 }
 
-fn compare(snapshot: &Snapshot, was: &ModelContents) -> Result<(), Violation> {
+fn compare_snapshot(snapshot: &Snapshot, was: &ModelContents) -> Result<(), Violation> {
     for (name, bytes) in was {
-        let Name::Object(id) = name else { continue };
+        let ItemName::Object(id) = name else { continue };
         let mut have = vec![0xA5; bytes.len() + 1];
-        let len = snapshot.read(*id, 0, &mut have).map_err(|error| failed("snapshot", &error))?;
+        let len = snapshot
+            .read(*id, 0, &mut have)
+            .map_err(|error| violation_while("snapshot", &error))?;
         if have[..len] != bytes[..] {
             return Err(Violation(format!("object {id} of a snapshot has other bytes")));
         }

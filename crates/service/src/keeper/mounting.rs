@@ -11,23 +11,23 @@ use rustix::io::Errno;
 use rustix::mount::UnmountFlags;
 
 use super::supervision::WorkerSupervision;
-use super::{INIT_TIMEOUT, Keeper, Mount, MountPhase, MountState, lock};
+use super::{FUSE_INIT_TIMEOUT, Keeper, Mount, MountPhase, MountState, lock};
 use crate::claimed_volume::{ClaimedVolume, VolumeGuards, open_backing_files};
-use crate::connection::{self, Relays};
-use crate::identity::{describe_errno, identity};
+use crate::connection::{self, NotificationRelays};
+use crate::identity::{describe_errno, file_identity};
 use crate::mount_table;
 use crate::options::MountOptions;
-use crate::protocol::{MountStatus, WorkerStatus, volume_name};
+use crate::protocol::{MountStatus, WorkerStatus, display_name};
 use crate::remote_disk::RemoteCredentials;
 use crate::sandbox::Confinement;
 use crate::worker_process::{StartError, Worker};
 
 /// Note for mounts to which the kernel does not pass `sync`.
-const MISSES_SYNCS: &str = "sync and syncfs do not reach this mount: the kernel passes them on \
+const NO_SYNC_NOTE: &str = "sync and syncfs do not reach this mount: the kernel passes them on \
                             to those alone that root makes of block devices. fsync does, and what \
                             changed is written after 200 ms of quiet";
 /// Timeout for an ending mount to release its volume and directory.
-const RELEASE_TIMEOUT: Duration = Duration::from_secs(3);
+const VOLUME_RELEASE_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// Resources of a mount that outlive its workers.
 pub(super) struct MountResources {
@@ -37,7 +37,7 @@ pub(super) struct MountResources {
     /// The connection to the kernel.
     pub(super) fuse: OwnedFd,
     /// The threads that send the workers' notifications over it.
-    pub(super) relays: Relays,
+    pub(super) relays: NotificationRelays,
 }
 
 impl MountResources {
@@ -64,8 +64,8 @@ impl Keeper {
         replace: bool,
         means: Option<&RemoteCredentials>,
     ) -> Result<Vec<String>, String> {
-        let identity = identity(&file)?;
-        let volume = volume_name(&file, disk.as_deref());
+        let identity = file_identity(&file)?;
+        let volume = display_name(&file, disk.as_deref());
         let status = initial_status(&volume, &mount_point, &options);
         let (phase, device, asks, worker) = (MountPhase::Starting, None, None, None);
         let state =
@@ -76,11 +76,11 @@ impl Keeper {
         let cleared = if replace { self.clear_dead_mount(&mount.mount_point) } else { Ok(()) };
         let started = cleared
             .and_then(|()| check_mount_point(&mount.mount_point))
-            .and_then(|()| self.claim(&mount, means))
+            .and_then(|()| self.claim_volume(&mount, means))
             .and_then(|claimed| {
                 Ok((claimed, open_backing_files(&mount.file, &mount.options, mount.identity)?))
             })
-            .and_then(|(claimed, behind)| self.start(&mount, claimed, behind));
+            .and_then(|(claimed, behind)| self.start_mount(&mount, claimed, behind));
         if started.is_err() {
             lock(&mount.state).phase = MountPhase::Ended { why: None, dead: false };
             self.notify_waiters();
@@ -89,20 +89,20 @@ impl Keeper {
     }
 
     /// Opens the volume exclusively: no other mount and no tool can use it then.
-    fn claim(
+    fn claim_volume(
         &self,
         mount: &Mount,
         means: Option<&RemoteCredentials>,
     ) -> Result<ClaimedVolume, String> {
         let Mount { file, disk, options, .. } = mount;
         let Some(disk) = disk else {
-            return ClaimedVolume::open(file, options.read_only, RELEASE_TIMEOUT);
+            return ClaimedVolume::open(file, options.read_only, VOLUME_RELEASE_TIMEOUT);
         };
         let socket = self.listener.local_addr().map_err(|error| error.to_string())?;
         // The directory `stores` is beside the directory of the keepers' sockets.
         let run = socket.as_pathname().and_then(Path::parent).and_then(Path::parent);
         let stores = run.ok_or("a keeper is started by the manager")?.join("stores");
-        ClaimedVolume::in_store(&stores, file, disk, options.read_only, means)
+        ClaimedVolume::open_in_store(&stores, file, disk, options.read_only, means)
     }
 
     /// Makes `mount` the mount of this keeper.
@@ -118,8 +118,11 @@ impl Keeper {
 
     /// Detaches a dead mount of ours, of any keeper.
     fn clear_dead_mount(&self, mount_point: &Path) -> Result<(), String> {
-        match mount_table::mount_at(mount_point) {
-            Some(entry) if entry.is_ours() && entry.probe() == mount_table::ServerState::Dead => {
+        match mount_table::find_mount_at(mount_point) {
+            Some(entry)
+                if entry.is_draconis()
+                    && entry.probe_server() == mount_table::ServerState::Dead =>
+            {
                 let detached = self.mounter.detach(mount_point, true);
                 detached.map_err(|why| why.message(mount_point))
             }
@@ -127,7 +130,7 @@ impl Keeper {
         }
     }
 
-    fn start(
+    fn start_mount(
         self: &Arc<Self>,
         mount: &Arc<Mount>,
         claimed: ClaimedVolume,
@@ -166,7 +169,7 @@ impl Keeper {
             status.sandbox = told.sandbox;
             // A user who chose it knows.
             if status.misses_syncs && mount.options.block_device != Some(false) {
-                notes.push(MISSES_SYNCS.to_owned());
+                notes.push(NO_SYNC_NOTE.to_owned());
             }
         }
         self.mounter.set_read_ahead(&mount.mount_point);
@@ -192,17 +195,17 @@ impl Keeper {
         mut worker: Worker,
         keep: &mut VolumeGuards,
         options: &MountOptions,
-    ) -> Result<(Worker, OwnedFd, Relays, WorkerStatus), String> {
+    ) -> Result<(Worker, OwnedFd, NotificationRelays, WorkerStatus), String> {
         let options = MountOptions { read_only: worker.read_only, ..options.clone() };
-        let fuse = self.attach(mount, keep, &options)?;
-        let entry = mount_table::mount_at(&mount.mount_point);
+        let fuse = self.attach_mount_point(mount, keep, &options)?;
+        let entry = mount_table::find_mount_at(&mount.mount_point);
         let hears_of_syncs = entry.as_ref().is_some_and(mount_table::MountEntry::receives_syncs);
         {
             let mut state = lock(&mount.state);
             state.device = entry.map(|entry| entry.device);
             state.status.misses_syncs = !options.read_only && !hears_of_syncs;
         }
-        let relays = Relays::default();
+        let relays = NotificationRelays::default();
         let given = worker
             .send_connection(&fuse, &relays)
             .map_err(|error| format!("the worker died before it served: {error}"));
@@ -230,16 +233,16 @@ impl Keeper {
         let (keeper, mount) = (self.clone(), mount.clone());
         std::thread::spawn(move || {
             // The volume is released after this returns.
-            let why = keeper.supervise(&mount, worker, &mut held, (&asks, &asked));
+            let why = keeper.supervise_mount(&mount, worker, &mut held, (&asks, &asked));
             let MountResources { supervision: lives, guards: keep, fuse, relays } = held;
             drop(keep);
             let left = lives.release_source();
             // Closing the keeper's descriptor of the connection ends the waits of clients.
             drop(fuse);
-            if relays.pause().is_none() && mount.is_in_place() {
+            if relays.pause_notifications().is_none() && mount.is_in_place() {
                 // A relay thread that waits for a reply holds the connection open, and no reply
                 // will come.
-                abort(&mount.mount_point);
+                abort_connection(&mount.mount_point);
             }
             keeper.mark_ended(&mount, why.or(left));
         });
@@ -247,7 +250,7 @@ impl Keeper {
 
     /// Attaches a mount. A writable one gets a block device as its source if possible, because only
     /// then does the kernel pass `sync` on.
-    fn attach(
+    fn attach_mount_point(
         &self,
         mount: &Mount,
         keep: &mut VolumeGuards,
@@ -291,7 +294,7 @@ pub(crate) fn dead_mount_message(mount_point: &Path, volume: &Path) -> String {
 }
 
 /// Aborts the connection of a mount that is in use; the mount stays in place.
-fn abort(mount_point: &Path) {
+fn abort_connection(mount_point: &Path) {
     match rustix::mount::unmount(mount_point, UnmountFlags::FORCE) {
         Ok(()) | Err(Errno::BUSY) => {}
         Err(errno) => log::error!("{}", describe_errno(mount_point, errno)),
@@ -301,7 +304,7 @@ fn abort(mount_point: &Path) {
 /// Waits for FUSE_INIT, by which the kernel sets the mount up. Before it, the kernel's own settings
 /// would overwrite those of [`Mounter::set_read_ahead`].
 fn wait_until_served(worker: &mut Worker) -> Result<WorkerStatus, String> {
-    let until = Instant::now() + INIT_TIMEOUT;
+    let until = Instant::now() + FUSE_INIT_TIMEOUT;
     loop {
         match worker.status(until) {
             Ok(told) if told.requests > 0 => return Ok(told),
@@ -334,8 +337,10 @@ fn initial_status(volume: &Path, mount_point: &Path, options: &MountOptions) -> 
 fn check_mount_point(mount_point: &Path) -> Result<(), String> {
     let name = mount_point.display();
     // Checked first: a mount whose worker is gone does not answer `stat`.
-    match mount_table::mount_at(mount_point) {
-        Some(entry) if entry.is_ours() && entry.probe() == mount_table::ServerState::Dead => {
+    match mount_table::find_mount_at(mount_point) {
+        Some(entry)
+            if entry.is_draconis() && entry.probe_server() == mount_table::ServerState::Dead =>
+        {
             return Err(dead_mount_message(mount_point, &entry.volume()));
         }
         Some(_) => return Err(format!("{name} is already a mount point")),

@@ -26,8 +26,8 @@ use crate::request_log::WorkerStart;
 use crate::worker_process::{StandbyWorker, StartError, Worker};
 
 /// More deaths than this within [`DEATH_WINDOW`] end the mount.
-const MAX_DEATHS: usize = 10;
-const DEATH_WINDOW: Duration = Duration::from_secs(60);
+const MAX_WORKER_DEATHS: usize = 10;
+const WORKER_DEATH_WINDOW: Duration = Duration::from_secs(60);
 /// Number of deaths after which a request is quarantined.
 const MAX_DEATHS_PER_REQUEST: u32 = 2;
 /// Maximum number of requests whose deaths are counted.
@@ -47,11 +47,11 @@ pub(super) struct WorkerSupervision {
     /// Number of workers that each request killed.
     deaths_by_request: HashMap<u64, u32>,
     quarantined: Vec<u64>,
-    standby: Standby,
+    standby: StandbySlot,
 }
 
 /// The standby process.
-enum Standby {
+enum StandbySlot {
     /// None; a successor is started when needed.
     None,
     Ready(Box<StandbyWorker>),
@@ -81,7 +81,7 @@ impl WorkerSupervision {
     ) -> std::io::Result<Self> {
         let log = oplog::create_memory()?;
         let (deaths, died_over, refused) = (VecDeque::new(), HashMap::new(), vec![]);
-        let (epoch, taken, next) = (0, (0, 0), Standby::None);
+        let (epoch, taken, next) = (0, (0, 0), StandbySlot::None);
         Ok(Self {
             source,
             backing_files: behind,
@@ -97,7 +97,7 @@ impl WorkerSupervision {
     }
 
     /// Restores the supervision that another program handed over.
-    pub(super) fn resume(
+    pub(super) fn from_handover(
         source: VolumeSource,
         behind: Vec<OwnedFd>,
         log: Arc<SharedMemory>,
@@ -105,7 +105,7 @@ impl WorkerSupervision {
     ) -> Self {
         let SupervisionState { options, epoch, taken, died_over, refused } = past;
         let (deaths, died_over) = (VecDeque::new(), died_over.into_iter().collect());
-        let next = Standby::None;
+        let next = StandbySlot::None;
         Self {
             source,
             backing_files: behind,
@@ -160,12 +160,12 @@ impl WorkerSupervision {
     pub(super) fn ensure_standby(&mut self) {
         let is_file = matches!(self.source, VolumeSource::File { .. });
         match &mut self.standby {
-            Standby::None if self.options.restart && is_file => {}
-            Standby::None | Standby::Exited => return,
-            Standby::Ready(ready) => {
+            StandbySlot::None if self.options.restart && is_file => {}
+            StandbySlot::None | StandbySlot::Exited => return,
+            StandbySlot::Ready(ready) => {
                 if ready.has_exited() {
                     log::warn!("the process that would follow a worker has ended");
-                    self.standby = Standby::Exited;
+                    self.standby = StandbySlot::Exited;
                 }
                 return;
             }
@@ -176,17 +176,17 @@ impl WorkerSupervision {
             &self.log,
             &self.options,
         ) {
-            Ok(ready) => Standby::Ready(Box::new(ready)),
+            Ok(ready) => StandbySlot::Ready(Box::new(ready)),
             Err(error) => {
                 log::warn!("no process waits to follow a worker: {error}");
-                Standby::Exited
+                StandbySlot::Exited
             }
         };
     }
 
     /// Ends the standby process.
     pub(super) fn stop_standby(&mut self) {
-        self.standby = Standby::None;
+        self.standby = StandbySlot::None;
     }
 
     /// Has the successor open the volume. `read_only`: the mount has been made read-only since.
@@ -199,11 +199,11 @@ impl WorkerSupervision {
             options: self.options.clone(),
             epoch: self.epoch,
             taken: self.accepted_through,
-            was_clean: oplog::was_clean(&self.log),
+            was_clean: oplog::was_volume_clean(&self.log),
             closed: read_only && !self.options.read_only,
             refused: self.quarantined.clone(),
         };
-        if let Standby::Ready(ready) = std::mem::replace(&mut self.standby, Standby::None) {
+        if let StandbySlot::Ready(ready) = std::mem::replace(&mut self.standby, StandbySlot::None) {
             match ready.open(&start) {
                 // The standby was killed.
                 Err(StartError::Lost(why)) => log::warn!("{why}"),
@@ -224,7 +224,7 @@ impl WorkerSupervision {
             return true;
         }
         let now = Instant::now();
-        self.deaths.retain(|then| now.duration_since(*then) < DEATH_WINDOW);
+        self.deaths.retain(|then| now.duration_since(*then) < WORKER_DEATH_WINDOW);
         self.deaths.push_back(now);
         if self.deaths_by_request.len() > MAX_TRACKED_REQUESTS {
             self.deaths_by_request.clear();
@@ -238,6 +238,6 @@ impl WorkerSupervision {
                 self.quarantined.drain(..too_many);
             }
         }
-        self.deaths.len() <= MAX_DEATHS
+        self.deaths.len() <= MAX_WORKER_DEATHS
     }
 }

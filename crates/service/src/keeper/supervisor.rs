@@ -6,17 +6,17 @@ use std::time::{Duration, Instant};
 use super::mounting::MountResources;
 use super::supervision::WorkerSupervision;
 use super::upgrade::UpgradeRequest;
-use super::{CLOSE_TIMEOUT, Keeper, Mount, MountPhase, SupervisorEvent, lock};
+use super::{Keeper, Mount, MountPhase, SupervisorEvent, VOLUME_CLOSE_TIMEOUT, lock};
 use crate::protocol::{self, MountStatus, Reply, WorkerStatus};
 use crate::worker_process::Worker;
 
 /// Poll interval of a worker's status.
-const STATUS_INTERVAL: Duration = Duration::from_secs(1);
+const WORKER_STATUS_INTERVAL: Duration = Duration::from_secs(1);
 /// Poll interval of its disk's status while no client asks.
 const DISK_STATUS_INTERVAL: Duration = Duration::from_secs(15);
 /// Time that a worker serves before its standby is started: starting takes a CPU from programs that
 /// waited for this worker.
-const STANDBY_DELAY: Duration = Duration::from_millis(10);
+const STANDBY_START_DELAY: Duration = Duration::from_millis(10);
 
 impl Keeper {
     /// Marks `mount` as ended: it is over, or dead in place.
@@ -33,7 +33,7 @@ impl Keeper {
             let watchers = lock(&self.watchers);
             for watcher in &*watchers {
                 // Fails only if the manager is gone.
-                let _ = protocol::send(watcher, &Reply::Ended { why: why.clone() });
+                let _ = protocol::send_line(watcher, &Reply::Ended { why: why.clone() });
             }
             let mut state = lock(&mount.state);
             state.phase = MountPhase::Ended { why: why.clone(), dead };
@@ -57,7 +57,7 @@ impl Keeper {
     }
 
     /// Supervises a mount until it ends; returns the error that ended it, if any.
-    pub(super) fn supervise(
+    pub(super) fn supervise_mount(
         &self,
         mount: &Mount,
         mut worker: Worker,
@@ -81,7 +81,7 @@ impl Keeper {
                 }
                 WatchResult::Upgrade(request, failed) => {
                     // A relay thread that waits in the kernel would keep this program from ending.
-                    let Some(paused) = held.relays.pause() else {
+                    let Some(paused) = held.relays.pause_notifications() else {
                         let _ = failed.send("the kernel waits for what is written back".into());
                         continue;
                     };
@@ -127,52 +127,52 @@ impl Keeper {
         let deadline = Duration::from_secs(mount.options.deadline_s.max(1));
         let mut hung = None;
         let mut closed = false;
-        let mut period = STANDBY_DELAY;
+        let mut period = STANDBY_START_DELAY;
         let mut asked_disk = Instant::now();
         loop {
-            let waiting = match asked.recv_timeout(std::mem::replace(&mut period, STATUS_INTERVAL))
-            {
-                Ok(SupervisorEvent::Died(exit)) => {
-                    let is_hung = hung.is_some();
-                    let words = worker.disk_failure();
-                    let why = hung.or_else(|| {
-                        exit.failure_reason(&words.unwrap_or_else(|| worker.final_message()))
-                    });
-                    if !exit.is_abnormal() || closed {
-                        return WatchResult::Over { why };
+            let waiting =
+                match asked.recv_timeout(std::mem::replace(&mut period, WORKER_STATUS_INTERVAL)) {
+                    Ok(SupervisorEvent::Died(exit)) => {
+                        let is_hung = hung.is_some();
+                        let words = worker.disk_failure();
+                        let why = hung.or_else(|| {
+                            exit.failure_reason(&words.unwrap_or_else(|| worker.final_message()))
+                        });
+                        if !exit.is_abnormal() || closed {
+                            return WatchResult::Over { why };
+                        }
+                        let was_killed = exit.was_killed() && !is_hung;
+                        return WatchResult::Death { why: why.unwrap_or_default(), was_killed };
                     }
-                    let was_killed = exit.was_killed() && !is_hung;
-                    return WatchResult::Death { why: why.unwrap_or_default(), was_killed };
-                }
-                // The worker is about to exit, or to be killed.
-                Ok(SupervisorEvent::Upgrade(_, failed)) if closed || hung.is_some() => {
-                    let _ = failed.send("it ends".into());
-                    None
-                }
-                Ok(SupervisorEvent::Upgrade(request, failed)) => {
-                    return WatchResult::Upgrade(request, failed);
-                }
-                Ok(SupervisorEvent::Close(waiting)) => {
-                    closed = true;
-                    if let Err(fault) = worker.close(Instant::now() + CLOSE_TIMEOUT) {
-                        log::error!("{}: {fault}", mount.mount_point.display());
+                    // The worker is about to exit, or to be killed.
+                    Ok(SupervisorEvent::Upgrade(_, failed)) if closed || hung.is_some() => {
+                        let _ = failed.send("it ends".into());
+                        None
                     }
-                    drop(waiting);
-                    None
-                }
-                Ok(SupervisorEvent::ReadOnly(read_only, waiting)) => {
-                    // The client may be gone.
-                    let _ = waiting.send(worker.set_read_only(read_only, CLOSE_TIMEOUT));
-                    None
-                }
-                Ok(SupervisorEvent::Refresh(waiting)) => Some(waiting),
-                Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => {
-                    if !closed {
-                        lives.ensure_standby();
+                    Ok(SupervisorEvent::Upgrade(request, failed)) => {
+                        return WatchResult::Upgrade(request, failed);
                     }
-                    None
-                }
-            };
+                    Ok(SupervisorEvent::Close(waiting)) => {
+                        closed = true;
+                        if let Err(fault) = worker.close(Instant::now() + VOLUME_CLOSE_TIMEOUT) {
+                            log::error!("{}: {fault}", mount.mount_point.display());
+                        }
+                        drop(waiting);
+                        None
+                    }
+                    Ok(SupervisorEvent::ReadOnly(read_only, waiting)) => {
+                        // The client may be gone.
+                        let _ = waiting.send(worker.set_read_only(read_only, VOLUME_CLOSE_TIMEOUT));
+                        None
+                    }
+                    Ok(SupervisorEvent::Refresh(waiting)) => Some(waiting),
+                    Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => {
+                        if !closed {
+                            lives.ensure_standby();
+                        }
+                        None
+                    }
+                };
             if hung.is_some() || closed {
                 continue;
             }

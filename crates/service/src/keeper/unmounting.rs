@@ -7,7 +7,9 @@ use std::time::{Duration, Instant};
 
 use rustix::fs::OFlags;
 
-use super::{CLOSE_TIMEOUT, INIT_TIMEOUT, Keeper, Mount, MountPhase, SupervisorEvent, lock};
+use super::{
+    FUSE_INIT_TIMEOUT, Keeper, Mount, MountPhase, SupervisorEvent, VOLUME_CLOSE_TIMEOUT, lock,
+};
 use crate::identity::describe_errno;
 use crate::loop_device;
 use crate::mount_table;
@@ -16,37 +18,37 @@ use crate::mounter::DetachError;
 use crate::options::MountOptions;
 
 /// Timeout for a worker's reply when its mount is detached by force.
-const FORCE_WAIT: Duration = Duration::from_secs(2);
+const FORCED_DETACH_TIMEOUT: Duration = Duration::from_secs(2);
 /// Timeout for invisible users of a mount to end, and its poll interval.
-const BUSY_WAIT: Duration = Duration::from_millis(500);
+const BUSY_MOUNT_TIMEOUT: Duration = Duration::from_millis(500);
 const BUSY_POLL_INTERVAL: Duration = Duration::from_millis(10);
 /// A process that uses a mount for this long is a real user. A shorter use may be a process between
 /// fork and exec, which holds the open files of another thread of its parent.
-const BUSY_CONFIRM_TIME: Duration = Duration::from_millis(100);
+const MIN_REAL_USE_TIME: Duration = Duration::from_millis(100);
 /// Timeout for the kernel's write-back if the mount is shut down while files are open.
-const SYNC_WAIT: Duration = Duration::from_secs(30);
+const SHUTDOWN_SYNC_TIMEOUT: Duration = Duration::from_secs(30);
 /// Timeout for an unmounted worker to exit.
-const END_WAIT: Duration = Duration::from_secs(10);
+const WORKER_EXIT_TIMEOUT: Duration = Duration::from_secs(10);
 /// Timeout for the kernel to free the loop device that was a mount's source.
-const RELEASE_WAIT: Duration = Duration::from_secs(2);
+const LOOP_RELEASE_TIMEOUT: Duration = Duration::from_secs(2);
 
 impl Keeper {
     /// Detaches a mount point. Waits a moment for users that are invisible, or gone at the next
     /// poll.
     pub(super) fn detach(&self, mount_point: &Path, force: bool) -> Result<(), DetachError> {
-        let until = Instant::now() + BUSY_WAIT;
+        let until = Instant::now() + BUSY_MOUNT_TIMEOUT;
         let (mut held, mut since) = (vec![], Instant::now());
         loop {
             let detached = self.mounter.detach(mount_point, force);
             if detached != Err(DetachError::Busy) || Instant::now() > until {
                 return detached;
             }
-            let Some(mount) = mount_table::mount_at(mount_point) else { return detached };
+            let Some(mount) = mount_table::find_mount_at(mount_point) else { return detached };
             let seen = find_mount_users(&mount);
             held.retain(|holder| seen.contains(holder));
             if held.is_empty() {
                 (held, since) = (seen, Instant::now());
-            } else if since.elapsed() >= BUSY_CONFIRM_TIME {
+            } else if since.elapsed() >= MIN_REAL_USE_TIME {
                 return detached;
             }
             std::thread::sleep(BUSY_POLL_INTERVAL);
@@ -56,15 +58,17 @@ impl Keeper {
     /// Unmounts, and waits until the worker is gone and the volume released. Returns the cause of
     /// death of a dead mount.
     pub(super) fn unmount(&self, mount: &Mount, force: bool) -> Result<Option<String>, String> {
-        self.wait_while(mount, Some(INIT_TIMEOUT), |mount| mount.phase() == MountPhase::Starting);
+        self.wait_while(mount, Some(FUSE_INIT_TIMEOUT), |mount| {
+            mount.phase() == MountPhase::Starting
+        });
         let mount_point = &mount.mount_point;
-        if force && mount.is_served() && !mount.is_responding(FORCE_WAIT) {
+        if force && mount.is_served() && !mount.is_responding(FORCED_DETACH_TIMEOUT) {
             // The kernel would also wait for the worker's reply to FUSE_DESTROY.
             log::error!("{}: its worker does not answer, and is killed", mount_point.display());
-            mount.kill();
-            self.wait_while(mount, Some(END_WAIT), Mount::is_served);
+            mount.kill_worker();
+            self.wait_while(mount, Some(WORKER_EXIT_TIMEOUT), Mount::is_served);
         }
-        let source = mount_table::mount_at(mount_point).map(|entry| entry.source);
+        let source = mount_table::find_mount_at(mount_point).map(|entry| entry.source);
         // A dead mount has nothing to lose.
         let detached = self.detach(mount_point, force || mount.is_dead());
         match detached {
@@ -74,14 +78,14 @@ impl Keeper {
         }
         if !force && let Some(device) = source.filter(|source| *source != mount.volume) {
             // The next command finds the image in use while the loop device exists.
-            loop_device::wait_until_free(&device, RELEASE_WAIT);
+            loop_device::wait_until_free(&device, LOOP_RELEASE_TIMEOUT);
         }
         if let MountPhase::Ended { why, dead: true } = mount.phase() {
             self.notify_waiters();
             return Ok(why);
         }
         let patient = !force && !lock(&mount.state).status.read_only;
-        let wait = if patient { CLOSE_TIMEOUT } else { END_WAIT };
+        let wait = if patient { VOLUME_CLOSE_TIMEOUT } else { WORKER_EXIT_TIMEOUT };
         if !self.wait_while(mount, Some(wait), Mount::is_served) {
             return Err(format!(
                 "{} is unmounted, but its worker still runs: files are open there",
@@ -122,7 +126,7 @@ impl Keeper {
             let (done, wait) = channel();
             let sent = asks
                 .is_some_and(|asks| asks.send(SupervisorEvent::ReadOnly(read_only, done)).is_ok());
-            let answer = wait.recv_timeout(CLOSE_TIMEOUT).ok().filter(|_| sent);
+            let answer = wait.recv_timeout(VOLUME_CLOSE_TIMEOUT).ok().filter(|_| sent);
             answer.unwrap_or_else(|| Err("its worker does not answer".into()))
         };
         // In either order, the kernel never accepts changes that the worker would refuse.
@@ -163,7 +167,7 @@ impl Keeper {
     /// Ends the mount, if there is one, in use or not. Changes made so far are written to the
     /// volume; later changes are refused.
     pub fn shut_down(&self) {
-        let ended = self.current().map_or(Ok(()), |mount| self.shut_down_mount(&mount));
+        let ended = self.active_mount().map_or(Ok(()), |mount| self.shut_down_mount(&mount));
         if let Err(why) = ended {
             log::error!("{why}");
         }
@@ -181,7 +185,7 @@ impl Keeper {
         let (done, wait) = channel();
         if asks.is_some_and(|asks| asks.send(SupervisorEvent::Close(done)).is_ok()) {
             // The supervisor drops the sender when it is done: that is the reply.
-            let _ = wait.recv_timeout(CLOSE_TIMEOUT);
+            let _ = wait.recv_timeout(VOLUME_CLOSE_TIMEOUT);
         }
         Ok(())
     }
@@ -199,7 +203,7 @@ fn sync_mount(mount_point: &Path) {
         // Fails if the waiter has given up.
         let _ = done.send(synced);
     });
-    match wait.recv_timeout(SYNC_WAIT) {
+    match wait.recv_timeout(SHUTDOWN_SYNC_TIMEOUT) {
         Ok(Ok(())) => {}
         Ok(Err(errno)) => log::error!("{}", describe_errno(mount_point, errno)),
         Err(_) => log::error!("{}: it does not answer", mount_point.display()),

@@ -25,7 +25,7 @@ use super::mounting::MountResources;
 use super::supervision::{SupervisionState, WorkerSupervision};
 use super::{Keeper, Mount, MountPhase, MountState, SupervisorEvent, lock};
 use crate::claimed_volume::{VolumeGuards, VolumeSource};
-use crate::connection::Relays;
+use crate::connection::NotificationRelays;
 use crate::mounter::Mounter;
 use crate::oplog;
 use crate::options::MountOptions;
@@ -35,9 +35,9 @@ use crate::store_keeper::{StoreDiskHandle, StoreDiskState};
 /// Version of the handover format.
 const HANDOVER_VERSION: u64 = 1;
 /// Timeout for the other program's reply about its formats.
-const FORMATS_WAIT: Duration = Duration::from_secs(10);
+const FORMATS_REPLY_TIMEOUT: Duration = Duration::from_secs(10);
 /// Longest handover message, in bytes.
-const MAX_MESSAGE_BYTES: usize = 160 << 10;
+const MAX_HANDOVER_BYTES: usize = 160 << 10;
 /// Descriptors that are always present: the socket, the oplog, the volume, the connection.
 const REQUIRED_FDS: usize = 4;
 
@@ -73,9 +73,9 @@ impl HandoverFormats {
 }
 
 /// Returns the formats of this program.
-pub fn formats() -> HandoverFormats {
+pub fn supported_formats() -> HandoverFormats {
     let disk = disk::Disk::FINGERPRINT;
-    HandoverFormats { handover: HANDOVER_VERSION, oplog: oplog::FORMAT, disk, behind: true }
+    HandoverFormats { handover: HANDOVER_VERSION, oplog: oplog::OPLOG_FORMAT, disk, behind: true }
 }
 
 /// An upgrade to `program`, which then replies to `client`.
@@ -172,11 +172,11 @@ impl Keeper {
             fds.chain(lives.backing_files().iter().map(AsFd::as_fd)).collect();
         let put = || {
             let text = serde_json::to_vec(&state)?;
-            if text.len() > MAX_MESSAGE_BYTES {
+            if text.len() > MAX_HANDOVER_BYTES {
                 return Err(std::io::Error::from(std::io::ErrorKind::FileTooLarge));
             }
             let (ours, theirs) = UnixDatagram::pair()?;
-            descriptors::send(&ours, &text, &fds)?;
+            descriptors::send_with_fds(&ours, &text, &fds)?;
             std::io::Result::Ok(theirs)
         };
         let theirs = match put() {
@@ -194,8 +194,8 @@ impl Keeper {
     /// # Errors
     /// A message; the mount is lost then.
     pub fn resume(front: Box<dyn Mounter>, socket: OwnedFd) -> Result<Arc<Self>, String> {
-        let mut text = vec![0; MAX_MESSAGE_BYTES];
-        let got = descriptors::receive(&socket, &mut text, RecvFlags::DONTWAIT)
+        let mut text = vec![0; MAX_HANDOVER_BYTES];
+        let got = descriptors::receive_with_fds(&socket, &mut text, RecvFlags::DONTWAIT)
             .map_err(|errno| format!("nothing was handed over: {errno}"))?;
         let text = text.get(..got.len).filter(|_| got.is_complete && got.fds.len() >= REQUIRED_FDS);
         let text = text.ok_or("what was handed over is not whole")?;
@@ -211,10 +211,14 @@ impl Keeper {
             state.has.map(|is_there| if is_there { fds.next() } else { None });
         let source = match state.store {
             None => VolumeSource::File { image, disk },
-            Some(known) => VolumeSource::Store(StoreDiskHandle::resume(image, known)),
+            Some(known) => VolumeSource::Store(StoreDiskHandle::from_handover(image, known)),
         };
-        let lives =
-            WorkerSupervision::resume(source, fds.collect(), oplog::map_existing(log)?, state.past);
+        let lives = WorkerSupervision::from_handover(
+            source,
+            fds.collect(),
+            oplog::map_existing(log)?,
+            state.past,
+        );
         let keep = VolumeGuards::from_fds(backing, guard);
         let mount = Arc::new(Mount {
             volume: state.volume,
@@ -236,14 +240,19 @@ impl Keeper {
         keeper.register_mount(&mount)?;
         let reply = match keeper.resume_serving(
             &mount,
-            MountResources { supervision: lives, guards: keep, fuse, relays: Relays::default() },
+            MountResources {
+                supervision: lives,
+                guards: keep,
+                fuse,
+                relays: NotificationRelays::default(),
+            },
         ) {
             Ok(()) => Reply::Done,
             Err(why) => Reply::Failed { why },
         };
         if let Some(client) = client {
             // Fails only if the client is gone.
-            let _ = protocol::send(&UnixStream::from(client), &reply);
+            let _ = protocol::send_line(&UnixStream::from(client), &reply);
         }
         Ok(keeper)
     }
@@ -290,12 +299,12 @@ fn check_program(program: &Path, wants: RequiredFeatures) -> Result<(), String> 
         // After the timeout nobody receives it.
         let _ = done.send(read);
     });
-    let said = said.recv_timeout(FORMATS_WAIT).ok().flatten();
+    let said = said.recv_timeout(FORMATS_REPLY_TIMEOUT).ok().flatten();
     // The reply has arrived, or the timeout has passed.
     let _ = child.kill();
     let _ = child.wait();
     match said {
-        Some(theirs) if theirs.supports(formats(), wants) => Ok(()),
+        Some(theirs) if theirs.supports(supported_formats(), wants) => Ok(()),
         Some(_) => Err(format!(
             "{name} does not understand the log that it would take over: unmount, and mount with \
              it again"
@@ -309,8 +318,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_program_that_knows_of_less_takes_over_what_does_not_want_it() {
-        let ours = formats();
+    fn older_program_takes_over_mount_without_new_features() {
+        let ours = supported_formats();
         let text = serde_json::to_string(&ours).unwrap();
         let older = text.replace(",\"behind\":true", "");
         assert!(older != text);

@@ -9,9 +9,9 @@ use std::process::{Command, Stdio};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use super::{MAX_LOST_MOUNTS, Manager, STATUS_WAIT, lock};
+use super::{KEEPER_STATUS_TIMEOUT, MAX_LOST_MOUNTS, Manager, lock};
 use crate::mount_table;
-use crate::protocol::{self, Kept, LostMount, MountStatus, Reply, Request};
+use crate::protocol::{self, KeeperMount, LostMount, MountStatus, Reply, Request};
 
 /// Timeout for a running keeper to report its mount.
 const WATCH_TIMEOUT: Duration = Duration::from_secs(5);
@@ -19,7 +19,7 @@ const WATCH_TIMEOUT: Duration = Duration::from_secs(5);
 /// A keeper, known by its socket and its mount.
 pub(super) struct KeeperHandle {
     socket: PathBuf,
-    pub(super) mount: Kept,
+    pub(super) mount: KeeperMount,
     phase: Mutex<KeeperPhase>,
 }
 
@@ -48,7 +48,7 @@ pub(super) enum KeeperRequestError {
 }
 
 impl KeeperHandle {
-    pub(super) fn new(socket: PathBuf, kept: Kept) -> Self {
+    pub(super) fn new(socket: PathBuf, kept: KeeperMount) -> Self {
         Self { socket, mount: kept, phase: Mutex::new(KeeperPhase::Starting) }
     }
 
@@ -68,11 +68,11 @@ impl KeeperHandle {
     /// Returns true if it was unmounted and is about to release its volume.
     pub(super) fn is_ending(&self) -> bool {
         *lock(&self.phase) != KeeperPhase::Starting
-            && mount_table::mount_at(&self.mount.mount_point).is_none()
+            && mount_table::find_mount_at(&self.mount.mount_point).is_none()
     }
 
     /// Returns the reason why `other` cannot be mounted beside it, if there is one.
-    pub(super) fn conflict_with(&self, other: &Kept) -> Option<String> {
+    pub(super) fn conflict_with(&self, other: &KeeperMount) -> Option<String> {
         let (volume, at) = (self.mount.volume.display(), self.mount.mount_point.display());
         let is_same = self.mount.identity == other.identity && self.mount.disk == other.disk;
         if !self.is_dead() && is_same {
@@ -94,7 +94,7 @@ impl KeeperHandle {
     ///
     /// # Errors
     /// The system's error.
-    pub(super) fn start(&self) -> std::io::Result<()> {
+    pub(super) fn spawn_process(&self) -> std::io::Result<()> {
         let listener = UnixListener::bind(&self.socket)?;
         let mut child = Command::new("/proc/self/exe")
             .arg("keeper")
@@ -109,14 +109,14 @@ impl KeeperHandle {
 
     /// Returns the status of its mount; empty if the keeper does not reply.
     pub(super) fn status(&self) -> Vec<MountStatus> {
-        match self.request(&Request::Status, Some(STATUS_WAIT)) {
+        match self.send_request(&Request::Status, Some(KEEPER_STATUS_TIMEOUT)) {
             Ok(Reply::Status(status)) => status.mounts,
             _ => vec![],
         }
     }
 
     /// Sends a request and waits for the reply; without a timeout if `wait` is `None`.
-    pub(super) fn request(
+    pub(super) fn send_request(
         &self,
         request: &Request,
         wait: Option<Duration>,
@@ -124,8 +124,8 @@ impl KeeperHandle {
         let keeper = self.connect().ok_or(KeeperRequestError::Gone)?;
         let ask = || {
             keeper.set_read_timeout(wait)?;
-            protocol::send(&keeper, request)?;
-            protocol::receive(&keeper)
+            protocol::send_line(&keeper, request)?;
+            protocol::receive_line(&keeper)
         };
         ask().map_err(KeeperRequestError::Lost)
     }
@@ -136,7 +136,7 @@ impl Manager {
     ///
     /// # Errors
     /// The system's error for their directory.
-    pub(super) fn find_keepers(self: &Arc<Self>) -> std::io::Result<()> {
+    pub(super) fn adopt_running_keepers(self: &Arc<Self>) -> std::io::Result<()> {
         for id in self.directory.keeper_ids()? {
             let socket = self.directory.keeper_socket(id);
             let connected = UnixStream::connect(&socket);
@@ -149,8 +149,8 @@ impl Manager {
             };
             let ask = || {
                 keeper.set_read_timeout(Some(WATCH_TIMEOUT))?;
-                protocol::send(&keeper, &Request::Watch)?;
-                protocol::receive(&keeper)
+                protocol::send_line(&keeper, &Request::Watch)?;
+                protocol::receive_line(&keeper)
             };
             match ask() {
                 Ok(Reply::Kept(kept)) => {
@@ -171,7 +171,7 @@ impl Manager {
         std::thread::spawn(move || {
             // Every upgrade of the keeper ends the connection.
             while let Some(connection) = keeper.connect() {
-                if protocol::send(&connection, &Request::Watch).is_err() {
+                if protocol::send_line(&connection, &Request::Watch).is_err() {
                     continue;
                 }
                 let mut heard = protocol::LineReader::new(&connection);
@@ -185,15 +185,15 @@ impl Manager {
             }
             // A killed keeper leaves its socket behind.
             let _ = std::fs::remove_file(&keeper.socket);
-            manager.release(id);
+            manager.remove_keeper(id);
         });
     }
 
     /// Remembers a mount that ended unrequested and is gone.
     fn record_lost_mount(&self, keeper: &KeeperHandle, why: Option<String>) {
-        let Kept { volume, mount_point, .. } = keeper.mount.clone();
+        let KeeperMount { volume, mount_point, .. } = keeper.mount.clone();
         // A mount that is dead in place has its own status.
-        let Some(why) = why.filter(|_| mount_table::mount_at(&mount_point).is_none()) else {
+        let Some(why) = why.filter(|_| mount_table::find_mount_at(&mount_point).is_none()) else {
             return;
         };
         let mut lost = lock(&self.lost);

@@ -16,18 +16,18 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use draconis_exchange::shm::SharedMemory;
 use draconis_ext::InodeNumber;
 
-use super::{ORPHAN_PART_AT, ORPHANS_AT};
+use super::{ORPHAN_PART_OFFSET, ORPHAN_TABLE_OFFSET};
 
 /// Number of inodes in a part.
-const PART_CAPACITY: u32 = (1 << 16) - 1;
+const MAX_PART_INODES: u32 = (1 << 16) - 1;
 /// Size of a part, which begins with its count.
-const PART_BYTES: usize = (PART_CAPACITY as usize + 1) * 4;
+const PART_BYTES: usize = (MAX_PART_INODES as usize + 1) * 4;
 /// Size of the table in an oplog's memory.
-pub(super) const BYTES: usize = 2 * PART_BYTES;
+pub(super) const TABLE_BYTES: usize = 2 * PART_BYTES;
 /// Count of an overflowed part.
-const OVERFLOW: u32 = u32::MAX;
+const OVERFLOW_COUNT: u32 = u32::MAX;
 /// Number of inodes added to a part before the other one is begun.
-const SWITCH_AFTER: u32 = 512;
+const INSERTS_BEFORE_SWITCH: u32 = 512;
 
 /// The table as seen by the worker that fills it.
 pub(super) struct OrphanTable(Mutex<OrphanState>);
@@ -48,8 +48,8 @@ struct OrphanState {
 pub(super) fn load_orphans(memory: &SharedMemory) -> Option<BTreeSet<InodeNumber>> {
     let mut found = BTreeSet::new();
     for part in 0..2 {
-        let count = count(memory, part);
-        if count > PART_CAPACITY {
+        let count = part_count(memory, part);
+        if count > MAX_PART_INODES {
             return None;
         }
         let inode = |nth| memory.atomic_u32(entry_offset(part, nth)).load(Ordering::Relaxed);
@@ -58,27 +58,27 @@ pub(super) fn load_orphans(memory: &SharedMemory) -> Option<BTreeSet<InodeNumber
     Some(found)
 }
 
-fn count(memory: &SharedMemory, part: usize) -> u32 {
-    memory.atomic_u32(ORPHANS_AT + part * PART_BYTES).load(Ordering::Acquire)
+fn part_count(memory: &SharedMemory, part: usize) -> u32 {
+    memory.atomic_u32(ORPHAN_TABLE_OFFSET + part * PART_BYTES).load(Ordering::Acquire)
 }
 
-fn set_count(memory: &SharedMemory, part: usize, count: u32) {
-    memory.atomic_u32(ORPHANS_AT + part * PART_BYTES).store(count, Ordering::Release);
+fn set_part_count(memory: &SharedMemory, part: usize, count: u32) {
+    memory.atomic_u32(ORPHAN_TABLE_OFFSET + part * PART_BYTES).store(count, Ordering::Release);
 }
 
 fn entry_offset(part: usize, nth: u32) -> usize {
-    ORPHANS_AT + part * PART_BYTES + (nth as usize + 1) * 4
+    ORPHAN_TABLE_OFFSET + part * PART_BYTES + (nth as usize + 1) * 4
 }
 
 impl OrphanTable {
     /// Opens the table for the first worker of a mount, or for a successor.
     pub(super) fn new(memory: &SharedMemory, is_first: bool) -> Self {
-        let filled = memory.atomic_u64(ORPHAN_PART_AT).load(Ordering::Acquire) as usize & 1;
+        let filled = memory.atomic_u64(ORPHAN_PART_OFFSET).load(Ordering::Acquire) as usize & 1;
         let (there, turned_at, repeats) = (HashSet::new(), None, !is_first);
         Self(Mutex::new(OrphanState {
             current_part: filled,
             present: there,
-            switch_at: SWITCH_AFTER,
+            switch_at: INSERTS_BEFORE_SWITCH,
             switched_at: turned_at,
             is_replaying: repeats,
         }))
@@ -92,35 +92,35 @@ impl OrphanTable {
         inode: InodeNumber,
         others: &dyn Fn() -> Vec<InodeNumber>,
     ) {
-        let mut known = self.known();
+        let mut known = self.lock_state();
         if !known.present.insert(inode.0) {
             return;
         }
         if !known.is_replaying
             && known.switched_at.is_none()
-            && count(memory, known.current_part) >= known.switch_at
+            && part_count(memory, known.current_part) >= known.switch_at
         {
             known.switch_parts(memory, number, others);
             known.present.insert(inode.0);
         }
-        push(memory, known.current_part, inode.0);
+        append_inode(memory, known.current_part, inode.0);
     }
 
     /// Handles that the disk has accepted all changes up to `number`.
-    pub(super) fn on_chain_accepted(&self, memory: &SharedMemory, number: u64) {
-        let mut known = self.known();
+    pub(super) fn clear_superseded_part(&self, memory: &SharedMemory, number: u64) {
+        let mut known = self.lock_state();
         if known.switched_at.is_some_and(|turned_at| turned_at <= number) {
             known.switched_at = None;
-            set_count(memory, 1 - known.current_part, 0);
+            set_part_count(memory, 1 - known.current_part, 0);
         }
     }
 
     /// Ends the replay of the predecessor's requests.
     pub(super) fn end_replay(&self) {
-        self.known().is_replaying = false;
+        self.lock_state().is_replaying = false;
     }
 
-    fn known(&self) -> MutexGuard<'_, OrphanState> {
+    fn lock_state(&self) -> MutexGuard<'_, OrphanState> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -135,7 +135,7 @@ impl OrphanState {
     ) {
         self.switched_at = Some(number);
         let next = 1 - self.current_part;
-        if count(memory, next) != 0 {
+        if part_count(memory, next) != 0 {
             // An earlier worker has switched.
             return;
         }
@@ -143,23 +143,23 @@ impl OrphanState {
         // No reader uses that part before it is filled.
         for inode in others() {
             if self.present.insert(inode.0) {
-                push(memory, next, inode.0);
+                append_inode(memory, next, inode.0);
             }
         }
-        memory.atomic_u64(ORPHAN_PART_AT).store(next as u64, Ordering::Release);
+        memory.atomic_u64(ORPHAN_PART_OFFSET).store(next as u64, Ordering::Release);
         self.current_part = next;
-        self.switch_at = count(memory, next).saturating_add(SWITCH_AFTER);
+        self.switch_at = part_count(memory, next).saturating_add(INSERTS_BEFORE_SWITCH);
     }
 }
 
 /// Appends an inode to a part.
-fn push(memory: &SharedMemory, part: usize, inode: u32) {
-    match count(memory, part) {
-        OVERFLOW => {}
-        count if count >= PART_CAPACITY => set_count(memory, part, OVERFLOW),
+fn append_inode(memory: &SharedMemory, part: usize, inode: u32) {
+    match part_count(memory, part) {
+        OVERFLOW_COUNT => {}
+        count if count >= MAX_PART_INODES => set_part_count(memory, part, OVERFLOW_COUNT),
         count => {
             memory.atomic_u32(entry_offset(part, count)).store(inode, Ordering::Relaxed);
-            set_count(memory, part, count + 1);
+            set_part_count(memory, part, count + 1);
         }
     }
 }
@@ -172,13 +172,13 @@ mod tests {
 
     use super::*;
 
-    fn others(all: &HashSet<u32>) -> impl Fn() -> Vec<InodeNumber> {
+    fn orphan_lister(all: &HashSet<u32>) -> impl Fn() -> Vec<InodeNumber> {
         || all.iter().copied().map(InodeNumber).collect()
     }
 
     /// A model volume: orphans in memory, orphans on the disk, and changes on their way to it.
     #[derive(Default)]
-    struct Model {
+    struct ModelVolume {
         memory: HashSet<u32>,
         disk: HashSet<u32>,
         /// Changes that make an inode an orphan (true) or delete it (false).
@@ -186,11 +186,16 @@ mod tests {
         number: u64,
     }
 
-    impl Model {
-        fn change(&mut self, log: &OrphanTable, memory: &SharedMemory, (dies, inode): (bool, u32)) {
+    impl ModelVolume {
+        fn apply_change(
+            &mut self,
+            log: &OrphanTable,
+            memory: &SharedMemory,
+            (dies, inode): (bool, u32),
+        ) {
             self.number += 1;
             if dies {
-                log.add(memory, self.number, InodeNumber(inode), &others(&self.memory));
+                log.add(memory, self.number, InodeNumber(inode), &orphan_lister(&self.memory));
                 self.memory.insert(inode);
             } else {
                 self.memory.remove(&inode);
@@ -199,7 +204,13 @@ mod tests {
 
         /// The disk accepts the first `count` changes. The last `untold` of the queue are not
         /// replayed yet.
-        fn take(&mut self, log: &OrphanTable, memory: &SharedMemory, count: usize, untold: usize) {
+        fn accept_changes(
+            &mut self,
+            log: &OrphanTable,
+            memory: &SharedMemory,
+            count: usize,
+            untold: usize,
+        ) {
             for (dies, inode) in self.changes.drain(..count) {
                 if dies {
                     self.disk.insert(inode)
@@ -207,45 +218,45 @@ mod tests {
                     self.disk.remove(&inode)
                 };
             }
-            log.on_chain_accepted(memory, self.number - (self.changes.len() - untold) as u64);
-            self.is_known(memory);
+            log.clear_superseded_part(memory, self.number - (self.changes.len() - untold) as u64);
+            self.assert_disk_orphans_recorded(memory);
         }
 
-        fn is_known(&self, memory: &SharedMemory) {
+        fn assert_disk_orphans_recorded(&self, memory: &SharedMemory) {
             let known = load_orphans(memory).unwrap();
             assert!(self.disk.iter().all(|inode| known.contains(&InodeNumber(*inode))));
         }
     }
 
     #[test]
-    fn what_has_no_name_on_the_disk_is_known_after_any_death() {
+    fn orphans_on_disk_are_recorded_after_worker_death() {
         let memory = super::super::create_memory().unwrap();
-        let (mut random, mut model) = (Random::new(3), Model::default());
+        let (mut random, mut model) = (Random::new(3), ModelVolume::default());
         let mut log = OrphanTable::new(&memory, true);
         for _ in 0..200_000 {
             let dies = model.memory.len() < 300 || random.once_in(2);
             let any = || model.memory.iter().next().copied().unwrap_or(1);
-            let change = (dies, if dies { 12 + random.below(100_000) as u32 } else { any() });
-            model.change(&log, &memory, change);
+            let change = (dies, if dies { 12 + random.next_below(100_000) as u32 } else { any() });
+            model.apply_change(&log, &memory, change);
             model.changes.push_back(change);
             if random.once_in(60) {
-                let count = random.below(model.changes.len() as u64 + 1) as usize / 4;
-                model.take(&log, &memory, count, 0);
+                let count = random.next_below(model.changes.len() as u64 + 1) as usize / 4;
+                model.accept_changes(&log, &memory, count, 0);
             }
             if random.once_in(3000) {
                 // The worker dies, and its successor replays the changes that the disk does not
                 // have.
-                model.is_known(&memory);
+                model.assert_disk_orphans_recorded(&memory);
                 log = OrphanTable::new(&memory, false);
                 (model.memory, model.number) = (model.disk.clone(), 0);
                 let again: Vec<_> = model.changes.iter().copied().collect();
                 let dies_during_replay = random.once_in(3);
                 for (nth, change) in again.iter().enumerate() {
-                    model.change(&log, &memory, *change);
+                    model.apply_change(&log, &memory, *change);
                     if random.once_in(60) {
                         let count = random
-                            .below((nth + 1 - (again.len() - model.changes.len())) as u64 + 1);
-                        model.take(&log, &memory, count as usize, again.len() - nth - 1);
+                            .next_below((nth + 1 - (again.len() - model.changes.len())) as u64 + 1);
+                        model.accept_changes(&log, &memory, count as usize, again.len() - nth - 1);
                     }
                 }
                 if !dies_during_replay {
@@ -256,37 +267,37 @@ mod tests {
         log.end_replay();
         for _ in 0..4 {
             let count = model.changes.len();
-            model.take(&log, &memory, count, 0);
-            for inode in 0..2 * SWITCH_AFTER {
+            model.accept_changes(&log, &memory, count, 0);
+            for inode in 0..2 * INSERTS_BEFORE_SWITCH {
                 let change = (true, 200_000 + inode);
-                model.change(&log, &memory, change);
-                model.change(&log, &memory, (false, change.1));
+                model.apply_change(&log, &memory, change);
+                model.apply_change(&log, &memory, (false, change.1));
                 model.changes.extend([change, (false, change.1)]);
             }
         }
-        let most = model.memory.len() + 6 * SWITCH_AFTER as usize;
+        let most = model.memory.len() + 6 * INSERTS_BEFORE_SWITCH as usize;
         assert!(load_orphans(&memory).unwrap().len() <= most, "what has gone is forgotten");
     }
 
     #[test]
-    fn more_than_there_is_room_for_are_said_to_be_more() {
+    fn orphan_table_overflow_is_reported() {
         let memory = super::super::create_memory().unwrap();
         let log = OrphanTable::new(&memory, true);
         let nothing = HashSet::new();
         // Nothing is accepted meanwhile, so that no part can be cleared.
-        for inode in 0..2 * PART_CAPACITY + 2 {
-            log.add(&memory, u64::from(inode) + 1, InodeNumber(inode), &others(&nothing));
+        for inode in 0..2 * MAX_PART_INODES + 2 {
+            log.add(&memory, u64::from(inode) + 1, InodeNumber(inode), &orphan_lister(&nothing));
         }
         assert_eq!(load_orphans(&memory), None);
         // The disk accepts all of that, and few orphans are left.
-        let number = u64::from(2 * PART_CAPACITY + 3);
-        log.on_chain_accepted(&memory, number);
-        log.add(&memory, number + 1, InodeNumber(7), &others(&nothing));
-        log.add(&memory, number + 2, InodeNumber(u32::MAX), &others(&nothing));
-        log.on_chain_accepted(&memory, number + 2);
+        let number = u64::from(2 * MAX_PART_INODES + 3);
+        log.clear_superseded_part(&memory, number);
+        log.add(&memory, number + 1, InodeNumber(7), &orphan_lister(&nothing));
+        log.add(&memory, number + 2, InodeNumber(u32::MAX), &orphan_lister(&nothing));
+        log.clear_superseded_part(&memory, number + 2);
         assert_eq!(load_orphans(&memory), Some([InodeNumber(7), InodeNumber(u32::MAX)].into()));
         // The count of a hostile worker.
-        set_count(&memory, 0, PART_CAPACITY + 1);
+        set_part_count(&memory, 0, MAX_PART_INODES + 1);
         assert_eq!(load_orphans(&memory), None);
     }
 }

@@ -13,8 +13,8 @@ use std::time::{Duration, Instant};
 use draconis_device::{LockMode, try_lock_file};
 
 use super::{
-    CLOSE_WAIT, StartMessage, StoreReply, StoreRequest, error_message, receive, send, store_socket,
-    url_socket, wait_for_exit,
+    STORE_CLOSE_TIMEOUT, StartMessage, StoreReply, StoreRequest, io_error_message, receive_message,
+    send_message, store_socket, url_socket, wait_for_exit,
 };
 use crate::remote_disk::{
     RemoteCredentials, RemoteDiskRequest, open_lock_file, owner_id_of, parse_url,
@@ -23,7 +23,7 @@ use crate::remote_disk::{
 /// Timeout for a store to be released whose last mount is just ending.
 const RELEASE_TIMEOUT: Duration = Duration::from_secs(10);
 /// Retry interval meanwhile.
-const TRY_EVERY: Duration = Duration::from_millis(5);
+const CONNECT_RETRY_INTERVAL: Duration = Duration::from_millis(5);
 
 /// The socket of a store keeper, and its start parameters.
 pub(super) struct ConnectPlan {
@@ -46,12 +46,12 @@ impl ConnectPlan {
         let writable = File::options().read(true).write(true).open(store);
         let note = match &writable {
             Err(error) if !read_only => {
-                Some(format!("read-only: {shown}: {}", error_message(error)))
+                Some(format!("read-only: {shown}: {}", io_error_message(error)))
             }
             _ => None,
         };
         let file = writable.or_else(|_| File::open(store));
-        let claim = file.map_err(|error| format!("{shown}: {}", error_message(&error)))?;
+        let claim = file.map_err(|error| format!("{shown}: {}", io_error_message(&error)))?;
         Ok((Self { socket, claim, start: StartMessage::File, environment: None }, note))
     }
 
@@ -68,7 +68,7 @@ impl ConnectPlan {
         let is_read = read_only && UnixStream::connect(&writers).is_err();
         let name = if is_read { format!("{address} to read") } else { address.to_owned() };
         let claim = open_lock_file(sockets, &name).map_err(|error| {
-            format!("{address}: no claim can be made: {}", error_message(&error))
+            format!("{address}: no claim can be made: {}", io_error_message(&error))
         })?;
         let socket = if is_read { url_socket(sockets, &name) } else { writers };
         let start = StartMessage::Elsewhere(RemoteDiskRequest {
@@ -89,8 +89,11 @@ impl ConnectPlan {
             let found = match UnixStream::connect(&self.socket) {
                 Err(_) if try_lock_file(&self.claim, LockMode::Exclusive).is_ok() => {
                     // The new store keeper has the claim from now on.
-                    let started = self.start().map_err(|error| {
-                        format!("cannot start a process for the store: {}", error_message(&error))
+                    let started = self.spawn_store_keeper().map_err(|error| {
+                        format!(
+                            "cannot start a process for the store: {}",
+                            io_error_message(&error)
+                        )
                     });
                     Some(started?)
                 }
@@ -98,15 +101,15 @@ impl ConnectPlan {
             };
             // A store keeper that is just ending does not answer.
             if let Some(found) = found
-                && send(&found, &StoreRequest::Hello, &[]).is_ok()
-                && let Ok((answer, _)) = receive(&found)
+                && send_message(&found, &StoreRequest::Hello, &[]).is_ok()
+                && let Ok((answer, _)) = receive_message(&found)
             {
                 let why = match answer {
                     StoreReply::Number(_) => return Ok(found),
                     StoreReply::Refused(why) => why,
                 };
                 // The caller may want to use the store at once.
-                wait_for_exit(&found, Some(CLOSE_WAIT));
+                wait_for_exit(&found, Some(STORE_CLOSE_TIMEOUT));
                 // Messages about remote stores contain the URL.
                 let is_named = parse_url(store).is_some();
                 return Err(if is_named { why } else { format!("{shown}: {why}") });
@@ -114,12 +117,12 @@ impl ConnectPlan {
             if Instant::now() > until {
                 return Err(format!("{shown} is in use by another mount or tool"));
             }
-            std::thread::sleep(TRY_EVERY);
+            std::thread::sleep(CONNECT_RETRY_INTERVAL);
         }
     }
 
     /// Starts a store keeper for the claimed store; returns a connection to it.
-    fn start(&self) -> std::io::Result<UnixStream> {
+    fn spawn_store_keeper(&self) -> std::io::Result<UnixStream> {
         if let Some(dir) = self.socket.parent() {
             std::fs::create_dir_all(dir)?;
         }
@@ -139,7 +142,7 @@ impl ConnectPlan {
             .stdout(Stdio::null())
             .spawn()?;
         std::thread::spawn(move || child.wait());
-        send(&ours, &self.start, &[listener.as_fd(), self.claim.as_fd()])?;
+        send_message(&ours, &self.start, &[listener.as_fd(), self.claim.as_fd()])?;
         UnixStream::connect(&self.socket)
     }
 }

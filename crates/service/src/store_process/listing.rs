@@ -31,9 +31,9 @@ pub struct ObjectEntry {
 ///
 /// # Errors
 /// The store's error.
-pub fn list(store: &Arc<Store>) -> draconis_objects::Result<Vec<ObjectEntry>> {
+pub fn list_objects(store: &Arc<Store>) -> draconis_objects::Result<Vec<ObjectEntry>> {
     let mut disks: HashMap<ObjectId, Vec<DiskInfo>> = HashMap::new();
-    for disk in store.disks()? {
+    for disk in store.list_disks()? {
         disks.entry(disk.id).or_default().push(disk);
     }
     let listed = |(id, len_bytes): (ObjectId, u64)| {
@@ -50,7 +50,7 @@ pub fn list(store: &Arc<Store>) -> draconis_objects::Result<Vec<ObjectEntry>> {
 ///
 /// # Errors
 /// The reason of a refusal, or that the list is invalid.
-pub(crate) fn receive(pipe: OwnedFd) -> Result<Vec<ObjectEntry>, String> {
+pub(crate) fn receive_listing(pipe: OwnedFd) -> Result<Vec<ObjectEntry>, String> {
     let mut text = vec![];
     let read = std::fs::File::from(pipe).take(MAX_LIST_BYTES).read_to_end(&mut text);
     read.map_err(|error| crate::error_text(&error))?;
@@ -59,10 +59,10 @@ pub(crate) fn receive(pipe: OwnedFd) -> Result<Vec<ObjectEntry>, String> {
 }
 
 /// Writes a list for [`receive`] in a thread, since the reader may be slow.
-pub(super) fn send(store: &Arc<Store>, pipe: OwnedFd) -> std::io::Result<()> {
+pub(super) fn send_listing(store: &Arc<Store>, pipe: OwnedFd) -> std::io::Result<()> {
     let store = store.clone();
     std::thread::Builder::new().name("list".into()).spawn(move || {
-        let told = list(&store).map_err(|error| error.to_string());
+        let told = list_objects(&store).map_err(|error| error.to_string());
         drop(store);
         // Fails only if the reader has closed it.
         if let Ok(text) = serde_json::to_vec(&told) {

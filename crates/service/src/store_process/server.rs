@@ -7,67 +7,68 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use draconis_device::{Disk, FileOptions, OpenedFile, serve};
+use draconis_device::{Disk, FileOptions, OpenedFile, serve_remote_disk};
 use draconis_exchange::channel::session::{Session, accept, accept_as_host};
 use draconis_exchange::contract::disk;
 use draconis_exchange::descriptors;
-use draconis_objects::{ObjectDisk, OpenOptions, SNAPSHOT_MARK, Store};
+use draconis_objects::{ObjectDisk, OpenOptions, SNAPSHOT_SEPARATOR, Store};
 use rustix::net::RecvFlags;
 
 use super::{
-    ATTACH, ATTACH_READ_ONLY, CHANGE, DISK_LANES, DONE, DiskCommand, LIST, MESSAGE_BYTES,
-    NO_TIMEOUT, OPEN, OPEN_READ_ONLY, OPEN_REMOTE, POLL_CHANGE, REFUSED, WAIT_DETACHED,
+    DISK_LANES, DiskCommand, MAX_MESSAGE_BYTES, NO_TIMEOUT, REPLY_DONE, REPLY_REFUSED,
+    REQUEST_ATTACH, REQUEST_ATTACH_READ_ONLY, REQUEST_COMMAND, REQUEST_LIST, REQUEST_OPEN,
+    REQUEST_OPEN_READ_ONLY, REQUEST_OPEN_REMOTE, REQUEST_POLL_COMMAND, REQUEST_WAIT_DETACHED,
     open_session_disk,
 };
 use crate::accepted_mark::AcceptedMarkDisk;
-use crate::sandbox::{SandboxProfile, close_others, confine};
+use crate::sandbox::{SandboxProfile, close_other_fds, confine};
 
 /// Timeout for a session's hello, which the starter has sent already.
-const HELLO_WAIT: Duration = Duration::from_secs(10);
+const HELLO_TIMEOUT: Duration = Duration::from_secs(10);
 /// Timeout for ending a disk whose worker is dead.
-const END_WAIT: Duration = Duration::from_secs(20);
+const DETACH_TIMEOUT: Duration = Duration::from_secs(20);
 /// Timeout of one poll for a command's end, so that other requests are answered meanwhile.
-const CHANGE_WAIT: Duration = Duration::from_millis(200);
+const COMMAND_POLL_TIMEOUT: Duration = Duration::from_millis(200);
 /// Maximum number of disks served at once: each takes threads and memory.
-const MAX_DISKS: usize = 64;
+const MAX_ATTACHED_DISKS: usize = 64;
 
 /// Runs the store process until its starter has ended and no disk is served. `memory_limit_bytes`
 /// bounds its private memory.
 ///
 /// # Errors
 /// A message if it was not started by a store keeper, or cannot be confined.
-pub fn run(memory_limit_bytes: Option<u64>) -> Result<(), String> {
+pub fn run_store_process(memory_limit_bytes: Option<u64>) -> Result<(), String> {
     let control = std::io::stdin().as_fd().try_clone_to_owned();
     let control = control.map_err(|error| error.to_string())?;
     let not_started = "a process of a store is started by a store keeper; see draconis-mount(1)";
-    let (how, mut fds) = receive(&control).ok_or(not_started)?;
+    let (how, mut fds) = receive_request(&control).ok_or(not_started)?;
     let (Some(store), true) = (fds.pop(), fds.is_empty()) else { return Err(not_started.into()) };
-    close_others(&[control.as_fd(), store.as_fd()]);
+    close_other_fds(&[control.as_fd(), store.as_fd()]);
     std::panic::set_hook(Box::new(|panic| {
         let _ = writeln!(std::io::stderr(), "draconis: store {}: {panic}", std::process::id());
         std::process::exit(70);
     }));
     let below = match how[..] {
-        [OPEN] => StoreBackend::file(store, true)?,
-        [OPEN_READ_ONLY] => StoreBackend::file(store, false)?,
-        [OPEN_REMOTE] => {
-            let session = accept(&store, Instant::now() + HELLO_WAIT);
+        [REQUEST_OPEN] => StoreBackend::from_file(store, true)?,
+        [REQUEST_OPEN_READ_ONLY] => StoreBackend::from_file(store, false)?,
+        [REQUEST_OPEN_REMOTE] => {
+            let session = accept(&store, Instant::now() + HELLO_TIMEOUT);
             StoreBackend::Served(session.map_err(|lost| lost.to_string())?)
         }
         _ => return Err(not_started.into()),
     };
     confine(&SandboxProfile::Store, memory_limit_bytes).map_err(|error| error.to_string())?;
-    let store = match below.open() {
+    let store = match below.open_store() {
         Ok(store) => store,
         Err(error) => {
-            answer(&control, Err(error.to_string()));
+            send_reply(&control, Err(error.to_string()));
             return Ok(());
         }
     };
     let serving = StoreServer { store, disks: Arc::default(), changes: Arc::default() };
-    answer(&control, Ok(0));
-    while let Some((question, fds)) = receive(&control) {
-        answer(&control, serving.dispatch(&question, fds));
+    send_reply(&control, Ok(0));
+    while let Some((question, fds)) = receive_request(&control) {
+        send_reply(&control, serving.handle_request(&question, fds));
     }
     serving.close();
     Ok(())
@@ -84,14 +85,14 @@ enum StoreBackend {
 }
 
 impl StoreBackend {
-    fn file(store: OwnedFd, write: bool) -> Result<Self, String> {
+    fn from_file(store: OwnedFd, write: bool) -> Result<Self, String> {
         // No io_uring: the seccomp filter cannot see operations of a ring.
         let options = FileOptions { write, direct: true, uring: false };
         let file = OpenedFile::new(store, options).map_err(|error| error.to_string())?;
         Ok(Self::File { file, read_only: !write })
     }
 
-    fn open(self) -> Result<Arc<Store>, draconis_objects::Error> {
+    fn open_store(self) -> Result<Arc<Store>, draconis_objects::Error> {
         let (disk, read_only): (Arc<dyn Disk>, bool) = match self {
             Self::File { file, read_only } => (Arc::new(file.start()), read_only),
             Self::Served(session) => {
@@ -105,9 +106,9 @@ impl StoreBackend {
 }
 
 /// Receives one whole message; `None` if the peer is gone.
-fn receive(control: &OwnedFd) -> Option<(Vec<u8>, Vec<OwnedFd>)> {
-    let mut bytes = vec![0; MESSAGE_BYTES];
-    let got = descriptors::receive(control, &mut bytes, RecvFlags::empty()).ok()?;
+fn receive_request(control: &OwnedFd) -> Option<(Vec<u8>, Vec<OwnedFd>)> {
+    let mut bytes = vec![0; MAX_MESSAGE_BYTES];
+    let got = descriptors::receive_with_fds(control, &mut bytes, RecvFlags::empty()).ok()?;
     if got.len == 0 {
         return None;
     }
@@ -117,15 +118,19 @@ fn receive(control: &OwnedFd) -> Option<(Vec<u8>, Vec<OwnedFd>)> {
 }
 
 /// Replies. If the starter is gone, the next receive detects it.
-fn answer(control: &OwnedFd, answer: Result<u64, String>) {
+fn send_reply(control: &OwnedFd, answer: Result<u64, String>) {
     let bytes = match &answer {
-        Ok(number) => [&[DONE], &number.to_le_bytes()[..]].concat(),
+        Ok(number) => [&[REPLY_DONE], &number.to_le_bytes()[..]].concat(),
         Err(said) => {
             let text = said.as_bytes();
-            [&[REFUSED], text.get(..text.len().min(MESSAGE_BYTES - 1)).unwrap_or_default()].concat()
+            [
+                &[REPLY_REFUSED],
+                text.get(..text.len().min(MAX_MESSAGE_BYTES - 1)).unwrap_or_default(),
+            ]
+            .concat()
         }
     };
-    let _ = descriptors::send(control, &bytes, &[]);
+    let _ = descriptors::send_with_fds(control, &bytes, &[]);
 }
 
 /// The store and the attached disks.
@@ -157,23 +162,26 @@ struct AttachedDiskState {
 }
 
 impl StoreServer {
-    fn dispatch(&self, question: &[u8], mut fds: Vec<OwnedFd>) -> Result<u64, String> {
+    fn handle_request(&self, question: &[u8], mut fds: Vec<OwnedFd>) -> Result<u64, String> {
         match (question.split_first(), fds.pop(), fds.is_empty()) {
-            (Some((how @ (&ATTACH | &ATTACH_READ_ONLY), name)), Some(socket), true) => {
-                self.attach(name, *how == ATTACH_READ_ONLY, &socket)
-            }
-            (Some((&WAIT_DETACHED, number)), None, true) => {
+            (
+                Some((how @ (&REQUEST_ATTACH | &REQUEST_ATTACH_READ_ONLY), name)),
+                Some(socket),
+                true,
+            ) => self.attach(name, *how == REQUEST_ATTACH_READ_ONLY, &socket),
+            (Some((&REQUEST_WAIT_DETACHED, number)), None, true) => {
                 let number = number.try_into().map_err(|_| UNKNOWN_REQUEST)?;
                 self.wait_detached(u64::from_le_bytes(number))
             }
-            (Some((&LIST, [])), Some(pipe), true) => {
-                super::listing::send(&self.store, pipe).map_err(|error| error.to_string())?;
+            (Some((&REQUEST_LIST, [])), Some(pipe), true) => {
+                super::listing::send_listing(&self.store, pipe)
+                    .map_err(|error| error.to_string())?;
                 Ok(0)
             }
-            (Some((&CHANGE, text)), None, true) => self.change(text),
-            (Some((&POLL_CHANGE, number)), None, true) => {
+            (Some((&REQUEST_COMMAND, text)), None, true) => self.start_command(text),
+            (Some((&REQUEST_POLL_COMMAND, number)), None, true) => {
                 let number = number.try_into().map_err(|_| UNKNOWN_REQUEST)?;
-                self.poll_change(u64::from_le_bytes(number))
+                self.poll_command(u64::from_le_bytes(number))
             }
             _ => Err(UNKNOWN_REQUEST.into()),
         }
@@ -181,18 +189,20 @@ impl StoreServer {
 
     fn attach(&self, name: &[u8], read_only: bool, socket: &OwnedFd) -> Result<u64, String> {
         let shown = name.escape_ascii();
-        if name.contains(&SNAPSHOT_MARK) && !read_only {
+        if name.contains(&SNAPSHOT_SEPARATOR) && !read_only {
             return Err(format!("{shown} is a snapshot, and read-only: mount it with -o ro"));
         }
         let disk = self.store.disk_named(name).map_err(|error| error.to_string())?;
         let disk = if read_only { disk.read_only() } else { disk };
-        let until = Instant::now() + HELLO_WAIT;
+        let until = Instant::now() + HELLO_TIMEOUT;
         let session = accept_as_host(socket, until).map_err(|error| error.to_string())?;
         let mark = Arc::new(AtomicU64::new(0));
         let mut disks = lock(&self.disks.all);
         let mut living = disks.values().filter(|other| !other.has_ended);
-        if living.clone().count() >= MAX_DISKS {
-            return Err(format!("{MAX_DISKS} disks of the store are in use: unmount one first"));
+        if living.clone().count() >= MAX_ATTACHED_DISKS {
+            return Err(format!(
+                "{MAX_ATTACHED_DISKS} disks of the store are in use: unmount one first"
+            ));
         }
         let is_shared = |other: &AttachedDiskState| other.read_only && read_only;
         if living.any(|other| other.name == name && !is_shared(other)) {
@@ -217,7 +227,7 @@ impl StoreServer {
     }
 
     /// Starts a command; returns its number.
-    fn change(&self, text: &[u8]) -> Result<u64, String> {
+    fn start_command(&self, text: &[u8]) -> Result<u64, String> {
         let change: DiskCommand = serde_json::from_slice(text).map_err(|_| UNKNOWN_REQUEST)?;
         let mut all = lock(&self.changes.all);
         let number = all.last_key_value().map_or(0, |(last, _)| *last) + 1;
@@ -236,12 +246,15 @@ impl StoreServer {
     }
 
     /// Returns 0 once a command has ended, and forgets it; 1 while it runs.
-    fn poll_change(&self, number: u64) -> Result<u64, String> {
+    fn poll_command(&self, number: u64) -> Result<u64, String> {
         let goes_on = |all: &mut BTreeMap<u64, Option<Result<(), String>>>| {
             matches!(all.get(&number), Some(None))
         };
-        let waited =
-            self.changes.ended.wait_timeout_while(lock(&self.changes.all), CHANGE_WAIT, goes_on);
+        let waited = self.changes.ended.wait_timeout_while(
+            lock(&self.changes.all),
+            COMMAND_POLL_TIMEOUT,
+            goes_on,
+        );
         let (mut all, timeout) = waited.unwrap_or_else(PoisonError::into_inner);
         if timeout.timed_out() {
             return Ok(1);
@@ -258,7 +271,7 @@ impl StoreServer {
         let is_served = |disks: &mut BTreeMap<u64, AttachedDiskState>| {
             disks.get(&number).is_some_and(|served| !served.has_ended)
         };
-        let waited = self.disks.ended.wait_timeout_while(disks, END_WAIT, is_served);
+        let waited = self.disks.ended.wait_timeout_while(disks, DETACH_TIMEOUT, is_served);
         let (mut disks, timeout) = waited.unwrap_or_else(PoisonError::into_inner);
         if timeout.timed_out() {
             return Err(format!("disk {number} is still served"));
@@ -293,7 +306,7 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
 fn serve_disk(disk: &AcceptedMarkDisk<ObjectDisk>, session: &Arc<Session>) {
     let ends: Vec<_> =
         (0..DISK_LANES).filter_map(|lane| session.server::<disk::Disk>(lane)).collect();
-    if let Err(lost) = serve(disk, ends, NO_TIMEOUT) {
+    if let Err(lost) = serve_remote_disk(disk, ends, NO_TIMEOUT) {
         log::debug!("a disk of a store was closed: {lost}");
     }
 }

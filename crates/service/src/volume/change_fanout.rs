@@ -18,7 +18,7 @@ pub(super) struct ChangeFanout {
 impl ChangeFanout {
     /// Notifies a client from now on, until its channel is closed.
     pub(super) fn add_client(&self, client: ChangeNotifier) {
-        let mut clients = self.clients();
+        let mut clients = self.lock_clients();
         clients.retain(ChangeNotifier::is_open);
         clients.push(client);
     }
@@ -28,7 +28,7 @@ impl ChangeFanout {
         let _ = self.next.set(witness);
     }
 
-    fn clients(&self) -> MutexGuard<'_, Vec<ChangeNotifier>> {
+    fn lock_clients(&self) -> MutexGuard<'_, Vec<ChangeNotifier>> {
         self.clients.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -38,19 +38,19 @@ impl ChangeRecorder for ChangeFanout {
         if let Some(next) = self.next.get() {
             next.record_change(number, made);
         }
-        self.clients().retain(ChangeNotifier::notify_change);
+        self.lock_clients().retain(ChangeNotifier::notify_change);
     }
 
     fn record_partial_failure(&self) {
         if let Some(next) = self.next.get() {
             next.record_partial_failure();
         }
-        self.clients().retain(ChangeNotifier::notify_change);
+        self.lock_clients().retain(ChangeNotifier::notify_change);
     }
 
-    fn accepted_through(&self, number: u64) {
+    fn record_accepted_through(&self, number: u64) {
         if let Some(next) = self.next.get() {
-            next.accepted_through(number);
+            next.record_accepted_through(number);
         }
     }
 

@@ -16,7 +16,7 @@ use draconis_exchange::heap::Block;
 use draconis_exchange::injected_fault::{CRASHING_NAME, InjectedFault};
 use draconis_ext::{Cookie, InodeNumber, NewNode, RenameMode, Volume, Whiteout, XattrSet};
 
-use super::{VolumeTree, inode, refusal};
+use super::{VolumeTree, inode_of_node, log_and_get_refusal};
 
 /// Xattr of the ACL for new nodes in a directory. Where it exists, the umask is ignored.
 const DEFAULT_ACL: &[u8] = b"system.posix_acl_default";
@@ -29,20 +29,20 @@ impl DirectoryServer for VolumeTree {
         let deadly = InjectedFault::SurviveCrashingName.is_made()
             && request.name.as_bytes() == CRASHING_NAME;
         assert!(!deadly, "a name that ends its worker");
-        let parent = inode(request.parent)?;
+        let parent = inode_of_node(request.parent)?;
         let found = match request.name.as_bytes() {
             b"." => self.resolve_node(parent)?,
-            name => self.volume.lookup(parent, name).map_err(refusal)?,
+            name => self.volume.lookup(parent, name).map_err(log_and_get_refusal)?,
         };
         self.attributes(found)
     }
 
     fn get_attributes(&self, request: &mut GetAttributes) -> Result<Attributes, Refusal> {
-        self.attributes(inode(request.node)?)
+        self.attributes(inode_of_node(request.node)?)
     }
 
     fn enumerate(&self, request: &mut Enumerate) -> Result<u32, Refusal> {
-        let len = self.list(request)?;
+        let len = self.list_directory(request)?;
         if !request.no_atime && !self.no_directory_atime {
             self.record_access(request.node);
         }
@@ -50,19 +50,21 @@ impl DirectoryServer for VolumeTree {
     }
 
     fn read_link(&self, request: &mut ReadLink) -> Result<u32, Refusal> {
-        let target = self.volume.read_link(inode(request.node)?).map_err(refusal)?;
+        let target =
+            self.volume.read_link(inode_of_node(request.node)?).map_err(log_and_get_refusal)?;
         let len = copy_to_buffer(&mut request.buffer, &target)?;
         self.record_access(request.node);
         Ok(len)
     }
 
     fn get_xattr(&self, request: &mut GetXattr) -> Result<u32, Refusal> {
-        let value = self.volume.xattr(inode(request.node)?, request.name.as_bytes());
-        copy_to_buffer(&mut request.buffer, &value.map_err(refusal)?)
+        let value = self.volume.xattr(inode_of_node(request.node)?, request.name.as_bytes());
+        copy_to_buffer(&mut request.buffer, &value.map_err(log_and_get_refusal)?)
     }
 
     fn list_xattr(&self, request: &mut ListXattr) -> Result<u32, Refusal> {
-        let names = self.volume.xattr_names(inode(request.node)?).map_err(refusal)?;
+        let names =
+            self.volume.xattr_names(inode_of_node(request.node)?).map_err(log_and_get_refusal)?;
         let list: Vec<u8> = names.iter().flat_map(|name| [&name[..], b"\0"].concat()).collect();
         copy_to_buffer(&mut request.buffer, &list)
     }
@@ -72,24 +74,27 @@ impl DirectoryServer for VolumeTree {
         if matches!(kind, FileType::Directory | FileType::Symlink) {
             return Err(Refusal::Invalid);
         }
-        let mode = self.permissions_in(request.parent, request.mode, request.umask)?;
+        let mode = self.mode_after_umask(request.parent, request.mode, request.umask)?;
         let (uid, gid, device) = (request.uid, request.gid, request.device);
         let new = NewNode { kind, mode, uid, gid, device, target: &[] };
         self.create_node(request.parent, &request.name, &new)
     }
 
     fn create_tmpfile(&self, request: &mut CreateTmpfile) -> Result<Attributes, Refusal> {
-        let mode = self.permissions_in(request.parent, request.mode, request.umask)?;
+        let mode = self.mode_after_umask(request.parent, request.mode, request.umask)?;
         let (kind, uid, gid) = (FileType::File, request.uid, request.gid);
         let new = NewNode { kind, mode, uid, gid, device: (0, 0), target: &[] };
-        let made = self.volume.create_tmpfile(inode(request.parent)?, &new).map_err(refusal)?;
+        let made = self
+            .volume
+            .create_tmpfile(inode_of_node(request.parent)?, &new)
+            .map_err(log_and_get_refusal)?;
         self.attributes(made)
     }
 
     fn open(&self, request: &mut Open) -> Result<CacheValidity, Refusal> {
-        let node = inode(request.node)?;
+        let node = inode_of_node(request.node)?;
         if !InjectedFault::OpenFlags.is_made() {
-            self.volume.check_open(node, request.access).map_err(refusal)?;
+            self.volume.check_open(node, request.access).map_err(log_and_get_refusal)?;
         }
         let read = request.access.read;
         let listed = self.no_directory_atime && self.attributes(node)?.kind == FileType::Directory;
@@ -106,7 +111,7 @@ impl DirectoryServer for VolumeTree {
     }
 
     fn make_directory(&self, request: &mut MakeDirectory) -> Result<Attributes, Refusal> {
-        let mode = self.permissions_in(request.parent, request.mode, request.umask)?;
+        let mode = self.mode_after_umask(request.parent, request.mode, request.umask)?;
         let (kind, uid, gid) = (FileType::Directory, request.uid, request.gid);
         let new = NewNode { kind, mode, uid, gid, device: (0, 0), target: &[] };
         self.create_node(request.parent, &request.name, &new)
@@ -120,22 +125,24 @@ impl DirectoryServer for VolumeTree {
     }
 
     fn link(&self, request: &mut Link) -> Result<Attributes, Refusal> {
-        let (node, parent) = (inode(request.node)?, inode(request.parent)?);
-        self.volume.link(node, parent, request.name.as_bytes()).map_err(refusal)?;
-        self.commit_names()?;
+        let (node, parent) = (inode_of_node(request.node)?, inode_of_node(request.parent)?);
+        self.volume.link(node, parent, request.name.as_bytes()).map_err(log_and_get_refusal)?;
+        self.sync_name_change()?;
         self.attributes(node)
     }
 
     fn unlink(&self, request: &mut Unlink) -> Result<(), Refusal> {
-        let parent = inode(request.parent)?;
-        self.volume.unlink(parent, request.name.as_bytes()).map_err(refusal)?;
-        self.commit_names()
+        let parent = inode_of_node(request.parent)?;
+        self.volume.unlink(parent, request.name.as_bytes()).map_err(log_and_get_refusal)?;
+        self.sync_name_change()
     }
 
     fn remove_directory(&self, request: &mut RemoveDirectory) -> Result<(), Refusal> {
-        let parent = inode(request.parent)?;
-        self.volume.remove_directory(parent, request.name.as_bytes()).map_err(refusal)?;
-        self.commit_names()
+        let parent = inode_of_node(request.parent)?;
+        self.volume
+            .remove_directory(parent, request.name.as_bytes())
+            .map_err(log_and_get_refusal)?;
+        self.sync_name_change()
     }
 
     fn rename(&self, request: &mut Rename) -> Result<(), Refusal> {
@@ -145,7 +152,7 @@ impl DirectoryServer for VolumeTree {
             RENAME_EXCHANGE => RenameMode::Exchange,
             _ => return Err(Refusal::Invalid),
         };
-        let (from, to) = (inode(request.from)?, inode(request.to)?);
+        let (from, to) = (inode_of_node(request.from)?, inode_of_node(request.to)?);
         let (name, new_name) = (request.name.as_bytes(), request.new_name.as_bytes());
         let plain = request.flags & RENAME_WHITEOUT == 0 || InjectedFault::Whiteout.is_made();
         let renamed = if plain {
@@ -154,30 +161,30 @@ impl DirectoryServer for VolumeTree {
             let whiteout = Whiteout { uid: request.uid, gid: request.gid };
             self.volume.rename_with_whiteout(from, name, to, new_name, how, whiteout)
         };
-        renamed.map_err(refusal)?;
-        self.commit_names()
+        renamed.map_err(log_and_get_refusal)?;
+        self.sync_name_change()
     }
 
     fn set_attributes(&self, request: &mut SetAttributes) -> Result<Attributes, Refusal> {
-        let node = inode(request.node)?;
+        let node = inode_of_node(request.node)?;
         let mut change = request.change;
         if change.clear_privileges.is_some() {
-            let now = self.volume.attributes(node).map_err(refusal)?;
+            let now = self.volume.attributes(node).map_err(log_and_get_refusal)?;
             let mode = change.mode.unwrap_or(now.mode);
             let left = clear_suid_sgid(mode, now.gid, change.clear_privileges);
             if now.kind != FileType::Directory && left != mode {
                 change.mode = Some(left);
             }
         }
-        let changed = self.volume.set_attributes(node, &change).map_err(refusal)?;
-        self.commit_contents()?;
+        let changed = self.volume.set_attributes(node, &change).map_err(log_and_get_refusal)?;
+        self.sync_data_change()?;
         Ok(Attributes { node: Node(node.0.into()), ..changed })
     }
 
     fn set_flags(&self, request: &mut SetFlags) -> Result<Attributes, Refusal> {
-        let node = inode(request.node)?;
-        self.volume.set_flags(node, request.flags).map_err(refusal)?;
-        self.commit_contents()?;
+        let node = inode_of_node(request.node)?;
+        self.volume.set_flags(node, request.flags).map_err(log_and_get_refusal)?;
+        self.sync_data_change()?;
         self.attributes(node)
     }
 
@@ -190,20 +197,22 @@ impl DirectoryServer for VolumeTree {
             _ => return Err(Refusal::Invalid),
         };
         let value = copy_prefix(&request.value, request.len)?;
-        let (node, name) = (inode(request.node)?, request.name.as_bytes());
+        let (node, name) = (inode_of_node(request.node)?, request.name.as_bytes());
         let clear_setgid = request.clear_setgid && !InjectedFault::ListSetgid.is_made();
-        self.volume.set_xattr(node, name, &value, how, clear_setgid).map_err(refusal)?;
-        self.commit_contents()
+        self.volume
+            .set_xattr(node, name, &value, how, clear_setgid)
+            .map_err(log_and_get_refusal)?;
+        self.sync_data_change()
     }
 
     fn remove_xattr(&self, request: &mut RemoveXattr) -> Result<(), Refusal> {
-        let node = inode(request.node)?;
-        self.volume.remove_xattr(node, request.name.as_bytes()).map_err(refusal)?;
-        self.commit_contents()
+        let node = inode_of_node(request.node)?;
+        self.volume.remove_xattr(node, request.name.as_bytes()).map_err(log_and_get_refusal)?;
+        self.sync_data_change()
     }
 
     fn sync_volume(&self, _: &mut SyncVolume) -> Result<(), Refusal> {
-        self.sync_if_required()
+        self.sync_if_writable()
     }
 }
 
@@ -217,8 +226,8 @@ impl VolumeTree {
         if found { Ok(node) } else { Err(Refusal::NotFound) }
     }
 
-    fn list(&self, request: &mut Enumerate) -> Result<u32, Refusal> {
-        let dir = inode(request.node)?;
+    fn list_directory(&self, request: &mut Enumerate) -> Result<u32, Refusal> {
+        let dir = inode_of_node(request.node)?;
         let (cookie, with_attributes) = (Cookie(request.cookie), request.with_attributes);
         let dots = self.volume.options().lists_dots;
         let mut entries = EntryWriter::new(&mut request.buffer);
@@ -228,7 +237,7 @@ impl VolumeTree {
                 let found = match found {
                     Ok(found) => found,
                     Err(damage) => {
-                        why = Some(refusal(damage.error));
+                        why = Some(log_and_get_refusal(damage.error));
                         self.damaged_directories.add(dir);
                         return true;
                     }
@@ -254,7 +263,7 @@ impl VolumeTree {
                 }
                 fits
             })
-            .map_err(refusal)?;
+            .map_err(log_and_get_refusal)?;
         // Readable entries before and after the damage are delivered first; the error ends the
         // listing.
         match why {
@@ -271,24 +280,25 @@ impl VolumeTree {
         name: &Name,
         new: &NewNode<'_>,
     ) -> Result<Attributes, Refusal> {
-        let parent = inode(parent)?;
+        let parent = inode_of_node(parent)?;
         let mut new = *new;
         if self.directory_group {
             new.gid = self.attributes(parent)?.gid;
         }
-        let made = self.volume.create(parent, name.as_bytes(), &new).map_err(refusal)?;
-        self.commit_names()?;
+        let made =
+            self.volume.create(parent, name.as_bytes(), &new).map_err(log_and_get_refusal)?;
+        self.sync_name_change()?;
         self.attributes(made)
     }
 
     /// Returns the permission bits of a new node. The umask applies unless the directory has a
     /// default ACL.
-    fn permissions_in(&self, parent: Node, mode: u32, umask: u32) -> Result<u32, Refusal> {
+    fn mode_after_umask(&self, parent: Node, mode: u32, umask: u32) -> Result<u32, Refusal> {
         if mode & umask == 0 || InjectedFault::Umask.is_made() {
             return Ok(mode);
         }
-        let parent = inode(parent)?;
-        let has_acl = self.volume.inode(parent).map_err(refusal)?.has_xattrs()
+        let parent = inode_of_node(parent)?;
+        let has_acl = self.volume.inode(parent).map_err(log_and_get_refusal)?.has_xattrs()
             && self.volume.xattr(parent, DEFAULT_ACL).is_ok();
         Ok(if has_acl { mode } else { mode & !umask })
     }
@@ -300,11 +310,11 @@ pub(super) struct DamagedDirectories(Mutex<HashSet<InodeNumber>>);
 
 impl DamagedDirectories {
     /// Maximum number of directories.
-    const MAX: usize = 4096;
+    const MAX_DIRECTORIES: usize = 4096;
 
     fn add(&self, dir: InodeNumber) {
         let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if known.len() < Self::MAX {
+        if known.len() < Self::MAX_DIRECTORIES {
             known.insert(dir);
         }
     }

@@ -8,7 +8,7 @@ use draconis_exchange::contract::{AttributeChange, Attributes, Node, Refusal, cl
 use draconis_exchange::heap::SharedSlice;
 use draconis_ext::InodeNumber;
 
-use super::{VolumeTree, inode, refusal};
+use super::{VolumeTree, inode_of_node, log_and_get_refusal};
 
 /// Maximum length of one write from a buffer that is not private memory, in bytes.
 const WRITE_CHUNK_BYTES: usize = 128 << 10;
@@ -31,13 +31,14 @@ impl FileServer for VolumeFile<'_> {
         if !request.is_in_bounds() {
             return Err(Refusal::Invalid);
         }
-        let node = inode(self.node)?;
+        let node = inode_of_node(self.node)?;
         let mut done = 0;
         // The library stops before damage, and at the ends of its slices. A short result means the
         // end of the file here: the kernel would truncate there.
         while done < request.len {
             let (at, left) = (request.offset + u64::from(done), request.len - done);
-            let piece = self.tree.volume.read(node, at, left as usize).map_err(refusal)?;
+            let piece =
+                self.tree.volume.read(node, at, left as usize).map_err(log_and_get_refusal)?;
             if piece.is_empty() {
                 break;
             }
@@ -54,39 +55,45 @@ impl FileServer for VolumeFile<'_> {
         if !request.is_in_bounds() {
             return Err(Refusal::Invalid);
         }
-        let node = inode(self.node)?;
+        let node = inode_of_node(self.node)?;
         if request.clear_privileges {
             self.clear_privileges(node)?;
         }
         let (from, len) = (request.buffer_offset as usize, request.len as usize);
         let (volume, offset) = (&self.tree.volume, request.offset);
         let written = match (request.buffer.shared_slices(), request.buffer.bytes()) {
-            ([lent], _) if lent.len() >= from + len => {
-                volume.write_shared(node, offset, &lent.slice(from..from + len)).map_err(refusal)?
-            }
+            ([lent], _) if lent.len() >= from + len => volume
+                .write_shared(node, offset, &lent.slice(from..from + len))
+                .map_err(log_and_get_refusal)?,
             (_, Some(bytes)) => {
-                volume.write(node, offset, &bytes[from..from + len]).map_err(refusal)?
+                volume.write(node, offset, &bytes[from..from + len]).map_err(log_and_get_refusal)?
             }
             // Shared memory cannot be passed to the library: copy it in private chunks.
             _ => self.write_chunks(node, request)?,
         };
-        self.tree.commit_contents()?;
+        self.tree.sync_data_change()?;
         Ok(written as u32)
     }
 
     fn get_attributes(&self, _: &mut GetAttributes) -> Result<Attributes, Refusal> {
-        self.tree.attributes(inode(self.node)?)
+        self.tree.attributes(inode_of_node(self.node)?)
     }
 
     fn seek(&self, request: &mut Seek) -> Result<Option<u64>, Refusal> {
         let what = if request.hole { draconis_ext::Seek::Hole } else { draconis_ext::Seek::Data };
-        self.tree.volume.seek(inode(self.node)?, request.offset, what).map_err(refusal)
+        self.tree
+            .volume
+            .seek(inode_of_node(self.node)?, request.offset, what)
+            .map_err(log_and_get_refusal)
     }
 
     fn fallocate(&self, request: &mut Fallocate) -> Result<(), Refusal> {
         let Fallocate { offset, len, how } = *request;
-        self.tree.volume.fallocate(inode(self.node)?, offset, len, how).map_err(refusal)?;
-        self.tree.commit_contents()
+        self.tree
+            .volume
+            .fallocate(inode_of_node(self.node)?, offset, len, how)
+            .map_err(log_and_get_refusal)?;
+        self.tree.sync_data_change()
     }
 
     fn sync(&self, request: &mut SyncFile) -> Result<(), Refusal> {
@@ -107,7 +114,7 @@ impl VolumeFile<'_> {
                 Ok(written) => done += written,
                 // Report the data written before the error.
                 Err(_) if done > 0 => break,
-                Err(error) => return Err(refusal(error)),
+                Err(error) => return Err(log_and_get_refusal(error)),
             }
             if !done.is_multiple_of(WRITE_CHUNK_BYTES) {
                 break;
@@ -118,12 +125,12 @@ impl VolumeFile<'_> {
 
     fn clear_privileges(&self, node: InodeNumber) -> Result<(), Refusal> {
         let volume = &self.tree.volume;
-        let now = volume.attributes(node).map_err(refusal)?;
+        let now = volume.attributes(node).map_err(log_and_get_refusal)?;
         let left = clear_suid_sgid(now.mode, now.gid, None);
         if left == now.mode {
             return Ok(());
         }
         let change = AttributeChange { mode: Some(left), ..AttributeChange::default() };
-        volume.set_attributes(node, &change).map(drop).map_err(refusal)
+        volume.set_attributes(node, &change).map(drop).map_err(log_and_get_refusal)
     }
 }

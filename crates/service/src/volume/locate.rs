@@ -8,7 +8,7 @@ use std::sync::Arc;
 use draconis_container::{
     Error, Format, SessionDisk, list_partitions, open_for_writing, signature,
 };
-use draconis_device::{Disk, SubDisk, TableKind, partition, partition_table};
+use draconis_device::{Disk, SubDisk, TableKind, find_partition, read_partition_table};
 
 use super::OpenError;
 use crate::options::MountOptions;
@@ -32,7 +32,7 @@ pub struct LocatedVolume {
 }
 
 /// Note for the user about such a table.
-pub(super) const BACKUP_TABLE: &str = "the first GPT is damaged or gone, and the backup at the end \
+pub(super) const BACKUP_GPT_WARNING: &str = "the first GPT is damaged or gone, and the backup at the end \
                                        of the disk is used; gdisk and sfdisk write it anew";
 
 /// Locates the volume that `options` select. Without a selection, a partition table must have
@@ -42,7 +42,7 @@ pub(super) const BACKUP_TABLE: &str = "the first GPT is damaged or gone, and the
 /// # Errors
 /// [`OpenError::Container`], [`OpenError::Partition`], [`OpenError::Partitions`],
 /// [`OpenError::Offset`].
-pub fn locate(
+pub fn locate_volume(
     file: Arc<dyn Disk>,
     behind: &[Arc<dyn Disk>],
     options: &MountOptions,
@@ -51,13 +51,13 @@ pub fn locate(
 }
 
 fn select_volume(
-    opened: draconis_container::Opened,
+    opened: draconis_container::OpenedImage,
     options: &MountOptions,
 ) -> Result<LocatedVolume, OpenError> {
-    let draconis_container::Opened { disk, format, session: image } = opened;
+    let draconis_container::OpenedImage { disk, format, session: image } = opened;
     let found = |disk, start_bytes, of: Option<(u32, TableKind)>, is_of_backup| {
         if is_of_backup {
-            log::warn!("{BACKUP_TABLE}");
+            log::warn!("{BACKUP_GPT_WARNING}");
         }
         let (partition, table) = of.unzip();
         Ok(LocatedVolume {
@@ -71,8 +71,8 @@ fn select_volume(
         })
     };
     if let Some(number) = options.partition {
-        let extent = partition(&*disk, number)?;
-        let table = partition_table(&*disk)?;
+        let extent = find_partition(&*disk, number)?;
+        let table = read_partition_table(&*disk)?;
         let view = SubDisk::new(disk, extent)?;
         let of = Some((number, table.kind));
         return found(Arc::new(view), extent.start_bytes, of, table.is_backup);
@@ -89,12 +89,12 @@ fn select_volume(
             }
             [] => Err(OpenError::Partitions(format!(
                 "none of its partitions holds an ext volume: {}",
-                parts.shown()
+                parts.describe()
             ))),
             _ => Err(OpenError::Partitions(format!(
                 "several of its partitions hold ext volumes, and --partition N or \
                  -o partition=N takes one: {}",
-                parts.shown()
+                parts.describe()
             ))),
         },
     }
@@ -131,7 +131,7 @@ pub(super) fn locate_for_mount(
         // The disk failed: opening it for reading would fail, too.
         Err(OpenError::Container(Error::Disk(error))) => Err(Error::Disk(error).into()),
         Err(why @ (OpenError::ReadOnlyFormat(_) | OpenError::Container(_))) => {
-            Ok((locate(file, behind, options)?, Some(why)))
+            Ok((locate_volume(file, behind, options)?, Some(why)))
         }
         Err(other) => Err(other),
     }

@@ -11,25 +11,25 @@
 use std::collections::VecDeque;
 use std::ops::Range;
 
-use super::{IS_WHOLE, SECTOR, WritableVhdx};
+use super::{LOG_SECTOR_BYTES, PAYLOAD_BLOCK_FULLY_PRESENT, WritableVhdx};
 use crate::Error;
 use crate::image_file::ImageFile;
 use crate::vhdx::MIB;
 use crate::writable::{AllocationTables, MetadataWriter};
 
 /// Bytes per read of a copy or scan.
-const PIECE_BYTES: u64 = 4 << 20;
+const COPY_CHUNK_BYTES: u64 = 4 << 20;
 
 impl WritableVhdx {
     /// Releases blocks of `unused` bytes and new blocks of zeros, moves blocks to the front of the
     /// file, and returns the required length of the file. Returns `None` if the image is fixed and
     /// fully allocated.
-    pub(super) fn compacted(
+    pub(super) fn compact_blocks(
         &mut self,
         out: &mut MetadataWriter<'_>,
         unused: &[Range<u64>],
     ) -> Result<Option<u64>, Error> {
-        let is_whole = || (0..self.blocks()).all(|nth| self.place_of(nth).is_some());
+        let is_whole = || (0..self.block_count()).all(|nth| self.block_offset(nth).is_some());
         if self.map.is_fixed && is_whole() {
             return Ok(None);
         }
@@ -37,11 +37,11 @@ impl WritableVhdx {
             // Replays the log before the file becomes shorter than the log records.
             self.begin_session(out)?;
         }
-        self.release(out, unused)?;
+        self.release_blocks(out, unused)?;
         let block_bytes = self.map.block_bytes;
         let mut blocks: Vec<(u64, u64)> = vec![];
-        for nth in 0..self.blocks() {
-            blocks.extend(self.place_of(nth).map(|place| (place, nth)));
+        for nth in 0..self.block_count() {
+            blocks.extend(self.block_offset(nth).map(|place| (place, nth)));
         }
         blocks.sort_unstable();
         let fixed: Vec<(u64, u64)> =
@@ -68,13 +68,13 @@ impl WritableVhdx {
             self.begin_session(out)?;
             let mut at = 0;
             while at < block_bytes {
-                let len = PIECE_BYTES.min(block_bytes - at);
-                let bytes = out.file.bytes(place + at, len as usize)?;
-                let ticket = out.submit(vec![vec![(new + at, bytes)]])?;
+                let len = COPY_CHUNK_BYTES.min(block_bytes - at);
+                let bytes = out.file.read_vec(place + at, len as usize)?;
+                let ticket = out.submit_chain(vec![vec![(new + at, bytes)]])?;
                 out.add_dependency(ticket);
                 at += len;
             }
-            self.set_entry(nth, new | IS_WHOLE);
+            self.set_bat_entry(nth, new | PAYLOAD_BLOCK_FULLY_PRESENT);
             self.submit_tables(out)?;
             // Free locations are in ascending order: the last one is the highest.
             moved_end = new + block_bytes;
@@ -88,15 +88,15 @@ impl WritableVhdx {
     }
 
     /// Clears the BAT entries of unused blocks, durably.
-    fn release(
+    fn release_blocks(
         &mut self,
         out: &mut MetadataWriter<'_>,
         unused: &[Range<u64>],
     ) -> Result<(), Error> {
         let block_bytes = self.map.block_bytes;
         let mut released = vec![];
-        for nth in 0..self.blocks() {
-            let Some(place) = self.place_of(nth) else { continue };
+        for nth in 0..self.block_count() {
+            let Some(place) = self.block_offset(nth) else { continue };
             let start = nth * block_bytes;
             let end = start.saturating_add(block_bytes).min(self.map.len_bytes);
             let before = unused.partition_point(|range| range.start <= start);
@@ -112,35 +112,37 @@ impl WritableVhdx {
         }
         self.begin_session(out)?;
         for nth in released {
-            self.set_entry(nth, 0);
+            self.set_bat_entry(nth, 0);
         }
         self.submit_tables(out)?;
         out.wait()
     }
 
-    fn blocks(&self) -> u64 {
+    fn block_count(&self) -> u64 {
         self.map.len_bytes.div_ceil(self.map.block_bytes)
     }
 
     /// Returns the offset of a block, if it is present.
-    fn place_of(&self, nth: u64) -> Option<u64> {
+    fn block_offset(&self, nth: u64) -> Option<u64> {
         let entry = self.map.bat.get(self.map.bat_index(nth * self.map.block_bytes)).copied();
-        entry.filter(|entry| entry & 7 == IS_WHOLE).map(|entry| entry >> 20 << 20)
+        entry
+            .filter(|entry| entry & 7 == PAYLOAD_BLOCK_FULLY_PRESENT)
+            .map(|entry| entry >> 20 << 20)
     }
 
-    fn set_entry(&mut self, nth: u64, entry: u64) {
+    fn set_bat_entry(&mut self, nth: u64, entry: u64) {
         let nth = self.map.bat_index(nth * self.map.block_bytes);
         if let Some(place) = self.map.bat.get_mut(nth) {
             *place = entry;
         }
-        self.changed.insert((nth * 8 / SECTOR) as u64);
+        self.changed.insert((nth * 8 / LOG_SECTOR_BYTES) as u64);
     }
 }
 
 fn is_zeros(file: &ImageFile, range: Range<u64>) -> Result<bool, Error> {
-    for at in range.clone().step_by(PIECE_BYTES as usize) {
-        let len = PIECE_BYTES.min(range.end - at);
-        if file.bytes(at, len as usize)?.iter().any(|byte| *byte != 0) {
+    for at in range.clone().step_by(COPY_CHUNK_BYTES as usize) {
+        let len = COPY_CHUNK_BYTES.min(range.end - at);
+        if file.read_vec(at, len as usize)?.iter().any(|byte| *byte != 0) {
             return Ok(false);
         }
     }

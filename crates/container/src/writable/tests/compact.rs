@@ -3,7 +3,7 @@
 use super::*;
 
 /// Returns the file, truncated to `len`.
-fn cut(file: &Growing, len: u64) -> Vec<u8> {
+fn truncated(file: &GrowingDisk, len: u64) -> Vec<u8> {
     let mut bytes = file.bytes();
     bytes.truncate(len as usize);
     bytes
@@ -14,12 +14,12 @@ fn converted_len(dir: &Path, options: &[&str]) -> u64 {
     let (from, to) = (dir.join("judged"), dir.join("converted"));
     let shown = [from.to_str().unwrap(), to.to_str().unwrap()];
     let words = [&["convert", "-f", "qcow2", "-O", "qcow2"], options, &shown].concat();
-    ran("qemu-img", &words).unwrap();
+    run_command_ok("qemu-img", &words).unwrap();
     std::fs::metadata(to).unwrap().len()
 }
 
 #[test]
-fn a_file_is_as_short_as_its_contents_allow() {
+fn compacted_qcow2_has_minimal_length() {
     let dir = tempfile::tempdir().unwrap();
     let shapes: [&[&str]; 6] = [
         &[],
@@ -32,74 +32,74 @@ fn a_file_is_as_short_as_its_contents_allow() {
     let commands = ["write -P 7 20M 4M", "write -z 9M 1M", "write -P 8 100k 300k"];
     let len = 24 * MIB;
     for options in shapes {
-        let Some(image) = made(dir.path(), options, "24M", &commands) else { return };
-        let mut file = Arc::new(Growing::new(image, 96 * MIB));
+        let Some(image) = create_image(dir.path(), options, "24M", &commands) else { return };
+        let mut file = Arc::new(GrowingDisk::new(image, 96 * MIB));
         let mut random = Random::new(9);
         let unused = [12 * MIB + 700..len, 5 * MIB..6 * MIB, 0..0];
         for (round, unused) in unused.into_iter().enumerate() {
             let what = format!("{options:?}, {round}");
-            let Opened { disk, session: image, .. } =
+            let OpenedImage { disk, session: image, .. } =
                 open_for_writing(file.clone(), &[], 7).unwrap();
             for _ in 0..60 {
-                let count = 1 + random.below(400);
-                let at = random.below(len / 512 - count) * 512;
-                write(&*disk, at, &vec![round as u8 + 1; (count * 512) as usize]);
+                let count = 1 + random.next_below(400);
+                let at = random.next_below(len / 512 - count) * 512;
+                submit_write(&*disk, at, &vec![round as u8 + 1; (count * 512) as usize]);
             }
-            let before = all(&*disk).unwrap();
+            let before = read_all(&*disk).unwrap();
             let shorter = image.as_ref().unwrap().compact(vec![unused.clone()]).unwrap().unwrap();
-            let expected = all(&*disk).unwrap();
+            let expected = read_all(&*disk).unwrap();
             let unused = unused.start as usize..unused.end as usize;
             let (mut ours, mut theirs) = (expected.clone(), before);
             assert!(ours[unused.clone()].iter().filter(|byte| **byte != 0).count() < 1 << 17);
             ours[unused.clone()].fill(0);
             theirs[unused.clone()].fill(0);
             assert!(ours == theirs, "{what}");
-            let bytes = cut(&file, shorter);
-            judged(dir.path(), &bytes, Some(&expected), false, &what);
+            let bytes = truncated(&file, shorter);
+            check_image(dir.path(), &bytes, Some(&expected), false, &what);
             let least = converted_len(dir.path(), options);
             let most = least + least / 50 + (4 << 16);
             assert!(shorter <= most, "{what}: {shorter} bytes, converted {least}");
             // Writes continue in the file that was not truncated.
-            write(&*disk, 3 * MIB, &[99; 70_000 / 512 * 512]);
-            write(&*disk, 22 * MIB, &[98; 512]);
-            let expected = all(&*disk).unwrap();
+            submit_write(&*disk, 3 * MIB, &[99; 70_000 / 512 * 512]);
+            submit_write(&*disk, 22 * MIB, &[98; 512]);
+            let expected = read_all(&*disk).unwrap();
             drop((disk, image));
-            judged(dir.path(), &file.bytes(), Some(&expected), false, &format!("{what}, on"));
-            file = Arc::new(Growing::new(file.bytes(), 96 * MIB));
+            check_image(dir.path(), &file.bytes(), Some(&expected), false, &format!("{what}, on"));
+            file = Arc::new(GrowingDisk::new(file.bytes(), 96 * MIB));
         }
     }
 }
 
 #[test]
-fn the_file_of_a_vhdx_has_no_more_blocks_than_are_used() {
+fn compacted_vhdx_has_only_used_blocks() {
     let dir = tempfile::tempdir().unwrap();
     let options = ["-f", "vhdx", "-o", "block_size=1M"];
     let commands = ["write -P 7 20M 4M", "write -P 8 100k 300k"];
-    let Some(image) = made(dir.path(), &options, "40M", &commands) else { return };
+    let Some(image) = create_image(dir.path(), &options, "40M", &commands) else { return };
     let before = image.len() as u64;
-    let file = Arc::new(Growing::new(image, 96 * MIB));
-    let Opened { disk, session: image, .. } = open_for_writing(file.clone(), &[], 7).unwrap();
-    write(&*disk, 30 * MIB, &vec![9; 8 << 20]);
-    write(&*disk, 3 * MIB, &vec![3; 2 << 20]);
-    write(&*disk, 7 * MIB, &vec![0; 3 << 20]);
-    let mut expected = all(&*disk).unwrap();
+    let file = Arc::new(GrowingDisk::new(image, 96 * MIB));
+    let OpenedImage { disk, session: image, .. } = open_for_writing(file.clone(), &[], 7).unwrap();
+    submit_write(&*disk, 30 * MIB, &vec![9; 8 << 20]);
+    submit_write(&*disk, 3 * MIB, &vec![3; 2 << 20]);
+    submit_write(&*disk, 7 * MIB, &vec![0; 3 << 20]);
+    let mut expected = read_all(&*disk).unwrap();
     let unused = vec![36 * MIB..40 * MIB, 21 * MIB + 512..36 * MIB];
     let shorter = image.as_ref().unwrap().compact(unused).unwrap().unwrap();
     expected[22 << 20..].fill(0);
-    assert!(all(&*disk).unwrap() == expected);
+    assert!(read_all(&*disk).unwrap() == expected);
     drop((disk, image));
     // Tables and log take 4 MiB; of five blocks three are left, and two are new.
     assert!(shorter == 9 * MIB && shorter < before, "{shorter} of {before}");
-    judged(dir.path(), &cut(&file, shorter), Some(&expected), false, "cut");
+    check_image(dir.path(), &truncated(&file, shorter), Some(&expected), false, "cut");
     let fixed = ["-f", "vhdx", "-o", "subformat=fixed,block_state_zero=off"];
-    let image = made(dir.path(), &fixed, "8M", &[]).unwrap();
-    let opened = open_for_writing(Arc::new(Growing::new(image, 32 * MIB)), &[], 7).unwrap();
+    let image = create_image(dir.path(), &fixed, "8M", &[]).unwrap();
+    let opened = open_for_writing(Arc::new(GrowingDisk::new(image, 32 * MIB)), &[], 7).unwrap();
     let compacted = opened.session.unwrap().compact(vec![0..MIB, 2 * MIB..8 * MIB]).unwrap();
     assert_eq!(compacted, None, "all blocks of a fixed one stay");
 }
 
 #[test]
-fn snapshots_and_compressed_clusters_stay() {
+fn compaction_keeps_snapshots_and_compressed_clusters() {
     let dir = tempfile::tempdir().unwrap();
     let commands = [
         "write -P 7 3M 1M",
@@ -111,43 +111,50 @@ fn snapshots_and_compressed_clusters_stay() {
     let shapes: [&[&str]; 3] =
         [&[], &["-o", "compat=0.10"], &["-o", "cluster_size=512,refcount_bits=32"]];
     for options in shapes {
-        let Some(image) = made(dir.path(), options, "5M", &commands) else { return };
-        let kept = of_snapshot(dir.path(), "made", "one");
-        let file = Arc::new(Growing::new(image, 32 * MIB));
-        let Opened { disk, session: image, .. } = open_for_writing(file.clone(), &[], 7).unwrap();
-        write(&*disk, 4 * MIB, &[3; 1 << 19]);
-        write(&*disk, MIB, &[4; 1 << 19]);
-        let mut expected = all(&*disk).unwrap();
+        let Some(image) = create_image(dir.path(), options, "5M", &commands) else { return };
+        let kept = read_snapshot(dir.path(), "made", "one");
+        let file = Arc::new(GrowingDisk::new(image, 32 * MIB));
+        let OpenedImage { disk, session: image, .. } =
+            open_for_writing(file.clone(), &[], 7).unwrap();
+        submit_write(&*disk, 4 * MIB, &[3; 1 << 19]);
+        submit_write(&*disk, MIB, &[4; 1 << 19]);
+        let mut expected = read_all(&*disk).unwrap();
         let shorter =
             image.as_ref().unwrap().compact(vec![0..0, 4 * MIB..5 * MIB]).unwrap().unwrap();
         expected[4 << 20..].fill(0);
-        assert!(all(&*disk).unwrap() == expected, "{options:?}");
+        assert!(read_all(&*disk).unwrap() == expected, "{options:?}");
         drop((disk, image));
-        judged(dir.path(), &cut(&file, shorter), Some(&expected), false, &format!("{options:?}"));
-        assert!(of_snapshot(dir.path(), "judged", "one") == kept, "{options:?}");
+        check_image(
+            dir.path(),
+            &truncated(&file, shorter),
+            Some(&expected),
+            false,
+            &format!("{options:?}"),
+        );
+        assert!(read_snapshot(dir.path(), "judged", "one") == kept, "{options:?}");
         let path = dir.path().join("judged");
-        ran("qemu-img", &["snapshot", "-a", "one", path.to_str().unwrap()]).unwrap();
+        run_command_ok("qemu-img", &["snapshot", "-a", "one", path.to_str().unwrap()]).unwrap();
         let image = std::fs::read(path).unwrap();
-        judged(dir.path(), &image, Some(&kept), false, "the snapshot, by others");
+        check_image(dir.path(), &image, Some(&kept), false, "the snapshot, by others");
     }
 }
 
 /// Discarded ranges never expose the backing file.
 #[test]
-fn unused_bytes_over_a_backing_file_are_zeros_or_stay() {
+fn compaction_over_backing_file_keeps_or_zeroes_unused() {
     let dir = tempfile::tempdir().unwrap();
     let below = dir.path().join("below");
     std::fs::write(&below, vec![6; 4 << 20]).unwrap();
     for compat in ["compat=1.1", "compat=0.10"] {
         let options = ["-o", compat, "-F", "raw", "-b", below.to_str().unwrap()];
         let commands = ["write -P 7 1M 3M", "write -P 8 0 64k"];
-        let Some(image) = made(dir.path(), &options, "4M", &commands) else { return };
+        let Some(image) = create_image(dir.path(), &options, "4M", &commands) else { return };
         let len = image.len();
-        let file = Arc::new(Growing::new(image, 16 * MIB));
-        let behind = [memory(vec![6; 4 << 20])];
-        let Opened { disk, session: image, .. } =
+        let file = Arc::new(GrowingDisk::new(image, 16 * MIB));
+        let behind = [memory_disk(vec![6; 4 << 20])];
+        let OpenedImage { disk, session: image, .. } =
             open_for_writing(file.clone(), &behind, 7).unwrap();
-        let mut expected = all(&*disk).unwrap();
+        let mut expected = read_all(&*disk).unwrap();
         let shorter = image
             .as_ref()
             .unwrap()
@@ -158,14 +165,14 @@ fn unused_bytes_over_a_backing_file_are_zeros_or_stay() {
             expected[2 << 20..].fill(0);
             assert!(shorter < len as u64 - MIB);
         }
-        assert!(all(&*disk).unwrap() == expected, "{compat}");
+        assert!(read_all(&*disk).unwrap() == expected, "{compat}");
         drop((disk, image));
-        judged(dir.path(), &cut(&file, shorter), Some(&expected), false, compat);
+        check_image(dir.path(), &truncated(&file, shorter), Some(&expected), false, compat);
     }
 }
 
 #[test]
-fn a_power_cut_while_clusters_move_loses_nothing() {
+fn power_cut_during_compaction_loses_nothing() {
     let dir = tempfile::tempdir().unwrap();
     let cases: [&[&str]; 5] = [
         &["-f", "vhdx", "-o", "block_size=1M"],
@@ -177,52 +184,53 @@ fn a_power_cut_while_clusters_move_loses_nothing() {
     for options in cases {
         let commands = ["write -P 5 1M 64k", "write -P 6 8M 300k", "snapshot one"];
         let commands = if options.is_empty() { &commands } else { &commands[..2] };
-        let Some(image) = made(dir.path(), options, "9M", commands) else { return };
+        let Some(image) = create_image(dir.path(), options, "9M", commands) else { return };
         let len = image.len().next_multiple_of(512) as u64;
-        let growing = Arc::new(Growing::new(image, len + 16 * MIB));
+        let growing = Arc::new(GrowingDisk::new(image, len + 16 * MIB));
         let disk = open_for_writing(growing.clone(), &[], 7).unwrap().disk;
-        write(&*disk, 2 * MIB, &[9; 6 << 20]);
-        write(&*disk, 0, &vec![8; if options.is_empty() { 1 << 20 } else { 300 << 10 }]);
+        submit_write(&*disk, 2 * MIB, &[9; 6 << 20]);
+        submit_write(&*disk, 0, &vec![8; if options.is_empty() { 1 << 20 } else { 300 << 10 }]);
         drop(disk);
-        let start = bytes_of(&*growing);
+        let start = read_disk_bytes(&*growing);
         let file =
-            Arc::new(RecordDisk::new(Growing::new(growing.bytes(), growing.max_len_bytes())));
+            Arc::new(RecordDisk::new(GrowingDisk::new(growing.bytes(), growing.max_len_bytes())));
         let opened = open_for_writing(file.clone(), &[], 7).unwrap();
-        let before = all(&*opened.disk).unwrap();
-        file.take();
+        let before = read_all(&*opened.disk).unwrap();
+        file.take_events();
         let unused = 2 * MIB + 4096..9 * MIB;
         opened.session.as_ref().unwrap().compact(vec![unused.clone()]).unwrap();
         drop(opened);
         let few = CrashOptions { subsets: 4, exhaustive_sectors: 2, ..CrashOptions::default() };
         let mut states = 0;
-        for crash in CrashStates::new(start, file.take(), few) {
+        for crash in CrashStates::new(start, file.take_events(), few) {
             states += 1;
             if states % 7 != 1 {
                 continue;
             }
             let what = format!("{options:?}: state {states}, {:?}", crash.kind);
             let opened = open(crash.disk.clone(), &[]);
-            let found = all(&*opened.unwrap_or_else(|error| panic!("{what}: {error}")).disk);
+            let found = read_all(&*opened.unwrap_or_else(|error| panic!("{what}: {error}")).disk);
             let found = found.unwrap();
             let used = ..unused.start as usize;
             assert!(found[used] == before[used], "{what}");
             if states % 49 != 1 {
                 continue;
             }
-            judged(dir.path(), &bytes_of(&*crash.disk), Some(&found), true, &what);
+            check_image(dir.path(), &read_disk_bytes(&*crash.disk), Some(&found), true, &what);
             if options.is_empty() {
-                let kept = of_snapshot(dir.path(), "judged", "one");
+                let kept = read_snapshot(dir.path(), "judged", "one");
                 assert!(kept[..1 << 20].iter().all(|byte| *byte == 0), "{what}");
             }
-            let again = Arc::new(Growing::new(bytes_of(&*crash.disk), growing.max_len_bytes()));
+            let again =
+                Arc::new(GrowingDisk::new(read_disk_bytes(&*crash.disk), growing.max_len_bytes()));
             let next = open_for_writing(again.clone(), &[], 7);
             let next = next.unwrap_or_else(|error| panic!("{what}: {error}"));
             let shorter =
                 next.session.as_ref().unwrap().compact(vec![unused.clone()]).unwrap().unwrap();
-            let found = all(&*next.disk).unwrap();
+            let found = read_all(&*next.disk).unwrap();
             assert!(found[used] == before[used], "{what}, again");
             drop(next);
-            judged(dir.path(), &cut(&again, shorter), Some(&found), false, &what);
+            check_image(dir.path(), &truncated(&again, shorter), Some(&found), false, &what);
             assert!(shorter < growing.bytes().len() as u64, "{what}: {shorter}");
         }
         assert!(states > 30, "{options:?}: {states}");

@@ -10,9 +10,9 @@
 use super::HddParameters;
 
 /// Number of zones of equal width.
-const ZONES: u64 = 16;
+const ZONE_COUNT: u64 = 16;
 /// A byte that passed the head this recently is not missed: times are rounded.
-const GRACE_NS: u64 = 1_000;
+const ROTATION_MISS_TOLERANCE_NS: u64 = 1_000;
 
 /// Geometry of a disk.
 #[derive(Clone, Debug)]
@@ -53,11 +53,11 @@ impl Geometry {
         let (outer, inner) = (parameters.outer_track_bytes, parameters.inner_track_bytes);
         let mean_bytes = (outer + inner) / 2 * heads;
         // One more per zone than the mean, so that nothing is left over.
-        let per_zone = parameters.len_bytes / mean_bytes / ZONES + 1;
+        let per_zone = parameters.len_bytes / mean_bytes / ZONE_COUNT + 1;
         let mut zones = vec![];
         let mut first_byte = 0;
-        for nth in 0..ZONES {
-            let track_bytes = outer - (outer - inner) * nth / (ZONES - 1);
+        for nth in 0..ZONE_COUNT {
+            let track_bytes = outer - (outer - inner) * nth / (ZONE_COUNT - 1);
             let track_bytes = track_bytes - track_bytes % 512;
             zones.push(Zone { first_byte, first_cylinder: nth * per_zone, track_bytes });
             first_byte += per_zone * heads * track_bytes;
@@ -65,18 +65,19 @@ impl Geometry {
         let mut geometry = Self {
             parameters: *parameters,
             zones,
-            cylinders: per_zone * ZONES,
+            cylinders: per_zone * ZONE_COUNT,
             turn_ns,
             head_skew_ns: parameters.head_switch_ns + 50_000,
             cylinder_skew_ns: parameters.track_to_track_ns + 50_000,
             phase_ns: phase % turn_ns,
         };
         // The stroke ends at the last byte.
-        geometry.cylinders = geometry.place(parameters.len_bytes.saturating_sub(1)).cylinder + 1;
+        geometry.cylinders =
+            geometry.physical_position_of(parameters.len_bytes.saturating_sub(1)).cylinder + 1;
         geometry
     }
 
-    pub(crate) fn place(&self, byte: u64) -> PhysicalPosition {
+    pub(crate) fn physical_position_of(&self, byte: u64) -> PhysicalPosition {
         let nth = self.zones.partition_point(|zone| zone.first_byte <= byte) - 1;
         let zone = self.zones[nth];
         let heads = u64::from(self.parameters.heads);
@@ -121,38 +122,44 @@ impl Geometry {
     }
 
     /// Returns the time until `place` is under the head, for a head on its track.
-    fn turn_to_ns(&self, place: &PhysicalPosition, now_ns: u64) -> u64 {
+    fn rotational_latency_ns(&self, place: &PhysicalPosition, now_ns: u64) -> u64 {
         let angle_ns = (now_ns + self.phase_ns) % self.turn_ns;
         let wait_ns = (place.angle_ns + self.turn_ns - angle_ns) % self.turn_ns;
-        if wait_ns + GRACE_NS >= self.turn_ns { 0 } else { wait_ns }
+        if wait_ns + ROTATION_MISS_TOLERANCE_NS >= self.turn_ns { 0 } else { wait_ns }
     }
 
     /// Returns the time at which a head, now at `from`, is over `byte`.
-    pub(crate) fn reached_ns(
+    pub(crate) fn head_arrival_ns(
         &self,
         from: &PhysicalPosition,
         byte: u64,
         now_ns: u64,
         writes: bool,
     ) -> u64 {
-        let place = self.place(byte);
+        let place = self.physical_position_of(byte);
         let there_ns = now_ns + self.seek_ns(from, &place, writes);
-        there_ns + self.turn_to_ns(&place, there_ns)
+        there_ns + self.rotational_latency_ns(&place, there_ns)
     }
 
     /// Returns the time at which a head that is now over `byte` has passed everything up to `end`.
-    pub(crate) fn passed_ns(&self, byte: u64, end: u64, now_ns: u64) -> u64 {
-        self.pass(byte, end, now_ns, u64::MAX).1
+    pub(crate) fn transfer_end_ns(&self, byte: u64, end: u64, now_ns: u64) -> u64 {
+        self.simulate_transfer(byte, end, now_ns, u64::MAX).1
     }
 
     /// Returns the byte that a head, over `byte` at `now_ns`, reaches by `until_ns`: at most `end`.
-    pub(crate) fn passed_bytes(&self, byte: u64, end: u64, now_ns: u64, until_ns: u64) -> u64 {
-        self.pass(byte, end, now_ns, until_ns).0
+    pub(crate) fn transfer_end_byte(&self, byte: u64, end: u64, now_ns: u64, until_ns: u64) -> u64 {
+        self.simulate_transfer(byte, end, now_ns, until_ns).0
     }
 
-    fn pass(&self, mut byte: u64, end: u64, mut now_ns: u64, until_ns: u64) -> (u64, u64) {
+    fn simulate_transfer(
+        &self,
+        mut byte: u64,
+        end: u64,
+        mut now_ns: u64,
+        until_ns: u64,
+    ) -> (u64, u64) {
         while byte < end {
-            let place = self.place(byte);
+            let place = self.physical_position_of(byte);
             let part = place.rest_bytes.min(end - byte);
             let takes_ns = part * self.turn_ns / place.track_bytes;
             if now_ns + takes_ns > until_ns {
@@ -162,7 +169,7 @@ impl Geometry {
             now_ns += takes_ns;
             byte += part;
             if byte < end {
-                now_ns = self.reached_ns(&place, byte, now_ns, false);
+                now_ns = self.head_arrival_ns(&place, byte, now_ns, false);
             }
         }
         (byte, now_ns)
@@ -178,17 +185,17 @@ mod tests {
     }
 
     #[test]
-    fn every_byte_has_a_place_and_neighbours_are_near() {
+    fn adjacent_bytes_have_adjacent_positions() {
         for len_bytes in [64 << 20, 5 << 30, 1 << 40, 4 << 40] {
             let geometry = geometry(len_bytes);
-            let mut before = geometry.place(0);
+            let mut before = geometry.physical_position_of(0);
             assert_eq!((before.cylinder, before.head), (0, 0));
             let mut byte = before.rest_bytes;
             for _ in 0..5000 {
                 if byte >= len_bytes {
                     break;
                 }
-                let place = geometry.place(byte);
+                let place = geometry.physical_position_of(byte);
                 let next_head = (before.cylinder, before.head + 1);
                 let is_next = [next_head, (before.cylinder + 1, 0)];
                 assert!(is_next.contains(&(place.cylinder, place.head)), "{before:?} {place:?}");
@@ -196,14 +203,15 @@ mod tests {
                 byte += place.rest_bytes;
                 before = place;
             }
-            assert!(geometry.place(len_bytes - 1).cylinder < geometry.cylinders);
+            assert!(geometry.physical_position_of(len_bytes - 1).cylinder < geometry.cylinders);
         }
     }
 
     #[test]
-    fn a_seek_takes_as_long_as_the_manual_says() {
+    fn seek_times_match_datasheet() {
         let geometry = geometry(1 << 40);
-        let at = |part: f64| geometry.place((part * ((1u64 << 40) - 1) as f64) as u64);
+        let at =
+            |part: f64| geometry.physical_position_of((part * ((1u64 << 40) - 1) as f64) as u64);
         let full_ms = geometry.seek_ns(&at(0.0), &at(1.0), false) as f64 / 1e6;
         assert!((19.0..21.0).contains(&full_ms), "{full_ms}");
         let mut sum = 0.0;
@@ -219,17 +227,17 @@ mod tests {
     }
 
     #[test]
-    fn how_far_and_how_long_agree() {
+    fn transfer_bytes_and_time_are_consistent() {
         let geometry = geometry(1 << 30);
         for (byte, end) in [(0, 4096), (1 << 20, 9 << 20), (777 << 20, 779 << 20)] {
-            let passed_ns = geometry.passed_ns(byte, end, 1_000_000);
-            assert_eq!(geometry.passed_bytes(byte, end, 1_000_000, passed_ns), end);
+            let passed_ns = geometry.transfer_end_ns(byte, end, 1_000_000);
+            assert_eq!(geometry.transfer_end_byte(byte, end, 1_000_000, passed_ns), end);
             let halfway = (1_000_000 + passed_ns) / 2;
-            let passed = geometry.passed_bytes(byte, end, 1_000_000, halfway);
+            let passed = geometry.transfer_end_byte(byte, end, 1_000_000, halfway);
             assert!(passed < end && passed > byte + (end - byte) / 4, "{passed}");
         }
         // No rotation is lost between tracks.
-        let rate = (64 << 20) as f64 / geometry.passed_ns(0, 64 << 20, 0) as f64 * 1e3;
+        let rate = (64 << 20) as f64 / geometry.transfer_end_ns(0, 64 << 20, 0) as f64 * 1e3;
         assert!((150.0..190.0).contains(&rate), "{rate} MB/s");
     }
 }

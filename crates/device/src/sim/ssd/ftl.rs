@@ -21,13 +21,13 @@ use super::SsdParameters;
 /// Target number of free superblocks.
 const MIN_FREE_SUPERBLOCKS: usize = 4;
 /// Empty entry of a table.
-const NONE: u32 = u32::MAX;
+const UNMAPPED: u32 = u32::MAX;
 /// Minimum superblocks of a small disk, so that one of them is a small part.
 const MIN_SUPERBLOCKS: u64 = 256;
 
 /// Numbers of pages, units and superblocks.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Shape {
+pub(crate) struct FtlGeometry {
     pages: u32,
     pages_per_unit: u32,
     units_per_superblock: u32,
@@ -36,7 +36,7 @@ pub(crate) struct Shape {
 
 /// Flash operation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Op {
+pub(crate) enum FlashOp {
     /// Read a unit into its die's register.
     Fetch { unit: u64 },
     /// Transfer a page of it to the controller.
@@ -49,21 +49,21 @@ pub(crate) enum Op {
 
 #[derive(Clone, Debug)]
 pub(crate) struct Ftl {
-    shape: Shape,
+    shape: FtlGeometry,
     map: SparseTable,
     reverse_map: SparseTable,
     /// Number of valid pages in each superblock.
     valid_pages: Vec<u32>,
     is_full: Vec<bool>,
     free: VecDeque<u32>,
-    host: Open,
-    moved: Open,
-    victim: Option<Victim>,
+    host: OpenSuperblock,
+    moved: OpenSuperblock,
+    victim: Option<GcVictim>,
 }
 
 /// A superblock that is being filled.
 #[derive(Clone, Copy, Default, Debug)]
-struct Open {
+struct OpenSuperblock {
     superblock: Option<u32>,
     next: u32,
     /// Filled slots of the unit that is not yet programmed.
@@ -72,7 +72,7 @@ struct Open {
 
 /// A superblock that is being emptied.
 #[derive(Clone, Copy, Debug)]
-struct Victim {
+struct GcVictim {
     superblock: u32,
     next: u32,
     /// Valid pages at the start, and the slots it frees.
@@ -83,8 +83,8 @@ struct Victim {
     fetched: Option<u64>,
 }
 
-impl Shape {
-    pub(crate) fn of(parameters: &SsdParameters) -> Self {
+impl FtlGeometry {
+    pub(crate) fn from_parameters(parameters: &SsdParameters) -> Self {
         let pages = parameters.len_bytes.div_ceil(parameters.page_bytes.into());
         let pages_per_unit = parameters.unit_bytes / parameters.page_bytes;
         let units = pages.div_ceil(pages_per_unit.into());
@@ -97,7 +97,7 @@ impl Shape {
         let superblocks =
             units.div_ceil(units_per_superblock) + spare.max(MIN_FREE_SUPERBLOCKS as u64 + 4);
         let slots = superblocks * units_per_superblock * u64::from(pages_per_unit);
-        assert!(slots < u64::from(NONE), "more pages than 32 bits can name");
+        assert!(slots < u64::from(UNMAPPED), "more pages than 32 bits can name");
         Self {
             pages: pages as u32,
             pages_per_unit,
@@ -112,49 +112,49 @@ impl Shape {
 }
 
 impl Ftl {
-    pub(crate) fn new(shape: Shape) -> Self {
+    pub(crate) fn new(shape: FtlGeometry) -> Self {
         Self {
             map: SparseTable::new(shape.pages),
             reverse_map: SparseTable::new(shape.superblocks * shape.slots_per_superblock()),
             valid_pages: vec![0; shape.superblocks as usize],
             is_full: vec![false; shape.superblocks as usize],
             free: (0..shape.superblocks).collect(),
-            host: Open::default(),
-            moved: Open::default(),
+            host: OpenSuperblock::default(),
+            moved: OpenSuperblock::default(),
             victim: None,
             shape,
         }
     }
 
     /// Returns the slot of `page`.
-    pub(crate) fn find(&self, page: u32) -> Option<u32> {
-        Some(self.map.get(page)).filter(|slot| *slot != NONE)
+    pub(crate) fn slot_of_page(&self, page: u32) -> Option<u32> {
+        Some(self.map.get(page)).filter(|slot| *slot != UNMAPPED)
     }
 
-    pub(crate) fn unit(&self, slot: u32) -> u64 {
+    pub(crate) fn unit_of_slot(&self, slot: u32) -> u64 {
         u64::from(slot / self.shape.pages_per_unit)
     }
 
     /// Returns the unit of `slot`, if it is already programmed.
     pub(crate) fn programmed_unit(&self, slot: u32) -> Option<u64> {
-        let open = |open: &Open| {
+        let open = |open: &OpenSuperblock| {
             open.in_unit > 0
                 && open.superblock.is_some_and(|superblock| {
                     let next = superblock * self.shape.slots_per_superblock() + open.next;
                     (next - open.in_unit..next).contains(&slot)
                 })
         };
-        (!open(&self.host) && !open(&self.moved)).then(|| self.unit(slot))
+        (!open(&self.host) && !open(&self.moved)).then(|| self.unit_of_slot(slot))
     }
 
     /// Writes `page` to the next slot.
-    pub(crate) fn write(&mut self, page: u32, ops: &mut Vec<Op>) {
-        self.clean_step(ops);
+    pub(crate) fn write(&mut self, page: u32, ops: &mut Vec<FlashOp>) {
+        self.gc_step_for_host_page(ops);
         if self.host.superblock.is_none() {
             // The last superblock is reserved for moved pages.
-            while self.free.len() < 2 && self.clean_one(ops) {}
+            while self.free.len() < 2 && self.gc_one_superblock(ops) {}
         }
-        let host = self.put(self.host, page, true, ops);
+        let host = self.append_page(self.host, page, true, ops);
         self.host = host;
     }
 
@@ -173,7 +173,7 @@ impl Ftl {
     }
 
     /// Programs the unit with pending host pages, full or not.
-    pub(crate) fn close_unit(&mut self, ops: &mut Vec<Op>) {
+    pub(crate) fn close_unit(&mut self, ops: &mut Vec<FlashOp>) {
         let mut host = self.host;
         if let Some(superblock) = host.superblock
             && host.in_unit > 0
@@ -181,9 +181,10 @@ impl Ftl {
             let per_unit = self.shape.pages_per_unit;
             let first = superblock * self.shape.slots_per_superblock();
             let pages = u64::from(host.in_unit);
-            let unit = self.unit(first + host.next - 1);
-            ops.push(Op::Program { unit, pages, host_pages: pages });
-            host = Open { next: host.next.next_multiple_of(per_unit), in_unit: 0, ..host };
+            let unit = self.unit_of_slot(first + host.next - 1);
+            ops.push(FlashOp::Program { unit, pages, host_pages: pages });
+            host =
+                OpenSuperblock { next: host.next.next_multiple_of(per_unit), in_unit: 0, ..host };
             self.host = self.close_if_full(host);
         }
     }
@@ -194,18 +195,24 @@ impl Ftl {
     }
 
     fn invalidate_page(&mut self, page: u32) {
-        if let Some(slot) = self.find(page) {
+        if let Some(slot) = self.slot_of_page(page) {
             self.valid_pages[(slot / self.shape.slots_per_superblock()) as usize] -= 1;
-            self.map.set(page, NONE);
+            self.map.set(page, UNMAPPED);
         }
     }
 
-    fn put(&mut self, mut open: Open, page: u32, is_host: bool, ops: &mut Vec<Op>) -> Open {
+    fn append_page(
+        &mut self,
+        mut open: OpenSuperblock,
+        page: u32,
+        is_host: bool,
+        ops: &mut Vec<FlashOp>,
+    ) -> OpenSuperblock {
         let superblock = match open.superblock {
             Some(superblock) => superblock,
             None => {
                 let superblock = self.free.pop_front().expect("one is kept free");
-                open = Open { superblock: Some(superblock), next: 0, in_unit: 0 };
+                open = OpenSuperblock { superblock: Some(superblock), next: 0, in_unit: 0 };
                 superblock
             }
         };
@@ -219,25 +226,27 @@ impl Ftl {
         if open.next.is_multiple_of(self.shape.pages_per_unit) {
             let pages = u64::from(open.in_unit);
             let host_pages = if is_host { pages } else { 0 };
-            ops.push(Op::Program { unit: self.unit(slot), pages, host_pages });
+            ops.push(FlashOp::Program { unit: self.unit_of_slot(slot), pages, host_pages });
             open.in_unit = 0;
         }
         self.close_if_full(open)
     }
 
-    fn close_if_full(&mut self, open: Open) -> Open {
+    fn close_if_full(&mut self, open: OpenSuperblock) -> OpenSuperblock {
         match open.superblock {
             Some(superblock) if open.next == self.shape.slots_per_superblock() => {
                 self.is_full[superblock as usize] = true;
-                Open::default()
+                OpenSuperblock::default()
             }
             _ => open,
         }
     }
 
     /// Moves the share of pages that belongs to one host page.
-    fn clean_step(&mut self, ops: &mut Vec<Op>) {
-        if self.victim.is_none() && (self.free.len() > MIN_FREE_SUPERBLOCKS || !self.choose()) {
+    fn gc_step_for_host_page(&mut self, ops: &mut Vec<FlashOp>) {
+        if self.victim.is_none()
+            && (self.free.len() > MIN_FREE_SUPERBLOCKS || !self.choose_gc_victim())
+        {
             return;
         }
         if let Some(victim) = &mut self.victim {
@@ -247,23 +256,23 @@ impl Ftl {
             && victim.credit >= victim.gains
         {
             victim.credit -= victim.gains;
-            self.move_one(ops);
+            self.move_next_page(ops);
         }
     }
 
     /// Empties the victim; returns false if there is none.
-    fn clean_one(&mut self, ops: &mut Vec<Op>) -> bool {
-        if self.victim.is_none() && !self.choose() {
+    fn gc_one_superblock(&mut self, ops: &mut Vec<FlashOp>) -> bool {
+        if self.victim.is_none() && !self.choose_gc_victim() {
             return false;
         }
         while self.victim.is_some() {
-            self.move_one(ops);
+            self.move_next_page(ops);
         }
         true
     }
 
     /// Selects the full superblock with the fewest valid pages.
-    fn choose(&mut self) -> bool {
+    fn choose_gc_victim(&mut self) -> bool {
         let full = (0..self.shape.superblocks).filter(|it| self.is_full[*it as usize]);
         let Some(superblock) = full.min_by_key(|it| self.valid_pages[*it as usize]) else {
             return false;
@@ -271,7 +280,7 @@ impl Ftl {
         let held = u64::from(self.valid_pages[superblock as usize]);
         let slots = u64::from(self.shape.slots_per_superblock());
         self.is_full[superblock as usize] = false;
-        self.victim = Some(Victim {
+        self.victim = Some(GcVictim {
             superblock,
             next: 0,
             held,
@@ -283,7 +292,7 @@ impl Ftl {
     }
 
     /// Moves the victim's next page; after the last one, frees the victim.
-    fn move_one(&mut self, ops: &mut Vec<Op>) {
+    fn move_next_page(&mut self, ops: &mut Vec<FlashOp>) {
         let Some(mut victim) = self.victim else { return };
         let slots = self.shape.slots_per_superblock();
         let first = victim.superblock * slots;
@@ -291,21 +300,21 @@ impl Ftl {
             let slot = first + victim.next;
             victim.next += 1;
             let page = self.reverse_map.get(slot);
-            if page == NONE || self.map.get(page) != slot {
+            if page == UNMAPPED || self.map.get(page) != slot {
                 continue;
             }
-            let unit = self.unit(slot);
+            let unit = self.unit_of_slot(slot);
             if victim.fetched.replace(unit) != Some(unit) {
-                ops.push(Op::Fetch { unit });
+                ops.push(FlashOp::Fetch { unit });
             }
-            ops.push(Op::Carry { unit });
+            ops.push(FlashOp::Carry { unit });
             self.victim = Some(victim);
-            let moved = self.put(self.moved, page, false, ops);
+            let moved = self.append_page(self.moved, page, false, ops);
             self.moved = moved;
             return;
         }
         let units = u64::from(self.shape.units_per_superblock);
-        ops.push(Op::Erase { first_unit: self.unit(first), units });
+        ops.push(FlashOp::Erase { first_unit: self.unit_of_slot(first), units });
         self.free.push_back(victim.superblock);
         self.victim = None;
     }
@@ -313,31 +322,32 @@ impl Ftl {
 
 /// A sparse array of numbers: empty chunks take no memory.
 #[derive(Clone, Debug)]
-struct SparseTable(Vec<Option<Box<[u32; CHUNK]>>>);
+struct SparseTable(Vec<Option<Box<[u32; CHUNK_ENTRIES]>>>);
 
-const CHUNK: usize = 4096;
+const CHUNK_ENTRIES: usize = 4096;
 
 impl SparseTable {
     fn new(len: u32) -> Self {
-        Self(vec![None; (len as usize).div_ceil(CHUNK)])
+        Self(vec![None; (len as usize).div_ceil(CHUNK_ENTRIES)])
     }
 
     fn get(&self, at: u32) -> u32 {
-        match &self.0[at as usize / CHUNK] {
-            Some(chunk) => chunk[at as usize % CHUNK],
-            None => NONE,
+        match &self.0[at as usize / CHUNK_ENTRIES] {
+            Some(chunk) => chunk[at as usize % CHUNK_ENTRIES],
+            None => UNMAPPED,
         }
     }
 
     fn set(&mut self, at: u32, to: u32) {
-        let chunk = &mut self.0[at as usize / CHUNK];
-        chunk.get_or_insert_with(|| Box::new([NONE; CHUNK]))[at as usize % CHUNK] = to;
+        let chunk = &mut self.0[at as usize / CHUNK_ENTRIES];
+        chunk.get_or_insert_with(|| Box::new([UNMAPPED; CHUNK_ENTRIES]))
+            [at as usize % CHUNK_ENTRIES] = to;
     }
 
     /// Returns the start of the next chunk, if the chunk of `at` is empty.
     fn next_chunk_if_empty(&self, at: u32) -> Option<u32> {
-        let chunk = at as usize / CHUNK;
-        self.0[chunk].is_none().then(|| ((chunk + 1) * CHUNK).min(u32::MAX as usize) as u32)
+        let chunk = at as usize / CHUNK_ENTRIES;
+        self.0[chunk].is_none().then(|| ((chunk + 1) * CHUNK_ENTRIES).min(u32::MAX as usize) as u32)
     }
 }
 
@@ -347,15 +357,15 @@ mod tests {
     use crate::Random;
 
     fn ftl(len_bytes: u64) -> Ftl {
-        Ftl::new(Shape::of(&SsdParameters::p3700(len_bytes)))
+        Ftl::new(FtlGeometry::from_parameters(&SsdParameters::p3700(len_bytes)))
     }
 
     /// Checks law 1.
-    fn check(ftl: &Ftl) {
+    fn check_invariants(ftl: &Ftl) {
         let slots = ftl.shape.slots_per_superblock();
         let mut held = vec![0; ftl.shape.superblocks as usize];
         for page in 0..ftl.shape.pages {
-            if let Some(slot) = ftl.find(page) {
+            if let Some(slot) = ftl.slot_of_page(page) {
                 assert_eq!(ftl.reverse_map.get(slot), page);
                 held[(slot / slots) as usize] += 1;
             }
@@ -364,49 +374,49 @@ mod tests {
     }
 
     #[test]
-    fn pages_are_found_whatever_is_moved() {
+    fn mapping_survives_garbage_collection() {
         let mut ftl = ftl(16 << 20);
         let (mut dice, mut ops) = (Random::new(1), vec![]);
         let pages = ftl.shape.pages;
         for round in 0..60_000 {
-            let page = dice.below(pages.into()) as u32;
+            let page = dice.next_below(pages.into()) as u32;
             if round % 50 == 0 {
                 ftl.discard(page..(page + 20).min(pages));
-                assert_eq!(ftl.find(page), None);
+                assert_eq!(ftl.slot_of_page(page), None);
             } else {
                 ftl.write(page, &mut ops);
-                assert!(ftl.find(page).is_some());
+                assert!(ftl.slot_of_page(page).is_some());
             }
         }
-        check(&ftl);
+        check_invariants(&ftl);
         assert!(!ftl.free.is_empty());
-        assert!(ops.iter().any(|op| matches!(op, Op::Erase { .. })));
+        assert!(ops.iter().any(|op| matches!(op, FlashOp::Erase { .. })));
         ftl.discard(0..pages);
-        check(&ftl);
+        check_invariants(&ftl);
         assert!(ftl.valid_pages.iter().all(|held| *held == 0));
     }
 
     #[test]
-    fn what_was_written_in_order_is_not_moved() {
+    fn sequential_writes_need_no_page_moves() {
         let mut ftl = ftl(16 << 20);
         let mut ops = vec![];
         for page in (0..ftl.shape.pages).cycle().take(5 * ftl.shape.pages as usize) {
             ftl.write(page, &mut ops);
         }
-        assert!(!ops.iter().any(|op| matches!(op, Op::Carry { .. })));
-        check(&ftl);
+        assert!(!ops.iter().any(|op| matches!(op, FlashOp::Carry { .. })));
+        check_invariants(&ftl);
     }
 
     #[test]
-    fn random_writes_amplify_as_the_theory_says() {
+    fn random_write_amplification_matches_theory() {
         let mut ftl = ftl(64 << 20);
         let (mut dice, mut ops) = (Random::new(7), vec![]);
         let pages = u64::from(ftl.shape.pages);
         (0..pages).for_each(|page| ftl.write(page as u32, &mut ops));
-        (0..4 * pages).for_each(|_| ftl.write(dice.below(pages) as u32, &mut ops));
+        (0..4 * pages).for_each(|_| ftl.write(dice.next_below(pages) as u32, &mut ops));
         ops.clear();
-        (0..pages).for_each(|_| ftl.write(dice.below(pages) as u32, &mut ops));
-        let moved = ops.iter().filter(|op| matches!(op, Op::Carry { .. })).count() as f64;
+        (0..pages).for_each(|_| ftl.write(dice.next_below(pages) as u32, &mut ops));
+        let moved = ops.iter().filter(|op| matches!(op, FlashOp::Carry { .. })).count() as f64;
         let amplification = 1.0 + moved / pages as f64;
         // Xiang and Kurkoski: 2.36 for 30 % over-provisioning.
         assert!((2.1..2.6).contains(&amplification), "{amplification}");

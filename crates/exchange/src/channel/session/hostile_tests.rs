@@ -13,7 +13,7 @@ use super::*;
 use crate::{
     channel::{
         RpcClient,
-        lane::{CHANGE_COUNT_AT, FINGERPRINT_AT, Head, PAYLOAD_AT},
+        lane::{CHANGE_COUNT_OFFSET, FINGERPRINT_OFFSET, MailboxHeader, PAYLOAD_OFFSET},
     },
     contract::{
         Attributes,
@@ -28,8 +28,8 @@ use crate::{
 const SLOTS: u32 = 3;
 const SLOT_BYTES: u32 = 4096;
 
-fn plan() -> SessionConfig {
-    let classes = vec![Class { slot_bytes: SLOT_BYTES, slots: SLOTS }];
+fn session_config() -> SessionConfig {
+    let classes = vec![SlotClass { slot_bytes: SLOT_BYTES, slots: SLOTS }];
     SessionConfig {
         static_lanes: 1,
         host_lanes: 1,
@@ -39,19 +39,19 @@ fn plan() -> SessionConfig {
     }
 }
 
-fn soon() -> Instant {
+fn test_deadline() -> Instant {
     Instant::now() + Duration::from_secs(20)
 }
 
 /// Returns an honest host and the session of its hostile guest.
-fn sides() -> (Arc<Session>, Arc<Session>) {
-    let (offer, socket) = offer(&plan()).unwrap();
+fn connect_host_and_guest() -> (Arc<Session>, Arc<Session>) {
+    let (offer, socket) = offer(&session_config()).unwrap();
     let host = offer.start(pidfd_open(getpid(), PidfdFlags::empty()).unwrap());
-    (host, accept(&socket, soon()).unwrap())
+    (host, accept(&socket, test_deadline()).unwrap())
 }
 
 /// Returns the index of a message in its contract's table.
-fn tag<C: Contract>(name: &str) -> u16 {
+fn message_tag<C: Contract>(name: &str) -> u16 {
     C::TABLE.messages.iter().position(|message| message.name == name).unwrap() as u16
 }
 
@@ -59,24 +59,24 @@ const TO_SERVER: usize = 0;
 const TO_CLIENT: usize = 1;
 
 /// Writes a mailbox of lane 0 as the first message in it.
-fn forge<C: Contract>(session: &Session, line: usize, head: Head, payload: &[u8]) {
+fn forge_message<C: Contract>(session: &Session, line: usize, head: MailboxHeader, payload: &[u8]) {
     let at = line * MAILBOX_STRIDE;
-    session.shared.atomic_u64(at + FINGERPRINT_AT).store(C::FINGERPRINT, SeqCst);
-    session.shared.copy_in(at + PAYLOAD_AT, payload);
+    session.shared.atomic_u64(at + FINGERPRINT_OFFSET).store(C::FINGERPRINT, SeqCst);
+    session.shared.copy_in(at + PAYLOAD_OFFSET, payload);
     session.shared.atomic_u64(at).store(head.to_bits(), SeqCst);
 }
 
-fn first(tag: u16, payload: &[u8]) -> Head {
-    Head { seq: 1, epoch: 1, tag, len: payload.len() as u16 }
+fn first_header(tag: u16, payload: &[u8]) -> MailboxHeader {
+    MailboxHeader { seq: 1, epoch: 1, tag, len: payload.len() as u16 }
 }
 
-fn words(words: &[u32]) -> Vec<u8> {
+fn words_to_bytes(words: &[u32]) -> Vec<u8> {
     words.iter().flat_map(|word| word.to_le_bytes()).collect()
 }
 
 #[track_caller]
-fn expect_sound(session: &Arc<Session>, away_slots: u32) {
-    let audit = session.audit();
+fn assert_slot_accounting(session: &Arc<Session>, away_slots: u32) {
+    let audit = session.heap_usage();
     assert_eq!(audit.total_bytes(), u64::from(SLOTS * SLOT_BYTES));
     assert_eq!((audit.held_bytes, audit.borrowed_bytes), (0, 0), "{audit:?}");
     assert_eq!(audit.exported_bytes, u64::from(away_slots * SLOT_BYTES), "{audit:?}");
@@ -84,79 +84,85 @@ fn expect_sound(session: &Arc<Session>, away_slots: u32) {
 
 /// Requests a read of 100 bytes (slot 0, generation 1) and receives the reply that `lie` writes.
 #[track_caller]
-fn reply_with(lie: impl FnOnce(&Session), expected: Violation) {
-    let (host, guest) = sides();
+fn assert_reply_violation(lie: impl FnOnce(&Session), expected: Violation) {
+    let (host, guest) = connect_host_and_guest();
     let client = host.client::<File>(0).unwrap();
-    let buffer = host.block(100).unwrap();
+    let buffer = host.allocate_block(100).unwrap();
     let waiting =
         client.send(file::Read { buffer, buffer_offset: 0, offset: 0, len: 100, no_atime: false });
     lie(&guest);
-    assert_eq!(waiting.receive(soon()).unwrap_err(), ChannelError::Violation(expected));
+    assert_eq!(waiting.receive(test_deadline()).unwrap_err(), ChannelError::Violation(expected));
     assert_eq!(host.violation(), Some(expected));
     // The slot stays exported until the peer's death is confirmed.
     let claimed = matches!(expected, Violation::Value(_) | Violation::Length(28));
-    expect_sound(&host, u32::from(!claimed));
+    assert_slot_accounting(&host, u32::from(!claimed));
     host.dead.store(true, SeqCst);
-    expect_sound(&host, 0);
+    assert_slot_accounting(&host, 0);
 }
 
-fn ack(name: [u32; 3], len: u32) -> Vec<u8> {
-    words(&[name[0], name[1], name[2], len])
+fn ack_read_payload(name: [u32; 3], len: u32) -> Vec<u8> {
+    words_to_bytes(&[name[0], name[1], name[2], len])
 }
 
 #[test]
-fn a_forged_reply_is_named() {
-    let good = ack([0, 1, 100], 100);
-    let ack_read = tag::<File>("AckRead");
-    let send = |head: Head, payload: Vec<u8>| {
-        move |guest: &Session| forge::<File>(guest, TO_CLIENT, head, &payload)
+fn forged_reply_is_reported_as_violation() {
+    let good = ack_read_payload([0, 1, 100], 100);
+    let ack_read = message_tag::<File>("AckRead");
+    let send = |head: MailboxHeader, payload: Vec<u8>| {
+        move |guest: &Session| forge_message::<File>(guest, TO_CLIENT, head, &payload)
     };
     let state = |message| Violation::State { message, state: "awaiting Read" };
-    let as_tag = |tag| send(first(tag, &good), good.clone());
-    reply_with(as_tag(999), Violation::Tag(999));
-    reply_with(as_tag(tag::<File>("AckWrite")), state("AckWrite"));
-    reply_with(as_tag(tag::<File>("Read")), state("Read"));
-    reply_with(as_tag(tag::<File>("Close")), state("Close"));
+    let as_tag = |tag| send(first_header(tag, &good), good.clone());
+    assert_reply_violation(as_tag(999), Violation::Tag(999));
+    assert_reply_violation(as_tag(message_tag::<File>("AckWrite")), state("AckWrite"));
+    assert_reply_violation(as_tag(message_tag::<File>("Read")), state("Read"));
+    assert_reply_violation(as_tag(message_tag::<File>("Close")), state("Close"));
 
-    let jump = Head { seq: 2, ..first(ack_read, &good) };
-    reply_with(send(jump, good.clone()), Violation::Turn);
-    let long = Head { len: MAX_MESSAGE_BYTES as u16 + 1, ..first(ack_read, &good) };
-    reply_with(send(long, good.clone()), Violation::Length(MAX_MESSAGE_BYTES as u32 + 1));
-    let short = Head { len: 11, ..first(ack_read, &good) };
-    reply_with(send(short, good.clone()), Violation::Length(3));
+    let jump = MailboxHeader { seq: 2, ..first_header(ack_read, &good) };
+    assert_reply_violation(send(jump, good.clone()), Violation::Turn);
+    let long = MailboxHeader { len: MAX_MESSAGE_BYTES as u16 + 1, ..first_header(ack_read, &good) };
+    assert_reply_violation(
+        send(long, good.clone()),
+        Violation::Length(MAX_MESSAGE_BYTES as u32 + 1),
+    );
+    let short = MailboxHeader { len: 11, ..first_header(ack_read, &good) };
+    assert_reply_violation(send(short, good.clone()), Violation::Length(3));
     let surplus = [good.clone(), vec![0; 28]].concat();
-    reply_with(send(first(ack_read, &surplus), surplus), Violation::Length(28));
+    assert_reply_violation(send(first_header(ack_read, &surplus), surplus), Violation::Length(28));
 
     let block = |name| {
-        let payload = ack(name, 100);
-        send(first(ack_read, &payload), payload)
+        let payload = ack_read_payload(name, 100);
+        send(first_header(ack_read, &payload), payload)
     };
-    reply_with(block([6, 1, 100]), Violation::Slot(6));
-    reply_with(block([u32::MAX, 1, 100]), Violation::Slot(u32::MAX));
-    reply_with(block([1, 1, 100]), Violation::Owner(1));
-    reply_with(block([0, 0, 100]), Violation::Generation(0));
-    reply_with(block([0, 2, 100]), Violation::Generation(0));
-    reply_with(block([0, 1, 101]), Violation::BlockLength(0));
-    reply_with(block([0, 1, 5000]), Violation::BlockLength(0));
-    reply_with(block([5, 1, 5000]), Violation::BlockLength(5));
+    assert_reply_violation(block([6, 1, 100]), Violation::Slot(6));
+    assert_reply_violation(block([u32::MAX, 1, 100]), Violation::Slot(u32::MAX));
+    assert_reply_violation(block([1, 1, 100]), Violation::Owner(1));
+    assert_reply_violation(block([0, 0, 100]), Violation::Generation(0));
+    assert_reply_violation(block([0, 2, 100]), Violation::Generation(0));
+    assert_reply_violation(block([0, 1, 101]), Violation::BlockLength(0));
+    assert_reply_violation(block([0, 1, 5000]), Violation::BlockLength(0));
+    assert_reply_violation(block([5, 1, 5000]), Violation::BlockLength(5));
 
-    let why = words(&[0, 1, 100, 99]);
-    let nak = first(tag::<File>("NakRead"), &why);
-    reply_with(send(nak, why), Violation::Value("Refusal"));
+    let why = words_to_bytes(&[0, 1, 100, 99]);
+    let nak = first_header(message_tag::<File>("NakRead"), &why);
+    assert_reply_violation(send(nak, why), Violation::Value("Refusal"));
 }
 
 #[test]
-fn another_contract_is_not_spoken_with() {
-    let reply = ack([0, 1, 100], 100);
-    let head = first(tag::<File>("AckRead"), &reply);
-    reply_with(|guest| forge::<Disk>(guest, TO_CLIENT, head, &reply), Violation::Fingerprint);
+fn fingerprint_mismatch_is_violation() {
+    let reply = ack_read_payload([0, 1, 100], 100);
+    let head = first_header(message_tag::<File>("AckRead"), &reply);
+    assert_reply_violation(
+        |guest| forge_message::<Disk>(guest, TO_CLIENT, head, &reply),
+        Violation::Fingerprint,
+    );
 }
 
 /// A `Bind` whose path is slot 3 (the guest's first) and whose endpoint has the given name.
-fn bind(kind: u8, lane: u32, fingerprint: u64) -> Vec<u8> {
-    let mut bytes = words(&[SLOTS, 1, 10]);
+fn bind_payload(kind: u8, lane: u32, fingerprint: u64) -> Vec<u8> {
+    let mut bytes = words_to_bytes(&[SLOTS, 1, 10]);
     bytes.extend(1u64.to_le_bytes());
-    bytes.extend(words(&[1]));
+    bytes.extend(words_to_bytes(&[1]));
     bytes.push(kind);
     bytes.extend(lane.to_le_bytes());
     bytes.extend(fingerprint.to_le_bytes());
@@ -164,46 +170,55 @@ fn bind(kind: u8, lane: u32, fingerprint: u64) -> Vec<u8> {
 }
 
 #[test]
-fn a_forged_end_is_named() {
+fn forged_endpoint_is_violation() {
     // The host's own lane is 1, the guest's is 2; epochs are the upper half.
     let file = File::FINGERPRINT;
     let cases = [
-        (bind(0, 9 | 1 << 16, file), Violation::Lane(9)),
-        (bind(0, 1 << 16, file), Violation::Lane(0)),
-        (bind(0, 1 | 1 << 16, file), Violation::Lane(1)),
-        (bind(0, 2, file), Violation::Lane(2)),
-        (bind(1, 2 | 1 << 16, file), Violation::Fingerprint),
-        (bind(2, 2 | 1 << 16, file), Violation::Value("End")),
+        (bind_payload(0, 9 | 1 << 16, file), Violation::Lane(9)),
+        (bind_payload(0, 1 << 16, file), Violation::Lane(0)),
+        (bind_payload(0, 1 | 1 << 16, file), Violation::Lane(1)),
+        (bind_payload(0, 2, file), Violation::Lane(2)),
+        (bind_payload(1, 2 | 1 << 16, file), Violation::Fingerprint),
+        (bind_payload(2, 2 | 1 << 16, file), Violation::Value("End")),
     ];
     for (payload, violation) in cases {
-        let (host, guest) = sides();
+        let (host, guest) = connect_host_and_guest();
         let server = host.server::<Directory>(0).unwrap();
-        forge::<Directory>(&guest, TO_SERVER, first(tag::<Directory>("Bind"), &payload), &payload);
-        let lost = server.receive(soon()).unwrap_err();
+        forge_message::<Directory>(
+            &guest,
+            TO_SERVER,
+            first_header(message_tag::<Directory>("Bind"), &payload),
+            &payload,
+        );
+        let lost = server.receive(test_deadline()).unwrap_err();
         assert_eq!(lost, ChannelError::Violation(violation));
-        expect_sound(&host, 0);
+        assert_slot_accounting(&host, 0);
     }
 }
 
 #[test]
-fn one_breach_closes_every_lane() {
-    let (host, guest) = sides();
+fn one_violation_closes_all_lanes() {
+    let (host, guest) = connect_host_and_guest();
     let (other, _kept) = host.pair::<File>().unwrap();
     let server = host.server::<File>(0).unwrap();
-    forge::<File>(&guest, TO_SERVER, first(77, &[]), &[]);
-    assert_eq!(server.receive(soon()).unwrap_err(), ChannelError::Violation(Violation::Tag(77)));
-    let told = other.call(file::GetAttributes {}, soon()).unwrap_err();
+    forge_message::<File>(&guest, TO_SERVER, first_header(77, &[]), &[]);
+    assert_eq!(
+        server.receive(test_deadline()).unwrap_err(),
+        ChannelError::Violation(Violation::Tag(77))
+    );
+    let told = other.call(file::GetAttributes {}, test_deadline()).unwrap_err();
     assert_eq!(told, ChannelError::Violation(Violation::Tag(77)));
 }
 
 #[test]
-fn a_full_bell_blocks_no_end_and_a_drained_one_none_for_long() {
-    let (host, guest) = sides();
+fn full_or_drained_event_fd_does_not_block_peer() {
+    let (host, guest) = connect_host_and_guest();
     for bell in &guest.event_fds {
         io::write(bell, &(u64::MAX - 1).to_ne_bytes()).unwrap();
     }
     let server = guest.server::<File>(0).unwrap();
-    let hand = thread::spawn(move || file::serve(server, &Refuser, Duration::from_secs(20)));
+    let hand =
+        thread::spawn(move || file::serve(server, &RefusingFileServer, Duration::from_secs(20)));
     let mut caller = RpcClient::new(host.client::<File>(0).unwrap(), Duration::from_secs(20));
     for _ in 0..100 {
         assert!(caller.call(file::GetAttributes {}).unwrap().is_err());
@@ -211,7 +226,7 @@ fn a_full_bell_blocks_no_end_and_a_drained_one_none_for_long() {
     drop(caller);
     hand.join().unwrap().unwrap();
 
-    let (host, guest) = sides();
+    let (host, guest) = connect_host_and_guest();
     let over = AtomicBool::new(false);
     thread::scope(|scope| {
         scope.spawn(|| {
@@ -229,9 +244,9 @@ fn a_full_bell_blocks_no_end_and_a_drained_one_none_for_long() {
     });
 }
 
-struct Refuser;
+struct RefusingFileServer;
 
-impl file::FileServer for Refuser {
+impl file::FileServer for RefusingFileServer {
     fn read(&self, _: &mut file::Read) -> Result<u32, Refusal> {
         Err(Refusal::Io)
     }
@@ -241,13 +256,13 @@ impl file::FileServer for Refuser {
 }
 
 #[test]
-fn a_flood_of_rings_ends_at_its_bound_or_at_the_deadline() {
-    let (host, guest) = sides();
+fn wakeup_flood_ends_at_limit_or_deadline() {
+    let (host, guest) = connect_host_and_guest();
     let over = AtomicBool::new(false);
     thread::scope(|scope| {
         scope.spawn(|| {
             while !over.load(Relaxed) {
-                guest.signal(TO_CLIENT);
+                guest.signal_event_fd(TO_CLIENT);
             }
         });
         let client = host.client::<File>(0).unwrap();
@@ -262,29 +277,30 @@ fn a_flood_of_rings_ends_at_its_bound_or_at_the_deadline() {
 }
 
 #[test]
-fn a_message_that_changes_after_it_was_sent_is_judged_as_it_was_copied() {
+fn message_changed_after_send_is_validated_on_copy() {
     let mut random = Random(11);
     let over = AtomicBool::new(false);
     for _ in 0..300 {
-        let (host, guest) = sides();
-        let payload = bind(0, 2 | 1 << 16, File::FINGERPRINT);
+        let (host, guest) = connect_host_and_guest();
+        let payload = bind_payload(0, 2 | 1 << 16, File::FINGERPRINT);
         let server = host.server::<Directory>(0).unwrap();
         over.store(false, Relaxed);
         thread::scope(|scope| {
-            let seed = random.next();
+            let seed = random.next_u64();
             let (over, guest, payload) = (&over, &guest, &payload);
             scope.spawn(move || {
                 let mut random = Random(seed);
-                let head = first(tag::<Directory>("Bind"), payload);
-                forge::<Directory>(guest, TO_SERVER, head, payload);
-                guest.signal(TO_SERVER);
+                let head = first_header(message_tag::<Directory>("Bind"), payload);
+                forge_message::<Directory>(guest, TO_SERVER, head, payload);
+                guest.signal_event_fd(TO_SERVER);
                 while !over.load(Relaxed) {
-                    let at = random.next() as usize % payload.len();
-                    let byte = [[payload[at]], [random.next() as u8]][random.next() as usize & 1];
-                    guest.shared.copy_in(PAYLOAD_AT + at, &byte);
+                    let at = random.next_u64() as usize % payload.len();
+                    let byte =
+                        [[payload[at]], [random.next_u64() as u8]][random.next_u64() as usize & 1];
+                    guest.shared.copy_in(PAYLOAD_OFFSET + at, &byte);
                 }
             });
-            let received = server.receive(soon());
+            let received = server.receive(test_deadline());
             over.store(true, Relaxed);
             match received {
                 Ok(directory::received::Ready::Bind(request, end)) => {
@@ -296,14 +312,14 @@ fn a_message_that_changes_after_it_was_sent_is_judged_as_it_was_copied() {
                 Err(lost) => panic!("{lost}"),
             }
         });
-        expect_sound(&host, 0);
+        assert_slot_accounting(&host, 0);
     }
 }
 
 struct Random(u64);
 
 impl Random {
-    fn next(&mut self) -> u64 {
+    fn next_u64(&mut self) -> u64 {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
         self.0 ^= self.0 << 17;
@@ -311,8 +327,8 @@ impl Random {
     }
 
     /// Four bytes that are mostly a small number, as in valid messages.
-    fn word(&mut self) -> [u8; 4] {
-        let n = self.next();
+    fn next_word_bytes(&mut self) -> [u8; 4] {
+        let n = self.next_u64();
         if n & 3 == 0 {
             ((n >> 8) as u32).to_le_bytes()
         } else {
@@ -330,14 +346,14 @@ fn fuzz_server<C: Contract>(
     let mut random = Random(seed);
     let mut accepted = 0;
     for _ in 0..3000 {
-        let (host, guest) = sides();
+        let (host, guest) = connect_host_and_guest();
         let server = host.server::<C>(0).unwrap();
-        let message = random.next() as usize % C::TABLE.messages.len();
+        let message = random.next_u64() as usize % C::TABLE.messages.len();
         let bytes: usize = C::TABLE.messages[message].fields.iter().map(|f| f.bytes_max).sum();
-        let len = if random.next() & 1 == 0 { bytes } else { random.next() as usize % 300 };
+        let len = if random.next_u64() & 1 == 0 { bytes } else { random.next_u64() as usize % 300 };
         let payload: Vec<u8> =
-            std::iter::repeat_with(|| random.word()).flatten().take(len).collect();
-        forge::<C>(&guest, TO_SERVER, first(message as u16, &payload), &payload);
+            std::iter::repeat_with(|| random.next_word_bytes()).flatten().take(len).collect();
+        forge_message::<C>(&guest, TO_SERVER, first_header(message as u16, &payload), &payload);
         let lost = server.serve(Duration::ZERO, |message| {
             accepted += 1;
             answer(message)
@@ -347,76 +363,83 @@ fn fuzz_server<C: Contract>(
             matches!(lost, Ok(()) | Err(ChannelError::Violation(_) | ChannelError::Timeout)),
             "{lost:?}"
         );
-        expect_sound(&host, 0);
+        assert_slot_accounting(&host, 0);
     }
     accepted
 }
 
 #[test]
-fn random_messages_are_refused_or_served_but_never_trusted() {
-    assert!(fuzz_server::<File>(1, |m| file::answer(&Refuser, m)) > 20);
+fn random_messages_do_not_panic_or_leak() {
+    assert!(fuzz_server::<File>(1, |m| file::answer(&RefusingFileServer, m)) > 20);
     assert!(fuzz_server::<Disk>(2, |_| None) > 20);
     assert!(fuzz_server::<Volume>(3, |_| None) > 20);
     assert!(fuzz_server::<Directory>(4, |_| None) > 20);
 }
 
 /// Sends `hello` and `fds` over a socket and returns the error of accepting them.
-fn accept_of(hello: &[u8], fds: &[BorrowedFd<'_>]) -> ChannelError {
+fn accept_forged_hello(hello: &[u8], fds: &[BorrowedFd<'_>]) -> ChannelError {
     let flags = SocketFlags::CLOEXEC;
     let (ours, theirs) =
         net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap();
-    crate::descriptors::send(&ours, hello, fds).unwrap();
+    crate::descriptors::send_with_fds(&ours, hello, fds).unwrap();
     drop(ours);
-    accept(&theirs, soon()).unwrap_err()
+    accept(&theirs, test_deadline()).unwrap_err()
 }
 
 #[test]
-fn a_hello_that_lies_is_refused() {
-    let (offer, _socket) = offer(&plan()).unwrap();
+fn forged_hello_is_refused() {
+    let (offer, _socket) = offer(&session_config()).unwrap();
     let me = pidfd_open(getpid(), PidfdFlags::empty()).unwrap();
-    let hello = plan().to_bytes();
+    let hello = session_config().to_bytes();
     let bells: Vec<_> = offer.event_fds.iter().map(OwnedFd::as_fd).collect();
     let all = [&[offer.shared.as_fd(), me.as_fd()][..], &bells].concat();
     let memory = |what| ChannelError::Violation(Violation::Memory(what));
     let descriptors = |what| ChannelError::Violation(Violation::Descriptors(what));
-    assert_eq!(SessionConfig::from_bytes(&hello).unwrap(), plan());
+    assert_eq!(SessionConfig::from_bytes(&hello).unwrap(), session_config());
 
     let mut magic = hello;
     magic[0] ^= 1;
-    assert_eq!(accept_of(&magic, &all), memory("the hello is malformed"));
+    assert_eq!(accept_forged_hello(&magic, &all), memory("the hello is malformed"));
     assert_eq!(
-        accept_of(&hello[1..], &all),
+        accept_forged_hello(&hello[1..], &all),
         ChannelError::Violation(Violation::Length(hello.len() as u32 - 1))
     );
     assert_eq!(
-        accept_of(&[&hello[..], &[0]].concat(), &all),
+        accept_forged_hello(&[&hello[..], &[0]].concat(), &all),
         descriptors("more than fit a message")
     );
     for lanes in [MAX_LANES + 1, u32::MAX] {
-        let plan = SessionConfig { host_lanes: lanes, ..plan() };
-        assert_eq!(accept_of(&plan.to_bytes(), &all), memory("the plan exceeds its limits"));
+        let plan = SessionConfig { host_lanes: lanes, ..session_config() };
+        assert_eq!(
+            accept_forged_hello(&plan.to_bytes(), &all),
+            memory("the plan exceeds its limits")
+        );
     }
     for (slot_bytes, slots) in [(4095, 1), (0, 1), (1 << 20, 1 << 20), (1 << 31, 1)] {
-        let plan = SessionConfig { host: vec![Class { slot_bytes, slots }], ..plan() };
-        assert_eq!(accept_of(&plan.to_bytes(), &all), memory("the plan exceeds its limits"));
+        let plan =
+            SessionConfig { host: vec![SlotClass { slot_bytes, slots }], ..session_config() };
+        assert_eq!(
+            accept_forged_hello(&plan.to_bytes(), &all),
+            memory("the plan exceeds its limits")
+        );
     }
     let number = descriptors("another number than the plan needs");
-    assert_eq!(accept_of(&hello, &all[..all.len() - 1]), number);
-    assert_eq!(accept_of(&hello, &[&all[..], &[me.as_fd()]].concat()), number);
-    assert_eq!(accept_of(&hello, &[]), number);
+    assert_eq!(accept_forged_hello(&hello, &all[..all.len() - 1]), number);
+    assert_eq!(accept_forged_hello(&hello, &[&all[..], &[me.as_fd()]].concat()), number);
+    assert_eq!(accept_forged_hello(&hello, &[]), number);
 
     let blocking = eventfd(0, EventfdFlags::CLOEXEC).unwrap();
     let mut swapped = all.clone();
     swapped[2] = blocking.as_fd();
-    assert_eq!(accept_of(&hello, &swapped), descriptors("a bell that can block"));
+    assert_eq!(accept_forged_hello(&hello, &swapped), descriptors("a bell that can block"));
 
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
     let unsealed = fs::memfd_create("test", flags).unwrap();
     let mut swapped = all.clone();
     swapped[0] = unsealed.as_fd();
-    assert_eq!(accept_of(&hello, &swapped), memory("it is not sealed"));
+    assert_eq!(accept_forged_hello(&hello, &swapped), memory("it is not sealed"));
     fs::fcntl_add_seals(&unsealed, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL).unwrap();
-    assert_eq!(accept_of(&hello, &swapped), memory("it has another size"));
+    assert_eq!(accept_forged_hello(&hello, &swapped), memory("it has another size"));
     assert!(fs::ftruncate(&offer.shared, 0).is_err(), "what is sealed cannot be cut");
 
     let (ours, theirs) =
@@ -425,19 +448,21 @@ fn a_hello_that_lies_is_refused() {
     let soon = Instant::now() + Duration::from_millis(10);
     assert_eq!(accept(&theirs, soon).unwrap_err(), ChannelError::Timeout);
     drop(ours);
-    assert_eq!(accept(&theirs, self::soon()).unwrap_err(), ChannelError::Closed);
+    assert_eq!(accept(&theirs, self::test_deadline()).unwrap_err(), ChannelError::Closed);
 }
 
-fn reader(host: &Arc<Session>) -> CachingReader {
+fn caching_reader(host: &Arc<Session>) -> CachingReader {
     let blocks = host.clone();
     let end = host.client::<File>(0).unwrap();
-    CachingReader::new(end, Duration::from_secs(20), 1, move |len| blocks.block(len.min(4096)))
+    CachingReader::new(end, Duration::from_secs(20), 1, move |len| {
+        blocks.allocate_block(len.min(4096))
+    })
 }
 
 /// A file whose reads return four bytes of 7 at any offset.
-struct Sevens;
+struct FourSevensFile;
 
-impl file::FileServer for Sevens {
+impl file::FileServer for FourSevensFile {
     fn read(&self, request: &mut file::Read) -> Result<u32, Refusal> {
         Ok(request.buffer.copy_in(0, &[7; 4]) as u32)
     }
@@ -447,41 +472,46 @@ impl file::FileServer for Sevens {
 }
 
 #[test]
-fn an_answer_longer_than_its_block_or_than_was_asked_ends_the_reader() {
+fn oversized_reply_length_closes_reader() {
     // The peer's own slot of ten bytes; the reader's slot with more than it requested.
-    for payload in [ack([SLOTS, 1, 10], 100), ack([0, 1, 100], 101), ack([0, 1, 100], u32::MAX)] {
-        let (host, guest) = sides();
+    for payload in [
+        ack_read_payload([SLOTS, 1, 10], 100),
+        ack_read_payload([0, 1, 100], 101),
+        ack_read_payload([0, 1, 100], u32::MAX),
+    ] {
+        let (host, guest) = connect_host_and_guest();
         // This server has no notifier: the reader requests exactly the bytes it needs.
-        let mut reader = reader(&host);
-        let head = first(tag::<File>("AckRead"), &payload);
+        let mut reader = caching_reader(&host);
+        let head = first_header(message_tag::<File>("AckRead"), &payload);
         // Sent before the request: a peer may be early.
-        forge::<File>(&guest, TO_CLIENT, head, &payload);
+        forge_message::<File>(&guest, TO_CLIENT, head, &payload);
         let lost = ChannelError::Violation(Violation::Value("AckRead"));
         for _ in 0..2 {
             assert_eq!(reader.read(0, &mut [0; 100]), Err(ReadError::Lost(lost)));
         }
         drop(reader);
         host.dead.store(true, SeqCst);
-        expect_sound(&host, 0);
+        assert_slot_accounting(&host, 0);
     }
 }
 
 #[test]
-fn a_peer_that_writes_to_what_is_kept_and_to_its_count_changes_bytes_and_nothing_else() {
-    let (host, guest) = sides();
+fn peer_writing_to_cached_slot_changes_only_bytes() {
+    let (host, guest) = connect_host_and_guest();
     let server = guest.server::<File>(0).unwrap();
     let _ = server.change_notifier();
-    let mut reader = reader(&host);
+    let mut reader = caching_reader(&host);
     let over = AtomicBool::new(false);
     thread::scope(|scope| {
-        scope.spawn(|| file::serve(server, &Sevens, Duration::from_secs(20)));
+        scope.spawn(|| file::serve(server, &FourSevensFile, Duration::from_secs(20)));
         scope.spawn(|| {
             let mut random = Random(5);
             let slots_at = guest.plan.layout().unwrap().slots_at;
             while !over.load(Relaxed) {
-                guest.shared.copy_in(slots_at + random.next() as usize % 4096, &[1]);
-                let told = [random.next(), 1 << 48 | random.next() & 1][random.next() as usize & 1];
-                guest.shared.atomic_u64(MAILBOX_STRIDE + CHANGE_COUNT_AT).store(told, Relaxed);
+                guest.shared.copy_in(slots_at + random.next_u64() as usize % 4096, &[1]);
+                let told = [random.next_u64(), 1 << 48 | random.next_u64() & 1]
+                    [random.next_u64() as usize & 1];
+                guest.shared.atomic_u64(MAILBOX_STRIDE + CHANGE_COUNT_OFFSET).store(told, Relaxed);
             }
         });
         for _ in 0..3000 {
@@ -493,12 +523,12 @@ fn a_peer_that_writes_to_what_is_kept_and_to_its_count_changes_bytes_and_nothing
         over.store(true, Relaxed);
         drop(reader);
     });
-    expect_sound(&host, 0);
+    assert_slot_accounting(&host, 0);
 }
 
 #[test]
-fn an_end_that_took_a_lane_over_is_not_told_of_by_the_one_before() {
-    let (host, guest) = sides();
+fn old_notifier_does_not_notify_reused_lane() {
+    let (host, guest) = connect_host_and_guest();
     let (client, server) = host.pair::<File>().unwrap();
     assert_eq!(client.change_count(), Ok(None));
     let teller = server.change_notifier();
@@ -517,17 +547,17 @@ fn an_end_that_took_a_lane_over_is_not_told_of_by_the_one_before() {
 }
 
 #[test]
-fn a_session_without_room_says_so_and_keeps_what_it_has() {
-    let (host, guest) = sides();
+fn full_session_returns_heap_full_or_quota() {
+    let (host, guest) = connect_host_and_guest();
     let _server = guest.server::<File>(0).unwrap();
     let mut caller = RpcClient::new(host.client::<File>(0).unwrap(), Duration::from_secs(20));
-    let held: Vec<_> = (0..SLOTS).map(|_| host.block(1).unwrap()).collect();
-    assert!(host.block(1).is_none());
+    let held: Vec<_> = (0..SLOTS).map(|_| host.allocate_block(1).unwrap()).collect();
+    assert!(host.allocate_block(1).is_none());
     let buffer = Block::private(10);
     let read = file::Read { buffer, buffer_offset: 0, offset: 0, len: 1, no_atime: false };
     assert_eq!(caller.call(read).unwrap_err(), ChannelError::HeapFull);
     drop(held);
-    expect_sound(&host, 0);
+    assert_slot_accounting(&host, 0);
     // The host has one lane: the second channel has to wait for it.
     let first = host.pair::<File>().unwrap();
     assert_eq!(host.pair::<File>().unwrap_err(), Refusal::Quota);

@@ -155,19 +155,19 @@ impl Iterator for EntryReader {
 struct NoAttachments;
 
 impl ExportAttachments for NoAttachments {
-    fn block(&mut self, _: Block) -> BlockName {
+    fn export_block(&mut self, _: Block) -> BlockName {
         unreachable!("an entry holds no block")
     }
-    fn endpoint(&mut self, _: Option<LaneName>) -> u32 {
+    fn export_endpoint(&mut self, _: Option<LaneName>) -> u32 {
         unreachable!("an entry holds no end")
     }
 }
 
 impl ImportAttachments for NoAttachments {
-    fn block(&mut self, _: BlockName) -> Result<Block, Violation> {
+    fn import_block(&mut self, _: BlockName) -> Result<Block, Violation> {
         Err(Violation::Value("Entry"))
     }
-    fn end(&mut self, lane: u32) -> Result<crate::channel::LaneEndpoint, Violation> {
+    fn import_endpoint(&mut self, lane: u32) -> Result<crate::channel::LaneEndpoint, Violation> {
         Err(Violation::Lane(lane))
     }
 }
@@ -177,7 +177,7 @@ mod tests {
     use super::*;
     use crate::contract::Time;
 
-    fn entry(n: u64, with_attributes: bool) -> DirEntry {
+    fn test_entry(n: u64, with_attributes: bool) -> DirEntry {
         let attributes = Attributes {
             node: Node(n),
             generation: 7,
@@ -207,12 +207,12 @@ mod tests {
     }
 
     #[test]
-    fn what_is_pushed_is_read() {
+    fn entries_round_trip() {
         for with_attributes in [false, true] {
             let mut block = Block::private(1000);
             let mut entries = EntryWriter::new(&mut block);
             let pushed: Vec<_> = (1..100)
-                .map(|n| entry(n, with_attributes))
+                .map(|n| test_entry(n, with_attributes))
                 .take_while(|entry| entries.push(entry))
                 .collect();
             assert!(pushed.len() > 3 && pushed.len() < 99);
@@ -223,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn random_bytes_are_refused_or_read_but_never_trusted() {
+    fn random_bytes_do_not_panic_entry_reader() {
         let mut seed = 0x9e37_79b9_7f4a_7c15u64;
         let mut random = || {
             seed ^= seed << 13;
@@ -233,7 +233,7 @@ mod tests {
         };
         let mut block = Block::private(600);
         let mut entries = EntryWriter::new(&mut block);
-        while entries.push(&entry(4, random() & 1 == 0)) {}
+        while entries.push(&test_entry(4, random() & 1 == 0)) {}
         let len = entries.len();
         let mut good = vec![0; len as usize];
         block.copy_out(0, &mut good);

@@ -29,7 +29,7 @@ use crate::{
 
 /// Maximum bytes requested in one message; requests are aligned parts of a chunk of this length.
 pub const CHUNK_BYTES: u32 = 128 << 10;
-const CHUNK: u64 = CHUNK_BYTES as u64;
+const CHUNK_LEN: u64 = CHUNK_BYTES as u64;
 /// Bytes requested for a non-sequential read; aligned as well.
 const RANDOM_READ_BYTES: u64 = 16 << 10;
 
@@ -84,10 +84,10 @@ struct CachedChunk {
 
 impl CachedChunk {
     /// Returns true if it holds `len` bytes of its chunk from `at`.
-    fn covers(&self, at: u64, len: usize) -> bool {
+    fn contains_range(&self, at: u64, len: usize) -> bool {
         let start = self.asked.start;
         let is_there = at + len as u64 <= start + u64::from(self.len);
-        at >= start && (is_there || self.is_last() && at / CHUNK == start / CHUNK)
+        at >= start && (is_there || self.is_last() && at / CHUNK_LEN == start / CHUNK_LEN)
     }
 
     fn is_last(&self) -> bool {
@@ -128,18 +128,18 @@ impl CachingReader {
         // The counter is read once: the whole read counts as done at this moment.
         let told = self.change_count()?;
         // No file reaches this offset.
-        let end = offset.saturating_add(into.len() as u64).min(u64::MAX - 2 * CHUNK);
+        let end = offset.saturating_add(into.len() as u64).min(u64::MAX - 2 * CHUNK_LEN);
         let mut straight = offset == self.next;
         let (mut at, mut done) = (offset, 0);
         while at < end {
-            let want = (CHUNK - at % CHUNK).min(end - at) as usize;
+            let want = (CHUNK_LEN - at % CHUNK_LEN).min(end - at) as usize;
             self.fetch(at, want, told, straight)?;
             straight |= at + (want as u64) < end;
             if straight {
                 // In flight while this chunk is copied.
                 self.prefetch_next(at, told);
             }
-            let Some(kept) = &self.cache[self.slot_of(at)] else { break };
+            let Some(kept) = &self.cache[self.cache_slot_of(at)] else { break };
             let skip = (at - kept.asked.start) as usize;
             let there = (kept.len as usize).saturating_sub(skip).min(want);
             // The length was checked when the reply arrived: see `store_reply`.
@@ -163,13 +163,14 @@ impl CachingReader {
         told.map(|told| told.filter(|_| self.is_caching))
     }
 
-    fn slot_of(&self, at: u64) -> usize {
-        (at / CHUNK % self.cache.len() as u64) as usize
+    fn cache_slot_of(&self, at: u64) -> usize {
+        (at / CHUNK_LEN % self.cache.len() as u64) as usize
     }
 
     fn is_cached(&self, at: u64, len: usize, told: Option<u64>) -> bool {
-        let kept = self.cache[self.slot_of(at)].as_ref();
-        told.is_some() && kept.is_some_and(|kept| kept.asked.told == told && kept.covers(at, len))
+        let kept = self.cache[self.cache_slot_of(at)].as_ref();
+        told.is_some()
+            && kept.is_some_and(|kept| kept.asked.told == told && kept.contains_range(at, len))
     }
 
     /// Fetches the chunk part with `len` bytes from `at` into its slot, unless it is cached.
@@ -203,10 +204,10 @@ impl CachingReader {
         if told.is_none() {
             return (at, len as u32);
         }
-        let had = self.cache[self.slot_of(at)].as_ref();
-        let had = had.filter(|had| had.asked.start / CHUNK == at / CHUNK);
+        let had = self.cache[self.cache_slot_of(at)].as_ref();
+        let had = had.filter(|had| had.asked.start / CHUNK_LEN == at / CHUNK_LEN);
         if had.map_or(straight, |had| had.asked.told == told) {
-            return (at - at % CHUNK, CHUNK_BYTES);
+            return (at - at % CHUNK_LEN, CHUNK_BYTES);
         }
         let from = at - at % RANDOM_READ_BYTES;
         // A chunk is a whole number of units.
@@ -216,9 +217,9 @@ impl CachingReader {
 
     /// Requests the chunk after that of `at`, if it is not cached and may be prefetched.
     fn prefetch_next(&mut self, at: u64, told: Option<u64>) {
-        let next = at - at % CHUNK + CHUNK;
+        let next = at - at % CHUNK_LEN + CHUNK_LEN;
         // A chunk past the end of the file would only evict another one.
-        let ends = self.cache[self.slot_of(at)].as_ref().is_none_or(CachedChunk::is_last)
+        let ends = self.cache[self.cache_slot_of(at)].as_ref().is_none_or(CachedChunk::is_last)
             || self.end_of_file.is_some_and(|(end, seen)| seen == told && next >= end);
         if told.is_some()
             && !ends
@@ -234,7 +235,7 @@ impl CachingReader {
     /// Requests `want` bytes from `start`; no other request is in flight.
     fn send_read(&mut self, start: u64, want: u32) -> Result<(), ChannelError> {
         let told = self.change_count()?;
-        let place = self.slot_of(start);
+        let place = self.cache_slot_of(start);
         // This may free the block that the request needs.
         self.cache[place] = None;
         let buffer = (self.blocks)(want as usize).ok_or(ChannelError::HeapFull)?;
@@ -279,7 +280,7 @@ impl CachingReader {
                 if ack.len < asked.len {
                     self.end_of_file = Some((asked.start + u64::from(ack.len), asked.told));
                 }
-                let place = self.slot_of(asked.start);
+                let place = self.cache_slot_of(asked.start);
                 self.cache[place] = Some(CachedChunk { block: ack.buffer, asked, len: ack.len });
                 Ok(Ok(()))
             }

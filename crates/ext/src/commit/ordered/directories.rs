@@ -34,7 +34,7 @@ struct DirectoryBlocks {
 }
 
 impl MapVisitor for DirectoryBlocks {
-    fn run(&mut self, at: u64, blocks: u64, place: BlockLocation) -> ControlFlow<()> {
+    fn visit_run(&mut self, at: u64, blocks: u64, place: BlockLocation) -> ControlFlow<()> {
         match place {
             BlockLocation::Hole | BlockLocation::Unwritten(_) => {}
             BlockLocation::Mapped(first) => {
@@ -49,7 +49,7 @@ impl MapVisitor for DirectoryBlocks {
         ControlFlow::Continue(())
     }
 
-    fn node(&mut self, node: MapNode) -> bool {
+    fn visit_node(&mut self, node: MapNode) -> bool {
         self.map_nodes.push(node);
         true
     }
@@ -143,11 +143,11 @@ impl Transaction<'_> {
             DirectoryBlocks { changed: own, names: vec![], map_nodes: vec![], damaged: None };
         self.walk(dir, 0..count.into(), &mut found)?;
         if let Some(block) = found.damaged {
-            return Err(Error::corrupt("block map: pointer").in_block(block).of_inode(dir));
+            return Err(Error::corrupt("block map: pointer").with_block(block).with_inode(dir));
         }
         for (at, block) in found.names {
             let new = self.relocate_block(block, self.directory_role(dir)?)?;
-            let pointer = self.pointer_of(dir, at)?;
+            let pointer = self.pointer_location(dir, at)?;
             self.set_pointer(dir, pointer, new)?;
         }
         // Children first: a block comes after its parent in the list.

@@ -21,7 +21,10 @@ pub(super) struct StagePlan {
 }
 
 impl StagePlan {
-    pub(super) fn of(recorded: &OrderedProtocol, arranged: &HashMap<u32, DirectoryUpdate>) -> Self {
+    pub(super) fn from_recorded(
+        recorded: &OrderedProtocol,
+        arranged: &HashMap<u32, DirectoryUpdate>,
+    ) -> Self {
         let after_deaths = recorded.dying.values().max().map_or(0, |height| height + 1);
         let base = |dir: &DirectoryUpdate| match dir {
             DirectoryUpdate { is_relocated: true, .. } => after_deaths.max(1),
@@ -43,7 +46,7 @@ impl StagePlan {
         let named = dirs.values().map(|(stage, _)| stage + 1).max().unwrap_or(0);
         let mut depths = HashMap::new();
         for dir in recorded.created_dirs.keys() {
-            depth(*dir, recorded, &mut depths);
+            created_parent_count(*dir, recorded, &mut depths);
         }
         let deepest = depths.values().map(|depth| depth + 1).max().unwrap_or(0);
         Self {
@@ -57,7 +60,11 @@ impl StagePlan {
 }
 
 /// Returns the number of created directories above this one.
-fn depth(dir: u32, recorded: &OrderedProtocol, known: &mut HashMap<u32, u32>) -> u32 {
+fn created_parent_count(
+    dir: u32,
+    recorded: &OrderedProtocol,
+    known: &mut HashMap<u32, u32>,
+) -> u32 {
     let mut chain = vec![dir];
     let mut at = dir;
     // Bounded by the number of directories, and cycles are cut.

@@ -55,7 +55,8 @@ impl Transaction<'_> {
                     let both: Box<[u8]> = base.iter().zip(now.iter()).map(|(a, b)| a | b).collect();
                     let frees = both[..] != now[..];
                     if both[..] != base[..] {
-                        let both = if frees { SharedBytes::owned(both) } else { now.clone() };
+                        let both =
+                            if frees { SharedBytes::from_owned_bytes(both) } else { now.clone() };
                         stages.entry(0).or_default().insert(block, both);
                     }
                     if frees {
@@ -108,7 +109,7 @@ impl Transaction<'_> {
             return None;
         }
         raw.set_features(new);
-        Some(SharedBytes::owned(bytes.into_boxed_slice()))
+        Some(SharedBytes::from_owned_bytes(bytes.into_boxed_slice()))
     }
 
     /// Returns the changed inodes by inode-table block: offset and stage.
@@ -167,7 +168,8 @@ impl Transaction<'_> {
                     into.copy_from_slice(from);
                 }
             }
-            versions.push((stage, SharedBytes::owned(version.clone().into_boxed_slice())));
+            versions
+                .push((stage, SharedBytes::from_owned_bytes(version.clone().into_boxed_slice())));
         }
         versions
     }

@@ -10,7 +10,7 @@
 //! costs the index, which checkers drop without a question, and no name.
 //! Law 2: the stored `dx_limit` is kept, and trusted only if it fits the block.
 
-use super::{RawRecord, collect_records, pack_records, put_len};
+use super::{RawRecord, collect_records, pack_records, set_rec_len};
 use crate::format::dirent::DirBlockFormat;
 use crate::format::htree::{
     BLOCK_MASK, DxEntries, DxEntry, ENTRY_BYTES, NODE_ENTRIES_AT, ROOT_ENTRIES_AT, ROOT_INFO_AT,
@@ -162,7 +162,7 @@ pub(crate) fn split_node(block: &[u8], shape: DirBlockFormat) -> Result<NodeSpli
     let go = all.get(kept..).unwrap_or_default();
     let few = Error::Misuse("hash tree index: too few entries to split");
     let (true, Some(first)) = (kept > 0, go.first()) else { return Err(few) };
-    let high = htree::node(go, shape).ok_or(few.clone())?;
+    let high = htree::encode_node(go, shape).ok_or(few.clone())?;
     let mut low = block.to_vec();
     set_count(&mut low, IndexBlockKind::Node, kept).ok_or(few)?;
     Ok(NodeSplit { low, high, hash: first.hash, kept })
@@ -186,7 +186,7 @@ pub(crate) fn add_level(
     if levels >= most_levels {
         return Err(Error::NoSpace);
     }
-    let below = htree::node(&entries(index), shape).ok_or(corrupt.clone())?;
+    let below = htree::encode_node(&entries(index), shape).ok_or(corrupt.clone())?;
     let mut root = root.to_vec();
     if let Some(byte) = root.get_mut(levels_at) {
         *byte = levels.saturating_add(1);
@@ -218,7 +218,7 @@ pub(crate) fn make_indexed(
     }
     let names = shape.with_tail(pack_records(names.iter().copied(), own, own.len()));
     let entry = DxEntry { hash: 0, block: leaf };
-    let head = htree::root(
+    let head = htree::encode_root(
         dot.inode,
         dot_dot.inode,
         version,
@@ -239,7 +239,7 @@ pub(crate) fn make_indexed(
         }
     }
     // 12 bytes for `.`, the rest belongs to `..`.
-    put_len(&mut root, 12, block.len().saturating_sub(12));
+    set_rec_len(&mut root, 12, block.len().saturating_sub(12));
     Ok((root, names))
 }
 

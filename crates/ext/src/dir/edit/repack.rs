@@ -12,7 +12,7 @@ use crate::format::dirent::DirBlockFormat;
 /// [`crate::Error::Corrupt`] if the chain breaks.
 pub(crate) fn convert_block(names: &[u8], shape: DirBlockFormat) -> Result<Option<Vec<u8>>> {
     let records = collect_records(names)?;
-    let used: usize = records.iter().map(RawRecord::used).sum();
+    let used: usize = records.iter().map(RawRecord::used_bytes).sum();
     if used > shape.dirent_area_bytes() {
         return Ok(None);
     }
@@ -29,10 +29,10 @@ pub(crate) fn repack_linear(blocks: &[&[u8]], shape: DirBlockFormat) -> Result<V
     let mut page: Vec<u8> = vec![];
     for names in blocks {
         for record in collect_records(names)?.into_iter().filter(|record| record.inode != 0) {
-            if page.len() + record.used() > shape.dirent_area_bytes() {
+            if page.len() + record.used_bytes() > shape.dirent_area_bytes() {
                 listed.push(std::mem::take(&mut page));
             }
-            record.append(names, &mut page);
+            record.append_to(names, &mut page);
         }
     }
     listed.push(page);
@@ -48,16 +48,17 @@ pub(crate) fn repack_linear(blocks: &[&[u8]], shape: DirBlockFormat) -> Result<V
 mod tests {
     use super::*;
     use crate::InodeNumber;
-    use crate::dir::edit::{SlotSearch, empty, find, find_or_slot, insert};
+    use crate::dir::edit::{SlotSearch, empty_block, find, find_or_slot, insert};
     use draconis_exchange::contract::FileType;
 
-    const OLD: DirBlockFormat =
+    const WITHOUT_CHECKSUMS: DirBlockFormat =
         DirBlockFormat { block_bytes: 1024, filetype: true, has_checksums: false };
-    const NEW: DirBlockFormat = DirBlockFormat { has_checksums: true, ..OLD };
+    const WITH_CHECKSUMS: DirBlockFormat =
+        DirBlockFormat { has_checksums: true, ..WITHOUT_CHECKSUMS };
 
     /// Returns a block with `count` names of ten bytes.
-    fn filled(count: u32) -> Vec<u8> {
-        let mut block = empty(OLD);
+    fn filled_block(count: u32) -> Vec<u8> {
+        let mut block = empty_block(WITHOUT_CHECKSUMS);
         for nth in 0..count {
             let name = format!("{nth:010}");
             let sought = find_or_slot(&block, true, name.as_bytes()).unwrap();
@@ -69,10 +70,10 @@ mod tests {
     }
 
     #[test]
-    fn names_get_room_for_a_checksum_where_there_is_some() {
-        let names = NEW.dirent_area_bytes();
+    fn checksum_tail_is_added_if_block_has_space() {
+        let names = WITH_CHECKSUMS.dirent_area_bytes();
         for (count, fits) in [(0, true), (1, true), (50, true), (51, false)] {
-            let block = convert_block(&filled(count), NEW).unwrap();
+            let block = convert_block(&filled_block(count), WITH_CHECKSUMS).unwrap();
             assert_eq!(block.is_some(), fits, "{count}");
             let Some(block) = block else { continue };
             for nth in 0..count {
@@ -83,17 +84,17 @@ mod tests {
     }
 
     #[test]
-    fn all_names_go_on_in_as_many_blocks_or_in_more() {
-        let (full, some) = (filled(51), filled(3));
-        let listed = repack_linear(&[&full, &some, &some], NEW).unwrap();
+    fn repacked_names_need_as_many_blocks_or_more() {
+        let (full, some) = (filled_block(51), filled_block(3));
+        let listed = repack_linear(&[&full, &some, &some], WITH_CHECKSUMS).unwrap();
         assert_eq!(listed.len(), 3);
         let count = |block: &Vec<u8>| {
-            let records = collect_records(&block[..NEW.dirent_area_bytes()]).unwrap();
+            let records = collect_records(&block[..WITH_CHECKSUMS.dirent_area_bytes()]).unwrap();
             records.iter().filter(|record| record.inode != 0).count()
         };
         assert_eq!(listed.iter().map(count).collect::<Vec<_>>(), [50, 7, 0]);
-        let more = repack_linear(&[&full], NEW).unwrap();
+        let more = repack_linear(&[&full], WITH_CHECKSUMS).unwrap();
         assert_eq!(more.iter().map(count).collect::<Vec<_>>(), [50, 1]);
-        assert!(repack_linear(&[&[1; 1024]], NEW).is_err());
+        assert!(repack_linear(&[&[1; 1024]], WITH_CHECKSUMS).is_err());
     }
 }

@@ -9,18 +9,18 @@ use crate::format::dirent::{DirBlockBuilder, Dirents};
 use crate::format::hash::HashSeed;
 use crate::format::hash::NameHash;
 
-const INODES: u32 = 1 << 30;
+const MAX_INODE: u32 = 1 << 30;
 
 /// Names, file types and inode numbers that a seed reproduces.
-pub(super) struct Chance(Random);
+pub(super) struct RandomNames(Random);
 
-impl Chance {
+impl RandomNames {
     pub(super) fn new(seed: u64) -> Self {
         Self(Random::new(seed))
     }
 
     pub(super) fn below(&mut self, limit: usize) -> usize {
-        self.0.below(limit as u64) as usize
+        self.0.next_below(limit as u64) as usize
     }
 
     fn name(&mut self, longest: usize) -> Vec<u8> {
@@ -33,12 +33,12 @@ impl Chance {
     }
 }
 
-type Names = BTreeMap<Vec<u8>, (u32, Option<FileType>)>;
+type NameMap = BTreeMap<Vec<u8>, (u32, Option<FileType>)>;
 
 /// Returns the names that a reader sees, none of them twice.
-fn names(block: &[u8], filetype: bool) -> Names {
-    let mut names = Names::new();
-    for entry in Dirents::new(block, filetype, INODES) {
+fn visible_names(block: &[u8], filetype: bool) -> NameMap {
+    let mut names = NameMap::new();
+    for entry in Dirents::new(block, filetype, MAX_INODE) {
         let entry = entry.unwrap();
         let old = names.insert(entry.name.to_vec(), (entry.inode.0, entry.kind));
         assert_eq!(old, None, "a name is there twice");
@@ -47,7 +47,7 @@ fn names(block: &[u8], filetype: bool) -> Names {
 }
 
 /// Returns every mixture of the sectors of two blocks.
-pub(super) fn tears(old: &[u8], new: &[u8]) -> Vec<Vec<u8>> {
+pub(super) fn torn_versions(old: &[u8], new: &[u8]) -> Vec<Vec<u8>> {
     let sectors = 0..old.len() / SECTOR_BYTES;
     let of = |nth: usize| nth * SECTOR_BYTES..(nth + 1) * SECTOR_BYTES;
     let differ: Vec<usize> = sectors.filter(|nth| old[of(*nth)] != new[of(*nth)]).collect();
@@ -66,27 +66,27 @@ pub(super) fn tears(old: &[u8], new: &[u8]) -> Vec<Vec<u8>> {
 }
 
 /// One block, changed at random.
-struct Model {
+struct BlockModel {
     block: Vec<u8>,
-    names: Names,
+    names: NameMap,
     filetype: bool,
-    chance: Chance,
+    chance: RandomNames,
     whole: usize,
     parted: usize,
 }
 
-impl Model {
+impl BlockModel {
     fn new(block_bytes: usize, filetype: bool, seed: u64) -> Self {
-        let block = empty(DirBlockFormat {
+        let block = empty_block(DirBlockFormat {
             block_bytes: block_bytes as u32,
             filetype: true,
             has_checksums: false,
         });
-        let names = Names::new();
-        Self { block, names, filetype, chance: Chance::new(seed), whole: 0, parted: 0 }
+        let names = NameMap::new();
+        Self { block, names, filetype, chance: RandomNames::new(seed), whole: 0, parted: 0 }
     }
 
-    fn shown(&self, kind: FileType) -> Option<FileType> {
+    fn visible_type(&self, kind: FileType) -> Option<FileType> {
         self.filetype.then_some(kind)
     }
 
@@ -108,19 +108,19 @@ impl Model {
         let (inode, kind) = (InodeNumber(1 + self.chance.below(1000) as u32), self.chance.kind());
         let old = self.block.clone();
         let mut hidden = old.clone();
-        hide(&mut hidden, &room, inode, kind, &name, self.filetype).unwrap();
+        insert_hidden(&mut hidden, &room, inode, kind, &name, self.filetype).unwrap();
         insert(&mut self.block, &room, inode, kind, &name, self.filetype).unwrap();
         let mut shown = hidden.clone();
-        reveal(&mut shown, &room, inode).unwrap();
+        reveal_hidden(&mut shown, &room, inode).unwrap();
         assert_eq!(shown, self.block);
         let mut after = self.names.clone();
-        after.insert(name, (inode.0, self.shown(kind)));
-        for torn in tears(&old, &hidden) {
-            assert_eq!(names(&torn, self.filetype), self.names);
+        after.insert(name, (inode.0, self.visible_type(kind)));
+        for torn in torn_versions(&old, &hidden) {
+            assert_eq!(visible_names(&torn, self.filetype), self.names);
         }
         let from = if room.is_tear_safe { &old } else { &hidden };
-        for torn in tears(from, &self.block) {
-            let seen = names(&torn, self.filetype);
+        for torn in torn_versions(from, &self.block) {
+            let seen = visible_names(&torn, self.filetype);
             assert!(seen == self.names || seen == after);
         }
         *if room.is_tear_safe { &mut self.whole } else { &mut self.parted } += 1;
@@ -128,13 +128,13 @@ impl Model {
         true
     }
 
-    fn some_name(&mut self) -> Option<Vec<u8>> {
+    fn random_existing_name(&mut self) -> Option<Vec<u8>> {
         let nth = self.chance.below(self.names.len().max(1));
         self.names.keys().nth(nth).cloned()
     }
 
     fn remove(&mut self) {
-        let Some(name) = self.some_name() else { return };
+        let Some(name) = self.random_existing_name() else { return };
         let found = find(&self.block, self.filetype, &name).unwrap().unwrap();
         let old = self.block.clone();
         remove(&mut self.block, &found).unwrap();
@@ -142,44 +142,46 @@ impl Model {
         assert!((1..=4).contains(&changed));
         let before = self.names.clone();
         self.names.remove(&name);
-        for torn in tears(&old, &self.block) {
-            let seen = names(&torn, self.filetype);
+        for torn in torn_versions(&old, &self.block) {
+            let seen = visible_names(&torn, self.filetype);
             assert!(seen == before || seen == self.names);
         }
-        assert_eq!(remove(&mut self.block, &found), gone(&self.block, &found));
+        assert_eq!(remove(&mut self.block, &found), remove_again(&self.block, &found));
     }
 
     fn replace(&mut self) {
-        let Some(name) = self.some_name() else { return };
+        let Some(name) = self.random_existing_name() else { return };
         let found = find(&self.block, self.filetype, &name).unwrap().unwrap();
         assert_eq!((found.inode.0, found.kind), self.names[&name]);
         let (inode, kind) = (InodeNumber(5000), self.chance.kind());
         set_inode(&mut self.block, found.at, inode, kind, self.filetype).unwrap();
-        self.names.insert(name, (inode.0, self.shown(kind)));
+        self.names.insert(name, (inode.0, self.visible_type(kind)));
     }
 
     fn split(&mut self) {
         let hash = hash();
         let LeafSplit { low, high, hash: lowest } = split(&self.block, &hash).unwrap();
-        let (below, above) = (names(&low, self.filetype), names(&high, self.filetype));
+        let (below, above) =
+            (visible_names(&low, self.filetype), visible_names(&high, self.filetype));
         assert!(!below.is_empty() && !above.is_empty());
-        assert!(below.keys().all(|name| hash.of(name) <= lowest & !1));
-        assert_eq!(above.keys().map(|name| hash.of(name)).min(), Some(lowest & !1));
-        let shared = below.keys().any(|name| hash.of(name) == lowest & !1);
+        assert!(below.keys().all(|name| hash.hash_name(name) <= lowest & !1));
+        assert_eq!(above.keys().map(|name| hash.hash_name(name)).min(), Some(lowest & !1));
+        let shared = below.keys().any(|name| hash.hash_name(name) == lowest & !1);
         assert_eq!(lowest & 1 == 1, shared);
-        let bytes = |names: &Names| -> usize { names.keys().map(|it| min_rec_len(it.len())).sum() };
+        let bytes =
+            |names: &NameMap| -> usize { names.keys().map(|it| min_rec_len(it.len())).sum() };
         let longest = self.names.keys().map(|it| min_rec_len(it.len())).max().unwrap();
         assert!(bytes(&below).abs_diff(bytes(&above)) <= longest);
         let mut both = below.clone();
         both.extend(above);
         assert_eq!(both, self.names);
         // A tear keeps each name that stays, and shows no name that never existed.
-        for torn in tears(&self.block, &low) {
-            let seen = names(&torn, self.filetype);
+        for torn in torn_versions(&self.block, &low) {
+            let seen = visible_names(&torn, self.filetype);
             assert!(below.iter().all(|(name, what)| seen.get(name) == Some(what)));
             assert!(seen.iter().all(|(name, what)| self.names.get(name) == Some(what)));
         }
-        assert_eq!(names(&pack(&low).unwrap(), self.filetype), below);
+        assert_eq!(visible_names(&pack(&low).unwrap(), self.filetype), below);
         let packed_end = self.block.len() - bytes(&below);
         let room = find_slot(&pack(&low).unwrap(), packed_end).unwrap();
         assert!(room.is_some(), "a packed block has all of its room in one piece");
@@ -188,7 +190,7 @@ impl Model {
 }
 
 /// Removing an entry twice is refused, unless the bytes still look as before.
-fn gone(block: &[u8], found: &FoundRecord) -> Result<()> {
+fn remove_again(block: &[u8], found: &FoundRecord) -> Result<()> {
     remove(&mut block.to_vec(), found)
 }
 
@@ -197,10 +199,10 @@ pub(super) fn hash() -> NameHash {
 }
 
 #[test]
-fn a_block_keeps_exactly_its_names_whatever_happens_and_tears() {
+fn block_matches_model_after_changes_and_torn_writes() {
     for (block_bytes, rounds) in [(1024, 3000), (2048, 2000), (4096, 2000), (65536, 1200)] {
         for filetype in [true, false] {
-            let mut model = Model::new(block_bytes, filetype, block_bytes as u64);
+            let mut model = BlockModel::new(block_bytes, filetype, block_bytes as u64);
             let mut splits = 0;
             for round in 0..rounds {
                 // Occasional long names; without them, the largest blocks would never fill.
@@ -218,7 +220,7 @@ fn a_block_keeps_exactly_its_names_whatever_happens_and_tears() {
                     _ => model.remove(),
                 }
                 if round % 16 == 0 {
-                    assert_eq!(names(&model.block, filetype), model.names);
+                    assert_eq!(visible_names(&model.block, filetype), model.names);
                     assert_eq!(is_empty(&model.block, false).unwrap(), model.names.is_empty());
                 }
             }
@@ -234,8 +236,8 @@ fn a_block_keeps_exactly_its_names_whatever_happens_and_tears() {
 }
 
 #[test]
-fn the_largest_blocks_split_too() {
-    let mut model = Model::new(65536, true, 9);
+fn largest_blocks_can_be_split() {
+    let mut model = BlockModel::new(65536, true, 9);
     let mut nth = 0u32;
     loop {
         let name = format!("{nth:0100}").into_bytes();
@@ -244,24 +246,24 @@ fn the_largest_blocks_split_too() {
         insert(&mut model.block, &room, inode, FileType::File, &name, true).unwrap();
         nth += 1;
     }
-    let all = names(&model.block, true);
+    let all = visible_names(&model.block, true);
     assert_eq!(all.len(), 65536 / min_rec_len(100));
     let LeafSplit { low, high, .. } = split(&model.block, &hash()).unwrap();
-    let (mut below, above) = (names(&low, true), names(&high, true));
+    let (mut below, above) = (visible_names(&low, true), visible_names(&high, true));
     assert!(below.len().abs_diff(above.len()) <= 1);
     below.extend(above);
     assert_eq!(below, all);
 }
 
 #[test]
-fn names_with_one_hash_are_parted_only_if_there_are_no_others() {
+fn equal_hashes_are_separated_only_if_unavoidable() {
     // Searches for a pair of names whose legacy hashes collide.
     let hash = NameHash::of_version(0, false, HashSeed::new([0; 4])).unwrap();
     let mut seen = BTreeMap::new();
-    let mut chance = Chance::new(3);
+    let mut chance = RandomNames::new(3);
     let (one, two) = loop {
         let name: Vec<u8> = (0..6).map(|_| b'a' + chance.below(26) as u8).collect();
-        match seen.insert(hash.of(&name), name.clone()) {
+        match seen.insert(hash.hash_name(&name), name.clone()) {
             Some(other) if other != name => break (other, name),
             _ => {}
         }
@@ -276,18 +278,22 @@ fn names_with_one_hash_are_parted_only_if_there_are_no_others() {
         writer.finish()
     };
     let halves = split(&block_of(&[&one, &two]), &hash).unwrap();
-    assert_eq!(halves.hash, hash.of(&one) | 1);
+    assert_eq!(halves.hash, hash.hash_name(&one) | 1);
     let halves = split(&block_of(&[&one, b"other", &two]), &hash).unwrap();
     assert_eq!(halves.hash & 1, 0);
     let together = [&halves.low, &halves.high]
-        .map(|half| names(half, true))
+        .map(|half| visible_names(half, true))
         .iter()
         .any(|half| half.contains_key(&one) && half.contains_key(&two));
     assert!(together);
     assert!(split(&block_of(&[b"alone"]), &hash).is_err());
     assert!(
         split(
-            &empty(DirBlockFormat { block_bytes: 1024, filetype: true, has_checksums: false }),
+            &empty_block(DirBlockFormat {
+                block_bytes: 1024,
+                filetype: true,
+                has_checksums: false
+            }),
             &hash
         )
         .is_err()
@@ -295,7 +301,7 @@ fn names_with_one_hash_are_parted_only_if_there_are_no_others() {
 }
 
 #[test]
-fn dots_are_no_names_in_the_first_block_only() {
+fn dot_entries_are_special_only_in_first_block() {
     let mut writer = DirBlockBuilder::new(DirBlockFormat {
         block_bytes: 1024,
         filetype: true,
@@ -318,9 +324,9 @@ fn dots_are_no_names_in_the_first_block_only() {
 }
 
 #[test]
-fn what_cannot_be_is_refused_and_changes_nothing() {
+fn invalid_edits_are_refused_without_changes() {
     let mut block =
-        empty(DirBlockFormat { block_bytes: 1024, filetype: true, has_checksums: false });
+        empty_block(DirBlockFormat { block_bytes: 1024, filetype: true, has_checksums: false });
     let before = block.clone();
     let room = find_slot(&block, 16).unwrap().unwrap();
     let inode = InodeNumber(12);
@@ -343,11 +349,11 @@ fn what_cannot_be_is_refused_and_changes_nothing() {
 }
 
 #[test]
-fn no_bytes_make_it_panic() {
-    let mut chance = Chance::new(11);
+fn random_bytes_do_not_panic() {
+    let mut chance = RandomNames::new(11);
     let mut refused = 0;
     for round in 0..20_000 {
-        let mut model = empty(DirBlockFormat {
+        let mut model = empty_block(DirBlockFormat {
             block_bytes: [1024, 65536][usize::from(round % 50 == 0)],
             filetype: true,
             has_checksums: false,
@@ -388,10 +394,10 @@ fn no_bytes_make_it_panic() {
 /// Run with `cargo test --release -- --ignored --nocapture a_full_block`: cost of a slot search.
 #[test]
 #[ignore = "measures"]
-fn a_full_block_is_searched_quickly() {
+fn full_block_is_searched_quickly() {
     for len in [4, 8, 12, 24] {
         let mut block =
-            empty(DirBlockFormat { block_bytes: 4096, filetype: true, has_checksums: false });
+            empty_block(DirBlockFormat { block_bytes: 4096, filetype: true, has_checksums: false });
         let mut nth = 0u32;
         while let Some(room) = find_slot(&block, min_rec_len(len)).unwrap() {
             let name = format!("{nth:0len$}").into_bytes();

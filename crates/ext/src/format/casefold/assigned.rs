@@ -1,7 +1,7 @@
 //! Code points assigned in Unicode 12.1.
 
 /// Alternating starts and ends of the assigned ranges.
-static BOUNDS: [u32; 1352] = [
+static ASSIGNED_RANGE_BOUNDS: [u32; 1352] = [
     0x0000, 0x0378, 0x037A, 0x0380, 0x0384, 0x038B, 0x038C, 0x038D, 0x038E, 0x03A2, 0x03A3, 0x0530,
     0x0531, 0x0557, 0x0559, 0x058B, 0x058D, 0x0590, 0x0591, 0x05C8, 0x05D0, 0x05EB, 0x05EF, 0x05F5,
     0x0600, 0x061D, 0x061E, 0x070E, 0x070F, 0x074B, 0x074D, 0x07B2, 0x07C0, 0x07FB, 0x07FD, 0x082E,
@@ -130,7 +130,7 @@ static BOUNDS: [u32; 1352] = [
 
 /// Returns true if Unicode 12.1 assigns `point`: character, private use, or noncharacter.
 pub(super) fn is_assigned(point: char) -> bool {
-    BOUNDS.partition_point(|bound| *bound <= u32::from(point)) % 2 == 1
+    ASSIGNED_RANGE_BOUNDS.partition_point(|bound| *bound <= u32::from(point)) % 2 == 1
 }
 
 #[cfg(test)]
@@ -138,7 +138,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn characters_of_later_versions_are_not_known() {
+    fn characters_of_later_unicode_versions_are_unassigned() {
         // The last character that 12.1 added is the square of the era Reiwa.
         for (point, known) in [
             ('a', true),
@@ -151,6 +151,6 @@ mod tests {
         ] {
             assert_eq!(is_assigned(point), known, "{point:?}");
         }
-        assert!(BOUNDS.is_sorted());
+        assert!(ASSIGNED_RANGE_BOUNDS.is_sorted());
     }
 }

@@ -25,7 +25,7 @@ pub enum BlockType {
 
 /// Descriptor tag of one copy in the log.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Tag {
+pub struct BlockTag {
     /// Home block on the volume.
     pub block: u64,
     /// True if the first four bytes of the copy were zeroed.
@@ -108,15 +108,15 @@ const COMMIT_BYTES: usize = size_of::<RawCommit>();
 const UUID_BYTES: usize = 16;
 const TAIL_BYTES: usize = 4;
 /// Flags of tags.
-const ESCAPED: u32 = 1;
-const SAME_UUID: u32 = 2;
-const LAST: u32 = 8;
+const TAG_ESCAPED: u32 = 1;
+const TAG_SAME_UUID: u32 = 2;
+const TAG_LAST: u32 = 8;
 /// `h_chksum_type` and `h_chksum_size` of a CRC-32.
-const CRC32: (u8, u8) = (1, 4);
+const CRC32_TYPE_AND_SIZE: (u8, u8) = (1, 4);
 
 impl BlockType {
     /// Returns the type with that number.
-    pub(super) fn of(number: u32) -> Option<Self> {
+    pub(super) fn from_number(number: u32) -> Option<Self> {
         let all =
             [Self::Descriptor, Self::Commit, Self::SuperblockV1, Self::SuperblockV2, Self::Revoke];
         all.into_iter().find(|kind| kind.number() == number)
@@ -139,7 +139,7 @@ pub fn header(block: &[u8]) -> Option<(BlockType, u32)> {
     if raw.h_magic.get() != MAGIC {
         return None;
     }
-    Some((BlockType::of(raw.h_blocktype.get())?, raw.h_sequence.get()))
+    Some((BlockType::from_number(raw.h_blocktype.get())?, raw.h_sequence.get()))
 }
 
 /// Returns true if a copy of this block must be escaped, because it begins with the magic number.
@@ -204,23 +204,23 @@ impl JournalFormat {
     }
 
     /// Parses the tags of a descriptor, up to the end of the block at most.
-    pub fn tags(&self, block: &[u8]) -> Vec<Tag> {
+    pub fn parse_tags(&self, block: &[u8]) -> Vec<BlockTag> {
         let len = self.tag_bytes();
         let mut rest = block.get(HEADER_BYTES..self.body_len()).unwrap_or_default();
         let mut tags = Vec::new();
         while let Some((bytes, behind)) = rest.split_at_checked(len) {
-            let Some((tag, flags)) = self.tag(bytes) else { break };
+            let Some((tag, flags)) = self.parse_tag(bytes) else { break };
             tags.push(tag);
-            let skipped = if flags & SAME_UUID == 0 { UUID_BYTES } else { 0 };
+            let skipped = if flags & TAG_SAME_UUID == 0 { UUID_BYTES } else { 0 };
             rest = behind.get(skipped..).unwrap_or_default();
-            if flags & LAST != 0 {
+            if flags & TAG_LAST != 0 {
                 break;
             }
         }
         tags
     }
 
-    fn tag(&self, bytes: &[u8]) -> Option<(Tag, u32)> {
+    fn parse_tag(&self, bytes: &[u8]) -> Option<(BlockTag, u32)> {
         let (low, high, flags, sum) = if self.checksums == JournalChecksums::V3 {
             let (raw, _) = RawTag3::ref_from_prefix(bytes).ok()?;
             (&raw.t_blocknr, raw.t_blocknr_high.get(), raw.t_flags.get(), raw.t_checksum.get())
@@ -232,12 +232,12 @@ impl JournalFormat {
             let high = if self.has_64bit_blocks { raw.t_blocknr_high.get() } else { 0 };
             let (flags, sum) = (raw.t_flags.get().into(), raw.t_checksum.get().into());
             let block = number | u64::from(high) << 32;
-            return Some((Tag { block, escaped: flags & ESCAPED != 0, sum }, flags));
+            return Some((BlockTag { block, escaped: flags & TAG_ESCAPED != 0, sum }, flags));
         };
         // This kind of tag always has a field for the high half.
         let high = if self.has_64bit_blocks { high } else { 0 };
         let block = u64::from(low.get()) | u64::from(high) << 32;
-        Some((Tag { block, escaped: flags & ESCAPED != 0, sum }, flags))
+        Some((BlockTag { block, escaped: flags & TAG_ESCAPED != 0, sum }, flags))
     }
 
     /// Verifies the checksum in the tail of a descriptor or revoke block.
@@ -274,7 +274,10 @@ impl JournalFormat {
     }
 
     /// Returns the blocks that a revoke block revokes; `None` if its length is invalid.
-    pub fn revokes<'a>(&self, block: &'a [u8]) -> Option<impl Iterator<Item = u64> + use<'a>> {
+    pub fn parse_revokes<'a>(
+        &self,
+        block: &'a [u8],
+    ) -> Option<impl Iterator<Item = u64> + use<'a>> {
         let (raw, _) = RawRevoke::ref_from_prefix(block).ok()?;
         let end = saturating_usize(raw.r_count.get().into());
         if end > self.body_len() {
@@ -300,7 +303,7 @@ impl JournalFormat {
         let (raw, _) = RawCommit::ref_from_prefix(block).ok()?;
         let [claimed, ..] = &raw.h_chksum;
         let kind = (raw.h_chksum_type, raw.h_chksum_size);
-        let has_sum = kind == CRC32;
+        let has_sum = kind == CRC32_TYPE_AND_SIZE;
         let is_sound = match self.checksums {
             JournalChecksums::None => true,
             JournalChecksums::Commit => has_sum || (kind, claimed.get()) == ((0, 0), 0),
@@ -335,12 +338,12 @@ impl JournalFormat {
     }
 
     /// Builds a descriptor of at most [`JournalFormat::tags_per_descriptor`] tags.
-    pub fn build_descriptor(&self, sequence: u32, tags: &[Tag]) -> Vec<u8> {
-        let mut block = self.start_block(BlockType::Descriptor, sequence);
+    pub fn build_descriptor(&self, sequence: u32, tags: &[BlockTag]) -> Vec<u8> {
+        let mut block = self.block_with_header(BlockType::Descriptor, sequence);
         for (nth, tag) in tags.iter().enumerate() {
-            let same = if nth == 0 { 0 } else { SAME_UUID };
-            let last = if nth.saturating_add(1) == tags.len() { LAST } else { 0 };
-            let flags = if tag.escaped { ESCAPED } else { 0 } | same | last;
+            let same = if nth == 0 { 0 } else { TAG_SAME_UUID };
+            let last = if nth.saturating_add(1) == tags.len() { TAG_LAST } else { 0 };
+            let flags = if tag.escaped { TAG_ESCAPED } else { 0 } | same | last;
             self.put_tag(&mut block, tag, flags);
             if nth == 0 {
                 // UUID of the only volume that uses the journal: zero, as in Linux.
@@ -351,7 +354,7 @@ impl JournalFormat {
     }
 
     #[allow(clippy::cast_possible_truncation, reason = "halves of numbers")]
-    fn put_tag(&self, into: &mut Vec<u8>, tag: &Tag, flags: u32) {
+    fn put_tag(&self, into: &mut Vec<u8>, tag: &BlockTag, flags: u32) {
         let (low, high) = (U32::new(tag.block as u32), U32::new((tag.block >> 32) as u32));
         let end = into.len().saturating_add(self.tag_bytes());
         if self.checksums == JournalChecksums::V3 {
@@ -371,7 +374,7 @@ impl JournalFormat {
     /// Builds a revoke block of at most [`JournalFormat::revokes_per_block`] blocks.
     #[allow(clippy::cast_possible_truncation, reason = "numbers of 32 bits, and lengths of blocks")]
     pub fn build_revoke(&self, sequence: u32, blocks: &[u64]) -> Vec<u8> {
-        let mut block = self.start_block(BlockType::Revoke, sequence);
+        let mut block = self.block_with_header(BlockType::Revoke, sequence);
         let len = blocks.len().saturating_mul(self.revoke_bytes()).saturating_add(REVOKE_BYTES);
         block.extend((len as u32).to_be_bytes());
         for revoked in blocks {
@@ -388,7 +391,9 @@ impl JournalFormat {
     pub fn build_commit(&self, sequence: u32, time: Duration, transaction_sum: u32) -> Vec<u8> {
         let header = self.header(BlockType::Commit, sequence);
         let (kind, len, sum) = match self.checksums {
-            JournalChecksums::Commit => (CRC32.0, CRC32.1, transaction_sum),
+            JournalChecksums::Commit => {
+                (CRC32_TYPE_AND_SIZE.0, CRC32_TYPE_AND_SIZE.1, transaction_sum)
+            }
             _ => (0, 0, 0),
         };
         let mut raw = RawCommit {
@@ -417,7 +422,7 @@ impl JournalFormat {
         }
     }
 
-    fn start_block(&self, kind: BlockType, sequence: u32) -> Vec<u8> {
+    fn block_with_header(&self, kind: BlockType, sequence: u32) -> Vec<u8> {
         let mut block = Vec::with_capacity(self.block_len());
         block.extend(self.header(kind, sequence).as_bytes());
         block
@@ -440,7 +445,7 @@ impl JournalFormat {
 mod tests {
     use super::*;
 
-    fn forms() -> impl Iterator<Item = JournalFormat> {
+    fn all_formats() -> impl Iterator<Item = JournalFormat> {
         let sums = [
             JournalChecksums::None,
             JournalChecksums::Commit,
@@ -457,8 +462,8 @@ mod tests {
     }
 
     #[test]
-    fn what_is_made_is_read_back() {
-        for form in forms() {
+    fn built_blocks_are_parsed_back() {
+        for form in all_formats() {
             let high = if form.has_64bit_blocks { 1 << 40 } else { 0 };
             let sum = if form.checksums == JournalChecksums::V3 { 0xDEAD_BEEF } else { 0xBEEF };
             let sum = if matches!(form.checksums, JournalChecksums::None | JournalChecksums::Commit)
@@ -467,14 +472,14 @@ mod tests {
             } else {
                 sum
             };
-            let tag = |nth: u64| Tag { block: (nth * 3) | high, escaped: nth % 2 == 1, sum };
-            let tags: Vec<Tag> = (0..form.tags_per_descriptor() as u64).map(tag).collect();
+            let tag = |nth: u64| BlockTag { block: (nth * 3) | high, escaped: nth % 2 == 1, sum };
+            let tags: Vec<BlockTag> = (0..form.tags_per_descriptor() as u64).map(tag).collect();
             for count in [1, 2, tags.len()] {
                 let mut block = form.build_descriptor(7, &tags[..count]);
                 assert_eq!(block.len(), 1024);
                 assert_eq!(header(&block), Some((BlockType::Descriptor, 7)));
                 assert_eq!(form.verify_tail(&block), ChecksumState::Valid);
-                assert_eq!(form.tags(&block), tags[..count], "{form:?}");
+                assert_eq!(form.parse_tags(&block), tags[..count], "{form:?}");
                 block[20] ^= 1;
                 assert_eq!(form.verify_tail(&block) == ChecksumState::Invalid, form.has_tails());
             }
@@ -483,14 +488,14 @@ mod tests {
                 let block = form.build_revoke(9, &blocks[..count]);
                 assert_eq!((block.len(), header(&block)), (1024, Some((BlockType::Revoke, 9))));
                 assert_eq!(form.verify_tail(&block), ChecksumState::Valid);
-                assert!(form.revokes(&block).unwrap().eq(blocks[..count].iter().copied()));
+                assert!(form.parse_revokes(&block).unwrap().eq(blocks[..count].iter().copied()));
             }
         }
     }
 
     #[test]
-    fn a_commit_block_holds_through_a_tear_and_no_flipped_bit() {
-        for form in forms() {
+    fn commit_block_survives_tear_but_no_bit_flip() {
+        for form in all_formats() {
             let time = Duration::new(1_700_000_000, 5);
             let block = form.build_commit(3, time, 77);
             assert_eq!((block.len(), header(&block)), (1024, Some((BlockType::Commit, 3))));
@@ -513,13 +518,13 @@ mod tests {
     }
 
     #[test]
-    fn any_bytes_are_walked_to_their_end() {
-        for form in forms() {
+    fn random_bytes_do_not_panic() {
+        for form in all_formats() {
             for byte in [0u8, 0xFF, 0x08] {
                 for len in [0, 5, 12, 30, 1023, 1024] {
                     let block = vec![byte; len];
-                    assert!(form.tags(&block).len() <= 128);
-                    let _ = form.revokes(&block).map(Iterator::count);
+                    assert!(form.parse_tags(&block).len() <= 128);
+                    let _ = form.parse_revokes(&block).map(Iterator::count);
                     let _ = (form.parse_commit(&block), form.verify_tail(&block), header(&block));
                 }
             }
@@ -527,7 +532,7 @@ mod tests {
     }
 
     #[test]
-    fn a_block_that_looks_like_the_journals_is_escaped_and_restored() {
+    fn journal_magic_in_data_is_escaped_and_restored() {
         let mut block = MAGIC.to_be_bytes().to_vec();
         block.push(9);
         assert!(needs_escape(&block));

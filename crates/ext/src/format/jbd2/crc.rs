@@ -4,15 +4,15 @@
 pub fn crc32_be(seed: u32, bytes: &[u8]) -> u32 {
     bytes.iter().fold(seed, |sum, byte| {
         let [high, ..] = sum.to_be_bytes();
-        entry(&PLAIN, high ^ byte) ^ (sum << 8)
+        table_entry(&PLAIN, high ^ byte) ^ (sum << 8)
     })
 }
 
-type Table = [u32; 256];
+type CrcTable = [u32; 256];
 
-static PLAIN: Table = plain(0x04C1_1DB7);
+static PLAIN: CrcTable = build_table(0x04C1_1DB7);
 
-fn entry(table: &Table, byte: u8) -> u32 {
+fn table_entry(table: &CrcTable, byte: u8) -> u32 {
     table.get(usize::from(byte)).copied().unwrap_or(0)
 }
 
@@ -22,7 +22,7 @@ fn entry(table: &Table, byte: u8) -> u32 {
     clippy::cast_possible_truncation,
     reason = "runs in the compiler, which names an index that is wrong"
 )]
-const fn plain(polynomial: u32) -> Table {
+const fn build_table(polynomial: u32) -> CrcTable {
     let mut table = [0; 256];
     let mut byte = 0;
     while byte < 256 {
@@ -43,7 +43,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_sum_of_the_digits_is_that_of_the_catalogue() {
+    fn crc32_check_value_matches_catalogue() {
         // Its name there is CRC-32/MPEG-2.
         assert_eq!(crc32_be(!0, b"123456789"), 0x0376_E6E7);
         assert_eq!(crc32_be(crc32_be(!0, b"1234"), b"56789"), 0x0376_E6E7);

@@ -18,7 +18,7 @@ use crate::{InodeNumber, Result};
 
 const HEADER_BYTES: usize = 4;
 /// Tag of a tail.
-const TAIL: u16 = 8;
+const TAIL_TAG: u16 = 8;
 const NAME_BYTES: usize = 255;
 /// Minimum bytes of an inode.
 const INODE_BYTES: usize = 128;
@@ -127,7 +127,7 @@ impl FastCommitScan {
                         && le32(value, 4) == Some(crc32c(self.sum, header.unwrap_or_default()))
                         && self.has_head;
                     if !is_sound {
-                        self.look_for_tail(block, at);
+                        self.detect_damaged_tail(block, at);
                         return false;
                     }
                     (self.valid_records, self.counted_bytes, self.sum) = (self.passed, end, 0);
@@ -143,17 +143,17 @@ impl FastCommitScan {
         // A block that is not full ends with a record or tail.
         let is_filled = at.saturating_add(HEADER_BYTES) > block.len();
         if !is_filled {
-            self.look_for_tail(block, at);
+            self.detect_damaged_tail(block, at);
         }
         is_filled
     }
 
     /// Checks for a damaged tail: one whose checksum is valid once its tag, length and transaction
     /// are corrected.
-    fn look_for_tail(&mut self, block: &[u8], at: usize) {
+    fn detect_damaged_tail(&mut self, block: &[u8], at: usize) {
         let Some(len) = block.len().checked_sub(at.saturating_add(HEADER_BYTES)) else { return };
         let Ok(len) = u16::try_from(len) else { return };
-        let header = [TAIL.to_le_bytes(), len.to_le_bytes()].concat();
+        let header = [TAIL_TAG.to_le_bytes(), len.to_le_bytes()].concat();
         let tail = [&header[..], &self.transaction.to_le_bytes()].concat();
         let sum = le32(block, at.saturating_add(HEADER_BYTES + 4));
         self.has_damaged_tail |= self.has_head && sum == Some(crc32c(self.sum, &tail));
@@ -165,7 +165,7 @@ impl FastCommitScan {
     }
 
     /// Returns the bytes of the last scanned block up to the end of its last valid commit.
-    pub const fn counted_bytes(&self) -> usize {
+    pub const fn valid_commit_bytes(&self) -> usize {
         self.counted_bytes
     }
 
@@ -183,14 +183,14 @@ pub fn has_tail(block: &[u8], behind: usize, transaction: u32) -> bool {
         let end = at.saturating_add(HEADER_BYTES).saturating_add(len);
         let is_full = end == block.len() || at.saturating_add(HEADER_BYTES + 8) == block.len();
         is_full
-            && le16(block, at) == Some(TAIL)
+            && le16(block, at) == Some(TAIL_TAG)
             && le32(block, at.saturating_add(HEADER_BYTES)) == Some(transaction)
     };
     (behind..block.len()).any(is_tail)
 }
 
 /// Iterates over the records of a block.
-pub fn records(block: &[u8]) -> impl Iterator<Item = Result<FastCommitRecord>> + '_ {
+pub fn parse_records(block: &[u8]) -> impl Iterator<Item = Result<FastCommitRecord>> + '_ {
     let mut at = 0usize;
     std::iter::from_fn(move || {
         loop {
@@ -199,7 +199,7 @@ pub fn records(block: &[u8]) -> impl Iterator<Item = Result<FastCommitRecord>> +
             at = at.saturating_add(HEADER_BYTES).saturating_add(value.len());
             if matches!(tag, TagClass::Record) {
                 let damaged = crate::Error::corrupt("journal: record of a fast commit");
-                return Some(record(le16(header, 0)?, value).ok_or(damaged));
+                return Some(parse_record(le16(header, 0)?, value).ok_or(damaged));
             }
         }
     })
@@ -216,14 +216,14 @@ fn next(block: &[u8], at: usize) -> Option<(TagClass, &[u8])> {
         3..=5 => (TagClass::Record, 9..=8 + NAME_BYTES),
         6 => (TagClass::Record, 4 + INODE_BYTES..=usize::MAX),
         7 => (TagClass::Padding, 0..=usize::MAX),
-        TAIL => (TagClass::Tail, 8..=usize::MAX),
+        TAIL_TAG => (TagClass::Tail, 8..=usize::MAX),
         9 => (TagClass::Head, 8..=8),
         _ => return None,
     };
     lens.contains(&len).then_some((tag, value))
 }
 
-fn record(tag: u16, value: &[u8]) -> Option<FastCommitRecord> {
+fn parse_record(tag: u16, value: &[u8]) -> Option<FastCommitRecord> {
     let word = |nth: usize| le32(value, nth.saturating_mul(4));
     let inode = InodeNumber(word(0)?);
     Some(match tag {
@@ -252,7 +252,11 @@ fn record(tag: u16, value: &[u8]) -> Option<FastCommitRecord> {
 
 /// Builds the first block of a fast commit, for tests of other modules.
 #[cfg(test)]
-pub(crate) fn block_of(transaction: u32, records: &[(u16, Vec<u8>)], block_bytes: u32) -> Vec<u8> {
+pub(crate) fn build_test_block(
+    transaction: u32,
+    records: &[(u16, Vec<u8>)],
+    block_bytes: u32,
+) -> Vec<u8> {
     let mut block = Vec::new();
     let put = |block: &mut Vec<u8>, tag: u16, value: &[u8], len: usize| {
         block.extend(tag.to_le_bytes());
@@ -275,7 +279,7 @@ pub(crate) fn block_of(transaction: u32, records: &[(u16, Vec<u8>)], block_bytes
 mod tests {
     use super::*;
 
-    fn some() -> Vec<(u16, Vec<u8>)> {
+    fn sample_records() -> Vec<(u16, Vec<u8>)> {
         let extent = Extent { from: 3, blocks: 2, start: crate::FsBlock(900), is_unwritten: true };
         let hole = [12u32, 5, 9].map(u32::to_le_bytes).concat();
         let name = [&2u32.to_le_bytes()[..], &12u32.to_le_bytes(), b"name"].concat();
@@ -290,12 +294,12 @@ mod tests {
     }
 
     #[test]
-    fn what_linux_writes_is_read() {
-        let block = block_of(7, &some(), 1024);
+    fn linux_records_are_parsed() {
+        let block = build_test_block(7, &sample_records(), 1024);
         let mut counting = FastCommitScan::new(7);
         assert!(counting.scan_block(&block));
         assert_eq!(counting.valid_records(), 5);
-        let records: Vec<FastCommitRecord> = records(&block).map(Result::unwrap).collect();
+        let records: Vec<FastCommitRecord> = parse_records(&block).map(Result::unwrap).collect();
         let inode = InodeNumber(12);
         let extent = Extent { from: 3, blocks: 2, start: crate::FsBlock(900), is_unwritten: true };
         assert_eq!(records[0], FastCommitRecord::AddRange { inode, extent });
@@ -308,27 +312,27 @@ mod tests {
         assert_eq!(records[3], FastCommitRecord::Inode { inode, raw: vec![7; 160] });
         assert_eq!(records[4], named(DentryChange::Unlink));
         // A leftover block of the previous transaction.
-        assert!(!counting.scan_block(&block_of(6, &some(), 1024)));
+        assert!(!counting.scan_block(&build_test_block(6, &sample_records(), 1024)));
         assert_eq!(counting.valid_records(), 5);
     }
 
     #[test]
-    fn what_is_not_whole_does_not_count() {
-        let block = block_of(7, &some(), 1024);
+    fn incomplete_commits_are_ignored() {
+        let block = build_test_block(7, &sample_records(), 1024);
         for at in 0..260 {
             let mut other = block.clone();
             other[at] ^= 1;
             let mut counting = FastCommitScan::new(7);
             counting.scan_block(&other);
             assert_eq!(counting.valid_records(), 0, "{at}");
-            for record in records(&other) {
+            for record in parse_records(&other) {
                 let _ = record;
             }
         }
         for byte in [0, 1, 6, 0xFF] {
             let mut counting = FastCommitScan::new(7);
             assert!(!counting.scan_block(&vec![byte; 1024]));
-            assert!(records(&vec![byte; 1023]).count() < 1024);
+            assert!(parse_records(&vec![byte; 1023]).count() < 1024);
         }
     }
 }

@@ -10,8 +10,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use zerocopy::FromBytes;
 
 use super::{
-    BLOCK_BYTES, ENTRIES, LEVELS, QuotaType, ROOT, RawEntries, RawQuotaHeader, Usage, VERSION,
-    reference, set_reference,
+    BLOCK_BYTES, ENTRIES_PER_BLOCK, QuotaType, QuotaUsage, ROOT_BLOCK, RawEntries, RawQuotaHeader,
+    TREE_LEVELS, VERSION, reference, set_reference,
 };
 use crate::units::{saturating_u32, saturating_usize};
 
@@ -21,23 +21,23 @@ const GRACE_SECONDS: u32 = 7 * 24 * 60 * 60;
 /// Returns the bytes of a file with entries for exactly these ids.
 pub(crate) fn file_bytes(ids: &BTreeSet<u32>) -> u64 {
     let nodes = |level: u32| {
-        let above: BTreeSet<u32> = ids.iter().map(|id| id >> (8 * (LEVELS - level))).collect();
+        let above: BTreeSet<u32> = ids.iter().map(|id| id >> (8 * (TREE_LEVELS - level))).collect();
         above.len() as u64
     };
-    let entries = (ids.len() as u64).div_ceil(ENTRIES as u64);
-    (2 + (1..LEVELS).map(nodes).sum::<u64>() + entries) * u64::from(BLOCK_BYTES)
+    let entries = (ids.len() as u64).div_ceil(ENTRIES_PER_BLOCK as u64);
+    (2 + (1..TREE_LEVELS).map(nodes).sum::<u64>() + entries) * u64::from(BLOCK_BYTES)
 }
 
 /// Builds a quota file of this usage, without limits.
-pub(crate) fn build(kind: QuotaType, all: &BTreeMap<u32, Usage>) -> Vec<u8> {
+pub(crate) fn build_quota_file(kind: QuotaType, all: &BTreeMap<u32, QuotaUsage>) -> Vec<u8> {
     let block = saturating_usize(BLOCK_BYTES.into());
     // The header and the root.
     let mut bytes = vec![0; 2 * block];
     let mut room = 0;
     for (id, usage) in all {
-        let mut node = ROOT;
-        for level in 0..LEVELS {
-            let is_last = level + 1 == LEVELS;
+        let mut node = ROOT_BLOCK;
+        for level in 0..TREE_LEVELS {
+            let is_last = level + 1 == TREE_LEVELS;
             let next = saturating_u32((bytes.len() / block) as u64);
             let Some(there) = bytes.chunks_exact_mut(block).nth(saturating_usize(node.into()))
             else {
@@ -73,23 +73,23 @@ pub(crate) fn build(kind: QuotaType, all: &BTreeMap<u32, Usage>) -> Vec<u8> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::Header;
+    use super::super::QuotaHeader;
     use super::*;
 
     #[test]
-    fn a_file_is_built_as_long_as_was_counted_and_has_everyone() {
+    fn built_file_has_predicted_length_and_all_ids() {
         let sparse = (0..40).map(|nth: u32| nth.wrapping_mul(0x0103_0507));
         let sets: [Vec<u32>; 4] =
             [vec![0], (0..600).collect(), vec![0, 255, 256, 65_536, u32::MAX], sparse.collect()];
         for ids in sets {
-            let of = |id: u32| Usage { inodes: 1, bytes: i64::from(id) };
-            let all: BTreeMap<u32, Usage> = ids.iter().map(|id| (*id, of(*id))).collect();
-            let bytes = build(QuotaType::Group, &all);
+            let of = |id: u32| QuotaUsage { inodes: 1, bytes: i64::from(id) };
+            let all: BTreeMap<u32, QuotaUsage> = ids.iter().map(|id| (*id, of(*id))).collect();
+            let bytes = build_quota_file(QuotaType::Group, &all);
             assert_eq!(bytes.len() as u64, file_bytes(&all.keys().copied().collect()));
-            let header = Header::check(&bytes, QuotaType::Group, bytes.len() as u64).unwrap();
+            let header = QuotaHeader::check(&bytes, QuotaType::Group, bytes.len() as u64).unwrap();
             let block = |nth: u32| bytes.chunks_exact(1024).nth(nth as usize).unwrap();
             for id in ids {
-                let node = (0..LEVELS).fold(ROOT, |node, level| {
+                let node = (0..TREE_LEVELS).fold(ROOT_BLOCK, |node, level| {
                     header.check_reference(reference(block(node), id, level)).unwrap().unwrap()
                 });
                 let entries = RawEntries::view(block(node)).unwrap();
@@ -101,7 +101,7 @@ mod tests {
                     .unwrap()
                     .has_free_entry()
                     .unwrap();
-            assert_eq!(has_room, !all.len().is_multiple_of(ENTRIES));
+            assert_eq!(has_room, !all.len().is_multiple_of(ENTRIES_PER_BLOCK));
         }
     }
 }

@@ -8,8 +8,8 @@
 //! Law: valid but unknown attributes are preserved byte for byte.
 
 use super::{
-    BLOCK_HEAD_BYTES, ENTRY_BYTES, EaInodeRef, MAGIC, NewXattr, block_capacity, encode,
-    encode_block, split_name,
+    BLOCK_HEAD_BYTES, ENTRY_BYTES, EaInodeRef, MAGIC, NewXattr, block_capacity, encode_block,
+    encode_entries, split_name,
 };
 use crate::format::{le16, le32};
 use crate::ops::XattrSet;
@@ -31,7 +31,7 @@ pub(crate) struct XattrLayout {
 /// # Errors
 /// [`Error::Corrupt`] for a damaged list, which must not be rewritten.
 pub(crate) fn read_body(body: &[u8]) -> Result<Vec<NewXattr>> {
-    read(body, body)
+    read_entries(body, body)
 }
 
 /// Parses the list in an xattr block.
@@ -40,25 +40,25 @@ pub(crate) fn read_body(body: &[u8]) -> Result<Vec<NewXattr>> {
 /// [`Error::Corrupt`] if the magic number is wrong or the list is damaged.
 pub(crate) fn read_block(block: &[u8]) -> Result<Vec<NewXattr>> {
     match (le32(block, 0), le32(block, 8), block.get(BLOCK_HEAD_BYTES..)) {
-        (Some(MAGIC), Some(1), Some(entries)) => read(entries, block),
+        (Some(MAGIC), Some(1), Some(entries)) => read_entries(entries, block),
         _ => Err(Error::corrupt("extended attribute block")),
     }
 }
 
-fn read(entries: &[u8], values: &[u8]) -> Result<Vec<NewXattr>> {
+fn read_entries(entries: &[u8], values: &[u8]) -> Result<Vec<NewXattr>> {
     let mut list = Vec::new();
     let mut rest = entries;
     // A list may also end with its buffer. Each iteration advances by an entry.
     while le32(rest, 0).is_some_and(|first| first != 0) {
-        let attribute =
-            entry(rest, values).ok_or(Error::corrupt("extended attribute: entry or value"))?;
+        let attribute = parse_entry(rest, values)
+            .ok_or(Error::corrupt("extended attribute: entry or value"))?;
         rest = rest.get(attribute.entry_bytes()..).unwrap_or_default();
         list.push(attribute);
     }
     Ok(list)
 }
 
-fn entry(head: &[u8], values: &[u8]) -> Option<NewXattr> {
+fn parse_entry(head: &[u8], values: &[u8]) -> Option<NewXattr> {
     let (suffix_bytes, number) = (usize::from(*head.first()?), *head.get(1)?);
     let suffix = head.get(ENTRY_BYTES..)?.get(..suffix_bytes)?.to_vec();
     let (inode, len, hash) = (le32(head, 4)?, le32(head, 8)?, le32(head, 12)?);
@@ -74,7 +74,7 @@ fn entry(head: &[u8], values: &[u8]) -> Option<NewXattr> {
 ///
 /// # Errors
 /// [`Error::Exists`] or [`Error::NoAttribute`] as `how` demands; the list is unchanged.
-pub(crate) fn set(list: &mut Vec<NewXattr>, new: NewXattr, how: XattrSet) -> Result<()> {
+pub(crate) fn set_attribute(list: &mut Vec<NewXattr>, new: NewXattr, how: XattrSet) -> Result<()> {
     match (list.iter_mut().find(|old| old.same_name(&new)), how) {
         (Some(_), XattrSet::Create) => Err(Error::Exists),
         (None, XattrSet::Replace) => Err(Error::NoAttribute),
@@ -93,7 +93,7 @@ pub(crate) fn set(list: &mut Vec<NewXattr>, new: NewXattr, how: XattrSet) -> Res
 ///
 /// # Errors
 /// [`Error::NoAttribute`].
-pub(crate) fn remove(list: &mut Vec<NewXattr>, name: &[u8]) -> Result<()> {
+pub(crate) fn remove_attribute(list: &mut Vec<NewXattr>, name: &[u8]) -> Result<()> {
     let (number, suffix) = split_name(name).ok_or(Error::NoAttribute)?;
     let before = list.len();
     list.retain(|old| (old.number, old.suffix.as_slice()) != (number, suffix));
@@ -105,7 +105,7 @@ pub(crate) fn remove(list: &mut Vec<NewXattr>, name: &[u8]) -> Result<()> {
 ///
 /// # Errors
 /// [`Error::NoSpace`] if they do not fit.
-pub(crate) fn lay_out(
+pub(crate) fn lay_out_attributes(
     attributes: &[NewXattr],
     body_bytes: usize,
     block_bytes: u32,
@@ -122,7 +122,7 @@ pub(crate) fn lay_out(
     // The kernel's order of entries in a block.
     block.sort();
     Ok(XattrLayout {
-        body: encode(&body, &none, body_bytes, 0),
+        body: encode_entries(&body, &none, body_bytes, 0),
         has_inode_xattrs: in_body,
         block: (!block.is_empty()).then(|| encode_block(&block, block_bytes, 1)),
     })
@@ -168,7 +168,7 @@ mod tests {
         NewXattr::new(name, value).unwrap().unwrap()
     }
 
-    fn shown(placed: &XattrLayout) -> Model {
+    fn layout_to_model(placed: &XattrLayout) -> Model {
         let mut all: Vec<_> = XattrList::from_inode(&placed.body).map(|it| it.unwrap()).collect();
         if let Some(block) = &placed.block {
             all.extend(XattrList::from_block(block).unwrap().map(|it| it.unwrap()));
@@ -178,49 +178,50 @@ mod tests {
         shown
     }
 
-    fn reread(placed: &XattrLayout) -> Vec<NewXattr> {
+    fn encode_and_reread(placed: &XattrLayout) -> Vec<NewXattr> {
         let mut list = read_body(&placed.body).unwrap();
         list.extend(placed.block.as_deref().map(|it| read_block(it).unwrap()).unwrap_or_default());
         list
     }
 
-    fn below(random: &mut Random, limit: usize) -> usize {
-        random.below(limit as u64) as usize
+    fn random_below(random: &mut Random, limit: usize) -> usize {
+        random.next_below(limit as u64) as usize
     }
 
     #[test]
-    fn random_changes_keep_to_the_model_until_there_is_no_space() {
+    fn random_changes_match_model() {
         for (body_bytes, block_bytes) in [(0, 1024), (92, 1024), (92, 4096), (860, 65536)] {
             let mut random = Random::new(5 + body_bytes as u64);
             let (mut model, mut list) = (Model::new(), Vec::new());
             let (mut full, mut inside, mut outside) = (0, 0, 0);
             for _ in 0..2000 {
-                let nth = below(&mut random, 12);
+                let nth = random_below(&mut random, 12);
                 let name = [&b"user."[..], b"trusted.", b"security."][nth % 3].to_vec();
                 let name = [name, vec![b'x'; 1 + nth]].concat();
                 let (before, model_before) = (list.clone(), model.clone());
-                if below(&mut random, 4) == 0 {
+                if random_below(&mut random, 4) == 0 {
                     let expected = model.remove(&name).map(drop).ok_or(Error::NoAttribute);
-                    assert_eq!(remove(&mut list, &name), expected);
+                    assert_eq!(remove_attribute(&mut list, &name), expected);
                 } else {
-                    let largest = if below(&mut random, 3) == 0 { block_bytes / 3 } else { 40 };
-                    let value = vec![nth as u8; below(&mut random, largest as usize)];
+                    let largest =
+                        if random_below(&mut random, 3) == 0 { block_bytes / 3 } else { 40 };
+                    let value = vec![nth as u8; random_below(&mut random, largest as usize)];
                     let how = [XattrSet::Any, XattrSet::Create, XattrSet::Replace];
-                    let how = how[below(&mut random, 3)];
+                    let how = how[random_below(&mut random, 3)];
                     let there = model.contains_key(&name);
                     let expected = match how {
                         XattrSet::Create if there => Err(Error::Exists),
                         XattrSet::Replace if !there => Err(Error::NoAttribute),
                         _ => Ok(()),
                     };
-                    assert_eq!(set(&mut list, new(&name, &value), how), expected);
+                    assert_eq!(set_attribute(&mut list, new(&name, &value), how), expected);
                     if expected.is_ok() {
                         model.insert(name, value);
                     }
                 }
-                match lay_out(&list, body_bytes, block_bytes) {
+                match lay_out_attributes(&list, body_bytes, block_bytes) {
                     Ok(placed) => {
-                        assert_eq!(shown(&placed), model);
+                        assert_eq!(layout_to_model(&placed), model);
                         assert_eq!(placed.body.len(), body_bytes);
                         assert_eq!(
                             placed.has_inode_xattrs,
@@ -228,7 +229,7 @@ mod tests {
                         );
                         inside += u32::from(placed.has_inode_xattrs);
                         outside += u32::from(placed.block.is_some());
-                        list = reread(&placed);
+                        list = encode_and_reread(&placed);
                     }
                     Err(error) => {
                         assert_eq!(error, Error::NoSpace);
@@ -245,23 +246,24 @@ mod tests {
     }
 
     #[test]
-    fn the_inode_fills_first_and_what_fits_only_otherwise_is_moved() {
+    fn inode_fills_before_block() {
         let small = new(b"user.s", &[1; 8]);
-        let placed = lay_out(std::slice::from_ref(&small), 92, 1024).unwrap();
+        let placed = lay_out_attributes(std::slice::from_ref(&small), 92, 1024).unwrap();
         assert!(placed.has_inode_xattrs && placed.block.is_none());
         assert_eq!(placed.body, encode_body(std::slice::from_ref(&small), 256));
         // 40 bytes in the inode leave too little for 80 more, and the block holds all but 40.
         let (big, huge) = (new(b"user.b", &[2; 56]), new(b"user.h", &[3; 920]));
         assert_eq!(block_capacity(1024) - huge.entry_and_value_bytes(), 48);
-        let placed = lay_out(&[small.clone(), big.clone(), huge.clone()], 92, 1024).unwrap();
+        let placed =
+            lay_out_attributes(&[small.clone(), big.clone(), huge.clone()], 92, 1024).unwrap();
         assert_eq!(read_body(&placed.body).unwrap(), [big]);
         assert_eq!(read_block(&placed.block.unwrap()).unwrap(), [huge, small]);
-        let none = lay_out(&[], 92, 1024).unwrap();
+        let none = lay_out_attributes(&[], 92, 1024).unwrap();
         assert_eq!((none.has_inode_xattrs, none.block, none.body), (false, None, vec![0; 92]));
     }
 
     #[test]
-    fn attributes_with_unknown_prefixes_are_kept() {
+    fn unknown_prefixes_are_kept() {
         let strange = NewXattr {
             number: 9,
             suffix_bytes: 3,
@@ -271,21 +273,24 @@ mod tests {
         };
         let block = encode_block(std::slice::from_ref(&strange), 1024, 3);
         let mut list = read_block(&block).unwrap();
-        set(&mut list, new(b"user.a", b"1"), XattrSet::Any).unwrap();
-        let placed = lay_out(&list, 0, 1024).unwrap();
+        set_attribute(&mut list, new(b"user.a", b"1"), XattrSet::Any).unwrap();
+        let placed = lay_out_attributes(&list, 0, 1024).unwrap();
         assert_eq!(read_block(&placed.block.unwrap()).unwrap(), [new(b"user.a", b"1"), strange]);
-        assert_eq!(remove(&mut list, b"btrfs.x"), Err(Error::NoAttribute));
-        assert_eq!(remove(&mut list, b"system.posix_acl_access"), Err(Error::NoAttribute));
+        assert_eq!(remove_attribute(&mut list, b"btrfs.x"), Err(Error::NoAttribute));
+        assert_eq!(
+            remove_attribute(&mut list, b"system.posix_acl_access"),
+            Err(Error::NoAttribute)
+        );
     }
 
     #[test]
-    fn entries_of_values_in_inodes_of_their_own_are_kept() {
+    fn ea_inode_entries_are_kept() {
         let moved = new(b"user.a", &[7; 5000]).with_ea_inode(InodeNumber(99), 0x1234_5678);
         assert_eq!(moved.entry_and_value_bytes(), 20);
         let all = [new(b"user.b", b"1"), moved];
         for room in [0, 92] {
-            let placed = lay_out(&all, room, 1024).unwrap();
-            let mut list = reread(&placed);
+            let placed = lay_out_attributes(&all, room, 1024).unwrap();
+            let mut list = encode_and_reread(&placed);
             list.sort();
             let outside = list[0].ea_inode().unwrap();
             assert_eq!((outside.inode, outside.len), (InodeNumber(99), 5000));
@@ -296,7 +301,7 @@ mod tests {
     }
 
     #[test]
-    fn damage_is_refused_and_no_bytes_panic() {
+    fn damaged_lists_are_refused_without_panic() {
         let body = encode_body(&[new(b"user.a", b"12345"), new(b"user.b", b"6")], 256);
         let mut damaged = body.clone();
         damaged[9] = 0xFF;
@@ -306,12 +311,12 @@ mod tests {
         for _ in 0..20_000 {
             let mut block =
                 encode_block(&[new(b"user.a", b"12345"), new(b"user.b", b"6")], 1024, 1);
-            for _ in 0..1 + below(&mut random, 5) {
-                block[below(&mut random, 80)] = below(&mut random, 256) as u8;
+            for _ in 0..1 + random_below(&mut random, 5) {
+                block[random_below(&mut random, 80)] = random_below(&mut random, 256) as u8;
             }
-            block.truncate(1024 - below(&mut random, 2) * below(&mut random, 1024));
+            block.truncate(1024 - random_below(&mut random, 2) * random_below(&mut random, 1024));
             if let Ok(list) = read_block(&block) {
-                let _ = lay_out(&list, 92, 1024);
+                let _ = lay_out_attributes(&list, 92, 1024);
             }
         }
     }

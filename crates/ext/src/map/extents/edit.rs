@@ -43,7 +43,7 @@ struct ExtentPathNode {
 }
 
 impl ExtentPathNode {
-    fn of(node: &ExtentNode<'_>, at: Option<FsBlock>, file_block: u32) -> Self {
+    fn from_node(node: &ExtentNode<'_>, at: Option<FsBlock>, file_block: u32) -> Self {
         Self {
             at,
             depth: node.depth,
@@ -54,7 +54,7 @@ impl ExtentPathNode {
     }
 
     /// Returns the file block of its first entry.
-    fn first(&self) -> u32 {
+    fn first_file_block(&self) -> u32 {
         self.entries.first().and_then(|entry| crate::format::le32(entry, 0)).unwrap_or(0)
     }
 }
@@ -87,33 +87,33 @@ impl Transaction<'_> {
     }
 
     /// Returns the path to the leaf that covers a file block.
-    fn path_to(&self, inode: InodeNumber, at: u32) -> Result<ExtentPath> {
-        let role = super::role(self.file_id(inode)?);
-        let of = |error: Error| error.of_inode(inode);
+    fn find_extent_path(&self, inode: InodeNumber, at: u32) -> Result<ExtentPath> {
+        let role = super::extent_node_role(self.file_id(inode)?);
+        let of = |error: Error| error.with_inode(inode);
         let extents = self.read_root(inode)?;
         let root = extents.root().map_err(of)?;
         let mut part = 0..1u64 << 32;
-        let mut steps = vec![ExtentPathNode::of(&root, None, at)];
+        let mut steps = vec![ExtentPathNode::from_node(&root, None, at)];
         let mut leaf: Vec<Extent> = if root.depth == 0 { root.extents().collect() } else { vec![] };
         let mut above = root.index(root.find(at));
         let mut after = root.index(root.find(at) + 1);
         for depth in (0..root.depth).rev() {
-            let damaged = || Error::corrupt("extent tree: node").of_inode(inode);
+            let damaged = || Error::corrupt("extent tree: node").with_inode(inode);
             let ExtentIndex { from, node: block } = above.ok_or_else(damaged)?;
             let is_first = steps.last().is_some_and(|step| step.nth == 0);
             part.start = if is_first { part.start } else { u64::from(from).max(part.start) };
             part.end = after.map_or(part.end, |next| u64::from(next.from).min(part.end));
             if !self.volume.super_.is_valid_block(block) {
-                return Err(damaged().in_block(block));
+                return Err(damaged().with_block(block));
             }
             let bytes = self.block(block, role).map_err(of)?;
             let node =
-                ExtentNode::check(&bytes, Some(depth)).map_err(|it| of(it).in_block(block))?;
-            let step = ExtentPathNode::of(&node, Some(block), at);
+                ExtentNode::check(&bytes, Some(depth)).map_err(|it| of(it).with_block(block))?;
+            let step = ExtentPathNode::from_node(&node, Some(block), at);
             if depth == 0 {
                 leaf = node.extents().collect();
                 if !super::is_within(&node, &part) {
-                    return Err(damaged().in_block(block));
+                    return Err(damaged().with_block(block));
                 }
             }
             above = node.index(step.nth);
@@ -125,12 +125,12 @@ impl Transaction<'_> {
             let end = extent.start.offset(extent.blocks.into());
             if extent.start.0 % ratio != u64::from(extent.from) % ratio {
                 let what = "extent tree: extent between clusters";
-                return Err(of(Error::corrupt(what)).in_block(extent.start));
+                return Err(of(Error::corrupt(what)).with_block(extent.start));
             }
             if !self.volume.super_.is_valid_block(extent.start) || end.0 > self.volume.super_.blocks
             {
                 let what = "extent tree: extent out of the volume";
-                return Err(of(Error::corrupt(what)).in_block(extent.start));
+                return Err(of(Error::corrupt(what)).with_block(extent.start));
             }
         }
         Ok(ExtentPath { steps, leaf, covered: part })
@@ -147,7 +147,7 @@ impl Transaction<'_> {
         let mut goal = None;
         let mut at = start;
         while at < end {
-            match self.map_step(inode, at..end, taking, &mut goal) {
+            match self.map_first_part(inode, at..end, taking, &mut goal) {
                 Ok(run) => {
                     at = run.from + run.blocks;
                     all.push(run);
@@ -163,14 +163,14 @@ impl Transaction<'_> {
     }
 
     /// Maps the first blocks of a non-empty range.
-    fn map_step(
+    fn map_first_part(
         &mut self,
         inode: InodeNumber,
         range: Range<u32>,
         taking: AllocationPolicy,
         goal: &mut Option<u64>,
     ) -> Result<MappedRun> {
-        let path = self.path_to(inode, range.start)?;
+        let path = self.find_extent_path(inode, range.start)?;
         let from = range.start;
         let nth = path.leaf.partition_point(|extent| extent.end() <= u64::from(from));
         let there = path.leaf.get(nth).filter(|extent| extent.from <= from);
@@ -192,7 +192,7 @@ impl Transaction<'_> {
         let most = if taking.unwritten { INIT_MAX_LEN - 1 } else { INIT_MAX_LEN };
         let hole = (saturating_u32(next.min(u64::from(range.end))) - from).min(most);
         self.ensure_node_space(&path)?;
-        let (start, blocks) = match self.cluster_of(inode, from)? {
+        let (start, blocks) = match self.find_mapped_cluster(inode, from)? {
             Some(cluster) => {
                 let lead = from % self.cluster_blocks();
                 (cluster.offset(lead.into()), hole.min(self.cluster_blocks() - lead))
@@ -222,7 +222,7 @@ impl Transaction<'_> {
         let begun = end - end % u64::from(ratio);
         let is_had = u64::from(from) < begun
             && begun < end
-            && self.cluster_of(inode, saturating_u32(begun))?.is_some();
+            && self.find_mapped_cluster(inode, saturating_u32(begun))?.is_some();
         let hole = if is_had { saturating_u32(begun) - from } else { hole };
         let best = match goal {
             Some(goal) => goal,
@@ -242,10 +242,10 @@ impl Transaction<'_> {
 
     /// Returns the first block of the cluster for file block `at`, if any leaf maps a block of that
     /// cluster.
-    fn cluster_of(&self, inode: InodeNumber, at: u32) -> Result<Option<FsBlock>> {
+    fn find_mapped_cluster(&self, inode: InodeNumber, at: u32) -> Result<Option<FsBlock>> {
         struct FirstExtent(Option<(u64, BlockLocation)>);
         impl MapVisitor for FirstExtent {
-            fn run(&mut self, at: u64, _: u64, place: BlockLocation) -> ControlFlow<()> {
+            fn visit_run(&mut self, at: u64, _: u64, place: BlockLocation) -> ControlFlow<()> {
                 if place == BlockLocation::Hole {
                     return ControlFlow::Continue(());
                 }
@@ -266,11 +266,11 @@ impl Transaction<'_> {
             Some((at, BlockLocation::Mapped(block) | BlockLocation::Unwritten(block))) => {
                 let cluster = block.0.checked_sub(at - start).filter(|it| it % ratio == 0);
                 let what = "extent tree: extent between clusters";
-                let damaged = || Error::corrupt(what).of_inode(inode).in_block(block);
+                let damaged = || Error::corrupt(what).with_inode(inode).with_block(block);
                 cluster.map(|block| Some(FsBlock(block))).ok_or_else(damaged)
             }
             Some((_, BlockLocation::Damaged(block))) => {
-                Err(Error::corrupt("extent tree: node").of_inode(inode).in_block(block))
+                Err(Error::corrupt("extent tree: node").with_inode(inode).with_block(block))
             }
         }
     }
@@ -297,7 +297,7 @@ impl Transaction<'_> {
 
     /// Returns the nodes that the tree of a file may need for extents at file block `at`.
     pub(crate) fn nodes_needed(&self, inode: InodeNumber, at: u32) -> Result<u64> {
-        Ok(self.path_to(inode, at)?.nodes_needed())
+        Ok(self.find_extent_path(inode, at)?.nodes_needed())
     }
 
     /// Checks that the nodes for a change of a leaf are allocatable.
@@ -314,10 +314,10 @@ impl Transaction<'_> {
 
     /// Maps blocks of a file to exactly this extent; frees blocks that the file had there before.
     pub(crate) fn replay_extent(&mut self, inode: InodeNumber, extent: Extent) -> Result<()> {
-        let damaged = || Error::corrupt("extent tree: extent out of the file").of_inode(inode);
+        let damaged = || Error::corrupt("extent tree: extent out of the file").with_inode(inode);
         let end = u32::try_from(extent.end()).map_err(|_| damaged())?;
         if extent.blocks == 0 || !self.volume.super_.is_valid_block(extent.start) {
-            return Err(damaged().in_block(extent.start));
+            return Err(damaged().with_block(extent.start));
         }
         let at = |from: u32| extent.start.offset((from - extent.from).into());
         let mut runs = RunList::default();
@@ -334,14 +334,14 @@ impl Transaction<'_> {
                     self.unmap(inode, from..run.end().0)?
                 }
                 BlockLocation::Hole => {}
-                BlockLocation::Damaged(block) => return Err(damaged().in_block(block)),
+                BlockLocation::Damaged(block) => return Err(damaged().with_block(block)),
             }
             let taken = self.allocate_exact_blocks(at(from).0, run.blocks)?;
             self.add_sectors(inode, taken)?;
         }
         let mut from = extent.from;
         while from < end {
-            let path = self.path_to(inode, from)?;
+            let path = self.find_extent_path(inode, from)?;
             let until = saturating_u32(path.covered.end.min(end.into())).max(from + 1);
             self.ensure_node_space(&path)?;
             let is_unwritten = extent.is_unwritten;
@@ -360,7 +360,7 @@ impl Transaction<'_> {
         inode: InodeNumber,
         range: Range<u32>,
     ) -> Result<()> {
-        let mut path = self.path_to(inode, range.start)?;
+        let mut path = self.find_extent_path(inode, range.start)?;
         let before = path.leaf.len();
         remove_range(&mut path.leaf, &(range.start.into()..range.end.into()), &mut |_| ());
         if path.leaf.len() > before { self.ensure_node_space(&path) } else { Ok(()) }
@@ -376,7 +376,7 @@ impl Transaction<'_> {
         let mut at = u64::from(range.start);
         let mut freed = 0;
         while at < end {
-            let mut path = self.path_to(inode, saturating_u32(at))?;
+            let mut path = self.find_extent_path(inode, saturating_u32(at))?;
             let own = at..end.min(path.covered.end);
             at = path.covered.end.max(at + 1);
             let mut gone: Vec<Extent> = Vec::new();
@@ -402,7 +402,8 @@ impl Transaction<'_> {
         // Only clusters at the edges of the range may hold other blocks of the file.
         let kept = |edge: u64| {
             let part = edge % ratio;
-            let shares = part > 0 && self.cluster_of(inode, saturating_u32(edge))?.is_some();
+            let shares =
+                part > 0 && self.find_mapped_cluster(inode, saturating_u32(edge))?.is_some();
             Ok::<_, Error>(shares.then_some(edge - part))
         };
         let kept = [kept(range.start)?, kept(range.end)?];
@@ -439,7 +440,7 @@ impl Transaction<'_> {
         let end = u64::from(range.end);
         let mut at = u64::from(range.start);
         while at < end {
-            let mut path = self.path_to(inode, saturating_u32(at))?;
+            let mut path = self.find_extent_path(inode, saturating_u32(at))?;
             let own = at..end.min(path.covered.end);
             at = path.covered.end.max(at + 1);
             let mut written = path.leaf.clone();
@@ -519,7 +520,7 @@ impl Transaction<'_> {
                 }
                 changed = true;
             }
-            let first = step.first();
+            let first = step.first_file_block();
             self.write_node(inode, block, &step)?;
             if let Some(entry) = above.entries.get_mut(above.nth)
                 && crate::format::le32(entry, 0) != Some(first)
@@ -557,7 +558,7 @@ impl Transaction<'_> {
             root.depth += 1;
         }
         let room = u16::try_from(root.max_entries).unwrap_or(extent::ROOT_ENTRIES);
-        let words = super::words(root.depth, room, &root.entries);
+        let words = super::encode_root_words(root.depth, room, &root.entries);
         self.change_slot(inode, |it| it.set_pointers(words))
     }
 
@@ -570,7 +571,7 @@ impl Transaction<'_> {
         near: FsBlock,
         nodes: &mut NodeCountChange,
     ) -> Result<FsBlock> {
-        let role = super::role(self.file_id(inode)?);
+        let role = super::extent_node_role(self.file_id(inode)?);
         let request = AllocationRequest {
             goal: near.0,
             count: 1,
@@ -582,7 +583,7 @@ impl Transaction<'_> {
         nodes.made += u64::from(taken);
         let block_bytes = self.volume.super_.block_bytes;
         let mut bytes = vec![0; saturating_usize(block_bytes.into())];
-        extent::write(&mut bytes, depth, extent::max_entries_in_block(block_bytes), entries);
+        extent::write_node(&mut bytes, depth, extent::max_entries_in_block(block_bytes), entries);
         self.put_new_block(FsBlock(at), role, bytes);
         Ok(FsBlock(at))
     }
@@ -593,28 +594,28 @@ impl Transaction<'_> {
         block: FsBlock,
         step: &ExtentPathNode,
     ) -> Result<()> {
-        let role = super::role(self.file_id(inode)?);
+        let role = super::extent_node_role(self.file_id(inode)?);
         let room = u16::try_from(step.max_entries).unwrap_or(0);
         self.modify_block(block, role, |bytes| {
-            extent::write(bytes, step.depth, room, &step.entries)
+            extent::write_node(bytes, step.depth, room, &step.entries)
         })
     }
 
     /// Collapses a root with a single leaf whose extents fit the root.
     fn collapse_root(&mut self, inode: InodeNumber, nodes: &mut NodeCountChange) -> Result<()> {
         let extents = self.read_root(inode)?;
-        let root = extents.root().map_err(|error| error.of_inode(inode))?;
+        let root = extents.root().map_err(|error| error.with_inode(inode))?;
         let (1, 1, Some(ExtentIndex { node: block, .. })) = (root.depth, root.len(), root.index(0))
         else {
             return Ok(());
         };
-        let bytes = self.block(block, super::role(self.file_id(inode)?))?;
-        let leaf =
-            ExtentNode::check(&bytes, Some(0)).map_err(|it| it.in_block(block).of_inode(inode))?;
+        let bytes = self.block(block, super::extent_node_role(self.file_id(inode)?))?;
+        let leaf = ExtentNode::check(&bytes, Some(0))
+            .map_err(|it| it.with_block(block).with_inode(inode))?;
         if leaf.len() > usize::from(root.max_entries) {
             return Ok(());
         }
-        let mut step = ExtentPathNode::of(&leaf, None, 0);
+        let mut step = ExtentPathNode::from_node(&leaf, None, 0);
         step.max_entries = root.max_entries.into();
         nodes.freed += self.free_blocks(block.0, 1)?;
         self.write_root(inode, step, &mut NodeCountChange::default())
@@ -701,7 +702,7 @@ mod tests {
     }
 
     #[test]
-    fn extents_are_cut_and_joined() {
+    fn extents_are_split_and_merged() {
         let mut leaf = vec![extent(0, 10, 100), extent(20, 10, 200)];
         let mut gone = Vec::new();
         remove_range(&mut leaf, &(5..22), &mut |it| gone.push((it.start.0, it.blocks)));
@@ -719,7 +720,7 @@ mod tests {
     }
 
     #[test]
-    fn each_cluster_of_extents_is_counted_once() {
+    fn shared_clusters_are_counted_once() {
         let extents = [extent(1, 2, 101), extent(3, 1, 103), extent(6, 7, 206), extent(14, 1, 214)];
         assert_eq!(clusters_of_extents(&extents, 4), [(0, 100, 4), (4, 204, 12)]);
         let apart = [extent(1, 2, 101), extent(3, 1, 103)];

@@ -26,7 +26,7 @@ impl FreeRanges {
     }
 
     /// Trims the ranges to whole clusters of `ratio` blocks.
-    fn in_clusters(mut self, ratio: u64) -> Self {
+    fn trim_to_clusters(mut self, ratio: u64) -> Self {
         if ratio > 1 {
             let whole = |(start, end): (u64, u64)| {
                 let (start, end) = (start.next_multiple_of(ratio), end / ratio * ratio);
@@ -38,7 +38,7 @@ impl FreeRanges {
     }
 
     /// Returns the number of ranges.
-    pub(in crate::mkfs) fn ranges(&self) -> u64 {
+    pub(in crate::mkfs) fn range_count(&self) -> u64 {
         self.free.len() as u64
     }
 
@@ -77,7 +77,7 @@ impl FreeRanges {
     }
 
     /// Allocates `blocks` blocks; `None` if they are not free.
-    pub(in crate::mkfs) fn take(&mut self, from: u64, blocks: u64) -> Option<()> {
+    pub(in crate::mkfs) fn allocate_at(&mut self, from: u64, blocks: u64) -> Option<()> {
         let end = from + blocks;
         let (start, stop) = self.free.range(..=from).next_back().map(|it| (*it.0, *it.1))?;
         if end > stop {
@@ -94,7 +94,7 @@ impl FreeRanges {
     }
 
     /// Allocates the first free blocks from `goal` on; wraps at the end of the volume.
-    pub(in crate::mkfs) fn take_from(
+    pub(in crate::mkfs) fn allocate_from(
         &mut self,
         goal: u64,
         mut blocks: u64,
@@ -104,7 +104,7 @@ impl FreeRanges {
         while blocks > 0 {
             let (start, end) = self.from(at).or_else(|| self.from(0))?;
             let count = blocks.min(end - start);
-            self.take(start, count)?;
+            self.allocate_at(start, count)?;
             taken.push((start, count));
             blocks -= count;
             at = start + count;
@@ -131,7 +131,7 @@ pub(in crate::mkfs) fn place_tables(layout: &Layout) -> Result<(Vec<GroupTables>
     for group in 0..super_.groups {
         let copies = layout.backup_blocks(group);
         if copies > 0 {
-            space.take(layout.group_start(group), copies).ok_or(FormatError::NoTables)?;
+            space.allocate_at(layout.group_start(group), copies).ok_or(FormatError::NoTables)?;
         }
     }
     let mut placing = TablePlacer {
@@ -148,7 +148,7 @@ pub(in crate::mkfs) fn place_tables(layout: &Layout) -> Result<(Vec<GroupTables>
     };
     placed.ok_or(FormatError::NoTables)?;
     // Tables may start at any block, and share clusters with their neighbours.
-    Ok((placing.all, placing.space.in_clusters(layout.cluster_blocks())))
+    Ok((placing.all, placing.space.trim_to_clusters(layout.cluster_blocks())))
 }
 
 struct TablePlacer<'a> {
@@ -177,12 +177,12 @@ impl TablePlacer<'_> {
         let mut one = |from: u64| {
             let fit = self.space.first_fit(from, last, 1);
             let at = fit.or_else(|| self.space.first_fit(start, last, 1))?;
-            self.space.take(at, 1)?;
+            self.space.allocate_at(at, 1)?;
             Some(at)
         };
         let (blocks, inodes) = (one(from)?, one(from)?);
         let table = self.space.first_fit(start, last, self.table)?;
-        self.space.take(table, self.table)?;
+        self.space.allocate_at(table, self.table)?;
         self.all.push(GroupTables { blocks, inodes, table });
         Some(())
     }
@@ -197,18 +197,24 @@ impl TablePlacer<'_> {
             others if last == self.layout.super_.groups - 1 && others > 0 => u64::from(others) + 1,
             _ => u64::from(self.groups_per_flex),
         };
-        let blocks = self.take(group, before.map(|it| it.blocks + 1), rest, 1)?;
+        let blocks = self.allocate_table(group, before.map(|it| it.blocks + 1), rest, 1)?;
         let next = before.map_or(blocks + gap, |it| it.inodes + 1);
-        let inodes = self.take(group, Some(next), rest, 1)?;
+        let inodes = self.allocate_table(group, Some(next), rest, 1)?;
         let next = before.map_or(inodes + gap, |it| it.table + self.table);
-        let table = self.take(group, Some(next), rest, self.table)?;
+        let table = self.allocate_table(group, Some(next), rest, self.table)?;
         self.all.push(GroupTables { blocks, inodes, table });
         Some(())
     }
 
     /// Allocates a bitmap or table of `blocks`, of which `rest` remain: near `next`, or where all
     /// fit, or where one fits.
-    fn take(&mut self, group: u32, next: Option<u64>, rest: u64, blocks: u64) -> Option<u64> {
+    fn allocate_table(
+        &mut self,
+        group: u32,
+        next: Option<u64>,
+        rest: u64,
+        blocks: u64,
+    ) -> Option<u64> {
         let super_ = &self.layout.super_;
         // Limit of the contiguous space searched for.
         let most = u64::from(super_.blocks_per_group / 4);
@@ -222,7 +228,7 @@ impl TablePlacer<'_> {
             .or_else(|| self.space.first_fit(first, end, together))
             .or_else(|| self.space.first_fit(first, end, blocks))
             .or_else(|| self.space.first_fit(0, end, blocks))?;
-        self.space.take(at, blocks)?;
+        self.space.allocate_at(at, blocks)?;
         Some(at)
     }
 
@@ -232,7 +238,7 @@ impl TablePlacer<'_> {
         let mut at = 0;
         let mut next = |space: &mut FreeRanges, blocks: u64| {
             at = space.first_fit(at, end, blocks)?;
-            space.take(at, blocks)?;
+            space.allocate_at(at, blocks)?;
             Some(at)
         };
         for _ in 0..groups {
@@ -254,19 +260,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn space_is_what_was_not_taken() {
+    fn free_space_is_what_was_not_allocated() {
         let mut space = FreeRanges::new(1, 100);
-        assert!(space.take(10, 20).is_some() && space.take(29, 1).is_none());
+        assert!(space.allocate_at(10, 20).is_some() && space.allocate_at(29, 1).is_none());
         assert_eq!(space.from(0), Some((1, 10)));
         assert_eq!(space.from(9), Some((9, 10)));
         assert_eq!(space.from(10), Some((30, 100)));
         assert_eq!(space.from(100), None);
         assert_eq!(space.between(5, 40).collect::<Vec<_>>(), [(5, 10), (30, 40)]);
-        assert_eq!((space.free_in(0, 200), space.ranges()), (79, 2));
+        assert_eq!((space.free_in(0, 200), space.range_count()), (79, 2));
         assert_eq!(space.first_fit(0, 100, 20), Some(30));
         assert_eq!(space.first_fit(5, 100, 5), Some(5));
         assert_eq!(space.first_fit(6, 30, 5), None);
-        assert_eq!(space.take_from(95, 10), Some(vec![(95, 5), (1, 5)]));
-        assert_eq!(space.take_from(0, 70), None);
+        assert_eq!(space.allocate_from(95, 10), Some(vec![(95, 5), (1, 5)]));
+        assert_eq!(space.allocate_from(0, 70), None);
     }
 }

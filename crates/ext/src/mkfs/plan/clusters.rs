@@ -93,7 +93,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn blocks_lie_in_clusters_as_in_the_file() {
+    fn blocks_keep_their_offset_within_cluster() {
         let runs = [(2, 3), (5, 1), (17, 2), (30, 4)];
         let touched = touched_clusters(&runs, 4);
         assert_eq!(touched, [(0, 2), (4, 1), (7, 2)]);
@@ -106,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn nodes_have_clusters_of_their_own() {
+    fn extent_nodes_get_own_clusters() {
         let firsts =
             |taken: &[DiskRun], ratio| super::cluster_starts(taken, ratio).collect::<Vec<_>>();
         assert_eq!(firsts(&[(8, 8), (32, 4)], 4), [(8, 1), (12, 1), (32, 1)]);

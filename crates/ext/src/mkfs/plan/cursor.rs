@@ -36,8 +36,8 @@ impl<'a> BlockCursor<'a> {
     pub(super) fn start(&mut self) {
         self.next = 0;
         self.free_blocks = self.space.free_in(0, self.layout.super_.blocks);
-        self.map_reserve = match self.layout.options.extents() {
-            true => self.space.ranges() * self.layout.cluster_blocks(),
+        self.map_reserve = match self.layout.options.has_extents() {
+            true => self.space.range_count() * self.layout.cluster_blocks(),
             false => 0,
         };
     }
@@ -45,7 +45,7 @@ impl<'a> BlockCursor<'a> {
     /// Allocates blocks at `goal`, independent of the cursor.
     pub(super) fn allocate_from(&mut self, goal: u64, blocks: u64) -> Option<Vec<DiskRun>> {
         self.free_blocks = self.free_blocks.checked_sub(blocks)?;
-        self.space.take_from(goal, blocks)
+        self.space.allocate_from(goal, blocks)
     }
 
     /// Returns the free range at the cursor.
@@ -84,7 +84,7 @@ impl<'a> BlockCursor<'a> {
         while blocks > 0 {
             let (start, end) = self.current_range()?;
             let count = blocks.min(end - start);
-            self.space.take(start, count)?;
+            self.space.allocate_at(start, count)?;
             runs.push((start, count));
             self.next = start + count;
             blocks -= count;

@@ -6,7 +6,9 @@ use super::super::layout::Layout;
 use super::super::tree::{NodeId, NodeKind, Tree};
 use super::super::{FormatError, Result, inline_data, values};
 use super::clusters::touched_clusters;
-use super::{NodePlacement, XATTR_REFCOUNT_MAX, data_runs, directory_of, style};
+use super::{
+    NodePlacement, XATTR_REFCOUNT_MAX, build_directory_of, data_runs, directory_format_of,
+};
 use crate::dir::build::DirectoryFormat;
 use crate::format::features::{Compatible, Incompatible, ReadOnlyCompatible};
 use crate::format::quota::{self, QuotaType as Quota};
@@ -45,7 +47,7 @@ pub(super) fn measure_tree(layout: &Layout, tree: &Tree) -> Result<TreeRequireme
     let mut walk = TreeMeasurer {
         layout,
         tree,
-        style: style(layout),
+        style: directory_format_of(layout),
         lost_found: tree.lookup(NodeId::ROOT, b"lost+found"),
         needs: TreeRequirements {
             placed: vec![],
@@ -62,14 +64,14 @@ pub(super) fn measure_tree(layout: &Layout, tree: &Tree) -> Result<TreeRequireme
     if let Some(id) = walk.lost_found {
         walk.add_node(id, NodeId::ROOT, 2)?;
     }
-    walk.needs.inodes =
-        values::inodes_before(&layout.options) + saturating_u32(tree.values.len() as u64);
+    walk.needs.inodes = values::system_inodes_before_ea_inodes(&layout.options)
+        + saturating_u32(tree.values.len() as u64);
     let lens = tree.values.iter().map(|value| value.bytes.len() as u64);
     walk.needs.value_blocks =
         lens.map(|len| layout.blocks_with_map(layout.blocks_for_bytes(len))).sum();
     let mut stack = vec![(NodeId::ROOT, NodeId::ROOT)];
     while let Some((dir, parent)) = stack.pop() {
-        let below = walk.directory(dir, parent)?;
+        let below = walk.measure_directory(dir, parent)?;
         stack.extend(below.into_iter().rev().map(|id| (id, dir)));
     }
     let [users, groups] = &walk.owners;
@@ -101,7 +103,7 @@ struct TreeMeasurer<'a> {
 
 impl<'a> TreeMeasurer<'a> {
     /// Counts a directory and its entries; returns its subdirectories.
-    fn directory(&mut self, dir: NodeId, parent: NodeId) -> Result<Vec<NodeId>> {
+    fn measure_directory(&mut self, dir: NodeId, parent: NodeId) -> Result<Vec<NodeId>> {
         if self.node_placement(dir).is_none() {
             self.add_node(dir, parent, 2)?;
         }
@@ -111,12 +113,12 @@ impl<'a> TreeMeasurer<'a> {
             if matches!(tree.node(id).kind_data, NodeKind::Directory) {
                 below.push(id);
             } else if self.node_placement(id).is_some() {
-                self.more_links(id, 1)?;
+                self.add_links(id, 1)?;
             } else {
                 self.add_node(id, dir, 1)?;
             }
         }
-        self.more_links(dir, below.len())?;
+        self.add_links(dir, below.len())?;
         Ok(below)
     }
 
@@ -124,7 +126,7 @@ impl<'a> TreeMeasurer<'a> {
         self.node_placement.get(saturating_usize(id.0.into())).copied().flatten()
     }
 
-    fn more_links(&mut self, id: NodeId, more: usize) -> Result<()> {
+    fn add_links(&mut self, id: NodeId, more: usize) -> Result<()> {
         let Some(placed) = self.node_placement(id).and_then(|nth| self.needs.placed.get_mut(nth))
         else {
             return Ok(());
@@ -149,9 +151,9 @@ impl<'a> TreeMeasurer<'a> {
         let [users, groups] = &mut self.owners;
         users.insert(node.uid);
         groups.insert(node.gid);
-        let in_body = self.attributes(id)?;
+        let in_body = self.measure_attributes(id)?;
         let (values, value_blocks) = values::count_ea_inodes(&node.attributes, self.layout);
-        let (data, blocks) = self.contents(id)?;
+        let (data, blocks) = self.contents_blocks(id)?;
         let is_inside = self.is_inline(id, in_body);
         let (data, blocks) = if is_inside { (0, 0) } else { (data, blocks) };
         self.needs.blocks += blocks;
@@ -171,7 +173,7 @@ impl<'a> TreeMeasurer<'a> {
     }
 
     /// Counts the xattr block for attributes beyond the inode; returns the number in the inode.
-    fn attributes(&mut self, id: NodeId) -> Result<u32> {
+    fn measure_attributes(&mut self, id: NodeId) -> Result<u32> {
         let tree = self.tree;
         let all = &tree.node(id).attributes[..];
         if all.is_empty() {
@@ -194,7 +196,7 @@ impl<'a> TreeMeasurer<'a> {
     }
 
     /// Returns the blocks of a node's contents, and the same with their map.
-    fn contents(&self, id: NodeId) -> Result<(u64, u64)> {
+    fn contents_blocks(&self, id: NodeId) -> Result<(u64, u64)> {
         let what = &self.tree.node(id).kind_data;
         let block_bytes = self.layout.super_.block_bytes;
         let runs = match what {
@@ -239,7 +241,7 @@ impl<'a> TreeMeasurer<'a> {
             }
             NodeKind::Directory => {
                 let names = self.tree.names(id).map(|(name, _)| name.len());
-                inline_data::directory_bytes(names)
+                inline_data::inline_directory_bytes(names)
             }
             NodeKind::File { size_bytes, .. } => *size_bytes,
             // Linux creates no inline symbolic links, and e2fsck does not count them in quotas.
@@ -255,17 +257,17 @@ impl<'a> TreeMeasurer<'a> {
         let block_bytes = self.layout.super_.block_bytes;
         // The last file block number is reserved.
         let numbers = (u64::from(block_bytes) << 32) - u64::from(block_bytes);
-        match self.layout.options.extents() {
+        match self.layout.options.has_extents() {
             true => numbers,
             false => {
-                let reach = crate::map::pointers::reach_blocks(block_bytes);
+                let reach = crate::map::pointers::max_mapped_blocks(block_bytes);
                 (reach * u64::from(block_bytes)).min(numbers + u64::from(block_bytes) - 1)
             }
         }
     }
 
     fn directory_blocks(&self, id: NodeId) -> u32 {
-        let built = directory_of(self.tree, id, (0, 0), &[], self.style);
+        let built = build_directory_of(self.tree, id, (0, 0), &[], self.style);
         let blocks = built.bytes.len() / self.layout.block_len().max(1);
         let least = match Some(id) == self.lost_found && !built.indexed {
             true => self.layout.lost_found_blocks(),

@@ -8,7 +8,7 @@
 use draconis_exchange::contract::FileType;
 
 use super::super::{RenameMode, Whiteout};
-use super::{AllocatedWhiteout, DirAndName, MAX_DIRECTORY_DEPTH, is_dots};
+use super::{AllocatedWhiteout, DirAndName, MAX_DIRECTORY_DEPTH, is_dot_or_dot_dot};
 use crate::commit::batch::{Effect, NameMove, Operation};
 use crate::format::inode::{Inode, flags};
 use crate::format::inode_slot::InodeTime;
@@ -25,10 +25,10 @@ impl Transaction<'_> {
     ) -> Result<()> {
         let source = self.writable_directory(from_dir, true)?;
         let target = self.writable_directory(to_dir, false)?;
-        if is_dots(from) || is_dots(to) {
+        if is_dot_or_dot_dot(from) || is_dot_or_dot_dot(to) {
             return Err(Error::Misuse("`.` and `..` cannot be renamed"));
         }
-        let Ok(spot) = self.find_or_slot(&source, from)? else { return Err(Error::NotFound) };
+        let Ok(spot) = self.find_name_or_slot(&source, from)? else { return Err(Error::NotFound) };
         // Both names would have to be encrypted again.
         self.check_not_encrypted(&source)?;
         self.check_not_encrypted(&target)?;
@@ -54,7 +54,7 @@ impl Transaction<'_> {
             Some(new) => self.plan_new_inode(&source, &new)?.blocks(new.kind),
             None => 0,
         };
-        let there = self.find_or_slot(&target, to)?;
+        let there = self.find_name_or_slot(&target, to)?;
         match (there, how) {
             (Ok(_), RenameMode::NoReplace) => Err(Error::Exists),
             (Err(_), RenameMode::Exchange) => Err(Error::NotFound),
@@ -79,7 +79,7 @@ impl Transaction<'_> {
                     from: from_dir,
                     to: to_dir,
                 }))?;
-                let Err(place) = self.find_or_slot(&*self.directory(to_dir)?, to)? else {
+                let Err(place) = self.find_name_or_slot(&*self.directory(to_dir)?, to)? else {
                     return Err(Error::Exists);
                 };
                 // The batch that was closed may have used some of the space.
@@ -166,7 +166,7 @@ impl Transaction<'_> {
             (true, false) => Err(Error::NotADirectory),
             (false, true) => Err(Error::IsADirectory),
             (true, true) if victim.number == to_dir || victim.number == InodeNumber::ROOT => {
-                Err(Error::corrupt("directory: names itself").of_inode(to_dir))
+                Err(Error::corrupt("directory: names itself").with_inode(to_dir))
             }
             (true, true) if !self.is_empty(victim)? => Err(Error::NotEmpty),
             _ => Ok(()),
@@ -236,7 +236,7 @@ impl Transaction<'_> {
     ) -> Result<()> {
         let (here, there) = (self.find_existing(from_dir, from)?, self.find_existing(to_dir, to)?);
         if from_dir != to_dir || there.found.inode != moved {
-            return Err(Error::corrupt("directory: a name moved elsewhere").of_inode(from_dir));
+            return Err(Error::corrupt("directory: a name moved elsewhere").with_inode(from_dir));
         }
         self.writer.renamed_inode = Some(moved);
         let victim = self.node(here.found.inode)?;
@@ -300,6 +300,6 @@ impl Transaction<'_> {
             }
             at = self.find_dot_dot(at)?.found.inode;
         }
-        Err(Error::corrupt("directory: a circle").of_inode(at))
+        Err(Error::corrupt("directory: a circle").with_inode(at))
     }
 }

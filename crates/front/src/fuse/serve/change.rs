@@ -17,7 +17,7 @@ use draconis_exchange::contract::directory::{
     SetAttributes, SetFlags, SetXattr, Symlink, Unlink,
 };
 use draconis_exchange::contract::file::{Fallocate, FileServer};
-use draconis_exchange::contract::request_log::Outcome;
+use draconis_exchange::contract::request_log::RequestOutcome;
 use draconis_exchange::contract::tree::Tree;
 use draconis_exchange::contract::{
     AttributeChange, AttributeName, Attributes, CacheValidity, FallocateMode, FileType, Name, Node,
@@ -57,7 +57,7 @@ pub(super) enum Change {
 /// The answer to a change, with the notifications that the kernel needs before it.
 #[derive(Clone, Debug)]
 pub(super) struct ChangeReply {
-    pub(super) outcome: Outcome,
+    pub(super) outcome: RequestOutcome,
     pub(super) reply: Reply,
     /// The kernel's attributes of the node are outdated.
     pub(super) outdates_attributes: bool,
@@ -68,24 +68,29 @@ pub(super) struct ChangeReply {
 impl ChangeReply {
     fn new(header: Header, body: Result<ReplyBody, Errno>) -> Self {
         let errno = body.as_ref().err().map_or(0, |errno| errno.raw_os_error());
-        let outcome = Outcome { errno, written_bytes: 0 };
+        let outcome = RequestOutcome { errno, written_bytes: 0 };
         let reply = reply_to(header, body);
         Self { outcome, reply, outdates_attributes: false, drop_pages: None }
     }
 
     /// Creates the answer to a change that failed before it was tried, or whose replay failed.
-    pub(super) fn error(header: Header, errno: Errno) -> Self {
+    pub(super) fn error_reply(header: Header, errno: Errno) -> Self {
         Self::new(header, Err(errno))
     }
 }
 
 impl<T: Tree + Sync> Server<'_, T> {
     /// Applies the change of a request and returns its answer.
-    pub(super) fn apply(&self, header: Header, request: &mut Request) -> ChangeReply {
+    pub(super) fn apply_request(&self, header: Header, request: &mut Request) -> ChangeReply {
         let setxattr_ext = self.has_setxattr_ext();
-        match Change::decode(header, request.bytes(), request.detached_len(), setxattr_ext) {
+        match Change::decode_change(
+            header,
+            request.bytes(),
+            request.detached_data_len(),
+            setxattr_ext,
+        ) {
             Ok(change) => self.apply_change(header, change, request),
-            Err(errno) => ChangeReply::error(header, errno),
+            Err(errno) => ChangeReply::error_reply(header, errno),
         }
     }
 
@@ -96,13 +101,14 @@ impl<T: Tree + Sync> Server<'_, T> {
         header: Header,
         request: &[u8],
         made: Option<Node>,
-        outcome: Option<Outcome>,
+        outcome: Option<RequestOutcome>,
     ) -> Option<ChangeReply> {
         if let Some(errno) = outcome.map(|it| it.errno).filter(|errno| *errno != 0) {
-            return Some(ChangeReply::error(header, Errno::from_raw_os_error(errno)));
+            return Some(ChangeReply::error_reply(header, Errno::from_raw_os_error(errno)));
         }
         // The oplog has no data of a write that the tree has.
-        let change = Change::decode(header, request, MAX_IO_BYTES, self.has_setxattr_ext()).ok()?;
+        let change =
+            Change::decode_change(header, request, MAX_IO_BYTES, self.has_setxattr_ext()).ok()?;
         let node = |node: Option<Node>| node.ok_or(Refusal::Io).and_then(|it| self.attributes(it));
         let named = |found: Result<Attributes, Refusal>| {
             found.map(|it| reply::entry_reply(&it, self.entry_timeout_seconds(header.node)))
@@ -133,7 +139,7 @@ impl<T: Tree + Sync> Server<'_, T> {
             // last one was made.
             (_, None) => return None,
             (Change::SetAttributes(_), Some(_)) => {
-                node(Some(header.node)).map(|it| reply::attributes(&it))
+                node(Some(header.node)).map(|it| reply::attr_reply(&it))
             }
             (Change::Fallocate { .. }, Some(_)) => Ok(ReplyBody::default()),
             (Change::SetFlags { .. } | Change::SetXflags { .. }, Some(_)) => {
@@ -144,7 +150,7 @@ impl<T: Tree + Sync> Server<'_, T> {
                 });
             }
             (Change::Write(write), Some(outcome)) => {
-                return Some(self.write_answer(header, write, Ok(outcome.written_bytes)));
+                return Some(self.write_reply_for(header, write, Ok(outcome.written_bytes)));
             }
         };
         Some(ChangeReply::new(header, into_errno(body)))
@@ -155,7 +161,11 @@ impl<T: Tree + Sync> Server<'_, T> {
         let done = |()| ReplyBody::default();
         let body = match change {
             Change::Write(write) => {
-                return self.write_answer(header, write, request.write(tree, node, write));
+                return self.write_reply_for(
+                    header,
+                    write,
+                    request.write_all_data(tree, node, write),
+                );
             }
             Change::SetFlags { flags } => return self.set_flags(header, Ok(flags)),
             Change::SetXflags { xflags } => {
@@ -176,7 +186,7 @@ impl<T: Tree + Sync> Server<'_, T> {
             }
             Change::SetAttributes(change) => tree
                 .set_attributes(&mut SetAttributes { node, change })
-                .map(|changed| reply::attributes(&changed)),
+                .map(|changed| reply::attr_reply(&changed)),
             Change::Symlink { name, target } => {
                 let mut block = Block::private(target.len());
                 block.copy_in(0, &target);
@@ -227,7 +237,7 @@ impl<T: Tree + Sync> Server<'_, T> {
     }
 
     /// Returns the answer to a write. A direct write leaves the kernel's pages outdated.
-    fn write_answer(
+    fn write_reply_for(
         &self,
         header: Header,
         write: decoder::Write,

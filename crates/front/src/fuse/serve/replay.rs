@@ -18,7 +18,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use draconis_exchange::contract::Node;
-use draconis_exchange::contract::request_log::{LoggedRequest, Outcome, RequestLog};
+use draconis_exchange::contract::request_log::{LoggedRequest, RequestLog, RequestOutcome};
 use draconis_exchange::contract::tree::Tree;
 use draconis_exchange::injected_fault::InjectedFault;
 use rustix::io::Errno;
@@ -32,7 +32,7 @@ use crate::fuse::request::Request;
 
 /// Timeout for the kernel's answer whether it has a node, before requests are served: it writes
 /// dirty pages back before it forgets a file, which needs replies.
-const UNUSED_WAIT: Duration = Duration::from_millis(100);
+const UNUSED_PROBE_TIMEOUT: Duration = Duration::from_millis(100);
 
 /// Answers that may not have reached the kernel.
 #[derive(Default)]
@@ -60,7 +60,7 @@ impl PendingReplies {
         };
         // The reply must have the id of the resent request.
         let reply = answer.reply.clone().with_unique(header.unique);
-        link.deliver(header, ChangeReply { reply, ..answer });
+        link.send_change_reply(header, ChangeReply { reply, ..answer });
         true
     }
 
@@ -108,7 +108,7 @@ impl<T: Tree + Sync> Server<'_, T> {
         if InjectedFault::Resend.is_made() {
             return;
         }
-        match rustix::io::write(fuse, Reply::resend().as_bytes()) {
+        match rustix::io::write(fuse, Reply::resend_notification().as_bytes()) {
             Ok(_) => {}
             // Before Linux 6.9, unanswered requests ended with the server that had read them.
             Err(Errno::INVAL) => log::debug!("requests that were in hand have ended"),
@@ -135,7 +135,7 @@ impl<T: Tree + Sync> Server<'_, T> {
         let answer = if inherited.is_accepted {
             self.rebuild_reply(header, request, inherited.created, inherited.outcome)
         } else {
-            self.replay(fuse, recorder, header, inherited, later)
+            self.replay_change(fuse, recorder, header, inherited, later)
         };
         let Some(answer) = answer.filter(|_| !inherited.answered) else { return };
         if let Some(made) = inherited.created {
@@ -145,7 +145,7 @@ impl<T: Tree + Sync> Server<'_, T> {
     }
 
     /// Applies a change again that the tree lacks; returns its answer.
-    fn replay(
+    fn replay_change(
         &self,
         fuse: impl AsFd,
         recorder: &dyn RequestLog,
@@ -166,10 +166,10 @@ impl<T: Tree + Sync> Server<'_, T> {
         }
         let mut answer = None;
         recorder.replay(inherited, &mut || {
-            let mut applied = self.apply(header, &mut request);
-            if find_contradiction(header, inherited.outcome, applied.outcome).is_some() {
+            let mut applied = self.apply_request(header, &mut request);
+            if find_log_contradiction(header, inherited.outcome, applied.outcome).is_some() {
                 self.release_unused_orphans(&fuse, recorder, later);
-                applied = self.apply(header, &mut request);
+                applied = self.apply_request(header, &mut request);
             }
             if inherited.outcome.is_none() {
                 recorder.record_outcome(applied.outcome);
@@ -177,7 +177,7 @@ impl<T: Tree + Sync> Server<'_, T> {
             answer = Some(applied);
         });
         let answer = answer?;
-        if let Some(why) = find_contradiction(header, inherited.outcome, answer.outcome) {
+        if let Some(why) = find_log_contradiction(header, inherited.outcome, answer.outcome) {
             recorder.fail_replay(&why);
         }
         Some(answer)
@@ -194,12 +194,12 @@ impl<T: Tree + Sync> Server<'_, T> {
         let unannounced_orphans = lock(&self.pending_replies.unannounced_orphans).clone();
         let nodes =
             recorder.orphans().into_iter().filter(|node| !unannounced_orphans.contains(node));
-        let forgotten = nodes.filter(|node| match next_use(later, *node) {
-            NextUse::SameNode => false,
-            NextUse::NewNode => true,
-            NextUse::None => self.is_unused(&fuse, *node, Some(UNUSED_WAIT)),
+        let forgotten = nodes.filter(|node| match find_next_use(later, *node) {
+            NextNodeUse::SameNode => false,
+            NextNodeUse::NewNode => true,
+            NextNodeUse::None => self.is_unused(&fuse, *node, Some(UNUSED_PROBE_TIMEOUT)),
         });
-        recorder.release(&forgotten.collect::<Vec<_>>());
+        recorder.release_orphans(&forgotten.collect::<Vec<_>>());
     }
 
     /// Returns true if the kernel does not have a node, which then has no user. Without an answer
@@ -211,7 +211,7 @@ impl<T: Tree + Sync> Server<'_, T> {
 }
 
 /// How the following changes use a node.
-enum NextUse {
+enum NextNodeUse {
     None,
     /// They change it.
     SameNode,
@@ -219,34 +219,34 @@ enum NextUse {
     NewNode,
 }
 
-fn next_use(later: &[LoggedRequest], node: Node) -> NextUse {
+fn find_next_use(later: &[LoggedRequest], node: Node) -> NextNodeUse {
     later
         .iter()
         .find_map(|one| {
             if uses_node(&one.request, node) {
-                Some(NextUse::SameNode)
+                Some(NextNodeUse::SameNode)
             } else {
-                (one.created == Some(node)).then_some(NextUse::NewNode)
+                (one.created == Some(node)).then_some(NextNodeUse::NewNode)
             }
         })
-        .unwrap_or(NextUse::None)
+        .unwrap_or(NextNodeUse::None)
 }
 
 /// Returns true if a request names `node`.
 fn uses_node(request: &[u8], node: Node) -> bool {
     Header::parse(request)
-        .is_some_and(|header| header.node == node || header.linked(request) == Some(node))
+        .is_some_and(|header| header.node == node || header.linked_node(request) == Some(node))
 }
 
 /// Returns how the outcome of a replay contradicts the original change, if it does.
-fn find_contradiction(
+fn find_log_contradiction(
     header: Header,
-    recorded: Option<Outcome>,
-    replayed: Outcome,
+    recorded: Option<RequestOutcome>,
+    replayed: RequestOutcome,
 ) -> Option<String> {
     // The worker may have died between two steps, and the next step finds no space: no caller was
     // told that the change succeeded.
-    let may_be_partial = recorded.is_none() && header.has_steps();
+    let may_be_partial = recorded.is_none() && header.is_multi_step();
     let wants_space = replayed.errno == Errno::NOSPC.raw_os_error();
     if replayed.errno != 0 && !(may_be_partial && wants_space) {
         let error = io::Error::from_raw_os_error(replayed.errno);

@@ -12,47 +12,53 @@ use draconis_exchange::contract::{AttributeChange, FileType};
 use draconis_ext::{Error, InodeNumber, RenameMode, Volume, XattrSet};
 
 use super::super::judge::PROBE_FILE_NAME;
-use super::{Record, Workload, cells, contents, create, walk};
+use super::{RecordingDisk, Workload, create, encode_cells, read_file, walk_volume};
 use draconis_device::Random;
 
 /// Files are truncated to multiples of this.
-const CUT: u64 = 4096;
-const NOTE: &[u8] = b"user.note";
+const TRUNCATE_UNIT_BYTES: u64 = 4096;
+const XATTR_NAME: &[u8] = b"user.note";
 /// Number of names added to a directory at once and removed: its blocks are then reused.
 const CROWDED_DIR_NAMES: u64 = 60;
 
-pub(super) struct History {
+pub(super) struct HistoryWorkload {
     steps: u64,
     /// Hash of the tree after each call.
     trees: Mutex<Vec<u64>>,
 }
 
-impl History {
+impl HistoryWorkload {
     pub(super) fn new(steps: u64) -> Self {
         Self { steps, trees: Mutex::default() }
     }
 }
 
-impl Workload for History {
+impl Workload for HistoryWorkload {
     fn name(&self) -> &'static str {
         "history"
     }
 
-    fn run(&self, volume: &Volume, record: &Record, dice: &mut Random) -> anyhow::Result<()> {
+    fn run(
+        &self,
+        volume: &Volume,
+        record: &RecordingDisk,
+        dice: &mut Random,
+    ) -> anyhow::Result<()> {
         let mut trees = self.trees.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut model = Model { trees: &mut trees, names: BTreeMap::new(), files: HashMap::new() };
-        model.done();
+        let mut model =
+            TreeModel { trees: &mut trees, names: BTreeMap::new(), files: HashMap::new() };
+        model.record_tree_hash();
         for step in 0..self.steps {
-            match change(volume, &mut model, step, dice) {
+            match random_change(volume, &mut model, step, dice) {
                 Ok(()) => {}
                 // A full volume changes nothing.
                 Err(error) if matches!(error.downcast_ref(), Some(Error::NoSpace)) => {}
                 Err(error) => return Err(error),
             }
-            match dice.below(10) {
+            match dice.next_below(10) {
                 0 | 1 => {
                     volume.sync()?;
-                    record.mark(model.trees.len() as u64 - 1);
+                    record.record_mark(model.trees.len() as u64 - 1);
                 }
                 2 => volume.commit()?,
                 _ => {}
@@ -64,7 +70,7 @@ impl Workload for History {
     fn verify(&self, volume: &Volume, marks: &[u64]) -> Result<(), String> {
         let trees = self.trees.lock().unwrap_or_else(PoisonError::into_inner);
         let synced = marks.last().copied().unwrap_or(0) as usize;
-        let found = seen(volume)?;
+        let found = volume_tree_hash(volume)?;
         if trees.iter().skip(synced).any(|tree| *tree == found) {
             return Ok(());
         }
@@ -78,7 +84,7 @@ impl Workload for History {
 }
 
 /// Model of the tree.
-struct Model<'a> {
+struct TreeModel<'a> {
     trees: &'a mut Vec<u64>,
     /// Inodes by directory and name.
     names: BTreeMap<(InodeNumber, String), InodeNumber>,
@@ -92,9 +98,9 @@ struct HistoryNode {
     note: Vec<u8>,
 }
 
-impl Model<'_> {
+impl TreeModel<'_> {
     /// Records the tree after a call.
-    fn done(&mut self) {
+    fn record_tree_hash(&mut self) {
         let mut links = HashMap::new();
         self.names.values().for_each(|inode| *links.entry(*inode).or_insert(0u64) += 1);
         let path_of = |dir: &InodeNumber| {
@@ -109,24 +115,24 @@ impl Model<'_> {
             let links = if node.is_directory { 0 } else { links[inode] };
             all.push((path, node.is_directory, links, node.note.clone(), &node.bytes[..]));
         }
-        self.trees.push(digest(all));
+        self.trees.push(tree_hash(all));
     }
 
     /// Picks a random named inode that `which` accepts.
-    fn pick(
+    fn pick_inode(
         &self,
         dice: &mut Random,
         which: impl Fn(&HistoryNode) -> bool,
     ) -> Option<(InodeNumber, String, InodeNumber)> {
         let meant = |inode: &InodeNumber| self.files.get(inode).is_some_and(&which);
         let all: Vec<_> = self.names.iter().filter(|(_, inode)| meant(inode)).collect();
-        let nth = dice.below(all.len().max(1) as u64) as usize;
+        let nth = dice.next_below(all.len().max(1) as u64) as usize;
         all.get(nth).map(|((dir, name), inode)| (*dir, name.clone(), **inode))
     }
 
-    fn directory(&self, dice: &mut Random) -> InodeNumber {
-        match self.pick(dice, |node| node.is_directory) {
-            Some((_, _, inode)) if dice.below(4) > 0 => inode,
+    fn pick_directory(&self, dice: &mut Random) -> InodeNumber {
+        match self.pick_inode(dice, |node| node.is_directory) {
+            Some((_, _, inode)) if dice.next_below(4) > 0 => inode,
             _ => InodeNumber::ROOT,
         }
     }
@@ -142,19 +148,19 @@ impl Model<'_> {
         self.names.insert((dir, name.to_owned()), inode);
         let is_directory = kind == FileType::Directory;
         self.files.insert(inode, HistoryNode { is_directory, ..HistoryNode::default() });
-        self.done();
+        self.record_tree_hash();
         Ok(inode)
     }
 
     fn unlink(&mut self, volume: &Volume, dir: InodeNumber, name: &str) -> anyhow::Result<()> {
         volume.unlink(dir, name.as_bytes())?;
-        self.lost(dir, name);
-        self.done();
+        self.remove_name(dir, name);
+        self.record_tree_hash();
         Ok(())
     }
 
     /// Removes a name from the model.
-    fn lost(&mut self, dir: InodeNumber, name: &str) {
+    fn remove_name(&mut self, dir: InodeNumber, name: &str) {
         let inode = self.names.remove(&(dir, name.to_owned()));
         if let Some(inode) = inode.filter(|inode| !self.names.values().any(|it| it == inode)) {
             self.files.remove(&inode);
@@ -171,7 +177,7 @@ impl Model<'_> {
         let Some(at) = self.files.get(&file).map(|node| node.bytes.len() as u64) else {
             return Ok(());
         };
-        let bytes = cells(file.0, step as u32 + 1, at, len);
+        let bytes = encode_cells(file.0, step as u32 + 1, at, len);
         let mut put = 0;
         while put < bytes.len() {
             let some = volume.write(file, at + put as u64, &bytes[put..])?;
@@ -179,43 +185,43 @@ impl Model<'_> {
                 node.bytes.extend_from_slice(&bytes[put..put + some]);
             }
             put += some;
-            self.done();
+            self.record_tree_hash();
         }
         Ok(())
     }
 }
 
-fn change(
+fn random_change(
     volume: &Volume,
-    model: &mut Model<'_>,
+    model: &mut TreeModel<'_>,
     step: u64,
     dice: &mut Random,
 ) -> anyhow::Result<()> {
     let is_file = |node: &HistoryNode| !node.is_directory;
-    let new = format!("{step} {}", "n".repeat(dice.below(60) as usize));
-    let len = 16 + dice.below(9_000) / 16 * 16;
-    let what = dice.below(20);
+    let new = format!("{step} {}", "n".repeat(dice.next_below(60) as usize));
+    let len = 16 + dice.next_below(9_000) / 16 * 16;
+    let what = dice.next_below(20);
     if what < 5 || model.files.len() < 4 {
         let kind = if what == 0 { FileType::Directory } else { FileType::File };
-        let dir = if what == 0 { InodeNumber::ROOT } else { model.directory(dice) };
+        let dir = if what == 0 { InodeNumber::ROOT } else { model.pick_directory(dice) };
         let inode = model.create(volume, dir, &new, kind)?;
         return if what == 0 { Ok(()) } else { model.append(volume, inode, step, len) };
     }
     if what == 5 {
         return churn_directory(volume, model, &new);
     }
-    let Some((dir, name, file)) = model.pick(dice, is_file) else { return Ok(()) };
-    let to = model.directory(dice);
+    let Some((dir, name, file)) = model.pick_inode(dice, is_file) else { return Ok(()) };
+    let to = model.pick_directory(dice);
     match what {
         6..9 => model.append(volume, file, step, len)?,
         9 => {
-            let size = dice.below(6) * CUT;
+            let size = dice.next_below(6) * TRUNCATE_UNIT_BYTES;
             let change = AttributeChange { size_bytes: Some(size), ..AttributeChange::default() };
             volume.set_attributes(file, &change)?;
             if let Some(node) = model.files.get_mut(&file) {
                 node.bytes.resize(size as usize, 0);
             }
-            model.done();
+            model.record_tree_hash();
         }
         10 | 11 => model.unlink(volume, dir, &name)?,
         12 | 13 => {
@@ -223,36 +229,36 @@ fn change(
             volume.rename(dir, name.as_bytes(), to, new.as_bytes(), how)?;
             model.names.remove(&(dir, name));
             model.names.insert((to, new), file);
-            model.done();
+            model.record_tree_hash();
         }
         14 | 15 => {
-            let Some((to, over, victim)) = model.pick(dice, is_file) else { return Ok(()) };
+            let Some((to, over, victim)) = model.pick_inode(dice, is_file) else { return Ok(()) };
             if victim == file {
                 return Ok(());
             }
             let how = if what == 14 { RenameMode::Replace } else { RenameMode::Exchange };
             volume.rename(dir, name.as_bytes(), to, over.as_bytes(), how)?;
             if what == 14 {
-                model.lost(to, &over);
+                model.remove_name(to, &over);
                 model.names.remove(&(dir, name));
             } else {
                 model.names.insert((dir, name), victim);
             }
             model.names.insert((to, over), file);
-            model.done();
+            model.record_tree_hash();
         }
         16 => {
             volume.link(file, to, new.as_bytes())?;
             model.names.insert((to, new), file);
-            model.done();
+            model.record_tree_hash();
         }
         17 => {
-            let note = vec![b'a' + (step % 26) as u8; dice.below(400) as usize];
-            volume.set_xattr(file, NOTE, &note, XattrSet::Any, false)?;
+            let note = vec![b'a' + (step % 26) as u8; dice.next_below(400) as usize];
+            volume.set_xattr(file, XATTR_NAME, &note, XattrSet::Any, false)?;
             if let Some(node) = model.files.get_mut(&file) {
                 node.note = note;
             }
-            model.done();
+            model.record_tree_hash();
         }
         _ => return change_directory(volume, model, &new, dice),
     }
@@ -262,17 +268,19 @@ fn change(
 /// Renames a directory, or empties and removes it.
 fn change_directory(
     volume: &Volume,
-    model: &mut Model<'_>,
+    model: &mut TreeModel<'_>,
     new: &str,
     dice: &mut Random,
 ) -> anyhow::Result<()> {
     let root = InodeNumber::ROOT;
-    let Some((_, name, dir)) = model.pick(dice, |node| node.is_directory) else { return Ok(()) };
-    if dice.below(2) == 0 {
+    let Some((_, name, dir)) = model.pick_inode(dice, |node| node.is_directory) else {
+        return Ok(());
+    };
+    if dice.next_below(2) == 0 {
         volume.rename(root, name.as_bytes(), root, new.as_bytes(), RenameMode::NoReplace)?;
         model.names.remove(&(root, name));
         model.names.insert((root, new.to_owned()), dir);
-        model.done();
+        model.record_tree_hash();
         return Ok(());
     }
     let below: Vec<String> =
@@ -284,7 +292,7 @@ fn change_directory(
 }
 
 /// Creates and removes a directory of several blocks; a file then reuses its blocks.
-fn churn_directory(volume: &Volume, model: &mut Model<'_>, new: &str) -> anyhow::Result<()> {
+fn churn_directory(volume: &Volume, model: &mut TreeModel<'_>, new: &str) -> anyhow::Result<()> {
     let dir = model.create(volume, InodeNumber::ROOT, new, FileType::Directory)?;
     let names: Vec<String> =
         (0..CROWDED_DIR_NAMES).map(|nth| format!("{nth} {}", "c".repeat(90))).collect();
@@ -292,7 +300,7 @@ fn churn_directory(volume: &Volume, model: &mut Model<'_>, new: &str) -> anyhow:
     for name in &names {
         volume.link(file, dir, name.as_bytes())?;
         model.names.insert((dir, name.clone()), file);
-        model.done();
+        model.record_tree_hash();
     }
     volume.sync()?;
     for name in names.iter().map(String::as_str).chain(["crowd"]) {
@@ -306,17 +314,17 @@ fn churn_directory(volume: &Volume, model: &mut Model<'_>, new: &str) -> anyhow:
     Ok(())
 }
 
-fn remove_directory(volume: &Volume, model: &mut Model<'_>, name: &str) -> anyhow::Result<()> {
+fn remove_directory(volume: &Volume, model: &mut TreeModel<'_>, name: &str) -> anyhow::Result<()> {
     volume.remove_directory(InodeNumber::ROOT, name.as_bytes())?;
-    model.lost(InodeNumber::ROOT, name);
-    model.done();
+    model.remove_name(InodeNumber::ROOT, name);
+    model.record_tree_hash();
     Ok(())
 }
 
 /// Path, whether it is a directory, link count, note and contents.
 type FileState<'a> = (String, bool, u64, Vec<u8>, &'a [u8]);
 
-fn digest(mut all: Vec<FileState<'_>>) -> u64 {
+fn tree_hash(mut all: Vec<FileState<'_>>) -> u64 {
     all.sort_unstable();
     let mut hasher = DefaultHasher::new();
     all.hash(&mut hasher);
@@ -324,9 +332,9 @@ fn digest(mut all: Vec<FileState<'_>>) -> u64 {
 }
 
 /// Returns the hash of a volume's tree.
-fn seen(volume: &Volume) -> Result<u64, String> {
+fn volume_tree_hash(volume: &Volume) -> Result<u64, String> {
     let mut all = vec![];
-    for (path, inode, kind) in walk(volume)? {
+    for (path, inode, kind) in walk_volume(volume)? {
         if path == "/lost+found" || path.strip_prefix('/') == Some(PROBE_FILE_NAME) {
             continue;
         }
@@ -336,17 +344,17 @@ fn seen(volume: &Volume) -> Result<u64, String> {
         let (links, note, bytes) = if is_directory {
             (0, vec![], vec![])
         } else {
-            let note = match volume.xattr(inode, NOTE) {
+            let note = match volume.xattr(inode, XATTR_NAME) {
                 Ok(note) => note,
                 Err(Error::NoAttribute) => vec![],
                 Err(error) => return Err(said(error)),
             };
-            (u64::from(attributes.links), note, contents(volume, inode)?)
+            (u64::from(attributes.links), note, read_file(volume, inode)?)
         };
         all.push((path, is_directory, links, note, bytes));
     }
     let all = all.iter().map(|(path, is_directory, links, note, bytes)| {
         (path.clone(), *is_directory, *links, note.clone(), &bytes[..])
     });
-    Ok(digest(all.collect()))
+    Ok(tree_hash(all.collect()))
 }

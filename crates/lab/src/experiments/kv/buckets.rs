@@ -17,23 +17,23 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, bail};
 use serde::Deserialize;
 
-use super::{Quantiles, number};
+use super::{LatencyQuantiles, add_number_argument};
 use crate::child;
-use crate::context::Context;
-use crate::experiments::{Experiment, ExperimentInfo, Paper};
-use crate::parameters::parameter;
-use crate::results::{Figure, Points, Sample, Shape};
-use crate::subject::{Kind, Subject};
+use crate::context::RunContext;
+use crate::experiments::{Experiment, ExperimentInfo, PaperSource};
+use crate::parameters::new_parameter;
+use crate::results::{Figure, FigureShape, PointQuery, Sample};
+use crate::subject::{Subject, SubjectKind};
 use crate::units;
 
 /// See the module.
-pub struct KvBucket;
+pub struct KvBucketExperiment;
 
 /// Name of the bucket.
-const BUCKET: &str = "lab";
+const BUCKET_NAME: &str = "lab";
 
 /// An S3 server, killed on drop.
-struct Server {
+struct S3Server {
     child: Child,
     /// Directory of the objects; the log is next to it.
     root: PathBuf,
@@ -41,12 +41,12 @@ struct Server {
     endpoint: String,
 }
 
-impl Server {
+impl S3Server {
     /// Starts a server with a new bucket in `dir`; `None` if the program is not installed.
     fn start(dir: &Path) -> anyhow::Result<Option<Self>> {
-        let Some(program) = versitygw() else { return Ok(None) };
+        let Some(program) = find_versitygw() else { return Ok(None) };
         let (root, log) = (dir.join("served"), dir.join("log"));
-        std::fs::create_dir_all(root.join(BUCKET))?;
+        std::fs::create_dir_all(root.join(BUCKET_NAME))?;
         // A port that was free a moment ago.
         let address = TcpListener::bind("127.0.0.1:0")?.local_addr()?.to_string();
         let mut command = Command::new(program);
@@ -65,17 +65,17 @@ impl Server {
     }
 
     /// Returns the requests so far, by their names in the log.
-    fn requests(&self) -> anyhow::Result<BTreeMap<&'static str, u64>> {
-        Ok(requests(&std::fs::read_to_string(&self.log).unwrap_or_default()))
+    fn request_counts(&self) -> anyhow::Result<BTreeMap<&'static str, u64>> {
+        Ok(count_requests(&std::fs::read_to_string(&self.log).unwrap_or_default()))
     }
 
     /// Returns the bytes stored in the bucket.
-    fn bytes(&self) -> anyhow::Result<u64> {
+    fn bucket_bytes(&self) -> anyhow::Result<u64> {
         Ok(crate::experiments::mount::count_names_and_bytes(&self.root)?.1)
     }
 }
 
-impl Drop for Server {
+impl Drop for S3Server {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
@@ -83,7 +83,7 @@ impl Drop for Server {
 }
 
 /// Finds the program where `tools/packages` installs it, or in PATH.
-fn versitygw() -> Option<PathBuf> {
+fn find_versitygw() -> Option<PathBuf> {
     let home = std::env::var_os("HOME").map(|home| PathBuf::from(home).join(".cache"));
     let cache = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from).or(home);
     let built = cache.map(|cache| cache.join("draconis/bin/versitygw"));
@@ -94,7 +94,7 @@ fn versitygw() -> Option<PathBuf> {
 
 /// Counts the requests in a log by the price classes of clouds: LIST costs as much as PUT, DELETE
 /// is free.
-fn requests(log: &str) -> BTreeMap<&'static str, u64> {
+fn count_requests(log: &str) -> BTreeMap<&'static str, u64> {
     let mut counts = BTreeMap::new();
     for line in log.lines() {
         let Some(name) = line.split(' ').find_map(|word| word.strip_prefix("s3_")) else {
@@ -113,112 +113,127 @@ fn requests(log: &str) -> BTreeMap<&'static str, u64> {
 
 /// Result reported by the helper for a phase.
 #[derive(Debug, Deserialize)]
-struct Outcome {
+struct BucketPhaseResult {
     count: u64,
     whole_seconds: f64,
     seconds: f64,
-    latency: Quantiles,
+    latency: LatencyQuantiles,
 }
 
-struct Run<'a> {
-    context: &'a Context,
+struct BucketRun<'a> {
+    context: &'a RunContext,
     store: &'a str,
-    server: &'a Server,
+    server: &'a S3Server,
     /// Local journal file of our store.
     journal: Option<PathBuf>,
     samples: Vec<Sample>,
 }
 
-impl Run<'_> {
+impl BucketRun<'_> {
     /// Runs a phase; returns its result, or `None` if the helper died as intended.
-    fn phase(&mut self, phase: &str, count: u64, writers: u64) -> anyhow::Result<Option<Outcome>> {
+    fn run_phase(
+        &mut self,
+        phase: &str,
+        count: u64,
+        writers: u64,
+    ) -> anyhow::Result<Option<BucketPhaseResult>> {
         let mut command = Command::new(&self.context.workshop.peers);
-        command.args(["kv-bucket", "--store", self.store, "--bucket", BUCKET, "--phase", phase]);
-        number(&mut command, "count", count);
-        number(&mut command, "writers", writers);
-        number(&mut command, "seed", self.context.seed + self.context.repetition);
+        command.args([
+            "kv-bucket",
+            "--store",
+            self.store,
+            "--bucket",
+            BUCKET_NAME,
+            "--phase",
+            phase,
+        ]);
+        add_number_argument(&mut command, "count", count);
+        add_number_argument(&mut command, "writers", writers);
+        add_number_argument(&mut command, "seed", self.context.seed + self.context.repetition);
         for name in ["keyspace", "value", "cache"] {
-            number(&mut command, name, self.context.number(name)?);
+            add_number_argument(&mut command, name, self.context.number_parameter(name)?);
         }
         if let Some(journal) = &self.journal {
             command.arg("--journal").arg(journal);
         }
         command.env("AWS_ACCESS_KEY_ID", "access").env("AWS_SECRET_ACCESS_KEY", "secret-of-a-lab");
         command.env("AWS_REGION", "us-east-1").env("AWS_ENDPOINT_URL", &self.server.endpoint);
-        let said = child::output(self.context, &mut command)?;
+        let said = child::run_and_capture(self.context, &mut command)?;
         (!said.is_empty())
             .then(|| serde_json::from_slice(&said).context(phase.to_owned()))
             .transpose()
     }
 
     /// Runs a phase and counts the requests per thousand operations.
-    fn counted(
+    fn run_counted_phase(
         &mut self,
         phase: &str,
         label: &str,
         count: u64,
         writers: u64,
-    ) -> anyhow::Result<Outcome> {
-        let before = self.server.requests()?;
-        let outcome = self.phase(phase, count, writers)?.context("nothing was said")?;
-        for (kind, after) in self.server.requests()? {
+    ) -> anyhow::Result<BucketPhaseResult> {
+        let before = self.server.request_counts()?;
+        let outcome = self.run_phase(phase, count, writers)?.context("nothing was said")?;
+        for (kind, after) in self.server.request_counts()? {
             let more = after - before.get(kind).copied().unwrap_or(0);
             let each = more as f64 * 1000.0 / outcome.count.max(1) as f64;
-            self.add("requests", kind, label, each);
+            self.add_sample("requests", kind, label, each);
         }
         Ok(outcome)
     }
 
-    fn add(&mut self, metric: &'static str, series: &str, label: &str, value: f64) {
-        let label = if self.journal.is_some() { with_journal(label) } else { label.to_owned() };
-        self.samples.push(Sample::named(metric, series, &label, value));
+    fn add_sample(&mut self, metric: &'static str, series: &str, label: &str, value: f64) {
+        let label = if self.journal.is_some() { journal_label(label) } else { label.to_owned() };
+        self.samples.push(Sample::labelled(metric, series, &label, value));
     }
 
-    fn all(&mut self) -> anyhow::Result<()> {
-        let (keys, puts) = (self.context.number("keyspace")?, self.context.number("puts")?);
-        let (reads, writers) = (self.context.number("reads")?, self.context.number("writers")?);
+    fn run_all_phases(&mut self) -> anyhow::Result<()> {
+        let (keys, puts) =
+            (self.context.number_parameter("keyspace")?, self.context.number_parameter("puts")?);
+        let (reads, writers) =
+            (self.context.number_parameter("reads")?, self.context.number_parameter("writers")?);
         let rate = |count: u64, seconds: f64| count as f64 / seconds.max(1e-9);
-        let load = self.counted("load", LOAD, keys, 1)?;
-        self.add("rate", "", LOAD, rate(load.count, load.whole_seconds));
-        let pair = self.context.number("value")? + super::KEY_BYTES;
-        let stored = self.server.bytes()? as f64 / (keys * pair) as f64;
-        self.add("stored", "", LOAD, stored);
-        let one = self.counted("durable", ONE, puts / writers.max(1), 1)?;
-        self.add("rate", "", ONE, rate(one.count, one.seconds));
-        self.add("wait", "", ONE, one.latency.p50_ns);
-        let many = self.counted("durable", CONCURRENT_WRITERS, puts, writers)?;
-        self.add("rate", "", CONCURRENT_WRITERS, rate(many.count, many.seconds));
-        self.add("wait", "", CONCURRENT_WRITERS, many.latency.p50_ns);
-        self.phase("die", 0, writers)?;
-        let recovered = self.phase("recover", 0, writers)?.context("nothing was said")?;
-        self.add("recovery", "", DIED, recovered.seconds * 1e9);
-        let read = self.counted("read", READ, reads, 1)?;
-        self.add("rate", "", READ, rate(read.count, read.seconds));
-        let stored = self.server.bytes()? as f64 / (keys * pair) as f64;
-        self.add("stored", "", END, stored);
+        let load = self.run_counted_phase("load", LOADED_LABEL, keys, 1)?;
+        self.add_sample("rate", "", LOADED_LABEL, rate(load.count, load.whole_seconds));
+        let pair = self.context.number_parameter("value")? + super::KEY_BYTES;
+        let stored = self.server.bucket_bytes()? as f64 / (keys * pair) as f64;
+        self.add_sample("stored", "", LOADED_LABEL, stored);
+        let one = self.run_counted_phase("durable", ONE_WRITER_LABEL, puts / writers.max(1), 1)?;
+        self.add_sample("rate", "", ONE_WRITER_LABEL, rate(one.count, one.seconds));
+        self.add_sample("wait", "", ONE_WRITER_LABEL, one.latency.p50_ns);
+        let many = self.run_counted_phase("durable", ALL_WRITERS_LABEL, puts, writers)?;
+        self.add_sample("rate", "", ALL_WRITERS_LABEL, rate(many.count, many.seconds));
+        self.add_sample("wait", "", ALL_WRITERS_LABEL, many.latency.p50_ns);
+        self.run_phase("die", 0, writers)?;
+        let recovered = self.run_phase("recover", 0, writers)?.context("nothing was said")?;
+        self.add_sample("recovery", "", RECOVERY_LABEL, recovered.seconds * 1e9);
+        let read = self.run_counted_phase("read", COLD_READ_LABEL, reads, 1)?;
+        self.add_sample("rate", "", COLD_READ_LABEL, rate(read.count, read.seconds));
+        let stored = self.server.bucket_bytes()? as f64 / (keys * pair) as f64;
+        self.add_sample("stored", "", FINAL_SIZE_LABEL, stored);
         Ok(())
     }
 }
 
 /// Returns the label of a phase with a journal.
-fn with_journal(label: &str) -> String {
+fn journal_label(label: &str) -> String {
     format!("{label}, journal")
 }
 
 /// Labels of the phases.
-const LOAD: &str = "loaded";
-const ONE: &str = "durable, 1 writer";
-const CONCURRENT_WRITERS: &str = "durable, all writers";
-const DIED: &str = "first read after a death";
-const READ: &str = "read, cold";
-const END: &str = "at the end";
+const LOADED_LABEL: &str = "loaded";
+const ONE_WRITER_LABEL: &str = "durable, 1 writer";
+const ALL_WRITERS_LABEL: &str = "durable, all writers";
+const RECOVERY_LABEL: &str = "first read after a death";
+const COLD_READ_LABEL: &str = "read, cold";
+const FINAL_SIZE_LABEL: &str = "at the end";
 
 /// The store that supports a journal.
-const OURS: &str = "draconis-kv";
+const DRACONIS_STORE_NAME: &str = "draconis-kv";
 
 const ABOUT: ExperimentInfo = ExperimentInfo {
     name: "kv-bucket",
-    paper: Paper::Lab,
+    paper: PaperSource::Lab,
     question: "How many puts does a store take that is kept in a bucket, at how many requests, how \
            much is in the bucket then, and how long is it opened after its process died?",
     published_result: "No paper. SlateDB is made for this.",
@@ -233,101 +248,110 @@ const ABOUT: ExperimentInfo = ExperimentInfo {
                MiB beside the server's files, so that a put is durable when that has it, and the \
                bucket is sent it behind.",
     parameters: &[
-        parameter("keyspace", "keys, each loaded once", "20K", "1M"),
-        parameter("puts", "durable puts of all writers", "600", "20K"),
-        parameter("writers", "threads that put", "16", "16"),
-        parameter("reads", "reads, each key as likely", "300", "20K"),
-        parameter("value", "bytes of a value; keys have 16", "100", "100"),
-        super::MEMORY,
+        new_parameter("keyspace", "keys, each loaded once", "20K", "1M"),
+        new_parameter("puts", "durable puts of all writers", "600", "20K"),
+        new_parameter("writers", "threads that put", "16", "16"),
+        new_parameter("reads", "reads, each key as likely", "300", "20K"),
+        new_parameter("value", "bytes of a value; keys have 16", "100", "100"),
+        super::CACHE_PARAMETER,
     ],
     subjects: &["slatedb", "draconis-kv"],
-    accepts: |kind| kind == Kind::KeyValue,
+    accepts: |kind| kind == SubjectKind::KeyValue,
     repetitions: (1, 3),
     warms_up: false,
 };
 
-impl Experiment for KvBucket {
-    fn about(&self) -> &ExperimentInfo {
+impl Experiment for KvBucketExperiment {
+    fn info(&self) -> &ExperimentInfo {
         &ABOUT
     }
 
     fn figures(&self) -> Vec<Figure> {
-        let bars = |metric: &str, title: &str| Figure::new(Shape::Bars, metric, title);
+        let bars = |metric: &str, title: &str| Figure::new(FigureShape::Bars, metric, title);
         vec![
-            bars("rate", "Puts and reads in a bucket").y("in a second", "/s").log_y(),
-            bars("requests", "Requests for a thousand of them").y("requests", "").log_y(),
-            bars("wait", "How long a durable put takes, in the median").y("time", "ns"),
-            bars("recovery", "Until the first read").y("time", "ns"),
-            bars("stored", "What the bucket has for each byte").y("bytes", ""),
+            bars("rate", "Puts and reads in a bucket")
+                .with_y_axis("in a second", "/s")
+                .with_log_y(),
+            bars("requests", "Requests for a thousand of them")
+                .with_y_axis("requests", "")
+                .with_log_y(),
+            bars("wait", "How long a durable put takes, in the median").with_y_axis("time", "ns"),
+            bars("recovery", "Until the first read").with_y_axis("time", "ns"),
+            bars("stored", "What the bucket has for each byte").with_y_axis("bytes", ""),
         ]
     }
 
-    fn run(&self, context: &Context, subject: &mut dyn Subject) -> anyhow::Result<Vec<Sample>> {
+    fn run(&self, context: &RunContext, subject: &mut dyn Subject) -> anyhow::Result<Vec<Sample>> {
         let store = subject.name();
-        let dir = context.workshop.directory()?;
-        let Some(server) = Server::start(dir.path())? else {
-            context.note("versitygw is not here (tools/packages builds it): nothing was measured");
+        let dir = context.workshop.temp_dir()?;
+        let Some(server) = S3Server::start(dir.path())? else {
+            context
+                .add_note("versitygw is not here (tools/packages builds it): nothing was measured");
             return Ok(vec![]);
         };
         let samples = vec![];
-        let mut run = Run { context, store: &store, server: &server, journal: None, samples };
-        run.all()?;
+        let mut run = BucketRun { context, store: &store, server: &server, journal: None, samples };
+        run.run_all_phases()?;
         let mut samples = run.samples;
         drop(server);
-        if store == OURS {
-            let dir = context.workshop.directory()?;
+        if store == DRACONIS_STORE_NAME {
+            let dir = context.workshop.temp_dir()?;
             let journal = Some(dir.path().join("journal"));
-            let server = Server::start(dir.path())?.context("versitygw is gone")?;
-            let mut run = Run { context, store: &store, server: &server, journal, samples };
-            run.all()?;
+            let server = S3Server::start(dir.path())?.context("versitygw is gone")?;
+            let mut run = BucketRun { context, store: &store, server: &server, journal, samples };
+            run.run_all_phases()?;
             samples = run.samples;
         }
         Ok(samples)
     }
 
-    fn summarize(&self, points: Points<'_>) -> Vec<String> {
+    fn summarize(&self, points: PointQuery<'_>) -> Vec<String> {
         let tell = |subject: &&str, name: &dyn Fn(&str) -> String, how: &str| {
             let named = |metric: &str, series: &str, label: &str| {
-                points.named(metric, subject, series, &name(label))
+                points.median_of_label(metric, subject, series, &name(label))
             };
             Some(format!(
                 "{subject}{how}: {} puts a second loaded; {} durable ones by one writer, {} by \
                  all, for {} PUT and {} GET a thousand; {} cold reads a second; {} until the \
                  first read after a death; {} bytes in the bucket for each at the end.",
-                units::significant(named("rate", "", LOAD)?),
-                units::significant(named("rate", "", ONE)?),
-                units::significant(named("rate", "", CONCURRENT_WRITERS)?),
-                units::significant(named("requests", "PUT", CONCURRENT_WRITERS).unwrap_or(0.0)),
-                units::significant(named("requests", "GET", CONCURRENT_WRITERS).unwrap_or(0.0)),
-                units::significant(named("rate", "", READ)?),
-                units::time_ns(named("recovery", "", DIED)?),
-                units::significant(named("stored", "", END)?),
+                units::format_significant(named("rate", "", LOADED_LABEL)?),
+                units::format_significant(named("rate", "", ONE_WRITER_LABEL)?),
+                units::format_significant(named("rate", "", ALL_WRITERS_LABEL)?),
+                units::format_significant(
+                    named("requests", "PUT", ALL_WRITERS_LABEL).unwrap_or(0.0)
+                ),
+                units::format_significant(
+                    named("requests", "GET", ALL_WRITERS_LABEL).unwrap_or(0.0)
+                ),
+                units::format_significant(named("rate", "", COLD_READ_LABEL)?),
+                units::format_time_ns(named("recovery", "", RECOVERY_LABEL)?),
+                units::format_significant(named("stored", "", FINAL_SIZE_LABEL)?),
             ))
         };
         let plain = |subject: &&str| tell(subject, &str::to_owned, "");
         let mut all: Vec<String> = points.subjects().iter().filter_map(plain).collect();
-        all.extend(tell(&OURS, &with_journal, " with a journal"));
+        all.extend(tell(&DRACONIS_STORE_NAME, &journal_label, " with a journal"));
         // Ratio of the others' requests or times to ours.
         let beside = |name: &dyn Fn(&str) -> String, how: &str| {
             let times = |metric: &str, label: &str| {
-                let ours = points.named(metric, OURS, "", &name(label))?;
-                let theirs = points.named(metric, "slatedb", "", label)?;
+                let ours = points.median_of_label(metric, DRACONIS_STORE_NAME, "", &name(label))?;
+                let theirs = points.median_of_label(metric, "slatedb", "", label)?;
                 let times = if metric == "rate" { ours / theirs } else { theirs / ours };
-                times.is_finite().then(|| units::significant(times))
+                times.is_finite().then(|| units::format_significant(times))
             };
             Some(format!(
-                "{OURS}{how} beside slatedb, more than 1 is ahead: loaded {}, durable by one \
+                "{DRACONIS_STORE_NAME}{how} beside slatedb, more than 1 is ahead: loaded {}, durable by one \
                  writer {}, by all {}, cold reads {}, recovery {}, bytes stored {}.",
-                times("rate", LOAD)?,
-                times("rate", ONE)?,
-                times("rate", CONCURRENT_WRITERS)?,
-                times("rate", READ)?,
-                times("recovery", DIED)?,
-                times("stored", END)?,
+                times("rate", LOADED_LABEL)?,
+                times("rate", ONE_WRITER_LABEL)?,
+                times("rate", ALL_WRITERS_LABEL)?,
+                times("rate", COLD_READ_LABEL)?,
+                times("recovery", RECOVERY_LABEL)?,
+                times("stored", FINAL_SIZE_LABEL)?,
             ))
         };
         all.extend(beside(&str::to_owned, ""));
-        all.extend(beside(&with_journal, " with a journal"));
+        all.extend(beside(&journal_label, " with a journal"));
         all
     }
 }
@@ -337,7 +361,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_log_is_counted() {
+    fn server_log_requests_are_counted() {
         let log = "\
 log starts 2026-11-23
 access bucket [23/November/2026:06:08:23 +0000] 127.0.0.1 access YK s3_PutObject x/a /b/x/a 200 -
@@ -346,7 +370,7 @@ access bucket [23/November/2026:06:08:23 +0000] 127.0.0.1 access YK s3_HeadObjec
 access bucket [23/November/2026:06:08:23 +0000] 127.0.0.1 access YK s3_UploadPart x/a /b/x/a 200 -
 access bucket [23/November/2026:06:08:23 +0000] 127.0.0.1 access YK s3_DeleteObjects x/a /b 200 -
 ";
-        let counts = requests(log);
+        let counts = count_requests(log);
         assert_eq!(counts, BTreeMap::from([("DELETE", 1), ("GET", 1), ("LIST", 1), ("PUT", 2)]));
     }
 }

@@ -11,29 +11,29 @@ use std::process::Command;
 
 use anyhow::Context as _;
 
-use super::{STORES, helper, number};
+use super::{STORE_NAMES, add_number_argument, helper_command};
 use crate::child;
-use crate::context::Context;
-use crate::experiments::{Experiment, ExperimentInfo, Paper};
-use crate::parameters::parameter;
-use crate::results::{Figure, Points, Sample, Shape};
-use crate::subject::{Device, Kind, Subject};
+use crate::context::RunContext;
+use crate::experiments::{Experiment, ExperimentInfo, PaperSource};
+use crate::parameters::new_parameter;
+use crate::results::{Figure, FigureShape, PointQuery, Sample};
+use crate::subject::{BlockDeviceCounters, Subject, SubjectKind};
 use crate::units;
 
 /// See the module.
-pub struct KvDurable;
+pub struct KvDurableCallsExperiment;
 
 /// System calls that make data durable, or may.
-const CALLS: &str = "fsync,fdatasync,msync,sync_file_range,openat,write,pwrite64,writev,pwritev,pwritev2,io_uring_enter";
+const TRACED_SYSTEM_CALLS: &str = "fsync,fdatasync,msync,sync_file_range,openat,write,pwrite64,writev,pwritev,pwritev2,io_uring_enter";
 
 /// System calls after which written data is durable.
-const FLUSHES: [&str; 3] = ["fsync", "fdatasync", "msync"];
+const FLUSH_SYSTEM_CALLS: [&str; 3] = ["fsync", "fdatasync", "msync"];
 
 /// Label of writes that are durable by themselves (O_SYNC, RWF_DSYNC).
-const DURABLE_WRITE: &str = "durable write";
+const DURABLE_WRITE_LABEL: &str = "durable write";
 
 /// Counts the calls in the output of strace.
-fn calls(trace: &str) -> BTreeMap<String, u64> {
+fn count_traced_calls(trace: &str) -> BTreeMap<String, u64> {
     let mut counts = BTreeMap::new();
     // Descriptors opened with O_SYNC or O_DSYNC.
     let mut durable = vec![];
@@ -52,7 +52,7 @@ fn calls(trace: &str) -> BTreeMap<String, u64> {
         let is_write = name.contains("write");
         let name = match is_write {
             true if rest.contains("RWF_DSYNC") || durable.iter().any(|open| open == to) => {
-                DURABLE_WRITE
+                DURABLE_WRITE_LABEL
             }
             _ => name,
         };
@@ -61,40 +61,46 @@ fn calls(trace: &str) -> BTreeMap<String, u64> {
     counts
 }
 
-struct Counting<'a> {
-    context: &'a Context,
+struct CallCounter<'a> {
+    context: &'a RunContext,
     store: &'a str,
 }
 
-impl Counting<'_> {
-    fn command(&self, dir: &Path, puts: u64) -> anyhow::Result<Command> {
-        let mut command = helper(self.context, "kv", self.store, &dir.join("store"));
-        number(&mut command, "count", puts);
-        number(&mut command, "keyspace", 1000);
-        number(&mut command, "value", self.context.number("value")?);
-        number(&mut command, "cache", self.context.number("cache")?);
+impl CallCounter<'_> {
+    fn put_command(&self, dir: &Path, puts: u64) -> anyhow::Result<Command> {
+        let mut command = helper_command(self.context, "kv", self.store, &dir.join("store"));
+        add_number_argument(&mut command, "count", puts);
+        add_number_argument(&mut command, "keyspace", 1000);
+        add_number_argument(&mut command, "value", self.context.number_parameter("value")?);
+        add_number_argument(&mut command, "cache", self.context.number_parameter("cache")?);
         command.args(["--pattern", "skewed", "--sync"]);
         Ok(command)
     }
 
     /// Counts the calls of `puts` puts; empty if strace cannot trace them.
-    fn trace(&self, puts: u64) -> anyhow::Result<BTreeMap<String, u64>> {
-        let dir = self.context.workshop.directory()?;
+    fn count_calls(&self, puts: u64) -> anyhow::Result<BTreeMap<String, u64>> {
+        let dir = self.context.workshop.temp_dir()?;
         let trace = dir.path().join("trace");
-        let inner = self.command(dir.path(), puts)?;
+        let inner = self.put_command(dir.path(), puts)?;
         let mut command = Command::new("strace");
-        command.args(["-f", "-qq", "-s", "0", "-e", &format!("trace={CALLS}"), "-o"]).arg(&trace);
+        command
+            .args(["-f", "-qq", "-s", "0", "-e", &format!("trace={TRACED_SYSTEM_CALLS}"), "-o"])
+            .arg(&trace);
         command.arg(inner.get_program()).args(inner.get_args()).arg("--calls");
-        child::output(self.context, &mut command)?;
-        Ok(calls(&String::from_utf8_lossy(&std::fs::read(&trace)?)))
+        child::run_and_capture(self.context, &mut command)?;
+        Ok(count_traced_calls(&String::from_utf8_lossy(&std::fs::read(&trace)?)))
     }
 
     /// Returns the flushes and writes of the device during `puts` puts.
-    fn watch(&self, device: &Device, puts: u64) -> anyhow::Result<(f64, f64)> {
-        let dir = self.context.workshop.directory()?;
-        let mut command = self.command(dir.path(), puts)?;
+    fn count_device_flushes_and_writes(
+        &self,
+        device: &BlockDeviceCounters,
+        puts: u64,
+    ) -> anyhow::Result<(f64, f64)> {
+        let dir = self.context.workshop.temp_dir()?;
+        let mut command = self.put_command(dir.path(), puts)?;
         let before = device.writes_and_flushes().context("the device's counters")?;
-        child::output(self.context, &mut command)?;
+        child::run_and_capture(self.context, &mut command)?;
         let after = device.writes_and_flushes().context("the device's counters")?;
         Ok(((after.0 - before.0) as f64, (after.1 - before.1) as f64))
     }
@@ -102,7 +108,7 @@ impl Counting<'_> {
 
 const ABOUT: ExperimentInfo = ExperimentInfo {
     name: "kv-durable",
-    paper: Paper::Lab,
+    paper: PaperSource::Lab,
     question: "Does a put that a store calls durable really reach the disk? Counted from outside: \
            system calls by strace, flushes and writes by the device.",
     published_result: "No paper: synchronous puts can be compared only if all stores keep the same promise.",
@@ -113,24 +119,24 @@ const ABOUT: ExperimentInfo = ExperimentInfo {
                file system makes for its journal counts as well, and several that meet become one. \
                A device that writes through is not asked to flush at all.",
     parameters: &[
-        parameter("puts", "puts that are counted, and three times as many", "100", "1000"),
-        super::VALUE,
-        super::MEMORY,
+        new_parameter("puts", "puts that are counted, and three times as many", "100", "1000"),
+        super::VALUE_BYTES_PARAMETER,
+        super::CACHE_PARAMETER,
     ],
-    subjects: STORES,
-    accepts: |kind| kind == Kind::KeyValue,
+    subjects: STORE_NAMES,
+    accepts: |kind| kind == SubjectKind::KeyValue,
     repetitions: (1, 1),
     warms_up: false,
 };
 
-impl Experiment for KvDurable {
-    fn about(&self) -> &ExperimentInfo {
+impl Experiment for KvDurableCallsExperiment {
+    fn info(&self) -> &ExperimentInfo {
         &ABOUT
     }
 
     fn figures(&self) -> Vec<Figure> {
         let bars = |metric: &str, title: &str| {
-            Figure::new(Shape::Bars, metric, title).y("for one put", "")
+            Figure::new(FigureShape::Bars, metric, title).with_y_axis("for one put", "")
         };
         vec![
             bars("calls", "System calls of one durable put"),
@@ -138,63 +144,68 @@ impl Experiment for KvDurable {
         ]
     }
 
-    fn run(&self, context: &Context, subject: &mut dyn Subject) -> anyhow::Result<Vec<Sample>> {
+    fn run(&self, context: &RunContext, subject: &mut dyn Subject) -> anyhow::Result<Vec<Sample>> {
         let store = subject.name();
-        let counting = Counting { context, store: &store };
-        let puts = context.number("puts")?;
-        context.note(super::MEMORY_DESCRIPTION);
+        let counting = CallCounter { context, store: &store };
+        let puts = context.number_parameter("puts")?;
+        context.add_note(super::MEMORY_DESCRIPTION);
         let mut samples = vec![];
         if Command::new("strace").arg("-V").output().is_ok() {
-            let (few, many) = (counting.trace(puts)?, counting.trace(puts * 3)?);
+            let (few, many) = (counting.count_calls(puts)?, counting.count_calls(puts * 3)?);
             for (name, count) in many {
                 let more = count.saturating_sub(few.get(&name).copied().unwrap_or(0));
                 let each = more as f64 / (puts * 2) as f64;
                 if each >= 0.005 {
-                    samples.push(Sample::named("calls", "", &name, each));
+                    samples.push(Sample::labelled("calls", "", &name, each));
                 }
             }
         } else {
-            context.note("strace is not here: system calls were not counted");
+            context.add_note("strace is not here: system calls were not counted");
         }
-        match Device::of(&context.workshop.dir) {
+        match BlockDeviceCounters::of_path(&context.workshop.dir) {
             Some(device) => {
-                let (few, many) =
-                    (counting.watch(&device, puts)?, counting.watch(&device, puts * 3)?);
+                let (few, many) = (
+                    counting.count_device_flushes_and_writes(&device, puts)?,
+                    counting.count_device_flushes_and_writes(&device, puts * 3)?,
+                );
                 let each = |many: f64, few: f64| (many - few).max(0.0) / (puts * 2) as f64;
-                samples.push(Sample::named("device", "", "writes", each(many.0, few.0)));
-                samples.push(Sample::named("device", "", "flushes", each(many.1, few.1)));
-                if let Some(cache) = device.queue("write_cache") {
-                    context.note(format!("{} has a cache of sort: {cache}", device.name()));
+                samples.push(Sample::labelled("device", "", "writes", each(many.0, few.0)));
+                samples.push(Sample::labelled("device", "", "flushes", each(many.1, few.1)));
+                if let Some(cache) = device.queue_attribute("write_cache") {
+                    context.add_note(format!("{} has a cache of sort: {cache}", device.name()));
                 }
             }
-            None => context.note("no device with counters: flushes were not counted"),
+            None => context.add_note("no device with counters: flushes were not counted"),
         }
         Ok(samples)
     }
 
-    fn summarize(&self, points: Points<'_>) -> Vec<String> {
+    fn summarize(&self, points: PointQuery<'_>) -> Vec<String> {
         let tell = |subject: &&str| {
-            let calls = |name: &str| points.named("calls", subject, "", name).unwrap_or(0.0);
-            let asked = FLUSHES.iter().map(|name| calls(name)).sum::<f64>() + calls(DURABLE_WRITE);
-            let traced = points.of("calls", subject).next().is_some();
-            let told: Vec<String> = FLUSHES
+            let calls =
+                |name: &str| points.median_of_label("calls", subject, "", name).unwrap_or(0.0);
+            let asked = FLUSH_SYSTEM_CALLS.iter().map(|name| calls(name)).sum::<f64>()
+                + calls(DURABLE_WRITE_LABEL);
+            let traced = points.of_metric("calls", subject).next().is_some();
+            let told: Vec<String> = FLUSH_SYSTEM_CALLS
                 .iter()
-                .chain([&DURABLE_WRITE])
+                .chain([&DURABLE_WRITE_LABEL])
                 .filter(|name| calls(name) > 0.0)
-                .map(|name| format!("{} {name}", units::significant(calls(name))))
+                .map(|name| format!("{} {name}", units::format_significant(calls(name))))
                 .collect();
-            let device = points.named("device", subject, "", "flushes");
+            let device = points.median_of_label("device", subject, "", "flushes");
             let mut text = format!("{subject}: ");
             text += &match (traced, asked >= 0.99) {
                 (true, true) => format!("every put asks for the disk ({} a put)", told.join(", ")),
                 (true, false) => format!(
                     "NOT every put asks for the disk: {} calls a put",
-                    units::significant(asked)
+                    units::format_significant(asked)
                 ),
                 (false, _) => "not traced".into(),
             };
             if let Some(flushes) = device {
-                text += &format!("; the device flushed {} times", units::significant(flushes));
+                text +=
+                    &format!("; the device flushed {} times", units::format_significant(flushes));
             }
             Some(text + ".")
         };
@@ -207,7 +218,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_trace_is_counted() {
+    fn strace_output_is_counted() {
         let trace = "\
 7 openat(AT_FDCWD, \"\"..., O_RDWR|O_DSYNC|O_CLOEXEC) = 5
 7 pwrite64(5, \"\"..., 48, 0) = 48
@@ -218,9 +229,9 @@ mod tests {
 7 pwrite64(5, \"\"..., 48, 0) = 48
 7 pwritev2(6, [{iov_base=\"\"..., iov_len=1}], 1, 0, RWF_DSYNC) = 1
 ";
-        let counts = calls(trace);
+        let counts = count_traced_calls(trace);
         assert_eq!(counts["fdatasync"], 1);
         assert_eq!(counts["pwrite64"], 2);
-        assert_eq!(counts[DURABLE_WRITE], 2);
+        assert_eq!(counts[DURABLE_WRITE_LABEL], 2);
     }
 }

@@ -11,17 +11,17 @@ use anyhow::{Context as _, ensure};
 ///
 /// # Errors
 /// debugfs is missing, or there are no such files.
-pub fn of_a_file(image: &Path, tree: &str) -> anyhow::Result<f64> {
+pub fn mean_extents_per_file(image: &Path, tree: &str) -> anyhow::Result<f64> {
     let mut debugfs = Command::new("debugfs");
     debugfs.arg("-R").arg(format!("filefrag -r {tree}")).arg(image);
     let output = debugfs.output().context("debugfs of e2fsprogs")?;
-    let (extents, files) = count(&String::from_utf8_lossy(&output.stdout));
+    let (extents, files) = count_extents_and_files(&String::from_utf8_lossy(&output.stdout));
     ensure!(files > 0, "debugfs: {}", String::from_utf8_lossy(&output.stderr));
     Ok(extents as f64 / files as f64)
 }
 
 /// Counts extents and files in debugfs's output.
-fn count(told: &str) -> (u64, u64) {
+fn count_extents_and_files(told: &str) -> (u64, u64) {
     let of = |line: &str| -> Option<u64> {
         let (_, count) = line.strip_suffix(" contiguous extents")?.rsplit_once(": ")?;
         count.parse().ok().filter(|extents| *extents > 0)
@@ -32,13 +32,13 @@ fn count(told: &str) -> (u64, u64) {
 #[cfg(test)]
 mod tests {
     #[test]
-    fn files_with_blocks_are_counted() {
+    fn filefrag_output_is_counted() {
         let told = "\
 /tree/short: 1 contiguous extents
 /tree/a: name: 3 contiguous extents
 /tree/link: 0 contiguous extents
 /tree/dir: 2 contiguous extents (dir)
 ";
-        assert_eq!(super::count(told), (4, 2));
+        assert_eq!(super::count_extents_and_files(told), (4, 2));
     }
 }

@@ -15,9 +15,9 @@ use crate::results::Sample;
 use crate::subject::plain_node;
 
 /// Length of a small file, in bytes.
-const SMALL_BYTES: usize = 4096;
+const SMALL_FILE_BYTES: usize = 4096;
 /// Small files of one directory.
-const DIRECTORY_FILES: u64 = 1000;
+const FILES_PER_DIRECTORY: u64 = 1000;
 
 /// Operations on the small file with a number.
 pub trait SmallFiles {
@@ -34,12 +34,12 @@ pub trait SmallFiles {
 }
 
 /// Measures all operations on `files` files, one kind after the other.
-pub fn measure(by: &dyn SmallFiles, files: u64) -> anyhow::Result<Vec<Sample>> {
-    let bytes = [0x5a; SMALL_BYTES];
+pub fn measure_small_files(by: &dyn SmallFiles, files: u64) -> anyhow::Result<Vec<Sample>> {
+    let bytes = [0x5a; SMALL_FILE_BYTES];
     let each = |what: &str, once: &dyn Fn(u64) -> anyhow::Result<()>| {
         let started = Instant::now();
         (0..files).try_for_each(once).with_context(|| what.to_string())?;
-        Ok(super::rate(what, files, started.elapsed()))
+        Ok(super::rate_sample(what, files, started.elapsed()))
     };
     [
         each("create", &|nth| by.create(nth, &bytes)),
@@ -53,23 +53,23 @@ pub fn measure(by: &dyn SmallFiles, files: u64) -> anyhow::Result<Vec<Sample>> {
 }
 
 /// Implementation by system calls.
-pub struct BySystemCall(PathBuf);
+pub struct SmallFilesBySystemCall(PathBuf);
 
-impl BySystemCall {
+impl SmallFilesBySystemCall {
     /// Creates the directories for `files` files below `at`.
     pub fn new(at: PathBuf, files: u64) -> anyhow::Result<Self> {
-        for dir in 0..files.div_ceil(DIRECTORY_FILES) {
+        for dir in 0..files.div_ceil(FILES_PER_DIRECTORY) {
             std::fs::create_dir_all(at.join(format!("d{dir}")))?;
         }
         Ok(Self(at))
     }
 
     fn path(&self, nth: u64, prefix: &str) -> PathBuf {
-        self.0.join(format!("d{}/{prefix}{nth}", nth / DIRECTORY_FILES))
+        self.0.join(format!("d{}/{prefix}{nth}", nth / FILES_PER_DIRECTORY))
     }
 }
 
-impl SmallFiles for BySystemCall {
+impl SmallFiles for SmallFilesBySystemCall {
     fn create(&self, nth: u64, bytes: &[u8]) -> anyhow::Result<()> {
         Ok(File::create_new(self.path(nth, "file"))?.write_all(bytes)?)
     }
@@ -92,12 +92,12 @@ impl SmallFiles for BySystemCall {
 }
 
 /// Implementation by the library.
-pub struct ByLibrary {
+pub struct SmallFilesByLibrary {
     volume: Arc<Volume>,
     dirs: Vec<InodeNumber>,
 }
 
-impl ByLibrary {
+impl SmallFilesByLibrary {
     /// Creates the directories for `files` files in the root of a volume.
     pub fn new(volume: Arc<Volume>, files: u64) -> anyhow::Result<Self> {
         let root = volume.root();
@@ -107,16 +107,17 @@ impl ByLibrary {
             let new = plain_node(NodeKind::Directory, 0o755);
             there.or_else(|_| volume.create(root, name.as_bytes(), &new))
         };
-        let dirs = (0..files.div_ceil(DIRECTORY_FILES)).map(directory).collect::<Result<_, _>>()?;
+        let dirs =
+            (0..files.div_ceil(FILES_PER_DIRECTORY)).map(directory).collect::<Result<_, _>>()?;
         Ok(Self { volume, dirs })
     }
 
     fn dir(&self, nth: u64) -> InodeNumber {
-        self.dirs[(nth / DIRECTORY_FILES) as usize]
+        self.dirs[(nth / FILES_PER_DIRECTORY) as usize]
     }
 }
 
-impl SmallFiles for ByLibrary {
+impl SmallFiles for SmallFilesByLibrary {
     fn create(&self, nth: u64, bytes: &[u8]) -> anyhow::Result<()> {
         let new = plain_node(NodeKind::File, 0o644);
         let file = self.volume.create(self.dir(nth), format!("file{nth}").as_bytes(), &new)?;

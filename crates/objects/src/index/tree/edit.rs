@@ -10,19 +10,19 @@
 
 use std::sync::Arc;
 
-use super::{BlockPtr, Child, Inner, Node, NodeStore, Tree};
+use super::{BlockPtr, Child, InnerNode, Node, NodeStore, Tree};
 use crate::entry::Key;
-use crate::index::leaf::{Edit, EncodedPairs};
+use crate::index::leaf::{EncodedPairs, LeafEdit};
 use crate::{Error, Result};
 
 impl Tree {
     /// Applies edits, sorted by key, each key once.
-    pub fn apply(&mut self, nodes: &mut dyn NodeStore, edits: &[Edit]) -> Result<()> {
+    pub fn apply(&mut self, nodes: &mut dyn NodeStore, edits: &[LeafEdit]) -> Result<()> {
         if edits.is_empty() {
             return Ok(());
         }
         let mut children = match self.root.take() {
-            Some(root) => apply_to(nodes, root.clone(), &Key::new(), edits)
+            Some(root) => apply_to_child(nodes, root.clone(), &Key::new(), edits)
                 .inspect_err(|_| self.root = Some(root))?,
             None => {
                 let mut pairs = EncodedPairs::default();
@@ -58,7 +58,8 @@ impl Tree {
     /// changed one; an inner node is written at the next checkpoint.
     pub fn move_node(&mut self, nodes: &mut dyn NodeStore, key: &[u8], at: u64) -> Result<()> {
         let Some(root) = self.root.take() else { return Ok(()) };
-        let moved = moved(nodes, root.clone(), key, at).inspect_err(|_| self.root = Some(root))?;
+        let moved =
+            move_child(nodes, root.clone(), key, at).inspect_err(|_| self.root = Some(root))?;
         self.root = Some(moved);
         Ok(())
     }
@@ -68,11 +69,11 @@ impl Tree {
 type Replacements = Vec<(Key, Child, u8)>;
 
 /// Returns the replacements of a child after `edits`, which are all in its range.
-fn apply_to(
+fn apply_to_child(
     nodes: &mut dyn NodeStore,
     child: Child,
     lower: &Key,
-    edits: &[Edit],
+    edits: &[LeafEdit],
 ) -> Result<Replacements> {
     let (mut inner, old) = match child {
         Child::Changed(inner) => (inner, None),
@@ -108,7 +109,7 @@ fn apply_to(
             children.push((key, child));
             continue;
         }
-        let mut new = apply_to(nodes, child, &key, mine)?;
+        let mut new = apply_to_child(nodes, child, &key, mine)?;
         if level == 1 {
             merge_small_leaf(nodes, &mut children, &mut new)?;
         }
@@ -163,14 +164,16 @@ fn write_leaves(
     let mut out: Replacements = vec![];
     let mut start = 0;
     while start < count {
-        let from = pairs.start(start);
+        let from = pairs.pair_start(start);
         let mut end = start + 1;
-        while end < count && usize::midpoint(pairs.end(end - 1), pairs.end(end)) - from < share {
+        while end < count
+            && usize::midpoint(pairs.pair_end(end - 1), pairs.pair_end(end)) - from < share
+        {
             end += 1;
         }
         let key = match start {
             0 => lower.clone(),
-            _ => separator(pairs.key(start - 1), pairs.key(start)),
+            _ => shortest_separator(pairs.key(start - 1), pairs.key(start)),
         };
         out.push((key, Child::Disk(nodes.write(pairs.encode(start..end))?), 0));
         start = end;
@@ -179,7 +182,7 @@ fn write_leaves(
 }
 
 /// Returns the shortest key greater than `left` and not greater than `right`.
-fn separator(left: &[u8], right: &[u8]) -> Key {
+fn shortest_separator(left: &[u8], right: &[u8]) -> Key {
     let common = left.iter().zip(right).take_while(|(a, b)| a == b).count();
     Key::from_slice(&right[..(common + 1).min(right.len())])
 }
@@ -198,18 +201,18 @@ fn split_inner(nodes: &dyn NodeStore, level: u8, children: Vec<(Key, Child)>) ->
     let mut len = 0;
     for (key, child) in children {
         if part.len() >= 2 && len + weigh(&key) / 2 >= share {
-            out.push(inner(level, std::mem::take(&mut part)));
+            out.push(new_inner_replacement(level, std::mem::take(&mut part)));
             len = 0;
         }
         len += weigh(&key);
         part.push((key, child));
     }
-    out.push(inner(level, part));
+    out.push(new_inner_replacement(level, part));
     out
 }
 
-fn inner(level: u8, children: Vec<(Key, Child)>) -> (Key, Child, u8) {
-    (children[0].0.clone(), Child::Changed(Arc::new(Inner::new(level, children))), level)
+fn new_inner_replacement(level: u8, children: Vec<(Key, Child)>) -> (Key, Child, u8) {
+    (children[0].0.clone(), Child::Changed(Arc::new(InnerNode::new(level, children))), level)
 }
 
 fn write_child(nodes: &mut dyn NodeStore, child: &Child) -> Result<BlockPtr> {
@@ -222,13 +225,13 @@ fn write_child(nodes: &mut dyn NodeStore, child: &Child) -> Result<BlockPtr> {
         children.push((key.clone(), Child::Disk(write_child(nodes, child)?)));
     }
     // All children are on the disk now.
-    let bytes = Inner::new(inner.level, children)
+    let bytes = InnerNode::new(inner.level, children)
         .encode()
         .ok_or(Error::Misuse("a child that was not written"))?;
     nodes.write(bytes)
 }
 
-fn moved(nodes: &mut dyn NodeStore, child: Child, key: &[u8], at: u64) -> Result<Child> {
+fn move_child(nodes: &mut dyn NodeStore, child: Child, key: &[u8], at: u64) -> Result<Child> {
     let (mut inner, old) = match child {
         Child::Changed(inner) => (inner, None),
         Child::Disk(ptr) => {
@@ -250,9 +253,9 @@ fn moved(nodes: &mut dyn NodeStore, child: Child, key: &[u8], at: u64) -> Result
             }
         }
     };
-    let index = inner.child_of(key);
+    let index = inner.child_index(key);
     let below = inner.children[index].1.clone();
-    Arc::make_mut(&mut inner).children[index].1 = moved(nodes, below, key, at)?;
+    Arc::make_mut(&mut inner).children[index].1 = move_child(nodes, below, key, at)?;
     if let Some(old) = old {
         nodes.mark_dead(old);
     }

@@ -2,18 +2,18 @@ use std::collections::BTreeMap;
 
 use super::*;
 use crate::ObjectId;
-use crate::codec::mix;
+use crate::codec::mix_bits;
 use crate::entry::value_key;
-use crate::index::leaf::Edit;
+use crate::index::leaf::LeafEdit;
 
 /// Nodes in a map, by a number that is never reused.
 #[derive(Default)]
-struct Memory {
+struct MemoryNodes {
     nodes: BTreeMap<u64, Arc<Node>>,
     next: u64,
 }
 
-impl NodeSource for Memory {
+impl NodeSource for MemoryNodes {
     fn load(&self, ptr: BlockPtr) -> Result<Arc<Node>> {
         self.nodes
             .get(&ptr.at)
@@ -22,7 +22,7 @@ impl NodeSource for Memory {
     }
 }
 
-impl NodeStore for Memory {
+impl NodeStore for MemoryNodes {
     fn write(&mut self, bytes: Vec<u8>) -> Result<BlockPtr> {
         self.next += 1;
         let node = Node::decode(&bytes, self.next)?;
@@ -43,16 +43,16 @@ fn key(number: u64) -> Key {
     value_key(format!("{number:06}").as_bytes())
 }
 
-fn all(tree: &Tree, nodes: &Memory) -> Vec<(Key, Entry)> {
+fn collect_pairs(tree: &Tree, nodes: &MemoryNodes) -> Vec<(Key, Entry)> {
     let (mut out, mut hint, mut from) = (vec![], None, Key::new());
-    while let Some((key, entry)) = tree.at_or_after(nodes, &from, &mut hint).unwrap() {
+    while let Some((key, entry)) = tree.first_at_or_after(nodes, &from, &mut hint).unwrap() {
         from = key.clone();
         from.push(0);
         out.push((key, entry));
     }
     let (mut back, mut hint) = (vec![], None);
     let mut from = value_key(b"~");
-    while let Some((key, entry)) = tree.before(nodes, &from, &mut hint).unwrap() {
+    while let Some((key, entry)) = tree.last_before(nodes, &from, &mut hint).unwrap() {
         from = key.clone();
         back.push((key, entry));
     }
@@ -62,12 +62,12 @@ fn all(tree: &Tree, nodes: &Memory) -> Vec<(Key, Entry)> {
 }
 
 #[test]
-fn batches_of_edits_against_a_map() {
-    let (mut tree, mut nodes) = (Tree::default(), Memory::default());
+fn tree_edits_match_btree_map() {
+    let (mut tree, mut nodes) = (Tree::default(), MemoryNodes::default());
     let mut model: BTreeMap<Key, Entry> = BTreeMap::new();
     let mut random = 3;
     let mut next = |below: u64| {
-        random = mix(random);
+        random = mix_bits(random);
         random % below
     };
     for round in 0..200u64 {
@@ -90,7 +90,7 @@ fn batches_of_edits_against_a_map() {
         if round % 7 == 0 {
             tree.write_changed(&mut nodes).unwrap();
         }
-        assert_eq!(all(&tree, &nodes), model.clone().into_iter().collect::<Vec<_>>());
+        assert_eq!(collect_pairs(&tree, &nodes), model.clone().into_iter().collect::<Vec<_>>());
         let probe = key(next(900));
         assert_eq!(tree.get(&nodes, &probe).unwrap(), model.get(&probe).cloned());
     }
@@ -102,13 +102,13 @@ fn batches_of_edits_against_a_map() {
 }
 
 #[test]
-fn a_node_moves_once() {
-    let (mut tree, mut nodes) = (Tree::default(), Memory::default());
-    let edits: Vec<Edit> =
+fn moved_node_is_rewritten_once() {
+    let (mut tree, mut nodes) = (Tree::default(), MemoryNodes::default());
+    let edits: Vec<LeafEdit> =
         (0..500).map(|n| (key(n), Some(Entry::ValueObject(ObjectId(n), n)))).collect();
     tree.apply(&mut nodes, &edits).unwrap();
     tree.write_changed(&mut nodes).unwrap();
-    let before = all(&tree, &nodes);
+    let before = collect_pairs(&tree, &nodes);
     let old: Vec<(u64, Key, u8)> = nodes
         .nodes
         .iter()
@@ -123,6 +123,6 @@ fn a_node_moves_once() {
         assert!(!tree.has_node(&nodes, key, *level, *at).unwrap());
     }
     tree.write_changed(&mut nodes).unwrap();
-    assert_eq!(all(&tree, &nodes), before);
+    assert_eq!(collect_pairs(&tree, &nodes), before);
     assert!(old.iter().all(|(at, ..)| !nodes.nodes.contains_key(at)));
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use draconis_exchange::contract::FileType;
 
-use super::super::tests::{Chance, hash, tears};
+use super::super::tests::{RandomNames, hash, torn_versions};
 use super::super::{find, find_slot, insert as insert_name, split};
 use super::*;
 use crate::InodeNumber;
@@ -42,7 +42,7 @@ impl Directory {
     }
 
     /// Returns the index blocks on the path to a hash, each with the entry's index, and the leaf.
-    fn path(&self, hash: u32) -> (Vec<(usize, usize)>, usize) {
+    fn find_path(&self, hash: u32) -> (Vec<(usize, usize)>, usize) {
         let mut block = 0;
         let mut path = Vec::new();
         for nth in 0..=usize::from(self.root().0.levels) {
@@ -56,12 +56,12 @@ impl Directory {
 
     fn insert(&mut self, name: &[u8]) -> Result<()> {
         loop {
-            let (path, leaf) = self.path(hash().of(name));
+            let (path, leaf) = self.find_path(hash().hash_name(name));
             if let Some(room) = find_slot(&self.blocks[leaf], min_rec_len(name.len()))? {
                 let block = &mut self.blocks[leaf];
                 return insert_name(block, &room, InodeNumber(12), FileType::File, name, true);
             }
-            if self.make_room(&path)? {
+            if self.split_full_nodes(&path)? {
                 continue;
             }
             let halves = split(&self.blocks[leaf], &hash())?;
@@ -77,7 +77,7 @@ impl Directory {
 
     /// Splits the highest full index block below which all are full, if there is one; the path
     /// changes then.
-    fn make_room(&mut self, path: &[(usize, usize)]) -> Result<bool> {
+    fn split_full_nodes(&mut self, path: &[(usize, usize)]) -> Result<bool> {
         let level = |nth: usize| if nth == 0 { IndexBlockKind::Root } else { IndexBlockKind::Node };
         let mut start = path.len();
         while start > 0 && !has_room(&self.blocks[path[start - 1].0], level(start - 1))? {
@@ -94,7 +94,7 @@ impl Directory {
                 self.most_levels,
                 shape(self.blocks[0].len() as u32, true),
             )?;
-            for torn in tears(&self.blocks[0], &root) {
+            for torn in torn_versions(&self.blocks[0], &root) {
                 assert!(torn == self.blocks[0] || torn == root);
             }
             self.blocks[0] = root;
@@ -104,7 +104,7 @@ impl Directory {
             let (node, _) = path[start];
             let halves = split_node(&self.blocks[node], shape(self.blocks[0].len() as u32, true))?;
             let block = self.blocks.len() as u32;
-            for torn in tears(&self.blocks[node], &halves.low) {
+            for torn in torn_versions(&self.blocks[node], &halves.low) {
                 assert!(torn == self.blocks[node] || torn == halves.low);
             }
             self.blocks[node] = halves.low;
@@ -115,13 +115,13 @@ impl Directory {
         Ok(true)
     }
 
-    fn has(&self, name: &[u8]) -> bool {
-        let (_, leaf) = self.path(hash().of(name));
+    fn contains_name(&self, name: &[u8]) -> bool {
+        let (_, leaf) = self.find_path(hash().hash_name(name));
         find(&self.blocks[leaf], true, name).unwrap().is_some()
     }
 
     /// Returns all names by a sequential read.
-    fn all(&self) -> BTreeMap<Vec<u8>, u32> {
+    fn all_names(&self) -> BTreeMap<Vec<u8>, u32> {
         let mut all = BTreeMap::new();
         for block in &self.blocks {
             for entry in Dirents::new(block, true, 100) {
@@ -133,7 +133,12 @@ impl Directory {
     }
 }
 
-fn grow(block_bytes: u32, most_levels: u8, names: usize, len: usize) -> (Directory, usize) {
+fn grow_directory(
+    block_bytes: u32,
+    most_levels: u8,
+    names: usize,
+    len: usize,
+) -> (Directory, usize) {
     let mut dir = Directory::new(block_bytes, most_levels);
     for nth in 0..names {
         let name = format!("{nth:0len$}").into_bytes();
@@ -147,36 +152,36 @@ fn grow(block_bytes: u32, most_levels: u8, names: usize, len: usize) -> (Directo
 }
 
 #[test]
-fn trees_grow_to_every_depth_and_lose_nothing() {
+fn htrees_grow_to_every_depth_without_losing_names() {
     // Number of names, their length, and the levels that they need.
     for (block_bytes, most, count, len, levels) in
         [(1024, 1, 150, 255, 0), (1024, 1, 12_000, 255, 1), (4096, 1, 40_000, 60, 1)]
     {
-        let (dir, grown) = grow(block_bytes, most, count, len);
+        let (dir, grown) = grow_directory(block_bytes, most, count, len);
         assert_eq!((grown, dir.root().0.levels), (count, levels));
-        assert_eq!(dir.all().len(), count + 2);
+        assert_eq!(dir.all_names().len(), count + 2);
         for nth in (0..count).step_by(7) {
-            assert!(dir.has(format!("{nth:0len$}").as_bytes()));
+            assert!(dir.contains_name(format!("{nth:0len$}").as_bytes()));
         }
-        assert!(!dir.has(b"absent"));
+        assert!(!dir.contains_name(b"absent"));
     }
 }
 
 #[test]
-fn a_full_tree_says_so_and_large_directories_go_one_level_deeper() {
-    let (full, names) = grow(1024, 1, 60_000, 255);
+fn full_htree_returns_no_space_unless_large_dir() {
+    let (full, names) = grow_directory(1024, 1, 60_000, 255);
     assert_eq!(full.root().0.levels, 1);
     assert!((12_000..50_000).contains(&names), "{names}");
-    assert_eq!(full.all().len(), names + 2);
-    let (deep, grown) = grow(1024, 2, names + 2000, 255);
+    assert_eq!(full.all_names().len(), names + 2);
+    let (deep, grown) = grow_directory(1024, 2, names + 2000, 255);
     assert_eq!((grown, deep.root().0.levels), (names + 2000, 2));
-    assert_eq!(deep.all().len(), grown + 2);
-    assert!((0..grown).step_by(11).all(|nth| deep.has(format!("{nth:0255}").as_bytes())));
+    assert_eq!(deep.all_names().len(), grown + 2);
+    assert!((0..grown).step_by(11).all(|nth| deep.contains_name(format!("{nth:0255}").as_bytes())));
     assert_eq!([max_levels(false), max_levels(true)], [1, 2]);
 }
 
 #[test]
-fn a_block_becomes_a_root_in_its_first_sector() {
+fn block_becomes_htree_root_in_first_sector() {
     let mut writer = DirBlockBuilder::new(shape(4096, true));
     assert!(
         writer.push(20, FileType::Directory, b".") && writer.push(2, FileType::Directory, b"..")
@@ -187,7 +192,7 @@ fn a_block_becomes_a_root_in_its_first_sector() {
     }
     let old = writer.finish();
     let (root, leaf) = make_indexed(&old, 1, 5, shape(4096, true)).unwrap();
-    let mixtures = tears(&old, &root);
+    let mixtures = torn_versions(&old, &root);
     assert_eq!(mixtures.len(), 2, "one sector differs");
     let (head, index) = DxRoot::check(&root, false, HashSeed::new([7; 4])).unwrap();
     assert_eq!((head.levels, head.hash), (0, hash()));
@@ -207,7 +212,8 @@ fn a_block_becomes_a_root_in_its_first_sector() {
     let (root, _) = make_indexed(&writer.finish(), 1, 1, shape(1024, false)).unwrap();
     assert_eq!((root[7], root[19]), (0, 0));
     assert!(
-        make_indexed(&super::super::empty(shape(1024, false)), 1, 1, shape(1024, false)).is_err()
+        make_indexed(&super::super::empty_block(shape(1024, false)), 1, 1, shape(1024, false))
+            .is_err()
     );
     let (largest, _) = make_indexed(&dots(65536), 1, 1, shape(65536, true)).unwrap();
     assert_eq!(read(&largest).len(), 2);
@@ -222,11 +228,11 @@ fn dots(block_bytes: u32) -> Vec<u8> {
 }
 
 #[test]
-fn entries_are_kept_in_order_up_to_the_limit() {
-    let mut chance = Chance::new(5);
+fn index_entries_stay_sorted_up_to_limit() {
+    let mut chance = RandomNames::new(5);
     for block_bytes in [1024, 2048, 4096, 65536] {
         let first = DxEntry { hash: 0, block: 1 };
-        let mut block = htree::node(&[first], shape(block_bytes, true)).unwrap();
+        let mut block = htree::encode_node(&[first], shape(block_bytes, true)).unwrap();
         let mut model = BTreeMap::new();
         for nth in 1.. {
             let hash = 2 + 2 * chance.below(1 << 30) as u32;
@@ -259,9 +265,9 @@ fn entries_are_kept_in_order_up_to_the_limit() {
 }
 
 #[test]
-fn an_index_that_makes_no_sense_is_not_edited() {
+fn invalid_index_is_not_edited() {
     let entry = |hash| DxEntry { hash, block: 9 };
-    let node = htree::node(&[entry(0), entry(10), entry(20)], shape(1024, true)).unwrap();
+    let node = htree::encode_node(&[entry(0), entry(10), entry(20)], shape(1024, true)).unwrap();
     let mut block = node.clone();
     assert!(insert(&mut block, IndexBlockKind::Node, 0, entry(12)).is_err(), "above the next");
     assert!(insert(&mut block, IndexBlockKind::Node, 2, entry(12)).is_err(), "below the last");
@@ -274,10 +280,10 @@ fn an_index_that_makes_no_sense_is_not_edited() {
         "a limit beyond the block"
     );
     assert!(
-        split_node(&htree::node(&[entry(0)], shape(1024, true)).unwrap(), shape(1024, true))
+        split_node(&htree::encode_node(&[entry(0)], shape(1024, true)).unwrap(), shape(1024, true))
             .is_err()
     );
-    let mut chance = Chance::new(8);
+    let mut chance = RandomNames::new(8);
     for _ in 0..20_000 {
         let mut block = if chance.below(2) == 0 { node.clone() } else { dots(1024) };
         for _ in 0..1 + chance.below(5) {

@@ -13,19 +13,19 @@ use super::Change;
 use crate::fuse::decoder::{
     self, CREATE, FALLOCATE, HEADER_BYTES, Header, IOC_FSSETXATTR, IOC_SETFLAGS, IOCTL, LINK,
     MKDIR, MKNOD, REMOVEXATTR, RENAME, RENAME2, RMDIR, SETATTR, SETXATTR, SYMLINK, TMPFILE, UNLINK,
-    WRITE, WRITE_CACHE, WRITE_DATA_AT, WRITE_KILL_SUIDGID, WRITE_LOCKOWNER, access, c_string,
-    u32_at, u64_at,
+    WRITE, WRITE_CACHE, WRITE_DATA_OFFSET, WRITE_KILL_SUIDGID, WRITE_LOCKOWNER,
+    access_from_open_flags, c_string, u32_at, u64_at,
 };
 
 /// The longest target of a symbolic link, in bytes.
-const TARGET_BYTES_MAX: usize = 4096;
+const MAX_SYMLINK_TARGET_BYTES: usize = 4096;
 /// Offset of the project id in a `struct fsxattr`.
-const FSX_PROJID_AT: usize = 12;
+const FSX_PROJID_OFFSET: usize = 12;
 /// Flag of a new ACL: the caller is not in the group, so setgid is cleared.
 const SETXATTR_ACL_KILL_SGID: u32 = 1 << 0;
 
 /// Bits of `valid` in `struct fuse_setattr_in`.
-mod valid {
+mod fattr {
     pub const MODE: u32 = 1 << 0;
     pub const UID: u32 = 1 << 1;
     pub const GID: u32 = 1 << 2;
@@ -45,7 +45,7 @@ impl Change {
     /// # Errors
     /// `EINVAL` for a truncated request; the errno of an invalid name; `EOPNOTSUPP` for operations
     /// that no tree implements.
-    pub(in crate::fuse) fn decode(
+    pub(in crate::fuse) fn decode_change(
         header: Header,
         request: &[u8],
         detached_len: usize,
@@ -57,12 +57,12 @@ impl Change {
         match header.opcode {
             SETATTR => {
                 let caller = Credentials { uid: header.uid, gid: header.gid };
-                let change = attribute_change(body, caller).ok_or(Errno::INVAL)?;
+                let change = decode_attribute_change(body, caller).ok_or(Errno::INVAL)?;
                 Ok(Self::SetAttributes(change))
             }
             SYMLINK => {
-                let [name, target] = two_strings(body, 0)?;
-                if target.len() > TARGET_BYTES_MAX {
+                let [name, target] = two_c_strings_at(body, 0)?;
+                if target.len() > MAX_SYMLINK_TARGET_BYTES {
                     return Err(Errno::NAMETOOLONG);
                 }
                 Ok(Self::Symlink { name: parse_name(name)?, target: target.to_vec() })
@@ -71,7 +71,7 @@ impl Change {
                 name: name_at(body, 16)?,
                 mode: u32_of(0)?,
                 umask: u32_of(8)?,
-                device: device(u32_of(4)?),
+                device: decode_rdev(u32_of(4)?),
             }),
             MKDIR => Ok(Self::MakeDirectory {
                 name: name_at(body, 8)?,
@@ -83,14 +83,14 @@ impl Change {
             RENAME | RENAME2 => {
                 let (flags, fixed_bytes) =
                     if header.opcode == RENAME { (0, 8) } else { (u32_of(8)?, 16) };
-                let [name, new_name] = two_strings(body, fixed_bytes)?;
+                let [name, new_name] = two_c_strings_at(body, fixed_bytes)?;
                 let (name, new_name) = (parse_name(name)?, Box::new(parse_name(new_name)?));
                 Ok(Self::Rename { name, to: u64_of(0)?, new_name, flags })
             }
             LINK => Ok(Self::Link { node: u64_of(0)?, name: name_at(body, 8)? }),
-            WRITE => write(request, body, detached_len).map(Self::Write).ok_or(Errno::INVAL),
+            WRITE => decode_write(request, body, detached_len).map(Self::Write).ok_or(Errno::INVAL),
             SETXATTR => {
-                let set = set_xattr(request, body, setxattr_ext);
+                let set = decode_set_xattr(request, body, setxattr_ext);
                 set.map(Self::SetXattr).ok_or(Errno::INVAL)
             }
             REMOVEXATTR => {
@@ -102,7 +102,7 @@ impl Change {
                 name: name_at(body, 16)?,
                 mode: u32_of(4)?,
                 umask: u32_of(8)?,
-                access: access(u32_of(0)?),
+                access: access_from_open_flags(u32_of(0)?),
                 exclusive: u32_of(0)? & OFlags::EXCL.bits() != 0,
             })),
             TMPFILE => Ok(Self::CreateTmpfile { mode: u32_of(4)?, umask: u32_of(8)? }),
@@ -114,7 +114,7 @@ impl Change {
                 Ok(Self::SetFlags { flags: u32_of(32)? })
             }
             // Only project id 0 is supported.
-            IOCTL if u32_of(12)? == IOC_FSSETXATTR && u32_of(32 + FSX_PROJID_AT)? == 0 => {
+            IOCTL if u32_of(12)? == IOC_FSSETXATTR && u32_of(32 + FSX_PROJID_OFFSET)? == 0 => {
                 Ok(Self::SetXflags { xflags: u32_of(32)? })
             }
             _ => Err(Errno::OPNOTSUPP),
@@ -123,14 +123,14 @@ impl Change {
 }
 
 /// Returns the NUL-terminated string at `at`.
-fn string_at(body: &[u8], at: usize) -> Result<&[u8], Errno> {
+fn c_string_at(body: &[u8], at: usize) -> Result<&[u8], Errno> {
     body.get(at..).and_then(c_string).ok_or(Errno::INVAL)
 }
 
 /// Returns two NUL-terminated strings, the first at `at`.
-fn two_strings(body: &[u8], at: usize) -> Result<[&[u8]; 2], Errno> {
-    let first = string_at(body, at)?;
-    Ok([first, string_at(body, at + first.len() + 1)?])
+fn two_c_strings_at(body: &[u8], at: usize) -> Result<[&[u8]; 2], Errno> {
+    let first = c_string_at(body, at)?;
+    Ok([first, c_string_at(body, at + first.len() + 1)?])
 }
 
 fn parse_name(bytes: &[u8]) -> Result<Name, Errno> {
@@ -138,12 +138,12 @@ fn parse_name(bytes: &[u8]) -> Result<Name, Errno> {
 }
 
 fn name_at(body: &[u8], at: usize) -> Result<Name, Errno> {
-    parse_name(string_at(body, at)?)
+    parse_name(c_string_at(body, at)?)
 }
 
-fn write(request: &[u8], body: &[u8], detached_len: usize) -> Option<decoder::Write> {
+fn decode_write(request: &[u8], body: &[u8], detached_len: usize) -> Option<decoder::Write> {
     let (len, flags) = (u32_at(body, 16)?, u32_at(body, 20)?);
-    let there = request.len().checked_sub(WRITE_DATA_AT)? + detached_len;
+    let there = request.len().checked_sub(WRITE_DATA_OFFSET)? + detached_len;
     (len as usize <= there).then_some(decoder::Write {
         offset: u64_at(body, 8)?,
         len,
@@ -153,7 +153,7 @@ fn write(request: &[u8], body: &[u8], detached_len: usize) -> Option<decoder::Wr
     })
 }
 
-fn set_xattr(request: &[u8], body: &[u8], long: bool) -> Option<decoder::SetXattr> {
+fn decode_set_xattr(request: &[u8], body: &[u8], long: bool) -> Option<decoder::SetXattr> {
     let fixed_bytes = if long { 16 } else { 8 };
     let name = c_string(body.get(fixed_bytes..)?)?;
     let from = HEADER_BYTES + fixed_bytes + name.len() + 1;
@@ -169,7 +169,7 @@ fn set_xattr(request: &[u8], body: &[u8], long: bool) -> Option<decoder::SetXatt
 }
 
 /// Unpacks major and minor number, as the kernel packs them for user space.
-fn device(rdev: u32) -> (u32, u32) {
+fn decode_rdev(rdev: u32) -> (u32, u32) {
     ((rdev >> 8) & 0xfff, (rdev & 0xff) | ((rdev >> 12) & 0xf_ff00))
 }
 
@@ -194,7 +194,7 @@ fn fallocate_mode(mode: u32) -> Option<FallocateMode> {
 /// Decodes `struct fuse_setattr_in`. A new owner clears setuid and setgid for any caller. So does a
 /// change without attributes: the kernel sends it before an unprivileged caller writes or punches a
 /// hole. A new length has its own flag.
-fn attribute_change(body: &[u8], caller: Credentials) -> Option<AttributeChange> {
+fn decode_attribute_change(body: &[u8], caller: Credentials) -> Option<AttributeChange> {
     body.get(..88)?;
     let valid = u32_at(body, 0)?;
     let has = |bits: u32| valid & bits != 0;
@@ -206,19 +206,19 @@ fn attribute_change(body: &[u8], caller: Credentials) -> Option<AttributeChange>
         let nanoseconds = u32_at(body, nanoseconds_at)?.min(999_999_999);
         has(to).then_some(SetTime::To(Time { seconds, nanoseconds }))
     };
-    let owner = valid::UID | valid::GID;
-    let something = owner | valid::MODE | valid::SIZE | valid::ATIME | valid::MTIME | valid::CTIME;
+    let owner = fattr::UID | fattr::GID;
+    let something = owner | fattr::MODE | fattr::SIZE | fattr::ATIME | fattr::MTIME | fattr::CTIME;
     let announces_a_write = !has(something) && !InjectedFault::Privileges.is_made();
-    let clears_privileges = has(owner | valid::KILL_SUIDGID) || announces_a_write;
+    let clears_privileges = has(owner | fattr::KILL_SUIDGID) || announces_a_write;
     let u32_if = |bit, at| if has(bit) { u32_at(body, at) } else { None };
     Some(AttributeChange {
-        mode: u32_if(valid::MODE, 68),
-        uid: u32_if(valid::UID, 76),
-        gid: u32_if(valid::GID, 80),
-        size_bytes: u64_at(body, 16).filter(|_| has(valid::SIZE)),
-        accessed: time(valid::ATIME, valid::ATIME_NOW, 32, 56),
-        modified: time(valid::MTIME, valid::MTIME_NOW, 40, 60),
-        changed: time(valid::CTIME, 0, 48, 64),
+        mode: u32_if(fattr::MODE, 68),
+        uid: u32_if(fattr::UID, 76),
+        gid: u32_if(fattr::GID, 80),
+        size_bytes: u64_at(body, 16).filter(|_| has(fattr::SIZE)),
+        accessed: time(fattr::ATIME, fattr::ATIME_NOW, 32, 56),
+        modified: time(fattr::MTIME, fattr::MTIME_NOW, 40, 60),
+        changed: time(fattr::CTIME, 0, 48, 64),
         clear_privileges: clears_privileges.then_some(caller),
     })
 }
@@ -229,7 +229,7 @@ mod tests {
 
     use super::*;
 
-    fn request(opcode: u32, body: &[u8]) -> Vec<u8> {
+    fn encode_request(opcode: u32, body: &[u8]) -> Vec<u8> {
         let mut bytes = vec![0; HEADER_BYTES];
         bytes[4..8].copy_from_slice(&opcode.to_ne_bytes());
         bytes[16..24].copy_from_slice(&12_u64.to_ne_bytes());
@@ -239,35 +239,36 @@ mod tests {
         bytes
     }
 
-    fn decoded(bytes: &[u8]) -> Result<Change, Errno> {
-        Change::decode(Header::parse(bytes).unwrap(), bytes, 0, true)
+    fn decode_request(bytes: &[u8]) -> Result<Change, Errno> {
+        Change::decode_change(Header::parse(bytes).unwrap(), bytes, 0, true)
     }
 
-    fn write(len: u32, flags: u32, data: usize) -> Vec<u8> {
+    fn write_request(len: u32, flags: u32, data: usize) -> Vec<u8> {
         let mut body = vec![0; 40 + data];
         body[8..16].copy_from_slice(&4096_u64.to_ne_bytes());
         body[16..20].copy_from_slice(&len.to_ne_bytes());
         body[20..24].copy_from_slice(&flags.to_ne_bytes());
-        request(WRITE, &body)
+        encode_request(WRITE, &body)
     }
 
-    fn words(words: &[u32]) -> Vec<u8> {
+    fn words_to_bytes(words: &[u32]) -> Vec<u8> {
         words.iter().flat_map(|word| word.to_ne_bytes()).collect()
     }
 
-    fn name(bytes: &[u8]) -> Name {
+    fn file_name(bytes: &[u8]) -> Name {
         Name::new(bytes).unwrap()
     }
 
     /// A request of every opcode that changes the tree.
-    fn every_change() -> Vec<Vec<u8>> {
+    fn all_change_requests() -> Vec<Vec<u8>> {
         let ioctl = |command: u32| {
             let mut body = vec![0; 32 + decoder::FSXATTR_BYTES];
             body[12..16].copy_from_slice(&command.to_ne_bytes());
-            request(IOCTL, &body)
+            encode_request(IOCTL, &body)
         };
-        let fixed =
-            |opcode, len: usize, rest: &[u8]| request(opcode, &[&vec![0; len], rest].concat());
+        let fixed = |opcode, len: usize, rest: &[u8]| {
+            encode_request(opcode, &[&vec![0; len], rest].concat())
+        };
         let mut all = vec![
             fixed(SETATTR, 88, b""),
             fixed(SYMLINK, 0, b"name\0target\0"),
@@ -278,7 +279,7 @@ mod tests {
             fixed(RENAME, 8, b"name\0new\0"),
             fixed(RENAME2, 16, b"name\0new\0"),
             fixed(LINK, 8, b"name\0"),
-            write(5, 0, 5),
+            write_request(5, 0, 5),
             fixed(SETXATTR, 16, b"user.a\0"),
             fixed(REMOVEXATTR, 0, b"user.a\0"),
             fixed(CREATE, 16, b"name\0"),
@@ -290,36 +291,36 @@ mod tests {
     }
 
     #[test]
-    fn every_request_that_changes_the_tree_is_decoded_here_and_no_other() {
-        let all = every_change();
+    fn all_mutations_and_only_mutations_are_decoded() {
+        let all = all_change_requests();
         for bytes in &all {
             let header = Header::parse(bytes).unwrap();
             assert!(header.is_mutation(bytes), "opcode {}", header.opcode);
-            assert!(decoded(bytes).is_ok(), "opcode {}", header.opcode);
+            assert!(decode_request(bytes).is_ok(), "opcode {}", header.opcode);
         }
         for opcode in 0..1000 {
-            let bytes = request(opcode, &[0; 200]);
+            let bytes = encode_request(opcode, &[0; 200]);
             if Header::parse(&bytes).unwrap().is_mutation(&bytes) {
                 let has = |it: &Vec<u8>| Header::parse(it).unwrap().opcode == opcode;
                 assert!(all.iter().any(has), "opcode {opcode}");
             } else {
-                assert_eq!(decoded(&bytes), Err(Errno::OPNOTSUPP), "opcode {opcode}");
+                assert_eq!(decode_request(&bytes), Err(Errno::OPNOTSUPP), "opcode {opcode}");
             }
         }
     }
 
     #[test]
-    fn a_request_that_is_cut_short_is_invalid() {
-        for whole in every_change() {
+    fn truncated_request_is_invalid() {
+        for whole in all_change_requests() {
             let least =
                 if u32_at(&whole, 4) == Some(FALLOCATE) { whole.len() - 4 } else { whole.len() };
             for len in HEADER_BYTES..least {
-                let refused = decoded(&whole[..len]);
+                let refused = decode_request(&whole[..len]);
                 // Trailing bytes of some requests are ignored.
                 assert!(refused.is_err() || is_optional(&whole, len), "{whole:?} at {len}");
             }
         }
-        assert_eq!(decoded(&write(6, 0, 5)), Err(Errno::INVAL));
+        assert_eq!(decode_request(&write_request(6, 0, 5)), Err(Errno::INVAL));
     }
 
     /// Returns true if the bytes of a request from `len` on are ignored.
@@ -333,8 +334,8 @@ mod tests {
     }
 
     #[test]
-    fn a_write_is_decoded_where_it_lies() {
-        let bytes = write(5, WRITE_KILL_SUIDGID | 1, 5);
+    fn write_data_is_decoded_in_place() {
+        let bytes = write_request(5, WRITE_KILL_SUIDGID | 1, 5);
         let write = decoder::Write {
             offset: 4096,
             len: 5,
@@ -342,42 +343,44 @@ mod tests {
             from_cache: true,
             clear_privileges: true,
         };
-        assert_eq!(decoded(&bytes), Ok(Change::Write(write)));
-        assert_eq!(bytes.len() - WRITE_DATA_AT, 5);
+        assert_eq!(decode_request(&bytes), Ok(Change::Write(write)));
+        assert_eq!(bytes.len() - WRITE_DATA_OFFSET, 5);
     }
 
     #[test]
-    fn names_of_two_strings_are_told_apart() {
+    fn two_names_are_split() {
         let mut body = vec![0; 16];
         (body[0], body[8]) = (7, 2);
         body.extend_from_slice(b"old\0new\0");
         let to = Node(7);
-        let both = (name(b"old"), Box::new(name(b"new")));
+        let both = (file_name(b"old"), Box::new(file_name(b"new")));
         let rename = Change::Rename { name: both.0, to, new_name: both.1, flags: 2 };
-        assert_eq!(decoded(&request(RENAME2, &body)), Ok(rename));
-        let symlink = Change::Symlink { name: name(b"a"), target: b"../b".to_vec() };
-        assert_eq!(decoded(&request(SYMLINK, b"a\0../b\0")), Ok(symlink));
-        assert_eq!(decoded(&request(SYMLINK, b"a\0../b")), Err(Errno::INVAL));
-        let long = [b"a\0", vec![b'x'; TARGET_BYTES_MAX + 1].as_slice(), b"\0"].concat();
-        assert_eq!(decoded(&request(SYMLINK, &long)), Err(Errno::NAMETOOLONG));
+        assert_eq!(decode_request(&encode_request(RENAME2, &body)), Ok(rename));
+        let symlink = Change::Symlink { name: file_name(b"a"), target: b"../b".to_vec() };
+        assert_eq!(decode_request(&encode_request(SYMLINK, b"a\0../b\0")), Ok(symlink));
+        assert_eq!(decode_request(&encode_request(SYMLINK, b"a\0../b")), Err(Errno::INVAL));
+        let long = [b"a\0", vec![b'x'; MAX_SYMLINK_TARGET_BYTES + 1].as_slice(), b"\0"].concat();
+        assert_eq!(decode_request(&encode_request(SYMLINK, &long)), Err(Errno::NAMETOOLONG));
         let long = [vec![b'x'; 256].as_slice(), b"\0"].concat();
-        assert_eq!(decoded(&request(UNLINK, &long)), Err(Errno::NAMETOOLONG));
+        assert_eq!(decode_request(&encode_request(UNLINK, &long)), Err(Errno::NAMETOOLONG));
     }
 
     #[test]
-    fn a_file_is_made_with_or_without_a_name() {
-        let mut body = words(&[(OFlags::WRONLY | OFlags::EXCL).bits(), 0o100_644, 0o22, 0]);
+    fn create_and_tmpfile_are_decoded() {
+        let mut body =
+            words_to_bytes(&[(OFlags::WRONLY | OFlags::EXCL).bits(), 0o100_644, 0o22, 0]);
         body.extend_from_slice(b"file\0");
         let access = Access { write: true, ..Access::default() };
         let (mode, umask) = (0o100_644, 0o22);
-        let create = decoder::Create { name: name(b"file"), mode, umask, access, exclusive: true };
-        assert_eq!(decoded(&request(CREATE, &body)), Ok(Change::Create(create)));
+        let create =
+            decoder::Create { name: file_name(b"file"), mode, umask, access, exclusive: true };
+        assert_eq!(decode_request(&encode_request(CREATE, &body)), Ok(Change::Create(create)));
         let unnamed = Change::CreateTmpfile { mode, umask };
-        assert_eq!(decoded(&request(TMPFILE, &body)), Ok(unnamed));
+        assert_eq!(decode_request(&encode_request(TMPFILE, &body)), Ok(unnamed));
     }
 
     #[test]
-    fn an_attribute_lies_behind_a_head_of_two_lengths() {
+    fn setxattr_is_decoded_in_both_header_lengths() {
         for long in [true, false] {
             let mut body = vec![0; if long { 16 } else { 8 }];
             (body[0], body[4]) = (5, 2);
@@ -385,28 +388,28 @@ mod tests {
                 body[8] = 1;
             }
             body.extend_from_slice(b"user.a\0value");
-            let bytes = request(SETXATTR, &body);
+            let bytes = encode_request(SETXATTR, &body);
             let header = Header::parse(&bytes).unwrap();
-            let Ok(Change::SetXattr(set)) = Change::decode(header, &bytes, 0, long) else {
+            let Ok(Change::SetXattr(set)) = Change::decode_change(header, &bytes, 0, long) else {
                 panic!()
             };
             assert_eq!((&bytes[set.value.clone()], set.flags), (&b"value"[..], 2));
             assert_eq!((set.name.as_bytes(), set.clear_setgid), (&b"user.a"[..], long));
-            let cut = Change::decode(header, &bytes[..bytes.len() - 1], 0, long);
+            let cut = Change::decode_change(header, &bytes[..bytes.len() - 1], 0, long);
             assert_eq!(cut, Err(Errno::INVAL));
         }
     }
 
     #[test]
-    fn device_numbers_are_unpacked_as_the_kernel_packs_them() {
-        assert_eq!(device(0x0103), (1, 3));
+    fn device_numbers_match_kernel_encoding() {
+        assert_eq!(decode_rdev(0x0103), (1, 3));
         let (major, minor) = (0xfff, 0xf_ffff);
         let packed = (minor & 0xff) | (major << 8) | ((minor & !0xff) << 12);
-        assert_eq!(device(packed), (major, minor));
+        assert_eq!(decode_rdev(packed), (major, minor));
     }
 
     #[test]
-    fn the_kernel_says_which_attributes_change() {
+    fn setattr_valid_mask_selects_attributes() {
         let caller = Credentials { uid: 1, gid: 2 };
         let change = |valid: u32| {
             let mut body = vec![0; 88];
@@ -415,7 +418,7 @@ mod tests {
             body[60..64].copy_from_slice(&9_u32.to_ne_bytes());
             body[68..72].copy_from_slice(&0o100_600_u32.to_ne_bytes());
             body[76..80].copy_from_slice(&7_u32.to_ne_bytes());
-            match decoded(&request(SETATTR, &body)) {
+            match decode_request(&encode_request(SETATTR, &body)) {
                 Ok(Change::SetAttributes(change)) => change,
                 other => panic!("{other:?}"),
             }
@@ -423,19 +426,19 @@ mod tests {
         let modified = Some(SetTime::To(Time { seconds: -5, nanoseconds: 9 }));
         let mode = Some(0o100_600);
         let expected = AttributeChange { mode, modified, ..AttributeChange::default() };
-        assert_eq!(change(valid::MODE | valid::MTIME), expected);
+        assert_eq!(change(fattr::MODE | fattr::MTIME), expected);
         let (uid, accessed) = (Some(7), Some(SetTime::Now));
         let clear_privileges = Some(caller);
         let expected =
             AttributeChange { uid, accessed, clear_privileges, ..AttributeChange::default() };
-        assert_eq!(change(valid::UID | valid::ATIME_NOW | valid::ATIME), expected);
+        assert_eq!(change(fattr::UID | fattr::ATIME_NOW | fattr::ATIME), expected);
         // A change without attributes announces a write by a caller who may not keep privileges.
         assert_eq!(change(0).clear_privileges, Some(caller));
-        assert_eq!(change(valid::SIZE).clear_privileges, None);
+        assert_eq!(change(fattr::SIZE).clear_privileges, None);
     }
 
     #[test]
-    fn reservations_are_those_of_fallocate() {
+    fn fallocate_modes_are_decoded() {
         let (keep, punch, zero) = (1, 2, 16);
         assert_eq!(fallocate_mode(0), Some(FallocateMode::Allocate));
         assert_eq!(fallocate_mode(keep), Some(FallocateMode::KeepSize));

@@ -15,9 +15,9 @@ use draconis_exchange::heap::Block;
 const DEADLINE: Duration = Duration::from_millis(400);
 
 /// A bucket that refuses changes while its switch is set.
-struct Denying(MemoryBucket, Arc<AtomicBool>);
+struct DenyingBucket(MemoryBucket, Arc<AtomicBool>);
 
-impl Denying {
+impl DenyingBucket {
     fn change(
         &self,
         request: impl FnOnce(&MemoryBucket) -> RequestResult<()>,
@@ -29,7 +29,7 @@ impl Denying {
     }
 }
 
-impl BucketApi for Denying {
+impl BucketApi for DenyingBucket {
     fn put(&self, key: &str, bytes: Bytes) -> RequestResult<()> {
         self.change(|bucket| bucket.put(key, bytes))
     }
@@ -67,7 +67,7 @@ fn options(stays: bool) -> BucketOptions {
 }
 
 /// Returns a server with an empty disk, and the switch of the refusals.
-fn server() -> (MemoryBucket, Arc<AtomicBool>) {
+fn server_with_disk() -> (MemoryBucket, Arc<AtomicBool>) {
     let server = MemoryBucket::default();
     let machine = Arc::new(server.client(Default::default()));
     drop(BucketDisk::create(machine, "memory", 1 << 20, false, &options(false)).unwrap());
@@ -79,7 +79,7 @@ fn open(
     denies: &Arc<AtomicBool>,
     how: &BucketOptions,
 ) -> Result<BucketDisk, Error> {
-    let machine = Denying(server.client(Default::default()), denies.clone());
+    let machine = DenyingBucket(server.client(Default::default()), denies.clone());
     BucketDisk::open(Arc::new(machine), "memory", how)
 }
 
@@ -90,14 +90,14 @@ fn write(disk: &BucketDisk, at: u64, byte: u8) -> Ticket {
     disk.submit(Group { writes: vec![write] }, &[]).unwrap()
 }
 
-fn byte(disk: &BucketDisk, at: u64) -> u8 {
+fn read_byte(disk: &BucketDisk, at: u64) -> u8 {
     let extent = Extent::new(at * 4096 + (64 << 10), 4096);
     disk.read_now(extent, Block::private(4096)).unwrap().bytes().unwrap()[0]
 }
 
 #[test]
-fn a_writer_that_stays_goes_on_when_the_bucket_does() {
-    let (server, denies) = server();
+fn mounted_writer_resumes_after_outage() {
+    let (server, denies) = server_with_disk();
     let disk = open(&server, &denies, &options(true)).unwrap();
     disk.wait_durable(write(&disk, 0, 1)).unwrap();
     for round in 0..3 {
@@ -112,7 +112,7 @@ fn a_writer_that_stays_goes_on_when_the_bucket_does() {
         let (why, since) = state.away.clone().unwrap();
         assert!(why.contains("403 AccessDenied") && since.elapsed().unwrap() < DEADLINE * 4);
         assert!(state.waiting_bytes >= 8192 && state.error.is_none(), "{state:?}");
-        assert_eq!([0, 1, 2].map(|at| byte(&disk, at)), [1, 2 + round, 12 + round]);
+        assert_eq!([0, 1, 2].map(|at| read_byte(&disk, at)), [1, 2 + round, 12 + round]);
         // Visibility does not depend on the bucket.
         disk.wait_visible(tickets[1]).unwrap();
         denies.store(false, Ordering::SeqCst);
@@ -126,12 +126,12 @@ fn a_writer_that_stays_goes_on_when_the_bucket_does() {
     drop(disk);
     let machine = Arc::new(server.client(Default::default()));
     let disk = BucketDisk::open_to_read(machine, "memory", &options(false)).unwrap();
-    assert_eq!([0, 1, 2, 3].map(|at| byte(&disk, at)), [1, 4, 14, 2]);
+    assert_eq!([0, 1, 2, 3].map(|at| read_byte(&disk, at)), [1, 4, 14, 2]);
 }
 
 #[test]
-fn what_was_never_done_is_refused_at_once_and_a_command_ends_after_the_deadline() {
-    let (server, denies) = server();
+fn denied_changes_fail_at_once_and_commands_time_out() {
+    let (server, denies) = server_with_disk();
     denies.store(true, Ordering::SeqCst);
     let begun = Instant::now();
     let refused = open(&server, &denies, &options(true)).map(drop).unwrap_err();
@@ -146,8 +146,8 @@ fn what_was_never_done_is_refused_at_once_and_a_command_ends_after_the_deadline(
 }
 
 #[test]
-fn who_leaves_a_bucket_that_is_away_is_told_what_stays_behind() {
-    let (server, denies) = server();
+fn close_during_outage_reports_unsent_data() {
+    let (server, denies) = server_with_disk();
     let disk = open(&server, &denies, &options(true)).unwrap();
     disk.wait_durable(write(&disk, 0, 1)).unwrap();
     denies.store(true, Ordering::SeqCst);
@@ -175,12 +175,12 @@ fn who_leaves_a_bucket_that_is_away_is_told_what_stays_behind() {
     assert_eq!(disk.close_error(), None);
     let machine = Arc::new(server.client(Default::default()));
     let disk = BucketDisk::open_to_read(machine, "memory", &options(false)).unwrap();
-    assert_eq!(byte(&disk, 0), 4);
+    assert_eq!(read_byte(&disk, 0), 4);
 }
 
 #[test]
-fn a_writer_that_was_taken_over_says_so_without_writing() {
-    let (server, denies) = server();
+fn fenced_writer_reports_fencing_without_writing() {
+    let (server, denies) = server_with_disk();
     let disk = open(&server, &denies, &options(true)).unwrap();
     disk.wait_durable(write(&disk, 0, 1)).unwrap();
     assert!(disk.write_state().error.is_none());

@@ -1,19 +1,19 @@
 //! Ordinary use with a full check after each act. `draconis-lab store-use` runs longer; `SEED`,
 //! `RUNS` and `ACTS` in the environment change this one.
 
-use draconis_objects::torture::{Usage, ordinary};
+use draconis_objects::torture::{UsageTally, run_ordinary_use};
 
 /// Returns the number in the environment variable `name`, or `otherwise`.
-fn number(name: &str, otherwise: u64) -> u64 {
+fn env_number(name: &str, otherwise: u64) -> u64 {
     std::env::var(name).ok().and_then(|it| it.parse().ok()).unwrap_or(otherwise)
 }
 
 #[test]
-fn stores_bear_ordinary_use() {
-    let (first, acts) = (number("SEED", 1), number("ACTS", 40));
-    let mut all = Usage::default();
-    for seed in first..first + number("RUNS", 6) {
-        match ordinary(seed, acts as usize) {
+fn random_ordinary_use_matches_model() {
+    let (first, acts) = (env_number("SEED", 1), env_number("ACTS", 40));
+    let mut all = UsageTally::default();
+    for seed in first..first + env_number("RUNS", 6) {
+        match run_ordinary_use(seed, acts as usize) {
             Ok(usage) => all += usage,
             Err(violation) => panic!("SEED={seed} RUNS=1 ACTS={acts}: {violation}"),
         }

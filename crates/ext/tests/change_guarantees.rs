@@ -7,7 +7,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use common::{Image, run};
+use common::{Image, run_tool};
 use draconis_device::{
     CrashOptions, CrashStates, Disk, Event, FileDisk, FileOptions, MemoryDisk, RecordDisk,
 };
@@ -17,7 +17,7 @@ use draconis_ext::{
     Whiteout, WriteOptions, XattrSet,
 };
 
-fn writing() -> WriteOptions {
+fn write_options() -> WriteOptions {
     let clock = || Time { seconds: 1_700_000_000, nanoseconds: 5 };
     WriteOptions {
         clock: Arc::new(clock),
@@ -31,19 +31,19 @@ const FILE: NewNode<'_> =
     NewNode { kind: FileType::File, mode: 0o644, uid: 0, gid: 0, device: (0, 0), target: b"" };
 const DIRECTORY: NewNode<'_> = NewNode { kind: FileType::Directory, mode: 0o755, ..FILE };
 
-fn memory(size: &str, arguments: &[&str]) -> Option<Arc<MemoryDisk>> {
+fn make_disk(size: &str, arguments: &[&str]) -> Option<Arc<MemoryDisk>> {
     let image = Image::make(None, size, arguments)?;
     Some(Arc::new(MemoryDisk::new(std::fs::read(&image.path).unwrap(), 512)))
 }
 
-fn open(disk: &Arc<MemoryDisk>) -> Volume {
-    Volume::open_for_writing(disk.clone(), OpenOptions::default(), writing()).unwrap()
+fn open_for_writing(disk: &Arc<MemoryDisk>) -> Volume {
+    Volume::open_for_writing(disk.clone(), OpenOptions::default(), write_options()).unwrap()
 }
 
 /// Checks the volume with `e2fsck`.
-fn judge(disk: Arc<MemoryDisk>) -> Image {
-    let image = Image::of(&Arc::try_unwrap(disk).unwrap().into_bytes());
-    run("e2fsck", &["-fn", image.path()]);
+fn close_and_fsck(disk: Arc<MemoryDisk>) -> Image {
+    let image = Image::from_bytes(&Arc::try_unwrap(disk).unwrap().into_bytes());
+    run_tool("e2fsck", &["-fn", image.path()]);
     image
 }
 
@@ -56,20 +56,22 @@ fn file_disk(path: &Path) -> Arc<FileDisk> {
 const STATE_AT: usize = 1024 + 0x3A;
 
 #[test]
-fn a_volume_is_in_use_before_anything_else_of_its_first_change() {
+fn superblock_is_marked_in_use_before_first_change() {
     let Some(image) = Image::make(None, "2M", &[]) else { return };
     let base = std::fs::read(&image.path).unwrap();
     let disk = Arc::new(RecordDisk::new(MemoryDisk::new(base.clone(), 512)));
-    let volume = Volume::open_for_writing(disk.clone(), OpenOptions::default(), writing()).unwrap();
+    let volume =
+        Volume::open_for_writing(disk.clone(), OpenOptions::default(), write_options()).unwrap();
     volume.lookup(volume.root(), b"lost+found").unwrap();
     volume.sync().unwrap();
     volume.commit().unwrap();
-    let written = || disk.take().into_iter().any(|event| matches!(event, Event::Group { .. }));
+    let written =
+        || disk.take_events().into_iter().any(|event| matches!(event, Event::Group { .. }));
     assert!(!written(), "nothing was changed");
     let file = volume.create(volume.root(), b"file", &FILE).unwrap();
     volume.write(file, 0, b"contents").unwrap();
     volume.sync().unwrap();
-    let events = disk.take();
+    let events = disk.take_events();
     let options = CrashOptions { seed: 1, subsets: 4, exhaustive_sectors: 0 };
     let (mut states, mut changed) = (0, 0);
     for crash in CrashStates::new(base.clone(), events, options) {
@@ -95,16 +97,17 @@ fn a_volume_is_in_use_before_anything_else_of_its_first_change() {
     drop(volume);
     let bytes = Arc::into_inner(disk).unwrap().into_inner().into_bytes();
     assert_eq!(bytes[STATE_AT] & 1, 1);
-    run("e2fsck", &["-fn", Image::of(&bytes).path()]);
+    run_tool("e2fsck", &["-fn", Image::from_bytes(&bytes).path()]);
 }
 
 /// A logger that syncs each line continues a block that it has just written.
 #[test]
-fn appends_find_their_block_in_memory() {
+fn small_appends_do_not_read_their_block_again() {
     for kind in ["ext2", "ext4"] {
         let Some(image) = Image::make(None, "16M", &["-t", kind, "-b", "4096"]) else { return };
         let disk = file_disk(&image.path);
-        let volume = Volume::open_for_writing(disk, OpenOptions::default(), writing()).unwrap();
+        let volume =
+            Volume::open_for_writing(disk, OpenOptions::default(), write_options()).unwrap();
         let file = volume.create(volume.root(), b"log", &FILE).unwrap();
         let line = |nth: u64| vec![nth as u8; 100];
         let append = |nth: u64| {
@@ -121,19 +124,20 @@ fn appends_find_their_block_in_memory() {
         assert!(all == (0..40).flat_map(line).collect::<Vec<_>>(), "{kind}");
         volume.close().unwrap();
         drop(volume);
-        run("e2fsck", &["-fn", image.path()]);
+        run_tool("e2fsck", &["-fn", image.path()]);
     }
 }
 
 #[test]
-fn syncs_cost_one_flush_or_two() {
+fn fsync_costs_one_or_two_flushes() {
     let Some(image) = Image::make(None, "16M", &["-b", "4096"]) else { return };
     let disk = file_disk(&image.path);
-    let volume = Volume::open_for_writing(disk.clone(), OpenOptions::default(), writing()).unwrap();
+    let volume =
+        Volume::open_for_writing(disk.clone(), OpenOptions::default(), write_options()).unwrap();
     let cost = |what: &dyn Fn()| {
-        let before = disk.flushes();
+        let before = disk.flush_count();
         what();
-        disk.flushes() - before
+        disk.flush_count() - before
     };
     let file = volume.create(volume.root(), b"file", &FILE).unwrap();
     volume.sync().unwrap();
@@ -168,13 +172,13 @@ fn syncs_cost_one_flush_or_two() {
     volume.close().unwrap();
     drop(volume);
     drop(disk);
-    run("e2fsck", &["-fn", image.path()]);
+    run_tool("e2fsck", &["-fn", image.path()]);
 }
 
 #[test]
-fn what_is_open_outlives_its_names() {
-    let Some(disk) = memory("8M", &["-b", "1024"]) else { return };
-    let volume = open(&disk);
+fn open_unlinked_files_stay_readable() {
+    let Some(disk) = make_disk("8M", &["-b", "1024"]) else { return };
+    let volume = open_for_writing(&disk);
     let free = volume.space();
     let file = volume.create(volume.root(), b"file", &FILE).unwrap();
     let dir = volume.create(volume.root(), b"dir", &DIRECTORY).unwrap();
@@ -209,13 +213,13 @@ fn what_is_open_outlives_its_names() {
     assert_eq!(volume.space(), free);
     assert_eq!(volume.create(volume.root(), b"late", &FILE), Err(Error::ReadOnly));
     drop(volume);
-    judge(disk);
+    close_and_fsck(disk);
 }
 
 #[test]
-fn what_was_open_when_all_ended_is_freed_at_the_next_mount() {
-    let Some(disk) = memory("8M", &["-b", "1024"]) else { return };
-    let volume = open(&disk);
+fn open_unlinked_files_are_freed_at_next_mount() {
+    let Some(disk) = make_disk("8M", &["-b", "1024"]) else { return };
+    let volume = open_for_writing(&disk);
     let free = volume.space();
     let file = volume.create(volume.root(), b"file", &FILE).unwrap();
     volume.add_user(file);
@@ -224,23 +228,23 @@ fn what_was_open_when_all_ended_is_freed_at_the_next_mount() {
     volume.unlink(volume.root(), b"file").unwrap();
     volume.sync().unwrap();
     drop(volume);
-    let volume = open(&disk);
+    let volume = open_for_writing(&disk);
     assert_eq!(volume.space(), free);
     volume.close().unwrap();
     drop(volume);
-    judge(disk);
+    close_and_fsck(disk);
 }
 
 #[test]
 fn orphans_of_other_drivers_are_freed() {
-    let Some(disk) = memory("8M", &["-b", "1024"]) else { return };
-    let volume = open(&disk);
+    let Some(disk) = make_disk("8M", &["-b", "1024"]) else { return };
+    let volume = open_for_writing(&disk);
     let free = volume.space();
     let file = volume.create(volume.root(), b"file", &FILE).unwrap();
     volume.write(file, 0, &[b'x'; 50_000]).unwrap();
     volume.close().unwrap();
     drop(volume);
-    let image = Image::of(&Arc::try_unwrap(disk).unwrap().into_bytes());
+    let image = Image::from_bytes(&Arc::try_unwrap(disk).unwrap().into_bytes());
     let inode = format!("<{}>", file.0);
     for command in [
         "unlink file".to_owned(),
@@ -252,17 +256,17 @@ fn orphans_of_other_drivers_are_freed() {
         }
     }
     let disk = Arc::new(MemoryDisk::new(std::fs::read(&image.path).unwrap(), 512));
-    let volume = open(&disk);
+    let volume = open_for_writing(&disk);
     assert_eq!(volume.space(), free);
     volume.close().unwrap();
     drop(volume);
-    judge(disk);
+    close_and_fsck(disk);
 }
 
 #[test]
-fn limits_change_nothing() {
-    let Some(disk) = memory("8M", &["-b", "1024"]) else { return };
-    let volume = open(&disk);
+fn operations_over_limits_are_refused_without_changes() {
+    let Some(disk) = make_disk("8M", &["-b", "1024"]) else { return };
+    let volume = open_for_writing(&disk);
     let root = volume.root();
     let file = volume.create(root, b"file", &FILE).unwrap();
     let dir = volume.create(root, b"dir", &DIRECTORY).unwrap();
@@ -292,13 +296,13 @@ fn limits_change_nothing() {
     assert!(volume.attributes(dir).unwrap().links > before.links);
     volume.close().unwrap();
     drop(volume);
-    judge(disk);
+    close_and_fsck(disk);
 }
 
 #[test]
-fn flags_are_honoured() {
-    let Some(disk) = memory("8M", &["-b", "1024"]) else { return };
-    let volume = open(&disk);
+fn immutable_and_append_flags_are_enforced() {
+    let Some(disk) = make_disk("8M", &["-b", "1024"]) else { return };
+    let volume = open_for_writing(&disk);
     let root = volume.root();
     let file = volume.create(root, b"file", &FILE).unwrap();
     volume.write(file, 0, b"contents").unwrap();
@@ -325,13 +329,13 @@ fn flags_are_honoured() {
     volume.unlink(root, b"file").unwrap();
     volume.close().unwrap();
     drop(volume);
-    judge(disk);
+    close_and_fsck(disk);
 }
 
 #[test]
-fn groups_and_times_follow_the_rules() {
-    let Some(disk) = memory("8M", &["-b", "1024", "-I", "256"]) else { return };
-    let volume = open(&disk);
+fn setgid_group_and_large_timestamps_are_kept() {
+    let Some(disk) = make_disk("8M", &["-b", "1024", "-I", "256"]) else { return };
+    let volume = open_for_writing(&disk);
     let shared = NewNode { mode: 0o2775, gid: 7, ..DIRECTORY };
     let dir = volume.create(volume.root(), b"shared", &shared).unwrap();
     let file = volume.create(dir, b"file", &FILE).unwrap();
@@ -349,7 +353,7 @@ fn groups_and_times_follow_the_rules() {
     assert_eq!((shown.accessed, shown.modified), (time, time));
     volume.close().unwrap();
     drop(volume);
-    let image = judge(disk);
+    let image = close_and_fsck(disk);
     let disk: Arc<dyn Disk> = Arc::new(MemoryDisk::new(std::fs::read(&image.path).unwrap(), 512));
     let volume = Volume::open(disk, OpenOptions::default()).unwrap();
     assert_eq!(volume.attributes(file).unwrap().modified, time);
@@ -357,8 +361,8 @@ fn groups_and_times_follow_the_rules() {
 
 #[test]
 fn a_full_volume_reuses_freed_space() {
-    let Some(disk) = memory("2M", &["-b", "1024", "-m", "0"]) else { return };
-    let volume = open(&disk);
+    let Some(disk) = make_disk("2M", &["-b", "1024", "-m", "0"]) else { return };
+    let volume = open_for_writing(&disk);
     let file = volume.create(volume.root(), b"file", &FILE).unwrap();
     for round in 0..5 {
         let mut at = 0;
@@ -374,13 +378,13 @@ fn a_full_volume_reuses_freed_space() {
     }
     volume.close().unwrap();
     drop(volume);
-    judge(disk);
+    close_and_fsck(disk);
 }
 
 #[test]
-fn some_blocks_are_kept_for_the_superuser() {
-    let Some(disk) = memory("2M", &["-b", "1024", "-m", "10"]) else { return };
-    let volume = open(&disk);
+fn reserved_blocks_are_only_for_superuser() {
+    let Some(disk) = make_disk("2M", &["-b", "1024", "-m", "10"]) else { return };
+    let volume = open_for_writing(&disk);
     let theirs = volume.create(volume.root(), b"theirs", &NewNode { uid: 1000, ..FILE }).unwrap();
     let ours = volume.create(volume.root(), b"ours", &FILE).unwrap();
     let fill = |file: InodeNumber| {
@@ -397,16 +401,16 @@ fn some_blocks_are_kept_for_the_superuser() {
     assert_eq!(volume.space().free_blocks, 0);
     volume.close().unwrap();
     drop(volume);
-    judge(disk);
+    close_and_fsck(disk);
 }
 
 #[test]
-fn deep_trees_come_and_go_in_chains_of_bounded_length() {
-    let Some(disk) = memory("8M", &["-b", "1024"]) else { return };
+fn deep_trees_are_created_and_deleted_in_bounded_chains() {
+    let Some(disk) = make_disk("8M", &["-b", "1024"]) else { return };
     let disk = Arc::into_inner(disk).unwrap();
     let record = Arc::new(RecordDisk::new(disk));
     let volume =
-        Volume::open_for_writing(record.clone(), OpenOptions::default(), writing()).unwrap();
+        Volume::open_for_writing(record.clone(), OpenOptions::default(), write_options()).unwrap();
     let mut way = vec![volume.root()];
     for _ in 0..200 {
         let dir = volume.create(*way.last().unwrap(), b"down", &DIRECTORY).unwrap();
@@ -432,7 +436,7 @@ fn deep_trees_come_and_go_in_chains_of_bounded_length() {
     }
     volume.close().unwrap();
     drop(volume);
-    let events = record.take();
+    let events = record.take_events();
     let mut lengths = std::collections::HashMap::new();
     for event in events {
         if let Event::Group { chain, .. } = event {
@@ -440,13 +444,13 @@ fn deep_trees_come_and_go_in_chains_of_bounded_length() {
         }
     }
     assert!(lengths.values().all(|length| *length < 80), "{lengths:?}");
-    judge(Arc::new(Arc::into_inner(record).unwrap().into_inner()));
+    close_and_fsck(Arc::new(Arc::into_inner(record).unwrap().into_inner()));
 }
 
 #[test]
-fn a_file_without_a_name_lives_for_its_users() {
-    let Some(disk) = memory("4M", &["-b", "1024"]) else { return };
-    let volume = open(&disk);
+fn tmpfile_lives_until_last_close() {
+    let Some(disk) = make_disk("4M", &["-b", "1024"]) else { return };
+    let volume = open_for_writing(&disk);
     let before = volume.space();
     let unnamed = |volume: &Volume| {
         let file = volume.create_tmpfile(volume.root(), &FILE).unwrap();
@@ -485,16 +489,16 @@ fn a_file_without_a_name_lives_for_its_users() {
     unnamed(&volume);
     volume.close().unwrap();
     drop(volume);
-    let image = judge(disk);
-    let Some(listed) = run("debugfs", &["-R", "ls -l /", image.path()]) else { return };
+    let image = close_and_fsck(disk);
+    let Some(listed) = run_tool("debugfs", &["-R", "ls -l /", image.path()]) else { return };
     assert!(listed.contains("named true") && listed.contains("named false"), "{listed}");
     assert!(!listed.contains("again"), "{listed}");
 }
 
 #[test]
-fn a_whiteout_takes_the_place_of_what_moved() {
-    let Some(disk) = memory("4M", &["-b", "1024"]) else { return };
-    let volume = open(&disk);
+fn rename_with_whiteout_leaves_whiteout() {
+    let Some(disk) = make_disk("4M", &["-b", "1024"]) else { return };
+    let volume = open_for_writing(&disk);
     let root = volume.root();
     let dir = volume.create(root, b"dir", &DIRECTORY).unwrap();
     let owner = Whiteout { uid: 7, gid: 8 };
@@ -524,13 +528,13 @@ fn a_whiteout_takes_the_place_of_what_moved() {
     assert!(matches!(whiteout, Err(Error::Misuse(_))), "{whiteout:?}");
     volume.close().unwrap();
     drop(volume);
-    judge(disk);
+    close_and_fsck(disk);
 }
 
 #[test]
-fn what_may_be_opened_follows_the_flags() {
-    let Some(disk) = memory("4M", &["-b", "1024"]) else { return };
-    let volume = open(&disk);
+fn open_checks_immutable_and_append_flags() {
+    let Some(disk) = make_disk("4M", &["-b", "1024"]) else { return };
+    let volume = open_for_writing(&disk);
     let file = volume.create(volume.root(), b"file", &FILE).unwrap();
     let (read, write, append) = (true, true, true);
     let ways = [
@@ -552,13 +556,13 @@ fn what_may_be_opened_follows_the_flags() {
     assert!(matches!(volume.set_flags(file, 0x0800_0000), Err(Error::Unsupported { .. })));
     volume.close().unwrap();
     drop(volume);
-    judge(disk);
+    close_and_fsck(disk);
 }
 
 #[test]
-fn the_first_change_after_a_commit_is_notified() {
-    let Some(disk) = memory("4M", &["-b", "1024"]) else { return };
-    let volume = open(&disk);
+fn first_change_after_commit_calls_callback() {
+    let Some(disk) = make_disk("4M", &["-b", "1024"]) else { return };
+    let volume = open_for_writing(&disk);
     let told = Arc::new(AtomicU32::new(0));
     let count = told.clone();
     volume.on_first_change(move || {
@@ -576,5 +580,5 @@ fn the_first_change_after_a_commit_is_notified() {
     }
     volume.close().unwrap();
     drop(volume);
-    judge(disk);
+    close_and_fsck(disk);
 }

@@ -11,10 +11,10 @@ use draconis_exchange::heap::{Block, PrivateBuffer};
 use draconis_objects::check::CheckOptions;
 use draconis_objects::torture::Random;
 use draconis_objects::{
-    CreateOptions, Error, Group, Hint, LayoutKind, ObjectDisk, OpenOptions, Profile, Store,
+    CreateOptions, Error, Group, LayoutKind, LifetimeHint, ObjectDisk, OpenOptions, Profile, Store,
 };
 
-const LEN: usize = 256 << 10;
+const DISK_BYTES: usize = 256 << 10;
 
 fn create(disk: Arc<dyn Disk>, layout: LayoutKind) -> Arc<Store> {
     let profile = Profile { layout, page_bytes: 512, segment_bytes: 32 << 10, queue_depth: 8 };
@@ -26,28 +26,28 @@ fn open(disk: Arc<dyn Disk>) -> Arc<Store> {
     Store::open(disk, &OpenOptions { cache_bytes: 256 << 10, read_only: false }).unwrap()
 }
 
-fn memory(len: usize) -> MemoryDisk {
+fn memory_disk(len: usize) -> MemoryDisk {
     MemoryDisk::new(vec![0; len], 512)
 }
 
-fn make(store: &Store, name: &str) {
+fn make_disk(store: &Store, name: &str) {
     let mut group = Group::new();
-    let id = group.create(store.new_object(), Hint::Unknown);
-    group.truncate(id, LEN as u64);
-    group.name(name.as_bytes(), id);
+    let id = group.create(store.new_object(), LifetimeHint::Unknown);
+    group.truncate(id, DISK_BYTES as u64);
+    group.set_name(name.as_bytes(), id);
     store.submit(group, &[]).unwrap();
 }
 
-fn check(disk: Arc<dyn Disk>) {
+fn assert_store_is_clean(disk: Arc<dyn Disk>) {
     let report = Store::check(disk, &CheckOptions::default(), &mut |_, _| {}).unwrap();
     assert!(report.is_clean(), "{:?}", report.damage);
 }
 
 /// Contents of each name.
-type Shown = BTreeMap<String, Vec<u8>>;
+type ModelContents = BTreeMap<String, Vec<u8>>;
 
-fn shown(store: &Arc<Store>) -> Shown {
-    let disks = store.disks().unwrap();
+fn read_contents(store: &Arc<Store>) -> ModelContents {
+    let disks = store.list_disks().unwrap();
     let named = disks.iter().map(|disk| {
         let mut bytes = vec![0xA5; disk.len as usize];
         assert_eq!(store.read(disk.id, 0, &mut bytes).unwrap(), bytes.len());
@@ -56,8 +56,8 @@ fn shown(store: &Arc<Store>) -> Shown {
     named.collect()
 }
 
-fn same(is: &Shown, should: &Shown) {
-    let names = |shown: &Shown| shown.keys().cloned().collect::<Vec<_>>();
+fn assert_same_contents(is: &ModelContents, should: &ModelContents) {
+    let names = |shown: &ModelContents| shown.keys().cloned().collect::<Vec<_>>();
     assert_eq!(names(is), names(should));
     for (name, bytes) in should {
         let wrong = is[name].iter().zip(bytes).position(|(a, b)| a != b);
@@ -66,14 +66,14 @@ fn same(is: &Shown, should: &Shown) {
 }
 
 /// Writes to a disk, or discards some of it.
-fn change(disk: &ObjectDisk, dice: &mut Random, bytes: &mut [u8]) {
-    let sectors = LEN as u64 / 512;
-    for _ in 0..1 + dice.below(12) {
-        let at = dice.below(sectors);
-        let most = if dice.below(8) == 0 { 100 } else { 12 };
-        let len = (1 + dice.below(most)).min(sectors - at);
+fn change_random_block(disk: &ObjectDisk, dice: &mut Random, bytes: &mut [u8]) {
+    let sectors = DISK_BYTES as u64 / 512;
+    for _ in 0..1 + dice.next_below(12) {
+        let at = dice.next_below(sectors);
+        let most = if dice.next_below(8) == 0 { 100 } else { 12 };
+        let len = (1 + dice.next_below(most)).min(sectors - at);
         let (from, len) = ((at * 512) as usize, (len * 512) as usize);
-        if dice.below(4) == 0 {
+        if dice.next_below(4) == 0 {
             disk.discard(&[Extent::new(from as u64, len as u64)], &[]).unwrap();
             bytes[from..from + len].fill(0);
             continue;
@@ -87,18 +87,23 @@ fn change(disk: &ObjectDisk, dice: &mut Random, bytes: &mut [u8]) {
 }
 
 /// Performs one operation on a store and on its model. Invalid ones must be refused.
-fn act(store: &Arc<Store>, dice: &mut Random, model: &mut Shown, nth: u64) {
+fn run_random_operation(
+    store: &Arc<Store>,
+    dice: &mut Random,
+    model: &mut ModelContents,
+    nth: u64,
+) {
     let pick = |dice: &mut Random, snapshots: bool| {
         let names: Vec<String> =
             model.keys().filter(|name| name.contains('@') == snapshots).cloned().collect();
-        (!names.is_empty()).then(|| names[dice.below(names.len() as u64) as usize].clone())
+        (!names.is_empty()).then(|| names[dice.next_below(names.len() as u64) as usize].clone())
     };
     let (disk, snapshot) = (pick(dice, false), pick(dice, true));
-    match dice.below(12) {
+    match dice.next_below(12) {
         0..=4 => {
-            let Some(name) = disk else { return make_one(store, model, nth) };
+            let Some(name) = disk else { return make_numbered_disk(store, model, nth) };
             let disk = store.disk_named(name.as_bytes()).unwrap();
-            change(&disk, dice, model.get_mut(&name).unwrap());
+            change_random_block(&disk, dice, model.get_mut(&name).unwrap());
         }
         5 | 6 => {
             let Some(name) = disk else { return };
@@ -106,10 +111,12 @@ fn act(store: &Arc<Store>, dice: &mut Random, model: &mut Shown, nth: u64) {
             store.take_snapshot(name.as_bytes(), format!("s{nth}").as_bytes()).unwrap();
             model.insert(format!("{name}@s{nth}"), model[&name].clone());
             // It stays usable while it is open.
-            change(&open, dice, model.get_mut(&name).unwrap());
+            change_random_block(&open, dice, model.get_mut(&name).unwrap());
         }
         7 => {
-            let Some(name) = (if dice.below(3) == 0 { disk } else { snapshot }) else { return };
+            let Some(name) = (if dice.next_below(3) == 0 { disk } else { snapshot }) else {
+                return;
+            };
             store.clone_disk(name.as_bytes(), format!("c{nth}").as_bytes()).unwrap();
             model.insert(format!("c{nth}"), model[&name].clone());
             if !name.contains('@') {
@@ -139,10 +146,10 @@ fn act(store: &Arc<Store>, dice: &mut Random, model: &mut Shown, nth: u64) {
             drop(held);
         }
         _ => {
-            let Some(name) = disk else { return make_one(store, model, nth) };
+            let Some(name) = disk else { return make_numbered_disk(store, model, nth) };
             let of = format!("{name}@");
             let has_snapshots = model.keys().any(|name| name.starts_with(&of));
-            match store.remove_disk(name.as_bytes(), dice.below(2) == 0) {
+            match store.remove_disk(name.as_bytes(), dice.next_below(2) == 0) {
                 Ok(()) => model.retain(|other, _| *other != name && !other.starts_with(&of)),
                 Err(Error::Disk(why)) => {
                     assert!(has_snapshots && (why.contains("snapshots") || why.contains("clone")));
@@ -153,41 +160,41 @@ fn act(store: &Arc<Store>, dice: &mut Random, model: &mut Shown, nth: u64) {
     }
 }
 
-fn make_one(store: &Store, model: &mut Shown, nth: u64) {
-    make(store, &format!("d{nth}"));
-    model.insert(format!("d{nth}"), vec![0; LEN]);
+fn make_numbered_disk(store: &Store, model: &mut ModelContents, nth: u64) {
+    make_disk(store, &format!("d{nth}"));
+    model.insert(format!("d{nth}"), vec![0; DISK_BYTES]);
 }
 
 #[test]
-fn any_order_of_snapshots_clones_rollbacks_and_removals_shows_what_a_model_does() {
+fn random_lineage_operations_match_model() {
     for seed in 0..6 {
         let dice = &mut Random::new(seed);
         let layout = if seed % 2 == 0 { LayoutKind::Cow } else { LayoutKind::Log };
-        let disk: Arc<dyn Disk> = Arc::new(memory(24 << 20));
+        let disk: Arc<dyn Disk> = Arc::new(memory_disk(24 << 20));
         let mut store = create(disk.clone(), layout);
-        let mut model = Shown::new();
-        make_one(&store, &mut model, 1_000);
+        let mut model = ModelContents::new();
+        make_numbered_disk(&store, &mut model, 1_000);
         for nth in 0..150 {
-            act(&store, dice, &mut model, nth);
+            run_random_operation(&store, dice, &mut model, nth);
             if model.len() > 12 {
                 let name = model.keys().find(|name| !name.contains('@')).unwrap().clone();
                 let clones = store.remove_disk(name.as_bytes(), true).is_err();
                 let of = format!("{name}@");
                 model.retain(|other, _| clones || *other != name && !other.starts_with(&of));
             }
-            same(&shown(&store), &model);
-            match dice.below(6) {
+            assert_same_contents(&read_contents(&store), &model);
+            match dice.next_below(6) {
                 // Moves memtables to the tree, by several checkpoints.
                 0 => (0..4).for_each(|_| store.checkpoint().unwrap()),
                 1 => {
                     drop(store);
                     store = open(disk.clone());
-                    same(&shown(&store), &model);
+                    assert_same_contents(&read_contents(&store), &model);
                 }
                 _ => {}
             }
             store.sync().unwrap();
-            check(disk.clone());
+            assert_store_is_clean(disk.clone());
         }
         // Removes everything: clones first.
         while !model.is_empty() {
@@ -197,7 +204,7 @@ fn any_order_of_snapshots_clones_rollbacks_and_removals_shows_what_a_model_does(
             let name = gone.expect("one has no clones");
             let of = format!("{name}@");
             model.retain(|other, _| other != name && !other.starts_with(&of));
-            same(&shown(&store), &model);
+            assert_same_contents(&read_contents(&store), &model);
         }
         (0..3).for_each(|_| store.checkpoint().unwrap());
         assert!(store.info().used_bytes < 64 << 10, "{:?}", store.info());
@@ -205,15 +212,15 @@ fn any_order_of_snapshots_clones_rollbacks_and_removals_shows_what_a_model_does(
 }
 
 #[test]
-fn a_power_cut_in_the_middle_shows_what_was_before_or_behind() {
+fn power_cut_in_lineage_operation_is_atomic() {
     for seed in 0..12 {
         let dice = &mut Random::new(seed ^ 0xC07);
-        let recorded = Arc::new(RecordDisk::new(memory(4 << 20)));
+        let recorded = Arc::new(RecordDisk::new(memory_disk(4 << 20)));
         let store = create(recorded.clone(), LayoutKind::Cow);
-        let mut model = Shown::new();
-        make_one(&store, &mut model, 1_000);
+        let mut model = ModelContents::new();
+        make_numbered_disk(&store, &mut model, 1_000);
         for nth in 0..10 + seed * 3 {
-            act(&store, dice, &mut model, nth);
+            run_random_operation(&store, dice, &mut model, nth);
         }
         store.sync().unwrap();
         for nth in 100..112 {
@@ -222,7 +229,7 @@ fn a_power_cut_in_the_middle_shows_what_was_before_or_behind() {
             let all = Extent::new(0, 4 << 20);
             let block = recorded.read_now(all, Block::private(4 << 20)).unwrap();
             image.extend_from_slice(&block.into_private());
-            recorded.take();
+            recorded.take_events();
             // Any group of the writes to disks may be the last.
             let name = model.keys().rfind(|name| name.contains('@')).cloned();
             match (name, nth % 3) {
@@ -246,29 +253,29 @@ fn a_power_cut_in_the_middle_shows_what_was_before_or_behind() {
                     model.insert(format!("{name}@s{nth}"), model[&name].clone());
                 }
             }
-            recorded.mark(1);
+            recorded.record_mark(1);
             let options = CrashOptions { seed, subsets: 4, exhaustive_sectors: 0 };
-            for crash in CrashStates::new(image, recorded.take(), options) {
-                check(crash.disk.clone());
+            for crash in CrashStates::new(image, recorded.take_events(), options) {
+                assert_store_is_clean(crash.disk.clone());
                 let after = open(crash.disk.clone());
-                let is = shown(&after);
+                let is = read_contents(&after);
                 let is_before = is == before && crash.marks().is_empty();
                 if !is_before {
-                    same(&is, &model);
+                    assert_same_contents(&is, &model);
                 }
                 // An interrupted removal continues.
                 let any = is.keys().find(|name| !name.contains('@')).unwrap();
                 after.take_snapshot(any.as_bytes(), b"after").unwrap();
                 let mut expected = is.clone();
                 expected.insert(format!("{any}@after"), is[any].clone());
-                same(&shown(&after), &expected);
+                assert_same_contents(&read_contents(&after), &expected);
                 drop(after);
-                check(crash.disk.clone());
+                assert_store_is_clean(crash.disk.clone());
             }
             // A durable change in between.
             if let Some(name) = model.keys().find(|name| !name.contains('@')).cloned() {
                 let disk = store.disk_named(name.as_bytes()).unwrap();
-                change(&disk, dice, model.get_mut(&name).unwrap());
+                change_random_block(&disk, dice, model.get_mut(&name).unwrap());
             }
             store.sync().unwrap();
         }

@@ -6,31 +6,33 @@ use std::process::Command;
 use std::sync::Arc;
 
 use common::Image;
-use common::spoil::{bases, rounds};
+use common::spoil::{base_images, scaled_rounds};
 use common::storm::Storm;
 use draconis_device::{CrashOptions, CrashStates, MemoryDisk, Random, RecordDisk};
 use draconis_ext::OpenOptions;
 
-const STEPS: u64 = 14;
+const STORM_STEPS: u64 = 14;
 /// One state of so many is checked with `e2fsck`.
-const SAMPLE: u64 = 4;
+const E2FSCK_SAMPLE_INTERVAL: u64 = 4;
 
 #[test]
-fn storms_that_are_cut_off_are_mended() {
-    for seed in 0..rounds(40) {
-        let Some(base) = bases().get(seed as usize % bases().len().max(1)) else { return };
+fn storms_with_power_loss_are_repaired_by_e2fsck() {
+    for seed in 0..scaled_rounds(40) {
+        let Some(base) = base_images().get(seed as usize % base_images().len().max(1)) else {
+            return;
+        };
         let mut random = Random::new(seed ^ 0xC07C07);
         let disk = Arc::new(RecordDisk::new(MemoryDisk::new(base.clone(), 512)));
         let mut storm = Storm::new(disk.clone(), OpenOptions::default()).unwrap();
         storm.calm = true;
-        for _ in 0..STEPS {
-            storm.step(&mut |limit| random.below(limit));
+        for _ in 0..STORM_STEPS {
+            storm.random_change(&mut |limit| random.next_below(limit));
         }
-        storm.end();
+        storm.finish();
         let options = CrashOptions { seed, subsets: 4, exhaustive_sectors: 0 };
-        for crash in CrashStates::new(base.clone(), disk.take(), options) {
-            if random.below(SAMPLE) == 0 {
-                let image = Image::of(&crash.disk.to_bytes());
+        for crash in CrashStates::new(base.clone(), disk.take_events(), options) {
+            if random.next_below(E2FSCK_SAMPLE_INTERVAL) == 0 {
+                let image = Image::from_bytes(&crash.disk.to_bytes());
                 let checked = Command::new("e2fsck").args(["-fp", image.path()]).output().unwrap();
                 let said = String::from_utf8_lossy(&checked.stdout);
                 let mended = matches!(checked.status.code(), Some(0 | 1));

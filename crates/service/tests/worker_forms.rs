@@ -28,10 +28,10 @@ use draconis_service::sandbox::{SandboxProfile, confine};
 use draconis_service::volume;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
-const PATIENCE: Duration = Duration::from_secs(20);
+const REPLY_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// A connection to a volume, and the buffers that it transfers without a copy.
-struct Form {
+struct VolumeConnection {
     directory: RpcClient<Directory>,
     pair: Box<dyn Fn() -> (Client<File>, Server<File>)>,
     block: Box<dyn Fn(usize) -> Block>,
@@ -40,7 +40,7 @@ struct Form {
     child: Option<Child>,
 }
 
-impl Drop for Form {
+impl Drop for VolumeConnection {
     fn drop(&mut self) {
         if let Some(child) = &mut self.child {
             let _ = child.kill();
@@ -49,9 +49,9 @@ impl Drop for Form {
     }
 }
 
-fn thread(image: &Path) -> Form {
-    let local = LocalVolume::open(image, &MountOptions::default(), PATIENCE).unwrap();
-    Form {
+fn thread(image: &Path) -> VolumeConnection {
+    let local = LocalVolume::open(image, &MountOptions::default(), REPLY_TIMEOUT).unwrap();
+    VolumeConnection {
         directory: local.directory().unwrap(),
         pair: Box::new(channel::pair),
         block: Box::new(Block::private),
@@ -60,17 +60,17 @@ fn thread(image: &Path) -> Form {
     }
 }
 
-fn process(image: &Path) -> Form {
+fn process(image: &Path) -> VolumeConnection {
     let (offer, socket) = offer(&SessionConfig::default()).unwrap();
-    let child = common::child("worker", image).stdin(socket).spawn().unwrap();
+    let child = common::child_command("worker", image).stdin(socket).spawn().unwrap();
     let pid = Pid::from_child(&child);
     let session = offer.start(pidfd_open(pid, PidfdFlags::empty()).unwrap());
     let (lanes, heap, spare) = (session.clone(), session.clone(), session.clone());
-    Form {
-        directory: RpcClient::new(session.client(0).unwrap(), PATIENCE),
+    VolumeConnection {
+        directory: RpcClient::new(session.client(0).unwrap(), REPLY_TIMEOUT),
         // A lane is reusable only after its server has noticed that it was closed.
         pair: Box::new(move || {
-            let until = Instant::now() + PATIENCE;
+            let until = Instant::now() + REPLY_TIMEOUT;
             loop {
                 match lanes.pair() {
                     Err(Refusal::Quota) if Instant::now() < until => {
@@ -80,26 +80,26 @@ fn process(image: &Path) -> Form {
                 }
             }
         }),
-        block: Box::new(move |len| heap.block(len).unwrap()),
-        spare: Arc::new(move |len| spare.block(len)),
+        block: Box::new(move |len| heap.allocate_block(len).unwrap()),
+        spare: Arc::new(move |len| spare.allocate_block(len)),
         child: Some(child),
     }
 }
 
 #[test]
 fn child_entry() {
-    if common::role().is_none() {
+    if common::child_role().is_none() {
         return;
     }
     let socket = std::io::stdin().as_fd().try_clone_to_owned().unwrap();
-    let image = std::fs::File::open(common::path()).unwrap();
+    let image = std::fs::File::open(common::child_path()).unwrap();
     let options = FileOptions { write: false, direct: true, uring: false };
     let image = OpenedFile::new(image.into(), options).unwrap();
-    let session = accept(&socket, Instant::now() + PATIENCE).unwrap();
+    let session = accept(&socket, Instant::now() + REPLY_TIMEOUT).unwrap();
     let confinement = confine(&SandboxProfile::Worker, None).unwrap();
     assert!(confinement.seccomp && confinement.no_capabilities);
     let tree = volume::open(Arc::new(image.start()), &[], &MountOptions::default()).unwrap();
-    let served = tree::serve(session.server(0).unwrap(), &tree, PATIENCE);
+    let served = tree::serve_tree(session.server(0).unwrap(), &tree, REPLY_TIMEOUT);
     std::process::exit(i32::from(served.is_err()));
 }
 
@@ -118,25 +118,25 @@ macro_rules! both_forms {
 }
 
 both_forms! {
-    everything_is_found_and_read,
-    links_attributes_and_holes_are_told,
-    what_cannot_be_done_is_refused_with_its_reason,
-    files_are_read_beside_each_other,
-    a_reader_that_keeps_what_it_read_reads_the_same,
-    a_client_that_closes_ends_it,
+    all_files_are_listed_and_read,
+    links_attributes_and_holes_are_reported,
+    invalid_operations_are_refused_with_reason,
+    files_are_read_concurrently,
+    caching_reader_returns_same_bytes,
+    server_ends_when_client_closes,
 }
 
-type OpenForm = fn(&Path) -> Form;
+type ConnectVolume = fn(&Path) -> VolumeConnection;
 
 /// A directory tree, and a volume that contains it.
-struct Volume {
+struct TestVolume {
     dir: tempfile::TempDir,
 }
 
-impl Volume {
+impl TestVolume {
     fn new() -> Self {
         let volume = Self { dir: tempfile::tempdir().unwrap() };
-        let top = volume.top();
+        let top = volume.tree_dir();
         std::fs::create_dir_all(top.join("deep/er")).unwrap();
         std::fs::write(top.join("hello"), "Hello, volume!").unwrap();
         std::fs::write(top.join("empty"), "").unwrap();
@@ -153,18 +153,18 @@ impl Volume {
         rustix::fs::setxattr(top.join("hello"), "user.with/slash", b"value", flags).unwrap();
         let made = Command::new("mke2fs")
             .args(["-q", "-F", "-t", "ext2", "-b", "1024", "-d"])
-            .args([&top, &volume.image()])
+            .args([&top, &volume.image_path()])
             .arg("8M")
             .output();
         assert!(made.expect("mke2fs of e2fsprogs is needed").status.success());
         volume
     }
 
-    fn top(&self) -> PathBuf {
+    fn tree_dir(&self) -> PathBuf {
         self.dir.path().join("tree")
     }
 
-    fn image(&self) -> PathBuf {
+    fn image_path(&self) -> PathBuf {
         self.dir.path().join("image")
     }
 }
@@ -173,7 +173,7 @@ fn name(name: &str) -> Name {
     Name::new(name.as_bytes()).unwrap()
 }
 
-impl Form {
+impl VolumeConnection {
     fn lookup(&mut self, parent: Node, of: &str) -> Result<Attributes, Refusal> {
         let asked = self.directory.call(Lookup { parent, name: name(of) }).unwrap();
         asked.map(|ack| ack.attributes).map_err(|nak| nak.why)
@@ -201,18 +201,18 @@ impl Form {
 
     fn open(&mut self, path: &str) -> Result<(RpcClient<File>, Attributes), Refusal> {
         let ends = (self.pair)();
-        tree::open(&mut self.directory, Node::ROOT, path.as_bytes(), ends, PATIENCE)
+        tree::open(&mut self.directory, Node::ROOT, path.as_bytes(), ends, REPLY_TIMEOUT)
     }
 
     fn read(&mut self, path: &str) -> Result<Vec<u8>, Refusal> {
         let (mut file, attributes) = self.open(path)?;
-        let bytes = read_all(&mut file, (self.block)(4096));
+        let bytes = read_whole_file(&mut file, (self.block)(4096));
         assert_eq!(bytes.len() as u64, attributes.size_bytes);
         Ok(bytes)
     }
 }
 
-fn read_all(file: &mut RpcClient<File>, mut buffer: Block) -> Vec<u8> {
+fn read_whole_file(file: &mut RpcClient<File>, mut buffer: Block) -> Vec<u8> {
     let mut bytes = vec![];
     loop {
         let offset = bytes.len() as u64;
@@ -230,7 +230,7 @@ fn read_all(file: &mut RpcClient<File>, mut buffer: Block) -> Vec<u8> {
 }
 
 /// Returns every path below `top`, with mode and contents.
-fn on_host(top: &Path) -> BTreeMap<String, (u32, Vec<u8>)> {
+fn read_host_tree(top: &Path) -> BTreeMap<String, (u32, Vec<u8>)> {
     use std::os::unix::ffi::OsStringExt;
     use std::os::unix::fs::MetadataExt;
     let (mut found, mut stack) = (BTreeMap::new(), vec![top.to_path_buf()]);
@@ -253,9 +253,9 @@ fn on_host(top: &Path) -> BTreeMap<String, (u32, Vec<u8>)> {
     found
 }
 
-fn everything_is_found_and_read(make: OpenForm) {
-    let volume = Volume::new();
-    let mut form = make(&volume.image());
+fn all_files_are_listed_and_read(make: ConnectVolume) {
+    let volume = TestVolume::new();
+    let mut form = make(&volume.image_path());
     let (mut found, mut stack) = (BTreeMap::new(), vec![(String::new(), Node::ROOT)]);
     while let Some((dir, node)) = stack.pop() {
         for (name, attributes) in form.list(node) {
@@ -281,7 +281,7 @@ fn everything_is_found_and_read(make: OpenForm) {
             found.insert(path, (attributes.mode, bytes));
         }
     }
-    let expected = on_host(&volume.top());
+    let expected = read_host_tree(&volume.tree_dir());
     assert!(expected.len() > 200);
     assert!(found.keys().eq(expected.keys()), "{:?}", found.keys());
     for (path, theirs) in &expected {
@@ -289,9 +289,9 @@ fn everything_is_found_and_read(make: OpenForm) {
     }
 }
 
-fn links_attributes_and_holes_are_told(make: OpenForm) {
-    let volume = Volume::new();
-    let mut form = make(&volume.image());
+fn links_attributes_and_holes_are_reported(make: ConnectVolume) {
+    let volume = TestVolume::new();
+    let mut form = make(&volume.image_path());
     assert_eq!(form.read("link").unwrap(), b"Hello, volume!");
     assert_eq!(form.read("self").unwrap_err(), Refusal::TooManyLinks);
     let node = form.lookup(Node::ROOT, "hello").unwrap().node;
@@ -308,9 +308,9 @@ fn links_attributes_and_holes_are_told(make: OpenForm) {
     assert_eq!((seek(1 << 20, true), seek(end, true), seek(end, false)), (Some(end), None, None));
 }
 
-fn what_cannot_be_done_is_refused_with_its_reason(make: OpenForm) {
-    let volume = Volume::new();
-    let mut form = make(&volume.image());
+fn invalid_operations_are_refused_with_reason(make: ConnectVolume) {
+    let volume = TestVolume::new();
+    let mut form = make(&volume.image_path());
     assert_eq!(form.lookup(Node::ROOT, "nothing").unwrap_err(), Refusal::NotFound);
     assert_eq!(form.lookup(Node(u64::MAX), "x").unwrap_err(), Refusal::NotFound);
     assert_eq!(form.open("deep").unwrap_err(), Refusal::IsADirectory);
@@ -335,29 +335,29 @@ fn what_cannot_be_done_is_refused_with_its_reason(make: OpenForm) {
     assert_eq!(form.read("hello").unwrap(), b"Hello, volume!");
 }
 
-fn files_are_read_beside_each_other(make: OpenForm) {
-    let volume = Volume::new();
-    let mut form = make(&volume.image());
+fn files_are_read_concurrently(make: ConnectVolume) {
+    let volume = TestVolume::new();
+    let mut form = make(&volume.image_path());
     let paths = ["hello", "deep/long", "sparse", "deep/er/file 007"];
     let files: Vec<_> =
         paths.iter().map(|path| (form.open(path).unwrap().0, (form.block)(4096))).collect();
     std::thread::scope(|scope| {
         for ((mut file, buffer), path) in files.into_iter().zip(paths) {
-            let expected = std::fs::read(volume.top().join(path)).unwrap();
-            scope.spawn(move || assert!(read_all(&mut file, buffer) == expected, "{path}"));
+            let expected = std::fs::read(volume.tree_dir().join(path)).unwrap();
+            scope.spawn(move || assert!(read_whole_file(&mut file, buffer) == expected, "{path}"));
         }
     });
 }
 
-fn a_reader_that_keeps_what_it_read_reads_the_same(make: OpenForm) {
-    let volume = Volume::new();
-    let mut form = make(&volume.image());
+fn caching_reader_returns_same_bytes(make: ConnectVolume) {
+    let volume = TestVolume::new();
+    let mut form = make(&volume.image_path());
     for path in ["hello", "deep/long", "sparse"] {
-        let expected = std::fs::read(volume.top().join(path)).unwrap();
+        let expected = std::fs::read(volume.tree_dir().join(path)).unwrap();
         let end = form.open(path).unwrap().0.into_client().unwrap();
         let blocks = form.spare.clone();
         // More blocks than a session has.
-        let mut reader = CachingReader::new(end, PATIENCE, 16, move |len| blocks(len));
+        let mut reader = CachingReader::new(end, REPLY_TIMEOUT, 16, move |len| blocks(len));
         for len in [expected.len() + 9, 1, 4000, 77_777] {
             // Not every byte for length 1.
             let most = if len == 1 { 300 } else { expected.len() };
@@ -371,13 +371,13 @@ fn a_reader_that_keeps_what_it_read_reads_the_same(make: OpenForm) {
     }
 }
 
-fn a_client_that_closes_ends_it(make: OpenForm) {
-    let volume = Volume::new();
-    let mut form = make(&volume.image());
+fn server_ends_when_client_closes(make: ConnectVolume) {
+    let volume = TestVolume::new();
+    let mut form = make(&volume.image_path());
     let (mut hello, _) = form.open("hello").unwrap();
     let (other, _) = channel::pair();
     let Some(root) =
-        std::mem::replace(&mut form.directory, RpcClient::new(other, PATIENCE)).into_client()
+        std::mem::replace(&mut form.directory, RpcClient::new(other, REPLY_TIMEOUT)).into_client()
     else {
         panic!("the channel is lost");
     };
@@ -394,10 +394,11 @@ fn a_client_that_closes_ends_it(make: OpenForm) {
 }
 
 #[test]
-fn a_volume_is_changed_through_channels() {
-    let volume = Volume::new();
-    let image = volume.image();
-    let local = LocalVolume::open_for_writing(&image, &MountOptions::default(), PATIENCE).unwrap();
+fn volume_is_written_through_channels() {
+    let volume = TestVolume::new();
+    let image = volume.image_path();
+    let local =
+        LocalVolume::open_for_writing(&image, &MountOptions::default(), REPLY_TIMEOUT).unwrap();
     let mut directory = local.directory().unwrap();
     let create = directory::Create {
         parent: Node::ROOT,
@@ -411,7 +412,8 @@ fn a_volume_is_changed_through_channels() {
     let made = directory.call(create).unwrap().unwrap().attributes;
     assert_eq!((made.mode, made.uid, made.gid, made.links), (0o100_640, 7, 8, 1));
     let pair = channel::pair();
-    let (mut file, _) = tree::open(&mut directory, Node::ROOT, b"new", pair, PATIENCE).unwrap();
+    let (mut file, _) =
+        tree::open(&mut directory, Node::ROOT, b"new", pair, REPLY_TIMEOUT).unwrap();
     let mut buffer = Block::private(200_000);
     buffer.copy_in(5, &[7; 190_000]);
     let clear_privileges = false;
@@ -419,9 +421,9 @@ fn a_volume_is_changed_through_channels() {
     assert_eq!(file.call(write).unwrap().unwrap().len, 190_000);
     // A caching reader of the same file sees each change at once.
     let pair = channel::pair();
-    let (end, _) = tree::open(&mut directory, Node::ROOT, b"new", pair, PATIENCE).unwrap();
+    let (end, _) = tree::open(&mut directory, Node::ROOT, b"new", pair, REPLY_TIMEOUT).unwrap();
     let end = end.into_client().unwrap();
-    let mut reader = CachingReader::new(end, PATIENCE, 4, |len| Some(Block::unallocated(len)));
+    let mut reader = CachingReader::new(end, REPLY_TIMEOUT, 4, |len| Some(Block::unallocated(len)));
     for round in 0..40u8 {
         let mut into = [0; 9];
         for _ in 0..3 {
@@ -468,7 +470,7 @@ fn a_volume_is_changed_through_channels() {
     file.call(file::Sync { data_only: false }).unwrap().unwrap();
     drop((file, reader));
     let gone = || local.tree().volume().attributes(draconis_ext::InodeNumber(made.node.0 as u32));
-    let until = Instant::now() + PATIENCE;
+    let until = Instant::now() + REPLY_TIMEOUT;
     while gone().is_ok_and(|found| found.links == 0 && found.size_bytes > 0) {
         assert!(Instant::now() < until, "it lives on");
         std::thread::sleep(Duration::from_millis(5));

@@ -5,10 +5,11 @@ use std::sync::Arc;
 use draconis_device::sim::SimDisk;
 use draconis_objects::kv::{Batch, Kv};
 use draconis_objects::{
-    Counters, CreateOptions, Group, Hint, LayoutKind, ObjectId, OpenOptions, Profile, Store, Ticket,
+    Counters, CreateOptions, Group, LayoutKind, LifetimeHint, ObjectId, OpenOptions, Profile,
+    Store, Ticket,
 };
 
-const BLOCK: u64 = 512;
+const BLOCK_BYTES: u64 = 512;
 
 /// Creates and opens a store with one object.
 fn store_with_object(
@@ -22,12 +23,12 @@ fn store_with_object(
     let new = store.new_object();
     let id = new.id();
     let mut group = Group::new();
-    group.create(new, Hint::Unknown);
+    group.create(new, LifetimeHint::Unknown);
     store.submit(group, &[]).unwrap();
     (store, id)
 }
 
-struct Worn {
+struct NearlyFullStore {
     disk: Arc<SimDisk>,
     store: Arc<Store>,
     id: ObjectId,
@@ -35,11 +36,11 @@ struct Worn {
     dice: u64,
 }
 
-impl Worn {
+impl NearlyFullStore {
     /// Creates a store of `bytes`, `percent` of which are filled with blocks.
-    fn filled(layout: LayoutKind, disk: Arc<SimDisk>, bytes: u64, percent: u64) -> Self {
+    fn create_filled(layout: LayoutKind, disk: Arc<SimDisk>, bytes: u64, percent: u64) -> Self {
         let (store, id) = store_with_object(layout, disk.clone(), 256 << 10);
-        let blocks = bytes / BLOCK * percent / 100;
+        let blocks = bytes / BLOCK_BYTES * percent / 100;
         let worn = Self { disk, store, id, blocks, dice: 88_172_645_463_325_252 };
         (0..blocks).for_each(|block| worn.write(block));
         worn.store.sync().unwrap();
@@ -48,11 +49,11 @@ impl Worn {
 
     fn write(&self, block: u64) {
         let mut group = Group::new();
-        group.write(self.id, block * BLOCK, &[7; BLOCK as usize]);
+        group.write(self.id, block * BLOCK_BYTES, &[7; BLOCK_BYTES as usize]);
         self.store.submit(group, &[]).unwrap();
     }
 
-    fn update_any(&mut self) {
+    fn overwrite_random_block(&mut self) {
         self.dice ^= self.dice << 13;
         self.dice ^= self.dice >> 7;
         self.dice ^= self.dice << 17;
@@ -67,11 +68,11 @@ impl Worn {
 /// A cleaned segment waits for a checkpoint, and is not read again before it is reused; nor are
 /// cached leaves.
 #[test]
-fn no_more_is_read_than_is_written() {
+fn cleaner_reads_no_more_than_is_written() {
     let (disk, _) = SimDisk::hdd(48 << 20, 1);
-    let mut worn = Worn::filled(LayoutKind::Log, disk, 48 << 20, 60);
+    let mut worn = NearlyFullStore::create_filled(LayoutKind::Log, disk, 48 << 20, 60);
     let (before, cleaned) = (worn.disk.statistics(), worn.counters().cleaned);
-    (0..worn.blocks).for_each(|_| worn.update_any());
+    (0..worn.blocks).for_each(|_| worn.overwrite_random_block());
     let after = worn.disk.statistics();
     let read = after.read_bytes - before.read_bytes;
     let written = after.written_bytes - before.written_bytes;
@@ -84,13 +85,13 @@ fn no_more_is_read_than_is_written() {
 /// If each pair changes another leaf, merging writes more bytes than the pairs have. Those must not
 /// grow the merge's own backlog, or one group pays for all.
 #[test]
-fn a_merge_does_not_pay_for_itself() {
+fn merge_writes_do_not_grow_merge_backlog() {
     let (disk, _) = SimDisk::ssd(128 << 20, 1);
-    let mut worn = Worn::filled(LayoutKind::Cow, disk, 128 << 20, 50);
+    let mut worn = NearlyFullStore::create_filled(LayoutKind::Cow, disk, 128 << 20, 50);
     let (mut most, before) = (0, worn.counters());
     for _ in 0..worn.blocks / 2 {
         let before = worn.counters();
-        worn.update_any();
+        worn.overwrite_random_block();
         most = most.max(worn.counters().written_bytes - before.written_bytes);
     }
     let index = worn.counters().index_bytes - before.index_bytes;
@@ -101,8 +102,8 @@ fn a_merge_does_not_pay_for_itself() {
 
 /// Only both ends of long payloads are live, further apart than one read of the cleaner.
 #[test]
-fn parts_that_are_far_apart_are_moved() {
-    const LONG: u64 = 128 << 10;
+fn distant_live_parts_are_moved() {
+    const LONG_PAYLOAD_BYTES: u64 = 128 << 10;
     let (disk, _) = SimDisk::ssd(64 << 20, 1);
     let (store, id) = store_with_object(LayoutKind::Cow, disk, 1 << 20);
     let write = |at: u64, len: u64, byte: u8| {
@@ -110,18 +111,25 @@ fn parts_that_are_far_apart_are_moved() {
         group.write(id, at, &vec![byte; len as usize]);
         store.submit(group, &[]).unwrap();
     };
-    let count = (24 << 20) / LONG;
+    let count = (24 << 20) / LONG_PAYLOAD_BYTES;
     for turn in 0..6 {
-        (0..count).for_each(|nth| write(nth * LONG, LONG, turn));
-        (0..count).for_each(|nth| write(nth * LONG + 4096, LONG - 8192, turn + 100));
+        (0..count).for_each(|nth| write(nth * LONG_PAYLOAD_BYTES, LONG_PAYLOAD_BYTES, turn));
+        (0..count).for_each(|nth| {
+            write(nth * LONG_PAYLOAD_BYTES + 4096, LONG_PAYLOAD_BYTES - 8192, turn + 100)
+        });
     }
     store.sync().unwrap();
     let cleaned = store.info().counters.cleaned;
     assert!(cleaned > 10, "{cleaned} segments cleaned: nothing to see");
-    let mut bytes = vec![0; LONG as usize];
+    let mut bytes = vec![0; LONG_PAYLOAD_BYTES as usize];
     for nth in 0..count {
-        assert_eq!(store.read(id, nth * LONG, &mut bytes).unwrap(), LONG as usize);
-        let expected = |at: usize| if (4096..LONG as usize - 4096).contains(&at) { 105 } else { 5 };
+        assert_eq!(
+            store.read(id, nth * LONG_PAYLOAD_BYTES, &mut bytes).unwrap(),
+            LONG_PAYLOAD_BYTES as usize
+        );
+        let expected = |at: usize| {
+            if (4096..LONG_PAYLOAD_BYTES as usize - 4096).contains(&at) { 105 } else { 5 }
+        };
         assert!(bytes.iter().enumerate().all(|(at, byte)| *byte == expected(at)), "{nth}");
     }
 }
@@ -129,7 +137,7 @@ fn parts_that_are_far_apart_are_moved() {
 /// Every group is durable before the next. No group cleans until there is space again: each does
 /// little, even with segments of few live bytes.
 #[test]
-fn waits_are_bounded_while_segments_are_cleaned() {
+fn waits_are_bounded_while_cleaning() {
     const BLOCK: u64 = 4096;
     let (disk, clock) = SimDisk::ssd(96 << 20, 1);
     let (store, id) = store_with_object(LayoutKind::Cow, disk, 128 << 10);
@@ -172,8 +180,8 @@ fn waits_are_bounded_while_segments_are_cleaned() {
 /// A group of thousands of pairs compacts and merges as many. Otherwise one later group would
 /// compact all runs at once, with more memory than allowed.
 #[test]
-fn long_groups_leave_no_more_behind_than_short_ones() {
-    const PAIRS: u32 = 600_000;
+fn long_groups_leave_no_larger_backlog() {
+    const PAIR_COUNT: u32 = 600_000;
     let most_pending = |in_group: u32| {
         let (disk, _) = SimDisk::ssd(512 << 20, 1);
         drop(store_with_object(LayoutKind::Cow, disk.clone(), 1 << 20));
@@ -181,7 +189,7 @@ fn long_groups_leave_no_more_behind_than_short_ones() {
         let store = Store::open(disk, &options).unwrap();
         let kv = Kv::new(store.clone());
         let mut most = 0;
-        for from in (0..PAIRS).step_by(in_group as usize) {
+        for from in (0..PAIR_COUNT).step_by(in_group as usize) {
             let mut batch = Batch::new();
             (from..from + in_group).for_each(|key| batch.put(&key.to_be_bytes(), &[7; 100]));
             kv.write(batch).unwrap();

@@ -11,50 +11,50 @@ use draconis_bucket::{BucketDisk, BucketOptions, Faults, MemoryBucket};
 use draconis_device::Disk;
 use draconis_objects::check::CheckOptions;
 use draconis_objects::kv::Kv;
-use draconis_objects::torture::{Random, Shape};
+use draconis_objects::torture::{Random, StoreShape};
 use draconis_objects::{OpenOptions, Store};
 
-fn number(name: &str, otherwise: u64) -> u64 {
+fn env_number(name: &str, otherwise: u64) -> u64 {
     std::env::var(name).ok().and_then(|it| it.parse().ok()).unwrap_or(otherwise)
 }
 
 /// Possible values of a key: the last acknowledged one, and later ones.
-type Keys = BTreeMap<Vec<u8>, Vec<Option<Vec<u8>>>>;
+type PossibleValues = BTreeMap<Vec<u8>, Vec<Option<Vec<u8>>>>;
 
-struct User {
+struct ResizeWorkload {
     server: MemoryBucket,
     dice: Random,
-    keys: Keys,
+    keys: PossibleValues,
     deaths: u64,
     resized: u64,
 }
 
-type Outcome = Result<(), String>;
+type StepResult = Result<(), String>;
 
-fn said(error: impl std::fmt::Display) -> String {
+fn to_text(error: impl std::fmt::Display) -> String {
     error.to_string()
 }
 
-impl User {
+impl ResizeWorkload {
     fn begin(seed: u64) -> Self {
         let (server, mut dice) = (MemoryBucket::default(), Random::new(seed));
-        let len_bytes = Shape::BUCKET.disk_bytes as u64;
+        let len_bytes = StoreShape::BUCKET_SHAPE.disk_bytes as u64;
         let machine = Arc::new(server.client(Faults::default()));
         let options = options(&mut dice);
         let disk = BucketDisk::create(machine, "memory", len_bytes, false, &options).unwrap();
-        Store::create(Arc::new(disk), &Shape::BUCKET.options()).unwrap();
-        Self { server, dice, keys: Keys::new(), deaths: 0, resized: 0 }
+        Store::create(Arc::new(disk), &StoreShape::BUCKET_SHAPE.options()).unwrap();
+        Self { server, dice, keys: PossibleValues::new(), deaths: 0, resized: 0 }
     }
 
     /// One step by a machine of its own, which may die in it.
-    fn step(&mut self) -> Result<(), String> {
-        let dies_after = self.dice.once_in(2).then(|| self.dice.below(60));
+    fn run_step(&mut self) -> Result<(), String> {
+        let dies_after = self.dice.once_in(2).then(|| self.dice.next_below(60));
         let faults = Faults { seed: self.dice.next_u64(), dies_after, ..Faults::default() };
         let machine = Arc::new(self.server.client(faults));
         let options = options(&mut self.dice);
         let opened = BucketDisk::open(machine, "memory", &options);
-        let done = opened.map_err(said).and_then(|disk| match self.dice.below(3) {
-            0 => self.put(Arc::new(disk)),
+        let done = opened.map_err(to_text).and_then(|disk| match self.dice.next_below(3) {
+            0 => self.put_keys(Arc::new(disk)),
             1 => self.grow(Arc::new(disk)),
             _ => self.shrink(Arc::new(disk)),
         });
@@ -62,22 +62,22 @@ impl User {
             Err(_) if dies_after.is_some() => self.deaths += 1,
             done => done?,
         }
-        self.look()
+        self.verify_keys()
     }
 
-    fn put(&mut self, disk: Arc<BucketDisk>) -> Outcome {
-        let store = Store::open(disk, &OpenOptions::default()).map_err(said)?;
+    fn put_keys(&mut self, disk: Arc<BucketDisk>) -> StepResult {
+        let store = Store::open(disk, &OpenOptions::default()).map_err(to_text)?;
         let kv = Kv::new(store.clone());
         let mut put = vec![];
-        for _ in 0..1 + self.dice.below(60) {
-            let (key, len) = (self.dice.below(300).to_be_bytes(), self.dice.below(600));
+        for _ in 0..1 + self.dice.next_below(60) {
+            let (key, len) = (self.dice.next_below(300).to_be_bytes(), self.dice.next_below(600));
             let mut value = vec![0; len as usize];
             self.dice.fill(&mut value);
             put.push(key);
             self.keys.entry(key.to_vec()).or_insert_with(|| vec![None]).push(Some(value.clone()));
-            kv.put(&key, &value).map_err(said)?;
+            kv.put(&key, &value).map_err(to_text)?;
         }
-        store.sync().map_err(said)?;
+        store.sync().map_err(to_text)?;
         for key in put {
             let values = self.keys.get_mut(&key[..]).unwrap();
             values.drain(..values.len() - 1);
@@ -85,40 +85,40 @@ impl User {
         Ok(())
     }
 
-    fn grow(&mut self, disk: Arc<BucketDisk>) -> Outcome {
+    fn grow(&mut self, disk: Arc<BucketDisk>) -> StepResult {
         // By whole megabytes, and by less than an end of the disk has.
-        let more = [512, 4096, 1 << 20, 3 << 20][self.dice.below(4) as usize];
-        let wanted = Store::read_profile(&*disk).map_err(said)?.0 + more;
-        disk.resize(wanted).map_err(said)?;
-        Store::resize(disk, wanted).map_err(said)?;
+        let more = [512, 4096, 1 << 20, 3 << 20][self.dice.next_below(4) as usize];
+        let wanted = Store::read_profile(&*disk).map_err(to_text)?.0 + more;
+        disk.resize(wanted).map_err(to_text)?;
+        Store::resize(disk, wanted).map_err(to_text)?;
         self.resized += 1;
         Ok(())
     }
 
-    fn shrink(&mut self, disk: Arc<BucketDisk>) -> Outcome {
-        let less = [512, 4096, 1 << 20, 2 << 20][self.dice.below(4) as usize];
-        let before = Store::read_profile(&*disk).map_err(said)?.0;
-        let wanted = before.saturating_sub(less).max(Shape::BUCKET.disk_bytes as u64);
-        Store::resize(disk.clone(), wanted).map_err(said)?;
-        disk.resize(wanted).map_err(said)?;
+    fn shrink(&mut self, disk: Arc<BucketDisk>) -> StepResult {
+        let less = [512, 4096, 1 << 20, 2 << 20][self.dice.next_below(4) as usize];
+        let before = Store::read_profile(&*disk).map_err(to_text)?.0;
+        let wanted = before.saturating_sub(less).max(StoreShape::BUCKET_SHAPE.disk_bytes as u64);
+        Store::resize(disk.clone(), wanted).map_err(to_text)?;
+        disk.resize(wanted).map_err(to_text)?;
         self.resized += 1;
         Ok(())
     }
 
-    fn look(&mut self) -> Result<(), String> {
+    fn verify_keys(&mut self) -> Result<(), String> {
         let machine = Arc::new(self.server.client(Faults::default()));
         let options = options(&mut self.dice);
-        let disk = BucketDisk::open_to_read(machine, "memory", &options).map_err(said)?;
+        let disk = BucketDisk::open_to_read(machine, "memory", &options).map_err(to_text)?;
         let disk: Arc<dyn Disk> = Arc::new(disk);
         let report = Store::check(disk.clone(), &CheckOptions::default(), &mut |_, _| {});
-        let report = report.map_err(said)?;
+        let report = report.map_err(to_text)?;
         if let Some(damage) = report.damage.first() {
             return Err(format!("check: {damage}"));
         }
         let options = OpenOptions { read_only: true, ..OpenOptions::default() };
-        let store = Store::open(disk, &options).map_err(said)?;
+        let store = Store::open(disk, &options).map_err(to_text)?;
         let pairs = Kv::new(store).scan::<RangeFull>(&..).collect::<Result<Vec<_>, _>>();
-        let found: BTreeMap<Vec<u8>, Vec<u8>> = pairs.map_err(said)?.into_iter().collect();
+        let found: BTreeMap<Vec<u8>, Vec<u8>> = pairs.map_err(to_text)?.into_iter().collect();
         if let Some(key) = found.keys().find(|key| !self.keys.contains_key(*key)) {
             return Err(format!("key {key:?} was never put"));
         }
@@ -138,31 +138,31 @@ fn options(dice: &mut Random) -> BucketOptions {
     BucketOptions {
         pause: Duration::from_micros(20),
         commit: Duration::ZERO,
-        lanes: 1 + dice.below(6) as usize,
+        lanes: 1 + dice.next_below(6) as usize,
         token: u128::from(dice.next_u64()),
         ..BucketOptions::default()
     }
 }
 
 #[test]
-fn what_was_acknowledged_stays_and_the_check_is_content_at_any_length() {
-    let (first, steps) = (number("SEED", 1), number("STEPS", 30));
+fn resize_keeps_acknowledged_keys() {
+    let (first, steps) = (env_number("SEED", 1), env_number("STEPS", 30));
     let (mut deaths, mut resized) = (0, 0);
-    for seed in first..first + number("RUNS", 20) {
-        let mut user = User::begin(seed);
+    for seed in first..first + env_number("RUNS", 20) {
+        let mut user = ResizeWorkload::begin(seed);
         for step in 0..steps {
-            let done = user.step();
+            let done = user.run_step();
             done.unwrap_or_else(|why| panic!("SEED={seed} RUNS=1 STEPS={steps}: {step}: {why}"));
         }
         deaths += user.deaths;
         resized += user.resized;
     }
     println!("{deaths} deaths, {resized} times another length");
-    assert!(deaths > steps && resized > steps || number("RUNS", 20) < 5);
+    assert!(deaths > steps && resized > steps || env_number("RUNS", 20) < 5);
 }
 
 #[test]
-fn a_disk_that_was_shorter_has_what_was_written_to_its_end() {
+fn resized_disk_keeps_common_contents() {
     let server = MemoryBucket::default();
     let machine = || Arc::new(server.client(Faults::default()));
     let options = options(&mut Random::new(1));

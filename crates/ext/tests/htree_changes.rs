@@ -10,8 +10,8 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
 
-use common::storm::writing;
-use common::{Image, compare, run};
+use common::storm::write_options;
+use common::{Image, compare, run_tool};
 use draconis_device::{MemoryDisk, Random};
 use draconis_exchange::contract::FileType;
 use draconis_ext::format::inode::flags;
@@ -23,40 +23,40 @@ const DIRECTORY: NewNode<'static> = NewNode { kind: FileType::Directory, mode: 0
 
 /// Steps of each walk, and names in use. With folding, a lookup of an absent name scans the whole
 /// directory.
-const STEPS: u64 = 1200;
-const NAMES: u64 = 900;
-const FOLDED_STEPS: u64 = 300;
-const FOLDED_NAMES: u64 = 150;
+const STEPS_PER_WALK: u64 = 1200;
+const NAMES_PER_WALK: u64 = 900;
+const CASEFOLD_STEPS: u64 = 300;
+const CASEFOLD_NAMES: u64 = 150;
 
 /// Fixed hash seed.
-const SEED: &str = "hash_seed=6b33f586-a183-4183-921d-30da3fef2e5c";
+const HASH_SEED_OPTION: &str = "hash_seed=6b33f586-a183-4183-921d-30da3fef2e5c";
 
 /// With [`SEED`], the numbers of a row have the same hash as names of [`colliding`]: more names
 /// than fit into a block of 1 KiB.
-const LEGACY: [[u32; 4]; 3] = [
+const LEGACY_COLLISIONS: [[u32; 4]; 3] = [
     [31_279_174, 35_483_884, 48_483_193, 51_263_320],
     [34_572_475, 36_656_597, 42_449_645, 45_103_340],
     [32_778_031, 41_088_205, 41_088_705, 42_617_611],
 ];
-const HALF_MD4: [[u32; 4]; 3] = [
+const HALF_MD4_COLLISIONS: [[u32; 4]; 3] = [
     [4_920_730, 13_200_534, 23_072_538, 25_280_850],
     [44_804_960, 50_087_426, 56_980_148, 57_731_537],
     [11_512_279, 25_237_242, 42_344_857, 59_107_675],
 ];
-const TEA: [[u32; 4]; 3] = [
+const TEA_COLLISIONS: [[u32; 4]; 3] = [
     [3_869_922, 8_378_387, 28_878_127, 55_740_309],
     [4_455_303, 24_008_742, 25_008_271, 38_658_791],
     [22_162_416, 26_820_628, 28_863_645, 58_121_813],
 ];
 
 /// Three such names fill a block.
-fn colliding(number: u32) -> Vec<u8> {
+fn long_colliding_name(number: u32) -> Vec<u8> {
     format!("{}{number:08}", "x".repeat(242)).into_bytes()
 }
 
 /// A kind of htree.
 #[derive(Clone, Copy)]
-struct Trees {
+struct HtreeKind {
     hash: &'static str,
     collisions: [[u32; 4]; 3],
     unsigned: bool,
@@ -64,10 +64,11 @@ struct Trees {
     folds: bool,
 }
 
-impl Trees {
+impl HtreeKind {
     /// Makes a volume with htrees of this kind.
-    fn image(&self) -> Option<Image> {
-        let arguments = ["-t", "ext4", "-b", "1024", "-N", "3000", "-O", self.features, "-E", SEED];
+    fn make_image(&self) -> Option<Image> {
+        let arguments =
+            ["-t", "ext4", "-b", "1024", "-N", "3000", "-O", self.features, "-E", HASH_SEED_OPTION];
         let image = Image::make(None, "16M", &arguments)?;
         image.debugfs_write(&format!("ssv def_hash_version {}", self.hash))?;
         image.debugfs_write(&format!("ssv flags {}", if self.unsigned { 2 } else { 1 }))?;
@@ -75,20 +76,20 @@ impl Trees {
     }
 
     /// Returns a random name of a walk, in one form, or in three with folding.
-    fn name(&self, random: &mut Random) -> Vec<u8> {
-        if random.below(4) == 0 {
-            let row = self.collisions[random.below(3) as usize];
-            return colliding(row[random.below(4) as usize]);
+    fn random_name(&self, random: &mut Random) -> Vec<u8> {
+        if random.next_below(4) == 0 {
+            let row = self.collisions[random.next_below(3) as usize];
+            return long_colliding_name(row[random.next_below(4) as usize]);
         }
-        let nth = random.below(if self.folds { FOLDED_NAMES } else { NAMES });
+        let nth = random.next_below(if self.folds { CASEFOLD_NAMES } else { NAMES_PER_WALK });
         if self.folds {
-            let len = 75 + Random::new(nth).below(40) as usize;
+            let len = 75 + Random::new(nth).next_below(40) as usize;
             return format!("\u{C9}t\u{E9} {nth} {}", "\u{3A3}".repeat(len)).into_bytes();
         }
         let mut own = Random::new(nth);
         let mut name = format!("{nth} ").into_bytes();
-        let len = 150 + own.below(90);
-        name.extend((0..len).map(|_| match own.below(254) as u8 + 1 {
+        let len = 150 + own.next_below(90);
+        name.extend((0..len).map(|_| match own.next_below(254) as u8 + 1 {
             b'/' => b'_',
             byte => byte,
         }));
@@ -96,9 +97,9 @@ impl Trees {
     }
 
     /// Returns a name in an equivalent form.
-    fn form(&self, random: &mut Random, name: &[u8]) -> Vec<u8> {
+    fn equivalent_name(&self, random: &mut Random, name: &[u8]) -> Vec<u8> {
         let Ok(text) = std::str::from_utf8(name) else { return name.to_vec() };
-        match random.below(if self.folds { 4 } else { 1 }) {
+        match random.next_below(if self.folds { 4 } else { 1 }) {
             1 => text.to_uppercase().into_bytes(),
             2 => text.to_lowercase().into_bytes(),
             3 => text.replace('\u{E9}', "e\u{301}").into_bytes(),
@@ -108,21 +109,21 @@ impl Trees {
 }
 
 /// A directory with its model.
-struct Walk<'v> {
-    trees: Trees,
+struct DirectoryWalk<'v> {
+    trees: HtreeKind,
     volume: &'v Volume,
     dir: InodeNumber,
     model: BTreeMap<Vec<u8>, InodeNumber>,
 }
 
-impl Walk<'_> {
-    fn step(&mut self, random: &mut Random) {
+impl DirectoryWalk<'_> {
+    fn random_step(&mut self, random: &mut Random) {
         let (volume, dir) = (self.volume, self.dir);
-        let name = self.trees.name(random);
-        let shown = self.trees.form(random, &name);
+        let name = self.trees.random_name(random);
+        let shown = self.trees.equivalent_name(random, &name);
         let there = self.model.get(&name).copied();
         assert_eq!(volume.lookup(dir, &shown).ok(), there);
-        match random.below(16) {
+        match random.next_below(16) {
             0..9 => match volume.create(dir, &shown, &FILE) {
                 Ok(made) => {
                     assert!(there.is_none());
@@ -135,9 +136,10 @@ impl Walk<'_> {
                 self.model.remove(&name);
             }
             _ => {
-                let to = self.trees.name(random);
-                let moved = self.trees.form(random, &to);
-                let how = [RenameMode::Replace, RenameMode::NoReplace][random.below(2) as usize];
+                let to = self.trees.random_name(random);
+                let moved = self.trees.equivalent_name(random, &to);
+                let how =
+                    [RenameMode::Replace, RenameMode::NoReplace][random.next_below(2) as usize];
                 let taken = how == RenameMode::NoReplace && self.model.contains_key(&to);
                 let done = volume.rename(dir, &shown, dir, &moved, how);
                 assert_eq!(done.is_ok(), there.is_some() && !taken, "{done:?}");
@@ -150,10 +152,10 @@ impl Walk<'_> {
     }
 
     /// Creates the missing colliding names, not in numeric order.
-    fn collide(&mut self) {
+    fn create_colliding_names(&mut self) {
         for nth in [2, 0, 3, 1] {
             for row in self.trees.collisions {
-                let name = colliding(row[nth]);
+                let name = long_colliding_name(row[nth]);
                 if !self.model.contains_key(&name) {
                     let made = self.volume.create(self.dir, &name, &FILE).unwrap();
                     self.model.insert(name, made);
@@ -163,11 +165,11 @@ impl Walk<'_> {
     }
 
     /// Checks that exactly the model's names exist.
-    fn judge(&self) {
+    fn assert_matches_model(&self) {
         for (name, inode) in &self.model {
             assert_eq!(self.volume.lookup(self.dir, name), Ok(*inode));
         }
-        let listed = compare::names(self.volume, self.dir);
+        let listed = compare::list_names(self.volume, self.dir);
         let mut found: Vec<_> = listed.values().collect();
         let mut expected: Vec<_> = self.model.values().collect();
         found.sort();
@@ -177,27 +179,28 @@ impl Walk<'_> {
 }
 
 /// Applies `change` to an image, and checks it with e2fsck.
-fn changed(image: &Image, change: impl FnOnce(&Volume)) -> Image {
+fn change_and_fsck(image: &Image, change: impl FnOnce(&Volume)) -> Image {
     let disk = Arc::new(MemoryDisk::new(fs::read(&image.path).unwrap(), 512));
-    let volume = Volume::open_for_writing(disk.clone(), OpenOptions::default(), writing()).unwrap();
+    let volume =
+        Volume::open_for_writing(disk.clone(), OpenOptions::default(), write_options()).unwrap();
     change(&volume);
     volume.close().unwrap();
     drop(volume);
-    let image = Image::of(&Arc::try_unwrap(disk).unwrap().into_bytes());
-    assert!(run("e2fsck", &["-fn", image.path()]).is_some());
+    let image = Image::from_bytes(&Arc::try_unwrap(disk).unwrap().into_bytes());
+    assert!(run_tool("e2fsck", &["-fn", image.path()]).is_some());
     image
 }
 
 /// Lets the kernel find every name, remove some, and add others.
-fn by_the_kernel(image: &Image, trees: Trees, model: &mut BTreeMap<Vec<u8>, InodeNumber>) {
+fn change_with_kernel(image: &Image, trees: HtreeKind, model: &mut BTreeMap<Vec<u8>, InodeNumber>) {
     let Some(mount) = image.mount_writable() else { return };
     let path = |name: &[u8]| mount.path().join("dir").join(OsStr::from_bytes(name));
     for (name, inode) in &*model {
         assert_eq!(fs::metadata(path(name)).unwrap().ino(), u64::from(inode.0));
     }
     let mut random = Random::new(99);
-    for _ in 0..STEPS / 4 {
-        let name = trees.name(&mut random);
+    for _ in 0..STEPS_PER_WALK / 4 {
+        let name = trees.random_name(&mut random);
         if model.remove(&name).is_some() {
             fs::remove_file(path(&name)).unwrap();
         } else {
@@ -206,22 +209,22 @@ fn by_the_kernel(image: &Image, trees: Trees, model: &mut BTreeMap<Vec<u8>, Inod
         }
     }
     drop(mount);
-    assert!(run("e2fsck", &["-fn", image.path()]).is_some());
+    assert!(run_tool("e2fsck", &["-fn", image.path()]).is_some());
 }
 
-fn check(trees: Trees, seed: u64) {
-    let Some(image) = trees.image() else { return };
+fn check_htree_walk(trees: HtreeKind, seed: u64) {
+    let Some(image) = trees.make_image() else { return };
     let mut model = BTreeMap::new();
     let walk = |volume: &Volume, dir, model: &mut BTreeMap<_, _>, seed| {
         let mut random = Random::new(seed);
-        let mut walk = Walk { trees, volume, dir, model: std::mem::take(model) };
-        let steps = if trees.folds { FOLDED_STEPS } else { STEPS };
-        (0..steps).for_each(|_| walk.step(&mut random));
-        walk.collide();
-        walk.judge();
+        let mut walk = DirectoryWalk { trees, volume, dir, model: std::mem::take(model) };
+        let steps = if trees.folds { CASEFOLD_STEPS } else { STEPS_PER_WALK };
+        (0..steps).for_each(|_| walk.random_step(&mut random));
+        walk.create_colliding_names();
+        walk.assert_matches_model();
         *model = walk.model;
     };
-    let image = changed(&image, |volume| {
+    let image = change_and_fsck(&image, |volume| {
         let dir = volume.create(volume.root(), b"dir", &DIRECTORY).unwrap();
         if trees.folds {
             volume.set_flags(dir, volume.inode(dir).unwrap().flags | flags::CASEFOLD).unwrap();
@@ -237,9 +240,9 @@ fn check(trees: Trees, seed: u64) {
     };
     assert!(dump.lines().any(|line| odd(line) == Some(true)), "{}: no hash went on", trees.hash);
     if !trees.folds {
-        by_the_kernel(&image, trees, &mut model);
+        change_with_kernel(&image, trees, &mut model);
     }
-    changed(&image, |volume| {
+    change_and_fsck(&image, |volume| {
         let dir = volume.lookup(volume.root(), b"dir").unwrap();
         walk(volume, dir, &mut model, seed + 1);
         for name in model.keys() {
@@ -248,29 +251,36 @@ fn check(trees: Trees, seed: u64) {
     });
 }
 
-const PLAIN: &str = "^has_journal";
-const UNSEALED: &str = "^metadata_csum,^has_journal,large_dir";
-const FOLDED: &str = "casefold,^has_journal";
+const PLAIN_FEATURES: &str = "^has_journal";
+const NO_CHECKSUM_FEATURES: &str = "^metadata_csum,^has_journal,large_dir";
+const CASEFOLD_FEATURES: &str = "casefold,^has_journal";
 
-fn check_all(hash: &'static str, collisions: [[u32; 4]; 3], seed: u64) {
-    let plain = Trees { hash, collisions, unsigned: false, features: PLAIN, folds: false };
-    check(plain, seed);
-    check(Trees { unsigned: true, features: UNSEALED, ..plain }, seed + 2);
-    check(Trees { features: FOLDED, folds: true, ..plain }, seed + 4);
-    check(Trees { features: FOLDED, folds: true, unsigned: true, ..plain }, seed + 6);
+fn check_all_htree_kinds(hash: &'static str, collisions: [[u32; 4]; 3], seed: u64) {
+    let plain =
+        HtreeKind { hash, collisions, unsigned: false, features: PLAIN_FEATURES, folds: false };
+    check_htree_walk(plain, seed);
+    check_htree_walk(
+        HtreeKind { unsigned: true, features: NO_CHECKSUM_FEATURES, ..plain },
+        seed + 2,
+    );
+    check_htree_walk(HtreeKind { features: CASEFOLD_FEATURES, folds: true, ..plain }, seed + 4);
+    check_htree_walk(
+        HtreeKind { features: CASEFOLD_FEATURES, folds: true, unsigned: true, ..plain },
+        seed + 6,
+    );
 }
 
 #[test]
-fn trees_of_the_legacy_hash() {
-    check_all("legacy", LEGACY, 10);
+fn random_changes_of_legacy_hash_trees() {
+    check_all_htree_kinds("legacy", LEGACY_COLLISIONS, 10);
 }
 
 #[test]
-fn trees_of_half_md4() {
-    check_all("half_md4", HALF_MD4, 20);
+fn random_changes_of_half_md4_trees() {
+    check_all_htree_kinds("half_md4", HALF_MD4_COLLISIONS, 20);
 }
 
 #[test]
-fn trees_of_tea() {
-    check_all("tea", TEA, 30);
+fn random_changes_of_tea_trees() {
+    check_all_htree_kinds("tea", TEA_COLLISIONS, 30);
 }

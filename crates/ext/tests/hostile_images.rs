@@ -4,20 +4,22 @@ mod common;
 
 use std::time::{Duration, Instant};
 
-use common::exercise::{self, Outcome};
-use common::spoil::{assert_memory_stayed_small, bases, rounds, spoil, structures};
+use common::exercise::{self, ReadOutcome};
+use common::spoil::{
+    assert_peak_memory_is_small, base_images, corrupt_field, metadata_ranges, scaled_rounds,
+};
 use common::tree;
 use draconis_device::Random;
 use draconis_ext::Error;
 
 /// Time limit: each run takes milliseconds on an idle machine.
-const HANGS: Duration = Duration::from_secs(120);
+const RUN_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// Runs one image and names it on failure.
-fn run(what: &str, seed: u64, image: Vec<u8>) -> Result<Outcome, Error> {
+fn read_image_with_timeout(what: &str, seed: u64, image: Vec<u8>) -> Result<ReadOutcome, Error> {
     let start = Instant::now();
-    let outcome = std::panic::catch_unwind(|| exercise::all(image));
-    assert!(start.elapsed() < HANGS, "{what}, seed {seed}: took {:?}", start.elapsed());
+    let outcome = std::panic::catch_unwind(|| exercise::read_whole_image(image));
+    assert!(start.elapsed() < RUN_TIMEOUT, "{what}, seed {seed}: took {:?}", start.elapsed());
     let outcome = outcome.unwrap_or_else(|_| panic!("{what}, seed {seed}: panicked"));
     if let Err(error) = &outcome {
         assert!(!error.to_string().is_empty());
@@ -26,30 +28,34 @@ fn run(what: &str, seed: u64, image: Vec<u8>) -> Result<Outcome, Error> {
 }
 
 #[test]
-fn sound_images_are_read_without_an_error() {
-    for base in bases() {
-        let outcome = run("sound", 0, base.clone()).unwrap();
+fn valid_images_read_without_errors() {
+    for base in base_images() {
+        let outcome = read_image_with_timeout("sound", 0, base.clone()).unwrap();
         // Unused inodes, and the four invalid numbers.
         assert!(outcome.names > 120 && outcome.errors <= 8 && !outcome.cut_short, "{outcome:?}");
     }
 }
 
 #[test]
-fn spoilt_structures() {
+fn corrupt_structures_do_not_hang_or_panic() {
     let (mut opened, mut damaged) = (0, 0);
-    let sound: Vec<Outcome> =
-        bases().iter().map(|base| run("sound", 0, base.clone()).unwrap()).collect();
-    let rounds = rounds(4000);
+    let sound: Vec<ReadOutcome> = base_images()
+        .iter()
+        .map(|base| read_image_with_timeout("sound", 0, base.clone()).unwrap())
+        .collect();
+    let rounds = scaled_rounds(4000);
     for seed in 0..rounds {
-        let Some(base) = bases().get(seed as usize % bases().len().max(1)) else { return };
-        let structures = structures(base);
+        let Some(base) = base_images().get(seed as usize % base_images().len().max(1)) else {
+            return;
+        };
+        let structures = metadata_ranges(base);
         let mut random = Random::new(seed);
         let mut image = base.clone();
-        for _ in 0..=random.below(16) {
-            let nth = random.below(structures.len() as u64) as usize;
-            spoil(&mut image, structures[nth].clone(), &mut random);
+        for _ in 0..=random.next_below(16) {
+            let nth = random.next_below(structures.len() as u64) as usize;
+            corrupt_field(&mut image, structures[nth].clone(), &mut random);
         }
-        if let Ok(outcome) = run("spoilt", seed, image) {
+        if let Ok(outcome) = read_image_with_timeout("spoilt", seed, image) {
             opened += 1;
             damaged += u64::from(outcome != sound[seed as usize % sound.len()]);
         }
@@ -60,57 +66,63 @@ fn spoilt_structures() {
         (5 * tenth..rounds).contains(&opened) && damaged > 3 * tenth,
         "{opened} opened, {damaged} hurt"
     );
-    assert_memory_stayed_small();
+    assert_peak_memory_is_small();
 }
 
 #[test]
-fn flipped_bytes_anywhere() {
-    for seed in 0..rounds(500) {
-        let Some(base) = bases().get(seed as usize % bases().len().max(1)) else { return };
+fn flipped_bytes_do_not_hang_or_panic() {
+    for seed in 0..scaled_rounds(500) {
+        let Some(base) = base_images().get(seed as usize % base_images().len().max(1)) else {
+            return;
+        };
         let mut random = Random::new(seed ^ 0xF11B);
         let mut image = base.clone();
-        for _ in 0..(1 << random.below(12)) {
-            let at = random.below(image.len() as u64) as usize;
+        for _ in 0..(1 << random.next_below(12)) {
+            let at = random.next_below(image.len() as u64) as usize;
             image[at] ^= random.next_u64() as u8;
         }
-        let _ = run("flipped", seed, image);
+        let _ = read_image_with_timeout("flipped", seed, image);
     }
-    assert_memory_stayed_small();
+    assert_peak_memory_is_small();
 }
 
 #[test]
-fn cut_images() {
-    for seed in 0..rounds(300) {
-        let Some(base) = bases().get(seed as usize % bases().len().max(1)) else { return };
+fn truncated_images_do_not_hang_or_panic() {
+    for seed in 0..scaled_rounds(300) {
+        let Some(base) = base_images().get(seed as usize % base_images().len().max(1)) else {
+            return;
+        };
         let mut random = Random::new(seed ^ 0xC07);
-        let len = random.below(base.len() as u64) as usize;
-        let _ = run("cut", seed, base[..len].to_vec());
+        let len = random.next_below(base.len() as u64) as usize;
+        let _ = read_image_with_timeout("cut", seed, base[..len].to_vec());
     }
 }
 
 #[test]
-fn noise() {
-    for seed in 0..rounds(400) {
+fn random_bytes_do_not_hang_or_panic() {
+    for seed in 0..scaled_rounds(400) {
         let mut random = Random::new(seed ^ 0xA01);
-        let mut image = tree::pattern(seed, 64 << 10);
+        let mut image = tree::random_bytes(seed, 64 << 10);
         if seed % 2 == 0 {
             // A valid superblock, and noise for everything else.
-            let Some(base) = bases().get(seed as usize % bases().len().max(1)) else { return };
+            let Some(base) = base_images().get(seed as usize % base_images().len().max(1)) else {
+                return;
+            };
             image.resize(base.len(), random.next_u64() as u8);
             image[1024..2048].copy_from_slice(&base[1024..2048]);
             if seed % 4 == 0 {
                 image[2048..8192].copy_from_slice(&base[2048..8192]);
             }
-            let _ = run("noise", seed, image);
+            let _ = read_image_with_timeout("noise", seed, image);
         } else {
-            assert!(run("noise", seed, image).is_err());
+            assert!(read_image_with_timeout("noise", seed, image).is_err());
         }
     }
 }
 
 /// A superblock claims far more groups than the disk holds.
 #[test]
-fn groups_that_are_claimed_take_no_memory() {
+fn bogus_group_count_takes_no_memory() {
     let arguments = ["-t", "ext4", "-O", "^has_journal,^metadata_csum,64bit,bigalloc"];
     let Some(image) = common::Image::make(None, "1M", &[&arguments[..], &["-b", "1024"]].concat())
     else {
@@ -130,5 +142,5 @@ fn groups_that_are_claimed_take_no_memory() {
     let volume = draconis_ext::Volume::open(disk, draconis_ext::OpenOptions::default()).unwrap();
     let info = volume.info();
     assert!(info.truncated && info.groups > 100_000_000, "{}", info.groups);
-    assert_memory_stayed_small();
+    assert_peak_memory_is_small();
 }

@@ -29,21 +29,21 @@ mod table;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use common::exercise::{self, Outcome};
-use common::spoil::{assert_memory_stayed_small, rounds, spoil};
+use common::exercise::{self, ReadOutcome};
+use common::spoil::{assert_peak_memory_is_small, corrupt_field, scaled_rounds};
 use draconis_device::{
     Disk, Error as DiskError, Extent, Group, MemoryDisk, Pending, Properties, Random, ReadAnswer,
     Refused, Ticket, Urgency,
 };
 use draconis_exchange::heap::Block;
 use draconis_ext::{Error, Volume};
-use fill::{Facts, Scale};
-use ioctl::Shutdown;
-use structures::Structures;
+use fill::{DataScale, Dumpe2fsInfo};
+use ioctl::ShutdownMode;
+use structures::StructureRanges;
 
 /// One volume per structure, with checksums and without; without them damage is not detected.
 #[rustfmt::skip]
-const BASES: &[&str] = &[
+const BASE_VOLUMES: &[&str] = &[
     "-t ext2 -b 1024 -O extent,large_file,uninit_bg",
     "-t ext4 -b 1024 -O ^has_journal,^metadata_csum",
     "-t ext4 -b 1024 -O ^has_journal",
@@ -66,7 +66,7 @@ const BASES: &[&str] = &[
 
 /// Volumes whose journals need replay.
 #[rustfmt::skip]
-const DIRTY: &[(&str, &str)] = &[
+const DIRTY_JOURNAL_VOLUMES: &[(&str, &str)] = &[
     ("-t ext3 -b 1024 -J size=1", ""),
     ("-t ext3 -b 1024 -O huge_file -J size=1", "journal_checksum"),
     ("-t ext4 -b 1024 -J size=1", "data=journal"),
@@ -74,35 +74,39 @@ const DIRTY: &[(&str, &str)] = &[
 ];
 
 /// Rounds per volume.
-const ROUNDS: u64 = 80;
+const ROUNDS_PER_VOLUME: u64 = 80;
 /// Two images per thread are in memory.
 const THREADS: usize = 2;
 /// Many times the reads of such a volume: more mean an endless loop.
-const MOST_READS: u64 = 400_000;
+const MAX_READS: u64 = 400_000;
 
 #[test]
-fn spoilt_structures_of_every_feature() {
-    let made = BASES.iter().map(|line| (*line, None));
-    let left = DIRTY.iter().map(|(line, options)| (*line, Some(*options)));
+fn corrupt_structures_of_every_feature_are_survived() {
+    let made = BASE_VOLUMES.iter().map(|line| (*line, None));
+    let left = DIRTY_JOURNAL_VOLUMES.iter().map(|(line, options)| (*line, Some(*options)));
     let bases: Vec<_> = made.chain(left).collect();
-    judge(pool::each(THREADS, &bases, |(line, options)| {
+    check_results(pool::run_each_in_threads(THREADS, &bases, |(line, options)| {
         let random = &mut Random::new(1);
         let image = match options {
-            None => made::make(line, Scale::Tiny, random)?.image,
-            Some(options) => journals::leave(line, options, Shutdown::AfterCommit, random)?.image,
+            None => made::make_volume(line, DataScale::Tiny, random)?.image,
+            Some(options) => {
+                journals::make_dirty_volume(line, options, ShutdownMode::AfterCommit, random)?.image
+            }
         };
-        let facts = Facts::of(&image.path);
-        if let Some((key, why)) = table::not_yet(line, |feature| facts.has(feature)) {
+        let facts = Dumpe2fsInfo::from_image(&image.path);
+        if let Some((key, why)) =
+            table::find_known_failure(line, |feature| facts.has_feature(feature))
+        {
             println!("not yet ({key}: {why}): {line}");
             return None;
         }
-        Some(spoil_often(line, &std::fs::read(&image.path).unwrap()))
+        Some(corrupt_repeatedly(line, &std::fs::read(&image.path).unwrap()))
     }));
 }
 
 /// Fails on a panic, or if too few images were opened and damaged.
-fn judge(results: Vec<Result<Option<Hurt>, String>>) {
-    let mut all = Hurt::default();
+fn check_results(results: Vec<Result<Option<CorruptionOutcome>, String>>) {
+    let mut all = CorruptionOutcome::default();
     for result in results {
         let Some(hurt) = result.unwrap_or_else(|panic| panic!("{panic}")) else { continue };
         all.opened += hurt.opened;
@@ -111,32 +115,35 @@ fn judge(results: Vec<Result<Option<Hurt>, String>>) {
     }
     println!("{all:?}");
     assert!(4 * all.opened >= all.rounds && 5 * all.hurt >= all.rounds, "{all:?}");
-    assert_memory_stayed_small();
+    assert_peak_memory_is_small();
 }
 
 /// Result of the corruption.
 #[derive(Default, Debug)]
-struct Hurt {
+struct CorruptionOutcome {
     rounds: u64,
     opened: u64,
     hurt: u64,
 }
 
-fn spoil_often(line: &str, sound: &[u8]) -> Hurt {
-    let structures = structures::of(sound);
-    let mut hurt = Hurt { rounds: rounds(ROUNDS), ..Hurt::default() };
-    let untouched = look(sound.to_vec());
+fn corrupt_repeatedly(line: &str, sound: &[u8]) -> CorruptionOutcome {
+    let structures = structures::find_structures(sound);
+    let mut hurt = CorruptionOutcome {
+        rounds: scaled_rounds(ROUNDS_PER_VOLUME),
+        ..CorruptionOutcome::default()
+    };
+    let untouched = read_image(sound.to_vec());
     let untouched = untouched.unwrap_or_else(|error| panic!("{line}: not opened: {error}"));
     for seed in 1..=hurt.rounds {
         let spoilt = || {
             let mut image = sound.to_vec();
             let mut random = Random::new(seed);
-            for _ in 0..=random.below(8) {
-                spoil_one(&mut image, &structures, &mut random);
+            for _ in 0..=random.next_below(8) {
+                corrupt_one_structure(&mut image, &structures, &mut random);
             }
             image
         };
-        let looked = std::panic::catch_unwind(|| look(spoilt()));
+        let looked = std::panic::catch_unwind(|| read_image(spoilt()));
         match looked {
             Ok(Ok(outcome)) => {
                 hurt.opened += 1;
@@ -147,7 +154,7 @@ fn spoil_often(line: &str, sound: &[u8]) -> Hurt {
                 // The volume is unique, so keep it.
                 let kept = std::env::temp_dir().join(format!("draconis-damage-{seed}.image"));
                 std::fs::write(&kept, spoilt()).unwrap();
-                let (why, kept) = (pool::message(panic), kept.display());
+                let (why, kept) = (pool::panic_message(panic), kept.display());
                 panic!("{line}, seed {seed}: {why}; the image is kept as {kept}");
             }
         }
@@ -157,38 +164,39 @@ fn spoil_often(line: &str, sound: &[u8]) -> Hurt {
 
 /// Corrupts one structure. All kinds are equally likely, however many structures they have; half of
 /// the time it is the structure's head.
-fn spoil_one(image: &mut [u8], structures: &Structures, random: &mut Random) {
+fn corrupt_one_structure(image: &mut [u8], structures: &StructureRanges, random: &mut Random) {
     let kinds: Vec<_> = structures.values().collect();
-    let kind = kinds[random.below(kinds.len() as u64) as usize];
-    let mut range = kind[random.below(kind.len() as u64) as usize].clone();
-    if random.below(2) == 0 {
+    let kind = kinds[random.next_below(kinds.len() as u64) as usize];
+    let mut range = kind[random.next_below(kind.len() as u64) as usize].clone();
+    if random.next_below(2) == 0 {
         range.end = range.end.min(range.start + 64);
     }
-    spoil(image, range, random);
+    corrupt_field(image, range, random);
 }
 
 /// Reads everything in one image.
-fn look(image: Vec<u8>) -> Result<Outcome, Error> {
-    let disk = Arc::new(Counted { disk: MemoryDisk::new(image, 512), reads: AtomicU64::new(0) });
-    let volume = Volume::open(disk.clone(), exercise::options());
-    let looked = volume.map(|volume| exercise::look(&volume));
-    assert!(disk.reads.load(Ordering::Relaxed) < MOST_READS, "reading does not end");
+fn read_image(image: Vec<u8>) -> Result<ReadOutcome, Error> {
+    let disk =
+        Arc::new(ReadCountingDisk { disk: MemoryDisk::new(image, 512), reads: AtomicU64::new(0) });
+    let volume = Volume::open(disk.clone(), exercise::open_options());
+    let looked = volume.map(|volume| exercise::read_whole_volume(&volume));
+    assert!(disk.reads.load(Ordering::Relaxed) < MAX_READS, "reading does not end");
     looked
 }
 
 /// A disk that counts reads, to detect endless loops.
-struct Counted {
+struct ReadCountingDisk {
     disk: MemoryDisk,
     reads: AtomicU64,
 }
 
-impl Disk for Counted {
+impl Disk for ReadCountingDisk {
     fn properties(&self) -> Properties {
         Properties { read_only: true, ..self.disk.properties() }
     }
 
     fn read(&self, at: Extent, into: Block, urgency: Urgency) -> Pending<ReadAnswer> {
-        if self.reads.fetch_add(1, Ordering::Relaxed) >= MOST_READS {
+        if self.reads.fetch_add(1, Ordering::Relaxed) >= MAX_READS {
             return Pending::ready(Err(Refused { payload: Some(into), error: DiskError::Stopped }));
         }
         self.disk.read(at, into, urgency)

@@ -7,13 +7,17 @@ mod common;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use common::{Draconis, IgnoredProperties, Kernel, fuse, is_root, mke2fs, same, scan_tree};
+use common::{
+    Draconis, IgnoredProperties, KernelMount, assert_same_trees, has_fuse, is_root, mke2fs,
+    scan_tree,
+};
 
 /// Properties that a copy cannot preserve.
-const COPY: IgnoredProperties = IgnoredProperties { what_a_copy_loses: true, fractions: false };
+const IGNORE_UNCOPIED_PROPERTIES: IgnoredProperties =
+    IgnoredProperties { what_a_copy_loses: true, fractions: false };
 
 /// Returns the tree, the types and block sizes of its volumes, and their length.
-fn tree() -> (PathBuf, Vec<(&'static str, &'static str)>, String) {
+fn choose_real_tree() -> (PathBuf, Vec<(&'static str, &'static str)>, String) {
     let asked = std::env::var_os("DRACONIS_TEST_TREE").map(PathBuf::from);
     let kinds = match asked {
         Some(_) => [("ext2", "1024"), ("ext2", "2048"), ("ext2", "4096")]
@@ -30,41 +34,41 @@ fn tree() -> (PathBuf, Vec<(&'static str, &'static str)>, String) {
 }
 
 #[test]
-fn a_real_tree_is_the_same_everywhere() {
-    let (tree, kinds, size) = tree();
+fn real_tree_is_same_through_kernel_mount_get_and_tar() {
+    let (tree, kinds, size) = choose_real_tree();
     for (kind, block) in kinds {
         let draconis = Draconis::new();
         let image = draconis.path("real.img");
         // Enough inodes for any tree: one for each 8 KiB.
         mke2fs(&image, Some(&tree), &["-t", kind, "-b", block, "-i", "8192"], &size);
         let at = draconis.path("kernel");
-        let Some(kernel) = Kernel::mount(&image, at, "comparing a real tree") else { return };
+        let Some(kernel) = KernelMount::mount(&image, at, "comparing a real tree") else { return };
         let exact = scan_tree(&kernel.at, IgnoredProperties::default());
-        let copied = scan_tree(&kernel.at, COPY);
+        let copied = scan_tree(&kernel.at, IGNORE_UNCOPIED_PROPERTIES);
         eprintln!("{kind}, {} names in blocks of {block} bytes", exact.len());
-        through_a_mount(&draconis, &image, &exact);
+        compare_through_mount(&draconis, &image, &exact);
         let copy = draconis.path("copy");
         let target = format!("{}:/", image.display());
-        draconis.ok(["get", "-r", &target, copy.to_str().unwrap()]);
-        same(&scan_tree(&copy, COPY), &copied);
+        draconis.run_ok(["get", "-r", &target, copy.to_str().unwrap()]);
+        assert_same_trees(&scan_tree(&copy, IGNORE_UNCOPIED_PROPERTIES), &copied);
         std::fs::remove_dir_all(&copy).unwrap();
-        let copy = through_tar(&draconis, &image);
-        same(&scan_tree(&copy, COPY), &copied);
+        let copy = copy_through_tar(&draconis, &image);
+        assert_same_trees(&scan_tree(&copy, IGNORE_UNCOPIED_PROPERTIES), &copied);
     }
 }
 
 /// Compares through mounts with the default caches, and with tiny ones.
-fn through_a_mount(
+fn compare_through_mount(
     draconis: &Draconis,
     image: &Path,
     kernel: &std::collections::BTreeMap<PathBuf, common::FileProperties>,
 ) {
-    if !fuse("a real tree through a mount") {
+    if !has_fuse("a real tree through a mount") {
         return;
     }
     for options in ["ro", "ro,inode_cache=64,block_map_cache=16,data_cache=1M"] {
         let ours = draconis.mount(image, "ours", options);
-        same(&scan_tree(&ours, IgnoredProperties::default()), kernel);
+        assert_same_trees(&scan_tree(&ours, IgnoredProperties::default()), kernel);
         let mount = &draconis.status()["mounts"][0];
         let caches = mount["worker"]["caches"].as_array().unwrap();
         let data = caches.iter().find(|cache| cache["name"] == "data").unwrap();
@@ -77,11 +81,11 @@ fn through_a_mount(
         // The other two caches are small in comparison: 16 MiB with the default options.
         let most_kib = (capacity >> 10) + (64 << 10) + (16 << 10);
         assert!(own <= most_kib, "{own} KiB of its own with {options}, and {most_kib} is the most");
-        draconis.ok(["umount", ours.to_str().unwrap()]);
+        draconis.run_ok(["umount", ours.to_str().unwrap()]);
     }
 }
 
-fn through_tar(draconis: &Draconis, image: &Path) -> PathBuf {
+fn copy_through_tar(draconis: &Draconis, image: &Path) -> PathBuf {
     let copy = draconis.make_dir("copy");
     let mut archive = draconis.command();
     let archive = archive.args(["tar", image.to_str().unwrap()]).stdout(Stdio::piped());
@@ -96,7 +100,7 @@ fn through_tar(draconis: &Draconis, image: &Path) -> PathBuf {
 
 #[test]
 fn sixty_thousand_names_in_one_directory() {
-    if !fuse("a large directory") {
+    if !has_fuse("a large directory") {
         return;
     }
     let draconis = Draconis::new();
@@ -110,20 +114,20 @@ fn sixty_thousand_names_in_one_directory() {
     let how = ["-t", "ext2", "-N", "70000"];
     if is_root() {
         mke2fs(&image, None, &how, "64M");
-        Kernel::fill(&image, draconis.make_dir("fill"), &draconis.path("tree"));
+        KernelMount::copy_tree_into(&image, draconis.make_dir("fill"), &draconis.path("tree"));
     } else {
         mke2fs(&image, Some(&draconis.path("tree")), &how, "64M");
         let indexed = Command::new("e2fsck").args(["-fyD"]).arg(&image).output().unwrap();
         assert!(indexed.status.code().is_some_and(|code| code <= 1));
     }
-    let kernel = Kernel::mount(&image, draconis.path("kernel"), "a large directory");
+    let kernel = KernelMount::mount(&image, draconis.path("kernel"), "a large directory");
     let ours = draconis.mount(&image, "ours", "ro");
     let seen = scan_tree(&ours, IgnoredProperties::default());
     assert!(seen.len() > count);
     if let Some(kernel) = kernel {
-        same(&seen, &scan_tree(&kernel.at, IgnoredProperties::default()));
+        assert_same_trees(&seen, &scan_tree(&kernel.at, IgnoredProperties::default()));
     }
-    draconis.ok(["umount", ours.to_str().unwrap()]);
+    draconis.run_ok(["umount", ours.to_str().unwrap()]);
     // Looked up cold, without a listing before.
     let ours = draconis.mount(&image, "ours", "ro");
     for i in [0, count - 1, count / 3] {
@@ -133,8 +137,8 @@ fn sixty_thousand_names_in_one_directory() {
 }
 
 #[test]
-fn damage_costs_the_file_it_is_in() {
-    if !fuse("damage through a mount") {
+fn damage_affects_only_its_file() {
+    if !has_fuse("damage through a mount") {
         return;
     }
     let draconis = Draconis::new();

@@ -7,11 +7,11 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
 
-use common::storm::writing;
+use common::storm::write_options;
 use common::{Image, tree};
 use draconis_device::{
     Disk, Error as DiskError, Event, Extent, Group, MemoryDisk, Pending, Promise, Properties,
-    ReadAnswer, RecordDisk, Refused, Ticket, Urgency, pending,
+    ReadAnswer, RecordDisk, Refused, Ticket, Urgency, promise_pair,
 };
 use draconis_exchange::contract::FileType;
 use draconis_exchange::heap::Block;
@@ -21,7 +21,7 @@ use draconis_ext::{
 };
 
 /// A disk that answers read-ahead later from another thread, and counts.
-struct Later {
+struct DelayedReadDisk {
     memory: Arc<MemoryDisk>,
     queue: Mutex<mpsc::Sender<(Extent, Block, Promise<ReadAnswer>)>>,
     counts: Arc<ReadCounters>,
@@ -38,7 +38,7 @@ struct ReadCounters {
     most_flying: AtomicU64,
 }
 
-impl Later {
+impl DelayedReadDisk {
     fn new(image: Vec<u8>) -> Arc<Self> {
         let memory = Arc::new(MemoryDisk::new(image, 512));
         let counts = Arc::new(ReadCounters::default());
@@ -48,7 +48,7 @@ impl Later {
             for (at, block, promise) in requests {
                 std::thread::sleep(Duration::from_micros(100));
                 mine.flying.fetch_sub(at.len_bytes, Ordering::Relaxed);
-                promise.fulfil(disk.read_now(at, block));
+                promise.fulfill_promise(disk.read_now(at, block));
             }
         });
         Arc::new(Self {
@@ -60,28 +60,28 @@ impl Later {
         })
     }
 
-    fn spoil(&self, bytes: Range<u64>) {
+    fn add_bad_range(&self, bytes: Range<u64>) {
         self.bad.lock().unwrap().push(bytes);
     }
 
-    fn is_bad(&self, at: Extent) -> bool {
+    fn has_bad_sector(&self, at: Extent) -> bool {
         let end = at.end_bytes().unwrap();
         self.bad.lock().unwrap().iter().any(|bad| bad.start < end && at.start_bytes < bad.end)
     }
 
-    fn bytes(&self) -> u64 {
+    fn bytes_read(&self) -> u64 {
         self.counts.bytes.load(Ordering::Relaxed)
     }
 }
 
-impl Disk for Later {
+impl Disk for DelayedReadDisk {
     fn properties(&self) -> Properties {
         self.memory.properties()
     }
 
     fn read(&self, at: Extent, into: Block, urgency: Urgency) -> Pending<ReadAnswer> {
         self.counts.bytes.fetch_add(at.len_bytes, Ordering::Relaxed);
-        if self.is_bad(at) {
+        if self.has_bad_sector(at) {
             let error = DiskError::ShortRead { extent: at, got_bytes: 0 };
             return Pending::ready(Err(Refused { payload: Some(into), error }));
         }
@@ -89,7 +89,7 @@ impl Disk for Later {
             return self.memory.read(at, into, urgency);
         }
         self.counts.ahead.fetch_add(1, Ordering::Relaxed);
-        let (promise, answer) = pending();
+        let (promise, answer) = promise_pair();
         if self.forgetful.load(Ordering::Relaxed) {
             return answer;
         }
@@ -116,43 +116,47 @@ impl Disk for Later {
     }
 }
 
-const LARGE: usize = 12 << 20;
+const LARGE_FILE_BYTES: usize = 12 << 20;
 const SMALL_FILES: u64 = 300;
 
 /// Makes a volume with one large file and some small ones, and its disk.
-fn volume(options: OpenOptions) -> Option<(Volume, Arc<Later>)> {
+fn make_volume_with_files(options: OpenOptions) -> Option<(Volume, Arc<DelayedReadDisk>)> {
     let source = tempfile::tempdir().unwrap();
-    std::fs::write(source.path().join("large"), tree::pattern(1, LARGE)).unwrap();
+    std::fs::write(source.path().join("large"), tree::random_bytes(1, LARGE_FILE_BYTES)).unwrap();
     std::fs::create_dir(source.path().join("small")).unwrap();
     for nth in 0..SMALL_FILES {
-        let bytes = tree::pattern(nth, 500 + nth as usize * 37);
+        let bytes = tree::random_bytes(nth, 500 + nth as usize * 37);
         std::fs::write(source.path().join(format!("small/{nth}")), bytes).unwrap();
     }
     let image = Image::make(Some(source.path()), "24M", &["-b", "4096"])?;
-    let disk = Later::new(std::fs::read(&image.path).unwrap());
+    let disk = DelayedReadDisk::new(std::fs::read(&image.path).unwrap());
     let volume = Volume::open(disk.clone(), options).unwrap();
     Some((volume, disk))
 }
 
-fn read_large(volume: &Volume, step: usize) {
+fn read_large_file(volume: &Volume, step: usize) {
     let number = volume.lookup(volume.root(), b"large").unwrap();
-    let expected = tree::pattern(1, LARGE);
+    let expected = tree::random_bytes(1, LARGE_FILE_BYTES);
     let mut buffer = vec![0; step];
     let mut at = 0;
-    while at < LARGE {
+    while at < LARGE_FILE_BYTES {
         let got = volume.read_into(number, at as u64, &mut buffer).unwrap();
         assert!(buffer[..got] == expected[at..at + got], "at {at}");
         at += got;
     }
-    assert_eq!(at, LARGE);
+    assert_eq!(at, LARGE_FILE_BYTES);
 }
 
 #[test]
-fn a_stream_is_read_once_and_ahead() {
+fn sequential_read_uses_read_ahead_once() {
     for step in [4096, 16 << 10, 1_000_003] {
-        let Some((volume, disk)) = volume(OpenOptions::default()) else { return };
-        read_large(&volume, step);
-        assert!(disk.bytes() < LARGE as u64 * 11 / 10, "{} bytes", disk.bytes());
+        let Some((volume, disk)) = make_volume_with_files(OpenOptions::default()) else { return };
+        read_large_file(&volume, step);
+        assert!(
+            disk.bytes_read() < LARGE_FILE_BYTES as u64 * 11 / 10,
+            "{} bytes",
+            disk.bytes_read()
+        );
         assert!(disk.counts.ahead.load(Ordering::Relaxed) > 80);
         let most = disk.counts.most_flying.load(Ordering::Relaxed);
         let limit = OpenOptions::default().read_ahead_bytes;
@@ -161,10 +165,10 @@ fn a_stream_is_read_once_and_ahead() {
 }
 
 #[test]
-fn a_small_cache_bounds_reads_in_flight() {
+fn small_cache_limits_reads_in_flight() {
     let options = OpenOptions { data_cache_bytes: 1 << 20, ..OpenOptions::default() };
-    let Some((volume, disk)) = volume(options) else { return };
-    read_large(&volume, 64 << 10);
+    let Some((volume, disk)) = make_volume_with_files(options) else { return };
+    read_large_file(&volume, 64 << 10);
     let most = disk.counts.most_flying.load(Ordering::Relaxed);
     assert!(most <= 512 << 10, "{most} bytes in flight");
     let data = volume.statistics().data;
@@ -173,26 +177,26 @@ fn a_small_cache_bounds_reads_in_flight() {
 
 #[test]
 fn readers_of_one_file_share_its_reads() {
-    let Some((volume, disk)) = volume(OpenOptions::default()) else { return };
+    let Some((volume, disk)) = make_volume_with_files(OpenOptions::default()) else { return };
     std::thread::scope(|scope| {
         for step in [8192, 10_000, 65_536, 131_072] {
             let volume = &volume;
-            scope.spawn(move || read_large(volume, step));
+            scope.spawn(move || read_large_file(volume, step));
         }
     });
-    assert!(disk.bytes() < LARGE as u64 * 13 / 10, "{} bytes", disk.bytes());
+    assert!(disk.bytes_read() < LARGE_FILE_BYTES as u64 * 13 / 10, "{} bytes", disk.bytes_read());
 }
 
 #[test]
-fn promises_that_are_broken_are_read_again() {
-    let Some((volume, disk)) = volume(OpenOptions::default()) else { return };
+fn dropped_read_ahead_is_read_again() {
+    let Some((volume, disk)) = make_volume_with_files(OpenOptions::default()) else { return };
     disk.forgetful.store(true, Ordering::Relaxed);
-    read_large(&volume, 16 << 10);
+    read_large_file(&volume, 16 << 10);
 }
 
 #[test]
-fn small_files_are_read_with_their_neighbours() {
-    let Some((volume, _)) = volume(OpenOptions::default()) else { return };
+fn neighbouring_small_files_are_read_together() {
+    let Some((volume, _)) = make_volume_with_files(OpenOptions::default()) else { return };
     let dir = volume.lookup(volume.root(), b"small").unwrap();
     let before = volume.statistics().device.reads;
     let mut numbers = Vec::new();
@@ -207,23 +211,23 @@ fn small_files_are_read_with_their_neighbours() {
     assert_eq!(numbers.len() as u64, SMALL_FILES);
     for (nth, number) in numbers {
         let data = volume.read(number, 0, usize::MAX).unwrap();
-        assert!(*data == tree::pattern(nth, 500 + nth as usize * 37));
+        assert!(*data == tree::random_bytes(nth, 500 + nth as usize * 37));
     }
     let reads = volume.statistics().device.reads - before;
     assert!(reads < SMALL_FILES / 3, "{reads} reads for {SMALL_FILES} files");
 }
 
 #[test]
-fn a_bad_sector_costs_its_block_and_no_more() {
-    let Some((volume, disk)) = volume(OpenOptions::default()) else { return };
+fn bad_sector_fails_only_its_block() {
+    let Some((volume, disk)) = make_volume_with_files(OpenOptions::default()) else { return };
     let number = volume.lookup(volume.root(), b"large").unwrap();
     // Far from the directory, which was read already.
     let bad = 405u64;
     let runs = volume.map(number, bad * 4096).unwrap();
     let BlockLocation::Mapped(first) = runs[0].location else { panic!("{runs:?}") };
     let at = first.0 * 4096;
-    disk.spoil(at + 512..at + 1024);
-    let expected = tree::pattern(1, LARGE);
+    disk.add_bad_range(at + 512..at + 1024);
+    let expected = tree::random_bytes(1, LARGE_FILE_BYTES);
     for block in 350..500u64 {
         let answer = volume.read(number, block * 4096, 4096);
         if block == bad {
@@ -239,14 +243,14 @@ fn a_bad_sector_costs_its_block_and_no_more() {
 }
 
 #[test]
-fn a_bad_sector_in_an_inode_table_costs_the_inodes_in_its_block() {
-    let Some((volume, disk)) = volume(OpenOptions::default()) else { return };
+fn bad_inode_table_sector_fails_only_its_inodes() {
+    let Some((volume, disk)) = make_volume_with_files(OpenOptions::default()) else { return };
     // Earlier reads are cached, so reopen on the bad disk.
     let dir = volume.lookup(volume.root(), b"small").unwrap();
     let victim = volume.lookup(dir, b"200").unwrap();
-    let (table, bytes) = inode_table(&disk);
+    let (table, bytes) = inode_table_range(&disk);
     let at = table + u64::from(victim.0 - 1) * bytes;
-    disk.spoil(at..at + bytes);
+    disk.add_bad_range(at..at + bytes);
     let volume = Volume::open(disk, OpenOptions::default()).unwrap();
     assert!(matches!(volume.inode(victim), Err(Error::Io(_))));
     let mut readable = 0;
@@ -258,7 +262,7 @@ fn a_bad_sector_in_an_inode_table_costs_the_inodes_in_its_block() {
 }
 
 /// Returns the offset of group 0's inode table, and the inode size.
-fn inode_table(disk: &Later) -> (u64, u64) {
+fn inode_table_range(disk: &DelayedReadDisk) -> (u64, u64) {
     let block = disk.read_now(Extent::new(0, 8192), Block::private(8192)).unwrap();
     let le32 = |at: usize| {
         let mut field = [0; 4];
@@ -276,7 +280,7 @@ fn listed_directories_are_prefetched() {
     for nth in 0..DIRECTORIES {
         let dir = source.path().join(format!("{nth}"));
         std::fs::create_dir(&dir).unwrap();
-        std::fs::write(dir.join("file"), tree::pattern(nth as u64, 300_000)).unwrap();
+        std::fs::write(dir.join("file"), tree::random_bytes(nth as u64, 300_000)).unwrap();
     }
     for kind in ["ext2", "ext4"] {
         let Some(image) = Image::make(Some(source.path()), "24M", &["-b", "1024", "-t", kind])
@@ -287,7 +291,9 @@ fn listed_directories_are_prefetched() {
         let waited = |is_written: bool, is_told: bool| {
             let disk = Arc::new(RecordDisk::new(MemoryDisk::new(bytes.clone(), 512)));
             let volume = match is_written {
-                true => Volume::open_for_writing(disk.clone(), OpenOptions::default(), writing()),
+                true => {
+                    Volume::open_for_writing(disk.clone(), OpenOptions::default(), write_options())
+                }
                 false => Volume::open(disk.clone(), OpenOptions::default()),
             };
             let volume = volume.unwrap();
@@ -307,11 +313,11 @@ fn listed_directories_are_prefetched() {
                     }
                 }
             });
-            disk.take();
+            disk.take_events();
             directories.iter().for_each(|dir| list(*dir, &mut drop));
             assert_eq!(directories.len(), DIRECTORIES + 1, "with lost+found");
             let read = |event: &Event| matches!(event, Event::Read(_, Urgency::Now));
-            disk.take().iter().filter(|event| read(event)).count()
+            disk.take_events().iter().filter(|event| read(event)).count()
         };
         for is_written in [false, true] {
             assert!(waited(is_written, false) > DIRECTORIES / 2, "{kind} {is_written}");
@@ -322,13 +328,13 @@ fn listed_directories_are_prefetched() {
 
 /// A check of the same: second map blocks, and directories.
 #[test]
-fn a_check_waits_for_few_blocks() {
+fn check_prefetches_metadata() {
     const DIRECTORIES: usize = 60;
     let source = tempfile::tempdir().unwrap();
     for nth in 0..DIRECTORIES {
         let dir = source.path().join(format!("{nth}"));
         std::fs::create_dir(&dir).unwrap();
-        std::fs::write(dir.join("file"), tree::pattern(nth as u64, 100_000)).unwrap();
+        std::fs::write(dir.join("file"), tree::random_bytes(nth as u64, 100_000)).unwrap();
     }
     let Some(image) = Image::make(Some(source.path()), "24M", &["-b", "1024"]) else { return };
     let disk = Arc::new(RecordDisk::new(MemoryDisk::new(std::fs::read(&image.path).unwrap(), 512)));
@@ -336,21 +342,21 @@ fn a_check_waits_for_few_blocks() {
     let report = check(&shared, check::CheckOptions::default(), &|_, _| {}).unwrap();
     assert!(report.is_clean() && report.directories as usize == DIRECTORIES + 2);
     let read = |event: &Event| matches!(event, Event::Read(_, Urgency::Now));
-    let waited = disk.take().iter().filter(|event| read(event)).count();
+    let waited = disk.take_events().iter().filter(|event| read(event)).count();
     assert!(waited < DIRECTORIES / 2, "{waited} reads were waited for alone");
 }
 
 #[test]
-fn slices_outlive_the_cache() {
+fn read_slices_outlive_cache() {
     let options = OpenOptions { data_cache_bytes: 1 << 20, ..OpenOptions::default() };
-    let Some((volume, _)) = volume(options) else { return };
+    let Some((volume, _)) = make_volume_with_files(options) else { return };
     let number = volume.lookup(volume.root(), b"large").unwrap();
-    let held: Vec<_> = (0..LARGE as u64 / 131_072)
+    let held: Vec<_> = (0..LARGE_FILE_BYTES as u64 / 131_072)
         .map(|nth| volume.read(number, nth * 131_072, 1000).unwrap())
         .collect();
-    read_large(&volume, 1 << 20);
+    read_large_file(&volume, 1 << 20);
     drop(volume);
-    let expected = tree::pattern(1, LARGE);
+    let expected = tree::random_bytes(1, LARGE_FILE_BYTES);
     for (nth, data) in held.iter().enumerate() {
         assert!(data[..] == expected[nth * 131_072..nth * 131_072 + 1000]);
         assert!(data.slice(10..20)[..] == expected[nth * 131_072 + 10..nth * 131_072 + 20]);
@@ -358,8 +364,8 @@ fn slices_outlive_the_cache() {
 }
 
 #[test]
-fn dots_are_shown_to_those_who_ask() {
-    let Some((volume, _)) = volume(OpenOptions::default()) else { return };
+fn dot_entries_are_listed_on_request() {
+    let Some((volume, _)) = make_volume_with_files(OpenOptions::default()) else { return };
     let dir = volume.lookup(volume.root(), b"small").unwrap();
     let list = |dots| {
         let mut names = Vec::new();

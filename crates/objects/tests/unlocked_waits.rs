@@ -13,36 +13,38 @@ use draconis_exchange::heap::Block;
 use draconis_objects::check::CheckOptions;
 use draconis_objects::kv::{Batch, Kv};
 use draconis_objects::torture::Random;
-use draconis_objects::{CreateOptions, Group, Hint, LayoutKind, OpenOptions, Profile, Store};
+use draconis_objects::{
+    CreateOptions, Group, LayoutKind, LifetimeHint, OpenOptions, Profile, Store,
+};
 
 /// Disk that detects waits under the store's lock.
-struct Watch {
+struct LockWatchingDisk {
     disk: MemoryDisk,
-    seen: Arc<Seen>,
+    seen: Arc<LockObservations>,
 }
 
 #[derive(Default)]
-struct Seen {
+struct LockObservations {
     store: OnceLock<Weak<Store>>,
     is_watching: AtomicBool,
     waited: AtomicUsize,
     held: AtomicUsize,
 }
 
-impl std::fmt::Debug for Seen {
+impl std::fmt::Debug for LockObservations {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Seen").finish_non_exhaustive()
     }
 }
 
-impl Seen {
-    fn waits(&self, what: &str) {
+impl LockObservations {
+    fn record_wait(&self, what: &str) {
         if !self.is_watching.load(SeqCst) {
             return;
         }
         let Some(store) = self.store.get().and_then(Weak::upgrade) else { return };
         self.waited.fetch_add(1, SeqCst);
-        if store.is_held() {
+        if store.is_locked() {
             self.held.fetch_add(1, SeqCst);
             println!("{what} is waited for under the lock");
         }
@@ -51,32 +53,32 @@ impl Seen {
 
 /// An answer that is ready only once it was awaited.
 #[derive(Debug)]
-struct Late {
+struct DelayedAnswer {
     answer: Pending<ReadAnswer>,
-    seen: Arc<Seen>,
+    seen: Arc<LockObservations>,
 }
 
-impl DeferredAnswer<ReadAnswer> for Late {
+impl DeferredAnswer<ReadAnswer> for DelayedAnswer {
     fn is_ready(&self) -> bool {
         false
     }
 
     fn wait(self: Box<Self>) -> Option<ReadAnswer> {
-        self.seen.waits("a read");
+        self.seen.record_wait("a read");
         self.answer.wait()
     }
 }
 
-impl draconis_device::ForwardingDisk for Watch {
-    type Below = MemoryDisk;
+impl draconis_device::ForwardingDisk for LockWatchingDisk {
+    type Inner = MemoryDisk;
 
-    fn disk(&self) -> &MemoryDisk {
+    fn inner_disk(&self) -> &MemoryDisk {
         &self.disk
     }
 
     fn read(&self, at: Extent, into: Block, urgency: Urgency) -> Pending<ReadAnswer> {
-        Pending::deferred(Late {
-            answer: self.disk().read(at, into, urgency),
+        Pending::deferred(DelayedAnswer {
+            answer: self.inner_disk().read(at, into, urgency),
             seen: self.seen.clone(),
         })
     }
@@ -87,19 +89,19 @@ impl draconis_device::ForwardingDisk for Watch {
         after: &[Ticket],
         terms: SubmitOptions,
     ) -> Result<Vec<Ticket>, Refused<Vec<DiskGroup>>> {
-        let tickets = self.disk().submit_chain(chain, after)?;
+        let tickets = self.inner_disk().submit_chain(chain, after)?;
         terms.wait(self, &tickets)?;
         Ok(tickets)
     }
 
     fn wait_visible(&self, ticket: Ticket) -> Result<(), Error> {
-        self.seen.waits("what reads see");
-        self.disk().wait_visible(ticket)
+        self.seen.record_wait("what reads see");
+        self.inner_disk().wait_visible(ticket)
     }
 
     fn wait_durable(&self, ticket: Ticket) -> Result<(), Error> {
-        self.seen.waits("what is durable");
-        self.disk().wait_durable(ticket)
+        self.seen.record_wait("what is durable");
+        self.inner_disk().wait_durable(ticket)
     }
 }
 
@@ -108,28 +110,28 @@ fn profile(layout: LayoutKind) -> Profile {
 }
 
 /// Writes, reads, deletes and waits, on a store much larger than its memory.
-fn use_store(store: &Arc<Store>, random: &mut Random, rounds: u64) {
+fn run_random_requests(store: &Arc<Store>, random: &mut Random, rounds: u64) {
     let kv = Kv::new(store.clone());
-    let key = |random: &mut Random| random.below(60_000).to_be_bytes();
+    let key = |random: &mut Random| random.next_below(60_000).to_be_bytes();
     let mut group = Group::new();
-    let object = group.create(store.new_object(), Hint::Unknown);
+    let object = group.create(store.new_object(), LifetimeHint::Unknown);
     store.submit(group, &[]).unwrap();
     for round in 0..rounds {
         let mut batch = Batch::new();
         for _ in 0..200 {
-            let mut value = vec![0; random.below(120) as usize];
+            let mut value = vec![0; random.next_below(120) as usize];
             random.fill(&mut value);
             batch.put(&key(random), &value);
             batch.delete(&key(random));
         }
         let ticket = kv.write(batch).unwrap();
         let mut group = Group::new();
-        group.write(object, random.below(4 << 20), &[round as u8; 9000]);
+        group.write(object, random.next_below(4 << 20), &[round as u8; 9000]);
         store.submit(group, &[]).unwrap();
         for _ in 0..20 {
             kv.get(&key(random)).unwrap();
             let mut into = vec![0; 20_000];
-            store.read(object, random.below(4 << 20), &mut into).unwrap();
+            store.read(object, random.next_below(4 << 20), &mut into).unwrap();
         }
         if round % 16 == 0 {
             store.wait(ticket).unwrap();
@@ -145,17 +147,22 @@ fn use_store(store: &Arc<Store>, random: &mut Random, rounds: u64) {
 
 /// Uses a store of so many bytes. Returns the numbers of waits for the disk, of those under the
 /// lock, and of cleaned segments.
-fn watched(layout: LayoutKind, len: usize, rounds: u64, seed: u64) -> (usize, usize, u64) {
-    let seen = Arc::new(Seen::default());
+fn count_locked_waits(
+    layout: LayoutKind,
+    len: usize,
+    rounds: u64,
+    seed: u64,
+) -> (usize, usize, u64) {
+    let seen = Arc::new(LockObservations::default());
     let disk = MemoryDisk::new(vec![0; len], 512);
-    let disk: Arc<dyn Disk> = Arc::new(Watch { disk, seen: seen.clone() });
+    let disk: Arc<dyn Disk> = Arc::new(LockWatchingDisk { disk, seen: seen.clone() });
     let options = CreateOptions { profile: profile(layout), id: seed.into() };
     Store::create(disk.clone(), &options).unwrap();
     let options = OpenOptions { cache_bytes: 256 << 10, read_only: false };
     let store = Store::open(disk.clone(), &options).unwrap();
     seen.store.set(Arc::downgrade(&store)).unwrap();
     seen.is_watching.store(true, SeqCst);
-    use_store(&store, &mut Random::new(seed), rounds);
+    run_random_requests(&store, &mut Random::new(seed), rounds);
     seen.is_watching.store(false, SeqCst);
     let counters = store.info().counters;
     let (waited, held) = (seen.waited.load(SeqCst), seen.held.load(SeqCst));
@@ -169,23 +176,23 @@ fn watched(layout: LayoutKind, len: usize, rounds: u64, seed: u64) -> (usize, us
 }
 
 #[test]
-fn who_waits_for_the_disk_holds_nothing() {
+fn disk_waits_hold_no_lock() {
     for (layout, seed) in [(LayoutKind::Cow, 1), (LayoutKind::Log, 2)] {
-        let (_, held, _) = watched(layout, 96 << 20, 1000, seed);
+        let (_, held, _) = count_locked_waits(layout, 96 << 20, 1000, seed);
         assert_eq!(held, 0, "{layout}");
     }
 }
 
 /// Reclaiming segments runs under the lock, and little else does.
 #[test]
-fn little_is_waited_for_under_the_lock_while_segments_are_cleaned() {
-    let (waited, held, cleaned) = watched(LayoutKind::Cow, 40 << 20, 1500, 1);
+fn few_locked_waits_while_cleaning() {
+    let (waited, held, cleaned) = count_locked_waits(LayoutKind::Cow, 40 << 20, 1500, 1);
     assert!(cleaned > 50 && held < waited / 20, "{waited} {held} {cleaned}");
 }
 
 /// One thread does maintenance in advance; others write, read and wait.
 #[test]
-fn a_thread_may_do_the_upkeep() {
+fn maintenance_thread_runs_beside_writers() {
     let disk: Arc<dyn Disk> = Arc::new(MemoryDisk::new(vec![0; 64 << 20], 512));
     let options = CreateOptions { profile: profile(LayoutKind::Cow), id: 3 };
     Store::create(disk.clone(), &options).unwrap();
@@ -203,7 +210,7 @@ fn a_thread_may_do_the_upkeep() {
         let writers: Vec<_> = (10..12)
             .map(|seed| {
                 let store = &store;
-                scope.spawn(move || use_store(store, &mut Random::new(seed), 500))
+                scope.spawn(move || run_random_requests(store, &mut Random::new(seed), 500))
             })
             .collect();
         let ended: Vec<_> = writers.into_iter().map(|writer| writer.join()).collect();

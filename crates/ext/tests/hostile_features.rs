@@ -8,8 +8,10 @@ use std::os::unix::fs::symlink;
 use std::path::Path;
 use std::sync::{Arc, OnceLock};
 
-use common::exercise::{self, Outcome};
-use common::spoil::{assert_memory_stayed_small, rounds, spoil, structures_of};
+use common::exercise::{self, ReadOutcome};
+use common::spoil::{
+    assert_peak_memory_is_small, corrupt_field, metadata_ranges_of_inodes, scaled_rounds,
+};
 use common::storm::{self, Storm};
 use common::{Image, tree};
 use draconis_device::{MemoryDisk, Random};
@@ -18,7 +20,8 @@ use rustix::fs::XattrFlags;
 
 fn fill(root: &Path, names: u64) {
     for len in [0, 3, 60, 61, 90] {
-        fs::write(root.join(format!("Short {len}")), tree::pattern(len, len as usize)).unwrap();
+        fs::write(root.join(format!("Short {len}")), tree::random_bytes(len, len as usize))
+            .unwrap();
     }
     symlink("t".repeat(40), root.join("fast")).unwrap();
     symlink("t".repeat(80), root.join("slow")).unwrap();
@@ -33,12 +36,13 @@ fn fill(root: &Path, names: u64) {
     for len in [100, 900, 5000] {
         let file = root.join(format!("valued {len}"));
         fs::write(&file, b"x").unwrap();
-        let _ = rustix::fs::setxattr(&file, "user.v", &tree::pattern(2, len), XattrFlags::empty());
+        let _ =
+            rustix::fs::setxattr(&file, "user.v", &tree::random_bytes(2, len), XattrFlags::empty());
     }
 }
 
 /// Makes an image with all of these; `None`, with a message, if the kernel cannot.
-fn base() -> Option<&'static [u8]> {
+fn base_image() -> Option<&'static [u8]> {
     static BASE: OnceLock<Option<Vec<u8>>> = OnceLock::new();
     let made = BASE.get_or_init(|| {
         let features = "ea_inode,encrypt,^has_journal,^extent,^64bit,^metadata_csum";
@@ -51,7 +55,7 @@ fn base() -> Option<&'static [u8]> {
             fs::create_dir(&dir).unwrap();
             fill(&dir, 20);
         }
-        common::run("e2fsck", &["-fn", image.path()])?;
+        common::run_tool("e2fsck", &["-fn", image.path()])?;
         image.debugfs_write("feature casefold")?;
         image.debugfs_write("set_super_value encoding 1")?;
         for name in ["Dir 3", "Dir 40"] {
@@ -66,38 +70,38 @@ fn base() -> Option<&'static [u8]> {
 }
 
 /// Returns all inodes in use.
-fn used(base: &[u8]) -> Vec<usize> {
+fn used_inode_numbers(base: &[u8]) -> Vec<usize> {
     let mut inodes = vec![1];
     inodes.extend(10..base.len().min(110));
     inodes
 }
 
 #[test]
-fn a_sound_image_is_read_without_an_error() {
-    let Some(base) = base() else { return };
-    let outcome = exercise::all(base.to_vec()).unwrap();
+fn valid_image_reads_without_errors() {
+    let Some(base) = base_image() else { return };
+    let outcome = exercise::read_whole_image(base.to_vec()).unwrap();
     assert!(outcome.names > 90 && !outcome.cut_short, "{outcome:?}");
     // Unused and invalid inodes, and the ranges read of each encrypted file.
     assert!(outcome.errors < 60, "{outcome:?}");
 }
 
 #[test]
-fn spoilt_structures() {
-    let Some(base) = base() else { return };
-    let sound = exercise::all(base.to_vec()).unwrap();
-    let structures = structures_of(base, &used(base));
+fn corrupt_structures_do_not_hang_or_panic() {
+    let Some(base) = base_image() else { return };
+    let sound = exercise::read_whole_image(base.to_vec()).unwrap();
+    let structures = metadata_ranges_of_inodes(base, &used_inode_numbers(base));
     // The first are superblock and descriptors, which other tests corrupt.
     let own: Vec<_> = structures.into_iter().skip(24).collect();
     let (mut opened, mut hurt) = (0, 0);
-    let rounds = rounds(1500);
+    let rounds = scaled_rounds(1500);
     for seed in 0..rounds {
         let mut random = Random::new(seed ^ 0x5A11);
         let mut image = base.to_vec();
-        for _ in 0..=random.below(24) {
-            let nth = random.below(own.len() as u64) as usize;
-            spoil(&mut image, own[nth].clone(), &mut random);
+        for _ in 0..=random.next_below(24) {
+            let nth = random.next_below(own.len() as u64) as usize;
+            corrupt_field(&mut image, own[nth].clone(), &mut random);
         }
-        let outcome = std::panic::catch_unwind(|| exercise::all(image))
+        let outcome = std::panic::catch_unwind(|| exercise::read_whole_image(image))
             .unwrap_or_else(|_| panic!("seed {seed}: panicked"));
         if let Ok(outcome) = outcome {
             opened += 1;
@@ -106,12 +110,12 @@ fn spoilt_structures() {
     }
     assert_eq!(opened, rounds);
     assert!(hurt > rounds / 3, "{hurt}");
-    assert_memory_stayed_small();
+    assert_peak_memory_is_small();
 }
 
 #[test]
-fn inodes_with_flags_of_others() {
-    let Some(base) = base() else { return };
+fn inodes_with_wrong_feature_flags_do_not_hang_or_panic() {
+    let Some(base) = base_image() else { return };
     let one_of = [
         flags::INLINE_DATA,
         flags::EA_INODE,
@@ -121,72 +125,78 @@ fn inodes_with_flags_of_others() {
         flags::EXTENTS,
         flags::VERITY,
     ];
-    let slots: Vec<_> =
-        structures_of(base, &used(base)).into_iter().filter(|range| range.len() == 256).collect();
+    let slots: Vec<_> = metadata_ranges_of_inodes(base, &used_inode_numbers(base))
+        .into_iter()
+        .filter(|range| range.len() == 256)
+        .collect();
     let mut differ = 0;
-    let sound: Outcome = exercise::all(base.to_vec()).unwrap();
-    for seed in 0..rounds(500) {
+    let sound: ReadOutcome = exercise::read_whole_image(base.to_vec()).unwrap();
+    for seed in 0..scaled_rounds(500) {
         let mut random = Random::new(seed ^ 0xF1A6);
         let mut image = base.to_vec();
-        for _ in 0..=random.below(6) {
-            let slot = &slots[random.below(slots.len() as u64) as usize];
-            let flag = one_of[random.below(one_of.len() as u64) as usize];
+        for _ in 0..=random.next_below(6) {
+            let slot = &slots[random.next_below(slots.len() as u64) as usize];
+            let flag = one_of[random.next_below(one_of.len() as u64) as usize];
             let at = slot.start + 0x20;
             for (byte, flip) in image[at..at + 4].iter_mut().zip(flag.to_le_bytes()) {
                 *byte ^= flip;
             }
         }
-        let outcome = std::panic::catch_unwind(|| exercise::all(image));
+        let outcome = std::panic::catch_unwind(|| exercise::read_whole_image(image));
         let outcome = outcome.unwrap_or_else(|_| panic!("seed {seed}: panicked"));
         differ += u64::from(outcome.unwrap() != sound);
     }
     assert!(differ > 200, "{differ}");
-    assert_memory_stayed_small();
+    assert_peak_memory_is_small();
 }
 
 /// Makes many changes of one image; returns the result.
-fn changed(image: Vec<u8>, seed: u64) -> draconis_ext::Result<(storm::Outcome, Vec<u8>)> {
+fn storm_on_image(
+    image: Vec<u8>,
+    seed: u64,
+) -> draconis_ext::Result<(storm::StormOutcome, Vec<u8>)> {
     let mut random = Random::new(seed);
     let disk = Arc::new(MemoryDisk::new(image, 512));
-    let mut storm = Storm::new(disk.clone(), exercise::options())?;
+    let mut storm = Storm::new(disk.clone(), exercise::open_options())?;
     for _ in 0..60 {
-        storm.step(&mut |limit| random.below(limit));
+        storm.random_change(&mut |limit| random.next_below(limit));
     }
-    storm.end();
+    storm.finish();
     let outcome = std::mem::take(&mut storm.outcome);
     drop(storm);
     Ok((outcome, Arc::try_unwrap(disk).unwrap().into_bytes()))
 }
 
 #[test]
-fn changes_of_a_sound_image_leave_it_sound() {
-    let Some(base) = base() else { return };
-    let image = Image::of(base);
+fn storms_on_valid_image_leave_it_clean() {
+    let Some(base) = base_image() else { return };
+    let image = Image::from_bytes(base);
     // Rebuilds the htrees with folded names.
-    let Some(_) = common::run("e2fsck", &["-fyD", image.path()]) else { return };
+    let Some(_) = common::run_tool("e2fsck", &["-fyD", image.path()]) else { return };
     let base = fs::read(&image.path).unwrap();
-    for seed in 0..rounds(30) {
-        let (outcome, bytes) = changed(base.clone(), seed).unwrap();
+    for seed in 0..scaled_rounds(30) {
+        let (outcome, bytes) = storm_on_image(base.clone(), seed).unwrap();
         assert!(!outcome.stopped && outcome.done > 5, "seed {seed}: {outcome:?}");
-        let image = Image::of(&bytes);
-        assert!(common::run("e2fsck", &["-fn", image.path()]).is_some(), "seed {seed}");
+        let image = Image::from_bytes(&bytes);
+        assert!(common::run_tool("e2fsck", &["-fn", image.path()]).is_some(), "seed {seed}");
     }
 }
 
 #[test]
-fn changes_of_spoilt_structures() {
-    let Some(base) = base() else { return };
-    let own: Vec<_> = structures_of(base, &used(base)).into_iter().skip(24).collect();
+fn storms_on_corrupt_structures_terminate() {
+    let Some(base) = base_image() else { return };
+    let own: Vec<_> =
+        metadata_ranges_of_inodes(base, &used_inode_numbers(base)).into_iter().skip(24).collect();
     let (mut opened, mut stopped) = (0, 0);
-    let rounds = rounds(600);
+    let rounds = scaled_rounds(600);
     for seed in 0..rounds {
         let mut random = Random::new(seed ^ 0xC4A6);
         let mut image = base.to_vec();
-        for _ in 0..=random.below(24) {
-            let nth = random.below(own.len() as u64) as usize;
-            spoil(&mut image, own[nth].clone(), &mut random);
+        for _ in 0..=random.next_below(24) {
+            let nth = random.next_below(own.len() as u64) as usize;
+            corrupt_field(&mut image, own[nth].clone(), &mut random);
         }
-        let ran = std::panic::catch_unwind(|| changed(image, seed))
+        let ran = std::panic::catch_unwind(|| storm_on_image(image, seed))
             .unwrap_or_else(|_| panic!("seed {seed}: panicked"));
         if let Ok((outcome, _)) = ran {
             opened += 1;
@@ -194,5 +204,5 @@ fn changes_of_spoilt_structures() {
         }
     }
     assert!(opened > rounds / 2 && stopped < opened, "{opened} opened, {stopped} stopped");
-    assert_memory_stayed_small();
+    assert_peak_memory_is_small();
 }

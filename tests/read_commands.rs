@@ -5,30 +5,33 @@ mod common;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use common::{Draconis, IgnoredProperties, Kernel, is_root, mke2fs, odd_tree, same, scan_tree};
+use common::{
+    Draconis, IgnoredProperties, KernelMount, assert_same_trees, is_root, make_odd_tree, mke2fs,
+    scan_tree,
+};
 use draconis_device::Random;
 
 /// Properties that a copy cannot preserve, and fractions of seconds if `mke2fs` made the volume.
-fn copy() -> IgnoredProperties {
+fn ignore_uncopied_properties() -> IgnoredProperties {
     IgnoredProperties { what_a_copy_loses: true, fractions: !is_root() }
 }
 
-fn target(image: &Path, path: &str) -> String {
+fn target_arg(image: &Path, path: &str) -> String {
     format!("{}:{path}", image.display())
 }
 
 /// Creates volumes of the odd tree in each block size and of both types, and the tree. The kernel
 /// fills them if possible, because `mke2fs -d` rounds times to seconds.
-fn odd_images(draconis: &Draconis) -> Vec<std::path::PathBuf> {
+fn make_odd_images(draconis: &Draconis) -> Vec<std::path::PathBuf> {
     let tree = draconis.make_dir("tree");
-    odd_tree(&tree);
+    make_odd_tree(&tree);
     [("ext2", "1024"), ("ext2", "2048"), ("ext2", "4096"), ("ext4", "1024"), ("ext4", "4096")]
         .map(|(kind, block)| {
             let image = draconis.path(&format!("odd-{kind}-{block}.img"));
             let how = ["-t", kind, "-b", block, "-I", "256"];
             if is_root() {
                 mke2fs(&image, None, &how, "64M");
-                Kernel::fill(&image, draconis.make_dir("fill"), &tree);
+                KernelMount::copy_tree_into(&image, draconis.make_dir("fill"), &tree);
             } else {
                 mke2fs(&image, Some(&tree), &how, "64M");
             }
@@ -38,18 +41,20 @@ fn odd_images(draconis: &Draconis) -> Vec<std::path::PathBuf> {
 }
 
 #[test]
-fn get_copies_a_tree_as_it_is() {
+fn get_copies_tree_exactly() {
     let draconis = Draconis::new();
-    for image in odd_images(&draconis) {
+    for image in make_odd_images(&draconis) {
         let copied = draconis.path("copy");
-        draconis.ok(["get", "-r", &target(&image, "/"), copied.to_str().unwrap()]);
+        draconis.run_ok(["get", "-r", &target_arg(&image, "/"), copied.to_str().unwrap()]);
         std::fs::remove_dir(copied.join("lost+found")).unwrap();
-        let (mut ours, mut theirs) =
-            (scan_tree(&copied, copy()), scan_tree(&draconis.path("tree"), copy()));
+        let (mut ours, mut theirs) = (
+            scan_tree(&copied, ignore_uncopied_properties()),
+            scan_tree(&draconis.path("tree"), ignore_uncopied_properties()),
+        );
         // mke2fs sets mode and time of the root directory itself.
         ours.remove(Path::new(""));
         theirs.remove(Path::new(""));
-        same(&ours, &theirs);
+        assert_same_trees(&ours, &theirs);
         // Holes stay holes: five gibibytes fit a few blocks.
         let sparse = std::os::unix::fs::MetadataExt::blocks(
             &std::fs::metadata(copied.join("sparse")).unwrap(),
@@ -60,9 +65,9 @@ fn get_copies_a_tree_as_it_is() {
 }
 
 #[test]
-fn tar_archives_a_tree_as_it_is() {
+fn tar_archives_tree_exactly() {
     let draconis = Draconis::new();
-    for image in odd_images(&draconis) {
+    for image in make_odd_images(&draconis) {
         let copied = draconis.make_dir("copy");
         let mut archive = draconis
             .command()
@@ -76,17 +81,19 @@ fn tar_archives_a_tree_as_it_is() {
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
         assert!(archive.wait().unwrap().success());
         std::fs::remove_dir(copied.join("lost+found")).unwrap();
-        let (mut ours, mut theirs) =
-            (scan_tree(&copied, copy()), scan_tree(&draconis.path("tree"), copy()));
+        let (mut ours, mut theirs) = (
+            scan_tree(&copied, ignore_uncopied_properties()),
+            scan_tree(&draconis.path("tree"), ignore_uncopied_properties()),
+        );
         ours.remove(Path::new(""));
         theirs.remove(Path::new(""));
-        same(&ours, &theirs);
+        assert_same_trees(&ours, &theirs);
         std::fs::remove_dir_all(copied).unwrap();
     }
 }
 
 /// Writes an archive of `image` to a file.
-fn archive(draconis: &Draconis, image: &Path, sparse: &str) -> std::path::PathBuf {
+fn make_archive(draconis: &Draconis, image: &Path, sparse: &str) -> std::path::PathBuf {
     let path = draconis.path(&format!("{sparse}.tar"));
     let mut command = draconis.command();
     command.args(["tar", &format!("--sparse={sparse}")]).arg(image);
@@ -96,19 +103,19 @@ fn archive(draconis: &Draconis, image: &Path, sparse: &str) -> std::path::PathBu
 }
 
 #[test]
-fn a_hole_of_any_size_costs_an_archive_nothing() {
+fn holes_take_no_archive_space() {
     use std::os::unix::fs::{FileExt, MetadataExt};
     let draconis = Draconis::new();
     let image = draconis.path("image");
-    draconis.ok(["format", "-b", "4096", image.to_str().unwrap(), "16M"]);
+    draconis.run_ok(["format", "-b", "4096", image.to_str().unwrap(), "16M"]);
     let file = draconis.path("file");
     let sparse = std::fs::File::create(&file).unwrap();
     sparse.write_all_at(b"near the end", (255 << 30) + 12345).unwrap();
     sparse.set_len(256 << 30).unwrap();
-    draconis.ok(["put", file.to_str().unwrap(), &target(&image, "/file")]);
-    draconis.ok(["truncate", "-s", "256G", &target(&image, "/hole")]);
+    draconis.run_ok(["put", file.to_str().unwrap(), &target_arg(&image, "/file")]);
+    draconis.run_ok(["truncate", "-s", "256G", &target_arg(&image, "/hole")]);
     for sparse in ["auto", "always"] {
-        let path = archive(&draconis, &image, sparse);
+        let path = make_archive(&draconis, &image, sparse);
         assert!(path.metadata().unwrap().len() < 100_000);
         let list = Command::new("tar").arg("-tvf").arg(&path).output().unwrap();
         let list = String::from_utf8_lossy(&list.stdout).into_owned();
@@ -128,12 +135,12 @@ fn a_hole_of_any_size_costs_an_archive_nothing() {
         assert_eq!(&bytes, b"near the end");
         // And back again.
         let copy = draconis.path("copy");
-        draconis.ok(["format", "--force", "-b", "4096", copy.to_str().unwrap(), "16M"]);
-        draconis.ok(["untar", "-f", path.to_str().unwrap(), copy.to_str().unwrap()]);
-        common::volume::check(&copy);
+        draconis.run_ok(["format", "--force", "-b", "4096", copy.to_str().unwrap(), "16M"]);
+        draconis.run_ok(["untar", "-f", path.to_str().unwrap(), copy.to_str().unwrap()]);
+        common::volume::run_e2fsck(&copy);
         for name in ["/file", "/hole"] {
             let stat = |image: &Path| {
-                let said = draconis.ok(["stat", "--json", &target(image, name)]);
+                let said = draconis.run_ok(["stat", "--json", &target_arg(image, name)]);
                 let stat: serde_json::Value = serde_json::from_str(&said).unwrap();
                 (stat[0]["size"].clone(), stat[0]["blocks_512"].clone(), stat[0]["runs"].clone())
             };
@@ -144,24 +151,25 @@ fn a_hole_of_any_size_costs_an_archive_nothing() {
 }
 
 #[test]
-fn archives_hold_files_of_any_shape() {
+fn archives_preserve_sparse_files() {
     let draconis = Draconis::new();
     let tree = draconis.make_dir("shapes");
     let mut random = Random::new(14);
     for nth in 0..60 {
         let file = std::fs::File::create(tree.join(format!("{nth:02}"))).unwrap();
-        let blocks = 1 + random.below(700);
-        let density = random.below(5);
+        let blocks = 1 + random.next_below(700);
+        let density = random.next_below(5);
         for block in 0..blocks {
-            if random.below(4) < density {
-                let bytes = vec![random.below(255) as u8 + 1; 1 + random.below(4096) as usize];
+            if random.next_below(4) < density {
+                let bytes =
+                    vec![random.next_below(255) as u8 + 1; 1 + random.next_below(4096) as usize];
                 std::os::unix::fs::FileExt::write_all_at(&file, &bytes, block << 12).unwrap();
             }
         }
-        file.set_len((blocks << 12) - random.below(4096)).unwrap();
+        file.set_len((blocks << 12) - random.next_below(4096)).unwrap();
     }
     let below = |top: &Path| {
-        let mut seen = scan_tree(top, copy());
+        let mut seen = scan_tree(top, ignore_uncopied_properties());
         seen.remove(Path::new(""));
         seen
     };
@@ -170,24 +178,24 @@ fn archives_hold_files_of_any_shape() {
         let image = draconis.path("image");
         let from = tree.to_str().unwrap();
         let to = image.to_str().unwrap();
-        draconis.ok(["format", "--force", "-b", block, "--from", from, to, "128M"]);
+        draconis.run_ok(["format", "--force", "-b", block, "--from", from, to, "128M"]);
         let mut lens = vec![];
         for sparse in ["always", "auto", "never"] {
-            let path = archive(&draconis, &image, sparse);
+            let path = make_archive(&draconis, &image, sparse);
             lens.push(path.metadata().unwrap().len());
             let by_tar = draconis.make_dir("by tar");
             let mut tar = Command::new("tar");
             tar.args(["-x", "--exclude=lost+found", "-pf"]).arg(&path).arg("-C").arg(&by_tar);
             assert!(tar.status().unwrap().success());
-            same(&below(&by_tar), &expected);
+            assert_same_trees(&below(&by_tar), &expected);
             std::fs::remove_dir_all(by_tar).unwrap();
             let (unpacked, by_us) = (draconis.path("unpacked"), draconis.path("by us"));
-            draconis.ok(["format", "--force", "-b", block, unpacked.to_str().unwrap(), "256M"]);
-            draconis.ok(["untar", "-f", path.to_str().unwrap(), unpacked.to_str().unwrap()]);
-            common::volume::check(&unpacked);
-            draconis.ok(["get", "-r", &target(&unpacked, "/"), by_us.to_str().unwrap()]);
+            draconis.run_ok(["format", "--force", "-b", block, unpacked.to_str().unwrap(), "256M"]);
+            draconis.run_ok(["untar", "-f", path.to_str().unwrap(), unpacked.to_str().unwrap()]);
+            common::volume::run_e2fsck(&unpacked);
+            draconis.run_ok(["get", "-r", &target_arg(&unpacked, "/"), by_us.to_str().unwrap()]);
             std::fs::remove_dir(by_us.join("lost+found")).unwrap();
-            same(&below(&by_us), &expected);
+            assert_same_trees(&below(&by_us), &expected);
             std::fs::remove_dir_all(by_us).unwrap();
         }
         // In automatic mode, small holes are written as zeros and large ones as a sparse entry.
@@ -196,53 +204,54 @@ fn archives_hold_files_of_any_shape() {
 }
 
 #[test]
-fn one_file_and_one_directory_can_be_asked_for() {
+fn get_and_tar_select_one_file_or_directory() {
     let draconis = Draconis::new();
-    let image = &odd_images(&draconis)[0];
+    let image = &make_odd_images(&draconis)[0];
     let tree = draconis.path("tree");
-    let cat = draconis.run(["cat", &target(image, "/big"), &target(image, "/fast link")]);
+    let cat = draconis.run(["cat", &target_arg(image, "/big"), &target_arg(image, "/fast link")]);
     let expected = [std::fs::read(tree.join("big")).unwrap(), b"1".to_vec()].concat();
     assert!(cat.status.success() && cat.stdout == expected);
 
     let into = draconis.make_dir("into");
-    draconis.ok(["get", &target(image, "/fast link"), into.to_str().unwrap()]);
+    draconis.run_ok(["get", &target_arg(image, "/fast link"), into.to_str().unwrap()]);
     assert_eq!(std::fs::read(into.join("fast link")).unwrap(), b"1");
     let named = into.join("named");
-    draconis.ok(["get", &target(image, "/big"), named.to_str().unwrap()]);
+    draconis.run_ok(["get", &target_arg(image, "/big"), named.to_str().unwrap()]);
     assert!(std::fs::read(named).unwrap() == std::fs::read(tree.join("big")).unwrap());
-    draconis.ok(["get", "-r", &target(image, "/deep/er"), into.to_str().unwrap()]);
+    draconis.run_ok(["get", "-r", &target_arg(image, "/deep/er"), into.to_str().unwrap()]);
     assert_eq!(std::fs::read(into.join("er/file 123")).unwrap(), b"123");
 
-    let said = draconis.fails(["get", &target(image, "/deep"), into.to_str().unwrap()]);
+    let said = draconis.run_failing(["get", &target_arg(image, "/deep"), into.to_str().unwrap()]);
     assert!(said.contains("-r"), "{said}");
-    let said = draconis.fails(["cat", &target(image, "/deep")]);
+    let said = draconis.run_failing(["cat", &target_arg(image, "/deep")]);
     assert!(said.contains("is a directory"), "{said}");
-    let said = draconis.fails(["cat", &target(image, "/deep/none")]);
+    let said = draconis.run_failing(["cat", &target_arg(image, "/deep/none")]);
     assert!(said.contains("/deep/none: no such file or directory"), "{said}");
 }
 
 #[test]
-fn listings_show_what_is_there() {
+fn ls_shows_all_entries() {
     let draconis = Draconis::new();
-    let image = &odd_images(&draconis)[2];
-    let names = draconis.ok(["ls", &target(image, "/deep/er")]);
+    let image = &make_odd_images(&draconis)[2];
+    let names = draconis.run_ok(["ls", &target_arg(image, "/deep/er")]);
     assert_eq!(names.lines().count(), 301);
     assert!(names.starts_with("file 000\nfile 001\n") && names.ends_with("still\n"));
-    let long = draconis.ok(["ls", "-l", image.to_str().unwrap()]);
+    let long = draconis.run_ok(["ls", "-l", image.to_str().unwrap()]);
     let line = |name: &str| long.lines().find(|line| line.ends_with(name)).unwrap().to_string();
     assert!(line(" suid").starts_with("-rwsr-xr-x   1 "), "{long}");
     assert!(line(" fast link -> one").starts_with("lrwxrwxrwx   1 "), "{long}");
     assert!(line(" hard link").starts_with("-rw-r--r--   3 "), "{long}");
-    let all = draconis.ok(["ls", "-R", image.to_str().unwrap()]);
+    let all = draconis.run_ok(["ls", "-R", image.to_str().unwrap()]);
     assert!(all.contains("\n/deep/er/still:\nfile\n"), "{all}");
-    let tree = draconis.ok(["tree", &target(image, "/deep")]);
+    let tree = draconis.run_ok(["tree", &target_arg(image, "/deep")]);
     assert!(tree.contains("└── er\n    ├── file 000\n"), "{tree}");
     assert!(tree.ends_with("2 directories, 302 files\n"), "{tree}");
 
-    let stat = draconis.ok(["stat", &target(image, "/sparse")]);
+    let stat = draconis.run_ok(["stat", &target_arg(image, "/sparse")]);
     assert!(stat.contains("Size: 5368709120"), "{stat}");
     let stat: serde_json::Value =
-        serde_json::from_str(&draconis.ok(["stat", "--json", &target(image, "/one")])).unwrap();
+        serde_json::from_str(&draconis.run_ok(["stat", "--json", &target_arg(image, "/one")]))
+            .unwrap();
     assert_eq!((&stat[0]["links"], &stat[0]["size"]), (&3.into(), &1.into()));
     let mut xattrs: Vec<_> = stat[0]["xattrs"].as_array().unwrap().iter().collect();
     xattrs.sort_by_key(|name| name.to_string());
@@ -250,7 +259,7 @@ fn listings_show_what_is_there() {
 }
 
 #[test]
-fn several_paths_are_listed_as_ls_lists_them() {
+fn several_paths_are_listed_like_ls() {
     let draconis = Draconis::new();
     let tree = draconis.make_dir("tree");
     for dir in ["a/deep", "b", "none"] {
@@ -261,7 +270,7 @@ fn several_paths_are_listed_as_ls_lists_them() {
     }
     std::os::unix::fs::symlink("a", tree.join("link")).unwrap();
     let image = draconis.path("image");
-    draconis.ok(["format", "--from", tree.to_str().unwrap(), image.to_str().unwrap()]);
+    draconis.run_ok(["format", "--from", tree.to_str().unwrap(), image.to_str().unwrap()]);
     // The output of ls for the same tree, with its paths replaced.
     let theirs = |arguments: &[&str]| {
         let mut ls = Command::new("ls");
@@ -271,9 +280,10 @@ fn several_paths_are_listed_as_ls_lists_them() {
     let ours = |arguments: &[&str]| {
         let at = |text: &&str| match text.starts_with('-') {
             true => (*text).to_string(),
-            false => target(&image, &format!("/{text}")),
+            false => target_arg(&image, &format!("/{text}")),
         };
-        let said = draconis.ok([vec!["ls".into()], arguments.iter().map(at).collect()].concat());
+        let said =
+            draconis.run_ok([vec!["ls".into()], arguments.iter().map(at).collect()].concat());
         said.replace("\n/", "\n").trim_start_matches('/').to_string()
     };
     for arguments in [
@@ -311,25 +321,25 @@ fn several_paths_are_listed_as_ls_lists_them() {
             _ => assert_eq!(sorted(&ours), sorted(&theirs), "{arguments:?}"),
         }
     }
-    let output = draconis.run(["ls", &target(&image, "/nothing"), &target(&image, "/b")]);
+    let output = draconis.run(["ls", &target_arg(&image, "/nothing"), &target_arg(&image, "/b")]);
     assert_eq!(output.status.code(), Some(1));
     assert_eq!(String::from_utf8_lossy(&output.stdout), "/b:\nthree\n");
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(said.ends_with("/nothing: no such file or directory\n"), "{said}");
-    let said = draconis.fails(["ls", &target(&image, "/"), "other.img:/"]);
+    let said = draconis.run_failing(["ls", &target_arg(&image, "/"), "other.img:/"]);
     assert!(said.contains("only one image at a time"), "{said}");
 }
 
 #[test]
-fn listings_as_json_say_what_listings_say() {
+fn json_listing_matches_text_listing() {
     let draconis = Draconis::new();
-    let image = &odd_images(&draconis)[1];
+    let image = &make_odd_images(&draconis)[1];
     let list = |arguments: &[&str]| -> Vec<serde_json::Value> {
-        serde_json::from_str(&draconis.ok([&["ls", "--json"], arguments].concat())).unwrap()
+        serde_json::from_str(&draconis.run_ok([&["ls", "--json"], arguments].concat())).unwrap()
     };
     let whole = image.to_str().unwrap();
     let all = list(&["-aR", whole]);
-    let said = draconis.ok(["ls", "-alR", whole]);
+    let said = draconis.run_ok(["ls", "-alR", whole]);
     let lines = said.lines().filter(|line| line.get(10..11) == Some(" ") && line.len() > 40);
     // The name with a newline takes a second line.
     assert_eq!(lines.count(), all.len(), "{said}");
@@ -339,7 +349,7 @@ fn listings_as_json_say_what_listings_say() {
         if object.get("path_hex").is_some() {
             continue;
         }
-        let stat = draconis.ok(["stat", "--json", &target(image, path)]);
+        let stat = draconis.run_ok(["stat", "--json", &target_arg(image, path)]);
         let stat: serde_json::Value = serde_json::from_str(&stat).unwrap();
         let same = ["inode", "kind", "mode", "links", "uid", "gid", "size", "device", "modified"];
         if path.contains("/deep/er/file") && !path.ends_with('7') {
@@ -361,30 +371,30 @@ fn listings_as_json_say_what_listings_say() {
         .map(|at| u8::from_str_radix(&hex[at..at + 2], 16).unwrap())
         .collect();
     assert_eq!(bytes, b"odd \x01\x1b[31m\xff\xfe\\ \"name\"\n");
-    let (link, one) = (target(image, "/fast link"), target(image, "/one"));
+    let (link, one) = (target_arg(image, "/fast link"), target_arg(image, "/one"));
     assert_eq!(list(&["-d", &link])[0]["kind"], "symbolic link");
     assert_eq!(list(&[&link, &one])[0]["kind"], "regular file");
     assert_eq!(list(&["-d", whole])[0]["name"], "/");
-    draconis.ok(["format", draconis.path("empty").to_str().unwrap(), "1M"]);
-    let empty = target(&draconis.path("empty"), "/lost+found");
+    draconis.run_ok(["format", draconis.path("empty").to_str().unwrap(), "1M"]);
+    let empty = target_arg(&draconis.path("empty"), "/lost+found");
     assert!(list(&[&empty]).is_empty());
 }
 
 #[test]
-fn get_writes_a_file_to_standard_output() {
+fn get_writes_file_to_stdout() {
     let draconis = Draconis::new();
-    let image = &odd_images(&draconis)[0];
+    let image = &make_odd_images(&draconis)[0];
     let expected = std::fs::read(draconis.path("tree").join("big")).unwrap();
-    let output = draconis.run(["get", &target(image, "/big"), "-"]);
+    let output = draconis.run(["get", &target_arg(image, "/big"), "-"]);
     assert!(output.status.success() && output.stdout == expected);
-    let said = draconis.fails(["get", "-r", &target(image, "/deep"), "-"]);
+    let said = draconis.run_failing(["get", "-r", &target_arg(image, "/deep"), "-"]);
     assert!(said.contains("draconis tar"), "{said}");
-    let said = draconis.fails(["get", &target(image, "/deep"), "-"]);
+    let said = draconis.run_failing(["get", &target_arg(image, "/deep"), "-"]);
     assert!(said.contains("is a directory"), "{said}");
     // A file named `-` is given as a path.
     let dir = draconis.make_dir("in here");
     let mut command = draconis.command();
-    command.args(["get", &target(image, "/one"), "./-"]).current_dir(&dir);
+    command.args(["get", &target_arg(image, "/one"), "./-"]).current_dir(&dir);
     assert!(command.status().unwrap().success());
     assert_eq!(std::fs::read(dir.join("-")).unwrap(), b"1");
 }
@@ -395,7 +405,8 @@ fn info_agrees_with_dumpe2fs() {
     let image = draconis.path("labelled.img");
     mke2fs(&image, None, &["-t", "ext2", "-b", "1024", "-L", "a label", "-m", "3"], "9M");
     let info: serde_json::Value =
-        serde_json::from_str(&draconis.ok(["info", "--json", image.to_str().unwrap()])).unwrap();
+        serde_json::from_str(&draconis.run_ok(["info", "--json", image.to_str().unwrap()]))
+            .unwrap();
     let output = Command::new("dumpe2fs").arg("-h").arg(&image).output().unwrap();
     let theirs = String::from_utf8_lossy(&output.stdout).into_owned();
     let field = |name: &str| {
@@ -427,7 +438,7 @@ fn info_agrees_with_dumpe2fs() {
     features.sort();
     theirs.sort();
     assert_eq!(features, theirs);
-    assert!(draconis.ok(["info", image.to_str().unwrap()]).contains("label        a label\n"));
+    assert!(draconis.run_ok(["info", image.to_str().unwrap()]).contains("label        a label\n"));
 }
 
 #[test]
@@ -447,33 +458,34 @@ fn partitions_and_offsets_are_found() {
     let image = draconis.path("disk.img");
     std::fs::write(&image, disk).unwrap();
     for place in [["--partition", "1"], ["--offset", "1M"]] {
-        let text = draconis.ok([&["cat"], &place[..], &[&target(&image, "/hello")]].concat());
+        let text =
+            draconis.run_ok([&["cat"], &place[..], &[&target_arg(&image, "/hello")]].concat());
         assert_eq!(text, "from inside\n");
     }
-    let said = draconis.fails(["ls", "--partition", "2", image.to_str().unwrap()]);
+    let said = draconis.run_failing(["ls", "--partition", "2", image.to_str().unwrap()]);
     assert!(said.contains("no partition 2; the table has: 1"), "{said}");
     // The only partition with a volume need not be named.
-    assert!(draconis.ok(["ls", image.to_str().unwrap()]).contains("hello"));
-    let said = draconis.fails(["ls", "--offset", "4M", image.to_str().unwrap()]);
+    assert!(draconis.run_ok(["ls", image.to_str().unwrap()]).contains("hello"));
+    let said = draconis.run_failing(["ls", "--offset", "4M", image.to_str().unwrap()]);
     assert!(said.contains("reaches beyond"), "{said}");
 }
 
 #[test]
-fn what_cannot_be_read_is_refused_by_name() {
+fn unreadable_images_are_refused_by_name() {
     let draconis = Draconis::new();
     let image = draconis.path("journal.img");
     mke2fs(&image, None, &["-O", "journal_dev"], "16M");
-    let said = draconis.fails(["ls", image.to_str().unwrap()]);
+    let said = draconis.run_failing(["ls", image.to_str().unwrap()]);
     assert!(said.contains("needs: journal_dev"), "{said}");
-    let said = draconis.fails(["ls", "/no/such/image"]);
+    let said = draconis.run_failing(["ls", "/no/such/image"]);
     assert!(said.contains("/no/such/image: No such file"), "{said}");
-    let said = draconis.fails(["ls", "/dev/null"]);
+    let said = draconis.run_failing(["ls", "/dev/null"]);
     assert!(said.contains("neither a file nor a block device"), "{said}");
 }
 
 /// A volume whose dirents were changed to lead out of the destination.
 #[test]
-fn a_hostile_volume_cannot_write_outside_the_destination() {
+fn get_of_hostile_volume_stays_inside_destination() {
     let draconis = Draconis::new();
     let tree = draconis.make_dir("bad");
     let outside = draconis.make_dir("outside");
@@ -498,34 +510,34 @@ fn a_hostile_volume_cannot_write_outside_the_destination() {
     assert_eq!(changed, 2);
     std::fs::write(&image, bytes).unwrap();
     let into = draconis.make_dir("into");
-    let output = draconis.run(["get", "-r", &target(&image, "/"), into.to_str().unwrap()]);
+    let output = draconis.run(["get", "-r", &target_arg(&image, "/"), into.to_str().unwrap()]);
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     assert_eq!(std::fs::read_dir(&outside).unwrap().count(), 0, "{said}");
     assert!(!draconis.path("file").exists() && into.is_dir());
 }
 
 #[test]
-fn a_tool_that_meets_a_mounted_volume_says_so() {
+fn tools_report_mounted_volume() {
     let draconis = Draconis::new();
     let image = draconis.path("held.img");
     mke2fs(&image, None, &["-t", "ext2"], "1M");
     let held = std::fs::File::open(&image).unwrap();
     held.lock().unwrap();
-    let said = draconis.fails(["ls", image.to_str().unwrap()]);
+    let said = draconis.run_failing(["ls", image.to_str().unwrap()]);
     assert!(said.contains("is mounted or being changed"), "{said}");
     held.unlock().unwrap();
-    draconis.ok(["ls", image.to_str().unwrap()]);
+    draconis.run_ok(["ls", image.to_str().unwrap()]);
 }
 
 #[test]
-fn the_texts_are_complete() {
+fn help_texts_are_complete() {
     let draconis = Draconis::new();
     let pages = draconis.make_dir("man");
-    draconis.ok(["manpages", pages.to_str().unwrap()]);
+    draconis.run_ok(["manpages", pages.to_str().unwrap()]);
     for page in ["draconis.1", "draconis-mount.1", "draconis-get.1"] {
         assert!(std::fs::read_to_string(pages.join(page)).unwrap().contains("SYNOPSIS"));
     }
-    assert!(draconis.ok(["completions", "bash"]).contains("umount"));
+    assert!(draconis.run_ok(["completions", "bash"]).contains("umount"));
     let usage = draconis.run(["mount"]);
     assert_eq!(usage.status.code(), Some(2));
 }

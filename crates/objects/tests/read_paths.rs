@@ -7,11 +7,11 @@ use draconis_device::{Disk, Extent, Fault, FaultDisk, FaultTarget, MemoryDisk};
 use draconis_exchange::heap::Block;
 use draconis_objects::kv::{Batch, Kv};
 use draconis_objects::{
-    CreateOptions, Error, Group, Hint, LayoutKind, ObjectId, OpenOptions, Profile, Store,
+    CreateOptions, Error, Group, LayoutKind, LifetimeHint, ObjectId, OpenOptions, Profile, Store,
 };
 
-const BLOCK: u64 = 4096;
-const BLOCKS: u64 = 1024;
+const BLOCK_BYTES: u64 = 4096;
+const BLOCK_COUNT: u64 = 1024;
 
 fn create(disk: Arc<dyn Disk>) -> Arc<Store> {
     let layout = LayoutKind::Cow;
@@ -24,95 +24,95 @@ fn open(disk: Arc<dyn Disk>, cache_bytes: u64) -> Arc<Store> {
     Store::open(disk, &OpenOptions { cache_bytes, read_only: false }).unwrap()
 }
 
-fn content(block: u64) -> Vec<u8> {
-    block.to_le_bytes().repeat(BLOCK as usize / 8)
+fn block_contents(block: u64) -> Vec<u8> {
+    block.to_le_bytes().repeat(BLOCK_BYTES as usize / 8)
 }
 
 /// Creates an object of blocks, each with its number in it.
-fn fill(store: &Arc<Store>) -> ObjectId {
+fn fill_object(store: &Arc<Store>) -> ObjectId {
     let new = store.new_object();
     let id = new.id();
     let mut group = Group::new();
-    group.create(new, Hint::Unknown);
+    group.create(new, LifetimeHint::Unknown);
     store.submit(group, &[]).unwrap();
-    for block in 0..BLOCKS {
+    for block in 0..BLOCK_COUNT {
         let mut group = Group::new();
-        group.write(id, block * BLOCK, &content(block));
+        group.write(id, block * BLOCK_BYTES, &block_contents(block));
         store.submit(group, &[]).unwrap();
     }
     store.sync().unwrap();
     id
 }
 
-fn read(store: &Store, id: ObjectId, block: u64) -> Result<(), Error> {
-    let mut into = [0xEE; BLOCK as usize];
-    store.read(id, block * BLOCK, &mut into)?;
-    assert_eq!(into[..], content(block));
+fn assert_block(store: &Store, id: ObjectId, block: u64) -> Result<(), Error> {
+    let mut into = [0xEE; BLOCK_BYTES as usize];
+    store.read(id, block * BLOCK_BYTES, &mut into)?;
+    assert_eq!(into[..], block_contents(block));
     Ok(())
 }
 
 /// Returns all blocks, none after its neighbour.
-fn jumping() -> impl Iterator<Item = u64> {
-    (0..BLOCKS).map(|nth| nth * 389 % BLOCKS)
+fn nonsequential_blocks() -> impl Iterator<Item = u64> {
+    (0..BLOCK_COUNT).map(|nth| nth * 389 % BLOCK_COUNT)
 }
 
 #[test]
-fn neighbours_come_along_while_memory_is_unused() {
+fn reads_cache_neighbours_while_memory_is_free() {
     let (disk, _) = SimDisk::ssd(32 << 20, 1);
-    let id = fill(&create(disk.clone()));
+    let id = fill_object(&create(disk.clone()));
     let reads_of = |cache_bytes| {
         let store = open(disk.clone(), cache_bytes);
         let before = disk.statistics();
-        jumping().for_each(|block| read(&store, id, block).unwrap());
+        nonsequential_blocks().for_each(|block| assert_block(&store, id, block).unwrap());
         let after = disk.statistics();
         (after.reads - before.reads, after.read_bytes - before.read_bytes)
     };
     let (reads, bytes) = reads_of(64 << 20);
-    assert!(reads < BLOCKS / 16, "{reads} reads");
-    assert!(bytes < BLOCKS * BLOCK * 2, "{bytes} bytes");
+    assert!(reads < BLOCK_COUNT / 16, "{reads} reads");
+    assert!(bytes < BLOCK_COUNT * BLOCK_BYTES * 2, "{bytes} bytes");
     // With little memory nothing is read in vain.
     let (reads, bytes) = reads_of(256 << 10);
-    assert!(reads >= BLOCKS / 2, "{reads} reads");
-    assert!(bytes < BLOCKS * BLOCK * 2, "{bytes} bytes");
+    assert!(reads >= BLOCK_COUNT / 2, "{reads} reads");
+    assert!(bytes < BLOCK_COUNT * BLOCK_BYTES * 2, "{bytes} bytes");
 }
 
 /// Returns the address of a block's bytes.
-fn place_of(disk: &dyn Disk, block: u64) -> Extent {
+fn extent_of_block(disk: &dyn Disk, block: u64) -> Extent {
     let len = disk.properties().len_bytes;
     let all = disk.read_now(Extent::new(0, len), Block::private(len as usize)).unwrap();
-    let mut pages = all.bytes().unwrap().chunks(BLOCK as usize);
-    let page = pages.position(|page| page == content(block)).unwrap() as u64;
-    Extent::new(page * BLOCK, BLOCK)
+    let mut pages = all.bytes().unwrap().chunks(BLOCK_BYTES as usize);
+    let page = pages.position(|page| page == block_contents(block)).unwrap() as u64;
+    Extent::new(page * BLOCK_BYTES, BLOCK_BYTES)
 }
 
 #[test]
-fn rot_that_was_read_along_harms_no_other_read() {
+fn corrupt_neighbour_does_not_fail_read() {
     let faults = Arc::new(FaultDisk::new(MemoryDisk::new(vec![0; 32 << 20], 512)));
-    let id = fill(&create(faults.clone()));
-    let place = place_of(&*faults, 501);
+    let id = fill_object(&create(faults.clone()));
+    let place = extent_of_block(&*faults, 501);
     for fault in [Fault::Flip { bit: 3 }, Fault::Fail] {
         let store = open(faults.clone(), 64 << 20);
-        faults.add(FaultTarget::Reads(place), fault);
-        read(&store, id, 500).unwrap();
-        let refused = read(&store, id, 501);
+        faults.add_fault(FaultTarget::Reads(place), fault);
+        assert_block(&store, id, 500).unwrap();
+        let refused = assert_block(&store, id, 501);
         assert!(matches!(refused, Err(Error::Corrupt { .. } | Error::Device(_))), "{refused:?}");
-        faults.heal();
-        read(&store, id, 501).unwrap();
+        faults.clear_faults();
+        assert_block(&store, id, 501).unwrap();
     }
     // The cached copy is wrong, the disk is right by now.
     let store = open(faults.clone(), 64 << 20);
-    faults.add(FaultTarget::Reads(place), Fault::Flip { bit: 3 });
-    read(&store, id, 500).unwrap();
-    faults.heal();
-    read(&store, id, 501).unwrap();
+    faults.add_fault(FaultTarget::Reads(place), Fault::Flip { bit: 3 });
+    assert_block(&store, id, 500).unwrap();
+    faults.clear_faults();
+    assert_block(&store, id, 501).unwrap();
 }
 
 #[test]
-fn a_scan_asks_for_leaves_together() {
-    const KEYS: u32 = 60_000;
+fn scan_reads_leaves_in_batches() {
+    const KEY_COUNT: u32 = 60_000;
     let (disk, _) = SimDisk::ssd(32 << 20, 1);
     let kv = Kv::new(create(disk.clone()));
-    for from in (0..KEYS).step_by(1000) {
+    for from in (0..KEY_COUNT).step_by(1000) {
         let mut batch = Batch::new();
         (from..from + 1000).for_each(|key| batch.put(&key.to_be_bytes(), b"short"));
         kv.write(batch).unwrap();
@@ -124,7 +124,7 @@ fn a_scan_asks_for_leaves_together() {
     let all = || kv.scan::<std::ops::RangeFull>(&..);
     let reads_of = |scan: &mut dyn FnMut() -> usize, scans: usize| {
         let before = disk.statistics();
-        assert_eq!(scan(), scans * KEYS as usize);
+        assert_eq!(scan(), scans * KEY_COUNT as usize);
         let reads = disk.statistics().reads - before.reads;
         println!("{reads} reads of {scans} scans, {nodes} nodes");
         // Values are read, too.
