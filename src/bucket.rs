@@ -110,7 +110,7 @@ struct OpenBucket {
     _claim: Option<std::fs::File>,
 }
 
-/// Stores the command line's options until [`finish`].
+/// Stores the command line's options until [`close_open_buckets`].
 pub fn set_cli_options(options: &BucketArgs) {
     let _ = CLI_OPTIONS.set(options.clone());
 }

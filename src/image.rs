@@ -146,7 +146,7 @@ pub fn open_disk_confined(
     locate_volume(image, place, beneath).map(|part| part.disk)
 }
 
-/// Locates the volume in `image` and confines this process, as [`disk`] does. Returns also the
+/// Locates the volume in `image` and confines this process, as [`open_disk_confined`] does. Returns also the
 /// partition and the formats.
 pub fn locate_volume(
     image: &Path,

@@ -9,7 +9,7 @@ use crate::common::Draconis;
 use crate::common::volume::run_ok;
 use crate::machine::MachineRequirements;
 
-/// Offset of the only partition of [`partitioned`].
+/// Offset of the only partition of [`make_partitioned_qcow2`].
 pub(crate) const PARTITION_OFFSET: usize = 1 << 20;
 
 /// Script of the guest: reports `/given`, creates and reports `/made`, syncs, and shuts down with

@@ -132,7 +132,7 @@ impl WatchedFile {
     }
 }
 
-/// Not a test: the child that [`Observer`] starts.
+/// Not a test: the child that [`ObserverProcess`] starts.
 #[test]
 fn child() {
     if std::env::var_os(OBSERVER_CHILD_ENV).is_none() {

@@ -202,10 +202,10 @@ impl ReadSources {
         Ok(file)
     }
 
-    /// Overwrites a file with `bytes`, opened as by [`Sources::create`].
+    /// Overwrites a file with `bytes`, opened as by [`ReadSources::create`].
     ///
     /// # Errors
-    /// As [`Sources::create`].
+    /// As [`ReadSources::create`].
     pub fn write(&self, dest: &Path, bytes: &[u8]) -> anyhow::Result<()> {
         use std::io::Write;
         self.create(dest)?.write_all(bytes).with_context(|| dest.display().to_string())

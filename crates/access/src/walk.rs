@@ -326,7 +326,7 @@ pub fn data_segments<'a>(volume: &'a Volume, inode: &'a Inode) -> DataSegments<'
     DataSegments { volume, inode, at, runs: vec![].into_iter(), open }
 }
 
-/// Iterator of [`segments`].
+/// Iterator of [`data_segments`].
 pub struct DataSegments<'a> {
     volume: &'a Volume,
     inode: &'a Inode,

@@ -34,7 +34,7 @@ pub enum Compression {
 }
 
 impl Compression {
-    /// Detects the format from the first [`HEAD_BYTES`] of a file; `None` if it is not compressed.
+    /// Detects the format from the first [`MAGIC_BYTES`] of a file; `None` if it is not compressed.
     pub fn detect(head: &[u8]) -> Option<Self> {
         Some(match head {
             [0x1F, 0x8B, 8, ..] => Self::Gzip,

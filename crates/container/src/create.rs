@@ -4,7 +4,7 @@
 //! ```text
 //!   file   | header | units of the disk, in order .. | tables |
 //! ```
-//! Law 1: until [`NewImage::finish`] has returned the file is no image: its head is zeros.
+//! Law 1: until [`NewImageDisk::finish`] has returned the file is no image: its head is zeros.
 //! Law 2: the file initially reads as zeros, and unwritten units take no space in it.
 //! Law 3: unit offsets depend only on the set of recorded units, not on the order of writes: equal
 //! disks make equal files.

@@ -257,7 +257,7 @@ pub fn is_seekable(file: Arc<dyn Disk>) -> Result<bool, Error> {
 }
 
 /// Returns true if writes lengthen a file that begins with `head`: open it with
-/// [`draconis_device::OpenedFile::growing`].
+/// [`draconis_device::OpenedFile::with_growth`].
 pub fn is_growing_format(head: &[u8]) -> bool {
     matches!(Format::detect(head), Some(Format::Qcow2 | Format::Vhdx))
 }
@@ -279,7 +279,7 @@ pub fn open(file: Arc<dyn Disk>, behind: &[Arc<dyn Disk>]) -> Result<OpenedImage
     open_maybe_archived(file, source, &head, behind)
 }
 
-/// [`open_headed`], also for an archive with the disk in it.
+/// [`open_by_header`], also for an archive with the disk in it.
 fn open_maybe_archived(
     file: Arc<dyn Disk>,
     source: ImageFile,
@@ -358,7 +358,7 @@ fn open_by_header(
 /// image needs for each change derive from `chance`.
 ///
 /// # Errors
-/// See [`Error`]; [`Unsupported::ReadOnlyFormat`].
+/// See [`Error`]; [`UnsupportedFeature::ReadOnlyFormat`].
 pub fn open_for_writing(
     file: Arc<dyn Disk>,
     behind: &[Arc<dyn Disk>],

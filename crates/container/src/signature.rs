@@ -5,7 +5,7 @@ use draconis_exchange::heap::Block;
 
 /// Number of bytes at the start that hold signatures.
 pub const HEAD_BYTES: usize = 68 << 10;
-/// Number of bytes at the end that [`lost`] examines.
+/// Number of bytes at the end that [`detect_overwritten`] examines.
 pub const TAIL_BYTES: usize = 128 << 10;
 
 /// Contents other than an ext volume, and a remedy.
@@ -239,7 +239,7 @@ pub fn detect_head(head: &[u8]) -> Option<DetectedContent> {
 }
 
 /// Returns the contents that overwriting a whole file or device destroys, by its first and last
-/// bytes. Unlike [`of`] it reports a partition table over the remains of an earlier ext volume.
+/// bytes. Unlike [`detect_head`] it reports a partition table over the remains of an earlier ext volume.
 pub fn detect_overwritten(head: &[u8], tail: &[u8]) -> Option<DetectedContent> {
     /// Offset and bit of the superblock flag of a journal device.
     const JOURNAL_DEV_FEATURE: (usize, u8) = (1024 + 96, 8);

@@ -1,6 +1,6 @@
 //! Conformance checks that every [`Disk`] must pass.
 //!
-//! Each check takes a writable disk without other users, of at least [`SECTORS`] sectors and with
+//! Each check takes a writable disk without other users, of at least [`MIN_SECTORS`] sectors and with
 //! any contents. It panics with a description if the disk breaks a guarantee of [`Disk`].
 //! [`check_all`] runs every check, each on its own disk:
 //!

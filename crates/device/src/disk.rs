@@ -445,7 +445,7 @@ impl Properties {
     /// Checks that every write of `chain` is whole sectors within the disk.
     ///
     /// # Errors
-    /// As [`Properties::check`], for the first invalid write.
+    /// As [`Properties::check_range`], for the first invalid write.
     pub fn check_chain(&self, chain: &[Group]) -> Result<(), Error> {
         chain.iter().flat_map(|group| &group.writes).try_for_each(|write| {
             let extent = Extent::new(write.at_bytes, write.block.len() as u64);

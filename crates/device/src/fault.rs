@@ -50,7 +50,7 @@ pub enum Fault {
         /// First byte; a multiple of the sector.
         to_bytes: u64,
     },
-    /// A stored bit flips and stays so until the byte is rewritten, even after [`FaultDisk::heal`].
+    /// A stored bit flips and stays so until the byte is rewritten, even after [`FaultDisk::clear_faults`].
     /// It is in the first byte of the request within the fault's extent; it flips after the write
     /// of a group, or before a read.
     Rot {
@@ -119,7 +119,7 @@ impl<D: Disk> FaultDisk<D> {
         *self.flipped_bits().entry(at_bytes).or_default() |= 1 << (bit & 7);
     }
 
-    /// Adds a fault; it stays until [`FaultDisk::heal`], and its damage remains.
+    /// Adds a fault; it stays until [`FaultDisk::clear_faults`], and its damage remains.
     pub fn add_fault(&self, hits: FaultTarget, fault: Fault) {
         self.faults.lock().unwrap_or_else(PoisonError::into_inner).push((hits, fault));
     }

@@ -81,7 +81,7 @@ impl FileDisk {
     }
 
     /// As [`FileDisk::open`], for a user that owns the whole disk and discards unneeded blocks:
-    /// [`OpenedFile::discarding`].
+    /// [`OpenedFile::with_discards`].
     ///
     /// # Errors
     /// As [`FileDisk::open`].

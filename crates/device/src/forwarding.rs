@@ -87,7 +87,7 @@ pub trait ForwardingDisk: Send + Sync {
         self.inner_disk().can_be_unreachable()
     }
 
-    /// As [`Disk::outage`].
+    /// As [`Disk::outage_message`].
     fn outage(&self) -> Option<String> {
         self.inner_disk().outage_message()
     }

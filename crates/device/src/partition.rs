@@ -1,7 +1,7 @@
 //! Partition tables: MBR (with logical partitions) and GPT.
 //!
 //! Tables are untrusted: all values are bounded and checked against the length of the disk, and a
-//! chain of logical partitions ends after [`LOGICAL_MAX`]. MBR as on every PC since 1983; GPT from
+//! chain of logical partitions ends after [`MAX_LOGICAL_PARTITIONS`]. MBR as on every PC since 1983; GPT from
 //! the UEFI specification 2.10, chapter 5.
 
 use draconis_exchange::heap::{Block, PrivateBuffer};

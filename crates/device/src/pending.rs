@@ -107,7 +107,7 @@ impl<T> Promise<T> {
 
 impl<T> Drop for Promise<T> {
     fn drop(&mut self) {
-        // After `fulfil` the waiter may have taken the value already; a late `Broken` is then never
+        // After `fulfill_promise` the waiter may have taken the value already; a late `Broken` is then never
         // read.
         self.set_state(PromiseState::Broken);
     }

@@ -34,7 +34,7 @@ pub enum Event {
     },
     /// A wait reported this ticket as durable.
     Durable(Ticket),
-    /// A call of [`RecordDisk::mark`].
+    /// A call of [`RecordDisk::record_mark`].
     Mark(u64),
 }
 

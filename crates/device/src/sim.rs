@@ -14,8 +14,8 @@
 //! [`Clock::advance`] passes time without a waiter, such as a client's computation.
 //!
 //! Law 1: reads see submitted writes at once, and take the device's time.
-//! Law 2: writes that are not durable may be lost: [`SimDisk::crash`].
-//! Law 3: with one thread, a seed gives the same run every time ([`Statistics::trace`]).
+//! Law 2: writes that are not durable may be lost: [`SimDisk::crash_and_restart`].
+//! Law 3: with one thread, a seed gives the same run every time ([`DiskStatistics::trace`]).
 //!
 //! This module reads no real clock and injects no faults: see [`crate::FaultDisk`].
 

@@ -122,7 +122,7 @@ impl RingShared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Moves reads from the elevator into the ring while fewer than `DEPTH` are in flight.
+    /// Moves reads from the elevator into the ring while fewer than `RING_ENTRIES` are in flight.
     fn fill_submission_queue(&self, state: &mut RingState) -> rustix::io::Result<()> {
         while state.in_flight.len() < RING_ENTRIES {
             let Some(request) = state.elevator.pop() else { break };
@@ -268,7 +268,7 @@ impl WriteRing {
     /// Creates a ring for `file`, with a pool if requested and allowed.
     ///
     /// # Errors
-    /// As [`Ring::start`].
+    /// As [`ReadRing::start`].
     pub(crate) fn start(file: &RawFile, with_pool: bool) -> std::io::Result<Self> {
         let ring = IoUring::new(RING_ENTRIES as u32)?;
         let pool = with_pool.then(|| RegisteredPool::start(&ring)).flatten();

@@ -92,7 +92,7 @@ enum WriterThreadState {
     /// Writing, or about to check.
     #[default]
     Busy,
-    /// Checks again within a [`TICK`].
+    /// Checks again within a [`POLL_INTERVAL`].
     Dozing,
     /// Sleeps until it is woken.
     Asleep,

@@ -26,7 +26,7 @@ const MAX_NOTICE_BYTES: usize = 128;
 const SEQUENCE_NUMBER_BYTES: usize = 8;
 const REPLY_BYTES: usize = SEQUENCE_NUMBER_BYTES + 4;
 
-/// Creates a connected pair: the sender of notices, and the socket for [`relay`].
+/// Creates a connected pair: the sender of notices, and the socket for [`relay_notices`].
 ///
 /// # Errors
 /// Error of the system.

@@ -23,7 +23,7 @@ fn child_entry() {
     run_if_child();
 }
 
-/// Arguments of a child that serves the tree; see `play_if_child`.
+/// Arguments of a child that serves the tree; see `run_if_child`.
 const SERVE_TREE_ROLE: &str = "Directory tree 0";
 
 #[test]

@@ -5,7 +5,7 @@
 //!                      ▲ block-map cache
 //!   on disk      twelve direct pointers, then trees of indirect blocks; or a tree of extents
 //! ```
-//! A [`Map`] is either; the code outside this module does not depend on the format.
+//! A [`BlockMap`] is either; the code outside this module does not depend on the format.
 //!
 //! Law 1: a map is read and cached in segments, so no file uses more memory than the cache allows,
 //! whatever it claims.
@@ -191,7 +191,7 @@ pub(crate) trait MapVisitor {
     }
 }
 
-/// Block map of a file: lookup, allocation and freeing. Every lookup uses [`Map::walk`]: reads,
+/// Block map of a file: lookup, allocation and freeing. Every lookup uses [`BlockMap::walk`]: reads,
 /// changes, commit order, the checker.
 pub(crate) trait BlockMap {
     /// Returns the role of its blocks.
@@ -222,7 +222,7 @@ pub(crate) trait BlockMap {
         taking: AllocationPolicy,
     ) -> Result<Vec<MappedRun>>;
 
-    /// Checks that [`Map::free_range`] in the middle of a file will not lack space.
+    /// Checks that [`BlockMap::free_range`] in the middle of a file will not lack space.
     ///
     /// # Errors
     /// [`Error::NoSpace`]; damage.

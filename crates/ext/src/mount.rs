@@ -34,7 +34,7 @@ use crate::volume::{OpenOptions, Volume, read_superblock};
 use crate::{Error, InodeNumber, Result};
 
 impl Volume {
-    /// Mounts a volume for writing. With `taken_over`, resumes it after a crash.
+    /// Mounts a volume for writing. With `crashed`, resumes it after a crash.
     pub(crate) fn mount(
         disk: Arc<dyn Disk>,
         options: OpenOptions,

@@ -31,7 +31,7 @@ const CASEFOLD_NAMES: u64 = 150;
 /// Fixed hash seed.
 const HASH_SEED_OPTION: &str = "hash_seed=6b33f586-a183-4183-921d-30da3fef2e5c";
 
-/// With [`SEED`], the numbers of a row have the same hash as names of [`colliding`]: more names
+/// With [`SEED`], the numbers of a row have the same hash as names of [`long_colliding_name`]: more names
 /// than fit into a block of 1 KiB.
 const LEGACY_COLLISIONS: [[u32; 4]; 3] = [
     [31_279_174, 35_483_884, 48_483_193, 51_263_320],

@@ -14,7 +14,7 @@ const STOP_POLL_INTERVAL: Duration = Duration::from_millis(10);
 /// Returns the standard output of a program that succeeds.
 ///
 /// # Errors
-/// The program's error output; [`crate::stop::Stopped`] after the program was killed.
+/// The program's error output; [`crate::stop::RunStopped`] after the program was killed.
 pub fn run_and_capture(context: &RunContext, command: &mut Command) -> anyhow::Result<Vec<u8>> {
     let name = command.get_program().to_string_lossy().into_owned();
     let name = name.rsplit('/').next().unwrap_or_default().to_string();

@@ -1,7 +1,7 @@
 //! Comparison of two results: changes and noise.
 //!
 //! A value has changed if all repetitions of one run lie beyond all repetitions of the other, and
-//! by more than [`MIN_CHANGE`]. With single repetitions, as on models, which are deterministic,
+//! by more than [`MIN_RELATIVE_CHANGE`]. With single repetitions, as on models, which are deterministic,
 //! any difference counts.
 
 use crate::results::{ExperimentResult, Figure, ResultPoint, Results};

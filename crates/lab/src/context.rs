@@ -84,7 +84,7 @@ impl RunContext {
     /// Fails if the run was asked to stop.
     ///
     /// # Errors
-    /// [`Stopped`].
+    /// [`RunStopped`].
     pub fn check_not_stopped(&self) -> Result<(), RunStopped> {
         self.stop.check_not_stopped()
     }

@@ -249,7 +249,7 @@ pub struct SkippedSubject {
 /// Results of a run.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Results {
-    /// [`SCHEMA`].
+    /// [`SCHEMA_VERSION`].
     pub schema: u32,
     /// Name and version of the program.
     pub program: String,

@@ -31,7 +31,7 @@ impl StopFlag {
     /// Fails if the run was asked to stop.
     ///
     /// # Errors
-    /// [`Stopped`].
+    /// [`RunStopped`].
     pub fn check_not_stopped(&self) -> Result<(), RunStopped> {
         if self.0.load(Ordering::Relaxed) { Err(RunStopped) } else { Ok(()) }
     }

@@ -1,7 +1,7 @@
 //! Bytes from the disk, verified and cached.
 //!
 //! Law 1: nothing referenced leaves here unless its checksum was right.
-//! Law 2: frames that the disk may not show to reads yet are read from memory (`unsettled_frames`),
+//! Law 2: frames that the disk may not show to reads yet are read from memory (`invisible_frames`),
 //! which holds them until the disk says that reads see them.
 //! Law 3: cached bytes may be stale or rotten: on a wrong checksum the disk is read again.
 #![allow(

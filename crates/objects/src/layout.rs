@@ -15,7 +15,7 @@
 //! with any layout: a bad one is slow, not wrong. To write one for a device:
 //!
 //! 1. implement [`Layout`]: four methods have no default;
-//! 2. [`register`] it under a number of your own: opening a store needs its layout;
+//! 2. [`register_layout`] it under a number of your own: opening a store needs its layout;
 //! 3. check it with [`conform::check_all`], and create a store with the [`crate::Profile`] of your
 //!    device.
 //!

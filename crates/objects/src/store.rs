@@ -40,7 +40,7 @@ pub enum LayoutKind {
     Cow,
     /// For buckets, where a request is slow and has a price.
     Bucket,
-    /// A layout registered with this number: see [`crate::layout::register`].
+    /// A layout registered with this number: see [`crate::layout::register_layout`].
     Other(u16),
 }
 

@@ -31,7 +31,7 @@ pub type ScanCallback<'a> = &'a mut dyn FnMut(&[u8], &[u8]) -> bool;
 
 /// A store to measure. If opened durable, each put is durable before it returns; otherwise
 /// only [`KvSubject::sync`] makes puts durable. To measure another store, implement this and
-/// add it to [`STORES`] and [`open`](crate::open::open).
+/// add it to [`STORE_NAMES`] and [`open`](crate::open::open).
 pub trait KvSubject: Send + Sync {
     /// Sets the value of a key.
     fn put(&self, key: &[u8], value: &[u8]) -> anyhow::Result<()>;

@@ -1,6 +1,6 @@
 //! The kernel's mount table: mount points, their volumes, and which of them are ours.
 //!
-//! Law: reading the table sends no request to any mount. [`MountEntry::probe`] does, and has a
+//! Law: reading the table sends no request to any mount. [`MountEntry::probe_server`] does, and has a
 //! timeout, since a hung worker does not answer.
 
 use std::ffi::OsString;

@@ -373,7 +373,7 @@ impl OpLog {
     }
 
     /// Records that the calling thread begins a request. While the ring has no space for it, calls
-    /// `make_room` without holding a lock, which returns true if there may be space now.
+    /// `free_space` without holding a lock, which returns true if there may be space now.
     pub(crate) fn begin_request(
         &self,
         unique: u64,

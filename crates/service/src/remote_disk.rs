@@ -82,7 +82,7 @@ pub struct RemoteDiskRequest {
     pub settings: String,
 }
 
-/// Prefix of [`Disk::outage`] texts that do not mean the end of writing. The amount of waiting
+/// Prefix of [`Disk::outage_message`] texts that do not mean the end of writing. The amount of waiting
 /// data, since when, and why follow.
 pub const UNSENT_PREFIX: &str = "not sent yet: ";
 

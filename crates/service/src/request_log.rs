@@ -124,7 +124,7 @@ impl WorkerRequestLog {
         volume.is_some_and(|it| it.submit_commit().and_then(|()| it.send_queued()).is_ok())
     }
 
-    /// Counts a replayed change; commits at intervals of [`REPEAT_FOR`].
+    /// Counts a replayed change; commits at intervals of [`REPLAY_COMMIT_INTERVAL`].
     fn commit_replayed(&self) {
         let mut since =
             self.replay_uncommitted_since.lock().unwrap_or_else(PoisonError::into_inner);

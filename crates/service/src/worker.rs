@@ -368,7 +368,7 @@ fn spawn_writeback(
     }
 }
 
-/// Returns once `volume` has not changed for [`COMMIT_IDLE`], or `period` is over.
+/// Returns once `volume` has not changed for [`COMMIT_IDLE_TIME`], or `period` is over.
 fn wait_until_idle(volume: &ExtVolume, mut changes: u64, period: Duration) {
     let until = Instant::now() + period;
     loop {

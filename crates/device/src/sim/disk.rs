@@ -208,7 +208,7 @@ impl SimDisk {
         core.fork_with_image(image)
     }
 
-    /// Returns a copy with the same contents, all of it durable; otherwise as [`SimDisk::crash`].
+    /// Returns a copy with the same contents, all of it durable; otherwise as [`SimDisk::crash_and_restart`].
     pub fn fork(&self) -> Arc<Self> {
         let mut core = self.lock();
         core.advance_to_clock();

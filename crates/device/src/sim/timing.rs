@@ -74,7 +74,7 @@ pub struct WorkCounters {
 ///   take(now, request)*   next_ns() ──▶ advance(next_ns) ──▶ completions   take(now, ..)
 /// ```
 ///
-/// Law 1: times never go back, and [`Timing::submit`] is called only at a time to which the device
+/// Law 1: times never go back, and [`DeviceTiming::submit`] is called only at a time to which the device
 /// was advanced.
 /// Law 2: every request completes once, after finitely many steps.
 pub trait DeviceTiming: Send + std::fmt::Debug {

@@ -3,7 +3,7 @@
 //! Waking a sleeper costs microseconds on one CPU and tens of microseconds on an idle second one.
 //! Reading a mailbox that the peer is about to write costs a quarter of a microsecond. So a
 //! receiver polls first. A hit doubles the poll budget, a miss halves it, and every
-//! [`RETRY_MISSES`] misses the full budget is tried again.
+//! [`MISSES_BEFORE_RETRY`] misses the full budget is tried again.
 
 /// Maximum polls: some ten microseconds. None under loom, which tries all interleavings.
 const MAX_SPINS: u32 = if cfg!(loom) { 0 } else { 1024 };

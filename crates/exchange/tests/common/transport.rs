@@ -93,7 +93,7 @@ impl VolumeServer for RefusingServer {
     }
 }
 
-/// A contract that [`Refuser`] serves.
+/// A contract that [`RefusingServer`] serves.
 pub trait TestContract: Contract {
     fn answer_with_refusal(message: Self::ToServer) -> Option<Self::ToClient>;
     /// Serves the in-memory tree, if the contract is `Directory`.

@@ -58,7 +58,7 @@ pub fn no_key_target(contents: &[u8]) -> Result<Vec<u8>> {
     }
 }
 
-/// Returns the length of [`target`] for a link of `size_bytes`.
+/// Returns the length of [`no_key_target`] for a link of `size_bytes`.
 pub fn no_key_target_bytes(size_bytes: u64) -> u64 {
     no_key_name_bytes(size_bytes.saturating_sub(TARGET_HEAD_BYTES as u64))
 }

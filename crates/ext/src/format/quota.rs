@@ -32,7 +32,7 @@ const ENTRIES_PER_BLOCK: usize = 14;
 
 /// Inodes of the user and group quota files; the project file has any inode.
 pub(crate) const USER_QUOTA_INODE: u32 = 3;
-/// See [`USERS`].
+/// See [`USER_QUOTA_INODE`].
 pub(crate) const GROUP_QUOTA_INODE: u32 = 4;
 
 /// Kind of quota owners.

@@ -258,7 +258,7 @@ impl Transaction<'_> {
         Ok(())
     }
 
-    /// Returns the blocks of a file in `range`, allocating missing ones; see [`Map::map_blocks`].
+    /// Returns the blocks of a file in `range`, allocating missing ones; see [`BlockMap::map_blocks`].
     pub(crate) fn map_blocks(
         &mut self,
         inode: InodeNumber,
@@ -283,7 +283,7 @@ impl Transaction<'_> {
         Ok(())
     }
 
-    /// Frees the blocks of a file in `range`; see [`Map::free_range`].
+    /// Frees the blocks of a file in `range`; see [`BlockMap::free_range`].
     pub(crate) fn unmap(&mut self, inode: InodeNumber, range: Range<u32>) -> Result<()> {
         let node = self.read_inode_unchecked(inode)?;
         self.check_map_supports_clusters(&node)?;
@@ -298,7 +298,7 @@ impl Transaction<'_> {
         Ok(())
     }
 
-    /// [`Map::map_blocks`] of pointer maps.
+    /// [`BlockMap::map_blocks`] of pointer maps.
     pub(super) fn map_by_pointers(
         &mut self,
         inode: InodeNumber,
@@ -439,7 +439,7 @@ impl Transaction<'_> {
         Ok(self.volume.super_.group_start(crate::GroupNumber(group)).0)
     }
 
-    /// [`Map::free_range`] of pointer maps.
+    /// [`BlockMap::free_range`] of pointer maps.
     pub(super) fn unmap_pointers(
         &mut self,
         inode: InodeNumber,

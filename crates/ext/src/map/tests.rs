@@ -1,4 +1,4 @@
-//! The `Map` trait as a seam: a second map, with one run of blocks per file, replaces pointer maps.
+//! The `BlockMap` trait as a seam: a second map, with one run of blocks per file, replaces pointer maps.
 
 use std::ops::{ControlFlow, Range};
 

@@ -69,7 +69,7 @@ const FSYNC_FDATASYNC: u32 = 1 << 0;
 const IOC_GETFLAGS: [u32; 2] = [0x8008_6601, 0x8004_6601];
 pub(super) const IOC_SETFLAGS: [u32; 2] = [0x4008_6602, 0x4004_6602];
 const IOC_GETVERSION: [u32; 2] = [0x8008_7601, 0x8004_7601];
-/// The ioctls for the same flags in a `struct fsxattr`. If a program sets flags by the ioctls
+/// The ioctls for the same flags in a `struct get_fsxattr`. If a program sets flags by the ioctls
 /// above, the kernel first requests them by this one.
 const IOC_FSGETXATTR: u32 = 0x801c_581f;
 pub(super) const IOC_FSSETXATTR: u32 = 0x401c_5820;
@@ -143,7 +143,7 @@ pub(super) struct Read {
     pub no_atime: bool,
 }
 
-/// A write, whose data is at [`WRITE_DATA_AT`].
+/// A write, whose data is at [`WRITE_DATA_OFFSET`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Write {
     pub offset: u64,

@@ -177,7 +177,7 @@ pub(super) fn ioctl_empty_reply() -> ReplyBody {
     answer
 }
 
-/// Encodes the reply to an ioctl that reads a `struct fsxattr` of `len` bytes.
+/// Encodes the reply to an ioctl that reads a `struct get_fsxattr` of `len` bytes.
 pub(super) fn ioctl_fsxattr_reply(xflags: u32, len: usize) -> ReplyBody {
     let mut answer = ioctl_empty_reply();
     answer.push_u32(xflags).pad_to(HEADER_BYTES + len);

@@ -57,7 +57,7 @@ pub struct Server<'a, T: Tree + Sync> {
     server: server::Server<Handler<'a, T>>,
     /// Nodes of which the kernel may have cached pages.
     pub(super) pages: PageCacheFilter,
-    /// Negotiated: see [`Negotiated`](super::init::Negotiated).
+    /// Negotiated: see [`NegotiatedFeatures`](super::init::NegotiatedFeatures).
     setxattr_ext: AtomicBool,
     /// Logs requests for the successor.
     pub(super) recorder: Option<&'a dyn RequestLog>,

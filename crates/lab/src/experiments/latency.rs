@@ -15,7 +15,7 @@ use crate::units;
 /// See the module.
 pub struct LatencyExperiment;
 
-/// A latency above this multiple of the median, and at least [`PAUSE_NS`], is a pause.
+/// A latency above this multiple of the median, and at least [`MIN_PAUSE_NS`], is a pause.
 const PAUSE_FACTOR: f64 = 20.0;
 /// Minimum duration of a pause.
 const MIN_PAUSE_NS: f64 = 100_000.0;

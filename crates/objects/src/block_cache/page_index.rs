@@ -14,7 +14,7 @@ use parking_lot::{RwLock, RwLockReadGuard};
 
 use crate::codec::to_usize_saturating;
 
-/// Shards with a lock of their own. Page `n` is in shard `n % PARTS`.
+/// Shards with a lock of their own. Page `n` is in shard `n % SHARDS`.
 const SHARDS: usize = 8;
 /// Slots that are allocated together, on first use.
 const SLOTS_PER_CHUNK: usize = 512;

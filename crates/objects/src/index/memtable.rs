@@ -247,7 +247,7 @@ impl ImmutableMemtable {
         }
     }
 
-    /// Appends a pair; lookups find it after [`ImmutableMemtable::take_slots`].
+    /// Appends a pair; lookups find it after [`ImmutableMemtable::index_new_pairs`].
     pub(super) fn push(&mut self, pair: (Key, Entry)) {
         self.touched.add(&pair.0, &pair.1);
         self.bytes += weight(&pair.0, &pair.1);

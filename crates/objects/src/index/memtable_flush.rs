@@ -73,7 +73,7 @@ impl Levels {
         self.publish_view();
     }
 
-    /// Accounts the entries hidden by so many pairs, at most [`AHEAD`].
+    /// Accounts the entries hidden by so many pairs, at most [`READ_AHEAD_PAIRS`].
     pub fn account_dead(
         &mut self,
         log: &mut LogWriter,

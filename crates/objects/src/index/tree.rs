@@ -270,7 +270,7 @@ impl Tree {
         }
     }
 
-    /// Returns the last pair before `key`; `hint` as in [`Tree::at_or_after`].
+    /// Returns the last pair before `key`; `hint` as in [`Tree::first_at_or_after`].
     pub fn last_before(
         &self,
         nodes: &dyn NodeSource,

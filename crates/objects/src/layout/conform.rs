@@ -7,7 +7,7 @@
 //! conform::check_all(LayoutKind::Log);
 //! ```
 //!
-//! A layout of another crate is registered first: see [`super::register`]. A check panics with the
+//! A layout of another crate is registered first: see [`super::register_layout`]. A check panics with the
 //! failure. Guarantees at power cuts are not checked here: no layout can break them.
 #![allow(
     clippy::arithmetic_side_effects,

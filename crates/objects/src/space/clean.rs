@@ -124,7 +124,7 @@ impl Cleaner {
             log.counters.cleaned += 1;
             return Ok(MaintenanceStep::Continue(64));
         }
-        // A lock holder waits for the disk: the caller checked `waits_for`, or has to wait, too.
+        // A lock holder waits for the disk: the caller checked `pending_io`, or has to wait, too.
         let reading = cleaning.reading.clone();
         let mut reading = reading.lock();
         let done = match cleaning.candidates.pop() {

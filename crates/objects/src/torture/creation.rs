@@ -30,7 +30,7 @@ enum PriorContents<'a> {
     Store(StoreShape, &'a Script),
 }
 
-/// Creates a store of each of [`Shape::ALL`] over noise, over an older one like it, and over one
+/// Creates a store of each of [`StoreShape::ALL`] over noise, over an older one like it, and over one
 /// with other pages. Returns the sum of the tallies.
 ///
 /// # Errors

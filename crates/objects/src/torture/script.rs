@@ -115,9 +115,9 @@ pub struct Script {
     pub before: Vec<ScriptStep>,
     /// Recorded steps.
     pub steps: Vec<ScriptStep>,
-    /// See [`super::Settings`].
+    /// See [`super::TestSettings`].
     pub commit_bytes: usize,
-    /// See [`super::Settings`].
+    /// See [`super::TestSettings`].
     pub barrier_bytes: u64,
     /// Seed of the payloads.
     pub seed: u64,
@@ -148,7 +148,7 @@ pub const fn sequence_count(groups: usize) -> usize {
 }
 
 /// Returns a sequence of `groups` steps of an alphabet of ten, on a store with one object and two
-/// keys. The numbers below [`sequences`] cover all: every choice of awaited steps, in one commit
+/// keys. The numbers below [`sequence_count`] cover all: every choice of awaited steps, in one commit
 /// and in several. Awaited steps go to `before`, so each state comes up once.
 pub fn sequence(groups: usize, number: usize, shape: StoreShape) -> Script {
     let is_split = number % 2 == 1;

@@ -25,7 +25,7 @@ use crate::options::MountOptions;
 use crate::request_log::WorkerStart;
 use crate::worker_process::{StandbyWorker, StartError, Worker};
 
-/// More deaths than this within [`DEATH_WINDOW`] end the mount.
+/// More deaths than this within [`WORKER_DEATH_WINDOW`] end the mount.
 const MAX_WORKER_DEATHS: usize = 10;
 const WORKER_DEATH_WINDOW: Duration = Duration::from_secs(60);
 /// Number of deaths after which a request is quarantined.

@@ -103,7 +103,7 @@ fn select_volume(
 /// Locates a volume for writing.
 ///
 /// # Errors
-/// As [`locate`]; [`OpenError::ReadOnlyFormat`].
+/// As [`locate_volume`]; [`OpenError::ReadOnlyFormat`].
 pub fn locate_for_writing(
     file: Arc<dyn Disk>,
     behind: &[Arc<dyn Disk>],

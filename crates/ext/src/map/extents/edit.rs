@@ -136,7 +136,7 @@ impl Transaction<'_> {
         Ok(ExtentPath { steps, leaf, covered: part })
     }
 
-    /// [`super::Map::map_blocks`] of extents.
+    /// [`super::BlockMap::map_blocks`] of extents.
     pub(super) fn map_by_extents(
         &mut self,
         inode: InodeNumber,
@@ -366,7 +366,7 @@ impl Transaction<'_> {
         if path.leaf.len() > before { self.ensure_node_space(&path) } else { Ok(()) }
     }
 
-    /// [`super::Map::free_range`] of extents.
+    /// [`super::BlockMap::free_range`] of extents.
     pub(super) fn unmap_extents(&mut self, inode: InodeNumber, range: Range<u32>) -> Result<u64> {
         let end = match range.end {
             // Up to the last possible block.
@@ -431,7 +431,7 @@ impl Transaction<'_> {
         Ok(freed)
     }
 
-    /// [`super::Map::zero_range`] of extents: marks them as unwritten.
+    /// [`super::BlockMap::zero_range`] of extents: marks them as unwritten.
     pub(super) fn mark_extents_unwritten(
         &mut self,
         inode: InodeNumber,

@@ -14,7 +14,7 @@ use crate::kill_test::SharedState;
 
 /// Alignment of offset, length and memory of direct writes.
 const DIRECT_ALIGN_BYTES: usize = 4096;
-/// Maximum length of a direct write, in units of [`DIRECT_BYTES`].
+/// Maximum length of a direct write, in units of [`DIRECT_ALIGN_BYTES`].
 const MAX_DIRECT_UNITS: u64 = 8;
 
 /// Mode of `fallocate`.

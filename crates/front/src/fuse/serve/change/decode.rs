@@ -19,7 +19,7 @@ use crate::fuse::decoder::{
 
 /// The longest target of a symbolic link, in bytes.
 const MAX_SYMLINK_TARGET_BYTES: usize = 4096;
-/// Offset of the project id in a `struct fsxattr`.
+/// Offset of the project id in a `struct get_fsxattr`.
 const FSX_PROJID_OFFSET: usize = 12;
 /// Flag of a new ACL: the caller is not in the group, so setgid is cleared.
 const SETXATTR_ACL_KILL_SGID: u32 = 1 << 0;
