@@ -31,6 +31,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use crate::contract::define::ServerCore;
 use crate::contract::{
     Awaiting, Call, CallResult, Contract, ReceivingState, Refusal, Request, State, Violation,
     fsm::{Fsm, Sender, type_hash},
@@ -172,7 +173,6 @@ impl<Tx, Rx> fmt::Debug for RawEndpoint<Tx, Rx> {
 }
 
 type ClientCore<C> = RawEndpoint<<C as Contract>::ToServer, <C as Contract>::ToClient>;
-type ServerCore<C> = RawEndpoint<<C as Contract>::ToClient, <C as Contract>::ToServer>;
 
 /// The requesting endpoint, in state `S`.
 #[must_use = "dropping an end closes the channel"]

@@ -36,6 +36,7 @@ mod tree;
 mod values;
 mod write;
 
+use crate::map::build_extents::DiskRun;
 pub use disk_writer::FormatTarget;
 pub use free_share::FreeSpace;
 pub use layout::Layout;
@@ -46,9 +47,6 @@ pub use options::{FeatureError, FormatOptions, InodeCount, JournalOptions};
 pub use plan::{VolumePlan, plan_for_size, plan_smallest};
 pub use tree::{FileSource, NodeId, NodeKind, Tree, TreeNode};
 pub use write::write;
-
-/// A run of disk blocks: first block, and count.
-type DiskRun = (u64, u64);
 
 /// First non-reserved inode, that of lost+found.
 const LOST_FOUND_INODE: u32 = 11;
