@@ -535,7 +535,13 @@ impl AioContext {
         while !events.is_empty() {
             let none = std::ptr::null::<u8>();
             let room = events.len();
-            let done = raw!(libc::SYS_io_getevents, self.0, room, room, events.as_mut_ptr(), none)?;
+            // EINTR of the wait is not a result of a write.
+            let done = loop {
+                match raw!(libc::SYS_io_getevents, self.0, room, room, events.as_mut_ptr(), none) {
+                    Err(libc::EINTR) => {}
+                    done => break done?,
+                }
+            };
             for event in &events[..done as usize] {
                 let returned = event[2] as i64;
                 if returned < 0 {
