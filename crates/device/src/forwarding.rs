@@ -26,9 +26,9 @@ use crate::{
 /// struct Shown(MemoryDisk);
 ///
 /// impl draconis_device::ForwardingDisk for Shown {
-///     type Below = MemoryDisk;
+///     type Inner = MemoryDisk;
 ///
-///     fn disk(&self) -> &MemoryDisk {
+///     fn inner_disk(&self) -> &MemoryDisk {
 ///         &self.0
 ///     }
 ///

@@ -49,7 +49,7 @@
 //!
 //! use draconis_device::MemoryDisk;
 //! use draconis_objects::{
-//!     CreateOptions, Group, Hint, LayoutKind, OpenOptions, Profile, Store,
+//!     CreateOptions, Group, LifetimeHint, LayoutKind, OpenOptions, Profile, Store,
 //! };
 //!
 //! let disk = Arc::new(MemoryDisk::new(vec![0; 16 << 20], 512));
@@ -64,7 +64,7 @@
 //! let store = Store::open(disk.clone(), &options)?;
 //!
 //! let mut group = Group::new();
-//! let letter = group.create(store.new_object(), Hint::Unknown);
+//! let letter = group.create(store.new_object(), LifetimeHint::Unknown);
 //! group.append(letter, b"Dear reader,\n");
 //! // The group is atomic, follows all before it, and is durable once it was waited for.
 //! let ticket = store.submit(group, &[])?;
