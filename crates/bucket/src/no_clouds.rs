@@ -7,7 +7,7 @@ use object_store::ObjectStore;
 use tokio::runtime::Handle;
 
 /// Returns an error: there are none.
-pub(crate) fn store(
+pub(crate) fn open_cloud_store(
     _: &str,
     _: &str,
     address: &str,
