@@ -7,13 +7,13 @@
 
 use std::path::Path;
 
-use crate::kv::Statistics;
+use crate::kv::StoreStatistics;
 
 /// Parses a store's own log: tables at level 0, and compactions.
-fn from_log(dir: &Path, table: &str) -> anyhow::Result<Statistics> {
+fn from_log(dir: &Path, table: &str) -> anyhow::Result<StoreStatistics> {
     let text = String::from_utf8_lossy(&std::fs::read(dir.join("LOG"))?).into_owned();
     let count = |what: &dyn Fn(&str) -> bool| text.lines().filter(|line| what(line)).count() as u64;
-    Ok(Statistics {
+    Ok(StoreStatistics {
         level0_tables: Some(count(&|line| line.contains(table) && line.contains("started"))),
         compactions: Some(count(&|line| line.contains("Compacting ") && line.contains('@'))),
     })
@@ -37,7 +37,7 @@ macro_rules! store {
 
             use anyhow::bail;
 
-            use crate::kv::{KvSubject, Opening, Statistics, Visit};
+            use crate::kv::{KvSubject, ScanCallback, StoreOptions, StoreStatistics};
 
             #[link(name = $library)]
             // SAFETY: declared as in the library's c.h.
@@ -123,7 +123,7 @@ macro_rules! store {
                 ///
                 /// # Errors
                 /// The library fails.
-                pub fn open(dir: &Path, how: Opening) -> anyhow::Result<Self> {
+                pub fn open(dir: &Path, how: StoreOptions) -> anyhow::Result<Self> {
                     let name = CString::new(dir.as_os_str().as_bytes())?;
                     let mut error = ptr::null_mut();
                     // SAFETY: options live until they are dropped below, the name is a C string,
@@ -236,7 +236,7 @@ macro_rules! store {
                     Ok(Some(bytes))
                 }
 
-                fn scan(&self, visit: Visit<'_>) -> anyhow::Result<()> {
+                fn scan(&self, visit: ScanCallback<'_>) -> anyhow::Result<()> {
                     // SAFETY: the database and the options outlive the iterator.
                     let cursor = Cursor(unsafe { $iterator(self.db, self.read) });
                     // SAFETY: the iterator is open.
@@ -269,7 +269,7 @@ macro_rules! store {
                     self.write(self.durable, b"", b"")
                 }
 
-                fn statistics(&self) -> anyhow::Result<Statistics> {
+                fn statistics(&self) -> anyhow::Result<StoreStatistics> {
                     super::from_log(&self.dir, $table)
                 }
             }
@@ -305,7 +305,7 @@ mod leveldb_tuning {
     use std::ffi::c_void;
     use std::ptr;
 
-    use crate::kv::Opening;
+    use crate::kv::StoreOptions;
 
     // SAFETY: declared as in the library's c.h.
     unsafe extern "C" {
@@ -318,7 +318,7 @@ mod leveldb_tuning {
     ///
     /// # Safety
     /// `options` must be open options of the library.
-    pub unsafe fn tune(options: *mut c_void, how: Opening) -> *mut c_void {
+    pub unsafe fn tune(options: *mut c_void, how: StoreOptions) -> *mut c_void {
         let Some(bytes) = how.cache_bytes else { return ptr::null_mut() };
         // SAFETY: guaranteed by the caller; the cache lives until it is dropped.
         unsafe {
@@ -338,7 +338,7 @@ mod rocksdb_tuning {
     use std::ffi::{c_int, c_void};
     use std::ptr;
 
-    use crate::kv::Opening;
+    use crate::kv::StoreOptions;
 
     // SAFETY: declared as in the library's c.h.
     unsafe extern "C" {
@@ -355,7 +355,7 @@ mod rocksdb_tuning {
     ///
     /// # Safety
     /// `options` must be open options of the library.
-    pub unsafe fn tune(options: *mut c_void, how: Opening) -> *mut c_void {
+    pub unsafe fn tune(options: *mut c_void, how: StoreOptions) -> *mut c_void {
         let Some(bytes) = how.cache_bytes else { return ptr::null_mut() };
         // SAFETY: guaranteed by the caller; the table options are copied into the options.
         unsafe {

@@ -4,12 +4,12 @@ use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::anyhow;
-use draconis_bucket::{BucketDisk, Cloud, Local};
+use draconis_bucket::{BucketDisk, JournalDevice, ObjectStoreBucket};
 use draconis_device::{Disk, FileDisk, FileOptions};
 use draconis_objects::kv::{Batch, Kv};
 use draconis_objects::{CreateOptions, LayoutKind, OpenOptions, Profile, Store};
 
-use crate::kv::{KvSubject, Opening, Statistics, Visit};
+use crate::kv::{KvSubject, ScanCallback, StoreOptions, StoreStatistics};
 
 /// Length of a sparse store file.
 const STORE_BYTES: u64 = 32 << 30;
@@ -38,7 +38,7 @@ impl DraconisKv {
     ///
     /// # Errors
     /// The store fails.
-    pub fn open(dir: &Path, how: Opening) -> anyhow::Result<Self> {
+    pub fn open(dir: &Path, how: StoreOptions) -> anyhow::Result<Self> {
         let path = dir.join("store");
         let is_new = !path.exists();
         match is_new {
@@ -69,15 +69,19 @@ impl DraconisKv {
         address: &str,
         makes: bool,
         journal: Option<&Path>,
-        how: Opening,
+        how: StoreOptions,
     ) -> anyhow::Result<Self> {
-        let cloud = Cloud::at(address, makes, std::time::Duration::from_secs(30))
+        let cloud = ObjectStoreBucket::open(address, makes, std::time::Duration::from_secs(30))
             .map_err(|why| anyhow!("{why}"))?;
         let token = u128::from(std::process::id());
-        let journal = journal.map(|file| Local::file(file, JOURNAL_BYTES, token)).transpose();
+        let journal =
+            journal.map(|file| JournalDevice::file(file, JOURNAL_BYTES, token)).transpose();
         let journal = journal.map_err(|why| anyhow!("{why}"))?;
-        let options =
-            draconis_bucket::Options { token, journal, ..draconis_bucket::Options::default() };
+        let options = draconis_bucket::BucketOptions {
+            token,
+            journal,
+            ..draconis_bucket::BucketOptions::default()
+        };
         let disk = match makes {
             true => BucketDisk::create(Arc::new(cloud), address, BUCKET_BYTES, false, &options)?,
             false => BucketDisk::open(Arc::new(cloud), address, &options)?,
@@ -96,7 +100,7 @@ impl DraconisKv {
         Self::on(disk, how)
     }
 
-    fn on(disk: Arc<dyn Disk>, how: Opening) -> anyhow::Result<Self> {
+    fn on(disk: Arc<dyn Disk>, how: StoreOptions) -> anyhow::Result<Self> {
         let options =
             OpenOptions { cache_bytes: how.cache_bytes.unwrap_or(CACHE_BYTES), read_only: false };
         Ok(Self { kv: Kv::new(Store::open(disk, &options)?), durable: how.durable })
@@ -134,7 +138,7 @@ impl KvSubject for DraconisKv {
         Ok(self.kv.get(key)?)
     }
 
-    fn scan(&self, visit: Visit<'_>) -> anyhow::Result<()> {
+    fn scan(&self, visit: ScanCallback<'_>) -> anyhow::Result<()> {
         for pair in self.kv.scan::<std::ops::RangeFull>(&..) {
             let (key, value) = pair?;
             if !visit(&key, &value) {
@@ -156,8 +160,8 @@ impl KvSubject for DraconisKv {
         Ok(self.kv.store().sync()?)
     }
 
-    fn statistics(&self) -> anyhow::Result<Statistics> {
+    fn statistics(&self) -> anyhow::Result<StoreStatistics> {
         // The store has no level 0 and no compactions.
-        Ok(Statistics::default())
+        Ok(StoreStatistics::default())
     }
 }

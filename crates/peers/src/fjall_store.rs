@@ -4,7 +4,7 @@ use std::path::Path;
 
 use fjall::{Config, Keyspace, PartitionCreateOptions, PartitionHandle, PersistMode};
 
-use crate::kv::{KvSubject, Opening, Statistics, Visit};
+use crate::kv::{KvSubject, ScanCallback, StoreOptions, StoreStatistics};
 
 /// An open keyspace with one partition.
 pub struct Fjall {
@@ -18,7 +18,7 @@ impl Fjall {
     ///
     /// # Errors
     /// fjall fails.
-    pub fn open(dir: &Path, how: Opening) -> anyhow::Result<Self> {
+    pub fn open(dir: &Path, how: StoreOptions) -> anyhow::Result<Self> {
         let (mut config, mut options) = (Config::new(dir), PartitionCreateOptions::default());
         if let Some(bytes) = how.cache_bytes {
             let unwritten = bytes / 4;
@@ -49,7 +49,7 @@ impl KvSubject for Fjall {
         Ok(self.partition.get(key)?.map(|value| value.to_vec()))
     }
 
-    fn scan(&self, visit: Visit<'_>) -> anyhow::Result<()> {
+    fn scan(&self, visit: ScanCallback<'_>) -> anyhow::Result<()> {
         for pair in self.partition.iter() {
             let (key, value) = pair?;
             if !visit(&key, &value) {
@@ -68,8 +68,8 @@ impl KvSubject for Fjall {
         Ok(self.keyspace.persist(PersistMode::SyncAll)?)
     }
 
-    fn statistics(&self) -> anyhow::Result<Statistics> {
+    fn statistics(&self) -> anyhow::Result<StoreStatistics> {
         // fjall reports neither.
-        Ok(Statistics::default())
+        Ok(StoreStatistics::default())
     }
 }

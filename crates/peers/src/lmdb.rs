@@ -6,7 +6,7 @@ use std::path::Path;
 use heed::types::Bytes;
 use heed::{Database, Env, EnvFlags, EnvOpenOptions};
 
-use crate::kv::{KvSubject, Opening, Statistics, Visit};
+use crate::kv::{KvSubject, ScanCallback, StoreOptions, StoreStatistics};
 
 /// Maximum size, in bytes: reserves address space, not memory.
 const MAP_BYTES: usize = 64 << 30;
@@ -22,7 +22,7 @@ impl Lmdb {
     ///
     /// # Errors
     /// LMDB fails.
-    pub fn open(dir: &Path, how: Opening) -> anyhow::Result<Self> {
+    pub fn open(dir: &Path, how: StoreOptions) -> anyhow::Result<Self> {
         let mut options = EnvOpenOptions::new();
         options.map_size(MAP_BYTES);
         if how.scarce {
@@ -63,7 +63,7 @@ impl KvSubject for Lmdb {
         Ok(self.database.get(&transaction, key)?.map(<[u8]>::to_vec))
     }
 
-    fn scan(&self, visit: Visit<'_>) -> anyhow::Result<()> {
+    fn scan(&self, visit: ScanCallback<'_>) -> anyhow::Result<()> {
         let transaction = self.env.read_txn()?;
         for pair in self.database.iter(&transaction)? {
             let (key, value) = pair?;
@@ -84,7 +84,7 @@ impl KvSubject for Lmdb {
         Ok(self.env.force_sync()?)
     }
 
-    fn statistics(&self) -> anyhow::Result<Statistics> {
-        Ok(Statistics::default())
+    fn statistics(&self) -> anyhow::Result<StoreStatistics> {
+        Ok(StoreStatistics::default())
     }
 }

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use redb::{Database, Durability, ReadableDatabase, ReadableTable, TableDefinition};
 
-use crate::kv::{KvSubject, Opening, Statistics, Visit};
+use crate::kv::{KvSubject, ScanCallback, StoreOptions, StoreStatistics};
 
 const TABLE: TableDefinition<'_, &[u8], &[u8]> = TableDefinition::new("lab");
 
@@ -19,7 +19,7 @@ impl Redb {
     ///
     /// # Errors
     /// redb fails.
-    pub fn open(dir: &Path, how: Opening) -> anyhow::Result<Self> {
+    pub fn open(dir: &Path, how: StoreOptions) -> anyhow::Result<Self> {
         let mut builder = Database::builder();
         if let Some(bytes) = how.cache_bytes {
             builder.set_cache_size(usize::try_from(bytes)?);
@@ -62,7 +62,7 @@ impl KvSubject for Redb {
         Ok(table.get(key)?.map(|value| value.value().to_vec()))
     }
 
-    fn scan(&self, visit: Visit<'_>) -> anyhow::Result<()> {
+    fn scan(&self, visit: ScanCallback<'_>) -> anyhow::Result<()> {
         let table = self.database.begin_read()?.open_table(TABLE)?;
         for pair in table.iter()? {
             let (key, value) = pair?;
@@ -84,7 +84,7 @@ impl KvSubject for Redb {
         self.change(true, |_| Ok(()))
     }
 
-    fn statistics(&self) -> anyhow::Result<Statistics> {
-        Ok(Statistics::default())
+    fn statistics(&self) -> anyhow::Result<StoreStatistics> {
+        Ok(StoreStatistics::default())
     }
 }

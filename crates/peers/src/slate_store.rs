@@ -12,7 +12,7 @@ use slatedb::db_cache::moka::{MokaCache, MokaCacheOptions};
 use slatedb::{Db, WriteBatch};
 use tokio::runtime::{Builder, Runtime};
 
-use crate::kv::{KvSubject, Opening, Statistics, Visit};
+use crate::kv::{KvSubject, ScanCallback, StoreOptions, StoreStatistics};
 
 /// Flush interval of puts, the same as ours.
 const FLUSH: Duration = Duration::from_millis(50);
@@ -32,7 +32,7 @@ impl Slate {
     ///
     /// # Errors
     /// SlateDB fails.
-    pub fn open(dir: &Path, how: Opening) -> anyhow::Result<Self> {
+    pub fn open(dir: &Path, how: StoreOptions) -> anyhow::Result<Self> {
         Self::over(Arc::new(LocalFileSystem::new_with_prefix(dir)?), "store", how)
     }
 
@@ -40,14 +40,18 @@ impl Slate {
     ///
     /// # Errors
     /// SlateDB fails.
-    pub fn in_bucket(bucket: &str, prefix: &str, how: Opening) -> anyhow::Result<Self> {
+    pub fn in_bucket(bucket: &str, prefix: &str, how: StoreOptions) -> anyhow::Result<Self> {
         // TLS needs a default crypto provider; installing it fails if there is one already.
         let _ = rustls::crypto::ring::default_provider().install_default();
         let builder = AmazonS3Builder::from_env().with_bucket_name(bucket).with_allow_http(true);
         Self::over(Arc::new(builder.build()?), prefix, how)
     }
 
-    fn over(objects: Arc<dyn ObjectStore>, prefix: &str, how: Opening) -> anyhow::Result<Self> {
+    fn over(
+        objects: Arc<dyn ObjectStore>,
+        prefix: &str,
+        how: StoreOptions,
+    ) -> anyhow::Result<Self> {
         let runtime = Builder::new_multi_thread().enable_all().build()?;
         let memory = how.cache_bytes.unwrap_or(CACHE_BYTES);
         let unwritten = memory / 4;
@@ -98,7 +102,7 @@ impl KvSubject for Slate {
         Ok(self.runtime.block_on(self.db.get(key))?.map(|value| value.to_vec()))
     }
 
-    fn scan(&self, visit: Visit<'_>) -> anyhow::Result<()> {
+    fn scan(&self, visit: ScanCallback<'_>) -> anyhow::Result<()> {
         self.runtime.block_on(async {
             let mut pairs = self.db.scan::<std::ops::RangeFull>(..).await?;
             while let Some(pair) = pairs.next().await? {
@@ -124,7 +128,7 @@ impl KvSubject for Slate {
         Ok(self.runtime.block_on(self.db.flush())?)
     }
 
-    fn statistics(&self) -> anyhow::Result<Statistics> {
-        Ok(Statistics::default())
+    fn statistics(&self) -> anyhow::Result<StoreStatistics> {
+        Ok(StoreStatistics::default())
     }
 }
