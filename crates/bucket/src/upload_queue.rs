@@ -372,7 +372,7 @@ impl SharedState {
         match &mut state.away {
             Some(away) => away.why = why,
             None => {
-                log::warn!("{why}; it is tried again until it can be done");
+                log::warn!("{why}; the upload is retried until it succeeds");
                 let (since, at) = begun;
                 state.away = Some(Outage { why, since, at });
             }

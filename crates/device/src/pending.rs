@@ -53,7 +53,7 @@ impl<T> Pending<T> {
         Self(PendingState::Ready(value))
     }
 
-    /// Creates an answer that is computed when it is waited for.
+    /// Creates an answer that `wait` computes.
     pub fn deferred(answer: impl DeferredAnswer<T> + 'static) -> Self {
         Self(PendingState::Run(Box::new(answer)))
     }

@@ -399,8 +399,8 @@ impl<C: Contract, S: State<Contract = C>> RpcClient<C, S> {
 /// An endpoint in a message: only a server's, and only before its first message, so that it has no
 /// other user.
 impl<C: Contract> Field for Server<C> {
-    // Hashes the name only: a contract may carry endpoints of itself. The fingerprint travels with
-    // the endpoint.
+    // Hashes the name only: a contract may carry endpoints of its own kind. The fingerprint travels
+    // with the endpoint.
     const TYPE_HASH: u64 = type_hash("Server", &[type_hash(C::NAME, &[])]);
     const MAX_BYTES: usize = 12;
     const HAS_ENDPOINTS: bool = true;

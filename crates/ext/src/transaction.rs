@@ -260,7 +260,7 @@ pub(crate) struct Transaction<'a> {
 const MAX_READ_RETRIES: u32 = 64;
 
 impl Volume {
-    /// Runs one change exclusively. It is tried with the blocks in memory; a missing block is read
+    /// Runs one change exclusively. It uses the blocks in memory; a missing block is read
     /// without the write lock, and the change is retried as long as it modified nothing.
     pub(crate) fn transact<T>(
         &self,

@@ -133,7 +133,7 @@ pub trait Layout: Send + Sync {
         2
     }
 
-    /// Returns true if the age of replaced payloads affects placement: it is looked up then.
+    /// Returns true if the age of replaced payloads affects placement; the store then looks it up.
     fn separates_by_age(&self) -> bool {
         false
     }

@@ -75,7 +75,8 @@ pub fn run_disk_command(store: &Path, change: &DiskCommand) -> anyhow::Result<()
     let by_name =
         bucket::bucket_url(store).map(|address| PathBuf::from(bucket::normalize_url(address)));
     if by_name.is_some() || store.exists() {
-        let directory = RuntimeDir::open().context("cannot look for who has the store")?;
+        let directory =
+            RuntimeDir::open().context("cannot find the process that has the store open")?;
         let named = by_name.as_deref().unwrap_or(store);
         let done = store_keeper::execute_disk_command(&directory, named, change);
         if done.map_err(|why| anyhow!("{shown}: {why}"))? {

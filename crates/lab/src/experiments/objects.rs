@@ -300,7 +300,7 @@ const ABOUT: ExperimentInfo = ExperimentInfo {
     published_result: "Section 4.2: proposed, never measured. The analytic optima at 80 % full are 2.69 \
               bytes written for each byte of uniform updates, 1.48 where nine of ten go to a \
               tenth.",
-    caveat: "A small store keeps a larger part of itself for cleaning and checkpoints, so its \
+    caveat: "A small store reserves a larger share for cleaning and checkpoints, so its \
                amplification is that of a fuller one; in a quick run it is overwritten once only, \
                which is before cleaning has settled.",
     parameters: &[

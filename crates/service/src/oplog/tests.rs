@@ -49,7 +49,7 @@ fn successor_finds_unfinished_changes() {
     let mut hands = take_in_flight(&memory);
     hands.dedup();
     assert_eq!(hands, [13]);
-    assert!(take_in_flight(&memory).is_empty(), "it is told once");
+    assert!(take_in_flight(&memory).is_empty(), "a request is reported once");
 
     let log = reopen_oplog(&memory, 2);
     let found = log.load_unfinished((1, 1)).unwrap();
