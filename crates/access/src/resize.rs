@@ -223,6 +223,8 @@ pub struct ShrinkJob<'a> {
     plan: shrink::ShrinkPlan,
     /// True if the file is truncated after the volume.
     truncates_file: bool,
+    /// Length before an interrupted shrink, which recovery finished, or the current one.
+    old_len_bytes: u64,
     /// Disk image to compact after the shrink, and the start of the volume in it.
     image: Option<(Arc<dyn SessionDisk>, u64)>,
     _held: MmpGuard,
@@ -253,10 +255,13 @@ impl<'a> ShrinkJob<'a> {
         let is_cut = is_last && !is_device;
         let is_file = matches!(base, ResizeTarget::File(_)) && !is_device;
         let inside = inside.filter(|_| is_file).map(|inside| (inside, start_bytes));
+        let len_before_recovery = shrink::len_bytes_before_recovery(&*disk);
         let held = mmp_claim::recover_and_claim(image, &disk, now)?;
         let plan = shrink::ShrinkPlan::plan(&*disk, len_bytes)
             .map_err(|error| resize_error(image, &*disk, error))?;
-        Ok(Self { wanted, base, disk, plan, truncates_file: is_cut, image: inside, _held: held })
+        let old_len_bytes = len_before_recovery.max(plan.old_len_bytes());
+        let (truncates_file, image) = (is_cut, inside);
+        Ok(Self { wanted, base, disk, plan, truncates_file, old_len_bytes, image, _held: held })
     }
 
     /// Returns the bytes that [`ShrinkJob::write`] moves.
@@ -270,16 +275,13 @@ impl<'a> ShrinkJob<'a> {
     /// The disk fails; the volume is unchanged, or running the command again completes it.
     pub fn write(mut self, progress: FormatProgress<'_>) -> anyhow::Result<ResizeOutcome> {
         let ResizeRequest { image, place, .. } = self.wanted;
-        let old_len_bytes = self.plan.old_len_bytes();
+        let old_len_bytes = self.old_len_bytes;
         let resized = self.write_volume(progress)?;
         let is_shorter = resized.len_bytes() < old_len_bytes;
         if let Some((inside, start)) = &self.image {
             let shown = || format!("{}: its file stays as long as it is", image.display());
             let behind = resized.len_bytes()..old_len_bytes;
-            let free = match is_shorter {
-                true => shrink::free_bytes(&*self.disk).with_context(shown)?,
-                false => vec![],
-            };
+            let free = shrink::free_bytes(&*self.disk).with_context(shown)?;
             let at = |range: Range<u64>| start + range.start..start + range.end;
             let unused = free.into_iter().chain([behind]).map(at).collect();
             let needed = inside.compact(unused).with_context(shown)?;
@@ -301,9 +303,9 @@ impl<'a> ShrinkJob<'a> {
 
     fn write_volume(&mut self, progress: FormatProgress<'_>) -> anyhow::Result<ResizeOutcome> {
         let Self { wanted: ResizeRequest { image, now, len_bytes, .. }, plan, disk, .. } = self;
-        let old_len_bytes = plan.old_len_bytes();
+        let old_len_bytes = self.old_len_bytes;
         let mut resized = ResizeOutcome::new(old_len_bytes, plan.superblock());
-        if plan.len_bytes() == old_len_bytes {
+        if plan.len_bytes() == plan.old_len_bytes() {
             return Ok(resized);
         }
         let target = shrink::ShrinkTarget { disk: &**disk, now: *now, progress: &progress };

@@ -59,6 +59,11 @@ pub(crate) trait ImageMap: Send + Sync {
 pub(crate) struct DecompressedCache(Mutex<VecDeque<(u64, Arc<Vec<u8>>)>>);
 
 impl DecompressedCache {
+    /// Forgets all chunks: their identifiers may stand for others from now on.
+    pub(crate) fn clear(&self) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).clear();
+    }
+
     /// Fills `room` from `place`, in the file or its backing file.
     pub(crate) fn read(
         &self,

@@ -9,6 +9,7 @@
 //! Law: tables are read on demand, and each entry is checked against the file.
 
 mod compact;
+mod pack;
 mod refcounts;
 mod snapshots;
 mod writable;
@@ -194,13 +195,24 @@ impl Qcow2 {
         })
     }
 
+    /// Returns the width of the offset in an entry of a compressed cluster; the sector count is
+    /// above it, and is wider for larger clusters.
+    fn compressed_offset_bits(&self) -> u32 {
+        62 - (self.cluster_bits - 8)
+    }
+
     /// Returns the offset and the maximum length of a compressed cluster.
     fn compressed_extent(&self, entry: u64) -> (u64, u64) {
-        // The sector count is above the offset, and is wider for larger clusters.
-        let bits = 62 - (self.cluster_bits - 8);
+        let bits = self.compressed_offset_bits();
         let at = entry & ((1 << bits) - 1);
         let sectors = (entry & (OFLAG_COMPRESSED - 1)) >> bits;
         (at, (sectors + 1) * 512 - at % 512)
+    }
+
+    /// Returns the offset and the maximum length of a compressed cluster within the file.
+    fn compressed_extent_in(&self, file: &ImageFile, entry: u64) -> (u64, u64) {
+        let (at, len) = self.compressed_extent(entry);
+        (at, len.min(file.max_len_bytes().saturating_sub(at)))
     }
 
     /// Returns the L2 table at `at` from the cache, or reads it.
@@ -271,8 +283,8 @@ impl ImageMap for Qcow2 {
     }
 
     fn decompress_chunk(&self, file: &ImageFile, entry: u64) -> Result<Vec<u8>, Error> {
-        let (at, len) = self.compressed_extent(entry);
-        let len = len.min(MAX_CHUNK_BYTES * 2).min(file.len_bytes().saturating_sub(at));
+        let (at, len) = self.compressed_extent_in(file, entry);
+        let len = len.min(MAX_CHUNK_BYTES * 2);
         let packed = file.read_vec(at, len as usize)?;
         let mut unpacked = Vec::new();
         let read = if self.zstd {

@@ -503,7 +503,10 @@ impl<T: AllocationTables> SessionDisk for WritableImage<T> {
     }
 
     fn compact(&self, unused: Vec<Range<u64>>) -> Result<Option<u64>, DiskError> {
-        self.end_session_then(|tables, out| tables.compact(out, merge_ranges(unused)))
+        let compacted =
+            self.end_session_then(|tables, out| tables.compact(out, merge_ranges(unused)));
+        self.decompressed.clear();
+        compacted
     }
 }
 

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   | used | free | used | free | used | used |   first session: clears the entries of unused
-//!                                                 bytes and of new clusters of zeros
+//!                                                 bytes and of recent clusters of zeros
 //!               ▲             ▲     │      │      each later session: copies clusters above a
 //!               └─────────────┴─────┴──────┘      limit below it; its end releases the old ones
 //!   | used | used | used | used |                 the caller truncates the file here
@@ -10,7 +10,8 @@
 //! Law 1: a cluster is released only once no durable table refers to it, and reused only in a later
 //! session. A crash leaks clusters at most; the contents of the disk stay.
 //! Law 2: a copy, and the refcount of its cluster, are durable before a table refers to it.
-//! Law 3: snapshots, clusters shared with them, compressed clusters and the L1 table are not moved.
+//! Law 3: snapshots, clusters shared with them, and the L1 table are not moved. In an image with
+//! snapshots compressed clusters are not moved either.
 //!
 //! A discard by a mount only punches holes. A released cluster is not reused within its session, so
 //! a volume that keeps discarding and writing would make the file longer.
@@ -50,7 +51,15 @@ impl WritableQcow2 {
             self.refcounts.begin_session(out)?;
             self.end_session(out)?;
         }
-        self.clear_unused(out, unused)?;
+        // At once: a later run no longer knows what is unused, but finds the zeros again.
+        let is_changed = !unused.is_empty() && self.clear_entries(out, unused, false)?;
+        let has_recent = self.map.is_dirty || self.refcounts.has_newly_allocated();
+        if has_recent {
+            self.clear_entries(out, vec![], true)?;
+        }
+        if is_changed || has_recent {
+            self.pack_all(out)?;
+        }
         for _ in 0..MAX_PASSES {
             let (limit, mut is_changed) = self.move_clusters(out)?;
             is_changed |= self.refcounts.release_refcount_blocks(out, limit)?;
@@ -59,22 +68,27 @@ impl WritableQcow2 {
                 break;
             }
         }
-        Ok(self.refcounts.used_file_end())
+        let end = self.refcounts.used_file_end();
+        // A last host cluster of compressed ones need not be whole.
+        let last = self.clusters_to_pack(out.file, end - self.map.cluster_bytes(), false)?;
+        let packed = last.iter().map(|cluster| cluster.at + cluster.len).max();
+        Ok(packed.unwrap_or(end).next_multiple_of(self.sector_bytes).min(end))
     }
 
-    /// Clears the entries of `unused` bytes, and of new clusters of zeros, in L2 tables that no
-    /// snapshot shares.
-    fn clear_unused(
+    /// Clears the entries of `unused` bytes, or of recent clusters of zeros, in L2 tables that no
+    /// snapshot shares. Returns false if there are none.
+    fn clear_entries(
         &mut self,
         out: &mut MetadataWriter<'_>,
         unused: Vec<Range<u64>>,
-    ) -> Result<(), Error> {
+        clears_zeros: bool,
+    ) -> Result<bool, Error> {
         let cluster = self.map.cluster_bytes();
         let cleared = match (self.map.backing.is_some(), self.map.version) {
             (false, _) => 0,
             (true, 3) => OFLAG_ZERO,
             // An unallocated cluster would read from the backing file.
-            (true, _) => return Ok(()),
+            (true, _) => return Ok(false),
         };
         let len = self.map.len_bytes;
         let units = |range: Range<u64>| {
@@ -89,9 +103,7 @@ impl WritableQcow2 {
                 .and_then(|nth| units.get(nth))
                 .is_some_and(|it| it.contains(&unit))
         };
-        if units.is_empty() && !self.refcounts.has_newly_allocated() {
-            return Ok(());
-        }
+        let mut is_changed = false;
         self.refcounts.begin_session(out)?;
         let (per_table, per_sector) = (self.entries_per_l2_table(), self.sector_bytes / 8);
         for nth in 0..self.l1_table.len() as u64 {
@@ -103,10 +115,13 @@ impl WritableQcow2 {
             let mut released = vec![];
             for (place, entry) in (0u64..).zip(&mut entries) {
                 let is_unused = is_unused(nth * per_table + place);
-                if *entry != cleared && (is_unused || self.is_new_and_zeros(out.file, *entry)?) {
+                if *entry != cleared
+                    && (is_unused || clears_zeros && self.is_recent_and_zeros(out.file, *entry)?)
+                {
                     released.push((place / per_sector, std::mem::replace(entry, cleared)));
                 }
             }
+            is_changed |= !released.is_empty();
             let is_empty = entries.iter().all(|entry| *entry == 0);
             for (sector, entry) in released {
                 if !is_empty {
@@ -122,22 +137,27 @@ impl WritableQcow2 {
             }
             self.write_dirty_tables(out)?;
         }
-        self.end_session(out)
+        self.end_session(out)?;
+        Ok(is_changed)
     }
 
-    /// Returns true if an entry refers to a cluster that was allocated since the image was opened,
-    /// and that reads as zeros. Older clusters are not read.
-    fn is_new_and_zeros(&self, file: &ImageFile, entry: u64) -> Result<bool, Error> {
-        let Some(at) =
-            self.exclusive_cluster(entry).filter(|at| self.refcounts.is_newly_allocated(*at))
-        else {
+    /// Returns true if the cluster at `at` may be recent: allocated since the image was opened, or
+    /// by a writer that did not close it, such as a compaction that was interrupted.
+    pub(super) fn is_recent(&self, at: u64) -> bool {
+        self.map.is_dirty || self.refcounts.is_newly_allocated(at)
+    }
+
+    /// Returns true if an entry refers to a recent cluster that reads as zeros. Older clusters are
+    /// not read.
+    fn is_recent_and_zeros(&self, file: &ImageFile, entry: u64) -> Result<bool, Error> {
+        let Some(at) = self.exclusive_cluster(entry).filter(|at| self.is_recent(*at)) else {
             return Ok(false);
         };
         Ok(entry & OFLAG_ZERO != 0 || self.read_cluster(file, at)?.iter().all(|byte| *byte == 0))
     }
 
     /// Reads a cluster, padded with zeros past the end of the file.
-    fn read_cluster(&self, file: &ImageFile, at: u64) -> Result<Vec<u8>, Error> {
+    pub(super) fn read_cluster(&self, file: &ImageFile, at: u64) -> Result<Vec<u8>, Error> {
         let cluster = self.map.cluster_bytes();
         let there = file.max_len_bytes().saturating_sub(at).min(cluster);
         let mut bytes = file.read_vec(at, there as usize)?;
@@ -145,7 +165,7 @@ impl WritableQcow2 {
         Ok(bytes)
     }
 
-    fn end_session(&mut self, out: &mut MetadataWriter<'_>) -> Result<(), Error> {
+    pub(super) fn end_session(&mut self, out: &mut MetadataWriter<'_>) -> Result<(), Error> {
         self.write_dirty_tables(out)?;
         out.wait()?;
         self.close_session(out)?;
@@ -177,6 +197,10 @@ impl WritableQcow2 {
             )? {
                 if let Some(at) = self.exclusive_cluster(entry) {
                     mark(at);
+                } else if entry & OFLAG_COMPRESSED != 0 && !self.has_snapshots {
+                    let (at, len) = self.map.compressed_extent_in(out.file, entry);
+                    let hosts = (at..at + len).step_by(self.map.cluster_bytes() as usize);
+                    hosts.chain([at + len.saturating_sub(1)]).for_each(&mut mark);
                 }
             }
         }
@@ -184,21 +208,28 @@ impl WritableQcow2 {
         if free.is_empty() {
             return Ok((limit, false));
         }
+        let start = limit << self.map.cluster_bits;
+        let packed = self.clusters_to_pack(out.file, start, false)?;
+        // The last ones first: if the free clusters are too few, the rest is below the end.
+        let mut packed = packed.into_iter().rev().collect();
         self.refcounts.reserve_clusters(out, &free)?;
-        let mut copies =
-            PendingCopies { limit: limit << self.map.cluster_bits, free, writes: vec![] };
+        let mut copies = PendingCopies { limit: start, free, writes: vec![] };
         self.refcounts.move_refcount_blocks(out, limit, &mut copies.free)?;
         for nth in tables {
             self.move_data_clusters(out, nth, &mut copies)?;
             self.move_l2_table(out, nth, &mut copies)?;
         }
         self.flush_copies(out, &mut copies)?;
+        self.pack_batch(out, &mut packed, Some(&mut copies.free))?;
+        for nth in copies.free {
+            self.refcounts.release_clusters(nth << self.map.cluster_bits, 1);
+        }
         self.end_session(out)?;
         Ok((limit, true))
     }
 
     /// Returns the cluster of an entry if it is uncompressed and its refcount is 1.
-    fn exclusive_cluster(&self, entry: u64) -> Option<u64> {
+    pub(super) fn exclusive_cluster(&self, entry: u64) -> Option<u64> {
         let at = entry & OFFSET_MASK;
         (entry & OFLAG_COMPRESSED == 0 && at != 0 && self.refcounts.is_exclusive(at)).then_some(at)
     }
@@ -268,8 +299,8 @@ impl WritableQcow2 {
     /// Releases the clusters of an L2 entry.
     pub(super) fn release_entry(&mut self, file: &ImageFile, entry: u64) {
         if entry & OFLAG_COMPRESSED != 0 {
-            let (at, len) = self.map.compressed_extent(entry);
-            self.refcounts.release_clusters(at, len.min(file.len_bytes().saturating_sub(at)));
+            let (at, len) = self.map.compressed_extent_in(file, entry);
+            self.refcounts.release_clusters(at, len);
         } else if entry & OFFSET_MASK != 0 {
             self.refcounts.release_clusters(entry & OFFSET_MASK, self.map.cluster_bytes());
         }

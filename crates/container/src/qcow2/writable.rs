@@ -43,6 +43,9 @@ pub(super) enum TableSector {
 pub(crate) struct WritableQcow2 {
     pub(super) map: Qcow2,
     pub(super) refcounts: Refcounts,
+    pub(super) has_snapshots: bool,
+    /// True if the image had compressed clusters when it was opened.
+    pub(super) has_compressed: bool,
     pub(super) sector_bytes: u64,
     /// L1 table, in whole sectors.
     pub(super) l1_table: Vec<u64>,
@@ -80,9 +83,10 @@ impl WritableQcow2 {
         let seconds = first.iter().take(entries as usize).map(|entry| entry & OFFSET_MASK);
         let seconds: Vec<u64> = seconds.filter(|at| *at != 0).collect();
         let kept = snapshots::record_snapshots(file, &mut counts, &head)?;
+        let (has_snapshots, mut has_compressed) = (be32(&head, 60) != 0, false);
         if kept.is_empty() {
             for at in seconds {
-                record_l2_table(file, &map, &mut counts, at, None)?;
+                has_compressed |= record_l2_table(file, &map, &mut counts, at, None)?;
             }
         } else {
             let mut times = kept;
@@ -90,13 +94,15 @@ impl WritableQcow2 {
                 *times.entry(at).or_insert(0) += 1;
             }
             for (at, times) in times {
-                record_l2_table(file, &map, &mut counts, at, Some(times))?;
+                has_compressed |= record_l2_table(file, &map, &mut counts, at, Some(times))?;
             }
         }
         counts.verify_or_repair(file, map.is_dirty)?;
         Ok(Self {
             map,
             refcounts: counts,
+            has_snapshots,
+            has_compressed,
             sector_bytes,
             l1_table: first,
             l2_tables: HashMap::new(),
@@ -235,14 +241,15 @@ impl WritableQcow2 {
     }
 }
 
-/// Records an L2 table and the clusters it refers to: as exclusive, or with `times` users.
+/// Records an L2 table and the clusters it refers to: as exclusive, or with `times` users. Returns
+/// true if any of them is compressed.
 fn record_l2_table(
     file: &ImageFile,
     map: &Qcow2,
     counts: &mut Refcounts,
     at: u64,
     times: Option<u64>,
-) -> Result<(), Error> {
+) -> Result<bool, Error> {
     let note = |counts: &mut Refcounts, at| match times {
         None => counts.record_exclusive(at, map.cluster_bytes(), map.is_dirty),
         Some(times) => {
@@ -251,16 +258,22 @@ fn record_l2_table(
         }
     };
     note(counts, at)?;
+    let mut has_compressed = false;
     for entry in read_table(file, at, map.cluster_bytes() / 8)? {
         if entry & OFLAG_COMPRESSED != 0 {
+            has_compressed = true;
+            // An entry counts whole sectors, so only the last one may reach beyond the file.
             let (at, len) = map.compressed_extent(entry);
-            let len = len.min(file.len_bytes().saturating_sub(at));
+            if at + len > file.len_bytes().next_multiple_of(map.cluster_bytes()) {
+                let why = "qcow2: a packed cluster behind the end of the file";
+                return Err(Error::DamagedAt(why, at));
+            }
             counts.record_shared(at, len, times.unwrap_or(1), false)?;
         } else if entry & OFFSET_MASK != 0 {
             note(counts, entry & OFFSET_MASK)?;
         }
     }
-    Ok(())
+    Ok(has_compressed)
 }
 
 impl AllocationTables for WritableQcow2 {

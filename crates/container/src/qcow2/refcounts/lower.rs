@@ -98,6 +98,27 @@ impl Refcounts {
         out.wait()
     }
 
+    /// Sets the refcounts of clusters that are allocated or reserved. Tables that are written
+    /// afterwards depend on it.
+    pub(in crate::qcow2) fn set_shares(
+        &mut self,
+        out: &mut MetadataWriter<'_>,
+        shares: impl Iterator<Item = (u64, u16)>,
+    ) -> Result<(), Error> {
+        for (at, count) in shares {
+            self.set_refcount_dirty(at >> self.cluster_bits, count);
+        }
+        let ticket = self.submit_changes(out, vec![])?;
+        out.add_dependency(ticket);
+        Ok(())
+    }
+
+    /// Returns the largest refcount that the image can hold.
+    pub(in crate::qcow2) fn max_refcount(&self) -> u64 {
+        let bits = 1u32 << self.refcount_order;
+        (u64::MAX >> (64 - bits)).min(super::MAX_REFCOUNT)
+    }
+
     /// Moves refcount blocks from `limit` on to reserved clusters.
     pub(in crate::qcow2) fn move_refcount_blocks(
         &mut self,

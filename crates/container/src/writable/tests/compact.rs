@@ -139,6 +139,59 @@ fn compaction_keeps_snapshots_and_compressed_clusters() {
     }
 }
 
+/// What was changed is compressed again, and compressed clusters move.
+#[test]
+fn compaction_keeps_compressed_images_short() {
+    let dir = tempfile::tempdir().unwrap();
+    let shapes: [&[&str]; 6] = [
+        &[],
+        &["-o", "compression_type=zstd"],
+        &["-o", "compat=0.10"],
+        &["-o", "cluster_size=4k"],
+        &["-o", "cluster_size=512,refcount_bits=1"],
+        &["-o", "cluster_size=2M,refcount_bits=8"],
+    ];
+    let mut random = Random::new(4);
+    let text: Vec<u8> = (0..6 << 20).map(|_| b"storage "[random.next_below(8) as usize]).collect();
+    let source = dir.path().join("text");
+    for options in shapes {
+        std::fs::write(&source, [&text[..], &[0; 6 << 20]].concat()).unwrap();
+        let made = dir.path().join("made");
+        let words = [&["convert", "-c", "-f", "raw", "-O", "qcow2"], options];
+        let words = [&words.concat()[..], &[source.to_str().unwrap(), made.to_str().unwrap()]];
+        if run_command_ok("qemu-img", &words.concat()).is_none() {
+            return;
+        }
+        let image = std::fs::read(&made).unwrap();
+        let len = image.len() as u64;
+        let mut file = Arc::new(GrowingDisk::new(image, 64 * MIB));
+        for round in 0..3 {
+            let what = format!("{options:?}, {round}");
+            let OpenedImage { disk, session: image, .. } =
+                open_for_writing(file.clone(), &[], 7).unwrap();
+            // Blocks from the end of the disk to its front, as a shrink moves them.
+            for _ in 0..40 {
+                let at = random.next_below(4 << 20) / 4096 * 4096;
+                let from = random.next_below(5 << 20) as usize;
+                submit_write(&*disk, at, &text[from..from + 4096]);
+            }
+            let unused = 4 * MIB..5 * MIB;
+            let mut expected = read_all(&*disk).unwrap();
+            let shorter = image.as_ref().unwrap().compact(vec![unused.clone()]).unwrap().unwrap();
+            let left = read_all(&*disk).unwrap();
+            let unused = unused.start as usize..unused.end as usize;
+            expected[unused.clone()].copy_from_slice(&left[unused]);
+            assert!(left == expected, "{what}");
+            drop((disk, image));
+            let bytes = truncated(&file, shorter);
+            check_image(dir.path(), &bytes, Some(&expected), false, &what);
+            // What is packed in another way than by qemu-img can take a little more.
+            assert!(shorter <= len + len / 50, "{what}: {shorter} bytes of {len}");
+            file = Arc::new(GrowingDisk::new(bytes, 64 * MIB));
+        }
+    }
+}
+
 /// Discarded ranges never expose the backing file.
 #[test]
 fn compaction_over_backing_file_keeps_or_zeroes_unused() {
