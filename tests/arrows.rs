@@ -5,6 +5,7 @@
 mod imports;
 
 use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// Permitted dependencies of each crate on our other crates.
@@ -19,7 +20,8 @@ const ALLOWED_CRATE_DEPENDENCIES: &[(&str, &[&str])] = &[
     ("front", &["exchange"]),
     ("access", &["container", "device", "exchange", "ext", "objects", "service"]),
     ("capi", &["access", "exchange", "ext", "objects"]),
-    ("lab", &["device", "exchange", "ext", "front", "objects", "service"]),
+    ("testkit", &["device", "exchange", "objects"]),
+    ("lab", &["device", "exchange", "ext", "front", "objects", "service", "testkit"]),
     // Other stores, for the lab, which runs this as a separate program.
     ("peers", &["bucket", "device", "objects"]),
     (
@@ -155,7 +157,7 @@ fn published_crates_have_metadata_and_published_dependencies() {
 #[test]
 fn only_destination_module_overwrites_host_files() {
     const ALLOWED_FILE: &str = "crates/access/src/destination.rs";
-    let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR"));
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let mut stack: Vec<_> = ["src", "crates/access/src", "crates/capi/src", "python/src"]
         .map(|at| root.join(at))
         .into();
@@ -187,9 +189,9 @@ const FILES_WITH_UNSAFE: &[&str] = &[
     "crates/service/src/oplog.rs",
     "crates/service/src/loop_device.rs",
     "crates/capi/src/raw.rs",
-    "crates/peers/src/cxx.rs",
-    "crates/peers/src/lmdb.rs",
-    "crates/peers/src/mapping.rs",
+    "lab/peers/src/cxx.rs",
+    "lab/peers/src/lmdb.rs",
+    "lab/peers/src/mapping.rs",
     // Attacks the sandbox.
     "crates/service/tests/sandbox.rs",
     // Makes system calls without a wrapper library.
@@ -200,8 +202,15 @@ const FILES_WITH_UNSAFE: &[&str] = &[
 ];
 
 fn read(path: &str) -> String {
-    let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR"));
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     std::fs::read_to_string(root.join(path)).unwrap()
+}
+
+/// Folders of all packages but the root.
+fn package_folders(root: &Path) -> Vec<PathBuf> {
+    let crates = std::fs::read_dir(root.join("crates")).unwrap();
+    let crates = crates.map(|entry| entry.unwrap().path());
+    crates.chain([root.join("lab"), root.join("lab/peers")]).collect()
 }
 
 #[test]
@@ -226,9 +235,9 @@ fn architecture_document_lists_dependencies_and_unsafe_files() {
 
 #[test]
 fn tests_document_lists_every_test_file() {
-    let (root, list) = (std::path::Path::new(env!("CARGO_MANIFEST_DIR")), read("docs/tests.md"));
-    let crates = std::fs::read_dir(root.join("crates")).unwrap();
-    let dirs = crates.map(|entry| entry.unwrap().path().join("tests")).filter(|dir| dir.is_dir());
+    let (root, list) = (Path::new(env!("CARGO_MANIFEST_DIR")), read("docs/tests.md"));
+    let dirs = package_folders(root).into_iter().map(|folder| folder.join("tests"));
+    let dirs = dirs.filter(|dir| dir.is_dir());
     for dir in dirs.chain([root.join("tests")]) {
         for entry in std::fs::read_dir(&dir).unwrap() {
             let entry = entry.unwrap();
@@ -243,8 +252,8 @@ fn tests_document_lists_every_test_file() {
 
 #[test]
 fn unsafe_code_is_only_in_listed_files() {
-    let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR"));
-    let mut stack = vec![root.join("src"), root.join("crates"), root.join("tests")];
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let mut stack = ["src", "crates", "lab", "tests"].map(|folder| root.join(folder)).to_vec();
     let mut found = BTreeSet::new();
     while let Some(path) = stack.pop() {
         if path.is_dir() {
@@ -273,22 +282,15 @@ const KNOWN_IMPORT_CYCLES: &[(&str, &[usize])] =
 
 #[test]
 fn import_cycles_are_known() {
-    let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR"));
-    let names = std::fs::read_dir(root.join("crates")).unwrap();
-    let mut crates: Vec<_> =
-        names.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
-    crates.push(String::new());
-    for name in crates {
-        let src = if name.is_empty() {
-            root.join("src")
-        } else {
-            root.join("crates").join(&name).join("src")
-        };
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    for folder in package_folders(root).into_iter().chain([root.to_owned()]) {
+        let name = folder.strip_prefix(root).unwrap().file_name().unwrap_or_default();
+        let name = name.to_str().unwrap();
         let known = KNOWN_IMPORT_CYCLES
             .iter()
             .find(|(known, _)| *known == name)
             .map_or(&[][..], |known| known.1);
-        let cycles = imports::ImportGraph::read(&src).import_cycles();
+        let cycles = imports::ImportGraph::read(&folder.join("src")).import_cycles();
         let mut lens: Vec<_> = cycles.iter().map(|(files, _)| files.len()).collect();
         lens.sort_unstable();
         let shown: Vec<_> = cycles
@@ -301,7 +303,7 @@ fn import_cycles_are_known() {
 
 #[test]
 fn architecture_document_names_existing_files() {
-    let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR"));
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let page = read("ARCHITECTURE.md");
     let names = page.split('`').skip(1).step_by(2);
     let paths =

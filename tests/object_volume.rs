@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use draconis_device::{CrashOptions, CrashStates, Disk, MemoryDisk, RecordDisk};
+use draconis_device::{Disk, MemoryDisk};
 use draconis_exchange::contract::{FileType, Time};
 use draconis_ext::mkfs::{self, FileSource, FormatTarget, NodeKind, Tree, TreeNode};
 use draconis_ext::{
@@ -13,6 +13,7 @@ use draconis_objects::{
     CreateOptions, Group, LayoutKind, LifetimeHint, ObjectId, OpenOptions as StoreOptions, Profile,
     Store,
 };
+use draconis_testkit::{CrashOptions, CrashStates, RecordDisk};
 
 const VOLUME_BYTES: u64 = 2 << 20;
 
@@ -138,7 +139,7 @@ fn object_volume_is_clean_after_power_cut() {
         // The image before the recorded writes.
         let mut image = vec![0; 8 << 20];
         for event in disk.take_events() {
-            if let draconis_device::Event::Group { writes, .. } = event {
+            if let draconis_testkit::Event::Group { writes, .. } = event {
                 for (at, bytes) in writes {
                     image[at as usize..at as usize + bytes.len()].copy_from_slice(&bytes);
                 }

@@ -10,11 +10,12 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use common::{Draconis, has_tool};
-use draconis_device::{Disk, Error, Extent, Group, RemoteDisk, SubmitOptions, Write, conform};
+use draconis_device::{Disk, Error, Extent, Group, RemoteDisk, SubmitOptions, Write};
 use draconis_exchange::channel::session::{Session, accept};
 use draconis_exchange::descriptors;
 use draconis_exchange::heap::Block;
 use draconis_service::store_process::{AttachedDisk, StoreError, StoreProcess, open_session_disk};
+use draconis_testkit::conform;
 use rustix::net::{AddressFamily, RecvFlags, SocketFlags, SocketType, socketpair};
 use rustix::process::{PidfdFlags, getpid, pidfd_open};
 

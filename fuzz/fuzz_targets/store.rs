@@ -4,7 +4,8 @@
 
 use std::sync::OnceLock;
 
-use draconis_objects::torture::{self, InjectedFault, TestSettings};
+use draconis_objects::test_hooks::{InjectedFault, TestSettings};
+use draconis_testkit::torture::{self};
 use libfuzzer_sys::fuzz_target;
 
 static BASES: OnceLock<Vec<Vec<u8>>> = OnceLock::new();
@@ -13,7 +14,7 @@ fuzz_target!(|bytes: &[u8]| {
     let bases =
         BASES.get_or_init(|| (0..8).filter_map(|seed| torture::base_image(seed).ok()).collect());
     let Some(image) = torture::image_from_fuzz_input(bases, bytes) else { return };
-    torture::set_thread_settings(TestSettings {
+    draconis_objects::test_hooks::set_thread_settings(TestSettings {
         fault: Some(InjectedFault::Sums),
         ..TestSettings::NORMAL
     });

@@ -6,7 +6,9 @@ use std::time::Duration;
 
 use draconis_bucket::{BucketDisk, BucketOptions, Faults, MemoryBucket};
 use draconis_device::Error;
-use draconis_objects::torture::{self, DamageTally, DiskFactory, Random, StoreShape, TestSettings};
+use draconis_device::Random;
+use draconis_objects::test_hooks::TestSettings;
+use draconis_testkit::torture::{self, DamageTally, DiskFactory, StoreShape};
 
 fn env_number(name: &str, otherwise: u64) -> u64 {
     std::env::var(name).ok().and_then(|it| it.parse().ok()).unwrap_or(otherwise)

@@ -6,7 +6,7 @@ use std::time::Duration;
 use draconis_bucket::{
     BucketApi, BucketDisk, BucketOptions, Faults, MemoryBucket, ObjectStoreBucket,
 };
-use draconis_device::conform;
+use draconis_testkit::conform;
 
 const LEN_BYTES: u64 = 1 << 20;
 

@@ -8,10 +8,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use draconis_bucket::{BucketDisk, BucketOptions, Faults, JournalDevice, MemoryBucket};
-use draconis_device::{
-    Disk, Error, Extent, Fault, FaultDisk, FaultTarget, Group, MemoryDisk, Random, Write, conform,
-};
+use draconis_device::{Disk, Error, Extent, Group, MemoryDisk, Random, Write};
 use draconis_exchange::heap::Block;
+use draconis_testkit::{Fault, FaultDisk, FaultTarget, conform};
 
 use common::UnreachableBucket;
 

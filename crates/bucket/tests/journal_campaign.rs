@@ -13,11 +13,11 @@ use draconis_bucket::{
     BucketApi, BucketDisk, BucketOptions, Faults, JournalDevice, ListEntry, MemoryBucket,
     RequestError, RequestResult,
 };
-use draconis_device::{
-    CrashOptions, CrashStates, Disk, Error, Event, Group, MemoryDisk, RecordDisk, Refused,
-    SubmitOptions, Ticket,
-};
-use draconis_objects::torture::{self, DamageTally, DiskFactory, Random, StoreShape, TestSettings};
+use draconis_device::Random;
+use draconis_device::{Disk, Error, Group, MemoryDisk, Refused, SubmitOptions, Ticket};
+use draconis_objects::test_hooks::TestSettings;
+use draconis_testkit::torture::{self, DamageTally, DiskFactory, StoreShape};
+use draconis_testkit::{CrashOptions, CrashStates, Event, RecordDisk};
 use parking_lot::Mutex;
 
 /// Small, so that it is full now and then.

@@ -9,10 +9,11 @@ use std::time::Duration;
 
 use draconis_bucket::{BucketDisk, BucketOptions, Faults, MemoryBucket};
 use draconis_device::Disk;
+use draconis_device::Random;
 use draconis_objects::check::CheckOptions;
 use draconis_objects::kv::Kv;
-use draconis_objects::torture::{Random, StoreShape};
 use draconis_objects::{OpenOptions, Store};
+use draconis_testkit::torture::StoreShape;
 
 fn env_number(name: &str, otherwise: u64) -> u64 {
     std::env::var(name).ok().and_then(|it| it.parse().ok()).unwrap_or(otherwise)

@@ -1,12 +1,11 @@
-//! Disks, real and simulated, and their guarantees.
+//! Disks and their guarantees.
 //!
 //! ```text
 //!   ext, objects
 //!      │ trait Disk: read · submit_chain(groups, after) · wait_visible · wait_durable
-//!   sub-disk (offset, partition) · faults · recorder  stack in any order
+//!   sub-disk (offset, partition) · forwarding disks   stack in any order
 //!      │
 //!   file or block device (O_DIRECT, io_uring | pread) · memory · remote (disk contract)
-//!   simulated hard and flash disks (sim)              checked by conform
 //! ```
 //!
 //! Law 1: a device changes only by groups; a group carries its blocks in and returns only a ticket.
@@ -38,17 +37,15 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! This crate does not know file systems.
+//! This crate does not know file systems. Simulated disks, power cuts, faults and a conformance suite
+//! are in `draconis-testkit`.
 
 #![deny(unsafe_code)]
 
-pub mod conform;
-mod crash;
 mod read_ahead;
 
 mod disk;
 mod elevator;
-mod fault;
 mod file;
 mod forwarding;
 mod memory;
@@ -57,9 +54,7 @@ mod pending;
 mod random;
 mod raw;
 mod readers;
-mod record;
 mod remote;
-pub mod sim;
 #[cfg(test)]
 #[path = "../../../tests/common/skipped.rs"]
 mod skipped;
@@ -67,9 +62,7 @@ mod sub_disk;
 mod uring;
 mod writer;
 
-pub use crash::{CrashDisk, CrashKind, CrashOptions, CrashState, CrashStates};
 pub use disk::*;
-pub use fault::{Fault, FaultDisk, FaultTarget};
 pub use file::{
     FileDisk, FileOptions, LockMode, OpenedFile, lock_file, try_lock_file, write_unit_bytes,
 };
@@ -81,6 +74,5 @@ pub use partition::{
 };
 pub use pending::{DeferredAnswer, Pending, Promise, promise_pair};
 pub use random::Random;
-pub use record::{Event, RecordDisk};
 pub use remote::{BlockAllocator, CHAIN_BOUNDS, RemoteDisk, serve_remote_disk};
 pub use sub_disk::SubDisk;

@@ -35,11 +35,12 @@ impl Random {
     }
 
     /// Returns true with probability `of_256`/256.
-    pub(crate) fn chance(&mut self, of_256: u64) -> bool {
+    pub fn chance(&mut self, of_256: u64) -> bool {
         self.next_u64() % 256 < of_256
     }
 
-    pub(crate) fn pick(&mut self, of: &[u64]) -> u64 {
+    /// Returns one of `of`, which is not empty.
+    pub fn pick(&mut self, of: &[u64]) -> u64 {
         of[(self.next_u64() % of.len() as u64) as usize]
     }
 

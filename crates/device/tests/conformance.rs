@@ -9,17 +9,18 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use draconis_device::sim::{Clock, Hdd, HddParameters, SimDisk, Ssd, SsdParameters};
 use draconis_device::{
-    Atomic, CrashOptions, CrashStates, Disk, Error, Extent, FaultDisk, FileDisk, FileOptions,
-    Group, MemoryDisk, Pending, Properties, ReadAnswer, RecordDisk, Refused, RemoteDisk, SubDisk,
-    SubmitOptions, Ticket, Urgency, Write, conform, serve_remote_disk,
+    Atomic, Disk, Error, Extent, FileDisk, FileOptions, Group, MemoryDisk, Pending, Properties,
+    ReadAnswer, Refused, RemoteDisk, SubDisk, SubmitOptions, Ticket, Urgency, Write,
+    serve_remote_disk,
 };
 use draconis_exchange::channel::session::{self, Session, SessionConfig};
 use draconis_exchange::channel::{self, Client, Server};
 use draconis_exchange::contract::disk::{self, Submit};
 use draconis_exchange::contract::{List, Refusal};
 use draconis_exchange::heap::{Block, arena::SlotClass};
+use draconis_testkit::sim::{Clock, Hdd, HddParameters, SimDisk, Ssd, SsdParameters};
+use draconis_testkit::{CrashOptions, CrashStates, FaultDisk, RecordDisk, conform};
 use rustix::process::{Pid, PidfdFlags, Signal, getpid, kill_process, pidfd_open};
 
 const TEST_TIMEOUT: Duration = Duration::from_secs(20);
@@ -155,7 +156,7 @@ macro_rules! conform {
                 super::read_only_disk_refuses_groups(super::$disk);
             }
 
-            use draconis_device::conform;
+            use draconis_testkit::conform;
         }
     };
 }
@@ -338,7 +339,7 @@ fn killed_service_returns_service_ended() {
 
 #[test]
 fn remote_disk_returns_device_errors() {
-    use draconis_device::{Fault, FaultTarget};
+    use draconis_testkit::{Fault, FaultTarget};
     let disk = FaultDisk::new(MemoryDisk::new(numbered_sectors(), 512));
     disk.add_fault(FaultTarget::Reads(Extent::new(512, 512)), Fault::Fail);
     disk.add_fault(FaultTarget::Writes(Extent::new(1024, 512)), Fault::Fail);

@@ -7,10 +7,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
 
 use common::storm::{RandomChoice, Storm};
-use draconis_device::{Event, MemoryDisk, Random, RecordDisk};
+use draconis_device::{MemoryDisk, Random};
 use draconis_exchange::contract::{FileType, Time};
 use draconis_ext::mkfs::{self, FileSource, FormatTarget, NodeKind, Tree, TreeNode};
 use draconis_ext::{AccessTimes, NewNode, OpenOptions, RenameMode, Whiteout, WriteOptions};
+use draconis_testkit::{Event, RecordDisk};
 
 const GOLDEN: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/chains.golden");
 const STEPS_PER_SEED: u64 = 400;

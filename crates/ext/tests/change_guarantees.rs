@@ -8,14 +8,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use common::{Image, run_tool};
-use draconis_device::{
-    CrashOptions, CrashStates, Disk, Event, FileDisk, FileOptions, MemoryDisk, RecordDisk,
-};
+use draconis_device::{Disk, FileDisk, FileOptions, MemoryDisk};
 use draconis_exchange::contract::{AttributeChange, FileType, SetTime, Time};
 use draconis_ext::{
     Access, AccessTimes, Error, InodeNumber, NewNode, OpenOptions, RenameMode, Reserve, Volume,
     Whiteout, WriteOptions, XattrSet,
 };
+use draconis_testkit::{CrashOptions, CrashStates, Event, RecordDisk};
 
 fn write_options() -> WriteOptions {
     let clock = || Time { seconds: 1_700_000_000, nanoseconds: 5 };

@@ -8,8 +8,9 @@ use std::sync::Arc;
 use common::Image;
 use common::spoil::{base_images, scaled_rounds};
 use common::storm::Storm;
-use draconis_device::{CrashOptions, CrashStates, MemoryDisk, Random, RecordDisk};
+use draconis_device::{MemoryDisk, Random};
 use draconis_ext::OpenOptions;
+use draconis_testkit::{CrashOptions, CrashStates, RecordDisk};
 
 const STORM_STEPS: u64 = 14;
 /// One state of so many is checked with `e2fsck`.

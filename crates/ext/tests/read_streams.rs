@@ -10,8 +10,8 @@ use std::time::Duration;
 use common::storm::write_options;
 use common::{Image, tree};
 use draconis_device::{
-    Disk, Error as DiskError, Event, Extent, Group, MemoryDisk, Pending, Promise, Properties,
-    ReadAnswer, RecordDisk, Refused, Ticket, Urgency, promise_pair,
+    Disk, Error as DiskError, Extent, Group, MemoryDisk, Pending, Promise, Properties, ReadAnswer,
+    Refused, Ticket, Urgency, promise_pair,
 };
 use draconis_exchange::contract::FileType;
 use draconis_exchange::heap::Block;
@@ -19,6 +19,7 @@ use draconis_ext::check::{self, check};
 use draconis_ext::{
     BlockLocation, Cookie, DirDamage, Entry, Error, InodeNumber, OpenOptions, Volume,
 };
+use draconis_testkit::{Event, RecordDisk};
 
 /// A disk that answers read-ahead later from another thread, and counts.
 struct DelayedReadDisk {

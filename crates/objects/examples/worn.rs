@@ -18,11 +18,11 @@ use std::error::Error;
 use std::sync::Arc;
 use std::time::Instant;
 
-use draconis_device::sim::{Clock, SimDisk};
 use draconis_device::{Disk, Extent, SubDisk};
 use draconis_objects::{
     Counters, CreateOptions, Group, LayoutKind, LifetimeHint, ObjectId, OpenOptions, Profile, Store,
 };
+use draconis_testkit::sim::{Clock, SimDisk};
 
 type ExampleResult<T> = Result<T, Box<dyn Error>>;
 

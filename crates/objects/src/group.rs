@@ -135,8 +135,8 @@ impl Group {
         self.ops.push(GroupOp::Delete { id });
     }
 
-    /// Sets the value of `key`.
-    pub(crate) fn put(&mut self, key: &[u8], value: &[u8]) {
+    /// Sets the value of `key`, atomically with the other changes of the group.
+    pub fn put(&mut self, key: &[u8], value: &[u8]) {
         self.bytes.reserve(key.len().saturating_add(value.len()));
         let (key_at, value_at) = (self.copy_bytes(key), self.copy_bytes(value));
         self.ops.push(GroupOp::Put {
@@ -147,8 +147,8 @@ impl Group {
         });
     }
 
-    /// Removes a key.
-    pub(crate) fn remove(&mut self, key: &[u8]) {
+    /// Removes a key, if it exists.
+    pub fn remove(&mut self, key: &[u8]) {
         let at = self.copy_bytes(key);
         self.ops.push(GroupOp::Remove { key: at, key_len: key.len() });
     }

@@ -114,9 +114,7 @@ pub mod probe;
 mod recovery;
 mod space;
 mod store;
-mod test_hooks;
-#[cfg(feature = "torture")]
-pub mod torture;
+pub mod test_hooks;
 
 pub use crate::log::Counters;
 pub use cached_disk::CacheInfo;

@@ -1,6 +1,6 @@
 //! Test hooks: smaller limits and injected faults.
 //!
-//! Without the feature `torture` everything here is constant. With it, each thread has its own
+//! Without the feature `test-hooks` everything here is constant. With it, each thread has its own
 //! settings: a store does all its work in the threads of its callers.
 
 /// A step that the guarantees need. If a test omits it, the campaign must fail.
@@ -48,7 +48,7 @@ impl InjectedFault {
 
 /// Settings of the stores of a thread.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-#[cfg_attr(not(feature = "torture"), allow(dead_code))]
+#[cfg_attr(not(feature = "test-hooks"), allow(dead_code))]
 pub struct TestSettings {
     /// Bytes at which a commit is submitted, if the layout does not want it sooner.
     pub commit_bytes: usize,
@@ -64,7 +64,7 @@ impl TestSettings {
         Self { commit_bytes: usize::MAX, barrier_bytes: 32 << 20, fault: None };
 }
 
-#[cfg(feature = "torture")]
+#[cfg(feature = "test-hooks")]
 mod set {
     use std::cell::Cell;
 
@@ -84,14 +84,14 @@ mod set {
     }
 }
 
-#[cfg(not(feature = "torture"))]
+#[cfg(not(feature = "test-hooks"))]
 mod set {
     pub(crate) const fn settings() -> super::TestSettings {
         super::TestSettings::NORMAL
     }
 }
 
-#[cfg(feature = "torture")]
+#[cfg(feature = "test-hooks")]
 pub use set::set_thread_settings;
 
 /// Returns the bytes at which a commit is submitted, if not sooner.
@@ -110,7 +110,7 @@ pub(crate) fn barrier_bytes() -> u64 {
 /// Returns true if a test omits this step.
 #[inline]
 pub(crate) fn is_fault_injected(what: InjectedFault) -> bool {
-    cfg!(feature = "torture")
+    cfg!(feature = "test-hooks")
         && set::settings()
             .fault
             .is_some_and(|it| it == what || it == InjectedFault::Sums && what.is_checksum_fault())

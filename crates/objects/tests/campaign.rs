@@ -1,9 +1,10 @@
 //! Power-cut campaign, short form. The long one is `draconis-lab store-crash`; `RUNS`, `LETTERS`
 //! and `SECTORS` in the environment make this one longer.
 
-use draconis_device::CrashOptions;
-use draconis_objects::torture::{
-    self, CheckFrequencies, DamageTally, RunTally, StoreShape, TestSettings, Violation,
+use draconis_objects::test_hooks::TestSettings;
+use draconis_testkit::CrashOptions;
+use draconis_testkit::torture::{
+    self, CheckFrequencies, DamageTally, RunTally, StoreShape, Violation,
 };
 
 /// Returns the number in the environment variable `name`, or `otherwise`.

@@ -3,11 +3,12 @@
 
 use std::sync::Arc;
 
-use draconis_device::{CrashOptions, CrashStates, Disk, Extent, MemoryDisk, RecordDisk, Urgency};
+use draconis_device::{Disk, Extent, MemoryDisk, Urgency};
 use draconis_exchange::heap::Block;
 use draconis_objects::check::CheckOptions;
-use draconis_objects::torture::StoreShape;
 use draconis_objects::{OpenOptions, Store};
+use draconis_testkit::torture::StoreShape;
+use draconis_testkit::{CrashOptions, CrashStates, RecordDisk};
 
 fn read_disk_bytes(disk: &dyn Disk) -> Vec<u8> {
     let len = disk.properties().len_bytes;

@@ -2,12 +2,12 @@
 
 use std::sync::Arc;
 
-use draconis_device::sim::SimDisk;
 use draconis_objects::kv::{Batch, Kv};
 use draconis_objects::{
     Counters, CreateOptions, Group, LayoutKind, LifetimeHint, ObjectId, OpenOptions, Profile,
     Store, Ticket,
 };
+use draconis_testkit::sim::SimDisk;
 
 const BLOCK_BYTES: u64 = 512;
 

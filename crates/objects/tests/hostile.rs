@@ -3,7 +3,9 @@
 
 use std::time::{Duration, Instant};
 
-use draconis_objects::torture::{self, InjectedFault, Random, TestSettings};
+use draconis_device::Random;
+use draconis_objects::test_hooks::{InjectedFault, TestSettings};
+use draconis_testkit::torture::{self};
 
 /// Anything longer counts as a hang: each takes milliseconds on a quiet machine.
 const HANG_TIMEOUT: Duration = Duration::from_secs(120);
@@ -25,7 +27,10 @@ fn run_corrupt_images(without: Option<InjectedFault>, rounds: u64) -> (u64, u64)
     for seed in 0..16 {
         bases.push(torture::base_image(seed).unwrap());
     }
-    torture::set_thread_settings(TestSettings { fault: without, ..TestSettings::NORMAL });
+    draconis_objects::test_hooks::set_thread_settings(TestSettings {
+        fault: without,
+        ..TestSettings::NORMAL
+    });
     for seed in first..first + env_number("RUNS", rounds) {
         let mut image = bases[(seed % 16) as usize].clone();
         torture::corrupt_image(&mut image, &mut Random::new(seed));
@@ -40,7 +45,7 @@ fn run_corrupt_images(without: Option<InjectedFault>, rounds: u64) -> (u64, u64)
             }
         }
     }
-    torture::set_thread_settings(TestSettings::NORMAL);
+    draconis_objects::test_hooks::set_thread_settings(TestSettings::NORMAL);
     assert!(peak_bytes() < 1 << 30, "{} bytes of memory", peak_bytes());
     (opened, refused)
 }
@@ -65,7 +70,7 @@ const FUZZER_INPUT: &[u8] = include_bytes!("fuzzed.bin");
 #[test]
 fn fuzzer_input_does_not_panic() {
     let bases: Vec<_> = (0..8).map(|seed| torture::base_image(seed).unwrap()).collect();
-    torture::set_thread_settings(TestSettings {
+    draconis_objects::test_hooks::set_thread_settings(TestSettings {
         fault: Some(InjectedFault::Sums),
         ..TestSettings::NORMAL
     });
@@ -79,7 +84,7 @@ fn fuzzer_input_does_not_panic() {
         opened += u64::from(torture::exercise_image(image).is_ok());
         assert!(began.elapsed() < HANG_TIMEOUT, "input {inputs} took {:?}", began.elapsed());
     }
-    torture::set_thread_settings(TestSettings::NORMAL);
+    draconis_objects::test_hooks::set_thread_settings(TestSettings::NORMAL);
     println!("{inputs} inputs, {opened} opened");
     assert!(inputs > 300 && opened > 100);
 }

@@ -1,9 +1,8 @@
 //! Mutation tests of the campaign: with one flush, checksum or dependency omitted, it must fail.
 
-use draconis_device::CrashOptions;
-use draconis_objects::torture::{
-    self, CheckFrequencies, InjectedFault, StoreShape, TestSettings, Violation,
-};
+use draconis_objects::test_hooks::{InjectedFault, TestSettings};
+use draconis_testkit::CrashOptions;
+use draconis_testkit::torture::{self, CheckFrequencies, StoreShape, Violation};
 
 const CHECK_FREQUENCIES: CheckFrequencies =
     CheckFrequencies { second_life: 2, second_cut: 8, emptied: 0, read_only: 0 };

@@ -2,12 +2,13 @@
 
 use std::sync::Arc;
 
-use draconis_device::{CrashOptions, CrashStates, Disk, MemoryDisk, RecordDisk};
+use draconis_device::{Disk, MemoryDisk};
 use draconis_objects::check::CheckOptions;
 use draconis_objects::kv::Kv;
 use draconis_objects::{
     CreateOptions, Error, Group, LayoutKind, LifetimeHint, ObjectId, OpenOptions, Profile, Store,
 };
+use draconis_testkit::{CrashOptions, CrashStates, RecordDisk};
 
 fn create(disk: Arc<dyn Disk>) -> Arc<Store> {
     let layout = LayoutKind::Cow;
@@ -116,7 +117,7 @@ fn power_cut_keeps_names_with_objects() {
         store.sync().unwrap();
         let mut image = vec![0; 8 << 20];
         for event in disk.take_events() {
-            if let draconis_device::Event::Group { writes, .. } = event {
+            if let draconis_testkit::Event::Group { writes, .. } = event {
                 for (at, bytes) in writes {
                     image[at as usize..at as usize + bytes.len()].copy_from_slice(&bytes);
                 }

@@ -4,15 +4,14 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use draconis_device::{
-    CrashOptions, CrashStates, Disk, Extent, Group as DiskGroup, MemoryDisk, RecordDisk, Write,
-};
+use draconis_device::Random;
+use draconis_device::{Disk, Extent, Group as DiskGroup, MemoryDisk, Write};
 use draconis_exchange::heap::{Block, PrivateBuffer};
 use draconis_objects::check::CheckOptions;
-use draconis_objects::torture::Random;
 use draconis_objects::{
     CreateOptions, Error, Group, LayoutKind, LifetimeHint, ObjectDisk, OpenOptions, Profile, Store,
 };
+use draconis_testkit::{CrashOptions, CrashStates, RecordDisk};
 
 const DISK_BYTES: usize = 256 << 10;
 

@@ -1,7 +1,7 @@
 //! Ordinary use with a full check after each act. `draconis-lab store-use` runs longer; `SEED`,
 //! `RUNS` and `ACTS` in the environment change this one.
 
-use draconis_objects::torture::{UsageTally, run_ordinary_use};
+use draconis_testkit::torture::{UsageTally, run_ordinary_use};
 
 /// Returns the number in the environment variable `name`, or `otherwise`.
 fn env_number(name: &str, otherwise: u64) -> u64 {

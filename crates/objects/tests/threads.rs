@@ -12,11 +12,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 
 use draconis_device::Disk;
-use draconis_device::sim::SimDisk;
-use draconis_objects::torture::{self, InjectedFault, Random, TestSettings};
+use draconis_device::Random;
+use draconis_objects::test_hooks::{InjectedFault, TestSettings};
 use draconis_objects::{
     CreateOptions, Group, LayoutKind, LifetimeHint, ObjectId, OpenOptions, Profile, Store, Ticket,
 };
+use draconis_testkit::sim::SimDisk;
 
 const WRITERS: usize = 3;
 const GROUPS_PER_WRITER: u64 = 400;
@@ -109,7 +110,7 @@ fn run_writer(
     settings: TestSettings,
 ) {
     let mut dice = Random::new(seed * 31 + writer as u64);
-    torture::set_thread_settings(settings);
+    draconis_objects::test_hooks::set_thread_settings(settings);
     for n in 1..=GROUPS_PER_WRITER {
         let others = load_progress(&progress.submitted);
         let after: Vec<Ticket> = load_progress(&progress.tickets).map(Ticket).into();
@@ -133,7 +134,7 @@ fn run_writer(
 fn run_threads_and_crash(seed: u64, without: Option<InjectedFault>) -> usize {
     let layout = if seed.is_multiple_of(2) { LayoutKind::Log } else { LayoutKind::Cow };
     let settings = TestSettings { commit_bytes: 4000, fault: without, ..TestSettings::NORMAL };
-    torture::set_thread_settings(settings);
+    draconis_objects::test_hooks::set_thread_settings(settings);
     let (disk, _) = match seed.is_multiple_of(2) {
         false => SimDisk::ssd(DISK_BYTES, seed),
         true => SimDisk::hdd(DISK_BYTES, seed),

@@ -5,6 +5,7 @@
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, OnceLock, Weak};
 
+use draconis_device::Random;
 use draconis_device::{
     DeferredAnswer, Disk, Error, Extent, Group as DiskGroup, MemoryDisk, Pending, ReadAnswer,
     Refused, SubmitOptions, Ticket, Urgency,
@@ -12,7 +13,6 @@ use draconis_device::{
 use draconis_exchange::heap::Block;
 use draconis_objects::check::CheckOptions;
 use draconis_objects::kv::{Batch, Kv};
-use draconis_objects::torture::Random;
 use draconis_objects::{
     CreateOptions, Group, LayoutKind, LifetimeHint, OpenOptions, Profile, Store,
 };

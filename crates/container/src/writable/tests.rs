@@ -9,10 +9,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use draconis_device::{
-    CrashOptions, CrashStates, Disk, Extent, Group, MemoryDisk, Properties, Random, RecordDisk,
-    Refused, SubmitOptions, Ticket, Write, conform,
+    Disk, Extent, Group, MemoryDisk, Properties, Random, Refused, SubmitOptions, Ticket, Write,
 };
 use draconis_exchange::heap::Block;
+use draconis_testkit::{CrashOptions, CrashStates, RecordDisk, conform};
 
 use super::block_from;
 use crate::tests::{memory_disk, read_all, sample_contents, skipped::report_skipped};
@@ -563,7 +563,7 @@ fn inconsistent_or_unknown_image_is_not_changed() {
 
 #[test]
 fn a_failed_write_stops_writes_but_not_reads() {
-    use draconis_device::{Fault, FaultDisk, FaultTarget};
+    use draconis_testkit::{Fault, FaultDisk, FaultTarget};
     let dir = tempfile::tempdir().unwrap();
     let Some(image) = create_image(dir.path(), &[], "3M", &["write -P 1 0 200k"]) else { return };
     let file = Arc::new(FaultDisk::new(GrowingDisk::new(image, 16 * MIB)));

@@ -397,7 +397,53 @@ impl ClientTickets {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Event, MemoryDisk, RecordDisk};
+    use crate::{Error, ForwardingDisk, MemoryDisk, Refused, SubmitOptions};
+
+    /// Records the groups - dependencies, offset and length of each write - and the durable waits.
+    struct RecordingDisk {
+        disk: MemoryDisk,
+        groups: Mutex<Vec<(Vec<Ticket>, Vec<(u64, usize)>)>>,
+        waits: Mutex<Vec<Ticket>>,
+    }
+
+    impl RecordingDisk {
+        fn new() -> Self {
+            let disk = MemoryDisk::new(vec![0; 8192], 512);
+            Self { disk, groups: Mutex::default(), waits: Mutex::default() }
+        }
+    }
+
+    impl ForwardingDisk for RecordingDisk {
+        type Inner = MemoryDisk;
+
+        fn inner_disk(&self) -> &MemoryDisk {
+            &self.disk
+        }
+
+        fn submit_with(
+            &self,
+            chain: Vec<Group>,
+            after: &[Ticket],
+            terms: SubmitOptions,
+        ) -> Result<Vec<Ticket>, Refused<Vec<Group>>> {
+            let write = |write: &Write| (write.at_bytes, write.block.len());
+            let lens = chain.iter().map(|group| group.writes.iter().map(write).collect());
+            let lens: Vec<Vec<_>> = lens.collect();
+            let tickets = self.disk.submit_chain(chain, after)?;
+            let mut after = after.to_vec();
+            for (ticket, writes) in tickets.iter().zip(lens) {
+                let follows = std::mem::replace(&mut after, vec![*ticket]);
+                self.groups.lock().unwrap().push((follows, writes));
+            }
+            terms.wait(self, &tickets)?;
+            Ok(tickets)
+        }
+
+        fn wait_durable(&self, ticket: Ticket) -> Result<(), Error> {
+            self.waits.lock().unwrap().push(ticket);
+            self.disk.wait_durable(ticket)
+        }
+    }
 
     fn served_lane<'a>(service: &'a ClientService<'a>) -> ServedLane<'a> {
         ServedLane { service, parts: RefCell::default() }
@@ -463,7 +509,7 @@ mod tests {
 
     #[test]
     fn durable_submit_waits_in_same_message() {
-        let disk = RecordDisk::new(MemoryDisk::new(vec![0; 8192], 512));
+        let disk = RecordingDisk::new();
         let service = ClientService::new(&disk);
         let lane = served_lane(&service);
         let with = |durable| Submit {
@@ -471,18 +517,12 @@ mod tests {
             ..submit_message_with_ends(&[(0, 1), (512, 2)], &[1, 2], &[], false)
         };
         assert_eq!(lane.submit(&mut with(Some(0))), Ok(Some(1)));
-        let waited = |events: Vec<Event>| {
-            let waits = events.into_iter().filter_map(|event| match event {
-                Event::Durable(ticket) => Some(ticket),
-                _ => None,
-            });
-            waits.collect::<Vec<_>>()
-        };
-        assert_eq!(waited(disk.take_events()), [Ticket(1)], "and for no later group");
+        let waited = || std::mem::take(&mut *disk.waits.lock().unwrap());
+        assert_eq!(waited(), [Ticket(1)], "and for no later group");
         assert_eq!(lane.submit(&mut with(None)), Ok(Some(3)));
         assert_eq!(lane.submit(&mut with(Some(2))), Err(Refusal::Invalid));
         assert_eq!(lane.submit(&mut with(Some(1))), Ok(Some(5)), "nothing of the one before");
-        assert_eq!(waited(disk.take_events()), [Ticket(6)]);
+        assert_eq!(waited(), [Ticket(6)]);
     }
 
     #[test]
@@ -507,19 +547,10 @@ mod tests {
 
     #[test]
     fn chain_is_submitted_after_its_last_group() {
-        let disk = RecordDisk::new(MemoryDisk::new(vec![0; 8192], 512));
+        let disk = RecordingDisk::new();
         let service = ClientService::new(&disk);
         let lane = served_lane(&service);
-        let groups = || {
-            let events = disk.take_events().into_iter();
-            let group = |event| match event {
-                Event::Group { after, writes, .. } => {
-                    (after, writes.iter().map(|(at, bytes)| (*at, bytes.len())).collect())
-                }
-                other => panic!("{other:?}"),
-            };
-            events.map(group).collect::<Vec<(Vec<Ticket>, Vec<(u64, usize)>)>>()
-        };
+        let groups = || std::mem::take(&mut *disk.groups.lock().unwrap());
         // Three groups over two parts, the middle one split and the last one empty.
         let mut first = submit_message_with_ends(&[(0, 1), (512, 1), (2048, 2)], &[2], &[], true);
         assert_eq!(lane.submit(&mut first).unwrap(), None);

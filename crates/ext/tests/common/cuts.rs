@@ -4,8 +4,9 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use draconis_device::{CrashOptions, CrashStates, Disk, Event, MemoryDisk, RecordDisk};
+use draconis_device::{Disk, MemoryDisk};
 use draconis_ext::{InodeNumber, OpenOptions, Volume};
+use draconis_testkit::{CrashOptions, CrashStates, Event, RecordDisk};
 
 use super::compare::{self, ReferenceTree};
 use super::{Image, run_tool};

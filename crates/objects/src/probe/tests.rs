@@ -1,7 +1,8 @@
 use std::sync::Arc;
 
-use draconis_device::sim::{Clock, SimDisk, Ssd, SsdParameters};
-use draconis_device::{Event, MemoryDisk, RecordDisk};
+use draconis_device::MemoryDisk;
+use draconis_testkit::sim::{Clock, SimDisk, Ssd, SsdParameters};
+use draconis_testkit::{Event, RecordDisk};
 
 use super::*;
 use crate::recovery::superblock::Geometry;

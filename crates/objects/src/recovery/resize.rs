@@ -158,7 +158,9 @@ impl Core {
 mod tests {
     use std::collections::BTreeMap;
 
-    use draconis_device::{CrashOptions, CrashStates, MemoryDisk, Random, RecordDisk};
+    use draconis_device::{Extent, MemoryDisk, Random};
+    use draconis_exchange::heap::Block;
+    use draconis_testkit::{CrashOptions, CrashStates, RecordDisk};
 
     use super::*;
     use crate::check::CheckOptions;
@@ -211,7 +213,9 @@ mod tests {
             for len in [9 << 20, 17 << 20, (7 << 20) + 512, 24 << 20, 8 << 20] {
                 let before = check_store_contents(&disk, &keys);
                 recorded.take_events();
-                let image = crate::torture::read_disk_bytes(&*disk);
+                let whole = Extent::new(0, disk.properties().len_bytes);
+                let image = disk.read_now(whole, Block::private(whole.len_bytes as usize));
+                let image = image.unwrap().into_private().to_vec();
                 Store::resize(disk.clone(), len).unwrap();
                 assert_eq!(check_store_contents(&disk, &keys), len);
                 let options = CrashOptions { seed, subsets: 1, exhaustive_sectors: 0 };

@@ -210,7 +210,7 @@ impl SegmentTable {
             }
             // In tests only: a crafted store may have any counts.
             debug_assert!(
-                !cfg!(feature = "torture")
+                !cfg!(feature = "test-hooks")
                     || segment.live >= 0
                     || crate::test_hooks::is_fault_injected(
                         crate::test_hooks::InjectedFault::NodeSum

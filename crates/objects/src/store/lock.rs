@@ -119,7 +119,7 @@ impl Store {
     }
 
     /// Returns true if the state is locked, for tests.
-    #[cfg(feature = "torture")]
+    #[cfg(feature = "test-hooks")]
     pub fn is_locked(&self) -> bool {
         self.core.try_write().is_none()
     }
