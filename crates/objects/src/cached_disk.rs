@@ -26,7 +26,7 @@ use crate::codec::Checksummer;
 use crate::entry::{CHECKSUM_BLOCK_BYTES, PayloadRef};
 use crate::index::tree::{BlockPtr, Node, NodeMap, NodeRef, NodeSource};
 use crate::log::frame::SealedFrame;
-use crate::recovery::superblock::Geometry;
+use crate::superblock::Geometry;
 use crate::test_hooks::{InjectedFault, is_fault_injected};
 use crate::{Error, Result};
 

@@ -23,6 +23,11 @@ impl NewObject {
     }
 }
 
+/// Ticket of a submitted group. Tickets ascend with the groups, but groups that become durable
+/// together may share one. Tickets of an earlier opening are invalid.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
+pub struct Ticket(pub u64);
+
 /// Expected lifetime of an object's bytes. A hint affects placement, never contents.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub enum LifetimeHint {

@@ -110,10 +110,12 @@ pub mod kv;
 pub mod layout;
 mod log;
 mod maintenance;
+mod options;
 pub mod probe;
 mod recovery;
 mod space;
 mod store;
+mod superblock;
 mod test_hooks;
 #[cfg(feature = "torture")]
 pub mod torture;
@@ -123,9 +125,8 @@ pub use cached_disk::CacheInfo;
 pub use disk::ObjectDisk;
 pub use disk::lineage::{DiskInfo, SNAPSHOT_SEPARATOR};
 pub use error::{Error, RefusedGroup, Result};
-pub use group::{Group, LifetimeHint, NewObject, ObjectId};
+pub use group::{Group, LifetimeHint, NewObject, ObjectId, Ticket};
 pub use kv::count::KvCount;
+pub use options::{CreateOptions, LayoutKind, OpenOptions, Profile};
 pub use recovery::salvage::SalvageReport;
-pub use store::{
-    CreateOptions, LayoutKind, OpenOptions, Profile, Snapshot, Store, StoreInfo, Ticket,
-};
+pub use store::{Snapshot, Store, StoreInfo};

@@ -18,7 +18,6 @@ pub(crate) mod checkpoint_record;
 mod replay;
 mod resize;
 pub(crate) mod salvage;
-pub(crate) mod superblock;
 
 use std::sync::Arc;
 
@@ -37,11 +36,11 @@ use crate::index::run::{SortedRun, read_chunk};
 use crate::index::tree::{BlockPtr, Child, Tree};
 use crate::layout::{StoreDimensions, construct_layout};
 use crate::log::{LogWriter, Stream};
+use crate::options::{CreateOptions, OpenOptions};
 use crate::recovery::checkpoint::Checkpoints;
 use crate::recovery::checkpoint_record::CheckpointRecord;
-use crate::recovery::superblock::{Geometry, Superblock, wipe_writes};
 use crate::space::segment::SegmentTable;
-use crate::store::{CreateOptions, OpenOptions};
+use crate::superblock::{Geometry, Superblock, wipe_writes};
 use crate::test_hooks::{InjectedFault, is_fault_injected};
 use crate::{Error, Result};
 

@@ -4,7 +4,7 @@ use draconis_device::sim::{Clock, SimDisk, Ssd, SsdParameters};
 use draconis_device::{Event, MemoryDisk, RecordDisk};
 
 use super::*;
-use crate::recovery::superblock::Geometry;
+use crate::superblock::Geometry;
 
 fn measure(disk: &Arc<SimDisk>) -> ProbeResults {
     let region = Extent::new(0, 48 << 20);

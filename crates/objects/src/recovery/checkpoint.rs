@@ -34,7 +34,7 @@ use crate::layout::PayloadKind;
 use crate::log::{LogWriter, StreamPosition};
 use crate::maintenance::{MaintenanceStep, MissPolicy, RequiredIo};
 use crate::recovery::checkpoint_record::CheckpointRecord;
-use crate::recovery::superblock::Superblock;
+use crate::superblock::Superblock;
 use crate::test_hooks::{InjectedFault, is_fault_injected};
 use crate::{Error, Result};
 

@@ -21,9 +21,9 @@ use draconis_device::Disk;
 
 use crate::core::Core;
 use crate::maintenance::MissPolicy;
-use crate::recovery::superblock::Geometry;
+use crate::options::OpenOptions;
 use crate::space::segment::SegmentState;
-use crate::store::OpenOptions;
+use crate::superblock::Geometry;
 use crate::{Error, Result, Store};
 
 /// Segments that are cleaned between checkpoints to free some.

@@ -18,7 +18,7 @@
 use crate::core::Core;
 use crate::layout::Layout;
 use crate::maintenance::MissPolicy;
-use crate::recovery::superblock::Geometry;
+use crate::superblock::Geometry;
 use crate::{Error, Result};
 
 /// Checkpoints without a gain after which reclamation gives up.

@@ -15,7 +15,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use crate::codec::{Reader, put_varint, to_u32_saturating};
 use crate::entry::PayloadRef;
 use crate::index::tree::BlockPtr;
-use crate::recovery::superblock::Geometry;
+use crate::superblock::Geometry;
 use crate::{Error, Result};
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

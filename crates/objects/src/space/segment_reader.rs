@@ -229,7 +229,7 @@ mod tests {
 
     use super::*;
     use crate::codec::{Checksummer, mix_bits};
-    use crate::recovery::superblock::Geometry;
+    use crate::superblock::Geometry;
     use crate::{LayoutKind, Profile};
 
     const SEGMENT_BYTES: usize = 256 << 10;
