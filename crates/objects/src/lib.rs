@@ -96,6 +96,7 @@
     )
 )]
 
+mod backlog;
 mod block_cache;
 mod cached_disk;
 pub mod check;
@@ -104,6 +105,7 @@ mod core;
 mod disk;
 mod entry;
 mod error;
+mod frame;
 mod group;
 mod index;
 pub mod kv;
@@ -113,6 +115,9 @@ mod maintenance;
 mod options;
 pub mod probe;
 mod recovery;
+mod required_io;
+mod segment_reader;
+mod segment_table;
 mod space;
 mod store;
 mod superblock;

@@ -28,18 +28,11 @@
     reason = "counts of this process's own"
 )]
 
-use std::ops::ControlFlow;
-use std::sync::Arc;
-
-use draconis_device::Ticket;
-use parking_lot::Mutex;
-
 use crate::Result;
-use crate::cached_disk::{CachedDisk, CachedNodes};
+use crate::backlog::Backlog;
 use crate::core::Core;
 use crate::index::memtable_flush::PREFETCHED_PAIRS;
-use crate::index::tree::{BlockPtr, NodeSource};
-use crate::space::segment_reader::SegmentReader;
+use crate::required_io::{MaintenanceStep, MissPolicy};
 
 /// Pairs of one step of compaction and merge.
 const PAIRS_PER_STEP: u64 = 64;
@@ -51,96 +44,6 @@ const BYTES_PER_COMPACTED_PAIR: u64 = 16;
 const CLEANED_BYTES_MIN: u64 = 96 << 10;
 /// Backlog of cleaning, in bytes, from which a change waits for the cleaner's reads.
 const CLEANING_BACKLOG_MAX: u64 = 1 << 20;
-
-/// I/O that a step requires.
-pub(crate) enum RequiredIo {
-    /// Nodes of the index.
-    Nodes(Vec<BlockPtr>),
-    /// Reads of the cleaner, up to this byte of the disk.
-    Bytes(Arc<Mutex<SegmentReader>>, u64),
-    /// Writes that must be visible to reads.
-    Settled(Ticket),
-    /// Writes that must be durable.
-    Durable(Ticket),
-}
-
-/// Result of required I/O.
-pub(crate) enum CompletedIo {
-    Settled(Ticket),
-    Durable(Ticket),
-}
-
-impl RequiredIo {
-    /// Performs the I/O, which may block for long. Nodes of earlier attempts stay prefetched if
-    /// `is_further`. The next try of the step reports errors, with their context.
-    pub fn perform_io(self, io: &CachedDisk, is_further: bool) -> Option<CompletedIo> {
-        match self {
-            // A single node does not evict those that were prefetched together.
-            Self::Nodes(nodes) if is_further || nodes.len() == 1 => io.prefetch_more_nodes(&nodes),
-            Self::Nodes(nodes) => io.prefetch_nodes(&nodes),
-            Self::Bytes(reading, to) => reading.lock().wait_before(to),
-            Self::Settled(ticket) => {
-                return io.disk.wait_visible(ticket).ok().map(|()| CompletedIo::Settled(ticket));
-            }
-            Self::Durable(ticket) => {
-                return io
-                    .wait_durable_without_deadline(ticket)
-                    .ok()
-                    .map(|()| CompletedIo::Durable(ticket));
-            }
-        }
-        None
-    }
-}
-
-/// Work of a step, in its own unit, or the I/O that it requires first.
-pub(crate) type MaintenanceStep = ControlFlow<RequiredIo, u64>;
-
-/// Policy of a step for a cache miss.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum MissPolicy {
-    /// Return it as required I/O.
-    Defer,
-    /// Wait for it.
-    Block,
-}
-
-/// Looks something up in the index, with a miss policy.
-pub(crate) fn with_miss_policy<T>(
-    io: &CachedDisk,
-    patience: MissPolicy,
-    act: impl FnOnce(&dyn NodeSource) -> Result<T>,
-) -> Result<ControlFlow<RequiredIo, T>> {
-    if patience == MissPolicy::Block {
-        return act(io).map(ControlFlow::Continue);
-    }
-    let nodes = CachedNodes::new(io);
-    let done = act(&nodes);
-    match nodes.missing_node() {
-        Some(ptr) => Ok(ControlFlow::Break(RequiredIo::Nodes(vec![ptr]))),
-        None => done.map(ControlFlow::Continue),
-    }
-}
-
-/// Backlog of a kind of work, in its own unit.
-#[derive(Clone, Copy, PartialEq, Debug, Default)]
-pub(crate) struct Backlog(f64);
-
-impl Backlog {
-    /// Grows by `bytes` out of the `span` within which all of `work` must be done.
-    pub fn grow(&mut self, bytes: u64, work: u64, span: u64) {
-        self.0 += bytes as f64 * work as f64 / span.max(1) as f64;
-    }
-
-    pub fn due_work(self) -> u64 {
-        self.0 as u64
-    }
-
-    /// Subtracts work that was done. It may exceed the due work if a step was extended.
-    pub fn subtract_done(&mut self, work: u64) {
-        self.0 -= work as f64;
-    }
-}
 
 /// Bytes written, as they count for each kind of work.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -449,34 +352,5 @@ impl Core {
         }
         counting.is_ready_to_finish = counting.is_done() && step.is_continue();
         if counting.is_ready_to_finish { self.finish_checkpoint(patience) } else { Ok(step) }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn all_work_is_due_after_span() {
-        for (work, span, step) in [(1u64, 1u64 << 20, 64u64), (1 << 20, 12 << 20, 100), (7, 5, 1)] {
-            let (mut debt, mut done, mut came) = (Backlog::default(), 0, 0);
-            while came < span {
-                debt.grow(step, work, span);
-                came += step;
-                let due = debt.due_work();
-                debt.subtract_done(due);
-                done += due;
-                // Never ahead of the bytes, and at most a unit behind.
-                let fair = came as f64 * work as f64 / span as f64;
-                assert!(done as f64 <= fair + 0.001 && done as f64 > fair - 1.001, "{done} {fair}");
-            }
-            assert!(done + 1 >= work, "{done} of {work}");
-        }
-        let mut ahead = Backlog::default();
-        ahead.subtract_done(10);
-        ahead.grow(5, 10, 10);
-        assert_eq!(ahead.due_work(), 0);
-        ahead.grow(6, 10, 10);
-        assert_eq!(ahead.due_work(), 1);
     }
 }

@@ -39,7 +39,7 @@ use crate::log::{LogWriter, Stream};
 use crate::options::{CreateOptions, OpenOptions};
 use crate::recovery::checkpoint::Checkpoints;
 use crate::recovery::checkpoint_record::CheckpointRecord;
-use crate::space::segment::SegmentTable;
+use crate::segment_table::SegmentTable;
 use crate::superblock::{Geometry, Superblock, wipe_writes};
 use crate::test_hooks::{InjectedFault, is_fault_injected};
 use crate::{Error, Result};

@@ -8,7 +8,5 @@
 
 pub(crate) mod clean;
 mod reserve;
-pub(crate) mod segment;
-pub(crate) mod segment_reader;
 
 pub(crate) use self::reserve::{NoSpaceState, Reserve};

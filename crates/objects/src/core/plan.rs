@@ -14,7 +14,7 @@ use crate::entry::{
 use crate::group::GroupOp;
 use crate::index::tree::NodeSource;
 use crate::index::view::Index;
-use crate::maintenance::{MissPolicy, RequiredIo};
+use crate::required_io::{MissPolicy, RequiredIo};
 use crate::{Error, Group, ObjectId, Result};
 
 fn check_name(len: usize) -> Result<()> {

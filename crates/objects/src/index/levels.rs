@@ -19,8 +19,8 @@ use crate::index::tree::{BlockPtr, NodeSource, Tree};
 use crate::index::view::{Index, ReaderPin, View};
 use crate::layout::PayloadKind;
 use crate::log::LogWriter;
-use crate::maintenance::{MissPolicy, RequiredIo, with_miss_policy};
-use crate::space::segment::SegmentTable;
+use crate::required_io::{MissPolicy, RequiredIo, with_miss_policy};
+use crate::segment_table::SegmentTable;
 
 /// Memtables, runs and tree.
 #[derive(Default)]

@@ -12,6 +12,7 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use crate::Result;
+use crate::backlog::Backlog;
 use crate::entry::{DecodedKey, Entry, Key, PayloadRef, decode_key};
 use crate::index::memtable::{ImmutableMemtable, SortedLookup};
 use crate::index::run::{ChunkWriter, SortedRun};
@@ -19,7 +20,7 @@ use crate::index::tree::{BoundedLeaf, NodeSource};
 use crate::index::view::Index;
 use crate::index::{Levels, merge_memtables};
 use crate::log::{LogWriter, StreamPosition};
-use crate::maintenance::{Backlog, MaintenanceStep, MissPolicy, RequiredIo, with_miss_policy};
+use crate::required_io::{MaintenanceStep, MissPolicy, RequiredIo, with_miss_policy};
 
 /// Pairs whose leaves are requested together.
 pub(crate) const PREFETCHED_PAIRS: usize = 64;

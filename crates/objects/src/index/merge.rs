@@ -23,6 +23,7 @@
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
+use crate::backlog::Backlog;
 use crate::cached_disk::CachedDisk;
 use crate::entry::{DecodedKey, Entry, Key, decode_key, extent_key};
 use crate::index::Levels;
@@ -32,7 +33,7 @@ use crate::index::run::ChunkWriter;
 use crate::index::tree::{BoundedLeaf, NodeSource, Tree};
 use crate::index::two_way_merge::TwoWayMerge;
 use crate::log::LogWriter;
-use crate::maintenance::{Backlog, MaintenanceStep, MissPolicy, with_miss_policy};
+use crate::required_io::{MaintenanceStep, MissPolicy, with_miss_policy};
 use crate::{Error, ObjectId, Result};
 
 /// Number of runs that starts a merge, however few pairs they have: opening a store reads all of

@@ -17,8 +17,8 @@ use draconis_device::{Group, Ticket, Write};
 use draconis_exchange::heap::{Block, PrivateBuffer};
 
 use super::LogWriter;
-use crate::log::frame::{FrameHeader, SealedFrame};
-use crate::maintenance::CompletedIo;
+use crate::frame::{FrameHeader, SealedFrame};
+use crate::required_io::CompletedIo;
 use crate::test_hooks::{InjectedFault, barrier_bytes, is_fault_injected};
 use crate::{Error, Result};
 

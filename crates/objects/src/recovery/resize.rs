@@ -20,9 +20,9 @@ use std::sync::Arc;
 use draconis_device::Disk;
 
 use crate::core::Core;
-use crate::maintenance::MissPolicy;
 use crate::options::OpenOptions;
-use crate::space::segment::SegmentState;
+use crate::required_io::MissPolicy;
+use crate::segment_table::SegmentState;
 use crate::superblock::Geometry;
 use crate::{Error, Result, Store};
 

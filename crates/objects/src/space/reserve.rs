@@ -17,7 +17,7 @@
 
 use crate::core::Core;
 use crate::layout::Layout;
-use crate::maintenance::MissPolicy;
+use crate::required_io::MissPolicy;
 use crate::superblock::Geometry;
 use crate::{Error, Result};
 

@@ -14,12 +14,14 @@
 //! Law 3: `durable` is true when the frame is: all commits up to it were durable before the frame
 //! was submitted. Only later commits can have holes after a power cut.
 
+pub(crate) mod summary;
+
 use draconis_exchange::heap::PrivateBuffer;
 
 use crate::Error;
 use crate::codec::{Checksummer, Reader};
 use crate::entry::Entry;
-use crate::log::summary::FrameSummary;
+use crate::frame::summary::FrameSummary;
 use crate::test_hooks::{InjectedFault, is_fault_injected};
 
 const MAGIC: u32 = u32::from_le_bytes(*b"DrFr");
@@ -271,7 +273,7 @@ mod tests {
     use super::*;
     use crate::ObjectId;
     use crate::entry::{extent_key, value_key};
-    use crate::log::summary::SummaryItems;
+    use crate::frame::summary::SummaryItems;
 
     fn header(seq: u64) -> FrameHeader {
         FrameHeader {
