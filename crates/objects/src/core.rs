@@ -23,8 +23,8 @@ mod plan;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
-use crate::index::Levels;
 use crate::index::view::View;
+use crate::levels::Levels;
 use crate::log::LogWriter;
 use crate::maintenance::Maintenance;
 use crate::recovery::checkpoint::Checkpoints;

@@ -110,6 +110,7 @@ mod group;
 mod index;
 pub mod kv;
 pub mod layout;
+mod levels;
 mod log;
 mod maintenance;
 mod options;

@@ -31,7 +31,7 @@
 use crate::Result;
 use crate::backlog::Backlog;
 use crate::core::Core;
-use crate::index::memtable_flush::PREFETCHED_PAIRS;
+use crate::levels::flush::PREFETCHED_PAIRS;
 use crate::required_io::{MaintenanceStep, MissPolicy};
 
 /// Pairs of one step of compaction and merge.

@@ -26,11 +26,11 @@ use draconis_device::{Extent, Group as DiskGroup, Ticket as DiskTicket};
 
 use crate::core::Core;
 use crate::index::memtable::ImmutableMemtable;
-use crate::index::memtable_flush::PREFETCHED_PAIRS;
-use crate::index::run::ChunkWriter;
 use crate::index::tree::BlockPtr;
 use crate::index::view::ReaderPin;
 use crate::layout::PayloadKind;
+use crate::levels::flush::PREFETCHED_PAIRS;
+use crate::levels::run::ChunkWriter;
 use crate::log::{LogWriter, StreamPosition};
 use crate::recovery::checkpoint_record::CheckpointRecord;
 use crate::required_io::{MaintenanceStep, MissPolicy, RequiredIo};

@@ -15,10 +15,10 @@ use crate::Result;
 use crate::backlog::Backlog;
 use crate::entry::{DecodedKey, Entry, Key, PayloadRef, decode_key};
 use crate::index::memtable::{ImmutableMemtable, SortedLookup};
-use crate::index::run::{ChunkWriter, SortedRun};
 use crate::index::tree::{BoundedLeaf, NodeSource};
 use crate::index::view::Index;
-use crate::index::{Levels, merge_memtables};
+use crate::levels::run::{ChunkWriter, SortedRun};
+use crate::levels::{Levels, merge_memtables};
 use crate::log::{LogWriter, StreamPosition};
 use crate::required_io::{MaintenanceStep, MissPolicy, RequiredIo, with_miss_policy};
 
@@ -74,7 +74,7 @@ impl Levels {
         self.publish_view();
     }
 
-    /// Accounts the entries hidden by so many pairs, at most [`READ_AHEAD_PAIRS`].
+    /// Accounts the entries hidden by so many pairs, at most [`PREFETCHED_PAIRS`].
     pub fn account_dead(
         &mut self,
         log: &mut LogWriter,

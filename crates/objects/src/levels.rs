@@ -1,9 +1,22 @@
-//! Levels of the index: memtables, runs and tree.
+//! Index of an open store: memtables over sorted runs over the tree.
+//!
+//! ```text
+//!   active ─ sealed ─▶ log layers ─ counted ─▶ runs ─ folded, merged ─▶ tree        newer hides older
+//! ```
+//!
+//! Law 1: live bytes are exactly those that the index refers to: entries refer to payloads, the
+//! tree to its nodes, runs to their chunks.
+//! Law 2: a replaced log entry is dead at once. A replaced run or tree entry is dead when the
+//! memtable flush accounts it, once.
 #![allow(
     clippy::arithmetic_side_effects,
     clippy::indexing_slicing,
     reason = "counts and places are this process's own; what was decoded was bounded there"
 )]
+
+pub(crate) mod flush;
+pub(crate) mod merge;
+pub(crate) mod run;
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -12,12 +25,12 @@ use crate::Result;
 use crate::cached_disk::{CachedDisk, CachedNodes};
 use crate::entry::{Entry, Key, PayloadRef};
 use crate::index::memtable::{ImmutableMemtable, Memtable, SortedLookup};
-use crate::index::memtable_flush::MemtableFlush;
-use crate::index::merge::{RunCompaction, TreeMerge};
-use crate::index::run::SortedRun;
 use crate::index::tree::{BlockPtr, NodeSource, Tree};
 use crate::index::view::{Index, ReaderPin, View};
 use crate::layout::PayloadKind;
+use crate::levels::flush::MemtableFlush;
+use crate::levels::merge::{RunCompaction, TreeMerge};
+use crate::levels::run::SortedRun;
 use crate::log::LogWriter;
 use crate::required_io::{MissPolicy, RequiredIo, with_miss_policy};
 use crate::segment_table::SegmentTable;
@@ -206,7 +219,7 @@ impl Levels {
 }
 
 /// Merges two memtables of the log.
-pub(crate) fn merge_memtables(
+fn merge_memtables(
     segments: &mut SegmentTable,
     newer: &Arc<ImmutableMemtable>,
     older: &Arc<ImmutableMemtable>,
