@@ -5,7 +5,7 @@
 //!   levels      active layer · runs · tree                         what leads to what is alive
 //!   cleaner     the segment that is emptied                        from levels and log, into log
 //!   checkpoints superblock, and what waits for it                  when segments are free
-//!   upkeep      what is owed of all that
+//!   backlogs    work of maintenance that is due
 //! ```
 //!
 //! Law 1: a group is refused before any of it is applied, or not at all.
@@ -18,19 +18,22 @@
 )]
 
 mod apply;
+pub(crate) mod backlogs;
+pub(crate) mod checkpoint;
 mod plan;
+mod space;
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
+use self::backlogs::Backlogs;
+use self::checkpoint::Checkpoints;
+use self::space::{NoSpaceState, Reserve};
+use crate::cleaner::Cleaner;
 use crate::index::view::View;
 use crate::levels::Levels;
 use crate::log::LogWriter;
-use crate::maintenance::Maintenance;
-use crate::recovery::checkpoint::Checkpoints;
 use crate::required_io::{MissPolicy, RequiredIo, with_miss_policy};
-use crate::space::clean::Cleaner;
-use crate::space::{NoSpaceState, Reserve};
 use crate::{Error, Group, Result, Ticket};
 
 /// State of a store. All of it is under one lock.
@@ -39,7 +42,7 @@ pub(crate) struct Core {
     pub levels: Levels,
     pub cleaner: Cleaner,
     pub checkpoints: Checkpoints,
-    pub maintenance: Maintenance,
+    pub backlogs: Backlogs,
     pub reserve: Reserve,
 
     pub next_id: u64,
@@ -63,7 +66,7 @@ impl Core {
             levels,
             cleaner: Cleaner::default(),
             checkpoints,
-            maintenance: Maintenance::default(),
+            backlogs: Backlogs::default(),
             reserve,
             next_id: 1,
             value_objects: 0,

@@ -45,39 +45,6 @@ const CLEANED_BYTES_MIN: u64 = 96 << 10;
 /// Backlog of cleaning, in bytes, from which a change waits for the cleaner's reads.
 const CLEANING_BACKLOG_MAX: u64 = 1 << 20;
 
-/// Bytes written, as they count for each kind of work.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub(crate) struct WorkDone {
-    all: u64,
-    log: u64,
-    /// Expected disk bytes of a change, without moved bytes: a moving average.
-    brought: u64,
-}
-
-impl WorkDone {
-    fn since(self, before: Self) -> Self {
-        Self {
-            all: self.all.saturating_sub(before.all),
-            log: self.log.saturating_sub(before.log),
-            brought: self.brought,
-        }
-    }
-
-    /// Returns `bytes` for each kind.
-    pub fn with_all_kinds(bytes: u64) -> Self {
-        Self { all: bytes, log: bytes, brought: bytes }
-    }
-}
-
-/// Backlogs of maintenance.
-#[derive(Debug, Default)]
-pub(crate) struct Maintenance {
-    /// Bytes written at the last update.
-    seen: WorkDone,
-    /// Bytes that the cleaner has to process.
-    pub cleaning: Backlog,
-}
-
 /// Limits of the maintenance in one change.
 #[derive(Debug)]
 pub(crate) struct WorkBudget {
@@ -105,50 +72,6 @@ impl WorkBudget {
 }
 
 impl Core {
-    /// Grows the backlogs by the writes since the last call. The change had `brought_bytes`.
-    pub fn grow_backlogs(&mut self, brought_bytes: u64) {
-        let (all, log) = (self.log.written_bytes(), self.log.logged_bytes());
-        let now = WorkDone { all, log, brought: self.log.spent.estimate_disk_bytes(brought_bytes) };
-        let before = std::mem::replace(&mut self.maintenance.seen, now);
-        self.grow_backlogs_by(now.since(before));
-    }
-
-    /// Grows the backlogs by written bytes.
-    pub fn grow_backlogs_by(&mut self, paid: WorkDone) {
-        let log_bytes = self.reserve.log_bytes;
-        let levels = &mut self.levels;
-        if let Some(counting) = &mut levels.flush {
-            // Each pair with the entry that it hides.
-            let all = counting.layer.pairs.len() as u64 * 2 + 1;
-            counting.debt.grow(paid.all, all, log_bytes / 2);
-        }
-        if let Some(folding) = &mut levels.compaction {
-            folding.debt.grow(paid.log, folding.pairs() + 1, log_bytes / 16);
-        }
-        if let Some(merging) = &mut levels.tree_merge {
-            merging.debt.grow(paid.log, merging.layer.pairs.len() as u64 + 1, merging.span);
-        }
-        self.grow_cleaning_backlog(paid.brought);
-    }
-
-    fn grow_cleaning_backlog(&mut self, bytes: u64) {
-        if let Some(cleaning) = &self.cleaner.cleaning {
-            let segment_bytes = u64::from(self.log.segments.geometry.segment_bytes);
-            let span = cleaning.dead * 64 / self.cleaning_rate_64ths();
-            self.maintenance.cleaning.grow(bytes, segment_bytes, span);
-        }
-    }
-
-    /// Returns the bytes to clean per written byte, in 64ths. If an eighth of the free target is
-    /// missing, cleaning frees one byte per written byte; the more is missing, the more.
-    fn cleaning_rate_64ths(&self) -> u64 {
-        let low = self.cleaning_threshold_segments() as u64;
-        let missing = low.saturating_sub(
-            (self.log.segments.free_segments() + self.segments_awaiting_checkpoint()) as u64,
-        );
-        (missing * 64 * 8 / low.max(1)).clamp(8, 4 * 64)
-    }
-
     /// Returns true if a checkpoint is due.
     fn is_checkpoint_due(&self) -> bool {
         self.log.bytes + self.log.batch.bytes as u64 >= self.reserve.log_bytes
@@ -255,7 +178,7 @@ impl Core {
         let (free, low) = (self.log.segments.free_segments(), self.cleaning_threshold_segments());
         let is_idle = self.levels.flush.is_none() && self.checkpoints.written.is_none();
         if free + self.segments_awaiting_checkpoint() >= low && self.cleaner.cleaning.is_none() {
-            self.maintenance.cleaning = Backlog::default();
+            self.backlogs.cleaning = Backlog::default();
             // Cleaned segments are free after a checkpoint.
             if free < low * 3 / 4 && is_idle && !self.cleaner.since.is_empty() {
                 return self.begin_checkpoint_within_budget(share);
@@ -275,10 +198,10 @@ impl Core {
                 return Ok(None);
             }
             if let Some(number) = self.best_to_clean() {
-                let step = self.begin_cleaning(number, patience)?;
+                let step = self.cleaner.begin(&mut self.log, number, patience)?;
                 if step.is_continue() {
                     share.may_begin_cleaning = false;
-                    self.grow_cleaning_backlog(self.maintenance.seen.brought);
+                    self.grow_cleaning_backlog(self.backlogs.seen.brought);
                 }
                 return Ok(Some(step));
             }
@@ -288,7 +211,7 @@ impl Core {
             }
             return Ok(None);
         }
-        let due = self.maintenance.cleaning.due_work();
+        let due = self.backlogs.cleaning.due_work();
         if due == 0 || share.clean_bytes == 0 {
             return Ok(None);
         }
@@ -306,9 +229,9 @@ impl Core {
             }
             _ => patience,
         };
-        let step = self.cleaning_step(patience)?;
+        let step = self.cleaner.step(&mut self.log, &mut self.levels, patience)?;
         if let MaintenanceStep::Continue(bytes) = step {
-            self.maintenance.cleaning.subtract_done(bytes);
+            self.backlogs.cleaning.subtract_done(bytes);
             share.clean_bytes = share.clean_bytes.saturating_sub(bytes);
         }
         Ok(Some(step))
@@ -341,16 +264,5 @@ impl Core {
         }
         let need = self.complete_checkpoint(patience)?;
         Ok(Some(need.map_or(MaintenanceStep::Continue(0), MaintenanceStep::Break)))
-    }
-
-    /// Accounts so many pairs, and writes the checkpoint once all are accounted.
-    pub fn flush_step(&mut self, pairs: usize, patience: MissPolicy) -> Result<MaintenanceStep> {
-        let step = self.levels.account_dead(&mut self.log, pairs, patience)?;
-        let Some(counting) = &mut self.levels.flush else { return Ok(step) };
-        if let MaintenanceStep::Continue(pairs) = step {
-            counting.debt.subtract_done(pairs);
-        }
-        counting.is_ready_to_finish = counting.is_done() && step.is_continue();
-        if counting.is_ready_to_finish { self.finish_checkpoint(patience) } else { Ok(step) }
     }
 }

@@ -17,10 +17,10 @@ use parking_lot::{Condvar, Mutex, RwLock};
 
 use crate::cached_disk::{CacheInfo, CachedDisk};
 use crate::core::Core;
+use crate::core::backlogs::WorkDone;
 use crate::entry::{Entry, ObjectRecord, PayloadRef};
 use crate::index::view::View;
 use crate::log::Counters;
-use crate::maintenance::WorkDone;
 use crate::options::{CreateOptions, OpenOptions, Profile};
 use crate::superblock::Superblock;
 use crate::{Error, Group, NewObject, ObjectId, RefusedGroup, Result, Ticket};

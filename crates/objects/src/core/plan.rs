@@ -13,7 +13,7 @@ use crate::entry::{
 };
 use crate::group::GroupOp;
 use crate::index::tree::NodeSource;
-use crate::index::view::Index;
+use crate::index::view::{DEPTH_MAX, Index};
 use crate::required_io::{MissPolicy, RequiredIo};
 use crate::{Error, Group, ObjectId, Result};
 
@@ -170,6 +170,18 @@ impl Core {
                 )
             });
         Ok(plan)
+    }
+
+    /// Returns an error if an object has too many ancestors for another child.
+    fn check_fork_depth(&self, id: ObjectId, nodes: &dyn NodeSource) -> Result<()> {
+        let index = self.levels.index();
+        let mut below = Some(id);
+        for _ in 1..DEPTH_MAX {
+            let Some(id) = below else { return Ok(()) };
+            // A missing object is created by the same group, or refused there.
+            below = index.object(nodes, id)?.and_then(|record| record.parent);
+        }
+        Err(Error::Misuse("a thousand objects are over each other: remove snapshots"))
     }
 
     fn check_key(&self, len: usize) -> Result<()> {

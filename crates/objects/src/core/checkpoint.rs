@@ -24,6 +24,7 @@ use std::sync::Arc;
 
 use draconis_device::{Extent, Group as DiskGroup, Ticket as DiskTicket};
 
+use crate::checkpoint_record::CheckpointRecord;
 use crate::core::Core;
 use crate::index::memtable::ImmutableMemtable;
 use crate::index::tree::BlockPtr;
@@ -32,7 +33,6 @@ use crate::layout::PayloadKind;
 use crate::levels::flush::PREFETCHED_PAIRS;
 use crate::levels::run::ChunkWriter;
 use crate::log::{LogWriter, StreamPosition};
-use crate::recovery::checkpoint_record::CheckpointRecord;
 use crate::required_io::{MaintenanceStep, MissPolicy, RequiredIo};
 use crate::superblock::Superblock;
 use crate::test_hooks::{InjectedFault, is_fault_injected};
@@ -114,6 +114,17 @@ impl Core {
             let _ = self.flush_step(PREFETCHED_PAIRS, MissPolicy::Block)?;
         }
         Ok(())
+    }
+
+    /// Accounts so many pairs, and writes the checkpoint once all are accounted.
+    pub fn flush_step(&mut self, pairs: usize, patience: MissPolicy) -> Result<MaintenanceStep> {
+        let step = self.levels.account_dead(&mut self.log, pairs, patience)?;
+        let Some(counting) = &mut self.levels.flush else { return Ok(step) };
+        if let MaintenanceStep::Continue(pairs) = step {
+            counting.debt.subtract_done(pairs);
+        }
+        counting.is_ready_to_finish = counting.is_done() && step.is_continue();
+        if counting.is_ready_to_finish { self.finish_checkpoint(patience) } else { Ok(step) }
     }
 
     /// Writes the rest of the run, and the checkpoint record.
