@@ -298,6 +298,31 @@ fn import_cycles_are_known() {
     }
 }
 
+/// Crates whose `lib.rs` has a table of layers: a module imports only modules named before it.
+const LAYERED_CRATES: &[&str] = &["objects"];
+
+#[test]
+fn modules_import_only_lower_layers() {
+    let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("crates");
+    for name in LAYERED_CRATES {
+        let page = read(&format!("crates/{name}/src/lib.rs"));
+        let rows =
+            page.lines().filter_map(|line| line.strip_prefix("//! | `")?.split("` |").next());
+        let layers: Vec<_> = rows.flat_map(|row| row.split("`, `")).collect();
+        let layer_of = |module: &imports::Module| {
+            let found = layers.iter().position(|layer| *layer == module[0]);
+            found.unwrap_or_else(|| panic!("the layers of {name} do not name {}", module[0]))
+        };
+        let imports = imports::ImportGraph::read(&root.join(name).join("src"));
+        for (from, uses) in imports.import_edges() {
+            for (to, path) in uses.into_iter().filter(|(to, _)| to[0] != from[0]) {
+                let is_lower = layer_of(to) < layer_of(from);
+                assert!(is_lower, "{name}: {} is not above {path}", from.join("/"));
+            }
+        }
+    }
+}
+
 #[test]
 fn architecture_document_names_existing_files() {
     let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR"));

@@ -8,7 +8,7 @@
     clippy::arithmetic_side_effects,
     clippy::cast_possible_truncation,
     clippy::indexing_slicing,
-    reason = "requests lie on the disk: `Geometry::holds` was asked of every address before it is read"
+    reason = "`Geometry::contains` is true of every address that is read"
 )]
 
 use std::cell::Cell;
@@ -203,8 +203,7 @@ impl CachedDisk {
         }
     }
 
-    /// Reads whole pages as [`CachedDisk::direct`] does; parts of a long read are in flight
-    /// together.
+    /// Reads whole pages without the cache; parts of a long read are in flight together.
     pub fn read_pages_in_parts(&self, at: u64, len: usize) -> Result<PrivateBuffer> {
         if len <= READ_PART_BYTES {
             return self.read_pages_uncached(at, len);

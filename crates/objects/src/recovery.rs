@@ -14,8 +14,6 @@
 //! ones.
 
 mod replay;
-mod resize;
-pub(crate) mod salvage;
 
 use std::sync::Arc;
 

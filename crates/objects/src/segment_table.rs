@@ -70,7 +70,7 @@ pub(crate) struct SegmentTable {
     free: BTreeSet<u32>,
     /// Segments from here on will be removed and are not opened.
     pub end: u32,
-    /// Sum of [`Segment::held`] over all.
+    /// Sum of [`Segment::rewrite_bytes`] over all.
     held: i64,
 }
 
@@ -98,7 +98,7 @@ impl SegmentTable {
         }
     }
 
-    /// Returns the bytes held by all segments; see [`Segment::held`].
+    /// Returns the bytes held by all segments; see [`Segment::rewrite_bytes`].
     pub fn total_rewrite_bytes(&self) -> u64 {
         self.held.max(0).unsigned_abs()
     }

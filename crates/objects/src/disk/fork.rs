@@ -13,7 +13,7 @@
 //! same bytes as before.
 #![allow(
     clippy::arithmetic_side_effects,
-    reason = "offsets of entries were held against `fits`, so their ends do not overflow"
+    reason = "`is_valid_for_key` bounds decoded entries, so their ends do not overflow"
 )]
 
 use std::ops::ControlFlow;
