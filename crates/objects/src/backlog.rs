@@ -1,10 +1,4 @@
 //! Work that is due, spread over the bytes that are written meanwhile.
-#![allow(
-    clippy::arithmetic_side_effects,
-    clippy::cast_possible_truncation,
-    clippy::cast_sign_loss,
-    reason = "counts of this process's own"
-)]
 
 /// Backlog of a kind of work, in its own unit.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
@@ -16,6 +10,11 @@ impl Backlog {
         self.0 += bytes as f64 * work as f64 / span.max(1) as f64;
     }
 
+    #[allow(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "the cast rounds down and ends at zero"
+    )]
     pub fn due_work(self) -> u64 {
         self.0 as u64
     }

@@ -12,10 +12,6 @@
 //! Law 2: all items of a group are in one commit.
 //! Law 3: a failure while a group is applied stops all changes: half of the group may be in the
 //! commit.
-#![allow(
-    clippy::arithmetic_side_effects,
-    reason = "sequence numbers and counts are this process's own"
-)]
 
 mod apply;
 pub(crate) mod backlogs;
@@ -148,15 +144,15 @@ impl Core {
         }
         // A group that changes nothing is as durable as the groups before it.
         let log = &mut self.log;
-        let ticket = Ticket(log.batch.seq - u64::from(log.is_batch_empty()));
-        log.counters.groups += 1;
-        log.counters.payload_bytes += brought_bytes;
+        let ticket = Ticket(log.newest_commit());
+        log.counters.groups = log.counters.groups.saturating_add(1);
+        log.counters.payload_bytes = log.counters.payload_bytes.saturating_add(brought_bytes);
         if log.batch.bytes >= log.commit_limit()
             && let Err(error) = log.commit()
         {
             return Err(self.stop(error));
         }
-        self.grow_backlogs(brought_bytes + 64);
+        self.grow_backlogs(brought_bytes.saturating_add(64));
         Ok(ticket)
     }
 }

@@ -163,4 +163,14 @@ impl Group {
         self.bytes.extend_from_slice(bytes);
         from
     }
+
+    /// Returns the bytes that a change refers to.
+    #[allow(
+        clippy::arithmetic_side_effects,
+        clippy::indexing_slicing,
+        reason = "a change is added with its bytes, and none are removed"
+    )]
+    pub(crate) fn bytes_at(&self, from: usize, len: usize) -> &[u8] {
+        &self.bytes[from..from + len]
+    }
 }

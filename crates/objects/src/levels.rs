@@ -8,11 +8,6 @@
 //! tree to its nodes, runs to their chunks.
 //! Law 2: a replaced log entry is dead at once. A replaced run or tree entry is dead when the
 //! memtable flush accounts it, once.
-#![allow(
-    clippy::arithmetic_side_effects,
-    clippy::indexing_slicing,
-    reason = "counts and places are this process's own; what was decoded was bounded there"
-)]
 
 pub(crate) mod flush;
 pub(crate) mod merge;
@@ -84,7 +79,7 @@ impl Levels {
     pub fn run_memtables(&self) -> Vec<Arc<ImmutableMemtable>> {
         let merged = self.tree_merge.as_ref().map_or(0, |merging| merging.runs);
         let mut layers: Vec<Arc<ImmutableMemtable>> =
-            self.runs[merged..].iter().rev().filter_map(|run| run.layer.clone()).collect();
+            self.runs.iter().skip(merged).rev().filter_map(|run| run.layer.clone()).collect();
         layers.extend(self.tree_merge.iter().map(|merging| merging.layer.clone()));
         layers
     }
@@ -97,10 +92,10 @@ impl Levels {
         self.sealed_memtables.push(Arc::new(self.active.seal()));
         // Lookups search all memtables, so they are few: sizes double from new to old.
         while let [.., older, newer] = self.sealed_memtables.as_slice()
-            && (newer.pairs.len() * 2 >= older.pairs.len())
+            && newer.pairs.len() >= older.pairs.len().div_ceil(2)
         {
             let folded = merge_memtables(segments, newer, older);
-            self.sealed_memtables.truncate(self.sealed_memtables.len() - 2);
+            self.sealed_memtables.truncate(self.sealed_memtables.len().saturating_sub(2));
             self.sealed_memtables.push(Arc::new(folded));
         }
         self.publish_view();
@@ -127,7 +122,7 @@ impl Levels {
     /// Returns the number of keys in memtables and runs.
     pub fn pending_keys(&self) -> u64 {
         let layers: usize = self.view.layers.iter().map(|layer| layer.pairs.len()).sum();
-        (self.active.map.len() + layers) as u64
+        self.active.map.len().saturating_add(layers) as u64
     }
 
     /// Returns a key's entry in the memtables. Not for intervals.
@@ -214,7 +209,7 @@ impl Levels {
     pub fn unflushed_memtable_bytes(&self) -> usize {
         let counting = self.flush.iter().map(|counting| counting.layer.bytes);
         let layers = self.sealed_memtables.iter().map(|layer| layer.bytes).chain(counting);
-        self.active.bytes + layers.sum::<usize>()
+        self.active.bytes.saturating_add(layers.sum())
     }
 }
 

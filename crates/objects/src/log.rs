@@ -11,12 +11,6 @@
 //! the commit are there.
 //! Law 2: written bytes are live in the segment table until they are marked dead, once.
 //! Law 3: the log knows no index: its callers set the entries that refer to written bytes.
-#![allow(
-    clippy::arithmetic_side_effects,
-    clippy::cast_possible_truncation,
-    clippy::indexing_slicing,
-    reason = "sequence numbers, counts and places are this process's own; streams are numbered by their layout"
-)]
 
 pub(crate) mod commit;
 mod stream;
@@ -27,6 +21,7 @@ use self::commit::{OpenCommit, SubmittedCommits, WriteAmplification};
 pub(crate) use self::stream::{Stream, StreamPosition};
 use crate::Result;
 use crate::cached_disk::CachedDisk;
+use crate::codec::to_u32_saturating;
 use crate::entry::{CHECKSUM_BLOCK_BYTES, Entry, Key, PAYLOAD_MAX, PayloadRef};
 use crate::frame::summary::FrameSummary;
 use crate::index::tree::{BlockPtr, Node, NodeSource, NodeStore};
@@ -104,6 +99,11 @@ impl LogWriter {
         self.batch.bytes == 0
     }
 
+    /// Returns the number of the newest commit that is not empty: of the open one, or the last.
+    pub fn newest_commit(&self) -> u64 {
+        self.batch.seq.saturating_sub(u64::from(self.is_batch_empty()))
+    }
+
     /// Returns the bytes at which a commit without a waiter is submitted.
     pub fn commit_limit(&self) -> usize {
         commit_bytes().min(self.layout.commit_bytes())
@@ -111,16 +111,15 @@ impl LogWriter {
 
     /// Returns the longest payload of one entry.
     pub fn payload_max(&self) -> usize {
+        const BLOCK_BYTES: usize = CHECKSUM_BLOCK_BYTES as usize;
         let quarter = self.segments.geometry.segment_bytes as usize / 4;
-        PAYLOAD_MAX
-            .min(quarter - quarter % CHECKSUM_BLOCK_BYTES as usize)
-            .max(CHECKSUM_BLOCK_BYTES as usize / 4)
+        PAYLOAD_MAX.min(quarter.saturating_sub(quarter % BLOCK_BYTES)).max(BLOCK_BYTES / 4)
     }
 
     /// Returns all bytes submitted to the disk, and those of the open commit.
     pub fn written_bytes(&self) -> u64 {
         let open = (self.batch.bytes as u64).saturating_sub(self.batch.early_bytes);
-        self.counters.written_bytes + open
+        self.counters.written_bytes.saturating_add(open)
     }
 
     /// The same without nodes, runs and checkpoints.
@@ -149,12 +148,12 @@ impl LogWriter {
             .zip(payload.chunks(CHECKSUM_BLOCK_BYTES as usize))
             .map(|(at, piece)| summer.checksum(at, piece))
             .collect();
-        let len = payload.len() as u32;
+        let len = to_u32_saturating(payload.len() as u64);
         let entry = Entry::Data(PayloadRef { at, stored: len, skip: 0, len, sums });
         frame.add_pair(order, key, &entry);
-        self.batch.bytes += payload.len() + line;
+        self.batch.add_bytes(payload.len().saturating_add(line));
         if stamp.is_none() {
-            self.clock += u64::from(len);
+            self.clock = self.clock.saturating_add(u64::from(len));
         }
         self.segments.add_live(at, len, stamp.unwrap_or(self.clock), true);
         self.submit_early_frames()?;
@@ -168,9 +167,9 @@ impl LogWriter {
             Entry::Inline(value) => value.len(),
             _ => 0,
         };
-        let line = FrameSummary::max_pair_bytes(key.len(), 0) + short;
+        let line = FrameSummary::max_pair_bytes(key.len(), 0).saturating_add(short);
         self.frame_for(0, 0, line)?.add_pair(order, key, entry);
-        self.batch.bytes += line;
+        self.batch.add_bytes(line);
         Ok(())
     }
 
@@ -194,11 +193,11 @@ impl LogWriter {
         let stream = self.stream_of(kind);
         let frame = self.frame_for(stream, bytes.len(), FrameSummary::max_pair_bytes(0, 0))?;
         let at = frame.append_payload(bytes, align);
-        let len = bytes.len() as u32;
+        let len = to_u32_saturating(bytes.len() as u64);
         frame.add_block(is_node, at, len);
-        self.batch.bytes += bytes.len() + 16;
+        self.batch.add_bytes(bytes.len().saturating_add(16));
         self.segments.add_live(at, len, self.clock, false);
-        self.counters.index_bytes += u64::from(len);
+        self.counters.index_bytes = self.counters.index_bytes.saturating_add(u64::from(len));
         self.submit_early_frames()?;
         Ok(BlockPtr { at, len, sum: self.io.summer.checksum(at, bytes) })
     }

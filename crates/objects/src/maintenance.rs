@@ -21,15 +21,10 @@
 //! lock; only after some failed attempts a step blocks.
 //! Law 2: a backlog stays: a change that leaves a step to the next one still grows it.
 //! Law 3: idle time may reduce backlogs in advance; it starts no work that is not due.
-#![allow(
-    clippy::arithmetic_side_effects,
-    clippy::cast_possible_truncation,
-    clippy::cast_sign_loss,
-    reason = "counts of this process's own"
-)]
 
 use crate::Result;
 use crate::backlog::Backlog;
+use crate::codec::to_usize_saturating;
 use crate::core::Core;
 use crate::levels::flush::PREFETCHED_PAIRS;
 use crate::required_io::{MaintenanceStep, MissPolicy};
@@ -62,9 +57,9 @@ impl WorkBudget {
     /// Returns the budget of a change of so many bytes.
     pub fn for_change(bytes: u64) -> Self {
         Self {
-            compact_pairs: MAX_COMPACTED_PAIRS + bytes / BYTES_PER_COMPACTED_PAIR,
-            clean_bytes: (bytes * 16).max(CLEANED_BYTES_MIN),
-            waits: bytes / 8192 + 1,
+            compact_pairs: MAX_COMPACTED_PAIRS.saturating_add(bytes / BYTES_PER_COMPACTED_PAIR),
+            clean_bytes: bytes.saturating_mul(16).max(CLEANED_BYTES_MIN),
+            waits: (bytes / 8192).saturating_add(1),
             may_begin_checkpoint: true,
             may_begin_cleaning: true,
         }
@@ -74,7 +69,7 @@ impl WorkBudget {
 impl Core {
     /// Returns true if a checkpoint is due.
     fn is_checkpoint_due(&self) -> bool {
-        self.log.bytes + self.log.batch.bytes as u64 >= self.reserve.log_bytes
+        self.log.bytes.saturating_add(self.log.batch.bytes as u64) >= self.reserve.log_bytes
     }
 
     /// Returns true if there is free space for compaction and merge.
@@ -124,13 +119,17 @@ impl Core {
 
     fn next_flush_step(&mut self, patience: MissPolicy) -> Result<Option<MaintenanceStep>> {
         let Some(counting) = &self.levels.flush else { return Ok(None) };
-        let (due, all) = (counting.debt.due_work(), counting.layer.pairs.len() as u64 * 2 + 1);
+        let (due, all) = (counting.debt.due_work(), counting.work());
         // In batches that use the prefetched leaves; all of it before the next batch begins.
         let is_late = self.is_checkpoint_due();
         if !counting.is_ready_to_finish && !is_late && due < all.min(16) {
             return Ok(None);
         }
-        let pairs = if is_late { PREFETCHED_PAIRS } else { PREFETCHED_PAIRS.min(due as usize + 1) };
+        let pairs = if is_late {
+            PREFETCHED_PAIRS
+        } else {
+            PREFETCHED_PAIRS.min(to_usize_saturating(due).saturating_add(1))
+        };
         self.flush_step(pairs, patience).map(Some)
     }
 
@@ -150,7 +149,7 @@ impl Core {
         }
         folding.debt.subtract_done(pairs);
         share.compact_pairs = share.compact_pairs.saturating_sub(pairs);
-        self.levels.compact_step(&mut self.log, pairs as usize + 1)?;
+        self.levels.compact_step(&mut self.log, to_usize_saturating(pairs).saturating_add(1))?;
         Ok(Some(MaintenanceStep::Continue(pairs)))
     }
 
@@ -160,7 +159,7 @@ impl Core {
         let pairs = match self.levels.is_merge_backlogged() {
             true => self.max_pairs_per_merge_step(),
             false if due >= PAIRS_PER_STEP || due >= merging.layer.pairs.len() as u64 => {
-                due as usize + 1
+                to_usize_saturating(due).saturating_add(1)
             }
             false => 0,
         };
@@ -177,10 +176,12 @@ impl Core {
     ) -> Result<Option<MaintenanceStep>> {
         let (free, low) = (self.log.segments.free_segments(), self.cleaning_threshold_segments());
         let is_idle = self.levels.flush.is_none() && self.checkpoints.written.is_none();
-        if free + self.segments_awaiting_checkpoint() >= low && self.cleaner.cleaning.is_none() {
+        if free.saturating_add(self.segments_awaiting_checkpoint()) >= low
+            && self.cleaner.cleaning.is_none()
+        {
             self.backlogs.cleaning = Backlog::default();
             // Cleaned segments are free after a checkpoint.
-            if free < low * 3 / 4 && is_idle && !self.cleaner.since.is_empty() {
+            if free < low.saturating_mul(3) / 4 && is_idle && !self.cleaner.since.is_empty() {
                 return self.begin_checkpoint_within_budget(share);
             }
             return Ok(None);
@@ -219,7 +220,7 @@ impl Core {
             // Later, if the backlog is small.
             Some(_)
                 if due < CLEANING_BACKLOG_MAX
-                    || share.waits + due / (CLEANING_BACKLOG_MAX * 4) == 0 =>
+                    || share.waits == 0 && due < CLEANING_BACKLOG_MAX * 4 =>
             {
                 return Ok(None);
             }

@@ -127,7 +127,7 @@ impl Store {
     pub fn new_object(&self) -> NewObject {
         let mut core = self.core.write();
         let id = ObjectId(core.next_id);
-        core.next_id += 1;
+        core.next_id = core.next_id.saturating_add(1);
         NewObject(id)
     }
 
@@ -187,7 +187,7 @@ impl Store {
                 if core.log.sent.durable >= ticket.0 {
                     return Ok(());
                 }
-                if ticket.0 > core.log.batch.seq - u64::from(core.log.is_batch_empty()) {
+                if ticket.0 > core.log.newest_commit() {
                     return Err(Error::Misuse("a ticket that was never given out"));
                 }
                 if let Some(error) = &core.stopped {

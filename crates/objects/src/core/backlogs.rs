@@ -51,9 +51,7 @@ impl Core {
         let log_bytes = self.reserve.log_bytes;
         let levels = &mut self.levels;
         if let Some(counting) = &mut levels.flush {
-            // Each pair with the entry that it hides.
-            let all = counting.layer.pairs.len() as u64 * 2 + 1;
-            counting.debt.grow(paid.all, all, log_bytes / 2);
+            counting.debt.grow(paid.all, counting.work(), log_bytes / 2);
         }
         if let Some(folding) = &mut levels.compaction {
             folding.debt.grow(paid.log, folding.pairs() + 1, log_bytes / 16);

@@ -14,10 +14,6 @@
 //! store opened from it knows no others.
 //! Law 3: segments that a checkpoint frees are reusable once it is durable and no reader uses their
 //! old contents.
-#![allow(
-    clippy::arithmetic_side_effects,
-    reason = "sequence numbers, counts and places are this process's own; what was decoded was bounded there"
-)]
 
 use std::collections::{HashSet, VecDeque};
 use std::sync::Arc;
@@ -71,7 +67,7 @@ impl Checkpoints {
 
     /// Writes all copies of the superblock after all earlier writes.
     pub fn write_superblock(&mut self, log: &mut LogWriter) -> Result<DiskTicket> {
-        self.superblock.generation += 1;
+        self.superblock.generation = self.superblock.generation.saturating_add(1);
         // The new end of the store has no superblock yet: until it has, the old ones count.
         self.write_superblock_copies(log, if self.is_resized { [1, 0] } else { [0, 1] })
     }
@@ -144,7 +140,7 @@ impl Core {
     pub fn write_replayed_image(&mut self) -> Result<()> {
         self.log.segments.begin_checkpoint();
         let places = self.log.positions();
-        let seq = self.log.batch.seq - 1;
+        let seq = self.log.newest_commit();
         let pairs = self.levels.active.map.iter().map(|(key, entry)| (key.clone(), entry.clone()));
         let layer = ImmutableMemtable::new(pairs.collect(), 0);
         let mut chunks = ChunkWriter::default();
@@ -198,7 +194,7 @@ impl Core {
         let cleaned = std::mem::take(&mut self.cleaner.before);
         self.checkpoints.written =
             Some(SubmittedCheckpoint { ticket, emptied, cleaned, written_bytes });
-        log.counters.checkpoints += 1;
+        log.counters.checkpoints = log.counters.checkpoints.saturating_add(1);
         Ok(())
     }
 
@@ -259,7 +255,7 @@ impl Core {
         let age = self.reserve.log_bytes / 8;
         let is_old = self.checkpoints.written.as_ref().is_some_and(|written| {
             self.log.sent.durable_ticket >= Some(written.ticket)
-                || self.log.counters.written_bytes - written.written_bytes > age
+                || self.log.counters.written_bytes.saturating_sub(written.written_bytes) > age
         });
         if is_old {
             let need = self.complete_checkpoint(patience)?;

@@ -43,6 +43,11 @@ pub(crate) struct MemtableFlush {
 }
 
 impl MemtableFlush {
+    /// Returns the work of the whole flush: each pair, with the entry that it hides.
+    pub fn work(&self) -> u64 {
+        self.layer.pairs.len() as u64 * 2 + 1
+    }
+
     /// Returns true if all pairs are accounted.
     pub fn is_done(&self) -> bool {
         self.next == self.layer.pairs.len()
@@ -62,7 +67,7 @@ impl Levels {
         }
         self.flush = Some(MemtableFlush {
             layer,
-            seq: log.batch.seq - 1,
+            seq: log.newest_commit(),
             places: log.positions(),
             next: 0,
             resume: 0,

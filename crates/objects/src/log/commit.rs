@@ -43,6 +43,10 @@ impl OpenCommit {
         Self { seq, ..Self::default() }
     }
 
+    pub(super) fn add_bytes(&mut self, bytes: usize) {
+        self.bytes += bytes;
+    }
+
     pub(super) fn next_order(&mut self) -> u64 {
         self.order += 1;
         self.order
