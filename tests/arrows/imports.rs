@@ -72,7 +72,7 @@ impl ImportGraph {
     }
 
     /// Every edge, with a path that makes it.
-    fn import_edges(&self) -> BTreeMap<&Module, BTreeMap<&Module, String>> {
+    pub fn import_edges(&self) -> BTreeMap<&Module, BTreeMap<&Module, String>> {
         let mut edges: BTreeMap<_, BTreeMap<_, _>> = BTreeMap::new();
         for (module, text) in &self.files {
             for path in use_paths(text) {

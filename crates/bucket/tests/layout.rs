@@ -2,5 +2,5 @@
 
 #[test]
 fn bucket_layout_conforms() {
-    draconis_objects::layout::conform::check_all(draconis_objects::LayoutKind::Bucket);
+    draconis_objects::conform::check_all(draconis_objects::LayoutKind::Bucket);
 }

@@ -7,7 +7,8 @@
 //!
 //! `cargo run -p draconis-objects --example zoned` runs the conformance checks on it.
 
-use draconis_objects::layout::{Layout, PayloadKind, StoreDimensions, conform, register_layout};
+use draconis_objects::conform;
+use draconis_objects::layout::{Layout, PayloadKind, StoreDimensions, register_layout};
 
 /// Layout number on the disk.
 pub const LAYOUT_NUMBER: u16 = 300;

@@ -8,7 +8,7 @@
     clippy::arithmetic_side_effects,
     clippy::cast_possible_truncation,
     clippy::indexing_slicing,
-    reason = "requests lie on the disk: `Geometry::holds` was asked of every address before it is read"
+    reason = "`Geometry::contains` is true of every address that is read"
 )]
 
 use std::cell::Cell;
@@ -24,9 +24,9 @@ use smallvec::SmallVec;
 use crate::block_cache::{BlockCache, PageLookup};
 use crate::codec::Checksummer;
 use crate::entry::{CHECKSUM_BLOCK_BYTES, PayloadRef};
+use crate::frame::SealedFrame;
 use crate::index::tree::{BlockPtr, Node, NodeMap, NodeRef, NodeSource};
-use crate::log::frame::SealedFrame;
-use crate::recovery::superblock::Geometry;
+use crate::superblock::Geometry;
 use crate::test_hooks::{InjectedFault, is_fault_injected};
 use crate::{Error, Result};
 
@@ -203,8 +203,7 @@ impl CachedDisk {
         }
     }
 
-    /// Reads whole pages as [`CachedDisk::direct`] does; parts of a long read are in flight
-    /// together.
+    /// Reads whole pages without the cache; parts of a long read are in flight together.
     pub fn read_pages_in_parts(&self, at: u64, len: usize) -> Result<PrivateBuffer> {
         if len <= READ_PART_BYTES {
             return self.read_pages_uncached(at, len);

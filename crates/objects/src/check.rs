@@ -34,8 +34,8 @@ pub use self::report::{DamageKind, Finding, Owner, Report};
 use self::superblocks::check_superblocks;
 use self::walk::IndexSnapshot;
 use crate::core::Core;
+use crate::options::OpenOptions;
 use crate::recovery::OpenDamage;
-use crate::store::OpenOptions;
 use crate::{Error, Result, Store};
 
 /// Options of a check.

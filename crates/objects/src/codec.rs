@@ -16,6 +16,9 @@ impl Checksummer {
     }
 }
 
+/// End of the counters of a store: none gets this far, so adding to a decoded one cannot overflow.
+pub(crate) const COUNTER_END: u64 = 1 << 62;
+
 /// Spreads a number over all bits (the finaliser of SplitMix64).
 pub(crate) fn mix_bits(mut x: u64) -> u64 {
     x = x.wrapping_add(0x9e37_79b9_7f4a_7c15);
@@ -125,6 +128,14 @@ impl<'a> Reader<'a> {
             }
         }
         Err(self.corrupt("a number without an end"))
+    }
+
+    /// Reads a varint that counts up from zero. It is below [`COUNTER_END`].
+    pub fn counter(&mut self) -> Result<u64> {
+        match self.varint()? {
+            count if count < COUNTER_END => Ok(count),
+            _ => Err(self.corrupt("a counter")),
+        }
     }
 
     /// Reads a number that must fit.

@@ -5,31 +5,31 @@
 //!   levels      active layer · runs · tree                         what leads to what is alive
 //!   cleaner     the segment that is emptied                        from levels and log, into log
 //!   checkpoints superblock, and what waits for it                  when segments are free
-//!   upkeep      what is owed of all that
+//!   backlogs    work of maintenance that is due
 //! ```
 //!
 //! Law 1: a group is refused before any of it is applied, or not at all.
 //! Law 2: all items of a group are in one commit.
 //! Law 3: a failure while a group is applied stops all changes: half of the group may be in the
 //! commit.
-#![allow(
-    clippy::arithmetic_side_effects,
-    reason = "sequence numbers and counts are this process's own"
-)]
 
 mod apply;
+pub(crate) mod backlogs;
+pub(crate) mod checkpoint;
 mod plan;
+mod space;
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
-use crate::index::Levels;
+use self::backlogs::Backlogs;
+use self::checkpoint::Checkpoints;
+use self::space::{NoSpaceState, Reserve};
+use crate::cleaner::Cleaner;
 use crate::index::view::View;
+use crate::levels::Levels;
 use crate::log::LogWriter;
-use crate::maintenance::{Maintenance, MissPolicy, RequiredIo, with_miss_policy};
-use crate::recovery::checkpoint::Checkpoints;
-use crate::space::clean::Cleaner;
-use crate::space::{NoSpaceState, Reserve};
+use crate::required_io::{MissPolicy, RequiredIo, with_miss_policy};
 use crate::{Error, Group, Result, Ticket};
 
 /// State of a store. All of it is under one lock.
@@ -38,7 +38,7 @@ pub(crate) struct Core {
     pub levels: Levels,
     pub cleaner: Cleaner,
     pub checkpoints: Checkpoints,
-    pub maintenance: Maintenance,
+    pub backlogs: Backlogs,
     pub reserve: Reserve,
 
     pub next_id: u64,
@@ -62,7 +62,7 @@ impl Core {
             levels,
             cleaner: Cleaner::default(),
             checkpoints,
-            maintenance: Maintenance::default(),
+            backlogs: Backlogs::default(),
             reserve,
             next_id: 1,
             value_objects: 0,
@@ -144,15 +144,15 @@ impl Core {
         }
         // A group that changes nothing is as durable as the groups before it.
         let log = &mut self.log;
-        let ticket = Ticket(log.batch.seq - u64::from(log.is_batch_empty()));
-        log.counters.groups += 1;
-        log.counters.payload_bytes += brought_bytes;
+        let ticket = Ticket(log.newest_commit());
+        log.counters.groups = log.counters.groups.saturating_add(1);
+        log.counters.payload_bytes = log.counters.payload_bytes.saturating_add(brought_bytes);
         if log.batch.bytes >= log.commit_limit()
             && let Err(error) = log.commit()
         {
             return Err(self.stop(error));
         }
-        self.grow_backlogs(brought_bytes + 64);
+        self.grow_backlogs(brought_bytes.saturating_add(64));
         Ok(ticket)
     }
 }

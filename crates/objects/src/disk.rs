@@ -28,6 +28,7 @@ use draconis_device::{
 use parking_lot::{Mutex, RwLock};
 use rustix::io::Errno;
 
+use crate::store::CurrentObject;
 use crate::{Error, Group, ObjectId, Result, Store, Ticket};
 
 /// Unit of reads and writes. Any length would do; every file system can use this one.
@@ -44,9 +45,6 @@ pub struct ObjectDisk {
     properties: Properties,
     tickets: Mutex<DiskTickets>,
 }
-
-/// Object id of an open disk: each request holds a read lock on it.
-pub(crate) type CurrentObject = RwLock<ObjectId>;
 
 /// Issued tickets of a disk.
 #[derive(Debug, Default)]

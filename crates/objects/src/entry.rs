@@ -15,7 +15,7 @@ use smallvec::SmallVec;
 
 use crate::codec::{Reader, put_varint, to_u32_saturating};
 use crate::test_hooks::{InjectedFault, is_fault_injected};
-use crate::{LifetimeHint, ObjectId, Result};
+use crate::{Error, LifetimeHint, ObjectId, Result};
 
 /// Key in byte order.
 pub(crate) type Key = SmallVec<[u8; 24]>;
@@ -200,6 +200,16 @@ impl ObjectRecord {
             true => Entry::Zeros(len),
             false => Entry::Hole(len),
         }
+    }
+
+    /// Returns a record for a child of this object, which is `id`.
+    pub fn fork_child(&mut self, id: ObjectId) -> Result<Self> {
+        if self.is_value || self.is_pending_delete {
+            return Err(Error::Misuse("a value of a key, or what was removed, is not forked"));
+        }
+        self.children =
+            self.children.checked_add(1).ok_or(Error::Misuse("too many objects over one"))?;
+        Ok(Self { len: self.len, parent: Some(id), ..Self::new(self.hint) })
     }
 }
 

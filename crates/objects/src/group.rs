@@ -23,6 +23,11 @@ impl NewObject {
     }
 }
 
+/// Ticket of a submitted group. Tickets ascend with the groups, but groups that become durable
+/// together may share one. Tickets of an earlier opening are invalid.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
+pub struct Ticket(pub u64);
+
 /// Expected lifetime of an object's bytes. A hint affects placement, never contents.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub enum LifetimeHint {
@@ -157,5 +162,15 @@ impl Group {
         let from = self.bytes.len();
         self.bytes.extend_from_slice(bytes);
         from
+    }
+
+    /// Returns the bytes that a change refers to.
+    #[allow(
+        clippy::arithmetic_side_effects,
+        clippy::indexing_slicing,
+        reason = "a change is added with its bytes, and none are removed"
+    )]
+    pub(crate) fn bytes_at(&self, from: usize, len: usize) -> &[u8] {
+        &self.bytes[from..from + len]
     }
 }

@@ -16,8 +16,8 @@
 //!
 //! 1. implement [`Layout`]: four methods have no default;
 //! 2. [`register_layout`] it under a number of your own: opening a store needs its layout;
-//! 3. check it with [`conform::check_all`], and create a store with the [`crate::Profile`] of your
-//!    device.
+//! 3. check it with [`crate::conform::check_all`], and create a store with the [`crate::Profile`] of
+//!    your device.
 //!
 //! `examples/zoned.rs` is one, for a device whose zones are written in order.
 //!
@@ -32,7 +32,6 @@
 //! [`Layout::index_stream`] never change: checkpoints record stream positions by number.
 
 mod bucket;
-pub mod conform;
 mod cow;
 mod log;
 
@@ -272,7 +271,7 @@ pub(crate) fn construct_layout(
 }
 
 /// Checks that a layout's answers fit each other and its sizes.
-fn check_layout_sizes(layout: &dyn Layout) -> std::result::Result<(), &'static str> {
+pub(crate) fn check_layout_sizes(layout: &dyn Layout) -> std::result::Result<(), &'static str> {
     let site = layout.dimensions();
     let (page, segment) = (site.page_bytes as usize, site.segment_bytes as usize);
     let streams = layout.streams();

@@ -30,17 +30,27 @@
 //! Law 3: a segment is reused only once a durable checkpoint does not need it and no reader uses
 //! its old contents.
 //! Law 4: after a failed write the store refuses further groups and reports the cause.
+//! Law 5: a module imports only modules that this table names before it. A module and its children
+//! are one.
 //!
-//! | module | contents |
+//! | modules | contents |
 //! |---|---|
-//! | `core` | the state in parts; planning (`plan`) and applying (`apply`) a group |
-//! | `log` | frames and their summaries; streams, the open commit, submission to the disk |
-//! | `index` | memtables, sorted runs, tree; flush, compaction, tree merge; views and cursors |
-//! | `space` | segments and their live bytes, cleaning, free space and reserves |
-//! | `recovery` | superblock, checkpoint, replay, salvage, resizing |
-//! | `maintenance` | backlog, cost and work budget of background work |
-//! | `store`, `cached_disk` | the lock, snapshots; verified and cached reads |
-//! | `disk`, `kv`, `layout`, `check` | objects as disks, keys, placement for hardware, the check |
+//! | `group`, `error`, `options` | groups, tickets, errors; options of creating and opening |
+//! | `backlog`, `test_hooks` | work that is due; smaller limits and injected faults |
+//! | `codec`, `entry`, `frame` | encodings of keys, entries, and frames with their summaries |
+//! | `layout` | placement for hardware |
+//! | `index` | nodes, tree, memtables; views and cursors |
+//! | `superblock`, `segment_table` | geometry; segments and their live bytes |
+//! | `block_cache`, `cached_disk`, `segment_reader` | verified and cached reads |
+//! | `required_io` | I/O that a step under the lock leaves to its caller |
+//! | `log`, `checkpoint_record` | streams, the open commit, submission to the disk |
+//! | `levels` | memtables over sorted runs over the tree; flush, compaction, merge |
+//! | `cleaner` | moves live bytes out of a segment |
+//! | `core` | the state under the lock; groups, free space, checkpoints, backlogs |
+//! | `maintenance`, `recovery` | order and budget of background work; creating, opening, replay |
+//! | `store` | the lock; reads, waits, snapshots |
+//! | `kv`, `disk`, `resize`, `check`, `salvage` | keys, objects as disks, work on whole stores |
+//! | `probe`, `conform`, `torture` | measurement of disks, checks of layouts, crash campaigns |
 //!
 //! Creates a store, writes an object, and reads it after reopening the store:
 //!
@@ -96,24 +106,36 @@
     )
 )]
 
+mod backlog;
 mod block_cache;
 mod cached_disk;
 pub mod check;
+mod checkpoint_record;
+mod cleaner;
 mod codec;
+pub mod conform;
 mod core;
 mod disk;
 mod entry;
 mod error;
+mod frame;
 mod group;
 mod index;
 pub mod kv;
 pub mod layout;
+mod levels;
 mod log;
 mod maintenance;
+mod options;
 pub mod probe;
 mod recovery;
-mod space;
+mod required_io;
+mod resize;
+mod salvage;
+mod segment_reader;
+mod segment_table;
 mod store;
+mod superblock;
 pub mod test_hooks;
 
 pub use crate::log::Counters;
@@ -121,9 +143,8 @@ pub use cached_disk::CacheInfo;
 pub use disk::ObjectDisk;
 pub use disk::lineage::{DiskInfo, SNAPSHOT_SEPARATOR};
 pub use error::{Error, RefusedGroup, Result};
-pub use group::{Group, LifetimeHint, NewObject, ObjectId};
+pub use group::{Group, LifetimeHint, NewObject, ObjectId, Ticket};
 pub use kv::count::KvCount;
-pub use recovery::salvage::SalvageReport;
-pub use store::{
-    CreateOptions, LayoutKind, OpenOptions, Profile, Snapshot, Store, StoreInfo, Ticket,
-};
+pub use options::{CreateOptions, LayoutKind, OpenOptions, Profile};
+pub use salvage::SalvageReport;
+pub use store::{Snapshot, Store, StoreInfo};

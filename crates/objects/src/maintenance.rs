@@ -21,25 +21,13 @@
 //! lock; only after some failed attempts a step blocks.
 //! Law 2: a backlog stays: a change that leaves a step to the next one still grows it.
 //! Law 3: idle time may reduce backlogs in advance; it starts no work that is not due.
-#![allow(
-    clippy::arithmetic_side_effects,
-    clippy::cast_possible_truncation,
-    clippy::cast_sign_loss,
-    reason = "counts of this process's own"
-)]
-
-use std::ops::ControlFlow;
-use std::sync::Arc;
-
-use draconis_device::Ticket;
-use parking_lot::Mutex;
 
 use crate::Result;
-use crate::cached_disk::{CachedDisk, CachedNodes};
+use crate::backlog::Backlog;
+use crate::codec::to_usize_saturating;
 use crate::core::Core;
-use crate::index::memtable_flush::PREFETCHED_PAIRS;
-use crate::index::tree::{BlockPtr, NodeSource};
-use crate::space::segment_reader::SegmentReader;
+use crate::levels::flush::PREFETCHED_PAIRS;
+use crate::required_io::{MaintenanceStep, MissPolicy};
 
 /// Pairs of one step of compaction and merge.
 const PAIRS_PER_STEP: u64 = 64;
@@ -51,129 +39,6 @@ const BYTES_PER_COMPACTED_PAIR: u64 = 16;
 const CLEANED_BYTES_MIN: u64 = 96 << 10;
 /// Backlog of cleaning, in bytes, from which a change waits for the cleaner's reads.
 const CLEANING_BACKLOG_MAX: u64 = 1 << 20;
-
-/// I/O that a step requires.
-pub(crate) enum RequiredIo {
-    /// Nodes of the index.
-    Nodes(Vec<BlockPtr>),
-    /// Reads of the cleaner, up to this byte of the disk.
-    Bytes(Arc<Mutex<SegmentReader>>, u64),
-    /// Writes that must be visible to reads.
-    Settled(Ticket),
-    /// Writes that must be durable.
-    Durable(Ticket),
-}
-
-/// Result of required I/O.
-pub(crate) enum CompletedIo {
-    Settled(Ticket),
-    Durable(Ticket),
-}
-
-impl RequiredIo {
-    /// Performs the I/O, which may block for long. Nodes of earlier attempts stay prefetched if
-    /// `is_further`. The next try of the step reports errors, with their context.
-    pub fn perform_io(self, io: &CachedDisk, is_further: bool) -> Option<CompletedIo> {
-        match self {
-            // A single node does not evict those that were prefetched together.
-            Self::Nodes(nodes) if is_further || nodes.len() == 1 => io.prefetch_more_nodes(&nodes),
-            Self::Nodes(nodes) => io.prefetch_nodes(&nodes),
-            Self::Bytes(reading, to) => reading.lock().wait_before(to),
-            Self::Settled(ticket) => {
-                return io.disk.wait_visible(ticket).ok().map(|()| CompletedIo::Settled(ticket));
-            }
-            Self::Durable(ticket) => {
-                return io
-                    .wait_durable_without_deadline(ticket)
-                    .ok()
-                    .map(|()| CompletedIo::Durable(ticket));
-            }
-        }
-        None
-    }
-}
-
-/// Work of a step, in its own unit, or the I/O that it requires first.
-pub(crate) type MaintenanceStep = ControlFlow<RequiredIo, u64>;
-
-/// Policy of a step for a cache miss.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum MissPolicy {
-    /// Return it as required I/O.
-    Defer,
-    /// Wait for it.
-    Block,
-}
-
-/// Looks something up in the index, with a miss policy.
-pub(crate) fn with_miss_policy<T>(
-    io: &CachedDisk,
-    patience: MissPolicy,
-    act: impl FnOnce(&dyn NodeSource) -> Result<T>,
-) -> Result<ControlFlow<RequiredIo, T>> {
-    if patience == MissPolicy::Block {
-        return act(io).map(ControlFlow::Continue);
-    }
-    let nodes = CachedNodes::new(io);
-    let done = act(&nodes);
-    match nodes.missing_node() {
-        Some(ptr) => Ok(ControlFlow::Break(RequiredIo::Nodes(vec![ptr]))),
-        None => done.map(ControlFlow::Continue),
-    }
-}
-
-/// Backlog of a kind of work, in its own unit.
-#[derive(Clone, Copy, PartialEq, Debug, Default)]
-pub(crate) struct Backlog(f64);
-
-impl Backlog {
-    /// Grows by `bytes` out of the `span` within which all of `work` must be done.
-    pub fn grow(&mut self, bytes: u64, work: u64, span: u64) {
-        self.0 += bytes as f64 * work as f64 / span.max(1) as f64;
-    }
-
-    pub fn due_work(self) -> u64 {
-        self.0 as u64
-    }
-
-    /// Subtracts work that was done. It may exceed the due work if a step was extended.
-    pub fn subtract_done(&mut self, work: u64) {
-        self.0 -= work as f64;
-    }
-}
-
-/// Bytes written, as they count for each kind of work.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub(crate) struct WorkDone {
-    all: u64,
-    log: u64,
-    /// Expected disk bytes of a change, without moved bytes: a moving average.
-    brought: u64,
-}
-
-impl WorkDone {
-    fn since(self, before: Self) -> Self {
-        Self {
-            all: self.all.saturating_sub(before.all),
-            log: self.log.saturating_sub(before.log),
-            brought: self.brought,
-        }
-    }
-
-    /// Returns `bytes` for each kind.
-    pub fn with_all_kinds(bytes: u64) -> Self {
-        Self { all: bytes, log: bytes, brought: bytes }
-    }
-}
-
-/// Backlogs of maintenance.
-#[derive(Debug, Default)]
-pub(crate) struct Maintenance {
-    /// Bytes written at the last update.
-    seen: WorkDone,
-    /// Bytes that the cleaner has to process.
-    pub cleaning: Backlog,
-}
 
 /// Limits of the maintenance in one change.
 #[derive(Debug)]
@@ -192,9 +57,9 @@ impl WorkBudget {
     /// Returns the budget of a change of so many bytes.
     pub fn for_change(bytes: u64) -> Self {
         Self {
-            compact_pairs: MAX_COMPACTED_PAIRS + bytes / BYTES_PER_COMPACTED_PAIR,
-            clean_bytes: (bytes * 16).max(CLEANED_BYTES_MIN),
-            waits: bytes / 8192 + 1,
+            compact_pairs: MAX_COMPACTED_PAIRS.saturating_add(bytes / BYTES_PER_COMPACTED_PAIR),
+            clean_bytes: bytes.saturating_mul(16).max(CLEANED_BYTES_MIN),
+            waits: (bytes / 8192).saturating_add(1),
             may_begin_checkpoint: true,
             may_begin_cleaning: true,
         }
@@ -202,53 +67,9 @@ impl WorkBudget {
 }
 
 impl Core {
-    /// Grows the backlogs by the writes since the last call. The change had `brought_bytes`.
-    pub fn grow_backlogs(&mut self, brought_bytes: u64) {
-        let (all, log) = (self.log.written_bytes(), self.log.logged_bytes());
-        let now = WorkDone { all, log, brought: self.log.spent.estimate_disk_bytes(brought_bytes) };
-        let before = std::mem::replace(&mut self.maintenance.seen, now);
-        self.grow_backlogs_by(now.since(before));
-    }
-
-    /// Grows the backlogs by written bytes.
-    pub fn grow_backlogs_by(&mut self, paid: WorkDone) {
-        let log_bytes = self.reserve.log_bytes;
-        let levels = &mut self.levels;
-        if let Some(counting) = &mut levels.flush {
-            // Each pair with the entry that it hides.
-            let all = counting.layer.pairs.len() as u64 * 2 + 1;
-            counting.debt.grow(paid.all, all, log_bytes / 2);
-        }
-        if let Some(folding) = &mut levels.compaction {
-            folding.debt.grow(paid.log, folding.pairs() + 1, log_bytes / 16);
-        }
-        if let Some(merging) = &mut levels.tree_merge {
-            merging.debt.grow(paid.log, merging.layer.pairs.len() as u64 + 1, merging.span);
-        }
-        self.grow_cleaning_backlog(paid.brought);
-    }
-
-    fn grow_cleaning_backlog(&mut self, bytes: u64) {
-        if let Some(cleaning) = &self.cleaner.cleaning {
-            let segment_bytes = u64::from(self.log.segments.geometry.segment_bytes);
-            let span = cleaning.dead * 64 / self.cleaning_rate_64ths();
-            self.maintenance.cleaning.grow(bytes, segment_bytes, span);
-        }
-    }
-
-    /// Returns the bytes to clean per written byte, in 64ths. If an eighth of the free target is
-    /// missing, cleaning frees one byte per written byte; the more is missing, the more.
-    fn cleaning_rate_64ths(&self) -> u64 {
-        let low = self.cleaning_threshold_segments() as u64;
-        let missing = low.saturating_sub(
-            (self.log.segments.free_segments() + self.segments_awaiting_checkpoint()) as u64,
-        );
-        (missing * 64 * 8 / low.max(1)).clamp(8, 4 * 64)
-    }
-
     /// Returns true if a checkpoint is due.
     fn is_checkpoint_due(&self) -> bool {
-        self.log.bytes + self.log.batch.bytes as u64 >= self.reserve.log_bytes
+        self.log.bytes.saturating_add(self.log.batch.bytes as u64) >= self.reserve.log_bytes
     }
 
     /// Returns true if there is free space for compaction and merge.
@@ -298,13 +119,17 @@ impl Core {
 
     fn next_flush_step(&mut self, patience: MissPolicy) -> Result<Option<MaintenanceStep>> {
         let Some(counting) = &self.levels.flush else { return Ok(None) };
-        let (due, all) = (counting.debt.due_work(), counting.layer.pairs.len() as u64 * 2 + 1);
+        let (due, all) = (counting.debt.due_work(), counting.work());
         // In batches that use the prefetched leaves; all of it before the next batch begins.
         let is_late = self.is_checkpoint_due();
         if !counting.is_ready_to_finish && !is_late && due < all.min(16) {
             return Ok(None);
         }
-        let pairs = if is_late { PREFETCHED_PAIRS } else { PREFETCHED_PAIRS.min(due as usize + 1) };
+        let pairs = if is_late {
+            PREFETCHED_PAIRS
+        } else {
+            PREFETCHED_PAIRS.min(to_usize_saturating(due).saturating_add(1))
+        };
         self.flush_step(pairs, patience).map(Some)
     }
 
@@ -324,7 +149,7 @@ impl Core {
         }
         folding.debt.subtract_done(pairs);
         share.compact_pairs = share.compact_pairs.saturating_sub(pairs);
-        self.levels.compact_step(&mut self.log, pairs as usize + 1)?;
+        self.levels.compact_step(&mut self.log, to_usize_saturating(pairs).saturating_add(1))?;
         Ok(Some(MaintenanceStep::Continue(pairs)))
     }
 
@@ -334,7 +159,7 @@ impl Core {
         let pairs = match self.levels.is_merge_backlogged() {
             true => self.max_pairs_per_merge_step(),
             false if due >= PAIRS_PER_STEP || due >= merging.layer.pairs.len() as u64 => {
-                due as usize + 1
+                to_usize_saturating(due).saturating_add(1)
             }
             false => 0,
         };
@@ -351,10 +176,12 @@ impl Core {
     ) -> Result<Option<MaintenanceStep>> {
         let (free, low) = (self.log.segments.free_segments(), self.cleaning_threshold_segments());
         let is_idle = self.levels.flush.is_none() && self.checkpoints.written.is_none();
-        if free + self.segments_awaiting_checkpoint() >= low && self.cleaner.cleaning.is_none() {
-            self.maintenance.cleaning = Backlog::default();
+        if free.saturating_add(self.segments_awaiting_checkpoint()) >= low
+            && self.cleaner.cleaning.is_none()
+        {
+            self.backlogs.cleaning = Backlog::default();
             // Cleaned segments are free after a checkpoint.
-            if free < low * 3 / 4 && is_idle && !self.cleaner.since.is_empty() {
+            if free < low.saturating_mul(3) / 4 && is_idle && !self.cleaner.since.is_empty() {
                 return self.begin_checkpoint_within_budget(share);
             }
             return Ok(None);
@@ -372,10 +199,10 @@ impl Core {
                 return Ok(None);
             }
             if let Some(number) = self.best_to_clean() {
-                let step = self.begin_cleaning(number, patience)?;
+                let step = self.cleaner.begin(&mut self.log, number, patience)?;
                 if step.is_continue() {
                     share.may_begin_cleaning = false;
-                    self.grow_cleaning_backlog(self.maintenance.seen.brought);
+                    self.grow_cleaning_backlog(self.backlogs.seen.brought);
                 }
                 return Ok(Some(step));
             }
@@ -385,7 +212,7 @@ impl Core {
             }
             return Ok(None);
         }
-        let due = self.maintenance.cleaning.due_work();
+        let due = self.backlogs.cleaning.due_work();
         if due == 0 || share.clean_bytes == 0 {
             return Ok(None);
         }
@@ -393,7 +220,7 @@ impl Core {
             // Later, if the backlog is small.
             Some(_)
                 if due < CLEANING_BACKLOG_MAX
-                    || share.waits + due / (CLEANING_BACKLOG_MAX * 4) == 0 =>
+                    || share.waits == 0 && due < CLEANING_BACKLOG_MAX * 4 =>
             {
                 return Ok(None);
             }
@@ -403,9 +230,9 @@ impl Core {
             }
             _ => patience,
         };
-        let step = self.cleaning_step(patience)?;
+        let step = self.cleaner.step(&mut self.log, &mut self.levels, patience)?;
         if let MaintenanceStep::Continue(bytes) = step {
-            self.maintenance.cleaning.subtract_done(bytes);
+            self.backlogs.cleaning.subtract_done(bytes);
             share.clean_bytes = share.clean_bytes.saturating_sub(bytes);
         }
         Ok(Some(step))
@@ -438,45 +265,5 @@ impl Core {
         }
         let need = self.complete_checkpoint(patience)?;
         Ok(Some(need.map_or(MaintenanceStep::Continue(0), MaintenanceStep::Break)))
-    }
-
-    /// Accounts so many pairs, and writes the checkpoint once all are accounted.
-    pub fn flush_step(&mut self, pairs: usize, patience: MissPolicy) -> Result<MaintenanceStep> {
-        let step = self.levels.account_dead(&mut self.log, pairs, patience)?;
-        let Some(counting) = &mut self.levels.flush else { return Ok(step) };
-        if let MaintenanceStep::Continue(pairs) = step {
-            counting.debt.subtract_done(pairs);
-        }
-        counting.is_ready_to_finish = counting.is_done() && step.is_continue();
-        if counting.is_ready_to_finish { self.finish_checkpoint(patience) } else { Ok(step) }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn all_work_is_due_after_span() {
-        for (work, span, step) in [(1u64, 1u64 << 20, 64u64), (1 << 20, 12 << 20, 100), (7, 5, 1)] {
-            let (mut debt, mut done, mut came) = (Backlog::default(), 0, 0);
-            while came < span {
-                debt.grow(step, work, span);
-                came += step;
-                let due = debt.due_work();
-                debt.subtract_done(due);
-                done += due;
-                // Never ahead of the bytes, and at most a unit behind.
-                let fair = came as f64 * work as f64 / span as f64;
-                assert!(done as f64 <= fair + 0.001 && done as f64 > fair - 1.001, "{done} {fair}");
-            }
-            assert!(done + 1 >= work, "{done} of {work}");
-        }
-        let mut ahead = Backlog::default();
-        ahead.subtract_done(10);
-        ahead.grow(5, 10, 10);
-        assert_eq!(ahead.due_work(), 0);
-        ahead.grow(6, 10, 10);
-        assert_eq!(ahead.due_work(), 1);
     }
 }

@@ -57,8 +57,8 @@ const WRITES_PER_GROUP: u64 = 32;
 /// Time for each step, in ns. All steps together usually take about ten seconds.
 const FILL_TIME_NS: u64 = 1_500_000_000;
 const STEP_TIME_NS: u64 = 300_000_000;
-/// Time for writes of each of [`UNITS`], on a boundary and off it. Short writes take longer to fill
-/// a write buffer, and only a full buffer shows a difference.
+/// Time for writes of each of [`BOUNDARY_UNITS`], on a boundary and off it. Short writes take longer
+/// to fill a write buffer, and only a full buffer shows a difference.
 const WRITE_TIMES_NS: [u64; 6] =
     [240_000_000, 200_000_000, 200_000_000, 150_000_000, 150_000_000, 150_000_000];
 
@@ -174,7 +174,7 @@ fn detect_page_bytes(across: &[f64; 6]) -> u32 {
     largest_boundary(across).map_or(BOUNDARY_UNITS[0], |index| 2 * BOUNDARY_UNITS[index])
 }
 
-/// Returns the largest of [`UNITS`] with a measurable boundary.
+/// Returns the largest of [`BOUNDARY_UNITS`] with a measurable boundary.
 fn largest_boundary(across: &[f64; 6]) -> Option<usize> {
     (0..BOUNDARY_UNITS.len()).rev().find(|&nth| is_boundary(nth, across[nth]))
 }

@@ -13,12 +13,7 @@
 //! open the store had. Remains of lost commits, and of lost attempts to open, never pass for new
 //! ones.
 
-pub(crate) mod checkpoint;
-pub(crate) mod checkpoint_record;
 mod replay;
-mod resize;
-pub(crate) mod salvage;
-pub(crate) mod superblock;
 
 use std::sync::Arc;
 
@@ -27,21 +22,21 @@ use draconis_device::Disk;
 use self::replay::replay;
 
 use crate::cached_disk::CachedDisk;
+use crate::checkpoint_record::CheckpointRecord;
 use crate::codec::low_u32;
 use crate::core::Core;
+use crate::core::checkpoint::Checkpoints;
 use crate::entry::{Entry, Key};
-use crate::index::Levels;
 use crate::index::memtable::{ImmutableMemtable, Memtable, UnreadableRange, weight};
-use crate::index::merge::merge_pairs;
-use crate::index::run::{SortedRun, read_chunk};
 use crate::index::tree::{BlockPtr, Child, Tree};
 use crate::layout::{StoreDimensions, construct_layout};
+use crate::levels::Levels;
+use crate::levels::merge::merge_pairs;
+use crate::levels::run::{SortedRun, read_chunk};
 use crate::log::{LogWriter, Stream};
-use crate::recovery::checkpoint::Checkpoints;
-use crate::recovery::checkpoint_record::CheckpointRecord;
-use crate::recovery::superblock::{Geometry, Superblock, wipe_writes};
-use crate::space::segment::SegmentTable;
-use crate::store::{CreateOptions, OpenOptions};
+use crate::options::{CreateOptions, OpenOptions};
+use crate::segment_table::SegmentTable;
+use crate::superblock::{Geometry, Superblock, wipe_writes};
 use crate::test_hooks::{InjectedFault, is_fault_injected};
 use crate::{Error, Result};
 

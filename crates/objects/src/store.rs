@@ -17,80 +17,15 @@ use parking_lot::{Condvar, Mutex, RwLock};
 
 use crate::cached_disk::{CacheInfo, CachedDisk};
 use crate::core::Core;
-use crate::disk::CurrentObject;
+use crate::core::backlogs::WorkDone;
 use crate::entry::{Entry, ObjectRecord, PayloadRef};
 use crate::index::view::View;
 use crate::log::Counters;
-use crate::maintenance::WorkDone;
-use crate::{Error, Group, NewObject, ObjectId, RefusedGroup, Result};
+use crate::options::{CreateOptions, OpenOptions, Profile};
+use crate::superblock::Superblock;
+use crate::{Error, Group, NewObject, ObjectId, RefusedGroup, Result, Ticket};
 
 pub use self::snapshot::Snapshot;
-
-/// Ticket of a submitted group. Tickets ascend with the groups, but groups that become durable
-/// together may share one. Tickets of an earlier opening are invalid.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
-pub struct Ticket(pub u64);
-
-/// Placement policy of a store.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum LayoutKind {
-    /// For disks with seeks: one log.
-    Log,
-    /// For flash: several streams, by lifetime.
-    Cow,
-    /// For buckets, where a request is slow and has a price.
-    Bucket,
-    /// A layout registered with this number: see [`crate::layout::register_layout`].
-    Other(u16),
-}
-
-impl fmt::Display for LayoutKind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Log => f.write_str("log"),
-            Self::Cow => f.write_str("cow"),
-            Self::Bucket => f.write_str("bucket"),
-            Self::Other(number) => write!(f, "number {number}"),
-        }
-    }
-}
-
-/// Layout and sizes of a store, derived from its disk.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Profile {
-    /// Layout.
-    pub layout: LayoutKind,
-    /// Unit of writes: their length and alignment; a power of two.
-    pub page_bytes: u32,
-    /// Length of a segment; a multiple of the page.
-    pub segment_bytes: u32,
-    /// Useful number of requests in flight.
-    pub queue_depth: u32,
-}
-
-/// Options of a new store.
-#[derive(Clone, Debug)]
-pub struct CreateOptions {
-    /// Layout and its sizes.
-    pub profile: Profile,
-    /// Random id that distinguishes stores.
-    pub id: u128,
-}
-
-/// Options for opening a store.
-#[derive(Clone, Debug)]
-pub struct OpenOptions {
-    /// Memory of the cache, in bytes. Changes since the last checkpoint need a few MB more.
-    pub cache_bytes: u64,
-    /// True to write nothing and refuse groups.
-    pub read_only: bool,
-}
-
-impl Default for OpenOptions {
-    fn default() -> Self {
-        Self { cache_bytes: 64 << 20, read_only: false }
-    }
-}
 
 /// Sizes and counts of a store.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -135,6 +70,9 @@ pub struct Store {
     /// Held by operations that change parents of objects.
     pub(crate) lineage: Mutex<()>,
 }
+
+/// Object id of an open disk: each request holds a read lock on it.
+pub(crate) type CurrentObject = RwLock<ObjectId>;
 
 /// State of the flush that waiters share.
 #[derive(Debug, Default)]
@@ -181,7 +119,7 @@ impl Store {
     /// # Errors
     /// [`Error::NotAStore`], or errors of the disk.
     pub fn read_profile(disk: &dyn Disk) -> Result<(u64, Profile)> {
-        let (superblock, _) = crate::recovery::superblock::Superblock::find_newest(disk)?;
+        let (superblock, _) = Superblock::find_newest(disk)?;
         Ok((superblock.geometry.disk_bytes, superblock.profile))
     }
 
@@ -189,7 +127,7 @@ impl Store {
     pub fn new_object(&self) -> NewObject {
         let mut core = self.core.write();
         let id = ObjectId(core.next_id);
-        core.next_id += 1;
+        core.next_id = core.next_id.saturating_add(1);
         NewObject(id)
     }
 
@@ -249,7 +187,7 @@ impl Store {
                 if core.log.sent.durable >= ticket.0 {
                     return Ok(());
                 }
-                if ticket.0 > core.log.batch.seq - u64::from(core.log.is_batch_empty()) {
+                if ticket.0 > core.log.newest_commit() {
                     return Err(Error::Misuse("a ticket that was never given out"));
                 }
                 if let Some(error) = &core.stopped {

@@ -4,7 +4,8 @@
 use std::sync::Arc;
 
 use draconis_device::{Disk, MemoryDisk};
-use draconis_objects::layout::{Layout, PayloadKind, StoreDimensions, conform, register_layout};
+use draconis_objects::conform;
+use draconis_objects::layout::{Layout, PayloadKind, StoreDimensions, register_layout};
 use draconis_objects::{CreateOptions, Error, LayoutKind, OpenOptions, Profile, Store};
 
 #[allow(dead_code, reason = "its main is for those who run it")]

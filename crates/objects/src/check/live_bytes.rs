@@ -2,7 +2,7 @@
 
 use super::Checker;
 use super::report::{DamageKind, new_finding};
-use crate::space::segment::SegmentState;
+use crate::segment_table::SegmentState;
 
 impl Checker<'_> {
     pub(super) fn compare_live_bytes(&mut self) {

@@ -3,7 +3,7 @@
     clippy::arithmetic_side_effects,
     clippy::cast_possible_truncation,
     clippy::indexing_slicing,
-    reason = "only payloads that `Geometry::holds` are kept, and requests cover what they bring"
+    reason = "only payloads that `Geometry::contains` are kept, and requests cover what they bring"
 )]
 
 use std::collections::VecDeque;

@@ -7,8 +7,8 @@ use super::*;
 use crate::entry::{Entry, Key, ObjectRecord, PayloadRef, extent_key, object_key, value_key};
 use crate::index::tree::{Child, InnerNode, Node, NodeSource};
 use crate::kv::{Batch, Kv};
-use crate::maintenance::MissPolicy;
-use crate::recovery::superblock::Superblock;
+use crate::required_io::MissPolicy;
+use crate::superblock::Superblock;
 use crate::{CreateOptions, Group, LayoutKind, LifetimeHint, ObjectId, Profile};
 
 const LONG_VALUE_BYTES: usize = 200_000;

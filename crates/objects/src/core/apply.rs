@@ -2,7 +2,6 @@
 #![allow(
     clippy::arithmetic_side_effects,
     clippy::cast_possible_truncation,
-    clippy::indexing_slicing,
     reason = "places in a group of this process's own, which was looked at before"
 )]
 
@@ -27,11 +26,11 @@ impl Core {
                 }
                 GroupOp::Write { id, at, from, len } => {
                     let record = self.object_record(id)?;
-                    self.write(id, record, at, &group.bytes[from..from + len])?;
+                    self.write(id, record, at, group.bytes_at(from, len))?;
                 }
                 GroupOp::Append { id, from, len } => {
                     let record = self.object_record(id)?;
-                    self.write(id, record, record.len, &group.bytes[from..from + len])?;
+                    self.write(id, record, record.len, group.bytes_at(from, len))?;
                 }
                 GroupOp::Truncate { id, len } => {
                     let record = self.object_record(id)?;
@@ -49,22 +48,22 @@ impl Core {
                 }
                 GroupOp::Name { name, name_len, id } => {
                     self.object_record(id)?;
-                    let key = name_key(&group.bytes[name..name + name_len]);
+                    let key = name_key(group.bytes_at(name, name_len));
                     self.put_entry(key, Entry::for_name(id))?;
                 }
                 GroupOp::Unname { name, name_len } => {
-                    let key = name_key(&group.bytes[name..name + name_len]);
+                    let key = name_key(group.bytes_at(name, name_len));
                     if self.levels.index().get(&*self.log.io, &key)?.is_some() {
                         self.put_entry(key, Entry::Tombstone)?;
                     }
                 }
                 GroupOp::Delete { id } => self.delete_object(id)?,
                 GroupOp::Put { key, key_len, value, value_len } => {
-                    let key = &group.bytes[key..key + key_len];
-                    self.put_value(key, &group.bytes[value..value + value_len])?;
+                    let key = group.bytes_at(key, key_len);
+                    self.put_value(key, group.bytes_at(value, value_len))?;
                 }
                 GroupOp::Remove { key, key_len } => {
-                    let key = value_key(&group.bytes[key..key + key_len]);
+                    let key = value_key(group.bytes_at(key, key_len));
                     self.remove_key(key)?;
                 }
             }
@@ -141,7 +140,7 @@ impl Core {
             return self.levels.put_payload(&mut self.log, key, value, (kind, None));
         }
         let id = ObjectId(self.next_id);
-        self.next_id += 1;
+        self.next_id = self.next_id.saturating_add(1);
         let record = ObjectRecord { is_value: true, ..ObjectRecord::new(LifetimeHint::Unknown) };
         self.write(id, record, 0, value)?;
         self.value_objects += 1;

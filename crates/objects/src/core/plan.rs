@@ -1,9 +1,4 @@
 //! Plans a group: checks what it needs before any of it is applied.
-#![allow(
-    clippy::arithmetic_side_effects,
-    clippy::indexing_slicing,
-    reason = "lengths of what is in memory, and places in it"
-)]
 
 use std::collections::HashMap;
 
@@ -13,8 +8,8 @@ use crate::entry::{
 };
 use crate::group::GroupOp;
 use crate::index::tree::NodeSource;
-use crate::index::view::Index;
-use crate::maintenance::{MissPolicy, RequiredIo};
+use crate::index::view::{DEPTH_MAX, Index};
+use crate::required_io::{MissPolicy, RequiredIo};
 use crate::{Error, Group, ObjectId, Result};
 
 fn check_name(len: usize) -> Result<()> {
@@ -66,10 +61,16 @@ impl GroupPlan {
         }
     }
 
-    fn add_payload_space(&mut self, len: usize, per_piece: usize, payload_max: usize) {
-        let pieces = len.div_ceil(CHECKSUM_BLOCK_BYTES as usize) + 1;
-        let payloads = len.div_ceil(payload_max) + 1;
-        self.needed_bytes += (len + pieces * per_piece + payloads * 96) as u64;
+    fn add_space(&mut self, bytes: usize) {
+        self.needed_bytes = self.needed_bytes.saturating_add(bytes as u64);
+    }
+
+    fn add_payload_space(&mut self, len: usize, payload_max: usize) {
+        let sums = len.div_ceil(CHECKSUM_BLOCK_BYTES as usize).saturating_add(1);
+        let payloads = len.div_ceil(payload_max).saturating_add(1);
+        self.add_space(len);
+        self.add_space(sums.saturating_mul(8));
+        self.add_space(payloads.saturating_mul(96));
     }
 }
 
@@ -78,9 +79,8 @@ impl Core {
     pub(super) fn plan(&self, group: &Group, nodes: &dyn NodeSource) -> Result<GroupPlan> {
         let mut plan = GroupPlan::default();
         let index = self.levels.index();
-        let per_piece = 8;
         for op in &group.ops {
-            plan.needed_bytes += 96;
+            plan.add_space(96);
             match *op {
                 GroupOp::Create { id, hint } => {
                     plan.objects.insert(id, Some(ObjectRecord::new(hint)));
@@ -98,7 +98,7 @@ impl Core {
                         .filter(|&end| end < u64::MAX)
                         .ok_or(Error::Misuse("an object that would be too long"))?;
                     record.len = record.len.max(end);
-                    plan.add_payload_space(len, per_piece, self.log.payload_max());
+                    plan.add_payload_space(len, self.log.payload_max());
                 }
                 GroupOp::Append { id, len, .. } => {
                     let record = plan.mutable_object(&index, nodes, id)?;
@@ -107,7 +107,7 @@ impl Core {
                         .checked_add(len as u64)
                         .filter(|&end| end < u64::MAX)
                         .ok_or(Error::Misuse("an object that would be too long"))?;
-                    plan.add_payload_space(len, per_piece, self.log.payload_max());
+                    plan.add_payload_space(len, self.log.payload_max());
                 }
                 GroupOp::Truncate { id, len } => {
                     let record = plan.mutable_object(&index, nodes, id)?;
@@ -124,12 +124,12 @@ impl Core {
                 GroupOp::Name { name_len, id, .. } => {
                     check_name(name_len)?;
                     plan.cached_record(&index, nodes, id)?;
-                    plan.needed_bytes += name_len as u64 * 2;
+                    plan.add_space(name_len.saturating_mul(2));
                 }
                 GroupOp::Unname { name, name_len } => {
                     check_name(name_len)?;
-                    index.get(nodes, &name_key(&group.bytes[name..name + name_len]))?;
-                    plan.needed_bytes += name_len as u64 * 2;
+                    index.get(nodes, &name_key(group.bytes_at(name, name_len)))?;
+                    plan.add_space(name_len.saturating_mul(2));
                     plan.only_frees = true;
                 }
                 GroupOp::Delete { id } => {
@@ -147,12 +147,12 @@ impl Core {
                 }
                 GroupOp::Put { key_len, value_len, .. } => {
                     self.check_key(key_len)?;
-                    plan.needed_bytes += key_len as u64 * 2;
-                    plan.add_payload_space(value_len, per_piece, self.log.payload_max());
+                    plan.add_space(key_len.saturating_mul(2));
+                    plan.add_payload_space(value_len, self.log.payload_max());
                 }
                 GroupOp::Remove { key_len, .. } => {
                     self.check_key(key_len)?;
-                    plan.needed_bytes += key_len as u64 * 2;
+                    plan.add_space(key_len.saturating_mul(2));
                     plan.only_frees = true;
                 }
             }
@@ -170,6 +170,18 @@ impl Core {
                 )
             });
         Ok(plan)
+    }
+
+    /// Returns an error if an object has too many ancestors for another child.
+    fn check_fork_depth(&self, id: ObjectId, nodes: &dyn NodeSource) -> Result<()> {
+        let index = self.levels.index();
+        let mut below = Some(id);
+        for _ in 1..DEPTH_MAX {
+            let Some(id) = below else { return Ok(()) };
+            // A missing object is created by the same group, or refused there.
+            below = index.object(nodes, id)?.and_then(|record| record.parent);
+        }
+        Err(Error::Misuse("a thousand objects are over each other: remove snapshots"))
     }
 
     fn check_key(&self, len: usize) -> Result<()> {
@@ -196,7 +208,7 @@ impl Core {
         };
         let asked = group.ops.iter().filter_map(key_of);
         let mut keys: Vec<Key> =
-            asked.map(|(key, len)| value_key(&group.bytes[key..key + len])).collect();
+            asked.map(|(key, len)| value_key(group.bytes_at(key, len))).collect();
         keys.sort_unstable();
         let is_known = |key: &Key| self.levels.get_in_memory(key).is_some();
         self.levels.prefetch_leaves(&self.log, keys.iter(), is_known, patience)

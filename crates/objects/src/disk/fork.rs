@@ -13,7 +13,7 @@
 //! same bytes as before.
 #![allow(
     clippy::arithmetic_side_effects,
-    reason = "offsets of entries were held against `fits`, so their ends do not overflow"
+    reason = "`is_valid_for_key` bounds decoded entries, so their ends do not overflow"
 )]
 
 use std::ops::ControlFlow;
@@ -21,7 +21,7 @@ use std::ops::ControlFlow;
 use crate::core::Core;
 use crate::entry::{Entry, ObjectRecord, PayloadRef, extent_key, object_key};
 use crate::index::tree::NodeSource;
-use crate::index::view::{DEPTH_MAX, Index};
+use crate::index::view::Index;
 use crate::{Error, ObjectId, Result};
 
 /// Bytes and entries that one group moves at most.
@@ -40,31 +40,7 @@ pub(crate) enum JoinTarget {
     Parent,
 }
 
-impl ObjectRecord {
-    /// Returns a record for a child of this object, which is `id`.
-    pub fn fork_child(&mut self, id: ObjectId) -> Result<Self> {
-        if self.is_value || self.is_pending_delete {
-            return Err(Error::Misuse("a value of a key, or what was removed, is not forked"));
-        }
-        self.children =
-            self.children.checked_add(1).ok_or(Error::Misuse("too many objects over one"))?;
-        Ok(Self { len: self.len, parent: Some(id), ..Self::new(self.hint) })
-    }
-}
-
 impl Core {
-    /// Returns an error if an object has too many ancestors for another child.
-    pub fn check_fork_depth(&self, id: ObjectId, nodes: &dyn NodeSource) -> Result<()> {
-        let index = self.levels.index();
-        let mut below = Some(id);
-        for _ in 1..DEPTH_MAX {
-            let Some(id) = below else { return Ok(()) };
-            // A missing object is created by the same group, or refused there.
-            below = index.object(nodes, id)?.and_then(|record| record.parent);
-        }
-        Err(Error::Misuse("a thousand objects are over each other: remove snapshots"))
-    }
-
     /// Frees the extents of `parent`, from byte `at` on, that its only child hides. Returns the
     /// offset to continue at.
     pub fn free_hidden_extents(

@@ -18,9 +18,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use crate::disk::CurrentObject;
 use crate::disk::fork::{JoinTarget, count_own_bytes};
 use crate::entry::ObjectRecord;
+use crate::store::CurrentObject;
 use crate::{Error, Group, ObjectDisk, ObjectId, Result, Store};
 
 /// Separator between the name of a disk and that of its snapshot.

@@ -6,7 +6,7 @@
     clippy::arithmetic_side_effects,
     clippy::cast_possible_truncation,
     clippy::indexing_slicing,
-    reason = "entries were held against `fits` when they were decoded, so their ends do not overflow, and bits are masked"
+    reason = "`is_valid_for_key` bounds decoded entries, so their ends do not overflow, and bits are masked"
 )]
 
 use crate::ObjectId;

@@ -4,7 +4,7 @@
 #![allow(
     clippy::arithmetic_side_effects,
     clippy::indexing_slicing,
-    reason = "entries were held against `fits` when they were decoded, so their ends do not overflow"
+    reason = "`is_valid_for_key` bounds decoded entries, so their ends do not overflow"
 )]
 
 use std::cmp::Ordering;

@@ -17,8 +17,8 @@ use draconis_device::{Group, Ticket, Write};
 use draconis_exchange::heap::{Block, PrivateBuffer};
 
 use super::LogWriter;
-use crate::log::frame::{FrameHeader, SealedFrame};
-use crate::maintenance::CompletedIo;
+use crate::frame::{FrameHeader, SealedFrame};
+use crate::required_io::CompletedIo;
 use crate::test_hooks::{InjectedFault, barrier_bytes, is_fault_injected};
 use crate::{Error, Result};
 
@@ -41,6 +41,10 @@ impl OpenCommit {
     /// Creates an empty commit.
     pub fn with_seq(seq: u64) -> Self {
         Self { seq, ..Self::default() }
+    }
+
+    pub(super) fn add_bytes(&mut self, bytes: usize) {
+        self.bytes += bytes;
     }
 
     pub(super) fn next_order(&mut self) -> u64 {

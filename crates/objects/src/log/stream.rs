@@ -9,7 +9,7 @@
 )]
 
 use super::LogWriter;
-use crate::log::frame::FrameBuilder;
+use crate::frame::FrameBuilder;
 use crate::{Error, Result};
 
 /// Position of a stream: segment, offset in it, next segment.

@@ -5,7 +5,7 @@ use draconis_testkit::sim::{Clock, SimDisk, Ssd, SsdParameters};
 use draconis_testkit::{Event, RecordDisk};
 
 use super::*;
-use crate::recovery::superblock::Geometry;
+use crate::superblock::Geometry;
 
 fn measure(disk: &Arc<SimDisk>) -> ProbeResults {
     let region = Extent::new(0, 48 << 20);

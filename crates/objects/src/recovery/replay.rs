@@ -10,14 +10,14 @@ use std::collections::{BTreeMap, HashSet};
 use draconis_exchange::heap::PrivateBuffer;
 
 use crate::Result;
+use crate::checkpoint_record::CheckpointRecord;
 use crate::codec::{to_u32_saturating, to_usize_saturating};
 use crate::core::Core;
 use crate::entry::{DecodedKey, Entry, Key, decode_key};
+use crate::frame::summary::{SummaryItem, SummaryItems};
+use crate::frame::{FrameHeader, HEADER_BYTES, missing_frame_error};
 use crate::log::StreamPosition;
-use crate::log::frame::{FrameHeader, HEADER_BYTES, missing_frame_error};
-use crate::log::summary::{SummaryItem, SummaryItems};
-use crate::recovery::checkpoint_record::CheckpointRecord;
-use crate::space::segment::SegmentState;
+use crate::segment_table::SegmentState;
 use crate::test_hooks::{InjectedFault, is_fault_injected};
 
 /// Search range after a hole for frames that declare its commits durable.

@@ -15,7 +15,8 @@ use crate::cached_disk::CachedNodes;
 use crate::core::Core;
 use crate::index::tree::{NodeMap, NodeSource};
 use crate::index::view::{Index, View};
-use crate::maintenance::{MaintenanceStep, MissPolicy, RequiredIo, WorkBudget};
+use crate::maintenance::WorkBudget;
+use crate::required_io::{MaintenanceStep, MissPolicy, RequiredIo};
 
 /// Retries before a miss is read under the lock: evictions and concurrent changes can defeat each
 /// retry.

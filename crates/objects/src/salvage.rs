@@ -16,8 +16,8 @@ use crate::entry::{
 };
 use crate::index::cursor::Cursor;
 use crate::index::view::View;
+use crate::options::OpenOptions;
 use crate::recovery::open_degraded;
-use crate::store::OpenOptions;
 use crate::{Error, Group, NewObject, ObjectId, Result, Store};
 
 /// Bytes of one group.

@@ -55,11 +55,12 @@ impl CheckpointRecord {
         let mut reader = Reader::new(bytes, at);
         let reader = &mut reader;
         let [seq, own_seq, clock, next_id, links] = [
+            reader.counter()?,
+            reader.counter()?,
+            reader.counter()?,
+            // Numbers of salvaged objects may be any.
             reader.varint()?,
-            reader.varint()?,
-            reader.varint()?,
-            reader.varint()?,
-            reader.varint()?,
+            reader.counter()?,
         ];
         let root = read_ptrs(reader)?.first().copied();
         let runs = (0..reader.varint_u32()?).map(|_| read_ptrs(reader)).collect::<Result<_>>()?;
@@ -107,5 +108,7 @@ mod tests {
         for len in 0..bytes.len() {
             assert!(CheckpointRecord::decode(&bytes[..len], 0).is_err());
         }
+        let overflowing = CheckpointRecord { seq: u64::MAX, ..CheckpointRecord::default() };
+        assert!(CheckpointRecord::decode(&overflowing.encode(), 0).is_err());
     }
 }

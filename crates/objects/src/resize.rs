@@ -20,10 +20,10 @@ use std::sync::Arc;
 use draconis_device::Disk;
 
 use crate::core::Core;
-use crate::maintenance::MissPolicy;
-use crate::recovery::superblock::Geometry;
-use crate::space::segment::SegmentState;
-use crate::store::OpenOptions;
+use crate::options::OpenOptions;
+use crate::required_io::MissPolicy;
+use crate::segment_table::SegmentState;
+use crate::superblock::Geometry;
 use crate::{Error, Result, Store};
 
 /// Segments that are cleaned between checkpoints to free some.
@@ -117,7 +117,7 @@ impl Core {
                 .saturating_sub(self.checkpoint_segments() + 1)
                 .min(SEGMENTS_CLEARED_PER_CHECKPOINT);
             let below = self.log.segments.all[..end as usize].iter().zip(0..);
-            let mut closed: Vec<(i64, u32)> = below
+            let mut closed: Vec<(u64, u32)> = below
                 .filter(|(it, _)| it.state == SegmentState::Closed && it.live > 0 && !it.is_bad)
                 .map(|(it, number)| (it.rewrite_bytes(), number))
                 .collect();
@@ -149,7 +149,7 @@ impl Core {
             );
         }
         self.finish_cleaning()?;
-        let _ = self.begin_cleaning(number, MissPolicy::Block)?;
+        let _ = self.cleaner.begin(&mut self.log, number, MissPolicy::Block)?;
         self.finish_cleaning()
     }
 }

@@ -13,7 +13,7 @@
 use draconis_device::{Disk, Extent, Urgency};
 use draconis_exchange::heap::Block;
 
-use crate::codec::{Checksummer, Reader, to_usize_saturating};
+use crate::codec::{COUNTER_END, Checksummer, Reader, to_usize_saturating};
 use crate::index::tree::BlockPtr;
 use crate::layout::{layout_kind_of, layout_number};
 use crate::test_hooks::{InjectedFault, is_fault_injected};
@@ -227,6 +227,9 @@ impl Superblock {
                 "the store was made for {made_for} bytes, the disk has {disk_bytes}"
             )));
         }
+        if [generation, incarnation, log_incarnation].iter().any(|count| *count >= COUNTER_END) {
+            return Err(Error::Corrupt { what: "a superblock's counters", at_bytes: at });
+        }
         let wrong = Error::Corrupt { what: "a superblock's sizes", at_bytes: at };
         let mut geometry = Geometry::for_disk(&profile, made_for).map_err(|_| wrong.clone())?;
         // Segments keep their start from creation on, whatever the size is now.
@@ -382,6 +385,14 @@ mod tests {
         zeros.iter_mut().for_each(|write| write.block = Block::private(4096));
         disk.submit(Group { writes: zeros }, &[]).unwrap();
         assert_eq!(Superblock::find_newest(&disk).unwrap().0.generation, 5);
+    }
+
+    #[test]
+    fn overflowing_generation_is_refused() {
+        let disk = MemoryDisk::new(vec![0; 1 << 20], 512);
+        let superblock = Superblock { generation: u64::MAX, ..superblock(1 << 20) };
+        disk.submit(Group { writes: superblock.copy_writes(0) }, &[]).unwrap();
+        assert!(matches!(Superblock::find_newest(&disk), Err(Error::Corrupt { .. })));
     }
 
     #[test]

@@ -290,7 +290,7 @@ mod tests {
             })
             .collect();
         assert!(
-            encode_items(&pairs).len() <= 4096 - crate::log::frame::HEADER_BYTES,
+            encode_items(&pairs).len() <= 4096 - crate::frame::HEADER_BYTES,
             "{}",
             encode_items(&pairs).len()
         );

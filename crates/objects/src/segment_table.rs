@@ -15,7 +15,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use crate::codec::{Reader, put_varint, to_u32_saturating};
 use crate::entry::PayloadRef;
 use crate::index::tree::BlockPtr;
-use crate::recovery::superblock::Geometry;
+use crate::superblock::Geometry;
 use crate::{Error, Result};
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -70,21 +70,20 @@ pub(crate) struct SegmentTable {
     free: BTreeSet<u32>,
     /// Segments from here on will be removed and are not opened.
     pub end: u32,
-    /// Sum of [`Segment::held`] over all.
+    /// Sum of [`Segment::rewrite_bytes`] over all.
     held: i64,
 }
 
 impl Segment {
     /// Returns the bytes that cleaning would write again: live bytes, with their share of headers,
     /// summaries and gaps, which dominate for short values.
-    pub fn rewrite_bytes(&self) -> i64 {
+    pub fn rewrite_bytes(&self) -> u64 {
+        let (live, used) = (self.live.max(0).unsigned_abs(), u64::from(self.used));
         let is_full = self.state == SegmentState::Closed && self.stamped > 0;
-        if !is_full || u64::from(self.used) <= self.stamped {
-            return self.live.max(0);
+        if !is_full || used <= self.stamped {
+            return live;
         }
-        let of_used = self.live.max(0).saturating_mul(i64::from(self.used));
-        let stamped = i64::try_from(self.stamped).unwrap_or(i64::MAX);
-        of_used.checked_div(stamped).unwrap_or(0).min(i64::from(self.used))
+        live.saturating_mul(used).checked_div(self.stamped).unwrap_or(0).min(used)
     }
 }
 
@@ -99,7 +98,7 @@ impl SegmentTable {
         }
     }
 
-    /// Returns the bytes held by all segments; see [`Segment::held`].
+    /// Returns the bytes held by all segments; see [`Segment::rewrite_bytes`].
     pub fn total_rewrite_bytes(&self) -> u64 {
         self.held.max(0).unsigned_abs()
     }
@@ -175,7 +174,8 @@ impl SegmentTable {
         if let Some(segment) = self.all.get_mut(segment as usize) {
             let before = segment.rewrite_bytes();
             change(segment);
-            self.held = self.held.saturating_add(segment.rewrite_bytes()).saturating_sub(before);
+            let held = self.held.saturating_add_unsigned(segment.rewrite_bytes());
+            self.held = held.saturating_sub_unsigned(before);
         }
     }
 

@@ -6,7 +6,6 @@
 #![allow(
     clippy::arithmetic_side_effects,
     clippy::cast_possible_truncation,
-    clippy::cast_sign_loss,
     clippy::indexing_slicing,
     reason = "sequence numbers, counts and places are this process's own; what was decoded was bounded there"
 )]
@@ -18,17 +17,15 @@ use std::sync::Arc;
 use parking_lot::{Mutex, MutexGuard};
 
 use crate::cached_disk::CachedDisk;
-use crate::core::Core;
 use crate::entry::{Entry, Key, PayloadRef};
-use crate::index::Levels;
+use crate::frame::summary::{SummaryItem, SummaryItems};
+use crate::frame::{FrameHeader, HEADER_BYTES};
 use crate::index::tree::{BlockPtr, Node};
 use crate::layout::PayloadKind;
+use crate::levels::Levels;
 use crate::log::LogWriter;
-use crate::log::frame::{FrameHeader, HEADER_BYTES};
-use crate::log::summary::{SummaryItem, SummaryItems};
-use crate::maintenance::{MaintenanceStep, MissPolicy, RequiredIo, with_miss_policy};
-use crate::space::segment::{Segment, SegmentState};
-use crate::space::segment_reader::SegmentReader;
+use crate::required_io::{MaintenanceStep, MissPolicy, RequiredIo, with_miss_policy};
+use crate::segment_reader::SegmentReader;
 use crate::test_hooks::{InjectedFault, is_fault_injected};
 use crate::{Error, Result};
 
@@ -109,8 +106,51 @@ impl Cleaner {
         waits.then(|| RequiredIo::Bytes(cleaning.reading.clone(), cleaning.needed))
     }
 
+    /// Begins to clean a segment.
+    pub fn begin(
+        &mut self,
+        log: &mut LogWriter,
+        number: u32,
+        patience: MissPolicy,
+    ) -> Result<MaintenanceStep> {
+        let geometry = log.segments.geometry;
+        let len = u64::from(geometry.segment_bytes);
+        let segment = log.segments.all[number as usize];
+        if segment.last_seq == log.batch.seq {
+            // Its last frames were not submitted yet.
+            log.commit()?;
+        }
+        if let Some(ticket) = log.sent.invisible_ticket(segment.last_seq) {
+            if patience == MissPolicy::Defer {
+                return Ok(MaintenanceStep::Break(RequiredIo::Settled(ticket)));
+            }
+            log.io.disk.wait_visible(ticket)?;
+        }
+        let live = segment.rewrite_bytes();
+        let layout = &log.layout;
+        // With few live bytes the cleaner skips the gaps between them.
+        let is_dense = live * layout.sparse_read_ratio() > u64::from(segment.used);
+        let depth = if is_dense { layout.cleaner_reads_ahead() } else { 0 };
+        let start = geometry.start_of(number);
+        let window = layout.cleaner_read_bytes();
+        let reading = SegmentReader::new(&log.io, start, segment.used, window, depth);
+        self.cleaning = Some(SegmentCleaning {
+            segment: number,
+            start,
+            reading: Arc::new(Mutex::new(reading)),
+            needed: start + 1,
+            is_whole: is_dense && window >= layout.frame_bytes(),
+            pos: 0,
+            used: segment.used,
+            dead: len.saturating_sub(live).max(len / 32),
+            stamp: segment.stamp,
+            candidates: vec![],
+        });
+        Ok(MaintenanceStep::Continue(0))
+    }
+
     /// Processes the next item of the segment; returns its bytes.
-    fn step(
+    pub fn step(
         &mut self,
         log: &mut LogWriter,
         levels: &mut Levels,
@@ -294,102 +334,5 @@ impl SegmentCleaning {
             }
         }
         Ok(MoveResult::Done)
-    }
-}
-
-impl Core {
-    /// Returns the number of segments that are free after one or two checkpoints.
-    pub fn segments_awaiting_checkpoint(&self) -> usize {
-        let emptied = self.checkpoints.written.as_ref().map_or(0, |written| written.emptied.len());
-        emptied + self.cleaner.since.len() + self.cleaner.before.len()
-    }
-
-    /// Returns true if a segment only waits for a checkpoint.
-    fn is_cleaned(&self, segment: u32) -> bool {
-        let written = self.checkpoints.written.as_ref().map(|written| &written.cleaned);
-        [Some(&self.cleaner.since), Some(&self.cleaner.before), written]
-            .into_iter()
-            .flatten()
-            .any(|cleaned| cleaned.contains(&segment))
-    }
-
-    /// Returns the segment with the largest benefit, if there is one: of all, or without index
-    /// segments that still have many live bytes.
-    fn find_best_segment(&self, all: bool) -> Option<u32> {
-        let len = u64::from(self.log.segments.geometry.segment_bytes);
-        let worth = |(number, segment): (u32, &Segment)| {
-            let used = segment.rewrite_bytes() as u64;
-            let is_candidate = segment.state == SegmentState::Closed
-                && number < self.log.segments.end
-                && !segment.is_bad
-                && segment.live > 0
-                && (all || !segment.is_index || used < len / 16)
-                && !self.is_cleaned(number);
-            let age = self.log.clock.saturating_sub(segment.closed).max(1);
-            (is_candidate && used < len - len / 64)
-                .then(|| (self.log.layout.cleaning_benefit(used, len, age), number))
-        };
-        let worths = (0..).zip(&self.log.segments.all).filter_map(worth);
-        Some(worths.max_by(|(a, _), (b, _)| a.total_cmp(b))?.1)
-    }
-
-    /// Returns the segment that is best to clean, if there is one.
-    pub fn best_to_clean(&self) -> Option<u32> {
-        // A merge rewrites leaves in the order of their addresses: it empties their segments, and
-        // the half-emptied one would look best.
-        let all = self.levels.tree_merge.is_none()
-            || self.log.segments.free_segments() <= self.unusable_segments();
-        self.find_best_segment(all).or_else(|| self.find_best_segment(true))
-    }
-
-    /// Begins to clean a segment.
-    pub fn begin_cleaning(&mut self, number: u32, patience: MissPolicy) -> Result<MaintenanceStep> {
-        let geometry = self.log.segments.geometry;
-        let len = u64::from(geometry.segment_bytes);
-        let segment = self.log.segments.all[number as usize];
-        if segment.last_seq == self.log.batch.seq {
-            // Its last frames were not submitted yet.
-            self.log.commit()?;
-        }
-        if let Some(ticket) = self.log.sent.invisible_ticket(segment.last_seq) {
-            if patience == MissPolicy::Defer {
-                return Ok(MaintenanceStep::Break(RequiredIo::Settled(ticket)));
-            }
-            self.log.io.disk.wait_visible(ticket)?;
-        }
-        let live = segment.rewrite_bytes() as u64;
-        let layout = &self.log.layout;
-        // With few live bytes the cleaner skips the gaps between them.
-        let is_dense = live * layout.sparse_read_ratio() > u64::from(segment.used);
-        let depth = if is_dense { layout.cleaner_reads_ahead() } else { 0 };
-        let start = geometry.start_of(number);
-        let window = layout.cleaner_read_bytes();
-        let reading = SegmentReader::new(&self.log.io, start, segment.used, window, depth);
-        self.cleaner.cleaning = Some(SegmentCleaning {
-            segment: number,
-            start,
-            reading: Arc::new(Mutex::new(reading)),
-            needed: start + 1,
-            is_whole: is_dense && window >= layout.frame_bytes(),
-            pos: 0,
-            used: segment.used,
-            dead: len.saturating_sub(live).max(len / 32),
-            stamp: segment.stamp,
-            candidates: vec![],
-        });
-        Ok(MaintenanceStep::Continue(0))
-    }
-
-    /// Does the next step of cleaning.
-    pub fn cleaning_step(&mut self, patience: MissPolicy) -> Result<MaintenanceStep> {
-        self.cleaner.step(&mut self.log, &mut self.levels, patience)
-    }
-
-    /// Finishes cleaning the current segment.
-    pub fn finish_cleaning(&mut self) -> Result<()> {
-        while self.cleaner.cleaning.is_some() {
-            let _ = self.cleaning_step(MissPolicy::Block)?;
-        }
-        Ok(())
     }
 }

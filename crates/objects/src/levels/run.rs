@@ -5,11 +5,6 @@
 //! ```
 //!
 //! Law: a run is accounted: the older entries it hides in runs and the tree are dead.
-#![allow(
-    clippy::arithmetic_side_effects,
-    clippy::indexing_slicing,
-    reason = "lengths of what is in memory; what was decoded was bounded there"
-)]
 
 use std::sync::Arc;
 
@@ -45,12 +40,13 @@ impl ChunkWriter {
     pub fn encode_new_pairs(&mut self, log: &mut LogWriter, pairs: &[(Key, Entry)]) -> Result<()> {
         let limit = log.layout.chunk_bytes();
         let mut pair = vec![];
-        for (key, entry) in &pairs[self.taken..] {
+        for (key, entry) in pairs.get(self.taken..).unwrap_or_default() {
             pair.clear();
             put_key_delta(&mut pair, &self.last, key);
             entry.encode(&mut pair);
-            let len = self.bytes.len() + pair.len();
-            let is_full = len > limit || self.keys_bytes + key.len() > decoded_len_max(len);
+            let len = self.bytes.len().saturating_add(pair.len());
+            let is_full =
+                len > limit || self.keys_bytes.saturating_add(key.len()) > decoded_len_max(len);
             if !self.bytes.is_empty() && is_full {
                 self.flush_chunk(log)?;
                 pair.clear();
@@ -59,7 +55,7 @@ impl ChunkWriter {
             }
             self.bytes.extend_from_slice(&pair);
             self.last.clone_from(key);
-            self.keys_bytes += key.len();
+            self.keys_bytes = self.keys_bytes.saturating_add(key.len());
         }
         self.taken = pairs.len();
         Ok(())

@@ -14,27 +14,23 @@
 //! store opened from it knows no others.
 //! Law 3: segments that a checkpoint frees are reusable once it is durable and no reader uses their
 //! old contents.
-#![allow(
-    clippy::arithmetic_side_effects,
-    reason = "sequence numbers, counts and places are this process's own; what was decoded was bounded there"
-)]
 
 use std::collections::{HashSet, VecDeque};
 use std::sync::Arc;
 
 use draconis_device::{Extent, Group as DiskGroup, Ticket as DiskTicket};
 
+use crate::checkpoint_record::CheckpointRecord;
 use crate::core::Core;
 use crate::index::memtable::ImmutableMemtable;
-use crate::index::memtable_flush::PREFETCHED_PAIRS;
-use crate::index::run::ChunkWriter;
 use crate::index::tree::BlockPtr;
 use crate::index::view::ReaderPin;
 use crate::layout::PayloadKind;
+use crate::levels::flush::PREFETCHED_PAIRS;
+use crate::levels::run::ChunkWriter;
 use crate::log::{LogWriter, StreamPosition};
-use crate::maintenance::{MaintenanceStep, MissPolicy, RequiredIo};
-use crate::recovery::checkpoint_record::CheckpointRecord;
-use crate::recovery::superblock::Superblock;
+use crate::required_io::{MaintenanceStep, MissPolicy, RequiredIo};
+use crate::superblock::Superblock;
 use crate::test_hooks::{InjectedFault, is_fault_injected};
 use crate::{Error, Result};
 
@@ -71,7 +67,7 @@ impl Checkpoints {
 
     /// Writes all copies of the superblock after all earlier writes.
     pub fn write_superblock(&mut self, log: &mut LogWriter) -> Result<DiskTicket> {
-        self.superblock.generation += 1;
+        self.superblock.generation = self.superblock.generation.saturating_add(1);
         // The new end of the store has no superblock yet: until it has, the old ones count.
         self.write_superblock_copies(log, if self.is_resized { [1, 0] } else { [0, 1] })
     }
@@ -116,6 +112,17 @@ impl Core {
         Ok(())
     }
 
+    /// Accounts so many pairs, and writes the checkpoint once all are accounted.
+    pub fn flush_step(&mut self, pairs: usize, patience: MissPolicy) -> Result<MaintenanceStep> {
+        let step = self.levels.account_dead(&mut self.log, pairs, patience)?;
+        let Some(counting) = &mut self.levels.flush else { return Ok(step) };
+        if let MaintenanceStep::Continue(pairs) = step {
+            counting.debt.subtract_done(pairs);
+        }
+        counting.is_ready_to_finish = counting.is_done() && step.is_continue();
+        if counting.is_ready_to_finish { self.finish_checkpoint(patience) } else { Ok(step) }
+    }
+
     /// Writes the rest of the run, and the checkpoint record.
     pub fn finish_checkpoint(&mut self, patience: MissPolicy) -> Result<MaintenanceStep> {
         if let Some(need) = self.complete_checkpoint(patience)? {
@@ -133,7 +140,7 @@ impl Core {
     pub fn write_replayed_image(&mut self) -> Result<()> {
         self.log.segments.begin_checkpoint();
         let places = self.log.positions();
-        let seq = self.log.batch.seq - 1;
+        let seq = self.log.newest_commit();
         let pairs = self.levels.active.map.iter().map(|(key, entry)| (key.clone(), entry.clone()));
         let layer = ImmutableMemtable::new(pairs.collect(), 0);
         let mut chunks = ChunkWriter::default();
@@ -187,7 +194,7 @@ impl Core {
         let cleaned = std::mem::take(&mut self.cleaner.before);
         self.checkpoints.written =
             Some(SubmittedCheckpoint { ticket, emptied, cleaned, written_bytes });
-        log.counters.checkpoints += 1;
+        log.counters.checkpoints = log.counters.checkpoints.saturating_add(1);
         Ok(())
     }
 
@@ -248,7 +255,7 @@ impl Core {
         let age = self.reserve.log_bytes / 8;
         let is_old = self.checkpoints.written.as_ref().is_some_and(|written| {
             self.log.sent.durable_ticket >= Some(written.ticket)
-                || self.log.counters.written_bytes - written.written_bytes > age
+                || self.log.counters.written_bytes.saturating_sub(written.written_bytes) > age
         });
         if is_old {
             let need = self.complete_checkpoint(patience)?;

@@ -14,12 +14,14 @@
 //! Law 3: `durable` is true when the frame is: all commits up to it were durable before the frame
 //! was submitted. Only later commits can have holes after a power cut.
 
+pub(crate) mod summary;
+
 use draconis_exchange::heap::PrivateBuffer;
 
 use crate::Error;
 use crate::codec::{Checksummer, Reader};
 use crate::entry::Entry;
-use crate::log::summary::FrameSummary;
+use crate::frame::summary::FrameSummary;
 use crate::test_hooks::{InjectedFault, is_fault_injected};
 
 const MAGIC: u32 = u32::from_le_bytes(*b"DrFr");
@@ -128,7 +130,7 @@ pub(crate) struct FrameBuilder {
     clippy::arithmetic_side_effects,
     clippy::cast_possible_truncation,
     clippy::indexing_slicing,
-    reason = "builds in a buffer of its own: `holds` was asked before anything is put"
+    reason = "`has_space_for` is true of everything that is appended"
 )]
 impl FrameBuilder {
     /// Creates an empty frame of at most `capacity` bytes.
@@ -171,7 +173,7 @@ impl FrameBuilder {
     }
 
     /// Appends a payload, at a multiple of `align` if it is as long. The caller has checked that
-    /// the frame [holds](FrameBuilder::holds) it.
+    /// the frame [has space](FrameBuilder::has_space_for) for it.
     pub fn append_payload(&mut self, payload: &[u8], align: usize) -> u64 {
         if payload.len() >= align && !self.used.is_multiple_of(align) {
             let aligned = self.used.next_multiple_of(align);
@@ -202,8 +204,8 @@ impl FrameBuilder {
         self.bytes.get(from..from.checked_add(len)?).filter(|_| from + len <= self.used)
     }
 
-    /// Finishes the frame: appends the summary and pads to whole pages. [`SealedFrame::stamp`] adds
-    /// the header. The stream continues in `next_segment` after this segment.
+    /// Finishes the frame: appends the summary and pads to whole pages. [`SealedFrame::write_header`]
+    /// adds the header. The stream continues in `next_segment` after this segment.
     pub fn finish(mut self, page: usize, next_segment: u32) -> SealedFrame {
         let table_len = self.table.bytes.len();
         let table_at = if table_len <= self.gap.1 - self.gap.0 { self.gap.0 } else { self.used };
@@ -271,7 +273,7 @@ mod tests {
     use super::*;
     use crate::ObjectId;
     use crate::entry::{extent_key, value_key};
-    use crate::log::summary::SummaryItems;
+    use crate::frame::summary::SummaryItems;
 
     fn header(seq: u64) -> FrameHeader {
         FrameHeader {

@@ -2,13 +2,13 @@
 //!
 //! ```
 //! use draconis_objects::LayoutKind;
-//! use draconis_objects::layout::conform;
+//! use draconis_objects::conform;
 //!
 //! conform::check_all(LayoutKind::Log);
 //! ```
 //!
-//! A layout of another crate is registered first: see [`super::register_layout`]. A check panics with the
-//! failure. Guarantees at power cuts are not checked here: no layout can break them.
+//! A layout of another crate is registered first: see [`crate::layout::register_layout`]. A check
+//! panics with the failure. Guarantees at power cuts are not checked here: no layout can break them.
 #![allow(
     clippy::arithmetic_side_effects,
     clippy::cast_possible_truncation,
@@ -22,9 +22,9 @@ use std::sync::Arc;
 
 use draconis_device::{Disk, MemoryDisk, Random};
 
-use super::{PayloadKind, StoreDimensions};
 use crate::check::CheckOptions;
 use crate::kv::Kv;
+use crate::layout::{PayloadKind, StoreDimensions, check_layout_sizes, construct_layout};
 use crate::{
     CreateOptions, Error, Group, LayoutKind, LifetimeHint, ObjectId, OpenOptions, Profile, Store,
 };
@@ -63,8 +63,8 @@ fn check_sizes_are_consistent(kind: LayoutKind) {
         for segment_bytes in segments.filter(|&len| len >= page_bytes * 16) {
             for capacity_bytes in (8..=20).map(|bits| u64::from(segment_bytes) << bits) {
                 let site = StoreDimensions { page_bytes, segment_bytes, capacity_bytes };
-                let layout = unwrap_or_panic(super::construct_layout(kind, &site), "a layout");
-                if let Err(what) = super::check_layout_sizes(&*layout) {
+                let layout = unwrap_or_panic(construct_layout(kind, &site), "a layout");
+                if let Err(what) = check_layout_sizes(&*layout) {
                     panic!("{what}: {site:?}");
                 }
                 assert_eq!(*layout.dimensions(), site, "a layout is of another site");
@@ -81,7 +81,7 @@ fn check_cleaning_benefit_order(kind: LayoutKind) {
     let len = 1u64 << 20;
     let site =
         StoreDimensions { page_bytes: 4096, segment_bytes: 1 << 20, capacity_bytes: len << 10 };
-    let layout = unwrap_or_panic(super::construct_layout(kind, &site), "a layout");
+    let layout = unwrap_or_panic(construct_layout(kind, &site), "a layout");
     for age in [1, 1 << 12, 1 << 24, 1 << 40] {
         let worths: Vec<f64> =
             (0..=64).map(|part| layout.cleaning_benefit(part * len / 64, len, age)).collect();

@@ -1,9 +1,17 @@
-//! Levels of the index: memtables, runs and tree.
-#![allow(
-    clippy::arithmetic_side_effects,
-    clippy::indexing_slicing,
-    reason = "counts and places are this process's own; what was decoded was bounded there"
-)]
+//! Index of an open store: memtables over sorted runs over the tree.
+//!
+//! ```text
+//!   active ─ sealed ─▶ log layers ─ counted ─▶ runs ─ folded, merged ─▶ tree        newer hides older
+//! ```
+//!
+//! Law 1: live bytes are exactly those that the index refers to: entries refer to payloads, the
+//! tree to its nodes, runs to their chunks.
+//! Law 2: a replaced log entry is dead at once. A replaced run or tree entry is dead when the
+//! memtable flush accounts it, once.
+
+pub(crate) mod flush;
+pub(crate) mod merge;
+pub(crate) mod run;
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -12,15 +20,15 @@ use crate::Result;
 use crate::cached_disk::{CachedDisk, CachedNodes};
 use crate::entry::{Entry, Key, PayloadRef};
 use crate::index::memtable::{ImmutableMemtable, Memtable, SortedLookup};
-use crate::index::memtable_flush::MemtableFlush;
-use crate::index::merge::{RunCompaction, TreeMerge};
-use crate::index::run::SortedRun;
 use crate::index::tree::{BlockPtr, NodeSource, Tree};
 use crate::index::view::{Index, ReaderPin, View};
 use crate::layout::PayloadKind;
+use crate::levels::flush::MemtableFlush;
+use crate::levels::merge::{RunCompaction, TreeMerge};
+use crate::levels::run::SortedRun;
 use crate::log::LogWriter;
-use crate::maintenance::{MissPolicy, RequiredIo, with_miss_policy};
-use crate::space::segment::SegmentTable;
+use crate::required_io::{MissPolicy, RequiredIo, with_miss_policy};
+use crate::segment_table::SegmentTable;
 
 /// Memtables, runs and tree.
 #[derive(Default)]
@@ -71,7 +79,7 @@ impl Levels {
     pub fn run_memtables(&self) -> Vec<Arc<ImmutableMemtable>> {
         let merged = self.tree_merge.as_ref().map_or(0, |merging| merging.runs);
         let mut layers: Vec<Arc<ImmutableMemtable>> =
-            self.runs[merged..].iter().rev().filter_map(|run| run.layer.clone()).collect();
+            self.runs.iter().skip(merged).rev().filter_map(|run| run.layer.clone()).collect();
         layers.extend(self.tree_merge.iter().map(|merging| merging.layer.clone()));
         layers
     }
@@ -84,10 +92,10 @@ impl Levels {
         self.sealed_memtables.push(Arc::new(self.active.seal()));
         // Lookups search all memtables, so they are few: sizes double from new to old.
         while let [.., older, newer] = self.sealed_memtables.as_slice()
-            && (newer.pairs.len() * 2 >= older.pairs.len())
+            && newer.pairs.len() >= older.pairs.len().div_ceil(2)
         {
             let folded = merge_memtables(segments, newer, older);
-            self.sealed_memtables.truncate(self.sealed_memtables.len() - 2);
+            self.sealed_memtables.truncate(self.sealed_memtables.len().saturating_sub(2));
             self.sealed_memtables.push(Arc::new(folded));
         }
         self.publish_view();
@@ -114,7 +122,7 @@ impl Levels {
     /// Returns the number of keys in memtables and runs.
     pub fn pending_keys(&self) -> u64 {
         let layers: usize = self.view.layers.iter().map(|layer| layer.pairs.len()).sum();
-        (self.active.map.len() + layers) as u64
+        self.active.map.len().saturating_add(layers) as u64
     }
 
     /// Returns a key's entry in the memtables. Not for intervals.
@@ -201,12 +209,12 @@ impl Levels {
     pub fn unflushed_memtable_bytes(&self) -> usize {
         let counting = self.flush.iter().map(|counting| counting.layer.bytes);
         let layers = self.sealed_memtables.iter().map(|layer| layer.bytes).chain(counting);
-        self.active.bytes + layers.sum::<usize>()
+        self.active.bytes.saturating_add(layers.sum())
     }
 }
 
 /// Merges two memtables of the log.
-pub(crate) fn merge_memtables(
+fn merge_memtables(
     segments: &mut SegmentTable,
     newer: &Arc<ImmutableMemtable>,
     older: &Arc<ImmutableMemtable>,

@@ -17,8 +17,9 @@
 
 use crate::core::Core;
 use crate::layout::Layout;
-use crate::maintenance::MissPolicy;
-use crate::recovery::superblock::Geometry;
+use crate::required_io::MissPolicy;
+use crate::segment_table::{Segment, SegmentState};
+use crate::superblock::Geometry;
 use crate::{Error, Result};
 
 /// Checkpoints without a gain after which reclamation gives up.
@@ -300,10 +301,62 @@ impl Core {
         }
     }
 
+    /// Returns the number of segments that are free after one or two checkpoints.
+    pub fn segments_awaiting_checkpoint(&self) -> usize {
+        let emptied = self.checkpoints.written.as_ref().map_or(0, |written| written.emptied.len());
+        emptied + self.cleaner.since.len() + self.cleaner.before.len()
+    }
+
+    /// Returns true if a segment only waits for a checkpoint.
+    fn is_cleaned(&self, segment: u32) -> bool {
+        let written = self.checkpoints.written.as_ref().map(|written| &written.cleaned);
+        [Some(&self.cleaner.since), Some(&self.cleaner.before), written]
+            .into_iter()
+            .flatten()
+            .any(|cleaned| cleaned.contains(&segment))
+    }
+
+    /// Returns the segment with the largest benefit, if there is one: of all, or without index
+    /// segments that still have many live bytes.
+    fn find_best_segment(&self, all: bool) -> Option<u32> {
+        let len = u64::from(self.log.segments.geometry.segment_bytes);
+        let worth = |(number, segment): (u32, &Segment)| {
+            let used = segment.rewrite_bytes();
+            let is_candidate = segment.state == SegmentState::Closed
+                && number < self.log.segments.end
+                && !segment.is_bad
+                && segment.live > 0
+                && (all || !segment.is_index || used < len / 16)
+                && !self.is_cleaned(number);
+            let age = self.log.clock.saturating_sub(segment.closed).max(1);
+            (is_candidate && used < len - len / 64)
+                .then(|| (self.log.layout.cleaning_benefit(used, len, age), number))
+        };
+        let worths = (0..).zip(&self.log.segments.all).filter_map(worth);
+        Some(worths.max_by(|(a, _), (b, _)| a.total_cmp(b))?.1)
+    }
+
+    /// Returns the segment that is best to clean, if there is one.
+    pub fn best_to_clean(&self) -> Option<u32> {
+        // A merge rewrites leaves in the order of their addresses: it empties their segments, and
+        // the half-emptied one would look best.
+        let all = self.levels.tree_merge.is_none()
+            || self.log.segments.free_segments() <= self.unusable_segments();
+        self.find_best_segment(all).or_else(|| self.find_best_segment(true))
+    }
+
+    /// Finishes cleaning the current segment.
+    pub fn finish_cleaning(&mut self) -> Result<()> {
+        while self.cleaner.cleaning.is_some() {
+            let _ = self.cleaner.step(&mut self.log, &mut self.levels, MissPolicy::Block)?;
+        }
+        Ok(())
+    }
+
     /// Begins to clean the best segment; returns false if there is none.
     fn clean_best(&mut self) -> Result<bool> {
         let Some(number) = self.best_to_clean() else { return Ok(false) };
-        let _ = self.begin_cleaning(number, MissPolicy::Block)?;
+        let _ = self.cleaner.begin(&mut self.log, number, MissPolicy::Block)?;
         Ok(true)
     }
 

@@ -9,7 +9,7 @@
     clippy::arithmetic_side_effects,
     clippy::cast_possible_truncation,
     clippy::indexing_slicing,
-    reason = "entries were held against `fits` when they were decoded, so their ends do not overflow"
+    reason = "`is_valid_for_key` bounds decoded entries, so their ends do not overflow"
 )]
 
 use std::collections::VecDeque;
@@ -229,7 +229,7 @@ mod tests {
 
     use super::*;
     use crate::codec::{Checksummer, mix_bits};
-    use crate::recovery::superblock::Geometry;
+    use crate::superblock::Geometry;
     use crate::{LayoutKind, Profile};
 
     const SEGMENT_BYTES: usize = 256 << 10;

@@ -23,16 +23,17 @@
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
+use crate::backlog::Backlog;
 use crate::cached_disk::CachedDisk;
 use crate::entry::{DecodedKey, Entry, Key, decode_key, extent_key};
-use crate::index::Levels;
 use crate::index::leaf::LeafEdit;
 use crate::index::memtable::ImmutableMemtable;
-use crate::index::run::ChunkWriter;
 use crate::index::tree::{BoundedLeaf, NodeSource, Tree};
 use crate::index::two_way_merge::TwoWayMerge;
+use crate::levels::Levels;
+use crate::levels::run::ChunkWriter;
 use crate::log::LogWriter;
-use crate::maintenance::{Backlog, MaintenanceStep, MissPolicy, with_miss_policy};
+use crate::required_io::{MaintenanceStep, MissPolicy, with_miss_policy};
 use crate::{Error, ObjectId, Result};
 
 /// Number of runs that starts a merge, however few pairs they have: opening a store reads all of

@@ -12,14 +12,15 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use crate::Result;
+use crate::backlog::Backlog;
 use crate::entry::{DecodedKey, Entry, Key, PayloadRef, decode_key};
 use crate::index::memtable::{ImmutableMemtable, SortedLookup};
-use crate::index::run::{ChunkWriter, SortedRun};
 use crate::index::tree::{BoundedLeaf, NodeSource};
 use crate::index::view::Index;
-use crate::index::{Levels, merge_memtables};
+use crate::levels::run::{ChunkWriter, SortedRun};
+use crate::levels::{Levels, merge_memtables};
 use crate::log::{LogWriter, StreamPosition};
-use crate::maintenance::{Backlog, MaintenanceStep, MissPolicy, RequiredIo, with_miss_policy};
+use crate::required_io::{MaintenanceStep, MissPolicy, RequiredIo, with_miss_policy};
 
 /// Pairs whose leaves are requested together.
 pub(crate) const PREFETCHED_PAIRS: usize = 64;
@@ -42,6 +43,11 @@ pub(crate) struct MemtableFlush {
 }
 
 impl MemtableFlush {
+    /// Returns the work of the whole flush: each pair, with the entry that it hides.
+    pub fn work(&self) -> u64 {
+        self.layer.pairs.len() as u64 * 2 + 1
+    }
+
     /// Returns true if all pairs are accounted.
     pub fn is_done(&self) -> bool {
         self.next == self.layer.pairs.len()
@@ -61,7 +67,7 @@ impl Levels {
         }
         self.flush = Some(MemtableFlush {
             layer,
-            seq: log.batch.seq - 1,
+            seq: log.newest_commit(),
             places: log.positions(),
             next: 0,
             resume: 0,
@@ -73,7 +79,7 @@ impl Levels {
         self.publish_view();
     }
 
-    /// Accounts the entries hidden by so many pairs, at most [`READ_AHEAD_PAIRS`].
+    /// Accounts the entries hidden by so many pairs, at most [`PREFETCHED_PAIRS`].
     pub fn account_dead(
         &mut self,
         log: &mut LogWriter,
