@@ -11,8 +11,9 @@
 //! Law 2: the requests of a command are counted until everything is uploaded.
 //! Law 3: the process that parses a volume has no network access.
 
+use parking_lot::Mutex;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use anyhow::{anyhow, bail};
@@ -117,7 +118,7 @@ pub fn set_cli_options(options: &BucketArgs) {
 
 /// Closes the open disks, and prints statistics if requested.
 pub fn close_open_buckets() {
-    let opened = std::mem::take(&mut *OPEN_BUCKETS.lock().unwrap_or_else(PoisonError::into_inner));
+    let opened = std::mem::take(&mut *OPEN_BUCKETS.lock());
     for OpenBucket { disk, stats, .. } in opened {
         disk.close();
         if let Some(left) = disk.close_error() {
@@ -295,17 +296,17 @@ impl RemoteDiskProvider for BucketProvider {
         };
         let disk = Arc::new(disk.map_err(|error| error.to_string())?);
         let used = OpenBucket { disk: disk.clone(), stats, _claim: None };
-        OPEN_BUCKETS.lock().unwrap_or_else(PoisonError::into_inner).push(used);
+        OPEN_BUCKETS.lock().push(used);
         Ok(Arc::new(MonitoredBucketDisk(disk)))
     }
 
     fn prepare_close(&self) {
-        let opened = OPEN_BUCKETS.lock().unwrap_or_else(PoisonError::into_inner);
+        let opened = OPEN_BUCKETS.lock();
         opened.iter().for_each(|used| used.disk.finish());
     }
 
     fn close(&self) -> Option<String> {
-        let opened = OPEN_BUCKETS.lock().unwrap_or_else(PoisonError::into_inner);
+        let opened = OPEN_BUCKETS.lock();
         opened.iter().for_each(|used| used.disk.close());
         let left: Vec<String> = opened.iter().filter_map(|used| used.disk.close_error()).collect();
         (!left.is_empty()).then(|| left.join("; "))
@@ -362,7 +363,7 @@ fn connect_to_bucket(address: &str, makes: bool) -> anyhow::Result<Arc<ObjectSto
 fn register_open(disk: BucketDisk, claim: Option<std::fs::File>) -> Arc<BucketDisk> {
     let disk = Arc::new(disk);
     let used = OpenBucket { disk: disk.clone(), stats: cli_options().stats, _claim: claim };
-    OPEN_BUCKETS.lock().unwrap_or_else(PoisonError::into_inner).push(used);
+    OPEN_BUCKETS.lock().push(used);
     disk
 }
 

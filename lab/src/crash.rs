@@ -20,9 +20,10 @@ mod judge;
 mod store_volumes;
 mod workloads;
 
+use parking_lot::Mutex;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
@@ -256,9 +257,9 @@ fn check_all_states(
     let judge = StateChecker::new(workload, arguments.protocol())?;
     let total = Mutex::new(CrashStats::default());
     let one = || -> anyhow::Result<()> {
-        let lock = || total.lock().unwrap_or_else(PoisonError::into_inner);
+        let lock = || total.lock();
         loop {
-            let next = crashes.lock().unwrap_or_else(PoisonError::into_inner).next();
+            let next = crashes.lock().next();
             let Some((crash, number)) = next else { return Ok(()) };
             let sampled = arguments.e2fsck_every > 0 && number % arguments.e2fsck_every == 0;
             // Copied first, because checks write to the state.
@@ -288,7 +289,7 @@ fn check_all_states(
             Err(panic) => std::panic::resume_unwind(panic),
         })
     })?;
-    Ok(total.into_inner().unwrap_or_else(PoisonError::into_inner))
+    Ok(total.into_inner())
 }
 
 impl CrashArguments {

@@ -16,10 +16,10 @@ mod program;
 #[cfg(test)]
 mod tests;
 
+use parking_lot::Mutex;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
@@ -111,7 +111,7 @@ impl SharedState {
         self.calls.fetch_add(1, Ordering::Relaxed);
         if (began..ended).contains(&killed) {
             let wait = Duration::from_nanos(ended - killed);
-            self.waits.lock().unwrap_or_else(PoisonError::into_inner).push(wait);
+            self.waits.lock().push(wait);
         }
         done
     }
@@ -356,8 +356,7 @@ fn kill_until_over(
 }
 
 fn print_report(shared: &SharedState, restarts: u64) {
-    let mut waits =
-        std::mem::take(&mut *shared.waits.lock().unwrap_or_else(PoisonError::into_inner));
+    let mut waits = std::mem::take(&mut *shared.waits.lock());
     waits.sort();
     let part = |part: f64| {
         let nth = (waits.len() as f64 * part) as usize;

@@ -1,8 +1,8 @@
 //! A file system tree in memory, with almost no cost of its own: the upper bound for any server
 //! behind our FUSE front end.
 
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::{BTreeMap, HashMap};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::SystemTime;
 
 use draconis_exchange::contract::directory::{
@@ -290,7 +290,7 @@ impl MemoryTree {
     }
 
     fn lock(&self) -> MutexGuard<'_, NodeTable> {
-        self.nodes.lock().unwrap_or_else(PoisonError::into_inner)
+        self.nodes.lock()
     }
 
     #[cfg(test)]

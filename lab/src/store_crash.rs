@@ -12,8 +12,8 @@
 //! Each thread takes the next piece of work. A piece is identified by kind and number, which
 //! suffices to run it again.
 
+use parking_lot::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::bail;
@@ -101,7 +101,7 @@ pub fn run(arguments: &StoreCrashArguments) -> anyhow::Result<()> {
                 (true, Some((shape, groups, nth))) => run_sequence(shape, groups, nth, number),
                 (false, _) => run_scenario(kind, number, arguments.steps),
             };
-            let mut sum = sum.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut sum = sum.lock();
             sum.pieces += 1;
             match done {
                 Ok((tally, harm)) => {
@@ -132,7 +132,7 @@ pub fn run(arguments: &StoreCrashArguments) -> anyhow::Result<()> {
         .threads
         .unwrap_or_else(|| std::thread::available_parallelism().map_or(1, std::num::NonZero::get));
     std::thread::scope(|scope| (0..threads).for_each(|_| drop(scope.spawn(one))));
-    let sum = sum.into_inner().unwrap_or_else(PoisonError::into_inner);
+    let sum = sum.into_inner();
     print_totals(&sum, began.elapsed());
     if sum.violations > 0 {
         bail!("{} pieces broke a promise", sum.violations);

@@ -1,8 +1,8 @@
 //! Soak test of object stores: each seed is a store that is loaded, overwritten, filled, emptied,
 //! reopened and killed, with a full check after every step.
 
+use parking_lot::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::bail;
@@ -46,7 +46,7 @@ pub fn run(arguments: &StoreUseArguments) -> anyhow::Result<()> {
                 return;
             }
             let used = torture::run_ordinary_use(seed, arguments.steps);
-            let mut sum = sum.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut sum = sum.lock();
             sum.0 += 1;
             match used {
                 Ok(usage) => sum.1 += usage,
@@ -64,7 +64,7 @@ pub fn run(arguments: &StoreUseArguments) -> anyhow::Result<()> {
         .threads
         .unwrap_or_else(|| std::thread::available_parallelism().map_or(1, std::num::NonZero::get));
     std::thread::scope(|scope| (0..threads).for_each(|_| drop(scope.spawn(one))));
-    let sum = sum.into_inner().unwrap_or_else(PoisonError::into_inner);
+    let sum = sum.into_inner();
     print_summary(&sum, began.elapsed());
     if sum.2 > 0 {
         bail!("{} stores broke a promise", sum.2);

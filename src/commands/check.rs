@@ -1,9 +1,9 @@
 //! `draconis check`
 
+use parking_lot::Mutex;
 use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
-use std::sync::{Mutex, PoisonError};
 
 use clap::Args;
 use draconis_ext::Error;
@@ -83,7 +83,7 @@ fn try_run(arguments: &Arguments) -> anyhow::Result<bool> {
     let name = arguments.image.display();
     let bar = Mutex::new(None::<(ByteProgress, u64)>);
     let progress = |done: u64, total: u64| {
-        let mut bar = bar.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut bar = bar.lock();
         let (bar, told) =
             bar.get_or_insert_with(|| (ByteProgress::new(arguments.progress, total), 0));
         bar.add(done.saturating_sub(*told));

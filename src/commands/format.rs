@@ -4,9 +4,9 @@
 
 mod contents;
 
+use parking_lot::Mutex;
 use std::path::PathBuf;
 use std::process::ExitCode;
-use std::sync::{Mutex, PoisonError};
 
 use anyhow::{Context, anyhow, bail};
 use clap::{Args, ValueEnum};
@@ -257,7 +257,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         if arguments.quiet { ProgressMode::Never } else { arguments.progress },
         plan.data_bytes(),
     ));
-    let count = |bytes| progress.lock().unwrap_or_else(PoisonError::into_inner).add(bytes);
+    let count = |bytes| progress.lock().add(bytes);
     let format = arguments.image_format.and_then(ImageFormat::disk_image_format);
     arguments.reading.refuse_config_overwrite(&sources)?;
     write(image, opened, &plan, &*source.contents, format, &count)?;

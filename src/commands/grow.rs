@@ -1,8 +1,8 @@
 //! `draconis grow`
 
+use parking_lot::Mutex;
 use std::path::PathBuf;
 use std::process::ExitCode;
-use std::sync::{Mutex, PoisonError};
 
 use clap::Args;
 use draconis_access::resize::{GrowJob, ResizeRequest, ResizeTarget};
@@ -50,7 +50,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         image::confine_to_open_files()?;
     }
     let progress = Mutex::new(ByteProgress::new(arguments.progress, growing.bytes_to_write()));
-    let count = |bytes| progress.lock().unwrap_or_else(PoisonError::into_inner).add(bytes);
+    let count = |bytes| progress.lock().add(bytes);
     let resized = growing.write(&count)?;
     drop(progress);
     print_new_size(image, &resized);

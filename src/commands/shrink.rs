@@ -1,8 +1,8 @@
 //! `draconis shrink`
 
+use parking_lot::Mutex;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::sync::{Mutex, PoisonError};
 
 use anyhow::Context;
 use clap::Args;
@@ -53,7 +53,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let wanted = ResizeRequest { image, place, len_bytes, now };
     let shrinking = ShrinkJob::plan(wanted, base, behind, image::confine_resizer)?;
     let progress = Mutex::new(ByteProgress::new(arguments.progress, shrinking.bytes_to_move()));
-    let count = |bytes| progress.lock().unwrap_or_else(PoisonError::into_inner).add(bytes);
+    let count = |bytes| progress.lock().add(bytes);
     let resized = shrinking.write(&count)?;
     drop(progress);
     print_new_size(image, &resized);

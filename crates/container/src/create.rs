@@ -13,9 +13,9 @@
 mod qcow2;
 mod vhdx;
 
+use parking_lot::Mutex;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError};
 
 use draconis_device::{
     ChainBounds, Disk, Error as DiskError, Extent, Group, Pending, Properties, ReadAnswer, Refused,
@@ -111,7 +111,7 @@ impl Disk for DryRunDisk {
             return Err(Refused { payload: Some(chain), error });
         }
         let unit = self.format.allocation_unit_bytes();
-        let mut units = self.units.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut units = self.units.lock();
         for write in chain.iter().flat_map(|group| &group.writes) {
             let end = write.at_bytes + write.block.len() as u64;
             units.extend(write.at_bytes / unit..end.div_ceil(unit));
@@ -153,7 +153,7 @@ impl<'a> NewImageDisk<'a> {
         if needed.len_bytes > file.properties().len_bytes || len_bytes > format.max_disk_bytes() {
             return Err(DiskError::ShortRead { extent: needed, got_bytes: 0 });
         }
-        let drafted = draft.units.lock().unwrap_or_else(PoisonError::into_inner);
+        let drafted = draft.units.lock();
         let places =
             (format.first_unit_offset()..).step_by(format.allocation_unit_bytes() as usize);
         let units: BTreeMap<u64, u64> = drafted.iter().copied().zip(places).collect();
@@ -168,7 +168,7 @@ impl<'a> NewImageDisk<'a> {
     /// # Errors
     /// Error of the file's disk.
     pub fn finish(&self) -> Result<u64, DiskError> {
-        let places = self.places.lock().unwrap_or_else(PoisonError::into_inner);
+        let places = self.places.lock();
         let (tables, head, end) = match self.format {
             NewFormat::Qcow2 => qcow2::build_tables(&places, self.len_bytes),
             NewFormat::Vhdx => vhdx::build_tables(&places, self.len_bytes, self.identity),
@@ -237,7 +237,7 @@ impl Disk for NewImageDisk<'_> {
     /// Reads ranges that were written with one write, or never.
     fn read(&self, at: Extent, into: Block, urgency: Urgency) -> Pending<ReadAnswer> {
         let unit = self.format.allocation_unit_bytes();
-        let places = self.places.lock().unwrap_or_else(PoisonError::into_inner);
+        let places = self.places.lock();
         let is_in_one = at.start_bytes % unit + at.len_bytes <= unit;
         match places.units.get(&(at.start_bytes / unit)) {
             Some(place) if is_in_one => {
@@ -259,7 +259,7 @@ impl Disk for NewImageDisk<'_> {
         if let Err(error) = self.properties().check_chain(&chain) {
             return Err(Refused { payload: Some(chain), error });
         }
-        let mut places = self.places.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut places = self.places.lock();
         let place = |group: Group| Group {
             writes: group
                 .writes

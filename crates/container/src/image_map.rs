@@ -5,8 +5,9 @@
 //! ```
 //! Law: sequential reads decompress each chunk once. The cache of decompressed chunks is bounded.
 
+use parking_lot::Mutex;
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use draconis_device::Disk;
 
@@ -61,7 +62,7 @@ pub(crate) struct DecompressedCache(Mutex<VecDeque<(u64, Arc<Vec<u8>>)>>);
 impl DecompressedCache {
     /// Forgets all chunks: their identifiers may stand for others from now on.
     pub(crate) fn clear(&self) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).clear();
+        self.0.lock().clear();
     }
 
     /// Fills `room` from `place`, in the file or its backing file.
@@ -93,7 +94,7 @@ impl DecompressedCache {
         piece: u64,
         unpack: &mut dyn FnMut(u64) -> Result<Vec<u8>, Error>,
     ) -> Result<Arc<Vec<u8>>, Error> {
-        let lock = || self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let lock = || self.0.lock();
         if let Some((_, bytes)) = lock().iter().find(|(kept, _)| *kept == piece) {
             return Ok(bytes.clone());
         }

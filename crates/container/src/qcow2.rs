@@ -14,8 +14,9 @@ mod refcounts;
 mod snapshots;
 mod writable;
 
+use parking_lot::Mutex;
 use std::io::Read;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 pub(crate) use self::writable::WritableQcow2;
 use crate::backing::reference::{BackingFile, BackingId};
@@ -217,7 +218,7 @@ impl Qcow2 {
 
     /// Returns the L2 table at `at` from the cache, or reads it.
     fn l2_table(&self, file: &ImageFile, at: u64) -> Result<Arc<Vec<u64>>, Error> {
-        let lock = || self.l2_cache.lock().unwrap_or_else(PoisonError::into_inner);
+        let lock = || self.l2_cache.lock();
         if let Some((_, found)) = lock().iter().find(|(kept, _)| *kept == at) {
             return Ok(found.clone());
         }

@@ -10,8 +10,9 @@
 
 pub(crate) mod extents;
 
+use parking_lot::Mutex;
 use std::io::Read;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use crate::backing::reference::{BackingFile, BackingId};
 use crate::image_file::{ImageFile, le16, le32, le64};
@@ -110,7 +111,7 @@ impl Vmdk {
     }
 
     fn cached_grain_table(&self, file: &ImageFile, sector: u32) -> Result<Arc<Vec<u32>>, Error> {
-        let lock = || self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        let lock = || self.kept.lock();
         if let Some((_, found)) = lock().iter().find(|(kept, _)| *kept == sector) {
             return Ok(found.clone());
         }

@@ -16,8 +16,9 @@
 #[cfg(test)]
 mod tests;
 
+use parking_lot::{Mutex, MutexGuard};
 use std::ops::Range;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use draconis_device::{
     Atomic, ChainBounds, Disk, Error as DiskError, Extent, Group, Pending, Properties, ReadAnswer,
@@ -193,7 +194,7 @@ impl<T: AllocationTables> WritableImage<T> {
     }
 
     fn lock(&self) -> MutexGuard<'_, ImageState<T>> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     /// Returns the locations of a range; locations adjacent in the file are merged.

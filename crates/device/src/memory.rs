@@ -1,7 +1,7 @@
 //! A disk in memory: every write is durable as soon as it is submitted.
 
+use parking_lot::RwLock;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{PoisonError, RwLock};
 
 use draconis_exchange::heap::Block;
 
@@ -43,7 +43,7 @@ impl MemoryDisk {
 
     /// Returns the contents.
     pub fn into_bytes(self) -> Vec<u8> {
-        self.bytes.into_inner().unwrap_or_else(PoisonError::into_inner)
+        self.bytes.into_inner()
     }
 }
 
@@ -56,7 +56,7 @@ impl Disk for MemoryDisk {
         if let Err(error) = self.properties.check_range(at, into.len()) {
             return Pending::ready(Err(Refused { payload: Some(into), error }));
         }
-        let bytes = self.bytes.read().unwrap_or_else(PoisonError::into_inner);
+        let bytes = self.bytes.read();
         into.copy_in(0, &bytes[at.start_bytes as usize..]);
         Pending::ready(Ok(into))
     }
@@ -70,7 +70,7 @@ impl Disk for MemoryDisk {
             return Err(Refused { payload: Some(chain), error });
         }
         // Tickets are issued under the lock, so they ascend as the groups are written.
-        let mut bytes = self.bytes.write().unwrap_or_else(PoisonError::into_inner);
+        let mut bytes = self.bytes.write();
         let given = self.tickets.load(Ordering::Relaxed);
         if let Some(&unknown) = after.iter().find(|ticket| ticket.0 > given) {
             return Err(Refused { payload: Some(chain), error: Error::UnknownTicket(unknown) });
@@ -97,7 +97,7 @@ impl Disk for MemoryDisk {
 
     fn discard(&self, extents: &[Extent], after: &[Ticket]) -> Result<(), Error> {
         self.properties.check_extents(extents)?;
-        let mut bytes = self.bytes.write().unwrap_or_else(PoisonError::into_inner);
+        let mut bytes = self.bytes.write();
         let given = self.tickets.load(Ordering::Relaxed);
         if let Some(&unknown) = after.iter().find(|ticket| ticket.0 > given) {
             return Err(Error::UnknownTicket(unknown));

@@ -1,6 +1,7 @@
 //! An answer that is ready or arrives later.
 
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use parking_lot::{Condvar, Mutex};
+use std::sync::Arc;
 
 /// Receiving side of a [`Promise`].
 #[derive(Debug)]
@@ -62,10 +63,7 @@ impl<T> Pending<T> {
     pub fn is_ready(&self) -> bool {
         match &self.0 {
             PendingState::Ready(_) => true,
-            PendingState::Later(slot) => !matches!(
-                *slot.value.lock().unwrap_or_else(PoisonError::into_inner),
-                PromiseState::NotYet
-            ),
+            PendingState::Later(slot) => !matches!(*slot.value.lock(), PromiseState::NotYet),
             PendingState::Run(answer) => answer.is_ready(),
         }
     }
@@ -77,14 +75,12 @@ impl<T> Pending<T> {
             PendingState::Run(answer) => return answer.wait(),
             PendingState::Later(slot) => slot,
         };
-        let mut kept = slot.value.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut kept = slot.value.lock();
         loop {
             match std::mem::replace(&mut *kept, PromiseState::NotYet) {
                 PromiseState::Value(value) => return Some(value),
                 PromiseState::Broken => return None,
-                PromiseState::NotYet => {
-                    kept = slot.changed.wait(kept).unwrap_or_else(PoisonError::into_inner);
-                }
+                PromiseState::NotYet => slot.changed.wait(&mut kept),
             }
         }
     }
@@ -97,7 +93,7 @@ impl<T> Promise<T> {
     }
 
     fn set_state(&self, what: PromiseState<T>) {
-        let mut kept = self.0.value.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut kept = self.0.value.lock();
         if matches!(*kept, PromiseState::NotYet) {
             *kept = what;
             self.0.changed.notify_all();
@@ -140,10 +136,10 @@ mod tests {
         struct CountedAnswer(Arc<Mutex<u32>>);
         impl DeferredAnswer<u32> for CountedAnswer {
             fn is_ready(&self) -> bool {
-                *self.0.lock().unwrap() > 0
+                *self.0.lock() > 0
             }
             fn wait(self: Box<Self>) -> Option<u32> {
-                let mut made = self.0.lock().unwrap();
+                let mut made = self.0.lock();
                 *made += 1;
                 Some(*made)
             }

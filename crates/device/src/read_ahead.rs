@@ -9,7 +9,8 @@
 //! reads neighbours with one large request, scattered into their blocks, and wakes their waiter
 //! once.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use parking_lot::Mutex;
+use std::sync::Arc;
 
 use draconis_exchange::heap::Block;
 
@@ -98,7 +99,7 @@ enum ReadAheadState {
 
 impl DeferredAnswer<ReadAnswer> for KernelReadAhead {
     fn is_ready(&self) -> bool {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.state.lock();
         if let ReadAheadState::Started(into) = &mut *state
             && matches!(self.file.read_nowait(self.at, into), NowaitRead::Done)
         {
@@ -109,7 +110,7 @@ impl DeferredAnswer<ReadAnswer> for KernelReadAhead {
     }
 
     fn wait(self: Box<Self>) -> Option<ReadAnswer> {
-        Some(match self.state.into_inner().unwrap_or_else(PoisonError::into_inner) {
+        Some(match self.state.into_inner() {
             ReadAheadState::Done(into) => Ok(into),
             ReadAheadState::Started(into) => self.file.read(self.at, into),
         })

@@ -2,7 +2,8 @@
 //!
 //! Threads start on demand: disks that are open briefly or read only synchronously have none.
 
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use parking_lot::{Condvar, Mutex, MutexGuard};
+use std::sync::Arc;
 use std::thread::JoinHandle;
 
 use crate::elevator::{Elevator, ReadRequest};
@@ -86,7 +87,9 @@ impl<R: ReadHandler> ReaderThreads<R> {
         drop(state);
         match next {
             ThreadAction::Nothing => {}
-            ThreadAction::Wake => self.shared.changed.notify_one(),
+            ThreadAction::Wake => {
+                self.shared.changed.notify_one();
+            }
             ThreadAction::Start => self.start(),
         }
     }
@@ -97,7 +100,7 @@ impl<R: ReadHandler> ReaderThreads<R> {
         let thread = std::thread::Builder::new().name("disk-ahead".into());
         match thread.spawn(move || shared.run_thread()) {
             Ok(thread) => {
-                self.threads.lock().unwrap_or_else(PoisonError::into_inner).push(thread);
+                self.threads.lock().push(thread);
             }
             Err(error) => {
                 let mut state = self.shared.lock();
@@ -113,9 +116,9 @@ impl<R: ReadHandler> ReaderThreads<R> {
 
 impl<R> Drop for ReaderThreads<R> {
     fn drop(&mut self) {
-        self.shared.state.lock().unwrap_or_else(PoisonError::into_inner).closing = true;
+        self.shared.state.lock().closing = true;
         self.shared.changed.notify_all();
-        let threads = self.threads.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let threads = self.threads.get_mut();
         for thread in threads.drain(..) {
             let _ = thread.join();
         }
@@ -124,7 +127,7 @@ impl<R> Drop for ReaderThreads<R> {
 
 impl<R: ReadHandler> ReadersShared<R> {
     fn lock(&self) -> MutexGuard<'_, ReadersState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     /// Serves all pending requests; returns the lock once none are left.
@@ -149,7 +152,7 @@ impl<R: ReadHandler> ReadersShared<R> {
         let mut state = self.serve_until_empty(self.lock());
         while !state.closing {
             state.sleeping += 1;
-            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+            self.changed.wait(&mut state);
             state.sleeping -= 1;
             // A spurious wake-up: another thread sleeps on, and the next request notifies it again.
             state.waking = state.waking.saturating_sub(1);
@@ -183,7 +186,7 @@ mod tests {
 
         fn answer_requests(&self, requests: Vec<ReadRequest>) {
             let id: ThreadId = std::thread::current().id();
-            self.0.lock().unwrap().insert(format!("{id:?}"));
+            self.0.lock().insert(format!("{id:?}"));
             requests
                 .into_iter()
                 .for_each(|request| request.promise.fulfill_promise(Ok(request.into)));
@@ -194,7 +197,7 @@ mod tests {
     fn reader_threads_start_on_demand_up_to_limit() {
         let noting = Arc::new(ThreadNameRecorder::default());
         let readers = ReaderThreads::new(noting.clone(), 3);
-        assert_eq!(readers.threads.lock().unwrap().len(), 0);
+        assert_eq!(readers.threads.lock().len(), 0);
         let answers: Vec<_> = (0..100)
             .map(|i| {
                 let (promise, answer) = promise_pair();
@@ -204,8 +207,8 @@ mod tests {
             })
             .collect();
         answers.into_iter().for_each(|answer| drop(answer.wait().unwrap().unwrap()));
-        assert!((1..=3).contains(&readers.threads.lock().unwrap().len()));
-        assert!(noting.0.lock().unwrap().len() <= 3);
+        assert!((1..=3).contains(&readers.threads.lock().len()));
+        assert!(noting.0.lock().len() <= 3);
         drop(readers);
         assert_eq!(Arc::strong_count(&noting), 1, "all threads ended");
     }

@@ -13,9 +13,10 @@
 //! Law 2: memory that the kernel reads is borrowed until the last completion was seen.
 #![allow(unsafe_code)]
 
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::HashMap;
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::thread::JoinHandle;
 
 use draconis_exchange::heap::{Block, PrivateBuffer};
@@ -119,7 +120,7 @@ impl Drop for ReadRing {
 
 impl RingShared {
     fn lock(&self) -> MutexGuard<'_, RingState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     /// Moves reads from the elevator into the ring while fewer than `RING_ENTRIES` are in flight.

@@ -17,8 +17,9 @@
 //! Law 1: a flush covers everything written at its start, for all waiters.
 //! Law 2: after the first failure nothing is written; queued groups are dropped.
 
+use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::collections::VecDeque;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -227,7 +228,7 @@ impl Drop for Writer {
 
 impl WriterShared {
     fn lock(&self) -> MutexGuard<'_, WriterState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     fn wait_for_change<'a>(
@@ -235,7 +236,7 @@ impl WriterShared {
         mut state: MutexGuard<'a, WriterState>,
     ) -> MutexGuard<'a, WriterState> {
         state.sleepers += 1;
-        let mut state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+        self.changed.wait(&mut state);
         state.sleepers -= 1;
         state
     }
@@ -273,13 +274,12 @@ impl WriterShared {
         } else {
             WriterThreadState::Asleep
         };
-        let mut state = match state.thread {
+        match state.thread {
             WriterThreadState::Dozing => {
-                let dozed = self.work.wait_timeout(state, POLL_INTERVAL);
-                dozed.unwrap_or_else(PoisonError::into_inner).0
+                self.work.wait_for(&mut state, POLL_INTERVAL);
             }
-            _ => self.work.wait(state).unwrap_or_else(PoisonError::into_inner),
-        };
+            _ => self.work.wait(&mut state),
+        }
         state.thread = WriterThreadState::Busy;
         *idle = if state.issued == given { *idle + 1 } else { 0 };
         state
@@ -382,7 +382,7 @@ impl WriterShared {
     fn write(&self, group: &Group) -> Result<(), Error> {
         let (writes, overlap) = sort_by_offset(&group.writes);
         let runs = split_into_runs(&writes);
-        let mut ring = self.ring.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut ring = self.ring.lock();
         let at_once = match ring.as_mut() {
             Some(ring) if !overlap && runs.len() >= MIN_RING_RUNS => {
                 self.write_at_once(&runs, ring)

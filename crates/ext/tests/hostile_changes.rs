@@ -266,11 +266,11 @@ fn corrupt_volumes_are_grown_or_refused() {
         let size = random.next_below(24 << 20);
         image.resize(image.len().max(size as usize), 0);
         let disk = MemoryDisk::new(image, 512);
-        let run = std::panic::catch_unwind(|| {
+        let run = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
             let growth = GrowPlan::plan(&disk, size)?;
             let now = Default::default();
             growth.write(&GrowTarget { disk: &disk, zeroed_from_bytes: 0, now, progress: &|_| () })
-        });
+        }));
         let run = run.unwrap_or_else(|_| panic!("seed {seed}: panicked"));
         grown += u64::from(run.is_ok());
     }

@@ -30,9 +30,10 @@
 //! Law 2: the same log and seed give the same states in the same order.
 //! Law 3: states share the image; each stores only its own differing sectors.
 
+use parking_lot::RwLock;
 use std::collections::{BTreeMap, HashSet, VecDeque};
 use std::hash::{DefaultHasher, Hash, Hasher};
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::Arc;
 
 use draconis_exchange::heap::Block;
 
@@ -491,7 +492,7 @@ impl CrashDisk {
     /// Applies the state's own sectors to `bytes`, read at disk offset `from`.
     fn apply_sectors(&self, from: u64, bytes: &mut [u8]) {
         let end = from + bytes.len() as u64;
-        let own = self.own.read().unwrap_or_else(PoisonError::into_inner);
+        let own = self.own.read();
         let range = from / SECTOR_BYTES..end.div_ceil(SECTOR_BYTES);
         for (nth, RecordedSector(write, at)) in own.sectors.range(range) {
             let sector = &write[*at..(*at + SECTOR_LEN).min(write.len())];
@@ -541,7 +542,7 @@ impl Disk for CrashDisk {
         if let Err(error) = self.properties().check_chain(&chain) {
             return Err(Refused { payload: Some(chain), error });
         }
-        let mut own = self.own.write().unwrap_or_else(PoisonError::into_inner);
+        let mut own = self.own.write();
         if let Some(&unknown) = after.iter().find(|ticket| ticket.0 > own.tickets) {
             return Err(Refused { payload: Some(chain), error: Error::UnknownTicket(unknown) });
         }
@@ -560,7 +561,7 @@ impl Disk for CrashDisk {
     }
 
     fn wait_durable(&self, ticket: Ticket) -> Result<(), Error> {
-        let own = self.own.read().unwrap_or_else(PoisonError::into_inner);
+        let own = self.own.read();
         (ticket.0 <= own.tickets).then_some(()).ok_or(Error::UnknownTicket(ticket))
     }
 }

@@ -1,8 +1,8 @@
 //! A disk with injected faults.
 
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use draconis_exchange::heap::Block;
@@ -121,12 +121,12 @@ impl<D: Disk> FaultDisk<D> {
 
     /// Adds a fault; it stays until [`FaultDisk::clear_faults`], and its damage remains.
     pub fn add_fault(&self, hits: FaultTarget, fault: Fault) {
-        self.faults.lock().unwrap_or_else(PoisonError::into_inner).push((hits, fault));
+        self.faults.lock().push((hits, fault));
     }
 
     /// Removes all faults.
     pub fn clear_faults(&self) {
-        self.faults.lock().unwrap_or_else(PoisonError::into_inner).clear();
+        self.faults.lock().clear();
     }
 
     /// Returns the number of reads and groups so far.
@@ -153,7 +153,7 @@ impl<D: Disk> FaultDisk<D> {
     }
 
     fn flipped_bits(&self) -> MutexGuard<'_, BTreeMap<u64, u8>> {
-        self.rotten.lock().unwrap_or_else(PoisonError::into_inner)
+        self.rotten.lock()
     }
 
     /// Applies the flipped bits to the answer of a read.
@@ -256,7 +256,7 @@ impl<D: Disk> FaultDisk<D> {
     }
 
     fn lock_write_state(&self) -> MutexGuard<'_, WriteState> {
-        self.writing.lock().unwrap_or_else(PoisonError::into_inner)
+        self.writing.lock()
     }
 
     /// Returns the error for `ticket` on a disk that broke.
@@ -315,7 +315,7 @@ impl<D: Disk> FaultDisk<D> {
     }
 
     fn faults_matching(&self, is_hit: impl Fn(FaultTarget) -> bool) -> Vec<(FaultTarget, Fault)> {
-        let faults = self.faults.lock().unwrap_or_else(PoisonError::into_inner);
+        let faults = self.faults.lock();
         faults.iter().copied().filter(|(hits, _)| is_hit(*hits)).collect()
     }
 }

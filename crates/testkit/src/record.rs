@@ -1,6 +1,6 @@
 //! A disk that records its requests.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use parking_lot::{Mutex, MutexGuard};
 
 use draconis_exchange::heap::Block;
 
@@ -66,7 +66,7 @@ impl<D: Disk> RecordDisk<D> {
     }
 
     fn lock(&self) -> MutexGuard<'_, Vec<Event>> {
-        self.events.lock().unwrap_or_else(PoisonError::into_inner)
+        self.events.lock()
     }
 
     fn record(&self, event: Event) {

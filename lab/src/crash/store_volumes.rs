@@ -10,7 +10,8 @@
 //! Law: the store is opened for each crash state, and checked whenever e2fsck runs,
 //! too.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use parking_lot::Mutex;
+use std::sync::Arc;
 
 use anyhow::Context;
 use draconis_device::{
@@ -109,7 +110,7 @@ const MAX_SNAPSHOTS: usize = 4;
 impl SnapshottingDisk {
     /// Takes, clones, rolls back or removes a snapshot at random.
     fn change_snapshots(&self) -> draconis_objects::Result<()> {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.state.lock();
         state.chains += 1;
         if !state.dice.once_in(30) {
             return Ok(());

@@ -1,7 +1,8 @@
 //! The library in this process, on an image opened with O_DIRECT.
 
+use parking_lot::Mutex;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use anyhow::{Context, bail};
 use draconis_device::{FileDisk, FileOptions};
@@ -99,12 +100,12 @@ impl LibrarySubject {
             discard: false,
         };
         let volume = Volume::open_for_writing(disk, self.options, writing)?;
-        *self.volume.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::new(volume));
+        *self.volume.lock() = Some(Arc::new(volume));
         Ok(())
     }
 
     fn close_volume(&mut self) -> anyhow::Result<()> {
-        let volume = self.volume.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let volume = self.volume.lock().take();
         volume.map_or(Ok(()), |volume| Ok(volume.close()?))
     }
 }
@@ -116,7 +117,7 @@ fn current_time() -> Time {
 }
 
 fn open_volume_of(shared: &SharedVolume) -> anyhow::Result<Arc<Volume>> {
-    shared.lock().unwrap_or_else(PoisonError::into_inner).clone().context("the volume is closed")
+    shared.lock().clone().context("the volume is closed")
 }
 
 impl Subject for LibrarySubject {

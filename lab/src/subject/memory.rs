@@ -1,7 +1,8 @@
 //! Files in this process's memory, for measuring the overhead of the lab itself.
 
+use parking_lot::{Mutex, RwLock};
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::sync::Arc;
 
 use anyhow::Context;
 
@@ -54,26 +55,26 @@ struct MemoryHandle(SharedContents);
 impl SubjectFiles for MemoryFiles {
     fn create(&self, name: &str, _: u64, _: OpenMode) -> anyhow::Result<Arc<dyn SubjectFile>> {
         let contents = SharedContents::default();
-        let mut files = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut files = self.0.lock();
         files.insert(name.to_string(), contents.clone());
         Ok(Arc::new(MemoryHandle(contents)))
     }
 
     fn open(&self, name: &str, _: OpenMode) -> anyhow::Result<Arc<dyn SubjectFile>> {
-        let files = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let files = self.0.lock();
         let contents = files.get(name).cloned().with_context(|| format!("no file {name}"))?;
         Ok(Arc::new(MemoryHandle(contents)))
     }
 
     fn remove(&self, name: &str) -> anyhow::Result<()> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).remove(name);
+        self.0.lock().remove(name);
         Ok(())
     }
 }
 
 impl SubjectFile for MemoryHandle {
     fn read(&self, at: u64, into: &mut [u8]) -> anyhow::Result<usize> {
-        let bytes = self.0.read().unwrap_or_else(PoisonError::into_inner);
+        let bytes = self.0.read();
         let from = bytes.get(at as usize..).unwrap_or_default();
         let len = from.len().min(into.len());
         into[..len].copy_from_slice(&from[..len]);
@@ -81,7 +82,7 @@ impl SubjectFile for MemoryHandle {
     }
 
     fn write(&self, at: u64, new: &[u8]) -> anyhow::Result<()> {
-        let mut bytes = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        let mut bytes = self.0.write();
         let end = at as usize + new.len();
         if bytes.len() < end {
             bytes.resize(end, 0);

@@ -10,8 +10,9 @@
 //! Law 2: a file that grew costs a metadata sector at the next sync, like the inode of a
 //! file system.
 
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use anyhow::{Context, bail};
 
@@ -158,7 +159,7 @@ impl Subject for ModelSubject {
 }
 
 fn lock_host(host: &Mutex<ModelHost>) -> MutexGuard<'_, ModelHost> {
-    host.lock().unwrap_or_else(PoisonError::into_inner)
+    host.lock()
 }
 
 /// Number of reads elsewhere before a cold run: more than a drive's cache holds.
@@ -352,7 +353,7 @@ impl SubjectFile for ModelHandle {
 
     fn write(&self, at: u64, bytes: &[u8]) -> anyhow::Result<()> {
         let mut host = lock_host(&self.host);
-        let mut len = self.len.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut len = self.len.lock();
         let end = at + bytes.len() as u64;
         if end > *len {
             *len = end;

@@ -2,11 +2,12 @@
 //!
 //! Its "files" are consecutive areas.
 
+use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::fs::File;
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use anyhow::{Context, bail};
 use draconis_device::{Extent, FileOptions, OpenedFile, write_unit_bytes};
@@ -44,7 +45,7 @@ type AllocatedRegions = (u64, HashMap<String, (u64, u64)>);
 impl RegionAllocator {
     /// Allocates an area of `bytes` for `name`, or returns its area if that is large enough.
     pub fn allocate(&self, name: &str, bytes: u64, end: u64) -> anyhow::Result<u64> {
-        let (next, areas) = &mut *self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let (next, areas) = &mut *self.0.lock();
         if let Some((start, len)) = areas.get(name)
             && *len >= bytes
         {
@@ -62,13 +63,13 @@ impl RegionAllocator {
 
     /// Returns the area of `name`.
     pub fn get(&self, name: &str) -> anyhow::Result<u64> {
-        let areas = &self.0.lock().unwrap_or_else(PoisonError::into_inner).1;
+        let areas = &self.0.lock().1;
         areas.get(name).map(|(start, _)| *start).with_context(|| format!("no area {name}"))
     }
 
     /// Releases an area; only the space of the last one is reused.
     pub fn release(&self, name: &str) {
-        let (next, areas) = &mut *self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let (next, areas) = &mut *self.0.lock();
         if let Some((start, len)) = areas.remove(name)
             && start + len == *next
         {

@@ -4,9 +4,9 @@
 //! decompressed once for the scan, and once more for reading, if the reads are in order.
 //! Law 2: no offset from an archive leads past its end.
 
+use parking_lot::Mutex;
 use std::collections::BTreeSet;
 use std::io::Read;
-use std::sync::{Mutex, PoisonError};
 
 use anyhow::Context;
 use draconis_exchange::contract::Time;
@@ -82,7 +82,7 @@ impl ArchiveReaders {
         if !open.is_compressed {
             return open.archive.read_exact_at(into, at);
         }
-        let mut unpacking = self.unpacking.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut unpacking = self.unpacking.lock();
         let goes_on = unpacking.take().filter(|it| it.layer == layer && it.reached <= at);
         let mut it = match goes_on {
             Some(it) => it,

@@ -8,12 +8,12 @@
 //! Law: contents are stored as they were read; files that could not be read, or changed
 //! meanwhile, are reported.
 
+use parking_lot::Mutex;
 use std::collections::{BTreeMap, HashMap};
 use std::fs::{File, Metadata};
 use std::io::{Error, ErrorKind, Read, Result};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
 
 use crate::messages::format_bytes;
 
@@ -129,25 +129,25 @@ pub struct ReadFaults {
 impl ReadFaults {
     /// Records a file that could not be read.
     pub fn record_unreadable(&self, text: String) {
-        self.unread.lock().unwrap_or_else(PoisonError::into_inner).push(text);
+        self.unread.lock().push(text);
     }
 
     /// Records a file that changed, and its end if the file became shorter.
     pub fn record_changed(&self, source: u64, path: &Path, end: Option<u64>) {
-        let mut all = self.changed.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut all = self.changed.lock();
         let (_, shortest) = all.entry(source).or_insert_with(|| (path.to_path_buf(), None));
         *shortest = [*shortest, end].into_iter().flatten().min();
     }
 
     /// Returns the length of a file that became shorter, in bytes.
     pub fn shortened_len_bytes(&self, source: u64) -> Option<u64> {
-        self.changed.lock().unwrap_or_else(PoisonError::into_inner).get(&source)?.1
+        self.changed.lock().get(&source)?.1
     }
 
     /// Returns one message for each file.
     pub fn messages(&self) -> Vec<String> {
-        let unread = self.unread.lock().unwrap_or_else(PoisonError::into_inner);
-        let changes = self.changed.lock().unwrap_or_else(PoisonError::into_inner);
+        let unread = self.unread.lock();
+        let changes = self.changed.lock();
         let changes = changes.values().map(|(path, _)| changed_file_message(path));
         unread.iter().cloned().chain(changes).collect()
     }

@@ -5,7 +5,7 @@
 use std::fs::read_to_string;
 use std::io::ErrorKind;
 use std::pin::Pin;
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use object_store::aws::AwsCredential;
@@ -36,7 +36,7 @@ pub(super) enum CredentialOrigin {
 pub(super) struct Credentials {
     source: CredentialOrigin,
     client: reqwest::Client,
-    cached: std::sync::Mutex<Option<(Arc<AwsCredential>, Instant)>>,
+    cached: parking_lot::Mutex<Option<(Arc<AwsCredential>, Instant)>>,
 }
 
 /// Failure to get credentials: permanent or transient.
@@ -49,11 +49,11 @@ impl Credentials {
     pub fn new(source: CredentialOrigin, timeout: Duration) -> Result<Self, String> {
         let client = reqwest::Client::builder().timeout(timeout).build();
         let client = client.map_err(|error| format!("no client for credentials: {error}"))?;
-        Ok(Self { source, client, cached: std::sync::Mutex::new(None) })
+        Ok(Self { source, client, cached: parking_lot::Mutex::new(None) })
     }
 
     async fn current_credential(&self) -> Result<Arc<AwsCredential>, CredentialFailure> {
-        let cached = self.cached.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let cached = self.cached.lock().clone();
         let valid = if matches!(self.source, CredentialOrigin::Profile(_)) {
             FILE_RENEWAL_INTERVAL
         } else {
@@ -68,7 +68,7 @@ impl Credentials {
             (Ok(credential), _) => {
                 let credential = Arc::new(credential);
                 let cached = Some((credential.clone(), Instant::now()));
-                *self.cached.lock().unwrap_or_else(PoisonError::into_inner) = cached;
+                *self.cached.lock() = cached;
                 Ok(credential)
             }
             (Err(_), Some((credential, _))) => Ok(credential),

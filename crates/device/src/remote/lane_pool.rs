@@ -8,7 +8,7 @@
 //!
 //! So reads and chains proceed however many threads wait for their flush.
 
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::time::Duration;
 
 use draconis_exchange::channel::{Client, RpcClient};
@@ -81,7 +81,7 @@ impl LanePool {
             if state.can_acquire(need) {
                 break state.idle.pop().ok_or(Error::ServiceEnded);
             }
-            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+            self.changed.wait(&mut state);
         };
         state.urgent -= urgent;
         state.long += usize::from(need == LanePriority::Long && end.is_ok());
@@ -92,7 +92,7 @@ impl LanePool {
     }
 
     fn lock(&self) -> MutexGuard<'_, LanePoolState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 }
 

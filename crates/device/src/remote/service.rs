@@ -1,8 +1,8 @@
 //! Server side: serves any disk over the contract.
 
+use parking_lot::{Mutex, MutexGuard};
 use std::cell::RefCell;
 use std::collections::BTreeMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
 
@@ -172,8 +172,7 @@ impl DiskServer for ServedLane<'_> {
         let extents: Vec<_> =
             request.extents.iter().map(|&(at, len)| Extent::new(at, len)).collect();
         let after: Vec<u64> = request.after.into_iter().collect();
-        let after =
-            tickets.lock().unwrap_or_else(PoisonError::into_inner).disk_tickets_of(&after)?;
+        let after = tickets.lock().disk_tickets_of(&after)?;
         disk.discard(&extents, &after).map_err(|error| refusal_from_error(&error))
     }
 
@@ -282,13 +281,13 @@ impl<'a> ClientService<'a> {
     }
 
     fn lock(&self) -> MutexGuard<'_, ClientTickets> {
-        self.tickets.lock().unwrap_or_else(PoisonError::into_inner)
+        self.tickets.lock()
     }
 
     /// Submits a complete chain to the disk; returns the ticket of its first group.
     fn submit_assembled_chain(&self, parts: ChainAssembly, mark: u64) -> Result<u64, Refusal> {
         self.wait_for_capacity(parts.chain.len(), parts.needs.held_bytes)?;
-        let _giving = self.submitting.lock().unwrap_or_else(PoisonError::into_inner);
+        let _giving = self.submitting.lock();
         let after = self.lock().disk_tickets_of(&parts.after)?;
         let (chain, bytes): (Vec<_>, Vec<_>) = parts.chain.into_iter().unzip();
         let submitted = self.disk.submit_with(chain, &after, SubmitOptions { mark, durable: None });
@@ -433,14 +432,14 @@ mod tests {
             let mut after = after.to_vec();
             for (ticket, writes) in tickets.iter().zip(lens) {
                 let follows = std::mem::replace(&mut after, vec![*ticket]);
-                self.groups.lock().unwrap().push((follows, writes));
+                self.groups.lock().push((follows, writes));
             }
             terms.wait(self, &tickets)?;
             Ok(tickets)
         }
 
         fn wait_durable(&self, ticket: Ticket) -> Result<(), Error> {
-            self.waits.lock().unwrap().push(ticket);
+            self.waits.lock().push(ticket);
             self.disk.wait_durable(ticket)
         }
     }
@@ -517,7 +516,7 @@ mod tests {
             ..submit_message_with_ends(&[(0, 1), (512, 2)], &[1, 2], &[], false)
         };
         assert_eq!(lane.submit(&mut with(Some(0))), Ok(Some(1)));
-        let waited = || std::mem::take(&mut *disk.waits.lock().unwrap());
+        let waited = || std::mem::take(&mut *disk.waits.lock());
         assert_eq!(waited(), [Ticket(1)], "and for no later group");
         assert_eq!(lane.submit(&mut with(None)), Ok(Some(3)));
         assert_eq!(lane.submit(&mut with(Some(2))), Err(Refusal::Invalid));
@@ -550,7 +549,7 @@ mod tests {
         let disk = RecordingDisk::new();
         let service = ClientService::new(&disk);
         let lane = served_lane(&service);
-        let groups = || std::mem::take(&mut *disk.groups.lock().unwrap());
+        let groups = || std::mem::take(&mut *disk.groups.lock());
         // Three groups over two parts, the middle one split and the last one empty.
         let mut first = submit_message_with_ends(&[(0, 1), (512, 1), (2048, 2)], &[2], &[], true);
         assert_eq!(lane.submit(&mut first).unwrap(), None);

@@ -6,9 +6,10 @@
 //! Law: every reply with a node is one `add_user`, and every forget is so many `remove_users`. The
 //! root is not counted, nor are `.` and `..`.
 
+use parking_lot::Mutex;
 use std::ffi::CStr;
 use std::io;
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::OnceLock;
 use std::time::Duration;
 
 use draconis_exchange::contract::directory::{
@@ -111,7 +112,7 @@ impl<'a, T: Tree + Sync> Handler<'a, T> {
     }
 
     fn take_buffer(&self, len: usize) -> Block {
-        let mut buffers = self.buffers.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut buffers = self.buffers.lock();
         let fitting = buffers.iter().rposition(|block| block.len() >= len);
         match fitting {
             Some(at) => buffers.swap_remove(at),
@@ -120,7 +121,7 @@ impl<'a, T: Tree + Sync> Handler<'a, T> {
     }
 
     fn recycle_buffer(&self, block: Block) {
-        let mut buffers = self.buffers.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut buffers = self.buffers.lock();
         if buffers.len() < 4 {
             buffers.push(block);
         }

@@ -12,9 +12,9 @@
 //! keeper sends those of a worker, since it outlives it: see
 //! [`notices`](draconis_exchange::notices).
 
+use parking_lot::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Mutex, PoisonError};
 
 use draconis_exchange::contract::Node;
 use draconis_exchange::contract::request_log::DeferredRequest;
@@ -83,7 +83,7 @@ impl Notifier {
 
     /// Queues a task. Does nothing after `close`, when the mount has ended.
     pub(super) fn send(&self, late: NotifyTask) {
-        if let Some(queue) = &*self.0.lock().unwrap_or_else(PoisonError::into_inner) {
+        if let Some(queue) = &*self.0.lock() {
             // The thread receives as long as the queue is open.
             let _ = queue.send(late);
         }
@@ -91,7 +91,7 @@ impl Notifier {
 
     /// Lets the thread exit.
     pub(super) fn close(&self) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
+        self.0.lock().take();
     }
 }
 

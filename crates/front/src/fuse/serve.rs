@@ -14,10 +14,10 @@
 mod change;
 mod replay;
 
+use parking_lot::{Mutex, MutexGuard};
 use std::io::{self, IoSlice};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread::Scope;
 use std::time::{Duration, Instant};
 
@@ -443,7 +443,7 @@ impl<'s, 'a, T: Tree + Sync, F: AsFd + Sync> LeaderFollowers<'s, 'a, T, F> {
 
     fn become_leader(&self) -> MutexGuard<'_, PollBudget> {
         self.followers.fetch_add(1, Ordering::Relaxed);
-        let leader = self.leader.lock().unwrap_or_else(PoisonError::into_inner);
+        let leader = self.leader.lock();
         self.followers.fetch_sub(1, Ordering::Relaxed);
         leader
     }

@@ -13,7 +13,7 @@
 //! Law 2: a batch waits for no more requests than there were when the last one was answered. It
 //! waits no longer than half the duration of the last flush.
 
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use super::decoder::Header;
@@ -74,15 +74,14 @@ impl SyncBatcher {
         }
         let patience = std::mem::take(&mut state.straggler_timeout);
         let is_short = |state: &mut BatchState| state.waiting.len() < state.last_batch_len;
-        let waited = self.all_joined.wait_timeout_while(state, patience, is_short);
-        let mut state = waited.unwrap_or_else(PoisonError::into_inner).0;
+        self.all_joined.wait_while_for(&mut state, is_short, patience);
         state.since = Some(Instant::now());
         state.last_batch_len = 0;
         std::mem::take(&mut state.waiting)
     }
 
     fn lock(&self) -> MutexGuard<'_, BatchState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 }
 

@@ -10,8 +10,9 @@
 //! is not yet durable.
 //! Law 2: the device runs ahead of the clock only for a waiter, and the clock then follows.
 
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::{HashMap, VecDeque};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use draconis_exchange::heap::Block;
 
@@ -246,7 +247,7 @@ impl SimDisk {
 }
 
 fn lock(core: &Mutex<SimDiskCore>) -> MutexGuard<'_, SimDiskCore> {
-    core.lock().unwrap_or_else(PoisonError::into_inner)
+    core.lock()
 }
 
 impl Disk for SimDisk {

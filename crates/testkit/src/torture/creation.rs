@@ -3,6 +3,7 @@
 //! The result is no store, the new store, empty, or the older one, unchanged. A store can be
 //! created there again.
 
+use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 
 use crate::{CrashOptions, CrashStates, RecordDisk};
@@ -95,9 +96,9 @@ fn create_with_power_cuts(
     for crash in CrashStates::new(image, disk.take_events(), options) {
         tally.states += 1;
         let is_made = !crash.marks().is_empty();
-        let judged = std::panic::catch_unwind(|| {
+        let judged = std::panic::catch_unwind(AssertUnwindSafe(|| {
             judge_creation_state(crash.disk.clone(), &how, older.as_ref(), is_made)
-        });
+        }));
         let judged = judged.unwrap_or_else(|panic| Err(Violation::from_panic("judging", &*panic)));
         judged.map_err(|Violation(why)| {
             Violation(format!("making, state {} ({:?}): {why}", tally.states, crash.kind))

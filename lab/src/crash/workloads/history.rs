@@ -4,9 +4,9 @@
 //! Law: nothing visible is overwritten in place. Files grow, are truncated to block boundaries, and
 //! are deleted. Other workloads overwrite; such data may be durable before its size is.
 
+use parking_lot::Mutex;
 use std::collections::{BTreeMap, HashMap};
 use std::hash::{DefaultHasher, Hash, Hasher};
-use std::sync::{Mutex, PoisonError};
 
 use draconis_exchange::contract::{AttributeChange, FileType};
 use draconis_ext::{Error, InodeNumber, RenameMode, Volume, XattrSet};
@@ -44,7 +44,7 @@ impl Workload for HistoryWorkload {
         record: &RecordingDisk,
         dice: &mut Random,
     ) -> anyhow::Result<()> {
-        let mut trees = self.trees.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut trees = self.trees.lock();
         let mut model =
             TreeModel { trees: &mut trees, names: BTreeMap::new(), files: HashMap::new() };
         model.record_tree_hash();
@@ -68,7 +68,7 @@ impl Workload for HistoryWorkload {
     }
 
     fn verify(&self, volume: &Volume, marks: &[u64]) -> Result<(), String> {
-        let trees = self.trees.lock().unwrap_or_else(PoisonError::into_inner);
+        let trees = self.trees.lock();
         let synced = marks.last().copied().unwrap_or(0) as usize;
         let found = volume_tree_hash(volume)?;
         if trees.iter().skip(synced).any(|tree| *tree == found) {

@@ -1,6 +1,6 @@
 //! Files renamed over and over, within and between directories.
 
-use std::sync::{Mutex, PoisonError};
+use parking_lot::Mutex;
 
 use draconis_exchange::contract::FileType;
 use draconis_ext::{InodeNumber, RenameMode, Volume};
@@ -37,7 +37,7 @@ impl Workload for RenameWorkload {
         record: &RecordingDisk,
         dice: &mut Random,
     ) -> anyhow::Result<()> {
-        let mut history = self.history.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut history = self.history.lock();
         let mut dirs = vec![];
         for nth in 0..DIRECTORY_COUNT {
             dirs.push(create(volume, InodeNumber::ROOT, &format!("d{nth}"), FileType::Directory)?);
@@ -75,7 +75,7 @@ impl Workload for RenameWorkload {
     }
 
     fn verify(&self, volume: &Volume, marks: &[u64]) -> Result<(), String> {
-        let history = self.history.lock().unwrap_or_else(PoisonError::into_inner);
+        let history = self.history.lock();
         let Some(&synced) = marks.last() else { return Ok(()) };
         let (before, after) = history.split_at(synced as usize);
         for nth in 0..FILE_COUNT {

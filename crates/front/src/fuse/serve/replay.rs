@@ -10,11 +10,11 @@
 //! Law 2: a replay ends as the change did. A change that failed is not replayed; one that succeeded
 //! and fails in the replay makes the volume read-only.
 
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::HashMap;
 use std::io;
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use draconis_exchange::contract::Node;
@@ -46,7 +46,7 @@ pub(super) struct PendingReplies {
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+    mutex.lock()
 }
 
 impl PendingReplies {
