@@ -17,17 +17,16 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::{Context, anyhow, bail, ensure};
-use draconis_device::{Disk, FileOptions, LockMode, OpenedFile, lock_file};
+use draconis_device::{Disk, FileOptions, OpenedFile};
 use draconis_objects::{
     Group, LifetimeHint, ObjectDisk, ObjectId, OpenOptions, SNAPSHOT_SEPARATOR, Store,
 };
 use draconis_service::remote_disk::DiskProcess;
-use rustix::io::Errno;
 
-use crate::error::{busy_error, not_found_error};
+use crate::error::not_found_error;
 use crate::host_file;
 use crate::messages::format_bytes;
-use crate::stores::with_context;
+use crate::stores::{lock_store_shared, with_context};
 
 /// Magic at the start of a store.
 const STORE_MAGIC: &[u8; 8] = b"DracoObj";
@@ -57,17 +56,8 @@ impl StoreDiskName {
 
     /// Opens the store read-only with a shared lock.
     pub fn open_shared(self) -> anyhow::Result<UnreadStoreDisk> {
-        let shown = self.store.display();
-        let file = File::open(&self.store).with_context(|| shown.to_string())?;
-        match lock_file(&file, LockMode::Shared) {
-            Err(Errno::WOULDBLOCK) => {
-                return Err(busy_error(format!(
-                    "{shown} is in use: unmount its disks if some are mounted (draconis status), or wait until \
-                 the command that changes it is done"
-                )));
-            }
-            claimed => claimed?,
-        }
+        let file = File::open(&self.store).with_context(|| self.store.display().to_string())?;
+        lock_store_shared(&file, &self.store)?;
         self.open_in_file(file, false)
     }
 

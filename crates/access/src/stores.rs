@@ -53,7 +53,6 @@ pub fn with_context(device: &Path, error: Error) -> anyhow::Error {
 
 /// Opens the disk of a store for reading.
 pub fn open_disk_shared(device: &Path, uring: bool) -> anyhow::Result<Arc<dyn Disk>> {
-    let shown = device.display();
     let file = match File::open(device) {
         Err(error)
             if error.kind() == ErrorKind::NotFound && remote_disk::parse_url(device).is_none() =>
@@ -63,16 +62,20 @@ pub fn open_disk_shared(device: &Path, uring: bool) -> anyhow::Result<Arc<dyn Di
         Err(error) => return Err(host_file::open_error(device, error)),
         Ok(file) => file,
     };
-    match lock_file(&file, LockMode::Shared) {
-        Err(Errno::WOULDBLOCK) => {
-            return Err(busy_error(format!(
-                "{shown} is in use: unmount its disks if some are mounted (draconis status), or wait until \
-                 the command that changes it is done"
-            )));
-        }
-        claimed => claimed?,
-    }
+    lock_store_shared(&file, device)?;
     open_store_disk(file, device, false, uring)
+}
+
+/// Locks the file of a store against writers.
+pub(crate) fn lock_store_shared(file: &File, store: &Path) -> anyhow::Result<()> {
+    match lock_file(file, LockMode::Shared) {
+        Err(Errno::WOULDBLOCK) => Err(busy_error(format!(
+            "{} is in use: unmount its disks if some are mounted (draconis status), or wait until \
+             the command that changes it is done",
+            store.display()
+        ))),
+        claimed => Ok(claimed?),
+    }
 }
 
 /// Wraps an open file as the disk of a store.

@@ -93,15 +93,15 @@ impl ImageFile {
 
 /// Reads a number in a structure that was read whole; bytes past its end are zero.
 pub(crate) fn be32(bytes: &[u8], at: usize) -> u32 {
-    le_number(bytes, at, 4) as u32
+    be_number(bytes, at, 4) as u32
 }
 
 pub(crate) fn be64(bytes: &[u8], at: usize) -> u64 {
-    le_number(bytes, at, 8)
+    be_number(bytes, at, 8)
 }
 
 pub(crate) fn le16(bytes: &[u8], at: usize) -> u16 {
-    (le_number(bytes, at, 2) as u16).swap_bytes()
+    (be_number(bytes, at, 2) as u16).swap_bytes()
 }
 
 pub(crate) fn le32(bytes: &[u8], at: usize) -> u32 {
@@ -112,7 +112,7 @@ pub(crate) fn le64(bytes: &[u8], at: usize) -> u64 {
     be64(bytes, at).swap_bytes()
 }
 
-fn le_number(bytes: &[u8], at: usize, len: usize) -> u64 {
+fn be_number(bytes: &[u8], at: usize, len: usize) -> u64 {
     let field = bytes.get(at..at.saturating_add(len)).unwrap_or_default();
     field.iter().fold(0, |number, byte| number << 8 | u64::from(*byte))
 }

@@ -1,9 +1,6 @@
 //! Read-only disks over a source of bytes.
 
-use draconis_device::{
-    Atomic, Disk, Error as DiskError, Extent, Group, Pending, Properties, ReadAnswer, Refused,
-    Ticket, Urgency,
-};
+use draconis_device::{Atomic, Disk, Extent, Pending, Properties, ReadAnswer, Refused, Urgency};
 use draconis_exchange::heap::Block;
 
 use crate::Error;
@@ -56,21 +53,5 @@ impl<F: ReadSource> Disk for ReadOnlyDisk<F> {
             Ok(()) => Ok(into),
             Err(error) => Err(Refused { payload: Some(into), error }),
         })
-    }
-
-    fn submit_chain(
-        &self,
-        chain: Vec<Group>,
-        _: &[Ticket],
-    ) -> Result<Vec<Ticket>, Refused<Vec<Group>>> {
-        Err(Refused { payload: Some(chain), error: DiskError::ReadOnly })
-    }
-
-    fn wait_visible(&self, ticket: Ticket) -> Result<(), DiskError> {
-        Err(DiskError::UnknownTicket(ticket))
-    }
-
-    fn wait_durable(&self, ticket: Ticket) -> Result<(), DiskError> {
-        Err(DiskError::UnknownTicket(ticket))
     }
 }

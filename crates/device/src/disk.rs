@@ -306,6 +306,8 @@ pub trait Disk: Send + Sync {
     /// that stops midway has written a prefix, as after a power cut: complete groups, and any part
     /// of the next one.
     ///
+    /// A disk that is only read need not implement this and the two waits: they refuse.
+    ///
     /// # Errors
     /// Returns all groups with the reason, and writes nothing: out of range, misaligned, too large,
     /// an unknown ticket in `after`, read-only, or stopped by an earlier failure.
@@ -313,7 +315,10 @@ pub trait Disk: Send + Sync {
         &self,
         chain: Vec<Group>,
         after: &[Ticket],
-    ) -> Result<Vec<Ticket>, Refused<Vec<Group>>>;
+    ) -> Result<Vec<Ticket>, Refused<Vec<Group>>> {
+        let _ = after;
+        Err(Refused { payload: Some(chain), error: Error::ReadOnly })
+    }
 
     /// [`Disk::submit_chain`] with options: see [`SubmitOptions`].
     ///
@@ -336,7 +341,9 @@ pub trait Disk: Send + Sync {
     ///
     /// # Errors
     /// As [`Disk::wait_durable`].
-    fn wait_visible(&self, ticket: Ticket) -> Result<(), Error>;
+    fn wait_visible(&self, ticket: Ticket) -> Result<(), Error> {
+        Err(Error::UnknownTicket(ticket))
+    }
 
     /// Returns true if [`Disk::wait_durable`] can return [`Error::Unreachable`]. Callers then wait in a
     /// separate call, which reports it.
@@ -359,7 +366,9 @@ pub trait Disk: Send + Sync {
     /// # Errors
     /// Error of the first failed write or flush; [`Error::Unreachable`], after which the wait can be
     /// repeated.
-    fn wait_durable(&self, ticket: Ticket) -> Result<(), Error>;
+    fn wait_durable(&self, ticket: Ticket) -> Result<(), Error> {
+        Err(Error::UnknownTicket(ticket))
+    }
 
     /// Discards `extents` once the tickets in `after` are durable. A hint: until the next write,
     /// each read may return old bytes or zeroes, and so may a power cut leave them.

@@ -32,8 +32,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use common::exercise::{self, ReadOutcome};
 use common::spoil::{assert_peak_memory_is_small, corrupt_field, scaled_rounds};
 use draconis_device::{
-    Disk, Error as DiskError, Extent, Group, MemoryDisk, Pending, Properties, Random, ReadAnswer,
-    Refused, Ticket, Urgency,
+    Disk, Error as DiskError, Extent, MemoryDisk, Pending, Properties, Random, ReadAnswer, Refused,
+    Urgency,
 };
 use draconis_exchange::heap::Block;
 use draconis_ext::{Error, Volume};
@@ -200,21 +200,5 @@ impl Disk for ReadCountingDisk {
             return Pending::ready(Err(Refused { payload: Some(into), error: DiskError::Stopped }));
         }
         self.disk.read(at, into, urgency)
-    }
-
-    fn submit_chain(
-        &self,
-        chain: Vec<Group>,
-        _: &[Ticket],
-    ) -> Result<Vec<Ticket>, Refused<Vec<Group>>> {
-        Err(Refused { payload: Some(chain), error: DiskError::ReadOnly })
-    }
-
-    fn wait_visible(&self, ticket: Ticket) -> Result<(), DiskError> {
-        Err(DiskError::UnknownTicket(ticket))
-    }
-
-    fn wait_durable(&self, ticket: Ticket) -> Result<(), DiskError> {
-        Err(DiskError::UnknownTicket(ticket))
     }
 }

@@ -10,8 +10,8 @@ use std::time::Duration;
 use common::storm::write_options;
 use common::{Image, tree};
 use draconis_device::{
-    Disk, Error as DiskError, Extent, Group, MemoryDisk, Pending, Promise, Properties, ReadAnswer,
-    Refused, Ticket, Urgency, promise_pair,
+    Disk, Error as DiskError, Extent, MemoryDisk, Pending, Promise, Properties, ReadAnswer,
+    Refused, Urgency, promise_pair,
 };
 use draconis_exchange::contract::FileType;
 use draconis_exchange::heap::Block;
@@ -98,22 +98,6 @@ impl Disk for DelayedReadDisk {
         self.counts.most_flying.fetch_max(flying + at.len_bytes, Ordering::Relaxed);
         self.queue.lock().unwrap().send((at, into, promise)).unwrap();
         answer
-    }
-
-    fn submit_chain(
-        &self,
-        chain: Vec<Group>,
-        _: &[Ticket],
-    ) -> Result<Vec<Ticket>, Refused<Vec<Group>>> {
-        Err(Refused { payload: Some(chain), error: DiskError::ReadOnly })
-    }
-
-    fn wait_visible(&self, ticket: Ticket) -> Result<(), DiskError> {
-        Err(DiskError::UnknownTicket(ticket))
-    }
-
-    fn wait_durable(&self, ticket: Ticket) -> Result<(), DiskError> {
-        Err(DiskError::UnknownTicket(ticket))
     }
 }
 

@@ -20,11 +20,8 @@ impl Checksummer {
 pub(crate) const COUNTER_END: u64 = 1 << 62;
 
 /// Spreads a number over all bits (the finaliser of SplitMix64).
-pub(crate) fn mix_bits(mut x: u64) -> u64 {
-    x = x.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    x ^ (x >> 31)
+pub(crate) fn mix_bits(number: u64) -> u64 {
+    draconis_device::Random::new(number).next_u64()
 }
 
 /// Appends a number in 7-bit groups, least significant first.

@@ -15,7 +15,7 @@ mod compact;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
-use draconis_device::{Error as DiskError, Extent, Ticket};
+use draconis_device::{Error as DiskError, Extent, Random, Ticket};
 
 use super::log::{FIRST_SECTOR_DESCRIPTORS, LOG_SECTOR_BYTES, LogWrite, build_entry};
 use super::{DATA_WRITE_GUID_AT, FILE_WRITE_GUID_OFFSET, LOG_GUID_AT, MIB, Vhdx, set_checksum};
@@ -35,7 +35,7 @@ pub(crate) struct WritableVhdx {
     /// End of the file when it was opened.
     opened_end: u64,
     /// Seed of new GUIDs.
-    guid_seed: u64,
+    guids: Random,
     in_session: bool,
     log_id: [u8; 16],
     /// Number of the next entry.
@@ -96,7 +96,7 @@ impl WritableVhdx {
             map,
             end,
             opened_end: end,
-            guid_seed: chance,
+            guids: Random::new(chance),
             in_session: false,
             log_id: [0; 16],
             number: 1,
@@ -110,15 +110,7 @@ impl WritableVhdx {
 
     /// Returns a new GUID.
     fn new_guid(&mut self) -> [u8; 16] {
-        let mut half = || {
-            // SplitMix64.
-            self.guid_seed = self.guid_seed.wrapping_add(0x9E37_79B9_7F4A_7C15);
-            let mut mixed = self.guid_seed;
-            mixed = (mixed ^ mixed >> 30).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-            mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94D0_49BB_1331_11EB);
-            mixed ^ mixed >> 31
-        };
-        let all = u128::from(half()) << 64 | u128::from(half());
+        let all = u128::from(self.guids.next_u64()) << 64 | u128::from(self.guids.next_u64());
         // Version 4, as stored: the third number is little-endian.
         let all = all & !(0xF << 60 | 0xC0 << 64) | 0x4 << 60 | 0x80 << 64;
         all.to_le_bytes()

@@ -2,9 +2,7 @@
 
 use std::sync::Arc;
 
-use draconis_device::{
-    Disk, Error, Extent, Group, Pending, Properties, ReadAnswer, Refused, Ticket, Urgency,
-};
+use draconis_device::{Disk, Error, Extent, Pending, Properties, ReadAnswer, Refused, Urgency};
 use draconis_exchange::heap::Block;
 
 use super::journal_file::{JournalFile, read_bytes};
@@ -84,21 +82,5 @@ impl Disk for ReplayedDisk {
             }
         });
         Pending::ready(renewed)
-    }
-
-    fn submit_chain(
-        &self,
-        chain: Vec<Group>,
-        _: &[Ticket],
-    ) -> Result<Vec<Ticket>, Refused<Vec<Group>>> {
-        Err(Refused { payload: Some(chain), error: Error::ReadOnly })
-    }
-
-    fn wait_visible(&self, ticket: Ticket) -> Result<(), Error> {
-        Err(Error::UnknownTicket(ticket))
-    }
-
-    fn wait_durable(&self, ticket: Ticket) -> Result<(), Error> {
-        Err(Error::UnknownTicket(ticket))
     }
 }

@@ -11,7 +11,7 @@ use std::process::Command;
 use std::sync::Arc;
 
 use draconis_device::{
-    Atomic, Disk, Error, Extent, Group, Pending, Properties, ReadAnswer, Refused, Ticket, Urgency,
+    Atomic, Disk, Error, Extent, Pending, Properties, ReadAnswer, Refused, Urgency,
 };
 use draconis_exchange::heap::Block;
 use draconis_ext::{OpenOptions, Volume};
@@ -65,22 +65,6 @@ impl Disk for PreadDisk {
             Ok(()) => Ok(into),
             Err(error) => Err(Refused { payload: Some(into), error }),
         })
-    }
-
-    fn submit_chain(
-        &self,
-        chain: Vec<Group>,
-        _: &[Ticket],
-    ) -> Result<Vec<Ticket>, Refused<Vec<Group>>> {
-        Err(Refused { payload: Some(chain), error: Error::ReadOnly })
-    }
-
-    fn wait_visible(&self, ticket: Ticket) -> Result<(), Error> {
-        Err(Error::UnknownTicket(ticket))
-    }
-
-    fn wait_durable(&self, ticket: Ticket) -> Result<(), Error> {
-        Err(Error::UnknownTicket(ticket))
     }
 }
 

@@ -65,13 +65,6 @@ pub struct DiskStatistics {
     pub trace: u64,
 }
 
-impl DiskStatistics {
-    /// Returns the number of completed requests.
-    pub const fn total_requests(&self) -> u64 {
-        self.reads + self.writes + self.flushes + self.discards
-    }
-}
-
 #[derive(Debug)]
 struct SimDiskCore {
     clock: Clock,
@@ -152,12 +145,6 @@ impl SimDisk {
     pub fn ssd(len_bytes: u64, seed: u64) -> (Arc<Self>, Clock) {
         let parameters = SsdParameters { seed, ..SsdParameters::p3700(len_bytes) };
         Self::with_clock(Ssd::new(parameters))
-    }
-
-    /// Creates a flash disk that is full and worn in, and its clock: [`Ssd::preconditioned`].
-    pub fn preconditioned_ssd(len_bytes: u64, seed: u64) -> (Arc<Self>, Clock) {
-        let parameters = SsdParameters { seed, ..SsdParameters::p3700(len_bytes) };
-        Self::with_clock(Ssd::preconditioned(parameters))
     }
 
     fn with_clock(timing: impl DeviceTiming + 'static) -> (Arc<Self>, Clock) {
