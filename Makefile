@@ -6,7 +6,7 @@ DESTDIR ?=
 # Where mount(8) looks for its helpers: there and in /usr/sbin, whatever the PREFIX.
 SBINDIR ?= /sbin
 
-.PHONY: all demo test test-often long long-images exact matrix lint loom crash crash-store use-store deaths lab bench bench-channel lab-programs install install-program install-units install-helper install-lib lib header wheel crates msrv semver dist deb image book fuzz fuzz-images clean
+.PHONY: all demo test test-often test-release long long-images exact matrix lint loom crash crash-store use-store deaths lab bench bench-channel lab-programs install install-program install-units install-helper install-lib lib header wheel crates msrv semver dist deb image book fuzz fuzz-images clean
 
 all:
 	$(CARGO) build --release --locked
@@ -32,6 +32,13 @@ test:
 test-often:
 	@tools/packages test
 	@tools/test-often $(or $(RUNS),20) tools/test-run $(CARGO) test --workspace --locked $(addprefix --test ,$(TESTS))
+
+# The tests of the commands against the program as it ships: optimised, without fault hooks.
+test-release:
+	@tools/packages test
+	$(CARGO) build --release --locked
+	@if grep -q DRACONIS_BREAK target/release/draconis; then echo "the program has fault hooks"; exit 1; fi
+	DRACONIS_PROGRAM=$(abspath target/release/draconis) tools/test-run $(CARGO) test --locked --test '*'
 
 # A volume of a container image of so many MiB, from memory that does not grow with it. It needs
 # twice that on the disk of TMPDIR.

@@ -401,7 +401,7 @@ fn our_archives_unpack_with_other_tools() {
         RandomTree::make_random_tree(&tree.kernel.at, seed + 1000, false);
         let (wanted, image) = (tree.tree_properties(), tree.image.clone());
         drop(tree);
-        let program = env!("CARGO_BIN_EXE_draconis");
+        let program = crate::common::program();
         for (tool, sparse, locale) in [
             (Gnu, "auto", "C"),
             (Gnu, "always", "C.UTF-8"),

@@ -70,7 +70,7 @@ impl VolumeAndHostDir {
     fn list_tree(&self) -> BTreeMap<String, String> {
         let into = tempfile::tempdir().unwrap();
         let (image, into_path) = (self.image.display(), into.path().display());
-        let program = env!("CARGO_BIN_EXE_draconis");
+        let program = crate::common::program();
         run_shell(into.path(), &format!("'{program}' tar {image} | tar -C {into_path} -xp"));
         tree_at(into.path())
     }
@@ -331,7 +331,7 @@ fn acls_and_xattr_names_round_trip() {
     run_shell(&dir, &format!("tar {gnu} --format=pax -cf {} .", archive.display()));
     let alone = draconis.path("acls.tar");
     run_shell(&dir, &format!("tar --acls --format=pax -cf {} .", alone.display()));
-    let program = env!("CARGO_BIN_EXE_draconis");
+    let program = crate::common::program();
     let shown = image.to_str().unwrap();
     for from in [&dir, &archive, &alone] {
         let from = from.to_str().unwrap();

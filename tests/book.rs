@@ -121,7 +121,7 @@ fn run_page_commands(draconis: &Draconis, page: &Path) -> usize {
     let name = page.file_stem().unwrap().to_str().unwrap();
     let text = std::fs::read_to_string(page).unwrap();
     let dir = draconis.make_dir(name);
-    let own = Path::new(env!("CARGO_BIN_EXE_draconis")).parent().unwrap();
+    let own = Path::new(crate::common::program()).parent().unwrap();
     let libraries = InstalledLibraries::install(own, &draconis.make_dir("libraries"));
     let python = libraries.python.as_deref().map_or(String::new(), |bin| format!("{bin}:"));
     let path = format!("{}:{python}{}", own.display(), std::env::var("PATH").unwrap());

@@ -10,7 +10,7 @@ use common::{Draconis, is_installed, report_skipped};
 /// Lets bash complete a line in `dir` as readline does; returns the sorted
 /// completions.
 fn bash_completions(draconis: &Draconis, dir: &Path, line: &str) -> Vec<String> {
-    let own = Path::new(env!("CARGO_BIN_EXE_draconis")).parent().unwrap();
+    let own = Path::new(crate::common::program()).parent().unwrap();
     let path = format!("{}:{}", own.display(), std::env::var("PATH").unwrap());
     // Splits the words as readline does, by COMP_WORDBREAKS, without quotes.
     let script = r#"

@@ -120,7 +120,7 @@ fn make_example_directory(draconis: &Draconis, name: &str) -> PathBuf {
 }
 
 fn run(draconis: &Draconis, dir: &Path, script: &str) -> Output {
-    let own = Path::new(env!("CARGO_BIN_EXE_draconis")).parent().unwrap();
+    let own = Path::new(crate::common::program()).parent().unwrap();
     let path = format!("{}:{}", own.display(), std::env::var("PATH").unwrap());
     let mut bash = Command::new("bash");
     bash.args(["-euo", "pipefail", "-c", script]).current_dir(dir);
@@ -132,7 +132,7 @@ fn run(draconis: &Draconis, dir: &Path, script: &str) -> Output {
 fn page_examples_work() {
     let draconis = Draconis::new();
     let can_mount = has_fuse("the examples that mount");
-    let lab = Path::new(env!("CARGO_BIN_EXE_draconis")).with_file_name("draconis-lab").exists();
+    let lab = Path::new(crate::common::program()).with_file_name("draconis-lab").exists();
     if !lab {
         report_skipped("the examples of draconis lab need draconis-lab to be built");
     }

@@ -164,7 +164,7 @@ fn upgrade_with_open_files() {
         // And back, as after a withdrawn release.
         draconis.run_ok(["upgrade"]);
         let manager = draconis.status()["manager_pid"].clone();
-        assert_eq!(program_of_process(&manager), Path::new(env!("CARGO_BIN_EXE_draconis")));
+        assert_eq!(program_of_process(&manager), Path::new(crate::common::program()));
         let bytes = std::fs::read(one.join("kept")).unwrap();
         assert_eq!((bytes.len() as u64, bytes.last()), (len + 1, Some(&b'y')));
         // A killed worker of the new keeper is replaced, too.

@@ -101,8 +101,8 @@ fn dead_mount_is_cleared_by_any_unmount() {
     }
     let draconis = Draconis::new();
     let image = make_small_volume(&draconis, "a.img");
-    let mut commands = vec![vec![env!("CARGO_BIN_EXE_draconis"), "umount"]];
-    commands.push(vec![env!("CARGO_BIN_EXE_draconis"), "umount", "-f"]);
+    let mut commands = vec![vec![crate::common::program(), "umount"]];
+    commands.push(vec![crate::common::program(), "umount", "-f"]);
     if has_tool("unmounting by another program", "fusermount3") {
         commands.push(vec!["fusermount3", "-u"]);
     }
@@ -158,7 +158,7 @@ fn manager_closes_inherited_descriptors() {
     let status = Command::new("sh")
         .args(["-euc", script, "sh"])
         .arg(at.join("hello"))
-        .arg(env!("CARGO_BIN_EXE_draconis"))
+        .arg(crate::common::program())
         .args([&image, &below])
         .env("DRACONIS_RUNTIME_DIR", other.make_dir("run"))
         .status();

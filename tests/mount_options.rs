@@ -234,7 +234,7 @@ fn mount_uses_installed_helper() {
     draconis.make_dir("at");
     draconis.make_dir("prefix/bin");
     let program = draconis.path("prefix/bin/draconis");
-    std::os::unix::fs::symlink(env!("CARGO_BIN_EXE_draconis"), program).unwrap();
+    std::os::unix::fs::symlink(crate::common::program(), program).unwrap();
     let installed = Command::new("make")
         .args(["-s", "-C", env!("CARGO_MANIFEST_DIR"), "install-helper"])
         .arg(format!("PREFIX={}", draconis.path("prefix").display()))
@@ -262,7 +262,7 @@ fn mount_works_without_our_helper() {
     draconis.make_dir("at");
     draconis.make_dir("prefix/bin");
     let program = draconis.path("prefix/bin/draconis");
-    std::os::unix::fs::symlink(env!("CARGO_BIN_EXE_draconis"), program).unwrap();
+    std::os::unix::fs::symlink(crate::common::program(), program).unwrap();
     let sbin = draconis.make_dir("sbin");
     let found = Command::new("sh").args(["-c", "command -v mount.fuse3"]).output().unwrap();
     let found = String::from_utf8(found.stdout).unwrap();

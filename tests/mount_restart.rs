@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use common::volume::run_e2fsck;
-use common::{Draconis, has_fuse, has_root, mke2fs, stop_process, wait_until};
+use common::{Draconis, has_fault_hooks, has_fuse, has_root, mke2fs, stop_process, wait_until};
 use rustix::process::{Pid, Signal, kill_process};
 
 fn worker_pid(draconis: &Draconis) -> i64 {
@@ -150,14 +150,14 @@ fn repeated_worker_deaths_end_restarts() {
 
 #[test]
 fn request_that_kills_workers_is_quarantined() {
-    if !has_fuse("killing workers") {
+    if !has_fuse("killing workers") || !has_fault_hooks("killing workers") {
         return;
     }
     let draconis = Draconis::new();
     let image = make_volume(&draconis, "ext2");
     let at = draconis.make_dir("at");
     // Starts a manager that passes the injected fault on to its workers.
-    let status = Command::new(env!("CARGO_BIN_EXE_draconis"))
+    let status = Command::new(crate::common::program())
         .arg("mount")
         .args([&image, &at])
         .env("DRACONIS_RUNTIME_DIR", draconis.make_dir("run"))
@@ -179,7 +179,7 @@ fn request_that_kills_workers_is_quarantined() {
 
 #[test]
 fn pending_requests_fail_once_without_kernel_resend() {
-    if !has_fuse("killing workers") {
+    if !has_fuse("killing workers") || !has_fault_hooks("killing workers") {
         return;
     }
     let mut draconis = Draconis::new();

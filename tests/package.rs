@@ -12,7 +12,7 @@ fn build_packages(draconis: &Draconis, into: &str, parts: &[&str]) -> PathBuf {
     let out = draconis.path(into);
     let mut dist = Command::new("tools/dist");
     dist.current_dir(env!("CARGO_MANIFEST_DIR"));
-    dist.args(["--program", env!("CARGO_BIN_EXE_draconis"), "--out"]).arg(&out).args(parts);
+    dist.args(["--program", crate::common::program(), "--out"]).arg(&out).args(parts);
     // The program under test is large.
     dist.env("DEB_COMPRESSION", "none").env("SOURCE_DATE_EPOCH", "1700000000");
     run_and_capture(&mut dist);
@@ -91,9 +91,7 @@ fn tarball_and_image_are_reproducible_and_work() {
     let inside = draconis.path("inside");
     let line = format!("{}:/usr/bin/draconis", image.display());
     draconis.run_ok(["get", &line, inside.to_str().unwrap()]);
-    assert!(
-        std::fs::read(inside).unwrap() == std::fs::read(env!("CARGO_BIN_EXE_draconis")).unwrap()
-    );
+    assert!(std::fs::read(inside).unwrap() == std::fs::read(crate::common::program()).unwrap());
 }
 
 #[test]

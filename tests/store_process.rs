@@ -55,7 +55,7 @@ impl TestStore {
 }
 
 fn program_path() -> &'static Path {
-    Path::new(env!("CARGO_BIN_EXE_draconis"))
+    Path::new(crate::common::program())
 }
 
 fn own_pidfd() -> OwnedFd {

@@ -28,7 +28,7 @@ fn systemd_units_verify() {
     let from = Path::new(env!("CARGO_MANIFEST_DIR")).join("dist/systemd");
     for unit in ["draconis.socket", "draconis.service", "draconis-mount@.service"] {
         let text = std::fs::read_to_string(from.join(unit)).unwrap();
-        let text = text.replace("/usr/bin/draconis", env!("CARGO_BIN_EXE_draconis"));
+        let text = text.replace("/usr/bin/draconis", crate::common::program());
         std::fs::write(dir.path().join(unit), text).unwrap();
     }
     for user in [&[][..], &["--user"]] {
@@ -60,7 +60,7 @@ fn manager_uses_passed_socket_and_notifies_readiness() {
     {
         command.arg(format!("--setenv={name}={}", value.display()));
     }
-    command.args([env!("CARGO_BIN_EXE_draconis"), "serve"]);
+    command.args([crate::common::program(), "serve"]);
     let mut manager = KillOnDrop(command.stderr(Stdio::null()).spawn().unwrap());
     // The first connection starts the manager.
     wait_until("the socket is there", || UnixStream::connect(&socket).is_ok());

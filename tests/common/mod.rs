@@ -11,6 +11,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
+use std::sync::LazyLock;
 use std::time::{Duration, Instant};
 
 use draconis_device::Random;
@@ -39,7 +40,7 @@ impl Draconis {
     }
 
     pub fn command(&self) -> Command {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_draconis"));
+        let mut command = Command::new(program());
         command.env("DRACONIS_RUNTIME_DIR", self.make_dir("run")).stdin(Stdio::null());
         command.envs(self.leaves_out.iter().map(|what| ("DRACONIS_BREAK", what)));
         command
@@ -105,7 +106,7 @@ pub fn copy_program(from: impl AsRef<OsStr>, to: &Path) {
 
 /// Copies the program under test to a path where another user may run it.
 pub fn copy_draconis(to: &Path) {
-    copy_program(env!("CARGO_BIN_EXE_draconis"), to);
+    copy_program(program(), to);
 }
 
 pub fn mounts_below(dir: &Path) -> Vec<PathBuf> {
@@ -116,6 +117,23 @@ pub fn mounts_below(dir: &Path) -> Vec<PathBuf> {
 
 pub fn is_root() -> bool {
     rustix::process::geteuid().is_root()
+}
+
+/// Returns the program under test: the one that Cargo built for the tests, or `DRACONIS_PROGRAM`.
+pub fn program() -> &'static str {
+    static GIVEN: LazyLock<Option<String>> =
+        LazyLock::new(|| std::env::var("DRACONIS_PROGRAM").ok());
+    GIVEN.as_deref().unwrap_or(env!("CARGO_BIN_EXE_draconis"))
+}
+
+/// Returns true if the program can be told to leave something out, which one that ships cannot;
+/// otherwise reports the test as skipped.
+pub fn has_fault_hooks(test: &str) -> bool {
+    let has = std::env::var_os("DRACONIS_PROGRAM").is_none();
+    if !has {
+        report_skipped(format_args!("{test} needs a program with fault hooks"));
+    }
+    has
 }
 
 /// Returns true if FUSE is available; otherwise reports the test as skipped.

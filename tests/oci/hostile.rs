@@ -155,7 +155,7 @@ fn decompression_bombs_are_refused() {
     let image = draconis.path("image");
     let names = "ulimit -d 2500000; yes | head -c 0; exec \"$0\" format --from - \"$1\"";
     let mut child = Command::new("sh")
-        .args(["-c", names, env!("CARGO_BIN_EXE_draconis")])
+        .args(["-c", names, crate::common::program()])
         .arg(&image)
         .stdin(std::process::Stdio::piped())
         .stderr(std::process::Stdio::piped())

@@ -164,7 +164,7 @@ fn memory_use_is_independent_of_image_size() {
     let script =
         format!("ulimit -d {MAX_MEMORY_KIB} && exec \"$0\" format -t ext4 --from \"$1\" \"$2\"");
     let mut format = Command::new("sh");
-    format.args(["-c", &script, env!("CARGO_BIN_EXE_draconis"), &layout.source_spec("long")]);
+    format.args(["-c", &script, crate::common::program(), &layout.source_spec("long")]);
     run_and_capture(format.arg(&image));
     run_e2fsck(&image);
     draconis.run_failing(["cat", &format!("{}:/gone/large", image.display())]);

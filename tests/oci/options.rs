@@ -303,7 +303,7 @@ fn large_image_uses_little_memory() {
     let image = draconis.path("image");
     let script = "ulimit -d 131072 && exec \"$0\" format --from \"$1\" \"$2\"";
     let output = Command::new("sh")
-        .args(["-c", script, env!("CARGO_BIN_EXE_draconis"), &layout.source_spec("")])
+        .args(["-c", script, crate::common::program(), &layout.source_spec("")])
         .arg(&image)
         .output()
         .unwrap();
