@@ -347,7 +347,7 @@ impl CachedDisk {
         }
         self.with_bytes(data.at, data.stored as usize, true, |stored| {
             self.verify_payload(data, stored)?;
-            into.copy_from_slice(&stored[data.skip as usize..][..data.len as usize]);
+            into.copy_from_slice(data.referenced_bytes(stored));
             Ok(())
         })
     }
@@ -395,7 +395,7 @@ impl CachedDisk {
         let (index, from) = (data.at / page, (data.at % page) as usize);
         let part = |stored: &[u8]| {
             self.verify_payload(data, stored).ok()?;
-            Some(stored.get(data.skip as usize..)?.get(..data.len as usize)?.to_vec())
+            Some(data.referenced_bytes(stored).to_vec())
         };
         let value = if from + len <= page as usize {
             pages.with_page(index, |held| part(held.get(from..from + len)?))??
@@ -424,7 +424,7 @@ impl CachedDisk {
         }
         self.with_bytes(data.at, data.stored as usize, true, |stored| {
             self.verify_payload(data, stored)?;
-            Ok(stored[data.skip as usize..][..data.len as usize].to_vec())
+            Ok(data.referenced_bytes(stored).to_vec())
         })
     }
 
@@ -446,8 +446,7 @@ impl CachedDisk {
                 if self.verify_payload(data, stored).is_err() {
                     continue;
                 }
-                let value = &stored[data.skip as usize..][..data.len as usize];
-                values[nth] = Some(value.to_vec());
+                values[nth] = Some(data.referenced_bytes(stored).to_vec());
                 if !is_roomy && u64::from(data.stored) <= CACHED_READ_MAX {
                     self.cache_pages(from, &bytes, self.pages_of(data.at, data.end()));
                 }
