@@ -608,19 +608,22 @@ impl CachedDisk {
         Some(node)
     }
 
-    /// Returns a node by its weak reference, while the cache does not evict.
-    fn node_from_weak_ref(&self, ptr: BlockPtr, seen: &NodeRef) -> Option<Arc<Node>> {
-        let node = seen.upgrade(ptr).filter(|_| self.memory.is_below_eviction())?;
-        self.hits.fetch_add(1, Ordering::Relaxed);
-        Some(node)
-    }
-
-    /// Stores the weak reference of a found node, and returns the node.
-    fn set_node_ref(&self, ptr: BlockPtr, seen: &NodeRef, node: Arc<Node>) -> Arc<Node> {
+    /// Returns a node by its weak reference while the cache does not evict, or loads it.
+    fn node_via_ref(
+        &self,
+        ptr: BlockPtr,
+        seen: &NodeRef,
+        load: impl FnOnce() -> Result<Arc<Node>>,
+    ) -> Result<Arc<Node>> {
+        if let Some(node) = seen.upgrade(ptr).filter(|_| self.memory.is_below_eviction()) {
+            self.hits.fetch_add(1, Ordering::Relaxed);
+            return Ok(node);
+        }
+        let node = load()?;
         if self.memory.is_below_eviction() {
             seen.set_node(ptr, &node);
         }
-        node
+        Ok(node)
     }
 
     /// Returns true if a node is in memory.
@@ -675,10 +678,7 @@ impl NodeSource for CachedNodes<'_> {
     }
 
     fn load_via_ref(&self, ptr: BlockPtr, seen: &NodeRef) -> Result<Arc<Node>> {
-        match self.io.node_from_weak_ref(ptr, seen) {
-            Some(node) => Ok(node),
-            None => self.load(ptr).map(|node| self.io.set_node_ref(ptr, seen, node)),
-        }
+        self.io.node_via_ref(ptr, seen, || self.load(ptr))
     }
 }
 
@@ -710,9 +710,6 @@ impl NodeSource for CachedDisk {
     }
 
     fn load_via_ref(&self, ptr: BlockPtr, seen: &NodeRef) -> Result<Arc<Node>> {
-        match self.node_from_weak_ref(ptr, seen) {
-            Some(node) => Ok(node),
-            None => self.load(ptr).map(|node| self.set_node_ref(ptr, seen, node)),
-        }
+        self.node_via_ref(ptr, seen, || self.load(ptr))
     }
 }

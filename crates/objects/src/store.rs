@@ -418,7 +418,7 @@ impl Store {
             id: superblock.id,
             profile: superblock.profile,
             disk_bytes: superblock.geometry.disk_bytes,
-            capacity_bytes: core.capacity_bytes(),
+            capacity_bytes: core.reserve.capacity_bytes,
             used_bytes: core.log.segments.total_rewrite_bytes(),
             segments: superblock.geometry.segments,
             free_segments: to_u32_saturating(core.log.segments.free_segments() as u64),
