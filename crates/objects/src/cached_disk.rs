@@ -347,7 +347,7 @@ impl CachedDisk {
         }
         self.with_bytes(data.at, data.stored as usize, true, |stored| {
             self.verify_payload(data, stored)?;
-            into.copy_from_slice(&stored[data.skip as usize..][..data.len as usize]);
+            into.copy_from_slice(data.referenced_bytes(stored));
             Ok(())
         })
     }
@@ -395,7 +395,7 @@ impl CachedDisk {
         let (index, from) = (data.at / page, (data.at % page) as usize);
         let part = |stored: &[u8]| {
             self.verify_payload(data, stored).ok()?;
-            Some(stored.get(data.skip as usize..)?.get(..data.len as usize)?.to_vec())
+            Some(data.referenced_bytes(stored).to_vec())
         };
         let value = if from + len <= page as usize {
             pages.with_page(index, |held| part(held.get(from..from + len)?))??
@@ -424,7 +424,7 @@ impl CachedDisk {
         }
         self.with_bytes(data.at, data.stored as usize, true, |stored| {
             self.verify_payload(data, stored)?;
-            Ok(stored[data.skip as usize..][..data.len as usize].to_vec())
+            Ok(data.referenced_bytes(stored).to_vec())
         })
     }
 
@@ -446,8 +446,7 @@ impl CachedDisk {
                 if self.verify_payload(data, stored).is_err() {
                     continue;
                 }
-                let value = &stored[data.skip as usize..][..data.len as usize];
-                values[nth] = Some(value.to_vec());
+                values[nth] = Some(data.referenced_bytes(stored).to_vec());
                 if !is_roomy && u64::from(data.stored) <= CACHED_READ_MAX {
                     self.cache_pages(from, &bytes, self.pages_of(data.at, data.end()));
                 }
@@ -609,19 +608,22 @@ impl CachedDisk {
         Some(node)
     }
 
-    /// Returns a node by its weak reference, while the cache does not evict.
-    fn node_from_weak_ref(&self, ptr: BlockPtr, seen: &NodeRef) -> Option<Arc<Node>> {
-        let node = seen.upgrade(ptr).filter(|_| self.memory.is_below_eviction())?;
-        self.hits.fetch_add(1, Ordering::Relaxed);
-        Some(node)
-    }
-
-    /// Stores the weak reference of a found node, and returns the node.
-    fn set_node_ref(&self, ptr: BlockPtr, seen: &NodeRef, node: Arc<Node>) -> Arc<Node> {
+    /// Returns a node by its weak reference while the cache does not evict, or loads it.
+    fn node_via_ref(
+        &self,
+        ptr: BlockPtr,
+        seen: &NodeRef,
+        load: impl FnOnce() -> Result<Arc<Node>>,
+    ) -> Result<Arc<Node>> {
+        if let Some(node) = seen.upgrade(ptr).filter(|_| self.memory.is_below_eviction()) {
+            self.hits.fetch_add(1, Ordering::Relaxed);
+            return Ok(node);
+        }
+        let node = load()?;
         if self.memory.is_below_eviction() {
             seen.set_node(ptr, &node);
         }
-        node
+        Ok(node)
     }
 
     /// Returns true if a node is in memory.
@@ -676,10 +678,7 @@ impl NodeSource for CachedNodes<'_> {
     }
 
     fn load_via_ref(&self, ptr: BlockPtr, seen: &NodeRef) -> Result<Arc<Node>> {
-        match self.io.node_from_weak_ref(ptr, seen) {
-            Some(node) => Ok(node),
-            None => self.load(ptr).map(|node| self.io.set_node_ref(ptr, seen, node)),
-        }
+        self.io.node_via_ref(ptr, seen, || self.load(ptr))
     }
 }
 
@@ -711,9 +710,6 @@ impl NodeSource for CachedDisk {
     }
 
     fn load_via_ref(&self, ptr: BlockPtr, seen: &NodeRef) -> Result<Arc<Node>> {
-        match self.node_from_weak_ref(ptr, seen) {
-            Some(node) => Ok(node),
-            None => self.load(ptr).map(|node| self.set_node_ref(ptr, seen, node)),
-        }
+        self.node_via_ref(ptr, seen, || self.load(ptr))
     }
 }

@@ -290,7 +290,7 @@ impl SegmentCleaning {
                     let bytes =
                         reading.get(&io, self.segment_offset(part.at)?, part.stored as usize)?;
                     io.verify_payload(&part, bytes)?;
-                    let alive = &bytes[part.skip as usize..][..part.len as usize];
+                    let alive = part.referenced_bytes(bytes);
                     let kind = PayloadKind::Moved { age: log.clock.saturating_sub(self.stamp) };
                     log.counters.moved_bytes += u64::from(part.len);
                     levels.put_payload(log, key, alive, (kind, Some(self.stamp)))?;

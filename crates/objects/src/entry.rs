@@ -144,6 +144,12 @@ impl PayloadRef {
         }
     }
 
+    /// Returns the bytes that it refers to, out of the stored ones. Decoding bounds them.
+    pub fn referenced_bytes<'b>(&self, stored: &'b [u8]) -> &'b [u8] {
+        let behind = stored.get(self.skip as usize..).unwrap_or_default();
+        behind.get(..self.len as usize).unwrap_or_default()
+    }
+
     /// Returns the address after the last stored byte.
     pub fn end(&self) -> u64 {
         self.at.saturating_add(u64::from(self.stored))

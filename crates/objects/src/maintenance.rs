@@ -74,7 +74,7 @@ impl Core {
 
     /// Returns true if there is free space for compaction and merge.
     fn has_free_space(&self) -> bool {
-        self.log.segments.free_segments() > self.reserved_segments()
+        self.log.segments.free_segments() > self.reserve.reserved_segments
     }
 
     /// Does the next step that is due and within the budget, if there is one.
@@ -174,7 +174,8 @@ impl Core {
         share: &mut WorkBudget,
         patience: MissPolicy,
     ) -> Result<Option<MaintenanceStep>> {
-        let (free, low) = (self.log.segments.free_segments(), self.cleaning_threshold_segments());
+        let (free, low) =
+            (self.log.segments.free_segments(), self.reserve.cleaning_threshold_segments);
         let is_idle = self.levels.flush.is_none() && self.checkpoints.written.is_none();
         if free.saturating_add(self.segments_awaiting_checkpoint()) >= low
             && self.cleaner.cleaning.is_none()
@@ -186,7 +187,7 @@ impl Core {
             }
             return Ok(None);
         }
-        if free <= self.reserved_segments() {
+        if free <= self.reserve.reserved_segments {
             // Only empty segments help; `ensure_space` reclaims them.
             return Ok(None);
         }

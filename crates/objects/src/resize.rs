@@ -67,8 +67,8 @@ impl Core {
         self.checkpoint_now()?;
         self.free_segments_below(new.segments)?;
         self.log.segments.exclude_from(new.segments);
-        if self.log.segments.free_segments() <= self.reserved_segments() {
-            self.reclaim_segments(self.reserved_segments() + 1)?;
+        if self.log.segments.free_segments() <= self.reserve.reserved_segments {
+            self.reclaim_segments(self.reserve.reserved_segments + 1)?;
         }
         // Moves the streams before the end: then no log after it is needed.
         for stream in 0..self.log.streams.len() {
@@ -102,7 +102,7 @@ impl Core {
     /// Frees some segments before `end`, while those after it are still usable: later moves go
     /// there, and moving needs space.
     fn free_segments_below(&mut self, end: u32) -> Result<()> {
-        let needed = self.reserved_segments() + 1;
+        let needed = self.reserve.reserved_segments + 1;
         for _ in 0..end {
             if self.log.segments.count_free_below(end) >= needed {
                 break;

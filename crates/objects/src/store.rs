@@ -1,10 +1,4 @@
 //! The public API of a store.
-#![allow(
-    clippy::arithmetic_side_effects,
-    clippy::cast_possible_truncation,
-    clippy::indexing_slicing,
-    reason = "sequence numbers, counts and places are this process's own; what was decoded was bounded there"
-)]
 
 mod lock;
 mod snapshot;
@@ -16,6 +10,7 @@ use draconis_device::Disk;
 use parking_lot::{Condvar, Mutex, RwLock};
 
 use crate::cached_disk::{CacheInfo, CachedDisk};
+use crate::codec::{to_u32_saturating, to_usize_saturating};
 use crate::core::Core;
 use crate::core::backlogs::WorkDone;
 use crate::entry::{Entry, ObjectRecord, PayloadRef};
@@ -261,7 +256,7 @@ impl Store {
         // An empty commit has no frames and never becomes durable by itself.
         let is_empty = self.core.read().log.is_batch_empty();
         match (is_empty, ticket.0) {
-            (true, seq) => self.wait(Ticket(seq - 1)),
+            (true, seq) => self.wait(Ticket(seq.saturating_sub(1))),
             (false, _) => self.wait(ticket),
         }
     }
@@ -281,13 +276,13 @@ impl Store {
         // First the checkpoint in progress, then one with all later changes.
         let core = self.core.write();
         let under_way = u64::from(core.levels.flush.is_some());
-        let first = core.log.counters.checkpoints + under_way;
+        let first = core.log.counters.checkpoints.saturating_add(under_way);
         self.run_steps(core, |core, patience| core.step_toward_checkpoint(first, patience))?;
         let mut core = self.core.write();
         if let Err(error) = core.begin_checkpoint() {
             return Err(core.stop(error));
         }
-        let next = core.log.counters.checkpoints + 1;
+        let next = core.log.counters.checkpoints.saturating_add(1);
         self.run_steps(core, |core, patience| core.step_toward_checkpoint(next, patience))
     }
 
@@ -301,17 +296,16 @@ impl Store {
         let ((parts, len), _view) = self.lookup(|index, nodes| {
             let record = index.object(nodes, id)?.ok_or(Error::NoObject(id))?;
             let len = record.len.saturating_sub(at).min(wanted);
-            Ok((index.visible_payloads(nodes, (id, &record), (at, at + len))?, len))
+            Ok((index.visible_payloads(nodes, (id, &record), (at, at.saturating_add(len)))?, len))
         })?;
         let mut together = self.read_short_payloads(&parts).into_iter();
-        copy_payloads_into(at, &mut into[..len as usize], parts, |data, into| {
-            match together.next().flatten() {
-                Some(bytes) => {
-                    into.copy_from_slice(&bytes);
-                    Ok(())
-                }
-                None => self.read_data(data, into),
+        let into = into.get_mut(..to_usize_saturating(len)).unwrap_or_default();
+        copy_payloads_into(at, into, parts, |data, into| match together.next().flatten() {
+            Some(bytes) => {
+                into.copy_from_slice(&bytes);
+                Ok(())
             }
+            None => self.read_data(data, into),
         })
     }
 
@@ -319,34 +313,25 @@ impl Store {
     /// own, or unreadable.
     fn read_short_payloads(&self, parts: &[(u64, PayloadRef)]) -> Vec<Option<Vec<u8>>> {
         let is_short = |data: &PayloadRef| data.stored < MAX_COALESCED_PAYLOAD_BYTES;
-        if parts.len() < 2 || parts.iter().filter(|(_, data)| is_short(data)).count() < 2 {
+        if parts.iter().filter(|(_, data)| is_short(data)).count() < 2 {
             return vec![];
         }
-        let mut wanted: Vec<usize> = vec![];
-        {
-            let core = self.core.read();
-            let in_frames = |data: &PayloadRef| {
-                core.log.unsubmitted_bytes(data.at, data.stored as usize).is_some()
-            };
-            wanted.extend((0..parts.len()).filter(|&nth| {
-                let data = &parts[nth].1;
-                is_short(data) && !in_frames(data)
-            }));
-        }
-        let far: Vec<&PayloadRef> = wanted.iter().map(|&nth| &parts[nth].1).collect();
-        let mut found: Vec<Option<Vec<u8>>> = vec![None; parts.len()];
-        for (nth, bytes) in wanted.into_iter().zip(self.io.read_uncached_values(&far)) {
-            found[nth] = bytes;
-        }
-        found
+        let core = self.core.read();
+        let is_far =
+            |data: &&PayloadRef| is_short(data) && core.log.unsubmitted_payload(data).is_none();
+        let far: Vec<_> = parts.iter().map(|(_, data)| Some(data).filter(is_far)).collect();
+        drop(core);
+        let wanted: Vec<&PayloadRef> = far.iter().copied().flatten().collect();
+        let mut found = self.io.read_uncached_values(&wanted).into_iter();
+        far.iter().map(|data| data.and_then(|_| found.next().flatten())).collect()
     }
 
     /// Copies a payload found in the index.
     pub(crate) fn read_data(&self, data: &PayloadRef, into: &mut [u8]) -> Result<()> {
         {
             let core = self.core.read();
-            if let Some(stored) = core.log.unsubmitted_bytes(data.at, data.stored as usize) {
-                into.copy_from_slice(&stored[data.skip as usize..][..data.len as usize]);
+            if let Some(bytes) = core.log.unsubmitted_payload(data) {
+                into.copy_from_slice(bytes);
                 return Ok(());
             }
         }
@@ -359,8 +344,8 @@ impl Store {
         }
         {
             let core = self.core.read();
-            if let Some(stored) = core.log.unsubmitted_bytes(data.at, data.stored as usize) {
-                return Ok(stored[data.skip as usize..][..data.len as usize].to_vec());
+            if let Some(bytes) = core.log.unsubmitted_payload(data) {
+                return Ok(bytes.to_vec());
             }
         }
         self.io.read_value(data)
@@ -433,10 +418,10 @@ impl Store {
             id: superblock.id,
             profile: superblock.profile,
             disk_bytes: superblock.geometry.disk_bytes,
-            capacity_bytes: core.capacity_bytes(),
+            capacity_bytes: core.reserve.capacity_bytes,
             used_bytes: core.log.segments.total_rewrite_bytes(),
             segments: superblock.geometry.segments,
-            free_segments: core.log.segments.free_segments() as u32,
+            free_segments: to_u32_saturating(core.log.segments.free_segments() as u64),
             incarnation: superblock.incarnation,
             pending_keys: core.levels.pending_keys(),
             counters: core.log.counters,
@@ -473,12 +458,12 @@ pub(crate) fn copy_payloads_into(
     let mut done = 0;
     for (offset, data) in parts {
         let overlap = Error::Corrupt { what: "payloads that overlap", at_bytes: data.at };
-        let from = (offset - at) as usize;
+        let from = to_usize_saturating(offset.checked_sub(at).ok_or(overlap.clone())?);
         into.get_mut(done..from).ok_or(overlap.clone())?.fill(0);
-        done = from + data.len as usize;
+        done = from.saturating_add(data.len as usize);
         read(&data, into.get_mut(from..done).ok_or(overlap)?)?;
     }
-    into[done..].fill(0);
+    into.get_mut(done..).unwrap_or_default().fill(0);
     Ok(into.len())
 }
 

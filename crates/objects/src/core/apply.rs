@@ -186,7 +186,7 @@ impl Core {
 
     /// Returns true if free space is scarce.
     pub(super) fn is_space_scarce(&self) -> bool {
-        self.log.segments.free_segments() < self.cleaning_threshold_segments()
+        self.log.segments.free_segments() < self.reserve.cleaning_threshold_segments
     }
 
     /// Appends an entry without a payload to the commit and the memtable.

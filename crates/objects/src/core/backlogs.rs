@@ -74,7 +74,7 @@ impl Core {
     /// Returns the bytes to clean per written byte, in 64ths. If an eighth of the free target is
     /// missing, cleaning frees one byte per written byte; the more is missing, the more.
     fn cleaning_rate_64ths(&self) -> u64 {
-        let low = self.cleaning_threshold_segments() as u64;
+        let low = self.reserve.cleaning_threshold_segments as u64;
         let missing = low.saturating_sub(
             (self.log.segments.free_segments() + self.segments_awaiting_checkpoint()) as u64,
         );

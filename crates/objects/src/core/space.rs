@@ -37,10 +37,14 @@ pub(crate) struct NoSpaceState {
 /// Reserves of a store: constant as long as its size is.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Reserve {
-    floor: usize,
-    kept: usize,
-    low: usize,
-    capacity_bytes: u64,
+    /// Free segments reserved for freeing groups, the cleaner and checkpoints.
+    pub reserved_segments: usize,
+    /// Free segments that other groups may not use.
+    pub unusable_segments: usize,
+    /// Free segments below which cleaning begins.
+    pub cleaning_threshold_segments: usize,
+    /// Bytes that groups can fill.
+    pub capacity_bytes: u64,
     /// Bytes of log after which a checkpoint is due.
     pub log_bytes: u64,
 }
@@ -56,18 +60,25 @@ impl Reserve {
         // Cleaning that many together gains more than the pages of the checkpoint after it, even if
         // only a sixteenth of each is dead.
         let pages = (u64::from(geometry.page_bytes) * 64).div_ceil(segment_bytes) as usize;
-        let floor = upkeep + 4 + pages;
+        let reserved_segments = upkeep + 4 + pages;
         // A store of few segments cannot spare any for bursts.
-        let kept = floor + (layout.streams() + 3).min(segments / 8 + 2);
+        let unusable_segments = reserved_segments + (layout.streams() + 3).min(segments / 8 + 2);
         // The target of `reclaim_segments`, and the segments filled until a checkpoint frees
         // cleaned ones. The cleaner keeps up with writes when an eighth is missing; another eighth
         // is for bursts: long commits, merged runs.
         let filled = (log_bytes * 2).div_ceil(segment_bytes) as usize;
-        let low = (kept + 2 + filled) * 8 / 7 + 1;
+        let cleaning_threshold_segments = (unusable_segments + 2 + filled) * 8 / 7 + 1;
         // Each stream has an open segment and a next one. Segments have unusable ends, and cleaning
         // has to gain something.
-        let filled = segments.saturating_sub(layout.streams() * 2 + kept) as u64;
-        Self { floor, kept, low, capacity_bytes: filled * segment_bytes / 16 * 15, log_bytes }
+        let filled = segments.saturating_sub(layout.streams() * 2 + unusable_segments) as u64;
+        let capacity_bytes = filled * segment_bytes / 16 * 15;
+        Self {
+            reserved_segments,
+            unusable_segments,
+            cleaning_threshold_segments,
+            capacity_bytes,
+            log_bytes,
+        }
     }
 }
 
@@ -85,29 +96,9 @@ impl Core {
 
     /// Returns true if runs are so large that they must be merged before more is admitted.
     fn must_merge_runs(&self, needed_bytes: u64) -> bool {
-        let few = self.reserved_segments() as u64 * self.segment_bytes() / 4;
+        let few = self.reserve.reserved_segments as u64 * self.segment_bytes() / 4;
         !self.has_space_beside_merge(needed_bytes)
-            && self.merge_reserve_bytes() > (self.capacity_bytes() / 32).min(few)
-    }
-
-    /// Returns the free segments reserved for freeing groups, the cleaner and checkpoints.
-    pub fn reserved_segments(&self) -> usize {
-        self.reserve.floor
-    }
-
-    /// Returns the free segments that other groups may not use.
-    pub fn unusable_segments(&self) -> usize {
-        self.reserve.kept
-    }
-
-    /// Returns the free segments below which cleaning begins.
-    pub fn cleaning_threshold_segments(&self) -> usize {
-        self.reserve.low
-    }
-
-    /// Returns the bytes that groups can fill.
-    pub fn capacity_bytes(&self) -> u64 {
-        self.reserve.capacity_bytes
+            && self.merge_reserve_bytes() > (self.reserve.capacity_bytes / 32).min(few)
     }
 
     /// Sets the geometry; returns the old one.
@@ -124,7 +115,7 @@ impl Core {
     /// Returns true if so many more bytes leave enough space for a merge.
     pub fn has_space_beside_merge(&self, needed_bytes: u64) -> bool {
         let (bytes, capacity) =
-            (self.log.segments.total_rewrite_bytes() + needed_bytes, self.capacity_bytes());
+            (self.log.segments.total_rewrite_bytes() + needed_bytes, self.reserve.capacity_bytes);
         // Runs are live, too: this mostly decides without visiting them.
         bytes * 2 + self.log.bytes <= capacity || bytes + self.merge_reserve_bytes() <= capacity
     }
@@ -141,12 +132,14 @@ impl Core {
     /// Returns the bytes of segments that groups cannot fill.
     fn reserved_bytes(&self) -> u64 {
         let geometry = &self.checkpoints.superblock.geometry;
-        (u64::from(geometry.segments) * self.segment_bytes()).saturating_sub(self.capacity_bytes())
+        (u64::from(geometry.segments) * self.segment_bytes())
+            .saturating_sub(self.reserve.capacity_bytes)
     }
 
     /// Ensures that a group of `needed_bytes` fits, from the delete reserve if it only `frees`.
     pub fn ensure_space(&mut self, needed_bytes: u64, frees: bool) -> Result<()> {
-        let kept = if frees { self.reserved_segments() } else { self.unusable_segments() };
+        let kept =
+            if frees { self.reserve.reserved_segments } else { self.reserve.unusable_segments };
         let needed = self.segments_needed(needed_bytes) + kept;
         let is_roomy = match frees {
             true => !self.must_merge_runs(needed_bytes),
@@ -168,7 +161,7 @@ impl Core {
         // freed segments.
         let is_enough = match frees {
             true => {
-                self.log.segments.free_segments() + self.reserved_segments()
+                self.log.segments.free_segments() + self.reserve.reserved_segments
                     > needed + self.checkpoint_segments()
             }
             false => {
@@ -214,10 +207,10 @@ impl Core {
 
     pub fn no_space(&self, needed_bytes: u64) -> Error {
         let held = self.log.segments.total_rewrite_bytes() + self.merge_reserve_bytes();
-        let by_bytes = self.capacity_bytes().saturating_sub(held);
+        let by_bytes = self.reserve.capacity_bytes.saturating_sub(held);
         // Not more than was searched for.
         let segments =
-            self.log.segments.free_segments().saturating_sub(self.unusable_segments()) as u64;
+            self.log.segments.free_segments().saturating_sub(self.reserve.unusable_segments) as u64;
         let free_bytes = by_bytes.min(segments * self.segment_bytes() / 4 * 3);
         Error::NoSpace { needed_bytes, free_bytes, kept_bytes: self.reserved_bytes() }
     }
@@ -341,7 +334,7 @@ impl Core {
         // A merge rewrites leaves in the order of their addresses: it empties their segments, and
         // the half-emptied one would look best.
         let all = self.levels.tree_merge.is_none()
-            || self.log.segments.free_segments() <= self.unusable_segments();
+            || self.log.segments.free_segments() <= self.reserve.unusable_segments;
         self.find_best_segment(all).or_else(|| self.find_best_segment(true))
     }
 

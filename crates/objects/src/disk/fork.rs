@@ -284,11 +284,10 @@ impl Core {
     }
 
     fn read_payload(&self, data: &PayloadRef) -> Result<Vec<u8>> {
-        let (skip, len) = (data.skip as usize, data.len as usize);
-        if let Some(stored) = self.log.unsubmitted_bytes(data.at, data.stored as usize) {
-            return Ok(stored.get(skip..skip + len).unwrap_or_default().to_vec());
+        if let Some(bytes) = self.log.unsubmitted_payload(data) {
+            return Ok(bytes.to_vec());
         }
-        let mut bytes = vec![0; len];
+        let mut bytes = vec![0; data.len as usize];
         self.log.io.read_data(data, &mut bytes)?;
         Ok(bytes)
     }

@@ -9,6 +9,7 @@
 )]
 
 use super::LogWriter;
+use crate::entry::PayloadRef;
 use crate::frame::FrameBuilder;
 use crate::{Error, Result};
 
@@ -107,15 +108,17 @@ impl LogWriter {
         self.batch.done.push(done);
     }
 
-    /// Returns bytes that are in a frame not yet submitted to the disk.
-    pub fn unsubmitted_bytes(&self, at: u64, len: usize) -> Option<&[u8]> {
+    /// Returns the bytes of a payload that is in a frame not yet submitted to the disk.
+    pub fn unsubmitted_payload(&self, data: &PayloadRef) -> Option<&[u8]> {
+        let (at, len) = (data.at, data.stored as usize);
         let open = self.streams.iter().filter_map(|stream| stream.frame.as_ref());
-        if let Some(bytes) = open.filter_map(|frame| frame.get(at, len)).next() {
-            return Some(bytes);
-        }
-        self.batch.done.iter().find_map(|done| {
-            let from = usize::try_from(at.checked_sub(done.at)?).ok()?;
-            done.bytes().get(from..from.checked_add(len)?)
-        })
+        let done = || {
+            self.batch.done.iter().find_map(|done| {
+                let from = usize::try_from(at.checked_sub(done.at)?).ok()?;
+                done.bytes().get(from..from.checked_add(len)?)
+            })
+        };
+        let stored = open.filter_map(|frame| frame.get(at, len)).next().or_else(done)?;
+        Some(data.referenced_bytes(stored))
     }
 }

@@ -5,6 +5,7 @@ use std::sync::{Arc, Weak};
 
 use super::{Store, copy_payloads_into};
 use crate::cached_disk::CachedDisk;
+use crate::codec::to_usize_saturating;
 use crate::entry::{DecodedKey, Entry, PayloadRef, decode_key, object_key};
 use crate::index::cursor::Cursor;
 use crate::index::view::View;
@@ -33,10 +34,10 @@ impl Snapshot {
         let index = self.view.index();
         let record = index.object(&*self.io, id)?.ok_or(Error::NoObject(id))?;
         let len = record.len.saturating_sub(at).min(into.len() as u64);
-        let parts = index.visible_payloads(&*self.io, (id, &record), (at, at + len))?;
-        copy_payloads_into(at, &mut into[..len as usize], parts, |data, into| {
-            self.read_data(data, into)
-        })
+        let parts =
+            index.visible_payloads(&*self.io, (id, &record), (at, at.saturating_add(len)))?;
+        let into = into.get_mut(..to_usize_saturating(len)).unwrap_or_default();
+        copy_payloads_into(at, into, parts, |data, into| self.read_data(data, into))
     }
 
     /// Copies a payload found in the index.

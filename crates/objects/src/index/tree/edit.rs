@@ -2,11 +2,6 @@
 //!
 //! Law: a replaced node is dead once its replacement is written. A failure leaves the tree
 //! unchanged.
-#![allow(
-    clippy::arithmetic_side_effects,
-    clippy::indexing_slicing,
-    reason = "decoding bounds what it reads, and no node is empty: places are found in the node itself"
-)]
 
 use std::sync::Arc;
 
