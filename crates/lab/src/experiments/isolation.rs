@@ -11,9 +11,10 @@ use anyhow::{Context as _, bail};
 use draconis_device::{FileDisk, FileOptions};
 use draconis_exchange::channel;
 use draconis_exchange::channel::session::{self, Session, SessionConfig};
-use draconis_exchange::contract::Node;
+use draconis_exchange::contract::directory::{DirectoryServer, Lookup};
 use draconis_exchange::contract::file::{self, CHUNK_BYTES, CachingReader, File, FileServer};
-use draconis_exchange::contract::tree::{Tree, WalkResult, walk_path};
+use draconis_exchange::contract::tree::Tree;
+use draconis_exchange::contract::{Name, Node};
 use draconis_exchange::heap::arena::SlotClass;
 use draconis_exchange::heap::{Block, PrivateBuffer};
 use draconis_service::options::MountOptions;
@@ -54,10 +55,9 @@ fn open(image: &Path) -> anyhow::Result<VolumeTree> {
 }
 
 fn find_test_file(tree: &VolumeTree) -> anyhow::Result<Node> {
-    match walk_path(tree, Node::ROOT, TEST_FILE_NAME.as_bytes(), true) {
-        Ok(WalkResult::At(attributes)) => Ok(attributes.node),
-        _ => bail!("no file {TEST_FILE_NAME}"),
-    }
+    let name = Name::new(TEST_FILE_NAME.as_bytes())?;
+    let found = tree.lookup(&mut Lookup { parent: Node::ROOT, name });
+    Ok(found.with_context(|| format!("no file {TEST_FILE_NAME}"))?.node)
 }
 
 /// Child side: opens the volume, sandboxes the process, serves the file.
