@@ -1,4 +1,5 @@
-//! Channels: two endpoints of one contract, with the contract's states as types.
+//! Channels: two endpoints of one contract. The contract's states are types of the client; its
+//! table checks the server.
 //!
 //! ```text
 //!   Client<C, Ready> ──send(Read)──▶ Client<C, Awaiting<Read>>
@@ -31,9 +32,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::contract::define::ServerCore;
 use crate::contract::{
-    Awaiting, Call, CallResult, Contract, ReceivingState, Refusal, Request, State, Violation,
+    Awaiting, Call, CallResult, Contract, Refusal, Request, State, Violation,
     fsm::{Fsm, Sender, type_hash},
     wire::{Field, LaneName, Packer, Unpacker, Wire},
 };
@@ -173,6 +173,7 @@ impl<Tx, Rx> fmt::Debug for RawEndpoint<Tx, Rx> {
 }
 
 type ClientCore<C> = RawEndpoint<<C as Contract>::ToServer, <C as Contract>::ToClient>;
+type ServerCore<C> = RawEndpoint<<C as Contract>::ToClient, <C as Contract>::ToServer>;
 
 /// The requesting endpoint, in state `S`.
 #[must_use = "dropping an end closes the channel"]
@@ -181,11 +182,10 @@ pub struct Client<C: Contract, S = <C as Contract>::Start> {
     state: PhantomData<fn() -> S>,
 }
 
-/// The answering endpoint, in state `S`.
+/// The answering endpoint.
 #[must_use = "dropping an end closes the channel"]
-pub struct Server<C: Contract, S = <C as Contract>::Start> {
+pub struct Server<C: Contract> {
     core: ServerCore<C>,
-    state: PhantomData<fn() -> S>,
 }
 
 impl<C: Contract, S> From<ClientCore<C>> for Client<C, S> {
@@ -194,9 +194,9 @@ impl<C: Contract, S> From<ClientCore<C>> for Client<C, S> {
     }
 }
 
-impl<C: Contract, S> From<ServerCore<C>> for Server<C, S> {
+impl<C: Contract> From<ServerCore<C>> for Server<C> {
     fn from(core: ServerCore<C>) -> Self {
-        Self { core, state: PhantomData }
+        Self { core }
     }
 }
 
@@ -206,7 +206,7 @@ impl<C: Contract, S> fmt::Debug for Client<C, S> {
     }
 }
 
-impl<C: Contract, S> fmt::Debug for Server<C, S> {
+impl<C: Contract> fmt::Debug for Server<C> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Server({:?})", self.core)
     }
@@ -259,14 +259,6 @@ impl<C: Contract, S> Client<C, S> {
     }
 }
 
-impl<C: Contract, S> Server<C, S> {
-    /// Returns the writer of this channel's change counter. From now on, the server must notify
-    /// every change that affects answers it has given or will give.
-    pub fn change_notifier(&self) -> ChangeNotifier {
-        self.core.link.change_notifier()
-    }
-}
-
 impl<C: Contract, M: Call<Contract = C>> Client<C, Awaiting<M>> {
     /// Waits for the reply.
     ///
@@ -291,42 +283,13 @@ impl<C: Contract, M: Call<Contract = C>> Client<C, Awaiting<M>> {
     }
 }
 
-impl<C: Contract, S: ReceivingState<Contract = C>> Server<C, S> {
-    /// Waits for the client's next message.
-    ///
-    /// # Errors
-    /// Reason that no message arrived; the channel is then closed.
-    pub fn receive(mut self, deadline: Instant) -> Result<S::Received, ChannelError> {
-        let message = self.core.receive(deadline)?;
-        Ok(S::decode_received(message, self.core))
-    }
-
-    /// Waits until [`Server::receive`] would not block. The endpoint stays usable if the deadline
-    /// passes.
-    ///
-    /// # Errors
-    /// [`ChannelError::Timeout`].
-    pub fn wait(&mut self, deadline: Instant) -> Result<(), ChannelError> {
-        self.core.link.wait(deadline)
-    }
-}
-
-impl<C: Contract, M: Call<Contract = C>> Server<C, Awaiting<M>> {
-    /// Sends the Ack of `request`, which returns its attachments. Transferred endpoints stay here.
-    pub fn ack(mut self, request: M, answer: M::Answer) -> (Server<C, M::AckTo>, M::Retained) {
-        let (ack, given) = request.into_ack(answer);
-        self.core.send(ack.into());
-        (self.core.into(), given)
-    }
-
-    /// Sends the Nak of `request`, which returns all attachments.
-    pub fn nak(mut self, request: M, why: M::Reason) -> Server<C, M::NakTo> {
-        self.core.send(request.into_nak(why).into());
-        self.core.into()
-    }
-}
-
 impl<C: Contract> Server<C> {
+    /// Returns the writer of this channel's change counter. From now on, the server must notify
+    /// every change that affects answers it has given or will give.
+    pub fn change_notifier(&self) -> ChangeNotifier {
+        self.core.link.change_notifier()
+    }
+
     /// Replies to every message with the result of `answer`, until the client closes or the
     /// contract ends. Each module's `serve` calls this with its server trait.
     ///

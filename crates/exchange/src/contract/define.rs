@@ -7,7 +7,6 @@ use super::{
     fsm::{FieldInfo, Fsm},
     wire::{Field, Wire},
 };
-use crate::channel::{RawEndpoint, Server};
 
 // Sending allocates nothing, so messages are unboxed in the enums: large variants are intended.
 
@@ -38,20 +37,6 @@ pub trait State: 'static {
     /// Index in the contract's table.
     const ID: u8;
 }
-
-/// A state in which the client sends.
-pub trait ReceivingState: State {
-    /// Messages that a server can receive here, each with the endpoint in the next state.
-    type Received;
-    /// Decodes a received message.
-    fn decode_received(
-        message: <Self::Contract as Contract>::ToServer,
-        end: ServerCore<Self::Contract>,
-    ) -> Self::Received;
-}
-
-/// The untyped endpoint of a [`Server`].
-pub type ServerCore<C> = RawEndpoint<<C as Contract>::ToClient, <C as Contract>::ToServer>;
 
 /// The state after request `M`: the server owes one of its two replies.
 #[derive(Debug)]
@@ -114,9 +99,6 @@ pub trait Call: Request<Next = Awaiting<Self>> + Debug + 'static {
 
 /// The reply to request `M`, as its client sees it.
 pub type CallResult<M> = Result<<M as Call>::Ack, <M as Call>::Nak>;
-
-/// A server that owes the replies of a received request `M`.
-pub type PendingReply<M> = Server<<M as Request>::Contract, Awaiting<M>>;
 
 /// Describes a field of type `T`.
 pub const fn field<T: Field>(name: &'static str) -> FieldInfo {
@@ -195,8 +177,6 @@ pub const fn field<T: Field>(name: &'static str) -> FieldInfo {
 /// - `ToServer` and `ToClient`, the messages of each direction;
 /// - `MirrorServer`, the trait of its servers: one method per call, which borrows the request. `or
 ///   NotSupported` gives a method a default body that refuses with that reason;
-/// - `received::Ready`, the result of [`Server::receive`](crate::channel::Server::receive) in that
-///   state;
 /// - `answer`, which passes one message to a server, and `serve`, the loop around it.
 ///
 /// # Misuse does not compile
@@ -341,21 +321,6 @@ macro_rules! contract {
         #[allow(missing_docs, clippy::large_enum_variant)]
         pub enum ToClient { $($($A($A), $N($N),)*)* }
 
-        /// Messages that a server can receive, by state, each with the endpoint in the next state.
-        pub mod received {
-            #[allow(unused_imports)]
-            use super::*;
-            $(
-                #[doc = concat!("What can arrive in state `", stringify!($S), "`.")]
-                #[derive(Debug)]
-                #[allow(missing_docs, clippy::large_enum_variant)]
-                pub enum $S {
-                    $($R(super::$R, $crate::contract::PendingReply<super::$R>),)*
-                    $($T(super::$T, $crate::channel::Server<super::$C, super::$TTo>),)*
-                }
-            )*
-        }
-
         #[doc = concat!("A server of the [`", stringify!($C), "`] contract.")]
         ///
         /// Each method borrows a request, whose attachments the reply returns in any case. A method
@@ -478,19 +443,6 @@ macro_rules! contract {
                 impl define::State for $S {
                     type Contract = $C;
                     const ID: u8 = StateId::$S as u8;
-                }
-
-                impl define::ReceivingState for $S {
-                    type Received = received::$S;
-                    #[allow(unused_variables)]
-                    fn decode_received(message: ToServer, end: define::ServerCore<$C>) -> received::$S {
-                        match message {
-                            $(ToServer::$R(m) => received::$S::$R(m, end.into()),)*
-                            $(ToServer::$T(m) => received::$S::$T(m, end.into()),)*
-                            #[allow(unreachable_patterns)]
-                            _ => unreachable!("the table admitted a message of another state"),
-                        }
-                    }
                 }
 
                 $(
