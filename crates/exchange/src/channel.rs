@@ -8,10 +8,8 @@
 //! ```
 //!
 //! ```text
-//!   contract ──▶ heap ──▶ shm        contents of a message, and memory of its blocks
-//!      ▲                   ▲
-//!      └───── channel ─────┘         transport; endpoints are fields of messages, too,
-//! ```                                so contracts use `LaneEndpoint` and `RawEndpoint`
+//!   channel ──▶ contract ──▶ heap ──▶ shm     transport; contents of a message; memory of its blocks
+//! ```
 //!
 //! Law 1: sending consumes the endpoint and never blocks, allocates or fails.
 //! Law 2: every receive has a deadline, and reports the loss of the peer in every state.
@@ -34,12 +32,11 @@ use std::{
 
 use crate::contract::{
     Awaiting, Call, CallResult, Contract, Refusal, Request, State, Violation,
-    fsm::{Fsm, Sender, type_hash},
-    wire::{Field, LaneName, Packer, Unpacker, Wire},
+    fsm::{Fsm, Sender},
+    wire::Wire,
 };
 
 pub use change_counter::ChangeNotifier;
-pub use lane::LaneEndpoint;
 pub use thread::pair;
 
 /// Error of a receive; it consumes the endpoint. Attachments in flight return when the peer
@@ -122,11 +119,6 @@ pub trait Transport<Tx, Rx>: Send {
 
     /// Creates the server's writer of the change counter.
     fn change_notifier(&self) -> ChangeNotifier;
-
-    /// Returns the name of the lane if this is an endpoint of a lane that no peer uses yet.
-    fn into_lane_name(self: Box<Self>) -> Option<LaneName> {
-        None
-    }
 }
 
 /// An untyped endpoint: a transport and its state.
@@ -356,30 +348,5 @@ impl<C: Contract, S: State<Contract = C>> RpcClient<C, S> {
     /// Returns the endpoint, unless a call was lost.
     pub fn into_client(self) -> Option<Client<C, S>> {
         self.end
-    }
-}
-
-/// An endpoint in a message: only a server's, and only before its first message, so that it has no
-/// other user.
-impl<C: Contract> Field for Server<C> {
-    // Hashes the name only: a contract may carry endpoints of its own kind. The fingerprint travels
-    // with the endpoint.
-    const TYPE_HASH: u64 = type_hash("Server", &[type_hash(C::NAME, &[])]);
-    const MAX_BYTES: usize = 12;
-    const HAS_ENDPOINTS: bool = true;
-
-    fn pack(self, into: &mut Packer<'_>) {
-        let lane = self.core.link.into_lane_name();
-        let name = into.attachments().export_endpoint(lane);
-        name.pack(into);
-        C::FINGERPRINT.pack(into);
-    }
-
-    fn unpack(from: &mut Unpacker<'_>) -> Result<Self, Violation> {
-        let lane = u32::unpack(from)?;
-        if u64::unpack(from)? != C::FINGERPRINT {
-            return Err(Violation::Fingerprint);
-        }
-        Ok(from.attachments().import_endpoint(lane)?.server())
     }
 }

@@ -17,17 +17,13 @@ use std::{
 };
 
 use super::{
-    ChangeNotifier, ChannelError, ExpectedState, RawEndpoint, Server, Transport,
-    busy_poll::SpinBudget, session::Session,
+    ChangeNotifier, ChannelError, ExpectedState, Transport, busy_poll::SpinBudget, session::Session,
 };
 use crate::{
     contract::{
         Contract, Violation,
         fsm::Sender,
-        wire::{
-            ExportAttachments, ImportAttachments, LaneName, MAX_MESSAGE_BYTES, Packer, Unpacker,
-            Wire,
-        },
+        wire::{ExportAttachments, ImportAttachments, MAX_MESSAGE_BYTES, Packer, Unpacker, Wire},
     },
     heap::{Block, arena::BlockName},
 };
@@ -97,15 +93,6 @@ impl LaneSide {
     /// Returns the index of the mailbox this side reads, and of the event fd it waits for.
     fn incoming_mailbox(self) -> usize {
         self.lane as usize * 2 + usize::from(self.side == Sender::Client)
-    }
-
-    /// Returns true if the peer has marked its endpoint as closed.
-    pub(super) fn peer_closed(self, session: &Session) -> bool {
-        peer_read_count_at_close(self, session).is_some()
-    }
-
-    pub(super) fn to_bits(self) -> u32 {
-        u32::from(self.epoch) << 16 | self.lane
     }
 }
 
@@ -237,7 +224,6 @@ pub(super) struct LaneTransport {
     table: &'static crate::contract::fsm::Fsm,
     /// Type-aware functions that reclaim attachments.
     reclaim: ReclaimOps,
-    given: bool,
     teller: OnceLock<ChangeNotifier>,
 }
 
@@ -289,7 +275,6 @@ impl LaneTransport {
                 Sender::Client => ReclaimOps::for_messages::<C::ToServer, C::ToClient>(),
                 Sender::Server => ReclaimOps::for_messages::<C::ToClient, C::ToServer>(),
             },
-            given: false,
             teller: OnceLock::new(),
         }
     }
@@ -433,23 +418,10 @@ impl<Tx: Wire, Rx: Wire> Transport<Tx, Rx> for LaneTransport {
         let first = u64::from(self.lane_side().epoch) << 48;
         self.teller.get_or_init(|| ChangeNotifier::for_lane(&self.session, at, first)).clone()
     }
-
-    fn into_lane_name(mut self: Box<Self>) -> Option<LaneName> {
-        let unused = self.sent.head.seq == 0 && self.reader.received == 0;
-        if self.lane_side().side == Sender::Client || !unused {
-            return None;
-        }
-        self.given = true;
-        let name = self.lane_side().to_bits();
-        Some(LaneName { session: Arc::as_ptr(&self.session) as usize, lane: name })
-    }
 }
 
 impl Drop for LaneTransport {
     fn drop(&mut self) {
-        if self.given {
-            return;
-        }
         if let Some(teller) = self.teller.get() {
             teller.close();
         }
@@ -500,27 +472,8 @@ impl LaneTransport {
     }
 }
 
-/// An endpoint received in a message.
-pub struct LaneEndpoint {
-    session: Arc<Session>,
-    place: LaneSide,
-}
-
-impl LaneEndpoint {
-    pub(super) fn new(session: &Arc<Session>, place: LaneSide) -> Self {
-        Self { session: session.clone(), place }
-    }
-
-    /// Returns the server's endpoint of contract `C`.
-    pub fn server<C: Contract>(self) -> Server<C> {
-        let link = LaneTransport::new::<C>(&self.session, self.place);
-        RawEndpoint::new(Box::new(link), C::TABLE, Sender::Client).into()
-    }
-}
-
 /// Name of no block: the heap was full, and the message is not sent.
 const NO_BLOCK: BlockName = BlockName { slot: u32::MAX, generation: 0, len: 0 };
-const NO_LANE: u32 = u32::MAX;
 
 /// Exports the attachments of an outgoing message.
 struct AttachmentSender<'a> {
@@ -535,20 +488,6 @@ impl ExportAttachments for AttachmentSender<'_> {
             NO_BLOCK
         })
     }
-
-    fn export_endpoint(&mut self, lane: Option<LaneName>) -> u32 {
-        match lane {
-            Some(name) if name.session == Arc::as_ptr(self.session) as usize => {
-                self.session.on_endpoint_sent(name.lane);
-                name.lane
-            }
-            // An endpoint of another session, or one in use, cannot be sent over this one.
-            _ => {
-                self.failed = Some(ChannelError::Closed);
-                NO_LANE
-            }
-        }
-    }
 }
 
 /// Imports the attachments of an incoming message.
@@ -559,11 +498,6 @@ struct AttachmentReceiver<'a> {
 impl ImportAttachments for AttachmentReceiver<'_> {
     fn import_block(&mut self, name: BlockName) -> Result<Block, Violation> {
         self.session.heap().import(name)
-    }
-
-    fn import_endpoint(&mut self, lane: u32) -> Result<LaneEndpoint, Violation> {
-        let place = self.session.on_endpoint_received(lane)?;
-        Ok(LaneEndpoint::new(self.session, place))
     }
 }
 
@@ -577,10 +511,5 @@ impl ImportAttachments for AttachmentReturner<'_> {
         let taken = self.session.heap().cancel_export(name);
         // A missing block was never exported.
         Ok(taken.map_or_else(|| Block::private(0), Block::from))
-    }
-
-    fn import_endpoint(&mut self, lane: u32) -> Result<LaneEndpoint, Violation> {
-        let place = self.session.on_endpoint_returned(lane)?;
-        Ok(LaneEndpoint::new(self.session, place))
     }
 }

@@ -37,10 +37,10 @@ use rustix::{
 use super::{
     ChannelError, Client, RawEndpoint, Server,
     change_counter::LIVENESS_CACHE_MS,
-    lane::{AbandonedRequest, LaneEndpoint, LaneSide, LaneTransport, MAILBOX_STRIDE},
+    lane::{AbandonedRequest, LaneSide, LaneTransport, MAILBOX_STRIDE},
 };
 use crate::{
-    contract::{Contract, Refusal, Violation, fsm::Sender},
+    contract::{Contract, Violation, fsm::Sender},
     descriptors,
     heap::{
         Block,
@@ -302,8 +302,6 @@ struct LaneState {
     epoch: u16,
     client: bool,
     server: bool,
-    /// The server's endpoint was sent to the peer.
-    server_sent: bool,
     /// A late reply may still come.
     is_abandoned: bool,
 }
@@ -315,7 +313,6 @@ pub struct Session {
     heap: Arc<Arena>,
     event_fds: Vec<OwnedFd>,
     peer: OwnedFd,
-    host: bool,
     dead: AtomicBool,
     /// Time of the last successful liveness check, in milliseconds of a coarse clock.
     alive_checked_ms: AtomicU64,
@@ -356,7 +353,6 @@ impl Session {
             heap: Arc::new(heap),
             event_fds: bells,
             peer,
-            host,
             dead: AtomicBool::new(false),
             alive_checked_ms: AtomicU64::new(0),
             blame: OnceLock::new(),
@@ -376,7 +372,8 @@ impl Session {
     /// Returns the server's endpoint of static lane `lane`, once.
     pub fn server<C: Contract>(self: &Arc<Self>, lane: u32) -> Option<Server<C>> {
         let place = self.take_static_side(lane, Sender::Server)?;
-        Some(LaneEndpoint::new(self, place).server())
+        let link = LaneTransport::new::<C>(self, place);
+        Some(RawEndpoint::new(Box::new(link), C::TABLE, Sender::Client).into())
     }
 
     fn take_static_side(&self, lane: u32, side: Sender) -> Option<LaneSide> {
@@ -391,43 +388,6 @@ impl Session {
             Sender::Server => ends.server = true,
         }
         Some(LaneSide { lane, epoch: 1, side })
-    }
-
-    /// Creates a channel whose server's endpoint can be sent over this session.
-    ///
-    /// # Errors
-    /// [`Refusal::Quota`] when all lanes of this side are in use.
-    pub fn pair<C: Contract>(self: &Arc<Self>) -> Result<(Client<C>, Server<C>), Refusal> {
-        self.reclaim_lost();
-        let place = self.free_lane().ok_or(Refusal::Quota)?;
-        let link = LaneTransport::new::<C>(self, place);
-        let client = RawEndpoint::new(Box::new(link), C::TABLE, Sender::Server).into();
-        Ok((client, LaneEndpoint::new(self, LaneSide { side: Sender::Server, ..place }).server()))
-    }
-
-    fn free_lane(&self) -> Option<LaneSide> {
-        let mut lanes = lock(&self.lanes);
-        let lane = self.own_lanes().find(|&lane| {
-            let ends = lanes[lane as usize];
-            let idle = !ends.client && !ends.server && !ends.is_abandoned;
-            let place = LaneSide { lane, epoch: ends.epoch, side: Sender::Client };
-            idle && ends.epoch < u16::MAX && (!ends.server_sent || place.peer_closed(self))
-        })?;
-        let ends = &mut lanes[lane as usize];
-        *ends =
-            LaneState { epoch: ends.epoch + 1, client: true, server: true, ..LaneState::default() };
-        Some(LaneSide { lane, epoch: ends.epoch, side: Sender::Client })
-    }
-
-    fn own_lanes(&self) -> std::ops::Range<u32> {
-        let SessionConfig { static_lanes: fixed_lanes, host_lanes, guest_lanes, .. } = self.plan;
-        let middle = fixed_lanes + host_lanes;
-        if self.host { fixed_lanes..middle } else { middle..middle + guest_lanes }
-    }
-
-    /// Returns true if this side allocates `lane`.
-    pub(super) fn is_own_lane(&self, lane: u32) -> bool {
-        self.own_lanes().contains(&lane)
     }
 
     /// Allocates a block of `len` bytes that crosses this session without a copy. Its contents are
@@ -538,49 +498,6 @@ impl Session {
             (true, false) => self.awaiting.fetch_sub(1, AcqRel),
             _ => return,
         };
-    }
-
-    /// Records that the server's endpoint of the named lane was sent.
-    pub(super) fn on_endpoint_sent(&self, name: u32) {
-        let mut lanes = lock(&self.lanes);
-        if let Some(ends) = lanes.get_mut((name & 0xffff) as usize) {
-            ends.server = false;
-            ends.server_sent = true;
-        }
-    }
-
-    /// Records that the server's endpoint of the named lane was received.
-    pub(super) fn on_endpoint_received(&self, name: u32) -> Result<LaneSide, Violation> {
-        let (lane, epoch) = (name & 0xffff, (name >> 16) as u16);
-        let mut lanes = lock(&self.lanes);
-        let fixed = lane < self.plan.static_lanes;
-        let ends = lanes.get_mut(lane as usize).filter(|_| !fixed).ok_or(Violation::Lane(lane))?;
-        let good = if self.is_own_lane(lane) {
-            ends.server_sent && ends.epoch == epoch
-        } else {
-            !ends.server && epoch >= ends.epoch && epoch > 0
-        };
-        if !good {
-            return Err(Violation::Lane(lane));
-        }
-        ends.epoch = epoch;
-        ends.server = true;
-        ends.server_sent = false;
-        Ok(LaneSide { lane, epoch, side: Sender::Server })
-    }
-
-    /// Records that sending the server's endpoint of the named lane was cancelled.
-    pub(super) fn on_endpoint_returned(&self, name: u32) -> Result<LaneSide, Violation> {
-        let (lane, epoch) = (name & 0xffff, (name >> 16) as u16);
-        let mut lanes = lock(&self.lanes);
-        match lanes.get_mut(lane as usize) {
-            Some(ends) if ends.server_sent && ends.epoch == epoch => {
-                ends.server = true;
-                ends.server_sent = false;
-                Ok(LaneSide { lane, epoch, side: Sender::Server })
-            }
-            _ => Err(Violation::Lane(lane)),
-        }
     }
 
     pub(super) fn on_endpoint_dropped(&self, place: LaneSide) {

@@ -67,11 +67,9 @@ pub trait Call: Request<Next = Awaiting<Self>> + Debug + 'static {
     type Answer;
     /// Reason of failure.
     type Reason: From<Refusal>;
-    /// Endpoint that stays with the server after success, or nothing.
-    type Retained;
     /// Reply to a successful request: attachments and answer.
     type Ack: Into<<Self::Contract as Contract>::ToClient> + Debug;
-    /// Reply to a failed request: attachments, transferred endpoint and reason.
+    /// Reply to a failed request: attachments and reason.
     type Nak: Into<<Self::Contract as Contract>::ToClient> + Debug;
     /// State after the Ack.
     type AckTo: State<Contract = Self::Contract>;
@@ -79,19 +77,19 @@ pub trait Call: Request<Next = Awaiting<Self>> + Debug + 'static {
     type NakTo: State<Contract = Self::Contract>;
     /// Index of the awaiting state.
     const AWAITING: u8;
-    /// Returns the Ack and the endpoint that stays here.
-    fn into_ack(self, answer: Self::Answer) -> (Self::Ack, Self::Retained);
+    /// Returns the Ack.
+    fn into_ack(self, answer: Self::Answer) -> Self::Ack;
     /// Returns the Nak.
     fn into_nak(self, why: Self::Reason) -> Self::Nak;
     /// Decodes a received reply; `None` if it belongs to another request.
     fn reply(message: <Self::Contract as Contract>::ToClient) -> Option<CallResult<Self>>;
-    /// Returns the reply for `answered`. A transferred endpoint that is not kept is closed.
+    /// Returns the reply for `answered`.
     fn into_reply(
         self,
         answered: Result<Self::Answer, Self::Reason>,
     ) -> <Self::Contract as Contract>::ToClient {
         match answered {
-            Ok(answer) => self.into_ack(answer).0.into(),
+            Ok(answer) => self.into_ack(answer).into(),
             Err(why) => self.into_nak(why).into(),
         }
     }
@@ -102,13 +100,7 @@ pub type CallResult<M> = Result<<M as Call>::Ack, <M as Call>::Nak>;
 
 /// Describes a field of type `T`.
 pub const fn field<T: Field>(name: &'static str) -> FieldInfo {
-    FieldInfo {
-        name,
-        kind: T::TYPE_HASH,
-        blocks: T::HAS_BLOCKS,
-        ends: T::HAS_ENDPOINTS,
-        bytes_max: T::MAX_BYTES,
-    }
+    FieldInfo { name, kind: T::TYPE_HASH, blocks: T::HAS_BLOCKS, bytes_max: T::MAX_BYTES }
 }
 
 /// Defines a contract and generates its types.
@@ -118,9 +110,8 @@ pub const fn field<T: Field>(name: &'static str) -> FieldInfo {
 /// the channel is in the state "awaiting" that request, and only its two replies can be sent.
 ///
 /// A request lists its attachments in parentheses: blocks, which both replies return, and which are
-/// named nowhere else. Endpoints that it transfers on success follow its fields: `giving (end:
-/// End)`; only the Nak returns them. An Ack has at most one field more, the server's answer. A Nak
-/// has a reason that a [`Refusal`] converts to.
+/// named nowhere else. An Ack has at most one field more, the server's answer. A Nak has a reason
+/// that a [`Refusal`] converts to.
 ///
 /// ```
 /// use draconis_exchange::{channel, contract, heap::Block, contract::Refusal};
@@ -259,7 +250,6 @@ macro_rules! contract {
                     $(#[$rmeta:meta])*
                     call $method:ident: $R:ident $(($($g:ident: $gt:ty),*))?
                         { $($(#[$fmeta:meta])* $f:ident: $ft:ty),* $(,)? }
-                        $(giving ($e:ident: $et:ty))?
                         -> $A:ident { $($a:ident: $at:ty)? } => $ATo:ident
                          | $N:ident why $why:ty => $NTo:ident
                          $(, or $default:ident)?;
@@ -287,7 +277,6 @@ macro_rules! contract {
             pub struct $R {
                 $($(pub $g: $gt,)*)?
                 $($(#[$fmeta])* pub $f: $ft,)*
-                $(pub $e: $et,)?
             }
 
             #[doc = concat!("[`", stringify!($R), "`] was done; its goods come back.")]
@@ -299,7 +288,6 @@ macro_rules! contract {
             #[derive(Debug)]
             pub struct $N {
                 $($(#[doc = "As it was sent."] pub $g: $gt,)*)?
-                $(#[doc = "As it was sent."] pub $e: $et,)?
                 /// Reason.
                 pub why: $why,
             }
@@ -391,7 +379,6 @@ macro_rules! contract {
                                 fields: &[
                                     $($(define::field::<$gt>(stringify!($g)),)*)?
                                     $(define::field::<$ft>(stringify!($f)),)*
-                                    $(define::field::<$et>(stringify!($e)),)?
                                 ],
                             },
                             fsm::MessageInfo {
@@ -407,7 +394,6 @@ macro_rules! contract {
                                 sender: fsm::Sender::Server,
                                 fields: &[
                                     $($(define::field::<$gt>(stringify!($g)),)*)?
-                                    $(define::field::<$et>(stringify!($e)),)?
                                     define::field::<$why>("why"),
                                 ],
                             },
@@ -470,17 +456,16 @@ macro_rules! contract {
                     impl define::Call for $R {
                         type Answer = ($($at)?);
                         type Reason = $why;
-                        type Retained = ($($et)?);
                         type Ack = $A;
                         type Nak = $N;
                         type AckTo = $ATo;
                         type NakTo = $NTo;
                         const AWAITING: u8 = StateId::$R as u8;
-                        fn into_ack(self, answer: Self::Answer) -> ($A, Self::Retained) {
-                            ($A { $($($g: self.$g,)*)? $($a: answer,)? }, ($(self.$e)?))
+                        fn into_ack(self, answer: Self::Answer) -> $A {
+                            $A { $($($g: self.$g,)*)? $($a: answer,)? }
                         }
                         fn into_nak(self, why: $why) -> $N {
-                            $N { $($($g: self.$g,)*)? $($e: self.$e,)? why }
+                            $N { $($($g: self.$g,)*)? why }
                         }
                         fn reply(message: ToClient) -> Option<Result<$A, $N>> {
                             match message {
@@ -518,7 +503,6 @@ macro_rules! contract {
                         $($(ToServer::$R(m) => {
                             $($(wire::Field::pack(m.$g, into);)*)?
                             $(wire::Field::pack(m.$f, into);)*
-                            $(wire::Field::pack(m.$e, into);)?
                         })*
                         $(ToServer::$T(m) => { $(wire::Field::pack(m.$tf, into);)* })*)*
                     }
@@ -528,7 +512,6 @@ macro_rules! contract {
                         return Ok(ToServer::$R($R {
                             $($($g: wire::Field::unpack(from)?,)*)?
                             $($f: wire::Field::unpack(from)?,)*
-                            $($e: wire::Field::unpack(from)?,)?
                         }));
                     })*
                     $(if tag == Tag::$T as u8 {
@@ -554,7 +537,6 @@ macro_rules! contract {
                             }
                             ToClient::$N(m) => {
                                 $($(wire::Field::pack(m.$g, into);)*)?
-                                $(wire::Field::pack(m.$e, into);)?
                                 wire::Field::pack(m.why, into);
                             }
                         )*)*
@@ -571,7 +553,6 @@ macro_rules! contract {
                         if tag == Tag::$N as u8 {
                             return Ok(ToClient::$N($N {
                                 $($($g: wire::Field::unpack(from)?,)*)?
-                                $($e: wire::Field::unpack(from)?,)?
                                 why: wire::Field::unpack(from)?,
                             }));
                         }

@@ -16,7 +16,7 @@ use crate::{
         lane::{CHANGE_COUNT_OFFSET, FINGERPRINT_OFFSET, MailboxHeader, PAYLOAD_OFFSET},
     },
     contract::{
-        Attributes, Call,
+        Attributes, Call, Refusal,
         directory::Directory,
         disk::{self, Disk},
         file::{self, CachingReader, File, ReadError},
