@@ -65,9 +65,7 @@ impl RequestLog for BufferOnlyLog {
 fn session_pair() -> (Arc<Session>, Arc<Session>) {
     let class = |slot_bytes, slots| SlotClass { slot_bytes, slots };
     let plan = SessionConfig {
-        static_lanes: LANE_COUNT,
-        host_lanes: 0,
-        guest_lanes: 0,
+        lanes: LANE_COUNT,
         host: vec![class(4096, 1)],
         guest: vec![class(4096, 128), class(64 << 10, 16), class(256 << 10, 8)],
     };

@@ -151,13 +151,7 @@ fn result_labels(what: &str, sizes: &[(usize, u32)]) -> Vec<String> {
 
 fn session_config() -> SessionConfig {
     let class = |slot_bytes| SlotClass { slot_bytes, slots: 8 };
-    SessionConfig {
-        static_lanes: 1,
-        host_lanes: 0,
-        guest_lanes: 0,
-        host: vec![class(4096), class(65536), class(1 << 20)],
-        guest: vec![],
-    }
+    SessionConfig { lanes: 1, host: vec![class(4096), class(65536), class(1 << 20)], guest: vec![] }
 }
 
 fn spawn_child(cpu: usize) -> (Arc<Session>, Child) {

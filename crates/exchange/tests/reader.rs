@@ -108,8 +108,7 @@ fn with_reader(
 
     let class = |slot_bytes, slots| SlotClass { slot_bytes, slots };
     let host = vec![class(16 << 10, 1), class(CHUNK_BYTES, CHUNK_SLOTS)];
-    let plan =
-        SessionConfig { static_lanes: 1, host_lanes: 0, guest_lanes: 0, host, guest: vec![] };
+    let plan = SessionConfig { lanes: 1, host, guest: vec![] };
     let (offer, socket) = session::offer(&plan).unwrap();
     let host = offer.start(pidfd_open(getpid(), PidfdFlags::empty()).unwrap());
     let guest = session::accept(&socket, test_deadline()).unwrap();

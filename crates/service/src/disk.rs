@@ -34,7 +34,7 @@ const NO_TIMEOUT: Duration = Duration::MAX;
 
 /// Appends the lanes of a writing worker's disk to the plan of its session.
 pub(crate) fn add_disk_lanes(plan: &mut SessionConfig) {
-    plan.static_lanes += DISK_LANES;
+    plan.lanes += DISK_LANES;
     plan.guest = vec![
         SlotClass { slot_bytes: 4 << 10, slots: 128 },
         SlotClass { slot_bytes: 64 << 10, slots: 16 },
@@ -226,9 +226,7 @@ mod tests {
     ) -> (DiskService, Arc<Session>, OwnedFd, Arc<SharedMemory>) {
         let writable = File::options().read(true).write(true).open(file).unwrap();
         let mut all = SessionConfig {
-            static_lanes: 1,
-            host_lanes: 0,
-            guest_lanes: 0,
+            lanes: 1,
             host: vec![SlotClass { slot_bytes: 4096, slots: 1 }],
             guest: vec![],
         };

@@ -272,9 +272,7 @@ impl DiskServerThread {
     /// The system's error.
     pub(crate) fn new(disk: Arc<dyn Disk>, user: OwnedFd) -> std::io::Result<(Self, OwnedFd)> {
         let mut plan = SessionConfig {
-            static_lanes: 0,
-            host_lanes: 0,
-            guest_lanes: 0,
+            lanes: 0,
             host: vec![SlotClass { slot_bytes: 4096, slots: 1 }],
             guest: vec![],
         };

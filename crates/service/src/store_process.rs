@@ -181,9 +181,7 @@ impl StoreProcess {
         guest: BorrowedFd<'_>,
     ) -> Result<AttachedDisk, StoreError> {
         let mut plan = SessionConfig {
-            static_lanes: 0,
-            host_lanes: 0,
-            guest_lanes: 0,
+            lanes: 0,
             host: vec![SlotClass { slot_bytes: 4096, slots: 1 }],
             guest: vec![],
         };

@@ -40,6 +40,9 @@ const _: () = assert!(
         && CHANGE_COUNT_OFFSET + 8 <= MAILBOX_STRIDE
 );
 
+/// Epoch in every message and closing of a lane: its endpoints are created once.
+const EPOCH: u16 = 1;
+
 /// Maximum wake-ups without a message in one receive; more are an attack.
 const MAX_EMPTY_WAKEUPS: u32 = 100_000;
 
@@ -64,23 +67,20 @@ impl MailboxHeader {
     }
 }
 
-/// Encodes the word `closed` of a side that has closed after reading `got` messages.
-fn encode_closed_word(epoch: u16, got: u16) -> u64 {
-    1 << 63 | u64::from(epoch) << 16 | u64::from(got)
-}
+/// Word `closed` of a side that has closed, without the number of messages it had read.
+const CLOSED_WORD: u64 = 1 << 63 | (EPOCH as u64) << 16;
 
 /// Returns how many of our messages the peer had read when it closed.
 fn peer_read_count_at_close(place: LaneSide, session: &Session) -> Option<u16> {
     let at = place.incoming_mailbox() * MAILBOX_STRIDE + CLOSED_WORD_OFFSET;
     let bits = session.shared_memory().atomic_u64(at).load(SeqCst);
-    (bits >> 16 == encode_closed_word(place.epoch, 0) >> 16).then_some(bits as u16)
+    (bits >> 16 == CLOSED_WORD >> 16).then_some(bits as u16)
 }
 
 /// A side of a lane; it determines which of the two mailboxes it writes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct LaneSide {
     pub(super) lane: u32,
-    pub(super) epoch: u16,
     pub(super) side: Sender,
 }
 
@@ -116,7 +116,7 @@ impl LaneReceiver {
         // Sequentially consistent: a receiver polls after it has set its sleeping flag.
         let head =
             MailboxHeader::from_bits(session.shared_memory().atomic_u64(self.line_at).load(SeqCst));
-        if head.epoch != self.place.epoch || head.seq == self.received {
+        if head.epoch != EPOCH || head.seq == self.received {
             return Ok(None);
         }
         if head.seq != self.received.wrapping_add(1) {
@@ -182,10 +182,6 @@ struct SentMessage {
 }
 
 impl AbandonedRequest {
-    pub(super) fn lane(&self) -> u32 {
-        self.reader.place.lane
-    }
-
     /// Checks for the reply; returns true once nothing is left to wait for.
     pub(super) fn try_reclaim(&mut self, session: &Arc<Session>) -> bool {
         // Read before polling: a reply that was sent before closing is then visible.
@@ -264,7 +260,7 @@ impl LaneTransport {
             reader: LaneReceiver::new(place, C::FINGERPRINT),
             out_at,
             sent: SentMessage {
-                head: MailboxHeader { seq: 0, epoch: place.epoch, tag: 0, len: 0 },
+                head: MailboxHeader { seq: 0, epoch: EPOCH, tag: 0, len: 0 },
                 bytes: Box::new([0; MAX_MESSAGE_BYTES]),
             },
             failed: None,
@@ -409,13 +405,13 @@ impl<Tx: Wire, Rx: Wire> Transport<Tx, Rx> for LaneTransport {
             .shared_memory()
             .atomic_u64(self.reader.line_at + CHANGE_COUNT_OFFSET)
             .load(Acquire);
-        // Ignores a counter that an earlier endpoint of the lane left.
-        Ok(Some(told).filter(|told| told >> 48 == u64::from(self.lane_side().epoch)))
+        // Zero: the server has no notifier.
+        Ok(Some(told).filter(|told| told >> 48 == u64::from(EPOCH)))
     }
 
     fn change_notifier(&self) -> ChangeNotifier {
         let at = self.out_at + CHANGE_COUNT_OFFSET;
-        let first = u64::from(self.lane_side().epoch) << 48;
+        let first = u64::from(EPOCH) << 48;
         self.teller.get_or_init(|| ChangeNotifier::for_lane(&self.session, at, first)).clone()
     }
 }
@@ -434,22 +430,13 @@ impl Drop for LaneTransport {
         {
             (self.reclaim.drop_received)(&self.reader, &session, head);
         }
-        // The lane's creator reuses it once the server has marked it closed. Our own table must
-        // show that before.
-        if self.lane_side().side == Sender::Server {
-            session.on_endpoint_dropped(self.lane_side());
-        }
-        let bits = encode_closed_word(self.lane_side().epoch, self.reader.received);
+        let bits = CLOSED_WORD | u64::from(self.reader.received);
         session.shared_memory().atomic_u64(self.out_at + CLOSED_WORD_OFFSET).store(bits, SeqCst);
         self.signal_peer();
         if self.awaits.is_some() {
             self.abandon_request();
         }
         self.set_awaiting(None);
-        // The reuse also waits until the session owns the late reply.
-        if self.lane_side().side == Sender::Client {
-            session.on_endpoint_dropped(self.lane_side());
-        }
         session.reclaim_lost();
     }
 }

@@ -51,7 +51,7 @@ use crate::{
 
 /// Maximum lanes of a session: each needs two event fds, and one message passes at most 253
 /// descriptors.
-pub const MAX_LANES: u32 = 64;
+pub const MAX_LANES: u32 = u64::BITS;
 /// Maximum slot classes of each side.
 pub const MAX_SLOT_CLASSES: usize = 8;
 /// Maximum bytes of shared memory that a guest maps.
@@ -60,32 +60,12 @@ pub const MAX_MEMORY_BYTES: usize = 1 << 32;
 /// Lanes and slots of a session. The slots are the quota of each side.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct SessionConfig {
-    /// Lanes `0..static_lanes`, whose contracts both sides know in advance.
-    pub static_lanes: u32,
-    /// Lanes for channels that the host creates.
-    pub host_lanes: u32,
-    /// Lanes for channels that the guest creates.
-    pub guest_lanes: u32,
+    /// Number of lanes, whose contracts both sides know in advance.
+    pub lanes: u32,
     /// Slots that the host allocates.
     pub host: Vec<SlotClass>,
     /// Slots that the guest allocates.
     pub guest: Vec<SlotClass>,
-}
-
-impl Default for SessionConfig {
-    /// Returns one static lane, a few dynamic ones, and blocks of 4 KiB to 1 MiB: 4.5 MiB a side.
-    fn default() -> Self {
-        let classes: Vec<_> = [(4 << 10, 128), (64 << 10, 32), (1 << 20, 2)]
-            .map(|(slot_bytes, slots)| SlotClass { slot_bytes, slots })
-            .into();
-        Self {
-            static_lanes: 1,
-            host_lanes: 8,
-            guest_lanes: 8,
-            host: classes.clone(),
-            guest: classes,
-        }
-    }
 }
 
 /// Offsets in the shared memory.
@@ -96,17 +76,13 @@ struct SessionLayout {
 }
 
 impl SessionConfig {
-    fn total_lanes(&self) -> u64 {
-        u64::from(self.static_lanes) + u64::from(self.host_lanes) + u64::from(self.guest_lanes)
-    }
-
     fn layout(&self) -> Option<SessionLayout> {
         let classes_fit = self.host.len().max(self.guest.len()) <= MAX_SLOT_CLASSES;
-        if !classes_fit || self.total_lanes() > u64::from(MAX_LANES) {
+        if !classes_fit || self.lanes > MAX_LANES {
             return None;
         }
         let (words, slots) = layout_bytes(&[&self.host, &self.guest])?;
-        let let_go_at = (self.total_lanes() as usize * 2 * MAILBOX_STRIDE).next_multiple_of(4096);
+        let let_go_at = (self.lanes as usize * 2 * MAILBOX_STRIDE).next_multiple_of(4096);
         let slots_at = let_go_at.checked_add(words)?;
         let len = slots_at.checked_add(slots)?;
         (len > 0 && len <= MAX_MEMORY_BYTES).then_some(SessionLayout {
@@ -116,9 +92,10 @@ impl SessionConfig {
         })
     }
 
-    /// Encodes the hello: fixed length, so that nothing needs parsing.
+    /// Encodes the hello: fixed length, so that nothing needs parsing. After the number of lanes
+    /// come two words that are 0.
     fn to_bytes(&self) -> [u8; HELLO_BYTES] {
-        let counts = [self.static_lanes, self.host_lanes, self.guest_lanes];
+        let counts = [self.lanes, 0, 0];
         let class = |classes: &[SlotClass], i: usize| {
             classes.get(i).map_or([0, 0], |class| [class.slot_bytes, class.slots])
         };
@@ -137,7 +114,7 @@ impl SessionConfig {
     fn from_bytes(bytes: &[u8]) -> Option<Self> {
         let words = bytes.strip_prefix(&HELLO_MAGIC)?.as_chunks().0;
         let words: Vec<_> = words.iter().map(|word| u32::from_le_bytes(*word)).collect();
-        if bytes.len() != HELLO_BYTES {
+        if bytes.len() != HELLO_BYTES || words[1..3] != [0, 0] {
             return None;
         }
         let classes = |from: usize| {
@@ -145,13 +122,7 @@ impl SessionConfig {
             let class = |c: &[u32; 4]| SlotClass { slot_bytes: c[from], slots: c[from + 1] };
             pairs.map(class).filter(|class| class.slots > 0).collect()
         };
-        Some(Self {
-            static_lanes: words[0],
-            host_lanes: words[1],
-            guest_lanes: words[2],
-            host: classes(0),
-            guest: classes(2),
-        })
+        Some(Self { lanes: words[0], host: classes(0), guest: classes(2) })
     }
 }
 
@@ -199,7 +170,7 @@ impl PendingSession {
     fn new(plan: &SessionConfig) -> io::Result<Self> {
         let shared = SharedMemory::new(plan.layout().ok_or(Errno::INVAL)?.len)?;
         let bell = |_| eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
-        let bells = (0..plan.total_lanes() * 2).map(bell).collect::<io::Result<Vec<_>>>()?;
+        let bells = (0..plan.lanes * 2).map(bell).collect::<io::Result<Vec<_>>>()?;
         Ok(Self { plan: plan.clone(), shared, event_fds: bells })
     }
 
@@ -246,7 +217,7 @@ fn accept_session(
     let plan =
         SessionConfig::from_bytes(&hello).ok_or(Violation::Memory("the hello is malformed"))?;
     let layout = plan.layout().ok_or(Violation::Memory("the plan exceeds its limits"))?;
-    let wanted = FDS_BEFORE_EVENT_FDS + plan.total_lanes() as usize * 2;
+    let wanted = FDS_BEFORE_EVENT_FDS + plan.lanes as usize * 2;
     if fds.len() != wanted {
         return Err(Violation::Descriptors("another number than the plan needs").into());
     }
@@ -296,16 +267,6 @@ fn poll_fds(fds: &mut [PollFd<'_>], deadline: Instant) -> Result<(), ChannelErro
     }
 }
 
-/// Use of a lane by this side.
-#[derive(Clone, Copy, Default, Debug)]
-struct LaneState {
-    epoch: u16,
-    client: bool,
-    server: bool,
-    /// A late reply may still come.
-    is_abandoned: bool,
-}
-
 /// One side of a session.
 pub struct Session {
     plan: SessionConfig,
@@ -319,7 +280,8 @@ pub struct Session {
     blame: OnceLock<Violation>,
     /// Number of clients that await a reply.
     awaiting: AtomicUsize,
-    lanes: Mutex<Vec<LaneState>>,
+    /// Lanes whose endpoint of this side exists or existed, one bit a lane.
+    taken_lanes: AtomicU64,
     abandoned: Mutex<Vec<AbandonedRequest>>,
 }
 
@@ -346,7 +308,6 @@ impl Session {
         let layout = plan.layout().expect("the plan was checked");
         let SessionLayout { release_words_at: let_go_at, slots_at, .. } = layout;
         let heap = Arena::new(shared.clone(), let_go_at, slots_at, &plan.host, &plan.guest, host);
-        let lanes = vec![LaneState::default(); plan.total_lanes() as usize];
         Self {
             plan,
             shared,
@@ -357,37 +318,29 @@ impl Session {
             alive_checked_ms: AtomicU64::new(0),
             blame: OnceLock::new(),
             awaiting: AtomicUsize::new(0),
-            lanes: Mutex::new(lanes),
+            taken_lanes: AtomicU64::new(0),
             abandoned: Mutex::default(),
         }
     }
 
-    /// Returns the client's endpoint of static lane `lane`, once.
+    /// Returns the client's endpoint of `lane`, once.
     pub fn client<C: Contract>(self: &Arc<Self>, lane: u32) -> Option<Client<C>> {
-        let place = self.take_static_side(lane, Sender::Client)?;
+        let place = self.take_lane(lane, Sender::Client)?;
         let link = LaneTransport::new::<C>(self, place);
         Some(RawEndpoint::new(Box::new(link), C::TABLE, Sender::Server).into())
     }
 
-    /// Returns the server's endpoint of static lane `lane`, once.
+    /// Returns the server's endpoint of `lane`, once.
     pub fn server<C: Contract>(self: &Arc<Self>, lane: u32) -> Option<Server<C>> {
-        let place = self.take_static_side(lane, Sender::Server)?;
+        let place = self.take_lane(lane, Sender::Server)?;
         let link = LaneTransport::new::<C>(self, place);
         Some(RawEndpoint::new(Box::new(link), C::TABLE, Sender::Client).into())
     }
 
-    fn take_static_side(&self, lane: u32, side: Sender) -> Option<LaneSide> {
-        let mut lanes = lock(&self.lanes);
-        if lane >= self.plan.static_lanes || lanes[lane as usize].epoch != 0 {
-            return None;
-        }
-        let ends = &mut lanes[lane as usize];
-        ends.epoch = 1;
-        match side {
-            Sender::Client => ends.client = true,
-            Sender::Server => ends.server = true,
-        }
-        Some(LaneSide { lane, epoch: 1, side })
+    fn take_lane(&self, lane: u32, side: Sender) -> Option<LaneSide> {
+        let exists = lane < self.plan.lanes;
+        let is_taken = |bit| self.taken_lanes.fetch_or(bit, AcqRel) & bit != 0;
+        (exists && !is_taken(1 << lane)).then_some(LaneSide { lane, side })
     }
 
     /// Allocates a block of `len` bytes that crosses this session without a copy. Its contents are
@@ -500,16 +453,7 @@ impl Session {
         };
     }
 
-    pub(super) fn on_endpoint_dropped(&self, place: LaneSide) {
-        let ends = &mut lock(&self.lanes)[place.lane as usize];
-        match place.side {
-            Sender::Client => ends.client = false,
-            Sender::Server => ends.server = false,
-        }
-    }
-
     pub(super) fn add_abandoned(&self, orphan: AbandonedRequest) {
-        lock(&self.lanes)[orphan.lane() as usize].is_abandoned = true;
         lock(&self.abandoned).push(orphan);
     }
 
@@ -518,13 +462,7 @@ impl Session {
     pub(super) fn reclaim_lost(self: &Arc<Self>) {
         // Taken out first: reclaiming drops endpoints, which may reclaim in turn.
         let mut orphans = std::mem::take(&mut *lock(&self.abandoned));
-        orphans.retain_mut(|orphan| {
-            let settled = orphan.try_reclaim(self);
-            if settled {
-                lock(&self.lanes)[orphan.lane() as usize].is_abandoned = false;
-            }
-            !settled
-        });
+        orphans.retain_mut(|orphan| !orphan.try_reclaim(self));
         let mut kept = lock(&self.abandoned);
         kept.append(&mut orphans);
         let quiet = kept.is_empty() && self.awaiting.load(Acquire) == 0;

@@ -202,13 +202,7 @@ fn session_config() -> SessionConfig {
     let classes: Vec<_> = [(4 << 10, 128), (64 << 10, 32), (1 << 20, 2)]
         .map(|(slot_bytes, slots)| SlotClass { slot_bytes, slots })
         .into();
-    SessionConfig {
-        static_lanes: LANES,
-        host_lanes: 0,
-        guest_lanes: 0,
-        host: classes.clone(),
-        guest: classes,
-    }
+    SessionConfig { lanes: LANES, host: classes.clone(), guest: classes }
 }
 
 fn session_with_self() -> (Arc<Session>, Arc<Session>) {

@@ -80,9 +80,7 @@ pub fn serve_as_child(cpu: usize) -> anyhow::Result<()> {
 fn start_child(cpu: usize) -> anyhow::Result<(Arc<Session>, Child)> {
     let class = |slot_bytes| SlotClass { slot_bytes, slots: 4 };
     let plan = SessionConfig {
-        static_lanes: 1,
-        host_lanes: 0,
-        guest_lanes: 0,
+        lanes: 1,
         host: vec![class(4096), class(65536), class(MAX_PAYLOAD_BYTES as u32)],
         guest: vec![],
     };

@@ -125,8 +125,7 @@ impl ReadWorker {
         let class = |slot_bytes, slots| SlotClass { slot_bytes, slots };
         // One more chunk is in flight.
         let host = vec![class(4096, 2), class(16 << 10, 2), class(CHUNK_BYTES, chunks as u32 + 2)];
-        let plan =
-            SessionConfig { static_lanes: 1, host_lanes: 0, guest_lanes: 0, host, guest: vec![] };
+        let plan = SessionConfig { lanes: 1, host, guest: vec![] };
         let (offer, socket) = session::offer(&plan)?;
         let child = Command::new("/proc/self/exe")
             .arg("isolation-child")

@@ -30,13 +30,7 @@ const SLOT_BYTES: u32 = 4096;
 
 fn session_config() -> SessionConfig {
     let classes = vec![SlotClass { slot_bytes: SLOT_BYTES, slots: SLOTS }];
-    SessionConfig {
-        static_lanes: 2,
-        host_lanes: 0,
-        guest_lanes: 0,
-        host: classes.clone(),
-        guest: classes,
-    }
+    SessionConfig { lanes: 2, host: classes.clone(), guest: classes }
 }
 
 fn test_deadline() -> Instant {
@@ -360,6 +354,18 @@ fn accept_forged_hello(hello: &[u8], fds: &[BorrowedFd<'_>]) -> ChannelError {
     accept(&theirs, test_deadline()).unwrap_err()
 }
 
+/// A store's process outlives an upgrade of the program.
+#[test]
+fn hello_and_fingerprints_are_those_of_older_programs() {
+    assert_eq!(Disk::FINGERPRINT, 0x8dd9_dafd_5b7b_411b);
+    assert_eq!(Volume::FINGERPRINT, 0xbf9e_4ce8_d130_2227);
+    let hello = session_config().to_bytes();
+    let (lanes, classes) = ([2, 0, 0], [SLOT_BYTES, SLOTS, SLOT_BYTES, SLOTS]);
+    assert!(hello.starts_with(&[&b"Drakon\0\x01"[..], &words_to_bytes(&lanes)].concat()));
+    assert!(hello[20..].starts_with(&words_to_bytes(&classes)));
+    assert!(hello.len() == 148 && hello[36..].iter().all(|byte| *byte == 0));
+}
+
 #[test]
 fn forged_hello_is_refused() {
     let (offer, _socket) = offer(&session_config()).unwrap();
@@ -374,6 +380,11 @@ fn forged_hello_is_refused() {
     let mut magic = hello;
     magic[0] ^= 1;
     assert_eq!(accept_forged_hello(&magic, &all), memory("the hello is malformed"));
+    for unused_word in [12, 16] {
+        let mut more = hello;
+        more[unused_word] = 1;
+        assert_eq!(accept_forged_hello(&more, &all), memory("the hello is malformed"));
+    }
     assert_eq!(
         accept_forged_hello(&hello[1..], &all),
         ChannelError::Violation(Violation::Length(hello.len() as u32 - 1))
@@ -383,7 +394,7 @@ fn forged_hello_is_refused() {
         descriptors("more than fit a message")
     );
     for lanes in [MAX_LANES + 1, u32::MAX] {
-        let plan = SessionConfig { static_lanes: lanes, ..session_config() };
+        let plan = SessionConfig { lanes: lanes, ..session_config() };
         assert_eq!(
             accept_forged_hello(&plan.to_bytes(), &all),
             memory("the plan exceeds its limits")
