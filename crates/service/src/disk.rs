@@ -42,6 +42,14 @@ pub(crate) fn add_disk_lanes(plan: &mut SessionConfig) {
     ];
 }
 
+/// Returns the plan of a session for one disk alone.
+pub(crate) fn disk_session() -> SessionConfig {
+    let host = vec![SlotClass { slot_bytes: 4096, slots: 1 }];
+    let mut plan = SessionConfig { lanes: 0, host, guest: vec![] };
+    add_disk_lanes(&mut plan);
+    plan
+}
+
 /// Serves the file behind `fd`, open for writing, to the worker of `session` on the lanes from
 /// `first` on, until the worker closes or dies. Passes discards on to the file only if `discards`
 /// is set.
@@ -225,12 +233,8 @@ mod tests {
         file: &Path,
     ) -> (DiskService, Arc<Session>, OwnedFd, Arc<SharedMemory>) {
         let writable = File::options().read(true).write(true).open(file).unwrap();
-        let mut all = SessionConfig {
-            lanes: 1,
-            host: vec![SlotClass { slot_bytes: 4096, slots: 1 }],
-            guest: vec![],
-        };
-        add_disk_lanes(&mut all);
+        let mut all = disk_session();
+        all.lanes += 1;
         let (offer, socket) = offer(&all).unwrap();
         let host = offer.start(pidfd_open(getpid(), PidfdFlags::empty()).unwrap());
         let memory = crate::oplog::create_memory().unwrap();
