@@ -283,10 +283,10 @@ impl<C: Contract> Server<C> {
     }
 
     /// Replies to every message with the result of `answer`, until the client closes or the
-    /// contract ends. Each module's `serve` calls this with its server trait.
+    /// contract ends. Each contract has an `answer` that calls its server trait.
     ///
     /// # Errors
-    /// Reason that the client was lost: no message within `patience`, or a contract violation.
+    /// Reason that the client was lost: no message within `timeout`, or a contract violation.
     /// Closing is no error.
     pub fn serve(
         mut self,

@@ -95,7 +95,8 @@ fn with_reader(
         *content.teller.lock().unwrap() = tells.then(|| server.change_notifier());
         content.take_message_counts();
         let served = content.clone();
-        let peer = std::thread::spawn(move || file::serve(server, &*served, TEST_TIMEOUT));
+        let answer = move |message| file::answer(&*served, message);
+        let peer = std::thread::spawn(move || server.serve(TEST_TIMEOUT, answer));
         test(&mut CachingReader::new(client, TEST_TIMEOUT, chunks, blocks));
         peer.join().unwrap().unwrap();
         assert!(

@@ -145,7 +145,9 @@ pub const fn field<T: Field>(name: &'static str) -> FieldInfo {
 /// fn main() -> Result<(), channel::ChannelError> {
 ///     let soon = Instant::now() + Duration::from_secs(1);
 ///     let (client, server) = channel::pair::<Mirror>();
-///     let hand = std::thread::spawn(move || serve(server, &Hand, Duration::from_secs(1)));
+///     let hand = std::thread::spawn(move || {
+///         server.serve(Duration::from_secs(1), |message| answer(&Hand, message))
+///     });
 ///     let mut buffer = Block::private(2);
 ///     buffer.copy_in(0, b"ab");
 ///     let client = match client.send(Flip { buffer }).receive(soon)? {
@@ -168,7 +170,8 @@ pub const fn field<T: Field>(name: &'static str) -> FieldInfo {
 /// - `ToServer` and `ToClient`, the messages of each direction;
 /// - `MirrorServer`, the trait of its servers: one method per call, which borrows the request. `or
 ///   NotSupported` gives a method a default body that refuses with that reason;
-/// - `answer`, which passes one message to a server, and `serve`, the loop around it.
+/// - `answer`, which passes one message to a server: see
+///   [`Server::serve`](crate::channel::Server::serve).
 ///
 /// # Misuse does not compile
 ///
@@ -340,19 +343,6 @@ macro_rules! contract {
                     None
                 })*)*
             }
-        }
-
-        /// Serves one client until it closes, sends nothing within `patience`, or breaks the
-        /// contract.
-        ///
-        /// # Errors
-        /// Reason that the client was lost; a client that closed is no error.
-        pub fn serve<S: $Trait + ?Sized>(
-            end: $crate::channel::Server<$C>,
-            server: &S,
-            patience: ::std::time::Duration,
-        ) -> Result<(), $crate::channel::ChannelError> {
-            end.serve(patience, |message| answer(server, message))
         }
 
         const _: () = {

@@ -125,7 +125,7 @@ impl TestContract for File {
     fn serve_hello(end: Server<File>) {
         // The file never changes.
         let _ = end.change_notifier();
-        let _ = file::serve(end, &HelloFile, TEST_TIMEOUT);
+        let _ = end.serve(TEST_TIMEOUT, |message| file::answer(&HelloFile, message));
     }
 }
 impl TestContract for Disk {

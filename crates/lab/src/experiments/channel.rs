@@ -73,7 +73,7 @@ pub fn serve_as_child(cpu: usize) -> anyhow::Result<()> {
     let socket = std::io::stdin().as_fd().try_clone_to_owned()?;
     let session = session::accept(&socket, Instant::now() + REPLY_TIMEOUT)?;
     let server = session.server::<File>(0).context("lane 0")?;
-    let _ = file::serve(server, &NoOpFileServer, REPLY_TIMEOUT);
+    let _ = server.serve(REPLY_TIMEOUT, |message| file::answer(&NoOpFileServer, message));
     Ok(())
 }
 
@@ -164,7 +164,7 @@ impl TransportBenchmark {
         let (client, server) = channel::pair::<File>();
         let peer = std::thread::spawn(move || {
             pin::pin_to_cpu(cpu);
-            file::serve(server, &NoOpFileServer, REPLY_TIMEOUT)
+            server.serve(REPLY_TIMEOUT, |message| file::answer(&NoOpFileServer, message))
         });
         let mut caller = RpcClient::new(client, REPLY_TIMEOUT);
         let mut times = vec![];

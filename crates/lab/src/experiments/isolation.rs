@@ -71,7 +71,8 @@ pub fn serve_as_child(image: &Path) -> anyhow::Result<()> {
     sandbox::confine(&SandboxProfile::Worker, None)?;
     let server = session.server::<File>(0).context("lane 0")?;
     tree.notify_changes_to(&server);
-    let _ = file::serve(server, &tree.file(find_test_file(&tree)?), REPLY_TIMEOUT);
+    let file = tree.file(find_test_file(&tree)?);
+    let _ = server.serve(REPLY_TIMEOUT, |message| file::answer(&file, message));
     Ok(())
 }
 
@@ -168,7 +169,8 @@ fn measure_read_methods(
         scope.spawn(|| {
             tree.notify_changes_to(&server);
             // Ignores a reader that disconnects.
-            let _ = file::serve(server, &tree.file(at), REPLY_TIMEOUT);
+            let file = tree.file(at);
+            let _ = server.serve(REPLY_TIMEOUT, |message| file::answer(&file, message));
         });
         let vacant = |len| Some(Block::unallocated(len));
         let kept_by_thread = CachingReader::new(client, REPLY_TIMEOUT, all_chunks, vacant);

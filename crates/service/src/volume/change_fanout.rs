@@ -88,8 +88,9 @@ mod tests {
         let tree = open_for_mount(disk, &[], &MountOptions::default(), None).unwrap();
         let (client, server) = channel::pair::<File>();
         tree.notify_changes_to(&server);
+        let served = tree.file(node);
         std::thread::scope(|scope| {
-            scope.spawn(|| file::serve(server, &tree.file(node), TIMEOUT));
+            scope.spawn(|| server.serve(TIMEOUT, |message| file::answer(&served, message)));
             let vacant = |len| Some(Block::unallocated(len));
             let mut reader = CachingReader::new(client, TIMEOUT, 4, vacant);
             for byte in 7..47 {

@@ -173,8 +173,9 @@ fn full_or_drained_event_fd_does_not_block_peer() {
         io::write(bell, &(u64::MAX - 1).to_ne_bytes()).unwrap();
     }
     let server = guest.server::<File>(0).unwrap();
-    let hand =
-        thread::spawn(move || file::serve(server, &RefusingFileServer, Duration::from_secs(20)));
+    let hand = thread::spawn(move || {
+        server.serve(Duration::from_secs(20), |message| file::answer(&RefusingFileServer, message))
+    });
     let mut caller = RpcClient::new(host.client::<File>(0).unwrap(), Duration::from_secs(20));
     for _ in 0..100 {
         assert!(caller.call(file::GetAttributes {}).unwrap().is_err());
@@ -488,7 +489,9 @@ fn peer_writing_to_cached_slot_changes_only_bytes() {
     let mut reader = caching_reader(&host);
     let over = AtomicBool::new(false);
     thread::scope(|scope| {
-        scope.spawn(|| file::serve(server, &FourSevensFile, Duration::from_secs(20)));
+        scope.spawn(|| {
+            server.serve(Duration::from_secs(20), |message| file::answer(&FourSevensFile, message))
+        });
         scope.spawn(|| {
             let mut random = Random(5);
             let slots_at = guest.plan.layout().unwrap().slots_at;
