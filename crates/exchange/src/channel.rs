@@ -18,7 +18,6 @@
 
 mod busy_poll;
 mod change_counter;
-mod lane;
 pub mod session;
 mod sync;
 #[allow(unsafe_code)]

@@ -16,6 +16,8 @@
 //! Law 3: after one contract violation, the peer is ignored on every lane.
 //! Law 4: its slots return when its pidfd confirms its death, not before.
 
+mod lane;
+
 use std::{
     os::fd::{AsFd, BorrowedFd, OwnedFd},
     sync::{
@@ -34,11 +36,7 @@ use rustix::{
     time::{ClockId, clock_gettime},
 };
 
-use super::{
-    ChannelError, Client, RawEndpoint, Server,
-    change_counter::LIVENESS_CACHE_MS,
-    lane::{AbandonedRequest, LaneSide, LaneTransport, MAILBOX_STRIDE},
-};
+use super::{ChannelError, Client, RawEndpoint, Server};
 use crate::{
     contract::{Contract, Violation, fsm::Sender},
     descriptors,
@@ -49,6 +47,8 @@ use crate::{
     shm::SharedMemory,
 };
 
+use lane::{AbandonedRequest, LaneSide, LaneTransport, MAILBOX_STRIDE};
+
 /// Maximum lanes of a session: each needs two event fds, and one message passes at most 253
 /// descriptors.
 pub const MAX_LANES: u32 = u64::BITS;
@@ -56,6 +56,10 @@ pub const MAX_LANES: u32 = u64::BITS;
 pub const MAX_SLOT_CLASSES: usize = 8;
 /// Maximum bytes of shared memory that a guest maps.
 pub const MAX_MEMORY_BYTES: usize = 1 << 32;
+
+/// Milliseconds for which a liveness check counts. Answers of a dead server stay in use for at most
+/// this and one clock tick.
+const LIVENESS_CACHE_MS: u64 = 10;
 
 /// Lanes and slots of a session. The slots are the quota of each side.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -395,7 +399,7 @@ impl Session {
 
     /// Returns true if the peer is alive as of a few milliseconds ago. A cheap clock decides when
     /// to ask the kernel, because every use of a cached answer calls this.
-    pub(super) fn is_peer_alive(&self) -> bool {
+    fn is_peer_alive(&self) -> bool {
         let now = clock_gettime(ClockId::MonotonicCoarse);
         let now = now.tv_sec as u64 * 1000 + now.tv_nsec as u64 / 1_000_000;
         if now.wrapping_sub(self.alive_checked_ms.load(Relaxed)) >= LIVENESS_CACHE_MS {
@@ -411,26 +415,26 @@ impl Session {
         !self.is_dead()
     }
 
-    pub(super) fn shared_memory(&self) -> &SharedMemory {
+    fn shared_memory(&self) -> &Arc<SharedMemory> {
         &self.shared
     }
 
-    pub(super) fn heap(&self) -> &Arc<Arena> {
+    fn heap(&self) -> &Arc<Arena> {
         &self.heap
     }
 
     /// Records the first violation; returns it.
-    pub(super) fn record_violation(&self, violation: Violation) -> Violation {
+    fn record_violation(&self, violation: Violation) -> Violation {
         *self.blame.get_or_init(|| violation)
     }
 
-    pub(super) fn signal_event_fd(&self, bell: usize) {
+    fn signal_event_fd(&self, bell: usize) {
         // An event fd whose counter is full is signalled already.
         let _ = io::write(&self.event_fds[bell], &1u64.to_ne_bytes());
     }
 
     /// Sleeps until event fd `bell` is signalled or the peer dies.
-    pub(super) fn wait_event_fd(&self, bell: usize, deadline: Instant) -> Result<(), ChannelError> {
+    fn wait_event_fd(&self, bell: usize, deadline: Instant) -> Result<(), ChannelError> {
         let mut fds = [
             PollFd::new(&self.event_fds[bell], PollFlags::IN),
             PollFd::new(&self.peer, PollFlags::IN),
@@ -445,7 +449,7 @@ impl Session {
         Ok(())
     }
 
-    pub(super) fn update_awaiting_count(&self, was: bool, is: bool) {
+    fn update_awaiting_count(&self, was: bool, is: bool) {
         match (was, is) {
             (false, true) => self.awaiting.fetch_add(1, AcqRel),
             (true, false) => self.awaiting.fetch_sub(1, AcqRel),
@@ -453,13 +457,13 @@ impl Session {
         };
     }
 
-    pub(super) fn add_abandoned(&self, orphan: AbandonedRequest) {
+    fn add_abandoned(&self, orphan: AbandonedRequest) {
         lock(&self.abandoned).push(orphan);
     }
 
     /// Reclaims attachments: late replies, and all slots of a dead peer once no message of it is
     /// left to read.
-    pub(super) fn reclaim_lost(self: &Arc<Self>) {
+    fn reclaim_lost(self: &Arc<Self>) {
         // Taken out first: reclaiming drops endpoints, which may reclaim in turn.
         let mut orphans = std::mem::take(&mut *lock(&self.abandoned));
         orphans.retain_mut(|orphan| !orphan.try_reclaim(self));

@@ -9,12 +9,10 @@ use std::{
 
 use rustix::fs::{self, MemfdFlags, SealFlags};
 
+use super::lane::{CHANGE_COUNT_OFFSET, FINGERPRINT_OFFSET, MailboxHeader, PAYLOAD_OFFSET};
 use super::*;
 use crate::{
-    channel::{
-        RpcClient,
-        lane::{CHANGE_COUNT_OFFSET, FINGERPRINT_OFFSET, MailboxHeader, PAYLOAD_OFFSET},
-    },
+    channel::RpcClient,
     contract::{
         Attributes, Call, Refusal,
         directory::Directory,

@@ -16,10 +16,9 @@ use std::{
     time::Instant,
 };
 
-use super::{
-    ChangeNotifier, ChannelError, ExpectedState, Transport, busy_poll::SpinBudget, session::Session,
-};
+use super::Session;
 use crate::{
+    channel::{ChangeNotifier, ChannelError, ExpectedState, Transport, busy_poll::SpinBudget},
     contract::{
         Contract, Violation,
         fsm::Sender,
@@ -412,7 +411,8 @@ impl<Tx: Wire, Rx: Wire> Transport<Tx, Rx> for LaneTransport {
     fn change_notifier(&self) -> ChangeNotifier {
         let at = self.out_at + CHANGE_COUNT_OFFSET;
         let first = u64::from(EPOCH) << 48;
-        self.teller.get_or_init(|| ChangeNotifier::for_lane(&self.session, at, first)).clone()
+        let memory = self.session.shared_memory();
+        self.teller.get_or_init(|| ChangeNotifier::for_lane(memory, at, first)).clone()
     }
 }
 
