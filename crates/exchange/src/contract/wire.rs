@@ -10,10 +10,7 @@
 
 use super::{
     Access, AttributeChange, AttributeName, Attributes, CacheValidity, Credentials, FallocateMode,
-    FileType, Name, Node, Refusal, SetTime, StatFs, Time,
-    disk::DiskProperties,
-    fsm::type_hash,
-    volume::{MountError, MountedVolume},
+    FileType, Name, Node, Refusal, SetTime, StatFs, Time, fsm::type_hash,
 };
 use crate::heap::{Block, arena::BlockName};
 pub use crate::violation::Violation;
@@ -296,19 +293,24 @@ impl Field for Block {
 
 /// Implements [`Field`] for a struct of fields.
 macro_rules! records {
-    ($($t:ident { $($f:tt: $ft:ty),* })*) => {$(
-        impl Field for $t {
-            const TYPE_HASH: u64 = type_hash(stringify!($t), &[$(<$ft as Field>::TYPE_HASH),*]);
-            const MAX_BYTES: usize = 0 $(+ <$ft as Field>::MAX_BYTES)*;
-            fn pack(self, into: &mut Packer<'_>) {
-                $(self.$f.pack(into);)*
-            }
-            fn unpack(from: &mut Unpacker<'_>) -> Result<Self, Violation> {
-                Ok(Self { $($f: Field::unpack(from)?),* })
-            }
-        }
-    )*};
+    ($($t:ident { $($f:tt: $ft:ty),* })*) => {
+        const _: () = {
+            use $crate::contract::fsm::type_hash;
+            use $crate::contract::wire::{Field, Packer, Unpacker, Violation};
+            $(impl Field for $t {
+                const TYPE_HASH: u64 = type_hash(stringify!($t), &[$(<$ft as Field>::TYPE_HASH),*]);
+                const MAX_BYTES: usize = 0 $(+ <$ft as Field>::MAX_BYTES)*;
+                fn pack(self, into: &mut Packer<'_>) {
+                    $(self.$f.pack(into);)*
+                }
+                fn unpack(from: &mut Unpacker<'_>) -> Result<Self, Violation> {
+                    Ok(Self { $($f: Field::unpack(from)?),* })
+                }
+            })*
+        };
+    };
 }
+pub(super) use records;
 
 records! {
     Node { 0: u64 }
@@ -327,12 +329,6 @@ records! {
         clear_privileges: Option<Credentials>
     }
     Credentials { uid: u32, gid: u32 }
-    DiskProperties {
-        len_bytes: u64, sector_bytes: u32, best_io_bytes: u32, rotational: bool, read_only: bool,
-        atomic: u32, discards: bool, chain_groups_max: u32, chain_writes_max: u32, chain_bytes_max: u64
-    }
-    MountedVolume { space: StatFs, read_only: bool }
-    MountError { why: Refusal, message_bytes: u32 }
 }
 
 impl Field for Time {
