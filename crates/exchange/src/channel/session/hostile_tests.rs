@@ -393,7 +393,7 @@ fn forged_hello_is_refused() {
         descriptors("more than fit a message")
     );
     for lanes in [MAX_LANES + 1, u32::MAX] {
-        let plan = SessionConfig { lanes: lanes, ..session_config() };
+        let plan = SessionConfig { lanes, ..session_config() };
         assert_eq!(
             accept_forged_hello(&plan.to_bytes(), &all),
             memory("the plan exceeds its limits")
