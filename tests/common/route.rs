@@ -19,7 +19,7 @@ use draconis_exchange::heap::{PagePool, PoolBuffer};
 use draconis_exchange::shm::SharedMemory;
 use draconis_front::fuse::{Activity, Server, ServerOptions};
 use draconis_service::options::MountOptions;
-use draconis_service::volume::{VolumeTree, open_for_writing};
+use draconis_service::volume::open_for_mount;
 use kernel::ScriptedKernel;
 use rustix::process::{PidfdFlags, getpid, pidfd_open};
 
@@ -65,9 +65,7 @@ impl RequestLog for BufferOnlyLog {
 fn session_pair() -> (Arc<Session>, Arc<Session>) {
     let class = |slot_bytes, slots| SlotClass { slot_bytes, slots };
     let plan = SessionConfig {
-        static_lanes: LANE_COUNT,
-        host_lanes: 0,
-        guest_lanes: 0,
+        lanes: LANE_COUNT,
         host: vec![class(4096, 1)],
         guest: vec![class(4096, 128), class(64 << 10, 16), class(256 << 10, 8)],
     };
@@ -104,7 +102,8 @@ pub fn with_simulated_mount(rooms_bytes: usize, test: impl FnOnce(&mut ScriptedK
         let disk = RemoteDisk::new(clients, Some(blocks), Duration::MAX).unwrap();
         let disk = disk.with_shared_memory(rooms.clone());
         let recorder = BufferOnlyLog { rooms: rooms.clone() };
-        let tree: VolumeTree = open_for_writing(Arc::new(disk), &MountOptions::default()).unwrap();
+        let options = MountOptions::default();
+        let tree = open_for_mount(Arc::new(disk), &[], &options, None).unwrap();
         let (mut kernel, device) = ScriptedKernel::new();
         let activity = Activity::default();
         std::thread::scope(|scope| {

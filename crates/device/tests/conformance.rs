@@ -478,13 +478,7 @@ impl Drop for ReapedChild {
 fn session_config() -> SessionConfig {
     let classes = [(4 << 10, 8), (64 << 10, 2)];
     let classes: Vec<_> = classes.map(|(slot_bytes, slots)| SlotClass { slot_bytes, slots }).into();
-    SessionConfig {
-        static_lanes: LANES,
-        host_lanes: 0,
-        guest_lanes: 0,
-        host: classes.clone(),
-        guest: classes,
-    }
+    SessionConfig { lanes: LANES, host: classes.clone(), guest: classes }
 }
 
 fn spawn_child(role: &str, image: &Path) -> (Arc<Session>, Child) {

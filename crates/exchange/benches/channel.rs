@@ -132,7 +132,7 @@ fn bench_thread_channel(mode: BenchMode, what: &str, sizes: &[(usize, u32)]) -> 
     let (client, server) = channel::pair::<File>();
     let peer = std::thread::spawn(move || {
         pin_to_cpu(mode.peer_cpu);
-        file::serve(server, &FillingFileServer, REPLY_TIMEOUT)
+        server.serve(REPLY_TIMEOUT, |message| file::answer(&FillingFileServer, message))
     });
     let mut caller = RpcClient::new(client, REPLY_TIMEOUT);
     let mut buffers: Vec<_> = sizes.iter().map(|&(size, _)| Some(Block::private(size))).collect();
@@ -151,13 +151,7 @@ fn result_labels(what: &str, sizes: &[(usize, u32)]) -> Vec<String> {
 
 fn session_config() -> SessionConfig {
     let class = |slot_bytes| SlotClass { slot_bytes, slots: 8 };
-    SessionConfig {
-        static_lanes: 1,
-        host_lanes: 0,
-        guest_lanes: 0,
-        host: vec![class(4096), class(65536), class(1 << 20)],
-        guest: vec![],
-    }
+    SessionConfig { lanes: 1, host: vec![class(4096), class(65536), class(1 << 20)], guest: vec![] }
 }
 
 fn spawn_child(cpu: usize) -> (Arc<Session>, Child) {
@@ -181,7 +175,7 @@ fn run_child_server(cpu: usize) {
     let session = session::accept(&socket, Instant::now() + REPLY_TIMEOUT).expect("a session");
     let server = session.server::<File>(0).expect("lane 0");
     let _ = server.change_notifier();
-    let _ = file::serve(server, &FillingFileServer, REPLY_TIMEOUT);
+    let _ = server.serve(REPLY_TIMEOUT, |message| file::answer(&FillingFileServer, message));
 }
 
 /// Measures a read of `size` bytes of a 1 MiB file into a private buffer: a plain copy, messages,

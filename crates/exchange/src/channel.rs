@@ -1,4 +1,5 @@
-//! Channels: two endpoints of one contract, with the contract's states as types.
+//! Channels: two endpoints of one contract. The contract's states are types of the client; its
+//! table checks the server.
 //!
 //! ```text
 //!   Client<C, Ready> ──send(Read)──▶ Client<C, Awaiting<Read>>
@@ -7,10 +8,8 @@
 //! ```
 //!
 //! ```text
-//!   contract ──▶ heap ──▶ shm        contents of a message, and memory of its blocks
-//!      ▲                   ▲
-//!      └───── channel ─────┘         transport; endpoints are fields of messages, too,
-//! ```                                so contracts use `LaneEndpoint` and `RawEndpoint`
+//!   channel ──▶ contract ──▶ heap ──▶ shm     transport; contents of a message; memory of its blocks
+//! ```
 //!
 //! Law 1: sending consumes the endpoint and never blocks, allocates or fails.
 //! Law 2: every receive has a deadline, and reports the loss of the peer in every state.
@@ -19,7 +18,6 @@
 
 mod busy_poll;
 mod change_counter;
-mod lane;
 pub mod session;
 mod sync;
 #[allow(unsafe_code)]
@@ -31,15 +29,13 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::contract::define::ServerCore;
 use crate::contract::{
-    Awaiting, Call, CallResult, Contract, ReceivingState, Refusal, Request, State, Violation,
-    fsm::{Fsm, Sender, type_hash},
-    wire::{Field, LaneName, Packer, Unpacker, Wire},
+    Awaiting, Call, CallResult, Contract, Refusal, Request, State, Violation,
+    fsm::{Fsm, Sender},
+    wire::Wire,
 };
 
 pub use change_counter::ChangeNotifier;
-pub use lane::LaneEndpoint;
 pub use thread::pair;
 
 /// Error of a receive; it consumes the endpoint. Attachments in flight return when the peer
@@ -122,11 +118,6 @@ pub trait Transport<Tx, Rx>: Send {
 
     /// Creates the server's writer of the change counter.
     fn change_notifier(&self) -> ChangeNotifier;
-
-    /// Returns the name of the lane if this is an endpoint of a lane that no peer uses yet.
-    fn into_lane_name(self: Box<Self>) -> Option<LaneName> {
-        None
-    }
 }
 
 /// An untyped endpoint: a transport and its state.
@@ -173,6 +164,7 @@ impl<Tx, Rx> fmt::Debug for RawEndpoint<Tx, Rx> {
 }
 
 type ClientCore<C> = RawEndpoint<<C as Contract>::ToServer, <C as Contract>::ToClient>;
+type ServerCore<C> = RawEndpoint<<C as Contract>::ToClient, <C as Contract>::ToServer>;
 
 /// The requesting endpoint, in state `S`.
 #[must_use = "dropping an end closes the channel"]
@@ -181,11 +173,10 @@ pub struct Client<C: Contract, S = <C as Contract>::Start> {
     state: PhantomData<fn() -> S>,
 }
 
-/// The answering endpoint, in state `S`.
+/// The answering endpoint.
 #[must_use = "dropping an end closes the channel"]
-pub struct Server<C: Contract, S = <C as Contract>::Start> {
+pub struct Server<C: Contract> {
     core: ServerCore<C>,
-    state: PhantomData<fn() -> S>,
 }
 
 impl<C: Contract, S> From<ClientCore<C>> for Client<C, S> {
@@ -194,9 +185,9 @@ impl<C: Contract, S> From<ClientCore<C>> for Client<C, S> {
     }
 }
 
-impl<C: Contract, S> From<ServerCore<C>> for Server<C, S> {
+impl<C: Contract> From<ServerCore<C>> for Server<C> {
     fn from(core: ServerCore<C>) -> Self {
-        Self { core, state: PhantomData }
+        Self { core }
     }
 }
 
@@ -206,7 +197,7 @@ impl<C: Contract, S> fmt::Debug for Client<C, S> {
     }
 }
 
-impl<C: Contract, S> fmt::Debug for Server<C, S> {
+impl<C: Contract> fmt::Debug for Server<C> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Server({:?})", self.core)
     }
@@ -259,14 +250,6 @@ impl<C: Contract, S> Client<C, S> {
     }
 }
 
-impl<C: Contract, S> Server<C, S> {
-    /// Returns the writer of this channel's change counter. From now on, the server must notify
-    /// every change that affects answers it has given or will give.
-    pub fn change_notifier(&self) -> ChangeNotifier {
-        self.core.link.change_notifier()
-    }
-}
-
 impl<C: Contract, M: Call<Contract = C>> Client<C, Awaiting<M>> {
     /// Waits for the reply.
     ///
@@ -291,47 +274,18 @@ impl<C: Contract, M: Call<Contract = C>> Client<C, Awaiting<M>> {
     }
 }
 
-impl<C: Contract, S: ReceivingState<Contract = C>> Server<C, S> {
-    /// Waits for the client's next message.
-    ///
-    /// # Errors
-    /// Reason that no message arrived; the channel is then closed.
-    pub fn receive(mut self, deadline: Instant) -> Result<S::Received, ChannelError> {
-        let message = self.core.receive(deadline)?;
-        Ok(S::decode_received(message, self.core))
-    }
-
-    /// Waits until [`Server::receive`] would not block. The endpoint stays usable if the deadline
-    /// passes.
-    ///
-    /// # Errors
-    /// [`ChannelError::Timeout`].
-    pub fn wait(&mut self, deadline: Instant) -> Result<(), ChannelError> {
-        self.core.link.wait(deadline)
-    }
-}
-
-impl<C: Contract, M: Call<Contract = C>> Server<C, Awaiting<M>> {
-    /// Sends the Ack of `request`, which returns its attachments. Transferred endpoints stay here.
-    pub fn ack(mut self, request: M, answer: M::Answer) -> (Server<C, M::AckTo>, M::Retained) {
-        let (ack, given) = request.into_ack(answer);
-        self.core.send(ack.into());
-        (self.core.into(), given)
-    }
-
-    /// Sends the Nak of `request`, which returns all attachments.
-    pub fn nak(mut self, request: M, why: M::Reason) -> Server<C, M::NakTo> {
-        self.core.send(request.into_nak(why).into());
-        self.core.into()
-    }
-}
-
 impl<C: Contract> Server<C> {
+    /// Returns the writer of this channel's change counter. From now on, the server must notify
+    /// every change that affects answers it has given or will give.
+    pub fn change_notifier(&self) -> ChangeNotifier {
+        self.core.link.change_notifier()
+    }
+
     /// Replies to every message with the result of `answer`, until the client closes or the
-    /// contract ends. Each module's `serve` calls this with its server trait.
+    /// contract ends. Each contract has an `answer` that calls its server trait.
     ///
     /// # Errors
-    /// Reason that the client was lost: no message within `patience`, or a contract violation.
+    /// Reason that the client was lost: no message within `timeout`, or a contract violation.
     /// Closing is no error.
     pub fn serve(
         mut self,
@@ -393,30 +347,5 @@ impl<C: Contract, S: State<Contract = C>> RpcClient<C, S> {
     /// Returns the endpoint, unless a call was lost.
     pub fn into_client(self) -> Option<Client<C, S>> {
         self.end
-    }
-}
-
-/// An endpoint in a message: only a server's, and only before its first message, so that it has no
-/// other user.
-impl<C: Contract> Field for Server<C> {
-    // Hashes the name only: a contract may carry endpoints of its own kind. The fingerprint travels
-    // with the endpoint.
-    const TYPE_HASH: u64 = type_hash("Server", &[type_hash(C::NAME, &[])]);
-    const MAX_BYTES: usize = 12;
-    const HAS_ENDPOINTS: bool = true;
-
-    fn pack(self, into: &mut Packer<'_>) {
-        let lane = self.core.link.into_lane_name();
-        let name = into.attachments().export_endpoint(lane);
-        name.pack(into);
-        C::FINGERPRINT.pack(into);
-    }
-
-    fn unpack(from: &mut Unpacker<'_>) -> Result<Self, Violation> {
-        let lane = u32::unpack(from)?;
-        if u64::unpack(from)? != C::FINGERPRINT {
-            return Err(Violation::Fingerprint);
-        }
-        Ok(from.attachments().import_endpoint(lane)?.server())
     }
 }

@@ -15,8 +15,6 @@ mod types;
 pub mod volume;
 pub mod wire;
 
-pub use define::{
-    Awaiting, Call, CallResult, Contract, PendingReply, ReceivingState, Request, State,
-};
+pub use define::{Awaiting, Call, CallResult, Contract, Request, State};
 pub use types::*;
 pub use wire::{List, Violation};

@@ -45,7 +45,9 @@
 //! # fn main() -> Result<(), channel::ChannelError> {
 //! let patience = Duration::from_secs(10);
 //! let (client, server) = channel::pair::<Letters>();
-//! let clerk = std::thread::spawn(move || serve(server, &Clerk, patience));
+//! let clerk = std::thread::spawn(move || {
+//!     server.serve(patience, |message| answer(&Clerk, message))
+//! });
 //!
 //! let sent = client.send(Write { page: Block::private(64), nth: 0 });
 //! let (page, client) = match sent.receive(Instant::now() + patience)? {

@@ -35,9 +35,6 @@ pub enum Violation {
     /// A range of pool memory from this byte is empty or out of bounds.
     #[error("nothing that can be given lies at byte {0} of the memory beside")]
     PoolRange(u32),
-    /// No lane has this number, or it is in use.
-    #[error("lane {0} cannot be bound")]
-    Lane(u32),
     /// The two endpoints were built from different contracts.
     #[error("the peer speaks another contract")]
     Fingerprint,

@@ -12,10 +12,9 @@ use draconis_exchange::{
     channel::{ChannelError, RpcClient},
     contract::{
         List, Node, Refusal,
-        directory::{self, Directory, EntryReader},
+        directory::{self, Directory},
         disk::{self, Disk},
         file::{self, File},
-        tree,
         volume::{self, Volume},
     },
 };
@@ -45,124 +44,45 @@ macro_rules! conform {
 conform! {
     threads: Threads, lanes: Lanes, processes: Processes;
     {
-        bound_file_is_readable,
-        client_follows_symlinks_up_to_limit,
-        bound_directory_is_listed,
-        refused_endpoint_is_returned,
+        file_is_readable,
         request_buffers_return_with_reply,
         reply_sent_before_close_is_received,
-        unread_request_attachments_are_reclaimed,
-        attachments_sent_to_closed_server_are_reclaimed,
+        unanswered_request_buffers_are_reclaimed,
+        buffers_sent_to_closed_server_are_reclaimed,
         late_reply_after_timeout_is_reclaimed,
-        repeated_binds_reuse_lanes,
         client_state_follows_reply,
         peer_death_returns_closed_in_every_state,
     }
 }
 
-fn with_tree<T: TestTransport>(test: impl FnOnce(&T, &mut RpcClient<Directory>)) {
-    let (transport, client) = T::start::<Directory>(Role::Tree);
-    let mut caller = RpcClient::new(client, TEST_TIMEOUT);
-    test(&transport, &mut caller);
-    drop(caller);
+fn file_is_readable<T: TestTransport>() {
+    let (transport, client) = T::start::<File>(Role::Hello);
+    let mut hello = RpcClient::new(client, TEST_TIMEOUT);
+    let buffer = transport.block(4096);
+    let ack = hello
+        .call(file::Read { buffer, buffer_offset: 100, offset: 7, len: 1000, no_atime: false })
+        .unwrap()
+        .unwrap();
+    assert_eq!(ack.len, 5);
+    let mut bytes = [0; 5];
+    ack.buffer.copy_out(100, &mut bytes);
+    assert_eq!(&bytes, b"tree!");
+    let nak = hello
+        .call(file::Write {
+            buffer: ack.buffer,
+            buffer_offset: 0,
+            offset: 0,
+            len: 1,
+            clear_privileges: false,
+        })
+        .unwrap()
+        .unwrap_err();
+    assert_eq!((nak.why, nak.buffer.len()), (Refusal::NotSupported, 4096));
+    let buffer = nak.buffer;
+    let beyond = file::Read { buffer, buffer_offset: 4000, offset: 0, len: 100, no_atime: false };
+    assert_eq!(hello.call(beyond).unwrap().unwrap_err().why, Refusal::Invalid);
+    drop(hello);
     transport.finish();
-}
-
-fn bound_file_is_readable<T: TestTransport>() {
-    with_tree::<T>(|transport, directory| {
-        let ends = transport.pair();
-        let (mut hello, attributes) =
-            tree::open(directory, Node::ROOT, b"hello", ends, TEST_TIMEOUT).unwrap();
-        assert_eq!(attributes.size_bytes, 12);
-        let buffer = transport.block(4096);
-        let ack = hello
-            .call(file::Read { buffer, buffer_offset: 100, offset: 7, len: 1000, no_atime: false })
-            .unwrap()
-            .unwrap();
-        assert_eq!(ack.len, 5);
-        let mut bytes = [0; 5];
-        ack.buffer.copy_out(100, &mut bytes);
-        assert_eq!(&bytes, b"tree!");
-        let nak = hello
-            .call(file::Write {
-                buffer: ack.buffer,
-                buffer_offset: 0,
-                offset: 0,
-                len: 1,
-                clear_privileges: false,
-            })
-            .unwrap()
-            .unwrap_err();
-        assert_eq!((nak.why, nak.buffer.len()), (Refusal::NotSupported, 4096));
-        let buffer = nak.buffer;
-        let beyond =
-            file::Read { buffer, buffer_offset: 4000, offset: 0, len: 100, no_atime: false };
-        assert_eq!(hello.call(beyond).unwrap().unwrap_err().why, Refusal::Invalid);
-    });
-}
-
-fn client_follows_symlinks_up_to_limit<T: TestTransport>() {
-    with_tree::<T>(|transport, directory| {
-        let mut open = |path: &[u8]| {
-            tree::open(directory, Node::ROOT, path, transport.pair(), TEST_TIMEOUT)
-                .map(|(_, attributes)| attributes.node)
-        };
-        assert_eq!(open(b"/dir/../link"), Ok(Node(2)));
-        assert_eq!(open(b"dir/loop"), Ok(Node(2)));
-        assert_eq!(open(b"self"), Err(Refusal::TooManyLinks));
-        assert_eq!(open(b"self/hello"), Err(Refusal::TooManyLinks));
-        assert_eq!(open(b"hello/"), Err(Refusal::NotADirectory));
-        assert_eq!(open(b"hello/x"), Err(Refusal::NotADirectory));
-        assert_eq!(open(b"dir"), Err(Refusal::IsADirectory));
-        assert_eq!(open(b"nothing"), Err(Refusal::NotFound));
-    });
-}
-
-fn bound_directory_is_listed<T: TestTransport>() {
-    with_tree::<T>(|transport, root| {
-        let (client, server) = transport.pair::<Directory>();
-        let room = transport.block(tree::MAX_PATH_BYTES);
-        let end = directory::Endpoint::Directory(server);
-        let (attributes, _) = tree::bind(root, Node::ROOT, b"dir", room, end).unwrap();
-        let (reply, client) = client
-            .call(
-                directory::Lookup { parent: attributes.node, name: name("loop") },
-                test_deadline(),
-            )
-            .unwrap();
-        assert_eq!(reply.unwrap().attributes.node, Node(5));
-        let message = directory::Enumerate {
-            node: Node::ROOT,
-            cookie: 0,
-            buffer: transport.block(4096),
-            with_attributes: true,
-            no_atime: false,
-        };
-        let (reply, _) = client.call(message, test_deadline()).unwrap();
-        let ack = reply.unwrap();
-        let names: Vec<_> = EntryReader::new(&ack.buffer, ack.len)
-            .unwrap()
-            .map(|entry| String::from_utf8(entry.unwrap().name.as_bytes().to_vec()).unwrap())
-            .collect();
-        assert_eq!(names, ["hello", "dir", "link", "self"]);
-    });
-}
-
-fn refused_endpoint_is_returned<T: TestTransport>() {
-    with_tree::<T>(|transport, directory| {
-        let (client, server) = transport.pair::<File>();
-        let bind = |path: &[u8], end| {
-            let mut room = transport.block(4096);
-            room.copy_in(0, path);
-            directory::Bind { from: Node::ROOT, path: room, len: path.len() as u32, end }
-        };
-        let end = directory::Endpoint::File(server);
-        let nak = directory.call(bind(b"nothing", end)).unwrap().unwrap_err();
-        // Binds the same endpoint again, to an existing file.
-        directory.call(bind(b"hello", nak.end)).unwrap().unwrap();
-        let (reply, _) = client.call(file::GetAttributes {}, test_deadline()).unwrap();
-        assert_eq!(reply.unwrap().attributes.node, Node(2));
-    });
 }
 
 fn request_buffers_return_with_reply<T: TestTransport>() {
@@ -208,30 +128,17 @@ fn reply_sent_before_close_is_received<T: TestTransport>() {
     }
 }
 
-fn unread_request_attachments_are_reclaimed<T: TestTransport>() {
-    let (transport, directory) = T::start::<Directory>(Role::CloseAfter(0));
-    let (client, server) = transport.pair::<File>();
-    // The endpoint is in a request that the server drops unread when it closes.
-    let waiting = client.send(read(&transport));
-    let path = transport.block(4096);
-    let end = directory::Endpoint::File(server);
-    let bind = directory::Bind { from: Node::ROOT, path, len: 0, end };
-    assert_eq!(directory.call(bind, test_deadline()).unwrap_err(), ChannelError::Closed);
-    assert_eq!(waiting.receive(test_deadline()).unwrap_err(), ChannelError::Closed);
+fn unanswered_request_buffers_are_reclaimed<T: TestTransport>() {
+    let (transport, client) = T::start::<File>(Role::CloseAfter(0));
+    assert_eq!(client.call(read(&transport), test_deadline()).unwrap_err(), ChannelError::Closed);
     transport.finish();
 }
 
-fn attachments_sent_to_closed_server_are_reclaimed<T: TestTransport>() {
-    let (transport, directory) = T::start::<Directory>(Role::Close);
+fn buffers_sent_to_closed_server_are_reclaimed<T: TestTransport>() {
+    let (transport, client) = T::start::<File>(Role::Close);
     // Time to close; if it takes longer, the request stays unread.
     std::thread::sleep(Duration::from_millis(100));
-    let (client, server) = transport.pair::<File>();
-    let waiting = client.send(read(&transport));
-    let path = transport.block(4096);
-    let end = directory::Endpoint::File(server);
-    let bind = directory::Bind { from: Node::ROOT, path, len: 0, end };
-    assert_eq!(directory.call(bind, test_deadline()).unwrap_err(), ChannelError::Closed);
-    assert_eq!(waiting.receive(test_deadline()).unwrap_err(), ChannelError::Closed);
+    assert_eq!(client.call(read(&transport), test_deadline()).unwrap_err(), ChannelError::Closed);
     transport.finish();
 }
 
@@ -245,32 +152,6 @@ fn late_reply_after_timeout_is_reclaimed<T: TestTransport>() {
     assert_eq!(waiting.receive(Instant::now()).unwrap_err(), ChannelError::Timeout);
     std::thread::sleep(Duration::from_millis(400));
     transport.finish();
-}
-
-fn repeated_binds_reuse_lanes<T: TestTransport>() {
-    with_tree::<T>(|transport, directory| {
-        for _ in 0..1000 {
-            let ends = retry_until_some(|| {
-                std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| transport.pair())).ok()
-            });
-            let (mut hello, _) =
-                tree::open(directory, Node::ROOT, b"hello", ends, TEST_TIMEOUT).unwrap();
-            let ack = hello.call(read(transport)).unwrap().unwrap();
-            assert_eq!(ack.len, 12);
-        }
-    });
-}
-
-/// Retries: the peer closes its endpoints a little after we close ours.
-fn retry_until_some<T>(mut f: impl FnMut() -> Option<T>) -> T {
-    let deadline = test_deadline();
-    loop {
-        match f() {
-            Some(value) => return value,
-            None if Instant::now() > deadline => panic!("never"),
-            None => std::thread::yield_now(),
-        }
-    }
 }
 
 fn client_state_follows_reply<T: TestTransport>() {
@@ -350,12 +231,6 @@ fn peer_death_returns_closed_in_every_state<T: TestTransport>() {
         volume::Unmount {},
     }
     dies! { T, Directory, t, 0, |client| client;
-        directory::Bind {
-            from: node, path: t.block(10), len: 0, end: directory::Endpoint::File(t.pair().1),
-        },
-        directory::Bind {
-            from: node, path: t.block(10), len: 0, end: directory::Endpoint::Directory(t.pair().1),
-        },
         directory::Lookup { parent, name },
         directory::GetAttributes { node },
         directory::Enumerate { node, cookie: 0, buffer: t.block(10), with_attributes: false, no_atime: false },

@@ -6,16 +6,11 @@ use std::time::{Duration, Instant};
 
 use common::{
     TEST_TIMEOUT, test_deadline,
-    transport::{assert_all_blocks_returned, run_if_child, spawn_child},
+    transport::{LANES, assert_all_blocks_returned, run_if_child, spawn_child},
 };
 use draconis_exchange::{
     channel::{ChannelError, RpcClient},
-    contract::{
-        Node,
-        directory::Directory,
-        file::{self, CachingReader, File, ReadError},
-        tree,
-    },
+    contract::file::{self, CachingReader, File, ReadError},
 };
 
 #[test]
@@ -23,16 +18,15 @@ fn child_entry() {
     run_if_child();
 }
 
-/// Arguments of a child that serves the tree; see `run_if_child`.
-const SERVE_TREE_ROLE: &str = "Directory tree 0";
+/// Arguments of a child that serves [`common::transport::HelloFile`]; see `run_if_child`.
+const HELLO_ROLE: &str = "File hello 0";
 
 #[test]
 fn call_after_idle_peer_death_returns_closed() {
-    let (session, mut child) = spawn_child(SERVE_TREE_ROLE);
-    let mut directory = RpcClient::new(session.client::<Directory>(0).unwrap(), TEST_TIMEOUT);
-    let ends = session.pair::<File>().unwrap();
-    let (mut hello, _) =
-        tree::open(&mut directory, Node::ROOT, b"hello", ends, TEST_TIMEOUT).unwrap();
+    let (session, mut child) = spawn_child(HELLO_ROLE);
+    let mut hello = RpcClient::new(session.client::<File>(0).unwrap(), TEST_TIMEOUT);
+    // The child has started.
+    assert!(hello.call(file::GetAttributes {}).unwrap().is_err());
     child.kill().unwrap();
     child.wait().unwrap();
     let buffer = session.allocate_block(4096).unwrap();
@@ -45,14 +39,10 @@ fn call_after_idle_peer_death_returns_closed() {
 
 #[test]
 fn reader_cache_is_invalid_after_peer_death() {
-    let (session, mut child) = spawn_child(SERVE_TREE_ROLE);
-    let mut directory = RpcClient::new(session.client::<Directory>(0).unwrap(), TEST_TIMEOUT);
-    let ends = session.pair::<File>().unwrap();
-    let (hello, _) = tree::open(&mut directory, Node::ROOT, b"hello", ends, TEST_TIMEOUT).unwrap();
-    let blocks = session.clone();
-    let mut hello = CachingReader::new(hello.into_client().unwrap(), TEST_TIMEOUT, 1, move |len| {
-        blocks.allocate_block(len)
-    });
+    let (session, mut child) = spawn_child(HELLO_ROLE);
+    let (client, blocks) = (session.client::<File>(0).unwrap(), session.clone());
+    let mut hello =
+        CachingReader::new(client, TEST_TIMEOUT, 1, move |len| blocks.allocate_block(len));
     let mut into = [0; 20];
     for _ in 0..100 {
         assert_eq!(hello.read(7, &mut into), Ok(5));
@@ -63,7 +53,7 @@ fn reader_cache_is_invalid_after_peer_death() {
     // No message is sent: the reader polls for liveness.
     let lost = std::iter::repeat_with(|| hello.read(7, &mut into)).find_map(Result::err);
     assert_eq!(lost, Some(ReadError::Lost(ChannelError::Closed)));
-    drop((hello, directory));
+    drop(hello);
     session.wait_for_death(test_deadline()).unwrap();
     assert_all_blocks_returned(&session);
 }
@@ -89,11 +79,9 @@ fn killing_peer_at_random_time_leaks_no_slots() {
     for _ in 0..25 {
         seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
         let kill_after = Duration::from_micros(seed >> 50);
-        let (session, mut child) = spawn_child(SERVE_TREE_ROLE);
-        let mut directory = RpcClient::new(session.client::<Directory>(0).unwrap(), TEST_TIMEOUT);
-        let ends = session.pair::<File>().unwrap();
-        let (mut hello, _) =
-            tree::open(&mut directory, Node::ROOT, b"hello", ends, TEST_TIMEOUT).unwrap();
+        let (session, mut child) = spawn_child(HELLO_ROLE);
+        let mut hello = RpcClient::new(session.client::<File>(0).unwrap(), TEST_TIMEOUT);
+        assert!(hello.call(file::GetAttributes {}).unwrap().is_err());
         let killer = std::thread::spawn(move || {
             std::thread::sleep(kill_after);
             child.kill().unwrap();
@@ -111,7 +99,7 @@ fn killing_peer_at_random_time_leaks_no_slots() {
         killer.join().unwrap();
         // Caused by the death: a deadline would be `Timeout`.
         assert_eq!(told, ChannelError::Closed);
-        drop((hello, directory));
+        drop(hello);
         session.wait_for_death(test_deadline()).unwrap();
         assert_all_blocks_returned(&session);
     }
@@ -120,13 +108,10 @@ fn killing_peer_at_random_time_leaks_no_slots() {
 #[test]
 fn peer_death_closes_all_lanes_without_leaks() {
     for round in 0..10 {
-        let (session, mut child) = spawn_child(SERVE_TREE_ROLE);
-        let mut directory = RpcClient::new(session.client::<Directory>(0).unwrap(), TEST_TIMEOUT);
-        let mut open = || {
-            let ends = session.pair::<File>().unwrap();
-            tree::open(&mut directory, Node::ROOT, b"hello", ends, TEST_TIMEOUT).unwrap().0
-        };
-        let callers: Vec<_> = (0..4).map(|_| open()).collect();
+        let (session, mut child) = spawn_child(HELLO_ROLE);
+        let open = |lane| RpcClient::new(session.client::<File>(lane).unwrap(), TEST_TIMEOUT);
+        let mut callers: Vec<_> = (0..LANES).map(open).collect();
+        assert!(callers.iter_mut().all(|hello| hello.call(file::GetAttributes {}).is_ok()));
         std::thread::scope(|scope| {
             for mut hello in callers {
                 let session = &session;
@@ -153,7 +138,6 @@ fn peer_death_closes_all_lanes_without_leaks() {
             child.kill().unwrap();
         });
         child.wait().unwrap();
-        drop(directory);
         session.wait_for_death(test_deadline()).unwrap();
         assert_all_blocks_returned(&session);
     }

@@ -95,7 +95,8 @@ fn with_reader(
         *content.teller.lock().unwrap() = tells.then(|| server.change_notifier());
         content.take_message_counts();
         let served = content.clone();
-        let peer = std::thread::spawn(move || file::serve(server, &*served, TEST_TIMEOUT));
+        let answer = move |message| file::answer(&*served, message);
+        let peer = std::thread::spawn(move || server.serve(TEST_TIMEOUT, answer));
         test(&mut CachingReader::new(client, TEST_TIMEOUT, chunks, blocks));
         peer.join().unwrap().unwrap();
         assert!(
@@ -108,8 +109,7 @@ fn with_reader(
 
     let class = |slot_bytes, slots| SlotClass { slot_bytes, slots };
     let host = vec![class(16 << 10, 1), class(CHUNK_BYTES, CHUNK_SLOTS)];
-    let plan =
-        SessionConfig { static_lanes: 1, host_lanes: 0, guest_lanes: 0, host, guest: vec![] };
+    let plan = SessionConfig { lanes: 1, host, guest: vec![] };
     let (offer, socket) = session::offer(&plan).unwrap();
     let host = offer.start(pidfd_open(getpid(), PidfdFlags::empty()).unwrap());
     let guest = session::accept(&socket, test_deadline()).unwrap();

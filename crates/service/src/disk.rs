@@ -34,12 +34,20 @@ const NO_TIMEOUT: Duration = Duration::MAX;
 
 /// Appends the lanes of a writing worker's disk to the plan of its session.
 pub(crate) fn add_disk_lanes(plan: &mut SessionConfig) {
-    plan.static_lanes += DISK_LANES;
+    plan.lanes += DISK_LANES;
     plan.guest = vec![
         SlotClass { slot_bytes: 4 << 10, slots: 128 },
         SlotClass { slot_bytes: 64 << 10, slots: 16 },
         SlotClass { slot_bytes: 256 << 10, slots: 8 },
     ];
+}
+
+/// Returns the plan of a session for one disk alone.
+pub(crate) fn disk_session() -> SessionConfig {
+    let host = vec![SlotClass { slot_bytes: 4096, slots: 1 }];
+    let mut plan = SessionConfig { lanes: 0, host, guest: vec![] };
+    add_disk_lanes(&mut plan);
+    plan
 }
 
 /// Serves the file behind `fd`, open for writing, to the worker of `session` on the lanes from
@@ -225,14 +233,8 @@ mod tests {
         file: &Path,
     ) -> (DiskService, Arc<Session>, OwnedFd, Arc<SharedMemory>) {
         let writable = File::options().read(true).write(true).open(file).unwrap();
-        let mut all = SessionConfig {
-            static_lanes: 1,
-            host_lanes: 0,
-            guest_lanes: 0,
-            host: vec![SlotClass { slot_bytes: 4096, slots: 1 }],
-            guest: vec![],
-        };
-        add_disk_lanes(&mut all);
+        let mut all = disk_session();
+        all.lanes += 1;
         let (offer, socket) = offer(&all).unwrap();
         let host = offer.start(pidfd_open(getpid(), PidfdFlags::empty()).unwrap());
         let memory = crate::oplog::create_memory().unwrap();

@@ -5,7 +5,6 @@
 //!                  keeper ── process (volume contract) ──▶ worker ── volume ──▶ ext
 //!                    ├── front (FUSE)                        └── sandbox
 //!                    └── store_process (disk contract) ────▶ objects
-//!   library ── local (a thread instead of a process) ─────▶ volume ──▶ ext
 //! ```
 //!
 //! This crate knows ext and the contracts, but neither FUSE nor the network. The program passes a
@@ -19,7 +18,6 @@ mod connection;
 mod disk;
 mod identity;
 pub mod keeper;
-pub mod local;
 mod loop_device;
 pub mod manager;
 pub mod mount_table;

@@ -25,18 +25,17 @@ use draconis_device::{
     Disk, Error, Extent, Group, LockMode, Pending, ReadAnswer, Refused, RemoteDisk, SubmitOptions,
     Ticket, Urgency, lock_file, serve_remote_disk,
 };
-use draconis_exchange::channel::session::{Session, SessionConfig, accept, offer};
+use draconis_exchange::channel::session::{Session, accept, offer};
 use draconis_exchange::contract::disk;
 use draconis_exchange::descriptors;
 use draconis_exchange::heap::Block;
-use draconis_exchange::heap::arena::SlotClass;
 use rustix::net::{AddressFamily, RecvFlags, SocketFlags, SocketType, socketpair};
 use rustix::process::{PidfdFlags, getpid, pidfd_open};
 use serde::{Deserialize, Serialize};
 
 use crate::client::RuntimeDir;
 use crate::disk::open_session_disk;
-use crate::disk::{DISK_LANES, add_disk_lanes as add_disk};
+use crate::disk::{DISK_LANES, disk_session};
 pub use crate::protocol::RemoteCredentials;
 
 /// Peer timeout of both sides of a disk: none, since requests have their own bounds and a death is
@@ -271,15 +270,7 @@ impl DiskServerThread {
     /// # Errors
     /// The system's error.
     pub(crate) fn new(disk: Arc<dyn Disk>, user: OwnedFd) -> std::io::Result<(Self, OwnedFd)> {
-        let mut plan = SessionConfig {
-            static_lanes: 0,
-            host_lanes: 0,
-            guest_lanes: 0,
-            host: vec![SlotClass { slot_bytes: 4096, slots: 1 }],
-            guest: vec![],
-        };
-        add_disk(&mut plan);
-        let (offer, socket) = offer(&plan)?;
+        let (offer, socket) = offer(&disk_session())?;
         let session = offer.start(user);
         let failure = Arc::new(OnceLock::new());
         let served = Arc::downgrade(&disk);

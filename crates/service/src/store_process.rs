@@ -37,15 +37,14 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use draconis_device::Disk;
-use draconis_exchange::channel::session::{SessionConfig, broker};
+use draconis_exchange::channel::session::broker;
 use draconis_exchange::descriptors;
-use draconis_exchange::heap::arena::SlotClass;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::net::{AddressFamily, RecvFlags, SocketFlags, SocketType, socketpair};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open};
 
 pub use crate::disk::open_session_disk;
-use crate::disk::{DISK_LANES, add_disk_lanes as add_disk};
+use crate::disk::{DISK_LANES, disk_session};
 use crate::remote_disk::DiskServerThread;
 
 /// Timeout for opening a store, or a disk in it.
@@ -180,16 +179,8 @@ impl StoreProcess {
         read_only: bool,
         guest: BorrowedFd<'_>,
     ) -> Result<AttachedDisk, StoreError> {
-        let mut plan = SessionConfig {
-            static_lanes: 0,
-            host_lanes: 0,
-            guest_lanes: 0,
-            host: vec![SlotClass { slot_bytes: 4096, slots: 1 }],
-            guest: vec![],
-        };
-        add_disk(&mut plan);
         let (host, socket) =
-            broker(&plan, self.pidfd.as_fd(), guest).map_err(std::io::Error::from)?;
+            broker(&disk_session(), self.pidfd.as_fd(), guest).map_err(std::io::Error::from)?;
         let how = if read_only { REQUEST_ATTACH_READ_ONLY } else { REQUEST_ATTACH };
         let question = [&[how], name.as_bytes()].concat();
         if question.len() > MAX_MESSAGE_BYTES {

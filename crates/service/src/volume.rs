@@ -115,55 +115,22 @@ pub fn open_whole_disk(
     Ok(VolumeTree::new(volume, false, options))
 }
 
-/// Opens for writing the volume on `disk` that `options` select. If it must not be written, opens
-/// it for reading, with the reason in its notes.
+/// Opens for a mount the volume on `disk` that `options` select, and claims an MMP volume. If it
+/// must not be written, opens it for reading, with the reason in its notes. `crashed` is the state
+/// of a previous worker.
 ///
 /// # Errors
 /// See [`OpenError`].
-pub fn open_for_writing(
-    disk: Arc<dyn Disk>,
-    options: &MountOptions,
-) -> Result<VolumeTree, OpenError> {
-    open_with(disk, &[], options, None, |_| Ok(None))
-}
-
-/// Opens for a mount: as [`open_for_writing`], and claims an MMP volume. `crashed` is the state of
-/// a previous worker.
-pub(crate) fn open_for_mount(
+pub fn open_for_mount(
     disk: Arc<dyn Disk>,
     behind: &[Arc<dyn Disk>],
     options: &MountOptions,
     crashed: Option<CrashedProcess>,
 ) -> Result<VolumeTree, OpenError> {
-    let is_first = crashed.is_none();
-    open_with(disk, behind, options, crashed, |disk| {
-        let how = MmpClaimOptions {
-            now: current_time(),
-            random: RandomState::new().build_hasher().finish() as u32,
-            node: "draconis",
-            wait: &std::thread::sleep,
-            max_wait: MMP_CLAIM_TIMEOUT,
-        };
-        if is_first { MmpClaim::acquire(disk, &how) } else { MmpClaim::resume(disk, &how) }
-    })
-}
-
-/// Returns true if a disk is in a store and allocates space on write: those disks are atomic.
-fn is_in_store(disk: &Properties) -> bool {
-    disk.discards && disk.atomic == Atomic::AgainstPowerCut
-}
-
-fn open_with(
-    disk: Arc<dyn Disk>,
-    behind: &[Arc<dyn Disk>],
-    options: &MountOptions,
-    before: Option<CrashedProcess>,
-    claim: impl FnOnce(&Arc<dyn Disk>) -> draconis_ext::Result<Option<MmpClaim>>,
-) -> Result<VolumeTree, OpenError> {
     let (part, only_read) = locate::locate_for_mount(disk, behind, options)?;
     let is_of_backup = part.uses_backup_gpt;
     let mut tree = match only_read {
-        None => open_located(part, options, before, claim)?,
+        None => open_located(part, options, crashed)?,
         Some(why) => {
             let mut tree = open_whole_disk(part.disk, options)?;
             tree.read_only_reason = Some(why.to_string());
@@ -174,12 +141,16 @@ fn open_with(
     Ok(tree)
 }
 
-/// [`open_with`] for a located volume that can be written.
+/// Returns true if a disk is in a store and allocates space on write: those disks are atomic.
+fn is_in_store(disk: &Properties) -> bool {
+    disk.discards && disk.atomic == Atomic::AgainstPowerCut
+}
+
+/// [`open_for_mount`] for a located volume that can be written.
 fn open_located(
     part: LocatedVolume,
     options: &MountOptions,
     before: Option<CrashedProcess>,
-    claim: impl FnOnce(&Arc<dyn Disk>) -> draconis_ext::Result<Option<MmpClaim>>,
 ) -> Result<VolumeTree, OpenError> {
     use draconis_ext::Error::{Corrupt, ReadOnly, Unsupported};
     let LocatedVolume { disk, image, .. } = part;
@@ -196,7 +167,18 @@ fn open_located(
             return Ok(tree);
         }
     }
-    let opened = claim(&disk).and_then(|claim| match before {
+    let how = MmpClaimOptions {
+        now: current_time(),
+        random: RandomState::new().build_hasher().finish() as u32,
+        node: "draconis",
+        wait: &std::thread::sleep,
+        max_wait: MMP_CLAIM_TIMEOUT,
+    };
+    let claim = match before {
+        None => MmpClaim::acquire(&disk, &how),
+        Some(_) => MmpClaim::resume(&disk, &how),
+    };
+    let opened = claim.and_then(|claim| match before {
         None => Volume::open_with_claim(disk.clone(), cache_options(options), writing, claim),
         Some(before) => {
             Volume::resume_after_crash(disk.clone(), cache_options(options), writing, before, claim)

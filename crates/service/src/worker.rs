@@ -121,7 +121,8 @@ pub fn run_worker(
     let end =
         session.server::<Volume>(VOLUME_LANE).ok_or("the session has no lane for a volume")?;
     // However the session ends, the keeper is gone.
-    volume::serve(end, &*worker, NO_TIMEOUT).map_err(|error| format!("the keeper is gone: {error}"))
+    end.serve(NO_TIMEOUT, |message| volume::answer(&*worker, message))
+        .map_err(|error| format!("the keeper is gone: {error}"))
 }
 
 /// Prefaults heap memory for opening the volume; the allocator keeps it. Clients wait while a

@@ -63,13 +63,7 @@ pub(crate) const FIRST_DISK_LANE: u32 = 1;
 /// Plans one lane for the volume contract and the blocks for its texts.
 fn session_config(writable: bool) -> SessionConfig {
     let texts = SlotClass { slot_bytes: MESSAGE_BUFFER_BYTES, slots: 2 };
-    let mut plan = SessionConfig {
-        static_lanes: 1,
-        host_lanes: 0,
-        guest_lanes: 0,
-        host: vec![texts],
-        guest: vec![],
-    };
+    let mut plan = SessionConfig { lanes: 1, host: vec![texts], guest: vec![] };
     if writable {
         disk::add_disk_lanes(&mut plan);
     }

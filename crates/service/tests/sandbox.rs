@@ -1,18 +1,48 @@
 //! Operations of confined processes: permitted ones, and those that kill. Each attempt runs in its
 //! own process.
 
-mod common;
-
 #[path = "../../../tests/common/skipped.rs"]
 mod skipped;
 
 use std::io::{Read, Write};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Stdio};
 
 use draconis_service::sandbox::{SandboxProfile, confine, open_beneath};
 use rustix::fs::{AtFlags, CWD, symlinkat, unlinkat};
+
+/// The child's role; only a child has it.
+const ROLE_VARIABLE: &str = "DRACONIS_TEST_ROLE";
+/// A path for the child.
+const PATH_VARIABLE: &str = "DRACONIS_TEST_PATH";
+
+/// Returns a command that runs this test binary as a child, with only the test `child_entry`, and
+/// no more environment than a worker has.
+fn child_command(role: &str, path: &Path) -> Command {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command
+        .args(["child_entry", "--exact", "--nocapture", "--test-threads=1"])
+        .env_clear()
+        // The harness runs the test in a thread with its own malloc arena; a worker confines itself
+        // while it has one thread.
+        .env("MALLOC_ARENA_MAX", "1")
+        .env(ROLE_VARIABLE, role)
+        .env(PATH_VARIABLE, path)
+        .stdin(Stdio::null())
+        .stdout(Stdio::null());
+    command
+}
+
+/// Returns the role, in a child.
+fn child_role() -> Option<String> {
+    std::env::var(ROLE_VARIABLE).ok()
+}
+
+/// Returns the path that the child was given.
+fn child_path() -> PathBuf {
+    std::env::var_os(PATH_VARIABLE).unwrap().into()
+}
 
 /// Makes a system call for which there is no suitable safe function.
 fn raw_syscall(number: i64, arguments: [i64; 6]) -> std::io::Result<i64> {
@@ -154,7 +184,7 @@ const ALLOWED_ATTEMPTS: &[(&str, fn())] = &[
 
 #[test]
 fn child_entry() {
-    let Some(role) = common::child_role() else { return };
+    let Some(role) = child_role() else { return };
     let (profile, attempt) = role.split_once(' ').unwrap();
     match profile {
         "worker" => {
@@ -175,11 +205,8 @@ fn child_entry() {
 
 /// Runs a child; returns its exit status and stderr.
 fn run_attempt(role: &str, path: &Path) -> (ExitStatus, String) {
-    let mut child = common::child_command(role, path)
-        .stdin(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
+    let mut child =
+        child_command(role, path).stdin(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     // A child that does not read its input may be gone already.
     let _ = child.stdin.take().unwrap().write_all(b"input");
     let output = child.wait_with_output().unwrap();
@@ -246,7 +273,7 @@ fn extractor_writes_only_in_its_directory() {
 const EXIT_NO_LANDLOCK: i32 = 77;
 
 fn run_extractor_attempt(attempt: &str) {
-    let inside = common::child_path();
+    let inside = child_path();
     let outside = inside.with_file_name("outside");
     let beneath = open_beneath(&inside).unwrap();
     let profile = SandboxProfile::Extractor { beneath: std::os::fd::AsFd::as_fd(&beneath) };

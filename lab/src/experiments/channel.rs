@@ -73,16 +73,14 @@ pub fn serve_as_child(cpu: usize) -> anyhow::Result<()> {
     let socket = std::io::stdin().as_fd().try_clone_to_owned()?;
     let session = session::accept(&socket, Instant::now() + REPLY_TIMEOUT)?;
     let server = session.server::<File>(0).context("lane 0")?;
-    let _ = file::serve(server, &NoOpFileServer, REPLY_TIMEOUT);
+    let _ = server.serve(REPLY_TIMEOUT, |message| file::answer(&NoOpFileServer, message));
     Ok(())
 }
 
 fn start_child(cpu: usize) -> anyhow::Result<(Arc<Session>, Child)> {
     let class = |slot_bytes| SlotClass { slot_bytes, slots: 4 };
     let plan = SessionConfig {
-        static_lanes: 1,
-        host_lanes: 0,
-        guest_lanes: 0,
+        lanes: 1,
         host: vec![class(4096), class(65536), class(MAX_PAYLOAD_BYTES as u32)],
         guest: vec![],
     };
@@ -166,7 +164,7 @@ impl TransportBenchmark {
         let (client, server) = channel::pair::<File>();
         let peer = std::thread::spawn(move || {
             pin::pin_to_cpu(cpu);
-            file::serve(server, &NoOpFileServer, REPLY_TIMEOUT)
+            server.serve(REPLY_TIMEOUT, |message| file::answer(&NoOpFileServer, message))
         });
         let mut caller = RpcClient::new(client, REPLY_TIMEOUT);
         let mut times = vec![];

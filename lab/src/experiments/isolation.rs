@@ -11,9 +11,10 @@ use anyhow::{Context as _, bail};
 use draconis_device::{FileDisk, FileOptions};
 use draconis_exchange::channel;
 use draconis_exchange::channel::session::{self, Session, SessionConfig};
-use draconis_exchange::contract::Node;
+use draconis_exchange::contract::directory::{DirectoryServer, Lookup};
 use draconis_exchange::contract::file::{self, CHUNK_BYTES, CachingReader, File, FileServer};
-use draconis_exchange::contract::tree::{Tree, WalkResult, walk_path};
+use draconis_exchange::contract::tree::Tree;
+use draconis_exchange::contract::{Name, Node};
 use draconis_exchange::heap::arena::SlotClass;
 use draconis_exchange::heap::{Block, PrivateBuffer};
 use draconis_service::options::MountOptions;
@@ -54,10 +55,9 @@ fn open(image: &Path) -> anyhow::Result<VolumeTree> {
 }
 
 fn find_test_file(tree: &VolumeTree) -> anyhow::Result<Node> {
-    match walk_path(tree, Node::ROOT, TEST_FILE_NAME.as_bytes(), true) {
-        Ok(WalkResult::At(attributes)) => Ok(attributes.node),
-        _ => bail!("no file {TEST_FILE_NAME}"),
-    }
+    let name = Name::new(TEST_FILE_NAME.as_bytes())?;
+    let found = tree.lookup(&mut Lookup { parent: Node::ROOT, name });
+    Ok(found.with_context(|| format!("no file {TEST_FILE_NAME}"))?.node)
 }
 
 /// Child side: opens the volume, sandboxes the process, serves the file.
@@ -71,7 +71,8 @@ pub fn serve_as_child(image: &Path) -> anyhow::Result<()> {
     sandbox::confine(&SandboxProfile::Worker, None)?;
     let server = session.server::<File>(0).context("lane 0")?;
     tree.notify_changes_to(&server);
-    let _ = file::serve(server, &tree.file(find_test_file(&tree)?), REPLY_TIMEOUT);
+    let file = tree.file(find_test_file(&tree)?);
+    let _ = server.serve(REPLY_TIMEOUT, |message| file::answer(&file, message));
     Ok(())
 }
 
@@ -125,8 +126,7 @@ impl ReadWorker {
         let class = |slot_bytes, slots| SlotClass { slot_bytes, slots };
         // One more chunk is in flight.
         let host = vec![class(4096, 2), class(16 << 10, 2), class(CHUNK_BYTES, chunks as u32 + 2)];
-        let plan =
-            SessionConfig { static_lanes: 1, host_lanes: 0, guest_lanes: 0, host, guest: vec![] };
+        let plan = SessionConfig { lanes: 1, host, guest: vec![] };
         let (offer, socket) = session::offer(&plan)?;
         let child = Command::new("/proc/self/exe")
             .arg("isolation-child")
@@ -169,7 +169,8 @@ fn measure_read_methods(
         scope.spawn(|| {
             tree.notify_changes_to(&server);
             // Ignores a reader that disconnects.
-            let _ = file::serve(server, &tree.file(at), REPLY_TIMEOUT);
+            let file = tree.file(at);
+            let _ = server.serve(REPLY_TIMEOUT, |message| file::answer(&file, message));
         });
         let vacant = |len| Some(Block::unallocated(len));
         let kept_by_thread = CachingReader::new(client, REPLY_TIMEOUT, all_chunks, vacant);

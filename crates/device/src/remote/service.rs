@@ -45,9 +45,10 @@ pub fn serve_remote_disk(
     let service = ClientService::new(disk);
     thread::scope(|scope| {
         let service = &service;
-        let serve = |end| {
+        let serve = |end: Server<disk::Disk>| {
             scope.spawn(move || {
-                disk::serve(end, &ServedLane { service, parts: RefCell::default() }, patience)
+                let lane = ServedLane { service, parts: RefCell::default() };
+                end.serve(patience, |message| disk::answer(&lane, message))
             })
         };
         let lanes: Vec<_> = ends.into_iter().map(serve).collect();

@@ -10,18 +10,14 @@
 //! Law 2: the counter of a server without a notifier is `None`; its clients cache nothing.
 //! Law 3: counter values are not trusted. A malicious counter costs its client a message, or yields
 //! stale bytes that the server could have sent anyway.
-//! Law 4: dead servers notify nothing, so clients check liveness every [`LIVENESS_CACHE_MS`].
+//! Law 4: dead servers notify nothing, so clients of another process check liveness every 10 ms.
 
 use std::sync::{
     Arc, Mutex, MutexGuard, PoisonError,
     atomic::{AtomicU64, Ordering::SeqCst},
 };
 
-use super::session::Session;
-
-/// Milliseconds for which a liveness check counts. Answers of a dead server stay in use for at most
-/// this and one clock tick.
-pub(super) const LIVENESS_CACHE_MS: u64 = 10;
+use crate::shm::SharedMemory;
 
 /// Writer of a channel's change counter, held by the server. After the endpoint closes it does
 /// nothing.
@@ -37,14 +33,14 @@ struct CounterState {
 
 #[derive(Debug)]
 enum CounterCell {
-    Lane { session: Arc<Session>, at: usize },
+    Lane { memory: Arc<SharedMemory>, at: usize },
     Here(Arc<AtomicU64>),
 }
 
 impl CounterCell {
     fn get(&self) -> &AtomicU64 {
         match self {
-            Self::Lane { session, at } => session.shared_memory().atomic_u64(*at),
+            Self::Lane { memory, at } => memory.atomic_u64(*at),
             Self::Here(count) => count,
         }
     }
@@ -52,8 +48,8 @@ impl CounterCell {
 
 impl ChangeNotifier {
     /// Creates a notifier that counts from `first`, which is not 0, in the word at offset `at`.
-    pub(super) fn for_lane(session: &Arc<Session>, at: usize, first: u64) -> Self {
-        Self::with_start_count(first, CounterCell::Lane { session: session.clone(), at })
+    pub(super) fn for_lane(memory: &Arc<SharedMemory>, at: usize, first: u64) -> Self {
+        Self::with_start_count(first, CounterCell::Lane { memory: memory.clone(), at })
     }
 
     pub(super) fn for_thread(count: &Arc<AtomicU64>) -> Self {

@@ -16,6 +16,8 @@
 //! Law 3: after one contract violation, the peer is ignored on every lane.
 //! Law 4: its slots return when its pidfd confirms its death, not before.
 
+mod lane;
+
 use std::{
     os::fd::{AsFd, BorrowedFd, OwnedFd},
     sync::{
@@ -34,13 +36,9 @@ use rustix::{
     time::{ClockId, clock_gettime},
 };
 
-use super::{
-    ChannelError, Client, RawEndpoint, Server,
-    change_counter::LIVENESS_CACHE_MS,
-    lane::{AbandonedRequest, LaneEndpoint, LaneSide, LaneTransport, MAILBOX_STRIDE},
-};
+use super::{ChannelError, Client, RawEndpoint, Server};
 use crate::{
-    contract::{Contract, Refusal, Violation, fsm::Sender},
+    contract::{Contract, Violation, fsm::Sender},
     descriptors,
     heap::{
         Block,
@@ -49,43 +47,29 @@ use crate::{
     shm::SharedMemory,
 };
 
+use lane::{AbandonedRequest, LaneSide, LaneTransport, MAILBOX_STRIDE};
+
 /// Maximum lanes of a session: each needs two event fds, and one message passes at most 253
 /// descriptors.
-pub const MAX_LANES: u32 = 64;
+pub const MAX_LANES: u32 = u64::BITS;
 /// Maximum slot classes of each side.
 pub const MAX_SLOT_CLASSES: usize = 8;
 /// Maximum bytes of shared memory that a guest maps.
 pub const MAX_MEMORY_BYTES: usize = 1 << 32;
 
+/// Milliseconds for which a liveness check counts. Answers of a dead server stay in use for at most
+/// this and one clock tick.
+const LIVENESS_CACHE_MS: u64 = 10;
+
 /// Lanes and slots of a session. The slots are the quota of each side.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct SessionConfig {
-    /// Lanes `0..static_lanes`, whose contracts both sides know in advance.
-    pub static_lanes: u32,
-    /// Lanes for channels that the host creates.
-    pub host_lanes: u32,
-    /// Lanes for channels that the guest creates.
-    pub guest_lanes: u32,
+    /// Number of lanes, whose contracts both sides know in advance.
+    pub lanes: u32,
     /// Slots that the host allocates.
     pub host: Vec<SlotClass>,
     /// Slots that the guest allocates.
     pub guest: Vec<SlotClass>,
-}
-
-impl Default for SessionConfig {
-    /// Returns one static lane, a few dynamic ones, and blocks of 4 KiB to 1 MiB: 4.5 MiB a side.
-    fn default() -> Self {
-        let classes: Vec<_> = [(4 << 10, 128), (64 << 10, 32), (1 << 20, 2)]
-            .map(|(slot_bytes, slots)| SlotClass { slot_bytes, slots })
-            .into();
-        Self {
-            static_lanes: 1,
-            host_lanes: 8,
-            guest_lanes: 8,
-            host: classes.clone(),
-            guest: classes,
-        }
-    }
 }
 
 /// Offsets in the shared memory.
@@ -96,17 +80,13 @@ struct SessionLayout {
 }
 
 impl SessionConfig {
-    fn total_lanes(&self) -> u64 {
-        u64::from(self.static_lanes) + u64::from(self.host_lanes) + u64::from(self.guest_lanes)
-    }
-
     fn layout(&self) -> Option<SessionLayout> {
         let classes_fit = self.host.len().max(self.guest.len()) <= MAX_SLOT_CLASSES;
-        if !classes_fit || self.total_lanes() > u64::from(MAX_LANES) {
+        if !classes_fit || self.lanes > MAX_LANES {
             return None;
         }
         let (words, slots) = layout_bytes(&[&self.host, &self.guest])?;
-        let let_go_at = (self.total_lanes() as usize * 2 * MAILBOX_STRIDE).next_multiple_of(4096);
+        let let_go_at = (self.lanes as usize * 2 * MAILBOX_STRIDE).next_multiple_of(4096);
         let slots_at = let_go_at.checked_add(words)?;
         let len = slots_at.checked_add(slots)?;
         (len > 0 && len <= MAX_MEMORY_BYTES).then_some(SessionLayout {
@@ -116,9 +96,10 @@ impl SessionConfig {
         })
     }
 
-    /// Encodes the hello: fixed length, so that nothing needs parsing.
+    /// Encodes the hello: fixed length, so that nothing needs parsing. After the number of lanes
+    /// come two words that are 0.
     fn to_bytes(&self) -> [u8; HELLO_BYTES] {
-        let counts = [self.static_lanes, self.host_lanes, self.guest_lanes];
+        let counts = [self.lanes, 0, 0];
         let class = |classes: &[SlotClass], i: usize| {
             classes.get(i).map_or([0, 0], |class| [class.slot_bytes, class.slots])
         };
@@ -137,7 +118,7 @@ impl SessionConfig {
     fn from_bytes(bytes: &[u8]) -> Option<Self> {
         let words = bytes.strip_prefix(&HELLO_MAGIC)?.as_chunks().0;
         let words: Vec<_> = words.iter().map(|word| u32::from_le_bytes(*word)).collect();
-        if bytes.len() != HELLO_BYTES {
+        if bytes.len() != HELLO_BYTES || words[1..3] != [0, 0] {
             return None;
         }
         let classes = |from: usize| {
@@ -145,13 +126,7 @@ impl SessionConfig {
             let class = |c: &[u32; 4]| SlotClass { slot_bytes: c[from], slots: c[from + 1] };
             pairs.map(class).filter(|class| class.slots > 0).collect()
         };
-        Some(Self {
-            static_lanes: words[0],
-            host_lanes: words[1],
-            guest_lanes: words[2],
-            host: classes(0),
-            guest: classes(2),
-        })
+        Some(Self { lanes: words[0], host: classes(0), guest: classes(2) })
     }
 }
 
@@ -199,7 +174,7 @@ impl PendingSession {
     fn new(plan: &SessionConfig) -> io::Result<Self> {
         let shared = SharedMemory::new(plan.layout().ok_or(Errno::INVAL)?.len)?;
         let bell = |_| eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
-        let bells = (0..plan.total_lanes() * 2).map(bell).collect::<io::Result<Vec<_>>>()?;
+        let bells = (0..plan.lanes * 2).map(bell).collect::<io::Result<Vec<_>>>()?;
         Ok(Self { plan: plan.clone(), shared, event_fds: bells })
     }
 
@@ -246,7 +221,7 @@ fn accept_session(
     let plan =
         SessionConfig::from_bytes(&hello).ok_or(Violation::Memory("the hello is malformed"))?;
     let layout = plan.layout().ok_or(Violation::Memory("the plan exceeds its limits"))?;
-    let wanted = FDS_BEFORE_EVENT_FDS + plan.total_lanes() as usize * 2;
+    let wanted = FDS_BEFORE_EVENT_FDS + plan.lanes as usize * 2;
     if fds.len() != wanted {
         return Err(Violation::Descriptors("another number than the plan needs").into());
     }
@@ -296,18 +271,6 @@ fn poll_fds(fds: &mut [PollFd<'_>], deadline: Instant) -> Result<(), ChannelErro
     }
 }
 
-/// Use of a lane by this side.
-#[derive(Clone, Copy, Default, Debug)]
-struct LaneState {
-    epoch: u16,
-    client: bool,
-    server: bool,
-    /// The server's endpoint was sent to the peer.
-    server_sent: bool,
-    /// A late reply may still come.
-    is_abandoned: bool,
-}
-
 /// One side of a session.
 pub struct Session {
     plan: SessionConfig,
@@ -315,14 +278,14 @@ pub struct Session {
     heap: Arc<Arena>,
     event_fds: Vec<OwnedFd>,
     peer: OwnedFd,
-    host: bool,
     dead: AtomicBool,
     /// Time of the last successful liveness check, in milliseconds of a coarse clock.
     alive_checked_ms: AtomicU64,
     blame: OnceLock<Violation>,
     /// Number of clients that await a reply.
     awaiting: AtomicUsize,
-    lanes: Mutex<Vec<LaneState>>,
+    /// Lanes whose endpoint of this side exists or existed, one bit a lane.
+    taken_lanes: AtomicU64,
     abandoned: Mutex<Vec<AbandonedRequest>>,
 }
 
@@ -349,85 +312,39 @@ impl Session {
         let layout = plan.layout().expect("the plan was checked");
         let SessionLayout { release_words_at: let_go_at, slots_at, .. } = layout;
         let heap = Arena::new(shared.clone(), let_go_at, slots_at, &plan.host, &plan.guest, host);
-        let lanes = vec![LaneState::default(); plan.total_lanes() as usize];
         Self {
             plan,
             shared,
             heap: Arc::new(heap),
             event_fds: bells,
             peer,
-            host,
             dead: AtomicBool::new(false),
             alive_checked_ms: AtomicU64::new(0),
             blame: OnceLock::new(),
             awaiting: AtomicUsize::new(0),
-            lanes: Mutex::new(lanes),
+            taken_lanes: AtomicU64::new(0),
             abandoned: Mutex::default(),
         }
     }
 
-    /// Returns the client's endpoint of static lane `lane`, once.
+    /// Returns the client's endpoint of `lane`, once.
     pub fn client<C: Contract>(self: &Arc<Self>, lane: u32) -> Option<Client<C>> {
-        let place = self.take_static_side(lane, Sender::Client)?;
+        let place = self.take_lane(lane, Sender::Client)?;
         let link = LaneTransport::new::<C>(self, place);
         Some(RawEndpoint::new(Box::new(link), C::TABLE, Sender::Server).into())
     }
 
-    /// Returns the server's endpoint of static lane `lane`, once.
+    /// Returns the server's endpoint of `lane`, once.
     pub fn server<C: Contract>(self: &Arc<Self>, lane: u32) -> Option<Server<C>> {
-        let place = self.take_static_side(lane, Sender::Server)?;
-        Some(LaneEndpoint::new(self, place).server())
-    }
-
-    fn take_static_side(&self, lane: u32, side: Sender) -> Option<LaneSide> {
-        let mut lanes = lock(&self.lanes);
-        if lane >= self.plan.static_lanes || lanes[lane as usize].epoch != 0 {
-            return None;
-        }
-        let ends = &mut lanes[lane as usize];
-        ends.epoch = 1;
-        match side {
-            Sender::Client => ends.client = true,
-            Sender::Server => ends.server = true,
-        }
-        Some(LaneSide { lane, epoch: 1, side })
-    }
-
-    /// Creates a channel whose server's endpoint can be sent over this session.
-    ///
-    /// # Errors
-    /// [`Refusal::Quota`] when all lanes of this side are in use.
-    pub fn pair<C: Contract>(self: &Arc<Self>) -> Result<(Client<C>, Server<C>), Refusal> {
-        self.reclaim_lost();
-        let place = self.free_lane().ok_or(Refusal::Quota)?;
+        let place = self.take_lane(lane, Sender::Server)?;
         let link = LaneTransport::new::<C>(self, place);
-        let client = RawEndpoint::new(Box::new(link), C::TABLE, Sender::Server).into();
-        Ok((client, LaneEndpoint::new(self, LaneSide { side: Sender::Server, ..place }).server()))
+        Some(RawEndpoint::new(Box::new(link), C::TABLE, Sender::Client).into())
     }
 
-    fn free_lane(&self) -> Option<LaneSide> {
-        let mut lanes = lock(&self.lanes);
-        let lane = self.own_lanes().find(|&lane| {
-            let ends = lanes[lane as usize];
-            let idle = !ends.client && !ends.server && !ends.is_abandoned;
-            let place = LaneSide { lane, epoch: ends.epoch, side: Sender::Client };
-            idle && ends.epoch < u16::MAX && (!ends.server_sent || place.peer_closed(self))
-        })?;
-        let ends = &mut lanes[lane as usize];
-        *ends =
-            LaneState { epoch: ends.epoch + 1, client: true, server: true, ..LaneState::default() };
-        Some(LaneSide { lane, epoch: ends.epoch, side: Sender::Client })
-    }
-
-    fn own_lanes(&self) -> std::ops::Range<u32> {
-        let SessionConfig { static_lanes: fixed_lanes, host_lanes, guest_lanes, .. } = self.plan;
-        let middle = fixed_lanes + host_lanes;
-        if self.host { fixed_lanes..middle } else { middle..middle + guest_lanes }
-    }
-
-    /// Returns true if this side allocates `lane`.
-    pub(super) fn is_own_lane(&self, lane: u32) -> bool {
-        self.own_lanes().contains(&lane)
+    fn take_lane(&self, lane: u32, side: Sender) -> Option<LaneSide> {
+        let exists = lane < self.plan.lanes;
+        let is_taken = |bit| self.taken_lanes.fetch_or(bit, AcqRel) & bit != 0;
+        (exists && !is_taken(1 << lane)).then_some(LaneSide { lane, side })
     }
 
     /// Allocates a block of `len` bytes that crosses this session without a copy. Its contents are
@@ -482,7 +399,7 @@ impl Session {
 
     /// Returns true if the peer is alive as of a few milliseconds ago. A cheap clock decides when
     /// to ask the kernel, because every use of a cached answer calls this.
-    pub(super) fn is_peer_alive(&self) -> bool {
+    fn is_peer_alive(&self) -> bool {
         let now = clock_gettime(ClockId::MonotonicCoarse);
         let now = now.tv_sec as u64 * 1000 + now.tv_nsec as u64 / 1_000_000;
         if now.wrapping_sub(self.alive_checked_ms.load(Relaxed)) >= LIVENESS_CACHE_MS {
@@ -498,26 +415,26 @@ impl Session {
         !self.is_dead()
     }
 
-    pub(super) fn shared_memory(&self) -> &SharedMemory {
+    fn shared_memory(&self) -> &Arc<SharedMemory> {
         &self.shared
     }
 
-    pub(super) fn heap(&self) -> &Arc<Arena> {
+    fn heap(&self) -> &Arc<Arena> {
         &self.heap
     }
 
     /// Records the first violation; returns it.
-    pub(super) fn record_violation(&self, violation: Violation) -> Violation {
+    fn record_violation(&self, violation: Violation) -> Violation {
         *self.blame.get_or_init(|| violation)
     }
 
-    pub(super) fn signal_event_fd(&self, bell: usize) {
+    fn signal_event_fd(&self, bell: usize) {
         // An event fd whose counter is full is signalled already.
         let _ = io::write(&self.event_fds[bell], &1u64.to_ne_bytes());
     }
 
     /// Sleeps until event fd `bell` is signalled or the peer dies.
-    pub(super) fn wait_event_fd(&self, bell: usize, deadline: Instant) -> Result<(), ChannelError> {
+    fn wait_event_fd(&self, bell: usize, deadline: Instant) -> Result<(), ChannelError> {
         let mut fds = [
             PollFd::new(&self.event_fds[bell], PollFlags::IN),
             PollFd::new(&self.peer, PollFlags::IN),
@@ -532,7 +449,7 @@ impl Session {
         Ok(())
     }
 
-    pub(super) fn update_awaiting_count(&self, was: bool, is: bool) {
+    fn update_awaiting_count(&self, was: bool, is: bool) {
         match (was, is) {
             (false, true) => self.awaiting.fetch_add(1, AcqRel),
             (true, false) => self.awaiting.fetch_sub(1, AcqRel),
@@ -540,74 +457,16 @@ impl Session {
         };
     }
 
-    /// Records that the server's endpoint of the named lane was sent.
-    pub(super) fn on_endpoint_sent(&self, name: u32) {
-        let mut lanes = lock(&self.lanes);
-        if let Some(ends) = lanes.get_mut((name & 0xffff) as usize) {
-            ends.server = false;
-            ends.server_sent = true;
-        }
-    }
-
-    /// Records that the server's endpoint of the named lane was received.
-    pub(super) fn on_endpoint_received(&self, name: u32) -> Result<LaneSide, Violation> {
-        let (lane, epoch) = (name & 0xffff, (name >> 16) as u16);
-        let mut lanes = lock(&self.lanes);
-        let fixed = lane < self.plan.static_lanes;
-        let ends = lanes.get_mut(lane as usize).filter(|_| !fixed).ok_or(Violation::Lane(lane))?;
-        let good = if self.is_own_lane(lane) {
-            ends.server_sent && ends.epoch == epoch
-        } else {
-            !ends.server && epoch >= ends.epoch && epoch > 0
-        };
-        if !good {
-            return Err(Violation::Lane(lane));
-        }
-        ends.epoch = epoch;
-        ends.server = true;
-        ends.server_sent = false;
-        Ok(LaneSide { lane, epoch, side: Sender::Server })
-    }
-
-    /// Records that sending the server's endpoint of the named lane was cancelled.
-    pub(super) fn on_endpoint_returned(&self, name: u32) -> Result<LaneSide, Violation> {
-        let (lane, epoch) = (name & 0xffff, (name >> 16) as u16);
-        let mut lanes = lock(&self.lanes);
-        match lanes.get_mut(lane as usize) {
-            Some(ends) if ends.server_sent && ends.epoch == epoch => {
-                ends.server = true;
-                ends.server_sent = false;
-                Ok(LaneSide { lane, epoch, side: Sender::Server })
-            }
-            _ => Err(Violation::Lane(lane)),
-        }
-    }
-
-    pub(super) fn on_endpoint_dropped(&self, place: LaneSide) {
-        let ends = &mut lock(&self.lanes)[place.lane as usize];
-        match place.side {
-            Sender::Client => ends.client = false,
-            Sender::Server => ends.server = false,
-        }
-    }
-
-    pub(super) fn add_abandoned(&self, orphan: AbandonedRequest) {
-        lock(&self.lanes)[orphan.lane() as usize].is_abandoned = true;
+    fn add_abandoned(&self, orphan: AbandonedRequest) {
         lock(&self.abandoned).push(orphan);
     }
 
     /// Reclaims attachments: late replies, and all slots of a dead peer once no message of it is
     /// left to read.
-    pub(super) fn reclaim_lost(self: &Arc<Self>) {
+    fn reclaim_lost(self: &Arc<Self>) {
         // Taken out first: reclaiming drops endpoints, which may reclaim in turn.
         let mut orphans = std::mem::take(&mut *lock(&self.abandoned));
-        orphans.retain_mut(|orphan| {
-            let settled = orphan.try_reclaim(self);
-            if settled {
-                lock(&self.lanes)[orphan.lane() as usize].is_abandoned = false;
-            }
-            !settled
-        });
+        orphans.retain_mut(|orphan| !orphan.try_reclaim(self));
         let mut kept = lock(&self.abandoned);
         kept.append(&mut orphans);
         let quiet = kept.is_empty() && self.awaiting.load(Acquire) == 0;

@@ -7,7 +7,6 @@ use super::{
     fsm::{FieldInfo, Fsm},
     wire::{Field, Wire},
 };
-use crate::channel::{RawEndpoint, Server};
 
 // Sending allocates nothing, so messages are unboxed in the enums: large variants are intended.
 
@@ -39,20 +38,6 @@ pub trait State: 'static {
     const ID: u8;
 }
 
-/// A state in which the client sends.
-pub trait ReceivingState: State {
-    /// Messages that a server can receive here, each with the endpoint in the next state.
-    type Received;
-    /// Decodes a received message.
-    fn decode_received(
-        message: <Self::Contract as Contract>::ToServer,
-        end: ServerCore<Self::Contract>,
-    ) -> Self::Received;
-}
-
-/// The untyped endpoint of a [`Server`].
-pub type ServerCore<C> = RawEndpoint<<C as Contract>::ToClient, <C as Contract>::ToServer>;
-
 /// The state after request `M`: the server owes one of its two replies.
 #[derive(Debug)]
 pub enum Awaiting<M> {
@@ -82,11 +67,9 @@ pub trait Call: Request<Next = Awaiting<Self>> + Debug + 'static {
     type Answer;
     /// Reason of failure.
     type Reason: From<Refusal>;
-    /// Endpoint that stays with the server after success, or nothing.
-    type Retained;
     /// Reply to a successful request: attachments and answer.
     type Ack: Into<<Self::Contract as Contract>::ToClient> + Debug;
-    /// Reply to a failed request: attachments, transferred endpoint and reason.
+    /// Reply to a failed request: attachments and reason.
     type Nak: Into<<Self::Contract as Contract>::ToClient> + Debug;
     /// State after the Ack.
     type AckTo: State<Contract = Self::Contract>;
@@ -94,19 +77,19 @@ pub trait Call: Request<Next = Awaiting<Self>> + Debug + 'static {
     type NakTo: State<Contract = Self::Contract>;
     /// Index of the awaiting state.
     const AWAITING: u8;
-    /// Returns the Ack and the endpoint that stays here.
-    fn into_ack(self, answer: Self::Answer) -> (Self::Ack, Self::Retained);
+    /// Returns the Ack.
+    fn into_ack(self, answer: Self::Answer) -> Self::Ack;
     /// Returns the Nak.
     fn into_nak(self, why: Self::Reason) -> Self::Nak;
     /// Decodes a received reply; `None` if it belongs to another request.
     fn reply(message: <Self::Contract as Contract>::ToClient) -> Option<CallResult<Self>>;
-    /// Returns the reply for `answered`. A transferred endpoint that is not kept is closed.
+    /// Returns the reply for `answered`.
     fn into_reply(
         self,
         answered: Result<Self::Answer, Self::Reason>,
     ) -> <Self::Contract as Contract>::ToClient {
         match answered {
-            Ok(answer) => self.into_ack(answer).0.into(),
+            Ok(answer) => self.into_ack(answer).into(),
             Err(why) => self.into_nak(why).into(),
         }
     }
@@ -115,18 +98,9 @@ pub trait Call: Request<Next = Awaiting<Self>> + Debug + 'static {
 /// The reply to request `M`, as its client sees it.
 pub type CallResult<M> = Result<<M as Call>::Ack, <M as Call>::Nak>;
 
-/// A server that owes the replies of a received request `M`.
-pub type PendingReply<M> = Server<<M as Request>::Contract, Awaiting<M>>;
-
 /// Describes a field of type `T`.
 pub const fn field<T: Field>(name: &'static str) -> FieldInfo {
-    FieldInfo {
-        name,
-        kind: T::TYPE_HASH,
-        blocks: T::HAS_BLOCKS,
-        ends: T::HAS_ENDPOINTS,
-        bytes_max: T::MAX_BYTES,
-    }
+    FieldInfo { name, kind: T::TYPE_HASH, blocks: T::HAS_BLOCKS, bytes_max: T::MAX_BYTES }
 }
 
 /// Defines a contract and generates its types.
@@ -136,9 +110,8 @@ pub const fn field<T: Field>(name: &'static str) -> FieldInfo {
 /// the channel is in the state "awaiting" that request, and only its two replies can be sent.
 ///
 /// A request lists its attachments in parentheses: blocks, which both replies return, and which are
-/// named nowhere else. Endpoints that it transfers on success follow its fields: `giving (end:
-/// End)`; only the Nak returns them. An Ack has at most one field more, the server's answer. A Nak
-/// has a reason that a [`Refusal`] converts to.
+/// named nowhere else. An Ack has at most one field more, the server's answer. A Nak has a reason
+/// that a [`Refusal`] converts to.
 ///
 /// ```
 /// use draconis_exchange::{channel, contract, heap::Block, contract::Refusal};
@@ -172,7 +145,9 @@ pub const fn field<T: Field>(name: &'static str) -> FieldInfo {
 /// fn main() -> Result<(), channel::ChannelError> {
 ///     let soon = Instant::now() + Duration::from_secs(1);
 ///     let (client, server) = channel::pair::<Mirror>();
-///     let hand = std::thread::spawn(move || serve(server, &Hand, Duration::from_secs(1)));
+///     let hand = std::thread::spawn(move || {
+///         server.serve(Duration::from_secs(1), |message| answer(&Hand, message))
+///     });
 ///     let mut buffer = Block::private(2);
 ///     buffer.copy_in(0, b"ab");
 ///     let client = match client.send(Flip { buffer }).receive(soon)? {
@@ -195,9 +170,8 @@ pub const fn field<T: Field>(name: &'static str) -> FieldInfo {
 /// - `ToServer` and `ToClient`, the messages of each direction;
 /// - `MirrorServer`, the trait of its servers: one method per call, which borrows the request. `or
 ///   NotSupported` gives a method a default body that refuses with that reason;
-/// - `received::Ready`, the result of [`Server::receive`](crate::channel::Server::receive) in that
-///   state;
-/// - `answer`, which passes one message to a server, and `serve`, the loop around it.
+/// - `answer`, which passes one message to a server: see
+///   [`Server::serve`](crate::channel::Server::serve).
 ///
 /// # Misuse does not compile
 ///
@@ -279,7 +253,6 @@ macro_rules! contract {
                     $(#[$rmeta:meta])*
                     call $method:ident: $R:ident $(($($g:ident: $gt:ty),*))?
                         { $($(#[$fmeta:meta])* $f:ident: $ft:ty),* $(,)? }
-                        $(giving ($e:ident: $et:ty))?
                         -> $A:ident { $($a:ident: $at:ty)? } => $ATo:ident
                          | $N:ident why $why:ty => $NTo:ident
                          $(, or $default:ident)?;
@@ -307,7 +280,6 @@ macro_rules! contract {
             pub struct $R {
                 $($(pub $g: $gt,)*)?
                 $($(#[$fmeta])* pub $f: $ft,)*
-                $(pub $e: $et,)?
             }
 
             #[doc = concat!("[`", stringify!($R), "`] was done; its goods come back.")]
@@ -319,7 +291,6 @@ macro_rules! contract {
             #[derive(Debug)]
             pub struct $N {
                 $($(#[doc = "As it was sent."] pub $g: $gt,)*)?
-                $(#[doc = "As it was sent."] pub $e: $et,)?
                 /// Reason.
                 pub why: $why,
             }
@@ -340,21 +311,6 @@ macro_rules! contract {
         #[derive(Debug)]
         #[allow(missing_docs, clippy::large_enum_variant)]
         pub enum ToClient { $($($A($A), $N($N),)*)* }
-
-        /// Messages that a server can receive, by state, each with the endpoint in the next state.
-        pub mod received {
-            #[allow(unused_imports)]
-            use super::*;
-            $(
-                #[doc = concat!("What can arrive in state `", stringify!($S), "`.")]
-                #[derive(Debug)]
-                #[allow(missing_docs, clippy::large_enum_variant)]
-                pub enum $S {
-                    $($R(super::$R, $crate::contract::PendingReply<super::$R>),)*
-                    $($T(super::$T, $crate::channel::Server<super::$C, super::$TTo>),)*
-                }
-            )*
-        }
 
         #[doc = concat!("A server of the [`", stringify!($C), "`] contract.")]
         ///
@@ -389,19 +345,6 @@ macro_rules! contract {
             }
         }
 
-        /// Serves one client until it closes, sends nothing within `patience`, or breaks the
-        /// contract.
-        ///
-        /// # Errors
-        /// Reason that the client was lost; a client that closed is no error.
-        pub fn serve<S: $Trait + ?Sized>(
-            end: $crate::channel::Server<$C>,
-            server: &S,
-            patience: ::std::time::Duration,
-        ) -> Result<(), $crate::channel::ChannelError> {
-            end.serve(patience, |message| answer(server, message))
-        }
-
         const _: () = {
             use $crate::contract::{define, fsm, wire};
 
@@ -426,7 +369,6 @@ macro_rules! contract {
                                 fields: &[
                                     $($(define::field::<$gt>(stringify!($g)),)*)?
                                     $(define::field::<$ft>(stringify!($f)),)*
-                                    $(define::field::<$et>(stringify!($e)),)?
                                 ],
                             },
                             fsm::MessageInfo {
@@ -442,7 +384,6 @@ macro_rules! contract {
                                 sender: fsm::Sender::Server,
                                 fields: &[
                                     $($(define::field::<$gt>(stringify!($g)),)*)?
-                                    $(define::field::<$et>(stringify!($e)),)?
                                     define::field::<$why>("why"),
                                 ],
                             },
@@ -480,19 +421,6 @@ macro_rules! contract {
                     const ID: u8 = StateId::$S as u8;
                 }
 
-                impl define::ReceivingState for $S {
-                    type Received = received::$S;
-                    #[allow(unused_variables)]
-                    fn decode_received(message: ToServer, end: define::ServerCore<$C>) -> received::$S {
-                        match message {
-                            $(ToServer::$R(m) => received::$S::$R(m, end.into()),)*
-                            $(ToServer::$T(m) => received::$S::$T(m, end.into()),)*
-                            #[allow(unreachable_patterns)]
-                            _ => unreachable!("the table admitted a message of another state"),
-                        }
-                    }
-                }
-
                 $(
                     impl From<$R> for ToServer {
                         fn from(m: $R) -> Self {
@@ -518,17 +446,16 @@ macro_rules! contract {
                     impl define::Call for $R {
                         type Answer = ($($at)?);
                         type Reason = $why;
-                        type Retained = ($($et)?);
                         type Ack = $A;
                         type Nak = $N;
                         type AckTo = $ATo;
                         type NakTo = $NTo;
                         const AWAITING: u8 = StateId::$R as u8;
-                        fn into_ack(self, answer: Self::Answer) -> ($A, Self::Retained) {
-                            ($A { $($($g: self.$g,)*)? $($a: answer,)? }, ($(self.$e)?))
+                        fn into_ack(self, answer: Self::Answer) -> $A {
+                            $A { $($($g: self.$g,)*)? $($a: answer,)? }
                         }
                         fn into_nak(self, why: $why) -> $N {
-                            $N { $($($g: self.$g,)*)? $($e: self.$e,)? why }
+                            $N { $($($g: self.$g,)*)? why }
                         }
                         fn reply(message: ToClient) -> Option<Result<$A, $N>> {
                             match message {
@@ -566,7 +493,6 @@ macro_rules! contract {
                         $($(ToServer::$R(m) => {
                             $($(wire::Field::pack(m.$g, into);)*)?
                             $(wire::Field::pack(m.$f, into);)*
-                            $(wire::Field::pack(m.$e, into);)?
                         })*
                         $(ToServer::$T(m) => { $(wire::Field::pack(m.$tf, into);)* })*)*
                     }
@@ -576,7 +502,6 @@ macro_rules! contract {
                         return Ok(ToServer::$R($R {
                             $($($g: wire::Field::unpack(from)?,)*)?
                             $($f: wire::Field::unpack(from)?,)*
-                            $($e: wire::Field::unpack(from)?,)?
                         }));
                     })*
                     $(if tag == Tag::$T as u8 {
@@ -602,7 +527,6 @@ macro_rules! contract {
                             }
                             ToClient::$N(m) => {
                                 $($(wire::Field::pack(m.$g, into);)*)?
-                                $(wire::Field::pack(m.$e, into);)?
                                 wire::Field::pack(m.why, into);
                             }
                         )*)*
@@ -619,7 +543,6 @@ macro_rules! contract {
                         if tag == Tag::$N as u8 {
                             return Ok(ToClient::$N($N {
                                 $($($g: wire::Field::unpack(from)?,)*)?
-                                $($e: wire::Field::unpack(from)?,)?
                                 why: wire::Field::unpack(from)?,
                             }));
                         }

@@ -1,8 +1,4 @@
-//! The directory contract: names, nodes, attributes, and binding of endpoints to nodes.
-//!
-//! Operations name nodes, not paths, except `Bind`: it walks a path within the volume, and answers
-//! *reparse* at a symbolic link or a foreign mount. The client then decides where to bind next,
-//! with its own rights.
+//! The directory contract: names, nodes and attributes. Operations name nodes, not paths.
 //!
 //! Directory entries travel packed in a block: see [`EntryWriter`] and [`EntryReader`].
 
@@ -13,43 +9,8 @@ pub use entries::{DirEntry, EntryReader, EntryWriter};
 use super::{
     Access, AttributeChange, AttributeName, Attributes, CacheValidity, FileType, Name, Node,
     Refusal,
-    file::File,
-    fsm::type_hash,
-    wire::{Field, Packer, Unpacker, Violation},
 };
-use crate::{channel::Server, heap::Block};
-
-/// The server's endpoint of a new channel, created by the client and transferred by `Bind`.
-#[derive(Debug)]
-pub enum Endpoint {
-    /// For a file or any other node with contents.
-    File(Server<File>),
-    /// For a directory.
-    Directory(Server<Directory>),
-}
-
-/// Reason that a `Bind` failed.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum BindError {
-    /// The request was refused.
-    Refused(Refusal),
-    /// The path leaves the volume or meets a link. `path` now holds a new path of `len` bytes. Bind
-    /// to its first `prefix_len` bytes and continue with the rest; if that is 0, bind to the whole.
-    Reparse {
-        /// Length of the new path in bytes.
-        len: u32,
-        /// Length of the prefix that names the directory to bind at.
-        prefix_len: u32,
-        /// True if a symbolic link caused it: links are counted, mounts are not.
-        is_symlink: bool,
-    },
-}
-
-impl From<Refusal> for BindError {
-    fn from(why: Refusal) -> Self {
-        BindError::Refused(why)
-    }
-}
+use crate::heap::Block;
 
 /// `Rename` flag: fail with [`Refusal::Exists`] rather than replace.
 pub const RENAME_NO_REPLACE: u32 = 1;
@@ -63,13 +24,6 @@ crate::contract! {
     pub contract Directory served by DirectoryServer, starting in Ready {
         /// Accepts every request.
         state Ready {
-            /// Binds `end` to the node that the first `len` bytes of `path` name, walked from
-            /// `from`. A leading `/` starts at the root of the volume; an empty path is `from`
-            /// itself.
-            call bind: Bind (path: Block) { from: Node, len: u32 } giving (end: Endpoint)
-                -> AckBind { attributes: Attributes } => Ready
-                 | NakBind why BindError => Ready, or NotSupported;
-
             /// Returns the attributes of the node `name` in `parent`. `.` and `..` are valid names;
             /// `.` names any node itself.
             call lookup: Lookup { parent: Node, name: Name }
@@ -200,62 +154,6 @@ crate::contract! {
         }
         /// The channel is closed.
         state Done {}
-    }
-}
-
-impl Field for Endpoint {
-    const TYPE_HASH: u64 =
-        type_hash("End", &[Server::<File>::TYPE_HASH, Server::<Directory>::TYPE_HASH]);
-    const MAX_BYTES: usize = 1 + Server::<File>::MAX_BYTES;
-    const HAS_ENDPOINTS: bool = true;
-    fn pack(self, into: &mut Packer<'_>) {
-        match self {
-            Endpoint::File(end) => {
-                into.put(&[0]);
-                end.pack(into);
-            }
-            Endpoint::Directory(end) => {
-                into.put(&[1]);
-                end.pack(into);
-            }
-        }
-    }
-    fn unpack(from: &mut Unpacker<'_>) -> Result<Self, Violation> {
-        match from.take()? {
-            [0] => Field::unpack(from).map(Endpoint::File),
-            [1] => Field::unpack(from).map(Endpoint::Directory),
-            _ => Err(Violation::Value("End")),
-        }
-    }
-}
-
-impl Field for BindError {
-    const TYPE_HASH: u64 = type_hash("NotBound", &[Refusal::TYPE_HASH]);
-    const MAX_BYTES: usize = 10;
-    fn pack(self, into: &mut Packer<'_>) {
-        match self {
-            BindError::Refused(why) => {
-                into.put(&[0]);
-                why.pack(into);
-            }
-            BindError::Reparse { len, prefix_len, is_symlink: link_found } => {
-                into.put(&[1]);
-                len.pack(into);
-                prefix_len.pack(into);
-                link_found.pack(into);
-            }
-        }
-    }
-    fn unpack(from: &mut Unpacker<'_>) -> Result<Self, Violation> {
-        match from.take()? {
-            [0] => Field::unpack(from).map(BindError::Refused),
-            [1] => Ok(BindError::Reparse {
-                len: Field::unpack(from)?,
-                prefix_len: Field::unpack(from)?,
-                is_symlink: Field::unpack(from)?,
-            }),
-            _ => Err(Violation::Value("NotBound")),
-        }
     }
 }
 

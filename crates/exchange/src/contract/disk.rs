@@ -4,7 +4,7 @@
 //! A server of this contract serves one endpoint: partial groups and tickets belong to its client
 //! alone.
 
-use super::{List, Refusal};
+use super::{List, Refusal, wire::records};
 use crate::heap::Block;
 
 /// Maximum writes in one `Submit`; a larger group travels in several parts.
@@ -40,6 +40,14 @@ pub struct DiskProperties {
     pub chain_writes_max: u32,
     /// Maximum bytes of all writes of one chain.
     pub chain_bytes_max: u64,
+}
+
+records! {
+    DiskProperties {
+        len_bytes: u64, sector_bytes: u32, best_io_bytes: u32, rotational: bool, read_only: bool,
+        atomic: u32, discards: bool, chain_groups_max: u32, chain_writes_max: u32,
+        chain_bytes_max: u64
+    }
 }
 
 crate::contract! {

@@ -1,4 +1,4 @@
-//! The file contract: contents of one node, chosen when the endpoint is bound.
+//! The file contract: contents of one node, which the server of the endpoint has chosen.
 //!
 //! Offsets are absolute, so a replayed read or write does no harm, and every reply returns the
 //! buffer. A client in the server's process may read into a vacant block: the server then lends its

@@ -6,7 +6,7 @@
 //! ```
 //!
 //! Law 1: every cycle has a step of each side, so a queue has a constant bound.
-//! Law 2: every reply returns the request's blocks; its refusal returns the request's endpoints.
+//! Law 2: every reply returns the request's blocks.
 //! Law 3: the table decides which messages a peer may send; types only bind the honest side.
 //!
 //! Everything here is `const`: a contract that breaks law 1 or 2 does not compile.
@@ -29,8 +29,6 @@ pub struct FieldInfo {
     pub kind: u64,
     /// True if it holds blocks.
     pub blocks: bool,
-    /// True if it holds endpoints.
-    pub ends: bool,
     /// Maximum encoded length in bytes.
     pub bytes_max: usize,
 }
@@ -177,14 +175,8 @@ impl Fsm {
                 let field = &request[f];
                 if field.blocks {
                     assert!(
-                        contains_field(ack, field),
-                        "a block of a request is lost: its Ack must return it"
-                    );
-                }
-                if field.blocks || field.ends {
-                    assert!(
-                        contains_field(nak, field),
-                        "a request's goods are lost: its Nak must return them"
+                        contains_field(ack, field) && contains_field(nak, field),
+                        "a block of a request is lost: both replies must return it"
                     );
                 }
                 f += 1;

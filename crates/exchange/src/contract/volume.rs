@@ -6,7 +6,7 @@
 //!                                          NakUnmount, Status┴────┘
 //! ```
 
-use super::{Refusal, StatFs};
+use super::{Refusal, StatFs, wire::records};
 use crate::heap::Block;
 
 /// Properties of a mounted volume.
@@ -31,6 +31,11 @@ impl From<Refusal> for MountError {
     fn from(why: Refusal) -> Self {
         Self { why, message_bytes: 0 }
     }
+}
+
+records! {
+    MountedVolume { space: StatFs, read_only: bool }
+    MountError { why: Refusal, message_bytes: u32 }
 }
 
 crate::contract! {

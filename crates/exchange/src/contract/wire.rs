@@ -5,18 +5,12 @@
 //!   fields ◀─ unpack ─ private copy  ◀── mailbox in shared memory
 //! ```
 //!
-//! An endpoint of a channel is a field as well, so this file and `channel` depend on each other:
-//! this file encodes endpoints, `channel` defines them.
-//!
 //! Law: unpacking reads a private copy and trusts none of it. It reports invalid bytes as a
 //! [`Violation`].
 
 use super::{
     Access, AttributeChange, AttributeName, Attributes, CacheValidity, Credentials, FallocateMode,
-    FileType, Name, Node, Refusal, SetTime, StatFs, Time,
-    disk::DiskProperties,
-    fsm::type_hash,
-    volume::{MountError, MountedVolume},
+    FileType, Name, Node, Refusal, SetTime, StatFs, Time, fsm::type_hash,
 };
 use crate::heap::{Block, arena::BlockName};
 pub use crate::violation::Violation;
@@ -24,35 +18,19 @@ pub use crate::violation::Violation;
 /// Maximum length of a packed message in bytes.
 pub const MAX_MESSAGE_BYTES: usize = 1984;
 
-/// Exports the blocks and endpoints of an outgoing message.
+/// Exports the blocks of an outgoing message.
 pub trait ExportAttachments {
     /// Exports a block; returns its name on the wire.
     fn export_block(&mut self, block: Block) -> BlockName;
-    /// Exports an endpoint of a lane; returns its name.
-    fn export_endpoint(&mut self, lane: Option<LaneName>) -> u32;
 }
 
-/// Imports the blocks and endpoints that an incoming message names.
+/// Imports the blocks that an incoming message names.
 pub trait ImportAttachments {
     /// Claims a block that the peer exported.
     ///
     /// # Errors
     /// Defect of the name.
     fn import_block(&mut self, name: BlockName) -> Result<Block, Violation>;
-    /// Claims the lane of an endpoint that the peer exported; the caller attaches the endpoint.
-    ///
-    /// # Errors
-    /// [`Violation::Lane`].
-    fn import_endpoint(&mut self, lane: u32) -> Result<crate::channel::LaneEndpoint, Violation>;
-}
-
-/// A lane of one session, with its epoch.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct LaneName {
-    /// Identifies the session within this process.
-    pub session: usize,
-    /// Index of the lane, and its epoch in the upper half.
-    pub lane: u32,
 }
 
 /// Writes fields into the private image of a mailbox.
@@ -144,8 +122,6 @@ pub trait Field: Sized {
     const MAX_BYTES: usize;
     /// True if it holds blocks: every reply must return them.
     const HAS_BLOCKS: bool = false;
-    /// True if it holds endpoints: a refusal must return them.
-    const HAS_ENDPOINTS: bool = false;
     /// Appends the value.
     fn pack(self, into: &mut Packer<'_>);
     /// Reads a value.
@@ -204,7 +180,6 @@ impl<T: Field> Field for Option<T> {
     const TYPE_HASH: u64 = type_hash("Option", &[T::TYPE_HASH]);
     const MAX_BYTES: usize = 1 + T::MAX_BYTES;
     const HAS_BLOCKS: bool = T::HAS_BLOCKS;
-    const HAS_ENDPOINTS: bool = T::HAS_ENDPOINTS;
     fn pack(self, into: &mut Packer<'_>) {
         into.put(&[u8::from(self.is_some())]);
         if let Some(value) = self {
@@ -220,7 +195,6 @@ impl<A: Field, B: Field> Field for (A, B) {
     const TYPE_HASH: u64 = type_hash("pair", &[A::TYPE_HASH, B::TYPE_HASH]);
     const MAX_BYTES: usize = A::MAX_BYTES + B::MAX_BYTES;
     const HAS_BLOCKS: bool = A::HAS_BLOCKS || B::HAS_BLOCKS;
-    const HAS_ENDPOINTS: bool = A::HAS_ENDPOINTS || B::HAS_ENDPOINTS;
     fn pack(self, into: &mut Packer<'_>) {
         self.0.pack(into);
         self.1.pack(into);
@@ -282,7 +256,6 @@ impl<T: Field, const MAX: usize> Field for List<T, MAX> {
     const TYPE_HASH: u64 = type_hash("List", &[T::TYPE_HASH, MAX as u64]);
     const MAX_BYTES: usize = 4 + MAX * T::MAX_BYTES;
     const HAS_BLOCKS: bool = T::HAS_BLOCKS;
-    const HAS_ENDPOINTS: bool = T::HAS_ENDPOINTS;
     fn pack(self, into: &mut Packer<'_>) {
         (self.0.len() as u32).pack(into);
         for value in self.0 {
@@ -320,19 +293,24 @@ impl Field for Block {
 
 /// Implements [`Field`] for a struct of fields.
 macro_rules! records {
-    ($($t:ident { $($f:tt: $ft:ty),* })*) => {$(
-        impl Field for $t {
-            const TYPE_HASH: u64 = type_hash(stringify!($t), &[$(<$ft as Field>::TYPE_HASH),*]);
-            const MAX_BYTES: usize = 0 $(+ <$ft as Field>::MAX_BYTES)*;
-            fn pack(self, into: &mut Packer<'_>) {
-                $(self.$f.pack(into);)*
-            }
-            fn unpack(from: &mut Unpacker<'_>) -> Result<Self, Violation> {
-                Ok(Self { $($f: Field::unpack(from)?),* })
-            }
-        }
-    )*};
+    ($($t:ident { $($f:tt: $ft:ty),* })*) => {
+        const _: () = {
+            use $crate::contract::fsm::type_hash;
+            use $crate::contract::wire::{Field, Packer, Unpacker, Violation};
+            $(impl Field for $t {
+                const TYPE_HASH: u64 = type_hash(stringify!($t), &[$(<$ft as Field>::TYPE_HASH),*]);
+                const MAX_BYTES: usize = 0 $(+ <$ft as Field>::MAX_BYTES)*;
+                fn pack(self, into: &mut Packer<'_>) {
+                    $(self.$f.pack(into);)*
+                }
+                fn unpack(from: &mut Unpacker<'_>) -> Result<Self, Violation> {
+                    Ok(Self { $($f: Field::unpack(from)?),* })
+                }
+            })*
+        };
+    };
 }
+pub(super) use records;
 
 records! {
     Node { 0: u64 }
@@ -351,12 +329,6 @@ records! {
         clear_privileges: Option<Credentials>
     }
     Credentials { uid: u32, gid: u32 }
-    DiskProperties {
-        len_bytes: u64, sector_bytes: u32, best_io_bytes: u32, rotational: bool, read_only: bool,
-        atomic: u32, discards: bool, chain_groups_max: u32, chain_writes_max: u32, chain_bytes_max: u64
-    }
-    MountedVolume { space: StatFs, read_only: bool }
-    MountError { why: Refusal, message_bytes: u32 }
 }
 
 impl Field for Time {
@@ -505,20 +477,11 @@ mod tests {
         fn export_block(&mut self, _: Block) -> BlockName {
             unreachable!()
         }
-        fn export_endpoint(&mut self, _: Option<LaneName>) -> u32 {
-            unreachable!()
-        }
     }
 
     impl ImportAttachments for Nothing {
         fn import_block(&mut self, name: BlockName) -> Result<Block, Violation> {
             Err(Violation::Slot(name.slot))
-        }
-        fn import_endpoint(
-            &mut self,
-            lane: u32,
-        ) -> Result<crate::channel::LaneEndpoint, Violation> {
-            Err(Violation::Lane(lane))
         }
     }
 

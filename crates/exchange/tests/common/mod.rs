@@ -1,7 +1,6 @@
 //! Helpers of the test suites: servers, and the transports they use.
 #![allow(dead_code, missing_docs)]
 
-pub mod memory;
 pub mod transport;
 
 use std::time::{Duration, Instant};

@@ -18,20 +18,19 @@ use draconis_exchange::{
         directory::{self, Directory, DirectoryServer},
         disk::{self, Disk, DiskServer},
         file::{self, File, FileServer},
-        tree,
         volume::{self, MountError, MountedVolume, Volume, VolumeServer},
     },
-    heap::Block,
+    heap::{Block, arena::SlotClass},
 };
 use rustix::process::{Pid, PidfdFlags, Signal, getpid, kill_process, pidfd_open};
 
-use super::{TEST_TIMEOUT, memory::MemoryTree, test_deadline};
+use super::{TEST_TIMEOUT, test_deadline};
 
 /// Role of a peer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Role {
-    /// Serves the tree in memory.
-    Tree,
+    /// Serves [`HelloFile`].
+    Hello,
     /// Answers `n` messages and dies at the next: by a panic, or by SIGKILL.
     DieAt(u32),
     /// Closes without receiving.
@@ -93,18 +92,40 @@ impl VolumeServer for RefusingServer {
     }
 }
 
+/// A file of twelve bytes.
+pub struct HelloFile;
+
+impl FileServer for HelloFile {
+    fn read(&self, request: &mut file::Read) -> Result<u32, Refusal> {
+        if !request.is_in_bounds() {
+            return Err(Refusal::Invalid);
+        }
+        let from = b"Hello, tree!".get(request.offset as usize..).unwrap_or_default();
+        let from = &from[..from.len().min(request.len as usize)];
+        Ok(request.buffer.copy_in(request.buffer_offset as usize, from) as u32)
+    }
+    fn get_attributes(&self, _: &mut file::GetAttributes) -> Result<Attributes, Refusal> {
+        Err(Refusal::Io)
+    }
+}
+
 /// A contract that [`RefusingServer`] serves.
 pub trait TestContract: Contract {
     fn answer_with_refusal(message: Self::ToServer) -> Option<Self::ToClient>;
-    /// Serves the in-memory tree, if the contract is `Directory`.
-    fn serve_tree(_: Server<Self>) {
-        panic!("only a directory serves a tree");
+    /// Serves [`HelloFile`], if the contract is `File`.
+    fn serve_hello(_: Server<Self>) {
+        panic!("only a file has contents");
     }
 }
 
 impl TestContract for File {
     fn answer_with_refusal(message: file::ToServer) -> Option<file::ToClient> {
         file::answer(&RefusingServer, message)
+    }
+    fn serve_hello(end: Server<File>) {
+        // The file never changes.
+        let _ = end.change_notifier();
+        let _ = end.serve(TEST_TIMEOUT, |message| file::answer(&HelloFile, message));
     }
 }
 impl TestContract for Disk {
@@ -121,9 +142,6 @@ impl TestContract for Directory {
     fn answer_with_refusal(message: directory::ToServer) -> Option<directory::ToClient> {
         directory::answer(&RefusingServer, message)
     }
-    fn serve_tree(end: Server<Directory>) {
-        let _ = tree::serve_tree(end, &MemoryTree, TEST_TIMEOUT);
-    }
 }
 
 struct CloseUnwind;
@@ -131,7 +149,7 @@ struct CloseUnwind;
 /// Plays `role` over `end`; `die` kills the peer at once.
 fn play_role<C: TestContract>(role: Role, end: Server<C>, die: fn() -> !) {
     match role {
-        Role::Tree => C::serve_tree(end),
+        Role::Hello => C::serve_hello(end),
         Role::DieAt(n) => {
             let mut answered = 0;
             let _ = end.serve(TEST_TIMEOUT, |message| {
@@ -172,14 +190,23 @@ pub trait TestTransport: Sized {
     fn start<C: TestContract>(role: Role) -> (Self, Client<C>);
     /// Returns a block whose return is tracked.
     fn block(&self, len: usize) -> Block;
-    /// Returns a channel whose server's endpoint can be sent to the peer.
-    fn pair<C: Contract>(&self) -> (Client<C>, Server<C>);
     /// Waits for the peer to end and checks that every byte has returned.
     fn finish(self);
 }
 
+/// Lanes of a session.
+pub const LANES: u32 = 4;
+
+/// Blocks of 4 KiB to 1 MiB: 4.5 MiB a side.
+fn session_config() -> SessionConfig {
+    let classes: Vec<_> = [(4 << 10, 128), (64 << 10, 32), (1 << 20, 2)]
+        .map(|(slot_bytes, slots)| SlotClass { slot_bytes, slots })
+        .into();
+    SessionConfig { lanes: LANES, host: classes.clone(), guest: classes }
+}
+
 fn session_with_self() -> (Arc<Session>, Arc<Session>) {
-    let (offer, socket) = session::offer(&SessionConfig::default()).unwrap();
+    let (offer, socket) = session::offer(&session_config()).unwrap();
     let host = offer.start(pidfd_open(getpid(), PidfdFlags::empty()).unwrap());
     (host, session::accept(&socket, test_deadline()).unwrap())
 }
@@ -210,9 +237,6 @@ impl TestTransport for Threads {
     fn block(&self, len: usize) -> Block {
         self.heap.allocate_block(len).unwrap()
     }
-    fn pair<C: Contract>(&self) -> (Client<C>, Server<C>) {
-        channel::pair()
-    }
     fn finish(self) {
         let _ = self.peer.join();
         assert_all_blocks_returned(&self.heap);
@@ -236,9 +260,6 @@ impl TestTransport for Lanes {
     fn block(&self, len: usize) -> Block {
         self.session.allocate_block(len).unwrap()
     }
-    fn pair<C: Contract>(&self) -> (Client<C>, Server<C>) {
-        self.session.pair().unwrap()
-    }
     fn finish(self) {
         let _ = self.peer.join();
         assert_all_blocks_returned(&self.session);
@@ -256,7 +277,7 @@ const ROLE_VARIABLE: &str = "DRACONIS_TEST_ROLE";
 impl TestTransport for Processes {
     fn start<C: TestContract>(role: Role) -> (Self, Client<C>) {
         let (kind, n) = match role {
-            Role::Tree => ("tree", 0),
+            Role::Hello => ("hello", 0),
             Role::DieAt(n) => ("die", n),
             Role::Close => ("shut", 0),
             Role::CloseAfter(n) => ("close", n),
@@ -269,9 +290,6 @@ impl TestTransport for Processes {
     fn block(&self, len: usize) -> Block {
         self.session.allocate_block(len).unwrap()
     }
-    fn pair<C: Contract>(&self) -> (Client<C>, Server<C>) {
-        self.session.pair().unwrap()
-    }
     fn finish(mut self) {
         // Ends the peer, whatever it does, and confirms its death.
         let _ = self.child.kill();
@@ -283,7 +301,7 @@ impl TestTransport for Processes {
 
 /// Starts this test binary as a peer; its standard input is the session's socket.
 pub fn spawn_child(role: &str) -> (Arc<Session>, Child) {
-    let (offer, socket) = session::offer(&SessionConfig::default()).unwrap();
+    let (offer, socket) = session::offer(&session_config()).unwrap();
     let child = Command::new(std::env::current_exe().unwrap())
         .args(["child_entry", "--exact", "--nocapture", "--test-threads=1"])
         .env(ROLE_VARIABLE, role)
@@ -314,13 +332,17 @@ pub fn run_if_child() {
     let words: Vec<_> = role.split(' ').collect();
     let n: u32 = words[2].parse().unwrap();
     let role = match words[1] {
-        "tree" => Role::Tree,
+        "hello" => Role::Hello,
         "die" => Role::DieAt(n),
         "shut" => Role::Close,
         "close" => Role::CloseAfter(n),
         _ => Role::Silent(Duration::from_millis(n.into())),
     };
     let session = session::accept(&socket, test_deadline()).unwrap();
+    // The other lanes, which few tests use, serve files.
+    for server in (1..LANES).filter_map(|lane| session.server::<File>(lane)) {
+        std::thread::spawn(move || play_role(role, server, kill_this_process));
+    }
     match words[0] {
         "File" => play_role::<File>(role, session.server(0).unwrap(), kill_this_process),
         "Disk" => play_role::<Disk>(role, session.server(0).unwrap(), kill_this_process),

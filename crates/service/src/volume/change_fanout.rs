@@ -60,3 +60,52 @@ impl ChangeRecorder for ChangeFanout {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::time::Duration;
+
+    use draconis_device::{Disk, MemoryDisk};
+    use draconis_exchange::channel;
+    use draconis_exchange::contract::Node;
+    use draconis_exchange::contract::file::{self, CachingReader, File, FileServer, Write};
+    use draconis_exchange::contract::tree::Tree;
+    use draconis_exchange::heap::Block;
+    use draconis_ext::FileSystem;
+
+    use crate::options::MountOptions;
+    use crate::volume::open_for_mount;
+
+    #[test]
+    fn caching_reader_sees_each_write() {
+        const TIMEOUT: Duration = Duration::from_secs(20);
+        let disk: Arc<dyn Disk> = Arc::new(MemoryDisk::new(vec![0; 8 << 20], 512));
+        let volume = FileSystem::create_on(disk.clone(), &Default::default(), true).unwrap();
+        volume.write("/new", [7; 9]).unwrap();
+        let node = Node(volume.metadata("/new").unwrap().node.0);
+        volume.close().unwrap();
+        let tree = open_for_mount(disk, &[], &MountOptions::default(), None).unwrap();
+        let (client, server) = channel::pair::<File>();
+        tree.notify_changes_to(&server);
+        let served = tree.file(node);
+        std::thread::scope(|scope| {
+            scope.spawn(|| server.serve(TIMEOUT, |message| file::answer(&served, message)));
+            let vacant = |len| Some(Block::unallocated(len));
+            let mut reader = CachingReader::new(client, TIMEOUT, 4, vacant);
+            for byte in 7..47 {
+                let mut into = [0; 10];
+                for _ in 0..3 {
+                    assert_eq!(reader.read(0, &mut into), Ok(9));
+                }
+                assert_eq!(into[..9], [byte; 9]);
+                let mut buffer = Block::private(9);
+                buffer.copy_in(0, &[byte + 1; 9]);
+                let (buffer_offset, offset, len) = (0, 0, 9);
+                let clear_privileges = false;
+                let mut write = Write { buffer, buffer_offset, offset, len, clear_privileges };
+                assert_eq!(tree.file(node).write(&mut write), Ok(9));
+            }
+        });
+    }
+}

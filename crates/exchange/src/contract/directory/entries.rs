@@ -12,8 +12,8 @@ use crate::{
     contract::{
         Attributes, FileType, Name, Node,
         wire::{
-            ExportAttachments, Field, ImportAttachments, LaneName, MAX_MESSAGE_BYTES, Packer,
-            Unpacker, Violation,
+            ExportAttachments, Field, ImportAttachments, MAX_MESSAGE_BYTES, Packer, Unpacker,
+            Violation,
         },
     },
     heap::{Block, arena::BlockName},
@@ -151,24 +151,18 @@ impl Iterator for EntryReader {
     }
 }
 
-/// Rejects attachments: entries hold neither blocks nor endpoints.
+/// Rejects attachments: entries hold no blocks.
 struct NoAttachments;
 
 impl ExportAttachments for NoAttachments {
     fn export_block(&mut self, _: Block) -> BlockName {
         unreachable!("an entry holds no block")
     }
-    fn export_endpoint(&mut self, _: Option<LaneName>) -> u32 {
-        unreachable!("an entry holds no end")
-    }
 }
 
 impl ImportAttachments for NoAttachments {
     fn import_block(&mut self, _: BlockName) -> Result<Block, Violation> {
         Err(Violation::Value("Entry"))
-    }
-    fn import_endpoint(&mut self, lane: u32) -> Result<crate::channel::LaneEndpoint, Violation> {
-        Err(Violation::Lane(lane))
     }
 }
 

@@ -16,18 +16,13 @@ use std::{
     time::Instant,
 };
 
-use super::{
-    ChangeNotifier, ChannelError, ExpectedState, RawEndpoint, Server, Transport,
-    busy_poll::SpinBudget, session::Session,
-};
+use super::Session;
 use crate::{
+    channel::{ChangeNotifier, ChannelError, ExpectedState, Transport, busy_poll::SpinBudget},
     contract::{
         Contract, Violation,
         fsm::Sender,
-        wire::{
-            ExportAttachments, ImportAttachments, LaneName, MAX_MESSAGE_BYTES, Packer, Unpacker,
-            Wire,
-        },
+        wire::{ExportAttachments, ImportAttachments, MAX_MESSAGE_BYTES, Packer, Unpacker, Wire},
     },
     heap::{Block, arena::BlockName},
 };
@@ -43,6 +38,9 @@ const _: () = assert!(
     PAYLOAD_OFFSET + MAX_MESSAGE_BYTES <= SLEEPING_FLAG_OFFSET
         && CHANGE_COUNT_OFFSET + 8 <= MAILBOX_STRIDE
 );
+
+/// Epoch in every message and closing of a lane: its endpoints are created once.
+const EPOCH: u16 = 1;
 
 /// Maximum wake-ups without a message in one receive; more are an attack.
 const MAX_EMPTY_WAKEUPS: u32 = 100_000;
@@ -68,23 +66,20 @@ impl MailboxHeader {
     }
 }
 
-/// Encodes the word `closed` of a side that has closed after reading `got` messages.
-fn encode_closed_word(epoch: u16, got: u16) -> u64 {
-    1 << 63 | u64::from(epoch) << 16 | u64::from(got)
-}
+/// Word `closed` of a side that has closed, without the number of messages it had read.
+const CLOSED_WORD: u64 = 1 << 63 | (EPOCH as u64) << 16;
 
 /// Returns how many of our messages the peer had read when it closed.
 fn peer_read_count_at_close(place: LaneSide, session: &Session) -> Option<u16> {
     let at = place.incoming_mailbox() * MAILBOX_STRIDE + CLOSED_WORD_OFFSET;
     let bits = session.shared_memory().atomic_u64(at).load(SeqCst);
-    (bits >> 16 == encode_closed_word(place.epoch, 0) >> 16).then_some(bits as u16)
+    (bits >> 16 == CLOSED_WORD >> 16).then_some(bits as u16)
 }
 
 /// A side of a lane; it determines which of the two mailboxes it writes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct LaneSide {
     pub(super) lane: u32,
-    pub(super) epoch: u16,
     pub(super) side: Sender,
 }
 
@@ -97,15 +92,6 @@ impl LaneSide {
     /// Returns the index of the mailbox this side reads, and of the event fd it waits for.
     fn incoming_mailbox(self) -> usize {
         self.lane as usize * 2 + usize::from(self.side == Sender::Client)
-    }
-
-    /// Returns true if the peer has marked its endpoint as closed.
-    pub(super) fn peer_closed(self, session: &Session) -> bool {
-        peer_read_count_at_close(self, session).is_some()
-    }
-
-    pub(super) fn to_bits(self) -> u32 {
-        u32::from(self.epoch) << 16 | self.lane
     }
 }
 
@@ -129,7 +115,7 @@ impl LaneReceiver {
         // Sequentially consistent: a receiver polls after it has set its sleeping flag.
         let head =
             MailboxHeader::from_bits(session.shared_memory().atomic_u64(self.line_at).load(SeqCst));
-        if head.epoch != self.place.epoch || head.seq == self.received {
+        if head.epoch != EPOCH || head.seq == self.received {
             return Ok(None);
         }
         if head.seq != self.received.wrapping_add(1) {
@@ -195,10 +181,6 @@ struct SentMessage {
 }
 
 impl AbandonedRequest {
-    pub(super) fn lane(&self) -> u32 {
-        self.reader.place.lane
-    }
-
     /// Checks for the reply; returns true once nothing is left to wait for.
     pub(super) fn try_reclaim(&mut self, session: &Arc<Session>) -> bool {
         // Read before polling: a reply that was sent before closing is then visible.
@@ -237,7 +219,6 @@ pub(super) struct LaneTransport {
     table: &'static crate::contract::fsm::Fsm,
     /// Type-aware functions that reclaim attachments.
     reclaim: ReclaimOps,
-    given: bool,
     teller: OnceLock<ChangeNotifier>,
 }
 
@@ -278,7 +259,7 @@ impl LaneTransport {
             reader: LaneReceiver::new(place, C::FINGERPRINT),
             out_at,
             sent: SentMessage {
-                head: MailboxHeader { seq: 0, epoch: place.epoch, tag: 0, len: 0 },
+                head: MailboxHeader { seq: 0, epoch: EPOCH, tag: 0, len: 0 },
                 bytes: Box::new([0; MAX_MESSAGE_BYTES]),
             },
             failed: None,
@@ -289,7 +270,6 @@ impl LaneTransport {
                 Sender::Client => ReclaimOps::for_messages::<C::ToServer, C::ToClient>(),
                 Sender::Server => ReclaimOps::for_messages::<C::ToClient, C::ToServer>(),
             },
-            given: false,
             teller: OnceLock::new(),
         }
     }
@@ -424,32 +404,20 @@ impl<Tx: Wire, Rx: Wire> Transport<Tx, Rx> for LaneTransport {
             .shared_memory()
             .atomic_u64(self.reader.line_at + CHANGE_COUNT_OFFSET)
             .load(Acquire);
-        // Ignores a counter that an earlier endpoint of the lane left.
-        Ok(Some(told).filter(|told| told >> 48 == u64::from(self.lane_side().epoch)))
+        // Zero: the server has no notifier.
+        Ok(Some(told).filter(|told| told >> 48 == u64::from(EPOCH)))
     }
 
     fn change_notifier(&self) -> ChangeNotifier {
         let at = self.out_at + CHANGE_COUNT_OFFSET;
-        let first = u64::from(self.lane_side().epoch) << 48;
-        self.teller.get_or_init(|| ChangeNotifier::for_lane(&self.session, at, first)).clone()
-    }
-
-    fn into_lane_name(mut self: Box<Self>) -> Option<LaneName> {
-        let unused = self.sent.head.seq == 0 && self.reader.received == 0;
-        if self.lane_side().side == Sender::Client || !unused {
-            return None;
-        }
-        self.given = true;
-        let name = self.lane_side().to_bits();
-        Some(LaneName { session: Arc::as_ptr(&self.session) as usize, lane: name })
+        let first = u64::from(EPOCH) << 48;
+        let memory = self.session.shared_memory();
+        self.teller.get_or_init(|| ChangeNotifier::for_lane(memory, at, first)).clone()
     }
 }
 
 impl Drop for LaneTransport {
     fn drop(&mut self) {
-        if self.given {
-            return;
-        }
         if let Some(teller) = self.teller.get() {
             teller.close();
         }
@@ -462,22 +430,13 @@ impl Drop for LaneTransport {
         {
             (self.reclaim.drop_received)(&self.reader, &session, head);
         }
-        // The lane's creator reuses it once the server has marked it closed. Our own table must
-        // show that before.
-        if self.lane_side().side == Sender::Server {
-            session.on_endpoint_dropped(self.lane_side());
-        }
-        let bits = encode_closed_word(self.lane_side().epoch, self.reader.received);
+        let bits = CLOSED_WORD | u64::from(self.reader.received);
         session.shared_memory().atomic_u64(self.out_at + CLOSED_WORD_OFFSET).store(bits, SeqCst);
         self.signal_peer();
         if self.awaits.is_some() {
             self.abandon_request();
         }
         self.set_awaiting(None);
-        // The reuse also waits until the session owns the late reply.
-        if self.lane_side().side == Sender::Client {
-            session.on_endpoint_dropped(self.lane_side());
-        }
         session.reclaim_lost();
     }
 }
@@ -500,27 +459,8 @@ impl LaneTransport {
     }
 }
 
-/// An endpoint received in a message.
-pub struct LaneEndpoint {
-    session: Arc<Session>,
-    place: LaneSide,
-}
-
-impl LaneEndpoint {
-    pub(super) fn new(session: &Arc<Session>, place: LaneSide) -> Self {
-        Self { session: session.clone(), place }
-    }
-
-    /// Returns the server's endpoint of contract `C`.
-    pub fn server<C: Contract>(self) -> Server<C> {
-        let link = LaneTransport::new::<C>(&self.session, self.place);
-        RawEndpoint::new(Box::new(link), C::TABLE, Sender::Client).into()
-    }
-}
-
 /// Name of no block: the heap was full, and the message is not sent.
 const NO_BLOCK: BlockName = BlockName { slot: u32::MAX, generation: 0, len: 0 };
-const NO_LANE: u32 = u32::MAX;
 
 /// Exports the attachments of an outgoing message.
 struct AttachmentSender<'a> {
@@ -535,20 +475,6 @@ impl ExportAttachments for AttachmentSender<'_> {
             NO_BLOCK
         })
     }
-
-    fn export_endpoint(&mut self, lane: Option<LaneName>) -> u32 {
-        match lane {
-            Some(name) if name.session == Arc::as_ptr(self.session) as usize => {
-                self.session.on_endpoint_sent(name.lane);
-                name.lane
-            }
-            // An endpoint of another session, or one in use, cannot be sent over this one.
-            _ => {
-                self.failed = Some(ChannelError::Closed);
-                NO_LANE
-            }
-        }
-    }
 }
 
 /// Imports the attachments of an incoming message.
@@ -559,11 +485,6 @@ struct AttachmentReceiver<'a> {
 impl ImportAttachments for AttachmentReceiver<'_> {
     fn import_block(&mut self, name: BlockName) -> Result<Block, Violation> {
         self.session.heap().import(name)
-    }
-
-    fn import_endpoint(&mut self, lane: u32) -> Result<LaneEndpoint, Violation> {
-        let place = self.session.on_endpoint_received(lane)?;
-        Ok(LaneEndpoint::new(self.session, place))
     }
 }
 
@@ -577,10 +498,5 @@ impl ImportAttachments for AttachmentReturner<'_> {
         let taken = self.session.heap().cancel_export(name);
         // A missing block was never exported.
         Ok(taken.map_or_else(|| Block::private(0), Block::from))
-    }
-
-    fn import_endpoint(&mut self, lane: u32) -> Result<LaneEndpoint, Violation> {
-        let place = self.session.on_endpoint_returned(lane)?;
-        Ok(LaneEndpoint::new(self.session, place))
     }
 }
