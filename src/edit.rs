@@ -17,8 +17,8 @@ use draconis_access::listing::split_parent;
 pub use draconis_access::messages::with_context;
 use draconis_access::volume::{current_time, open_writable};
 use draconis_device::Disk;
-use draconis_exchange::contract::{AttributeChange, FileType, Time};
 use draconis_ext::{Error, Follow, Inode, InodeNumber, NewNode, Volume};
+use draconis_types::{AttributeChange, FileType, Time};
 
 use crate::image::{self, BackingFiles, UnreadImage, VolumeArgs, resolve_target};
 use crate::report;

@@ -16,9 +16,9 @@ use std::process::ExitCode;
 
 use anyhow::{anyhow, bail, ensure};
 use draconis_access::populate::{PopulateSource, TimestampPolicy};
-use draconis_exchange::contract::{AttributeChange, FileType, SetTime};
 use draconis_ext::mkfs::{NodeId, NodeKind, TreeNode};
 use draconis_ext::{Error, Follow, Inode, InodeNumber, NewNode, Volume, XattrSet};
+use draconis_types::{AttributeChange, FileType, SetTime};
 
 use crate::edit::{OwnerArg, now_or_source_date, with_context};
 use crate::progress::{ByteProgress, ProgressMode};

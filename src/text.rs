@@ -3,7 +3,7 @@
 use std::io::{self, IsTerminal, Write};
 
 pub use draconis_access::messages::{escape_control_chars, format_bytes};
-use draconis_exchange::contract::{FileType, Time};
+use draconis_types::{FileType, Time};
 use jiff::tz::TimeZone;
 use jiff::{Timestamp, civil};
 

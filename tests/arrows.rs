@@ -10,18 +10,19 @@ use std::process::Command;
 
 /// Permitted dependencies of each crate on our other crates.
 const ALLOWED_CRATE_DEPENDENCIES: &[(&str, &[&str])] = &[
-    ("exchange", &[]),
-    ("device", &["exchange"]),
-    ("container", &["device", "exchange"]),
-    ("ext", &["device", "exchange"]),
-    ("objects", &["device", "exchange"]),
-    ("bucket", &["device", "exchange"]),
-    ("service", &["container", "device", "exchange", "ext", "objects"]),
-    ("front", &["exchange"]),
-    ("access", &["container", "device", "exchange", "ext", "objects", "service"]),
-    ("capi", &["access", "exchange", "ext", "objects"]),
-    ("testkit", &["device", "exchange", "objects"]),
-    ("lab", &["device", "exchange", "ext", "front", "objects", "service", "testkit"]),
+    ("types", &[]),
+    ("exchange", &["types"]),
+    ("device", &["exchange", "types"]),
+    ("container", &["device", "types"]),
+    ("ext", &["device", "types"]),
+    ("objects", &["device", "types"]),
+    ("bucket", &["device", "types"]),
+    ("service", &["container", "device", "exchange", "ext", "objects", "types"]),
+    ("front", &["exchange", "types"]),
+    ("access", &["container", "device", "ext", "objects", "service", "types"]),
+    ("capi", &["access", "ext", "objects", "types"]),
+    ("testkit", &["device", "objects", "types"]),
+    ("lab", &["device", "exchange", "ext", "front", "objects", "service", "testkit", "types"]),
     // Other stores, for the lab, which runs this as a separate program.
     ("peers", &["bucket", "device", "objects"]),
     (
@@ -36,6 +37,7 @@ const ALLOWED_CRATE_DEPENDENCIES: &[(&str, &[&str])] = &[
             "front",
             "objects",
             "service",
+            "types",
         ],
     ),
 ];
@@ -122,7 +124,7 @@ fn every_dependency_has_a_permissive_licence() {
 }
 
 /// Published crates.
-const PUBLISHED_CRATES: &[&str] = &["exchange", "device", "ext", "objects"];
+const PUBLISHED_CRATES: &[&str] = &["types", "exchange", "device", "ext", "objects"];
 
 #[test]
 fn published_crates_have_metadata_and_published_dependencies() {

@@ -7,7 +7,7 @@
 #[path = "common/route.rs"]
 mod route;
 
-use draconis_exchange::copy_counter;
+use draconis_types::copy_counter;
 use route::kernel::ScriptedKernel;
 use route::with_simulated_mount;
 

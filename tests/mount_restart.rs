@@ -161,7 +161,7 @@ fn request_that_kills_workers_is_quarantined() {
         .arg("mount")
         .args([&image, &at])
         .env("DRACONIS_RUNTIME_DIR", draconis.make_dir("run"))
-        .env(draconis_exchange::injected_fault::FAULTS_VARIABLE, "SurviveCrashingName")
+        .env(draconis_types::injected_fault::FAULTS_VARIABLE, "SurviveCrashingName")
         .status();
     assert!(status.unwrap().success());
     std::fs::write(at.join("new"), "kept").unwrap();

@@ -3,7 +3,6 @@
 use std::sync::Arc;
 
 use draconis_device::{Disk, MemoryDisk};
-use draconis_exchange::contract::{FileType, Time};
 use draconis_ext::mkfs::{self, FileSource, FormatTarget, NodeKind, Tree, TreeNode};
 use draconis_ext::{
     AccessTimes, Follow, InodeNumber, NewNode, OpenOptions, Volume, WriteOptions, check,
@@ -14,6 +13,7 @@ use draconis_objects::{
     Store,
 };
 use draconis_testkit::{CrashOptions, CrashStates, RecordDisk};
+use draconis_types::{FileType, Time};
 
 const VOLUME_BYTES: u64 = 2 << 20;
 

@@ -13,9 +13,9 @@ use common::{Draconis, has_tool};
 use draconis_device::{Disk, Error, Extent, Group, RemoteDisk, SubmitOptions, Write};
 use draconis_exchange::channel::session::{Session, accept};
 use draconis_exchange::descriptors;
-use draconis_exchange::heap::Block;
 use draconis_service::store_process::{AttachedDisk, StoreError, StoreProcess, open_session_disk};
 use draconis_testkit::conform;
+use draconis_types::Block;
 use rustix::net::{AddressFamily, RecvFlags, SocketFlags, SocketType, socketpair};
 use rustix::process::{PidfdFlags, getpid, pidfd_open};
 
@@ -176,7 +176,7 @@ fn ext4_volume_works_on_remote_disk() {
     place.draconis.run_ok(["format", "-t", "ext4", &image, "16M"]);
     let process = place.start_process();
     let (disk, number) = attach_disk(&process, "vol");
-    let clock = || draconis_exchange::contract::Time { seconds: 1_700_000_000, nanoseconds: 0 };
+    let clock = || draconis_types::Time { seconds: 1_700_000_000, nanoseconds: 0 };
     let writing = WriteOptions {
         clock: Arc::new(clock),
         dirty_bytes: 1 << 20,
@@ -185,7 +185,7 @@ fn ext4_volume_works_on_remote_disk() {
     };
     let volume = Volume::open_for_writing(Arc::new(disk), OpenOptions::default(), writing).unwrap();
     let new = draconis_ext::NewNode {
-        kind: draconis_exchange::contract::FileType::File,
+        kind: draconis_types::FileType::File,
         mode: 0o644,
         uid: 0,
         gid: 0,

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use draconis_container::{compression::Compression, list_partitions, open, open_for_writing};
 use draconis_device::{Disk, Extent, Group, MemoryDisk, Write};
-use draconis_exchange::heap::Block;
+use draconis_types::Block;
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|bytes: &[u8]| {

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use draconis_container::create::{DryRunDisk, NewFormat, NewImageDisk};
 use draconis_container::{open, open_for_writing};
 use draconis_device::{Disk, Extent, Group, MemoryDisk, Write};
-use draconis_exchange::heap::Block;
+use draconis_types::Block;
 use libfuzzer_sys::fuzz_target;
 
 /// What a write needs: its place, how many sectors, and what fills it.

@@ -10,7 +10,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use draconis_device::MemoryDisk;
-use draconis_exchange::contract::Time;
+use draconis_types::Time;
 use draconis_ext::format::features::{Compatible, Incompatible};
 use draconis_ext::format::jbd2::{
     self, BlockTag, BlockType, JournalFormat, MAGIC, RawJournalSuperblock,

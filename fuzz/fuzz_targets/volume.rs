@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use draconis_device::MemoryDisk;
-use draconis_exchange::contract::FileType;
+use draconis_types::FileType;
 use draconis_ext::{Cookie, InodeNumber, OpenOptions, Volume};
 use libfuzzer_sys::fuzz_target;
 

@@ -28,10 +28,10 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 use draconis_device::{Disk, MemoryDisk};
-use draconis_exchange::contract::Time;
 use draconis_ext::mkfs::{self, FileSource, FormatTarget, NodeKind, Tree, TreeNode};
 use draconis_ext::{AccessTimes, OpenOptions, Volume, WriteOptions};
 use draconis_testkit::{CrashOptions, CrashState, CrashStates, Event, RecordDisk};
+use draconis_types::Time;
 
 use judge::{CrashViolation, StateChecker};
 use workloads::Workload;

@@ -24,10 +24,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 use draconis_device::Random;
-use draconis_exchange::injected_fault::{
-    DELAY_VARIABLE, DelayPoint, FAULTS_VARIABLE, InjectedFault,
-};
 use draconis_service::protocol::{self, MountStatus, Reply, Request, Status};
+use draconis_types::injected_fault::{DELAY_VARIABLE, DelayPoint, FAULTS_VARIABLE, InjectedFault};
 use rustix::process::{Pid, Signal};
 
 use client::StressClient;

@@ -10,11 +10,11 @@ use draconis_exchange::contract::directory::{
 };
 use draconis_exchange::contract::file::{self, FileServer};
 use draconis_exchange::contract::tree::Tree;
-use draconis_exchange::contract::{
+use draconis_types::{
     Attributes, FallocateMode, FileType, Name, Node, Refusal, SetTime, StatFs, Time,
     clear_suid_sgid,
 };
-use draconis_exchange::heap::{Block, SharedSlice};
+use draconis_types::{Block, SharedSlice};
 
 /// Block size for counting the blocks of a file, in bytes.
 const BLOCK_BYTES: u64 = 4096;

@@ -37,7 +37,7 @@ fn mount_memory_tree(write_back: bool) -> Option<TestMount> {
         dev: true,
         suid: true,
         no_exec: false,
-        access_times: draconis_exchange::contract::AccessTimes::Relative,
+        access_times: draconis_types::AccessTimes::Relative,
         sync: false,
         dir_sync: false,
     };

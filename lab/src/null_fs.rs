@@ -21,7 +21,7 @@ pub fn serve_null_fs(at: &Path, write_back: bool) -> anyhow::Result<()> {
         dev: false,
         suid: false,
         no_exec: false,
-        access_times: draconis_exchange::contract::AccessTimes::Relative,
+        access_times: draconis_types::AccessTimes::Relative,
         sync: false,
         dir_sync: false,
     };

@@ -10,7 +10,7 @@ use draconis_access::tar::SparseFormat;
 use draconis_access::tuning::TuneOptions;
 use draconis_access::volume::image_format as image_format_of;
 use draconis_access::{NewVolume, OpenOptions, VolumeLocation};
-use draconis_exchange::contract::{AttributeChange, Attributes, SetTime, Time};
+use draconis_types::{AttributeChange, Attributes, SetTime, Time};
 use draconis_ext::mkfs::FreeSpace;
 use draconis_ext::tune::TuneChanges;
 use draconis_ext::{Follow, RenameMode, XattrSet};

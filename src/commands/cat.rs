@@ -5,8 +5,8 @@ use std::process::ExitCode;
 
 use anyhow::bail;
 use clap::Args;
-use draconis_exchange::contract::FileType;
 use draconis_ext::{Follow, Volume};
+use draconis_types::FileType;
 
 use crate::edit::{single_image, with_context};
 use crate::image::{self, VolumeArgs, resolve_target};

@@ -3,8 +3,8 @@
 use std::process::ExitCode;
 
 use clap::Args;
-use draconis_exchange::contract::{AttributeChange, FileType};
 use draconis_ext::{Follow, Inode, Volume};
+use draconis_types::{AttributeChange, FileType};
 
 use crate::edit::{self, NewFileOwner};
 use crate::image::VolumeArgs;

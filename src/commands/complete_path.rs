@@ -7,8 +7,8 @@ use std::io::Write;
 use std::process::ExitCode;
 
 use clap::Args;
-use draconis_exchange::contract::FileType;
 use draconis_ext::Follow;
+use draconis_types::FileType;
 
 use crate::image::{self, VolumeArgs};
 use crate::target::ImagePath;

@@ -8,9 +8,9 @@ use std::process::ExitCode;
 
 use anyhow::{Context, bail, ensure};
 use clap::Args;
-use draconis_exchange::contract::FileType;
 use draconis_ext::{Follow, InodeNumber, OpenOptions, Volume};
 use draconis_service::volume::locate_volume;
+use draconis_types::FileType;
 
 use crate::bucket;
 use crate::edit::{self, NewFileOwner};

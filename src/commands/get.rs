@@ -21,9 +21,9 @@ use draconis_access::destination::ReadSources;
 use draconis_access::walk::{
     ChunkReceiver, FileChunk, TreeItem, TreeListing, chunk_queue, read_ahead,
 };
-use draconis_exchange::contract::{Attributes, FileType, Time};
 use draconis_ext::{Follow, Volume};
 use draconis_service::sandbox::open_beneath;
+use draconis_types::{Attributes, FileType, Time};
 use rustix::fs::{
     AtFlags, FileType as HostFileType, Gid, Mode, OFlags, ResolveFlags, Timespec, Timestamps, Uid,
     XattrFlags,

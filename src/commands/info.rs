@@ -5,8 +5,8 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Args;
-use draconis_exchange::contract::Time;
 use draconis_ext::{Info, Volume};
+use draconis_types::Time;
 use serde::Serialize;
 
 use crate::image::{self, VolumeArgs};

@@ -6,8 +6,8 @@ use std::process::ExitCode;
 
 use anyhow::ensure;
 use clap::Args;
-use draconis_exchange::contract::FileType;
 use draconis_ext::{Follow, InodeNumber, NewNode, Volume};
+use draconis_types::FileType;
 
 use crate::edit::{self, NewFileOwner, OwnerArg, TargetName};
 use crate::image::{VolumeArgs, resolve_target};

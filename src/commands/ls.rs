@@ -4,8 +4,8 @@ use std::io::Write;
 use std::process::ExitCode;
 
 use clap::Args;
-use draconis_exchange::contract::{Attributes, FileType};
 use draconis_ext::{Follow, InodeNumber, Volume};
+use draconis_types::{Attributes, FileType};
 use serde::Serialize;
 
 use crate::edit::{single_image, with_context};

@@ -4,8 +4,8 @@ use std::process::ExitCode;
 
 use anyhow::bail;
 use clap::Args;
-use draconis_exchange::contract::FileType;
 use draconis_ext::{Error, Follow, InodeNumber, Volume};
+use draconis_types::FileType;
 
 use crate::edit::{self, NewFileOwner, OwnerArg, TargetName};
 use crate::image::VolumeArgs;

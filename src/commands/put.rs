@@ -8,8 +8,8 @@ use anyhow::{Context, ensure};
 use clap::Args;
 use draconis_access::destination::ReadSources;
 use draconis_access::populate::{self, FileScan};
-use draconis_exchange::contract::FileType;
 use draconis_ext::{Error, Follow, InodeNumber, Volume};
+use draconis_types::FileType;
 
 use crate::edit::{self, NewFileOwner, OwnerArg, TargetName};
 use crate::image::{self, BackingFiles, VolumeArgs};

@@ -4,8 +4,8 @@ use std::process::ExitCode;
 
 use anyhow::ensure;
 use clap::Args;
-use draconis_exchange::contract::FileType;
 use draconis_ext::{Error, Follow, InodeNumber, Volume};
+use draconis_types::FileType;
 
 use crate::edit::{self, TargetName};
 use crate::image::{self, VolumeArgs};

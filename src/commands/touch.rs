@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 use clap::Args;
-use draconis_exchange::contract::{AttributeChange, SetTime, Time};
+use draconis_types::{AttributeChange, SetTime, Time};
 
 use crate::edit::{self, NewFileOwner};
 use crate::image::VolumeArgs;

@@ -5,8 +5,8 @@ use std::process::ExitCode;
 
 use anyhow::bail;
 use clap::Args;
-use draconis_exchange::contract::FileType;
 use draconis_ext::{Follow, InodeNumber, Volume};
+use draconis_types::FileType;
 
 use crate::edit::with_context;
 use crate::image::{self, ListedName, VolumeArgs, resolve_target};

@@ -4,8 +4,8 @@ use std::process::ExitCode;
 
 use anyhow::ensure;
 use clap::Args;
-use draconis_exchange::contract::{AttributeChange, FileType};
 use draconis_ext::Error;
+use draconis_types::{AttributeChange, FileType};
 
 use crate::edit::{self, NewFileOwner};
 use crate::image::VolumeArgs;

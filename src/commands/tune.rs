@@ -18,10 +18,10 @@ use clap::{Args, ValueEnum};
 use draconis_access::tuning::tune;
 use draconis_access::uuid::{self, UuidGenerator};
 use draconis_device::Disk;
-use draconis_exchange::contract::Time;
 use draconis_ext::format::quota::QuotaType;
 use draconis_ext::tune::{Reserved, TuneChanges, superblock};
 use draconis_service::volume::locate_for_writing;
+use draconis_types::Time;
 
 use crate::edit;
 use crate::image::{self, BackingFiles, VolumeArgs};

@@ -5,9 +5,9 @@ use std::process::ExitCode;
 use anyhow::bail;
 use clap::Args;
 use draconis_access::populate::{self, ExcludePatterns, ScanRequest, ScanResult, SourceSpec};
-use draconis_exchange::contract::FileType;
 use draconis_ext::mkfs::{NodeKind, TreeNode};
 use draconis_ext::{Error, Follow};
+use draconis_types::FileType;
 
 use crate::archive_args::ArchiveArgs;
 use crate::edit::{self, OwnerArg};

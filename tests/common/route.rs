@@ -9,7 +9,6 @@ use std::time::{Duration, Instant};
 
 use draconis_device::{FileDisk, FileOptions, RemoteDisk};
 use draconis_exchange::channel::session::{Session, SessionConfig, accept, offer};
-use draconis_exchange::contract::Node;
 use draconis_exchange::contract::disk::Disk;
 use draconis_exchange::contract::request_log::{
     DeferredRequest, LoggedRequest, RequestData, RequestLog, RequestOutcome,
@@ -20,6 +19,7 @@ use draconis_exchange::shm::SharedMemory;
 use draconis_front::fuse::{Activity, Server, ServerOptions};
 use draconis_service::options::MountOptions;
 use draconis_service::volume::open_for_mount;
+use draconis_types::Node;
 use kernel::ScriptedKernel;
 use rustix::process::{PidfdFlags, getpid, pidfd_open};
 

@@ -4,7 +4,7 @@
 //! each fault, some cases or a scenario must show a difference, and the same cases must show none
 //! without the fault.
 
-use draconis_exchange::injected_fault::InjectedFault;
+use draconis_types::injected_fault::InjectedFault;
 
 use crate::case::TestCase;
 use crate::run::{self, VolumeCondition};

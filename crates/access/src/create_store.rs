@@ -7,9 +7,9 @@ use std::time::Instant;
 use anyhow::{Context, anyhow};
 use draconis_container::signature::{EXT_KIND, STORE_KIND};
 use draconis_device::{Disk, Extent, Group, Write, write_unit_bytes};
-use draconis_exchange::heap::Block;
 use draconis_objects::probe::{self, ProbeResults};
 use draconis_objects::{CreateOptions, Error, LayoutKind, Profile, Store};
+use draconis_types::Block;
 use rustix::io::Errno;
 
 use crate::error::{Error as Failure, store_errno};

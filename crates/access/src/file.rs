@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use draconis_exchange::contract::{Access, AttributeChange, Attributes, FileType};
 use draconis_ext::{Follow, InodeNumber};
+use draconis_types::{Access, AttributeChange, Attributes, FileType};
 use rustix::io::Errno;
 
 use crate::volume::{Volume, resolve_parent, resolve_path};

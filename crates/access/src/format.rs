@@ -19,9 +19,9 @@ use draconis_container::{Format, fixed_vhd_len, open_for_writing};
 use draconis_device::{
     Disk, Extent, FileDisk, FileOptions, Partition, SubDisk, find_partition, read_partitions,
 };
-use draconis_exchange::heap::Block;
 use draconis_ext::format::superblock::RawSuperblock;
 use draconis_ext::mkfs::{self, FileSource, FormatTarget, VolumePlan};
+use draconis_types::Block;
 use rustix::fs::FallocateFlags;
 
 use crate::error::not_found_error;

@@ -16,10 +16,10 @@ use draconis_container::Format;
 use draconis_container::compression::{Compression, MAGIC_BYTES};
 use draconis_container::signature::{self, DetectedContent};
 use draconis_device::{Disk, Extent, OpenedFile};
-use draconis_exchange::heap::Block;
 use draconis_ext::Error as OfVolume;
 use draconis_service::parts;
 use draconis_service::volume::OpenError;
+use draconis_types::Block;
 
 use crate::error::not_found_error;
 use crate::host_file::{

@@ -1,8 +1,8 @@
 //! Sorted directory listings.
 
-use draconis_exchange::contract::FileType;
 pub use draconis_ext::split_parent;
 use draconis_ext::{InodeNumber, Volume};
+use draconis_types::FileType;
 
 use crate::messages::{ErrorSink, with_context};
 

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use draconis_device::Disk;
-use draconis_exchange::contract::Time;
 use draconis_ext::{MmpClaim, MmpClaimOptions};
+use draconis_types::Time;
 
 use crate::image::open_volume_error;
 

@@ -31,8 +31,8 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use anyhow::ensure;
-use draconis_exchange::contract::Time;
 use draconis_ext::mkfs::{FileSource, NodeId, Tree, TreeNode};
+use draconis_types::Time;
 
 use crate::destination::ReadSources;
 use crate::messages::escape_control_chars;

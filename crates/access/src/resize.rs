@@ -16,11 +16,11 @@ use std::sync::Arc;
 use anyhow::{Context, bail};
 use draconis_container::SessionDisk;
 use draconis_device::{Disk, FileOptions, OpenedFile};
-use draconis_exchange::contract::Time;
 use draconis_ext::format::superblock::Superblock;
 use draconis_ext::grow::{self, GrowPlan, OfflineError};
 use draconis_ext::shrink;
 use draconis_service::volume::{LocatedVolume, locate_for_writing};
+use draconis_types::Time;
 use rustix::fs::SeekFrom;
 use rustix::io::Errno;
 

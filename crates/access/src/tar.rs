@@ -10,8 +10,8 @@
 use std::io::{self, Write};
 
 use anyhow::{Context, anyhow, bail};
-use draconis_exchange::contract::FileType;
 use draconis_ext::{InodeNumber, Volume};
+use draconis_types::FileType;
 use tar::{EntryType, Header};
 
 use crate::messages::{escape_control_chars, with_context};

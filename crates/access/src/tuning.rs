@@ -4,8 +4,8 @@ use std::path::Path;
 use std::sync::Arc;
 
 use draconis_device::Disk;
-use draconis_exchange::contract::Time;
 use draconis_ext::tune::{self, OfflineError, Reserved, TuneChanges};
+use draconis_types::Time;
 use rustix::io::Errno;
 
 use crate::error::{Error as Failure, Result};

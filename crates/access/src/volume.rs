@@ -8,7 +8,6 @@ use anyhow::Context;
 use draconis_container::create::NewFormat;
 use draconis_container::is_seekable;
 use draconis_device::Disk;
-use draconis_exchange::contract::{AttributeChange, Attributes, FileType, Time};
 use draconis_ext::check::{self, Report};
 use draconis_ext::mkfs::{self, FreeSpace, NodeId};
 use draconis_ext::tune::TuneChanges;
@@ -18,6 +17,7 @@ use draconis_ext::{
 };
 use draconis_service::options::MountOptions;
 use draconis_service::volume::{locate_for_writing, locate_volume};
+use draconis_types::{AttributeChange, Attributes, FileType, Time};
 use parking_lot::RwLock;
 use rustix::io::Errno;
 

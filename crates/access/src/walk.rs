@@ -15,8 +15,8 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::vec;
 
-use draconis_exchange::contract::{Attributes, FileType};
 use draconis_ext::{BlockLocation, Inode, InodeNumber, Run, SharedBytes, Volume};
+use draconis_types::{Attributes, FileType};
 
 use crate::listing::{DirectoryListing, join_path, list_directory};
 use crate::messages::{ErrorSink, escape_control_chars, with_context};

@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use draconis_access::tar::SparseFormat;
 use draconis_access::{Error, File, NewVolume, OpenOptions, Volume, VolumeLocation};
-use draconis_exchange::contract::FileType;
 use draconis_ext::{Follow, RenameMode};
+use draconis_types::FileType;
 use rustix::io::Errno;
 
 fn make_volume(dir: &Path, kind: &str) -> std::path::PathBuf {

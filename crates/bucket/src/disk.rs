@@ -28,7 +28,7 @@ use draconis_device::{
     Atomic, Disk, Error, Extent, Group, Pending, Promise, Properties, ReadAnswer, Refused, Ticket,
     Urgency, promise_pair,
 };
-use draconis_exchange::heap::Block;
+use draconis_types::Block;
 use parking_lot::{Condvar, Mutex};
 
 use crate::api::RequestError;

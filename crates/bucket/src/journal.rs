@@ -24,7 +24,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use draconis_device::{Disk, Error, Extent, FileDisk, FileOptions, Group, Write};
-use draconis_exchange::heap::Block;
+use draconis_types::Block;
 use twox_hash::XxHash3_64;
 
 use crate::name::{ObjectName, ObjectNumber, SectorRun, can_append_run};

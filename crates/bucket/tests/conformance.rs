@@ -68,6 +68,6 @@ fn reopened_disk_has_same_contents() {
 
 fn read_all(disk: &BucketDisk) -> Vec<u8> {
     use draconis_device::{Disk, Extent};
-    let block = draconis_exchange::heap::Block::private(LEN_BYTES as usize);
+    let block = draconis_types::Block::private(LEN_BYTES as usize);
     disk.read_now(Extent::new(0, LEN_BYTES), block).unwrap().into_private().to_vec()
 }

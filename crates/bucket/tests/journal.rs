@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use draconis_bucket::{BucketDisk, BucketOptions, Faults, JournalDevice, MemoryBucket};
 use draconis_device::{Disk, Error, Extent, Group, MemoryDisk, Random, Write};
-use draconis_exchange::heap::Block;
 use draconis_testkit::{Fault, FaultDisk, FaultTarget, conform};
+use draconis_types::Block;
 
 use common::UnreachableBucket;
 

@@ -10,7 +10,7 @@ use draconis_bucket::{
     BucketApi, BucketDisk, BucketOptions, ListEntry, MemoryBucket, RequestError, RequestResult,
 };
 use draconis_device::{Disk, Error, Extent, Group, Ticket, Write};
-use draconis_exchange::heap::Block;
+use draconis_types::Block;
 
 const DEADLINE: Duration = Duration::from_millis(400);
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use draconis_bucket::{BucketDisk, BucketOptions, Faults, MemoryBucket};
 use draconis_device::{Disk, Extent, Group, Urgency, Write};
-use draconis_exchange::heap::Block;
+use draconis_types::Block;
 
 const LEN_BYTES: u64 = 64 << 20;
 /// Start and length of the written part.

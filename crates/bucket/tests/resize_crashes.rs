@@ -171,11 +171,11 @@ fn resized_disk_keeps_common_contents() {
     let read = |disk: &BucketDisk| {
         let len = disk.properties().len_bytes;
         let extent = draconis_device::Extent::new(0, len);
-        let block = draconis_exchange::heap::Block::private(len as usize);
+        let block = draconis_types::Block::private(len as usize);
         disk.read_now(extent, block).unwrap().into_private().to_vec()
     };
     let mut bytes: Vec<u8> = (0..1 << 20).map(|at: u32| (at / 512 * 7 + 1) as u8).collect();
-    let mut block = draconis_exchange::heap::Block::private(1 << 20);
+    let mut block = draconis_types::Block::private(1 << 20);
     block.copy_in(0, &bytes);
     let write = draconis_device::Write { at_bytes: 0, block };
     let ticket = disk.submit(draconis_device::Group { writes: vec![write] }, &[]).unwrap();

@@ -11,7 +11,7 @@ use draconis_bucket::{
     BucketApi, BucketDisk, BucketOptions, Faults, MemoryBucket, ServerGuarantees,
 };
 use draconis_device::{Disk, Error, Extent, Group, Write};
-use draconis_exchange::heap::Block;
+use draconis_types::Block;
 
 use common::UnreachableBucket;
 

@@ -7,8 +7,8 @@ use std::path::Path;
 use std::sync::Arc;
 
 use draconis_access::{Error, File, OpenOptions, Result, Volume, VolumeLocation};
-use draconis_exchange::contract::{AttributeChange, Attributes, SetTime, Time};
 use draconis_ext::{Follow, RenameMode, XattrSet};
+use draconis_types::{AttributeChange, Attributes, SetTime, Time};
 use rustix::io::Errno;
 
 use crate::error::{require, run, run_returning_count, run_with_output};

@@ -21,7 +21,7 @@ use draconis_device::{
     ChainBounds, Disk, Error as DiskError, Extent, Group, Pending, Properties, ReadAnswer, Refused,
     Ticket, Urgency, Write,
 };
-use draconis_exchange::heap::Block;
+use draconis_types::Block;
 
 /// A write to the file: offset and contents.
 type FileWrite = (u64, Vec<u8>);

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use draconis_device::{Disk, Extent};
-use draconis_exchange::heap::Block;
+use draconis_types::Block;
 
 use crate::Error;
 

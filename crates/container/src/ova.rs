@@ -126,7 +126,7 @@ mod tests {
     use std::process::Command;
 
     use draconis_device::Random;
-    use draconis_exchange::heap::Block;
+    use draconis_types::Block;
 
     use crate::tests::{convert_with_qemu_img, memory_disk, read_all, sample_contents, skipped};
     use crate::{Format, open, open_for_writing};

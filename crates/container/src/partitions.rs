@@ -1,7 +1,7 @@
 //! Selection of the partition with an ext volume.
 
 use draconis_device::{Disk, Extent, Partition, TableKind, read_partition_table};
-use draconis_exchange::heap::Block;
+use draconis_types::Block;
 
 use crate::signature::{self, DetectedContent};
 

@@ -1,7 +1,7 @@
 //! Read-only disks over a source of bytes.
 
 use draconis_device::{Atomic, Disk, Extent, Pending, Properties, ReadAnswer, Refused, Urgency};
-use draconis_exchange::heap::Block;
+use draconis_types::Block;
 
 use crate::Error;
 

@@ -1,7 +1,7 @@
 //! Contents of an image, detected by the signatures of file systems and other formats.
 
 use draconis_device::{Disk, Extent};
-use draconis_exchange::heap::Block;
+use draconis_types::Block;
 
 /// Number of bytes at the start that hold signatures.
 pub const HEAD_BYTES: usize = 68 << 10;

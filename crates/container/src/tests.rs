@@ -5,7 +5,7 @@ use std::process::Command;
 use std::sync::Arc;
 
 use draconis_device::{Disk, Extent, Group, MemoryDisk, Random, Write};
-use draconis_exchange::heap::Block;
+use draconis_types::Block;
 
 use crate::{Error, Format, UnsupportedFeature, open, open_for_writing};
 

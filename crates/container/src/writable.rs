@@ -24,7 +24,7 @@ use draconis_device::{
     Atomic, ChainBounds, Disk, Error as DiskError, Extent, Group, Pending, Properties, ReadAnswer,
     Refused, SubmitOptions, Ticket, Urgency, Write,
 };
-use draconis_exchange::heap::Block;
+use draconis_types::Block;
 
 use crate::image_file::ImageFile;
 use crate::image_map::{DecompressedCache, Location};

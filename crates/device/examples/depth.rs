@@ -11,7 +11,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use draconis_device::{Disk, Extent, FileDisk, FileOptions, Group, Urgency, Write};
-use draconis_exchange::heap::Block;
+use draconis_types::Block;
 
 const READ_BYTES: u64 = 4096;
 

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use draconis_exchange::heap::Block;
+use draconis_types::Block;
 
 use crate::{Extent, Promise, ReadAnswer};
 

@@ -26,7 +26,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use draconis_exchange::heap::Block;
+use draconis_types::Block;
 use rustix::io::Errno;
 
 use self::direct::enable_direct_io;

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use draconis_exchange::heap::Block;
+use draconis_types::Block;
 
 use crate::{
     ChainBounds, Disk, Error, Extent, Group, Pending, Properties, ReadAnswer, Refused,

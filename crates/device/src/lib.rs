@@ -17,7 +17,7 @@
 //!
 //! ```
 //! use draconis_device::{Disk, Extent, Group, MemoryDisk, Write};
-//! use draconis_exchange::heap::Block;
+//! use draconis_types::Block;
 //!
 //! fn sector(byte: u8) -> Block {
 //!     let mut block = Block::private(512);

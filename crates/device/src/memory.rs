@@ -3,7 +3,7 @@
 use parking_lot::RwLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use draconis_exchange::heap::Block;
+use draconis_types::Block;
 
 use crate::{
     Atomic, Disk, Error, Extent, Group, Pending, Properties, ReadAnswer, Refused, Ticket, Urgency,

@@ -4,7 +4,7 @@
 //! chain of logical partitions ends after [`MAX_LOGICAL_PARTITIONS`]. MBR as on every PC since 1983; GPT from
 //! the UEFI specification 2.10, chapter 5.
 
-use draconis_exchange::heap::{Block, PrivateBuffer};
+use draconis_types::{Block, PrivateBuffer};
 
 use crate::{Disk, Error, Extent};
 

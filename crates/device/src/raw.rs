@@ -6,7 +6,7 @@ use std::io::{IoSlice, IoSliceMut};
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use draconis_exchange::heap::{Block, PrivateBuffer};
+use draconis_types::{Block, PrivateBuffer};
 use rustix::fs::{FallocateFlags, OFlags};
 use rustix::io::{Errno, ReadWriteFlags};
 

@@ -12,7 +12,7 @@
 use parking_lot::Mutex;
 use std::sync::Arc;
 
-use draconis_exchange::heap::Block;
+use draconis_types::Block;
 
 use crate::elevator::{Elevator, ReadRequest};
 use crate::pending::DeferredAnswer;

@@ -166,7 +166,7 @@ mod tests {
     use std::collections::BTreeSet;
     use std::thread::ThreadId;
 
-    use draconis_exchange::heap::Block;
+    use draconis_types::Block;
 
     use super::*;
     use crate::{Extent, promise_pair};

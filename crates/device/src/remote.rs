@@ -20,7 +20,7 @@ mod service;
 pub use client::{BlockAllocator, RemoteDisk};
 pub use service::{CHAIN_BOUNDS, serve_remote_disk};
 
-use draconis_exchange::contract::Refusal;
+use draconis_types::Refusal;
 
 use crate::{Error, Extent};
 

@@ -16,11 +16,13 @@ use draconis_device::{
 };
 use draconis_exchange::channel::session::{self, Session, SessionConfig};
 use draconis_exchange::channel::{self, Client, Server};
+use draconis_exchange::contract::List;
 use draconis_exchange::contract::disk::{self, Submit};
-use draconis_exchange::contract::{List, Refusal};
-use draconis_exchange::heap::{Block, arena::SlotClass};
+use draconis_exchange::heap::arena::SlotClass;
 use draconis_testkit::sim::{Clock, Hdd, HddParameters, SimDisk, Ssd, SsdParameters};
 use draconis_testkit::{CrashOptions, CrashStates, FaultDisk, RecordDisk, conform};
+use draconis_types::Block;
+use draconis_types::Refusal;
 use rustix::process::{Pid, PidfdFlags, Signal, getpid, kill_process, pidfd_open};
 
 const TEST_TIMEOUT: Duration = Duration::from_secs(20);

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use draconis_device::{Disk, Extent, FileDisk, FileOptions, Group, Write};
-use draconis_exchange::heap::Block;
+use draconis_types::Block;
 
 const IMAGE_BYTES: u64 = 8 << 20;
 

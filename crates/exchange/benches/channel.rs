@@ -20,12 +20,10 @@ use draconis_exchange::{
         self, RpcClient,
         session::{self, Session, SessionConfig},
     },
-    contract::{
-        Attributes, Refusal,
-        file::{self, CHUNK_BYTES, CachingReader, File, FileServer},
-    },
-    heap::{Block, PrivateBuffer, arena::SlotClass},
+    contract::file::{self, CHUNK_BYTES, CachingReader, File, FileServer},
+    heap::arena::SlotClass,
 };
+use draconis_types::{Attributes, Block, PrivateBuffer, Refusal};
 use rustix::{
     net::{AddressFamily, SocketFlags, SocketType, socketpair},
     pipe::pipe,

@@ -30,10 +30,11 @@ use std::{
 };
 
 use crate::contract::{
-    Awaiting, Call, CallResult, Contract, Refusal, Request, State, Violation,
+    Awaiting, Call, CallResult, Contract, Request, State, Violation,
     fsm::{Fsm, Sender},
     wire::Wire,
 };
+use draconis_types::Refusal;
 
 pub use change_counter::ChangeNotifier;
 pub use thread::pair;

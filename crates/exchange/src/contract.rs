@@ -1,4 +1,4 @@
-//! The contracts, and the plain data their messages carry.
+//! The contracts. The plain data that their messages carry is in `draconis_types`.
 //!
 //! A contract is written once, with [`contract!`](crate::contract!), in its own module: [`disk`],
 //! [`mod@file`], [`directory`], [`volume`]. Read the contract first; everything else in those
@@ -11,10 +11,8 @@ pub mod file;
 pub mod fsm;
 pub mod request_log;
 pub mod tree;
-mod types;
 pub mod volume;
 pub mod wire;
 
 pub use define::{Awaiting, Call, CallResult, Contract, Request, State};
-pub use types::*;
 pub use wire::{List, Violation};

@@ -6,7 +6,7 @@
 //!      └──────────── blocks of the exchange heap ───────────────┘
 //! ```
 //!
-//! Law 1: a [`heap::Block`] has one owner, and returns to it.
+//! Law 1: a [`Block`](draconis_types::Block) has one owner, and returns to it.
 //! Law 2: no endpoint waits without a deadline.
 //! Law 3: nothing that a peer can write is trusted.
 //!
@@ -15,7 +15,8 @@
 //! ```
 //! use std::time::{Duration, Instant};
 //!
-//! use draconis_exchange::{channel, contract, contract::Refusal, heap::Block};
+//! use draconis_exchange::{channel, contract};
+//! use draconis_types::{Refusal, Block};
 //!
 //! contract! {
 //!     /// Writes letters.
@@ -77,11 +78,13 @@
 
 pub mod channel;
 pub mod contract;
-pub mod copy_counter;
 pub mod descriptors;
 pub mod heap;
-pub mod injected_fault;
 pub mod notices;
 #[allow(unsafe_code)]
 pub mod shm;
 mod violation;
+
+/// For the text that [`contract!`] yields.
+#[doc(hidden)]
+pub use draconis_types::Refusal;

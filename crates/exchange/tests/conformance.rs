@@ -11,13 +11,14 @@ use common::{
 use draconis_exchange::{
     channel::{ChannelError, RpcClient},
     contract::{
-        List, Node, Refusal,
+        List,
         directory::{self, Directory},
         disk::{self, Disk},
         file::{self, File},
         volume::{self, Volume},
     },
 };
+use draconis_types::{Node, Refusal};
 
 #[test]
 fn child_entry() {
@@ -190,7 +191,7 @@ macro_rules! dies {
 }
 
 fn peer_death_returns_closed_in_every_state<T: TestTransport>() {
-    use draconis_exchange::contract::{AttributeChange, AttributeName, FallocateMode};
+    use draconis_types::{AttributeChange, AttributeName, FallocateMode};
     let (node, parent, name) = (Node(9), Node::ROOT, name("x"));
     let attribute = AttributeName::new(b"user.x/y").unwrap();
     dies! { T, File, t, 1, |client| client.call(read(&t), test_deadline()).unwrap().1;

@@ -13,8 +13,9 @@ use draconis_exchange::channel::{self, ChangeNotifier, ChannelError, Client, Ser
 use draconis_exchange::contract::file::{
     self, CHUNK_BYTES, CachingReader, File, FileServer, GetAttributes, ReadError,
 };
-use draconis_exchange::contract::{Attributes, Refusal};
-use draconis_exchange::heap::{Block, arena::SlotClass};
+use draconis_exchange::heap::arena::SlotClass;
+use draconis_types::Block;
+use draconis_types::{Attributes, Refusal};
 use rustix::process::{PidfdFlags, getpid, pidfd_open};
 
 #[test]

@@ -26,7 +26,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use draconis_device::{Atomic, Disk, Extent, Pending, ReadAnswer, Urgency};
-use draconis_exchange::heap::Block;
+use draconis_types::Block;
 
 pub(crate) use crate::blocks::data::CHUNK_BYTES;
 use crate::blocks::data::{Chunk, SharedBytes};

@@ -43,7 +43,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use draconis_device::{Disk, Extent};
-use draconis_exchange::heap::{Block, PrivateBuffer};
+use draconis_types::{Block, PrivateBuffer};
 
 use crate::blocks::BlockStore;
 use crate::blocks::role::Role as BlockRole;

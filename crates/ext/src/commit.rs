@@ -25,7 +25,7 @@ mod unordered;
 mod write_out;
 
 use draconis_device::ChainBounds;
-use draconis_exchange::contract::Time;
+use draconis_types::Time;
 
 use crate::blocks::role::Role;
 use crate::blocks::write_back::{Buffer, BufferState};

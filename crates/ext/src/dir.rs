@@ -8,7 +8,7 @@ mod htree;
 mod linear;
 pub(crate) mod name_query;
 
-use draconis_exchange::contract::FileType;
+use draconis_types::FileType;
 
 use crate::blocks::data::SharedBytes;
 use crate::blocks::role::Role;

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use draconis_exchange::contract::Refusal;
+use draconis_types::Refusal;
 
 use crate::{FsBlock, InodeNumber};
 

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use draconis_exchange::contract::FileType;
+use draconis_types::FileType;
 
 use crate::blocks::data::{Chunk, SharedBytes};
 use crate::blocks::{CHUNK_BYTES, CacheKey, ReadPlan, ReadSegment};

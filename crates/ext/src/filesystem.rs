@@ -18,7 +18,7 @@ use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use draconis_device::{Disk, FileDisk, FileOptions};
-use draconis_exchange::contract::{Access, AttributeChange, Attributes, FileType, Time};
+use draconis_types::{Access, AttributeChange, Attributes, FileType, Time};
 
 use crate::mkfs::{self, FileSource, FormatTarget, NodeKind, Tree, TreeNode};
 use crate::{

@@ -20,7 +20,7 @@
 use std::ops::Range;
 
 use draconis_device::Disk;
-use draconis_exchange::contract::Time;
+use draconis_types::Time;
 
 use crate::format::bitmap::{BitRun, fill};
 use crate::format::features::{Compatible, Incompatible, ReadOnlyCompatible};

@@ -3,7 +3,7 @@
 //! Law: a cookie in an inline directory is a byte offset, as in any other. `.` and `..`, which have
 //! no entries there, have the cookies 0 and 1, before the first entry at 4.
 
-use draconis_exchange::contract::FileType;
+use draconis_types::FileType;
 
 use crate::blocks::CHUNK_BYTES;
 use crate::blocks::data::SharedBytes;

@@ -1,8 +1,8 @@
 //! Change of a volume label: one sector of the superblock, and therefore atomic.
 
 use draconis_device::{Disk, Extent, Group, Write};
-use draconis_exchange::contract::Time;
-use draconis_exchange::heap::Block;
+use draconis_types::Block;
+use draconis_types::Time;
 
 use crate::commit::to_disk_seconds;
 use crate::format::features::Incompatible;

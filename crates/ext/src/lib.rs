@@ -96,7 +96,7 @@ mod volume;
 mod xattr;
 
 pub use draconis_device::{Disk, FileDisk, FileOptions, MemoryDisk};
-pub use draconis_exchange::contract::{AttributeChange, Attributes, FileType, SetTime, Time};
+pub use draconis_types::{AttributeChange, Attributes, FileType, SetTime, Time};
 
 pub use blocks::DeviceStatistics;
 pub use blocks::data::SharedBytes;

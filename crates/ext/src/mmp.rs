@@ -18,8 +18,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use draconis_device::{Disk, Extent, Group, Write};
-use draconis_exchange::contract::Time;
-use draconis_exchange::heap::Block;
+use draconis_types::Block;
+use draconis_types::Time;
 use parking_lot::Mutex;
 
 use crate::commit::to_disk_seconds;

@@ -9,7 +9,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use draconis_device::{Disk, Properties};
-use draconis_exchange::contract::FileType;
+use draconis_types::FileType;
 
 use crate::alloc::Groups;
 use crate::blocks::data::SharedBytes;

@@ -17,7 +17,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use draconis_device::Disk;
-use draconis_exchange::contract::{AccessTimes, Time};
+use draconis_types::{AccessTimes, Time};
 use zerocopy::IntoBytes;
 
 use crate::format::bitmap::{BitRun, Bitmap, fill};

@@ -27,9 +27,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use draconis_device::Disk;
-pub use draconis_exchange::contract::{Access, AccessTimes, FallocateMode as Reserve};
-use draconis_exchange::contract::{AttributeChange, Attributes, FileType, Time};
-use draconis_exchange::heap::SharedSlice;
+use draconis_types::SharedSlice;
+pub use draconis_types::{Access, AccessTimes, FallocateMode as Reserve};
+use draconis_types::{AttributeChange, Attributes, FileType, Time};
 
 use crate::blocks::data::SharedBytes;
 use crate::format::inode::flags;

@@ -11,7 +11,7 @@
 //! Law: an orphan is deleted when its last user goes, when the volume is closed, or at the next
 //! mount.
 
-use draconis_exchange::contract::FileType;
+use draconis_types::FileType;
 
 use crate::blocks::role::Role;
 use crate::format::features::ReadOnlyCompatible;

@@ -1,6 +1,6 @@
 //! Path resolution: names, `..` and symbolic links, with a limit of links.
 
-use draconis_exchange::contract::FileType;
+use draconis_types::FileType;
 
 use crate::format::inode::Inode;
 use crate::format::nokey;

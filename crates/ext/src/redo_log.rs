@@ -19,7 +19,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 
 use draconis_device::{Disk, Extent, Group, Ticket, Write};
-use draconis_exchange::heap::Block;
+use draconis_types::Block;
 use zerocopy::IntoBytes;
 
 use crate::format::checksum::Checksum;

@@ -16,7 +16,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use draconis_device::Disk;
-use draconis_exchange::contract::Time;
+use draconis_types::Time;
 
 use crate::ops::WriteOptions;
 use crate::transaction::Transaction;

@@ -26,7 +26,7 @@ mod renumber;
 
 use std::collections::BTreeMap;
 
-use draconis_exchange::contract::Time;
+use draconis_types::Time;
 
 use crate::blocks::checksums::MetadataChecksums;
 use crate::blocks::role::BlockChecksums;

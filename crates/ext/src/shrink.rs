@@ -19,7 +19,7 @@
 use std::ops::Range;
 
 use draconis_device::Disk;
-use draconis_exchange::contract::Time;
+use draconis_types::Time;
 
 use crate::GroupNumber;
 use crate::format::features::{Compatible, Incompatible};

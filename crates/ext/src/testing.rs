@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use draconis_device::MemoryDisk;
-use draconis_exchange::contract::{FileType, Time};
+use draconis_types::{FileType, Time};
 
 use crate::mkfs::{self, FileSource, FormatTarget, NodeKind, Tree, TreeNode};
 use crate::{AccessTimes, NewNode, OpenOptions, Volume, WriteOptions};

@@ -13,7 +13,7 @@ use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
-use draconis_exchange::contract::Time;
+use draconis_types::Time;
 use parking_lot::{Mutex, RwLock};
 
 use crate::alloc::Groups;

@@ -22,8 +22,8 @@ mod mmp;
 mod system_files;
 
 use draconis_device::{Disk, Group, Write};
-use draconis_exchange::contract::Time;
-use draconis_exchange::heap::Block;
+use draconis_types::Block;
+use draconis_types::Time;
 use zerocopy::IntoBytes;
 
 use crate::commit::to_disk_seconds;

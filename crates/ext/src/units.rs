@@ -1,6 +1,6 @@
 //! Types of block and inode numbers: adding a file block to a device block does not compile.
 
-use draconis_exchange::contract::Node;
+use draconis_types::Node;
 
 /// A block of the file system, counted from the start of the volume.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]

@@ -3,9 +3,9 @@
 use std::sync::{Arc, OnceLock};
 
 use draconis_device::{Disk, Extent};
-use draconis_exchange::contract::Attributes;
-pub use draconis_exchange::contract::StatFs;
-use draconis_exchange::heap::Block;
+use draconis_types::Attributes;
+use draconis_types::Block;
+pub use draconis_types::StatFs;
 use parking_lot::RwLockReadGuard;
 
 use crate::alloc::Groups;

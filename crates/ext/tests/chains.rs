@@ -8,10 +8,10 @@ use std::sync::atomic::{AtomicI64, Ordering};
 
 use common::storm::{RandomChoice, Storm};
 use draconis_device::{MemoryDisk, Random};
-use draconis_exchange::contract::{FileType, Time};
 use draconis_ext::mkfs::{self, FileSource, FormatTarget, NodeKind, Tree, TreeNode};
 use draconis_ext::{AccessTimes, NewNode, OpenOptions, RenameMode, Whiteout, WriteOptions};
 use draconis_testkit::{Event, RecordDisk};
+use draconis_types::{FileType, Time};
 
 const GOLDEN: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/chains.golden");
 const STEPS_PER_SEED: u64 = 400;

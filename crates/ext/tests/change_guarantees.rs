@@ -9,12 +9,12 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use common::{Image, run_tool};
 use draconis_device::{Disk, FileDisk, FileOptions, MemoryDisk};
-use draconis_exchange::contract::{AttributeChange, FileType, SetTime, Time};
 use draconis_ext::{
     Access, AccessTimes, Error, InodeNumber, NewNode, OpenOptions, RenameMode, Reserve, Volume,
     Whiteout, WriteOptions, XattrSet,
 };
 use draconis_testkit::{CrashOptions, CrashStates, Event, RecordDisk};
+use draconis_types::{AttributeChange, FileType, SetTime, Time};
 
 fn write_options() -> WriteOptions {
     let clock = || Time { seconds: 1_700_000_000, nanoseconds: 5 };

@@ -8,8 +8,8 @@ use std::sync::Arc;
 use common::storm::write_options;
 use common::{Image, run_tool};
 use draconis_device::{FileDisk, FileOptions};
-use draconis_exchange::contract::FileType;
 use draconis_ext::{NewNode, OpenOptions, Volume};
+use draconis_types::FileType;
 
 const FILE: NewNode<'static> =
     NewNode { kind: FileType::File, mode: 0o644, uid: 0, gid: 0, device: (0, 0), target: b"" };

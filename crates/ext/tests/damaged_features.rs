@@ -35,8 +35,8 @@ use draconis_device::{
     Disk, Error as DiskError, Extent, MemoryDisk, Pending, Properties, Random, ReadAnswer, Refused,
     Urgency,
 };
-use draconis_exchange::heap::Block;
 use draconis_ext::{Error, Volume};
+use draconis_types::Block;
 use fill::{DataScale, Dumpe2fsInfo};
 use ioctl::ShutdownMode;
 use structures::StructureRanges;

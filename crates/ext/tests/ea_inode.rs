@@ -237,9 +237,9 @@ fn lustre_ea_inodes_are_deleted_with_their_owner() {
 #[test]
 fn quotas_charge_ea_inodes_to_owners() {
     use draconis_device::Random;
-    use draconis_exchange::contract::{AttributeChange, FileType, Time};
     use draconis_ext::NewNode;
     use draconis_ext::tune::{TuneChanges, tune};
+    use draconis_types::{AttributeChange, FileType, Time};
     for (features, arguments) in [
         ("", &["-b", "1024", "-I", "256"][..]),
         (",metadata_csum_seed", &["-b", "4096", "-I", "512"]),

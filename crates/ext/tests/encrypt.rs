@@ -8,8 +8,8 @@ use std::path::Path;
 
 use common::Image;
 use common::compare::{self, ReferenceTree};
-use draconis_exchange::contract::{FileType, Refusal};
 use draconis_ext::{Access, Cookie, Error, InodeNumber};
+use draconis_types::{FileType, Refusal};
 
 /// With this option the kernel encrypts all new files of a mount.
 const DUMMY_KEY_MOUNT_OPTIONS: &str = "loop,test_dummy_encryption=v2";

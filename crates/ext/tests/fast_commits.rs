@@ -21,10 +21,10 @@ use std::sync::Arc;
 use common::storm::write_options;
 use common::{Image, report_skipped, run_tool, spoil, tree};
 use draconis_device::{MemoryDisk, Random};
-use draconis_exchange::contract::FileType;
 use draconis_ext::format::checksum::Checksum;
 use draconis_ext::{BlockLocation, Cookie, InodeNumber, OpenOptions, Volume};
 use draconis_testkit::{CrashOptions, CrashStates, RecordDisk};
+use draconis_types::FileType;
 use rustix::fs::{FallocateFlags, fallocate};
 
 /// Options for mke2fs.

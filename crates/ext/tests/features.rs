@@ -11,11 +11,11 @@ use std::sync::Arc;
 use common::storm::write_options;
 use common::{HASH_SEED, Image, compare, report_skipped, run_tool, tree};
 use draconis_device::{MemoryDisk, Random};
-use draconis_exchange::contract::{AttributeChange, FileType, Refusal};
 use draconis_ext::format::inode::flags;
 use draconis_ext::{
     Access, Error, Follow, InodeNumber, NewNode, OpenOptions, RenameMode, Reserve, Volume, XattrSet,
 };
+use draconis_types::{AttributeChange, FileType, Refusal};
 
 const FILE: NewNode<'static> =
     NewNode { kind: FileType::File, mode: 0o644, uid: 0, gid: 0, device: (0, 0), target: b"" };

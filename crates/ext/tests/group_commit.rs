@@ -12,9 +12,9 @@ use draconis_device::{
     Disk, Error, Extent, Group, MemoryDisk, Pending, Properties, ReadAnswer, Refused, Ticket,
     Urgency, Write,
 };
-use draconis_exchange::contract::FileType;
-use draconis_exchange::heap::Block;
 use draconis_ext::{NewNode, OpenOptions, Volume};
+use draconis_types::Block;
+use draconis_types::FileType;
 
 const THREADS: u64 = 16;
 const FILE: NewNode<'_> =

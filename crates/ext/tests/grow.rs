@@ -7,9 +7,9 @@ use std::sync::Arc;
 use common::compare::{self, ReferenceTree};
 use common::{Image, run_tool, tree};
 use draconis_device::{Disk, MemoryDisk, Random};
-use draconis_exchange::contract::Time;
 use draconis_ext::grow::{GrowPlan, GrowTarget, OfflineError};
 use draconis_ext::{InodeNumber, OpenOptions, Volume};
+use draconis_types::Time;
 
 const NOW: Time = Time { seconds: 1_700_000_000, nanoseconds: 0 };
 const KIB: u64 = 1 << 10;

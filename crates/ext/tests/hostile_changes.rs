@@ -14,9 +14,9 @@ use common::spoil::{
 use common::storm::{Storm, StormOutcome, write_options};
 use common::{Image, exercise, tree};
 use draconis_device::{MemoryDisk, Random};
-use draconis_exchange::contract::{AttributeChange, FileType};
 use draconis_ext::grow::{GrowPlan, GrowTarget};
 use draconis_ext::{Cookie, Error, InodeNumber, NewNode, Volume};
+use draconis_types::{AttributeChange, FileType};
 
 /// Time limit: each run takes milliseconds on an idle machine.
 const RUN_TIMEOUT: Duration = Duration::from_secs(120);

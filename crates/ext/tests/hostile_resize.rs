@@ -11,11 +11,11 @@ use common::spoil::{
     assert_peak_memory_is_small, build_small_tree, corrupt_field, metadata_ranges, scaled_rounds,
 };
 use draconis_device::{Disk, MemoryDisk, Random};
-use draconis_exchange::contract::Time;
 use draconis_ext::grow::GrowPlan;
 use draconis_ext::shrink::ShrinkPlan;
 use draconis_ext::tune::{TuneChanges, tune};
 use draconis_testkit::{CrashOptions, CrashStates, RecordDisk};
+use draconis_types::Time;
 
 const NOW: Time = Time { seconds: 1_700_000_000, nanoseconds: 0 };
 /// Time limit: each run takes milliseconds on an idle machine.

@@ -13,9 +13,9 @@ use std::sync::Arc;
 use common::storm::write_options;
 use common::{Image, compare, run_tool};
 use draconis_device::{MemoryDisk, Random};
-use draconis_exchange::contract::FileType;
 use draconis_ext::format::inode::flags;
 use draconis_ext::{Error, InodeNumber, NewNode, OpenOptions, RenameMode, Volume};
+use draconis_types::FileType;
 
 const FILE: NewNode<'static> =
     NewNode { kind: FileType::File, mode: 0o644, uid: 0, gid: 0, device: (0, 0), target: b"" };

@@ -10,11 +10,11 @@ use std::sync::Arc;
 use common::storm::write_options;
 use common::{Image, run_tool, tree};
 use draconis_device::MemoryDisk;
-use draconis_exchange::contract::FileType;
 use draconis_ext::format::jbd2::blocks::header;
 use draconis_ext::format::jbd2::{self, JournalIncompatible, MAGIC, RawJournalSuperblock};
 use draconis_ext::{BlockLocation, Error, InodeNumber, NewNode, OpenOptions, Volume};
 use draconis_testkit::{Event, RecordDisk};
+use draconis_types::FileType;
 
 const BLOCK_BYTES: usize = 1024;
 const SECTOR_BYTES: usize = 512;

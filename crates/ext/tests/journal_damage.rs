@@ -16,12 +16,12 @@ use std::sync::Arc;
 use common::storm::write_options;
 use common::{Image, report_skipped, tree};
 use draconis_device::{Disk, Group, MemoryDisk, Random, Write};
-use draconis_exchange::contract::FileType;
-use draconis_exchange::heap::Block;
 use draconis_ext::check::{self, What, check};
 use draconis_ext::format::jbd2::blocks::header;
 use draconis_ext::format::jbd2::{self, RawJournalSuperblock};
 use draconis_ext::{BlockLocation, Error, InodeNumber, NewNode, OpenOptions, Volume};
+use draconis_types::Block;
+use draconis_types::FileType;
 
 const BLOCK_BYTES: usize = 1024;
 const FILE: NewNode<'_> =

@@ -12,10 +12,10 @@ use common::spoil::{build_small_tree, scaled_rounds};
 use common::storm::{Storm, write_options};
 use common::{Image, run_tool};
 use draconis_device::{Disk, MemoryDisk, Random};
-use draconis_exchange::contract::{AttributeChange, FileType};
 use draconis_ext::format::jbd2::RawJournalSuperblock;
 use draconis_ext::{Error, InodeNumber, NewNode, OpenOptions, RenameMode, Reserve, Volume, check};
 use draconis_testkit::{CrashDisk, CrashOptions, CrashStates, Event, RecordDisk};
+use draconis_types::{AttributeChange, FileType};
 
 /// One state of so many is checked with `e2fsck`.
 const E2FSCK_SAMPLE_INTERVAL: u64 = 60;

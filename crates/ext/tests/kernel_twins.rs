@@ -13,11 +13,11 @@ use std::sync::atomic::{AtomicI64, Ordering};
 use common::compare::{self, ReferenceTree};
 use common::{Image, Mount, run_tool};
 use draconis_device::{MemoryDisk, Random};
-use draconis_exchange::contract::{AttributeChange, FileType, Time};
 use draconis_ext::{
     AccessTimes, Error, Follow, InodeNumber, NewNode, OpenOptions, RenameMode, Reserve, Volume,
     WriteOptions, XattrSet,
 };
+use draconis_types::{AttributeChange, FileType, Time};
 use rustix::fs::{FallocateFlags, XattrFlags};
 
 fn open_for_writing(disk: &Arc<MemoryDisk>) -> Volume {

@@ -13,13 +13,13 @@ use std::time::Duration;
 use common::storm::write_options;
 use common::{Image, run_tool};
 use draconis_device::{Disk, FileDisk, FileOptions, MemoryDisk};
-use draconis_exchange::contract::{FileType, Time};
 use draconis_ext::grow::GrowPlan;
 use draconis_ext::shrink::ShrinkPlan;
 use draconis_ext::tune::{TuneChanges, tune};
 use draconis_ext::{
     Error, MmpClaim, MmpClaimOptions, NewNode, OpenOptions, Volume, recover_unmounted,
 };
+use draconis_types::{FileType, Time};
 
 const FILE: NewNode<'static> =
     NewNode { kind: FileType::File, mode: 0o644, uid: 0, gid: 0, device: (0, 0), target: b"" };
@@ -204,7 +204,7 @@ fn tool_claim_excludes_others_until_released() {
 
         let judged = |what: &str| {
             let mut bytes = vec![0; 16 << 20];
-            let all = draconis_exchange::heap::Block::private(bytes.len());
+            let all = draconis_types::Block::private(bytes.len());
             let extent = draconis_device::Extent::new(0, bytes.len() as u64);
             disk.read_now(extent, all).unwrap().copy_out(0, &mut bytes);
             let image = Image::from_bytes(&bytes);

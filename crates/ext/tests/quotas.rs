@@ -9,11 +9,11 @@ use std::sync::atomic::{AtomicI64, Ordering};
 
 use common::{Image, run_tool};
 use draconis_device::{MemoryDisk, Random};
-use draconis_exchange::contract::{AttributeChange, FallocateMode, FileType, Time};
 use draconis_ext::{
     AccessTimes, Cookie, Error, InodeNumber, NewNode, OpenOptions, RenameMode, Result, Volume,
     WriteOptions,
 };
+use draconis_types::{AttributeChange, FallocateMode, FileType, Time};
 
 const ALL_QUOTA_TYPES: &str = "quotatype=usrquota:grpquota:prjquota";
 

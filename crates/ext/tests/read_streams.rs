@@ -13,13 +13,13 @@ use draconis_device::{
     Disk, Error as DiskError, Extent, MemoryDisk, Pending, Promise, Properties, ReadAnswer,
     Refused, Urgency, promise_pair,
 };
-use draconis_exchange::contract::FileType;
-use draconis_exchange::heap::Block;
 use draconis_ext::check::{self, check};
 use draconis_ext::{
     BlockLocation, Cookie, DirDamage, Entry, Error, InodeNumber, OpenOptions, Volume,
 };
 use draconis_testkit::{Event, RecordDisk};
+use draconis_types::Block;
+use draconis_types::FileType;
 
 /// A disk that answers read-ahead later from another thread, and counts.
 struct DelayedReadDisk {

@@ -9,10 +9,10 @@ use std::sync::Arc;
 use common::storm::write_options;
 use common::{Image, run_tool, tree};
 use draconis_device::MemoryDisk;
-use draconis_exchange::contract::{FileType, Time};
 use draconis_ext::grow::{GrowPlan, GrowTarget};
 use draconis_ext::tune::{OfflineError, TuneChanges, tune};
 use draconis_ext::{NewNode, OpenOptions, Volume, XattrSet, mkfs};
+use draconis_types::{FileType, Time};
 
 const NOW: Time = Time { seconds: 1_700_000_000, nanoseconds: 0 };
 const MIB: u64 = 1 << 20;

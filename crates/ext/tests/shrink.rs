@@ -8,9 +8,9 @@ use std::path::Path;
 use common::compare::{self, ReferenceTree};
 use common::{Image, run_tool, spoil, tree};
 use draconis_device::{Disk, MemoryDisk};
-use draconis_exchange::contract::Time;
 use draconis_ext::Volume;
 use draconis_ext::shrink::{OfflineError, ShrinkPlan, ShrinkTarget};
+use draconis_types::Time;
 
 const NOW: Time = Time { seconds: 1_700_000_000, nanoseconds: 0 };
 const KIB: u64 = 1 << 10;

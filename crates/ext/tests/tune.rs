@@ -5,10 +5,10 @@ mod common;
 use common::compare::{self, ReferenceTree};
 use common::{Image, run_tool, spoil};
 use draconis_device::{Disk, MemoryDisk};
-use draconis_exchange::contract::{FileType, Time};
 use draconis_ext::format::quota::QuotaType as Quota;
 use draconis_ext::tune::{OfflineError, Reserved, TuneChanges, tune};
 use draconis_ext::{InodeNumber, NewNode, OpenOptions, Volume};
+use draconis_types::{FileType, Time};
 
 const NOW: Time = Time { seconds: 1_700_000_000, nanoseconds: 0 };
 

@@ -9,11 +9,11 @@ use std::sync::atomic::{AtomicI64, Ordering};
 use common::compare::{self, ReferenceTree};
 use common::{Image, run_tool};
 use draconis_device::{Disk, MemoryDisk, Random};
-use draconis_exchange::contract::{AttributeChange, FileType, Time};
 use draconis_ext::{
     AccessTimes, Cookie, Error, InodeNumber, NewNode, OpenOptions, RenameMode, Reserve, Volume,
     WriteOptions, XattrSet,
 };
+use draconis_types::{AttributeChange, FileType, Time};
 
 fn write_options() -> WriteOptions {
     let seconds = AtomicI64::new(1_700_000_000);

@@ -8,7 +8,7 @@ use common::recorder::ScriptedLog;
 use common::tree::MemoryTree;
 use common::{with_kernel, with_kernel_and_log};
 use draconis_exchange::contract::request_log::RequestOutcome;
-use draconis_exchange::contract::{CacheValidity, FileType, Refusal};
+use draconis_types::{CacheValidity, FileType, Refusal};
 
 const EINVAL: i32 = 22;
 const EPERM: i32 = 1;

@@ -9,8 +9,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use draconis_device::{Disk, Extent, FileDisk, FileOptions, Group, Random, Write};
-use draconis_exchange::heap::Block;
 use draconis_objects::{CreateOptions, LayoutKind, LifetimeHint, OpenOptions, Profile, Store};
+use draconis_types::Block;
 
 const DISK_BYTES: u64 = 256 << 20;
 const BLOCK_BYTES: usize = 4096;

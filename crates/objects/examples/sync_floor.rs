@@ -18,9 +18,9 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use draconis_device::{Disk, FileDisk, FileOptions};
-use draconis_exchange::heap::PrivateBuffer;
 use draconis_objects::kv::Kv;
 use draconis_objects::{CreateOptions, LayoutKind, OpenOptions, Profile, Store};
+use draconis_types::PrivateBuffer;
 use rustix::fs::{FallocateFlags, OFlags};
 
 const FILE_BYTES: u64 = 1 << 30;

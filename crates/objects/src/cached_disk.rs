@@ -17,7 +17,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use draconis_device::{Disk, Extent, Ticket as DiskTicket, Urgency};
-use draconis_exchange::heap::PrivateBuffer;
+use draconis_types::PrivateBuffer;
 use parking_lot::{Mutex, RwLock};
 use smallvec::SmallVec;
 

@@ -187,12 +187,7 @@ impl Disk for ObjectDisk {
         self.properties
     }
 
-    fn read(
-        &self,
-        at: Extent,
-        mut into: draconis_exchange::heap::Block,
-        _: Urgency,
-    ) -> Pending<ReadAnswer> {
+    fn read(&self, at: Extent, mut into: draconis_types::Block, _: Urgency) -> Pending<ReadAnswer> {
         if let Err(error) = self.properties.check_range(at, into.len()) {
             return Pending::ready(Err(Refused { payload: Some(into), error }));
         }

@@ -16,7 +16,7 @@
 
 pub(crate) mod summary;
 
-use draconis_exchange::heap::PrivateBuffer;
+use draconis_types::PrivateBuffer;
 
 use crate::Error;
 use crate::codec::{Checksummer, Reader};

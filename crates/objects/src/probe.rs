@@ -31,7 +31,7 @@ use std::collections::VecDeque;
 use std::fmt;
 
 use draconis_device::{Disk, Extent, Group, Ticket, Urgency, Write};
-use draconis_exchange::heap::{Block, PrivateBuffer};
+use draconis_types::{Block, PrivateBuffer};
 
 use crate::{Error, LayoutKind, Profile, Result};
 

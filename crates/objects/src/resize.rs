@@ -159,8 +159,8 @@ mod tests {
     use std::collections::BTreeMap;
 
     use draconis_device::{Extent, MemoryDisk, Random};
-    use draconis_exchange::heap::Block;
     use draconis_testkit::{CrashOptions, CrashStates, RecordDisk};
+    use draconis_types::Block;
 
     use super::*;
     use crate::check::CheckOptions;

@@ -15,7 +15,7 @@
 use std::collections::VecDeque;
 
 use draconis_device::{Extent, Pending, ReadAnswer, Refused, Urgency};
-use draconis_exchange::heap::PrivateBuffer;
+use draconis_types::PrivateBuffer;
 
 use crate::cached_disk::CachedDisk;
 use crate::{Error, Result};

@@ -11,7 +11,7 @@
 //! Law 3: the newest copy is valid; everything it refers to was durable before it was written.
 
 use draconis_device::{Disk, Extent, Urgency};
-use draconis_exchange::heap::Block;
+use draconis_types::Block;
 
 use crate::codec::{COUNTER_END, Checksummer, Reader, to_usize_saturating};
 use crate::index::tree::BlockPtr;

@@ -4,11 +4,11 @@
 use std::sync::Arc;
 
 use draconis_device::{Disk, Extent, MemoryDisk, Urgency};
-use draconis_exchange::heap::Block;
 use draconis_objects::check::CheckOptions;
 use draconis_objects::{OpenOptions, Store};
 use draconis_testkit::torture::StoreShape;
 use draconis_testkit::{CrashOptions, CrashStates, RecordDisk};
+use draconis_types::Block;
 
 fn read_disk_bytes(disk: &dyn Disk) -> Vec<u8> {
     let len = disk.properties().len_bytes;

@@ -5,13 +5,13 @@ use std::sync::Arc;
 use draconis_device::{
     Atomic, Disk, Error as DiskError, Extent, Group as DiskGroup, MemoryDisk, Random, Write,
 };
-use draconis_exchange::heap::Block;
 use draconis_objects::{
     CreateOptions, Error, Group, LayoutKind, LifetimeHint, ObjectDisk, ObjectId, OpenOptions,
     Profile, Store, check::CheckOptions,
 };
 use draconis_testkit::conform;
 use draconis_testkit::sim::SimDisk;
+use draconis_types::Block;
 
 const OBJECT_BYTES: u64 = 1 << 20;
 

@@ -3,11 +3,11 @@
 use std::sync::Arc;
 
 use draconis_device::{Disk, Extent, Group as DiskGroup, Write};
-use draconis_exchange::heap::{Block, PrivateBuffer};
 use draconis_objects::{
     CreateOptions, Group, LayoutKind, LifetimeHint, OpenOptions, Profile, Store,
 };
 use draconis_testkit::sim::SimDisk;
+use draconis_types::{Block, PrivateBuffer};
 
 const DISK_BYTES: u64 = 256 << 20;
 const SEGMENT_BYTES: u64 = 64 << 10;

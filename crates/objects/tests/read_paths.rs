@@ -3,13 +3,13 @@
 use std::sync::Arc;
 
 use draconis_device::{Disk, Extent, MemoryDisk};
-use draconis_exchange::heap::Block;
 use draconis_objects::kv::{Batch, Kv};
 use draconis_objects::{
     CreateOptions, Error, Group, LayoutKind, LifetimeHint, ObjectId, OpenOptions, Profile, Store,
 };
 use draconis_testkit::sim::SimDisk;
 use draconis_testkit::{Fault, FaultDisk, FaultTarget};
+use draconis_types::Block;
 
 const BLOCK_BYTES: u64 = 4096;
 const BLOCK_COUNT: u64 = 1024;

@@ -6,12 +6,12 @@ use std::sync::Arc;
 
 use draconis_device::Random;
 use draconis_device::{Disk, Extent, Group as DiskGroup, MemoryDisk, Write};
-use draconis_exchange::heap::{Block, PrivateBuffer};
 use draconis_objects::check::CheckOptions;
 use draconis_objects::{
     CreateOptions, Error, Group, LayoutKind, LifetimeHint, ObjectDisk, OpenOptions, Profile, Store,
 };
 use draconis_testkit::{CrashOptions, CrashStates, RecordDisk};
+use draconis_types::{Block, PrivateBuffer};
 
 const DISK_BYTES: usize = 256 << 10;
 

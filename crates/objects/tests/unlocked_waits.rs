@@ -10,12 +10,12 @@ use draconis_device::{
     DeferredAnswer, Disk, Error, Extent, Group as DiskGroup, MemoryDisk, Pending, ReadAnswer,
     Refused, SubmitOptions, Ticket, Urgency,
 };
-use draconis_exchange::heap::Block;
 use draconis_objects::check::CheckOptions;
 use draconis_objects::kv::{Batch, Kv};
 use draconis_objects::{
     CreateOptions, Group, LayoutKind, LifetimeHint, OpenOptions, Profile, Store,
 };
+use draconis_types::Block;
 
 /// Disk that detects waits under the store's lock.
 struct LockWatchingDisk {

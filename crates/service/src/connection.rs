@@ -12,8 +12,8 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::{Arc, PoisonError, RwLock, RwLockWriteGuard, TryLockError};
 use std::time::{Duration, Instant};
 
-use draconis_exchange::injected_fault::InjectedFault;
 use draconis_exchange::notices::{self, NoticeSender};
+use draconis_types::injected_fault::InjectedFault;
 use rustix::fs::{Mode, OFlags};
 
 const FUSE_DEV_IOC_CLONE: libc::c_ulong = 0x8004_E500;

@@ -20,8 +20,9 @@ use draconis_device::{
 };
 use draconis_exchange::channel::session::{Session, SessionConfig};
 use draconis_exchange::contract::disk;
+use draconis_exchange::heap::PagePool;
 use draconis_exchange::heap::arena::SlotClass;
-use draconis_exchange::heap::{Block, PagePool};
+use draconis_types::Block;
 use rustix::io::Errno;
 
 use crate::accepted_mark::AcceptedMarkDisk;
@@ -211,8 +212,8 @@ mod tests {
     use draconis_exchange::channel::session::{accept, offer};
     use draconis_exchange::contract::{Contract, Violation};
     use draconis_exchange::descriptors;
-    use draconis_exchange::heap::SharedSlice;
     use draconis_exchange::shm::SharedMemory;
+    use draconis_types::SharedSlice;
     use rustix::net::RecvFlags;
     use rustix::process::{PidfdFlags, getpid, pidfd_open};
 

@@ -34,11 +34,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use draconis_exchange::contract::request_log::{
     DeferredRequest, LoggedRequest, RequestData, RequestOutcome,
 };
-use draconis_exchange::contract::{Node, Time};
-use draconis_exchange::heap::{ALIGN_BYTES, PagePool, PoolBuffer};
-use draconis_exchange::injected_fault::{DelayPoint, InjectedFault};
+use draconis_exchange::heap::{PagePool, PoolBuffer};
 use draconis_exchange::shm::SharedMemory;
 use draconis_ext::{ChangeRecord, ChangeRecorder, FileId, InodeNumber};
+use draconis_types::ALIGN_BYTES;
+use draconis_types::injected_fault::{DelayPoint, InjectedFault};
+use draconis_types::{Node, Time};
 
 use orphans::OrphanTable;
 

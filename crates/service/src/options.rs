@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use draconis_exchange::contract::AccessTimes;
+use draconis_types::AccessTimes;
 use serde::{Deserialize, Serialize};
 
 /// Mount options: everything that `-o` accepts, with the defaults.
@@ -89,7 +89,7 @@ pub struct MountOptions {
 
 /// Access time modes in JSON, with the names that all versions of managers and clients use.
 mod by_name {
-    use draconis_exchange::contract::AccessTimes;
+    use draconis_types::AccessTimes;
     use serde::{Deserialize, Deserializer, Serializer, de::Error};
 
     pub fn serialize<S: Serializer>(times: &AccessTimes, into: S) -> Result<S::Ok, S::Error> {

@@ -28,7 +28,7 @@ use draconis_device::{
 use draconis_exchange::channel::session::{Session, accept, offer};
 use draconis_exchange::contract::disk;
 use draconis_exchange::descriptors;
-use draconis_exchange::heap::Block;
+use draconis_types::Block;
 use rustix::net::{AddressFamily, RecvFlags, SocketFlags, SocketType, socketpair};
 use rustix::process::{PidfdFlags, getpid, pidfd_open};
 use serde::{Deserialize, Serialize};

@@ -5,13 +5,13 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::Thread;
 use std::time::{Duration, Instant};
 
-use draconis_exchange::contract::Node;
 use draconis_exchange::contract::request_log::{
     DeferredRequest, LoggedRequest, RequestData, RequestLog, RequestOutcome,
 };
 use draconis_exchange::heap::PoolBuffer;
-use draconis_exchange::injected_fault::InjectedFault;
 use draconis_ext::{ChangeRecord, InodeNumber};
+use draconis_types::Node;
+use draconis_types::injected_fault::InjectedFault;
 use serde::{Deserialize, Serialize};
 
 use crate::oplog::OpLog;

@@ -20,11 +20,11 @@ use draconis_device::{Atomic, Disk, PartitionError, Properties};
 use draconis_exchange::channel::Server;
 use draconis_exchange::contract::file::File;
 use draconis_exchange::contract::tree::Tree;
-use draconis_exchange::contract::{AccessTimes, Attributes, FileType, Node, Refusal, StatFs, Time};
 use draconis_ext::{
     ChangeRecorder, CrashedProcess, InodeNumber, MmpClaim, MmpClaimOptions, OpenOptions, Volume,
     WriteOptions,
 };
+use draconis_types::{AccessTimes, Attributes, FileType, Node, Refusal, StatFs, Time};
 
 use crate::options::MountOptions;
 use crate::protocol::{CacheStatus, WorkerStatus};

@@ -13,13 +13,14 @@ use std::time::{Duration, Instant};
 use draconis_device::{Disk, FileOptions, OpenedFile};
 use draconis_exchange::channel::session::{Session, accept};
 use draconis_exchange::contract::request_log::RequestLog;
+use draconis_exchange::contract::tree::Tree;
 use draconis_exchange::contract::volume::{
     self, Mount, MountError, MountedVolume, Status, Unmount, Volume, VolumeServer,
 };
-use draconis_exchange::contract::{Refusal, tree::Tree};
 use draconis_exchange::notices::NoticeSender;
 use draconis_exchange::shm::SharedMemory;
 use draconis_ext::{CrashedProcess, Volume as ExtVolume};
+use draconis_types::Refusal;
 
 use crate::disk::open_session_disk;
 use crate::disk::split_disk;

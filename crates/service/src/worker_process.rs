@@ -20,13 +20,13 @@ use std::time::{Duration, Instant};
 
 use draconis_exchange::channel::session::{Session, SessionConfig, offer};
 use draconis_exchange::channel::{ChannelError, Client, Reply};
-use draconis_exchange::contract::Refusal;
 use draconis_exchange::contract::volume::{self, Volume};
 use draconis_exchange::descriptors;
-use draconis_exchange::heap::Block;
 use draconis_exchange::heap::arena::SlotClass;
-use draconis_exchange::injected_fault;
 use draconis_exchange::shm::SharedMemory;
+use draconis_types::Block;
+use draconis_types::Refusal;
+use draconis_types::injected_fault;
 use rustix::net::RecvFlags;
 use rustix::process::{Pid, PidfdFlags, Signal};
 

@@ -12,7 +12,7 @@
 //!
 //! States after a power cut are checked elsewhere: see [`crate::CrashStates`].
 
-use draconis_exchange::heap::Block;
+use draconis_types::Block;
 
 use draconis_device::{Disk, Error, Extent, Group, Refused, Ticket, Urgency, Write};
 

@@ -35,7 +35,7 @@ use std::collections::{BTreeMap, HashSet, VecDeque};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 
-use draconis_exchange::heap::Block;
+use draconis_types::Block;
 
 use crate::Event;
 use draconis_device::Random;

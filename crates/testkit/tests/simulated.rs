@@ -3,12 +3,12 @@
 use std::sync::Arc;
 
 use draconis_device::{Disk, Extent, Group, Pending, ReadAnswer, Ticket, Urgency, Write};
-use draconis_exchange::heap::Block;
 use draconis_testkit::sim::{
     Clock, Completion, DeviceTiming, DiskStatistics, Hdd, HddParameters, RequestKind, SimDisk,
     SimRequest, Ssd, SsdParameters,
 };
 use draconis_testkit::{CrashOptions, CrashStates, RecordDisk};
+use draconis_types::Block;
 
 const MIB: u64 = 1 << 20;
 

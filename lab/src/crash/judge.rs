@@ -7,10 +7,10 @@ use std::sync::Arc;
 
 use anyhow::Context;
 use draconis_device::{Disk, MemoryDisk};
-use draconis_exchange::contract::FileType;
 use draconis_ext::check::{self, Problem};
 use draconis_ext::{InodeNumber, NewNode, Volume};
 use draconis_testkit::{CrashOptions, CrashState, CrashStates, Event, RecordDisk};
+use draconis_types::FileType;
 
 use super::workloads::Workload;
 use super::{ConsistencyProtocol, small_cache_options, store_volumes, write_options};

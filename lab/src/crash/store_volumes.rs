@@ -18,12 +18,12 @@ use draconis_device::{
     Disk, Error as DiskError, Extent, Group as DiskGroup, MemoryDisk, Random, Refused,
     SubmitOptions, Ticket,
 };
-use draconis_exchange::heap::Block;
 use draconis_ext::mkfs;
 use draconis_objects::check::CheckOptions;
 use draconis_objects::{
     CreateOptions, Error, Group, LayoutKind, LifetimeHint, ObjectDisk, OpenOptions, Profile, Store,
 };
+use draconis_types::Block;
 
 use super::{VolumeConfig, make_image};
 

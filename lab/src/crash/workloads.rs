@@ -11,9 +11,9 @@ mod saves;
 mod tree;
 
 use draconis_device::MemoryDisk;
-use draconis_exchange::contract::FileType;
 use draconis_ext::{Cookie, Follow, InodeNumber, NewNode, Volume};
 use draconis_testkit::RecordDisk;
+use draconis_types::FileType;
 
 use draconis_device::Random;
 

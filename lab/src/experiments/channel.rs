@@ -15,8 +15,9 @@ use draconis_exchange::channel::{
     session::{self, Session, SessionConfig},
 };
 use draconis_exchange::contract::file::{self, File, FileServer};
-use draconis_exchange::contract::{Attributes, Refusal};
-use draconis_exchange::heap::{Block, arena::SlotClass};
+use draconis_exchange::heap::arena::SlotClass;
+use draconis_types::Block;
+use draconis_types::{Attributes, Refusal};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use rustix::pipe::pipe;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};

@@ -14,12 +14,12 @@ use draconis_exchange::channel::session::{self, Session, SessionConfig};
 use draconis_exchange::contract::directory::{DirectoryServer, Lookup};
 use draconis_exchange::contract::file::{self, CHUNK_BYTES, CachingReader, File, FileServer};
 use draconis_exchange::contract::tree::Tree;
-use draconis_exchange::contract::{Name, Node};
 use draconis_exchange::heap::arena::SlotClass;
-use draconis_exchange::heap::{Block, PrivateBuffer};
 use draconis_service::options::MountOptions;
 use draconis_service::sandbox::{self, SandboxProfile};
 use draconis_service::volume::{self, VolumeTree};
+use draconis_types::{Block, PrivateBuffer};
+use draconis_types::{Name, Node};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
 use super::reading::prepare_file;

@@ -6,11 +6,11 @@ use std::sync::Arc;
 
 use anyhow::{Context, bail};
 use draconis_device::{FileDisk, FileOptions};
-use draconis_exchange::contract::{FileType as NodeKind, Time};
 use draconis_ext::{
     AccessTimes, Follow, InodeNumber, NewNode, OpenOptions, Reserve, Statistics, Volume,
     WriteOptions,
 };
+use draconis_types::{FileType as NodeKind, Time};
 
 use super::counters::BlockDeviceCounters;
 use super::directory::{make_volume, run_e2fsck};

@@ -6,9 +6,9 @@ use std::sync::Arc;
 use anyhow::{Context, bail};
 use draconis_access::populate::{PopulateSource, SkippedItems};
 use draconis_access::walk::data_segments;
-use draconis_exchange::contract::{FileType, Time};
 use draconis_ext::mkfs::{FileSource, NodeId, NodeKind, Tree, TreeNode};
 use draconis_ext::{Inode, InodeNumber, Volume};
+use draconis_types::{FileType, Time};
 
 use crate::edit::NewFileOwner;
 use crate::image;

@@ -3,10 +3,10 @@
 use std::fmt::Display;
 use std::io::{self, Write};
 
-use draconis_exchange::contract::Time;
 use draconis_ext::format::features::{Compatible, Incompatible, ReadOnlyCompatible};
 use draconis_ext::format::superblock::{MAGIC, RawSuperblock, STATE_CLEAN, STATE_ERRORS};
 use draconis_ext::tune::MOUNT_OPTIONS;
+use draconis_types::Time;
 
 use crate::text::{EscapingOutput, TimeFormatter, format_uuid};
 

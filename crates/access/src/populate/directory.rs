@@ -9,8 +9,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::{Context, bail, ensure};
-use draconis_exchange::contract::Time;
 use draconis_ext::mkfs::{FileSource, NodeId, NodeKind, Tree, TreeNode};
+use draconis_types::Time;
 use rustix::fs::{OFlags, SeekFrom};
 use rustix::io::Errno;
 

@@ -4,8 +4,8 @@ use std::io::ErrorKind;
 use std::path::Path;
 
 use anyhow::{Context, bail};
-use draconis_exchange::contract::Time;
 use draconis_ext::mkfs::{FileSource, FormatOptions, NodeId, NodeKind, Tree, TreeNode};
+use draconis_types::Time;
 
 use super::device_table::{DeviceTable, apply_table};
 use super::transform::{newest_mtime, set_owner, set_times, squash_perms};

@@ -9,8 +9,8 @@ use std::collections::BTreeSet;
 use std::io::Read;
 
 use anyhow::Context;
-use draconis_exchange::contract::Time;
 use draconis_ext::mkfs::{FileSource, NodeKind, TreeNode};
+use draconis_types::Time;
 
 use super::blob::Blob;
 use super::merge::LayerMerger;

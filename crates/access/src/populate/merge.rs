@@ -332,7 +332,7 @@ pub fn split_path(path: &[u8]) -> anyhow::Result<Vec<&[u8]>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use draconis_exchange::contract::Time;
+    use draconis_types::Time;
 
     /// Adds a directory if `path` ends with a slash, a symbolic link for `path -> target`, a hard
     /// link for `path = target`, and a file otherwise.

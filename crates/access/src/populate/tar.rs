@@ -10,7 +10,7 @@ use std::io::Read;
 
 use anyhow::{Context, anyhow, ensure};
 use draconis_container::signature;
-use draconis_exchange::contract::Time;
+use draconis_types::Time;
 
 use super::blob::Blob;
 use crate::messages::escape_control_chars;

@@ -1,7 +1,7 @@
 //! Changes to a tree before it is written: exclusions, owners, permissions, times.
 
-use draconis_exchange::contract::Time;
 use draconis_ext::mkfs::{NodeId, NodeKind, Tree, TreeNode};
+use draconis_types::Time;
 
 use super::TimestampPolicy;
 

@@ -6,7 +6,7 @@ use std::process::Command;
 use std::sync::Arc;
 
 use draconis_device::{Extent, Random};
-use draconis_exchange::heap::Block;
+use draconis_types::Block;
 
 use crate::tests::{convert_with_qemu_img, memory_disk, read_all, sample_contents};
 use crate::{Error, UnsupportedFeature, open};

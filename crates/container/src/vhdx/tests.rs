@@ -5,7 +5,7 @@ use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
 use draconis_device::{Disk, Extent, FileOptions, OpenedFile, Random};
-use draconis_exchange::heap::Block;
+use draconis_types::Block;
 
 use super::log::{LOG_SECTOR_BYTES as LOG_SECTOR, build_entry};
 use super::{

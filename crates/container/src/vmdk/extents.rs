@@ -267,7 +267,7 @@ impl ReadSource for ConcatenatedExtents {
 #[cfg(test)]
 mod tests {
     use draconis_device::Random;
-    use draconis_exchange::heap::Block;
+    use draconis_types::Block;
 
     use super::*;
     use crate::open;

@@ -11,8 +11,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use draconis_device::{
     Disk, Extent, Group, MemoryDisk, Properties, Random, Refused, SubmitOptions, Ticket, Write,
 };
-use draconis_exchange::heap::Block;
 use draconis_testkit::{CrashOptions, CrashStates, RecordDisk, conform};
+use draconis_types::Block;
 
 use super::block_from;
 use crate::tests::{memory_disk, read_all, sample_contents, skipped::report_skipped};

@@ -2,7 +2,7 @@
 
 use std::os::fd::OwnedFd;
 
-use draconis_exchange::heap::PrivateBuffer;
+use draconis_types::PrivateBuffer;
 use rustix::fs::{OFlags, StatxFlags};
 use rustix::io::Errno;
 

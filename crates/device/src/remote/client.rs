@@ -4,12 +4,14 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use draconis_exchange::channel::{ChannelError, Client};
+use draconis_exchange::contract::List;
 use draconis_exchange::contract::disk::{
     self, Discard, EXTENTS_MAX, MAX_DEPENDENCIES, MAX_GROUP_ENDS, MAX_WRITES, Read, Reserve,
     Settle, Submit, Wait,
 };
-use draconis_exchange::contract::{List, Refusal};
-use draconis_exchange::heap::{Block, PagePool};
+use draconis_exchange::heap::PagePool;
+use draconis_types::Block;
+use draconis_types::Refusal;
 
 use super::error_from_refusal;
 use super::lane_pool::{AcquiredLane, LanePool, LanePriority};

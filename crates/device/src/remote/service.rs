@@ -7,11 +7,11 @@ use std::thread;
 use std::time::Duration;
 
 use draconis_exchange::channel::{ChannelError, Server};
-use draconis_exchange::contract::Refusal;
 use draconis_exchange::contract::disk::{
     self, DiskProperties, DiskServer, Read, Settle, Submit, Wait,
 };
-use draconis_exchange::heap::{ALIGN_BYTES, Block, PrivateBuffer};
+use draconis_types::Refusal;
+use draconis_types::{ALIGN_BYTES, Block, PrivateBuffer};
 
 use super::refusal_from_error;
 use crate::{

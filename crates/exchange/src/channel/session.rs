@@ -40,12 +40,10 @@ use super::{ChannelError, Client, RawEndpoint, Server};
 use crate::{
     contract::{Contract, Violation, fsm::Sender},
     descriptors,
-    heap::{
-        Block,
-        arena::{Arena, HeapUsage, SlotClass, layout_bytes},
-    },
+    heap::arena::{Arena, HeapUsage, SlotClass, layout_bytes},
     shm::SharedMemory,
 };
+use draconis_types::Block;
 
 use lane::{AbandonedRequest, LaneSide, LaneTransport, MAILBOX_STRIDE};
 

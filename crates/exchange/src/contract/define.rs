@@ -3,10 +3,10 @@
 use std::{fmt::Debug, marker::PhantomData};
 
 use super::{
-    Refusal,
     fsm::{FieldInfo, Fsm},
     wire::{Field, Wire},
 };
+use draconis_types::Refusal;
 
 // Sending allocates nothing, so messages are unboxed in the enums: large variants are intended.
 
@@ -114,7 +114,8 @@ pub const fn field<T: Field>(name: &'static str) -> FieldInfo {
 /// that a [`Refusal`] converts to.
 ///
 /// ```
-/// use draconis_exchange::{channel, contract, heap::Block, contract::Refusal};
+/// use draconis_exchange::{channel, contract};
+/// use draconis_types::{Block, Refusal};
 /// use std::time::{Duration, Instant};
 ///
 /// contract! {
@@ -191,7 +192,8 @@ pub const fn field<T: Field>(name: &'static str) -> FieldInfo {
 /// client.send(file::GetAttributes {});
 /// ```
 /// ```compile_fail,E0382
-/// use draconis_exchange::{channel, contract::file, heap::Block};
+/// use draconis_exchange::{channel, contract::file};
+/// use draconis_types::Block;
 /// let (client, _server) = channel::pair::<file::File>();
 /// let buffer = Block::private(4096);
 /// client.send(file::Read { buffer, buffer_offset: 0, offset: 0, len: 4096, no_atime: false });
@@ -215,7 +217,7 @@ pub const fn field<T: Field>(name: &'static str) -> FieldInfo {
 /// A buffer among the fields, which no reply would return:
 /// ```compile_fail,E0080
 /// # fn main() {}
-/// use draconis_exchange::{contract::Refusal, heap::Block};
+/// use draconis_types::{Refusal, Block};
 /// draconis_exchange::contract! {
 ///     /// Keeps what it gets.
 ///     pub contract Sink served by SinkServer, starting in Ready {
@@ -230,7 +232,8 @@ pub const fn field<T: Field>(name: &'static str) -> FieldInfo {
 ///
 /// A server that keeps a borrowed buffer:
 /// ```compile_fail,E0507
-/// use draconis_exchange::{contract::{Attributes, Refusal, file}, heap::Block};
+/// use draconis_types::{Attributes, Refusal, Block};
+/// use draconis_exchange::contract::file;
 /// struct Keeper(std::cell::RefCell<Vec<Block>>);
 /// impl file::FileServer for Keeper {
 ///     fn read(&self, request: &mut file::Read) -> Result<u32, Refusal> {
@@ -567,7 +570,7 @@ macro_rules! contract {
         /// Reason it was not done.
         fn $method(&self, request: &mut $R) -> Result<($($answer)?), $why> {
             let _ = request;
-            Err($crate::contract::Refusal::$default.into())
+            Err($crate::Refusal::$default.into())
         }
     };
 }

@@ -6,11 +6,11 @@ mod entries;
 
 pub use entries::{DirEntry, EntryReader, EntryWriter};
 
-use super::{
+use draconis_types::Block;
+use draconis_types::{
     Access, AttributeChange, AttributeName, Attributes, CacheValidity, FileType, Name, Node,
     Refusal,
 };
-use crate::heap::Block;
 
 /// `Rename` flag: fail with [`Refusal::Exists`] rather than replace.
 pub const RENAME_NO_REPLACE: u32 = 1;

@@ -4,8 +4,9 @@
 //! A server of this contract serves one endpoint: partial groups and tickets belong to its client
 //! alone.
 
-use super::{List, Refusal, wire::records};
-use crate::heap::Block;
+use super::{List, wire::records};
+use draconis_types::Block;
+use draconis_types::Refusal;
 
 /// Maximum writes in one `Submit`; a larger group travels in several parts.
 pub const MAX_WRITES: usize = 64;

@@ -9,8 +9,8 @@ mod reader;
 
 pub use reader::{CHUNK_BYTES, CachingReader, ReadError};
 
-use super::{Attributes, FallocateMode, Refusal};
-use crate::heap::Block;
+use draconis_types::Block;
+use draconis_types::{Attributes, FallocateMode, Refusal};
 
 crate::contract! {
     /// The contents of one node.
@@ -32,7 +32,7 @@ crate::contract! {
             ///
             /// `AckWrite::len` bytes were accepted; they are durable after `Sync`. With
             /// `clear_privileges` the write clears setuid and setgid: see
-            /// [`AttributeChange`](super::AttributeChange).
+            /// [`AttributeChange`](draconis_types::AttributeChange).
             call write: Write (buffer: Block) {
                 buffer_offset: u32, offset: u64, len: u32, clear_privileges: bool
             }

@@ -11,8 +11,8 @@
 
 use std::sync::Arc;
 
-use super::Node;
 use crate::heap::PoolBuffer;
+use draconis_types::Node;
 
 /// Records requests until their changes are safe and their answers sent.
 pub trait RequestLog: Sync {

@@ -1,11 +1,11 @@
 //! A file tree behind the contracts; the interface that front ends are generic over.
 
 use super::{
-    FileType, Node, Refusal, StatFs,
     directory::DirectoryServer,
     file::{self, File, FileServer},
 };
 use crate::channel::Server;
+use draconis_types::{FileType, Node, Refusal, StatFs};
 
 /// A tree whose operations can be called directly, without a channel between.
 pub trait Tree: DirectoryServer {

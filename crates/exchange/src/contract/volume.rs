@@ -6,8 +6,9 @@
 //!                                          NakUnmount, Status┴────┘
 //! ```
 
-use super::{Refusal, StatFs, wire::records};
-use crate::heap::Block;
+use super::wire::records;
+use draconis_types::Block;
+use draconis_types::{Refusal, StatFs};
 
 /// Properties of a mounted volume.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -8,12 +8,14 @@
 //! Law: unpacking reads a private copy and trusts none of it. It reports invalid bytes as a
 //! [`Violation`].
 
-use super::{
-    Access, AttributeChange, AttributeName, Attributes, CacheValidity, Credentials, FallocateMode,
-    FileType, Name, Node, Refusal, SetTime, StatFs, Time, fsm::type_hash,
-};
-use crate::heap::{Block, arena::BlockName};
+use super::fsm::type_hash;
+use crate::heap::arena::BlockName;
 pub use crate::violation::Violation;
+use draconis_types::Block;
+use draconis_types::{
+    Access, AttributeChange, AttributeName, Attributes, CacheValidity, Credentials, FallocateMode,
+    FileType, Name, Node, Refusal, SetTime, StatFs, Time,
+};
 
 /// Maximum length of a packed message in bytes.
 pub const MAX_MESSAGE_BYTES: usize = 1984;

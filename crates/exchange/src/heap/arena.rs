@@ -23,7 +23,9 @@ use std::sync::{
     atomic::{AtomicU64, Ordering::*},
 };
 
-use super::{Block, BlockStorage, page_pool};
+use draconis_types::{Block, BlockMemory};
+
+use super::page_pool::PoolSlice;
 use crate::{shm::SharedMemory, violation::Violation};
 
 /// A block's name on the wire.
@@ -253,12 +255,12 @@ impl Arena {
     /// Exports a block to the peer; returns its name. Private memory, and slots of other arenas,
     /// are first copied into a slot of this one; `None` if the arena is full.
     pub(crate) fn export(self: &Arc<Self>, block: Block) -> Option<BlockName> {
-        if let (BlockStorage::Beside(lent), Some(memory)) = (&block.0, self.pool_memory.get())
+        if let (Some(lent), Some(memory)) = (block.memory::<PoolSlice>(), self.pool_memory.get())
             && let Some(generation) = lent.offset_in(memory)
         {
-            return Some(BlockName { slot: POOL_SLOT, generation, len: lent.len() as u32 });
+            return Some(BlockName { slot: POOL_SLOT, generation, len: lent.len_bytes() as u32 });
         }
-        match block.into_slot() {
+        match block.into_memory::<OwnedSlot>() {
             Ok(held) if held.is_exportable(self) => Some(self.mark_exported(held)),
             Ok(held) => self.copy_into_slot(&held.into()).map(|held| self.mark_exported(held)),
             Err(private) => self.copy_into_slot(&private).map(|held| self.mark_exported(held)),
@@ -291,8 +293,8 @@ impl Arena {
     /// Imports a block of the peer: a slot, or a range of pool memory.
     pub(crate) fn import(self: &Arc<Self>, name: BlockName) -> Result<Block, Violation> {
         match self.pool_memory.get().filter(|_| name.slot == POOL_SLOT) {
-            Some(memory) => page_pool::PoolSlice::from_peer(memory, name.generation, name.len)
-                .map(|lent| Block(BlockStorage::Beside(lent)))
+            Some(memory) => PoolSlice::from_peer(memory, name.generation, name.len)
+                .map(Block::from_memory)
                 .ok_or(Violation::PoolRange(name.generation)),
             None => self.import_slot(name).map(Block::from),
         }
@@ -416,27 +418,37 @@ impl OwnedSlot {
         Self { arena: Some(arena.clone()), index, at: arena.slots[index as usize].at, len }
     }
 
-    pub(super) fn len(&self) -> usize {
-        self.len as usize
-    }
-
     fn is_exportable(&self, arena: &Arc<Arena>) -> bool {
         self.arena.as_ref().is_some_and(|mine| Arc::ptr_eq(mine, arena))
             && arena.slots[self.index as usize].load().generation < MAX_GENERATION
     }
+}
 
-    /// Copies `into.len()` bytes at `at`; the block has checked the bounds.
-    pub(super) fn copy_out(&self, at: usize, into: &mut [u8]) {
+impl BlockMemory for OwnedSlot {
+    fn len_bytes(&self) -> usize {
+        self.len as usize
+    }
+
+    fn copy_out(&self, at: usize, into: &mut [u8]) {
         if let Some(arena) = &self.arena {
             arena.shared.copy_out(self.at + at, into);
         }
     }
 
-    /// Copies `from` to `at`; the block has checked the bounds.
-    pub(super) fn copy_in(&mut self, at: usize, from: &[u8]) {
+    fn is_writable(&self) -> bool {
+        true
+    }
+
+    fn copy_in(&mut self, at: usize, from: &[u8]) {
         if let Some(arena) = &self.arena {
             arena.shared.copy_in(self.at + at, from);
         }
+    }
+}
+
+impl From<OwnedSlot> for Block {
+    fn from(slot: OwnedSlot) -> Self {
+        Self::from_memory(slot)
     }
 }
 

@@ -19,7 +19,8 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use super::{ALIGN_BYTES, Block, BlockStorage};
+use draconis_types::{ALIGN_BYTES, Block, BlockMemory};
+
 use crate::shm::SharedMemory;
 
 /// See the module documentation.
@@ -110,9 +111,7 @@ impl PagePool {
     pub fn block_at(&self, at: usize, len: usize) -> Option<Block> {
         let end = self.start + self.pages * ALIGN_BYTES;
         let is_here = at >= self.start && at.checked_add(len)? <= end;
-        is_here.then(|| {
-            Block(BlockStorage::Beside(PoolSlice { memory: self.memory.clone(), at, len }))
-        })
+        is_here.then(|| Block::from_memory(PoolSlice { memory: self.memory.clone(), at, len }))
     }
 
     fn mark_used(
@@ -224,15 +223,25 @@ pub(crate) struct PoolSlice {
     len: usize,
 }
 
-impl PoolSlice {
-    pub(super) fn len(&self) -> usize {
+impl BlockMemory for PoolSlice {
+    fn len_bytes(&self) -> usize {
         self.len
     }
 
-    pub(super) fn copy_out(&self, at: usize, into: &mut [u8]) {
+    fn copy_out(&self, at: usize, into: &mut [u8]) {
         self.memory.copy_out(self.at + at, into);
     }
 
+    fn is_writable(&self) -> bool {
+        false
+    }
+
+    fn copy_in(&mut self, _: usize, _: &[u8]) {
+        unreachable!("another process writes this memory");
+    }
+}
+
+impl PoolSlice {
     /// Returns the offset in `memory`, if the range is in it.
     pub(super) fn offset_in(&self, memory: &Arc<SharedMemory>) -> Option<u32> {
         Arc::ptr_eq(&self.memory, memory).then(|| u32::try_from(self.at).ok()).flatten()

@@ -5,7 +5,7 @@ pub mod transport;
 
 use std::time::{Duration, Instant};
 
-use draconis_exchange::contract::Name;
+use draconis_types::Name;
 
 pub const TEST_TIMEOUT: Duration = Duration::from_secs(20);
 

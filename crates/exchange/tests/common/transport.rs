@@ -14,14 +14,15 @@ use draconis_exchange::{
         session::{self, Session, SessionConfig},
     },
     contract::{
-        Attributes, Contract, Refusal, StatFs,
+        Contract,
         directory::{self, Directory, DirectoryServer},
         disk::{self, Disk, DiskServer},
         file::{self, File, FileServer},
         volume::{self, MountError, MountedVolume, Volume, VolumeServer},
     },
-    heap::{Block, arena::SlotClass},
+    heap::arena::SlotClass,
 };
+use draconis_types::{Attributes, Block, Refusal, StatFs};
 use rustix::process::{Pid, PidfdFlags, Signal, getpid, kill_process, pidfd_open};
 
 use super::{TEST_TIMEOUT, test_deadline};

@@ -5,7 +5,7 @@
     reason = "computes with counts and numbers of inodes, which have 32 bits"
 )]
 
-use draconis_exchange::contract::FileType;
+use draconis_types::FileType;
 
 use super::{Group, all_bits_are, bitmap_view, set_bit_range};
 use crate::blocks::role::Role;

@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use draconis_exchange::heap::SharedSlice;
+use draconis_types::SharedSlice;
 
 use crate::blocks::pool::ChunkMemory;
 use crate::cache::CacheWeight;

@@ -7,7 +7,7 @@
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-use draconis_exchange::heap::{ALIGN_BYTES, Block, PrivateBuffer, SharedSlice};
+use draconis_types::{ALIGN_BYTES, Block, PrivateBuffer, SharedSlice};
 
 use crate::units::saturating_usize;
 

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 
-use draconis_exchange::contract::{AttributeChange, FileType};
+use draconis_types::{AttributeChange, FileType};
 
 use super::data::SharedBytes;
 use super::role::{BlockChecksums, Role};

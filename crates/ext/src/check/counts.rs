@@ -1,6 +1,6 @@
 //! Passes 4 and 5: link counts, bitmaps, and the counters of groups and superblock.
 
-use draconis_exchange::contract::FileType;
+use draconis_types::FileType;
 use zerocopy::FromBytes;
 
 use super::bit_set::{AtomicBitSet, iter_set_bits};

@@ -6,7 +6,7 @@
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use draconis_exchange::contract::FileType;
+use draconis_types::FileType;
 
 use crate::units::saturating_usize;
 

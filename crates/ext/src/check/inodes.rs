@@ -5,8 +5,8 @@ use std::ops::ControlFlow;
 use std::sync::PoisonError;
 
 use draconis_device::{Extent, Urgency};
-use draconis_exchange::contract::FileType;
-use draconis_exchange::heap::Block;
+use draconis_types::Block;
+use draconis_types::FileType;
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::blocks::{BlockClaimer, walk_map};

@@ -10,7 +10,7 @@
 use std::collections::HashSet;
 use std::ops::ControlFlow;
 
-use draconis_exchange::contract::FileType;
+use draconis_types::FileType;
 use zerocopy::FromBytes;
 
 use super::blocks::walk_map;

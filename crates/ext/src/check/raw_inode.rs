@@ -1,6 +1,6 @@
 //! Inodes as they are on disk, for every pass.
 
-use draconis_exchange::contract::FileType;
+use draconis_types::FileType;
 
 use super::Check;
 use crate::blocks::role::Role as BlockRole;

@@ -2,7 +2,7 @@
 
 use std::sync::PoisonError;
 
-use draconis_exchange::contract::FileType;
+use draconis_types::FileType;
 use zerocopy::FromBytes;
 
 use super::blocks::BlockClaimer;

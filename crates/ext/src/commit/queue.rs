@@ -19,7 +19,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use draconis_device::{ChainBounds, Disk, Extent, Group, SubmitOptions, Ticket, Write};
-use draconis_exchange::heap::{Block, SharedSlice};
+use draconis_types::{Block, SharedSlice};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use super::protocol::Stage;

@@ -12,7 +12,7 @@
     reason = "computes with numbers of the builder's own, all far below their limits"
 )]
 
-use draconis_exchange::contract::FileType;
+use draconis_types::FileType;
 
 use crate::format::dirent::{DirBlockBuilder, DirBlockFormat, min_rec_len};
 use crate::format::hash::NameHash;

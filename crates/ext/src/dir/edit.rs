@@ -26,7 +26,7 @@
 pub(crate) mod index;
 pub(crate) mod repack;
 
-use draconis_exchange::contract::FileType;
+use draconis_types::FileType;
 
 use crate::format::dirent::{self, DirBlockFormat, HEAD_BYTES, min_rec_len, rec_len_from_disk};
 use crate::format::{put16, put32};

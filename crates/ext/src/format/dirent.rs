@@ -7,7 +7,7 @@
 //! Law: the chain ends exactly at the end of the block; an entry that breaks it damages the rest of
 //! this block only.
 
-use draconis_exchange::contract::FileType;
+use draconis_types::FileType;
 
 pub(crate) use super::dir_layout::{rec_len_from_disk, rec_len_to_disk};
 use super::features::Incompatible;

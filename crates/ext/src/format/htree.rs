@@ -6,7 +6,7 @@
 //! ```
 //! A linear scan of the directory sees both as blocks without names; the root holds `.` and `..`.
 
-use draconis_exchange::contract::FileType;
+use draconis_types::FileType;
 
 pub(crate) use super::dir_layout::{ENTRY_BYTES, NODE_ENTRIES_AT, ROOT_ENTRIES_AT, ROOT_INFO_AT};
 use super::dirent::DirBlockFormat;

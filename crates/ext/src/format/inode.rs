@@ -7,8 +7,8 @@
 use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
 
-use draconis_exchange::contract::{Attributes, FileType, Time};
-use draconis_exchange::injected_fault::InjectedFault;
+use draconis_types::injected_fault::InjectedFault;
+use draconis_types::{Attributes, FileType, Time};
 use zerocopy::little_endian::{U16, U32};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 

@@ -1,6 +1,6 @@
 //! Mutable bytes of an inode, changed field by field; all other bytes stay.
 
-use draconis_exchange::contract::Time;
+use draconis_types::Time;
 use zerocopy::FromBytes;
 use zerocopy::little_endian::U32;
 

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use draconis_device::{
     Atomic, Disk, Error, Extent, Group, Pending, Properties, ReadAnswer, Refused, Ticket, Urgency,
 };
-use draconis_exchange::heap::Block;
+use draconis_types::Block;
 use parking_lot::Mutex;
 
 use crate::blocks::data::SharedBytes;

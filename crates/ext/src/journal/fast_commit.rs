@@ -18,7 +18,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use draconis_device::Disk;
-use draconis_exchange::contract::{FileType, Time};
+use draconis_types::{FileType, Time};
 
 use super::cow_disk::CowDisk;
 use super::journal_file::JournalFile;

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use draconis_device::{Disk, Extent, Group, Ticket, Write};
-use draconis_exchange::heap::Block;
+use draconis_types::Block;
 
 use super::recovery::{JournalDamage, LogSource, LoggedBlock, ScannedLog, scan_log};
 use super::transaction_layout::{TransactionContents, lay_out_transaction};

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use draconis_device::{Disk, Error, Extent, Pending, Properties, ReadAnswer, Refused, Urgency};
-use draconis_exchange::heap::Block;
+use draconis_types::Block;
 
 use super::journal_file::{JournalFile, read_bytes};
 use super::recovery::ScannedLog;

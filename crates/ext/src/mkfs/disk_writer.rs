@@ -1,7 +1,7 @@
 //! Writing blocks of the new volume.
 
 use draconis_device::{Disk, Group, Ticket, Write};
-use draconis_exchange::heap::Block;
+use draconis_types::Block;
 
 use super::{FormatError, Result};
 use crate::format::inode::POINTERS;

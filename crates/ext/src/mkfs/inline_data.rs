@@ -73,7 +73,7 @@ pub(super) fn split_inline(bytes: &[u8]) -> ([u32; POINTERS], &[u8]) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use draconis_exchange::contract::FileType;
+    use draconis_types::FileType;
 
     #[test]
     fn inline_directory_has_predicted_length() {

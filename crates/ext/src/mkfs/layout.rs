@@ -7,7 +7,7 @@
 //! Law: `dumpe2fs` shows the same as for a volume of mke2fs with the same arguments; the tests
 //! compare byte for byte.
 
-use draconis_exchange::contract::Time;
+use draconis_types::Time;
 use zerocopy::FromZeros;
 
 pub(super) mod tables;

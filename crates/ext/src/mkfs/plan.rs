@@ -15,7 +15,7 @@ mod measure;
 
 use std::collections::HashMap;
 
-use draconis_exchange::contract::FileType;
+use draconis_types::FileType;
 
 use cursor::BlockCursor;
 use measure::{TreeRequirements, measure_tree};
@@ -135,8 +135,7 @@ impl VolumePlan<'_> {
 
 /// Adds lost+found to a tree that lacks it.
 fn with_lost_found(tree: &mut Tree, options: &FormatOptions) -> Result<()> {
-    let time =
-        draconis_exchange::contract::Time { seconds: i64::from(options.time), nanoseconds: 0 };
+    let time = draconis_types::Time { seconds: i64::from(options.time), nanoseconds: 0 };
     match tree.lookup(NodeId::ROOT, b"lost+found") {
         None => {
             let mut node = TreeNode::new(NodeKind::Directory, 0o700).with_all_times(time);

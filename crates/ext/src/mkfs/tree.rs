@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 
-use draconis_exchange::contract::{FileType, Time};
+use draconis_types::{FileType, Time};
 
 use super::ea_value::EaInodeValue;
 use super::{FormatError, Result};

@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use draconis_device::{Ticket, Write};
-use draconis_exchange::heap::{Block, PrivateBuffer};
+use draconis_types::{Block, PrivateBuffer};
 use zerocopy::IntoBytes;
 
 use super::disk_writer::{

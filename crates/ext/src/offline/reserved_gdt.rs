@@ -9,7 +9,7 @@
     reason = "computes with block numbers of a checked superblock, far below 2^64"
 )]
 
-use draconis_exchange::contract::Time;
+use draconis_types::Time;
 
 use super::{OfflineVolume, PlannedVolume, inode_location};
 use crate::format::features::Compatible;

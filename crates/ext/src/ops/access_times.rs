@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
-use draconis_exchange::contract::{Attributes, Time};
+use draconis_types::{Attributes, Time};
 use parking_lot::Mutex;
 
 use super::AccessTimes;

@@ -3,8 +3,8 @@
 //! Law: an xattr block is never changed in place: the new block is written first, and the inode
 //! references it then.
 
-use draconis_exchange::contract::{AttributeChange, FileType, SetTime};
-use draconis_exchange::injected_fault::InjectedFault;
+use draconis_types::injected_fault::InjectedFault;
+use draconis_types::{AttributeChange, FileType, SetTime};
 
 use super::XattrSet;
 use crate::alloc::AllocationRequest;

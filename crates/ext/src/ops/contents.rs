@@ -9,7 +9,7 @@
     reason = "computes with offsets below the largest file, which is checked first"
 )]
 
-use draconis_exchange::contract::FileType;
+use draconis_types::FileType;
 
 use super::Reserve;
 use crate::blocks::data::SharedBytes;
@@ -288,7 +288,7 @@ impl Transaction<'_> {
             );
             return Ok(end);
         }
-        draconis_exchange::copy_counter::record_copied_bytes(part.len());
+        draconis_types::copy_counter::record_copied_bytes(part.len());
         let memory: Box<[u8]> = if exact {
             part.into()
         } else {

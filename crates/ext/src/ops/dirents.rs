@@ -13,8 +13,8 @@
     reason = "computes with blocks of a directory, which are fewer than 2^32"
 )]
 
-use draconis_exchange::contract::FileType;
-use draconis_exchange::injected_fault::InjectedFault;
+use draconis_types::FileType;
+use draconis_types::injected_fault::InjectedFault;
 
 use crate::blocks::role::Role;
 use crate::commit::batch::Effect;

@@ -17,7 +17,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use draconis_exchange::contract::FileType;
+use draconis_types::FileType;
 
 use crate::blocks::data::SharedBytes;
 use crate::blocks::role::Role;

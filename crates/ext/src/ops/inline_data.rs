@@ -10,7 +10,7 @@
 //! in the inode stay in place.
 //! Law 2: names are removed and retargeted inline: that needs no space.
 
-use draconis_exchange::contract::FileType;
+use draconis_types::FileType;
 
 use crate::blocks::data::SharedBytes;
 use crate::format::dirent::{DirBlockBuilder, Dirents};

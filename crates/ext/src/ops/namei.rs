@@ -10,8 +10,8 @@
 
 mod renames;
 
-use draconis_exchange::contract::FileType;
-use draconis_exchange::injected_fault::InjectedFault;
+use draconis_types::FileType;
+use draconis_types::injected_fault::InjectedFault;
 
 use super::attributes::InheritedAttributes;
 use super::dirents::{DirentLocation, NameLookup};

@@ -5,7 +5,7 @@
     reason = "computes with blocks of a volume, far below 2^64"
 )]
 
-use draconis_exchange::contract::FileType;
+use draconis_types::FileType;
 
 use super::VolumeRewrite;
 use super::directories::DirectoryConversion;

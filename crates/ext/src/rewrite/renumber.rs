@@ -2,7 +2,7 @@
 
 #![allow(clippy::arithmetic_side_effects, reason = "computes with places inside of a block")]
 
-use draconis_exchange::contract::FileType;
+use draconis_types::FileType;
 
 use super::VolumeRewrite;
 use super::maps::read_u32_at;

@@ -7,8 +7,8 @@ use draconis_device::{
     ChainBounds, Disk, Error, Extent, Group, MemoryDisk, Pending, Properties, Random, ReadAnswer,
     Refused, Ticket, Urgency,
 };
-use draconis_exchange::contract::{AttributeChange, FileType};
-use draconis_exchange::heap::Block;
+use draconis_types::Block;
+use draconis_types::{AttributeChange, FileType};
 
 use crate::testing::{FILE, formatted_disk, plain_disk, write_options};
 use crate::{AccessTimes, NewNode, OpenOptions, RenameMode, Volume, XattrSet, check};

@@ -8,7 +8,7 @@
 //! Law: a value must match its hash, or reading the attribute fails. At most as many bytes as Linux
 //! returns are read.
 
-use draconis_exchange::contract::FileType;
+use draconis_types::FileType;
 
 use crate::format::features::Incompatible;
 use crate::format::inode::Inode;

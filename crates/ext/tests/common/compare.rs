@@ -6,8 +6,8 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
 
-use draconis_exchange::contract::FileType;
 use draconis_ext::{Cookie, Error, Follow, InodeNumber, Seek, Volume};
+use draconis_types::FileType;
 use rustix::fs::SeekFrom;
 
 /// Origin of the host's tree.

@@ -4,8 +4,8 @@ use std::collections::HashSet;
 use std::sync::Arc;
 
 use draconis_device::{Disk, MemoryDisk};
-use draconis_exchange::contract::FileType;
 use draconis_ext::{Cookie, Error, Follow, InodeNumber, OpenOptions, Seek, Volume};
+use draconis_types::FileType;
 
 /// Result of a run.
 #[derive(Default, Debug, PartialEq, Eq)]

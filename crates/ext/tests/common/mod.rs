@@ -13,8 +13,8 @@ use std::sync::Arc;
 use draconis_device::{
     Atomic, Disk, Error, Extent, Pending, Properties, ReadAnswer, Refused, Urgency,
 };
-use draconis_exchange::heap::Block;
 use draconis_ext::{OpenOptions, Volume};
+use draconis_types::Block;
 pub use skipped::report_skipped;
 use tempfile::TempDir;
 

@@ -5,11 +5,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
 
 use draconis_device::Disk;
-use draconis_exchange::contract::{AttributeChange, FileType, SetTime, Time};
 use draconis_ext::{
     AccessTimes, Cookie, Error, InodeNumber, NewNode, OpenOptions, RenameMode, Reserve, Volume,
     WriteOptions, XattrSet,
 };
+use draconis_types::{AttributeChange, FileType, SetTime, Time};
 
 /// Source of choices: returns a number below its argument.
 pub type RandomChoice<'a> = &'a mut dyn FnMut(u64) -> u64;

@@ -12,8 +12,8 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-use draconis_exchange::contract::{Attributes, FileType};
 use draconis_ext::{Cookie, Error, InodeNumber, Seek, Volume};
+use draconis_types::{Attributes, FileType};
 use rustix::fs::{AtFlags, CWD, FileType as HostType, Mode, OFlags, SeekFrom, StatxFlags};
 use rustix::io::Errno;
 
@@ -430,7 +430,7 @@ fn digest_of_range(start: u64, end: u64, read: impl Fn(u64, &mut [u8]) -> Option
 }
 
 fn draconis_fields(volume: &Volume, number: InodeNumber, attributes: &Attributes) -> FieldMap {
-    let time = |time: draconis_exchange::contract::Time| (time.seconds, time.nanoseconds);
+    let time = |time: draconis_types::Time| (time.seconds, time.nanoseconds);
     let mut told = StatFields {
         mode: attributes.mode,
         links: attributes.links,

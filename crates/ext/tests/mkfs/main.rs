@@ -11,13 +11,13 @@ use std::process::Command;
 use common::compare::ReferenceTree;
 use common::{Image, run_tool};
 use draconis_device::{FileDisk, FileOptions, MemoryDisk, Random};
-use draconis_exchange::contract::Time;
 use draconis_ext::mkfs::{
     self, FileSource, FormatError, FormatOptions, FormatTarget, InodeCount, Layout, NodeId,
     NodeKind, Tree, TreeNode, VolumePlan,
 };
 use draconis_ext::{Follow, InodeNumber, Volume};
 use draconis_testkit::{Fault, FaultDisk, FaultTarget};
+use draconis_types::Time;
 use trees::{
     SyntheticTree, assert_kernel_sees_tree, assert_same_contents, assert_volume_matches_tree,
     build_boundary_tree, split_tree_and_files,

@@ -10,7 +10,7 @@
 
 use std::ops::Range;
 
-use draconis_exchange::contract::{Access, AttributeName, Name, Node};
+use draconis_types::{Access, AttributeName, Name, Node};
 use rustix::fs::OFlags;
 
 use super::init::InitRequest;

@@ -17,8 +17,8 @@ use draconis_exchange::contract::directory::{
 };
 use draconis_exchange::contract::file::{FileServer, Seek};
 use draconis_exchange::contract::tree::Tree;
-use draconis_exchange::contract::{AttributeName, Attributes, FileType, Name, Node, Refusal, Time};
-use draconis_exchange::heap::Block;
+use draconis_types::Block;
+use draconis_types::{AttributeName, Attributes, FileType, Name, Node, Refusal, Time};
 use fuse_backend_rs::abi::fuse_abi::{stat64, statvfs64};
 use fuse_backend_rs::api::filesystem::{
     Context, DirEntry, Entry, FileSystem, GetxattrReply, ListxattrReply,

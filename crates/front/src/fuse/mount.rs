@@ -8,8 +8,8 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use draconis_exchange::contract::AccessTimes;
 use draconis_exchange::descriptors;
+use draconis_types::AccessTimes;
 use rustix::fs::{Mode, OFlags};
 use rustix::mount::{MountFlags, UnmountFlags};
 use rustix::net::RecvFlags;

@@ -16,8 +16,8 @@ use parking_lot::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 
-use draconis_exchange::contract::Node;
 use draconis_exchange::contract::request_log::DeferredRequest;
+use draconis_types::Node;
 
 use super::reply::Reply;
 

@@ -8,7 +8,7 @@ use draconis_exchange::contract::directory::{
     Create as CreateNode, CreateTmpfile, GetAttributes, Lookup, Open as OpenNode,
 };
 use draconis_exchange::contract::tree::Tree;
-use draconis_exchange::contract::{Access, Attributes, CacheValidity, FileType, Node, Refusal};
+use draconis_types::{Access, Attributes, CacheValidity, FileType, Node, Refusal};
 
 use super::decoder::{Create, Header};
 use super::reply::{ReplyBody, create_reply, entry_timeout_seconds, open_reply};

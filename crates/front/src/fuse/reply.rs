@@ -4,7 +4,7 @@
 //!   length │ error (negative), or notification code │ unique, 0 in a notification │ body
 //! ```
 
-use draconis_exchange::contract::{Attributes, Node, Time};
+use draconis_types::{Attributes, Node, Time};
 
 /// Length of the header, in bytes.
 const HEADER_BYTES: usize = 16;
@@ -251,7 +251,7 @@ fn push_attributes(into: &mut ReplyBody, it: &Attributes) {
 
 #[cfg(test)]
 mod tests {
-    use draconis_exchange::contract::FileType;
+    use draconis_types::FileType;
 
     use super::*;
 

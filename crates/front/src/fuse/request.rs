@@ -17,8 +17,9 @@ use std::sync::Arc;
 use draconis_exchange::contract::file::{FileServer, Write};
 use draconis_exchange::contract::request_log::{RequestData, RequestLog};
 use draconis_exchange::contract::tree::Tree;
-use draconis_exchange::contract::{Node, Refusal};
-use draconis_exchange::heap::{Block, PoolBuffer, PrivateBuffer, SharedSlice};
+use draconis_exchange::heap::PoolBuffer;
+use draconis_types::{Block, PrivateBuffer, SharedSlice};
+use draconis_types::{Node, Refusal};
 use rustix::io::Errno;
 
 use super::decoder::{self, Header, WRITE_DATA_OFFSET};

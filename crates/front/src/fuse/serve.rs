@@ -21,14 +21,14 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread::Scope;
 use std::time::{Duration, Instant};
 
-use draconis_exchange::contract::Refusal;
 use draconis_exchange::contract::directory::SyncVolume;
 use draconis_exchange::contract::file::{FileServer, Read};
 use draconis_exchange::contract::request_log::RequestLog;
 use draconis_exchange::contract::tree::Tree;
-use draconis_exchange::heap::Block;
-use draconis_exchange::injected_fault::{DelayPoint, InjectedFault};
 use draconis_exchange::notices::NoticeSender;
+use draconis_types::Block;
+use draconis_types::Refusal;
+use draconis_types::injected_fault::{DelayPoint, InjectedFault};
 use fuse_backend_rs::api::server;
 use fuse_backend_rs::transport::{FuseBuf, FuseDevWriter, Reader, Writer};
 use rustix::event::{PollFd, PollFlags, poll};

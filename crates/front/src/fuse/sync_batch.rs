@@ -87,7 +87,7 @@ impl SyncBatcher {
 
 #[cfg(test)]
 mod tests {
-    use draconis_exchange::contract::Node;
+    use draconis_types::Node;
 
     use super::*;
 

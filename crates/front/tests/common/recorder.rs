@@ -2,11 +2,11 @@
 
 use std::sync::Mutex;
 
-use draconis_exchange::contract::Node;
 use draconis_exchange::contract::request_log::{
     DeferredRequest, LoggedRequest, RequestData, RequestLog, RequestOutcome,
 };
 use draconis_exchange::heap::PoolBuffer;
+use draconis_types::Node;
 
 #[derive(Default)]
 pub struct ScriptedLog {

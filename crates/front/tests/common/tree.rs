@@ -6,10 +6,8 @@ use std::sync::{Mutex, MutexGuard};
 use draconis_exchange::contract::directory::{self, DirEntry, DirectoryServer, EntryWriter};
 use draconis_exchange::contract::file::{self, FileServer};
 use draconis_exchange::contract::tree::Tree;
-use draconis_exchange::contract::{
-    Attributes, CacheValidity, FileType, Name, Node, Refusal, StatFs, Time,
-};
-use draconis_exchange::heap::SharedSlice;
+use draconis_types::SharedSlice;
+use draconis_types::{Attributes, CacheValidity, FileType, Name, Node, Refusal, StatFs, Time};
 
 #[derive(Default)]
 pub struct MemoryTree(Mutex<TreeState>);

@@ -10,7 +10,7 @@ use std::collections::VecDeque;
 use std::ops::Range;
 
 use draconis_device::{Extent, Pending, ReadAnswer, Urgency};
-use draconis_exchange::heap::{Block, PrivateBuffer};
+use draconis_types::{Block, PrivateBuffer};
 
 use super::Checker;
 use super::report::{DamageKind, Owner};

@@ -1,7 +1,7 @@
 use std::sync::Arc;
 
 use draconis_device::{Extent, Group as DiskGroup, MemoryDisk, Write};
-use draconis_exchange::heap::Block;
+use draconis_types::Block;
 
 use super::*;
 use crate::entry::{Entry, Key, ObjectRecord, PayloadRef, extent_key, object_key, value_key};

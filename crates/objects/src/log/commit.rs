@@ -14,7 +14,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use draconis_device::{Group, Ticket, Write};
-use draconis_exchange::heap::{Block, PrivateBuffer};
+use draconis_types::{Block, PrivateBuffer};
 
 use super::LogWriter;
 use crate::frame::{FrameHeader, SealedFrame};

@@ -7,7 +7,7 @@
 
 use std::collections::{BTreeMap, HashSet};
 
-use draconis_exchange::heap::PrivateBuffer;
+use draconis_types::PrivateBuffer;
 
 use crate::Result;
 use crate::checkpoint_record::CheckpointRecord;

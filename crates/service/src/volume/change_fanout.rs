@@ -68,11 +68,11 @@ mod tests {
 
     use draconis_device::{Disk, MemoryDisk};
     use draconis_exchange::channel;
-    use draconis_exchange::contract::Node;
     use draconis_exchange::contract::file::{self, CachingReader, File, FileServer, Write};
     use draconis_exchange::contract::tree::Tree;
-    use draconis_exchange::heap::Block;
     use draconis_ext::FileSystem;
+    use draconis_types::Block;
+    use draconis_types::Node;
 
     use crate::options::MountOptions;
     use crate::volume::open_for_mount;

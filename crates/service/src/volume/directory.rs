@@ -9,12 +9,12 @@ use draconis_exchange::contract::directory::{
     RENAME_WHITEOUT, ReadLink, RemoveDirectory, RemoveXattr, Rename, SetAttributes, SetFlags,
     SetXattr, Symlink, SyncVolume, Unlink,
 };
-use draconis_exchange::contract::{
+use draconis_ext::{Cookie, InodeNumber, NewNode, RenameMode, Volume, Whiteout, XattrSet};
+use draconis_types::Block;
+use draconis_types::injected_fault::{CRASHING_NAME, InjectedFault};
+use draconis_types::{
     AccessTimes, Attributes, CacheValidity, FileType, Name, Node, Refusal, clear_suid_sgid,
 };
-use draconis_exchange::heap::Block;
-use draconis_exchange::injected_fault::{CRASHING_NAME, InjectedFault};
-use draconis_ext::{Cookie, InodeNumber, NewNode, RenameMode, Volume, Whiteout, XattrSet};
 
 use super::{VolumeTree, inode_of_node, log_and_get_refusal};
 

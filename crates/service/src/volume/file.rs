@@ -4,9 +4,9 @@ use draconis_exchange::contract::file::{
     Fallocate, FileServer, GetAttributes, Read, Seek, Sync as SyncFile, Write,
 };
 use draconis_exchange::contract::tree::Tree;
-use draconis_exchange::contract::{AttributeChange, Attributes, Node, Refusal, clear_suid_sgid};
-use draconis_exchange::heap::SharedSlice;
 use draconis_ext::InodeNumber;
+use draconis_types::SharedSlice;
+use draconis_types::{AttributeChange, Attributes, Node, Refusal, clear_suid_sgid};
 
 use super::{VolumeTree, inode_of_node, log_and_get_refusal};
 

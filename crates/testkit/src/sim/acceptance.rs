@@ -9,7 +9,7 @@
 
 use std::sync::Arc;
 
-use draconis_exchange::heap::Block;
+use draconis_types::Block;
 
 use super::{Hdd, HddParameters, SimDisk, Ssd, SsdParameters};
 use draconis_device::Random;

@@ -14,7 +14,7 @@ use parking_lot::{Mutex, MutexGuard};
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
-use draconis_exchange::heap::Block;
+use draconis_types::Block;
 
 use super::image::SparseImage;
 use super::undo::{UndoLog, UndoRecord};

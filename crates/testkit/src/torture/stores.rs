@@ -1,7 +1,7 @@
 //! Small stores that a campaign opens, reads and drops.
 
 use draconis_device::{Disk, Extent};
-use draconis_exchange::heap::Block;
+use draconis_types::Block;
 
 use draconis_objects::OpenOptions;
 

@@ -1,7 +1,7 @@
 //! A table overwritten in place and a log that grows, with fsync after each change.
 
-use draconis_exchange::contract::FileType;
 use draconis_ext::{InodeNumber, Volume};
+use draconis_types::FileType;
 
 use super::{
     CELL_BYTES, RecordingDisk, Workload, cell_versions, create, encode_cells, find, read_file,

@@ -8,8 +8,8 @@ use parking_lot::Mutex;
 use std::collections::{BTreeMap, HashMap};
 use std::hash::{DefaultHasher, Hash, Hasher};
 
-use draconis_exchange::contract::{AttributeChange, FileType};
 use draconis_ext::{Error, InodeNumber, RenameMode, Volume, XattrSet};
+use draconis_types::{AttributeChange, FileType};
 
 use super::super::judge::PROBE_FILE_NAME;
 use super::{RecordingDisk, Workload, create, encode_cells, read_file, walk_volume};

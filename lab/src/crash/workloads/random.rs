@@ -1,8 +1,8 @@
 //! Random calls. Acknowledged changes are not tracked; the check is only that files contain no
 //! foreign data.
 
-use draconis_exchange::contract::{AttributeChange, FileType};
 use draconis_ext::{InodeNumber, NewNode, RenameMode, Reserve, Volume, Whiteout, XattrSet};
+use draconis_types::{AttributeChange, FileType};
 
 use super::{
     RecordingDisk, Workload, create, decode_cell, encode_cells, read_file, walk_volume, write,

@@ -2,8 +2,8 @@
 
 use parking_lot::Mutex;
 
-use draconis_exchange::contract::FileType;
 use draconis_ext::{InodeNumber, RenameMode, Volume};
+use draconis_types::FileType;
 
 use super::{RecordingDisk, Workload, cell_versions, create, encode_cells, find, read_file, write};
 use draconis_device::Random;

@@ -1,7 +1,7 @@
 //! Documents saved as editors do: write a new file, fsync, rename over the old one.
 
-use draconis_exchange::contract::FileType;
 use draconis_ext::{InodeNumber, RenameMode, Volume};
+use draconis_types::FileType;
 
 use super::{RecordingDisk, Workload, cell_versions, create, encode_cells, find, read_file, write};
 use draconis_device::Random;

@@ -1,7 +1,7 @@
 //! A tree created as by `tar x`: directories, files, links; synced at intervals.
 
-use draconis_exchange::contract::FileType;
 use draconis_ext::{InodeNumber, Volume};
+use draconis_types::FileType;
 
 use super::{RecordingDisk, Workload, cell_versions, create, encode_cells, find, read_file, write};
 use draconis_device::Random;

@@ -8,8 +8,8 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use anyhow::{Context as _, ensure};
-use draconis_exchange::contract::FileType as NodeKind;
 use draconis_ext::{Access, Follow, InodeNumber, RenameMode, Volume};
+use draconis_types::FileType as NodeKind;
 
 use crate::results::Sample;
 use crate::subject::plain_node;

@@ -14,7 +14,7 @@ use super::*;
 use crate::{
     channel::RpcClient,
     contract::{
-        Attributes, Call, Refusal,
+        Call,
         directory::Directory,
         disk::{self, Disk},
         file::{self, CachingReader, File, ReadError},
@@ -22,6 +22,7 @@ use crate::{
         wire::MAX_MESSAGE_BYTES,
     },
 };
+use draconis_types::{Attributes, Refusal};
 
 const SLOTS: u32 = 3;
 const SLOT_BYTES: u32 = 4096;

@@ -24,8 +24,9 @@ use crate::{
         fsm::Sender,
         wire::{ExportAttachments, ImportAttachments, MAX_MESSAGE_BYTES, Packer, Unpacker, Wire},
     },
-    heap::{Block, arena::BlockName},
+    heap::arena::BlockName,
 };
+use draconis_types::Block;
 
 /// Distance of two mailboxes in bytes; an odd number of pairs of cache lines.
 pub(super) const MAILBOX_STRIDE: usize = 17 * 128;

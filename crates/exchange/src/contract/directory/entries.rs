@@ -9,15 +9,12 @@
 //! record that the encoder would not write.
 
 use crate::{
-    contract::{
-        Attributes, FileType, Name, Node,
-        wire::{
-            ExportAttachments, Field, ImportAttachments, MAX_MESSAGE_BYTES, Packer, Unpacker,
-            Violation,
-        },
+    contract::wire::{
+        ExportAttachments, Field, ImportAttachments, MAX_MESSAGE_BYTES, Packer, Unpacker, Violation,
     },
-    heap::{Block, arena::BlockName},
+    heap::arena::BlockName,
 };
+use draconis_types::{Attributes, Block, FileType, Name, Node};
 
 /// One directory entry.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -169,7 +166,7 @@ impl ImportAttachments for NoAttachments {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::contract::Time;
+    use draconis_types::Time;
 
     fn test_entry(n: u64, with_attributes: bool) -> DirEntry {
         let attributes = Attributes {

@@ -23,9 +23,9 @@ use std::time::Duration;
 use super::{File, Read};
 use crate::{
     channel::{ChannelError, Client, Reply, deadline_after},
-    contract::{Awaiting, Refusal, Violation},
-    heap::Block,
+    contract::{Awaiting, Violation},
 };
+use draconis_types::{Block, Refusal};
 
 /// Maximum bytes requested in one message; requests are aligned parts of a chunk of this length.
 pub const CHUNK_BYTES: u32 = 128 << 10;

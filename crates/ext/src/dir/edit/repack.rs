@@ -49,7 +49,7 @@ mod tests {
     use super::*;
     use crate::InodeNumber;
     use crate::dir::edit::{SlotSearch, empty_block, find, find_or_slot, insert};
-    use draconis_exchange::contract::FileType;
+    use draconis_types::FileType;
 
     const WITHOUT_CHECKSUMS: DirBlockFormat =
         DirBlockFormat { block_bytes: 1024, filetype: true, has_checksums: false };

@@ -5,7 +5,7 @@
 
 #![allow(clippy::arithmetic_side_effects, reason = "counts blocks of a volume")]
 
-use draconis_exchange::contract::FileType;
+use draconis_types::FileType;
 
 use super::super::{RenameMode, Whiteout};
 use super::{AllocatedWhiteout, DirAndName, MAX_DIRECTORY_DEPTH, is_dot_or_dot_dot};

@@ -19,12 +19,12 @@ use draconis_exchange::contract::directory::{
 use draconis_exchange::contract::file::{Fallocate, FileServer};
 use draconis_exchange::contract::request_log::RequestOutcome;
 use draconis_exchange::contract::tree::Tree;
-use draconis_exchange::contract::{
+use draconis_types::Block;
+use draconis_types::injected_fault::InjectedFault;
+use draconis_types::{
     AttributeChange, AttributeName, Attributes, CacheValidity, FallocateMode, FileType, Name, Node,
     Refusal,
 };
-use draconis_exchange::heap::Block;
-use draconis_exchange::injected_fault::InjectedFault;
 use rustix::io::Errno;
 
 use super::{Server, into_errno, into_errno_or_enosys, reply_to};

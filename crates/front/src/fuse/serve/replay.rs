@@ -17,10 +17,10 @@ use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use draconis_exchange::contract::Node;
 use draconis_exchange::contract::request_log::{LoggedRequest, RequestLog, RequestOutcome};
 use draconis_exchange::contract::tree::Tree;
-use draconis_exchange::injected_fault::InjectedFault;
+use draconis_types::Node;
+use draconis_types::injected_fault::InjectedFault;
 use rustix::io::Errno;
 
 use super::change::ChangeReply;

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use draconis_exchange::contract::FileType;
+use draconis_types::FileType;
 
 use super::super::tests::{RandomNames, hash, torn_versions};
 use super::super::{find, find_slot, insert as insert_name, split};

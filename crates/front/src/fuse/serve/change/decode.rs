@@ -2,10 +2,10 @@
 //!
 //! The offsets below count from the end of the header.
 
-use draconis_exchange::contract::{
+use draconis_types::injected_fault::InjectedFault;
+use draconis_types::{
     AttributeChange, AttributeName, Credentials, FallocateMode, Name, Node, Refusal, SetTime, Time,
 };
-use draconis_exchange::injected_fault::InjectedFault;
 use rustix::fs::{FallocateFlags, OFlags};
 use rustix::io::Errno;
 
@@ -225,7 +225,7 @@ fn decode_attribute_change(body: &[u8], caller: Credentials) -> Option<Attribute
 
 #[cfg(test)]
 mod tests {
-    use draconis_exchange::contract::Access;
+    use draconis_types::Access;
 
     use super::*;
 

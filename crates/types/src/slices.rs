@@ -56,19 +56,19 @@ impl fmt::Debug for SharedSlice {
 
 /// Contents of a block, filled from its start with slices.
 #[derive(Debug)]
-pub(super) struct SliceList {
-    pub(super) len: usize,
+pub(crate) struct SliceList {
+    pub(crate) len: usize,
     filled: usize,
     pieces: Vec<SharedSlice>,
 }
 
 impl SliceList {
-    pub(super) fn new(len: usize) -> Self {
+    pub(crate) fn new(len: usize) -> Self {
         Self { len, filled: 0, pieces: Vec::new() }
     }
 
     /// Appends `piece` if `at` is the end of the filled part and it fits.
-    pub(super) fn push(
+    pub(crate) fn push(
         &mut self,
         at_bytes: usize,
         piece: SharedSlice,
@@ -82,17 +82,17 @@ impl SliceList {
         Ok(n)
     }
 
-    pub(super) fn pieces(&self) -> &[SharedSlice] {
+    pub(crate) fn pieces(&self) -> &[SharedSlice] {
         &self.pieces
     }
 
     /// Returns the number of filled bytes.
-    pub(super) fn filled(&self) -> usize {
+    pub(crate) fn filled(&self) -> usize {
         self.filled
     }
 
     /// Copies from `at`; bytes that no slice fills are zero.
-    pub(super) fn copy_out(&self, mut at: usize, mut into: &mut [u8]) {
+    pub(crate) fn copy_out(&self, mut at: usize, mut into: &mut [u8]) {
         for piece in &self.pieces {
             let Some(from) = piece.get(at..) else {
                 at -= piece.len();

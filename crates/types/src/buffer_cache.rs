@@ -7,7 +7,7 @@
 use std::collections::VecDeque;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use super::page::{ALIGN_BYTES, Page};
+use crate::page::{ALIGN_BYTES, Page};
 
 /// Cached sizes, in pages: 64 KiB to 1 MiB.
 const CACHED_PAGE_COUNTS: std::ops::RangeInclusive<usize> = 16..=256;
@@ -27,7 +27,7 @@ fn lock() -> MutexGuard<'static, BufferCache> {
 }
 
 /// Returns memory of exactly `pages` pages, with its old contents.
-pub(super) fn take_pages(pages: usize) -> Option<Vec<Page>> {
+pub(crate) fn take_pages(pages: usize) -> Option<Vec<Page>> {
     if !CACHED_PAGE_COUNTS.contains(&pages) {
         return None;
     }
@@ -38,7 +38,7 @@ pub(super) fn take_pages(pages: usize) -> Option<Vec<Page>> {
 }
 
 /// Caches `memory` if its size is cached; evicts the oldest if the cache is full.
-pub(super) fn put_pages(memory: Vec<Page>) {
+pub(crate) fn put_pages(memory: Vec<Page>) {
     if !CACHED_PAGE_COUNTS.contains(&memory.len()) {
         return;
     }
@@ -57,8 +57,8 @@ pub(super) fn put_pages(memory: Vec<Page>) {
 
 #[cfg(test)]
 mod tests {
-    use super::super::PrivateBuffer;
     use super::*;
+    use crate::PrivateBuffer;
 
     // Other tests use the same cache concurrently, so each uses a size of its own.
 

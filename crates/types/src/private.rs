@@ -5,8 +5,8 @@ use std::fmt;
 
 use zerocopy::{FromZeros, IntoBytes};
 
-use super::buffer_cache;
-use super::page::{ALIGN_BYTES, Page};
+use crate::buffer_cache;
+use crate::page::{ALIGN_BYTES, Page};
 
 /// Page-aligned memory of this process alone.
 pub struct PrivateBuffer {

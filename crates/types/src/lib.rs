@@ -1,0 +1,25 @@
+//! Words that several crates share.
+//!
+//! ```text
+//!   Block          a buffer with one owner: private memory, lent slices, or memory of another crate
+//!   Node, FileType, Time, Attributes, ..   what `stat` and its like pass on
+//!   Refusal        why a request is refused, with its errno
+//! ```
+//! This crate knows neither channels nor disks nor file systems.
+
+#![forbid(unsafe_code)]
+
+mod attributes;
+mod block;
+mod buffer_cache;
+pub mod copy_counter;
+pub mod injected_fault;
+mod page;
+mod private;
+mod slices;
+
+pub use attributes::*;
+pub use block::{Block, BlockMemory};
+pub use page::ALIGN_BYTES;
+pub use private::PrivateBuffer;
+pub use slices::SharedSlice;
