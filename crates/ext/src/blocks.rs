@@ -18,6 +18,7 @@ pub(crate) mod read_ahead;
 pub(crate) mod role;
 #[cfg(test)]
 mod tests;
+pub(crate) mod uncached;
 pub(crate) mod write_back;
 
 use std::collections::{BTreeSet, HashMap};

@@ -42,15 +42,19 @@ use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use draconis_device::{Disk, Extent};
-use draconis_exchange::heap::{Block, PrivateBuffer};
+use draconis_device::Disk;
+use draconis_exchange::heap::PrivateBuffer;
 
+use crate::alloc::Groups;
 use crate::blocks::BlockStore;
 use crate::blocks::role::Role as BlockRole;
+use crate::blocks::uncached::read_raw_superblock;
+use crate::dir::Cookie;
 use crate::format::features::{Compatible, Incompatible, ReadOnlyCompatible};
 use crate::format::superblock::{self, RawSuperblock, Superblock};
 use crate::journal;
 use crate::units::saturating_usize;
+use crate::volume::Volume;
 use crate::{Error, FileId, FsBlock, Result, SharedBytes};
 
 use bit_set::AtomicBitSet;
@@ -82,6 +86,22 @@ pub struct CheckOptions {
 impl Default for CheckOptions {
     fn default() -> Self {
         Self { threads: 2, max_problems: 10_000, cache_bytes: 4 << 20 }
+    }
+}
+
+impl Volume {
+    /// Returns the first damage found by a check of all group descriptors and the root directory,
+    /// to warn users before they use the volume. [`check`](crate::check) finds the rest.
+    pub fn quick_check(&self) -> Option<Error> {
+        if let Err(error @ Error::Corrupt { .. }) = Groups::load(&self.store, &self.super_) {
+            return Some(error);
+        }
+        let mut broken = None;
+        let listed = self.entries(self.root(), Cookie::default(), false, |found| {
+            broken = found.err().map(|damage| damage.error);
+            broken.is_none()
+        });
+        listed.err().or(broken)
     }
 }
 
@@ -171,12 +191,12 @@ pub fn check(
     options: CheckOptions,
     progress: Progress<'_>,
 ) -> Result<Report> {
-    let raw = read_superblock(&**disk)?;
+    let raw = read_raw_superblock(&**disk)?;
     let Some(super_) = raw.check().ok().filter(Superblock::needs_recovery) else {
         return check_in_place(disk, raw, false, options, progress);
     };
     let recovered = journal::open_replayed(disk.clone(), &super_)?;
-    let raw = read_superblock(&*recovered.disk)?;
+    let raw = read_raw_superblock(&*recovered.disk)?;
     let mut report = check_in_place(&recovered.disk, raw, true, options, progress)?;
     if let Some(Error::Corrupt { what, block, .. }) = recovered.damage {
         let complaint = Problem::new(What::Journal).name(what.as_bytes());
@@ -279,20 +299,6 @@ fn check_in_place(
 fn build_report(log: ProblemLog, report: Report) -> Report {
     let kept = log.into_problem_list();
     Report { problems: kept.list, suppressed: kept.suppressed, damaged: kept.damaged, ..report }
-}
-
-fn read_superblock(disk: &dyn Disk) -> Result<RawSuperblock> {
-    let properties = disk.properties();
-    let sector = u64::from(properties.sector_bytes.max(1));
-    let end = superblock::OFFSET_BYTES.saturating_add(superblock::LEN_BYTES as u64);
-    let len = end.checked_next_multiple_of(sector).unwrap_or(end);
-    if len > properties.len_bytes {
-        return Err(Error::NotExt);
-    }
-    let read = disk.read_now(Extent::new(0, len), Block::private(saturating_usize(len)));
-    let bytes = read.map_err(|refused| Error::Io(refused.error))?.into_private();
-    let at = saturating_usize(superblock::OFFSET_BYTES);
-    RawSuperblock::view(bytes.get(at..).unwrap_or_default()).cloned()
 }
 
 fn check_supported(super_: &Superblock) -> Result<()> {

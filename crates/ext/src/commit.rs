@@ -25,17 +25,18 @@ mod unordered;
 mod write_out;
 
 use draconis_device::ChainBounds;
-use draconis_exchange::contract::Time;
 
+use crate::access_times::PendingAccessTimes;
 use crate::blocks::role::Role;
 use crate::blocks::write_back::{Buffer, BufferState};
 use crate::format::inode_slot::InodeDiff;
 use crate::format::requirements::Feature;
 use crate::format::superblock::RawSuperblock;
-use crate::ops::access_times::PendingAccessTimes;
-use crate::transaction::{StopReason, Transaction, WriteState};
+use crate::format::superblock::to_disk_seconds;
+use crate::transaction::Transaction;
 use crate::units::saturating_usize;
 use crate::volume::Volume;
+use crate::write_context::{StopReason, WriteState};
 use crate::{Error, FsBlock, InodeNumber, Result};
 use batch::{Batch, Effect, Operation};
 use group_commit::GroupCommit;
@@ -58,11 +59,6 @@ const MAX_BATCH_METADATA_BYTES: usize = 8 << 20;
 /// Part of a chain beyond the metadata of its batch: file data, and the changes of one more
 /// operation.
 const CHAIN_HEADROOM: ChainBounds = ChainBounds { groups: 64, writes: 1 << 13, bytes: 16 << 20 };
-
-/// Converts a time to the 32-bit seconds of superblocks and deletion times.
-pub(crate) fn to_disk_seconds(time: Time) -> u32 {
-    u32::try_from(time.seconds).unwrap_or(0)
-}
 
 impl Volume {
     pub(crate) fn commit_queue(&self) -> Result<&CommitQueue> {

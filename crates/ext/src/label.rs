@@ -4,8 +4,8 @@ use draconis_device::{Disk, Extent, Group, Write};
 use draconis_exchange::contract::Time;
 use draconis_exchange::heap::Block;
 
-use crate::commit::to_disk_seconds;
 use crate::format::features::Incompatible;
+use crate::format::superblock::to_disk_seconds;
 use crate::format::superblock::{LEN_BYTES, OFFSET_BYTES, RawSuperblock};
 use crate::{Error, Result};
 

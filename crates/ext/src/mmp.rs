@@ -22,14 +22,14 @@ use draconis_exchange::contract::Time;
 use draconis_exchange::heap::Block;
 use parking_lot::Mutex;
 
-use crate::commit::to_disk_seconds;
+use crate::blocks::uncached::read_superblock;
 use crate::format::checksum::Checksum;
 use crate::format::mmp::{
     self, LEN_BYTES, MIN_CHECK_INTERVAL, MmpRecord, SEQ_CLEAN, SEQ_FSCK, SEQ_MAX,
 };
 use crate::format::superblock::Superblock;
+use crate::format::superblock::to_disk_seconds;
 use crate::units::saturating_usize;
-use crate::volume::read_superblock;
 use crate::{Error, Result};
 
 /// Limit of the wait for another host's next number, in addition to the interval.

@@ -1,4 +1,4 @@
-//! Mounting a volume for writing.
+//! Opening a volume, and mounting it for writing.
 //!
 //! Law: a volume that is opened and not changed keeps every byte. The first change is preceded on
 //! disk by the "in use" mark.
@@ -13,27 +13,53 @@ use draconis_exchange::contract::FileType;
 
 use crate::alloc::Groups;
 use crate::blocks::data::SharedBytes;
+use crate::blocks::uncached::read_superblock;
 use crate::blocks::write_back::BufferState;
 use crate::commit::atomic::AtomicProtocol;
 use crate::commit::journal::JournalProtocol;
 use crate::commit::protocol::{self, Stage};
 use crate::commit::queue::{ChainDependency, CommitQueue, FreedSpace, QueuedChain};
-use crate::commit::to_disk_seconds;
 use crate::dir::edit::referenced_inodes;
 use crate::format::inode_slot::InodeSlot;
 use crate::format::requirements::{Enforcer, violated_rules};
-use crate::format::superblock::{RawSuperblock, Superblock};
-use crate::journal::{self, JournalFile};
+use crate::format::superblock::{RawSuperblock, Superblock, to_disk_seconds};
+use crate::journal::{self, ReplayedVolume};
 use crate::mmp::MmpClaim;
-use crate::ops::WriteOptions;
+use crate::options::{OpenOptions, WriteOptions};
 use crate::quota::Quotas;
 use crate::resume::CrashedProcess;
-use crate::transaction::{StopReason, Transaction, WriteContext, WriteState};
+use crate::transaction::Transaction;
 use crate::units::saturating_usize;
-use crate::volume::{OpenOptions, Volume, read_superblock};
+use crate::volume::Volume;
+use crate::write_context::{StopReason, WriteContext, WriteState};
 use crate::{Error, InodeNumber, Result};
 
 impl Volume {
+    /// Opens the volume on `disk` for reading. A journal that needs recovery is replayed in memory,
+    /// up to its first damage; the disk does not change.
+    ///
+    /// # Errors
+    /// [`Error::NotExt`]; [`Error::Unsupported`] naming all unsupported features;
+    /// [`Error::Corrupt`] for an invalid superblock; [`Error::Io`].
+    pub fn open(disk: Arc<dyn Disk>, options: OpenOptions) -> Result<Self> {
+        let mut super_ = read_superblock(&*disk)?;
+        let (mut disk, mut damage) = (disk, None);
+        if super_.needs_recovery() {
+            ReplayedVolume { disk, super_, damage } = journal::open_replayed(disk, &super_)?;
+        }
+        let disk_bytes = disk.properties().len_bytes;
+        if super_.len_bytes() > disk_bytes {
+            let (volume, disk) = (super_.len_bytes(), disk_bytes);
+            log::warn!("the volume has {volume} bytes, its image only {disk}: the rest is missing");
+        }
+        let mut volume = Self::open_unreplayed(disk, options, super_);
+        volume.journal_damage = damage;
+        if let Some(reason) = volume.journal_damage_text() {
+            log::warn!("{reason}");
+        }
+        Ok(volume)
+    }
+
     /// Mounts a volume for writing. With `crashed`, resumes it after a crash.
     pub(crate) fn mount(
         disk: Arc<dyn Disk>,
@@ -55,7 +81,7 @@ impl Volume {
             check_writable(&super_, &properties, is_claimed)?;
         }
         let journal = match super_.journal {
-            Some(_) => Some(JournalProtocol::new(JournalFile::open(disk.clone(), &super_)?)),
+            Some(_) => Some(JournalProtocol::new(journal::open_journal(disk.clone(), &super_)?)),
             None => None,
         };
         let mut volume = Self::open_unreplayed(disk.clone(), options, super_);

@@ -28,28 +28,16 @@ use std::time::Duration;
 
 use draconis_device::Disk;
 pub use draconis_exchange::contract::{Access, AccessTimes, FallocateMode as Reserve};
-use draconis_exchange::contract::{AttributeChange, Attributes, FileType, Time};
+use draconis_exchange::contract::{AttributeChange, Attributes, FileType};
 use draconis_exchange::heap::SharedSlice;
 
 use crate::blocks::data::SharedBytes;
 use crate::format::inode::flags;
-use crate::transaction::WriteContext;
-use crate::volume::{OpenOptions, Volume};
+use crate::options::{OpenOptions, WriteOptions, XattrSet};
+use crate::volume::Volume;
+use crate::write_context::WriteContext;
 use crate::{Error, MmpClaim};
 use crate::{InodeNumber, Result};
-
-/// Options of a writable volume.
-#[derive(Clone)]
-pub struct WriteOptions {
-    /// Source of the current time.
-    pub clock: Arc<dyn Fn() -> Time + Send + Sync>,
-    /// Limit of dirty data in memory, in bytes.
-    pub dirty_bytes: u64,
-    /// Policy for updating access times.
-    pub atime: AccessTimes,
-    /// True if freed blocks are discarded on the disk, once their free is durable.
-    pub discard: bool,
-}
 
 /// Description of an inode to create.
 #[derive(Clone, Copy, Debug)]
@@ -86,17 +74,6 @@ pub struct Whiteout {
     pub uid: u32,
     /// Group.
     pub gid: u32,
-}
-
-/// Precondition for setting an extended attribute.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum XattrSet {
-    /// No precondition.
-    Any,
-    /// The attribute must not exist.
-    Create,
-    /// The attribute must exist.
-    Replace,
 }
 
 impl Volume {

@@ -22,9 +22,10 @@ use draconis_device::{Disk, Extent, Group, Ticket, Write};
 use draconis_exchange::heap::Block;
 use zerocopy::IntoBytes;
 
+use crate::blocks::uncached::read_raw_superblock;
 use crate::format::checksum::Checksum;
 use crate::format::features::Incompatible;
-use crate::format::superblock::{LEN_BYTES, OFFSET_BYTES, RawSuperblock};
+use crate::format::superblock::{OFFSET_BYTES, RawSuperblock};
 use crate::format::{le32, put32};
 use crate::units::{saturating_u32, saturating_usize};
 use crate::{Error, FsBlock, Result};
@@ -298,7 +299,7 @@ impl<'a> RedoLog<'a> {
         self.stage_block(FsBlock(SUPERBLOCK_HOME), last)?;
         self.flush_to_log()?;
         let head = self.write_index()?;
-        let mut super_ = read_raw(self.writer.disk)?;
+        let mut super_ = read_raw_superblock(self.writer.disk)?;
         super_.set_change_marker(head);
         super_.preserve_checksum();
         self.writer.write_barrier(vec![superblock_sector(&super_, 0)])?;
@@ -340,7 +341,7 @@ impl<'a> RedoLog<'a> {
 /// # Errors
 /// [`Error::NotExt`]; [`Error::Corrupt`] for a damaged log; device errors.
 pub fn finish_interrupted_change(disk: &dyn Disk) -> Result<bool> {
-    let super_ = read_raw(disk)?;
+    let super_ = read_raw_superblock(disk)?;
     let Some(head) = super_.interrupted_change() else { return Ok(false) };
     let block_bytes = 1024u32
         .checked_shl(super_.s_log_block_size.get())
@@ -428,16 +429,6 @@ impl RawSuperblock {
         let head = u64::from(low.get()) | u64::from(high.get()) << 32;
         (self.s_feature_incompat.get() & Incompatible::UNFINISHED.bits() != 0).then_some(head)
     }
-}
-
-/// Reads the superblock from the disk, unchecked.
-pub(crate) fn read_raw(disk: &dyn Disk) -> Result<RawSuperblock> {
-    let end = OFFSET_BYTES.saturating_add(LEN_BYTES as u64);
-    if end > disk.properties().len_bytes {
-        return Err(Error::NotExt);
-    }
-    let bytes = read(disk, OFFSET_BYTES, LEN_BYTES as u64)?;
-    Ok(RawSuperblock::view(&bytes)?.clone())
 }
 
 fn read(disk: &dyn Disk, at_bytes: u64, len_bytes: u64) -> Result<Vec<u8>> {

@@ -16,24 +16,12 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use draconis_device::Disk;
-use draconis_exchange::contract::Time;
 
-use crate::ops::WriteOptions;
+use crate::change_record::{ChangeRecord, ChangeRecorder};
+use crate::options::{OpenOptions, WriteOptions};
 use crate::transaction::Transaction;
-use crate::volume::{OpenOptions, Volume};
-use crate::{Error, FileId, InodeNumber, MmpClaim, Result};
-
-/// Results of a change that its replay must repeat.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ChangeRecord {
-    /// Time of the change.
-    pub now: Time,
-    /// Inode that the change created, or gave its first name.
-    pub inode: Option<FileId>,
-    /// Inode that the change renamed. A crash may cut a rename in the middle: the old name then
-    /// references the replaced inode until it is removed.
-    pub renamed_inode: Option<InodeNumber>,
-}
+use crate::volume::Volume;
+use crate::{Error, InodeNumber, MmpClaim, Result};
 
 /// Knowledge about a process that crashed with a volume open for writing.
 #[derive(Clone, Debug)]
@@ -42,27 +30,6 @@ pub struct CrashedProcess {
     pub was_clean: bool,
     /// Superset of the orphans reported to the recorder; if unknown, every inode is read.
     pub orphans: Option<BTreeSet<InodeNumber>>,
-}
-
-/// Recorder of every change, for a later resume.
-pub trait ChangeRecorder: Send + Sync {
-    /// Records a change made in memory by the calling thread, or the part of one that may reach the
-    /// disk alone; the whole then follows with the same number. Numbers start at 1. Readers wait
-    /// until this returns; it must not call the volume.
-    fn record_change(&self, number: u64, made: ChangeRecord);
-
-    /// Records that a change failed half-way and may be visible; it was the last.
-    fn record_partial_failure(&self) {}
-
-    /// Notes that the disk has accepted all changes up to `number`.
-    fn record_accepted_through(&self, number: u64);
-
-    /// Records that change `number` makes `inode` an orphan on a volume without an on-disk list;
-    /// `all` returns the orphans so far. On disk, the inode is an orphan from the chain with this
-    /// change until the one that names or frees it. The call may repeat, and the change may fail.
-    fn record_orphan(&self, number: u64, inode: InodeNumber, all: &dyn Fn() -> Vec<InodeNumber>) {
-        let _ = (number, inode, all);
-    }
 }
 
 impl Volume {

@@ -2,56 +2,26 @@
 
 use std::sync::{Arc, OnceLock};
 
-use draconis_device::{Disk, Extent};
+use draconis_device::Disk;
 use draconis_exchange::contract::Attributes;
 pub use draconis_exchange::contract::StatFs;
-use draconis_exchange::heap::Block;
 use parking_lot::RwLockReadGuard;
 
-use crate::alloc::Groups;
 use crate::blocks::checksums::MetadataChecksums;
 use crate::blocks::data::SharedBytes;
 use crate::blocks::read_ahead::FileReadAhead;
 use crate::blocks::role::Role;
 use crate::blocks::{BlockStore, DeviceStatistics};
 use crate::cache::{Cache, CacheStatistics, CacheWeight};
-use crate::dir::Cookie;
 use crate::format::features::{Incompatible, ReadOnlyCompatible};
 use crate::format::group::{self, GroupDescriptor};
 use crate::format::inode::Inode;
-use crate::format::superblock::{self, RawSuperblock, Superblock, Timestamps};
-use crate::journal::{self, ReplayedVolume};
+use crate::format::superblock::{Superblock, Timestamps};
 use crate::map::{RunList, SegmentKey};
-use crate::transaction::{WriteContext, WriteState};
+use crate::options::OpenOptions;
 use crate::units::saturating_usize;
+use crate::write_context::{WriteContext, WriteState};
 use crate::{Error, FsBlock, GroupNumber, InodeNumber, Result};
-
-/// Options for opening a volume.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct OpenOptions {
-    /// Capacity of the inode cache, in inodes of about 300 bytes.
-    pub inode_cache: u64,
-    /// Entries of the block-map cache; each holds up to 64 runs of blocks, 1.5 KiB.
-    pub block_map_cache: u64,
-    /// Size of the data cache, in bytes; metadata and file data share it.
-    pub data_cache_bytes: u64,
-    /// True if native listings include `.` and `..`.
-    pub lists_dots: bool,
-    /// Limit of read-ahead per sequential reader, in bytes; 0 disables read-ahead.
-    pub read_ahead_bytes: u64,
-}
-
-impl Default for OpenOptions {
-    fn default() -> Self {
-        Self {
-            inode_cache: 65_536,
-            block_map_cache: 4_096,
-            data_cache_bytes: 64 << 20,
-            lists_dots: false,
-            read_ahead_bytes: 4 << 20,
-        }
-    }
-}
 
 /// An open ext volume. All methods take `&self`: share it.
 #[derive(Debug)]
@@ -64,7 +34,7 @@ pub struct Volume {
     /// State of a writable volume; `None` on a read-only one.
     pub(crate) writing: Option<WriteContext>,
     /// Reason why some changes committed in the journal cannot be read.
-    journal_damage: Option<Error>,
+    pub(crate) journal_damage: Option<Error>,
     pub(crate) disk_bytes: u64,
     /// Clusters of the volume's own metadata, once counted.
     metadata_clusters: OnceLock<u64>,
@@ -134,31 +104,6 @@ pub struct Statistics {
 }
 
 impl Volume {
-    /// Opens the volume on `disk` for reading. A journal that needs recovery is replayed in memory,
-    /// up to its first damage; the disk does not change.
-    ///
-    /// # Errors
-    /// [`Error::NotExt`]; [`Error::Unsupported`] naming all unsupported features;
-    /// [`Error::Corrupt`] for an invalid superblock; [`Error::Io`].
-    pub fn open(disk: Arc<dyn Disk>, options: OpenOptions) -> Result<Self> {
-        let mut super_ = read_superblock(&*disk)?;
-        let (mut disk, mut damage) = (disk, None);
-        if super_.needs_recovery() {
-            ReplayedVolume { disk, super_, damage } = journal::open_replayed(disk, &super_)?;
-        }
-        let disk_bytes = disk.properties().len_bytes;
-        if super_.len_bytes() > disk_bytes {
-            let (volume, disk) = (super_.len_bytes(), disk_bytes);
-            log::warn!("the volume has {volume} bytes, its image only {disk}: the rest is missing");
-        }
-        let mut volume = Self::open_unreplayed(disk, options, super_);
-        volume.journal_damage = damage;
-        if let Some(reason) = volume.journal_damage_text() {
-            log::warn!("{reason}");
-        }
-        Ok(volume)
-    }
-
     /// Opens the volume on `disk` with this superblock, without replaying its journal.
     pub(crate) fn open_unreplayed(
         disk: Arc<dyn Disk>,
@@ -376,7 +321,7 @@ impl Volume {
     }
 
     /// Describes the damage of the journal and what to do.
-    fn journal_damage_text(&self) -> Option<String> {
+    pub(crate) fn journal_damage_text(&self) -> Option<String> {
         let damage = self.journal_damage.as_ref()?;
         Some(format!(
             "the journal is damaged ({damage}): transactions from there on are not \
@@ -388,20 +333,6 @@ impl Volume {
     /// not unmounted, has no journal, and its disk is not atomic.
     pub fn needs_preen(&self) -> bool {
         !self.super_.clean && self.super_.journal.is_none() && !self.store.is_atomic
-    }
-
-    /// Returns the first damage found by a check of all group descriptors and the root directory,
-    /// to warn users before they use the volume. [`check`](crate::check) finds the rest.
-    pub fn quick_check(&self) -> Option<Error> {
-        if let Err(error @ Error::Corrupt { .. }) = Groups::load(&self.store, &self.super_) {
-            return Some(error);
-        }
-        let mut broken = None;
-        let listed = self.entries(self.root(), Cookie::default(), false, |found| {
-            broken = found.err().map(|damage| damage.error);
-            broken.is_none()
-        });
-        listed.err().or(broken)
     }
 
     /// Returns the description of the volume.
@@ -475,20 +406,4 @@ impl Superblock {
 fn fsid(uuid: &[u8; 16]) -> u64 {
     let halves = uuid.as_chunks::<8>().0.iter().map(|half| u64::from_le_bytes(*half));
     halves.fold(0, |id, half| id ^ half)
-}
-
-/// Reads and checks the superblock on `disk`.
-pub(crate) fn read_superblock(disk: &dyn Disk) -> Result<Superblock> {
-    let properties = disk.properties();
-    let sector = u64::from(properties.sector_bytes.max(1));
-    let end = superblock::OFFSET_BYTES.saturating_add(superblock::LEN_BYTES as u64);
-    let len = end.checked_next_multiple_of(sector).unwrap_or(u64::MAX);
-    if len > properties.len_bytes {
-        return Err(Error::NotExt);
-    }
-    let read = disk.read_now(Extent::new(0, len), Block::private(saturating_usize(len)));
-    let block = read.map_err(|refused| Error::Io(refused.error))?;
-    let mut bytes = [0; superblock::LEN_BYTES];
-    block.copy_out(saturating_usize(superblock::OFFSET_BYTES), &mut bytes);
-    RawSuperblock::view(&bytes)?.check()
 }

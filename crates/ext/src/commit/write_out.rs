@@ -9,9 +9,9 @@
 use draconis_device::Ticket;
 
 use super::queue::{FreedSpace, InFlightChain};
-use crate::transaction::WriteContext;
 use crate::units::saturating_usize;
 use crate::volume::Volume;
+use crate::write_context::WriteContext;
 use crate::{Error, FsBlock, Result};
 
 /// Limit of clean metadata in the write-back cache, in bytes.

@@ -7,9 +7,10 @@ use draconis_device::{
 };
 use draconis_exchange::heap::Block;
 
-use super::journal_file::{JournalFile, read_bytes};
+use super::journal_file::JournalFile;
 use super::recovery::ScannedLog;
 use crate::FsBlock;
+use crate::blocks::uncached::read_bytes;
 use crate::format::jbd2::blocks::unescape;
 use crate::units::saturating_usize;
 

@@ -1,8 +1,8 @@
-//! The `BlockMap` trait as a seam: a second map, with one run of blocks per file, replaces pointer maps.
+//! The traits `BlockMap` and `MapEditor` as a seam: a second map, with one run of blocks per file, replaces pointer maps.
 
 use std::ops::{ControlFlow, Range};
 
-use super::edit::{AllocationPolicy, MappedRun};
+use super::edit::{AllocationPolicy, MapEditor, MappedRun};
 use super::{
     BlockLocation, BlockMap, MapNode, MapSource, MapVisitor, Run, hole_end, scan_map, with_source,
 };
@@ -54,7 +54,9 @@ impl BlockMap for SingleRunMap {
         }
         Ok(())
     }
+}
 
+impl MapEditor for SingleRunMap {
     fn map_blocks(
         &self,
         tx: &mut Transaction<'_>,

@@ -22,7 +22,7 @@ use crate::format::quota::QuotaUsage;
 use crate::format::requirements::Feature;
 use crate::map::edit::{AllocationPolicy, MappedRun};
 use crate::map::pointers::max_mapped_blocks;
-use crate::map::{self, BlockMap};
+use crate::map::{self};
 use crate::transaction::Transaction;
 use crate::units::{saturating_u32, saturating_usize};
 use crate::volume::Volume;
@@ -466,7 +466,7 @@ impl Transaction<'_> {
         let (first, last) = (from.div_ceil(block_bytes), end / block_bytes);
         if first <= last {
             let range = saturating_u32(first)..saturating_u32(last);
-            map::map_of(&inode)?.ensure_space_for_hole(self, number, range.clone())?;
+            map::map_of(&inode)?.editor().ensure_space_for_hole(self, number, range.clone())?;
             if !from.is_multiple_of(block_bytes) {
                 self.zero_partial_block(number, from, first * block_bytes)?;
             }
@@ -474,7 +474,9 @@ impl Transaction<'_> {
                 self.zero_partial_block(number, last * block_bytes, end)?;
             }
             match keep_blocks {
-                true => map::map_of(&*self.node(number)?)?.zero_range(self, number, range)?,
+                true => {
+                    map::map_of(&*self.node(number)?)?.editor().zero_range(self, number, range)?
+                }
                 false => self.unmap(number, range)?,
             }
         } else {
