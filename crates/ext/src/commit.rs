@@ -14,14 +14,13 @@
 
 #![allow(clippy::arithmetic_side_effects, reason = "computes with bytes and blocks in memory")]
 
-pub(crate) mod atomic;
 pub(crate) mod batch;
+pub(crate) mod chain;
+pub(crate) mod changes;
+mod directories;
 pub(crate) mod group_commit;
-pub(crate) mod journal;
-mod ordered;
 pub(crate) mod protocol;
 pub(crate) mod queue;
-mod unordered;
 mod write_out;
 
 use draconis_device::ChainBounds;
@@ -37,11 +36,12 @@ use crate::transaction::Transaction;
 use crate::units::saturating_usize;
 use crate::volume::Volume;
 use crate::write_context::{StopReason, WriteState};
-use crate::{Error, FsBlock, InodeNumber, Result};
-use batch::{Batch, Effect, Operation};
+use crate::{Error, InodeNumber, Result};
+use batch::{Effect, Operation};
+use chain::{Chain, ChainDependency, FreedSpace, Stage};
+use changes::Changes;
 use group_commit::GroupCommit;
-use protocol::{Chain, CommitProtocol, Stage};
-use queue::{ChainDependency, CommitQueue, FreedSpace, QueuedChain};
+use queue::CommitQueue;
 
 /// Retries of a transaction that found no space.
 const MAX_NO_SPACE_RETRIES: usize = 4;
@@ -247,13 +247,10 @@ impl Volume {
         else {
             return;
         };
-        writing.commit_queue.enqueue(QueuedChain {
-            after: ChainDependency::AllEarlier,
+        writing.commit_queue.enqueue(Chain {
+            dependency: ChainDependency::AllEarlier,
             stages: vec![Stage::from([block])],
-            sync_stage: None,
-            contents: vec![],
-            freed: FreedSpace::default(),
-            checkpointed: vec![],
+            ..Chain::default()
         });
     }
 
@@ -387,7 +384,7 @@ impl Transaction<'_> {
         let writes = blocks.saturating_mul(groups);
         let needs =
             ChainBounds { groups, writes, bytes: (writes as u64).saturating_mul(block_bytes) };
-        let fits = needs.sum_with(CHAIN_HEADROOM).is_within(self.commit_queue()?.bounds());
+        let fits = needs.sum_with(CHAIN_HEADROOM).is_within(self.volume.commit_queue()?.bounds());
         if blocks > 0
             && (!fits || blocks * saturating_usize(block_bytes) >= MAX_BATCH_METADATA_BYTES)
         {
@@ -407,28 +404,25 @@ impl Transaction<'_> {
 
     /// Queues dirty data ahead of the chain that will reference it.
     fn queue_dirty_contents(&mut self) -> Result<()> {
-        let stage = self.collect_dirty_contents();
+        let stage = self.volume.store.write_back.read().collect_dirty_contents();
         if stage.is_empty() {
             return Ok(());
         }
         let was_marked = self.writer.is_marked_in_use;
         self.block(self.volume.super_.location().0, Role::Superblock)?;
         self.mark_in_use()?;
-        let contents = stage.keys().copied().collect();
-        let after =
+        let contents: Vec<u64> = stage.keys().copied().collect();
+        let dependency =
             if was_marked { ChainDependency::NoDependency } else { ChainDependency::PendingSync };
-        let (needed, freed) = (None, FreedSpace::default());
-        let stages = vec![stage];
-        let placed = vec![];
-        let sealed = QueuedChain {
-            after,
-            stages,
-            sync_stage: needed,
-            contents,
-            freed,
-            checkpointed: placed,
+        let chain = Chain {
+            dependency,
+            stages: vec![stage],
+            contents: contents.clone(),
+            ..Chain::default()
         };
-        self.queue_chain(sealed).map(drop)
+        let number = self.volume.commit_queue()?.enqueue(chain);
+        self.volume.store.write_back.write().mark_contents_queued(&contents, number);
+        Ok(())
     }
 
     /// Queues only the data, if the inode on disk (or queued) differs in nothing but its times.
@@ -436,7 +430,7 @@ impl Transaction<'_> {
     fn try_queue_contents_only(&mut self, inode: InodeNumber) -> Result<bool> {
         let batch = &self.writer.batch;
         let is_new = !batch.is_on_disk(inode) || batch.unlinked_inodes.contains(&inode.0);
-        if is_new || (batch.inodes.contains(&inode.0) && !self.only_times_differ(inode)?) {
+        if is_new || (batch.inodes.contains_key(&inode.0) && !self.only_times_differ(inode)?) {
             return Ok(false);
         }
         self.queue_dirty_contents()?;
@@ -456,16 +450,6 @@ impl Transaction<'_> {
         Ok(InodeDiff::new(old, now.get(part).unwrap_or_default()).changes_only_times())
     }
 
-    /// Returns the dirty data blocks that are not queued yet.
-    pub(crate) fn collect_dirty_contents(&self) -> Stage {
-        let blocks = self.volume.store.write_back.read();
-        if blocks.dirty_contents == 0 {
-            return Stage::new();
-        }
-        let dirty = blocks.contents.iter().filter(|(_, content)| content.dirty);
-        dirty.map(|(block, content)| (*block, content.current.clone())).collect()
-    }
-
     /// Closes the batch: later changes go to the next chain.
     pub(crate) fn close_batch(&mut self) -> Result<()> {
         self.close_batch_after(ChainDependency::NoDependency)
@@ -473,11 +457,11 @@ impl Transaction<'_> {
 
     /// Checkpoints an idle journal so that the next mount needs no recovery.
     fn quiesce(&mut self) -> Result<()> {
-        let rested = self.with_protocol(|protocol, tx| protocol.quiesce(tx));
-        if let Err(error) = &rested {
+        let quiesced = self.writer.protocol.quiesce().and_then(|chains| self.enqueue(chains));
+        if let Err(error) = &quiesced {
             self.writer.stop(error);
         }
-        rested
+        quiesced.map(drop)
     }
 
     /// Queues all changes as one chain that depends at least on `after`.
@@ -533,78 +517,42 @@ impl Transaction<'_> {
             self.queue_dirty_contents()?;
         }
         self.mark_in_use()?;
-        let Chain { mut stages, sync_stage: needed, dependency: least } =
-            self.with_protocol(|protocol, tx| protocol.build_next_chain(tx))?;
-        let after = after.max(least);
-        self.set_block_checksums(&mut stages);
-        let batch = std::mem::take(&mut self.writer.batch);
-        let Some(first) = stages.first() else { return Ok(()) };
-        let contents: Vec<u64> = {
-            let blocks = self.volume.store.write_back.read();
-            first.keys().copied().filter(|block| blocks.contents.contains_key(block)).collect()
-        };
-        let Batch { freed_blocks: freed, freed_inodes, blocks: written, .. } = batch;
-        let freed = FreedSpace { blocks: freed, inodes: freed_inodes };
-        let sealed = QueuedChain {
-            after,
-            stages,
-            sync_stage: Some(needed),
-            contents: contents.clone(),
-            freed,
-            checkpointed: vec![],
-        };
-        let sealed = self.queue_batch_chain(sealed)?;
-        self.volume.group_commit()?.count_closed_batch();
-        let mut blocks = self.volume.store.write_back.write();
-        for block in written {
-            if let Some(buffer) = blocks.metadata.get_mut(&block) {
-                buffer.state = BufferState::Clean;
-                buffer.chain_number = sealed;
-            }
+        let switched = self.relocate_directories()?;
+        self.write_free_counts()?;
+        let (volume, WriteState { protocol, batch, .. }) = (self.volume, &mut *self.writer);
+        let changes = Changes::gather(batch, self.now, switched, &volume.store);
+        let contents: Vec<u64> = changes.contents.keys().copied().collect();
+        let mut chains = protocol.build_chains(changes)?;
+        let batch = std::mem::take(batch);
+        let Some(last) = chains.last_mut() else { return Ok(()) };
+        last.dependency = last.dependency.max(after);
+        last.contents.clone_from(&contents);
+        last.freed = FreedSpace { blocks: batch.freed_blocks, inodes: batch.freed_inodes };
+        let number = self.enqueue(chains)?;
+        volume.group_commit()?.count_closed_batch();
+        let mut cache = volume.store.write_back.write();
+        cache.mark_metadata_queued(&batch.blocks, number);
+        cache.mark_contents_queued(&contents, number);
+        let logged = cache.awaiting_checkpoint.len();
+        drop(cache);
+        let checkpoint = self.writer.protocol.checkpoint(logged)?;
+        self.enqueue(checkpoint).map(drop)
+    }
+
+    /// Queues the chains of a protocol and returns the number of the last. Those that a sync waits
+    /// for contain the changes of the batch.
+    fn enqueue(&mut self, chains: Vec<Chain>) -> Result<u64> {
+        let queue = self.volume.commit_queue()?;
+        let mut cache = self.volume.store.write_back.write();
+        let mut number = 0;
+        for mut chain in chains {
+            cache.insert_logged(std::mem::take(&mut chain.logged), &chain.revoked);
+            let checkpointed = chain.checkpointed.clone();
+            let changes = chain.sync_stage.map_or(0, |_| self.writer.batch_change);
+            number = queue.enqueue_changes(chain, changes);
+            cache.mark_checkpoint_queued(&checkpointed, number);
         }
-        blocks.mark_contents_queued(&contents, sealed);
-        drop(blocks);
-        self.with_protocol(|protocol, tx| protocol.checkpoint(tx))
-    }
-
-    fn with_protocol<T>(
-        &mut self,
-        ask: impl FnOnce(&mut dyn CommitProtocol, &mut Self) -> Result<T>,
-    ) -> Result<T> {
-        // The stand-in records nothing: meanwhile only directory blocks may move.
-        let idle = Box::new(atomic::AtomicProtocol);
-        let mut protocol = std::mem::replace(&mut self.writer.protocol, idle);
-        let answer = ask(&mut *protocol, self);
-        self.writer.protocol = protocol;
-        answer
-    }
-
-    /// Sets the checksum of each metadata block according to its role.
-    fn set_block_checksums(&self, stages: &mut [Stage]) {
-        let Some(sums) = &self.volume.store.checksums else { return };
-        let blocks = self.volume.store.write_back.read();
-        for (block, bytes) in stages.iter_mut().flatten() {
-            if let Some(buffer) = blocks.metadata.get(block) {
-                sums.set_checksum(buffer.role, FsBlock(*block), bytes);
-            }
-        }
-    }
-
-    fn commit_queue(&self) -> Result<&CommitQueue> {
-        self.volume.commit_queue()
-    }
-
-    /// Queues data blocks, or one metadata block that already has its checksum.
-    pub(crate) fn queue_chain(&mut self, chain: QueuedChain) -> Result<u64> {
-        let contents = chain.contents.clone();
-        let sealed = self.commit_queue()?.enqueue(chain);
-        self.volume.store.write_back.write().mark_contents_queued(&contents, sealed);
-        Ok(sealed)
-    }
-
-    /// Queues the chain of the batch, with the number of the last change it contains.
-    pub(crate) fn queue_batch_chain(&mut self, chain: QueuedChain) -> Result<u64> {
-        Ok(self.commit_queue()?.enqueue_changes(chain, self.writer.batch_change))
+        Ok(number)
     }
 
     /// Writes the free counts of groups and superblock.

@@ -8,17 +8,20 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use draconis_device::{Disk, Properties};
+use draconis_device::{Atomic, Disk, Properties};
 use draconis_exchange::contract::FileType;
 
 use crate::alloc::Groups;
 use crate::blocks::data::SharedBytes;
 use crate::blocks::uncached::read_superblock;
 use crate::blocks::write_back::BufferState;
-use crate::commit::atomic::AtomicProtocol;
-use crate::commit::journal::JournalProtocol;
-use crate::commit::protocol::{self, Stage};
-use crate::commit::queue::{ChainDependency, CommitQueue, FreedSpace, QueuedChain};
+use crate::commit::chain::{Chain, Stage};
+use crate::commit::protocol::CommitProtocol;
+use crate::commit::protocol::atomic::AtomicProtocol;
+use crate::commit::protocol::journal::JournalProtocol;
+use crate::commit::protocol::ordered::OrderedProtocol;
+use crate::commit::protocol::unordered::UnorderedProtocol;
+use crate::commit::queue::CommitQueue;
 use crate::dir::edit::referenced_inodes;
 use crate::format::inode_slot::InodeSlot;
 use crate::format::requirements::{Enforcer, violated_rules};
@@ -90,7 +93,7 @@ impl Volume {
         let clean = crashed.as_ref().map_or(is_clean, |before| before.was_clean);
         let groups = Groups::load(&volume.store, super_)?;
         let outbox = CommitQueue::new(disk, super_.block_bytes);
-        let protocol = protocol::for_volume(super_, &properties, journal);
+        let protocol = choose_protocol(super_, &properties, journal);
         let mut writer = WriteState::new(protocol, groups, &writing, clean);
         writer.is_resumed = crashed.is_some();
         writer.is_marked_in_use = writer.is_resumed && clean && !is_clean;
@@ -195,18 +198,12 @@ impl Transaction<'_> {
             marked = base.clone();
         }
         drop(blocks);
-        let stages = vec![Stage::from([(block.0, marked)])];
-        let (after, needed) = (ChainDependency::PendingSync, Some(0));
-        let (contents, freed, placed) = (vec![], FreedSpace::default(), vec![]);
-        self.queue_chain(QueuedChain {
-            after,
-            stages,
-            sync_stage: needed,
-            contents,
-            freed,
-            checkpointed: placed,
-        })
-        .map(drop)
+        self.volume.commit_queue()?.enqueue(Chain {
+            stages: vec![Stage::from([(block.0, marked)])],
+            sync_stage: Some(0),
+            ..Chain::default()
+        });
+        Ok(())
     }
 
     /// Recounts the free space of a volume that was not cleanly unmounted, and deletes orphans.
@@ -278,6 +275,20 @@ impl Transaction<'_> {
             }
         }
         named
+    }
+}
+
+/// Returns the commit protocol for a volume on a disk with these properties and this journal.
+fn choose_protocol(
+    super_: &Superblock,
+    disk: &Properties,
+    journal: Option<JournalProtocol>,
+) -> Box<dyn CommitProtocol> {
+    match (disk.atomic, journal, OrderedProtocol::for_volume(super_)) {
+        (Atomic::AgainstPowerCut, ..) => Box::new(AtomicProtocol),
+        (Atomic::None | Atomic::AgainstDeath, Some(journal), _) => Box::new(journal),
+        (Atomic::None | Atomic::AgainstDeath, None, Some(ordered)) => Box::new(ordered),
+        (Atomic::None | Atomic::AgainstDeath, None, None) => Box::new(UnorderedProtocol),
     }
 }
 

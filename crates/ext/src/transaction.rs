@@ -332,7 +332,7 @@ impl Transaction<'_> {
             Ok::<_, Error>((done, is_nameless))
         });
         self.volume.inodes.remove(number.0);
-        self.writer.batch.inodes.insert(number.0);
+        self.writer.batch.inodes.insert(number.0, (block, at));
         let (done, is_nameless) = done??;
         if is_nameless {
             self.record_orphan(number);

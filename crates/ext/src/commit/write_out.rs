@@ -8,7 +8,8 @@
 
 use draconis_device::Ticket;
 
-use super::queue::{FreedSpace, InFlightChain};
+use super::chain::FreedSpace;
+use super::queue::InFlightChain;
 use crate::units::saturating_usize;
 use crate::volume::Volume;
 use crate::write_context::WriteContext;
