@@ -93,7 +93,9 @@ impl Volume {
     /// Returns the first damage found by a check of all group descriptors and the root directory,
     /// to warn users before they use the volume. [`check`](crate::check) finds the rest.
     pub fn quick_check(&self) -> Option<Error> {
-        if let Err(error @ Error::Corrupt { .. }) = Groups::load(&self.store, &self.super_) {
+        if let Err(error @ Error::Corrupt { .. }) =
+            Groups::load(&self.reader.store, &self.reader.super_)
+        {
             return Some(error);
         }
         let mut broken = None;

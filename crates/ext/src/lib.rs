@@ -86,6 +86,7 @@ mod options;
 mod orphans;
 mod path;
 mod quota;
+mod reader;
 mod redo_log;
 mod resume;
 mod rewrite;

@@ -12,10 +12,7 @@ use draconis_device::{Atomic, Disk, Properties};
 use draconis_exchange::contract::FileType;
 
 use crate::alloc::Groups;
-use crate::blocks::data::SharedBytes;
 use crate::blocks::uncached::read_superblock;
-use crate::blocks::write_back::BufferState;
-use crate::commit::chain::{Chain, Stage};
 use crate::commit::protocol::CommitProtocol;
 use crate::commit::protocol::atomic::AtomicProtocol;
 use crate::commit::protocol::journal::JournalProtocol;
@@ -25,7 +22,7 @@ use crate::commit::queue::CommitQueue;
 use crate::dir::edit::referenced_inodes;
 use crate::format::inode_slot::InodeSlot;
 use crate::format::requirements::{Enforcer, violated_rules};
-use crate::format::superblock::{RawSuperblock, Superblock, to_disk_seconds};
+use crate::format::superblock::Superblock;
 use crate::journal::{self, ReplayedVolume};
 use crate::mmp::MmpClaim;
 use crate::options::{OpenOptions, WriteOptions};
@@ -88,10 +85,10 @@ impl Volume {
             None => None,
         };
         let mut volume = Self::open_unreplayed(disk.clone(), options, super_);
-        let super_ = &volume.super_;
+        let super_ = &volume.reader.super_;
         let is_clean = super_.clean && !super_.errors;
         let clean = crashed.as_ref().map_or(is_clean, |before| before.was_clean);
-        let groups = Groups::load(&volume.store, super_)?;
+        let groups = Groups::load(&volume.reader.store, super_)?;
         let outbox = CommitQueue::new(disk, super_.block_bytes);
         let protocol = choose_protocol(super_, &properties, journal);
         let mut writer = WriteState::new(protocol, groups, &writing, clean);
@@ -100,8 +97,8 @@ impl Volume {
         writer.quotas = Quotas::from_superblock(super_)?;
         let mut writing = WriteContext::new(writer, outbox, writing);
         writing.claim = claim;
-        volume.writing = Some(writing);
-        let first = volume.super_.last_orphan;
+        volume.set_writing(writing);
+        let first = volume.reader.super_.last_orphan;
         volume.transact(|tx| {
             // No other thread can wait for the lock yet.
             tx.may_block = true;
@@ -134,11 +131,11 @@ impl Volume {
         // Only memory is written, or a volume with an MMP claim.
         check_writable(super_, &disk.properties(), true)?;
         let mut volume = Self::open_unreplayed(disk.clone(), options, super_.clone());
-        let groups = Groups::load(&volume.store, super_)?;
+        let groups = Groups::load(&volume.reader.store, super_)?;
         let outbox = CommitQueue::new(disk, super_.block_bytes);
         let mut writer = WriteState::new(Box::new(AtomicProtocol), groups, &writing, true);
         writer.is_marked_in_use = true;
-        volume.writing = Some(WriteContext::new(writer, outbox, writing));
+        volume.set_writing(WriteContext::new(writer, outbox, writing));
         Ok(volume)
     }
 
@@ -164,48 +161,6 @@ impl Volume {
 }
 
 impl Transaction<'_> {
-    /// Queues the "in use" mark, if it is not on disk yet; all later chains follow it. It writes no
-    /// other changes of the superblock.
-    pub(crate) fn mark_in_use(&mut self) -> Result<()> {
-        if self.writer.is_marked_in_use {
-            return Ok(());
-        }
-        self.writer.is_marked_in_use = true;
-        let (block, at) = self.volume.super_.location();
-        let now = to_disk_seconds(self.now);
-        let recovers = self.writer.protocol.has_journal();
-        let mark = |bytes: &mut SharedBytes| {
-            let bytes = bytes.make_mut().get_mut(at..).unwrap_or_default();
-            RawSuperblock::view_mut(bytes).map(|raw| {
-                if recovers {
-                    raw.need_recovery(now);
-                } else {
-                    raw.mark_in_use(now);
-                }
-                raw.preserve_checksum();
-            })
-        };
-        // An empty change loads the block into the write-back cache.
-        self.modify_superblock(|_| Ok(()))?;
-        let mut blocks = self.volume.store.write_back.write();
-        let Some(buffer) = blocks.metadata.get_mut(&block.0) else {
-            return Err(Error::Misuse("a superblock that is not in memory"));
-        };
-        mark(&mut buffer.current)?;
-        let mut marked = buffer.current.clone();
-        if let BufferState::Modified(base) = &mut buffer.state {
-            mark(base)?;
-            marked = base.clone();
-        }
-        drop(blocks);
-        self.volume.commit_queue()?.enqueue(Chain {
-            stages: vec![Stage::from([(block.0, marked)])],
-            sync_stage: Some(0),
-            ..Chain::default()
-        });
-        Ok(())
-    }
-
     /// Recounts the free space of a volume that was not cleanly unmounted, and deletes orphans.
     /// Unused inodes that names reference are quarantined as used, until `e2fsck` removes the
     /// names: otherwise a name would reference another file one day.

@@ -91,12 +91,12 @@ impl Volume {
     /// Returns the orphans. After [`Volume::resume_after_crash`] only [`Volume::delete_orphan`]
     /// deletes them.
     pub fn orphans(&self) -> Vec<InodeNumber> {
-        self.store.write_back.read().orphans.iter().copied().map(InodeNumber).collect()
+        self.reader.store.write_back.orphans()
     }
 
     /// Returns true if an inode is an orphan.
     pub fn is_orphan(&self, inode: InodeNumber) -> bool {
-        self.store.write_back.has_orphan(inode.0)
+        self.reader.store.write_back.has_orphan(inode.0)
     }
 
     /// Deletes an orphan that has no users.
@@ -107,16 +107,6 @@ impl Volume {
 }
 
 impl Transaction<'_> {
-    /// Reports an orphan to the recorder.
-    pub(crate) fn record_orphan(&self, inode: InodeNumber) {
-        let witness =
-            self.volume.writing.as_ref().and_then(|writing| writing.change_recorder.get());
-        if let Some(witness) = witness.filter(|_| !self.writer.protocol.lists_orphans()) {
-            let number = self.writer.change_count.wrapping_add(1);
-            witness.record_orphan(number, inode, &|| self.volume.orphans());
-        }
-    }
-
     /// Finds the orphans of a resumed volume that has no on-disk list.
     pub(crate) fn find_orphans(&mut self, before: CrashedProcess) -> Result<()> {
         if self.writer.protocol.lists_orphans() {
@@ -144,16 +134,5 @@ impl Transaction<'_> {
             }
         }
         Ok(())
-    }
-
-    /// Returns true if an orphan must be kept for users.
-    pub(crate) fn has_users(&self, inode: InodeNumber) -> bool {
-        let writer = &self.writer;
-        writer.is_resumed || writer.users.get(&inode.0).copied().unwrap_or(0) > 0
-    }
-
-    /// Returns the inode that a replayed change must use.
-    pub(crate) fn replayed_inode(&self) -> Option<InodeNumber> {
-        self.writer.replaying?.inode.map(|made| InodeNumber(made.inode))
     }
 }

@@ -20,22 +20,15 @@ use crate::blocks::write_back::{Buffer, BufferState};
 use crate::change_record::ChangeRecord;
 use crate::format::inode::{self, Inode};
 use crate::format::inode_slot::{InodeSlot, InodeTime};
+use crate::reader::VolumeReader;
 use crate::units::saturating_usize;
-use crate::volume::Volume;
-use crate::write_context::WriteState;
+use crate::write_context::{WriteContext, WriteState};
 use crate::{Error, FileId, FsBlock, GroupNumber, InodeNumber, Result};
-
-/// Outcome of one try of a change.
-enum Attempt<T> {
-    /// The result, and true if orphans are to be deleted.
-    Done(Result<T>, bool),
-    /// The change needs this block from the device.
-    NeedsBlock(FsBlock, Role),
-}
 
 /// One change of the volume, applied in memory while the write lock is held.
 pub(crate) struct Transaction<'a> {
-    pub(crate) volume: &'a Volume,
+    pub(crate) volume: &'a VolumeReader,
+    pub(crate) context: &'a WriteContext,
     pub(crate) writer: &'a mut WriteState,
     pub(crate) now: Time,
     /// True if the transaction may read from the device.
@@ -46,116 +39,10 @@ pub(crate) struct Transaction<'a> {
     pub(crate) is_internal: bool,
 }
 
-/// Retries before a change reads under the write lock: a cache smaller than the change's working
-/// set would never hold all its blocks.
-const MAX_READ_RETRIES: u32 = 64;
-
-impl Volume {
-    /// Runs one change exclusively. It uses the blocks in memory; a missing block is read
-    /// without the write lock, and the change is retried as long as it modified nothing.
-    pub(crate) fn transact<T>(
-        &self,
-        change: impl FnMut(&mut Transaction<'_>) -> Result<T>,
-    ) -> Result<T> {
-        self.transact_and_write_out(change, false)
-    }
-
-    /// [`Volume::transact`] that sends the queued chains, and with `and_wait` waits until they are
-    /// durable, in the same message.
-    pub(crate) fn transact_and_write_out<T>(
-        &self,
-        mut change: impl FnMut(&mut Transaction<'_>) -> Result<T>,
-        and_wait: bool,
-    ) -> Result<T> {
-        let mut missed = 0;
-        let mut may_wait = false;
-        loop {
-            match self.try_transact(&mut change, may_wait) {
-                // Writing has stopped: nothing to send.
-                Attempt::Done(Err(Error::ReadOnly), _) => return Err(Error::ReadOnly),
-                Attempt::Done(done, leaves_dying) => {
-                    self.write_out_after_change(and_wait)?;
-                    if leaves_dying {
-                        self.delete_pending()?;
-                    }
-                    return done;
-                }
-                Attempt::NeedsBlock(block, role) => {
-                    missed += 1;
-                    let read = self.store.block(block, role);
-                    // The retry reports the read error at its place.
-                    may_wait = missed >= MAX_READ_RETRIES || read.is_err();
-                }
-            }
-        }
-    }
-
-    fn try_transact<T>(
-        &self,
-        change: &mut impl FnMut(&mut Transaction<'_>) -> Result<T>,
-        may_wait: bool,
-    ) -> Attempt<T> {
-        let Some(writing) = &self.writing else {
-            return Attempt::Done(Err(Error::ReadOnly), false);
-        };
-        let mut writer = writing.state.write();
-        if writer.stopped().is_some() {
-            return Attempt::Done(Err(Error::ReadOnly), false);
-        }
-        (writer.is_modified, writer.is_change_complete) = (false, false);
-        (writer.created_inode, writer.renamed_inode) = (None, None);
-        let was_dirty = writer.batch.dirty;
-        let now = writer.replaying.map_or_else(|| (writing.clock)(), |it| it.now);
-        let missing = Cell::new(None);
-        let (volume, follows) = (self, false);
-        let mut tx = Transaction {
-            volume,
-            writer: &mut writer,
-            now,
-            may_block: may_wait,
-            missing_block: missing,
-            is_internal: follows,
-        };
-        let mut done = change(&mut tx);
-        if let Some((block, role)) = tx.missing_block.get() {
-            return Attempt::NeedsBlock(block, role);
-        }
-        if done.is_ok() {
-            // The record comes before any chain with the change, which other threads may send.
-            tx.record_change();
-            tx.writer.is_change_complete = true;
-            if let Err(error) = tx.enforce_batch_limits() {
-                done = Err(error);
-            }
-        }
-        if let Err(error) = &done
-            && writer.is_modified
-        {
-            if let Some(witness) = writing.change_recorder.get() {
-                witness.record_partial_failure();
-            }
-            writer.stop(error);
-        }
-        if let Err(error) = &done
-            && writer.failure().is_some()
-        {
-            self.record_failure(&mut writer, error);
-        }
-        if writer.is_modified {
-            writer.change_count = writer.change_count.wrapping_add(1);
-            if !was_dirty {
-                writing.notify_first_change();
-            }
-        }
-        Attempt::Done(done, !writer.pending_deletions.is_empty())
-    }
-}
-
 impl Transaction<'_> {
     /// Passes the change to the recorder.
     pub(crate) fn record_change(&self) {
-        let witness =
-            self.volume.writing.as_ref().and_then(|writing| writing.change_recorder.get());
+        let witness = self.context.change_recorder.get();
         if let Some(witness) = witness.filter(|_| self.writer.is_modified && !self.is_internal) {
             let WriteState { created_inode: inode, renamed_inode: moved, .. } = *self.writer;
             let made = ChangeRecord { now: self.now, inode, renamed_inode: moved };
@@ -360,5 +247,25 @@ impl Transaction<'_> {
     /// Returns true if the inode's owner may use the blocks reserved for the superuser.
     pub(crate) fn is_privileged(&self, uid: u32) -> bool {
         uid == self.volume.super_.reserved_uid
+    }
+
+    /// Reports an orphan to the recorder.
+    pub(crate) fn record_orphan(&self, inode: InodeNumber) {
+        let witness = self.context.change_recorder.get();
+        if let Some(witness) = witness.filter(|_| !self.writer.protocol.lists_orphans()) {
+            let number = self.writer.change_count.wrapping_add(1);
+            witness.record_orphan(number, inode, &|| self.volume.store.write_back.orphans());
+        }
+    }
+
+    /// Returns true if an orphan must be kept for users.
+    pub(crate) fn has_users(&self, inode: InodeNumber) -> bool {
+        let writer = &self.writer;
+        writer.is_resumed || writer.users.get(&inode.0).copied().unwrap_or(0) > 0
+    }
+
+    /// Returns the inode that a replayed change must use.
+    pub(crate) fn replayed_inode(&self) -> Option<InodeNumber> {
+        self.writer.replaying?.inode.map(|made| InodeNumber(made.inode))
     }
 }

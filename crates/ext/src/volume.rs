@@ -1,50 +1,39 @@
-//! An open volume: reading, and the state that reading and writing share.
+//! An open volume: its reader, and the state of writing behind a lock.
+//!
+//! The public calls lock here: readers share the write lock, changes are transactions.
+
+mod changing;
+mod commits;
+mod reading;
+mod transact;
+mod write_out;
 
 use std::sync::{Arc, OnceLock};
 
 use draconis_device::Disk;
-use draconis_exchange::contract::Attributes;
 pub use draconis_exchange::contract::StatFs;
 use parking_lot::RwLockReadGuard;
 
-use crate::blocks::checksums::MetadataChecksums;
-use crate::blocks::data::SharedBytes;
-use crate::blocks::read_ahead::FileReadAhead;
-use crate::blocks::role::Role;
-use crate::blocks::{BlockStore, DeviceStatistics};
-use crate::cache::{Cache, CacheStatistics, CacheWeight};
+use crate::blocks::DeviceStatistics;
+use crate::cache::CacheStatistics;
 use crate::format::features::{Incompatible, ReadOnlyCompatible};
-use crate::format::group::{self, GroupDescriptor};
-use crate::format::inode::Inode;
 use crate::format::superblock::{Superblock, Timestamps};
-use crate::map::{RunList, SegmentKey};
 use crate::options::OpenOptions;
-use crate::units::saturating_usize;
+use crate::reader::VolumeReader;
 use crate::write_context::{WriteContext, WriteState};
-use crate::{Error, FsBlock, GroupNumber, InodeNumber, Result};
+use crate::{Error, FsBlock, GroupNumber, InodeNumber};
 
 /// An open ext volume. All methods take `&self`: share it.
 #[derive(Debug)]
 pub struct Volume {
-    pub(crate) super_: Superblock,
-    pub(crate) store: BlockStore,
-    pub(crate) file_read_ahead: FileReadAhead,
-    pub(crate) block_maps: Cache<SegmentKey, Arc<RunList>>,
-    pub(crate) inodes: Cache<u32, Arc<Inode>>,
+    pub(crate) reader: VolumeReader,
     /// State of a writable volume; `None` on a read-only one.
     pub(crate) writing: Option<WriteContext>,
     /// Reason why some changes committed in the journal cannot be read.
     pub(crate) journal_damage: Option<Error>,
-    pub(crate) disk_bytes: u64,
     /// Clusters of the volume's own metadata, once counted.
     metadata_clusters: OnceLock<u64>,
     options: OpenOptions,
-}
-
-impl CacheWeight for Arc<Inode> {
-    fn weight(&self) -> u64 {
-        1
-    }
 }
 
 /// Description of a volume.
@@ -110,31 +99,19 @@ impl Volume {
         options: OpenOptions,
         super_: Superblock,
     ) -> Self {
-        let disk_bytes = disk.properties().len_bytes;
-        let mut store = BlockStore::new(
-            disk,
-            super_.block_bytes,
-            options.data_cache_bytes,
-            options.read_ahead_bytes,
-        );
-        store.checksums = MetadataChecksums::for_volume(&super_);
         Self {
-            store,
-            file_read_ahead: FileReadAhead::new(options.read_ahead_bytes),
-            block_maps: Cache::new(options.block_map_cache, 1, 65),
-            inodes: Cache::new(options.inode_cache, 1, 1),
+            reader: VolumeReader::new(disk, &options, super_),
             writing: None,
             journal_damage: None,
-            super_,
-            options,
-            disk_bytes,
             metadata_clusters: OnceLock::new(),
+            options,
         }
     }
 
-    /// Returns the number of blocks on the disk.
-    pub(crate) fn disk_blocks(&self) -> u64 {
-        self.disk_bytes.checked_div(self.super_.block_bytes.into()).unwrap_or(0)
+    /// Makes the volume writable.
+    pub(crate) fn set_writing(&mut self, writing: WriteContext) {
+        self.reader.is_writable = true;
+        self.writing = Some(writing);
     }
 
     /// Returns the options it was opened with.
@@ -144,22 +121,12 @@ impl Volume {
 
     /// Returns the checked superblock.
     pub fn superblock(&self) -> &Superblock {
-        &self.super_
+        &self.reader.super_
     }
 
     /// Returns the root directory.
     pub fn root(&self) -> InodeNumber {
         InodeNumber::ROOT
-    }
-
-    /// Returns the inode with this number.
-    ///
-    /// # Errors
-    /// [`Error::NotFound`] if it does not exist or is not in use; [`Error::Corrupt`];
-    /// [`Error::Io`].
-    pub fn inode(&self, number: InodeNumber) -> Result<Arc<Inode>> {
-        let _reading = self.read_lock();
-        self.node(number)
     }
 
     /// Locks out changes. The lock is recursive: callers lock again from within
@@ -168,79 +135,9 @@ impl Volume {
         self.writing.as_ref().map(|writing| writing.state.read_recursive())
     }
 
-    /// [`Volume::inode`] for callers that hold the lock.
-    pub(crate) fn node(&self, number: InodeNumber) -> Result<Arc<Inode>> {
-        self.inodes.get_or_load(number.0, || self.load_inode(number))
-    }
-
-    /// Returns the `stat` data of an inode.
-    ///
-    /// # Errors
-    /// As [`Volume::inode`].
-    pub fn attributes(&self, number: InodeNumber) -> Result<Attributes> {
-        Ok(self.attributes_of(&*self.inode(number)?))
-    }
-
-    /// Returns the `stat` data of a loaded inode.
-    pub fn attributes_of(&self, inode: &Inode) -> Attributes {
-        let mut attributes = inode.attributes(&self.super_);
-        if let Some(accessed) = self.pending_access_time(inode.number) {
-            attributes.accessed = accessed;
-        }
-        attributes
-    }
-
-    fn load_inode(&self, number: InodeNumber) -> Result<Arc<Inode>> {
-        let slot = self.inode_slot(number)?;
-        match Inode::check(&slot, number, &self.super_) {
-            Err(Error::NotFound) if self.store.write_back.has_orphan(number.0) => {
-                Inode::parse_used(&slot, number, &self.super_).map(Arc::new)
-            }
-            // No name references an EA inode; it is reachable only through its attribute.
-            Ok(inode) if inode.is_ea_inode() => {
-                let what = "inode: holds the value of an extended attribute";
-                Err(Error::Corrupt { what, inode: Some(number), block: None })
-            }
-            checked => checked.map(Arc::new),
-        }
-    }
-
-    /// Returns the bytes of an inode.
-    pub(crate) fn inode_slot(&self, number: InodeNumber) -> Result<SharedBytes> {
-        let (block, at) = self.inode_location(number)?;
-        let block =
-            self.store.block(block, Role::InodeTable).map_err(|error| error.with_inode(number))?;
-        let len = saturating_usize(u64::from(self.super_.inode_bytes));
-        Ok(block.slice(at..at.saturating_add(len)))
-    }
-
-    /// Returns the block of an inode and its offset there.
-    fn inode_location(&self, number: InodeNumber) -> Result<(FsBlock, usize)> {
-        let nth = number.0.checked_sub(1).filter(|nth| *nth < self.super_.inodes);
-        let nth = nth.ok_or(Error::NotFound)?;
-        let per_group = self.super_.inodes_per_group;
-        let group = GroupNumber(nth.checked_div(per_group).unwrap_or(0));
-        let in_group = u64::from(nth.checked_rem(per_group).unwrap_or(0));
-        let table = self.group(group).map_err(|error| error.with_inode(number))?.inode_table;
-        let at = in_group.saturating_mul(u64::from(self.super_.inode_bytes));
-        let block_bytes = u64::from(self.super_.block_bytes);
-        let block = table.offset(at.checked_div(block_bytes).unwrap_or(0));
-        Ok((block, saturating_usize(at.checked_rem(block_bytes).unwrap_or(0))))
-    }
-
-    fn group(&self, group: GroupNumber) -> Result<GroupDescriptor> {
-        let (block, slot) = self.super_.descriptor_location(group);
-        let bytes = self.store.block(block, Role::Descriptors)?;
-        if !group::has_valid_checksum(&bytes, slot, &self.super_, group) {
-            return Err(Error::corrupt("group descriptor: checksum").with_block(block));
-        }
-        let group = GroupDescriptor::read(&bytes, slot, &self.super_)?.check(&self.super_);
-        group.map_err(|error| error.with_block(block))
-    }
-
     /// Returns the `statfs` data.
     pub fn space(&self) -> StatFs {
-        let super_ = &self.super_;
+        let super_ = &self.reader.super_;
         let writer = self.read_lock();
         let (free_blocks, free_inodes) =
             writer.as_ref().map_or((super_.free_blocks, u64::from(super_.free_inodes)), |writer| {
@@ -260,18 +157,18 @@ impl Volume {
 
     /// Returns the blocks that no file can use, including the journal.
     fn overhead(&self) -> u64 {
-        let ratio = u64::from(self.super_.cluster_blocks);
-        let claimed = u64::from(self.super_.overhead_clusters).saturating_mul(ratio);
+        let ratio = u64::from(self.reader.super_.cluster_blocks);
+        let claimed = u64::from(self.reader.super_.overhead_clusters).saturating_mul(ratio);
         // Linux trusts the superblock only if counting takes long: a tool that changed the volume
         // may not have updated the field.
-        if ratio > 1 && claimed != 0 && claimed < self.super_.blocks {
+        if ratio > 1 && claimed != 0 && claimed < self.reader.super_.blocks {
             return claimed;
         }
-        let journal = self.super_.journal.and_then(|number| self.inode(number).ok());
+        let journal = self.reader.super_.journal.and_then(|number| self.inode(number).ok());
         let bytes = journal.map_or(0, |journal| journal.size_bytes);
-        let blocks = bytes.div_ceil(u64::from(self.super_.block_bytes));
-        if self.super_.cluster_blocks == 1 {
-            return self.super_.overhead().saturating_add(blocks);
+        let blocks = bytes.div_ceil(u64::from(self.reader.super_.block_bytes));
+        if self.reader.super_.cluster_blocks == 1 {
+            return self.reader.super_.overhead().saturating_add(blocks);
         }
         let own = self.metadata_clusters.get_or_init(|| self.count_metadata_clusters());
         own.saturating_add(blocks.div_ceil(ratio)).saturating_mul(ratio)
@@ -279,7 +176,7 @@ impl Volume {
 
     /// Counts the clusters with metadata of the volume. Unreadable descriptors count as none.
     fn count_metadata_clusters(&self) -> u64 {
-        let super_ = &self.super_;
+        let super_ = &self.reader.super_;
         let mut own: Vec<(u64, u64)> = Vec::new();
         let mut push = |start: FsBlock, blocks: u64| {
             let ratio = u64::from(super_.cluster_blocks);
@@ -291,11 +188,11 @@ impl Volume {
         for number in (0..super_.groups).map(GroupNumber) {
             let start = super_.group_start(number);
             // The superblock may claim any number of groups; these are beyond the disk.
-            if start.0.saturating_mul(block_bytes) >= self.disk_bytes {
+            if start.0.saturating_mul(block_bytes) >= self.reader.disk_bytes {
                 break;
             }
             push(start, super_.backup_blocks(number));
-            let Ok(group) = self.group(number) else { continue };
+            let Ok(group) = self.reader.group(number) else { continue };
             push(group.block_bitmap, 1);
             push(group.inode_bitmap, 1);
             push(group.inode_table, super_.inode_table_blocks().into());
@@ -312,7 +209,7 @@ impl Volume {
     /// Returns the reason why the volume must not be written: a damaged journal, or its features.
     pub fn read_only_reason(&self) -> Option<String> {
         let is_claimed = self.writing.as_ref().is_some_and(|writing| writing.claim.is_some());
-        self.journal_damage_text().or_else(|| self.super_.read_only_reason(is_claimed))
+        self.journal_damage_text().or_else(|| self.reader.super_.read_only_reason(is_claimed))
     }
 
     /// Returns the reason why some changes committed in the journal cannot be read.
@@ -332,12 +229,14 @@ impl Volume {
     /// Returns true if a power cut may have left errors that `e2fsck -p` repairs: the volume was
     /// not unmounted, has no journal, and its disk is not atomic.
     pub fn needs_preen(&self) -> bool {
-        !self.super_.clean && self.super_.journal.is_none() && !self.store.is_atomic
+        !self.reader.super_.clean
+            && self.reader.super_.journal.is_none()
+            && !self.reader.store.is_atomic
     }
 
     /// Returns the description of the volume.
     pub fn info(&self) -> Info {
-        let super_ = &self.super_;
+        let super_ = &self.reader.super_;
         let mut features = super_.compatible.names();
         features.extend(super_.incompatible.names());
         features.extend(super_.read_only_compatible.names());
@@ -351,7 +250,7 @@ impl Volume {
             read_only_reason: self.read_only_reason(),
             clean: super_.clean,
             errors: super_.errors,
-            truncated: super_.len_bytes() > self.disk_bytes,
+            truncated: super_.len_bytes() > self.reader.disk_bytes,
             len_bytes: super_.len_bytes(),
             space: self.space(),
             reserved_blocks: super_.reserved_blocks,
@@ -367,10 +266,10 @@ impl Volume {
     /// Returns the statistics of the caches and the device.
     pub fn statistics(&self) -> Statistics {
         Statistics {
-            inodes: self.inodes.statistics(),
-            block_maps: self.block_maps.statistics(),
-            data: self.store.cache_statistics(),
-            device: self.store.device_statistics(),
+            inodes: self.reader.inodes.statistics(),
+            block_maps: self.reader.block_maps.statistics(),
+            data: self.reader.store.cache_statistics(),
+            device: self.reader.store.device_statistics(),
         }
     }
 }

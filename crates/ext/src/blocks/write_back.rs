@@ -14,10 +14,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 
-use crate::FsBlock;
 use crate::blocks::data::SharedBytes;
 use crate::blocks::role::Role;
 use crate::cache::IntegerHasher;
+use crate::{FsBlock, InodeNumber};
 
 /// State of a buffer relative to the disk.
 #[derive(Debug)]
@@ -210,6 +210,10 @@ impl WriteBackCache {
     /// Returns true if an inode is an orphan.
     pub(crate) fn has_orphan(&self, inode: u32) -> bool {
         self.blocks.read().orphans.contains(&inode)
+    }
+
+    pub(crate) fn orphans(&self) -> Vec<InodeNumber> {
+        self.blocks.read().orphans.iter().copied().map(InodeNumber).collect()
     }
 
     pub(crate) fn read(&self) -> RwLockReadGuard<'_, WriteBackBlocks> {

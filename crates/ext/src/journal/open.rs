@@ -12,8 +12,8 @@ use crate::format::jbd2::RawJournalSuperblock;
 use crate::format::superblock::Superblock;
 use crate::map::{BlockLocation, SEGMENT_BLOCKS};
 use crate::options::OpenOptions;
+use crate::reader::VolumeReader;
 use crate::units::saturating_usize;
-use crate::volume::Volume;
 use crate::{Error, FileBlock, Result, Run};
 
 /// Cache sizes of a volume of which only one inode's map is read.
@@ -34,8 +34,8 @@ const MAX_JOURNAL_RUNS: usize = 1 << 16;
 /// As [`super::open_replayed`].
 pub(crate) fn open_journal(disk: Arc<dyn Disk>, volume: &Superblock) -> Result<JournalFile> {
     let inode = volume.journal.ok_or_else(|| unusable_journal_error(volume))?;
-    let plain = Volume::open_unreplayed(disk.clone(), MINIMAL_OPTIONS, volume.clone());
-    let node = plain.inode(inode).map_err(|error| match error {
+    let plain = VolumeReader::new(disk.clone(), &MINIMAL_OPTIONS, volume.clone());
+    let node = plain.node(inode).map_err(|error| match error {
         Error::NotFound if volume.journal_device != 0 => unusable_journal_error(volume),
         Error::NotFound => Error::corrupt("journal: its inode is unused").with_inode(inode),
         other => other,
@@ -60,7 +60,7 @@ pub(crate) fn open_journal(disk: Arc<dyn Disk>, volume: &Superblock) -> Result<J
 }
 
 /// Returns the block runs of a journal, or an error if a block is missing.
-fn journal_runs(volume: &Volume, node: &Inode, range: Range<FileBlock>) -> Result<Vec<Run>> {
+fn journal_runs(volume: &VolumeReader, node: &Inode, range: Range<FileBlock>) -> Result<Vec<Run>> {
     let mut all = Vec::new();
     let mut at = range.start;
     while at < range.end {

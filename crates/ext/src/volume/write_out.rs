@@ -8,10 +8,10 @@
 
 use draconis_device::Ticket;
 
-use super::chain::FreedSpace;
-use super::queue::InFlightChain;
+use super::Volume;
+use crate::commit::chain::FreedSpace;
+use crate::commit::queue::InFlightChain;
 use crate::units::saturating_usize;
-use crate::volume::Volume;
 use crate::write_context::WriteContext;
 use crate::{Error, FsBlock, Result};
 
@@ -35,8 +35,9 @@ impl Volume {
             // Chains that other threads queued meanwhile and have not sent yet.
             self.send(writing, false)?;
         }
-        let most = MAX_CLEAN_METADATA_BYTES / saturating_usize(self.super_.block_bytes.into());
-        if self.store.write_back.metadata_exceeds(most) {
+        let most =
+            MAX_CLEAN_METADATA_BYTES / saturating_usize(self.reader.super_.block_bytes.into());
+        if self.reader.store.write_back.metadata_exceeds(most) {
             self.wait_visible(true)?;
             self.evict_clean_metadata();
         }
@@ -136,14 +137,14 @@ impl Volume {
             .iter()
             .for_each(|freed| writer.groups.release_pending_free(&freed.blocks, &freed.inodes));
         for flight in flights {
-            let mut blocks = self.store.write_back.write();
+            let mut blocks = self.reader.store.write_back.write();
             for block in &flight.contents {
                 let gone = blocks.contents.get(block);
                 if gone.is_some_and(|content| {
                     !content.dirty && content.chain_number <= flight.chain_number
                 }) && let Some(content) = blocks.contents.remove(block)
                 {
-                    self.store.update_cached_block(FsBlock(*block), &content.current);
+                    self.reader.store.update_cached_block(FsBlock(*block), &content.current);
                 }
             }
             for block in &flight.checkpointed {
@@ -152,7 +153,7 @@ impl Volume {
                     it.checkpoint_chain.is_some_and(|at| at <= flight.chain_number)
                 }) {
                     blocks.awaiting_checkpoint.remove(block);
-                    self.store.invalidate_block(FsBlock(*block));
+                    self.reader.store.invalidate_block(FsBlock(*block));
                 }
             }
             drop(blocks);
@@ -165,11 +166,11 @@ impl Volume {
         let Some(writing) = &self.writing else { return };
         let writer = writing.state.write();
         let landed = writer.visible_chain;
-        let mut blocks = self.store.write_back.write();
+        let mut blocks = self.reader.store.write_back.write();
         blocks.metadata.retain(|block, buffer| {
             let keep = buffer.is_dirty() || buffer.chain_number > landed;
             if !keep {
-                self.store.invalidate_block(FsBlock(*block));
+                self.reader.store.invalidate_block(FsBlock(*block));
             }
             keep
         });
