@@ -26,11 +26,10 @@ use draconis_device::ChainBounds;
 
 use crate::blocks::data::SharedBytes;
 use crate::blocks::role::Role;
-use crate::blocks::write_back::{Buffer, BufferState};
+use crate::blocks::write_back::BufferState;
 use crate::format::inode_slot::InodeDiff;
 use crate::format::requirements::Feature;
-use crate::format::superblock::RawSuperblock;
-use crate::format::superblock::to_disk_seconds;
+use crate::format::superblock::{RawSuperblock, to_disk_seconds};
 use crate::transaction::Transaction;
 use crate::units::saturating_usize;
 use crate::write_context::WriteState;
@@ -134,15 +133,9 @@ impl Transaction<'_> {
 
     fn only_times_differ(&self, inode: InodeNumber) -> Result<bool> {
         let (block, at) = self.inode_location(inode)?;
-        let blocks = self.volume.store.write_back.read();
-        let Some(Buffer { state: BufferState::Modified(base), current: now, .. }) =
-            blocks.metadata.get(&block.0)
-        else {
-            return Ok(true);
-        };
         let part = at..at + saturating_usize(self.volume.super_.inode_bytes.into());
-        let old = base.get(part.clone()).unwrap_or_default();
-        Ok(InodeDiff::new(old, now.get(part).unwrap_or_default()).changes_only_times())
+        let cache = self.volume.store.write_back.read();
+        Ok(cache.inode_diff(block, part).is_none_or(InodeDiff::changes_only_times))
     }
 
     /// Closes the batch: later changes go to the next chain.
@@ -152,7 +145,7 @@ impl Transaction<'_> {
 
     /// Checkpoints an idle journal so that the next mount needs no recovery.
     pub(crate) fn quiesce(&mut self) -> Result<()> {
-        let quiesced = self.writer.protocol.quiesce().and_then(|chains| self.enqueue(chains));
+        let quiesced = self.writer.protocol.quiesce().map(|chains| self.enqueue(chains));
         if let Err(error) = &quiesced {
             self.writer.stop(error);
         }
@@ -222,7 +215,7 @@ impl Transaction<'_> {
         last.dependency = last.dependency.max(after);
         last.contents.clone_from(&contents);
         last.freed = FreedSpace { blocks: batch.freed_blocks, inodes: batch.freed_inodes };
-        let number = self.enqueue(chains)?;
+        let number = self.enqueue(chains);
         self.context.group_commit.count_closed_batch();
         let mut cache = volume.store.write_back.write();
         cache.mark_metadata_queued(&batch.blocks, number);
@@ -230,12 +223,13 @@ impl Transaction<'_> {
         let logged = cache.awaiting_checkpoint.len();
         drop(cache);
         let checkpoint = self.writer.protocol.checkpoint(logged)?;
-        self.enqueue(checkpoint).map(drop)
+        self.enqueue(checkpoint);
+        Ok(())
     }
 
     /// Queues the chains of a protocol and returns the number of the last. Those that a sync waits
     /// for contain the changes of the batch.
-    fn enqueue(&mut self, chains: Vec<Chain>) -> Result<u64> {
+    fn enqueue(&mut self, chains: Vec<Chain>) -> u64 {
         let queue = &self.context.commit_queue;
         let mut cache = self.volume.store.write_back.write();
         let mut number = 0;
@@ -246,7 +240,7 @@ impl Transaction<'_> {
             number = queue.enqueue_changes(chain, changes);
             cache.mark_checkpoint_queued(&checkpointed, number);
         }
-        Ok(number)
+        number
     }
 
     /// Writes the free counts of groups and superblock.

@@ -22,7 +22,7 @@ use draconis_device::{Disk, Extent, Group, Ticket, Write};
 use draconis_exchange::heap::Block;
 use zerocopy::IntoBytes;
 
-use crate::blocks::uncached::read_raw_superblock;
+use crate::blocks::uncached::{read_bytes, read_raw_superblock, write_of};
 use crate::format::checksum::Checksum;
 use crate::format::features::Incompatible;
 use crate::format::superblock::{OFFSET_BYTES, RawSuperblock};
@@ -70,12 +70,13 @@ impl<'a> OfflineWriter<'a> {
         if let Some(last) = self.last {
             self.disk.wait_visible(last)?;
         }
-        read(self.disk, self.at_bytes(at), blocks.saturating_mul(self.block_bytes.into()))
+        let len_bytes = blocks.saturating_mul(self.block_bytes.into());
+        Ok(read_bytes(self.disk, Extent::new(self.at_bytes(at), len_bytes))?)
     }
 
     /// Submits a write of blocks; waits if too many bytes are in flight.
     pub(crate) fn write(&mut self, at: FsBlock, bytes: &[u8]) -> Result<()> {
-        self.submit(Write { at_bytes: self.at_bytes(at), block: to_block(bytes) })
+        self.submit(write_of(self.at_bytes(at), bytes))
     }
 
     /// Writes zeros from byte `start` up to `end`.
@@ -431,22 +432,9 @@ impl RawSuperblock {
     }
 }
 
-fn read(disk: &dyn Disk, at_bytes: u64, len_bytes: u64) -> Result<Vec<u8>> {
-    let at = Extent::new(at_bytes, len_bytes);
-    let block = disk.read_now(at, Block::private(saturating_usize(len_bytes)));
-    let block = block.map_err(|refused| refused.error)?;
-    Ok(block.into_private().as_bytes().to_vec())
-}
-
 /// Returns a write of the superblock sector at byte `from`.
-fn superblock_sector(raw: &RawSuperblock, from: u64) -> Write {
+pub(crate) fn superblock_sector(raw: &RawSuperblock, from: u64) -> Write {
     let bytes = raw.as_bytes().get(saturating_usize(from)..).unwrap_or_default();
     let bytes = bytes.get(..saturating_usize(SECTOR_BYTES)).unwrap_or_default();
-    Write { at_bytes: OFFSET_BYTES.saturating_add(from), block: to_block(bytes) }
-}
-
-fn to_block(bytes: &[u8]) -> Block {
-    let mut block = Block::private(bytes.len());
-    block.copy_in(0, bytes);
-    block
+    write_of(OFFSET_BYTES.saturating_add(from), bytes)
 }

@@ -1,6 +1,6 @@
-//! Reads of a disk without caches: the superblock, and single ranges of bytes.
+//! Access to a disk without caches: the superblock, and single ranges of bytes.
 
-use draconis_device::{Disk, Extent};
+use draconis_device::{Disk, Extent, Write};
 use draconis_exchange::heap::Block;
 
 use crate::format::superblock::{LEN_BYTES, OFFSET_BYTES, RawSuperblock, Superblock};
@@ -42,4 +42,11 @@ pub(crate) fn read_raw_superblock(disk: &dyn Disk) -> Result<RawSuperblock> {
 /// As [`read_raw_superblock`]; [`Error::Corrupt`]; [`Error::Unsupported`].
 pub(crate) fn read_superblock(disk: &dyn Disk) -> Result<Superblock> {
     read_raw_superblock(disk)?.check()
+}
+
+/// Returns a write of a copy of these bytes.
+pub(crate) fn write_of(at_bytes: u64, bytes: &[u8]) -> Write {
+    let mut block = Block::private(bytes.len());
+    block.copy_in(0, bytes);
+    Write { at_bytes, block }
 }

@@ -10,6 +10,7 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::hash::BuildHasherDefault;
+use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
@@ -17,6 +18,7 @@ use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 use crate::blocks::data::SharedBytes;
 use crate::blocks::role::Role;
 use crate::cache::IntegerHasher;
+use crate::format::inode_slot::InodeDiff;
 use crate::{FsBlock, InodeNumber};
 
 /// State of a buffer relative to the disk.
@@ -97,6 +99,15 @@ impl WriteBackBlocks {
             return Some(content.current.clone());
         }
         self.awaiting_checkpoint.get(&block.0).map(|logged| logged.current.clone())
+    }
+
+    /// Returns the change of the inode at `part` of a block since the last chain; `None` if the block
+    /// is not modified.
+    pub(crate) fn inode_diff(&self, block: FsBlock, part: Range<usize>) -> Option<InodeDiff<'_>> {
+        let buffer = self.metadata.get(&block.0)?;
+        let BufferState::Modified(base) = &buffer.state else { return None };
+        let (old, new) = (base.get(part.clone()), buffer.current.get(part));
+        Some(InodeDiff::new(old.unwrap_or_default(), new.unwrap_or_default()))
     }
 
     /// Inserts a dirty data block, replacing an older version.

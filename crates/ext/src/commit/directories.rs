@@ -107,15 +107,9 @@ impl Transaction<'_> {
     /// Returns true if the inode of a directory references other blocks than on disk.
     fn has_new_mapping(&self, dir: InodeNumber) -> Result<bool> {
         let (block, at) = self.inode_location(dir)?;
-        let blocks = self.volume.store.write_back.read();
-        let Some(Buffer { state: BufferState::Modified(base), current: now, .. }) =
-            blocks.metadata.get(&block.0)
-        else {
-            return Ok(false);
-        };
         let part = at..at + saturating_usize(self.volume.super_.inode_bytes.into());
-        let old = base.get(part.clone()).unwrap_or_default();
-        Ok(InodeDiff::new(old, now.get(part).unwrap_or_default()).changes_mapping())
+        let cache = self.volume.store.write_back.read();
+        Ok(cache.inode_diff(block, part).is_some_and(InodeDiff::changes_mapping))
     }
 
     /// Relocates the changed blocks of a directory; returns `false` if there is no space.

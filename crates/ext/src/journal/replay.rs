@@ -4,12 +4,12 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use draconis_device::{Disk, Group, Ticket, Write};
-use draconis_exchange::heap::Block;
 
 use super::journal_file::{JournalFile, MISSING_BLOCK, read_block};
 use super::recovery::ScannedLog;
 use super::transaction_layout::{TransactionContents, lay_out_transaction};
 use crate::blocks::data::SharedBytes;
+use crate::blocks::uncached::write_of;
 use crate::format::jbd2::RawJournalSuperblock;
 use crate::format::superblock::RawSuperblock;
 use crate::{Error, FsBlock, Result};
@@ -34,7 +34,7 @@ impl JournalFile {
         for (block, copy) in found.copies_in(FsBlock(0)..FsBlock(u64::MAX)) {
             let bytes = self.read_copy(copy)?;
             held = held.saturating_add(bytes.len());
-            writes.push(write(block.0.saturating_mul(block_bytes), &bytes));
+            writes.push(write_of(block.0.saturating_mul(block_bytes), &bytes));
             if held >= REPLAY_WRITE_BYTES {
                 sender.send(std::mem::take(&mut writes), false)?;
                 held = 0;
@@ -49,13 +49,13 @@ impl JournalFile {
             // The fast commits stay valid until transaction `next` is in the log.
             let raw = RawJournalSuperblock::view_mut(first.make_mut())?;
             raw.set_tail(Some(self.super_.first), next);
-            sender.send(vec![write(at.0.saturating_mul(block_bytes), &first)], true)?;
+            sender.send(vec![write_of(at.0.saturating_mul(block_bytes), &first)], true)?;
             let time = Duration::from_secs(self.volume.dates.written.into());
             let contents = TransactionContents { sequence: next, time, copies: more, revoked: &[] };
             let laid = lay_out_transaction(self, self.super_.first, &contents)?;
             for stage in [&laid.first, &laid.commit, more] {
                 let write = |(block, bytes): (&u64, &SharedBytes)| {
-                    write(block.saturating_mul(block_bytes), bytes)
+                    write_of(block.saturating_mul(block_bytes), bytes)
                 };
                 sender.send(stage.iter().map(write).collect(), true)?;
             }
@@ -67,7 +67,7 @@ impl JournalFile {
         let raw = RawJournalSuperblock::view_mut(first.make_mut())?;
         raw.set_tail(None, next);
         raw.set_errno(0);
-        sender.send(vec![write(at.0.saturating_mul(block_bytes), &first)], true)?;
+        sender.send(vec![write_of(at.0.saturating_mul(block_bytes), &first)], true)?;
 
         let (block, at) = self.volume.location();
         let mut bytes = match (more.get(&block.0), found.copies.get(&block.0)) {
@@ -84,7 +84,7 @@ impl JournalFile {
             raw.mark_errors();
         }
         raw.preserve_checksum();
-        sender.send(vec![write(block.0.saturating_mul(block_bytes), &bytes)], true)?;
+        sender.send(vec![write_of(block.0.saturating_mul(block_bytes), &bytes)], true)?;
         sender.wait()
     }
 }
@@ -113,10 +113,4 @@ impl OrderedWriter<'_> {
             None => Ok(()),
         }
     }
-}
-
-fn write(at_bytes: u64, bytes: &[u8]) -> Write {
-    let mut block = Block::private(bytes.len());
-    block.copy_in(0, bytes);
-    Write { at_bytes, block }
 }
