@@ -1,15 +1,49 @@
 //! Commits: changes are written as chains of groups, each group durable before the next is written.
 //!
 //! ```text
-//!   operations ── effects ──▶ batch ── protocol ──▶ chain ── queue ──▶ disk
-//!                               │                              no write lock from here on
-//!                               └ ordered: stages in place · atomic: one group
+//!   operations ── effects ──▶ batch ── changes ──▶ protocol ── chains ──▶ queue ──▶ disk
+//!
+//!   CLEAN ─▶ OPEN ─▶ GATHERED ─▶ QUEUED ─▶ SENT ─▶ VISIBLE ─▶ DURABLE ─▶ CLEAN
+//!             │                   ▲    ▲                         │ with a journal
+//!             └─ file data alone ─┘    └───── checkpoint ───── LOGGED
+//!
+//!   state     a change is                          until              lock     file
+//!   CLEAN     on disk                              the first change   W        volume/transact
+//!   OPEN      in dirty buffers; the batch has      close_batch        W        ops/, transaction
+//!             blocks, inodes, effects
+//!   GATHERED  in `Changes`: copies with checksums  build_chains       W        commit/changes,
+//!                                                                              commit/protocol/
+//!   QUEUED    in a chain; its buffers are clean    send               queue    commit/queue
+//!             and have the chain's number
+//!   SENT      accepted whole by the disk; no       wait_visible       sent     commit/queue
+//!             successor of the process repeats it
+//!   VISIBLE   read from the disk; the write-back   wait_for_ticket    W, cache volume/write_out
+//!             cache drops its file data
+//!   DURABLE   safe from power cuts: syncs return,  –                  W        volume/write_out
+//!             freed blocks become allocatable
+//!   LOGGED    DURABLE in the journal, served from  checkpoint,        W        commit/protocol/
+//!             the cache, not in its home blocks    quiesce, close              journal
+//!   STOPPED   refused from now on                  reopen             W        volume/commits
 //! ```
+//! W is the write lock, `WriteContext::state`. A volume has one batch, CLEAN or OPEN; its chains
+//! are in the later states, in order.
+//!
+//! A batch is closed if the next operation cannot join it (`join_batch`), if the protocol calls it
+//! complete, if it exceeds a limit (`enforce_batch_limits`), and by commit, sync and close. Closing
+//! first writes access times, quotas and free counts, and moves directories whose update needs more
+//! than one sector (`commit/directories`). Much file data is QUEUED before its batch, alone.
+//! An error of closing, of a half-made change or of the disk leads to STOPPED; chains QUEUED by
+//! then are sent, unless the disk refused one. Only a volume that was closed can be reopened.
+//! Waiting until a chain is DURABLE makes all chains up to it VISIBLE.
+//!
 //! Law 1: operations do not know how a batch is written. They announce an [`Operation`] and report
 //! each [`Effect`]. If the protocol cannot have the operation in the batch, the batch is closed
 //! here.
-//! Law 2: the write lock is held only to change memory. Sending and waiting are done without it.
-//! Law 3: a chain follows the one before it, and the first chain follows the "in use" mark of the
+//! Law 2: a protocol is a function of [`Changes`]: it sees no transaction, volume or queue.
+//! Law 3: the write lock is held only to change memory. Sending and waiting are done without it.
+//! Locks are taken in the order W, write-back cache, queue; the lock of the sent chains is not
+//! taken under W.
+//! Law 4: a chain follows the one before it, and the first chain follows the "in use" mark of the
 //! superblock.
 
 #![allow(clippy::arithmetic_side_effects, reason = "computes with bytes and blocks in memory")]
