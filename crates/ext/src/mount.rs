@@ -31,7 +31,7 @@ use crate::resume::CrashedProcess;
 use crate::transaction::Transaction;
 use crate::units::saturating_usize;
 use crate::volume::Volume;
-use crate::write_context::{StopReason, WriteContext, WriteState};
+use crate::write_context::{WriteContext, WriteState};
 use crate::{Error, InodeNumber, Result};
 
 impl Volume {
@@ -137,26 +137,6 @@ impl Volume {
         writer.is_marked_in_use = true;
         volume.set_writing(WriteContext::new(writer, outbox, writing));
         Ok(volume)
-    }
-
-    /// Makes a closed volume writable again.
-    pub(crate) fn reopen_closed(&self) -> Result<()> {
-        let writing = self.writing.as_ref().ok_or(Error::ReadOnly)?;
-        if writing.claim.is_some() {
-            let feature = "the volume guards against two hosts (mmp), and was given back: unmount it \
-                           and mount it again";
-            return Err(Error::Unsupported { feature: feature.to_owned() });
-        }
-        let mut writer = writing.state.write();
-        match writer.stopped() {
-            Some(StopReason::Failed(_)) => Err(Error::ReadOnly),
-            Some(StopReason::Closed) => {
-                writer.set_stopped(None);
-                writer.is_marked_in_use = false;
-                Ok(())
-            }
-            None => Ok(()),
-        }
     }
 }
 

@@ -20,7 +20,7 @@ use crate::ops::{Access, AccessTimes, NewNode, RenameMode, Reserve, Whiteout};
 use crate::options::{OpenOptions, WriteOptions, XattrSet};
 use crate::transaction::Transaction;
 use crate::units::{saturating_u32, saturating_usize};
-use crate::write_context::WriteContext;
+use crate::write_context::{StopReason, WriteContext};
 use crate::{Error, InodeNumber, MmpClaim, Result};
 
 /// Limit of bytes written by one change; other changes run between two of them.
@@ -80,7 +80,22 @@ impl Volume {
     /// # Errors
     /// [`Error::ReadOnly`] if it was opened read-only, or writing failed.
     pub fn reopen(&self) -> Result<()> {
-        self.reopen_closed()
+        let writing = self.writing.as_ref().ok_or(Error::ReadOnly)?;
+        if writing.claim.is_some() {
+            let feature = "the volume guards against two hosts (mmp), and was given back: unmount it \
+                           and mount it again";
+            return Err(Error::Unsupported { feature: feature.to_owned() });
+        }
+        let mut writer = writing.state.write();
+        match writer.stopped() {
+            Some(StopReason::Failed(_)) => Err(Error::ReadOnly),
+            Some(StopReason::Closed) => {
+                writer.set_stopped(None);
+                writer.is_marked_in_use = false;
+                Ok(())
+            }
+            None => Ok(()),
+        }
     }
 
     /// Returns true if changes are possible: not if the volume was opened read-only, closed, or
@@ -231,8 +246,84 @@ impl Volume {
     ///
     /// # Errors
     /// As [`Volume::write`].
-    pub fn fallocate(&self, inode: InodeNumber, offset: u64, len: u64, how: Reserve) -> Result<()> {
-        self.fallocate_in_steps(inode, offset, len, how)
+    pub fn fallocate(
+        &self,
+        number: InodeNumber,
+        offset: u64,
+        len: u64,
+        how: Reserve,
+    ) -> Result<()> {
+        if len == 0 {
+            return Err(Error::Misuse("no bytes to reserve"));
+        }
+        self.convert_inline(number)?;
+        let inode = self.inode(number)?;
+        let end =
+            offset.checked_add(len).filter(|end| *end <= self.reader.max_file_bytes_of(&inode));
+        let end = end.ok_or(Error::TooLarge)?;
+        if how == Reserve::PunchHole {
+            return self
+                .transact_with_space(0, |tx| tx.punch_or_zero_range(number, offset, end, false));
+        }
+        let keep = matches!(how, Reserve::KeepSize | Reserve::ZeroRange { keep_size: true });
+        if keep && !inode.has_extents() {
+            // A block map cannot mark blocks after the end of the file as intended.
+            let size = self.transact(|tx| Ok(tx.regular_file(number)?.size_bytes))?;
+            if end > size.next_multiple_of(self.reader.super_.block_bytes.into()) {
+                let feature = "blocks behind the end of a file need: extent".to_owned();
+                return Err(Error::Unsupported { feature });
+            }
+        }
+        if matches!(how, Reserve::ZeroRange { .. }) {
+            self.transact_with_space(0, |tx| tx.punch_or_zero_range(number, offset, end, true))?;
+        }
+        let bytes = u64::from(self.reader.super_.block_bytes);
+        let before = self.transact(|tx| Ok(tx.regular_file(number)?.size_bytes))?;
+        let mut grown = before;
+        let mut at = saturating_u32(offset / bytes);
+        let last = saturating_u32(end.div_ceil(bytes));
+        while at < last {
+            let step = last.min(at + saturating_u32(MAX_FALLOCATE_STEP_BYTES / bytes));
+            // Each step sets the size, so a commit between two steps leaves no blocks after the
+            // end.
+            let reserved = self.transact_with_space(0, |tx| {
+                let reserved_to = tx.fallocate_blocks(number, at, step)?;
+                let inode = tx.regular_file(number)?;
+                let reached = end.min(u64::from(reserved_to) * bytes);
+                if !keep && reached > inode.size_bytes {
+                    tx.set_size(&inode, reached)?;
+                    grown = reached;
+                }
+                Ok(reserved_to)
+            });
+            match reserved {
+                // The rest may fit once pending frees are durable.
+                Ok(reserved_to) if reserved_to > at => at = reserved_to,
+                // An extent-mapped file keeps its reservation, as on Linux.
+                Ok(_) | Err(Error::NoSpace) if inode.has_extents() => return Err(Error::NoSpace),
+                Ok(_) | Err(Error::NoSpace) => {
+                    // A block-mapped file has no blocks after its end.
+                    self.transact(|tx| {
+                        let inode = tx.regular_file(number)?;
+                        let mut size = inode.size_bytes;
+                        if size == grown && size > before {
+                            tx.set_size(&inode, before)?;
+                            size = before;
+                        }
+                        tx.unmap(number, saturating_u32(size.div_ceil(bytes))..u32::MAX)
+                    })?;
+                    return Err(Error::NoSpace);
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        self.transact(|tx| {
+            let inode = tx.regular_file(number)?;
+            if !keep && end > inode.size_bytes {
+                tx.set_size(&inode, end)?;
+            }
+            tx.set_times_now(number, &[InodeTime::Modified, InodeTime::Changed])
+        })
     }
 
     /// Changes mode, owner, times and size.
@@ -335,86 +426,6 @@ impl Volume {
             }
         }
         Ok(done)
-    }
-
-    pub(crate) fn fallocate_in_steps(
-        &self,
-        number: InodeNumber,
-        offset: u64,
-        len: u64,
-        how: Reserve,
-    ) -> Result<()> {
-        if len == 0 {
-            return Err(Error::Misuse("no bytes to reserve"));
-        }
-        self.convert_inline(number)?;
-        let inode = self.inode(number)?;
-        let end =
-            offset.checked_add(len).filter(|end| *end <= self.reader.max_file_bytes_of(&inode));
-        let end = end.ok_or(Error::TooLarge)?;
-        if how == Reserve::PunchHole {
-            return self
-                .transact_with_space(0, |tx| tx.punch_or_zero_range(number, offset, end, false));
-        }
-        let keep = matches!(how, Reserve::KeepSize | Reserve::ZeroRange { keep_size: true });
-        if keep && !inode.has_extents() {
-            // A block map cannot mark blocks after the end of the file as intended.
-            let size = self.transact(|tx| Ok(tx.regular_file(number)?.size_bytes))?;
-            if end > size.next_multiple_of(self.reader.super_.block_bytes.into()) {
-                let feature = "blocks behind the end of a file need: extent".to_owned();
-                return Err(Error::Unsupported { feature });
-            }
-        }
-        if matches!(how, Reserve::ZeroRange { .. }) {
-            self.transact_with_space(0, |tx| tx.punch_or_zero_range(number, offset, end, true))?;
-        }
-        let bytes = u64::from(self.reader.super_.block_bytes);
-        let before = self.transact(|tx| Ok(tx.regular_file(number)?.size_bytes))?;
-        let mut grown = before;
-        let mut at = saturating_u32(offset / bytes);
-        let last = saturating_u32(end.div_ceil(bytes));
-        while at < last {
-            let step = last.min(at + saturating_u32(MAX_FALLOCATE_STEP_BYTES / bytes));
-            // Each step sets the size, so a commit between two steps leaves no blocks after the
-            // end.
-            let reserved = self.transact_with_space(0, |tx| {
-                let reserved_to = tx.fallocate_blocks(number, at, step)?;
-                let inode = tx.regular_file(number)?;
-                let reached = end.min(u64::from(reserved_to) * bytes);
-                if !keep && reached > inode.size_bytes {
-                    tx.set_size(&inode, reached)?;
-                    grown = reached;
-                }
-                Ok(reserved_to)
-            });
-            match reserved {
-                // The rest may fit once pending frees are durable.
-                Ok(reserved_to) if reserved_to > at => at = reserved_to,
-                // An extent-mapped file keeps its reservation, as on Linux.
-                Ok(_) | Err(Error::NoSpace) if inode.has_extents() => return Err(Error::NoSpace),
-                Ok(_) | Err(Error::NoSpace) => {
-                    // A block-mapped file has no blocks after its end.
-                    self.transact(|tx| {
-                        let inode = tx.regular_file(number)?;
-                        let mut size = inode.size_bytes;
-                        if size == grown && size > before {
-                            tx.set_size(&inode, before)?;
-                            size = before;
-                        }
-                        tx.unmap(number, saturating_u32(size.div_ceil(bytes))..u32::MAX)
-                    })?;
-                    return Err(Error::NoSpace);
-                }
-                Err(error) => return Err(error),
-            }
-        }
-        self.transact(|tx| {
-            let inode = tx.regular_file(number)?;
-            if !keep && end > inode.size_bytes {
-                tx.set_size(&inode, end)?;
-            }
-            tx.set_times_now(number, &[InodeTime::Modified, InodeTime::Changed])
-        })
     }
 
     /// Converts an inline file to blocks.

@@ -36,7 +36,7 @@ impl Volume {
         mut change: impl FnMut(&mut Transaction<'_>) -> Result<T>,
         and_wait: bool,
     ) -> Result<T> {
-        let mut missed = 0;
+        let mut missed = 0u32;
         let mut may_wait = false;
         loop {
             match self.try_transact(&mut change, may_wait) {
@@ -50,7 +50,7 @@ impl Volume {
                     return done;
                 }
                 Attempt::NeedsBlock(block, role) => {
-                    missed += 1;
+                    missed = missed.saturating_add(1);
                     let read = self.reader.store.block(block, role);
                     // The retry reports the read error at its place.
                     may_wait = missed >= MAX_READ_RETRIES || read.is_err();

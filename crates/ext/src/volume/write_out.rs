@@ -35,8 +35,9 @@ impl Volume {
             // Chains that other threads queued meanwhile and have not sent yet.
             self.send(writing, false)?;
         }
-        let most =
-            MAX_CLEAN_METADATA_BYTES / saturating_usize(self.reader.super_.block_bytes.into());
+        let most = MAX_CLEAN_METADATA_BYTES
+            .checked_div(saturating_usize(self.reader.super_.block_bytes.into()))
+            .unwrap_or(0);
         if self.reader.store.write_back.metadata_exceeds(most) {
             self.wait_visible(true)?;
             self.evict_clean_metadata();
