@@ -36,7 +36,7 @@ impl VolumeReader {
         Err(Error::corrupt("inline data: no attribute holds the rest").with_inode(inode.number))
     }
 
-    /// [`crate::Volume::contents`] of an inline file.
+    /// [`VolumeReader::read_contents`] of an inline file.
     pub(crate) fn inline_contents(
         &self,
         inode: &Inode,

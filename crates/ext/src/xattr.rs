@@ -12,7 +12,7 @@ use crate::units::saturating_usize;
 use crate::{Error, Result};
 
 impl VolumeReader {
-    /// Returns an attribute's value, as [`crate::Volume::xattr`], for callers that hold the read lock.
+    /// Returns an attribute's value; see [`crate::Volume::xattr`].
     pub(crate) fn xattr_of(&self, inode: &Inode, name: &[u8]) -> Result<Vec<u8>> {
         let found = self.visit_xattrs(inode, |attribute| {
             attribute.has_name(name).then(|| self.read_value(inode, attribute))

@@ -101,8 +101,8 @@ impl WriteBackBlocks {
         self.awaiting_checkpoint.get(&block.0).map(|logged| logged.current.clone())
     }
 
-    /// Returns the change of the inode at `part` of a block since the last chain; `None` if the block
-    /// is not modified.
+    /// Returns the change of the inode at `part` of a block since the last chain; `None` if the
+    /// block is not modified.
     pub(crate) fn inode_diff(&self, block: FsBlock, part: Range<usize>) -> Option<InodeDiff<'_>> {
         let buffer = self.metadata.get(&block.0)?;
         let BufferState::Modified(base) = &buffer.state else { return None };

@@ -40,8 +40,8 @@ pub(crate) struct Chain {
 }
 
 impl Chain {
-    /// Returns the chain of these stages without the empty ones; none if all are empty. A sync waits
-    /// for stage `sync_stage`, or for the last one.
+    /// Returns the chain of these stages without the empty ones; none if all are empty. A sync
+    /// waits for stage `sync_stage`, or for the last one.
     pub(crate) fn of_stages<const N: usize>(stages: [Stage; N], sync_stage: usize) -> Vec<Self> {
         let stages: Vec<Stage> = stages.into_iter().filter(|stage| !stage.is_empty()).collect();
         let Some(last) = stages.len().checked_sub(1) else { return vec![] };

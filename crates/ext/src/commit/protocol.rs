@@ -23,7 +23,8 @@ pub(crate) struct NameChanges {
 }
 
 /// A commit protocol: it sees recorded effects and gathered changes, no transaction and no volume.
-/// Operations know nothing of it. The default methods suit protocols that need no order within a batch.
+/// Operations know nothing of it. The default methods suit protocols that need no order within a
+/// batch.
 pub(crate) trait CommitProtocol: Send + Sync + std::fmt::Debug {
     /// Returns true if `next` can join the batch.
     fn can_join_batch(&self, _: &Batch, _: &Operation) -> bool {

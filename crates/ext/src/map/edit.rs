@@ -346,7 +346,8 @@ impl Transaction<'_> {
         Ok(())
     }
 
-    /// Returns the blocks of a file in `range`, allocating missing ones; see [`MapEditor::map_blocks`].
+    /// Returns the blocks of a file in `range`, allocating missing ones; see
+    /// [`MapEditor::map_blocks`].
     pub(crate) fn map_blocks(
         &mut self,
         inode: InodeNumber,
